@@ -1,0 +1,96 @@
+#pragma once
+
+// One attention problem as a person writes it down. One list of these drives the tests, `check`,
+// `bench`, `compare` and the README's tables. Depends on include/ only.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "flashlab/attention.h"
+
+namespace flashlab::cases {
+
+enum class MaskKind : std::uint8_t { kNone, kBool, kAdditive };
+
+/// How the tensors lie in memory.
+enum class Layout : std::uint8_t {
+  kContiguous,   ///< [B, S, H, D] row-major
+  kHeadsFirst,   ///< memory order [B, H, S, D], seen as [B, S, H, D]
+  kPackedQkv,    ///< q, k, v (and dq, dk, dv) are slices of one buffer, where shapes allow it
+  kPaddedRows,   ///< rows 3 elements longer than head_dim: misaligned, padding filled with NaN
+};
+
+/// What the tensors hold.
+enum class Fill : std::uint8_t {
+  kNormal,       ///< N(0, 1), seeded: every measurement uses this
+  kLargeScores,  ///< q and k scaled so that scores reach hundreds
+  kMixedScales,  ///< rows of q and k at scales from 1e-6 to 1e3
+  kSubnormal,    ///< some elements below the type's normal range
+  kSpecial,      ///< some NaN and infinities at seeded places
+  kEqual,        ///< all scores equal: a uniform softmax
+};
+
+struct Case {
+  std::string name;  ///< unique; e.g. "gpt2-small" or generated from the shape
+  std::int64_t batch = 2;
+  std::int64_t heads_q = 8;
+  std::int64_t heads_k = 8;
+  std::int64_t seqlen_q = 1024;
+  std::int64_t seqlen_k = 1024;
+  std::int64_t head_dim = 64;
+  std::int64_t head_dim_v = 64;
+  DType dtype = DType::kFp32;
+  Causal causal = Causal::kNone;
+  MaskKind mask = MaskKind::kNone;
+  std::optional<float> scale;
+  Precision precision = Precision::kIeee;
+  bool lse_gradient = false;  ///< backward gets a dLSE
+  bool fp32_outputs = false;  ///< o and gradients in fp32 views of a 16-bit problem
+  GradientMode gradient_mode = GradientMode::kOverwrite;
+  bool deterministic = false;
+  Layout layout = Layout::kContiguous;
+  Fill fill = Fill::kNormal;
+  std::uint64_t seed = 1;
+
+  /// Visible (query, key) pairs per head under causal; a mask tensor is not counted.
+  double visible_pairs() const;
+  /// 2 B Hq pairs (D + Dv) forward, 2 B Hq pairs (3 D + 2 Dv) backward.
+  double flops(Pass pass) const;
+  /// Bytes that must be read and written once by an ideal kernel (inputs + outputs).
+  double ideal_bytes(Pass pass) const;
+  /// "none", "causal-top-left", "causal-bottom-right", with "+bool" or "+additive" for a mask tensor.
+  std::string mask_name() const;
+  /// "fp32 b2 h8/8 s1024x1024 d64/64 causal-top-left".
+  std::string describe() const;
+  /// The Options that run this case.
+  Options options() const;
+};
+
+/// The conformance list: every combination that has ever been worth a test, small enough that the
+/// whole list runs in about a minute on two cores. `dtype` empty: all.
+std::vector<Case> conformance_cases(std::optional<DType> dtype = {});
+
+/// Presets by name (gpt2-small, gpt3-large, bert-base, bert-large, long-8k, long-16k,
+/// batch-inference, ...); empty when the name is unknown. A preset fixes sizes, mask and pass.
+struct Preset {
+  Case problem;
+  bool forward_only = false;
+  std::string summary;
+};
+std::vector<Preset> presets();
+std::optional<Preset> find_preset(std::string_view name);
+
+/// Sweeps by name (notebook, handout, papers, course, fa1-steps, fa1-fa2, ...).
+struct Sweep {
+  std::string name;
+  std::string summary;
+  std::vector<Case> cases;
+  std::vector<Pass> passes;
+};
+std::vector<Sweep> sweeps();
+std::optional<Sweep> find_sweep(std::string_view name);
+
+}  // namespace flashlab::cases

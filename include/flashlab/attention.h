@@ -1,0 +1,253 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "flashlab/context.h"
+#include "flashlab/status.h"
+#include "flashlab/tensor.h"
+
+namespace flashlab {
+
+// ---------------------------------------------------------------------------------------------
+// Options
+// ---------------------------------------------------------------------------------------------
+
+/// Which keys a query sees when attention is causal. Query i sees key j iff
+///   kTopLeft      j <= i                          (PyTorch's is_causal)
+///   kBottomRight  j <= i + seqlen_k - seqlen_q    (flash-attn's causal: the last query sees all)
+/// A bare kCausal is accepted only when both lengths agree, and is then recorded as kTopLeft.
+enum class Causal : std::uint8_t { kNone, kCausal, kTopLeft, kBottomRight };
+
+/// How fp32 tensors are multiplied. kIeee keeps plain fp32's error; kTf32 rounds operands to tf32
+/// where the device has tensor cores for it (a CPU has none and refuses it).
+enum class Precision : std::uint8_t { kIeee, kTf32 };
+
+/// Whether backward replaces dq, dk, dv or adds to what they hold.
+enum class GradientMode : std::uint8_t { kOverwrite, kAccumulate };
+
+/// A sliding window: keys from `left` before to `right` after the aligned position. To come.
+struct Window {
+  std::int64_t left = -1;  ///< -1: unbounded
+  std::int64_t right = -1;
+};
+
+/// Seeded dropout of probabilities, indexed by (batch, head, query, key). To come.
+struct Dropout {
+  float probability = 0;
+  std::uint64_t seed = 0;
+  std::uint64_t offset = 0;
+};
+
+/// Tile sizes of the implementations that let you choose (the ladder, `fa2-plain`).
+struct TileOptions {
+  int tile_q = 0;  ///< queries per tile; 0: the implementation's default
+  int tile_k = 0;  ///< keys per tile
+};
+
+/// Everything about the computation that is not a tensor. Members marked "to come" are refused with
+/// kUnsupported (required / supported / missing / device) until a kernel implements them.
+struct Options {
+  std::optional<float> scale;  ///< default 1/sqrt(head_dim); any finite float, 0 and negative too
+  Causal causal = Causal::kNone;
+  Precision precision = Precision::kIeee;
+  GradientMode gradient_mode = GradientMode::kOverwrite;
+  bool deterministic = false;  ///< bitwise equal for any thread count, SM count and tuning table
+  std::string implementation;  ///< empty: the device's production kernels; else a name, e.g. "naive"
+  TileOptions tiles{};
+  std::optional<Window> window;    ///< to come
+  std::optional<float> softcap;    ///< to come: cap * tanh(score / cap)
+  std::optional<Dropout> dropout;  ///< to come
+};
+
+// ---------------------------------------------------------------------------------------------
+// Tensors
+// ---------------------------------------------------------------------------------------------
+
+/// Tensors of a forward call.
+struct ForwardTensors {
+  ConstTensor q;                    ///< [batch, seqlen_q, heads_q, head_dim]
+  ConstTensor k;                    ///< [batch, seqlen_k, heads_k, head_dim]
+  ConstTensor v;                    ///< [batch, seqlen_k, heads_k, head_dim_v]
+  Tensor o;                         ///< [batch, seqlen_q, heads_q, head_dim_v], q's dtype or fp32
+  std::optional<Tensor> lse;        ///< [batch, heads_q, seqlen_q] fp32 (fp64 inputs: or fp64)
+  std::optional<ConstTensor> mask;  ///< [batch|1, heads_q|1, seqlen_q|1, seqlen_k|1]; see below
+  std::optional<ConstTensor> alibi_slopes;   ///< to come: [heads_q] fp32
+  std::optional<ConstTensor> sinks;          ///< to come: [heads_q] fp32
+  std::optional<ConstTensor> cu_seqlens_q;   ///< to come: ragged batches
+  std::optional<ConstTensor> cu_seqlens_k;   ///< to come
+  std::optional<ConstTensor> block_table;    ///< to come: paged keys and values
+  std::optional<Tensor> row_statistics;      ///< to come: maxima and sums, for backward's accuracy
+};
+
+/// Tensors of a backward call. o and lse are what forward gave for the same inputs.
+struct BackwardTensors {
+  ConstTensor q, k, v;              ///< as in forward
+  ConstTensor o;                    ///< [batch, seqlen_q, heads_q, head_dim_v]
+  ConstTensor lse;                  ///< [batch, heads_q, seqlen_q]
+  ConstTensor d_o;                  ///< gradient of o: shape of o, dtype of q (or fp32)
+  std::optional<ConstTensor> d_lse; ///< gradient of lse, or absent for zero: shape, dtype of lse
+  std::optional<ConstTensor> mask;  ///< as in forward
+  Tensor dq, dk, dv;                ///< shapes of q, k, v; the inputs' dtype or fp32
+  /// To come, as in forward.
+  std::optional<ConstTensor> alibi_slopes, sinks, cu_seqlens_q, cu_seqlens_k, block_table,
+      row_statistics;
+};
+
+/// Scratch memory of one call: uninitialised on entry, 256-byte aligned, reusable once the stream
+/// has passed the call, used by one call at a time.
+struct Workspace {
+  void* data = nullptr;
+  std::size_t bytes = 0;
+};
+
+// ---------------------------------------------------------------------------------------------
+// Problem -> Plan
+// ---------------------------------------------------------------------------------------------
+
+enum class Pass : std::uint8_t { kForward, kBackward };
+
+/// What is asked, without addresses: equal Problems get equal Plans. Built by `describe` from
+/// tensors (whose data may be null), or filled by hand.
+struct Problem {
+  Pass pass = Pass::kForward;
+  TensorSpec q, k, v, o;
+  std::optional<TensorSpec> lse, mask;
+  std::optional<TensorSpec> d_o, d_lse, dq, dk, dv;  ///< backward only
+  std::vector<std::string> features_to_come;         ///< tensors given that no kernel reads yet
+  Options options;
+};
+
+Problem describe(const ForwardTensors& tensors, const Options& options);
+Problem describe(const BackwardTensors& tensors, const Options& options);
+
+/// A named part of a workspace.
+struct WorkspaceRegion {
+  std::string name;
+  std::size_t offset_bytes = 0;
+  std::size_t bytes = 0;
+};
+
+/// One step of a plan, in launch order.
+struct PlanStep {
+  enum class Kind : std::uint8_t { kKernel, kMemset, kGemm };
+  Kind kind = Kind::kKernel;
+  std::string name;             ///< e.g. "flash_fwd_avx512_fp32"
+  std::string configuration;    ///< e.g. "query tile 48 x key block 256, 86 tasks, longest first"
+  std::vector<int> depends_on;  ///< indices of earlier steps
+};
+
+namespace internal {
+class PlanState;
+}
+
+/// What will run: immutable, cheap to copy, usable by several threads at once.
+class Plan {
+ public:
+  explicit Plan(std::shared_ptr<const internal::PlanState> state) : state_(std::move(state)) {}
+
+  const Problem& problem() const noexcept;
+  const std::string& implementation() const noexcept;  ///< "cpu", "naive", ...
+  std::span<const PlanStep> steps() const noexcept;
+  std::span<const WorkspaceRegion> regions() const noexcept;
+  std::span<const std::string> reasons() const noexcept;  ///< why this plan, what was rejected
+  std::size_t workspace_bytes() const noexcept;
+
+  /// Several lines for a person: steps, workspace, reasons.
+  std::string to_string() const;
+
+  const internal::PlanState& state() const noexcept { return *state_; }
+
+ private:
+  std::shared_ptr<const internal::PlanState> state_;
+};
+
+/// Validates the problem and chooses kernels. Pure: equal problems on equal contexts give equal
+/// plans. Plans are cached in the Context.
+/// Errors: kInvalidArgument (shapes, strides, dtypes, scale, heads, causal without alignment),
+/// kUnsupported (required, supported, missing, device).
+Result<Plan> plan(const Context& context, const Problem& problem);
+
+std::size_t workspace_bytes(const Plan& plan) noexcept;
+
+/// Compiles and loads what the plan needs (nothing on a CPU), so that later calls only launch.
+Status prepare(const Context& context, const Plan& plan);
+
+// ---------------------------------------------------------------------------------------------
+// The calls
+// ---------------------------------------------------------------------------------------------
+
+/// Exact softmax attention, forward.
+///
+/// Computes    S = scale Q K^T (+ mask),  P = softmax(S) over visible keys,  O = P V,
+///             LSE = log(sum over visible keys of exp(S)), natural logarithm
+/// Shapes      q [B, Sq, Hq, D]  k [B, Sk, Hk, D]  v [B, Sk, Hk, Dv]  o [B, Sq, Hq, Dv]
+///             lse [B, Hq, Sq];  Hq a multiple of Hk: query head h reads key head h / (Hq / Hk)
+/// Types       fp64, fp32, fp16, bf16; q, k, v agree; o has their dtype or fp32; sums in fp32
+///             (fp64 for fp64)
+/// Strides     any (TensorSpec says which); o and lse overlap nothing
+/// Mask        bool: true is visible, a masked score is replaced, never added. Floating (fp32 or
+///             q's dtype): added to the scaled score; -inf hides. Extents of 1 and strides of 0
+///             broadcast. Combines with causal.
+/// Empty rows  a row with no visible key, or whose visible scores are all -inf: o = 0, lse = -inf
+/// Non-finite  a row that sees NaN or +inf in a score becomes NaN (o and lse). Keys beyond the
+///             length are never read. NaN or Inf in v at a masked key may make that row non-finite.
+/// Sizes       B, Hq or Sq = 0: success, nothing written. Sk = 0: empty rows. D = 0 is an error.
+/// Workspace   plan.workspace_bytes(): on the CPU packed K and V, O(B Hk Sk (D + Dv)), never Sq x Sk
+/// Stream      enqueued on `stream`, never synchronises; on the CPU complete on return
+/// Repeat      bitwise repeatable on one context; with Options::deterministic on any thread count
+/// Errors      kInvalidArgument, kUnsupported, kOutOfMemory; on error nothing was written
+/// Cost        2 B Hq pairs (D + Dv) FLOPs, pairs = visible (query, key) pairs per head
+/// Source      FlashAttention-2 (Dao 2023), algorithm 1
+Status forward(const Context& context, Stream stream, const Plan& plan,
+               const ForwardTensors& tensors, Workspace workspace);
+
+/// One call: plans (cached), takes the workspace from the context's allocator, runs.
+Status forward(const Context& context, Stream stream, const ForwardTensors& tensors,
+               const Options& options = {});
+
+/// Exact softmax attention, backward.
+///
+/// Computes    P = exp(S - LSE),  delta = rowsum(dO * O) - dLSE,  dP = dO V^T,
+///             dS = P * (dP - delta),  dV = P^T dO,  dQ = scale dS K,  dK = scale dS^T Q
+///             (dK, dV summed over the query heads of a group)
+/// Shapes      d_o as o, dq as q, dk as k, dv as v, d_lse as lse
+/// Types       as forward; gradients have the inputs' dtype or fp32; sums in fp32 (fp64 for fp64)
+/// Empty rows  contribute nothing and get dq = 0; their dLSE is ignored
+/// Mode        Options::gradient_mode: overwrite, or add to dq, dk, dv
+/// Workspace   O(B Hq Sq D + B Hk Sk (D + Dv)), never Sq x Sk
+/// Stream, Repeat, Errors   as forward
+/// Cost        2 B Hq pairs (3 D + 2 Dv) FLOPs
+/// Source      FlashAttention-2 (Dao 2023), algorithm 2
+Status backward(const Context& context, Stream stream, const Plan& plan,
+                const BackwardTensors& tensors, Workspace workspace);
+Status backward(const Context& context, Stream stream, const BackwardTensors& tensors,
+                const Options& options = {});
+
+/// One part of an attention split along the keys: what forward gives with an fp32 `o` and `lse`.
+struct Partial {
+  ConstTensor o;    ///< [batch, seqlen_q, heads_q, head_dim_v] fp32
+  ConstTensor lse;  ///< [batch, heads_q, seqlen_q] fp32
+};
+
+/// Merges attentions over disjoint sets of keys into the attention over their union.
+///
+/// Computes    LSE = log(sum_i exp(LSE_i)),  O = sum_i exp(LSE_i - LSE) O_i, in the order given
+/// Shapes      every part as the outputs; o in fp32, fp16 or bf16; lse fp32 (may be absent)
+/// Empty rows  a part with lse = -inf contributes nothing; all parts empty: o = 0, lse = -inf
+/// Aliasing    outputs overlap nothing
+/// Errors      kInvalidArgument (no parts, shapes, dtypes), kUnsupported (device)
+/// Source      FlashAttention (Dao et al. 2022), section 3.1; Flash-Decoding
+Status merge(const Context& context, Stream stream, std::span<const Partial> parts, Tensor o,
+             std::optional<Tensor> lse);
+
+/// Names accepted by Options::implementation on a device, e.g. {"cpu", "fa2-plain", "naive",
+/// "reference"}; the first is the production one.
+std::vector<std::string> implementations(Device device);
+
+}  // namespace flashlab

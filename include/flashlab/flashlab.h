@@ -1,0 +1,8 @@
+#pragma once
+
+/// Everything of the public API in one include.
+#include "flashlab/attention.h"
+#include "flashlab/context.h"
+#include "flashlab/status.h"
+#include "flashlab/tensor.h"
+#include "flashlab/version.h"

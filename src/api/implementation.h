@@ -1,0 +1,121 @@
+#pragma once
+
+// What an implementation of attention is to the library: a name, the features it declares, and a
+// function from a validated problem to a plan that can run.
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "api/problem.h"
+#include "flashlab/attention.h"
+
+namespace flashlab::internal {
+
+class ContextState;
+
+/// Things a problem can require of an implementation. One bit each.
+enum class Feature : std::uint32_t {
+  kForward = 1u << 0,
+  kBackward = 1u << 1,
+  kFp64 = 1u << 2,
+  kFp32 = 1u << 3,
+  kFp16 = 1u << 4,
+  kBf16 = 1u << 5,
+  kFp8 = 1u << 6,
+  kTf32 = 1u << 7,
+  kCausal = 1u << 8,
+  kBoolMask = 1u << 9,
+  kAdditiveMask = 1u << 10,
+  kGroupedQuery = 1u << 11,
+  kUnequalHeadDims = 1u << 12,
+  kLse = 1u << 13,
+  kLseGradient = 1u << 14,
+  kAccumulate = 1u << 15,
+  kDeterministic = 1u << 16,
+  kTileSizes = 1u << 17,
+  kWindow = 1u << 18,
+  kSoftcap = 1u << 19,
+  kDropout = 1u << 20,
+  kAlibi = 1u << 21,
+  kSinks = 1u << 22,
+  kRagged = 1u << 23,
+  kPaged = 1u << 24,
+};
+
+struct FeatureSet {
+  std::uint32_t bits = 0;
+  FeatureSet() = default;
+  FeatureSet(std::initializer_list<Feature> features) {
+    for (Feature f : features) bits |= static_cast<std::uint32_t>(f);
+  }
+  bool has(Feature f) const noexcept { return (bits & static_cast<std::uint32_t>(f)) != 0; }
+  void add(Feature f) noexcept { bits |= static_cast<std::uint32_t>(f); }
+  FeatureSet operator|(FeatureSet other) const noexcept {
+    FeatureSet out;
+    out.bits = bits | other.bits;
+    return out;
+  }
+  /// Features of this set that `other` lacks.
+  FeatureSet minus(FeatureSet other) const noexcept {
+    FeatureSet out;
+    out.bits = bits & ~other.bits;
+    return out;
+  }
+  bool empty() const noexcept { return bits == 0; }
+};
+
+/// "forward, fp32, causal".
+std::string to_string(FeatureSet set);
+
+/// What a validated problem requires.
+FeatureSet required_features(const Problem& problem, const Geometry& geometry);
+
+/// A plan that can run. Immutable; run by several threads at once with different workspaces.
+class PlanState {
+ public:
+  virtual ~PlanState() = default;
+
+  /// Runs the pass the plan was made for. Tensors are already checked against `problem`; the
+  /// workspace is large enough and 256-byte aligned; geometry.nothing_to_write() is false.
+  virtual Status forward(ContextState& context, Stream stream, const ForwardTensors& tensors,
+                         Workspace workspace) const;
+  virtual Status backward(ContextState& context, Stream stream, const BackwardTensors& tensors,
+                          Workspace workspace) const;
+  virtual Status prepare(ContextState& context) const;
+
+  Problem problem;
+  Geometry geometry;
+  std::string implementation;
+  std::vector<PlanStep> steps;
+  std::vector<WorkspaceRegion> regions;
+  std::vector<std::string> reasons;
+  std::size_t workspace_bytes = 0;
+
+  /// Appends a 256-byte aligned region and returns its offset.
+  std::size_t add_region(std::string name, std::size_t bytes);
+};
+
+/// One implementation of attention on one kind of device.
+struct Implementation {
+  std::string_view name;
+  DeviceKind device;
+  std::string_view summary;  ///< one line for `info`
+  FeatureSet supported;
+  /// Called with required features already checked against `supported`. May still refuse
+  /// (kUnsupported), e.g. for a tile size that does not fit.
+  Result<std::shared_ptr<PlanState>> (*make_plan)(const ContextState& context,
+                                                  const Problem& problem,
+                                                  const Geometry& geometry);
+};
+
+/// All implementations of a device, production first.
+std::vector<const Implementation*> registry(DeviceKind device);
+
+/// The refusal everyone gives: required / supported / missing / device.
+Status refuse(FeatureSet required, FeatureSet supported, std::string_view implementation,
+              Device device);
+
+}  // namespace flashlab::internal

@@ -1,0 +1,69 @@
+#pragma once
+
+// A validated call: the one description every implementation plans from and runs by.
+
+#include <cstdint>
+#include <limits>
+#include <optional>
+
+#include "flashlab/attention.h"
+
+namespace flashlab::internal {
+
+/// Visible keys as signed bounds around the aligned diagonal. Query i sees key j iff
+///   -left <= (j + key_offset) - (i + query_offset) <= right.
+/// Causal is right = 0; windows and context parallelism use the rest.
+struct MaskBounds {
+  static constexpr std::int64_t kUnbounded = std::numeric_limits<std::int64_t>::max() / 4;
+  std::int64_t left = kUnbounded;
+  std::int64_t right = kUnbounded;
+  std::int64_t query_offset = 0;
+  std::int64_t key_offset = 0;
+
+  bool bounded() const noexcept { return left < kUnbounded || right < kUnbounded; }
+
+  /// First visible key of query i, clamped to [0, seqlen_k].
+  std::int64_t first_key(std::int64_t i, std::int64_t seqlen_k) const noexcept {
+    return clamp(i + query_offset - key_offset - left, seqlen_k);
+  }
+  /// One past the last visible key of query i, clamped to [0, seqlen_k].
+  std::int64_t end_key(std::int64_t i, std::int64_t seqlen_k) const noexcept {
+    return clamp(i + query_offset - key_offset + right + 1, seqlen_k);
+  }
+
+ private:
+  static std::int64_t clamp(std::int64_t key, std::int64_t seqlen_k) noexcept {
+    return key < 0 ? 0 : (key > seqlen_k ? seqlen_k : key);
+  }
+};
+
+/// Sizes and scalars of a validated Problem, normalised: the bare causal resolved, scale filled in.
+struct Geometry {
+  std::int64_t batch = 0;
+  std::int64_t heads_q = 0;
+  std::int64_t heads_k = 0;
+  std::int64_t seqlen_q = 0;
+  std::int64_t seqlen_k = 0;
+  std::int64_t head_dim = 0;
+  std::int64_t head_dim_v = 0;
+  DType dtype = DType::kFp32;  ///< of q, k, v
+  float scale = 1;
+  MaskBounds bounds{};
+
+  std::int64_t group() const noexcept { return heads_k == 0 ? 0 : heads_q / heads_k; }
+  bool nothing_to_write() const noexcept { return batch == 0 || heads_q == 0 || seqlen_q == 0; }
+
+  /// Visible (query, key) pairs per head by the bounds alone (a mask tensor is not counted).
+  double visible_pairs() const noexcept;
+};
+
+/// Checks everything about a Problem that does not depend on an implementation.
+/// `normalised` gets the Problem with the bare causal resolved and strides of extents <= 1 fixed.
+Result<Geometry> validate(const Problem& problem, Problem* normalised);
+
+/// Checks that the tensors of a call are what the plan was made for, that no data pointer is null
+/// where elements exist, that element alignment holds, and that outputs overlap nothing.
+Status check_tensors(const Problem& planned, const ForwardTensors& tensors);
+Status check_tensors(const Problem& planned, const BackwardTensors& tensors);
+
+}  // namespace flashlab::internal

@@ -58,7 +58,8 @@ struct Options {
   Precision precision = Precision::kIeee;
   GradientMode gradient_mode = GradientMode::kOverwrite;
   bool deterministic = false;  ///< bitwise equal for any thread count, SM count and tuning table
-  std::string implementation;  ///< empty: the device's production kernels; else a name, e.g. "naive"
+  std::string
+      implementation;  ///< empty: the device's production kernels; else a name, e.g. "naive"
   TileOptions tiles{};
   std::optional<Window> window;    ///< to come
   std::optional<float> softcap;    ///< to come: cap * tanh(score / cap)
@@ -77,23 +78,23 @@ struct ForwardTensors {
   Tensor o;                         ///< [batch, seqlen_q, heads_q, head_dim_v], q's dtype or fp32
   std::optional<Tensor> lse;        ///< [batch, heads_q, seqlen_q] fp32 (fp64 inputs: or fp64)
   std::optional<ConstTensor> mask;  ///< [batch|1, heads_q|1, seqlen_q|1, seqlen_k|1]; see below
-  std::optional<ConstTensor> alibi_slopes;   ///< to come: [heads_q] fp32
-  std::optional<ConstTensor> sinks;          ///< to come: [heads_q] fp32
-  std::optional<ConstTensor> cu_seqlens_q;   ///< to come: ragged batches
-  std::optional<ConstTensor> cu_seqlens_k;   ///< to come
-  std::optional<ConstTensor> block_table;    ///< to come: paged keys and values
-  std::optional<Tensor> row_statistics;      ///< to come: maxima and sums, for backward's accuracy
+  std::optional<ConstTensor> alibi_slopes;  ///< to come: [heads_q] fp32
+  std::optional<ConstTensor> sinks;         ///< to come: [heads_q] fp32
+  std::optional<ConstTensor> cu_seqlens_q;  ///< to come: ragged batches
+  std::optional<ConstTensor> cu_seqlens_k;  ///< to come
+  std::optional<ConstTensor> block_table;   ///< to come: paged keys and values
+  std::optional<Tensor> row_statistics;     ///< to come: maxima and sums, for backward's accuracy
 };
 
 /// Tensors of a backward call. o and lse are what forward gave for the same inputs.
 struct BackwardTensors {
-  ConstTensor q, k, v;              ///< as in forward
-  ConstTensor o;                    ///< [batch, seqlen_q, heads_q, head_dim_v]
-  ConstTensor lse;                  ///< [batch, heads_q, seqlen_q]
-  ConstTensor d_o;                  ///< gradient of o: shape of o, dtype of q (or fp32)
-  std::optional<ConstTensor> d_lse; ///< gradient of lse, or absent for zero: shape, dtype of lse
-  std::optional<ConstTensor> mask;  ///< as in forward
-  Tensor dq, dk, dv;                ///< shapes of q, k, v; the inputs' dtype or fp32
+  ConstTensor q, k, v;               ///< as in forward
+  ConstTensor o;                     ///< [batch, seqlen_q, heads_q, head_dim_v]
+  ConstTensor lse;                   ///< [batch, heads_q, seqlen_q]
+  ConstTensor d_o;                   ///< gradient of o: shape of o, dtype of q (or fp32)
+  std::optional<ConstTensor> d_lse;  ///< gradient of lse, or absent for zero: shape, dtype of lse
+  std::optional<ConstTensor> mask;   ///< as in forward
+  Tensor dq, dk, dv;                 ///< shapes of q, k, v; the inputs' dtype or fp32
   /// To come, as in forward.
   std::optional<ConstTensor> alibi_slopes, sinks, cu_seqlens_q, cu_seqlens_k, block_table,
       row_statistics;
@@ -198,12 +199,12 @@ Status prepare(const Context& context, const Plan& plan);
 /// Non-finite  a row that sees NaN or +inf in a score becomes NaN (o and lse). Keys beyond the
 ///             length are never read. NaN or Inf in v at a masked key may make that row non-finite.
 /// Sizes       B, Hq or Sq = 0: success, nothing written. Sk = 0: empty rows. D = 0 is an error.
-/// Workspace   plan.workspace_bytes(): on the CPU packed K and V, O(B Hk Sk (D + Dv)), never Sq x Sk
-/// Stream      enqueued on `stream`, never synchronises; on the CPU complete on return
-/// Repeat      bitwise repeatable on one context; with Options::deterministic on any thread count
-/// Errors      kInvalidArgument, kUnsupported, kOutOfMemory; on error nothing was written
-/// Cost        2 B Hq pairs (D + Dv) FLOPs, pairs = visible (query, key) pairs per head
-/// Source      FlashAttention-2 (Dao 2023), algorithm 1
+/// Workspace   plan.workspace_bytes(): on the CPU packed K and V, O(B Hk Sk (D + Dv)), never Sq x
+/// Sk Stream      enqueued on `stream`, never synchronises; on the CPU complete on return Repeat
+/// bitwise repeatable on one context; with Options::deterministic on any thread count Errors
+/// kInvalidArgument, kUnsupported, kOutOfMemory; on error nothing was written Cost        2 B Hq
+/// pairs (D + Dv) FLOPs, pairs = visible (query, key) pairs per head Source      FlashAttention-2
+/// (Dao 2023), algorithm 1
 Status forward(const Context& context, Stream stream, const Plan& plan,
                const ForwardTensors& tensors, Workspace workspace);
 
@@ -220,6 +221,7 @@ Status forward(const Context& context, Stream stream, const ForwardTensors& tens
 /// Types       as forward; gradients have the inputs' dtype or fp32; sums in fp32 (fp64 for fp64)
 /// Empty rows  contribute nothing and get dq = 0; their dLSE is ignored
 /// Mode        Options::gradient_mode: overwrite, or add to dq, dk, dv
+/// Sizes       without a query (B, Hq or Sq = 0) dk and dv are zeros (accumulate: unchanged)
 /// Workspace   O(B Hq Sq D + B Hk Sk (D + Dv)), never Sq x Sk
 /// Stream, Repeat, Errors   as forward
 /// Cost        2 B Hq pairs (3 D + 2 Dv) FLOPs

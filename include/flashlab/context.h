@@ -48,9 +48,9 @@ CpuIsa best_cpu_isa() noexcept;
 
 struct ContextOptions {
   Device device{};
-  int threads = 0;                     ///< CPU threads used by one call; 0: all that may run
+  int threads = 0;                      ///< CPU threads used by one call; 0: all that may run
   CpuIsa cpu_isa = CpuIsa::kAutomatic;  ///< force a weaker instruction set than the best
-  Allocator* allocator = nullptr;      ///< outlives the Context; null: the device's default
+  Allocator* allocator = nullptr;       ///< outlives the Context; null: the device's default
 };
 
 namespace internal {
@@ -60,7 +60,8 @@ class ContextState;
 /// A device, its allocator, its thread pool and its cache of plans.
 ///
 /// Thread-safe: several threads may plan and run through one Context. The CPU pool survives fork():
-/// a child starts its own threads on first use. Cost: creation starts no thread until work needs one.
+/// a child starts its own threads on first use. Cost: creation starts no thread until work needs
+/// one.
 class Context {
  public:
   /// Errors: kInvalidArgument (threads < 0), kUnsupported (a device or instruction set that is not

@@ -20,7 +20,8 @@ enum class StatusCode {
 /// "invalid argument", "unsupported", ...
 const char* to_string(StatusCode code) noexcept;
 
-/// The parts of an error message. Every error names all four; an empty one is left out when printed.
+/// The parts of an error message. Every error names all four; an empty one is left out when
+/// printed.
 struct ErrorDetail {
   std::string argument;  ///< which argument, e.g. "k.shape[2]"
   std::string got;       ///< what was found there
@@ -28,7 +29,8 @@ struct ErrorDetail {
   std::string remedy;    ///< what to do about it
 };
 
-/// The outcome of a call: success, or a code with its detail. Cheap to move; success allocates nothing.
+/// The outcome of a call: success, or a code with its detail. Cheap to move; success allocates
+/// nothing.
 class [[nodiscard]] Status {
  public:
   Status() noexcept = default;
@@ -60,7 +62,7 @@ class [[nodiscard]] Status {
 template <class T>
 class [[nodiscard]] Result {
  public:
-  Result(T value) : state_(std::move(value)) {}          // NOLINT: implicit by design
+  Result(T value) : state_(std::move(value)) {}         // NOLINT: implicit by design
   Result(Status status) : state_(std::move(status)) {}  // NOLINT: implicit by design
 
   bool ok() const noexcept { return std::holds_alternative<T>(state_); }

@@ -43,6 +43,7 @@ enum class Feature : std::uint32_t {
   kSinks = 1u << 22,
   kRagged = 1u << 23,
   kPaged = 1u << 24,
+  kRowStatistics = 1u << 25,
 };
 
 struct FeatureSet {
@@ -107,8 +108,7 @@ struct Implementation {
   /// Called with required features already checked against `supported`. May still refuse
   /// (kUnsupported), e.g. for a tile size that does not fit.
   Result<std::shared_ptr<PlanState>> (*make_plan)(const ContextState& context,
-                                                  const Problem& problem,
-                                                  const Geometry& geometry);
+                                                  const Problem& problem, const Geometry& geometry);
 };
 
 /// All implementations of a device, production first.

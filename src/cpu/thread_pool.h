@@ -2,8 +2,8 @@
 
 // The CPU's own thread pool: tasks handed out by an atomic counter, the caller works too.
 
+#include <atomic>
 #include <cstdint>
-#include <memory>
 
 namespace flashlab::internal {
 
@@ -26,8 +26,8 @@ class TaskRef {
 ///
 /// Tasks are handed out in index order, so a caller that sorts them longest first gets a balanced
 /// finish. `worker` is in [0, max_workers) and unique among the threads inside one call: it selects
-/// scratch memory. Several callers may run at once: each always makes progress by itself, so nothing
-/// can deadlock. After fork() the child starts its own threads. Tasks must not throw.
+/// scratch memory. Several callers may run at once: each always makes progress by itself, so
+/// nothing can deadlock. After fork() the child starts its own threads. Tasks must not throw.
 class ThreadPool {
  public:
   explicit ThreadPool(int threads);
@@ -42,7 +42,8 @@ class ThreadPool {
 
  private:
   struct State;
-  std::unique_ptr<State> state_;
+  State& current();  ///< the state of this process: a new one after fork()
+  std::atomic<State*> state_{nullptr};
 };
 
 }  // namespace flashlab::internal

@@ -1,0 +1,131 @@
+#include "flashlab/context.h"
+
+#include <dlfcn.h>
+#include <fmt/format.h>
+#include <sched.h>
+
+#include <cstdlib>
+#include <new>
+#include <thread>
+
+#include "api/context_state.h"
+#include "api/guard.h"
+#include "cpu/thread_pool.h"
+
+namespace flashlab {
+namespace internal {
+namespace {
+
+constexpr int kMaxThreads = 1024;
+
+// Threads that may run at once: the affinity mask, not the machine's size.
+int available_threads() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (sched_getaffinity(0, sizeof set, &set) == 0) {
+    const int count = CPU_COUNT(&set);
+    if (count > 0) return count;
+  }
+  const unsigned count = std::thread::hardware_concurrency();
+  return count > 0 ? static_cast<int>(count) : 1;
+}
+
+class CpuAllocator final : public Allocator {
+ public:
+  Result<void*> allocate(std::size_t bytes, std::size_t alignment, Stream,
+                         Tag tag) noexcept override {
+    if (alignment < sizeof(void*)) alignment = sizeof(void*);
+    // aligned_alloc wants a multiple of the alignment; an absurd size must not wrap to a small one.
+    const std::size_t padded = bytes > SIZE_MAX - alignment
+                                   ? SIZE_MAX / alignment * alignment
+                                   : (bytes + alignment - 1) / alignment * alignment;
+    if (void* memory = std::aligned_alloc(alignment, padded)) return memory;
+    return guard<Result<void*>>([&]() -> Result<void*> {
+      return Status::out_of_memory({fmt::format("{} of {}", tag.role, tag.place),
+                                    fmt::format("no memory for {} bytes", bytes),
+                                    "that many bytes free on this machine",
+                                    "use a smaller problem or fewer threads"});
+    });
+  }
+  void deallocate(void* pointer, std::size_t, Stream) noexcept override { std::free(pointer); }
+};
+
+Status no_cuda(Device device) {
+  void* driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL);
+  if (driver == nullptr) {
+    return Status::unsupported(
+        {"device " + to_string(device), "no CUDA device: libcuda.so.1 was not found",
+         "an NVIDIA driver visible to this process",
+         "the driver is not installed or not visible in this container; the CPU backend works"});
+  }
+  dlclose(driver);
+  return Status::unsupported({"device " + to_string(device), "a library built without GPU kernels",
+                              "cpu", "the CPU backend works"});
+}
+
+Result<CpuIsa> resolve_isa(CpuIsa wanted) {
+  if (wanted == CpuIsa::kAutomatic) return best_cpu_isa();
+  if (supported(wanted)) return wanted;
+  std::string have;
+  for (CpuIsa isa : {CpuIsa::kScalar, CpuIsa::kNeon, CpuIsa::kAvx2, CpuIsa::kAvx512,
+                     CpuIsa::kAvx512Bf16, CpuIsa::kAmx}) {
+    if (supported(isa)) have += fmt::format("{}{}", have.empty() ? "" : ", ", to_string(isa));
+  }
+  return Status::unsupported({"cpu_isa", to_string(wanted),
+                              fmt::format("what this processor and system run: {}", have),
+                              "leave it at automatic for the best one"});
+}
+
+}  // namespace
+
+ContextState::ContextState(const ContextOptions& options)
+    : device(options.device),
+      threads(options.threads > 0 ? options.threads : available_threads()),
+      cpu_isa(options.cpu_isa),
+      allocator(options.allocator != nullptr ? options.allocator : &default_cpu_allocator()),
+      pool_(std::make_unique<ThreadPool>(threads)) {}
+
+ContextState::~ContextState() = default;
+
+}  // namespace internal
+
+Allocator& default_cpu_allocator() noexcept {
+  static internal::CpuAllocator allocator;
+  return allocator;
+}
+
+Result<Context> Context::create(const ContextOptions& options) {
+  return internal::guard<Result<Context>>([&]() -> Result<Context> {
+    if (options.device.kind != DeviceKind::kCpu) return internal::no_cuda(options.device);
+    if (options.threads < 0 || options.threads > internal::kMaxThreads) {
+      return Status::invalid({"threads", fmt::format("{}", options.threads),
+                              fmt::format("0 (all that may run) to {}", internal::kMaxThreads),
+                              ""});
+    }
+    auto isa = internal::resolve_isa(options.cpu_isa);
+    if (!isa.ok()) return isa.status();
+    ContextOptions resolved = options;
+    resolved.cpu_isa = *isa;
+    return Context(std::make_unique<internal::ContextState>(resolved));
+  });
+}
+
+Context::Context(std::unique_ptr<internal::ContextState> state) : state_(std::move(state)) {}
+Context::Context(Context&&) noexcept = default;
+Context& Context::operator=(Context&&) noexcept = default;
+Context::~Context() = default;
+
+Device Context::device() const noexcept {
+  return state_->device;
+}
+int Context::threads() const noexcept {
+  return state_->threads;
+}
+CpuIsa Context::cpu_isa() const noexcept {
+  return state_->cpu_isa;
+}
+Allocator& Context::allocator() const noexcept {
+  return *state_->allocator;
+}
+
+}  // namespace flashlab

@@ -1,0 +1,182 @@
+// Plan -> Launch: the tensors of a call against its plan, then the implementation.
+
+#include <fmt/format.h>
+
+#include <cstdint>
+#include <cstring>
+
+#include "api/context_state.h"
+#include "api/guard.h"
+#include "api/implementation.h"
+
+namespace flashlab {
+namespace internal {
+namespace {
+
+constexpr std::size_t kWorkspaceAlignment = 256;
+
+Status check_workspace(const Plan& plan, Workspace workspace) {
+  const std::size_t needed = plan.workspace_bytes();
+  if (needed == 0) return {};
+  if (workspace.data == nullptr || workspace.bytes < needed) {
+    return Status::invalid({"workspace",
+                            workspace.data == nullptr ? std::string("a null pointer")
+                                                      : fmt::format("{} bytes", workspace.bytes),
+                            fmt::format("{} bytes", needed), "ask the plan for workspace_bytes()"});
+  }
+  const auto address = reinterpret_cast<std::uintptr_t>(workspace.data);
+  if (address % kWorkspaceAlignment != 0) {
+    return Status::invalid({"workspace.data", fmt::format("address {:#x}", address),
+                            fmt::format("a multiple of {} bytes", kWorkspaceAlignment), ""});
+  }
+  return {};
+}
+
+Status check_stream(const ContextState& context, Stream stream) {
+  if (context.device.kind != DeviceKind::kCpu || stream.handle == nullptr) return {};
+  return Status::invalid(
+      {"stream", "a device stream", "no stream: calls on a CPU are synchronous", "pass Stream{}"});
+}
+
+Status check_pass(const Plan& plan, Pass pass) {
+  if (plan.problem().pass == pass) return {};
+  const bool forward = pass == Pass::kForward;
+  return Status::invalid({"plan",
+                          forward ? "a plan of the backward pass" : "a plan of the forward pass",
+                          forward ? "a forward plan" : "a backward plan",
+                          "describe the tensors of this call and plan again"});
+}
+
+// The call's tensors with the plan's normalised layouts: strides that are never used read 0.
+ForwardTensors normalised(const Problem& p, ForwardTensors t) {
+  t.q.spec = p.q;
+  t.k.spec = p.k;
+  t.v.spec = p.v;
+  t.o.spec = p.o;
+  if (t.lse) t.lse->spec = *p.lse;
+  if (t.mask) t.mask->spec = *p.mask;
+  return t;
+}
+
+BackwardTensors normalised(const Problem& p, BackwardTensors t) {
+  t.q.spec = p.q;
+  t.k.spec = p.k;
+  t.v.spec = p.v;
+  t.o.spec = p.o;
+  t.lse.spec = *p.lse;
+  t.d_o.spec = *p.d_o;
+  t.dq.spec = *p.dq;
+  t.dk.spec = *p.dk;
+  t.dv.spec = *p.dv;
+  if (t.d_lse) t.d_lse->spec = *p.d_lse;
+  if (t.mask) t.mask->spec = *p.mask;
+  return t;
+}
+
+Status launch(ContextState& context, Stream stream, const PlanState& plan,
+              const ForwardTensors& tensors, Workspace workspace) {
+  return plan.forward(context, stream, tensors, workspace);
+}
+
+Status launch(ContextState& context, Stream stream, const PlanState& plan,
+              const BackwardTensors& tensors, Workspace workspace) {
+  return plan.backward(context, stream, tensors, workspace);
+}
+
+constexpr Pass pass_of(const ForwardTensors&) {
+  return Pass::kForward;
+}
+constexpr Pass pass_of(const BackwardTensors&) {
+  return Pass::kBackward;
+}
+
+bool nothing_to_write(const Geometry& g) {
+  return g.nothing_to_write();
+}
+
+// An empty forward writes nothing. An empty backward has gradients all the same: without a query
+// dk and dv are zero, and a caller who passed fresh memory must not read garbage from it.
+void finish_empty(const Problem&, const ForwardTensors&) {}
+
+void finish_empty(const Problem& p, const BackwardTensors& t) {
+  if (p.options.gradient_mode == GradientMode::kAccumulate) return;
+  for (const Tensor& gradient : {Tensor{t.dk.data, *p.dk}, Tensor{t.dv.data, *p.dv}}) {
+    const TensorSpec& s = gradient.spec;
+    if (s.elements() == 0) continue;
+    const std::int64_t size = static_cast<std::int64_t>(size_of(s.dtype));
+    for (std::int64_t b = 0; b < s.shape[0]; ++b) {
+      for (std::int64_t i = 0; i < s.shape[1]; ++i) {
+        for (std::int64_t h = 0; h < s.shape[2]; ++h) {
+          auto* row = static_cast<char*>(gradient.data) +
+                      (b * s.strides[0] + i * s.strides[1] + h * s.strides[2]) * size;
+          std::memset(row, 0, static_cast<std::size_t>(s.shape[3] * size));
+        }
+      }
+    }
+  }
+}
+
+template <class Tensors>
+Status run(const Context& context, Stream stream, const Plan& plan, const Tensors& tensors,
+           Workspace workspace) {
+  ContextState& state = context.state();
+  if (Status s = check_pass(plan, pass_of(tensors)); !s.ok()) return s;
+  if (Status s = check_stream(state, stream); !s.ok()) return s;
+  if (Status s = check_tensors(plan.problem(), tensors); !s.ok()) return s;
+  if (nothing_to_write(plan.state().geometry)) {
+    finish_empty(plan.problem(), tensors);
+    return {};
+  }
+  if (Status s = check_workspace(plan, workspace); !s.ok()) return s;
+  return launch(state, stream, plan.state(), normalised(plan.problem(), tensors), workspace);
+}
+
+template <class Tensors>
+Status run_at_once(const Context& context, Stream stream, const Tensors& tensors,
+                   const Options& options, Tag tag) {
+  auto made = plan(context, describe(tensors, options));
+  if (!made.ok()) return made.status();
+  const std::size_t bytes = made->workspace_bytes();
+  Workspace workspace;
+  if (bytes > 0 && !nothing_to_write(made->state().geometry)) {
+    auto memory = context.allocator().allocate(bytes, kWorkspaceAlignment, stream, tag);
+    if (!memory.ok()) return memory.status();
+    workspace = {*memory, bytes};
+  }
+  Status status = run(context, stream, *made, tensors, workspace);
+  if (workspace.data != nullptr) context.allocator().deallocate(workspace.data, bytes, stream);
+  return status;
+}
+
+}  // namespace
+}  // namespace internal
+
+Status forward(const Context& context, Stream stream, const Plan& plan,
+               const ForwardTensors& tensors, Workspace workspace) {
+  return internal::guard<Status>(
+      [&] { return internal::run(context, stream, plan, tensors, workspace); });
+}
+
+Status forward(const Context& context, Stream stream, const ForwardTensors& tensors,
+               const Options& options) {
+  return internal::guard<Status>([&] {
+    return internal::run_at_once(context, stream, tensors, options,
+                                 Tag{"workspace", "attention.forward"});
+  });
+}
+
+Status backward(const Context& context, Stream stream, const Plan& plan,
+                const BackwardTensors& tensors, Workspace workspace) {
+  return internal::guard<Status>(
+      [&] { return internal::run(context, stream, plan, tensors, workspace); });
+}
+
+Status backward(const Context& context, Stream stream, const BackwardTensors& tensors,
+                const Options& options) {
+  return internal::guard<Status>([&] {
+    return internal::run_at_once(context, stream, tensors, options,
+                                 Tag{"workspace", "attention.backward"});
+  });
+}
+
+}  // namespace flashlab

@@ -1,0 +1,104 @@
+#include <fmt/format.h>
+
+#include <array>
+#include <utility>
+
+#include "api/implementation.h"
+
+namespace flashlab::internal {
+namespace {
+
+constexpr std::array<std::pair<Feature, const char*>, 26> kNames{{
+    {Feature::kForward, "forward"},
+    {Feature::kBackward, "backward"},
+    {Feature::kFp64, "fp64"},
+    {Feature::kFp32, "fp32"},
+    {Feature::kFp16, "fp16"},
+    {Feature::kBf16, "bf16"},
+    {Feature::kFp8, "fp8"},
+    {Feature::kTf32, "tf32"},
+    {Feature::kCausal, "causal"},
+    {Feature::kBoolMask, "boolean mask"},
+    {Feature::kAdditiveMask, "additive mask"},
+    {Feature::kGroupedQuery, "grouped query heads"},
+    {Feature::kUnequalHeadDims, "unequal head dims"},
+    {Feature::kLse, "lse"},
+    {Feature::kLseGradient, "lse gradient"},
+    {Feature::kAccumulate, "gradient accumulation"},
+    {Feature::kDeterministic, "deterministic"},
+    {Feature::kTileSizes, "tile sizes"},
+    {Feature::kWindow, "sliding window"},
+    {Feature::kSoftcap, "softcap"},
+    {Feature::kDropout, "dropout"},
+    {Feature::kAlibi, "alibi"},
+    {Feature::kSinks, "attention sinks"},
+    {Feature::kRagged, "variable lengths"},
+    {Feature::kPaged, "paged keys"},
+    {Feature::kRowStatistics, "row statistics"},
+}};
+
+Feature dtype_feature(DType dtype) {
+  switch (dtype) {
+    case DType::kFp64:
+      return Feature::kFp64;
+    case DType::kFp32:
+      return Feature::kFp32;
+    case DType::kFp16:
+      return Feature::kFp16;
+    case DType::kBf16:
+      return Feature::kBf16;
+    default:
+      return Feature::kFp8;
+  }
+}
+
+}  // namespace
+
+std::string to_string(FeatureSet set) {
+  std::string text;
+  for (const auto& [feature, name] : kNames) {
+    if (set.has(feature)) text += std::string(text.empty() ? "" : ", ") + name;
+  }
+  return text.empty() ? "nothing" : text;
+}
+
+FeatureSet required_features(const Problem& p, const Geometry& g) {
+  FeatureSet set;
+  set.add(p.pass == Pass::kForward ? Feature::kForward : Feature::kBackward);
+  set.add(dtype_feature(g.dtype));
+  if (p.options.precision == Precision::kTf32) set.add(Feature::kTf32);
+  if (g.bounds.bounded()) set.add(Feature::kCausal);
+  if (p.mask) {
+    set.add(p.mask->dtype == DType::kBool ? Feature::kBoolMask : Feature::kAdditiveMask);
+  }
+  if (g.heads_q != g.heads_k) set.add(Feature::kGroupedQuery);
+  if (g.head_dim != g.head_dim_v) set.add(Feature::kUnequalHeadDims);
+  if (p.lse) set.add(Feature::kLse);
+  if (p.d_lse) set.add(Feature::kLseGradient);
+  if (p.options.gradient_mode == GradientMode::kAccumulate) set.add(Feature::kAccumulate);
+  if (p.options.deterministic) set.add(Feature::kDeterministic);
+  if (p.options.tiles.tile_q != 0 || p.options.tiles.tile_k != 0) set.add(Feature::kTileSizes);
+  if (p.options.window) set.add(Feature::kWindow);
+  if (p.options.softcap) set.add(Feature::kSoftcap);
+  if (p.options.dropout) set.add(Feature::kDropout);
+  for (const std::string& name : p.features_to_come) {
+    if (name == "alibi_slopes") set.add(Feature::kAlibi);
+    if (name == "sinks") set.add(Feature::kSinks);
+    if (name == "cu_seqlens_q" || name == "cu_seqlens_k") set.add(Feature::kRagged);
+    if (name == "block_table") set.add(Feature::kPaged);
+    if (name == "row_statistics") set.add(Feature::kRowStatistics);
+  }
+  return set;
+}
+
+Status refuse(FeatureSet required, FeatureSet supported, std::string_view implementation,
+              Device device) {
+  return Status::unsupported(
+      {fmt::format("implementation '{}' on {}", implementation, to_string(device)),
+       fmt::format("required: {}", to_string(required)),
+       fmt::format("supported: {}", to_string(supported)),
+       fmt::format("missing: {}; device: {}", to_string(required.minus(supported)),
+                   to_string(device))});
+}
+
+}  // namespace flashlab::internal

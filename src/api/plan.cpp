@@ -1,0 +1,193 @@
+// Problem -> Plan: validate, pick an implementation, let it plan, remember the plan.
+
+#include <fmt/format.h>
+
+#include <new>
+
+#include "api/context_state.h"
+#include "api/guard.h"
+#include "api/implementation.h"
+
+namespace flashlab {
+namespace internal {
+namespace {
+
+// Everything a plan may depend on, as bytes: equal keys are equal problems.
+class KeyWriter {
+ public:
+  template <class T>
+  KeyWriter& operator<<(const T& value) {
+    static_assert(std::is_trivially_copyable_v<T>);
+    key_.append(reinterpret_cast<const char*>(&value), sizeof value);
+    return *this;
+  }
+  KeyWriter& operator<<(const std::string& text) {
+    *this << text.size();
+    key_ += text;
+    return *this;
+  }
+  KeyWriter& operator<<(const TensorSpec& s) {
+    *this << s.dtype << s.rank << s.device.kind << s.device.index << s.alignment_bytes;
+    for (int i = 0; i < s.rank && i < TensorSpec::kMaxRank; ++i)
+      *this << s.shape[i] << s.strides[i];
+    return *this;
+  }
+  template <class T>
+  KeyWriter& operator<<(const std::optional<T>& value) {
+    *this << value.has_value();
+    if (value) *this << *value;
+    return *this;
+  }
+  std::string take() { return std::move(key_); }
+
+ private:
+  std::string key_;
+};
+
+std::string cache_key(const Problem& p) {
+  KeyWriter key;
+  const Options& o = p.options;
+  key << p.pass << p.q << p.k << p.v << p.o << p.lse << p.mask << p.d_o << p.d_lse << p.dq << p.dk
+      << p.dv << o.scale << o.causal << o.precision << o.gradient_mode << o.deterministic
+      << o.implementation << o.tiles.tile_q << o.tiles.tile_k << o.window.has_value()
+      << o.softcap.has_value() << o.dropout.has_value() << p.features_to_come.size();
+  return key.take();
+}
+
+// A service that sees ever new shapes must not grow without bound; plans are cheap to make again.
+constexpr std::size_t kMaxCachedPlans = 4096;
+
+Result<const Implementation*> choose(const ContextState& context, const std::string& name) {
+  const auto list = registry(context.device.kind);
+  if (name.empty() && !list.empty()) return list.front();
+  std::string known;
+  for (const Implementation* implementation : list) {
+    if (implementation->name == name) return implementation;
+    known += fmt::format("{}{}", known.empty() ? "" : ", ", implementation->name);
+  }
+  return Status::invalid({"options.implementation", fmt::format("'{}'", name),
+                          fmt::format("one of: {}", known),
+                          "leave it empty for the production kernels"});
+}
+
+Result<Plan> make_plan(const ContextState& context, const Problem& problem) {
+  Problem normalised;
+  auto geometry = validate(problem, &normalised);
+  if (!geometry.ok()) return geometry.status();
+  if (!(normalised.q.device == context.device)) {
+    return Status::invalid({"q.device", to_string(normalised.q.device),
+                            fmt::format("{}, the context's device", to_string(context.device)),
+                            "use a context of the tensors' device"});
+  }
+  auto chosen = choose(context, problem.options.implementation);
+  if (!chosen.ok()) return chosen.status();
+  const Implementation& implementation = **chosen;
+  const FeatureSet required = required_features(normalised, *geometry);
+  if (!required.minus(implementation.supported).empty()) {
+    return refuse(required, implementation.supported, implementation.name, context.device);
+  }
+  auto state = implementation.make_plan(context, normalised, *geometry);
+  if (!state.ok()) return state.status();
+  PlanState& plan = **state;
+  plan.problem = std::move(normalised);
+  plan.geometry = *geometry;
+  if (plan.implementation.empty()) plan.implementation = implementation.name;
+  return Plan(std::move(*state));
+}
+
+}  // namespace
+
+std::size_t PlanState::add_region(std::string name, std::size_t bytes) {
+  constexpr std::size_t kAlignment = 256;
+  const std::size_t offset = workspace_bytes;
+  regions.push_back({std::move(name), offset, bytes});
+  // Saturates instead of wrapping: an absurd workspace must fail in the allocator, not look small.
+  const std::size_t rounded =
+      bytes > SIZE_MAX - kAlignment ? SIZE_MAX : (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  workspace_bytes = offset > SIZE_MAX - rounded ? SIZE_MAX : offset + rounded;
+  return offset;
+}
+
+Status PlanState::forward(ContextState&, Stream, const ForwardTensors&, Workspace) const {
+  return Status(StatusCode::kInternal, {"forward", "a plan of the backward pass", "", ""});
+}
+
+Status PlanState::backward(ContextState&, Stream, const BackwardTensors&, Workspace) const {
+  return Status(StatusCode::kInternal, {"backward", "a plan of the forward pass", "", ""});
+}
+
+Status PlanState::prepare(ContextState&) const {
+  return {};
+}
+
+}  // namespace internal
+
+const Problem& Plan::problem() const noexcept {
+  return state_->problem;
+}
+const std::string& Plan::implementation() const noexcept {
+  return state_->implementation;
+}
+std::span<const PlanStep> Plan::steps() const noexcept {
+  return state_->steps;
+}
+std::span<const WorkspaceRegion> Plan::regions() const noexcept {
+  return state_->regions;
+}
+std::span<const std::string> Plan::reasons() const noexcept {
+  return state_->reasons;
+}
+std::size_t Plan::workspace_bytes() const noexcept {
+  return state_->workspace_bytes;
+}
+
+std::string Plan::to_string() const {
+  const Problem& p = problem();
+  std::string text =
+      fmt::format("{} on {}: {}\n", p.pass == Pass::kForward ? "forward" : "backward",
+                  flashlab::to_string(p.q.device), implementation());
+  int index = 0;
+  for (const PlanStep& step : steps()) {
+    text += fmt::format("  step {}  {}", index++, step.name);
+    if (!step.configuration.empty()) text += "  " + step.configuration;
+    if (!step.depends_on.empty()) {
+      text += "  after";
+      for (int earlier : step.depends_on) text += fmt::format(" {}", earlier);
+    }
+    text += "\n";
+  }
+  for (const WorkspaceRegion& region : regions()) {
+    text += fmt::format("  workspace  {}  {} bytes at {}\n", region.name, region.bytes,
+                        region.offset_bytes);
+  }
+  for (const std::string& reason : reasons()) text += fmt::format("  why  {}\n", reason);
+  return text;
+}
+
+Result<Plan> plan(const Context& context, const Problem& problem) {
+  return internal::guard<Result<Plan>>([&]() -> Result<Plan> {
+    internal::ContextState& state = context.state();
+    std::string key = internal::cache_key(problem);
+    {
+      std::lock_guard lock(state.plans_mutex);
+      if (auto found = state.plans.find(key); found != state.plans.end()) return found->second;
+    }
+    auto made = internal::make_plan(state, problem);
+    if (made.ok()) {
+      std::lock_guard lock(state.plans_mutex);
+      if (state.plans.size() >= internal::kMaxCachedPlans) state.plans.clear();
+      state.plans.emplace(std::move(key), *made);
+    }
+    return made;
+  });
+}
+
+std::size_t workspace_bytes(const Plan& plan) noexcept {
+  return plan.workspace_bytes();
+}
+
+Status prepare(const Context& context, const Plan& plan) {
+  return internal::guard<Status>([&] { return plan.state().prepare(context.state()); });
+}
+
+}  // namespace flashlab

@@ -1,0 +1,27 @@
+#include "api/implementation.h"
+#include "cpu/attention.h"
+#include "cpu/naive/naive.h"
+#include "cpu/plain/plain.h"
+#include "reference/implementation.h"
+
+namespace flashlab::internal {
+
+std::vector<const Implementation*> registry(DeviceKind device) {
+  if (device != DeviceKind::kCpu) return {};
+  return {&cpu_implementation(), &plain_implementation(), &naive_implementation(),
+          &reference_implementation()};
+}
+
+}  // namespace flashlab::internal
+
+namespace flashlab {
+
+std::vector<std::string> implementations(Device device) {
+  std::vector<std::string> names;
+  for (const auto* implementation : internal::registry(device.kind)) {
+    names.emplace_back(implementation->name);
+  }
+  return names;
+}
+
+}  // namespace flashlab

@@ -1,6 +1,5 @@
 #include "flashlab/context.h"
 
-#include <dlfcn.h>
 #include <fmt/format.h>
 #include <sched.h>
 
@@ -11,6 +10,7 @@
 #include "api/context_state.h"
 #include "api/guard.h"
 #include "cpu/thread_pool.h"
+#include "cuda/driver/driver.h"
 
 namespace flashlab {
 namespace internal {
@@ -50,17 +50,18 @@ class CpuAllocator final : public Allocator {
   void deallocate(void* pointer, std::size_t, Stream) noexcept override { std::free(pointer); }
 };
 
+// There is a driver or there is none; there are no GPU kernels in this version either way.
 Status no_cuda(Device device) {
-  void* driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL);
-  if (driver == nullptr) {
-    return Status::unsupported(
-        {"device " + to_string(device), "no CUDA device: libcuda.so.1 was not found",
-         "an NVIDIA driver visible to this process",
-         "the driver is not installed or not visible in this container; the CPU backend works"});
+  auto driver = cuda::Driver::get();
+  if (!driver.ok()) {
+    ErrorDetail detail = driver.status().detail();
+    detail.argument = "device " + to_string(device);
+    if (driver.status().code() == StatusCode::kUnsupported)
+      detail.got = "no CUDA device: " + detail.got;
+    return Status(driver.status().code(), std::move(detail));
   }
-  dlclose(driver);
-  return Status::unsupported({"device " + to_string(device), "a library built without GPU kernels",
-                              "cpu", "the CPU backend works"});
+  return Status::unsupported({"device " + to_string(device), "a library without GPU kernels", "cpu",
+                              "the CPU backend works"});
 }
 
 Result<CpuIsa> resolve_isa(CpuIsa wanted) {

@@ -1,0 +1,95 @@
+#pragma once
+
+// One GPU as the library uses it: its primary context, shared with every framework of the process,
+// and the kernels loaded for it.
+
+#include <memory>
+#include <string>
+
+#include "cuda/driver/driver.h"
+#include "cuda/jit/compile.h"
+#include "flashlab/context.h"
+
+namespace flashlab::cuda {
+
+/// A kernel that can be launched.
+struct Kernel {
+  CUfunction function = nullptr;  ///< a CUkernel, which launches like a CUfunction
+  std::string entry;
+  ResourceUse use;
+  ImageOrigin origin = ImageOrigin::kCompiler;
+};
+
+/// Makes a device's context current for a scope.
+class ContextGuard {
+ public:
+  ContextGuard(const DriverFunctions& api, CUcontext context) : api_(api) {
+    pushed_ = api_.cuCtxPushCurrent(context) == kCudaSuccess;
+  }
+  ~ContextGuard() {
+    CUcontext popped = nullptr;
+    if (pushed_) api_.cuCtxPopCurrent(&popped);
+  }
+  ContextGuard(const ContextGuard&) = delete;
+  ContextGuard& operator=(const ContextGuard&) = delete;
+  bool ok() const noexcept { return pushed_; }
+
+ private:
+  const DriverFunctions& api_;
+  bool pushed_ = false;
+};
+
+/// A launch: sizes in blocks and threads, dynamic shared memory in bytes.
+struct LaunchShape {
+  unsigned grid_x = 1, grid_y = 1, grid_z = 1;
+  unsigned threads = 1;
+  unsigned shared_bytes = 0;
+};
+
+class GpuDevice {
+ public:
+  /// The device of that ordinal, opened once per process and never closed.
+  /// Errors: kUnsupported (no driver, no such device, older than sm_75), kDeviceError.
+  static Result<GpuDevice*> open(int ordinal);
+
+  const DeviceInfo& info() const noexcept { return info_; }
+  const Driver& driver() const noexcept { return driver_; }
+  const DriverFunctions& api() const noexcept { return driver_.api(); }
+  CUcontext context() const noexcept { return context_; }
+  ContextGuard current() const { return ContextGuard(api(), context_); }
+
+  /// The kernel of a spec, found or compiled and loaded on first use; thread-safe, and different
+  /// kernels compile in parallel. `shared_bytes` is the largest dynamic shared memory it is
+  /// launched with. Loading is not allowed while a stream is being captured on some drivers:
+  /// prepare first.
+  Result<const Kernel*> kernel(const KernelSpec& spec, unsigned shared_bytes = 0);
+
+  /// Enqueues a launch. `arguments` are pointers to the parameters, in order.
+  Status launch(const Kernel& kernel, const LaunchShape& shape, CUstream stream,
+                void** arguments) const;
+
+  GpuDevice(const GpuDevice&) = delete;
+  GpuDevice& operator=(const GpuDevice&) = delete;
+
+ private:
+  GpuDevice(const Driver& driver, DeviceInfo info);
+  struct Kernels;
+  const Driver& driver_;
+  DeviceInfo info_;
+  CUcontext context_ = nullptr;
+  std::unique_ptr<Kernels> kernels_;
+};
+
+/// The default allocator of a GPU: cuMemAllocAsync on the call's stream.
+class GpuAllocator final : public Allocator {
+ public:
+  explicit GpuAllocator(GpuDevice& device) : device_(device) {}
+  Result<void*> allocate(std::size_t bytes, std::size_t alignment, Stream stream,
+                         Tag tag) noexcept override;
+  void deallocate(void* pointer, std::size_t bytes, Stream stream) noexcept override;
+
+ private:
+  GpuDevice& device_;
+};
+
+}  // namespace flashlab::cuda

@@ -1,0 +1,78 @@
+#pragma once
+
+// The disk cache of compiled kernels: one file per key, written atomically, checked when read.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "flashlab/status.h"
+
+namespace flashlab::cuda {
+
+/// A compiled kernel as it is kept.
+struct CachedKernel {
+  std::string image;     ///< cubin or PTX
+  std::string log;       ///< the compiler's report of registers and spills
+  std::string compiler;  ///< "NVRTC 13.0": recorded, not part of the key
+};
+
+/// What a kernel is looked up by: equal text gives equal kernels.
+struct KernelKey {
+  std::string sources;       ///< digest of every device source file
+  std::string name;          ///< entry point, readable: it starts the file's name
+  std::string config;        ///< the printed Config struct
+  std::string options;       ///< compiler options
+  std::string architecture;  ///< "sm_90a"
+
+  /// "flash_fwd_sm80-sm_90a-<sha256>".
+  std::string file_stem() const;
+};
+
+struct CacheFile {
+  std::string name;
+  std::int64_t bytes = 0;
+};
+
+/// A folder of compiled kernels. Thread-safe and safe between processes: a file appears whole, by
+/// rename, or not at all.
+///
+/// A folder that another user owns or may write to is refused: a kernel from it would run with this
+/// user's rights.
+class KernelCache {
+ public:
+  enum class Access : std::uint8_t { kReadOnly, kReadWrite };
+
+  /// FLASHLAB_CACHE, else $XDG_CACHE_HOME/flashlab/kernels, else ~/.cache/flashlab/kernels; empty
+  /// if there is no home either.
+  static std::string default_folder();
+
+  explicit KernelCache(std::string folder, Access access = Access::kReadWrite)
+      : folder_(std::move(folder)), access_(access) {}
+
+  /// The entry; nullopt if there is none or it is damaged (length or digest wrong: such a file is
+  /// removed where writing is allowed). Errors: kIoError for a folder that is refused.
+  Result<std::optional<CachedKernel>> find(const KernelKey& key) const;
+
+  /// Writes the entry. Errors: kIoError (read-only, refused folder, no space); the caller goes on
+  /// with what it compiled.
+  Status store(const KernelKey& key, const CachedKernel& kernel) const;
+
+  /// Entries by name. A folder that does not exist has none.
+  Result<std::vector<CacheFile>> list() const;
+
+  /// Removes every entry, and nothing else that lies in the folder; gives the bytes freed.
+  Result<std::int64_t> clear() const;
+
+  const std::string& folder() const noexcept { return folder_; }
+
+ private:
+  Status check_folder(bool create) const;
+  std::string path_of(const KernelKey& key) const;
+
+  std::string folder_;
+  Access access_;
+};
+
+}  // namespace flashlab::cuda

@@ -1,0 +1,106 @@
+#include "cuda/jit/compile.h"
+
+#include <cstdio>
+#include <cstdlib>
+
+#include "cuda/jit/nvrtc.h"
+#include "cuda/jit/sources.h"
+
+namespace flashlab::cuda {
+namespace {
+
+// The translation unit of a spec: its Config first, because the kernel's file reads it.
+CompileRequest request_of(const KernelSpec& spec, const DeviceSources& sources,
+                          const std::string& architecture) {
+  CompileRequest request;
+  request.main = {spec.entry + ".cu", "#include \"config_types.h\"\n" + spec.config +
+                                          "#include \"" + spec.source + "\"\n"};
+  request.headers = sources.files;
+  request.architecture = architecture;
+  request.options = spec.options;
+  return request;
+}
+
+std::string joined(const std::vector<std::string>& options) {
+  std::string text;
+  for (const std::string& option : options) text += option + "\n";
+  return text;
+}
+
+}  // namespace
+
+Result<KernelKey> key_of(const KernelSpec& spec, const std::string& architecture) {
+  auto sources = DeviceSources::get();
+  if (!sources.ok()) return sources.status();
+  return KernelKey{(*sources)->digest, spec.entry, spec.source + "\n" + spec.config,
+                   joined(spec.options), architecture};
+}
+
+Result<KernelImage> compile_image(const KernelSpec& spec, const std::string& architecture) {
+  auto sources = DeviceSources::get();
+  if (!sources.ok()) return sources.status();
+  auto nvrtc = Nvrtc::get();
+  if (!nvrtc.ok()) return nvrtc.status();
+  auto compiled = (*nvrtc)->compile(request_of(spec, **sources, architecture));
+  if (!compiled.ok()) return compiled.status();
+  KernelImage image;
+  image.kernel = {std::move(compiled->image), std::move(compiled->log), compiled->compiler};
+  image.compile_seconds = compiled->seconds;
+  return image;
+}
+
+Result<KernelImage> image_of(const KernelSpec& spec, const std::string& architecture) {
+  auto key = key_of(spec, architecture);
+  if (!key.ok()) return key.status();
+  KernelImage image;
+  const auto look_in = [&](const KernelCache& cache, ImageOrigin origin) {
+    auto found = cache.find(*key);
+    if (!found.ok()) image.cache_warning = found.status().message();
+    if (!found.ok() || !found->has_value()) return false;
+    image.kernel = std::move(**found);
+    image.origin = origin;
+    return true;
+  };
+  if (const char* folder = std::getenv("FLASHLAB_PRECOMPILED");
+      folder != nullptr && *folder != '\0') {
+    const KernelCache precompiled(folder, KernelCache::Access::kReadOnly);
+    if (look_in(precompiled, ImageOrigin::kPrecompiled)) return image;
+  }
+  const KernelCache cache(KernelCache::default_folder());
+  if (look_in(cache, ImageOrigin::kCache)) return image;
+  auto compiled = compile_image(spec, architecture);
+  if (!compiled.ok()) return compiled.status();
+  if (Status s = cache.store(*key, compiled->kernel); !s.ok()) {
+    compiled->cache_warning = s.message();
+  }
+  return compiled;
+}
+
+Result<ResourceUse> resource_use(const std::string& log, const std::string& entry) {
+  const std::size_t start = log.find("Compiling entry function '" + entry + "'");
+  if (start == std::string::npos) {
+    return Status(StatusCode::kInternal,
+                  {"compiler log", "no report of '" + entry + "'", "ptxas -v's report", ""});
+  }
+  ResourceUse use;
+  const std::size_t next = log.find("Compiling entry function", start + 1);
+  const std::string text = log.substr(start, next - start);
+  const auto scan = [&](const char* after, const char* format, auto*... values) {
+    const std::size_t at = text.find(after);
+    if (at == std::string::npos) return false;
+    const std::size_t line = text.rfind('\n', at) + 1;
+    return std::sscanf(text.c_str() + line, format, values...) == sizeof...(values);
+  };
+  scan("bytes stack frame", "%*[^0-9]%d bytes stack frame, %d bytes spill stores, %d bytes spill",
+       &use.stack_bytes, &use.spill_store_bytes, &use.spill_load_bytes);
+  if (!scan("Used ", "%*[^U]Used %d registers", &use.registers)) {
+    return Status(StatusCode::kInternal, {"compiler log", text, "a line 'Used N registers'", ""});
+  }
+  if (const std::size_t smem = text.find(" bytes smem"); smem != std::string::npos) {
+    const std::size_t number = text.rfind(' ', smem - 1) + 1;
+    use.static_shared_bytes = std::atoi(text.c_str() + number);
+  }
+  return use;
+}
+
+}  // namespace flashlab::cuda

@@ -1,0 +1,55 @@
+#pragma once
+
+// From a kernel's name and configuration to its machine code: precompiled folder, user cache,
+// compiler, in this order.
+
+#include <string>
+#include <vector>
+
+#include "cuda/jit/cache.h"
+#include "flashlab/status.h"
+
+namespace flashlab::cuda {
+
+/// What a plan asks for.
+struct KernelSpec {
+  std::string source;  ///< path below src/cuda/kernels: "ladder/naive.cu"
+  std::string entry;   ///< the __global__ function: "naive_scores"
+  std::string config;  ///< ConfigPrinter::text()
+  std::vector<std::string> options;
+};
+
+/// Where a kernel's image came from.
+enum class ImageOrigin : std::uint8_t { kPrecompiled, kCache, kCompiler };
+
+struct KernelImage {
+  CachedKernel kernel;
+  ImageOrigin origin = ImageOrigin::kCompiler;
+  double compile_seconds = 0;
+  std::string cache_warning;  ///< why the image could not be kept; empty if it was
+};
+
+/// The key a spec is cached under on an architecture.
+Result<KernelKey> key_of(const KernelSpec& spec, const std::string& architecture);
+
+/// Finds or makes the image. FLASHLAB_PRECOMPILED names a read-only folder that is looked in first.
+/// A cache that cannot be used is no error: the image is compiled and the reason kept beside it.
+/// Errors: kUnsupported (no compiler, with what was tried), kDeviceError (the compiler's log).
+Result<KernelImage> image_of(const KernelSpec& spec, const std::string& architecture);
+
+/// Compiles without looking into any cache: for `precompile` and the register budgets.
+Result<KernelImage> compile_image(const KernelSpec& spec, const std::string& architecture);
+
+/// What ptxas reported of an entry.
+struct ResourceUse {
+  int registers = 0;
+  int spill_store_bytes = 0;
+  int spill_load_bytes = 0;
+  int stack_bytes = 0;
+  int static_shared_bytes = 0;
+};
+
+/// Reads the report out of a compiler's log.
+Result<ResourceUse> resource_use(const std::string& log, const std::string& entry);
+
+}  // namespace flashlab::cuda

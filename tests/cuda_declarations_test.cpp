@@ -1,0 +1,143 @@
+// Our own declarations of NVIDIA's functions and enums against NVIDIA's headers, where those are.
+
+#include <gtest/gtest.h>
+
+#include <cstddef>
+#include <type_traits>
+
+#include "cuda/driver/types.h"
+#include "cuda/jit/nvrtc_api.h"
+
+#if __has_include(<cuda.h>) && __has_include(<nvrtc.h>)
+#include <cuda.h>
+#include <nvrtc.h>
+
+namespace {
+
+namespace ours = flashlab::cuda;
+
+// NVIDIA's enums and structs stand where ours are ints and structs of the same layout.
+template <class Theirs>
+struct Plain {
+  using type = std::conditional_t<std::is_enum_v<Theirs>, int, Theirs>;
+};
+template <class T>
+using plain = typename Plain<T>::type;
+
+template <class Ours, class Theirs>
+constexpr bool same_parameter() {
+  using O = std::remove_cv_t<std::remove_pointer_t<Ours>>;
+  using T = std::remove_cv_t<std::remove_pointer_t<Theirs>>;
+  if constexpr (std::is_pointer_v<Ours> != std::is_pointer_v<Theirs>) return false;
+  if constexpr (std::is_pointer_v<O> && std::is_pointer_v<T>) {
+    return same_parameter<O, T>();
+  } else if constexpr (std::is_class_v<T> && std::is_class_v<O>) {
+    return std::is_same_v<O, T> || std::is_same_v<O, ours::CUlaunchConfig>;
+  } else {
+    return std::is_same_v<O, plain<T>> ||
+           (std::is_enum_v<T> && sizeof(O) == sizeof(T) && std::is_integral_v<O>);
+  }
+}
+
+template <class Ours, class Theirs>
+struct SameFunction : std::false_type {};
+template <class R, class... A, class S, class... B>
+struct SameFunction<R(A...), S(B...)> {
+  static constexpr bool value = [] {
+    if constexpr (sizeof...(A) == sizeof...(B)) {
+      return same_parameter<R, S>() && (same_parameter<A, B>() && ...);
+    } else {
+      return false;
+    }
+  }();
+};
+
+// cuda.h maps the plain names to the versions it was written for; the symbols say which those are.
+#define COMPARE(name, symbol, ...)                                     \
+  TEST(DriverDeclarations, name) {                                     \
+    EXPECT_TRUE((SameFunction<__VA_ARGS__, decltype(::name)>::value)); \
+  }
+namespace driver_functions {
+using ours::CUcontext;
+using ours::CUdevice;
+using ours::CUdeviceptr;
+using ours::CUevent;
+using ours::CUfunction;
+using ours::CUgraph;
+using ours::CUgraphExec;
+using ours::CUkernel;
+using ours::CUlaunchConfig;
+using ours::CUlibrary;
+using ours::CUresult;
+using ours::CUstream;
+FLASHLAB_DRIVER_FUNCTIONS(COMPARE)
+}  // namespace driver_functions
+#undef COMPARE
+
+#define COMPARE(name)                                                                      \
+  TEST(NvrtcDeclarations, name) {                                                          \
+    EXPECT_TRUE((SameFunction<std::remove_pointer_t<decltype(ours::NvrtcFunctions::name)>, \
+                              decltype(::name)>::value));                                  \
+  }
+FLASHLAB_NVRTC_FUNCTIONS(COMPARE)
+#undef COMPARE
+
+TEST(DriverDeclarations, Enums) {
+  EXPECT_EQ(ours::kCudaOutOfMemory, CUDA_ERROR_OUT_OF_MEMORY);
+  EXPECT_EQ(ours::kCudaInvalidValue, CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(ours::kCudaDeinitialized, CUDA_ERROR_DEINITIALIZED);
+  EXPECT_EQ(ours::kCudaNoDevice, CUDA_ERROR_NO_DEVICE);
+  EXPECT_EQ(ours::kCudaNotFound, CUDA_ERROR_NOT_FOUND);
+  EXPECT_EQ(ours::kCudaNotReady, CUDA_ERROR_NOT_READY);
+  EXPECT_EQ(ours::kCudaCaptureUnsupported, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+  EXPECT_EQ(ours::kMaxThreadsPerBlock, CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK);
+  EXPECT_EQ(ours::kMaxSharedMemoryPerBlock, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK);
+  EXPECT_EQ(ours::kClockRateKhz, CU_DEVICE_ATTRIBUTE_CLOCK_RATE);
+  EXPECT_EQ(ours::kMultiprocessorCount, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
+  EXPECT_EQ(ours::kIntegrated, CU_DEVICE_ATTRIBUTE_INTEGRATED);
+  EXPECT_EQ(ours::kEccEnabled, CU_DEVICE_ATTRIBUTE_ECC_ENABLED);
+  EXPECT_EQ(ours::kMemoryClockRateKhz, CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE);
+  EXPECT_EQ(ours::kGlobalMemoryBusWidth, CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH);
+  EXPECT_EQ(ours::kL2CacheBytes, CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE);
+  EXPECT_EQ(ours::kMaxThreadsPerMultiprocessor, CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR);
+  EXPECT_EQ(ours::kComputeCapabilityMajor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR);
+  EXPECT_EQ(ours::kComputeCapabilityMinor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
+  EXPECT_EQ(ours::kMaxSharedMemoryPerMultiprocessor,
+            CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR);
+  EXPECT_EQ(ours::kMaxRegistersPerMultiprocessor,
+            CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR);
+  EXPECT_EQ(ours::kMaxSharedMemoryPerBlockOptin,
+            CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN);
+  EXPECT_EQ(ours::kFunctionSharedBytes, CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES);
+  EXPECT_EQ(ours::kFunctionLocalBytes, CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES);
+  EXPECT_EQ(ours::kFunctionRegisters, CU_FUNC_ATTRIBUTE_NUM_REGS);
+  EXPECT_EQ(ours::kFunctionMaxDynamicSharedBytes, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES);
+  EXPECT_EQ(ours::kPointerContext, CU_POINTER_ATTRIBUTE_CONTEXT);
+  EXPECT_EQ(ours::kPointerMemoryType, CU_POINTER_ATTRIBUTE_MEMORY_TYPE);
+  EXPECT_EQ(ours::kPointerIsManaged, CU_POINTER_ATTRIBUTE_IS_MANAGED);
+  EXPECT_EQ(ours::kPointerDeviceOrdinal, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL);
+  EXPECT_EQ(ours::kMemoryHost, static_cast<unsigned>(CU_MEMORYTYPE_HOST));
+  EXPECT_EQ(ours::kMemoryDevice, static_cast<unsigned>(CU_MEMORYTYPE_DEVICE));
+  EXPECT_EQ(ours::kStreamNonBlocking, static_cast<unsigned>(CU_STREAM_NON_BLOCKING));
+  EXPECT_EQ(ours::kEventDefault, static_cast<unsigned>(CU_EVENT_DEFAULT));
+  EXPECT_EQ(ours::kEventDisableTiming, static_cast<unsigned>(CU_EVENT_DISABLE_TIMING));
+  EXPECT_EQ(ours::kCaptureModeThreadLocal, static_cast<int>(CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
+}
+
+TEST(DriverDeclarations, LaunchConfig) {
+  EXPECT_EQ(sizeof(ours::CUlaunchConfig), sizeof(::CUlaunchConfig));
+  EXPECT_EQ(offsetof(ours::CUlaunchConfig, gridDimZ), offsetof(::CUlaunchConfig, gridDimZ));
+  EXPECT_EQ(offsetof(ours::CUlaunchConfig, blockDimX), offsetof(::CUlaunchConfig, blockDimX));
+  EXPECT_EQ(offsetof(ours::CUlaunchConfig, hStream), offsetof(::CUlaunchConfig, hStream));
+  EXPECT_EQ(offsetof(ours::CUlaunchConfig, sharedMemBytes),
+            offsetof(::CUlaunchConfig, sharedMemBytes));
+  EXPECT_EQ(offsetof(ours::CUlaunchConfig, attrs), offsetof(::CUlaunchConfig, attrs));
+  EXPECT_EQ(offsetof(ours::CUlaunchConfig, numAttrs), offsetof(::CUlaunchConfig, numAttrs));
+}
+
+}  // namespace
+#else
+TEST(DriverDeclarations, Toolkit) {
+  GTEST_SKIP() << "no CUDA toolkit headers to compare with";
+}
+#endif

@@ -1,0 +1,307 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "cuda/driver/driver.h"
+#include "cuda/driver/library.h"
+#include "cuda/jit/cache.h"
+#include "cuda/jit/compile.h"
+#include "cuda/jit/config.h"
+#include "cuda/jit/nvrtc.h"
+#include "cuda/jit/sha256.h"
+#include "cuda/jit/sources.h"
+
+namespace flashlab::cuda {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::HasSubstr;
+
+TEST(Sha256, KnownDigests) {
+  EXPECT_EQ(Sha256().hex(), "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
+  EXPECT_EQ(Sha256().update("abc").hex(),
+            "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+  EXPECT_EQ(Sha256().update(std::string(1000, 'a')).hex(),
+            "41edece42d63e8d9bf515a9ba6932e1c20cbc9f5a5d134645adb5db1b9737ea3");
+  EXPECT_EQ(Sha256().update("ab").update("c").hex(), Sha256().update("abc").hex());
+  EXPECT_NE(Sha256().update_field("ab").update_field("c").hex(),
+            Sha256().update_field("a").update_field("bc").hex());
+}
+
+class Cache : public ::testing::Test {
+ protected:
+  Cache() {
+    std::string name = (fs::temp_directory_path() / "flashlab-cache-XXXXXX").string();
+    root_ = mkdtemp(name.data());
+  }
+  ~Cache() override { fs::remove_all(root_); }
+
+  std::string folder() const { return (root_ / "deep" / "cache").string(); }
+  fs::path only_file() const { return fs::directory_iterator(folder())->path(); }
+
+  const KernelKey key_{"digest", "flash_fwd", "struct Config {};", "-v", "sm_90a"};
+  const CachedKernel kernel_{std::string("\0cubin\xff\n 7", 10), "ptxas info: 40 registers",
+                             "NVRTC 13.0"};
+  fs::path root_;
+};
+
+TEST_F(Cache, GivesBackWhatWasStored) {
+  const KernelCache cache(folder());
+  EXPECT_FALSE(cache.find(key_)->has_value());
+  EXPECT_TRUE(cache.list()->empty());
+  ASSERT_TRUE(cache.store(key_, kernel_).ok());
+  const auto found = cache.find(key_);
+  ASSERT_TRUE(found.ok() && found->has_value());
+  EXPECT_EQ((**found).image, kernel_.image);
+  EXPECT_EQ((**found).log, kernel_.log);
+  EXPECT_EQ((**found).compiler, kernel_.compiler);
+  ASSERT_EQ(cache.list()->size(), 1u);
+  EXPECT_THAT(cache.list()->front().name, HasSubstr("flash_fwd-sm_90a-"));
+  std::ofstream(folder() + "/someone-elses.txt") << "stays";
+  EXPECT_GT(*cache.clear(), 0);
+  EXPECT_FALSE(cache.find(key_)->has_value());
+  EXPECT_TRUE(fs::exists(folder() + "/someone-elses.txt"));
+}
+
+TEST_F(Cache, EveryPartOfTheKeyCounts) {
+  const KernelCache cache(folder());
+  ASSERT_TRUE(cache.store(key_, kernel_).ok());
+  for (std::string KernelKey::*part : {&KernelKey::sources, &KernelKey::name, &KernelKey::config,
+                                       &KernelKey::options, &KernelKey::architecture}) {
+    KernelKey other = key_;
+    other.*part += "x";
+    EXPECT_FALSE(cache.find(other)->has_value());
+  }
+}
+
+TEST_F(Cache, DamageIsAMissAndIsRemoved) {
+  const KernelCache cache(folder());
+  ASSERT_TRUE(cache.store(key_, kernel_).ok());
+  std::ifstream in(only_file(), std::ios::binary);
+  const std::string whole{std::istreambuf_iterator<char>(in), {}};
+  std::vector<std::string> damaged{"", "flashlab-kernel 1\n", whole + "x",
+                                   "flashlab-kernel 2" + whole};
+  for (std::size_t cut = 0; cut < whole.size(); cut += 7) damaged.push_back(whole.substr(0, cut));
+  for (std::size_t i = 0; i < whole.size(); i += 3) {
+    damaged.push_back(whole);
+    damaged.back()[i] = static_cast<char>(damaged.back()[i] ^ 1);
+  }
+  for (const std::string& bytes : damaged) {
+    ASSERT_TRUE(cache.store(key_, kernel_).ok());
+    const fs::path file = only_file();
+    std::ofstream(file, std::ios::binary | std::ios::trunc) << bytes;
+    const auto found = cache.find(key_);
+    ASSERT_TRUE(found.ok());
+    EXPECT_FALSE(found->has_value()) << bytes.size();
+    EXPECT_FALSE(fs::exists(file));
+  }
+}
+
+TEST_F(Cache, ASymbolicLinkIsNotFollowed) {
+  const KernelCache cache(folder());
+  ASSERT_TRUE(cache.store(key_, kernel_).ok());
+  const fs::path file = only_file(), elsewhere = root_ / "elsewhere";
+  fs::rename(file, elsewhere);
+  fs::create_symlink(elsewhere, file);
+  EXPECT_FALSE(cache.find(key_)->has_value());
+}
+
+TEST_F(Cache, AFolderOthersMayWriteToIsRefused) {
+  const KernelCache cache(folder());
+  ASSERT_TRUE(cache.store(key_, kernel_).ok());
+  ASSERT_EQ(chmod(folder().c_str(), 0777), 0);
+  const auto found = cache.find(key_);
+  ASSERT_FALSE(found.ok());
+  EXPECT_EQ(found.status().code(), StatusCode::kIoError);
+  EXPECT_THAT(found.status().message(), HasSubstr("chmod go-w"));
+  EXPECT_FALSE(cache.store(key_, kernel_).ok());
+}
+
+TEST_F(Cache, AFolderOfAnotherUserIsRefused) {
+  if (geteuid() != 0) GTEST_SKIP() << "needs root to give a folder away";
+  const KernelCache cache(folder());
+  ASSERT_TRUE(cache.store(key_, kernel_).ok());
+  ASSERT_EQ(chown(folder().c_str(), 65534, 65534), 0);
+  EXPECT_THAT(cache.find(key_).status().message(), HasSubstr("user 65534"));
+  const KernelCache precompiled(folder(), KernelCache::Access::kReadOnly);
+  EXPECT_TRUE(precompiled.find(key_)->has_value()) << "a read-only folder may be root's";
+}
+
+TEST_F(Cache, FoldersThatCannotBeUsedSaySo) {
+  std::ofstream(root_ / "file") << "x";
+  EXPECT_FALSE(KernelCache((root_ / "file").string()).store(key_, kernel_).ok());
+  EXPECT_FALSE(KernelCache((root_ / "file" / "below").string()).store(key_, kernel_).ok());
+  EXPECT_FALSE(KernelCache("").store(key_, kernel_).ok());
+  EXPECT_FALSE(KernelCache("/proc/flashlab").store(key_, kernel_).ok());
+  EXPECT_FALSE(KernelCache(folder(), KernelCache::Access::kReadOnly).store(key_, kernel_).ok());
+}
+
+TEST_F(Cache, WritersDoNotDisturbEachOther) {
+  std::vector<std::thread> writers;
+  for (int i = 0; i < 4; ++i) {
+    writers.emplace_back([&] {
+      const KernelCache cache(folder());
+      for (int round = 0; round < 50; ++round) {
+        EXPECT_TRUE(cache.store(key_, kernel_).ok());
+        const auto found = cache.find(key_);
+        EXPECT_TRUE(found.ok() && found->has_value());
+      }
+    });
+  }
+  for (auto& writer : writers) writer.join();
+  EXPECT_EQ(KernelCache(folder()).list()->size(), 1u);
+  EXPECT_EQ(std::distance(fs::directory_iterator(folder()), fs::directory_iterator()), 1);
+}
+
+TEST(ConfigPrinter, PrintsNamedConstants) {
+  ConfigPrinter config;
+  config.integer("kTileQ", 128).integer("kLimit", 1LL << 40).boolean("kCausal", true);
+  config.choice("kInput", "Element", "kBf16");
+  EXPECT_EQ(config.text(),
+            "struct Config {\n"
+            "  static constexpr int kTileQ = 128;\n"
+            "  static constexpr long long kLimit = 1099511627776LL;\n"
+            "  static constexpr bool kCausal = true;\n"
+            "  static constexpr Element kInput = Element::kBf16;\n"
+            "};\n");
+  EXPECT_EQ(config.summary(), "kTileQ 128 · kLimit 1099511627776 · kCausal true · kInput kBf16");
+}
+
+TEST(LibraryLoader, NamesEverythingItTried) {
+  const auto library =
+      Library::open("X", {"libdoes-not-exist.so.1", "/nowhere/libx.so"}, "install it");
+  ASSERT_FALSE(library.ok());
+  EXPECT_EQ(library.status().code(), StatusCode::kUnsupported);
+  EXPECT_THAT(library.status().message(), HasSubstr("libdoes-not-exist.so.1"));
+  EXPECT_THAT(library.status().message(), HasSubstr("/nowhere/libx.so"));
+  EXPECT_THAT(library.status().message(), HasSubstr("install it"));
+}
+
+TEST(DriverLoader, AnswersWithOrWithoutADriver) {
+  const auto driver = Driver::get();
+  if (driver.ok()) {
+    EXPECT_FALSE((*driver)->devices().empty());
+    EXPECT_GE((*driver)->version(), 12020);
+    EXPECT_THAT((*driver)->devices()[0].architecture(), HasSubstr("sm_"));
+  } else {
+    EXPECT_THAT(driver.status().message(), HasSubstr("the CPU backend works"));
+  }
+}
+
+TEST(EmbeddedSources, AreThere) {
+  auto sources = DeviceSources::get();
+  ASSERT_TRUE(sources.ok()) << sources.status().message();
+  EXPECT_EQ((*sources)->digest.size(), 64u);
+  bool types = false;
+  for (const SourceFile& file : (*sources)->files) types |= file.name == "config_types.h";
+  EXPECT_TRUE(types);
+}
+
+TEST(ResourceReport, IsReadFromTheLog) {
+  const std::string log =
+      "ptxas info    : 0 bytes gmem\n"
+      "ptxas info    : Compiling entry function 'first' for 'sm_80'\n"
+      "ptxas         .     8 bytes stack frame, 16 bytes spill stores, 24 bytes spill loads\n"
+      "ptxas info    : Used 40 registers, used 1 barriers, 4096 bytes smem, 400 bytes cmem[0]\n"
+      "ptxas info    : Compiling entry function 'second' for 'sm_80'\n"
+      "ptxas         .     0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads\n"
+      "ptxas info    : Used 255 registers, used 0 barriers\n";
+  const auto first = resource_use(log, "first");
+  ASSERT_TRUE(first.ok()) << first.status().message();
+  EXPECT_EQ(first->registers, 40);
+  EXPECT_EQ(first->stack_bytes, 8);
+  EXPECT_EQ(first->spill_store_bytes, 16);
+  EXPECT_EQ(first->spill_load_bytes, 24);
+  EXPECT_EQ(first->static_shared_bytes, 4096);
+  EXPECT_EQ(resource_use(log, "second")->registers, 255);
+  EXPECT_EQ(resource_use(log, "second")->static_shared_bytes, 0);
+  EXPECT_FALSE(resource_use(log, "third").ok());
+}
+
+class Compiler : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    auto found = Nvrtc::get();
+    if (!found.ok()) GTEST_SKIP() << found.status().message();
+    nvrtc_ = *found;
+  }
+  const Nvrtc* nvrtc_ = nullptr;
+};
+
+TEST_F(Compiler, MakesCubinsAndPtx) {
+  CompileRequest request{{"double.cu",
+                          "#include \"tile/twice.h\"\n"
+                          "extern \"C\" __global__ void twice_all(float* x) {\n"
+                          "  x[threadIdx.x] = twice(x[threadIdx.x]);\n}\n"},
+                         {{"tile/twice.h", "inline float twice(float x) { return 2 * x; }\n"}},
+                         "sm_90a",
+                         {}};
+  auto compiled = nvrtc_->compile(request);
+  ASSERT_TRUE(compiled.ok()) << compiled.status().message();
+  EXPECT_EQ(compiled->image.substr(0, 4),
+            "\x7f"
+            "ELF");
+  EXPECT_THAT(compiled->log, HasSubstr("registers"));
+  EXPECT_THAT(compiled->log, HasSubstr("0 bytes spill stores"));
+  EXPECT_EQ(compiled->compiler, nvrtc_->version());
+  request.architecture = "compute_80";
+  compiled = nvrtc_->compile(request);
+  ASSERT_TRUE(compiled.ok()) << compiled.status().message();
+  EXPECT_THAT(compiled->image, HasSubstr(".target sm_80"));
+}
+
+TEST_F(Compiler, ErrorsCarryTheLog) {
+  const auto compiled =
+      nvrtc_->compile({{"broken.cu", "int f() { return missing; }"}, {}, "sm_80", {}});
+  ASSERT_FALSE(compiled.ok());
+  EXPECT_EQ(compiled.status().code(), StatusCode::kDeviceError);
+  EXPECT_THAT(compiled.status().message(), HasSubstr("broken.cu(1)"));
+  EXPECT_THAT(compiled.status().message(), HasSubstr("missing"));
+}
+
+TEST_F(Compiler, ImagesAreCompiledOnceAndThenCached) {
+  std::string folder = (fs::temp_directory_path() / "flashlab-images-XXXXXX").string();
+  ASSERT_NE(mkdtemp(folder.data()), nullptr);
+  ASSERT_EQ(setenv("FLASHLAB_CACHE", folder.c_str(), 1), 0);
+  const KernelSpec spec{"config_types.h",
+                        "fill",
+                        "struct Config { static constexpr int kValue = 7; };\n"
+                        "extern \"C\" __global__ void fill(int* x) { *x = Config::kValue; }\n",
+                        {}};
+  auto first = image_of(spec, "sm_80");
+  ASSERT_TRUE(first.ok()) << first.status().message();
+  EXPECT_EQ(first->origin, ImageOrigin::kCompiler);
+  EXPECT_GT(first->compile_seconds, 0);
+  EXPECT_GT(resource_use(first->kernel.log, "fill")->registers, 0);
+  auto second = image_of(spec, "sm_80");
+  ASSERT_TRUE(second.ok());
+  EXPECT_EQ(second->origin, ImageOrigin::kCache);
+  EXPECT_EQ(second->kernel.image, first->kernel.image);
+  ASSERT_EQ(setenv("FLASHLAB_PRECOMPILED", folder.c_str(), 1), 0);
+  EXPECT_EQ(image_of(spec, "sm_80")->origin, ImageOrigin::kPrecompiled);
+  unsetenv("FLASHLAB_PRECOMPILED");
+  ASSERT_EQ(chmod(folder.c_str(), 0777), 0);
+  auto refused = image_of(spec, "sm_80");
+  ASSERT_TRUE(refused.ok()) << "a cache that cannot be used only costs time";
+  EXPECT_EQ(refused->origin, ImageOrigin::kCompiler);
+  EXPECT_THAT(refused->cache_warning, HasSubstr("others may write"));
+  unsetenv("FLASHLAB_CACHE");
+  fs::remove_all(folder);
+}
+
+TEST_F(Compiler, ListsItsArchitectures) {
+  EXPECT_THAT(nvrtc_->architectures(), ::testing::Contains(80));
+  EXPECT_THAT(nvrtc_->architectures(), ::testing::Contains(90));
+}
+
+}  // namespace
+}  // namespace flashlab::cuda

@@ -17,10 +17,10 @@ enum class MaskKind : std::uint8_t { kNone, kBool, kAdditive };
 
 /// How the tensors lie in memory.
 enum class Layout : std::uint8_t {
-  kContiguous,   ///< [B, S, H, D] row-major
-  kHeadsFirst,   ///< memory order [B, H, S, D], seen as [B, S, H, D]
-  kPackedQkv,    ///< q, k, v (and dq, dk, dv) are slices of one buffer, where shapes allow it
-  kPaddedRows,   ///< rows 3 elements longer than head_dim: misaligned, padding filled with NaN
+  kContiguous,  ///< [B, S, H, D] row-major
+  kHeadsFirst,  ///< memory order [B, H, S, D], seen as [B, S, H, D]
+  kPackedQkv,   ///< q, k, v (and dq, dk, dv) are slices of one buffer, where shapes allow it
+  kPaddedRows,  ///< rows 3 elements longer than head_dim: misaligned, padding filled with NaN
 };
 
 /// What the tensors hold.
@@ -61,7 +61,8 @@ struct Case {
   double flops(Pass pass) const;
   /// Bytes that must be read and written once by an ideal kernel (inputs + outputs).
   double ideal_bytes(Pass pass) const;
-  /// "none", "causal-top-left", "causal-bottom-right", with "+bool" or "+additive" for a mask tensor.
+  /// "none", "causal-top-left", "causal-bottom-right", with "+bool" or "+additive" for a mask
+  /// tensor.
   std::string mask_name() const;
   /// "fp32 b2 h8/8 s1024x1024 d64/64 causal-top-left".
   std::string describe() const;

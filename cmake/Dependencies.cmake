@@ -5,6 +5,8 @@ find_package(hwy REQUIRED)
 if(FLASHLAB_BUILD_CLI)
   find_package(CLI11 REQUIRED)
   find_package(nlohmann_json REQUIRED)
+  # Static: the program asks its user's machine for nothing but libc and libm.
+  set(ZLIB_USE_STATIC_LIBS ON)
   find_package(ZLIB REQUIRED)
 endif()
 if(FLASHLAB_BUILD_TESTS)

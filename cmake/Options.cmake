@@ -1,7 +1,9 @@
 # What a build can be asked for, and the flags every target shares.
 option(FLASHLAB_BUILD_TESTS "Build the tests" ON)
 option(FLASHLAB_BUILD_CLI "Build the flashlab command line" ON)
+option(FLASHLAB_BUILD_FUZZERS "Build the fuzz targets" OFF)
 option(FLASHLAB_WERROR "Treat warnings as errors" OFF)
+option(BUILD_SHARED_LIBS "Build libflashlab.so instead of libflashlab.a" OFF)
 set(FLASHLAB_SANITIZE "" CACHE STRING "Sanitizers: address, undefined, thread (comma separated)")
 
 if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
@@ -15,12 +17,22 @@ set(CMAKE_POSITION_INDEPENDENT_CODE ON)
 set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
 set(CMAKE_CXX_VISIBILITY_PRESET hidden)
 set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR})
+# An installed program finds an installed libflashlab.so beside it, wherever the prefix is moved to.
+set(CMAKE_INSTALL_RPATH "$ORIGIN/../lib")
 
 add_library(flashlab_flags INTERFACE)
 target_compile_options(flashlab_flags INTERFACE -Wall -Wextra -Wno-psabi
   $<$<BOOL:${FLASHLAB_WERROR}>:-Werror>)
 if(FLASHLAB_SANITIZE)
   target_compile_options(flashlab_flags INTERFACE -fsanitize=${FLASHLAB_SANITIZE}
-    -fno-omit-frame-pointer -g -fno-sanitize-recover=all)
+    -fno-omit-frame-pointer -fno-sanitize-recover=all)
   target_link_options(flashlab_flags INTERFACE -fsanitize=${FLASHLAB_SANITIZE})
+endif()
+# clang's libFuzzer wants coverage counters in everything it explores. With g++ the same targets
+# run under a random driver (fuzz/random_driver.cpp).
+set(FLASHLAB_LIBFUZZER OFF)
+if(FLASHLAB_BUILD_FUZZERS AND CMAKE_CXX_COMPILER_ID MATCHES "Clang")
+  set(FLASHLAB_LIBFUZZER ON)
+  target_compile_options(flashlab_flags INTERFACE -fsanitize=fuzzer-no-link)
+  target_link_options(flashlab_flags INTERFACE -fsanitize=fuzzer-no-link)
 endif()

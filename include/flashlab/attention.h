@@ -53,17 +53,16 @@ struct TileOptions {
 /// Everything about the computation that is not a tensor. Members marked "to come" are refused with
 /// kUnsupported (required / supported / missing / device) until a kernel implements them.
 struct Options {
-  std::optional<float> scale;  ///< default 1/sqrt(head_dim); any finite float, 0 and negative too
+  std::optional<float> scale{};  ///< default 1/sqrt(head_dim); any finite float, 0 and negative too
   Causal causal = Causal::kNone;
   Precision precision = Precision::kIeee;
   GradientMode gradient_mode = GradientMode::kOverwrite;
-  bool deterministic = false;  ///< bitwise equal for any thread count, SM count and tuning table
-  std::string
-      implementation;  ///< empty: the device's production kernels; else a name, e.g. "naive"
+  bool deterministic = false;    ///< bitwise equal for any thread count, SM count and tuning table
+  std::string implementation{};  ///< empty: the device's production kernels; or e.g. "naive"
   TileOptions tiles{};
-  std::optional<Window> window;    ///< to come
-  std::optional<float> softcap;    ///< to come: cap * tanh(score / cap)
-  std::optional<Dropout> dropout;  ///< to come
+  std::optional<Window> window{};    ///< to come
+  std::optional<float> softcap{};    ///< to come: cap * tanh(score / cap)
+  std::optional<Dropout> dropout{};  ///< to come
 };
 
 // ---------------------------------------------------------------------------------------------
@@ -72,32 +71,32 @@ struct Options {
 
 /// Tensors of a forward call.
 struct ForwardTensors {
-  ConstTensor q;                    ///< [batch, seqlen_q, heads_q, head_dim]
-  ConstTensor k;                    ///< [batch, seqlen_k, heads_k, head_dim]
-  ConstTensor v;                    ///< [batch, seqlen_k, heads_k, head_dim_v]
-  Tensor o;                         ///< [batch, seqlen_q, heads_q, head_dim_v], q's dtype or fp32
-  std::optional<Tensor> lse;        ///< [batch, heads_q, seqlen_q] fp32 (fp64 inputs: or fp64)
-  std::optional<ConstTensor> mask;  ///< [batch|1, heads_q|1, seqlen_q|1, seqlen_k|1]; see below
-  std::optional<ConstTensor> alibi_slopes;  ///< to come: [heads_q] fp32
-  std::optional<ConstTensor> sinks;         ///< to come: [heads_q] fp32
-  std::optional<ConstTensor> cu_seqlens_q;  ///< to come: ragged batches
-  std::optional<ConstTensor> cu_seqlens_k;  ///< to come
-  std::optional<ConstTensor> block_table;   ///< to come: paged keys and values
-  std::optional<Tensor> row_statistics;     ///< to come: maxima and sums, for backward's accuracy
+  ConstTensor q;                      ///< [batch, seqlen_q, heads_q, head_dim]
+  ConstTensor k;                      ///< [batch, seqlen_k, heads_k, head_dim]
+  ConstTensor v;                      ///< [batch, seqlen_k, heads_k, head_dim_v]
+  Tensor o;                           ///< [batch, seqlen_q, heads_q, head_dim_v], q's dtype or fp32
+  std::optional<Tensor> lse{};        ///< [batch, heads_q, seqlen_q] fp32 (fp64 inputs: or fp64)
+  std::optional<ConstTensor> mask{};  ///< [batch|1, heads_q|1, seqlen_q|1, seqlen_k|1]; see below
+  std::optional<ConstTensor> alibi_slopes{};  ///< to come: [heads_q] fp32
+  std::optional<ConstTensor> sinks{};         ///< to come: [heads_q] fp32
+  std::optional<ConstTensor> cu_seqlens_q{};  ///< to come: ragged batches
+  std::optional<ConstTensor> cu_seqlens_k{};  ///< to come
+  std::optional<ConstTensor> block_table{};   ///< to come: paged keys and values
+  std::optional<Tensor> row_statistics{};     ///< to come: maxima and sums, for backward's accuracy
 };
 
 /// Tensors of a backward call. o and lse are what forward gave for the same inputs.
 struct BackwardTensors {
-  ConstTensor q, k, v;               ///< as in forward
-  ConstTensor o;                     ///< [batch, seqlen_q, heads_q, head_dim_v]
-  ConstTensor lse;                   ///< [batch, heads_q, seqlen_q]
-  ConstTensor d_o;                   ///< gradient of o: shape of o, dtype of q (or fp32)
-  std::optional<ConstTensor> d_lse;  ///< gradient of lse, or absent for zero: shape, dtype of lse
-  std::optional<ConstTensor> mask;   ///< as in forward
-  Tensor dq, dk, dv;                 ///< shapes of q, k, v; the inputs' dtype or fp32
+  ConstTensor q, k, v;                 ///< as in forward
+  ConstTensor o;                       ///< [batch, seqlen_q, heads_q, head_dim_v]
+  ConstTensor lse;                     ///< [batch, heads_q, seqlen_q]
+  ConstTensor d_o;                     ///< gradient of o: shape of o, dtype of q (or fp32)
+  std::optional<ConstTensor> d_lse{};  ///< gradient of lse, or absent for zero: shape, dtype of lse
+  std::optional<ConstTensor> mask{};   ///< as in forward
+  Tensor dq, dk, dv;                   ///< shapes of q, k, v; the inputs' dtype or fp32
   /// To come, as in forward.
-  std::optional<ConstTensor> alibi_slopes, sinks, cu_seqlens_q, cu_seqlens_k, block_table,
-      row_statistics;
+  std::optional<ConstTensor> alibi_slopes{}, sinks{}, cu_seqlens_q{}, cu_seqlens_k{}, block_table{},
+      row_statistics{};
 };
 
 /// Scratch memory of one call: uninitialised on entry, 256-byte aligned, reusable once the stream
@@ -118,10 +117,10 @@ enum class Pass : std::uint8_t { kForward, kBackward };
 struct Problem {
   Pass pass = Pass::kForward;
   TensorSpec q, k, v, o;
-  std::optional<TensorSpec> lse, mask;
-  std::optional<TensorSpec> d_o, d_lse, dq, dk, dv;  ///< backward only
-  std::vector<std::string> features_to_come;         ///< tensors given that no kernel reads yet
-  Options options;
+  std::optional<TensorSpec> lse{}, mask{};
+  std::optional<TensorSpec> d_o{}, d_lse{}, dq{}, dk{}, dv{};  ///< backward only
+  std::vector<std::string> features_to_come{};  ///< tensors given that no kernel reads yet
+  Options options{};
 };
 
 Problem describe(const ForwardTensors& tensors, const Options& options);

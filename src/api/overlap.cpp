@@ -78,10 +78,10 @@ Wide span_bytes(const TensorSpec& spec) {
 }  // namespace
 
 bool overlaps_itself(const TensorSpec& spec) {
+  if (spec.elements() == 0) return false;
   TermList list;
   for (int i = 0; i < spec.rank; ++i) {
     const Wide extent = spec.shape[i];
-    if (extent <= 0) return false;
     if (extent > 1 && spec.strides[i] == 0) return true;
     list.add({static_cast<Wide>(spec.strides[i]), -(extent - 1), extent - 1});
   }

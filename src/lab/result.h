@@ -30,18 +30,19 @@ struct BenchResult {
 
   int samples = 0;
   std::optional<double> median_ms, min_ms, mean_ms, max_ms, std_ms;
-  std::optional<double> tflops;       ///< FLOPs / median
-  std::optional<double> tflops_peak;  ///< FLOPs / min
-  std::optional<double> roof_share;   ///< of the measured roof, 0..1
-  std::optional<double> gb_per_s;     ///< ideal bytes / median
+  std::optional<double> q1_ms, q3_ms;  ///< quartiles: what a baseline's verdict is made from
+  std::optional<double> tflops;            ///< FLOPs / median
+  std::optional<double> tflops_peak;       ///< FLOPs / min
+  std::optional<double> roof_share;        ///< of the measured roof, 0..1
+  std::optional<double> gb_per_s;          ///< ideal bytes / median
   std::optional<std::int64_t> peak_bytes;  ///< inputs + outputs + the call's high-water mark
   std::optional<std::int64_t> workspace_bytes;
   std::optional<std::int64_t> memory_before_backward_bytes;
   std::optional<std::int64_t> process_peak_bytes;
   std::optional<double> error_vs_fp64;        ///< max |x - fp64| over all outputs of the pass
   std::optional<double> naive_error_vs_fp64;  ///< the same of the naive formula in this dtype
-  std::string error_sample;  ///< "all" or "64 rows of 8 heads, seed 1"
-  std::string plan;          ///< one line: what ran
+  std::string error_sample;                   ///< "all" or "64 rows of 8 heads, seed 1"
+  std::string plan;                           ///< one line: what ran
 
   /// Separately timed parts (naive: scores, softmax, values), name and median.
   struct Part {

@@ -1,0 +1,116 @@
+// Families of problems over which people plot: one name, many cases.
+
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "case.h"
+
+namespace flashlab::cases {
+namespace {
+
+const std::vector<Pass> kBothPasses = {Pass::kForward, Pass::kBackward};
+
+Case square(std::int64_t batch, std::int64_t heads, std::int64_t head_dim, std::int64_t seqlen) {
+  Case out;
+  out.batch = batch;
+  out.heads_q = out.heads_k = heads;
+  out.head_dim = out.head_dim_v = head_dim;
+  out.seqlen_q = out.seqlen_k = seqlen;
+  return out;
+}
+
+void add(Sweep& sweep, Case problem) {
+  problem.name = fmt::format("{} {}", sweep.name, problem.describe());
+  sweep.cases.push_back(std::move(problem));
+}
+
+Sweep notebook() {
+  Sweep out{"notebook", "batch 8, one head, head dims 16..128, lengths 256..16384", {}, kBothPasses};
+  for (std::int64_t d : {16, 32, 64, 128}) {
+    for (std::int64_t s : {256, 1024, 4096, 8192, 16384}) add(out, square(8, 1, d, s));
+  }
+  return out;
+}
+
+Sweep handout() {
+  Sweep out{"handout", "batch 1, one head, causal, lengths 128..65536, head dims 16..128, two types",
+            {}, kBothPasses};
+  for (DType dtype : {DType::kBf16, DType::kFp32}) {
+    for (std::int64_t d = 16; d <= 128; d *= 2) {
+      for (std::int64_t s = 128; s <= 65536; s *= 2) {
+        Case problem = square(1, 1, d, s);
+        problem.causal = Causal::kTopLeft;
+        problem.dtype = dtype;
+        add(out, problem);
+      }
+    }
+  }
+  return out;
+}
+
+Sweep papers() {
+  Sweep out{"papers", "16384 tokens, hidden size 2048, head dims 64 128 256, lengths 512..16384, "
+                      "with and without causal", {}, kBothPasses};
+  for (Causal causal : {Causal::kNone, Causal::kTopLeft}) {
+    for (std::int64_t d : {64, 128, 256}) {
+      for (std::int64_t s = 512; s <= 16384; s *= 2) {
+        Case problem = square(16384 / s, 2048 / d, d, s);
+        problem.causal = causal;
+        problem.dtype = DType::kBf16;
+        add(out, problem);
+      }
+    }
+  }
+  return out;
+}
+
+Sweep course() {
+  Sweep out{"course", "batch 16, 12 heads of 64, causal, lengths 512..4096", {}, kBothPasses};
+  for (std::int64_t s : {512, 1024, 2048, 4096}) {
+    Case problem = square(16, 12, 64, s);
+    problem.causal = Causal::kTopLeft;
+    add(out, problem);
+  }
+  return out;
+}
+
+// The studies of the ladder's steps start at head dim 8 and compare unscaled scores (scale 1), as
+// the first CUDA versions computed them.
+Sweep ladder(const char* name, const char* summary) {
+  Sweep out{name, summary, {}, {Pass::kForward}};
+  for (std::int64_t batch : {1, 8}) {
+    for (std::int64_t heads : {1, 8}) {
+      for (std::int64_t d : {8, 16, 32, 64, 128}) {
+        for (std::int64_t s : {128, 256, 512, 1024, 2048, 4096}) {
+          Case problem = square(batch, heads, d, s);
+          problem.scale = 1.0f;
+          add(out, problem);
+        }
+      }
+    }
+  }
+  return out;
+}
+
+}  // namespace
+
+std::vector<Sweep> sweeps() {
+  return {notebook(),
+          handout(),
+          papers(),
+          course(),
+          ladder("fa1-steps", "every step of FlashAttention-1 beside naive: batch, heads, head dims "
+                              "8..128, lengths 128..4096, scale 1"),
+          ladder("fa1-fa2", "FlashAttention-1 against 2 beside naive: batch, heads, head dims "
+                            "8..128, lengths 128..4096, scale 1")};
+}
+
+std::optional<Sweep> find_sweep(std::string_view name) {
+  for (Sweep& candidate : sweeps()) {
+    if (candidate.name == name) return std::move(candidate);
+  }
+  return std::nullopt;
+}
+
+}  // namespace flashlab::cases

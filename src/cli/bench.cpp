@@ -1,0 +1,104 @@
+// `bench`: one implementation, or those named, on one problem or many.
+
+#include <fmt/format.h>
+
+#include "cli/command.h"
+#include "cli/execution.h"
+#include "cli/runs.h"
+#include "cli/terminal.h"
+#include "lab/memory.h"
+#include "lab/problem_run/cpu_roof.h"
+#include "lab/report/numbers.h"
+#include "lab/report/table.h"
+#include "lab/verdict.h"
+
+namespace flashlab::cli {
+namespace {
+
+// With more lines than this the table alone is easier to read.
+constexpr std::size_t kDetailedResults = 6;
+
+std::string bytes(std::optional<std::int64_t> value) {
+  return lab::report::format_bytes(value);
+}
+
+// What the table's line has no room for.
+void print_details(const lab::BenchResult& r, const lab::Environment& environment) {
+  using lab::report::format_ms;
+  if (r.status != lab::RunStatus::kOk) return;
+  print_line(fmt::format("\n{} {}  {} samples", r.implementation, r.pass, r.samples));
+  print_line(fmt::format("  time      min {} · mean {} · median {} · max {} · std {} ms",
+                         format_ms(r.min_ms), format_ms(r.mean_ms), format_ms(r.median_ms),
+                         format_ms(r.max_ms), format_ms(r.std_ms)));
+  const auto rate = [](std::optional<double> tflops) {
+    return lab::report::format_rate(tflops, lab::report::RateUnit::kGflops);
+  };
+  print_line(fmt::format("  rate      median {} · peak {} GFLOP/s · {} GB/s", rate(r.tflops),
+                         rate(r.tflops_peak),
+                         r.gb_per_s ? lab::report::format_significant(*r.gb_per_s, 3) : "-"));
+  std::string memory = fmt::format("  memory    peak {} · workspace {}", bytes(r.peak_bytes),
+                                   bytes(r.workspace_bytes));
+  if (r.memory_before_backward_bytes) {
+    memory += fmt::format(" · before backward {}", bytes(r.memory_before_backward_bytes));
+  }
+  print_line(memory);
+  if (r.error_vs_fp64) {
+    print_line(fmt::format("  error     {} vs fp64 · naive in this type {} · rows: {}",
+                           lab::report::format_error(r.error_vs_fp64),
+                           lab::report::format_error(r.naive_error_vs_fp64), r.error_sample));
+  }
+  for (const auto& part : r.parts) {
+    print_line(fmt::format("  part      {} {} ms", part.name, format_ms(part.median_ms)));
+  }
+  if (const auto verdict = lab::judge_throughput(r, environment)) {
+    print_line("  verdict   " + verdict->text);
+  }
+  print_line("  plan      " + r.plan);
+}
+
+bool wants_files(const Arguments& arguments) {
+  for (const char* flag : {"--json", "--csv", "--markdown", "--latex", "--log", "--output"}) {
+    if (arguments.has(flag)) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+int run_bench(const Arguments& arguments) {
+  const Engine engine = make_engine(arguments);
+  const ProblemSet problems = problems_of(arguments, bench_defaults());
+  const std::vector<std::string> names =
+      implementation_names(arguments, production(engine.context));
+  lab::ProblemRunOptions options = run_options(arguments, problems, {});
+  options.error = arguments.has("--check");
+  check_plans(arguments, engine.context, problems, names);
+  Outputs outputs(arguments, /*report=*/false);
+  outputs.begin(run_environment(engine, options));
+  if (wants_files(arguments)) lab::add_roofs(engine.context, outputs.environment());
+
+  const bool text = !outputs.stdout_taken();
+  constexpr lab::report::RateUnit kUnit = lab::report::RateUnit::kGflops;
+  if (text) print(lab::report::bench_table_header(kUnit));
+  run_jobs(engine, problems, names, options, outputs,
+           [&](const std::vector<lab::BenchResult>& results) {
+             if (!text) return;
+             for (const lab::BenchResult& result : results) {
+               print(lab::report::bench_table_line(result, kUnit));
+             }
+           });
+  if (text && outputs.file().results.size() <= kDetailedResults) {
+    for (const lab::BenchResult& result : outputs.file().results) {
+      print_details(result, outputs.environment());
+    }
+  }
+  if (text && !outputs.relative_to().empty()) {
+    print("\n" +
+          lab::report::comparison_table(outputs.file(), {.relative_to = outputs.relative_to(),
+                                                         .width = terminal_width(),
+                                                         .colours = colours()}));
+  }
+  return finish_run(outputs);
+}
+
+}  // namespace flashlab::cli

@@ -1,0 +1,292 @@
+// `check`: every implementation against the fp64 oracle.
+
+#include "lab/check.h"
+
+#include <fmt/format.h>
+
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "cli/command.h"
+#include "cli/execution.h"
+#include "cli/failure.h"
+#include "cli/problems.h"
+#include "cli/terminal.h"
+#include "lab/environment.h"
+#include "lab/report/text.h"
+#include "lab/results_json.h"
+
+namespace flashlab::cli {
+namespace {
+
+using lab::report::pad_left;
+using lab::report::pad_right;
+using Json = nlohmann::ordered_json;
+
+// --quick takes every n-th case: neighbours in the list differ in one thing only.
+constexpr std::size_t kQuickStride = 8;
+
+const char* pass_name(Pass pass) {
+  return pass == Pass::kForward ? "forward" : "backward";
+}
+
+std::vector<cases::Case> chosen_cases(const Arguments& arguments) {
+  std::vector<cases::Case> all;
+  const std::vector<std::string> dtypes = arguments.list("--dtype");
+  const std::string part = arguments.value("--case").value_or("");
+  for (cases::Case& problem : cases::conformance_cases()) {
+    const bool of_type = dtypes.empty() || std::find(dtypes.begin(), dtypes.end(),
+                                                     to_string(problem.dtype)) != dtypes.end();
+    if (of_type && problem.name.find(part) != std::string::npos) all.push_back(std::move(problem));
+  }
+  if (all.empty()) {
+    fail_usage(
+        fmt::format("no case matches --case \"{}\"{}; flashlab check --json - lists the names",
+                    part, dtypes.empty() ? "" : " with this --dtype"));
+  }
+  if (!arguments.has("--quick") || !part.empty()) return all;
+  std::vector<cases::Case> some;
+  for (std::size_t i = 0; i < all.size(); i += kQuickStride) some.push_back(std::move(all[i]));
+  return some;
+}
+
+// The command that repeats one report alone.
+std::string reproduce(const lab::CheckReport& report, const Context& context) {
+  return fmt::format("flashlab check --case {} --implementation {} --cpu-isa {} --threads {}",
+                     report.problem.name, report.implementation, to_string(context.cpu_isa()),
+                     context.threads());
+}
+
+struct Counts {
+  int passed = 0, failed = 0, unsupported = 0;
+};
+
+void count(Counts& counts, const lab::CheckReport& report) {
+  if (report.passed()) {
+    ++counts.passed;
+  } else if (report.failed()) {
+    ++counts.failed;
+  } else {
+    ++counts.unsupported;
+  }
+}
+
+// One line per dtype and implementation.
+void print_groups(const std::vector<lab::CheckReport>& reports) {
+  std::map<std::pair<DType, std::string>, Counts> groups;
+  for (const lab::CheckReport& report : reports) {
+    if (report.items.empty() && report.message.empty()) continue;  // not reached before Ctrl-C
+    count(groups[{report.problem.dtype, report.implementation}], report);
+  }
+  print_line(fmt::format("{}{}{}{}", pad_right("group", 24), pad_left("passed", 8),
+                         pad_left("failed", 8), pad_left("refused", 9)));
+  for (const auto& [key, counts] : groups) {
+    print_line(fmt::format(
+        "{}{}{}{}", pad_right(fmt::format("{} {}", to_string(key.first), key.second), 24),
+        pad_left(std::to_string(counts.passed), 8), pad_left(std::to_string(counts.failed), 8),
+        pad_left(std::to_string(counts.unsupported), 9)));
+  }
+}
+
+void print_failures(const std::vector<lab::CheckReport>& reports, const Context& context) {
+  for (const lab::CheckReport& report : reports) {
+    if (!report.failed() || (report.items.empty() && report.message.empty())) continue;
+    print_line(fmt::format("\nFAILED  {}\n        {}\n        {}", report.failure(),
+                           report.problem.describe(), reproduce(report, context)));
+  }
+}
+
+void print_ruler(const std::vector<lab::RulerReading>& ruler) {
+  for (const lab::RulerReading& reading : ruler) {
+    print_line(fmt::format(
+        "ruler  {} {}{} {}, measured {:.4g}{}", reading.ok ? "ok    " : "FAILED",
+        pad_right(reading.name, 34), pad_left(fmt::format("{:.4g}", reading.expected), 10),
+        reading.unit, reading.measured, reading.note.empty() ? "" : "  (" + reading.note + ")"));
+  }
+  if (!ruler.empty()) print_line("");
+}
+
+Json json_of(const lab::CheckReport& report) {
+  Json items = Json::array();
+  for (const lab::CheckItem& item : report.items) {
+    items.push_back({{"what", item.what}, {"passed", item.passed}, {"message", item.message}});
+  }
+  return {{"case", report.problem.name},
+          {"problem", report.problem.describe()},
+          {"implementation", report.implementation},
+          {"status", lab::to_string(report.status)},
+          {"passed", report.passed()},
+          {"message", report.message},
+          {"sample", report.sample},
+          {"items", std::move(items)}};
+}
+
+void write_json(const std::string& path, const lab::CheckSummary& summary, const Context& context) {
+  lab::ResultFile file;
+  file.environment = lab::collect_environment({.command = typed_command(),
+                                               .protocol = "",
+                                               .threads = context.threads(),
+                                               .cpu_isa = context.cpu_isa(),
+                                               .observe_ms = 0});
+  Json out;
+  out["schema"] = "flashlab.check/1";
+  out["environment"] = Json::parse(lab::to_json(file))["environment"];
+  out["passed"] = summary.passed;
+  out["failed"] = summary.failed;
+  out["unsupported"] = summary.unsupported;
+  out["interrupted"] = summary.cancelled;
+  out["ok"] = summary.ok();
+  out["ruler"] = Json::array();
+  for (const lab::RulerReading& reading : summary.ruler) {
+    out["ruler"].push_back({{"name", reading.name},
+                            {"expected", reading.expected},
+                            {"measured", reading.measured},
+                            {"unit", reading.unit},
+                            {"ok", reading.ok}});
+  }
+  out["reports"] = Json::array();
+  for (const lab::CheckReport& report : summary.reports) out["reports"].push_back(json_of(report));
+  const std::string text = out.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+  if (path == "-") {
+    print(text);
+  } else if (Status status = lab::write_text_file(path, text); !status.ok()) {
+    fail("--json " + status.message());
+  }
+}
+
+// One pass on the user's own tensors, as a report like those of the list.
+void check_values(const Context& context, const Job& job, const lab::CaseValues& values,
+                  const std::string& name, lab::CheckReport& report) {
+  const bool backward = job.passes.back() == Pass::kBackward;
+  lab::CaseDataOptions options;
+  options.backward = backward;
+  options.values = values;
+  Result<lab::CaseData> data = lab::CaseData::create(job.problem, options);
+  Status status = data.status();
+  for (const Pass pass : job.passes) {
+    if (!status.ok()) break;
+    Options call = job.problem.options();
+    call.implementation = name;
+    status = pass == Pass::kForward ? forward(context, {}, data->forward_tensors(), call)
+             : backward ? flashlab::backward(context, {}, data->backward_tensors(), call)
+                        : Status();
+    if (!status.ok()) break;
+    const Result<lab::ErrorVsFp64> error = lab::error_vs_fp64(*data, pass);
+    if (!error.ok()) {
+      status = error.status();
+      break;
+    }
+    report.sample = error->sample;
+    report.items.push_back({pass_name(pass), error->accepted,
+                            fmt::format("error {:.3g} vs fp64, naive {:.3g}; {}", error->error,
+                                        error->naive_error, error->worst),
+                            std::nullopt});
+  }
+  if (status.ok()) return;
+  report.message = status.message();
+  report.status = status.code() == StatusCode::kOutOfMemory   ? lab::RunStatus::kOutOfMemory
+                  : status.code() == StatusCode::kUnsupported ? lab::RunStatus::kUnsupported
+                                                              : lab::RunStatus::kError;
+}
+
+lab::CheckSummary check_input(const Arguments& arguments, const Context& context,
+                              const std::vector<std::string>& names) {
+  ProblemDefaults defaults;
+  defaults.passes = {Pass::kForward, Pass::kBackward};
+  const ProblemSet problems = problems_of_input(arguments, defaults);
+  lab::CheckSummary out;
+  for (const Job& job : problems.jobs) {
+    for (const std::string& name : names) {
+      if (interrupted()) {
+        out.cancelled = true;
+        return out;
+      }
+      lab::CheckReport report;
+      report.problem = job.problem;
+      report.implementation = name;
+      check_values(context, job, *problems.values, name, report);
+      Counts counts;
+      count(counts, report);
+      out.passed += counts.passed;
+      out.failed += counts.failed;
+      out.unsupported += counts.unsupported;
+      out.reports.push_back(std::move(report));
+    }
+  }
+  return out;
+}
+
+lab::CheckSummary check_list(const Arguments& arguments, const Context& context,
+                             const std::vector<std::string>& names, bool text) {
+  lab::CheckRun run;
+  run.cases = chosen_cases(arguments);
+  run.implementations = names;
+  // Two or three cases are asked for to look at them: the instrument is not the question.
+  run.ruler = !arguments.has("--case");
+  run.cancel = &interrupted();
+  if (text) {
+    std::string list;
+    for (const std::string& name : names) list += (list.empty() ? "" : ", ") + name;
+    print_line(fmt::format("check  {} cases x {} · {} · {} threads\n", run.cases.size(), list,
+                           to_string(context.cpu_isa()), context.threads()));
+  }
+  ProgressLine progress;
+  int failed = 0;
+  run.progress = [&](int done, int planned, const lab::CheckReport& report) {
+    failed += report.failed() ? 1 : 0;
+    progress.show(
+        done, planned,
+        fmt::format("{}/{} {} {}{}", done, planned, report.problem.name, report.implementation,
+                    failed > 0 ? fmt::format("  ({} failed)", failed) : ""));
+  };
+  return lab::check_cases(context, run);
+}
+
+void print_input_items(const std::vector<lab::CheckReport>& reports) {
+  for (const lab::CheckReport& report : reports) {
+    for (const lab::CheckItem& item : report.items) {
+      print_line(fmt::format("{} {} {}  {}", item.passed ? "ok    " : "FAILED",
+                             pad_right(report.implementation, 10), pad_right(item.what, 9),
+                             item.message));
+    }
+    if (!report.message.empty()) {
+      print_line(fmt::format("{} {} {}", pad_right(lab::to_string(report.status), 11),
+                             pad_right(report.implementation, 10), report.message));
+    }
+  }
+  print_line("");
+}
+
+}  // namespace
+
+int run_check(const Arguments& arguments) {
+  const Context context = make_context(arguments);
+  const std::vector<std::string> names =
+      implementation_names(arguments, all_but_reference(context));
+  const std::optional<std::string> json = arguments.value("--json");
+  const bool text = !json || *json != "-";
+  const bool input = arguments.has("--input");
+  for (const char* flag : {"--quick", "--case"}) {
+    if (input && arguments.has(flag)) {
+      fail_usage(fmt::format("{} chooses from the list and contradicts --input; give one", flag));
+    }
+  }
+  const lab::CheckSummary summary =
+      input ? check_input(arguments, context, names) : check_list(arguments, context, names, text);
+  if (text) {
+    print_ruler(summary.ruler);
+    if (input) print_input_items(summary.reports);
+    print_groups(summary.reports);
+    if (!input) print_failures(summary.reports, context);
+    print_line(fmt::format("\n{} passed, {} failed, {} refused{}", summary.passed, summary.failed,
+                           summary.unsupported, summary.cancelled ? ", interrupted" : ""));
+  }
+  if (json) write_json(*json, summary, context);
+  if (summary.cancelled || interrupted()) return kExitInterrupted;
+  const bool ruler_ok = std::all_of(summary.ruler.begin(), summary.ruler.end(),
+                                    [](const lab::RulerReading& reading) { return reading.ok; });
+  if (summary.failed > 0 || !ruler_ok) return kExitCheckFailed;
+  return summary.passed > 0 ? kExitOk : kExitFailure;
+}
+
+}  // namespace flashlab::cli

@@ -1,0 +1,22 @@
+#pragma once
+
+// One function per command: runs it and returns its exit code, or throws Failure.
+
+#include <string>
+
+#include "cli/flags.h"
+
+namespace flashlab::cli {
+
+int run_info(const Arguments& arguments);
+int run_check(const Arguments& arguments);
+int run_bench(const Arguments& arguments);
+int run_weighted_sum(const Arguments& arguments);
+int run_compare(const Arguments& arguments);
+int run_explain(const Arguments& arguments);
+int run_completion(const Arguments& arguments);
+
+/// What was typed, as a shell would read it back. Set once by main, kept with every result.
+const std::string& typed_command();
+
+}  // namespace flashlab::cli

@@ -1,0 +1,274 @@
+#include "cli/flags.h"
+
+#include "case.h"
+#include "flashlab/attention.h"
+
+namespace flashlab::cli {
+namespace {
+
+using Words = std::vector<std::string>;
+
+Words dtype_choices() {
+  return {"fp64", "fp32", "tf32", "fp16", "bf16"};
+}
+Words check_dtype_choices() {
+  return {"fp64", "fp32", "fp16", "bf16"};
+}
+Words causal_choices() {
+  return {"top-left", "bottom-right"};
+}
+Words pass_choices() {
+  return {"forward", "backward", "both"};
+}
+Words shell_choices() {
+  return {"bash", "zsh", "fish"};
+}
+Words peer_choices() {
+  return {"cublas",          "cudnn",      "torch.cudnn", "torch.flash",
+          "torch.efficient", "torch.math", "torch.flex",  "torch"};
+}
+Words isa_choices() {
+  Words out;
+  for (CpuIsa isa : {CpuIsa::kAutomatic, CpuIsa::kScalar, CpuIsa::kNeon, CpuIsa::kAvx2,
+                     CpuIsa::kAvx512, CpuIsa::kAvx512Bf16, CpuIsa::kAmx}) {
+    out.emplace_back(to_string(isa));
+  }
+  return out;
+}
+Words implementation_choices() {
+  return implementations(Device{});
+}
+Words preset_choices() {
+  Words out;
+  for (const cases::Preset& preset : cases::presets()) out.push_back(preset.problem.name);
+  return out;
+}
+Words sweep_choices() {
+  Words out;
+  for (const cases::Sweep& sweep : cases::sweeps()) out.push_back(sweep.name);
+  return out;
+}
+
+constexpr unsigned kMeasured = kBench | kCompare;
+constexpr unsigned kShaped = kMeasured | kExplain;
+constexpr unsigned kTimed = kMeasured | kWeightedSum;
+
+constexpr std::string_view kProblem = "Problem";
+constexpr std::string_view kExecution = "What runs it";
+constexpr std::string_view kMeasurement = "Measurement";
+constexpr std::string_view kOutput = "Results";
+constexpr std::string_view kOther = "Other";
+
+// Order is the order of help inside each group.
+const std::vector<FlagSpec>& table() {
+  using enum FlagKind;
+  static const std::vector<FlagSpec> kTable = {
+      {"--batch", "", "N[,N]", kList, kShaped, kProblem, "sequences (default 2; compare: 1)"},
+      {"--heads", "--nheads", "N[,N]", kList, kShaped, kProblem, "query heads (default 8)"},
+      {"--kv-heads", "", "N[,N]", kList, kShaped, kProblem,
+       "key and value heads, a divisor of --heads (default: as --heads)"},
+      {"--head-dim", "--headdim", "N[,N]", kList, kShaped, kProblem,
+       "elements of a head of q and k (default 64)"},
+      {"--head-dim-v", "", "N[,N]", kList, kShaped, kProblem,
+       "elements of a head of v (default: as --head-dim)"},
+      {"--seqlen", "", "N[,N]", kList, kShaped, kProblem,
+       "queries of a sequence; k is 1024: 512,1k,16k (default 1024; compare: 2k)"},
+      {"--seqlen-k", "", "N[,N]", kList, kShaped, kProblem,
+       "keys of a sequence (default: as --seqlen)"},
+      {"--causal", "", "ALIGNMENT", kOptionalValue, kShaped, kProblem,
+       "hide later keys; the alignment must be named where the lengths differ", causal_choices},
+      {"--scale", "", "X", kValue, kShaped, kProblem,
+       "factor of the scores (default 1/sqrt(head dim))"},
+      {"--dtype", "", "TYPE[,TYPE]", kList, kShaped, kProblem,
+       "element types (default fp32; compare: fp32,bf16)", dtype_choices},
+      {"--pass", "", "PASS", kValue, kShaped, kProblem, "default forward; compare: both",
+       pass_choices},
+      {"--no-grad", "", "", kSwitch, kShaped, kProblem, "the same as --pass forward"},
+      {"--preset", "", "NAME[,NAME]", kList, kShaped, kProblem,
+       "problems known by name; other flags change what they name", preset_choices},
+      {"--sweep", "", "NAME", kValue, kMeasured, kProblem,
+       "a family of problems over lengths, head dims or types", sweep_choices},
+      {"--input", "", "FILE", kFile, kMeasured | kCheck, kProblem,
+       "tensors q, k, v (and do), each [batch, seqlen, heads, head_dim], from a .safetensors or "
+       ".npz file"},
+      {"--rows", "", "N[,N]", kList, kWeightedSum, kProblem, "rows of x (default 16k)"},
+      {"--dim", "", "N[,N]", kList, kWeightedSum, kProblem,
+       "elements of a row, and of the weights (default 1k)"},
+
+      {"--device", "", "DEVICE", kValue, kShaped | kCheck | kWeightedSum, kExecution,
+       "cpu or cuda[:N] (default cpu)"},
+      {"--implementation", "", "NAME[,NAME]", kList, kShaped | kCheck, kExecution,
+       "default: the production one; compare and check: all but the fp64 reference",
+       implementation_choices},
+      {"--threads", "", "N", kValue, kShaped | kCheck | kWeightedSum | kInfo, kExecution,
+       "CPU threads (default: all that may run)"},
+      {"--cpu-isa", "", "NAME", kValue, kShaped | kCheck | kWeightedSum | kInfo, kExecution,
+       "force an instruction set (default: the best there is)", isa_choices},
+      {"--tile-q", "", "N", kValue, kShaped, kExecution,
+       "queries per tile, where an implementation lets you choose"},
+      {"--tile-k", "", "N", kValue, kShaped, kExecution, "keys per tile, likewise"},
+      {"--peers", "", "NAME[,NAME]", kList, kCompare, kExecution,
+       "other libraries to run beside these", peer_choices},
+
+      {"--warmup", "", "N", kValue, kTimed, kMeasurement,
+       "calls before the first sample (default 3)"},
+      {"--repeats", "", "N", kValue, kTimed, kMeasurement,
+       "samples (default 30; compare without it: as many as fit in a few seconds)"},
+      {"--seed", "", "N", kValue, kTimed, kMeasurement, "of the random inputs (default 1)"},
+      {"--check", "", "", kSwitch, kBench | kWeightedSum, kMeasurement,
+       "the error against fp64 as well (compare always does)"},
+      {"--baseline", "", "FILE", kFile, kMeasured, kMeasurement,
+       "a saved --json file: verdict per case, exit code 3 when one is slower"},
+      {"--relative-to", "", "NAME", kValue, kMeasured, kMeasurement,
+       "ratios against this implementation", implementation_choices},
+      {"--roof", "", "", kSwitch, kInfo, kMeasurement,
+       "measure the roofs: arithmetic in fp32 and bf16, and copying (some seconds)"},
+      {"--quick", "", "", kSwitch, kCheck, kMeasurement, "every eighth case"},
+      {"--case", "", "TEXT", kValue, kCheck, kMeasurement, "only cases whose name contains this"},
+      {"--dtype", "", "TYPE[,TYPE]", kList, kCheck, kMeasurement, "only cases of these types",
+       check_dtype_choices},
+
+      {"--json", "", "FILE", kFile, kTimed | kInfo | kCheck, kOutput,
+       "results by the schema flashlab.bench/1; - is stdout, and nothing else goes there"},
+      {"--csv", "", "FILE", kFile, kMeasured, kOutput, "one line per result; - is stdout"},
+      {"--markdown", "", "FILE", kFile, kMeasured, kOutput, "tables for a README; - is stdout"},
+      {"--latex", "", "FILE", kFile, kMeasured, kOutput, "a table for a paper; - is stdout"},
+      {"--log", "", "FILE.md", kFile, kMeasured, kOutput, "append a dated result to this file"},
+      {"--output", "", "DIR", kFolder, kMeasured, kOutput,
+       "report.html, json, csv and plots go here (compare: default results/<date>)"},
+      {"--memory", "", "", kSwitch, kExplain, kOutput,
+       "bytes of every tensor and workspace, implementation by implementation"},
+
+      {"--help", "-h", "", kSwitch, ~0u, kOther, "this text"},
+  };
+  return kTable;
+}
+
+const std::vector<CommandSpec>& command_table() {
+  static const std::vector<CommandSpec> kCommands = {
+      {kInfo,
+       "info",
+       "what this machine has, what is missing, what would spoil a measurement",
+       "Shows processor, memory, instruction sets, implementations, what was found of NVIDIA's "
+       "libraries, and warns of anything that would make timings unreliable.",
+       "",
+       nullptr,
+       {{"flashlab info", "the machine and its warnings"},
+        {"flashlab info --roof", "and its measured limits"},
+        {"flashlab info --json -", "for a program"}}},
+      {kCheck,
+       "check",
+       "every implementation against the fp64 oracle",
+       "Runs the conformance list: each implementation, forward and backward, against plain fp64 "
+       "loops, and the measuring instrument against known durations. Exit code 4 when something is "
+       "wrong; each failure names the worst element and the command that repeats it.",
+       "",
+       nullptr,
+       {{"flashlab check", "everything, about a minute"},
+        {"flashlab check --quick --implementation cpu", "a part of it"},
+        {"flashlab check --dtype bf16 --cpu-isa avx2", "one type, one instruction set"},
+        {"flashlab check --input mine.safetensors", "on your own tensors"}}},
+      {kBench,
+       "bench",
+       "time one implementation on one problem or many",
+       "One line per problem and pass: time, FLOP/s, share of the measured roof, memory. Lists "
+       "make "
+       "a product: every combination is measured.",
+       "",
+       nullptr,
+       {{"flashlab bench", "batch 2, 1024 tokens, 8 heads of 64, fp32, forward"},
+        {"flashlab bench --head-dim 64,128 --seqlen 1k,4k --causal --dtype bf16 --pass both",
+         "eight cases"},
+        {"flashlab bench --preset gpt2-small --json today.json", "save the figures"},
+        {"flashlab bench --preset gpt2-small --baseline today.json", "compare with them later"},
+        {"flashlab bench --sweep course --output results/course", "with plots and a report"},
+        {"flashlab bench --input mine.safetensors --check", "on your own tensors"}}},
+      {kWeightedSum,
+       "bench weighted-sum",
+       "time the first kernel a learner reads",
+       "y[r] = sum over d of w[d] x[r, d], and its gradients, beside the naive form.",
+       "",
+       nullptr,
+       {{"flashlab bench weighted-sum", "16384 rows of 1024"},
+        {"flashlab bench weighted-sum --rows 1k,64k --dim 128 --check", "with the error"}}},
+      {kCompare,
+       "compare",
+       "all implementations on the same problem, with a report",
+       "Runs the implementations in turns, so that a busy machine hits all alike; says which is "
+       "fastest, leanest and most accurate; writes report.html.",
+       "",
+       nullptr,
+       {{"flashlab compare", "batch 1, 8 heads, 2048 tokens, d 64, fp32 and bf16, both passes"},
+        {"flashlab compare --preset gpt2-small --dtype bf16", "a known problem"},
+        {"flashlab compare --seqlen 512,1k,2k,4k --relative-to naive", "ratios and crossover"},
+        {"flashlab compare --implementation cpu,naive --baseline last.json",
+         "exit code 3 when slower"}}},
+      {kExplain,
+       "explain",
+       "what would run, and why",
+       "Prints the plan without running it: kernels, tiles, workspace, reasons; with --memory "
+       "every "
+       "tensor's bytes for each implementation.",
+       "",
+       nullptr,
+       {{"flashlab explain --head-dim 128 --seqlen 16k --causal", "the plan"},
+        {"flashlab explain --preset gpt3-large --memory", "the bytes, without allocating them"}}},
+      {kCompletion,
+       "completion",
+       "completion for your shell",
+       "Prints a script that completes commands, flags and their values.",
+       "SHELL",
+       shell_choices,
+       {{"source <(flashlab completion bash)", "in this shell"},
+        {"flashlab completion zsh > ~/.zfunc/_flashlab", "for zsh"},
+        {"flashlab completion fish > ~/.config/fish/completions/flashlab.fish", "for fish"}}},
+  };
+  return kCommands;
+}
+
+}  // namespace
+
+std::span<const CommandSpec> commands() {
+  return command_table();
+}
+
+const CommandSpec* find_command(std::string_view name) {
+  for (const CommandSpec& candidate : command_table()) {
+    if (candidate.name == name) return &candidate;
+  }
+  return nullptr;
+}
+
+const CommandSpec& command(CommandBit bit) {
+  for (const CommandSpec& candidate : command_table()) {
+    if (candidate.bit == bit) return candidate;
+  }
+  return command_table().front();
+}
+
+std::span<const FlagSpec> flags() {
+  return table();
+}
+
+std::vector<const FlagSpec*> flags_of(CommandBit bit) {
+  std::vector<const FlagSpec*> out;
+  for (const FlagSpec& flag : table()) {
+    if ((flag.commands & bit) != 0) out.push_back(&flag);
+  }
+  return out;
+}
+
+const FlagSpec* find_flag(std::string_view name) {
+  for (const FlagSpec& flag : table()) {
+    if (flag.name == name || (!flag.alias.empty() && flag.alias == name)) return &flag;
+  }
+  return nullptr;
+}
+
+std::span<const std::string_view> future_commands() {
+  static constexpr std::string_view kNames[] = {"profile",    "train", "generate", "report",
+                                                "precompile", "tune",  "monitor",  "cache"};
+  return kNames;
+}
+
+}  // namespace flashlab::cli

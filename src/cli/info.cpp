@@ -1,0 +1,193 @@
+// `info`: what this machine has, what is missing, what would spoil a measurement.
+
+#include <dlfcn.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <nlohmann/json.hpp>
+
+#include "cli/command.h"
+#include "cli/execution.h"
+#include "cli/failure.h"
+#include "cli/terminal.h"
+#include "flashlab/version.h"
+#include "lab/doctor.h"
+#include "lab/environment.h"
+#include "lab/memory.h"
+#include "lab/report/text.h"
+#include "lab/results_json.h"
+#include "lab/problem_run/cpu_roof.h"
+
+namespace flashlab::cli {
+namespace {
+
+using lab::report::pad_right;
+
+// A library or program that something here can use.
+struct Extra {
+  const char* name;
+  const char* use;
+  const char* remedy;
+};
+
+constexpr Extra kLibraries[] = {
+    {"libcuda.so.1", "NVIDIA's driver",
+     "install the driver, or start the container with --gpus all"},
+    {"libnvidia-ml.so.1", "GPU clocks and power", "comes with NVIDIA's driver"},
+    {"libnvrtc.so", "compiles GPU kernels", "pip install nvidia-cuda-nvrtc, or NVIDIA's toolkit"},
+};
+constexpr Extra kPrograms[] = {
+    {"perf", "counters of the processor", "apt-get install linux-perf"},
+    {"nsys", "timelines", "https://developer.nvidia.com/nsight-systems"},
+    {"ncu", "GPU kernel metrics", "https://developer.nvidia.com/nsight-compute"},
+    {"rsvg-convert", "plots as PNG beside SVG", "apt-get install librsvg2-bin"},
+};
+
+bool library_found(const char* name) {
+  void* handle = ::dlopen(name, RTLD_LAZY | RTLD_LOCAL);
+  if (!handle) return false;
+  ::dlclose(handle);
+  return true;
+}
+
+bool program_found(std::string_view name) {
+  const char* path = std::getenv("PATH");
+  std::string_view rest = path ? path : "";
+  while (!rest.empty()) {
+    const std::size_t end = std::min(rest.find(':'), rest.size());
+    const std::string candidate = fmt::format("{}/{}", rest.substr(0, end), name);
+    if (::access(candidate.c_str(), X_OK) == 0) return true;
+    rest.remove_prefix(std::min(end + 1, rest.size()));
+  }
+  return false;
+}
+
+void print_row(std::string_view name, std::string_view value) {
+  const int width = terminal_width() - 18;
+  std::string left = pad_right(name, 16);
+  for (const std::string& line : lab::report::wrap(value, std::max(width, 40))) {
+    print_line(left + line);
+    left = std::string(16, ' ');
+  }
+}
+
+std::string isa_words(const Context& context) {
+  std::string out;
+  for (CpuIsa isa : {CpuIsa::kAmx, CpuIsa::kAvx512Bf16, CpuIsa::kAvx512, CpuIsa::kAvx2,
+                     CpuIsa::kNeon, CpuIsa::kScalar}) {
+    if (supported(isa)) out += fmt::format("{}{}", out.empty() ? "" : ", ", to_string(isa));
+  }
+  return fmt::format("{} (runs: {})", to_string(context.cpu_isa()), out);
+}
+
+std::string cache_words(const lab::Environment& environment) {
+  std::string out;
+  for (const auto& [name, bytes] :
+       {std::pair{"L1d", environment.l1d_bytes}, std::pair{"L2", environment.l2_bytes},
+        std::pair{"L3", environment.l3_bytes}}) {
+    if (bytes <= 0) continue;
+    out += fmt::format("{}{} {}", out.empty() ? "" : " · ", name,
+                       lab::format_bytes(static_cast<double>(bytes)));
+  }
+  return out.empty() ? "unknown" : out;
+}
+
+std::string joined(const std::vector<std::string>& words) {
+  std::string out;
+  for (const std::string& word : words) out += (out.empty() ? "" : ", ") + word;
+  return out;
+}
+
+void print_text(const Context& context, const lab::Environment& environment) {
+  print_line(fmt::format("flashlab {} ({})\n", version(), build_commit()));
+  print_row("processor", fmt::format("{} · {} threads of {} online", environment.cpu_model,
+                                     context.threads(), environment.cpu_threads_online));
+  print_row("instructions", isa_words(context));
+  print_row("caches", cache_words(environment));
+  print_row("memory", environment.memory_bytes > 0
+                          ? lab::format_bytes(static_cast<double>(environment.memory_bytes))
+                          : "unknown");
+  print_row("system", fmt::format("{} · {} · {} · {}", environment.os, environment.kernel,
+                                  environment.libc, environment.compiler));
+  print_row("gpu", environment.gpu.empty() ? lab::describe_cuda() : environment.gpu);
+  if (environment.roof_fp32_gflops) {
+    print_row("roof fp32", fmt::format("{:.1f} GFLOP/s", *environment.roof_fp32_gflops));
+  }
+  if (environment.roof_bf16_gflops) {
+    print_row("roof bf16", fmt::format("{:.1f} GFLOP/s", *environment.roof_bf16_gflops));
+  }
+  if (environment.copy_gb_per_s) {
+    print_row("roof copy", fmt::format("{:.1f} GB/s", *environment.copy_gb_per_s));
+  }
+  if (environment.clock_mhz) print_row("clock", fmt::format("{:.0f} MHz", *environment.clock_mhz));
+  print_line("");
+  const std::vector<std::string> names = implementations(context.device());
+  print_row("implementations",
+            fmt::format("{}: {} (first: production)", to_string(context.device()), joined(names)));
+  for (const Extra& extra : kLibraries) {
+    print_row(extra.name, library_found(extra.name)
+                              ? fmt::format("found ({})", extra.use)
+                              : fmt::format("not found ({}); {}", extra.use, extra.remedy));
+  }
+  for (const Extra& extra : kPrograms) {
+    print_row(extra.name, program_found(extra.name)
+                              ? fmt::format("found ({})", extra.use)
+                              : fmt::format("not found ({}); {}", extra.use, extra.remedy));
+  }
+  print_line("");
+  if (environment.warnings.empty()) print_line("Nothing found that would spoil a measurement.");
+  for (const lab::EnvironmentWarning& warning : environment.warnings) {
+    print_row("warning", fmt::format("{}; {}", warning.what, warning.remedy));
+  }
+}
+
+void print_json(const std::string& path, const Context& context,
+                const lab::Environment& environment) {
+  lab::ResultFile file;
+  file.environment = environment;
+  nlohmann::ordered_json out;
+  out["schema"] = "flashlab.info/1";
+  out["environment"] = nlohmann::ordered_json::parse(lab::to_json(file))["environment"];
+  out["device"] = to_string(context.device());
+  out["cuda"] = lab::describe_cuda();
+  out["implementations"] = implementations(context.device());
+  nlohmann::ordered_json isas = nlohmann::ordered_json::array();
+  for (CpuIsa isa : {CpuIsa::kScalar, CpuIsa::kNeon, CpuIsa::kAvx2, CpuIsa::kAvx512,
+                     CpuIsa::kAvx512Bf16, CpuIsa::kAmx}) {
+    if (supported(isa)) isas.push_back(to_string(isa));
+  }
+  out["cpu_isas"] = isas;
+  for (const Extra& extra : kLibraries) out["libraries"][extra.name] = library_found(extra.name);
+  for (const Extra& extra : kPrograms) out["programs"][extra.name] = program_found(extra.name);
+  const std::string text =
+      out.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
+  if (path == "-") {
+    print(text);
+    return;
+  }
+  if (Status status = lab::write_text_file(path, text); !status.ok()) {
+    fail("--json " + status.message());
+  }
+}
+
+}  // namespace
+
+int run_info(const Arguments& arguments) {
+  const Context context = make_context(arguments);
+  lab::Environment environment = lab::collect_environment({.command = typed_command(),
+                                                           .protocol = "",
+                                                           .threads = context.threads(),
+                                                           .cpu_isa = context.cpu_isa()});
+  if (arguments.has("--roof")) {
+    ProgressLine progress;
+    progress.show(0, 1, "measuring the roofs");
+    lab::add_roofs(context, environment);
+  }
+  const std::optional<std::string> json = arguments.value("--json");
+  if (!json || *json != "-") print_text(context, environment);
+  if (json) print_json(*json, context, environment);
+  return interrupted() ? kExitInterrupted : kExitOk;
+}
+
+}  // namespace flashlab::cli

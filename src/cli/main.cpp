@@ -1,0 +1,158 @@
+// flashlab: exact attention, and the instruments that prove it.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <exception>
+#include <new>
+#include <string>
+#include <vector>
+
+#include "cli/command.h"
+#include "cli/failure.h"
+#include "cli/help.h"
+#include "cli/terminal.h"
+#include "flashlab/version.h"
+#include "lab/environment.h"
+
+namespace flashlab::cli {
+namespace {
+
+std::string g_typed_command;
+
+bool asks_for_help(const std::vector<std::string>& words) {
+  return std::any_of(words.begin(), words.end(),
+                     [](const std::string& word) { return word == "--help" || word == "-h"; });
+}
+
+[[noreturn]] void refuse_command(const std::string& name) {
+  for (std::string_view future : future_commands()) {
+    if (name == future) {
+      fail_usage(
+          fmt::format("the command {} is planned and not part of version {}; flashlab --help "
+                      "lists what there is",
+                      name, version()));
+    }
+  }
+  if (name.starts_with('-')) {
+    const FlagSpec* flag = find_flag(name.substr(0, name.find('=')));
+    fail_usage(
+        flag ? fmt::format("{} stands before the command; write flashlab COMMAND {}", name,
+                           flag->name)
+             : fmt::format("there is no flag {} without a command; flashlab --help lists what "
+                           "there is",
+                           name));
+  }
+  std::vector<std::string> names;
+  for (const CommandSpec& spec : commands()) names.emplace_back(spec.name);
+  const std::string near = closest(name, names);
+  fail_usage(fmt::format("there is no command \"{}\"; {}flashlab --help lists what there is", name,
+                         near.empty() ? "" : fmt::format("did you mean {}? ", near)));
+}
+
+// The command that the first words name; they are taken from `words`.
+const CommandSpec& take_command(std::vector<std::string>& words) {
+  if (words.size() > 1) {
+    if (const CommandSpec* two = find_command(words[0] + " " + words[1])) {
+      words.erase(words.begin(), words.begin() + 2);
+      return *two;
+    }
+  }
+  const CommandSpec* one = find_command(words[0]);
+  if (!one) refuse_command(words[0]);
+  words.erase(words.begin());
+  return *one;
+}
+
+int dispatch(std::vector<std::string> words) {
+  if (words.empty()) {
+    std::fputs(program_help(terminal_width()).c_str(), stderr);
+    return kExitUsage;
+  }
+  if (words[0] == "--version") {
+    print_line(fmt::format("flashlab {} ({})", version(), build_commit()));
+    return kExitOk;
+  }
+  if (words[0] == "--help-markdown") {
+    print(markdown_help());
+    return kExitOk;
+  }
+  if (words[0] == "--help" || words[0] == "-h" || words[0] == "help") {
+    words.erase(words.begin());
+    if (words.empty()) {
+      print(program_help(terminal_width()));
+      return kExitOk;
+    }
+    words.emplace_back("--help");
+  }
+  const CommandSpec& spec = take_command(words);
+  if (asks_for_help(words)) {
+    print(command_help(spec, terminal_width()));
+    return kExitOk;
+  }
+  const Arguments arguments = parse_arguments(spec.bit, std::move(words));
+  switch (spec.bit) {
+    case kInfo:
+      return run_info(arguments);
+    case kCheck:
+      return run_check(arguments);
+    case kBench:
+      return run_bench(arguments);
+    case kWeightedSum:
+      return run_weighted_sum(arguments);
+    case kCompare:
+      return run_compare(arguments);
+    case kExplain:
+      return run_explain(arguments);
+    case kCompletion:
+      return run_completion(arguments);
+  }
+  return kExitUsage;
+}
+
+int run(int argc, char** argv) {
+  catch_interrupts();
+  g_typed_command = lab::command_line(argc, argv);
+  try {
+    return dispatch(std::vector<std::string>(argv + 1, argv + std::max(argc, 1)));
+  } catch (const Failure& failure) {
+    note(failure.text);
+    return failure.exit_code;
+  } catch (const std::bad_alloc&) {
+    note("out of memory outside any measurement; use a smaller problem or end other programs");
+  } catch (const std::exception& error) {
+    note(fmt::format("internal error: {}; please report it with the command", error.what()));
+  }
+  return kExitFailure;
+}
+
+}  // namespace
+
+const std::string& typed_command() {
+  return g_typed_command;
+}
+
+int run_completion(const Arguments& arguments) {
+  const std::vector<std::string> shells = command(kCompletion).positional_choices();
+  if (arguments.positionals().empty()) {
+    fail_usage(
+        fmt::format("completion needs a shell; use flashlab completion {}", join_or(shells)));
+  }
+  const std::string& shell = arguments.positionals().front();
+  if (arguments.positionals().size() > 1) {
+    fail_usage(
+        fmt::format("completion takes one shell, not also \"{}\"", arguments.positionals()[1]));
+  }
+  if (std::find(shells.begin(), shells.end(), shell) == shells.end()) {
+    fail_usage(fmt::format("completion for \"{}\" is unknown; use {}", shell, join_or(shells)));
+  }
+  print(completion_script(shell));
+  return kExitOk;
+}
+
+}  // namespace flashlab::cli
+
+int main(int argc, char** argv) {
+  return flashlab::cli::run(argc, argv);
+}

@@ -1,0 +1,191 @@
+#include "cli/outputs.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <utility>
+
+#include "cli/failure.h"
+#include "cli/terminal.h"
+#include "lab/environment.h"
+#include "lab/report/formats.h"
+#include "lab/report/group.h"
+#include "lab/report/output.h"
+
+namespace flashlab::cli {
+namespace {
+
+constexpr const char* kFileFlags[] = {"--json", "--csv", "--markdown", "--latex"};
+constexpr const char* kReportParent = "results";
+
+void make_folder(const std::string& path) {
+  std::error_code error;
+  std::filesystem::create_directories(path, error);
+  if (error || !std::filesystem::is_directory(path, error)) {
+    fail_usage(fmt::format("--output {} cannot be made: {}; name a folder that you may write", path,
+                           error ? error.message() : "there is a file of that name"));
+  }
+}
+
+}  // namespace
+
+Outputs::Outputs(const Arguments& arguments, bool report) : arguments_(arguments) {
+  for (const char* flag : kFileFlags) {
+    if (arguments.value(flag).value_or("") != "-") continue;
+    if (!stdout_flag_.empty()) {
+      fail_usage(fmt::format("{} - and {} - both ask for stdout; write one of them to a file",
+                             stdout_flag_, flag));
+    }
+    stdout_flag_ = flag;
+  }
+  relative_to_ = arguments.value("--relative-to").value_or("");
+  if (const std::optional<std::string> path = arguments.value("--baseline")) {
+    Result<lab::ResultFile> baseline = lab::read_results(*path);
+    if (!baseline.ok()) throw Failure{kExitUsage, "--baseline " + baseline.status().message()};
+    baseline_ = std::move(*baseline);
+  }
+  if (const std::optional<std::string> path = arguments.value("--output")) {
+    make_folder(*path);
+    folder_ = *path;
+  } else if (report) {
+    // A current folder that cannot be written costs the report, not the measurement.
+    Result<std::filesystem::path> folder =
+        lab::report::make_output_folder(kReportParent, lab::utc_now());
+    if (folder.ok()) {
+      folder_ = folder->string();
+    } else {
+      report_failure("--output DIR is needed for a report:", folder.status());
+    }
+  }
+}
+
+void Outputs::start_writer(const std::string& flag, const std::string& path) {
+  Result<lab::ResultWriter> writer = lab::ResultWriter::create(path, file_.environment);
+  if (!writer.ok()) throw Failure{kExitUsage, flag + " " + writer.status().message()};
+  saved_.push_back({flag, std::move(writer).value()});
+}
+
+void Outputs::begin(lab::Environment environment) {
+  file_.environment = std::move(environment);
+  const std::string json = arguments_.value("--json").value_or("");
+  if (!json.empty() && json != "-") start_writer("--json", json);
+  if (!folder_.empty()) start_writer("--output", folder_ + "/results.json");
+  for (const char* flag : {"--csv", "--markdown", "--latex"}) {
+    const std::string path = arguments_.value(flag).value_or("");
+    // An empty file now says "no permission" before anything is measured, not after.
+    if (path.empty() || path == "-" || std::filesystem::exists(path)) continue;
+    if (Status status = lab::write_text_file(path, ""); !status.ok()) {
+      throw Failure{kExitUsage, std::string(flag) + " " + status.message()};
+    }
+  }
+  if (const std::optional<std::string> path = arguments_.value("--log")) {
+    const std::filesystem::path parent = std::filesystem::path(*path).parent_path();
+    std::error_code error;
+    if (std::filesystem::is_directory(*path, error) ||
+        (!parent.empty() && !std::filesystem::is_directory(parent, error))) {
+      fail_usage(
+          fmt::format("--log {} cannot be written: no such folder, or it is one; name a file "
+                      "that may be appended to",
+                      *path));
+    }
+  }
+}
+
+void Outputs::add(const lab::BenchResult& result) {
+  file_.results.push_back(result);
+  for (Saved& saved : saved_) {
+    // A disk that is full for a moment costs nothing: the next add writes everything again.
+    if (Status status = saved.writer.add(result); !status.ok()) {
+      report_failure(saved.flag, status);
+    } else {
+      failures_.erase(saved.flag);
+    }
+  }
+}
+
+void Outputs::report_failure(const std::string& flag, const Status& status) {
+  const std::string text = flag + " " + status.message();
+  if (std::exchange(failures_[flag], text) != text) note(text + "; what was measured goes on");
+}
+
+void Outputs::write(const char* flag, const std::string& text) {
+  const std::string path = arguments_.value(flag).value_or("");
+  if (path == "-") {
+    print(text);
+  } else if (Status status = lab::write_text_file(path, text); !status.ok()) {
+    report_failure(flag, status);
+  }
+}
+
+void Outputs::write_report(const lab::BaselineReport* baseline) {
+  lab::report::WriteOptions options;
+  options.html.relative_to = relative_to_;
+  options.html.baseline = baseline;
+  options.html.baseline_name = arguments_.value("--baseline").value_or("");
+  const lab::report::WrittenFiles written = lab::report::write_report(folder_, file_, options);
+  if (!written.status.ok()) report_failure("--output", written.status);
+  if (stdout_taken()) return;
+  const std::string page = (std::filesystem::path(folder_) / "report.html").string();
+  const bool there = std::any_of(written.files.begin(), written.files.end(),
+                                 [&](const auto& file) { return file == page; });
+  if (there) print_line(fmt::format("\nreport   {}   (json, csv, plots beside it)", page));
+  for (const std::string& text : written.notes) print_line("         " + text);
+}
+
+void Outputs::print_verdicts(const lab::BaselineReport& report) const {
+  if (stdout_taken()) {
+    note("baseline: " + report.summary());
+    return;
+  }
+  print_line("");
+  for (const lab::CaseChange& change : report.changes) {
+    if (change.change == lab::Change::kSame) continue;
+    print_line(fmt::format("{:<10} {:<10} {:<8} {}{}{}", to_string(change.change),
+                           change.implementation, change.pass, change.problem.describe(),
+                           change.speed_ratio ? fmt::format("  {:.2f}x", *change.speed_ratio) : "",
+                           change.note.empty() ? "" : "  (" + change.note + ")"));
+  }
+  for (const std::string& caution : report.cautions) print_line("caution    " + caution);
+  print_line("baseline   " + report.summary());
+}
+
+int Outputs::finish() {
+  // Names without a result are told here, before they would silently give no ratios.
+  const Result<std::string> base = lab::report::resolve_relative_to(file_, relative_to_);
+  if (base.ok()) {
+    relative_to_ = *base;
+  } else {
+    report_failure("--relative-to", base.status());
+    relative_to_.clear();
+  }
+  std::optional<lab::BaselineReport> verdicts;
+  if (baseline_) verdicts = lab::compare_with_baseline(*baseline_, file_);
+
+  for (Saved& saved : saved_) {
+    saved.writer.environment() = file_.environment;
+    if (Status status = saved.writer.finish(); !status.ok()) {
+      report_failure(saved.flag, status);
+    } else {
+      failures_.erase(saved.flag);
+    }
+  }
+
+  if (stdout_flag_ == "--json") print(lab::to_json(file_));
+  if (arguments_.has("--csv")) write("--csv", lab::report::to_csv(file_));
+  if (arguments_.has("--markdown")) {
+    write("--markdown", lab::report::to_markdown(file_, relative_to_));
+  }
+  if (arguments_.has("--latex")) write("--latex", lab::report::to_latex(file_, relative_to_));
+  if (const std::optional<std::string> path = arguments_.value("--log")) {
+    if (Status status = lab::report::append_log(*path, file_, relative_to_); !status.ok()) {
+      report_failure("--log", status);
+    }
+  }
+  if (verdicts) print_verdicts(*verdicts);
+  if (!folder_.empty()) write_report(verdicts ? &*verdicts : nullptr);
+  if (!failures_.empty()) return kExitFailure;
+  return verdicts && verdicts->regression() ? kExitRegression : kExitOk;
+}
+
+}  // namespace flashlab::cli

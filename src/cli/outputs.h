@@ -1,0 +1,62 @@
+#pragma once
+
+// Where results go: files by the flags, a report folder, a baseline's verdicts.
+
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cli/flags.h"
+#include "lab/baseline.h"
+#include "lab/result.h"
+#include "lab/results_json.h"
+
+namespace flashlab::cli {
+
+/// Everything that can be told before measuring is checked when it is made: a target that cannot be
+/// written, two results for stdout, a baseline that cannot be read.
+class Outputs {
+ public:
+  /// `report`: whether a report is written without --output, into results/<date>.
+  Outputs(const Arguments& arguments, bool report);
+
+  /// Whether a result file goes to stdout, so that nothing else may.
+  bool stdout_taken() const { return !stdout_flag_.empty(); }
+
+  /// Begins the JSON files: from now on they hold what was measured, whatever happens. Throws
+  /// Failure when one cannot be written.
+  void begin(lab::Environment environment);
+  void add(const lab::BenchResult& result);
+
+  const lab::ResultFile& file() const { return file_; }
+  /// Warnings and roofs that are known only at the end.
+  lab::Environment& environment() { return file_.environment; }
+  const std::string& relative_to() const { return relative_to_; }
+
+  /// Writes everything that the flags ask for; one target's failure does not stop the others.
+  /// Returns the exit code: 0, 1 (a target could not be written), 3 (slower than the baseline).
+  int finish();
+
+ private:
+  struct Saved {
+    std::string flag;  ///< stands in messages
+    lab::ResultWriter writer;
+  };
+  void start_writer(const std::string& flag, const std::string& path);
+  void report_failure(const std::string& flag, const Status& status);
+  void write(const char* flag, const std::string& text);
+  void write_report(const lab::BaselineReport* baseline);
+  void print_verdicts(const lab::BaselineReport& report) const;
+
+  const Arguments& arguments_;
+  std::string folder_;  ///< of the report; empty: none
+  std::string stdout_flag_;
+  std::string relative_to_;
+  std::optional<lab::ResultFile> baseline_;
+  std::vector<Saved> saved_;
+  lab::ResultFile file_;
+  std::map<std::string, std::string> failures_;  ///< by flag: what could not be written
+};
+
+}  // namespace flashlab::cli

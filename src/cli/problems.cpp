@@ -1,0 +1,307 @@
+#include "cli/problems.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <functional>
+#include <set>
+
+#include "cli/failure.h"
+#include "cli/values.h"
+
+namespace flashlab::cli {
+namespace {
+
+using cases::Case;
+
+// A product of lists grows quickly: beyond this nobody waits for the end.
+constexpr std::size_t kMaxCases = 20'000;
+
+constexpr const char* kShapeFlags[] = {"--batch",      "--heads",  "--kv-heads", "--head-dim",
+                                       "--head-dim-v", "--seqlen", "--seqlen-k"};
+
+// Multiplies the list of cases by the values of one flag.
+void multiply(std::vector<Job>& jobs, const std::vector<std::int64_t>& values,
+              const std::function<void(Case&, std::int64_t)>& apply) {
+  if (values.empty()) return;
+  if (jobs.size() * values.size() > kMaxCases) {
+    fail_usage(fmt::format("the lists make more than {} cases; name fewer values", kMaxCases));
+  }
+  std::vector<Job> out;
+  out.reserve(jobs.size() * values.size());
+  for (const Job& job : jobs) {
+    for (const std::int64_t value : values) {
+      out.push_back(job);
+      apply(out.back().problem, value);
+    }
+  }
+  jobs = std::move(out);
+}
+
+std::string divisors(std::int64_t heads) {
+  std::vector<std::string> out;
+  for (std::int64_t i = 1; i * i <= heads && i < 1'000'000; ++i) {
+    if (heads % i == 0) out.push_back(std::to_string(i));
+  }
+  for (std::size_t i = out.size(); i-- > 0;) {
+    const std::int64_t other = heads / std::stoll(out[i]);
+    if (std::to_string(other) != out[i] && out.size() < 16) out.push_back(std::to_string(other));
+  }
+  std::sort(out.begin(), out.end(), [](const std::string& a, const std::string& b) {
+    return std::stoll(a) < std::stoll(b);
+  });
+  return join_or(out);
+}
+
+void check_heads(const Arguments& arguments, const Case& problem) {
+  if (problem.heads_q % problem.heads_k == 0) return;
+  fail_usage(fmt::format("--kv-heads {} does not divide {} {}; use {}", problem.heads_k,
+                         arguments.spelling("--heads"), problem.heads_q,
+                         divisors(problem.heads_q)));
+}
+
+// Every tensor's bytes, with room for padding and sums over them, must fit in 64 bits.
+void check_size(const Case& problem) {
+  const std::int64_t factors[][4] = {{problem.batch, problem.seqlen_q, problem.heads_q,
+                                      std::max(problem.head_dim, problem.head_dim_v)},
+                                     {problem.batch, problem.seqlen_k, problem.heads_k,
+                                      std::max(problem.head_dim, problem.head_dim_v)}};
+  for (const auto& tensor : factors) {
+    std::int64_t product = 64;
+    for (const std::int64_t factor : tensor) {
+      if (!__builtin_mul_overflow(product, std::max<std::int64_t>(factor, 1), &product)) continue;
+      fail_usage(fmt::format(
+          "--batch {} --seqlen {} --heads {} --head-dim {} make a tensor whose bytes do not fit in "
+          "64 bits; use smaller sizes",
+          tensor[0], tensor[1], tensor[2], tensor[3]));
+    }
+  }
+}
+
+void apply_causal(const Arguments& arguments, Case& problem) {
+  const std::optional<std::string> causal = arguments.value("--causal");
+  if (!causal) return;
+  if (*causal == "top-left") {
+    problem.causal = Causal::kTopLeft;
+  } else if (*causal == "bottom-right") {
+    problem.causal = Causal::kBottomRight;
+  } else if (problem.seqlen_q == problem.seqlen_k) {
+    problem.causal = Causal::kTopLeft;
+  } else {
+    fail_usage(fmt::format(
+        "--causal is ambiguous where --seqlen is {} and --seqlen-k is {}; use --causal=top-left "
+        "(query i sees keys 0 to i, as PyTorch) or --causal=bottom-right (the last query sees "
+        "every "
+        "key, as flash-attn)",
+        problem.seqlen_q, problem.seqlen_k));
+  }
+}
+
+// The passes that --pass or --no-grad ask for; none: what the preset, sweep or command says.
+std::vector<Pass> asked_passes(const Arguments& arguments) {
+  const std::string pass = arguments.value("--pass").value_or("");
+  if (arguments.has("--no-grad")) {
+    if (!pass.empty() && pass != "forward") {
+      fail_usage(
+          fmt::format("--no-grad means --pass forward and contradicts --pass {}; give one", pass));
+    }
+    return {Pass::kForward};
+  }
+  if (pass == "forward") return {Pass::kForward};
+  if (pass == "backward") return {Pass::kBackward};
+  if (pass == "both") return {Pass::kForward, Pass::kBackward};
+  return {};
+}
+
+std::vector<Job> named_jobs(const Arguments& arguments) {
+  std::vector<Job> jobs;
+  for (const std::string& name : arguments.list("--preset")) {
+    const std::optional<cases::Preset> preset = cases::find_preset(name);
+    jobs.push_back({preset->problem, {}});
+    if (preset->forward_only) jobs.back().passes = {Pass::kForward};
+  }
+  if (const std::optional<std::string> name = arguments.value("--sweep")) {
+    if (!jobs.empty()) fail_usage("--preset and --sweep contradict each other; give one");
+    const std::optional<cases::Sweep> sweep = cases::find_sweep(*name);
+    for (Case problem : sweep->cases) {
+      problem.name = sweep->name;
+      jobs.push_back({std::move(problem), sweep->passes});
+    }
+  }
+  return jobs;
+}
+
+void multiply_shapes(const Arguments& arguments, std::vector<Job>& jobs) {
+  const auto list = [&](const char* flag) { return whole_list(arguments, flag, {}); };
+  multiply(jobs, list("--batch"), [](Case& c, std::int64_t v) { c.batch = v; });
+  multiply(jobs, list("--heads"), [](Case& c, std::int64_t v) { c.heads_q = c.heads_k = v; });
+  multiply(jobs, list("--kv-heads"), [](Case& c, std::int64_t v) { c.heads_k = v; });
+  multiply(jobs, list("--head-dim"),
+           [](Case& c, std::int64_t v) { c.head_dim = c.head_dim_v = v; });
+  multiply(jobs, list("--head-dim-v"), [](Case& c, std::int64_t v) { c.head_dim_v = v; });
+  multiply(jobs, list("--seqlen"), [](Case& c, std::int64_t v) { c.seqlen_q = c.seqlen_k = v; });
+  multiply(jobs, list("--seqlen-k"), [](Case& c, std::int64_t v) { c.seqlen_k = v; });
+}
+
+void multiply_dtypes(const std::vector<std::string>& names, std::vector<Job>& jobs) {
+  std::vector<std::int64_t> indices(names.size());
+  for (std::size_t i = 0; i < names.size(); ++i) indices[i] = static_cast<std::int64_t>(i);
+  multiply(jobs, indices,
+           [&](Case& c, std::int64_t i) { apply_dtype(c, names[static_cast<std::size_t>(i)]); });
+}
+
+// Changing a sweep's lengths or types leaves some of its cases equal: they run once.
+void remove_repetitions(std::vector<Job>& jobs) {
+  std::set<std::string> seen;
+  std::erase_if(jobs, [&](const Job& job) {
+    return !seen.insert(fmt::format("{} {} {}", job.problem.describe(), dtype_name(job.problem),
+                                    job.problem.scale.value_or(-0.0f)))
+                .second;
+  });
+}
+
+// A preset with another batch is not that preset any more; a sweep's cases differ in their shapes.
+void rename(const Arguments& arguments, Case& problem) {
+  if (problem.name.empty() || arguments.has("--input")) return;
+  if (arguments.has("--sweep")) {
+    problem.name = fmt::format("{} {}", problem.name, problem.describe());
+    return;
+  }
+  const bool changed = std::any_of(std::begin(kShapeFlags), std::end(kShapeFlags),
+                                   [&](const char* flag) { return arguments.has(flag); }) ||
+                       arguments.has("--causal") || arguments.has("--scale");
+  if (changed) problem.name += ", changed";
+}
+
+void finish(const Arguments& arguments, const ProblemDefaults& defaults, std::vector<Job>& jobs) {
+  const std::vector<Pass> passes = asked_passes(arguments);
+  const std::optional<std::string> scale = arguments.value("--scale");
+  const std::int64_t seed = whole(arguments, "--seed", 1, 0, INT64_MAX);
+  for (Job& job : jobs) {
+    check_heads(arguments, job.problem);
+    check_size(job.problem);
+    apply_causal(arguments, job.problem);
+    if (scale) job.problem.scale = parse_real("--scale", *scale);
+    job.problem.seed = static_cast<std::uint64_t>(seed);
+    if (!passes.empty()) job.passes = passes;
+    if (job.passes.empty()) job.passes = defaults.passes;
+    rename(arguments, job.problem);
+  }
+  remove_repetitions(jobs);
+}
+
+}  // namespace
+
+ProblemDefaults bench_defaults() {
+  return {};
+}
+
+ProblemDefaults compare_defaults() {
+  ProblemDefaults out;
+  out.problem.batch = 1;
+  out.problem.seqlen_q = out.problem.seqlen_k = 2048;
+  out.dtypes = {"fp32", "bf16"};
+  out.passes = {Pass::kForward, Pass::kBackward};
+  return out;
+}
+
+ProblemSet problems_of_input(const Arguments& arguments, const ProblemDefaults& defaults) {
+  for (const char* flag : kShapeFlags) {
+    if (!arguments.has(flag)) continue;
+    fail_usage(fmt::format("{} contradicts --input, whose file says the shapes; give one",
+                           arguments.spelling(flag)));
+  }
+  for (const char* flag : {"--preset", "--sweep"}) {
+    if (arguments.has(flag)) fail_usage(fmt::format("{} contradicts --input; give one", flag));
+  }
+  const std::string path = *arguments.value("--input");
+  Result<lab::AttentionInputs> inputs =
+      lab::read_attention_inputs(path, {.max_bytes = lab::available_memory_bytes()});
+  if (!inputs.ok()) {
+    const Status status = inputs.status();
+    const bool memory = status.code() == StatusCode::kOutOfMemory;
+    throw Failure{memory ? kExitFailure : kExitUsage, "--input " + status.message()};
+  }
+
+  ProblemSet out;
+  out.inputs = std::make_shared<const lab::AttentionInputs>(std::move(*inputs));
+  out.values = lab::CaseValues{out.inputs->q, out.inputs->k, out.inputs->v, out.inputs->d_o};
+  const auto& q = out.inputs->q.spec;
+  const auto& k = out.inputs->k.spec;
+  Job job;
+  job.problem.name = path;
+  job.problem.batch = q.shape[0];
+  job.problem.seqlen_q = q.shape[1];
+  job.problem.heads_q = q.shape[2];
+  job.problem.head_dim = q.shape[3];
+  job.problem.seqlen_k = k.shape[1];
+  job.problem.heads_k = k.shape[2];
+  job.problem.head_dim_v = out.inputs->v.spec.shape[3];
+  job.problem.dtype = q.dtype;
+  if (job.problem.batch * job.problem.seqlen_q * job.problem.heads_q == 0 ||
+      job.problem.head_dim == 0) {
+    fail_usage(
+        fmt::format("--input {}: q holds no elements, so there is nothing to measure", path));
+  }
+  out.jobs = {std::move(job)};
+  multiply_dtypes(arguments.list("--dtype"), out.jobs);
+  finish(arguments, defaults, out.jobs);
+  for (Job& each : out.jobs) {
+    const bool backward =
+        std::find(each.passes.begin(), each.passes.end(), Pass::kBackward) != each.passes.end();
+    if (!backward || out.values->d_o) continue;
+    // Named on purpose: the person wants it. By default: what the file allows.
+    if (!asked_passes(arguments).empty()) {
+      fail_usage(
+          fmt::format("--input {} has no tensor \"do\", which the backward pass reads; save "
+                      "it beside q, k, v or use --pass forward",
+                      path));
+    }
+    each.passes = {Pass::kForward};
+  }
+  return out;
+}
+
+ProblemSet problems_of(const Arguments& arguments, const ProblemDefaults& defaults) {
+  if (arguments.has("--input")) return problems_of_input(arguments, defaults);
+  ProblemSet out;
+  out.jobs = named_jobs(arguments);
+  const bool named = !out.jobs.empty();
+  if (!named) out.jobs = {{defaults.problem, {}}};
+  multiply_shapes(arguments, out.jobs);
+  std::vector<std::string> dtypes = arguments.list("--dtype");
+  if (dtypes.empty() && !named) dtypes = defaults.dtypes;
+  multiply_dtypes(dtypes, out.jobs);
+  finish(arguments, defaults, out.jobs);
+  return out;
+}
+
+void apply_dtype(cases::Case& problem, std::string_view name) {
+  problem.precision = name == "tf32" ? Precision::kTf32 : Precision::kIeee;
+  if (name == "tf32") name = "fp32";
+  for (DType dtype : {DType::kFp64, DType::kFp32, DType::kFp16, DType::kBf16}) {
+    if (name == to_string(dtype)) problem.dtype = dtype;
+  }
+}
+
+std::string dtype_name(const cases::Case& problem) {
+  return problem.precision == Precision::kTf32 ? "tf32" : to_string(problem.dtype);
+}
+
+std::string problem_flags(const cases::Case& problem) {
+  std::string out = fmt::format("--dtype {} --batch {} --heads {}", dtype_name(problem),
+                                problem.batch, problem.heads_q);
+  if (problem.heads_k != problem.heads_q) out += fmt::format(" --kv-heads {}", problem.heads_k);
+  out += fmt::format(" --seqlen {}", problem.seqlen_q);
+  if (problem.seqlen_k != problem.seqlen_q) out += fmt::format(" --seqlen-k {}", problem.seqlen_k);
+  out += fmt::format(" --head-dim {}", problem.head_dim);
+  if (problem.head_dim_v != problem.head_dim) {
+    out += fmt::format(" --head-dim-v {}", problem.head_dim_v);
+  }
+  if (problem.causal == Causal::kTopLeft) out += " --causal=top-left";
+  if (problem.causal == Causal::kBottomRight) out += " --causal=bottom-right";
+  if (problem.scale) out += fmt::format(" --scale {}", *problem.scale);
+  return out;
+}
+
+}  // namespace flashlab::cli

@@ -1,0 +1,115 @@
+#include "cli/runs.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "cli/command.h"
+#include "cli/execution.h"
+#include "cli/failure.h"
+#include "cli/terminal.h"
+#include "cli/values.h"
+#include "lab/environment.h"
+
+namespace flashlab::cli {
+
+Engine make_engine(const Arguments& arguments) {
+  auto allocator = std::make_unique<lab::TrackingAllocator>();
+  Context context = make_context(arguments, allocator.get());
+  return {std::move(allocator), std::move(context)};
+}
+
+lab::ProblemRunOptions run_options(const Arguments& arguments, const ProblemSet& problems,
+                                   Budget budget) {
+  lab::ProblemRunOptions out;
+  out.measure.warmup = static_cast<int>(whole(arguments, "--warmup", 3, 1, 1'000'000));
+  out.measure.repeats =
+      static_cast<int>(whole(arguments, "--repeats", budget.repeats, 1, 1'000'000));
+  // Repeats that were asked for are made, however long they take.
+  if (!arguments.has("--repeats")) out.measure.max_total_ms = budget.max_total_ms;
+  out.measure.cancel = &interrupted();
+  out.tiles = tile_options(arguments);
+  out.values = problems.values;
+  return out;
+}
+
+void check_plans(const Arguments& arguments, const Context& context, const ProblemSet& problems,
+                 const std::vector<std::string>& names) {
+  const TileOptions tiles = tile_options(arguments);
+  const bool tiles_asked = arguments.has("--tile-q") || arguments.has("--tile-k");
+  int planned = 0;
+  Status refused;
+  for (const Job& job : problems.jobs) {
+    for (const Pass pass : job.passes) {
+      for (const std::string& name : names) {
+        Problem problem = lab::problem_of(job.problem, pass, name);
+        problem.options.tiles = tiles;
+        const Status status = plan(context, problem).status();
+        if (status.ok()) ++planned;
+        if (status.code() == StatusCode::kInvalidArgument) fail(status);
+        if (status.code() == StatusCode::kUnsupported) refused = status;
+      }
+    }
+  }
+  // A tile size that nobody can use is a mistake, not a result.
+  if (tiles_asked && planned == 0 && !refused.ok()) fail(refused);
+}
+
+lab::Environment run_environment(const Engine& engine, const lab::ProblemRunOptions& options) {
+  std::string protocol = fmt::format("{} warm-ups, {} samples, warm caches, median",
+                                     options.measure.warmup, options.measure.repeats);
+  if (options.measure.max_total_ms > 0) {
+    protocol +=
+        fmt::format(", at most {:.1f} s per problem and pass", options.measure.max_total_ms * 1e-3);
+  }
+  protocol += "; implementations take turns; share of the roof: alternating windows of 50 ms";
+  return lab::collect_environment({.command = typed_command(),
+                                   .protocol = std::move(protocol),
+                                   .threads = engine.context.threads(),
+                                   .cpu_isa = engine.context.cpu_isa()});
+}
+
+void run_jobs(const Engine& engine, const ProblemSet& problems,
+              const std::vector<std::string>& names, const lab::ProblemRunOptions& options,
+              Outputs& outputs,
+              const std::function<void(const std::vector<lab::BenchResult>&)>& done) {
+  ProgressLine progress;
+  const double total = static_cast<double>(problems.jobs.size());
+  double finished = 0;
+  for (const Job& job : problems.jobs) {
+    if (interrupted()) break;
+    const std::string name = job.problem.name.empty() ? job.problem.describe() : job.problem.name;
+    std::string stage;
+    lab::ProblemRunOptions run = options;
+    run.stage = [&](std::string_view what) {
+      stage = fmt::format("{} · {}", what, name);
+      progress.show(finished, total, stage);
+    };
+    run.measure.progress = [&](int samples, int planned) {
+      // A pass is a part of the job; the bar moves inside it as samples come.
+      progress.show(finished + 0.5 * samples / std::max(planned, 1), total, stage);
+    };
+    const std::vector<lab::BenchResult> results =
+        lab::run_problem(engine.context, *engine.allocator, job.problem, job.passes, names, run);
+    finished += 1;
+    progress.clear();
+    for (const lab::BenchResult& result : results) outputs.add(result);
+    done(results);
+  }
+}
+
+int finish_run(Outputs& outputs) {
+  const int code = outputs.finish();
+  if (interrupted()) {
+    note("interrupted; what was measured is kept");
+    return kExitInterrupted;
+  }
+  const auto& results = outputs.file().results;
+  const bool any_ok = std::any_of(results.begin(), results.end(), [](const lab::BenchResult& r) {
+    return r.status == lab::RunStatus::kOk;
+  });
+  if (!any_ok && code == kExitOk) return kExitFailure;
+  return code;
+}
+
+}  // namespace flashlab::cli

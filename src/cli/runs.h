@@ -1,0 +1,50 @@
+#pragma once
+
+// What `bench` and `compare` share: settings out of flags, and running every job.
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cli/flags.h"
+#include "cli/outputs.h"
+#include "cli/problems.h"
+#include "lab/problem_run/problem_run.h"
+
+namespace flashlab::cli {
+
+/// A context whose memory is counted.
+struct Engine {
+  std::unique_ptr<lab::TrackingAllocator> allocator;  ///< outlives the context
+  Context context;
+};
+Engine make_engine(const Arguments& arguments);
+
+/// How long a measurement may take when --repeats does not say.
+struct Budget {
+  int repeats = 30;
+  double max_total_ms = 0;  ///< per problem and pass; 0: as long as the repeats take
+};
+
+lab::ProblemRunOptions run_options(const Arguments& arguments, const ProblemSet& problems,
+                                   Budget budget);
+
+/// Refuses what can be told without running: invalid problems, tiles that do not fit. Throws
+/// Failure.
+void check_plans(const Arguments& arguments, const Context& context, const ProblemSet& problems,
+                 const std::vector<std::string>& names);
+
+/// The environment of a run, with the protocol in words.
+lab::Environment run_environment(const Engine& engine, const lab::ProblemRunOptions& options);
+
+/// Runs every job; `done` gets the results of each. Stops after the current sample on Ctrl-C.
+void run_jobs(const Engine& engine, const ProblemSet& problems,
+              const std::vector<std::string>& names, const lab::ProblemRunOptions& options,
+              Outputs& outputs,
+              const std::function<void(const std::vector<lab::BenchResult>&)>& done);
+
+/// The exit code of a run: of `outputs.finish()`, 130 when interrupted, 1 when no case ended ok.
+int finish_run(Outputs& outputs);
+
+}  // namespace flashlab::cli

@@ -1,0 +1,127 @@
+#include "cli/terminal.h"
+
+#include <fmt/format.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#include "cli/failure.h"
+#include "lab/report/text.h"
+
+namespace flashlab::cli {
+namespace {
+
+std::atomic<bool> g_interrupted{false};
+bool g_line_shown = false;
+bool g_reader_left = false;
+
+extern "C" void on_interrupt(int) {
+  // A second Ctrl-C means that the person will not wait for the sample to end.
+  if (g_interrupted.exchange(true)) ::_exit(kExitInterrupted);
+}
+
+int columns_of(int descriptor) {
+  winsize size{};
+  if (::ioctl(descriptor, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) return size.ws_col;
+  return 100;
+}
+
+bool progress_wanted() {
+  static const bool kWanted = [] {
+    const char* term = std::getenv("TERM");
+    return ::isatty(STDERR_FILENO) == 1 && !(term && std::string_view(term) == "dumb");
+  }();
+  return kWanted;
+}
+
+void clear_line() {
+  if (!g_line_shown) return;
+  std::fputs("\r\x1b[K", stderr);
+  std::fflush(stderr);
+  g_line_shown = false;
+}
+
+}  // namespace
+
+const std::atomic<bool>& interrupted() {
+  return g_interrupted;
+}
+
+void catch_interrupts() {
+  struct sigaction action {};
+  action.sa_handler = on_interrupt;
+  sigemptyset(&action.sa_mask);
+  sigaction(SIGINT, &action, nullptr);
+  sigaction(SIGTERM, &action, nullptr);
+  // A closed pipe is seen as an error of the write, so that files are still completed.
+  std::signal(SIGPIPE, SIG_IGN);
+}
+
+int terminal_width() {
+  return columns_of(STDOUT_FILENO);
+}
+
+bool colours() {
+  const char* no_color = std::getenv("NO_COLOR");
+  const char* term = std::getenv("TERM");
+  return ::isatty(STDOUT_FILENO) == 1 && !(no_color && *no_color) &&
+         !(term && std::string_view(term) == "dumb");
+}
+
+void print(std::string_view text) {
+  if (g_reader_left) return;
+  clear_line();
+  const bool written =
+      std::fwrite(text.data(), 1, text.size(), stdout) == text.size() && std::fflush(stdout) == 0;
+  if (written) return;
+  if (errno == EPIPE) {
+    g_reader_left = true;
+    return;
+  }
+  fail(fmt::format("stdout cannot be written: {}; what was saved in files is complete",
+                   std::strerror(errno)));
+}
+
+void print_line(std::string_view text) {
+  print(std::string(text) + "\n");
+}
+
+void note(std::string_view text) {
+  clear_line();
+  std::fputs(fmt::format("flashlab: {}\n", text).c_str(), stderr);
+}
+
+void ProgressLine::show(double done, double total, std::string_view what) {
+  if (!progress_wanted() || total <= 0) return;
+  using Clock = std::chrono::steady_clock;
+  static Clock::time_point last;
+  const Clock::time_point now = Clock::now();
+  if (g_line_shown && now - last < std::chrono::milliseconds(50)) return;
+  last = now;
+
+  constexpr int kBarColumns = 24;
+  const double share = std::clamp(done / total, 0.0, 1.0);
+  const int filled = static_cast<int>(share * kBarColumns);
+  std::string bar;
+  for (int i = 0; i < kBarColumns; ++i) bar += i < filled ? "█" : "·";
+  const std::string head = fmt::format(" {:3.0f}%  ", share * 100);
+  const int room = std::max(columns_of(STDERR_FILENO) - kBarColumns - 8, 1);
+  std::string words = lab::report::clean(what);
+  while (lab::report::display_width(words) > room) words.pop_back();
+  std::fputs(fmt::format("\r{}{}{}\x1b[K", bar, head, words).c_str(), stderr);
+  std::fflush(stderr);
+  g_line_shown = true;
+}
+
+void ProgressLine::clear() {
+  clear_line();
+}
+
+}  // namespace flashlab::cli

@@ -1,0 +1,41 @@
+#pragma once
+
+// What the person sees: text on stdout, progress on stderr, and Ctrl-C.
+
+#include <atomic>
+#include <string>
+#include <string_view>
+
+namespace flashlab::cli {
+
+/// Set by the first Ctrl-C; the second ends the process at once.
+const std::atomic<bool>& interrupted();
+void catch_interrupts();
+
+/// Columns of the terminal on stdout; 100 where it is none.
+int terminal_width();
+/// Whether stdout shows colours: a terminal, NO_COLOR unset or empty, TERM not "dumb".
+bool colours();
+
+/// Writes to stdout at once, taking a progress line away first. Throws Failure when it cannot
+/// (a full disk); a reader that has left (head) ends the output quietly.
+void print(std::string_view text);
+void print_line(std::string_view text);
+
+/// A note on stderr: "flashlab: ...".
+void note(std::string_view text);
+
+/// One line on stderr that is redrawn: only where stderr is a terminal.
+class ProgressLine {
+ public:
+  ProgressLine() = default;
+  ProgressLine(const ProgressLine&) = delete;
+  ProgressLine& operator=(const ProgressLine&) = delete;
+  ~ProgressLine() { clear(); }
+
+  /// `done` of `total` and what is being done. Redrawn at most 20 times a second.
+  void show(double done, double total, std::string_view what);
+  void clear();
+};
+
+}  // namespace flashlab::cli

@@ -1,0 +1,323 @@
+#include "cpu/forward_plan.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cfloat>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "api/context_state.h"
+#include "cpu/simd/kernels.h"
+#include "cpu/thread_pool.h"
+
+namespace flashlab::internal {
+namespace {
+
+using simd::ForwardCall;
+using simd::ForwardTask;
+using simd::KernelTable;
+
+constexpr float kLog2E = 1.44269504088896340736f;
+
+// Deterministic plans are split as if for this many threads, whatever there are.
+constexpr int kDeterministicThreads = 8;
+// More splits than this cost more to merge than they bring.
+constexpr std::int64_t kMaxSplits = 64;
+// Tasks per thread that leave a balanced finish.
+constexpr std::int64_t kTasksPerThread = 3;
+// Keys that one packing task takes: enough to amortise handing it out, a multiple of every panel.
+constexpr std::int64_t kPackKeys = 1024;
+
+std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
+  return (a + b - 1) / b;
+}
+std::int64_t round_up(std::int64_t n, std::int64_t to) {
+  return ceil_div(n, to) * to;
+}
+
+// Bytes of a region of 4-byte elements; an absurd size saturates, so that the allocator refuses it.
+std::size_t region_bytes(std::initializer_list<std::int64_t> factors) {
+  std::size_t bytes = sizeof(float);
+  for (std::int64_t f : factors) {
+    if (__builtin_mul_overflow(bytes, static_cast<std::size_t>(f), &bytes)) return SIZE_MAX;
+  }
+  return bytes;
+}
+
+simd::RowsView rows_view(const void* data, const TensorSpec& spec) {
+  return {data, spec.dtype, spec.strides[0], spec.strides[1], spec.strides[2]};
+}
+
+// The part of a key head's rows that packing task `chunk` takes.
+simd::MatrixView chunk_view(const simd::RowsView& rows, std::int64_t batch, std::int64_t head,
+                            std::int64_t begin, std::int64_t end, std::int64_t columns) {
+  const std::int64_t offset =
+      batch * rows.batch_stride + begin * rows.row_stride + head * rows.head_stride;
+  const auto* data =
+      static_cast<const char*>(rows.data) + offset * static_cast<std::int64_t>(size_of(rows.dtype));
+  return {data, rows.dtype, end - begin, columns, rows.row_stride};
+}
+
+class ForwardPlan final : public PlanState {
+ public:
+  Status forward(ContextState& context, Stream stream, const ForwardTensors& tensors,
+                 Workspace workspace) const override;
+
+  std::int64_t heads() const { return call.batches * call.heads_k; }
+  std::int64_t rows_per_head() const { return call.group * call.seqlen_q; }
+
+  const KernelTable* table = nullptr;
+  ForwardCall call{};  ///< without pointers
+  bool packs_ahead = false;
+  std::int64_t tiles = 0;   ///< query tiles of a key head
+  std::int64_t splits = 1;  ///< along the keys
+  std::int64_t split_keys = 0;
+  int workers = 1;
+  std::size_t scratch_bytes = 0;  ///< of one worker
+  std::size_t keys_offset = 0, values_offset = 0, scratch_offset = 0;
+  std::size_t partial_o_offset = 0, partial_max_offset = 0, partial_sum_offset = 0;
+
+ private:
+  void pack(ThreadPool& pool, const ForwardCall& c) const;
+  ForwardTask task_at(std::int64_t index) const;
+};
+
+void ForwardPlan::pack(ThreadPool& pool, const ForwardCall& c) const {
+  const std::int64_t chunks = ceil_div(c.seqlen_k, kPackKeys);
+  auto* keys = static_cast<char*>(const_cast<void*>(c.packed_keys));
+  auto* values = static_cast<char*>(const_cast<void*>(c.packed_values));
+  const std::int64_t key_depth = ceil_div(c.head_dim, table->depth_per);
+  pool.run(
+      heads() * chunks,
+      [&](std::int64_t task, int) {
+        const std::int64_t head = task / chunks;
+        const std::int64_t begin = task % chunks * kPackKeys;
+        const std::int64_t end = std::min(begin + kPackKeys, c.seqlen_k);
+        const std::int64_t b = head / c.heads_k, h = head % c.heads_k;
+        table->pack.transposed(
+            chunk_view(c.k, b, h, begin, end, c.head_dim),
+            keys + (head * c.packed_keys_stride + begin * key_depth) * simd::kElementBytes);
+        table->pack.straight(
+            chunk_view(c.v, b, h, begin, end, c.head_dim_v),
+            values + (head * c.packed_values_stride + begin / table->depth_per * table->panel) *
+                         simd::kElementBytes,
+            c.packed_values_panel_stride);
+      },
+      workers);
+}
+
+// Head by head, so that the threads share the panels of one or two heads in cache; inside a head
+// the last rows first, which see most keys when attention is causal. What is left for the end is
+// then short.
+ForwardTask ForwardPlan::task_at(std::int64_t index) const {
+  const std::int64_t split = index % splits;
+  const std::int64_t tile = tiles - 1 - index / splits % tiles;
+  const std::int64_t head = index / splits / tiles;
+  ForwardTask task{};
+  task.batch = head / call.heads_k;
+  task.key_head = head % call.heads_k;
+  task.row_begin = tile * call.tile_rows;
+  task.row_end = std::min(task.row_begin + call.tile_rows, rows_per_head());
+  task.key_begin = std::min(split * split_keys, call.seqlen_k);
+  task.key_end = std::min(task.key_begin + split_keys, call.seqlen_k);
+  task.split = splits > 1 ? split : -1;
+  return task;
+}
+
+Status ForwardPlan::forward(ContextState& context, Stream, const ForwardTensors& t,
+                            Workspace workspace) const {
+  ForwardCall c = call;
+  c.q = rows_view(t.q.data, t.q.spec);
+  c.k = rows_view(t.k.data, t.k.spec);
+  c.v = rows_view(t.v.data, t.v.spec);
+  c.o = rows_view(t.o.data, t.o.spec);
+  if (t.lse) {
+    c.lse = static_cast<float*>(t.lse->data);
+    c.lse_batch_stride = t.lse->spec.strides[0];
+    c.lse_head_stride = t.lse->spec.strides[1];
+    c.lse_row_stride = t.lse->spec.strides[2];
+  }
+  if (t.mask) {
+    // Extents of 1 broadcast: validation has set their strides to 0.
+    const auto& s = t.mask->spec.strides;
+    c.mask = {t.mask->data, t.mask->spec.dtype, s[0], s[1], s[2], s[3]};
+  }
+  auto* memory = static_cast<std::byte*>(workspace.data);
+  ThreadPool& pool = context.pool();
+  if (packs_ahead) {
+    c.packed_keys = memory + keys_offset;
+    c.packed_values = memory + values_offset;
+    pack(pool, c);
+  }
+  if (splits > 1) {
+    c.partial_o = reinterpret_cast<float*>(memory + partial_o_offset);
+    c.partial_max = reinterpret_cast<float*>(memory + partial_max_offset);
+    c.partial_sum = reinterpret_cast<float*>(memory + partial_sum_offset);
+  }
+  pool.run(
+      heads() * tiles * splits,
+      [&](std::int64_t task, int worker) {
+        table->forward.run(
+            c, task_at(task),
+            memory + scratch_offset + static_cast<std::size_t>(worker) * scratch_bytes);
+      },
+      workers);
+  if (splits > 1) {
+    pool.run(
+        heads() * tiles,
+        [&](std::int64_t index, int) {
+          const std::int64_t head = index / tiles, row = index % tiles * call.tile_rows;
+          table->forward.merge(c, head / c.heads_k, head % c.heads_k, row,
+                               std::min(row + call.tile_rows, rows_per_head()), splits);
+        },
+        workers);
+  }
+  return {};
+}
+
+// Rows of a query tile and keys of a block. Measured on Zen 4 (see README.md): 48 rows keep Q, the
+// sums and a key block in L2; blocks of 256 fp32 scores per row keep six rows of S in L1, bf16
+// pairs leave room for 512.
+void choose_tiles(ForwardPlan& plan, const Geometry& g) {
+  const bool pairs = plan.table->depth_per == 2;
+  const std::int64_t strip = plan.table->strip_rows;
+  plan.call.key_block = pairs && !g.bounds.bounded() ? 512 : 256;
+  const std::int64_t strips = std::max<std::int64_t>(1, 48 / strip);
+  plan.call.tile_rows = std::min(strips * strip, round_up(plan.rows_per_head(), strip));
+}
+
+// With fewer tiles than threads want, first smaller tiles, then splits along the keys.
+void spread(ForwardPlan& plan, const Geometry& g, int threads) {
+  const std::int64_t strip = plan.table->strip_rows;
+  const std::int64_t wanted = kTasksPerThread * threads;
+  const auto count = [&] {
+    plan.tiles = ceil_div(plan.rows_per_head(), plan.call.tile_rows);
+    return plan.heads() * plan.tiles;
+  };
+  while (count() < wanted && plan.call.tile_rows > 2 * strip && threads > 1) {
+    plan.call.tile_rows = round_up(plan.call.tile_rows / 2, strip);
+  }
+  const std::int64_t blocks = ceil_div(g.seqlen_k, plan.call.key_block);
+  if (threads > 1 && count() < threads && blocks > 1) {
+    const std::int64_t parts = std::min({ceil_div(wanted, count()), blocks, kMaxSplits});
+    plan.split_keys = ceil_div(blocks, parts) * plan.call.key_block;
+    plan.splits = ceil_div(g.seqlen_k, plan.split_keys);
+  }
+  if (plan.splits == 1) plan.split_keys = g.seqlen_k;
+}
+
+void set_scale(ForwardPlan& plan, const Problem& problem, const Geometry& g) {
+  const bool additive = problem.mask && problem.mask->dtype != DType::kBool;
+  plan.call.query_factor = g.scale > 0 ? 1.0f : (g.scale < 0 ? -1.0f : 0.0f);
+  const float magnitude = g.scale == 0 ? 1.0f : std::fabs(g.scale);
+  // A scale near FLT_MAX must not become infinite: 0 x inf would be NaN where the score is 0.
+  plan.call.score_factor = additive ? magnitude : std::min(magnitude * kLog2E, FLT_MAX);
+}
+
+void add_regions(ForwardPlan& plan, const Geometry& g) {
+  const KernelTable& table = *plan.table;
+  ForwardCall& c = plan.call;
+  c.packed_keys_stride = round_up(g.seqlen_k, table.panel) * ceil_div(g.head_dim, table.depth_per);
+  c.packed_values_panel_stride = ceil_div(g.seqlen_k, table.depth_per) * table.panel;
+  c.packed_values_stride = ceil_div(g.head_dim_v, table.panel) * c.packed_values_panel_stride;
+  if (plan.packs_ahead) {
+    plan.keys_offset =
+        plan.add_region("packed_keys", region_bytes({plan.heads(), c.packed_keys_stride}));
+    plan.values_offset =
+        plan.add_region("packed_values", region_bytes({plan.heads(), c.packed_values_stride}));
+  }
+  if (plan.splits > 1) {
+    const std::int64_t padded = round_up(g.head_dim_v, table.lanes);
+    plan.partial_o_offset = plan.add_region(
+        "partial_o", region_bytes({plan.splits, plan.heads(), plan.rows_per_head(), padded}));
+    plan.partial_max_offset = plan.add_region(
+        "partial_max", region_bytes({plan.splits, plan.heads(), plan.rows_per_head()}));
+    plan.partial_sum_offset = plan.add_region(
+        "partial_sum", region_bytes({plan.splits, plan.heads(), plan.rows_per_head()}));
+  }
+  constexpr std::size_t kPage = 4096;  // neighbours' scratch on other pages
+  plan.scratch_bytes =
+      (table.forward.scratch_bytes(c, !plan.packs_ahead) + kPage - 1) / kPage * kPage;
+  plan.scratch_offset = plan.add_region(
+      "thread_scratch", plan.scratch_bytes * static_cast<std::size_t>(plan.workers));
+}
+
+void describe_plan(ForwardPlan& plan, const Geometry& g, bool deterministic, int threads) {
+  const KernelTable& table = *plan.table;
+  const ForwardCall& c = plan.call;
+  const bool pairs = table.depth_per == 2;
+  int last = -1;
+  const auto add = [&](std::string name, std::string configuration) {
+    std::vector<int> after;
+    if (last >= 0) after.push_back(last);
+    plan.steps.push_back(
+        {PlanStep::Kind::kKernel, std::move(name), std::move(configuration), after});
+    ++last;
+  };
+  const std::string suffix = pairs ? table.name : fmt::format("{}_fp32", table.name);
+  if (plan.packs_ahead) {
+    add("pack_" + suffix, fmt::format("K and V of {} (batch, key head), panels of {} columns",
+                                      plan.heads(), table.panel));
+  }
+  add("flash_fwd_" + suffix,
+      fmt::format(
+          "query tile {} x key block {}, {} tasks = {} (batch, key head) x {} tiles x {} key "
+          "splits, {} on {} threads",
+          c.tile_rows, c.key_block, plan.heads() * plan.tiles * plan.splits, plan.heads(),
+          plan.tiles, plan.splits, g.bounds.bounded() ? "longest first" : "equal work",
+          plan.workers));
+  if (plan.splits > 1) add("merge_" + suffix, "partial results in the order of their keys");
+
+  if (!pairs && g.dtype != DType::kFp32) {
+    plan.reasons.push_back(fmt::format("{} is widened to fp32 when packed: {}", to_string(g.dtype),
+                                       g.dtype == DType::kFp16
+                                           ? "no instruction multiplies fp16 into fp32 sums"
+                                           : "this instruction set has no bf16 products"));
+  }
+  if (pairs) plan.reasons.push_back("P is rounded to bf16 for its product with V");
+  plan.reasons.push_back(plan.packs_ahead
+                             ? "K and V are packed once: several query tiles use each block"
+                             : "each key block is used by one query tile: its task packs it");
+  if (plan.splits > 1) {
+    plan.reasons.push_back(fmt::format(
+        "{} query tiles are fewer than {} threads{}: the keys are split", plan.heads() * plan.tiles,
+        threads, deterministic ? " (the number deterministic plans are cut for)" : ""));
+  }
+  plan.reasons.push_back(fmt::format("{} KiB of scratch per thread", plan.scratch_bytes >> 10));
+}
+
+}  // namespace
+
+Result<std::shared_ptr<PlanState>> plan_forward(const ContextState& context, const Problem& problem,
+                                                const Geometry& g) {
+  auto plan = std::make_shared<ForwardPlan>();
+  plan->table = &simd::forward_kernels_for(context.cpu_isa, g.dtype);
+  ForwardCall& c = plan->call;
+  c.batches = g.batch;
+  c.heads_k = g.heads_k;
+  c.group = g.group();
+  c.seqlen_q = g.seqlen_q;
+  c.seqlen_k = g.seqlen_k;
+  c.head_dim = g.head_dim;
+  c.head_dim_v = g.head_dim_v;
+  const std::int64_t diagonal = g.bounds.query_offset - g.bounds.key_offset;
+  c.band = {diagonal - g.bounds.left, diagonal + g.bounds.right + 1};
+  set_scale(*plan, problem, g);
+
+  const bool deterministic = problem.options.deterministic;
+  const int threads = deterministic ? kDeterministicThreads : std::max(1, context.threads);
+  choose_tiles(*plan, g);
+  spread(*plan, g, threads);
+  plan->packs_ahead = plan->tiles > 1;
+  const std::int64_t tasks = plan->heads() * plan->tiles * plan->splits;
+  plan->workers =
+      static_cast<int>(std::clamp<std::int64_t>(tasks, 1, std::max(1, context.threads)));
+  add_regions(*plan, g);
+  describe_plan(*plan, g, deterministic, threads);
+  return std::shared_ptr<PlanState>(std::move(plan));
+}
+
+}  // namespace flashlab::internal

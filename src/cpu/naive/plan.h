@@ -1,0 +1,100 @@
+#pragma once
+
+// The plan of `naive`: two matrices in the workspace and the steps between them.
+
+#include "api/implementation.h"
+#include "cpu/plain/score_mask.h"
+#include "cpu/plain/tile_kernels.h"
+#include "cpu/plain/tiles.h"
+
+namespace flashlab::internal {
+
+/// Rows and columns per block of a product: 128 x 128 fp32 sums are 64 KiB, a part of L2.
+inline constexpr std::int64_t kNaiveBlock = 128;
+
+/// One worker's blocks. Which matrix is in a block changes from step to step.
+template <class Acc>
+struct NaiveBlocks {
+  NaiveBlocks(Arena& arena, const Geometry& g) {
+    const std::int64_t dim = std::max(padded<Acc>(g.head_dim), padded<Acc>(g.head_dim_v));
+    left = arena.take<Acc>(kNaiveBlock, std::max(dim, kNaiveBlock));
+    right = arena.take<Acc>(kNaiveBlock, dim);
+    sums = arena.take<Acc>(kNaiveBlock, std::max(dim, kNaiveBlock));
+    row = arena.take<Acc>(1, std::max(padded<Acc>(g.seqlen_k), kNaiveBlock));
+    other_row = arena.take<Acc>(1, padded<Acc>(g.seqlen_k));
+    lines = arena.take<Acc>(kTurnedRows, dim);
+    statistics = arena.take<Acc>(kNaiveBlock, 2);
+  }
+  Acc *left, *right, *sums;  // factors and sums of one block of a product
+  Acc *row, *other_row;      // one row of a matrix each
+  Acc* lines;                // scratch of load_transposed
+  Acc* statistics;           // two numbers per row of the block
+};
+
+template <class Acc>
+class NaivePlan final : public PlanState {
+ public:
+  Status forward(ContextState& context, Stream stream, const ForwardTensors& tensors,
+                 Workspace workspace) const override;
+  Status backward(ContextState& context, Stream stream, const BackwardTensors& tensors,
+                  Workspace workspace) const override;
+
+  // The steps, in order; each reads what the one before left in the workspace.
+  // S, P and dS have shape [batch, heads_q, seqlen_q, seqlen_k].
+
+  /// S = scale Q K^T + mask, rounded to T. Hidden scores are -inf. Where T has 16 bits `lse` is
+  /// written here, from the scores before rounding: rounded ones are wrong in the third digit.
+  void scores(ContextState& context, const ConstTensor& q, const ConstTensor& k,
+              const std::optional<ConstTensor>& mask, const std::optional<Tensor>& lse,
+              Workspace workspace) const;
+  /// P = softmax(S), rounded to T; `lse` too where T has 32 or 64 bits.
+  void softmax(ContextState& context, const std::optional<Tensor>& lse, Workspace workspace) const;
+  /// O = P V
+  void values(ContextState& context, const ForwardTensors& tensors, Workspace workspace) const;
+
+  /// P = exp(scale Q K^T + mask - LSE), rounded to T. S is not rounded before: an LSE that is right
+  /// to 1e-5 and scores that are right to 2^-9 do not give rows that sum to 1.
+  void probabilities(ContextState& context, const BackwardTensors& t, Workspace workspace) const;
+  /// dV = P^T dO
+  void value_gradient(ContextState& context, const BackwardTensors& t, Workspace workspace) const;
+  /// dP = dO V^T, rounded to T.
+  void probability_gradient(ContextState& context, const BackwardTensors& t,
+                            Workspace workspace) const;
+  /// dS = P * (dP - delta) in the place of dP, rounded to T; delta = rowsum(P * dP) - dLSE
+  void score_gradient(ContextState& context, const BackwardTensors& t, Workspace workspace) const;
+  /// dQ = scale dS K
+  void query_gradient(ContextState& context, const BackwardTensors& t, Workspace workspace) const;
+  /// dK = scale dS^T Q
+  void key_gradient(ContextState& context, const BackwardTensors& t, Workspace workspace) const;
+
+  const TileKernels<Acc>* kernels = nullptr;
+  std::size_t scores_offset = 0;         // S, forward
+  std::size_t probabilities_offset = 0;  // P
+  std::size_t gradients_offset = 0;      // dP, then dS, backward
+  std::size_t blocks_offset = 0;         // of worker 0
+  std::size_t blocks_bytes = 0;          // of each worker
+
+  bool lse_from_scores() const { return size_of(geometry.dtype) == 2; }
+
+  /// The matrix of one head at `offset`, columns [column, column + columns).
+  HeadRows matrix(Workspace workspace, std::size_t offset, std::int64_t batch, std::int64_t head,
+                  std::int64_t column, std::int64_t columns) const {
+    const Geometry& g = geometry;
+    return {g.dtype, static_cast<char*>(workspace.data) + offset,
+            (batch * g.heads_q + head) * g.seqlen_q * g.seqlen_k + column, g.seqlen_k, columns};
+  }
+
+  NaiveBlocks<Acc> blocks(Workspace workspace, int worker) const {
+    Arena arena(static_cast<char*>(workspace.data) + blocks_offset +
+                static_cast<std::size_t>(worker) * blocks_bytes);
+    return NaiveBlocks<Acc>(arena, geometry);
+  }
+};
+
+/// Position of a row's statistic in an LSE-like tensor [batch, heads_q, seqlen_q].
+inline std::int64_t statistic_index(const TensorSpec& spec, std::int64_t batch, std::int64_t head,
+                                    std::int64_t i) {
+  return batch * spec.strides[0] + head * spec.strides[1] + i * spec.strides[2];
+}
+
+}  // namespace flashlab::internal

@@ -1,0 +1,125 @@
+// FlashAttention-2, forward: O = softmax(scale Q K^T + mask) V without ever holding all of S.
+//
+//                keys ->   tile 0   tile 1   tile 2        One task owns one tile of queries. It
+//                walks
+//   queries     +--------+--------+--------+               over the keys and keeps, per query,
+//   tile 0      |  task  |  ->    |  ->    |                 m  the largest score so far
+//   tile 1      |        |        |        |                 l  sum of exp(s - m)
+//               +--------+--------+--------+                 O  sum of exp(s - m) v
+//
+// The one idea: when a tile brings a larger maximum m', what was summed so far is multiplied by
+// exp(m - m'), as if m' had been known from the start. At the end O / l and LSE = m + log(l).
+// Source: FlashAttention-2 (Dao 2023), algorithm 1.
+
+#include <cmath>
+#include <limits>
+
+#include "api/context_state.h"
+#include "cpu/plain/plan.h"
+#include "cpu/plain/score_mask.h"
+#include "cpu/thread_pool.h"
+
+namespace flashlab::internal {
+namespace {
+
+// One tile of scores [rows][ld_k] becomes probabilities relative to the running maximum; l and O
+// follow. A row that has seen only hidden keys keeps m = -inf, l = 0, O = 0.
+template <class Acc>
+void online_softmax(const PlainPlan<Acc>& plan, std::int64_t rows, ForwardTiles<Acc>& t) {
+  for (std::int64_t r = 0; r < rows; ++r) {
+    Acc* s = t.s + r * t.ld_k;
+    const Acc before = t.maximum[r];
+    Acc maximum = before;
+    for (std::int64_t j = 0; j < t.ld_k; ++j) maximum = s[j] > maximum ? s[j] : maximum;
+    // While every score is -inf, 0 stands in for the maximum: exp(-inf - 0) = 0, and NaN stays NaN.
+    const Acc offset = std::isinf(maximum) && maximum < 0 ? Acc(0) : maximum;
+    const Acc rescale = std::exp(before - offset);
+    const Acc tile_sum = plan.kernels->exponentials(t.ld_k, offset, s);
+    t.maximum[r] = maximum;
+    t.sum[r] = t.sum[r] * rescale + tile_sum;
+    if (rescale == Acc(1)) continue;
+    for (std::int64_t d = 0; d < t.ld_v; ++d) t.o[r * t.ld_v + d] *= rescale;
+  }
+}
+
+template <class Acc>
+void query_tile(const PlainPlan<Acc>& plan, const ForwardTensors& tensors, const ScoreMask& mask,
+                std::int64_t batch, std::int64_t head, std::int64_t first, ForwardTiles<Acc>& t) {
+  const Geometry& g = plan.geometry;
+  const std::int64_t rows = std::min(plan.tile.q, g.seqlen_q - first);
+  const HeadRows k = head_rows(tensors.k, batch, head / g.group());
+  const HeadRows v = head_rows(tensors.v, batch, head / g.group());
+  constexpr Acc kNone = -std::numeric_limits<Acc>::infinity();
+
+  load_tile(head_rows(tensors.q, batch, head), first, rows, t.ld_d, t.q);
+  std::fill_n(t.maximum, rows, kNone);
+  std::fill_n(t.sum, rows, Acc(0));
+  std::fill_n(t.o, rows * t.ld_v, Acc(0));
+
+  for (std::int64_t key = 0; key < g.seqlen_k; key += plan.tile.k) {
+    const std::int64_t keys = std::min(plan.tile.k, g.seqlen_k - key);
+    if (!mask.tile_visible(first, rows, key, keys)) continue;
+    load_transposed(k, key, keys, t.ld_k, t.kt, t.lines);
+    const bool finite = load_tile(v, key, keys, t.ld_v, t.v);
+
+    // S = scale Q K^T + mask
+    std::fill_n(t.s, rows * t.ld_k, Acc(0));
+    plan.kernels->multiply_add(rows, t.ld_k, g.head_dim, t.q, t.ld_d, 1, t.kt, t.ld_k, t.s, t.ld_k);
+    for (std::int64_t r = 0; r < rows; ++r) {
+      Acc* s = t.s + r * t.ld_k;
+      for (std::int64_t j = 0; j < t.ld_k; ++j) s[j] *= plan.scale;
+      mask.apply(batch, head, first + r, key, keys, t.ld_k, s);
+    }
+
+    online_softmax(plan, rows, t);
+
+    // O += P V
+    if (finite) {
+      plan.kernels->multiply_add(rows, t.ld_v, keys, t.s, t.ld_k, 1, t.v, t.ld_v, t.o, t.ld_v);
+    } else {
+      multiply_add_visible(rows, t.ld_v, keys, t.s, t.ld_k, 1, t.v, t.ld_v, t.o, t.ld_v,
+                           [&](std::int64_t r, std::int64_t j) {
+                             return mask.visible(batch, head, first + r, key + j);
+                           });
+    }
+  }
+
+  const HeadRows o = head_rows(tensors.o, batch, head);
+  for (std::int64_t r = 0; r < rows; ++r) {
+    const bool empty = t.sum[r] == Acc(0);
+    if (empty) std::fill_n(t.o + r * t.ld_v, t.ld_v, Acc(0));
+    store_tile(o, first + r, 1, t.ld_v, empty ? Acc(1) : 1 / t.sum[r], false, t.o + r * t.ld_v);
+    if (!tensors.lse) continue;
+    const auto& strides = tensors.lse->spec.strides;
+    store_element(tensors.lse->spec.dtype, tensors.lse->data,
+                  batch * strides[0] + head * strides[1] + (first + r) * strides[2],
+                  empty ? kNone : t.maximum[r] + std::log(t.sum[r]));
+  }
+}
+
+}  // namespace
+
+template <class Acc>
+Status PlainPlan<Acc>::forward(ContextState& context, Stream, const ForwardTensors& tensors,
+                               Workspace workspace) const {
+  const ScoreMask mask(geometry, tensors.mask);
+  const std::int64_t heads = geometry.batch * geometry.heads_q;
+  const std::int64_t tiles = tiles_in(geometry.seqlen_q, tile.q);
+  // Under causal the last queries see the most keys: their tasks go first, so that no thread is
+  // left with a long one at the end.
+  context.pool().run(tiles * heads, [&](std::int64_t task, int worker) {
+    Arena arena(scratch(workspace, worker));
+    ForwardTiles<Acc> scratch_tiles(arena, geometry, tile);
+    const std::int64_t index = tiles - 1 - task / heads, head = task % heads;
+    query_tile(*this, tensors, mask, head / geometry.heads_q, head % geometry.heads_q,
+               index * tile.q, scratch_tiles);
+  });
+  return {};
+}
+
+template Status PlainPlan<float>::forward(ContextState&, Stream, const ForwardTensors&,
+                                          Workspace) const;
+template Status PlainPlan<double>::forward(ContextState&, Stream, const ForwardTensors&,
+                                           Workspace) const;
+
+}  // namespace flashlab::internal

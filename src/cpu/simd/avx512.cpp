@@ -1,0 +1,28 @@
+// fp32 kernels for AVX-512 F, BW, CD, DQ, VL (Skylake-X, Zen 4 and later); 6 x 64 register tile.
+
+#define FLASHLAB_SIMD_NAMESPACE avx512
+
+#include "cpu/simd/forward-inl.h"
+#include "cpu/simd/roof-inl.h"
+#if __has_include("cpu/simd/backward-inl.h")
+#include "cpu/simd/backward-inl.h"
+#endif
+
+static_assert(HWY_TARGET == HWY_AVX3, "the compile flags of this file name another target");
+
+namespace flashlab::internal::simd::avx512 {
+
+const KernelTable kKernels = {
+    .name = "avx512",
+    .isa = CpuIsa::kAvx512,
+    .depth_per = MultiplyFp32::kDepthPer,
+    .lanes = kLanes,
+    .strip_rows = kStripRows,
+    .panel = kPanel,
+    .pack = pack_kernels<MultiplyFp32>(),
+    .forward = forward_kernels<MultiplyFp32>(),
+    .backward = &kBackwardKernels<MultiplyFp32>,
+    .roof = &roof<MultiplyFp32>,
+};
+
+}  // namespace flashlab::internal::simd::avx512

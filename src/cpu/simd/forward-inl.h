@@ -1,0 +1,571 @@
+#pragma once
+
+// Forward attention of one query tile: strips of six rows against blocks of keys.
+//
+//   for each key block            K panels [block/kPanel][depth(D)][kPanel], V panels
+//     for each strip of 6 rows    S = Q K^T     [6, block] in L1
+//                                 P = 2^(factor S - max), sums, S masked before
+//                                 acc = scale acc + P V   [6, Dv] in L1/L2
+//   O = acc / sum, LSE = (max + log2 sum) ln 2
+//
+// Strips and panels beyond what a row can see are not visited, so causal attention pays for whole
+// vectors at the diagonal only. See src/cpu/README.md for the cycle budget.
+
+#include "cpu/simd/pack-inl.h"
+
+namespace flashlab::internal::simd {
+namespace FLASHLAB_SIMD_NAMESPACE {
+namespace {
+namespace forward_pass {
+
+constexpr float kLog2E = 1.44269504088896340736f;
+constexpr double kLn2 = 0.693147180559945309417;
+constexpr float kInfinity = __builtin_inff();
+
+/// Statistics of a strip's rows start at a multiple of this, so that vectors may overrun the strip.
+constexpr int64_t kStatistics = (kStripRows + 15) / 16 * 16;
+
+HWY_INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+HWY_INLINE int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+HWY_INLINE int64_t align_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+
+/// Where the parts of a thread's scratch lie. Elements are 4 bytes in every policy.
+template <class Multiply>
+struct Scratch {
+  using Element = typename Multiply::Element;
+  int64_t score_stride;  ///< floats from one row of S to the next
+  int64_t sum_stride;    ///< floats from one row of acc to the next
+  Element* queries;      ///< [tile_rows up to whole strips, depth(D)]
+  float* scores;         ///< [kStripRows, score_stride]
+  Element* weights;      ///< [kStripRows, score_stride] (fp32: the scores themselves)
+  float* sums;           ///< [as queries, sum_stride]: acc, unnormalised O
+  float* row_max;        ///< [strips, kStatistics] in score units (base 2, or natural if additive)
+  float* row_sum;        ///< [strips, kStatistics]
+  int64_t* first_key;    ///< [tile_rows]
+  int64_t* end_key;      ///< [tile_rows]
+  Element* keys;         ///< one packed block of K, if the task packs
+  Element* values;       ///< one packed block of V
+  int64_t values_panel_stride;
+  size_t bytes;
+
+  Scratch(const ForwardCall& call, bool packs, void* base) {
+    const int64_t strips = (call.tile_rows + kStripRows - 1) / kStripRows;
+    const int64_t depth = depth_of<Multiply>(call.head_dim);
+    // One vector of padding keeps the six rows from falling into the same L1 sets.
+    score_stride = call.key_block + 2 * kLanes;
+    sum_stride = align_up(call.head_dim_v, kLanes);
+    values_panel_stride = depth_of<Multiply>(call.key_block) * kPanel;
+    char* at = static_cast<char*>(base);
+    const auto take = [&](int64_t count, int64_t size) {
+      char* here = at;
+      at += align_up(count * size, 64);
+      return static_cast<void*>(here);
+    };
+    queries = static_cast<Element*>(take(strips * kStripRows * depth, 4));
+    scores = static_cast<float*>(take(kStripRows * score_stride, 4));
+    if constexpr (Multiply::kDepthPer == 1) {
+      weights = scores;
+    } else {
+      weights = static_cast<Element*>(take(kStripRows * score_stride, 4));
+    }
+    sums = static_cast<float*>(take(strips * kStripRows * sum_stride, 4));
+    row_max = static_cast<float*>(take(strips * kStatistics, 4));
+    row_sum = static_cast<float*>(take(strips * kStatistics, 4));
+    first_key = static_cast<int64_t*>(take(call.tile_rows, 8));
+    end_key = static_cast<int64_t*>(take(call.tile_rows, 8));
+    keys = nullptr;
+    values = nullptr;
+    if (packs) {
+      keys = static_cast<Element*>(take(align_up(call.key_block, kPanel) * depth, 4));
+      values = static_cast<Element*>(
+          take(values_panel_stride * ((call.head_dim_v + kPanel - 1) / kPanel), 4));
+    }
+    bytes = static_cast<size_t>(at - static_cast<char*>(base));
+  }
+};
+
+/// Writes probabilities of two neighbouring vectors of a row, starting at column j (a multiple of 2
+/// kLanes in bf16), as the A operand of P V.
+HWY_INLINE void store_weights(MultiplyFp32, Floats low, Floats high, float* row, int64_t j) {
+  store(low, row + j);
+  store(high, row + j + kLanes);
+}
+#if defined(FLASHLAB_SIMD_BF16)
+HWY_INLINE void store_weights(MultiplyBf16, Floats low, Floats high, uint32_t* row, int64_t j) {
+  _mm512_storeu_si512(row + j / 2,
+                      reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high.raw, low.raw)));
+}
+#endif
+
+/// A strip against one key block.
+struct StripBlock {
+  int rows;
+  int64_t first_key;         ///< key of column 0 of the strip's scores
+  int64_t columns;           ///< columns that some row sees
+  const int64_t* row_first;  ///< [rows] first visible key of each row
+  const int64_t* row_end;    ///< [rows] one past the last visible key
+};
+
+/// Columns [from, to) of a row become invisible.
+HWY_INLINE void hide(float* row, int64_t from, int64_t to) {
+  for (int64_t j = from; j < to; ++j) row[j] = -kInfinity;
+}
+
+/// Applies the band and the key length: a hidden score is replaced by -inf, so its probability is
+/// exactly 0. `padded` columns are defined afterwards.
+HWY_INLINE void apply_band(const StripBlock& block, int64_t padded, float* scores,
+                           int64_t score_stride) {
+  for (int i = 0; i < block.rows; ++i) {
+    float* row = scores + i * score_stride;
+    const int64_t begin = larger(block.row_first[i] - block.first_key, 0);
+    int64_t end = block.row_end[i] - block.first_key;
+    if constexpr (kMutation == Mutation::kUnmaskedTail) end = end >= block.columns ? padded : end;
+    hide(row, 0, smaller(begin, padded));
+    hide(row, larger(smaller(end, padded), 0), padded);
+  }
+}
+
+/// S = mask ? S : -inf for a row's columns; `mask` points at the row's first column.
+HWY_INLINE void apply_bool_mask(const uint8_t* mask, int64_t key_stride, int64_t columns,
+                                float* row) {
+  if (key_stride == 0) {
+    if (*mask == 0) hide(row, 0, columns);
+    return;
+  }
+  const hn::Rebind<uint8_t, FloatTag> bytes;
+  int64_t j = 0;
+  for (; j + kLanes <= columns; j += kLanes) {
+    const Ints wide = hn::PromoteTo(IntTag(), hn::LoadU(bytes, mask + j));
+    const auto hidden = hn::RebindMask(FloatTag(), hn::Eq(wide, hn::Zero(IntTag())));
+    store(hn::IfThenElse(hidden, set(-kInfinity), load(row + j)), row + j);
+  }
+  for (; j < columns; ++j) {
+    if (mask[j] == 0) row[j] = -kInfinity;
+  }
+}
+
+/// S = factor S + mask, and -inf where the mask is -inf (even if S is NaN: hiding replaces).
+template <DType kType>
+HWY_INLINE void apply_additive_mask(const void* mask, int64_t key_stride, float factor,
+                                    int64_t columns, float* row) {
+  const Floats hidden = set(-kInfinity);
+  const float constant = key_stride == 0 ? hn::GetLane(load_as<kType>(mask, 1)) : 0.0f;
+  for (int64_t j = 0; j < columns; j += kLanes) {
+    const Floats m = key_stride == 0
+                         ? set(constant)
+                         : load_as<kType>(element_at(mask, j, kType), columns - j);
+    // Columns past the end are already -inf, and -inf + 0 stays it.
+    const Floats s = hn::MulAdd(load(row + j), set(factor), m);
+    store(hn::IfThenElse(hn::Eq(m, hidden), hidden, s), row + j);
+  }
+}
+
+HWY_INLINE void apply_mask_row(const ForwardCall& call, const ForwardTask& task, int64_t head,
+                               int64_t position, int64_t first_key, int64_t columns, float* row) {
+  const MaskView& mask = call.mask;
+  const int64_t index = task.batch * mask.batch_stride + head * mask.head_stride +
+                        position * mask.query_stride + first_key * mask.key_stride;
+  switch (mask.dtype) {
+    case DType::kBool:
+      return apply_bool_mask(static_cast<const uint8_t*>(mask.data) + index, mask.key_stride,
+                             columns, row);
+    case DType::kFp16:
+      return apply_additive_mask<DType::kFp16>(element_at(mask.data, index, DType::kFp16),
+                                               mask.key_stride, call.score_factor, columns, row);
+    case DType::kBf16:
+      return apply_additive_mask<DType::kBf16>(element_at(mask.data, index, DType::kBf16),
+                                               mask.key_stride, call.score_factor, columns, row);
+    default:
+      return apply_additive_mask<DType::kFp32>(element_at(mask.data, index, DType::kFp32),
+                                               mask.key_stride, call.score_factor, columns, row);
+  }
+}
+
+/// Turns a strip's scores [rows, padded columns] into probabilities, updates the rows' maxima and
+/// sums and gives the factor that what was summed before must be scaled by.
+///
+/// kAdditive: scores are final and natural; else P = 2^(factor S - max) with max = factor max(S).
+/// The difference is taken before the multiplication by log2(e) there, so that a mask of
+/// -FLT_MAX cannot overflow.
+template <class Multiply, bool kAdditive>
+HWY_INLINE void softmax_strip(int rows, int64_t padded, float factor, float* scores,
+                              typename Multiply::Element* weights, int64_t stride, float* row_max,
+                              float* row_sum, float* rescale) {
+  alignas(64) float block_max[kStatistics];
+  alignas(64) float used_max[kStatistics];
+  for (int i = 0; i < kStatistics; ++i) block_max[i] = -kInfinity;
+  for (int i = 0; i < rows; ++i) {
+    const float* s = scores + i * stride;
+    Floats max0 = set(-kInfinity), max1 = max0;
+    int64_t j = 0;
+    for (; j + 2 * kLanes <= padded; j += 2 * kLanes) {
+      max0 = hn::Max(max0, load(s + j));
+      max1 = hn::Max(max1, load(s + j + kLanes));
+    }
+    if (j < padded) max0 = hn::Max(max0, load(s + j));
+    block_max[i] = hn::GetLane(hn::MaxOfLanes(FloatTag(), hn::Max(max0, max1)));
+  }
+  // All rows of the strip at once. A row that has seen nothing keeps -inf and uses 0 instead, so
+  // that its P is 2^-inf = 0 and not NaN.
+  for (int i = 0; i < kStripRows; i += kLanes) {
+    const Floats old_max = load(row_max + i);
+    const Floats scaled =
+        kAdditive ? load(block_max + i) : hn::Mul(load(block_max + i), set(factor));
+    const Floats new_max = hn::Max(old_max, scaled);
+    const Floats used = hn::IfThenElse(hn::Eq(new_max, set(-kInfinity)), zero(), new_max);
+    Floats change = hn::Sub(old_max, used);
+    if constexpr (kAdditive) change = hn::Mul(change, set(kLog2E));
+    Floats scale = exp2<5>(change);
+    if constexpr (kMutation == Mutation::kStaleMaximum) scale = set(1.0f);
+    store(scale, rescale + i);
+    store(new_max, row_max + i);
+    store(used, used_max + i);
+    store(hn::Mul(load(row_sum + i), scale), row_sum + i);
+  }
+  const Floats vector_factor = set(factor);
+  for (int i = 0; i < rows; ++i) {
+    const float* s = scores + i * stride;
+    typename Multiply::Element* w = weights + i * stride;
+    const Floats max = set(used_max[i]);
+    const auto probability = [&](Floats score) HWY_ATTR {
+      Floats t;
+      if constexpr (kAdditive) {
+        t = hn::Mul(hn::Sub(score, max), set(kLog2E));
+      } else {
+        t = hn::MulSub(score, vector_factor, max);
+      }
+      return exp2<Multiply::kExpDegree>(t);
+    };
+    Floats sum0 = zero(), sum1 = sum0;
+    int64_t j = 0;
+    for (; j + 2 * kLanes <= padded; j += 2 * kLanes) {
+      const Floats low = probability(load(s + j));
+      const Floats high = probability(load(s + j + kLanes));
+      sum0 = hn::Add(sum0, low);
+      sum1 = hn::Add(sum1, high);
+      store_weights(Multiply(), low, high, w, j);
+    }
+    if (j < padded) {  // score_stride leaves room for the second vector
+      const Floats low = probability(load(s + j));
+      sum0 = hn::Add(sum0, low);
+      store_weights(Multiply(), low, zero(), w, j);
+    }
+    row_sum[i] += hn::GetLane(hn::SumOfLanes(FloatTag(), hn::Add(sum0, sum1)));
+  }
+}
+
+/// Q of the task's rows, packed; rows of one head are one strided matrix.
+template <class Multiply>
+void pack_queries(const ForwardCall& call, const ForwardTask& task,
+                  const Scratch<Multiply>& scratch) {
+  for (int64_t r = task.row_begin; r < task.row_end;) {
+    const int64_t in_group = r / call.seqlen_q;
+    const int64_t position = r % call.seqlen_q;
+    const int64_t count = smaller(task.row_end - r, call.seqlen_q - position);
+    int64_t head = task.key_head * call.group + in_group;
+    if constexpr (kMutation == Mutation::kWrongHead) head = task.key_head * call.group;
+    const MatrixView view{element_at(call.q.data,
+                                     task.batch * call.q.batch_stride +
+                                         position * call.q.row_stride + head * call.q.head_stride,
+                                     call.q.dtype),
+                          call.q.dtype, count, call.head_dim, call.q.row_stride};
+    pack_rows<Multiply>(
+        view, call.query_factor,
+        scratch.queries + (r - task.row_begin) * depth_of<Multiply>(call.head_dim));
+    r += count;
+  }
+}
+
+/// The visible keys of each row, clipped to the task's keys, and their union [first, end).
+template <class Multiply>
+void find_visible(const ForwardCall& call, const ForwardTask& task,
+                  const Scratch<Multiply>& scratch, int64_t* first, int64_t* end) {
+  *first = task.key_end;
+  *end = task.key_begin;
+  for (int64_t r = task.row_begin; r < task.row_end; ++r) {
+    const int64_t i = r - task.row_begin;
+    const int64_t position = r % call.seqlen_q;
+    int64_t limit = position + call.band.end;
+    if constexpr (kMutation == Mutation::kShiftedMask) limit += 1;
+    scratch.first_key[i] =
+        smaller(larger(position + call.band.begin, task.key_begin), task.key_end);
+    scratch.end_key[i] = larger(smaller(limit, task.key_end), task.key_begin);
+    if (scratch.first_key[i] < scratch.end_key[i]) {
+      *first = smaller(*first, scratch.first_key[i]);
+      *end = larger(*end, scratch.end_key[i]);
+    }
+  }
+}
+
+/// Packed operands of the key block that starts at key `begin`.
+template <class Multiply>
+struct PackedBlock {
+  const typename Multiply::Element* keys;
+  const typename Multiply::Element* values;
+  int64_t values_panel_stride;
+  int64_t begin, end;
+};
+
+template <class Multiply>
+PackedBlock<Multiply> key_block_at(const ForwardCall& call, const ForwardTask& task,
+                                const Scratch<Multiply>& scratch, int64_t begin,
+                                int64_t end) {
+  using Element = typename Multiply::Element;
+  PackedBlock<Multiply> block{scratch.keys, scratch.values, scratch.values_panel_stride, begin, end};
+  if (call.packed_keys != nullptr) {
+    const int64_t head = task.batch * call.heads_k + task.key_head;
+    block.keys = static_cast<const Element*>(call.packed_keys) + head * call.packed_keys_stride +
+                 begin * depth_of<Multiply>(call.head_dim);
+    block.values = static_cast<const Element*>(call.packed_values) +
+                   head * call.packed_values_stride + begin / Multiply::kDepthPer * kPanel;
+    block.values_panel_stride = call.packed_values_panel_stride;
+    return block;
+  }
+  const auto view = [&](const RowsView& rows, int64_t columns) {
+    return MatrixView{element_at(rows.data,
+                                 task.batch * rows.batch_stride + begin * rows.row_stride +
+                                     task.key_head * rows.head_stride,
+                                 rows.dtype),
+                      rows.dtype, end - begin, columns, rows.row_stride};
+  };
+  pack_transposed<Multiply>(view(call.k, call.head_dim), scratch.keys);
+  pack_straight<Multiply>(view(call.v, call.head_dim_v), scratch.values,
+                          scratch.values_panel_stride);
+  return block;
+}
+
+/// Scores, softmax and P V of one strip against one key block.
+template <class Multiply, bool kAdditive>
+void strip_against_block(const ForwardCall& call, const ForwardTask& task,
+                         const Scratch<Multiply>& scratch, const PackedBlock<Multiply>& block,
+                         int64_t strip, bool started, const StripBlock& what) {
+  const int64_t depth = depth_of<Multiply>(call.head_dim);
+  const int64_t row = strip * kStripRows;
+  const int64_t offset = what.first_key - block.begin;  // a multiple of kPanel
+  const int64_t padded = align_up(what.columns, kLanes);
+
+  TileArguments<Multiply> score_tile{};
+  score_tile.depth = depth;
+  score_tile.a = scratch.queries + row * depth;
+  score_tile.a_row_stride = depth;
+  score_tile.a_depth_stride = 1;
+  score_tile.b = block.keys + offset * depth;
+  score_tile.b_depth_stride = kPanel;
+  score_tile.c = scratch.scores;
+  score_tile.c_row_stride = scratch.score_stride;
+  multiply_panels<Multiply, Start::kZero>(what.rows, what.columns, depth * kPanel, score_tile);
+
+  bool trimmed = padded != what.columns;
+  for (int i = 0; i < what.rows; ++i) {
+    trimmed |= what.row_first[i] > what.first_key;
+    trimmed |= what.row_end[i] < what.first_key + what.columns;
+  }
+  if (trimmed) apply_band(what, padded, scratch.scores, scratch.score_stride);
+  if (call.mask.data != nullptr && kMutation != Mutation::kIgnoredMask) {
+    for (int i = 0; i < what.rows; ++i) {
+      const int64_t r = task.row_begin + row + i;
+      apply_mask_row(call, task, task.key_head * call.group + r / call.seqlen_q,
+                     r % call.seqlen_q, what.first_key, what.columns,
+                     scratch.scores + i * scratch.score_stride);
+    }
+  }
+
+  alignas(64) float rescale[kStatistics];
+  float factor = call.score_factor;
+  if constexpr (kMutation == Mutation::kWrongScale) factor *= 1.01f;
+  softmax_strip<Multiply, kAdditive>(what.rows, padded, factor, scratch.scores, scratch.weights,
+                                     scratch.score_stride, scratch.row_max + strip * kStatistics,
+                                     scratch.row_sum + strip * kStatistics, rescale);
+
+  TileArguments<Multiply> value_tile{};
+  value_tile.depth = depth_of<Multiply>(what.columns);
+  value_tile.a = scratch.weights;
+  value_tile.a_row_stride = scratch.score_stride;
+  value_tile.a_depth_stride = 1;
+  value_tile.b = block.values + offset / Multiply::kDepthPer * kPanel;
+  value_tile.b_depth_stride = kPanel;
+  value_tile.c = scratch.sums + row * scratch.sum_stride;
+  value_tile.c_row_stride = scratch.sum_stride;
+  value_tile.row_scale = rescale;
+  if (started) {
+    multiply_panels<Multiply, Start::kScale>(what.rows, call.head_dim_v, block.values_panel_stride,
+                                             value_tile);
+  } else {
+    multiply_panels<Multiply, Start::kZero>(what.rows, call.head_dim_v, block.values_panel_stride,
+                                            value_tile);
+  }
+}
+
+/// O and LSE of a row from its unnormalised sums, or zeros and -inf for an empty row.
+HWY_INLINE void write_row(const ForwardCall& call, int64_t batch, int64_t key_head, int64_t r,
+                          const float* sums, float max, float sum, bool additive) {
+  const int64_t head = key_head * call.group + r / call.seqlen_q;
+  const int64_t position = r % call.seqlen_q;
+  const bool empty = sum == 0.0f;  // NaN is not empty
+  const Floats inverse = set(empty ? 0.0f : 1.0f / sum);
+  char* o = const_cast<char*>(element_at(call.o.data,
+                                         batch * call.o.batch_stride +
+                                             position * call.o.row_stride +
+                                             head * call.o.head_stride,
+                                         call.o.dtype));
+  with_dtype(call.o.dtype, [&]<DType kType>() {
+    for (int64_t d = 0; d < call.head_dim_v; d += kLanes) {
+      // An empty row's sums may never have been written.
+      const Floats v = empty ? zero() : hn::Mul(load(sums + d), inverse);
+      store_as<kType>(v, o + d * element_bytes(kType), call.head_dim_v - d);
+    }
+  });
+  if (call.lse == nullptr) return;
+  double lse = -static_cast<double>(kInfinity);
+  if (!empty) {
+    lse = static_cast<double>(max) * (additive ? 1.0 : kLn2) + log(static_cast<double>(sum));
+  }
+  if constexpr (kMutation == Mutation::kWrongLse) lse /= kLn2;
+  call.lse[batch * call.lse_batch_stride + head * call.lse_head_stride +
+           position * call.lse_row_stride] = static_cast<float>(lse);
+}
+
+HWY_INLINE bool is_additive(const ForwardCall& call) {
+  return call.mask.data != nullptr && call.mask.dtype != DType::kBool &&
+         kMutation != Mutation::kIgnoredMask;
+}
+
+/// Index of a row's partial: [split, batch * heads_k, group * seqlen_q].
+HWY_INLINE int64_t partial_row(const ForwardCall& call, int64_t batches, int64_t split,
+                               int64_t batch, int64_t key_head, int64_t r) {
+  const int64_t heads = batches * call.heads_k;
+  return (split * heads + batch * call.heads_k + key_head) * call.group * call.seqlen_q + r;
+}
+
+template <class Multiply>
+void write_results(const ForwardCall& call, const ForwardTask& task,
+                   const Scratch<Multiply>& scratch) {
+  for (int64_t r = task.row_begin; r < task.row_end; ++r) {
+    const int64_t i = r - task.row_begin;
+    const int64_t s = i / kStripRows * kStatistics + i % kStripRows;
+    const float* sums = scratch.sums + i * scratch.sum_stride;
+    if (task.split < 0) {
+      write_row(call, task.batch, task.key_head, r, sums, scratch.row_max[s], scratch.row_sum[s],
+                is_additive(call));
+      continue;
+    }
+    const int64_t index =
+        partial_row(call, call.batches, task.split, task.batch, task.key_head, r);
+    call.partial_max[index] = scratch.row_max[s];
+    call.partial_sum[index] = scratch.row_sum[s];
+    if (scratch.row_sum[s] == 0.0f) continue;  // merge skips empty partials
+    memcpy(call.partial_o + index * scratch.sum_stride, sums,
+           static_cast<size_t>(scratch.sum_stride) * sizeof(float));
+  }
+}
+
+template <class Multiply, bool kAdditive>
+void visit_blocks(const ForwardCall& call, const ForwardTask& task,
+                    const Scratch<Multiply>& scratch) {
+  const int64_t rows = task.row_end - task.row_begin;
+  const int64_t strips = (rows + kStripRows - 1) / kStripRows;
+  uint64_t started = 0;  // one bit per strip; tile_rows <= 64 strips
+  int64_t first, end;
+  find_visible(call, task, scratch, &first, &end);
+  for (int64_t begin = first / call.key_block * call.key_block; begin < end;
+       begin += call.key_block) {
+    if constexpr (kMutation == Mutation::kDroppedTile) {
+      if (begin / call.key_block == 1) continue;
+    }
+    const int64_t block_end = smaller(begin + call.key_block, call.seqlen_k);
+    const PackedBlock<Multiply> block = key_block_at(call, task, scratch, begin, block_end);
+    for (int64_t strip = 0; strip < strips; ++strip) {
+      const int64_t row = strip * kStripRows;
+      StripBlock what;
+      what.rows = static_cast<int>(smaller(kStripRows, rows - row));
+      what.row_first = scratch.first_key + row;
+      what.row_end = scratch.end_key + row;
+      int64_t low = block_end, high = begin;
+      for (int i = 0; i < what.rows; ++i) {
+        if (what.row_first[i] >= what.row_end[i]) continue;
+        low = smaller(low, what.row_first[i]);
+        high = larger(high, what.row_end[i]);
+      }
+      low = larger(low, begin);
+      high = smaller(high, block_end);
+      if (low >= high) continue;
+      what.first_key = begin + (low - begin) / kPanel * kPanel;
+      what.columns = high - what.first_key;
+      strip_against_block<Multiply, kAdditive>(call, task, scratch, block, strip,
+                                               (started >> strip & 1) != 0, what);
+      started |= uint64_t{1} << strip;
+    }
+  }
+}
+
+template <class Multiply>
+void run_task(const ForwardCall& call, const ForwardTask& task, void* memory) {
+  const Scratch<Multiply> scratch(call, call.packed_keys == nullptr, memory);
+  const int64_t strips = (task.row_end - task.row_begin + kStripRows - 1) / kStripRows;
+  for (int64_t i = 0; i < strips * kStatistics; ++i) {
+    scratch.row_max[i] = -kInfinity;
+    scratch.row_sum[i] = 0.0f;
+  }
+  pack_queries(call, task, scratch);
+  if (is_additive(call)) {
+    visit_blocks<Multiply, true>(call, task, scratch);
+  } else {
+    visit_blocks<Multiply, false>(call, task, scratch);
+  }
+  write_results(call, task, scratch);
+}
+
+template <class Multiply>
+size_t scratch_bytes(const ForwardCall& call, bool packs) {
+  return Scratch<Multiply>(call, packs, nullptr).bytes;
+}
+
+/// Merges partials in index order into the first one's memory, then writes the row. Empty partials
+/// (sum 0) hold no numbers.
+template <class Multiply>
+void merge(const ForwardCall& call, int64_t batch, int64_t key_head, int64_t row_begin,
+                   int64_t row_end, int64_t splits) {
+  const bool additive = is_additive(call);
+  const int64_t stride = align_up(call.head_dim_v, kLanes);
+  const auto base_two = [&](float difference) {
+    return hn::GetLane(exp2<5>(set(additive ? difference * kLog2E : difference)));
+  };
+  for (int64_t r = row_begin; r < row_end; ++r) {
+    const auto at = [&](int64_t split) {
+      return partial_row(call, call.batches, split, batch, key_head, r);
+    };
+    float max = -kInfinity;
+    for (int64_t split = 0; split < splits; ++split) {
+      const float m = call.partial_max[at(split)];
+      if (call.partial_sum[at(split)] != 0.0f && m > max) max = m;
+    }
+    float* merged = call.partial_o + at(0) * stride;
+    float sum = 0.0f;
+    bool any = false;
+    for (int64_t split = 0; split < splits; ++split) {
+      const float part_sum = call.partial_sum[at(split)];
+      if (part_sum == 0.0f) continue;
+      const float weight = base_two(call.partial_max[at(split)] - max);
+      const float* part = call.partial_o + at(split) * stride;
+      for (int64_t d = 0; d < stride; d += kLanes) {
+        const Floats scaled = hn::Mul(set(weight), load(part + d));
+        store(any ? hn::Add(load(merged + d), scaled) : scaled, merged + d);
+      }
+      sum += weight * part_sum;
+      any = true;
+    }
+    write_row(call, batch, key_head, r, merged, max, sum, additive);
+  }
+}
+
+}  // namespace forward_pass
+
+template <class Multiply>
+constexpr ForwardKernels forward_kernels() {
+  return {&forward_pass::scratch_bytes<Multiply>, &forward_pass::run_task<Multiply>,
+          &forward_pass::merge<Multiply>};
+}
+
+}  // namespace
+}  // namespace FLASHLAB_SIMD_NAMESPACE
+}  // namespace flashlab::internal::simd

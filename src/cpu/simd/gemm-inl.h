@@ -1,0 +1,167 @@
+#pragma once
+
+// The register-tile micro kernel and the loops over row strips and packed panels around it.
+//
+//   C [rows, columns] = start + A [rows, depth] B [depth, columns]
+//
+// A is read one element at a time and broadcast, so it may be walked along its rows or its columns:
+// element (i, k) lies at a[i * a_row_stride + k * a_depth_stride], which serves A and A^T alike.
+// B is packed in panels of kPanel columns: element (k, j) of a panel at b[k * b_depth_stride + j].
+// "Depth" counts elements of the Multiply policy: floats, or pairs of bf16 along the reduction.
+
+#include "cpu/simd/vector-inl.h"
+
+#if defined(FLASHLAB_SIMD_BF16)
+#include <immintrin.h>
+#endif
+
+namespace flashlab::internal::simd {
+namespace FLASHLAB_SIMD_NAMESPACE {
+namespace {
+
+/// What C holds before the products are added.
+enum class Start {
+  kZero,   ///< nothing: C is overwritten
+  kAdd,    ///< C
+  kScale,  ///< row_scale[i] * C[i, :]
+};
+
+/// fp32 products and sums.
+struct MultiplyFp32 {
+  using Element = float;               ///< one step of the reduction
+  static constexpr int kDepthPer = 1;  ///< values of the reduction in one Element
+  static constexpr int kExpDegree = 5;
+  using Operand = Floats;
+  static HWY_INLINE Operand load_b(const Element* p) { return load(p); }
+  static HWY_INLINE Operand broadcast(const Element* p) { return set(*p); }
+  static HWY_INLINE Floats multiply_add(Operand a, Operand b, Floats c) {
+    return hn::MulAdd(a, b, c);
+  }
+};
+
+#if defined(FLASHLAB_SIMD_BF16)
+/// Pairs of bf16 along the reduction, fp32 sums: the element's low half is the even index.
+/// HW: vdpbf16ps treats subnormal inputs as zero and flushes subnormal sums to zero, whatever MXCSR
+/// says. It needs AVX512_BF16; Highway 1.0.3 has no operation for it, hence the intrinsics.
+struct MultiplyBf16 {
+  using Element = uint32_t;
+  static constexpr int kDepthPer = 2;
+  static constexpr int kExpDegree = 3;  ///< bf16 rounds P to 2e-3; the polynomial adds 1e-4
+  using Operand = __m512i;
+  static HWY_INLINE Operand load_b(const Element* p) { return _mm512_loadu_si512(p); }
+  static HWY_INLINE Operand broadcast(const Element* p) {
+    return _mm512_set1_epi32(static_cast<int>(*p));
+  }
+  static HWY_INLINE Floats multiply_add(Operand a, Operand b, Floats c) {
+    return Floats{_mm512_dpbf16_ps(c.raw, reinterpret_cast<__m512bh>(a),
+                                   reinterpret_cast<__m512bh>(b))};
+  }
+};
+#endif
+
+/// One register tile's operands; see the head of this file.
+template <class Multiply>
+struct TileArguments {
+  using Element = typename Multiply::Element;
+  int64_t depth;  ///< in Elements
+  const Element* a;
+  int64_t a_row_stride;
+  int64_t a_depth_stride;
+  const Element* b;
+  int64_t b_depth_stride;
+  float* c;
+  int64_t c_row_stride;
+  const float* row_scale;  ///< [rows], Start::kScale only
+};
+
+/// C [kRows, kVectors * kLanes]. All accumulators live in registers; kRows <= kStripRows and
+/// kVectors <= kPanelVectors keep them there.
+template <class Multiply, int kRows, int kVectors, Start kStart>
+HWY_INLINE void micro_kernel(const TileArguments<Multiply>& t) {
+  Floats sum[kRows][kVectors];
+#pragma GCC unroll 8
+  for (int i = 0; i < kRows; ++i) {
+#pragma GCC unroll 8
+    for (int j = 0; j < kVectors; ++j) {
+      const float* c = t.c + i * t.c_row_stride + j * kLanes;
+      if constexpr (kStart == Start::kZero) sum[i][j] = zero();
+      if constexpr (kStart == Start::kAdd) sum[i][j] = load(c);
+      if constexpr (kStart == Start::kScale) sum[i][j] = hn::Mul(set(t.row_scale[i]), load(c));
+    }
+  }
+  const typename Multiply::Element* HWY_RESTRICT a = t.a;
+  const typename Multiply::Element* HWY_RESTRICT b = t.b;
+  for (int64_t k = 0; k < t.depth; ++k) {
+    typename Multiply::Operand column[kVectors];
+#pragma GCC unroll 8
+    for (int j = 0; j < kVectors; ++j) column[j] = Multiply::load_b(b + j * kLanes);
+#pragma GCC unroll 8
+    for (int i = 0; i < kRows; ++i) {
+      const typename Multiply::Operand row = Multiply::broadcast(a + i * t.a_row_stride);
+#pragma GCC unroll 8
+      for (int j = 0; j < kVectors; ++j) {
+        sum[i][j] = Multiply::multiply_add(row, column[j], sum[i][j]);
+      }
+    }
+    a += t.a_depth_stride;
+    b += t.b_depth_stride;
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < kRows; ++i) {
+#pragma GCC unroll 8
+    for (int j = 0; j < kVectors; ++j) store(sum[i][j], t.c + i * t.c_row_stride + j * kLanes);
+  }
+}
+
+template <class Multiply, Start kStart, int kRows>
+HWY_INLINE void tile_of_rows(int vectors, const TileArguments<Multiply>& t) {
+  switch (vectors) {
+    case 1:
+      return micro_kernel<Multiply, kRows, 1, kStart>(t);
+    case 2:
+      return micro_kernel<Multiply, kRows, 2, kStart>(t);
+    case 3:
+      if constexpr (kPanelVectors > 2) micro_kernel<Multiply, kRows, 3, kStart>(t);
+      return;
+    default:
+      return micro_kernel<Multiply, kRows, kPanelVectors, kStart>(t);
+  }
+}
+
+/// C [rows, vectors * kLanes] for any rows in 1..kStripRows and vectors in 1..kPanelVectors.
+template <class Multiply, Start kStart>
+HWY_NOINLINE void multiply_tile(int rows, int vectors, const TileArguments<Multiply>& t) {
+  switch (rows) {
+    case 1:
+      return tile_of_rows<Multiply, kStart, 1>(vectors, t);
+    case 2:
+      return tile_of_rows<Multiply, kStart, 2>(vectors, t);
+    case 3:
+      return tile_of_rows<Multiply, kStart, 3>(vectors, t);
+    case 4:
+      return tile_of_rows<Multiply, kStart, 4>(vectors, t);
+    case 5:
+      return tile_of_rows<Multiply, kStart, 5>(vectors, t);
+    default:
+      return tile_of_rows<Multiply, kStart, 6>(vectors, t);
+  }
+}
+
+/// C [rows, columns rounded up to kLanes] over consecutive panels: panel p at t.b + p *
+/// panel_stride, its columns at t.c + p * kPanel. rows in 1..kStripRows. C has room for the rounding.
+template <class Multiply, Start kStart>
+HWY_INLINE void multiply_panels(int rows, int64_t columns, int64_t panel_stride,
+                                TileArguments<Multiply> t) {
+  int64_t vectors = (columns + kLanes - 1) / kLanes;
+  while (vectors > 0) {
+    const int now = vectors < kPanelVectors ? static_cast<int>(vectors) : kPanelVectors;
+    multiply_tile<Multiply, kStart>(rows, now, t);
+    t.b += panel_stride;
+    t.c += kPanel;
+    vectors -= kPanelVectors;
+  }
+}
+
+}  // namespace
+}  // namespace FLASHLAB_SIMD_NAMESPACE
+}  // namespace flashlab::internal::simd

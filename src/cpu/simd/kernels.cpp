@@ -1,0 +1,38 @@
+// Which table serves an instruction set and a type.
+
+#include "cpu/simd/kernels.h"
+
+namespace flashlab::internal::simd {
+
+const KernelTable& kernels_for(CpuIsa isa, DType dtype) {
+#if defined(__x86_64__)
+  const bool bf16 = dtype == DType::kBf16;
+  switch (isa) {
+    case CpuIsa::kAvx2:
+      return avx2::kKernels;
+    case CpuIsa::kAvx512:
+      return avx512::kKernels;
+    case CpuIsa::kAvx512Bf16:
+    case CpuIsa::kAmx:
+      return bf16 ? avx512_bf16::kKernels : avx512::kKernels;
+    default:
+      return scalar::kKernels;
+  }
+#elif defined(__aarch64__)
+  (void)dtype;
+  return isa == CpuIsa::kNeon ? neon::kKernels : scalar::kKernels;
+#else
+  (void)isa;
+  (void)dtype;
+  return scalar::kKernels;
+#endif
+}
+
+const KernelTable& forward_kernels_for(CpuIsa isa, DType dtype) {
+#if defined(__x86_64__)
+  if (isa == CpuIsa::kAmx && dtype == DType::kBf16) return amx::kKernels;
+#endif
+  return kernels_for(isa, dtype);
+}
+
+}  // namespace flashlab::internal::simd

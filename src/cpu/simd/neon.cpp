@@ -1,0 +1,28 @@
+// fp32 kernels for ARM NEON (aarch64); 6 x 16 register tile.
+
+#define FLASHLAB_SIMD_NAMESPACE neon
+
+#include "cpu/simd/forward-inl.h"
+#include "cpu/simd/roof-inl.h"
+#if __has_include("cpu/simd/backward-inl.h")
+#include "cpu/simd/backward-inl.h"
+#endif
+
+static_assert(HWY_TARGET == HWY_NEON, "the compile flags of this file name another target");
+
+namespace flashlab::internal::simd::neon {
+
+const KernelTable kKernels = {
+    .name = "neon",
+    .isa = CpuIsa::kNeon,
+    .depth_per = MultiplyFp32::kDepthPer,
+    .lanes = kLanes,
+    .strip_rows = kStripRows,
+    .panel = kPanel,
+    .pack = pack_kernels<MultiplyFp32>(),
+    .forward = forward_kernels<MultiplyFp32>(),
+    .backward = &kBackwardKernels<MultiplyFp32>,
+    .roof = &roof<MultiplyFp32>,
+};
+
+}  // namespace flashlab::internal::simd::neon

@@ -1,0 +1,29 @@
+#pragma once
+
+// Where the ticks of an axis go.
+
+#include <string>
+#include <vector>
+
+#include "lab/report/chart.h"
+
+namespace flashlab::lab::report {
+
+struct Tick {
+  double value = 0;
+  std::string label;
+};
+
+struct AxisRange {
+  double low = 0, high = 1;
+  Scale scale = Scale::kLinear;
+  std::vector<Tick> ticks;
+  /// 0 at low, 1 at high.
+  double position(double value) const;
+};
+
+/// A range with round ends around [low, high] and three to eight ticks in it. On a linear scale it
+/// starts at 0. `low` and `high` are finite, on logarithmic scales positive.
+AxisRange nice_axis(Scale scale, double low, double high);
+
+}  // namespace flashlab::lab::report

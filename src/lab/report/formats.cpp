@@ -1,0 +1,234 @@
+#include "lab/report/formats.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <system_error>
+
+#include "lab/report/cells.h"
+#include "lab/report/group.h"
+#include "lab/report/numbers.h"
+#include "lab/report/text.h"
+
+namespace flashlab::lab::report {
+namespace {
+
+std::string number(std::optional<double> value) {
+  if (!value) return {};
+  if (std::isnan(*value)) return "nan";
+  return fmt::format("{}", *value);
+}
+
+std::string number(std::int64_t value) {
+  return fmt::format("{}", value);
+}
+
+std::string number(std::optional<std::int64_t> value) {
+  return value ? number(*value) : std::string();
+}
+
+std::string heading_of(const Column& column) {
+  return column.over.empty() ? column.name : column.over + " " + column.name;
+}
+
+std::string markdown_table(const CellTable& table) {
+  std::string head = "| implementation |", rule = "|---|", body;
+  for (const Column& column : table.columns) {
+    head += " " + escape_markdown(heading_of(column)) + " |";
+    rule += "---:|";
+  }
+  for (const CellRow& row : table.rows) {
+    body += "| " + escape_markdown(row.label) + " |";
+    for (const Cell& cell : row.cells) {
+      const std::string text = escape_markdown(cell.text);
+      body += " " + (cell.best ? "**" + text + "**" : text) + " |";
+    }
+    body += '\n';
+  }
+  return head + '\n' + rule + '\n' + body;
+}
+
+std::string latex_table(const CellTable& table) {
+  std::string out =
+      "\\begin{table}[ht]\n  \\centering\\footnotesize\\setlength{\\tabcolsep}{3pt}\n  \\caption{" +
+      escape_latex(table.title) + "}\n";
+  out += "  \\begin{tabular}{l" + std::string(table.columns.size(), 'r') + "}\n    \\toprule\n";
+  // Passes span their columns; the rule below them stops short of the neighbours.
+  std::string spans = "    ", rules = "    ", names = "    implementation";
+  for (std::size_t i = 0; i < table.columns.size();) {
+    std::size_t end = i + 1;
+    while (end < table.columns.size() && !table.columns[i].over.empty() &&
+           table.columns[end].over == table.columns[i].over) {
+      ++end;
+    }
+    if (table.columns[i].over.empty()) {
+      spans += " &";
+    } else {
+      spans += fmt::format(" & \\multicolumn{{{}}}{{c}}{{{}}}", end - i,
+                           escape_latex(table.columns[i].over));
+      rules += fmt::format("\\cmidrule(lr){{{}-{}}}", i + 2, end + 1);
+    }
+    i = end;
+  }
+  for (const Column& column : table.columns) names += " & " + escape_latex(column.name);
+  out += spans + " \\\\\n" + rules + "\n" + names + " \\\\\n    \\midrule\n";
+  for (const CellRow& row : table.rows) {
+    out += "    " + escape_latex(row.label);
+    for (const Cell& cell : row.cells) {
+      const std::string text = cell.text == kAbsent ? "--" : escape_latex(cell.text);
+      out += " & " + (cell.best ? "\\textbf{" + text + "}" : text);
+    }
+    out += " \\\\\n";
+  }
+  out += "    \\bottomrule\n  \\end{tabular}\n";
+  for (const CellRow& row : table.rows) {
+    for (const std::string& message : row.messages) {
+      out += "  \\par\\footnotesize " + escape_latex(row.label + ", " + message) + "\n";
+    }
+  }
+  return out + "\\end{table}\n";
+}
+
+Status append_error(const std::filesystem::path& path, int error) {
+  std::string remedy = "choose another file";
+  if (error == ENOSPC || error == EDQUOT) remedy = "free some space there, or choose another disk";
+  if (error == EACCES || error == EPERM || error == EROFS)
+    remedy = "choose a file you may write to";
+  if (error == ENOENT || error == ENOTDIR) remedy = "make the folder first";
+  if (error == EISDIR) remedy = "name a file in that folder";
+  return {StatusCode::kIoError,
+          {path.string(), std::generic_category().message(error), "a file to append to",
+           std::move(remedy)}};
+}
+
+}  // namespace
+
+std::string to_csv(const ResultFile& file) {
+  std::string out =
+      "implementation,device,pass,dtype,batch,heads_q,heads_k,head_dim,head_dim_v,seqlen_q,"
+      "seqlen_k,mask,status,message,samples,median_ms,min_ms,mean_ms,max_ms,std_ms,q1_ms,q3_ms,"
+      "tflops,tflops_peak,roof_share,gb_per_s,peak_bytes,workspace_bytes,"
+      "memory_before_backward_bytes,process_peak_bytes,error_vs_fp64,naive_error_vs_fp64,"
+      "error_sample,scale,seed,plan\r\n";
+  for (const BenchResult& r : file.results) {
+    const cases::Case& p = r.problem;
+    const std::vector<std::string> fields = {csv_field(r.implementation),
+                                             csv_field(r.device),
+                                             csv_field(r.pass),
+                                             to_string(p.dtype),
+                                             number(p.batch),
+                                             number(p.heads_q),
+                                             number(p.heads_k),
+                                             number(p.head_dim),
+                                             number(p.head_dim_v),
+                                             number(p.seqlen_q),
+                                             number(p.seqlen_k),
+                                             csv_field(p.mask_name()),
+                                             lab::to_string(r.status),
+                                             csv_field(r.message),
+                                             number(std::int64_t{r.samples}),
+                                             number(r.median_ms),
+                                             number(r.min_ms),
+                                             number(r.mean_ms),
+                                             number(r.max_ms),
+                                             number(r.std_ms),
+                                             number(r.q1_ms),
+                                             number(r.q3_ms),
+                                             number(r.tflops),
+                                             number(r.tflops_peak),
+                                             number(r.roof_share),
+                                             number(r.gb_per_s),
+                                             number(r.peak_bytes),
+                                             number(r.workspace_bytes),
+                                             number(r.memory_before_backward_bytes),
+                                             number(r.process_peak_bytes),
+                                             number(r.error_vs_fp64),
+                                             number(r.naive_error_vs_fp64),
+                                             csv_field(r.error_sample),
+                                             p.scale ? fmt::format("{}", *p.scale) : std::string(),
+                                             fmt::format("{}", p.seed),
+                                             csv_field(r.plan)};
+    out += join(fields, ",") + "\r\n";
+  }
+  return out;
+}
+
+std::string to_markdown(const ResultFile& file, std::string_view relative_to, int level) {
+  const std::string hashes(static_cast<std::size_t>(std::clamp(level, 1, 5)), '#');
+  std::string out = hashes + " Attention, measured\n";
+  for (const Group& group : group_by_problem(file)) {
+    const CellTable table = cells_of(group, relative_to);
+    out +=
+        "\n" + hashes + "# " + escape_markdown(table.title) + "\n\n" + markdown_table(table) + "\n";
+    for (const CellRow& row : table.rows) {
+      for (const std::string& message : row.messages) {
+        out += "- " + escape_markdown(row.label) + ", " + escape_markdown(message) + "\n";
+      }
+    }
+    for (const std::string& line : winners_of(group)) out += "- " + escape_markdown(line) + "\n";
+  }
+  if (file.results.empty()) out += "\nNo results.\n";
+  out += "\n" + hashes + "# Environment\n\n";
+  if (!file.environment.command.empty()) {
+    out += "- command: " + markdown_code(file.environment.command) + "\n";
+  }
+  for (const auto& [name, value] : environment_rows(file.environment)) {
+    out += "- " + escape_markdown(name) + ": " + escape_markdown(value) + "\n";
+  }
+  for (const EnvironmentWarning& warning : file.environment.warnings) {
+    out += "- **warning**: " + escape_markdown(warning.what);
+    if (!warning.remedy.empty()) out += " (" + escape_markdown(warning.remedy) + ")";
+    out += "\n";
+  }
+  return out;
+}
+
+std::string to_latex(const ResultFile& file, std::string_view relative_to) {
+  std::string out = "% Needs \\usepackage{booktabs}\n";
+  for (const Group& group : group_by_problem(file)) {
+    out += latex_table(cells_of(group, relative_to));
+  }
+  return out;
+}
+
+std::string log_section(const ResultFile& file, std::string_view relative_to) {
+  const Environment& e = file.environment;
+  std::string body = to_markdown(file, relative_to, 2);
+  // The section's own heading carries the date, which a log is read by.
+  body.erase(0, body.find('\n') + 1);
+  return "## " + (e.date_utc.empty() ? "undated" : escape_markdown(e.date_utc)) + "\n" + body;
+}
+
+Status append_log(const std::filesystem::path& path, const ResultFile& file,
+                  std::string_view relative_to) {
+  std::string text = log_section(file, relative_to);
+  const int descriptor = open(path.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+  if (descriptor < 0) return append_error(path, errno);
+  const off_t before = lseek(descriptor, 0, SEEK_END);
+  if (before > 0) {
+    char last = '\n';
+    if (pread(descriptor, &last, 1, before - 1) == 1 && last != '\n') text.insert(0, "\n");
+    text.insert(0, "\n");
+  }
+  int error = 0;
+  for (std::string_view rest = text; !rest.empty() && error == 0;) {
+    const ssize_t written = write(descriptor, rest.data(), rest.size());
+    if (written < 0 && errno != EINTR) error = errno;
+    if (written > 0) rest.remove_prefix(static_cast<std::size_t>(written));
+    if (written == 0) error = EIO;
+  }
+  if (error == 0 && fsync(descriptor) != 0 && errno != EINVAL && errno != EROFS) error = errno;
+  // Half a section would be worse than none.
+  if (error != 0 && before >= 0 && ftruncate(descriptor, before) != 0) {
+    // The write error is the one to tell; the part written stays behind it.
+  }
+  if (close(descriptor) != 0 && error == 0) error = errno;
+  return error == 0 ? Status() : append_error(path, error);
+}
+
+}  // namespace flashlab::lab::report

@@ -1,0 +1,202 @@
+#include "lab/report/headline.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+
+#include "lab/report/group.h"
+#include "lab/report/numbers.h"
+#include "lab/report/text.h"
+
+namespace flashlab::lab::report {
+namespace {
+
+/// Everything the sentences about one implementation need.
+struct Tally {
+  std::string label;
+  int wins = 0;
+  std::map<std::string, int> wins_by_pass;
+  std::vector<double> speed_ups;      ///< against the chosen implementation
+  const BenchResult* best = nullptr;  ///< highest FLOP/s
+  std::vector<double> memory_ratios;
+  std::optional<double> smallest_memory_ratio;
+  const Group* leanest = nullptr;  ///< where that was
+  double worst_error_ratio = 0;    ///< against naive's error in the same type
+};
+
+std::string plural(std::size_t count, const char* one, const char* many) {
+  return fmt::format("{} {}", count, count == 1 ? one : many);
+}
+
+Tally& tally_of(std::vector<Tally>& tallies, const std::string& label) {
+  for (Tally& t : tallies) {
+    if (t.label == label) return t;
+  }
+  tallies.push_back({});
+  tallies.back().label = label;
+  return tallies.back();
+}
+
+void count_row(const Group& group, const Row& row, const Row* base, Tally* t) {
+  for (std::size_t pass = 0; pass < group.passes.size(); ++pass) {
+    const BenchResult* r = row.ok(pass);
+    if (r == nullptr) continue;
+    const Best best = fastest(group, pass);
+    if (std::find(best.rows.begin(), best.rows.end(), &row) != best.rows.end()) {
+      ++t->wins;
+      ++t->wins_by_pass[clean(group.passes[pass])];
+    }
+    if (base != nullptr && base != &row) {
+      if (const auto ratio = speed_up(base->ok(pass), r)) t->speed_ups.push_back(*ratio);
+    }
+    const auto rate = finite(r->tflops);
+    if (rate && (t->best == nullptr || *rate > *t->best->tflops)) t->best = r;
+    const auto error = finite(r->error_vs_fp64), naive = finite(r->naive_error_vs_fp64);
+    if (error && naive && *naive > 0) {
+      t->worst_error_ratio = std::max(t->worst_error_ratio, *error / *naive);
+    }
+  }
+  if (base == nullptr || base == &row) return;
+  const auto ratio = memory_ratio(*base, row);
+  if (ratio && *ratio < t->smallest_memory_ratio.value_or(*ratio * 2)) {
+    t->smallest_memory_ratio = ratio;
+    t->leanest = &group;
+  }
+}
+
+std::string title_of(const Environment& e) {
+  if (!e.gpu.empty()) return "Attention on " + clean(e.gpu);
+  if (e.cpu_model.empty()) return "Attention, measured";
+  std::string title = "Attention on " + clean(e.cpu_model);
+  if (e.threads_used > 0) {
+    title += ", " + plural(static_cast<std::size_t>(e.threads_used), "thread", "threads");
+  }
+  return title;
+}
+
+void about_failures(const ResultFile& file, Headline* out) {
+  std::map<RunStatus, std::size_t> counts;
+  for (const BenchResult& r : file.results) ++counts[r.status];
+  std::vector<std::string> words;
+  if (counts[RunStatus::kOutOfMemory]) {
+    words.push_back(fmt::format("{} out of memory", counts[RunStatus::kOutOfMemory]));
+  }
+  if (counts[RunStatus::kUnsupported]) {
+    words.push_back(fmt::format("{} not supported", counts[RunStatus::kUnsupported]));
+  }
+  if (counts[RunStatus::kError])
+    words.push_back(plural(counts[RunStatus::kError], "error", "errors"));
+  if (words.empty()) return;
+  const std::size_t failed = file.results.size() - counts[RunStatus::kOk];
+  out->sentences.push_back(fmt::format("{} of {} measurements {} no figures: {}.", failed,
+                                       file.results.size(), failed == 1 ? "has" : "have",
+                                       join(words, ", ")));
+}
+
+void about_speed(const Tally& t, std::size_t contests, std::string_view relative_to,
+                 Headline* out) {
+  if (contests == 1) {
+    out->sentences.push_back(fmt::format("{} is the fastest.", t.label));
+  } else {
+    out->sentences.push_back(
+        fmt::format("{} is the fastest in {} of {} comparisons.", t.label, t.wins, contests));
+  }
+  const auto mean = geometric_mean(t.speed_ups);
+  if (!mean) return;
+  const auto [low, high] = std::minmax_element(t.speed_ups.begin(), t.speed_ups.end());
+  const std::string base = clean(relative_to);
+  if (t.speed_ups.size() == 1) {
+    out->sentences.push_back(
+        fmt::format("It runs at {} the speed of {}.", format_ratio(*mean), base));
+    out->tiles.push_back({format_ratio(*mean), fmt::format("{}: speed against {}", t.label, base)});
+  } else {
+    out->sentences.push_back(fmt::format(
+        "It runs at {} the speed of {} (geometric mean of {}; {} to {}).", format_ratio(*mean),
+        base, plural(t.speed_ups.size(), "measurement", "measurements"), format_ratio(*low),
+        format_ratio(*high)));
+    out->tiles.push_back(
+        {format_ratio(*mean), fmt::format("{}: speed against {}, geometric mean of {}", t.label,
+                                          base, t.speed_ups.size())});
+  }
+}
+
+void about_rate(const Tally& t, Headline* out) {
+  if (t.best == nullptr) return;
+  const RateUnit unit = *t.best->tflops < 1 ? RateUnit::kGflops : RateUnit::kTflops;
+  const std::string rate = format_rate(t.best->tflops, unit) + " " + to_string(unit);
+  const std::string where = clean(t.best->pass) + ", " + problem_title(t.best->problem);
+  const auto share = finite(t.best->roof_share);
+  out->sentences.push_back(fmt::format(
+      "Its highest rate is {}{} ({}).", rate,
+      share ? ", " + format_percent(share) + " of the measured roof" : std::string(), where));
+  out->tiles.push_back({rate, fmt::format("{}: highest rate, {} {}", t.label,
+                                          to_string(t.best->problem.dtype), clean(t.best->pass))});
+  if (share) {
+    out->tiles.push_back({format_percent(share), "of the measured roof at that rate"});
+  }
+}
+
+void about_memory(const Tally& t, const std::string& base, Headline* out) {
+  const double ratio = *t.smallest_memory_ratio;
+  const std::string where = problem_title(t.leanest->problem);
+  if (ratio >= 1) {
+    out->sentences.push_back(fmt::format("It needs {} the memory of {} at least ({}).",
+                                         format_ratio(ratio), base, where));
+    return;
+  }
+  const std::string less = format_ratio(1 / ratio);
+  out->sentences.push_back(
+      fmt::format("It needs up to {} less memory than {} ({}).", less, base, where));
+  out->tiles.push_back({less, fmt::format("less peak memory than {}, at best", base)});
+}
+
+}  // namespace
+
+Headline headline(const ResultFile& file, std::string_view relative_to) {
+  Headline out;
+  out.title = title_of(file.environment);
+  const std::vector<Group> groups = group_by_problem(file);
+  std::vector<Tally> tallies;
+  std::size_t contests = 0;
+  for (const Group& group : groups) {
+    const Row* base = relative_to.empty() ? nullptr : group.find(relative_to);
+    for (std::size_t pass = 0; pass < group.passes.size(); ++pass) {
+      contests += !fastest(group, pass).rows.empty();
+    }
+    for (const Row& row : group.rows) count_row(group, row, base, &tally_of(tallies, row.label));
+  }
+  if (contests == 0) {
+    out.sentences.push_back(file.results.empty() ? "Nothing was measured."
+                                                 : "Nothing ran to its end.");
+    about_failures(file, &out);
+    return out;
+  }
+  const Tally& winner =
+      *std::max_element(tallies.begin(), tallies.end(),
+                        [](const Tally& a, const Tally& b) { return a.wins < b.wins; });
+  const bool alone = tallies.size() == 1;
+  if (!alone) {
+    about_speed(winner, contests, relative_to, &out);
+  } else {
+    out.sentences.push_back(fmt::format("{} was measured alone.", winner.label));
+  }
+  about_rate(winner, &out);
+  if (winner.smallest_memory_ratio) {
+    about_memory(winner, clean(relative_to), &out);
+  }
+  if (winner.worst_error_ratio > 0) {
+    out.sentences.push_back(fmt::format(
+        "Its error against fp64 is at most {} that of the naive formula in the same type.",
+        format_ratio(winner.worst_error_ratio)));
+  }
+  about_failures(file, &out);
+  if (!file.environment.warnings.empty()) {
+    out.sentences.push_back(
+        fmt::format("{} about the machine may have spoiled figures: see the environment.",
+                    plural(file.environment.warnings.size(), "warning", "warnings")));
+  }
+  return out;
+}
+
+}  // namespace flashlab::lab::report

@@ -1,0 +1,252 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+#include "lab/report/cells.h"
+#include "lab/report/crossover.h"
+#include "lab/report/html_parts.h"
+#include "lab/report/model.h"
+#include "lab/report/numbers.h"
+#include "lab/report/text.h"
+
+namespace flashlab::lab::report {
+namespace {
+
+/// Longer lists are in results.json; a page must stay one that opens at once.
+constexpr std::size_t kMostRows = 400;
+
+std::string lead(const std::string& text) {
+  return "<p class=\"lead\">" + escape_xml(text) + "</p>\n";
+}
+
+std::string figures(const Page& page, std::initializer_list<PlotKind> kinds) {
+  std::vector<const Plot*> chosen;
+  std::map<std::string, int> sizes;
+  for (const Plot& plot : page.plots) {
+    if (std::find(kinds.begin(), kinds.end(), plot.kind) == kinds.end()) continue;
+    chosen.push_back(&plot);
+    ++sizes[plot.family];
+  }
+  std::string out;
+  const std::string* before = nullptr;
+  for (const Plot* plot : chosen) {
+    // Pictures that stand alone in their family name it themselves and share a grid.
+    const std::string none;
+    const std::string& family = sizes[plot->family] > 1 ? plot->family : none;
+    const bool starts = before == nullptr || (sizes[*before] > 1 ? *before : none) != family;
+    if (starts && before != nullptr) out += "</div>\n";
+    if (starts && !family.empty()) out += "<h3>" + escape_xml(family) + "</h3>\n";
+    if (starts) out += "<div class=\"plots\">\n";
+    out += "<figure>\n" + plot->inline_svg + "</figure>\n";
+    before = &plot->family;
+  }
+  return chosen.empty() ? out : out + "</div>\n";
+}
+
+std::string seen_rows(std::size_t shown, std::size_t all) {
+  if (shown == all) return {};
+  return lead(fmt::format("The first {} of {}; all are in results.json.", shown, all));
+}
+
+/// The worst error of one implementation, dtype and pass.
+struct Accuracy {
+  std::string label, dtype, pass, sample;
+  double error = 0;
+  std::optional<double> naive, ratio;
+  std::size_t problems = 0;
+};
+
+/// NaN counts as the worst.
+bool worse(double a, double b) {
+  return std::isnan(a) ? !std::isnan(b) : a > b;
+}
+
+std::vector<Accuracy> accuracies(const Page& page) {
+  std::vector<Accuracy> list;
+  for (const Group& group : page.groups) {
+    for (const Row& row : group.rows) {
+      for (std::size_t pass = 0; pass < group.passes.size(); ++pass) {
+        const BenchResult* r = row.ok(pass);
+        if (r == nullptr || !r->error_vs_fp64) continue;
+        const std::string dtype = to_string(group.problem.dtype);
+        auto at = std::find_if(list.begin(), list.end(), [&](const Accuracy& a) {
+          return a.label == row.label && a.dtype == dtype && a.pass == group.passes[pass];
+        });
+        if (at == list.end()) {
+          list.push_back({row.label, dtype, group.passes[pass], "", -1, {}, {}, 0});
+          at = std::prev(list.end());
+        }
+        ++at->problems;
+        if (!worse(*r->error_vs_fp64, at->error)) continue;
+        at->error = *r->error_vs_fp64;
+        at->naive = r->naive_error_vs_fp64;
+        at->sample = r->error_sample;
+        at->ratio = at->naive && *at->naive > 0 ? std::optional<double>(at->error / *at->naive)
+                                                : std::nullopt;
+      }
+    }
+  }
+  return list;
+}
+
+}  // namespace
+
+Section performance_section(const Page& page) {
+  const std::string roof = figures(page, {PlotKind::kRoof});
+  const std::string rates = figures(page, {PlotKind::kPerformance, PlotKind::kTime});
+  // Over many problems the roof is the summary; beside one or two it is one more picture.
+  const bool few = page.groups.size() <= kFewProblems;
+  Section out{"performance", "Performance", few ? rates + roof : roof + rates};
+  if (out.body.empty()) return out;
+  out.body =
+      lead(
+          "FLOP/s count the work that the formula asks for (visible pairs only), so a slower "
+          "algorithm cannot look busy. The roof is what this machine's arithmetic reached "
+          "in the same run.") +
+      out.body;
+  return out;
+}
+
+Section memory_section(const Page& page) {
+  Section out{"memory", "Memory", figures(page, {PlotKind::kMemory})};
+  if (out.body.empty()) return out;
+  out.body = lead(
+                 "Inputs, outputs and the most that the call held beside them. Naive attention "
+                 "writes its scores to memory, S x S per head; tiled attention grows with S.") +
+             out.body;
+  return out;
+}
+
+Section crossover_section(const Page& page) {
+  Section out{"crossover", "Crossover", ""};
+  const std::string& base = page.options.relative_to;
+  if (base.empty()) return out;
+  std::vector<std::vector<HtmlCell>> rows;
+  const std::vector<Crossover> list = crossovers(page.file, base);
+  for (const Crossover& c : list) {
+    if (rows.size() == kMostRows) break;
+    std::string problem = to_string(c.dtype);
+    if (!c.variant.empty()) problem += ", " + c.variant;
+    const auto ratio = [](double v) { return v > 0 ? format_ratio(v) : std::string(kAbsent); };
+    rows.push_back({{c.implementation, "", ""},
+                    {clean(c.pass), "", ""},
+                    {problem, "", ""},
+                    {fmt::format("{}", c.head_dim), "n", ""},
+                    {fmt::format("{}", c.batch_heads), "n", ""},
+                    {ratio(c.shortest_speed_up), "n", ""},
+                    {ratio(c.longest_speed_up), "n", ""},
+                    {to_string(c), "", ""}});
+  }
+  if (rows.empty()) return out;
+  out.body = lead("From which length on an implementation is faster than " + clean(base) +
+                  " at every length measured, by head dim and batch x heads.") +
+             html_table("Crossover against " + base,
+                        {"implementation", "pass", "problem", "d", "B x H", "speed at shortest",
+                         "at longest both ran", "faster"},
+                        rows) +
+             seen_rows(rows.size(), list.size());
+  return out;
+}
+
+Section model_section(const Page& page) {
+  Section out{"model", "Modelled work", ""};
+  std::vector<const Group*> shown;
+  for (const Group& group : page.groups) shown.push_back(&group);
+  if (shown.size() > kFewProblems) {
+    std::stable_sort(shown.begin(), shown.end(), [](const Group* a, const Group* b) {
+      return a->problem.flops(Pass::kForward) > b->problem.flops(Pass::kForward);
+    });
+    shown.resize(1);
+  }
+  for (const Group* group : shown) {
+    std::vector<std::vector<HtmlCell>> rows;
+    for (const ModelRow& row : model_rows(*group, caches_of(page.file.environment))) {
+      rows.push_back({{row.label, "", ""},
+                      {clean(row.pass), "", ""},
+                      {format_flops(row.cost.flops), "n", ""},
+                      {format_bytes(row.cost.read_bytes), "n", ""},
+                      {format_bytes(row.cost.written_bytes), "n", ""},
+                      {format_significant(row.cost.intensity(), 3), "n", ""}});
+    }
+    if (rows.empty()) continue;
+    out.body += html_table(problem_title(group->problem),
+                           {"implementation", "pass", "arithmetic", "read", "written", "FLOP/byte"},
+                           rows, true);
+  }
+  if (out.body.empty()) return out;
+  out.body = lead(std::string("Counted, not measured: matrix arithmetic, and the traffic that each "
+                              "algorithm causes beyond the caches. Few FLOP per byte means that "
+                              "memory, not arithmetic, sets the pace.") +
+                  (page.groups.size() > shown.size() ? " Shown for the largest problem." : "")) +
+             out.body;
+  return out;
+}
+
+Section accuracy_section(const Page& page) {
+  Section out{"accuracy", "Accuracy", ""};
+  std::vector<std::vector<HtmlCell>> rows;
+  for (const Accuracy& a : accuracies(page)) {
+    rows.push_back({{a.label, "", ""},
+                    {a.dtype, "", ""},
+                    {clean(a.pass), "", ""},
+                    {fmt::format("{}", a.problems), "n", ""},
+                    {format_error(a.error), std::isfinite(a.error) ? "n" : "n bad", ""},
+                    {format_error(a.naive), "n", ""},
+                    {format_ratio(a.ratio), "n", ""},
+                    {a.sample.empty() ? kAbsent : clean(a.sample), "long", ""}});
+  }
+  if (rows.empty()) return out;
+  out.body =
+      lead(
+          "Largest absolute difference from the same formula computed in fp64, over every "
+          "output of the pass, the worst of all problems. Naive's error is that of the plain "
+          "formula rounding to the same type: an exact algorithm stays within about twice "
+          "of it.") +
+      html_table("Worst errors against fp64",
+                 {"implementation", "type", "pass", "problems", "error", "naive's error", "ratio",
+                  "compared"},
+                 rows);
+  return out;
+}
+
+Section baseline_section(const Page& page) {
+  Section out{"baseline", "Against the baseline", ""};
+  const BaselineReport* report = page.options.baseline;
+  if (report == nullptr) return out;
+  out.body =
+      fmt::format("<p class=\"callout{}\">{}{}</p>\n", report->regression() ? " regression" : "",
+                  page.options.baseline_name.empty()
+                      ? std::string()
+                      : "<b>" + escape_xml(page.options.baseline_name) + "</b>: ",
+                  escape_xml(report->summary()));
+  for (const std::string& caution : report->cautions) {
+    out.body += "<p class=\"warning\">" + escape_xml(caution) + "</p>\n";
+  }
+  std::vector<std::vector<HtmlCell>> rows;
+  for (const CaseChange& c : report->changes) {
+    if (rows.size() == kMostRows) break;
+    const char* css = c.change == Change::kSlower   ? "bad"
+                      : c.change == Change::kFaster ? "best"
+                                                    : "";
+    rows.push_back({{problem_title(c.problem), "long", ""},
+                    {clean(c.implementation), "", ""},
+                    {clean(c.pass), "", ""},
+                    {lab::to_string(c.change), css, ""},
+                    {format_ms(c.old_ms), "n", ""},
+                    {format_ms(c.new_ms), "n", ""},
+                    {format_ratio(c.speed_ratio), "n", ""},
+                    {c.note.empty() ? kAbsent : clean(c.note), "long", ""}});
+  }
+  if (!rows.empty()) {
+    out.body += html_table("Verdict per measurement",
+                           {"problem", "implementation", "pass", "verdict", "then, ms", "now, ms",
+                            "speed", "note"},
+                           rows) +
+                seen_rows(rows.size(), report->changes.size());
+  }
+  return out;
+}
+
+}  // namespace flashlab::lab::report

@@ -1,0 +1,303 @@
+#include "lab/report/plots.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <set>
+
+#include "lab/report/chart.h"
+#include "lab/report/group.h"
+#include "lab/report/numbers.h"
+#include "lab/report/text.h"
+
+namespace flashlab::lab::report {
+namespace {
+
+struct Family {
+  std::string slug, title;
+  std::vector<const Group*> groups;  ///< by length
+};
+
+std::int64_t length_of(const Group& group) {
+  return group.problem.seqlen_k;
+}
+
+std::vector<Family> families_of(const std::vector<Group>& groups) {
+  std::vector<Family> families;
+  for (const Group& group : groups) {
+    const std::string title = family_title(group.problem);
+    auto at = std::find_if(families.begin(), families.end(),
+                           [&](const Family& f) { return f.title == title; });
+    if (at == families.end()) {
+      families.push_back({family_slug(group.problem), title, {}});
+      at = std::prev(families.end());
+    }
+    at->groups.push_back(&group);
+  }
+  for (Family& family : families) {
+    std::stable_sort(family.groups.begin(), family.groups.end(),
+                     [](const Group* a, const Group* b) { return length_of(*a) < length_of(*b); });
+  }
+  return families;
+}
+
+class Maker {
+ public:
+  explicit Maker(const ResultFile& file)
+      : groups_(group_by_problem(file)), colours_(chart_colours(file)) {}
+
+  std::vector<Plot> plots() {
+    roof_shares();
+    for (const Family& family : families_of(groups_)) {
+      if (family.groups.size() > 1) {
+        lines(family);
+      } else {
+        bars(family, *family.groups.front());
+      }
+    }
+    return std::move(plots_);
+  }
+
+ private:
+  template <class Chart>
+  void add(PlotKind kind, std::string name, const std::string& family, Chart chart) {
+    // Two families may be spelled alike once unsafe characters are gone.
+    const std::string wanted = name;
+    for (int copy = 2; !names_.insert(name).second; ++copy) {
+      name = fmt::format("{}-{}", wanted, copy);
+    }
+    chart.id = "plot-" + name;
+    plots_.push_back(
+        {kind, name, family, render(chart, SvgUse::kFile), render(chart, SvgUse::kInline)});
+  }
+
+  /// Medians over all problems, with the range as a whisker.
+  void roof_shares() {
+    BarChart chart;
+    chart.title = "Share of the measured roof";
+    chart.full = 1.0;
+    chart.full_label = "roof";
+    std::vector<std::string> passes;
+    std::map<std::string, std::map<std::string, std::vector<double>>> shares;  // pass, label
+    std::vector<std::string> order;
+    bool many = false;
+    for (const Group& group : groups_) {
+      for (const Row& row : group.rows) {
+        for (std::size_t i = 0; i < group.passes.size(); ++i) {
+          const BenchResult* r = row.ok(i);
+          const auto share = r ? finite(r->roof_share) : std::nullopt;
+          if (!share || *share < 0) continue;
+          const std::string pass =
+              std::string(to_string(group.problem.dtype)) + " " + clean(group.passes[i]);
+          if (!shares.count(pass)) passes.push_back(pass);
+          std::vector<double>& list = shares[pass][row.label];
+          list.push_back(*share);
+          many = many || list.size() > 1;
+          if (std::find(order.begin(), order.end(), row.label) == order.end()) {
+            order.push_back(row.label);
+          }
+        }
+      }
+    }
+    if (passes.empty()) return;
+    chart.subtitle = many ? "median over the problems measured; the thin line spans all of them"
+                          : "FLOP/s as a share of what the machine itself can do";
+    for (const std::string& pass : passes) {
+      BarGroup bars{pass, {}};
+      for (const std::string& label : order) {
+        const auto found = shares[pass].find(label);
+        if (found == shares[pass].end()) continue;
+        std::vector<double>& v = found->second;
+        std::sort(v.begin(), v.end());
+        const double median = (v[(v.size() - 1) / 2] + v[v.size() / 2]) / 2;
+        bars.bars.push_back(
+            {label, colours_.at(label), median, v.front(), v.back(), format_percent(median)});
+      }
+      chart.groups.push_back(std::move(bars));
+    }
+    add(PlotKind::kRoof, "roof_shares", "", std::move(chart));
+  }
+
+  /// Passes of a family, forward first.
+  static std::vector<std::string> passes_of(const Family& family) {
+    std::vector<std::string> passes;
+    for (const Group* group : family.groups) {
+      for (const std::string& pass : group->passes) {
+        if (std::find(passes.begin(), passes.end(), pass) == passes.end()) passes.push_back(pass);
+      }
+    }
+    return passes;
+  }
+
+  template <class Value, class Text>
+  LineChart line_chart(const Family& family, const std::string& pass, Value value, Text text) {
+    LineChart chart;
+    chart.subtitle = family.title;
+    chart.x_label = family.groups.front()->problem.seqlen_q == length_of(*family.groups.front())
+                        ? "sequence length S"
+                        : "number of keys Sk";
+    std::vector<std::string> order;
+    std::map<std::string, Series> series;
+    std::map<std::string, std::int64_t> memory_ends;
+    for (const Group* group : family.groups) {
+      const auto at = std::find(group->passes.begin(), group->passes.end(), pass);
+      if (at == group->passes.end()) continue;
+      const auto index = static_cast<std::size_t>(at - group->passes.begin());
+      for (const Row& row : group->rows) {
+        const BenchResult* any = row.by_pass[index];
+        if (any != nullptr && any->status == RunStatus::kOutOfMemory) {
+          memory_ends.try_emplace(row.label, length_of(*group));
+        }
+        const BenchResult* r = row.ok(index);
+        const auto v = r ? finite(value(*r)) : std::nullopt;
+        if (!v) continue;
+        Series& s = series[row.label];
+        if (s.points.empty()) {
+          s.label = row.label;
+          s.style = colours_.at(row.label);
+          order.push_back(row.label);
+        }
+        s.points.push_back(
+            {static_cast<double>(length_of(*group)), *v,
+             fmt::format("{}, S {}: {}", row.label, format_length(length_of(*group)), text(*r))});
+      }
+    }
+    for (const std::string& label : order) chart.series.push_back(std::move(series[label]));
+    for (const auto& [label, length] : memory_ends) {
+      chart.notes.push_back(
+          fmt::format("{}: out of memory from S {}", label, format_length(length)));
+    }
+    return chart;
+  }
+
+  void lines(const Family& family) {
+    std::vector<const BenchResult*> all;
+    for (const Group* group : family.groups) {
+      for (const Row& row : group->rows) {
+        all.insert(all.end(), row.by_pass.begin(), row.by_pass.end());
+      }
+    }
+    const RateUnit unit = rate_unit_for(all);
+    const double factor = unit == RateUnit::kGflops ? 1000 : 1;
+    for (const std::string& pass : passes_of(family)) {
+      const std::string end = family.slug + "_" + file_name_part(pass).substr(0, 40);
+      const std::string words = clean(pass);
+      LineChart time = line_chart(
+          family, pass, [](const BenchResult& r) { return r.median_ms; },
+          [](const BenchResult& r) { return format_ms(r.median_ms) + " ms"; });
+      time.title = "Time, " + words;
+      time.y_label = "time, lower is better (logarithmic)";
+      time.y_scale = Scale::kLogMs;
+      if (!time.series.empty()) add(PlotKind::kTime, "time_" + end, family.title, std::move(time));
+
+      LineChart rate = line_chart(
+          family, pass,
+          [factor](const BenchResult& r) -> std::optional<double> {
+            return r.tflops ? std::optional<double>(*r.tflops * factor) : std::nullopt;
+          },
+          [unit](const BenchResult& r) {
+            return format_rate(r.tflops, unit) + " " + to_string(unit);
+          });
+      rate.title = "Performance, " + words;
+      rate.y_label = std::string(to_string(unit)) + ", higher is better";
+      if (!rate.series.empty()) {
+        add(PlotKind::kPerformance, "performance_" + end, family.title, std::move(rate));
+      }
+
+      LineChart memory = line_chart(
+          family, pass,
+          [](const BenchResult& r) -> std::optional<double> {
+            return r.peak_bytes ? std::optional<double>(static_cast<double>(*r.peak_bytes))
+                                : std::nullopt;
+          },
+          [](const BenchResult& r) { return format_bytes(r.peak_bytes); });
+      memory.title = "Peak memory, " + words;
+      memory.y_label = "inputs, outputs and workspace, lower is better (logarithmic)";
+      memory.y_scale = Scale::kLogBytes;
+      if (!memory.series.empty()) {
+        add(PlotKind::kMemory, "memory_" + end, family.title, std::move(memory));
+      }
+    }
+  }
+
+  void bars(const Family& family, const Group& group) {
+    std::vector<const BenchResult*> all;
+    for (const Row& row : group.rows) {
+      all.insert(all.end(), row.by_pass.begin(), row.by_pass.end());
+    }
+    const RateUnit unit = rate_unit_for(all);
+    BarChart rate, memory;
+    rate.subtitle = memory.subtitle = problem_title(group.problem);
+    rate.title = std::string("Performance, ") + to_string(unit);
+    memory.title = "Peak memory";
+    for (std::size_t i = 0; i < group.passes.size(); ++i) {
+      BarGroup rates{clean(group.passes[i]), {}}, peaks = rates;
+      for (const Row& row : group.rows) {
+        const BenchResult* r = row.ok(i);
+        if (r == nullptr) {
+          if (row.by_pass[i] != nullptr) {
+            rate.notes.push_back(row.label + ", " + clean(group.passes[i]) + ": " +
+                                 failure_words(*row.by_pass[i]));
+          }
+          continue;
+        }
+        const int style = colours_.at(row.label);
+        if (r->tflops) {
+          rates.bars.push_back(
+              {row.label,
+               style,
+               *r->tflops,
+               {},
+               {},
+               fmt::format("{} ({} ms)", format_rate(r->tflops, unit), format_ms(r->median_ms))});
+        }
+        if (r->peak_bytes) {
+          peaks.bars.push_back({row.label,
+                                style,
+                                static_cast<double>(*r->peak_bytes),
+                                {},
+                                {},
+                                format_bytes(r->peak_bytes)});
+        }
+      }
+      if (!rates.bars.empty()) rate.groups.push_back(std::move(rates));
+      if (!peaks.bars.empty()) memory.groups.push_back(std::move(peaks));
+    }
+    const std::string end = fmt::format("{}_S{}", family.slug, group.problem.seqlen_k);
+    if (!rate.groups.empty()) {
+      add(PlotKind::kPerformance, "performance_" + end, family.title, std::move(rate));
+    }
+    if (!memory.groups.empty()) {
+      add(PlotKind::kMemory, "memory_" + end, family.title, std::move(memory));
+    }
+  }
+
+  std::vector<Group> groups_;
+  std::map<std::string, int> colours_;
+  std::set<std::string> names_;
+  std::vector<Plot> plots_;
+};
+
+}  // namespace
+
+std::map<std::string, int> chart_colours(const ResultFile& file) {
+  std::map<std::string, int> colours;
+  int next = 1;
+  for (const Group& group : group_by_problem(file)) {
+    for (const Row& row : group.rows) {
+      if (row.implementation == "naive" && row.label == "naive") {
+        colours.try_emplace(row.label, 0);
+      } else if (colours.try_emplace(row.label, next).second) {
+        // Grey stays naive's: past the last colour the next round starts at 1, dashed.
+        if (++next % kChartColours == 0) ++next;
+      }
+    }
+  }
+  return colours;
+}
+
+std::vector<Plot> make_plots(const ResultFile& file) {
+  return Maker(file).plots();
+}
+
+}  // namespace flashlab::lab::report

@@ -1,0 +1,337 @@
+#include "lab/report/table.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "lab/report/cells.h"
+#include "lab/report/crossover.h"
+#include "lab/report/group.h"
+#include "lab/report/model.h"
+#include "lab/report/text.h"
+
+namespace flashlab::lab::report {
+namespace {
+
+constexpr int kMsWidth = 8, kRateWidth = 8, kRoofWidth = 5;
+constexpr int kPassWidth = kMsWidth + kRateWidth + kRoofWidth;
+constexpr int kMemoryWidth = 10, kErrorWidth = 9;
+
+enum class Style { kBold, kDim, kGreen, kYellow };
+
+class Painter {
+ public:
+  explicit Painter(bool on) : on_(on) {}
+  std::string operator()(Style style, const std::string& text) const {
+    if (!on_) return text;
+    const char* code = style == Style::kBold    ? "1"
+                       : style == Style::kDim   ? "2"
+                       : style == Style::kGreen ? "32"
+                                                : "33";
+    return fmt::format("\x1b[{}m{}\x1b[0m", code, text);
+  }
+
+ private:
+  bool on_;
+};
+
+/// Trailing spaces would make copies and diffs of a table noisy.
+void add_line(std::string* out, std::string line) {
+  line.erase(line.find_last_not_of(' ') + 1);
+  *out += line + '\n';
+}
+
+std::string centred(const std::string& text, int width) {
+  const int left = std::max(0, (width - display_width(text)) / 2);
+  return pad_right(std::string(static_cast<std::size_t>(left), ' ') + text, width);
+}
+
+class GroupTable {
+ public:
+  GroupTable(const Group& group, const TableOptions& options)
+      : group_(group),
+        options_(options),
+        paint_(options.colours),
+        width_(std::max(options.width, 80)) {
+    std::vector<const BenchResult*> all;
+    for (const Row& row : group.rows) {
+      all.insert(all.end(), row.by_pass.begin(), row.by_pass.end());
+    }
+    unit_ = rate_unit_for(all);
+    const int figures =
+        kPassWidth * static_cast<int>(group.passes.size()) + kMemoryWidth + kErrorWidth;
+    int longest = display_width("implementation");
+    for (const Row& row : group.rows) longest = std::max(longest, display_width(row.label));
+    name_width_ = std::clamp(longest, 14, std::max(14, width_ - figures));
+  }
+
+  std::string text() {
+    for (const std::string& line : wrap(problem_title(group_.problem), width_)) {
+      add_line(&out_, paint_(Style::kBold, line));
+    }
+    header();
+    for (const Row& row : group_.rows) figures(row);
+    ratios();
+    winners();
+    return out_;
+  }
+
+ private:
+  void header() {
+    std::string above = pad_right("", name_width_),
+                below = pad_right("implementation", name_width_);
+    for (const std::string& pass : group_.passes) {
+      above += "   " + centred(clean(pass), kPassWidth - 3);
+      below += pad_left("ms", kMsWidth) + pad_left(to_string(unit_), kRateWidth) +
+               pad_left("roof", kRoofWidth);
+    }
+    above += pad_left("peak", kMemoryWidth) + pad_left("error", kErrorWidth);
+    below += pad_left("memory", kMemoryWidth) + pad_left("vs fp64", kErrorWidth);
+    add_line(&out_, paint_(Style::kDim, above));
+    add_line(&out_, paint_(Style::kDim, below));
+  }
+
+  void hanging(const std::string& text, int indent) {
+    const std::string space(static_cast<std::size_t>(indent), ' ');
+    for (const std::string& line : wrap(text, width_ - indent)) {
+      add_line(&out_, space + paint_(Style::kDim, line));
+    }
+  }
+
+  bool wins(const Row& row, std::size_t pass) const {
+    const Best best = fastest(group_, pass);
+    return group_.rows.size() > 1 &&
+           std::find(best.rows.begin(), best.rows.end(), &row) != best.rows.end();
+  }
+
+  /// The start of a row's line. A name that does not fit gets lines of its own: cut names are how
+  /// rows get mistaken.
+  std::string named(const Row& row, int column) {
+    if (display_width(row.label) <= column) return pad_right(row.label, column);
+    for (const std::string& piece : wrap(row.label, width_)) add_line(&out_, piece);
+    return pad_right("", column);
+  }
+
+  void figures(const Row& row) {
+    std::string line = named(row, name_width_);
+    if (row.passes_ok() == 0) {
+      failures(row, line);
+      return;
+    }
+    for (std::size_t pass = 0; pass < group_.passes.size(); ++pass) {
+      const BenchResult* r = row.ok(pass);
+      std::string ms = pad_left(r ? format_ms(r->median_ms) : kAbsent, kMsWidth);
+      if (r != nullptr && wins(row, pass)) ms = paint_(Style::kGreen, ms);
+      line += ms + pad_left(r ? format_rate(r->tflops, unit_) : kAbsent, kRateWidth) +
+              pad_left(r ? format_percent(r->roof_share) : kAbsent, kRoofWidth);
+    }
+    line += pad_left(format_bytes(row.peak_bytes()), kMemoryWidth);
+    line += pad_left(format_error(row.error()), kErrorWidth);
+    add_line(&out_, line);
+    for (std::size_t pass = 0; pass < group_.passes.size(); ++pass) {
+      const BenchResult* r = row.by_pass[pass];
+      if (r == nullptr) continue;
+      if (r->status != RunStatus::kOk) {
+        hanging(clean(r->pass) + " " + failure_words(*r), 2);
+      } else if (!r->parts.empty()) {
+        hanging(clean(r->pass) + ": " + parts_words(*r), 2);
+      }
+    }
+  }
+
+  /// A row without any figure says why in their place; passes that say the same share a line.
+  void failures(const Row& row, const std::string& name) {
+    std::vector<std::string> messages;
+    for (const BenchResult* r : row.by_pass) {
+      if (r == nullptr) continue;
+      if (std::find(messages.begin(), messages.end(), failure_words(*r)) == messages.end()) {
+        messages.push_back(failure_words(*r));
+      }
+    }
+    std::string lead = name;
+    for (const std::string& message : messages) {
+      for (const std::string& line : wrap(message, width_ - name_width_ - 2)) {
+        add_line(&out_, lead + "  " + paint_(Style::kYellow, line));
+        lead = pad_right("", name_width_);
+      }
+    }
+  }
+
+  void ratios() {
+    const Row* base = options_.relative_to.empty() ? nullptr : group_.find(options_.relative_to);
+    if (base == nullptr || base->passes_ok() == 0 || group_.rows.size() < 2) return;
+    out_ += '\n';
+    const std::string title = "compared with " + clean(options_.relative_to);
+    const int column = std::clamp(display_width(title), name_width_, std::max(name_width_, 32));
+    std::string head = pad_right(title, column);
+    for (const std::string& pass : group_.passes) head += pad_left(clean(pass) + " speed", 17);
+    add_line(&out_, paint_(Style::kDim, head + pad_left("memory", 10)));
+    for (const Row& row : group_.rows) {
+      if (&row == base || row.passes_ok() == 0) continue;
+      std::string line = named(row, column);
+      for (std::size_t pass = 0; pass < group_.passes.size(); ++pass) {
+        line += pad_left(format_ratio(speed_up(base->ok(pass), row.ok(pass))), 17);
+      }
+      add_line(&out_, line + pad_left(format_ratio(memory_ratio(*base, row)), 10));
+    }
+  }
+
+  void winners() {
+    out_ += '\n';
+    for (const std::string& sentence : winners_of(group_)) {
+      const std::size_t colon = sentence.find(": ");
+      if (colon == std::string::npos) {
+        add_line(&out_, sentence);
+      } else {
+        verdict(sentence.substr(0, colon), sentence.substr(colon + 2));
+      }
+    }
+  }
+
+  void verdict(const std::string& what, const std::string& who) {
+    constexpr int kIndent = 15;
+    std::string lead = paint_(Style::kBold, pad_right(what, kIndent));
+    for (const std::string& line : wrap(who, width_ - kIndent)) {
+      add_line(&out_, lead + line);
+      lead = pad_right("", kIndent);
+    }
+  }
+
+  const Group& group_;
+  const TableOptions& options_;
+  Painter paint_;
+  int width_;
+  int name_width_;
+  RateUnit unit_ = RateUnit::kTflops;
+  std::string out_;
+};
+
+/// Columns as wide as their widest cell, two spaces apart; the first `left` are left-aligned.
+std::string aligned(const std::vector<std::vector<std::string>>& rows, std::size_t left) {
+  std::vector<int> widths;
+  for (const auto& row : rows) {
+    widths.resize(std::max(widths.size(), row.size()));
+    for (std::size_t i = 0; i < row.size(); ++i) {
+      widths[i] = std::max(widths[i], display_width(row[i]));
+    }
+  }
+  std::string out;
+  for (const auto& row : rows) {
+    std::string line;
+    for (std::size_t i = 0; i < row.size(); ++i) {
+      if (i > 0) line += "  ";
+      line += i < left ? pad_right(row[i], widths[i]) : pad_left(row[i], widths[i]);
+    }
+    add_line(&out, line);
+  }
+  return out;
+}
+
+/// "least traffic  forward cpu, sm90 (12.0 MiB)", one line per pass.
+std::string least_traffic(const Group& group, Caches caches) {
+  std::string out;
+  const std::vector<ModelRow> rows = model_rows(group, caches);
+  for (const std::string& pass : group.passes) {
+    double least = 0;
+    std::vector<std::string> names;
+    for (const ModelRow& row : rows) {
+      if (row.pass != pass) continue;
+      if (names.empty() || row.cost.bytes() < least) names.clear();
+      if (names.empty()) least = row.cost.bytes();
+      if (row.cost.bytes() == least) names.push_back(row.label);
+    }
+    if (names.empty()) continue;
+    out += fmt::format("least traffic  {} {} ({})\n", clean(pass), join(names, ", "),
+                       format_bytes(least));
+  }
+  return out;
+}
+
+}  // namespace
+
+std::string comparison_table(const ResultFile& file, const TableOptions& options) {
+  const std::vector<Group> groups = group_by_problem(file);
+  if (groups.empty()) return "no results\n";
+  std::string out;
+  for (const Group& group : groups) {
+    if (!out.empty()) out += '\n';
+    out += GroupTable(group, options).text();
+  }
+  return out;
+}
+
+std::string bench_table_header(RateUnit unit) {
+  return fmt::format(
+      "{:<18} {:<7} {:<8} {:<5} {:>4} {:>4} {:>4} {:>7} {:>7} {:>4} {:>4} {:<20} {:>10} {:>8} "
+      "{:>5} {:>9} {:>8}  {}\n",
+      "implementation", "device", "pass", "dtype", "B", "Hq", "Hk", "Sq", "Sk", "D", "Dv", "mask",
+      "ms", to_string(unit), "roof", "peak", "error", "status");
+}
+
+std::string bench_table_line(const BenchResult& r, RateUnit unit) {
+  const cases::Case& p = r.problem;
+  std::string mask = p.mask_name();
+  // One word, so that columns can be cut by spaces.
+  if (p.scale) mask += fmt::format("+scale{}", *p.scale);
+  const bool ok = r.status == RunStatus::kOk;
+  std::string memory = format_bytes(r.peak_bytes);
+  std::erase(memory, ' ');
+  std::string line = fmt::format(
+      "{} {} {} {:<5} {:>4} {:>4} {:>4} {:>7} {:>7} {:>4} {:>4} {:<20} {:>10} {:>8} {:>5} {:>9} "
+      "{:>8}  {}",
+      pad_right(clean(r.implementation), 18), pad_right(clean(r.device), 7),
+      pad_right(clean(r.pass), 8), to_string(p.dtype), p.batch, p.heads_q, p.heads_k, p.seqlen_q,
+      p.seqlen_k, p.head_dim, p.head_dim_v, mask, ok ? format_ms(r.median_ms) : kAbsent,
+      ok ? format_rate(r.tflops, unit) : kAbsent, ok ? format_percent(r.roof_share) : kAbsent,
+      memory, ok ? format_error(r.error_vs_fp64) : kAbsent, lab::to_string(r.status));
+  if (!ok && !r.message.empty()) line += "  " + clean(r.message);
+  return line + '\n';
+}
+
+std::string bench_table(const ResultFile& file) {
+  const RateUnit unit = rate_unit_for(file);
+  std::string out = bench_table_header(unit);
+  for (const BenchResult& result : file.results) out += bench_table_line(result, unit);
+  return out;
+}
+
+std::string crossover_table(const ResultFile& file, std::string_view relative_to) {
+  const std::vector<Crossover> list = crossovers(file, relative_to);
+  if (list.empty()) return {};
+  std::vector<std::vector<std::string>> rows = {{"implementation", "pass", "problem", "d", "B x H",
+                                                 "speed at shortest S", "at longest both ran",
+                                                 "faster"}};
+  for (const Crossover& c : list) {
+    std::string problem = to_string(c.dtype);
+    if (!c.variant.empty()) problem += ", " + c.variant;
+    const auto ratio = [](double value) {
+      return value > 0 ? format_ratio(value) : std::string(kAbsent);
+    };
+    rows.push_back({c.implementation, clean(c.pass), problem, fmt::format("{}", c.head_dim),
+                    fmt::format("{}", c.batch_heads), ratio(c.shortest_speed_up),
+                    ratio(c.longest_speed_up), to_string(c)});
+  }
+  return fmt::format("from which length on faster than {}\n", clean(relative_to)) +
+         aligned(rows, 3);
+}
+
+std::string model_table(const ResultFile& file) {
+  std::string out;
+  const Caches caches = caches_of(file.environment);
+  for (const Group& group : group_by_problem(file)) {
+    std::vector<std::vector<std::string>> rows = {
+        {"implementation", "pass", "arithmetic", "read", "written", "FLOP/byte"}};
+    for (const ModelRow& row : model_rows(group, caches)) {
+      rows.push_back({row.label, clean(row.pass), format_flops(row.cost.flops),
+                      format_bytes(row.cost.read_bytes), format_bytes(row.cost.written_bytes),
+                      format_significant(row.cost.intensity(), 3)});
+    }
+    if (rows.size() == 1) continue;
+    if (!out.empty()) out += '\n';
+    out += problem_title(group.problem) + "\n" + aligned(rows, 2);
+    out += least_traffic(group, caches);
+  }
+  return out;
+}
+
+}  // namespace flashlab::lab::report

@@ -1,0 +1,39 @@
+#pragma once
+
+// What a terminal shows. Strings only: whoever calls prints them.
+
+#include <string>
+#include <string_view>
+
+#include "lab/report/numbers.h"
+#include "lab/result.h"
+
+namespace flashlab::lab::report {
+
+struct TableOptions {
+  std::string relative_to;  ///< an implementation of the results; empty: no ratios
+  int width = 100;          ///< columns of the terminal; below 80 counts as 80
+  bool colours = false;     ///< ANSI colours
+};
+
+/// One block per problem: a row per implementation with time, FLOP/s and share of the roof per
+/// pass, peak memory (the larger pass) and error against fp64 (the larger pass); parts where a
+/// implementation times them; why a row has no figures; ratios; the fastest, the leanest and the
+/// most accurate.
+std::string comparison_table(const ResultFile& file, const TableOptions& options);
+
+/// `bench`: one line per result, the same columns for any file, nothing that changes from run to
+/// run but the measured figures, so that grep and diff work on it. The header says the unit.
+std::string bench_table_header(RateUnit unit);
+std::string bench_table_line(const BenchResult& result, RateUnit unit);
+std::string bench_table(const ResultFile& file);
+
+/// From which S on each implementation is faster than `relative_to`, by d and B * H. Empty where
+/// nothing was measured at two lengths.
+std::string crossover_table(const ResultFile& file, std::string_view relative_to);
+
+/// Modelled FLOPs and memory traffic of each implementation, problem by problem, the least traffic
+/// named. Tile sizes come from the plan where it names them.
+std::string model_table(const ResultFile& file);
+
+}  // namespace flashlab::lab::report

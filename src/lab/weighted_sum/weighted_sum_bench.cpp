@@ -1,0 +1,183 @@
+#include "lab/weighted_sum/weighted_sum_bench.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <new>
+
+#include "cpu/weighted_sum/weighted_sum.h"
+#include "lab/case_data.h"
+#include "lab/case_data_fill.h"
+#include "lab/memory.h"
+
+namespace flashlab::lab {
+namespace {
+
+using internal::WeightedSumForm;
+using internal::WeightedSumTensors;
+
+// The tensors of one size. x [rows, dim], w [dim], y and dy [rows], dx as x, dw as w.
+struct Memory {
+  std::vector<float> x, w, y, dy, dx, dw;
+
+  WeightedSumTensors tensors(std::int64_t rows, std::int64_t dim) {
+    WeightedSumTensors out;
+    out.x = {x.data(), rows, dim, dim};
+    out.w = w.data();
+    out.y = y.data();
+    out.dy = dy.data();
+    out.dx = {dx.data(), rows, dim, dim};
+    out.dw = dw.data();
+    return out;
+  }
+};
+
+void fill(std::vector<float>& values, std::size_t count, std::uint64_t stream) {
+  values.resize(count);
+  for (std::size_t i = 0; i < count; ++i) values[i] = static_cast<float>(normal_at(stream, i));
+}
+
+// Bytes of all tensors; empty when they do not fit in 62 bits.
+std::optional<std::int64_t> bytes_of(std::int64_t rows, std::int64_t dim) {
+  std::int64_t elements = 0;
+  if (__builtin_mul_overflow(rows, dim, &elements) || elements > (std::int64_t{1} << 58)) {
+    return std::nullopt;
+  }
+  return 4 * (2 * elements + 2 * rows + 2 * dim);
+}
+
+Status allocate(const WeightedSumOptions& options, Memory& memory) {
+  const std::optional<std::int64_t> bytes = bytes_of(options.rows, options.dim);
+  const std::int64_t available = available_memory_bytes();
+  const std::string shape = fmt::format("x and dx fp32 [{}, {}]", options.rows, options.dim);
+  if (!bytes || *bytes > available) {
+    return Status::out_of_memory(
+        {"weighted sum",
+         bytes ? fmt::format("{}: {}", shape, format_bytes(static_cast<double>(*bytes))) : shape,
+         fmt::format("at most {}", format_bytes(static_cast<double>(available))),
+         "use fewer rows or a smaller dim"});
+  }
+  try {
+    const auto rows = static_cast<std::size_t>(options.rows);
+    const auto dim = static_cast<std::size_t>(options.dim);
+    fill(memory.x, rows * dim, 4 * options.seed);
+    fill(memory.w, dim, 4 * options.seed + 1);
+    fill(memory.dy, rows, 4 * options.seed + 2);
+    memory.y.resize(rows);
+    memory.dx.resize(rows * dim);
+    memory.dw.resize(dim);
+  } catch (const std::bad_alloc&) {
+    return Status::out_of_memory(
+        {"weighted sum", shape, "as much free memory", "use fewer rows or a smaller dim"});
+  }
+  return {};
+}
+
+double forward_error(const Memory& memory, std::size_t rows, std::size_t dim) {
+  double worst = 0;
+  for (std::size_t r = 0; r < rows; ++r) {
+    double sum = 0;
+    for (std::size_t d = 0; d < dim; ++d) {
+      sum += static_cast<double>(memory.w[d]) * static_cast<double>(memory.x[r * dim + d]);
+    }
+    worst = std::max(worst, std::abs(sum - static_cast<double>(memory.y[r])));
+  }
+  return worst;
+}
+
+double backward_error(const Memory& memory, std::size_t rows, std::size_t dim) {
+  double worst = 0;
+  std::vector<double> dw(dim, 0.0);
+  for (std::size_t r = 0; r < rows; ++r) {
+    const double dy = static_cast<double>(memory.dy[r]);
+    for (std::size_t d = 0; d < dim; ++d) {
+      const std::size_t at = r * dim + d;
+      dw[d] += static_cast<double>(memory.x[at]) * dy;
+      const double dx = static_cast<double>(memory.w[d]) * dy;
+      worst = std::max(worst, std::abs(dx - static_cast<double>(memory.dx[at])));
+    }
+  }
+  for (std::size_t d = 0; d < dim; ++d) {
+    worst = std::max(worst, std::abs(dw[d] - static_cast<double>(memory.dw[d])));
+  }
+  return worst;
+}
+
+void set_times(const Samples& samples, internal::WeightedSumCost cost, WeightedSumResult& result) {
+  const std::optional<Statistics> statistics = samples.statistics();
+  if (!statistics) return;
+  result.samples = static_cast<int>(statistics->count);
+  result.median_ms = statistics->median;
+  result.min_ms = statistics->min;
+  result.mean_ms = statistics->mean;
+  result.max_ms = statistics->max;
+  result.std_ms = statistics->std;
+  if (statistics->median > 0) {
+    result.gflops = cost.flops / statistics->median * 1e-6;
+    result.gb_per_s = cost.bytes / statistics->median * 1e-6;
+  }
+}
+
+void set_failure(const Status& status, WeightedSumResult& result) {
+  result.status =
+      status.code() == StatusCode::kOutOfMemory ? RunStatus::kOutOfMemory : RunStatus::kError;
+  result.message = status.message();
+}
+
+}  // namespace
+
+std::vector<WeightedSumResult> bench_weighted_sum(const Context& context,
+                                                  const WeightedSumOptions& options) {
+  constexpr WeightedSumForm kForms[] = {WeightedSumForm::kNaive, WeightedSumForm::kVector};
+  std::vector<WeightedSumResult> results;
+  for (const char* pass : {"forward", "backward"}) {
+    for (const char* form : {"naive", "vector"}) {
+      WeightedSumResult result;
+      result.form = form;
+      result.pass = pass;
+      result.rows = options.rows;
+      result.dim = options.dim;
+      results.push_back(std::move(result));
+    }
+  }
+  Memory memory;
+  if (Status status = allocate(options, memory); !status.ok()) {
+    for (WeightedSumResult& result : results) set_failure(status, result);
+    return results;
+  }
+  const WeightedSumTensors tensors = memory.tensors(options.rows, options.dim);
+  const auto rows = static_cast<std::size_t>(options.rows);
+  const auto dim = static_cast<std::size_t>(options.dim);
+  for (std::size_t backward = 0; backward < 2; ++backward) {
+    const auto call = [&](WeightedSumForm form) {
+      return backward == 1 ? internal::weighted_sum_backward(context, form, tensors)
+                           : internal::weighted_sum_forward(context, form, tensors);
+    };
+    const internal::WeightedSumCost cost =
+        backward == 1 ? internal::weighted_sum_backward_cost(options.rows, options.dim)
+                      : internal::weighted_sum_forward_cost(options.rows, options.dim);
+    std::vector<TimedCall> calls;
+    for (WeightedSumForm form : kForms) calls.push_back([&call, form] { return call(form); });
+    const std::vector<Result<Samples>> samples = measure_interleaved(options.measure, calls);
+    for (std::size_t i = 0; i < 2; ++i) {
+      WeightedSumResult& result = results[2 * backward + i];
+      if (!samples[i].ok()) {
+        set_failure(samples[i].status(), result);
+        continue;
+      }
+      set_times(*samples[i], cost, result);
+      if (!options.check) continue;
+      // The forms took turns: this one's outputs are written once more before they are judged.
+      if (Status status = call(kForms[i]); !status.ok()) {
+        set_failure(status, result);
+        continue;
+      }
+      result.error_vs_fp64 =
+          backward == 1 ? backward_error(memory, rows, dim) : forward_error(memory, rows, dim);
+    }
+  }
+  return results;
+}
+
+}  // namespace flashlab::lab

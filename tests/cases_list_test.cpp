@@ -1,0 +1,262 @@
+// The list of cases, the presets and the sweeps: what they count, and what they must contain.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <set>
+
+#include "case.h"
+
+namespace flashlab::cases {
+namespace {
+
+// The definition, pair by pair.
+double count_pairs(const Case& c) {
+  double pairs = 0;
+  for (std::int64_t i = 0; i < c.seqlen_q; ++i) {
+    for (std::int64_t j = 0; j < c.seqlen_k; ++j) {
+      bool visible = true;
+      if (c.causal == Causal::kCausal || c.causal == Causal::kTopLeft) visible = j <= i;
+      if (c.causal == Causal::kBottomRight) visible = j <= i + c.seqlen_k - c.seqlen_q;
+      pairs += visible;
+    }
+  }
+  return pairs;
+}
+
+TEST(Cases, VisiblePairsAreThoseOfTheDefinition) {
+  for (std::int64_t q : {0, 1, 2, 5, 9, 16}) {
+    for (std::int64_t k : {0, 1, 3, 5, 8, 17}) {
+      for (Causal causal :
+           {Causal::kNone, Causal::kCausal, Causal::kTopLeft, Causal::kBottomRight}) {
+        Case c;
+        c.seqlen_q = q;
+        c.seqlen_k = k;
+        c.causal = causal;
+        EXPECT_EQ(c.visible_pairs(), count_pairs(c)) << q << " x " << k << " " << c.mask_name();
+      }
+    }
+  }
+}
+
+TEST(Cases, FlopsFollowTheFormulas) {
+  Case c;
+  c.batch = 2;
+  c.heads_q = 6;
+  c.heads_k = 3;
+  c.seqlen_q = 4;
+  c.seqlen_k = 5;
+  c.head_dim = 8;
+  c.head_dim_v = 16;
+  EXPECT_EQ(c.flops(Pass::kForward), 2.0 * 2 * 6 * 20 * (8 + 16));
+  EXPECT_EQ(c.flops(Pass::kBackward), 2.0 * 2 * 6 * 20 * (3 * 8 + 2 * 16));
+  c.causal = Causal::kTopLeft;
+  EXPECT_EQ(c.flops(Pass::kForward), 2.0 * 2 * 6 * 10 * (8 + 16));
+}
+
+TEST(Cases, IdealBytesCountEveryTensorOnce) {
+  Case c;
+  c.batch = 1;
+  c.heads_q = c.heads_k = 2;
+  c.seqlen_q = c.seqlen_k = 10;
+  c.head_dim = c.head_dim_v = 8;
+  EXPECT_EQ(c.ideal_bytes(Pass::kForward), 4 * 160 * 4 + 20 * 4);
+  EXPECT_EQ(c.ideal_bytes(Pass::kBackward), 8 * 160 * 4 + 20 * 4);
+  c.dtype = DType::kBf16;
+  EXPECT_EQ(c.ideal_bytes(Pass::kForward), 4 * 160 * 2 + 20 * 4);
+}
+
+TEST(Cases, NamesSayWhatTheyAre) {
+  Case c;
+  c.causal = Causal::kTopLeft;
+  EXPECT_EQ(c.describe(), "fp32 b2 h8/8 s1024x1024 d64/64 causal-top-left");
+  c.mask = MaskKind::kBool;
+  EXPECT_EQ(c.mask_name(), "causal-top-left+bool");
+  c.causal = Causal::kNone;
+  c.mask = MaskKind::kAdditive;
+  EXPECT_EQ(c.mask_name(), "none+additive");
+  c.scale = -0.5f;
+  c.gradient_mode = GradientMode::kAccumulate;
+  c.deterministic = true;
+  const Options options = c.options();
+  EXPECT_EQ(options.scale, -0.5f);
+  EXPECT_EQ(options.gradient_mode, GradientMode::kAccumulate);
+  EXPECT_TRUE(options.deterministic);
+}
+
+class Conformance : public testing::Test {
+ protected:
+  template <class Test>
+  void expect_one(const char* what, Test&& test) {
+    EXPECT_TRUE(std::any_of(list.begin(), list.end(), test)) << what;
+  }
+  std::vector<Case> list = conformance_cases();
+};
+
+TEST_F(Conformance, NamesAreUniqueAndTheListIsTheSameEveryTime) {
+  std::set<std::string> names;
+  for (const Case& c : list) EXPECT_TRUE(names.insert(c.name).second) << c.name;
+  const auto again = conformance_cases();
+  ASSERT_EQ(again.size(), list.size());
+  for (std::size_t n = 0; n < list.size(); ++n) {
+    EXPECT_EQ(again[n].name, list[n].name);
+    EXPECT_EQ(again[n].describe(), list[n].describe());
+  }
+}
+
+TEST_F(Conformance, AFilterGivesThatTypeOnly) {
+  std::size_t sum = 0;
+  for (DType dtype : {DType::kFp64, DType::kFp32, DType::kFp16, DType::kBf16}) {
+    const auto part = conformance_cases(dtype);
+    EXPECT_GE(part.size(), 50u);
+    for (const Case& c : part) EXPECT_EQ(c.dtype, dtype);
+    sum += part.size();
+  }
+  EXPECT_EQ(sum, list.size());
+}
+
+TEST_F(Conformance, EveryLengthHeadDimAndFeatureIsThereForEveryType) {
+  for (DType dtype : {DType::kFp64, DType::kFp32, DType::kFp16, DType::kBf16}) {
+    list = conformance_cases(dtype);
+    for (std::int64_t d : {1, 3, 8, 16, 31, 40, 64, 80, 96, 128, 160, 256}) {
+      expect_one("head dim", [&](const Case& c) { return c.head_dim == d; });
+    }
+    for (std::int64_t s : {1, 2, 5, 6, 7, 47, 48, 49, 63, 64, 65, 127, 128, 129, 191, 192, 193, 255,
+                           256, 257}) {
+      SCOPED_TRACE(s);
+      expect_one("length", [&](const Case& c) { return c.seqlen_q == s || c.seqlen_k == s; });
+    }
+    for (Layout layout : {Layout::kContiguous, Layout::kHeadsFirst, Layout::kPackedQkv,
+                          Layout::kPaddedRows}) {
+      expect_one("layout", [&](const Case& c) { return c.layout == layout; });
+    }
+    for (Fill fill : {Fill::kNormal, Fill::kLargeScores, Fill::kMixedScales, Fill::kSubnormal,
+                      Fill::kSpecial, Fill::kEqual}) {
+      expect_one("fill", [&](const Case& c) { return c.fill == fill; });
+    }
+    for (MaskKind mask : {MaskKind::kNone, MaskKind::kBool, MaskKind::kAdditive}) {
+      for (std::uint64_t form = 0; form < 6; ++form) {
+        expect_one("mask form", [&](const Case& c) {
+          return mask == MaskKind::kNone || (c.mask == mask && c.seed % 6 == form);
+        });
+      }
+    }
+    for (float scale : {0.0f, -0.3f, 1.0f, 2.5f}) {
+      expect_one("scale", [&](const Case& c) { return c.scale == scale; });
+    }
+    expect_one("no batch", [](const Case& c) { return c.batch == 0; });
+    expect_one("no heads", [](const Case& c) { return c.heads_q == 0; });
+    expect_one("no queries", [](const Case& c) { return c.seqlen_q == 0; });
+    expect_one("no keys", [](const Case& c) { return c.seqlen_k == 0 && c.seqlen_q > 0; });
+    expect_one("rows that see nothing", [](const Case& c) {
+      return c.causal == Causal::kBottomRight && c.seqlen_q > c.seqlen_k && c.seqlen_k > 0;
+    });
+    expect_one("bottom right with more keys", [](const Case& c) {
+      return c.causal == Causal::kBottomRight && c.seqlen_q < c.seqlen_k;
+    });
+    expect_one("top left with other lengths", [](const Case& c) {
+      return c.causal == Causal::kTopLeft && c.seqlen_q < c.seqlen_k;
+    });
+    expect_one("multi-query", [](const Case& c) { return c.heads_k == 1 && c.heads_q > 1; });
+    expect_one("grouped", [](const Case& c) { return c.heads_k > 1 && c.heads_q > c.heads_k; });
+    expect_one("head dims differ", [](const Case& c) { return c.head_dim != c.head_dim_v; });
+    expect_one("dLSE", [](const Case& c) { return c.lse_gradient; });
+    expect_one("deterministic", [](const Case& c) { return c.deterministic; });
+    expect_one("accumulate",
+               [](const Case& c) { return c.gradient_mode == GradientMode::kAccumulate; });
+    expect_one("long", [](const Case& c) { return c.seqlen_k >= 1000; });
+    if (dtype == DType::kFp16 || dtype == DType::kBf16) {
+      expect_one("fp32 outputs", [](const Case& c) { return c.fp32_outputs; });
+    }
+  }
+}
+
+TEST_F(Conformance, CostsWhatTwoCoresDoInAMinute) {
+  double multiply_adds = 0;
+  for (const Case& c : list) multiply_adds += c.flops(Pass::kForward) / 2;
+  EXPECT_LT(multiply_adds, 6e9);
+}
+
+TEST(Presets, AreTheKnownOnes) {
+  struct Expected {
+    const char* name;
+    std::int64_t batch, seqlen, heads, head_dim;
+    bool causal, forward_only;
+  };
+  const Expected expected[] = {{"gpt2-small", 8, 1024, 12, 64, true, false},
+                               {"gpt3-large", 2, 2048, 96, 128, true, false},
+                               {"bert-base", 16, 512, 12, 64, false, false},
+                               {"bert-large", 8, 512, 16, 64, false, false},
+                               {"long-8k", 1, 8192, 8, 64, false, false},
+                               {"long-16k", 1, 16384, 8, 64, false, false},
+                               {"batch-inference", 32, 512, 8, 64, false, true}};
+  EXPECT_EQ(presets().size(), std::size(expected));
+  for (const Expected& e : expected) {
+    const auto preset = find_preset(e.name);
+    ASSERT_TRUE(preset.has_value()) << e.name;
+    const Case& c = preset->problem;
+    EXPECT_EQ(c.name, e.name);
+    EXPECT_EQ(c.batch, e.batch);
+    EXPECT_EQ(c.seqlen_q, e.seqlen);
+    EXPECT_EQ(c.seqlen_k, e.seqlen);
+    EXPECT_EQ(c.heads_q, e.heads);
+    EXPECT_EQ(c.heads_k, e.heads);
+    EXPECT_EQ(c.head_dim, e.head_dim);
+    EXPECT_EQ(c.head_dim_v, e.head_dim);
+    EXPECT_EQ(c.causal != Causal::kNone, e.causal);
+    EXPECT_EQ(preset->forward_only, e.forward_only);
+    EXPECT_FALSE(preset->summary.empty());
+  }
+  EXPECT_FALSE(find_preset("gpt5").has_value());
+}
+
+TEST(Sweeps, AreTheKnownOnes) {
+  std::vector<std::string> names;
+  for (const Sweep& sweep : sweeps()) {
+    names.push_back(sweep.name);
+    EXPECT_FALSE(sweep.cases.empty());
+    EXPECT_FALSE(sweep.passes.empty());
+    std::set<std::string> unique;
+    for (const Case& c : sweep.cases) EXPECT_TRUE(unique.insert(c.name).second) << c.name;
+  }
+  EXPECT_THAT(names, testing::ElementsAre("notebook", "handout", "papers", "course", "fa1-steps",
+                                          "fa1-fa2"));
+  EXPECT_FALSE(find_sweep("nothing").has_value());
+}
+
+TEST(Sweeps, HaveTheirSizes) {
+  const Sweep notebook = *find_sweep("notebook");
+  EXPECT_EQ(notebook.cases.size(), 4u * 5);
+  for (const Case& c : notebook.cases) {
+    EXPECT_EQ(c.batch, 8);
+    EXPECT_EQ(c.heads_q, 1);
+  }
+  const Sweep handout = *find_sweep("handout");
+  EXPECT_EQ(handout.cases.size(), 2u * 4 * 10);  // types, head dims, 128..65536
+  for (const Case& c : handout.cases) {
+    EXPECT_EQ(c.batch, 1);
+    EXPECT_EQ(c.causal, Causal::kTopLeft);
+  }
+  const Sweep papers = *find_sweep("papers");
+  EXPECT_EQ(papers.cases.size(), 2u * 3 * 6);
+  for (const Case& c : papers.cases) {
+    EXPECT_EQ(c.batch * c.seqlen_q, 16384);
+    EXPECT_EQ(c.heads_q * c.head_dim, 2048);
+  }
+  const Sweep course = *find_sweep("course");
+  EXPECT_EQ(course.cases.size(), 4u);
+  for (const Case& c : course.cases) EXPECT_EQ(c.batch, 16);
+  for (const char* name : {"fa1-steps", "fa1-fa2"}) {
+    const Sweep sweep = *find_sweep(name);
+    std::set<std::int64_t> dims;
+    for (const Case& c : sweep.cases) {
+      dims.insert(c.head_dim);
+      EXPECT_EQ(c.scale, 1.0f);
+    }
+    EXPECT_EQ(*dims.begin(), 8);
+  }
+}
+
+}  // namespace
+}  // namespace flashlab::cases

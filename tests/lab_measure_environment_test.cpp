@@ -1,0 +1,143 @@
+#include "lab/environment.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <regex>
+#include <thread>
+
+#include "lab/doctor.h"
+#include "lab/measure.h"
+
+namespace flashlab::lab {
+namespace {
+
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::Not;
+
+MachineState quiet_machine() {
+  MachineState state;
+  state.cpus = 2;
+  state.threads_used = 2;
+  state.load_average = 0.1;
+  state.stolen_cores = 0;
+  state.governor = "performance";
+  state.available_memory_share = 0.9;
+  return state;
+}
+
+TEST(Doctor, QuietMachineHasNoWarnings) { EXPECT_THAT(diagnose(quiet_machine()), IsEmpty()); }
+
+TEST(Doctor, OtherProgramsAreNamed) {
+  MachineState state = quiet_machine();
+  state.load_average = 3.1;
+  state.busy = {{123, "cc1plus", 0.98}, {7, "python3", 0.5}};
+  const auto warnings = diagnose(state);
+  ASSERT_EQ(warnings.size(), 1u);
+  EXPECT_THAT(warnings[0].what, HasSubstr("load average 3.1 on 2 cores: other programs run"));
+  EXPECT_THAT(warnings[0].what, HasSubstr("cc1plus (pid 123, 98% of a core)"));
+  EXPECT_THAT(warnings[0].remedy, HasSubstr("wait"));
+}
+
+TEST(Doctor, LoadWithoutAVisibleProgram) {
+  MachineState state = quiet_machine();
+  state.load_average = 1.9;
+  const auto warnings = diagnose(state);
+  ASSERT_EQ(warnings.size(), 1u);
+  EXPECT_THAT(warnings[0].what, HasSubstr("load average 1.9"));
+}
+
+TEST(Doctor, EveryFindingHasARemedy) {
+  MachineState state = quiet_machine();
+  state.threads_used = 4;
+  state.cpu_quota = 1.5;
+  state.governor = "powersave";
+  state.stolen_cores = 0.5;
+  state.available_memory_share = 0.02;
+  state.sanitized = true;
+  state.unoptimized = true;
+  const auto warnings = diagnose(state);
+  EXPECT_EQ(warnings.size(), 7u);
+  for (const auto& warning : warnings) {
+    EXPECT_THAT(warning.what, Not(IsEmpty()));
+    EXPECT_THAT(warning.remedy, Not(IsEmpty()));
+  }
+  EXPECT_THAT(warnings[0].what, HasSubstr("optimisation"));
+  EXPECT_THAT(warnings[3].what, HasSubstr("grants 1.5 cores, 4 threads"));
+  EXPECT_EQ(warnings[4].remedy, "use --threads 2");
+}
+
+TEST(Doctor, QuotaThatSufficesIsNoWarning) {
+  MachineState state = quiet_machine();
+  state.cpu_quota = 2.0;
+  EXPECT_THAT(diagnose(state), IsEmpty());
+}
+
+TEST(Doctor, SeesAnotherBusyProcess) {
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    spin_for(20'000);
+    _exit(0);
+  }
+  bool seen = false;
+  // On a loaded machine the child may get little of the processor at first.
+  for (int attempt = 0; attempt < 10 && !seen; ++attempt) {
+    const MachineState state = observe_machine(300);
+    EXPECT_GE(state.cpus, 1);
+    for (const BusyProcess& process : state.busy) seen |= process.pid == child;
+  }
+  kill(child, SIGKILL);
+  EXPECT_TRUE(seen);
+}
+
+TEST(Environment, SaysWhereAndHow) {
+  EnvironmentRequest request;
+  request.command = "flashlab bench --seqlen 1k";
+  request.protocol = "3 warm-ups";
+  request.threads = 2;
+  request.observe_ms = 0;
+  const Environment e = collect_environment(request);
+  EXPECT_EQ(e.command, request.command);
+  EXPECT_EQ(e.protocol, request.protocol);
+  EXPECT_EQ(e.threads_used, 2);
+  EXPECT_THAT(e.flashlab_version, Not(IsEmpty()));
+  EXPECT_THAT(e.commit, Not(IsEmpty()));
+  EXPECT_THAT(e.kernel, HasSubstr("Linux"));
+  EXPECT_THAT(e.os, Not(IsEmpty()));
+  EXPECT_THAT(e.libc, HasSubstr("glibc 2."));
+  EXPECT_THAT(e.compiler, Not(IsEmpty()));
+  EXPECT_THAT(e.cpu_isa, Not(IsEmpty()));
+  EXPECT_GE(e.cpu_threads_online, 1);
+  EXPECT_GT(e.memory_bytes, 0);
+  EXPECT_TRUE(std::regex_match(e.date_utc, std::regex(R"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ)")));
+  EXPECT_TRUE(std::regex_match(e.hostname_hash, std::regex("[0-9a-f]{8}")));
+  char host[256] = {};
+  ASSERT_EQ(gethostname(host, sizeof host - 1), 0);
+  EXPECT_NE(e.hostname_hash, host);
+  EXPECT_EQ(e.hostname_hash, short_hash(host));
+  EXPECT_FALSE(e.roof_fp32_gflops.has_value());
+}
+
+TEST(Environment, CommandLineReadsBack) {
+  const char* argv[] = {"flashlab", "bench", "--seqlen", "1k,2k", "--json", "my file's.json", ""};
+  EXPECT_EQ(command_line(7, argv), "flashlab bench --seqlen 1k,2k --json 'my file'\\''s.json' ''");
+}
+
+TEST(Environment, ShortHashIsFnv) {
+  EXPECT_EQ(short_hash(""), "811c9dc5");
+  EXPECT_EQ(short_hash("a"), "e40c292c");
+}
+
+TEST(Environment, MissingDriverIsExplained) {
+  EXPECT_EQ(describe_cuda("libflashlab-no-such-driver.so.1"),
+            "no CUDA device: libflashlab-no-such-driver.so.1 was not found. The driver is not "
+            "installed or not visible in this container.");
+  EXPECT_THAT(describe_cuda("libc.so.6"), HasSubstr("libc.so.6 was found"));
+}
+
+}  // namespace
+}  // namespace flashlab::lab

@@ -1,0 +1,227 @@
+#!/usr/bin/env python3
+"""The scripts behind `make`: what they say and answer when something is missing or fails."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")
+sys.path.insert(0, os.path.join(ROOT, "tools"))
+sys.dont_write_bytecode = True
+
+import build  # noqa: E402
+import ci_summary  # noqa: E402
+import console  # noqa: E402
+import run_tests  # noqa: E402
+
+BASICS = ("bash", "dirname", "grep", "sed", "sort", "head", "tail", "mkdir", "cat", "env", "touch")
+PRESENT = "cmake ninja-build python3 libhwy-dev libfmt-dev libcli11-dev nlohmann-json3-dev " \
+          "zlib1g-dev libgtest-dev libgmock-dev".split()
+
+
+class Machine:
+    """A tree with tools/packages.sh, and a PATH of its own that holds only what is put there."""
+
+    def __init__(self, folder, installed, user=1000, apt=True):
+        self.folder = folder
+        self.bin = os.path.join(folder, "bin")
+        os.makedirs(os.path.join(folder, "tools"))
+        os.makedirs(self.bin)
+        shutil.copy(os.path.join(ROOT, "tools", "packages.sh"), os.path.join(folder, "tools"))
+        for name in BASICS:
+            os.symlink(shutil.which(name), os.path.join(self.bin, name))
+        self.installed = os.path.join(folder, "installed")
+        with open(self.installed, "w", encoding="utf-8") as stream:
+            stream.write("\n".join(installed) + "\n")
+        self.put("id", f"echo {user}")
+        if apt:
+            self.put("dpkg-query", f'for name; do :; done; grep -qx "$name" {self.installed} '
+                                   "&& echo installed")
+            # Installing without lists fails, as on a fresh machine; "update" brings the lists.
+            self.put("apt-get", f"""
+echo "$DEBIAN_FRONTEND apt-get $*" >>{folder}/calls
+[ -e {folder}/broken ] && {{ echo "E: no network here"; exit 100; }}
+case " $* " in
+  *" update "*) touch {folder}/lists; exit 0 ;;
+esac
+[ -e {folder}/lists ] || {{ echo "E: Unable to locate package"; exit 100; }}
+seen=""
+for word; do [ -n "$seen" ] && echo "$word" >>{self.installed}
+  [ "$word" = --no-install-recommends ] && seen=1; done
+exit 0""")
+        self.compilers()
+
+    def put(self, name, script):
+        path = os.path.join(self.bin, name)
+        with open(path, "w", encoding="utf-8") as stream:
+            stream.write(f"#!/bin/bash\n{script}\n")
+        os.chmod(path, 0o755)
+
+    def compilers(self, cmake="3.25.1", gcc="12.2.0"):
+        self.put("cmake", f"echo 'cmake version {cmake}'")
+        self.put("ninja", "true")
+        self.put("python3", "true")
+        headers = os.path.join(self.folder, "headers")
+        self.put("g++", f"""
+case $* in
+  *-fsyntax-only*) [ -e {headers} ] ;;
+  *--version*) echo 'Free Software' ;;
+  *) echo {gcc} ;;
+esac""")
+
+    def run(self, *groups):
+        environment = {"PATH": self.bin, "HOME": self.folder}
+        done = subprocess.run([os.path.join(self.folder, "tools", "packages.sh"), "[1/3]", *groups],
+                              env=environment, capture_output=True, text=True, check=False)
+        return done.returncode, done.stdout, done.stderr
+
+    def calls(self):
+        try:
+            with open(os.path.join(self.folder, "calls"), encoding="utf-8") as stream:
+                return stream.read()
+        except OSError:
+            return ""
+
+
+class Packages(unittest.TestCase):
+    def machine(self, *arguments, **named):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        return Machine(folder.name, *arguments, **named)
+
+    def test_nothing_is_done_when_all_is_there(self):
+        machine = self.machine(["g++", *PRESENT])
+        code, out, err = machine.run("build")
+        self.assertEqual((code, err, machine.calls()), (0, "", ""))
+        self.assertIn("already there", out)
+
+    def test_without_root_the_line_to_type_is_printed(self):
+        machine = self.machine(["g++", "cmake", "ninja-build", "python3"])
+        code, _, err = machine.run("build")
+        self.assertEqual(code, 2)
+        line = "sudo apt-get update && sudo apt-get install -y --no-install-recommends"
+        self.assertIn(line, err)
+        for name in ("libhwy-dev", "libgmock-dev"):
+            self.assertIn(name, err)
+        self.assertNotIn("cmake", err)
+        self.assertEqual(machine.calls(), "")
+
+    def test_a_sudo_that_asks_for_a_password_is_not_used(self):
+        machine = self.machine([])
+        machine.put("sudo", "exit 1")
+        self.assertEqual(machine.run("build")[0], 2)
+        self.assertEqual(machine.calls(), "")
+
+    def test_sudo_without_a_password_installs(self):
+        machine = self.machine(["g++"])
+        machine.put("sudo", 'shift; "$@"')
+        code, out, _ = machine.run("build")
+        self.assertEqual(code, 0, out)
+        self.assertIn("installed", out)
+
+    def test_root_installs_just_what_is_missing_and_updates_lists_when_needed(self):
+        machine = self.machine(["g++", *PRESENT[:-2]], user=0)
+        code, out, err = machine.run("build")
+        self.assertEqual((code, err), (0, ""))
+        calls = machine.calls().splitlines()
+        self.assertEqual(len(calls), 3, calls)  # install fails, update, install
+        self.assertIn(" update", calls[1])
+        self.assertTrue(calls[2].startswith("noninteractive "), calls[2])
+        self.assertTrue(calls[2].endswith("--no-install-recommends libgtest-dev libgmock-dev"),
+                        calls[2])
+        self.assertEqual(machine.run("build")[0], 0)
+        self.assertEqual(machine.calls().splitlines(), calls)  # and then nothing more
+
+    def test_a_failed_installation_shows_why_and_the_line(self):
+        machine = self.machine(["g++"], user=0)
+        with open(os.path.join(machine.folder, "broken"), "w", encoding="utf-8"):
+            pass
+        code, _, err = machine.run("build")
+        self.assertEqual(code, 2)
+        self.assertIn("E: no network here", err)
+        self.assertIn("apt-get install -y --no-install-recommends", err)
+
+    def test_elsewhere_the_missing_content_is_named(self):
+        machine = self.machine([], apt=False)
+        with open(os.path.join(machine.folder, "headers"), "w", encoding="utf-8"):
+            pass
+        os.remove(os.path.join(machine.bin, "ninja"))
+        code, _, err = machine.run("build")
+        self.assertEqual(code, 2)
+        self.assertIn("ninja-build", err)
+        self.assertNotIn("apt-get", err)
+        machine.put("ninja", "true")
+        self.assertEqual(machine.run("build")[0], 0)
+
+    def test_tools_that_are_too_old_are_refused(self):
+        machine = self.machine(["g++", *PRESENT])
+        machine.compilers(cmake="3.22.1", gcc="11.4.0")
+        code, _, err = machine.run("build")
+        self.assertEqual(code, 2)
+        self.assertIn("cmake 3.22.1, 3.25 is needed", err)
+        self.assertIn("g++ 11.4.0, 12 is needed", err)
+
+    def test_optional_packages_are_never_asked_for(self):
+        machine = self.machine(["g++", "clang-format", *PRESENT])
+        code, out, err = machine.run("build", "verify")
+        self.assertEqual((code, err), (0, ""))
+        self.assertIn("without clang", out)
+
+
+class Summary(unittest.TestCase):
+    JUNIT = """<testsuite><testcase name="a" status="run"/>
+<testcase name="b" status="fail"><failure message=""/><system-out>why</system-out></testcase>
+<testcase name="c" status="notrun"><skipped message="SKIP_REGULAR_EXPRESSION_MATCHED"/>
+<system-out>Running main() from x
+[ RUN      ] A.b
+skipped: no GPU
+[  SKIPPED ] A.b (0 ms)
+</system-out></testcase></testsuite>"""
+
+    def results(self, text):
+        with tempfile.NamedTemporaryFile("w", suffix=".xml", delete=False) as stream:
+            stream.write(text)
+        self.addCleanup(os.remove, stream.name)
+        return stream.name
+
+    def test_counts_and_reasons(self):
+        path = self.results(self.JUNIT)
+        self.assertEqual(run_tests.totals(path), (1, 1, 1))
+        self.assertEqual(run_tests.reasons_of_skips(path), {"skipped: no GPU": 1})
+
+    def test_a_stage_cannot_fail_silently(self):
+        add = ci_summary.add_stage
+        self.assertEqual(add((0, 0, 0), (5, 0, 1), 0), (5, 0, 1))
+        self.assertEqual(add((5, 0, 1), (4, 2, 0), 1), (9, 2, 1))
+        self.assertEqual(add((5, 0, 0), None, 2), (5, 1, 0))
+        self.assertEqual(add((5, 0, 0), (0, 0, 0), 0), (5, 1, 0))
+        self.assertEqual(add((5, 0, 0), (7, 0, 0), 1), (12, 1, 0))
+
+    def test_results_that_are_absent_or_torn_count_as_a_failure(self):
+        self.assertIsNone(ci_summary.counts_of_tests(self.results("<testsuite><tes")))
+        self.assertIsNone(ci_summary.counts_of_tests("/nonexistent"))
+        self.assertIsNone(ci_summary.counts_of_verify(self.results(json.dumps({"passed": 1}))))
+
+
+class Build(unittest.TestCase):
+    def test_a_folder_made_for_another_tree_is_configured_anew(self):
+        for home, kept in ((build.SOURCE, True), ("/elsewhere", False)):
+            with tempfile.TemporaryDirectory() as folder:
+                cache = os.path.join(folder, "CMakeCache.txt")
+                with open(cache, "w", encoding="utf-8") as stream:
+                    stream.write(f"CMAKE_HOME_DIRECTORY:INTERNAL={home}\n"
+                                 "CMAKE_GENERATOR:INTERNAL=Ninja\n")
+                build.forget_foreign_cache(folder)
+                self.assertEqual(os.path.exists(cache), kept)
+
+    def test_durations_read_well(self):
+        self.assertEqual([console.seconds(s) for s in (0.04, 9.96, 38.4, 119.6, 245)],
+                         ["0.0 s", "10 s", "38 s", "2 min 00 s", "4 min 05 s"])
+
+
+if __name__ == "__main__":
+    unittest.main()

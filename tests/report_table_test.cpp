@@ -1,0 +1,294 @@
+// What a terminal shows, and what is computed for it: groups, winners, ratios, crossover, model.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <sstream>
+
+#include "lab/report/crossover.h"
+#include "lab/report/group.h"
+#include "lab/report/headline.h"
+#include "lab/report/model.h"
+#include "lab/report/table.h"
+#include "lab/report/text.h"
+#include "report_samples.h"
+
+namespace flashlab::lab::report {
+namespace {
+
+using ::testing::Contains;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+using ::testing::StartsWith;
+
+std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream in(text);
+  for (std::string line; std::getline(in, line);) lines.push_back(line);
+  return lines;
+}
+
+TEST(ReportGroup, ProblemsComeTogetherPassesInOrder) {
+  ResultFile file = sample_comparison();
+  std::reverse(file.results.begin(), file.results.end());
+  file.results[0].problem.name = "another name";
+  file.results[1].problem.seed = 7;
+  const std::vector<Group> groups = group_by_problem(file);
+  ASSERT_EQ(groups.size(), 1u);
+  EXPECT_THAT(groups[0].passes, ElementsAre("forward", "backward"));
+  ASSERT_EQ(groups[0].rows.size(), 3u);
+  EXPECT_EQ(groups[0].rows[0].label, "fa2-plain");
+}
+
+TEST(ReportGroup, NothingMeasuredTwiceIsDropped) {
+  ResultFile file = sample_comparison();
+  file.results.push_back(file.results[2]);
+  file.results.push_back(file.results[2]);
+  file.results.back().device = "cuda:0";
+  const std::vector<Group> groups = group_by_problem(file);
+  std::vector<std::string> labels;
+  for (const Row& row : groups[0].rows) labels.push_back(row.label);
+  EXPECT_THAT(labels,
+              ElementsAre("naive", "cpu (cpu)", "fa2-plain", "cpu (cpu) #2", "cpu (cuda:0)"));
+}
+
+TEST(ReportGroup, TitlesSayWhatIsNotDefault) {
+  cases::Case problem = sample_case(4096, DType::kBf16);
+  EXPECT_EQ(problem_title(problem), "bf16 · batch 1 · heads 8 · S 4096 · d 64");
+  problem.heads_k = 2;
+  problem.seqlen_k = 128;
+  problem.head_dim_v = 32;
+  problem.causal = Causal::kBottomRight;
+  problem.mask = cases::MaskKind::kBool;
+  problem.scale = 0.5f;
+  EXPECT_EQ(problem_title(problem, ", "),
+            "bf16, batch 1, heads 8 over 2, S 4096 x 128, d 64, values 32, causal, bottom-right + "
+            "boolean mask, scale 0.5");
+  EXPECT_EQ(family_slug(problem), "B1_H8kv2_d64v32_bf16_Sq4096_causal-bottom-right+bool_scale0.5");
+  problem.name = "gpt2-small";
+  EXPECT_THAT(problem_title(problem), StartsWith("gpt2-small · bf16"));
+  problem.name = "sweep b1 s4096";
+  EXPECT_THAT(problem_title(problem), Not(HasSubstr("sweep")));
+}
+
+TEST(ReportGroup, RelativeToMustHaveResults) {
+  const ResultFile file = sample_comparison();
+  EXPECT_EQ(*resolve_relative_to(file, ""), "naive");
+  EXPECT_EQ(*resolve_relative_to(file, "cpu"), "cpu");
+  EXPECT_EQ(*resolve_relative_to(ResultFile{}, ""), "");
+  const auto unknown = resolve_relative_to(file, "cudnn");
+  ASSERT_FALSE(unknown.ok());
+  EXPECT_THAT(unknown.status().message(), HasSubstr("--relative-to"));
+  EXPECT_THAT(unknown.status().message(), HasSubstr("cudnn"));
+  EXPECT_THAT(unknown.status().message(), HasSubstr("naive, cpu, fa2-plain"));
+}
+
+TEST(ReportGroup, WinnersSkipWhatDidNotRunEveryPass) {
+  ResultFile file = sample_comparison();
+  file.results[4].error_vs_fp64 = 1e-9;  // fa2-plain, forward only
+  const std::vector<Group> groups = group_by_problem(file);
+  EXPECT_EQ(labels(fastest(groups[0], 0)), "cpu");
+  EXPECT_EQ(labels(least_memory(groups[0])), "cpu") << "fa2-plain needs less but has no backward";
+  EXPECT_EQ(labels(most_accurate(groups[0])), "naive");
+}
+
+TEST(ReportGroup, TheYardstickAndNanDoNotWin) {
+  ResultFile file = sample_comparison();
+  for (const char* pass : {"forward", "backward"}) {
+    file.results.push_back(sample_result("reference", pass, sample_case(), 1, 0));
+    file.results.back().error_vs_fp64 = 0;
+  }
+  file.results[2].error_vs_fp64 = std::nan("");
+  const std::vector<Group> groups = group_by_problem(file);
+  EXPECT_EQ(labels(most_accurate(groups[0])), "naive");
+  EXPECT_TRUE(std::isnan(*groups[0].find("cpu")->error())) << "backward's number must not hide it";
+}
+
+TEST(ReportTable, ComparisonLooksAsDocumented) {
+  const std::string text = comparison_table(sample_comparison(), {"naive", 80, false});
+  EXPECT_EQ(text,
+            "fp32 · batch 1 · heads 8 · S 2048 · d 64\n"
+            "                      forward              backward           peak    error\n"
+            "implementation      ms GFLOP/s roof      ms GFLOP/s roof    memory  vs fp64\n"
+            "naive            429.5    20.0   8%    1342    16.0   7%   551 MiB  4.0e-07\n"
+            "  forward: scores 20.00 + softmax 15.00 + values 10.00 ms\n"
+            "cpu              42.95     200  85%   134.2     160  68%  32.3 MiB  5.0e-07\n"
+            "fa2-plain        171.8    50.0  21%       -       -    -  16.1 MiB  5.0e-07\n"
+            "  backward unsupported: required backward; supported forward\n"
+            "\n"
+            "compared with naive    forward speed   backward speed    memory\n"
+            "cpu                            10.0x            10.0x    0.059x\n"
+            "fa2-plain                      2.50x                -    0.058x\n"
+            "\n"
+            "fastest        forward cpu (42.95 ms), backward cpu (134.2 ms)\n"
+            "least memory   cpu (32.3 MiB)\n"
+            "most accurate  naive (4.0e-07)\n");
+}
+
+TEST(ReportTable, FitsIntoItsWidthWhateverTheNames) {
+  for (const int width : {40, 80, 120}) {
+    for (const ResultFile& file : {sample_comparison(), sample_sweep(), hostile_results()}) {
+      const std::vector<Group> groups = group_by_problem(file);
+      for (const std::string& line : lines_of(comparison_table(file, {"naive", width, false}))) {
+        // A third pass, which only hostile files have, needs its own room.
+        const int limit = std::max(width, 80) + (groups[0].passes.size() > 2 ? 21 : 0);
+        EXPECT_LE(display_width(line), limit) << line;
+        EXPECT_EQ(line.find('\x1b'), std::string::npos) << "no escapes but our own";
+      }
+    }
+  }
+}
+
+TEST(ReportTable, ColoursChangeNothingElse) {
+  const ResultFile file = sample_comparison();
+  const std::string plain = comparison_table(file, {"naive", 100, false});
+  const std::string coloured = comparison_table(file, {"naive", 100, true});
+  EXPECT_THAT(coloured, HasSubstr("\x1b[32m   42.95\x1b[0m"));
+  std::string stripped;
+  for (std::size_t at = 0; at < coloured.size(); ++at) {
+    if (coloured[at] == '\x1b') {
+      at = coloured.find('m', at);
+    } else {
+      stripped += coloured[at];
+    }
+  }
+  EXPECT_EQ(stripped, plain);
+}
+
+TEST(ReportTable, ARowWithoutFiguresSaysWhyInTheirPlace) {
+  ResultFile file = sample_comparison();
+  const std::string why =
+      "scores alone need 256 GiB (8 x 65536 x 65536 x 8 B), 139 GiB on the device";
+  for (const int i : {0, 1}) {
+    file.results[i] =
+        failed_result("naive", file.results[i].pass, sample_case(), RunStatus::kOutOfMemory, why);
+  }
+  const std::string text = comparison_table(file, {"naive", 120, false});
+  EXPECT_THAT(text, HasSubstr("naive           out of memory: " + why + "\n"));
+  EXPECT_THAT(text, Not(HasSubstr("compared with"))) << "there is nothing to compare with";
+}
+
+TEST(ReportTable, NoResultsAndOneResult) {
+  EXPECT_EQ(comparison_table({}, {}), "no results\n");
+  EXPECT_THAT(bench_table({}), StartsWith("implementation"));
+  ResultFile one;
+  one.results.push_back(sample_result("cpu", "forward", sample_case(), 2000, 0));
+  const std::string text = comparison_table(one, {});
+  EXPECT_THAT(text, HasSubstr("TFLOP/s"));
+  EXPECT_THAT(text, HasSubstr("2.00"));
+  EXPECT_THAT(text, HasSubstr("fastest        forward cpu"));
+}
+
+TEST(ReportTable, BenchColumnsDoNotMove) {
+  ResultFile file = sample_comparison();
+  file.environment.date_utc = "2026-11-21T03:40:00Z";
+  const std::vector<std::string> lines = lines_of(bench_table(file));
+  ASSERT_EQ(lines.size(), file.results.size() + 1);
+  const std::size_t status = lines[0].find("status");
+  for (const std::string& line : lines) {
+    EXPECT_THAT(line, Not(HasSubstr("2026")));
+    EXPECT_EQ(line[status - 1], ' ');
+    EXPECT_NE(line[status], ' ');
+  }
+  EXPECT_THAT(lines[1].substr(status), StartsWith("ok"));
+  EXPECT_THAT(lines[6].substr(status), StartsWith("unsupported  required backward"));
+}
+
+TEST(ReportCrossover, FromWhichLengthOn) {
+  const std::vector<Crossover> list = crossovers(sample_sweep(), "naive");
+  ASSERT_EQ(list.size(), 4u) << "two head dims, two passes";
+  for (const Crossover& c : list) {
+    EXPECT_EQ(c.implementation, "cpu");
+    EXPECT_EQ(c.batch_heads, 4);
+    ASSERT_TRUE(c.from.has_value());
+    EXPECT_EQ(*c.from, 1024);
+    EXPECT_EQ(c.longest, 16384) << "out of memory counts for the one that ran";
+    EXPECT_NEAR(c.shortest_speed_up, 100.0 / 150, 1e-9);
+    EXPECT_NEAR(c.longest_speed_up, 5, 1e-9);
+    EXPECT_EQ(to_string(c), "from S 1k");
+  }
+  EXPECT_THAT(crossover_table(sample_sweep(), "naive"),
+              HasSubstr("cpu             forward   fp32, causal  32      4"));
+  EXPECT_THAT(crossover_table(sample_comparison(), "naive"), IsEmpty());
+}
+
+TEST(ReportCrossover, ADipInTheMiddleMovesTheCrossover) {
+  ResultFile file = sample_sweep();
+  for (BenchResult& r : file.results) {
+    if (r.implementation == "cpu" && r.problem.seqlen_q == 2048) r.median_ms = 1e6;
+    if (r.implementation == "naive" && r.problem.head_dim == 64 && r.status == RunStatus::kOk) {
+      r.median_ms = 1e-6;
+    }
+  }
+  for (const Crossover& c : crossovers(file, "naive")) {
+    EXPECT_EQ(*c.from, c.head_dim == 64 ? 8192 : 4096);
+  }
+  const std::vector<Crossover> reversed = crossovers(file, "cpu");
+  ASSERT_FALSE(reversed.empty());
+  EXPECT_EQ(to_string(reversed[0]), "not up to S 16k");
+}
+
+TEST(ReportModel, CountsByHand) {
+  cases::Case p = sample_case(128);
+  p.batch = p.heads_q = p.heads_k = 1;
+  const ModelledCost naive = modelled_cost(p, Pass::kForward, Algorithm::kNaive);
+  EXPECT_EQ(naive.flops, 2.0 * 128 * 128 * 128);
+  // q k, S, P v; S, P, o, lse
+  EXPECT_EQ(naive.read_bytes, 3.0 * 128 * 64 * 4 + 2.0 * 128 * 128 * 4);
+  EXPECT_EQ(naive.written_bytes, 2.0 * 128 * 128 * 4 + 128 * 64 * 4 + 128 * 4);
+  const ModelledCost flash = modelled_cost(p, Pass::kForward, Algorithm::kFlash, {64, 64});
+  EXPECT_EQ(flash.flops, naive.flops);
+  EXPECT_EQ(flash.read_bytes, 128.0 * 64 * 4 + 2 * 128.0 * 128 * 4)
+      << "k and v for two query tiles";
+  EXPECT_EQ(flash.written_bytes, 128.0 * 64 * 4 + 128 * 4);
+  p.causal = Causal::kTopLeft;
+  const ModelledCost causal = modelled_cost(p, Pass::kForward, Algorithm::kFlash, {64, 64});
+  EXPECT_EQ(causal.flops, flash.flops * 3 / 4) << "three of four tiles";
+  EXPECT_EQ(modelled_cost(p, Pass::kForward, Algorithm::kNaive).flops, naive.flops);
+  EXPECT_EQ(modelled_cost(p, Pass::kBackward, Algorithm::kNaive).flops, naive.flops * 5 / 2);
+  const Caches large{1 << 30, 1 << 30};
+  EXPECT_LT(modelled_cost(p, Pass::kForward, Algorithm::kNaive, {}, large).bytes(),
+            naive.bytes() / 2);
+}
+
+TEST(ReportModel, LongSequencesFavourTiles) {
+  const cases::Case p = sample_case(16384);
+  for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
+    const ModelledCost naive = modelled_cost(p, pass, Algorithm::kNaive);
+    const ModelledCost flash = modelled_cost(p, pass, Algorithm::kFlash, {256, 256});
+    EXPECT_GT(naive.bytes(), 2 * flash.bytes());
+  }
+}
+
+TEST(ReportModel, TilesComeFromThePlan) {
+  EXPECT_EQ(tile_from_plan("x: query tile 48 x key block 256, 86 tasks").q, 48);
+  EXPECT_EQ(tile_from_plan("x: query tile 48 x key block 256, 86 tasks").k, 256);
+  EXPECT_EQ(tile_from_plan("query tile 128 · key tile 176").k, 176);
+  EXPECT_EQ(tile_from_plan("query tile -3, key tile x").q, Tile().q);
+  EXPECT_EQ(tile_from_plan("").k, Tile().k);
+  EXPECT_EQ(algorithm_of("reference"), std::nullopt);
+  EXPECT_EQ(algorithm_of("naive"), Algorithm::kNaive);
+  EXPECT_EQ(algorithm_of("sm90"), Algorithm::kFlash);
+}
+
+TEST(ReportModel, TheLeastTrafficIsNamed) {
+  const std::string text = model_table(sample_comparison());
+  EXPECT_THAT(text, HasSubstr("least traffic  forward cpu, fa2-plain ("));
+  EXPECT_THAT(lines_of(text), Contains(StartsWith("naive")));
+}
+
+TEST(ReportHeadline, SaysWhoWinsAndByHowMuch) {
+  const Headline head = headline(sample_comparison(), "naive");
+  EXPECT_EQ(head.title, "Attention on Example CPU, 2 threads");
+  EXPECT_THAT(head.sentences, Contains("cpu is the fastest in 2 of 2 comparisons."));
+  EXPECT_THAT(head.sentences, Contains(HasSubstr("10.0x the speed of naive")));
+  EXPECT_THAT(head.sentences, Contains(HasSubstr("200 GFLOP/s, 85% of the measured roof")));
+  EXPECT_THAT(head.sentences, Contains(HasSubstr("1 of 6 measurements has no figures")));
+  EXPECT_THAT(headline({}, "").sentences, ElementsAre("Nothing was measured."));
+}
+
+}  // namespace
+}  // namespace flashlab::lab::report

@@ -1,0 +1,246 @@
+#!/usr/bin/env python3
+"""The tree's own rules that a compiler does not know:  tools/lint.py [--root FOLDER]
+
+Each rule is one function over one file (or the whole tree) and yields complaints. A line may be
+excused where it stands:   // lint: allow(rule) because ...
+Exit code 0 when nothing is wrong, 1 otherwise. Warnings do not count.
+"""
+
+import argparse
+import os
+import re
+import sys
+
+import source
+
+LIBRARY_ROOMS = ("include/", "src/api/", "src/cpu/", "src/reference/", "src/cuda/",
+                 "src/lab/", "cases/")
+CPP_ROOMS = ("include/", "src/", "cases/", "tests/", "examples/", "fuzz/")
+
+# What the library may not do: it returns a Status; only the command line talks and exits.
+FORBIDDEN_IN_LIBRARY = {
+    "prints": re.compile(
+        r"\b(?:v?f?w?printf|puts|putchar|perror|psignal)\s*\("
+        r"|\bstd::(?:w?cout|w?cerr|w?clog|print|println)\b|\bfmt::v?print(?:ln)?\b"
+        r"|\b(?:stdout|stderr)\b"),
+    "exits": re.compile(
+        r"(?<![\w.>])(?:std::)?(?:_?exit|_Exit|quick_exit|terminate|raise)\s*\("
+        r"|\bstd::terminate\b"),
+    "throws": re.compile(r"\bthrow\b|\brethrow_exception\b"),
+}
+# What no code here may do.
+FORBIDDEN_ANYWHERE = {
+    "aborts": re.compile(r"(?<![\w.>])(?:std::)?abort\s*\(|\bstd::abort\b|__builtin_trap\b"),
+    "asserts": re.compile(r"(?<![\w_])assert\s*\(|\bNDEBUG\b|#\s*include\s*<cassert>"),
+}
+# An empty template emits no instruction: it only holds the optimiser back, as rulers must.
+ASM = re.compile(r"(?<![\w])(?:asm|__asm__|__asm)\b(?!\s*(?:volatile|__volatile__)?\s*\(\s*\"\")")
+ALLOW = re.compile(r"//\s*lint:\s*allow\(([\w-]+)\)\s*(\S?)")
+
+MAX_FILE_LINES, WARN_FILE_LINES = 600, 500
+MAX_FUNCTION_LINES, WARN_FUNCTION_LINES = 120, 100
+MAX_COLUMNS = 100
+
+# room -> the rooms it may include from. Order matters: the longest matching prefix is the room.
+# ptx <- tile <- kernels;  api <- cpu, cuda;  api <- lab <- cli;  reference and cases see include/ only.
+MAY_INCLUDE = {
+    "include/": ("include/",),
+    "cases/": ("include/", "cases/"),
+    "src/reference/": ("include/", "src/reference/"),
+    "src/reference/implementation.": ("include/", "src/reference/", "src/api/"),
+    "src/api/": ("include/", "src/api/"),
+    # The registry and the context are where the library meets its backends.
+    "src/api/registry.": ("include/", "src/api/", "src/cpu/", "src/cuda/", "src/reference/"),
+    "src/api/context": ("include/", "src/api/", "src/cpu/", "src/cuda/"),
+    "src/api/merge.": ("include/", "src/api/", "src/cpu/"),
+    "src/cpu/": ("include/", "src/api/", "src/cpu/"),
+    "src/cuda/": ("include/", "src/api/", "src/cuda/"),
+    "src/lab/": ("include/", "cases/", "src/api/", "src/cpu/", "src/cuda/", "src/reference/",
+                 "src/lab/"),
+    "src/cli/": ("include/", "cases/", "src/lab/", "src/cli/"),
+    "src/cuda/kernels/ptx/": ("src/cuda/kernels/ptx/",),
+    "src/cuda/kernels/tile/": ("src/cuda/kernels/ptx/", "src/cuda/kernels/tile/"),
+    "src/cuda/kernels/": ("src/cuda/kernels/",),
+    "tests/": ("include/", "cases/", "src/", "tests/"),
+    "fuzz/": ("include/", "cases/", "src/api/", "src/lab/", "fuzz/"),
+    "examples/": ("include/",),
+}
+
+
+class Complaint:
+    def __init__(self, path, line, rule, text, warning=False):
+        self.path, self.line, self.rule, self.text = path, line, rule, text
+        self.warning = warning
+
+    def __str__(self):
+        kind = "warning" if self.warning else "error"
+        return f"{self.path}:{self.line}: {kind}: {self.text} [{self.rule}]"
+
+
+def matches(pattern, code):
+    for match in pattern.finditer(code):
+        yield code.count("\n", 0, match.start()) + 1, match.group(0).strip().rstrip("(").strip()
+
+
+def lint_forbidden(path, code):
+    """prints, exits, throws, aborts, asserts"""
+    if not path.startswith(CPP_ROOMS) or not source.is_cpp(path):
+        return
+    if path.startswith(LIBRARY_ROOMS):
+        for rule, pattern in FORBIDDEN_IN_LIBRARY.items():
+            for line, what in matches(pattern, code):
+                yield Complaint(path, line, rule, f"`{what}`: the library {rule} nowhere; "
+                                "it returns a Status that says what happened")
+    for rule, pattern in FORBIDDEN_ANYWHERE.items():
+        for line, what in matches(pattern, code):
+            yield Complaint(path, line, rule, f"`{what}`: nothing here {rule}, and nothing depends "
+                            "on NDEBUG")
+
+
+def lint_asm(path, text):
+    """asm"""
+    if source.is_cpp(path) and not path.startswith("src/cuda/kernels/ptx/"):
+        code = source.without_comments(text, keep_strings=True)
+        for line, what in matches(ASM, code):
+            yield Complaint(path, line, "asm", f"`{what}`: assembly stands only in "
+                            "src/cuda/kernels/ptx; use an intrinsic")
+
+
+def room_of(path):
+    return max((room for room in MAY_INCLUDE if path.startswith(room)), key=len, default=None)
+
+
+def resolve_include(path, name, files):
+    """The tree's file that #include "name" means, or None for a system header."""
+    here = os.path.normpath(os.path.join(os.path.dirname(path), name))
+    for candidate in (here, "include/" + name, "src/" + name, "cases/" + name, "tests/" + name):
+        if candidate in files:
+            return candidate
+    return None
+
+
+def lint_includes(path, text, files):
+    """includes: direction, public headers, #pragma once"""
+    room = room_of(path)
+    if room is None or not source.is_cpp(path):
+        return
+    if path.endswith(".h") and "#pragma once" not in text:
+        # Highway's per-target files are meant to be included several times.
+        if not path.endswith("-inl.h"):
+            yield Complaint(path, 1, "includes", "a header starts with #pragma once")
+    for number, line in enumerate(text.split("\n"), 1):
+        match = re.match(r'\s*#\s*include\s*(["<])([^">]+)[">]', line)
+        if not match:
+            continue
+        target = resolve_include(path, match.group(2), files)
+        if target is None:
+            third_party = re.match(r"(fmt|hwy|CLI|nlohmann|gtest|gmock)/|zlib\.h", match.group(2))
+            if match.group(1) == '"' and not third_party and "generated" not in match.group(2):
+                yield Complaint(path, number, "includes", f'"{match.group(2)}" is no file of the '
+                                "tree; system headers stand in <>")
+            if third_party and room == "include/":
+                yield Complaint(path, number, "includes", f"public headers need nothing but the "
+                                f"standard library, not {match.group(2)}")
+            continue
+        if match.group(1) == "<":
+            yield Complaint(path, number, "includes", f"{match.group(2)} is the tree's own: use "
+                            "quotes")
+        if not target.startswith(MAY_INCLUDE[room]):
+            allowed = ", ".join(MAY_INCLUDE[room])
+            yield Complaint(path, number, "direction", f"{room}* may include from {allowed}; "
+                            f"not {target}")
+
+
+def lint_lengths(path, text, code):
+    """length: files, functions"""
+    if not path.endswith((".h", ".cpp", ".py", ".sh", ".cmake")):
+        return
+    lines = text.count("\n")
+    if lines > WARN_FILE_LINES:
+        yield Complaint(path, 1, "length", f"{lines} lines; split it by role before "
+                        f"{MAX_FILE_LINES}", warning=lines <= MAX_FILE_LINES)
+    if not source.is_cpp(path):
+        return
+    for name, first, last in source.functions(code):
+        size = last - first + 1
+        if size > WARN_FUNCTION_LINES:
+            yield Complaint(path, first, "length", f"{name} has {size} lines; a function stays "
+                            f"within about {WARN_FUNCTION_LINES}",
+                            warning=size <= MAX_FUNCTION_LINES)
+
+
+def lint_layout(path, text):
+    """layout: columns, tabs, line ends"""
+    if not path.endswith((".h", ".cpp", ".py", ".sh", ".cmake", ".txt", ".md", ".json", "/run")):
+        return
+    prose = path.endswith((".md", ".txt", ".json"))
+    for number, line in enumerate(text.split("\n"), 1):
+        if "\t" in line:
+            yield Complaint(path, number, "layout", "a tab; indent with spaces")
+        if "\r" in line:
+            yield Complaint(path, number, "layout", "a carriage return")
+        if not prose and line != line.rstrip():
+            yield Complaint(path, number, "layout", "trailing space")
+        if not prose and len(line) > MAX_COLUMNS and "http" not in line:
+            yield Complaint(path, number, "layout", f"{len(line)} columns; at most {MAX_COLUMNS}")
+    if text and not text.endswith("\n"):
+        yield Complaint(path, text.count("\n") + 1, "layout", "no newline at the end")
+
+
+def lint_built(files, read):
+    """built: every source belongs to a list, every test has its name"""
+    lists = {path: read(path) for path in files
+             if os.path.basename(path) == "CMakeLists.txt" or path.endswith(".cmake")}
+    every_list = "\n".join(lists.values())
+    for path in files:
+        if path.startswith(("src/", "cases/", "tests/", "fuzz/")) and path.endswith(".cpp"):
+            name = re.escape(os.path.basename(path))
+            if not re.search(rf"(?<![\w-]){name}", every_list):
+                yield Complaint(path, 1, "built", "no CMake list names it: it is never compiled")
+        if path.startswith("tests/") and re.search(r"TEST(_F|_P)?\(", read(path)):
+            if not re.match(r"tests/[a-z0-9]+_\w+_test\.cpp$", path) and path.endswith(".cpp"):
+                yield Complaint(path, 1, "built", "a test is named tests/<room>_<what>_test.cpp")
+
+
+def excused(complaint, lines):
+    """Whether the complaint's line, or the one above it, allows the rule and says why."""
+    for number in (complaint.line, complaint.line - 1):
+        if 0 < number <= len(lines):
+            match = ALLOW.search(lines[number - 1])
+            if match and match.group(1) == complaint.rule and match.group(2):
+                return True
+    return False
+
+
+def lint_tree(root):
+    files = source.tree_files(root)
+    known = set(files)
+    complaints = []
+    for path in files:
+        if path.startswith("build") or not path.endswith(
+                (".h", ".cpp", ".py", ".sh", ".cmake", ".txt", ".md", ".json", "/run")):
+            continue
+        text = source.read(path, root)
+        code = source.without_comments(text) if source.is_cpp(path) else text
+        found = [*lint_forbidden(path, code), *lint_asm(path, text),
+                 *lint_includes(path, text, known), *lint_lengths(path, text, code),
+                 *lint_layout(path, text)]
+        lines = text.split("\n")
+        complaints += [c for c in found if not excused(c, lines)]
+    complaints += lint_built(files, lambda path: source.read(path, root))
+    return complaints
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--root", default=source.ROOT, help="the tree to read")
+    complaints = lint_tree(os.path.abspath(parser.parse_args().root))
+    for complaint in complaints:
+        print(complaint)
+    errors = sum(not c.warning for c in complaints)
+    print(f"lint: {errors} errors, {len(complaints) - errors} warnings")
+    return 1 if errors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

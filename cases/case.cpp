@@ -11,10 +11,13 @@ namespace {
 
 const char* causal_name(Causal causal) {
   switch (causal) {
-    case Causal::kNone: return "none";
+    case Causal::kNone:
+      return "none";
     case Causal::kCausal:
-    case Causal::kTopLeft: return "causal-top-left";
-    case Causal::kBottomRight: return "causal-bottom-right";
+    case Causal::kTopLeft:
+      return "causal-top-left";
+    case Causal::kBottomRight:
+      return "causal-bottom-right";
   }
   return "none";
 }
@@ -22,7 +25,7 @@ const char* causal_name(Causal causal) {
 // Sum over rows i of clamp(first + i + 1, 0, keys): the row's visible keys grow by one from
 // `first + 1` at row 0, are 0 before that and `keys` once they reach it.
 double causal_pairs(double rows, double keys, double first) {
-  const double empty = std::clamp(-first, 0.0, rows);            // rows that see nothing
+  const double empty = std::clamp(-first, 0.0, rows);              // rows that see nothing
   const double full_from = std::clamp(keys - first, empty, rows);  // rows from here see every key
   const double growing = full_from - empty;
   const double smallest = first + empty + 1;
@@ -34,10 +37,13 @@ double causal_pairs(double rows, double keys, double first) {
 double Case::visible_pairs() const {
   const auto rows = static_cast<double>(seqlen_q), keys = static_cast<double>(seqlen_k);
   switch (causal) {
-    case Causal::kNone: return rows * keys;
+    case Causal::kNone:
+      return rows * keys;
     case Causal::kCausal:
-    case Causal::kTopLeft: return causal_pairs(rows, keys, 0);
-    case Causal::kBottomRight: return causal_pairs(rows, keys, keys - rows);
+    case Causal::kTopLeft:
+      return causal_pairs(rows, keys, 0);
+    case Causal::kBottomRight:
+      return causal_pairs(rows, keys, keys - rows);
   }
   return 0;
 }

@@ -29,16 +29,30 @@ class Random {
 };
 
 // Tile edges of kernels with tiles of 1..256 rows, and primes that fit no tile.
-constexpr std::array<std::int64_t, 30> kLengths = {1,   2,   3,   5,   6,   7,   13,  31,  47,  48,
-                                                   49,  63,  64,  65,  67,  97,  101, 113, 127, 128,
-                                                   129, 151, 191, 192, 193, 211, 239, 255, 256, 257};
+constexpr std::array<std::int64_t, 30> kLengths = {
+    1,  2,   3,   5,   6,   7,   13,  31,  47,  48,  49,  63,  64,  65,  67,
+    97, 101, 113, 127, 128, 129, 151, 191, 192, 193, 211, 239, 255, 256, 257};
 
 struct HeadDims {
   std::int64_t qk, v;
 };
-constexpr std::array<HeadDims, 17> kHeadDims = {
-    {{1, 1}, {3, 3}, {8, 8}, {16, 16}, {31, 31}, {40, 40}, {64, 64}, {80, 80}, {96, 96},
-     {128, 128}, {160, 160}, {256, 256}, {64, 128}, {192, 128}, {17, 5}, {3, 72}, {128, 64}}};
+constexpr std::array<HeadDims, 17> kHeadDims = {{{1, 1},
+                                                 {3, 3},
+                                                 {8, 8},
+                                                 {16, 16},
+                                                 {31, 31},
+                                                 {40, 40},
+                                                 {64, 64},
+                                                 {80, 80},
+                                                 {96, 96},
+                                                 {128, 128},
+                                                 {160, 160},
+                                                 {256, 256},
+                                                 {64, 128},
+                                                 {192, 128},
+                                                 {17, 5},
+                                                 {3, 72},
+                                                 {128, 64}}};
 
 struct Heads {
   std::int64_t q, k;
@@ -49,27 +63,49 @@ constexpr std::array<Causal, 3> kCausals = {Causal::kNone, Causal::kTopLeft, Cau
 
 // Chances are set by repetition: features that loosen the bound or replace the data (large scores)
 // must not hide what plain data would show.
-constexpr std::array<Fill, 9> kFills = {Fill::kNormal,      Fill::kNormal,    Fill::kNormal,
-                                        Fill::kNormal,      Fill::kLargeScores,
-                                        Fill::kMixedScales, Fill::kSubnormal, Fill::kSpecial,
-                                        Fill::kEqual};
+constexpr std::array<Fill, 9> kFills = {Fill::kNormal,    Fill::kNormal,      Fill::kNormal,
+                                        Fill::kNormal,    Fill::kLargeScores, Fill::kMixedScales,
+                                        Fill::kSubnormal, Fill::kSpecial,     Fill::kEqual};
 constexpr std::array<Layout, 4> kLayouts = {Layout::kContiguous, Layout::kHeadsFirst,
                                             Layout::kPackedQkv, Layout::kPaddedRows};
 constexpr std::array<MaskKind, 5> kMasks = {MaskKind::kNone, MaskKind::kNone, MaskKind::kNone,
                                             MaskKind::kBool, MaskKind::kAdditive};
-const std::array<std::optional<float>, 7> kScales = {std::nullopt, std::nullopt, std::nullopt,
-                                                     0.0f,         -0.3f,        1.0f,
-                                                     2.5f};
+const std::array<std::optional<float>, 7> kScales = {std::nullopt, std::nullopt, std::nullopt, 0.0f,
+                                                     -0.3f,        1.0f,         2.5f};
 
 // One value per feature: indices into the tables above.
 enum Factor : std::size_t {
-  kSeqlenQ, kSeqlenK, kHeadDim, kHeadCount, kBatch, kCausalKind, kMask, kScale,
-  kLayout, kFill, kLseGradient, kFp32Outputs, kAccumulate, kDeterministic, kFactors
+  kSeqlenQ,
+  kSeqlenK,
+  kHeadDim,
+  kHeadCount,
+  kBatch,
+  kCausalKind,
+  kMask,
+  kScale,
+  kLayout,
+  kFill,
+  kLseGradient,
+  kFp32Outputs,
+  kAccumulate,
+  kDeterministic,
+  kFactors
 };
 using Choice = std::array<std::size_t, kFactors>;
-constexpr Choice kLevels = {kLengths.size(), kLengths.size(), kHeadDims.size(), kHeads.size(), 3,
-                            kCausals.size(), kMasks.size(), 7, kLayouts.size(), kFills.size(),
-                            2, 2, 2, 3};
+constexpr Choice kLevels = {kLengths.size(),
+                            kLengths.size(),
+                            kHeadDims.size(),
+                            kHeads.size(),
+                            3,
+                            kCausals.size(),
+                            kMasks.size(),
+                            7,
+                            kLayouts.size(),
+                            kFills.size(),
+                            2,
+                            2,
+                            2,
+                            3};
 
 Case from_choice(const Choice& choice, DType dtype) {
   Case out;
@@ -103,7 +139,9 @@ Case from_choice(const Choice& choice, DType dtype) {
 }
 
 // Multiply-adds of a forward pass: what a case costs the reference, which cannot be hurried.
-double cost(const Case& c) { return c.flops(Pass::kForward) / 2; }
+double cost(const Case& c) {
+  return c.flops(Pass::kForward) / 2;
+}
 
 // Two (factor, level)s, packed into an index.
 constexpr std::size_t kLevelLimit = 32;
@@ -213,11 +251,11 @@ void add_named(std::vector<Case>& list, DType t) {
        [](Case& c) { c.mask = MaskKind::kBool; });
 
   // Data: every fill where several key blocks meet, with and without causal.
-  for (Fill fill : {Fill::kLargeScores, Fill::kMixedScales, Fill::kSubnormal, Fill::kSpecial,
-                    Fill::kEqual}) {
+  for (Fill fill :
+       {Fill::kLargeScores, Fill::kMixedScales, Fill::kSubnormal, Fill::kSpecial, Fill::kEqual}) {
     for (Causal causal : {Causal::kNone, top}) {
-      const std::string name = fmt::format("fill-{}{}", static_cast<int>(fill),
-                                           causal == top ? "-causal" : "");
+      const std::string name =
+          fmt::format("fill-{}{}", static_cast<int>(fill), causal == top ? "-causal" : "");
       with(sized(name.c_str(), t, 1, {4, 2}, 193, 193, {64, 64}, causal), [&](Case& c) {
         c.fill = fill;
         c.lse_gradient = causal == top;
@@ -230,7 +268,8 @@ void add_named(std::vector<Case>& list, DType t) {
   });
 
   // Head dims at vector edges that the covering leaves out, and large ones.
-  for (std::int64_t d : {2, 4, 5, 7, 15, 24, 32, 33, 48, 63, 65, 72, 127, 129, 192, 257, 320, 512}) {
+  for (std::int64_t d :
+       {2, 4, 5, 7, 15, 24, 32, 33, 48, 63, 65, 72, 127, 129, 192, 257, 320, 512}) {
     const std::string name = fmt::format("head-dim-{}", d);
     with(sized(name.c_str(), t, 1, {2, 2}, 51, 70, {d, d}, d % 3 == 0 ? bottom : Causal::kNone),
          [&](Case& c) { c.seed = static_cast<std::uint64_t>(d); });

@@ -31,7 +31,8 @@ std::vector<Preset> presets() {
       preset("bert-large", 8, 512, 16, 64, Causal::kNone, "BERT large, training"),
       preset("long-8k", 1, 8192, 8, 64, Causal::kNone, "one sequence of 8192 tokens"),
       preset("long-16k", 1, 16384, 8, 64, Causal::kNone, "one sequence of 16384 tokens"),
-      preset("batch-inference", 32, 512, 8, 64, Causal::kNone, "many short sequences, forward only"),
+      preset("batch-inference", 32, 512, 8, 64, Causal::kNone,
+             "many short sequences, forward only"),
   };
   list.back().forward_only = true;
   return list;

@@ -26,7 +26,8 @@ void add(Sweep& sweep, Case problem) {
 }
 
 Sweep notebook() {
-  Sweep out{"notebook", "batch 8, one head, head dims 16..128, lengths 256..16384", {}, kBothPasses};
+  Sweep out{
+      "notebook", "batch 8, one head, head dims 16..128, lengths 256..16384", {}, kBothPasses};
   for (std::int64_t d : {16, 32, 64, 128}) {
     for (std::int64_t s : {256, 1024, 4096, 8192, 16384}) add(out, square(8, 1, d, s));
   }
@@ -34,8 +35,10 @@ Sweep notebook() {
 }
 
 Sweep handout() {
-  Sweep out{"handout", "batch 1, one head, causal, lengths 128..65536, head dims 16..128, two types",
-            {}, kBothPasses};
+  Sweep out{"handout",
+            "batch 1, one head, causal, lengths 128..65536, head dims 16..128, two types",
+            {},
+            kBothPasses};
   for (DType dtype : {DType::kBf16, DType::kFp32}) {
     for (std::int64_t d = 16; d <= 128; d *= 2) {
       for (std::int64_t s = 128; s <= 65536; s *= 2) {
@@ -50,8 +53,11 @@ Sweep handout() {
 }
 
 Sweep papers() {
-  Sweep out{"papers", "16384 tokens, hidden size 2048, head dims 64 128 256, lengths 512..16384, "
-                      "with and without causal", {}, kBothPasses};
+  Sweep out{"papers",
+            "16384 tokens, hidden size 2048, head dims 64 128 256, lengths 512..16384, "
+            "with and without causal",
+            {},
+            kBothPasses};
   for (Causal causal : {Causal::kNone, Causal::kTopLeft}) {
     for (std::int64_t d : {64, 128, 256}) {
       for (std::int64_t s = 512; s <= 16384; s *= 2) {
@@ -100,10 +106,12 @@ std::vector<Sweep> sweeps() {
           handout(),
           papers(),
           course(),
-          ladder("fa1-steps", "every step of FlashAttention-1 beside naive: batch, heads, head dims "
-                              "8..128, lengths 128..4096, scale 1"),
-          ladder("fa1-fa2", "FlashAttention-1 against 2 beside naive: batch, heads, head dims "
-                            "8..128, lengths 128..4096, scale 1")};
+          ladder("fa1-steps",
+                 "every step of FlashAttention-1 beside naive: batch, heads, head dims "
+                 "8..128, lengths 128..4096, scale 1"),
+          ladder("fa1-fa2",
+                 "FlashAttention-1 against 2 beside naive: batch, heads, head dims "
+                 "8..128, lengths 128..4096, scale 1")};
 }
 
 std::optional<Sweep> find_sweep(std::string_view name) {

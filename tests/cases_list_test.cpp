@@ -122,13 +122,13 @@ TEST_F(Conformance, EveryLengthHeadDimAndFeatureIsThereForEveryType) {
     for (std::int64_t d : {1, 3, 8, 16, 31, 40, 64, 80, 96, 128, 160, 256}) {
       expect_one("head dim", [&](const Case& c) { return c.head_dim == d; });
     }
-    for (std::int64_t s : {1, 2, 5, 6, 7, 47, 48, 49, 63, 64, 65, 127, 128, 129, 191, 192, 193, 255,
-                           256, 257}) {
+    for (std::int64_t s :
+         {1, 2, 5, 6, 7, 47, 48, 49, 63, 64, 65, 127, 128, 129, 191, 192, 193, 255, 256, 257}) {
       SCOPED_TRACE(s);
       expect_one("length", [&](const Case& c) { return c.seqlen_q == s || c.seqlen_k == s; });
     }
-    for (Layout layout : {Layout::kContiguous, Layout::kHeadsFirst, Layout::kPackedQkv,
-                          Layout::kPaddedRows}) {
+    for (Layout layout :
+         {Layout::kContiguous, Layout::kHeadsFirst, Layout::kPackedQkv, Layout::kPaddedRows}) {
       expect_one("layout", [&](const Case& c) { return c.layout == layout; });
     }
     for (Fill fill : {Fill::kNormal, Fill::kLargeScores, Fill::kMixedScales, Fill::kSubnormal,

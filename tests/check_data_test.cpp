@@ -143,7 +143,8 @@ TEST(CaseData, FillsAreWhatTheySay) {
   EXPECT_NEAR(count(Fill::kSubnormal, DType::kFp32, subnormal(0x1p-126)), 1000, 150);
   EXPECT_NEAR(count(Fill::kSubnormal, DType::kFp16, subnormal(0x1p-14)), 1000, 150);
   EXPECT_NEAR(count(Fill::kSubnormal, DType::kFp64, subnormal(0x1p-1022)), 1000, 150);
-  EXPECT_GT(count(Fill::kMixedScales, DType::kFp32, [](double x) { return std::fabs(x) > 300; }), 50);
+  EXPECT_GT(count(Fill::kMixedScales, DType::kFp32, [](double x) { return std::fabs(x) > 300; }),
+            50);
   EXPECT_GT(count(Fill::kMixedScales, DType::kFp32, [](double x) { return std::fabs(x) < 1e-4; }),
             50);
   EXPECT_NEAR(count(Fill::kSpecial, DType::kBf16, [](double x) { return !std::isfinite(x); }), 50,

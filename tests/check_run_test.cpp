@@ -29,7 +29,9 @@ Case small_case(const char* name = "small") {
   return c;
 }
 
-Context context() { return std::move(Context::create({.threads = 2}).value()); }
+Context context() {
+  return std::move(Context::create({.threads = 2}).value());
+}
 
 TEST(CheckCase, TheReferencePassesAndSaysWhatWasChecked) {
   Case c = small_case();
@@ -39,10 +41,9 @@ TEST(CheckCase, TheReferencePassesAndSaysWhatWasChecked) {
   EXPECT_EQ(report.sample, "all");
   std::vector<std::string> what;
   for (const CheckItem& item : report.items) what.push_back(item.what);
-  for (const char* expected :
-       {"forward o", "forward lse", "forward guards", "forward repeat", "forward threads",
-        "backward dq", "backward dk", "backward dv", "backward guards", "backward repeat",
-        "backward threads"}) {
+  for (const char* expected : {"forward o", "forward lse", "forward guards", "forward repeat",
+                               "forward threads", "backward dq", "backward dk", "backward dv",
+                               "backward guards", "backward repeat", "backward threads"}) {
     EXPECT_THAT(what, testing::Contains(expected));
   }
 }
@@ -84,7 +85,8 @@ TEST(CheckCase, ARefusalIsNoFailureAndAnErrorIs) {
 TEST(CheckCases, ReportsInOrderWithProgress) {
   const Context ctx = context();
   CheckRun run;
-  for (int n = 0; n < 6; ++n) run.cases.push_back(small_case(("case-" + std::to_string(n)).c_str()));
+  for (int n = 0; n < 6; ++n)
+    run.cases.push_back(small_case(("case-" + std::to_string(n)).c_str()));
   run.implementations = {"reference", "no-such-implementation"};
   run.jobs = 3;
   int calls = 0, last = 0;
@@ -155,12 +157,14 @@ TEST(ErrorVsFp64, SeesOneWrongElementOfAnyOutput) {
   };
   const ForwardTensors f = data.forward_tensors();
   const BackwardTensors b = data.backward_tensors();
-  for (const Output& output : {Output{f.o, Pass::kForward, "o["}, {*f.lse, Pass::kForward, "lse["},
-                               {b.dq, Pass::kBackward, "dq["}, {b.dk, Pass::kBackward, "dk["},
+  for (const Output& output : {Output{f.o, Pass::kForward, "o["},
+                               {*f.lse, Pass::kForward, "lse["},
+                               {b.dq, Pass::kBackward, "dq["},
+                               {b.dk, Pass::kBackward, "dk["},
                                {b.dv, Pass::kBackward, "dv["}}) {
     auto* values = static_cast<float*>(output.tensor.data);
-    for (std::int64_t n : {std::int64_t{0}, output.tensor.spec.elements() / 2,
-                           output.tensor.spec.elements() - 1}) {
+    for (std::int64_t n :
+         {std::int64_t{0}, output.tensor.spec.elements() / 2, output.tensor.spec.elements() - 1}) {
       const float before = values[n];
       for (float wrong : {before + 0.01f, -before, std::nanf("")}) {
         values[n] = wrong;

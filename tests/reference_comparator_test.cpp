@@ -148,7 +148,7 @@ TEST_F(Comparator, ANaiveFormulaThatOverflowsDoesNotLoosenTheBound) {
 
 TEST_F(Comparator, LseWithinItsOwnRule) {
   std::vector<double> lse = {0, 3, -40, 300, -kInf, std::nan("")};
-  std::vector<double> magnitude(6, 8.0);  // 64 features of size 1 at the default scale
+  std::vector<double> magnitude(6, 8.0);              // 64 features of size 1 at the default scale
   std::vector<float> values(lse.begin(), lse.end());  // [1, 2, 3] is the rows' own order
   const auto check = [&] {
     return compare_lse(tensor(static_cast<const float*>(values.data()), {1, 2, 3}), rows, lse,
@@ -191,14 +191,15 @@ TEST_F(Comparator, LseOfCancelledProductsHasTheirRounding) {
 }
 
 TEST(ComparatorAtol, IsTwiceWhatTheTypeLosesOfTheReference) {
-  EXPECT_EQ(element_atol(DType::kFp32, 0.0), 2 * std::fabs(static_cast<double>(
-                                                 (0.0f + 0.3f) - 0.3f)));
+  EXPECT_EQ(element_atol(DType::kFp32, 0.0),
+            2 * std::fabs(static_cast<double>((0.0f + 0.3f) - 0.3f)));
   const float ref = 0.7654321f;
   EXPECT_EQ(element_atol(DType::kFp32, ref),
             2 * std::fabs(static_cast<double>((ref + 0.3f) - 0.3f) - static_cast<double>(ref)));
-  // bf16 keeps 8 bits: 1.01 is 1.0078125 there; + 0.3007... = 1.3085..., rounded 1.3125; - 0.3007...
-  const double back = round_to(DType::kBf16, round_to(DType::kBf16, 1.0078125 + 0.30078125) -
-                                                 0.30078125);
+  // bf16 keeps 8 bits: 1.01 is 1.0078125 there; + 0.3007... = 1.3085..., rounded 1.3125; -
+  // 0.3007...
+  const double back =
+      round_to(DType::kBf16, round_to(DType::kBf16, 1.0078125 + 0.30078125) - 0.30078125);
   EXPECT_EQ(element_atol(DType::kBf16, 1.01), 2 * std::fabs(back - 1.01));
   EXPECT_GT(element_atol(DType::kBf16, 1.01), element_atol(DType::kFp32, 1.01));
 }

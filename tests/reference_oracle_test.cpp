@@ -112,9 +112,10 @@ TEST_P(Gradients, MatchFiniteDifferences) {
     }
     const std::initializer_list<std::int64_t> shape = {c.shape.batch, 1, c.shape.seqlen_q,
                                                        c.shape.seqlen_k};
-    p.mask = c.mask == GradientCase::kBool
-                 ? ConstTensor(tensor(static_cast<const void*>(visible.data()), shape, DType::kBool))
-                 : ConstTensor(tensor(added.data(), shape));
+    p.mask =
+        c.mask == GradientCase::kBool
+            ? ConstTensor(tensor(static_cast<const void*>(visible.data()), shape, DType::kBool))
+            : ConstTensor(tensor(added.data(), shape));
   }
   for (bool with_d_lse : {false, true}) {
     const BackwardRows out = p.run_backward(with_d_lse);
@@ -136,7 +137,10 @@ INSTANTIATE_TEST_SUITE_P(
         GradientCase{"negative_scale", {1, 1, 1, 3, 4, 2, 2}, Causal::kNone, -1.5f},
         GradientCase{"zero_scale", {1, 1, 1, 3, 4, 2, 2}, Causal::kNone, 0.0f},
         GradientCase{"bool_mask", {2, 2, 1, 3, 4, 2, 2}, Causal::kNone, {}, GradientCase::kBool},
-        GradientCase{"additive_mask_causal", {1, 2, 2, 4, 4, 2, 3}, Causal::kTopLeft, {},
+        GradientCase{"additive_mask_causal",
+                     {1, 2, 2, 4, 4, 2, 3},
+                     Causal::kTopLeft,
+                     {},
                      GradientCase::kAdditive}),
     [](const auto& test) { return std::string(test.param.name); });
 

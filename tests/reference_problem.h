@@ -73,12 +73,9 @@ class SmallProblem {
   Sizes sizes() { return sizes_of(forward().q, forward().k, forward().v); }
   Sample everything() { return Sample::everything(sizes()); }
 
-  ForwardRows run_forward() {
-    return reference::forward(forward(), options, everything()).value();
-  }
+  ForwardRows run_forward() { return reference::forward(forward(), options, everything()).value(); }
   BackwardRows run_backward(bool with_d_lse = false) {
-    return reference::backward(backward(with_d_lse), options, everything(),
-                               Statistics::kRecomputed)
+    return reference::backward(backward(with_d_lse), options, everything(), Statistics::kRecomputed)
         .value();
   }
 

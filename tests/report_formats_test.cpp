@@ -102,7 +102,9 @@ TEST(ReportFormats, MarkdownRowsKeepTheirColumns) {
   std::size_t columns = 0;
   std::istringstream in(text);
   for (std::string line; std::getline(in, line);) {
-    EXPECT_EQ(line.find('<'), std::string::npos) << line;
+    if (line.rfind("- command: ``", 0) != 0) {
+      EXPECT_EQ(line.find('<'), std::string::npos) << line;
+    }
     if (line.empty() || line[0] != '|') {
       columns = 0;
       continue;

@@ -100,6 +100,7 @@ TEST(ReportNumbers, Units) {
   EXPECT_EQ(format_percent(0.874), "87%");
   EXPECT_EQ(format_percent(0.004), "0.4%");
   EXPECT_EQ(format_percent(1.02), "102%");
+  EXPECT_EQ(format_percent(1e300), "1e+302%");
   EXPECT_EQ(format_ratio(8.714), "8.71x");
   EXPECT_EQ(format_ratio(0.1234), "0.12x");
   EXPECT_EQ(format_ratio(0.0601), "0.060x");

@@ -93,10 +93,15 @@ int run_bench(const Arguments& arguments) {
     }
   }
   if (text && !outputs.relative_to().empty()) {
-    print("\n" +
-          lab::report::comparison_table(outputs.file(), {.relative_to = outputs.relative_to(),
-                                                         .width = terminal_width(),
-                                                         .colours = colours()}));
+    const std::string table = lab::report::comparison_table(
+        outputs.file(),
+        {.relative_to = outputs.relative_to(), .width = terminal_width(), .colours = colours()});
+    print(fmt::format("\n{}", table));
+  }
+  if (text) {
+    for (const lab::EnvironmentWarning& warning : outputs.environment().warnings) {
+      print_line(fmt::format("\nwarning  {}; {}", warning.what, warning.remedy));
+    }
   }
   return finish_run(outputs);
 }

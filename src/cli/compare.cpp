@@ -114,12 +114,10 @@ int run_compare(const Arguments& arguments) {
            });
   if (text) {
     print_verdicts(outputs.file(), names.front());
-    if (several_lengths(outputs.file())) {
-      const std::string base =
-          lab::report::resolve_relative_to(outputs.file(), outputs.relative_to()).ok()
-              ? *lab::report::resolve_relative_to(outputs.file(), outputs.relative_to())
-              : "";
-      if (!base.empty()) print("\n" + lab::report::crossover_table(outputs.file(), base));
+    const Result<std::string> base =
+        lab::report::resolve_relative_to(outputs.file(), outputs.relative_to());
+    if (several_lengths(outputs.file()) && base.ok() && !base->empty()) {
+      print("\n" + lab::report::crossover_table(outputs.file(), *base));
     }
     for (const lab::EnvironmentWarning& warning : outputs.environment().warnings) {
       print_line(fmt::format("warning  {}; {}", warning.what, warning.remedy));

@@ -16,6 +16,7 @@ using lab::report::pad_right;
 using lab::report::wrap;
 
 constexpr int kFlagColumns = 30;
+constexpr int kExampleColumns = 52;
 
 // Choices with more words than this come after the help text on lines of their own.
 std::string choices_of(const FlagSpec& flag) {
@@ -39,7 +40,7 @@ std::string flag_right(const FlagSpec& flag) {
   if (!choices.empty()) {
     std::string spaced;
     for (char c : choices) spaced += c == '|' ? std::string(", ") : std::string(1, c);
-    out += (out.empty() ? "" : ": ") + spaced;
+    out += (out.empty() ? "" : ": one of ") + spaced;
   }
   return out;
 }
@@ -68,11 +69,11 @@ std::string paragraph(std::string_view text, int width) {
 std::string examples(const CommandSpec& spec, int width) {
   std::string out = "\nExamples\n";
   for (const Example& example : spec.examples) {
-    if (static_cast<int>(example.command.size() + example.what.size()) + 6 > width) {
+    const std::string left = pad_right(example.command, kExampleColumns);
+    if (static_cast<int>(left.size() + example.what.size()) + 4 > width) {
       out += fmt::format("  {}\n      {}\n", example.command, example.what);
     } else {
-      out += fmt::format("  {}  {}\n", pad_right(example.command, std::min(56, width - 30)),
-                         example.what);
+      out += fmt::format("  {}  {}\n", left, example.what);
     }
   }
   return out;

@@ -15,9 +15,9 @@
 #include "lab/doctor.h"
 #include "lab/environment.h"
 #include "lab/memory.h"
+#include "lab/problem_run/cpu_roof.h"
 #include "lab/report/text.h"
 #include "lab/results_json.h"
-#include "lab/problem_run/cpu_roof.h"
 
 namespace flashlab::cli {
 namespace {
@@ -64,11 +64,11 @@ bool program_found(std::string_view name) {
 }
 
 void print_row(std::string_view name, std::string_view value) {
-  const int width = terminal_width() - 18;
-  std::string left = pad_right(name, 16);
+  const int width = terminal_width() - 20;
+  std::string left = pad_right(name, 18);
   for (const std::string& line : lab::report::wrap(value, std::max(width, 40))) {
     print_line(left + line);
-    left = std::string(16, ' ');
+    left = std::string(18, ' ');
   }
 }
 

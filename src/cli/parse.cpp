@@ -120,6 +120,20 @@ Arguments parse_arguments(CommandBit bit, std::vector<std::string> words) {
 
   Arguments out;
   out.set_command(bit);
+  for (const Bound& entry : bound) {
+    if (entry.flag->kind != FlagKind::kSwitch) continue;
+    for (const std::string& word : typed) {
+      if (word.starts_with(std::string(entry.flag->name) + "=")) {
+        fail_usage(
+            fmt::format("{} takes no value; write {} alone", entry.flag->name, entry.flag->name));
+      }
+    }
+  }
+  // First what misled the parser: a flag that took the next flag for its value.
+  for (const Bound& entry : bound) {
+    if (entry.values.empty() || !entry.values.front().starts_with("--")) continue;
+    fail_usage(fmt::format("{0} needs a value: {0} {1}", entry.flag->name, entry.flag->value));
+  }
   for (const std::string& word : app.remaining()) {
     if (word.size() > 1 && word[0] == '-') refuse_word(bit, word);
   }
@@ -148,7 +162,7 @@ Arguments parse_arguments(CommandBit bit, std::vector<std::string> words) {
       out.add(*entry.flag, spelling, "");
       continue;
     }
-    if (value.empty() || value.starts_with("--")) {
+    if (value.empty()) {
       fail_usage(fmt::format("{} needs a value: {} {}", spelling, spelling, entry.flag->value));
     }
     check_choices(*entry.flag, spelling, value);

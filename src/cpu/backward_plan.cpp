@@ -240,6 +240,9 @@ Result<std::shared_ptr<PlanState>> plan_backward(const ContextState& context,
   plan->scratch_offset = plan->add_region(
       "thread_scratch", plan->scratch_bytes * static_cast<std::size_t>(plan->workers));
   describe_plan(*plan, g, schedule, deterministic, threads);
+  if (context.cpu_isa == CpuIsa::kAmx && g.dtype == DType::kBf16) {
+    plan->reasons.push_back("AMX serves forward alone: backward runs the AVX512_BF16 kernels");
+  }
   return std::shared_ptr<PlanState>(std::move(plan));
 }
 

@@ -6,11 +6,12 @@
 namespace flashlab::internal {
 namespace {
 
-// A block packs its keys and writes its gradients however few queries see them: about the cost of
-// 24 queries (measured with CLOCK_THREAD_CPUTIME_ID on Zen 4, 2026-11-21).
-constexpr double kBlockOverheadQueries = 24;
+// A block packs its keys and writes its gradients however few queries see them: the cost of 14 to
+// 20 queries (head dims 64 and 128, fp32 and bf16, Zen 4, 2026-11-21).
+constexpr double kBlockOverheadQueries = 16;
 
-// Shorter blocks reuse a query tile's P and dS less and reload its dQ more often.
+// Shorter blocks copy a query tile and reload its dQ more often: 1 to 2% for 128 keys in place of
+// 192 (Zen 4, 2026-11-21).
 constexpr double kShortBlockPenalty = 0.02;
 
 // A further split zeroes and adds one more partial dQ.

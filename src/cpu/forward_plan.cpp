@@ -185,7 +185,8 @@ void choose_tiles(ForwardPlan& plan, const Geometry& g) {
   const bool pairs = plan.table->depth_per == 2;
   const std::int64_t strip = plan.table->strip_rows;
   plan.call.key_block = pairs && !g.bounds.bounded() ? 512 : 256;
-  const std::int64_t strips = std::max<std::int64_t>(1, 48 / strip);
+  // AMX's strips of 32 rows are so fast that four of them have to share what a key block costs.
+  const std::int64_t strips = std::max<std::int64_t>(4, 48 / strip);
   plan.call.tile_rows = std::min(strips * strip, round_up(plan.rows_per_head(), strip));
 }
 
@@ -294,6 +295,10 @@ void describe_plan(ForwardPlan& plan, const Geometry& g, bool deterministic, int
 Result<std::shared_ptr<PlanState>> plan_forward(const ContextState& context, const Problem& problem,
                                                 const Geometry& g) {
   auto plan = std::make_shared<ForwardPlan>();
+  if (g.nothing_to_write()) {
+    plan->reasons.push_back("no rows: nothing runs");
+    return std::shared_ptr<PlanState>(std::move(plan));
+  }
   plan->table = &simd::forward_kernels_for(context.cpu_isa, g.dtype);
   ForwardCall& c = plan->call;
   c.batches = g.batch;

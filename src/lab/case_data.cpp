@@ -21,8 +21,8 @@ namespace {
 
 using cases::Case;
 
-constexpr std::int64_t kGuardBytes = 4096;     // before and after every buffer
-constexpr std::uint8_t kGuardPattern = 0xA5;   // around outputs; around inputs all bits set: NaN
+constexpr std::int64_t kGuardBytes = 4096;    // before and after every buffer
+constexpr std::uint8_t kGuardPattern = 0xA5;  // around outputs; around inputs all bits set: NaN
 constexpr std::int64_t kMaxBytes = std::numeric_limits<std::int64_t>::max();
 
 // A buffer between guards, from the system: large ones fail as a null pointer, not as an exception,
@@ -109,8 +109,8 @@ bool output_of(Role role, Pass pass) {
 
 Status check_sizes(const Case& c) {
   const std::pair<const char*, std::int64_t> sizes[] = {
-      {"batch", c.batch},       {"heads_q", c.heads_q},   {"heads_k", c.heads_k},
-      {"seqlen_q", c.seqlen_q}, {"seqlen_k", c.seqlen_k}, {"head_dim", c.head_dim},
+      {"batch", c.batch},          {"heads_q", c.heads_q},   {"heads_k", c.heads_k},
+      {"seqlen_q", c.seqlen_q},    {"seqlen_k", c.seqlen_k}, {"head_dim", c.head_dim},
       {"head_dim_v", c.head_dim_v}};
   for (const auto& [name, value] : sizes) {
     if (value < 0) return Status::invalid({name, fmt::format("{}", value), "a size >= 0", ""});
@@ -181,10 +181,9 @@ Status check_values(const Case& c, const CaseValues& values) {
     const ConstTensor* tensor;
     std::array<std::int64_t, 4> shape;
   };
-  std::vector<Expected> list = {
-      {"q", &values.q, {c.batch, c.seqlen_q, c.heads_q, c.head_dim}},
-      {"k", &values.k, {c.batch, c.seqlen_k, c.heads_k, c.head_dim}},
-      {"v", &values.v, {c.batch, c.seqlen_k, c.heads_k, c.head_dim_v}}};
+  std::vector<Expected> list = {{"q", &values.q, {c.batch, c.seqlen_q, c.heads_q, c.head_dim}},
+                                {"k", &values.k, {c.batch, c.seqlen_k, c.heads_k, c.head_dim}},
+                                {"v", &values.v, {c.batch, c.seqlen_k, c.heads_k, c.head_dim_v}}};
   if (values.d_o) {
     list.push_back({"d_o", &*values.d_o, {c.batch, c.seqlen_q, c.heads_q, c.head_dim_v}});
   }
@@ -302,11 +301,10 @@ std::int64_t available_memory_bytes() {
   struct Group {
     const char *limit, *used, *statistics;
   };
-  const Group groups[] = {{"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current",
-                           "/sys/fs/cgroup/memory.stat"},
-                          {"/sys/fs/cgroup/memory/memory.limit_in_bytes",
-                           "/sys/fs/cgroup/memory/memory.usage_in_bytes",
-                           "/sys/fs/cgroup/memory/memory.stat"}};
+  const Group groups[] = {
+      {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory.stat"},
+      {"/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes",
+       "/sys/fs/cgroup/memory/memory.stat"}};
   for (const Group& group : groups) {
     const auto limit = read_number(group.limit), used = read_number(group.used);
     if (!limit || !used) continue;
@@ -377,7 +375,9 @@ Result<CaseData> CaseData::create(const Case& problem, const CaseDataOptions& op
   }
 }
 
-const Case& CaseData::problem() const noexcept { return impl_->problem; }
+const Case& CaseData::problem() const noexcept {
+  return impl_->problem;
+}
 
 ForwardTensors CaseData::forward_tensors() const {
   return forward_views(impl_->layout, [&](Role role) { return impl_->view(role); });
@@ -404,8 +404,8 @@ std::int64_t CaseData::output_bytes(Pass pass) const {
 }
 
 void CaseData::reset_outputs(Pass pass) {
-  const bool accumulate = pass == Pass::kBackward &&
-                          impl_->problem.gradient_mode == GradientMode::kAccumulate;
+  const bool accumulate =
+      pass == Pass::kBackward && impl_->problem.gradient_mode == GradientMode::kAccumulate;
   for (const Placement& p : impl_->layout.tensors) {
     if (!output_of(p.role, pass)) continue;
     impl_->fill_guards(static_cast<std::size_t>(p.buffer));

@@ -51,7 +51,7 @@ struct CaseValues {
 };
 
 struct CaseDataOptions {
-  bool backward = true;                ///< the tensors of backward too
+  bool backward = true;                 ///< the tensors of backward too
   std::int64_t memory_limit_bytes = 0;  ///< refuse above this; 0: available_memory_bytes()
   std::optional<CaseValues> values;     ///< empty: drawn by Case::fill and Case::seed
   /// Inputs end where a page without access begins, so that reading past them ends the process.

@@ -14,8 +14,8 @@
 #include "reference/view.h"
 
 #ifdef __clang__
-// A fused multiply-add where another machine has none would change the last bit of a value. g++ with
-// -std=c++20 never fuses.
+// A fused multiply-add where another machine has none would change the last bit of a value. g++
+// with -std=c++20 never fuses.
 #pragma STDC FP_CONTRACT OFF
 #endif
 
@@ -91,12 +91,14 @@ std::uint64_t stream_of(const Case& c, Role role) {
   return mix(c.seed * 64 + static_cast<std::uint64_t>(role));
 }
 
-
 double smallest_normal(DType dtype) {
   switch (dtype) {
-    case DType::kFp64: return 0x1p-1022;
-    case DType::kFp16: return 0x1p-14;
-    default: return 0x1p-126;
+    case DType::kFp64:
+      return 0x1p-1022;
+    case DType::kFp16:
+      return 0x1p-14;
+    default:
+      return 0x1p-126;
   }
 }
 
@@ -122,8 +124,8 @@ void add_specials(const Case& c, Role role, const RowIndex& row, std::int64_t se
   if (role != Role::kK && role != Role::kV) return;
   const std::uint64_t head = static_cast<std::uint64_t>(row.b * c.heads_k + row.h) + c.seed;
   const std::uint64_t kind = role == Role::kK ? 1 : 3;
-  const auto position = static_cast<std::int64_t>(hash(c.seed, head) %
-                                                  static_cast<std::uint64_t>(seqlen));
+  const auto position =
+      static_cast<std::int64_t>(hash(c.seed, head) % static_cast<std::uint64_t>(seqlen));
   if (head % 4 == kind && row.s == position) out[column] = special(hash(c.seed, head) >> 32);
 }
 
@@ -132,7 +134,8 @@ void shape_row(const Case& c, Role role, const RowIndex& row, std::int64_t seqle
                std::int64_t width) {
   const bool score = role == Role::kQ || role == Role::kK;
   switch (c.fill) {
-    case Fill::kNormal: return;
+    case Fill::kNormal:
+      return;
     case Fill::kLargeScores:  // scores of standard deviation 100 at the default scale
       for (std::int64_t d = 0; score && d < width; ++d) out[d] *= 10;
       return;
@@ -142,8 +145,8 @@ void shape_row(const Case& c, Role role, const RowIndex& row, std::int64_t seqle
       const double low = c.dtype == DType::kFp16 ? -4 : -6, high = c.dtype == DType::kFp16 ? 2 : 3;
       const double u = uniform(hash(stream_of(c, role) + 2, row.linear));
       // Powers of two: exact, and independent of a library's pow.
-      const double factor =
-          std::ldexp(1.0, static_cast<int>(std::floor((low + (high - low) * u) * 3.3219280948873626)));
+      const double factor = std::ldexp(
+          1.0, static_cast<int>(std::floor((low + (high - low) * u) * 3.3219280948873626)));
       for (std::int64_t d = 0; d < width; ++d) out[d] *= factor;
       return;
     }
@@ -154,7 +157,9 @@ void shape_row(const Case& c, Role role, const RowIndex& row, std::int64_t seqle
         if (bits % 4 == 0) out[d] *= smallest_normal(c.dtype) / 8;
       }
       return;
-    case Fill::kSpecial: add_specials(c, role, row, seqlen, out, width); return;
+    case Fill::kSpecial:
+      add_specials(c, role, row, seqlen, out, width);
+      return;
     case Fill::kEqual:  // every key of a head is the same vector
       for (std::int64_t d = 0; role == Role::kK && d < width; ++d) {
         const auto head = static_cast<std::uint64_t>(row.b * c.heads_k + row.h);
@@ -189,7 +194,8 @@ void parallel_ranges(std::int64_t count, std::int64_t work_per_item,
   constexpr std::int64_t kWorthAThread = 1 << 20;
   const std::int64_t hardware = std::max(1u, std::thread::hardware_concurrency());
   const std::int64_t wanted = std::min<std::int64_t>(
-      hardware, saturating_multiply(count, std::max<std::int64_t>(work_per_item, 1)) / kWorthAThread);
+      hardware,
+      saturating_multiply(count, std::max<std::int64_t>(work_per_item, 1)) / kWorthAThread);
   std::vector<std::thread> threads;
   std::int64_t done = 0;
   for (std::int64_t n = 1; n < wanted; ++n) {
@@ -224,7 +230,8 @@ void fill_rows(const Case& c, Role role, const Tensor& tensor) {
         values[static_cast<std::size_t>(d) + 1] = pair.odd;
       }
       if (input) {
-        shape_row(c, role, {b, s, h, static_cast<std::uint64_t>(row)}, seqlen, values.data(), width);
+        shape_row(c, role, {b, s, h, static_cast<std::uint64_t>(row)}, seqlen, values.data(),
+                  width);
       }
       std::int64_t offset = 0;
       if (spec.shape[0] > 1) offset += b * spec.strides[0];
@@ -242,7 +249,8 @@ void fill_statistic(const Case& c, Role role, const Tensor& tensor) {
     for (std::int64_t h = 0; h < spec.shape[1]; ++h) {
       for (std::int64_t s = 0; s < spec.shape[2]; ++s, ++linear) {
         const double value = normal_at(stream_of(c, role), linear);
-        write_row(tensor.data, spec.dtype, b * spec.strides[0] + h * spec.strides[1] + s, &value, 1);
+        write_row(tensor.data, spec.dtype, b * spec.strides[0] + h * spec.strides[1] + s, &value,
+                  1);
       }
     }
   }
@@ -307,10 +315,16 @@ double normal_at(std::uint64_t stream, std::uint64_t index) noexcept {
 void fill_tensor(const Case& problem, Role role, const Tensor& tensor) {
   if (tensor.spec.elements() == 0) return;
   switch (role) {
-    case Role::kMask: fill_mask(problem, tensor); return;
+    case Role::kMask:
+      fill_mask(problem, tensor);
+      return;
     case Role::kLse:
-    case Role::kDLse: fill_statistic(problem, role, tensor); return;
-    default: fill_rows(problem, role, tensor); return;
+    case Role::kDLse:
+      fill_statistic(problem, role, tensor);
+      return;
+    default:
+      fill_rows(problem, role, tensor);
+      return;
   }
 }
 

@@ -31,8 +31,7 @@ class Builder {
       const std::int64_t token = saturating_multiply(heads, row);
       spec.strides = {saturating_multiply(seqlen, token), token, row, 1};
     }
-    const std::int64_t rows =
-        saturating_multiply(saturating_multiply(c_.batch, seqlen), heads);
+    const std::int64_t rows = saturating_multiply(saturating_multiply(c_.batch, seqlen), heads);
     place(role, spec, rows, width, row, padded ? 1 : 0);
   }
 
@@ -128,17 +127,28 @@ class Builder {
 
 const char* to_string(Role role) noexcept {
   switch (role) {
-    case Role::kQ: return "q";
-    case Role::kK: return "k";
-    case Role::kV: return "v";
-    case Role::kMask: return "mask";
-    case Role::kO: return "o";
-    case Role::kLse: return "lse";
-    case Role::kDO: return "d_o";
-    case Role::kDLse: return "d_lse";
-    case Role::kDQ: return "dq";
-    case Role::kDK: return "dk";
-    case Role::kDV: return "dv";
+    case Role::kQ:
+      return "q";
+    case Role::kK:
+      return "k";
+    case Role::kV:
+      return "v";
+    case Role::kMask:
+      return "mask";
+    case Role::kO:
+      return "o";
+    case Role::kLse:
+      return "lse";
+    case Role::kDO:
+      return "d_o";
+    case Role::kDLse:
+      return "d_lse";
+    case Role::kDQ:
+      return "dq";
+    case Role::kDK:
+      return "dk";
+    case Role::kDV:
+      return "dv";
   }
   return "?";
 }

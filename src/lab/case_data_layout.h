@@ -21,7 +21,7 @@ const char* to_string(Role role) noexcept;
 struct Placement {
   Role role = Role::kQ;
   TensorSpec spec;
-  int buffer = 0;                   ///< index of the buffer it lies in
+  int buffer = 0;                    ///< index of the buffer it lies in
   std::int64_t offset_elements = 0;  ///< of its first element in the buffer
   bool packed = false;               ///< shares its buffer, which then has no gaps
 

@@ -23,7 +23,9 @@ using cases::Case;
 constexpr double kFullLimit = 4294967296.0;  // multiply-adds above which rows are sampled
 constexpr std::int64_t kSampleRows = 64, kSampleHeads = 8;
 
-const char* name_of(Pass pass) { return pass == Pass::kForward ? "forward" : "backward"; }
+const char* name_of(Pass pass) {
+  return pass == Pass::kForward ? "forward" : "backward";
+}
 
 bool wants(const CheckOptions& options, Pass pass) {
   return std::find(options.passes.begin(), options.passes.end(), pass) != options.passes.end();
@@ -57,8 +59,8 @@ Result<BackwardTruth> backward_truth(const BackwardTensors& t, const Options& op
   const auto both = [&](const ref::Sample& part, ref::Statistics statistics, BackwardTruth* to) {
     auto exact = ref::backward(t, options, part, statistics);
     if (!exact.ok()) return exact.status();
-    auto naive = ref::naive_yardstick(t, options, part, *exact,
-                                      statistics == ref::Statistics::kGiven);
+    auto naive =
+        ref::naive_yardstick(t, options, part, *exact, statistics == ref::Statistics::kGiven);
     if (!naive.ok()) return naive.status();
     *to = {std::move(*exact), std::move(*naive)};
     return Status();
@@ -90,8 +92,8 @@ std::vector<ref::Verdict> judge(const ForwardTensors& t, const ForwardTruth& tru
   out.push_back(ref::compare({"o", t.o, truth.exact.rows, truth.exact.o, truth.naive.o,
                               &truth.exact.dont_care, t.q.spec.dtype}));
   if (t.lse) {
-    out.push_back(ref::compare_lse(*t.lse, truth.exact.rows, truth.exact.lse,
-                                   truth.exact.magnitude));
+    out.push_back(
+        ref::compare_lse(*t.lse, truth.exact.rows, truth.exact.lse, truth.exact.magnitude));
   }
   return out;
 }
@@ -99,10 +101,9 @@ std::vector<ref::Verdict> judge(const ForwardTensors& t, const ForwardTruth& tru
 std::vector<ref::Verdict> judge(const BackwardTensors& t, const BackwardTruth& truth) {
   const DType type = t.q.spec.dtype;
   const ref::BackwardRows &exact = truth.exact, &naive = truth.naive;
-  return {
-      ref::compare({"dq", t.dq, exact.queries, exact.dq, naive.dq, &exact.dq_dont_care, type}),
-      ref::compare({"dk", t.dk, exact.keys, exact.dk, naive.dk, &exact.dk_dont_care, type}),
-      ref::compare({"dv", t.dv, exact.keys, exact.dv, naive.dv, &exact.dk_dont_care, type})};
+  return {ref::compare({"dq", t.dq, exact.queries, exact.dq, naive.dq, &exact.dq_dont_care, type}),
+          ref::compare({"dk", t.dk, exact.keys, exact.dk, naive.dk, &exact.dk_dont_care, type}),
+          ref::compare({"dv", t.dv, exact.keys, exact.dv, naive.dv, &exact.dk_dont_care, type})};
 }
 
 // values [rows, width] into [batch, seqlen, heads, width], or [rows] into [batch, heads, seqlen].
@@ -156,8 +157,8 @@ class PoisonedWorkspace {
       return Status::out_of_memory({"workspace", fmt::format("{} bytes", bytes),
                                     "a size this machine can hold", "use a smaller problem"});
     }
-    auto memory = default_cpu_allocator().allocate(bytes + 2 * kGuard, kGuard, {},
-                                                   {"workspace", "check"});
+    auto memory =
+        default_cpu_allocator().allocate(bytes + 2 * kGuard, kGuard, {}, {"workspace", "check"});
     if (!memory.ok()) return memory.status();
     memory_ = static_cast<std::uint8_t*>(*memory);
     bytes_ = bytes;
@@ -241,8 +242,8 @@ Result<CaseTruth> CaseTruth::create(const Case& problem, const CheckOptions& opt
     }
     return CaseTruth(std::move(impl));
   } catch (const std::bad_alloc&) {
-    return Status::out_of_memory({"check", "std::bad_alloc", "memory for the oracle's results",
-                                  "use a smaller case"});
+    return Status::out_of_memory(
+        {"check", "std::bad_alloc", "memory for the oracle's results", "use a smaller case"});
   }
 }
 
@@ -274,8 +275,8 @@ class Checker {
  private:
   void item(Pass pass, const char* what, bool passed, std::string message,
             std::optional<ref::Verdict> verdict = {}) {
-    report_.items.push_back(
-        {fmt::format("{} {}", name_of(pass), what), passed, std::move(message), std::move(verdict)});
+    report_.items.push_back({fmt::format("{} {}", name_of(pass), what), passed, std::move(message),
+                             std::move(verdict)});
   }
 
   bool refuse(Pass pass, const Status& status) {
@@ -342,8 +343,9 @@ class Checker {
   void judge_guards(Pass pass, const PoisonedWorkspace& workspace) {
     std::string message;
     if (const auto violation = truth_.data.find_violation()) {
-      message = fmt::format("{}: byte {} from its first element, outside every element, was written",
-                            violation->tensor, violation->offset_bytes);
+      message =
+          fmt::format("{}: byte {} from its first element, outside every element, was written",
+                      violation->tensor, violation->offset_bytes);
     } else if (!workspace.intact()) {
       message = "a byte outside the workspace was written";
     }
@@ -400,7 +402,8 @@ bool CheckReport::passed() const {
 }
 
 std::string CheckReport::failure() const {
-  const std::string who = fmt::format("{} ({}) {}", problem.name, problem.describe(), implementation);
+  const std::string who =
+      fmt::format("{} ({}) {}", problem.name, problem.describe(), implementation);
   if (status != RunStatus::kOk) {
     return fmt::format("{}: {}: {}", who, to_string(status), message);
   }
@@ -421,8 +424,8 @@ CheckReport check_case(const Context& context, const CaseTruth& truth,
   return Checker(context, truth, implementation, options).run();
 }
 
-CheckReport check_case(const Context& context, const Case& problem,
-                       std::string_view implementation, const CheckOptions& options) {
+CheckReport check_case(const Context& context, const Case& problem, std::string_view implementation,
+                       const CheckOptions& options) {
   auto truth = CaseTruth::create(problem, options);
   if (truth.ok()) return check_case(context, *truth, implementation, options);
   CheckReport report;

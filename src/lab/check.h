@@ -3,9 +3,9 @@
 // `check`: an implementation against the oracle on a list of cases. Gives data; the command line
 // prints it.
 //
-// For every case and pass: the outputs by the acceptance rule (reference/comparator.h); a second call
-// with differently poisoned workspace, bit for bit; for deterministic cases the same with other
-// thread counts; and no byte written outside the outputs or the workspace.
+// For every case and pass: the outputs by the acceptance rule (reference/comparator.h); a second
+// call with differently poisoned workspace, bit for bit; for deterministic cases the same with
+// other thread counts; and no byte written outside the outputs or the workspace.
 
 #include <atomic>
 #include <cstdint>
@@ -27,9 +27,9 @@ namespace flashlab::lab {
 
 struct CheckOptions {
   std::vector<Pass> passes = {Pass::kForward, Pass::kBackward};
-  bool repeat = true;                    ///< the second call, and other thread counts
-  std::int64_t memory_limit_bytes = 0;   ///< of the case's tensors; 0: available memory
-  bool trap_reads_past_end = false;      ///< see CaseDataOptions
+  bool repeat = true;                   ///< the second call, and other thread counts
+  std::int64_t memory_limit_bytes = 0;  ///< of the case's tensors; 0: available memory
+  bool trap_reads_past_end = false;     ///< see CaseDataOptions
 };
 
 /// One thing that was checked.
@@ -56,8 +56,8 @@ struct CheckReport {
   std::string failure() const;
 };
 
-/// A case's tensors and what the oracle and the naive baseline make of them: computed once, compared
-/// with many implementations. Above 2^32 multiply-adds on a seeded sample of rows.
+/// A case's tensors and what the oracle and the naive baseline make of them: computed once,
+/// compared with many implementations. Above 2^32 multiply-adds on a seeded sample of rows.
 class CaseTruth {
  public:
   /// Errors: those of CaseData::create. Cost: about 8 ns per multiply-add of forward, one thread.

@@ -91,9 +91,10 @@ std::string Verdict::message() const {
     return fmt::format("{}: got {:.9g}, expected {:.9g}: NaN and infinities must agree exactly",
                        where, got, expected);
   }
-  return fmt::format("{}: got {:.9g}, expected {:.9g} within {:.3g} (worst error {:.3g}, naive errs "
-                     "{:.3g}, atol {:.3g})",
-                     where, got, expected, bound, max_error, naive_error, atol);
+  return fmt::format(
+      "{}: got {:.9g}, expected {:.9g} within {:.3g} (worst error {:.3g}, naive errs "
+      "{:.3g}, atol {:.3g})",
+      where, got, expected, bound, max_error, naive_error, atol);
 }
 
 double element_atol(DType type, double reference) {
@@ -148,8 +149,8 @@ Verdict compare_lse(const ConstTensor& got, const std::vector<Row>& rows,
   Judge judge("lse");
   for (std::size_t r = 0; r < rows.size(); ++r) {
     const Row& row = rows[r];
-    const double value = load(got.data, got.spec.dtype,
-                              offset(got.spec, {row.batch, row.head, row.position, 0}));
+    const double value =
+        load(got.data, got.spec.dtype, offset(got.spec, {row.batch, row.head, row.position, 0}));
     double bound = std::isfinite(expected[r]) ? 1e-5 * (1 + std::fabs(expected[r])) : 0;
     if (std::isfinite(magnitude[r])) bound = std::max(bound, 0x1p-21 * magnitude[r]);
     judge.element({row.batch, row.position, row.head, 0}, value, expected[r], bound);

@@ -84,10 +84,11 @@ Result<std::shared_ptr<PlanState>> make_plan(const ContextState&, const Problem&
   auto state = std::make_shared<ReferencePlan>();
   const bool forward = problem.pass == Pass::kForward;
   const bool wide = problem.q.dtype == DType::kFp64;
-  state->steps.push_back({PlanStep::Kind::kKernel,
-                          forward ? "reference_forward" : "reference_backward",
-                          wide ? "plain loops, long double, 1 thread" : "plain loops, fp64, 1 thread",
-                          {}});
+  state->steps.push_back(
+      {PlanStep::Kind::kKernel,
+       forward ? "reference_forward" : "reference_backward",
+       wide ? "plain loops, long double, 1 thread" : "plain loops, fp64, 1 thread",
+       {}});
   state->reasons.push_back("the oracle: slow on purpose; its fp64 copies are not in the workspace");
   return std::shared_ptr<PlanState>(std::move(state));
 }

@@ -79,9 +79,9 @@ class NaiveRow {
     p.resize(keys.size());
     dot_columns(q, orders_.features, k_columns.data(), keys.size(), count, p.data());
     for (std::size_t n = 0; n < count; ++n) {
-      p[n] = visible[n] == 0 ? -kInfinite<Real>
-                             : rounding_(static_cast<Real>(scale_) * p[n] +
-                                         static_cast<Real>(bias_[n]));
+      p[n] = visible[n] == 0
+                 ? -kInfinite<Real>
+                 : rounding_(static_cast<Real>(scale_) * p[n] + static_cast<Real>(bias_[n]));
     }
   }
 
@@ -249,8 +249,7 @@ class NaiveBackward {
             round_to(dk_type, static_cast<double>(static_cast<Real>(scale_) * dk_[n * dim() + d]));
       }
       for (std::size_t d = 0; d < dim_v(); ++d) {
-        out_.dv[slot * dim_v() + d] =
-            round_to(dv_type, static_cast<double>(dv_[n * dim_v() + d]));
+        out_.dv[slot * dim_v() + d] = round_to(dv_type, static_cast<double>(dv_[n * dim_v() + d]));
       }
     }
   }
@@ -264,8 +263,8 @@ class NaiveBackward {
       const std::int64_t i = positions[n];
       row_.scores(&q_[n * dim()], keys.positions, keys.k_columns, b, h, i);
       dp_.resize(keys.positions.size());
-      dot_columns(&d_o_[n * dim_v()], orders_.values, keys.v_columns.data(),
-                  keys.positions.size(), row_.count, dp_.data());
+      dot_columns(&d_o_[n * dim_v()], orders_.values, keys.v_columns.data(), keys.positions.size(),
+                  row_.count, dp_.data());
       for (std::size_t j = 0; j < row_.count; ++j) dp_[j] = rounding_(dp_[j]);
       Real delta = 0;
       if (statistics_ == Statistics::kGiven) {
@@ -299,8 +298,7 @@ class NaiveBackward {
     const bool up = ((row ^ orders_.seed * 0xD1B54A32D192ED03u) >> 63) != 0;
     const double target = up ? kInfinite<double> : -kInfinite<double>;
     if (t_.lse.spec.dtype == DType::kFp64) return std::nextafter(lse, target);
-    return static_cast<double>(
-        std::nextafter(static_cast<float>(lse), static_cast<float>(target)));
+    return static_cast<double>(std::nextafter(static_cast<float>(lse), static_cast<float>(target)));
   }
 
   void query_gradient(std::size_t slot, const Keys& keys) {

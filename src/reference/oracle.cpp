@@ -33,10 +33,10 @@ double norm(const Real* values, std::int64_t count) {
 template <class Real>
 struct Keys {
   std::vector<std::int64_t> positions;
-  std::vector<Real> k_columns;  // [D, keys]
-  std::vector<Real> v_rows;     // [keys, Dv]
-  std::vector<Real> k_rows;     // [keys, D]   backward only
-  std::vector<Real> v_columns;  // [Dv, keys]  backward only
+  std::vector<Real> k_columns;               // [D, keys]
+  std::vector<Real> v_rows;                  // [keys, Dv]
+  std::vector<Real> k_rows;                  // [keys, D]   backward only
+  std::vector<Real> v_columns;               // [Dv, keys]  backward only
   std::vector<double> k_norm;                // [keys]
   std::vector<std::uint8_t> v_bad, any_bad;  // [keys] whether something is not finite
   bool has_v_bad = false, has_any_bad = false;
@@ -66,8 +66,8 @@ struct Keys {
 
   // How many of the leading keys lie before `end`.
   std::size_t before(std::int64_t end) const {
-    return static_cast<std::size_t>(
-        std::lower_bound(positions.begin(), positions.end(), end) - positions.begin());
+    return static_cast<std::size_t>(std::lower_bound(positions.begin(), positions.end(), end) -
+                                    positions.begin());
   }
 };
 
@@ -179,10 +179,10 @@ ForwardRows forward_as(const ForwardTensors& t, const Options& options, const Sa
 template <class Real>
 struct Queries {
   std::vector<std::int64_t> positions;
-  std::vector<Real> q;           // [rows, D]
-  std::vector<Real> d_o;         // [rows, Dv]
-  std::vector<Real> lse, delta;  // [rows]
-  std::vector<std::uint8_t> bad;  // [rows] whether an operand is not finite
+  std::vector<Real> q;                     // [rows, D]
+  std::vector<Real> d_o;                   // [rows, Dv]
+  std::vector<Real> lse, delta;            // [rows]
+  std::vector<std::uint8_t> bad;           // [rows] whether an operand is not finite
   std::vector<std::uint8_t> gradient_bad;  // [rows] ... and dS of a masked pair could become NaN
 };
 

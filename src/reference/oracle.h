@@ -16,7 +16,8 @@ struct ForwardRows {
   std::vector<Row> rows;
   std::vector<double> o;    ///< [rows, head_dim_v]
   std::vector<double> lse;  ///< [rows]
-  /// [rows] |scale| |q| max |k| over visible keys: how large the products are that cancel in a score.
+  /// [rows] |scale| |q| max |k| over visible keys: how large the products are that cancel in a
+  /// score.
   std::vector<double> magnitude;
   /// Rows in which a masked key meets a V that is not finite: the API lets o be anything there.
   std::vector<std::uint8_t> dont_care;
@@ -46,8 +47,9 @@ enum class Statistics : std::uint8_t {
 Result<ForwardRows> forward(const ForwardTensors& tensors, const Options& options,
                             const Sample& sample);
 
-/// Backward of the sample's queries (dq) and keys (dk, dv). Ignores dq, dk, dv; reads o and lse only
-/// for Statistics::kGiven. A sample of keys needs the statistics of every query that may see them.
+/// Backward of the sample's queries (dq) and keys (dk, dv). Ignores dq, dk, dv; reads o and lse
+/// only for Statistics::kGiven. A sample of keys needs the statistics of every query that may see
+/// them.
 Result<BackwardRows> backward(const BackwardTensors& tensors, const Options& options,
                               const Sample& sample, Statistics statistics);
 

@@ -24,10 +24,14 @@ constexpr Format kBf16Format{7, -126, 127};
 
 Format format_of(DType dtype) {
   switch (dtype) {
-    case DType::kFp64: return kFp64Format;
-    case DType::kFp16: return kFp16Format;
-    case DType::kBf16: return kBf16Format;
-    default: return kFp32Format;
+    case DType::kFp64:
+      return kFp64Format;
+    case DType::kFp16:
+      return kFp16Format;
+    case DType::kBf16:
+      return kBf16Format;
+    default:
+      return kFp32Format;
   }
 }
 
@@ -38,8 +42,8 @@ double round_to_format(const Format& format, double value) {
   const int ulp = std::max(exponent - 1, format.min_exponent) - format.mantissa_bits;
   // Exact: the division by a power of two, and the multiplication back.
   const double rounded = std::ldexp(std::nearbyint(std::ldexp(value, -ulp)), ulp);
-  const double largest = std::ldexp(2.0 - std::ldexp(1.0, -format.mantissa_bits),
-                                    format.max_exponent);
+  const double largest =
+      std::ldexp(2.0 - std::ldexp(1.0, -format.mantissa_bits), format.max_exponent);
   if (std::fabs(rounded) > largest) {
     return std::copysign(std::numeric_limits<double>::infinity(), value);
   }
@@ -130,8 +134,8 @@ std::vector<std::int64_t> choose(std::int64_t count, std::int64_t limit, std::ui
   if (count > 0) chosen.push_back(limit - 1);
   if (count > 1) chosen.push_back(0);
   for (std::uint64_t n = 0; static_cast<std::int64_t>(chosen.size()) < count; ++n) {
-    const auto candidate =
-        static_cast<std::int64_t>(mix(seed * 0x100000001B3u + n) % static_cast<std::uint64_t>(limit));
+    const auto candidate = static_cast<std::int64_t>(mix(seed * 0x100000001B3u + n) %
+                                                     static_cast<std::uint64_t>(limit));
     if (std::find(chosen.begin(), chosen.end(), candidate) == chosen.end()) {
       chosen.push_back(candidate);
     }
@@ -144,23 +148,40 @@ std::vector<std::int64_t> choose(std::int64_t count, std::int64_t limit, std::ui
 
 double load(const void* data, DType dtype, std::int64_t index) {
   switch (dtype) {
-    case DType::kFp64: return element<double>(data, index);
-    case DType::kFp32: return static_cast<double>(element<float>(data, index));
-    case DType::kFp16: return table16<kFp16Format>()[element<std::uint16_t>(data, index)];
-    case DType::kBf16: return table16<kBf16Format>()[element<std::uint16_t>(data, index)];
-    case DType::kBool: return element<std::uint8_t>(data, index) != 0 ? 1.0 : 0.0;
-    default: return std::numeric_limits<double>::quiet_NaN();
+    case DType::kFp64:
+      return element<double>(data, index);
+    case DType::kFp32:
+      return static_cast<double>(element<float>(data, index));
+    case DType::kFp16:
+      return table16<kFp16Format>()[element<std::uint16_t>(data, index)];
+    case DType::kBf16:
+      return table16<kBf16Format>()[element<std::uint16_t>(data, index)];
+    case DType::kBool:
+      return element<std::uint8_t>(data, index) != 0 ? 1.0 : 0.0;
+    default:
+      return std::numeric_limits<double>::quiet_NaN();
   }
 }
 
 void store(void* data, DType dtype, std::int64_t index, double value) {
   switch (dtype) {
-    case DType::kFp64: set_element(data, index, value); return;
-    case DType::kFp32: set_element(data, index, static_cast<float>(value)); return;
-    case DType::kFp16: set_element(data, index, encode16(kFp16Format, value)); return;
-    case DType::kBf16: set_element(data, index, encode16(kBf16Format, value)); return;
-    case DType::kBool: set_element<std::uint8_t>(data, index, value != 0 ? 1 : 0); return;
-    default: return;
+    case DType::kFp64:
+      set_element(data, index, value);
+      return;
+    case DType::kFp32:
+      set_element(data, index, static_cast<float>(value));
+      return;
+    case DType::kFp16:
+      set_element(data, index, encode16(kFp16Format, value));
+      return;
+    case DType::kBf16:
+      set_element(data, index, encode16(kBf16Format, value));
+      return;
+    case DType::kBool:
+      set_element<std::uint8_t>(data, index, value != 0 ? 1 : 0);
+      return;
+    default:
+      return;
   }
 }
 

@@ -64,9 +64,9 @@ class Visibility {
   /// One past the last key that the causal bound lets query i see.
   std::int64_t end_key(std::int64_t i) const;
 
-  /// For the keys in `keys` (positions, ascending), one entry each: whether query (b, h, i) sees it,
-  /// and the additive mask (0 without one). A key whose additive mask is -inf is not seen: masked
-  /// scores are replaced, never added.
+  /// For the keys in `keys` (positions, ascending), one entry each: whether query (b, h, i) sees
+  /// it, and the additive mask (0 without one). A key whose additive mask is -inf is not seen:
+  /// masked scores are replaced, never added.
   void row(std::int64_t b, std::int64_t h, std::int64_t i, const std::vector<std::int64_t>& keys,
            std::vector<std::uint8_t>& visible, std::vector<double>& bias) const;
 
@@ -76,7 +76,8 @@ class Visibility {
   std::optional<ConstTensor> mask_;
 };
 
-/// The scale of the scores: the option, or 1/sqrt(head_dim) in fp32, which is the API's type for it.
+/// The scale of the scores: the option, or 1/sqrt(head_dim) in fp32, which is the API's type for
+/// it.
 float scale_of(const Options& options, std::int64_t head_dim);
 
 /// Rows `positions` of tensor [batch, seqlen, heads, width] of one head: out [positions, width].

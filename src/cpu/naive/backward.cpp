@@ -2,14 +2,10 @@
 //
 //   probabilities   P = exp(scale Q K^T + mask - LSE)
 //   dv              dV = P^T dO
-//   dp              dP = dO V^T
-//   ds              dS = P * (dP - delta),  delta = rowsum(P * dP) - dLSE
+//   ds              dP = dO V^T,  dS = P * (dP - delta),  delta = rowsum(dO * O) - dLSE
 //   dq, dk          dQ = scale dS K,  dK = scale dS^T Q
 //
-// With LSE given each probability stands by itself, so S is not stored; dS takes the place of dP.
-// delta is the softmax's own derivative, taken from the rounded P and dP. rowsum(dO * O) is the
-// same number on paper, but O here comes from rounded scores: with large scores in bf16 the two
-// differ, and dP - delta cancels only with its own.
+// With LSE given each probability stands by itself, so S is not stored: P and dS are.
 
 #include <cmath>
 
@@ -28,21 +24,6 @@ Acc lse_of(const ConstTensor& lse, std::int64_t batch, std::int64_t head, std::i
 template <class Acc>
 bool is_empty(Acc lse) {
   return std::isinf(lse) && lse < 0;
-}
-
-// Sixteen sums side by side: one alone would wait for itself at every addition.
-template <class Acc>
-Acc dot(std::int64_t count, const Acc* a, const Acc* b) {
-  constexpr std::int64_t kSums = 16;
-  Acc sums[kSums] = {};
-  std::int64_t j = 0;
-  for (; j + kSums <= count; j += kSums) {
-    for (std::int64_t s = 0; s < kSums; ++s) sums[s] += a[j + s] * b[j + s];
-  }
-  Acc sum = 0;
-  for (; j < count; ++j) sum += a[j] * b[j];
-  for (Acc part : sums) sum += part;
-  return sum;
 }
 
 // Whether a pair has a gradient. Looked at only where an operand is not finite.
@@ -78,49 +59,37 @@ void NaivePlan<Acc>::probabilities(ContextState& context, const BackwardTensors&
 }
 
 template <class Acc>
-void NaivePlan<Acc>::probability_gradient(ContextState& context, const BackwardTensors& x,
-                                          Workspace workspace) const {
+void NaivePlan<Acc>::score_gradient(ContextState& context, const BackwardTensors& x,
+                                    Workspace workspace) const {
   const Geometry& g = geometry;
   for_each_block(context, g.batch, g.heads_q, g.seqlen_q, [&](const RowBlock& at) {
     const std::int64_t b = at.batch, h = at.head, first = at.first, rows = at.rows;
     NaiveBlocks<Acc> t = blocks(workspace, at.worker);
-    const HeadRows dp = matrix(workspace, gradients_offset, b, h, 0, g.seqlen_k);
-    rows_by_rows(*kernels, head_rows(x.d_o, b, h), head_rows(x.v, b, h / g.group()), first, rows,
-                 g.seqlen_k, t,
-                 [&](std::int64_t r, std::int64_t key, std::int64_t keys, Acc* values) {
-                   store_row(dp.dtype, dp.data, dp.row(first + r) + key, keys, values);
-                 });
-  });
-}
-
-template <class Acc>
-void NaivePlan<Acc>::score_gradient(ContextState& context, const BackwardTensors& x,
-                                    Workspace workspace) const {
-  const Geometry& g = geometry;
-  const ScoreMask mask(g, x.mask);
-  for_each_block(context, g.batch, g.heads_q, g.seqlen_q, [&](const RowBlock& at) {
-    const std::int64_t b = at.batch, h = at.head;
-    const NaiveBlocks<Acc> t = blocks(workspace, at.worker);
-    Acc *ds = t.row, *p = t.other_row;
-    const HeadRows gradients = matrix(workspace, gradients_offset, b, h, 0, g.seqlen_k);
-    const HeadRows weights = matrix(workspace, probabilities_offset, b, h, 0, g.seqlen_k);
-    for (std::int64_t i = at.first; i < at.first + at.rows; ++i) {
-      load_row(gradients.dtype, gradients.data, gradients.row(i), g.seqlen_k, ds);
-      load_row(weights.dtype, weights.data, weights.row(i), g.seqlen_k, p);
-      if (!all_finite(g.seqlen_k, ds)) {  // 0 * NaN of a hidden pair must not reach delta
-        for (std::int64_t j = 0; j < g.seqlen_k; ++j) {
-          if (!mask.visible(b, h, i, j)) ds[j] = 0;
-        }
-      }
-      Acc delta = dot(g.seqlen_k, p, ds);
+    const HeadRows d_o = head_rows(x.d_o, b, h), o = head_rows(x.o, b, h);
+    const HeadRows p = matrix(workspace, probabilities_offset, b, h, 0, g.seqlen_k);
+    const HeadRows ds = matrix(workspace, gradients_offset, b, h, 0, g.seqlen_k);
+    for (std::int64_t r = 0; r < rows; ++r) {
+      load_row(d_o.dtype, d_o.data, d_o.row(first + r), d_o.dim, t.left);
+      load_row(o.dtype, o.data, o.row(first + r), o.dim, t.sums);
+      Acc delta = 0;
+      for (std::int64_t d = 0; d < o.dim; ++d) delta += t.left[d] * t.sums[d];
       if (x.d_lse) {
         delta -= load_element<Acc>(x.d_lse->spec.dtype, x.d_lse->data,
-                                   statistic_index(x.d_lse->spec, b, h, i));
+                                   statistic_index(x.d_lse->spec, b, h, first + r));
       }
-      for (std::int64_t j = 0; j < g.seqlen_k; ++j) ds[j] = p[j] * (ds[j] - delta);
-      if (is_empty(lse_of<Acc>(x.lse, b, h, i))) std::fill_n(ds, g.seqlen_k, Acc(0));
-      store_row(gradients.dtype, gradients.data, gradients.row(i), g.seqlen_k, ds);
+      t.statistics[r] = delta;
     }
+    rows_by_rows(*kernels, d_o, head_rows(x.v, b, h / g.group()), first, rows, g.seqlen_k, t,
+                 [&](std::int64_t r, std::int64_t key, std::int64_t keys, Acc* dp) {
+                   load_row(p.dtype, p.data, p.row(first + r) + key, keys, t.row);
+                   for (std::int64_t j = 0; j < keys; ++j) {
+                     dp[j] = t.row[j] * (dp[j] - t.statistics[r]);
+                   }
+                   if (is_empty(lse_of<Acc>(x.lse, b, h, first + r))) {
+                     std::fill_n(dp, keys, Acc(0));
+                   }
+                   store_row(ds.dtype, ds.data, ds.row(first + r) + key, keys, dp);
+                 });
   });
 }
 
@@ -189,7 +158,6 @@ Status NaivePlan<Acc>::backward(ContextState& context, Stream, const BackwardTen
                                 Workspace workspace) const {
   observed_step("probabilities", [&] { probabilities(context, t, workspace); });
   observed_step("dv", [&] { value_gradient(context, t, workspace); });
-  observed_step("dp", [&] { probability_gradient(context, t, workspace); });
   observed_step("ds", [&] { score_gradient(context, t, workspace); });
   observed_step("dq", [&] { query_gradient(context, t, workspace); });
   observed_step("dk", [&] { key_gradient(context, t, workspace); });
@@ -201,8 +169,6 @@ Status NaivePlan<Acc>::backward(ContextState& context, Stream, const BackwardTen
       const;                                                                                     \
   template void NaivePlan<Acc>::value_gradient(ContextState&, const BackwardTensors&, Workspace) \
       const;                                                                                     \
-  template void NaivePlan<Acc>::probability_gradient(ContextState&, const BackwardTensors&,      \
-                                                     Workspace) const;                           \
   template void NaivePlan<Acc>::score_gradient(ContextState&, const BackwardTensors&, Workspace) \
       const;                                                                                     \
   template void NaivePlan<Acc>::query_gradient(ContextState&, const BackwardTensors&, Workspace) \

@@ -18,15 +18,12 @@ std::vector<PlanStep> steps_of(Pass pass) {
             kernel("softmax", "P = softmax(S)", {0}), kernel("values", "O = P V", {1})};
   }
   return {kernel("probabilities", "P = exp(scale Q K^T + mask - LSE)", {}),
-          kernel("dv", "dV = P^T dO", {0}),
-          kernel("dp", "dP = dO V^T", {}),
-          kernel("ds", "dS = P * (dP - delta)", {0, 2}),
-          kernel("dq", "dQ = scale dS K", {3}),
-          kernel("dk", "dK = scale dS^T Q", {3})};
+          kernel("dv", "dV = P^T dO", {0}), kernel("ds", "dS = P * (dO V^T - delta)", {0}),
+          kernel("dq", "dQ = scale dS K", {2}), kernel("dk", "dK = scale dS^T Q", {2})};
 }
 
-std::size_t matrix_bytes(const Geometry& g) {
-  std::size_t bytes = size_of(g.dtype);
+std::size_t matrix_bytes(const Geometry& g, DType dtype) {
+  std::size_t bytes = size_of(dtype);
   for (std::int64_t extent : {g.batch, g.heads_q, g.seqlen_q, g.seqlen_k}) {
     // Saturates: far beyond any memory, and two of them still do not wrap.
     constexpr std::size_t kHuge = std::size_t{1} << 62;
@@ -45,14 +42,18 @@ Result<std::shared_ptr<PlanState>> make(const ContextState& context, const Probl
   plan->geometry = g;
   plan->implementation = "naive";
   plan->kernels = &tile_kernels<Acc>(context.cpu_isa);
-  const auto matrix = [&](const char* what) {
+  const auto matrix = [&](const char* what, DType dtype) {
     return plan->add_region(fmt::format("{} [{}, {}, {}, {}] {}", what, g.batch, g.heads_q,
-                                        g.seqlen_q, g.seqlen_k, to_string(g.dtype)),
-                            matrix_bytes(g));
+                                        g.seqlen_q, g.seqlen_k, to_string(dtype)),
+                            matrix_bytes(g, dtype));
   };
-  if (problem.pass == Pass::kForward) plan->scores_offset = matrix("scores");
-  plan->probabilities_offset = matrix("probabilities");
-  if (problem.pass == Pass::kBackward) plan->gradients_offset = matrix("score gradients");
+  if (problem.pass == Pass::kForward) {
+    plan->scores_offset = matrix("scores", dtype_of<Acc>());
+    plan->probabilities_offset = matrix("probabilities", g.dtype);
+  } else {
+    plan->probabilities_offset = matrix("probabilities", g.dtype);
+    plan->gradients_offset = matrix("score gradients", g.dtype);
+  }
   Arena count;
   NaiveBlocks<Acc>(count, g);
   plan->blocks_bytes = count.bytes();
@@ -60,11 +61,9 @@ Result<std::shared_ptr<PlanState>> make(const ContextState& context, const Probl
       plan->add_region(fmt::format("blocks of {} threads", context.threads),
                        plan->blocks_bytes * static_cast<std::size_t>(context.threads));
   plan->steps = steps_of(problem.pass);
-  plan->reasons.push_back(
-      fmt::format("matrices rounded to {}, sums in {}, product kernels built "
-                  "for {}",
-                  to_string(g.dtype), sizeof(Acc) == sizeof(double) ? "fp64" : "fp32",
-                  tile_kernels_name(context.cpu_isa)));
+  plan->reasons.push_back(fmt::format("scores and sums in {}, products built for {}",
+                                      to_string(dtype_of<Acc>()),
+                                      tile_kernels_name(context.cpu_isa)));
   return std::shared_ptr<PlanState>(std::move(plan));
 }
 

@@ -10,7 +10,7 @@
 //   Times times;
 //   ObserveSteps scope(times);
 //   forward(context, stream, plan, tensors, workspace);   // "scores", "softmax", "values"
-//   backward(...);                             // "probabilities", "dv", "dp", "ds", "dq", "dk"
+//   backward(...);                             // "probabilities", "dv", "ds", "dq", "dk"
 
 #include <memory>
 
@@ -24,8 +24,9 @@ const Implementation& naive_implementation();
 
 /// Plans either pass in fp64, fp32, fp16 or bf16. The plan is a NaivePlan (naive/plan.h), whose
 /// steps can also be called one by one. Workspace: two [batch, heads_q, seqlen_q, seqlen_k]
-/// matrices in the inputs' dtype, and a few tiles per thread; a size beyond the address space
-/// saturates, so that it fails in the allocator as out of memory.
+/// matrices (forward: scores in fp32, or fp64, and probabilities in the inputs' dtype; backward:
+/// probabilities and score gradients in the inputs' dtype) and a few blocks per thread; a size
+/// beyond the address space saturates, so that it fails in the allocator as out of memory.
 Result<std::shared_ptr<PlanState>> make_naive_plan(const ContextState& context,
                                                    const Problem& problem,
                                                    const Geometry& geometry);

@@ -21,14 +21,13 @@ struct NaiveBlocks {
     right = arena.take<Acc>(kNaiveBlock, dim);
     sums = arena.take<Acc>(kNaiveBlock, std::max(dim, kNaiveBlock));
     row = arena.take<Acc>(1, std::max(padded<Acc>(g.seqlen_k), kNaiveBlock));
-    other_row = arena.take<Acc>(1, padded<Acc>(g.seqlen_k));
     lines = arena.take<Acc>(kTurnedRows, dim);
-    statistics = arena.take<Acc>(kNaiveBlock, 2);
+    statistics = arena.take<Acc>(kNaiveBlock, 1);
   }
   Acc *left, *right, *sums;  // factors and sums of one block of a product
-  Acc *row, *other_row;      // one row of a matrix each
+  Acc* row;                  // one row of a matrix
   Acc* lines;                // scratch of load_transposed
-  Acc* statistics;           // two numbers per row of the block
+  Acc* statistics;           // a number per row of the block
 };
 
 template <class Acc>
@@ -42,25 +41,19 @@ class NaivePlan final : public PlanState {
   // The steps, in order; each reads what the one before left in the workspace.
   // S, P and dS have shape [batch, heads_q, seqlen_q, seqlen_k].
 
-  /// S = scale Q K^T + mask, rounded to T. Hidden scores are -inf. Where T has 16 bits `lse` is
-  /// written here, from the scores before rounding: rounded ones are wrong in the third digit.
-  void scores(ContextState& context, const ConstTensor& q, const ConstTensor& k,
-              const std::optional<ConstTensor>& mask, const std::optional<Tensor>& lse,
-              Workspace workspace) const;
-  /// P = softmax(S), rounded to T; `lse` too where T has 32 or 64 bits.
-  void softmax(ContextState& context, const std::optional<Tensor>& lse, Workspace workspace) const;
+  /// S = scale Q K^T + mask, in Acc: scores rounded to 16 bits would be wrong in the third digit,
+  /// and so would LSE, which is promised to 1e-5, and all that backward makes of it. Hidden: -inf.
+  void scores(ContextState& context, const ForwardTensors& tensors, Workspace workspace) const;
+  /// P = softmax(S), rounded to T, and LSE
+  void softmax(ContextState& context, const ForwardTensors& tensors, Workspace workspace) const;
   /// O = P V
   void values(ContextState& context, const ForwardTensors& tensors, Workspace workspace) const;
 
-  /// P = exp(scale Q K^T + mask - LSE), rounded to T. S is not rounded before: an LSE that is right
-  /// to 1e-5 and scores that are right to 2^-9 do not give rows that sum to 1.
+  /// P = exp(scale Q K^T + mask - LSE), rounded to T
   void probabilities(ContextState& context, const BackwardTensors& t, Workspace workspace) const;
   /// dV = P^T dO
   void value_gradient(ContextState& context, const BackwardTensors& t, Workspace workspace) const;
-  /// dP = dO V^T, rounded to T.
-  void probability_gradient(ContextState& context, const BackwardTensors& t,
-                            Workspace workspace) const;
-  /// dS = P * (dP - delta) in the place of dP, rounded to T; delta = rowsum(P * dP) - dLSE
+  /// dS = P * (dO V^T - delta), rounded to T; delta = rowsum(dO * O) - dLSE
   void score_gradient(ContextState& context, const BackwardTensors& t, Workspace workspace) const;
   /// dQ = scale dS K
   void query_gradient(ContextState& context, const BackwardTensors& t, Workspace workspace) const;
@@ -70,18 +63,27 @@ class NaivePlan final : public PlanState {
   const TileKernels<Acc>* kernels = nullptr;
   std::size_t scores_offset = 0;         // S, forward
   std::size_t probabilities_offset = 0;  // P
-  std::size_t gradients_offset = 0;      // dP, then dS, backward
+  std::size_t gradients_offset = 0;      // dS, backward
   std::size_t blocks_offset = 0;         // of worker 0
   std::size_t blocks_bytes = 0;          // of each worker
 
-  bool lse_from_scores() const { return size_of(geometry.dtype) == 2; }
-
-  /// The matrix of one head at `offset`, columns [column, column + columns).
+  /// Columns [column, column + columns) of one head's P or dS.
   HeadRows matrix(Workspace workspace, std::size_t offset, std::int64_t batch, std::int64_t head,
                   std::int64_t column, std::int64_t columns) const {
+    return {geometry.dtype, static_cast<char*>(workspace.data) + offset,
+            first_score(batch, head, 0) + column, geometry.seqlen_k, columns};
+  }
+
+  /// Row i of one head's S.
+  Acc* score_row(Workspace workspace, std::int64_t batch, std::int64_t head, std::int64_t i) const {
+    return reinterpret_cast<Acc*>(static_cast<char*>(workspace.data) + scores_offset) +
+           first_score(batch, head, i);
+  }
+
+  /// Position of (batch, head, i, 0) in a matrix.
+  std::int64_t first_score(std::int64_t batch, std::int64_t head, std::int64_t i) const {
     const Geometry& g = geometry;
-    return {g.dtype, static_cast<char*>(workspace.data) + offset,
-            (batch * g.heads_q + head) * g.seqlen_q * g.seqlen_k + column, g.seqlen_k, columns};
+    return ((batch * g.heads_q + head) * g.seqlen_q + i) * g.seqlen_k;
   }
 
   NaiveBlocks<Acc> blocks(Workspace workspace, int worker) const {

@@ -223,7 +223,7 @@ HWY_INLINE void add_key_gradient(const KeyBlock<Multiply>& block, const QueryTil
 }
 
 /// The second half of a tile: dV += P^T dO, then dK += dS^T Q.
-/// PERF: one after the other, because B (a tile of dO or Q) then stays in L1.
+/// One after the other, so that one B operand (a tile of dO or Q) at a time is in L1.
 template <class Multiply>
 HWY_NOINLINE void key_strips(const KeyBlock<Multiply>& block, const QueryTile& tile) {
   BackwardScratch<Multiply>& s = block.scratch;

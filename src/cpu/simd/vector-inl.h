@@ -89,7 +89,7 @@ HWY_INLINE Ints nearest_int(Floats t) {
 #endif
 }
 
-/// 2^t for t <= 127, polynomial of degree 5 (relative error 1e-7) or 3 (1e-4).
+/// 2^t for t <= 127, polynomial of degree 5 (relative error 1e-7) or 4 (3e-6).
 ///
 /// Exactly 0 for t < -127, so that a masked score (-inf) has probability 0 and not 2^-127; NaN stays
 /// NaN whatever its payload. Results below 2^-126 are not accurate (they are at most 2^-126).
@@ -102,7 +102,7 @@ HWY_INLINE Ints nearest_int(Floats t) {
 /// vscalefps would cost two of them (Zen 4, 2026-11).
 template <int kDegree>
 HWY_INLINE Floats exp2(Floats t) {
-  static_assert(kDegree == 3 || kDegree == 5);
+  static_assert(kDegree == 4 || kDegree == 5);
   t = max_keep_second(set(-127.0f), t);
   const Ints n = nearest_int(t);
   const Floats f = hn::Sub(t, hn::Round(t));
@@ -113,8 +113,9 @@ HWY_INLINE Floats exp2(Floats t) {
     p = hn::MulAdd(p, f, set(0.2402224171f));
     p = hn::MulAdd(p, f, set(0.6931469774f));
   } else {
-    p = hn::MulAdd(set(0.05500893116f), f, set(0.2422109594f));
-    p = hn::MulAdd(p, f, set(0.6932829271f));
+    p = hn::MulAdd(set(0.009582859579f), f, set(0.05590645533f));
+    p = hn::MulAdd(p, f, set(0.2402409868f));
+    p = hn::MulAdd(p, f, set(0.6931241899f));
   }
   p = hn::MulAdd(p, f, set(1.0f));
   return hn::BitCast(FloatTag(), hn::Add(hn::BitCast(IntTag(), p), hn::ShiftLeft<23>(n)));

@@ -331,9 +331,9 @@ class ProblemRun {
         result.naive_error_vs_fp64 = error->naive_error;
         result.error_sample = error->sample;
         if (!error->accepted) {
-          status = {StatusCode::kInternal,
-                    {"result", error->worst, "an error within the acceptance rule",
-                     "run flashlab check"}};
+          result.status = RunStatus::kError;
+          result.message =
+              fmt::format("a wrong result: {}; flashlab check says more", error->worst);
         }
       }
     }

@@ -155,10 +155,10 @@ Section model_section(const Page& page) {
   std::vector<const Group*> shown;
   for (const Group& group : page.groups) shown.push_back(&group);
   if (shown.size() > kFewProblems) {
-    std::stable_sort(shown.begin(), shown.end(), [](const Group* a, const Group* b) {
-      return a->problem.flops(Pass::kForward) > b->problem.flops(Pass::kForward);
-    });
-    shown.resize(1);
+    const auto smaller = [](const Group* a, const Group* b) {
+      return a->problem.flops(Pass::kForward) < b->problem.flops(Pass::kForward);
+    };
+    shown = {*std::max_element(shown.begin(), shown.end(), smaller)};
   }
   for (const Group* group : shown) {
     std::vector<std::vector<HtmlCell>> rows;

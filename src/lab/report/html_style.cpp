@@ -2,14 +2,16 @@
 
 namespace flashlab::lab::report {
 
-std::string page_styles() {
-  return R"css(
+namespace {
+
+constexpr const char* kPageStyles = R"css(
 :root{color-scheme:light dark;--ground:#f5f6f8;--card:#fff;--text:#1f2937;--muted:#5b6472;
 --line:#dfe3e8;--soft:#eef0f3;--accent:#0063a0;--best:#00694d;--best-ground:#e3f4ed;
---bar:#cfe3f3;--warn:#8a4b00;--warn-ground:#fff4e0;--bad:#a3262a;--bad-ground:#fdeaea}
+--warn:#8a4b00;--warn-ground:#fff4e0;--bad:#a3262a;--bad-ground:#fdeaea}
 @media screen and (prefers-color-scheme:dark){:root{--ground:#0e1116;--card:#14181e;--text:#e6e9ee;
---muted:#a4adba;--line:#2c333d;--soft:#1d222a;--accent:#6db8ee;--best:#5fd6ae;--best-ground:#12342a;
---bar:#1f3f5a;--warn:#f0b45c;--warn-ground:#33260f;--bad:#f08a8d;--bad-ground:#3a181a}}
+--muted:#a4adba;--line:#2c333d;--soft:#1d222a;--accent:#6db8ee;--best:#5fd6ae;
+--best-ground:#12342a;
+--warn:#f0b45c;--warn-ground:#33260f;--bad:#f08a8d;--bad-ground:#3a181a}}
 *{box-sizing:border-box}
 html{scroll-behavior:smooth;-webkit-text-size-adjust:100%}
 @media (prefers-reduced-motion:reduce){html{scroll-behavior:auto}}
@@ -31,7 +33,8 @@ p{margin:0 0 12px}
 .meta{color:var(--muted);font-size:14px;margin:0;overflow-wrap:anywhere}
 .tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(210px,1fr));gap:12px;
 margin:24px 0 0;padding:0;list-style:none}
-.tiles li{border:1px solid var(--line);border-radius:10px;padding:14px 16px;background:var(--ground)}
+.tiles li{border:1px solid var(--line);border-radius:10px;padding:14px 16px;
+background:var(--ground)}
 .tiles b{display:block;font-size:27px;line-height:1.2;font-weight:680;
 font-variant-numeric:tabular-nums}
 .tiles span{display:block;margin-top:4px;font-size:13px;line-height:1.4;color:var(--muted);
@@ -40,7 +43,8 @@ overflow-wrap:anywhere}
 .verdict li{margin:0 0 4px;overflow-wrap:anywhere}
 nav.contents{position:sticky;top:0;z-index:5;background:var(--card);
 border-bottom:1px solid var(--line)}
-nav.contents ul{display:flex;flex-wrap:wrap;gap:4px 20px;margin:0;padding:10px 0;list-style:none;overflow-x:auto;
+nav.contents ul{display:flex;flex-wrap:wrap;gap:4px 20px;margin:0;padding:10px 0;list-style:none;
+overflow-x:auto;
 font-size:14px;white-space:nowrap}
 nav.contents a{text-decoration:none}
 nav.contents a:hover{text-decoration:underline}
@@ -60,10 +64,12 @@ td.n,th.n{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}
 td.first,th.first{border-left:1px solid var(--line)}
 td.best{color:var(--best);background:var(--best-ground);font-weight:650}
 td.bad{color:var(--bad);font-weight:650}
+tbody th.long{min-width:25em}
 tbody .long{min-width:16em;max-width:34em;overflow-wrap:anywhere}
 .why{display:block;font-size:13px;color:var(--muted)}
 tr:has(+tr.note)>*{border-bottom:0}tr.note td{padding-top:0;border-left:0}
-.meter{display:block;height:4px;margin-top:4px;border-radius:2px;background:var(--soft);min-width:44px}
+.meter{display:block;height:4px;margin-top:4px;border-radius:2px;background:var(--soft);
+min-width:44px}
 .meter i{display:block;height:4px;border-radius:2px;background:var(--accent)}
 ul.winners{margin:0 0 22px;padding:0;list-style:none;font-size:14px;display:flex;flex-wrap:wrap;
 gap:4px 24px}
@@ -71,7 +77,7 @@ ul.winners b{font-weight:620}
 .plots{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(440px,100%),1fr));gap:16px;
 align-items:start;margin:0 0 16px}
 figure{margin:0;border:1px solid var(--line);border-radius:8px;padding:6px;min-width:0;
-background:var(--card);break-inside:avoid;max-width:640px}
+background:var(--card);break-inside:avoid;max-width:560px}
 .fl-chart{display:block;width:100%;height:auto}
 details{margin:0 0 10px}
 summary{cursor:pointer;font-weight:600;padding:6px 0;overflow-wrap:anywhere}
@@ -82,9 +88,11 @@ border-radius:0 8px 8px 0;margin:0 0 10px;overflow-wrap:anywhere}
 border-radius:0 8px 8px 0;margin:0 0 12px;overflow-wrap:anywhere}
 .callout.regression{border-color:var(--bad);background:var(--bad-ground)}
 pre{margin:0 0 12px;padding:14px 16px;background:var(--soft);border-radius:8px;overflow-x:auto;
-font:14px/1.5 ui-monospace,"SF Mono",Menlo,Consolas,"DejaVu Sans Mono",monospace;white-space:pre-wrap;
+font:14px/1.5 ui-monospace,"SF Mono",Menlo,Consolas,"DejaVu Sans Mono",monospace;
+white-space:pre-wrap;
 overflow-wrap:anywhere}
-dl{display:grid;grid-template-columns:minmax(8em,max-content) 1fr;gap:6px 24px;margin:0;font-size:15px}
+dl{display:grid;grid-template-columns:minmax(8em,max-content) 1fr;gap:6px 24px;margin:0;
+font-size:15px}
 dt{font-weight:600}
 dd{margin:0;color:var(--muted);min-width:0;overflow-wrap:anywhere;max-width:78ch}
 footer{padding:8px 0 40px;color:var(--muted);font-size:13px}
@@ -93,13 +101,19 @@ section{padding:18px 12px 14px;margin:14px 0}.tiles{grid-template-columns:1fr 1f
 .tiles li{padding:10px 12px}.tiles b{font-size:21px}dl{grid-template-columns:1fr;gap:0}
 dd{margin:0 0 10px}th,td{padding:6px 9px}tbody th{min-width:7em}figure{padding:2px 0}
 nav.contents ul{flex-wrap:nowrap;padding:10px 14px 10px 0}}
-@media print{.tiles{grid-template-columns:repeat(4,1fr)}body{background:#fff;font-size:11pt}nav.contents,.skip{display:none}
+@media print{.tiles{grid-template-columns:repeat(4,1fr)}body{background:#fff;font-size:11pt}
+nav.contents,.skip{display:none}
 section,figure,.tiles li,.scroll{border-color:#bbb}section{break-inside:auto;padding:12px 0;
 border-width:1px 0 0;border-radius:0}.wrap{max-width:none;padding:0}
 .scroll{overflow:visible}table{font-size:8.5pt}th,td{padding:3px 5px}
 thead{display:table-header-group}tr,.tiles li{break-inside:avoid}h2,h3{break-after:avoid}
 .plots{grid-template-columns:1fr 1fr}td.best{background:none}}
 )css";
+
+}  // namespace
+
+std::string page_styles() {
+  return kPageStyles;
 }
 
 }  // namespace flashlab::lab::report

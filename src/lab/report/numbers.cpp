@@ -55,6 +55,8 @@ std::string format_percent(std::optional<double> share) {
   if (const std::string word = special(*share); !word.empty()) return word;
   const double percent = *share * 100;
   if (percent > 0 && percent < 0.95) return fmt::format("{:.1f}%", percent);
+  // Nothing is a thousand times the roof: such a figure is a mistake and must not fill a line.
+  if (std::fabs(percent) >= 99999.5) return fmt::format("{:.0e}%", percent);
   return fmt::format("{:.0f}%", percent);
 }
 

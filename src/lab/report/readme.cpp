@@ -66,7 +66,7 @@ std::string table_of(const ResultFile& file) {
         const bool wins = names.size() > 1 &&
                           std::find(best.rows.begin(), best.rows.end(), &*row) != best.rows.end();
         const std::string text = figure(*row, pass, unit);
-        out += wins ? " **" + text + "** |" : " " + text + " |";
+        out += wins ? fmt::format(" **{}** |", text) : fmt::format(" {} |", text);
       }
       if (naive && names.size() > 1) {
         const Row* base = group.find("naive");

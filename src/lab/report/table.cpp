@@ -41,6 +41,11 @@ void add_line(std::string* out, std::string line) {
   *out += line + '\n';
 }
 
+/// Right-aligned and apart from its left neighbour, however absurd the figure.
+std::string apart(const std::string& text, int width) {
+  return " " + pad_left(text, width - 1);
+}
+
 std::string centred(const std::string& text, int width) {
   const int left = std::max(0, (width - display_width(text)) / 2);
   return pad_right(std::string(static_cast<std::size_t>(left), ' ') + text, width);
@@ -120,13 +125,13 @@ class GroupTable {
     }
     for (std::size_t pass = 0; pass < group_.passes.size(); ++pass) {
       const BenchResult* r = row.ok(pass);
-      std::string ms = pad_left(r ? format_ms(r->median_ms) : kAbsent, kMsWidth);
+      std::string ms = apart(r ? format_ms(r->median_ms) : kAbsent, kMsWidth);
       if (r != nullptr && wins(row, pass)) ms = paint_(Style::kGreen, ms);
-      line += ms + pad_left(r ? format_rate(r->tflops, unit_) : kAbsent, kRateWidth) +
-              pad_left(r ? format_percent(r->roof_share) : kAbsent, kRoofWidth);
+      line += ms + apart(r ? format_rate(r->tflops, unit_) : kAbsent, kRateWidth) +
+              apart(r ? format_percent(r->roof_share) : kAbsent, kRoofWidth);
     }
-    line += pad_left(format_bytes(row.peak_bytes()), kMemoryWidth);
-    line += pad_left(format_error(row.error()), kErrorWidth);
+    line += apart(format_bytes(row.peak_bytes()), kMemoryWidth);
+    line += apart(format_error(row.error()), kErrorWidth);
     add_line(&out_, line);
     for (std::size_t pass = 0; pass < group_.passes.size(); ++pass) {
       const BenchResult* r = row.by_pass[pass];

@@ -212,7 +212,8 @@ std::string printable(std::string_view text) {
 
 std::string excerpt(std::string_view text) {
   constexpr std::size_t kShown = 60;
-  return "\"" + printable(text.substr(0, kShown)) + (text.size() > kShown ? "...\"" : "\"");
+  return fmt::format("\"{}{}\"", printable(text.substr(0, kShown)),
+                     text.size() > kShown ? "..." : "");
 }
 
 Result<AttentionInputs> read_attention_inputs(const std::filesystem::path& path,

@@ -47,7 +47,7 @@ def configure(log, binary_dir, arguments):
 
 
 def compile_targets(log, binary_dir, targets, step):
-    """Runs ninja. Returns how many steps it took; raises BuildError with the first failures."""
+    """Runs ninja. Returns how many steps did something; raises BuildError with the failures."""
     command = ["cmake", "--build", binary_dir, "-j", str(console.jobs())]
     if targets:
         command += ["--target", *targets]
@@ -55,13 +55,15 @@ def compile_targets(log, binary_dir, targets, step):
     environment = dict(os.environ, NINJA_STATUS="[%f/%t] ")
     ninja = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                              stdin=subprocess.DEVNULL, errors="replace", env=environment)
-    total, failure = 0, []
+    steps, failure = 0, []
     for line in ninja.stdout:
         log.write(line)
         match = NINJA_LINE.match(line)
         if match:
-            total = int(match.group(2))
-            step.progress(int(match.group(1)), total, os.path.basename(match.group(3).split()[-1]))
+            # The looks at the commit and at globbed folders are part of every build.
+            steps += not match.group(3).startswith(("Reading the commit", "Re-checking"))
+            step.progress(int(match.group(1)), int(match.group(2)),
+                          os.path.basename(match.group(3).split()[-1]))
         if line.startswith("FAILED:") or (failure and len(failure) < ERRORS_SHOWN):
             # The command line itself helps nobody on the screen; the log has it.
             if len(line) < 400:
@@ -70,7 +72,7 @@ def compile_targets(log, binary_dir, targets, step):
         log.flush()
         text = "".join(failure) or console.tail_of(log.name, 25)
         raise BuildError(f"the build failed; all of it is in {os.path.relpath(log.name)}\n{text}")
-    return total
+    return steps
 
 
 def build(step, binary_dir, arguments, targets):
@@ -97,8 +99,7 @@ def main():
     except KeyboardInterrupt:
         step.finish("stopped; the same command goes on from here")
         return 130
-    # One step is the look at the commit, which runs every time.
-    step.finish("up to date" if steps <= 1 else f"{steps} steps, log: build/build.log")
+    step.finish("up to date" if steps == 0 else f"{steps} steps, log: build/build.log")
     return 0
 
 

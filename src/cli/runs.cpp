@@ -79,15 +79,26 @@ void run_jobs(const Engine& engine, const ProblemSet& problems,
   for (const Job& job : problems.jobs) {
     if (interrupted()) break;
     const std::string name = job.problem.name.empty() ? job.problem.describe() : job.problem.name;
+    // Filling, then per pass: forward for backward, timing, and per implementation a first call,
+    // the roof and the error. Their lengths differ; the bar only has to keep moving.
+    const double steps = 1.0 + static_cast<double>(job.passes.size() * (2 + 3 * names.size()));
+    double step = -1;
+    double part = 0;
     std::string stage;
+    const auto show = [&] {
+      const double share = std::min((std::max(step, 0.0) + part) / steps, 0.99);
+      progress.show(finished + share, total, stage);
+    };
     lab::ProblemRunOptions run = options;
     run.stage = [&](std::string_view what) {
       stage = fmt::format("{} · {}", what, name);
-      progress.show(finished, total, stage);
+      step += 1;
+      part = 0;
+      show();
     };
     run.measure.progress = [&](int samples, int planned) {
-      // A pass is a part of the job; the bar moves inside it as samples come.
-      progress.show(finished + 0.5 * samples / std::max(planned, 1), total, stage);
+      part = static_cast<double>(samples) / std::max(planned, 1);
+      show();
     };
     const std::vector<lab::BenchResult> results =
         lab::run_problem(engine.context, *engine.allocator, job.problem, job.passes, names, run);

@@ -20,7 +20,7 @@ namespace {
 namespace ref = flashlab::reference;
 using cases::Case;
 
-constexpr double kFullLimit = 4294967296.0;  // multiply-adds above which rows are sampled
+constexpr double kFullLimit = 4294967296.0;  // multiply-adds from which on rows are sampled
 constexpr std::int64_t kSampleRows = 64, kSampleHeads = 8;
 
 const char* name_of(Pass pass) {
@@ -40,7 +40,7 @@ struct BackwardTruth {
 };
 
 ref::Sample sample_of(const Case& c, const ref::Sizes& sizes) {
-  if (ref::multiply_adds(sizes, c.causal) <= kFullLimit) return ref::Sample::everything(sizes);
+  if (ref::multiply_adds(sizes, c.causal) < kFullLimit) return ref::Sample::everything(sizes);
   return ref::Sample::seeded(sizes, kSampleRows, kSampleHeads, c.seed);
 }
 

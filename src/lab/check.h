@@ -57,7 +57,7 @@ struct CheckReport {
 };
 
 /// A case's tensors and what the oracle and the naive baseline make of them: computed once,
-/// compared with many implementations. Above 2^32 multiply-adds on a seeded sample of rows.
+/// compared with many implementations. From 2^32 multiply-adds up on a seeded sample of rows.
 class CaseTruth {
  public:
   /// Errors: those of CaseData::create. Cost: about 8 ns per multiply-add of forward, one thread.
@@ -114,7 +114,7 @@ struct ErrorVsFp64 {
   std::string sample;      ///< "all", "64 rows of 8 heads, seed 1"
 };
 
-/// Above 2^32 multiply-adds a seeded sample of rows; then dk and dv use the o and lse in `data`
+/// From 2^32 multiply-adds up a seeded sample of rows; then dk and dv use the o and lse in `data`
 /// (their own statistics would cost the whole forward). Errors: kInvalidArgument for a case that
 /// accumulates (the initial values are gone), kOutOfMemory.
 Result<ErrorVsFp64> error_vs_fp64(const CaseData& data, Pass pass);

@@ -321,10 +321,20 @@ class Backward {
   }
 
   // A masked pair has P = 0 and dS = 0 (dP - delta): what is not finite in dP, delta, K, Q or dO
-  // survives the multiplication by zero in a kernel that does not skip the pair.
+  // survives the multiplication by zero in a kernel that does not skip the pair. A V that is not
+  // finite at a masked key also leaves the row's own o open, and with it delta: then the row's dq and
+  // the dk of every key it sees are open too.
   void mark_dont_care(const Queries<Real>& queries, std::size_t n, const Keys<Real>& keys,
                       const HeadRows* wanted, const HeadRows* wanted_keys) {
     if (queries.bad[n] == 0 && !keys.has_any_bad) return;
+    bool output_open = false;
+    for (std::size_t j = 0; j < keys.count(); ++j) {
+      output_open |= row_.visible[j] == 0 && keys.v_bad[j] != 0;
+    }
+    if (output_open && wanted != nullptr) out_.dq_dont_care[wanted->slots[n]] = 1;
+    for (std::size_t j = 0; output_open && wanted_keys != nullptr && j < keys.count(); ++j) {
+      if (row_.visible[j] != 0) out_.dk_dont_care[wanted_keys->slots[j]] = 1;
+    }
     for (std::size_t j = 0; j < keys.count(); ++j) {
       if (row_.visible[j] != 0) continue;
       if (wanted != nullptr && (keys.any_bad[j] != 0 || queries.gradient_bad[n] != 0)) {

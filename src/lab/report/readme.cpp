@@ -43,7 +43,7 @@ std::string table_of(const ResultFile& file) {
   std::string out = fmt::format("| {} (share of roof) | pass |", to_string(unit));
   std::string rule = "|---|---|";
   for (const std::string& name : names) {
-    out += " " + escape_markdown(name) + " |";
+    out += fmt::format(" {} |", escape_markdown(name));
     rule += "---:|";
   }
   if (naive && names.size() > 1) {
@@ -73,7 +73,7 @@ std::string table_of(const ResultFile& file) {
         const auto ratio = base == nullptr || best.rows.empty()
                                ? std::nullopt
                                : speed_up(base->ok(pass), best.rows.front()->ok(pass));
-        out += " " + format_ratio(ratio) + " |";
+        out += fmt::format(" {} |", format_ratio(ratio));
       }
       out += '\n';
     }

@@ -43,7 +43,7 @@ void add_line(std::string* out, std::string line) {
 
 /// Right-aligned and apart from its left neighbour, however absurd the figure.
 std::string apart(const std::string& text, int width) {
-  return " " + pad_left(text, width - 1);
+  return fmt::format(" {}", pad_left(text, width - 1));
 }
 
 std::string centred(const std::string& text, int width) {

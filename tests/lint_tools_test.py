@@ -180,7 +180,9 @@ class Summary(unittest.TestCase):
 [ RUN      ] A.b
 skipped: no GPU
 [  SKIPPED ] A.b (0 ms)
-</system-out></testcase></testsuite>"""
+</system-out></testcase>
+<testcase name="d" status="notrun"><skipped message="Unable to find executable"/></testcase>
+</testsuite>"""
 
     def results(self, text):
         with tempfile.NamedTemporaryFile("w", suffix=".xml", delete=False) as stream:
@@ -190,7 +192,7 @@ skipped: no GPU
 
     def test_counts_and_reasons(self):
         path = self.results(self.JUNIT)
-        self.assertEqual(run_tests.totals(path), (1, 1, 1))
+        self.assertEqual(run_tests.totals(path), (1, 2, 1))
         self.assertEqual(run_tests.reasons_of_skips(path), {"skipped: no GPU": 1})
 
     def test_a_stage_cannot_fail_silently(self):

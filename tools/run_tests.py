@@ -19,36 +19,43 @@ FAILURES_SHOWN = 10
 LINES_SHOWN = 40
 
 
+def cases_of(results_xml):
+    return ElementTree.parse(results_xml).getroot().iter("testcase")
+
+
+def outcome(case):
+    """'passed', 'skipped', or 'failed': what ctest could not run has failed, whatever it says."""
+    skipped = case.find("skipped")
+    if skipped is not None:
+        # SKIP_REGULAR_EXPRESSION_MATCHED, SKIP_RETURN_CODE=77; else: no executable, no folder, …
+        return "skipped" if "SKIP_" in (skipped.get("message") or "") else "failed"
+    if case.get("status") == "disabled":
+        return "skipped"
+    return "passed" if case.get("status") == "run" else "failed"
+
+
 def totals(results_xml):
     """(passed, failed, skipped) of a JUnit file that ctest wrote."""
-    passed = failed = skipped = 0
-    for case in ElementTree.parse(results_xml).getroot().iter("testcase"):
-        if case.find("skipped") is not None or case.get("status") in ("notrun", "disabled"):
-            skipped += 1
-        elif case.find("failure") is not None or case.get("status") == "fail":
-            failed += 1
-        else:
-            passed += 1
-    return passed, failed, skipped
+    outcomes = [outcome(case) for case in cases_of(results_xml)]
+    return tuple(outcomes.count(kind) for kind in ("passed", "failed", "skipped"))
 
 
 def reasons_of_skips(results_xml):
     """{reason: count}: the last line that a skipped test printed before gtest's own lines."""
     reasons = {}
-    for case in ElementTree.parse(results_xml).getroot().iter("testcase"):
-        if case.find("skipped") is None:
+    for case in cases_of(results_xml):
+        if outcome(case) != "skipped":
             continue
         output = case.findtext("system-out") or ""
         said = [line.strip() for line in output.splitlines()
                 if line.strip() and not re.match(r"^(\[|Note:|Running main|.*: Skipped$)", line)]
-        reason = said[-1] if said else case.find("skipped").get("message") or "no reason given"
+        reason = said[-1] if said else "no reason given"
         reasons[reason] = reasons.get(reason, 0) + 1
     return reasons
 
 
 def show_failures(results_xml):
-    failures = [case for case in ElementTree.parse(results_xml).getroot().iter("testcase")
-                if case.find("failure") is not None]
+    failures = [case for case in cases_of(results_xml) if outcome(case) == "failed"]
     for case in failures[:FAILURES_SHOWN]:
         print(f"\nfailed: {case.get('name')}")
         for line in (case.findtext("system-out") or "").splitlines()[-LINES_SHOWN:]:

@@ -182,7 +182,7 @@ int run_info(const Arguments& arguments) {
   if (arguments.has("--roof")) {
     ProgressLine progress;
     progress.show(0, 1, "measuring the roofs");
-    lab::add_roofs(context, environment);
+    lab::add_roofs(context, environment, /*window_seconds=*/0.2);
   }
   const std::optional<std::string> json = arguments.value("--json");
   if (!json || *json != "-") print_text(context, environment);

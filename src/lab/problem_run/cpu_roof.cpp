@@ -24,8 +24,7 @@ double seconds_since(Clock::time_point start) {
 // A chunk of the roof's loop long enough that reading the clock costs nothing beside it.
 constexpr std::int64_t kChunkIterations = 200'000;
 constexpr int kWindows = 7;
-constexpr double kWindowSeconds = 0.1;
-// Four times the largest last-level cache of today's servers per socket slice that one VM sees.
+// Well beyond the last-level cache that a core can reach (32 to 96 MiB on Zen).
 constexpr std::size_t kCopyBytes = std::size_t{256} << 20;
 
 // One value per thread, a cache line apart.
@@ -33,9 +32,9 @@ struct alignas(64) PerThread {
   double flops_per_s = 0;
 };
 
-double median_of_windows(const RoofWindow& window) {
+double median_of_windows(const RoofWindow& window, double seconds) {
   std::vector<double> rates;
-  for (int i = 0; i < kWindows; ++i) rates.push_back(window(kWindowSeconds));
+  for (int i = 0; i < kWindows; ++i) rates.push_back(window(seconds));
   return median_of(rates).value_or(0);
 }
 
@@ -88,12 +87,12 @@ std::optional<double> measure_copy_gb_per_s(const Context& context) {
   return median_of(rates);
 }
 
-void add_roofs(const Context& context, Environment& environment) {
+void add_roofs(const Context& context, Environment& environment, double window_seconds) {
   if (const RoofWindow window = cpu_roof_window(context, DType::kFp32)) {
-    environment.roof_fp32_gflops = median_of_windows(window) * 1e-9;
+    environment.roof_fp32_gflops = median_of_windows(window, window_seconds) * 1e-9;
   }
   if (const RoofWindow window = cpu_roof_window(context, DType::kBf16)) {
-    environment.roof_bf16_gflops = median_of_windows(window) * 1e-9;
+    environment.roof_bf16_gflops = median_of_windows(window, window_seconds) * 1e-9;
   }
   environment.copy_gb_per_s = measure_copy_gb_per_s(context);
 }

@@ -309,6 +309,8 @@ class ProblemRun {
     if (!window) return;
     stage(fmt::format("roof beside {} {}", result.implementation, result.pass));
     RoofShareOptions roof;
+    // Few repeats ask for a quick look: then few pairs will do.
+    roof.pairs = std::clamp(options_.measure.repeats, 3, roof.pairs);
     roof.max_total_ms = options_.roof_max_ms;
     roof.cancel = options_.measure.cancel;
     const Result<RoofShare> share = measure_against_roof(

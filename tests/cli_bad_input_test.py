@@ -1,0 +1,152 @@
+#!/usr/bin/env python3
+"""Every bad input gives its message and its exit code."""
+
+import json
+import os
+import struct
+import unittest
+
+import cli_harness
+from cli_harness import SMALL, Folder, attention_file, run, safetensors
+
+
+class BadInput(Folder):
+    def test_commands(self):
+        self.refused(["bensh"], 'no command "bensh"', "did you mean bench?")
+        self.refused(["--frobnicate"], "no flag --frobnicate without a command")
+        self.refused(["--seqlen", "4k"], "before the command", "flashlab COMMAND --seqlen")
+        for later in "profile train generate report precompile tune monitor cache".split():
+            self.refused([later], f"the command {later} is planned")
+        nothing = run()
+        self.assertEqual(nothing.returncode, 2)
+        self.assertIn("Commands", nothing.stderr)
+
+    def test_flags(self):
+        self.refused(["bench", "--seqlne", "5"], "no flag --seqlne", "did you mean --seqlen?")
+        self.refused(["bench", "--zzzzzzzzzz"], "no flag --zzzzzzzzzz", "bench --help")
+        self.refused(["bench", "--rows", "5"], "bench does not take --rows", "bench weighted-sum")
+        self.refused(["bench", "--seqlen", "1k", "2k"], 'the word "2k"', "commas")
+        self.refused(["bench", "--seqlen", "1k", "--seqlen", "2k"], "given twice",
+                     "--seqlen 1k,2k")
+        self.refused(["bench", "--seqlen"], "--seqlen", "needs a value")
+        self.refused(["bench", "--seqlen", "--batch", "2"], "--seqlen needs a value")
+        self.refused(["bench", "--seqlen="], "--seqlen")
+        self.refused(["bench", "--check=maybe"], "--check")
+
+    def test_numbers(self):
+        self.refused(["bench", "--seqlen", "12x"], '--seqlen "12x" is no whole number', "4k")
+        self.refused(["bench", "--nheads", "two"], '--nheads "two" is no whole number')
+        self.refused(["bench", "--seqlen", "1k,,2k"], "empty place between its commas")
+        self.refused(["bench", "--seqlen", "99999999999999"],
+                     "--seqlen 99999999999999 is out of range")
+        self.refused(["bench", "--seqlen", "99999999999999999999999"], "out of range")
+        self.refused(["bench", "--batch", "9223372036854775807k"], "out of range")
+        self.refused(["bench", "--heads", "0"], "--heads 0 is out of range; use 1 to")
+        self.refused(["bench", "--head-dim", "0"], "--head-dim 0 is out of range")
+        self.refused(["bench", "--batch", "-3"], "--batch -3 is out of range")
+        self.refused(["bench", "--seqlen", "1.5"], "no whole number")
+        self.refused(["bench", "--repeats", "0"], "--repeats 0 is out of range")
+        self.refused(["bench", "--warmup", "-1"], "--warmup -1 is out of range")
+        self.refused(["bench", "--threads", "0"], "--threads 0 is out of range")
+        self.refused(["bench", "--tile-q", "0"], "--tile-q 0 is out of range")
+        self.refused(["bench", "--seed", "-1"], "--seed -1 is out of range")
+        self.refused(["bench", "--batch", "1000000000k", "--seqlen", "1000000k"],
+                     "do not fit in 64 bits")
+        self.refused(["bench", "--batch", "1" + ",2" * 200, "--seqlen", "1" + ",2" * 200],
+                     "more than 20000 cases")
+
+    def test_scale(self):
+        for value in ("nan", "inf", "-inf", "NaN"):
+            self.refused(["bench", "--scale", value], f"--scale {value} is not finite")
+        self.refused(["bench", "--scale", "1e99"], "does not fit in a float")
+        self.refused(["bench", "--scale", "one"], '--scale "one" is no number')
+
+    def test_heads(self):
+        self.refused(["bench", "--heads", "16", "--kv-heads", "6"],
+                     "flashlab: --kv-heads 6 does not divide --heads 16; use 1, 2, 4, 8 or 16")
+        self.refused(["bench", "--nheads", "4", "--kv-heads", "8"],
+                     "--kv-heads 8 does not divide --nheads 4; use 1, 2 or 4")
+
+    def test_causal(self):
+        both = self.refused(["bench", "--seqlen", "8", "--seqlen-k", "16", "--causal"],
+                            "--causal=top-left", "--causal=bottom-right")
+        self.assertIn("16", both.stderr)
+        self.refused(["bench", "--causal=diagonal"], '--causal "diagonal" is unknown', "top-left")
+
+    def test_names(self):
+        self.refused(["bench", "--implementation", "fa9"], '"fa9" is unknown', "naive", "cpu")
+        self.refused(["bench", "--implementation", "cpu,cpu"], "names cpu twice")
+        self.refused(["bench", "--preset", "gpt5"], '--preset "gpt5" is unknown', "gpt2-small")
+        self.refused(["bench", "--sweep", "all"], '--sweep "all" is unknown', "notebook")
+        self.refused(["bench", "--dtype", "fp8"], '--dtype "fp8" is unknown', "bf16")
+        self.refused(["bench", "--pass", "sideways"], '"sideways" is unknown', "backward")
+        self.refused(["bench", "--cpu-isa", "sse"], '--cpu-isa "sse" is unknown', "avx2")
+        self.refused(["bench", "--relative-to", "nobody"], '"nobody" is unknown')
+        self.refused(["compare", "--peers", "tensorflow"], '"tensorflow" is unknown', "torch")
+        self.refused(["bench", "--no-grad", "--pass", "backward"], "contradicts")
+        self.refused(["bench", "--preset", "gpt2-small", "--sweep", "course"], "contradict")
+        self.refused(["check", "--case", "no such case"], 'no case matches --case "no such case"')
+        self.refused(["completion"], "needs a shell", "bash, zsh or fish")
+        self.refused(["completion", "tcsh"], '"tcsh" is unknown')
+        self.refused(["completion", "bash", "zsh"], "one shell")
+
+    def test_instruction_set_that_is_not_here(self):
+        known = json.loads(run("info", "--json", "-").stdout)["cpu_isas"]
+        missing = [isa for isa in ("neon", "avx2", "avx512", "avx512-bf16", "amx")
+                   if isa not in known]
+        self.assertTrue(missing, "no processor has both NEON and AMX")
+        self.refused(["bench", "--cpu-isa", missing[0]], "does not run on this processor", "scalar")
+
+    def test_device(self):
+        done = self.refused(["bench", "--device", "cuda"], "The CPU backend works: --device cpu")
+        self.assertRegex(done.stderr, "libcuda")
+        self.refused(["bench", "--device", "cuda:1"], "The CPU backend works")
+        self.refused(["bench", "--device", "cuda:x"], "cuda:", "no whole number")
+        self.refused(["bench", "--device", "tpu"], '--device "tpu" is unknown', "cpu, cuda")
+
+    def test_tiles_that_do_not_fit(self):
+        self.refused(["bench", *SMALL, "--implementation", "fa2-plain", "--tile-q", "65536",
+                      "--tile-k", "65536"], "tile")
+        self.refused(["bench", *SMALL, "--implementation", "naive", "--tile-q", "32"], "tile")
+
+    def test_input_files(self):
+        good = attention_file()
+        bench = ["bench", "--repeats", "2", "--input"]
+        self.refused([*bench, self.path("none.safetensors")], "--input", "No such file")
+        self.refused([*bench, self.folder], "is a folder")
+        self.refused([*bench, self.path("cut.safetensors", good[:-5])], "truncated")
+        self.refused([*bench, self.path("empty.npz", b"")], "0 bytes", "a .safetensors or .npz")
+        self.refused([*bench, self.path("cut.npz", b"PK\x03\x04abc")], "truncated")
+        self.refused([*bench, self.path("long.safetensors",
+                                        struct.pack("<Q", 1 << 50) + good[8:])], "header length")
+        self.refused([*bench, self.path("text.safetensors", b"hello, I am a text file\n")],
+                     "header length")
+        two = safetensors({n: ([2, 3], [0.0] * 6) for n in "qkv"})
+        self.refused([*bench, self.path("two.safetensors", two)], "2 dimensions", "heads")
+        path = self.path("good.safetensors", good)
+        self.refused([*bench, path, "--seqlen", "5"], "--seqlen contradicts --input")
+        self.refused([*bench, path, "--preset", "gpt2-small"], "--preset contradicts --input")
+        forward_only = self.path("forward.safetensors", attention_file(gradient=False))
+        self.refused([*bench, forward_only, "--pass", "both"], 'no tensor "do"')
+
+    def test_result_files(self):
+        unreadable = self.path("not.json", b"{ this is no json")
+        self.refused(["bench", *SMALL, "--baseline", unreadable], "--baseline", "not.json")
+        self.refused(["bench", *SMALL, "--baseline", self.path("none.json")], "--baseline")
+        self.refused(["bench", *SMALL, "--json", "-", "--csv", "-"], "both ask for stdout")
+        self.refused(["bench", *SMALL, "--json", self.path("no/such/folder.json")], "--json")
+        self.refused(["bench", *SMALL, "--csv", self.path("no/such/folder.csv")], "--csv")
+        self.refused(["bench", *SMALL, "--log", self.path("no/such/folder.md")], "--log")
+        file = self.path("file", b"x")
+        self.refused(["bench", *SMALL, "--output", file], "--output", "file")
+        self.refused(["bench", *SMALL, "--output", file + "/below"], "--output")
+
+    @unittest.skipUnless(hasattr(os, "geteuid") and os.geteuid() != 0, "root may write anywhere")
+    def test_folders_without_permission(self):
+        locked = self.path("locked")
+        os.mkdir(locked, 0o500)
+        self.refused(["bench", *SMALL, "--output", locked], "--output")
+
+
+if __name__ == "__main__":
+    cli_harness.main()

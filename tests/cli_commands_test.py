@@ -1,0 +1,197 @@
+#!/usr/bin/env python3
+"""Each command does its work; Ctrl-C, terminals and linking."""
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import time
+
+import cli_harness
+from cli_harness import SMALL, Folder, program, run
+
+
+class Commands(Folder):
+    def test_info(self):
+        done = run("info")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        for word in ("processor", "memory", "implementations", "cpu", "libcuda"):
+            self.assertIn(word, done.stdout)
+        data = json.loads(run("info", "--json", "-").stdout)
+        self.assertEqual(data["schema"], "flashlab.info/1")
+        self.assertEqual(data["implementations"][0], "cpu")
+        self.assertIn("scalar", data["cpu_isas"])
+        self.assertIsNone(data["environment"]["roof_fp32_gflops"])
+
+    def test_info_roof(self):
+        data = json.loads(run("info", "--roof", "--json", "-").stdout)
+        for key in ("roof_fp32_gflops", "roof_bf16_gflops", "copy_gb_per_s"):
+            self.assertGreater(data["environment"][key], 0)
+
+    def test_explain(self):
+        done = run("explain", "--head-dim", "128", "--seqlen", "16k", "--causal", "--pass", "both")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        for word in ("plan", "kernel", "workspace", "flash_fwd", "flash_bwd"):
+            self.assertIn(word, done.stdout)
+        memory = run("explain", "--seqlen", "1k", "--batch", "1", "--heads", "8", "--head-dim",
+                     "64", "--memory")
+        self.assertEqual(memory.returncode, 0, memory.stderr)
+        self.assertIn("[1, 1024, 8, 64]", memory.stdout)
+        # Nothing is allocated: a case far beyond this machine is explained as well.
+        huge = run("explain", "--seqlen", "16777216k", "--memory", "--implementation", "cpu")
+        self.assertEqual(huge.returncode, 0, huge.stderr)
+
+    def test_weighted_sum(self):
+        done = run("bench", "weighted-sum", "--rows", "64,128", "--dim", "32", "--repeats", "3",
+                   "--check", "--json", "-")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        data = json.loads(done.stdout)
+        self.assertEqual(data["schema"], "flashlab.weighted-sum/1")
+        self.assertEqual([(r["pass"], r["form"], r["rows"]) for r in data["results"]],
+                         [(p, f, n) for n in (64, 128) for p in ("forward", "backward")
+                          for f in ("naive", "vector")])
+        for result in data["results"]:
+            self.assertEqual(result["status"], "ok", result["message"])
+            self.assertGreater(result["median_ms"], 0)
+            self.assertLess(result["error_vs_fp64"], 1e-3)
+        text = run("bench", "weighted-sum", "--rows", "64", "--dim", "32", "--repeats", "3")
+        self.assertIn("GB/s", text.stdout)
+        self.refused(["bench", "weighted-sum", "--seqlen", "5"], "does not take --seqlen")
+        huge = run("bench", "weighted-sum", "--rows", "1000000k", "--dim", "1000000")
+        self.assertEqual(huge.returncode, 1)
+        self.assertIn("oom", huge.stdout)
+
+    def test_compare(self):
+        folder = self.path("report")
+        done = run("compare", *SMALL, "--dtype", "fp32,bf16", "--output", folder,
+                   "--peers", "torch")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        for word in ("naive", "fa2-plain", "cpu", "fastest", "least memory", "most accurate",
+                     "torch", "report   " + os.path.join(folder, "report.html")):
+            self.assertIn(word, done.stdout)
+        self.assertNotIn("\x1b", done.stdout)
+        with open(os.path.join(folder, "results.json"), encoding="utf-8") as file:
+            results = json.load(file)["results"]
+        names = {r["implementation"] for r in results if r["status"] == "ok"}
+        self.assertLessEqual({"cpu", "naive", "fa2-plain"}, names)
+        for result in results:
+            if result["status"] == "ok":
+                self.assertIsNotNone(result["error_vs_fp64"])
+        reason = [r["message"] for r in results if r["implementation"] == "torch"]
+        self.assertEqual(len(reason), 4)
+        self.assertIn("PyTorch", reason[0])
+
+    def test_compare_makes_a_dated_folder(self):
+        done = run("compare", *SMALL, "--pass", "forward", "--dtype", "fp32", cwd=self.folder)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertRegex(done.stdout, r"report   results/\d{4}-\d\d-\d\dT[-0-9]+Z/report\.html")
+
+    def test_compare_crossover(self):
+        done = run("compare", "--batch", "1", "--heads", "1", "--head-dim", "16", "--seqlen",
+                   "32,64", "--pass", "forward", "--dtype", "fp32", "--repeats", "2",
+                   "--relative-to", "naive", "--output", self.path("report"))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("faster than naive", done.stdout)
+
+    def test_check(self):
+        done = run("check", "--quick", "--dtype", "fp32", "--implementation", "fa2-plain", "--json",
+                   "-", timeout=300)
+        self.assertEqual(done.returncode, 0, done.stderr + done.stdout[-3000:])
+        data = json.loads(done.stdout)
+        self.assertEqual(data["schema"], "flashlab.check/1")
+        self.assertTrue(data["ok"])
+        self.assertGreater(data["passed"], 5)
+        self.assertTrue(data["ruler"])
+        name = data["reports"][0]["case"]
+        again = run("check", "--case", name, "--implementation", "fa2-plain")
+        self.assertEqual(again.returncode, 0, again.stdout)
+        self.assertIn("fp32 fa2-plain", again.stdout)
+
+    def test_links_little(self):
+        listed = subprocess.run(["ldd", program()], capture_output=True, text=True, check=False)
+        if listed.returncode != 0 or "libasan" in listed.stdout or "libtsan" in listed.stdout:
+            self.skipTest("not a plain dynamic program")
+        names = {line.split()[0].split("/")[-1] for line in listed.stdout.splitlines() if line}
+        names = {name for name in names if not name.startswith(("linux-vdso", "ld-linux"))}
+        allowed = {"libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1"}
+        self.assertLessEqual(names, allowed | ({"libflashlab.so.0.1"} & names))
+
+
+class Interrupts(Folder):
+    def interrupted(self, arguments, wait_for):
+        path = self.path("kept.json")
+        process = subprocess.Popen([program(), *arguments, "--json", path], stdout=subprocess.PIPE,
+                                   stderr=subprocess.PIPE, text=True)
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            try:
+                with open(path, encoding="utf-8") as file:
+                    if len(json.load(file)["results"]) >= wait_for:
+                        break
+            except (OSError, ValueError):
+                pass
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+        return process.returncode, out, err, path
+
+    def test_results_are_kept(self):
+        lengths = ",".join(str(n) for n in range(16, 400))
+        code, out, err, path = self.interrupted(
+            ["bench", "--batch", "1", "--heads", "1", "--head-dim", "16", "--seqlen", lengths,
+             "--repeats", "5"], 2)
+        self.assertEqual(code, 130, err)
+        self.assertIn("what was measured is kept", err)
+        with open(path, encoding="utf-8") as file:
+            results = json.load(file)["results"]
+        self.assertGreaterEqual(len(results), 2)
+        self.assertLess(len(results), 384)
+        self.assertTrue(all(r["median_ms"] for r in results))
+        self.assertIn("forward", out)
+
+    def test_compare_still_writes_its_report(self):
+        folder = self.path("report")
+        process = subprocess.Popen(
+            [program(), "compare", "--batch", "1", "--heads", "1", "--head-dim", "16", "--dtype",
+             "fp32", "--pass", "forward", "--seqlen", ",".join(str(n) for n in range(16, 400)),
+             "--output", folder], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        line = ""
+        while "fastest" not in line:  # the first problem's block is complete
+            line = process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=120)
+        self.assertEqual(process.returncode, 130, err)
+        self.assertIn("report.html", out)
+        with open(os.path.join(folder, "results.json"), encoding="utf-8") as file:
+            self.assertGreaterEqual(len(json.load(file)["results"]), 3)
+
+    def test_progress_and_colours_only_on_a_terminal(self):
+        def on_terminal(env):
+            parent, child = pty.openpty()
+            process = subprocess.Popen(
+                [program(), "compare", *SMALL, "--dtype", "fp32", "--pass", "forward", "--output",
+                 self.path("report")], stdout=child, stderr=child, env=env)
+            os.close(child)
+            text = b""
+            while True:
+                try:
+                    piece = os.read(parent, 65536)
+                except OSError:
+                    break
+                if not piece:
+                    break
+                text += piece
+            os.close(parent)
+            self.assertEqual(process.wait(timeout=60), 0, text)
+            return text.decode()
+        plain = {k: v for k, v in os.environ.items() if k != "NO_COLOR"}
+        plain["TERM"] = "xterm"
+        coloured = on_terminal(plain)
+        self.assertIn("█", coloured)
+        self.assertRegex(coloured, "\x1b\\[[0-9;]*m")
+        self.assertNotRegex(on_terminal({**plain, "NO_COLOR": "1"}), "\x1b\\[[0-9;]*m")
+
+
+if __name__ == "__main__":
+    cli_harness.main()

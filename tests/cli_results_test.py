@@ -1,0 +1,210 @@
+#!/usr/bin/env python3
+"""Results keep their form, and what was measured is kept whatever happens."""
+
+import json
+import os
+import zipfile
+import xml.etree.ElementTree as ElementTree
+
+import cli_harness
+from cli_harness import SMALL, Folder, attention_file, attention_npz, run
+
+BENCH_KEYS = {
+    "implementation", "device", "pass", "dtype", "batch", "heads_q", "heads_k", "head_dim",
+    "head_dim_v", "seqlen_q", "seqlen_k", "mask", "status", "message", "median_ms", "min_ms",
+    "mean_ms", "max_ms", "std_ms", "tflops", "tflops_peak", "roof_share", "gb_per_s", "peak_bytes",
+    "workspace_bytes", "memory_before_backward_bytes", "process_peak_bytes", "error_vs_fp64",
+    "naive_error_vs_fp64", "error_sample", "seed", "plan"}
+
+
+class Results(Folder):
+    def bench_json(self, *arguments):
+        done = run("bench", *SMALL, *arguments, "--json", "-")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(done.stderr, "", "no progress where stderr is no terminal")
+        return json.loads(done.stdout)
+
+    def test_json_schema(self):
+        file = self.bench_json("--pass", "both", "--check", "--dtype", "fp32,bf16")
+        self.assertEqual(file["schema"], "flashlab.bench/1")
+        self.assertIn("bench --batch 1", file["environment"]["command"])
+        self.assertEqual(len(file["results"]), 4)
+        for result in file["results"]:
+            self.assertLessEqual(BENCH_KEYS, set(result))
+            self.assertEqual(result["status"], "ok", result["message"])
+            self.assertGreater(result["median_ms"], 0)
+            self.assertLessEqual(result["min_ms"], result["median_ms"])
+            self.assertLessEqual(result["median_ms"], result["max_ms"])
+            self.assertGreater(result["tflops"], 0)
+            self.assertGreaterEqual(result["tflops_peak"], result["tflops"])
+            self.assertGreater(result["roof_share"], 0)
+            self.assertLess(result["error_vs_fp64"], 0.2)
+            self.assertGreater(result["naive_error_vs_fp64"], 0)
+            # q, k, v, o of 64 x 2 x 16 and a row of lse at least.
+            size = 4 if result["dtype"] == "fp32" else 2
+            self.assertGreaterEqual(result["peak_bytes"], 4 * 64 * 2 * 16 * size + 64 * 2 * 4)
+            self.assertEqual((result["seqlen_q"], result["seqlen_k"], result["mask"]),
+                             (64, 64, "none"))
+            backward = result["pass"] == "backward"
+            self.assertEqual(result["memory_before_backward_bytes"] is not None, backward)
+
+    def test_unmeasured_is_null(self):
+        file = self.bench_json()
+        self.assertIsNone(file["results"][0]["error_vs_fp64"])
+
+    def test_lists_suffixes_and_aliases(self):
+        file = self.bench_json()
+        self.assertEqual(file["results"][0]["heads_q"], 2)
+        done = run("bench", "--batch", "1", "--nheads", "2,4", "--kv-heads", "2", "--headdim", "8",
+                   "--head-dim-v", "16", "--seqlen", "16,1k", "--seqlen-k", "32",
+                   "--causal=bottom-right", "--repeats", "1", "--warmup", "1", "--json", "-")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        shapes = [(r["heads_q"], r["heads_k"], r["head_dim"], r["head_dim_v"], r["seqlen_q"],
+                   r["seqlen_k"], r["mask"]) for r in json.loads(done.stdout)["results"]]
+        self.assertEqual(shapes, [(h, 2, 8, 16, s, 32, "causal-bottom-right")
+                                  for h in (2, 4) for s in (16, 1024)])
+
+    def test_bare_causal_takes_no_word(self):
+        file = self.bench_json("--causal")
+        self.assertEqual(file["results"][0]["mask"], "causal-top-left")
+        file = self.bench_json("--causal", "bottom-right")
+        self.assertEqual(file["results"][0]["mask"], "causal-bottom-right")
+
+    def test_presets_and_sweeps(self):
+        file = self.bench_json("--preset", "gpt2-small")
+        self.assertEqual(file["results"][0]["mask"], "causal-top-left")
+        self.assertEqual(file["results"][0]["batch"], 1)  # the flag changed it
+        file = self.bench_json("--preset", "batch-inference")
+        self.assertEqual([r["pass"] for r in file["results"]], ["forward"])
+        file = self.bench_json("--sweep", "course")
+        # All lengths were replaced by one: equal cases run once, both passes of the sweep.
+        self.assertEqual([r["pass"] for r in file["results"]], ["forward", "backward"])
+
+    def test_negative_and_zero_scale(self):
+        for scale in ("-0.5", "0"):
+            file = self.bench_json("--scale", scale, "--check")
+            self.assertEqual(file["results"][0]["status"], "ok")
+
+    def test_table_lines_are_stable(self):
+        def lines():
+            done = run("bench", *SMALL, "--pass", "both")
+            self.assertEqual(done.returncode, 0, done.stderr)
+            return done.stdout.split("\n\n")[0].splitlines()
+        first, second = lines(), lines()
+        self.assertEqual(first[0], second[0])
+        self.assertEqual(len(first), 3)
+        # Everything but the measured columns is equal, word for word.
+        self.assertEqual([line.split()[:12] for line in first],
+                         [line.split()[:12] for line in second])
+        self.assertEqual({len(line.split()) for line in first[1:]}, {18})
+        self.assertNotIn("\x1b", "".join(first))
+
+    def test_out_of_memory_is_a_row(self):
+        done = run("bench", "--batch", "1", "--heads", "1", "--seqlen", "64,268435456k",
+                   "--repeats", "1", "--json", "-")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        results = json.loads(done.stdout)["results"]
+        self.assertEqual([r["status"] for r in results], ["ok", "oom"])
+        self.assertIn("iB", results[1]["message"])
+        self.assertIsNone(results[1]["median_ms"])
+        alone = run("bench", "--heads", "1", "--seqlen", "268435456k", "--repeats", "1")
+        self.assertEqual(alone.returncode, 1, "no case ended ok")
+        self.assertIn("oom", alone.stdout)
+
+    def test_unsupported_is_a_row(self):
+        done = run("bench", *SMALL, "--dtype", "tf32")
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("unsupported", done.stdout)
+
+    def test_files(self):
+        names = {flag: self.path("out." + flag) for flag in ("json", "csv", "markdown", "latex")}
+        flags = [word for flag, path in names.items() for word in ("--" + flag, path)]
+        log = self.path("log.md", b"# My log\n")
+        done = run("bench", *SMALL, *flags, "--log", log, "--output", self.path("report"))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        with open(names["json"], encoding="utf-8") as file:
+            self.assertEqual(json.load(file)["schema"], "flashlab.bench/1")
+        with open(names["csv"], encoding="utf-8") as file:
+            self.assertIn("median_ms", file.readline())
+        with open(names["markdown"], encoding="utf-8") as file:
+            self.assertIn("|", file.read())
+        with open(names["latex"], encoding="utf-8") as file:
+            self.assertIn("\\toprule", file.read())
+        with open(log, encoding="utf-8") as file:
+            text = file.read()
+        self.assertTrue(text.startswith("# My log\n"))
+        self.assertIn("bench", text)
+        page = self.path("report/report.html")
+        self.assertIn(page, done.stdout)
+        ElementTree.parse(page)
+
+    def test_csv_alone_on_stdout(self):
+        done = run("bench", *SMALL, "--csv", "-")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        lines = done.stdout.splitlines()
+        self.assertEqual(len(lines), 2)
+        self.assertIn("median_ms", lines[0])
+
+    def test_full_disk(self):
+        if not os.path.exists("/dev/full"):
+            self.skipTest("no /dev/full")
+        done = run("bench", *SMALL, "--json", "/dev/full")
+        self.assertEqual(done.returncode, 1, done.stderr)
+        self.assertIn("--json /dev/full", done.stderr)
+        self.assertIn("forward", done.stdout, "what was measured is still printed")
+        with open("/dev/full", "w", encoding="utf-8") as full:
+            done = run("bench", *SMALL, "--json", self.path("kept.json"), stdout=full)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("stdout cannot be written", done.stderr)
+
+    def test_reader_that_leaves(self):
+        reading, writing = os.pipe()
+        os.close(reading)
+        with os.fdopen(writing, "w") as pipe:
+            done = run("bench", *SMALL, "--json", self.path("kept.json"), stdout=pipe)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        with open(self.path("kept.json"), encoding="utf-8") as file:
+            self.assertEqual(len(json.load(file)["results"]), 1)
+
+    def test_baseline(self):
+        saved = self.path("saved.json")
+        self.assertEqual(run("bench", *SMALL, "--json", saved).returncode, 0)
+        with open(saved, encoding="utf-8") as file:
+            results = json.load(file)
+        def changed(factor, share):
+            for result in results["results"]:
+                for key in list(result):
+                    if key.endswith("_ms") and result[key] is not None:
+                        result[key] *= factor
+                result["roof_share"] = result["roof_share"] * share
+            return self.path("changed.json", json.dumps(results).encode())
+        # As if it had been a thousand times faster, at a thousand times the share.
+        done = run("bench", *SMALL, "--baseline", changed(1e-3, 1e3))
+        self.assertEqual(done.returncode, 3, done.stdout + done.stderr)
+        self.assertIn("slower", done.stdout)
+        done = run("bench", *SMALL, "--baseline", changed(1e6, 1e-6))
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertIn("faster", done.stdout)
+
+    def test_input_files(self):
+        path = self.path("mine.safetensors", attention_file())
+        done = run("bench", "--repeats", "2", "--input", path, "--pass", "both", "--check",
+                   "--json", "-")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        results = json.loads(done.stdout)["results"]
+        shapes = [(r["heads_q"], r["heads_k"], r["seqlen_q"], r["status"]) for r in results]
+        self.assertEqual(shapes, [(4, 2, 12, "ok")] * 2)
+        check = run("check", "--input", path)
+        self.assertEqual(check.returncode, 0, check.stdout + check.stderr)
+        self.assertIn("backward", check.stdout)
+        for method in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            npz = self.path("mine.npz", attention_npz(method))
+            done = run("bench", "--repeats", "2", "--input", npz, "--check", "--json", "-")
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertEqual(json.loads(done.stdout)["results"][0]["heads_k"], 2)
+        other = run("bench", "--repeats", "2", "--input", path, "--dtype", "bf16", "--json", "-")
+        self.assertEqual(json.loads(other.stdout)["results"][0]["dtype"], "bf16")
+
+
+if __name__ == "__main__":
+    cli_harness.main()

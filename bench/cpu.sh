@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Records the CPU's figures: shares of the measured roof, and PyTorch beside us.
 #   bench/cpu.sh PROGRAM OUTPUT_FOLDER NAME [PYTHON]
-# PROGRAM is build/flashlab; NAME starts the files' names, e.g. zen4-2threads. PYTHON is one that has
-# PyTorch (see bench/peers/torch_cpu.py); without it the rivals are left out. Wants a quiet machine:
-# the files carry warnings of what disturbed it.
+# PROGRAM is build/flashlab; NAME starts the files' names, e.g. zen4-2threads. PYTHON is one that
+# has PyTorch (see bench/peers/torch_cpu.py); without it the rivals are left out. HEADS (8) makes
+# the problems smaller. Wants a quiet machine: the files carry warnings of what disturbed it.
 set -euo pipefail
 program=$1
 folder=$2
@@ -12,9 +12,13 @@ python=${4:-}
 here=$(cd "$(dirname "$0")" && pwd)
 mkdir -p "$folder"
 
-shapes=(--batch 1 --heads 8 --head-dim 64,128 --seqlen 1536,2k,4k,8k --pass both --warmup 1
-        --repeats 5)
-best=$("$program" info --json - | python3 -c 'import json,sys; print(json.load(sys.stdin)["environment"]["cpu_isa"])')
+shapes=(--batch 1 --heads "${HEADS:-8}" --head-dim 64,128 --seqlen 1536,2k,4k,8k --pass both
+        --warmup 1 --repeats 5)
+environment() {
+  "$program" info --json - |
+    python3 -c 'import json, sys; print(json.load(sys.stdin)["environment"][sys.argv[1]])' "$1"
+}
+best=$(environment cpu_isa)
 for isa in "$best" avx512-bf16 avx2; do
   [ "$isa" = "$best" ] && suffix= || suffix=-$isa
   [ "$isa" = avx512-bf16 ] && [ "$best" != amx ] && continue
@@ -29,7 +33,6 @@ for isa in "$best" avx512-bf16 avx2; do
   done
 done
 if [ -n "$python" ]; then
-  threads=$("$program" info --json - | python3 -c 'import json,sys; print(json.load(sys.stdin)["environment"]["threads_used"])')
-  "$python" "$here/peers/torch_cpu.py" --flashlab "$program" --threads "$threads" \
-    --json "$folder/$name-torch.json"
+  "$python" "$here/peers/torch_cpu.py" --flashlab "$program" --heads "${HEADS:-8}" \
+    --threads "$(environment threads_used)" --json "$folder/$name-torch.json"
 fi

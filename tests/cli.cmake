@@ -4,6 +4,7 @@ if(FLASHLAB_BUILD_CLI)
   flashlab_test(tensor_file_test
     SOURCES tensor_file_safetensors_test.cpp tensor_file_npz_test.cpp
     LIBRARIES flashlab_lab ZLIB::ZLIB)
+  flashlab_test(cli_problem_run_test SOURCES cli_problem_run_test.cpp LIBRARIES flashlab_lab)
 
   foreach(part IN ITEMS bad_input commands help results)
     add_test(NAME cli_${part}_test

@@ -69,7 +69,8 @@ class Help(Folder):
         path = self.path("completion.bash", run("completion", "bash").stdout.encode())
         quoted = " ".join(f"'{word}'" for word in words)
         script = (f"source {path}; COMP_WORDS=({quoted}); "
-                  "COMP_CWORD=$(( ${#COMP_WORDS[@]} - 1 )); _flashlab; printf '%s\\n' \"${COMPREPLY[@]}\"")
+                  "COMP_CWORD=$(( ${#COMP_WORDS[@]} - 1 )); _flashlab; "
+                  "printf '%s\\n' \"${COMPREPLY[@]}\"")
         return subprocess.run(["bash", "-c", script], capture_output=True, text=True,
                               check=True).stdout.split()
 

@@ -1,6 +1,7 @@
-foreach(part gradients special plan)
-  flashlab_test(cpu_backward_${part}_test SOURCES cpu_backward_${part}_test.cpp LIBRARIES flashlab)
-endforeach()
+flashlab_test(cpu_backward_gradients_test SOURCES cpu_backward_gradients_test.cpp
+  LIBRARIES flashlab)
+flashlab_test(cpu_backward_special_test SOURCES cpu_backward_special_test.cpp LIBRARIES flashlab)
+flashlab_test(cpu_backward_plan_test SOURCES cpu_backward_plan_test.cpp LIBRARIES flashlab)
 
 # One executable per deliberate fault, numbered as in src/cpu/simd/mutation.h; 0 is none. The test
 # itself is compiled once.

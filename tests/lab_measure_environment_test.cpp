@@ -29,7 +29,9 @@ MachineState quiet_machine() {
   return state;
 }
 
-TEST(Doctor, QuietMachineHasNoWarnings) { EXPECT_THAT(diagnose(quiet_machine()), IsEmpty()); }
+TEST(Doctor, QuietMachineHasNoWarnings) {
+  EXPECT_THAT(diagnose(quiet_machine()), IsEmpty());
+}
 
 TEST(Doctor, OtherProgramsAreNamed) {
   MachineState state = quiet_machine();

@@ -29,7 +29,8 @@ TEST(Measure, CallsAsOftenAsItSays) {
   EXPECT_EQ(samples->ms.size(), 7u);
   EXPECT_EQ(samples->calls_per_sample, 1);
   EXPECT_EQ(calls, 4 + 1 + 7);  // warm-up, one call that sets the batch, samples
-  EXPECT_THAT(samples->protocol(options), HasSubstr("4 warm-ups, 7 samples of 1 call, warm caches"));
+  EXPECT_THAT(samples->protocol(options),
+              HasSubstr("4 warm-ups, 7 samples of 1 call, warm caches"));
 }
 
 TEST(Measure, ShortCallsAreBatched) {
@@ -166,7 +167,9 @@ TEST(Measure, RivalsAlternateAndTheOrderRotates) {
   const auto samples = measure_interleaved(options, {rival('a'), rival('b'), rival('c')});
   ASSERT_EQ(samples.size(), 3u);
   for (const auto& s : samples) EXPECT_EQ(s->ms.size(), 4u);
-  EXPECT_EQ(order, "aabbcc" "abc bca cab abc ");
+  EXPECT_EQ(order,
+            "aabbcc"
+            "abc bca cab abc ");
 }
 
 TEST(Measure, ARivalThatFailsDropsOutAlone) {
@@ -174,19 +177,21 @@ TEST(Measure, ARivalThatFailsDropsOutAlone) {
   MeasureOptions options;
   options.repeats = 6;
   options.min_sample_ms = 0;
-  const auto samples = measure_interleaved(
-      options, {[] { return Status(); },
-                [&]() -> Status {
-                  if (++calls > 5) return Status::unsupported({"x", "y", "z", "w"});
-                  return {};
-                }});
+  const auto samples =
+      measure_interleaved(options, {[] { return Status(); },
+                                    [&]() -> Status {
+                                      if (++calls > 5)
+                                        return Status::unsupported({"x", "y", "z", "w"});
+                                      return {};
+                                    }});
   ASSERT_EQ(samples.size(), 2u);
   ASSERT_TRUE(samples[0].ok());
   EXPECT_EQ(samples[0]->ms.size(), 6u);
   EXPECT_EQ(samples[1].status().code(), StatusCode::kUnsupported);
 }
 
-// The ruler is what `check` shows. Its own verdict allows for other programs, so it may be asserted.
+// The ruler is what `check` shows. Its own verdict allows for other programs, so it may be
+// asserted.
 TEST(Ruler, KnownQuantitiesAreMeasured) {
   for (const RulerReading& reading : check_ruler()) {
     // The share needs both of its windows undisturbed, which a loaded test machine cannot promise:
@@ -230,7 +235,12 @@ TEST(RoofShare, MedianOverPairsWithAlternatingOrder) {
   };
   const auto share = measure_against_roof(options, roof, kernel, 2e6);
   ASSERT_TRUE(share.ok());
-  EXPECT_EQ(order, "k" "rk" "kr" "rk" "kr");
+  EXPECT_EQ(order,
+            "k"
+            "rk"
+            "kr"
+            "rk"
+            "kr");
   EXPECT_EQ(share->pair_shares.size(), 4u);
   EXPECT_DOUBLE_EQ(share->roof_gflops, 2);
   // 2e6 FLOP in at least 2 ms is at most 1e9 FLOP/s, half of the roof.
@@ -246,7 +256,8 @@ TEST(RoofShare, OneDisturbedPairDoesNotMoveTheMedian) {
   int window = 0;
   // One roof window in nine is robbed of almost everything.
   const RoofWindow roof = [&](double) { return ++window == 3 ? 1.0 : 1e30; };
-  const auto share = measure_against_roof(options, roof, [] { return Status(); }, 1);
+  const auto share = measure_against_roof(
+      options, roof, [] { return Status(); }, 1);
   ASSERT_TRUE(share.ok());
   EXPECT_LT(share->share, 1e-3);
 }
@@ -261,14 +272,20 @@ TEST(RoofShare, BadInputIsNamed) {
   options.pairs = 1;
   EXPECT_EQ(measure_against_roof(options, roof, kernel, 0).status().detail().argument,
             "flops_per_call");
-  EXPECT_EQ(measure_against_roof(options, [](double) { return 0.0; }, kernel, 1).status().code(),
+  EXPECT_EQ(measure_against_roof(
+                options, [](double) { return 0.0; }, kernel, 1)
+                .status()
+                .code(),
             StatusCode::kInternal);
   options.window_ms = 0;
-  EXPECT_EQ(measure_against_roof(options, roof, kernel, 1).status().detail().argument,
-            "window_ms");
+  EXPECT_EQ(measure_against_roof(options, roof, kernel, 1).status().detail().argument, "window_ms");
   options.window_ms = 1;
   EXPECT_EQ(measure_against_roof(
-                options, roof, [] { return Status::unsupported({"a", "b", "c", "d"}); }, 1)
+                options, roof,
+                [] {
+                  return Status::unsupported({"a", "b", "c", "d"});
+                },
+                1)
                 .status()
                 .code(),
             StatusCode::kUnsupported);
@@ -281,13 +298,15 @@ TEST(RoofShare, CancelAndTimeLimitEndItEarly) {
   options.pairs = 50;
   options.cancel = &cancel;
   const RoofWindow roof = [](double) { return 1e9; };
-  const auto cancelled = measure_against_roof(options, roof, [] { return Status(); }, 1);
+  const auto cancelled = measure_against_roof(
+      options, roof, [] { return Status(); }, 1);
   ASSERT_TRUE(cancelled.ok());
   EXPECT_TRUE(cancelled->cancelled);
   EXPECT_EQ(cancelled->pair_shares.size(), 1u);
   options.cancel = nullptr;
   options.max_total_ms = 0.01;
-  const auto late = measure_against_roof(options, roof, [] { return Status(); }, 1);
+  const auto late = measure_against_roof(
+      options, roof, [] { return Status(); }, 1);
   ASSERT_TRUE(late.ok());
   EXPECT_EQ(late->pair_shares.size(), 3u);
 }

@@ -42,7 +42,8 @@ MAX_FUNCTION_LINES, WARN_FUNCTION_LINES = 120, 100
 MAX_COLUMNS = 100
 
 # room -> the rooms it may include from. Order matters: the longest matching prefix is the room.
-# ptx <- tile <- kernels;  api <- cpu, cuda;  api <- lab <- cli;  reference and cases see include/ only.
+# ptx <- tile <- kernels;  api <- cpu, cuda;  api <- lab <- cli;  reference and cases see only
+# include/.
 MAY_INCLUDE = {
     "include/": ("include/",),
     "cases/": ("include/", "cases/"),

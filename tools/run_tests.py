@@ -50,6 +50,7 @@ def reasons_of_skips(results_xml):
         said = [line.strip() for line in output.splitlines()
                 if line.strip() and not re.match(r"^(\[|Note:|Running main|.*: Skipped$)", line)]
         reason = said[-1] if said else "no reason given"
+        reason = reason.removeprefix("skipped: ")
         reasons[reason] = reasons.get(reason, 0) + 1
     return reasons
 

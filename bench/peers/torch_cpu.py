@@ -37,6 +37,11 @@ def median_ms(call, budget_s):
     return statistics.median(samples)
 
 
+def median_or_none(values):
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
+
+
 class Torch:
     """One shape in PyTorch: layout [batch, heads, seqlen, head_dim], as its users hold it."""
 
@@ -99,8 +104,7 @@ def measure(arguments, shape, dtype, causal):
             "flashlab_ms": statistics.median(s[0] for s in samples),
             "torch_ms": statistics.median(s[1] for s in samples),
             "torch_over_flashlab": statistics.median(s[1] / s[0] for s in samples),
-            "flashlab_roof_share": statistics.median(s[2] for s in samples if s[2] is not None)
-                                   if any(s[2] is not None for s in samples) else None,
+            "flashlab_roof_share": median_or_none(s[2] for s in samples),
         })
     return rows, environment
 
@@ -129,8 +133,9 @@ def main():
                     rows, environment = measure(arguments, shape, dtype, causal)
                     results += rows
                     for row in rows:
-                        print(f"{row['dtype']} {row['pass']:<8} d{dim} S{seqlen} {row['mask']:<15} "
-                              f"ours {row['flashlab_ms']:9.3f} ms  torch {row['torch_ms']:9.3f} ms  "
+                        print(f"{row['dtype']} {row['pass']:<8} d{dim} S{seqlen} "
+                              f"{row['mask']:<15} ours {row['flashlab_ms']:9.3f} ms  "
+                              f"torch {row['torch_ms']:9.3f} ms  "
                               f"{row['torch_over_flashlab']:.2f}x", flush=True)
     document = {
         "schema": "flashlab.peers/1",

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "cli/command.h"
 #include "cli/execution.h"
 #include "cli/failure.h"
@@ -79,13 +81,19 @@ void print_memory(const Context& context, const Job& job, Pass pass, const std::
     return;
   }
   print_line(fmt::format("  {} {}", name, pass_name(pass)));
+  int name_width = 0;
+  int shape_width = 0;
   for (const lab::TensorBytes& tensor : *tensors) {
-    print_line(fmt::format("    {} {} {}", pad_right(tensor.name, 28), pad_right(tensor.shape, 34),
-                           pad_left(lab::format_bytes(static_cast<double>(tensor.bytes)), 12)));
+    name_width = std::max(name_width, lab::report::display_width(tensor.name));
+    shape_width = std::max(shape_width, lab::report::display_width(tensor.shape));
   }
-  print_line(fmt::format(
-      "    {} {} {}", pad_right("together", 28), pad_right("", 34),
-      pad_left(lab::format_bytes(static_cast<double>(lab::total_bytes(*tensors))), 12)));
+  const auto row = [&](std::string_view what, std::string_view shape, std::int64_t bytes) {
+    print_line(fmt::format("    {}  {} {}", pad_right(what, name_width),
+                           pad_right(shape, shape_width),
+                           pad_left(lab::format_bytes(static_cast<double>(bytes)), 10)));
+  };
+  for (const lab::TensorBytes& tensor : *tensors) row(tensor.name, tensor.shape, tensor.bytes);
+  row("together", "", lab::total_bytes(*tensors));
 }
 
 }  // namespace

@@ -44,11 +44,9 @@ constexpr Extra kPrograms[] = {
     {"rsvg-convert", "plots as PNG beside SVG", "apt-get install librsvg2-bin"},
 };
 
+// A library that was found stays open: some of NVIDIA's lose memory when they are unloaded.
 bool library_found(const char* name) {
-  void* handle = ::dlopen(name, RTLD_LAZY | RTLD_LOCAL);
-  if (!handle) return false;
-  ::dlclose(handle);
-  return true;
+  return ::dlopen(name, RTLD_LAZY | RTLD_LOCAL) != nullptr;
 }
 
 bool program_found(std::string_view name) {

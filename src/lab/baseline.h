@@ -55,8 +55,8 @@ struct BaselineReport {
   std::string summary() const;
 };
 
-/// Identifies a measurement across files: implementation, device, pass and everything of the problem
-/// that changes the work; not its name, nor its seed.
+/// Identifies a measurement across files: implementation, device, pass and everything of the
+/// problem that changes the work; not its name, nor its seed.
 std::string case_key(const BenchResult& result);
 
 /// The interval of a result's median: from quartiles and sample count; where a file lacks them from

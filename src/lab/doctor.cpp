@@ -199,9 +199,9 @@ std::vector<EnvironmentWarning> diagnose(const MachineState& state) {
                    "cpupower frequency-set -g performance, or rely on shares of the roof"});
   }
   if (state.available_memory_share && *state.available_memory_share < 0.1) {
-    out.push_back({fmt::format("only {:.0f}% of the memory is free",
-                               100 * *state.available_memory_share),
-                   "stop programs that hold memory: large cases will be reported as oom"});
+    out.push_back(
+        {fmt::format("only {:.0f}% of the memory is free", 100 * *state.available_memory_share),
+         "stop programs that hold memory: large cases will be reported as oom"});
   }
   return out;
 }

@@ -19,8 +19,8 @@ struct BusyProcess {
 
 /// The facts that warnings are made from.
 struct MachineState {
-  int cpus = 0;          ///< that this process may use
-  int threads_used = 0;  ///< by the measurement; 0: unknown
+  int cpus = 0;                        ///< that this process may use
+  int threads_used = 0;                ///< by the measurement; 0: unknown
   std::optional<double> load_average;  ///< of the last minute
   std::vector<BusyProcess> busy;       ///< busiest first; this process is not among them
   std::optional<double> stolen_cores;  ///< taken by the host of a virtual machine
@@ -31,8 +31,8 @@ struct MachineState {
   bool unoptimized = false;  ///< this build was compiled without optimisation
 };
 
-/// Looks for `observe_ms` at who uses the processor. Cost: that time. Parts that the system does not
-/// show stay empty.
+/// Looks for `observe_ms` at who uses the processor. Cost: that time. Parts that the system does
+/// not show stay empty.
 MachineState observe_machine(double observe_ms = 200);
 
 /// One warning per finding, worst first, each with a remedy. Pure.

@@ -43,10 +43,10 @@ std::string value_in(const char* path, std::string_view key, char separator) {
 /// The flags that decide which kernels can run, in the kernel's spelling.
 std::string relevant_flags() {
   static constexpr std::array kRelevant = {
-      "sse4_2",      "avx",         "avx2",        "fma",         "f16c",      "avx512f",
-      "avx512dq",    "avx512bw",    "avx512vl",    "avx512_vnni", "avx512_bf16", "avx512_fp16",
-      "amx_tile",    "amx_bf16",    "amx_int8",    "amx_fp16",    "asimd",     "asimdhp",
-      "bf16",        "sve",         "sve2",        "hypervisor"};
+      "sse4_2",   "avx",      "avx2",     "fma",         "f16c",        "avx512f",
+      "avx512dq", "avx512bw", "avx512vl", "avx512_vnni", "avx512_bf16", "avx512_fp16",
+      "amx_tile", "amx_bf16", "amx_int8", "amx_fp16",    "asimd",       "asimdhp",
+      "bf16",     "sve",      "sve2",     "hypervisor"};
   std::string all = value_in("/proc/cpuinfo", "flags", ':');
   if (all.empty()) all = value_in("/proc/cpuinfo", "Features", ':');
   all = ' ' + all + ' ';
@@ -71,8 +71,7 @@ std::int64_t parse_cache_size(const std::string& text) {
 /// Caches of the first processor. sysfs first; sysconf, which asks cpuid, where that is hidden.
 void read_caches(Environment& out) {
   for (int index = 0; index < 8; ++index) {
-    const std::string base =
-        fmt::format("/sys/devices/system/cpu/cpu0/cache/index{}/", index);
+    const std::string base = fmt::format("/sys/devices/system/cpu/cpu0/cache/index{}/", index);
     int level = 0;
     std::string type, size;
     std::ifstream(base + "level") >> level;
@@ -123,8 +122,8 @@ std::string utc_now() {
   const std::time_t now = std::time(nullptr);
   std::tm parts{};
   gmtime_r(&now, &parts);
-  return fmt::format("{:04}-{:02}-{:02}T{:02}:{:02}:{:02}Z", parts.tm_year + 1900,
-                     parts.tm_mon + 1, parts.tm_mday, parts.tm_hour, parts.tm_min, parts.tm_sec);
+  return fmt::format("{:04}-{:02}-{:02}T{:02}:{:02}:{:02}Z", parts.tm_year + 1900, parts.tm_mon + 1,
+                     parts.tm_mday, parts.tm_hour, parts.tm_min, parts.tm_sec);
 }
 
 std::string command_line(int argc, const char* const* argv) {
@@ -134,8 +133,9 @@ std::string command_line(int argc, const char* const* argv) {
     const std::string_view argument = argv[i];
     const bool plain =
         !argument.empty() && std::all_of(argument.begin(), argument.end(), [](unsigned char c) {
-          return std::isalnum(c) != 0 || std::string_view("-_./:,=+@%").find(static_cast<char>(c)) !=
-                                             std::string_view::npos;
+          return std::isalnum(c) != 0 ||
+                 std::string_view("-_./:,=+@%").find(static_cast<char>(c)) !=
+                     std::string_view::npos;
         });
     if (plain) {
       out += argument;
@@ -156,7 +156,8 @@ std::string command_line(int argc, const char* const* argv) {
 
 std::string describe_cuda(const char* library) {
   // WSL2 keeps the driver where the loader does not look.
-  for (const std::string& path : {std::string(library), std::string("/usr/lib/wsl/lib/") + library}) {
+  for (const std::string& path :
+       {std::string(library), std::string("/usr/lib/wsl/lib/") + library}) {
     void* handle = dlopen(path.c_str(), RTLD_LAZY | RTLD_LOCAL);
     if (handle == nullptr) continue;
     dlclose(handle);
@@ -188,8 +189,7 @@ Environment collect_environment(const EnvironmentRequest& request) {
   out.libc = fmt::format("glibc {}", gnu_get_libc_version());
 
   out.cpu_model = cpu_model();
-  out.cpu_isa =
-      to_string(request.cpu_isa == CpuIsa::kAutomatic ? best_cpu_isa() : request.cpu_isa);
+  out.cpu_isa = to_string(request.cpu_isa == CpuIsa::kAutomatic ? best_cpu_isa() : request.cpu_isa);
   out.cpu_flags = relevant_flags();
   out.cpu_threads_online = static_cast<int>(std::max(0L, sysconf(_SC_NPROCESSORS_ONLN)));
   out.threads_used = request.threads;

@@ -12,11 +12,11 @@
 namespace flashlab::lab {
 
 struct EnvironmentRequest {
-  std::string command;   ///< what the user typed; see command_line()
-  std::string protocol;  ///< warm-ups, repeats, caches, in words
-  int threads = 0;       ///< used by the measurement
+  std::string command;                  ///< what the user typed; see command_line()
+  std::string protocol;                 ///< warm-ups, repeats, caches, in words
+  int threads = 0;                      ///< used by the measurement
   CpuIsa cpu_isa = CpuIsa::kAutomatic;  ///< used by the measurement
-  double observe_ms = 200;  ///< how long to look for other busy programs; 0: not at all
+  double observe_ms = 200;              ///< how long to look for other busy programs; 0: not at all
 };
 
 /// Reads what the system says: parts it does not say stay empty or 0. Roofs and clock stay empty:
@@ -31,7 +31,8 @@ std::string command_line(int argc, const char* const* argv);
 std::string utc_now();
 
 /// What looking for an NVIDIA driver found, in one sentence, e.g. "no CUDA device: libcuda.so.1 was
-/// not found. The driver is not installed or not visible in this container." `library` is for tests.
+/// not found. The driver is not installed or not visible in this container." `library` is for
+/// tests.
 std::string describe_cuda(const char* library = "libcuda.so.1");
 
 /// 8 hexadecimal digits of FNV-1a.

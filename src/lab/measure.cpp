@@ -31,8 +31,8 @@ bool is_set(const std::atomic<bool>* flag) {
 
 Status check(const MeasureOptions& options) {
   const auto bad = [](std::string argument, std::string got, std::string expected) {
-    return Status::invalid({std::move(argument), std::move(got), std::move(expected),
-                            "choose a larger number"});
+    return Status::invalid(
+        {std::move(argument), std::move(got), std::move(expected), "choose a larger number"});
   };
   if (options.warmup < 0) return bad("warmup", fmt::to_string(options.warmup), "at least 0");
   if (options.repeats < 1) return bad("repeats", fmt::to_string(options.repeats), "at least 1");
@@ -92,8 +92,9 @@ Status warm_up(const MeasureOptions& options, double budget_ms, Rival& rival) {
 /// One sample. Returns false when the caches could not be flushed although that was asked.
 void take_sample(const MeasureOptions& options, Rival& rival) {
   if (options.cold_cache && !flush_caches()) {
-    rival.status = Status::out_of_memory({"cold_cache", "no memory for the buffer that evicts the caches",
-                                          "twice the last-level cache", "measure with warm caches"});
+    rival.status =
+        Status::out_of_memory({"cold_cache", "no memory for the buffer that evicts the caches",
+                               "twice the last-level cache", "measure with warm caches"});
     return;
   }
   const int calls = rival.samples.calls_per_sample;
@@ -239,8 +240,8 @@ Result<RoofShare> measure_against_roof(const RoofShareOptions& options, const Ro
                             "use 50 or more for a share that is published"});
   }
   if (!(flops_per_call > 0) || !std::isfinite(flops_per_call)) {
-    return Status::invalid({"flops_per_call", fmt::to_string(flops_per_call),
-                            "a finite number > 0", "a case without work has no share"});
+    return Status::invalid({"flops_per_call", fmt::to_string(flops_per_call), "a finite number > 0",
+                            "a case without work has no share"});
   }
   // One unmeasured call: first touches of pages and the pool's start belong to nobody's window.
   if (Status status = kernel(); !status.ok()) return status;
@@ -267,9 +268,9 @@ Result<RoofShare> measure_against_roof(const RoofShareOptions& options, const Ro
       kernel_rate = calls * flops_per_call / (elapsed_ms / 1e3);
     }
     if (!(roof_rate > 0) || !std::isfinite(roof_rate)) {
-      return Status(StatusCode::kInternal, {"roof", fmt::to_string(roof_rate),
-                                            "a positive rate in FLOP/s",
-                                            "report this machine's `flashlab info --roof`"});
+      return Status(StatusCode::kInternal,
+                    {"roof", fmt::to_string(roof_rate), "a positive rate in FLOP/s",
+                     "report this machine's `flashlab info --roof`"});
     }
     shares.push_back(kernel_rate / roof_rate);
     roof_rates.push_back(roof_rate);

@@ -21,12 +21,12 @@ using TimedCall = std::function<Status()>;
 using Progress = std::function<void(int done, int planned)>;
 
 struct MeasureOptions {
-  int warmup = 3;             ///< calls before the first sample, at least 1: it also sets the batch
-  int repeats = 30;           ///< samples
-  double min_sample_ms = 1;   ///< short calls are repeated inside a sample until it lasts this long
-  double max_total_ms = 0;    ///< no new sample after this long, once `min_repeats` exist; 0: never
+  int warmup = 3;            ///< calls before the first sample, at least 1: it also sets the batch
+  int repeats = 30;          ///< samples
+  double min_sample_ms = 1;  ///< short calls are repeated inside a sample until it lasts this long
+  double max_total_ms = 0;   ///< no new sample after this long, once `min_repeats` exist; 0: never
   int min_repeats = 3;
-  bool cold_cache = false;    ///< evict all caches before each sample; then one call per sample
+  bool cold_cache = false;  ///< evict all caches before each sample; then one call per sample
   const std::atomic<bool>* cancel = nullptr;  ///< set by somebody else: stop, keep what there is
   Progress progress;
 };
@@ -35,7 +35,7 @@ struct MeasureOptions {
 struct Samples {
   std::vector<double> ms;
   int calls_per_sample = 1;
-  int planned = 0;          ///< repeats asked for
+  int planned = 0;  ///< repeats asked for
   bool cold_cache = false;
   bool cancelled = false;
   bool out_of_time = false;  ///< max_total_ms ended it early
@@ -70,16 +70,16 @@ bool flush_caches();
 using RoofWindow = std::function<double(double seconds)>;
 
 struct RoofShareOptions {
-  double window_ms = 50;  ///< roof and kernel windows last at least this long
-  int pairs = 9;          ///< at least 9 for a share that is published
+  double window_ms = 50;    ///< roof and kernel windows last at least this long
+  int pairs = 9;            ///< at least 9 for a share that is published
   double max_total_ms = 0;  ///< stop after this long once 3 pairs exist; 0: never
   const std::atomic<bool>* cancel = nullptr;
 };
 
 struct RoofShare {
-  double share = 0;         ///< median over pairs, 0..1 (above 1 only by noise)
-  Interval interval;        ///< of that median
-  double roof_gflops = 0;   ///< median over roof windows
+  double share = 0;          ///< median over pairs, 0..1 (above 1 only by noise)
+  Interval interval;         ///< of that median
+  double roof_gflops = 0;    ///< median over roof windows
   double kernel_gflops = 0;  ///< median over kernel windows
   std::vector<double> pair_shares;
   bool cancelled = false;
@@ -109,8 +109,8 @@ struct RulerReading {
 
 /// Measures calls of known duration (spins until a deadline: 0.002, 0.1, 5 ms), a kernel that does
 /// the roof's work half of the time (share 0.5), and allocations of known size. A duration passes
-/// when its fastest sample is within tolerance and no sample is shorter than possible; when only the
-/// median is off, the note says that other programs interfered. Cost: about 0.6 s.
+/// when its fastest sample is within tolerance and no sample is shorter than possible; when only
+/// the median is off, the note says that other programs interfered. Cost: about 0.6 s.
 std::vector<RulerReading> check_ruler();
 
 /// Busy-waits until `ms` have passed since the call. The call of known duration.

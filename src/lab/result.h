@@ -30,7 +30,7 @@ struct BenchResult {
 
   int samples = 0;
   std::optional<double> median_ms, min_ms, mean_ms, max_ms, std_ms;
-  std::optional<double> q1_ms, q3_ms;  ///< quartiles: what a baseline's verdict is made from
+  std::optional<double> q1_ms, q3_ms;      ///< quartiles: what a baseline's verdict is made from
   std::optional<double> tflops;            ///< FLOPs / median
   std::optional<double> tflops_peak;       ///< FLOPs / min
   std::optional<double> roof_share;        ///< of the measured roof, 0..1

@@ -34,8 +34,8 @@ Status write_error(const fs::path& path, int error, std::size_t bytes) {
   } else if (error == ENOENT || error == ENOTDIR) {
     remedy = "make the folder first, or choose another one";
   }
-  return io_error(path, error_text(error),
-                  fmt::format("a file that takes {} bytes", bytes), std::move(remedy));
+  return io_error(path, error_text(error), fmt::format("a file that takes {} bytes", bytes),
+                  std::move(remedy));
 }
 
 /// Closes on every way out.
@@ -171,6 +171,8 @@ Status ResultWriter::add(BenchResult result) {
   return rewritable_ ? write_results(path_, file_) : Status();
 }
 
-Status ResultWriter::finish() { return write_results(path_, file_); }
+Status ResultWriter::finish() {
+  return write_results(path_, file_);
+}
 
 }  // namespace flashlab::lab

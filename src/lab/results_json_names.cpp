@@ -98,17 +98,23 @@ bool parse_mask_name(std::string_view name, cases::Case& problem) {
   return true;
 }
 
-const char* layout_name(cases::Layout layout) noexcept { return name_in(kLayouts, layout); }
+const char* layout_name(cases::Layout layout) noexcept {
+  return name_in(kLayouts, layout);
+}
 std::optional<cases::Layout> parse_layout(std::string_view name) {
   return value_in(kLayouts, name);
 }
 
-const char* fill_name(cases::Fill fill) noexcept { return name_in(kFills, fill); }
-std::optional<cases::Fill> parse_fill(std::string_view name) { return value_in(kFills, name); }
+const char* fill_name(cases::Fill fill) noexcept {
+  return name_in(kFills, fill);
+}
+std::optional<cases::Fill> parse_fill(std::string_view name) {
+  return value_in(kFills, name);
+}
 
 std::optional<RunStatus> parse_status(std::string_view name) {
-  for (const RunStatus status : {RunStatus::kOk, RunStatus::kOutOfMemory, RunStatus::kUnsupported,
-                                 RunStatus::kError}) {
+  for (const RunStatus status :
+       {RunStatus::kOk, RunStatus::kOutOfMemory, RunStatus::kUnsupported, RunStatus::kError}) {
     if (name == to_string(status)) return status;
   }
   return {};

@@ -51,8 +51,7 @@ class Reader {
   void integer(const char* key, T& out, bool required = true, bool nullable = false) {
     const Json* value = find(key, required);
     if (value == nullptr || (nullable && value->is_null())) return;
-    const char* expected =
-        nullable ? "a whole number >= 0, or null" : "a whole number >= 0";
+    const char* expected = nullable ? "a whole number >= 0, or null" : "a whole number >= 0";
     if (!value->is_number_unsigned()) return fail(key, quote(*value), expected);
     const auto number = value->get<std::uint64_t>();
     if (number > static_cast<std::uint64_t>(std::numeric_limits<T>::max())) {
@@ -271,21 +270,20 @@ Result<ResultFile> parse_results(std::string_view text, std::string_view source)
     // byte counts from 1 and points behind what was read.
     const std::size_t offset = error.byte == 0 ? 0 : error.byte - 1;
     const bool at_end = offset >= text.size();
-    std::string got = text.empty() ? "an empty file"
-                      : at_end     ? fmt::format("a file that ends in the middle of its JSON, at {}",
-                                                 line_and_column(text, offset))
-                                   : fmt::format("text that is not JSON at {}",
-                                                 line_and_column(text, offset));
-    return Status::invalid({name, std::move(got), "JSON of the schema flashlab.bench/1",
-                            at_end ? "the file was cut off: make it again, or use another one"
-                                   : kRemedy});
-  } catch (const Json::exception& error) {  // e.g. a number beyond every type
+    std::string got =
+        text.empty() ? "an empty file"
+        : at_end     ? fmt::format("a file that ends in the middle of its JSON, at {}",
+                                   line_and_column(text, offset))
+                     : fmt::format("text that is not JSON at {}", line_and_column(text, offset));
     return Status::invalid(
-        {name, error.what(), "JSON of the schema flashlab.bench/1", kRemedy});
+        {name, std::move(got), "JSON of the schema flashlab.bench/1",
+         at_end ? "the file was cut off: make it again, or use another one" : kRemedy});
+  } catch (const Json::exception& error) {  // e.g. a number beyond every type
+    return Status::invalid({name, error.what(), "JSON of the schema flashlab.bench/1", kRemedy});
   }
   if (!root.is_object()) {
-    return Status::invalid({name, quote(root), "an object with schema, environment and results",
-                            kRemedy});
+    return Status::invalid(
+        {name, quote(root), "an object with schema, environment and results", kRemedy});
   }
   const auto schema = root.find("schema");
   if (schema == root.end() || *schema != kResultSchema) {

@@ -5,20 +5,24 @@
 namespace flashlab::lab {
 namespace {
 
-Verdict judge(std::string metric, double value, Thresholds thresholds, const std::string& value_text,
-              const std::string& good_text, const std::string& poor_text) {
+Verdict judge(std::string metric, double value, Thresholds thresholds,
+              const std::string& value_text, const std::string& good_text,
+              const std::string& poor_text) {
   Verdict out;
   out.metric = std::move(metric);
   out.value = value;
   out.grade = grade(value, thresholds);
-  const std::string limit = out.grade == Grade::kGood   ? fmt::format("above {}", good_text)
-                            : out.grade == Grade::kPoor ? fmt::format("below {}", poor_text)
-                                                        : fmt::format("{} to {}", poor_text, good_text);
+  const std::string limit = out.grade == Grade::kGood ? fmt::format("above {}", good_text)
+                            : out.grade == Grade::kPoor
+                                ? fmt::format("below {}", poor_text)
+                                : fmt::format("{} to {}", poor_text, good_text);
   out.text = fmt::format("{}: {} ({})", to_string(out.grade), value_text, limit);
   return out;
 }
 
-std::string percent(double share) { return fmt::format("{:.0f}%", 100 * share); }
+std::string percent(double share) {
+  return fmt::format("{:.0f}%", 100 * share);
+}
 
 Verdict judge_share(std::string metric, double share, Thresholds thresholds, const char* of) {
   return judge(std::move(metric), share, thresholds, fmt::format("{} {}", percent(share), of),

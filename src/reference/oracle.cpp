@@ -322,8 +322,8 @@ class Backward {
 
   // A masked pair has P = 0 and dS = 0 (dP - delta): what is not finite in dP, delta, K, Q or dO
   // survives the multiplication by zero in a kernel that does not skip the pair. A V that is not
-  // finite at a masked key also leaves the row's own o open, and with it delta: then the row's dq and
-  // the dk of every key it sees are open too.
+  // finite at a masked key also leaves the row's own o open, and with it delta: then the row's dq
+  // and the dk of every key it sees are open too.
   void mark_dont_care(const Queries<Real>& queries, std::size_t n, const Keys<Real>& keys,
                       const HeadRows* wanted, const HeadRows* wanted_keys) {
     if (queries.bad[n] == 0 && !keys.has_any_bad) return;

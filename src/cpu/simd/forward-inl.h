@@ -25,9 +25,15 @@ constexpr float kInfinity = __builtin_inff();
 /// Statistics of a strip's rows start at a multiple of this, so that vectors may overrun the strip.
 constexpr int64_t kStatistics = (kStripRows + 15) / 16 * 16;
 
-HWY_INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
-HWY_INLINE int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
-HWY_INLINE int64_t align_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+HWY_INLINE int64_t smaller(int64_t a, int64_t b) {
+  return a < b ? a : b;
+}
+HWY_INLINE int64_t larger(int64_t a, int64_t b) {
+  return a > b ? a : b;
+}
+HWY_INLINE int64_t align_up(int64_t n, int64_t to) {
+  return (n + to - 1) / to * to;
+}
 
 /// Where the parts of a thread's scratch lie. Elements are 4 bytes in every policy.
 template <class Multiply>
@@ -151,9 +157,8 @@ HWY_INLINE void apply_additive_mask(const void* mask, int64_t key_stride, float 
   const Floats hidden = set(-kInfinity);
   const float constant = key_stride == 0 ? hn::GetLane(load_as<kType>(mask, 1)) : 0.0f;
   for (int64_t j = 0; j < columns; j += kLanes) {
-    const Floats m = key_stride == 0
-                         ? set(constant)
-                         : load_as<kType>(element_at(mask, j, kType), columns - j);
+    const Floats m =
+        key_stride == 0 ? set(constant) : load_as<kType>(element_at(mask, j, kType), columns - j);
     // Columns past the end are already -inf, and -inf + 0 stays it.
     const Floats s = hn::MulAdd(load(row + j), set(factor), m);
     store(hn::IfThenElse(hn::Eq(m, hidden), hidden, s), row + j);
@@ -269,9 +274,8 @@ void pack_queries(const ForwardCall& call, const ForwardTask& task,
                                          position * call.q.row_stride + head * call.q.head_stride,
                                      call.q.dtype),
                           call.q.dtype, count, call.head_dim, call.q.row_stride};
-    pack_rows<Multiply>(
-        view, call.query_factor,
-        scratch.queries + (r - task.row_begin) * depth_of<Multiply>(call.head_dim));
+    pack_rows<Multiply>(view, call.query_factor,
+                        scratch.queries + (r - task.row_begin) * depth_of<Multiply>(call.head_dim));
     r += count;
   }
 }
@@ -308,10 +312,10 @@ struct PackedBlock {
 
 template <class Multiply>
 PackedBlock<Multiply> key_block_at(const ForwardCall& call, const ForwardTask& task,
-                                const Scratch<Multiply>& scratch, int64_t begin,
-                                int64_t end) {
+                                   const Scratch<Multiply>& scratch, int64_t begin, int64_t end) {
   using Element = typename Multiply::Element;
-  PackedBlock<Multiply> block{scratch.keys, scratch.values, scratch.values_panel_stride, begin, end};
+  PackedBlock<Multiply> block{scratch.keys, scratch.values, scratch.values_panel_stride, begin,
+                              end};
   if (call.packed_keys != nullptr) {
     const int64_t head = task.batch * call.heads_k + task.key_head;
     block.keys = static_cast<const Element*>(call.packed_keys) + head * call.packed_keys_stride +
@@ -364,9 +368,8 @@ void strip_against_block(const ForwardCall& call, const ForwardTask& task,
   if (call.mask.data != nullptr && kMutation != Mutation::kIgnoredMask) {
     for (int i = 0; i < what.rows; ++i) {
       const int64_t r = task.row_begin + row + i;
-      apply_mask_row(call, task, task.key_head * call.group + r / call.seqlen_q,
-                     r % call.seqlen_q, what.first_key, what.columns,
-                     scratch.scores + i * scratch.score_stride);
+      apply_mask_row(call, task, task.key_head * call.group + r / call.seqlen_q, r % call.seqlen_q,
+                     what.first_key, what.columns, scratch.scores + i * scratch.score_stride);
     }
   }
 
@@ -403,11 +406,10 @@ HWY_INLINE void write_row(const ForwardCall& call, int64_t batch, int64_t key_he
   const int64_t position = r % call.seqlen_q;
   const bool empty = sum == 0.0f;  // NaN is not empty
   const Floats inverse = set(empty ? 0.0f : 1.0f / sum);
-  char* o = const_cast<char*>(element_at(call.o.data,
-                                         batch * call.o.batch_stride +
-                                             position * call.o.row_stride +
-                                             head * call.o.head_stride,
-                                         call.o.dtype));
+  char* o = const_cast<char*>(element_at(
+      call.o.data,
+      batch * call.o.batch_stride + position * call.o.row_stride + head * call.o.head_stride,
+      call.o.dtype));
   with_dtype(call.o.dtype, [&]<DType kType>() {
     for (int64_t d = 0; d < call.head_dim_v; d += kLanes) {
       // An empty row's sums may never have been written.
@@ -449,8 +451,7 @@ void write_results(const ForwardCall& call, const ForwardTask& task,
                 is_additive(call));
       continue;
     }
-    const int64_t index =
-        partial_row(call, call.batches, task.split, task.batch, task.key_head, r);
+    const int64_t index = partial_row(call, call.batches, task.split, task.batch, task.key_head, r);
     call.partial_max[index] = scratch.row_max[s];
     call.partial_sum[index] = scratch.row_sum[s];
     if (scratch.row_sum[s] == 0.0f) continue;  // merge skips empty partials
@@ -461,7 +462,7 @@ void write_results(const ForwardCall& call, const ForwardTask& task,
 
 template <class Multiply, bool kAdditive>
 void visit_blocks(const ForwardCall& call, const ForwardTask& task,
-                    const Scratch<Multiply>& scratch) {
+                  const Scratch<Multiply>& scratch) {
   const int64_t rows = task.row_end - task.row_begin;
   const int64_t strips = (rows + kStripRows - 1) / kStripRows;
   uint64_t started = 0;  // one bit per strip; tile_rows <= 64 strips
@@ -524,7 +525,7 @@ size_t scratch_bytes(const ForwardCall& call, bool packs) {
 /// (sum 0) hold no numbers.
 template <class Multiply>
 void merge(const ForwardCall& call, int64_t batch, int64_t key_head, int64_t row_begin,
-                   int64_t row_end, int64_t splits) {
+           int64_t row_end, int64_t splits) {
   const bool additive = is_additive(call);
   const int64_t stride = align_up(call.head_dim_v, kLanes);
   const auto base_two = [&](float difference) {

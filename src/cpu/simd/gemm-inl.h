@@ -54,8 +54,8 @@ struct MultiplyBf16 {
     return _mm512_set1_epi32(static_cast<int>(*p));
   }
   static HWY_INLINE Floats multiply_add(Operand a, Operand b, Floats c) {
-    return Floats{_mm512_dpbf16_ps(c.raw, reinterpret_cast<__m512bh>(a),
-                                   reinterpret_cast<__m512bh>(b))};
+    return Floats{
+        _mm512_dpbf16_ps(c.raw, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b))};
   }
 };
 #endif
@@ -149,7 +149,8 @@ HWY_NOINLINE void multiply_tile(int rows, int vectors, const TileArguments<Multi
 }
 
 /// C [rows, columns rounded up to kLanes] over consecutive panels: panel p at t.b + p *
-/// panel_stride, its columns at t.c + p * kPanel. rows in 1..kStripRows. C has room for the rounding.
+/// panel_stride, its columns at t.c + p * kPanel. rows in 1..kStripRows. C has room for the
+/// rounding.
 template <class Multiply, Start kStart>
 HWY_INLINE void multiply_panels(int rows, int64_t columns, int64_t panel_stride,
                                 TileArguments<Multiply> t) {

@@ -72,8 +72,8 @@ struct MaskView {
   int64_t key_stride = 0;  ///< 0 or 1
 };
 
-/// Which keys a query position sees by its place alone: [position + begin, position + end) clamped to
-/// [0, seqlen_k). Unbounded sides are large, not infinite, so that the sums cannot overflow.
+/// Which keys a query position sees by its place alone: [position + begin, position + end) clamped
+/// to [0, seqlen_k). Unbounded sides are large, not infinite, so that the sums cannot overflow.
 struct Band {
   int64_t begin = 0;
   int64_t end = 0;
@@ -184,9 +184,9 @@ extern const KernelTable kKernels;
 }
 #endif
 
-/// The table for tensors of `dtype` (fp32, fp16, bf16) on an instruction set that is supported here.
-/// fp16 is widened to fp32 at packing (no AVX512_FP16 assumed), and bf16 likewise where the set has
-/// no bf16 products.
+/// The table for tensors of `dtype` (fp32, fp16, bf16) on an instruction set that is supported
+/// here. fp16 is widened to fp32 at packing (no AVX512_FP16 assumed), and bf16 likewise where the
+/// set has no bf16 products.
 const KernelTable& kernels_for(CpuIsa isa, DType dtype);
 
 /// The table for forward: kernels_for, but AMX's own for bf16 where `isa` is kAmx. Its panels are

@@ -15,7 +15,8 @@ constexpr int64_t depth_of(int64_t n) {
   return (n + Multiply::kDepthPer - 1) / Multiply::kDepthPer;
 }
 
-/// Element k of a row of `columns` values: a float, or values 2k and 2k + 1 as bf16. Past the end: 0.
+/// Element k of a row of `columns` values: a float, or values 2k and 2k + 1 as bf16. Past the end:
+/// 0.
 template <class Multiply, DType kType>
 HWY_INLINE typename Multiply::Element packed_element(const void* row, int64_t k, int64_t columns) {
   constexpr int kPer = Multiply::kDepthPer;
@@ -95,8 +96,9 @@ template <class Multiply, DType kType>
 HWY_INLINE void pack_transposed_as(const MatrixView& source, void* destination) {
   using Element = typename Multiply::Element;
   const int64_t depth = depth_of<Multiply>(source.columns);
-  [[maybe_unused]] const int64_t whole = source.columns / Multiply::kDepthPer;  // Elements without padding
-  Element* panel = static_cast<Element*>(destination);         // [depth, kPanel]
+  [[maybe_unused]] const int64_t whole =
+      source.columns / Multiply::kDepthPer;             // Elements without padding
+  Element* panel = static_cast<Element*>(destination);  // [depth, kPanel]
   for (int64_t first = 0; first < source.rows; first += kPanel, panel += depth * kPanel) {
     int64_t j = 0;
 #if HWY_TARGET != HWY_SCALAR
@@ -131,9 +133,8 @@ HWY_INLINE void pack_transposed_as(const MatrixView& source, void* destination) 
 
 template <class Multiply>
 void pack_transposed(const MatrixView& source, void* destination) {
-  with_dtype(source.dtype, [&]<DType kType>() {
-    pack_transposed_as<Multiply, kType>(source, destination);
-  });
+  with_dtype(source.dtype,
+             [&]<DType kType>() { pack_transposed_as<Multiply, kType>(source, destination); });
 }
 
 /// kLanes Elements across columns [column, column + count) of reduction step k.
@@ -193,9 +194,8 @@ HWY_INLINE void pack_rows_as(const MatrixView& source, float factor, void* desti
 
 template <class Multiply>
 void pack_rows(const MatrixView& source, float factor, void* destination) {
-  with_dtype(source.dtype, [&]<DType kType>() {
-    pack_rows_as<Multiply, kType>(source, factor, destination);
-  });
+  with_dtype(source.dtype,
+             [&]<DType kType>() { pack_rows_as<Multiply, kType>(source, factor, destination); });
 }
 
 template <class Multiply>

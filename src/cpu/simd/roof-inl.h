@@ -16,14 +16,18 @@ namespace {
 #endif
 
 /// Hides a register's value from the optimiser, so that products of it are not loop invariants.
-HWY_INLINE void opaque(Floats& v) { asm volatile("" : FLASHLAB_VECTOR_REGISTER(v.raw)); }
+HWY_INLINE void opaque(Floats& v) {
+  asm volatile("" : FLASHLAB_VECTOR_REGISTER(v.raw));
+}
 #if defined(FLASHLAB_SIMD_BF16)
-HWY_INLINE void opaque(__m512i& v) { asm volatile("" : FLASHLAB_VECTOR_REGISTER(v)); }
+HWY_INLINE void opaque(__m512i& v) {
+  asm volatile("" : FLASHLAB_VECTOR_REGISTER(v));
+}
 #endif
 #undef FLASHLAB_VECTOR_REGISTER
 
-/// Twelve independent sums hide the latency of four cycles on two pipes with room to spare, and with
-/// the two operands still fit AVX2's sixteen registers.
+/// Twelve independent sums hide the latency of four cycles on two pipes with room to spare, and
+/// with the two operands still fit AVX2's sixteen registers.
 template <class Multiply>
 double roof(int64_t iterations) {
   constexpr int kSums = 12;

@@ -47,9 +47,9 @@ using Uints = hn::Vec<UintTag>;
 constexpr int kLanes = static_cast<int>(hn::MaxLanes(FloatTag()));
 
 /// The register tile of the micro kernel: kStripRows x kPanelVectors accumulators.
-/// HW: AVX-512 and NEON have 32 registers: 24 accumulators + 4 of B + 1 broadcast of A. AVX2 has 16:
-/// 12 + 2 + 1. The scalar build has 16 one-float registers and follows AVX2's shape.
-/// AMX multiplies whole tiles and takes strips of 32 rows (amx-inl.h).
+/// HW: AVX-512 and NEON have 32 registers: 24 accumulators + 4 of B + 1 broadcast of A. AVX2 has
+/// 16: 12 + 2 + 1. The scalar build has 16 one-float registers and follows AVX2's shape. AMX
+/// multiplies whole tiles and takes strips of 32 rows (amx-inl.h).
 #ifndef FLASHLAB_SIMD_STRIP_ROWS
 #define FLASHLAB_SIMD_STRIP_ROWS 6
 #endif
@@ -59,10 +59,18 @@ constexpr int kPanelVectors = (kLanes == 16 || HWY_TARGET == HWY_NEON) ? 4 : 2;
 /// Columns of a packed panel: 64 (AVX-512), 16 (AVX2, NEON), 2 (scalar).
 constexpr int kPanel = kPanelVectors * kLanes;
 
-HWY_INLINE Floats set(float x) { return hn::Set(FloatTag(), x); }
-HWY_INLINE Floats zero() { return hn::Zero(FloatTag()); }
-HWY_INLINE Floats load(const float* p) { return hn::LoadU(FloatTag(), p); }
-HWY_INLINE void store(Floats v, float* p) { hn::StoreU(v, FloatTag(), p); }
+HWY_INLINE Floats set(float x) {
+  return hn::Set(FloatTag(), x);
+}
+HWY_INLINE Floats zero() {
+  return hn::Zero(FloatTag());
+}
+HWY_INLINE Floats load(const float* p) {
+  return hn::LoadU(FloatTag(), p);
+}
+HWY_INLINE void store(Floats v, float* p) {
+  hn::StoreU(v, FloatTag(), p);
+}
 
 /// The larger of both, b where either is NaN. The order matters: see exp2.
 HWY_INLINE Floats max_keep_second(Floats a, Floats b) {
@@ -91,8 +99,8 @@ HWY_INLINE Ints nearest_int(Floats t) {
 
 /// 2^t for t <= 127, polynomial of degree 5 (relative error 1e-7) or 4 (3e-6).
 ///
-/// Exactly 0 for t < -127, so that a masked score (-inf) has probability 0 and not 2^-127; NaN stays
-/// NaN whatever its payload. Results below 2^-126 are not accurate (they are at most 2^-126).
+/// Exactly 0 for t < -127, so that a masked score (-inf) has probability 0 and not 2^-127; NaN
+/// stays NaN whatever its payload. Results below 2^-126 are not accurate (they are at most 2^-126).
 ///
 /// t = n + f with n an integer and |f| <= 1/2; 2^f by a minimax polynomial p with p(0) = 1 exactly,
 /// and 2^n by adding n to the exponent bits. At the clamp t = -127 this gives 0x3f800000 - (127 <<
@@ -126,7 +134,9 @@ HWY_INLINE Floats exp2(Floats t) {
 // ---------------------------------------------------------------------------------------------
 
 /// Bytes of an element: constexpr, unlike flashlab::size_of.
-constexpr int element_bytes(DType dtype) { return dtype == DType::kFp32 ? 4 : 2; }
+constexpr int element_bytes(DType dtype) {
+  return dtype == DType::kFp32 ? 4 : 2;
+}
 
 HWY_INLINE const char* element_at(const void* base, int64_t index, DType dtype) {
   return static_cast<const char*>(base) + index * element_bytes(dtype);
@@ -167,8 +177,7 @@ HWY_INLINE Floats load_as(const void* p, int64_t count) {
 HWY_INLINE Uints bf16_bits(Floats v) {
   const Uints bits = hn::BitCast(UintTag(), v);
   const Uints odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(UintTag(), 1));
-  const Uints rounded =
-      hn::ShiftRight<16>(hn::Add(bits, hn::Add(odd, hn::Set(UintTag(), 0x7fff))));
+  const Uints rounded = hn::ShiftRight<16>(hn::Add(bits, hn::Add(odd, hn::Set(UintTag(), 0x7fff))));
   const Uints quiet = hn::Or(hn::ShiftRight<16>(bits), hn::Set(UintTag(), 0x40));
   return hn::IfThenElse(hn::RebindMask(UintTag(), hn::IsNaN(v)), quiet, rounded);
 }

@@ -1,0 +1,173 @@
+// One problem through several implementations: what fails is a row, the others go on.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "lab/problem_run/cpu_roof.h"
+#include "lab/problem_run/problem_run.h"
+#include "lab/weighted_sum/weighted_sum_bench.h"
+
+namespace flashlab::lab {
+namespace {
+
+using testing::HasSubstr;
+
+cases::Case small_case() {
+  cases::Case out;
+  out.batch = 1;
+  out.heads_q = out.heads_k = 2;
+  out.seqlen_q = out.seqlen_k = 256;
+  out.head_dim = out.head_dim_v = 16;
+  return out;
+}
+
+const std::vector<Pass> kBoth = {Pass::kForward, Pass::kBackward};
+
+struct Fixture {
+  TrackingAllocator allocator;
+  Context context = std::move(Context::create({.threads = 1, .allocator = &allocator})).value();
+
+  std::vector<BenchResult> run(const cases::Case& problem, const std::vector<Pass>& passes,
+                               const std::vector<std::string>& names, ProblemRunOptions options) {
+    options.measure.warmup = 1;
+    options.measure.repeats = 3;
+    options.measure.min_sample_ms = 0;
+    options.roof = false;
+    return run_problem(context, allocator, problem, passes, names, options);
+  }
+};
+
+TEST(CliProblemRun, MeasuresPassesFirst) {
+  Fixture fixture;
+  ProblemRunOptions options;
+  options.error = true;
+  const auto results = fixture.run(small_case(), kBoth, {"cpu", "naive"}, options);
+  ASSERT_EQ(results.size(), 4u);
+  EXPECT_EQ(results[1].implementation, "naive");
+  EXPECT_EQ(results[1].pass, "forward");
+  EXPECT_EQ(results[2].pass, "backward");
+  for (const BenchResult& r : results) {
+    EXPECT_EQ(r.status, RunStatus::kOk) << r.message;
+    EXPECT_EQ(r.samples, 3);
+    EXPECT_GT(*r.median_ms, 0);
+    EXPECT_LT(*r.error_vs_fp64, 1e-4);
+    EXPECT_FALSE(r.roof_share.has_value());
+    EXPECT_FALSE(r.plan.empty());
+  }
+  // fp32 [1, 256, 2, 16]: 32 KiB a tensor; lse 2 KiB.
+  constexpr std::int64_t kTensor = 256 * 2 * 16 * 4, kLse = 2 * 256 * 4;
+  for (const BenchResult& r : results) {
+    const std::int64_t tensors = r.pass == "forward" ? 4 * kTensor + kLse : 8 * kTensor + kLse;
+    EXPECT_EQ(*r.peak_bytes, tensors + *r.workspace_bytes) << r.implementation << " " << r.pass;
+  }
+  EXPECT_EQ(*results[2].memory_before_backward_bytes, 4 * kTensor + kLse);
+  EXPECT_FALSE(results[0].memory_before_backward_bytes.has_value());
+  ASSERT_EQ(results[1].parts.size(), 3u);
+  EXPECT_EQ(results[1].parts[0].name, "scores");
+  EXPECT_EQ(fixture.allocator.current_bytes(), 0) << "the workspace was given back";
+}
+
+TEST(CliProblemRun, OutOfMemoryOfOneLeavesTheOthers) {
+  Fixture fixture;
+  ProblemRunOptions options;
+  // Tensors and tiles fit; naive's two score matrices of 256 x 256 x 2 heads do not.
+  options.memory_limit_bytes = 700 << 10;
+  const auto results =
+      fixture.run(small_case(), {Pass::kForward}, {"naive", "fa2-plain", "cpu"}, options);
+  ASSERT_EQ(results.size(), 3u);
+  EXPECT_EQ(results[0].status, RunStatus::kOutOfMemory);
+  EXPECT_THAT(results[0].message, HasSubstr("iB"));
+  EXPECT_FALSE(results[0].median_ms.has_value());
+  EXPECT_EQ(results[1].status, RunStatus::kOk) << results[1].message;
+  EXPECT_EQ(results[2].status, RunStatus::kOk) << results[2].message;
+}
+
+TEST(CliProblemRun, TensorsThatDoNotFitAreRowsToo) {
+  Fixture fixture;
+  ProblemRunOptions options;
+  options.memory_limit_bytes = 4096;
+  const auto results = fixture.run(small_case(), kBoth, {"cpu"}, options);
+  ASSERT_EQ(results.size(), 2u);
+  for (const BenchResult& r : results) {
+    EXPECT_EQ(r.status, RunStatus::kOutOfMemory);
+    EXPECT_THAT(r.message, HasSubstr("q fp32 [1, 256, 2, 16]"));
+  }
+}
+
+TEST(CliProblemRun, RefusalsSayWhatIsMissing) {
+  Fixture fixture;
+  cases::Case problem = small_case();
+  problem.precision = Precision::kTf32;
+  const auto results = fixture.run(problem, {Pass::kForward}, {"cpu", "naive"}, {});
+  ASSERT_EQ(results.size(), 2u);
+  for (const BenchResult& r : results) {
+    EXPECT_EQ(r.status, RunStatus::kUnsupported);
+    EXPECT_THAT(r.message, HasSubstr("tf32"));
+  }
+}
+
+TEST(CliProblemRun, InterruptedRunsKeepOnlyWhatWasMeasured) {
+  Fixture fixture;
+  std::atomic<bool> cancel = true;
+  ProblemRunOptions options;
+  options.measure.cancel = &cancel;
+  EXPECT_TRUE(fixture.run(small_case(), kBoth, {"cpu"}, options).empty());
+
+  cancel = false;
+  options.stage = [&](std::string_view stage) {
+    if (stage.find("first call of cpu backward") != std::string_view::npos) cancel = true;
+  };
+  const auto results = fixture.run(small_case(), kBoth, {"cpu"}, options);
+  ASSERT_EQ(results.size(), 1u);
+  EXPECT_EQ(results[0].pass, "forward");
+  EXPECT_TRUE(results[0].median_ms.has_value());
+}
+
+TEST(CliProblemRun, GivenValuesAreRun) {
+  Fixture fixture;
+  cases::Case problem = small_case();
+  std::vector<float> values(256 * 2 * 16, 1.0f);
+  const ConstTensor tensor = flashlab::tensor(values.data(), {1, 256, 2, 16});
+  ProblemRunOptions options;
+  options.values = CaseValues{tensor, tensor, tensor, std::nullopt};
+  options.error = true;
+  const auto results = fixture.run(problem, {Pass::kForward}, {"cpu"}, options);
+  ASSERT_EQ(results.size(), 1u);
+  // All values equal: o is exactly 1 and there is hardly any error to find.
+  EXPECT_LT(*results[0].error_vs_fp64, 1e-6);
+}
+
+TEST(CliProblemRun, RoofIsAboveTheKernels) {
+  Fixture fixture;
+  const RoofWindow window = cpu_roof_window(fixture.context, DType::kFp32);
+  ASSERT_TRUE(window);
+  EXPECT_GT(window(0.01), 1e9);
+  EXPECT_FALSE(cpu_roof_window(fixture.context, DType::kFp64));
+}
+
+TEST(CliWeightedSum, FormsAgreeWithFp64) {
+  Fixture fixture;
+  WeightedSumOptions options;
+  options.rows = 33;
+  options.dim = 65;
+  options.check = true;
+  options.measure.warmup = 1;
+  options.measure.repeats = 2;
+  options.measure.min_sample_ms = 0;
+  const auto results = bench_weighted_sum(fixture.context, options);
+  ASSERT_EQ(results.size(), 4u);
+  for (const WeightedSumResult& r : results) {
+    EXPECT_EQ(r.status, RunStatus::kOk) << r.message;
+    EXPECT_LT(*r.error_vs_fp64, 1e-4) << r.form << " " << r.pass;
+    EXPECT_GT(*r.gb_per_s, 0);
+  }
+  options.rows = std::int64_t{1} << 40;
+  options.dim = std::int64_t{1} << 30;
+  for (const WeightedSumResult& r : bench_weighted_sum(fixture.context, options)) {
+    EXPECT_EQ(r.status, RunStatus::kOutOfMemory);
+    EXPECT_THAT(r.message, HasSubstr("fewer rows"));
+  }
+}
+
+}  // namespace
+}  // namespace flashlab::lab

@@ -75,15 +75,18 @@ def compile_targets(log, binary_dir, targets, step):
     return steps
 
 
-def build(step, binary_dir, arguments, targets):
-    """Configures where needed, builds, and returns the number of build steps it took."""
+def build(step, binary_dir, arguments, targets, configure_always=False):
+    """Configures, by default only where needed, and builds `targets`: names, or a function that
+    gives them for the configured folder. Returns the number of build steps that did something."""
     os.makedirs(binary_dir, exist_ok=True)
     forget_foreign_cache(binary_dir)
     with open(os.path.join(binary_dir, "build.log"), "w", errors="replace") as log:
-        made = os.path.exists(os.path.join(binary_dir, "build.ninja"))
-        if not made or not os.path.exists(os.path.join(binary_dir, "CMakeCache.txt")):
+        made = all(os.path.exists(os.path.join(binary_dir, name))
+                   for name in ("build.ninja", "CMakeCache.txt"))
+        if configure_always or not made:
             configure(log, binary_dir, arguments)
-        return compile_targets(log, binary_dir, targets, step)
+        names = targets(binary_dir) if callable(targets) else targets
+        return compile_targets(log, binary_dir, names, step)
 
 
 def main():

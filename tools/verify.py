@@ -8,7 +8,6 @@ library, clang-tidy. Exit code 0 when nothing failed.
 """
 
 import argparse
-import glob
 import json
 import os
 import re
@@ -70,6 +69,17 @@ def run(command, log_name, timeout=1800, **environment):
         raise Failure(f"{how}; the end of {path}:\n{console.tail_of(path, LINES_SHOWN)}")
 
 
+def test_programs(binary_dir, wanted=None):
+    """The GoogleTest executables of a configured folder, all or those that are wanted."""
+    listed = subprocess.run(["ninja", "-C", binary_dir, "-t", "targets", "all"], text=True,
+                            capture_output=True, check=False).stdout
+    names = sorted(re.findall(r"^(\w+_test): CXX_EXECUTABLE", listed, re.M))
+    missing = set(wanted or ()) - set(names)
+    if missing or not names:
+        raise Failure(f"tools/verify.py wants tests that are not there: {sorted(missing)}")
+    return [name for name in names if wanted is None or name in wanted]
+
+
 def works(compiler, *flags, launcher=()):
     """Whether a program built with these flags compiles, links and runs."""
     if shutil.which(compiler) is None:
@@ -94,9 +104,14 @@ class Verify:
         self.passed = self.failed = self.skipped = 0
         self.clang = None
 
+    def wants(self, *names):
+        """Whether --only leaves a check with one of these names, or that begins so."""
+        return not self.only or any(n.startswith(o) or o.startswith(n)
+                                    for n in names for o in self.only)
+
     def check(self, name, function, *arguments):
         """Runs one check and shows its line; returns whether it passed."""
-        if self.only and not any(name.startswith(prefix) for prefix in self.only):
+        if " build " not in name and not self.wants(name):
             return True
         live = sys.stdout.isatty()
         if live:
@@ -128,16 +143,7 @@ class Verify:
     def build_preset(self, preset, compiler, targets):
         step = console.Step(self.label, preset)
         arguments = ["--preset", preset, f"-DCMAKE_CXX_COMPILER={compiler}"]
-        build.build(step, os.path.join("build", preset), arguments, targets)
-
-    def test_targets(self, wanted=None):
-        """The GoogleTest executables, from the lists of tests."""
-        lists = "".join(source.read(path) for path in glob.glob("tests/*.cmake"))
-        names = sorted(set(re.findall(r"^ *flashlab_test\((\w+)", lists, re.M)))
-        missing = set(wanted or ()) - set(names)
-        if missing:
-            raise Failure(f"tools/verify.py names tests that are not there: {sorted(missing)}")
-        return [name for name in names if wanted is None or name in wanted]
+        build.build(step, os.path.join("build", preset), arguments, targets, configure_always=True)
 
     def run_test(self, preset, name, one_in, launcher=()):
         shard = {} if one_in == 1 or self.everything else {
@@ -147,16 +153,17 @@ class Verify:
 
     def address_sanitizer(self):
         """clang where it is complete, because its fuzzer learns from coverage; else g++."""
+        if not self.wants("asan", "fuzz"):
+            return
         fuzzer = works("clang++", "-fsanitize=fuzzer", "-fsanitize=address,undefined")
         compiler = "clang++" if fuzzer else "g++"
         if not fuzzer and not works("g++", "-fsanitize=address,undefined"):
             self.check("asan", self.skip, "no compiler here links AddressSanitizer")
             return
-        targets = self.test_targets()
         if not self.check(f"asan build ({compiler})", self.build_preset, "asan", compiler,
-                          [*targets, *FUZZ_TARGETS]):
+                          lambda folder: [*test_programs(folder), *FUZZ_TARGETS]):
             return
-        for name in targets:
+        for name in test_programs("build/asan"):
             self.check(f"asan {name}", self.run_test, "asan", name, THINNED_ASAN.get(name, 1))
         for name in FUZZ_TARGETS:
             self.check(f"fuzz {name}", self.fuzz, name)
@@ -173,6 +180,8 @@ class Verify:
             f"fuzz-{name}", timeout=seconds + 300)
 
     def thread_sanitizer(self):
+        if not self.wants("tsan"):
+            return
         # Kernels that scatter addresses widely leave no room for its shadow memory.
         for launcher in ((), ("setarch", "-R")):
             if works("g++", "-fsanitize=thread", launcher=launcher):
@@ -180,9 +189,10 @@ class Verify:
         else:
             self.check("tsan", self.skip, "ThreadSanitizer cannot start under this kernel")
             return
-        targets = self.test_targets(None if self.everything else TSAN_TESTS)
-        if self.check("tsan build (g++)", self.build_preset, "tsan", "g++", targets):
-            for name in targets:
+        wanted = None if self.everything else TSAN_TESTS
+        if self.check("tsan build (g++)", self.build_preset, "tsan", "g++",
+                      lambda folder: test_programs(folder, wanted)):
+            for name in test_programs("build/tsan", wanted):
                 self.check(f"tsan {name}", self.run_test, "tsan", name, 1, launcher)
 
     @staticmethod

@@ -178,7 +178,7 @@ void describe_plan(BackwardPlan& plan, const Geometry& g, const BackwardSchedule
     plan.reasons.push_back(fmt::format("{} is widened to fp32 when packed: {}", to_string(g.dtype),
                                        g.dtype == DType::kFp16
                                            ? "no instruction multiplies fp16 into fp32 sums"
-                                           : "this instruction set has no bf16 products"));
+                                           : "fp32 products are the fastest that serve it here"));
   }
   if (pairs) plan.reasons.push_back("P and dS are rounded to bf16 for their products");
   plan.reasons.push_back(fmt::format(
@@ -241,7 +241,8 @@ Result<std::shared_ptr<PlanState>> plan_backward(const ContextState& context,
       "thread_scratch", plan->scratch_bytes * static_cast<std::size_t>(plan->workers));
   describe_plan(*plan, g, schedule, deterministic, threads);
   if (context.cpu_isa == CpuIsa::kAmx && g.dtype == DType::kBf16) {
-    plan->reasons.push_back("AMX serves forward alone: backward runs the AVX512_BF16 kernels");
+    plan->reasons.push_back(
+        "AMX serves forward alone: backward widens to fp32, twice as fast there as bf16 pairs");
   }
   return std::shared_ptr<PlanState>(std::move(plan));
 }

@@ -1,5 +1,5 @@
 // bf16 kernels for AMX (Sapphire Rapids and later): tdpbf16ps, fp32 sums. Forward alone: backward
-// on such a processor runs the AVX512_BF16 kernels.
+// on such a processor runs the fp32 kernels on widened inputs (kernels.cpp says why).
 
 #define FLASHLAB_SIMD_BF16
 #define FLASHLAB_SIMD_STRIP_ROWS 32

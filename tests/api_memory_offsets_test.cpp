@@ -189,6 +189,11 @@ TEST_P(Offsets, StridesBeyondThirtyTwoBits) {
   }
 }
 
+std::string offset_case_name(const testing::TestParamInfo<OffsetCase>& test) {
+  const char* names[] = {"sequence", "head", "batch"};
+  return std::string(names[static_cast<int>(test.param.wide)]) + "_" + to_string(test.param.dtype);
+}
+
 INSTANTIATE_TEST_SUITE_P(ApiMemory, Offsets,
                          testing::Values(OffsetCase{Wide::kSequence, DType::kFp32},
                                          OffsetCase{Wide::kHead, DType::kFp32},
@@ -196,11 +201,7 @@ INSTANTIATE_TEST_SUITE_P(ApiMemory, Offsets,
                                          OffsetCase{Wide::kSequence, DType::kBf16},
                                          OffsetCase{Wide::kHead, DType::kBf16},
                                          OffsetCase{Wide::kBatch, DType::kFp16}),
-                         [](const auto& test) {
-                           const char* names[] = {"sequence", "head", "batch"};
-                           return std::string(names[static_cast<int>(test.param.wide)]) + "_" +
-                                  to_string(test.param.dtype);
-                         });
+                         offset_case_name);
 
 }  // namespace
 }  // namespace flashlab

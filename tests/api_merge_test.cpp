@@ -31,7 +31,7 @@ struct Output {
 
 class Merge : public ::testing::Test {
  protected:
-  Merge() : context_(*Context::create()) {}
+  Merge() : context_(Context::create().value()) {}
 
   // Attention over keys [first, last).
   Output attend(std::int64_t first, std::int64_t last) {

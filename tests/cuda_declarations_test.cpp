@@ -33,6 +33,8 @@ constexpr bool same_parameter() {
     return same_parameter<O, T>();
   } else if constexpr (std::is_class_v<T> && std::is_class_v<O>) {
     return std::is_same_v<O, T> || std::is_same_v<O, ours::CUlaunchConfig>;
+  } else if constexpr (std::is_void_v<O> || std::is_void_v<T>) {
+    return std::is_same_v<O, T>;
   } else {
     return std::is_same_v<O, plain<T>> ||
            (std::is_enum_v<T> && sizeof(O) == sizeof(T) && std::is_integral_v<O>);

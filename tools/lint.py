@@ -15,6 +15,7 @@ import source
 
 LIBRARY_ROOMS = ("include/", "src/api/", "src/cpu/", "src/reference/", "src/cuda/",
                  "src/lab/", "cases/")
+TEXT_FILES = (".h", ".cpp", ".cu", ".cuh", ".py", ".sh", ".cmake", ".txt", ".md", ".json", "/run")
 CPP_ROOMS = ("include/", "src/", "cases/", "tests/", "examples/", "fuzz/")
 
 # What the library may not do: it returns a Status; only the command line talks and exits.
@@ -154,7 +155,7 @@ def lint_includes(path, text, files):
 
 def lint_lengths(path, text, code):
     """length: files, functions"""
-    if not path.endswith((".h", ".cpp", ".py", ".sh", ".cmake")):
+    if not source.is_cpp(path) and not path.endswith((".py", ".sh", ".cmake")):
         return
     lines = text.count("\n")
     if lines > WARN_FILE_LINES:
@@ -172,7 +173,7 @@ def lint_lengths(path, text, code):
 
 def lint_layout(path, text):
     """layout: columns, tabs, line ends"""
-    if not path.endswith((".h", ".cpp", ".py", ".sh", ".cmake", ".txt", ".md", ".json", "/run")):
+    if not path.endswith(TEXT_FILES):
         return
     prose = path.endswith((".md", ".txt", ".json"))
     for number, line in enumerate(text.split("\n"), 1):
@@ -218,8 +219,7 @@ def lint_tree(root):
     known = set(files)
     complaints = []
     for path in files:
-        if path.startswith("build") or not path.endswith(
-                (".h", ".cpp", ".py", ".sh", ".cmake", ".txt", ".md", ".json", "/run")):
+        if path.startswith("build") or not path.endswith(TEXT_FILES):
             continue
         text = source.read(path, root)
         code = source.without_comments(text) if source.is_cpp(path) else text

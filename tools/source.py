@@ -40,7 +40,7 @@ def read(path, root=ROOT):
 
 
 def is_cpp(path):
-    return path.endswith((".h", ".cpp"))
+    return path.endswith((".h", ".cpp", ".cu", ".cuh"))
 
 
 def without_comments(text, keep_strings=False):

@@ -28,10 +28,9 @@ LINES_SHOWN = 30
 FUZZ_SECONDS, FUZZ_SECONDS_ALL = 25, 900
 FUZZ_TARGETS = ("fuzz_problem", "fuzz_files")
 
-# Tests that run under a sanitizer: executable -> one test in how many (1: all). Sanitizers slow
-# arithmetic down twentyfold, so long suites of like cases are thinned; --all runs every one.
-# Executables that are not named here run whole.
-THINNED_ASAN = {}
+# Tests that run under AddressSanitizer and UndefinedBehaviorSanitizer: the edge of the API, the pool,
+# the oracle and the file readers; --all runs every one. The kernels are driven there by the fuzzer.
+ASAN_TESTS = ("api_test", "thread_pool_test", "reference_test", "tensor_file_test")
 # ThreadSanitizer only sees what runs on several threads.
 TSAN_TESTS = ("thread_pool_test", "api_test")
 
@@ -145,11 +144,9 @@ class Verify:
         arguments = ["--preset", preset, f"-DCMAKE_CXX_COMPILER={compiler}"]
         build.build(step, os.path.join("build", preset), arguments, targets, configure_always=True)
 
-    def run_test(self, preset, name, one_in, launcher=()):
-        shard = {} if one_in == 1 or self.everything else {
-            "GTEST_TOTAL_SHARDS": str(one_in), "GTEST_SHARD_INDEX": "0"}
+    def run_test(self, preset, name, launcher=()):
         run([*launcher, os.path.join("build", preset, name), "--gtest_brief=1"],
-            f"{preset}-{name}", **shard)
+            f"{preset}-{name}")
 
     def address_sanitizer(self):
         """clang where it is complete, because its fuzzer learns from coverage; else g++."""
@@ -164,7 +161,7 @@ class Verify:
                           lambda folder: [*test_programs(folder), *FUZZ_TARGETS]):
             return
         for name in test_programs("build/asan"):
-            self.check(f"asan {name}", self.run_test, "asan", name, THINNED_ASAN.get(name, 1))
+            self.check(f"asan {name}", self.run_test, "asan", name)
         for name in FUZZ_TARGETS:
             self.check(f"fuzz {name}", self.fuzz, name)
 
@@ -193,7 +190,7 @@ class Verify:
         if self.check("tsan build (g++)", self.build_preset, "tsan", "g++",
                       lambda folder: test_programs(folder, wanted)):
             for name in test_programs("build/tsan", wanted):
-                self.check(f"tsan {name}", self.run_test, "tsan", name, 1, launcher)
+                self.check(f"tsan {name}", self.run_test, "tsan", name, launcher)
 
     @staticmethod
     def skip(reason):

@@ -97,8 +97,8 @@ def front():
                 f"{min(ratios):.2f}..{max(ratios):.2f}x |")
     heads = full["results"][0]["heads_q"]
     lines += ["", f"Batch 1, {heads} heads, head dim 64 and 128, S 1536 to 8192; "
-              f"{machine_line(full)}. {peers['peer']}, same threads, in turns, head dims 64 and 128, "
-              "full and causal. Every case: [bench/README.md](bench/README.md)."]
+              f"{machine_line(full)}. {peers['peer']}, same threads, in turns, head dims 64 and "
+              "128, full and causal. Every case: [bench/README.md](bench/README.md)."]
     return "\n".join(lines)
 
 

@@ -28,8 +28,8 @@ LINES_SHOWN = 30
 FUZZ_SECONDS, FUZZ_SECONDS_ALL = 25, 900
 FUZZ_TARGETS = ("fuzz_problem", "fuzz_files")
 
-# Tests that run under AddressSanitizer and UndefinedBehaviorSanitizer: the edge of the API, the pool,
-# the oracle and the file readers; --all runs every one. The kernels are driven there by the fuzzer.
+# Tests that run under AddressSanitizer and UndefinedBehaviorSanitizer: the edge of the API, the
+# pool, the oracle and the file readers; --all runs every one. The fuzzer drives the kernels there.
 ASAN_TESTS = ("api_test", "thread_pool_test", "reference_test", "tensor_file_test")
 # ThreadSanitizer only sees what runs on several threads.
 TSAN_TESTS = ("thread_pool_test", "api_test")

@@ -1,6 +1,7 @@
 // Proves that `check` can fail. This program carries the scalar CPU kernels compiled with one
 // deliberate fault (src/cpu/simd/mutation.h) instead of the library's; its argument says which, and
-// whether the faulty code belongs to the forward (f) or backward (b) pass. Without a fault every
+// whether the faulty code belongs to the forward (f) or backward (b) pass. Faults that only vectors
+// can have come with the AVX2 kernels and a third argument. Without a fault every
 // case below passes; with one, at least one case must be rejected in an output of that pass.
 
 #include <cstdio>
@@ -53,8 +54,9 @@ std::vector<Case> problems() {
   return list;
 }
 
-int run(std::string_view mutation, std::string_view pass) {
-  auto context = Context::create({.threads = 2, .cpu_isa = CpuIsa::kScalar});
+int run(std::string_view mutation, std::string_view pass, CpuIsa isa) {
+  if (!supported(isa)) return 77;  // ctest: skipped
+  auto context = Context::create({.threads = 2, .cpu_isa = isa});
   if (!context.ok()) {
     std::fprintf(stderr, "%s\n", context.status().message().c_str());
     return 1;
@@ -88,9 +90,11 @@ int run(std::string_view mutation, std::string_view pass) {
 }  // namespace flashlab::lab
 
 int main(int argc, char** argv) {
-  if (argc != 3) {
-    std::fprintf(stderr, "usage: %s FAULT f|b\n", argv[0]);
+  const std::string_view isa = argc == 4 ? argv[3] : "";
+  if (isa != "scalar" && isa != "avx2") {
+    std::fprintf(stderr, "usage: %s FAULT f|b scalar|avx2\n", argv[0]);
     return 2;
   }
-  return flashlab::lab::run(argv[1], argv[2]);
+  using flashlab::CpuIsa;
+  return flashlab::lab::run(argv[1], argv[2], isa == "avx2" ? CpuIsa::kAvx2 : CpuIsa::kScalar);
 }

@@ -15,13 +15,21 @@ namespace {
 
 #if defined(__x86_64__)
 
+// What __builtin_cpu_supports cannot be asked in every compiler.
+bool has_haswell_extras() {
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  if (__get_cpuid(1, &eax, &ebx, &ecx, &edx) == 0) return false;
+  constexpr unsigned kMovbe = 1u << 22, kF16c = 1u << 29;
+  if ((ecx & kMovbe) == 0 || (ecx & kF16c) == 0) return false;
+  constexpr unsigned kLzcnt = 1u << 5;
+  return __get_cpuid(0x80000001u, &eax, &ebx, &ecx, &edx) != 0 && (ecx & kLzcnt) != 0;
+}
+
 // The AVX2 translation unit is compiled for Haswell, so every extension of it is asked for.
 bool has_avx2() {
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
          __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") &&
-         __builtin_cpu_supports("f16c") && __builtin_cpu_supports("lzcnt") &&
-         __builtin_cpu_supports("movbe") && __builtin_cpu_supports("aes") &&
-         __builtin_cpu_supports("pclmul");
+         __builtin_cpu_supports("aes") && __builtin_cpu_supports("pclmul") && has_haswell_extras();
 }
 
 bool has_avx512() {

@@ -61,7 +61,8 @@ struct Scratch {
     score_stride = call.key_block + 2 * kLanes;
     sum_stride = align_up(call.head_dim_v, kLanes);
     values_panel_stride = depth_of<Multiply>(call.key_block) * kPanel;
-    char* at = static_cast<char*>(base);
+    uintptr_t at =
+        reinterpret_cast<uintptr_t>(base);  // a number: base is null when only sizes count
     const auto take = [&](int64_t count, int64_t size) {
       char* here = at;
       at += align_up(count * size, 64);
@@ -86,7 +87,7 @@ struct Scratch {
       values = static_cast<Element*>(
           take(values_panel_stride * ((call.head_dim_v + kPanel - 1) / kPanel), 4));
     }
-    bytes = static_cast<size_t>(at - static_cast<char*>(base));
+    bytes = static_cast<size_t>(at - reinterpret_cast<uintptr_t>(base));
   }
 };
 

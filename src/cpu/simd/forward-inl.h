@@ -61,12 +61,12 @@ struct Scratch {
     score_stride = call.key_block + 2 * kLanes;
     sum_stride = align_up(call.head_dim_v, kLanes);
     values_panel_stride = depth_of<Multiply>(call.key_block) * kPanel;
-    uintptr_t at =
-        reinterpret_cast<uintptr_t>(base);  // a number: base is null when only sizes count
+    // A number and not a pointer: base is null when only the sizes count.
+    uintptr_t at = reinterpret_cast<uintptr_t>(base);
     const auto take = [&](int64_t count, int64_t size) {
-      char* here = at;
-      at += align_up(count * size, 64);
-      return static_cast<void*>(here);
+      const uintptr_t here = at;
+      at += static_cast<uintptr_t>(align_up(count * size, 64));
+      return reinterpret_cast<void*>(here);
     };
     queries = static_cast<Element*>(take(strips * kStripRows * depth, 4));
     scores = static_cast<float*>(take(kStripRows * score_stride, 4));

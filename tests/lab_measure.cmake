@@ -2,6 +2,7 @@
 if(FLASHLAB_BUILD_CLI)
   flashlab_test(lab_measure_test
     SOURCES lab_measure_environment_test.cpp lab_measure_memory_test.cpp
-            lab_measure_protocol_test.cpp lab_measure_statistics_test.cpp
+            lab_measure_protocol_test.cpp lab_measure_results_test.cpp
+            lab_measure_statistics_test.cpp
     LIBRARIES flashlab_lab)
 endif()

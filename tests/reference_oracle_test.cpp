@@ -237,9 +237,18 @@ TEST(Oracle, DontCareIsWhereAMaskedPairMeetsWhatIsNotFinite) {
   b.q[1] = kNaN;  // row 1 does not see key 2
   const BackwardRows back = b.run_backward();
   EXPECT_EQ(back.dk_dont_care, (std::vector<std::uint8_t>{0, 0, 1}));
+  EXPECT_EQ(back.dv_dont_care, (std::vector<std::uint8_t>{0, 0, 1}));
   EXPECT_EQ(back.dq_dont_care, (std::vector<std::uint8_t>{0, 0, 0}));
   EXPECT_TRUE(std::isnan(back.dq[1]));
   EXPECT_TRUE(std::isfinite(back.dq[0]));
+
+  // An infinite V at a masked key leaves row 0's o and delta open, and so its dq and the dk of what
+  // it sees. Row 1's own o is infinite beside masked key 2. dv knows neither V nor delta.
+  const BackwardRows open = p.run_backward();
+  EXPECT_EQ(open.dq_dont_care, (std::vector<std::uint8_t>{1, 1, 0}));
+  EXPECT_EQ(open.dk_dont_care[0], 1);
+  EXPECT_EQ(open.dv_dont_care, (std::vector<std::uint8_t>{0, 0, 0}));
+  for (double x : open.dv) EXPECT_TRUE(std::isfinite(x));
 }
 
 TEST(Oracle, ASampleGivesTheSameNumbers) {

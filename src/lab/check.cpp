@@ -81,6 +81,7 @@ Result<BackwardTruth> backward_truth(const BackwardTensors& t, const Options& op
     to.dk = std::move(from.dk);
     to.dv = std::move(from.dv);
     to.dk_dont_care = std::move(from.dk_dont_care);
+    to.dv_dont_care = std::move(from.dv_dont_care);
   };
   take_keys(out.exact, of_keys.exact);
   take_keys(out.naive, of_keys.naive);
@@ -103,7 +104,7 @@ std::vector<ref::Verdict> judge(const BackwardTensors& t, const BackwardTruth& t
   const ref::BackwardRows &exact = truth.exact, &naive = truth.naive;
   return {ref::compare({"dq", t.dq, exact.queries, exact.dq, naive.dq, &exact.dq_dont_care, type}),
           ref::compare({"dk", t.dk, exact.keys, exact.dk, naive.dk, &exact.dk_dont_care, type}),
-          ref::compare({"dv", t.dv, exact.keys, exact.dv, naive.dv, &exact.dk_dont_care, type})};
+          ref::compare({"dv", t.dv, exact.keys, exact.dv, naive.dv, &exact.dv_dont_care, type})};
 }
 
 // values [rows, width] into [batch, seqlen, heads, width], or [rows] into [batch, heads, seqlen].

@@ -184,6 +184,7 @@ struct Queries {
   std::vector<Real> lse, delta;            // [rows]
   std::vector<std::uint8_t> bad;           // [rows] whether an operand is not finite
   std::vector<std::uint8_t> gradient_bad;  // [rows] ... and dS of a masked pair could become NaN
+  std::vector<std::uint8_t> value_bad;     // [rows] ... and P dO of a masked pair could
 };
 
 template <class Real>
@@ -206,6 +207,7 @@ class Backward {
     out_.dv.assign(out_.keys.size() * dim_v(), 0.0);
     out_.dq_dont_care.assign(out_.queries.size(), 0);
     out_.dk_dont_care.assign(out_.keys.size(), 0);
+    out_.dv_dont_care.assign(out_.keys.size(), 0);
   }
 
   BackwardRows run() {
@@ -267,6 +269,7 @@ class Backward {
     out.delta.resize(count);
     out.bad.resize(count);
     out.gradient_bad.resize(count);
+    out.value_bad.resize(count);
     std::vector<Real> o(dim_v());
     for (std::size_t n = 0; n < count; ++n) {
       const std::int64_t i = out.positions[n];
@@ -288,6 +291,8 @@ class Backward {
       out.bad[n] = !gradient_finite || !(empty || std::isfinite(out.lse[n])) ||
                    !all_finite(&out.q[n * dim()], sizes_.head_dim);
       out.gradient_bad[n] = !gradient_finite && !std::isnan(out.lse[n]);
+      out.value_bad[n] = !all_finite(d_o, sizes_.head_dim_v) ||
+                         !(empty || std::isfinite(out.lse[n]));
     }
     return out;
   }
@@ -342,6 +347,10 @@ class Backward {
       }
       if (wanted_keys != nullptr && (keys.v_bad[j] != 0 || queries.bad[n] != 0)) {
         out_.dk_dont_care[wanted_keys->slots[j]] = 1;
+      }
+      // dV = P^T dO knows neither V nor delta.
+      if (wanted_keys != nullptr && queries.value_bad[n] != 0) {
+        out_.dv_dont_care[wanted_keys->slots[j]] = 1;
       }
     }
   }

@@ -32,7 +32,7 @@ struct BackwardRows {
   std::vector<double> dk;    ///< [keys, head_dim]
   std::vector<double> dv;    ///< [keys, head_dim_v]
   /// Rows in which a masked pair meets an operand that is not finite.
-  std::vector<std::uint8_t> dq_dont_care, dk_dont_care;
+  std::vector<std::uint8_t> dq_dont_care, dk_dont_care, dv_dont_care;
 };
 
 /// Where backward's LSE and delta = rowsum(dO * O) - dLSE come from.

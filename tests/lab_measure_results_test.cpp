@@ -1,0 +1,164 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <iterator>
+#include <string>
+
+#include "lab/baseline.h"
+#include "lab/results_json.h"
+#include "lab/verdict.h"
+
+namespace flashlab::lab {
+namespace {
+
+using testing::HasSubstr;
+
+BenchResult timed(double ms, double spread = 0.01) {
+  BenchResult out;
+  out.implementation = "cpu";
+  out.device = "cpu";
+  out.pass = "forward";
+  out.samples = 30;
+  out.median_ms = ms;
+  out.min_ms = ms * (1 - 2 * spread);
+  out.q1_ms = ms * (1 - spread);
+  out.q3_ms = ms * (1 + spread);
+  out.max_ms = ms * (1 + 2 * spread);
+  return out;
+}
+
+ResultFile file_of(BenchResult result) {
+  ResultFile out;
+  out.environment.cpu_model = "test processor";
+  out.results = {std::move(result)};
+  return out;
+}
+
+CaseChange judge_one(const BenchResult& before, const BenchResult& now) {
+  return compare_with_baseline(file_of(before), file_of(now)).changes.at(0);
+}
+
+TEST(ResultsJson, RoundTripKeepsTheUnmeasuredEmpty) {
+  BenchResult result = timed(1.25);
+  result.problem.causal = Causal::kBottomRight;
+  result.problem.mask = cases::MaskKind::kBool;
+  result.problem.seed = ~std::uint64_t{0};
+  result.problem.scale = -0.5f;
+  result.peak_bytes = std::int64_t{1} << 40;
+  result.parts = {{"scores", 0.5}};
+  const std::string text = to_json(file_of(result));
+  EXPECT_THAT(text, HasSubstr("\"tflops\": null"));
+  const auto back = parse_results(text);
+  ASSERT_TRUE(back.ok()) << back.status().message();
+  const BenchResult& read = back->results.at(0);
+  EXPECT_EQ(case_key(read), case_key(result));
+  EXPECT_EQ(read.problem.seed, result.problem.seed);
+  EXPECT_EQ(read.median_ms, result.median_ms);
+  EXPECT_EQ(read.peak_bytes, result.peak_bytes);
+  EXPECT_FALSE(read.tflops.has_value());
+  EXPECT_FALSE(read.roof_share.has_value());
+  EXPECT_EQ(to_json(*back), text);
+}
+
+TEST(ResultsJson, EveryTruncationIsRefused) {
+  const std::string text = to_json(file_of(timed(1)), -1);
+  for (std::size_t length = 0; length + 2 < text.size(); length += 7) {
+    const auto read = parse_results(std::string_view(text).substr(0, length), "cut.json");
+    ASSERT_FALSE(read.ok()) << length;
+    EXPECT_THAT(read.status().message(), HasSubstr("cut.json"));
+    EXPECT_FALSE(read.status().detail().remedy.empty());
+  }
+}
+
+TEST(ResultsJson, WrongContentsAreNamed) {
+  const std::string good = to_json(file_of(timed(1)));
+  const auto with = [&good](const std::string& from, const std::string& to) {
+    std::string text = good;
+    const auto at = text.find(from);
+    EXPECT_NE(at, std::string::npos) << from;
+    text.replace(at, from.size(), to);
+    return parse_results(text).status().message();
+  };
+  EXPECT_THAT(with("flashlab.bench/1", "flashlab.bench/9"), HasSubstr("schema"));
+  EXPECT_THAT(with("\"status\": \"ok\"", "\"status\": \"fine\""), HasSubstr("results[0].status"));
+  EXPECT_THAT(with("\"batch\": 2", "\"batch\": -2"), HasSubstr("results[0].batch"));
+  EXPECT_THAT(with("\"batch\": 2", "\"other\": 2"), HasSubstr("results[0].batch"));
+  EXPECT_THAT(with("\"median_ms\": 1.0", "\"median_ms\": \"1\""), HasSubstr("median_ms"));
+  EXPECT_FALSE(parse_results("[]").ok());
+}
+
+TEST(ResultsJson, AFailedWriteKeepsTheOldFile) {
+  namespace fs = std::filesystem;
+  const fs::path folder = fs::temp_directory_path() / ("results-" + std::to_string(getpid()));
+  fs::create_directories(folder);
+  auto writer = ResultWriter::create(folder / "run.json", Environment{});
+  ASSERT_TRUE(writer.ok());
+  ASSERT_TRUE(writer->add(timed(1)).ok());
+  EXPECT_EQ(read_results(folder / "run.json")->results.size(), 1u);
+  EXPECT_EQ(std::distance(fs::directory_iterator(folder), fs::directory_iterator()), 1);
+  fs::remove_all(folder);
+  EXPECT_EQ(writer->add(timed(2)).code(), StatusCode::kIoError);
+  EXPECT_EQ(writer->file().results.size(), 2u);
+  if (fs::exists("/dev/full")) {
+    const Status full = write_results("/dev/full", file_of(timed(1)));
+    EXPECT_EQ(full.code(), StatusCode::kIoError);
+    EXPECT_THAT(full.message(), HasSubstr("No space left"));
+    EXPECT_TRUE(fs::is_character_file("/dev/full"));
+  }
+}
+
+TEST(Baseline, VerdictsFollowTheSpread) {
+  EXPECT_EQ(judge_one(timed(10), timed(10.1)).change, Change::kSame);
+  EXPECT_EQ(judge_one(timed(10), timed(12)).change, Change::kSlower);
+  EXPECT_EQ(judge_one(timed(12), timed(10)).change, Change::kFaster);
+  EXPECT_EQ(judge_one(timed(10, 0.3), timed(12, 0.3)).change, Change::kAmbiguous);
+}
+
+TEST(Baseline, AnUnmovedRoofShareMeansTheMachineChanged) {
+  BenchResult before = timed(10);
+  BenchResult now = timed(13);
+  before.roof_share = 0.85;
+  now.roof_share = 0.85;
+  EXPECT_EQ(judge_one(before, now).change, Change::kAmbiguous);
+  now.roof_share = 0.65;
+  EXPECT_EQ(judge_one(before, now).change, Change::kSlower);
+}
+
+TEST(Baseline, WhatNoLongerRunsIsARegressionAndNewCasesAreNot) {
+  BenchResult broken = timed(10);
+  broken.status = RunStatus::kOutOfMemory;
+  broken.median_ms.reset();
+  const auto report = compare_with_baseline(file_of(timed(10)), file_of(broken));
+  EXPECT_EQ(report.slower, 1);
+  EXPECT_EQ(report.exit_code(), 3);
+  EXPECT_THAT(report.summary(), HasSubstr("1 slower"));
+  BenchResult other = timed(10);
+  other.problem.seqlen_q = 77;
+  const auto missing = compare_with_baseline(file_of(timed(10)), file_of(other));
+  EXPECT_EQ(missing.missing, 2);
+  EXPECT_EQ(missing.exit_code(), 0);
+}
+
+TEST(Verdict, ThresholdsOfEveryMetric) {
+  EXPECT_EQ(judge_roof_share(0.87).grade, Grade::kGood);
+  EXPECT_EQ(judge_roof_share(0.5).grade, Grade::kFair);
+  EXPECT_EQ(judge_roof_share(0.2).grade, Grade::kPoor);
+  EXPECT_EQ(judge_speedup(40, 10).grade, Grade::kGood);
+  EXPECT_EQ(judge_speedup(15, 10).grade, Grade::kPoor);
+  EXPECT_EQ(judge_bandwidth(85, 100).grade, Grade::kGood);
+  EXPECT_EQ(judge_utilisation(0.95).grade, Grade::kGood);
+  EXPECT_EQ(judge_roof_share(0.0 / 0.0).grade, Grade::kPoor);
+  BenchResult a100 = timed(1);
+  a100.device = "cuda:0";
+  a100.tflops = 160;
+  Environment environment;
+  environment.gpu = "NVIDIA A100-SXM4-80GB";
+  EXPECT_EQ(judge_throughput(a100, environment)->grade, Grade::kGood);
+  a100.tflops = 90;
+  EXPECT_EQ(judge_throughput(a100, environment)->grade, Grade::kPoor);
+}
+
+}  // namespace
+}  // namespace flashlab::lab

@@ -23,7 +23,7 @@ struct ProblemRunOptions {
   MeasureOptions measure;     ///< `cancel` ends the run after the current sample
   bool error = false;         ///< error_vs_fp64 of every implementation
   bool roof = true;           ///< share of the roof, by alternating windows
-  double roof_max_ms = 1500;  ///< per implementation
+  double roof_max_ms = 0;  ///< per implementation, once 3 pairs exist; 0: all pairs, however long
   TileOptions tiles;
   std::optional<CaseValues> values;     ///< instead of random tensors
   std::int64_t memory_limit_bytes = 0;  ///< 0: what is available

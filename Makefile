@@ -23,15 +23,18 @@ run:
 
 test:
 	@tools/packages.sh '[1/3]' build
+	@tools/nvrtc.py '[1/3]'
 	@tools/build.py '[2/3]'
 	@tools/run_tests.py '[3/3]'
 
 verify:
 	@tools/packages.sh '[1/2]' build verify
+	@tools/nvrtc.py '[1/2]'
 	@tools/verify.py '[2/2]'
 
 verify-all:
 	@tools/packages.sh '[1/2]' build verify
+	@tools/nvrtc.py '[1/2]'
 	@tools/verify.py '[2/2]' --all
 
 format:

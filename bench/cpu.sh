@@ -19,13 +19,13 @@ environment() {
     python3 -c 'import json, sys; print(json.load(sys.stdin)["environment"][sys.argv[1]])' "$1"
 }
 best=$(environment cpu_isa)
-for isa in "$best" avx512-bf16 avx2; do
-  [ "$isa" = "$best" ] && suffix= || suffix=-$isa
-  # On a processor with AMX the AVX-512-BF16 kernels are a second row; elsewhere they are the best.
-  [ "$isa" = avx512-bf16 ] && [ -n "$suffix" ] && [ "$best" != amx ] && continue
-  dtypes=fp32,bf16
-  [ "$isa" = avx2 ] && dtypes=fp32
+# The best instruction set in both types; AVX2 in fp32; where AMX is the best, AVX-512-BF16 too.
+isas="$best avx2"
+[ "$best" = amx ] && isas="$best avx512-bf16 avx2"
+for isa in $isas; do
+  suffix=-$isa dtypes=fp32
   [ "$isa" = avx512-bf16 ] && dtypes=bf16
+  [ "$isa" = "$best" ] && suffix= dtypes=fp32,bf16
   for causal in "" --causal; do
     file=$folder/$name$suffix${causal:+-causal}.json
     echo "== $isa $dtypes ${causal:-full} -> $file"

@@ -162,7 +162,7 @@ TEST(CaseData, OutputsStartAsNaNOrAsWhatIsAddedTo) {
   const double initial = at(data.backward_tensors().dk, 1, 2, 1, 4);
   EXPECT_TRUE(std::isfinite(initial));
   static_cast<float*>(data.backward_tensors().dk.data)[0] = 99;
-  data.reset_outputs(Pass::kBackward);
+  ASSERT_TRUE(data.reset_outputs(Pass::kBackward).ok());
   EXPECT_NE(static_cast<float*>(data.backward_tensors().dk.data)[0], 99);
   EXPECT_EQ(at(data.backward_tensors().dk, 1, 2, 1, 4), initial);
 }
@@ -178,11 +178,11 @@ TEST(CaseData, GuardsSeeWritesBeforeBehindAndBetween) {
   o[6] = 1;  // padding
   ASSERT_TRUE(data.find_violation().has_value());
   EXPECT_EQ(data.find_violation()->tensor, "o");
-  data.reset_outputs(Pass::kForward);
+  ASSERT_TRUE(data.reset_outputs(Pass::kForward).ok());
   EXPECT_FALSE(data.find_violation().has_value());
   o[-1] = 1;
   ASSERT_TRUE(data.find_violation().has_value());
-  data.reset_outputs(Pass::kForward);
+  ASSERT_TRUE(data.reset_outputs(Pass::kForward).ok());
   auto* lse = static_cast<float*>(data.forward_tensors().lse->data);
   lse[9] = 0;  // between two heads' rows
   EXPECT_EQ(data.find_violation()->tensor, "lse");
@@ -194,7 +194,7 @@ TEST(CaseData, GuardsSeeWritesBeforeBehindAndBetween) {
   EXPECT_FALSE(data.find_violation().has_value());
   dv[2 * 9 * 2 * 5] = 1;
   EXPECT_EQ(data.find_violation()->tensor, "dv");
-  data.reset_outputs(Pass::kBackward);
+  ASSERT_TRUE(data.reset_outputs(Pass::kBackward).ok());
   dv[-1] = 1;
   EXPECT_EQ(data.find_violation()->tensor, "dv");
 }

@@ -15,7 +15,7 @@ class BadInput(Folder):
         self.refused(["bensh"], 'no command "bensh"', "did you mean bench?")
         self.refused(["--frobnicate"], "no flag --frobnicate without a command")
         self.refused(["--seqlen", "4k"], "before the command", "flashlab COMMAND --seqlen")
-        for later in "profile train generate report precompile tune monitor cache".split():
+        for later in "profile train generate report tune monitor".split():
             self.refused([later], f"the command {later} is planned")
         nothing = run()
         self.assertEqual(nothing.returncode, 2)
@@ -99,7 +99,7 @@ class BadInput(Folder):
 
     def test_device(self):
         done = self.refused(["bench", "--device", "cuda"], "The CPU backend works: --device cpu")
-        self.assertRegex(done.stderr, "libcuda")
+        self.assertRegex(done.stderr, "no CUDA device: (libcuda|cuInit|CUDA driver)")
         self.refused(["bench", "--device", "cuda:1"], "The CPU backend works")
         self.refused(["bench", "--device", "cuda:x"], "cuda:", "no whole number")
         self.refused(["bench", "--device", "tpu"], '--device "tpu" is unknown', "cpu, cuda")

@@ -20,6 +20,10 @@ SMALL = ["--batch", "1", "--heads", "2", "--head-dim", "16", "--seqlen", "64",
          "--repeats", "3", "--warmup", "1"]
 
 
+# The same results on a machine with a GPU: these tests are about the command line.
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
 def run(*arguments, timeout=120, env=None, cwd=None, stdout=subprocess.PIPE):
     return subprocess.run([program(), *arguments], stdout=stdout, stderr=subprocess.PIPE, text=True,
                           timeout=timeout, env=env, cwd=cwd, stdin=subprocess.DEVNULL)

@@ -11,7 +11,8 @@ from cli_harness import Folder, run, source_root
 
 
 class Help(Folder):
-    COMMANDS = ["info", "check", "bench", "bench weighted-sum", "compare", "explain", "completion"]
+    COMMANDS = ["info", "check", "bench", "bench weighted-sum", "compare", "explain", "precompile",
+                "cache", "completion"]
 
     def test_every_command_has_examples(self):
         for command in self.COMMANDS:

@@ -5,3 +5,27 @@ find_path(FLASHLAB_CUDA_HEADERS cuda.h PATHS /usr/local/cuda/include NO_CACHE)
 if(FLASHLAB_CUDA_HEADERS)
   target_include_directories(cuda_declarations_test SYSTEM PRIVATE ${FLASHLAB_CUDA_HEADERS})
 endif()
+
+# Inputs, merge and messages of the GPU backend; what needs a GPU is skipped without one.
+flashlab_test(cuda_inputs_test SOURCES cuda_inputs_test.cpp LIBRARIES flashlab)
+if(FLASHLAB_BUILD_CLI)
+  flashlab_test(cuda_kernels_test SOURCES cuda_kernels_test.cpp LIBRARIES flashlab_lab)
+endif()
+
+# A libcuda.so.1 that answers as tests want: the functions it does not care for return an error.
+file(READ ${PROJECT_SOURCE_DIR}/src/cuda/driver/types.h driver_text)
+string(REGEX MATCHALL "\"cu[A-Za-z0-9_]+\"" driver_symbols "${driver_text}")
+file(READ ${CMAKE_CURRENT_SOURCE_DIR}/cuda_fake_driver.cpp fake_text)
+set(fake_rest "")
+foreach(quoted IN LISTS driver_symbols)
+  string(REPLACE "\"" "" symbol ${quoted})
+  if(NOT fake_text MATCHES "int ${symbol}\\(")
+    string(APPEND fake_rest "extern \"C\" int ${symbol}() { return 999; }\n")
+  endif()
+endforeach()
+file(CONFIGURE OUTPUT ${CMAKE_CURRENT_BINARY_DIR}/fake_driver_rest.cpp CONTENT "${fake_rest}" @ONLY)
+add_library(flashlab_fake_driver SHARED cuda_fake_driver.cpp
+  ${CMAKE_CURRENT_BINARY_DIR}/fake_driver_rest.cpp)
+set_target_properties(flashlab_fake_driver PROPERTIES OUTPUT_NAME cuda SOVERSION 1
+  CXX_VISIBILITY_PRESET default
+  LIBRARY_OUTPUT_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/fake_driver)

@@ -298,6 +298,17 @@ TEST_F(Compiler, ImagesAreCompiledOnceAndThenCached) {
   fs::remove_all(folder);
 }
 
+TEST_F(Compiler, AGpuNewerThanTheCompilerGetsPtx) {
+  const KernelSpec spec{"config_types.h",
+                        "fill",
+                        "struct Config { static constexpr int kValue = 7; };\n"
+                        "extern \"C\" __global__ void fill(int* x) { *x = Config::kValue; }\n",
+                        {}};
+  const auto image = compile_image(spec, "sm_990a");
+  ASSERT_TRUE(image.ok()) << image.status().message();
+  EXPECT_THAT(image->kernel.image, HasSubstr(".target sm_"));
+}
+
 TEST_F(Compiler, ListsItsArchitectures) {
   EXPECT_THAT(nvrtc_->architectures(), ::testing::Contains(80));
   EXPECT_THAT(nvrtc_->architectures(), ::testing::Contains(90));

@@ -135,10 +135,15 @@ TEST(Environment, ShortHashIsFnv) {
 }
 
 TEST(Environment, MissingDriverIsExplained) {
-  EXPECT_EQ(describe_cuda("libflashlab-no-such-driver.so.1"),
-            "no CUDA device: libflashlab-no-such-driver.so.1 was not found. The driver is not "
-            "installed or not visible in this container.");
-  EXPECT_THAT(describe_cuda("libc.so.6"), HasSubstr("libc.so.6 was found"));
+  EXPECT_EQ(describe_no_cuda(Status::unsupported(
+                {"CUDA driver", "libcuda.so.1 was not found (libcuda.so.1: cannot open)",
+                 "a loadable library", "the CPU backend works"})),
+            "no CUDA device: libcuda.so.1 was not found. The driver is not installed or not "
+            "visible in this container.");
+  EXPECT_EQ(describe_no_cuda(Status::unsupported({"CUDA driver", "version 11.4", "12.2 or newer",
+                                                  "update the NVIDIA driver"})),
+            "no CUDA device: CUDA driver: version 11.4; update the NVIDIA driver");
+  EXPECT_FALSE(describe_cuda().empty());
 }
 
 }  // namespace

@@ -12,7 +12,7 @@ import os
 import sys
 
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
-FRONT = "xeon-amx-16threads"  # the machine of the README's table
+FRONT = "zen4-2threads"  # the machine of the README's table
 
 
 def load(path):

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Sees to the packages that a step needs:  tools/packages.sh LABEL GROUP...
 #
-# GROUP is `build` (compile and test) or `verify` (the checks of `make verify`). Missing packages
-# are installed with apt-get as root or by a sudo that asks for no password; otherwise the one line
-# to type is printed and the exit code is 2. Where there is no apt-get it looks for the tools and
-# headers themselves and names what is missing.
+# GROUP is `build` (compile and test), `verify` (the checks of `make verify`) or `python` (private
+# environments, for tools/nvrtc.py). Missing packages are installed with apt-get as root or by a
+# sudo that asks for no password; otherwise the one line to type is printed and the exit code is 2.
+# Where there is no apt-get it looks for the tools and headers themselves and names what is missing.
 set -u
 cd "$(dirname "$0")/.." || exit 2
 
@@ -16,6 +16,7 @@ declare -A packages=(
   [build]="g++ cmake ninja-build python3 libhwy-dev libfmt-dev libcli11-dev nlohmann-json3-dev
     zlib1g-dev libgtest-dev libgmock-dev"
   [verify]="clang-format clang libclang-rt-14-dev"
+  [python]="python3-venv"
 )
 # Without these a check is weaker, not impossible (g++ takes clang's place), and other
 # distributions name them otherwise: they are installed where they can be, and never asked for.
@@ -28,12 +29,14 @@ declare -A probes=(
   [libhwy-dev]="header hwy/highway.h" [libfmt-dev]="header fmt/format.h"
   [libcli11-dev]="header CLI/CLI.hpp" [nlohmann-json3-dev]="header nlohmann/json.hpp"
   [zlib1g-dev]="header zlib.h" [libgtest-dev]="header gtest/gtest.h"
-  [libgmock-dev]="header gmock/gmock.h"
+  [libgmock-dev]="header gmock/gmock.h" [python3-venv]="module ensurepip"
 )
 
-probe() {  # probe command NAME | probe header NAME
+probe() {  # probe command NAME | probe header NAME | probe module NAME
   if [ "$1" = command ]; then
     command -v "$2" >/dev/null 2>&1
+  elif [ "$1" = module ]; then
+    python3 -c "import $2" >/dev/null 2>&1
   else
     echo "#include <$2>" | ${CXX:-g++} -std=c++20 -fsyntax-only -x c++ - >/dev/null 2>&1
   fi
@@ -91,7 +94,7 @@ check_versions() {
 
 if [ ${#missing[@]} -eq 0 ] && { [ ${#missing_optional[@]} -eq 0 ] || ! have_apt; }; then
   check_versions
-  summary="${wanted[0]} ${wanted[1]} ${wanted[2]} …"
+  summary="${wanted[*]:0:3} …"
   [ ${#wanted[@]} -le 3 ] && summary="${wanted[*]}"
   say "$summary" "already there"
   exit 0

@@ -12,6 +12,7 @@ import sys
 import xml.etree.ElementTree as ElementTree
 
 import console
+import nvrtc
 
 SOURCE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 CTEST_LINE = re.compile(r"^ *(\d+)/(\d+) Test +#\d+: (\S+)")
@@ -75,7 +76,8 @@ def run_ctest(step, binary_dir, log_path, results_xml, arguments):
     with open(log_path, "w", errors="replace") as log:
         log.write("$ " + " ".join(command) + "\n")
         ctest = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                                 stdin=subprocess.DEVNULL, text=True, errors="replace")
+                                 stdin=subprocess.DEVNULL, text=True, errors="replace",
+                                 env={**os.environ, **nvrtc.environment()})
         done = 0
         for line in ctest.stdout:
             log.write(line)

@@ -25,6 +25,7 @@ LOGS = "build/verify"
 RESULTS = "build/verify-results.json"
 SKIP_CODE = 77  # what a script exits with when it cannot run here; its last line says why
 LINES_SHOWN = 30
+TABLE_LINES = 250
 FUZZ_SECONDS, FUZZ_SECONDS_ALL = 25, 900
 FUZZ_TARGETS = ("fuzz_problem", "fuzz_files")
 
@@ -139,6 +140,20 @@ class Verify:
         self.check("docs", run, ["tools/check_docs.py"], "docs")
         self.check("headers", run, ["tools/check_headers.py"], "headers")
 
+    def kernels(self):
+        """Every kernel compiles, fits and does not spill; the table stands in the log."""
+        step = console.Step(self.label, "kernels")
+        build.build(step, "build", [], ["flashlab_cli"])
+        run(["tools/check_kernels.py", *(["--all"] if self.everything else [])], "kernels",
+            timeout=6 * 3600 if self.everything else 900)
+
+    def gpu_kernels(self):
+        self.check("kernels", self.kernels)
+        if self.wants("kernels"):
+            # The table is the point of this check, whatever its verdict.
+            print("  " + console.tail_of(os.path.join(LOGS, "kernels.log"), TABLE_LINES)
+                  .replace("\n", "\n  "), flush=True)
+
     def build_preset(self, preset, compiler, targets):
         step = console.Step(self.label, preset)
         arguments = ["--preset", preset, f"-DCMAKE_CXX_COMPILER={compiler}"]
@@ -218,6 +233,7 @@ class Verify:
 
     def all_checks(self):
         self.read_the_tree()
+        self.gpu_kernels()
         self.thread_sanitizer()
         self.address_sanitizer()
         if self.everything:

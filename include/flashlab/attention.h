@@ -198,12 +198,15 @@ Status prepare(const Context& context, const Plan& plan);
 /// Non-finite  a row that sees NaN or +inf in a score becomes NaN (o and lse). Keys beyond the
 ///             length are never read. NaN or Inf in v at a masked key may make that row non-finite.
 /// Sizes       B, Hq or Sq = 0: success, nothing written. Sk = 0: empty rows. D = 0 is an error.
-/// Workspace   plan.workspace_bytes(): on the CPU packed K and V, O(B Hk Sk (D + Dv)), never Sq x
-/// Sk Stream      enqueued on `stream`, never synchronises; on the CPU complete on return Repeat
-/// bitwise repeatable on one context; with Options::deterministic on any thread count Errors
-/// kInvalidArgument, kUnsupported, kOutOfMemory; on error nothing was written Cost        2 B Hq
-/// pairs (D + Dv) FLOPs, pairs = visible (query, key) pairs per head Source      FlashAttention-2
-/// (Dao 2023), algorithm 1
+/// Workspace   plan.workspace_bytes(), never Sq x Sk. CPU: packed K and V, O(B Hk Sk (D + Dv)).
+///             GPU: none in 16 bits unless the keys are split; fp32 `ieee`: K, V and Q in terms.
+/// Stream      enqueued on `stream`, never synchronises; on the CPU complete on return
+/// Repeat      bitwise repeatable on one context; with Options::deterministic on any number of
+///             threads or multiprocessors
+/// Errors      kInvalidArgument, kUnsupported, kOutOfMemory, kDeviceError; on error nothing was
+///             written
+/// Cost        2 B Hq pairs (D + Dv) FLOPs, pairs = visible (query, key) pairs per head
+/// Source      FlashAttention-2 (Dao 2023), algorithm 1
 Status forward(const Context& context, Stream stream, const Plan& plan,
                const ForwardTensors& tensors, Workspace workspace);
 
@@ -222,7 +225,10 @@ Status forward(const Context& context, Stream stream, const ForwardTensors& tens
 /// Mode        Options::gradient_mode: overwrite, or add to dq, dk, dv
 /// Sizes       without a query (B, Hq or Sq = 0) dk and dv are zeros (accumulate: unchanged)
 /// Workspace   O(B Hq Sq D + B Hk Sk (D + Dv)), never Sq x Sk
-/// Stream, Repeat, Errors   as forward
+/// Stream      as forward
+/// Repeat      bitwise repeatable on a CPU context; on a GPU dQ is summed by atomic additions in
+///             an order that varies, unless Options::deterministic is set
+/// Errors      as forward
 /// Cost        2 B Hq pairs (3 D + 2 Dv) FLOPs
 /// Source      FlashAttention-2 (Dao 2023), algorithm 2
 Status backward(const Context& context, Stream stream, const Plan& plan,

@@ -10,7 +10,7 @@
 #include "api/context_state.h"
 #include "api/guard.h"
 #include "cpu/thread_pool.h"
-#include "cuda/driver/driver.h"
+#include "cuda/driver/device.h"
 
 namespace flashlab {
 namespace internal {
@@ -50,18 +50,15 @@ class CpuAllocator final : public Allocator {
   void deallocate(void* pointer, std::size_t, Stream) noexcept override { std::free(pointer); }
 };
 
-// There is a driver or there is none; there are no GPU kernels in this version either way.
-Status no_cuda(Device device) {
+Result<cuda::GpuDevice*> open_gpu(Device device) {
   auto driver = cuda::Driver::get();
-  if (!driver.ok()) {
-    ErrorDetail detail = driver.status().detail();
-    detail.argument = "device " + to_string(device);
-    if (driver.status().code() == StatusCode::kUnsupported)
-      detail.got = "no CUDA device: " + detail.got;
-    return Status(driver.status().code(), std::move(detail));
+  if (driver.ok()) return cuda::GpuDevice::open(device.index);
+  ErrorDetail detail = driver.status().detail();
+  detail.argument = "device " + to_string(device);
+  if (driver.status().code() == StatusCode::kUnsupported) {
+    detail.got = "no CUDA device: " + detail.got;
   }
-  return Status::unsupported({"device " + to_string(device), "a library without GPU kernels", "cpu",
-                              "the CPU backend works"});
+  return Status(driver.status().code(), std::move(detail));
 }
 
 Result<CpuIsa> resolve_isa(CpuIsa wanted) {
@@ -79,12 +76,18 @@ Result<CpuIsa> resolve_isa(CpuIsa wanted) {
 
 }  // namespace
 
-ContextState::ContextState(const ContextOptions& options)
+ContextState::ContextState(const ContextOptions& options, cuda::GpuDevice* gpu)
     : device(options.device),
       threads(options.threads > 0 ? options.threads : available_threads()),
       cpu_isa(options.cpu_isa),
-      allocator(options.allocator != nullptr ? options.allocator : &default_cpu_allocator()),
-      pool_(std::make_unique<ThreadPool>(threads)) {}
+      allocator(options.allocator),
+      pool_(std::make_unique<ThreadPool>(threads)),
+      gpu_(gpu) {
+  if (gpu != nullptr) gpu_allocator_ = std::make_unique<cuda::GpuAllocator>(*gpu);
+  if (allocator == nullptr) {
+    allocator = gpu != nullptr ? gpu_allocator_.get() : &default_cpu_allocator();
+  }
+}
 
 ContextState::~ContextState() = default;
 
@@ -97,7 +100,6 @@ Allocator& default_cpu_allocator() noexcept {
 
 Result<Context> Context::create(const ContextOptions& options) {
   return internal::guard<Result<Context>>([&]() -> Result<Context> {
-    if (options.device.kind != DeviceKind::kCpu) return internal::no_cuda(options.device);
     if (options.threads < 0 || options.threads > internal::kMaxThreads) {
       return Status::invalid({"threads", fmt::format("{}", options.threads),
                               fmt::format("0 (all that may run) to {}", internal::kMaxThreads),
@@ -107,6 +109,11 @@ Result<Context> Context::create(const ContextOptions& options) {
     if (!isa.ok()) return isa.status();
     ContextOptions resolved = options;
     resolved.cpu_isa = *isa;
+    if (options.device.kind == DeviceKind::kCuda) {
+      auto gpu = internal::open_gpu(options.device);
+      if (!gpu.ok()) return gpu.status();
+      return Context(std::make_unique<internal::ContextState>(resolved, *gpu));
+    }
     return Context(std::make_unique<internal::ContextState>(resolved));
   });
 }

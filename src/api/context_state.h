@@ -8,6 +8,10 @@
 #include "flashlab/attention.h"
 #include "flashlab/context.h"
 
+namespace flashlab::cuda {
+class GpuDevice;
+}
+
 namespace flashlab::internal {
 
 class ThreadPool;
@@ -15,7 +19,8 @@ class ThreadPool;
 /// The inside of a Context.
 class ContextState {
  public:
-  explicit ContextState(const ContextOptions& options);
+  /// `gpu` is the open device of a CUDA context (or one that is only described); null on a CPU.
+  explicit ContextState(const ContextOptions& options, cuda::GpuDevice* gpu = nullptr);
   ~ContextState();
 
   Device device;
@@ -26,12 +31,17 @@ class ContextState {
   /// The pool of CPU threads; its threads start on first use.
   ThreadPool& pool() const { return *pool_; }
 
+  /// The GPU of a CUDA context, null on a CPU.
+  cuda::GpuDevice* gpu() const noexcept { return gpu_; }
+
   /// Plan cache: key is the printed problem (addresses never enter it).
   std::mutex plans_mutex;
   std::unordered_map<std::string, Plan> plans;
 
  private:
   std::unique_ptr<ThreadPool> pool_;
+  cuda::GpuDevice* gpu_ = nullptr;            // lives as long as the process
+  std::unique_ptr<Allocator> gpu_allocator_;  // the default one of a CUDA context
 };
 
 }  // namespace flashlab::internal

@@ -8,6 +8,9 @@
 #include "api/context_state.h"
 #include "api/guard.h"
 #include "api/implementation.h"
+#include "cuda/driver/device.h"
+#include "cuda/launch/pointers.h"
+#include "cuda/launch/zero.h"
 
 namespace flashlab {
 namespace internal {
@@ -33,7 +36,8 @@ Status check_workspace(const Plan& plan, Workspace workspace) {
 }
 
 Status check_stream(const ContextState& context, Stream stream) {
-  if (context.device.kind != DeviceKind::kCpu || stream.handle == nullptr) return {};
+  if (context.gpu() != nullptr) return cuda::check_stream(*context.gpu(), stream);
+  if (stream.handle == nullptr) return {};
   return Status::invalid(
       {"stream", "a device stream", "no stream: calls on a CPU are synchronous", "pass Stream{}"});
 }
@@ -96,10 +100,17 @@ bool nothing_to_write(const Geometry& g) {
 
 // An empty forward writes nothing. An empty backward has gradients all the same: without a query
 // dk and dv are zero, and a caller who passed fresh memory must not read garbage from it.
-void finish_empty(const Problem&, const ForwardTensors&) {}
+Status finish_empty(ContextState&, Stream, const Problem&, const ForwardTensors&) {
+  return {};
+}
 
-void finish_empty(const Problem& p, const BackwardTensors& t) {
-  if (p.options.gradient_mode == GradientMode::kAccumulate) return;
+Status finish_empty(ContextState& context, Stream stream, const Problem& p,
+                    const BackwardTensors& t) {
+  if (p.options.gradient_mode == GradientMode::kAccumulate) return {};
+  if (context.gpu() != nullptr) {
+    Status status = cuda::zero_rows(*context.gpu(), stream, {t.dk.data, *p.dk});
+    return status.ok() ? cuda::zero_rows(*context.gpu(), stream, {t.dv.data, *p.dv}) : status;
+  }
   for (const Tensor& gradient : {Tensor{t.dk.data, *p.dk}, Tensor{t.dv.data, *p.dv}}) {
     const TensorSpec& s = gradient.spec;
     if (s.elements() == 0) continue;
@@ -114,6 +125,7 @@ void finish_empty(const Problem& p, const BackwardTensors& t) {
       }
     }
   }
+  return {};
 }
 
 template <class Tensors>
@@ -124,10 +136,12 @@ Status run(const Context& context, Stream stream, const Plan& plan, const Tensor
   if (Status s = check_stream(state, stream); !s.ok()) return s;
   if (Status s = check_tensors(plan.problem(), tensors); !s.ok()) return s;
   if (nothing_to_write(plan.state().geometry)) {
-    finish_empty(plan.problem(), tensors);
-    return {};
+    return finish_empty(state, stream, plan.problem(), tensors);
   }
   if (Status s = check_workspace(plan, workspace); !s.ok()) return s;
+  if (state.gpu() != nullptr) {
+    if (Status s = cuda::check_pointers(*state.gpu(), tensors, workspace); !s.ok()) return s;
+  }
   return launch(state, stream, plan.state(), normalised(plan.problem(), tensors), workspace);
 }
 

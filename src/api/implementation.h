@@ -109,6 +109,7 @@ struct Implementation {
   /// (kUnsupported), e.g. for a tile size that does not fit.
   Result<std::shared_ptr<PlanState>> (*make_plan)(const ContextState& context,
                                                   const Problem& problem, const Geometry& geometry);
+  int oldest_architecture = 0;  ///< GPUs: 80 for sm_80; older ones get another default
 };
 
 /// All implementations of a device, production first.

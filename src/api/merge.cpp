@@ -7,6 +7,8 @@
 #include "api/overlap.h"
 #include "cpu/merge.h"
 #include "cpu/thread_pool.h"
+#include "cuda/launch/merge.h"
+#include "cuda/launch/pointers.h"
 #include "flashlab/attention.h"
 
 namespace flashlab {
@@ -61,7 +63,23 @@ Status check_output(const std::string& name, const Tensor& out,
   return {};
 }
 
-Status run_merge(const Context& context, std::span<const Partial> given, Tensor o,
+Status merge_on_device(const Context& context, Stream stream, std::span<const Partial> parts,
+                       const Tensor& o, const std::optional<Tensor>& lse) {
+  cuda::GpuDevice& gpu = *context.state().gpu();
+  if (Status s = cuda::check_stream(gpu, stream); !s.ok()) return s;
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    Status s = cuda::check_pointers(gpu, fmt::format("parts[{}].o", i).c_str(), parts[i].o.data);
+    if (s.ok()) {
+      s = cuda::check_pointers(gpu, fmt::format("parts[{}].lse", i).c_str(), parts[i].lse.data);
+    }
+    if (!s.ok()) return s;
+  }
+  if (Status s = cuda::check_pointers(gpu, "o", o.data); !s.ok()) return s;
+  if (Status s = cuda::check_pointers(gpu, "lse", lse ? lse->data : nullptr); !s.ok()) return s;
+  return cuda::merge_on_gpu(gpu, context.allocator(), stream, parts, o, lse);
+}
+
+Status run_merge(const Context& context, Stream stream, std::span<const Partial> given, Tensor o,
                  std::optional<Tensor> lse) {
   if (given.empty()) {
     return Status::invalid({"parts", "no part", "at least one partial attention", ""});
@@ -100,15 +118,16 @@ Status run_merge(const Context& context, std::span<const Partial> given, Tensor 
     if (Status s = check_output("lse", *lse, inputs); !s.ok()) return s;
   }
   if (model.shape[0] == 0 || model.shape[1] == 0 || model.shape[2] == 0) return {};
+  if (device.kind == DeviceKind::kCuda) return merge_on_device(context, stream, parts, o, lse);
   internal::merge_on_cpu(context.state().pool(), parts, o, lse);
   return {};
 }
 
 }  // namespace
 
-Status merge(const Context& context, Stream, std::span<const Partial> parts, Tensor o,
+Status merge(const Context& context, Stream stream, std::span<const Partial> parts, Tensor o,
              std::optional<Tensor> lse) {
-  return internal::guard<Status>([&] { return run_merge(context, parts, o, lse); });
+  return internal::guard<Status>([&] { return run_merge(context, stream, parts, o, lse); });
 }
 
 }  // namespace flashlab

@@ -7,6 +7,7 @@
 #include "api/context_state.h"
 #include "api/guard.h"
 #include "api/implementation.h"
+#include "cuda/driver/device.h"
 
 namespace flashlab {
 namespace internal {
@@ -57,9 +58,36 @@ std::string cache_key(const Problem& p) {
 // A service that sees ever new shapes must not grow without bound; plans are cheap to make again.
 constexpr std::size_t kMaxCachedPlans = 4096;
 
+// The production implementation: the first that this device runs.
+const Implementation* production(const ContextState& context,
+                                 const std::vector<const Implementation*>& list) {
+  const auto* gpu = context.gpu();
+  if (gpu == nullptr) return list.front();
+  const int architecture = gpu->info().major * 10 + gpu->info().minor;
+  for (const Implementation* implementation : list) {
+    if (architecture >= implementation->oldest_architecture) return implementation;
+  }
+  return list.front();
+}
+
+// Kernels count rows and heads in 32 bits; offsets have 64.
+Status check_extents(const ContextState& context, const Geometry& g) {
+  if (context.device.kind != DeviceKind::kCuda) return {};
+  for (const auto& [name, extent] : {std::pair{"batch", g.batch}, {"heads", g.heads_q},
+                                     {"seqlen_q", g.seqlen_q}, {"seqlen_k", g.seqlen_k},
+                                     {"head_dim", g.head_dim}, {"head_dim_v", g.head_dim_v}}) {
+    if (extent > INT32_MAX) {
+      return Status::unsupported({name, fmt::format("{}", extent),
+                                  fmt::format("at most {} on a GPU", INT32_MAX),
+                                  "split the problem"});
+    }
+  }
+  return {};
+}
+
 Result<const Implementation*> choose(const ContextState& context, const std::string& name) {
   const auto list = registry(context.device.kind);
-  if (name.empty() && !list.empty()) return list.front();
+  if (name.empty() && !list.empty()) return production(context, list);
   std::string known;
   for (const Implementation* implementation : list) {
     if (implementation->name == name) return implementation;
@@ -79,6 +107,7 @@ Result<Plan> make_plan(const ContextState& context, const Problem& problem) {
                             fmt::format("{}, the context's device", to_string(context.device)),
                             "use a context of the tensors' device"});
   }
+  if (Status s = check_extents(context, *geometry); !s.ok()) return s;
   auto chosen = choose(context, problem.options.implementation);
   if (!chosen.ok()) return chosen.status();
   const Implementation& implementation = **chosen;

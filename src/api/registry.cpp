@@ -2,12 +2,18 @@
 #include "cpu/attention.h"
 #include "cpu/naive/naive.h"
 #include "cpu/plain/plain.h"
+#include "cuda/launch/implementations.h"
+#include "peers/cublas/cublas.h"
 #include "reference/implementation.h"
 
 namespace flashlab::internal {
 
 std::vector<const Implementation*> registry(DeviceKind device) {
-  if (device != DeviceKind::kCpu) return {};
+  if (device == DeviceKind::kCuda) {
+    std::vector<const Implementation*> list = cuda::implementations();
+    list.push_back(&peers::cublas_implementation());
+    return list;
+  }
   return {&cpu_implementation(), &plain_implementation(), &naive_implementation(),
           &reference_implementation()};
 }

@@ -18,23 +18,29 @@ namespace {
 // With more lines than this the table alone is easier to read.
 constexpr std::size_t kDetailedResults = 6;
 
+lab::report::RateUnit rate_unit(Device device) {
+  return device.kind == DeviceKind::kCuda ? lab::report::RateUnit::kTflops
+                                          : lab::report::RateUnit::kGflops;
+}
+
 std::string bytes(std::optional<std::int64_t> value) {
   return lab::report::format_bytes(value);
 }
 
 // What the table's line has no room for.
-void print_details(const lab::BenchResult& r, const lab::Environment& environment) {
+void print_details(const lab::BenchResult& r, const lab::Environment& environment,
+                   lab::report::RateUnit unit) {
   using lab::report::format_ms;
   if (r.status != lab::RunStatus::kOk) return;
   print_line(fmt::format("\n{} {}  {} samples", r.implementation, r.pass, r.samples));
   print_line(fmt::format("  time      min {} · mean {} · median {} · max {} · std {} ms",
                          format_ms(r.min_ms), format_ms(r.mean_ms), format_ms(r.median_ms),
                          format_ms(r.max_ms), format_ms(r.std_ms)));
-  const auto rate = [](std::optional<double> tflops) {
-    return lab::report::format_rate(tflops, lab::report::RateUnit::kGflops);
+  const auto rate = [unit](std::optional<double> tflops) {
+    return lab::report::format_rate(tflops, unit);
   };
-  print_line(fmt::format("  rate      median {} · peak {} GFLOP/s · {} GB/s", rate(r.tflops),
-                         rate(r.tflops_peak),
+  print_line(fmt::format("  rate      median {} · peak {} {} · {} GB/s", rate(r.tflops),
+                         rate(r.tflops_peak), lab::report::to_string(unit),
                          r.gb_per_s ? lab::report::format_significant(*r.gb_per_s, 3) : "-"));
   std::string memory = fmt::format("  memory    peak {} · workspace {}", bytes(r.peak_bytes),
                                    bytes(r.workspace_bytes));
@@ -78,18 +84,18 @@ int run_bench(const Arguments& arguments) {
   if (wants_files(arguments)) lab::add_roofs(engine.context, outputs.environment());
 
   const bool text = !outputs.stdout_taken();
-  constexpr lab::report::RateUnit kUnit = lab::report::RateUnit::kGflops;
-  if (text) print(lab::report::bench_table_header(kUnit));
+  const lab::report::RateUnit unit = rate_unit(engine.context.device());
+  if (text) print(lab::report::bench_table_header(unit));
   run_jobs(engine, problems, names, options, outputs,
            [&](const std::vector<lab::BenchResult>& results) {
              if (!text) return;
              for (const lab::BenchResult& result : results) {
-               print(lab::report::bench_table_line(result, kUnit));
+               print(lab::report::bench_table_line(result, unit));
              }
            });
   if (text && outputs.file().results.size() <= kDetailedResults) {
     for (const lab::BenchResult& result : outputs.file().results) {
-      print_details(result, outputs.environment());
+      print_details(result, outputs.environment(), unit);
     }
   }
   if (text && !outputs.relative_to().empty()) {

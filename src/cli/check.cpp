@@ -12,8 +12,10 @@
 #include "cli/failure.h"
 #include "cli/problems.h"
 #include "cli/terminal.h"
+#include "cli/values.h"
 #include "lab/doctor.h"
 #include "lab/environment.h"
+#include "lab/gpu/gpu_ruler.h"
 #include "lab/report/text.h"
 #include "lab/results_json.h"
 
@@ -34,11 +36,18 @@ const char* pass_name(Pass pass) {
 std::vector<cases::Case> chosen_cases(const Arguments& arguments) {
   std::vector<cases::Case> all;
   const std::vector<std::string> dtypes = arguments.list("--dtype");
+  const auto asked = [&](const std::string& dtype) {
+    return std::find(dtypes.begin(), dtypes.end(), dtype) != dtypes.end();
+  };
   const std::string part = arguments.value("--case").value_or("");
   for (cases::Case& problem : cases::conformance_cases()) {
-    const bool of_type = dtypes.empty() || std::find(dtypes.begin(), dtypes.end(),
-                                                     to_string(problem.dtype)) != dtypes.end();
-    if (of_type && problem.name.find(part) != std::string::npos) all.push_back(std::move(problem));
+    if (problem.name.find(part) == std::string::npos) continue;
+    // tf32 is a way to multiply fp32 tensors: the same cases, and only where it is asked for.
+    if (problem.dtype == DType::kFp32 && asked("tf32")) {
+      all.push_back(problem);
+      apply_dtype(all.back(), "tf32");
+    }
+    if (dtypes.empty() || asked(to_string(problem.dtype))) all.push_back(std::move(problem));
   }
   if (all.empty()) {
     fail_usage(fmt::format("no case matches --case \"{}\"{}; names look like {}", part,
@@ -53,9 +62,13 @@ std::vector<cases::Case> chosen_cases(const Arguments& arguments) {
 
 // The command that repeats one report alone.
 std::string reproduce(const lab::CheckReport& report, const Context& context) {
-  return fmt::format("flashlab check --case {} --implementation {} --cpu-isa {} --threads {}",
-                     report.problem.name, report.implementation, to_string(context.cpu_isa()),
-                     context.threads());
+  const std::string where = context.device().kind == DeviceKind::kCuda
+                                ? fmt::format("--device {}", to_string(context.device()))
+                                : fmt::format("--cpu-isa {} --threads {}",
+                                              to_string(context.cpu_isa()), context.threads());
+  const char* dtype = report.problem.precision == Precision::kTf32 ? " --dtype tf32" : "";
+  return fmt::format("flashlab check --case {}{} --implementation {} {}", report.problem.name,
+                     dtype, report.implementation, where);
 }
 
 struct Counts {
@@ -74,18 +87,18 @@ void count(Counts& counts, const lab::CheckReport& report) {
 
 // One line per dtype and implementation.
 void print_groups(const std::vector<lab::CheckReport>& reports) {
-  std::map<std::pair<DType, std::string>, Counts> groups;
+  std::map<std::pair<std::string, std::string>, Counts> groups;
   for (const lab::CheckReport& report : reports) {
     if (report.items.empty() && report.message.empty()) continue;  // not reached before Ctrl-C
-    count(groups[{report.problem.dtype, report.implementation}], report);
+    count(groups[{dtype_name(report.problem), report.implementation}], report);
   }
   print_line(fmt::format("{}{}{}{}", pad_right("group", 24), pad_left("passed", 8),
                          pad_left("failed", 8), pad_left("refused", 9)));
   for (const auto& [key, counts] : groups) {
-    print_line(fmt::format(
-        "{}{}{}{}", pad_right(fmt::format("{} {}", to_string(key.first), key.second), 24),
-        pad_left(std::to_string(counts.passed), 8), pad_left(std::to_string(counts.failed), 8),
-        pad_left(std::to_string(counts.unsupported), 9)));
+    print_line(fmt::format("{}{}{}{}", pad_right(fmt::format("{} {}", key.first, key.second), 24),
+                           pad_left(std::to_string(counts.passed), 8),
+                           pad_left(std::to_string(counts.failed), 8),
+                           pad_left(std::to_string(counts.unsupported), 9)));
   }
 }
 
@@ -111,13 +124,24 @@ struct Ruler {
   }
 };
 
+// The clocks that the device is measured with.
+std::vector<lab::RulerReading> read_clocks(const Context& context) {
+  std::vector<lab::RulerReading> out = lab::check_ruler();
+  if (context.device().kind == DeviceKind::kCpu) return out;
+  auto memory = lab::device_memory(context);
+  if (!memory.ok()) fail(memory.status());
+  for (lab::RulerReading& reading : lab::check_gpu_ruler(*memory))
+    out.push_back(std::move(reading));
+  return out;
+}
+
 // A machine that is busy for a moment gets two more chances.
-Ruler read_ruler() {
+Ruler read_ruler(const Context& context) {
   constexpr int kAttempts = 3;
   constexpr double kBusyCores = 0.2;
   Ruler out;
   for (int attempt = 0; attempt < kAttempts && !interrupted(); ++attempt) {
-    out.readings = lab::check_ruler();
+    out.readings = read_clocks(context);
     if (!out.failed()) return out;
   }
   const lab::MachineState machine = lab::observe_machine(300);
@@ -161,6 +185,7 @@ void write_json(const std::string& path, const lab::CheckSummary& summary, const
                                                .protocol = "",
                                                .threads = context.threads(),
                                                .cpu_isa = context.cpu_isa(),
+                                               .device = context.device(),
                                                .observe_ms = 0});
   Json out;
   out["schema"] = "flashlab.check/1";
@@ -169,6 +194,7 @@ void write_json(const std::string& path, const lab::CheckSummary& summary, const
   out["failed"] = summary.failed;
   out["unsupported"] = summary.unsupported;
   out["interrupted"] = summary.cancelled;
+  out["device_lost"] = summary.device_lost.empty() ? Json(nullptr) : Json(summary.device_lost);
   out["ok"] = summary.ok() && !ruler.failed();
   out["ruler"] = Json::array();
   for (const lab::RulerReading& reading : ruler.readings) {
@@ -196,15 +222,20 @@ void check_values(const Context& context, const Job& job, const lab::CaseValues&
   lab::CaseDataOptions options;
   options.backward = backward;
   options.values = values;
+  auto memory = lab::device_memory(context);
+  if (!memory.ok()) fail(memory.status());
+  options.memory = *memory;
   Result<lab::CaseData> data = lab::CaseData::create(job.problem, options);
   Status status = data.status();
   for (const Pass pass : job.passes) {
     if (!status.ok()) break;
     Options call = job.problem.options();
     call.implementation = name;
-    status = pass == Pass::kForward ? forward(context, {}, data->forward_tensors(), call)
-             : backward ? flashlab::backward(context, {}, data->backward_tensors(), call)
+    const Stream stream = (*memory)->stream();
+    status = pass == Pass::kForward ? forward(context, stream, data->forward_tensors(), call)
+             : backward ? flashlab::backward(context, stream, data->backward_tensors(), call)
                         : Status();
+    if (status.ok()) status = data->fetch_outputs(pass);
     if (!status.ok()) break;
     const Result<lab::ErrorVsFp64> error = lab::error_vs_fp64(*data, pass);
     if (!error.ok()) {
@@ -257,11 +288,13 @@ lab::CheckSummary check_list(const Arguments& arguments, const Context& context,
   run.cases = chosen_cases(arguments);
   run.implementations = names;
   run.cancel = &interrupted();
+  run.options.bitwise_calls =
+      static_cast<int>(whole(arguments, "--repeat-bitwise", 2, 2, 1'000'000)) - 1;
   if (text) {
     std::string list;
     for (const std::string& name : names) list += (list.empty() ? "" : ", ") + name;
-    print_line(fmt::format("check  {} cases x {} · {} · {} threads\n", run.cases.size(), list,
-                           to_string(context.cpu_isa()), context.threads()));
+    print_line(
+        fmt::format("check  {} cases x {} · {}\n", run.cases.size(), list, device_words(context)));
   }
   ProgressLine progress;
   int failed = 0;
@@ -299,13 +332,13 @@ int run_check(const Arguments& arguments) {
   const std::optional<std::string> json = arguments.value("--json");
   const bool text = !json || *json != "-";
   const bool input = arguments.has("--input");
-  for (const char* flag : {"--quick", "--case"}) {
+  for (const char* flag : {"--quick", "--case", "--repeat-bitwise"}) {
     if (input && arguments.has(flag)) {
       fail_usage(fmt::format("{} chooses from the list and contradicts --input; give one", flag));
     }
   }
   // Cases that are named are asked for to look at them: the instrument is not the question.
-  const Ruler ruler = input || arguments.has("--case") ? Ruler{} : read_ruler();
+  const Ruler ruler = input || arguments.has("--case") ? Ruler{} : read_ruler(context);
   const lab::CheckSummary summary =
       input ? check_input(arguments, context, names) : check_list(arguments, context, names, text);
   if (text) {
@@ -313,6 +346,12 @@ int run_check(const Arguments& arguments) {
     if (input) print_input_items(summary.reports);
     print_groups(summary.reports);
     if (!input) print_failures(summary.reports, context);
+    if (!summary.device_lost.empty()) {
+      print_line(
+          fmt::format("\n{} cannot work any more after {}\nWhat was checked before is kept, "
+                      "the rest was not run. compute-sanitizer says where it went wrong.",
+                      to_string(context.device()), summary.device_lost));
+    }
     print_line(fmt::format("\n{} passed, {} failed, {} refused{}", summary.passed, summary.failed,
                            summary.unsupported, summary.cancelled ? ", interrupted" : ""));
   }

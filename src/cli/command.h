@@ -14,6 +14,8 @@ int run_bench(const Arguments& arguments);
 int run_weighted_sum(const Arguments& arguments);
 int run_compare(const Arguments& arguments);
 int run_explain(const Arguments& arguments);
+int run_precompile(const Arguments& arguments);
+int run_cache(const Arguments& arguments);
 int run_completion(const Arguments& arguments);
 
 /// What was typed, as a shell would read it back. Set once by main, kept with every result.

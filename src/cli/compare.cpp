@@ -10,6 +10,7 @@
 #include "cli/failure.h"
 #include "cli/runs.h"
 #include "cli/terminal.h"
+#include "lab/gpu/gpu_environment.h"
 #include "lab/problem_run/cpu_roof.h"
 #include "lab/report/group.h"
 #include "lab/report/table.h"
@@ -22,25 +23,44 @@ namespace {
 constexpr Budget kBudget{.repeats = 30, .max_total_ms = 2500};
 
 // Libraries that this version cannot run: rows that say so, not silence.
-std::vector<lab::BenchResult> peer_rows(const std::vector<std::string>& peers, const Job& job) {
+std::vector<lab::BenchResult> peer_rows(const std::vector<std::string>& peers, const Job& job,
+                                        const std::string& device) {
   std::vector<lab::BenchResult> out;
   for (const Pass pass : job.passes) {
     for (const std::string& peer : peers) {
       lab::BenchResult result;
       result.implementation = peer;
-      result.device = "cpu";
+      result.device = device;
       result.pass = pass == Pass::kForward ? "forward" : "backward";
       result.problem = job.problem;
       result.status = lab::RunStatus::kUnsupported;
       const bool torch = peer.starts_with("torch");
       result.message =
-          torch ? "peers of PyTorch are not part of this version; bench/ says how it was measured "
-                  "beside FlashLab"
-                : "this peer needs an NVIDIA GPU and a later version of FlashLab";
+          torch
+              ? "peers of PyTorch run in Python: bench/ says how they are measured beside FlashLab"
+              : fmt::format("this peer is not there on {}; flashlab info lists what is", device);
       out.push_back(std::move(result));
     }
   }
   return out;
+}
+
+// Peers that are implementations of the device join `names`; the others are returned.
+std::vector<std::string> take_peers_that_run(const Arguments& arguments, Device device,
+                                             std::vector<std::string>& names) {
+  const std::vector<std::string> here = implementations(device);
+  const auto listed = [](const std::vector<std::string>& list, const std::string& name) {
+    return std::find(list.begin(), list.end(), name) != list.end();
+  };
+  std::vector<std::string> others;
+  for (const std::string& peer : arguments.list("--peers")) {
+    if (!listed(here, peer)) {
+      others.push_back(peer);
+    } else if (!listed(names, peer)) {
+      names.push_back(peer);
+    }
+  }
+  return others;
 }
 
 bool several_lengths(const lab::ResultFile& file) {
@@ -78,10 +98,11 @@ void print_verdicts(const lab::ResultFile& file, const std::string& production_n
 
 int run_compare(const Arguments& arguments) {
   const Engine engine = make_engine(arguments);
-  const ProblemSet problems = problems_of(arguments, compare_defaults());
-  const std::vector<std::string> names =
+  const Device device = engine.context.device();
+  const ProblemSet problems = problems_of(arguments, compare_defaults(device));
+  std::vector<std::string> names =
       implementation_names(arguments, all_but_reference(engine.context));
-  const std::vector<std::string> peers = arguments.list("--peers");
+  const std::vector<std::string> peers = take_peers_that_run(arguments, device, names);
   lab::ProblemRunOptions options = run_options(arguments, problems, kBudget);
   options.error = true;
   options.roof_max_ms = 700;
@@ -90,8 +111,10 @@ int run_compare(const Arguments& arguments) {
   outputs.begin(run_environment(engine, options));
   const bool text = !outputs.stdout_taken();
   if (text) {
-    print_line(fmt::format("{} · {} · {} threads\n", outputs.environment().cpu_model,
-                           to_string(engine.context.cpu_isa()), engine.context.threads()));
+    print_line(device.kind == DeviceKind::kCuda
+                   ? lab::describe_gpu(outputs.environment()) + "\n"
+                   : fmt::format("{} · {}\n", outputs.environment().cpu_model,
+                                 device_words(engine.context)));
   }
   lab::add_roofs(engine.context, outputs.environment());
 
@@ -103,7 +126,7 @@ int run_compare(const Arguments& arguments) {
              lab::ResultFile block;
              block.environment = outputs.environment();
              block.results = results;
-             for (lab::BenchResult& row : peer_rows(peers, problems.jobs[job])) {
+             for (lab::BenchResult& row : peer_rows(peers, problems.jobs[job], to_string(device))) {
                outputs.add(row);
                block.results.push_back(std::move(row));
              }

@@ -2,6 +2,7 @@
 
 // What runs the problems: the device, its context, the implementations.
 
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -10,9 +11,26 @@
 
 namespace flashlab::cli {
 
+/// What runs a command when --device does not say.
+enum class DefaultDevice {
+  kCpu,
+  kGpuIfThere,  ///< the first GPU, if it can run what the flags name; flags that are about CPUs
+                ///< (--threads, --cpu-isa, an implementation that only a CPU has) mean the CPU
+};
+
+/// The device that --device asks for. Throws Failure for a word that names none.
+Device device_of(const Arguments& arguments, DefaultDevice fallback);
+
 /// The context that --device, --threads and --cpu-isa ask for. Throws Failure: no such device, an
 /// instruction set that is not here.
-Context make_context(const Arguments& arguments, Allocator* allocator = nullptr);
+Context make_context(const Arguments& arguments, DefaultDevice fallback = DefaultDevice::kCpu,
+                     Allocator* allocator = nullptr);
+
+/// The allocator a context of that device would have by itself; the caller owns it.
+std::unique_ptr<Allocator> device_allocator(Device device);
+
+/// "NVIDIA H200 (cuda:0)", or "avx512 · 8 threads".
+std::string device_words(const Context& context);
 
 /// --tile-q and --tile-k; 0 where not given.
 TileOptions tile_options(const Arguments& arguments);

@@ -25,7 +25,7 @@ const char* pass_name(Pass pass) {
 
 Result<Plan> plan_of(const Context& context, const Job& job, Pass pass, const std::string& name,
                      TileOptions tiles) {
-  Problem problem = lab::problem_of(job.problem, pass, name);
+  Problem problem = lab::problem_of(job.problem, pass, name, context.device());
   problem.options.tiles = tiles;
   return plan(context, problem);
 }
@@ -99,7 +99,7 @@ void print_memory(const Context& context, const Job& job, Pass pass, const std::
 }  // namespace
 
 int run_explain(const Arguments& arguments) {
-  const Context context = make_context(arguments);
+  const Context context = make_context(arguments, DefaultDevice::kGpuIfThere);
   const ProblemSet problems = problems_of(arguments, bench_defaults());
   const TileOptions tiles = tile_options(arguments);
   const bool memory = arguments.has("--memory");

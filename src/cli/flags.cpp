@@ -1,5 +1,7 @@
 #include "cli/flags.h"
 
+#include <algorithm>
+
 #include "case.h"
 #include "flashlab/attention.h"
 
@@ -12,7 +14,7 @@ Words dtype_choices() {
   return {"fp64", "fp32", "tf32", "fp16", "bf16"};
 }
 Words check_dtype_choices() {
-  return {"fp64", "fp32", "fp16", "bf16"};
+  return dtype_choices();
 }
 Words causal_choices() {
   return {"top-left", "bottom-right"};
@@ -35,8 +37,13 @@ Words isa_choices() {
   }
   return out;
 }
+// Of every kind of device, each name once.
 Words implementation_choices() {
-  return implementations(Device{});
+  Words out = implementations(Device{});
+  for (std::string& name : implementations({DeviceKind::kCuda, 0})) {
+    if (std::find(out.begin(), out.end(), name) == out.end()) out.push_back(std::move(name));
+  }
+  return out;
 }
 Words preset_choices() {
   Words out;
@@ -49,6 +56,10 @@ Words sweep_choices() {
   return out;
 }
 
+Words selection_choices() {
+  return {"common", "smoke", "representative", "all"};
+}
+
 constexpr unsigned kMeasured = kBench | kCompare;
 constexpr unsigned kShaped = kMeasured | kExplain;
 constexpr unsigned kTimed = kMeasured | kWeightedSum;
@@ -57,6 +68,7 @@ constexpr std::string_view kProblem = "Problem";
 constexpr std::string_view kExecution = "What runs it";
 constexpr std::string_view kMeasurement = "Measurement";
 constexpr std::string_view kOutput = "Results";
+constexpr std::string_view kKernels = "Kernels";
 constexpr std::string_view kOther = "Other";
 
 // Order is the order of help inside each group.
@@ -72,7 +84,7 @@ const std::vector<FlagSpec>& table() {
       {"--head-dim-v", "", "N[,N]", kList, kShaped, kProblem,
        "elements of a head of v (default: as --head-dim)"},
       {"--seqlen", "", "N[,N]", kList, kShaped, kProblem,
-       "queries of a sequence; k is 1024: 512,1k,16k (default 1024; compare: 2k)"},
+       "queries of a sequence; k is 1024: 512,1k,16k (default 1024; compare: 2k, 4k on a GPU)"},
       {"--seqlen-k", "", "N[,N]", kList, kShaped, kProblem,
        "keys of a sequence (default: as --seqlen)"},
       {"--causal", "", "ALIGNMENT", kOptionalValue, kShaped, kProblem,
@@ -95,8 +107,9 @@ const std::vector<FlagSpec>& table() {
       {"--dim", "", "N[,N]", kList, kWeightedSum, kProblem,
        "elements of a row, and of the weights (default 1k)"},
 
-      {"--device", "", "DEVICE", kValue, kShaped | kCheck | kWeightedSum, kExecution,
-       "cpu or cuda[:N] (default cpu)"},
+      {"--device", "", "DEVICE", kValue, kShaped | kCheck | kWeightedSum | kInfo, kExecution,
+       "cpu or cuda[:N] (default: bench, compare and explain take the GPU where there is one that "
+       "can run what is asked, else cpu)"},
       {"--implementation", "", "NAME[,NAME]", kList, kShaped | kCheck, kExecution,
        "names (default: the production one; compare and check: all but reference)",
        implementation_choices},
@@ -124,6 +137,8 @@ const std::vector<FlagSpec>& table() {
       {"--roof", "", "", kSwitch, kInfo, kMeasurement,
        "measure the roofs: arithmetic in fp32 and bf16, and copying (some seconds)"},
       {"--quick", "", "", kSwitch, kCheck, kMeasurement, "every eighth case"},
+      {"--repeat-bitwise", "", "N", kValue, kCheck, kMeasurement,
+       "calls that must give the same bits where that is promised (default 2)"},
       {"--case", "", "TEXT", kValue, kCheck, kMeasurement, "only cases whose name contains this"},
       {"--dtype", "", "TYPE[,TYPE]", kList, kCheck, kMeasurement, "only cases of these types",
        check_dtype_choices},
@@ -138,6 +153,19 @@ const std::vector<FlagSpec>& table() {
        "report.html, json, csv and plots go here (compare: default results/<date>)"},
       {"--memory", "", "", kSwitch, kExplain, kOutput,
        "bytes of every tensor and workspace, implementation by implementation"},
+
+      {"--arch", "", "NAME[,NAME]", kList, kPrecompile, kKernels,
+       "what to compile for: sm_80, sm_90a, ... (default: the GPUs of this machine)"},
+      {"--selection", "", "NAME", kValue, kPrecompile, kKernels, "how much (default common)",
+       selection_choices},
+      {"--threads", "", "N", kValue, kPrecompile, kKernels,
+       "compilations at once (default: all CPU threads that may run)"},
+      {"--output", "", "DIR", kFolder, kPrecompile, kKernels,
+       "the folder to fill; FLASHLAB_PRECOMPILED=DIR makes the library look there"},
+      {"--json", "", "FILE", kFile, kPrecompile, kKernels,
+       "every kernel with its registers, spills and shared memory; - is stdout"},
+      {"--list", "", "", kSwitch, kCache, kKernels, "folder, entries and bytes (the default)"},
+      {"--clear", "", "", kSwitch, kCache, kKernels, "remove every entry"},
 
       {"--help", "-h", "", kSwitch, ~0u, kOther, "this text"},
   };
@@ -155,6 +183,7 @@ const std::vector<CommandSpec>& command_table() {
        nullptr,
        {{"flashlab info", "the machine and its warnings"},
         {"flashlab info --roof", "and its measured limits"},
+        {"flashlab info --roof --device cuda", "those of the GPU"},
         {"flashlab info --json -", "for a program"}}},
       {kCheck,
        "check",
@@ -167,6 +196,7 @@ const std::vector<CommandSpec>& command_table() {
        {{"flashlab check", "everything, about a minute"},
         {"flashlab check --quick --implementation cpu", "a part of it"},
         {"flashlab check --dtype bf16 --cpu-isa avx2", "one type, one instruction set"},
+        {"flashlab check --device cuda --repeat-bitwise 1000", "every kernel of a GPU"},
         {"flashlab check --input mine.safetensors", "on your own tensors"}}},
       {kBench,
        "bench",
@@ -198,7 +228,9 @@ const std::vector<CommandSpec>& command_table() {
        "fastest, leanest and most accurate; writes report.html.",
        "",
        nullptr,
-       {{"flashlab compare", "batch 1, 8 heads, 2048 tokens, d 64, fp32 and bf16, both passes"},
+       {{"flashlab compare",
+         "a GPT decoder's layer on a GPU, else batch 1, 8 heads, 2048 tokens, d 64"},
+        {"flashlab compare --device cpu", "1 x 2048 tokens, 8 heads of 64, fp32 and bf16"},
         {"flashlab compare --preset gpt2-small --dtype bf16", "a known problem"},
         {"flashlab compare --seqlen 512,1k,2k,4k --relative-to naive", "ratios and crossover"},
         {"flashlab compare --implementation cpu,naive --baseline last.json",
@@ -213,6 +245,28 @@ const std::vector<CommandSpec>& command_table() {
        nullptr,
        {{"flashlab explain --head-dim 128 --seqlen 16k --causal", "the plan"},
         {"flashlab explain --preset gpt3-large --memory", "the bytes, without allocating them"}}},
+      {kPrecompile,
+       "precompile",
+       "compile GPU kernels ahead, into a folder",
+       "Fills a folder for machines that must not compile, or have no compiler: the production "
+       "kernels of the usual problems (common), one variant of each kernel (smoke), one for each "
+       "element type and class of head dims (representative), or all that the planner emits. Needs "
+       "NVRTC and no GPU.",
+       "",
+       nullptr,
+       {{"flashlab precompile --arch sm_90a --output kernels", "for H100 and H200"},
+        {"flashlab precompile --arch sm_80,sm_90a --selection all --output kernels",
+         "everything, an hour or more"},
+        {"FLASHLAB_PRECOMPILED=kernels flashlab bench --device cuda", "use them"}}},
+      {kCache,
+       "cache",
+       "the compiled GPU kernels of this user",
+       "Kernels are compiled on first use and kept in FLASHLAB_CACHE, else in "
+       "$XDG_CACHE_HOME/flashlab/kernels or ~/.cache/flashlab/kernels.",
+       "",
+       nullptr,
+       {{"flashlab cache --list", "folder, entries, bytes"},
+        {"flashlab cache --clear", "remove them"}}},
       {kCompletion,
        "completion",
        "completion for your shell",
@@ -266,8 +320,8 @@ const FlagSpec* find_flag(std::string_view name) {
 }
 
 std::span<const std::string_view> future_commands() {
-  static constexpr std::string_view kNames[] = {"profile",    "train", "generate", "report",
-                                                "precompile", "tune",  "monitor",  "cache"};
+  static constexpr std::string_view kNames[] = {"profile", "train", "generate",
+                                                "report",  "tune",  "monitor"};
   return kNames;
 }
 

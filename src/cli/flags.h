@@ -20,6 +20,8 @@ enum CommandBit : unsigned {
   kCompare = 1u << 4,
   kExplain = 1u << 5,
   kCompletion = 1u << 6,
+  kPrecompile = 1u << 7,
+  kCache = 1u << 8,
 };
 
 enum class FlagKind {

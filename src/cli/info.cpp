@@ -1,6 +1,5 @@
 // `info`: what this machine has, what is missing, what would spoil a measurement.
 
-#include <dlfcn.h>
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -11,9 +10,13 @@
 #include "cli/execution.h"
 #include "cli/failure.h"
 #include "cli/terminal.h"
+#include "cuda/driver/device.h"
+#include "cuda/driver/nvml.h"
+#include "cuda/jit/nvrtc.h"
 #include "flashlab/version.h"
 #include "lab/doctor.h"
 #include "lab/environment.h"
+#include "lab/gpu/gpu_environment.h"
 #include "lab/memory.h"
 #include "lab/problem_run/cpu_roof.h"
 #include "lab/report/text.h"
@@ -31,12 +34,6 @@ struct Extra {
   const char* remedy;
 };
 
-constexpr Extra kLibraries[] = {
-    {"libcuda.so.1", "NVIDIA's driver",
-     "install the driver, or start the container with --gpus all"},
-    {"libnvidia-ml.so.1", "GPU clocks and power", "comes with NVIDIA's driver"},
-    {"libnvrtc.so", "compiles GPU kernels", "pip install nvidia-cuda-nvrtc, or NVIDIA's toolkit"},
-};
 constexpr Extra kPrograms[] = {
     {"perf", "counters of the processor", "apt-get install linux-perf"},
     {"nsys", "timelines", "https://developer.nvidia.com/nsight-systems"},
@@ -44,9 +41,34 @@ constexpr Extra kPrograms[] = {
     {"rsvg-convert", "plots as PNG beside SVG", "apt-get install librsvg2-bin"},
 };
 
-// A library that was found stays open: some of NVIDIA's lose memory when they are unloaded.
-bool library_found(const char* name) {
-  return ::dlopen(name, RTLD_LAZY | RTLD_LOCAL) != nullptr;
+// A library as the backend itself looks for it: where it lies, or why it is not there.
+struct LibraryFound {
+  Extra library;
+  std::string path;     // empty: not found
+  std::string version;  // as far as it says
+};
+
+std::vector<LibraryFound> nvidia_libraries() {
+  std::vector<LibraryFound> out = {
+      {{"libcuda.so.1", "NVIDIA's driver",
+        "install the driver, or start the container with --gpus all"},
+       {},
+       {}},
+      {{"libnvidia-ml.so.1", "GPU clocks and power", "comes with NVIDIA's driver"}, {}, {}},
+      {{"libnvrtc.so", "compiles GPU kernels",
+        "pip install nvidia-cuda-nvrtc, or NVIDIA's toolkit; FLASHLAB_NVRTC names a file"},
+       {},
+       {}}};
+  if (auto driver = cuda::Driver::get(); driver.ok()) {
+    out[0].path = (*driver)->path();
+    out[0].version = "CUDA " + (*driver)->version_text();
+  }
+  if (auto nvml = cuda::Nvml::get(); nvml.ok()) out[1].path = (*nvml)->path();
+  if (auto nvrtc = cuda::Nvrtc::get(); nvrtc.ok()) {
+    out[2].path = (*nvrtc)->path();
+    out[2].version = (*nvrtc)->version();
+  }
+  return out;
 }
 
 bool program_found(std::string_view name) {
@@ -97,6 +119,30 @@ std::string joined(const std::vector<std::string>& words) {
   return out;
 }
 
+void print_gpu(const lab::Environment& e) {
+  if (e.gpu.empty()) return print_row("gpu", lab::describe_cuda());
+  print_row("gpu", lab::describe_gpu(e));
+  const auto figure = [](std::optional<double> value, const char* unit) {
+    return value ? fmt::format("{:.0f}{}", *value, unit) : std::string("unknown");
+  };
+  print_row("gpu clocks", fmt::format("{} of {} · memory {}", figure(e.gpu_clock_mhz, " MHz"),
+                                      figure(e.gpu_max_clock_mhz, " MHz"),
+                                      figure(e.gpu_memory_clock_mhz, " MHz")));
+  print_row("gpu power", fmt::format("{} of {} · {} · ECC {}", figure(e.gpu_power_w, " W"),
+                                     figure(e.gpu_power_limit_w, " W"),
+                                     figure(e.gpu_temperature_c, " degrees C"),
+                                     e.gpu_ecc.empty() ? "unknown" : e.gpu_ecc));
+  print_row("gpu timing", lab::is_wsl()
+                              ? "CUDA events; kernel timelines (CUPTI) do not exist in WSL2"
+                              : "CUDA events");
+}
+
+// A rate with the unit that keeps it short.
+std::string rate(double gflops) {
+  return gflops >= 10'000 ? fmt::format("{:.1f} TFLOP/s", gflops * 1e-3)
+                          : fmt::format("{:.1f} GFLOP/s", gflops);
+}
+
 void print_text(const Context& context, const lab::Environment& environment) {
   print_line(fmt::format("flashlab {} ({})\n", version(), build_commit()));
   print_row("processor", fmt::format("{} · {} threads of {} online", environment.cpu_model,
@@ -108,25 +154,33 @@ void print_text(const Context& context, const lab::Environment& environment) {
                           : "unknown");
   print_row("system", fmt::format("{} · {} · {} · {}", environment.os, environment.kernel,
                                   environment.libc, environment.compiler));
-  print_row("gpu", environment.gpu.empty() ? lab::describe_cuda() : environment.gpu);
+  print_gpu(environment);
   if (environment.roof_fp32_gflops) {
-    print_row("roof fp32", fmt::format("{:.1f} GFLOP/s", *environment.roof_fp32_gflops));
+    print_row("roof fp32", rate(*environment.roof_fp32_gflops));
   }
   if (environment.roof_bf16_gflops) {
-    print_row("roof bf16", fmt::format("{:.1f} GFLOP/s", *environment.roof_bf16_gflops));
+    print_row("roof bf16", rate(*environment.roof_bf16_gflops));
   }
   if (environment.copy_gb_per_s) {
     print_row("roof copy", fmt::format("{:.1f} GB/s", *environment.copy_gb_per_s));
   }
+  if (!environment.roof_source.empty()) print_row("roof of", environment.roof_source);
   if (environment.clock_mhz) print_row("clock", fmt::format("{:.0f} MHz", *environment.clock_mhz));
   print_line("");
-  const std::vector<std::string> names = implementations(context.device());
-  print_row("implementations",
-            fmt::format("{}: {} (first: production)", to_string(context.device()), joined(names)));
-  for (const Extra& extra : kLibraries) {
-    print_row(extra.name, library_found(extra.name)
-                              ? fmt::format("found ({})", extra.use)
-                              : fmt::format("not found ({}); {}", extra.use, extra.remedy));
+  for (const Device device : {Device{}, Device{DeviceKind::kCuda, 0}}) {
+    const std::vector<std::string> names = implementations(device);
+    if (names.empty()) continue;
+    print_row(device.kind == DeviceKind::kCpu ? "implementations" : "",
+              fmt::format("{}: {} (first: production)",
+                          device.kind == DeviceKind::kCpu ? "cpu" : "cuda", joined(names)));
+  }
+  for (const LibraryFound& found : nvidia_libraries()) {
+    const Extra& extra = found.library;
+    print_row(extra.name,
+              found.path.empty()
+                  ? fmt::format("not found ({}); {}", extra.use, extra.remedy)
+                  : fmt::format("found ({}{}{}: {})", extra.use, found.version.empty() ? "" : ", ",
+                                found.version, found.path));
   }
   for (const Extra& extra : kPrograms) {
     print_row(extra.name, program_found(extra.name)
@@ -156,7 +210,12 @@ void print_json(const std::string& path, const Context& context,
     if (supported(isa)) isas.push_back(to_string(isa));
   }
   out["cpu_isas"] = isas;
-  for (const Extra& extra : kLibraries) out["libraries"][extra.name] = library_found(extra.name);
+  out["cuda_implementations"] = implementations({DeviceKind::kCuda, 0});
+  for (const LibraryFound& found : nvidia_libraries()) {
+    out["libraries"][found.library.name] = !found.path.empty();
+    out["library_paths"][found.library.name] =
+        found.path.empty() ? nlohmann::ordered_json(nullptr) : nlohmann::ordered_json(found.path);
+  }
   for (const Extra& extra : kPrograms) out["programs"][extra.name] = program_found(extra.name);
   const std::string text =
       out.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
@@ -173,10 +232,16 @@ void print_json(const std::string& path, const Context& context,
 
 int run_info(const Arguments& arguments) {
   const Context context = make_context(arguments);
+  // The first GPU is described even where the question is about the CPU.
+  const bool gpu_there = cuda::GpuDevice::open(0).ok();
+  const Device described = context.device().kind == DeviceKind::kCpu && gpu_there
+                               ? Device{DeviceKind::kCuda, 0}
+                               : context.device();
   lab::Environment environment = lab::collect_environment({.command = typed_command(),
                                                            .protocol = "",
                                                            .threads = context.threads(),
-                                                           .cpu_isa = context.cpu_isa()});
+                                                           .cpu_isa = context.cpu_isa(),
+                                                           .device = described});
   if (arguments.has("--roof")) {
     ProgressLine progress;
     progress.show(0, 1, "measuring the roofs");

@@ -105,6 +105,10 @@ int dispatch(std::vector<std::string> words) {
       return run_compare(arguments);
     case kExplain:
       return run_explain(arguments);
+    case kPrecompile:
+      return run_precompile(arguments);
+    case kCache:
+      return run_cache(arguments);
     case kCompletion:
       return run_completion(arguments);
   }

@@ -196,12 +196,22 @@ ProblemDefaults bench_defaults() {
   return {};
 }
 
-ProblemDefaults compare_defaults() {
+ProblemDefaults compare_defaults(Device device) {
   ProblemDefaults out;
+  out.passes = {Pass::kForward, Pass::kBackward};
+  if (device.kind == DeviceKind::kCuda) {
+    out.problem.name = "GPT decoder";
+    out.problem.batch = 4;
+    out.problem.seqlen_q = out.problem.seqlen_k = 4096;
+    out.problem.heads_q = out.problem.heads_k = 16;
+    out.problem.head_dim = out.problem.head_dim_v = 128;
+    out.problem.causal = Causal::kTopLeft;
+    out.dtypes = {"bf16"};
+    return out;
+  }
   out.problem.batch = 1;
   out.problem.seqlen_q = out.problem.seqlen_k = 2048;
   out.dtypes = {"fp32", "bf16"};
-  out.passes = {Pass::kForward, Pass::kBackward};
   return out;
 }
 

@@ -30,8 +30,9 @@ struct ProblemDefaults {
 
 /// batch 2, 1024 tokens, 8 heads of 64, fp32, forward.
 ProblemDefaults bench_defaults();
-/// batch 1, 2048 tokens, 8 heads of 64, fp32 and bf16, forward and backward.
-ProblemDefaults compare_defaults();
+/// Forward and backward. On a CPU batch 1, 2048 tokens, 8 heads of 64, fp32 and bf16; on a GPU the
+/// layer of a GPT decoder: batch 4, 4096 tokens, 16 heads of 128, causal, bf16.
+ProblemDefaults compare_defaults(Device device);
 
 struct ProblemSet {
   std::vector<Job> jobs;  ///< at least one

@@ -10,13 +10,18 @@
 #include "cli/terminal.h"
 #include "cli/values.h"
 #include "lab/environment.h"
+#include "lab/gpu/gpu_clock.h"
+#include "lab/gpu/gpu_memory.h"
 
 namespace flashlab::cli {
 
 Engine make_engine(const Arguments& arguments) {
-  auto allocator = std::make_unique<lab::TrackingAllocator>();
-  Context context = make_context(arguments, allocator.get());
-  return {std::move(allocator), std::move(context)};
+  std::unique_ptr<Allocator> inner =
+      device_allocator(device_of(arguments, DefaultDevice::kGpuIfThere));
+  auto allocator =
+      std::make_unique<lab::TrackingAllocator>(inner != nullptr ? *inner : default_cpu_allocator());
+  Context context = make_context(arguments, DefaultDevice::kGpuIfThere, allocator.get());
+  return {std::move(inner), std::move(allocator), std::move(context)};
 }
 
 lab::ProblemRunOptions run_options(const Arguments& arguments, const ProblemSet& problems,
@@ -42,7 +47,7 @@ void check_plans(const Arguments& arguments, const Context& context, const Probl
   for (const Job& job : problems.jobs) {
     for (const Pass pass : job.passes) {
       for (const std::string& name : names) {
-        Problem problem = lab::problem_of(job.problem, pass, name);
+        Problem problem = lab::problem_of(job.problem, pass, name, context.device());
         problem.options.tiles = tiles;
         const Status status = plan(context, problem).status();
         if (status.ok()) ++planned;
@@ -55,9 +60,29 @@ void check_plans(const Arguments& arguments, const Context& context, const Probl
   if (tiles_asked && planned == 0 && !refused.ok()) fail(refused);
 }
 
+namespace {
+
+// Whether the GPU failed for good, so that nothing further can run on it.
+bool device_lost(const Context& context) {
+  if (context.device().kind == DeviceKind::kCpu) return false;
+  auto memory = lab::device_memory(context);
+  return !memory.ok() || !(*memory)->health().ok();
+}
+
+}  // namespace
+
+std::string clock_words(Device device) {
+  if (device.kind == DeviceKind::kCpu) return "warm caches";
+  auto memory = lab::gpu_memory(device);
+  if (!memory.ok()) return "CUDA events";
+  auto clock = lab::gpu_clock(*memory);
+  return clock.ok() ? (*clock)->describe(/*cold_cache=*/true) : "CUDA events";
+}
+
 lab::Environment run_environment(const Engine& engine, const lab::ProblemRunOptions& options) {
-  std::string protocol = fmt::format("{} warm-ups, {} samples, warm caches, median",
-                                     options.measure.warmup, options.measure.repeats);
+  const Device device = engine.context.device();
+  std::string protocol = fmt::format("{} warm-ups, {} samples, {}, median", options.measure.warmup,
+                                     options.measure.repeats, clock_words(device));
   if (options.measure.max_total_ms > 0) {
     protocol +=
         fmt::format(", at most {:.1f} s per problem and pass", options.measure.max_total_ms * 1e-3);
@@ -66,7 +91,8 @@ lab::Environment run_environment(const Engine& engine, const lab::ProblemRunOpti
   return lab::collect_environment({.command = typed_command(),
                                    .protocol = std::move(protocol),
                                    .threads = engine.context.threads(),
-                                   .cpu_isa = engine.context.cpu_isa()});
+                                   .cpu_isa = engine.context.cpu_isa(),
+                                   .device = device});
 }
 
 void run_jobs(const Engine& engine, const ProblemSet& problems,
@@ -106,6 +132,17 @@ void run_jobs(const Engine& engine, const ProblemSet& problems,
     progress.clear();
     for (const lab::BenchResult& result : results) outputs.add(result);
     done(results);
+    const bool failed = std::any_of(results.begin(), results.end(), [](const auto& result) {
+      return result.status == lab::RunStatus::kError;
+    });
+    if (failed && device_lost(engine.context)) {
+      note(fmt::format(
+          "{} cannot work any more after the error above; what was measured before is "
+          "kept, the rest was not run. Start again without what failed; compute-sanitizer"
+          " says where it went wrong",
+          to_string(engine.context.device())));
+      break;
+    }
   }
 }
 

@@ -16,9 +16,11 @@ namespace flashlab::cli {
 
 /// A context whose memory is counted.
 struct Engine {
+  std::unique_ptr<Allocator> device_allocator;        ///< of a GPU; outlives the next one
   std::unique_ptr<lab::TrackingAllocator> allocator;  ///< outlives the context
   Context context;
 };
+/// On --device, else on the GPU where there is one.
 Engine make_engine(const Arguments& arguments);
 
 /// How long a measurement may take when --repeats does not say.
@@ -34,6 +36,9 @@ lab::ProblemRunOptions run_options(const Arguments& arguments, const ProblemSet&
 /// Failure.
 void check_plans(const Arguments& arguments, const Context& context, const ProblemSet& problems,
                  const std::vector<std::string>& names);
+
+/// What reads the time on a device, and the state of the caches: "warm caches".
+std::string clock_words(Device device);
 
 /// The environment of a run, with the protocol in words.
 lab::Environment run_environment(const Engine& engine, const lab::ProblemRunOptions& options);

@@ -7,6 +7,7 @@
 #include "cli/command.h"
 #include "cli/execution.h"
 #include "cli/failure.h"
+#include "cli/runs.h"
 #include "cli/terminal.h"
 #include "cli/values.h"
 #include "lab/environment.h"
@@ -75,7 +76,8 @@ void write_json(const std::string& path, const Context& context, std::string pro
   file.environment = lab::collect_environment({.command = typed_command(),
                                                .protocol = std::move(protocol),
                                                .threads = context.threads(),
-                                               .cpu_isa = context.cpu_isa()});
+                                               .cpu_isa = context.cpu_isa(),
+                                               .device = context.device()});
   Json out;
   out["schema"] = "flashlab.weighted-sum/1";
   out["environment"] = Json::parse(lab::to_json(file))["environment"];
@@ -105,8 +107,7 @@ int run_weighted_sum(const Arguments& arguments) {
   const bool text = !json || *json != "-";
   ProgressLine progress;
   if (text) {
-    print_line(fmt::format("weighted sum · fp32 · {} · {} threads\n", to_string(context.cpu_isa()),
-                           context.threads()));
+    print_line(fmt::format("weighted sum · fp32 · {}\n", device_words(context)));
     print_line(header(options.check));
   }
   std::vector<WeightedSumResult> results;
@@ -129,10 +130,11 @@ int run_weighted_sum(const Arguments& arguments) {
   }
   progress.clear();
   if (json) {
-    write_json(*json, context,
-               fmt::format("{} warm-ups, {} samples, the two forms take turns, warm caches",
-                           options.measure.warmup, options.measure.repeats),
-               results);
+    write_json(
+        *json, context,
+        fmt::format("{} warm-ups, {} samples, the two forms take turns, {}", options.measure.warmup,
+                    options.measure.repeats, clock_words(context.device())),
+        results);
   }
   if (interrupted()) return kExitInterrupted;
   return measured ? kExitOk : kExitFailure;

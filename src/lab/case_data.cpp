@@ -1,8 +1,6 @@
 #include "lab/case_data.h"
 
 #include <fmt/format.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -14,6 +12,7 @@
 
 #include "lab/case_data_fill.h"
 #include "lab/case_data_layout.h"
+#include "lab/case_data_memory.h"
 #include "lab/memory.h"
 
 namespace flashlab::lab {
@@ -21,61 +20,8 @@ namespace {
 
 using cases::Case;
 
-constexpr std::int64_t kGuardBytes = 4096;    // before and after every buffer
 constexpr std::uint8_t kGuardPattern = 0xA5;  // around outputs; around inputs all bits set: NaN
 constexpr std::int64_t kMaxBytes = std::numeric_limits<std::int64_t>::max();
-
-// A buffer between guards, from the system: large ones fail as a null pointer, not as an exception,
-// and untouched pages cost nothing.
-class Buffer {
- public:
-  Buffer() = default;
-  Buffer(Buffer&& other) noexcept { *this = std::move(other); }
-  Buffer& operator=(Buffer&& other) noexcept {
-    std::swap(map_, other.map_);
-    std::swap(map_bytes_, other.map_bytes_);
-    std::swap(data_, other.data_);
-    std::swap(bytes_, other.bytes_);
-    std::swap(tail_, other.tail_);
-    return *this;
-  }
-  ~Buffer() {
-    if (map_ != nullptr) munmap(map_, map_bytes_);
-  }
-
-  // `stagger` moves the data by cache lines, so that buffers do not all share the same cache sets.
-  bool allocate(std::int64_t bytes, std::int64_t stagger, bool trap) {
-    const auto page = static_cast<std::int64_t>(sysconf(_SC_PAGESIZE));
-    if (bytes > kMaxBytes - 16 * (kGuardBytes + page)) return false;
-    const std::int64_t body = kGuardBytes + stagger + bytes + (trap ? 0 : kGuardBytes);
-    const std::int64_t accessible = (body + page - 1) / page * page;
-    const std::int64_t total = accessible + (trap ? page : 0);
-    void* map = mmap(nullptr, static_cast<std::size_t>(total), PROT_READ | PROT_WRITE,
-                     MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (map == MAP_FAILED) return false;
-    map_ = map;
-    map_bytes_ = static_cast<std::size_t>(total);
-    auto* base = static_cast<std::uint8_t*>(map);
-    if (trap && mprotect(base + accessible, static_cast<std::size_t>(page), PROT_NONE) != 0) {
-      return false;
-    }
-    data_ = trap ? base + accessible - bytes : base + kGuardBytes + stagger;
-    bytes_ = bytes;
-    tail_ = trap ? 0 : kGuardBytes;
-    return true;
-  }
-
-  std::uint8_t* data() const { return data_; }
-  std::int64_t bytes() const { return bytes_; }
-  std::int64_t tail_bytes() const { return tail_; }
-
- private:
-  void* map_ = nullptr;
-  std::size_t map_bytes_ = 0;
-  std::uint8_t* data_ = nullptr;
-  std::int64_t bytes_ = 0;
-  std::int64_t tail_ = 0;
-};
 
 std::int64_t payload_bytes(const TensorSpec& spec) {
   auto bytes = static_cast<std::int64_t>(size_of(spec.dtype));
@@ -207,13 +153,48 @@ Status check_values(const Case& c, const CaseValues& values) {
 struct CaseData::Impl {
   Case problem;
   CaseLayout layout;
-  std::vector<Buffer> buffers;
+  std::vector<HostBuffer> buffers;
+  std::shared_ptr<DeviceMemory> memory;
+  std::vector<BufferMirror> mirrors;  // of every buffer; none where kernels read the buffers
 
   Tensor view(Role role) const {
     const Placement* p = layout.find(role);
     if (p == nullptr) return {};
-    auto* base = buffers[static_cast<std::size_t>(p->buffer)].data();
-    return {base + p->offset_elements * static_cast<std::int64_t>(size_of(p->spec.dtype)), p->spec};
+    return {buffers[static_cast<std::size_t>(p->buffer)].data() + offset_bytes(*p), p->spec};
+  }
+
+  Tensor device_view(Role role) const {
+    const Placement* p = layout.find(role);
+    if (p == nullptr || mirrors.empty()) return view(role);
+    Tensor out{mirrors[static_cast<std::size_t>(p->buffer)].data() + offset_bytes(*p), p->spec};
+    out.spec.device = memory->device();
+    return out;
+  }
+
+  static std::int64_t offset_bytes(const Placement& p) {
+    return p.offset_elements * static_cast<std::int64_t>(size_of(p.spec.dtype));
+  }
+
+  // Buffers of a pass's outputs, each once.
+  std::vector<std::size_t> output_buffers(Pass pass) const {
+    std::vector<std::size_t> out;
+    for (const Placement& p : layout.tensors) {
+      const auto n = static_cast<std::size_t>(p.buffer);
+      if (output_of(p.role, pass) && (out.empty() || out.back() != n)) out.push_back(n);
+    }
+    return out;
+  }
+
+  Status mirror() {
+    if (memory->device().kind == DeviceKind::kCpu) return {};
+    mirrors.resize(buffers.size());
+    for (std::size_t n = 0; n < buffers.size(); ++n) {
+      if (Status s = mirrors[n].allocate(memory, buffers[n]); !s.ok()) return s;
+      if (!holds_output(n)) {
+        if (Status s = mirrors[n].upload(buffers[n]); !s.ok()) return s;
+      }
+    }
+    return {};
   }
 
   bool holds_output(std::size_t buffer) const {
@@ -224,7 +205,7 @@ struct CaseData::Impl {
   }
 
   void fill_guards(std::size_t n) {
-    const Buffer& buffer = buffers[n];
+    const HostBuffer& buffer = buffers[n];
     const int value = holds_output(n) ? kGuardPattern : 0xFF;
     for_each_guard(n, [&](std::int64_t offset, std::int64_t count) {
       std::memset(buffer.data() + offset, value, static_cast<std::size_t>(count));
@@ -234,7 +215,7 @@ struct CaseData::Impl {
   // Calls use(offset, bytes) for every stretch of a buffer that no tensor owns.
   template <class Use>
   void for_each_guard(std::size_t n, const Use& use) const {
-    const Buffer& buffer = buffers[n];
+    const HostBuffer& buffer = buffers[n];
     const CaseLayout::Gaps& gaps = layout.gaps[n];
     use(-kGuardBytes, kGuardBytes + gaps.first_bytes);
     if (gaps.gap_bytes > 0) {
@@ -259,9 +240,13 @@ std::vector<TensorBytes> accounting(const Case& problem, Pass pass) {
   return inputs;
 }
 
-Problem problem_of(const Case& problem, Pass pass, std::string_view implementation) {
+Problem problem_of(const Case& problem, Pass pass, std::string_view implementation, Device device) {
   const CaseLayout layout = lay_out(problem, pass == Pass::kBackward);
-  const auto get = [&](Role role) { return Tensor{nullptr, layout.find(role)->spec}; };
+  const auto get = [&](Role role) {
+    Tensor out{nullptr, layout.find(role)->spec};
+    out.spec.device = device;
+    return out;
+  };
   Options options = problem.options();
   options.implementation = implementation;
   return pass == Pass::kForward ? describe(forward_views(layout, get), options)
@@ -270,7 +255,7 @@ Problem problem_of(const Case& problem, Pass pass, std::string_view implementati
 
 Result<std::vector<TensorBytes>> accounting(const Context& context, const Case& problem, Pass pass,
                                             std::string_view implementation) {
-  auto made = plan(context, problem_of(problem, pass, implementation));
+  auto made = plan(context, problem_of(problem, pass, implementation, context.device()));
   if (!made.ok()) return made.status();
   std::vector<TensorBytes> list = accounting(problem, pass);
   for (const WorkspaceRegion& region : made->regions()) {
@@ -327,18 +312,28 @@ Result<CaseData> CaseData::create(const Case& problem, const CaseDataOptions& op
   }
   try {
     const auto tensors = accounting(problem, options.backward ? Pass::kBackward : Pass::kForward);
-    const std::int64_t limit =
-        options.memory_limit_bytes > 0 ? options.memory_limit_bytes : available_memory_bytes();
-    const auto refusal = [&] {
+    const auto memory = options.memory != nullptr ? options.memory : host_memory();
+    const auto refusal = [&](std::int64_t limit, Device device) {
       return Status::out_of_memory(
           {problem.name.empty() ? problem.describe() : problem.name, to_string(tensors),
-           fmt::format("at most {}", format_bytes(static_cast<double>(limit))),
+           fmt::format("at most {}{}", format_bytes(static_cast<double>(limit)),
+                       device == memory->device() && device.kind == DeviceKind::kCpu
+                           ? std::string()
+                           : " on " + to_string(device)),
            "use a smaller batch, fewer heads or a shorter sequence"});
     };
-    if (total_bytes(tensors) > limit) return refusal();
+    // The device's memory first: it is the smaller one, and the one that people ask about.
+    std::int64_t limit = 0;
+    for (const Device device : {memory->device(), Device{}}) {
+      limit = options.memory_limit_bytes > 0 ? options.memory_limit_bytes
+              : device == memory->device()   ? memory->available_bytes()
+                                             : available_memory_bytes();
+      if (total_bytes(tensors) > limit) return refusal(limit, device);
+    }
 
     auto impl = std::make_unique<Impl>();
     impl->problem = problem;
+    impl->memory = memory;
     impl->layout = lay_out(problem, options.backward);
     const std::size_t count = impl->layout.buffer_bytes.size();
     impl->buffers.resize(count);
@@ -346,7 +341,7 @@ Result<CaseData> CaseData::create(const Case& problem, const CaseDataOptions& op
       const bool trap = options.trap_reads_past_end && !impl->holds_output(n);
       const std::int64_t stagger = static_cast<std::int64_t>(n) * 7 * 64;
       if (!impl->buffers[n].allocate(impl->layout.buffer_bytes[n], trap ? 0 : stagger, trap)) {
-        return refusal();
+        return refusal(limit, {});
       }
       impl->fill_guards(n);
     }
@@ -367,8 +362,16 @@ Result<CaseData> CaseData::create(const Case& problem, const CaseDataOptions& op
         fill_tensor(problem, p.role, view);
       }
     }
-    data.reset_outputs(Pass::kForward);
-    if (options.backward) data.reset_outputs(Pass::kBackward);
+    if (Status s = data.impl_->mirror(); !s.ok()) {
+      if (s.code() != StatusCode::kOutOfMemory) return s;
+      // What was taken for this case is given back with it: the figure is what there was before.
+      data.impl_->mirrors.clear();
+      return refusal(memory->available_bytes(), memory->device());
+    }
+    if (Status s = data.reset_outputs(Pass::kForward); !s.ok()) return s;
+    if (options.backward) {
+      if (Status s = data.reset_outputs(Pass::kBackward); !s.ok()) return s;
+    }
     return data;
   } catch (const std::bad_alloc&) {
     return Status::out_of_memory({"case data", "std::bad_alloc", "memory for its accounts", ""});
@@ -379,11 +382,23 @@ const Case& CaseData::problem() const noexcept {
   return impl_->problem;
 }
 
+DeviceMemory& CaseData::memory() const noexcept {
+  return *impl_->memory;
+}
+
 ForwardTensors CaseData::forward_tensors() const {
-  return forward_views(impl_->layout, [&](Role role) { return impl_->view(role); });
+  return forward_views(impl_->layout, [&](Role role) { return impl_->device_view(role); });
 }
 
 BackwardTensors CaseData::backward_tensors() const {
+  return backward_views(impl_->layout, [&](Role role) { return impl_->device_view(role); });
+}
+
+ForwardTensors CaseData::host_forward_tensors() const {
+  return forward_views(impl_->layout, [&](Role role) { return impl_->view(role); });
+}
+
+BackwardTensors CaseData::host_backward_tensors() const {
   return backward_views(impl_->layout, [&](Role role) { return impl_->view(role); });
 }
 
@@ -403,7 +418,7 @@ std::int64_t CaseData::output_bytes(Pass pass) const {
   return sum;
 }
 
-void CaseData::reset_outputs(Pass pass) {
+Status CaseData::reset_outputs(Pass pass) {
   const bool accumulate =
       pass == Pass::kBackward && impl_->problem.gradient_mode == GradientMode::kAccumulate;
   for (const Placement& p : impl_->layout.tensors) {
@@ -415,6 +430,19 @@ void CaseData::reset_outputs(Pass pass) {
       fill_nan(impl_->view(p.role));
     }
   }
+  if (impl_->mirrors.empty()) return {};
+  for (const std::size_t n : impl_->output_buffers(pass)) {
+    if (Status s = impl_->mirrors[n].upload(impl_->buffers[n]); !s.ok()) return s;
+  }
+  return {};
+}
+
+Status CaseData::fetch_outputs(Pass pass) {
+  if (impl_->mirrors.empty()) return impl_->memory->synchronize();
+  for (const std::size_t n : impl_->output_buffers(pass)) {
+    if (Status s = impl_->mirrors[n].download(impl_->buffers[n]); !s.ok()) return s;
+  }
+  return {};
 }
 
 std::vector<std::uint8_t> CaseData::output_bits(Pass pass) const {
@@ -429,7 +457,7 @@ std::optional<GuardViolation> CaseData::find_violation() const {
   for (const Placement& p : impl_->layout.tensors) {
     if (!p.output()) continue;
     const auto n = static_cast<std::size_t>(p.buffer);
-    const Buffer& buffer = impl_->buffers[n];
+    const HostBuffer& buffer = impl_->buffers[n];
     std::optional<std::int64_t> found;
     impl_->for_each_guard(n, [&](std::int64_t offset, std::int64_t count) {
       for (std::int64_t at = offset; !found && at < offset + count; ++at) {

@@ -13,6 +13,7 @@
 
 #include "case.h"
 #include "flashlab/attention.h"
+#include "lab/device_memory.h"
 
 namespace flashlab::lab {
 
@@ -31,7 +32,8 @@ Result<std::vector<TensorBytes>> accounting(const Context& context, const cases:
                                             Pass pass, std::string_view implementation);
 
 /// What a case asks of `plan`: the layouts of its tensors without their memory.
-Problem problem_of(const cases::Case& problem, Pass pass, std::string_view implementation = {});
+Problem problem_of(const cases::Case& problem, Pass pass, std::string_view implementation = {},
+                   Device device = {});
 
 /// Sum of the bytes, saturating.
 std::int64_t total_bytes(std::span<const TensorBytes> tensors);
@@ -52,10 +54,14 @@ struct CaseValues {
 
 struct CaseDataOptions {
   bool backward = true;                 ///< the tensors of backward too
-  std::int64_t memory_limit_bytes = 0;  ///< refuse above this; 0: available_memory_bytes()
-  std::optional<CaseValues> values;     ///< empty: drawn by Case::fill and Case::seed
+  std::int64_t memory_limit_bytes = 0;  ///< refuse above this; 0: what is available
+  /// Where the call's tensors lie; empty: in this machine's memory. On a device they are copies:
+  /// `fetch_outputs` brings results back.
+  std::shared_ptr<DeviceMemory> memory;
+  std::optional<CaseValues> values;  ///< empty: drawn by Case::fill and Case::seed
   /// Inputs end where a page without access begins, so that reading past them ends the process.
-  /// For tests: it gives up the alignment that a measurement wants.
+  /// For tests: it gives up the alignment that a measurement wants. On a GPU, which has no such
+  /// pages, the allocation ends there: memory checkers see what goes beyond.
   bool trap_reads_past_end = false;
 };
 
@@ -80,24 +86,37 @@ class CaseData {
 
   const cases::Case& problem() const noexcept;
 
-  /// Views over the memory. Outputs of forward are the o and lse that backward reads.
+  /// Where calls on these tensors run, and the stream they belong on.
+  DeviceMemory& memory() const noexcept;
+
+  /// Views over the memory that kernels work on. Outputs of forward are the o and lse that backward
+  /// reads.
   ForwardTensors forward_tensors() const;
   /// Precondition: created with `backward`.
   BackwardTensors backward_tensors() const;
+
+  /// Views over this machine's copy, which the oracle and the comparator read. The same memory on a
+  /// CPU. Outputs are those of the last `fetch_outputs`.
+  ForwardTensors host_forward_tensors() const;
+  BackwardTensors host_backward_tensors() const;
 
   /// Payload bytes of a pass: elements x size, without guards and padding.
   std::int64_t input_bytes(Pass pass) const;
   std::int64_t output_bytes(Pass pass) const;
 
   /// Refills the pass's outputs: with NaN where the call overwrites, with the seeded initial values
-  /// where it accumulates; and the guard bytes.
-  void reset_outputs(Pass pass);
+  /// where it accumulates; and the guard bytes. Errors: kDeviceError of earlier work.
+  Status reset_outputs(Pass pass);
+
+  /// Waits for the calls enqueued on the memory's stream and copies the pass's outputs and their
+  /// guards back. Errors: kDeviceError when one of those calls failed on the device.
+  Status fetch_outputs(Pass pass);
 
   /// Copies of a pass's output elements, row-major without padding, in the order o, lse or
-  /// dq, dk, dv: what two calls are compared by, bit for bit.
+  /// dq, dk, dv: what two calls are compared by, bit for bit. As last fetched.
   std::vector<std::uint8_t> output_bits(Pass pass) const;
 
-  /// The first guard byte that is not what it was, if any.
+  /// The first guard byte that is not what it was, if any. As last fetched.
   std::optional<GuardViolation> find_violation() const;
 
  private:

@@ -4,8 +4,9 @@
 // prints it.
 //
 // For every case and pass: the outputs by the acceptance rule (reference/comparator.h); a second
-// call with differently poisoned workspace, bit for bit; for deterministic cases the same with
-// other thread counts; and no byte written outside the outputs or the workspace.
+// call with differently poisoned workspace, bit for bit where that is promised (CPUs, forward
+// passes, deterministic cases), else by the same rule; for deterministic cases on a CPU the same
+// with other thread counts; and no byte written outside the outputs or the workspace.
 
 #include <atomic>
 #include <cstdint>
@@ -28,8 +29,12 @@ namespace flashlab::lab {
 struct CheckOptions {
   std::vector<Pass> passes = {Pass::kForward, Pass::kBackward};
   bool repeat = true;                   ///< the second call, and other thread counts
+  int bitwise_calls = 1;                ///< further calls that must give the same bits
   std::int64_t memory_limit_bytes = 0;  ///< of the case's tensors; 0: available memory
   bool trap_reads_past_end = false;     ///< see CaseDataOptions
+  /// Where a truth's tensors lie; empty: in this machine's memory. check_cases and the check_case
+  /// that takes no truth see to it themselves.
+  std::shared_ptr<DeviceMemory> memory;
 };
 
 /// One thing that was checked.
@@ -48,7 +53,8 @@ struct CheckReport {
   std::string message;                ///< why it is not ok
   std::string sample;                 ///< "all", or which rows were compared
   std::vector<CheckItem> items;
-  double seconds = 0;  ///< without the oracle's share
+  double seconds = 0;               ///< without the oracle's share
+  bool device_lost_before = false;  ///< not run: an earlier call had made the device useless
 
   bool passed() const;
   bool failed() const { return status != RunStatus::kUnsupported && !passed(); }
@@ -87,7 +93,8 @@ struct CheckRun {
   std::vector<cases::Case> cases;
   std::vector<std::string> implementations;
   CheckOptions options;
-  int jobs = 0;  ///< cases at a time, each with its own oracle thread; 0: the context's threads
+  int jobs = 0;  ///< cases at a time, each with its own oracle thread; 0: the context's threads.
+                 ///< On a GPU their calls take turns; oracles and compilations do not.
   bool ruler = false;  ///< measure calls of known duration first (needs a quiet machine)
   const std::atomic<bool>* cancel = nullptr;
   /// Told after every report, one call at a time: reports done, reports planned, the newest.
@@ -99,6 +106,9 @@ struct CheckSummary {
   std::vector<RulerReading> ruler;
   int passed = 0, failed = 0, unsupported = 0;
   bool cancelled = false;
+  /// Why the run ended early: the device cannot work any more after what the last failed report
+  /// did. Empty: it did not.
+  std::string device_lost;
 
   bool ok() const;
 };
@@ -114,9 +124,28 @@ struct ErrorVsFp64 {
   std::string sample;      ///< "all", "64 rows of 8 heads, seed 1"
 };
 
-/// From 2^32 multiply-adds up a seeded sample of rows; then dk and dv use the o and lse in `data`
-/// (their own statistics would cost the whole forward). Errors: kInvalidArgument for a case that
-/// accumulates (the initial values are gone), kOutOfMemory.
+/// The oracle's answer to one pass, worked out once for all implementations that ran it.
+class ErrorOracle {
+ public:
+  /// From 2^32 multiply-adds up a seeded sample of rows; then dk and dv use the o and lse in `data`
+  /// (their own statistics would cost the whole forward), which all implementations must have read.
+  /// Errors: kInvalidArgument for a case that accumulates (the initial values are gone),
+  /// kOutOfMemory.
+  static Result<ErrorOracle> create(const CaseData& data, Pass pass);
+  ErrorOracle(ErrorOracle&&) noexcept;
+  ErrorOracle& operator=(ErrorOracle&&) noexcept;
+  ~ErrorOracle();
+
+  /// Of the outputs that were last fetched into `data`, the case data it was made from.
+  ErrorVsFp64 error_of(const CaseData& data) const;
+
+ private:
+  struct Impl;
+  explicit ErrorOracle(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+/// Both at once. Errors: those of ErrorOracle::create.
 Result<ErrorVsFp64> error_vs_fp64(const CaseData& data, Pass pass);
 
 }  // namespace flashlab::lab

@@ -1,6 +1,5 @@
 #include "lab/environment.h"
 
-#include <dlfcn.h>
 #include <fmt/format.h>
 #include <gnu/libc-version.h>
 #include <sys/utsname.h>
@@ -14,7 +13,10 @@
 #include <fstream>
 #include <sstream>
 
+#include "cuda/driver/driver.h"
 #include "flashlab/version.h"
+#include "lab/gpu/gpu_environment.h"
+#include "lab/gpu/gpu_memory.h"
 #include "lab/memory.h"
 
 namespace flashlab::lab {
@@ -154,19 +156,26 @@ std::string command_line(int argc, const char* const* argv) {
   return out;
 }
 
-std::string describe_cuda(const char* library) {
-  // WSL2 keeps the driver where the loader does not look.
-  for (const std::string& path :
-       {std::string(library), std::string("/usr/lib/wsl/lib/") + library}) {
-    void* handle = dlopen(path.c_str(), RTLD_LAZY | RTLD_LOCAL);
-    if (handle == nullptr) continue;
-    dlclose(handle);
-    return fmt::format("{} was found; this build has no CUDA backend and runs on the CPU.", path);
+std::string describe_no_cuda(const Status& status) {
+  const ErrorDetail& detail = status.detail();
+  // The loader's words for every place it looked in say less than where they begin.
+  const std::string got = detail.got.substr(0, detail.got.find(" ("));
+  if (got.ends_with("was not found")) {
+    return fmt::format(
+        "no CUDA device: {}. The driver is not installed or not visible in this container.", got);
   }
-  return fmt::format(
-      "no CUDA device: {} was not found. The driver is not installed or not visible in this "
-      "container.",
-      library);
+  return fmt::format("no CUDA device: {}: {}; {}", detail.argument, detail.got, detail.remedy);
+}
+
+std::string describe_cuda() {
+  const auto driver = cuda::Driver::get();
+  if (!driver.ok()) return describe_no_cuda(driver.status());
+  std::string out;
+  for (const cuda::DeviceInfo& gpu : (*driver)->devices()) {
+    out += fmt::format("{}{} (cuda:{}, {})", out.empty() ? "" : ", ", gpu.name, gpu.ordinal,
+                       gpu.architecture());
+  }
+  return fmt::format("{}; driver for CUDA {}", out, (*driver)->version_text());
 }
 
 Environment collect_environment(const EnvironmentRequest& request) {
@@ -181,8 +190,7 @@ Environment collect_environment(const EnvironmentRequest& request) {
   if (uname(&names) == 0) {
     out.kernel = fmt::format("{} {} {}", names.sysname, names.release, names.machine);
     out.hostname_hash = short_hash(names.nodename);
-    const std::string release = names.release;
-    if (release.find("icrosoft") != std::string::npos) out.kernel += " (WSL)";
+    if (is_wsl()) out.kernel += " (WSL)";
   }
   out.os = value_in("/etc/os-release", "PRETTY_NAME", '=');
   out.compiler = compiler();
@@ -200,6 +208,9 @@ Environment collect_environment(const EnvironmentRequest& request) {
     MachineState state = observe_machine(request.observe_ms);
     state.threads_used = request.threads;
     out.warnings = diagnose(state);
+  }
+  if (request.device.kind == DeviceKind::kCuda) {
+    if (auto gpu = gpu_of(request.device); gpu.ok()) add_gpu_environment(**gpu, out);
   }
   return out;
 }

@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "flashlab/context.h"
+#include "flashlab/status.h"
 #include "lab/doctor.h"
 #include "lab/result.h"
 
@@ -16,6 +17,7 @@ struct EnvironmentRequest {
   std::string protocol;                 ///< warm-ups, repeats, caches, in words
   int threads = 0;                      ///< used by the measurement
   CpuIsa cpu_isa = CpuIsa::kAutomatic;  ///< used by the measurement
+  Device device{};                      ///< used by the measurement: a GPU is described too
   double observe_ms = 200;              ///< how long to look for other busy programs; 0: not at all
 };
 
@@ -30,10 +32,13 @@ std::string command_line(int argc, const char* const* argv);
 /// "2026-11-21T03:40:00Z".
 std::string utc_now();
 
-/// What looking for an NVIDIA driver found, in one sentence, e.g. "no CUDA device: libcuda.so.1 was
-/// not found. The driver is not installed or not visible in this container." `library` is for
-/// tests.
-std::string describe_cuda(const char* library = "libcuda.so.1");
+/// What looking for NVIDIA GPUs found, in one sentence: "NVIDIA H200 (cuda:0, sm_90a); driver for
+/// CUDA 13.0", or "no CUDA device: libcuda.so.1 was not found. The driver is not installed or not
+/// visible in this container."
+std::string describe_cuda();
+
+/// The same for an outcome of cuda::Driver::get() that is none.
+std::string describe_no_cuda(const Status& status);
 
 /// 8 hexadecimal digits of FNV-1a.
 std::string short_hash(std::string_view text);

@@ -48,13 +48,24 @@ Status check(const MeasureOptions& options) {
   return {};
 }
 
-/// Times `count` calls one after the other.
-Result<double> time_calls(const TimedCall& call, int count) {
+/// Times `count` calls one after the other, on the device's clock where there is one.
+Result<double> time_calls(SampleClock* clock, const TimedCall& call, int count) {
+  if (clock != nullptr) {
+    if (Status status = clock->start(); !status.ok()) return status;
+  }
   const auto start = Clock::now();
   for (int i = 0; i < count; ++i) {
     if (Status status = call(); !status.ok()) return status;
   }
-  return ms_between(start, Clock::now());
+  return clock != nullptr ? clock->stop() : ms_between(start, Clock::now());
+}
+
+/// Evicts the caches of the machine or of the device.
+Status flush(SampleClock* clock) {
+  if (clock != nullptr) return clock->flush();
+  if (flush_caches()) return {};
+  return Status::out_of_memory({"cold_cache", "no memory for the buffer that evicts the caches",
+                                "twice the last-level cache", "measure with warm caches"});
 }
 
 /// One rival of a measurement.
@@ -70,14 +81,16 @@ Status warm_up(const MeasureOptions& options, double budget_ms, Rival& rival) {
   const auto start = Clock::now();
   for (int i = 0; i < std::max(options.warmup, 1); ++i) {
     if (is_set(options.cancel)) return {};
-    if (Status status = (*rival.call)(); !status.ok()) return status;
+    if (Status status = time_calls(options.clock, *rival.call, 1).status(); !status.ok()) {
+      return status;
+    }
     if (budget_ms > 0 && ms_between(start, Clock::now()) > budget_ms) break;
   }
   if (options.cold_cache) return {};  // a second call in the sample would find warm caches
 
   int calls = 1;
   while (!is_set(options.cancel)) {
-    const Result<double> elapsed = time_calls(*rival.call, calls);
+    const Result<double> elapsed = time_calls(options.clock, *rival.call, calls);
     if (!elapsed.ok()) return elapsed.status();
     if (*elapsed >= options.min_sample_ms || calls >= kMaxCallsPerSample) break;
     // 10% more than the rate suggests, and at most tenfold: the first calls are the slow ones.
@@ -89,16 +102,16 @@ Status warm_up(const MeasureOptions& options, double budget_ms, Rival& rival) {
   return {};
 }
 
-/// One sample. Returns false when the caches could not be flushed although that was asked.
+/// One sample, or the rival's failure.
 void take_sample(const MeasureOptions& options, Rival& rival) {
-  if (options.cold_cache && !flush_caches()) {
-    rival.status =
-        Status::out_of_memory({"cold_cache", "no memory for the buffer that evicts the caches",
-                               "twice the last-level cache", "measure with warm caches"});
-    return;
+  if (options.cold_cache) {
+    if (Status status = flush(options.clock); !status.ok()) {
+      rival.status = std::move(status);
+      return;
+    }
   }
   const int calls = rival.samples.calls_per_sample;
-  const Result<double> elapsed = time_calls(*rival.call, calls);
+  const Result<double> elapsed = time_calls(options.clock, *rival.call, calls);
   if (!elapsed.ok()) {
     rival.status = elapsed.status();
     return;
@@ -151,19 +164,26 @@ std::vector<Result<Samples>> measure_interleaved(const MeasureOptions& options,
     rival.samples.ms.reserve(static_cast<std::size_t>(std::min(options.repeats, 1 << 20)));
     // Warm-up may take a third of the time there is; samples matter more.
     rival.status = warm_up(options, options.max_total_ms / (3.0 * calls.size()), rival);
-    rival.samples.resolution_ms = clock_resolution_ms() / rival.samples.calls_per_sample;
+    const double resolution =
+        options.clock != nullptr ? options.clock->resolution_ms() : clock_resolution_ms();
+    rival.samples.resolution_ms = resolution / rival.samples.calls_per_sample;
   }
 
   bool cancelled = false;
   bool out_of_time = false;
-  for (int round = 0; round < options.repeats && !cancelled && !out_of_time; ++round) {
+  bool lost = false;
+  for (int round = 0; round < options.repeats && !cancelled && !out_of_time && !lost; ++round) {
     for (std::size_t i = 0; i < rivals.size(); ++i) {
       if (is_set(options.cancel)) {
         cancelled = true;
         break;
       }
       Rival& rival = rivals[(i + static_cast<std::size_t>(round)) % rivals.size()];
-      if (rival.status.ok()) take_sample(options, rival);
+      if (!rival.status.ok()) continue;
+      take_sample(options, rival);
+      // What made the device useless keeps its failure; the others keep their samples.
+      lost = !rival.status.ok() && options.clock != nullptr && options.clock->lost();
+      if (lost) break;
     }
     if (options.progress && !cancelled) options.progress(round + 1, options.repeats);
     out_of_time = options.max_total_ms > 0 && round + 1 >= options.min_repeats &&

@@ -14,8 +14,27 @@
 
 namespace flashlab::lab {
 
-/// The work under the clock: complete when it returns. A failure ends the measurement.
+/// The work under the clock: complete when it returns, or enqueued where a SampleClock waits for
+/// it. A failure ends the measurement.
 using TimedCall = std::function<Status()>;
+
+/// What reads the time of a sample where the work runs on a device: calls are enqueued between
+/// `start` and `stop`.
+class SampleClock {
+ public:
+  virtual ~SampleClock() = default;
+  /// Evicts the device's caches, before `start`.
+  virtual Status flush() = 0;
+  virtual Status start() = 0;
+  /// Milliseconds from the start of the first to the end of the last call since `start`; waits for
+  /// them. Errors: a failure of their work.
+  virtual Result<double> stop() = 0;
+  virtual double resolution_ms() const = 0;
+  /// Whether the device failed for good, so that nothing further can be timed on it.
+  virtual bool lost() = 0;
+  /// "CUDA events around each sample, L2 flushed before it by writing 256 MiB".
+  virtual std::string describe(bool cold_cache) const = 0;
+};
 
 /// Told after every sample: (samples done, samples planned). For progress bars.
 using Progress = std::function<void(int done, int planned)>;
@@ -26,7 +45,8 @@ struct MeasureOptions {
   double min_sample_ms = 1;  ///< short calls are repeated inside a sample until it lasts this long
   double max_total_ms = 0;   ///< no new sample after this long, once `min_repeats` exist; 0: never
   int min_repeats = 3;
-  bool cold_cache = false;  ///< evict all caches before each sample; then one call per sample
+  bool cold_cache = false;       ///< evict all caches before each sample; then one call per sample
+  SampleClock* clock = nullptr;  ///< of the device that the calls run on; null: this machine's
   const std::atomic<bool>* cancel = nullptr;  ///< set by somebody else: stop, keep what there is
   Progress progress;
 };

@@ -114,10 +114,23 @@ Json to_json_value(const Environment& e) {
   out["gpu"] = text_or_null(e.gpu);
   out["driver"] = text_or_null(e.driver);
   out["cuda_version"] = text_or_null(e.cuda_version);
+  out["gpu_architecture"] = text_or_null(e.gpu_architecture);
+  out["nvrtc"] = text_or_null(e.nvrtc);
+  out["gpu_memory_bytes"] = positive_or_null(e.gpu_memory_bytes);
+  out["gpu_l2_bytes"] = positive_or_null(e.gpu_l2_bytes);
+  out["gpu_multiprocessors"] = positive_or_null(e.gpu_multiprocessors);
+  out["gpu_clock_mhz"] = or_null(e.gpu_clock_mhz);
+  out["gpu_max_clock_mhz"] = or_null(e.gpu_max_clock_mhz);
+  out["gpu_memory_clock_mhz"] = or_null(e.gpu_memory_clock_mhz);
+  out["gpu_power_w"] = or_null(e.gpu_power_w);
+  out["gpu_power_limit_w"] = or_null(e.gpu_power_limit_w);
+  out["gpu_temperature_c"] = or_null(e.gpu_temperature_c);
+  out["gpu_ecc"] = text_or_null(e.gpu_ecc);
   out["clock_mhz"] = or_null(e.clock_mhz);
   out["roof_fp32_gflops"] = or_null(e.roof_fp32_gflops);
   out["roof_bf16_gflops"] = or_null(e.roof_bf16_gflops);
   out["copy_gb_per_s"] = or_null(e.copy_gb_per_s);
+  out["roof_source"] = text_or_null(e.roof_source);
   out["protocol"] = text_or_null(e.protocol);
   Json warnings = Json::array();
   for (const EnvironmentWarning& warning : e.warnings) {

@@ -232,10 +232,23 @@ void read(Reader& in, Environment& e) {
   in.text("gpu", e.gpu, false);
   in.text("driver", e.driver, false);
   in.text("cuda_version", e.cuda_version, false);
+  in.text("gpu_architecture", e.gpu_architecture, false);
+  in.text("nvrtc", e.nvrtc, false);
+  in.integer("gpu_memory_bytes", e.gpu_memory_bytes, false, true);
+  in.integer("gpu_l2_bytes", e.gpu_l2_bytes, false, true);
+  in.integer("gpu_multiprocessors", e.gpu_multiprocessors, false, true);
+  in.optional_number("gpu_clock_mhz", e.gpu_clock_mhz, false);
+  in.optional_number("gpu_max_clock_mhz", e.gpu_max_clock_mhz, false);
+  in.optional_number("gpu_memory_clock_mhz", e.gpu_memory_clock_mhz, false);
+  in.optional_number("gpu_power_w", e.gpu_power_w, false);
+  in.optional_number("gpu_power_limit_w", e.gpu_power_limit_w, false);
+  in.optional_number("gpu_temperature_c", e.gpu_temperature_c, false);
+  in.text("gpu_ecc", e.gpu_ecc, false);
   in.optional_number("clock_mhz", e.clock_mhz, false);
   in.optional_number("roof_fp32_gflops", e.roof_fp32_gflops, false);
   in.optional_number("roof_bf16_gflops", e.roof_bf16_gflops, false);
   in.optional_number("copy_gb_per_s", e.copy_gb_per_s, false);
+  in.text("roof_source", e.roof_source, false);
   in.text("protocol", e.protocol, false);
   in.objects("warnings", false, [&e](Reader& warning) {
     EnvironmentWarning out;

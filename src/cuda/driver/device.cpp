@@ -26,6 +26,8 @@ struct GpuDevice::Kernels {
 GpuDevice::GpuDevice(const Driver& driver, DeviceInfo info)
     : driver_(driver), info_(std::move(info)), kernels_(std::make_unique<Kernels>()) {}
 
+GpuDevice::~GpuDevice() = default;
+
 Result<GpuDevice*> GpuDevice::open(int ordinal) {
   auto driver = Driver::get();
   if (!driver.ok()) return driver.status();
@@ -59,7 +61,19 @@ Result<GpuDevice*> GpuDevice::open(int ordinal) {
   return device.get();
 }
 
+std::unique_ptr<GpuDevice> GpuDevice::described(DeviceInfo info) {
+  static const Driver& none = *new Driver();
+  return std::unique_ptr<GpuDevice>(new GpuDevice(none, std::move(info)));
+}
+
 namespace {
+
+Status refuse_described(const DeviceInfo& info) {
+  return Status::unsupported(
+      {fmt::format("device cuda:{}", info.ordinal),
+       fmt::format("{} ({}) is only described", info.name, info.architecture()),
+       "a GPU of this machine", "a described GPU serves to make plans"});
+}
 
 Result<Kernel> load_kernel(const GpuDevice& device, const KernelSpec& spec, unsigned shared_bytes) {
   auto image = image_of(spec, device.info().architecture());
@@ -99,6 +113,7 @@ Result<Kernel> load_kernel(const GpuDevice& device, const KernelSpec& spec, unsi
 }  // namespace
 
 Result<const Kernel*> GpuDevice::kernel(const KernelSpec& spec, unsigned shared_bytes) {
+  if (is_described()) return refuse_described(info_);
   auto key = key_of(spec, info_.architecture());
   if (!key.ok()) return key.status();
   const std::string name = fmt::format("{} {}", key->file_stem(), shared_bytes);
@@ -144,6 +159,7 @@ Status GpuDevice::launch(const Kernel& kernel, const LaunchShape& shape, CUstrea
 Result<void*> GpuAllocator::allocate(std::size_t bytes, std::size_t, Stream stream,
                                      Tag tag) noexcept {
   return internal::guard<Result<void*>>([&]() -> Result<void*> {
+    if (device_.is_described()) return refuse_described(device_.info());
     const ContextGuard current = device_.current();
     CUdeviceptr memory = 0;
     const CUresult result =

@@ -52,6 +52,11 @@ class GpuDevice {
   /// Errors: kUnsupported (no driver, no such device, older than sm_75), kDeviceError.
   static Result<GpuDevice*> open(int ordinal);
 
+  /// A GPU that is only described: plans can be made for it where there is no driver (the list of
+  /// kernel variants, precompiling for another machine). Nothing loads or runs on it.
+  static std::unique_ptr<GpuDevice> described(DeviceInfo info);
+  bool is_described() const noexcept { return context_ == nullptr; }
+
   const DeviceInfo& info() const noexcept { return info_; }
   const Driver& driver() const noexcept { return driver_; }
   const DriverFunctions& api() const noexcept { return driver_.api(); }
@@ -68,6 +73,7 @@ class GpuDevice {
   Status launch(const Kernel& kernel, const LaunchShape& shape, CUstream stream,
                 void** arguments) const;
 
+  ~GpuDevice();
   GpuDevice(const GpuDevice&) = delete;
   GpuDevice& operator=(const GpuDevice&) = delete;
 

@@ -85,9 +85,14 @@ Result<Driver> open_driver() {
         {"CUDA driver",
          "version " + driver.version_text() + (missing.empty() ? "" : " without " + missing),
          version_string(kOldestDriver) + " or newer",
-         "update the NVIDIA driver; the CPU backend works"});
+         "update the NVIDIA driver to one of CUDA " + version_string(kOldestDriver) +
+             " or newer; the CPU backend works"});
   }
-  if (Status s = driver.check(driver.functions_.cuInit(0), "cuInit"); !s.ok()) return s;
+  if (Status s = driver.check(driver.functions_.cuInit(0), "cuInit"); !s.ok()) {
+    ErrorDetail detail = s.detail();
+    detail.remedy = "nvidia-smi says more about the driver's state; the CPU backend works";
+    return Status(s.code(), std::move(detail));
+  }
   int count = 0;
   if (Status s = driver.check(driver.functions_.cuDeviceGetCount(&count), "cuDeviceGetCount");
       !s.ok()) {

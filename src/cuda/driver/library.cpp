@@ -1,7 +1,10 @@
 #include "cuda/driver/library.h"
 
 #include <dlfcn.h>
+#include <glob.h>
 #include <link.h>
+
+#include <cstdlib>
 
 namespace flashlab::cuda {
 namespace {
@@ -15,7 +18,30 @@ std::string path_of(void* handle, const std::string& fallback) {
   return fallback;
 }
 
+void add_matches(std::vector<std::string>& paths, const std::string& pattern) {
+  glob_t found{};
+  if (glob(pattern.c_str(), 0, nullptr, &found) == 0) {
+    // Newest last in the alphabet, first in the search.
+    for (std::size_t i = found.gl_pathc; i > 0; --i) paths.emplace_back(found.gl_pathv[i - 1]);
+  }
+  globfree(&found);
+}
+
 }  // namespace
+
+std::vector<std::string> toolkit_paths(const std::string& pattern) {
+  std::vector<std::string> paths;
+  add_matches(paths, "/usr/local/cuda/lib64/" + pattern);
+  add_matches(paths, "/usr/local/cuda-*/lib64/" + pattern);
+  // The wheels put a library under site-packages/nvidia/<package>/lib.
+  for (const char* variable : {"VIRTUAL_ENV", "CONDA_PREFIX"}) {
+    const char* root = std::getenv(variable);
+    if (root == nullptr || *root == '\0') continue;
+    add_matches(paths, std::string(root) + "/lib/python3*/site-packages/nvidia/*/lib/" + pattern);
+    add_matches(paths, std::string(root) + "/lib/" + pattern);
+  }
+  return paths;
+}
 
 Result<Library> Library::open(const std::string& what, const std::vector<std::string>& candidates,
                               const std::string& remedy) {

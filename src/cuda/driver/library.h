@@ -11,6 +11,11 @@
 
 namespace flashlab::cuda {
 
+/// Where a library of a CUDA toolkit or of NVIDIA's wheels lies, beyond the loader's own path:
+/// files of /usr/local/cuda*/lib64 and of the active Python environment whose name matches
+/// `pattern` ("libnvrtc.so.1[2-9]"), newest first in each folder.
+std::vector<std::string> toolkit_paths(const std::string& pattern);
+
 /// A shared library that stays loaded for the life of the process: its functions are called from
 /// destructors of static objects too, so it is never closed.
 class Library {

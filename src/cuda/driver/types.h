@@ -49,10 +49,13 @@ enum DeviceAttribute : int {
   kMultiprocessorCount = 16,
   kIntegrated = 18,
   kEccEnabled = 32,
+  kPciBus = 33,
+  kPciDevice = 34,
   kMemoryClockRateKhz = 36,
   kGlobalMemoryBusWidth = 37,
   kL2CacheBytes = 38,
   kMaxThreadsPerMultiprocessor = 39,
+  kPciDomain = 50,
   kComputeCapabilityMajor = 75,
   kComputeCapabilityMinor = 76,
   kMaxSharedMemoryPerMultiprocessor = 81,
@@ -118,9 +121,15 @@ struct CUlaunchConfig {
     CUresult(CUdeviceptr, const void*, std::size_t, CUstream))                                    \
   X(cuMemcpyDtoHAsync, "cuMemcpyDtoHAsync_v2",                                                    \
     CUresult(void*, CUdeviceptr, std::size_t, CUstream))                                          \
+  X(cuMemcpyDtoDAsync, "cuMemcpyDtoDAsync_v2",                                                    \
+    CUresult(CUdeviceptr, CUdeviceptr, std::size_t, CUstream))                                    \
   X(cuMemsetD8Async, "cuMemsetD8Async",                                                           \
     CUresult(CUdeviceptr, unsigned char, std::size_t, CUstream))                                  \
+  X(cuMemsetD2D8Async, "cuMemsetD2D8Async",                                                       \
+    CUresult(CUdeviceptr, std::size_t, unsigned char, std::size_t, std::size_t, CUstream))        \
   X(cuPointerGetAttribute, "cuPointerGetAttribute", CUresult(void*, int, CUdeviceptr))            \
+  X(cuPointerGetAttributes, "cuPointerGetAttributes",                                             \
+    CUresult(unsigned, int*, void**, CUdeviceptr))                                                \
   X(cuStreamCreate, "cuStreamCreate", CUresult(CUstream*, unsigned))                              \
   X(cuStreamDestroy, "cuStreamDestroy_v2", CUresult(CUstream))                                    \
   X(cuStreamSynchronize, "cuStreamSynchronize", CUresult(CUstream))                               \

@@ -158,6 +158,12 @@ Status KernelCache::check_folder(bool create) const {
   return {};
 }
 
+Status KernelCache::check() const {
+  struct stat info {};
+  if (!folder_.empty() && ::stat(folder_.c_str(), &info) != 0 && errno == ENOENT) return {};
+  return check_folder(false);
+}
+
 std::string KernelCache::path_of(const KernelKey& key) const {
   return folder_ + "/" + key.file_stem() + std::string(kSuffix);
 }

@@ -59,6 +59,12 @@ class KernelCache {
   /// with what it compiled.
   Status store(const KernelKey& key, const CachedKernel& kernel) const;
 
+  /// Ok where the folder may be used or does not exist yet. Errors: kIoError with the reason.
+  Status check() const;
+
+  /// Makes the folder. Errors: kIoError (refused, or it cannot be made).
+  Status prepare() const { return check_folder(true); }
+
   /// Entries by name. A folder that does not exist has none.
   Result<std::vector<CacheFile>> list() const;
 

@@ -1,5 +1,6 @@
 #include "cuda/jit/compile.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 
@@ -19,6 +20,16 @@ CompileRequest request_of(const KernelSpec& spec, const DeviceSources& sources,
   request.architecture = architecture;
   request.options = spec.options;
   return request;
+}
+
+// What the compiler is asked for. A GPU newer than the compiler gets the newest portable PTX it can
+// write, which the driver finishes.
+std::string target_of(const std::string& architecture, const std::vector<int>& known) {
+  const int wanted =
+      std::atoi(architecture.c_str() + std::min<std::size_t>(3, architecture.size()));
+  const int newest = known.empty() ? wanted : *std::max_element(known.begin(), known.end());
+  if (architecture.rfind("sm_", 0) != 0 || wanted <= newest) return architecture;
+  return "compute_" + std::to_string(newest);
 }
 
 std::string joined(const std::vector<std::string>& options) {
@@ -41,7 +52,8 @@ Result<KernelImage> compile_image(const KernelSpec& spec, const std::string& arc
   if (!sources.ok()) return sources.status();
   auto nvrtc = Nvrtc::get();
   if (!nvrtc.ok()) return nvrtc.status();
-  auto compiled = (*nvrtc)->compile(request_of(spec, **sources, architecture));
+  auto compiled = (*nvrtc)->compile(
+      request_of(spec, **sources, target_of(architecture, (*nvrtc)->architectures())));
   if (!compiled.ok()) return compiled.status();
   KernelImage image;
   image.kernel = {std::move(compiled->image), std::move(compiled->log), compiled->compiler};

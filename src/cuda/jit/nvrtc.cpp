@@ -1,7 +1,5 @@
 #include "cuda/jit/nvrtc.h"
 
-#include <glob.h>
-
 #include <chrono>
 #include <cstdlib>
 
@@ -18,38 +16,15 @@ constexpr const char* kRemedy =
     "install it with the CUDA toolkit or by `pip install nvidia-cuda-nvrtc`, or name the file in "
     "FLASHLAB_NVRTC; kernels in the cache or in a precompiled folder need no compiler";
 
-void add_matches(std::vector<std::string>& paths, const std::string& pattern) {
-  glob_t found{};
-  if (glob(pattern.c_str(), 0, nullptr, &found) == 0) {
-    // Newest last in the alphabet, first in the search.
-    for (std::size_t i = found.gl_pathc; i > 0; --i) paths.emplace_back(found.gl_pathv[i - 1]);
-  }
-  globfree(&found);
-}
-
 std::string environment(const char* name) {
   const char* value = std::getenv(name);
   return value != nullptr ? value : "";
 }
 
-// The wheels put a library under site-packages/nvidia/<package>/lib.
-void add_python_environments(std::vector<std::string>& paths) {
-  for (const char* variable : {"VIRTUAL_ENV", "CONDA_PREFIX"}) {
-    const std::string root = environment(variable);
-    if (root.empty()) continue;
-    add_matches(paths, root + "/lib/python3*/site-packages/nvidia/*/lib/libnvrtc.so.1[0-9]");
-    add_matches(paths, root + "/lib/libnvrtc.so.1[0-9]");
-  }
-}
-
 }  // namespace
 
 std::vector<std::string> Nvrtc::search_paths() {
-  std::vector<std::string> paths;
-  add_matches(paths, "/usr/local/cuda/lib64/libnvrtc.so.1[0-9]");
-  add_matches(paths, "/usr/local/cuda-*/lib64/libnvrtc.so.1[0-9]");
-  add_python_environments(paths);
-  return paths;
+  return toolkit_paths("libnvrtc.so.1[2-9]");
 }
 
 Result<Nvrtc> open_nvrtc() {

@@ -10,6 +10,7 @@
 #include "api/context_state.h"
 #include "cpu/simd/kernels.h"
 #include "cpu/thread_pool.h"
+#include "lab/gpu/gpu_roof.h"
 #include "lab/statistics.h"
 
 namespace flashlab::lab {
@@ -88,6 +89,13 @@ std::optional<double> measure_copy_gb_per_s(const Context& context) {
 }
 
 void add_roofs(const Context& context, Environment& environment, double window_seconds) {
+  if (context.device().kind == DeviceKind::kCuda) {
+    // What a GPU does not tell stays empty, like a processor's.
+    if (auto memory = device_memory(context); memory.ok()) {
+      (void)add_gpu_roofs(*memory, environment, window_seconds);
+    }
+    return;
+  }
   if (const RoofWindow window = cpu_roof_window(context, DType::kFp32)) {
     environment.roof_fp32_gflops = median_of_windows(window, window_seconds) * 1e-9;
   }

@@ -18,8 +18,8 @@ RoofWindow cpu_roof_window(const Context& context, DType dtype);
 /// the memory for them could not be had.
 std::optional<double> measure_copy_gb_per_s(const Context& context);
 
-/// Fills the environment's roofs: the median of several windows each. Cost: 14 windows and about
-/// 0.5 s.
+/// Fills the environment's roofs, of the context's device: the median of several windows each.
+/// Cost: 14 windows and about 0.5 s.
 void add_roofs(const Context& context, Environment& environment, double window_seconds = 0.03);
 
 }  // namespace flashlab::lab

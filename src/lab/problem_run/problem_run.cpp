@@ -3,16 +3,17 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <map>
+#include <cmath>
+#include <future>
 
-#include "api/observer.h"
 #include "lab/check.h"
+#include "lab/gpu/gpu_clock.h"
+#include "lab/gpu/gpu_roof.h"
 #include "lab/problem_run/cpu_roof.h"
+#include "lab/problem_run/run_parts.h"
 
 namespace flashlab::lab {
 namespace {
-
-constexpr std::size_t kWorkspaceAlignment = 256;
 
 const char* name_of(Pass pass) {
   return pass == Pass::kForward ? "forward" : "backward";
@@ -36,69 +37,6 @@ void set_failure(const Status& status, BenchResult& result) {
   result.message = status.message();
 }
 
-// Workspace that all implementations of a pass use in turn: contents mean nothing between calls.
-class SharedWorkspace {
- public:
-  explicit SharedWorkspace(TrackingAllocator& allocator) : allocator_(allocator) {}
-  SharedWorkspace(const SharedWorkspace&) = delete;
-  SharedWorkspace& operator=(const SharedWorkspace&) = delete;
-  ~SharedWorkspace() { release(); }
-
-  /// At least `bytes` bytes. A refusal leaves what there was before.
-  Status reserve(std::size_t bytes) {
-    if (bytes <= bytes_) return {};
-    const std::size_t before = bytes_;
-    release();
-    Status status = allocate(bytes);
-    // What was just given back is there for the taking.
-    if (!status.ok() && before > 0 && !allocate(before).ok()) bytes_ = 0;
-    return status;
-  }
-  Workspace view(std::size_t bytes) const { return {bytes == 0 ? nullptr : data_, bytes}; }
-
- private:
-  Status allocate(std::size_t bytes) {
-    Result<void*> memory =
-        allocator_.allocate(bytes, kWorkspaceAlignment, {}, {"workspace", "bench"});
-    if (!memory.ok()) return memory.status();
-    data_ = *memory;
-    bytes_ = bytes;
-    return {};
-  }
-  void release() {
-    if (data_ != nullptr) allocator_.deallocate(data_, bytes_, {});
-    data_ = nullptr;
-    bytes_ = 0;
-  }
-  TrackingAllocator& allocator_;
-  void* data_ = nullptr;
-  std::size_t bytes_ = 0;
-};
-
-// Collects the times of a call's steps.
-class StepTimes final : public internal::StepObserver {
- public:
-  void step_finished(std::string_view name, double milliseconds) override {
-    for (auto& [known, times] : steps_) {
-      if (known == name) {
-        times.push_back(milliseconds);
-        return;
-      }
-    }
-    steps_.push_back({std::string(name), {milliseconds}});
-  }
-  std::vector<BenchResult::Part> medians() const {
-    std::vector<BenchResult::Part> out;
-    for (const auto& [name, times] : steps_) {
-      out.push_back({name, median_of(times).value_or(0)});
-    }
-    return out;
-  }
-
- private:
-  std::vector<std::pair<std::string, std::vector<double>>> steps_;
-};
-
 // An implementation that can run the pass.
 struct Runnable {
   std::size_t result = 0;  // index
@@ -117,40 +55,83 @@ class ProblemRun {
         workspace_(allocator) {}
 
   std::vector<BenchResult> run(std::span<const Pass> passes) {
-    const bool backward = std::find(passes.begin(), passes.end(), Pass::kBackward) != passes.end();
-    allocator_.set_limit(options_.memory_limit_bytes > 0 ? options_.memory_limit_bytes
-                                                         : available_memory_bytes());
-    stage(fmt::format("filling {}", problem_.describe()));
-    CaseDataOptions data_options;
-    data_options.backward = backward;
-    data_options.memory_limit_bytes = options_.memory_limit_bytes;
-    data_options.values = options_.values;
-    Result<CaseData> data = CaseData::create(problem_, data_options);
-    if (data.ok()) data_.emplace(std::move(*data));
+    const Status status = create_data(passes);
     for (const Pass pass : passes) {
       if (cancelled()) break;
-      run_pass(pass, data.status());
+      run_pass(pass, status);
     }
     return std::move(results_);
   }
 
  private:
   bool cancelled() const { return is_set(options_.measure.cancel); }
+  bool on_gpu() const { return context_.device().kind == DeviceKind::kCuda; }
+
+  // The device's memory and clock, and the case's tensors in it.
+  Status create_data(std::span<const Pass> passes) {
+    auto memory = device_memory(context_);
+    if (!memory.ok()) return memory.status();
+    memory_ = std::move(*memory);
+    workspace_.set_stream(memory_->stream());
+    if (on_gpu()) {
+      auto clock = gpu_clock(memory_);
+      if (!clock.ok()) return clock.status();
+      clock_ = std::move(*clock);
+    }
+    stage(fmt::format("filling {}", problem_.describe()));
+    CaseDataOptions options;
+    options.backward = std::find(passes.begin(), passes.end(), Pass::kBackward) != passes.end();
+    options.memory_limit_bytes = options_.memory_limit_bytes;
+    options.values = options_.values;
+    options.memory = memory_;
+    Result<CaseData> data = CaseData::create(problem_, options);
+    if (data.ok()) data_.emplace(std::move(*data));
+    // A CPU's available memory shrinks only when pages are touched, so tensors count against it.
+    allocator_.set_limit(options_.memory_limit_bytes > 0 ? options_.memory_limit_bytes
+                                                         : memory_->available_bytes());
+    return data.status();
+  }
+
+  // Whether the device still works. After an illegal address nothing further can run on it.
+  bool device_works() {
+    if (!device_lost_ && on_gpu() && memory_ != nullptr) device_lost_ = !memory_->health().ok();
+    return !device_lost_;
+  }
+
+  void set_call_failure(const Status& status, BenchResult& result) {
+    const bool lost_before = device_lost_;
+    if (status.code() == StatusCode::kDeviceError) device_works();
+    if (lost_before) {
+      result.status = RunStatus::kError;
+      result.message = "not run: an earlier call had made the device useless for this process";
+      return;
+    }
+    set_failure(status, result);
+    if (device_lost_) result.message += "; the device is useless for the rest of this process";
+  }
   void stage(std::string_view what) const {
     if (options_.stage) options_.stage(what);
   }
 
   Result<Plan> plan_of(Pass pass, const std::string& name) const {
-    Problem problem = problem_of(problem_, pass, name);
+    Problem problem = problem_of(problem_, pass, name, context_.device());
     problem.options.tiles = options_.tiles;
     return plan(context_, problem);
   }
 
+  // Complete on a CPU, enqueued on a GPU.
   Status call(Pass pass, const Plan& plan) const {
     const Workspace workspace = workspace_.view(plan.workspace_bytes());
+    const Stream stream = memory_->stream();
     return pass == Pass::kForward
-               ? forward(context_, {}, plan, data_->forward_tensors(), workspace)
-               : backward(context_, {}, plan, data_->backward_tensors(), workspace);
+               ? forward(context_, stream, plan, data_->forward_tensors(), workspace)
+               : backward(context_, stream, plan, data_->backward_tensors(), workspace);
+  }
+
+  // The same, and what it wrote lies in this machine's memory.
+  Status call_and_fetch(Pass pass, const Plan& plan) {
+    Status status = call(pass, plan);
+    return status.ok() ? data_->fetch_outputs(pass) : status;
   }
 
   // Fills o and lse for backward.
@@ -160,11 +141,25 @@ class ProblemRun {
       Result<Plan> made = plan_of(Pass::kForward, name);
       Status status = made.status();
       if (status.ok()) status = workspace_.reserve(made->workspace_bytes());
-      if (status.ok()) status = call(Pass::kForward, *made);
+      if (status.ok()) status = call_and_fetch(Pass::kForward, *made);
       if (status.ok()) return status;
       if (first.ok()) first = status;
+      if (!device_works()) break;
     }
     return first;
+  }
+
+  // Compiles what the plans need, all of them at the same time.
+  void prepare_all(Pass pass, const std::vector<Runnable>& runnable) {
+    if (!on_gpu() || runnable.empty()) return;
+    stage(fmt::format("compiling {}", name_of(pass)));
+    std::vector<std::future<void>> jobs;
+    for (const Runnable& each : runnable) {
+      // A failure is the first call's failure too, and is reported there.
+      jobs.push_back(
+          std::async(std::launch::async, [this, &each] { (void)prepare(context_, each.plan); }));
+    }
+    for (std::future<void>& job : jobs) job.wait();
   }
 
   void run_pass(Pass pass, const Status& data_status) {
@@ -190,10 +185,11 @@ class ProblemRun {
       }
       results_.push_back(std::move(result));
     }
+    prepare_all(pass, runnable);
     if (!runnable.empty() && pass == Pass::kBackward) {
       stage("forward for backward");
       if (Status status = prepare_backward(); !status.ok()) {
-        for (const Runnable& each : runnable) set_failure(status, results_[each.result]);
+        for (const Runnable& each : runnable) set_call_failure(status, results_[each.result]);
         runnable.clear();
       }
     }
@@ -204,6 +200,7 @@ class ProblemRun {
       measure_roof(pass, each);
       measure_error(pass, each);
     }
+    oracle_.reset();
     drop_unmeasured(begin);
   }
 
@@ -230,13 +227,15 @@ class ProblemRun {
       const Runnable& each = runnable[i];
       BenchResult& result = results_[each.result];
       stage(fmt::format("first call of {} {}", result.implementation, result.pass));
-      const bool peak_known = reset_process_peak();
+      const bool peak_known = !on_gpu() && reset_process_peak();
       Status status = workspace_.reserve(each.plan.workspace_bytes());
+      if (status.code() == StatusCode::kOutOfMemory) status = with_accounts(status, pass, result);
       allocator_.reset_peak();
       const std::int64_t before = allocator_.current_bytes();
       if (status.ok()) status = call(pass, each.plan);
+      if (status.ok()) status = memory_->synchronize();
       if (!status.ok()) {
-        set_failure(status, result);
+        set_call_failure(status, result);
         failed[i] = true;
         continue;
       }
@@ -253,6 +252,15 @@ class ProblemRun {
     runnable = std::move(left);
   }
 
+  // The refusal of a workspace with the bytes of every tensor and region.
+  Status with_accounts(const Status& status, Pass pass, const BenchResult& result) const {
+    const auto tensors = accounting(context_, problem_, pass, result.implementation);
+    if (!tensors.ok()) return status;
+    ErrorDetail detail = status.detail();
+    detail.argument = fmt::format("{}: {}", result.implementation, to_string(*tensors));
+    return Status::out_of_memory(std::move(detail));
+  }
+
   // q, k, v, o and lse: what lies in memory between forward and backward.
   std::int64_t saved_bytes() const {
     const BackwardTensors t = data_->backward_tensors();
@@ -267,19 +275,41 @@ class ProblemRun {
     std::vector<TimedCall> calls;
     for (std::size_t i = 0; i < runnable.size(); ++i) {
       calls.push_back([this, pass, i, &runnable, &steps] {
+        // Watching the steps of a GPU's call would put events between them: that comes later.
+        if (on_gpu()) return call(pass, runnable[i].plan);
         const internal::ObserveSteps observe(steps[i]);
         return call(pass, runnable[i].plan);
       });
     }
-    const std::vector<Result<Samples>> samples = measure_interleaved(options_.measure, calls);
+    const std::vector<Result<Samples>> samples = measure_interleaved(measure_options(), calls);
     for (std::size_t i = 0; i < runnable.size(); ++i) {
       BenchResult& result = results_[runnable[i].result];
       if (!samples[i].ok()) {
-        set_failure(samples[i].status(), result);
+        set_call_failure(samples[i].status(), result);
         continue;
       }
       set_times(pass, *samples[i], result);
+      if (on_gpu()) time_steps(pass, runnable[i], steps[i]);
       result.parts = steps[i].medians();
+    }
+  }
+
+  MeasureOptions measure_options() const {
+    MeasureOptions out = options_.measure;
+    out.clock = clock_.get();
+    out.cold_cache = out.cold_cache || on_gpu();
+    return out;
+  }
+
+  // The kernels of a call one by one, in calls of their own.
+  void time_steps(Pass pass, const Runnable& each, StepTimes& steps) {
+    if (each.plan.steps().size() < 2) return;
+    const int calls = std::min(options_.measure.repeats, 10);
+    for (int n = 0; n < calls && !cancelled() && !device_lost_; ++n) {
+      const internal::ObserveSteps observe(steps);
+      if (!clock_->flush().ok() || !call(pass, each.plan).ok() || !memory_->synchronize().ok()) {
+        return;
+      }
     }
   }
 
@@ -301,11 +331,23 @@ class ProblemRun {
     if (statistics->min > 0) result.tflops_peak = problem_.flops(pass) / statistics->min * 1e-9;
   }
 
+  const RoofWindow& roof_window() {
+    if (roof_) return *roof_;
+    roof_.emplace();
+    if (!on_gpu()) {
+      *roof_ = cpu_roof_window(context_, problem_.dtype);
+    } else if (auto window = gpu_roof_window(memory_, problem_.dtype, problem_.precision);
+               window.ok()) {
+      *roof_ = std::move(*window);
+    }
+    return *roof_;
+  }
+
   void measure_roof(Pass pass, const Runnable& each) {
     BenchResult& result = results_[each.result];
     const double flops = problem_.flops(pass);
-    if (!options_.roof || !result.median_ms || flops <= 0) return;
-    const RoofWindow window = cpu_roof_window(context_, problem_.dtype);
+    if (!options_.roof || !result.median_ms || flops <= 0 || device_lost_) return;
+    const RoofWindow& window = roof_window();
     if (!window) return;
     stage(fmt::format("roof beside {} {}", result.implementation, result.pass));
     RoofShareOptions roof;
@@ -313,33 +355,43 @@ class ProblemRun {
     roof.pairs = std::clamp(options_.measure.repeats, 3, roof.pairs);
     roof.max_total_ms = options_.roof_max_ms;
     roof.cancel = options_.measure.cancel;
-    const Result<RoofShare> share = measure_against_roof(
-        roof, window, [&] { return call(pass, each.plan); }, flops);
+    // A GPU's window is filled in one go: waiting after every call would leave it idle in between.
+    const double per_window = on_gpu() ? roof.window_ms / std::max(*result.median_ms, 1e-3) : 1;
+    const int calls = std::max(1, static_cast<int>(std::ceil(per_window)));
+    const auto kernel = [&] {
+      Status status;
+      for (int n = 0; n < calls && status.ok(); ++n) status = call(pass, each.plan);
+      return status.ok() ? memory_->synchronize() : status;
+    };
+    const Result<RoofShare> share = measure_against_roof(roof, window, kernel, flops * calls);
     if (share.ok() && !share->pair_shares.empty()) result.roof_share = share->share;
+  }
+
+  // The oracle's answer, the same for every implementation of a pass.
+  Status find_truth(Pass pass) {
+    if (oracle_) return {};
+    auto oracle = ErrorOracle::create(*data_, pass);
+    if (oracle.ok()) oracle_.emplace(std::move(*oracle));
+    return oracle.status();
   }
 
   void measure_error(Pass pass, const Runnable& each) {
     BenchResult& result = results_[each.result];
-    if (!options_.error || cancelled()) return;
+    if (!options_.error || cancelled() || device_lost_) return;
     stage(fmt::format("error of {} {}", result.implementation, result.pass));
     // The implementations wrote to the same outputs in turn.
-    data_->reset_outputs(pass);
-    Status status = call(pass, each.plan);
-    if (status.ok()) {
-      const Result<ErrorVsFp64> error = error_vs_fp64(*data_, pass);
-      status = error.status();
-      if (error.ok()) {
-        result.error_vs_fp64 = error->error;
-        result.naive_error_vs_fp64 = error->naive_error;
-        result.error_sample = error->sample;
-        if (!error->accepted) {
-          result.status = RunStatus::kError;
-          result.message =
-              fmt::format("a wrong result: {}; flashlab check says more", error->worst);
-        }
-      }
+    Status status = data_->reset_outputs(pass);
+    if (status.ok()) status = call_and_fetch(pass, each.plan);
+    if (status.ok()) status = find_truth(pass);
+    if (!status.ok()) return set_call_failure(status, result);
+    const ErrorVsFp64 error = oracle_->error_of(*data_);
+    result.error_vs_fp64 = error.error;
+    result.naive_error_vs_fp64 = error.naive_error;
+    result.error_sample = error.sample;
+    if (!error.accepted) {
+      result.status = RunStatus::kError;
+      result.message = fmt::format("a wrong result: {}; flashlab check says more", error.worst);
     }
-    if (!status.ok()) set_failure(status, result);
   }
 
   // Interrupted: rows that were never timed say nothing.
@@ -359,8 +411,13 @@ class ProblemRun {
   const cases::Case& problem_;
   std::span<const std::string> names_;
   const ProblemRunOptions& options_;
-  SharedWorkspace workspace_;
+  std::shared_ptr<DeviceMemory> memory_;
+  std::unique_ptr<SampleClock> clock_;  // of a GPU
+  SharedWorkspace workspace_;           // given back before the stream goes
   std::optional<CaseData> data_;
+  std::optional<RoofWindow> roof_;     // once asked for; empty: none for this type
+  std::optional<ErrorOracle> oracle_;  // of the pass under way
+  bool device_lost_ = false;
   std::vector<BenchResult> results_;
 };
 

@@ -20,9 +20,9 @@
 namespace flashlab::lab {
 
 struct ProblemRunOptions {
-  MeasureOptions measure;     ///< `cancel` ends the run after the current sample
-  bool error = false;         ///< error_vs_fp64 of every implementation
-  bool roof = true;           ///< share of the roof, by alternating windows
+  MeasureOptions measure;  ///< `cancel` ends the run after the current sample
+  bool error = false;      ///< error_vs_fp64 of every implementation
+  bool roof = true;        ///< share of the roof, by alternating windows
   double roof_max_ms = 0;  ///< per implementation, once 3 pairs exist; 0: all pairs, however long
   TileOptions tiles;
   std::optional<CaseValues> values;     ///< instead of random tensors
@@ -32,6 +32,10 @@ struct ProblemRunOptions {
 };
 
 /// One result per pass and implementation, passes first. Interrupted: what has no time is left out.
+///
+/// On a GPU times are those of CUDA events around one call, its L2 cache flushed before; the steps
+/// of a call are timed in calls of their own. After a failure that leaves the device useless the
+/// rest of the results say so.
 ///
 /// `allocator` is the context's, so that peaks are seen; nobody else uses it meanwhile. Backward
 /// reads the o and lse of the first implementation that gives them: the same for all.

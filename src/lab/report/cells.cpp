@@ -117,6 +117,11 @@ std::vector<std::pair<std::string, std::string>> environment_rows(const Environm
   add("GPU", e.gpu);
   add("driver", e.driver);
   add("CUDA", e.cuda_version);
+  add("architecture", e.gpu_architecture);
+  add_bytes("GPU memory", e.gpu_memory_bytes);
+  add_number("GPU clock before the run", e.gpu_clock_mhz, "MHz");
+  add_number("GPU power limit", e.gpu_power_limit_w, "W");
+  add("GPU memory ECC", e.gpu_ecc);
   add("CPU", e.cpu_model);
   add("instruction set", e.cpu_isa);
   if (e.threads_used > 0) {
@@ -132,6 +137,7 @@ std::vector<std::pair<std::string, std::string>> environment_rows(const Environm
   add_number("fp32 roof, measured", e.roof_fp32_gflops, "GFLOP/s");
   add_number("bf16 roof, measured", e.roof_bf16_gflops, "GFLOP/s");
   add_number("copy bandwidth, measured", e.copy_gb_per_s, "GB/s");
+  add("roof of", e.roof_source);
   add("system", e.os);
   add("kernel", e.kernel);
   add("compiler", e.compiler);

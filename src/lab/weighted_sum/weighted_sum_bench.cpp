@@ -10,6 +10,7 @@
 #include "lab/case_data.h"
 #include "lab/case_data_fill.h"
 #include "lab/memory.h"
+#include "lab/weighted_sum/weighted_sum_parts.h"
 
 namespace flashlab::lab {
 namespace {
@@ -17,21 +18,16 @@ namespace {
 using internal::WeightedSumForm;
 using internal::WeightedSumTensors;
 
-// The tensors of one size. x [rows, dim], w [dim], y and dy [rows], dx as x, dw as w.
-struct Memory {
-  std::vector<float> x, w, y, dy, dx, dw;
-
-  WeightedSumTensors tensors(std::int64_t rows, std::int64_t dim) {
-    WeightedSumTensors out;
-    out.x = {x.data(), rows, dim, dim};
-    out.w = w.data();
-    out.y = y.data();
-    out.dy = dy.data();
-    out.dx = {dx.data(), rows, dim, dim};
-    out.dw = dw.data();
-    return out;
-  }
-};
+WeightedSumTensors tensors_of(WeightedSumMemory& memory, std::int64_t rows, std::int64_t dim) {
+  WeightedSumTensors out;
+  out.x = {memory.x.data(), rows, dim, dim};
+  out.w = memory.w.data();
+  out.y = memory.y.data();
+  out.dy = memory.dy.data();
+  out.dx = {memory.dx.data(), rows, dim, dim};
+  out.dw = memory.dw.data();
+  return out;
+}
 
 void fill(std::vector<float>& values, std::size_t count, std::uint64_t stream) {
   values.resize(count);
@@ -47,7 +43,9 @@ std::optional<std::int64_t> bytes_of(std::int64_t rows, std::int64_t dim) {
   return 4 * (2 * elements + 2 * rows + 2 * dim);
 }
 
-Status allocate(const WeightedSumOptions& options, Memory& memory) {
+}  // namespace
+
+Status allocate(const WeightedSumOptions& options, WeightedSumMemory& memory) {
   const std::optional<std::int64_t> bytes = bytes_of(options.rows, options.dim);
   const std::int64_t available = available_memory_bytes();
   const std::string shape = fmt::format("x and dx fp32 [{}, {}]", options.rows, options.dim);
@@ -74,7 +72,8 @@ Status allocate(const WeightedSumOptions& options, Memory& memory) {
   return {};
 }
 
-double forward_error(const Memory& memory, std::size_t rows, std::size_t dim) {
+double forward_error(const WeightedSumMemory& memory) {
+  const std::size_t rows = memory.y.size(), dim = memory.w.size();
   double worst = 0;
   for (std::size_t r = 0; r < rows; ++r) {
     double sum = 0;
@@ -86,7 +85,8 @@ double forward_error(const Memory& memory, std::size_t rows, std::size_t dim) {
   return worst;
 }
 
-double backward_error(const Memory& memory, std::size_t rows, std::size_t dim) {
+double backward_error(const WeightedSumMemory& memory) {
+  const std::size_t rows = memory.y.size(), dim = memory.w.size();
   double worst = 0;
   std::vector<double> dw(dim, 0.0);
   for (std::size_t r = 0; r < rows; ++r) {
@@ -104,7 +104,7 @@ double backward_error(const Memory& memory, std::size_t rows, std::size_t dim) {
   return worst;
 }
 
-void set_times(const Samples& samples, internal::WeightedSumCost cost, WeightedSumResult& result) {
+void set_times(const Samples& samples, WeightedSumResult& result) {
   const std::optional<Statistics> statistics = samples.statistics();
   if (!statistics) return;
   result.samples = static_cast<int>(statistics->count);
@@ -113,6 +113,9 @@ void set_times(const Samples& samples, internal::WeightedSumCost cost, WeightedS
   result.mean_ms = statistics->mean;
   result.max_ms = statistics->max;
   result.std_ms = statistics->std;
+  const internal::WeightedSumCost cost =
+      result.pass == "backward" ? internal::weighted_sum_backward_cost(result.rows, result.dim)
+                                : internal::weighted_sum_forward_cost(result.rows, result.dim);
   if (statistics->median > 0) {
     result.gflops = cost.flops / statistics->median * 1e-6;
     result.gb_per_s = cost.bytes / statistics->median * 1e-6;
@@ -120,19 +123,17 @@ void set_times(const Samples& samples, internal::WeightedSumCost cost, WeightedS
 }
 
 void set_failure(const Status& status, WeightedSumResult& result) {
-  result.status =
-      status.code() == StatusCode::kOutOfMemory ? RunStatus::kOutOfMemory : RunStatus::kError;
+  result.status = status.code() == StatusCode::kOutOfMemory   ? RunStatus::kOutOfMemory
+                  : status.code() == StatusCode::kUnsupported ? RunStatus::kUnsupported
+                                                              : RunStatus::kError;
   result.message = status.message();
 }
 
-}  // namespace
-
-std::vector<WeightedSumResult> bench_weighted_sum(const Context& context,
-                                                  const WeightedSumOptions& options) {
-  constexpr WeightedSumForm kForms[] = {WeightedSumForm::kNaive, WeightedSumForm::kVector};
+std::vector<WeightedSumResult> empty_results(const WeightedSumOptions& options,
+                                             std::array<const char*, 2> forms) {
   std::vector<WeightedSumResult> results;
   for (const char* pass : {"forward", "backward"}) {
-    for (const char* form : {"naive", "vector"}) {
+    for (const char* form : forms) {
       WeightedSumResult result;
       result.form = form;
       result.pass = pass;
@@ -141,22 +142,25 @@ std::vector<WeightedSumResult> bench_weighted_sum(const Context& context,
       results.push_back(std::move(result));
     }
   }
-  Memory memory;
+  return results;
+}
+
+std::vector<WeightedSumResult> bench_weighted_sum(const Context& context,
+                                                  const WeightedSumOptions& options) {
+  if (context.device().kind == DeviceKind::kCuda) return bench_weighted_sum_gpu(context, options);
+  constexpr WeightedSumForm kForms[] = {WeightedSumForm::kNaive, WeightedSumForm::kVector};
+  std::vector<WeightedSumResult> results = empty_results(options, {"naive", "vector"});
+  WeightedSumMemory memory;
   if (Status status = allocate(options, memory); !status.ok()) {
     for (WeightedSumResult& result : results) set_failure(status, result);
     return results;
   }
-  const WeightedSumTensors tensors = memory.tensors(options.rows, options.dim);
-  const auto rows = static_cast<std::size_t>(options.rows);
-  const auto dim = static_cast<std::size_t>(options.dim);
+  const WeightedSumTensors tensors = tensors_of(memory, options.rows, options.dim);
   for (std::size_t backward = 0; backward < 2; ++backward) {
     const auto call = [&](WeightedSumForm form) {
       return backward == 1 ? internal::weighted_sum_backward(context, form, tensors)
                            : internal::weighted_sum_forward(context, form, tensors);
     };
-    const internal::WeightedSumCost cost =
-        backward == 1 ? internal::weighted_sum_backward_cost(options.rows, options.dim)
-                      : internal::weighted_sum_forward_cost(options.rows, options.dim);
     std::vector<TimedCall> calls;
     for (WeightedSumForm form : kForms) calls.push_back([&call, form] { return call(form); });
     const std::vector<Result<Samples>> samples = measure_interleaved(options.measure, calls);
@@ -166,15 +170,14 @@ std::vector<WeightedSumResult> bench_weighted_sum(const Context& context,
         set_failure(samples[i].status(), result);
         continue;
       }
-      set_times(*samples[i], cost, result);
+      set_times(*samples[i], result);
       if (!options.check) continue;
       // The forms took turns: this one's outputs are written once more before they are judged.
       if (Status status = call(kForms[i]); !status.ok()) {
         set_failure(status, result);
         continue;
       }
-      result.error_vs_fp64 =
-          backward == 1 ? backward_error(memory, rows, dim) : forward_error(memory, rows, dim);
+      result.error_vs_fp64 = backward == 1 ? backward_error(memory) : forward_error(memory);
     }
   }
   return results;

@@ -1,0 +1,110 @@
+#!/usr/bin/env bash
+# What a machine with an NVIDIA GPU shows, in parts of less than ten minutes each:
+#   bench/gpu.sh PART[,PART] PROGRAM OUTPUT_FOLDER NAME [PYTHON]
+#
+#   check     every implementation against the fp64 oracle
+#   sanitize  compute-sanitizer's memcheck, racecheck and initcheck on small cases, where it works
+#   ladder    the rungs beside each other on one shape, forward and backward
+#   bench     production kernels: the papers' grid, fp32 and tf32
+#   torch     PyTorch's backends in turns with ours: papers (bf16)
+#   torch32   the same in fp32: batch 8, one head
+#   all       everything, one after the other
+#
+# PROGRAM is build/flashlab; files in OUTPUT_FOLDER start with NAME, e.g. h200. PYTHON is one that
+# has PyTorch with CUDA; without it the torch parts say so and are left out. The exit code is not 0
+# when a part that ran has failed.
+set -uo pipefail
+parts=${1:?PART}
+program=${2:?PROGRAM}
+folder=${3:?OUTPUT_FOLDER}
+name=${4:?NAME}
+python=${5:-python3}
+here=$(cd "$(dirname "$0")" && pwd)
+mkdir -p "$folder"
+[ "$parts" = all ] && parts=check,sanitize,ladder,bench,torch,torch32
+failed=0
+
+say() { printf '== %s\n' "$*"; }
+step() {  # step WHAT COMMAND...: runs it, remembers a failure, goes on
+  say "$1"
+  shift
+  local start=$SECONDS
+  if "$@"; then
+    say "ok, $((SECONDS - start)) s"
+  else
+    say "FAILED with $?, $((SECONDS - start)) s: $*"
+    failed=1
+  fi
+}
+
+sanitizer() {  # its path, or nothing
+  local path
+  for path in "$(command -v compute-sanitizer)" /usr/local/cuda/bin/compute-sanitizer; do
+    [ -x "$path" ] && echo "$path" && return
+  done
+}
+
+part_check() {
+  step "check: every implementation" \
+    "$program" check --device cuda --json "$folder/$name-check.json"
+}
+
+part_sanitize() {
+  local tool path
+  path=$(sanitizer)
+  if [ -z "$path" ]; then
+    say "sanitize: skipped, there is no compute-sanitizer here"
+    return
+  fi
+  # Containers often forbid what it needs (debugging the GPU): the smallest case says so.
+  if ! "$path" --tool memcheck "$program" bench --device cuda --batch 1 --heads 1 --seqlen 16 \
+      --repeats 1 --warmup 1 >"$folder/$name-sanitize.log" 2>&1; then
+    say "sanitize: skipped, compute-sanitizer cannot run here; see $folder/$name-sanitize.log"
+    return
+  fi
+  for tool in memcheck racecheck initcheck; do
+    step "sanitize: $tool" "$path" --tool "$tool" --error-exitcode 9 --print-limit 5 \
+      "$program" check --device cuda --quick --case "s1x" --json "$folder/$name-$tool.json"
+  done
+}
+
+part_ladder() {
+  local shape=(--device cuda --batch 4 --heads 16 --head-dim 64 --seqlen 2k --causal=top-left)
+  step "ladder: fp32 and bf16, batch 4, 16 heads of 64, 2048 tokens, causal" \
+    "$program" compare "${shape[@]}" --dtype fp32,bf16 --pass both --output "$folder/$name-ladder"
+}
+
+part_bench() {
+  step "bench: the papers' grid, bf16" "$program" bench --device cuda --sweep papers --dtype bf16 \
+    --pass both --json "$folder/$name-papers-bf16.json"
+  step "bench: fp32 and tf32, batch 8, one head" "$program" bench --device cuda --batch 8 \
+    --heads 1 --head-dim 16,32,64,128 --seqlen 1k,2k,4k,8k,16k --causal=top-left \
+    --dtype fp32,tf32 --pass both --json "$folder/$name-fp32.json"
+  step "bench: decoding, one query and many keys" "$program" bench --device cuda --batch 1,8 \
+    --heads 32 --kv-heads 8 --head-dim 128 --seqlen 1 --seqlen-k 4k,16k,64k \
+    --causal=bottom-right --dtype bf16 --json "$folder/$name-decode-bf16.json"
+}
+
+torch_grid() {
+  if ! "$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null; then
+    say "torch: skipped, $python has no PyTorch with CUDA"
+    return
+  fi
+  step "torch: $1" "$python" "$here/peers/torch_gpu.py" --flashlab "$program" --grid "$1" \
+    --json "$folder/$name"
+}
+part_torch() { torch_grid papers; }
+part_torch32() { torch_grid fp32; }
+
+"$program" info --json "$folder/$name-info.json"
+for part in ${parts//,/ }; do
+  case $part in
+    check | sanitize | ladder | bench | torch | torch32) "part_$part" ;;
+    *)
+      echo "bench/gpu.sh: no part \"$part\"; there are check, sanitize, ladder, bench, torch," \
+        "torch32, all" >&2
+      exit 2
+      ;;
+  esac
+done
+exit $failed

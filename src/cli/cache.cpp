@@ -1,0 +1,51 @@
+// `cache`: the compiled kernels of this user, listed or removed.
+
+#include <fmt/format.h>
+
+#include "cli/command.h"
+#include "cli/failure.h"
+#include "cli/terminal.h"
+#include "lab/kernels/precompile.h"
+#include "lab/memory.h"
+#include "lab/report/text.h"
+
+namespace flashlab::cli {
+namespace {
+
+std::string bytes_text(std::int64_t bytes) {
+  return lab::format_bytes(static_cast<double>(bytes));
+}
+
+void print_list(const lab::KernelCacheReport& report) {
+  for (const auto& entry : report.entries) {
+    print_line(
+        fmt::format("{}  {}", lab::report::pad_left(bytes_text(entry.bytes), 10), entry.name));
+  }
+  print_line(fmt::format("{} kernels, {} in {}", report.entries.size(), bytes_text(report.bytes),
+                         report.folder));
+}
+
+}  // namespace
+
+int run_cache(const Arguments& arguments) {
+  if (arguments.has("--list") && arguments.has("--clear")) {
+    fail_usage("--list and --clear exclude each other; name one");
+  }
+  const Result<lab::KernelCacheReport> report = lab::kernel_cache();
+  if (!report.ok()) fail(report.status());
+  if (report->folder.empty()) {
+    fail("there is no cache: no HOME, XDG_CACHE_HOME or FLASHLAB_CACHE; set FLASHLAB_CACHE");
+  }
+  if (arguments.has("--clear")) {
+    const Result<std::int64_t> freed = lab::clear_kernel_cache();
+    if (!freed.ok()) fail(freed.status());
+    print_line(fmt::format("removed {} kernels, {} from {}", report->entries.size(),
+                           bytes_text(*freed), report->folder));
+    return kExitOk;
+  }
+  print_list(*report);
+  if (!report->refused.empty()) fail("kernels are compiled anew each time: " + report->refused);
+  return kExitOk;
+}
+
+}  // namespace flashlab::cli

@@ -1,0 +1,143 @@
+// `precompile`: a folder of compiled kernels for machines that must not compile.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "cli/command.h"
+#include "cli/execution.h"
+#include "cli/failure.h"
+#include "cli/terminal.h"
+#include "lab/kernels/precompile.h"
+#include "lab/memory.h"
+#include "lab/results_json.h"
+
+namespace flashlab::cli {
+namespace {
+
+struct Architecture {
+  std::string name;  ///< as keys have it: "sm_90a"
+  std::vector<lab::KernelVariant> list;
+};
+
+lab::VariantSelection selection_of(const Arguments& arguments) {
+  const std::string name = arguments.value("--selection").value_or("common");
+  if (name == "smoke") return lab::VariantSelection::kSmoke;
+  if (name == "representative") return lab::VariantSelection::kRepresentative;
+  return name == "all" ? lab::VariantSelection::kAll : lab::VariantSelection::kCommon;
+}
+
+std::vector<Architecture> architectures_of(const Arguments& arguments) {
+  std::vector<std::string> names = arguments.list("--arch");
+  if (names.empty()) names = lab::gpu_architectures();
+  if (names.empty()) {
+    fail_usage("precompile needs --arch where there is no GPU, for example --arch sm_90a");
+  }
+  std::vector<Architecture> out;
+  for (const std::string& name : names) {
+    const auto exact = lab::exact_architecture(name);
+    if (!exact.ok()) fail(exact.status());
+    const bool twice = std::any_of(out.begin(), out.end(),
+                                   [&](const Architecture& a) { return a.name == *exact; });
+    if (twice) fail_usage(fmt::format("--arch names {} twice; name it once", name));
+    auto list = lab::kernel_variants(*exact, selection_of(arguments));
+    if (!list.ok()) fail(list.status());
+    out.push_back({*exact, std::move(*list)});
+  }
+  return out;
+}
+
+nlohmann::ordered_json json_of(const lab::CompiledVariant& compiled) {
+  const lab::KernelVariant& variant = compiled.variant;
+  nlohmann::ordered_json out;
+  out["architecture"] = compiled.architecture;
+  out["implementation"] = variant.implementation;
+  out["production"] = variant.production;
+  out["pass"] = variant.pass == Pass::kForward ? "forward" : "backward";
+  out["kernel"] = variant.spec.entry;
+  out["source"] = variant.spec.source;
+  out["element"] = variant.element;
+  out["head_dim"] = variant.head_dim;
+  out["configuration"] = variant.configuration;
+  out["problem"] = variant.problem;
+  out["threads"] = variant.threads;
+  out["shared_bytes"] = variant.shared_bytes;
+  out["error"] = nullptr;
+  if (!compiled.status.ok()) {
+    out["error"] = compiled.status.message();
+    return out;
+  }
+  out["registers"] = compiled.use.registers;
+  out["spill_store_bytes"] = compiled.use.spill_store_bytes;
+  out["spill_load_bytes"] = compiled.use.spill_load_bytes;
+  out["stack_bytes"] = compiled.use.stack_bytes;
+  out["static_shared_bytes"] = compiled.use.static_shared_bytes;
+  out["image_bytes"] = compiled.image_bytes;
+  out["compile_seconds"] = compiled.seconds;
+  return out;
+}
+
+void write_json(const std::string& path, const std::vector<lab::CompiledVariant>& kernels) {
+  nlohmann::ordered_json out;
+  out["schema"] = "flashlab.kernels/1";
+  out["command"] = typed_command();
+  out["kernels"] = nlohmann::ordered_json::array();
+  for (const lab::CompiledVariant& kernel : kernels) out["kernels"].push_back(json_of(kernel));
+  const std::string text =
+      out.dump(1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
+  if (path == "-") return print(text);
+  if (const Status s = lab::write_text_file(path, text); !s.ok()) fail("--json " + s.message());
+}
+
+}  // namespace
+
+int run_precompile(const Arguments& arguments) {
+  const std::string folder = arguments.value("--output").value_or("");
+  if (folder.empty()) fail_usage("precompile needs --output DIR, the folder to fill");
+  const std::vector<Architecture> architectures = architectures_of(arguments);
+  const std::string json = arguments.value("--json").value_or("");
+  const bool text = json != "-";
+  std::size_t total = 0;
+  for (const Architecture& architecture : architectures) total += architecture.list.size();
+  ProgressLine progress;
+  lab::PrecompileOptions options;
+  options.folder = folder;
+  options.threads = make_context(arguments).threads();
+  options.cancel = &interrupted();
+  std::vector<lab::CompiledVariant> kernels;
+  std::size_t failed = 0;
+  for (const Architecture& architecture : architectures) {
+    const std::size_t before = kernels.size();
+    options.progress = [&](std::size_t done, const std::string& name) {
+      progress.show(static_cast<double>(before + done), static_cast<double>(total),
+                    architecture.name + " " + name);
+    };
+    auto compiled = lab::precompile(architecture.list, architecture.name, options);
+    progress.clear();
+    if (!compiled.ok()) fail(compiled.status());
+    std::size_t fresh = 0, bad = 0;
+    std::int64_t bytes = 0;
+    for (lab::CompiledVariant& kernel : *compiled) {
+      fresh += kernel.seconds > 0;
+      bytes += kernel.image_bytes;
+      if (!kernel.status.ok()) {
+        ++bad;
+        note(fmt::format("{} does not compile for {}: {}", kernel.variant.spec.entry,
+                         architecture.name, kernel.status.message()));
+      }
+      kernels.push_back(std::move(kernel));
+    }
+    if (text) {
+      print_line(fmt::format("{}: {} kernels, {} ({} compiled now{}) in {}", architecture.name,
+                             compiled->size() - bad, lab::format_bytes(static_cast<double>(bytes)),
+                             fresh, bad > 0 ? fmt::format(", {} failed", bad) : "", folder));
+    }
+    failed += bad;
+  }
+  if (!json.empty()) write_json(json, kernels);
+  if (interrupted()) return kExitInterrupted;
+  return failed > 0 ? kExitFailure : kExitOk;
+}
+
+}  // namespace flashlab::cli

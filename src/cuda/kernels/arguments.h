@@ -1,0 +1,60 @@
+#pragma once
+
+// What attention kernels are launched with: one struct by value, the same text on host and device.
+// The host fills it in launch/arguments.cpp. No include here: device code has no library headers.
+
+namespace flashlab::device {
+
+using Int64 = long long;
+static_assert(sizeof(Int64) == 8 && sizeof(void*) == 8);
+
+/// Rows of a tensor [batch, seqlen, heads, dim]; the innermost stride is 1. Strides in elements.
+struct Rows {
+  void* data;
+  Int64 batch_stride, row_stride, head_stride;
+};
+
+/// A scalar per row: [batch, heads, seqlen]. Strides in elements; data may be null (not wanted).
+struct RowScalars {
+  void* data;
+  Int64 batch_stride, head_stride, row_stride;
+};
+
+/// mask [batch, heads, seqlen_q, seqlen_k]; a broadcast dimension has stride 0. Null without one.
+struct MaskView {
+  const void* data;
+  Int64 batch_stride, head_stride, row_stride, key_stride;
+};
+
+/// Sizes and scalars of a call. Query i sees key j iff  -left <= j - i <= right, 0 <= j < seqlen_k.
+/// Unbounded sides hold values beyond any difference, so that comparing is always right.
+struct Shape {
+  int batch, heads_q, heads_k, group;  ///< group = heads_q / heads_k
+  int seqlen_q, seqlen_k;
+  int head_dim, head_dim_v;
+  Int64 left, right;
+  float scale;       ///< multiplies Q K^T
+  float scale_log2;  ///< scale * log2(e)
+};
+
+inline constexpr int kMaxRegions = 10;
+
+/// q [B, Sq, Hq, D]  k [B, Sk, Hk, D]  v [B, Sk, Hk, Dv]  o [B, Sq, Hq, Dv]  lse [B, Hq, Sq] fp32
+struct ForwardArguments {
+  Rows q, k, v, o;
+  RowScalars lse;
+  MaskView mask;
+  Shape shape;
+  void* regions[kMaxRegions];  ///< the plan's workspace regions, in the plan's order
+};
+
+/// As forward; d_o as o, dq as q, dk as k, dv as v, d_lse as lse (null: zero).
+struct BackwardArguments {
+  Rows q, k, v, o, d_o, dq, dk, dv;
+  RowScalars lse, d_lse;
+  MaskView mask;
+  Shape shape;
+  void* regions[kMaxRegions];
+};
+
+}  // namespace flashlab::device

@@ -1,0 +1,67 @@
+// FlashAttention-2, backward (Dao 2023, algorithm 2): one walk, five products per pair of tiles.
+//
+//   P = exp(S - LSE)    dP = dO V^T    dS = P * (dP - delta)        nothing of [Sq, Sk] in memory
+//   dV = P^T dO         dK = scale dS^T Q         dQ = scale dS K
+//
+//                   keys
+//              +----+----+----+      A block owns one tile of keys and walks down the queries.
+//   queries  | |    | vv |    |      dK and dV are sums over queries: they stay in registers.
+//            v |    | vv | -> | ->   dQ is a sum over keys, and every block has a part of it: each
+//              |    | vv |    |      adds its part to fp32 memory atomically, in the order in
+//              +----+----+----+      which blocks happen to come: not repeatable in the last bits.
+//                     dK, dV
+//
+// fa2_backward_rows.cu runs before (delta) and after (dQ to its type). Regions: 0 delta
+// [B, Hq, Sq], 1 dQ [B, Hq, Sq, D] fp32, zeros at the start.
+
+#include "ladder/backward_tiles.h"
+#include "ptx/atomic.h"
+
+namespace flashlab::device {
+
+/// Adds dS K of the tile to dQ in memory; scaled later, once.
+__device__ inline void add_query_gradient(const Storage& shared, const BackwardArguments& args,
+                                          Place at, int query0) {
+  float rDQ[kShareQ][kShareD] = {};
+  add_rows_by_columns<kTileK, kStrideK, kStrideD>(rDQ, shared.sDS, shared.sK);
+  float* gDQ = static_cast<float*>(args.regions[1]);
+  for (int m = 0; m < kShareQ; ++m) {
+    const int i = query0 + thread_y() + kSide * m;
+    if (i >= args.shape.seqlen_q) return;
+    for (int n = 0; n < kShareD; ++n) {
+      const int d = neighbour<kShareD>(thread_x(), n);
+      if (d < kD) ptx::add_global(gDQ + dense_row(args.shape, at, i) * kD + d, rDQ[m][n]);
+    }
+  }
+}
+
+}  // namespace flashlab::device
+
+using namespace flashlab::device;
+
+extern "C" __global__ void __launch_bounds__(kBlockThreads, kBlocksPerProcessor)
+    flash_bwd_fa2(const __grid_constant__ BackwardArguments args) {
+  extern __shared__ __align__(128) unsigned char memory[];
+  Storage& shared = *reinterpret_cast<Storage*>(memory);
+  const Shape& shape = args.shape;
+  Place at = place_by_tile(blockIdx.x, shape.heads_k, shape.batch);
+  const int key0 = at.tile * kTileK, head_k = at.head;
+
+  float rDK[kShareK][kShareD] = {}, rDV[kShareK][kShareDv] = {};
+  at.head = head_k * shape.group;
+  load_keys(shared, args, at, key0);
+  for (; at.head < (head_k + 1) * shape.group; ++at.head) {
+    const int end = end_query<Config>(shape, key0, kTileK);
+    for (int query0 = first_query<Config>(shape, key0, kTileQ); query0 < end; query0 += kTileQ) {
+      load_queries(shared, args, at, query0);
+      __syncthreads();
+      score_gradients(shared, args, at, query0, key0);
+      __syncthreads();
+      add_key_gradients(shared, rDK, rDV);
+      add_query_gradient(shared, args, at, query0);
+      __syncthreads();
+    }
+  }
+  store_keys<Config::kGradV, kDv>(args.dv, rDV, 1.0f, at.batch, head_k, key0, shape.seqlen_k);
+  store_keys<Config::kGradK, kD>(args.dk, rDK, shape.scale, at.batch, head_k, key0, shape.seqlen_k);
+}

@@ -1,0 +1,35 @@
+#pragma once
+
+// Conversions between fp32 and the 16-bit types, as bits. Round to nearest even.
+
+namespace flashlab::ptx {
+
+/// Two floats to packed bf16, `low` in the low half (sm_80).
+__device__ inline unsigned pack_bf16(float low, float high) {
+  unsigned out;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
+  return out;
+}
+
+/// Two floats to packed fp16, `low` in the low half (sm_80).
+__device__ inline unsigned pack_fp16(float low, float high) {
+  unsigned out;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
+  return out;
+}
+
+/// One float to fp16 bits (any architecture).
+__device__ inline unsigned short fp16_bits(float value) {
+  unsigned short out;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(out) : "f"(value));
+  return out;
+}
+
+/// fp16 bits to float (any architecture).
+__device__ inline float float_of_fp16(unsigned short bits) {
+  float out;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(out) : "h"(bits));
+  return out;
+}
+
+}  // namespace flashlab::ptx

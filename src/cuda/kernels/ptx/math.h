@@ -1,0 +1,29 @@
+#pragma once
+
+// Scalar arithmetic that C++ has no word for.
+
+namespace flashlab::ptx {
+
+/// 2^x by the special-function unit: relative error at most 2^-22.5 over the full range, results
+/// below 2^-126 are flushed to 0, exp2(-inf) = 0 exactly. PTX ISA, "ex2.approx.ftz".
+__device__ inline float exp2_fast(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+/// log2 by the special-function unit: absolute error at most 2^-22 near 1, log2(0) = -inf.
+__device__ inline float log2_fast(float x) {
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+/// The larger of two; NaN if either is NaN (sm_80). fmaxf drops NaN.
+__device__ inline float max_nan(float a, float b) {
+  float y;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+  return y;
+}
+
+}  // namespace flashlab::ptx

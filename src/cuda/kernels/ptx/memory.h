@@ -1,0 +1,73 @@
+#pragma once
+
+// Moving bytes: asynchronous copies, matrix loads, vector loads and stores.
+
+namespace flashlab::ptx {
+
+/// The 32-bit address that shared-memory instructions take.
+__device__ inline unsigned shared_address(const void* pointer) {
+  return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
+}
+
+/// cp.async (sm_80): 16 bytes global to shared, past L1; bytes from `valid_bytes` on are zeros.
+/// Both addresses are multiples of 16. `global` must be a mapped address even if nothing is valid.
+/// PTX ISA, "cp.async".
+__device__ inline void copy_async_16(unsigned shared, const void* global, int valid_bytes = 16) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global),
+               "r"(valid_bytes)
+               : "memory");
+}
+
+/// The same for 8 or 4 bytes, whose addresses are multiples of that.
+template <int kBytes>
+__device__ inline void copy_async_small(unsigned shared, const void* global, int valid_bytes) {
+  static_assert(kBytes == 4 || kBytes == 8);
+  asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared), "l"(global),
+               "n"(kBytes), "r"(valid_bytes)
+               : "memory");
+}
+
+/// Closes the group of copies this thread has issued.
+__device__ inline void copy_async_commit() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+/// Waits until at most `kPending` of this thread's groups are under way. Other threads' copies are
+/// visible only after a barrier.
+template <int kPending>
+__device__ inline void copy_async_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+/// Four 8x8 matrices of 16-bit elements; lane 8 m + r gives the address of row r of matrix m, a
+/// multiple of 16. Lane t receives of each matrix row t / 4, columns 2 (t % 4) and the next.
+__device__ inline void load_matrix_4(unsigned (&r)[4], unsigned shared) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(shared)
+               : "memory");
+}
+
+/// The same, each matrix transposed: lane t receives rows 2 (t % 4) and the next, column t / 4.
+__device__ inline void load_matrix_4_transposed(unsigned (&r)[4], unsigned shared) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(shared)
+               : "memory");
+}
+
+/// Two matrices; lanes 0 to 15 give the addresses.
+__device__ inline void load_matrix_2(unsigned (&r)[2], unsigned shared) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
+               : "=r"(r[0]), "=r"(r[1])
+               : "r"(shared)
+               : "memory");
+}
+__device__ inline void load_matrix_2_transposed(unsigned (&r)[2], unsigned shared) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
+               : "=r"(r[0]), "=r"(r[1])
+               : "r"(shared)
+               : "memory");
+}
+
+}  // namespace flashlab::ptx

@@ -1,0 +1,45 @@
+// Backward, step 3 of 3: dQ = scale dQ_fp32, from the accumulator's order to rows, in dq's type.
+// One block per tile of queries and head. Bound by memory: 4 B Hq Sq D bytes read, 2 written.
+
+#include "sm80/backward_tiles.h"
+
+extern "C" __global__ void __launch_bounds__(32 * Config::kWarpsQ * Config::kWarpsK)
+    flash_bwd_sm80_finish(const __grid_constant__ flashlab::device::BackwardArguments args) {
+  using namespace flashlab::device;
+  using Sizes = BackwardSizes<Config>;
+  using Writer =
+      GradientWriter<Config::kGradQ, Config::kHeadDim, Config::kAlignGradQ, Config::kAccumulate>;
+  const Shape& shape = args.shape;
+  const int tiles = (shape.seqlen_q + Sizes::kTileQ - 1) / Sizes::kTileQ;
+  const int tile = blockIdx.x % tiles, head_index = blockIdx.x / tiles;
+  const int batch = head_index / shape.heads_q, head = head_index % shape.heads_q;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+
+  const auto* accumulator = static_cast<const float4*>(args.regions[kRegionGradQ]) +
+                            accumulator_tile<Sizes>(head_index, tiles, tile) / 4 + lane;
+  const auto* lse2 = static_cast<const float*>(args.regions[kRegionLse]) +
+                     (Int64(head_index) * tiles + tile) * Sizes::kTileQ;
+  const int column = warp % Sizes::kFeatureParts * (Sizes::kGradQN * 8);
+  unsigned char* const first =
+      row_address<Config::kGradQ>(args.dq, batch, head, tile * Sizes::kTileQ);
+  const Int64 row_bytes = args.dq.row_stride * (Config::kGradQ == Element::kFp32 ? 4 : 2);
+
+#pragma unroll
+  for (int m = 0; m < Sizes::kGradQM; ++m) {
+    const int part_row = (warp / Sizes::kFeatureParts * Sizes::kGradQM + m) * 16;
+    // An empty row's dQ is 0 whatever its K and V hold.
+    const bool empty[2] = {lse2[part_row + lane / 4] == kMinusInfinity,
+                           lse2[part_row + lane / 4 + 8] == kMinusInfinity};
+    float acc[Sizes::kGradQN][4];
+#pragma unroll
+    for (int n = 0; n < Sizes::kGradQN; ++n) {
+      const float4 v = accumulator[((warp * Sizes::kGradQM + m) * Sizes::kGradQN + n) * 32];
+      acc[n][0] = empty[0] ? 0.0f : v.x, acc[n][1] = empty[0] ? 0.0f : v.y;
+      acc[n][2] = empty[1] ? 0.0f : v.z, acc[n][3] = empty[1] ? 0.0f : v.w;
+    }
+    Writer::write(acc, shape.scale, column, lane, [&](int r) -> unsigned char* {
+      const int row = part_row + r;
+      return tile * Sizes::kTileQ + row < shape.seqlen_q ? first + row * row_bytes : nullptr;
+    });
+  }
+}

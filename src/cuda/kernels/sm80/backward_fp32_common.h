@@ -1,0 +1,214 @@
+#pragma once
+
+// What the kernels of the fp32 backward share: workspace regions, what is known of a tile of
+// queries, which queries a block of keys visits, the guard's rule, and how gradients leave.
+//
+// Config: the call's part (launch/config.h), print_split's members and
+//   int kWarps, kRows, kStages, kParts, kMinBlocks   as BackwardFp32Tiling
+//   int kGuardedTile        pairs of kGuardedTile x kGuardedTile in the guarded kernel: 16 or 32
+//   bool kDeterministic     dq is summed in the order of the keys
+//   int kGradQRegion        float [batch, heads_q, tile of 64, 64, padded D]
+//   int kRowRegion          float lse in powers of two, less kShift, [batch, heads_q, tiles, 64],
+//                           then delta of the same shape, then QueryTile [batch, heads_q, tiles]
+//   int kGuardRegion        unsigned [block of keys][batch, heads_k]: 1 for the guarded kernel
+//   int kTurnRegion         with kDeterministic: unsigned tickets[2] (main, guarded), then turns
+//                           [2][part][batch, heads_q][step of kRows]; zero on entry
+//   int kSharedBytes
+
+#include "arguments.h"
+#include "ptx/atomic.h"
+#include "ptx/math.h"
+#include "ptx/warp.h"
+#include "sm80/split.h"
+
+namespace flashlab::device {
+
+inline constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000u);
+inline constexpr float kLog2e = 1.4426950408889634f;
+inline constexpr int kDim = split_padded_dim(Config::kHeadDim);
+inline constexpr int kDimV = split_padded_dim(Config::kHeadDimV);
+inline constexpr int kKeys = 16 * Config::kWarps;
+inline constexpr int kRows = Config::kRows;
+// P is made 2^kShift times larger: its terms then keep 22 bits down to P = 2^-17.
+inline constexpr int kShift = 14;
+
+/// What is known of 64 query rows of one head.
+struct QueryTile {
+  float unscale_q, unscale_grad_o;  ///< of the tile's terms
+  float norm;                       ///< largest Euclidean norm of a row of dO
+  float delta;                      ///< largest |delta|
+  unsigned guarded;                 ///< not 0: not for fp16 terms
+  unsigned unused[3];
+};
+
+__device__ inline Int64 query_tiles(const Shape& s) {
+  return split_tile_count(s.seqlen_q);
+}
+__device__ inline Int64 all_query_tiles(const Shape& s) {
+  return Int64(s.batch) * s.heads_q * query_tiles(s);
+}
+__device__ inline float* row_lse(const BackwardArguments& args) {
+  return static_cast<float*>(args.regions[Config::kRowRegion]);
+}
+__device__ inline float* row_delta(const BackwardArguments& args) {
+  return row_lse(args) + all_query_tiles(args.shape) * kSplitRows;
+}
+__device__ inline QueryTile* row_tiles(const BackwardArguments& args) {
+  return reinterpret_cast<QueryTile*>(row_delta(args) + all_query_tiles(args.shape) * kSplitRows);
+}
+__device__ inline float* grad_q_sums(const BackwardArguments& args) {
+  return static_cast<float*>(args.regions[Config::kGradQRegion]);
+}
+
+/// A block's keys, and the steps of queries that see some of them.
+struct KeyBlock {
+  int index;  ///< of the kKeys keys
+  int bh;     ///< over [batch, heads_k]
+  int batch, head_k;
+  int first_key;
+  int first, end;  ///< steps of kRows queries
+};
+
+/// `block` counts blocks of keys slowest: with a causal bound the longest start first.
+__device__ inline KeyBlock key_block(const Shape& s, unsigned block) {
+  const unsigned heads = static_cast<unsigned>(s.batch) * static_cast<unsigned>(s.heads_k);
+  KeyBlock w;
+  w.index = static_cast<int>(block / heads);
+  w.bh = static_cast<int>(block % heads);
+  w.batch = w.bh / s.heads_k;
+  w.head_k = w.bh % s.heads_k;
+  w.first_key = w.index * kKeys;
+  Int64 first = 0, end = s.seqlen_q;
+  if constexpr (Config::kBoundedRight) first = min(end, max(Int64(0), w.first_key - s.right));
+  if constexpr (Config::kBoundedLeft)
+    end = max(first, min(end, Int64(w.first_key) + kKeys + s.left));
+  w.first = static_cast<int>(first / kRows);
+  w.end = first < end ? static_cast<int>((end + kRows - 1) / kRows) : w.first;
+  return w;
+}
+
+/// The first block of keys that visits a step: blocks from there on add to its dq in order.
+__device__ inline int first_block_of_step(const Shape& s, int step) {
+  if constexpr (Config::kBoundedLeft)
+    return static_cast<int>(max(Int64(0), Int64(step) * kRows - s.left) / kKeys);
+  return 0;
+}
+
+__device__ inline bool sees(const Shape& s, Int64 query, Int64 key) {
+  bool seen = key < s.seqlen_k && query < s.seqlen_q;
+  if constexpr (Config::kBoundedRight) seen &= key <= query + s.right;
+  if constexpr (Config::kBoundedLeft) seen &= key >= query - s.left;
+  return seen;
+}
+
+/// The mask tensor seen from one head; the additive value, or -inf where the key is hidden.
+__device__ inline float mask_value(const BackwardArguments& args, Int64 base, Int64 query,
+                                   Int64 key) {
+  const Int64 at = base + query * args.mask.row_stride + key * args.mask.key_stride;
+  if constexpr (Config::kMask == MaskTensor::kBool) {
+    return static_cast<const unsigned char*>(args.mask.data)[at] != 0 ? 0.0f : -kInfinity;
+  } else if constexpr (Config::kMask == MaskTensor::kAdditive) {
+    return static_cast<const float*>(args.mask.data)[at];
+  }
+  return 0.0f;
+}
+
+/// x of 2^x <= |value| < 2^(x+1) for a normal number.
+__device__ inline int exponent_of(float value) {
+  return static_cast<int>(__float_as_uint(value) >> 23 & 255u) - 127;
+}
+__device__ inline float power_of_two(int exponent) {
+  return __uint_as_float(static_cast<unsigned>(127 + exponent) << 23);
+}
+
+/// |dS| <= bound for a tile of queries against 64 keys: P <= 1 and |dP| <= |dO| |V|.
+__device__ inline float grad_s_bound(const QueryTile& tile, float largest_v) {
+  return fmaf(tile.norm, largest_v * sqrtf(float(Config::kHeadDimV)), tile.delta);
+}
+/// dS times 2^this stays below 2^14, which leaves room for a P that rounding made larger than 1.
+__device__ inline int grad_s_exponent(float bound) {
+  return bound > 0 ? 13 - exponent_of(bound) : 0;
+}
+
+/// Whether fp16 terms and the powers of two that go with them serve a tile of queries and 64 keys:
+/// every factor must be a normal number, with room for the sums.
+__device__ inline bool tile_pair_guarded(const Shape& s, const QueryTile& q, const SplitTile& k,
+                                         const SplitTile& v) {
+  const int eq = exponent_of(q.unscale_q), eo = exponent_of(q.unscale_grad_o);
+  const int ek = exponent_of(k.unscale), ev = exponent_of(v.unscale);
+  const float bound = grad_s_bound(q, v.largest);
+  const int es = grad_s_exponent(bound);
+  const auto outside = [](int e) { return e < -100 || e > 80; };
+  bool guarded = q.guarded != 0 || !(bound < 1e30f) || bound < 1e-30f && bound > 0;
+  guarded |= outside(eo) || outside(eo + ev) || outside(eo + ev + es - kShift);
+  if (s.scale != 0) {
+    const int e = exponent_of(s.scale);
+    guarded |= eq + ek + e > 80 || outside(eq + e - es) || outside(ek + e - es);
+  }
+  return guarded;
+}
+
+/// Waits until `count` blocks have added to a step's dq. Called by all threads.
+__device__ inline void await_turn(unsigned* turn, unsigned count) {
+  if (threadIdx.x == 0) {
+    while (*const_cast<volatile unsigned*>(turn) != count) __nanosleep(64);
+    __threadfence();
+  }
+  __syncthreads();
+}
+/// Gives the turn to the next block. Called by all threads.
+__device__ inline void pass_turn(unsigned* turn) {
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) atomicAdd(turn, 1u);
+}
+
+/// The block that runs next. Blocks that wait for others must start after them: with tickets that
+/// is certain, with blockIdx it is only usual.
+__device__ inline unsigned take_ticket(const BackwardArguments& args, int kernel) {
+  if constexpr (Config::kDeterministic) {
+    __shared__ unsigned ticket;
+    if (threadIdx.x == 0)
+      ticket = atomicAdd(static_cast<unsigned*>(args.regions[Config::kTurnRegion]) + kernel, 1u);
+    __syncthreads();
+    return ticket;
+  }
+  return blockIdx.x;
+}
+__device__ inline unsigned* turn_of(const BackwardArguments& args, int kernel, int part, Int64 bh,
+                                    int step) {
+  const Shape& s = args.shape;
+  const Int64 steps = (s.seqlen_q + kRows - 1) / kRows;
+  return static_cast<unsigned*>(args.regions[Config::kTurnRegion]) + 2 +
+         ((Int64(kernel) * Config::kParts + part) * s.batch * s.heads_q + bh) * steps + step;
+}
+/// How many blocks of this kernel (guarded or not) before this one add to the step.
+__device__ inline unsigned turns_before(const BackwardArguments& args, const KeyBlock& w, int step,
+                                        unsigned guarded) {
+  const Shape& s = args.shape;
+  const auto* marks = static_cast<const unsigned*>(args.regions[Config::kGuardRegion]);
+  unsigned count = 0;
+  for (int n = first_block_of_step(s, step); n < w.index; ++n)
+    count += marks[Int64(n) * s.batch * s.heads_k + w.bh] == guarded;
+  return count;
+}
+
+/// Two neighbours of a gradient's row, replaced or added to.
+template <int kColumns, int kAlign>
+__device__ inline void store_gradient(float* row, int c, float x, float y) {
+  if constexpr (kAlign >= 8 && kColumns % 2 == 0) {
+    if (c >= kColumns) return;
+    auto* place = reinterpret_cast<float2*>(row + c);
+    const float2 before = Config::kAccumulate ? *place : make_float2(0, 0);
+    *place = Config::kAccumulate ? make_float2(before.x + x, before.y + y) : make_float2(x, y);
+  } else {
+    if (c < kColumns) row[c] = Config::kAccumulate ? row[c] + x : x;
+    if (c + 1 < kColumns) row[c + 1] = Config::kAccumulate ? row[c + 1] + y : y;
+  }
+}
+__device__ inline float* row_of(const Rows& rows, int batch, int head, Int64 position) {
+  return static_cast<float*>(rows.data) + batch * rows.batch_stride + head * rows.head_stride +
+         position * rows.row_stride;
+}
+
+}  // namespace flashlab::device

@@ -1,0 +1,124 @@
+// Backward, step 1 of 3: what the main kernel needs of every query row.
+//
+//   lse2 = -LSE log2(e)      delta = rowsum(dO * O) - dLSE      both fp32 [B Hq, Sq rounded up]
+//
+// and a dQ accumulator of zeros. One block per tile of queries and head; a quarter of a warp's
+// lanes per row at head dim 64, whole warps from 256 on. Bound by memory: 4 B Hq Sq Dv bytes read,
+// 4 B Hq Sq D written.
+//
+// An empty row (LSE = -inf) gets lse2 = -inf and delta = 0, as do the rows that fill up the last
+// tile: exp2(S + lse2) is then 0.
+
+#include "sm80/backward_tiles.h"
+
+namespace flashlab::device {
+
+/// Lanes that share a row: each takes 8 features at a time.
+template <class Config>
+constexpr int prepare_lanes() {
+  int lanes = 1;
+  while (lanes < 32 && lanes * 8 < Config::kHeadDimV) lanes *= 2;
+  return lanes;
+}
+
+/// 8 features of a row from `column` on, zeros beyond the head dim.
+template <Element kElement, int kAlign, int kDim>
+__device__ inline void read_eight(float (&out)[8], const unsigned char* row, int column) {
+  if constexpr (kElement != Element::kFp32 && kAlign >= 16 && kDim % 8 == 0) {
+    const uint4 chunk = *reinterpret_cast<const uint4*>(row + column * 2);
+    const unsigned words[4] = {chunk.x, chunk.y, chunk.z, chunk.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if constexpr (kElement == Element::kBf16) {
+        out[2 * i] = __uint_as_float(words[i] << 16);
+        out[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
+      } else {
+        out[2 * i] = ptx::float_of_fp16(static_cast<unsigned short>(words[i]));
+        out[2 * i + 1] = ptx::float_of_fp16(static_cast<unsigned short>(words[i] >> 16));
+      }
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      out[i] = column + i < kDim ? read_element<kElement>(row, column + i) : 0.0f;
+    }
+  }
+}
+
+template <class Config>
+__device__ inline float product_of_row(const BackwardArguments& args, int batch, int head, int row,
+                                       Int64 copy_row, int lane) {
+  using Sizes = BackwardSizes<Config>;
+  constexpr int kLanes = prepare_lanes<Config>();
+  const unsigned char* o = row_address<Config::kO>(args.o, batch, head, row);
+  const unsigned char* d_o = row_address<Config::kGradO>(args.d_o, batch, head, row);
+  float sum = 0;
+#pragma unroll
+  for (int column = lane % kLanes * 8; column < Config::kHeadDimV; column += kLanes * 8) {
+    float x[8], y[8];
+    read_eight<Config::kO, Config::kAlignO, Config::kHeadDimV>(x, o, column);
+    read_eight<Config::kGradO, Config::kAlignGradO, Config::kHeadDimV>(y, d_o, column);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) sum += x[i] * y[i];
+    if constexpr (Config::kCopyGradO) {
+      auto* copy = static_cast<unsigned char*>(args.regions[kRegionGradO]) +
+                   (copy_row * Sizes::kDimV + column) * 2;
+      *reinterpret_cast<uint4*>(copy) =
+          make_uint4(pack<Config::kElement>(y[0], y[1]), pack<Config::kElement>(y[2], y[3]),
+                     pack<Config::kElement>(y[4], y[5]), pack<Config::kElement>(y[6], y[7]));
+    }
+  }
+#pragma unroll
+  for (int lanes = kLanes / 2; lanes > 0; lanes /= 2) sum += ptx::shuffle_xor(sum, lanes);
+  return sum;
+}
+
+}  // namespace flashlab::device
+
+extern "C" __global__ void __launch_bounds__(256)
+    flash_bwd_sm80_prepare(const __grid_constant__ flashlab::device::BackwardArguments args) {
+  using namespace flashlab::device;
+  using Sizes = BackwardSizes<Config>;
+  constexpr int kThreads = 256, kLanes = prepare_lanes<Config>(), kRowsPerPass = kThreads / kLanes;
+  const Shape& shape = args.shape;
+  const int tiles = (shape.seqlen_q + Sizes::kTileQ - 1) / Sizes::kTileQ;
+  const int tile = blockIdx.x % tiles, head_index = blockIdx.x / tiles;
+  const int batch = head_index / shape.heads_q, head = head_index % shape.heads_q;
+  const int thread = threadIdx.x, lane = thread % 32;
+
+  auto* accumulator = static_cast<float4*>(args.regions[kRegionGradQ]) +
+                      accumulator_tile<Sizes>(head_index, tiles, tile) / 4;
+  for (int i = thread; i < Sizes::kTileFloats / 4; i += kThreads) {
+    accumulator[i] = make_float4(0, 0, 0, 0);
+  }
+  if constexpr (Config::kDeterministic) {
+    auto* turns = static_cast<unsigned*>(args.regions[kRegionTurns]);
+    if (thread == 0) turns[1 + blockIdx.x] = 0;
+    if (thread == 0 && blockIdx.x == 0) turns[0] = 0;
+  }
+
+  const Int64 first = (Int64(head_index) * tiles + tile) * Sizes::kTileQ;
+#pragma unroll 2
+  for (int r = thread / kLanes; r < Sizes::kTileQ; r += kRowsPerPass) {
+    const int row = tile * Sizes::kTileQ + r;
+    const bool exists = row < shape.seqlen_q;
+    // All lanes take part in the sum; rows that do not exist repeat the last one.
+    const int known = exists ? row : shape.seqlen_q - 1;
+    const Int64 copy_row = Int64(head_index) * shape.seqlen_q + known;
+    const float sum = product_of_row<Config>(args, batch, head, known, copy_row, lane);
+    if (lane % kLanes != 0) continue;
+    const float lse = static_cast<const float*>(
+        args.lse.data)[batch * args.lse.batch_stride + head * args.lse.head_stride +
+                       known * args.lse.row_stride];
+    float d_lse = 0;
+    if constexpr (Config::kLseGradient) {
+      d_lse = static_cast<const float*>(
+          args.d_lse.data)[batch * args.d_lse.batch_stride + head * args.d_lse.head_stride +
+                           known * args.d_lse.row_stride];
+    }
+    const bool empty = !exists || lse == kMinusInfinity;
+    static_cast<float*>(args.regions[kRegionLse])[first + r] =
+        empty ? kMinusInfinity : -lse * kLog2E;
+    static_cast<float*>(args.regions[kRegionDelta])[first + r] = empty ? 0.0f : sum - d_lse;
+  }
+}

@@ -1,0 +1,247 @@
+#pragma once
+
+// Shared-memory tiles of the backward kernels, their operands for mma.m16n8k16, and the order of
+// the fp32 dQ accumulator in device memory.
+
+#include "arguments.h"
+#include "config_types.h"
+#include "ptx/memory.h"
+#include "ptx/warp.h"
+#include "tile/fragments.h"
+#include "tile/load.h"
+#include "tile/mask.h"
+#include "tile/output.h"
+#include "tile/swizzle.h"
+
+namespace flashlab::device {
+
+/// Rows of kColumns 16-bit elements, free of bank conflicts for ldmatrix and for stores of
+/// fragments. Powers of two are swizzled (no byte is lost: at head dims 128 and 256 the tiles fill
+/// shared memory), the rest padded.
+template <int kRows_, int kColumns>
+struct OperandTile {
+  static constexpr int kRows = kRows_;
+  static constexpr int kChunks = kColumns / 8;
+  static_assert(kColumns % 8 == 0);
+  static constexpr bool kSwizzled = kChunks >= 8 && (kChunks & (kChunks - 1)) == 0;
+  static constexpr int kPitchBytes = (kSwizzled ? kChunks : kChunks | 1) * kChunkBytes;
+  static constexpr int kBytes = kRows * kPitchBytes;
+
+  static constexpr int offset(int row, int chunk) {
+    return row * kPitchBytes + (kSwizzled ? chunk ^ (row % 8) : chunk) * kChunkBytes;
+  }
+  /// From the address of (row, chunk) to that of (row + rows, chunk + chunks): `rows` is a multiple
+  /// of 8, and the chunks are counted from a multiple of the power of two above them, which makes
+  /// adding the same as exclusive or. Both are constants of an unrolled loop.
+  static __device__ unsigned advance(unsigned address, int rows, int chunks) {
+    if constexpr (kSwizzled) {
+      return (address ^ ((chunks % 8) * kChunkBytes)) + (chunks & ~7) * kChunkBytes +
+             rows * kPitchBytes;
+    } else {
+      return address + chunks * kChunkBytes + rows * kPitchBytes;
+    }
+  }
+};
+
+/// Where a lane reads an operand that begins at (row, chunk) of a tile; 16 rows x 16 columns at a
+/// time. Rows are multiples of 8.
+template <class Tile>
+__device__ inline unsigned lane_rows_first(unsigned tile, int row, int chunk, int lane) {
+  return tile + Tile::offset(row + lane % 16, chunk + lane / 16);
+}
+template <class Tile>
+__device__ inline unsigned lane_chunks_first(unsigned tile, int row, int chunk, int lane) {
+  return tile + Tile::offset(row + lane % 8 + lane / 16 * 8, chunk + lane / 8 % 2);
+}
+
+/// acc[m][n] += A B over kSteps steps of 16. The operands say how they lie:
+///   a.template load<kStep>(fragment, m)   b.template load<kStep>(fragments)
+/// Fragments of the next step are requested before the products of this one.
+template <Element kElement, int kSteps, int kM, int kN, class Left, class Right>
+__device__ inline void accumulate(float (&acc)[kM][kN][4], const Left& left, const Right& right) {
+  unsigned a[2][kM][4], b[2][kN][2];
+#pragma unroll
+  for (int m = 0; m < kM; ++m) left.load(a[0][m], 0, m);
+  right.load(b[0], 0);
+#pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int now = step % 2, next = 1 - now;
+    if (step + 1 < kSteps) {
+#pragma unroll
+      for (int m = 0; m < kM; ++m) left.load(a[next][m], step + 1, m);
+      right.load(b[next], step + 1);
+    }
+#pragma unroll
+    for (int n = 0; n < kN; ++n) {
+#pragma unroll
+      for (int m = 0; m < kM; ++m) {
+        multiply_add<kElement>(acc[m][n], a[now][m], b[now][n][0], b[now][n][1]);
+      }
+    }
+  }
+}
+
+/// A [16 m, 16 step] from a tile's rows (steps along the columns).
+template <class Tile>
+struct LeftFromRows {
+  unsigned address;
+  __device__ LeftFromRows(unsigned tile, int row, int chunk, int lane)
+      : address(lane_rows_first<Tile>(tile, row, chunk, lane)) {}
+  __device__ void load(unsigned (&a)[4], int step, int m) const {
+    ptx::load_matrix_4(a, Tile::advance(address, m * 16, step * 2));
+  }
+};
+
+/// A [16 m, 16 step] from a tile's columns: its rows are the tile's columns, steps go down the
+/// rows.
+template <class Tile>
+struct LeftFromColumns {
+  unsigned address;
+  __device__ LeftFromColumns(unsigned tile, int row, int chunk, int lane)
+      : address(lane_chunks_first<Tile>(tile, row, chunk, lane)) {}
+  __device__ void load(unsigned (&a)[4], int step, int m) const {
+    ptx::load_matrix_4_transposed(a, Tile::advance(address, step * 16, m * 2));
+  }
+};
+
+/// A [16 m, 16 step] that is in registers: a product's result, packed.
+template <int kM, int kSteps>
+struct LeftFromRegisters {
+  const unsigned (&packed)[kM][kSteps][4];
+  __device__ void load(unsigned (&a)[4], int step, int m) const {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) a[i] = packed[m][step][i];
+  }
+};
+
+/// B [16 step, 8 n] whose columns are a tile's rows.
+template <class Tile>
+struct RightFromRows {
+  unsigned address;
+  __device__ RightFromRows(unsigned tile, int row, int chunk, int lane)
+      : address(lane_chunks_first<Tile>(tile, row, chunk, lane)) {}
+  template <int kN>
+  __device__ void load(unsigned (&b)[kN][2], int step) const {
+    static_assert(kN % 2 == 0);
+#pragma unroll
+    for (int n = 0; n < kN; n += 2) {
+      unsigned r[4];
+      ptx::load_matrix_4(r, Tile::advance(address, n * 8, step * 2));
+      b[n][0] = r[0], b[n][1] = r[1], b[n + 1][0] = r[2], b[n + 1][1] = r[3];
+    }
+  }
+};
+
+/// B [16 step, 8 n] whose rows are a tile's rows.
+template <class Tile>
+struct RightFromColumns {
+  unsigned address;
+  __device__ RightFromColumns(unsigned tile, int row, int chunk, int lane)
+      : address(lane_rows_first<Tile>(tile, row, chunk, lane)) {}
+  template <int kN>
+  __device__ void load(unsigned (&b)[kN][2], int step) const {
+#pragma unroll
+    for (int n = 0; n + 1 < kN; n += 2) {
+      unsigned r[4];
+      ptx::load_matrix_4_transposed(r, Tile::advance(address, step * 16, n));
+      b[n][0] = r[0], b[n][1] = r[1], b[n + 1][0] = r[2], b[n + 1][1] = r[3];
+    }
+    if constexpr (kN % 2 != 0) {
+      ptx::load_matrix_2_transposed(b[kN - 1], Tile::advance(address, step * 16, kN - 1));
+    }
+  }
+};
+
+/// Sizes shared by the three kernels, from the Config. Head dims are padded to 32 in shared memory
+/// and in the accumulator, so that every warp's part is whole fragments.
+template <class Config>
+struct BackwardSizes {
+  static constexpr int kTileQ = Config::kTileQ, kTileK = Config::kTileK;
+  static constexpr int kWarpsQ = Config::kWarpsQ, kWarpsK = Config::kWarpsK;
+  static constexpr int kWarps = kWarpsQ * kWarpsK;
+  static constexpr int kDim = round_up(Config::kHeadDim, 32);
+  static constexpr int kDimV = round_up(Config::kHeadDimV, 32);
+  // dQ [kTileQ, kDim] is cut into 2 x (kWarps / 2) parts.
+  static constexpr int kQueryParts = 2, kFeatureParts = kWarps / 2;
+  static constexpr int kGradQM = kTileQ / kQueryParts / 16;  ///< fragments of a warp's part
+  static constexpr int kGradQN = kDim / kFeatureParts / 8;
+  static constexpr int kTileFloats = kTileQ * kDim;  ///< of the accumulator
+  static_assert(kTileQ % (16 * kQueryParts) == 0 && kDim % (8 * kFeatureParts) == 0);
+};
+
+/// The workspace regions, in the plan's order (launch/sm80_backward.cpp).
+enum BackwardRegion { kRegionLse, kRegionDelta, kRegionGradQ, kRegionTurns, kRegionGradO };
+
+/// The fp32 dQ accumulator is tile after tile, each in the order in which warps hold it: fragment
+/// after fragment, 4 floats per lane. So reductions and reads are whole 512-byte lines, and
+/// neighbours are in one lane for red.v4. Element i of a fragment's 4 is (row g + 8 (i / 2), column
+/// 2 t + i % 2).
+template <class Sizes>
+__device__ inline Int64 accumulator_tile(Int64 head, int tiles, int tile) {
+  return (head * tiles + tile) * Sizes::kTileFloats;
+}
+
+/// Four n8 fragments beside each other, packed in pairs: lane t of a quad gets the 8 neighbouring
+/// features 8 t .. 8 t + 7 of the quad's row, 16 bytes to store at once.
+__device__ inline uint4 transpose_quad(const unsigned (&pairs)[4], int lane) {
+  const auto exchange = [](unsigned value, int lanes) {
+    return __float_as_uint(ptx::shuffle_xor(__uint_as_float(value), lanes));
+  };
+  const bool odd = lane & 1, upper = lane & 2;
+  const unsigned r0 = exchange(odd ? pairs[0] : pairs[1], 1);
+  const unsigned r1 = exchange(odd ? pairs[2] : pairs[3], 1);
+  const unsigned x0 = odd ? r0 : pairs[0], x1 = odd ? pairs[1] : r0;
+  const unsigned y0 = odd ? r1 : pairs[2], y1 = odd ? pairs[3] : r1;
+  const unsigned s0 = exchange(upper ? x0 : y0, 2), s1 = exchange(upper ? x1 : y1, 2);
+  return upper ? make_uint4(s0, s1, y0, y1) : make_uint4(x0, x1, s0, s1);
+}
+
+/// How a gradient is written.
+template <Element kGradient_, int kDim_, int kAlign_, bool kAccumulate_>
+struct GradientWriter {
+  static constexpr bool kVector =
+      kGradient_ != Element::kFp32 && kAlign_ >= 16 && kDim_ % 8 == 0 && !kAccumulate_;
+
+  /// Rows g and g + 8 of a [16, 8 kN] product, times `scale`. `row(r)` gives the address of row r
+  /// of the 16, or null if it does not exist; the product begins at feature `column`.
+  template <int kN, class RowAddress>
+  static __device__ void write(const float (&acc)[kN][4], float scale, int column, int lane,
+                               const RowAddress& row) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      unsigned char* const at = row(lane / 4 + 8 * half);
+      if constexpr (kVector && kN % 4 == 0) {
+#pragma unroll
+        for (int n = 0; n < kN; n += 4) {
+          unsigned pairs[4];
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            pairs[i] =
+                pack<kGradient_>(acc[n + i][2 * half] * scale, acc[n + i][2 * half + 1] * scale);
+          }
+          const uint4 chunk = transpose_quad(pairs, lane);
+          const int feature = column + n * 8 + lane % 4 * 8;
+          if (at != nullptr && feature < kDim_) *reinterpret_cast<uint4*>(at + feature * 2) = chunk;
+        }
+      } else if (at != nullptr) {
+#pragma unroll
+        for (int n = 0; n < kN; ++n) {
+          const int feature = column + n * 8 + lane % 4 * 2;
+          pair(at, feature, acc[n][2 * half] * scale, acc[n][2 * half + 1] * scale);
+        }
+      }
+    }
+  }
+
+ private:
+  static __device__ void pair(unsigned char* row, int feature, float x, float y) {
+    const int left = kDim_ - feature;
+    if constexpr (kAccumulate_) {
+      if (left > 0) x += read_element<kGradient_>(row, feature);
+      if (left > 1) y += read_element<kGradient_>(row, feature + 1);
+    }
+    store_pair<kGradient_>(row, feature, left, x, y);
+  }
+};
+
+}  // namespace flashlab::device

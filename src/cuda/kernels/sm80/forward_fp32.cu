@@ -1,0 +1,533 @@
+// fp32 forward on tensor cores: O = softmax(scale Q K^T + mask) V with every operand a sum of
+// scaled fp16 terms (two: fp32's accuracy; one: tf32's), mma.sync m16n8k16 (sm_80).
+//
+// With x s = hi + lo (split.h) a product is  hi hi' + hi lo' + lo hi' ; lo lo' is below fp32.
+// The tensor core truncates its running sum, so its accumulators live for one step of 64 keys (and
+// at most 64 channels) only and are then added, rounded, to fp32 registers; within a step the small
+// products come first.
+//
+// A block owns kWarps x 16 kRowTiles query rows of one head. K and V come as terms from the
+// pre-pass, whole tiles by cp.async; each warp splits its own Q once, with a scale per row, into
+// registers (into shared memory for wide heads).
+//     kStages = 2   wait(K, V of i) . start(K, V of i + 1) . S = Q K^T . P = softmax . O += P V
+//     kStages = 1   wait(K) . S . start(next K) . P . wait(V) . O += P V . start(next V)
+// P is made 2^14 times larger (its exponent is shifted), so that its terms keep 22 bits down to
+// P = 2^-17; the row sum is larger by as much and nothing has to be undone.
+//
+// A block that finds a guarded tile among those it visits writes nothing and leaves a mark for
+// forward_fp32_guarded.cu, which is launched behind this kernel.
+
+#include "ptx/convert.h"
+#include "ptx/memory.h"
+#include "ptx/mma.h"
+#include "sm80/forward_fp32_common.h"
+#include "sm80/split.h"
+
+namespace flashlab::device {
+
+inline constexpr int kTerms = Config::kTerms;
+inline constexpr int kDim = split_padded_dim(Config::kHeadDim);
+inline constexpr int kDimV = Config::kValueColumns;  // of this block, a multiple of 16
+inline constexpr int kPlaneV = split_padded_dim(Config::kHeadDimV);
+inline constexpr int kThreads = 32 * Config::kWarps;
+inline constexpr int kKeys = Config::kKeys;
+inline constexpr int kRowTiles = Config::kRowTiles;
+inline constexpr int kWarpRows = 16 * kRowTiles;
+inline constexpr int kBlockRows = Config::kWarps * kWarpRows;
+inline constexpr int kSteps = kDim / 16;      // tensor-core steps along d
+inline constexpr int kKeySteps = kKeys / 16;  // and along the keys
+inline constexpr int kChunk = 4;              // steps along d per accumulator: 64 channels
+inline constexpr bool kQueryShared = Config::kQueryShared;
+// Tiles of 8 keys (of 8 channels of V) computed together: independent accumulators hide the latency
+// of the tensor core, registers allow no more.
+inline constexpr int kScoreTiles = Config::kScoreTiles;
+inline constexpr int kValueTiles = Config::kValueTiles;
+inline constexpr float kShift = 14;                    // P is 2^kShift times larger
+inline constexpr float kLargestScale = 1073741824.0f;  // 2^30: beyond, factors might overflow
+
+/// The terms of one head of K or V.
+struct HeadTerms {
+  const unsigned short* planes;  ///< [tile, term, 64, padded dim]
+  const SplitTile* tiles;
+};
+
+/// 8 elements of padding make a row an odd number of 16-byte chunks: ldmatrix without conflicts.
+struct ForwardFp32Storage {
+  unsigned short sK[Config::kStages][kTerms][kKeys][kDim + 8];
+  unsigned short sV[Config::kStages][kTerms][kKeys][kDimV + 8];
+  unsigned short sQ[kQueryShared ? kBlockRows : 1][kQueryShared ? kTerms * (kDim + 8) : 8];
+  // Here and not in registers, which are few: the loop over the keys hardly needs them.
+  alignas(16) BlockWork work;
+  HeadTerms k, v;
+};
+static_assert(sizeof(ForwardFp32Storage) == Config::kSharedBytes);
+
+/// What a warp keeps in registers.
+struct WarpState {
+  unsigned rQ[kQueryShared ? 1 : kRowTiles][kTerms][kQueryShared ? 1 : kSteps][4];
+  float rO[kRowTiles][kDimV / 8][4];
+  float reference[kRowTiles][2];  // of the rows g, g + 8: running maximum - kShift
+  float sum[kRowTiles][2];        // this lane's share
+  float factor[kRowTiles][2];     // |scale| log2(e) / scale of the row's terms
+};
+
+using Scores = float[kRowTiles][kKeys / 8][4];
+using Probabilities = unsigned[kRowTiles][kTerms][kKeySteps][4];
+
+/// Starts the copies of one step of keys: kWidth channels from `column` on, of kPlane.
+template <int kWidth, int kPlane>
+__device__ __forceinline__ void start_copy(unsigned short (&shared)[kTerms][kKeys][kWidth + 8],
+                                           const HeadTerms& head, int step, int column) {
+  constexpr int kChunks = kWidth / 8;  // of 16 bytes, per row
+  constexpr int kRowStep = kThreads / kChunks;
+  const int tile = step * kKeys / kSplitRows, row0 = step * kKeys % kSplitRows;
+  const int row = static_cast<int>(threadIdx.x) / kChunks;
+  const int c = static_cast<int>(threadIdx.x) % kChunks * 8;
+  if (kThreads % kChunks != 0 && row >= kRowStep) return;
+  // One address each; all others differ from it by constants.
+  if (kPlane % kWidth != 0 && column + c >= kPlane) return;
+  const unsigned short* g = head.planes + Int64(tile) * (kTerms * kSplitRows * kPlane) +
+                            (row0 + row) * kPlane + column + c;
+  const unsigned s = ptx::shared_address(&shared) + (row * (kWidth + 8) + c) * 2;
+#pragma unroll
+  for (int term = 0; term < kTerms; ++term) {
+#pragma unroll
+    for (int i = 0; i < kKeys; i += kRowStep) {
+      if (kKeys % kRowStep == 0 || row + i < kKeys)
+        ptx::copy_async_16(s + (term * kKeys + i) * (kWidth + 8) * 2,
+                           g + (term * kSplitRows + i) * kPlane);
+    }
+  }
+}
+
+/// hi and lo of two values, packed.
+__device__ __forceinline__ void split_two(float x, float y, unsigned& hi, unsigned& lo) {
+  hi = ptx::pack_fp16(x, y);
+  lo = ptx::pack_fp16(x - ptx::float_of_fp16(static_cast<unsigned short>(hi)),
+                      y - ptx::float_of_fp16(static_cast<unsigned short>(hi >> 16)));
+}
+
+/// Two neighbours of a query row from column c on; zeros outside.
+__device__ __forceinline__ float2 load_query(const float* row, bool inside, int c) {
+  if constexpr (Config::kAlignQ >= 8 && Config::kHeadDim % 2 == 0) {
+    return inside && c < Config::kHeadDim ? *reinterpret_cast<const float2*>(row + c)
+                                          : make_float2(0, 0);
+  } else {
+    return make_float2(inside && c < Config::kHeadDim ? row[c] : 0,
+                       inside && c + 1 < Config::kHeadDim ? row[c + 1] : 0);
+  }
+}
+
+/// Splits this warp's query rows, one scale per row. Returns whether a row is out of range.
+__device__ __forceinline__ bool load_queries(const ForwardArguments& args, const BlockWork& w,
+                                             ForwardFp32Storage& shared, WarpState& state) {
+  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  const int warp_row = threadIdx.x / 32 * kWarpRows;
+  const float* base = static_cast<const float*>(args.q.data) + w.batch * args.q.batch_stride +
+                      w.head * args.q.head_stride;
+  bool guarded = !(fabsf(args.shape.scale_log2) < kLargestScale);
+#pragma unroll
+  for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int in_block = warp_row + 16 * m + 8 * half + g, row = w.first_row + in_block;
+      const bool inside = row < args.shape.seqlen_q;
+      const float* gQ = base + row * args.q.row_stride;
+      float2 r[kSteps][2];
+      unsigned largest = 0;
+#pragma unroll
+      for (int k = 0; k < kSteps; ++k) {
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          r[k][j] = load_query(gQ, inside, 16 * k + 8 * j + 2 * t);
+          largest = max(largest, max(__float_as_uint(r[k][j].x) & 0x7fffffffu,
+                                     __float_as_uint(r[k][j].y) & 0x7fffffffu));
+        }
+      }
+      // Bits of magnitudes: every NaN is above every number.
+      largest = max(largest, __shfl_xor_sync(ptx::kFullMask, largest, 1));
+      largest = max(largest, __shfl_xor_sync(ptx::kFullMask, largest, 2));
+      guarded |= largest >= (127u + 60u) << 23;
+      const int exponent =
+          largest == 0 ? 0 : min(126, max(-46, 127 + 14 - static_cast<int>(largest >> 23)));
+      float scale = __uint_as_float(static_cast<unsigned>(127 + exponent) << 23);
+      state.factor[m][half] = fabsf(args.shape.scale_log2) *
+                              __uint_as_float(static_cast<unsigned>(127 - exponent) << 23);
+      if (args.shape.scale_log2 < 0) scale = -scale;
+#pragma unroll
+      for (int k = 0; k < kSteps; ++k) {
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          unsigned hi, lo;
+          split_two(r[k][j].x * scale, r[k][j].y * scale, hi, lo);
+          if constexpr (kQueryShared) {
+            unsigned short* place = &shared.sQ[in_block][16 * k + 8 * j + 2 * t];
+            *reinterpret_cast<unsigned*>(place) = hi;
+            if constexpr (kTerms == 2) *reinterpret_cast<unsigned*>(place + kDim + 8) = lo;
+          } else {
+            state.rQ[m][0][k][2 * j + half] = hi;
+            if constexpr (kTerms == 2) state.rQ[m][kTerms - 1][k][2 * j + half] = lo;
+          }
+        }
+      }
+    }
+  }
+  if constexpr (kQueryShared) __syncwarp();
+  return guarded;
+}
+
+/// The query fragment of a step along d.
+__device__ __forceinline__ void query_fragment(const ForwardFp32Storage& shared,
+                                               const WarpState& state, int m, int term, int k,
+                                               unsigned (&out)[4]) {
+  if constexpr (kQueryShared) {
+    const int lane = threadIdx.x % 32;
+    const unsigned sQ =
+        ptx::shared_address(&shared.sQ[threadIdx.x / 32 * kWarpRows + lane % 16][lane / 16 * 8]);
+    ptx::load_matrix_4(out, sQ + ((16 * m * kTerms + term) * (kDim + 8) + 16 * k) * 2);
+  } else {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) out[i] = state.rQ[m][term][k][i];
+  }
+}
+
+/// Adds A B for the fragments of one 16-deep step: two neighbouring tiles of 8 columns lie in b.
+template <int kPairs>
+__device__ __forceinline__ void multiply(float (&d)[2 * kPairs][4], const unsigned (&a)[4],
+                                         const unsigned (&b)[kPairs][4]) {
+#pragma unroll
+  for (int n = 0; n < 2 * kPairs; ++n) {
+    const unsigned column[2] = {b[n / 2][n % 2 * 2], b[n / 2][n % 2 * 2 + 1]};
+    ptx::mma_fp16_16816(d[n], a, column);
+  }
+}
+
+/// S = Q K^T of one step of keys, in units of both scales.
+__device__ __forceinline__ void scores(const ForwardFp32Storage& shared, const WarpState& state,
+                                       int stage, Scores& rS) {
+  constexpr int kPairs = kScoreTiles / 2;
+  const int lane = threadIdx.x % 32;
+  const int key = lane / 16 * 8 + lane % 8, channel = lane / 8 % 2 * 8;
+  // One address in a register: all others differ from it by constants.
+  const unsigned sK = ptx::shared_address(&shared.sK[stage][0][key][channel]);
+#pragma unroll
+  for (int n0 = 0; n0 < kKeys / 8; n0 += kScoreTiles) {
+#pragma unroll(kQueryShared ? 1 : kSteps)
+    for (int k0 = 0; k0 < kSteps; k0 += kChunk) {
+      float acc[kRowTiles][kScoreTiles][4] = {};
+      unsigned rK[kChunk][kPairs][4];
+#pragma unroll
+      for (int k = 0; k < kChunk; ++k) {
+        if (k0 + k >= kSteps) continue;
+        unsigned rK_lo[kPairs][4];
+#pragma unroll
+        for (int p = 0; p < kPairs; ++p) {
+          const int at = ((8 * n0 + 16 * p) * (kDim + 8) + 16 * (k0 + k)) * 2;
+          ptx::load_matrix_4(rK[k][p], sK + at);
+          if constexpr (kTerms == 2) ptx::load_matrix_4(rK_lo[p], sK + at + kKeys * (kDim + 8) * 2);
+        }
+        if constexpr (kTerms == 2) {
+#pragma unroll
+          for (int m = 0; m < kRowTiles; ++m) {
+            unsigned rQ_hi[4], rQ_lo[4];
+            query_fragment(shared, state, m, 1, k0 + k, rQ_lo);
+            query_fragment(shared, state, m, 0, k0 + k, rQ_hi);
+            multiply<kPairs>(acc[m], rQ_lo, rK[k]);
+            multiply<kPairs>(acc[m], rQ_hi, rK_lo);
+          }
+        }
+      }
+#pragma unroll
+      for (int k = 0; k < kChunk; ++k) {
+        if (k0 + k >= kSteps) continue;
+#pragma unroll
+        for (int m = 0; m < kRowTiles; ++m) {
+          unsigned rQ_hi[4];
+          query_fragment(shared, state, m, 0, k0 + k, rQ_hi);
+          multiply<kPairs>(acc[m], rQ_hi, rK[k]);
+        }
+      }
+#pragma unroll
+      for (int m = 0; m < kRowTiles; ++m)
+#pragma unroll
+        for (int n = 0; n < kScoreTiles; ++n)
+#pragma unroll
+          for (int i = 0; i < 4; ++i)
+            rS[m][n0 + n][i] = k0 == 0 ? acc[m][n][i] : rS[m][n0 + n][i] + acc[m][n][i];
+    }
+  }
+}
+
+/// Online softmax: masks, raises the rows' references, and turns scores into terms of P.
+__device__ __forceinline__ void softmax(const ForwardArguments& args, const BlockWork& w,
+                                        float unscale_k, int first_key, WarpState& state,
+                                        Scores& rS, Probabilities& rP) {
+  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  const int warp_row = w.first_row + threadIdx.x / 32 * kWarpRows;
+  const bool mask = needs_mask(args.shape, warp_row, kWarpRows, first_key, kKeys);
+  float alpha[kRowTiles][2], shift[kRowTiles][2], factor[kRowTiles][2];
+  bool changed = false;
+#pragma unroll
+  for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      factor[m][half] = state.factor[m][half] * unscale_k;
+      if (mask) {
+        const int row = warp_row + 16 * m + 8 * half + g;
+        const RowKeys keys = row_keys(args.shape, row);
+        const Int64 row_mask = mask_of_row(args.mask, w, row);
+#pragma unroll
+        for (int n = 0; n < kKeys / 8; ++n) {
+#pragma unroll
+          for (int j = 0; j < 2; ++j) {
+            float& score = rS[m][n][2 * half + j];
+            score = masked(keys, args.mask, row_mask, first_key + 8 * n + 2 * t + j,
+                           score * factor[m][half]);
+          }
+        }
+        factor[m][half] = 1;
+      }
+      float largest = kMinusInfinity;
+#pragma unroll
+      for (int n = 0; n < kKeys / 8; ++n)
+        largest = fmaxf(largest, fmaxf(rS[m][n][2 * half], rS[m][n][2 * half + 1]));
+      // A factor of 0 with a largest of -inf cannot meet: masked scores come with a factor of 1.
+      const float before = state.reference[m][half];
+      const float now = fmaxf(before, quad_max(largest) * factor[m][half] - kShift);
+      shift[m][half] = now == kMinusInfinity ? 0.0f : now;
+      alpha[m][half] = ptx::exp2_fast(before - shift[m][half]);
+      state.reference[m][half] = now;
+      changed |= now != before;
+    }
+  }
+#pragma unroll
+  for (int m = 0; m < kRowTiles; ++m) {
+    float sum[2] = {0, 0};
+#pragma unroll
+    for (int n = 0; n < kKeys / 8; ++n) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float x = ptx::exp2_fast(fmaf(rS[m][n][2 * half], factor[m][half], -shift[m][half]));
+        const float y =
+            ptx::exp2_fast(fmaf(rS[m][n][2 * half + 1], factor[m][half], -shift[m][half]));
+        sum[half] += x + y;
+        const int at = n % 2 * 2 + half;
+        if constexpr (kTerms == 2) {
+          split_two(x, y, rP[m][0][n / 2][at], rP[m][kTerms - 1][n / 2][at]);
+        } else {
+          rP[m][0][n / 2][at] = ptx::pack_fp16(x, y);
+        }
+      }
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+      state.sum[m][half] = fmaf(state.sum[m][half], alpha[m][half], sum[half]);
+  }
+  // After the first steps a maximum rarely moves.
+  if (__any_sync(ptx::kFullMask, changed)) {
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m)
+#pragma unroll
+      for (int n = 0; n < kDimV / 8; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) state.rO[m][n][i] *= alpha[m][i / 2];
+  }
+}
+
+/// O += P V of one step of keys, kValueTiles tiles of 8 channels at a time.
+template <int kTiles>
+__device__ __forceinline__ void add_values(const ForwardFp32Storage& shared, WarpState& state,
+                                           int stage, int n0, float unscale_v,
+                                           const Probabilities& rP) {
+  constexpr int kPairs = kTiles / 2;
+  const int lane = threadIdx.x % 32;
+  const int key = lane / 8 % 2 * 8 + lane % 8, channel = lane / 16 * 8;
+  const unsigned sV = ptx::shared_address(&shared.sV[stage][0][key][channel]);
+  float acc[kRowTiles][kTiles][4] = {};
+  unsigned rV[kKeySteps][kPairs][4];
+#pragma unroll
+  for (int k = 0; k < kKeySteps; ++k) {
+    unsigned rV_lo[kPairs][4];
+#pragma unroll
+    for (int p = 0; p < kPairs; ++p) {
+      const int at = (16 * k * (kDimV + 8) + 8 * n0 + 16 * p) * 2;
+      ptx::load_matrix_4_transposed(rV[k][p], sV + at);
+      if constexpr (kTerms == 2)
+        ptx::load_matrix_4_transposed(rV_lo[p], sV + at + kKeys * (kDimV + 8) * 2);
+    }
+    if constexpr (kTerms == 2) {
+#pragma unroll
+      for (int m = 0; m < kRowTiles; ++m) {
+        multiply<kPairs>(acc[m], rP[m][1][k], rV[k]);
+        multiply<kPairs>(acc[m], rP[m][0][k], rV_lo);
+      }
+    }
+  }
+#pragma unroll
+  for (int k = 0; k < kKeySteps; ++k)
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) multiply<kPairs>(acc[m], rP[m][0][k], rV[k]);
+#pragma unroll
+  for (int m = 0; m < kRowTiles; ++m)
+#pragma unroll
+    for (int n = 0; n < kTiles; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        state.rO[m][n0 + n][i] = fmaf(acc[m][n][i], unscale_v, state.rO[m][n0 + n][i]);
+}
+
+__device__ __forceinline__ void values(const ForwardFp32Storage& shared, WarpState& state,
+                                       int stage, float unscale_v, const Probabilities& rP) {
+  constexpr int kTiles = kDimV / 8, kWhole = kTiles / kValueTiles * kValueTiles;
+#pragma unroll
+  for (int n = 0; n < kWhole; n += kValueTiles)
+    add_values<kValueTiles>(shared, state, stage, n, unscale_v, rP);
+  if constexpr (kWhole < kTiles)
+    add_values<kTiles - kWhole>(shared, state, stage, kWhole, unscale_v, rP);
+}
+
+/// Whether a tile among the steps [first, end) is guarded.
+__device__ __forceinline__ bool any_guarded(const HeadTerms& k, const HeadTerms& v, int first,
+                                            int end) {
+  bool guarded = false;
+  const int last = ((end - 1) * kKeys) / kSplitRows;
+#pragma unroll 1
+  for (int i = first * kKeys / kSplitRows + static_cast<int>(threadIdx.x); i <= last; i += kThreads)
+    guarded |= (k.tiles[i].guarded | v.tiles[i].guarded) != 0;
+  return guarded;
+}
+
+/// The terms of the block's head in the region of a tensor.
+template <int kTensorDim>
+__device__ __forceinline__ HeadTerms head_terms(const Shape& s, const BlockWork& w, void* region) {
+  const Int64 tiles = split_tile_count(s.seqlen_k);
+  const SplitTensor all = split_tensor(region, tiles * s.batch * s.heads_k, kTensorDim, kTerms);
+  const Int64 first = (Int64(w.batch) * s.heads_k + w.head_k) * tiles;
+  return {all.planes + first * split_tile_elements(kTensorDim, kTerms), all.tiles + first};
+}
+
+__device__ __forceinline__ void store(const ForwardArguments& args, const BlockWork& w,
+                                      WarpState& state) {
+  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+#pragma unroll
+  for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float row[kDimV / 8][2];
+#pragma unroll
+      for (int n = 0; n < kDimV / 8; ++n)
+#pragma unroll
+        for (int j = 0; j < 2; ++j) row[n][j] = state.rO[m][n][2 * half + j];
+      store_row(
+          args, w,
+          w.first_row + static_cast<int>(threadIdx.x) / 32 * kWarpRows + 16 * m + 8 * half + g, t,
+          state.reference[m][half], quad_sum(state.sum[m][half]), row);
+    }
+  }
+}
+
+/// All steps of keys of a block, [first, end).
+__device__ __forceinline__ void attend(const ForwardArguments& args, int first, int end,
+                                       int warp_row, ForwardFp32Storage& shared, WarpState& state) {
+  const BlockWork& w = shared.work;
+  const HeadTerms &k = shared.k, &v = shared.v;
+  for (int step = first; step < end; ++step) {
+    const int stage = Config::kStages == 2 ? (step - first) % 2 : 0;
+    const int tile = step * kKeys / kSplitRows;
+    const float unscale_k = k.tiles[tile].unscale, unscale_v = v.tiles[tile].unscale;
+    const bool more = step + 1 < end;
+    // Warps whose rows see none of these keys have nothing to do; the copies are everyone's.
+    bool sees = true;
+    if constexpr (Config::kBoundedRight)
+      sees = Int64(step) * kKeys <= Int64(warp_row) + kWarpRows - 1 + args.shape.right;
+
+    if constexpr (Config::kStages == 2) {
+      ptx::copy_async_wait<0>();
+      __syncthreads();
+      if (more) {
+        start_copy<kDim, kDim>(shared.sK[(stage + 1) % Config::kStages], k, step + 1, 0);
+        start_copy<kDimV, kPlaneV>(shared.sV[(stage + 1) % Config::kStages], v, step + 1,
+                                   first_column());
+        ptx::copy_async_commit();
+      }
+      if (!sees) continue;
+      Scores rS;
+      Probabilities rP;
+      scores(shared, state, stage, rS);
+      softmax(args, w, unscale_k, step * kKeys, state, rS, rP);
+      values(shared, state, stage, unscale_v, rP);
+    } else {
+      ptx::copy_async_wait<1>();
+      __syncthreads();
+      Scores rS;
+      Probabilities rP;
+      scores(shared, state, 0, rS);
+      __syncthreads();
+      if (more) start_copy<kDim, kDim>(shared.sK[0], k, step + 1, 0);
+      ptx::copy_async_commit();
+      softmax(args, w, unscale_k, step * kKeys, state, rS, rP);
+      ptx::copy_async_wait<1>();
+      __syncthreads();
+      values(shared, state, 0, unscale_v, rP);
+      __syncthreads();
+      if (more) start_copy<kDimV, kPlaneV>(shared.sV[0], v, step + 1, first_column());
+      ptx::copy_async_commit();
+    }
+  }
+  ptx::copy_async_wait<0>();
+}
+
+}  // namespace flashlab::device
+
+extern "C" __global__ void __launch_bounds__(flashlab::device::kThreads, Config::kBlocksPerSm)
+    flash_fwd_fp32(const __grid_constant__ flashlab::device::ForwardArguments args) {
+  using namespace flashlab;
+  using namespace flashlab::device;
+  extern __shared__ __align__(128) unsigned char memory[];
+  auto& shared = *reinterpret_cast<ForwardFp32Storage*>(memory);
+
+  const BlockWork w = block_work(args.shape, kBlockRows, kKeys, blockIdx.x);
+  const int warp_row = w.first_row + static_cast<int>(threadIdx.x) / 32 * kWarpRows;
+  const HeadTerms k =
+      head_terms<Config::kHeadDim>(args.shape, w, args.regions[Config::kSplitRegionK]);
+  const HeadTerms v =
+      head_terms<Config::kHeadDimV>(args.shape, w, args.regions[Config::kSplitRegionV]);
+  if (threadIdx.x == 0) {
+    shared.work = w;
+    shared.k = k;
+    shared.v = v;
+  }
+  const bool work = w.first < w.end;
+  if (work) start_copy<kDim, kDim>(shared.sK[0], k, w.first, 0);
+  if constexpr (Config::kStages == 1) ptx::copy_async_commit();
+  if (work) start_copy<kDimV, kPlaneV>(shared.sV[0], v, w.first, first_column());
+  ptx::copy_async_commit();
+
+  WarpState state;
+  bool guarded = load_queries(args, w, shared, state);
+  guarded |= work && any_guarded(k, v, w.first, w.end);
+  guarded = __syncthreads_or(guarded && work) != 0;
+  if (threadIdx.x == 0) {
+    const Marks marks = marks_of(args);
+    marks.blocks[blockIdx.y * gridDim.x + blockIdx.x] = guarded;
+    *marks.parts = gridDim.y;
+  }
+  if (guarded) {
+    ptx::copy_async_wait<0>();
+    return;
+  }
+#pragma unroll
+  for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      state.reference[m][half] = kMinusInfinity;
+      state.sum[m][half] = 0;
+    }
+#pragma unroll
+    for (int n = 0; n < kDimV / 8; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) state.rO[m][n][i] = 0;
+  }
+  attend(args, w.first, w.end, warp_row, shared, state);
+  store(args, shared.work, state);
+}

@@ -1,0 +1,76 @@
+#include "cuda/launch/config.h"
+
+#include <algorithm>
+#include <string_view>
+
+namespace flashlab::cuda {
+namespace {
+
+const char* element_of(DType dtype) {
+  switch (dtype) {
+    case DType::kFp16:
+      return "kFp16";
+    case DType::kBf16:
+      return "kBf16";
+    default:
+      return "kFp32";
+  }
+}
+
+void print_element(ConfigPrinter& config, std::string_view name, DType dtype) {
+  config.choice(name, "Element", element_of(dtype));
+}
+
+void print_mask(ConfigPrinter& config, const Problem& problem) {
+  const char* kind = !problem.mask                              ? "kNone"
+                     : problem.mask->dtype == DType::kBool      ? "kBool"
+                                                                : "kAdditive";
+  config.choice("kMask", "MaskTensor", kind);
+  print_element(config, "kMaskElement", problem.mask ? problem.mask->dtype : DType::kFp32);
+}
+
+}  // namespace
+
+int row_alignment_bytes(const TensorSpec& spec) {
+  std::int64_t bytes = std::clamp(spec.alignment_bytes, 1, 16);
+  const auto size = static_cast<std::int64_t>(size_of(spec.dtype));
+  for (int i = 0; i + 1 < spec.rank; ++i) {
+    if (spec.shape[static_cast<std::size_t>(i)] <= 1) continue;
+    const std::int64_t step = spec.strides[static_cast<std::size_t>(i)] * size;
+    while (step % bytes != 0) bytes /= 2;
+  }
+  return static_cast<int>(bytes);
+}
+
+void print_call(ConfigPrinter& config, const Problem& problem, const internal::Geometry& g) {
+  print_element(config, "kElement", problem.q.dtype);
+  config.integer("kHeadDim", g.head_dim).integer("kHeadDimV", g.head_dim_v);
+  config.boolean("kBoundedRight", g.bounds.right < g.bounds.kUnbounded)
+      .boolean("kBoundedLeft", g.bounds.left < g.bounds.kUnbounded);
+  print_mask(config, problem);
+  const auto align = [&](std::string_view name, const TensorSpec& spec) {
+    config.integer(name, row_alignment_bytes(spec));
+  };
+  align("kAlignQ", problem.q);
+  align("kAlignK", problem.k);
+  align("kAlignV", problem.v);
+  align("kAlignO", problem.o);
+  if (problem.pass == Pass::kForward) {
+    print_element(config, "kOutput", problem.o.dtype);
+    config.boolean("kLse", problem.lse.has_value());
+    return;
+  }
+  print_element(config, "kO", problem.o.dtype);
+  print_element(config, "kGradO", problem.d_o->dtype);
+  print_element(config, "kGradQ", problem.dq->dtype);
+  print_element(config, "kGradK", problem.dk->dtype);
+  print_element(config, "kGradV", problem.dv->dtype);
+  align("kAlignGradO", *problem.d_o);
+  align("kAlignGradQ", *problem.dq);
+  align("kAlignGradK", *problem.dk);
+  align("kAlignGradV", *problem.dv);
+  config.boolean("kLseGradient", problem.d_lse.has_value())
+      .boolean("kAccumulate", problem.options.gradient_mode == GradientMode::kAccumulate);
+}
+
+}  // namespace flashlab::cuda

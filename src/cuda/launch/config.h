@@ -1,0 +1,25 @@
+#pragma once
+
+// The part of a kernel's Config that says what the call is: the same names in every kernel.
+
+#include "api/problem.h"
+#include "cuda/jit/config.h"
+
+namespace flashlab::cuda {
+
+/// Prints, from a problem:
+///   Element kElement (of q, k, v), kOutput (forward: of o)   backward: kO, kGradO, kGradQ, kGradK,
+///   kGradV (elements of o, d_o, dq, dk, dv)
+///   int kHeadDim, kHeadDimV (exact)
+///   bool kBoundedRight (causal or a right bound), kBoundedLeft
+///   MaskTensor kMask, Element kMaskElement (additive masks)
+///   bool kLse (forward: wanted), kLseGradient, kAccumulate (backward)
+///   int kAlignQ, kAlignK, kAlignV, kAlignO ... : bytes every row's address is a multiple of, at
+///   most 16 (from base alignment and strides)
+void print_call(ConfigPrinter& config, const Problem& problem, const internal::Geometry& geometry);
+
+/// Largest power of two <= 16 that divides every row's address: the base's alignment and the
+/// strides that are used.
+int row_alignment_bytes(const TensorSpec& spec);
+
+}  // namespace flashlab::cuda

@@ -1,0 +1,15 @@
+#include "cuda/launch/implementations.h"
+
+#include "cuda/launch/ladder_forward.h"
+#include "cuda/launch/naive.h"
+#include "cuda/launch/sm80.h"
+
+namespace flashlab::cuda {
+
+std::vector<const internal::Implementation*> implementations() {
+  std::vector<const internal::Implementation*> all{&sm80_implementation(), &naive_implementation()};
+  for (const internal::Implementation* rung : ladder_forward_implementations()) all.push_back(rung);
+  return all;
+}
+
+}  // namespace flashlab::cuda

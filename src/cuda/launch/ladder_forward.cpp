@@ -1,0 +1,289 @@
+#include "cuda/launch/ladder_forward.h"
+
+#include <fmt/format.h>
+
+#include <limits>
+#include <memory>
+#include <utility>
+
+#include "api/context_state.h"
+#include "cuda/launch/config.h"
+#include "cuda/launch/gpu_plan.h"
+#include "cuda/launch/ladder_backward.h"
+
+namespace flashlab::cuda {
+namespace {
+
+using internal::Feature;
+
+constexpr std::int64_t kMaxHeadDim = 128;
+constexpr std::int64_t kMaxThreads = 1024;
+constexpr std::int64_t kMaxMmaKeys = 128;  // 64 of 255 registers hold scores
+
+struct Tiles {
+  std::int64_t q = 0, k = 0;
+};
+
+struct Rung {
+  const char* name;
+  const char* source;
+  const char* entry;
+  LadderStep step;
+  bool queries_inside;  ///< FlashAttention-1: keys outside, queries inside, O in global memory
+  Tiles tiles;          ///< default; measured, see kernels/ladder/README.md
+};
+
+constexpr Rung kFa1{"fa1", "ladder/fa1.cu", "flash_fwd_fa1", LadderStep::kFirst, true, {32, 32}};
+constexpr Rung kFa1Vector{
+    "fa1-vector", "ladder/fa1_vector.cu", "flash_fwd_fa1_vector", LadderStep::kVector, true,
+    {32, 32}};
+constexpr Rung kFa1Shuffle{
+    "fa1-shuffle", "ladder/fa1_shuffle.cu", "flash_fwd_fa1_shuffle", LadderStep::kShuffle, true,
+    {32, 32}};
+constexpr Rung kFa1Mma{"fa1-mma", "ladder/fa1_mma.cu", "flash_fwd_fa1_mma", LadderStep::kMma, true,
+                       {64, 64}};
+constexpr Rung kFa2{"fa2", "ladder/fa2.cu", "flash_fwd_fa2", LadderStep::kFirst, false, {32, 32}};
+constexpr Rung kFa2Deterministic{"fa2-deterministic", "ladder/fa2.cu", "flash_fwd_fa2",
+                                 LadderStep::kFirst,  false,           {32, 32}};
+constexpr Rung kFa2Vector{
+    "fa2-vector", "ladder/fa2_vector.cu", "flash_fwd_fa2_vector", LadderStep::kVector, false,
+    {32, 32}};
+constexpr Rung kFa2Shuffle{
+    "fa2-shuffle", "ladder/fa2_shuffle.cu", "flash_fwd_fa2_shuffle", LadderStep::kShuffle, false,
+    {32, 32}};
+constexpr Rung kFa2Mma{"fa2-mma", "ladder/fa2_mma.cu", "flash_fwd_fa2_mma", LadderStep::kMma, false,
+                       {64, 64}};
+
+constexpr std::int64_t round_up(std::int64_t value, std::int64_t unit) {
+  return (value + unit - 1) / unit * unit;
+}
+
+constexpr std::int64_t tiles_in(std::int64_t length, std::int64_t tile) {
+  return (length + tile - 1) / tile;
+}
+
+bool fits(const Rung& rung, Tiles tiles, const internal::Geometry& g, const DeviceInfo& device) {
+  return ladder_threads(rung.step, tiles.q, tiles.k) <= kMaxThreads &&
+         ladder_shared_bytes(rung.step, tiles.q, tiles.k, g.head_dim, g.head_dim_v) <=
+             device.shared_bytes_per_block;
+}
+
+Status wrong_tiles(Tiles tiles, std::string got, std::string expected) {
+  return Status::invalid({"options.tiles",
+                          fmt::format("tile_q {} x tile_k {}: {}", tiles.q, tiles.k, got),
+                          std::move(expected), "use smaller tiles, or 0 for the default"});
+}
+
+/// The step's own rules for sizes that were asked for.
+Status check_form(LadderStep step, Tiles tiles) {
+  if (tiles.q < 1 || tiles.k < 1) {
+    return wrong_tiles(tiles, "a tile has rows", "positive numbers, or 0 for the default");
+  }
+  if (step == LadderStep::kMma && (tiles.q % 16 != 0 || tiles.k % 16 != 0)) {
+    return wrong_tiles(tiles, "a tensor-core product is 16 x 16", "multiples of 16");
+  }
+  if (step == LadderStep::kMma && tiles.k > kMaxMmaKeys) {
+    return wrong_tiles(tiles,
+                       fmt::format("{} registers required per thread for the scores", tiles.k / 2),
+                       fmt::format("tile_k at most {}", kMaxMmaKeys));
+  }
+  if (step != LadderStep::kShuffle) return {};
+  if (tiles.k > 32 || (tiles.k & (tiles.k - 1)) != 0) {
+    return wrong_tiles(tiles, fmt::format("{} lanes required per row", tiles.k),
+                       "a power of two, at most the 32 lanes of a warp, for tile_k");
+  }
+  if (tiles.q * tiles.k % 32 == 0) return {};
+  return wrong_tiles(tiles, fmt::format("{} threads required", tiles.q * tiles.k),
+                     "a whole number of warps: tile_q * tile_k a multiple of 32");
+}
+
+/// What was asked for if it can work; sizes left open shrink until they fit.
+Result<Tiles> choose_tiles(const Rung& rung, const Problem& problem, const internal::Geometry& g,
+                           const DeviceInfo& device) {
+  const TileOptions& asked = problem.options.tiles;
+  Tiles tiles{asked.tile_q != 0 ? asked.tile_q : rung.tiles.q,
+              asked.tile_k != 0 ? asked.tile_k : rung.tiles.k};
+  if (Status status = check_form(rung.step, tiles); !status.ok()) return status;
+  const std::int64_t smallest_k = rung.step == LadderStep::kMma ? 16 : 8;
+  while (!fits(rung, tiles, g, device)) {
+    if (asked.tile_q == 0 && tiles.q > 16) {
+      tiles.q /= 2;
+    } else if (asked.tile_k == 0 && tiles.k > smallest_k) {
+      tiles.k /= 2;
+    } else {
+      break;
+    }
+  }
+  const std::int64_t threads = ladder_threads(rung.step, tiles.q, tiles.k);
+  if (threads > kMaxThreads) {
+    return wrong_tiles(tiles, fmt::format("{} threads required per block", threads),
+                       fmt::format("at most {} threads available", kMaxThreads));
+  }
+  const std::int64_t bytes =
+      ladder_shared_bytes(rung.step, tiles.q, tiles.k, g.head_dim, g.head_dim_v);
+  if (bytes > device.shared_bytes_per_block) {
+    return wrong_tiles(
+        tiles,
+        fmt::format("{} bytes of shared memory required at head dimensions {} and {}", bytes,
+                    g.head_dim, g.head_dim_v),
+        fmt::format("at most {} bytes available on {}", device.shared_bytes_per_block,
+                    device.name));
+  }
+  return tiles;
+}
+
+Status check_problem(const Rung& rung, const internal::Geometry& g, const DeviceInfo& device) {
+  if (g.head_dim > kMaxHeadDim || g.head_dim_v > kMaxHeadDim) {
+    return Status::unsupported({"head dimensions of q, k and v",
+                                fmt::format("{} and {}", g.head_dim, g.head_dim_v),
+                                fmt::format("at most {} in the ladder", kMaxHeadDim),
+                                "use the production implementation, or naive"});
+  }
+  if (rung.step == LadderStep::kMma && g.dtype == DType::kBf16 && device.major < 8) {
+    return Status::unsupported({"dtype", fmt::format("bf16 on {}", device.name),
+                                "fp16: bf16 products on tensor cores need sm_80",
+                                "use fp16, or fa2-shuffle"});
+  }
+  return {};
+}
+
+Result<std::shared_ptr<internal::PlanState>> plan_forward(const Rung& rung, GpuDevice& device,
+                                                          const Problem& problem,
+                                                          const internal::Geometry& g) {
+  const DeviceInfo& info = device.info();
+  if (Status status = check_problem(rung, g, info); !status.ok()) return status;
+  const Result<Tiles> chosen = choose_tiles(rung, problem, g, info);
+  if (!chosen.ok()) return chosen.status();
+  const Tiles tiles = *chosen;
+  const std::int64_t heads = g.batch * g.heads_q;
+  const std::int64_t blocks = rung.queries_inside ? heads : heads * tiles_in(g.seqlen_q, tiles.q);
+  if (blocks > std::numeric_limits<std::int32_t>::max()) {
+    return Status::unsupported({"batch * heads_q * seqlen_q", fmt::format("{} blocks", blocks),
+                                "at most 2^31 - 1 blocks in a launch",
+                                "use larger tiles, or split the batch"});
+  }
+  auto plan = std::make_shared<GpuPlan>(device, problem, g);
+  plan->implementation = rung.name;
+  if (rung.queries_inside) {
+    const auto rows = static_cast<std::size_t>(heads * g.seqlen_q);
+    const auto columns = static_cast<std::size_t>(round_up(g.head_dim_v, 4));
+    plan->add_gpu_region("O, not yet divided", rows * columns * sizeof(float));
+    plan->add_gpu_region("m and l", rows * 2 * sizeof(float));
+  }
+  const std::int64_t shared_bytes =
+      ladder_shared_bytes(rung.step, tiles.q, tiles.k, g.head_dim, g.head_dim_v);
+  ConfigPrinter config;
+  print_call(config, problem, g);
+  config.integer("kTileQ", tiles.q).integer("kTileK", tiles.k);
+  config.integer("kSharedBytes", shared_bytes);
+  GpuStep step;
+  step.name = rung.entry;
+  step.spec = {rung.source, rung.entry, config.text(), {}};
+  step.shape.grid_x = static_cast<unsigned>(blocks);
+  step.shape.threads = static_cast<unsigned>(ladder_threads(rung.step, tiles.q, tiles.k));
+  step.shape.shared_bytes = static_cast<unsigned>(shared_bytes);
+  step.configuration =
+      fmt::format("{} blocks of {} threads · {}", blocks, step.shape.threads, config.summary());
+  plan->add_kernel(std::move(step));
+  plan->reasons.push_back(fmt::format(
+      "tiles of {} queries x {} keys: {} of {} bytes of shared memory, {} of {} threads", tiles.q,
+      tiles.k, shared_bytes, info.shared_bytes_per_block,
+      ladder_threads(rung.step, tiles.q, tiles.k), kMaxThreads));
+  return std::shared_ptr<internal::PlanState>(std::move(plan));
+}
+
+template <const Rung& kRung>
+Result<std::shared_ptr<internal::PlanState>> make_plan(const internal::ContextState& context,
+                                                       const Problem& problem,
+                                                       const internal::Geometry& geometry) {
+  return plan_forward(kRung, *context.gpu(), problem, geometry);
+}
+
+Status refuse_deterministic(const Problem& problem) {
+  if (!problem.options.deterministic) return {};
+  return Status::unsupported({"options.deterministic", "true",
+                              "false: dQ is summed by atomic additions, in any order",
+                              "use fa2-deterministic"});
+}
+
+Result<std::shared_ptr<internal::PlanState>> make_fa2_plan(const internal::ContextState& context,
+                                                           const Problem& problem,
+                                                           const internal::Geometry& geometry) {
+  if (problem.pass == Pass::kForward) {
+    return plan_forward(kFa2, *context.gpu(), problem, geometry);
+  }
+  if (Status status = refuse_deterministic(problem); !status.ok()) return status;
+  return plan_fa2_backward(context, problem, geometry);
+}
+
+Result<std::shared_ptr<internal::PlanState>> make_fa2_deterministic_plan(
+    const internal::ContextState& context, const Problem& problem,
+    const internal::Geometry& geometry) {
+  if (problem.pass == Pass::kBackward) {
+    return plan_fa2_deterministic_backward(context, problem, geometry);
+  }
+  return plan_forward(kFa2Deterministic, *context.gpu(), problem, geometry);
+}
+
+Result<std::shared_ptr<internal::PlanState>> make_fa2_mma_plan(
+    const internal::ContextState& context, const Problem& problem,
+    const internal::Geometry& geometry) {
+  if (problem.pass == Pass::kForward) {
+    return plan_forward(kFa2Mma, *context.gpu(), problem, geometry);
+  }
+  if (Status status = refuse_deterministic(problem); !status.ok()) return status;
+  return plan_fa2_mma_backward(context, problem, geometry);
+}
+
+const internal::FeatureSet kForwardFeatures{
+    Feature::kForward, Feature::kFp16,          Feature::kBf16,
+    Feature::kCausal,  Feature::kGroupedQuery,  Feature::kUnequalHeadDims,
+    Feature::kLse,     Feature::kDeterministic, Feature::kTileSizes};
+const internal::FeatureSet kWithFp32 = kForwardFeatures | internal::FeatureSet{Feature::kFp32};
+const internal::FeatureSet kBackwardFeatures{Feature::kBackward, Feature::kLseGradient,
+                                             Feature::kAccumulate};
+}  // namespace
+
+std::int64_t ladder_shared_bytes(LadderStep step, std::int64_t tile_q, std::int64_t tile_k,
+                                 std::int64_t head_dim, std::int64_t head_dim_v) {
+  if (step == LadderStep::kMma) {  // Q, K and V in 16 bits; kMmaStride of kernels/ladder/mma.h
+    const std::int64_t row = round_up(head_dim, 16) + 8, row_v = round_up(head_dim_v, 16) + 8;
+    return 2 * ((tile_q + tile_k) * row + tile_k * row_v);
+  }
+  const auto vector_row = [](std::int64_t dim) { return (round_up(dim, 4) / 4 | 1) * 4; };
+  const bool scalar = step == LadderStep::kFirst;
+  const std::int64_t row = scalar ? head_dim | 1 : vector_row(head_dim);
+  const std::int64_t row_v = scalar ? head_dim_v : vector_row(head_dim_v);
+  const std::int64_t tiles = (tile_q + tile_k) * row + tile_k * row_v + tile_q * (tile_k | 1);
+  return round_up(4 * (tiles + 2 * tile_q), 16);
+}
+
+std::int64_t ladder_threads(LadderStep step, std::int64_t tile_q, std::int64_t tile_k) {
+  return step == LadderStep::kMma ? tile_q / 16 * 32 : tile_q * tile_k;
+}
+
+std::vector<const internal::Implementation*> ladder_forward_implementations() {
+  constexpr DeviceKind kGpu = DeviceKind::kCuda;
+  static const internal::Implementation rungs[] = {
+      {"fa1", kGpu, "FlashAttention-1: one block per head, O rewritten in memory per tile of keys",
+       kWithFp32, make_plan<kFa1>},
+      {"fa1-vector", kGpu, "fa1 with 128-bit loads", kWithFp32, make_plan<kFa1Vector>},
+      {"fa1-shuffle", kGpu, "fa1-vector with row reductions by warp shuffles", kWithFp32,
+       make_plan<kFa1Shuffle>},
+      {"fa1-mma", kGpu, "fa1 on tensor cores (fp16, bf16: fp32 would be rounded to 11 bits)",
+       kForwardFeatures, make_plan<kFa1Mma>},
+      {"fa2", kGpu, "FlashAttention-2: one block per tile of queries; backward with atomic dQ",
+       kWithFp32 | kBackwardFeatures, make_fa2_plan},
+      {"fa2-deterministic", kGpu, "fa2 with a backward in two passes, equal bit for bit",
+       kWithFp32 | kBackwardFeatures, make_fa2_deterministic_plan},
+      {"fa2-vector", kGpu, "fa2 with 128-bit loads", kWithFp32, make_plan<kFa2Vector>},
+      {"fa2-shuffle", kGpu, "fa2-vector with row reductions by warp shuffles", kWithFp32,
+       make_plan<kFa2Shuffle>},
+      {"fa2-mma", kGpu, "fa2 on tensor cores (fp16, bf16: fp32 would be rounded to 11 bits)",
+       kForwardFeatures | kBackwardFeatures, make_fa2_mma_plan}};
+  std::vector<const internal::Implementation*> out;
+  for (const internal::Implementation& rung : rungs) out.push_back(&rung);
+  return out;
+}
+
+}  // namespace flashlab::cuda

@@ -1,0 +1,23 @@
+#pragma once
+
+// The public merge on a GPU.
+
+#include <optional>
+#include <span>
+
+#include "cuda/driver/device.h"
+#include "cuda/jit/compile.h"
+#include "flashlab/attention.h"
+
+namespace flashlab::cuda {
+
+/// The kernel that merges into `output` (fp32, fp16 or bf16), `vector` columns per access (4 or 1).
+KernelSpec merge_kernel(DType output, int vector);
+
+/// flashlab::merge on validated tensors of the device. More parts than one launch holds are merged
+/// in turns through an fp32 buffer from `allocator`.
+Status merge_on_gpu(GpuDevice& device, Allocator& allocator, Stream stream,
+                    std::span<const Partial> parts, const Tensor& o,
+                    const std::optional<Tensor>& lse);
+
+}  // namespace flashlab::cuda

@@ -1,0 +1,115 @@
+#include "cuda/launch/pointers.h"
+
+#include <fmt/format.h>
+
+#include <cstdint>
+
+namespace flashlab::cuda {
+namespace {
+
+// cudaStreamLegacy and cudaStreamPerThread are 1 and 2, not addresses.
+constexpr std::uintptr_t kLastSpecialStream = 2;
+constexpr std::uintptr_t kFirstAddress = 4096;
+
+constexpr const char* kCopyIt = "copy it to the device, or use a context of the memory's device";
+
+struct Found {
+  unsigned memory_type = 0;  ///< 0: nothing the driver knows
+  unsigned managed = 0;
+  int ordinal = -1;
+};
+
+bool look_up(const GpuDevice& device, const void* data, Found& found) {
+  // Unlike its singular form this call takes addresses that the driver does not know, too.
+  int attributes[] = {kPointerMemoryType, kPointerIsManaged, kPointerDeviceOrdinal};
+  void* values[] = {&found.memory_type, &found.managed, &found.ordinal};
+  return device.api().cuPointerGetAttributes(3, attributes, values,
+                                             reinterpret_cast<CUdeviceptr>(data)) == kCudaSuccess;
+}
+
+Status refuse(const GpuDevice& device, const char* name, const void* data, const Found& found) {
+  std::string got = fmt::format("{}: ", data);
+  if (found.memory_type == kMemoryDevice) {
+    got += fmt::format("memory of cuda:{}", found.ordinal);
+  } else if (found.memory_type == kMemoryHost) {
+    got += "page-locked host memory";
+  } else {
+    got += "host memory, or memory that was freed";
+  }
+  return Status::invalid(
+      {name, std::move(got), fmt::format("memory of cuda:{}", device.info().ordinal), kCopyIt});
+}
+
+struct Named {
+  const char* name;
+  const void* data;
+};
+
+template <std::size_t kCount>
+Status check_all(const GpuDevice& device, const Named (&tensors)[kCount]) {
+  for (const Named& tensor : tensors) {
+    if (Status s = check_pointers(device, tensor.name, tensor.data); !s.ok()) return s;
+  }
+  return {};
+}
+
+template <class T>
+const void* data_of(const std::optional<T>& tensor) {
+  return tensor ? tensor->data : nullptr;
+}
+
+}  // namespace
+
+Status check_pointers(const GpuDevice& device, const char* name, const void* data) {
+  if (data == nullptr) return {};
+  Found found;
+  if (!look_up(device, data, found)) found = {};
+  if (found.managed != 0) return {};
+  if (found.memory_type == kMemoryDevice && found.ordinal == device.info().ordinal) return {};
+  return refuse(device, name, data, found);
+}
+
+Status check_pointers(const GpuDevice& device, const ForwardTensors& t, Workspace workspace) {
+  const Named tensors[] = {
+      {"q.data", t.q.data},          {"k.data", t.k.data},         {"v.data", t.v.data},
+      {"o.data", t.o.data},          {"lse.data", data_of(t.lse)}, {"mask.data", data_of(t.mask)},
+      {"workspace", workspace.data},
+  };
+  return check_all(device, tensors);
+}
+
+Status check_pointers(const GpuDevice& device, const BackwardTensors& t, Workspace workspace) {
+  const Named tensors[] = {
+      {"q.data", t.q.data},          {"k.data", t.k.data},
+      {"v.data", t.v.data},          {"o.data", t.o.data},
+      {"lse.data", t.lse.data},      {"d_o.data", t.d_o.data},
+      {"dq.data", t.dq.data},        {"dk.data", t.dk.data},
+      {"dv.data", t.dv.data},        {"d_lse.data", data_of(t.d_lse)},
+      {"workspace", workspace.data}, {"mask.data", data_of(t.mask)},
+  };
+  return check_all(device, tensors);
+}
+
+Status check_stream(const GpuDevice& device, Stream stream) {
+  const auto value = reinterpret_cast<std::uintptr_t>(stream.handle);
+  if (value <= kLastSpecialStream) return {};
+  const auto wrong = [&](std::string got) {
+    return Status::invalid(
+        {"stream", std::move(got), fmt::format("a stream of cuda:{}", device.info().ordinal),
+         "create it while that device is current; Stream{} is the default stream"});
+  };
+  // The driver follows the handle before it looks whether it is one.
+  if (value < kFirstAddress || value % alignof(void*) != 0) {
+    return wrong(fmt::format("{:#x}, which is no stream", value));
+  }
+  CUcontext context = nullptr;
+  const CUresult result =
+      device.api().cuStreamGetCtx(static_cast<CUstream>(stream.handle), &context);
+  if (result != kCudaSuccess) {
+    return wrong(device.driver().check(result, "cuStreamGetCtx").message());
+  }
+  if (context != device.context()) return wrong("a stream of another device or context");
+  return {};
+}
+
+}  // namespace flashlab::cuda

@@ -1,0 +1,53 @@
+#include "cuda/launch/sm80.h"
+
+#include <fmt/format.h>
+
+#include "api/context_state.h"
+#include "cuda/driver/device.h"
+#include "cuda/launch/sm80_backward.h"
+#include "cuda/launch/sm80_backward_fp32.h"
+#include "cuda/launch/sm80_forward.h"
+#include "cuda/launch/sm80_forward_fp32.h"
+
+namespace flashlab::cuda {
+namespace {
+
+using internal::Feature;
+
+// cp.async, bf16 products and m16n8k16 begin with this compute capability.
+constexpr int kMinMajor = 8;
+
+Result<std::shared_ptr<internal::PlanState>> make_plan(const internal::ContextState& context,
+                                                       const Problem& problem,
+                                                       const internal::Geometry& geometry) {
+  const DeviceInfo& device = context.gpu()->info();
+  if (device.major < kMinMajor) {
+    return Status::unsupported({"implementation 'sm80'",
+                                fmt::format("compute capability {}.{}", device.major, device.minor),
+                                "8.0 or later", "use one of the ladder's rungs, e.g. 'fa2'"});
+  }
+  const bool fp32 = geometry.dtype == DType::kFp32;
+  if (problem.pass == Pass::kForward) {
+    return fp32 ? plan_sm80_forward_fp32(context, problem, geometry)
+                : plan_sm80_forward(context, problem, geometry);
+  }
+  return fp32 ? plan_sm80_backward_fp32(context, problem, geometry)
+              : plan_sm80_backward(context, problem, geometry);
+}
+
+}  // namespace
+
+const internal::Implementation& sm80_implementation() {
+  static const internal::Implementation implementation{
+      "sm80",
+      DeviceKind::kCuda,
+      "portable tensor-core kernels (mma.sync, cp.async) for sm_80 to sm_120",
+      {Feature::kForward, Feature::kBackward, Feature::kFp32, Feature::kFp16, Feature::kBf16,
+       Feature::kTf32, Feature::kCausal, Feature::kBoolMask, Feature::kAdditiveMask,
+       Feature::kGroupedQuery, Feature::kUnequalHeadDims, Feature::kLse, Feature::kLseGradient,
+       Feature::kAccumulate, Feature::kDeterministic},
+      make_plan};
+  return implementation;
+}
+
+}  // namespace flashlab::cuda

@@ -1,0 +1,213 @@
+#include "cuda/launch/sm80_backward.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "api/context_state.h"
+#include "cuda/jit/config.h"
+#include "cuda/launch/config.h"
+#include "cuda/launch/gpu_plan.h"
+
+namespace flashlab::cuda {
+namespace {
+
+using internal::Geometry;
+
+constexpr int kMaxHeadDim = 256;
+constexpr std::int64_t kMaxLength = INT32_MAX - 1024;  // positions are 32-bit in the kernel
+constexpr int kReservedSharedBytes = 1024;             // per block, by the system
+constexpr unsigned kPrepareThreads = 256;
+
+constexpr int round_up(int value, int multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
+constexpr std::int64_t divide_up(std::int64_t a, std::int64_t b) {
+  return (a + b - 1) / b;
+}
+
+// kernels/sm80/backward_tiles.h, OperandTile: powers of two are swizzled, others padded.
+constexpr int pitch_bytes(int columns) {
+  const int chunks = columns / 8;
+  const bool swizzled = chunks >= 8 && (chunks & (chunks - 1)) == 0;
+  return (swizzled ? chunks : chunks | 1) * 16;
+}
+
+// For head dims up to 64, 128 and 256: the fastest first (H200), then what fits the 163 KiB of
+// sm_80 and the 99 KiB of sm_86, sm_89 and sm_120.
+struct Candidates {
+  int max_head_dim;
+  std::array<BackwardTiling, 3> tilings;
+};
+constexpr std::array<Candidates, 3> kCandidates = {{
+    {64,
+     {{{64, 128, 1, 4, 2, true, 2}, {64, 128, 1, 4, 2, false, 2}, {64, 128, 1, 4, 2, false, 1}}}},
+    {128,
+     {{{64, 128, 2, 4, 3, true, 1}, {64, 128, 2, 4, 2, false, 1}, {32, 64, 2, 2, 2, false, 1}}}},
+    {256,
+     {{{64, 64, 4, 2, 2, false, 1}, {32, 64, 2, 4, 2, false, 1}, {32, 32, 2, 2, 1, false, 1}}}},
+}};
+
+struct BackwardChoice {
+  BackwardTiling tiling;
+  bool copy_grad_o = false;  ///< dO is converted to the inputs' type once
+  int shared_bytes = 0;
+  std::int64_t tiles_q = 0, tiles_k = 0;
+};
+
+ConfigPrinter print(const Problem& problem, const Geometry& g, const BackwardChoice& choice,
+                    bool vector_reduction) {
+  const BackwardTiling& t = choice.tiling;
+  ConfigPrinter config;
+  print_call(config, problem, g);
+  config.integer("kTileQ", t.tile_q)
+      .integer("kTileK", t.tile_k)
+      .integer("kWarpsQ", t.warps_q)
+      .integer("kWarpsK", t.warps_k)
+      .integer("kStages", t.stages)
+      .boolean("kOneBarrier", t.one_barrier)
+      .integer("kMinBlocks", t.min_blocks)
+      .integer("kSharedBytes", choice.shared_bytes)
+      .boolean("kVectorReduction", vector_reduction)
+      .boolean("kDeterministic", problem.options.deterministic)
+      .boolean("kCopyGradO", choice.copy_grad_o);
+  return config;
+}
+
+void add_regions(GpuPlan& plan, const Geometry& g, const BackwardChoice& choice) {
+  const std::int64_t heads = g.batch * g.heads_q, tiles = heads * choice.tiles_q;
+  const std::int64_t rows = tiles * choice.tiling.tile_q;
+  const auto region = [&](const char* name, std::int64_t bytes) {
+    plan.add_gpu_region(name, static_cast<std::size_t>(bytes));
+  };
+  // In the order of BackwardRegion (kernels/sm80/backward_tiles.h).
+  region("lse in base 2", rows * 4);
+  region("delta", rows * 4);
+  region("dq in fp32", rows * round_up(static_cast<int>(g.head_dim), 32) * 4);
+  region("turns", plan.problem.options.deterministic ? (tiles + 1) * 4 : 0);
+  if (choice.copy_grad_o) {
+    region("d_o in 16 bits", heads * g.seqlen_q * round_up(static_cast<int>(g.head_dim_v), 32) * 2);
+  }
+}
+
+void explain(GpuPlan& plan, const Problem& problem, const BackwardChoice& choice) {
+  const auto copies = [&](const char* name, const TensorSpec& spec) {
+    const int bytes = row_alignment_bytes(spec);
+    if (bytes >= 16) return;
+    plan.reasons.push_back(fmt::format(
+        "{}: rows are aligned to {} bytes, so they are copied {}; 16 would be faster", name, bytes,
+        bytes >= 4 ? fmt::format("{} bytes at a time", bytes) : "element by element"));
+  };
+  copies("q", problem.q);
+  copies("k", problem.k);
+  copies("v", problem.v);
+  if (choice.copy_grad_o)
+    plan.reasons.push_back("d_o is fp32: converted once, beside delta");
+  else
+    copies("d_o", *problem.d_o);
+  plan.reasons.push_back(problem.options.deterministic
+                             ? "dQ is added in a fixed order: blocks wait for their turn"
+                             : "dQ is added atomically: its last bits vary from run to run");
+}
+
+void add_steps(GpuPlan& plan, const ConfigPrinter& config, const BackwardChoice& choice) {
+  const Geometry& g = plan.geometry;
+  const auto add = [&](const char* source, const char* entry, std::int64_t blocks, unsigned threads,
+                       unsigned shared_bytes, std::string what) {
+    GpuStep step;
+    step.name = entry;
+    step.spec = {source, entry, config.text(), {}};
+    step.shape.grid_x = static_cast<unsigned>(blocks);
+    step.shape.threads = threads;
+    step.shape.shared_bytes = shared_bytes;
+    step.configuration = std::move(what);
+    plan.add_kernel(std::move(step));
+  };
+  const auto threads = static_cast<unsigned>(32 * choice.tiling.warps());
+  const std::int64_t query_blocks = g.batch * g.heads_q * choice.tiles_q;
+  const std::int64_t key_blocks = g.batch * g.heads_k * choice.tiles_k;
+  add("sm80/backward_prepare.cu", "flash_bwd_sm80_prepare", query_blocks, kPrepareThreads, 0,
+      fmt::format("delta, LSE in base 2, zeros · {} blocks of {} queries", query_blocks,
+                  choice.tiling.tile_q));
+  if (key_blocks > 0) {
+    add("sm80/backward.cu", "flash_bwd_sm80", key_blocks, threads,
+        static_cast<unsigned>(choice.shared_bytes),
+        fmt::format("{} · {} blocks of {} keys", config.summary(), key_blocks,
+                    choice.tiling.tile_k));
+  }
+  add("sm80/backward_finish.cu", "flash_bwd_sm80_finish", query_blocks, threads, 0,
+      fmt::format("dQ = scale dQ_fp32 in dq's type · {} blocks", query_blocks));
+}
+
+}  // namespace
+
+int backward_shared_bytes(const BackwardTiling& t, int head_dim, int head_dim_v) {
+  const int dim = round_up(head_dim, 32), dim_v = round_up(head_dim_v, 32);
+  const int scores = (t.one_barrier ? 2 : 1) * (t.warps_q > 1 ? 2 : 1);
+  const auto part = [](int bytes) { return round_up(bytes, 128); };
+  return part(t.tile_k * pitch_bytes(dim)) + part(t.tile_k * pitch_bytes(dim_v)) +
+         part(t.stages * t.tile_q * pitch_bytes(dim)) +
+         part(t.stages * t.tile_q * pitch_bytes(dim_v)) +
+         part(scores * t.tile_k * pitch_bytes(t.tile_q)) + 2 * part(t.stages * t.tile_q * 4);
+}
+
+std::optional<BackwardTiling> choose_backward_tiling(int head_dim, int head_dim_v,
+                                                     int shared_limit) {
+  for (const Candidates& candidates : kCandidates) {
+    if (std::max(head_dim, head_dim_v) > candidates.max_head_dim) continue;
+    for (const BackwardTiling& t : candidates.tilings) {
+      const int limit = (shared_limit + kReservedSharedBytes) / t.min_blocks - kReservedSharedBytes;
+      if (backward_shared_bytes(t, head_dim, head_dim_v) <= limit) return t;
+    }
+  }
+  return std::nullopt;
+}
+
+Result<std::shared_ptr<internal::PlanState>> plan_sm80_backward(
+    const internal::ContextState& context, const Problem& problem, const Geometry& g) {
+  GpuDevice& device = *context.gpu();
+  const DeviceInfo& info = device.info();
+  if (g.head_dim > kMaxHeadDim || g.head_dim_v > kMaxHeadDim) {
+    return Status::unsupported({"head_dim of implementation 'sm80'",
+                                fmt::format("{} and {} (v)", g.head_dim, g.head_dim_v),
+                                fmt::format("at most {}", kMaxHeadDim),
+                                "use implementation 'naive'"});
+  }
+  const std::int64_t longest = std::max(g.seqlen_q, g.seqlen_k);
+  if (longest > kMaxLength) {
+    return Status::unsupported({"sequence length", fmt::format("{}", longest),
+                                fmt::format("at most {}", kMaxLength),
+                                "split the keys into several calls and add the gradients"});
+  }
+  const int dim = static_cast<int>(g.head_dim), dim_v = static_cast<int>(g.head_dim_v);
+  const auto tiling = choose_backward_tiling(dim, dim_v, info.shared_bytes_per_block);
+  if (!tiling) {
+    return Status::unsupported(
+        {"shared memory of one block", fmt::format("{} bytes", info.shared_bytes_per_block),
+         fmt::format("what head dims {} and {} need at the smallest tiles", dim, dim_v),
+         "use smaller head dims or implementation 'naive'"});
+  }
+  BackwardChoice choice;
+  choice.tiling = *tiling;
+  choice.copy_grad_o = problem.d_o->dtype == DType::kFp32;
+  choice.shared_bytes = backward_shared_bytes(*tiling, dim, dim_v);
+  choice.tiles_q = divide_up(g.seqlen_q, tiling->tile_q);
+  choice.tiles_k = divide_up(g.seqlen_k, tiling->tile_k);
+  const std::int64_t blocks =
+      std::max(g.batch * g.heads_q * choice.tiles_q, g.batch * g.heads_k * choice.tiles_k);
+  if (blocks > INT32_MAX) {
+    return Status::unsupported({"blocks of one launch", fmt::format("{}", blocks),
+                                fmt::format("at most {}", INT32_MAX), "split the batch"});
+  }
+  auto plan = std::make_shared<GpuPlan>(device, problem, g);
+  add_regions(*plan, g, choice);
+  // red.global.add.v4.f32 begins with sm_90.
+  const ConfigPrinter config = print(problem, g, choice, info.major >= 9);
+  add_steps(*plan, config, choice);
+  explain(*plan, problem, choice);
+  return std::shared_ptr<internal::PlanState>(std::move(plan));
+}
+
+}  // namespace flashlab::cuda

@@ -1,0 +1,247 @@
+#include "cuda/launch/sm80_backward_fp32.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <string>
+#include <utility>
+
+#include "api/context_state.h"
+#include "cuda/driver/device.h"
+#include "cuda/launch/config.h"
+#include "cuda/launch/gpu_plan.h"
+#include "cuda/launch/split_terms.h"
+
+namespace flashlab::cuda {
+namespace {
+
+using internal::Geometry;
+
+constexpr int kMaxHeadDim = 256;
+constexpr std::int64_t kMaxLength = INT32_MAX - 1024;
+constexpr std::int64_t kSplitRows = 64;       // kernels/sm80/split.h
+constexpr std::int64_t kQueryTileBytes = 32;  // sizeof(QueryTile)
+constexpr unsigned kRowThreads = 256;
+constexpr unsigned kGuardedThreads = 256;
+
+template <class Integer>
+constexpr Integer divide_up(Integer a, Integer b) {
+  return (a + b - 1) / b;
+}
+constexpr int padded(int dim) {
+  return divide_up(dim, 16) * 16;
+}
+
+struct Choice {
+  BackwardFp32Tiling tiling;
+  int terms = 2;
+  int guarded_tile = 32;
+  std::int64_t query_tiles = 0;  ///< of 64 rows, all heads
+  std::int64_t key_blocks = 0;   ///< all heads
+};
+
+struct Regions {
+  SplitRegions split;
+  int grad_q = -1, rows = -1, guard = -1, turns = -1;
+};
+
+int guarded_shared_bytes(int tile, int head_dim, int head_dim_v) {
+  const int rows = 2 * tile * (padded(head_dim) + 4 + padded(head_dim_v) + 4);
+  return 4 * (rows + 2 * tile * (tile + 1) + 2 * tile);
+}
+
+Choice choose(const Problem& problem, const Geometry& g, const DeviceInfo& device) {
+  const int dim = static_cast<int>(g.head_dim), dim_v = static_cast<int>(g.head_dim_v);
+  Choice choice;
+  choice.terms = problem.options.precision == Precision::kTf32 ? 1 : 2;
+  choice.tiling =
+      choose_backward_fp32_tiling(dim, dim_v, choice.terms, device.shared_bytes_per_block);
+  choice.guarded_tile = padded(std::max(dim, dim_v)) <= 128 ? 32 : 16;
+  choice.query_tiles = g.batch * g.heads_q * divide_up(g.seqlen_q, kSplitRows);
+  choice.key_blocks =
+      g.batch * g.heads_k * divide_up(g.seqlen_k, std::int64_t{choice.tiling.keys()});
+  return choice;
+}
+
+// Turns: two tickets, then a counter per kernel, part, query head and step.
+std::size_t turn_bytes(const Geometry& g, const BackwardFp32Tiling& t) {
+  return static_cast<std::size_t>(
+      4 * (2 + 2 * t.parts * g.batch * g.heads_q * divide_up(g.seqlen_q, std::int64_t{t.rows})));
+}
+
+Regions add_regions(GpuPlan& plan, const Problem& problem, const Geometry& g,
+                    const Choice& choice) {
+  const std::int64_t rows = choice.query_tiles * kSplitRows;
+  Regions r;
+  r.split =
+      add_split_regions(plan, g, {.q = true, .k = true, .v = true, .grad_o = true}, choice.terms);
+  r.grad_q = plan.add_gpu_region(
+      "grad_q_sums", static_cast<std::size_t>(rows * padded(static_cast<int>(g.head_dim)) * 4));
+  r.rows = plan.add_gpu_region(
+      "rows", static_cast<std::size_t>(rows * 8 + choice.query_tiles * kQueryTileBytes));
+  r.guard = plan.add_gpu_region("guard", static_cast<std::size_t>(choice.key_blocks * 4));
+  if (problem.options.deterministic) {
+    r.turns = plan.add_gpu_region("turns", turn_bytes(g, choice.tiling));
+  }
+  return r;
+}
+
+ConfigPrinter print(const Problem& problem, const Geometry& g, const Choice& choice,
+                    const Regions& regions) {
+  const BackwardFp32Tiling& t = choice.tiling;
+  const int dim = static_cast<int>(g.head_dim), dim_v = static_cast<int>(g.head_dim_v);
+  ConfigPrinter config;
+  print_call(config, problem, g);
+  print_split(config, regions.split, choice.terms);
+  config.integer("kWarps", t.warps)
+      .integer("kRows", t.rows)
+      .integer("kStages", t.stages)
+      .integer("kParts", t.parts)
+      .integer("kMinBlocks", t.min_blocks)
+      .integer("kGuardedTile", choice.guarded_tile)
+      .boolean("kDeterministic", problem.options.deterministic)
+      .integer("kGradQRegion", regions.grad_q)
+      .integer("kRowRegion", regions.rows)
+      .integer("kGuardRegion", regions.guard)
+      .integer("kTurnRegion", regions.turns)
+      .integer("kSharedBytes", backward_fp32_shared_bytes(t, dim, dim_v, choice.terms))
+      .integer("kGuardedSharedBytes", guarded_shared_bytes(choice.guarded_tile, dim, dim_v));
+  return config;
+}
+
+struct Launch {
+  const char* entry;
+  const char* source;
+  std::int64_t blocks;
+  unsigned threads;
+  int shared_bytes;
+  std::string note;
+};
+
+void add_launch(GpuPlan& plan, const ConfigPrinter& config, const Launch& launch) {
+  GpuStep step;
+  step.name = launch.entry;
+  step.spec = {launch.source, launch.entry, config.text(), {}};
+  step.shape.grid_x = static_cast<unsigned>(launch.blocks);
+  step.shape.threads = launch.threads;
+  step.shape.shared_bytes = static_cast<unsigned>(launch.shared_bytes);
+  step.configuration = launch.note;
+  plan.add_kernel(std::move(step));
+}
+
+void add_launches(GpuPlan& plan, const Problem& problem, const Geometry& g, const Choice& choice,
+                  const Regions& regions) {
+  const BackwardFp32Tiling& t = choice.tiling;
+  const int dim = static_cast<int>(g.head_dim), dim_v = static_cast<int>(g.head_dim_v);
+  const ConfigPrinter config = print(problem, g, choice, regions);
+  constexpr const char* kRowSource = "sm80/backward_fp32_rows.cu";
+  if (regions.turns >= 0) plan.add_zero("turns", regions.turns);
+  add_split_step(plan, problem, g, regions.split, choice.terms);
+  add_launch(plan, config,
+             {"flash_bwd_fp32_rows", kRowSource, choice.query_tiles, kRowThreads, 0,
+              fmt::format("{} tiles of 64 queries", choice.query_tiles)});
+  if (choice.key_blocks > 0) {
+    add_launch(plan, config,
+               {"flash_bwd_fp32_guard", kRowSource, choice.key_blocks, 32, 0,
+                fmt::format("{} blocks of {} keys", choice.key_blocks, t.keys())});
+    add_launch(plan, config,
+               {"flash_bwd_fp32", "sm80/backward_fp32.cu", choice.key_blocks * t.parts,
+                static_cast<unsigned>(32 * t.warps),
+                backward_fp32_shared_bytes(t, dim, dim_v, choice.terms), config.summary()});
+    add_launch(plan, config,
+               {"flash_bwd_fp32_guarded", "sm80/backward_fp32_guarded.cu", choice.key_blocks,
+                kGuardedThreads, guarded_shared_bytes(choice.guarded_tile, dim, dim_v),
+                "the blocks that the guard marked, in plain fp32"});
+  }
+  add_launch(plan, config,
+             {"flash_bwd_fp32_result", kRowSource, choice.query_tiles, kRowThreads, 0,
+              fmt::format("{} tiles of 64 queries", choice.query_tiles)});
+}
+
+void explain(GpuPlan& plan, const Problem& problem, const Choice& choice) {
+  plan.reasons.push_back(choice.terms == 2
+                             ? "ieee: two scaled fp16 terms, three products; blocks that meet Inf, "
+                               "NaN or too wide a range are done in plain fp32"
+                             : "tf32: one scaled fp16 term, which has tf32's 11 significant bits");
+  if (problem.options.deterministic) {
+    plan.reasons.push_back("deterministic: blocks add to dq in the order of their keys");
+  }
+  if (choice.tiling.parts > 1) {
+    plan.reasons.push_back(fmt::format(
+        "head dim beyond 128: {} blocks share the columns of one tile of keys, scores are made {}",
+        choice.tiling.parts, choice.tiling.parts == 2 ? "twice" : "by each"));
+  }
+}
+
+Status too_large(const char* what, std::int64_t got, std::int64_t limit, const char* remedy) {
+  return Status::unsupported(
+      {what, fmt::format("{}", got), fmt::format("at most {}", limit), remedy});
+}
+
+}  // namespace
+
+int backward_fp32_shared_bytes(const BackwardFp32Tiling& t, int head_dim, int head_dim_v,
+                               int terms) {
+  const int pitches = padded(head_dim) + 8 + padded(head_dim_v) + 8;
+  const int keys = 2 * terms * t.keys() * pitches;
+  const int stage = 2 * terms * t.rows * pitches + 8 * t.rows + static_cast<int>(kQueryTileBytes);
+  return keys + t.stages * stage + 2 * terms * t.keys() * (t.rows + 8);
+}
+
+BackwardFp32Tiling choose_backward_fp32_tiling(int head_dim, int head_dim_v, int terms,
+                                               int shared_limit) {
+  const int widest = padded(std::max(head_dim, head_dim_v));
+  const int parts = widest > 128 ? 2 : 1;
+  // From large to small; the first that fits. Blocks of few warps share a multiprocessor.
+  constexpr std::array kNarrow = {
+      BackwardFp32Tiling{.warps = 8, .rows = 32, .stages = 2},
+      BackwardFp32Tiling{.warps = 4, .rows = 32, .stages = 2},
+      BackwardFp32Tiling{.warps = 4, .rows = 32, .stages = 1},
+      BackwardFp32Tiling{.warps = 4, .rows = 16, .stages = 1},
+      BackwardFp32Tiling{.warps = 2, .rows = 16, .stages = 2},
+      BackwardFp32Tiling{.warps = 2, .rows = 16, .stages = 1},
+      BackwardFp32Tiling{.warps = 1, .rows = 16, .stages = 1},
+  };
+  for (BackwardFp32Tiling t : kNarrow) {
+    t.parts = parts;
+    if (widest <= 16 && t.warps == 8) t.rows = 64;
+    if (widest > 128 && t.warps == 8) continue;
+    if (backward_fp32_shared_bytes(t, head_dim, head_dim_v, terms) <= shared_limit) return t;
+  }
+  BackwardFp32Tiling least = kNarrow.back();
+  least.parts = parts;
+  return least;
+}
+
+Result<std::shared_ptr<internal::PlanState>> plan_sm80_backward_fp32(
+    const internal::ContextState& context, const Problem& problem, const Geometry& g) {
+  GpuDevice& device = *context.gpu();
+  if (std::max(g.head_dim, g.head_dim_v) > kMaxHeadDim) {
+    return too_large("head_dim of implementation 'sm80'", std::max(g.head_dim, g.head_dim_v),
+                     kMaxHeadDim, "use implementation 'naive'");
+  }
+  if (std::max(g.seqlen_q, g.seqlen_k) > kMaxLength) {
+    return too_large("sequence length", std::max(g.seqlen_q, g.seqlen_k), kMaxLength,
+                     "split the call into shorter ones");
+  }
+  const Choice choice = choose(problem, g, device.info());
+  const std::int64_t blocks = 4 * (choice.query_tiles + choice.key_blocks);
+  if (blocks > INT32_MAX) {
+    return too_large("tiles of 64 rows", blocks, INT32_MAX, "split the batch into smaller calls");
+  }
+  const int shared_bytes = backward_fp32_shared_bytes(choice.tiling, static_cast<int>(g.head_dim),
+                                                      static_cast<int>(g.head_dim_v), choice.terms);
+  if (shared_bytes > device.info().shared_bytes_per_block) {
+    return too_large("shared memory of one block", shared_bytes,
+                     device.info().shared_bytes_per_block,
+                     "use smaller head dims or implementation 'naive'");
+  }
+  auto plan = std::make_shared<GpuPlan>(device, problem, g);
+  const Regions regions = add_regions(*plan, problem, g, choice);
+  add_launches(*plan, problem, g, choice, regions);
+  explain(*plan, problem, choice);
+  return std::shared_ptr<internal::PlanState>(std::move(plan));
+}
+
+}  // namespace flashlab::cuda

@@ -1,0 +1,197 @@
+#include "cuda/launch/sm80_forward.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "api/context_state.h"
+#include "cuda/jit/config.h"
+#include "cuda/launch/config.h"
+#include "cuda/launch/gpu_plan.h"
+
+namespace flashlab::cuda {
+namespace {
+
+using internal::Geometry;
+
+constexpr int kMaxHeadDim = 256;
+constexpr std::int64_t kMaxLength = INT32_MAX - 1024;  // positions are 32-bit in the kernel
+constexpr int kMaxSplits = 32;
+constexpr int kMinTilesPerSplit = 4;
+constexpr unsigned kMergeWarps = 4;
+// What a deterministic plan fills: a device of this many multiprocessors, whatever the real one.
+constexpr int kNominalMultiprocessors = 128;
+
+constexpr int divide_up(int a, int b) { return (a + b - 1) / b; }
+std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+// kernels/tile/swizzle.h, HalfTile: rows of whole k16 steps at an odd pitch of 16-byte chunks.
+constexpr int pitch_bytes(int dim) { return ((divide_up(dim, 16) * 2) | 1) * 16; }
+
+Status too_long(const char* what, std::int64_t got, std::int64_t limit) {
+  return Status::unsupported({what, fmt::format("{}", got), fmt::format("at most {}", limit),
+                              "split the call into shorter ones and merge them"});
+}
+
+struct ForwardChoice {
+  ForwardTiling tiling;
+  bool pack_group = false;
+  int splits = 1;
+  std::int64_t tiles_q = 0;  ///< per (batch, head or group)
+  std::int64_t heads = 0;    ///< heads or groups
+};
+
+ForwardChoice choose(const Problem& problem, const Geometry& g, const DeviceInfo& device) {
+  ForwardChoice choice;
+  const int dim = static_cast<int>(g.head_dim), dim_v = static_cast<int>(g.head_dim_v);
+  const int limit = device.shared_bytes_per_block;
+  choice.tiling = choose_forward_tiling(g.seqlen_q, dim, dim_v, limit);
+  choice.pack_group = g.group() > 1 && g.seqlen_q * 2 <= choice.tiling.tile_q() &&
+                      g.seqlen_q * g.group() <= kMaxLength;
+  const std::int64_t rows = choice.pack_group ? g.seqlen_q * g.group() : g.seqlen_q;
+  if (choice.pack_group) choice.tiling = choose_forward_tiling(rows, dim, dim_v, limit);
+  choice.tiles_q = divide_up(rows, std::int64_t{choice.tiling.tile_q()});
+  choice.heads = choice.pack_group ? g.heads_k : g.heads_q;
+  const int multiprocessors =
+      problem.options.deterministic ? kNominalMultiprocessors : device.multiprocessors;
+  choice.splits = choose_key_splits(choice.tiles_q * choice.heads * g.batch,
+                                    std::int64_t{multiprocessors} * choice.tiling.min_blocks,
+                                    divide_up(g.seqlen_k, std::int64_t{choice.tiling.tile_k}));
+  return choice;
+}
+
+ConfigPrinter print(const Problem& problem, const Geometry& g, const ForwardChoice& choice) {
+  const ForwardTiling& t = choice.tiling;
+  const bool additive = problem.mask && problem.mask->dtype != DType::kBool;
+  ConfigPrinter config;
+  print_call(config, problem, g);
+  config.integer("kWarps", t.warps)
+      .integer("kWarpRows", t.warp_rows)
+      .integer("kTileK", t.tile_k)
+      .integer("kPieceK", t.piece_k)
+      .integer("kStages", t.stages)
+      .integer("kMinBlocks", t.min_blocks)
+      .integer("kSplits", choice.splits)
+      .integer("kSharedBytes", forward_shared_bytes(t, static_cast<int>(g.head_dim),
+                                                    static_cast<int>(g.head_dim_v)))
+      .boolean("kPackGroup", choice.pack_group)
+      // The main loop folds a positive scale into the exponent; others are applied to the scores.
+      .boolean("kPrescaled", additive || !(g.scale > 1e-30f));
+  return config;
+}
+
+void explain(GpuPlan& plan, const Problem& problem, const ForwardChoice& choice) {
+  const auto copies = [&](const char* name, const TensorSpec& spec) {
+    const int bytes = row_alignment_bytes(spec);
+    if (bytes >= 16) return;
+    plan.reasons.push_back(fmt::format(
+        "{}: rows are aligned to {} bytes, so they are copied {}; 16 would be faster", name, bytes,
+        bytes >= 4 ? fmt::format("{} bytes at a time", bytes) : "element by element"));
+  };
+  copies("q", problem.q);
+  copies("k", problem.k);
+  copies("v", problem.v);
+  if (choice.pack_group) {
+    plan.reasons.push_back("the query heads of a group share a tile: few queries per head");
+  }
+  if (choice.splits > 1) {
+    plan.reasons.push_back(fmt::format(
+        "keys split in {}: {} query tiles would leave multiprocessors idle", choice.splits,
+        choice.tiles_q * choice.heads * plan.geometry.batch));
+  }
+}
+
+}  // namespace
+
+int forward_shared_bytes(const ForwardTiling& t, int head_dim, int head_dim_v) {
+  const int k = t.tile_k * pitch_bytes(head_dim), v = t.tile_k * pitch_bytes(head_dim_v);
+  const int q = t.tile_q() * pitch_bytes(head_dim);
+  // Q passes through the memory of V's last two stages.
+  return t.stages * k + std::max((t.stages + 1) * v, (t.stages - 1) * v + q);
+}
+
+ForwardTiling choose_forward_tiling(std::int64_t rows, int head_dim, int head_dim_v,
+                                    int shared_limit) {
+  const int dim = divide_up(head_dim, 16) * 16, dim_v = divide_up(head_dim_v, 16) * 16;
+  ForwardTiling t;
+  if (rows <= 64) {
+    t = {rows <= 16 ? 1 : (rows <= 32 ? 2 : 4), 16, 32, 16, 3, 2};
+  } else if (dim_v + dim / 2 <= 128) {
+    t = {4, 32, 64, 32, 2, 2};  // registers: O, Q and two pieces of 32 keys
+  } else if (dim_v + dim / 2 <= 192) {
+    t = {4, 32, 64, 16, 2, 2};
+  } else {
+    t = {8, 16, 64, 16, 2, 1};
+  }
+  if (forward_shared_bytes(t, head_dim, head_dim_v) > shared_limit) t.tile_k = 32;
+  if (forward_shared_bytes(t, head_dim, head_dim_v) > shared_limit && t.warps == 8) t.warps = 4;
+  if (forward_shared_bytes(t, head_dim, head_dim_v) > shared_limit) t.stages = 2;
+  return t;
+}
+
+int choose_key_splits(std::int64_t blocks, std::int64_t capacity, std::int64_t key_tiles) {
+  int splits = 1;
+  while (splits < kMaxSplits && blocks * splits * 2 <= capacity &&
+         key_tiles >= std::int64_t{splits} * 2 * kMinTilesPerSplit) {
+    splits *= 2;
+  }
+  return splits;
+}
+
+Result<std::shared_ptr<internal::PlanState>> plan_sm80_forward(
+    const internal::ContextState& context, const Problem& problem, const Geometry& g) {
+  GpuDevice& device = *context.gpu();
+  if (g.head_dim > kMaxHeadDim || g.head_dim_v > kMaxHeadDim) {
+    return Status::unsupported({"head_dim of implementation 'sm80'",
+                                fmt::format("{} and {} (v)", g.head_dim, g.head_dim_v),
+                                fmt::format("at most {}", kMaxHeadDim),
+                                "use implementation 'naive'"});
+  }
+  if (std::max(g.seqlen_q, g.seqlen_k) > kMaxLength) {
+    return too_long("sequence length", std::max(g.seqlen_q, g.seqlen_k), kMaxLength);
+  }
+  const ForwardChoice choice = choose(problem, g, device.info());
+  const std::int64_t blocks = choice.tiles_q * choice.heads * g.batch;
+  if (blocks > INT32_MAX) return too_long("query tiles", blocks, INT32_MAX);
+  const int shared_bytes = forward_shared_bytes(choice.tiling, static_cast<int>(g.head_dim),
+                                                static_cast<int>(g.head_dim_v));
+  if (shared_bytes > device.info().shared_bytes_per_block) {
+    return Status::unsupported({"shared memory of one block", fmt::format("{}", shared_bytes),
+                                fmt::format("at most {}", device.info().shared_bytes_per_block),
+                                "use smaller head dims or implementation 'naive'"});
+  }
+
+  auto plan = std::make_shared<GpuPlan>(device, problem, g);
+  if (choice.splits > 1) {
+    const auto rows =
+        static_cast<std::size_t>(choice.splits * g.batch * g.heads_q * g.seqlen_q);
+    plan->add_gpu_region("partial_o", rows * static_cast<std::size_t>(g.head_dim_v) * 4);
+    plan->add_gpu_region("partial_lse", rows * 4);
+  }
+  const ConfigPrinter config = print(problem, g, choice);
+  GpuStep step;
+  step.name = "flash_fwd_sm80";
+  step.spec = {"sm80/forward.cu", step.name, config.text(), {}};
+  step.shape.grid_x = static_cast<unsigned>(blocks);
+  step.shape.grid_y = static_cast<unsigned>(choice.splits);
+  step.shape.threads = static_cast<unsigned>(32 * choice.tiling.warps);
+  step.shape.shared_bytes = static_cast<unsigned>(shared_bytes);
+  step.configuration = fmt::format("{} · {} blocks of {} queries", config.summary(),
+                                   blocks * choice.splits, choice.tiling.tile_q());
+  plan->add_kernel(std::move(step));
+  if (choice.splits > 1) {
+    GpuStep merge;
+    merge.name = "flash_fwd_sm80_merge";
+    merge.spec = {"sm80/forward_merge.cu", merge.name, config.text(), {}};
+    const std::int64_t rows = g.batch * g.heads_q * g.seqlen_q;
+    merge.shape.grid_x = static_cast<unsigned>(divide_up(rows, std::int64_t{kMergeWarps}));
+    merge.shape.threads = 32 * kMergeWarps;
+    merge.configuration = fmt::format("{} parts, {} rows", choice.splits, rows);
+    plan->add_kernel(std::move(merge));
+  }
+  explain(*plan, problem, choice);
+  return std::shared_ptr<internal::PlanState>(std::move(plan));
+}
+
+}  // namespace flashlab::cuda

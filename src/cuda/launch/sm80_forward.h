@@ -1,0 +1,43 @@
+#pragma once
+
+// Forward of the portable tensor-core kernels: fp16 and bf16 on mma.sync, sm_80 and later.
+
+#include <memory>
+
+#include "api/implementation.h"
+
+namespace flashlab::cuda {
+
+/// How the forward kernel cuts a problem. The names are the kernel's Config constants.
+struct ForwardTiling {
+  int warps = 4;       ///< per block
+  int warp_rows = 32;  ///< queries per warp: 16 or 32
+  int tile_k = 64;     ///< keys per copy into shared memory
+  int piece_k = 16;    ///< keys per softmax step
+  int stages = 2;      ///< tiles of keys under way
+  int min_blocks = 2;  ///< resident per multiprocessor
+
+  int tile_q() const noexcept { return warps * warp_rows; }
+  friend bool operator==(const ForwardTiling&, const ForwardTiling&) = default;
+};
+
+/// Dynamic shared memory of the forward kernel; the kernel asserts that it agrees.
+int forward_shared_bytes(const ForwardTiling& tiling, int head_dim, int head_dim_v);
+
+/// The tiling for `rows` query rows per key head on a device that grants a block `shared_limit`
+/// bytes; from large to small until it fits.
+ForwardTiling choose_forward_tiling(std::int64_t rows, int head_dim, int head_dim_v,
+                                    int shared_limit);
+
+/// In how many parts the keys are split so that `blocks` blocks fill a device that holds
+/// `capacity` at once: a power of two up to 32; 1 where the blocks suffice or the keys are few.
+int choose_key_splits(std::int64_t blocks, std::int64_t capacity, std::int64_t key_tiles);
+
+/// One kernel; with split keys a second one that merges the parts.
+/// Workspace: none, or with s splits s B Hq Sq (Dv + 1) floats.
+/// Errors: kUnsupported (head dims beyond 256, lengths beyond 2^31 - 1024, shared memory).
+Result<std::shared_ptr<internal::PlanState>> plan_sm80_forward(
+    const internal::ContextState& context, const Problem& problem,
+    const internal::Geometry& geometry);
+
+}  // namespace flashlab::cuda

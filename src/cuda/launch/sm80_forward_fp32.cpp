@@ -1,0 +1,290 @@
+#include "cuda/launch/sm80_forward_fp32.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "api/context_state.h"
+#include "cuda/launch/config.h"
+#include "cuda/launch/gpu_plan.h"
+#include "cuda/launch/split_terms.h"
+
+namespace flashlab::cuda {
+namespace {
+
+using internal::Geometry;
+
+constexpr int kMaxHeadDim = 256;
+constexpr std::int64_t kMaxLength = INT32_MAX - 1024;  // positions are 32-bit in the kernel
+constexpr int kMaxParts = 32;
+constexpr int kMinStepsPerPart = 4;
+constexpr std::int64_t kMergeRows = 8;  // rows, one per warp, of a block of the merge
+constexpr int kGuardedTerms = 3;
+constexpr int kBlockBytes = 64;  // what a block keeps about its head
+// What a deterministic plan fills: a device of this many multiprocessors, whatever the real one.
+constexpr int kNominalMultiprocessors = 128;
+
+constexpr int padded(int dim) {
+  return (dim + 15) / 16 * 16;
+}
+constexpr int pitch(int dim) {
+  return padded(dim) + 8;
+}  // elements; an odd number of chunks
+std::int64_t divide_up(std::int64_t a, std::int64_t b) {
+  return (a + b - 1) / b;
+}
+
+/// The kernel of the guarded blocks: its block divides the other kernel's.
+struct GuardedTiling {
+  int warps = 4;
+  int keys = 32;
+};
+
+int guarded_shared_bytes(const GuardedTiling& t, int dim, int dim_v) {
+  const int rows = 16 * t.warps + t.keys;
+  return kGuardedTerms * rows * pitch(std::max(dim, dim_v)) * 2 + t.keys * 4;
+}
+
+GuardedTiling choose_guarded_tiling(const Fp32ForwardTiling& marked, int dim, int dim_v,
+                                    int shared_limit) {
+  GuardedTiling t;
+  t.warps = std::min(4, marked.tile_q() / 16);
+  while (t.warps > 1 && guarded_shared_bytes(t, dim, dim_v) > shared_limit) t.warps /= 2;
+  return t;
+}
+
+struct Choice {
+  int terms = 2;
+  Fp32ForwardTiling tiling;
+  GuardedTiling guarded;
+  int parts = 1;
+  std::int64_t blocks = 0;  ///< of the unguarded kernel, per part
+  std::int64_t rows = 0;    ///< of all heads and batches
+};
+
+std::size_t partial_bytes(const Geometry& g, std::int64_t rows, int parts) {
+  return static_cast<std::size_t>(parts * rows * (g.head_dim_v + 2)) * 4;
+}
+
+// As many parts as fill the device once, as long as the workspace stays below 1.5 times the bytes
+// of Q, K and V; where that is less than the terms alone (short keys), as long as it stays small.
+int choose_parts(const Problem& problem, const Geometry& g, const Choice& choice,
+                 const DeviceInfo& device) {
+  const int multiprocessors =
+      problem.options.deterministic ? kNominalMultiprocessors : device.multiprocessors;
+  const std::int64_t capacity = std::int64_t{multiprocessors} * choice.tiling.blocks_per_sm;
+  const std::int64_t steps = divide_up(g.seqlen_k, choice.tiling.keys);
+  const std::int64_t inputs = 4 * (choice.rows * g.head_dim +
+                                   g.batch * g.heads_k * g.seqlen_k * (g.head_dim + g.head_dim_v));
+  const std::size_t allowed =
+      std::max(static_cast<std::size_t>(inputs + inputs / 2), std::size_t{1} << 20);
+  const std::size_t terms = split_bytes(g, {.k = true, .v = true}, choice.terms);
+  int parts = 1;
+  while (parts < kMaxParts && choice.blocks * parts * 2 <= capacity &&
+         steps >= std::int64_t{parts} * 2 * kMinStepsPerPart &&
+         terms + partial_bytes(g, choice.rows, parts * 2) <= allowed) {
+    parts *= 2;
+  }
+  return parts;
+}
+
+Choice choose(const Problem& problem, const Geometry& g, const DeviceInfo& device) {
+  const int dim = static_cast<int>(g.head_dim), dim_v = static_cast<int>(g.head_dim_v);
+  const int limit = device.shared_bytes_per_block;
+  Choice choice;
+  choice.terms = problem.options.precision == Precision::kTf32 ? 1 : 2;
+  choice.rows = g.batch * g.heads_q * g.seqlen_q;
+  choice.tiling = choose_fp32_forward_tiling(g.seqlen_q, dim, dim_v, choice.terms, limit);
+  choice.guarded = choose_guarded_tiling(choice.tiling, dim, dim_v, limit);
+  choice.blocks = g.batch * g.heads_q * divide_up(g.seqlen_q, std::int64_t{choice.tiling.tile_q()});
+  choice.parts = choose_parts(problem, g, choice, device);
+  return choice;
+}
+
+struct Regions {
+  SplitRegions split;
+  int marks = -1, partial = -1, statistics = -1;
+};
+
+Regions add_regions(GpuPlan& plan, const Geometry& g, const Choice& choice) {
+  Regions regions;
+  regions.split = add_split_regions(plan, g, {.k = true, .v = true}, choice.terms);
+  regions.marks =
+      plan.add_gpu_region("marks", static_cast<std::size_t>(1 + choice.blocks * choice.parts) * 4);
+  if (choice.parts > 1) {
+    const auto rows = static_cast<std::size_t>(choice.parts * choice.rows);
+    regions.partial =
+        plan.add_gpu_region("partial_o", rows * static_cast<std::size_t>(g.head_dim_v) * 4);
+    regions.statistics = plan.add_gpu_region("partial_statistics", rows * 8);
+  }
+  return regions;
+}
+
+// What all three kernels are told.
+ConfigPrinter print_common(const Problem& problem, const Geometry& g, const Choice& choice,
+                           const Regions& regions) {
+  ConfigPrinter config;
+  print_call(config, problem, g);
+  print_split(config, regions.split, choice.terms);
+  config.integer("kMarkRegion", regions.marks)
+      .integer("kPartialRegion", regions.partial)
+      .integer("kStatisticsRegion", regions.statistics)
+      .boolean("kPartial", choice.parts > 1);
+  return config;
+}
+
+void add_forward(GpuPlan& plan, const Problem& problem, const Geometry& g, const Choice& choice,
+                 const Regions& regions) {
+  const Fp32ForwardTiling& t = choice.tiling;
+  const int shared = fp32_forward_shared_bytes(t, static_cast<int>(g.head_dim),
+                                               static_cast<int>(g.head_dim_v), choice.terms);
+  ConfigPrinter config = print_common(problem, g, choice, regions);
+  config.integer("kWarps", t.warps)
+      .integer("kRowTiles", t.row_tiles)
+      .integer("kKeys", t.keys)
+      .integer("kStages", t.stages)
+      .boolean("kQueryShared", t.query_shared)
+      .integer("kScoreTiles", t.score_tiles)
+      .integer("kValueTiles", t.value_tiles)
+      .integer("kBlocksPerSm", t.blocks_per_sm)
+      .integer("kSharedBytes", shared);
+  GpuStep step;
+  step.name = "flash_fwd_fp32";
+  step.spec = {"sm80/forward_fp32.cu", step.name, config.text(), {}};
+  step.shape.grid_x = static_cast<unsigned>(choice.blocks);
+  step.shape.grid_y = static_cast<unsigned>(choice.parts);
+  step.shape.threads = static_cast<unsigned>(32 * t.warps);
+  step.shape.shared_bytes = static_cast<unsigned>(shared);
+  step.configuration = fmt::format("{} · {} blocks of {} queries", config.summary(),
+                                   choice.blocks * choice.parts, t.tile_q());
+  plan.add_kernel(std::move(step));
+}
+
+void add_guarded(GpuPlan& plan, const Problem& problem, const Geometry& g, const Choice& choice,
+                 const Regions& regions) {
+  const GuardedTiling& t = choice.guarded;
+  const int shared =
+      guarded_shared_bytes(t, static_cast<int>(g.head_dim), static_cast<int>(g.head_dim_v));
+  ConfigPrinter config = print_common(problem, g, choice, regions);
+  config.integer("kWarps", t.warps)
+      .integer("kKeys", t.keys)
+      .integer("kMarkedRows", choice.tiling.tile_q())
+      .integer("kMarkedKeys", choice.tiling.keys)
+      .integer("kSharedBytes", shared);
+  GpuStep step;
+  step.name = "flash_fwd_fp32_guarded";
+  step.spec = {"sm80/forward_fp32_guarded.cu", step.name, config.text(), {}};
+  step.shape.grid_x =
+      static_cast<unsigned>(choice.blocks * (choice.tiling.tile_q() / (16 * t.warps)));
+  step.shape.grid_y = static_cast<unsigned>(choice.parts);
+  step.shape.threads = static_cast<unsigned>(32 * t.warps);
+  step.shape.shared_bytes = static_cast<unsigned>(shared);
+  step.configuration = config.summary();
+  plan.add_kernel(std::move(step));
+}
+
+void add_merge(GpuPlan& plan, const Problem& problem, const Geometry& g, const Choice& choice,
+               const Regions& regions) {
+  const ConfigPrinter config = print_common(problem, g, choice, regions);
+  GpuStep step;
+  step.name = "flash_fwd_fp32_merge";
+  step.spec = {"sm80/forward_fp32_merge.cu", step.name, config.text(), {}};
+  step.shape.grid_x = static_cast<unsigned>(divide_up(choice.rows, kMergeRows));
+  step.shape.threads = 32 * kMergeRows;
+  step.configuration = fmt::format("{} parts, {} rows", choice.parts, choice.rows);
+  plan.add_kernel(std::move(step));
+}
+
+void explain(GpuPlan& plan, const Problem& problem, const Choice& choice) {
+  const auto loads = [&](const char* name, const TensorSpec& spec, int wanted) {
+    const int bytes = row_alignment_bytes(spec);
+    if (bytes >= wanted) return;
+    plan.reasons.push_back(
+        fmt::format("{}: rows are aligned to {} bytes, so they are read element by element; {} "
+                    "would be faster",
+                    name, bytes, wanted));
+  };
+  plan.reasons.push_back(choice.terms == 2
+                             ? "ieee: two scaled fp16 terms, three products; blocks that meet Inf, "
+                               "NaN or too wide a range go to three bf16 terms, six products"
+                             : "tf32: one scaled fp16 term, which has tf32's 11 significant bits");
+  loads("q", problem.q, 8);
+  loads("k", problem.k, 16);
+  loads("v", problem.v, 16);
+  if (choice.parts > 1) {
+    plan.reasons.push_back(
+        fmt::format("keys split in {}: {} query tiles would leave multiprocessors idle",
+                    choice.parts, choice.blocks));
+  }
+}
+
+Status too_large(const char* what, std::int64_t got, std::int64_t limit, const char* remedy) {
+  return Status::unsupported(
+      {what, fmt::format("{}", got), fmt::format("at most {}", limit), remedy});
+}
+
+}  // namespace
+
+int fp32_forward_shared_bytes(const Fp32ForwardTiling& t, int head_dim, int head_dim_v, int terms) {
+  const int keys = t.stages * terms * t.keys * (pitch(head_dim) + pitch(head_dim_v)) * 2;
+  return keys + (t.query_shared ? t.tile_q() * terms * pitch(head_dim) * 2 : 16) +
+         kBlockBytes;
+}
+
+Fp32ForwardTiling choose_fp32_forward_tiling(std::int64_t rows, int head_dim, int head_dim_v,
+                                             int terms, int shared_limit) {
+  const int widest = padded(std::max(head_dim, head_dim_v));
+  Fp32ForwardTiling t;
+  if (widest <= 64) {
+    t.blocks_per_sm = widest <= 32 ? 3 : 2;
+  } else if (widest <= 128) {
+    t = {.warps = 8, .query_shared = true, .blocks_per_sm = 1};
+    if (rows <= 64) t.warps = 4;
+  } else {
+    t = {.keys = 32,
+         .stages = 1,
+         .query_shared = true,
+         .score_tiles = 2,
+         .value_tiles = 2,
+         .blocks_per_sm = 1};
+  }
+  const auto fits = [&] {
+    return fp32_forward_shared_bytes(t, head_dim, head_dim_v, terms) <= shared_limit;
+  };
+  if (!fits()) t.stages = 1;
+  while (!fits() && t.warps > 1) t.warps /= 2;
+  if (!fits()) t.keys = 32;
+  return t;
+}
+
+Result<std::shared_ptr<internal::PlanState>> plan_sm80_forward_fp32(
+    const internal::ContextState& context, const Problem& problem, const Geometry& g) {
+  GpuDevice& device = *context.gpu();
+  if (std::max(g.head_dim, g.head_dim_v) > kMaxHeadDim) {
+    return too_large("head_dim of implementation 'sm80'", std::max(g.head_dim, g.head_dim_v),
+                     kMaxHeadDim, "use implementation 'naive'");
+  }
+  if (std::max(g.seqlen_q, g.seqlen_k) > kMaxLength) {
+    return too_large("sequence length", std::max(g.seqlen_q, g.seqlen_k), kMaxLength,
+                     "split the call into shorter ones and merge them");
+  }
+  const Choice choice = choose(problem, g, device.info());
+  const std::int64_t tiles = 2 * g.batch * g.heads_k * divide_up(g.seqlen_k, 64);
+  // The guarded kernel's grid is up to 8 times as long.
+  if (std::max(choice.blocks * 8, tiles) > INT32_MAX) {
+    return too_large("tiles of 64 rows", std::max(choice.blocks * 8, tiles), INT32_MAX,
+                     "split the batch into smaller calls");
+  }
+  auto plan = std::make_shared<GpuPlan>(device, problem, g);
+  const Regions regions = add_regions(*plan, g, choice);
+  if (tiles > 0) add_split_step(*plan, problem, g, regions.split, choice.terms);
+  add_forward(*plan, problem, g, choice, regions);
+  add_guarded(*plan, problem, g, choice, regions);
+  if (choice.parts > 1) add_merge(*plan, problem, g, choice, regions);
+  explain(*plan, problem, choice);
+  return std::shared_ptr<internal::PlanState>(std::move(plan));
+}
+
+}  // namespace flashlab::cuda

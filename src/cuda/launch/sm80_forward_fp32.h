@@ -1,0 +1,45 @@
+#pragma once
+
+// Forward of the portable tensor-core kernels for fp32 tensors: scaled fp16 terms, and three bf16
+// terms where those would not do. kernels/sm80/forward_fp32.cu says how.
+
+#include <memory>
+
+#include "api/implementation.h"
+
+namespace flashlab::cuda {
+
+/// How the fp32 forward kernel cuts a problem. The names are the kernel's Config constants.
+struct Fp32ForwardTiling {
+  int warps = 4;              ///< per block
+  int row_tiles = 1;          ///< 16 queries each, per warp
+  int keys = 64;              ///< per step
+  int stages = 2;             ///< steps of keys under way
+  bool query_shared = false;  ///< Q's terms in shared memory instead of registers
+  int score_tiles = 4;        ///< tiles of 8 keys computed together
+  int value_tiles = 4;        ///< tiles of 8 channels of V computed together
+  int blocks_per_sm = 2;      ///< that the registers must allow
+
+  int tile_q() const noexcept { return warps * 16 * row_tiles; }
+  friend bool operator==(const Fp32ForwardTiling&, const Fp32ForwardTiling&) = default;
+};
+
+/// Dynamic shared memory of the kernel; the kernel asserts that it agrees.
+int fp32_forward_shared_bytes(const Fp32ForwardTiling& tiling, int head_dim, int head_dim_v,
+                              int terms);
+
+/// The tiling for a device that grants a block `shared_limit` bytes; `rows` queries per head.
+Fp32ForwardTiling choose_fp32_forward_tiling(std::int64_t rows, int head_dim, int head_dim_v,
+                                             int terms, int shared_limit);
+
+/// Steps: split K and V into terms; forward; forward of what is guarded (its blocks leave at once
+/// where nothing is); with split keys a merge.
+/// Workspace: K and V as terms (4 bytes an element with `ieee`, 2 with `tf32`, head dims rounded
+/// up to 16), a mark per block; with s parts s B Hq Sq (Dv + 2) floats, chosen so that all of it
+/// stays below 1.5 times the bytes of Q, K and V.
+/// Errors: kUnsupported (head dims beyond 256, lengths beyond 2^31 - 1024).
+Result<std::shared_ptr<internal::PlanState>> plan_sm80_forward_fp32(
+    const internal::ContextState& context, const Problem& problem,
+    const internal::Geometry& geometry);
+
+}  // namespace flashlab::cuda

@@ -1,0 +1,85 @@
+#include "cuda/launch/split_terms.h"
+
+#include <utility>
+
+#include "cuda/launch/config.h"
+
+namespace flashlab::cuda {
+namespace {
+
+using internal::Geometry;
+
+// As kernels/sm80/split.h has them.
+constexpr std::int64_t kSplitRows = 64;
+constexpr std::int64_t kSplitTileBytes = 16;  // sizeof(SplitTile)
+constexpr unsigned kSplitThreads = 256;
+
+std::int64_t tiles_of(std::int64_t seqlen) {
+  return (seqlen + kSplitRows - 1) / kSplitRows;
+}
+std::int64_t query_tiles(const Geometry& g) {
+  return g.batch * g.heads_q * tiles_of(g.seqlen_q);
+}
+std::int64_t key_tiles(const Geometry& g) {
+  return g.batch * g.heads_k * tiles_of(g.seqlen_k);
+}
+
+std::size_t region_bytes(std::int64_t tiles, std::int64_t dim, int terms) {
+  const std::int64_t padded = (dim + 15) / 16 * 16;
+  return static_cast<std::size_t>(tiles * (terms * kSplitRows * padded * 2 + kSplitTileBytes));
+}
+
+}  // namespace
+
+std::size_t split_bytes(const Geometry& g, SplitChoice choice, int terms) {
+  std::size_t bytes = 0;
+  if (choice.q) bytes += region_bytes(query_tiles(g), g.head_dim, terms);
+  if (choice.k) bytes += region_bytes(key_tiles(g), g.head_dim, terms);
+  if (choice.v) bytes += region_bytes(key_tiles(g), g.head_dim_v, terms);
+  if (choice.grad_o) bytes += region_bytes(query_tiles(g), g.head_dim_v, terms);
+  return bytes;
+}
+
+SplitRegions add_split_regions(GpuPlan& plan, const Geometry& g, SplitChoice choice, int terms) {
+  SplitRegions regions;
+  const auto add = [&](bool wanted, const char* name, std::int64_t tiles, std::int64_t dim) {
+    return wanted ? plan.add_gpu_region(name, region_bytes(tiles, dim, terms)) : -1;
+  };
+  regions.q = add(choice.q, "split_q", query_tiles(g), g.head_dim);
+  regions.k = add(choice.k, "split_k", key_tiles(g), g.head_dim);
+  regions.v = add(choice.v, "split_v", key_tiles(g), g.head_dim_v);
+  regions.grad_o = add(choice.grad_o, "split_grad_o", query_tiles(g), g.head_dim_v);
+  return regions;
+}
+
+void print_split(ConfigPrinter& config, const SplitRegions& regions, int terms) {
+  config.integer("kTerms", terms)
+      .integer("kSplitRegionQ", regions.q)
+      .integer("kSplitRegionK", regions.k)
+      .integer("kSplitRegionV", regions.v)
+      .integer("kSplitRegionGradO", regions.grad_o);
+}
+
+int add_split_step(GpuPlan& plan, const Problem& problem, const Geometry& g,
+                   const SplitRegions& regions, int terms) {
+  const bool forward = problem.pass == Pass::kForward;
+  std::int64_t blocks = 0;
+  if (regions.q >= 0) blocks += query_tiles(g);
+  if (regions.k >= 0) blocks += key_tiles(g);
+  if (regions.v >= 0) blocks += key_tiles(g);
+  if (regions.grad_o >= 0) blocks += query_tiles(g);
+
+  ConfigPrinter config;
+  print_call(config, problem, g);
+  print_split(config, regions, terms);
+  GpuStep step;
+  step.name = forward ? "flash_fwd_split" : "flash_bwd_split";
+  step.spec = {
+      forward ? "sm80/split_forward.cu" : "sm80/split_backward.cu", step.name, config.text(), {}};
+  step.shape.grid_x = static_cast<unsigned>(blocks);
+  step.shape.threads = kSplitThreads;
+  step.configuration = config.summary();
+  return plan.add_kernel(std::move(step));
+}
+
+}  // namespace flashlab::cuda

@@ -1,0 +1,153 @@
+#include "cuda/launch/weighted_sum.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "cuda/jit/config.h"
+#include "cuda/kernels/ladder/weighted_sum_arguments.h"
+
+namespace flashlab::cuda {
+namespace {
+
+// ladder/weighted_sum.cu and weighted_sum_naive.cu
+constexpr int kThreads = 256;
+constexpr std::int64_t kWarps = kThreads / 32;
+constexpr int kVector = 4;
+
+// 512 chunks keep every multiprocessor busy; fewer than 32 rows are not worth a row of partials.
+constexpr std::int64_t kMaxChunks = 512, kMinRows = 32;
+constexpr std::int64_t kMaxRows = std::int64_t{1} << 38;  // of blocks of 256 rows and 8 rows alike
+constexpr std::int64_t kMaxDim = std::int64_t{1} << 30;
+
+constexpr std::int64_t div_up(std::int64_t count, std::int64_t size) {
+  return (count + size - 1) / size;
+}
+std::int64_t rows_per_chunk(std::int64_t rows) {
+  return std::max(kMinRows, div_up(rows, kMaxChunks));
+}
+
+const char* element_name(DType dtype) {
+  if (dtype == DType::kFp16) return "kFp16";
+  return dtype == DType::kBf16 ? "kBf16" : "kFp32";
+}
+
+Status check(const WeightedSumTensors& t, bool backward) {
+  if (t.dtype != DType::kFp32 && t.dtype != DType::kFp16 && t.dtype != DType::kBf16) {
+    return Status::unsupported(
+        {"weighted sum dtype", to_string(t.dtype), "fp32, fp16 or bf16", ""});
+  }
+  if (t.rows < 1 || t.rows > kMaxRows || t.dim < 1 || t.dim > kMaxDim) {
+    return Status::invalid({"weighted sum x", fmt::format("[{}, {}]", t.rows, t.dim),
+                            fmt::format("1..{} rows of 1..{}", kMaxRows, kMaxDim), ""});
+  }
+  if (t.x_stride < t.dim || (backward && t.dx_stride < t.dim)) {
+    return Status::invalid({"weighted sum row stride", std::to_string(t.x_stride),
+                            fmt::format("at least {}", t.dim), ""});
+  }
+  const bool complete = t.x && t.w && (backward ? t.dy && t.dx && t.dw : t.y != nullptr);
+  if (complete) return {};
+  return Status::invalid({"weighted sum tensors", "a null pointer",
+                          backward ? "x, w, dy, dx and dw" : "x, w and y", ""});
+}
+
+bool vectors_fit(const WeightedSumTensors& t, bool backward) {
+  const auto bytes = static_cast<std::uintptr_t>(kVector * size_of(t.dtype));
+  const auto fits = [&](const void* p) { return reinterpret_cast<std::uintptr_t>(p) % bytes == 0; };
+  return t.dim % kVector == 0 && t.x_stride % kVector == 0 && fits(t.x) && fits(t.w) &&
+         (!backward || (t.dx_stride % kVector == 0 && fits(t.dx) && fits(t.dw)));
+}
+
+device::WeightedSumArguments arguments_of(const WeightedSumTensors& t, Workspace workspace) {
+  device::WeightedSumArguments out{};
+  out.x = t.x;
+  out.w = t.w;
+  out.y = t.y;
+  out.dy = t.dy;
+  out.dx = t.dx;
+  out.dw = t.dw;
+  out.partials = static_cast<float*>(workspace.data);
+  out.x_stride = t.x_stride;
+  out.dx_stride = t.dx_stride;
+  out.rows = t.rows;
+  out.rows_per_chunk = rows_per_chunk(t.rows);
+  out.dim = static_cast<int>(t.dim);
+  out.chunks = static_cast<int>(div_up(t.rows, out.rows_per_chunk));
+  return out;
+}
+
+// One launch of one of the five kernels.
+struct Launcher {
+  GpuDevice& device;
+  Stream stream;
+  const char* source;
+  ConfigPrinter config;
+  device::WeightedSumArguments arguments;
+
+  Status operator()(const char* entry, std::int64_t blocks) {
+    KernelSpec spec;
+    spec.source = source;
+    spec.entry = entry;
+    spec.config = config.text();
+    const Result<const Kernel*> kernel = device.kernel(spec);
+    if (!kernel.ok()) return kernel.status();
+    LaunchShape shape;
+    shape.grid_x = static_cast<unsigned>(blocks);
+    shape.threads = kThreads;
+    void* pointers[] = {&arguments};
+    return device.launch(**kernel, shape, static_cast<CUstream>(stream.handle), pointers);
+  }
+};
+
+Launcher launcher(GpuDevice& device, Stream stream, WeightedSumForm form,
+                  const WeightedSumTensors& t, int vector, Workspace workspace) {
+  const char* source =
+      form == WeightedSumForm::kNaive ? "ladder/weighted_sum_naive.cu" : "ladder/weighted_sum.cu";
+  Launcher out{device, stream, source, {}, arguments_of(t, workspace)};
+  out.config.choice("kElement", "Element", element_name(t.dtype));
+  if (form == WeightedSumForm::kArranged) out.config.integer("kVector", vector);
+  return out;
+}
+
+}  // namespace
+
+Status weighted_sum_forward(GpuDevice& device, Stream stream, WeightedSumForm form,
+                            const WeightedSumTensors& t) {
+  if (Status status = check(t, false); !status.ok()) return status;
+  Launcher launch = launcher(device, stream, form, t, vectors_fit(t, false) ? kVector : 1, {});
+  if (form == WeightedSumForm::kNaive) {
+    return launch("flash_fwd_weighted_sum_naive", div_up(t.rows, kThreads));
+  }
+  return launch("flash_fwd_weighted_sum", div_up(t.rows, kWarps));
+}
+
+Status weighted_sum_backward(GpuDevice& device, Stream stream, WeightedSumForm form,
+                             const WeightedSumTensors& t, Workspace workspace) {
+  if (Status status = check(t, true); !status.ok()) return status;
+  const int vector = vectors_fit(t, true) ? kVector : 1;
+  Launcher launch = launcher(device, stream, form, t, vector, workspace);
+  if (form == WeightedSumForm::kNaive) {
+    const Status status = launch("flash_bwd_weighted_sum_naive_dx", div_up(t.rows, kThreads));
+    if (!status.ok()) return status;
+    return launch("flash_bwd_weighted_sum_naive_dw", div_up(t.dim, kThreads));
+  }
+  const std::size_t needed = weighted_sum_workspace_bytes(t.rows, t.dim);
+  if (workspace.data == nullptr || workspace.bytes < needed) {
+    return Status::invalid({"workspace", fmt::format("{} bytes", workspace.bytes),
+                            fmt::format("at least {}", needed),
+                            "ask weighted_sum_workspace_bytes()"});
+  }
+  const std::int64_t tiles = div_up(t.dim, 32 * vector);
+  if (Status status = launch("flash_bwd_weighted_sum", tiles * launch.arguments.chunks);
+      !status.ok()) {
+    return status;
+  }
+  return launch("flash_bwd_weighted_sum_chunks", tiles);
+}
+
+std::size_t weighted_sum_workspace_bytes(std::int64_t rows, std::int64_t dim) noexcept {
+  if (rows < 1 || dim < 1) return 0;
+  return static_cast<std::size_t>(div_up(rows, rows_per_chunk(rows)) * dim) * sizeof(float);
+}
+
+}  // namespace flashlab::cuda

@@ -1,0 +1,315 @@
+#include "lab/kernels/variants.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+
+#include "api/context_state.h"
+#include "api/implementation.h"
+#include "cuda/driver/device.h"
+#include "cuda/driver/known_gpus.h"
+#include "cuda/launch/gpu_plan.h"
+#include "cuda/launch/implementations.h"
+#include "lab/case_data.h"
+
+namespace flashlab::lab {
+namespace {
+
+using cases::Case;
+
+struct HeadDims {
+  std::int64_t qk, v;
+};
+constexpr std::array<HeadDims, 6> kUsualDims = {
+    {{32, 32}, {64, 64}, {96, 96}, {128, 128}, {192, 128}, {256, 256}}};
+constexpr std::array<HeadDims, 9> kOtherDims = {
+    {{8, 8}, {16, 16}, {24, 24}, {40, 40}, {72, 72}, {80, 80}, {160, 160}, {192, 192}, {64, 128}}};
+
+struct ElementType {
+  DType dtype;
+  Precision precision;
+};
+constexpr std::array<ElementType, 4> kTypes = {{{DType::kBf16, Precision::kIeee},
+                                                {DType::kFp16, Precision::kIeee},
+                                                {DType::kFp32, Precision::kIeee},
+                                                {DType::kFp32, Precision::kTf32}}};
+
+// Lengths enter no Config, but they move the choice between variants: a machine full of tiles, one
+// long row of keys (split along the keys), few tiles, and a single tile.
+struct Sizes {
+  std::int64_t batch, heads_q, heads_k, seqlen_q, seqlen_k;
+};
+constexpr std::array<Sizes, 4> kSizes = {
+    {{8, 16, 16, 2048, 2048}, {1, 32, 8, 1, 16384}, {1, 1, 1, 4096, 4096}, {1, 4, 2, 64, 64}}};
+
+Case make_case(const Sizes& sizes, HeadDims dims, ElementType type) {
+  Case out;
+  out.batch = sizes.batch;
+  out.heads_q = sizes.heads_q;
+  out.heads_k = sizes.heads_k;
+  out.seqlen_q = sizes.seqlen_q;
+  out.seqlen_k = sizes.seqlen_k;
+  out.head_dim = dims.qk;
+  out.head_dim_v = dims.v;
+  out.dtype = type.dtype;
+  out.precision = type.precision;
+  return out;
+}
+
+void add_usual(std::vector<Case>& list) {
+  for (const HeadDims dims : kUsualDims) {
+    for (const ElementType type : kTypes) {
+      for (const Sizes& sizes : kSizes) {
+        for (const Causal causal : {Causal::kBottomRight, Causal::kNone}) {
+          Case c = make_case(sizes, dims, type);
+          c.causal = causal;
+          list.push_back(c);
+        }
+      }
+    }
+  }
+}
+
+// Few queries before many keys: how far the keys are split, and how many rows a tile has, depend on
+// how much of the machine the call would fill.
+void add_few_queries(std::vector<Case>& list, const std::vector<std::int64_t>& queries) {
+  for (const HeadDims dims : kUsualDims) {
+    for (const ElementType type : kTypes) {
+      for (const std::int64_t seqlen_q : queries) {
+        for (std::int64_t batch = 1; batch <= 64; batch *= 2) {
+          for (const std::int64_t heads_q : {8, 32}) {
+            Case c = make_case({batch, heads_q, 8, seqlen_q, 16384}, dims, type);
+            c.causal = Causal::kBottomRight;
+            list.push_back(c);
+            if (queries.size() == 1) continue;
+            c.causal = Causal::kNone;
+            list.push_back(c);
+          }
+        }
+      }
+    }
+  }
+}
+
+// Every feature that enters a Config, one or two at a time: the product would only repeat pairs
+// that no kernel treats together.
+void add_features(std::vector<Case>& list, HeadDims dims, ElementType type) {
+  for (const Sizes& sizes : kSizes) {
+    const Case base = make_case(sizes, dims, type);
+    for (const Causal causal : {Causal::kBottomRight, Causal::kNone}) {
+      for (const auto mask :
+           {cases::MaskKind::kNone, cases::MaskKind::kBool, cases::MaskKind::kAdditive}) {
+        for (const auto layout : {cases::Layout::kContiguous, cases::Layout::kPaddedRows}) {
+          Case c = base;
+          c.causal = causal;
+          c.mask = mask;
+          c.layout = layout;
+          list.push_back(c);
+          c.seed = 7;  // the additive mask in q's dtype instead of fp32
+          if (mask == cases::MaskKind::kAdditive) list.push_back(c);
+        }
+      }
+      Case c = base;
+      c.causal = causal;
+      c.deterministic = true;
+      list.push_back(c);
+      c.deterministic = false;
+      c.lse_gradient = true;
+      list.push_back(c);
+      c.gradient_mode = GradientMode::kAccumulate;
+      list.push_back(c);
+      if (type.dtype == DType::kFp32) continue;
+      c.fp32_outputs = true;
+      list.push_back(c);
+      c.gradient_mode = GradientMode::kOverwrite;
+      c.lse_gradient = false;
+      list.push_back(c);
+    }
+  }
+}
+
+void add_named(std::vector<Case>& list) {
+  const std::vector<Case> conformance = cases::conformance_cases();
+  list.insert(list.end(), conformance.begin(), conformance.end());
+  for (const cases::Preset& preset : cases::presets()) {
+    for (const ElementType type : kTypes) {
+      list.push_back(preset.problem);
+      list.back().dtype = type.dtype;
+      list.back().precision = type.precision;
+    }
+  }
+  for (const cases::Sweep& sweep : cases::sweeps()) {
+    list.insert(list.end(), sweep.cases.begin(), sweep.cases.end());
+  }
+}
+
+void place_on(Problem& problem, Device device) {
+  for (TensorSpec* spec : {&problem.q, &problem.k, &problem.v, &problem.o}) spec->device = device;
+  for (auto* spec : {&problem.lse, &problem.mask, &problem.d_o, &problem.d_lse, &problem.dq,
+                     &problem.dk, &problem.dv}) {
+    if (spec->has_value()) (*spec)->device = device;
+  }
+}
+
+// Kernels by their key's content, in the order they were first met.
+class List {
+ public:
+  void add(KernelVariant variant) {
+    std::string key = variant.implementation + "\n" + variant.spec.source + "\n" +
+                      variant.spec.entry + "\n" + variant.spec.config;
+    for (const std::string& option : variant.spec.options) key += option + "\n";
+    const auto [at, fresh] = index_.emplace(std::move(key), variants_.size());
+    if (fresh) {
+      variants_.push_back(std::move(variant));
+      return;
+    }
+    KernelVariant& known = variants_[at->second];
+    known.shared_bytes = std::max(known.shared_bytes, variant.shared_bytes);
+    known.threads = std::max(known.threads, variant.threads);
+  }
+  std::vector<KernelVariant> take() { return std::move(variants_); }
+
+ private:
+  std::unordered_map<std::string, std::size_t> index_;
+  std::vector<KernelVariant> variants_;
+};
+
+void add_plan(List& list, const internal::ContextState& context,
+              const internal::Implementation& implementation, bool production,
+              const Problem& problem, const Case& c) {
+  Problem normalised;
+  const auto geometry = internal::validate(problem, &normalised);
+  if (!geometry.ok()) return;
+  const auto required = internal::required_features(normalised, *geometry);
+  if (!required.minus(implementation.supported).empty()) return;
+  const auto made = implementation.make_plan(context, normalised, *geometry);
+  if (!made.ok()) return;
+  const auto* plan = dynamic_cast<const cuda::GpuPlan*>(made->get());
+  if (plan == nullptr) return;  // a peer: its kernels are the vendor's
+  for (const cuda::GpuStep& step : plan->gpu_steps()) {
+    if (step.spec.source.empty()) continue;
+    const char* element = c.precision == Precision::kTf32 ? "tf32" : to_string(c.dtype);
+    list.add({std::string(implementation.name), production, problem.pass, element, c.head_dim,
+              step.name, step.spec, step.configuration, step.shape.threads, step.shape.shared_bytes,
+              c.describe()});
+  }
+}
+
+int head_dim_class(std::int64_t head_dim) {
+  for (const int limit : {64, 128}) {
+    if (head_dim <= limit) return limit;
+  }
+  return 256;
+}
+
+// Of kernels that differ in features only, the first stands for the others: problems are listed
+// with the richest features first.
+std::vector<Case> representative_problems() {
+  std::vector<Case> list;
+  for (const HeadDims dims : {HeadDims{64, 64}, HeadDims{128, 128}, HeadDims{256, 256}}) {
+    for (const ElementType type : kTypes) {
+      for (const Sizes& sizes : kSizes) {
+        Case c = make_case(sizes, dims, type);
+        c.causal = Causal::kBottomRight;
+        list.push_back(c);
+        c.deterministic = true;
+        list.push_back(c);
+      }
+    }
+  }
+  return list;
+}
+
+}  // namespace
+
+std::vector<Case> variant_problems(VariantSelection selection) {
+  std::vector<Case> list;
+  if (selection == VariantSelection::kSmoke || selection == VariantSelection::kRepresentative) {
+    return representative_problems();
+  }
+  add_usual(list);
+  if (selection == VariantSelection::kCommon) {
+    add_few_queries(list, {1});
+    return list;
+  }
+  add_few_queries(list, {1, 17, 33, 65, 130, 260, 520});
+  for (const ElementType type : kTypes) {
+    for (const HeadDims dims : kUsualDims) add_features(list, dims, type);
+    for (const HeadDims dims : kOtherDims) add_features(list, dims, type);
+  }
+  add_named(list);
+  return list;
+}
+
+std::vector<KernelVariant> variants_of(const cuda::DeviceInfo& device,
+                                       const std::vector<Case>& problems, bool production_only) {
+  const auto gpu = cuda::GpuDevice::described(device);
+  ContextOptions options;
+  options.device = {DeviceKind::kCuda, device.ordinal};
+  options.threads = 1;
+  const internal::ContextState context(options, gpu.get());
+  List list;
+  bool production = true;  // the first of the registry
+  for (const internal::Implementation* implementation : cuda::implementations()) {
+    for (const Case& c : problems) {
+      for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
+        Problem problem = problem_of(c, pass, implementation->name);
+        place_on(problem, options.device);
+        add_plan(list, context, *implementation, production, problem, c);
+        if (pass == Pass::kBackward) continue;
+        problem.lse.reset();
+        add_plan(list, context, *implementation, production, problem, c);
+      }
+    }
+    production = false;
+    if (production_only) break;
+  }
+  return list.take();
+}
+
+Result<std::string> exact_architecture(std::string_view name) {
+  if (const auto device = cuda::known_gpu(name)) return device->architecture();
+  std::string known;
+  for (const std::string& one : cuda::known_architectures()) {
+    known += (known.empty() ? "" : ", ") + one;
+  }
+  return Status::invalid({"architecture", fmt::format("\"{}\"", name), known,
+                          "flashlab info names the architecture of this machine's GPU"});
+}
+
+std::vector<std::string> gpu_architectures() {
+  std::vector<std::string> names;
+  const auto driver = cuda::Driver::get();
+  if (!driver.ok()) return names;
+  for (const cuda::DeviceInfo& device : (*driver)->devices()) {
+    const std::string name = device.architecture();
+    if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
+  }
+  return names;
+}
+
+Result<std::vector<KernelVariant>> kernel_variants(std::string_view architecture,
+                                                   VariantSelection selection) {
+  const auto exact = exact_architecture(architecture);
+  if (!exact.ok()) return exact.status();
+  const auto device = cuda::known_gpu(*exact);
+  const bool common = selection == VariantSelection::kCommon;
+  std::vector<KernelVariant> list =
+      variants_of(*device, variant_problems(selection), /*production_only=*/common);
+  if (common || selection == VariantSelection::kAll) return list;
+  std::unordered_set<std::string> seen;
+  std::erase_if(list, [&](const KernelVariant& variant) {
+    std::string key = variant.implementation + " " + variant.spec.source + " " + variant.spec.entry;
+    if (selection == VariantSelection::kRepresentative) {
+      key += fmt::format(" {} {}", variant.element, head_dim_class(variant.head_dim));
+    }
+    return !seen.insert(std::move(key)).second;
+  });
+  return list;
+}
+
+}  // namespace flashlab::lab

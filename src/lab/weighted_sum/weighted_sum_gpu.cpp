@@ -1,0 +1,148 @@
+// The weighted sum on a GPU under the clock.
+
+#include <utility>
+
+#include "cuda/launch/weighted_sum.h"
+#include "lab/gpu/gpu_clock.h"
+#include "lab/gpu/gpu_memory.h"
+#include "lab/weighted_sum/weighted_sum_parts.h"
+
+namespace flashlab::lab {
+namespace {
+
+using cuda::WeightedSumForm;
+
+constexpr WeightedSumForm kForms[] = {WeightedSumForm::kNaive, WeightedSumForm::kArranged};
+
+// The tensors of one size in the GPU's memory, freed at the end.
+class GpuTensors {
+ public:
+  explicit GpuTensors(std::shared_ptr<DeviceMemory> memory) : memory_(std::move(memory)) {}
+  ~GpuTensors() {
+    for (void* block : blocks_) memory_->release(block);
+  }
+  GpuTensors(const GpuTensors&) = delete;
+  GpuTensors& operator=(const GpuTensors&) = delete;
+
+  Status create(const WeightedSumMemory& host, const WeightedSumOptions& options) {
+    tensors.rows = options.rows;
+    tensors.dim = tensors.x_stride = tensors.dx_stride = options.dim;
+    workspace.bytes = cuda::weighted_sum_workspace_bytes(options.rows, options.dim);
+    const struct {
+      const std::vector<float>* values;
+      void** pointer;
+    } inputs[] = {{&host.x, &x}, {&host.w, &w}, {&host.dy, &dy}};
+    for (const auto& input : inputs) {
+      const std::size_t bytes = input.values->size() * sizeof(float);
+      if (Status status = take(bytes, *input.pointer); !status.ok()) return status;
+      Status status = memory_->upload(*input.pointer, input.values->data(), bytes);
+      if (!status.ok()) return status;
+    }
+    const struct {
+      std::size_t bytes;
+      void** pointer;
+    } outputs[] = {{host.y.size() * sizeof(float), &tensors.y},
+                   {host.dx.size() * sizeof(float), &tensors.dx},
+                   {host.dw.size() * sizeof(float), &tensors.dw},
+                   {workspace.bytes, &workspace.data}};
+    for (const auto& output : outputs) {
+      if (Status status = take(output.bytes, *output.pointer); !status.ok()) return status;
+    }
+    tensors.x = x;
+    tensors.w = w;
+    tensors.dy = dy;
+    return {};
+  }
+
+  Status download(WeightedSumMemory& host) {
+    const struct {
+      std::vector<float>* values;
+      const void* pointer;
+    } outputs[] = {{&host.y, tensors.y}, {&host.dx, tensors.dx}, {&host.dw, tensors.dw}};
+    for (const auto& output : outputs) {
+      Status status = memory_->download(output.values->data(), output.pointer,
+                                        output.values->size() * sizeof(float));
+      if (!status.ok()) return status;
+    }
+    return {};
+  }
+
+  cuda::WeightedSumTensors tensors;
+  Workspace workspace;
+
+ private:
+  Status take(std::size_t bytes, void*& out) {
+    const Result<void*> block = memory_->allocate(bytes);
+    if (!block.ok()) return block.status();
+    blocks_.push_back(*block);
+    out = *block;
+    return {};
+  }
+
+  std::shared_ptr<DeviceMemory> memory_;
+  std::vector<void*> blocks_;
+  void *x = nullptr, *w = nullptr, *dy = nullptr;
+};
+
+Status run_gpu(const Context& context, const WeightedSumOptions& options, WeightedSumMemory& host,
+               std::vector<WeightedSumResult>& results) {
+  const Result<cuda::GpuDevice*> gpu = gpu_of(context.device());
+  if (!gpu.ok()) return gpu.status();
+  const Result<std::shared_ptr<DeviceMemory>> memory = gpu_memory(context.device());
+  if (!memory.ok()) return memory.status();
+  const Result<std::unique_ptr<SampleClock>> clock = gpu_clock(*memory);
+  if (!clock.ok()) return clock.status();
+  // The launches below take the context that is current.
+  const auto current = (*gpu)->current();
+  GpuTensors t(*memory);
+  if (Status status = t.create(host, options); !status.ok()) return status;
+
+  MeasureOptions measure = options.measure;
+  measure.clock = clock->get();
+  measure.cold_cache = true;
+  const Stream stream = (*memory)->stream();
+  for (std::size_t backward = 0; backward < 2; ++backward) {
+    const auto call = [&](WeightedSumForm form) {
+      return backward == 1
+                 ? cuda::weighted_sum_backward(**gpu, stream, form, t.tensors, t.workspace)
+                 : cuda::weighted_sum_forward(**gpu, stream, form, t.tensors);
+    };
+    std::vector<TimedCall> calls;
+    for (WeightedSumForm form : kForms) calls.push_back([&call, form] { return call(form); });
+    const std::vector<Result<Samples>> samples = measure_interleaved(measure, calls);
+    for (std::size_t i = 0; i < 2; ++i) {
+      WeightedSumResult& result = results[2 * backward + i];
+      if (!samples[i].ok()) {
+        set_failure(samples[i].status(), result);
+        continue;
+      }
+      set_times(*samples[i], result);
+      if (!options.check) continue;
+      // The forms took turns: this one's outputs are written once more before they are judged.
+      Status status = call(kForms[i]);
+      if (status.ok()) status = t.download(host);
+      if (!status.ok()) {
+        set_failure(status, result);
+        continue;
+      }
+      result.error_vs_fp64 = backward == 1 ? backward_error(host) : forward_error(host);
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+std::vector<WeightedSumResult> bench_weighted_sum_gpu(const Context& context,
+                                                      const WeightedSumOptions& options) {
+  std::vector<WeightedSumResult> results = empty_results(options, {"naive", "warp"});
+  WeightedSumMemory host;
+  Status status = allocate(options, host);
+  if (status.ok()) status = run_gpu(context, options, host, results);
+  if (!status.ok()) {
+    for (WeightedSumResult& result : results) set_failure(status, result);
+  }
+  return results;
+}
+
+}  // namespace flashlab::lab

@@ -1,0 +1,144 @@
+#!/usr/bin/env python3
+"""precompile and cache; and what is said where a driver or NVRTC is missing or of no use."""
+
+import json
+import os
+import stat
+import unittest
+
+import cli_harness
+from cli_harness import Folder, run
+
+def environment(**changes):
+    out = {**os.environ, **changes}
+    return {name: value for name, value in out.items() if value is not None}
+
+
+class Kernels(Folder):
+    def test_precompile_wants_a_folder_and_an_architecture(self):
+        self.refused(["precompile", "--arch", "sm_80"], "--output")
+        self.refused(["precompile", "--arch", "sm_12", "--output", self.path("k")], "sm_12",
+                     "sm_90a")
+        self.refused(["precompile", "--arch", "sm_90,sm_90a", "--output", self.path("k")], "twice")
+        self.refused(["precompile", "--arch", "sm_80", "--selection", "some", "--output",
+                      self.path("k")], "representative")
+        done = run("precompile", "--output", self.path("k"), env=environment(
+            LD_LIBRARY_PATH=os.path.join(os.path.dirname(cli_harness.program()), "tests",
+                                         "fake_driver"), FAKE_CUDA="none"))
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("--arch", done.stderr)
+
+    def test_precompile_without_a_compiler(self):
+        done = run("precompile", "--arch", "sm_80", "--output", self.path("k"),
+                   env=environment(FLASHLAB_NVRTC="/nowhere/libnvrtc.so.13"))
+        self.assertEqual(done.returncode, 2, done.stderr)
+        for part in ("NVRTC", "/nowhere/libnvrtc.so.13", "pip install nvidia-cuda-nvrtc"):
+            self.assertIn(part, done.stderr)
+
+    def test_precompile_into_a_folder_that_cannot_be_used(self):
+        file = self.path("file", b"x")
+        self.refused(["precompile", "--arch", "sm_80", "--output", file], "a file", code=1)
+        shared = self.path("shared")
+        os.mkdir(shared)
+        os.chmod(shared, 0o777)
+        self.refused(["precompile", "--arch", "sm_80", "--output", shared], "chmod go-w", code=1)
+
+    def test_precompile_fills_a_folder_once(self):
+        folder = self.path("kernels")
+        command = ["precompile", "--arch", "sm_80", "--selection", "smoke", "--output", folder,
+                   "--json", "-"]
+        done = run(*command, timeout=600)
+        if done.returncode == 2 and "NVRTC" in done.stderr and os.environ.get("CI") != "true":
+            self.skipTest(done.stderr.strip())
+        self.assertEqual(done.returncode, 0, done.stderr)
+        first = json.loads(done.stdout)
+        self.assertEqual(first["schema"], "flashlab.kernels/1")
+        self.assertTrue(first["kernels"])
+        for kernel in first["kernels"]:
+            self.assertEqual(kernel["architecture"], "sm_80")
+            self.assertIsNone(kernel["error"], kernel["kernel"])
+            self.assertGreater(kernel["registers"], 0)
+            self.assertGreater(kernel["compile_seconds"], 0)
+        entries = [name for name in os.listdir(folder) if name.endswith(".kernel")]
+        self.assertEqual(len(entries), len(first["kernels"]))
+        self.assertTrue(os.stat(os.path.join(folder, entries[0])).st_mode & stat.S_IROTH)
+        again = json.loads(run(*command, timeout=600).stdout)
+        self.assertEqual([k["compile_seconds"] for k in again["kernels"]],
+                         [0] * len(first["kernels"]))
+
+    def test_cache_lists_and_clears(self):
+        folder = self.path("cache")
+        here = environment(FLASHLAB_CACHE=folder)
+        empty = run("cache", "--list", env=here)
+        self.assertEqual(empty.returncode, 0, empty.stderr)
+        self.assertIn("0 kernels", empty.stdout)
+        self.assertIn(folder, empty.stdout)
+        os.mkdir(folder, 0o700)
+        self.path("cache/flash_fwd-sm_80-abc.kernel", b"x" * 2048)
+        self.path("cache/notes.txt", b"stays")
+        self.assertIn("flash_fwd-sm_80-abc", run("cache", env=here).stdout)
+        done = run("cache", "--clear", env=here)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("removed 1 kernels", done.stdout)
+        self.assertEqual(os.listdir(folder), ["notes.txt"])
+        self.refused(["cache", "--list", "--clear"], "exclude each other")
+
+    def test_cache_says_why_a_folder_is_refused(self):
+        folder = self.path("cache")
+        os.mkdir(folder)
+        self.path("cache/flash_fwd-sm_80-abc.kernel", b"x")
+        os.chmod(folder, 0o777)
+        here = environment(FLASHLAB_CACHE=folder)
+        done = run("cache", "--list", env=here)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("others may write", done.stderr)
+        self.assertIn("chmod go-w", done.stderr)
+        self.assertEqual(run("cache", "--clear", env=here).returncode, 1)
+        os.chmod(folder, 0o700)
+        if os.geteuid() == 0:
+            os.chown(folder, 65534, 65534)
+            self.assertIn("user 65534", run("cache", "--list", env=here).stderr)
+        homeless = run("cache", env=environment(FLASHLAB_CACHE=None, XDG_CACHE_HOME=None,
+                                                HOME=None))
+        self.assertEqual(homeless.returncode, 1)
+        self.assertIn("FLASHLAB_CACHE", homeless.stderr)
+
+
+class Drivers(unittest.TestCase):
+    """Against a libcuda.so.1 that is made for this test."""
+
+    def bench(self, mode):
+        folder = os.path.join(os.path.dirname(cli_harness.program()), "tests", "fake_driver")
+        if not os.path.isdir(folder):
+            self.skipTest("this build has no stand-in for the driver")
+        done = run("bench", "--device", "cuda", "--seqlen", "64",
+                   env=environment(LD_LIBRARY_PATH=folder, FAKE_CUDA=mode))
+        self.assertEqual(done.returncode, 2, done.stderr)
+        self.assertIn("CPU", done.stderr)
+        return done.stderr
+
+    def test_too_old(self):
+        text = self.bench("old")
+        self.assertIn("11.4", text)
+        self.assertIn("12.2", text)
+
+    def test_no_device(self):
+        self.assertIn("CUDA_VISIBLE_DEVICES", self.bench("none"))
+
+    def test_too_old_a_gpu(self):
+        text = self.bench("sm70")
+        self.assertIn("Fake V100 (sm_70)", text)
+        self.assertIn("sm_75", text)
+
+    def test_a_driver_that_fails(self):
+        self.assertIn("CUDA_ERROR_UNKNOWN", self.bench("broken"))
+
+    def test_info_goes_on(self):
+        folder = os.path.join(os.path.dirname(cli_harness.program()), "tests", "fake_driver")
+        for mode in ("old", "none", "broken"):
+            done = run("info", env=environment(LD_LIBRARY_PATH=folder, FAKE_CUDA=mode))
+            self.assertEqual(done.returncode, 0, done.stderr)
+
+
+if __name__ == "__main__":
+    cli_harness.main()

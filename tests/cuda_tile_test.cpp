@@ -1,0 +1,150 @@
+// The layouts, copies and key ranges of device kernels, proved on the host: the same headers that
+// kernels are compiled with, whose arithmetic needs no GPU.
+
+#include <gtest/gtest.h>
+
+#include <set>
+#include <vector>
+
+#include "tile/key_range.h"
+#include "tile/swizzle.h"
+
+namespace flashlab::device {
+namespace {
+
+constexpr int kLineBytes = 128;  // 32 banks of 4 bytes
+
+template <class Layout>
+void expect_injective() {
+  std::set<int> places;
+  for (int row = 0; row < Layout::kRows; ++row) {
+    for (int chunk = 0; chunk < Layout::kChunks; ++chunk) {
+      const int at = Layout::offset(row, chunk);
+      EXPECT_EQ(at % kChunkBytes, 0);
+      EXPECT_GE(at, 0);
+      EXPECT_LE(at + kChunkBytes, Layout::kBytes);
+      EXPECT_TRUE(places.insert(at).second) << "row " << row << " chunk " << chunk;
+    }
+  }
+}
+
+// ldmatrix reads one chunk of 8 consecutive rows at a time.
+template <class Layout>
+void expect_matrix_loads_without_conflicts() {
+  for (int row = 0; row + 8 <= Layout::kRows; row += 8) {
+    for (int chunk = 0; chunk < Layout::kChunks; ++chunk) {
+      std::set<int> banks;
+      for (int r = 0; r < 8; ++r) banks.insert(Layout::offset(row + r, chunk) % kLineBytes);
+      EXPECT_EQ(banks.size(), 8u) << "row " << row << " chunk " << chunk;
+    }
+  }
+}
+
+template <class Layout, int kThreads>
+void expect_copy_is_complete() {
+  using Plan = CopyPlan<Layout, kThreads>;
+  std::vector<int> copied(static_cast<std::size_t>(Plan::kTotal), 0);
+  for (int thread = 0; thread < kThreads; ++thread) {
+    for (int pass = 0; pass < Plan::kPasses; ++pass) {
+      if (!Plan::active(thread, pass)) break;
+      const int row = Plan::row(thread, pass), chunk = Plan::chunk(thread, pass);
+      ASSERT_LT(row, Layout::kRows);
+      ASSERT_LT(chunk, Layout::kChunks);
+      ++copied[static_cast<std::size_t>(row * Layout::kChunks + chunk)];
+    }
+  }
+  for (const int times : copied) EXPECT_EQ(times, 1);
+}
+
+template <class Layout>
+void expect_sound() {
+  SCOPED_TRACE(testing::Message() << Layout::kRows << " rows of " << Layout::kChunks << " chunks");
+  expect_injective<Layout>();
+  if constexpr (Layout::kChunks > 1) expect_matrix_loads_without_conflicts<Layout>();
+  expect_copy_is_complete<Layout, 32>();
+  expect_copy_is_complete<Layout, 128>();
+  expect_copy_is_complete<Layout, 256>();
+}
+
+template <int... kDims>
+void expect_half_tiles_sound() {
+  (expect_sound<HalfTile<64, kDims>>(), ...);
+  (expect_sound<HalfTile<32, kDims>>(), ...);
+}
+
+TEST(TileLayout, HalfTilesOfEveryHeadDim) {
+  expect_half_tiles_sound<1, 8, 16, 24, 32, 33, 48, 64, 72, 80, 96, 112, 128, 160, 192, 200, 255,
+                          256>();
+}
+
+TEST(TileLayout, HalfTilesHoldWholeSteps) {
+  static_assert(HalfTile<64, 1>::kChunks == 2 && HalfTile<64, 17>::kChunks == 4);
+  static_assert(HalfTile<64, 128>::kPitchBytes == 272);
+  static_assert(HalfTile<64, 16>::kBytes == 64 * 48);
+}
+
+TEST(TileLayout, Swizzled) {
+  expect_sound<SwizzledLayout<64, 1>>();
+  expect_sound<SwizzledLayout<64, 2>>();
+  expect_sound<SwizzledLayout<64, 4>>();
+  expect_sound<SwizzledLayout<64, 8>>();
+  expect_sound<SwizzledLayout<32, 16>>();
+  expect_sound<SwizzledLayout<32, 32>>();
+  expect_matrix_loads_without_conflicts<SwizzledLayout<64, 1>>();
+}
+
+struct Unbounded {
+  static constexpr bool kBoundedRight = false, kBoundedLeft = false;
+};
+struct Causal {
+  static constexpr bool kBoundedRight = true, kBoundedLeft = false;
+};
+struct Window {
+  static constexpr bool kBoundedRight = true, kBoundedLeft = true;
+};
+
+constexpr Int64 kNoBound = Int64{1} << 61;
+
+Shape shape_with(int seqlen_k, Int64 left, Int64 right) {
+  Shape shape{};
+  shape.seqlen_k = seqlen_k;
+  shape.left = left;
+  shape.right = right;
+  return shape;
+}
+
+// The range of a row against the definition, key by key.
+template <class Config>
+void expect_ranges(int seqlen_q, int seqlen_k, Int64 left, Int64 right) {
+  const Shape shape = shape_with(seqlen_k, left, right);
+  for (int i = 0; i < seqlen_q; ++i) {
+    const KeyRange range = visible_keys<Config>(shape, i);
+    for (int j = 0; j < seqlen_k; ++j) {
+      EXPECT_EQ(range.contains(j), -left <= j - i && j - i <= right) << i << " " << j;
+    }
+  }
+}
+
+TEST(KeyRange, AgreesWithTheDefinition) {
+  expect_ranges<Unbounded>(5, 7, kNoBound, kNoBound);
+  expect_ranges<Causal>(9, 9, kNoBound, 0);
+  expect_ranges<Causal>(9, 5, kNoBound, 0);
+  expect_ranges<Causal>(5, 9, kNoBound, 4);   // bottom-right
+  expect_ranges<Causal>(9, 5, kNoBound, -4);  // bottom-right: the first queries see nothing
+  expect_ranges<Window>(40, 40, 3, 2);
+  expect_ranges<Window>(40, 7, 3, -1);
+  expect_ranges<Unbounded>(3, 0, kNoBound, kNoBound);
+}
+
+TEST(KeyRange, OfTiles) {
+  const Shape shape = shape_with(100, 10, 5);
+  const KeyRange any = keys_seen_by_any<Window>(shape, 32, 47);
+  const KeyRange all = keys_seen_by_all<Window>(shape, 32, 47);
+  EXPECT_EQ(any.begin, 22);
+  EXPECT_EQ(any.end, 53);
+  EXPECT_EQ(all.begin, 37);
+  EXPECT_EQ(all.end, 38);
+}
+
+}  // namespace
+}  // namespace flashlab::device

@@ -1,0 +1,135 @@
+#!/usr/bin/env python3
+"""Compiles GPU kernels without a GPU and reads the compiler's report of each:
+  tools/check_kernels.py [--all] [--program build/flashlab] [--arch NAME[,NAME]]
+
+For sm_80, sm_90a and sm_120a one variant per kernel, element type and class of head dims, for the
+other families one variant per kernel; --all: everything the planner emits. A kernel fails that does
+not compile, needs more registers than a block can have, or, in production, spills. Compiled kernels
+are kept in build/kernels. Exit code 0, 1 when a kernel fails, 77 without NVRTC (1 with CI=true).
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+
+import nvrtc
+
+MAIN = ("sm_80", "sm_90a", "sm_120a")
+FAMILIES = ("sm_75", "sm_86", "sm_89", "sm_100a")
+FOLDER = "build/kernels"
+REGISTERS = 65536  # of a multiprocessor, on every architecture since sm_50
+WARP = 32
+REGISTER_UNIT = 8  # per thread, by which the hardware hands them out
+USAGE = 2
+ERROR_LINES = 8
+
+
+class NoCompiler(Exception):
+    """NVRTC is not here; its text is the reason."""
+
+
+def compile_list(program, architecture, selection):
+    """The report of `flashlab precompile`, one dict a kernel."""
+    path = os.path.join(FOLDER, f"{architecture}-{selection}.json")
+    command = [program, "precompile", "--arch", architecture, "--selection", selection,
+               "--output", FOLDER, "--json", path]
+    if os.path.exists(path):
+        os.remove(path)
+    done = subprocess.run(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                          env={**os.environ, **nvrtc.environment()}, check=False)
+    if not os.path.exists(path):
+        reason = done.stderr.strip().replace("\n", " ")
+        if done.returncode == USAGE and "NVRTC" in reason:
+            raise NoCompiler(reason)
+        sys.exit(f"{' '.join(command)} ended with {done.returncode}: {reason}")
+    with open(path, encoding="utf-8") as file:
+        return json.load(file)["kernels"]
+
+
+def budget(kernel):
+    """Registers a thread may have so that one block fits."""
+    threads = -(-kernel["threads"] // WARP) * WARP
+    return min(255, REGISTERS // max(threads, 1) // REGISTER_UNIT * REGISTER_UNIT)
+
+
+def complaint(kernel):
+    """What is wrong with a kernel, or an empty string."""
+    if kernel["error"]:
+        return "does not compile: " + "\n".join(kernel["error"].split("\n")[:ERROR_LINES])
+    if kernel["registers"] > budget(kernel):
+        return f"{kernel['registers']} registers, {budget(kernel)} fit {kernel['threads']} threads"
+    spilled = kernel["spill_store_bytes"] + kernel["spill_load_bytes"]
+    if kernel["production"] and spilled:
+        return f"spills {spilled} bytes"
+    return ""
+
+
+def cell(kernel):
+    """"168" registers, "255 s96" with 96 bytes spilled."""
+    if kernel is None:
+        return ""
+    if kernel["error"]:
+        return "error"
+    spilled = kernel["spill_store_bytes"] + kernel["spill_load_bytes"]
+    return f"{kernel['registers']}" + (f" s{spilled}" if spilled else "")
+
+
+def row_of(kernel):
+    return (kernel["implementation"], kernel["kernel"], kernel["element"], kernel["head_dim"])
+
+
+def print_table(reports):
+    """Registers (and spilled bytes) of a kernel in a row, of an architecture in a column."""
+    rows = {}
+    for architecture, kernels in reports.items():
+        for kernel in kernels:
+            rows.setdefault(row_of(kernel), {})[architecture] = kernel
+    widths = [max(len(str(row[i])) for row in rows) for i in range(4)]
+    names = list(reports)
+    print("registers a thread, s: bytes spilled\n" + " " * (sum(widths) + 8) +
+          "  ".join(f"{name:>8}" for name in names))
+    for row, found in rows.items():
+        left = "  ".join(str(part).ljust(width) for part, width in zip(row, widths))
+        print((left + "  " + "  ".join(f"{cell(found.get(name)):>8}" for name in names)).rstrip())
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--all", action="store_true", help="every variant of every architecture")
+    parser.add_argument("--program", default="build/flashlab")
+    parser.add_argument("--arch", default="", help="only these")
+    arguments = parser.parse_args()
+    os.makedirs(FOLDER, mode=0o755, exist_ok=True)
+    os.chmod(FOLDER, 0o755)
+    only = [name for name in arguments.arch.split(",") if name]
+    reports = {}
+    try:
+        for architecture in MAIN + FAMILIES:
+            if only and architecture not in only:
+                continue
+            selection = "representative" if architecture in MAIN else "smoke"
+            reports[architecture] = compile_list(arguments.program, architecture,
+                                                 "all" if arguments.all else selection)
+    except NoCompiler as reason:
+        print(f"skipped: {reason}")
+        return 1 if os.environ.get("CI") == "true" else 77
+    if not any(reports.values()):
+        print("the planner emitted no kernel")
+        return 1
+    print_table(reports)
+    wrong = [(architecture, kernel, complaint(kernel)) for architecture, kernels in reports.items()
+             for kernel in kernels if complaint(kernel)]
+    for architecture, kernel, text in wrong:
+        print(f"{architecture} {kernel['implementation']} {kernel['kernel']} "
+              f"({kernel['problem']}): {text}")
+    count = sum(len(kernels) for kernels in reports.values())
+    seconds = sum(kernel.get("compile_seconds", 0) for kernels in reports.values()
+                  for kernel in kernels)
+    print(f"{count} kernels, {len(wrong)} wrong, {seconds:.0f} s of compiling")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

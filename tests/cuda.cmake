@@ -6,8 +6,9 @@ if(FLASHLAB_CUDA_HEADERS)
   target_include_directories(cuda_declarations_test SYSTEM PRIVATE ${FLASHLAB_CUDA_HEADERS})
 endif()
 
-# Inputs, merge and messages of the GPU backend; what needs a GPU is skipped without one.
+# Inputs, merge, messages and calls of the GPU backend; what needs a GPU is skipped without one.
 flashlab_test(cuda_inputs_test SOURCES cuda_inputs_test.cpp LIBRARIES flashlab)
+flashlab_test(cuda_calls_test SOURCES cuda_calls_test.cpp LIBRARIES flashlab)
 if(FLASHLAB_BUILD_CLI)
   flashlab_test(cuda_kernels_test SOURCES cuda_kernels_test.cpp LIBRARIES flashlab_lab)
 endif()

@@ -12,61 +12,20 @@
 #include <string>
 #include <vector>
 
-#include "api/context_state.h"
-#include "cuda/driver/device.h"
 #include "cuda/launch/pointers.h"
-#include "flashlab/attention.h"
+#include "cuda_gpu.h"
 
 namespace flashlab {
 namespace {
 
 using ::testing::HasSubstr;
 
-constexpr Device kGpu{DeviceKind::kCuda, 0};
+using testing::kGpu;
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 constexpr float kEmpty = -std::numeric_limits<float>::infinity();
 
-class Inputs : public ::testing::Test {
+class Inputs : public testing::GpuTest {
  protected:
-  void SetUp() override {
-    auto made = Context::create({.device = kGpu});
-    if (!made.ok()) GTEST_SKIP() << "no GPU: " << made.status().message();
-    context_.emplace(std::move(made).value());
-    gpu_ = context_->state().gpu();
-  }
-  void TearDown() override {
-    for (const auto& [memory, bytes] : owned_) {
-      context_->allocator().deallocate(memory, bytes, Stream{});
-    }
-    if (gpu_ != nullptr) wait();
-  }
-
-  void* allocate(std::size_t bytes) {
-    auto memory = context_->allocator().allocate(bytes, 256, Stream{}, Tag{"test", "inputs"});
-    EXPECT_TRUE(memory.ok()) << memory.status().message();
-    owned_.emplace_back(*memory, bytes);
-    return *memory;
-  }
-  void wait() {
-    const auto current = gpu_->current();
-    ASSERT_EQ(gpu_->api().cuStreamSynchronize(nullptr), cuda::kCudaSuccess);
-  }
-  void* upload(const void* host, std::size_t bytes) {
-    void* memory = allocate(bytes);
-    const auto current = gpu_->current();
-    EXPECT_EQ(gpu_->api().cuMemcpyHtoDAsync(reinterpret_cast<cuda::CUdeviceptr>(memory), host,
-                                            bytes, nullptr),
-              cuda::kCudaSuccess);
-    wait();
-    return memory;
-  }
-  void download(void* host, const void* memory, std::size_t bytes) {
-    const auto current = gpu_->current();
-    EXPECT_EQ(gpu_->api().cuMemcpyDtoHAsync(host, reinterpret_cast<cuda::CUdeviceptr>(memory),
-                                            bytes, nullptr),
-              cuda::kCudaSuccess);
-    wait();
-  }
   ForwardTensors tensors() {
     const std::vector<std::uint16_t> zeros(kElements, 0);
     const auto view = [&] {
@@ -83,9 +42,6 @@ class Inputs : public ::testing::Test {
   }
 
   static constexpr std::size_t kElements = 64 * 2 * 32;
-  std::optional<Context> context_;
-  cuda::GpuDevice* gpu_ = nullptr;
-  std::vector<std::pair<void*, std::size_t>> owned_;
 };
 
 TEST_F(Inputs, HostMemoryIsRefused) {
@@ -140,11 +96,7 @@ TEST_F(Inputs, IllegalStreamsAreRefused) {
     EXPECT_EQ(status.code(), StatusCode::kInvalidArgument) << value;
     EXPECT_THAT(status.message(), HasSubstr("which is no stream"));
   }
-  cuda::CUstream stream = nullptr;
-  {
-    const auto current = gpu_->current();
-    ASSERT_EQ(gpu_->api().cuStreamCreate(&stream, cuda::kStreamNonBlocking), cuda::kCudaSuccess);
-  }
+  const cuda::CUstream stream = new_stream();
   EXPECT_TRUE(cuda::check_stream(*gpu_, Stream{stream}).ok());
   EXPECT_TRUE(cuda::check_stream(*gpu_, Stream{}).ok());
   gpu_->api().cuStreamDestroy(stream);

@@ -79,8 +79,11 @@ TEST(KernelVariants, EveryArchitectureHasProductionKernels) {
 }
 
 TEST(KernelVariants, EachIsListedOnceAndFitsItsGpu) {
-  for (const char* name : {"sm_75", "sm_80", "sm_90a", "sm_120a"}) {
-    const auto list = kernel_variants(name, VariantSelection::kAll);
+  for (const auto& [name, selection] : {std::pair{"sm_75", VariantSelection::kRepresentative},
+                                        {"sm_80", VariantSelection::kAll},
+                                        {"sm_90a", VariantSelection::kRepresentative},
+                                        {"sm_120a", VariantSelection::kCommon}}) {
+    const auto list = kernel_variants(name, selection);
     ASSERT_TRUE(list.ok());
     EXPECT_EQ(texts_of(*list).size(), list->size());
     for (const KernelVariant& variant : *list) {
@@ -93,7 +96,7 @@ TEST(KernelVariants, EachIsListedOnceAndFitsItsGpu) {
   }
 }
 
-TEST(KernelVariants, TheSmallerListsArePartsOfTheWholeOne) {
+TEST(KernelVariants, SmallerListsAndOtherSizesStayInsideTheWholeList) {
   const auto all = kernel_variants("sm_90a", VariantSelection::kAll);
   ASSERT_TRUE(all.ok());
   const std::set<std::string> whole = texts_of(*all);
@@ -106,14 +109,9 @@ TEST(KernelVariants, TheSmallerListsArePartsOfTheWholeOne) {
       EXPECT_TRUE(whole.contains(text_of(variant))) << variant.problem << "\n" << text_of(variant);
     }
   }
-}
 
-// Config holds no length, batch or head count: other sizes may choose among the variants of the
-// list, never outside it.
-TEST(KernelVariants, OtherSizesNeedNoOtherKernels) {
-  const auto all = kernel_variants("sm_90a", VariantSelection::kAll);
-  ASSERT_TRUE(all.ok());
-  const std::set<std::string> whole = texts_of(*all);
+  // Config holds no length, batch or head count: other sizes may choose among the variants of the
+  // list, never outside it.
   std::vector<cases::Case> other;
   for (const std::int64_t seqlen : {1, 17, 130, 512, 1000, 3000, 16384}) {
     for (const std::int64_t batch : {1, 5}) {

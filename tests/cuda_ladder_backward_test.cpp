@@ -146,6 +146,22 @@ TEST(LadderBackward, Refusals) {
   EXPECT_THAT(refused.status().message(), HasSubstr("at most 128"));
 }
 
+TEST(LadderBackward, MoreBlocksThanALaunchTakes) {
+  const Described on("sm_90a");
+  Problem problem = backward_problem(DType::kBf16, 16);
+  const std::int64_t batch = std::int64_t{1} << 22, heads = 1024;
+  problem.q = problem.o = contiguous_spec(DType::kBf16, {batch, 65, heads, 16}, kGpu);
+  problem.k = problem.v = contiguous_spec(DType::kBf16, {batch, 96, heads, 16}, kGpu);
+  problem.d_o = problem.dq = problem.q;
+  problem.dk = problem.dv = problem.k;
+  problem.lse = contiguous_spec(DType::kFp32, {batch, heads, 65}, kGpu);
+  for (Planner planner : {&plan_fa2_backward, naive_implementation().make_plan}) {
+    const auto refused = make(planner, on, problem);
+    ASSERT_EQ(refused.status().code(), StatusCode::kUnsupported);
+    EXPECT_THAT(refused.status().message(), HasSubstr("at most 2147483647 in a launch"));
+  }
+}
+
 TEST(GpuNaive, MatrixBytesAndSteps) {
   const Described on("sm_75");
   Problem problem = backward_problem(DType::kBf16, 200);

@@ -43,11 +43,11 @@ void expect_matrix_loads_without_conflicts() {
 template <class Layout, int kThreads>
 void expect_copy_is_complete() {
   using Plan = CopyPlan<Layout, kThreads>;
-  std::vector<int> copied(static_cast<std::size_t>(Plan::kTotal), 0);
+  std::vector<int> copied(static_cast<std::size_t>(Layout::kRows * Layout::kChunks), 0);
   for (int thread = 0; thread < kThreads; ++thread) {
     for (int pass = 0; pass < Plan::kPasses; ++pass) {
-      if (!Plan::active(thread, pass)) break;
-      const int row = Plan::row(thread, pass), chunk = Plan::chunk(thread, pass);
+      if (!Plan::active(thread, pass)) continue;
+      const int row = Plan::row(thread, pass), chunk = Plan::chunk(thread);
       ASSERT_LT(row, Layout::kRows);
       ASSERT_LT(chunk, Layout::kChunks);
       ++copied[static_cast<std::size_t>(row * Layout::kChunks + chunk)];

@@ -123,7 +123,8 @@ TEST(Memory, ProcessPeakFollowsAResetWhereAllowed) {
   const auto before = process_peak_bytes();
   {
     // Mapped rather than allocated: AddressSanitizer's allocator keeps what is freed.
-    void* mapped = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    void* mapped =
+        mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     ASSERT_NE(mapped, MAP_FAILED);
     std::memset(mapped, 1, kBytes);
     const volatile unsigned char* touched = static_cast<unsigned char*>(mapped);

@@ -13,6 +13,7 @@
 #include "cuda/driver/known_gpus.h"
 #include "peers/cublas/cublas.h"
 #include "peers/cublas/cublas_lt.h"
+#include "peers/cudnn/cudnn.h"
 
 #if __has_include(<cublasLt.h>)
 #include <cublasLt.h>
@@ -138,6 +139,17 @@ TEST_F(CublasPlans, RefuseWhatAMatrixProductCannotRead) {
   refused = plan(problem(Pass::kBackward, DType::kBf16, 2));
   ASSERT_FALSE(refused.ok());
   EXPECT_THAT(refused.status().message(), HasSubstr("their sum would be rounded each time"));
+}
+
+// Without its headers, its library or a GPU it says so; it never has half a plan.
+TEST_F(CublasPlans, CudnnSaysWhatIsMissing) {
+  Problem normalised;
+  const auto geometry = internal::validate(problem(Pass::kForward, DType::kBf16, 8), &normalised);
+  ASSERT_TRUE(geometry.ok());
+  const auto refused = cudnn_implementation().make_plan(context_, normalised, *geometry);
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.status().code(), StatusCode::kUnsupported);
+  EXPECT_THAT(refused.status().message(), HasSubstr("cudnn"));
 }
 
 }  // namespace

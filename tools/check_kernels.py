@@ -2,8 +2,8 @@
 """Compiles GPU kernels without a GPU and reads the compiler's report of each:
   tools/check_kernels.py [--all] [--program build/flashlab] [--arch NAME[,NAME]]
 
-For sm_80, sm_90a and sm_120a one variant per kernel, element type and class of head dims, for the
-other families one variant per kernel; --all: everything the planner emits. A kernel fails that does
+For sm_80, sm_90a and sm_120a one variant per kernel and element type, of production kernels also
+per class of head dims; for the other families one per kernel; --all: everything the planner emits. A kernel fails that does
 not compile, needs more registers than a block can have, or, in production, spills. Compiled kernels
 are kept in build/kernels. Exit code 0, 1 when a kernel fails, 77 without NVRTC (1 with CI=true).
 """

@@ -4,6 +4,7 @@
 #include "cpu/plain/plain.h"
 #include "cuda/launch/implementations.h"
 #include "peers/cublas/cublas.h"
+#include "peers/cudnn/cudnn.h"
 #include "reference/implementation.h"
 
 namespace flashlab::internal {
@@ -12,6 +13,7 @@ std::vector<const Implementation*> registry(DeviceKind device) {
   if (device == DeviceKind::kCuda) {
     std::vector<const Implementation*> list = cuda::implementations();
     list.push_back(&peers::cublas_implementation());
+    list.push_back(&peers::cudnn_implementation());
     return list;
   }
   return {&cpu_implementation(), &plain_implementation(), &naive_implementation(),

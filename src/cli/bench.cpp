@@ -86,13 +86,13 @@ int run_bench(const Arguments& arguments) {
   const bool text = !outputs.stdout_taken();
   const lab::report::RateUnit unit = rate_unit(engine.context.device());
   if (text) print(lab::report::bench_table_header(unit));
-  run_jobs(engine, problems, names, options, outputs,
-           [&](const std::vector<lab::BenchResult>& results) {
-             if (!text) return;
-             for (const lab::BenchResult& result : results) {
-               print(lab::report::bench_table_line(result, unit));
-             }
-           });
+  const bool complete = run_jobs(engine, problems, names, options, outputs,
+                                 [&](const std::vector<lab::BenchResult>& results) {
+                                   if (!text) return;
+                                   for (const lab::BenchResult& result : results) {
+                                     print(lab::report::bench_table_line(result, unit));
+                                   }
+                                 });
   if (text && outputs.file().results.size() <= kDetailedResults) {
     for (const lab::BenchResult& result : outputs.file().results) {
       print_details(result, outputs.environment(), unit);
@@ -109,7 +109,7 @@ int run_bench(const Arguments& arguments) {
       print_line(fmt::format("\nwarning  {}; {}", warning.what, warning.remedy));
     }
   }
-  return finish_run(outputs);
+  return finish_run(outputs, complete);
 }
 
 }  // namespace flashlab::cli

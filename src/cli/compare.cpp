@@ -121,20 +121,20 @@ int run_compare(const Arguments& arguments) {
   const lab::report::TableOptions table{
       .relative_to = outputs.relative_to(), .width = terminal_width(), .colours = colours()};
   std::size_t job = 0;
-  run_jobs(engine, problems, names, options, outputs,
-           [&](const std::vector<lab::BenchResult>& results) {
-             lab::ResultFile block;
-             block.environment = outputs.environment();
-             block.results = results;
-             for (lab::BenchResult& row : peer_rows(peers, problems.jobs[job], to_string(device))) {
-               outputs.add(row);
-               block.results.push_back(std::move(row));
-             }
-             ++job;
-             if (text && !block.results.empty()) {
-               print(lab::report::comparison_table(block, table) + "\n");
-             }
-           });
+  const bool complete = run_jobs(
+      engine, problems, names, options, outputs, [&](const std::vector<lab::BenchResult>& results) {
+        lab::ResultFile block;
+        block.environment = outputs.environment();
+        block.results = results;
+        for (lab::BenchResult& row : peer_rows(peers, problems.jobs[job], to_string(device))) {
+          outputs.add(row);
+          block.results.push_back(std::move(row));
+        }
+        ++job;
+        if (text && !block.results.empty()) {
+          print(lab::report::comparison_table(block, table) + "\n");
+        }
+      });
   if (text) {
     print_verdicts(outputs.file(), names.front());
     const Result<std::string> base =
@@ -146,7 +146,7 @@ int run_compare(const Arguments& arguments) {
       print_line(fmt::format("warning  {}; {}", warning.what, warning.remedy));
     }
   }
-  const int code = finish_run(outputs);
+  const int code = finish_run(outputs, complete);
   if (text) {
     print_line(
         "next     flashlab compare --help · flashlab explain --memory · flashlab bench --help");

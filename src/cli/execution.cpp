@@ -3,14 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstdlib>
 
-#include "api/implementation.h"
 #include "cli/failure.h"
 #include "cli/values.h"
-#include "cuda/driver/device.h"
-#include "cuda/jit/nvrtc.h"
-#include "lab/environment.h"
+#include "lab/gpu/gpu_choice.h"
 
 namespace flashlab::cli {
 namespace {
@@ -26,7 +22,7 @@ bool contains(const std::vector<std::string>& list, const std::string& word) {
 bool gpu_fits(const Arguments& arguments) {
   if (arguments.has("--threads") || arguments.has("--cpu-isa")) return false;
   const std::vector<std::string> here = implementations({DeviceKind::kCuda, 0});
-  if (here.empty() || !cuda::GpuDevice::open(0).ok()) return false;
+  if (here.empty()) return false;
   for (const std::string& name : arguments.list("--implementation")) {
     if (!contains(here, name)) return false;
   }
@@ -35,16 +31,12 @@ bool gpu_fits(const Arguments& arguments) {
                                      [](const std::string& name) { return name == "fp64"; })) {
     return false;
   }
-  // Without the compiler only what was precompiled runs: then somebody who set that up knows to
-  // ask for the GPU.
-  return cuda::Nvrtc::get().ok() || std::getenv("FLASHLAB_PRECOMPILED") != nullptr;
+  return lab::gpu_ready();
 }
 
-[[noreturn]] void fail_no_cuda(const Status& status) {
-  const auto driver = cuda::Driver::get();
-  const std::string text = driver.ok() ? status.message() : lab::describe_no_cuda(driver.status());
-  // Whatever the reason: the command asks for a device that cannot be had.
-  fail_usage(text + "\n          The CPU backend works: --device cpu");
+// Whatever the reason: the command asks for a device that cannot be had.
+[[noreturn]] void fail_no_gpu(const Status& status) {
+  fail_usage(status.message() + "\n          The CPU backend works: --device cpu");
 }
 
 }  // namespace
@@ -66,18 +58,16 @@ Device device_of(const Arguments& arguments, DefaultDevice fallback) {
 
 std::unique_ptr<Allocator> device_allocator(Device device) {
   if (device.kind == DeviceKind::kCpu) return nullptr;
-  auto gpu = cuda::GpuDevice::open(device.index);
-  if (!gpu.ok()) fail_no_cuda(gpu.status());
-  return std::make_unique<cuda::GpuAllocator>(**gpu);
+  auto allocator = lab::gpu_allocator(device);
+  if (!allocator.ok()) fail_no_gpu(allocator.status());
+  return std::move(*allocator);
 }
 
 std::string device_words(const Context& context) {
   if (context.device().kind == DeviceKind::kCpu) {
     return fmt::format("{} · {} threads", to_string(context.cpu_isa()), context.threads());
   }
-  const auto gpu = cuda::GpuDevice::open(context.device().index);
-  return fmt::format("{} ({})", gpu.ok() ? (*gpu)->info().name : std::string("GPU"),
-                     to_string(context.device()));
+  return fmt::format("{} ({})", lab::gpu_name(context.device()), to_string(context.device()));
 }
 
 Context make_context(const Arguments& arguments, DefaultDevice fallback, Allocator* allocator) {
@@ -100,7 +90,10 @@ Context make_context(const Arguments& arguments, DefaultDevice fallback, Allocat
   }
   Result<Context> context = Context::create(options);
   if (!context.ok()) {
-    if (options.device.kind == DeviceKind::kCuda) fail_no_cuda(context.status());
+    if (options.device.kind == DeviceKind::kCuda) {
+      const Status gpu = lab::gpu_status(options.device);
+      fail_no_gpu(gpu.ok() ? context.status() : gpu);
+    }
     fail(context.status());
   }
   return std::move(context).value();
@@ -127,20 +120,9 @@ std::vector<std::string> implementation_names(const Arguments& arguments,
 }
 
 std::vector<std::string> production(const Context& context) {
-  std::vector<std::string> names = implementations(context.device());
-  if (names.empty()) fail("this build has no implementation for " + to_string(context.device()));
-  const DeviceKind kind = context.device().kind;
-  if (kind == DeviceKind::kCuda) {
-    const auto gpu = cuda::GpuDevice::open(context.device().index);
-    const int architecture =
-        gpu.ok() ? (*gpu)->info().major * 10 + (*gpu)->info().minor : 0;
-    // The first one is for newer GPUs than this may be.
-    for (const internal::Implementation* each : internal::registry(kind)) {
-      if (architecture >= each->oldest_architecture) return {std::string(each->name)};
-    }
-  }
-  names.resize(1);
-  return names;
+  std::string name = lab::production_implementation(context.device());
+  if (name.empty()) fail("this build has no implementation for " + to_string(context.device()));
+  return {std::move(name)};
 }
 
 std::vector<std::string> all_but_reference(const Context& context) {

@@ -10,12 +10,10 @@
 #include "cli/execution.h"
 #include "cli/failure.h"
 #include "cli/terminal.h"
-#include "cuda/driver/device.h"
-#include "cuda/driver/nvml.h"
-#include "cuda/jit/nvrtc.h"
 #include "flashlab/version.h"
 #include "lab/doctor.h"
 #include "lab/environment.h"
+#include "lab/gpu/gpu_choice.h"
 #include "lab/gpu/gpu_environment.h"
 #include "lab/memory.h"
 #include "lab/problem_run/cpu_roof.h"
@@ -40,36 +38,6 @@ constexpr Extra kPrograms[] = {
     {"ncu", "GPU kernel metrics", "https://developer.nvidia.com/nsight-compute"},
     {"rsvg-convert", "plots as PNG beside SVG", "apt-get install librsvg2-bin"},
 };
-
-// A library as the backend itself looks for it: where it lies, or why it is not there.
-struct LibraryFound {
-  Extra library;
-  std::string path;     // empty: not found
-  std::string version;  // as far as it says
-};
-
-std::vector<LibraryFound> nvidia_libraries() {
-  std::vector<LibraryFound> out = {
-      {{"libcuda.so.1", "NVIDIA's driver",
-        "install the driver, or start the container with --gpus all"},
-       {},
-       {}},
-      {{"libnvidia-ml.so.1", "GPU clocks and power", "comes with NVIDIA's driver"}, {}, {}},
-      {{"libnvrtc.so", "compiles GPU kernels",
-        "pip install nvidia-cuda-nvrtc, or NVIDIA's toolkit; FLASHLAB_NVRTC names a file"},
-       {},
-       {}}};
-  if (auto driver = cuda::Driver::get(); driver.ok()) {
-    out[0].path = (*driver)->path();
-    out[0].version = "CUDA " + (*driver)->version_text();
-  }
-  if (auto nvml = cuda::Nvml::get(); nvml.ok()) out[1].path = (*nvml)->path();
-  if (auto nvrtc = cuda::Nvrtc::get(); nvrtc.ok()) {
-    out[2].path = (*nvrtc)->path();
-    out[2].version = (*nvrtc)->version();
-  }
-  return out;
-}
 
 bool program_found(std::string_view name) {
   const char* path = std::getenv("PATH");
@@ -174,13 +142,11 @@ void print_text(const Context& context, const lab::Environment& environment) {
               fmt::format("{}: {} (first: production)",
                           device.kind == DeviceKind::kCpu ? "cpu" : "cuda", joined(names)));
   }
-  for (const LibraryFound& found : nvidia_libraries()) {
-    const Extra& extra = found.library;
-    print_row(extra.name,
-              found.path.empty()
-                  ? fmt::format("not found ({}); {}", extra.use, extra.remedy)
-                  : fmt::format("found ({}{}{}: {})", extra.use, found.version.empty() ? "" : ", ",
-                                found.version, found.path));
+  for (const lab::VendorLibrary& each : lab::vendor_libraries()) {
+    const std::string version = each.version.empty() ? "" : ", " + each.version;
+    print_row(each.name, each.path.empty()
+                             ? fmt::format("not found ({}); {}", each.use, each.remedy)
+                             : fmt::format("found ({}{}: {})", each.use, version, each.path));
   }
   for (const Extra& extra : kPrograms) {
     print_row(extra.name, program_found(extra.name)
@@ -211,10 +177,10 @@ void print_json(const std::string& path, const Context& context,
   }
   out["cpu_isas"] = isas;
   out["cuda_implementations"] = implementations({DeviceKind::kCuda, 0});
-  for (const LibraryFound& found : nvidia_libraries()) {
-    out["libraries"][found.library.name] = !found.path.empty();
-    out["library_paths"][found.library.name] =
-        found.path.empty() ? nlohmann::ordered_json(nullptr) : nlohmann::ordered_json(found.path);
+  for (const lab::VendorLibrary& each : lab::vendor_libraries()) {
+    out["libraries"][each.name] = !each.path.empty();
+    out["library_paths"][each.name] =
+        each.path.empty() ? nlohmann::ordered_json(nullptr) : nlohmann::ordered_json(each.path);
   }
   for (const Extra& extra : kPrograms) out["programs"][extra.name] = program_found(extra.name);
   const std::string text =
@@ -233,7 +199,7 @@ void print_json(const std::string& path, const Context& context,
 int run_info(const Arguments& arguments) {
   const Context context = make_context(arguments);
   // The first GPU is described even where the question is about the CPU.
-  const bool gpu_there = cuda::GpuDevice::open(0).ok();
+  const bool gpu_there = lab::gpu_status({DeviceKind::kCuda, 0}).ok();
   const Device described = context.device().kind == DeviceKind::kCpu && gpu_there
                                ? Device{DeviceKind::kCuda, 0}
                                : context.device();

@@ -95,7 +95,7 @@ lab::Environment run_environment(const Engine& engine, const lab::ProblemRunOpti
                                    .device = device});
 }
 
-void run_jobs(const Engine& engine, const ProblemSet& problems,
+bool run_jobs(const Engine& engine, const ProblemSet& problems,
               const std::vector<std::string>& names, const lab::ProblemRunOptions& options,
               Outputs& outputs,
               const std::function<void(const std::vector<lab::BenchResult>&)>& done) {
@@ -141,12 +141,13 @@ void run_jobs(const Engine& engine, const ProblemSet& problems,
           "kept, the rest was not run. Start again without what failed; compute-sanitizer"
           " says where it went wrong",
           to_string(engine.context.device())));
-      break;
+      return false;
     }
   }
+  return true;
 }
 
-int finish_run(Outputs& outputs) {
+int finish_run(Outputs& outputs, bool complete) {
   const int code = outputs.finish();
   if (interrupted()) {
     note("interrupted; what was measured is kept");
@@ -156,7 +157,7 @@ int finish_run(Outputs& outputs) {
   const bool any_ok = std::any_of(results.begin(), results.end(), [](const lab::BenchResult& r) {
     return r.status == lab::RunStatus::kOk;
   });
-  if (!any_ok && code == kExitOk) return kExitFailure;
+  if ((!any_ok || !complete) && code == kExitOk) return kExitFailure;
   return code;
 }
 

@@ -43,13 +43,15 @@ std::string clock_words(Device device);
 /// The environment of a run, with the protocol in words.
 lab::Environment run_environment(const Engine& engine, const lab::ProblemRunOptions& options);
 
-/// Runs every job; `done` gets the results of each. Stops after the current sample on Ctrl-C.
-void run_jobs(const Engine& engine, const ProblemSet& problems,
+/// Runs every job; `done` gets the results of each. Stops after the current sample on Ctrl-C, and
+/// when the GPU cannot work any more: then it gives false.
+bool run_jobs(const Engine& engine, const ProblemSet& problems,
               const std::vector<std::string>& names, const lab::ProblemRunOptions& options,
               Outputs& outputs,
               const std::function<void(const std::vector<lab::BenchResult>&)>& done);
 
-/// The exit code of a run: of `outputs.finish()`, 130 when interrupted, 1 when no case ended ok.
-int finish_run(Outputs& outputs);
+/// The exit code of a run: of `outputs.finish()`, 130 when interrupted, 1 when no case ended ok or
+/// `complete` is false.
+int finish_run(Outputs& outputs, bool complete);
 
 }  // namespace flashlab::cli

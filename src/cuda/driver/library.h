@@ -31,6 +31,9 @@ class Library {
 
   const std::string& path() const noexcept { return path_; }
 
+  /// What dlopen gave.
+  void* handle() const noexcept { return handle_; }
+
  private:
   Library(void* handle, std::string path) : handle_(handle), path_(std::move(path)) {}
   void* handle_;

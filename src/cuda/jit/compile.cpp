@@ -15,7 +15,7 @@ CompileRequest request_of(const KernelSpec& spec, const DeviceSources& sources,
                           const std::string& architecture) {
   CompileRequest request;
   request.main = {spec.entry + ".cu", "#include \"config_types.h\"\n" + spec.config +
-                                          "#include \"" + spec.source + "\"\n"};
+                                          "\n#include \"" + spec.source + "\"\n"};
   request.headers = sources.files;
   request.architecture = architecture;
   request.options = spec.options;

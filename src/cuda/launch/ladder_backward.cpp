@@ -2,8 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
-#include <optional>
+#include <limits>
 #include <utility>
 
 #include "api/context_state.h"
@@ -66,7 +67,7 @@ struct Family {
 };
 constexpr std::array<Tiles, 5> kScalarTiles{{{64, 64}, {64, 32}, {32, 32}, {16, 32}, {16, 16}}};
 // Measured on an H200, 2026-11-21, causal: ladder/README.backward.md.
-constexpr std::array<Tiles, 5> kMmaTiles{{{32, 64}, {32, 32}, {16, 32}, {16, 16}, {16, 16}}};
+constexpr std::array<Tiles, 5> kMmaTiles{{{48, 64}, {32, 32}, {16, 32}, {16, 16}, {16, 16}}};
 constexpr std::array<Tiles, 5> kWideMmaTiles{{{32, 128}, {32, 64}, {32, 32}, {16, 32}, {16, 16}}};
 constexpr Family kScalar{kScalarTiles, kScalarTiles, scalar_bytes, false};
 constexpr Family kMma{kMmaTiles, kWideMmaTiles, mma_bytes, true};
@@ -161,7 +162,15 @@ class BackwardPlanner {
     return plan_->add_gpu_region(name, static_cast<std::size_t>(floats) * sizeof(float));
   }
   GpuPlan& plan() { return *plan_; }
-  std::shared_ptr<internal::PlanState> take() { return std::move(plan_); }
+  Result<std::shared_ptr<internal::PlanState>> take() {
+    constexpr std::int64_t kMaxBlocks = std::numeric_limits<std::int32_t>::max();
+    if (most_blocks_ > kMaxBlocks) {
+      return Status::unsupported({"batch * heads * tiles", fmt::format("{} blocks", most_blocks_),
+                                  fmt::format("at most {} in a launch", kMaxBlocks),
+                                  "split the batch"});
+    }
+    return std::shared_ptr<internal::PlanState>(std::move(plan_));
+  }
 
  private:
   const internal::Geometry& geometry() const { return plan_->geometry; }
@@ -180,6 +189,7 @@ class BackwardPlanner {
     step.spec.source = source;
     step.spec.entry = entry;
     step.spec.config = config_.text();
+    most_blocks_ = std::max(most_blocks_, blocks);
     step.shape.grid_x = static_cast<unsigned>(blocks);
     step.shape.threads = threads;
     step.shape.shared_bytes = shared;
@@ -189,6 +199,7 @@ class BackwardPlanner {
 
   std::shared_ptr<GpuPlan> plan_;
   ConfigPrinter config_;
+  std::int64_t most_blocks_ = 0;
   Tiles tiles_;
   unsigned threads_;
   std::int64_t shared_bytes_;

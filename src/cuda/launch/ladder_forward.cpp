@@ -33,26 +33,24 @@ struct Rung {
   Tiles tiles;          ///< default; measured, see kernels/ladder/README.md
 };
 
+// clang-format off
 constexpr Rung kFa1{"fa1", "ladder/fa1.cu", "flash_fwd_fa1", LadderStep::kFirst, true, {32, 32}};
-constexpr Rung kFa1Vector{
-    "fa1-vector", "ladder/fa1_vector.cu", "flash_fwd_fa1_vector", LadderStep::kVector, true,
-    {32, 32}};
-constexpr Rung kFa1Shuffle{
-    "fa1-shuffle", "ladder/fa1_shuffle.cu", "flash_fwd_fa1_shuffle", LadderStep::kShuffle, true,
-    {32, 32}};
-constexpr Rung kFa1Mma{"fa1-mma", "ladder/fa1_mma.cu", "flash_fwd_fa1_mma", LadderStep::kMma, true,
-                       {64, 64}};
-constexpr Rung kFa2{"fa2", "ladder/fa2.cu", "flash_fwd_fa2", LadderStep::kFirst, false, {32, 32}};
+constexpr Rung kFa1Vector{"fa1-vector", "ladder/fa1_vector.cu", "flash_fwd_fa1_vector",
+                          LadderStep::kVector, true, {32, 32}};
+constexpr Rung kFa1Shuffle{"fa1-shuffle", "ladder/fa1_shuffle.cu", "flash_fwd_fa1_shuffle",
+                           LadderStep::kShuffle, true, {32, 32}};
+constexpr Rung kFa1Mma{"fa1-mma", "ladder/fa1_mma.cu", "flash_fwd_fa1_mma",
+                       LadderStep::kMma, true, {128, 128}};
+constexpr Rung kFa2{"fa2", "ladder/fa2.cu", "flash_fwd_fa2", LadderStep::kFirst, false, {16, 32}};
 constexpr Rung kFa2Deterministic{"fa2-deterministic", "ladder/fa2.cu", "flash_fwd_fa2",
-                                 LadderStep::kFirst,  false,           {32, 32}};
-constexpr Rung kFa2Vector{
-    "fa2-vector", "ladder/fa2_vector.cu", "flash_fwd_fa2_vector", LadderStep::kVector, false,
-    {32, 32}};
-constexpr Rung kFa2Shuffle{
-    "fa2-shuffle", "ladder/fa2_shuffle.cu", "flash_fwd_fa2_shuffle", LadderStep::kShuffle, false,
-    {32, 32}};
-constexpr Rung kFa2Mma{"fa2-mma", "ladder/fa2_mma.cu", "flash_fwd_fa2_mma", LadderStep::kMma, false,
-                       {64, 64}};
+                                 LadderStep::kFirst, false, {16, 32}};
+constexpr Rung kFa2Vector{"fa2-vector", "ladder/fa2_vector.cu", "flash_fwd_fa2_vector",
+                          LadderStep::kVector, false, {16, 32}};
+constexpr Rung kFa2Shuffle{"fa2-shuffle", "ladder/fa2_shuffle.cu", "flash_fwd_fa2_shuffle",
+                           LadderStep::kShuffle, false, {16, 32}};
+constexpr Rung kFa2Mma{"fa2-mma", "ladder/fa2_mma.cu", "flash_fwd_fa2_mma",
+                       LadderStep::kMma, false, {128, 64}};
+// clang-format on
 
 constexpr std::int64_t round_up(std::int64_t value, std::int64_t unit) {
   return (value + unit - 1) / unit * unit;
@@ -69,7 +67,7 @@ bool fits(const Rung& rung, Tiles tiles, const internal::Geometry& g, const Devi
 }
 
 Status wrong_tiles(Tiles tiles, std::string got, std::string expected) {
-  return Status::invalid({"options.tiles",
+  return Status::unsupported({"options.tiles",
                           fmt::format("tile_q {} x tile_k {}: {}", tiles.q, tiles.k, got),
                           std::move(expected), "use smaller tiles, or 0 for the default"});
 }
@@ -104,15 +102,12 @@ Result<Tiles> choose_tiles(const Rung& rung, const Problem& problem, const inter
   Tiles tiles{asked.tile_q != 0 ? asked.tile_q : rung.tiles.q,
               asked.tile_k != 0 ? asked.tile_k : rung.tiles.k};
   if (Status status = check_form(rung.step, tiles); !status.ok()) return status;
-  const std::int64_t smallest_k = rung.step == LadderStep::kMma ? 16 : 8;
-  while (!fits(rung, tiles, g, device)) {
-    if (asked.tile_q == 0 && tiles.q > 16) {
-      tiles.q /= 2;
-    } else if (asked.tile_k == 0 && tiles.k > smallest_k) {
-      tiles.k /= 2;
-    } else {
-      break;
-    }
+  const std::int64_t smallest = 16;
+  const bool free_q = asked.tile_q == 0, free_k = asked.tile_k == 0;
+  while (!fits(rung, tiles, g, device)) {  // the larger of those left open gives way
+    const bool can_q = free_q && tiles.q > smallest, can_k = free_k && tiles.k > smallest;
+    if (!can_q && !can_k) break;
+    (can_q && (tiles.q >= tiles.k || !can_k) ? tiles.q : tiles.k) /= 2;
   }
   const std::int64_t threads = ladder_threads(rung.step, tiles.q, tiles.k);
   if (threads > kMaxThreads) {

@@ -12,8 +12,8 @@
 namespace flashlab::cuda {
 
 /// Implementation objects of all rungs, in the order of the ladder. Their plans refuse, with
-/// kInvalidArgument, tile sizes that cannot work or need more threads or shared memory than the
-/// device has (required and available are named), and with kUnsupported head dims beyond 128.
+/// kUnsupported, head dims beyond 128 and tile sizes that cannot work or need more threads or
+/// shared memory than the device has: required and available are named.
 std::vector<const internal::Implementation*> ladder_forward_implementations();
 
 /// What distinguishes the rungs on the host: how a tile is spread over threads and memory.

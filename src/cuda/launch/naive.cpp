@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "api/context_state.h"
@@ -48,6 +50,7 @@ class Planner {
     step.spec.source = source;
     step.spec.entry = entry;
     step.spec.config = config_.text();
+    most_blocks_ = std::max(most_blocks_, blocks);
     step.shape.grid_x = static_cast<unsigned>(blocks);
     step.shape.threads = kThreads;
     step.configuration = fmt::format("{} · {}", formula, config_.summary());
@@ -66,11 +69,20 @@ class Planner {
                           bytes);
   }
 
-  std::shared_ptr<internal::PlanState> take() { return std::move(plan_); }
+  Result<std::shared_ptr<internal::PlanState>> take() {
+    constexpr std::int64_t kMaxBlocks = std::numeric_limits<std::int32_t>::max();
+    if (most_blocks_ > kMaxBlocks) {
+      return Status::unsupported({"batch * heads * tiles", fmt::format("{} blocks", most_blocks_),
+                                  fmt::format("at most {} in a launch", kMaxBlocks),
+                                  "split the batch"});
+    }
+    return std::shared_ptr<internal::PlanState>(std::move(plan_));
+  }
 
  private:
   std::shared_ptr<GpuPlan> plan_;
   ConfigPrinter config_;
+  std::int64_t most_blocks_ = 0;
 };
 
 void plan_forward(Planner& plan, const internal::Geometry& g) {

@@ -57,6 +57,16 @@ struct BackwardChoice {
   std::int64_t tiles_q = 0, tiles_k = 0;
 };
 
+// A warp computes its part of dQ in passes of whole pairs of fragments: fewer accumulators, and
+// reductions spread over more of the step.
+int grad_q_passes(const BackwardTiling& t, int head_dim) {
+  const int fragments = round_up(head_dim, 32) / (t.warps() / 2) / 8;
+  for (int passes : {4, 3, 2}) {
+    if (fragments % (2 * passes) == 0) return passes;
+  }
+  return 1;
+}
+
 ConfigPrinter print(const Problem& problem, const Geometry& g, const BackwardChoice& choice,
                     bool vector_reduction) {
   const BackwardTiling& t = choice.tiling;
@@ -69,8 +79,10 @@ ConfigPrinter print(const Problem& problem, const Geometry& g, const BackwardCho
       .integer("kStages", t.stages)
       .boolean("kOneBarrier", t.one_barrier)
       .integer("kMinBlocks", t.min_blocks)
+      .integer("kGradQPasses", grad_q_passes(t, static_cast<int>(g.head_dim)))
       .integer("kSharedBytes", choice.shared_bytes)
       .boolean("kVectorReduction", vector_reduction)
+      .boolean("kBulkReduction", false)
       .boolean("kDeterministic", problem.options.deterministic)
       .boolean("kCopyGradO", choice.copy_grad_o);
   return config;

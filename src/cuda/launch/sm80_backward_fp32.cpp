@@ -22,6 +22,7 @@ constexpr int kMaxHeadDim = 256;
 constexpr std::int64_t kMaxLength = INT32_MAX - 1024;
 constexpr std::int64_t kSplitRows = 64;       // kernels/sm80/split.h
 constexpr std::int64_t kQueryTileBytes = 32;  // sizeof(QueryTile)
+constexpr int kKeyFactsBytes = 32;            // sizeof(KeyFacts[2])
 constexpr unsigned kRowThreads = 256;
 constexpr unsigned kGuardedThreads = 256;
 
@@ -186,7 +187,7 @@ int backward_fp32_shared_bytes(const BackwardFp32Tiling& t, int head_dim, int he
   const int pitches = padded(head_dim) + 8 + padded(head_dim_v) + 8;
   const int keys = 2 * terms * t.keys() * pitches;
   const int stage = 2 * terms * t.rows * pitches + 8 * t.rows + static_cast<int>(kQueryTileBytes);
-  return keys + t.stages * stage + 2 * terms * t.keys() * (t.rows + 8);
+  return keys + t.stages * stage + 2 * terms * t.keys() * (t.rows + 8) + kKeyFactsBytes;
 }
 
 BackwardFp32Tiling choose_backward_fp32_tiling(int head_dim, int head_dim_v, int terms,

@@ -305,7 +305,9 @@ Result<std::vector<KernelVariant>> kernel_variants(std::string_view architecture
   std::erase_if(list, [&](const KernelVariant& variant) {
     std::string key = variant.implementation + " " + variant.spec.source + " " + variant.spec.entry;
     if (selection == VariantSelection::kRepresentative) {
-      key += fmt::format(" {} {}", variant.element, head_dim_class(variant.head_dim));
+      // Only production kernels change their tiles with the head dims.
+      const int size = variant.production ? head_dim_class(variant.head_dim) : 0;
+      key += fmt::format(" {} {}", variant.element, size);
     }
     return !seen.insert(std::move(key)).second;
   });

@@ -39,7 +39,7 @@ std::vector<std::string> gpu_architectures();
 enum class VariantSelection {
   kCommon,          ///< production kernels of the usual problems: what `precompile` fills in
   kSmoke,           ///< one per implementation and kernel
-  kRepresentative,  ///< one per implementation, kernel, element type and class of head dim
+  kRepresentative,  ///< one per implementation, kernel and element type; production: and head dims
   kAll,             ///< everything the list of problems reaches
 };
 

@@ -130,10 +130,6 @@ __device__ inline float dot_four(float4 a, float4 b) {
   return a.x * b.x + a.y * b.y + a.z * b.z + a.w * b.w;
 }
 
-__device__ inline float4 times(float4 a, float factor) {
-  return {a.x * factor, a.y * factor, a.z * factor, a.w * factor};
-}
-
 __device__ inline void add_times(float4& sum, float factor, float4 a) {
   sum.x += factor * a.x;
   sum.y += factor * a.y;
@@ -219,13 +215,13 @@ __device__ inline float softmax_row(float* scores, RowStatistics& row) {
   for (int j = 0; j < kKeys; ++j) largest = fmaxf(largest, scores[j]);
   const float reference = finite_or_zero(largest);
   const float correction = exp_difference(row.maximum, reference);
-  row.maximum = largest;
-  row.sum *= correction;
+  float added = 0;
 #pragma unroll 8
   for (int j = 0; j < kKeys; ++j) {
     scores[j] = exp_difference(scores[j], reference);
-    row.sum += scores[j];
+    added += scores[j];
   }
+  row = {largest, row.sum * correction + added};
   return correction;
 }
 

@@ -82,8 +82,9 @@ extern "C" __global__ void __launch_bounds__(kTileQ* kTileK)
       const int row = q0 + ty;
       for (int c = tx; c < Config::kHeadDimV && row < shape.seqlen_q; c += kTileK) {
         float& saved = gO[row * static_cast<Int64>(kStrideO) + c];
-        float o = k0 == 0 ? 0 : saved * shared.correction[ty];
+        float o = 0;
         for (int j = 0; j < kTileK; ++j) o += shared.s[ty][j] * shared.v[j][c];
+        if (k0 > 0) o += saved * shared.correction[ty];
         if (k0 < last_k0) {
           saved = o;
         } else {

@@ -73,6 +73,9 @@ extern "C" __global__ void __launch_bounds__(kThreads)
       if (k0 > last_k0) continue;
       load_tile_vector<Config::kElement, Config::kAlignQ, kTileQ, Config::kHeadDim, kStride>(
           shared.q[0], args.q, batch, head, q0, shape.seqlen_q);
+      const int own = q0 + ty;
+      RowStatistics row;  // fetched here, so that the products hide the way from global memory
+      if (k0 > 0 && own < shape.seqlen_q) row = gRows[own];
       __syncthreads();
 
       float dot = 0;
@@ -80,17 +83,13 @@ extern "C" __global__ void __launch_bounds__(kThreads)
       for (int d = 0; d < Config::kHeadDim; d += 4) {
         dot += dot_four(four(&shared.q[ty][d]), four(&shared.k[tx][d]));
       }
-      const int own = q0 + ty;
       const bool visible = k0 + tx < key_end<Config::kBoundedRight>(shape, own);
       const float score = visible ? dot * shape.scale : kMinusInfinity;
-      RowStatistics row;
-      if (k0 > 0 && own < shape.seqlen_q) row = gRows[own];
       const float largest = fmaxf(row.maximum, row_maximum(score));
       const float p = exp_difference(score, finite_or_zero(largest));
       const float correction = exp_difference(row.maximum, finite_or_zero(largest));
       row = {largest, row.sum * correction + row_sum(p)};
       shared.s[ty][tx] = p;
-      __syncwarp();  // every lane has read the old statistics
       if (tx == 0 && own < shape.seqlen_q) {
         gRows[own] = row;
         shared.correction[ty] = correction;
@@ -107,9 +106,9 @@ extern "C" __global__ void __launch_bounds__(kThreads)
         if (row >= shape.seqlen_q) break;
         float4& saved = four(&gO[row * static_cast<Int64>(kStrideO) + c]);
         float4 o = {0, 0, 0, 0};
-        if (k0 > 0) o = times(saved, shared.correction[r]);
 #pragma unroll 8
         for (int j = 0; j < kTileK; ++j) add_times(o, shared.s[r][j], four(&shared.v[j][c]));
+        if (k0 > 0) add_times(o, shared.correction[r], saved);
         if (k0 < last_k0) {
           saved = o;
         } else {

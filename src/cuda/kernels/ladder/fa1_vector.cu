@@ -88,9 +88,9 @@ extern "C" __global__ void __launch_bounds__(kThreads)
         if (row >= shape.seqlen_q) break;
         float4& saved = four(&gO[row * static_cast<Int64>(kStrideO) + c]);
         float4 o = {0, 0, 0, 0};
-        if (k0 > 0) o = times(saved, shared.correction[r]);
 #pragma unroll 8
         for (int j = 0; j < kTileK; ++j) add_times(o, shared.s[r][j], four(&shared.v[j][c]));
+        if (k0 > 0) add_times(o, shared.correction[r], saved);
         if (k0 < last_k0) {
           saved = o;
         } else {

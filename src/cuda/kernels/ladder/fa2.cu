@@ -76,11 +76,13 @@ extern "C" __global__ void __launch_bounds__(kTileQ* kTileK)
     }
     __syncthreads();
 
+#pragma unroll
     for (int n = 0; n < kColumns; ++n) {
       const int c = tx + n * kTileK;
       if (c >= Config::kHeadDimV) break;
-      o[n] *= shared.correction[ty];
-      for (int j = 0; j < kTileK; ++j) o[n] += shared.s[ty][j] * shared.v[j][c];
+      float added = 0;  // a short sum of its own: rounds less than one long sum
+      for (int j = 0; j < kTileK; ++j) added += shared.s[ty][j] * shared.v[j][c];
+      o[n] = o[n] * shared.correction[ty] + added;
     }
     __syncthreads();
   }
@@ -94,6 +96,7 @@ extern "C" __global__ void __launch_bounds__(kTileQ* kTileK)
     }
   }
   __syncthreads();
+#pragma unroll
   for (int n = 0; n < kColumns && row < shape.seqlen_q; ++n) {
     const int c = tx + n * kTileK;
     if (c >= Config::kHeadDimV) break;

@@ -96,9 +96,11 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     for (int n = 0; n < kUnits; ++n) {
       const int unit = threadIdx.x + n * kThreads, r = unit / kFoursV, c = unit % kFoursV * 4;
       if (r >= kTileQ) break;
-      o[n] = times(o[n], shared.correction[r]);
+      float4 added = {0, 0, 0, 0};  // a short sum of its own: rounds less than one long sum
 #pragma unroll 8
-      for (int j = 0; j < kTileK; ++j) add_times(o[n], shared.s[r][j], four(&shared.v[j][c]));
+      for (int j = 0; j < kTileK; ++j) add_times(added, shared.s[r][j], four(&shared.v[j][c]));
+      add_times(added, shared.correction[r], o[n]);
+      o[n] = added;
     }
     __syncthreads();
   }

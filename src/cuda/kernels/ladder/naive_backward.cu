@@ -49,7 +49,9 @@ __device__ inline void write_matrix(const BackwardArguments& args, Place at, int
       if (j >= matrix.columns) continue;
       float value;
       if constexpr (kGradient) {
-        value = lse.empty(i) ? 0.0f : matrix(i, j) * (sums[m][n] - delta[i]);
+        // A hidden pair has P = 0, and 0 times a delta that is not finite would be NaN.
+        const bool counts = is_visible<Config>(args, at, i, j) && !lse.empty(i);
+        value = counts ? matrix(i, j) * (sums[m][n] - delta[i]) : 0.0f;
       } else {
         value = probability_of<Config>(sums[m][n], args, at, i, j, lse(i));
       }

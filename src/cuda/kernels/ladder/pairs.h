@@ -65,6 +65,12 @@ __device__ inline bool score_of(float product, const Arguments& args, Place at, 
   return true;
 }
 
+template <class Config, class Arguments>
+__device__ inline bool is_visible(const Arguments& args, Place at, int i, int j) {
+  float score;
+  return score_of<Config>(0.0f, args, at, i, j, score);
+}
+
 /// Queries that see a key of the tile from key0 on lie in [first, end), first at a tile's start.
 /// The bounds may be larger than any length: only what they leave is turned into an int.
 template <class Config>

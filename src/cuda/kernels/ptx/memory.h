@@ -39,6 +39,11 @@ __device__ inline void copy_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
+/// Waits for all copies of this thread, grouped or not.
+__device__ inline void copy_async_wait_all() {
+  asm volatile("cp.async.wait_all;" ::: "memory");
+}
+
 /// Four 8x8 matrices of 16-bit elements; lane 8 m + r gives the address of row r of matrix m, a
 /// multiple of 16. Lane t receives of each matrix row t / 4, columns 2 (t % 4) and the next.
 __device__ inline void load_matrix_4(unsigned (&r)[4], unsigned shared) {

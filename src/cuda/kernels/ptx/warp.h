@@ -24,4 +24,11 @@ __device__ inline float shuffle(float value, int lane) {
   return out;
 }
 
+/// threadIdx.x, read anew: what is computed from it is not kept in registers across a loop.
+__device__ inline int thread_index() {
+  int out;
+  asm volatile("mov.u32 %0, %tid.x;" : "=r"(out));
+  return out;
+}
+
 }  // namespace flashlab::ptx

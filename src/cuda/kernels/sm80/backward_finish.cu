@@ -3,6 +3,20 @@
 
 #include "sm80/backward_tiles.h"
 
+namespace flashlab::device {
+
+template <class Config>
+__device__ inline float4 read_fragment(const float* fragment, int lane) {
+  if constexpr (Config::kVectorReduction) {
+    return reinterpret_cast<const float4*>(fragment)[lane];
+  } else {
+    return make_float4(fragment[lane], fragment[lane + 32], fragment[lane + 64],
+                       fragment[lane + 96]);
+  }
+}
+
+}  // namespace flashlab::device
+
 extern "C" __global__ void __launch_bounds__(32 * Config::kWarpsQ * Config::kWarpsK)
     flash_bwd_sm80_finish(const __grid_constant__ flashlab::device::BackwardArguments args) {
   using namespace flashlab::device;
@@ -15,8 +29,8 @@ extern "C" __global__ void __launch_bounds__(32 * Config::kWarpsQ * Config::kWar
   const int batch = head_index / shape.heads_q, head = head_index % shape.heads_q;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 
-  const auto* accumulator = static_cast<const float4*>(args.regions[kRegionGradQ]) +
-                            accumulator_tile<Sizes>(head_index, tiles, tile) / 4 + lane;
+  const auto* accumulator = static_cast<const float*>(args.regions[kRegionGradQ]) +
+                            accumulator_tile<Sizes>(head_index, tiles, tile);
   const auto* lse2 = static_cast<const float*>(args.regions[kRegionLse]) +
                      (Int64(head_index) * tiles + tile) * Sizes::kTileQ;
   const int column = warp % Sizes::kFeatureParts * (Sizes::kGradQN * 8);
@@ -33,7 +47,10 @@ extern "C" __global__ void __launch_bounds__(32 * Config::kWarpsQ * Config::kWar
     float acc[Sizes::kGradQN][4];
 #pragma unroll
     for (int n = 0; n < Sizes::kGradQN; ++n) {
-      const float4 v = accumulator[((warp * Sizes::kGradQM + m) * Sizes::kGradQN + n) * 32];
+      const float4 v = read_fragment<Config>(
+          accumulator +
+              (warp * Sizes::kGradQM * Sizes::kGradQN + Sizes::fragment(m, n)) * kFragmentFloats,
+          lane);
       acc[n][0] = empty[0] ? 0.0f : v.x, acc[n][1] = empty[0] ? 0.0f : v.y;
       acc[n][2] = empty[1] ? 0.0f : v.z, acc[n][3] = empty[1] ? 0.0f : v.w;
     }

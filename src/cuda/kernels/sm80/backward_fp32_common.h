@@ -121,6 +121,11 @@ __device__ inline float power_of_two(int exponent) {
   return __uint_as_float(static_cast<unsigned>(127 + exponent) << 23);
 }
 
+/// dq's sums are kept this many times larger: additions to global memory flush subnormal numbers.
+__device__ inline float grad_q_scale(const QueryTile& tile) {
+  return fmaxf(tile.norm, tile.delta) < 0x1p-60f ? 0x1p+64f : 1.0f;
+}
+
 /// |dS| <= bound for a tile of queries against 64 keys: P <= 1 and |dP| <= |dO| |V|.
 __device__ inline float grad_s_bound(const QueryTile& tile, float largest_v) {
   return fmaf(tile.norm, largest_v * sqrtf(float(Config::kHeadDimV)), tile.delta);

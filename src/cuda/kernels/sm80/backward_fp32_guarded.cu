@@ -160,6 +160,8 @@ __device__ inline void guarded_step(const BackwardArguments& args, const KeyBloc
   const Shape& s = args.shape;
   const Int64 bh = Int64(w.batch) * s.heads_q + head, row0 = bh * query_tiles(s) * kSplitRows;
   const Int64 end = min(Int64(s.seqlen_q), (Int64(step) + 1) * kRows);
+  const float raise =
+      grad_q_scale(row_tiles(args)[bh * query_tiles(s) + Int64(step) * kRows / kSplitRows]);
   const float* gQ = row_of(args.q, w.batch, head, 0);
   const float* gGradO = row_of(args.d_o, w.batch, head, 0);
   for (Int64 first_row = Int64(step) * kRows; first_row < end; first_row += kTile) {
@@ -179,7 +181,7 @@ __device__ inline void guarded_step(const BackwardArguments& args, const KeyBloc
     add_key_gradient<kDimV>(shared.sP, shared.sGradO, 1.0f, rGradV);
     add_key_gradient<kDim>(shared.sGradS, shared.sQ, s.scale, rGradK);
     add_grad_q(shared, grad_q_sums(args) + (row0 + first_row) * kDim,
-               static_cast<int>(end - first_row), s.scale);
+               static_cast<int>(end - first_row), s.scale * raise);
   }
 }
 

@@ -127,12 +127,13 @@ __device__ void store_result(const BackwardArguments& args, Int64 tile) {
   const Int64 tiles = query_tiles(s), bh = tile / tiles, first = (tile - bh * tiles) * kSplitRows;
   const int batch = static_cast<int>(bh / s.heads_q), head = static_cast<int>(bh % s.heads_q);
   const float* sums = grad_q_sums(args) + tile * kSplitRows * kDim;
+  const float lower = 1.0f / grad_q_scale(row_tiles(args)[tile]);
   for (int i = static_cast<int>(threadIdx.x) * 2; i < kSplitRows * kDim; i += 2 * kRowThreads) {
     const Int64 row = first + i / kDim;
     if (row >= s.seqlen_q) break;
     const float2 x = *reinterpret_cast<const float2*>(sums + i);
     store_gradient<Config::kHeadDim, Config::kAlignGradQ>(row_of(args.dq, batch, head, row),
-                                                          i % kDim, x.x, x.y);
+                                                          i % kDim, lower * x.x, lower * x.y);
   }
 }
 

@@ -167,15 +167,24 @@ struct BackwardSizes {
   static constexpr int kGradQN = kDim / kFeatureParts / 8;
   static constexpr int kTileFloats = kTileQ * kDim;  ///< of the accumulator
   static_assert(kTileQ % (16 * kQueryParts) == 0 && kDim % (8 * kFeatureParts) == 0);
+  static constexpr int kPasses = Config::kGradQPasses;  ///< in which a warp computes its part
+  static constexpr int kPassN = kGradQN / kPasses;
+  static_assert(kGradQN % kPasses == 0);
+  /// Where fragment (m, n) of a warp's part lies in the accumulator: pass after pass.
+  static constexpr int fragment(int m, int n) {
+    return (n / kPassN * kGradQM + m) * kPassN + n % kPassN;
+  }
 };
 
 /// The workspace regions, in the plan's order (launch/sm80_backward.cpp).
 enum BackwardRegion { kRegionLse, kRegionDelta, kRegionGradQ, kRegionTurns, kRegionGradO };
 
+inline constexpr int kFragmentFloats = 128;  ///< of a [16, 8] product: 4 per lane
+
 /// The fp32 dQ accumulator is tile after tile, each in the order in which warps hold it: fragment
 /// after fragment, 4 floats per lane. So reductions and reads are whole 512-byte lines, and
-/// neighbours are in one lane for red.v4. Element i of a fragment's 4 is (row g + 8 (i / 2), column
-/// 2 t + i % 2).
+/// the four are neighbours for red.v4; without it (kVectorReduction) lanes are neighbours, element
+/// after element. Element i is (row g + 8 (i / 2), column 2 t + i % 2), g = lane / 4, t = lane % 4.
 template <class Sizes>
 __device__ inline Int64 accumulator_tile(Int64 head, int tiles, int tile) {
   return (head * tiles + tile) * Sizes::kTileFloats;

@@ -16,6 +16,7 @@
 // read one piece later than K(p - 1): V has one stage more than K, and one barrier per tile does.
 
 #include "arguments.h"
+#include "ptx/barrier.h"
 #include "ptx/memory.h"
 #include "tile/fragments.h"
 #include "tile/load.h"
@@ -44,8 +45,11 @@ struct ForwardTiles {
   using LayoutV = HalfTile<Config::kTileK, Config::kHeadDimV>;
   using LayoutO = HalfTile<Config::kWarpRows, Config::kHeadDimV>;  ///< one warp's rows, on the way out
   static constexpr int kStagesV = Config::kStages + 1;
-  /// Q passes through shared memory before V's last two stages are filled for the first time.
-  static constexpr int kOffsetQ = (Config::kStages - 1) * LayoutV::kBytes;
+  /// How many tiles copying is ahead of reading. With three stages or more one is left over: a warp
+  /// may run ahead of the slowest one by a tile before it finds no place to copy to.
+  static constexpr int kAhead = larger(Config::kStages - 2, 1);
+  /// Q passes through shared memory before V's later stages are filled for the first time.
+  static constexpr int kOffsetQ = kAhead * LayoutV::kBytes;
   static constexpr int kBytesV = larger(kStagesV * LayoutV::kBytes, kOffsetQ + LayoutQ::kBytes);
   static_assert(Config::kStages >= 2 && Config::kTileK % Config::kPieceK == 0);
   static_assert(Config::kPieceK % 16 == 0 && Config::kWarpRows % 16 == 0);
@@ -58,6 +62,8 @@ struct ForwardStorage {
   unsigned char v[Tiles::kBytesV];  ///< V's stages; before them Q
   /// Operands of Q that have no register: [warp, step, block, lane].
   uint4 q[larger(Config::kWarps * Tiles::kSharedSteps * Tiles::kBlocks * 32, 1)];
+  Int64 landed[Tiles::kStagesV];      ///< barriers: a tile of keys is complete; all threads arrive
+  Int64 released[Config::kStages];    ///< barriers: every warp is done with a tile
 };
 
 /// What of the problem a block does. Rows are positions of one query head or, packed, of all the
@@ -125,50 +131,89 @@ struct QueryRows {
 template <class Config>
 struct KeyValueLoader {
   using Tiles = ForwardTiles<Config>;
+  static constexpr int kBytesK = 2 * Config::kHeadDim, kBytesV = 2 * Config::kHeadDimV;
+  using CopyK = ThreadCopy<typename Tiles::LayoutK, kBytesK, Config::kAlignK, Tiles::kThreads>;
+  using CopyV = ThreadCopy<typename Tiles::LayoutV, kBytesV, Config::kAlignV, Tiles::kThreads>;
+
   const ForwardArguments& args;
   const ForwardTask<Config>& task;
   ForwardStorage<Config>& shared;
-  int tile = 0, stage_k = 0, stage_v = 0;  ///< next to load, and where
+  CopyK copy_k;
+  CopyV copy_v;
 
-  template <class Layout, int kDim, int kAlign, int kPart>
-  __device__ void load(unsigned char* to, const Rows& rows, int first_key) {
-    const unsigned char* base =
-        row_address<Config::kElement>(rows, task.batch, task.head_k, first_key);
-    const Int64 row_bytes = rows.row_stride * 2;
+  __device__ KeyValueLoader(const ForwardArguments& args_, const ForwardTask<Config>& task_,
+                            ForwardStorage<Config>& shared_)
+      : args(args_),
+        task(task_),
+        shared(shared_),
+        copy_k(first_row(args_.k, task_.first_tile * Config::kTileK), args_.k.row_stride * 2,
+               threadIdx.x),
+        copy_v(first_row(args_.v, task_.first_tile * Config::kTileK), args_.v.row_stride * 2,
+               threadIdx.x) {}
+
+  __device__ const unsigned char* first_row(const Rows& rows, int key) const {
+    return row_address<Config::kElement>(rows, task.batch, task.head_k, key);
+  }
+
+  template <int kPart, class Copy>
+  __device__ void load(Copy& copy, unsigned char* to, const Rows& rows, int first_key) {
+    constexpr int kFirst = Copy::Plan::kPasses * kPart / Tiles::kPieces;
+    constexpr int kEnd = Copy::Plan::kPasses * (kPart + 1) / Tiles::kPieces;
     const int valid = args.shape.seqlen_k - first_key;
     if (valid >= Config::kTileK) {
-      load_tile<Layout, kDim, 2, kAlign, Tiles::kThreads, kPart, Tiles::kPieces>(
-          to, FullRows{base, row_bytes}, threadIdx.x);
+      copy.template passes<kFirst, kEnd>(to, rows.row_stride * 2);
     } else {
-      load_tile<Layout, kDim, 2, kAlign, Tiles::kThreads, kPart, Tiles::kPieces>(
-          to, DenseRows{base, row_bytes, valid}, threadIdx.x);
+      copy.template last_passes<kFirst, kEnd>(
+          to, DenseRows{first_row(rows, first_key), rows.row_stride * 2, valid});
     }
   }
 
-  /// Starts one part of the next tile, if there is one. The last part closes the group.
+  /// Starts one part of a tile, if it exists; tiles come in order. K takes the place of the tile
+  /// kStages before it, V that of the one before that, which was read one piece longer.
   template <int kPart>
-  __device__ void part() {
-    constexpr bool kLast = kPart + 1 == Tiles::kPieces;
-    if (tile < task.tiles) {
-      const int first_key = (task.first_tile + tile) * Config::kTileK;
-      load<typename Tiles::LayoutK, Config::kHeadDim, Config::kAlignK, kPart>(
-          shared.k + stage_k * Tiles::LayoutK::kBytes, args.k, first_key);
-      load<typename Tiles::LayoutV, Config::kHeadDimV, Config::kAlignV, kPart>(
-          shared.v + stage_v * Tiles::LayoutV::kBytes, args.v, first_key);
-      if constexpr (kLast) {
-        ++tile;
-        stage_k = stage_k + 1 == Config::kStages ? 0 : stage_k + 1;
-        stage_v = stage_v + 1 == Tiles::kStagesV ? 0 : stage_v + 1;
+  __device__ void part(unsigned tile) {
+    if (tile >= static_cast<unsigned>(task.tiles)) return;
+    if (kPart == 0 && tile >= Config::kStages) {
+      wait(shared.released[tile % Config::kStages], tile / Config::kStages - 1);
+    }
+    const int first_key = (task.first_tile + static_cast<int>(tile)) * Config::kTileK;
+    load<kPart>(copy_k, shared.k + tile % Config::kStages * Tiles::LayoutK::kBytes, args.k,
+                first_key);
+    load<kPart>(copy_v, shared.v + tile % Tiles::kStagesV * Tiles::LayoutV::kBytes, args.v,
+                first_key);
+    if constexpr (kPart + 1 == Tiles::kPieces) {
+      const unsigned landed = ptx::shared_address(&shared.landed[tile % Tiles::kStagesV]);
+      if constexpr (Config::kAlignK >= 4 && Config::kAlignV >= 4) {
+        ptx::barrier_arrive_after_copies(landed);
+      } else {
+        ptx::copy_async_wait_all();
+        ptx::barrier_arrive(landed);
       }
     }
-    if constexpr (kLast) ptx::copy_async_commit();
+  }
+
+  __device__ static void wait(const Int64& barrier, unsigned phase) {
+    while (!ptx::barrier_passed(ptx::shared_address(&barrier), phase % 2)) {
+    }
+  }
+
+  __device__ void wait_for(unsigned tile) const {
+    wait(shared.landed[tile % Tiles::kStagesV], tile / Tiles::kStagesV);
+  }
+
+  /// This warp needs the tile's keys and the previous tile's values no more.
+  __device__ void release(unsigned tile) const {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) {
+      ptx::barrier_arrive(ptx::shared_address(&shared.released[tile % Config::kStages]));
+    }
   }
 
   /// The parts from `first` on.
   template <int kPart = 0>
-  __device__ void rest(int first) {
-    if (kPart >= first) part<kPart>();
-    if constexpr (kPart + 1 < Tiles::kPieces) rest<kPart + 1>(first);
+  __device__ void rest(unsigned tile, int first) {
+    if (kPart >= first) part<kPart>(tile);
+    if constexpr (kPart + 1 < Tiles::kPieces) rest<kPart + 1>(tile, first);
   }
 };
 
@@ -265,9 +310,10 @@ struct ForwardWarp {
   static constexpr int kPairs = kBlocks * kPieceBlocks * 2;
 
   /// O += P V of the previous piece (whose values begin at `shared_v`); between its instructions,
-  /// if kSoftmax, the exponentials of the current piece.
-  template <bool kProduct, bool kSoftmax>
-  __device__ void values_and_exponentials(unsigned shared_v) {
+  /// if kSoftmax, the exponentials of the current piece. `again` computes its scores anew: in the
+  /// rare case that they are needed twice, so that their registers are free after their first use.
+  template <bool kProduct, bool kSoftmax, class Again>
+  __device__ void values_and_exponentials(unsigned shared_v, const Again& again) {
     constexpr int kColumns = Tiles::kDimBlocks / 2;
     constexpr int kGroups = kPieceBlocks / 2 * kColumns;
 #pragma unroll
@@ -291,7 +337,10 @@ struct ForwardWarp {
       }
     }
     if constexpr (kSoftmax) {
-      if (statistics.out_of_range()) raise_references();
+      if (statistics.out_of_range()) {
+        again();
+        raise_references();
+      }
       statistics.accept();
 #pragma unroll
       for (int m = 0; m < kBlocks; ++m) {
@@ -438,6 +487,13 @@ __device__ void unroll(const Body& body) {
   }
 }
 
+/// The next place of a ring of addresses.
+template <int kStages, int kBytes>
+__device__ inline void advance(unsigned& address, unsigned first) {
+  address += kBytes;
+  if (address == first + kStages * kBytes) address = first;
+}
+
 template <class Config>
 __device__ void forward(const ForwardArguments& args) {
   using Tiles = ForwardTiles<Config>;
@@ -448,25 +504,38 @@ __device__ void forward(const ForwardArguments& args) {
   static_assert(Config::kWarps * Tiles::LayoutO::kBytes <= Config::kSharedBytes);
 
   const ForwardTask<Config> task(args.shape);
-  const int lane = threadIdx.x % 32, warp_index = threadIdx.x / 32;
+  const int lane = threadIdx.x % 32, warp_index = __shfl_sync(ptx::kFullMask, threadIdx.x / 32, 0);
   const int first_row = task.first_row + warp_index * Config::kWarpRows;
-  KeyValueLoader<Config> loader{args, task, shared};
+  constexpr unsigned kAhead = Tiles::kAhead;
+  KeyValueLoader<Config> loader(args, task, shared);
   Warp warp;
   warp.factor = Config::kPrescaled ? 1.0f : args.shape.scale_log2;
   warp.clear();
 
+  if (threadIdx.x == 0) {
+#pragma unroll
+    for (Int64& barrier : shared.landed) {
+      ptx::barrier_init(ptx::shared_address(&barrier), Tiles::kThreads);
+    }
+#pragma unroll
+    for (Int64& barrier : shared.released) {
+      ptx::barrier_init(ptx::shared_address(&barrier), Config::kWarps);
+    }
+  }
+  __syncthreads();
   uint4* kept_q = shared.q + warp_index * (Tiles::kSharedSteps * Tiles::kBlocks * 32) + lane;
   if (task.tiles > 0) {
     load_tile<typename Tiles::LayoutQ, Config::kHeadDim, 2, Config::kAlignQ, Tiles::kThreads>(
         shared.v + Tiles::kOffsetQ, QueryRows<Config>{args.q, task}, threadIdx.x);
 #pragma unroll
-    for (int stage = 0; stage < Config::kStages - 1; ++stage) loader.rest(0);
-    ptx::copy_async_wait<Config::kStages - 2>();
+    for (unsigned tile = 0; tile < kAhead; ++tile) loader.rest(tile, 0);
+    ptx::copy_async_wait_all();
     __syncthreads();
     warp.load_queries(ptx::shared_address(shared.v) + Tiles::kOffsetQ +
                       Tiles::LayoutQ::offset(warp_index * Config::kWarpRows, 0) +
                       lane_offset_rows_first<typename Tiles::LayoutQ>(lane),
                       kept_q);
+    __syncthreads();  // the memory of Q becomes V's
   }
 
   // Keys of this warp, relative to the block's first: a warp stops at its own last visible key,
@@ -487,65 +556,63 @@ __device__ void forward(const ForwardArguments& args) {
                             lane_offset_chunks_first<typename Tiles::LayoutK>(lane);
   const unsigned shared_v = ptx::shared_address(shared.v) +
                             lane_offset_rows_first<typename Tiles::LayoutV>(lane);
-  unsigned stage_k = shared_k, stage_v = shared_v;
 
-  // Between two tiles: everyone has left tile t - 1, and tile t has landed.
-  auto enter_tile = [&] {
-    ptx::copy_async_wait<Config::kStages - 2>();
-    __syncthreads();
+  // The operands of piece p of a tile; p is a constant of the unrolled loop.
+  auto keys_of = [&](unsigned tile, int p) {
+    return shared_k + tile % Config::kStages * Tiles::LayoutK::kBytes +
+           Tiles::LayoutK::offset(p * Config::kPieceK, 0);
   };
-  auto piece_scores = [&](int piece, int piece_in_tile) {
-    warp.scores(stage_k + Tiles::LayoutK::offset(piece_in_tile * Config::kPieceK, 0), kept_q);
-    const int key = piece * Config::kPieceK;
+  auto values_of = [&](unsigned tile, int p) {
+    return shared_v + tile % Tiles::kStagesV * Tiles::LayoutV::kBytes +
+           Tiles::LayoutV::offset(p * Config::kPieceK, 0);
+  };
+  auto piece_scores = [&](unsigned tile, int p) {
+    warp.scores(keys_of(tile, p), kept_q);
+    const int key = static_cast<int>(tile) * Config::kTileK + p * Config::kPieceK;
     if (kAlwaysTransform || (Config::kBoundedLeft && key < clear_begin) ||
         key + Config::kPieceK > clear_end) {
       warp.transform(args, task, first_row, first_key + key);
     }
   };
 
-  int tile = 0, next_part = 0;
-  if (task.tiles > 0) enter_tile();
+  unsigned tile = 0;
+  int next_part = 0;
   if (pieces > 0) {
+    loader.wait_for(0);
     piece_scores(0, 0);
-    loader.template part<0>();
-    warp.template values_and_exponentials<false, true>(0);
-    int piece = 1;
-    for (;;) {
+    loader.template part<0>(kAhead);
+    warp.template values_and_exponentials<false, true>(0, [&] { piece_scores(0, 0); });
+    for (;; ++tile) {
+      const int left = pieces - static_cast<int>(tile) * Tiles::kPieces;
       next_part = 1;
       unroll<1, Tiles::kPieces>([&](auto p) {
-        if (piece >= pieces) return false;
-        piece_scores(piece, p);
-        loader.template part<p>();
-        warp.template values_and_exponentials<true, true>(
-            stage_v + Tiles::LayoutV::offset((p - 1) * Config::kPieceK, 0));
-        ++piece;
+        if (p >= left) return false;
+        piece_scores(tile, p);
+        loader.template part<p>(tile + kAhead);
+        warp.template values_and_exponentials<true, true>(values_of(tile, p - 1),
+                                                          [&] { piece_scores(tile, p); });
         next_part = p + 1;
         return true;
       });
-      if (piece >= pieces) break;
-      ++tile;
-      enter_tile();
-      stage_k = stage_k + Tiles::LayoutK::kBytes;
-      if (stage_k == shared_k + Config::kStages * Tiles::LayoutK::kBytes) stage_k = shared_k;
-      piece_scores(piece, 0);
-      loader.template part<0>();
+      if (left <= Tiles::kPieces) break;
+      loader.release(tile);
+      loader.wait_for(tile + 1);
+      piece_scores(tile + 1, 0);
+      loader.template part<0>(tile + 1 + kAhead);
       warp.template values_and_exponentials<true, true>(
-          stage_v + Tiles::LayoutV::offset((Tiles::kPieces - 1) * Config::kPieceK, 0));
-      stage_v = stage_v + Tiles::LayoutV::kBytes;
-      if (stage_v == shared_v + Tiles::kStagesV * Tiles::LayoutV::kBytes) stage_v = shared_v;
-      ++piece;
+          values_of(tile, Tiles::kPieces - 1), [&] { piece_scores(tile + 1, 0); });
     }
-    const int last = (pieces - 1) % Tiles::kPieces;
     warp.template values_and_exponentials<true, false>(
-        stage_v + last * (Config::kPieceK * Tiles::LayoutV::kPitchBytes));
+        values_of(tile, (pieces - 1) % Tiles::kPieces), [] {});
   }
-  // A warp that is done keeps the block's copies and barriers company.
-  for (; tile < task.tiles; ++tile) {
-    loader.rest(next_part);
+  // A warp that is done goes on copying for the others.
+  for (; tile < static_cast<unsigned>(task.tiles); ++tile) {
+    loader.rest(tile + kAhead, next_part);
     next_part = 0;
-    if (tile + 1 < task.tiles) enter_tile();
+    loader.release(tile);
   }
 
+  ptx::copy_async_wait_all();
   __syncthreads();  // O passes through the memory of K and V
   store_results<Config>(args, task, warp, first_row,
                         memory + warp_index * Tiles::LayoutO::kBytes);

@@ -20,6 +20,7 @@
 #include "ptx/convert.h"
 #include "ptx/memory.h"
 #include "ptx/mma.h"
+#include "ptx/special.h"
 #include "sm80/forward_fp32_common.h"
 #include "sm80/split.h"
 
@@ -74,6 +75,11 @@ struct WarpState {
 using Scores = float[kRowTiles][kKeys / 8][4];
 using Probabilities = unsigned[kRowTiles][kTerms][kKeySteps][4];
 
+/// First query row of this warp.
+__device__ __forceinline__ int warp_row(const BlockWork& w) {
+  return w.first_row + static_cast<int>(threadIdx.x) / 32 * kWarpRows;
+}
+
 /// Starts the copies of one step of keys: kWidth channels from `column` on, of kPlane.
 template <int kWidth, int kPlane>
 __device__ __forceinline__ void start_copy(unsigned short (&shared)[kTerms][kKeys][kWidth + 8],
@@ -122,7 +128,7 @@ __device__ __forceinline__ float2 load_query(const float* row, bool inside, int 
 __device__ __forceinline__ bool load_queries(const ForwardArguments& args, const BlockWork& w,
                                              ForwardFp32Storage& shared, WarpState& state) {
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  const int warp_row = threadIdx.x / 32 * kWarpRows;
+  const int warp_first = threadIdx.x / 32 * kWarpRows;
   const float* base = static_cast<const float*>(args.q.data) + w.batch * args.q.batch_stride +
                       w.head * args.q.head_stride;
   bool guarded = !(fabsf(args.shape.scale_log2) < kLargestScale);
@@ -130,7 +136,7 @@ __device__ __forceinline__ bool load_queries(const ForwardArguments& args, const
   for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int in_block = warp_row + 16 * m + 8 * half + g, row = w.first_row + in_block;
+      const int in_block = warp_first + 16 * m + 8 * half + g, row = w.first_row + in_block;
       const bool inside = row < args.shape.seqlen_q;
       const float* gQ = base + row * args.q.row_stride;
       float2 r[kSteps][2];
@@ -263,8 +269,8 @@ __device__ __forceinline__ void softmax(const ForwardArguments& args, const Bloc
                                         float unscale_k, int first_key, WarpState& state,
                                         Scores& rS, Probabilities& rP) {
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  const int warp_row = w.first_row + threadIdx.x / 32 * kWarpRows;
-  const bool mask = needs_mask(args.shape, warp_row, kWarpRows, first_key, kKeys);
+  const int row0 = warp_row(w);
+  const bool mask = needs_mask(args.shape, row0, kWarpRows, first_key, kKeys);
   float alpha[kRowTiles][2], shift[kRowTiles][2], factor[kRowTiles][2];
   bool changed = false;
 #pragma unroll
@@ -273,7 +279,7 @@ __device__ __forceinline__ void softmax(const ForwardArguments& args, const Bloc
     for (int half = 0; half < 2; ++half) {
       factor[m][half] = state.factor[m][half] * unscale_k;
       if (mask) {
-        const int row = warp_row + 16 * m + 8 * half + g;
+        const int row = row0 + 16 * m + 8 * half + g;
         const RowKeys keys = row_keys(args.shape, row);
         const Int64 row_mask = mask_of_row(args.mask, w, row);
 #pragma unroll
@@ -386,6 +392,17 @@ __device__ __forceinline__ void values(const ForwardFp32Storage& shared, WarpSta
     add_values<kTiles - kWhole>(shared, state, stage, kWhole, unscale_v, rP);
 }
 
+/// The work item of this block. Items shrink in order. Where all blocks are resident at once they
+/// come to the multiprocessors round after round: odd rounds run backwards, so that the
+/// multiprocessor with the longest item of one round gets the shortest of the next. Where they are
+/// not, the longest must start first.
+__device__ __forceinline__ unsigned balanced_item() {
+  if constexpr (!Config::kBoundedRight) return blockIdx.x;
+  const unsigned round = ptx::multiprocessors(), first = blockIdx.x / round * round;
+  if (blockIdx.x / round % 2 == 0 || gridDim.x > round * Config::kBlocksPerSm) return blockIdx.x;
+  return first + min(first + round, gridDim.x) - 1 - blockIdx.x;
+}
+
 /// Whether a tile among the steps [first, end) is guarded.
 __device__ __forceinline__ bool any_guarded(const HeadTerms& k, const HeadTerms& v, int first,
                                             int end) {
@@ -426,20 +443,20 @@ __device__ __forceinline__ void store(const ForwardArguments& args, const BlockW
   }
 }
 
-/// All steps of keys of a block, [first, end).
-__device__ __forceinline__ void attend(const ForwardArguments& args, int first, int end,
-                                       int warp_row, ForwardFp32Storage& shared, WarpState& state) {
+/// All steps of keys of a block.
+__device__ __forceinline__ void attend(const ForwardArguments& args, ForwardFp32Storage& shared,
+                                       WarpState& state) {
   const BlockWork& w = shared.work;
   const HeadTerms &k = shared.k, &v = shared.v;
-  for (int step = first; step < end; ++step) {
-    const int stage = Config::kStages == 2 ? (step - first) % 2 : 0;
+  for (int step = w.first; step < w.end; ++step) {
+    const int stage = Config::kStages == 2 ? (step - w.first) % 2 : 0;
     const int tile = step * kKeys / kSplitRows;
     const float unscale_k = k.tiles[tile].unscale, unscale_v = v.tiles[tile].unscale;
-    const bool more = step + 1 < end;
+    const bool more = step + 1 < w.end;
     // Warps whose rows see none of these keys have nothing to do; the copies are everyone's.
     bool sees = true;
     if constexpr (Config::kBoundedRight)
-      sees = Int64(step) * kKeys <= Int64(warp_row) + kWarpRows - 1 + args.shape.right;
+      sees = Int64(step) * kKeys <= warp_row(w) + Int64(kWarpRows) - 1 + args.shape.right;
 
     if constexpr (Config::kStages == 2) {
       ptx::copy_async_wait<0>();
@@ -486,8 +503,8 @@ extern "C" __global__ void __launch_bounds__(flashlab::device::kThreads, Config:
   extern __shared__ __align__(128) unsigned char memory[];
   auto& shared = *reinterpret_cast<ForwardFp32Storage*>(memory);
 
-  const BlockWork w = block_work(args.shape, kBlockRows, kKeys, blockIdx.x);
-  const int warp_row = w.first_row + static_cast<int>(threadIdx.x) / 32 * kWarpRows;
+  const unsigned item = balanced_item();
+  const BlockWork w = block_work(args.shape, kBlockRows, kKeys, item);
   const HeadTerms k =
       head_terms<Config::kHeadDim>(args.shape, w, args.regions[Config::kSplitRegionK]);
   const HeadTerms v =
@@ -508,9 +525,7 @@ extern "C" __global__ void __launch_bounds__(flashlab::device::kThreads, Config:
   guarded |= work && any_guarded(k, v, w.first, w.end);
   guarded = __syncthreads_or(guarded && work) != 0;
   if (threadIdx.x == 0) {
-    const Marks marks = marks_of(args);
-    marks.blocks[blockIdx.y * gridDim.x + blockIdx.x] = guarded;
-    *marks.parts = gridDim.y;
+    mark_of(args, item) = guarded;
   }
   if (guarded) {
     ptx::copy_async_wait<0>();
@@ -528,6 +543,6 @@ extern "C" __global__ void __launch_bounds__(flashlab::device::kThreads, Config:
 #pragma unroll
       for (int i = 0; i < 4; ++i) state.rO[m][n][i] = 0;
   }
-  attend(args, w.first, w.end, warp_row, shared, state);
+  attend(args, shared, state);
   store(args, shared.work, state);
 }

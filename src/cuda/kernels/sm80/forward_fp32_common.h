@@ -7,10 +7,10 @@
 //   int kWarps, kRowTiles   a warp owns 16 kRowTiles query rows
 //   int kKeys               keys per step, 32 or 64
 //   int kValueColumns       channels of V per block: grid z covers them all
-//   bool kPartial           grid y splits the keys: results go to the workspace, to be merged
-//   int kMarkRegion         Marks: where the guarded kernel must run
-//   int kPartialRegion, kStatisticsRegion   with kPartial: float [split][row][dim],
-//                           float2 (reference, sum) [split][row], row over [batch, heads, seqlen_q]
+//   int kParts              parts the keys are cut into; from 2 on results go to the workspace
+//   int kMarkRegion         unsigned per work item: 1 where the guarded kernel must run
+//   int kPartialRegion, kStatisticsRegion   from 2 parts on: float [part][row][dim],
+//                           float2 (reference, sum) [part][row], row over [batch, heads, seqlen_q]
 
 #include "arguments.h"
 #include "ptx/math.h"
@@ -22,32 +22,29 @@ inline constexpr float kMinusInfinity = -__builtin_bit_cast(float, 0x7f800000u);
 inline constexpr float kLog2e = 1.4426950408889634f;
 inline constexpr float kLn2 = 0.6931471805599453f;
 
-/// Left by forward_fp32.cu: unsigned [1 + grid y x grid x].
-struct Marks {
-  unsigned* parts;   ///< grid y: how many parts the keys are cut into
-  unsigned* blocks;  ///< [grid y][grid x]: 1 where the guarded kernel must run
-};
-__device__ inline Marks marks_of(const ForwardArguments& args) {
-  auto* region = static_cast<unsigned*>(args.regions[Config::kMarkRegion]);
-  return {region, region + 1};
+/// Where forward_fp32.cu says which work items it left to forward_fp32_guarded.cu.
+__device__ inline unsigned& mark_of(const ForwardArguments& args, unsigned item) {
+  return static_cast<unsigned*>(args.regions[Config::kMarkRegion])[item];
 }
 
 /// One block's share of the work: rows of one head, and steps of kKeys keys.
 struct BlockWork {
-  int batch, head, head_k;
+  int batch, head, head_k, part;
   int first_row;   ///< of the block
   int first, end;  ///< key steps
 };
 
-/// `block` counts row tiles slowest, so that with a causal bound the longest start first.
-__device__ inline BlockWork block_work(const Shape& s, int rows, int keys, unsigned block) {
+/// Work item `item`: row tiles count slowest, so that with a causal bound the longest come first.
+__device__ inline BlockWork block_work(const Shape& s, int rows, int keys, unsigned item) {
   const unsigned heads = static_cast<unsigned>(s.batch) * static_cast<unsigned>(s.heads_q);
   const int tiles = (s.seqlen_q - 1) / rows + 1;
-  const int rank = static_cast<int>(block / heads), bh = static_cast<int>(block % heads);
+  const int rank = static_cast<int>(item / (heads * Config::kParts));
+  const int bh = static_cast<int>(item % heads);
   BlockWork w;
   w.batch = bh / s.heads_q;
   w.head = bh % s.heads_q;
   w.head_k = w.head / s.group;
+  w.part = Config::kParts == 1 ? 0 : static_cast<int>(item / heads % Config::kParts);
   w.first_row = (Config::kBoundedRight ? tiles - 1 - rank : rank) * rows;
   const Int64 last_row = min(w.first_row + rows, s.seqlen_q) - 1;
   Int64 first_key = 0, end_key = s.seqlen_k;
@@ -57,10 +54,10 @@ __device__ inline BlockWork block_work(const Shape& s, int rows, int keys, unsig
   w.first = static_cast<int>(first_key / keys);
   w.end = static_cast<int>((end_key + keys - 1) / keys);
   w.end = max(w.first, w.end);
-  if constexpr (Config::kPartial) {
-    const Int64 count = w.end - w.first, parts = gridDim.y, part = blockIdx.y;
-    w.end = w.first + static_cast<int>(count * (part + 1) / parts);
-    w.first += static_cast<int>(count * part / parts);
+  if constexpr (Config::kParts > 1) {
+    const Int64 count = w.end - w.first;
+    w.end = w.first + static_cast<int>(count * (w.part + 1) / Config::kParts);
+    w.first += static_cast<int>(count * w.part / Config::kParts);
   }
   return w;
 }
@@ -131,9 +128,9 @@ __device__ inline void store_row(const ForwardArguments& args, const BlockWork& 
   const Shape& s = args.shape;
   if (row >= s.seqlen_q) return;
   const bool empty = sum == 0;
-  if constexpr (Config::kPartial) {
+  if constexpr (Config::kParts > 1) {
     const Int64 rows = Int64(s.batch) * s.heads_q * s.seqlen_q;
-    const Int64 at = blockIdx.y * rows + (Int64(w.batch) * s.heads_q + w.head) * s.seqlen_q + row;
+    const Int64 at = w.part * rows + (Int64(w.batch) * s.heads_q + w.head) * s.seqlen_q + row;
     float* g = static_cast<float*>(args.regions[Config::kPartialRegion]) + at * s.head_dim_v;
     const int c0 = first_column() + 2 * t;
 #pragma unroll

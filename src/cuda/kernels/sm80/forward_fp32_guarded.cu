@@ -43,6 +43,9 @@ struct GuardedStorage {
   Terms<kBlockRows> sQ;
   Terms<kKeys> sKV;
   unsigned key_flags[kKeys];  // the key (K, later V) holds something not finite
+  // Here and not in registers, which are few: the loop over the keys hardly needs them.
+  alignas(16) BlockWork work;
+  const float *gQ, *gK, *gV;  // of the block's head, and of its first column
 };
 static_assert(sizeof(GuardedStorage) == Config::kSharedBytes);
 
@@ -154,10 +157,10 @@ __device__ __forceinline__ void plain_scores(const float* gQ, Int64 q_stride, co
 }
 
 /// Scores to scaled, masked scores in powers of two.
-__device__ __forceinline__ void finish_scores(const ForwardArguments& args, const BlockWork& w,
-                                              const GuardedStorage& shared, const float* gQ,
-                                              const float* gK, int first_key, int end_key,
+__device__ __forceinline__ void finish_scores(const ForwardArguments& args,
+                                              const GuardedStorage& shared, int first_key,
                                               const RowState& state, float (&rS)[kKeys / 8][4]) {
+  const BlockWork& w = shared.work;
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const int row0 = w.first_row + static_cast<int>(threadIdx.x) / 32 * 16 + g;
   const int key0 = first_key + 2 * t;
@@ -167,7 +170,7 @@ __device__ __forceinline__ void finish_scores(const ForwardArguments& args, cons
   for (int i = 0; i < 4; ++i) {
     RowKeys& visible = keys[i / 2];
     visible = row_keys(args.shape, row0 + i / 2 * 8);
-    visible.end = min(visible.end, end_key);
+    visible.end = min(visible.end, w.end * Config::kMarkedKeys);
 #pragma unroll
     for (int n = 0; n < kKeys / 8; ++n) {
       const int key = key0 + 8 * n + i % 2;
@@ -176,8 +179,8 @@ __device__ __forceinline__ void finish_scores(const ForwardArguments& args, cons
       if (odd && key >= visible.first && key < visible.end) again |= 1u << (4 * n + i);
     }
   }
-  plain_scores(gQ + row0 * args.q.row_stride, args.q.row_stride, gK + key0 * args.k.row_stride,
-               args.k.row_stride, again, rS);
+  plain_scores(shared.gQ + row0 * args.q.row_stride, args.q.row_stride,
+               shared.gK + key0 * args.k.row_stride, args.k.row_stride, again, rS);
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const Int64 row_mask = mask_of_row(args.mask, w, row0 + i / 2 * 8);
@@ -293,51 +296,58 @@ __device__ __forceinline__ void values(GuardedStorage& shared, const float* gV, 
   add_values(shared, state, indicator);
 }
 
-/// All keys of a block, [first_key, end_key).
-__device__ __forceinline__ void attend(const ForwardArguments& args, const BlockWork& w,
-                                       int first_key, int end_key, GuardedStorage& shared,
+/// Sets what all threads of the block read.
+__device__ __forceinline__ void describe(const ForwardArguments& args, const BlockWork& w,
+                                         GuardedStorage& shared) {
+  shared.work = w;
+  shared.gQ = static_cast<const float*>(args.q.data) + w.batch * args.q.batch_stride +
+              w.head * args.q.head_stride;
+  shared.gK = static_cast<const float*>(args.k.data) + w.batch * args.k.batch_stride +
+              w.head_k * args.k.head_stride;
+  shared.gV = static_cast<const float*>(args.v.data) + w.batch * args.v.batch_stride +
+              w.head_k * args.v.head_stride + first_column();
+}
+
+/// All keys of a block.
+__device__ __forceinline__ void attend(const ForwardArguments& args, GuardedStorage& shared,
                                        RowState& state) {
-  const float* gQ = static_cast<const float*>(args.q.data) + w.batch * args.q.batch_stride +
-                    w.head * args.q.head_stride;
-  const float* gK = static_cast<const float*>(args.k.data) + w.batch * args.k.batch_stride +
-                    w.head_k * args.k.head_stride;
-  const float* gV = static_cast<const float*>(args.v.data) + w.batch * args.v.batch_stride +
-                    w.head_k * args.v.head_stride + first_column();
+  const BlockWork& w = shared.work;
   const int thread = static_cast<int>(threadIdx.x);
   // The flags of Q's rows pass through the first step's sK, which is not in use yet.
   auto* row_flags = reinterpret_cast<unsigned*>(&shared.sKV);
   if (thread < kBlockRows) row_flags[thread] = 0;
   __syncthreads();
-  load_terms<kBlockRows, kDim, Part::kFinite>(shared.sQ, gQ + w.first_row * args.q.row_stride,
-                                              args.q.row_stride, args.shape.seqlen_q - w.first_row,
-                                              Config::kHeadDim, row_flags);
+  load_terms<kBlockRows, kDim, Part::kFinite>(
+      shared.sQ, shared.gQ + w.first_row * args.q.row_stride, args.q.row_stride,
+      args.shape.seqlen_q - w.first_row, Config::kHeadDim, row_flags);
   __syncthreads();
   for (int half = 0; half < 2; ++half)
     state.flagged[half] = row_flags[thread / 32 * 16 + 8 * half + thread % 32 / 4] != 0;
 
 #pragma unroll 1
-  for (int key = first_key; key < end_key; key += kKeys) {
-    const int valid = min(end_key, args.shape.seqlen_k) - key;
+  for (int key = w.first * Config::kMarkedKeys; key < w.end * Config::kMarkedKeys; key += kKeys) {
+    const int valid = min(w.end * Config::kMarkedKeys, args.shape.seqlen_k) - key;
     __syncthreads();
     if (thread < kKeys) shared.key_flags[thread] = 0;
     __syncthreads();
-    load_terms<kKeys, kDim, Part::kFinite>(shared.sKV, gK + key * args.k.row_stride,
+    load_terms<kKeys, kDim, Part::kFinite>(shared.sKV, shared.gK + key * args.k.row_stride,
                                            args.k.row_stride, valid, Config::kHeadDim,
                                            shared.key_flags);
     __syncthreads();
     float rS[kKeys / 8][4];
     unsigned visible;
     scores(shared, rS);
-    finish_scores(args, w, shared, gQ, gK, key, end_key, state, rS);
+    finish_scores(args, shared, key, state, rS);
     softmax(state, rS, visible);
     __syncthreads();
     if (thread < kKeys) shared.key_flags[thread] = 0;
     __syncthreads();
-    load_terms<kKeys, kDimV, Part::kFinite>(shared.sKV, gV + key * args.v.row_stride,
+    load_terms<kKeys, kDimV, Part::kFinite>(shared.sKV, shared.gV + key * args.v.row_stride,
                                             args.v.row_stride, valid,
                                             Config::kHeadDimV - first_column(), shared.key_flags);
     __syncthreads();
-    values(shared, gV + key * args.v.row_stride, args.v.row_stride, valid, state, rS, visible);
+    values(shared, shared.gV + key * args.v.row_stride, args.v.row_stride, valid, state, rS,
+           visible);
   }
 }
 
@@ -352,11 +362,11 @@ extern "C" __global__ void __launch_bounds__(flashlab::device::kThreads)
 
   // The grid is the unguarded kernel's, its blocks cut into blocks of kBlockRows.
   const unsigned marked = blockIdx.x / kBlocksPerMark, part = blockIdx.x % kBlocksPerMark;
-  const unsigned marks = gridDim.x / kBlocksPerMark;
-  if (marks_of(args).blocks[blockIdx.y * marks + marked] == 0) return;
+  if (mark_of(args, marked) == 0) return;
   BlockWork w = block_work(args.shape, Config::kMarkedRows, Config::kMarkedKeys, marked);
   w.first_row += static_cast<int>(part) * kBlockRows;
   if (w.first_row >= args.shape.seqlen_q) return;
+  if (threadIdx.x == 0) describe(args, w, shared);  // attend waits before it reads
 
   RowState state;
 #pragma unroll
@@ -368,7 +378,7 @@ extern "C" __global__ void __launch_bounds__(flashlab::device::kThreads)
     state.reference[half] = kMinusInfinity;
     state.sum[half] = 0;
   }
-  attend(args, w, w.first * Config::kMarkedKeys, w.end * Config::kMarkedKeys, shared, state);
+  attend(args, shared, state);
 
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 #pragma unroll
@@ -378,7 +388,8 @@ extern "C" __global__ void __launch_bounds__(flashlab::device::kThreads)
     for (int n = 0; n < kDimV / 8; ++n)
 #pragma unroll
       for (int j = 0; j < 2; ++j) row[n][j] = state.rO[n][2 * half + j];
-    store_row(args, w, w.first_row + static_cast<int>(threadIdx.x) / 32 * 16 + 8 * half + g, t,
+    store_row(args, shared.work,
+              shared.work.first_row + static_cast<int>(threadIdx.x) / 32 * 16 + 8 * half + g, t,
               state.reference[half], quad_sum(state.sum[half]), row);
   }
 }

@@ -52,23 +52,21 @@ struct SwizzledLayout {
   }
 };
 
-/// Which chunks of a tile a thread copies: pass by pass, neighbouring threads neighbouring chunks.
+/// Which chunks of a tile a thread copies: always the same chunk of a row, pass by pass some rows
+/// further, so that its addresses advance by constants. Threads beyond whole rows have nothing.
 template <class Layout, int kThreads>
 struct CopyPlan {
-  static constexpr int kTotal = Layout::kRows * Layout::kChunks;
-  static constexpr int kPasses = divide_up(kTotal, kThreads);
-  /// A thread keeps its chunk from pass to pass where the block is a whole number of rows.
-  static constexpr bool kWholeRows = kThreads % Layout::kChunks == 0;
+  static_assert(Layout::kChunks <= kThreads);
+  static constexpr int kRowsPerPass = kThreads / Layout::kChunks;
+  static constexpr int kPasses = divide_up(Layout::kRows, kRowsPerPass);
 
-  static constexpr bool active(int thread, int pass) {
-    return kTotal % kThreads == 0 || thread + pass * kThreads < kTotal;
-  }
   static constexpr int row(int thread, int pass) {
-    return kWholeRows ? thread / Layout::kChunks + pass * (kThreads / Layout::kChunks)
-                      : (thread + pass * kThreads) / Layout::kChunks;
+    return thread / Layout::kChunks + pass * kRowsPerPass;
   }
-  static constexpr int chunk(int thread, int pass) {
-    return kWholeRows ? thread % Layout::kChunks : (thread + pass * kThreads) % Layout::kChunks;
+  static constexpr int chunk(int thread) { return thread % Layout::kChunks; }
+  static constexpr bool active(int thread, int pass) {
+    return (kThreads % Layout::kChunks == 0 || thread < kRowsPerPass * Layout::kChunks) &&
+           (Layout::kRows % kRowsPerPass == 0 || row(thread, pass) < Layout::kRows);
   }
 };
 

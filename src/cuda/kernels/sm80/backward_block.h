@@ -1,0 +1,195 @@
+#pragma once
+
+// What a block of the main backward kernel works on: its sizes, shared memory, tile of keys, the
+// stream of query tiles, and which pairs count. For backward.cu alone: it reads the global Config.
+
+#include "sm80/backward_tiles.h"
+
+namespace flashlab::device {
+
+using Sizes = BackwardSizes<Config>;
+constexpr Element kElement = Config::kElement;
+constexpr int kTileQ = Sizes::kTileQ, kTileK = Sizes::kTileK;
+constexpr int kThreads = 32 * Sizes::kWarps;
+constexpr int kDim = Sizes::kDim, kDimV = Sizes::kDimV;
+
+constexpr int kWarpKeys = kTileK / Sizes::kWarpsK;
+constexpr int kWarpQueries = kTileQ / Sizes::kWarpsQ;
+constexpr int kPieceQ = smaller(32, kWarpQueries);  ///< queries of S^T in registers at a time
+constexpr int kPieces = kWarpQueries / kPieceQ;
+constexpr int kM = kWarpKeys / 16;
+constexpr int kN = kPieceQ / 8;
+constexpr int kKSteps = kPieceQ / 16;
+constexpr int kGradKN = kDim / Sizes::kWarpsQ / 8;
+constexpr int kGradVN = kDimV / Sizes::kWarpsQ / 8;
+constexpr bool kExchange = Sizes::kWarpsQ > 1;  ///< P and dS^T of other warps are needed
+
+// Stages of Q and dO. With one barrier a tile is loaded while its predecessor is in part one and
+// the one before that may still be in part two, which reads Q and dO only when warps exchange.
+constexpr int kStages = Config::kStages;
+constexpr int kBuffers = Config::kOneBarrier ? 2 : 1;
+static_assert(!Config::kOneBarrier || kStages >= (kExchange ? 3 : 2));
+static_assert(kWarpKeys % 16 == 0 && kPieceQ % 16 == 0 && kWarpQueries % kPieceQ == 0);
+
+using TileKey = OperandTile<kTileK, kDim>;
+using TileValue = OperandTile<kTileK, kDimV>;
+using TileQuery = OperandTile<kTileQ, kDim>;
+using TileGradO = OperandTile<kTileQ, kDimV>;
+using TileScores = OperandTile<kTileK, kTileQ>;  ///< P^T or dS^T: a row per key
+
+constexpr bool kBulk = Config::kBulkReduction;
+constexpr int kPassFloats = Sizes::kGradQM * Sizes::kPassN * kFragmentFloats;
+
+/// Per warp a pass of dQ on its way to memory.
+template <bool>
+struct GradQPlaces {
+  alignas(128) float grad_q[Sizes::kWarps][kPassFloats];
+};
+template <>
+struct GradQPlaces<false> {};
+
+struct Storage : GradQPlaces<kBulk> {
+  alignas(128) unsigned char k[TileKey::kBytes];
+  alignas(128) unsigned char v[TileValue::kBytes];
+  alignas(128) unsigned char q[kStages][TileQuery::kBytes];
+  alignas(128) unsigned char d_o[kStages][TileGradO::kBytes];
+  /// dS^T of each buffer, then P^T of each where warps exchange them.
+  alignas(128) unsigned char scores[kExchange ? 2 * kBuffers : kBuffers][TileScores::kBytes];
+  alignas(128) float lse2[kStages][kTileQ];
+  alignas(128) float delta[kStages][kTileQ];
+
+  __device__ unsigned char* d_s(int buffer) { return scores[buffer]; }
+  __device__ unsigned char* p(int buffer) { return scores[kBuffers + buffer]; }
+};
+static_assert(!kBulk || (Config::kVectorReduction && !Config::kDeterministic));
+static_assert(sizeof(Storage) == Config::kSharedBytes);
+
+/// What a block works on: a tile of keys of one key head.
+struct Work {
+  int batch, head_k, tile, key0;
+  int first_tile, end_tile;  ///< tiles of queries that see a key of the tile
+  int tiles_q, tiles_k;
+  __device__ int per_head() const { return larger(end_tile - first_tile, 0); }
+};
+
+/// Into [0, limit].
+__device__ inline int clamp_to(Int64 value, int limit) {
+  return value < 0 ? 0 : (value > limit ? limit : static_cast<int>(value));
+}
+
+__device__ inline Work work_of(const Shape& shape, unsigned index) {
+  Work w;
+  w.tiles_q = (shape.seqlen_q + kTileQ - 1) / kTileQ;
+  w.tiles_k = (shape.seqlen_k + kTileK - 1) / kTileK;
+  // Ascending tiles are longest first when the mask is causal. In a fixed order of additions the
+  // last tile goes first: it is the first contributor of the queries it begins with.
+  w.tile = index % w.tiles_k;
+  if constexpr (Config::kDeterministic) w.tile = w.tiles_k - 1 - w.tile;
+  const int head_index = index / w.tiles_k;
+  w.batch = head_index / shape.heads_k, w.head_k = head_index % shape.heads_k;
+  w.key0 = w.tile * kTileK;
+  w.first_tile = 0, w.end_tile = w.tiles_q;
+  if constexpr (Config::kBoundedRight) {
+    const Int64 first = w.key0 - shape.right;
+    w.first_tile = clamp_to(first > 0 ? first / kTileQ : 0, w.tiles_q);
+  }
+  if constexpr (Config::kBoundedLeft) {
+    const Int64 end = Int64(w.key0) + kTileK + shape.left;
+    w.end_tile = (clamp_to(end, shape.seqlen_q) + kTileQ - 1) / kTileQ;
+  }
+  return w;
+}
+
+/// The stream of query tiles: of every head of the group, in order.
+struct Cursor {
+  int head, tile, left;
+  __device__ Cursor(const Work& w, const Shape& shape)
+      : head(w.head_k * shape.group), tile(w.first_tile), left(w.per_head() * shape.group) {}
+  __device__ void next(const Work& w) {
+    --left;
+    if (++tile == w.end_tile) tile = w.first_tile, ++head;
+  }
+};
+
+__device__ inline void load_keys(Storage& shared, const BackwardArguments& args, const Work& w) {
+  const int valid = smaller(kTileK, args.shape.seqlen_k - w.key0);
+  load_tile<TileKey, Config::kHeadDim, 2, Config::kAlignK, kThreads>(
+      shared.k,
+      DenseRows{row_address<kElement>(args.k, w.batch, w.head_k, w.key0), args.k.row_stride * 2,
+                valid},
+      threadIdx.x);
+  load_tile<TileValue, Config::kHeadDimV, 2, Config::kAlignV, kThreads>(
+      shared.v,
+      DenseRows{row_address<kElement>(args.v, w.batch, w.head_k, w.key0), args.v.row_stride * 2,
+                valid},
+      threadIdx.x);
+}
+
+__device__ inline void load_queries(Storage& shared, const BackwardArguments& args, const Work& w,
+                                    const Cursor& at, int stage) {
+  const Shape& shape = args.shape;
+  const int row0 = at.tile * kTileQ, valid = smaller(kTileQ, shape.seqlen_q - row0);
+  const Int64 head_index = Int64(w.batch) * shape.heads_q + at.head;
+  load_tile<TileQuery, Config::kHeadDim, 2, Config::kAlignQ, kThreads>(
+      shared.q[stage],
+      DenseRows{row_address<kElement>(args.q, w.batch, at.head, row0), args.q.row_stride * 2,
+                valid},
+      threadIdx.x);
+  if constexpr (Config::kCopyGradO) {
+    const auto* copy = static_cast<const unsigned char*>(args.regions[kRegionGradO]) +
+                       (head_index * shape.seqlen_q + row0) * kDimV * 2;
+    // The copy ends with the last whole chunk of the head dim; the padding is zeros.
+    load_tile<TileGradO, round_up(Config::kHeadDimV, 8), 2, 16, kThreads>(
+        shared.d_o[stage], DenseRows{copy, kDimV * 2, valid}, threadIdx.x);
+  } else {
+    load_tile<TileGradO, Config::kHeadDimV, 2, Config::kAlignGradO, kThreads>(
+        shared.d_o[stage],
+        DenseRows{row_address<kElement>(args.d_o, w.batch, at.head, row0), args.d_o.row_stride * 2,
+                  valid},
+        threadIdx.x);
+  }
+  constexpr int kChunks = kTileQ / 4;
+  if (threadIdx.x < 2 * kChunks) {
+    const int chunk = threadIdx.x % kChunks * 4;
+    const bool second = threadIdx.x >= kChunks;
+    const auto* from = static_cast<const float*>(args.regions[second ? kRegionDelta : kRegionLse]) +
+                       (head_index * w.tiles_q + at.tile) * kTileQ + chunk;
+    float* to = second ? shared.delta[stage] : shared.lse2[stage];
+    ptx::copy_async_16(ptx::shared_address(to + chunk), from);
+  }
+}
+
+/// Which pairs of a tile count.
+struct Visibility {
+  int right, left, seqlen_k;
+  __device__ explicit Visibility(const Shape& shape)
+      : right(static_cast<int>(clamp_bound(shape.right))),
+        left(static_cast<int>(clamp_bound(shape.left))),
+        seqlen_k(shape.seqlen_k) {}
+  static __device__ Int64 clamp_bound(Int64 bound) {
+    constexpr Int64 kFar = 0x7fffffff;
+    return bound > kFar ? kFar : (bound < -kFar ? -kFar : bound);
+  }
+  __device__ bool sees(int query, int key) const {
+    bool yes = key < seqlen_k;
+    if constexpr (Config::kBoundedRight) yes &= key - query <= right;
+    if constexpr (Config::kBoundedLeft) yes &= query - key <= left;
+    return yes;
+  }
+  /// Every pair of these queries and keys.
+  __device__ bool sees_all(int query, int queries, int key, int keys) const {
+    bool yes = key + keys <= seqlen_k;
+    if constexpr (Config::kBoundedRight) yes &= key + keys - 1 - query <= right;
+    if constexpr (Config::kBoundedLeft) yes &= query + queries - 1 - key <= left;
+    return yes;
+  }
+  /// No pair of them.
+  __device__ bool sees_none(int query, int queries, int key, int keys) const {
+    bool none = key >= seqlen_k;
+    if constexpr (Config::kBoundedRight) none |= key - (query + queries - 1) > right;
+    if constexpr (Config::kBoundedLeft) none |= query - (key + keys - 1) > left;
+    return none;
+  }
+};
+
+}  // namespace flashlab::device

@@ -21,7 +21,7 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-class Calls : public testing::GpuTest {
+class Calls : public testing::GpuTest, public ::testing::WithParamInterface<const char*> {
  protected:
   struct Sizes {
     std::int64_t batch = 2, heads_q = 4, heads_k = 2, seqlen = 200, head_dim = 64;
@@ -72,11 +72,12 @@ class Calls : public testing::GpuTest {
   }
 
   static Options causal(bool deterministic = false) {
-    return {.causal = Causal::kTopLeft, .deterministic = deterministic};
+    return {
+        .causal = Causal::kTopLeft, .deterministic = deterministic, .implementation = GetParam()};
   }
 };
 
-TEST_F(Calls, AGraphReplaysForwardAndBackward) {
+TEST_P(Calls, AGraphReplaysForwardAndBackward) {
   for (const DType dtype : {DType::kBf16, DType::kFp32}) {
     const ForwardTensors f = forward_tensors({}, dtype);
     const BackwardTensors b = backward_tensors(f);
@@ -112,7 +113,7 @@ TEST_F(Calls, AGraphReplaysForwardAndBackward) {
 }
 
 // A call that was never prepared either works while a stream is captured or says what to do.
-TEST_F(Calls, AnUnpreparedCallInACaptureHarmsNothing) {
+TEST_P(Calls, AnUnpreparedCallInACaptureHarmsNothing) {
   const ForwardTensors f = forward_tensors({.seqlen = 40, .head_dim = 56}, DType::kFp16);
   const auto made = plan(*context_, describe(f, causal()));
   ASSERT_TRUE(made.ok());
@@ -138,7 +139,7 @@ TEST_F(Calls, AnUnpreparedCallInACaptureHarmsNothing) {
   api.cuStreamDestroy(stream);
 }
 
-TEST_F(Calls, ThreadsAndStreamsDoNotDisturbEachOther) {
+TEST_P(Calls, ThreadsAndStreamsDoNotDisturbEachOther) {
   constexpr int kThreads = 4, kRounds = 25;
   struct Job {
     ForwardTensors tensors;
@@ -181,7 +182,7 @@ TEST_F(Calls, ThreadsAndStreamsDoNotDisturbEachOther) {
   }
 }
 
-TEST_F(Calls, AThousandRunsGiveTheSameBits) {
+TEST_P(Calls, AThousandRunsGiveTheSameBits) {
   constexpr int kRuns = 1000;
   for (const DType dtype : {DType::kBf16, DType::kFp32}) {
     const ForwardTensors f = forward_tensors({.seqlen = 150}, dtype);
@@ -207,7 +208,7 @@ TEST_F(Calls, AThousandRunsGiveTheSameBits) {
   }
 }
 
-TEST_F(Calls, MoreThanTwoToThe31Elements) {
+TEST_P(Calls, MoreThanTwoToThe31Elements) {
   constexpr Sizes kSizes{
       .batch = 4100, .heads_q = 64, .heads_k = 64, .seqlen = 64, .head_dim = 128};
   constexpr std::int64_t kElements =
@@ -248,7 +249,7 @@ TEST_F(Calls, MoreThanTwoToThe31Elements) {
 }
 
 // Host time of calls whose plan is cached, the stream never full.
-TEST_F(Calls, ACallCostsTheHostLittle) {
+TEST_P(Calls, ACallCostsTheHostLittle) {
   const ForwardTensors f =
       forward_tensors({.batch = 1, .heads_q = 1, .heads_k = 1, .seqlen = 64}, DType::kBf16);
   const auto made = plan(*context_, describe(f, causal()));
@@ -271,7 +272,7 @@ TEST_F(Calls, ACallCostsTheHostLittle) {
 }
 
 // From the disk cache to a loaded module, and from the compiler.
-TEST_F(Calls, KernelsCompileAndLoadQuickly) {
+TEST_P(Calls, KernelsCompileAndLoadQuickly) {
   std::string folder = (std::filesystem::temp_directory_path() / "flashlab-load-XXXXXX").string();
   ASSERT_NE(mkdtemp(folder.data()), nullptr);
   ASSERT_EQ(setenv("FLASHLAB_CACHE", folder.c_str(), 1), 0);
@@ -301,6 +302,9 @@ TEST_F(Calls, KernelsCompileAndLoadQuickly) {
   unsetenv("FLASHLAB_CACHE");
   std::filesystem::remove_all(folder);
 }
+
+INSTANTIATE_TEST_SUITE_P(Implementations, Calls, ::testing::Values("sm80", "naive"),
+                         [](const auto& info) { return std::string(info.param); });
 
 }  // namespace
 }  // namespace flashlab

@@ -1,5 +1,5 @@
 // The list of kernel variants, made for GPUs that are only described, and one variant per kernel
-// through the compiler.
+// through the compiler. Spills are judged by tools/check_kernels.py, on more variants.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -171,10 +171,7 @@ TEST_P(Smoke, OneVariantOfEachKernelCompiles) {
                  kernel.variant.problem);
     EXPECT_TRUE(kernel.status.ok()) << kernel.status.message();
     EXPECT_GT(kernel.use.registers, 0);
-    if (kernel.variant.production) {
-      EXPECT_EQ(kernel.use.spill_store_bytes, 0);
-      EXPECT_EQ(kernel.use.spill_load_bytes, 0);
-    }
+    EXPECT_LE(kernel.use.registers * static_cast<int>(kernel.variant.threads), 65536);
   }
   // A second round finds everything; others may read what they will use.
   const auto again = precompile(*list, GetParam(), options);

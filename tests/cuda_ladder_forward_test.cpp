@@ -120,7 +120,6 @@ TEST(LadderForward, FormsThatCannotWorkAreRefused) {
   EXPECT_THAT(refusal("fa1-shuffle", "sm_90a", ask(DType::kFp32, 3, 8)), HasSubstr("warps"));
   EXPECT_THAT(refusal("fa2-mma", "sm_90a", ask(DType::kBf16, 24, 64)), HasSubstr("16"));
   EXPECT_THAT(refusal("fa2-mma", "sm_90a", ask(DType::kBf16, 64, 256)), HasSubstr("registers"));
-  EXPECT_THAT(refusal("fa2", "sm_90a", ask(DType::kFp32, -1, 32)), HasSubstr("positive"));
 }
 
 TEST(LadderForward, OneSizeGivenTheOtherGivesWay) {

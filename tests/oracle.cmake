@@ -7,7 +7,8 @@ flashlab_test(cases_test SOURCES cases_list_test.cpp LIBRARIES flashlab_cases)
 if(FLASHLAB_BUILD_CLI)
   # A sanitized build is ten times slower: a tenth of the list, and no address space to reserve.
   set(selection $<IF:$<BOOL:${FLASHLAB_SANITIZE}>,11,1>)
-  flashlab_test(check_test SOURCES check_data_test.cpp check_run_test.cpp LIBRARIES flashlab_lab)
+  flashlab_test(check_test
+    SOURCES check_data_test.cpp check_heads_test.cpp check_run_test.cpp LIBRARIES flashlab_lab)
   flashlab_test(conformance_test SOURCES conformance_cpu_test.cpp LIBRARIES flashlab_lab
     DEFINITIONS FLASHLAB_TEST_SELECTION=${selection})
   flashlab_test(api_memory_test

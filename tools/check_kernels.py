@@ -3,9 +3,10 @@
   tools/check_kernels.py [--all] [--program build/flashlab] [--arch NAME[,NAME]]
 
 For sm_80, sm_90a and sm_120a one variant per kernel and element type, of production kernels also
-per class of head dims; for the other families one per kernel; --all: everything the planner emits. A kernel fails that does
-not compile, needs more registers than a block can have, or, in production, spills. Compiled kernels
-are kept in build/kernels. Exit code 0, 1 when a kernel fails, 77 without NVRTC (1 with CI=true).
+per class of head dims; for the other families one per kernel; --all: everything the planner emits.
+A kernel fails that does not compile, needs more registers than a block can have, or, in production,
+spills. Compiled kernels are kept in build/kernels. Exit code 0, 1 when a kernel fails, 77 without
+NVRTC (1 with CI=true).
 """
 
 import argparse
@@ -23,6 +24,8 @@ REGISTERS = 65536  # of a multiprocessor, on every architecture since sm_50
 WARP = 32
 REGISTER_UNIT = 8  # per thread, by which the hardware hands them out
 USAGE = 2
+# Production kernels that may spill, and at most how many bytes: each with its reason.
+SPILLS_ALLOWED = {}
 ERROR_LINES = 8
 
 
@@ -61,7 +64,7 @@ def complaint(kernel):
     if kernel["registers"] > budget(kernel):
         return f"{kernel['registers']} registers, {budget(kernel)} fit {kernel['threads']} threads"
     spilled = kernel["spill_store_bytes"] + kernel["spill_load_bytes"]
-    if kernel["production"] and spilled:
+    if kernel["production"] and spilled > SPILLS_ALLOWED.get(kernel["kernel"], 0):
         return f"spills {spilled} bytes"
     return ""
 

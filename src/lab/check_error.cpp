@@ -2,6 +2,7 @@
 #include <limits>
 #include <new>
 
+#include "lab/check_heads.h"
 #include "lab/check_truth.h"
 
 namespace flashlab::lab {
@@ -31,11 +32,11 @@ Result<ErrorOracle> ErrorOracle::create(const CaseData& data, Pass pass) {
     const ForwardTensors t = data.host_forward_tensors();
     impl->sample = sample_of(c, ref::sizes_of(t.q, t.k, t.v));
     if (pass == Pass::kForward) {
-      auto truth = forward_truth(t, c.options(), impl->sample);
+      auto truth = forward_truth_by_heads(t, c.options(), impl->sample);
       if (!truth.ok()) return truth.status();
       impl->forward = std::move(*truth);
     } else {
-      auto truth = backward_truth(data.host_backward_tensors(), c.options(), impl->sample);
+      auto truth = backward_truth_by_heads(data.host_backward_tensors(), c.options(), impl->sample);
       if (!truth.ok()) return truth.status();
       impl->backward = std::move(*truth);
     }

@@ -68,15 +68,12 @@ bool fits(const Rung& rung, Tiles tiles, const internal::Geometry& g, const Devi
 
 Status wrong_tiles(Tiles tiles, std::string got, std::string expected) {
   return Status::unsupported({"options.tiles",
-                          fmt::format("tile_q {} x tile_k {}: {}", tiles.q, tiles.k, got),
-                          std::move(expected), "use smaller tiles, or 0 for the default"});
+                              fmt::format("tile_q {} x tile_k {}: {}", tiles.q, tiles.k, got),
+                              std::move(expected), "use smaller tiles, or 0 for the default"});
 }
 
 /// The step's own rules for sizes that were asked for.
 Status check_form(LadderStep step, Tiles tiles) {
-  if (tiles.q < 1 || tiles.k < 1) {
-    return wrong_tiles(tiles, "a tile has rows", "positive numbers, or 0 for the default");
-  }
   if (step == LadderStep::kMma && (tiles.q % 16 != 0 || tiles.k % 16 != 0)) {
     return wrong_tiles(tiles, "a tensor-core product is 16 x 16", "multiples of 16");
   }

@@ -59,10 +59,11 @@ struct BackwardChoice {
 
 // A warp computes its part of dQ in passes of whole pairs of fragments: fewer accumulators, and
 // reductions spread over more of the step.
-int grad_q_passes(const BackwardTiling& t, int head_dim) {
+int grad_q_passes(const BackwardTiling& t, int head_dim, bool deterministic) {
   const int fragments = round_up(head_dim, 32) / (t.warps() / 2) / 8;
   for (int passes : {4, 3, 2}) {
-    if (fragments % (2 * passes) == 0) return passes;
+    if (fragments % (2 * passes) != 0) continue;
+    if (!deterministic || passes <= 2) return passes;  // 4 would spill
   }
   return 1;
 }
@@ -70,6 +71,9 @@ int grad_q_passes(const BackwardTiling& t, int head_dim) {
 ConfigPrinter print(const Problem& problem, const Geometry& g, const BackwardChoice& choice,
                     bool vector_reduction) {
   const BackwardTiling& t = choice.tiling;
+  const bool deterministic = problem.options.deterministic;
+  // Registers are full at 255: what these variants need on top takes the prefetch's place.
+  const bool prefetch = t.warps_q == 1 || (!deterministic && !problem.mask);
   ConfigPrinter config;
   print_call(config, problem, g);
   config.integer("kTileQ", t.tile_q)
@@ -79,11 +83,12 @@ ConfigPrinter print(const Problem& problem, const Geometry& g, const BackwardCho
       .integer("kStages", t.stages)
       .boolean("kOneBarrier", t.one_barrier)
       .integer("kMinBlocks", t.min_blocks)
-      .integer("kGradQPasses", grad_q_passes(t, static_cast<int>(g.head_dim)))
+      .integer("kGradQPasses", grad_q_passes(t, static_cast<int>(g.head_dim), deterministic))
       .integer("kSharedBytes", choice.shared_bytes)
       .boolean("kVectorReduction", vector_reduction)
       .boolean("kBulkReduction", false)
-      .boolean("kDeterministic", problem.options.deterministic)
+      .boolean("kPrefetch", prefetch)
+      .boolean("kDeterministic", deterministic)
       .boolean("kCopyGradO", choice.copy_grad_o);
   return config;
 }
@@ -165,11 +170,13 @@ int backward_shared_bytes(const BackwardTiling& t, int head_dim, int head_dim_v)
          part(scores * t.tile_k * pitch_bytes(t.tile_q)) + 2 * part(t.stages * t.tile_q * 4);
 }
 
-std::optional<BackwardTiling> choose_backward_tiling(int head_dim, int head_dim_v,
+std::optional<BackwardTiling> choose_backward_tiling(int head_dim, int head_dim_v, bool mask,
                                                      int shared_limit) {
   for (const Candidates& candidates : kCandidates) {
     if (std::max(head_dim, head_dim_v) > candidates.max_head_dim) continue;
     for (const BackwardTiling& t : candidates.tilings) {
+      // Reading a mask and the second buffer's addresses together would spill.
+      if (mask && t.one_barrier && t.warps_q == 1) continue;
       const int limit = (shared_limit + kReservedSharedBytes) / t.min_blocks - kReservedSharedBytes;
       if (backward_shared_bytes(t, head_dim, head_dim_v) <= limit) return t;
     }
@@ -194,7 +201,8 @@ Result<std::shared_ptr<internal::PlanState>> plan_sm80_backward(
                                 "split the keys into several calls and add the gradients"});
   }
   const int dim = static_cast<int>(g.head_dim), dim_v = static_cast<int>(g.head_dim_v);
-  const auto tiling = choose_backward_tiling(dim, dim_v, info.shared_bytes_per_block);
+  const auto tiling =
+      choose_backward_tiling(dim, dim_v, problem.mask.has_value(), info.shared_bytes_per_block);
   if (!tiling) {
     return Status::unsupported(
         {"shared memory of one block", fmt::format("{} bytes", info.shared_bytes_per_block),

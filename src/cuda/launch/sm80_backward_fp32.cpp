@@ -193,26 +193,24 @@ int backward_fp32_shared_bytes(const BackwardFp32Tiling& t, int head_dim, int he
 BackwardFp32Tiling choose_backward_fp32_tiling(int head_dim, int head_dim_v, int terms,
                                                int shared_limit) {
   const int widest = padded(std::max(head_dim, head_dim_v));
-  const int parts = widest > 128 ? 2 : 1;
-  // From large to small; the first that fits. Blocks of few warps share a multiprocessor.
-  constexpr std::array kNarrow = {
-      BackwardFp32Tiling{.warps = 8, .rows = 32, .stages = 2},
-      BackwardFp32Tiling{.warps = 4, .rows = 32, .stages = 2},
-      BackwardFp32Tiling{.warps = 4, .rows = 32, .stages = 1},
-      BackwardFp32Tiling{.warps = 4, .rows = 16, .stages = 1},
-      BackwardFp32Tiling{.warps = 2, .rows = 16, .stages = 2},
-      BackwardFp32Tiling{.warps = 2, .rows = 16, .stages = 1},
-      BackwardFp32Tiling{.warps = 1, .rows = 16, .stages = 1},
+  const int parts = widest > 128 ? 2 : 1;  // registers hold at most 16 x 256 sums per warp
+  const int rows = widest <= 16 ? 64 : (widest > 128 ? 16 : 32);
+  // Two blocks per multiprocessor hide each other's barriers: each may have half of the memory,
+  // less the 1024 bytes that the driver takes of every block.
+  const int half = (shared_limit - 1024) / 2;
+  const std::array candidates = {
+      BackwardFp32Tiling{.warps = 4, .rows = rows, .stages = 2, .parts = parts, .min_blocks = 2},
+      BackwardFp32Tiling{.warps = 4, .rows = rows, .stages = 1, .parts = parts, .min_blocks = 2},
+      BackwardFp32Tiling{.warps = 4, .rows = 16, .stages = 2, .parts = parts, .min_blocks = 1},
+      BackwardFp32Tiling{.warps = 4, .rows = 16, .stages = 1, .parts = parts, .min_blocks = 1},
+      BackwardFp32Tiling{.warps = 2, .rows = 16, .stages = 1, .parts = parts, .min_blocks = 1},
+      BackwardFp32Tiling{.warps = 1, .rows = 16, .stages = 1, .parts = parts, .min_blocks = 1},
   };
-  for (BackwardFp32Tiling t : kNarrow) {
-    t.parts = parts;
-    if (widest <= 16 && t.warps == 8) t.rows = 64;
-    if (widest > 128 && t.warps == 8) continue;
-    if (backward_fp32_shared_bytes(t, head_dim, head_dim_v, terms) <= shared_limit) return t;
+  for (const BackwardFp32Tiling& t : candidates) {
+    const int limit = t.min_blocks == 2 ? half : shared_limit;
+    if (backward_fp32_shared_bytes(t, head_dim, head_dim_v, terms) <= limit) return t;
   }
-  BackwardFp32Tiling least = kNarrow.back();
-  least.parts = parts;
-  return least;
+  return candidates.back();
 }
 
 Result<std::shared_ptr<internal::PlanState>> plan_sm80_backward_fp32(

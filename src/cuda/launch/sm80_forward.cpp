@@ -72,6 +72,7 @@ ConfigPrinter print(const Problem& problem, const Geometry& g, const ForwardChoi
       .integer("kPieceK", t.piece_k)
       .integer("kStages", t.stages)
       .integer("kMinBlocks", t.min_blocks)
+      .integer("kQuerySteps", t.query_steps)
       .integer("kSplits", choice.splits)
       .integer("kSharedBytes", forward_shared_bytes(t, static_cast<int>(g.head_dim),
                                                     static_cast<int>(g.head_dim_v)))
@@ -107,8 +108,13 @@ void explain(GpuPlan& plan, const Problem& problem, const ForwardChoice& choice)
 int forward_shared_bytes(const ForwardTiling& t, int head_dim, int head_dim_v) {
   const int k = t.tile_k * pitch_bytes(head_dim), v = t.tile_k * pitch_bytes(head_dim_v);
   const int q = t.tile_q() * pitch_bytes(head_dim);
-  // Q passes through the memory of V's last two stages.
-  return t.stages * k + std::max((t.stages + 1) * v, (t.stages - 1) * v + q);
+  const int ahead = std::max(t.stages - 2, 1);
+  // Q passes through memory of V that the first tiles do not use.
+  const int tiles = t.stages * k + std::max((t.stages + 1) * v, ahead * v + q);
+  const int kept_steps = std::max(divide_up(head_dim, 16) - t.query_steps, 0);
+  const int kept_q = 16 * std::max(t.warps * kept_steps * (t.warp_rows / 16) * 32, 1);
+  const int barriers = 8 * (2 * t.stages + 1);
+  return divide_up(tiles + kept_q + barriers, 16) * 16;
 }
 
 ForwardTiling choose_forward_tiling(std::int64_t rows, int head_dim, int head_dim_v,

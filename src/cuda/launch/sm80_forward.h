@@ -16,6 +16,7 @@ struct ForwardTiling {
   int piece_k = 16;    ///< keys per softmax step
   int stages = 2;      ///< tiles of keys under way
   int min_blocks = 2;  ///< resident per multiprocessor
+  int query_steps = 16;  ///< k16 steps of Q that stay in registers
 
   int tile_q() const noexcept { return warps * warp_rows; }
   friend bool operator==(const ForwardTiling&, const ForwardTiling&) = default;

@@ -124,7 +124,7 @@ struct Warp {
 template <class TileRight, int kFeatures, class Left>
 __device__ inline void add_keys(float (&sum)[kM][kFeatures][4], const Left& left, unsigned right,
                                 int query, const Warp& warp) {
-  accumulate<kElement, kKSteps>(
+  accumulate<kElement, kKSteps, Config::kPrefetch>(
       sum, left, RightFromColumns<TileRight>(right, query, warp.wq * kFeatures, warp.lane));
 }
 
@@ -145,10 +145,12 @@ __device__ inline void part_one(Gradients& sum, Storage& shared, const Warp& war
   }
   {
     float s[kM][kN][4] = {}, dp[kM][kN][4] = {};
-    accumulate<kElement, kDim / 16>(s, LeftFromRows<TileKey>(warp.k, warp.key(), 0, warp.lane),
-                                    RightFromRows<TileQuery>(q, query, 0, warp.lane));
-    accumulate<kElement, kDimV / 16>(dp, LeftFromRows<TileValue>(warp.v, warp.key(), 0, warp.lane),
-                                     RightFromRows<TileGradO>(d_o, query, 0, warp.lane));
+    accumulate<kElement, kDim / 16, Config::kPrefetch>(
+        s, LeftFromRows<TileKey>(warp.k, warp.key(), 0, warp.lane),
+        RightFromRows<TileQuery>(q, query, 0, warp.lane));
+    accumulate<kElement, kDimV / 16, Config::kPrefetch>(
+        dp, LeftFromRows<TileValue>(warp.v, warp.key(), 0, warp.lane),
+        RightFromRows<TileGradO>(d_o, query, 0, warp.lane));
     const float* lse2 = shared.lse2[stage] + query;
     const float* delta = shared.delta[stage] + query;
     if (select) {
@@ -259,7 +261,7 @@ __device__ inline void part_two(Gradients& sum, Storage& shared, const Warp& war
 #pragma unroll
   for (int pass = 0; pass < kPasses; ++pass) {
     float acc[Sizes::kGradQM][Sizes::kPassN][4] = {};
-    accumulate<kElement, kTileK / 16>(
+    accumulate<kElement, kTileK / 16, Config::kPrefetch>(
         acc, LeftFromColumns<TileScores>(d_s, 0, query / 8, warp.lane),
         RightFromColumns<TileKey>(warp.k, 0, chunk + pass * Sizes::kPassN, warp.lane));
     const int first = kItems * pass / kPasses, end = kItems * (pass + 1) / kPasses;

@@ -5,8 +5,9 @@
 // A block owns kKeys keys of one head and goes over the queries that see them, kRows at a step; a
 // warp owns 16 of the keys. Scores are made transposed, S^T = K Q^T and dP^T = V dO^T, so that an
 // accumulator is, as it lies, the left operand of dV and dK. Only dS passes through shared memory:
-//     wait(Q, dO of i) . start(Q, dO of i + 1) . S^T . dP^T . P, dS . dV += P^T dO . barrier
+//     wait(Q, dO of i) . start(Q, dO of i + 1) . S^T . P . dV += P^T dO . dP^T . dS . barrier
 //     . dK += dS^T Q . dQ_i += dS K (added to sums in global memory)
+// With kStages = 1 the copy of a step is waited for at once; another block fills the pause.
 //
 // Accuracy. The tensor core truncates its running sum: an accumulator lives for one step (and 64
 // channels) and is then added, rounded, to fp32 registers. The small products (hi lo', lo hi') have

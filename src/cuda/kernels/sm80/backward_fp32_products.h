@@ -217,7 +217,7 @@ __device__ __forceinline__ void add_to_grad_q(const BackwardFp32Storage& shared,
   const unsigned sGradS =
       ptx::shared_address(&shared.sGradS[0][lane / 16 * 8 + lane % 8][lane / 8 % 2 * 8]);
   const unsigned sK = ptx::shared_address(&shared.sK[0][lane % 16][lane / 16 * 8]);
-#pragma unroll
+#pragma unroll 1
   for (int u = 0; u < (kUnits + Config::kWarps - 1) / Config::kWarps; ++u) {
     const int unit = warp + u * Config::kWarps;
     if (kUnits % Config::kWarps != 0 && unit >= kUnits) break;

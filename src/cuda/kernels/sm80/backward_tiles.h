@@ -54,28 +54,33 @@ __device__ inline unsigned lane_chunks_first(unsigned tile, int row, int chunk, 
   return tile + Tile::offset(row + lane % 8 + lane / 16 * 8, chunk + lane / 8 % 2);
 }
 
-/// acc[m][n] += A B over kSteps steps of 16. The operands say how they lie:
-///   a.template load<kStep>(fragment, m)   b.template load<kStep>(fragments)
-/// Fragments of the next step are requested before the products of this one.
-template <Element kElement, int kSteps, int kM, int kN, class Left, class Right>
+/// acc[m][n] += A B over kSteps steps of 16. The operands know how they lie:
+///   left.load(fragment, step, m)   right.load(fragments, step)
+/// kPrefetch: the fragments of the next step are requested before the products of this one, at the
+/// price of a second set of registers (d 128, H200, 2026-11-21: 2 % of the main kernel).
+template <Element kElement, int kSteps, bool kPrefetch, int kM, int kN, class Left, class Right>
 __device__ inline void accumulate(float (&acc)[kM][kN][4], const Left& left, const Right& right) {
-  unsigned a[2][kM][4], b[2][kN][2];
+  constexpr int kSets = kPrefetch ? 2 : 1;
+  unsigned a[kSets][kM][4], b[kSets][kN][2];
+  const auto load = [&](int step) {
 #pragma unroll
-  for (int m = 0; m < kM; ++m) left.load(a[0][m], 0, m);
-  right.load(b[0], 0);
+    for (int m = 0; m < kM; ++m) left.load(a[step % kSets][m], step, m);
+    right.load(b[step % kSets], step);
+  };
+  if constexpr (kPrefetch) load(0);
 #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int now = step % 2, next = 1 - now;
-    if (step + 1 < kSteps) {
-#pragma unroll
-      for (int m = 0; m < kM; ++m) left.load(a[next][m], step + 1, m);
-      right.load(b[next], step + 1);
+    if constexpr (!kPrefetch) {
+      load(step);
+    } else if (step + 1 < kSteps) {
+      load(step + 1);
     }
+    const int set = step % kSets;
 #pragma unroll
     for (int n = 0; n < kN; ++n) {
 #pragma unroll
       for (int m = 0; m < kM; ++m) {
-        multiply_add<kElement>(acc[m][n], a[now][m], b[now][n][0], b[now][n][1]);
+        multiply_add<kElement>(acc[m][n], a[set][m], b[set][n][0], b[set][n][1]);
       }
     }
   }

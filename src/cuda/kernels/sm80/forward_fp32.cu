@@ -58,6 +58,7 @@ struct ForwardFp32Storage {
   unsigned short sV[Config::kStages][kTerms][kKeys][kDimV + 8];
   unsigned short sQ[kQueryShared ? kBlockRows : 1][kQueryShared ? kTerms * (kDim + 8) : 8];
   // Here and not in registers, which are few: the loop over the keys hardly needs them.
+  float factor[kBlockRows];  // |scale| log2(e) / scale of the row's terms
   alignas(16) BlockWork work;
   HeadTerms k, v;
 };
@@ -69,7 +70,6 @@ struct WarpState {
   float rO[kRowTiles][kDimV / 8][4];
   float reference[kRowTiles][2];  // of the rows g, g + 8: running maximum - kShift
   float sum[kRowTiles][2];        // this lane's share
-  float factor[kRowTiles][2];     // |scale| log2(e) / scale of the row's terms
 };
 
 using Scores = float[kRowTiles][kKeys / 8][4];
@@ -157,8 +157,9 @@ __device__ __forceinline__ bool load_queries(const ForwardArguments& args, const
       const int exponent =
           largest == 0 ? 0 : min(126, max(-46, 127 + 14 - static_cast<int>(largest >> 23)));
       float scale = __uint_as_float(static_cast<unsigned>(127 + exponent) << 23);
-      state.factor[m][half] = fabsf(args.shape.scale_log2) *
-                              __uint_as_float(static_cast<unsigned>(127 - exponent) << 23);
+      const float factor = fabsf(args.shape.scale_log2) *
+                           __uint_as_float(static_cast<unsigned>(127 - exponent) << 23);
+      if (t == 0) shared.factor[in_block] = factor;
       if (args.shape.scale_log2 < 0) scale = -scale;
 #pragma unroll
       for (int k = 0; k < kSteps; ++k) {
@@ -265,10 +266,12 @@ __device__ __forceinline__ void scores(const ForwardFp32Storage& shared, const W
 }
 
 /// Online softmax: masks, raises the rows' references, and turns scores into terms of P.
-__device__ __forceinline__ void softmax(const ForwardArguments& args, const BlockWork& w,
-                                        float unscale_k, int first_key, WarpState& state,
-                                        Scores& rS, Probabilities& rP) {
+__device__ __forceinline__ void softmax(const ForwardArguments& args,
+                                        const ForwardFp32Storage& shared, float unscale_k,
+                                        int first_key, WarpState& state, Scores& rS,
+                                        Probabilities& rP) {
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  const BlockWork& w = shared.work;
   const int row0 = warp_row(w);
   const bool mask = needs_mask(args.shape, row0, kWarpRows, first_key, kKeys);
   float alpha[kRowTiles][2], shift[kRowTiles][2], factor[kRowTiles][2];
@@ -277,7 +280,7 @@ __device__ __forceinline__ void softmax(const ForwardArguments& args, const Bloc
   for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      factor[m][half] = state.factor[m][half] * unscale_k;
+      factor[m][half] = shared.factor[row0 - w.first_row + 16 * m + 8 * half + g] * unscale_k;
       if (mask) {
         const int row = row0 + 16 * m + 8 * half + g;
         const RowKeys keys = row_keys(args.shape, row);
@@ -471,7 +474,7 @@ __device__ __forceinline__ void attend(const ForwardArguments& args, ForwardFp32
       Scores rS;
       Probabilities rP;
       scores(shared, state, stage, rS);
-      softmax(args, w, unscale_k, step * kKeys, state, rS, rP);
+      softmax(args, shared, unscale_k, step * kKeys, state, rS, rP);
       values(shared, state, stage, unscale_v, rP);
     } else {
       ptx::copy_async_wait<1>();
@@ -482,7 +485,7 @@ __device__ __forceinline__ void attend(const ForwardArguments& args, ForwardFp32
       __syncthreads();
       if (more) start_copy<kDim, kDim>(shared.sK[0], k, step + 1, 0);
       ptx::copy_async_commit();
-      softmax(args, w, unscale_k, step * kKeys, state, rS, rP);
+      softmax(args, shared, unscale_k, step * kKeys, state, rS, rP);
       ptx::copy_async_wait<1>();
       __syncthreads();
       values(shared, state, 0, unscale_v, rP);

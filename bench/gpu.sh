@@ -64,7 +64,7 @@ part_sanitize() {
   fi
   for tool in memcheck racecheck initcheck; do
     step "sanitize: $tool" "$path" --tool "$tool" --error-exitcode 9 --print-limit 5 \
-      "$program" check --device cuda --quick --case "s1x" --json "$folder/$name-$tool.json"
+      "$program" check --device cuda --case -00 --json "$folder/$name-$tool.json"
   done
 }
 

@@ -34,6 +34,14 @@ bool gpu_fits(const Arguments& arguments) {
   return lab::gpu_ready();
 }
 
+// Whether --implementation names one that a CPU does not have.
+bool names_only_a_gpu_has(const Arguments& arguments) {
+  const std::vector<std::string> on_cpu = implementations(Device{});
+  const std::vector<std::string> names = arguments.list("--implementation");
+  return std::any_of(names.begin(), names.end(),
+                     [&](const std::string& name) { return !contains(on_cpu, name); });
+}
+
 // Whatever the reason: the command asks for a device that cannot be had.
 [[noreturn]] void fail_no_gpu(const Status& status) {
   fail_usage(status.message() + "\n          The CPU backend works: --device cpu");
@@ -44,7 +52,8 @@ bool gpu_fits(const Arguments& arguments) {
 Device device_of(const Arguments& arguments, DefaultDevice fallback) {
   const std::optional<std::string> device = arguments.value("--device");
   if (!device) {
-    const bool gpu = fallback == DefaultDevice::kGpuIfThere && gpu_fits(arguments);
+    const bool asked = fallback == DefaultDevice::kGpuIfThere || names_only_a_gpu_has(arguments);
+    const bool gpu = asked && gpu_fits(arguments);
     return gpu ? Device{DeviceKind::kCuda, 0} : Device{};
   }
   if (*device == "cpu") return {};
@@ -127,7 +136,8 @@ std::vector<std::string> production(const Context& context) {
 
 std::vector<std::string> all_but_reference(const Context& context) {
   std::vector<std::string> names = implementations(context.device());
-  std::erase(names, "reference");
+  // Other people's libraries run where they are asked for: --peers, --implementation.
+  for (const char* other : {"reference", "cublas", "cudnn"}) std::erase(names, other);
   return names;
 }
 

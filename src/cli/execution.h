@@ -13,7 +13,7 @@ namespace flashlab::cli {
 
 /// What runs a command when --device does not say.
 enum class DefaultDevice {
-  kCpu,
+  kCpu,         ///< the GPU only if an implementation is named that a CPU does not have
   kGpuIfThere,  ///< the first GPU, if it can run what the flags name; flags that are about CPUs
                 ///< (--threads, --cpu-isa, an implementation that only a CPU has) mean the CPU
 };
@@ -43,7 +43,8 @@ std::vector<std::string> implementation_names(const Arguments& arguments,
 std::vector<std::string> production(const Context& context);
 
 /// All of the device but "reference": the fp64 oracle is the yardstick of every error figure, and
-/// its plain loops take minutes where the others take a second.
+/// its plain loops take minutes where the others take a second. Nor other people's libraries: they
+/// run where they are named.
 std::vector<std::string> all_but_reference(const Context& context);
 
 }  // namespace flashlab::cli

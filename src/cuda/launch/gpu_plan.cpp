@@ -149,14 +149,13 @@ Status GpuPlan::run(Stream stream, Arguments& arguments, Workspace workspace) co
     if (step.spec.source.empty()) {
       const WorkspaceRegion& region = regions[static_cast<std::size_t>(step.region)];
       status = device_.driver().check(
-          device_.api().cuMemsetD8Async(
-              reinterpret_cast<CUdeviceptr>(base + region.offset_bytes), 0, region.bytes,
-              cuda_stream),
+          device_.api().cuMemsetD8Async(reinterpret_cast<CUdeviceptr>(base + region.offset_bytes),
+                                        0, region.bytes, cuda_stream),
           "cuMemsetD8Async");
     } else {
       void* parameters[] = {&arguments};
-      status = device_.launch(*kernels_[i].load(std::memory_order_relaxed), step.shape,
-                              cuda_stream, parameters);
+      status = device_.launch(*kernels_[i].load(std::memory_order_relaxed), step.shape, cuda_stream,
+                              parameters);
     }
     if (!status.ok()) return status;
     times.mark(i + 1);
@@ -165,15 +164,15 @@ Status GpuPlan::run(Stream stream, Arguments& arguments, Workspace workspace) co
   return {};
 }
 
-Status GpuPlan::forward(internal::ContextState& context, Stream stream, const ForwardTensors& tensors,
-                        Workspace workspace) const {
+Status GpuPlan::forward(internal::ContextState& context, Stream stream,
+                        const ForwardTensors& tensors, Workspace workspace) const {
   if (Status s = prepare(context); !s.ok()) return s;
   auto arguments = arguments_of(geometry, tensors);
   return run(stream, arguments, workspace);
 }
 
-Status GpuPlan::backward(internal::ContextState& context, Stream stream, const BackwardTensors& tensors,
-                         Workspace workspace) const {
+Status GpuPlan::backward(internal::ContextState& context, Stream stream,
+                         const BackwardTensors& tensors, Workspace workspace) const {
   if (Status s = prepare(context); !s.ok()) return s;
   auto arguments = arguments_of(geometry, tensors);
   return run(stream, arguments, workspace);

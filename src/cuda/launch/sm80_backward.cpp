@@ -86,7 +86,6 @@ ConfigPrinter print(const Problem& problem, const Geometry& g, const BackwardCho
       .integer("kGradQPasses", grad_q_passes(t, static_cast<int>(g.head_dim), deterministic))
       .integer("kSharedBytes", choice.shared_bytes)
       .boolean("kVectorReduction", vector_reduction)
-      .boolean("kBulkReduction", false)
       .boolean("kPrefetch", prefetch)
       .boolean("kDeterministic", deterministic)
       .boolean("kCopyGradO", choice.copy_grad_o);

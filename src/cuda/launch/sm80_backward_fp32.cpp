@@ -201,7 +201,8 @@ BackwardFp32Tiling choose_backward_fp32_tiling(int head_dim, int head_dim_v, int
   const std::array candidates = {
       BackwardFp32Tiling{.warps = 4, .rows = rows, .stages = 2, .parts = parts, .min_blocks = 2},
       BackwardFp32Tiling{.warps = 4, .rows = rows, .stages = 1, .parts = parts, .min_blocks = 2},
-      BackwardFp32Tiling{.warps = 4, .rows = 16, .stages = 2, .parts = parts, .min_blocks = 1},
+      BackwardFp32Tiling{.warps = 4, .rows = rows, .stages = 2, .parts = parts, .min_blocks = 1},
+      BackwardFp32Tiling{.warps = 4, .rows = rows, .stages = 1, .parts = parts, .min_blocks = 1},
       BackwardFp32Tiling{.warps = 4, .rows = 16, .stages = 1, .parts = parts, .min_blocks = 1},
       BackwardFp32Tiling{.warps = 2, .rows = 16, .stages = 1, .parts = parts, .min_blocks = 1},
       BackwardFp32Tiling{.warps = 1, .rows = 16, .stages = 1, .parts = parts, .min_blocks = 1},

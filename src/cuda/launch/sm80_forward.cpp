@@ -23,11 +23,17 @@ constexpr unsigned kMergeWarps = 4;
 // What a deterministic plan fills: a device of this many multiprocessors, whatever the real one.
 constexpr int kNominalMultiprocessors = 128;
 
-constexpr int divide_up(int a, int b) { return (a + b - 1) / b; }
-std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+constexpr int divide_up(int a, int b) {
+  return (a + b - 1) / b;
+}
+std::int64_t divide_up(std::int64_t a, std::int64_t b) {
+  return (a + b - 1) / b;
+}
 
 // kernels/tile/swizzle.h, HalfTile: rows of whole k16 steps at an odd pitch of 16-byte chunks.
-constexpr int pitch_bytes(int dim) { return ((divide_up(dim, 16) * 2) | 1) * 16; }
+constexpr int pitch_bytes(int dim) {
+  return ((divide_up(dim, 16) * 2) | 1) * 16;
+}
 
 Status too_long(const char* what, std::int64_t got, std::int64_t limit) {
   return Status::unsupported({what, fmt::format("{}", got), fmt::format("at most {}", limit),
@@ -42,15 +48,24 @@ struct ForwardChoice {
   std::int64_t heads = 0;    ///< heads or groups
 };
 
+/// The main loop folds a positive scale into the exponent; other scales, and additive masks, are
+/// applied to the scores first.
+bool needs_prescaling(const Problem& problem, const Geometry& g) {
+  const bool additive = problem.mask && problem.mask->dtype != DType::kBool;
+  return additive || !(g.scale > 1e-30f);
+}
+
 ForwardChoice choose(const Problem& problem, const Geometry& g, const DeviceInfo& device) {
   ForwardChoice choice;
   const int dim = static_cast<int>(g.head_dim), dim_v = static_cast<int>(g.head_dim_v);
   const int limit = device.shared_bytes_per_block;
-  choice.tiling = choose_forward_tiling(g.seqlen_q, dim, dim_v, limit);
+  const bool transformed = problem.mask.has_value() || needs_prescaling(problem, g);
+  choice.tiling = choose_forward_tiling(g.seqlen_q, dim, dim_v, transformed, limit);
   choice.pack_group = g.group() > 1 && g.seqlen_q * 2 <= choice.tiling.tile_q() &&
                       g.seqlen_q * g.group() <= kMaxLength;
   const std::int64_t rows = choice.pack_group ? g.seqlen_q * g.group() : g.seqlen_q;
-  if (choice.pack_group) choice.tiling = choose_forward_tiling(rows, dim, dim_v, limit);
+  if (choice.pack_group)
+    choice.tiling = choose_forward_tiling(rows, dim, dim_v, transformed, limit);
   choice.tiles_q = divide_up(rows, std::int64_t{choice.tiling.tile_q()});
   choice.heads = choice.pack_group ? g.heads_k : g.heads_q;
   const int multiprocessors =
@@ -58,12 +73,17 @@ ForwardChoice choose(const Problem& problem, const Geometry& g, const DeviceInfo
   choice.splits = choose_key_splits(choice.tiles_q * choice.heads * g.batch,
                                     std::int64_t{multiprocessors} * choice.tiling.min_blocks,
                                     divide_up(g.seqlen_k, std::int64_t{choice.tiling.tile_k}));
+  // Storing floats needs a few registers more: with smaller tiles the 128-dim kernel has them.
+  const bool fp32_output = choice.splits > 1 || problem.o.dtype == DType::kFp32;
+  if (fp32_output && choice.tiling.warp_rows == 32 && choice.tiling.piece_k == 16) {
+    choice.tiling.tile_k = 32;
+    choice.tiling.stages = 3;
+  }
   return choice;
 }
 
 ConfigPrinter print(const Problem& problem, const Geometry& g, const ForwardChoice& choice) {
   const ForwardTiling& t = choice.tiling;
-  const bool additive = problem.mask && problem.mask->dtype != DType::kBool;
   ConfigPrinter config;
   print_call(config, problem, g);
   config.integer("kWarps", t.warps)
@@ -77,8 +97,7 @@ ConfigPrinter print(const Problem& problem, const Geometry& g, const ForwardChoi
       .integer("kSharedBytes", forward_shared_bytes(t, static_cast<int>(g.head_dim),
                                                     static_cast<int>(g.head_dim_v)))
       .boolean("kPackGroup", choice.pack_group)
-      // The main loop folds a positive scale into the exponent; others are applied to the scores.
-      .boolean("kPrescaled", additive || !(g.scale > 1e-30f));
+      .boolean("kPrescaled", needs_prescaling(problem, g));
   return config;
 }
 
@@ -97,9 +116,9 @@ void explain(GpuPlan& plan, const Problem& problem, const ForwardChoice& choice)
     plan.reasons.push_back("the query heads of a group share a tile: few queries per head");
   }
   if (choice.splits > 1) {
-    plan.reasons.push_back(fmt::format(
-        "keys split in {}: {} query tiles would leave multiprocessors idle", choice.splits,
-        choice.tiles_q * choice.heads * plan.geometry.batch));
+    plan.reasons.push_back(
+        fmt::format("keys split in {}: {} query tiles would leave multiprocessors idle",
+                    choice.splits, choice.tiles_q * choice.heads * plan.geometry.batch));
   }
 }
 
@@ -118,21 +137,32 @@ int forward_shared_bytes(const ForwardTiling& t, int head_dim, int head_dim_v) {
 }
 
 ForwardTiling choose_forward_tiling(std::int64_t rows, int head_dim, int head_dim_v,
-                                    int shared_limit) {
-  const int dim = divide_up(head_dim, 16) * 16, dim_v = divide_up(head_dim_v, 16) * 16;
+                                    bool transformed, int shared_limit) {
+  // Registers per thread: O and Q take dim_v + dim / 2 with 32 rows per warp, half with 16; scores
+  // and probabilities of a piece take about as many as it has keys.
+  const int held = divide_up(head_dim_v, 16) * 16 + divide_up(head_dim, 16) * 8;
   ForwardTiling t;
   if (rows <= 64) {
     t = {rows <= 16 ? 1 : (rows <= 32 ? 2 : 4), 16, 32, 16, 3, 2};
-  } else if (dim_v + dim / 2 <= 128) {
-    t = {4, 32, 64, 32, 2, 2};  // registers: O, Q and two pieces of 32 keys
-  } else if (dim_v + dim / 2 <= 192) {
+  } else if (transformed) {
+    t = {8, 16, 64, 16, 2, 1};  // what is done to scores needs registers too
+  } else if (held <= 96) {
+    t = {4, 32, 64, 64, 2, 2};
+  } else if (held <= 128) {
+    t = {4, 32, 64, 32, 2, 2};
+  } else if (held <= 192) {
     t = {4, 32, 64, 16, 2, 2};
   } else {
-    t = {8, 16, 64, 16, 2, 1};
+    t = {8, 16, 64, 32, 2, 1};
   }
-  if (forward_shared_bytes(t, head_dim, head_dim_v) > shared_limit) t.tile_k = 32;
-  if (forward_shared_bytes(t, head_dim, head_dim_v) > shared_limit && t.warps == 8) t.warps = 4;
-  if (forward_shared_bytes(t, head_dim, head_dim_v) > shared_limit) t.stages = 2;
+  if (transformed && held > 192) t.query_steps = 8;
+  const auto fits = [&] { return forward_shared_bytes(t, head_dim, head_dim_v) <= shared_limit; };
+  if (!fits()) {
+    t.tile_k = 32;
+    t.piece_k = std::min(t.piece_k, t.tile_k);
+  }
+  if (!fits() && t.warps == 8) t.warps = 4;
+  if (!fits()) t.stages = 2;
   return t;
 }
 
@@ -170,8 +200,7 @@ Result<std::shared_ptr<internal::PlanState>> plan_sm80_forward(
 
   auto plan = std::make_shared<GpuPlan>(device, problem, g);
   if (choice.splits > 1) {
-    const auto rows =
-        static_cast<std::size_t>(choice.splits * g.batch * g.heads_q * g.seqlen_q);
+    const auto rows = static_cast<std::size_t>(choice.splits * g.batch * g.heads_q * g.seqlen_q);
     plan->add_gpu_region("partial_o", rows * static_cast<std::size_t>(g.head_dim_v) * 4);
     plan->add_gpu_region("partial_lse", rows * 4);
   }

@@ -10,12 +10,12 @@ namespace flashlab::cuda {
 
 /// How the forward kernel cuts a problem. The names are the kernel's Config constants.
 struct ForwardTiling {
-  int warps = 4;       ///< per block
-  int warp_rows = 32;  ///< queries per warp: 16 or 32
-  int tile_k = 64;     ///< keys per copy into shared memory
-  int piece_k = 16;    ///< keys per softmax step
-  int stages = 2;      ///< tiles of keys under way
-  int min_blocks = 2;  ///< resident per multiprocessor
+  int warps = 4;         ///< per block
+  int warp_rows = 32;    ///< queries per warp: 16 or 32
+  int tile_k = 64;       ///< keys per copy into shared memory
+  int piece_k = 16;      ///< keys per softmax step
+  int stages = 2;        ///< tiles of keys under way
+  int min_blocks = 2;    ///< resident per multiprocessor
   int query_steps = 16;  ///< k16 steps of Q that stay in registers
 
   int tile_q() const noexcept { return warps * warp_rows; }
@@ -26,9 +26,10 @@ struct ForwardTiling {
 int forward_shared_bytes(const ForwardTiling& tiling, int head_dim, int head_dim_v);
 
 /// The tiling for `rows` query rows per key head on a device that grants a block `shared_limit`
-/// bytes; from large to small until it fits.
+/// bytes; `transformed`: scores are masked by a tensor or scaled before the softmax. From large to
+/// small until it fits.
 ForwardTiling choose_forward_tiling(std::int64_t rows, int head_dim, int head_dim_v,
-                                    int shared_limit);
+                                    bool transformed, int shared_limit);
 
 /// In how many parts the keys are split so that `blocks` blocks fill a device that holds
 /// `capacity` at once: a power of two up to 32; 1 where the blocks suffice or the keys are few.

@@ -29,8 +29,9 @@ int fp32_forward_shared_bytes(const Fp32ForwardTiling& tiling, int head_dim, int
                               int terms);
 
 /// The tiling for a device that grants a block `shared_limit` bytes; `rows` queries per head.
+/// `short_loop`: causal and no mask tensor, so that registers are left for Q at wide heads.
 Fp32ForwardTiling choose_fp32_forward_tiling(std::int64_t rows, int head_dim, int head_dim_v,
-                                             int terms, int shared_limit);
+                                             int terms, bool short_loop, int shared_limit);
 
 /// Steps: split K and V into terms; forward; forward of what is guarded (its blocks leave at once
 /// where nothing is); with split keys a merge.

@@ -91,6 +91,7 @@ struct Launcher {
     spec.config = config.text();
     const Result<const Kernel*> kernel = device.kernel(spec);
     if (!kernel.ok()) return kernel.status();
+    const ContextGuard current = device.current();
     LaunchShape shape;
     shape.grid_x = static_cast<unsigned>(blocks);
     shape.threads = kThreads;

@@ -50,17 +50,20 @@ struct ScoreRow {
   Int64 first;  ///< first
   float scale;
 
+  __device__ bool visible(Int64 j) const {
+    if (j < first || j > last) return false;
+    if constexpr (Config::kMask == MaskTensor::kBool) return mask[j * key_stride] != 0;
+    if constexpr (Config::kMask == MaskTensor::kAdditive) return bias(j) != -infinity();
+    return true;
+  }
   __device__ float at(Int64 j) const {
-    if (j < first || j > last) return -infinity();
+    if (!visible(j)) return -infinity();
     const float score = scores[j] * scale;
-    if constexpr (Config::kMask == MaskTensor::kBool) {
-      return mask[j * key_stride] != 0 ? score : -infinity();
-    } else if constexpr (Config::kMask == MaskTensor::kAdditive) {
-      const float added = load_element<Config::kMaskElement>(mask, j * key_stride);
-      return added == -infinity() ? added : score + added;
-    } else {
-      return score;
-    }
+    if constexpr (Config::kMask == MaskTensor::kAdditive) return score + bias(j);
+    return score;
+  }
+  __device__ float bias(Int64 j) const {
+    return load_element<Config::kMaskElement>(mask, j * key_stride);
   }
 };
 

@@ -40,9 +40,8 @@ extern "C" __global__ void __launch_bounds__(flashlab::device::kScoreThreads)
 
   const bool empty = lse == -infinity();
   for (int j = threadIdx.x; j < shape.seqlen_k; j += kScoreThreads) {
-    const float score = row.at(j);
-    const bool hidden = empty || score == -infinity();
-    const float p = hidden ? 0.0f : expf(score - lse);
+    const bool hidden = empty || !row.visible(j);
+    const float p = hidden ? 0.0f : expf(row.at(j) - lse);
     const float ds = hidden ? 0.0f : p * (args.d_probabilities[offset + j] - delta);
     store_element<Config::kElement>(args.probabilities, offset + j, p);
     store_element<Config::kElement>(args.d_scores, offset + j, ds);

@@ -18,7 +18,6 @@
 // products of one warp cover the exponentials of another.
 
 #include "ptx/atomic.h"
-#include "ptx/bulk.h"
 #include "ptx/math.h"
 #include "sm80/backward_block.h"
 #include "sm80/backward_tiles.h"
@@ -208,28 +207,6 @@ __device__ inline void reduce(const float (&acc)[Sizes::kGradQM][Sizes::kPassN][
   }
 }
 
-/// The same by a bulk copy from the warp's place in shared memory.
-template <class Places>
-__device__ inline void reduce_bulk(const float (&acc)[Sizes::kGradQM][Sizes::kPassN][4],
-                                   float* accumulator, Places& places) {
-  const int lane = threadIdx.x % 32;
-  float* const place = places.grad_q[threadIdx.x / 32];
-  if (lane == 0) ptx::bulk_wait_read();
-  __syncwarp();
-#pragma unroll
-  for (int i = 0; i < Sizes::kGradQM * Sizes::kPassN; ++i) {
-    const float(&x)[4] = acc[i / Sizes::kPassN][i % Sizes::kPassN];
-    reinterpret_cast<float4*>(place + i * kFragmentFloats)[lane] =
-        make_float4(x[0], x[1], x[2], x[3]);
-  }
-  ptx::fence_shared_for_bulk();
-  __syncwarp();
-  if (lane == 0) {
-    ptx::bulk_add(accumulator, ptx::shared_address(place), kPassFloats * 4);
-    ptx::bulk_commit();
-  }
-}
-
 /// Item `item` of what part two owes dV and dK: the queries of another warp, dV and dK by turns.
 __device__ inline void add_other(Gradients& sum, Storage& shared, const Warp& warp, int stage,
                                  int buffer, int item) {
@@ -248,8 +225,7 @@ __device__ inline void add_other(Gradients& sum, Storage& shared, const Warp& wa
 
 /// Part two of a step: dQ, and dV and dK of the other warps' queries. dQ comes in passes, and the
 /// reductions lie between the products: in one burst they fill the queue to L2, and loads from
-/// shared memory wait behind them (d 256, H200, 2026-11-21: without reductions the main kernel
-/// takes 19 % less time).
+/// shared memory wait behind them (d 256, H200, 2026-11-21: four passes 3 % faster than one).
 __device__ inline void part_two(Gradients& sum, Storage& shared, const Warp& warp, int stage,
                                 int buffer, const GradQTarget& target) {
   constexpr int kItems = 2 * (Sizes::kWarpsQ - 1) * kPieces, kPasses = Sizes::kPasses;
@@ -265,20 +241,16 @@ __device__ inline void part_two(Gradients& sum, Storage& shared, const Warp& war
         acc, LeftFromColumns<TileScores>(d_s, 0, query / 8, warp.lane),
         RightFromColumns<TileKey>(warp.k, 0, chunk + pass * Sizes::kPassN, warp.lane));
     const int first = kItems * pass / kPasses, end = kItems * (pass + 1) / kPasses;
-    float* const at = target.at + pass * kPassFloats;
+    float* const at = target.at + pass * (kFragments * kFragmentFloats);
     if constexpr (Config::kDeterministic) {
       if (pass == 0) wait_for_turn(target);
     }
     const bool at_once = Config::kDeterministic || first == end;
-    if constexpr (kBulk) {
-      reduce_bulk(acc, at, shared);
-    } else if (at_once) {
-      reduce(acc, at, 0, kFragments);
-    }
+    if (at_once) reduce(acc, at, 0, kFragments);
 #pragma unroll
     for (int item = first; item < end; ++item) {
       const int place = item - first, places = end - first;
-      if (!kBulk && !at_once) {
+      if (!at_once) {
         reduce(acc, at, kFragments * place / places, kFragments * (place + 1) / places);
       }
       add_other(sum, shared, warp, stage, buffer, item);
@@ -296,9 +268,7 @@ __device__ inline GradQTarget grad_q_target(const BackwardArguments& args, const
   target.at = static_cast<float*>(args.regions[kRegionGradQ]) +
               accumulator_tile<Sizes>(head_index, w.tiles_q, at.tile) +
               warp * (Sizes::kGradQM * Sizes::kGradQN * kFragmentFloats) +
-              lane * (kBulk                      ? 0
-                      : Config::kVectorReduction ? 4
-                                                 : 1);
+              lane * (Config::kVectorReduction ? 4 : 1);
   if constexpr (Config::kDeterministic) {
     target.turn =
         static_cast<unsigned*>(args.regions[kRegionTurns]) + 1 + head_index * w.tiles_q + at.tile;
@@ -388,9 +358,6 @@ __device__ inline void walk(Gradients& sum, Storage& shared, const BackwardArgum
     if constexpr (Config::kOneBarrier) buffer ^= 1;
   }
   ptx::copy_async_wait<0>();
-  if constexpr (kBulk) {
-    if (threadIdx.x % 32 == 0) ptx::bulk_wait();
-  }
 }
 
 }  // namespace flashlab::device

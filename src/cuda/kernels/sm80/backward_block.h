@@ -37,18 +37,7 @@ using TileQuery = OperandTile<kTileQ, kDim>;
 using TileGradO = OperandTile<kTileQ, kDimV>;
 using TileScores = OperandTile<kTileK, kTileQ>;  ///< P^T or dS^T: a row per key
 
-constexpr bool kBulk = Config::kBulkReduction;
-constexpr int kPassFloats = Sizes::kGradQM * Sizes::kPassN * kFragmentFloats;
-
-/// Per warp a pass of dQ on its way to memory.
-template <bool>
-struct GradQPlaces {
-  alignas(128) float grad_q[Sizes::kWarps][kPassFloats];
-};
-template <>
-struct GradQPlaces<false> {};
-
-struct Storage : GradQPlaces<kBulk> {
+struct Storage {
   alignas(128) unsigned char k[TileKey::kBytes];
   alignas(128) unsigned char v[TileValue::kBytes];
   alignas(128) unsigned char q[kStages][TileQuery::kBytes];
@@ -61,7 +50,6 @@ struct Storage : GradQPlaces<kBulk> {
   __device__ unsigned char* d_s(int buffer) { return scores[buffer]; }
   __device__ unsigned char* p(int buffer) { return scores[kBuffers + buffer]; }
 };
-static_assert(!kBulk || (Config::kVectorReduction && !Config::kDeterministic));
 static_assert(sizeof(Storage) == Config::kSharedBytes);
 
 /// What a block works on: a tile of keys of one key head.

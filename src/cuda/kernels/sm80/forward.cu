@@ -32,7 +32,7 @@ template <class Config>
 struct ForwardTiles {
   static constexpr int kThreads = 32 * Config::kWarps;
   static constexpr int kTileQ = Config::kWarps * Config::kWarpRows;
-  static constexpr int kBlocks = Config::kWarpRows / 16;        ///< of 16 query rows, per warp
+  static constexpr int kBlocks = Config::kWarpRows / 16;  ///< of 16 query rows, per warp
   static constexpr int kDimSteps = divide_up(Config::kHeadDim, 16);
   /// The first kQuerySteps k16 steps of Q stay in registers, the others are read again per piece.
   static constexpr int kSharedSteps = larger(kDimSteps - Config::kQuerySteps, 0);
@@ -43,7 +43,8 @@ struct ForwardTiles {
   using LayoutQ = HalfTile<kTileQ, Config::kHeadDim>;
   using LayoutK = HalfTile<Config::kTileK, Config::kHeadDim>;
   using LayoutV = HalfTile<Config::kTileK, Config::kHeadDimV>;
-  using LayoutO = HalfTile<Config::kWarpRows, Config::kHeadDimV>;  ///< one warp's rows, on the way out
+  using LayoutO =
+      HalfTile<Config::kWarpRows, Config::kHeadDimV>;  ///< one warp's rows, on the way out
   static constexpr int kStagesV = Config::kStages + 1;
   /// How many tiles copying is ahead of reading. With three stages or more one is left over: a warp
   /// may run ahead of the slowest one by a tile before it finds no place to copy to.
@@ -62,8 +63,8 @@ struct ForwardStorage {
   unsigned char v[Tiles::kBytesV];  ///< V's stages; before them Q
   /// Operands of Q that have no register: [warp, step, block, lane].
   uint4 q[larger(Config::kWarps * Tiles::kSharedSteps * Tiles::kBlocks * 32, 1)];
-  Int64 landed[Tiles::kStagesV];      ///< barriers: a tile of keys is complete; all threads arrive
-  Int64 released[Config::kStages];    ///< barriers: every warp is done with a tile
+  Int64 landed[Tiles::kStagesV];    ///< barriers: a tile of keys is complete; all threads arrive
+  Int64 released[Config::kStages];  ///< barriers: every warp is done with a tile
 };
 
 /// What of the problem a block does. Rows are positions of one query head or, packed, of all the
@@ -76,15 +77,15 @@ struct ForwardTask {
   int first_tile, tiles;      ///< of keys
 
   __device__ int position(int row) const { return Config::kPackGroup ? row / group : row; }
-  __device__ int head(int row) const {
-    return Config::kPackGroup ? head_q + row % group : head_q;
-  }
+  __device__ int head(int row) const { return Config::kPackGroup ? head_q + row % group : head_q; }
   /// Keys that some row, and that every row of [from, from + count) sees.
   __device__ KeyRange seen_by_any(const Shape& shape, int from, int count) const {
-    return keys_seen_by_any<Config>(shape, position(from), position(smaller(from + count, rows) - 1));
+    return keys_seen_by_any<Config>(shape, position(from),
+                                    position(smaller(from + count, rows) - 1));
   }
   __device__ KeyRange seen_by_all(const Shape& shape, int from, int count) const {
-    return keys_seen_by_all<Config>(shape, position(from), position(smaller(from + count, rows) - 1));
+    return keys_seen_by_all<Config>(shape, position(from),
+                                    position(smaller(from + count, rows) - 1));
   }
 
   __device__ explicit ForwardTask(const Shape& shape) {
@@ -224,11 +225,11 @@ struct ForwardWarp {
   static constexpr Element kElement = Config::kElement;
   static constexpr int kBlocks = Tiles::kBlocks, kPieceBlocks = Tiles::kPieceBlocks;
 
-  unsigned rQ[kBlocks][Tiles::kQuerySteps][4];      // left operands
-  float rO[kBlocks][Tiles::kDimBlocks][4];          // rows g, g + 8; features 2t, 2t + 1 of a block
-  float rS[kBlocks][kPieceBlocks][4];               // scores of the current piece
-  unsigned rP[kBlocks][kPieceBlocks / 2][4];        // left operands: P of the previous piece
-  unsigned rP_next[kBlocks][kPieceBlocks / 2][4];   // of the current one
+  unsigned rQ[kBlocks][Tiles::kQuerySteps][4];     // left operands
+  float rO[kBlocks][Tiles::kDimBlocks][4];         // rows g, g + 8; features 2t, 2t + 1 of a block
+  float rS[kBlocks][kPieceBlocks][4];              // scores of the current piece
+  unsigned rP[kBlocks][kPieceBlocks / 2][4];       // left operands: P of the previous piece
+  unsigned rP_next[kBlocks][kPieceBlocks / 2][4];  // of the current one
   RowStatistics<kBlocks> statistics;
   float factor;  ///< from rS to units of log2
 
@@ -309,51 +310,72 @@ struct ForwardWarp {
   }
   static constexpr int kPairs = kBlocks * kPieceBlocks * 2;
 
-  /// O += P V of the previous piece (whose values begin at `shared_v`); between its instructions,
-  /// if kSoftmax, the exponentials of the current piece. `again` computes its scores anew: in the
-  /// rare case that they are needed twice, so that their registers are free after their first use.
-  template <bool kProduct, bool kSoftmax, class Again>
+  /// O += P V of the previous piece, whose values begin at `shared_v`.
+  __device__ void values(unsigned shared_v) {
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group) values_of_group(shared_v, group);
+  }
+
+  /// The same, and between its instructions the exponentials of the current piece. `again` computes
+  /// its scores anew: in the rare case that they are needed twice, so that their registers are free
+  /// after their first use.
+  template <class Again>
   __device__ void values_and_exponentials(unsigned shared_v, const Again& again) {
-    constexpr int kColumns = Tiles::kDimBlocks / 2;
-    constexpr int kGroups = kPieceBlocks / 2 * kColumns;
 #pragma unroll
     for (int group = 0; group < kGroups; ++group) {
-      if constexpr (kProduct) {
-        const int step = group / kColumns, column = group % kColumns;
-        unsigned rV[4];
-        ptx::load_matrix_4_transposed(
-            rV, shared_v + Tiles::LayoutV::offset(16 * step, 2 * column));
+      values_of_group(shared_v, group);
 #pragma unroll
-        for (int m = 0; m < kBlocks; ++m) {
-          multiply_add<kElement>(rO[m][2 * column], rP[m][step], rV[0], rV[1]);
-          multiply_add<kElement>(rO[m][2 * column + 1], rP[m][step], rV[2], rV[3]);
-        }
-      }
-      if constexpr (kSoftmax) {
-#pragma unroll
-        for (int i = group * kPairs / kGroups; i < (group + 1) * kPairs / kGroups; ++i) {
-          exponentials(i);
-        }
+      for (int i = group * kPairs / kGroups; i < (group + 1) * kPairs / kGroups; ++i) {
+        exponentials(i);
       }
     }
-    if constexpr (kSoftmax) {
-      if (statistics.out_of_range()) {
-        again();
-        raise_references();
-      }
-      statistics.accept();
+    if (statistics.out_of_range()) {
+      again();
+      raise_references<true>();
 #pragma unroll
-      for (int m = 0; m < kBlocks; ++m) {
+      for (int i = 0; i < kPairs; ++i) exponentials(i);
+    }
+    accept();
+  }
+
+  /// The first piece: its maxima become the references.
+  __device__ void first_exponentials() {
+    raise_references<false>();
 #pragma unroll
-        for (int n = 0; n < kPieceBlocks / 2; ++n) {
+    for (int i = 0; i < kPairs; ++i) exponentials(i);
+    accept();
+  }
+
+ private:
+  static constexpr int kColumns = Tiles::kDimBlocks / 2;  ///< pairs of blocks of features
+  static constexpr int kGroups = kPieceBlocks / 2 * kColumns;
+
+  __device__ void values_of_group(unsigned shared_v, int group) {
+    const int step = group / kColumns, column = group % kColumns;
+    unsigned rV[4];
+    ptx::load_matrix_4_transposed(rV, shared_v + Tiles::LayoutV::offset(16 * step, 2 * column));
 #pragma unroll
-          for (int i = 0; i < 4; ++i) rP[m][n][i] = rP_next[m][n][i];
-        }
+    for (int m = 0; m < kBlocks; ++m) {
+      multiply_add<kElement>(rO[m][2 * column], rP[m][step], rV[0], rV[1]);
+      multiply_add<kElement>(rO[m][2 * column + 1], rP[m][step], rV[2], rV[3]);
+    }
+  }
+
+  /// The current piece becomes the previous one.
+  __device__ void accept() {
+    statistics.accept();
+#pragma unroll
+    for (int m = 0; m < kBlocks; ++m) {
+#pragma unroll
+      for (int n = 0; n < kPieceBlocks / 2; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) rP[m][n][i] = rP_next[m][n][i];
       }
     }
   }
 
-  /// The rare path: references become the maxima of the current scores where these are larger.
+  /// References become the maxima of the current scores where these are larger; O follows.
+  template <bool kScaleO>
   __device__ void raise_references() {
 #pragma unroll
     for (int m = 0; m < kBlocks; ++m) {
@@ -365,17 +387,18 @@ struct ForwardWarp {
           largest = fmaxf(largest, fmaxf(rS[m][n][2 * half], rS[m][n][2 * half + 1]));
         }
         const float scale = statistics.raise(m, half, largest, factor);
+        if constexpr (kScaleO) {
 #pragma unroll
-        for (int n = 0; n < Tiles::kDimBlocks; ++n) {
-          rO[m][n][2 * half] *= scale;
-          rO[m][n][2 * half + 1] *= scale;
+          for (int n = 0; n < Tiles::kDimBlocks; ++n) {
+            rO[m][n][2 * half] *= scale;
+            rO[m][n][2 * half + 1] *= scale;
+          }
         }
       }
     }
-#pragma unroll
-    for (int i = 0; i < kPairs; ++i) exponentials(i);
   }
 
+ public:
   /// Scale and mask of the current piece: only where an edge crosses it, or always if the Config
   /// says that scores need more than a factor.
   __device__ void transform(const ForwardArguments& args, const ForwardTask<Config>& task,
@@ -450,8 +473,8 @@ __device__ void store_results(const ForwardArguments& args, const ForwardTask<Co
         const float y = total == 0 ? 0 : warp.rO[m][n][2 * half + 1] * inverse;
         const int column = 8 * n + 2 * (lane % 4);
         if constexpr (kStaged) {
-          *reinterpret_cast<unsigned*>(staging + Layout::offset(row_in_warp, n) +
-                                       4 * (lane % 4)) = pack<kOutput>(x, y);
+          *reinterpret_cast<unsigned*>(staging + Layout::offset(row_in_warp, n) + 4 * (lane % 4)) =
+              pack<kOutput>(x, y);
         } else {
           if (exists) store_pair<kOutput>(to, column, Config::kHeadDimV - column, x, y);
         }
@@ -465,8 +488,7 @@ __device__ void store_results(const ForwardArguments& args, const ForwardTask<Co
     for (int i = lane; i < Config::kWarpRows * kChunks; i += 32) {
       const int row = first_row + i / kChunks, chunk = i % kChunks;
       if (row < task.rows) {
-        unsigned char* to =
-            row_address<kOutput>(o, task.batch, task.head(row), task.position(row));
+        unsigned char* to = row_address<kOutput>(o, task.batch, task.head(row), task.position(row));
         *reinterpret_cast<uint4*>(to + chunk * kChunkBytes) =
             *reinterpret_cast<const uint4*>(staging + Layout::offset(i / kChunks, chunk));
       }
@@ -532,8 +554,8 @@ __device__ void forward(const ForwardArguments& args) {
     ptx::copy_async_wait_all();
     __syncthreads();
     warp.load_queries(ptx::shared_address(shared.v) + Tiles::kOffsetQ +
-                      Tiles::LayoutQ::offset(warp_index * Config::kWarpRows, 0) +
-                      lane_offset_rows_first<typename Tiles::LayoutQ>(lane),
+                          Tiles::LayoutQ::offset(warp_index * Config::kWarpRows, 0) +
+                          lane_offset_rows_first<typename Tiles::LayoutQ>(lane),
                       kept_q);
     __syncthreads();  // the memory of Q becomes V's
   }
@@ -552,10 +574,10 @@ __device__ void forward(const ForwardArguments& args) {
   }
   constexpr bool kAlwaysTransform = Config::kPrescaled || Config::kMask != MaskTensor::kNone;
 
-  const unsigned shared_k = ptx::shared_address(shared.k) +
-                            lane_offset_chunks_first<typename Tiles::LayoutK>(lane);
-  const unsigned shared_v = ptx::shared_address(shared.v) +
-                            lane_offset_rows_first<typename Tiles::LayoutV>(lane);
+  const unsigned shared_k =
+      ptx::shared_address(shared.k) + lane_offset_chunks_first<typename Tiles::LayoutK>(lane);
+  const unsigned shared_v =
+      ptx::shared_address(shared.v) + lane_offset_rows_first<typename Tiles::LayoutV>(lane);
 
   // The operands of piece p of a tile; p is a constant of the unrolled loop.
   auto keys_of = [&](unsigned tile, int p) {
@@ -581,7 +603,7 @@ __device__ void forward(const ForwardArguments& args) {
     loader.wait_for(0);
     piece_scores(0, 0);
     loader.template part<0>(kAhead);
-    warp.template values_and_exponentials<false, true>(0, [&] { piece_scores(0, 0); });
+    warp.first_exponentials();
     for (;; ++tile) {
       const int left = pieces - static_cast<int>(tile) * Tiles::kPieces;
       next_part = 1;
@@ -589,8 +611,7 @@ __device__ void forward(const ForwardArguments& args) {
         if (p >= left) return false;
         piece_scores(tile, p);
         loader.template part<p>(tile + kAhead);
-        warp.template values_and_exponentials<true, true>(values_of(tile, p - 1),
-                                                          [&] { piece_scores(tile, p); });
+        warp.values_and_exponentials(values_of(tile, p - 1), [&] { piece_scores(tile, p); });
         next_part = p + 1;
         return true;
       });
@@ -599,11 +620,10 @@ __device__ void forward(const ForwardArguments& args) {
       loader.wait_for(tile + 1);
       piece_scores(tile + 1, 0);
       loader.template part<0>(tile + 1 + kAhead);
-      warp.template values_and_exponentials<true, true>(
-          values_of(tile, Tiles::kPieces - 1), [&] { piece_scores(tile + 1, 0); });
+      warp.values_and_exponentials(values_of(tile, Tiles::kPieces - 1),
+                                   [&] { piece_scores(tile + 1, 0); });
     }
-    warp.template values_and_exponentials<true, false>(
-        values_of(tile, (pieces - 1) % Tiles::kPieces), [] {});
+    warp.values(values_of(tile, (pieces - 1) % Tiles::kPieces));
   }
   // A warp that is done goes on copying for the others.
   for (; tile < static_cast<unsigned>(task.tiles); ++tile) {
@@ -614,8 +634,7 @@ __device__ void forward(const ForwardArguments& args) {
 
   ptx::copy_async_wait_all();
   __syncthreads();  // O passes through the memory of K and V
-  store_results<Config>(args, task, warp, first_row,
-                        memory + warp_index * Tiles::LayoutO::kBytes);
+  store_results<Config>(args, task, warp, first_row, memory + warp_index * Tiles::LayoutO::kBytes);
 }
 
 }  // namespace flashlab::device

@@ -22,7 +22,6 @@
 #include "ptx/mma.h"
 #include "ptx/special.h"
 #include "sm80/forward_fp32_common.h"
-#include "sm80/split.h"
 
 namespace flashlab::device {
 
@@ -45,12 +44,6 @@ inline constexpr int kScoreTiles = Config::kScoreTiles;
 inline constexpr int kValueTiles = Config::kValueTiles;
 inline constexpr float kShift = 14;                    // P is 2^kShift times larger
 inline constexpr float kLargestScale = 1073741824.0f;  // 2^30: beyond, factors might overflow
-
-/// The terms of one head of K or V.
-struct HeadTerms {
-  const unsigned short* planes;  ///< [tile, term, 64, padded dim]
-  const SplitTile* tiles;
-};
 
 /// 8 elements of padding make a row an odd number of 16-byte chunks: ldmatrix without conflicts.
 struct ForwardFp32Storage {
@@ -415,15 +408,6 @@ __device__ __forceinline__ bool any_guarded(const HeadTerms& k, const HeadTerms&
   for (int i = first * kKeys / kSplitRows + static_cast<int>(threadIdx.x); i <= last; i += kThreads)
     guarded |= (k.tiles[i].guarded | v.tiles[i].guarded) != 0;
   return guarded;
-}
-
-/// The terms of the block's head in the region of a tensor.
-template <int kTensorDim>
-__device__ __forceinline__ HeadTerms head_terms(const Shape& s, const BlockWork& w, void* region) {
-  const Int64 tiles = split_tile_count(s.seqlen_k);
-  const SplitTensor all = split_tensor(region, tiles * s.batch * s.heads_k, kTensorDim, kTerms);
-  const Int64 first = (Int64(w.batch) * s.heads_k + w.head_k) * tiles;
-  return {all.planes + first * split_tile_elements(kTensorDim, kTerms), all.tiles + first};
 }
 
 __device__ __forceinline__ void store(const ForwardArguments& args, const BlockWork& w,

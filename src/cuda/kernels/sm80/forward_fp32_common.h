@@ -15,6 +15,7 @@
 #include "arguments.h"
 #include "ptx/math.h"
 #include "ptx/warp.h"
+#include "sm80/split.h"
 
 namespace flashlab::device {
 
@@ -60,6 +61,22 @@ __device__ inline BlockWork block_work(const Shape& s, int rows, int keys, unsig
     w.first += static_cast<int>(count * w.part / Config::kParts);
   }
   return w;
+}
+
+/// The terms of one head of K or V.
+struct HeadTerms {
+  const unsigned short* planes;  ///< [tile, term, 64, padded dim]
+  const SplitTile* tiles;
+};
+
+/// The terms of the block's head in the region of a tensor.
+template <int kTensorDim>
+__device__ inline HeadTerms head_terms(const Shape& s, const BlockWork& w, void* region) {
+  const Int64 tiles = split_tile_count(s.seqlen_k);
+  const SplitTensor all =
+      split_tensor(region, tiles * s.batch * s.heads_k, kTensorDim, Config::kTerms);
+  const Int64 first = (Int64(w.batch) * s.heads_k + w.head_k) * tiles;
+  return {all.planes + first * split_tile_elements(kTensorDim, Config::kTerms), all.tiles + first};
 }
 
 /// Whether a step of keys holds a masked score for some of `rows` rows.

@@ -15,7 +15,6 @@
 #include "ptx/memory.h"
 #include "ptx/mma.h"
 #include "sm80/forward_fp32_common.h"
-#include "sm80/split.h"
 
 namespace flashlab::device {
 
@@ -30,6 +29,9 @@ inline constexpr int kBlockRows = 16 * Config::kWarps;
 inline constexpr int kBlocksPerMark = Config::kMarkedRows / kBlockRows;
 inline constexpr int kChunk = 64;   // channels per accumulator
 inline constexpr int kColumns = 2;  // tiles of 8 channels of V computed together
+// From values of 2^100 on, P is made 2^-30 times as large: no sum over a billion keys overflows.
+inline constexpr float kHuge = 1267650600228229401496703205376.0f;
+inline constexpr float kLift = 30;
 // Products (query or P term, key or V term), small first.
 inline constexpr int kProducts = 6;
 inline constexpr int kLeft[kProducts] = {2, 0, 1, 1, 0, 0};
@@ -54,6 +56,7 @@ struct RowState {
   float reference[2];  // running maximum of the rows g, g + 8
   float sum[2];        // this lane's share
   bool flagged[2];     // the row of Q holds something not finite
+  float lift;          // added to maxima: P is 2^lift times smaller
 };
 
 __device__ __forceinline__ bool finite(float x) {
@@ -201,7 +204,7 @@ __device__ __forceinline__ void softmax(RowState& state, float (&rS)[kKeys / 8][
 #pragma unroll
     for (int n = 0; n < kKeys / 8; ++n)
       largest = fmaxf(largest, fmaxf(rS[n][2 * half], rS[n][2 * half + 1]));
-    const float before = state.reference[half], now = fmaxf(before, quad_max(largest));
+    const float before = state.reference[half], now = fmaxf(before, quad_max(largest) + state.lift);
     const float shift = now == kMinusInfinity ? 0.0f : now;
     const float alpha = ptx::exp2_fast(before - shift);
     float sum = 0;
@@ -211,7 +214,7 @@ __device__ __forceinline__ void softmax(RowState& state, float (&rS)[kKeys / 8][
       for (int j = 0; j < 2; ++j) {
         const float exponent = rS[n][2 * half + j] - shift;
         // P of the formula is above 0 far below the least number of fp32: to 2^-1074 in fp64.
-        if (exponent > -1074) visible |= 1u << (n * 4 + 2 * half + j);
+        if (exponent + state.lift > -1074) visible |= 1u << (n * 4 + 2 * half + j);
         rS[n][2 * half + j] = ptx::exp2_fast(exponent);
         sum += rS[n][2 * half + j];
       }
@@ -296,6 +299,18 @@ __device__ __forceinline__ void values(GuardedStorage& shared, const float* gV, 
   add_values(shared, state, indicator);
 }
 
+/// Whether a sum of products of V could overflow before it is divided by the sum of P.
+__device__ __forceinline__ bool huge_values(const ForwardArguments& args, const BlockWork& w) {
+  const HeadTerms v =
+      head_terms<Config::kHeadDimV>(args.shape, w, args.regions[Config::kSplitRegionV]);
+  bool huge = false;
+  const int last = (w.end * Config::kMarkedKeys - 1) / kSplitRows;
+  for (int i = w.first * Config::kMarkedKeys / kSplitRows + static_cast<int>(threadIdx.x);
+       i <= last; i += kThreads)
+    huge |= v.tiles[i].largest >= kHuge;
+  return __syncthreads_or(huge) != 0;
+}
+
 /// Sets what all threads of the block read.
 __device__ __forceinline__ void describe(const ForwardArguments& args, const BlockWork& w,
                                          GuardedStorage& shared) {
@@ -378,6 +393,7 @@ extern "C" __global__ void __launch_bounds__(flashlab::device::kThreads)
     state.reference[half] = kMinusInfinity;
     state.sum[half] = 0;
   }
+  state.lift = huge_values(args, w) ? kLift : 0;
   attend(args, shared, state);
 
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;

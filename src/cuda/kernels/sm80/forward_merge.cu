@@ -51,21 +51,22 @@ __device__ void merge_splits(const ForwardArguments& args) {
   const float merged = merged_lse(parts, lane);
   if constexpr (Config::kLse) {
     if (lane == 0) {
-      static_cast<float*>(args.lse.data)[batch * args.lse.batch_stride +
-                                         head * args.lse.head_stride +
-                                         position * args.lse.row_stride] = merged;
+      static_cast<float*>(
+          args.lse.data)[batch * args.lse.batch_stride + head * args.lse.head_stride +
+                         position * args.lse.row_stride] = merged;
     }
   }
   unsigned char* to = row_address<Config::kOutput>(args.o, batch, head, position);
   merge_row<Parts::kVector>(parts, merged, Config::kHeadDimV, lane,
-                            [&](int column, const float (&values)[Parts::kVector]) {
-    if constexpr (Parts::kVector == 4) {
-      store_pair<Config::kOutput>(to, column, 2, values[0], values[1]);
-      store_pair<Config::kOutput>(to, column + 2, 2, values[2], values[3]);
-    } else {
-      store_pair<Config::kOutput>(to, column, 1, values[0], 0);
-    }
-  });
+                            [&](int column, const float(&values)[Parts::kVector]) {
+                              if constexpr (Parts::kVector == 4) {
+                                store_pair<Config::kOutput>(to, column, 2, values[0], values[1]);
+                                store_pair<Config::kOutput>(to, column + 2, 2, values[2],
+                                                            values[3]);
+                              } else {
+                                store_pair<Config::kOutput>(to, column, 1, values[0], 0);
+                              }
+                            });
 }
 
 }  // namespace flashlab::device

@@ -4,7 +4,8 @@
 // (tests/cuda_tile_test.cpp).
 //
 // Query position i sees key j iff  -left <= j - i <= right  and  0 <= j < seqlen_k.  For a row that
-// is one interval of keys, so a score costs two comparisons, and only in tiles that an edge crosses.
+// is one interval of keys, so a score costs two comparisons, and only in tiles that an edge
+// crosses.
 
 #include "arguments.h"
 
@@ -27,7 +28,8 @@ constexpr KeyRange visible_keys(const Shape& shape, int position) {
   if constexpr (Config::kBoundedRight) {
     range.end = clamp_key(position + shape.right + 1, shape.seqlen_k);
   }
-  if constexpr (Config::kBoundedLeft) range.begin = clamp_key(position - shape.left, shape.seqlen_k);
+  if constexpr (Config::kBoundedLeft)
+    range.begin = clamp_key(position - shape.left, shape.seqlen_k);
   return range;
 }
 

@@ -59,8 +59,8 @@ __device__ inline void load_chunk(unsigned char* shared, const unsigned char* gl
     for (int at = 0; at < 16; at += kAlign) {
       const int left = bytes - at;
       const int valid = left < 0 ? 0 : (left > kAlign ? kAlign : left);
-      ptx::copy_async_small<kAlign>(ptx::shared_address(shared) + at,
-                                    global + (valid > 0 ? at : 0), valid);
+      ptx::copy_async_small<kAlign>(ptx::shared_address(shared) + at, global + (valid > 0 ? at : 0),
+                                    valid);
     }
   } else {
     *reinterpret_cast<uint4*>(shared) =

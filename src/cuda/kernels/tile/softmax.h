@@ -5,15 +5,16 @@
 //     o = sum_j 2^(s_j - r) v_j / sum_j 2^(s_j - r)
 //
 // is the same for every reference r, so r need not be the maximum: it must only keep the sums in
-// range. r is the maximum of the keys at which it was last set; it is raised only when a step's
-// partial sum passes kSumBound. Until then a score costs one FFMA, one EX2, one FADD and half a
-// conversion: no maximum, no exchange between lanes, no scaling of o. The bound keeps P within
-// fp16 (65504); the relative rounding of P does not depend on its magnitude, and small P lose
-// nothing since r never exceeds the true maximum.
+// range. r is the maximum of the row's first step, and is raised to that of a later one only when
+// that step's partial sum passes kSumBound. Until then a score costs one FFMA, one EX2, one FADD
+// and half a conversion: no maximum, no exchange between lanes, no scaling of o. The bound keeps P
+// within fp16 (65504); the relative rounding of P does not depend on its magnitude, and small P
+// lose nothing since r never exceeds the true maximum.
 //
-// Special values: r starts near the lowest float, so that the first visible score gives 2^huge =
-// +inf, passes the bound and sets r. A score of +inf passes the bound and makes r = +inf, whence
-// inf - inf = NaN for the row. A NaN passes no bound and stands in the sum. Scores of -inf give 0.
+// Special values: without a visible key in the first step r stays near the lowest float, so that
+// the first visible score gives 2^huge = +inf, passes the bound and sets r. A score of +inf passes
+// the bound and makes r = +inf, whence inf - inf = NaN for the row. A NaN passes no bound and
+// stands in the sum. Scores of -inf give 0.
 
 #include "ptx/math.h"
 #include "ptx/warp.h"

@@ -13,9 +13,15 @@ namespace flashlab::device {
 constexpr int round_up(int value, int multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
-constexpr int divide_up(int value, int divisor) { return (value + divisor - 1) / divisor; }
-constexpr int larger(int a, int b) { return a > b ? a : b; }
-constexpr int smaller(int a, int b) { return a < b ? a : b; }
+constexpr int divide_up(int value, int divisor) {
+  return (value + divisor - 1) / divisor;
+}
+constexpr int larger(int a, int b) {
+  return a > b ? a : b;
+}
+constexpr int smaller(int a, int b) {
+  return a < b ? a : b;
+}
 
 inline constexpr int kChunkBytes = 16;
 

@@ -102,6 +102,7 @@ class BadInput(Folder):
         self.assertRegex(done.stderr, "no CUDA device: (libcuda|cuInit|CUDA driver)")
         self.refused(["bench", "--device", "cuda:1"], "The CPU backend works")
         self.refused(["bench", "--device", "cuda:x"], "cuda:", "no whole number")
+        self.refused(["check", "--implementation", "fa2-mma"], "does not run on cpu", "--device")
         self.refused(["bench", "--device", "tpu"], '--device "tpu" is unknown', "cpu, cuda")
 
     def test_tiles_that_do_not_fit(self):

@@ -1,4 +1,5 @@
-// How the portable forward kernel cuts problems: pure functions of sizes and of what a device grants.
+// How the portable forward kernel cuts problems: pure functions of sizes and of what a device
+// grants.
 
 #include <gtest/gtest.h>
 
@@ -15,7 +16,8 @@ TEST(ForwardTiling, FitsEveryHeadDimOnEveryDevice) {
       for (int dim = 1; dim <= 256; ++dim) {
         for (const int dim_v : {1, dim, 256}) {
           for (const bool transformed : {false, true}) {
-            const ForwardTiling t = choose_forward_tiling(rows, dim, dim_v, transformed, limit);
+            const ForwardTiling t =
+                choose_forward_tiling({rows, dim, dim_v, dim % 2 == 0, transformed}, limit);
             EXPECT_LE(forward_shared_bytes(t, dim, dim_v), limit)
                 << dim << " " << dim_v << " rows " << rows;
             EXPECT_EQ(t.tile_k % t.piece_k, 0);
@@ -29,9 +31,9 @@ TEST(ForwardTiling, FitsEveryHeadDimOnEveryDevice) {
 }
 
 TEST(ForwardTiling, FewRowsGetSmallTiles) {
-  EXPECT_EQ(choose_forward_tiling(1, 128, 128, false, kHopper).tile_q(), 16);
-  EXPECT_EQ(choose_forward_tiling(33, 128, 128, false, kHopper).tile_q(), 64);
-  EXPECT_EQ(choose_forward_tiling(4096, 128, 128, false, kHopper).tile_q(), 128);
+  EXPECT_EQ(choose_forward_tiling({1, 128, 128, false, false}, kHopper).tile_q(), 16);
+  EXPECT_EQ(choose_forward_tiling({33, 128, 128, false, false}, kHopper).tile_q(), 64);
+  EXPECT_EQ(choose_forward_tiling({4096, 128, 128, false, false}, kHopper).tile_q(), 128);
 }
 
 TEST(KeySplits, FillTheDeviceAndNoMore) {

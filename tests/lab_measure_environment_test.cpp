@@ -140,8 +140,8 @@ TEST(Environment, MissingDriverIsExplained) {
                  "a loadable library", "the CPU backend works"})),
             "no CUDA device: libcuda.so.1 was not found. The driver is not installed or not "
             "visible in this container.");
-  EXPECT_EQ(describe_no_cuda(Status::unsupported({"CUDA driver", "version 11.4", "12.2 or newer",
-                                                  "update the NVIDIA driver"})),
+  EXPECT_EQ(describe_no_cuda(Status::unsupported(
+                {"CUDA driver", "version 11.4", "12.2 or newer", "update the NVIDIA driver"})),
             "no CUDA device: CUDA driver: version 11.4; update the NVIDIA driver");
   EXPECT_FALSE(describe_cuda().empty());
 }

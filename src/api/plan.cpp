@@ -73,9 +73,12 @@ const Implementation* production(const ContextState& context,
 // Kernels count rows and heads in 32 bits; offsets have 64.
 Status check_extents(const ContextState& context, const Geometry& g) {
   if (context.device.kind != DeviceKind::kCuda) return {};
-  for (const auto& [name, extent] : {std::pair{"batch", g.batch}, {"heads", g.heads_q},
-                                     {"seqlen_q", g.seqlen_q}, {"seqlen_k", g.seqlen_k},
-                                     {"head_dim", g.head_dim}, {"head_dim_v", g.head_dim_v}}) {
+  for (const auto& [name, extent] : {std::pair{"batch", g.batch},
+                                     {"heads", g.heads_q},
+                                     {"seqlen_q", g.seqlen_q},
+                                     {"seqlen_k", g.seqlen_k},
+                                     {"head_dim", g.head_dim},
+                                     {"head_dim_v", g.head_dim_v}}) {
     if (extent > INT32_MAX) {
       return Status::unsupported({name, fmt::format("{}", extent),
                                   fmt::format("at most {} on a GPU", INT32_MAX),

@@ -329,6 +329,7 @@ int run_check(const Arguments& arguments) {
   const Context context = make_context(arguments);
   const std::vector<std::string> names =
       implementation_names(arguments, all_but_reference(context));
+  require_implementations(context, names);
   const std::optional<std::string> json = arguments.value("--json");
   const bool text = !json || *json != "-";
   const bool input = arguments.has("--input");

@@ -128,6 +128,15 @@ std::vector<std::string> implementation_names(const Arguments& arguments,
   return out;
 }
 
+void require_implementations(const Context& context, const std::vector<std::string>& names) {
+  const std::vector<std::string> here = implementations(context.device());
+  for (const std::string& name : names) {
+    if (contains(here, name)) continue;
+    fail_usage(fmt::format("--implementation {} does not run on {}; use {}, or another --device",
+                           name, to_string(context.device()), join_or(here)));
+  }
+}
+
 std::vector<std::string> production(const Context& context) {
   std::string name = lab::production_implementation(context.device());
   if (name.empty()) fail("this build has no implementation for " + to_string(context.device()));

@@ -39,6 +39,9 @@ TileOptions tile_options(const Arguments& arguments);
 std::vector<std::string> implementation_names(const Arguments& arguments,
                                               std::vector<std::string> fallback);
 
+/// Throws Failure for a name that the context's device does not have.
+void require_implementations(const Context& context, const std::vector<std::string>& names);
+
 /// The device's production implementation.
 std::vector<std::string> production(const Context& context);
 

@@ -291,8 +291,8 @@ class Backward {
       out.bad[n] = !gradient_finite || !(empty || std::isfinite(out.lse[n])) ||
                    !all_finite(&out.q[n * dim()], sizes_.head_dim);
       out.gradient_bad[n] = !gradient_finite && !std::isnan(out.lse[n]);
-      out.value_bad[n] = !all_finite(d_o, sizes_.head_dim_v) ||
-                         !(empty || std::isfinite(out.lse[n]));
+      out.value_bad[n] =
+          !all_finite(d_o, sizes_.head_dim_v) || !(empty || std::isfinite(out.lse[n]));
     }
     return out;
   }

@@ -22,9 +22,9 @@ void print_element(ConfigPrinter& config, std::string_view name, DType dtype) {
 }
 
 void print_mask(ConfigPrinter& config, const Problem& problem) {
-  const char* kind = !problem.mask                              ? "kNone"
-                     : problem.mask->dtype == DType::kBool      ? "kBool"
-                                                                : "kAdditive";
+  const char* kind = !problem.mask                         ? "kNone"
+                     : problem.mask->dtype == DType::kBool ? "kBool"
+                                                           : "kAdditive";
   config.choice("kMask", "MaskTensor", kind);
   print_element(config, "kMaskElement", problem.mask ? problem.mask->dtype : DType::kFp32);
 }

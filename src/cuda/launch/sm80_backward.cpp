@@ -170,12 +170,12 @@ int backward_shared_bytes(const BackwardTiling& t, int head_dim, int head_dim_v)
 }
 
 std::optional<BackwardTiling> choose_backward_tiling(int head_dim, int head_dim_v, bool mask,
-                                                     int shared_limit) {
+                                                     bool deterministic, int shared_limit) {
   for (const Candidates& candidates : kCandidates) {
     if (std::max(head_dim, head_dim_v) > candidates.max_head_dim) continue;
     for (const BackwardTiling& t : candidates.tilings) {
-      // Reading a mask and the second buffer's addresses together would spill.
-      if (mask && t.one_barrier && t.warps_q == 1) continue;
+      // Registers are full: with a second buffer's addresses these would spill.
+      if (t.one_barrier && (t.warps_q == 1 ? mask : deterministic)) continue;
       const int limit = (shared_limit + kReservedSharedBytes) / t.min_blocks - kReservedSharedBytes;
       if (backward_shared_bytes(t, head_dim, head_dim_v) <= limit) return t;
     }
@@ -201,7 +201,8 @@ Result<std::shared_ptr<internal::PlanState>> plan_sm80_backward(
   }
   const int dim = static_cast<int>(g.head_dim), dim_v = static_cast<int>(g.head_dim_v);
   const auto tiling =
-      choose_backward_tiling(dim, dim_v, problem.mask.has_value(), info.shared_bytes_per_block);
+      choose_backward_tiling(dim, dim_v, problem.mask.has_value(), problem.options.deterministic,
+                             info.shared_bytes_per_block);
   if (!tiling) {
     return Status::unsupported(
         {"shared memory of one block", fmt::format("{} bytes", info.shared_bytes_per_block),

@@ -26,11 +26,11 @@ struct BackwardTiling {
 /// Dynamic shared memory of the main kernel; the kernel asserts that it agrees.
 int backward_shared_bytes(const BackwardTiling& tiling, int head_dim, int head_dim_v);
 
-/// The tiling for head dims, with or without a mask tensor, on a device that grants a block
-/// `shared_limit` bytes (its multiprocessors hold 1 KiB more), the fastest that fits; nothing if
-/// none does.
+/// The tiling for head dims, with or without a mask tensor or a fixed order of additions, on a
+/// device that grants a block `shared_limit` bytes (its multiprocessors hold 1 KiB more), the
+/// fastest that fits; nothing if none does.
 std::optional<BackwardTiling> choose_backward_tiling(int head_dim, int head_dim_v, bool mask,
-                                                     int shared_limit);
+                                                     bool deterministic, int shared_limit);
 
 /// Three kernels: rows (delta, LSE in base 2, a zero accumulator), the five products by tiles of
 /// keys, dQ to its type.

@@ -25,11 +25,17 @@ struct ForwardTiling {
 /// Dynamic shared memory of the forward kernel; the kernel asserts that it agrees.
 int forward_shared_bytes(const ForwardTiling& tiling, int head_dim, int head_dim_v);
 
-/// The tiling for `rows` query rows per key head on a device that grants a block `shared_limit`
-/// bytes; `transformed`: scores are masked by a tensor or scaled before the softmax. From large to
-/// small until it fits.
-ForwardTiling choose_forward_tiling(std::int64_t rows, int head_dim, int head_dim_v,
-                                    bool transformed, int shared_limit);
+/// What the tiling depends on.
+struct ForwardNeeds {
+  std::int64_t rows = 0;  ///< query rows per head, or per group of heads that share a tile
+  int head_dim = 0, head_dim_v = 0;
+  bool bounded_right = false;
+  bool transformed = false;  ///< scores are masked by a tensor or scaled before the softmax
+};
+
+/// The tiling on a device that grants a block `shared_limit` bytes; from large to small until it
+/// fits.
+ForwardTiling choose_forward_tiling(const ForwardNeeds& needs, int shared_limit);
 
 /// In how many parts the keys are split so that `blocks` blocks fill a device that holds
 /// `capacity` at once: a power of two up to 32; 1 where the blocks suffice or the keys are few.

@@ -12,7 +12,7 @@ __device__ inline void barrier_init(unsigned shared, int arrivals) {
 
 /// Arrives: what this thread did before is visible to those who wait for the phase.
 __device__ inline void barrier_arrive(unsigned shared) {
-  unsigned long long state;
+  [[maybe_unused]] unsigned long long state;
   asm volatile("mbarrier.arrive.shared.b64 %0, [%1];" : "=l"(state) : "r"(shared) : "memory");
 }
 

@@ -47,9 +47,8 @@ __device__ inline void differentiate(float (&s)[kM][kN][4], float (&dp)[kM][kN][
           const int query = query0 + column + i % 2, key = key0 + m * 16 + lane / 4 + i / 2 * 8;
           counts = visibility.sees(query, key) && l != kMinusInfinity;
           if constexpr (Config::kMask != MaskTensor::kNone) {
-            const float masked =
-                counts ? mask.apply(s[m][n][i] * scale_log2, query, key) : kMinusInfinity;
-            counts = masked != kMinusInfinity;
+            float masked = s[m][n][i] * scale_log2;
+            counts = counts && mask.reveal(masked, query, key);
             x = masked + l;
           } else {
             x = fmaf(s[m][n][i], scale_log2, l);

@@ -113,28 +113,37 @@ __device__ inline void load_keys(Storage& shared, const BackwardArguments& args,
       threadIdx.x);
 }
 
+/// A tile of query rows. Whole tiles go without comparisons: d 256, H200, 2026-11-21: 4 % of the
+/// main kernel.
+template <class Tile, int kWidth, int kAlign>
+__device__ inline void load_rows(unsigned char* to, const unsigned char* base, Int64 row_bytes,
+                                 int valid) {
+  if (valid >= kTileQ) {
+    load_tile<Tile, kWidth, 2, kAlign, kThreads>(to, FullRows{base, row_bytes}, threadIdx.x);
+  } else {
+    load_tile<Tile, kWidth, 2, kAlign, kThreads>(to, DenseRows{base, row_bytes, valid},
+                                                 threadIdx.x);
+  }
+}
+
 __device__ inline void load_queries(Storage& shared, const BackwardArguments& args, const Work& w,
                                     const Cursor& at, int stage) {
   const Shape& shape = args.shape;
   const int row0 = at.tile * kTileQ, valid = smaller(kTileQ, shape.seqlen_q - row0);
   const Int64 head_index = Int64(w.batch) * shape.heads_q + at.head;
-  load_tile<TileQuery, Config::kHeadDim, 2, Config::kAlignQ, kThreads>(
-      shared.q[stage],
-      DenseRows{row_address<kElement>(args.q, w.batch, at.head, row0), args.q.row_stride * 2,
-                valid},
-      threadIdx.x);
+  load_rows<TileQuery, Config::kHeadDim, Config::kAlignQ>(
+      shared.q[stage], row_address<kElement>(args.q, w.batch, at.head, row0), args.q.row_stride * 2,
+      valid);
   if constexpr (Config::kCopyGradO) {
     const auto* copy = static_cast<const unsigned char*>(args.regions[kRegionGradO]) +
                        (head_index * shape.seqlen_q + row0) * kDimV * 2;
     // The copy ends with the last whole chunk of the head dim; the padding is zeros.
-    load_tile<TileGradO, round_up(Config::kHeadDimV, 8), 2, 16, kThreads>(
-        shared.d_o[stage], DenseRows{copy, kDimV * 2, valid}, threadIdx.x);
+    load_rows<TileGradO, round_up(Config::kHeadDimV, 8), 16>(shared.d_o[stage], copy, kDimV * 2,
+                                                             valid);
   } else {
-    load_tile<TileGradO, Config::kHeadDimV, 2, Config::kAlignGradO, kThreads>(
-        shared.d_o[stage],
-        DenseRows{row_address<kElement>(args.d_o, w.batch, at.head, row0), args.d_o.row_stride * 2,
-                  valid},
-        threadIdx.x);
+    load_rows<TileGradO, Config::kHeadDimV, Config::kAlignGradO>(
+        shared.d_o[stage], row_address<kElement>(args.d_o, w.batch, at.head, row0),
+        args.d_o.row_stride * 2, valid);
   }
   constexpr int kChunks = kTileQ / 4;
   if (threadIdx.x < 2 * kChunks) {

@@ -13,6 +13,7 @@
 // Rows past seqlen and columns past dim are zeros, so readers copy whole tiles without a bound.
 
 #include "arguments.h"
+#include "ptx/convert.h"
 
 namespace flashlab::device {
 
@@ -49,6 +50,13 @@ struct SplitTensor {
 __device__ inline SplitTensor split_tensor(void* region, Int64 tiles, int dim, int terms) {
   auto* planes = static_cast<unsigned short*>(region);
   return {planes, reinterpret_cast<SplitTile*>(planes + tiles * split_tile_elements(dim, terms))};
+}
+
+/// hi and lo of two scaled values, packed.
+__device__ inline void split_pair(float x, float y, unsigned& hi, unsigned& lo) {
+  hi = ptx::pack_fp16(x, y);
+  lo = ptx::pack_fp16(x - ptx::float_of_fp16(static_cast<unsigned short>(hi)),
+                      y - ptx::float_of_fp16(static_cast<unsigned short>(hi >> 16)));
 }
 
 }  // namespace flashlab::device

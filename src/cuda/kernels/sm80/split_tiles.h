@@ -16,7 +16,7 @@
 // kSplitRegionV and (backward) kSplitRegionGradO: the tensor's region, -1 if it is not split.
 
 #include "arguments.h"
-#include "ptx/convert.h"
+#include "ptx/warp.h"
 #include "sm80/split.h"
 
 namespace flashlab::device {
@@ -34,8 +34,13 @@ struct SplitShared {
   unsigned tile;
 };
 
-__device__ inline void raise(unsigned& place, unsigned bits) {
-  if (bits > *const_cast<volatile unsigned*>(&place)) atomicMax(&place, bits);
+/// The largest over the lanes that differ from this one in bits [kFrom, kTo) of their number.
+template <int kFrom, int kTo>
+__device__ inline unsigned largest_of_lanes(unsigned bits) {
+#pragma unroll
+  for (int lanes = kFrom; lanes < kTo; lanes *= 2)
+    bits = max(bits, __shfl_xor_sync(ptx::kFullMask, bits, lanes));
+  return bits;
 }
 
 /// Four neighbours of a row from column `c` on; zeros past `kDim`.
@@ -53,13 +58,6 @@ __device__ inline unsigned magnitude(float x) {
   return __float_as_uint(x) & kAbsoluteMask;
 }
 
-/// hi and lo of two scaled values, packed.
-__device__ inline void split_pair(float x, float y, unsigned& hi, unsigned& lo) {
-  hi = ptx::pack_fp16(x, y);
-  lo = ptx::pack_fp16(x - ptx::float_of_fp16(static_cast<unsigned short>(hi)),
-                      y - ptx::float_of_fp16(static_cast<unsigned short>(hi >> 16)));
-}
-
 /// Splits tile `index` of [batch, heads, tile] of a tensor.
 template <int kDim, int kAlign>
 __device__ void split_tile(const Rows& rows, void* region, int batch, int heads, int seqlen,
@@ -68,6 +66,9 @@ __device__ void split_tile(const Rows& rows, void* region, int batch, int heads,
   constexpr int kColumns = kPadded / 4;               // threads along a row
   constexpr int kRowStep = kSplitThreads / kColumns;  // rows in flight
   constexpr int kSteps = (kSplitRows + kRowStep - 1) / kRowStep;
+  // Lanes that share a row, where rows and warps divide each other.
+  constexpr bool kEven = kColumns % 32 == 0 || 32 % kColumns == 0;
+  constexpr int kRowLanes = !kEven ? 1 : (kColumns < 32 ? kColumns : 32);
   __shared__ SplitShared<kPadded> shared;
 
   const int thread = static_cast<int>(threadIdx.x);
@@ -101,14 +102,21 @@ __device__ void split_tile(const Rows& rows, void* region, int batch, int heads,
 #pragma unroll
     for (int j = 0; j < 4; ++j) channel[j] = max(channel[j], m[j]);
     const int row = first_row + i * kRowStep;
-    if (active && row < kSplitRows) raise(shared.row[row], max(max(m[0], m[1]), max(m[2], m[3])));
+    unsigned largest = max(max(m[0], m[1]), max(m[2], m[3]));
+    largest = largest_of_lanes<1, kRowLanes>(largest);
+    if (active && row < kSplitRows && thread % kRowLanes == 0) atomicMax(&shared.row[row], largest);
   }
-  if (active) {
 #pragma unroll
-    for (int j = 0; j < 4; ++j) raise(shared.channel[column + j], channel[j]);
+  for (int j = 0; j < 4; ++j) {
+    const unsigned largest = largest_of_lanes < kRowLanes, kEven ? 32 : 1 > (channel[j]);
+    if (active && (!kEven || thread % 32 < kRowLanes))
+      atomicMax(&shared.channel[column + j], largest);
   }
   __syncthreads();
-  if (thread < kSplitRows) raise(shared.tile, shared.row[thread]);
+  if (thread < kSplitRows) {
+    const unsigned largest = largest_of_lanes<1, 32>(shared.row[thread]);
+    if (thread % 32 == 0) atomicMax(&shared.tile, largest);
+  }
   __syncthreads();
 
   const unsigned largest_bits = shared.tile;

@@ -34,18 +34,25 @@ struct MaskRows {
   __device__ MaskRows(const MaskView& mask, int batch, int head)
       : view(mask), base(batch * mask.batch_stride + head * mask.head_stride) {}
 
-  /// The score of a visible key after the mask: `scaled` is in units of log2, an additive mask in
-  /// natural ones. An additive -inf hides the key like a boolean false.
-  __device__ float apply(float scaled, int query, int key) const {
+  /// Whether the mask leaves a key visible, and its score after the mask: `scaled` is in units of
+  /// log2, an additive mask in natural ones. An additive -inf hides the key like a boolean false; a
+  /// visible key whose own score is -inf stays visible.
+  __device__ bool reveal(float& scaled, int query, int key) const {
     const Int64 index = base + query * view.row_stride + key * view.key_stride;
     if constexpr (Config::kMask == MaskTensor::kBool) {
-      return static_cast<const unsigned char*>(view.data)[index] != 0 ? scaled : kMinusInfinity;
+      return static_cast<const unsigned char*>(view.data)[index] != 0;
     } else if constexpr (Config::kMask == MaskTensor::kAdditive) {
       const float added = read_element<Config::kMaskElement>(view.data, index);
-      return added == kMinusInfinity ? kMinusInfinity : scaled + added * kLog2E;
+      scaled += added * kLog2E;
+      return added != kMinusInfinity;
     } else {
-      return scaled;
+      return true;
     }
+  }
+
+  /// The score of a key for the softmax: -inf if it is hidden.
+  __device__ float apply(float scaled, int query, int key) const {
+    return reveal(scaled, query, key) ? scaled : kMinusInfinity;
   }
 };
 

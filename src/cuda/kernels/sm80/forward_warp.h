@@ -1,0 +1,292 @@
+#pragma once
+
+// Of the portable forward kernel (forward.cu): what a warp holds in registers, its products and its
+// softmax, and its results.
+
+#include "sm80/forward_tiles.h"
+#include "tile/fragments.h"
+#include "tile/mask.h"
+#include "tile/output.h"
+#include "tile/softmax.h"
+
+namespace flashlab::device {
+
+/// A warp's registers and what it does with them. g = lane / 4, t = lane % 4.
+template <class Config>
+struct ForwardWarp {
+  using Tiles = ForwardTiles<Config>;
+  static constexpr Element kElement = Config::kElement;
+  static constexpr int kBlocks = Tiles::kBlocks, kPieceBlocks = Tiles::kPieceBlocks;
+
+  unsigned rQ[kBlocks][Tiles::kQuerySteps][4];     // left operands
+  float rO[kBlocks][Tiles::kDimBlocks][4];         // rows g, g + 8; features 2t, 2t + 1 of a block
+  float rS[kBlocks][kPieceBlocks][4];              // scores of the current piece
+  unsigned rP[kBlocks][kPieceBlocks / 2][4];       // left operands: P of the previous piece
+  unsigned rP_next[kBlocks][kPieceBlocks / 2][4];  // of the current one
+  RowStatistics<kBlocks> statistics;
+  float factor;  ///< from rS to units of log2
+
+  __device__ void load_queries(unsigned shared_q, uint4* kept_q) {
+#pragma unroll
+    for (int m = 0; m < kBlocks; ++m) {
+#pragma unroll
+      for (int d = 0; d < Tiles::kDimSteps; ++d) {
+        unsigned operand[4];
+        ptx::load_matrix_4(operand, shared_q + Tiles::LayoutQ::offset(16 * m, 2 * d));
+        if (d < Tiles::kQuerySteps) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) rQ[m][d < Tiles::kQuerySteps ? d : 0][i] = operand[i];
+        } else {
+          kept_q[((d - Tiles::kQuerySteps) * kBlocks + m) * 32] =
+              make_uint4(operand[0], operand[1], operand[2], operand[3]);
+        }
+      }
+    }
+  }
+
+  __device__ void clear() {
+    statistics.clear();
+#pragma unroll
+    for (int m = 0; m < kBlocks; ++m) {
+#pragma unroll
+      for (int n = 0; n < Tiles::kDimBlocks; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) rO[m][n][i] = 0;
+      }
+    }
+  }
+
+  /// S = Q K^T of the piece whose keys begin at `shared_k`.
+  __device__ void scores(unsigned shared_k, const uint4* kept_q) {
+#pragma unroll
+    for (int m = 0; m < kBlocks; ++m) {
+#pragma unroll
+      for (int n = 0; n < kPieceBlocks; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) rS[m][n][i] = 0;
+      }
+    }
+#pragma unroll
+    for (int d = 0; d < Tiles::kDimSteps; ++d) {
+      unsigned operand[kBlocks][4];
+#pragma unroll
+      for (int m = 0; m < kBlocks; ++m) {
+        if (d < Tiles::kQuerySteps) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) operand[m][i] = rQ[m][d < Tiles::kQuerySteps ? d : 0][i];
+        } else {
+          const uint4 q = kept_q[((d - Tiles::kQuerySteps) * kBlocks + m) * 32];
+          operand[m][0] = q.x, operand[m][1] = q.y, operand[m][2] = q.z, operand[m][3] = q.w;
+        }
+      }
+#pragma unroll
+      for (int n = 0; n < kPieceBlocks; n += 2) {
+        unsigned rK[4];
+        ptx::load_matrix_4(rK, shared_k + Tiles::LayoutK::offset(8 * n, 2 * d));
+#pragma unroll
+        for (int m = 0; m < kBlocks; ++m) {
+          multiply_add<kElement>(rS[m][n], operand[m], rK[0], rK[1]);
+          multiply_add<kElement>(rS[m][n + 1], operand[m], rK[2], rK[3]);
+        }
+      }
+    }
+  }
+
+  /// Pair `index` of the piece's scores becomes two probabilities.
+  __device__ void exponentials(int index) {
+    const int half = index % 2, n = index / 2 % kPieceBlocks, m = index / 2 / kPieceBlocks;
+    const float reference = statistics.reference[m][half];
+    const float p0 = ptx::exp2_fast(__fmaf_rn(rS[m][n][2 * half], factor, -reference));
+    const float p1 = ptx::exp2_fast(__fmaf_rn(rS[m][n][2 * half + 1], factor, -reference));
+    statistics.step[m][half] += p0 + p1;
+    rP_next[m][n / 2][n % 2 * 2 + half] = pack<kElement>(p0, p1);
+  }
+  static constexpr int kPairs = kBlocks * kPieceBlocks * 2;
+
+  /// O += P V of the previous piece, whose values begin at `shared_v`.
+  __device__ void values(unsigned shared_v) {
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group) values_of_group(shared_v, group);
+  }
+
+  /// The same, and between its instructions the exponentials of the current piece. `again` computes
+  /// its scores anew: in the rare case that they are needed twice, so that their registers are free
+  /// after their first use.
+  template <class Again>
+  __device__ void values_and_exponentials(unsigned shared_v, const Again& again) {
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group) {
+      values_of_group(shared_v, group);
+#pragma unroll
+      for (int i = group * kPairs / kGroups; i < (group + 1) * kPairs / kGroups; ++i) {
+        exponentials(i);
+      }
+    }
+    if (statistics.out_of_range()) {
+      again();
+      raise_references<true>();
+#pragma unroll
+      for (int i = 0; i < kPairs; ++i) exponentials(i);
+    }
+    accept();
+  }
+
+  /// The first piece: its maxima become the references.
+  __device__ void first_exponentials() {
+    raise_references<false>();
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) exponentials(i);
+    accept();
+  }
+
+ private:
+  static constexpr int kColumns = Tiles::kDimBlocks / 2;  ///< pairs of blocks of features
+  static constexpr int kGroups = kPieceBlocks / 2 * kColumns;
+
+  __device__ void values_of_group(unsigned shared_v, int group) {
+    const int step = group / kColumns, column = group % kColumns;
+    unsigned rV[4];
+    ptx::load_matrix_4_transposed(rV, shared_v + Tiles::LayoutV::offset(16 * step, 2 * column));
+#pragma unroll
+    for (int m = 0; m < kBlocks; ++m) {
+      multiply_add<kElement>(rO[m][2 * column], rP[m][step], rV[0], rV[1]);
+      multiply_add<kElement>(rO[m][2 * column + 1], rP[m][step], rV[2], rV[3]);
+    }
+  }
+
+  /// The current piece becomes the previous one.
+  __device__ void accept() {
+    statistics.accept();
+#pragma unroll
+    for (int m = 0; m < kBlocks; ++m) {
+#pragma unroll
+      for (int n = 0; n < kPieceBlocks / 2; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) rP[m][n][i] = rP_next[m][n][i];
+      }
+    }
+  }
+
+  /// References become the maxima of the current scores where these are larger; O follows.
+  template <bool kScaleO>
+  __device__ void raise_references() {
+#pragma unroll
+    for (int m = 0; m < kBlocks; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float largest = kMinusInfinity;
+#pragma unroll
+        for (int n = 0; n < kPieceBlocks; ++n) {
+          largest = fmaxf(largest, fmaxf(rS[m][n][2 * half], rS[m][n][2 * half + 1]));
+        }
+        const float scale = statistics.raise(m, half, largest, factor);
+        if constexpr (kScaleO) {
+#pragma unroll
+          for (int n = 0; n < Tiles::kDimBlocks; ++n) {
+            rO[m][n][2 * half] *= scale;
+            rO[m][n][2 * half + 1] *= scale;
+          }
+        }
+      }
+    }
+  }
+
+ public:
+  /// Scale and mask of the current piece: only where an edge crosses it, or always if the Config
+  /// says that scores need more than a factor.
+  __device__ void transform(const ForwardArguments& args, const ForwardTask<Config>& task,
+                            int first_row, int first_key) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int m = 0; m < kBlocks; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int row = smaller(first_row + 16 * m + 8 * half + lane / 4, task.rows - 1);
+        const int position = task.position(row);
+        const KeyRange seen = visible_keys<Config>(args.shape, position);
+        const MaskRows<Config> mask(args.mask, task.batch, task.head(row));
+#pragma unroll
+        for (int n = 0; n < kPieceBlocks; ++n) {
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            const int key = first_key + 8 * n + 2 * (lane % 4) + i;
+            float& score = rS[m][n][2 * half + i];
+            if constexpr (Config::kPrescaled) score *= args.shape.scale_log2;
+            score = seen.contains(key) ? mask.apply(score, position, key) : kMinusInfinity;
+          }
+        }
+      }
+    }
+  }
+};
+
+/// O (divided by the row sums) and LSE of a warp's rows. `staging` is shared memory of LayoutO.
+template <class Config>
+__device__ void store_results(const ForwardArguments& args, const ForwardTask<Config>& task,
+                              ForwardWarp<Config>& warp, int first_row, unsigned char* staging) {
+  using Tiles = ForwardTiles<Config>;
+  using Layout = typename Tiles::LayoutO;
+  constexpr Element kOutput = Config::kSplits > 1 ? Element::kFp32 : Config::kOutput;
+  constexpr bool kStaged =
+      kOutput != Element::kFp32 && Config::kAlignO >= 16 && Config::kHeadDimV % 8 == 0;
+  const int lane = threadIdx.x % 32;
+  const Shape& shape = args.shape;
+  Rows o = args.o;
+  RowScalars lse = args.lse;
+  if constexpr (Config::kSplits > 1) {
+    // Parts in the workspace: o [split, batch, head, position, feature], lse without features.
+    const Int64 heads = Int64(blockIdx.y) * shape.batch * shape.heads_q;
+    o = {static_cast<float*>(args.regions[0]) + heads * shape.seqlen_q * Config::kHeadDimV,
+         Int64(shape.heads_q) * shape.seqlen_q * Config::kHeadDimV, Config::kHeadDimV,
+         Int64(shape.seqlen_q) * Config::kHeadDimV};
+    lse = {static_cast<float*>(args.regions[1]) + heads * shape.seqlen_q,
+           Int64(shape.heads_q) * shape.seqlen_q, shape.seqlen_q, 1};
+  }
+  warp.statistics.finish();
+#pragma unroll
+  for (int m = 0; m < Tiles::kBlocks; ++m) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row_in_warp = 16 * m + 8 * half + lane / 4, row = first_row + row_in_warp;
+      const bool exists = row < task.rows;
+      const int position = task.position(row), head = task.head(row);
+      const float total = warp.statistics.sum[m][half];
+      if constexpr (Config::kLse || Config::kSplits > 1) {
+        if (exists && lane % 4 == 0) {
+          static_cast<float*>(lse.data)[task.batch * lse.batch_stride + head * lse.head_stride +
+                                        position * lse.row_stride] = warp.statistics.lse(m, half);
+        }
+      }
+      const float inverse = 1.0f / total;
+      unsigned char* to = row_address<kOutput>(o, task.batch, head, position);
+#pragma unroll
+      for (int n = 0; n < Tiles::kDimBlocks; ++n) {
+        // An empty row is 0 whatever V holds.
+        const float x = total == 0 ? 0 : warp.rO[m][n][2 * half] * inverse;
+        const float y = total == 0 ? 0 : warp.rO[m][n][2 * half + 1] * inverse;
+        const int column = 8 * n + 2 * (lane % 4);
+        if constexpr (kStaged) {
+          *reinterpret_cast<unsigned*>(staging + Layout::offset(row_in_warp, n) + 4 * (lane % 4)) =
+              pack<kOutput>(x, y);
+        } else {
+          if (exists) store_pair<kOutput>(to, column, Config::kHeadDimV - column, x, y);
+        }
+      }
+    }
+  }
+  if constexpr (kStaged) {
+    __syncwarp();
+    constexpr int kChunks = Config::kHeadDimV / 8;
+#pragma unroll 4
+    for (int i = lane; i < Config::kWarpRows * kChunks; i += 32) {
+      const int row = first_row + i / kChunks, chunk = i % kChunks;
+      if (row < task.rows) {
+        unsigned char* to = row_address<kOutput>(o, task.batch, task.head(row), task.position(row));
+        *reinterpret_cast<uint4*>(to + chunk * kChunkBytes) =
+            *reinterpret_cast<const uint4*>(staging + Layout::offset(i / kChunks, chunk));
+      }
+    }
+  }
+}
+
+}  // namespace flashlab::device

@@ -1,0 +1,55 @@
+// The 16-bit backward's tiling: every head dim gets one that fits, on small and large devices.
+
+#include <gtest/gtest.h>
+
+#include "cuda/launch/sm80_backward.h"
+
+namespace flashlab::cuda {
+namespace {
+
+// Shared memory of one block: sm_86, sm_89 and sm_120; sm_80; sm_90.
+constexpr int kSmall = 101376, kAmpere = 166912, kHopper = 232448;
+constexpr int kReserved = 1024;  // per block, by the system
+
+TEST(Sm80BackwardTiling, FitsEveryHeadDimOnEveryDevice) {
+  for (const int limit : {kSmall, kAmpere, kHopper}) {
+    for (const bool mask : {false, true}) {
+      for (int dim = 1; dim <= 256; ++dim) {
+        for (const int dim_v : {1, dim, 256}) {
+          const auto t = choose_backward_tiling(dim, dim_v, mask, mask, limit);
+          ASSERT_TRUE(t.has_value()) << "head dims " << dim << " and " << dim_v << " in " << limit;
+          EXPECT_LE(t->min_blocks * (backward_shared_bytes(*t, dim, dim_v) + kReserved),
+                    limit + kReserved);
+        }
+      }
+    }
+  }
+}
+
+TEST(Sm80BackwardTiling, LargeDevicesGetTheFastOnes) {
+  EXPECT_EQ(*choose_backward_tiling(64, 64, false, false, kHopper),
+            (BackwardTiling{.tile_q = 64,
+                            .tile_k = 128,
+                            .warps_q = 1,
+                            .warps_k = 4,
+                            .stages = 2,
+                            .one_barrier = true,
+                            .min_blocks = 2}));
+  EXPECT_TRUE(choose_backward_tiling(128, 128, false, false, kHopper)->one_barrier);
+  EXPECT_EQ(choose_backward_tiling(256, 256, false, false, kHopper)->tile_q, 64);
+  EXPECT_EQ(choose_backward_tiling(64, 64, false, false, kAmpere)->min_blocks, 2);
+}
+
+TEST(Sm80BackwardTiling, SharedMemoryIsWhatTheKernelLaysOut) {
+  // K, V; two stages of Q, dO; dS^T of two buffers; lse2 and delta. Rows of 128 bytes, no padding.
+  const BackwardTiling t{};
+  EXPECT_EQ(backward_shared_bytes(t, 64, 64),
+            2 * 128 * 128 + 2 * 2 * 64 * 128 + 2 * 128 * 128 + 2 * 2 * 64 * 4);
+  // Head dim 40 takes 64 columns; 72 takes 96: 12 chunks, padded to 13.
+  EXPECT_EQ(backward_shared_bytes(t, 40, 64), backward_shared_bytes(t, 64, 64));
+  EXPECT_EQ(backward_shared_bytes(t, 72, 64) - backward_shared_bytes(t, 64, 64),
+            (128 + 2 * 64) * (13 * 16 - 128));
+}
+
+}  // namespace
+}  // namespace flashlab::cuda

@@ -59,11 +59,11 @@ struct BackwardChoice {
 
 // A warp computes its part of dQ in passes of whole pairs of fragments: fewer accumulators, and
 // reductions spread over more of the step.
-int grad_q_passes(const BackwardTiling& t, int head_dim, bool deterministic) {
+int grad_q_passes(const BackwardTiling& t, int head_dim, bool special) {
   const int fragments = round_up(head_dim, 32) / (t.warps() / 2) / 8;
+  const int least = special ? 4 : 2;  // with a mask or a fixed order 2 would spill
   for (int passes : {4, 3, 2}) {
-    if (fragments % (2 * passes) != 0) continue;
-    if (!deterministic || passes <= 2) return passes;  // 4 would spill
+    if (fragments % (least * passes) == 0) return passes;
   }
   return 1;
 }
@@ -73,7 +73,8 @@ ConfigPrinter print(const Problem& problem, const Geometry& g, const BackwardCho
   const BackwardTiling& t = choice.tiling;
   const bool deterministic = problem.options.deterministic;
   // Registers are full at 255: what these variants need on top takes the prefetch's place.
-  const bool prefetch = t.warps_q == 1 || (!deterministic && !problem.mask);
+  const bool special = deterministic || problem.mask.has_value();
+  const bool prefetch = t.warps_q == 1 || !special;
   ConfigPrinter config;
   print_call(config, problem, g);
   config.integer("kTileQ", t.tile_q)
@@ -83,7 +84,7 @@ ConfigPrinter print(const Problem& problem, const Geometry& g, const BackwardCho
       .integer("kStages", t.stages)
       .boolean("kOneBarrier", t.one_barrier)
       .integer("kMinBlocks", t.min_blocks)
-      .integer("kGradQPasses", grad_q_passes(t, static_cast<int>(g.head_dim), deterministic))
+      .integer("kGradQPasses", grad_q_passes(t, static_cast<int>(g.head_dim), special))
       .integer("kSharedBytes", choice.shared_bytes)
       .boolean("kVectorReduction", vector_reduction)
       .boolean("kPrefetch", prefetch)

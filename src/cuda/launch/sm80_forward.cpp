@@ -75,12 +75,6 @@ ForwardChoice choose(const Problem& problem, const Geometry& g, const DeviceInfo
   choice.splits = choose_key_splits(choice.tiles_q * choice.heads * g.batch,
                                     std::int64_t{multiprocessors} * choice.tiling.min_blocks,
                                     divide_up(g.seqlen_k, std::int64_t{choice.tiling.tile_k}));
-  // Storing floats needs a few registers more: with smaller tiles the 128-dim kernel has them.
-  const bool fp32_output = choice.splits > 1 || problem.o.dtype == DType::kFp32;
-  if (fp32_output && choice.tiling.warp_rows == 32 && choice.tiling.piece_k == 16) {
-    choice.tiling.tile_k = 32;
-    choice.tiling.stages = 3;
-  }
   return choice;
 }
 
@@ -152,7 +146,7 @@ ForwardTiling choose_forward_tiling(const ForwardNeeds& needs, int shared_limit)
   } else if (held <= 128) {
     t = {4, 32, 64, 32, 2, 2};
   } else if (held <= 192) {
-    t = {4, 32, 64, 16, 2, 2};
+    t = {4, 32, 32, 16, 4, 2};
   } else {
     // MEASURED at head dim 256 (H200, 2026-11-21), FlashAttention-2's time over ours, S 512..16384:
     // full 1.09 and 0.89, causal 1.02 and 1.11 with 64 keys in 2 stages and with 32 in 4.

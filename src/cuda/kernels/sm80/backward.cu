@@ -24,6 +24,25 @@
 
 namespace flashlab::device {
 
+/// Which of a lane's pairs count under a mask tensor, one bit each. One element at a time:
+/// unrolled, the compiler reads the mask of all of them at once, and spills.
+__device__ inline unsigned revealed_pairs(const float* lse2, const Visibility& visibility,
+                                          const MaskRows<Config>& mask, int query0, int key0,
+                                          int lane) {
+  static_assert(kM * kN * 4 <= 32);
+  unsigned bits = 0;
+#pragma unroll 1
+  for (int e = 0; e < kM * kN * 4; ++e) {
+    const int column = e / 4 / kM * 8 + lane % 4 * 2 + e % 2;
+    const int key = key0 + e / 4 % kM * 16 + lane / 4 + e / 2 % 2 * 8;
+    bool counts = visibility.sees(query0 + column, key) && lse2[column] != kMinusInfinity;
+    float score = 0;
+    if (counts) counts = mask.reveal(score, query0 + column, key);
+    bits |= static_cast<unsigned>(counts) << e;
+  }
+  return bits;
+}
+
 /// S^T -> P^T and dP^T -> dS^T in place. kSelect: pairs may be hidden or rows empty; both become
 /// exactly 0 there, whatever S and dP hold.
 template <bool kSelect>
@@ -31,6 +50,10 @@ __device__ inline void differentiate(float (&s)[kM][kN][4], float (&dp)[kM][kN][
                                      const float* lse2, const float* delta, float scale_log2,
                                      const Visibility& visibility, const MaskRows<Config>& mask,
                                      int query0, int key0, int lane) {
+  unsigned revealed = 0;
+  if constexpr (kSelect && Config::kMask != MaskTensor::kNone) {
+    revealed = revealed_pairs(lse2, visibility, mask, query0, key0, lane);
+  }
 #pragma unroll
   for (int n = 0; n < kN; ++n) {
     const int column = n * 8 + lane % 4 * 2;
@@ -42,17 +65,20 @@ __device__ inline void differentiate(float (&s)[kM][kN][4], float (&dp)[kM][kN][
       for (int i = 0; i < 4; ++i) {
         const float l = i % 2 ? row_lse.y : row_lse.x, d = i % 2 ? row_delta.y : row_delta.x;
         bool counts = true;
-        float x;
         if constexpr (kSelect) {
           const int query = query0 + column + i % 2, key = key0 + m * 16 + lane / 4 + i / 2 * 8;
-          counts = visibility.sees(query, key) && l != kMinusInfinity;
-          if constexpr (Config::kMask != MaskTensor::kNone) {
-            float masked = s[m][n][i] * scale_log2;
-            counts = counts && mask.reveal(masked, query, key);
-            x = masked + l;
+          if constexpr (Config::kMask == MaskTensor::kNone) {
+            counts = visibility.sees(query, key) && l != kMinusInfinity;
           } else {
-            x = fmaf(s[m][n][i], scale_log2, l);
+            counts = revealed >> ((n * kM + m) * 4 + i) & 1;
           }
+        }
+        float x;
+        if constexpr (kSelect && Config::kMask == MaskTensor::kAdditive) {
+          const int query = query0 + column + i % 2, key = key0 + m * 16 + lane / 4 + i / 2 * 8;
+          x = s[m][n][i] * scale_log2;
+          if (counts) mask.reveal(x, query, key);
+          x += l;
         } else {
           x = fmaf(s[m][n][i], scale_log2, l);
         }

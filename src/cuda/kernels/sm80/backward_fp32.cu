@@ -10,10 +10,10 @@
 // With kStages = 1 the copy of a step is waited for at once; another block fills the pause.
 //
 // Accuracy. The tensor core truncates its running sum: an accumulator lives for one step (and 64
-// channels) and is then added, rounded, to fp32 registers. The small products (hi lo', lo hi') have
-// an accumulator of their own, so they are not truncated at the size of the large ones, and the
-// chains are independent. Powers of two: the terms' own, 2^kShift for P, and for dS one from the
-// bound |dS| <= max|dO_i| max|V_j| + max|delta_i| of a tile of queries and 64 keys.
+// channels) and is then added, rounded, to fp32 registers. The small products (hi lo', lo hi') come
+// first, or have an accumulator of their own, so that they are not truncated at the size of the
+// large ones. Powers of two: the terms' own, 2^kShift for P, and for dS one from the bound
+// |dS| <= max|dO_i| max|V_j| + max|delta_i| of a tile of queries and 64 keys.
 //
 // A block with a tile out of fp16's range does nothing: backward_fp32_guarded.cu does it.
 

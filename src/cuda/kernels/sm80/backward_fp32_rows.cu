@@ -108,6 +108,9 @@ __device__ void mark_block(const BackwardArguments& args, Int64 block) {
   const int first_tile = w.first * kRows / kSplitRows;
   const int end_tile = (w.end * kRows + kSplitRows - 1) / kSplitRows;
   bool guarded = !(fabsf(s.scale) < 1e18f) || fabsf(s.scale) < 1e-18f && s.scale != 0;
+  // Few products per score: nothing averages out the terms' rounding, and nothing is gained by
+  // them.
+  guarded |= Config::kHeadDim < 8 || Config::kHeadDimV < 8;
   for (int tile = w.first_key / kSplitRows;
        tile < tiles_k && tile * kSplitRows < w.first_key + kKeys; ++tile) {
     const SplitTile k = k_tiles[w.bh * tiles_k + tile], v = v_tiles[w.bh * tiles_k + tile];

@@ -345,6 +345,7 @@ extern "C" __global__ void __launch_bounds__(flashlab::device::kThreads, Config:
   WarpState state;
   bool guarded = load_queries(args, w, shared, state);
   guarded |= work && any_guarded(k, v, w.first, w.end);
+  if constexpr (kTerms > 1) guarded |= args.shape.seqlen_k <= kFewKeys;
   guarded = __syncthreads_or(guarded && work) != 0;
   if (threadIdx.x == 0) {
     mark_of(args, item) = guarded;

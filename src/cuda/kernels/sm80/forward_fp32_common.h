@@ -23,6 +23,10 @@ inline constexpr float kMinusInfinity = -__builtin_bit_cast(float, 0x7f800000u);
 inline constexpr float kLog2e = 1.4426950408889634f;
 inline constexpr float kLn2 = 0.6931471805599453f;
 
+/// So few keys are all guarded: with one visible key o is v to the bit, as the formula has it, and
+/// 22 of 24 bits would show. The guarded path's three terms hold every bit.
+inline constexpr int kFewKeys = 16;
+
 /// Where forward_fp32.cu says which work items it left to forward_fp32_guarded.cu.
 __device__ inline unsigned& mark_of(const ForwardArguments& args, unsigned item) {
   return static_cast<unsigned*>(args.regions[Config::kMarkRegion])[item];

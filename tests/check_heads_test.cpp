@@ -63,9 +63,8 @@ TEST_P(ByHeads, GivesTheSameAnswer) {
   EXPECT_EQ(all.naive.dv, heads.naive.dv);
 }
 
-INSTANTIATE_TEST_SUITE_P(Samples, ByHeads, testing::Bool(), [](const auto& info) {
-  return info.param ? "everything" : "sampled";
-});
+INSTANTIATE_TEST_SUITE_P(Samples, ByHeads, testing::Bool(),
+                         [](const auto& info) { return info.param ? "everything" : "sampled"; });
 
 }  // namespace
 }  // namespace flashlab::lab

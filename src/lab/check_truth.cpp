@@ -156,9 +156,9 @@ std::vector<ref::Verdict> judge(const ForwardTensors& t, const ForwardTruth& tru
   if (!t.lse) return out;
   std::vector<double> magnitude = truth.exact.magnitude;
   if (truth.tf32) {
-    // Two operands rounded to 11 bits move a score by at most 2^-11 of its terms; compare_lse
-    // allows 2^-21.
-    for (double& row : magnitude) row *= 1024;
+    // Two operands, each rounded to 11 bits by at most 2^-11 of it, move a score by at most 2^-10
+    // of its terms; compare_lse allows 2^-21.
+    for (double& row : magnitude) row *= 2048;
   }
   out.push_back(ref::compare_lse(*t.lse, truth.exact.rows, truth.exact.lse, magnitude));
   return out;

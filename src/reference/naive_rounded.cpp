@@ -1,6 +1,8 @@
 #include "reference/naive_rounded.h"
 
+#include <bit>
 #include <cmath>
+#include <cstdint>
 #include <limits>
 #include <new>
 
@@ -14,9 +16,22 @@ constexpr Real kInfinite = std::numeric_limits<Real>::infinity();
 
 // T's rounding of a value of the summing type.
 struct Rounding {
-  DType dtype;
+  Rounding(DType type, const Options& options)
+      : dtype(type), tf32(type == DType::kFp32 && options.precision == Precision::kTf32) {}
+
   float operator()(float value) const { return round_to(dtype, value); }
   double operator()(double value) const { return value; }
+
+  // The same for what goes into another product: tf32 keeps 11 significant bits of it.
+  float operand(float value) const {
+    if (!tf32 || !std::isfinite(value)) return round_to(dtype, value);
+    const auto bits = std::bit_cast<std::uint32_t>(value);
+    return std::bit_cast<float>((bits + 0xfffu + ((bits >> 13) & 1u)) & 0xffffe000u);
+  }
+  double operand(double value) const { return value; }
+
+  DType dtype;
+  bool tf32;
 };
 
 // The orders of a variant's sums.
@@ -101,7 +116,7 @@ class NaiveRow {
       p[n] = orders_.exponential(p[n], maximum);
       sum += p[n];
     });
-    for (std::size_t n = 0; n < count; ++n) p[n] = rounding_(p[n] / sum);
+    for (std::size_t n = 0; n < count; ++n) p[n] = rounding_.operand(p[n] / sum);
     return maximum + std::log(sum);
   }
 
@@ -111,7 +126,9 @@ class NaiveRow {
       fill(0);
       return;
     }
-    for (std::size_t n = 0; n < count; ++n) p[n] = rounding_(orders_.exponential(p[n], lse));
+    for (std::size_t n = 0; n < count; ++n) {
+      p[n] = rounding_.operand(orders_.exponential(p[n], lse));
+    }
   }
 
   std::vector<Real> p;
@@ -137,7 +154,8 @@ ForwardRows forward_as(const ForwardTensors& t, const Options& options, const Sa
   const Sizes sizes = sizes_of(t.q, t.k, t.v);
   const Orders orders(sizes, variant);
   const Visibility visibility(sizes, options.causal, t.mask);
-  NaiveRow<Real> row(visibility, scale_of(options, sizes.head_dim), {t.q.spec.dtype}, orders);
+  NaiveRow<Real> row(visibility, scale_of(options, sizes.head_dim), {t.q.spec.dtype, options},
+                     orders);
   const auto dim = static_cast<std::size_t>(sizes.head_dim);
   const auto dim_v = static_cast<std::size_t>(sizes.head_dim_v);
   const std::vector<std::int64_t> all_keys = range(sizes.seqlen_k);
@@ -188,7 +206,7 @@ class NaiveBackward {
         orders_(sizes_, variant),
         visibility_(sizes_, options.causal, t.mask),
         scale_(scale_of(options, sizes_.head_dim)),
-        rounding_{t.q.spec.dtype},
+        rounding_(t.q.spec.dtype, options),
         row_(visibility_, scale_, rounding_, orders_),
         statistics_(statistics),
         all_(sample.all) {
@@ -282,7 +300,8 @@ class NaiveBackward {
       }
       if (t_.d_lse) delta -= static_cast<Real>(read_statistic(*t_.d_lse, b, h, i));
       for (std::size_t j = 0; j < row_.count; ++j) {
-        dp_[j] = row_.visible[j] == 0 ? Real(0) : rounding_(row_.p[j] * (dp_[j] - delta));  // dS
+        dp_[j] =
+            row_.visible[j] == 0 ? Real(0) : rounding_.operand(row_.p[j] * (dp_[j] - delta));  // dS
       }
       if (wanted != nullptr) query_gradient(wanted->slots[n], keys);
       if (wanted_keys != nullptr) key_gradients(*wanted_keys, n, keys);

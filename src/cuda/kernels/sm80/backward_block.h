@@ -15,7 +15,8 @@ constexpr int kDim = Sizes::kDim, kDimV = Sizes::kDimV;
 
 constexpr int kWarpKeys = kTileK / Sizes::kWarpsK;
 constexpr int kWarpQueries = kTileQ / Sizes::kWarpsQ;
-constexpr int kPieceQ = smaller(32, kWarpQueries);  ///< queries of S^T in registers at a time
+/// Queries of S^T in registers at a time; fewer where an additive mask needs registers too.
+constexpr int kPieceQ = smaller(Config::kMask == MaskTensor::kAdditive ? 16 : 32, kWarpQueries);
 constexpr int kPieces = kWarpQueries / kPieceQ;
 constexpr int kM = kWarpKeys / 16;
 constexpr int kN = kPieceQ / 8;

@@ -62,7 +62,7 @@ __device__ inline void merge_piece(const ForwardArguments& args, Int64 row, int 
   if constexpr (Config::kLse) {
     float* lse = static_cast<float*>(args.lse.data) + b * args.lse.batch_stride +
                  h * args.lse.head_stride + i * args.lse.row_stride;
-    if (c0 == 0) *lse = empty ? kMinusInfinity : (reference + log2f(sum)) * kLn2;
+    if (c0 == 0) *lse = empty ? kMinusInfinity : natural_lse(reference, sum);
   }
 }
 

@@ -114,7 +114,10 @@ class Checker {
   }
 
   bool refuse(Pass pass, const Status& status) {
-    report_.status = run_status(status);
+    // A rung without a backward pass is judged by its forward.
+    const bool forward_only = pass == Pass::kBackward && !report_.items.empty() &&
+                              status.code() == StatusCode::kUnsupported;
+    if (!forward_only) report_.status = run_status(status);
     report_.message = fmt::format("{}: {}", name_of(pass), status.message());
     return false;
   }

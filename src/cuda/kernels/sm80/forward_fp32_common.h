@@ -189,8 +189,7 @@ __device__ inline void store_row(const ForwardArguments& args, const BlockWork& 
     if constexpr (Config::kLse) {
       float* lse = static_cast<float*>(args.lse.data) + w.batch * args.lse.batch_stride +
                    w.head * args.lse.head_stride + row * args.lse.row_stride;
-      if (t == 0 && blockIdx.z == 0)
-        *lse = empty ? kMinusInfinity : natural_lse(reference, sum);
+      if (t == 0 && blockIdx.z == 0) *lse = empty ? kMinusInfinity : natural_lse(reference, sum);
     }
   }
 }

@@ -8,10 +8,11 @@ us). --check writes nothing and fails if a document does not hold what the files
 
 import glob
 import json
+import math
 import os
 import sys
 
-BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
+GPU = "bench/results/gpu/h200"  # the start of the names of the GPU's files
 FRONT = "zen4-2threads"  # the machine of the README's table
 
 
@@ -70,6 +71,8 @@ def everything():
         parts.append(share_table(os.path.basename(path)[:-5], load(path)))
     for path in sorted(glob.glob("bench/results/peers/*.json")):
         parts.append(peer_table(os.path.basename(path)[:-5], load(path)))
+    for path in sorted(glob.glob(f"{GPU}-*torch.*.json")):
+        parts.append(peer_table(os.path.basename(path)[:-5], load(path)))
     return "\n\n".join(parts)
 
 
@@ -102,18 +105,89 @@ def front():
     return "\n".join(lines)
 
 
+def tflops(row):
+    """Of one row of a peers file: 2 B H pairs (D + Dv) forward, (3 D + 2 Dv) backward."""
+    pairs = row["seqlen_q"] ** 2 / (1 if row["mask"] == "none" else 2)
+    factor = 4 if row["pass"] == "forward" else 10
+    flops = factor * row["batch"] * row["heads_q"] * pairs * row["head_dim"]
+    return flops / row["flashlab_ms"] * 1e-9
+
+
+def geometric_mean(values):
+    return math.exp(sum(map(math.log, values)) / len(values))
+
+
+def gpu_front():
+    """Production kernels of a GPU beside PyTorch's backends: TFLOP/s, geometric means of ratios."""
+    documents = {name: load(f"{GPU}-{name}.json")
+                 for name in ("papers-torch.flash", "papers-torch.cudnn", "fp32-torch.efficient",
+                              "fp32-torch.math")}
+    lines = ["| | TFLOP/s | FlashAttention-2 | cuDNN | memory-efficient | math |",
+             "|---|---:|---:|---:|---:|---:|"]
+    for dtype in ("bf16", "fp32"):
+        for which in ("forward", "backward"):
+            cells, rates = [], []
+            for document in documents.values():
+                rows = [r for r in document["results"]
+                        if r["dtype"] == dtype and r["pass"] == which]
+                rates += [round(tflops(r)) for r in rows]
+                cells.append(
+                    f"{geometric_mean([r['torch_over_flashlab'] for r in rows]):.2f}x"
+                    if rows else "")
+            lines.append(f"| {dtype} {which} | {span(rates)} | " + " | ".join(cells) + " |")
+    e = documents["papers-torch.flash"]["environment"]
+    lines += ["", "A rival's time over ours, geometric mean. bf16: the papers' grid (16k tokens, "
+              "hidden size 2048, head dims 64 to 256, S 512 to 16k, full and causal); fp32 `ieee`: "
+              "batch 8, one head, head dims 16 to 128, S 1k to 16k, causal. "
+              f"{documents['papers-torch.flash']['peer'].split(' torch.')[0]}, {e['gpu']}, driver "
+              f"{e['driver']}, {e['gpu_clock_mhz']:.0f} MHz, {e['date_utc'][:10]}, commit "
+              f"{e['commit'][:12]}: `bench/gpu.sh torch,torch32 build/flashlab OUTPUT h200`. "
+              "Kernels for Hopper's own instructions are to come."]
+    return "\n".join(lines)
+
+
+def ladder():
+    """The rungs on one shape."""
+    document = load(f"{GPU}-ladder.json")
+    rows, e = document["results"], document["environment"]
+    lines = ["| implementation | forward, ms | backward, ms | peak memory, MiB |",
+             "|---|---:|---:|---:|"]
+    names = list(dict.fromkeys(r["implementation"] for r in rows))
+    order = ["naive", "fa1", "fa1-vector", "fa1-shuffle", "fa1-mma", "fa2", "fa2-vector",
+             "fa2-shuffle", "fa2-mma", "fa2-deterministic", "sm80"]
+    for name in sorted(names, key=lambda n: order.index(n) if n in order else len(order)):
+        times = []
+        for which in ("forward", "backward"):
+            row = find(rows, implementation=name, **{"pass": which})
+            times.append(f"{row['median_ms']:.3f}" if row and row["status"] == "ok" else "")
+        peak = max(r["peak_bytes"] or 0 for r in rows if r["implementation"] == name)
+        lines.append(f"| {name} | {times[0]} | {times[1]} | {peak / 2**20:.1f} |")
+    one = rows[0]
+    lines += ["", f"{one['dtype']}, batch {one['batch']}, {one['heads_q']} heads of "
+              f"{one['head_dim']}, S {one['seqlen_q']}, {one['mask']}; {e['gpu']}, "
+              f"{e['date_utc'][:10]}, commit {e['commit'][:12]}: `{e['command']}`. Naive is faster "
+              "than the first rungs and takes more memory."]
+    return "\n".join(lines)
+
+
 def with_tables(text, tables):
-    before, rest = text.split(BEGIN, 1)
-    after = rest.split(END, 1)[1]
-    return f"{before}{BEGIN}\n{tables}\n{END}{after}"
+    """`text` with what stands between each tag's markers replaced; a tag may be absent."""
+    for tag, table in tables.items():
+        begin, end = f"<!-- {tag}: begin -->", f"<!-- {tag}: end -->"
+        if begin in text:
+            before, rest = text.split(begin, 1)
+            text = f"{before}{begin}\n{table}\n{end}{rest.split(end, 1)[1]}"
+    return text
 
 
 def main():
     os.chdir(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     check = "--check" in sys.argv[1:]
     stale = []
-    for path, tables in (("README.md", front()), ("README.zh-CN.md", front()),
-                         ("bench/README.md", everything())):
+    readme = {"results": front(), "gpu": gpu_front(), "ladder": ladder()}
+    for path, tables in (("README.md", readme), ("README.zh-CN.md", readme),
+                         ("docs/learn/README.md", readme), ("docs/learn/README.zh-CN.md", readme),
+                         ("bench/README.md", {"results": everything()})):
         with open(path, encoding="utf-8") as stream:
             text = stream.read()
         made = with_tables(text, tables)

@@ -55,6 +55,16 @@ TEST(ReferenceView, RoundingAgreesWithTheLibraryOnEveryKindOfFloat) {
   }
 }
 
+TEST(ReferenceView, Tf32KeepsElevenBitsOfAnOperand) {
+  EXPECT_EQ(round_to_tf32(1.0f + 0x1p-10f), 1.0f + 0x1p-10f);
+  EXPECT_EQ(round_to_tf32(1.0f + 0x1p-11f), 1.0f);                // a tie, to even
+  EXPECT_EQ(round_to_tf32(1.0f + 3 * 0x1p-11f), 1.0f + 0x1p-9f);  // the other tie
+  EXPECT_EQ(round_to_tf32(-(1.0f + 0x1p-11f + 0x1p-23f)), -(1.0f + 0x1p-10f));
+  EXPECT_EQ(round_to_tf32(0x1p-140f), 0.0f);
+  EXPECT_TRUE(std::isinf(round_to_tf32(INFINITY)));
+  EXPECT_TRUE(std::isnan(round_to_tf32(NAN)));
+}
+
 TEST(ReferenceView, RoundingOfTiesGoesToEven) {
   EXPECT_EQ(round_to(DType::kBf16, 1.0 + 1.0 / 256), 1.0);
   EXPECT_EQ(round_to(DType::kBf16, 1.0 + 3.0 / 256), 1.0 + 4.0 / 256);

@@ -78,13 +78,7 @@ class RoundedInputs {
     std::vector<float>& copy = copies_.emplace_back(static_cast<std::size_t>(s.elements()));
     out.data = copy.data();
     copy_tensor(from, Tensor{copy.data(), out.spec});
-    for (float& value : copy) {
-      const auto bits = std::bit_cast<std::uint32_t>(value);
-      const std::uint32_t even = (bits >> 13) & 1u;
-      if (std::isfinite(value)) {
-        value = std::bit_cast<float>((bits + 0xfffu + even) & 0xffffe000u);
-      }
-    }
+    for (float& value : copy) value = ref::round_to_tf32(value);
     return out;
   }
   std::deque<std::vector<float>> copies_;

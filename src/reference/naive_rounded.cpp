@@ -1,8 +1,6 @@
 #include "reference/naive_rounded.h"
 
-#include <bit>
 #include <cmath>
-#include <cstdint>
 #include <limits>
 #include <new>
 
@@ -23,11 +21,7 @@ struct Rounding {
   double operator()(double value) const { return value; }
 
   // The same for what goes into another product: tf32 keeps 11 significant bits of it.
-  float operand(float value) const {
-    if (!tf32 || !std::isfinite(value)) return round_to(dtype, value);
-    const auto bits = std::bit_cast<std::uint32_t>(value);
-    return std::bit_cast<float>((bits + 0xfffu + ((bits >> 13) & 1u)) & 0xffffe000u);
-  }
+  float operand(float value) const { return tf32 ? round_to_tf32(value) : round_to(dtype, value); }
   double operand(double value) const { return value; }
 
   DType dtype;

@@ -191,6 +191,12 @@ double round_to(DType dtype, double value) {
   return round_to_format(format_of(dtype), value);
 }
 
+float round_to_tf32(float value) {
+  if (!std::isfinite(value)) return value;
+  const auto bits = std::bit_cast<std::uint32_t>(value);
+  return std::bit_cast<float>((bits + 0xFFFu + ((bits >> 13) & 1u)) & 0xFFFFE000u);
+}
+
 float round_to(DType dtype, float value) {
   if (dtype == DType::kBf16) {
     const auto bits = std::bit_cast<std::uint32_t>(value);

@@ -22,6 +22,10 @@ void store(void* data, DType dtype, std::int64_t index, double value);
 double round_to(DType dtype, double value);
 float round_to(DType dtype, float value);
 
+/// The nearest value of 11 significant bits, ties to even: what tf32 keeps of an operand. fp32's
+/// exponents; NaN and infinities stay.
+float round_to_tf32(float value);
+
 /// Largest finite value.
 double largest(DType dtype);
 

@@ -68,35 +68,34 @@ int GpuPlan::add_gpu_region(std::string name, std::size_t bytes) {
   return static_cast<int>(regions.size()) - 1;
 }
 
-int GpuPlan::add_kernel(GpuStep step) {
+int GpuPlan::add_step(PlanStep shown, GpuStep step) {
   const int index = static_cast<int>(steps.size());
-  PlanStep shown;
-  shown.kind = PlanStep::Kind::kKernel;
   shown.name = step.name;
-  const LaunchShape& s = step.shape;
-  shown.configuration =
-      fmt::format("{} · grid {} x {} x {} · {} threads · {} shared bytes", step.configuration,
-                  s.grid_x, s.grid_y, s.grid_z, s.threads, s.shared_bytes);
   if (index > 0) shown.depends_on.push_back(index - 1);
   steps.push_back(std::move(shown));
   gpu_steps_.push_back(std::move(step));
+  // Atomics do not move: while a plan is made none is set, so a fresh row of them is the same.
   kernels_ = std::vector<std::atomic<const Kernel*>>(gpu_steps_.size());
   return index;
 }
 
+int GpuPlan::add_kernel(GpuStep step) {
+  const LaunchShape& s = step.shape;
+  PlanStep shown;
+  shown.kind = PlanStep::Kind::kKernel;
+  shown.configuration =
+      fmt::format("{} · grid {} x {} x {} · {} threads · {} shared bytes", step.configuration,
+                  s.grid_x, s.grid_y, s.grid_z, s.threads, s.shared_bytes);
+  return add_step(std::move(shown), std::move(step));
+}
+
 int GpuPlan::add_zero(std::string name, int region) {
-  const int index = static_cast<int>(steps.size());
   PlanStep shown;
   shown.kind = PlanStep::Kind::kMemset;
-  shown.name = name;
-  if (index > 0) shown.depends_on.push_back(index - 1);
-  steps.push_back(std::move(shown));
   GpuStep step;
   step.name = std::move(name);
   step.region = region;
-  gpu_steps_.push_back(std::move(step));
-  kernels_ = std::vector<std::atomic<const Kernel*>>(gpu_steps_.size());
-  return index;
+  return add_step(std::move(shown), std::move(step));
 }
 
 Result<const Kernel*> GpuPlan::kernel_of(std::size_t index) const {

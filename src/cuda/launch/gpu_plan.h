@@ -49,6 +49,7 @@ class GpuPlan : public internal::PlanState {
   GpuDevice& device() const noexcept { return device_; }
 
  private:
+  int add_step(PlanStep shown, GpuStep step);
   /// The loaded kernel of a step.
   Result<const Kernel*> kernel_of(std::size_t index) const;
   template <class Arguments>

@@ -138,6 +138,7 @@ class Verify:
         self.check("format", run, ["tools/format.sh", "--check"], "format")
         self.check("lint", run, ["tools/lint.py"], "lint")
         self.check("docs", run, ["tools/check_docs.py"], "docs")
+        self.check("tables", run, ["tools/bench_tables.py", "--check"], "tables")
         self.check("headers", run, ["tools/check_headers.py"], "headers")
 
     def kernels(self):

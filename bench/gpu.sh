@@ -3,8 +3,9 @@
 #   bench/gpu.sh PART[,PART] PROGRAM OUTPUT_FOLDER NAME [PYTHON]
 #
 #   check     every implementation against the fp64 oracle
-#   sanitize  compute-sanitizer's memcheck, racecheck and initcheck on small cases, where it works
-#   ladder    the rungs beside each other on one shape, forward and backward
+#   sanitize  compute-sanitizer's memcheck, racecheck and initcheck on small cases of every kernel,
+#             where it works (bench/sanitize.py)
+#   ladder    the rungs beside each other: one long head, and enough heads to fill the GPU
 #   bench     production kernels: the papers' grid, fp32 and tf32
 #   torch     PyTorch's backends in turns with ours: papers (bf16)
 #   torch32   the same in fp32: batch 8, one head
@@ -37,41 +38,35 @@ step() {  # step WHAT COMMAND...: runs it, remembers a failure, goes on
   fi
 }
 
-sanitizer() {  # its path, or nothing
-  local path
-  for path in "$(command -v compute-sanitizer)" /usr/local/cuda/bin/compute-sanitizer; do
-    [ -x "$path" ] && echo "$path" && return
-  done
-}
-
 part_check() {
   step "check: every implementation" \
     "$program" check --device cuda --json "$folder/$name-check.json"
 }
 
 part_sanitize() {
-  local tool path
-  path=$(sanitizer)
-  if [ -z "$path" ]; then
-    say "sanitize: skipped, there is no compute-sanitizer here"
-    return
-  fi
-  # Containers often forbid what it needs (debugging the GPU): the smallest case says so.
-  if ! "$path" --tool memcheck "$program" bench --device cuda --batch 1 --heads 1 --seqlen 16 \
-      --repeats 1 --warmup 1 >"$folder/$name-sanitize.log" 2>&1; then
-    say "sanitize: skipped, compute-sanitizer cannot run here; see $folder/$name-sanitize.log"
-    return
-  fi
+  local tool
   for tool in memcheck racecheck initcheck; do
-    step "sanitize: $tool" "$path" --tool "$tool" --error-exitcode 9 --print-limit 5 \
-      "$program" check --device cuda --case -00 --json "$folder/$name-$tool.json"
+    say "sanitize: $tool"
+    python3 "$here/sanitize.py" "$tool" "$program" "$folder/$name-$tool.json"
+    case $? in
+      0) say "ok" ;;
+      77) return ;;
+      *) failed=1 && say "FAILED" ;;
+    esac
   done
 }
 
+ladder() {  # ladder FILE SHAPE...
+  local file=$1 rungs
+  shift
+  rungs=naive,fa1,fa1-vector,fa1-shuffle,fa1-mma
+  rungs+=,fa2,fa2-vector,fa2-shuffle,fa2-mma,fa2-deterministic,sm80
+  step "ladder: fp32 and bf16, $*" "$program" compare --device cuda --implementation "$rungs" "$@" \
+    --head-dim 64 --dtype fp32,bf16 --pass both --output "$folder" --json "$folder/$file.json"
+}
 part_ladder() {
-  local shape=(--device cuda --batch 4 --heads 16 --head-dim 64 --seqlen 2k --causal=top-left)
-  step "ladder: fp32 and bf16, batch 4, 16 heads of 64, 2048 tokens, causal" \
-    "$program" compare "${shape[@]}" --dtype fp32,bf16 --pass both --output "$folder/$name-ladder"
+  ladder "$name-ladder-long" --batch 1 --heads 1 --seqlen 4k
+  ladder "$name-ladder-wide" --batch 8 --heads 8 --seqlen 1k
 }
 
 part_bench() {

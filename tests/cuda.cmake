@@ -30,3 +30,15 @@ add_library(flashlab_fake_driver SHARED cuda_fake_driver.cpp
 set_target_properties(flashlab_fake_driver PROPERTIES OUTPUT_NAME cuda SOVERSION 1
   CXX_VISIBILITY_PRESET default
   LIBRARY_OUTPUT_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/fake_driver)
+
+# Refusals around a call, against that driver.
+flashlab_test(cuda_bad_input_test SOURCES cuda_bad_input_test.cpp LIBRARIES flashlab
+  DEFINITIONS FLASHLAB_FAKE_DRIVER="$<TARGET_FILE:flashlab_fake_driver>")
+add_dependencies(cuda_bad_input_test flashlab_fake_driver)
+
+# Kernels with deliberate faults: the list of implementations in cuda_mutants.cpp takes the place of
+# the library's.
+if(FLASHLAB_BUILD_CLI)
+  flashlab_test(cuda_mutation_test SOURCES cuda_mutation_test.cpp cuda_mutants.cpp
+    LIBRARIES flashlab_lab)
+endif()

@@ -1,18 +1,54 @@
 // Stands in for libcuda.so.1, so that what is said about drivers can be tested on any machine.
 // FAKE_CUDA: old (a driver of CUDA 11.4), none (no device), sm70 (one Volta), broken (cuInit
-// fails). The other functions that are called are generated beside it: each returns an error.
+// fails), gpu (one H200 with 1 GiB free, whose memory nobody may look into). With gpu, FAKE_LOAD
+// and FAKE_LAUNCH are what loading and launching a kernel return. The other functions that are
+// called are generated beside it: each returns an error.
 
 #include <cstdlib>
 #include <cstring>
 
 namespace {
 
-constexpr int kSuccess = 0, kUnknownError = 999;
-constexpr int kMajor = 75, kMinor = 76;  // attributes of a device
+constexpr int kSuccess = 0, kOutOfMemory = 2, kInvalidHandle = 400, kUnknownError = 999;
+// Attributes of a device.
+constexpr int kMultiprocessors = 16, kMajor = 75, kMinor = 76, kSharedBytes = 97;
+constexpr int kMemoryType = 2, kOrdinal = 9;  // of a pointer
+
+// Addresses of this GPU's memory and of another one's; streams of its context and of another one.
+constexpr unsigned long long kMemory = 0x100000000000, kMemoryOfOther = 0x200000000000;
+constexpr unsigned long long kMemoryBytes = 1ull << 30;
+constexpr unsigned long long kStream = 0x10000, kStreamOfOther = 0x20000;
+int contexts[2];  // their addresses are the handles
 
 bool is(const char* what) {
   const char* mode = std::getenv("FAKE_CUDA");
   return mode != nullptr && std::strcmp(mode, what) == 0;
+}
+
+int asked(const char* variable) {
+  const char* code = std::getenv(variable);
+  return code == nullptr ? kSuccess : std::atoi(code);
+}
+
+struct Error {
+  int code;
+  const char* name;
+  const char* text;
+};
+constexpr Error kErrors[] = {
+    {kSuccess, "CUDA_SUCCESS", "no error"},
+    {kOutOfMemory, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory"},
+    {209, "CUDA_ERROR_NO_BINARY_FOR_GPU", "no kernel image is available for the device"},
+    {kInvalidHandle, "CUDA_ERROR_INVALID_HANDLE", "invalid resource handle"},
+    {719, "CUDA_ERROR_LAUNCH_FAILED", "unspecified launch failure"},
+    {kUnknownError, "CUDA_ERROR_UNKNOWN", "unknown error"},
+};
+
+const Error& error_of(int code) {
+  for (const Error& error : kErrors) {
+    if (error.code == code) return error;
+  }
+  return kErrors[sizeof kErrors / sizeof kErrors[0] - 1];
 }
 
 }  // namespace
@@ -29,12 +65,12 @@ int cuDriverGetVersion(int* version) {
 }
 
 int cuGetErrorName(int result, const char** name) {
-  *name = result == kUnknownError ? "CUDA_ERROR_UNKNOWN" : "CUDA_SUCCESS";
+  *name = error_of(result).name;
   return kSuccess;
 }
 
 int cuGetErrorString(int result, const char** text) {
-  *text = result == kUnknownError ? "unknown error" : "no error";
+  *text = error_of(result).text;
   return kSuccess;
 }
 
@@ -49,7 +85,7 @@ int cuDeviceGet(int* device, int ordinal) {
 }
 
 int cuDeviceGetName(char* name, int length, int) {
-  std::strncpy(name, "Fake V100", static_cast<std::size_t>(length) - 1);
+  std::strncpy(name, is("gpu") ? "Fake H200" : "Fake V100", static_cast<std::size_t>(length) - 1);
   return kSuccess;
 }
 
@@ -59,8 +95,82 @@ int cuDeviceTotalMem_v2(std::size_t* bytes, int) {
 }
 
 int cuDeviceGetAttribute(int* value, int attribute, int) {
-  *value = attribute == kMajor ? 7 : attribute == kMinor ? 0 : 1;
+  const bool new_gpu = is("gpu");
+  *value = attribute == kMajor                        ? (new_gpu ? 9 : 7)
+           : attribute == kMinor                      ? 0
+           : new_gpu && attribute == kMultiprocessors ? 132
+           : new_gpu && attribute == kSharedBytes     ? 232448
+                                                      : 1;
   return kSuccess;
+}
+
+int cuDevicePrimaryCtxRetain(void** context, int device) {
+  *context = &contexts[device];
+  return is("gpu") ? kSuccess : kUnknownError;
+}
+
+int cuCtxPushCurrent_v2(void*) {
+  return kSuccess;
+}
+
+int cuCtxPopCurrent_v2(void**) {
+  return kSuccess;
+}
+
+int cuMemGetInfo_v2(std::size_t* free_bytes, std::size_t* total) {
+  *free_bytes = kMemoryBytes;
+  *total = std::size_t{16} << 30;
+  return kSuccess;
+}
+
+int cuMemAllocAsync(unsigned long long* address, std::size_t bytes, void*) {
+  *address = kMemory;
+  return bytes <= kMemoryBytes ? kSuccess : kOutOfMemory;
+}
+
+int cuMemFreeAsync(unsigned long long, void*) {
+  return kSuccess;
+}
+
+int cuPointerGetAttributes(unsigned count, const int* attributes, void** values,
+                           unsigned long long address) {
+  const bool own = address >= kMemory && address < kMemory + kMemoryBytes;
+  const bool other = address >= kMemoryOfOther && address < kMemoryOfOther + kMemoryBytes;
+  for (unsigned i = 0; i < count; ++i) {
+    int value = 0;
+    if (attributes[i] == kMemoryType) value = own || other ? 2 : 0;
+    if (attributes[i] == kOrdinal) value = own ? 0 : other ? 1 : -2;
+    std::memcpy(values[i], &value, sizeof value);
+  }
+  return kSuccess;
+}
+
+int cuStreamGetCtx(void* stream, void** context) {
+  const auto handle = reinterpret_cast<unsigned long long>(stream);
+  *context = &contexts[handle == kStream ? 0 : 1];
+  return handle == kStream || handle == kStreamOfOther ? kSuccess : kInvalidHandle;
+}
+
+int cuMemsetD8Async(unsigned long long, unsigned char, std::size_t, void*) {
+  return kSuccess;
+}
+
+int cuLibraryLoadData(void** library, const void*, int*, void**, unsigned, int*, void**, unsigned) {
+  *library = contexts;
+  return asked("FAKE_LOAD");
+}
+
+int cuLibraryGetKernel(void** kernel, void*, const char*) {
+  *kernel = contexts;
+  return kSuccess;
+}
+
+int cuKernelSetAttribute(int, int, void*, int) {
+  return kSuccess;
+}
+
+int cuLaunchKernelEx(const void*, void*, void**, void**) {
+  return asked("FAKE_LAUNCH");
 }
 
 }  // extern "C"

@@ -298,6 +298,41 @@ TEST_F(Compiler, ImagesAreCompiledOnceAndThenCached) {
   fs::remove_all(folder);
 }
 
+TEST_F(Compiler, ACacheThatIsOfNoUseOnlyCostsTime) {
+  const KernelSpec spec{"config_types.h",
+                        "nothing",
+                        "struct Config {};\nextern \"C\" __global__ void nothing() {}\n",
+                        {}};
+  std::string folder = (fs::temp_directory_path() / "flashlab-images-XXXXXX").string();
+  ASSERT_NE(mkdtemp(folder.data()), nullptr);
+  ASSERT_EQ(setenv("FLASHLAB_CACHE", folder.c_str(), 1), 0);
+  const auto origin = [&] {
+    const auto image = image_of(spec, "sm_80");
+    EXPECT_TRUE(image.ok()) << image.status().message();
+    return image.ok() ? image->origin : ImageOrigin::kPrecompiled;
+  };
+  EXPECT_EQ(origin(), ImageOrigin::kCompiler);
+  EXPECT_EQ(origin(), ImageOrigin::kCache);
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    std::ofstream(entry.path(), std::ios::binary | std::ios::app) << "x";
+  }
+  EXPECT_EQ(origin(), ImageOrigin::kCompiler) << "damaged";
+  EXPECT_EQ(origin(), ImageOrigin::kCache) << "and written anew";
+  const std::string file = folder + "/file";
+  std::ofstream(file) << "x";
+  ASSERT_EQ(setenv("FLASHLAB_CACHE", file.c_str(), 1), 0);
+  EXPECT_THAT(image_of(spec, "sm_80")->cache_warning, HasSubstr("name a folder in FLASHLAB_CACHE"));
+  if (geteuid() == 0) {
+    ASSERT_EQ(setenv("FLASHLAB_CACHE", folder.c_str(), 1), 0);
+    ASSERT_EQ(chown(folder.c_str(), 65534, 65534), 0);
+    const auto foreign = image_of(spec, "sm_80");
+    EXPECT_EQ(foreign->origin, ImageOrigin::kCompiler);
+    EXPECT_THAT(foreign->cache_warning, HasSubstr("a folder of your own"));
+  }
+  unsetenv("FLASHLAB_CACHE");
+  fs::remove_all(folder);
+}
+
 TEST_F(Compiler, AGpuNewerThanTheCompilerGetsPtx) {
   const KernelSpec spec{"config_types.h",
                         "fill",

@@ -14,6 +14,7 @@
 #include "cuda/driver/device.h"
 #include "cuda/driver/known_gpus.h"
 #include "cuda/jit/nvrtc.h"
+#include "cuda/launch/merge.h"
 #include "lab/kernels/precompile.h"
 #include "lab/kernels/variants.h"
 
@@ -22,6 +23,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 std::string text_of(const KernelVariant& variant) {
   return variant.implementation + " " + variant.spec.source + " " + variant.spec.entry + "\n" +
@@ -78,7 +80,8 @@ TEST(KernelVariants, EveryArchitectureHasProductionKernels) {
   }
 }
 
-TEST(KernelVariants, EachIsListedOnceAndFitsItsGpu) {
+// Deliberate faults (kernels/tile/mutation.h) are for tests, which add kMutation to a Config.
+TEST(KernelVariants, EachIsListedOnceFitsItsGpuAndHasNoFault) {
   for (const auto& [name, selection] : {std::pair{"sm_75", VariantSelection::kRepresentative},
                                         {"sm_80", VariantSelection::kAll},
                                         {"sm_90a", VariantSelection::kRepresentative},
@@ -92,7 +95,14 @@ TEST(KernelVariants, EachIsListedOnceAndFitsItsGpu) {
       EXPECT_GE(variant.threads, 32u) << text_of(variant);
       EXPECT_LE(variant.threads, 1024u) << text_of(variant);
       EXPECT_THAT(variant.spec.entry, HasSubstr("flash_"));
+      EXPECT_THAT(variant.spec.config, Not(HasSubstr("kMutation"))) << text_of(variant);
     }
+  }
+}
+
+TEST(PublicMerge, PrintsNoFaultEither) {
+  for (const DType dtype : {DType::kFp32, DType::kFp16, DType::kBf16}) {
+    EXPECT_THAT(cuda::merge_kernel(dtype, 4).config, Not(HasSubstr("kMutation")));
   }
 }
 

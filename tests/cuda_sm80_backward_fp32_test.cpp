@@ -37,10 +37,23 @@ TEST(Sm80BackwardFp32Tiling, TwoBlocksShareAMultiprocessorUpToHeadDim128) {
 
 TEST(Sm80BackwardFp32Tiling, SharedMemoryIsWhatTheKernelLaysOut) {
   // K and V 2 x 64 rows of 72 halves in two terms, two steps of 32 queries with their scalars, dS,
-  // facts.
+  // what the block keeps about its keys.
   const BackwardFp32Tiling t{.warps = 4, .rows = 32, .stages = 2};
   const int keys = 2 * 2 * 64 * 72 * 2, step = 2 * 2 * 32 * 72 * 2 + 2 * 32 * 4 + 32;
-  EXPECT_EQ(backward_fp32_shared_bytes(t, 64, 64, 2), keys + 2 * step + 2 * 64 * 40 * 2 + 32);
+  EXPECT_EQ(backward_fp32_shared_bytes(t, 64, 64, 2), keys + 2 * step + 2 * 64 * 40 * 2 + 80);
+}
+
+TEST(Sm80BackwardFp32Tiling, ThreeTermsFitUpToHeadDim192EverywhereAndTo256OnDataCentreGpus) {
+  for (const int limit : kLimits) {
+    for (int dim = 8; dim <= (limit == kLimits[0] ? 192 : 256); ++dim) {
+      const BackwardFp32Tiling t = choose_backward_fp32_tiling(dim, dim, 3, limit);
+      EXPECT_LE(backward_fp32_shared_bytes(t, dim, dim, 3), limit) << dim;
+      EXPECT_EQ(64 % t.keys(), 0);
+      EXPECT_GE(t.rows / t.groups, 16);
+      // A block of it lies within one of the main kernel.
+      EXPECT_EQ(choose_backward_fp32_tiling(dim, dim, 2, limit).keys() % t.keys(), 0) << dim;
+    }
+  }
 }
 
 }  // namespace

@@ -41,10 +41,14 @@ TEST(Sm80BackwardTiling, LargeDevicesGetTheFastOnes) {
 }
 
 TEST(Sm80BackwardTiling, SharedMemoryIsWhatTheKernelLaysOut) {
-  // K, V; two stages of Q, dO; dS^T of two buffers; lse2 and delta. Rows of 128 bytes, no padding.
-  const BackwardTiling t{};
+  // K, V; two stages of Q, dO; dS^T of two buffers; lse2 and delta; barriers. Rows of 128 bytes, no
+  // padding.
+  BackwardTiling t{};
   EXPECT_EQ(backward_shared_bytes(t, 64, 64),
-            2 * 128 * 128 + 2 * 2 * 64 * 128 + 2 * 128 * 128 + 2 * 2 * 64 * 4);
+            2 * 128 * 128 + 2 * 2 * 64 * 128 + 2 * 128 * 128 + 2 * 2 * 64 * 4 + 128);
+  t.one_barrier = false;  // a block barrier, one buffer
+  EXPECT_EQ(backward_shared_bytes(t, 64, 64),
+            2 * 128 * 128 + 2 * 2 * 64 * 128 + 128 * 128 + 2 * 2 * 64 * 4);
   // Head dim 40 takes 64 columns; 72 takes 96: 12 chunks, padded to 13.
   EXPECT_EQ(backward_shared_bytes(t, 40, 64), backward_shared_bytes(t, 64, 64));
   EXPECT_EQ(backward_shared_bytes(t, 72, 64) - backward_shared_bytes(t, 64, 64),

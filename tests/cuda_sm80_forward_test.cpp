@@ -16,8 +16,7 @@ TEST(ForwardTiling, FitsEveryHeadDimOnEveryDevice) {
       for (int dim = 1; dim <= 256; ++dim) {
         for (const int dim_v : {1, dim, 256}) {
           for (const bool transformed : {false, true}) {
-            const ForwardTiling t =
-                choose_forward_tiling({rows, dim, dim_v, dim % 2 == 0, transformed}, limit);
+            const ForwardTiling t = choose_forward_tiling({rows, dim, dim_v, transformed}, limit);
             EXPECT_LE(forward_shared_bytes(t, dim, dim_v), limit)
                 << dim << " " << dim_v << " rows " << rows;
             EXPECT_EQ(t.tile_k % t.piece_k, 0);
@@ -31,18 +30,29 @@ TEST(ForwardTiling, FitsEveryHeadDimOnEveryDevice) {
 }
 
 TEST(ForwardTiling, FewRowsGetSmallTiles) {
-  EXPECT_EQ(choose_forward_tiling({1, 128, 128, false, false}, kHopper).tile_q(), 16);
-  EXPECT_EQ(choose_forward_tiling({33, 128, 128, false, false}, kHopper).tile_q(), 64);
-  EXPECT_EQ(choose_forward_tiling({4096, 128, 128, false, false}, kHopper).tile_q(), 128);
+  EXPECT_EQ(choose_forward_tiling({1, 128, 128, false}, kHopper).tile_q(), 16);
+  EXPECT_EQ(choose_forward_tiling({33, 128, 128, false}, kHopper).tile_q(), 64);
+  EXPECT_EQ(choose_forward_tiling({4096, 128, 128, false}, kHopper).tile_q(), 128);
+}
+
+TEST(ForwardTiling, ResidentBlocksAreWhatSharedMemoryHolds) {
+  ForwardTiling t;
+  t.min_blocks = 3;
+  EXPECT_EQ(forward_resident_blocks(t, 10'000, kHopper), 3);
+  EXPECT_EQ(forward_resident_blocks(t, 100'000, kHopper), 2);
+  EXPECT_EQ(forward_resident_blocks(t, 101'376, kAda), 1);
+  EXPECT_EQ(forward_resident_blocks(t, 50'176, kAda), 2);
 }
 
 TEST(KeySplits, FillTheDeviceAndNoMore) {
-  EXPECT_EQ(choose_key_splits(1000, 264, 1000), 1);
-  EXPECT_EQ(choose_key_splits(132, 264, 1000), 2);
-  EXPECT_EQ(choose_key_splits(1, 264, 10000), 32);
-  EXPECT_EQ(choose_key_splits(1, 264, 8), 2);  // at least four tiles of keys each
-  EXPECT_EQ(choose_key_splits(1, 264, 7), 1);
-  EXPECT_EQ(choose_key_splits(8, 264, 0), 1);
+  EXPECT_EQ(choose_key_splits(1000, 264, 64'000, 64), 1);
+  EXPECT_EQ(choose_key_splits(132, 264, 64'000, 64), 2);
+  EXPECT_EQ(choose_key_splits(133, 264, 64'000, 64), 1);  // half of the device has work
+  EXPECT_EQ(choose_key_splits(64, 396, 4096, 16), 6);
+  EXPECT_EQ(choose_key_splits(1, 264, 640'000, 64), 256);
+  EXPECT_EQ(choose_key_splits(1, 264, 512, 64), 2);  // at least four tiles of keys each
+  EXPECT_EQ(choose_key_splits(1, 264, 511, 64), 1);
+  EXPECT_EQ(choose_key_splits(8, 264, 0, 64), 1);
 }
 
 }  // namespace

@@ -89,11 +89,14 @@ class ScoreRow {
     }
   }
 
-  // |scale| |q| max |k| over the visible keys of the row computed last.
+  // |scale| |q| max |k| over the visible, finite keys of the row computed last: a key with an
+  // infinity has a score without rounding.
   double magnitude(const Real* q, const Keys<Real>& keys) const {
     double largest = 0;
     for (std::size_t n = 0; n < count; ++n) {
-      if (visible[n] != 0) largest = std::max(largest, keys.k_norm[n]);
+      if (visible[n] != 0 && std::isfinite(keys.k_norm[n])) {
+        largest = std::max(largest, keys.k_norm[n]);
+      }
     }
     return std::fabs(static_cast<double>(scale_)) * largest *
            norm(q, static_cast<std::int64_t>(order_.size()));

@@ -86,7 +86,13 @@ Result<Kernel> load_kernel(const GpuDevice& device, const KernelSpec& spec, unsi
                                                     nullptr, 0, nullptr, nullptr, 0),
                               "cuLibraryLoadData");
       !s.ok()) {
-    return s;
+    ErrorDetail detail = s.detail();
+    detail.expected = fmt::format("a kernel that {} ({}) loads", device.info().name,
+                                  device.info().architecture());
+    detail.remedy =
+        "if it was made elsewhere, leave FLASHLAB_PRECOMPILED away or run flashlab cache --clear; "
+        "else update the NVIDIA driver";
+    return Status(s.code(), std::move(detail));
   }
   CUkernel handle = nullptr;
   if (Status s = driver.check(api.cuLibraryGetKernel(&handle, library, spec.entry.c_str()),

@@ -46,6 +46,7 @@ struct ForwardArguments {
   MaskView mask;
   Shape shape;
   void* regions[kMaxRegions];  ///< the plan's workspace regions, in the plan's order
+  int parts;                   ///< in how many the keys are cut, where a plan merges parts
 };
 
 /// As forward; d_o as o, dq as q, dk as k, dv as v, d_lse as lse (null: zero).

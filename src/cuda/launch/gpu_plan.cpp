@@ -167,6 +167,7 @@ Status GpuPlan::forward(internal::ContextState& context, Stream stream,
                         const ForwardTensors& tensors, Workspace workspace) const {
   if (Status s = prepare(context); !s.ok()) return s;
   auto arguments = arguments_of(geometry, tensors);
+  arguments.parts = parts;
   return run(stream, arguments, workspace);
 }
 

@@ -45,6 +45,8 @@ class GpuPlan : public internal::PlanState {
   /// itself; then it only launches.
   Status prepare(internal::ContextState& context) const override;
 
+  int parts = 1;  ///< forward: in how many the keys are cut; kernels read it (ForwardArguments)
+
   const std::vector<GpuStep>& gpu_steps() const noexcept { return gpu_steps_; }
   GpuDevice& device() const noexcept { return device_; }
 

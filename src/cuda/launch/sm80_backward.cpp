@@ -20,6 +20,7 @@ constexpr int kMaxHeadDim = 256;
 constexpr std::int64_t kMaxLength = INT32_MAX - 1024;  // positions are 32-bit in the kernel
 constexpr int kReservedSharedBytes = 1024;             // per block, by the system
 constexpr unsigned kPrepareThreads = 256;
+constexpr int kBarrierBytes = 16;  // of the two barriers of a block
 
 constexpr int round_up(int value, int multiple) {
   return (value + multiple - 1) / multiple * multiple;
@@ -58,10 +59,12 @@ struct BackwardChoice {
 };
 
 // A warp computes its part of dQ in passes of whole pairs of fragments: fewer accumulators, and
-// reductions spread over more of the step.
-int grad_q_passes(const BackwardTiling& t, int head_dim, bool special) {
+// reductions spread over more of the step. Few fragments go in one pass: their products wait for
+// each other.
+int grad_q_passes(const BackwardTiling& t, int head_dim, bool mask, bool deterministic) {
   const int fragments = round_up(head_dim, 32) / (t.warps() / 2) / 8;
-  const int least = special ? 4 : 2;  // with a mask or a fixed order 2 would spill
+  if (fragments <= 4 || deterministic) return 1;
+  const int least = mask ? 4 : 2;  // with a mask 2 would spill
   for (int passes : {4, 3, 2}) {
     if (fragments % (least * passes) == 0) return passes;
   }
@@ -73,8 +76,8 @@ ConfigPrinter print(const Problem& problem, const Geometry& g, const BackwardCho
   const BackwardTiling& t = choice.tiling;
   const bool deterministic = problem.options.deterministic;
   // Registers are full at 255: what these variants need on top takes the prefetch's place.
-  const bool special = deterministic || problem.mask.has_value();
-  const bool prefetch = t.warps_q == 1 || !special;
+  const bool mask = problem.mask.has_value();
+  const bool prefetch = t.warps_q == 1 || !(deterministic || mask);
   ConfigPrinter config;
   print_call(config, problem, g);
   config.integer("kTileQ", t.tile_q)
@@ -84,7 +87,7 @@ ConfigPrinter print(const Problem& problem, const Geometry& g, const BackwardCho
       .integer("kStages", t.stages)
       .boolean("kOneBarrier", t.one_barrier)
       .integer("kMinBlocks", t.min_blocks)
-      .integer("kGradQPasses", grad_q_passes(t, static_cast<int>(g.head_dim), special))
+      .integer("kGradQPasses", grad_q_passes(t, static_cast<int>(g.head_dim), mask, deterministic))
       .integer("kSharedBytes", choice.shared_bytes)
       .boolean("kVectorReduction", vector_reduction)
       .boolean("kPrefetch", prefetch)
@@ -167,7 +170,8 @@ int backward_shared_bytes(const BackwardTiling& t, int head_dim, int head_dim_v)
   return part(t.tile_k * pitch_bytes(dim)) + part(t.tile_k * pitch_bytes(dim_v)) +
          part(t.stages * t.tile_q * pitch_bytes(dim)) +
          part(t.stages * t.tile_q * pitch_bytes(dim_v)) +
-         part(scores * t.tile_k * pitch_bytes(t.tile_q)) + 2 * part(t.stages * t.tile_q * 4);
+         part(scores * t.tile_k * pitch_bytes(t.tile_q)) + 2 * part(t.stages * t.tile_q * 4) +
+         (t.warps_q > 1 || t.one_barrier ? part(kBarrierBytes) : 0);
 }
 
 std::optional<BackwardTiling> choose_backward_tiling(int head_dim, int head_dim_v, bool mask,

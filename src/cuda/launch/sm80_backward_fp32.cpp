@@ -22,9 +22,12 @@ constexpr int kMaxHeadDim = 256;
 constexpr std::int64_t kMaxLength = INT32_MAX - 1024;
 constexpr std::int64_t kSplitRows = 64;       // kernels/sm80/split.h
 constexpr std::int64_t kQueryTileBytes = 32;  // sizeof(QueryTile)
-constexpr int kKeyFactsBytes = 32;            // sizeof(KeyFacts[2])
+constexpr int kBlockBytes = 80;               // what a block keeps about its keys
 constexpr unsigned kRowThreads = 256;
-constexpr unsigned kGuardedThreads = 256;
+constexpr unsigned kPlainThreads = 256;
+constexpr int kWideTerms = 3;           // bf16 terms of the guarded kernel
+constexpr int kPaths = 3;               // kernels/sm80/backward_fp32_common.h
+constexpr std::int64_t kTurnRows = 16;  // the least of any kernel's steps
 
 template <class Integer>
 constexpr Integer divide_up(Integer a, Integer b) {
@@ -36,8 +39,10 @@ constexpr int padded(int dim) {
 
 struct Choice {
   BackwardFp32Tiling tiling;
+  BackwardFp32Tiling guarded;
+  bool guarded_fits = false;
   int terms = 2;
-  int guarded_tile = 32;
+  int plain_tile = 32;
   std::int64_t query_tiles = 0;  ///< of 64 rows, all heads
   std::int64_t key_blocks = 0;   ///< all heads
 };
@@ -47,7 +52,7 @@ struct Regions {
   int grad_q = -1, rows = -1, guard = -1, turns = -1;
 };
 
-int guarded_shared_bytes(int tile, int head_dim, int head_dim_v) {
+int plain_shared_bytes(int tile, int head_dim, int head_dim_v) {
   const int rows = 2 * tile * (padded(head_dim) + 4 + padded(head_dim_v) + 4);
   return 4 * (rows + 2 * tile * (tile + 1) + 2 * tile);
 }
@@ -58,17 +63,24 @@ Choice choose(const Problem& problem, const Geometry& g, const DeviceInfo& devic
   choice.terms = problem.options.precision == Precision::kTf32 ? 1 : 2;
   choice.tiling =
       choose_backward_fp32_tiling(dim, dim_v, choice.terms, device.shared_bytes_per_block);
-  choice.guarded_tile = padded(std::max(dim, dim_v)) <= 128 ? 32 : 16;
+  choice.guarded =
+      choose_backward_fp32_tiling(dim, dim_v, kWideTerms, device.shared_bytes_per_block);
+  choice.guarded_fits = backward_fp32_shared_bytes(choice.guarded, dim, dim_v, kWideTerms) <=
+                        device.shared_bytes_per_block;
+  // A mark is for the keys of a block of the main kernel: the guarded one may have fewer.
+  choice.guarded.warps =
+      std::min(choice.guarded.warps, choice.tiling.warps * choice.guarded.groups);
+  choice.plain_tile = padded(std::max(dim, dim_v)) <= 128 ? 32 : 16;
   choice.query_tiles = g.batch * g.heads_q * divide_up(g.seqlen_q, kSplitRows);
   choice.key_blocks =
       g.batch * g.heads_k * divide_up(g.seqlen_k, std::int64_t{choice.tiling.keys()});
   return choice;
 }
 
-// Turns: two tickets, then a counter per kernel, part, query head and step.
+// Turns: a ticket per kernel, then a counter per kernel, part, query head and step.
 std::size_t turn_bytes(const Geometry& g, const BackwardFp32Tiling& t) {
   return static_cast<std::size_t>(
-      4 * (2 + 2 * t.parts * g.batch * g.heads_q * divide_up(g.seqlen_q, std::int64_t{t.rows})));
+      4 * kPaths * (1 + t.parts * g.batch * g.heads_q * divide_up(g.seqlen_q, kTurnRows)));
 }
 
 Regions add_regions(GpuPlan& plan, const Problem& problem, const Geometry& g,
@@ -88,26 +100,32 @@ Regions add_regions(GpuPlan& plan, const Problem& problem, const Geometry& g,
   return r;
 }
 
+// What a kernel is told; `wide` for the one that multiplies three bf16 terms.
 ConfigPrinter print(const Problem& problem, const Geometry& g, const Choice& choice,
-                    const Regions& regions) {
-  const BackwardFp32Tiling& t = choice.tiling;
+                    const Regions& regions, bool wide) {
+  const BackwardFp32Tiling& t = wide ? choice.guarded : choice.tiling;
+  const int terms = wide ? kWideTerms : choice.terms;
   const int dim = static_cast<int>(g.head_dim), dim_v = static_cast<int>(g.head_dim_v);
   ConfigPrinter config;
   print_call(config, problem, g);
   print_split(config, regions.split, choice.terms);
   config.integer("kWarps", t.warps)
+      .integer("kQueryGroups", t.groups)
       .integer("kRows", t.rows)
       .integer("kStages", t.stages)
       .integer("kParts", t.parts)
       .integer("kMinBlocks", t.min_blocks)
-      .integer("kGuardedTile", choice.guarded_tile)
+      .boolean("kWideTerms", wide)
+      .boolean("kWideFits", choice.guarded_fits)
+      .integer("kMarkedKeys", choice.tiling.keys())
+      .integer("kPlainTile", choice.plain_tile)
       .boolean("kDeterministic", problem.options.deterministic)
       .integer("kGradQRegion", regions.grad_q)
       .integer("kRowRegion", regions.rows)
       .integer("kGuardRegion", regions.guard)
       .integer("kTurnRegion", regions.turns)
-      .integer("kSharedBytes", backward_fp32_shared_bytes(t, dim, dim_v, choice.terms))
-      .integer("kGuardedSharedBytes", guarded_shared_bytes(choice.guarded_tile, dim, dim_v));
+      .integer("kSharedBytes", backward_fp32_shared_bytes(t, dim, dim_v, terms))
+      .integer("kPlainSharedBytes", plain_shared_bytes(choice.plain_tile, dim, dim_v));
   return config;
 }
 
@@ -131,11 +149,25 @@ void add_launch(GpuPlan& plan, const ConfigPrinter& config, const Launch& launch
   plan.add_kernel(std::move(step));
 }
 
+// Three bf16 terms for the blocks that the guard marked so.
+void add_guarded(GpuPlan& plan, const Problem& problem, const Geometry& g, const Choice& choice,
+                 const Regions& regions) {
+  const BackwardFp32Tiling& t = choice.guarded;
+  const ConfigPrinter config = print(problem, g, choice, regions, true);
+  const std::int64_t blocks = choice.key_blocks * (choice.tiling.keys() / t.keys()) * t.parts;
+  add_launch(plan, config,
+             {"flash_bwd_fp32_guarded", "sm80/backward_fp32_guarded.cu", blocks,
+              static_cast<unsigned>(32 * t.warps),
+              backward_fp32_shared_bytes(t, static_cast<int>(g.head_dim),
+                                         static_cast<int>(g.head_dim_v), kWideTerms),
+              config.summary()});
+}
+
 void add_launches(GpuPlan& plan, const Problem& problem, const Geometry& g, const Choice& choice,
                   const Regions& regions) {
   const BackwardFp32Tiling& t = choice.tiling;
   const int dim = static_cast<int>(g.head_dim), dim_v = static_cast<int>(g.head_dim_v);
-  const ConfigPrinter config = print(problem, g, choice, regions);
+  const ConfigPrinter config = print(problem, g, choice, regions, false);
   constexpr const char* kRowSource = "sm80/backward_fp32_rows.cu";
   if (regions.turns >= 0) plan.add_zero("turns", regions.turns);
   add_split_step(plan, problem, g, regions.split, choice.terms);
@@ -150,10 +182,11 @@ void add_launches(GpuPlan& plan, const Problem& problem, const Geometry& g, cons
                {"flash_bwd_fp32", "sm80/backward_fp32.cu", choice.key_blocks * t.parts,
                 static_cast<unsigned>(32 * t.warps),
                 backward_fp32_shared_bytes(t, dim, dim_v, choice.terms), config.summary()});
+    if (choice.guarded_fits) add_guarded(plan, problem, g, choice, regions);
     add_launch(plan, config,
-               {"flash_bwd_fp32_guarded", "sm80/backward_fp32_guarded.cu", choice.key_blocks,
-                kGuardedThreads, guarded_shared_bytes(choice.guarded_tile, dim, dim_v),
-                "the blocks that the guard marked, in plain fp32"});
+               {"flash_bwd_fp32_plain", "sm80/backward_fp32_plain.cu", choice.key_blocks,
+                kPlainThreads, plain_shared_bytes(choice.plain_tile, dim, dim_v),
+                "the blocks that the guard marked so, in plain fp32"});
   }
   add_launch(plan, config,
              {"flash_bwd_fp32_result", kRowSource, choice.query_tiles, kRowThreads, 0,
@@ -162,8 +195,8 @@ void add_launches(GpuPlan& plan, const Problem& problem, const Geometry& g, cons
 
 void explain(GpuPlan& plan, const Problem& problem, const Choice& choice) {
   plan.reasons.push_back(choice.terms == 2
-                             ? "ieee: two scaled fp16 terms, three products; blocks that meet Inf, "
-                               "NaN or too wide a range are done in plain fp32"
+                             ? "ieee: two scaled fp16 terms, three products; blocks that meet too "
+                               "wide a range take three bf16 terms, with Inf or NaN plain fp32"
                              : "tf32: one scaled fp16 term, which has tf32's 11 significant bits");
   if (problem.options.deterministic) {
     plan.reasons.push_back("deterministic: blocks add to dq in the order of their keys");
@@ -187,31 +220,46 @@ int backward_fp32_shared_bytes(const BackwardFp32Tiling& t, int head_dim, int he
   const int pitches = padded(head_dim) + 8 + padded(head_dim_v) + 8;
   const int keys = 2 * terms * t.keys() * pitches;
   const int stage = 2 * terms * t.rows * pitches + 8 * t.rows + static_cast<int>(kQueryTileBytes);
-  return keys + t.stages * stage + 2 * terms * t.keys() * (t.rows + 8) + kKeyFactsBytes;
+  return keys + t.stages * stage + 2 * terms * t.keys() * (t.rows + 8) + kBlockBytes;
 }
 
 BackwardFp32Tiling choose_backward_fp32_tiling(int head_dim, int head_dim_v, int terms,
                                                int shared_limit) {
+  using Tiling = BackwardFp32Tiling;
   const int widest = padded(std::max(head_dim, head_dim_v));
   const int parts = widest > 128 ? 2 : 1;  // registers hold at most 16 x 256 sums per warp
   const int rows = widest <= 16 ? 64 : (widest > 128 ? 16 : 32);
+  const int few = widest > 64 ? 16 : rows;  // two stages' addresses take registers, too
   // Two blocks per multiprocessor hide each other's barriers: each may have half of the memory,
   // less the 1024 bytes that the driver takes of every block.
   const int half = (shared_limit - 1024) / 2;
-  const std::array candidates = {
-      BackwardFp32Tiling{.warps = 4, .rows = rows, .stages = 2, .parts = parts, .min_blocks = 2},
-      BackwardFp32Tiling{.warps = 4, .rows = rows, .stages = 1, .parts = parts, .min_blocks = 2},
-      BackwardFp32Tiling{.warps = 4, .rows = rows, .stages = 2, .parts = parts, .min_blocks = 1},
-      BackwardFp32Tiling{.warps = 4, .rows = rows, .stages = 1, .parts = parts, .min_blocks = 1},
-      BackwardFp32Tiling{.warps = 4, .rows = 16, .stages = 1, .parts = parts, .min_blocks = 1},
-      BackwardFp32Tiling{.warps = 2, .rows = 16, .stages = 1, .parts = parts, .min_blocks = 1},
-      BackwardFp32Tiling{.warps = 1, .rows = 16, .stages = 1, .parts = parts, .min_blocks = 1},
+  const auto fits = [&](const Tiling& t) {
+    return backward_fp32_shared_bytes(t, head_dim, head_dim_v, terms) <=
+           (t.min_blocks == 2 ? half : shared_limit);
   };
-  for (const BackwardFp32Tiling& t : candidates) {
-    const int limit = t.min_blocks == 2 ? half : shared_limit;
-    if (backward_fp32_shared_bytes(t, head_dim, head_dim_v, terms) <= limit) return t;
+  const std::array copied = {
+      Tiling{.warps = 4, .rows = rows, .stages = 2, .parts = parts, .min_blocks = 2},
+      Tiling{.warps = 4, .rows = rows, .stages = 1, .parts = parts, .min_blocks = 2},
+      Tiling{.warps = 4, .rows = few, .stages = 2, .parts = parts, .min_blocks = 1},
+      Tiling{.warps = 4, .rows = rows, .stages = 1, .parts = parts, .min_blocks = 1},
+      Tiling{.warps = 4, .rows = 16, .stages = 1, .parts = parts, .min_blocks = 1},
+      Tiling{.warps = 2, .rows = 16, .stages = 1, .parts = parts, .min_blocks = 1},
+      Tiling{.warps = 1, .rows = 16, .stages = 1, .parts = parts, .min_blocks = 1},
+  };
+  // Three terms leave room for one wide block: two groups of warps keep it busy.
+  const std::array made = {
+      Tiling{.warps = 4, .rows = few, .stages = 1, .parts = parts, .min_blocks = 2},
+      Tiling{.warps = 8, .groups = 2, .rows = 32, .stages = 1, .parts = parts, .min_blocks = 1},
+      Tiling{.warps = 4, .groups = 2, .rows = 32, .stages = 1, .parts = parts, .min_blocks = 1},
+      Tiling{.warps = 2, .rows = 16, .stages = 1, .parts = parts, .min_blocks = 1},
+      Tiling{.warps = 1, .rows = 16, .stages = 1, .parts = parts, .min_blocks = 1},
+  };
+  if (terms == kWideTerms) {
+    const auto* at = std::find_if(made.begin(), made.end(), fits);
+    return at == made.end() ? made.back() : *at;
   }
-  return candidates.back();
+  const auto* at = std::find_if(copied.begin(), copied.end(), fits);
+  return at == copied.end() ? copied.back() : *at;
 }
 
 Result<std::shared_ptr<internal::PlanState>> plan_sm80_backward_fp32(
@@ -226,7 +274,8 @@ Result<std::shared_ptr<internal::PlanState>> plan_sm80_backward_fp32(
                      "split the call into shorter ones");
   }
   const Choice choice = choose(problem, g, device.info());
-  const std::int64_t blocks = 4 * (choice.query_tiles + choice.key_blocks);
+  // The guarded kernel's grid is up to 8 times the blocks of keys.
+  const std::int64_t blocks = 4 * choice.query_tiles + 8 * choice.key_blocks;
   if (blocks > INT32_MAX) {
     return too_large("tiles of 64 rows", blocks, INT32_MAX, "split the batch into smaller calls");
   }

@@ -17,9 +17,10 @@ using internal::Geometry;
 
 constexpr int kMaxHeadDim = 256;
 constexpr std::int64_t kMaxLength = INT32_MAX - 1024;  // positions are 32-bit in the kernel
-constexpr int kMaxSplits = 32;
-constexpr int kMinTilesPerSplit = 4;
-constexpr unsigned kMergeWarps = 4;
+constexpr int kMaxSplits = 256;
+constexpr int kMinTilesPerSplit = 4, kMinKeysPerSplit = 64;
+constexpr unsigned kMergeWarps = 4;         // kernels/sm80/forward_merge.cu
+constexpr int kReservedSharedBytes = 1024;  // per block, by the system
 // What a deterministic plan fills: a device of this many multiprocessors, whatever the real one.
 constexpr int kNominalMultiprocessors = 128;
 
@@ -59,7 +60,6 @@ ForwardChoice choose(const Problem& problem, const Geometry& g, const DeviceInfo
   ForwardChoice choice;
   const int limit = device.shared_bytes_per_block;
   ForwardNeeds needs{g.seqlen_q, static_cast<int>(g.head_dim), static_cast<int>(g.head_dim_v),
-                     g.bounds.right < g.bounds.kUnbounded,
                      problem.mask.has_value() || needs_prescaling(problem, g)};
   choice.tiling = choose_forward_tiling(needs, limit);
   choice.pack_group = g.group() > 1 && g.seqlen_q * 2 <= choice.tiling.tile_q() &&
@@ -72,9 +72,12 @@ ForwardChoice choose(const Problem& problem, const Geometry& g, const DeviceInfo
   choice.heads = choice.pack_group ? g.heads_k : g.heads_q;
   const int multiprocessors =
       problem.options.deterministic ? kNominalMultiprocessors : device.multiprocessors;
-  choice.splits = choose_key_splits(choice.tiles_q * choice.heads * g.batch,
-                                    std::int64_t{multiprocessors} * choice.tiling.min_blocks,
-                                    divide_up(g.seqlen_k, std::int64_t{choice.tiling.tile_k}));
+  const int shared_bytes = forward_shared_bytes(choice.tiling, static_cast<int>(g.head_dim),
+                                                static_cast<int>(g.head_dim_v));
+  const int resident = forward_resident_blocks(choice.tiling, shared_bytes, limit);
+  choice.splits =
+      choose_key_splits(choice.tiles_q * choice.heads * g.batch,
+                        std::int64_t{multiprocessors} * resident, g.seqlen_k, choice.tiling.tile_k);
   return choice;
 }
 
@@ -89,9 +92,10 @@ ConfigPrinter print(const Problem& problem, const Geometry& g, const ForwardChoi
       .integer("kStages", t.stages)
       .integer("kMinBlocks", t.min_blocks)
       .integer("kQuerySteps", t.query_steps)
-      .integer("kSplits", choice.splits)
       .integer("kSharedBytes", forward_shared_bytes(t, static_cast<int>(g.head_dim),
                                                     static_cast<int>(g.head_dim_v)))
+      .boolean("kSteadyLoop", t.steady_loop)
+      .boolean("kSplit", choice.splits > 1)
       .boolean("kPackGroup", choice.pack_group)
       .boolean("kPrescaled", needs_prescaling(problem, g));
   return config;
@@ -132,47 +136,63 @@ int forward_shared_bytes(const ForwardTiling& t, int head_dim, int head_dim_v) {
   return divide_up(tiles + kept_q + barriers, 16) * 16;
 }
 
-ForwardTiling choose_forward_tiling(const ForwardNeeds& needs, int shared_limit) {
-  // Registers per thread: O and Q take dim_v + dim / 2 with 32 rows per warp, half with 16; scores
-  // and probabilities of a piece take about as many as it has keys.
-  const int held = divide_up(needs.head_dim_v, 16) * 16 + divide_up(needs.head_dim, 16) * 8;
-  ForwardTiling t;
-  if (needs.rows <= 64) {
-    t = {needs.rows <= 16 ? 1 : (needs.rows <= 32 ? 2 : 4), 16, 32, 16, 3, 2};
-  } else if (needs.transformed) {
-    t = {8, 16, 64, 16, 2, 1};  // what is done to scores needs registers too
-  } else if (held <= 96) {
-    t = {4, 32, 64, 64, 2, 2};
-  } else if (held <= 128) {
-    t = {4, 32, 64, 32, 2, 2};
-  } else if (held <= 192) {
-    t = {4, 32, 32, 16, 4, 2};
-  } else {
-    // MEASURED at head dim 256 (H200, 2026-11-21), FlashAttention-2's time over ours, S 512..16384:
-    // full 1.09 and 0.89, causal 1.02 and 1.11 with 64 keys in 2 stages and with 32 in 4.
-    t = needs.bounded_right ? ForwardTiling{8, 16, 32, 32, 4, 1}
-                            : ForwardTiling{8, 16, 64, 32, 2, 1};
+int forward_resident_blocks(const ForwardTiling& t, int shared_bytes, int shared_limit) {
+  // A multiprocessor has what it grants one block and that block's reserve.
+  const int fit = (shared_limit + kReservedSharedBytes) / (shared_bytes + kReservedSharedBytes);
+  return std::clamp(fit, 1, t.min_blocks);
+}
+
+namespace {
+
+// Registers per thread: O and Q take dim_v + dim / 2 with 32 rows per warp, half with 16; scores
+// and probabilities of a piece take about as many as it has keys.
+ForwardTiling fastest_tiling(const ForwardNeeds& needs, int held, int shared_limit) {
+  if (needs.rows <= 16) {
+    // Bound by memory: three blocks of one warp (H200, 2026-11-21, README.md of the kernels).
+    return held <= 96 ? ForwardTiling{1, 16, 32, 32, 4, 3} : ForwardTiling{1, 16, 16, 16, 4, 3};
   }
+  if (needs.rows <= 64) return {needs.rows <= 32 ? 2 : 4, 16, 32, 16, 3, 2};
+  // What is done to scores needs registers too.
+  if (needs.transformed) return {8, 16, 64, 16, 2, 1};
+  if (held <= 96) return {4, 32, 64, 64, 2, 2};
+  if (held <= 128) return {4, 32, 64, 32, 2, 2};
+  if (held <= 192) {
+    // MEASURED at head dim 128 (H200, 2026-11-21): pieces of 32 keys with most of Q in shared
+    // memory are 7 % faster than pieces of 16, because more products of a step do not wait for each
+    // other. Where one block of them fits (made so), one of eight warps and pieces of 16 is 25 %
+    // faster.
+    const ForwardTiling two_blocks{4, 32, 32, 32, 3, 2, 2}, one_block{8, 32, 32, 16, 2, 1};
+    const int bytes = forward_shared_bytes(two_blocks, needs.head_dim, needs.head_dim_v);
+    return forward_resident_blocks(two_blocks, bytes, shared_limit) > 1 ? two_blocks : one_block;
+  }
+  return {8, 16, 32, 32, 4, 1, 14};
+}
+
+}  // namespace
+
+ForwardTiling choose_forward_tiling(const ForwardNeeds& needs, int shared_limit) {
+  const int held = divide_up(needs.head_dim_v, 16) * 16 + divide_up(needs.head_dim, 16) * 8;
+  ForwardTiling t = fastest_tiling(needs, held, shared_limit);
+  t.steady_loop = !needs.transformed;
   if (needs.transformed && held > 192) t.query_steps = 8;
   const auto fits = [&] {
     return forward_shared_bytes(t, needs.head_dim, needs.head_dim_v) <= shared_limit;
   };
   if (!fits()) {
-    t.tile_k = 32;
+    t.tile_k = std::min(t.tile_k, 32);
     t.piece_k = std::min(t.piece_k, t.tile_k);
   }
-  if (!fits()) t.stages = 2;
+  while (!fits() && t.stages > 2) --t.stages;
   while (!fits() && t.warps > 1) t.warps /= 2;
   return t;
 }
 
-int choose_key_splits(std::int64_t blocks, std::int64_t capacity, std::int64_t key_tiles) {
-  int splits = 1;
-  while (splits < kMaxSplits && blocks * splits * 2 <= capacity &&
-         key_tiles >= std::int64_t{splits} * 2 * kMinTilesPerSplit) {
-    splits *= 2;
-  }
-  return splits;
+int choose_key_splits(std::int64_t blocks, std::int64_t capacity, std::int64_t seqlen_k,
+                      int tile_k) {
+  const std::int64_t least = std::max(kMinTilesPerSplit * tile_k, kMinKeysPerSplit);
+  const std::int64_t splits = std::min(
+      {capacity / std::max<std::int64_t>(blocks, 1), seqlen_k / least, std::int64_t{kMaxSplits}});
+  return static_cast<int>(std::max<std::int64_t>(splits, 1));
 }
 
 Result<std::shared_ptr<internal::PlanState>> plan_sm80_forward(
@@ -203,6 +223,7 @@ Result<std::shared_ptr<internal::PlanState>> plan_sm80_forward(
     const auto rows = static_cast<std::size_t>(choice.splits * g.batch * g.heads_q * g.seqlen_q);
     plan->add_gpu_region("partial_o", rows * static_cast<std::size_t>(g.head_dim_v) * 4);
     plan->add_gpu_region("partial_lse", rows * 4);
+    plan->parts = choice.splits;
   }
   const ConfigPrinter config = print(problem, g, choice);
   GpuStep step;
@@ -220,7 +241,7 @@ Result<std::shared_ptr<internal::PlanState>> plan_sm80_forward(
     merge.name = "flash_fwd_sm80_merge";
     merge.spec = {"sm80/forward_merge.cu", merge.name, config.text(), {}};
     const std::int64_t rows = g.batch * g.heads_q * g.seqlen_q;
-    merge.shape.grid_x = static_cast<unsigned>(divide_up(rows, std::int64_t{kMergeWarps}));
+    merge.shape.grid_x = static_cast<unsigned>(rows);
     merge.shape.threads = 32 * kMergeWarps;
     merge.configuration = fmt::format("{} parts, {} rows", choice.splits, rows);
     plan->add_kernel(std::move(merge));

@@ -10,13 +10,14 @@ namespace flashlab::cuda {
 
 /// How the forward kernel cuts a problem. The names are the kernel's Config constants.
 struct ForwardTiling {
-  int warps = 4;         ///< per block
-  int warp_rows = 32;    ///< queries per warp: 16 or 32
-  int tile_k = 64;       ///< keys per copy into shared memory
-  int piece_k = 16;      ///< keys per softmax step
-  int stages = 2;        ///< tiles of keys under way
-  int min_blocks = 2;    ///< resident per multiprocessor
-  int query_steps = 16;  ///< k16 steps of Q that stay in registers
+  int warps = 4;            ///< per block
+  int warp_rows = 32;       ///< queries per warp: 16 or 32
+  int tile_k = 64;          ///< keys per copy into shared memory
+  int piece_k = 16;         ///< keys per softmax step
+  int stages = 2;           ///< tiles of keys under way
+  int min_blocks = 2;       ///< resident per multiprocessor
+  int query_steps = 16;     ///< k16 steps of Q that stay in registers
+  bool steady_loop = true;  ///< a loop of its own for tiles without an edge
 
   int tile_q() const noexcept { return warps * warp_rows; }
   friend bool operator==(const ForwardTiling&, const ForwardTiling&) = default;
@@ -29,7 +30,6 @@ int forward_shared_bytes(const ForwardTiling& tiling, int head_dim, int head_dim
 struct ForwardNeeds {
   std::int64_t rows = 0;  ///< query rows per head, or per group of heads that share a tile
   int head_dim = 0, head_dim_v = 0;
-  bool bounded_right = false;
   bool transformed = false;  ///< scores are masked by a tensor or scaled before the softmax
 };
 
@@ -37,9 +37,14 @@ struct ForwardNeeds {
 /// fits.
 ForwardTiling choose_forward_tiling(const ForwardNeeds& needs, int shared_limit);
 
+/// Blocks that a multiprocessor holds at once, at most tiling.min_blocks.
+int forward_resident_blocks(const ForwardTiling& tiling, int shared_bytes, int shared_limit);
+
 /// In how many parts the keys are split so that `blocks` blocks fill a device that holds
-/// `capacity` at once: a power of two up to 32; 1 where the blocks suffice or the keys are few.
-int choose_key_splits(std::int64_t blocks, std::int64_t capacity, std::int64_t key_tiles);
+/// `capacity` at once; 1 where the blocks fill half of it or the keys are few. `tile_k`: keys of a
+/// tile.
+int choose_key_splits(std::int64_t blocks, std::int64_t capacity, std::int64_t seqlen_k,
+                      int tile_k);
 
 /// One kernel; with split keys a second one that merges the parts.
 /// Workspace: none, or with s splits s B Hq Sq (Dv + 1) floats.

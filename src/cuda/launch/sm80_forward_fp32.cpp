@@ -257,7 +257,11 @@ Fp32ForwardTiling choose_fp32_forward_tiling(std::int64_t rows, int head_dim, in
   t.blocks_per_sm = widest <= 32 ? 3 : 2;
   if (widest > 64 && terms == 2) t.keys = 32;  // registers
   // Q in registers is 10 % faster at d 128 (H200, 2026-11-21) where they suffice.
-  if (padded(head_dim) > 112 && terms == 2 && !short_loop) t.query_shared = true;
+  // Where two blocks would not fit anyway (sm_86, sm_89, sm_120), they would spill (sm_120).
+  if (padded(head_dim) > 112 && terms == 2) {
+    const int bytes = fp32_forward_shared_bytes(t, head_dim, head_dim_v, terms);
+    t.query_shared = !short_loop || 2 * bytes > shared_limit;
+  }
   if (padded(head_dim) > 128) {
     t.keys = 32;
     t.stages = 1;

@@ -7,6 +7,7 @@
 #include "config_types.h"
 #include "ptx/convert.h"
 #include "ptx/math.h"
+#include "tile/mutation.h"
 
 namespace flashlab::device {
 
@@ -106,8 +107,8 @@ __device__ inline Int64 row_index(const RowScalars& tensor, int batch, int head,
 /// One past the last key that a query sees, in [0, seqlen_k].
 template <bool kBoundedRight>
 __device__ inline int key_end(const Shape& shape, int query) {
-  if constexpr (!kBoundedRight) return shape.seqlen_k;
-  const Int64 end = query + shape.right + 1;
+  if constexpr (!kBoundedRight) return mutation::keys<Config>(shape.seqlen_k);
+  const Int64 end = query + mutation::right<Config>(shape.right) + 1;
   return end < 0 ? 0 : end < shape.seqlen_k ? static_cast<int>(end) : shape.seqlen_k;
 }
 
@@ -116,7 +117,7 @@ __device__ inline int key_end(const Shape& shape, int query) {
 template <bool kBoundedRight, int kTileK>
 __device__ inline int last_key_tile(const Shape& shape, int last) {
   const int end = key_end<kBoundedRight>(shape, last < shape.seqlen_q ? last : shape.seqlen_q - 1);
-  return end == 0 ? 0 : (end - 1) / kTileK * kTileK;
+  return end == 0 ? 0 : mutation::last_tile<Config>((end - 1) / kTileK) * kTileK;
 }
 
 // ---- four features at a time -----------------------------------------------------------------
@@ -191,7 +192,12 @@ __device__ inline void load_tile_vector(float* shared, const Rows& tensor, int b
 /// e^(score - maximum). The difference is taken before the change of base: close scores subtract
 /// without error, so large ones cost no accuracy.
 __device__ inline float exp_difference(float score, float maximum) {
-  return ptx::exp2_fast((score - maximum) * kLog2E);
+  return ptx::exp2_fast((score - maximum) * mutation::scale<Config>(kLog2E));
+}
+
+/// c = e^(m - m'), what is owed to everything that was summed with the old maximum.
+__device__ inline float correction_of(float maximum, float reference) {
+  return mutation::rescale<Config>(exp_difference(maximum, reference));
 }
 
 /// What stands in for the maximum of a row that has seen no score above -inf: with 0, every term is
@@ -207,14 +213,14 @@ struct RowStatistics {
 };
 
 /// Adds kKeys scores of a row to its statistics, by one thread, and turns them into probabilities.
-/// Returns c = e^(m - m'), what is owed to everything that was summed with the old maximum.
+/// Returns the correction of the old sums.
 template <int kKeys>
 __device__ inline float softmax_row(float* scores, RowStatistics& row) {
   float largest = row.maximum;
 #pragma unroll 8
   for (int j = 0; j < kKeys; ++j) largest = fmaxf(largest, scores[j]);
   const float reference = finite_or_zero(largest);
-  const float correction = exp_difference(row.maximum, reference);
+  const float correction = correction_of(row.maximum, reference);
   float added = 0;
 #pragma unroll 8
   for (int j = 0; j < kKeys; ++j) {

@@ -87,7 +87,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
       const float score = visible ? dot * shape.scale : kMinusInfinity;
       const float largest = fmaxf(row.maximum, row_maximum(score));
       const float p = exp_difference(score, finite_or_zero(largest));
-      const float correction = exp_difference(row.maximum, finite_or_zero(largest));
+      const float correction = correction_of(row.maximum, finite_or_zero(largest));
       row = {largest, row.sum * correction + row_sum(p)};
       shared.s[ty][tx] = p;
       if (tx == 0 && own < shape.seqlen_q) {

@@ -31,13 +31,15 @@ extern "C" __global__ void __launch_bounds__(32 * kRowsPerBlock)
   }
   delta = warp_sum(delta);
   if (lane != 0) return;
+  float lse_gradient = 0;
   if constexpr (Config::kLseGradient) {
-    delta -=
+    lse_gradient =
         static_cast<const float*>(args.d_lse.data)[row_index(args.d_lse, at.batch, at.head, i)];
   }
   // An empty row gives nothing to any gradient, whatever its dO and dLSE hold.
   const bool empty = HeadLse(args, at).empty(i);
-  static_cast<float*>(args.regions[0])[dense_row(args.shape, at, i)] = empty ? 0.0f : delta;
+  static_cast<float*>(args.regions[0])[dense_row(args.shape, at, i)] =
+      empty ? 0.0f : mutation::delta<Config>(delta, lse_gradient);
 }
 
 extern "C" __global__ void __launch_bounds__(32 * kRowsPerBlock)
@@ -50,8 +52,9 @@ extern "C" __global__ void __launch_bounds__(32 * kRowsPerBlock)
   const float* sums =
       static_cast<const float*>(args.regions[1]) + dense_row(args.shape, at, i) * Config::kHeadDim;
   const bool empty = HeadLse(args, at).empty(i);
+  const float scale = mutation::grad_q_scale<Config>(args.shape.scale);
   for (int d = lane; d < Config::kHeadDim; d += 32) {
     store_gradient<Config::kGradQ, Config::kAccumulate>(args.dq.data, dq + d,
-                                                        empty ? 0.0f : args.shape.scale * sums[d]);
+                                                        empty ? 0.0f : scale * sums[d]);
   }
 }

@@ -86,7 +86,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 
     const float largest = fmaxf(statistics.maximum, row_maximum(score));
     const float p = exp_difference(score, finite_or_zero(largest));
-    const float correction = exp_difference(statistics.maximum, finite_or_zero(largest));
+    const float correction = correction_of(statistics.maximum, finite_or_zero(largest));
     statistics = {largest, statistics.sum * correction + row_sum(p)};
     shared.s[ty][tx] = p;
     if (tx == 0) shared.correction[ty] = correction;

@@ -153,7 +153,7 @@ __device__ inline void softmax_rows(float (&s)[kKeys / 8][4], RowStatistics (&ro
     }
     sum += ptx::shuffle_xor(sum, 1);
     sum += ptx::shuffle_xor(sum, 2);
-    correction[half] = exp_difference(rows[half].maximum, reference);
+    correction[half] = correction_of(rows[half].maximum, reference);
     rows[half] = {largest, rows[half].sum * correction[half] + sum};
   }
 }

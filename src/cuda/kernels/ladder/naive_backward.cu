@@ -139,7 +139,7 @@ extern "C" __global__ void __launch_bounds__(kBlockThreads)
       if (d >= kD) continue;
       store_gradient<Config::kGradQ, Config::kAccumulate>(
           args.dq.data, row_index(args.dq, at.batch, at.head, i) + d,
-          lse.empty(i) ? 0.0f : shape.scale * sums[m][n]);
+          lse.empty(i) ? 0.0f : mutation::grad_q_scale<Config>(shape.scale) * sums[m][n]);
     }
   }
 }

@@ -38,7 +38,7 @@ __device__ inline Place place_by_tile(unsigned block, int heads, int batches) {
 template <class Config>
 __device__ inline bool in_bounds(const Shape& shape, int i, int j) {
   const Int64 distance = static_cast<Int64>(j) - i;
-  return (!Config::kBoundedRight || distance <= shape.right) &&
+  return (!Config::kBoundedRight || distance <= mutation::right<Config>(shape.right)) &&
          (!Config::kBoundedLeft || distance >= -shape.left);
 }
 
@@ -61,7 +61,7 @@ __device__ inline bool score_of(float product, const Arguments& args, Place at, 
       if (bias == kMinusInfinity) return false;
     }
   }
-  score = product * args.shape.scale + bias;
+  score = product * mutation::scale<Config>(args.shape.scale) + bias;
   return true;
 }
 
@@ -76,7 +76,7 @@ __device__ inline bool is_visible(const Arguments& args, Place at, int i, int j)
 template <class Config>
 __device__ inline int first_query(const Shape& shape, int key0, int tile_q) {
   const Int64 first = key0 - shape.right;
-  if (!Config::kBoundedRight || first <= 0) return 0;
+  if (!Config::kBoundedRight || first <= 0) return mutation::first_row<Config>(0, tile_q);
   return first < shape.seqlen_q ? static_cast<int>(first) / tile_q * tile_q : shape.seqlen_q;
 }
 template <class Config>
@@ -89,7 +89,7 @@ __device__ inline int end_query(const Shape& shape, int key0, int tile_k) {
 template <class Config>
 __device__ inline int first_key(const Shape& shape, int query0, int tile_k) {
   const Int64 first = query0 - shape.left;
-  if (!Config::kBoundedLeft || first <= 0) return 0;
+  if (!Config::kBoundedLeft || first <= 0) return mutation::first_row<Config>(0, tile_k);
   return first < shape.seqlen_k ? static_cast<int>(first) / tile_k * tile_k : shape.seqlen_k;
 }
 template <class Config>

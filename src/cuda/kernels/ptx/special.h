@@ -11,4 +11,11 @@ __device__ inline unsigned multiprocessors() {
   return count;
 }
 
+/// blockIdx.x, read anew at every call: for values that a main loop has no registers to keep.
+__device__ inline unsigned block_index_again() {
+  unsigned index;
+  asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(index));
+  return index;
+}
+
 }  // namespace flashlab::ptx

@@ -9,18 +9,22 @@
 // and its share of the features.
 //
 //   load of the next tile      ───────────────────────────────
-//   part one   S^T, dP^T, P, dS | own queries: dV, dK from registers | P, dS -> shared memory
-//   barrier
+//   part one   S^T, P = exp2 | dP^T, dS | P, dS -> shared memory, arrive
+//              own queries: dV, dK from registers
+//   wait       until every warp has stored
 //   part two   dV, dK of the other warps' queries from shared memory | dQ -> red
 //
 // S is computed transposed so that P^T and dS^T, as they leave the tensor cores, are the left
-// operands of dV and dK. With kOneBarrier part two of a step runs beside part one of the next: the
+// operands of dV and dK. The barrier is split: between arriving and waiting lie the products of a
+// warp's own queries. With kOneBarrier part two of a step runs beside part one of the next: the
 // products of one warp cover the exponentials of another.
 
 #include "ptx/atomic.h"
 #include "ptx/math.h"
+#include "ptx/special.h"
 #include "sm80/backward_block.h"
 #include "sm80/backward_tiles.h"
+#include "tile/mutation.h"
 
 namespace flashlab::device {
 
@@ -43,8 +47,27 @@ __device__ inline unsigned revealed_pairs(const float* lse2, const Visibility& v
   return bits;
 }
 
-/// S^T -> P^T and dP^T -> dS^T in place. kSelect: pairs may be hidden or rows empty; both become
-/// exactly 0 there, whatever S and dP hold.
+/// Additive masks change scores before the exponential: only where `counts` is known.
+constexpr bool kLateExponentials = Config::kMask == MaskTensor::kAdditive;
+
+/// S^T -> P^T in place, of every pair.
+__device__ inline void exponentials(float (&s)[kM][kN][4], const float* lse2, float scale_log2,
+                                    int lane) {
+#pragma unroll
+  for (int n = 0; n < kN; ++n) {
+    const float2 row_lse = *reinterpret_cast<const float2*>(lse2 + n * 8 + lane % 4 * 2);
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        s[m][n][i] = ptx::exp2_fast(fmaf(s[m][n][i], scale_log2, i % 2 ? row_lse.y : row_lse.x));
+      }
+    }
+  }
+}
+
+/// dP^T -> dS^T in place; `s` holds P^T, or S^T with kLateExponentials, and then P^T. kSelect:
+/// pairs may be hidden or rows empty; both become exactly 0 there, whatever S and dP hold.
 template <bool kSelect>
 __device__ inline void differentiate(float (&s)[kM][kN][4], float (&dp)[kM][kN][4],
                                      const float* lse2, const float* delta, float scale_log2,
@@ -73,16 +96,13 @@ __device__ inline void differentiate(float (&s)[kM][kN][4], float (&dp)[kM][kN][
             counts = revealed >> ((n * kM + m) * 4 + i) & 1;
           }
         }
-        float x;
-        if constexpr (kSelect && Config::kMask == MaskTensor::kAdditive) {
+        float p = s[m][n][i];
+        if constexpr (kLateExponentials) {
           const int query = query0 + column + i % 2, key = key0 + m * 16 + lane / 4 + i / 2 * 8;
-          x = s[m][n][i] * scale_log2;
-          if (counts) mask.reveal(x, query, key);
-          x += l;
-        } else {
-          x = fmaf(s[m][n][i], scale_log2, l);
+          p *= scale_log2;
+          if (counts) mask.reveal(p, query, key);
+          p = ptx::exp2_fast(p + l);
         }
-        const float p = ptx::exp2_fast(x);
         const float ds = p * (dp[m][n][i] - d);
         s[m][n][i] = counts ? p : 0.0f;
         dp[m][n][i] = counts ? ds : 0.0f;
@@ -152,19 +172,27 @@ __device__ inline void add_keys(float (&sum)[kM][kFeatures][4], const Left& left
       sum, left, RightFromColumns<TileRight>(right, query, warp.wq * kFeatures, warp.lane));
 }
 
+/// The warp has stored P and dS of a step.
+__device__ inline void announce(const Storage& shared) {
+  if constexpr (Config::kOneBarrier) ptx::copy_async_wait<0>();
+  shared.arrive_stored();
+}
+
 /// Part one of a step, for one piece of the warp's queries.
 __device__ inline void part_one(Gradients& sum, Storage& shared, const Warp& warp, int stage,
-                                int buffer, int query, bool select, int tile_query, int tile_key,
+                                int buffer, int piece, bool select, int tile_query, int tile_key,
                                 float scale_log2, const Visibility& visibility,
                                 const MaskRows<Config>& mask) {
   const unsigned q = ptx::shared_address(shared.q[stage]);
   const unsigned d_o = ptx::shared_address(shared.d_o[stage]);
   unsigned p[kM][kKSteps][4], d_s[kM][kKSteps][4];
+  const int query = warp.wq * kWarpQueries + piece * kPieceQ;
   const int query0 = tile_query + query, key0 = tile_key + warp.key();
   if (select && visibility.sees_none(query0, kPieceQ, key0, kWarpKeys)) {
     const unsigned zero[kM][kKSteps][4] = {};
     store_scores(shared.d_s(buffer), zero, warp.key(), query, warp.lane);
     if constexpr (kExchange) store_scores(shared.p(buffer), zero, warp.key(), query, warp.lane);
+    if (piece + 1 == kPieces) announce(shared);
     return;
   }
   {
@@ -172,11 +200,13 @@ __device__ inline void part_one(Gradients& sum, Storage& shared, const Warp& war
     accumulate<kElement, kDim / 16, Config::kPrefetch>(
         s, LeftFromRows<TileKey>(warp.k, warp.key(), 0, warp.lane),
         RightFromRows<TileQuery>(q, query, 0, warp.lane));
+    const float* lse2 = shared.lse2[stage] + query;
+    const float* delta = shared.delta[stage] + query;
+    // Beside the products of dP: nothing of either waits for the other.
+    if constexpr (!kLateExponentials) exponentials(s, lse2, scale_log2, warp.lane);
     accumulate<kElement, kDimV / 16, Config::kPrefetch>(
         dp, LeftFromRows<TileValue>(warp.v, warp.key(), 0, warp.lane),
         RightFromRows<TileGradO>(d_o, query, 0, warp.lane));
-    const float* lse2 = shared.lse2[stage] + query;
-    const float* delta = shared.delta[stage] + query;
     if (select) {
       differentiate<true>(s, dp, lse2, delta, scale_log2, visibility, mask, query0, key0,
                           warp.lane);
@@ -189,6 +219,7 @@ __device__ inline void part_one(Gradients& sum, Storage& shared, const Warp& war
   }
   store_scores(shared.d_s(buffer), d_s, warp.key(), query, warp.lane);
   if constexpr (kExchange) store_scores(shared.p(buffer), p, warp.key(), query, warp.lane);
+  if (piece + 1 == kPieces) announce(shared);
   add_keys<TileGradO>(sum.v, LeftFromRegisters<kM, kKSteps>{p}, d_o, query, warp);
   add_keys<TileQuery>(sum.k, LeftFromRegisters<kM, kKSteps>{d_s}, q, query, warp);
 }
@@ -336,6 +367,7 @@ __device__ inline void walk(Gradients& sum, Storage& shared, const BackwardArgum
   const Warp warp(shared);
   const Visibility visibility(shape);
   Cursor at(w, shape), ahead = at;
+  shared.init();  // the first step begins behind a block barrier
   load_keys(shared, args, w);
   const auto load_next = [&](int stage) {
     if (ahead.left > 0) {
@@ -346,6 +378,7 @@ __device__ inline void walk(Gradients& sum, Storage& shared, const BackwardArgum
   };
   load_next(0);
   int stage = 0, buffer = 0;
+  unsigned phase = 0;  // of the barriers: the parity of the step
   if constexpr (Config::kOneBarrier) {
     load_next(1);
     ptx::copy_async_wait<1>();
@@ -365,21 +398,24 @@ __device__ inline void walk(Gradients& sum, Storage& shared, const BackwardArgum
     const MaskRows<Config> mask(args.mask, w.batch, at.head);
 #pragma unroll 1
     for (int piece = 0; piece < kPieces; ++piece) {
-      part_one(sum, shared, warp, stage, buffer, warp.wq * kWarpQueries + piece * kPieceQ, select,
-               query0, w.key0, shape.scale_log2, visibility, mask);
+      part_one(sum, shared, warp, stage, buffer, piece, select, query0, w.key0,
+               mutation::scale<Config>(shape.scale_log2), visibility, mask);
     }
-    if constexpr (Config::kOneBarrier) ptx::copy_async_wait<0>();
-    __syncthreads();
-    if constexpr (Config::kOneBarrier) {
-      // Free now: the stage that part two of the step before read (exchange), or this step's.
-      load_next(kStages == 2 ? stage : (next + 1 == kStages ? 0 : next + 1));
-    }
+    if constexpr (kLoadAfterReading) shared.arrive_read();
+    shared.wait_stored(phase);
+    // Free now: the stage that part two of the step before read.
+    if constexpr (Config::kOneBarrier && kExchange) load_next(next + 1 == kStages ? 0 : next + 1);
     part_two(sum, shared, warp, stage, buffer, grad_q_target(args, w, at));
+    if constexpr (kLoadAfterReading) {
+      shared.wait_read(phase);
+      load_next(stage);
+    }
     if constexpr (kStages == 1) {
       __syncthreads();
       load_next(0);
     }
     stage = next;
+    phase ^= 1;
     if constexpr (Config::kOneBarrier) buffer ^= 1;
   }
   ptx::copy_async_wait<0>();
@@ -403,9 +439,11 @@ extern "C" __global__ void __launch_bounds__(32 * Config::kWarpsQ * Config::kWar
     index = *ticket;
     __syncthreads();
   }
-  const Work w = work_of(args.shape, index);
   Gradients sum;
-  walk(sum, shared, args, w);
+  walk(sum, shared, args, work_of(args.shape, index));
+  // Found again: the main loop has no register to keep it.
+  if constexpr (!Config::kDeterministic) index = flashlab::ptx::block_index_again();
+  const Work w = work_of(args.shape, index);
 
   using WriterK =
       GradientWriter<Config::kGradK, Config::kHeadDim, Config::kAlignGradK, Config::kAccumulate>;

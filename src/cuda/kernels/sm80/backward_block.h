@@ -3,6 +3,7 @@
 // What a block of the main backward kernel works on: its sizes, shared memory, tile of keys, the
 // stream of query tiles, and which pairs count. For backward.cu alone: it reads the global Config.
 
+#include "ptx/barrier.h"
 #include "sm80/backward_tiles.h"
 
 namespace flashlab::device {
@@ -26,9 +27,11 @@ constexpr int kGradVN = kDimV / Sizes::kWarpsQ / 8;
 constexpr bool kExchange = Sizes::kWarpsQ > 1;  ///< P and dS^T of other warps are needed
 
 // Stages of Q and dO. With one barrier a tile is loaded while its predecessor is in part one and
-// the one before that may still be in part two, which reads Q and dO only when warps exchange.
+// the one before that may still be in part two, which reads Q and dO only when warps exchange; if
+// they do not, a tile takes the place of its second predecessor once every warp has read that.
 constexpr int kStages = Config::kStages;
 constexpr int kBuffers = Config::kOneBarrier ? 2 : 1;
+constexpr bool kLoadAfterReading = Config::kOneBarrier && !kExchange;
 static_assert(!Config::kOneBarrier || kStages >= (kExchange ? 3 : 2));
 static_assert(kWarpKeys % 16 == 0 && kPieceQ % 16 == 0 && kWarpQueries % kPieceQ == 0);
 
@@ -38,7 +41,45 @@ using TileQuery = OperandTile<kTileQ, kDim>;
 using TileGradO = OperandTile<kTileQ, kDimV>;
 using TileScores = OperandTile<kTileK, kTileQ>;  ///< P^T or dS^T: a row per key
 
-struct Storage {
+/// The barrier of a step, between storing P and dS and using those of other warps; threads arrive
+/// at it and go on with what they have. Without exchange and with two barriers per step it is a
+/// block barrier: nothing lies between, and on sm_80 two blocks leave no byte for another.
+template <bool kSplit>
+struct StepBarriers {
+  Int64 stored;  ///< every warp has stored its P and dS; its copies have landed
+  Int64 read;    ///< kLoadAfterReading: every warp has read the step's Q and dO
+
+  /// Before the first use of a barrier, and before a block barrier.
+  __device__ void init() {
+    if (threadIdx.x != 0) return;
+    ptx::barrier_init(ptx::shared_address(&stored), Sizes::kWarps);
+    ptx::barrier_init(ptx::shared_address(&read), Sizes::kWarps);
+  }
+  __device__ void arrive_stored() const { arrive(stored); }
+  __device__ void wait_stored(unsigned phase) const { wait(stored, phase); }
+  __device__ void arrive_read() const { arrive(read); }
+  __device__ void wait_read(unsigned phase) const { wait(read, phase); }
+
+ private:
+  __device__ static void arrive(const Int64& barrier) {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) ptx::barrier_arrive(ptx::shared_address(&barrier));
+  }
+  __device__ static void wait(const Int64& barrier, unsigned phase) {
+    while (!ptx::barrier_passed(ptx::shared_address(&barrier), phase)) {
+    }
+  }
+};
+template <>
+struct StepBarriers<false> {
+  __device__ void init() {}
+  __device__ void arrive_stored() const {}
+  __device__ void wait_stored(unsigned) const { __syncthreads(); }
+  __device__ void arrive_read() const {}
+  __device__ void wait_read(unsigned) const {}
+};
+
+struct StorageTiles {
   alignas(128) unsigned char k[TileKey::kBytes];
   alignas(128) unsigned char v[TileValue::kBytes];
   alignas(128) unsigned char q[kStages][TileQuery::kBytes];
@@ -51,6 +92,7 @@ struct Storage {
   __device__ unsigned char* d_s(int buffer) { return scores[buffer]; }
   __device__ unsigned char* p(int buffer) { return scores[kBuffers + buffer]; }
 };
+struct Storage : StorageTiles, StepBarriers<kExchange || Config::kOneBarrier> {};
 static_assert(sizeof(Storage) == Config::kSharedBytes);
 
 /// What a block works on: a tile of keys of one key head.
@@ -77,7 +119,7 @@ __device__ inline Work work_of(const Shape& shape, unsigned index) {
   const int head_index = index / w.tiles_k;
   w.batch = head_index / shape.heads_k, w.head_k = head_index % shape.heads_k;
   w.key0 = w.tile * kTileK;
-  w.first_tile = 0, w.end_tile = w.tiles_q;
+  w.first_tile = 0, w.end_tile = mutation::last_tile<Config>(w.tiles_q);
   if constexpr (Config::kBoundedRight) {
     const Int64 first = w.key0 - shape.right;
     w.first_tile = clamp_to(first > 0 ? first / kTileQ : 0, w.tiles_q);
@@ -161,7 +203,7 @@ __device__ inline void load_queries(Storage& shared, const BackwardArguments& ar
 struct Visibility {
   int right, left, seqlen_k;
   __device__ explicit Visibility(const Shape& shape)
-      : right(static_cast<int>(clamp_bound(shape.right))),
+      : right(static_cast<int>(clamp_bound(mutation::right<Config>(shape.right)))),
         left(static_cast<int>(clamp_bound(shape.left))),
         seqlen_k(shape.seqlen_k) {}
   static __device__ Int64 clamp_bound(Int64 bound) {

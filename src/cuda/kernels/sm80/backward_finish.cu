@@ -2,6 +2,7 @@
 // One block per tile of queries and head. Bound by memory: 4 B Hq Sq D bytes read, 2 written.
 
 #include "sm80/backward_tiles.h"
+#include "tile/mutation.h"
 
 namespace flashlab::device {
 
@@ -34,6 +35,7 @@ extern "C" __global__ void __launch_bounds__(32 * Config::kWarpsQ * Config::kWar
   const auto* lse2 = static_cast<const float*>(args.regions[kRegionLse]) +
                      (Int64(head_index) * tiles + tile) * Sizes::kTileQ;
   const int column = warp % Sizes::kFeatureParts * (Sizes::kGradQN * 8);
+  const float scale = mutation::grad_q_scale<Config>(shape.scale);
   unsigned char* const first =
       row_address<Config::kGradQ>(args.dq, batch, head, tile * Sizes::kTileQ);
   const Int64 row_bytes = args.dq.row_stride * (Config::kGradQ == Element::kFp32 ? 4 : 2);
@@ -54,7 +56,7 @@ extern "C" __global__ void __launch_bounds__(32 * Config::kWarpsQ * Config::kWar
       acc[n][0] = empty[0] ? 0.0f : v.x, acc[n][1] = empty[0] ? 0.0f : v.y;
       acc[n][2] = empty[1] ? 0.0f : v.z, acc[n][3] = empty[1] ? 0.0f : v.w;
     }
-    Writer::write(acc, shape.scale, column, lane, [&](int r) -> unsigned char* {
+    Writer::write(acc, scale, column, lane, [&](int r) -> unsigned char* {
       const int row = part_row + r;
       return tile * Sizes::kTileQ + row < shape.seqlen_q ? first + row * row_bytes : nullptr;
     });

@@ -4,15 +4,19 @@
 // queries, which queries a block of keys visits, the guard's rule, and how gradients leave.
 //
 // Config: the call's part (launch/config.h), print_split's members and
-//   int kWarps, kRows, kStages, kParts, kMinBlocks   as BackwardFp32Tiling
-//   int kGuardedTile        pairs of kGuardedTile x kGuardedTile in the guarded kernel: 16 or 32
+//   int kWarps, kQueryGroups, kRows, kStages, kParts, kMinBlocks   as BackwardFp32Tiling
+//   bool kWideTerms         the kernel that multiplies three bf16 terms (backward_fp32_guarded.cu)
+//   bool kWideFits          there is one: its tiles fit shared memory
+//   int kMarkedKeys         keys of a block of the main kernel; what a mark is for
+//   int kPlainTile          pairs of kPlainTile x kPlainTile in the plain kernel: 16 or 32
 //   bool kDeterministic     dq is summed in the order of the keys
 //   int kGradQRegion        float [batch, heads_q, tile of 64, 64, padded D]
 //   int kRowRegion          float lse in powers of two, less kShift, [batch, heads_q, tiles, 64],
 //                           then delta of the same shape, then QueryTile [batch, heads_q, tiles]
-//   int kGuardRegion        unsigned [block of keys][batch, heads_k]: 1 for the guarded kernel
-//   int kTurnRegion         with kDeterministic: unsigned tickets[2] (main, guarded), then turns
-//                           [2][part][batch, heads_q][step of kRows]; zero on entry
+//   int kGuardRegion        unsigned [kMarkedKeys keys][batch, heads_k]: a Path
+//   int kTurnRegion         with kDeterministic: unsigned tickets[kPaths], then turns
+//                           [path][part][batch, heads_q][16 queries], of which each kernel uses as
+//                           many as it has steps; zero on entry
 //   int kSharedBytes
 
 #include "arguments.h"
@@ -20,6 +24,7 @@
 #include "ptx/math.h"
 #include "ptx/warp.h"
 #include "sm80/split.h"
+#include "tile/mutation.h"
 
 namespace flashlab::device {
 
@@ -27,17 +32,20 @@ inline constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000u);
 inline constexpr float kLog2e = 1.4426950408889634f;
 inline constexpr int kDim = split_padded_dim(Config::kHeadDim);
 inline constexpr int kDimV = split_padded_dim(Config::kHeadDimV);
-inline constexpr int kKeys = 16 * Config::kWarps;
+inline constexpr int kKeys = 16 * Config::kWarps / Config::kQueryGroups;
 inline constexpr int kRows = Config::kRows;
 // P is made 2^kShift times larger: its terms then keep 22 bits down to P = 2^-17.
 inline constexpr int kShift = 14;
+
+/// Which kernel computes a block of keys: on fp16 terms, on three bf16 terms, in plain fp32.
+enum Path : unsigned { kFp16Terms, kWideTerms, kPlain, kPaths };
 
 /// What is known of 64 query rows of one head.
 struct QueryTile {
   float unscale_q, unscale_grad_o;  ///< of the tile's terms
   float norm;                       ///< largest Euclidean norm of a row of dO
   float delta;                      ///< largest |delta|
-  unsigned guarded;                 ///< not 0: not for fp16 terms
+  unsigned guarded;                 ///< as SplitTile's, of q, dO and the rows' numbers
   unsigned unused[3];
 };
 
@@ -83,7 +91,8 @@ __device__ inline KeyBlock key_block(const Shape& s, unsigned block) {
   if constexpr (Config::kBoundedLeft)
     end = max(first, min(end, Int64(w.first_key) + kKeys + s.left));
   w.first = static_cast<int>(first / kRows);
-  w.end = first < end ? static_cast<int>((end + kRows - 1) / kRows) : w.first;
+  const int last = static_cast<int>((end + kRows - 1) / kRows);
+  w.end = first < end ? mutation::last_tile<Config>(last) : w.first;
   return w;
 }
 
@@ -96,7 +105,7 @@ __device__ inline int first_block_of_step(const Shape& s, int step) {
 
 __device__ inline bool sees(const Shape& s, Int64 query, Int64 key) {
   bool seen = key < s.seqlen_k && query < s.seqlen_q;
-  if constexpr (Config::kBoundedRight) seen &= key <= query + s.right;
+  if constexpr (Config::kBoundedRight) seen &= key <= query + mutation::right<Config>(s.right);
   if constexpr (Config::kBoundedLeft) seen &= key >= query - s.left;
   return seen;
 }
@@ -135,22 +144,22 @@ __device__ inline int grad_s_exponent(float bound) {
   return bound > 0 ? 13 - exponent_of(bound) : 0;
 }
 
-/// Whether fp16 terms and the powers of two that go with them serve a tile of queries and 64 keys:
-/// every factor must be a normal number, with room for the sums.
-__device__ inline bool tile_pair_guarded(const Shape& s, const QueryTile& q, const SplitTile& k,
-                                         const SplitTile& v) {
+/// Whether the powers of two that go with terms serve a tile of queries and 64 keys: every factor
+/// must be a normal number, with room for the sums.
+__device__ inline bool factors_serve(const Shape& s, const QueryTile& q, const SplitTile& k,
+                                     const SplitTile& v) {
   const int eq = exponent_of(q.unscale_q), eo = exponent_of(q.unscale_grad_o);
   const int ek = exponent_of(k.unscale), ev = exponent_of(v.unscale);
   const float bound = grad_s_bound(q, v.largest);
   const int es = grad_s_exponent(bound);
-  const auto outside = [](int e) { return e < -100 || e > 80; };
-  bool guarded = q.guarded != 0 || !(bound < 1e30f) || bound < 1e-30f && bound > 0;
-  guarded |= outside(eo) || outside(eo + ev) || outside(eo + ev + es - kShift);
+  const auto inside = [](int e) { return e >= -100 && e <= 80; };
+  bool serve = bound == 0 || bound >= 1e-30f && bound < 1e30f;
+  serve &= inside(eo) && inside(eo + ev) && inside(eo + ev + es - kShift);
   if (s.scale != 0) {
     const int e = exponent_of(s.scale);
-    guarded |= eq + ek + e > 80 || outside(eq + e - es) || outside(ek + e - es);
+    serve &= eq + ek + e <= 80 && inside(eq + e - es) && inside(ek + e - es);
   }
-  return guarded;
+  return serve;
 }
 
 /// Waits until `count` blocks have added to a step's dq. Called by all threads.
@@ -170,31 +179,36 @@ __device__ inline void pass_turn(unsigned* turn) {
 
 /// The block that runs next. Blocks that wait for others must start after them: with tickets that
 /// is certain, with blockIdx it is only usual.
-__device__ inline unsigned take_ticket(const BackwardArguments& args, int kernel) {
+__device__ inline unsigned take_ticket(const BackwardArguments& args, Path path) {
   if constexpr (Config::kDeterministic) {
     __shared__ unsigned ticket;
     if (threadIdx.x == 0)
-      ticket = atomicAdd(static_cast<unsigned*>(args.regions[Config::kTurnRegion]) + kernel, 1u);
+      ticket = atomicAdd(static_cast<unsigned*>(args.regions[Config::kTurnRegion]) + path, 1u);
     __syncthreads();
     return ticket;
   }
   return blockIdx.x;
 }
-__device__ inline unsigned* turn_of(const BackwardArguments& args, int kernel, int part, Int64 bh,
+__device__ inline unsigned* turn_of(const BackwardArguments& args, Path path, int part, Int64 bh,
                                     int step) {
   const Shape& s = args.shape;
-  const Int64 steps = (s.seqlen_q + kRows - 1) / kRows;
-  return static_cast<unsigned*>(args.regions[Config::kTurnRegion]) + 2 +
-         ((Int64(kernel) * Config::kParts + part) * s.batch * s.heads_q + bh) * steps + step;
+  const Int64 steps = (Int64(s.seqlen_q) + 15) / 16;
+  return static_cast<unsigned*>(args.regions[Config::kTurnRegion]) + kPaths +
+         ((Int64(path) * Config::kParts + part) * s.batch * s.heads_q + bh) * steps + step;
 }
-/// How many blocks of this kernel (guarded or not) before this one add to the step.
-__device__ inline unsigned turns_before(const BackwardArguments& args, const KeyBlock& w, int step,
-                                        unsigned guarded) {
+/// The kernel that a block of keys is for.
+__device__ inline unsigned path_of(const BackwardArguments& args, int index, int bh) {
   const Shape& s = args.shape;
-  const auto* marks = static_cast<const unsigned*>(args.regions[Config::kGuardRegion]);
+  const Int64 marked = Int64(index) * kKeys / Config::kMarkedKeys;
+  return static_cast<const unsigned*>(
+      args.regions[Config::kGuardRegion])[marked * s.batch * s.heads_k + bh];
+}
+/// How many blocks of this kernel before this one add to the step.
+__device__ inline unsigned turns_before(const BackwardArguments& args, const KeyBlock& w, int step,
+                                        Path path) {
   unsigned count = 0;
-  for (int n = first_block_of_step(s, step); n < w.index; ++n)
-    count += marks[Int64(n) * s.batch * s.heads_k + w.bh] == guarded;
+  for (int n = first_block_of_step(args.shape, step); n < w.index; ++n)
+    count += path_of(args, n, w.bh) == path;
   return count;
 }
 

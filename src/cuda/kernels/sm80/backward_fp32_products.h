@@ -1,7 +1,7 @@
 #pragma once
 
-// The matrix products of backward_fp32.cu, with operands as sums of scaled fp16 terms in shared
-// memory or registers, and where they lie.
+// The matrix products of the fp32 backward on terms, in shared memory or registers, and where they
+// lie. An operand is a sum of scaled terms: one or two of fp16, or three of bf16.
 
 #include "ptx/convert.h"
 #include "ptx/memory.h"
@@ -10,19 +10,33 @@
 
 namespace flashlab::device {
 
-inline constexpr int kTerms = Config::kTerms;
+inline constexpr int kTerms = Config::kWideTerms ? 3 : Config::kTerms;
 inline constexpr int kThreads = 32 * Config::kWarps;
 inline constexpr int kHalves = kKeys > kSplitRows ? 2 : 1;  // tiles of 64 keys, each with its scale
 inline constexpr int kHalfKeys = kKeys / kHalves;
-inline constexpr int kChunk = 4;               // steps along d per accumulator: 64 channels
-inline constexpr int kQueryTiles = kRows / 8;  // of 8 queries, in a warp's accumulators
+inline constexpr int kChunk = 4;  // steps along d per accumulator: 64 channels
+inline constexpr int kKeyWarps = Config::kWarps / Config::kQueryGroups;
+inline constexpr int kWarpRows =
+    kRows / Config::kQueryGroups;                  // queries of a step that a warp takes
+inline constexpr int kQueryTiles = kWarpRows / 8;  // of 8 queries, in a warp's accumulators
 inline constexpr int kGradSPitch = kRows + 8;
 // Columns of dK (and of dQ), and of dV, that one block makes.
 __host__ __device__ constexpr int columns_of(int dim) {
   return (dim / 16 + Config::kParts - 1) / Config::kParts * 16;
 }
 inline constexpr int kColumns = columns_of(kDim), kColumnsV = columns_of(kDimV);
+// Steps along d of S and dP that are unrolled. Four are 5 to 8 % faster than two (H200, d 64 and
+// 128), but the compiler then starts loads early, and registers suffice for that only in kernels
+// that need them for nothing else.
+inline constexpr bool kPlainCall = Config::kMask == MaskTensor::kNone && !Config::kAccumulate &&
+                                   Config::kAlignGradK >= 8 && Config::kAlignGradV >= 8 &&
+                                   Config::kParts == 1 && !Config::kWideTerms &&
+                                   (Config::kStages == 1 || kColumns + kColumnsV <= 128);
+inline constexpr int kUnrollScores = kPlainCall ? 4 : 2;
+inline constexpr int kUnrollGradP =
+    kPlainCall && (kColumns + kColumnsV <= 128 || !Config::kDeterministic) ? 4 : 2;
 static_assert(kRows == 16 || kRows == 32 || kRows == 64);
+static_assert(kWarpRows % 16 == 0);
 
 /// One step of queries. 8 elements of padding make a row an odd number of 16-byte chunks: ldmatrix
 /// without bank conflicts.
@@ -42,91 +56,97 @@ struct BackwardFp32Storage {
   BackwardFp32Stage stages[Config::kStages];
   unsigned short sGradS[kTerms][kKeys][kGradSPitch];  // dS^T
   KeyFacts facts[2];                                  // of each 64 keys
+  // Here and not in registers, which are few: the loop over the queries hardly needs them.
+  alignas(16) KeyBlock work;
+  Int64 all_rows;  // queries of all heads, whole tiles
 };
 static_assert(sizeof(BackwardFp32Storage) == Config::kSharedBytes);
 
-/// Two accumulators of tiles of 8 columns: of the large products and of the small ones.
-template <int kTiles>
-struct Accumulator {
-  float large[kTiles][4] = {};
-  float small[kTiles][4] = {};
+/// Passes over the depth of a product, small products first: pass p multiplies the terms whose
+/// numbers (0: the largest) add to kTerms - 1 - p.
+__host__ __device__ constexpr int terms_of_pass(int pass) {
+  return kTerms - pass;
+}
 
-  __device__ __forceinline__ float sum(int n, int i) const {
-    if constexpr (kTerms == 1) return large[n][i];
-    return large[n][i] + small[n][i];
-  }
-};
-
-/// Adds a 16-deep step: a[term] and, for pairs of neighbouring tiles, b[term].
-template <int kTiles>
-__device__ __forceinline__ void multiply(Accumulator<kTiles>& acc, int pair,
+/// Adds a pass of a 16-deep step to two neighbouring tiles of 8 columns.
+__device__ __forceinline__ void multiply(int pass, float (&acc)[2][4],
                                          const unsigned (&a)[kTerms][4],
                                          const unsigned (&b)[kTerms][4]) {
 #pragma unroll
   for (int n = 0; n < 2; ++n) {
-    const unsigned hi[2] = {b[0][2 * n], b[0][2 * n + 1]};
-    if constexpr (kTerms == 2) {
-      const unsigned lo[2] = {b[kTerms - 1][2 * n], b[kTerms - 1][2 * n + 1]};
-      ptx::mma_fp16_16816(acc.small[2 * pair + n], a[kTerms - 1], hi);
-      ptx::mma_fp16_16816(acc.small[2 * pair + n], a[0], lo);
+#pragma unroll
+    for (int term = 0; term < terms_of_pass(pass); ++term) {
+      const unsigned(&other)[4] = b[terms_of_pass(pass) - 1 - term];
+      const unsigned column[2] = {other[2 * n], other[2 * n + 1]};
+      if constexpr (Config::kWideTerms) {
+        ptx::mma_bf16_16816(acc[n], a[term], column);
+      } else {
+        ptx::mma_fp16_16816(acc[n], a[term], column);
+      }
     }
-    ptx::mma_fp16_16816(acc.large[2 * pair + n], a[0], hi);
   }
 }
 
-/// hi (and lo) of two values, packed.
-__device__ __forceinline__ void split_two(float x, float y, unsigned& hi, unsigned& lo) {
-  hi = ptx::pack_fp16(x, y);
-  if constexpr (kTerms == 2)
-    lo = ptx::pack_fp16(x - ptx::float_of_fp16(static_cast<unsigned short>(hi)),
-                        y - ptx::float_of_fp16(static_cast<unsigned short>(hi >> 16)));
+/// The terms of two scaled values, packed.
+__device__ __forceinline__ void split_two(float x, float y, unsigned (&out)[kTerms]) {
+#pragma unroll
+  for (int term = 0; term < kTerms; ++term) {
+    if constexpr (Config::kWideTerms) {
+      out[term] = ptx::pack_bf16(x, y);
+      x -= __uint_as_float(out[term] << 16);
+      y -= __uint_as_float(out[term] & 0xffff0000u);
+    } else {
+      out[term] = ptx::pack_fp16(x, y);
+      if (term + 1 == kTerms) continue;
+      x -= ptx::float_of_fp16(static_cast<unsigned short>(out[term]));
+      y -= ptx::float_of_fp16(static_cast<unsigned short>(out[term] >> 16));
+    }
+  }
 }
 
-/// out = A B^T for the 16 rows of this warp's keys (A: K or V) and the step's queries (B: Q or dO).
+/// First key of this warp within the block, and first query within a step.
+__device__ __forceinline__ int warp_key(int thread) {
+  return (Config::kQueryGroups == 1 ? thread / 32 : thread / 32 % kKeyWarps) * 16;
+}
+__device__ __forceinline__ int warp_query(int thread) {
+  return Config::kQueryGroups == 1 ? 0 : thread / 32 / kKeyWarps * kWarpRows;
+}
+
+/// out = A B^T for the 16 rows of this warp's keys (A: K or V) and its queries (B: Q or dO).
 /// Products are added in the forward kernel's order: its LSE then carries the same rounding as
 /// these scores, and it cancels in P. With separate accumulators dv of large scores erred 1.3 to 2
 /// times more (H200, 2026-11-21).
-template <int kWidth>
+template <int kWidth, int kUnroll>
 __device__ __forceinline__ void key_query_product(
     const unsigned short (&a)[kTerms][kKeys][kWidth + 8],
     const unsigned short (&b)[kTerms][kRows][kWidth + 8], float (&out)[kQueryTiles][4]) {
   constexpr int kGroup = kQueryTiles < 4 ? kQueryTiles : 4;  // tiles of 8 queries computed together
   constexpr int kPitch = kWidth + 8;
-  const int lane = ptx::thread_index() % 32, warp = ptx::thread_index() / 32;
-  const unsigned sA = ptx::shared_address(&a[0][16 * warp + lane % 16][lane / 16 * 8]);
-  const unsigned sB = ptx::shared_address(&b[0][lane / 16 * 8 + lane % 8][lane / 8 % 2 * 8]);
+  const int thread = ptx::thread_index(), lane = thread % 32;
+  const unsigned sA = ptx::shared_address(&a[0][warp_key(thread) + lane % 16][lane / 16 * 8]);
+  const unsigned sB =
+      ptx::shared_address(&b[0][warp_query(thread) + lane / 16 * 8 + lane % 8][lane / 8 % 2 * 8]);
 #pragma unroll
   for (int n0 = 0; n0 < kQueryTiles; n0 += kGroup) {
 #pragma unroll
     for (int k0 = 0; k0 < kWidth / 16; k0 += kChunk) {
-      float acc[kGroup][4] = {};
-      // Small products first; with two terms pass 0 makes them, pass 1 the large ones.
+      float acc[kGroup / 2][2][4] = {};
 #pragma unroll
-      for (int pass = kTerms == 2 ? 0 : 1; pass < 2; ++pass) {
-#pragma unroll
+      for (int pass = 0; pass < kTerms; ++pass) {
+#pragma unroll(kUnroll)
         for (int k = k0; k < k0 + kChunk && k < kWidth / 16; ++k) {
           unsigned rA[kTerms][4];
 #pragma unroll
-          for (int term = 0; term < (pass == 0 ? kTerms : 1); ++term)
+          for (int term = 0; term < terms_of_pass(pass); ++term)
             ptx::load_matrix_4(rA[term], sA + (term * kKeys * kPitch + 16 * k) * 2);
 #pragma unroll
           for (int p = 0; p < kGroup / 2; ++p) {
             unsigned rB[kTerms][4];
 #pragma unroll
-            for (int term = 0; term < (pass == 0 ? kTerms : 1); ++term)
+            for (int term = 0; term < terms_of_pass(pass); ++term)
               ptx::load_matrix_4(rB[term],
                                  sB + ((term * kRows + 8 * n0 + 16 * p) * kPitch + 16 * k) * 2);
-#pragma unroll
-            for (int n = 0; n < 2; ++n) {
-              const unsigned hi[2] = {rB[0][2 * n], rB[0][2 * n + 1]};
-              if (pass == 1) {
-                ptx::mma_fp16_16816(acc[2 * p + n], rA[0], hi);
-              } else {
-                const unsigned lo[2] = {rB[kTerms - 1][2 * n], rB[kTerms - 1][2 * n + 1]};
-                ptx::mma_fp16_16816(acc[2 * p + n], rA[0], lo);
-                ptx::mma_fp16_16816(acc[2 * p + n], rA[kTerms - 1], hi);
-              }
-            }
+            multiply(pass, acc[p], rA, rB);
           }
         }
       }
@@ -134,16 +154,15 @@ __device__ __forceinline__ void key_query_product(
       for (int n = 0; n < kGroup; ++n)
 #pragma unroll
         for (int i = 0; i < 4; ++i)
-          out[n0 + n][i] = k0 == 0 ? acc[n][i] : out[n0 + n][i] + acc[n][i];
+          out[n0 + n][i] = k0 == 0 ? acc[n / 2][n % 2][i] : out[n0 + n][i] + acc[n / 2][n % 2][i];
     }
   }
 }
 
 /// The terms of P^T or dS^T as left operands, 16 queries each.
-using KeyTerms = unsigned[kRows / 16][kTerms][4];
+using KeyTerms = unsigned[kWarpRows / 16][kTerms][4];
 
-/// sums += factor A B for A: this warp's terms over the step's queries, B: columns from `column`
-/// on.
+/// sums += factor A B for A: this warp's terms over its queries, B: columns from `column` on.
 template <int kTheColumns, int kWidth>
 __device__ __forceinline__ void add_to_gradient(
     const KeyTerms& a, const unsigned short (&b)[kTerms][kRows][kWidth + 8], int column,
@@ -151,58 +170,90 @@ __device__ __forceinline__ void add_to_gradient(
   // Tiles of 8 columns computed together; wide sums leave registers for two.
   constexpr int kGroup = kTheColumns % 32 == 0 && kColumns + kColumnsV <= 192 ? 4 : 2;
   constexpr int kPitch = kWidth + 8;
-  const int lane = ptx::thread_index() % 32;
-  const unsigned sB = ptx::shared_address(&b[0][lane % 16][lane / 16 * 8]);
+  const int thread = ptx::thread_index(), lane = thread % 32;
+  const unsigned sB = ptx::shared_address(&b[0][warp_query(thread) + lane % 16][lane / 16 * 8]);
 #pragma unroll
   for (int n0 = 0; n0 < kTheColumns / 8; n0 += kGroup) {
     __syncwarp();
-    Accumulator<kGroup> acc;
+    float acc[kGroup / 2][2][4] = {};
 #pragma unroll
-    for (int k = 0; k < kRows / 16; ++k) {
+    for (int pass = 0; pass < kTerms; ++pass) {
 #pragma unroll
-      for (int p = 0; p < kGroup / 2; ++p) {
-        // The last part may have fewer columns: what it makes beyond is not stored.
-        const int c =
-            Config::kParts == 1 ? 8 * n0 + 16 * p : min(column + 8 * n0 + 16 * p, kWidth - 16);
-        unsigned rB[kTerms][4];
+      for (int k = 0; k < kWarpRows / 16; ++k) {
 #pragma unroll
-        for (int term = 0; term < kTerms; ++term)
-          ptx::load_matrix_4_transposed(rB[term], sB + ((term * kRows + 16 * k) * kPitch + c) * 2);
-        multiply(acc, p, a[k], rB);
+        for (int p = 0; p < kGroup / 2; ++p) {
+          // The last part may have fewer columns: what it makes beyond is not stored.
+          const int c =
+              Config::kParts == 1 ? 8 * n0 + 16 * p : min(column + 8 * n0 + 16 * p, kWidth - 16);
+          unsigned rB[kTerms][4];
+#pragma unroll
+          for (int term = 0; term < terms_of_pass(pass); ++term)
+            ptx::load_matrix_4_transposed(rB[term],
+                                          sB + ((term * kRows + 16 * k) * kPitch + c) * 2);
+          multiply(pass, acc[p], a[k], rB);
+        }
       }
     }
 #pragma unroll
-    for (int n = 0; n < kGroup; ++n) {
+    for (int n = 0; n < kGroup; ++n)
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        sums[n0 + n][i] = fmaf(acc.large[n][i], factor, sums[n0 + n][i]);
-        if constexpr (kTerms == 2) sums[n0 + n][i] = fmaf(acc.small[n][i], factor, sums[n0 + n][i]);
-      }
-    }
+      for (int i = 0; i < 4; ++i)
+        sums[n0 + n][i] = fmaf(acc[n / 2][n % 2][i], factor, sums[n0 + n][i]);
   }
 }
 
 /// The terms of a warp's accumulator as left operands.
 __device__ __forceinline__ void to_terms(const float (&x)[kQueryTiles][4], KeyTerms& terms) {
 #pragma unroll
-  for (int n = 0; n < kQueryTiles; ++n)
+  for (int n = 0; n < kQueryTiles; ++n) {
 #pragma unroll
-    for (int half = 0; half < 2; ++half)
-      split_two(x[n][2 * half], x[n][2 * half + 1], terms[n / 2][0][n % 2 * 2 + half],
-                terms[n / 2][kTerms - 1][n % 2 * 2 + half]);
+    for (int half = 0; half < 2; ++half) {
+      unsigned two[kTerms];
+      split_two(x[n][2 * half], x[n][2 * half + 1], two);
+#pragma unroll
+      for (int term = 0; term < kTerms; ++term) terms[n / 2][term][n % 2 * 2 + half] = two[term];
+    }
+  }
+}
+
+/// Where P waits while dP is made, in wide blocks, whose registers are few: in this warp's rows of
+/// dS^T, which nobody reads then.
+inline constexpr bool kPark = Config::kQueryGroups == 1 && kColumns + kColumnsV > 128 &&
+                              (kTerms == 2 || (kTerms == 3 && Config::kWarps < 4));
+__device__ __forceinline__ float4* parking_place(BackwardFp32Storage& shared, int n) {
+  const int lane = ptx::thread_index() % 32, warp = ptx::thread_index() / 32;
+  auto* rows = reinterpret_cast<float4*>(&shared.sGradS[n % kTerms][16 * warp][0]);
+  return rows + n / kTerms * 32 + lane;
+}
+__device__ __forceinline__ void park(const float (&x)[kQueryTiles][4],
+                                     BackwardFp32Storage& shared) {
+  static_assert(!kPark || (kQueryTiles + kTerms - 1) / kTerms * 512 <= 32 * kGradSPitch);
+#pragma unroll
+  for (int n = 0; n < kQueryTiles; ++n)
+    *parking_place(shared, n) = make_float4(x[n][0], x[n][1], x[n][2], x[n][3]);
+}
+__device__ __forceinline__ void unpark(BackwardFp32Storage& shared, float (&x)[kQueryTiles][4]) {
+#pragma unroll
+  for (int n = 0; n < kQueryTiles; ++n) {
+    const float4 four = *parking_place(shared, n);
+    x[n][0] = four.x;
+    x[n][1] = four.y;
+    x[n][2] = four.z;
+    x[n][3] = four.w;
+  }
 }
 
 /// dS^T of this warp's keys to shared memory.
 __device__ __forceinline__ void store_grad_s(const KeyTerms& terms, BackwardFp32Storage& shared) {
-  const int lane = ptx::thread_index() % 32, g = lane / 4, t = lane % 4;
-  const int key = ptx::thread_index() / 32 * 16 + g;
+  const int thread = ptx::thread_index(), lane = thread % 32, g = lane / 4, t = lane % 4;
+  const int key = warp_key(thread) + g, query = warp_query(thread) + 2 * t;
 #pragma unroll
   for (int n = 0; n < kQueryTiles; ++n)
 #pragma unroll
     for (int half = 0; half < 2; ++half)
 #pragma unroll
       for (int term = 0; term < kTerms; ++term)
-        *reinterpret_cast<unsigned*>(&shared.sGradS[term][key + 8 * half][8 * n + 2 * t]) =
+        *reinterpret_cast<unsigned*>(&shared.sGradS[term][key + 8 * half][8 * n + query]) =
             terms[n / 2][term][n % 2 * 2 + half];
 }
 
@@ -245,29 +296,33 @@ __device__ __forceinline__ void add_to_grad_q(const BackwardFp32Storage& shared,
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
       if (kDealHalves && half != only) continue;
-      Accumulator<kGroup> acc;
+      float acc[kGroup / 2][2][4] = {};
 #pragma unroll
-      for (int k = 0; k < kHalfKeys / 16; ++k) {
-        const int key = half * kHalfKeys + 16 * k;
-        unsigned rA[kTerms][4];
+      for (int pass = 0; pass < kTerms; ++pass) {
+#pragma unroll 2
+        for (int k = 0; k < kHalfKeys / 16; ++k) {
+          const int key = half * kHalfKeys + 16 * k;
+          unsigned rA[kTerms][4];
 #pragma unroll
-        for (int term = 0; term < kTerms; ++term)
-          ptx::load_matrix_4_transposed(rA[term],
-                                        sGradS + ((term * kKeys + key) * kGradSPitch + row) * 2);
+          for (int term = 0; term < terms_of_pass(pass); ++term)
+            ptx::load_matrix_4_transposed(rA[term],
+                                          sGradS + ((term * kKeys + key) * kGradSPitch + row) * 2);
 #pragma unroll
-        for (int p = 0; p < kGroup / 2; ++p) {
-          const int c = Config::kParts == 1 ? c0 + 16 * p : min(c0 + 16 * p, kDim - 16);
-          unsigned rB[kTerms][4];
+          for (int p = 0; p < kGroup / 2; ++p) {
+            const int c = Config::kParts == 1 ? c0 + 16 * p : min(c0 + 16 * p, kDim - 16);
+            unsigned rB[kTerms][4];
 #pragma unroll
-          for (int term = 0; term < kTerms; ++term)
-            ptx::load_matrix_4_transposed(rB[term], sK + ((term * kKeys + key) * kPitch + c) * 2);
-          multiply(acc, p, rA, rB);
+            for (int term = 0; term < terms_of_pass(pass); ++term)
+              ptx::load_matrix_4_transposed(rB[term], sK + ((term * kKeys + key) * kPitch + c) * 2);
+            multiply(pass, acc[p], rA, rB);
+          }
         }
       }
 #pragma unroll
       for (int n = 0; n < kGroup; ++n)
 #pragma unroll
-        for (int i = 0; i < 4; ++i) total[n][i] = fmaf(acc.sum(n, i), factors[half], total[n][i]);
+        for (int i = 0; i < 4; ++i)
+          total[n][i] = fmaf(acc[n / 2][n % 2][i], factors[half], total[n][i]);
     }
     const int g = lane / 4, t = lane % 4;
 #pragma unroll

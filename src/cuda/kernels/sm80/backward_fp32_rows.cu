@@ -2,7 +2,7 @@
 //   flash_bwd_fp32_rows    delta = rowsum(dO * O) - dLSE, LSE in powers of two, what is known of
 //   each
 //                          tile of 64 queries, zeros for dq's sums. After the split (split.h).
-//   flash_bwd_fp32_guard   one warp per block of keys: may it be computed with fp16 terms?
+//   flash_bwd_fp32_guard   one warp per block of keys: which kernel computes it?
 //   flash_bwd_fp32_result  dq's sums to dq.
 
 #include "sm80/backward_fp32_common.h"
@@ -43,7 +43,8 @@ __device__ void prepare_rows(const BackwardArguments& args, Int64 tile) {
     const float* gGradO = row_of(args.d_o, batch, head, inside ? row : 0);
     double sum = 0, square = 0;
     for (int c = lane; c < Config::kHeadDimV && inside; c += kRowLanes) {
-      const double d = gGradO[c];
+      // The dO of dP: where a row is peaked, dP - delta is what their roundings leave.
+      const double d = operand_of<Config::kTerms>(gGradO[c]);
       sum += d * gO[c];
       square += d * d;
     }
@@ -56,12 +57,15 @@ __device__ void prepare_rows(const BackwardArguments& args, Int64 tile) {
               head * args.lse.head_stride + row * args.lse.row_stride);
     }
     const bool empty = lse == -kInfinity;
+    double lse_gradient = 0;
     if constexpr (Config::kLseGradient) {
       if (!empty)
-        sum -= *(static_cast<const float*>(args.d_lse.data) + batch * args.d_lse.batch_stride +
-                 head * args.d_lse.head_stride + row * args.d_lse.row_stride);
+        lse_gradient =
+            *(static_cast<const float*>(args.d_lse.data) + batch * args.d_lse.batch_stride +
+              head * args.d_lse.head_stride + row * args.d_lse.row_stride);
     }
-    const float delta = empty ? 0.0f : static_cast<float>(sum);
+    const float delta =
+        empty ? 0.0f : static_cast<float>(mutation::delta<Config>(sum, lse_gradient));
     const float norm = empty ? 0.0f : static_cast<float>(sqrt(square));
     row_delta(args)[tile * kSplitRows + r] = delta;
     // Rows that contribute nothing get an LSE of +inf: P = 2^(S - inf) = 0.
@@ -71,7 +75,7 @@ __device__ void prepare_rows(const BackwardArguments& args, Int64 tile) {
     const bool guarded = !empty && !(fabsf(delta) < 1e18f && norm < 1e18f && fabsf(lse) < 1e18f);
     atomicMax(&shared.norm, __float_as_uint(norm));
     atomicMax(&shared.delta, __float_as_uint(fabsf(delta)));
-    if (guarded) shared.guarded = 1;
+    if (guarded) shared.guarded = kGuardHuge;
   }
   float* sums = grad_q_sums(args) + tile * kSplitRows * kDim;
   for (int i = thread; i < kSplitRows * kDim / 4; i += kRowThreads)
@@ -92,7 +96,7 @@ __device__ void prepare_rows(const BackwardArguments& args, Int64 tile) {
   }
 }
 
-/// One warp: whether a block of keys, or a tile of queries that it visits, is out of range.
+/// One warp: which kernel serves a block of keys with all tiles of queries that it visits.
 __device__ void mark_block(const BackwardArguments& args, Int64 block) {
   const Shape& s = args.shape;
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -107,22 +111,27 @@ __device__ void mark_block(const BackwardArguments& args, Int64 block) {
           .tiles;
   const int first_tile = w.first * kRows / kSplitRows;
   const int end_tile = (w.end * kRows + kSplitRows - 1) / kSplitRows;
-  bool guarded = !(fabsf(s.scale) < 1e18f) || fabsf(s.scale) < 1e-18f && s.scale != 0;
-  // Few products per score: nothing averages out the terms' rounding, and nothing is gained by
-  // them.
-  guarded |= Config::kHeadDim < 8 || Config::kHeadDimV < 8;
+  bool terms = fabsf(s.scale) < 1e18f && (fabsf(s.scale) >= 1e-18f || s.scale == 0);
+  terms &= Config::kHeadDim >= kFewChannels && Config::kHeadDimV >= kFewChannels;
+  unsigned guarded = 0;
   for (int tile = w.first_key / kSplitRows;
        tile < tiles_k && tile * kSplitRows < w.first_key + kKeys; ++tile) {
     const SplitTile k = k_tiles[w.bh * tiles_k + tile], v = v_tiles[w.bh * tiles_k + tile];
-    guarded |= k.guarded != 0 || v.guarded != 0;
+    guarded |= k.guarded | v.guarded;
     for (int head = 0; head < s.group; ++head) {
       const Int64 bh = Int64(w.batch) * s.heads_q + w.head_k * s.group + head;
-      for (int i = first_tile + lane; i < end_tile && !guarded; i += 32)
-        guarded |= tile_pair_guarded(s, row_tiles(args)[bh * query_tiles(s) + i], k, v);
+      for (int i = first_tile + lane; i < end_tile && terms; i += 32) {
+        const QueryTile q = row_tiles(args)[bh * query_tiles(s) + i];
+        guarded |= q.guarded;
+        terms &= (guarded & kGuardHuge) == 0 && factors_serve(s, q, k, v);
+      }
     }
   }
-  guarded = __any_sync(ptx::kFullMask, guarded);
-  if (lane == 0) static_cast<unsigned*>(args.regions[Config::kGuardRegion])[block] = guarded;
+  const bool plain = __any_sync(ptx::kFullMask, !terms || (guarded & kGuardHuge) != 0);
+  const bool wide = __any_sync(ptx::kFullMask, guarded != 0);
+  if (lane != 0) return;
+  static_cast<unsigned*>(args.regions[Config::kGuardRegion])[block] =
+      !plain && !wide ? kFp16Terms : (plain || !Config::kWideFits ? kPlain : kWideTerms);
 }
 
 __device__ void store_result(const BackwardArguments& args, Int64 tile) {

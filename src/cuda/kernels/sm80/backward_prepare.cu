@@ -10,6 +10,7 @@
 // tile: exp2(S + lse2) is then 0.
 
 #include "sm80/backward_tiles.h"
+#include "tile/mutation.h"
 
 namespace flashlab::device {
 
@@ -119,6 +120,7 @@ extern "C" __global__ void __launch_bounds__(256)
     const bool empty = !exists || lse == kMinusInfinity;
     static_cast<float*>(args.regions[kRegionLse])[first + r] =
         empty ? kMinusInfinity : -lse * kLog2E;
-    static_cast<float*>(args.regions[kRegionDelta])[first + r] = empty ? 0.0f : sum - d_lse;
+    static_cast<float*>(args.regions[kRegionDelta])[first + r] =
+        empty ? 0.0f : mutation::delta<Config>(sum, d_lse);
   }
 }

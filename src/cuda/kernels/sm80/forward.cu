@@ -20,6 +20,7 @@
 #include "arguments.h"
 #include "sm80/forward_tiles.h"
 #include "sm80/forward_warp.h"
+#include "tile/mutation.h"
 
 namespace flashlab::device {
 
@@ -54,6 +55,15 @@ struct WarpKeys {
     clear_end = all.end - first_key;
   }
 
+  /// Where the steady loop ends: the tiles before have no masked key, nor has the piece behind, and
+  /// what is copied meanwhile are whole tiles.
+  __device__ int steady_end(const Shape& shape, const ForwardTask<Config>& task) const {
+    if (Config::kBoundedLeft && clear_begin > 0) return 0;
+    const int whole = shape.seqlen_k / Config::kTileK - task.first_tile;
+    return smaller(smaller(task.tiles, whole), clear_end / Config::kTileK) -
+           ForwardTiles<Config>::kAhead - 1;
+  }
+
   /// Whether the piece that begins at `key` needs a mask or more than a factor.
   __device__ bool transformed(int key) const {
     return Config::kPrescaled || Config::kMask != MaskTensor::kNone ||
@@ -70,13 +80,13 @@ __device__ void forward(const ForwardArguments& args) {
   static_assert(sizeof(ForwardStorage<Config>) == Config::kSharedBytes);
   static_assert(Config::kWarps * Tiles::LayoutO::kBytes <= Config::kSharedBytes);
 
-  const ForwardTask<Config> task(args.shape);
+  const ForwardTask<Config> task(args.shape, args.parts);
   const int lane = threadIdx.x % 32, warp_index = __shfl_sync(ptx::kFullMask, threadIdx.x / 32, 0);
   const int first_row = task.first_row + warp_index * Config::kWarpRows;
   constexpr unsigned kAhead = Tiles::kAhead;
   KeyValueLoader<Config> loader(args, task, shared);
   Warp warp;
-  warp.factor = Config::kPrescaled ? 1.0f : args.shape.scale_log2;
+  warp.factor = Config::kPrescaled ? 1.0f : mutation::scale<Config>(args.shape.scale_log2);
   warp.clear();
 
   shared.init_barriers();
@@ -117,6 +127,22 @@ __device__ void forward(const ForwardArguments& args) {
     if (keys.transformed(key)) warp.transform(args, task, first_row, keys.first_key + key);
   };
 
+  // Piece p of a tile and, for the tensor cores to do meanwhile, P V of the piece before. Steady:
+  // no test of what is there, so that a step is one run of instructions.
+  auto piece = [&](auto steady, unsigned tile, auto p, unsigned values) {
+    constexpr bool kSteady = steady != 0;
+    const auto scores = [&] {
+      if constexpr (kSteady) {
+        warp.scores(keys_of(tile, p), kept_q);
+      } else {
+        piece_scores(tile, p);
+      }
+    };
+    scores();
+    loader.template part<p, kSteady>(tile + kAhead);
+    warp.values_and_exponentials(values, scores);
+  };
+
   unsigned tile = 0;
   int next_part = 0;
   if (keys.pieces > 0) {
@@ -124,24 +150,32 @@ __device__ void forward(const ForwardArguments& args) {
     piece_scores(0, 0);
     loader.template part<0>(kAhead);
     warp.first_exponentials();
+    if constexpr (Config::kSteadyLoop) {
+      const int end = keys.steady_end(args.shape, task);
+#pragma unroll 1
+      for (; static_cast<int>(tile) < end; ++tile) {
+        unroll<1, Tiles::kPieces>([&](auto p) {
+          piece(Constant<1>{}, tile, p, values_of(tile, p - 1));
+          return true;
+        });
+        loader.release(tile);
+        loader.wait_for(tile + 1);
+        piece(Constant<1>{}, tile + 1, Constant<0>{}, values_of(tile, Tiles::kPieces - 1));
+      }
+    }
     for (;; ++tile) {
       const int left = keys.pieces - static_cast<int>(tile) * Tiles::kPieces;
       next_part = 1;
       unroll<1, Tiles::kPieces>([&](auto p) {
         if (p >= left) return false;
-        piece_scores(tile, p);
-        loader.template part<p>(tile + kAhead);
-        warp.values_and_exponentials(values_of(tile, p - 1), [&] { piece_scores(tile, p); });
+        piece(Constant<0>{}, tile, p, values_of(tile, p - 1));
         next_part = p + 1;
         return true;
       });
       if (left <= Tiles::kPieces) break;
       loader.release(tile);
       loader.wait_for(tile + 1);
-      piece_scores(tile + 1, 0);
-      loader.template part<0>(tile + 1 + kAhead);
-      warp.values_and_exponentials(values_of(tile, Tiles::kPieces - 1),
-                                   [&] { piece_scores(tile + 1, 0); });
+      piece(Constant<0>{}, tile + 1, Constant<0>{}, values_of(tile, Tiles::kPieces - 1));
     }
     warp.values(values_of(tile, (keys.pieces - 1) % Tiles::kPieces));
   }

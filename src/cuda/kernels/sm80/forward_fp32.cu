@@ -132,7 +132,7 @@ __device__ __forceinline__ void softmax(const ForwardArguments& args,
       const float before = state.reference[m][half];
       const float now = fmaxf(before, quad_max(largest) * factor[m][half] - kShift);
       shift[m][half] = now == kMinusInfinity ? 0.0f : now;
-      alpha[m][half] = ptx::exp2_fast(before - shift[m][half]);
+      alpha[m][half] = mutation::rescale<Config>(ptx::exp2_fast(before - shift[m][half]));
       state.reference[m][half] = now;
       changed |= now != before;
     }
@@ -260,7 +260,7 @@ __device__ __forceinline__ void store(const ForwardArguments& args, const BlockW
       store_row(
           args, w,
           w.first_row + static_cast<int>(threadIdx.x) / 32 * kWarpRows + 16 * m + 8 * half + g, t,
-          state.reference[m][half], quad_sum(state.sum[m][half]), row);
+          state.reference[m][half], kShift, quad_sum(state.sum[m][half]), row);
     }
   }
 }
@@ -345,7 +345,10 @@ extern "C" __global__ void __launch_bounds__(flashlab::device::kThreads, Config:
   WarpState state;
   bool guarded = load_queries(args, w, shared, state);
   guarded |= work && any_guarded(k, v, w.first, w.end);
-  if constexpr (kTerms > 1) guarded |= args.shape.seqlen_k <= kFewKeys;
+  guarded |= args.shape.seqlen_k <= kFewKeys;
+  // One term's products are exact, whatever their number.
+  if constexpr (kTerms > 1)
+    guarded |= Config::kHeadDim < kFewChannels || Config::kHeadDimV < kFewChannels;
   guarded = __syncthreads_or(guarded && work) != 0;
   if (threadIdx.x == 0) {
     mark_of(args, item) = guarded;

@@ -125,7 +125,7 @@ __device__ __forceinline__ bool load_queries(const ForwardArguments& args, const
       const int exponent =
           largest == 0 ? 0 : min(126, max(-46, 127 + 14 - static_cast<int>(largest >> 23)));
       float scale = __uint_as_float(static_cast<unsigned>(127 + exponent) << 23);
-      const float factor = fabsf(args.shape.scale_log2) *
+      const float factor = mutation::scale<Config>(fabsf(args.shape.scale_log2)) *
                            __uint_as_float(static_cast<unsigned>(127 - exponent) << 23);
       if (t == 0) shared.factor[in_block] = factor;
       if (args.shape.scale_log2 < 0) scale = -scale;

@@ -16,18 +16,25 @@
 #include "ptx/math.h"
 #include "ptx/warp.h"
 #include "sm80/split.h"
+#include "tile/mutation.h"
 
 namespace flashlab::device {
 
 inline constexpr float kMinusInfinity = -__builtin_bit_cast(float, 0x7f800000u);
 inline constexpr float kLog2e = 1.4426950408889634f;
-inline constexpr float kLn2 = 0.6931471805599453f;
 
-/// LSE of sum 2^(s - reference), in natural logarithms. In double, once a row: backward's P is only
-/// as good as its LSE (dV's error at d 16 and 32 falls below PyTorch's, H200, 2026-11-21).
-__device__ inline float natural_lse(float reference, float sum) {
+/// LSE of sum 2^(s - reference), in natural logarithms; `above`: by how much the largest score
+/// exceeds the reference. In double, once a row: backward's P is only as good as its LSE (dV's
+/// error at d 16 and 32 falls below PyTorch's, H200, 2026-11-21). Scores were made with scale_log2,
+/// but backward multiplies by scale: the quotient undoes the rounding between them (dV of large
+/// scores at d 128 from 2.0 to 1.3 e-6).
+__device__ inline float natural_lse(const Shape& s, float reference, float above, float sum) {
   constexpr double kLn2Double = 0.69314718055994530942;
-  return static_cast<float>(reference * kLn2Double + log(static_cast<double>(sum)));
+  const float magnitude = fabsf(s.scale_log2);
+  const bool normal = magnitude > 1e-30f && magnitude < 1e30f;
+  const double unit = normal ? double(s.scale) / double(s.scale_log2) : kLn2Double;
+  const double largest = double(reference) + double(above);
+  return static_cast<float>(largest * unit - above * kLn2Double + log(static_cast<double>(sum)));
 }
 
 /// So few keys are all guarded: with one visible key o is v to the bit, as the formula has it, and
@@ -64,7 +71,7 @@ __device__ inline BlockWork block_work(const Shape& s, int rows, int keys, unsig
     end_key = min(end_key, max(Int64(0), last_row + s.right + 1));
   if constexpr (Config::kBoundedLeft) first_key = max(first_key, w.first_row - s.left);
   w.first = static_cast<int>(first_key / keys);
-  w.end = static_cast<int>((end_key + keys - 1) / keys);
+  w.end = mutation::last_tile<Config>(static_cast<int>((end_key + keys - 1) / keys));
   w.end = max(w.first, w.end);
   if constexpr (Config::kParts > 1) {
     const Int64 count = w.end - w.first;
@@ -104,9 +111,10 @@ struct RowKeys {
   int first, end;
 };
 __device__ inline RowKeys row_keys(const Shape& s, int row) {
-  RowKeys keys = {0, row < s.seqlen_q ? s.seqlen_k : 0};
+  RowKeys keys = {0, row < s.seqlen_q ? mutation::keys<Config>(s.seqlen_k) : 0};
   if constexpr (Config::kBoundedRight)
-    keys.end = static_cast<int>(min(Int64(keys.end), max(Int64(0), row + s.right + 1)));
+    keys.end = static_cast<int>(
+        min(Int64(keys.end), max(Int64(0), row + mutation::right<Config>(s.right) + 1)));
   if constexpr (Config::kBoundedLeft)
     keys.first = static_cast<int>(min(Int64(keys.end), max(Int64(0), row - s.left)));
   return keys;
@@ -149,10 +157,11 @@ __device__ inline int first_column() {
 
 /// Writes a row's sum of exponentials and output. `o` holds for each tile of 8 columns the two
 /// neighbours 2t, 2t + 1 of this lane, times the sum; `reference` is the power of two that the
-/// exponentials are relative to.
+/// exponentials are relative to, which the largest score exceeds by `above`.
 template <int kTiles>
 __device__ inline void store_row(const ForwardArguments& args, const BlockWork& w, int row, int t,
-                                 float reference, float sum, const float (&o)[kTiles][2]) {
+                                 float reference, float above, float sum,
+                                 const float (&o)[kTiles][2]) {
   const Shape& s = args.shape;
   if (row >= s.seqlen_q) return;
   const bool empty = sum == 0;
@@ -189,7 +198,8 @@ __device__ inline void store_row(const ForwardArguments& args, const BlockWork& 
     if constexpr (Config::kLse) {
       float* lse = static_cast<float*>(args.lse.data) + w.batch * args.lse.batch_stride +
                    w.head * args.lse.head_stride + row * args.lse.row_stride;
-      if (t == 0 && blockIdx.z == 0) *lse = empty ? kMinusInfinity : natural_lse(reference, sum);
+      if (t == 0 && blockIdx.z == 0)
+        *lse = empty ? kMinusInfinity : natural_lse(s, reference, above, sum);
     }
   }
 }

@@ -84,6 +84,8 @@ template <int kRows, int kWidth, Part kPart>
 __device__ __forceinline__ void load_terms(Terms<kRows>& terms, const float* rows, Int64 row_stride,
                                            int valid_rows, int valid_columns, unsigned* flags) {
   constexpr int kPairs = kWidth / 2;
+  // tf32's rounding needs registers: with more, sm_120 spills.
+#pragma unroll(Config::kTerms == 1 && kDim > 32 ? 2 : 4)
   for (int at = static_cast<int>(threadIdx.x); at < kRows * kPairs; at += kThreads) {
     const int row = at / kPairs, c = at % kPairs * 2;
     const float* g = rows + row * row_stride;
@@ -93,7 +95,8 @@ __device__ __forceinline__ void load_terms(Terms<kRows>& terms, const float* row
     unsigned term[kTermCount] = {};
     if constexpr (kPart == Part::kFinite) {
       if (!x_finite || !y_finite) flags[row] = 1;
-      split_three(x_finite ? x : 0, y_finite ? y : 0, term);
+      split_three(x_finite ? operand_of<Config::kTerms>(x) : 0,
+                  y_finite ? operand_of<Config::kTerms>(y) : 0, term);
     } else {
       term[0] = ptx::pack_bf16(x_finite ? 0 : x, y_finite ? 0 : y);
     }
@@ -150,7 +153,8 @@ __device__ __forceinline__ void plain_scores(const float* gQ, Int64 q_stride, co
     const float* k = gK + (at / 4 * 8 + at % 2) * k_stride;
     float sum = 0;
 #pragma unroll 1
-    for (int c = 0; c < Config::kHeadDim; ++c) sum = fmaf(q[c], k[c], sum);
+    for (int c = 0; c < Config::kHeadDim; ++c)
+      sum = fmaf(operand_of<Config::kTerms>(q[c]), operand_of<Config::kTerms>(k[c]), sum);
 #pragma unroll
     for (int n = 0; n < kKeys / 8; ++n)
 #pragma unroll
@@ -190,7 +194,7 @@ __device__ __forceinline__ void finish_scores(const ForwardArguments& args,
 #pragma unroll
     for (int n = 0; n < kKeys / 8; ++n)
       rS[n][i] = masked(keys[i / 2], args.mask, row_mask, key0 + 8 * n + i % 2,
-                        rS[n][i] * args.shape.scale_log2);
+                        rS[n][i] * mutation::scale<Config>(args.shape.scale_log2));
   }
 }
 
@@ -206,7 +210,7 @@ __device__ __forceinline__ void softmax(RowState& state, float (&rS)[kKeys / 8][
       largest = fmaxf(largest, fmaxf(rS[n][2 * half], rS[n][2 * half + 1]));
     const float before = state.reference[half], now = fmaxf(before, quad_max(largest) + state.lift);
     const float shift = now == kMinusInfinity ? 0.0f : now;
-    const float alpha = ptx::exp2_fast(before - shift);
+    const float alpha = mutation::rescale<Config>(ptx::exp2_fast(before - shift));
     float sum = 0;
 #pragma unroll
     for (int n = 0; n < kKeys / 8; ++n) {
@@ -406,6 +410,6 @@ extern "C" __global__ void __launch_bounds__(flashlab::device::kThreads)
       for (int j = 0; j < 2; ++j) row[n][j] = state.rO[n][2 * half + j];
     store_row(args, shared.work,
               shared.work.first_row + static_cast<int>(threadIdx.x) / 32 * 16 + 8 * half + g, t,
-              state.reference[half], quad_sum(state.sum[half]), row);
+              state.reference[half], -state.lift, quad_sum(state.sum[half]), row);
   }
 }

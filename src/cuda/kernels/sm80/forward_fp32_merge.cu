@@ -42,7 +42,7 @@ __device__ inline void merge_piece(const ForwardArguments& args, Int64 row, int 
   const float shift = reference == kMinusInfinity ? 0.0f : reference;
 #pragma unroll
   for (int part = 0; part < kParts; ++part) {
-    const float weight = ptx::exp2_fast(state[part].x - shift);
+    const float weight = mutation::rescale<Config>(ptx::exp2_fast(state[part].x - shift));
     sum = fmaf(weight, state[part].y, sum);
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) {
@@ -51,6 +51,9 @@ __device__ inline void merge_piece(const ForwardArguments& args, Int64 row, int 
       o[j] = fmaf(keep ? 1.0f : weight, part_o[part][j], o[j]);
     }
   }
+  // Of parts that forward_fp32.cu made; of guarded ones it would be 0, which changes the LSE by
+  // less than 3e-7.
+  constexpr float kUsualShift = 14;
   const bool empty = sum == 0;
   const float inverse = empty ? 0.0f : 1.0f / sum;
   const Int64 i = row % s.seqlen_q, bh = row / s.seqlen_q, b = bh / s.heads_q, h = bh % s.heads_q;
@@ -62,7 +65,7 @@ __device__ inline void merge_piece(const ForwardArguments& args, Int64 row, int 
   if constexpr (Config::kLse) {
     float* lse = static_cast<float*>(args.lse.data) + b * args.lse.batch_stride +
                  h * args.lse.head_stride + i * args.lse.row_stride;
-    if (c0 == 0) *lse = empty ? kMinusInfinity : natural_lse(reference, sum);
+    if (c0 == 0) *lse = empty ? kMinusInfinity : natural_lse(s, reference, kUsualShift, sum);
   }
 }
 

@@ -8,6 +8,7 @@
 #include "ptx/memory.h"
 #include "tile/key_range.h"
 #include "tile/load.h"
+#include "tile/mutation.h"
 #include "tile/output.h"
 #include "tile/swizzle.h"
 
@@ -87,7 +88,8 @@ struct ForwardTask {
                                     position(smaller(from + count, rows) - 1));
   }
 
-  __device__ explicit ForwardTask(const Shape& shape) {
+  /// `parts`: of the keys, one per blockIdx.y.
+  __device__ ForwardTask(const Shape& shape, int parts) {
     constexpr int kTileQ = ForwardTiles<Config>::kTileQ;
     group = Config::kPackGroup ? shape.group : 1;
     rows = shape.seqlen_q * group;
@@ -104,11 +106,13 @@ struct ForwardTask {
 
     const KeyRange seen = seen_by_any(shape, first_row, kTileQ);
     first_tile = seen.begin / Config::kTileK;
-    int end_tile = divide_up(seen.end, Config::kTileK);
-    if constexpr (Config::kSplits > 1) {
-      const int all = larger(end_tile - first_tile, 0), split = blockIdx.y;
-      end_tile = first_tile + all * (split + 1) / Config::kSplits;
-      first_tile += all * split / Config::kSplits;
+    int end_tile = mutation::last_tile<Config>(divide_up(seen.end, Config::kTileK));
+    if constexpr (Config::kSplit) {
+      // The first parts have one tile more where the tiles do not divide.
+      const int all = larger(end_tile - first_tile, 0), part = blockIdx.y;
+      const int each = all / parts, more = all % parts;
+      first_tile += part * each + smaller(part, more);
+      end_tile = first_tile + each + (part < more ? 1 : 0);
     }
     tiles = larger(end_tile - first_tile, 0);
   }
@@ -155,12 +159,12 @@ struct KeyValueLoader {
     return row_address<Config::kElement>(rows, task.batch, task.head_k, key);
   }
 
-  template <int kPart, class Copy>
+  template <int kPart, bool kWhole, class Copy>
   __device__ void load(Copy& copy, unsigned char* to, const Rows& rows, int first_key) {
     constexpr int kFirst = Copy::Plan::kPasses * kPart / Tiles::kPieces;
     constexpr int kEnd = Copy::Plan::kPasses * (kPart + 1) / Tiles::kPieces;
     const int valid = args.shape.seqlen_k - first_key;
-    if (valid >= Config::kTileK) {
+    if (kWhole || valid >= Config::kTileK) {
       copy.template passes<kFirst, kEnd>(to, rows.row_stride * 2);
     } else {
       copy.template last_passes<kFirst, kEnd>(
@@ -169,18 +173,18 @@ struct KeyValueLoader {
   }
 
   /// Starts one part of a tile, if it exists; tiles come in order. K takes the place of the tile
-  /// kStages before it, V that of the one before that, which was read one piece longer.
-  template <int kPart>
+  /// kStages before it, V that of the one before that, which was read one piece longer. kWhole: the
+  /// tile exists, with all its keys.
+  template <int kPart, bool kWhole = false>
   __device__ void part(unsigned tile) {
-    if (tile >= static_cast<unsigned>(task.tiles)) return;
-    if (kPart == 0 && tile >= Config::kStages) {
-      wait(shared.released[tile % Config::kStages], tile / Config::kStages - 1);
-    }
+    if (!kWhole && tile >= static_cast<unsigned>(task.tiles)) return;
+    // The phase before a barrier's first counts as ended, so the first kStages tiles do not wait.
+    if (kPart == 0) wait(shared.released[tile % Config::kStages], tile / Config::kStages + 1);
     const int first_key = (task.first_tile + static_cast<int>(tile)) * Config::kTileK;
-    load<kPart>(copy_k, shared.k + tile % Config::kStages * Tiles::LayoutK::kBytes, args.k,
-                first_key);
-    load<kPart>(copy_v, shared.v + tile % Tiles::kStagesV * Tiles::LayoutV::kBytes, args.v,
-                first_key);
+    load<kPart, kWhole>(copy_k, shared.k + tile % Config::kStages * Tiles::LayoutK::kBytes, args.k,
+                        first_key);
+    load<kPart, kWhole>(copy_v, shared.v + tile % Tiles::kStagesV * Tiles::LayoutV::kBytes, args.v,
+                        first_key);
     if constexpr (kPart + 1 == Tiles::kPieces) {
       const unsigned landed = ptx::shared_address(&shared.landed[tile % Tiles::kStagesV]);
       if constexpr (Config::kAlignK >= 4 && Config::kAlignV >= 4) {

@@ -18,7 +18,7 @@ struct ForwardWarp {
   static constexpr Element kElement = Config::kElement;
   static constexpr int kBlocks = Tiles::kBlocks, kPieceBlocks = Tiles::kPieceBlocks;
 
-  unsigned rQ[kBlocks][Tiles::kQuerySteps][4];     // left operands
+  unsigned rQ[kBlocks][larger(Tiles::kQuerySteps, 1)][4];  // left operands
   float rO[kBlocks][Tiles::kDimBlocks][4];         // rows g, g + 8; features 2t, 2t + 1 of a block
   float rS[kBlocks][kPieceBlocks][4];              // scores of the current piece
   unsigned rP[kBlocks][kPieceBlocks / 2][4];       // left operands: P of the previous piece
@@ -226,14 +226,14 @@ __device__ void store_results(const ForwardArguments& args, const ForwardTask<Co
                               ForwardWarp<Config>& warp, int first_row, unsigned char* staging) {
   using Tiles = ForwardTiles<Config>;
   using Layout = typename Tiles::LayoutO;
-  constexpr Element kOutput = Config::kSplits > 1 ? Element::kFp32 : Config::kOutput;
+  constexpr Element kOutput = Config::kSplit ? Element::kFp32 : Config::kOutput;
   constexpr bool kStaged =
       kOutput != Element::kFp32 && Config::kAlignO >= 16 && Config::kHeadDimV % 8 == 0;
   const int lane = threadIdx.x % 32;
   const Shape& shape = args.shape;
   Rows o = args.o;
   RowScalars lse = args.lse;
-  if constexpr (Config::kSplits > 1) {
+  if constexpr (Config::kSplit) {
     // Parts in the workspace: o [split, batch, head, position, feature], lse without features.
     const Int64 heads = Int64(blockIdx.y) * shape.batch * shape.heads_q;
     o = {static_cast<float*>(args.regions[0]) + heads * shape.seqlen_q * Config::kHeadDimV,
@@ -251,7 +251,7 @@ __device__ void store_results(const ForwardArguments& args, const ForwardTask<Co
       const bool exists = row < task.rows;
       const int position = task.position(row), head = task.head(row);
       const float total = warp.statistics.sum[m][half];
-      if constexpr (Config::kLse || Config::kSplits > 1) {
+      if constexpr (Config::kLse || Config::kSplit) {
         if (exists && lane % 4 == 0) {
           static_cast<float*>(lse.data)[task.batch * lse.batch_stride + head * lse.head_stride +
                                         position * lse.row_stride] = warp.statistics.lse(m, half);

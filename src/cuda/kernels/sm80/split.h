@@ -18,12 +18,19 @@
 namespace flashlab::device {
 
 inline constexpr int kSplitRows = 64;
+/// Head dims below this never take fp16 terms: with so few products per score nothing averages out
+/// their rounding, and nothing is gained by them.
+inline constexpr int kFewChannels = 8;
+
+/// Why a tile is guarded: fp16 terms would not keep fp32's accuracy over its range; or it holds
+/// Inf, NaN or a magnitude from 2^60 up.
+inline constexpr unsigned kGuardWide = 1, kGuardHuge = 2;
 
 /// What is known of one tile of 64 rows.
 struct SplitTile {
   float unscale;     ///< 1 / s: x = (hi + lo) unscale, a power of two from 2^-126 to 2^46
   float largest;     ///< largest magnitude; Inf or NaN if an element is
-  unsigned guarded;  ///< not 0: fp16 terms would not keep fp32's accuracy; use three bf16 terms
+  unsigned guarded;  ///< 0, or a sum of kGuardWide and kGuardHuge
   unsigned unused;
 };
 
@@ -50,6 +57,29 @@ struct SplitTensor {
 __device__ inline SplitTensor split_tensor(void* region, Int64 tiles, int dim, int terms) {
   auto* planes = static_cast<unsigned short*>(region);
   return {planes, reinterpret_cast<SplitTile*>(planes + tiles * split_tile_elements(dim, terms))};
+}
+
+/// x as the call multiplies it. With one term that is tf32's 11 significant bits, on every path:
+/// the guarded kernels' scores are then those of the others, whose LSE they may meet, and delta
+/// cancels dP. A number that would round to infinity is cut.
+template <int kTerms>
+__device__ inline float operand_of(float x) {
+  if constexpr (kTerms > 1) return x;
+  constexpr unsigned kInfinityBits = 0x7f800000u, kKept = ~0x1fffu;
+  const unsigned bits = __float_as_uint(x), rounded = bits + 0xfffu + (bits >> 13 & 1u);
+  if ((bits & kInfinityBits) == kInfinityBits) return x;
+  return __uint_as_float(((rounded & kInfinityBits) == kInfinityBits ? bits : rounded) & kKept);
+}
+
+/// Four neighbours of a row from column `c` on; zeros past `kDim`.
+template <int kDim, int kAlign>
+__device__ inline float4 load_four(const float* row, int c) {
+  if constexpr (kAlign >= 16 && kDim % 4 == 0) {
+    return c < kDim ? *reinterpret_cast<const float4*>(row + c) : make_float4(0, 0, 0, 0);
+  } else {
+    return make_float4(c < kDim ? row[c] : 0, c + 1 < kDim ? row[c + 1] : 0,
+                       c + 2 < kDim ? row[c + 2] : 0, c + 3 < kDim ? row[c + 3] : 0);
+  }
 }
 
 /// hi and lo of two scaled values, packed.

@@ -43,17 +43,6 @@ __device__ inline unsigned largest_of_lanes(unsigned bits) {
   return bits;
 }
 
-/// Four neighbours of a row from column `c` on; zeros past `kDim`.
-template <int kDim, int kAlign>
-__device__ inline float4 load_four(const float* row, int c) {
-  if constexpr (kAlign >= 16 && kDim % 4 == 0) {
-    return c < kDim ? *reinterpret_cast<const float4*>(row + c) : make_float4(0, 0, 0, 0);
-  } else {
-    return make_float4(c < kDim ? row[c] : 0, c + 1 < kDim ? row[c + 1] : 0,
-                       c + 2 < kDim ? row[c + 2] : 0, c + 3 < kDim ? row[c + 3] : 0);
-  }
-}
-
 __device__ inline unsigned magnitude(float x) {
   return __float_as_uint(x) & kAbsoluteMask;
 }
@@ -123,10 +112,12 @@ __device__ void split_tile(const Rows& rows, void* region, int batch, int heads,
   const float largest = __uint_as_float(largest_bits);
   const float least = largest * kGuardRange;
   const auto narrow = [&](unsigned bits) { return bits == 0 || __uint_as_float(bits) >= least; };
-  bool guarded = largest_bits >= kGuardBits;
-  for (int i = thread; i < kSplitRows; i += kSplitThreads) guarded |= !narrow(shared.row[i]);
-  for (int i = thread; i < kPadded; i += kSplitThreads) guarded |= !narrow(shared.channel[i]);
-  guarded = __syncthreads_or(guarded) != 0;
+  bool wide = false;
+  for (int i = thread; i < kSplitRows; i += kSplitThreads) wide |= !narrow(shared.row[i]);
+  for (int i = thread; i < kPadded; i += kSplitThreads) wide |= !narrow(shared.channel[i]);
+  wide = __syncthreads_or(wide) != 0;
+  const unsigned guarded =
+      (wide ? kGuardWide : 0u) | (largest_bits >= kGuardBits ? kGuardHuge : 0u);
 
   // 2^exponent brings the largest magnitude into [2^14, 2^15); at most 2^126, so that its inverse
   // is a normal number. Even then every fp32 subnormal is a multiple of fp16's least.
@@ -150,7 +141,7 @@ __device__ void split_tile(const Rows& rows, void* region, int batch, int heads,
   }
   if (thread == 0)
     out.tiles[index] = {__uint_as_float(static_cast<unsigned>(127 - exponent) << 23), largest,
-                        guarded ? 1u : 0u, 0u};
+                        guarded, 0u};
 }
 
 /// Takes `count` blocks off the grid for a tensor: whether `block` is one of them.

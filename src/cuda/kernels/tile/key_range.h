@@ -8,6 +8,7 @@
 // crosses.
 
 #include "arguments.h"
+#include "tile/mutation.h"
 
 namespace flashlab::device {
 
@@ -24,9 +25,9 @@ constexpr int clamp_key(Int64 key, int seqlen_k) {
 /// What a query position sees. The bounds are at most 2^61, so the sums do not overflow.
 template <class Config>
 constexpr KeyRange visible_keys(const Shape& shape, int position) {
-  KeyRange range{0, shape.seqlen_k};
+  KeyRange range{0, mutation::keys<Config>(shape.seqlen_k)};
   if constexpr (Config::kBoundedRight) {
-    range.end = clamp_key(position + shape.right + 1, shape.seqlen_k);
+    range.end = clamp_key(position + mutation::right<Config>(shape.right) + 1, shape.seqlen_k);
   }
   if constexpr (Config::kBoundedLeft)
     range.begin = clamp_key(position - shape.left, shape.seqlen_k);

@@ -10,6 +10,7 @@
 // An empty part's o is never read. A part whose LSE is NaN makes the row NaN.
 
 #include "ptx/warp.h"
+#include "tile/mutation.h"
 
 namespace flashlab::device {
 
@@ -21,7 +22,7 @@ __device__ inline float negative_infinity() {
 
 /// What part i is multiplied by; 0 for an empty part, whatever the merged LSE.
 __device__ inline float merge_weight(float lse, float merged) {
-  return lse == negative_infinity() ? 0.0f : expf(lse - merged);
+  return lse == negative_infinity() ? 0.0f : mutation::rescale<Config>(expf(lse - merged));
 }
 
 /// LSE of the union, in every lane; -inf if all parts are empty. All lanes of the warp call it.

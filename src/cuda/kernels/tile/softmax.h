@@ -19,6 +19,7 @@
 #include "ptx/math.h"
 #include "ptx/warp.h"
 #include "tile/mask.h"
+#include "tile/mutation.h"
 
 namespace flashlab::device {
 
@@ -81,7 +82,7 @@ struct RowStatistics {
     const float candidate = quad_max(largest_score) * factor;
     const float old = reference[m][h];
     reference[m][h] = fmaxf(old, candidate);
-    const float scale = ptx::exp2_fast(old - reference[m][h]);
+    const float scale = mutation::rescale<Config>(ptx::exp2_fast(old - reference[m][h]));
     sum[m][h] *= scale;
     step[m][h] = 0;
     return scale;

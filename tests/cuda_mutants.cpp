@@ -1,0 +1,100 @@
+#include "cuda_mutants.h"
+
+#include <deque>
+
+#include "api/implementation.h"
+#include "cuda/launch/gpu_plan.h"
+#include "cuda/launch/implementations.h"
+#include "cuda/launch/ladder_forward.h"
+#include "cuda/launch/naive.h"
+#include "cuda/launch/sm80.h"
+
+namespace flashlab::testing {
+namespace {
+
+using internal::Implementation;
+using PlanResult = Result<std::shared_ptr<internal::PlanState>>;
+
+std::vector<const Implementation*> library_implementations() {
+  std::vector<const Implementation*> all{&cuda::sm80_implementation(),
+                                         &cuda::naive_implementation()};
+  for (const Implementation* rung : cuda::ladder_forward_implementations()) all.push_back(rung);
+  return all;
+}
+
+Mutant& chosen() {
+  static Mutant mutant;
+  return mutant;
+}
+
+const Implementation* chosen_implementation() {
+  for (const Implementation* candidate : library_implementations()) {
+    if (candidate->name == chosen().implementation) return candidate;
+  }
+  return nullptr;
+}
+
+// The same regions and launches, in the same order, with the fault in the chosen kernels.
+std::shared_ptr<internal::PlanState> mutated(const cuda::GpuPlan& plan, const Mutant& mutant) {
+  auto out = std::make_shared<cuda::GpuPlan>(plan.device(), plan.problem, plan.geometry);
+  for (const WorkspaceRegion& region : plan.regions) out->add_gpu_region(region.name, region.bytes);
+  for (cuda::GpuStep step : plan.gpu_steps()) {
+    if (step.spec.source.empty()) {
+      out->add_zero(step.name, step.region);
+      continue;
+    }
+    if (mutant.entry.empty() || mutant.entry == step.spec.entry) {
+      step.spec.config = with_fault(step.spec.config, mutant.fault);
+    }
+    out->add_kernel(std::move(step));
+  }
+  out->parts = plan.parts;
+  out->implementation = plan.implementation;
+  out->reasons = plan.reasons;
+  return out;
+}
+
+PlanResult make_mutated_plan(const internal::ContextState& context, const Problem& problem,
+                             const internal::Geometry& geometry) {
+  const Mutant mutant = chosen();
+  PlanResult plan = chosen_implementation()->make_plan(context, problem, geometry);
+  if (!plan.ok() || problem.pass != mutant.pass || mutant.fault == device::Mutation::kNone) {
+    return plan;
+  }
+  return mutated(dynamic_cast<const cuda::GpuPlan&>(**plan), mutant);
+}
+
+}  // namespace
+
+void use_mutant(const Mutant& mutant) {
+  chosen() = mutant;
+}
+
+std::string with_fault(std::string_view config, device::Mutation fault) {
+  const std::size_t end = config.rfind("};");
+  std::string out(config.substr(0, end));
+  out += "  static constexpr int kMutation = " + std::to_string(static_cast<int>(fault)) + ";\n";
+  return out += config.substr(end);
+}
+
+}  // namespace flashlab::testing
+
+namespace flashlab::cuda {
+
+// In place of the library's list: the linker looks into an archive only for what is still missing.
+std::vector<const internal::Implementation*> implementations() {
+  static std::deque<internal::Implementation> copies;
+  static const std::vector<const internal::Implementation*> list = [] {
+    std::vector<const internal::Implementation*> out;
+    for (const internal::Implementation* original : testing::library_implementations()) {
+      internal::Implementation& copy = copies.emplace_back(*original);
+      // One at a time is chosen, so that one function can stand in for all of them.
+      copy.make_plan = &testing::make_mutated_plan;
+      out.push_back(&copy);
+    }
+    return out;
+  }();
+  return list;
+}
+
+}  // namespace flashlab::cuda

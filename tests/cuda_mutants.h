@@ -1,0 +1,28 @@
+#pragma once
+
+// GPU implementations with a fault in their kernels. A program that carries cuda_mutants.cpp sees
+// them instead of the library's: the plans are the library's own, with kMutation
+// (cuda/kernels/tile/mutation.h) added to the Config of the kernels that shall have it.
+
+#include <string>
+#include <string_view>
+
+#include "cuda/kernels/tile/mutation.h"
+#include "flashlab/attention.h"
+
+namespace flashlab::testing {
+
+struct Mutant {
+  std::string implementation;  ///< whose plans; the other implementations stay as they are
+  Pass pass = Pass::kForward;
+  std::string entry;  ///< the kernel; empty: every kernel of the pass
+  device::Mutation fault = device::Mutation::kNone;
+};
+
+/// From now on plans carry this fault. Not for several threads at a time.
+void use_mutant(const Mutant& mutant);
+
+/// A printed Config with the fault in it.
+std::string with_fault(std::string_view config, device::Mutation fault);
+
+}  // namespace flashlab::testing

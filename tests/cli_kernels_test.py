@@ -4,6 +4,7 @@
 import json
 import os
 import stat
+import tempfile
 import unittest
 
 import cli_harness
@@ -133,6 +134,18 @@ class Drivers(unittest.TestCase):
 
     def test_a_driver_that_fails(self):
         self.assertIn("CUDA_ERROR_UNKNOWN", self.bench("broken"))
+
+    def test_a_cache_that_cannot_be_used_is_a_warning(self):
+        folder = os.path.join(os.path.dirname(cli_harness.program()), "tests", "fake_driver")
+        if not os.path.isdir(folder):
+            self.skipTest("this build has no stand-in for the driver")
+        with tempfile.NamedTemporaryFile() as file:
+            done = run("info", env=environment(LD_LIBRARY_PATH=folder, FAKE_CUDA="gpu",
+                                               FLASHLAB_CACHE=file.name))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        text = " ".join(done.stdout.split())
+        self.assertIn("every process compiles its kernels anew", text)
+        self.assertIn("name a folder in FLASHLAB_CACHE", text)
 
     def test_info_goes_on(self):
         folder = os.path.join(os.path.dirname(cli_harness.program()), "tests", "fake_driver")

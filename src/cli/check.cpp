@@ -39,9 +39,14 @@ std::vector<cases::Case> chosen_cases(const Arguments& arguments) {
   const auto asked = [&](const std::string& dtype) {
     return std::find(dtypes.begin(), dtypes.end(), dtype) != dtypes.end();
   };
-  const std::string part = arguments.value("--case").value_or("");
+  const std::vector<std::string> parts = arguments.list("--case");
+  const auto named = [&](const std::string& name) {
+    return parts.empty() || std::any_of(parts.begin(), parts.end(), [&](const std::string& part) {
+             return name.find(part) != std::string::npos;
+           });
+  };
   for (cases::Case& problem : cases::conformance_cases()) {
-    if (problem.name.find(part) == std::string::npos) continue;
+    if (!named(problem.name)) continue;
     // tf32 is a way to multiply fp32 tensors: the same cases, and only where it is asked for.
     if (problem.dtype == DType::kFp32 && asked("tf32")) {
       all.push_back(problem);
@@ -50,11 +55,12 @@ std::vector<cases::Case> chosen_cases(const Arguments& arguments) {
     if (dtypes.empty() || asked(to_string(problem.dtype))) all.push_back(std::move(problem));
   }
   if (all.empty()) {
-    fail_usage(fmt::format("no case matches --case \"{}\"{}; names look like {}", part,
+    fail_usage(fmt::format("no case matches --case \"{}\"{}; names look like {}",
+                           arguments.value("--case").value_or(""),
                            dtypes.empty() ? "" : " with this --dtype",
                            cases::conformance_cases().front().name));
   }
-  if (!arguments.has("--quick") || !part.empty()) return all;
+  if (!arguments.has("--quick") || !parts.empty()) return all;
   std::vector<cases::Case> some;
   for (std::size_t i = 0; i < all.size(); i += kQuickStride) some.push_back(std::move(all[i]));
   return some;

@@ -2,12 +2,13 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <set>
 
 #include "cli/command.h"
+#include "cli/compare_python.h"
 #include "cli/execution.h"
 #include "cli/failure.h"
+#include "cli/peers.h"
 #include "cli/runs.h"
 #include "cli/terminal.h"
 #include "lab/gpu/gpu_environment.h"
@@ -22,45 +23,37 @@ namespace {
 // Enough samples for a stable median of the fast ones, and no more than some seconds for the slow.
 constexpr Budget kBudget{.repeats = 30, .max_total_ms = 2500};
 
-// Libraries that this version cannot run: rows that say so, not silence.
-std::vector<lab::BenchResult> peer_rows(const std::vector<std::string>& peers, const Job& job,
-                                        const std::string& device) {
-  std::vector<lab::BenchResult> out;
+// Rows for what was asked for and cannot run here: they say why.
+void add_refused(const std::vector<std::string>& names, const Job& job, const std::string& device,
+                 lab::RunStatus status, const std::string& message,
+                 std::vector<lab::BenchResult>& out) {
   for (const Pass pass : job.passes) {
-    for (const std::string& peer : peers) {
+    for (const std::string& name : names) {
       lab::BenchResult result;
-      result.implementation = peer;
+      result.implementation = name;
       result.device = device;
       result.pass = pass == Pass::kForward ? "forward" : "backward";
       result.problem = job.problem;
-      result.status = lab::RunStatus::kUnsupported;
-      const bool torch = peer.starts_with("torch");
-      result.message =
-          torch
-              ? "peers of PyTorch run in Python: bench/ says how they are measured beside FlashLab"
-              : fmt::format("this peer is not there on {}; flashlab info lists what is", device);
+      result.status = status;
+      result.message = message;
       out.push_back(std::move(result));
     }
   }
-  return out;
 }
 
-// Peers that are implementations of the device join `names`; the others are returned.
-std::vector<std::string> take_peers_that_run(const Arguments& arguments, Device device,
-                                             std::vector<std::string>& names) {
-  const std::vector<std::string> here = implementations(device);
-  const auto listed = [](const std::vector<std::string>& list, const std::string& name) {
-    return std::find(list.begin(), list.end(), name) != list.end();
-  };
-  std::vector<std::string> others;
-  for (const std::string& peer : arguments.list("--peers")) {
-    if (!listed(here, peer)) {
-      others.push_back(peer);
-    } else if (!listed(names, peer)) {
-      names.push_back(peer);
-    }
+std::vector<lab::BenchResult> refused_rows(const Rivals& rivals, const PythonSide& python,
+                                           const Job& job, Device device) {
+  std::vector<lab::BenchResult> out;
+  const std::string where = to_string(device);
+  add_refused(rivals.absent, job, where, lab::RunStatus::kUnsupported,
+              fmt::format("this peer is not there on {}; flashlab info lists what is", where), out);
+  if (!python.worker) {
+    const bool crashed = python.status.code() == StatusCode::kInternal;
+    add_refused(rivals.python, job, where,
+                crashed ? lab::RunStatus::kError : lab::RunStatus::kUnsupported,
+                python.status.message(), out);
   }
-  return others;
+  return out;
 }
 
 bool several_lengths(const lab::ResultFile& file) {
@@ -94,59 +87,78 @@ void print_verdicts(const lab::ResultFile& file, const std::string& production_n
   }
 }
 
+// What runs, and on what: said before the first figure.
+void print_machine(const Engine& engine, const lab::Environment& environment,
+                   const PythonSide& python) {
+  print_line(engine.context.device().kind == DeviceKind::kCuda
+                 ? lab::describe_gpu(environment)
+                 : fmt::format("{} · {}", environment.cpu_model, device_words(engine.context)));
+  if (python.worker) {
+    print_line("all times taken in one process: " + python.worker->info().words());
+  }
+  print_line("");
+}
+
+void print_end(const Outputs& outputs, const Rivals& rivals) {
+  if (!rivals.ours.empty()) print_verdicts(outputs.file(), rivals.ours.front());
+  const Result<std::string> base =
+      lab::report::resolve_relative_to(outputs.file(), outputs.relative_to());
+  if (several_lengths(outputs.file()) && base.ok() && !base->empty()) {
+    print("\n" + lab::report::crossover_table(outputs.file(), *base));
+  }
+  for (const lab::EnvironmentWarning& warning : outputs.file().environment.warnings) {
+    print_line(fmt::format("warning  {}; {}", warning.what, warning.remedy));
+  }
+}
+
 }  // namespace
 
 int run_compare(const Arguments& arguments) {
   const Engine engine = make_engine(arguments);
   const Device device = engine.context.device();
   const ProblemSet problems = problems_of(arguments, compare_defaults(device));
-  std::vector<std::string> names =
-      implementation_names(arguments, all_but_reference(engine.context));
-  const std::vector<std::string> peers = take_peers_that_run(arguments, device, names);
+  Rivals rivals = rivals_of(arguments, device, all_but_reference(engine.context));
   lab::ProblemRunOptions options = run_options(arguments, problems, kBudget);
   options.error = true;
   // A GPU keeps its clock better than a shared processor, and has more rivals to share the time.
   options.roof_max_ms = device.kind == DeviceKind::kCuda ? 300 : 700;
-  check_plans(arguments, engine.context, problems, names);
+  check_plans(arguments, engine.context, problems, rivals.ours);
   Outputs outputs(arguments, /*report=*/true);
-  outputs.begin(run_environment(engine, options));
+  // Before Python starts: it would be reported as somebody else's program.
+  lab::Environment environment = run_environment(engine, options);
+  const PythonSide python = start_python(arguments, engine, rivals);
+  if (python.worker) environment.protocol = python_protocol(python.worker->info(), options.measure);
+  outputs.begin(std::move(environment));
   const bool text = !outputs.stdout_taken();
-  if (text) {
-    print_line(device.kind == DeviceKind::kCuda
-                   ? lab::describe_gpu(outputs.environment()) + "\n"
-                   : fmt::format("{} · {}\n", outputs.environment().cpu_model,
-                                 device_words(engine.context)));
-  }
+  if (text) print_machine(engine, outputs.environment(), python);
   lab::add_roofs(engine.context, outputs.environment());
 
   const lab::report::TableOptions table{
       .relative_to = outputs.relative_to(), .width = terminal_width(), .colours = colours()};
   std::size_t job = 0;
-  const bool complete = run_jobs(
-      engine, problems, names, options, outputs, [&](const std::vector<lab::BenchResult>& results) {
-        lab::ResultFile block;
-        block.environment = outputs.environment();
-        block.results = results;
-        for (lab::BenchResult& row : peer_rows(peers, problems.jobs[job], to_string(device))) {
-          outputs.add(row);
-          block.results.push_back(std::move(row));
-        }
-        ++job;
-        if (text && !block.results.empty()) {
-          print(lab::report::comparison_table(block, table) + "\n");
-        }
-      });
-  if (text) {
-    print_verdicts(outputs.file(), names.front());
-    const Result<std::string> base =
-        lab::report::resolve_relative_to(outputs.file(), outputs.relative_to());
-    if (several_lengths(outputs.file()) && base.ok() && !base->empty()) {
-      print("\n" + lab::report::crossover_table(outputs.file(), *base));
+  const auto done = [&](const std::vector<lab::BenchResult>& results) {
+    lab::ResultFile block;
+    block.environment = outputs.environment();
+    block.results = results;
+    for (lab::BenchResult& row : refused_rows(rivals, python, problems.jobs[job], device)) {
+      outputs.add(row);
+      block.results.push_back(std::move(row));
     }
-    for (const lab::EnvironmentWarning& warning : outputs.environment().warnings) {
-      print_line(fmt::format("warning  {}; {}", warning.what, warning.remedy));
+    ++job;
+    if (text && !block.results.empty()) {
+      print(lab::report::comparison_table(block, table) + "\n");
     }
+  };
+  bool complete = false;
+  if (python.worker) {
+    std::vector<std::string> names = rivals.ours;
+    names.insert(names.end(), rivals.python.begin(), rivals.python.end());
+    complete = run_jobs_in_python(*python.worker, problems, names, options, outputs, done);
+  } else {
+    complete = run_jobs(engine, problems, rivals.ours, options, outputs, done) &&
+               python.status.code() != StatusCode::kInternal;
   }
+  if (text) print_end(outputs, rivals);
   const int code = finish_run(outputs, complete);
   if (text) {
     print_line(

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "cli/failure.h"
+#include "cli/peers.h"
 #include "cli/values.h"
 #include "lab/gpu/gpu_choice.h"
 
@@ -24,7 +25,7 @@ bool gpu_fits(const Arguments& arguments) {
   const std::vector<std::string> here = implementations({DeviceKind::kCuda, 0});
   if (here.empty()) return false;
   for (const std::string& name : arguments.list("--implementation")) {
-    if (!contains(here, name)) return false;
+    if (!contains(here, name) && !runs_in_python(name)) return false;
   }
   const std::vector<std::string> dtypes = arguments.list("--dtype");
   if (!dtypes.empty() && std::all_of(dtypes.begin(), dtypes.end(),

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "case.h"
+#include "cli/peers.h"
 #include "flashlab/attention.h"
 
 namespace flashlab::cli {
@@ -26,8 +27,9 @@ Words shell_choices() {
   return {"bash", "zsh", "fish"};
 }
 Words peer_choices() {
-  return {"cublas",          "cudnn",      "torch.cudnn", "torch.flash",
-          "torch.efficient", "torch.math", "torch.flex",  "torch"};
+  Words out = {"cublas", "cudnn", "torch"};
+  out.insert(out.end(), python_peers().begin(), python_peers().end());
+  return out;
 }
 Words isa_choices() {
   Words out;
@@ -43,6 +45,12 @@ Words implementation_choices() {
   for (std::string& name : implementations({DeviceKind::kCuda, 0})) {
     if (std::find(out.begin(), out.end(), name) == out.end()) out.push_back(std::move(name));
   }
+  return out;
+}
+// What stands in a row of `compare`.
+Words rival_choices() {
+  Words out = implementation_choices();
+  out.insert(out.end(), python_peers().begin(), python_peers().end());
   return out;
 }
 Words preset_choices() {
@@ -71,10 +79,10 @@ constexpr std::string_view kOutput = "Results";
 constexpr std::string_view kKernels = "Kernels";
 constexpr std::string_view kOther = "Other";
 
-// Order is the order of help inside each group.
-const std::vector<FlagSpec>& table() {
+// What is computed and what computes it. Order is the order of help inside each group.
+std::vector<FlagSpec> flags_of_runs() {
   using enum FlagKind;
-  static const std::vector<FlagSpec> kTable = {
+  return {
       {"--batch", "", "N[,N]", kList, kShaped, kProblem, "sequences (default 2; compare: 1)"},
       {"--heads", "--nheads", "N[,N]", kList, kShaped, kProblem, "query heads (default 8)"},
       {"--kv-heads", "", "N[,N]", kList, kShaped, kProblem,
@@ -110,9 +118,11 @@ const std::vector<FlagSpec>& table() {
       {"--device", "", "DEVICE", kValue, kShaped | kCheck | kWeightedSum | kInfo, kExecution,
        "cpu or cuda[:N] (default: bench, compare and explain take the GPU where there is one that "
        "can run what is asked, else cpu)"},
-      {"--implementation", "", "NAME[,NAME]", kList, kShaped | kCheck, kExecution,
-       "names (default: the production one; compare and check: all but reference)",
-       implementation_choices},
+      {"--implementation", "", "NAME[,NAME]", kList, kBench | kExplain | kCheck, kExecution,
+       "names (default: the production one; check: all but reference)", implementation_choices},
+      {"--implementation", "", "NAME[,NAME]", kList, kCompare, kExecution,
+       "names (default: all of the device but reference; peers where they are named)",
+       rival_choices},
       {"--threads", "", "N", kValue, kShaped | kCheck | kWeightedSum | kInfo, kExecution,
        "CPU threads (default: all that may run)"},
       {"--cpu-isa", "", "NAME", kValue, kShaped | kCheck | kWeightedSum | kInfo, kExecution,
@@ -121,8 +131,20 @@ const std::vector<FlagSpec>& table() {
        "queries per tile, where an implementation lets you choose"},
       {"--tile-k", "", "N", kValue, kShaped, kExecution, "keys per tile, likewise"},
       {"--peers", "", "NAME[,NAME]", kList, kCompare, kExecution,
-       "other libraries to run beside these", peer_choices},
+       "other libraries to run beside these; torch is PyTorch's backends, flash-attn and xformers "
+       "where they are installed. Beside any of those every time is taken in --python",
+       peer_choices},
+      {"--python", "", "FILE", kFile, kCompare, kExecution,
+       "the Python that has torch and flashlab installed (default python3)"},
+      {"--python-timeout", "", "SECONDS", kValue, kCompare, kExecution,
+       "without a sign of life for so long Python is ended (default 300)"},
+  };
+}
 
+// How it is measured and where the results go.
+std::vector<FlagSpec> flags_of_results() {
+  using enum FlagKind;
+  return {
       {"--warmup", "", "N", kValue, kTimed, kMeasurement,
        "calls before the first sample (default 3)"},
       {"--repeats", "", "N", kValue, kTimed, kMeasurement,
@@ -132,14 +154,17 @@ const std::vector<FlagSpec>& table() {
        "the error against fp64 as well (compare always does)"},
       {"--baseline", "", "FILE", kFile, kMeasured, kMeasurement,
        "a saved --json file: verdict per case, exit code 3 when one is slower"},
-      {"--relative-to", "", "NAME", kValue, kMeasured, kMeasurement,
+      {"--relative-to", "", "NAME", kValue, kBench, kMeasurement,
        "ratios against this implementation", implementation_choices},
+      {"--relative-to", "", "NAME", kValue, kCompare, kMeasurement,
+       "ratios against this implementation or peer", rival_choices},
       {"--roof", "", "", kSwitch, kInfo, kMeasurement,
        "measure the roofs: arithmetic in fp32 and bf16, and copying (some seconds)"},
       {"--quick", "", "", kSwitch, kCheck, kMeasurement, "every eighth case"},
       {"--repeat-bitwise", "", "N", kValue, kCheck, kMeasurement,
        "calls that must give the same bits where that is promised (default 2)"},
-      {"--case", "", "TEXT", kValue, kCheck, kMeasurement, "only cases whose name contains this"},
+      {"--case", "", "TEXT[,TEXT]", kList, kCheck, kMeasurement,
+       "only cases whose name contains this"},
       {"--dtype", "", "TYPE[,TYPE]", kList, kCheck, kMeasurement, "only cases of these types",
        check_dtype_choices},
 
@@ -169,6 +194,14 @@ const std::vector<FlagSpec>& table() {
 
       {"--help", "-h", "", kSwitch, ~0u, kOther, "this text"},
   };
+}
+
+const std::vector<FlagSpec>& table() {
+  static const std::vector<FlagSpec> kTable = [] {
+    std::vector<FlagSpec> out = flags_of_runs();
+    for (const FlagSpec& flag : flags_of_results()) out.push_back(flag);
+    return out;
+  }();
   return kTable;
 }
 
@@ -233,6 +266,7 @@ const std::vector<CommandSpec>& command_table() {
         {"flashlab compare --device cpu", "1 x 2048 tokens, 8 heads of 64, fp32 and bf16"},
         {"flashlab compare --preset gpt2-small --dtype bf16", "a known problem"},
         {"flashlab compare --seqlen 512,1k,2k,4k --relative-to naive", "ratios and crossover"},
+        {"flashlab compare --peers torch --python .venv/bin/python", "beside PyTorch"},
         {"flashlab compare --implementation cpu,naive --baseline last.json",
          "exit code 3 when slower"}}},
       {kExplain,

@@ -5,6 +5,7 @@
 
 #include <string_view>
 
+#include "cuda/jit/cache.h"
 #include "cuda/jit/nvrtc.h"
 #include "lab/memory.h"
 
@@ -136,6 +137,12 @@ void add_gpu_environment(cuda::GpuDevice& gpu, Environment& environment) {
   if (state.ecc) environment.gpu_ecc = *state.ecc ? "on" : "off";
   for (EnvironmentWarning& warning : diagnose_gpu(facts)) {
     environment.warnings.push_back(std::move(warning));
+  }
+  const cuda::KernelCache cache(cuda::KernelCache::default_folder());
+  if (const Status status = cache.check(); !status.ok()) {
+    environment.warnings.push_back({"every process compiles its kernels anew: the cache " +
+                                        cache.folder() + " is " + status.detail().got,
+                                    status.detail().remedy});
   }
 }
 

@@ -1,0 +1,109 @@
+#include "cli/compare_python.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "cli/failure.h"
+#include "cli/terminal.h"
+#include "cli/values.h"
+
+namespace flashlab::cli {
+namespace {
+
+constexpr int kSilenceSeconds = 300;
+
+// Flags that the Python side does not know; without this they would silently mean nothing.
+void refuse_flags(const Arguments& arguments, const std::string& peer) {
+  const auto refuse = [&](const char* flag, const char* remedy) {
+    if (!arguments.has(flag)) return;
+    fail_usage(
+        fmt::format("{} does not go with {}, which is measured in Python; {}", flag, peer, remedy));
+  };
+  refuse("--input", "give the shape by flags");
+  refuse("--tile-q", "leave it out");
+  refuse("--tile-k", "leave it out");
+}
+
+}  // namespace
+
+PythonSide start_python(const Arguments& arguments, const Engine& engine, Rivals& rivals) {
+  PythonSide out;
+  if (rivals.python.empty()) {
+    for (const char* flag : {"--python", "--python-timeout"}) {
+      if (!arguments.has(flag)) continue;
+      fail_usage(fmt::format("{} is for peers that run in Python; name them: --peers torch", flag));
+    }
+    return out;
+  }
+  refuse_flags(arguments, rivals.python.front());
+  const bool on_cpu = engine.context.device().kind == DeviceKind::kCpu;
+  lab::PythonOptions options;
+  options.python = arguments.value("--python").value_or("python3");
+  options.device = engine.context.device();
+  options.threads = on_cpu ? engine.context.threads() : 0;
+  options.cpu_isa = arguments.value("--cpu-isa").value_or("");
+  options.silence_s =
+      static_cast<double>(whole(arguments, "--python-timeout", kSilenceSeconds, 1, 1'000'000));
+  options.cancel = &interrupted();
+  ProgressLine progress;
+  progress.show(0, 1, "starting " + options.python);
+  auto worker = lab::PythonWorker::start(options);
+  progress.clear();
+  if (worker.ok()) {
+    out.worker = std::move(*worker);
+  } else {
+    out.status = worker.status();
+    if (out.status.code() == StatusCode::kIoError && arguments.has("--python")) {
+      fail_usage("--python " + out.status.message());
+    }
+    if (!interrupted()) note(out.status.message());
+  }
+  std::erase_if(rivals.python, [&](const std::string& name) {
+    const auto& optional = rivals.optional;
+    return std::find(optional.begin(), optional.end(), name) != optional.end() &&
+           !(out.worker && out.worker->info().has(name));
+  });
+  return out;
+}
+
+std::string python_protocol(const lab::PythonInfo& info, const lab::MeasureOptions& measure) {
+  std::string out = fmt::format("{} warm-ups, {} samples, {}, median", measure.warmup,
+                                measure.repeats, info.clock);
+  if (measure.max_total_ms > 0) {
+    out += fmt::format(", at most {:.1f} s per problem and pass", measure.max_total_ms * 1e-3);
+  }
+  return out + "; all implementations take turns in one process: " + info.words();
+}
+
+bool run_jobs_in_python(lab::PythonWorker& worker, const ProblemSet& problems,
+                        const std::vector<std::string>& names,
+                        const lab::ProblemRunOptions& options, Outputs& outputs,
+                        const std::function<void(const std::vector<lab::BenchResult>&)>& done) {
+  ProgressLine progress;
+  const double total = static_cast<double>(problems.jobs.size());
+  double finished = 0;
+  for (const Job& job : problems.jobs) {
+    if (interrupted()) break;
+    const std::string name = job.problem.name.empty() ? job.problem.describe() : job.problem.name;
+    const auto stage = [&](double step, double steps, std::string_view words) {
+      progress.show(finished + std::min(step / steps, 0.99), total,
+                    fmt::format("{} · {}", words, name));
+    };
+    const lab::PythonRun run = worker.run(job.problem, job.passes, names, options.measure, stage);
+    finished += 1;
+    progress.clear();
+    for (const lab::BenchResult& result : run.results) outputs.add(result);
+    done(run.results);
+    if (!run.status.ok() && !interrupted()) {
+      note(run.status.message() +
+           "\n          What was measured before is kept, the rest was not "
+           "run. Leave out what failed, and start again");
+      return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace flashlab::cli

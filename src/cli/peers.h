@@ -1,0 +1,30 @@
+#pragma once
+
+// Other people's attention by name: which of it runs in Python.
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cli/flags.h"
+#include "flashlab/attention.h"
+
+namespace flashlab::cli {
+
+/// "torch.cudnn", ..., "flash-attn", "xformers": what is measured in a Python process.
+const std::vector<std::string>& python_peers();
+bool runs_in_python(std::string_view name);
+
+/// What `compare` runs.
+struct Rivals {
+  std::vector<std::string> ours;      ///< implementations of the device
+  std::vector<std::string> python;    ///< of python_peers
+  std::vector<std::string> optional;  ///< those of `python` that matter only where installed
+  std::vector<std::string> absent;    ///< asked for and not there on this device
+};
+
+/// --implementation, else `fallback`, and --peers: "torch" is all of PyTorch's backends and the
+/// packages beside it.
+Rivals rivals_of(const Arguments& arguments, Device device, std::vector<std::string> fallback);
+
+}  // namespace flashlab::cli

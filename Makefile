@@ -24,6 +24,7 @@ run:
 test:
 	@tools/packages.sh '[1/3]' build
 	@tools/nvrtc.py '[1/3]'
+	@tools/python_environment.py '[1/3]'
 	@tools/build.py '[2/3]'
 	@tools/run_tests.py '[3/3]'
 

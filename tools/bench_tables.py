@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Tables of the recorded results:  tools/bench_tables.py [--check]
 
-Writes what stands between the result markers of README.md, README.zh-CN.md and bench/README.md from
-bench/results/*.json (shares of the measured roof) and bench/results/peers/*.json (PyTorch beside
-us). --check writes nothing and fails if a document does not hold what the files say.
+Writes what stands between the result markers of README.md, README.zh-CN.md, bench/README.md and
+docs/learn from bench/results: *.json (shares of the measured roof), peers/*.json (PyTorch beside
+us), gpu/*.json (a GPU beside its rivals; the ladder). --check writes nothing and fails if a
+document does not hold what the files say.
 """
 
 import glob
@@ -147,28 +148,138 @@ def gpu_front():
     return "\n".join(lines)
 
 
-def ladder():
-    """The rungs on one shape."""
-    document = load(f"{GPU}-ladder.json")
-    rows, e = document["results"], document["environment"]
-    lines = ["| implementation | forward, ms | backward, ms | peak memory, MiB |",
-             "|---|---:|---:|---:|"]
-    names = list(dict.fromkeys(r["implementation"] for r in rows))
-    order = ["naive", "fa1", "fa1-vector", "fa1-shuffle", "fa1-mma", "fa2", "fa2-vector",
-             "fa2-shuffle", "fa2-mma", "fa2-deterministic", "sm80"]
-    for name in sorted(names, key=lambda n: order.index(n) if n in order else len(order)):
-        times = []
-        for which in ("forward", "backward"):
-            row = find(rows, implementation=name, **{"pass": which})
-            times.append(f"{row['median_ms']:.3f}" if row and row["status"] == "ok" else "")
-        peak = max(r["peak_bytes"] or 0 for r in rows if r["implementation"] == name)
-        lines.append(f"| {name} | {times[0]} | {times[1]} | {peak / 2**20:.1f} |")
-    one = rows[0]
-    lines += ["", f"{one['dtype']}, batch {one['batch']}, {one['heads_q']} heads of "
-              f"{one['head_dim']}, S {one['seqlen_q']}, {one['mask']}; {e['gpu']}, "
-              f"{e['date_utc'][:10]}, commit {e['commit'][:12]}: `{e['command']}`. Naive is faster "
-              "than the first rungs and takes more memory."]
-    return "\n".join(lines)
+# ---- the ladder ------------------------------------------------------------------------------
+
+RUNGS = ["naive", "fa1", "fa1-vector", "fa1-shuffle", "fa1-mma", "fa2", "fa2-vector",
+         "fa2-shuffle", "fa2-mma"]
+FORWARD, BACKWARD = "forward", "backward"
+
+
+def ladder_file(shape):
+    """What `compare` recorded of all rungs on a shape: "long" or "wide"."""
+    return load(f"{GPU}-ladder-{shape}.json")
+
+
+def rung(document, name, which, dtype):
+    """A rung's result, or None where it does not run."""
+    row = find(document["results"], implementation=name, dtype=dtype, **{"pass": which})
+    return row if row is not None and row["status"] == "ok" else None
+
+
+def milliseconds(row):
+    return "-" if row is None else f"{row['median_ms']:#.3g}".rstrip(".")
+
+
+def mebibytes(row):
+    return "-" if row is None else f"{row['workspace_bytes'] / 2**20:.3g}"
+
+
+def shape_words(document, chinese):
+    one = document["results"][0]
+    sizes = f"B {one['batch']}, H {one['heads_q']}, S {one['seqlen_q']}"
+    return sizes.replace(", ", ",") if chinese else sizes
+
+
+def ladder_source(documents, chinese):
+    """Where the figures come from: GPU, date, commit, command of each file."""
+    e = documents[0]["environment"]
+    commands = ["`" + d["environment"]["command"].split(" --output")[0] + "`" for d in documents]
+    if chinese:
+        return (f"D 64,因果掩码,毫秒,中位数,每次清空 L2;{e['gpu']},驱动 {e['driver']},"
+                f"{e['date_utc'][:10]},提交 {e['commit'][:12]}:{'、'.join(commands)}。")
+    return (f"D 64, causal; milliseconds, median, L2 flushed; {e['gpu']}, driver {e['driver']}, "
+            f"{e['date_utc'][:10]}, commit {e['commit'][:12]}: {' and '.join(commands)}.")
+
+
+def ladder_table(names, which, chinese):
+    """Rungs on both shapes, in fp32 and bf16."""
+    documents = [ladder_file(shape) for shape in ("long", "wide")]
+    heads = [f"{shape_words(d, chinese)}: {t}" for d in documents for t in ("fp32", "bf16")]
+    title = {FORWARD: ("forward", "前向"), BACKWARD: ("backward", "反向")}[which][chinese]
+    lines = [f"| {title} | " + " | ".join(heads) + " |", "|---|" + "---:|" * len(heads)]
+    for name in names:
+        cells = [milliseconds(rung(d, name, which, t)) for d in documents
+                 for t in ("fp32", "bf16")]
+        lines.append(f"| `{name}` | " + " | ".join(cells) + " |")
+    return "\n".join([*lines, "", ladder_source(documents, chinese)])
+
+
+def slower_steps(document, dtype):
+    """Rungs from fa1 on that are not faster than the one before."""
+    rows = [rung(document, name, FORWARD, dtype) for name in RUNGS[1:]]
+    rows = [row for row in rows if row is not None]
+    return [b["implementation"] for a, b in zip(rows, rows[1:])
+            if b["median_ms"] >= a["median_ms"]]
+
+
+def ladder_verdict(document, chinese):
+    """Whether the ladder climbs, and what of naive, in words."""
+    slower = sorted({name for t in ("fp32", "bf16") for name in slower_steps(document, t)})
+    naive = rung(document, "naive", FORWARD, "fp32")
+    behind = [name for name in RUNGS[1:] if (row := rung(document, name, FORWARD, "fp32"))
+              and row["median_ms"] > naive["median_ms"]]
+    memory = mebibytes(naive)
+    most = max(rung(document, name, FORWARD, "fp32")["workspace_bytes"] for name in behind)
+    most = f"{most / 2**20:.3g}"
+    names = ", ".join(f"`{name}`" for name in behind)
+    if chinese:
+        climb = ("从 `fa1` 起每一级都比前一级快" if not slower
+                 else "除 " + "、".join(slower) + " 外,从 `fa1` 起每一级都比前一级快")
+        return (f"{climb}。`naive` 比 {names.replace(', ', '、')} 快,但要 {memory} MiB 的工作区"
+                f"(fp32),而它们最多 {most} MiB。")
+    climb = ("From `fa1` on each rung is faster than the one before" if not slower
+             else "From `fa1` on each rung but " + ", ".join(slower)
+             + " is faster than the one before")
+    return (f"{climb}. `naive` is faster than {names}, and takes {memory} MiB of workspace (fp32) "
+            f"where they take at most {most} MiB.")
+
+
+def ladder(chinese=False):
+    """The whole ladder on its stated shape, both passes, and the memory."""
+    document = ladder_file("long")
+    columns = (["前向 fp32,ms", "bf16", "反向 fp32", "bf16", "前向工作区,MiB", "反向工作区"]
+               if chinese else ["forward fp32, ms", "bf16", "backward fp32", "bf16",
+                                "workspace forward, MiB", "backward"])
+    lines = ["| | " + " | ".join(columns) + " |", "|---|" + "---:|" * len(columns)]
+    for name in [*RUNGS, "fa2-deterministic", "sm80"]:
+        rows = [rung(document, name, which, t) for which in (FORWARD, BACKWARD)
+                for t in ("fp32", "bf16")]
+        memory = [mebibytes(rows[0] or rows[1]), mebibytes(rows[2] or rows[3])]
+        lines.append(f"| `{name}` | " + " | ".join([*map(milliseconds, rows), *memory]) + " |")
+    words = shape_words(document, chinese)
+    stated = f"{words},{ladder_source([document], True)}" if chinese else (
+        f"{words}, {ladder_source([document], False)}")
+    return "\n".join([*lines, "", f"{stated} {ladder_verdict(document, chinese)}"])
+
+
+def fa1_table(chinese):
+    """The first rung beside naive: time and memory."""
+    document = ladder_file("long")
+    title = ["前向,ms", "fp32", "bf16", "工作区,MiB"] if chinese else [
+        "forward, ms", "fp32", "bf16", "workspace, MiB"]
+    lines = ["| " + " | ".join(title) + " |", "|---|---:|---:|---:|"]
+    for name in ("naive", "fa1"):
+        rows = [rung(document, name, FORWARD, t) for t in ("fp32", "bf16")]
+        lines.append(f"| `{name}` | " + " | ".join([*map(milliseconds, rows), mebibytes(rows[0])])
+                     + " |")
+    words = shape_words(document, chinese)
+    comma = "," if chinese else ", "
+    return "\n".join([*lines, "", f"{words}{comma}{ladder_source([document], chinese)}"])
+
+
+def learn_tables(chinese):
+    """By tag, what the pages of docs/learn hold."""
+    forward = {"vector": ["fa1", "fa1-vector", "fa2", "fa2-vector"],
+               "shuffle": ["fa1-vector", "fa1-shuffle", "fa2-vector", "fa2-shuffle"],
+               "mma": ["fa1-shuffle", "fa1-mma", "fa2-shuffle", "fa2-mma"],
+               "all": RUNGS}
+    tables = {f"ladder {tag}": ladder_table(names, FORWARD, chinese)
+              for tag, names in forward.items()}
+    tables["ladder backward"] = ladder_table(["naive", "fa2", "fa2-deterministic", "fa2-mma"],
+                                             BACKWARD, chinese)
+    tables["ladder fa1"] = fa1_table(chinese)
+    tables["ladder"] = ladder(chinese)
+    return tables
 
 
 def with_tables(text, tables):
@@ -185,10 +296,15 @@ def main():
     os.chdir(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     check = "--check" in sys.argv[1:]
     stale = []
-    readme = {"results": front(), "gpu": gpu_front(), "ladder": ladder()}
-    for path, tables in (("README.md", readme), ("README.zh-CN.md", readme),
-                         ("docs/learn/README.md", readme), ("docs/learn/README.zh-CN.md", readme),
-                         ("bench/README.md", {"results": everything()})):
+    documents = {"bench/README.md": {"results": everything()}}
+    for chinese in (False, True):
+        ending = ".zh-CN.md" if chinese else ".md"
+        documents[f"README{ending}"] = {"results": front(), "gpu": gpu_front(),
+                                        "ladder": ladder(chinese)}
+        for page in ("README", "fa1", "vector-loads", "warp-shuffles", "tensor-cores", "fa2",
+                     "fa2-backward"):
+            documents[f"docs/learn/{page}{ending}"] = learn_tables(chinese)
+    for path, tables in documents.items():
         with open(path, encoding="utf-8") as stream:
             text = stream.read()
         made = with_tables(text, tables)

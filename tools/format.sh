@@ -13,7 +13,7 @@ if [ "$version" != 14 ]; then
   exit 77
 fi
 
-mapfile -d '' files < <(find include src cases tests examples fuzz \
+mapfile -d '' files < <(find include src cases tests examples fuzz python/src cmake \
   \( -name '*.h' -o -name '*.cpp' \) -print0 | sort -z)
 case $1 in
   --write) "$formatter" -i "${files[@]}" ;;

@@ -17,7 +17,7 @@ import source
 LIBRARY_ROOMS = ("include/", "src/api/", "src/cpu/", "src/reference/", "src/cuda/",
                  "src/peers/", "src/lab/", "cases/")
 TEXT_FILES = (".h", ".cpp", ".cu", ".cuh", ".py", ".sh", ".cmake", ".txt", ".md", ".json", "/run")
-CPP_ROOMS = ("include/", "src/", "cases/", "tests/", "examples/", "fuzz/")
+CPP_ROOMS = ("include/", "src/", "cases/", "tests/", "examples/", "fuzz/", "python/")
 
 # What the library may not do: it returns a Status; only the command line talks and exits.
 FORBIDDEN_IN_LIBRARY = {
@@ -72,6 +72,10 @@ MAY_INCLUDE = {
     "tests/": ("include/", "cases/", "src/", "tests/"),
     "fuzz/": ("include/", "cases/", "src/api/", "src/lab/", "fuzz/"),
     "examples/": ("include/",),
+    "python/src/": ("include/", "python/src/"),
+    # Waiting for a stream is not in the public API.
+    "python/src/contexts.": ("include/", "python/src/", "src/api/context_state.h",
+                             "src/cuda/driver/"),
 }
 
 
@@ -146,7 +150,8 @@ def lint_includes(path, text, files):
             continue
         target = resolve_include(path, match.group(2), files)
         if target is None:
-            third_party = re.match(r"(fmt|hwy|CLI|nlohmann|gtest|gmock)/|zlib\.h", match.group(2))
+            third_party = re.match(r"(fmt|hwy|CLI|nlohmann|gtest|gmock|nanobind)/|zlib\.h",
+                                   match.group(2))
             if match.group(1) == '"' and not third_party and "generated" not in match.group(2):
                 yield Complaint(path, number, "includes", f'"{match.group(2)}" is no file of the '
                                 "tree; system headers stand in <>")

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Sees to the packages that a step needs:  tools/packages.sh LABEL GROUP...
 #
-# GROUP is `build` (compile and test), `verify` (the checks of `make verify`) or `python` (private
-# environments, for tools/nvrtc.py). Missing packages are installed with apt-get as root or by a
-# sudo that asks for no password; otherwise the one line to type is printed and the exit code is 2.
+# GROUP is `build` (compile and test), `verify` (the checks of `make verify`), `python` (private
+# environments, for tools/nvrtc.py) or `extension` (those that compile, for
+# tools/python_environment.py). Missing packages are installed with apt-get as root or by a sudo
+# that asks for no password; otherwise the one line to type is printed and the exit code is 2.
 # Where there is no apt-get it looks for the tools and headers themselves and names what is missing.
 set -u
 cd "$(dirname "$0")/.." || exit 2
@@ -17,6 +18,7 @@ declare -A packages=(
     zlib1g-dev libgtest-dev libgmock-dev"
   [verify]="clang-format clang libclang-rt-14-dev"
   [python]="python3-venv"
+  [extension]="python3-venv python3-dev"
 )
 # Without these a check is weaker, not impossible (g++ takes clang's place), and other
 # distributions name them otherwise: they are installed where they can be, and never asked for.
@@ -30,13 +32,16 @@ declare -A probes=(
   [libcli11-dev]="header CLI/CLI.hpp" [nlohmann-json3-dev]="header nlohmann/json.hpp"
   [zlib1g-dev]="header zlib.h" [libgtest-dev]="header gtest/gtest.h"
   [libgmock-dev]="header gmock/gmock.h" [python3-venv]="module ensurepip"
+  [python3-dev]="python-headers"
 )
 
-probe() {  # probe command NAME | probe header NAME | probe module NAME
+probe() {  # probe command NAME | header NAME | module NAME | python-headers
   if [ "$1" = command ]; then
     command -v "$2" >/dev/null 2>&1
   elif [ "$1" = module ]; then
     python3 -c "import $2" >/dev/null 2>&1
+  elif [ "$1" = python-headers ]; then
+    [ -e "$(python3 -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h" ]
   else
     echo "#include <$2>" | ${CXX:-g++} -std=c++20 -fsyntax-only -x c++ - >/dev/null 2>&1
   fi

@@ -1,0 +1,122 @@
+"""FlashLab: exact attention for arrays of any framework, on CPUs and NVIDIA GPUs.
+
+    attention, attention_backward, merge     numpy.ndarray, torch.Tensor, jax.Array, cupy.ndarray,
+                                             and whatever else speaks DLPack and the array API
+    info, check, bench                       the instruments of the command line, as data
+    flashlab.torch                           PyTorch: gradients, custom operators, drop-in names
+    python -m flashlab                       the command line itself
+
+An array is [batch, seqlen, heads, head_dim] by its strides: another order of the dimensions is a
+transposed view, not a copy. Results are arrays of the caller's framework on the same device, made
+by its allocator; on a GPU the work is enqueued on its current stream (JAX, which shows none: the
+results are complete on return).
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Iterable, Optional, Tuple, TypeVar, Union
+
+from flashlab import _core
+from flashlab._command import CheckFailed, bench, check, info
+
+__version__: str = _core.version
+__all__ = ["CheckFailed", "__version__", "attention", "attention_backward", "bench", "check",
+           "info", "merge"]
+
+Array = TypeVar("Array")
+
+
+def attention(q: Array, k: Array, v: Array, *, causal: Union[bool, str, None] = False,
+              scale: Optional[float] = None, mask: Optional[Array] = None,
+              return_lse: bool = False, precision: str = "ieee", deterministic: bool = False,
+              out: Optional[Array] = None) -> Union[Array, Tuple[Array, Array]]:
+    """Exact softmax attention: o = softmax(scale q k^T + mask) v.
+
+    Shapes      q [B, Sq, Hq, D], k [B, Sk, Hk, D], v [B, Sk, Hk, Dv] -> o [B, Sq, Hq, Dv] and, with
+                return_lse, lse [B, Hq, Sq], the natural logarithm of the sum over visible keys of
+                exp(score). Hq is a multiple of Hk: query head h reads key head h // (Hq // Hk)
+    Types       float64 (on a CPU), float32, float16, bfloat16, one for q, k and v; o has it too;
+                lse is float32 (float64 for float64). Sums are taken in lse's type
+    Strides     any; an input whose innermost stride is not 1, or with a negative stride, is copied
+    causal      False; True (only where Sq == Sk); "top-left" (query i sees keys up to i, PyTorch's
+                is_causal); "bottom-right" (the last query sees all keys, flash-attn's causal)
+    scale       default 1 / sqrt(D)
+    mask        bool (True is visible) or floating (float32 or q's dtype; added to the scores; -inf
+                hides), broadcastable to [B, Hq, Sq, Sk]; combines with causal
+    precision   of float32: "ieee", or "tf32" on a GPU with tensor cores for it
+    deterministic  bitwise equal on any number of threads or multiprocessors
+    out         a writable array for o: its shape, q's dtype or float32; then o is this array
+    Empty rows  a query that sees no key gives o = 0, lse = -inf
+    PyTorch     tensors go through flashlab.torch.attention: gradients, autocast, torch.compile;
+                with `out`, which has no gradient, they do not
+    Errors      ValueError (shapes, values), TypeError (dtypes, array types), RuntimeError (devices,
+                drivers), NotImplementedError (well-formed, but not supported yet), MemoryError.
+                Each names the argument, what was found, what was expected
+    Cost        2 B Hq pairs (D + Dv) FLOPs, pairs = visible (query, key) pairs of a head
+    Source      FlashAttention-2 (Dao 2023), algorithm 1
+    """
+    if _is_compiling():
+        return _by_torch(q, k, v, causal, scale, mask, return_lse, precision, deterministic, out)
+    return _core.attention(q, k, v, causal, scale, mask, return_lse, precision, deterministic, out)
+
+
+def _is_compiling() -> bool:
+    """torch.compiler.is_compiling, which takes this place when the first eager tensor has come."""
+    torch = sys.modules.get("torch")
+    return torch is not None and torch.compiler.is_compiling()
+
+
+def _by_torch(q: Any, k: Any, v: Any, causal: Any, scale: Any, mask: Any, return_lse: bool,
+              precision: str, deterministic: bool, out: Any) -> Any:
+    """A call on tensors that need more than kernels: gradients, autocast, an operator to see."""
+    import flashlab.torch
+    if out is None:
+        return flashlab.torch.attention(q, k, v, causal=causal, scale=scale, mask=mask,
+                                        return_lse=return_lse, precision=precision,
+                                        deterministic=deterministic)
+    import torch
+    for name, tensor in (("q", q), ("k", k), ("v", v), ("mask", mask)):
+        if torch.is_grad_enabled() and getattr(tensor, "requires_grad", False):
+            raise ValueError(f"out: got an output beside {name} with requires_grad, expected no "
+                             "gradient; leave out= away, or call under torch.no_grad()")
+    o, lse = _core.forward(q, k, v, causal=causal, scale=scale, mask=mask, precision=precision,
+                           deterministic=deterministic, return_lse=return_lse, out=out)
+    return (o, lse) if return_lse else o
+
+
+def attention_backward(d_o: Array, q: Array, k: Array, v: Array, o: Array, lse: Array, *,
+                       d_lse: Optional[Array] = None, causal: Union[bool, str, None] = False,
+                       scale: Optional[float] = None, mask: Optional[Array] = None,
+                       precision: str = "ieee", deterministic: bool = False
+                       ) -> Tuple[Array, Array, Array]:
+    """Gradients of `attention` for frameworks that have no autograd of their own.
+
+    Computes    P = exp(S - lse), delta = rowsum(d_o * o) - d_lse, dS = P * (d_o v^T - delta);
+                dv = P^T d_o, dq = scale dS k, dk = scale dS^T q
+    Shapes      d_o and o as attention's o, lse and d_lse as its lse; o and lse are what attention
+                gave for the same arguments. Returns dq, dk, dv, of the shapes and types of q, k, v
+    d_lse       gradient of lse; None is zero
+    deterministic  without it a GPU adds dq up in an order that varies
+    Others, errors, strides: as attention
+    Cost        2 B Hq pairs (3 D + 2 Dv) FLOPs
+    Source      FlashAttention-2 (Dao 2023), algorithm 2
+    """
+    return _core.backward(d_o, q, k, v, o, lse, d_lse=d_lse, causal=causal, scale=scale, mask=mask,
+                          precision=precision, deterministic=deterministic)
+
+
+def merge(parts: Iterable[Tuple[Array, Array]], *, dtype: str = "fp32",
+          return_lse: bool = False) -> Union[Array, Tuple[Array, Array]]:
+    """Attention over the union of disjoint sets of keys, from attention over each.
+
+    Computes    lse = log(sum_i exp(lse_i)), o = sum_i exp(lse_i - lse) o_i, in the order given
+    parts       pairs (o, lse) of one framework and device: o float32 [B, Sq, Hq, Dv] (attention's
+                out= may be float32 beside half-precision inputs), lse float32 [B, Hq, Sq]
+    dtype       of o: "fp32", "fp16" or "bf16"; lse is float32
+    Empty rows  a part with lse = -inf contributes nothing; all empty: o = 0, lse = -inf
+    Errors      as attention
+    Source      FlashAttention (Dao et al. 2022), section 3.1
+    """
+    o, lse = _core.merge(parts, dtype=dtype, return_lse=return_lse)
+    return (o, lse) if return_lse else o

@@ -1,0 +1,46 @@
+from typing import Iterable, Optional, Tuple, TypeVar, Union
+
+Array = TypeVar("Array")
+
+version: str
+commit: str
+
+def forward(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    causal: Union[bool, str, None] = None,
+    scale: Optional[float] = None,
+    mask: Optional[Array] = None,
+    precision: str = "ieee",
+    deterministic: bool = False,
+    return_lse: bool = True,
+    out: Optional[Array] = None,
+    implementation: Optional[str] = None,
+) -> Tuple[Array, Optional[Array]]: ...
+def backward(
+    d_o: Array,
+    q: Array,
+    k: Array,
+    v: Array,
+    o: Array,
+    lse: Array,
+    *,
+    d_lse: Optional[Array] = None,
+    causal: Union[bool, str, None] = None,
+    scale: Optional[float] = None,
+    mask: Optional[Array] = None,
+    precision: str = "ieee",
+    deterministic: bool = False,
+    dq: Optional[Array] = None,
+    dk: Optional[Array] = None,
+    dv: Optional[Array] = None,
+    implementation: Optional[str] = None,
+) -> Tuple[Array, Array, Array]: ...
+def merge(
+    parts: Iterable[Tuple[Array, Array]], *, dtype: str = "fp32", return_lse: bool = True
+) -> Tuple[Array, Optional[Array]]: ...
+def configure_cpu(*, threads: int = 0, isa: str = "automatic") -> None: ...
+def torch_forward(*arguments: object) -> Tuple[Array, Array]: ...
+def torch_backward(*arguments: object) -> Tuple[Array, Array, Array]: ...

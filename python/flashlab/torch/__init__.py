@@ -1,0 +1,42 @@
+"""FlashLab for PyTorch: attention with gradients, a custom operator, and drop-in names.
+
+    attention                     [batch, seqlen, heads, head_dim]; every option of FlashLab
+    scaled_dot_product_attention  torch's function: [batch, heads, seqlen, head_dim]
+    flash_attn_func, flash_attn_qkvpacked_func, flash_attn_kvpacked_func
+                                  flash-attn's functions: [batch, seqlen, heads, head_dim]
+    FlashAttention                an autograd function for [batch, seqlen, dim]
+    torch.ops.flashlab.attention_forward, .attention_backward
+                                  the operators that torch.compile and export see
+
+Work is enqueued on the current stream of the tensors' device; outputs and workspace come from
+torch's allocator, so CUDA graphs and memory pools work as with torch's own operators.
+"""
+
+try:
+    import torch as _torch  # noqa: F401
+except ImportError as error:
+    raise ImportError("flashlab.torch needs PyTorch: pip install torch") from error
+
+from ._attention import attention
+from ._course import (
+    FlashAttention,
+    flash_attention_pytorch,
+    flash_attention_triton,
+    get_flashattention_autograd_function_pytorch,
+    get_flashattention_autograd_function_triton,
+)
+from ._flash_attn import flash_attn_func, flash_attn_kvpacked_func, flash_attn_qkvpacked_func
+from ._sdpa import scaled_dot_product_attention
+
+__all__ = [
+    "FlashAttention",
+    "attention",
+    "flash_attention_pytorch",
+    "flash_attention_triton",
+    "flash_attn_func",
+    "flash_attn_kvpacked_func",
+    "flash_attn_qkvpacked_func",
+    "get_flashattention_autograd_function_pytorch",
+    "get_flashattention_autograd_function_triton",
+    "scaled_dot_product_attention",
+]

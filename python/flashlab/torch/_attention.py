@@ -1,0 +1,48 @@
+"""flashlab.torch.attention: every option that FlashLab has."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from . import _checks
+from ._autograd import attend
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool | str | None = False,
+              scale: float | None = None, mask: Tensor | None = None, return_lse: bool = False,
+              precision: str = "ieee",
+              deterministic: bool = False) -> Tensor | tuple[Tensor, Tensor]:
+    """Exact softmax attention with gradients: o = softmax(scale q k^T + mask) v.
+
+    Shapes      q [B, Sq, Hq, D], k [B, Sk, Hk, D], v [B, Sk, Hk, Dv] -> o [B, Sq, Hq, Dv] and, with
+                return_lse, lse [B, Hq, Sq]; Hq is a multiple of Hk (grouped-query attention:
+                query head h reads key head h // (Hq // Hk))
+    Types       float16, bfloat16, float32, float64 on a CPU; the first three on a CUDA GPU; one
+                dtype for all. lse is float32 (float64 for float64). Under autocast q, k and v are
+                cast to its dtype, as torch's scaled_dot_product_attention is
+    causal      False; True (only where Sq == Sk); "top-left" (query i sees keys up to i, torch's
+                is_causal); "bottom-right" (the last query sees all keys, flash-attn's causal)
+    scale       default 1 / sqrt(D)
+    mask        bool (True is visible) or additive (float32 or q's dtype), broadcastable to
+                [B, Hq, Sq, Sk]; combines with causal. It gets no gradient: requires_grad raises
+    precision   "ieee", or "tf32" for float32 tensors on a GPU with tensor cores for it
+    deterministic  bitwise equal gradients at every call; also switched on by
+                torch.use_deterministic_algorithms(True)
+    Gradients   of q, k, v, also through lse. A second derivative raises NotImplementedError
+    Rows that see no key give o = 0, lse = -inf and no gradient
+    Errors      ValueError (shapes, values, devices), TypeError (dtypes, not a tensor),
+                NotImplementedError (not supported yet), RuntimeError (device): each names the
+                argument
+    Source      FlashAttention-2 (Dao 2023)
+    """
+    if causal is not False and causal is not None:
+        _checks.tensors(q=q, k=k)
+        causal = _checks.resolve_causal(causal, *_lengths(q, k))
+    else:
+        causal = None
+    return attend(q, k, v, mask, scale, causal, precision, deterministic, return_lse)
+
+
+def _lengths(q, k):
+    """Sequence lengths where there are some; a wrong rank is reported with the other shapes."""
+    return (q.shape[1], k.shape[1]) if q.dim() == 4 and k.dim() == 4 else (0, 0)

@@ -1,0 +1,109 @@
+"""What can be said about arguments without looking at memory.
+
+The kernels check everything again; these functions speak where no kernel runs (fake and meta
+tensors, tracing) and for arguments that the kernels never see.
+"""
+
+from __future__ import annotations
+
+import torch
+
+ALIGNMENTS = ("top-left", "bottom-right")
+PRECISIONS = ("ieee", "tf32")
+DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+
+ONCE = ("flashlab attention is differentiable once: a second derivative (create_graph=True, "
+        "gradgradcheck) is not supported; for that compute attention by plain torch operations, "
+        "for example under torch.nn.attention.sdpa_kernel(SDPBackend.MATH)")
+MASK_GRADIENT = ("mask: a gradient of the mask is not supported yet (mask.requires_grad is set); "
+                 "pass mask.detach() if it is a constant, else use "
+                 "torch.nn.functional.scaled_dot_product_attention")
+
+
+def resolve_causal(causal, seqlen_q, seqlen_k) -> str | None:
+    """None, "top-left" or "bottom-right" from what a caller may say; True needs equal lengths."""
+    if causal is None or causal is False:
+        return None
+    if causal is True:
+        if seqlen_q != seqlen_k:
+            raise ValueError(
+                f"causal: True with {seqlen_q} queries and {seqlen_k} keys is ambiguous; say "
+                '"top-left" (query i sees keys up to i) or "bottom-right" (the last query sees '
+                "all keys)")
+        return "top-left"
+    if causal in ALIGNMENTS:
+        return causal
+    raise ValueError(f'causal: got {causal!r}, expected False, True, "top-left" or "bottom-right"')
+
+
+def tensors(**named) -> None:
+    """TypeError for the first argument that is not a strided torch.Tensor."""
+    for name, value in named.items():
+        if not isinstance(value, torch.Tensor):
+            raise TypeError(f"{name}: got {type(value).__module__}.{type(value).__qualname__}, "
+                            "expected a torch.Tensor; flashlab.attention takes other arrays")
+        if value.is_nested or value.layout is not torch.strided:
+            raise NotImplementedError(f"{name}: nested and sparse tensors are not supported yet; "
+                                      "pass a padded tensor and a mask")
+
+
+def packed(name, tensor, parts) -> None:
+    """The shape of flash-attn's packed tensors."""
+    tensors(**{name: tensor})
+    if tensor.dim() != 5 or tensor.shape[2] != parts:
+        raise ValueError(f"{name}: got shape {tuple(tensor.shape)}, expected [batch, seqlen, "
+                         f"{parts}, heads, head_dim]")
+
+
+def unsupported(argument: str, got, remedy: str) -> NotImplementedError:
+    return NotImplementedError(f"{argument}: {got!r} is not supported yet; {remedy}")
+
+
+def _check_tensor(name, tensor, dtype, device) -> None:
+    torch._check_value(tensor.dim() == 4, lambda: f"{name}: got {tensor.dim()} dimensions, "
+                       "expected 4: [batch, seqlen, heads, head_dim]")
+    torch._check_type(tensor.dtype in DTYPES, lambda: f"{name}: got dtype {tensor.dtype}, "
+                      "expected float64, float32, float16 or bfloat16")
+    torch._check_type(tensor.dtype == dtype, lambda: f"{name}: got dtype {tensor.dtype}, "
+                      f"expected q's {dtype}; cast it with {name}.to(q.dtype)")
+    torch._check_value(tensor.device == device, lambda: f"{name}: is on {tensor.device}, "
+                       f"expected q's device {device}")
+
+
+def _check_mask(mask, q, k) -> None:
+    torch._check_type(
+        mask.dtype in (torch.bool, torch.float32, q.dtype),
+        lambda: f"mask: got dtype {mask.dtype}, expected bool, float32 or q's {q.dtype}")
+    torch._check_value(mask.device == q.device, lambda: f"mask: is on {mask.device}, expected "
+                       f"q's device {q.device}")
+    full = (q.shape[0], q.shape[2], q.shape[1], k.shape[1])
+    torch._check_value(mask.dim() <= 4, lambda: f"mask: got {mask.dim()} dimensions, expected at "
+                       "most 4: [batch, heads, seqlen_q, seqlen_k]")
+    for got, extent in zip(reversed(mask.shape), reversed(full)):
+        torch._check_value(
+            got == 1 or got == extent,
+            lambda: f"mask: shape {tuple(mask.shape)} does not broadcast to [batch, heads, "
+            f"seqlen_q, seqlen_k] = {tuple(full)}")
+
+
+def forward(q, k, v, mask, causal, precision) -> None:
+    """Raises what the kernels would raise for these shapes, dtypes and devices."""
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        _check_tensor(name, tensor, q.dtype, q.device)
+    check = torch._check_value
+    check(k.shape[0] == q.shape[0], lambda: f"k: got batch {k.shape[0]}, expected q's {q.shape[0]}")
+    check(q.shape[3] > 0, lambda: "q: got head_dim 0, expected at least 1")
+    check(k.shape[3] == q.shape[3],
+          lambda: f"k: got head_dim {k.shape[3]}, expected q's {q.shape[3]}")
+    for axis, what in enumerate(("batch", "seqlen", "heads")):
+        check(v.shape[axis] == k.shape[axis],
+              lambda: f"v: got {what} {v.shape[axis]}, expected k's {k.shape[axis]}")
+    check(v.shape[3] > 0, lambda: "v: got head_dim 0, expected at least 1")
+    check(q.shape[2] == 0 or (k.shape[2] > 0 and q.shape[2] % k.shape[2] == 0),
+          lambda: f"k: got {k.shape[2]} heads, expected a number that divides q's {q.shape[2]}")
+    if mask is not None:
+        _check_mask(mask, q, k)
+    if causal is not None and causal not in ALIGNMENTS:
+        raise ValueError(f'causal: got {causal!r}, expected None, "top-left" or "bottom-right"')
+    if precision not in PRECISIONS:
+        raise ValueError(f'precision: got {precision!r}, expected "ieee" or "tf32"')

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+namespace flashlab::python {
+
+namespace nb = nanobind;
+
+/// The options that forward and backward share, as Python gave them.
+struct CallOptions {
+  nb::handle causal, scale, precision;
+  bool deterministic = false;
+  nb::handle implementation = nb::none();
+  /// Tensors of rank 4 are [batch, heads, seqlen, head_dim], results too (dense as [batch, seqlen,
+  /// heads, head_dim] in memory). PyTorch's alone.
+  bool heads_first = false;
+};
+
+nb::object forward(nb::handle q, nb::handle k, nb::handle v, const CallOptions& options,
+                   nb::handle mask, bool return_lse, nb::handle out);
+
+/// Gradients that the caller brings are written and returned; the others are made.
+struct GivenGradients {
+  nb::handle dq, dk, dv;
+};
+
+/// As flashlab.attention: forward for whom nothing else has to happen, else (a torch.Tensor with
+/// requires_grad, under autocast, seen by a mode or a transform) flashlab.torch.attention.
+/// Arguments by position: q, k, v, causal, scale, mask, return_lse, precision, deterministic, out.
+PyObject* attention(PyObject* module, PyObject* const* arguments, Py_ssize_t count) noexcept;
+
+/// The same two, for flashlab.torch: q, k, v, mask, scale, causal, precision, deterministic,
+/// heads_first by position; and d_o, q, k, v, o, lse, d_lse, mask, scale, causal, precision,
+/// deterministic, heads_first. They answer (o, lse) and (dq, dk, dv).
+PyObject* torch_forward(PyObject* module, PyObject* const* arguments, Py_ssize_t count) noexcept;
+PyObject* torch_backward(PyObject* module, PyObject* const* arguments, Py_ssize_t count) noexcept;
+
+nb::object backward(nb::handle d_o, nb::handle q, nb::handle k, nb::handle v, nb::handle o,
+                    nb::handle lse, nb::handle d_lse, const CallOptions& options, nb::handle mask,
+                    const GivenGradients& gradients);
+
+nb::object merge(nb::handle parts, nb::handle dtype, bool return_lse);
+
+}  // namespace flashlab::python

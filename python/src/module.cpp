@@ -1,0 +1,76 @@
+// flashlab._core: the C++ API on arrays of any framework. The documented front is the package.
+
+#include <nanobind/nanobind.h>
+
+#include "calls.h"
+#include "contexts.h"
+#include "flashlab/flashlab.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace {
+
+using Positional = PyObject*(PyObject*, PyObject* const*, Py_ssize_t) noexcept;
+
+PyCFunction positional(Positional* function) {
+  return reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(function));
+}
+
+PyMethodDef functions[] = {
+    {"torch_forward", positional(flashlab::python::torch_forward), METH_FASTCALL,
+     "What flashlab.torch calls, by position."},
+    {"torch_backward", positional(flashlab::python::torch_backward), METH_FASTCALL,
+     "What flashlab.torch calls, by position."},
+    {"attention", positional(flashlab::python::attention), METH_FASTCALL,
+     "What flashlab.attention calls, by position: it costs half of what keywords do."},
+    {nullptr, nullptr, 0, nullptr}};
+
+}  // namespace
+
+NB_MODULE(_core, m) {
+  using nb::handle;
+  namespace fp = flashlab::python;
+
+  m.doc() = "Exact attention on arrays of any framework that speaks DLPack.";
+  m.attr("version") = flashlab::version();
+  m.attr("commit") = flashlab::build_commit();
+
+  if (PyModule_AddFunctions(m.ptr(), functions) != 0) throw nb::python_error();
+  m.def(
+      "forward",
+      [](handle q, handle k, handle v, handle causal, handle scale, handle mask, handle precision,
+         bool deterministic, bool return_lse, handle out, handle implementation) {
+        return fp::forward(q, k, v, {causal, scale, precision, deterministic, implementation}, mask,
+                           return_lse, out);
+      },
+      "q"_a, "k"_a, "v"_a, nb::kw_only(), "causal"_a = nb::none(), "scale"_a = nb::none(),
+      "mask"_a = nb::none(), "precision"_a = "ieee", "deterministic"_a = false,
+      "return_lse"_a = true, "out"_a = nb::none(), "implementation"_a = nb::none(),
+      "(o, lse or None): softmax(scale q k^T + mask) v and the scores' log-sum-exp.");
+  m.def(
+      "backward",
+      [](handle d_o, handle q, handle k, handle v, handle o, handle lse, handle d_lse,
+         handle causal, handle scale, handle mask, handle precision, bool deterministic, handle dq,
+         handle dk, handle dv, handle implementation) {
+        return fp::backward(d_o, q, k, v, o, lse, d_lse,
+                            {causal, scale, precision, deterministic, implementation}, mask,
+                            {dq, dk, dv});
+      },
+      "d_o"_a, "q"_a, "k"_a, "v"_a, "o"_a, "lse"_a, nb::kw_only(), "d_lse"_a = nb::none(),
+      "causal"_a = nb::none(), "scale"_a = nb::none(), "mask"_a = nb::none(),
+      "precision"_a = "ieee", "deterministic"_a = false, "dq"_a = nb::none(), "dk"_a = nb::none(),
+      "dv"_a = nb::none(), "implementation"_a = nb::none(),
+      "(dq, dk, dv): the gradients of forward's inputs.");
+  m.def(
+      "configure_cpu", [](int threads, const char* isa) { fp::configure_cpu(threads, isa); },
+      nb::kw_only(), "threads"_a = 0, "isa"_a = "automatic",
+      "How the CPU is used: before the first call that runs on it.");
+  m.def(
+      "merge",
+      [](handle parts, handle dtype, bool return_lse) {
+        return fp::merge(parts, dtype, return_lse);
+      },
+      "parts"_a, nb::kw_only(), "dtype"_a = "fp32", "return_lse"_a = true,
+      "(o, lse or None): attention over the union of disjoint sets of keys.");
+}

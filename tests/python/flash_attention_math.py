@@ -1,0 +1,342 @@
+"""FlashAttention's test rule, and how each kind of case is run.
+
+For each case three results come from the same rounded inputs: `ref` is the formula in fp32, rounded
+once; `pt` is the formula in the inputs' type with the scale on K; `lib` is flashlab.torch. The rule
+is max|lib - ref| <= factor max|pt - ref| + atol, for the output and for every gradient.
+"""
+
+import math
+
+import torch
+
+import flashlab.torch as lib
+
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32,
+          "e4m3": torch.float8_e4m3fn}
+
+
+class Failed(Exception):
+    """A result that the rule does not allow."""
+
+
+# ---------------------------------------------------------------------------------------------
+# The formula
+# ---------------------------------------------------------------------------------------------
+
+def hidden_by_causal(seqlen_q, seqlen_k, device):
+    """True where a query does not see a key: the last query sees the last key."""
+    row = torch.arange(seqlen_q, device=device)[:, None]
+    return torch.arange(seqlen_k, device=device) > row + (seqlen_k - seqlen_q)
+
+
+def scores(q, k, causal, scale_on_k=False):
+    """[batch, heads, seqlen_q, seqlen_k], and what causal hides."""
+    scale = 1 / math.sqrt(q.shape[-1])
+    q, k = (q, k * scale) if scale_on_k else (q * scale, k)
+    s = torch.einsum("bqhd,bkhd->bhqk", q, k)
+    if not causal:
+        return s, None
+    hidden = hidden_by_causal(q.shape[1], k.shape[1], q.device)
+    return s.masked_fill(hidden, -math.inf), hidden
+
+
+def formula(q, k, v, causal, upcast):
+    """Attention written down: in fp32 and rounded once, or (upcast False) in the inputs' type."""
+    dtype, group = q.dtype, q.shape[2] // k.shape[2]
+    if upcast:
+        q, k, v = q.float(), k.float(), v.float()
+    k, v = (x.repeat_interleave(group, dim=2) if group > 1 else x for x in (k, v))
+    s, hidden = scores(q, k, causal, scale_on_k=not upcast)
+    p = torch.softmax(s, dim=-1).to(v.dtype)
+    if hidden is not None and q.shape[1] > k.shape[1]:  # the first queries see no key at all
+        p = p.masked_fill(hidden.all(dim=-1, keepdim=True), 0)
+    return torch.einsum("bhqk,bkhd->bqhd", p, v).to(dtype)
+
+
+def rounding(x):
+    """The largest change of x by adding and subtracting 0.3 in its type: of about one rounding."""
+    moved = ((x.float() + 0.3).to(x.dtype).float() - 0.3).to(x.dtype)
+    return (moved.float() - x.float()).abs().max()
+
+
+def judge(triples, rule):
+    """Holds (name, lib, pt, ref) to the rule: ({name: error / allowed}, note).
+
+    FlashAttention-2's tests have no atol for a last bit that is rounded the other way where pt
+    agrees with ref in every bit by luck. Such a case passes by the rule of versions 3 and 4, and
+    the note says so.
+    """
+    names, figures, shares, notes = [], [], {}, []
+    for name, got, pt, ref in triples:
+        if got.shape != ref.shape or got.dtype != ref.dtype:
+            raise Failed(f"{name} is {got.dtype} {tuple(got.shape)}, "
+                         f"expected {ref.dtype} {tuple(ref.shape)}")
+        if ref.numel() == 0:
+            continue
+        exact = ref.float()
+        names.append(name)
+        figures += [(got.float() - exact).abs().max(), (pt.float() - exact).abs().max(),
+                    rounding(ref)]
+    values = torch.stack(figures).tolist() if figures else []
+    for at, name in enumerate(names):
+        error, yardstick, step = values[3 * at:3 * at + 3]
+        factor, atol = ((rule.out, rule.out_atol) if name == "out"
+                        else (rule.grad, rule.grad_atol))
+        allowed = factor * yardstick + max(2 * step, atol or 0)
+        if not error <= allowed:
+            raise Failed(f"{name}: max|lib-ref| {error:.3g} > {allowed:.3g} allowed "
+                         f"({factor:g} x {yardstick:.3g} + atol)")
+        if atol is not None and error > factor * yardstick + atol:
+            notes.append(f"{name} {error:.3g} > {factor:g} x {yardstick:.3g} + {atol:g}")
+        shares[name] = error / allowed if allowed > 0 else 0.0
+    return shares, ", ".join(notes)
+
+
+# ---------------------------------------------------------------------------------------------
+# Inputs and calls
+# ---------------------------------------------------------------------------------------------
+
+def leaves_of(sweep, case, device, seed=0):
+    """The tensors that a call of the drop-ins takes, drawn in the original's order."""
+    torch.random.manual_seed(seed)
+    batch, seqlen_q, seqlen_k, heads, kv_heads, dim, dim_v = sweep.shape(case)
+    times = case.get("times", (1, 1, 1))
+
+    def draw(*shape, factor=1):
+        made = torch.randn(*shape, device=device, dtype=DTYPES[case["dtype"]])
+        return (made * factor if factor != 1 else made).requires_grad_()
+
+    if case.get("pack") == "qkv":
+        return [draw(batch, seqlen_q, 3, heads, dim)]
+    q = draw(batch, seqlen_q, heads, dim, factor=times[0])
+    if case.get("pack") == "kv":
+        return [q, draw(batch, seqlen_k, 2, kv_heads, dim)]
+    return [q, draw(batch, seqlen_k, kv_heads, dim, factor=times[1]),
+            draw(batch, seqlen_k, kv_heads, dim_v, factor=times[2])]
+
+
+def unpacked(leaves):
+    """q, k, v of the tensors that a drop-in takes."""
+    if len(leaves) == 3:
+        return leaves
+    return leaves[0].unbind(2) if len(leaves) == 1 else [leaves[0], *leaves[1].unbind(2)]
+
+
+def call(leaves, case, **more):
+    names = {1: "flash_attn_qkvpacked_func", 2: "flash_attn_kvpacked_func", 3: "flash_attn_func"}
+    return getattr(lib, names[len(leaves)])(
+        *leaves, causal=bool(case["causal"]), deterministic=bool(case.get("deterministic", 0)),
+        **more)
+
+
+def call_with_lse(leaves, case, **more):
+    """(out, lse), both differentiable; flash-attn's own functions give no gradient to lse."""
+    return lib.attention(*leaves, causal="bottom-right" if case["causal"] else None,
+                         return_lse=True, **more)
+
+
+def named_gradients(leaves, gradients):
+    if len(leaves) == 1:
+        return [("dqkv", gradients[0])]
+    if len(leaves) == 2:
+        return [("dq", gradients[0]), *zip(("dk", "dv"), gradients[1].unbind(2))]
+    return list(zip(("dq", "dk", "dv"), gradients))
+
+
+# ---------------------------------------------------------------------------------------------
+# The kinds of cases
+# ---------------------------------------------------------------------------------------------
+
+def run_rule(sweep, case, device, _):
+    leaves = leaves_of(sweep, case, device)
+    outs = [call(leaves, case),
+            *(formula(*unpacked(leaves), case["causal"], upcast) for upcast in (False, True))]
+    if case.get("strided_gradient"):
+        # Gradients that are neither contiguous nor in the output's order of dimensions.
+        outs = [out.transpose(0, 1) for out in outs]
+        seqlen, batch, heads, dim = outs[0].shape
+        g = torch.randn(seqlen, 2 * batch, heads, dim, device=device, dtype=outs[0].dtype)[:, ::2]
+    else:
+        g = torch.randn_like(outs[0])
+    results = [named_gradients(leaves, torch.autograd.grad(out, leaves, g)) for out in outs]
+    triples = [("out", *(out.detach() for out in outs))]
+    for (name, got), (_, pt), (_, ref) in zip(*results):
+        triples.append((name, got, pt, ref))
+    return judge(triples, sweep.rule)
+
+
+def run_repeat(sweep, case, device, repeats):
+    """The same call again and again: equal in every bit, but for dq unless deterministic."""
+    leaves = leaves_of(sweep, case, device)
+    deterministic = bool(case.get("deterministic", 0))
+
+    def once():
+        out, lse, _ = call(leaves, case, return_attn_probs=True)
+        return out, lse
+
+    out, first_lse = once()
+    g = torch.randn_like(out)
+    first_out, wrong = out.detach(), []
+    first = torch.autograd.grad(out, leaves, g, retain_graph=True)
+    if not all(bool(x.isfinite().all()) for x in (first_out, *first)):
+        raise Failed("a result is not finite")
+    atol = 2 * rounding(first[0]).item()
+    for _ in range(min(repeats, sweep.repeats)):
+        if not deterministic:
+            out, lse = once()
+            wrong.append(("out", (out != first_out).sum()))
+            wrong.append(("lse", (lse != first_lse).sum()))
+        again = torch.autograd.grad(out, leaves, g, retain_graph=deterministic)
+        for name, x, y in zip(("dq", "dk", "dv"), again, first):
+            differs = x != y
+            if name == "dq" and not deterministic:
+                differs = ~torch.isclose(x, y, atol=atol)
+            wrong.append((name, differs.sum()))
+    counts = torch.stack([count for _, count in wrong]).tolist() if wrong else []
+    for (name, _), count in zip(wrong, counts):
+        if count:
+            raise Failed(f"{name} of a repeated call differs in {count} elements")
+    return {}, ""
+
+
+def run_launch(sweep, case, device, repeats):
+    with torch.no_grad():
+        leaves = leaves_of(sweep, case, device)
+        for _ in range(min(repeats, sweep.repeats)):
+            out = call(leaves, case)
+    if not bool(out.isfinite().all()):
+        raise Failed("out is not finite")
+    return {}, ""
+
+
+def run_lse_gradient(sweep, case, device, _):
+    """Gradients through LSE, alone and beside the output's, within 0.02 of fp32's."""
+    leaves = leaves_of(sweep, case, device, seed=42)
+    exact = [x.detach().float().requires_grad_() for x in leaves]
+    out, lse = call_with_lse(leaves, case)
+    g, w = torch.randn_like(out), torch.randn_like(lse)
+    got = torch.autograd.grad((out * g).sum() + (lse * w).sum(), leaves)
+    s, _ = scores(*exact[:2], case["causal"])
+    out_ref = torch.einsum("bhqk,bkhd->bqhd", torch.softmax(s, dim=-1), exact[2])
+    lse_ref = torch.logsumexp(s, dim=-1)
+    want = torch.autograd.grad((out_ref * g.float()).sum() + (lse_ref * w).sum(), exact,
+                               retain_graph=True)
+    only = torch.autograd.grad((call_with_lse(leaves, case)[1] * w).sum(), leaves)
+    only_ref = torch.autograd.grad((lse_ref * w).sum(), exact[:2])
+    if only[2].abs().max().item() != 0:
+        raise Failed("dv is not 0 where the loss depends on lse alone")
+    shares = {}
+    for names, xs, ys in ((("dq", "dk", "dv"), got, want), (("dq", "dk"), only, only_ref)):
+        for name, x, y in zip(names, xs, ys):
+            error = (x.float() - y).abs().max().item()
+            if not error <= 0.02:
+                raise Failed(f"{name} with a gradient of lse is off by {error:.3g} > 0.02")
+            shares[name] = max(error / 0.02, shares.get(name, 0))
+    return shares, ""
+
+
+def run_lse_unused(sweep, case, device, _):
+    """An LSE that is returned and not used changes no bit of the gradients; a used one does."""
+    leaves = leaves_of(sweep, case, device, seed=42)
+    case = case | {"deterministic": 1}
+    g = torch.randn_like(leaves[0])
+    plain = torch.autograd.grad(call(leaves, case), leaves, g)
+    out, _ = call_with_lse(leaves, case, deterministic=True)
+    unused = torch.autograd.grad(out, leaves, g)
+    out, lse = call_with_lse(leaves, case, deterministic=True)
+    used = torch.autograd.grad((out * g).sum() + (lse * torch.randn_like(lse)).sum(), leaves)
+    for name, x, y, z in zip(("dq", "dk", "dv"), plain, unused, used):
+        if not torch.equal(x, y):
+            raise Failed(f"{name} changes when lse is returned and not used")
+        if torch.equal(x, z) != (name == "dv"):
+            raise Failed(f"{name} with a gradient of lse {'equals' if name != 'dv' else 'differs'}"
+                         " the one without")
+    return {}, ""
+
+
+def run_empty(sweep, case, device, _):
+    """No query: nothing. No key: zeros, lse -inf, gradients 0."""
+    leaves = leaves_of(sweep, case, device)
+    batch, seqlen_q, _, heads, _, _, dim_v = sweep.shape(case)
+    out, lse = call_with_lse(leaves, case)
+    if tuple(out.shape) != (batch, seqlen_q, heads, dim_v):
+        raise Failed(f"out has the shape {tuple(out.shape)}")
+    if tuple(lse.shape) != (batch, heads, seqlen_q):
+        raise Failed(f"lse has the shape {tuple(lse.shape)}")
+    if bool((out != 0).any()) or bool((lse != -math.inf).any()):
+        raise Failed("a row without a key is not 0 with lse -inf")
+    gradients = torch.autograd.grad(call(leaves, case).sum(), leaves)
+    if any(bool((x != 0).any()) for x in gradients):
+        raise Failed("a gradient is not 0")
+    return {}, ""
+
+
+KINDS = {"rule": run_rule, "repeat": run_repeat, "launch": run_launch, "empty": run_empty,
+         "lse_gradient": run_lse_gradient, "lse_unused": run_lse_unused}
+
+
+def run(sweep, case, device, repeats):
+    """({tensor: error / allowed}, note); raises Failed."""
+    return KINDS[sweep.kind](sweep, case, device, repeats)
+
+
+# ---------------------------------------------------------------------------------------------
+# What is not supported yet must be refused
+# ---------------------------------------------------------------------------------------------
+
+ABSENT = {"varlen": "flash_attn_varlen_func", "kvcache": "flash_attn_with_kvcache",
+          "combine": "flash_attn_combine"}
+# Arguments of FlashAttention-3's and 4's functions that flash-attn's, whose names these are, lack.
+OF_OTHER_INTERFACES = {"sinks": "learnable_sink", "qv": "qv", "attention_chunk": "attention_chunk"}
+
+
+def refused_call(reason, case, device):
+    """Calls what the case asks for at a small size; returns only if that was computed."""
+    dim = min(case.get("d", 64), 256)
+    dtype = torch.float16 if case.get("dtype") == "fp16" else torch.bfloat16
+    q, k, v = (torch.zeros(1, 4, 2, size, device=device, dtype=dtype)
+               for size in (dim, dim, case.get("dv") or dim))
+    more = {}
+    if case.get("dropout", 0) > 0:
+        more["dropout_p"] = case["dropout"]
+    if case.get("local"):
+        more["window_size"] = (2, 1)
+    if case.get("alibi"):
+        more["alibi_slopes"] = torch.rand(2, device=device)
+    if case.get("softcap", 0) > 0:
+        more["softcap"] = case["softcap"]
+    if reason in OF_OTHER_INTERFACES:
+        more[OF_OTHER_INTERFACES[reason]] = torch.zeros_like(v)
+    if reason == "fp8":
+        q, k, v = (x.to(torch.float8_e4m3fn) for x in (q, k, v))
+    if case.get("pack") == "qkv":
+        leaves = [torch.stack([q, k, v], 2)]
+    else:
+        leaves = [q, torch.stack([k, v], 2)] if case.get("pack") == "kv" else [q, k, v]
+    call(leaves, case | {"causal": case.get("causal", 0)}, **more)
+
+
+def run_refused(reason, case, device):
+    """How the library refuses the case; raises Failed where it computes something instead.
+
+    NotImplementedError for what the drop-ins name; TypeError for an argument that they lack and for
+    a type of element that no kernel knows.
+    """
+    if reason in ABSENT:
+        function = getattr(lib, ABSENT[reason], None)
+        if function is None:
+            return f"no {ABSENT[reason]}"
+        try:
+            function()
+        except (NotImplementedError, TypeError) as error:
+            return type(error).__name__
+        raise Failed(f"{ABSENT[reason]} returned something")
+    try:
+        refused_call(reason, case, device)
+    except NotImplementedError:
+        return "NotImplementedError"
+    except TypeError as error:
+        if reason in OF_OTHER_INTERFACES or reason == "fp8":
+            return "TypeError"
+        raise Failed(f"{reason} is refused by a TypeError: {error}") from error
+    raise Failed(f"{reason} was not refused: the argument was ignored")

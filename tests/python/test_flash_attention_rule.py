@@ -1,0 +1,163 @@
+#!/usr/bin/env python3
+"""FlashAttention's test rule on flashlab.torch, a small sample on the CPU; and the rule itself.
+
+The sweep over all cases, on a GPU: flash_attention_rule.py.
+"""
+
+import io
+import json
+import math
+import os
+import sys
+import tempfile
+import unittest
+from contextlib import redirect_stdout
+from unittest import mock
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import flash_attention_cases as cases
+
+try:
+    import torch
+    import flashlab.torch
+    import flash_attention_math as maths
+    import flash_attention_rule as rule
+except ImportError as error:
+    torch, WHY = None, f"skipped: no {error.name}"
+else:
+    WHY = ""
+
+SMALL = 5e6  # multiply-adds of a case that a CPU does in milliseconds
+
+
+def visit(folder, *more):
+    """(exit code, output, {file: record}) of one run of the runner."""
+    start = os.path.join(folder, "rule")
+    argv = ["flash_attention_rule.py", "--device", "cpu", "--jobs", "0", "--json", start,
+            "--max-work", str(SMALL), "--repeats", "3", "--time-limit", "120", *more]
+    output = io.StringIO()
+    with mock.patch.object(sys, "argv", argv), redirect_stdout(output):
+        code = rule.main()
+    records = {}
+    for file in cases.FILES:
+        if os.path.exists(f"{start}-{file}.json"):
+            with open(f"{start}-{file}.json", encoding="utf-8") as stream:
+                records[file] = json.load(stream)
+    return code, output.getvalue(), records
+
+
+class Matrices(unittest.TestCase):
+    def test_sizes_are_those_of_the_originals(self):
+        # 14400 parametrisations of FlashAttention-3's output test, 8160 without those it skips.
+        sweep = cases.SWEEPS["fa3:output"]
+        inner = ("dv", "chunk")
+        self.assertEqual(sweep.size() // (4 * 2), 14400)
+        outer = {tuple(v for a, v in case.items() if a not in inner) for case in sweep.cases()}
+        self.assertEqual(len(outer), 8160)
+        self.assertEqual(cases.SWEEPS["fa2:qkvpacked"].size(), 6144)
+        self.assertEqual(sum(1 for _ in cases.SWEEPS["fa4:output"].cases()),
+                         3 * 2 * 2 * 2 * 5 * 6 * 26)  # causal, or one of four bounds: 5
+
+    def test_names_lead_back_to_cases(self):
+        for sweep in cases.SWEEPS.values():
+            case = next(sweep.cases())
+            self.assertEqual(cases.find(sweep.case_name(case)), (sweep, case))
+        for wrong in ("fa2", "fa2:nothing:d=1", "fa2:causal:d=64",
+                      "fa4:small_head_dim:causal=0,d=9,seqlens=128x128"):
+            with self.assertRaises(ValueError):
+                cases.find(wrong)
+
+    def test_what_is_missing_is_counted(self):
+        for file in cases.FILES:
+            runnable, counts, refused, matrix = cases.sorted_out(file)
+            self.assertEqual(len(runnable) + sum(counts.values()), matrix)
+            self.assertEqual(set(counts), set(refused))
+            self.assertGreater(len(runnable), 500, file)
+            self.assertIn("window", counts)
+
+
+@unittest.skipUnless(torch, WHY)
+class Sample(unittest.TestCase):
+    def test_a_sample_of_each_file_passes_and_the_next_visit_goes_on(self):
+        with tempfile.TemporaryDirectory() as folder:
+            code, output, records = visit(folder, "--sample", "8", "--refusals", "40")
+            self.assertEqual(code, 0, output)
+            self.assertEqual(set(records), set(cases.FILES))
+            for file, record in records.items():
+                self.assertEqual((record["run"], record["passed"], record["failures"]),
+                                 (8, 8, []), file)
+                self.assertEqual(set(record["refusals_checked"]),
+                                 set(record["not_supported_yet"]), file)
+            code, output, again = visit(folder, "--file", "fa2", "--sample", "5", "--refusals", "8")
+            self.assertEqual(code, 0, output)
+            self.assertEqual((again["fa2"]["run"], len(again["fa2"]["visits"])), (13, 2))
+
+    def test_every_kind_of_test(self):
+        smallest = {}
+        for file in cases.FILES:
+            for sweep, case in cases.sorted_out(file, "cpu")[0]:
+                size = rule.operations(sweep, case)
+                if size < smallest.get(sweep.key, (math.inf,))[0]:
+                    smallest[sweep.key] = (size, sweep, case)
+        self.assertEqual({sweep.kind for _, sweep, _ in smallest.values()}, set(maths.KINDS))
+        for size, sweep, case in smallest.values():
+            if size > 4e8:
+                continue
+            with self.subTest(sweep.case_name(case)):
+                maths.run(sweep, case, "cpu", 3)
+
+
+@unittest.skipUnless(torch, WHY)
+class TheRuleItself(unittest.TestCase):
+    NAME = ("fa3:output:dtype=bf16,mha=mqa,qv=0,softcap=0.0,local=0,causal=1,d=64,"
+            "seqlens=64x128,dv=0,chunk=0")
+
+    def run_with(self, function):
+        with mock.patch.object(flashlab.torch, "flash_attn_func", function):
+            return rule.run_one(self.NAME, "", "cpu", 1)
+
+    def test_faults_are_found(self):
+        right = flashlab.torch.flash_attn_func
+        self.assertTrue(self.run_with(right)["ok"])
+        faults = {
+            "a wrong scale": lambda *a, **k: right(*a, softmax_scale=0.15, **k),
+            "no mask": lambda *a, causal=True, **k: right(*a, causal=False, **k),
+            "a shifted mask": lambda q, k, v, **m: torch.cat(
+                [right(q[:, 1:], k, v, **m), right(q[:, :1], k, v, **m)], dim=1),
+            "values rounded to 8 bits": lambda q, k, v, **m: right(
+                q, k, v.to(torch.float8_e4m3fn).to(v.dtype), **m),
+            "NaN": lambda *a, **k: right(*a, **k) * float("nan"),
+        }
+        for name, fault in faults.items():
+            with self.subTest(name):
+                result = self.run_with(fault)
+                self.assertFalse(result["ok"])
+                self.assertIn("out", result["what"])
+
+    def test_an_ignored_argument_is_found(self):
+        def careless(q, k, v, dropout_p=0.0, **_):
+            return q
+        name = ("fa2:splitkv:dtype=fp16,deterministic=0,alibi=1,local=0,causal=0,d=64,swap=0,"
+                "seqlens=128x128")
+        self.assertEqual(rule.run_one(name, "alibi", "cpu", 1)["what"], "NotImplementedError")
+        with mock.patch.object(flashlab.torch, "flash_attn_func", careless):
+            result = rule.run_one(name, "alibi", "cpu", 1)
+        self.assertFalse(result["ok"])
+        self.assertIn("not refused", result["what"])
+
+    def test_a_failure_is_recorded_with_its_command_and_run_again(self):
+        with tempfile.TemporaryDirectory() as folder:
+            wrong = mock.Mock(side_effect=RuntimeError("broken"))
+            with mock.patch.object(maths, "run", wrong):
+                code, output, records = visit(folder, "--file", "fa2", "--sample", "2")
+            self.assertEqual((code, records["fa2"]["passed"]), (1, 0))
+            failure = records["fa2"]["failures"][0]
+            self.assertIn(f"--case {failure['case']}", failure["repeat"])
+            self.assertIn("broken", output)
+            code, output, records = visit(folder, "--file", "fa2", "--sample", "0")
+            self.assertEqual((code, records["fa2"]["passed"], records["fa2"]["failures"]),
+                             (0, 2, []), output)
+
+
+if __name__ == "__main__":
+    unittest.main()

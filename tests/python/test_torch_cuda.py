@@ -1,0 +1,154 @@
+"""flashlab.torch on a GPU: streams, graphs, torch's allocator, reduce-overhead compilation."""
+
+import unittest
+
+from torch_cases import Judge, formula, gradients, inputs, needs_cuda
+
+import torch
+
+import flashlab.torch as flash
+
+BF16 = torch.bfloat16
+
+
+@needs_cuda
+class Streams(Judge):
+
+    def test_work_is_on_the_current_stream(self):
+        q, k, v = inputs((2, 512, 8, 64), dtype=BF16, device="cuda", requires_grad=False)
+        expected = flash.attention(q, k, v, causal=True)
+        side = torch.cuda.Stream()
+        torch.cuda.synchronize()
+        with torch.cuda.stream(side):
+            torch.cuda._sleep(20_000_000)
+            late = q.clone()  # only there when the sleep is over
+            o = flash.attention(late, k, v, causal=True)
+            done = torch.cuda.Event()
+            done.record()
+        self.assertFalse(done.query(), "the call waited for the stream, or ran on another one")
+        side.synchronize()
+        self.assert_equal(o, expected, "o")
+
+    def test_backward_runs_on_the_stream_of_forward(self):
+        q, k, v = inputs((2, 512, 8, 64), dtype=BF16, device="cuda")
+        expected = gradients(flash.attention(q, k, v, deterministic=True), (q, k, v))
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            o = flash.attention(q, k, v, deterministic=True)
+            got = gradients(o, (q, k, v))
+        torch.cuda.current_stream().wait_stream(side)
+        for what, a, b in zip(("dq", "dk", "dv"), got, expected):
+            self.assert_equal(a, b, what)
+
+    @unittest.skipIf(torch.cuda.device_count() < 2, "skipped: one GPU")
+    def test_another_device_than_the_current_one(self):
+        q, k, v = inputs((2, 64, 4, 64), dtype=BF16, device="cuda:1")
+        expected = flash.attention(*(t.detach().to("cuda:0") for t in (q, k, v)))
+        with torch.cuda.device(0):
+            o = flash.attention(q, k, v)
+            o.sum().backward()
+        self.assertEqual(o.device, q.device)
+        self.assert_equal(o.to("cuda:0"), expected, "o")
+        with self.assertRaisesRegex((ValueError, RuntimeError), "^k"):
+            flash.attention(q, k.to("cuda:0"), v)
+
+
+@needs_cuda
+class Graphs(Judge):
+
+    def test_capture_of_forward_and_backward(self):
+        for options in ({"causal": True}, {"causal": True, "deterministic": True}):
+            q, k, v = inputs((2, 300, 4, 64), dtype=BF16, device="cuda")
+            static = [t.detach().clone().requires_grad_() for t in (q, k, v)]
+            given = torch.randn_like(q)
+
+            def step():
+                return torch.autograd.grad(flash.attention(*static, **options), static, given)
+
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                step()
+            torch.cuda.current_stream().wait_stream(side)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                o = flash.attention(*static, **options)
+                got = torch.autograd.grad(o, static, given)
+            for seed in (5, 6):
+                new = inputs(q.shape, dtype=BF16, device="cuda", seed=seed)
+                with torch.no_grad():
+                    for old, tensor in zip(static, new):
+                        old.copy_(tensor)
+                graph.replay()
+                expected = flash.attention(*new, **options)
+                self.assert_equal(o, expected, "o")
+                for what, a, b in zip(("dq", "dk", "dv"), got,
+                                      torch.autograd.grad(expected, new, given)):
+                    self.assert_close(a, b, what, 2e-2)
+
+    def test_make_graphed_callables(self):
+        class Block(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.project = torch.nn.Linear(64, 192)
+
+            def forward(self, x):
+                q, k, v = self.project(x).reshape(*x.shape[:2], 3, 4, 16).unbind(2)
+                return flash.attention(q, k, v, causal=True, deterministic=True).flatten(2)
+
+        block = Block().cuda()
+        x = torch.randn(2, 128, 64, device="cuda", requires_grad=True)
+        expected = gradients(block(x), [x, *block.parameters()])
+        graphed = torch.cuda.make_graphed_callables(block, (x,))
+        for a, b in zip(gradients(graphed(x), [x, *block.parameters()]), expected):
+            self.assert_close(a, b, "a gradient", 1e-4)
+
+    def test_reduce_overhead(self):
+        torch.compiler.reset()
+
+        def function(q, k, v):
+            return flash.attention(q * 2, k, v, causal=True).relu()
+
+        compiled = torch.compile(function, fullgraph=True, mode="reduce-overhead")
+        for seed in range(4):
+            q, k, v = inputs((2, 300, 4, 64), device="cuda", seed=seed)
+            torch.compiler.cudagraph_mark_step_begin()
+            o = compiled(q, k, v)
+            got = [t.clone() for t in gradients(o, (q, k, v))]
+            truth = formula(q * 2, k, v, "top-left")[0].relu()
+            for what, a, b in zip(("dq", "dk", "dv"), got, gradients(truth, (q, k, v))):
+                self.assert_close(a, b, what, 1e-3)
+
+
+@needs_cuda
+class Memory(Judge):
+
+    def test_outputs_and_workspace_are_torchs_and_linear(self):
+        q, k, v = inputs((1, 8192, 4, 64), dtype=BF16, device="cuda")
+        flash.attention(q, k, v, causal=True).sum().backward()
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        o = flash.attention(q, k, v, causal=True)
+        self.assertGreaterEqual(torch.cuda.memory_allocated() - before, o.nbytes)
+        o.sum().backward()
+        peak = torch.cuda.max_memory_allocated() - before
+        self.assertLess(peak, 40 * q.nbytes)  # the scores alone would be 128 of q's size
+        free = torch.cuda.mem_get_info()[0]
+        for _ in range(50):
+            flash.attention(q, k, v, causal=True).sum().backward()
+        torch.cuda.synchronize()
+        self.assertLess(free - torch.cuda.mem_get_info()[0], 1 << 20, "memory leaks")
+
+    def test_out_of_memory_is_an_exception(self):
+        q = torch.empty(1, 1, 1, 64, device="cuda", dtype=BF16)
+        free = torch.cuda.mem_get_info()[0]
+        rows = 2 * free // (64 * 2)
+        with self.assertRaises((torch.cuda.OutOfMemoryError, MemoryError, RuntimeError)):
+            flash.attention(q.expand(1, rows, 1, 64), q, q)
+        self.assertEqual(flash.attention(q, q, q).shape, q.shape)
+
+
+if __name__ == "__main__":
+    unittest.main()

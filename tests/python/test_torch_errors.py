@@ -1,0 +1,157 @@
+"""What flashlab.torch refuses: the right exception, the argument named, the process alive."""
+
+import unittest
+
+from torch_cases import inputs, needs_cuda, on_devices
+
+import torch
+
+import flashlab.torch as flash
+
+
+@on_devices
+class Refused:
+
+    def raises(self, kind, pattern, function, *args, **kwargs):
+        """Eager, and on the meta device, where the kernels are not asked."""
+        with self.subTest(pattern):
+            with self.assertRaisesRegex(kind, pattern):
+                function(*args, **kwargs)
+        q, k, v = inputs(device=self.device)
+        self.assertEqual(flash.attention(q, k, v).shape, q.shape)  # alive
+
+    def both(self, kind, pattern, q, k, v, **options):
+        self.raises(kind, pattern, flash.attention, q, k, v, **options)
+        options = {name: value.detach().to("meta") if isinstance(value, torch.Tensor) else value
+                   for name, value in options.items()}
+        self.raises(kind, pattern, flash.attention,
+                    *(t.detach().to("meta") for t in (q, k, v)), **options)
+
+    def test_shapes(self):
+        q, k, v = inputs((2, 5, 4, 8), device=self.device, requires_grad=False)
+        self.both(ValueError, r"^q\b.*dim", q[0], k, v)
+        self.both(ValueError, r"^k\b.*dim", q, k[0], v)
+        self.both(ValueError, r"^k\b", q, k[:1], v)
+        self.both(ValueError, r"^k\b", q, k[..., :4], v)
+        self.both(ValueError, r"^k\b.*heads|^q\b.*heads", q, k[:, :, :3], v[:, :, :3])
+        self.both(ValueError, r"^v\b", q, k, v[:, :3])
+        self.both(ValueError, r"^v\b", q, k, v[:, :, :2])
+        self.both(ValueError, r"^q\b.*(head_dim|dim)", q[..., :0], k[..., :0], v)
+
+    def test_dtypes(self):
+        q, k, v = inputs((2, 5, 4, 8), device=self.device, requires_grad=False)
+        self.both(TypeError, r"^q\b", q.int(), k.int(), v.int())
+        self.both(TypeError, r"^q\b", q.bool(), k.bool(), v.bool())
+        self.both(TypeError, r"^q\b", q.cfloat(), k.cfloat(), v.cfloat())
+        self.both(TypeError, r"^k\b", q, k.half(), v)
+        self.both(TypeError, r"^v\b", q, k, v.bfloat16())
+        self.both(TypeError, r"^mask\b", q, k, v, mask=torch.ones(5, 5, dtype=torch.int32,
+                                                                  device=self.device))
+        with self.assertRaisesRegex(RuntimeError, "floating point"):  # torch's own rule
+            q.int().requires_grad_()
+
+    def test_not_tensors(self):
+        q, k, v = inputs((2, 5, 4, 8), device=self.device)
+        self.raises(TypeError, "^q: got builtins.list", flash.attention, [1.0], k, v)
+        self.raises(TypeError, "^k: got builtins.NoneType", flash.attention, q, None, v,
+                    causal=True)
+        self.raises(TypeError, "^mask: got builtins.str", flash.attention, q, k, v, mask="causal")
+        self.raises(TypeError, "^key: got builtins.int", flash.scaled_dot_product_attention,
+                    q, 1, v)
+        self.raises(TypeError, "^qkv: got builtins.NoneType", flash.flash_attn_qkvpacked_func, None)
+        self.raises(NotImplementedError, "^q: nested and sparse", flash.attention,
+                    q.detach().to_sparse(), k, v)
+
+    def test_values(self):
+        q, k, v = inputs((2, 5, 4, 8), 7, device=self.device)
+        self.both(ValueError, "^causal.*top-left.*bottom-right", q, k, v, causal=True)
+        self.both(ValueError, "^causal.*'left'", q, k, v, causal="left")
+        self.both(ValueError, "^precision.*'fp32'", q, k, v, precision="fp32")
+        self.raises((ValueError, TypeError), "^scale", flash.attention, q, k, v, scale="one")
+        self.raises(ValueError, "^scale", flash.attention, q, k, v, scale=float("nan"))
+        self.both(ValueError, r"^mask\b", q, k, v, mask=torch.ones(5, 6, dtype=torch.bool,
+                                                                   device=self.device))
+        if self.device == "cpu":
+            self.raises(NotImplementedError, "tf32", flash.attention, q, k, v, precision="tf32")
+
+    def test_mask_gradients(self):
+        q, k, v = inputs((2, 5, 4, 8), device=self.device)
+        mask = torch.zeros(5, 5, device=self.device, requires_grad=True)
+        pattern = "^mask: a gradient of the mask is not supported"
+        self.raises(NotImplementedError, pattern, flash.attention, q, k, v, mask=mask)
+        self.raises(NotImplementedError, pattern, torch.ops.flashlab.attention_forward, q, k, v,
+                    mask)
+        self.raises(NotImplementedError, "^attn_mask: a gradient",
+                    flash.scaled_dot_product_attention, *(t.transpose(1, 2) for t in (q, k, v)),
+                    attn_mask=mask)
+        with torch.no_grad():
+            flash.attention(q, k, v, mask=mask)
+
+    def test_flash_attn_features_to_come(self):
+        q, k, v = inputs((2, 5, 4, 8), device=self.device)
+        qkv, kv = torch.stack([q, k, v], 2), torch.stack([k, v], 2)
+        slopes = torch.ones(4, device=self.device)
+        for options, name in (({"dropout_p": 0.1}, "dropout_p"), ({"softcap": 30.0}, "softcap"),
+                              ({"alibi_slopes": slopes}, "alibi_slopes"),
+                              ({"window_size": (4, 0)}, "window_size"),
+                              ({"window_size": (-1, 3)}, "window_size")):
+            for function, tensors in ((flash.flash_attn_func, (q, k, v)),
+                                      (flash.flash_attn_qkvpacked_func, (qkv,)),
+                                      (flash.flash_attn_kvpacked_func, (q, kv))):
+                self.raises(NotImplementedError, f"^{name}.*not supported yet", function,
+                            *tensors, **options)
+        self.raises(ValueError, "^dropout_p", flash.flash_attn_func, q, k, v, 1.5)
+        self.raises(ValueError, r"^qkv: got shape \(2, 5, 2, 4, 8\)",
+                    flash.flash_attn_qkvpacked_func, kv)
+        self.raises(ValueError, "^kv: got shape", flash.flash_attn_kvpacked_func, q, qkv)
+
+    def test_scaled_dot_product_attention(self):
+        q, k, v = (t.transpose(1, 2) for t in inputs((2, 5, 4, 8), device=self.device))
+        sdpa = flash.scaled_dot_product_attention
+        self.raises(NotImplementedError, "^dropout_p: 0.1 is not supported yet", sdpa, q, k, v,
+                    None, 0.1)
+        self.raises(ValueError, "^dropout_p", sdpa, q, k, v, None, -0.1)
+        mask = torch.ones(5, 5, dtype=torch.bool, device=self.device)
+        self.raises(ValueError, "^attn_mask: cannot be combined with is_causal", sdpa, q, k, v,
+                    mask, 0.0, True)
+        self.raises(TypeError, "^attn_mask", sdpa, q, k, v, mask.int())
+        self.raises(ValueError, "^attn_mask: got 1 dimensions", sdpa, q, k, v, mask[0])
+        self.raises(ValueError, "^attn_mask", sdpa, q, k, v, mask[:, :3])
+        self.raises(ValueError, "^attn_mask: leading dimensions", sdpa, q[0], k[0], v[0],
+                    mask.expand(3, 1, 5, 5))
+        self.raises(ValueError, "^query: got 1 dimensions", sdpa, q[0, 0, 0], k, v)
+        self.raises(ValueError, "^key.*enable_gqa=True", sdpa, q, k[:, :2], v[:, :2])
+        self.raises(ValueError, "^query: 3 heads", sdpa, q[:, :3], k[:, :2], v[:, :2],
+                    enable_gqa=True)
+        self.raises(ValueError, "leading dimensions", sdpa, q, k.expand(3, 2, 4, 5, 8)[:, 0],
+                    v.expand(3, 2, 4, 5, 8)[:, 0])
+        self.raises(ValueError, r"^key\b", sdpa, q, k[..., :4], v)
+        self.raises(TypeError, r"^value\b", sdpa, q, k, v.double())
+
+    @needs_cuda
+    def test_device_mix(self):
+        q, k, v = inputs((2, 5, 4, 8), device="cuda")
+        for pattern, tensors in ((r"^k\b", (q, k.cpu(), v)), (r"^v\b", (q, k, v.cpu())),
+                                 (r"^k\b", (q.cpu(), k, v.cpu()))):
+            self.raises((ValueError, RuntimeError), pattern, flash.attention, *tensors)
+        self.raises((ValueError, RuntimeError), r"^mask\b", flash.attention, q, k, v,
+                    mask=torch.ones(5, 5, dtype=torch.bool))
+        self.raises((TypeError, NotImplementedError), "", flash.attention,
+                    *(t.double() for t in (q, k, v)))
+
+
+class WithoutTorch(unittest.TestCase):
+
+    def test_the_import_says_what_to_install(self):
+        import subprocess
+        import sys
+        code = ("import sys; sys.modules['torch'] = None\n"
+                "try:\n    import flashlab.torch\n"
+                "except ImportError as error:\n    print(error)")
+        shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
+                               check=True).stdout
+        self.assertIn("pip install torch", shown)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,132 @@
+#!/usr/bin/env python3
+"""A wheel from nothing, and whether it is what it should be:  tools/check_wheel.py [--keep]
+
+Builds the wheel as pip does, in an environment of its own and without what this machine has of CUDA
+or PyTorch; installs it with NumPy into a fresh environment; calls it there; looks at what it links
+and which glibc it asks for. Exit code 0, 1 when something is wrong, 77 without a network.
+"""
+
+import argparse
+import glob
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+
+import source
+
+SKIP_CODE = 77
+# manylinux_2_35: Ubuntu 22.04, Debian 12 and newer.
+NEWEST_GLIBC = (2, 35)
+LINKED = {"libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", "ld-linux-x86-64.so.2",
+          "ld-linux-aarch64.so.1"}
+LARGEST_BYTES = 12 << 20
+
+SMOKE = """
+import numpy as np, flashlab
+q, k, v = np.random.default_rng(0).standard_normal((3, 2, 33, 4, 16))
+o, lse = flashlab.attention(q, k, v, causal=True, return_lse=True)
+s = np.einsum("bqhd,bkhd->bhqk", q, k) / 4
+s[..., ~np.tri(33, dtype=bool)] = -np.inf
+p = np.exp(s - s.max(-1, keepdims=True))
+expected = np.einsum("bhqk,bkhd->bqhd", p / p.sum(-1, keepdims=True), v)
+assert abs(o - expected).max() < 1e-12, abs(o - expected).max()
+assert len(flashlab.attention_backward(o, q, k, v, o, lse, causal=True)) == 3
+assert flashlab.info()["environment"]["flashlab_version"] == flashlab.__version__
+"""
+
+
+class Wrong(Exception):
+    """What is wrong with the wheel; its text is for a person."""
+
+
+def run(*command, **options):
+    print("$", *command, flush=True)
+    if subprocess.run(command, stdin=subprocess.DEVNULL, check=False, **options).returncode != 0:
+        raise Wrong(f"{os.path.basename(command[0])} failed")
+
+
+def environment(folder):
+    run(sys.executable, "-m", "venv", folder)
+    return os.path.join(folder, "bin", "python")
+
+
+def online(python):
+    """Whether pip reaches its index, asked for what the build needs anyway."""
+    return subprocess.run([python, "-m", "pip", "download", "--quiet", "--no-deps", "--dest",
+                           os.path.join(os.path.dirname(python), "probe"), "nanobind"],
+                          stdin=subprocess.DEVNULL, check=False).returncode == 0
+
+
+def looks_right(wheel, folder):
+    """Links, glibc, size, content."""
+    if os.path.getsize(wheel) > LARGEST_BYTES:
+        raise Wrong(f"{os.path.getsize(wheel)} bytes; at most {LARGEST_BYTES}")
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        archive.extractall(folder)
+    for wanted in ("flashlab/py.typed", "flashlab/__init__.py", "flashlab/bin/flashlab",
+                   "flashlab/torch/__init__.py"):
+        if wanted not in names:
+            raise Wrong(f"{wanted} is not in it")
+    for name in names:
+        if name.endswith((".h", ".a", ".cmake", ".pyc")):
+            raise Wrong(f"{name} does not belong into it")
+    programs = glob.glob(os.path.join(folder, "flashlab", "_core*.so"))
+    programs.append(os.path.join(folder, "flashlab", "bin", "flashlab"))
+    for program in programs:
+        text = subprocess.run(["readelf", "-dVW", program], capture_output=True, text=True,
+                              check=True).stdout
+        linked = set(re.findall(r"\(NEEDED\).*\[(.+)\]", text))
+        if linked - LINKED:
+            raise Wrong(f"{os.path.basename(program)} links {sorted(linked - LINKED)}")
+        glibc = max((tuple(map(int, version.split("."))) for version in
+                     re.findall(r"GLIBC_(\d+\.\d+)", text)), default=(0, 0))
+        if glibc > NEWEST_GLIBC:
+            raise Wrong(f"{os.path.basename(program)} asks for glibc {glibc[0]}.{glibc[1]}")
+        print(f"{os.path.basename(program)}: {os.path.getsize(program)} bytes, links "
+              f"{', '.join(sorted(linked))}, glibc {glibc[0]}.{glibc[1]}")
+
+
+def check(folder):
+    python = environment(os.path.join(folder, "env"))
+    if not online(python):
+        print("skipped: pip reaches no package index")
+        return SKIP_CODE
+    wheels = os.path.join(folder, "wheels")
+    start = time.monotonic()
+    run(python, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", wheels,
+        "--config-settings", f"build-dir={os.path.join(folder, 'build')}", source.ROOT)
+    took = time.monotonic() - start
+    wheel = glob.glob(os.path.join(wheels, "flashlab-*.whl"))[0]
+    looks_right(wheel, os.path.join(folder, "content"))
+    run(python, "-m", "pip", "install", "--quiet", wheel, "numpy")
+    run(python, "-c", SMOKE, cwd=folder)
+    run(python, "-m", "flashlab", "--version", cwd=folder)
+    print(f"{os.path.basename(wheel)}: {os.path.getsize(wheel)} bytes, built in {took:.0f} s")
+    return 0
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--keep", action="store_true", help="leave the folder, and say where it is")
+    keep = parser.parse_args().keep
+    folder = tempfile.mkdtemp(prefix="flashlab-wheel-")
+    try:
+        return check(folder)
+    except Wrong as wrong:
+        print(f"wrong: {wrong}", file=sys.stderr)
+        return 1
+    finally:
+        if keep:
+            print(folder)
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

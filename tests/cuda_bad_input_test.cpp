@@ -148,6 +148,20 @@ class BadKernel : public BadInput {
   }
 };
 
+// Not bad at all: layouts without addresses, whose rows of odd length no memory aligns to 16 bytes.
+TEST_F(BadKernel, APlanFromLayoutsAloneServesOddLengths) {
+  const ForwardTensors call = tensors(33, 3);
+  fill_cache(call);
+  Problem asked;
+  asked.q = asked.k = asked.v = asked.o = contiguous_spec(DType::kFp16, {1, 3, 2, 33}, kGpu);
+  asked.options.implementation = "naive";
+  const auto made = plan(*context_, asked);
+  ASSERT_TRUE(made.ok()) << made.status().message();
+  const Workspace workspace{at(kMemory + 0x8000000), made->workspace_bytes()};
+  const Status status = forward(*context_, Stream{}, *made, call, workspace);
+  EXPECT_TRUE(status.ok()) << status.message();
+}
+
 TEST_F(BadKernel, ForAnotherArchitecture) {
   fill_cache(tensors(24));
   ASSERT_EQ(setenv("FAKE_LOAD", "209", 1), 0);

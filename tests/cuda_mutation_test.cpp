@@ -12,6 +12,7 @@
 #include <filesystem>
 #include <map>
 #include <random>
+#include <set>
 #include <sstream>
 #include <string>
 #include <thread>
@@ -74,7 +75,7 @@ Case few_queries(DType dtype) {
 
 std::vector<Family> families() {
   const Case fp32 = small(DType::kFp32), fp16 = small(DType::kFp16);
-  // What sends fp32 blocks down the guarded paths: rows of very different scales, few channels.
+  // What sends fp32 blocks down their other paths: rows of very different scales, few channels.
   Case guarded = fp32, narrow = fp32;
   guarded.fill = cases::Fill::kMixedScales;
   narrow.head_dim = narrow.head_dim_v = 4;
@@ -94,9 +95,10 @@ std::vector<Family> families() {
   add("fp32_merge", "sm80", forward, "flash_fwd_fp32_merge", few_queries(DType::kFp32),
       {Mutation::kStaleSums});
   add("fp32_backward", "sm80", backward, "", fp32, kBackwardFaults);
-  add("fp32_backward_plain", "sm80", backward, "flash_bwd_fp32_plain", narrow,
-      {Mutation::kWrongScale, Mutation::kShiftedMask, Mutation::kDroppedTile,
-       Mutation::kUnscaledGradQ});
+  const std::vector<Mutation> walk = {Mutation::kWrongScale, Mutation::kShiftedMask,
+                                      Mutation::kDroppedTile, Mutation::kUnscaledGradQ};
+  add("fp32_backward_guarded", "sm80", backward, "flash_bwd_fp32_guarded", guarded, walk);
+  add("fp32_backward_plain", "sm80", backward, "flash_bwd_fp32_plain", narrow, walk);
   for (const char* rung :
        {"fa1", "fa1-vector", "fa1-shuffle", "fa2", "fa2-vector", "fa2-shuffle"}) {
     add(rung, rung, forward, "", fp32, kForwardFaults);
@@ -175,15 +177,27 @@ class Compiler {
  public:
   std::string code(const cuda::KernelSpec& spec) {
     auto [place, fresh] = known_.try_emplace(spec.entry + "\n" + spec.config);
-    if (fresh) {
-      const auto image = cuda::compile_image(spec, "compute_80");
-      EXPECT_TRUE(image.ok()) << spec.entry << ": " << image.status().message();
-      if (image.ok()) place->second = code_of(image->kernel.image);
-    }
+    if (fresh) place->second = compiled(spec);
     return place->second;
+  }
+  // Whether two kernels can come out as the same code. NVRTC does not always write the same for the
+  // same text (a vector load more or less; NVRTC 13.0, fa1-vector: one time in four).
+  bool can_agree(const cuda::KernelSpec& one, const cuda::KernelSpec& other) {
+    std::set<std::string> seen{code(one)};
+    for (int attempt = 0; attempt < 10; ++attempt) {
+      if (seen.contains(compiled(other))) return true;
+      seen.insert(compiled(one));
+    }
+    return false;
   }
 
  private:
+  static std::string compiled(const cuda::KernelSpec& spec) {
+    const auto image = cuda::compile_image(spec, "compute_80");
+    EXPECT_TRUE(image.ok()) << spec.entry << ": " << image.status().message();
+    return image.ok() ? code_of(image->kernel.image) : "";
+  }
+
   std::map<std::string, std::string> known_;
 };
 
@@ -204,7 +218,7 @@ TEST_P(EveryFamily, MutantsCompileToOtherCode) {
   const auto sound = kernels_of(context, mutant_of(family, Mutation::kNone), plain);
   const auto unknown = kernels_of(context, mutant_of(family, static_cast<Mutation>(99)), plain);
   for (std::size_t i = 0; i < sound.size(); ++i) {
-    EXPECT_TRUE(compiler.code(sound[i]) == compiler.code(unknown[i])) << sound[i].entry;
+    EXPECT_TRUE(compiler.can_agree(sound[i], unknown[i])) << sound[i].entry;
   }
   for (const Mutation fault : family.faults) {
     const Case problem = problem_for(family, fault);

@@ -127,6 +127,19 @@ TEST_F(CublasPlans, HoldTheScoresOfOneBatchElement) {
   EXPECT_EQ((*backward)->steps.size(), 6u);
 }
 
+TEST_F(CublasPlans, ClearRowsThatCanBeEmpty) {
+  Problem causal = problem(Pass::kForward, DType::kBf16, 8);
+  causal.options.causal = Causal::kTopLeft;
+  EXPECT_EQ((*plan(causal))->steps.size(), 3u);  // every row sees its own key
+  causal.options.causal = Causal::kBottomRight;
+  causal.k.shape[1] = causal.v.shape[1] = 100;  // the first 28 rows see none
+  ASSERT_EQ((*plan(causal))->steps.size(), 4u);
+  EXPECT_EQ((*plan(causal))->steps.back().name, "flash_fwd_cublas_empty_rows");
+  Problem masked = problem(Pass::kForward, DType::kBf16, 8);
+  masked.mask = contiguous_spec(DType::kBool, {1, 1, 128, 128}, kGpu);
+  EXPECT_EQ((*plan(masked))->steps.size(), 4u);
+}
+
 TEST_F(CublasPlans, RefuseWhatAMatrixProductCannotRead) {
   Problem broadcast = problem(Pass::kForward, DType::kBf16, 8);
   broadcast.k.strides[1] = 0;

@@ -27,10 +27,6 @@ USAGE = 2
 # Production kernels that spill, and the most bytes stored and loaded that are let pass: debts that
 # may not grow.
 SPILLS_ALLOWED = {
-    "flash_bwd_fp32": 132,  # d 64 and wider: all 255 registers are in use
-    "flash_fwd_fp32": 48,  # d 128 on sm_120 alone
-    "flash_bwd_sm80": 8,  # the 99 KiB tiles of sm_86 and sm_89
-    "flash_bwd_fp32_guarded": 8,  # sm_100; the slow path
 }
 ERROR_LINES = 8
 

@@ -255,11 +255,12 @@ void check_backward(Checker& check, Problem& p, const Shape& lse_shape) {
 }
 
 void normalise_alignment(Problem& p) {
-  // A CPU reads any address an element may have: a coarser class would only make plans differ.
+  // A CPU reads any address an element may have: a coarser class would only make plans differ. On
+  // a GPU a layout may promise less than its base: rows of odd length are aligned to an element.
   auto fix = [](TensorSpec& spec) {
-    if (spec.device.kind == DeviceKind::kCpu) {
-      spec.alignment_bytes = static_cast<int>(size_of(spec.dtype));
-    }
+    spec.alignment_bytes = spec.device.kind == DeviceKind::kCpu
+                               ? static_cast<int>(size_of(spec.dtype))
+                               : std::min(spec.alignment_bytes, alignment_of(nullptr, spec));
   };
   for (TensorSpec* spec : {&p.q, &p.k, &p.v, &p.o}) fix(*spec);
   for (auto* spec : {&p.lse, &p.mask, &p.d_o, &p.d_lse, &p.dq, &p.dk, &p.dv}) {

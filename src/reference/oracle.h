@@ -16,8 +16,8 @@ struct ForwardRows {
   std::vector<Row> rows;
   std::vector<double> o;    ///< [rows, head_dim_v]
   std::vector<double> lse;  ///< [rows]
-  /// [rows] |scale| |q| max |k| over visible, finite keys: how large the products are that cancel in
-  /// a score.
+  /// [rows] |scale| |q| max |k| over visible, finite keys: how large the products are that cancel
+  /// in a score.
   std::vector<double> magnitude;
   /// Rows in which a masked key meets a V that is not finite: the API lets o be anything there.
   std::vector<std::uint8_t> dont_care;

@@ -15,6 +15,15 @@ struct ComposedSoftmax {
   MaskView mask;
   Shape shape;
   int batch;
+  unsigned char* empty;  ///< [H, Sq], 1 for a row without a visible key; null if not wanted
+};
+
+/// Rows of o that `empty` marks become zeros.
+struct ComposedEmptyRows {
+  const unsigned char* empty;
+  Rows o;
+  Shape shape;
+  int batch;
 };
 
 /// In: scores and d_probabilities (fp32). Out: probabilities and d_scores of q's type, each the

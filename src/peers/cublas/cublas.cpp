@@ -61,8 +61,10 @@ class CublasPlan final : public internal::PlanState {
   Status prepare(internal::ContextState& context) const override;
 
   cuda::KernelSpec kernel;
+  cuda::KernelSpec empty_rows;  ///< no source where no row can be empty
   // Regions of the workspace; for fp32 the probabilities lie where the scores lay.
-  std::size_t scores = 0, probabilities = 0, d_probabilities = 0, d_scores = 0, library = 0;
+  std::size_t scores = 0, probabilities = 0, d_probabilities = 0, d_scores = 0, library = 0,
+              empty = 0;
 
  private:
   friend class Call;
@@ -96,6 +98,10 @@ class Call {
     auto kernel = gpu_.kernel(plan_.kernel);
     if (!kernel.ok()) return kernel.status();
     kernel_ = *kernel;
+    if (plan_.empty_rows.source.empty()) return {};
+    auto empty_rows = gpu_.kernel(plan_.empty_rows);
+    if (!empty_rows.ok()) return empty_rows.status();
+    empty_rows_ = *empty_rows;
     return {};
   }
 
@@ -107,12 +113,14 @@ class Call {
 
   template <class Arguments>
   Status launch(Arguments& arguments) const {
-    cuda::LaunchShape shape;
-    shape.grid_x = static_cast<unsigned>(plan_.geometry.seqlen_q);
-    shape.grid_y = static_cast<unsigned>(plan_.geometry.heads_q);
-    shape.threads = kThreads;
-    void* pointers[] = {&arguments};
-    return gpu_.launch(*kernel_, shape, stream_, pointers);
+    return launch(*kernel_, arguments);
+  }
+  Status launch_empty_rows(device::ComposedEmptyRows& arguments) const {
+    return launch(*empty_rows_, arguments);
+  }
+  /// A mark per row of one batch element; null where no row can be empty.
+  unsigned char* empty_marks() const {
+    return empty_rows_ == nullptr ? nullptr : reinterpret_cast<unsigned char*>(base_) + plan_.empty;
   }
 
   /// The scores of the group's member `g` in a region, for all key heads.
@@ -126,6 +134,17 @@ class Call {
   const Matrix& weight() const { return weight_; }
 
  private:
+  // A block per row.
+  template <class Arguments>
+  Status launch(const cuda::Kernel& kernel, Arguments& arguments) const {
+    cuda::LaunchShape shape;
+    shape.grid_x = static_cast<unsigned>(plan_.geometry.seqlen_q);
+    shape.grid_y = static_cast<unsigned>(plan_.geometry.heads_q);
+    shape.threads = kThreads;
+    void* pointers[] = {&arguments};
+    return gpu_.launch(kernel, shape, stream_, pointers);
+  }
+
   const CublasPlan& plan_;
   cuda::GpuDevice& gpu_;
   cuda::ContextGuard current_;
@@ -134,6 +153,7 @@ class Call {
   Matrix score_, weight_;  ///< fp32 scores; probabilities in the inputs' type
   const CublasLt* library_ = nullptr;
   const cuda::Kernel* kernel_ = nullptr;
+  const cuda::Kernel* empty_rows_ = nullptr;
 };
 
 Status CublasPlan::prepare(internal::ContextState& context) const {
@@ -173,11 +193,16 @@ Status CublasPlan::forward(internal::ContextState& context, Stream stream, const
                                     arguments.lse,
                                     arguments.mask,
                                     arguments.shape,
-                                    static_cast<int>(b)};
+                                    static_cast<int>(b),
+                                    call.empty_marks()};
     if (status = call.launch(softmax); !status.ok()) return status;
     for (std::int64_t m = 0; m < group && status.ok(); ++m) {
       status = call.multiply(pv, call.region(probabilities, g.dtype, m), v.at(t.v.data, b, 0),
                              o.at(t.o.data, b, m));
+    }
+    if (status.ok() && softmax.empty != nullptr) {
+      device::ComposedEmptyRows rows{softmax.empty, arguments.o, arguments.shape, softmax.batch};
+      status = call.launch_empty_rows(rows);
     }
     if (!status.ok()) return status;
   }
@@ -317,6 +342,12 @@ void add_step(CublasPlan& plan, PlanStep::Kind kind, std::string name, std::stri
   plan.steps.push_back(std::move(step));
 }
 
+// By the mask or the bounds. (A row whose visible scores are all -inf is empty too: inputs hold
+// infinities, and a V that is not finite beside them is not worth a launch.)
+bool rows_may_be_empty(const Problem& p, const Geometry& g) {
+  return p.mask.has_value() || cuda::shape_of(g).right < 0;
+}
+
 std::string times(const Geometry& g) {
   return fmt::format("{} products of {} heads", g.batch * g.group(), g.heads_k);
 }
@@ -328,6 +359,9 @@ void add_steps(CublasPlan& plan) {
   if (plan.problem.pass == Pass::kForward) {
     add_step(plan, kKernel, "flash_fwd_cublas_softmax", fmt::format("{} launches", g.batch));
     add_step(plan, kGemm, "O = P V", times(g));
+    if (!plan.empty_rows.source.empty()) {
+      add_step(plan, kKernel, "flash_fwd_cublas_empty_rows", fmt::format("{} launches", g.batch));
+    }
     return;
   }
   add_step(plan, kGemm, "dP = dO V^T", times(g));
@@ -370,6 +404,11 @@ Result<std::shared_ptr<internal::PlanState>> make_plan(const internal::ContextSt
                                              {}}
                           : cuda::KernelSpec{
                                 "peers/softmax.cu", "flash_fwd_cublas_softmax", config.text(), {}};
+  if (!backward && rows_may_be_empty(problem, g)) {
+    plan->empty =
+        plan->add_region("marks of empty rows", static_cast<std::size_t>(g.heads_q * g.seqlen_q));
+    plan->empty_rows = {"peers/empty_rows.cu", "flash_fwd_cublas_empty_rows", config.text(), {}};
+  }
   add_steps(*plan);
   plan->reasons.push_back("asked for: a score matrix in memory and NVIDIA's matrix products");
   return std::shared_ptr<internal::PlanState>(std::move(plan));

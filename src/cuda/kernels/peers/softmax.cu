@@ -37,6 +37,9 @@ extern "C" __global__ void __launch_bounds__(flashlab::device::kScoreThreads)
     const float p = empty ? 0.0f : expf(row.at(j) - largest) * inverse;
     store_element<Config::kElement>(args.probabilities, offset + j, p);
   }
+  if (threadIdx.x == 0 && args.empty != nullptr) {
+    args.empty[static_cast<Int64>(h) * shape.seqlen_q + i] = empty;
+  }
   if (threadIdx.x == 0 && args.lse.data != nullptr) {
     const Int64 at =
         args.batch * args.lse.batch_stride + h * args.lse.head_stride + i * args.lse.row_stride;

@@ -134,7 +134,7 @@ __device__ __forceinline__ float grad_k_factor(const Shape& s, const QueryTile& 
 __device__ __forceinline__ float grad_q_factor(const Shape& s, const QueryTile& q,
                                                const KeyFacts& k) {
   return power_of_two(-grad_s_exponent(q, k)) * k.unscale_k *
-         mutation::grad_q_scale<Config>(s.scale) * grad_q_scale(q);
+         mutation::grad_q_scale<Config>(s.scale) * q.grad_q_scale;
 }
 
 /// Whether some score of the step is hidden from this block.
@@ -284,7 +284,6 @@ __device__ __forceinline__ void load_keys(const BackwardArguments& args, const K
     const SplitTile v =
         split_tensor(args.regions[Config::kSplitRegionV], all_k, Config::kHeadDimV, Config::kTerms)
             .tiles[at];
-    if (threadIdx.x == 0) shared.facts[half] = {k.unscale, v.unscale, v.largest, 0};
     unsigned short *sK = shared.sK[0][half * kHalfKeys], *sV = shared.sV[0][half * kHalfKeys];
     if constexpr (Config::kWideTerms) {
       split_rows<Config::kHeadDim, Config::kAlignK, kHalfKeys, kKeys>(
@@ -298,6 +297,8 @@ __device__ __forceinline__ void load_keys(const BackwardArguments& args, const K
       start_rows<kDimV, kHalfKeys, kKeys>(
           sV, tile_terms<Config::kHeadDimV>(args, Config::kSplitRegionV, at) + row * kDimV, bytes);
     }
+    // Last: the copies do not wait for it.
+    if (threadIdx.x == 0) shared.facts[half] = {k.unscale, v.unscale, v.largest, 0};
   }
 }
 
@@ -306,13 +307,15 @@ __device__ __forceinline__ void key_gradients(const BackwardArguments& args,
                                               int part) {
   constexpr Path kPath = Config::kWideTerms ? kWideTerms : kFp16Terms;
   const Shape& s = args.shape;
+  const unsigned heads = static_cast<unsigned>(s.batch) * static_cast<unsigned>(s.heads_k);
+  if (path_of(args, static_cast<int>(block / heads), static_cast<int>(block % heads)) != kPath)
+    return;
   if (threadIdx.x == 0) {
     shared.work = key_block(s, block);
     shared.all_rows = all_query_tiles(s) * kSplitRows;
   }
   __syncthreads();
   const KeyBlock& w = shared.work;
-  if (path_of(args, w.index, w.bh) != kPath) return;
   const int column = part * kColumns, column_v = part * kColumnsV;
   const int my_half = kHalves == 1 ? 0 : warp_key(static_cast<int>(threadIdx.x)) / kHalfKeys;
   load_keys(args, w, shared);

@@ -46,7 +46,8 @@ struct QueryTile {
   float norm;                       ///< largest Euclidean norm of a row of dO
   float delta;                      ///< largest |delta|
   unsigned guarded;                 ///< as SplitTile's, of q, dO and the rows' numbers
-  unsigned unused[3];
+  float grad_q_scale;               ///< dq's sums are kept this many times larger
+  unsigned unused[2];
 };
 
 __device__ inline Int64 query_tiles(const Shape& s) {
@@ -130,9 +131,10 @@ __device__ inline float power_of_two(int exponent) {
   return __uint_as_float(static_cast<unsigned>(127 + exponent) << 23);
 }
 
-/// dq's sums are kept this many times larger: additions to global memory flush subnormal numbers.
-__device__ inline float grad_q_scale(const QueryTile& tile) {
-  return fmaxf(tile.norm, tile.delta) < 0x1p-60f ? 0x1p+64f : 1.0f;
+/// Why dq's sums are kept larger where dO or K is small: additions to global memory flush subnormal
+/// numbers.
+__device__ inline float grad_q_scale(float norm, float delta, float largest_k) {
+  return fmaxf(norm, delta) * fminf(largest_k, 1.0f) < 0x1p-60f ? 0x1p+64f : 1.0f;
 }
 
 /// |dS| <= bound for a tile of queries against 64 keys: P <= 1 and |dP| <= |dO| |V|.

@@ -162,7 +162,7 @@ __device__ inline void plain_step(const BackwardArguments& args, const KeyBlock&
   const Int64 bh = Int64(w.batch) * s.heads_q + head, row0 = bh * query_tiles(s) * kSplitRows;
   const Int64 end = min(Int64(s.seqlen_q), (Int64(step) + 1) * kRows);
   const float raise =
-      grad_q_scale(row_tiles(args)[bh * query_tiles(s) + Int64(step) * kRows / kSplitRows]);
+      row_tiles(args)[bh * query_tiles(s) + Int64(step) * kRows / kSplitRows].grad_q_scale;
   const float* gQ = row_of(args.q, w.batch, head, 0);
   const float* gGradO = row_of(args.d_o, w.batch, head, 0);
   for (Int64 first_row = Int64(step) * kRows; first_row < end; first_row += kTile) {
@@ -234,7 +234,7 @@ __device__ inline void plain_block(const BackwardArguments& args, PlainStorage& 
 
 }  // namespace flashlab::device
 
-extern "C" __global__ void __launch_bounds__(flashlab::device::kPlainThreads)
+extern "C" __global__ void __launch_bounds__(flashlab::device::kPlainThreads, 1)
     flash_bwd_fp32_plain(const __grid_constant__ flashlab::device::BackwardArguments args) {
   using namespace flashlab::device;
   extern __shared__ __align__(128) unsigned char memory[];

@@ -26,8 +26,8 @@ __host__ __device__ constexpr int columns_of(int dim) {
 }
 inline constexpr int kColumns = columns_of(kDim), kColumnsV = columns_of(kDimV);
 // Steps along d of S and dP that are unrolled. Four are 5 to 8 % faster than two (H200, d 64 and
-// 128), but the compiler then starts loads early, and registers suffice for that only in kernels
-// that need them for nothing else.
+// 128, 2026-11-21), but the compiler then starts loads early, and registers suffice for that only
+// in kernels that need them for nothing else.
 inline constexpr bool kPlainCall = Config::kMask == MaskTensor::kNone && !Config::kAccumulate &&
                                    Config::kAlignGradK >= 8 && Config::kAlignGradV >= 8 &&
                                    Config::kParts == 1 && !Config::kWideTerms &&
@@ -35,6 +35,7 @@ inline constexpr bool kPlainCall = Config::kMask == MaskTensor::kNone && !Config
 inline constexpr int kUnrollScores = kPlainCall ? 4 : 2;
 inline constexpr int kUnrollGradP =
     kPlainCall && (kColumns + kColumnsV <= 128 || !Config::kDeterministic) ? 4 : 2;
+inline constexpr int kUnrollGradQ = Config::kWideTerms && Config::kParts > 1 ? 1 : 2;  // of keys
 static_assert(kRows == 16 || kRows == 32 || kRows == 64);
 static_assert(kWarpRows % 16 == 0);
 
@@ -299,7 +300,7 @@ __device__ __forceinline__ void add_to_grad_q(const BackwardFp32Storage& shared,
       float acc[kGroup / 2][2][4] = {};
 #pragma unroll
       for (int pass = 0; pass < kTerms; ++pass) {
-#pragma unroll 2
+#pragma unroll(kUnrollGradQ)
         for (int k = 0; k < kHalfKeys / 16; ++k) {
           const int key = half * kHalfKeys + 16 * k;
           unsigned rA[kTerms][4];

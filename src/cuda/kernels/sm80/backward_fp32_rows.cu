@@ -24,7 +24,7 @@ __device__ inline double row_sum(double x) {
 }
 
 struct RowsShared {
-  unsigned norm, delta, guarded;
+  unsigned norm, delta, guarded, largest_k;
 };
 
 __device__ void prepare_rows(const BackwardArguments& args, Int64 tile) {
@@ -33,7 +33,7 @@ __device__ void prepare_rows(const BackwardArguments& args, Int64 tile) {
   const int thread = static_cast<int>(threadIdx.x), lane = thread % kRowLanes;
   const Int64 tiles = query_tiles(s), bh = tile / tiles, first = (tile - bh * tiles) * kSplitRows;
   const int batch = static_cast<int>(bh / s.heads_q), head = static_cast<int>(bh % s.heads_q);
-  if (thread == 0) shared = {0, 0, 0};
+  if (thread == 0) shared = {0, 0, 0, 0};
   __syncthreads();
 
   for (int r = thread / kRowLanes; r < kSplitRows; r += kRowThreads / kRowLanes) {
@@ -77,6 +77,16 @@ __device__ void prepare_rows(const BackwardArguments& args, Int64 tile) {
     atomicMax(&shared.delta, __float_as_uint(fabsf(delta)));
     if (guarded) shared.guarded = kGuardHuge;
   }
+  const Int64 tiles_k = split_tile_count(s.seqlen_k);
+  const SplitTile* k_tiles =
+      split_tensor(args.regions[Config::kSplitRegionK], Int64(s.batch) * s.heads_k * tiles_k,
+                   Config::kHeadDim, Config::kTerms)
+          .tiles +
+      (Int64(batch) * s.heads_k + head / s.group) * tiles_k;
+  unsigned largest_k = 0;
+  for (Int64 i = thread; i < tiles_k; i += kRowThreads)
+    largest_k = max(largest_k, __float_as_uint(k_tiles[i].largest));
+  atomicMax(&shared.largest_k, largest_k);
   float* sums = grad_q_sums(args) + tile * kSplitRows * kDim;
   for (int i = thread; i < kSplitRows * kDim / 4; i += kRowThreads)
     reinterpret_cast<float4*>(sums)[i] = make_float4(0, 0, 0, 0);
@@ -90,9 +100,9 @@ __device__ void prepare_rows(const BackwardArguments& args, Int64 tile) {
                                           Config::kHeadDimV, Config::kTerms)
                                  .tiles[tile];
     const unsigned guarded = shared.guarded | q.guarded | grad_o.guarded;
-    row_tiles(args)[tile] = {
-        q.unscale, grad_o.unscale, __uint_as_float(shared.norm), __uint_as_float(shared.delta),
-        guarded,   {0, 0, 0}};
+    const float norm = __uint_as_float(shared.norm), delta = __uint_as_float(shared.delta);
+    const float scale = grad_q_scale(norm, delta, __uint_as_float(shared.largest_k));
+    row_tiles(args)[tile] = {q.unscale, grad_o.unscale, norm, delta, guarded, scale, {0, 0}};
   }
 }
 
@@ -139,7 +149,7 @@ __device__ void store_result(const BackwardArguments& args, Int64 tile) {
   const Int64 tiles = query_tiles(s), bh = tile / tiles, first = (tile - bh * tiles) * kSplitRows;
   const int batch = static_cast<int>(bh / s.heads_q), head = static_cast<int>(bh % s.heads_q);
   const float* sums = grad_q_sums(args) + tile * kSplitRows * kDim;
-  const float lower = 1.0f / grad_q_scale(row_tiles(args)[tile]);
+  const float lower = 1.0f / row_tiles(args)[tile].grad_q_scale;
   for (int i = static_cast<int>(threadIdx.x) * 2; i < kSplitRows * kDim; i += 2 * kRowThreads) {
     const Int64 row = first + i / kDim;
     if (row >= s.seqlen_q) break;

@@ -71,6 +71,25 @@ struct WarpKeys {
   }
 };
 
+/// The first tiles under way, and Q in the warps' registers.
+template <class Config>
+__device__ inline void start(const ForwardArguments& args, const ForwardTask<Config>& task,
+                             ForwardStorage<Config>& shared, KeyValueLoader<Config>& loader,
+                             ForwardWarp<Config>& warp, int warp_index, uint4* kept_q) {
+  using Tiles = ForwardTiles<Config>;
+  load_tile<typename Tiles::LayoutQ, Config::kHeadDim, 2, Config::kAlignQ, Tiles::kThreads>(
+      shared.v + Tiles::kOffsetQ, QueryRows<Config>{args.q, task}, threadIdx.x);
+#pragma unroll
+  for (unsigned tile = 0; tile < Tiles::kAhead; ++tile) loader.rest(tile, 0);
+  ptx::copy_async_wait_all();
+  __syncthreads();
+  warp.load_queries(ptx::shared_address(shared.v) + Tiles::kOffsetQ +
+                        Tiles::LayoutQ::offset(warp_index * Config::kWarpRows, 0) +
+                        lane_offset_rows_first<typename Tiles::LayoutQ>(threadIdx.x % 32),
+                    kept_q);
+  __syncthreads();  // the memory of Q becomes V's
+}
+
 template <class Config>
 __device__ void forward(const ForwardArguments& args) {
   using Tiles = ForwardTiles<Config>;
@@ -78,7 +97,6 @@ __device__ void forward(const ForwardArguments& args) {
   extern __shared__ __align__(128) unsigned char memory[];
   auto& shared = *reinterpret_cast<ForwardStorage<Config>*>(memory);
   static_assert(sizeof(ForwardStorage<Config>) == Config::kSharedBytes);
-  static_assert(Config::kWarps * Tiles::LayoutO::kBytes <= Config::kSharedBytes);
 
   const ForwardTask<Config> task(args.shape, args.parts);
   const int lane = threadIdx.x % 32, warp_index = __shfl_sync(ptx::kFullMask, threadIdx.x / 32, 0);
@@ -92,19 +110,7 @@ __device__ void forward(const ForwardArguments& args) {
   shared.init_barriers();
   __syncthreads();
   uint4* kept_q = shared.q + warp_index * (Tiles::kSharedSteps * Tiles::kBlocks * 32) + lane;
-  if (task.tiles > 0) {
-    load_tile<typename Tiles::LayoutQ, Config::kHeadDim, 2, Config::kAlignQ, Tiles::kThreads>(
-        shared.v + Tiles::kOffsetQ, QueryRows<Config>{args.q, task}, threadIdx.x);
-#pragma unroll
-    for (unsigned tile = 0; tile < kAhead; ++tile) loader.rest(tile, 0);
-    ptx::copy_async_wait_all();
-    __syncthreads();
-    warp.load_queries(ptx::shared_address(shared.v) + Tiles::kOffsetQ +
-                          Tiles::LayoutQ::offset(warp_index * Config::kWarpRows, 0) +
-                          lane_offset_rows_first<typename Tiles::LayoutQ>(lane),
-                      kept_q);
-    __syncthreads();  // the memory of Q becomes V's
-  }
+  if (task.tiles > 0) start(args, task, shared, loader, warp, warp_index, kept_q);
 
   const WarpKeys<Config> keys(args.shape, task, first_row);
   const unsigned shared_k =

@@ -84,8 +84,8 @@ template <int kRows, int kWidth, Part kPart>
 __device__ __forceinline__ void load_terms(Terms<kRows>& terms, const float* rows, Int64 row_stride,
                                            int valid_rows, int valid_columns, unsigned* flags) {
   constexpr int kPairs = kWidth / 2;
-  // tf32's rounding needs registers: with more, sm_120 spills.
-#pragma unroll(Config::kTerms == 1 && kDim > 32 ? 2 : 4)
+  // With more at a time sm_100 and sm_120 spill.
+#pragma unroll(kDim > 32 ? 2 : 4)
   for (int at = static_cast<int>(threadIdx.x); at < kRows * kPairs; at += kThreads) {
     const int row = at / kPairs, c = at % kPairs * 2;
     const float* g = rows + row * row_stride;

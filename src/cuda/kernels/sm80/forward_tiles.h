@@ -38,7 +38,10 @@ struct ForwardTiles {
   static constexpr int kAhead = larger(Config::kStages - 2, 1);
   /// Q passes through shared memory before V's later stages are filled for the first time.
   static constexpr int kOffsetQ = kAhead * LayoutV::kBytes;
-  static constexpr int kBytesV = larger(kStagesV * LayoutV::kBytes, kOffsetQ + LayoutQ::kBytes);
+  /// At the end every warp's O passes through.
+  static constexpr int kBytesO = Config::kWarps * LayoutO::kBytes;
+  static constexpr int kBytesV =
+      larger(kBytesO, larger(kStagesV* LayoutV::kBytes, kOffsetQ + LayoutQ::kBytes));
   static_assert(Config::kStages >= 2 && Config::kTileK % Config::kPieceK == 0);
   static_assert(Config::kPieceK % 16 == 0 && Config::kWarpRows % 16 == 0);
 };

@@ -18,6 +18,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -29,18 +30,23 @@ REACH = ("fp32-bool-mask-form-0,bf16-064,fp16-head-dim-2,fp32-060,bf16-003,"
          "fp32-decode-bottom-right,fp16-044,bf16-080,fp32-055,bf16-095,fp32-115,fp16-020,"
          "bf16-padded-gqa-accumulate,bf16-082,fp32-fill-2,fp32-fill-4-causal,"
          "fp32-deterministic-uneven")
-SMALL = ("bare-causal,padded-gqa-accumulate,decode-bottom-right,deterministic-one-query,"
-         "head-dim-33,head-dim-192,fp32-head-dim-7,fp32-093")
+# For racecheck: of production kernels every pipeline, of the ladder's one shape of several tiles.
+SMALL = {"sm80": "bare-causal,bf16-padded-gqa-accumulate,bf16-decode-bottom-right,"
+                 "fp32-decode-bottom-right,head-dim-192,fp32-head-dim-7"}
+SMALL_LADDER = "bf16-bare-causal,fp16-head-dim-33"
 # `check` fills the workspace before a call, which would hide what was never written: initcheck
-# watches `compare`.
+# watches `bench`.
+SHAPE = "--heads 2 --kv-heads 1 --seqlen 200 --head-dim 40,64 --causal"
 PROBLEMS = (
-    "--heads 2 --kv-heads 1 --seqlen 200 --head-dim 40,64 --dtype fp32,bf16 --pass both",
-    "--heads 2 --seqlen 3 --seqlen-k 1500 --head-dim 64 --causal=bottom-right --dtype fp32,bf16",
+    ("sm80,naive,fa2,fa2-deterministic", f"{SHAPE} --dtype fp32,bf16 --pass both"),
+    ("sm80", "--heads 2 --seqlen 3 --seqlen-k 1500 --causal=bottom-right --dtype fp32,bf16"),
+    ("fa2-mma", f"{SHAPE} --dtype bf16 --pass both"),
+    ("fa1,fa1-vector,fa1-shuffle,fa2-vector,fa2-shuffle", f"{SHAPE} --dtype fp32,bf16"),
+    ("fa1-mma", f"{SHAPE} --dtype bf16"),
 )
 SUMMARY = re.compile(r"(?:ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: (\d+) hazard)")
 SKIPPED = 77
-TIME_LIMIT = 500  # seconds of one run
-JOBS = 6
+JOBS = 3
 
 
 def sanitizer():
@@ -49,40 +55,47 @@ def sanitizer():
         "compute-sanitizer", path="/usr/local/cuda/bin")
 
 
-def run(command):
+def run(command, limit):
     """(exit code, output, seconds) of a command; 124 when it took too long."""
     start = time.monotonic()
-    try:
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                              errors="replace", timeout=TIME_LIMIT, check=False)
-        code, text = done.returncode, done.stdout
-    except subprocess.TimeoutExpired as late:
-        code, text = 124, (late.stdout or b"").decode(errors="replace")
+    # A group of its own: the tool starts the program, and both must go.
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                          errors="replace", start_new_session=True) as process:
+        try:
+            text, _ = process.communicate(timeout=limit)
+            code = process.returncode
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            text, _ = process.communicate()
+            code = 124
     return code, text, time.monotonic() - start
 
 
 def commands(tool, program, names, folder):
     """What a tool watches: lists of arguments, and where each leaves its results, if anywhere."""
     if tool == "initcheck":
-        for problem in PROBLEMS:
-            yield ([program, "compare", "--device", "cuda", "--batch", "1", "--warmup", "1",
-                    "--repeats", "1", "--implementation", names, *problem.split(),
-                    "--output", os.path.join(folder, str(len(problem)))], None)
+        for group, problem in PROBLEMS:
+            chosen = ",".join(name for name in group.split(",") if name in names.split(","))
+            if chosen:
+                yield ([program, "bench", "--device", "cuda", "--batch", "1", "--warmup", "1",
+                        "--repeats", "1", "--implementation", chosen, *problem.split()], None)
         return
-    cases, groups = (SMALL, names.split(",")) if tool == "racecheck" else (REACH, [names])
-    for group in groups:
-        path = os.path.join(folder, f"{len(group)}-{group[:20]}.json")
+    for group in names.split(",") if tool == "racecheck" else [names]:
+        cases = SMALL.get(group, SMALL_LADDER) if tool == "racecheck" else REACH
+        path = os.path.join(folder, f"{tool}-{group[:20]}.json")
         yield ([program, "check", "--device", "cuda", "--case", cases, "--dtype", "fp32,fp16,bf16",
                 "--implementation", group, "--json", path], path)
 
 
-def watch(path, tool, arguments, results):
+def watch(path, tool, arguments, results, limit):
     """One run under the tool, as it goes into the file."""
+    if results and os.path.exists(results):
+        os.remove(results)  # of the run without the tool
     code, text, seconds = run([path, "--tool", tool, "--error-exitcode", "9", "--print-limit", "5",
-                               *arguments])
+                               *arguments], limit)
     found = SUMMARY.findall(text)
     shown = [line for line in text.splitlines() if line.startswith("=========")]
-    out = {"tool": tool, "command": " ".join(arguments[:-2]),
+    out = {"tool": tool, "command": " ".join(arguments[:-2] if results else arguments),
            "seconds": round(seconds, 1), "exit_code": code,
            "found": sum(int(a or b) for a, b in found) if found else None,
            "excerpt": [] if code == 0 else shown[:40] or text.splitlines()[-10:]}
@@ -90,16 +103,26 @@ def watch(path, tool, arguments, results):
         with open(results, encoding="utf-8") as stream:
             document = json.load(stream)
         out |= {key: document[key] for key in ("passed", "failed", "unsupported")}
-        out["environment"] = document["environment"]
     return out
 
 
-def both(path, tool, arguments, results):
+def both(path, tool, arguments, results, limit):
     """A run without the tool, then one with it."""
-    code, text, seconds = run(arguments)
+    code, text, seconds = run(arguments, limit)
     if code != 0:
         print(f"without {tool}, exit code {code}: {' '.join(arguments)}\n{text[-2000:]}")
-    return watch(path, tool, arguments, results) | {"seconds_without": round(seconds, 1)}
+    return watch(path, tool, arguments, results, limit) | {"seconds_without": round(seconds, 1)}
+
+
+def clean(runs):
+    return all(one["exit_code"] == 0 for one in runs)
+
+
+def write(path, environment, runs):
+    with open(path, "w", encoding="utf-8") as stream:
+        json.dump({"schema": "flashlab.sanitize/1", "environment": environment, "runs": runs,
+                   "ok": clean(runs)}, stream, indent=1)
+        stream.write("\n")
 
 
 def main():
@@ -109,6 +132,7 @@ def main():
     parser.add_argument("output")
     parser.add_argument("--implementation", default=OURS)
     parser.add_argument("--append", action="store_true")
+    parser.add_argument("--limit", type=float, default=500, help="seconds of one run")
     asked = parser.parse_args()
     path = sanitizer()
     if path is None:
@@ -116,35 +140,33 @@ def main():
         return SKIPPED
     # Containers often forbid what it needs (debugging the GPU): a small problem says so.
     code, text, _ = run([path, "--tool", "memcheck", asked.program, "bench", "--device", "cuda",
-                         "--batch", "1", "--heads", "1", "--seqlen", "16", "--repeats", "1"])
+                         "--batch", "1", "--heads", "1", "--seqlen", "16", "--repeats", "1"],
+                        asked.limit)
     if code != 0:
         print(f"sanitize: skipped, compute-sanitizer cannot run here:\n{text[-2000:]}")
         return SKIPPED
-    runs, environment = [], None
+    runs = []
     if asked.append and os.path.exists(asked.output):
         with open(asked.output, encoding="utf-8") as stream:
-            document = json.load(stream)
-        runs, environment = document["runs"], document["environment"]
+            runs = json.load(stream)["runs"]
+    environment = json.loads(subprocess.run([asked.program, "info", "--json", "-"], check=True,
+                                            stdout=subprocess.PIPE).stdout)["environment"]
     with tempfile.TemporaryDirectory() as folder:
         for tool in asked.tools.split(","):
             todo = list(commands(tool, asked.program, asked.implementation, folder))
             # Side by side: most of a run is the tool's own work on one thread of the host.
             with concurrent.futures.ThreadPoolExecutor(JOBS) as pool:
-                done = pool.map(lambda run_: both(path, tool, *run_), todo)
-                for one in done:
-                    environment = one.pop("environment", environment)
+                running = [pool.submit(both, path, tool, *each, asked.limit) for each in todo]
+                for one in map(concurrent.futures.Future.result,
+                               concurrent.futures.as_completed(running)):
                     runs.append(one)
+                    write(asked.output, environment, runs)
                     print(f"{tool}: {one['found']} found, exit code {one['exit_code']}, "
                           f"{one['seconds']} s ({one['seconds_without']} s without): "
                           f"{one['command']}", flush=True)
                     for line in one["excerpt"]:
                         print(line, flush=True)
-    clean = all(one["exit_code"] == 0 for one in runs)
-    with open(asked.output, "w", encoding="utf-8") as stream:
-        json.dump({"schema": "flashlab.sanitize/1", "environment": environment, "runs": runs,
-                   "ok": clean}, stream, indent=1)
-        stream.write("\n")
-    return 0 if clean else 1
+    return 0 if clean(runs) else 1
 
 
 if __name__ == "__main__":

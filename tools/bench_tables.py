@@ -183,12 +183,14 @@ def shape_words(document, chinese):
 def ladder_source(documents, chinese):
     """Where the figures come from: GPU, date, commit, command of each file."""
     e = documents[0]["environment"]
+    commit, _, changes = e["commit"].partition("+")
+    commit = commit[:12] + ("+" + changes if changes else "")
     commands = ["`" + d["environment"]["command"].split(" --output")[0] + "`" for d in documents]
     if chinese:
         return (f"D 64,因果掩码,毫秒,中位数,每次清空 L2;{e['gpu']},驱动 {e['driver']},"
-                f"{e['date_utc'][:10]},提交 {e['commit'][:12]}:{'、'.join(commands)}。")
+                f"{e['date_utc'][:10]},提交 {commit}:{'、'.join(commands)}。")
     return (f"D 64, causal; milliseconds, median, L2 flushed; {e['gpu']}, driver {e['driver']}, "
-            f"{e['date_utc'][:10]}, commit {e['commit'][:12]}: {' and '.join(commands)}.")
+            f"{e['date_utc'][:10]}, commit {commit}: {' and '.join(commands)}.")
 
 
 def ladder_table(names, which, chinese):

@@ -58,6 +58,13 @@ class Commands(Folder):
         text = run("bench", "weighted-sum", "--rows", "64", "--dim", "32", "--repeats", "3")
         self.assertIn("GB/s", text.stdout)
         self.refused(["bench", "weighted-sum", "--seqlen", "5"], "does not take --seqlen")
+        self.refused(["bench", "weighted-sum", "--dtype", "fp64"], "--dtype", "bf16")
+        half = run("bench", "weighted-sum", "--rows", "64", "--dim", "32", "--repeats", "3",
+                   "--device", "cpu", "--dtype", "fp32,bf16", "--json", "-")
+        self.assertEqual(half.returncode, 0, half.stderr)
+        self.assertEqual([(r["dtype"], r["status"]) for r in json.loads(half.stdout)["results"]],
+                         [("fp32", "ok")] * 4 + [("bf16", "unsupported")] * 4)
+        self.assertIn("--device cuda", json.loads(half.stdout)["results"][4]["message"])
         huge = run("bench", "weighted-sum", "--rows", "1000000k", "--dim", "1000000")
         self.assertEqual(huge.returncode, 1)
         self.assertIn("oom", huge.stdout)

@@ -5,7 +5,9 @@ if(NOT FLASHLAB_BUILD_CLI OR FLASHLAB_SANITIZE OR BUILD_SHARED_LIBS)
   return()
 endif()
 
-set(python_wanted $ENV{FLASHLAB_PYTHON})
+set(FLASHLAB_PYTHON "$ENV{FLASHLAB_PYTHON}" CACHE FILEPATH
+  "Interpreter with nanobind, NumPy and headers for the package's tests")
+set(python_wanted ${FLASHLAB_PYTHON})
 if(NOT python_wanted)
   # Looked for at each build, because it may come after the first.
   file(GLOB python_wanted CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/build/python-env/bin/python3)

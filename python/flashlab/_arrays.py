@@ -126,10 +126,10 @@ class Torch(Adapter):
     def gate_of(self, kind: type) -> Any:
         """Functions of no argument.
 
-        The first four answer something true when flashlab.torch.attention has to take the call: a dispatch
-        mode, a torch.func transform, jit.trace, autocast. Then torch's deterministic switch, and
-        whether gradients are recorded. None for subclasses, whose operators are their own, and
-        where this PyTorch lacks one of the questions.
+        The first four answer something true when flashlab.torch.attention has to take the call: a
+        dispatch mode, a torch.func transform, jit.trace, autocast. Then torch's deterministic
+        switch, and whether gradients are recorded. None for subclasses, whose operators are their
+        own, and where this PyTorch lacks one of the questions.
         """
         torch = self._torch
         if kind not in (torch.Tensor, torch.nn.Parameter):

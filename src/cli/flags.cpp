@@ -17,6 +17,9 @@ Words dtype_choices() {
 Words check_dtype_choices() {
   return dtype_choices();
 }
+Words weighted_sum_dtype_choices() {
+  return {"fp32", "fp16", "bf16"};
+}
 Words causal_choices() {
   return {"top-left", "bottom-right"};
 }
@@ -114,6 +117,8 @@ std::vector<FlagSpec> flags_of_runs() {
       {"--rows", "", "N[,N]", kList, kWeightedSum, kProblem, "rows of x (default 16k)"},
       {"--dim", "", "N[,N]", kList, kWeightedSum, kProblem,
        "elements of a row, and of the weights (default 1k)"},
+      {"--dtype", "", "TYPE[,TYPE]", kList, kWeightedSum, kProblem,
+       "element types (default fp32; fp16 and bf16 on a GPU)", weighted_sum_dtype_choices},
 
       {"--device", "", "DEVICE", kValue, kShaped | kCheck | kWeightedSum | kInfo, kExecution,
        "cpu or cuda[:N] (default: bench, compare and explain take the GPU where there is one that "

@@ -29,14 +29,15 @@ std::string figure(std::optional<double> value, const char* format) {
 }
 
 std::string header(bool check) {
-  return fmt::format("{}{}{}{}{}{}{}{}", pad_right("pass", 10), pad_right("form", 8),
-                     pad_left("rows", 10), pad_left("dim", 8), pad_left("ms", 12),
-                     pad_left("GFLOP/s", 10), pad_left("GB/s", 9),
+  return fmt::format("{}{}{}{}{}{}{}{}{}", pad_right("pass", 10), pad_right("form", 8),
+                     pad_right("dtype", 6), pad_left("rows", 10), pad_left("dim", 8),
+                     pad_left("ms", 12), pad_left("GFLOP/s", 10), pad_left("GB/s", 9),
                      check ? pad_left("error vs fp64", 15) : "");
 }
 
 std::string line(const WeightedSumResult& result, bool check) {
   std::string out = pad_right(result.pass, 10) + pad_right(result.form, 8) +
+                    pad_right(to_string(result.dtype), 6) +
                     pad_left(std::to_string(result.rows), 10) +
                     pad_left(std::to_string(result.dim), 8);
   if (result.status != lab::RunStatus::kOk) {
@@ -55,6 +56,7 @@ Json number(std::optional<double> value) {
 Json json_of(const WeightedSumResult& r) {
   return {{"pass", r.pass},
           {"form", r.form},
+          {"dtype", to_string(r.dtype)},
           {"rows", r.rows},
           {"dim", r.dim},
           {"status", lab::to_string(r.status)},
@@ -68,6 +70,14 @@ Json json_of(const WeightedSumResult& r) {
           {"gflops", number(r.gflops)},
           {"gb_per_s", number(r.gb_per_s)},
           {"error_vs_fp64", number(r.error_vs_fp64)}};
+}
+
+std::vector<DType> dtypes_of(const Arguments& arguments) {
+  std::vector<DType> out;
+  for (const std::string& name : arguments.list("--dtype")) {
+    out.push_back(name == "bf16" ? DType::kBf16 : name == "fp16" ? DType::kFp16 : DType::kFp32);
+  }
+  return out.empty() ? std::vector<DType>{DType::kFp32} : out;
 }
 
 void write_json(const std::string& path, const Context& context, std::string protocol,
@@ -107,24 +117,30 @@ int run_weighted_sum(const Arguments& arguments) {
   const bool text = !json || *json != "-";
   ProgressLine progress;
   if (text) {
-    print_line(fmt::format("weighted sum · fp32 · {}\n", device_words(context)));
+    print_line(fmt::format("weighted sum · {}\n", device_words(context)));
     print_line(header(options.check));
   }
   std::vector<WeightedSumResult> results;
   bool measured = false;
-  for (const std::int64_t r : rows) {
-    for (const std::int64_t d : dims) {
-      if (interrupted()) break;
+  const auto measure = [&] {
+    if (interrupted()) return;
+    const std::string what =
+        fmt::format("{} {} x {}", to_string(options.dtype), options.rows, options.dim);
+    options.measure.progress = [&](int done, int planned) { progress.show(done, planned, what); };
+    progress.show(0, 1, what);
+    for (WeightedSumResult& result : lab::bench_weighted_sum(context, options)) {
+      measured = measured || result.median_ms.has_value();
+      if (text) print_line(line(result, options.check));
+      results.push_back(std::move(result));
+    }
+  };
+  for (const DType dtype : dtypes_of(arguments)) {
+    options.dtype = dtype;
+    for (const std::int64_t r : rows) {
       options.rows = r;
-      options.dim = d;
-      options.measure.progress = [&](int done, int planned) {
-        progress.show(done, planned, fmt::format("{} x {}", r, d));
-      };
-      progress.show(0, 1, fmt::format("{} x {}", r, d));
-      for (WeightedSumResult& result : lab::bench_weighted_sum(context, options)) {
-        measured = measured || result.median_ms.has_value();
-        if (text) print_line(line(result, options.check));
-        results.push_back(std::move(result));
+      for (const std::int64_t d : dims) {
+        options.dim = d;
+        measure();
       }
     }
   }

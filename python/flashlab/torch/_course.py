@@ -27,7 +27,6 @@ class FlashAttention(torch.autograd.Function):
             if tensor.dim() != 3:
                 raise ValueError(f"{name}: got {tensor.dim()} dimensions, expected 3: [batch, "
                                  "seqlen, dim]; with heads use flashlab.torch.attention")
-        # None is torch.autograd.Function's reading of an argument left out.
         options = (None, "top-left" if is_causal else None, "ieee",
                    torch.are_deterministic_algorithms_enabled())
         eager = not torch.compiler.is_compiling() and _autograd.direct(q, k, v)
@@ -63,15 +62,23 @@ def get_flashattention_autograd_function_triton() -> type[torch.autograd.Functio
 
 
 def flash_attention_pytorch(q: Tensor, k: Tensor, v: Tensor, causal: bool = False) -> Tensor:
-    """FlashAttention.apply under the name of a PyTorch implementation."""
+    """FlashAttention under the name of a PyTorch implementation.
+
+    [batch, seqlen, dim] through FlashAttention.apply, or [batch, heads, seqlen, dim] with the
+    layout of torch's scaled_dot_product_attention; causal is top-left. CPU or GPU.
+    """
+    _checks.tensors(q=q, k=k, v=v)
+    if q.dim() == 4:
+        return _autograd.attend(q, k, v, None, None, "top-left" if causal else None, "ieee", False,
+                                False, heads_first=True)
     return FlashAttention.apply(q, k, v, causal)
 
 
 def flash_attention_triton(q: Tensor, k: Tensor, v: Tensor, causal: bool = False) -> Tensor:
-    """FlashAttention.apply under the name of a Triton implementation: for CUDA tensors."""
+    """As flash_attention_pytorch, under the name of a Triton implementation: for CUDA tensors."""
+    _checks.tensors(q=q, k=k, v=v)
     for name, tensor in (("q", q), ("k", k), ("v", v)):
-        _checks.tensors(**{name: tensor})
         if not tensor.is_cuda:
             raise ValueError(f"{name}: is on {tensor.device}, expected a CUDA device; "
                              "flash_attention_pytorch takes CPU tensors")
-    return FlashAttention.apply(q, k, v, causal)
+    return flash_attention_pytorch(q, k, v, causal)

@@ -47,7 +47,7 @@ def run_forward(q, k, v, mask=None, scale=None, causal=None, precision="ieee",
     try:
         return _core.torch_forward(q, k, v, mask, scale, causal, precision, deterministic,
                                    heads_first)
-    except RuntimeError:
+    except (RuntimeError, ValueError):
         # What has no address fails in the exchange; say better why, and look only then.
         _checks.tensors(q=q, k=k, v=v, mask=q if mask is None else mask)
         raise

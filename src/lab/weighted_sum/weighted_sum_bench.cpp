@@ -29,9 +29,16 @@ WeightedSumTensors tensors_of(WeightedSumMemory& memory, std::int64_t rows, std:
   return out;
 }
 
-void fill(std::vector<float>& values, std::size_t count, std::uint64_t stream) {
+float rounded(float value, DType dtype) {
+  if (dtype == DType::kBf16) return float_from_bf16(bf16_from_float(value));
+  return dtype == DType::kFp16 ? float_from_fp16(fp16_from_float(value)) : value;
+}
+
+void fill(std::vector<float>& values, std::size_t count, std::uint64_t stream, DType dtype) {
   values.resize(count);
-  for (std::size_t i = 0; i < count; ++i) values[i] = static_cast<float>(normal_at(stream, i));
+  for (std::size_t i = 0; i < count; ++i) {
+    values[i] = rounded(static_cast<float>(normal_at(stream, i)), dtype);
+  }
 }
 
 // Bytes of all tensors; empty when they do not fit in 62 bits.
@@ -59,9 +66,9 @@ Status allocate(const WeightedSumOptions& options, WeightedSumMemory& memory) {
   try {
     const auto rows = static_cast<std::size_t>(options.rows);
     const auto dim = static_cast<std::size_t>(options.dim);
-    fill(memory.x, rows * dim, 4 * options.seed);
-    fill(memory.w, dim, 4 * options.seed + 1);
-    fill(memory.dy, rows, 4 * options.seed + 2);
+    fill(memory.x, rows * dim, 4 * options.seed, options.dtype);
+    fill(memory.w, dim, 4 * options.seed + 1, options.dtype);
+    fill(memory.dy, rows, 4 * options.seed + 2, options.dtype);
     memory.y.resize(rows);
     memory.dx.resize(rows * dim);
     memory.dw.resize(dim);
@@ -118,7 +125,8 @@ void set_times(const Samples& samples, WeightedSumResult& result) {
                                 : internal::weighted_sum_forward_cost(result.rows, result.dim);
   if (statistics->median > 0) {
     result.gflops = cost.flops / statistics->median * 1e-6;
-    result.gb_per_s = cost.bytes / statistics->median * 1e-6;
+    const double element = static_cast<double>(size_of(result.dtype)) / sizeof(float);
+    result.gb_per_s = cost.bytes * element / statistics->median * 1e-6;
   }
 }
 
@@ -139,6 +147,7 @@ std::vector<WeightedSumResult> empty_results(const WeightedSumOptions& options,
       result.pass = pass;
       result.rows = options.rows;
       result.dim = options.dim;
+      result.dtype = options.dtype;
       results.push_back(std::move(result));
     }
   }
@@ -151,7 +160,12 @@ std::vector<WeightedSumResult> bench_weighted_sum(const Context& context,
   constexpr WeightedSumForm kForms[] = {WeightedSumForm::kNaive, WeightedSumForm::kVector};
   std::vector<WeightedSumResult> results = empty_results(options, {"naive", "vector"});
   WeightedSumMemory memory;
-  if (Status status = allocate(options, memory); !status.ok()) {
+  Status status =
+      options.dtype == DType::kFp32
+          ? allocate(options, memory)
+          : Status::unsupported({"--dtype of the weighted sum on a CPU", to_string(options.dtype),
+                                 "fp32", "add --device cuda for fp16 and bf16"});
+  if (!status.ok()) {
     for (WeightedSumResult& result : results) set_failure(status, result);
     return results;
   }

@@ -11,14 +11,16 @@
 #include <vector>
 
 #include "flashlab/context.h"
+#include "flashlab/tensor.h"
 #include "lab/measure.h"
 #include "lab/result.h"
 
 namespace flashlab::lab {
 
 struct WeightedSumOptions {
-  std::int64_t rows = 16384;  ///< of x
-  std::int64_t dim = 1024;    ///< elements of a row, and of w
+  std::int64_t rows = 16384;   ///< of x
+  std::int64_t dim = 1024;     ///< elements of a row, and of w
+  DType dtype = DType::kFp32;  ///< of every tensor; on a GPU fp16 and bf16 too
   std::uint64_t seed = 1;
   bool check = false;  ///< the error against fp64 too
   MeasureOptions measure;
@@ -29,6 +31,7 @@ struct WeightedSumResult {
   std::string form;  ///< "naive", "vector"
   std::string pass;  ///< "forward", "backward"
   std::int64_t rows = 0, dim = 0;
+  DType dtype = DType::kFp32;
   RunStatus status = RunStatus::kOk;
   std::string message;
   int samples = 0;
@@ -39,7 +42,8 @@ struct WeightedSumResult {
 };
 
 /// Both forms, forward and backward; the forms of a pass take turns. Inputs are random normal.
-/// Out of memory is a result. Cost: 4 (2 rows dim) bytes of memory.
+/// Out of memory is a result, and so is a type that the device's kernels do not know. Cost: 4 (2
+/// rows dim) bytes of memory.
 std::vector<WeightedSumResult> bench_weighted_sum(const Context& context,
                                                   const WeightedSumOptions& options);
 

@@ -1,5 +1,6 @@
 // The weighted sum on a GPU under the clock.
 
+#include <algorithm>
 #include <utility>
 
 #include "cuda/launch/weighted_sum.h"
@@ -25,6 +26,7 @@ class GpuTensors {
   GpuTensors& operator=(const GpuTensors&) = delete;
 
   Status create(const WeightedSumMemory& host, const WeightedSumOptions& options) {
+    tensors.dtype = options.dtype;
     tensors.rows = options.rows;
     tensors.dim = tensors.x_stride = tensors.dx_stride = options.dim;
     workspace.bytes = cuda::weighted_sum_workspace_bytes(options.rows, options.dim);
@@ -33,17 +35,17 @@ class GpuTensors {
       void** pointer;
     } inputs[] = {{&host.x, &x}, {&host.w, &w}, {&host.dy, &dy}};
     for (const auto& input : inputs) {
-      const std::size_t bytes = input.values->size() * sizeof(float);
-      if (Status status = take(bytes, *input.pointer); !status.ok()) return status;
-      Status status = memory_->upload(*input.pointer, input.values->data(), bytes);
-      if (!status.ok()) return status;
+      if (Status status = take(bytes_of(*input.values), *input.pointer); !status.ok()) {
+        return status;
+      }
+      if (Status status = upload(*input.values, *input.pointer); !status.ok()) return status;
     }
     const struct {
       std::size_t bytes;
       void** pointer;
-    } outputs[] = {{host.y.size() * sizeof(float), &tensors.y},
-                   {host.dx.size() * sizeof(float), &tensors.dx},
-                   {host.dw.size() * sizeof(float), &tensors.dw},
+    } outputs[] = {{bytes_of(host.y), &tensors.y},
+                   {bytes_of(host.dx), &tensors.dx},
+                   {bytes_of(host.dw), &tensors.dw},
                    {workspace.bytes, &workspace.data}};
     for (const auto& output : outputs) {
       if (Status status = take(output.bytes, *output.pointer); !status.ok()) return status;
@@ -60,9 +62,7 @@ class GpuTensors {
       const void* pointer;
     } outputs[] = {{&host.y, tensors.y}, {&host.dx, tensors.dx}, {&host.dw, tensors.dw}};
     for (const auto& output : outputs) {
-      Status status = memory_->download(output.values->data(), output.pointer,
-                                        output.values->size() * sizeof(float));
-      if (!status.ok()) return status;
+      if (Status status = fetch(output.pointer, *output.values); !status.ok()) return status;
     }
     return {};
   }
@@ -71,6 +71,31 @@ class GpuTensors {
   Workspace workspace;
 
  private:
+  std::size_t bytes_of(const std::vector<float>& values) const {
+    return values.size() * size_of(tensors.dtype);
+  }
+
+  // Values of the tensors' type, to and from its bits.
+  Status upload(const std::vector<float>& values, void* to) {
+    if (tensors.dtype == DType::kFp32) return memory_->upload(to, values.data(), bytes_of(values));
+    const bool bf16 = tensors.dtype == DType::kBf16;
+    std::vector<std::uint16_t> bits(values.size());
+    std::transform(values.begin(), values.end(), bits.begin(),
+                   [&](float x) { return bf16 ? bf16_from_float(x) : fp16_from_float(x); });
+    return memory_->upload(to, bits.data(), bytes_of(values));
+  }
+  Status fetch(const void* from, std::vector<float>& values) {
+    if (tensors.dtype == DType::kFp32) {
+      return memory_->download(values.data(), from, bytes_of(values));
+    }
+    const bool bf16 = tensors.dtype == DType::kBf16;
+    std::vector<std::uint16_t> bits(values.size());
+    if (Status s = memory_->download(bits.data(), from, bytes_of(values)); !s.ok()) return s;
+    std::transform(bits.begin(), bits.end(), values.begin(),
+                   [&](std::uint16_t x) { return bf16 ? float_from_bf16(x) : float_from_fp16(x); });
+    return {};
+  }
+
   Status take(std::size_t bytes, void*& out) {
     const Result<void*> block = memory_->allocate(bytes);
     if (!block.ok()) return block.status();

@@ -10,7 +10,8 @@
 
 namespace flashlab::lab {
 
-/// Tensors of one size. x [rows, dim], w [dim], y and dy [rows], dx as x, dw as w.
+/// Tensors of one size. x [rows, dim], w [dim], y and dy [rows], dx as x, dw as w. Inputs are
+/// values of the options' type.
 struct WeightedSumMemory {
   std::vector<float> x, w, y, dy, dx, dw;
 };

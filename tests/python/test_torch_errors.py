@@ -140,6 +140,25 @@ class Refused:
                     *(t.double() for t in (q, k, v)))
 
 
+class ToCome(unittest.TestCase):
+
+    def test_each_missing_function_says_what_to_use(self):
+        for name in ("flash_attn_varlen_func", "flash_attn_varlen_qkvpacked_func",
+                     "flash_attn_varlen_kvpacked_func", "flash_attn_with_kvcache",
+                     "flash_attn_combine"):
+            with self.subTest(name), self.assertRaisesRegex(NotImplementedError,
+                                                            f"^{name}: .*; .*(call|pass) "):
+                getattr(flash, name)(1, causal=True)
+
+    def test_the_import_is_cheap(self):
+        import subprocess
+        import sys
+        code = "import sys, flashlab.torch; print('torch._dynamo' in sys.modules)"
+        shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
+                               check=True).stdout
+        self.assertEqual(shown.strip(), "False")
+
+
 class WithoutTorch(unittest.TestCase):
 
     def test_the_import_says_what_to_install(self):

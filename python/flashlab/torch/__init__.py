@@ -27,15 +27,27 @@ from ._course import (
 )
 from ._flash_attn import flash_attn_func, flash_attn_kvpacked_func, flash_attn_qkvpacked_func
 from ._sdpa import scaled_dot_product_attention
+from ._to_come import (
+    flash_attn_combine,
+    flash_attn_varlen_func,
+    flash_attn_varlen_kvpacked_func,
+    flash_attn_varlen_qkvpacked_func,
+    flash_attn_with_kvcache,
+)
 
 __all__ = [
     "FlashAttention",
     "attention",
     "flash_attention_pytorch",
     "flash_attention_triton",
+    "flash_attn_combine",
     "flash_attn_func",
     "flash_attn_kvpacked_func",
     "flash_attn_qkvpacked_func",
+    "flash_attn_varlen_func",
+    "flash_attn_varlen_kvpacked_func",
+    "flash_attn_varlen_qkvpacked_func",
+    "flash_attn_with_kvcache",
     "get_flashattention_autograd_function_pytorch",
     "get_flashattention_autograd_function_triton",
     "scaled_dot_product_attention",

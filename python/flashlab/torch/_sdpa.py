@@ -163,10 +163,14 @@ def _precision(query) -> str:
     return "tf32" if _tf32_allowed() else "ieee"
 
 
-@torch.compiler.assume_constant_result
 def _tf32_allowed() -> bool:
     matmul = torch.backends.cuda.matmul
     try:
         return matmul.fp32_precision == "tf32"
     except AttributeError:  # before torch 2.9
         return matmul.allow_tf32
+
+
+# What torch.compiler.assume_constant_result does. The decorator itself imports torch._dynamo,
+# 3.4 s that a program which compiles nothing need not wait (torch 2.11, 2026-11-21).
+_tf32_allowed._dynamo_marked_constant = True

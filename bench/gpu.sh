@@ -9,10 +9,13 @@
 #   bench     production kernels: the papers' grid, fp32 and tf32
 #   torch     PyTorch's backends in turns with ours: papers (bf16)
 #   torch32   the same in fp32: batch 8, one head
+#   python    the Python package on this GPU: its tests, what it adds to a call (gpu_costs beside
+#             PROGRAM), the next 500 cases of each of FlashAttention's test files, swapped models
 #   all       everything, one after the other
 #
 # PROGRAM is build/flashlab; files in OUTPUT_FOLDER start with NAME, e.g. h200. PYTHON is one that
-# has PyTorch with CUDA; without it the torch parts say so and are left out. The exit code is not 0
+# has PyTorch with CUDA, and for `python` also flashlab; without it these parts say so and are left
+# out. The exit code is not 0
 # when a part that ran has failed.
 set -uo pipefail
 parts=${1:?PART}
@@ -22,7 +25,7 @@ name=${4:?NAME}
 python=${5:-python3}
 here=$(cd "$(dirname "$0")" && pwd)
 mkdir -p "$folder"
-[ "$parts" = all ] && parts=check,sanitize,ladder,bench,torch,torch32
+[ "$parts" = all ] && parts=check,sanitize,ladder,bench,torch,torch32,python
 failed=0
 
 say() { printf '== %s\n' "$*"; }
@@ -91,13 +94,34 @@ torch_grid() {
 part_torch() { torch_grid papers; }
 part_torch32() { torch_grid fp32; }
 
+part_python() {
+  local tests=$here/../tests/python file code
+  if ! "$python" -c 'import flashlab.torch, sys, torch; sys.exit(not torch.cuda.is_available())' \
+      2>/dev/null; then
+    say "python: skipped, $python has no flashlab (pip install .) or no PyTorch with CUDA"
+    return
+  fi
+  for file in "$tests"/test_*.py; do
+    "$python" "$tests/run.py" "$file" >"$folder/$name-python.log" 2>&1
+    code=$?
+    say "$(basename "$file"): $(grep -E '^(OK|FAILED)' "$folder/$name-python.log" | tail -1)"
+    [ $code -eq 0 ] || [ $code -eq 77 ] || { failed=1 && cat "$folder/$name-python.log"; }
+  done
+  step "python: overhead" "$python" "$here/python/overhead.py" --flashlab "$program" \
+    --gpu-costs "$(dirname "$program")/gpu_costs" --json "$folder/$name-overhead.json"
+  step "python: FlashAttention's rule" "$python" "$tests/flash_attention_rule.py" --jobs 8 \
+    --sample 500 --time-limit 90 --json "$folder/flash_attention_rule-$name"
+  step "python: swapped models" "$python" "$here/../examples/python/swap_attention.py" \
+    --model gpt,gpt2,llama --json "$folder/$name-swap-attention.json"
+}
+
 "$program" info --json "$folder/$name-info.json"
 for part in ${parts//,/ }; do
   case $part in
-    check | sanitize | ladder | bench | torch | torch32) "part_$part" ;;
+    check | sanitize | ladder | bench | torch | torch32 | python) "part_$part" ;;
     *)
       echo "bench/gpu.sh: no part \"$part\"; there are check, sanitize, ladder, bench, torch," \
-        "torch32, all" >&2
+        "torch32, python, all" >&2
       exit 2
       ;;
   esac

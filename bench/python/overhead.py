@@ -4,7 +4,7 @@
   bench/python/overhead.py --flashlab build/flashlab --gpu-costs build/gpu_costs --json FILE
 
 Needs PyTorch with CUDA, flashlab, and for the C++ figures the two programs (gpu_costs:
-`cmake --build build --target gpu_costs`). In one visit, in turns:
+`cmake --build build --target gpu_costs`). In one run, in turns:
 
   call       host microseconds of flashlab.attention on GPU tensors, outputs allocated, beside the
              one-call C++ API on the same problems (`gpu_costs call`). Bar: 6 us more

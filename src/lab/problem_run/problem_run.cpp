@@ -11,6 +11,7 @@
 #include "lab/gpu/gpu_roof.h"
 #include "lab/problem_run/cpu_roof.h"
 #include "lab/problem_run/run_parts.h"
+#include "lab/result_times.h"
 
 namespace flashlab::lab {
 namespace {
@@ -288,7 +289,7 @@ class ProblemRun {
         set_call_failure(samples[i].status(), result);
         continue;
       }
-      set_times(pass, *samples[i], result);
+      set_times(samples[i]->statistics(), pass, result);
       if (on_gpu()) time_steps(pass, runnable[i], steps[i]);
       result.parts = steps[i].medians();
     }
@@ -311,24 +312,6 @@ class ProblemRun {
         return;
       }
     }
-  }
-
-  void set_times(Pass pass, const Samples& samples, BenchResult& result) const {
-    const std::optional<Statistics> statistics = samples.statistics();
-    if (!statistics) return;
-    result.samples = static_cast<int>(statistics->count);
-    result.median_ms = statistics->median;
-    result.min_ms = statistics->min;
-    result.mean_ms = statistics->mean;
-    result.max_ms = statistics->max;
-    result.std_ms = statistics->std;
-    result.q1_ms = statistics->q1;
-    result.q3_ms = statistics->q3;
-    if (statistics->median > 0) {
-      result.tflops = problem_.flops(pass) / statistics->median * 1e-9;
-      result.gb_per_s = problem_.ideal_bytes(pass) / statistics->median * 1e-6;
-    }
-    if (statistics->min > 0) result.tflops_peak = problem_.flops(pass) / statistics->min * 1e-9;
   }
 
   const RoofWindow& roof_window() {

@@ -8,6 +8,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
+#include "lab/result_times.h"
 #include "lab/results_json_names.h"
 #include "lab/statistics.h"
 
@@ -136,27 +137,6 @@ PythonInfo read_info(Line& line) {
   return out;
 }
 
-/// Statistics and rates, as of an implementation that was timed in this process.
-void set_times(const std::vector<double>& samples, Pass pass, BenchResult& result) {
-  const std::optional<Statistics> statistics = summarize(samples);
-  if (!statistics) return;
-  result.samples = static_cast<int>(statistics->count);
-  result.median_ms = statistics->median;
-  result.min_ms = statistics->min;
-  result.mean_ms = statistics->mean;
-  result.max_ms = statistics->max;
-  result.std_ms = statistics->std;
-  result.q1_ms = statistics->q1;
-  result.q3_ms = statistics->q3;
-  if (statistics->median > 0) {
-    result.tflops = result.problem.flops(pass) / statistics->median * 1e-9;
-    result.gb_per_s = result.problem.ideal_bytes(pass) / statistics->median * 1e-6;
-  }
-  if (statistics->min > 0) {
-    result.tflops_peak = result.problem.flops(pass) / statistics->min * 1e-9;
-  }
-}
-
 BenchResult read_result(Line& line, const PythonRequest& asked, const std::string& device) {
   BenchResult out;
   out.problem = asked.problem;
@@ -183,7 +163,9 @@ BenchResult read_result(Line& line, const PythonRequest& asked, const std::strin
   out.naive_error_vs_fp64 = line.number("naive_error_vs_fp64");
   out.error_sample = line.text("error_sample", false);
   out.plan = line.text("plan", false);
-  if (line.wrong().empty() && out.status == RunStatus::kOk) set_times(samples, *pass, out);
+  if (line.wrong().empty() && out.status == RunStatus::kOk) {
+    set_times(summarize(samples), *pass, out);
+  }
   return out;
 }
 

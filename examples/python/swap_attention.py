@@ -265,6 +265,7 @@ def write_results(arguments, rows, curves, good):
                        f"{arguments.steps} --layers {arguments.layers}",
             "date_utc": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%MZ"),
             "device": torch.cuda.get_device_name() if gpu else "CPU", "torch": torch.__version__,
+            "commit": flashlab.info()["environment"]["commit"],
             "options": {name: getattr(arguments, name) for name in
                         ("steps", "batch", "seqlen", "width", "heads", "layers", "dtype",
                          "tolerance", "seed")},

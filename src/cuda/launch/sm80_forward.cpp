@@ -18,6 +18,7 @@ using internal::Geometry;
 constexpr int kMaxHeadDim = 256;
 constexpr std::int64_t kMaxLength = INT32_MAX - 1024;  // positions are 32-bit in the kernel
 constexpr int kMaxSplits = 256;
+constexpr int kFewQuerySteps = 2;  // of Q kept in registers, by the tiling of head dims 80 to 128
 constexpr int kMinTilesPerSplit = 4, kMinKeysPerSplit = 64;
 constexpr unsigned kMergeWarps = 4;         // kernels/sm80/forward_merge.cu
 constexpr int kReservedSharedBytes = 1024;  // per block, by the system
@@ -78,6 +79,11 @@ ForwardChoice choose(const Problem& problem, const Geometry& g, const DeviceInfo
   choice.splits =
       choose_key_splits(choice.tiles_q * choice.heads * g.batch,
                         std::int64_t{multiprocessors} * resident, g.seqlen_k, choice.tiling.tile_k);
+  // Where most of Q is read from shared memory registers are scarcest: with split keys the second
+  // loop would make causal kernels spill 144 bytes (sm_90a, head dim 128).
+  if (choice.splits > 1 && choice.tiling.query_steps <= kFewQuerySteps) {
+    choice.tiling.steady_loop = false;
+  }
   return choice;
 }
 

@@ -266,7 +266,6 @@ def main():
     parser.add_argument("--gpu-costs", default="build/gpu_costs", help="'' leaves them out")
     parser.add_argument("--rounds", type=int, default=3, help="turns of C++ and Python")
     parser.add_argument("--part", default="call,operator,training")
-    parser.add_argument("--commit", default="", help="to record where git is not at hand")
     parser.add_argument("--json", default="", help="write the result there")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
@@ -279,7 +278,7 @@ def main():
             f"bench/python/overhead.py --part {arguments.part} --rounds {arguments.rounds}",
         "date_utc": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "gpu": query_gpu(), "torch": torch.__version__, "python": sys.version.split()[0],
-        "flashlab": flashlab.__version__, "commit": arguments.commit or None}
+        "flashlab": flashlab.__version__, "commit": flashlab.info()["environment"]["commit"]}
     for part in arguments.part.split(","):
         if part == "call":
             document["call"] = measure_calls(arguments.gpu_costs, arguments.rounds)

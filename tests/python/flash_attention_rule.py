@@ -243,16 +243,12 @@ class Coverage:
 # A visit
 # ---------------------------------------------------------------------------------------------
 
-def commit():
-    run = subprocess.run(["git", "-C", ROOT, "rev-parse", "--short=12", "HEAD"],
-                         capture_output=True, text=True, check=False)
-    return run.stdout.strip()
-
-
 def environment(arguments):
     import torch
+
+    import flashlab
     found = {"date_utc": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%MZ"),
-             "torch": torch.__version__, "commit": arguments.commit or commit(),
+             "torch": torch.__version__, "commit": flashlab.info()["environment"]["commit"],
              "device": arguments.device, "repeats": arguments.repeats}
     if arguments.device == "cuda":
         run = subprocess.run(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,"
@@ -324,7 +320,6 @@ def main():
     parser.add_argument("--json", default=os.path.join(
         ROOT, "bench", "results", "python", "flash_attention_rule"), help="start of the records' "
         "names")
-    parser.add_argument("--commit", default="", help="to record where git is not at hand")
     parser.add_argument("--restart", action="store_true", help="forget what was covered")
     parser.add_argument("--verbose", action="store_true")
     parser.add_argument("--case", default="", help="run this one and say what came of it")

@@ -217,6 +217,8 @@ class Compiler {
   std::map<std::string, std::string> known_;
 };
 
+constexpr auto kUnknown = static_cast<Mutation>(98), kOtherUnknown = static_cast<Mutation>(99);
+
 class EveryFamily : public ::testing::TestWithParam<Family> {};
 
 TEST_P(EveryFamily, MutantsCompileToOtherCode) {
@@ -228,22 +230,26 @@ TEST_P(EveryFamily, MutantsCompileToOtherCode) {
   const internal::ContextState context(options, gpu.get());
   const Family& family = GetParam();
   Compiler compiler;
-  // The control: a fault that no kernel knows is the kernel itself.
+  // Compared with a fault that no kernel knows, so that texts differ in one number: NVRTC 13.0 has
+  // been seen to number registers differently for a Config with and without the member. The
+  // control: two such faults are the same kernel.
   const auto first = family.faults.front();
   const Case plain = problem_for(family, first);
-  const auto sound = kernels_of(context, mutant_of(family, Mutation::kNone), plain);
-  const auto unknown = kernels_of(context, mutant_of(family, static_cast<Mutation>(99)), plain);
+  const auto sound = kernels_of(context, mutant_of(family, kUnknown), plain);
+  const auto other = kernels_of(context, mutant_of(family, kOtherUnknown), plain);
+  for (const auto& shipped : kernels_of(context, mutant_of(family, Mutation::kNone), plain)) {
+    EXPECT_EQ(shipped.config.find("kMutation"), std::string::npos);
+  }
   for (std::size_t i = 0; i < sound.size(); ++i) {
-    EXPECT_EQ(compiler.difference(sound[i], unknown[i]), "") << sound[i].entry;
+    EXPECT_EQ(compiler.difference(sound[i], other[i]), "") << sound[i].entry;
   }
   for (const Mutation fault : family.faults) {
     const Case problem = problem_for(family, fault);
-    const auto kernels = kernels_of(context, mutant_of(family, Mutation::kNone), problem);
+    const auto kernels = kernels_of(context, mutant_of(family, kUnknown), problem);
     const auto mutants = kernels_of(context, mutant_of(family, fault), problem);
     ASSERT_EQ(kernels.size(), mutants.size());
     bool differs = false;
     for (std::size_t i = 0; i < kernels.size() && !differs; ++i) {
-      ASSERT_EQ(kernels[i].config.find("kMutation"), std::string::npos);
       ASSERT_NE(mutants[i].config.find("kMutation"), std::string::npos);
       differs = compiler.code(kernels[i]) != compiler.code(mutants[i]);
     }

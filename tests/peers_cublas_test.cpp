@@ -134,10 +134,15 @@ TEST_F(CublasPlans, ClearRowsThatCanBeEmpty) {
   causal.options.causal = Causal::kBottomRight;
   causal.k.shape[1] = causal.v.shape[1] = 100;  // the first 28 rows see none
   ASSERT_EQ((*plan(causal))->steps.size(), 4u);
-  EXPECT_EQ((*plan(causal))->steps.back().name, "flash_fwd_cublas_empty_rows");
+  EXPECT_EQ((*plan(causal))->steps.back().name, "flash_cublas_empty_rows");
   Problem masked = problem(Pass::kForward, DType::kBf16, 8);
   masked.mask = contiguous_spec(DType::kBool, {1, 1, 128, 128}, kGpu);
   EXPECT_EQ((*plan(masked))->steps.size(), 4u);
+  Problem backward = problem(Pass::kBackward, DType::kBf16, 8);
+  backward.mask = masked.mask;
+  EXPECT_EQ((*plan(backward))->steps.back().name, "flash_cublas_empty_rows");
+  backward.options.gradient_mode = GradientMode::kAccumulate;  // dq has what must not be cleared
+  EXPECT_EQ((*plan(backward))->steps.size(), 6u);
 }
 
 TEST_F(CublasPlans, RefuseWhatAMatrixProductCannotRead) {

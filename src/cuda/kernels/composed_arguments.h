@@ -18,11 +18,11 @@ struct ComposedSoftmax {
   unsigned char* empty;  ///< [H, Sq], 1 for a row without a visible key; null if not wanted
 };
 
-/// Rows of o that `empty` marks become zeros.
+/// Rows of o or dq that `empty` marks become zeros.
 struct ComposedEmptyRows {
   const unsigned char* empty;
-  Rows o;
-  Shape shape;
+  Rows rows;
+  int seqlen_q, width;
   int batch;
 };
 
@@ -38,6 +38,7 @@ struct ComposedGradient {
   MaskView mask;
   Shape shape;
   int batch;
+  unsigned char* empty;  ///< as above
 };
 
 }  // namespace flashlab::device

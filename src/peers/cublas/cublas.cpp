@@ -61,7 +61,7 @@ class CublasPlan final : public internal::PlanState {
   Status prepare(internal::ContextState& context) const override;
 
   cuda::KernelSpec kernel;
-  cuda::KernelSpec empty_rows;  ///< no source where no row can be empty
+  cuda::KernelSpec empty_rows;  ///< no source where no row can be empty, or dq accumulates
   // Regions of the workspace; for fp32 the probabilities lie where the scores lay.
   std::size_t scores = 0, probabilities = 0, d_probabilities = 0, d_scores = 0, library = 0,
               empty = 0;
@@ -201,7 +201,8 @@ Status CublasPlan::forward(internal::ContextState& context, Stream stream, const
                              o.at(t.o.data, b, m));
     }
     if (status.ok() && softmax.empty != nullptr) {
-      device::ComposedEmptyRows rows{softmax.empty, arguments.o, arguments.shape, softmax.batch};
+      device::ComposedEmptyRows rows{softmax.empty, arguments.o, arguments.shape.seqlen_q,
+                                     arguments.shape.head_dim_v, softmax.batch};
       status = call.launch_empty_rows(rows);
     }
     if (!status.ok()) return status;
@@ -276,7 +277,8 @@ Status CublasPlan::backward(internal::ContextState& context, Stream stream,
         arguments.d_lse,
         arguments.mask,
         arguments.shape,
-        static_cast<int>(b)};
+        static_cast<int>(b),
+        call.empty_marks()};
     if (status = call.launch(gradient); !status.ok()) return status;
     for (std::int64_t m = 0; m < group; ++m) {
       const void* ds = call.region(d_scores, g.dtype, m);
@@ -285,6 +287,11 @@ Status CublasPlan::backward(internal::ContextState& context, Stream stream,
       run(of_k, ds, q.at(t.q.data, b, m), dk.at(t.dk.data, b, 0));
       run(of_v, call.region(probabilities, g.dtype, m), d_o.at(t.d_o.data, b, m),
           dv.at(t.dv.data, b, 0));
+    }
+    if (status.ok() && gradient.empty != nullptr) {
+      device::ComposedEmptyRows rows{gradient.empty, arguments.dq, arguments.shape.seqlen_q,
+                                     arguments.shape.head_dim, gradient.batch};
+      status = call.launch_empty_rows(rows);
     }
     if (!status.ok()) return status;
   }
@@ -343,13 +350,23 @@ void add_step(CublasPlan& plan, PlanStep::Kind kind, std::string name, std::stri
 }
 
 // By the mask or the bounds. (A row whose visible scores are all -inf is empty too: inputs hold
-// infinities, and a V that is not finite beside them is not worth a launch.)
-bool rows_may_be_empty(const Problem& p, const Geometry& g) {
+// infinities, and a V that is not finite beside them is not worth a launch.) A dq that is added to
+// cannot be mended: there such a row beside a K that is not finite becomes NaN.
+bool clears_empty_rows(const Problem& p, const Geometry& g) {
+  const bool accumulates =
+      p.pass == Pass::kBackward && p.options.gradient_mode == GradientMode::kAccumulate;
+  if (accumulates) return false;
   return p.mask.has_value() || cuda::shape_of(g).right < 0;
 }
 
 std::string times(const Geometry& g) {
   return fmt::format("{} products of {} heads", g.batch * g.group(), g.heads_k);
+}
+
+void add_empty_rows(CublasPlan& plan) {
+  if (plan.empty_rows.source.empty()) return;
+  add_step(plan, PlanStep::Kind::kKernel, "flash_cublas_empty_rows",
+           fmt::format("{} launches", plan.geometry.batch));
 }
 
 void add_steps(CublasPlan& plan) {
@@ -359,9 +376,7 @@ void add_steps(CublasPlan& plan) {
   if (plan.problem.pass == Pass::kForward) {
     add_step(plan, kKernel, "flash_fwd_cublas_softmax", fmt::format("{} launches", g.batch));
     add_step(plan, kGemm, "O = P V", times(g));
-    if (!plan.empty_rows.source.empty()) {
-      add_step(plan, kKernel, "flash_fwd_cublas_empty_rows", fmt::format("{} launches", g.batch));
-    }
+    add_empty_rows(plan);
     return;
   }
   add_step(plan, kGemm, "dP = dO V^T", times(g));
@@ -369,6 +384,7 @@ void add_steps(CublasPlan& plan) {
   for (const char* name : {"dQ = scale dS K", "dK = scale dS^T Q", "dV = P^T dO"}) {
     add_step(plan, kGemm, name, times(g));
   }
+  add_empty_rows(plan);
 }
 
 Result<std::shared_ptr<internal::PlanState>> make_plan(const internal::ContextState& context,
@@ -404,10 +420,10 @@ Result<std::shared_ptr<internal::PlanState>> make_plan(const internal::ContextSt
                                              {}}
                           : cuda::KernelSpec{
                                 "peers/softmax.cu", "flash_fwd_cublas_softmax", config.text(), {}};
-  if (!backward && rows_may_be_empty(problem, g)) {
+  if (clears_empty_rows(problem, g)) {
     plan->empty =
         plan->add_region("marks of empty rows", static_cast<std::size_t>(g.heads_q * g.seqlen_q));
-    plan->empty_rows = {"peers/empty_rows.cu", "flash_fwd_cublas_empty_rows", config.text(), {}};
+    plan->empty_rows = {"peers/empty_rows.cu", "flash_cublas_empty_rows", config.text(), {}};
   }
   add_steps(*plan);
   plan->reasons.push_back("asked for: a score matrix in memory and NVIDIA's matrix products");

@@ -39,6 +39,9 @@ extern "C" __global__ void __launch_bounds__(flashlab::device::kScoreThreads)
   }
 
   const bool empty = lse == -infinity();
+  if (threadIdx.x == 0 && args.empty != nullptr) {
+    args.empty[static_cast<Int64>(h) * shape.seqlen_q + i] = empty;
+  }
   for (int j = threadIdx.x; j < shape.seqlen_k; j += kScoreThreads) {
     const bool hidden = empty || !row.visible(j);
     const float p = hidden ? 0.0f : expf(row.at(j) - lse);

@@ -10,13 +10,14 @@ import tempfile
 import unittest
 
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")
-sys.path.insert(0, os.path.join(ROOT, "tools"))
+sys.path[:0] = [os.path.join(ROOT, folder) for folder in ("tools", "bench")]
 sys.dont_write_bytecode = True
 
 import build  # noqa: E402
 import ci_summary  # noqa: E402
 import console  # noqa: E402
 import run_tests  # noqa: E402
+import sanitize  # noqa: E402
 
 BASICS = ("bash", "dirname", "grep", "sed", "sort", "head", "tail", "mkdir", "cat", "env", "touch")
 PRESENT = "cmake ninja-build python3 libhwy-dev libfmt-dev libcli11-dev nlohmann-json3-dev " \
@@ -207,6 +208,18 @@ skipped: no GPU
         self.assertIsNone(ci_summary.counts_of_tests(self.results("<testsuite><tes")))
         self.assertIsNone(ci_summary.counts_of_tests("/nonexistent"))
         self.assertIsNone(ci_summary.counts_of_verify(self.results(json.dumps({"passed": 1}))))
+
+
+class Sanitize(unittest.TestCase):
+    def test_kernels_for_racecheck_differ_in_the_arrivals_alone(self):
+        with tempfile.TemporaryDirectory() as folder:
+            copy = sanitize.kernels_for_racecheck(folder)["FLASHLAB_KERNEL_SOURCES"]
+            difference = subprocess.run(["diff", "-r", sanitize.KERNELS, copy], check=False,
+                                        stdout=subprocess.PIPE, text=True).stdout
+        self.assertEqual(
+            [line for line in difference.splitlines() if line[:1] in "<>"],
+            ["< inline constexpr int kArrivalsPerWarp = 1;",
+             "> inline constexpr int kArrivalsPerWarp = 32;"])
 
 
 class Build(unittest.TestCase):

@@ -138,12 +138,19 @@ def gpu_front():
             lines.append(f"| {dtype} {which} | {span(rates)} | " + " | ".join(cells) + " |")
     e = documents["papers-torch.flash"]["environment"]
     command = documents["papers-torch.flash"]["command"].split(" --json")[0]
+    columns = {}  # commit: what was measured with it
+    for name, document in documents.items():
+        grid, rival = name.split("-torch.")
+        columns.setdefault(document["environment"]["commit"][:12], []).append(
+            f"{'bf16' if grid == 'papers' else 'fp32'} {rival}")
+    commits = ", ".join(f"commit {commit} ({' and '.join(sorted(set(what)))})"
+                        for commit, what in columns.items())
     lines += ["", "A rival's time over ours, geometric mean. bf16: the papers' grid (16k tokens, "
               "hidden size 2048, head dims 64 to 256, S 512 to 16k, full and causal); fp32 `ieee`: "
               "batch 8, one head, head dims 16 to 128, S 1k to 16k, causal. "
               f"{documents['papers-torch.flash']['peer'].split(' torch.')[0]}, {e['gpu']}, driver "
-              f"{e['driver']}, {e['gpu_clock_mhz']:.0f} MHz, {e['date_utc'][:10]}, commit "
-              f"{e['commit'][:12]}: `{command}`, and `--grid fp32`. "
+              f"{e['driver']}, {e['gpu_clock_mhz']:.0f} MHz, {e['date_utc'][:10]}, {commits}: "
+              f"`{command}`, and `--grid fp32`. "
               "Kernels for Hopper's own instructions are to come."]
     return "\n".join(lines)
 

@@ -5,6 +5,7 @@
 
 #include "ptx/barrier.h"
 #include "sm80/backward_tiles.h"
+#include "tile/warp_barrier.h"
 
 namespace flashlab::device {
 
@@ -52,19 +53,15 @@ struct StepBarriers {
   /// Before the first use of a barrier, and before a block barrier.
   __device__ void init() {
     if (threadIdx.x != 0) return;
-    ptx::barrier_init(ptx::shared_address(&stored), Sizes::kWarps);
-    ptx::barrier_init(ptx::shared_address(&read), Sizes::kWarps);
+    init_warp_barrier(stored, Sizes::kWarps);
+    init_warp_barrier(read, Sizes::kWarps);
   }
-  __device__ void arrive_stored() const { arrive(stored); }
+  __device__ void arrive_stored() const { arrive_as_warp(stored); }
   __device__ void wait_stored(unsigned phase) const { wait(stored, phase); }
-  __device__ void arrive_read() const { arrive(read); }
+  __device__ void arrive_read() const { arrive_as_warp(read); }
   __device__ void wait_read(unsigned phase) const { wait(read, phase); }
 
  private:
-  __device__ static void arrive(const Int64& barrier) {
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) ptx::barrier_arrive(ptx::shared_address(&barrier));
-  }
   __device__ static void wait(const Int64& barrier, unsigned phase) {
     while (!ptx::barrier_passed(ptx::shared_address(&barrier), phase)) {
     }

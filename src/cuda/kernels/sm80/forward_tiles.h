@@ -11,6 +11,7 @@
 #include "tile/mutation.h"
 #include "tile/output.h"
 #include "tile/swizzle.h"
+#include "tile/warp_barrier.h"
 
 namespace flashlab::device {
 
@@ -65,7 +66,7 @@ struct ForwardStorage {
     }
 #pragma unroll
     for (Int64& barrier : released) {
-      ptx::barrier_init(ptx::shared_address(&barrier), Config::kWarps);
+      init_warp_barrier(barrier, Config::kWarps);
     }
   }
 };
@@ -210,10 +211,7 @@ struct KeyValueLoader {
 
   /// This warp needs the tile's keys and the previous tile's values no more.
   __device__ void release(unsigned tile) const {
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) {
-      ptx::barrier_arrive(ptx::shared_address(&shared.released[tile % Config::kStages]));
-    }
+    arrive_as_warp(shared.released[tile % Config::kStages]);
   }
 
   /// The parts from `first` on.

@@ -268,6 +268,7 @@ def visit(arguments):
     unknown = [file for file in files if file not in cases.FILES]
     if unknown:
         raise SystemExit(f"--file {unknown[0]}: one of all, {', '.join(cases.FILES)}")
+    seen = environment(arguments)  # before the work: what is missing is missed at once
     begin = time.monotonic()
     deadline = begin + arguments.time_limit
     coverage = {file: Coverage(file, arguments) for file in files}
@@ -284,7 +285,7 @@ def visit(arguments):
             print(f"FAIL {what}: {result['what']}", flush=True)
         elif arguments.verbose:
             print(f"ok   {what} {result['what'] or result['shares']}", flush=True)
-    seen = environment(arguments) | {"seconds": round(time.monotonic() - begin, 1)}
+    seen["seconds"] = round(time.monotonic() - begin, 1)
     for file in files:
         coverage[file].write(seen)
         print(coverage[file].summary())
@@ -301,7 +302,13 @@ def one_case(arguments):
 
 
 def main():
-    import torch
+    try:
+        import torch
+
+        import flashlab  # noqa: F401
+    except ImportError as error:
+        raise SystemExit(f"flash_attention_rule.py: {error}; it needs PyTorch and `pip install .`"
+                         ) from None
     gpu = torch.cuda.is_available()
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--file", default="all", help="all, or some of fa2,fa3,fa4")

@@ -61,6 +61,9 @@ struct Geometry {
 /// `normalised` gets the Problem with the bare causal resolved and strides of extents <= 1 fixed.
 Result<Geometry> validate(const Problem& problem, Problem* normalised);
 
+/// Largest power of two <= 16 that divides every row's address, and `data`'s own.
+int alignment_of(const void* data, const TensorSpec& spec);
+
 /// Checks that the tensors of a call are what the plan was made for, that no data pointer is null
 /// where elements exist, that element alignment holds, and that outputs overlap nothing.
 Status check_tensors(const Problem& planned, const ForwardTensors& tensors);

@@ -165,7 +165,7 @@ void multiply_panels(int rows, int64_t columns, int64_t panel_stride, TileArgume
   }
 }
 
-/// Two vectors of probabilities as bf16, where forward-inl.h's softmax wants them (see there).
+/// Two vectors of probabilities as bf16, where the softmax wants them (forward_scores-inl.h).
 template <class TileRegisters>
 HWY_INLINE void store_weights(MultiplyTiles<TileRegisters>, Floats low, Floats high, uint32_t* row,
                               int64_t j) {

@@ -1,0 +1,202 @@
+#pragma once
+
+// What happens to a strip's scores on their way to probabilities: the band and the masks hide some,
+// the softmax turns them into powers and keeps the rows' statistics. For forward-inl.h.
+
+#include "cpu/simd/pack-inl.h"
+
+namespace flashlab::internal::simd {
+namespace FLASHLAB_SIMD_NAMESPACE {
+namespace {
+namespace forward_pass {
+
+constexpr float kLog2E = 1.44269504088896340736f;
+constexpr double kLn2 = 0.693147180559945309417;
+constexpr float kInfinity = __builtin_inff();
+
+/// Statistics of a strip's rows start at a multiple of this, so that vectors may overrun the strip.
+constexpr int64_t kStatistics = (kStripRows + 15) / 16 * 16;
+
+HWY_INLINE int64_t smaller(int64_t a, int64_t b) {
+  return a < b ? a : b;
+}
+HWY_INLINE int64_t larger(int64_t a, int64_t b) {
+  return a > b ? a : b;
+}
+HWY_INLINE int64_t align_up(int64_t n, int64_t to) {
+  return (n + to - 1) / to * to;
+}
+
+/// Writes probabilities of two neighbouring vectors of a row, starting at column j (a multiple of 2
+/// kLanes in bf16), as the A operand of P V.
+HWY_INLINE void store_weights(MultiplyFp32, Floats low, Floats high, float* row, int64_t j) {
+  store(low, row + j);
+  store(high, row + j + kLanes);
+}
+#if defined(FLASHLAB_SIMD_BF16)
+HWY_INLINE void store_weights(MultiplyBf16, Floats low, Floats high, uint32_t* row, int64_t j) {
+  _mm512_storeu_si512(row + j / 2,
+                      reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high.raw, low.raw)));
+}
+#endif
+
+/// A strip against one key block.
+struct StripBlock {
+  int rows;
+  int64_t first_key;         ///< key of column 0 of the strip's scores
+  int64_t columns;           ///< columns that some row sees
+  const int64_t* row_first;  ///< [rows] first visible key of each row
+  const int64_t* row_end;    ///< [rows] one past the last visible key
+};
+
+/// Columns [from, to) of a row become invisible.
+HWY_INLINE void hide(float* row, int64_t from, int64_t to) {
+  for (int64_t j = from; j < to; ++j) row[j] = -kInfinity;
+}
+
+/// Applies the band and the key length: a hidden score is replaced by -inf, so its probability is
+/// exactly 0. `padded` columns are defined afterwards.
+HWY_INLINE void apply_band(const StripBlock& block, int64_t padded, float* scores,
+                           int64_t score_stride) {
+  for (int i = 0; i < block.rows; ++i) {
+    float* row = scores + i * score_stride;
+    const int64_t begin = larger(block.row_first[i] - block.first_key, 0);
+    int64_t end = block.row_end[i] - block.first_key;
+    if constexpr (kMutation == Mutation::kUnmaskedTail) end = end >= block.columns ? padded : end;
+    hide(row, 0, smaller(begin, padded));
+    hide(row, larger(smaller(end, padded), 0), padded);
+  }
+}
+
+/// S = mask ? S : -inf for a row's columns; `mask` points at the row's first column.
+HWY_INLINE void apply_bool_mask(const uint8_t* mask, int64_t key_stride, int64_t columns,
+                                float* row) {
+  if (key_stride == 0) {
+    if (*mask == 0) hide(row, 0, columns);
+    return;
+  }
+  const hn::Rebind<uint8_t, FloatTag> bytes;
+  int64_t j = 0;
+  for (; j + kLanes <= columns; j += kLanes) {
+    const Ints wide = hn::PromoteTo(IntTag(), hn::LoadU(bytes, mask + j));
+    const auto hidden = hn::RebindMask(FloatTag(), hn::Eq(wide, hn::Zero(IntTag())));
+    store(hn::IfThenElse(hidden, set(-kInfinity), load(row + j)), row + j);
+  }
+  for (; j < columns; ++j) {
+    if (mask[j] == 0) row[j] = -kInfinity;
+  }
+}
+
+/// S = factor S + mask, and -inf where the mask is -inf (even if S is NaN: hiding replaces).
+template <DType kType>
+HWY_INLINE void apply_additive_mask(const void* mask, int64_t key_stride, float factor,
+                                    int64_t columns, float* row) {
+  const Floats hidden = set(-kInfinity);
+  const float constant = key_stride == 0 ? hn::GetLane(load_as<kType>(mask, 1)) : 0.0f;
+  for (int64_t j = 0; j < columns; j += kLanes) {
+    const Floats m =
+        key_stride == 0 ? set(constant) : load_as<kType>(element_at(mask, j, kType), columns - j);
+    // Columns past the end are already -inf, and -inf + 0 stays it.
+    const Floats s = hn::MulAdd(load(row + j), set(factor), m);
+    store(hn::IfThenElse(hn::Eq(m, hidden), hidden, s), row + j);
+  }
+}
+
+HWY_INLINE void apply_mask_row(const ForwardCall& call, const ForwardTask& task, int64_t head,
+                               int64_t position, int64_t first_key, int64_t columns, float* row) {
+  const MaskView& mask = call.mask;
+  const int64_t index = task.batch * mask.batch_stride + head * mask.head_stride +
+                        position * mask.query_stride + first_key * mask.key_stride;
+  switch (mask.dtype) {
+    case DType::kBool:
+      return apply_bool_mask(static_cast<const uint8_t*>(mask.data) + index, mask.key_stride,
+                             columns, row);
+    case DType::kFp16:
+      return apply_additive_mask<DType::kFp16>(element_at(mask.data, index, DType::kFp16),
+                                               mask.key_stride, call.score_factor, columns, row);
+    case DType::kBf16:
+      return apply_additive_mask<DType::kBf16>(element_at(mask.data, index, DType::kBf16),
+                                               mask.key_stride, call.score_factor, columns, row);
+    default:
+      return apply_additive_mask<DType::kFp32>(element_at(mask.data, index, DType::kFp32),
+                                               mask.key_stride, call.score_factor, columns, row);
+  }
+}
+
+/// Turns a strip's scores [rows, padded columns] into probabilities, updates the rows' maxima and
+/// sums and gives the factor that what was summed before must be scaled by.
+///
+/// kAdditive: scores are final and natural; else P = 2^(factor S - max) with max = factor max(S).
+/// The difference is taken before the multiplication by log2(e) there, so that a mask of
+/// -FLT_MAX cannot overflow.
+template <class Multiply, bool kAdditive>
+HWY_INLINE void softmax_strip(int rows, int64_t padded, float factor, float* scores,
+                              typename Multiply::Element* weights, int64_t stride, float* row_max,
+                              float* row_sum, float* rescale) {
+  alignas(64) float block_max[kStatistics];
+  alignas(64) float used_max[kStatistics];
+  for (int i = 0; i < kStatistics; ++i) block_max[i] = -kInfinity;
+  for (int i = 0; i < rows; ++i) {
+    const float* s = scores + i * stride;
+    Floats max0 = set(-kInfinity), max1 = max0;
+    int64_t j = 0;
+    for (; j + 2 * kLanes <= padded; j += 2 * kLanes) {
+      max0 = hn::Max(max0, load(s + j));
+      max1 = hn::Max(max1, load(s + j + kLanes));
+    }
+    if (j < padded) max0 = hn::Max(max0, load(s + j));
+    block_max[i] = hn::GetLane(hn::MaxOfLanes(FloatTag(), hn::Max(max0, max1)));
+  }
+  // All rows of the strip at once. A row that has seen nothing keeps -inf and uses 0 instead, so
+  // that its P is 2^-inf = 0 and not NaN.
+  for (int i = 0; i < kStripRows; i += kLanes) {
+    const Floats old_max = load(row_max + i);
+    const Floats scaled =
+        kAdditive ? load(block_max + i) : hn::Mul(load(block_max + i), set(factor));
+    const Floats new_max = hn::Max(old_max, scaled);
+    const Floats used = hn::IfThenElse(hn::Eq(new_max, set(-kInfinity)), zero(), new_max);
+    Floats change = hn::Sub(old_max, used);
+    if constexpr (kAdditive) change = hn::Mul(change, set(kLog2E));
+    Floats scale = exp2<5>(change);
+    if constexpr (kMutation == Mutation::kStaleMaximum) scale = set(1.0f);
+    store(scale, rescale + i);
+    store(new_max, row_max + i);
+    store(used, used_max + i);
+    store(hn::Mul(load(row_sum + i), scale), row_sum + i);
+  }
+  const Floats vector_factor = set(factor);
+  for (int i = 0; i < rows; ++i) {
+    const float* s = scores + i * stride;
+    typename Multiply::Element* w = weights + i * stride;
+    const Floats max = set(used_max[i]);
+    const auto probability = [&](Floats score) HWY_ATTR {
+      Floats t;
+      if constexpr (kAdditive) {
+        t = hn::Mul(hn::Sub(score, max), set(kLog2E));
+      } else {
+        t = hn::MulSub(score, vector_factor, max);
+      }
+      return exp2<Multiply::kExpDegree>(t);
+    };
+    Floats sum0 = zero(), sum1 = sum0;
+    int64_t j = 0;
+    for (; j + 2 * kLanes <= padded; j += 2 * kLanes) {
+      const Floats low = probability(load(s + j));
+      const Floats high = probability(load(s + j + kLanes));
+      sum0 = hn::Add(sum0, low);
+      sum1 = hn::Add(sum1, high);
+      store_weights(Multiply(), low, high, w, j);
+    }
+    if (j < padded) {  // score_stride leaves room for the second vector
+      const Floats low = probability(load(s + j));
+      sum0 = hn::Add(sum0, low);
+      store_weights(Multiply(), low, zero(), w, j);
+    }
+    row_sum[i] += hn::GetLane(hn::SumOfLanes(FloatTag(), hn::Add(sum0, sum1)));
+  }
+}
+
+}  // namespace forward_pass
+}  // namespace
+}  // namespace FLASHLAB_SIMD_NAMESPACE
+}  // namespace flashlab::internal::simd

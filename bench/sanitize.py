@@ -7,7 +7,7 @@ TOOL is memcheck, racecheck or initcheck; PROGRAM is build/flashlab. memcheck's 
 of the conformance list that reach every kernel and every branch of its Config (element types,
 alignments, masks, accumulation, split keys, both paths of fp32), found by planning all of them.
 racecheck, which makes kernels a thousand times slower, gets small ones with several tiles, and
-kernels in which every lane of a warp arrives at barriers for itself: the tool does not know that
+kernels in which every lane of a warp arrives at barriers for itself: the tool seems not to see that
 __syncwarp() before the arrival of one lane orders the accesses of all (tile/warp_barrier.h). A run
 without the tool comes first: it fills the cache of kernels, so that the tool watches kernels and
 not the compiler. OUTPUT.json gets what was run and what was found; --append keeps the runs that are

@@ -170,11 +170,11 @@ std::vector<std::string> given_to_come(const Tensors& t) {
   return names;
 }
 
-}  // namespace
-
-Problem describe(const ForwardTensors& t, const Options& options) {
+// What both passes have.
+template <class Tensors>
+Problem described(Pass pass, const Tensors& t, const Options& options) {
   Problem p;
-  p.pass = Pass::kForward;
+  p.pass = pass;
   p.q = aligned_spec(t.q);
   p.k = aligned_spec(t.k);
   p.v = aligned_spec(t.v);
@@ -186,22 +186,19 @@ Problem describe(const ForwardTensors& t, const Options& options) {
   return p;
 }
 
+}  // namespace
+
+Problem describe(const ForwardTensors& t, const Options& options) {
+  return described(Pass::kForward, t, options);
+}
+
 Problem describe(const BackwardTensors& t, const Options& options) {
-  Problem p;
-  p.pass = Pass::kBackward;
-  p.q = aligned_spec(t.q);
-  p.k = aligned_spec(t.k);
-  p.v = aligned_spec(t.v);
-  p.o = aligned_spec(t.o);
-  p.lse = aligned_spec(t.lse);
-  p.mask = aligned_spec(t.mask);
+  Problem p = described(Pass::kBackward, t, options);
   p.d_o = aligned_spec(t.d_o);
   p.d_lse = aligned_spec(t.d_lse);
   p.dq = aligned_spec(t.dq);
   p.dk = aligned_spec(t.dk);
   p.dv = aligned_spec(t.dv);
-  p.features_to_come = given_to_come(t);
-  p.options = options;
   return p;
 }
 

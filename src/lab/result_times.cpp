@@ -4,12 +4,7 @@ namespace flashlab::lab {
 
 void set_times(const std::optional<Statistics>& statistics, Pass pass, BenchResult& result) {
   if (!statistics) return;
-  result.samples = static_cast<int>(statistics->count);
-  result.median_ms = statistics->median;
-  result.min_ms = statistics->min;
-  result.mean_ms = statistics->mean;
-  result.max_ms = statistics->max;
-  result.std_ms = statistics->std;
+  set_statistics(*statistics, result);
   result.q1_ms = statistics->q1;
   result.q3_ms = statistics->q3;
   if (statistics->median > 0) {

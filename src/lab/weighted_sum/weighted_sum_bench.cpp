@@ -10,6 +10,7 @@
 #include "lab/case_data.h"
 #include "lab/case_data_fill.h"
 #include "lab/memory.h"
+#include "lab/result_times.h"
 #include "lab/weighted_sum/weighted_sum_parts.h"
 
 namespace flashlab::lab {
@@ -114,12 +115,7 @@ double backward_error(const WeightedSumMemory& memory) {
 void set_times(const Samples& samples, WeightedSumResult& result) {
   const std::optional<Statistics> statistics = samples.statistics();
   if (!statistics) return;
-  result.samples = static_cast<int>(statistics->count);
-  result.median_ms = statistics->median;
-  result.min_ms = statistics->min;
-  result.mean_ms = statistics->mean;
-  result.max_ms = statistics->max;
-  result.std_ms = statistics->std;
+  set_statistics(*statistics, result);
   const internal::WeightedSumCost cost =
       result.pass == "backward" ? internal::weighted_sum_backward_cost(result.rows, result.dim)
                                 : internal::weighted_sum_forward_cost(result.rows, result.dim);

@@ -10,8 +10,9 @@ namespace flashlab::device {
 
 /// Lanes of a warp that arrive for it. One is enough: __syncwarp() orders the accesses of all lanes
 /// before its arrival (PTX ISA, "bar.warp.sync" and causality order). compute-sanitizer's racecheck
-/// does not follow that order and reports the accesses of the other 31 (H200, CUDA 13.0,
-/// 2026-11-21), so bench/sanitize.py lets it watch kernels in which all 32 arrive.
+/// seems not to follow that order: of what the 16-bit backward stores before an arrival it reported
+/// hazards in multiples of 31, nearly all (H200, CUDA 13.0, 2026-11-21). So bench/sanitize.py lets
+/// it watch kernels in which all 32 arrive; no run of these is recorded yet.
 inline constexpr int kArrivalsPerWarp = 1;
 
 /// One thread initialises; the others see it after a block barrier.

@@ -2,7 +2,7 @@
 # What a machine with an NVIDIA GPU shows, in parts of less than ten minutes each:
 #   bench/gpu.sh PART[,PART] PROGRAM OUTPUT_FOLDER NAME [PYTHON]
 #
-#   check     every implementation against the fp64 oracle
+#   check     every implementation against the fp64 oracle (bench/check.py)
 #   sanitize  compute-sanitizer's memcheck, racecheck and initcheck on small cases of every kernel,
 #             where it works (bench/sanitize.py)
 #   ladder    the rungs beside each other: one long head, and enough heads to fill the GPU
@@ -43,7 +43,7 @@ step() {  # step WHAT COMMAND...: runs it, remembers a failure, goes on
 
 part_check() {
   step "check: every implementation" \
-    "$program" check --device cuda --json "$folder/$name-check.json"
+    python3 "$here/check.py" "$program" "$folder/$name-check.json"
 }
 
 part_sanitize() {

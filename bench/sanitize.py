@@ -6,9 +6,7 @@
 TOOL is memcheck, racecheck or initcheck; PROGRAM is build/flashlab. memcheck's cases are the fewest
 of the conformance list that reach every kernel and every branch of its Config (element types,
 alignments, masks, accumulation, split keys, both paths of fp32), found by planning all of them.
-racecheck, which makes kernels a thousand times slower, gets small ones with several tiles, and
-kernels in which every lane of a warp arrives at barriers for itself: the tool seems not to see that
-__syncwarp() before the arrival of one lane orders the accesses of all (tile/warp_barrier.h). A run
+racecheck, which makes kernels a thousand times slower, gets small ones with several tiles. A run
 without the tool comes first: it fills the cache of kernels, so that the tool watches kernels and
 not the compiler. OUTPUT.json gets what was run and what was found; --append keeps the runs that are
 in it. Exit code 1 when something was found, 77 when compute-sanitizer is not there or cannot run.
@@ -46,9 +44,6 @@ PROBLEMS = (
     ("fa1,fa1-vector,fa1-shuffle,fa2-vector,fa2-shuffle", f"{SHAPE} --dtype fp32,bf16"),
     ("fa1-mma", f"{SHAPE} --dtype bf16"),
 )
-KERNELS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "src", "cuda", "kernels")
-BARRIER = os.path.join("tile", "warp_barrier.h")
-ONE_ARRIVES, ALL_ARRIVE = "kArrivalsPerWarp = 1;", "kArrivalsPerWarp = 32;"
 SUMMARY = re.compile(r"(?:ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: (\d+) hazard)")
 SKIPPED = 77
 JOBS = 3
@@ -60,28 +55,12 @@ def sanitizer():
         "compute-sanitizer", path="/usr/local/cuda/bin")
 
 
-def kernels_for_racecheck(folder):
-    """A copy of the kernels in which every lane arrives; the environment that makes them used."""
-    copy = os.path.join(folder, "kernels")
-    if not os.path.exists(copy):
-        shutil.copytree(KERNELS, copy)
-        path = os.path.join(copy, BARRIER)
-        with open(path, encoding="utf-8") as stream:
-            text = stream.read()
-        if text.count(ONE_ARRIVES) != 1:
-            raise SystemExit(f"sanitize: {BARRIER} does not hold \"{ONE_ARRIVES}\" once")
-        with open(path, "w", encoding="utf-8") as stream:
-            stream.write(text.replace(ONE_ARRIVES, ALL_ARRIVE))
-    return {"FLASHLAB_KERNEL_SOURCES": copy}
-
-
-def run(command, limit, environment=None):
+def run(command, limit):
     """(exit code, output, seconds) of a command; 124 when it took too long."""
     start = time.monotonic()
     # A group of its own: the tool starts the program, and both must go.
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                          errors="replace", start_new_session=True,
-                          env={**os.environ, **(environment or {})}) as process:
+                          errors="replace", start_new_session=True) as process:
         try:
             text, _ = process.communicate(timeout=limit)
             code = process.returncode
@@ -108,17 +87,16 @@ def commands(tool, program, names, folder):
                 "--implementation", group, "--json", path], path)
 
 
-def watch(path, tool, arguments, results, limit, environment):
+def watch(path, tool, arguments, results, limit):
     """One run under the tool, as it goes into the file."""
     if results and os.path.exists(results):
         os.remove(results)  # of the run without the tool
     code, text, seconds = run([path, "--tool", tool, "--error-exitcode", "9", "--print-limit", "5",
-                               *arguments], limit, environment)
+                               *arguments], limit)
     found = SUMMARY.findall(text)
     shown = [line for line in text.splitlines() if line.startswith("=========")]
     out = {"tool": tool, "command": " ".join(arguments[:-2] if results else arguments),
            "seconds": round(seconds, 1), "exit_code": code,
-           "kernels": f"{BARRIER}: {ALL_ARRIVE}" if environment else "as built",
            "found": sum(int(a or b) for a, b in found) if found else None,
            "excerpt": [] if code == 0 else shown[:40] or text.splitlines()[-10:]}
     if results and os.path.exists(results):
@@ -128,12 +106,12 @@ def watch(path, tool, arguments, results, limit, environment):
     return out
 
 
-def both(path, tool, arguments, results, limit, environment):
+def both(path, tool, arguments, results, limit):
     """A run without the tool, then one with it."""
     code, text, seconds = run(arguments, limit, environment)
     if code != 0:
         print(f"without {tool}, exit code {code}: {' '.join(arguments)}\n{text[-2000:]}")
-    watched = watch(path, tool, arguments, results, limit, environment)
+    watched = watch(path, tool, arguments, results, limit)
     return watched | {"seconds_without": round(seconds, 1)}
 
 
@@ -177,10 +155,9 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         for tool in asked.tools.split(","):
             todo = list(commands(tool, asked.program, asked.implementation, folder))
-            sources = kernels_for_racecheck(folder) if tool == "racecheck" else None
             # Side by side: most of a run is the tool's own work on one thread of the host.
             with concurrent.futures.ThreadPoolExecutor(JOBS) as pool:
-                running = [pool.submit(both, path, tool, *each, asked.limit, sources)
+                running = [pool.submit(both, path, tool, *each, asked.limit)
                            for each in todo]
                 for one in map(concurrent.futures.Future.result,
                                concurrent.futures.as_completed(running)):

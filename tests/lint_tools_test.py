@@ -14,10 +14,10 @@ sys.path[:0] = [os.path.join(ROOT, folder) for folder in ("tools", "bench")]
 sys.dont_write_bytecode = True
 
 import build  # noqa: E402
+import check  # noqa: E402
 import ci_summary  # noqa: E402
 import console  # noqa: E402
 import run_tests  # noqa: E402
-import sanitize  # noqa: E402
 
 BASICS = ("bash", "dirname", "grep", "sed", "sort", "head", "tail", "mkdir", "cat", "env", "touch")
 PRESENT = "cmake ninja-build python3 libhwy-dev libfmt-dev libcli11-dev nlohmann-json3-dev " \
@@ -210,16 +210,55 @@ skipped: no GPU
         self.assertIsNone(ci_summary.counts_of_verify(self.results(json.dumps({"passed": 1}))))
 
 
-class Sanitize(unittest.TestCase):
-    def test_kernels_for_racecheck_differ_in_the_arrivals_alone(self):
+PROGRAM = """#!/bin/sh
+# `flashlab check` that passes fp32 and refuses other types, or does what OUTCOME says.
+while [ $# -gt 0 ]; do
+  case $1 in --dtype) type=$2 ;; --json) json=$2 ;; esac
+  shift
+done
+[ "$OUTCOME" = killed ] && { echo "out of memory"; exit 137; }
+passed=0 failed=0 refused=0 code=0
+if [ "$OUTCOME" = wrong ]; then failed=1 code=4
+elif [ $type = fp32 ] && [ "$OUTCOME" != refused ]; then passed=3
+else refused=3 code=1; fi
+ok=true; [ $failed = 0 ] || ok=false
+echo "{\\"environment\\": {}, \\"passed\\": $passed, \\"failed\\": $failed,
+  \\"unsupported\\": $refused, \\"ok\\": $ok, \\"reports\\": [
+  {\\"case\\": \\"a\\", \\"status\\": \\"ok\\", \\"passed\\": $ok}]}" >"$json"
+exit $code
+"""
+
+
+class CheckRecord(unittest.TestCase):
+    def recorded(self, outcome):
+        """(exit code, record) of bench/check.py beside a program that ends like that."""
         with tempfile.TemporaryDirectory() as folder:
-            copy = sanitize.kernels_for_racecheck(folder)["FLASHLAB_KERNEL_SOURCES"]
-            difference = subprocess.run(["diff", "-r", sanitize.KERNELS, copy], check=False,
-                                        stdout=subprocess.PIPE, text=True).stdout
-        self.assertEqual(
-            [line for line in difference.splitlines() if line[:1] in "<>"],
-            ["< inline constexpr int kArrivalsPerWarp = 1;",
-             "> inline constexpr int kArrivalsPerWarp = 32;"])
+            program = os.path.join(folder, "flashlab")
+            with open(program, "w", encoding="utf-8") as stream:
+                stream.write(PROGRAM)
+            os.chmod(program, 0o755)
+            record = os.path.join(folder, "record.json")
+            ended = subprocess.run(
+                [sys.executable, check.__file__, program, record, "--implementation", "one,two",
+                 "--dtype", "fp32,bf16"], check=False, stdout=subprocess.DEVNULL,
+                env={**os.environ, "OUTCOME": outcome})
+            with open(record, encoding="utf-8") as stream:
+                return ended.returncode, json.load(stream)
+
+    def test_a_type_a_kernel_refuses_is_no_failure_but_a_kernel_that_passes_nothing_is(self):
+        code, record = self.recorded("right")
+        self.assertEqual((code, record["ok"]), (0, True))
+        self.assertEqual((record["passed"], record["unsupported"]), (6, 6))
+        code, record = self.recorded("refused")
+        self.assertEqual((code, record["ok"]), (1, False))
+
+    def test_a_wrong_case_and_a_process_that_dies_are_failures(self):
+        code, record = self.recorded("wrong")
+        self.assertEqual((code, record["ok"], record["failed"]), (1, False, 4))
+        self.assertEqual([run["failures"][0]["case"] for run in record["runs"]], ["a"] * 4)
+        code, record = self.recorded("killed")
+        self.assertEqual((code, record["ok"]), (1, False))
+        self.assertIn("out of memory", record["runs"][0]["output"][0])
 
 
 class Build(unittest.TestCase):

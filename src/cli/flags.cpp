@@ -124,7 +124,8 @@ std::vector<FlagSpec> flags_of_runs() {
        "cpu or cuda[:N] (default: bench, compare and explain take the GPU where there is one that "
        "can run what is asked, else cpu)"},
       {"--implementation", "", "NAME[,NAME]", kList, kBench | kExplain | kCheck, kExecution,
-       "names (default: the production one; check: all but reference)", implementation_choices},
+       "names (default: the production one; check: all but reference and other people's)",
+       implementation_choices},
       {"--implementation", "", "NAME[,NAME]", kList, kCompare, kExecution,
        "names (default: all of the device but reference; peers where they are named)",
        rival_choices},

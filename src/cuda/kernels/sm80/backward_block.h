@@ -5,7 +5,6 @@
 
 #include "ptx/barrier.h"
 #include "sm80/backward_tiles.h"
-#include "tile/warp_barrier.h"
 
 namespace flashlab::device {
 
@@ -43,8 +42,11 @@ using TileGradO = OperandTile<kTileQ, kDimV>;
 using TileScores = OperandTile<kTileK, kTileQ>;  ///< P^T or dS^T: a row per key
 
 /// The barrier of a step, between storing P and dS and using those of other warps; threads arrive
-/// at it and go on with what they have. Without exchange and with two barriers per step it is a
-/// block barrier: nothing lies between, and on sm_80 two blocks leave no byte for another.
+/// at it and go on with what they have. Every thread arrives for itself: one lane for its warp,
+/// after __syncwarp(), is as fast, but of what the other 31 stored racecheck then reports hazards
+/// (compute-sanitizer of CUDA 13.0, H200, 2026-11-21). Without exchange and with two barriers per
+/// step it is a block barrier: nothing lies between, and on sm_80 two blocks leave no byte for
+/// another.
 template <bool kSplit>
 struct StepBarriers {
   Int64 stored;  ///< every warp has stored its P and dS; its copies have landed
@@ -53,12 +55,12 @@ struct StepBarriers {
   /// Before the first use of a barrier, and before a block barrier.
   __device__ void init() {
     if (threadIdx.x != 0) return;
-    init_warp_barrier(stored, Sizes::kWarps);
-    init_warp_barrier(read, Sizes::kWarps);
+    ptx::barrier_init(ptx::shared_address(&stored), kThreads);
+    ptx::barrier_init(ptx::shared_address(&read), kThreads);
   }
-  __device__ void arrive_stored() const { arrive_as_warp(stored); }
+  __device__ void arrive_stored() const { ptx::barrier_arrive(ptx::shared_address(&stored)); }
   __device__ void wait_stored(unsigned phase) const { wait(stored, phase); }
-  __device__ void arrive_read() const { arrive_as_warp(read); }
+  __device__ void arrive_read() const { ptx::barrier_arrive(ptx::shared_address(&read)); }
   __device__ void wait_read(unsigned phase) const { wait(read, phase); }
 
  private:

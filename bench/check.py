@@ -1,0 +1,105 @@
+#!/usr/bin/env python3
+"""flashlab check of every GPU kernel, side by side: one process per implementation and type.
+
+  bench/check.py PROGRAM OUTPUT.json [--implementation NAME[,NAME]] [--dtype TYPE[,TYPE]] [--jobs N]
+
+Most of a check is the fp64 oracle on the host, so one process after the other would take longer
+than ten minutes. OUTPUT.json gets each command, its counts, and the failures whole; it is written
+anew after each, so that nothing is lost when time runs out. Exit code 1 when a case failed or a
+process ended badly.
+"""
+
+import argparse
+import collections
+import concurrent.futures
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+
+# Those that take longest first. Types a kernel does not know are refused, which the counts say.
+IMPLEMENTATIONS = ("sm80,naive,fa2,fa2-vector,fa2-shuffle,fa2-deterministic,fa1,fa1-vector,"
+                   "fa1-shuffle,fa1-mma,fa2-mma")
+DTYPES = "fp32,tf32,bf16,fp16"
+COUNTS = ("passed", "failed", "unsupported")
+
+
+def check(program, implementation, dtype, threads):
+    """(environment, record) of one process."""
+    # Every case's name has a dash; naming cases leaves out the ruler, which wants a quiet machine.
+    command = [program, "check", "--device", "cuda", "--implementation", implementation,
+               "--dtype", dtype, "--case=-", "--threads", str(threads)]
+    start = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        results = os.path.join(folder, "check.json")
+        ended = subprocess.run([*command, "--json", results], check=False, text=True,
+                               errors="replace", stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        document = None
+        if os.path.exists(results):
+            with open(results, encoding="utf-8") as stream:
+                document = json.load(stream)
+    out = {"implementation": implementation, "dtype": dtype, "command": " ".join(command),
+           "seconds": round(time.monotonic() - start, 1), "exit_code": ended.returncode}
+    if document is None:
+        return None, out | {"ok": False, "output": ended.stdout.splitlines()[-10:]}
+    counts = {key: document[key] for key in COUNTS}
+    # A type that a kernel does not know is refused case by case: check then ends with 1.
+    refused = document["ok"] and document["passed"] == 0 and document["unsupported"] > 0
+    failures = [one for one in document["reports"]
+                if one["status"] != "unsupported" and not one["passed"]]
+    return document["environment"], out | {"ok": ended.returncode == 0 or refused} | counts | {
+        "failures": failures}
+
+
+def all_ok(runs):
+    """Every process ended well, and every implementation passed something."""
+    passed = collections.Counter()
+    for run in runs:
+        passed[run["implementation"]] += run.get("passed", 0)
+    return all(run["ok"] for run in runs) and all(passed.values())
+
+
+def write(path, environment, runs):
+    totals = {key: sum(run.get(key, 0) for run in runs) for key in COUNTS}
+    with open(path, "w", encoding="utf-8") as stream:
+        json.dump({"schema": "flashlab.check_record/1", "environment": environment, **totals,
+                   "ok": all_ok(runs), "runs": runs}, stream, indent=1)
+        stream.write("\n")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("program")
+    parser.add_argument("output")
+    parser.add_argument("--implementation", default=IMPLEMENTATIONS)
+    parser.add_argument("--dtype", default=DTYPES)
+    cores = len(os.sched_getaffinity(0))
+    parser.add_argument("--jobs", type=int, default=max(1, cores // 3))
+    asked = parser.parse_args()
+    environment, runs = None, []
+    # Idle processors of one check help another: most of its cases are small.
+    threads = max(1, 2 * cores // asked.jobs)
+    with concurrent.futures.ThreadPoolExecutor(asked.jobs) as pool:
+        running = [pool.submit(check, asked.program, implementation, dtype, threads)
+                   for implementation in asked.implementation.split(",")
+                   for dtype in asked.dtype.split(",")]
+        for done in concurrent.futures.as_completed(running):
+            described, run = done.result()
+            # Of the first to end: the others' differ in the command and in what moves (clocks).
+            if environment is None and described is not None:
+                environment = described | {
+                    "command": " ".join(["bench/check.py", *sys.argv[1:]])}
+            runs.append(run)
+            write(asked.output, environment, runs)
+            print(f"{run.get('passed', 0)} passed, {run.get('failed', 0)} failed, "
+                  f"{run.get('unsupported', 0)} refused, exit code {run['exit_code']}, "
+                  f"{run['seconds']} s: {run['command']}", flush=True)
+            for line in run.get("output", []) + [str(one) for one in run.get("failures", [])]:
+                print("  " + line[:400], flush=True)
+    return 0 if all_ok(runs) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

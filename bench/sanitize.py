@@ -108,7 +108,7 @@ def watch(path, tool, arguments, results, limit):
 
 def both(path, tool, arguments, results, limit):
     """A run without the tool, then one with it."""
-    code, text, seconds = run(arguments, limit, environment)
+    code, text, seconds = run(arguments, limit)
     if code != 0:
         print(f"without {tool}, exit code {code}: {' '.join(arguments)}\n{text[-2000:]}")
     watched = watch(path, tool, arguments, results, limit)

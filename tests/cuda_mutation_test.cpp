@@ -182,16 +182,17 @@ class Compiler {
   }
   // Empty when two kernels can come out as the same code, else a line in which they differ. NVRTC
   // does not always write the same for the same text (a vector load more or less; NVRTC 13.0,
-  // fa1-vector: one time in four), so each is compiled until one has been seen of both.
+  // fa1-vector: one time in four), so each is compiled until one has been seen of both. They change
+  // places from attempt to attempt: in turns alone each came out in a way of its own 30 times
+  // (fp32_backward beside eight other processes, 2026-11-21).
   std::string difference(const cuda::KernelSpec& one, const cuda::KernelSpec& other) {
     std::set<std::string> ones{code(one)}, others;
     for (int attempt = 0; attempt < kMaxAttempts; ++attempt) {
-      const std::string fresh = compiled(other);
-      if (ones.contains(fresh)) return "";
-      others.insert(fresh);
-      const std::string again = compiled(one);
-      if (others.contains(again)) return "";
-      ones.insert(again);
+      for (const bool first : {attempt % 2 == 1, attempt % 2 == 0}) {
+        const std::string fresh = compiled(first ? one : other);
+        if ((first ? others : ones).contains(fresh)) return "";
+        (first ? ones : others).insert(fresh);
+      }
     }
     std::istringstream left(*ones.begin()), right(*others.begin());
     std::string a, b;

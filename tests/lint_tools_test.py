@@ -261,6 +261,48 @@ class CheckRecord(unittest.TestCase):
         self.assertIn("out of memory", record["runs"][0]["output"][0])
 
 
+TOOL = """#!/bin/sh
+# compute-sanitizer that runs the program and finds what FOUND says in `check`.
+while [ "${1#--}" != "$1" ]; do shift 2; done
+"$@" >/dev/null || exit 1
+case $2 in check) found=$FOUND ;; *) found=0 ;; esac
+echo "========= RACECHECK SUMMARY: $found hazards displayed"
+[ "$found" = 0 ] || exit 9
+"""
+PROGRAM_TO_WATCH = """#!/bin/sh
+# `flashlab info` and `flashlab check`.
+while [ $# -gt 0 ]; do
+  case $1 in info) echo '{"environment": {"gpu": "none"}}' ;; --json) json=$2 ;; esac
+  shift
+done
+[ "${json:--}" = - ] || echo '{"passed": 2, "failed": 0, "unsupported": 1}' >"$json"
+"""
+
+
+class Sanitize(unittest.TestCase):
+    def test_what_the_tool_finds_is_recorded_and_is_a_failure(self):
+        script = os.path.join(ROOT, "bench", "sanitize.py")
+        with tempfile.TemporaryDirectory() as folder:
+            for name, text in (("compute-sanitizer", TOOL), ("flashlab", PROGRAM_TO_WATCH)):
+                with open(os.path.join(folder, name), "w", encoding="utf-8") as stream:
+                    stream.write(text)
+                os.chmod(os.path.join(folder, name), 0o755)
+            record = os.path.join(folder, "record.json")
+            for found in (0, 31):
+                ended = subprocess.run(
+                    [sys.executable, script, "racecheck", os.path.join(folder, "flashlab"), record,
+                     "--implementation", "sm80,naive"], check=False, stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT, text=True, env={
+                        **os.environ, "FOUND": str(found),
+                        "PATH": folder + os.pathsep + os.environ["PATH"]})
+                with open(record, encoding="utf-8") as stream:
+                    document = json.load(stream)
+                self.assertEqual((ended.returncode, document["ok"]), (int(found > 0), found == 0),
+                                 ended.stdout)
+                self.assertEqual([run["found"] for run in document["runs"]], [found] * 2)
+                self.assertEqual([run["passed"] for run in document["runs"]], [2, 2])
+
+
 class Build(unittest.TestCase):
     def test_a_folder_made_for_another_tree_is_configured_anew(self):
         for home, kept in ((build.SOURCE, True), ("/elsewhere", False)):

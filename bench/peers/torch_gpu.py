@@ -173,6 +173,26 @@ def summary(peer, rows):
             print(f"{peer} over ours, {which}, geometric mean: {mean:.3f}x")
 
 
+def write(arguments, environment, results):
+    """A file per peer, with what there is so far: a run that is stopped keeps it."""
+    os.makedirs(os.path.dirname(arguments.json) or ".", exist_ok=True)
+    for peer, rows in results.items():
+        document = {
+            "schema": "flashlab.peers/1",
+            "peer": f"PyTorch {torch.__version__} {peer}, {torch.cuda.get_device_name()}",
+            "command": " ".join(sys.argv),
+            "date_utc": datetime.datetime.now(datetime.timezone.utc)
+                        .strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "rounds": arguments.rounds,
+            "environment": environment,
+            "results": rows,
+        }
+        path = f"{arguments.json}-{arguments.grid}-{peer}.json"
+        with open(path, "w", encoding="utf-8") as stream:
+            json.dump(document, stream, indent=1)
+            stream.write("\n")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--flashlab", default="build/flashlab")
@@ -198,23 +218,9 @@ def main():
                       f"S{row['seqlen_q']:<6}{row['mask']:<16}ours {row['flashlab_ms']:9.3f} ms  "
                       f"theirs {row['torch_ms']:9.3f} ms  {row['torch_over_flashlab']:.2f}x",
                       flush=True)
-    os.makedirs(os.path.dirname(arguments.json) or ".", exist_ok=True)
+        write(arguments, environment, results)
     for peer in peers:
         summary(peer, results[peer])
-        document = {
-            "schema": "flashlab.peers/1",
-            "peer": f"PyTorch {torch.__version__} {peer}, {torch.cuda.get_device_name()}",
-            "command": " ".join(sys.argv),
-            "date_utc": datetime.datetime.now(datetime.timezone.utc)
-                        .strftime("%Y-%m-%dT%H:%M:%SZ"),
-            "rounds": arguments.rounds,
-            "environment": environment,
-            "results": results[peer],
-        }
-        path = f"{arguments.json}-{arguments.grid}-{peer}.json"
-        with open(path, "w", encoding="utf-8") as stream:
-            json.dump(document, stream, indent=1)
-            stream.write("\n")
 
 
 if __name__ == "__main__":

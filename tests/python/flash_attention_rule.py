@@ -31,6 +31,12 @@ ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))
 SCHEMA = "flashlab.flash_attention_rule/1"
 DEADLY = ("CUDA error", "the process died")  # results after which a process is of no use
 
+# Cases run beside each other on one GPU: a process keeps this much of what it is done with, and
+# one that finds no memory tries again when others may have given some back.
+KEPT_BYTES = 2 << 30
+NO_MEMORY = "OutOfMemoryError"
+WAITS_S = (1, 4, 15)
+
 Task = collections.namedtuple("Task", "file name reason again")
 
 
@@ -41,14 +47,25 @@ Task = collections.namedtuple("Task", "file name reason again")
 def run_one(name, reason, device, repeats):
     """{"ok": bool, "what": text, "shares": {tensor: error / allowed}} of a case or a refusal."""
     import torch
+    for wait in (*WAITS_S, None):
+        result = try_one(name, reason, device, repeats)
+        if device != "cuda":
+            return result
+        no_memory = result["what"].startswith(NO_MEMORY)
+        if no_memory or torch.cuda.memory_reserved() > KEPT_BYTES:
+            torch.cuda.empty_cache()
+        if not no_memory or wait is None:
+            return result
+        time.sleep(wait)
+
+
+def try_one(name, reason, device, repeats):
     import flash_attention_math as maths
     sweep, case = cases.find(name)
     try:
         if reason:
             return {"ok": True, "what": maths.run_refused(reason, case, device), "shares": {}}
         shares, note = maths.run(sweep, case, device, repeats)
-        if device == "cuda" and torch.cuda.memory_reserved() > 12 << 30:
-            torch.cuda.empty_cache()
         return {"ok": True, "what": note, "shares": shares}
     except maths.Failed as failure:
         return {"ok": False, "what": str(failure), "shares": {}}

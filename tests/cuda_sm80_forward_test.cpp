@@ -15,8 +15,10 @@ TEST(ForwardTiling, FitsEveryHeadDimOnEveryDevice) {
     for (const std::int64_t rows : {1, 17, 40, 65, 4096}) {
       for (int dim = 1; dim <= 256; ++dim) {
         for (const int dim_v : {1, dim, 256}) {
-          for (const bool transformed : {false, true}) {
-            const ForwardTiling t = choose_forward_tiling({rows, dim, dim_v, transformed}, limit);
+          for (const int needs : {0, 1, 2, 3}) {
+            const bool transformed = needs % 2 == 1, bounded = needs >= 2;
+            const ForwardTiling t =
+                choose_forward_tiling({rows, dim, dim_v, transformed, bounded}, limit);
             EXPECT_LE(forward_shared_bytes(t, dim, dim_v), limit)
                 << dim << " " << dim_v << " rows " << rows;
             EXPECT_EQ(t.tile_k % t.piece_k, 0);
@@ -33,6 +35,13 @@ TEST(ForwardTiling, FewRowsGetSmallTiles) {
   EXPECT_EQ(choose_forward_tiling({1, 128, 128, false}, kHopper).tile_q(), 16);
   EXPECT_EQ(choose_forward_tiling({33, 128, 128, false}, kHopper).tile_q(), 64);
   EXPECT_EQ(choose_forward_tiling({4096, 128, 128, false}, kHopper).tile_q(), 128);
+}
+
+TEST(ForwardTiling, MaskedTilesAreOnePieceWhereRowsAreFewOrBounded) {
+  EXPECT_EQ(choose_forward_tiling({4096, 128, 128, true, true}, kHopper).tile_k, 16);
+  EXPECT_EQ(choose_forward_tiling({64, 256, 256, true, false}, kHopper).tile_k, 16);
+  EXPECT_EQ(choose_forward_tiling({4096, 128, 128, true, false}, kHopper).tile_k, 64);
+  EXPECT_EQ(choose_forward_tiling({4096, 64, 64, true, true}, kHopper).tile_k, 64);
 }
 
 TEST(ForwardTiling, ResidentBlocksAreWhatSharedMemoryHolds) {

@@ -31,6 +31,7 @@ struct ForwardNeeds {
   std::int64_t rows = 0;  ///< query rows per head, or per group of heads that share a tile
   int head_dim = 0, head_dim_v = 0;
   bool transformed = false;  ///< scores are masked by a tensor or scaled before the softmax
+  bool bounded = false;      ///< causal, or a window: rows differ in the keys they see
 };
 
 /// The tiling on a device that grants a block `shared_limit` bytes; from large to small until it

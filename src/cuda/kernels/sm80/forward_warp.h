@@ -205,14 +205,17 @@ struct ForwardWarp {
         const int position = task.position(row);
         const KeyRange seen = visible_keys<Config>(args.shape, position);
         const MaskRows<Config> mask(args.mask, task.batch, task.head(row));
+        const int own_key = first_key + 2 * (lane % 4);
+        const Int64 own_mask = mask.index(position, own_key);
 #pragma unroll
         for (int n = 0; n < kPieceBlocks; ++n) {
 #pragma unroll
           for (int i = 0; i < 2; ++i) {
-            const int key = first_key + 8 * n + 2 * (lane % 4) + i;
             float& score = rS[m][n][2 * half + i];
             if constexpr (Config::kPrescaled) score *= args.shape.scale_log2;
-            score = seen.contains(key) ? mask.apply(score, position, key) : kMinusInfinity;
+            score = seen.contains(own_key + 8 * n + i)
+                        ? mask.apply(score, own_mask + mask.distance(8 * n + i))
+                        : kMinusInfinity;
           }
         }
       }

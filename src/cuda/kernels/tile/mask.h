@@ -34,11 +34,19 @@ struct MaskRows {
   __device__ MaskRows(const MaskView& mask, int batch, int head)
       : view(mask), base(batch * mask.batch_stride + head * mask.head_stride) {}
 
+  /// Elements between the masks of two keys that are `keys` apart: a constant where they lie side
+  /// by side, so that a thread's keys are constant offsets from one address.
+  __device__ Int64 distance(int keys) const {
+    return Config::kMaskDense ? keys : keys * view.key_stride;
+  }
+  __device__ Int64 index(int query, int key) const {
+    return base + query * view.row_stride + distance(key);
+  }
+
   /// Whether the mask leaves a key visible, and its score after the mask: `scaled` is in units of
   /// log2, an additive mask in natural ones. An additive -inf hides the key like a boolean false; a
   /// visible key whose own score is -inf stays visible.
-  __device__ bool reveal(float& scaled, int query, int key) const {
-    const Int64 index = base + query * view.row_stride + key * view.key_stride;
+  __device__ bool reveal(float& scaled, Int64 index) const {
     if constexpr (Config::kMask == MaskTensor::kBool) {
       return static_cast<const unsigned char*>(view.data)[index] != 0;
     } else if constexpr (Config::kMask == MaskTensor::kAdditive) {
@@ -51,8 +59,8 @@ struct MaskRows {
   }
 
   /// The score of a key for the softmax: -inf if it is hidden.
-  __device__ float apply(float scaled, int query, int key) const {
-    return reveal(scaled, query, key) ? scaled : kMinusInfinity;
+  __device__ float apply(float scaled, Int64 index) const {
+    return reveal(scaled, index) ? scaled : kMinusInfinity;
   }
 };
 

@@ -19,11 +19,21 @@ import sys
 import tempfile
 import time
 
-# Those that take longest first. Types a kernel does not know are refused, which the counts say.
-IMPLEMENTATIONS = ("sm80,naive,fa2,fa2-vector,fa2-shuffle,fa2-deterministic,fa1,fa1-vector,"
-                   "fa1-shuffle,fa1-mma,fa2-mma")
+OTHERS = ("cublas", "cudnn")  # other people's: checked where they are named
+# Types a kernel does not know are refused, which the counts say.
 DTYPES = "fp32,tf32,bf16,fp16"
 COUNTS = ("passed", "failed", "unsupported")
+
+
+def info(program):
+    """What the program says of itself and this machine."""
+    return json.loads(subprocess.run([program, "info", "--json", "-"], check=True,
+                                     stdout=subprocess.PIPE).stdout)
+
+
+def ours(program):
+    """The GPU implementations of this project, as --implementation takes them."""
+    return ",".join(name for name in info(program)["cuda_implementations"] if name not in OTHERS)
 
 
 def check(program, implementation, dtype, threads):
@@ -73,7 +83,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("program")
     parser.add_argument("output")
-    parser.add_argument("--implementation", default=IMPLEMENTATIONS)
+    parser.add_argument("--implementation", default="", help="default: all of this project")
     parser.add_argument("--dtype", default=DTYPES)
     cores = len(os.sched_getaffinity(0))
     parser.add_argument("--jobs", type=int, default=max(1, cores // 3))
@@ -83,7 +93,7 @@ def main():
     threads = max(1, 2 * cores // asked.jobs)
     with concurrent.futures.ThreadPoolExecutor(asked.jobs) as pool:
         running = [pool.submit(check, asked.program, implementation, dtype, threads)
-                   for implementation in asked.implementation.split(",")
+                   for implementation in (asked.implementation or ours(asked.program)).split(",")
                    for dtype in asked.dtype.split(",")]
         for done in concurrent.futures.as_completed(running):
             described, run = done.result()

@@ -24,8 +24,8 @@ import sys
 import tempfile
 import time
 
-OURS = ("sm80,naive,fa1,fa1-vector,fa1-shuffle,fa1-mma,fa2,fa2-vector,fa2-shuffle,fa2-mma,"
-        "fa2-deterministic")
+import check
+
 REACH = ("fp32-bool-mask-form-0,bf16-064,fp16-head-dim-2,fp32-060,bf16-003,"
          "fp32-decode-bottom-right,fp16-044,bf16-080,fp32-055,bf16-095,fp32-115,fp16-020,"
          "bf16-padded-gqa-accumulate,bf16-082,fp32-fill-2,fp32-fill-4-causal,"
@@ -131,7 +131,7 @@ def main():
     parser.add_argument("tools")
     parser.add_argument("program")
     parser.add_argument("output")
-    parser.add_argument("--implementation", default=OURS)
+    parser.add_argument("--implementation", default="", help="default: all of this project")
     parser.add_argument("--append", action="store_true")
     parser.add_argument("--limit", type=float, default=500, help="seconds of one run")
     asked = parser.parse_args()
@@ -150,11 +150,11 @@ def main():
     if asked.append and os.path.exists(asked.output):
         with open(asked.output, encoding="utf-8") as stream:
             runs = json.load(stream)["runs"]
-    environment = json.loads(subprocess.run([asked.program, "info", "--json", "-"], check=True,
-                                            stdout=subprocess.PIPE).stdout)["environment"]
+    environment = check.info(asked.program)["environment"]
+    names = asked.implementation or check.ours(asked.program)
     with tempfile.TemporaryDirectory() as folder:
         for tool in asked.tools.split(","):
-            todo = list(commands(tool, asked.program, asked.implementation, folder))
+            todo = list(commands(tool, asked.program, names, folder))
             # Side by side: most of a run is the tool's own work on one thread of the host.
             with concurrent.futures.ThreadPoolExecutor(JOBS) as pool:
                 running = [pool.submit(both, path, tool, *each, asked.limit)

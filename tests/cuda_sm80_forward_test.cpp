@@ -1,8 +1,13 @@
 // How the portable forward kernel cuts problems: pure functions of sizes and of what a device
 // grants.
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <string>
+
+#include "api/problem.h"
+#include "cuda/launch/config.h"
 #include "cuda/launch/sm80_forward.h"
 
 namespace flashlab::cuda {
@@ -51,6 +56,28 @@ TEST(ForwardTiling, ResidentBlocksAreWhatSharedMemoryHolds) {
   EXPECT_EQ(forward_resident_blocks(t, 100'000, kHopper), 2);
   EXPECT_EQ(forward_resident_blocks(t, 101'376, kAda), 1);
   EXPECT_EQ(forward_resident_blocks(t, 50'176, kAda), 2);
+}
+
+// The Config of a forward whose boolean mask has this many elements in a row.
+std::string config_with_mask(std::int64_t keys_of_mask) {
+  const Device device{DeviceKind::kCuda, 0};
+  Problem problem;
+  problem.q = contiguous_spec(DType::kBf16, {1, 8, 2, 64}, device);
+  problem.k = contiguous_spec(DType::kBf16, {1, 16, 2, 64}, device);
+  problem.v = problem.k;
+  problem.o = problem.q;
+  problem.mask = contiguous_spec(DType::kBool, {1, 1, 8, keys_of_mask}, device);
+  Problem normalised;
+  const auto geometry = internal::validate(problem, &normalised);
+  EXPECT_TRUE(geometry.ok()) << geometry.status().message();
+  ConfigPrinter config;
+  if (geometry.ok()) print_call(config, normalised, *geometry);
+  return config.text();
+}
+
+TEST(MaskConfig, DenseUnlessOneElementStandsForAllKeys) {
+  EXPECT_THAT(config_with_mask(16), testing::HasSubstr("kMaskDense = true"));
+  EXPECT_THAT(config_with_mask(1), testing::HasSubstr("kMaskDense = false"));
 }
 
 TEST(KeySplits, FillTheDeviceAndNoMore) {

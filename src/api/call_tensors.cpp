@@ -108,27 +108,29 @@ Status check_all(const std::vector<Argument>& arguments) {
   return {};
 }
 
-}  // namespace
-
-Status check_tensors(const Problem& planned, const ForwardTensors& t) {
+// What both passes have; one writes o, the other reads it.
+template <class Tensors>
+std::vector<Argument> shared_arguments(const Problem& planned, const Tensors& t, bool writes_o) {
   std::vector<Argument> list;
-  list.reserve(6);
+  list.reserve(11);
   add(list, "q", t.q, planned.q, false);
   add(list, "k", t.k, planned.k, false);
   add(list, "v", t.v, planned.v, false);
-  add(list, "o", t.o, planned.o, true);
+  add(list, "o", t.o, planned.o, writes_o);
+  return list;
+}
+
+}  // namespace
+
+Status check_tensors(const Problem& planned, const ForwardTensors& t) {
+  std::vector<Argument> list = shared_arguments(planned, t, true);
   if (Status s = add(list, "lse", t.lse, planned.lse, true); !s.ok()) return s;
   if (Status s = add(list, "mask", t.mask, planned.mask, false); !s.ok()) return s;
   return check_all(list);
 }
 
 Status check_tensors(const Problem& planned, const BackwardTensors& t) {
-  std::vector<Argument> list;
-  list.reserve(11);
-  add(list, "q", t.q, planned.q, false);
-  add(list, "k", t.k, planned.k, false);
-  add(list, "v", t.v, planned.v, false);
-  add(list, "o", t.o, planned.o, false);
+  std::vector<Argument> list = shared_arguments(planned, t, false);
   add(list, "lse", t.lse, *planned.lse, false);
   add(list, "d_o", t.d_o, *planned.d_o, false);
   add(list, "dq", t.dq, *planned.dq, true);

@@ -60,33 +60,36 @@ device::Shape shape_of(const internal::Geometry& g) {
   return shape;
 }
 
-device::ForwardArguments arguments_of(const internal::Geometry& geometry, const ForwardTensors& t) {
-  device::ForwardArguments a{};
+namespace {
+
+// What both passes have.
+template <class Arguments, class Tensors>
+Arguments shared_arguments(const internal::Geometry& geometry, const Tensors& t) {
+  Arguments a{};
   a.q = rows(t.q);
   a.k = rows(t.k);
   a.v = rows(t.v);
   a.o = rows(t.o);
-  a.lse = scalars(t.lse);
+  a.lse = scalars(std::optional<ConstTensor>(t.lse));
   a.mask = mask_view(t.mask);
   a.shape = shape_of(geometry);
   return a;
 }
 
+}  // namespace
+
+device::ForwardArguments arguments_of(const internal::Geometry& geometry, const ForwardTensors& t) {
+  return shared_arguments<device::ForwardArguments>(geometry, t);
+}
+
 device::BackwardArguments arguments_of(const internal::Geometry& geometry,
                                        const BackwardTensors& t) {
-  device::BackwardArguments a{};
-  a.q = rows(t.q);
-  a.k = rows(t.k);
-  a.v = rows(t.v);
-  a.o = rows(t.o);
+  auto a = shared_arguments<device::BackwardArguments>(geometry, t);
   a.d_o = rows(t.d_o);
   a.dq = rows(t.dq);
   a.dk = rows(t.dk);
   a.dv = rows(t.dv);
-  a.lse = scalars(std::optional<ConstTensor>(t.lse));
   a.d_lse = scalars(t.d_lse);
-  a.mask = mask_view(t.mask);
-  a.shape = shape_of(geometry);
   return a;
 }
 

@@ -13,7 +13,7 @@ namespace flashlab::cuda {
 ///   int kHeadDim, kHeadDimV (exact)
 ///   bool kBoundedRight (causal or a right bound), kBoundedLeft
 ///   MaskTensor kMask, Element kMaskElement (additive masks), bool kMaskDense (the mask has an
-///   element of its own for every key, and they lie side by side)
+///   element for every key, side by side, not one for all)
 ///   bool kLse (forward: wanted), kLseGradient, kAccumulate (backward)
 ///   int kAlignQ, kAlignK, kAlignV, kAlignO ... : bytes every row's address is a multiple of, at
 ///   most 16 (from base alignment and strides)

@@ -10,7 +10,8 @@
 #   torch     PyTorch's backends in turns with ours: papers (bf16)
 #   torch32   the same in fp32: batch 8, one head
 #   python    the Python package on this GPU: its tests, what it adds to a call (gpu_costs beside
-#             PROGRAM), the next 500 cases of each of FlashAttention's test files, swapped models
+#             PROGRAM), mask tensors beside PyTorch's, the next 500 cases of each of
+#             FlashAttention's test files, swapped models
 #   all       everything, one after the other
 #
 # PROGRAM is build/flashlab; files in OUTPUT_FOLDER start with NAME, e.g. h200. PYTHON is one that
@@ -109,6 +110,7 @@ part_python() {
   done
   step "python: overhead" "$python" "$here/python/overhead.py" --flashlab "$program" \
     --gpu-costs "$(dirname "$program")/gpu_costs" --json "$folder/$name-overhead.json"
+  step "python: mask tensors" "$python" "$here/python/masks.py" --json "$folder/$name-masks.json"
   step "python: FlashAttention's rule" "$python" "$tests/flash_attention_rule.py" --jobs 8 \
     --sample 500 --time-limit 90 --json "$folder/flash_attention_rule-$name"
   step "python: swapped models" "$python" "$here/../examples/python/swap_attention.py" \

@@ -20,10 +20,10 @@ TEST(ForwardTiling, FitsEveryHeadDimOnEveryDevice) {
     for (const std::int64_t rows : {1, 17, 40, 65, 4096}) {
       for (int dim = 1; dim <= 256; ++dim) {
         for (const int dim_v : {1, dim, 256}) {
-          for (const int needs : {0, 1, 2, 3}) {
-            const bool transformed = needs % 2 == 1, bounded = needs >= 2;
-            const ForwardTiling t =
-                choose_forward_tiling({rows, dim, dim_v, transformed, bounded}, limit);
+          for (int needs = 0; needs < 8; ++needs) {
+            const bool transformed = needs % 2 == 1, bounded = needs / 2 % 2 == 1;
+            const ForwardTiling t = choose_forward_tiling(
+                {rows, dim, dim_v, transformed, bounded, /*by_element=*/needs >= 4}, limit);
             EXPECT_LE(forward_shared_bytes(t, dim, dim_v), limit)
                 << dim << " " << dim_v << " rows " << rows;
             EXPECT_EQ(t.tile_k % t.piece_k, 0);
@@ -42,11 +42,23 @@ TEST(ForwardTiling, FewRowsGetSmallTiles) {
   EXPECT_EQ(choose_forward_tiling({4096, 128, 128, false}, kHopper).tile_q(), 128);
 }
 
-TEST(ForwardTiling, MaskedTilesAreOnePieceWhereRowsAreFewOrBounded) {
-  EXPECT_EQ(choose_forward_tiling({4096, 128, 128, true, true}, kHopper).tile_k, 16);
+TEST(ForwardTiling, MaskedTilesFollowBoundsAndWhatTheDeviceHolds) {
+  const auto masked = [](int dim, bool bounded, int limit) {
+    return choose_forward_tiling({4096, dim, dim, true, bounded}, limit);
+  };
+  EXPECT_EQ(masked(64, false, kHopper).warp_rows, 32);
+  EXPECT_EQ(masked(64, true, kHopper).warp_rows, 16);
+  EXPECT_EQ(masked(128, false, kHopper).warp_rows, 32);
+  EXPECT_EQ(masked(128, false, kAda).warp_rows, 16);  // two blocks of 32 rows do not fit
+  EXPECT_EQ(masked(256, true, kHopper).tile_k, 32);
+  EXPECT_EQ(masked(256, true, kAda).tile_k, 16);
   EXPECT_EQ(choose_forward_tiling({64, 256, 256, true, false}, kHopper).tile_k, 16);
-  EXPECT_EQ(choose_forward_tiling({4096, 128, 128, true, false}, kHopper).tile_k, 64);
-  EXPECT_EQ(choose_forward_tiling({4096, 64, 64, true, true}, kHopper).tile_k, 64);
+  for (const int dim : {8, 64, 128, 256}) EXPECT_FALSE(masked(dim, false, kHopper).steady_loop);
+}
+
+TEST(ForwardTiling, CopiesByElementTakeTheRegistersOfQ) {
+  EXPECT_EQ(choose_forward_tiling({4096, 127, 127, false, false, true}, kHopper).query_steps, 0);
+  EXPECT_GT(choose_forward_tiling({4096, 127, 127, false, false, false}, kHopper).query_steps, 0);
 }
 
 TEST(ForwardTiling, ResidentBlocksAreWhatSharedMemoryHolds) {
@@ -58,15 +70,16 @@ TEST(ForwardTiling, ResidentBlocksAreWhatSharedMemoryHolds) {
   EXPECT_EQ(forward_resident_blocks(t, 50'176, kAda), 2);
 }
 
-// The Config of a forward whose boolean mask has this many elements in a row.
-std::string config_with_mask(std::int64_t keys_of_mask) {
+// The Config of a forward with a mask of these elements, a row of which stands for all rows of q.
+std::string config_with_mask(DType dtype, std::int64_t keys_of_mask, std::int64_t row_stride) {
   const Device device{DeviceKind::kCuda, 0};
   Problem problem;
   problem.q = contiguous_spec(DType::kBf16, {1, 8, 2, 64}, device);
   problem.k = contiguous_spec(DType::kBf16, {1, 16, 2, 64}, device);
   problem.v = problem.k;
   problem.o = problem.q;
-  problem.mask = contiguous_spec(DType::kBool, {1, 1, 8, keys_of_mask}, device);
+  problem.mask = contiguous_spec(dtype, {1, 1, 8, keys_of_mask}, device);
+  problem.mask->strides[2] = row_stride;
   Problem normalised;
   const auto geometry = internal::validate(problem, &normalised);
   EXPECT_TRUE(geometry.ok()) << geometry.status().message();
@@ -76,8 +89,17 @@ std::string config_with_mask(std::int64_t keys_of_mask) {
 }
 
 TEST(MaskConfig, DenseUnlessOneElementStandsForAllKeys) {
-  EXPECT_THAT(config_with_mask(16), testing::HasSubstr("kMaskDense = true"));
-  EXPECT_THAT(config_with_mask(1), testing::HasSubstr("kMaskDense = false"));
+  EXPECT_THAT(config_with_mask(DType::kBool, 16, 16), testing::HasSubstr("kMaskDense = true"));
+  EXPECT_THAT(config_with_mask(DType::kBool, 1, 1), testing::HasSubstr("kMaskDense = false"));
+}
+
+TEST(MaskConfig, PairsWhereEveryRowIsAlignedToTwoElements) {
+  const std::string pairs = "kMaskPairs = true", single = "kMaskPairs = false";
+  EXPECT_THAT(config_with_mask(DType::kBool, 16, 18), testing::HasSubstr(pairs));
+  EXPECT_THAT(config_with_mask(DType::kBool, 16, 17), testing::HasSubstr(single));
+  EXPECT_THAT(config_with_mask(DType::kFp32, 16, 18), testing::HasSubstr(pairs));
+  EXPECT_THAT(config_with_mask(DType::kFp32, 16, 17), testing::HasSubstr(single));
+  EXPECT_THAT(config_with_mask(DType::kBool, 1, 1), testing::HasSubstr(single));
 }
 
 TEST(KeySplits, FillTheDeviceAndNoMore) {

@@ -28,7 +28,10 @@ void print_mask(ConfigPrinter& config, const Problem& problem) {
   config.choice("kMask", "MaskTensor", kind);
   print_element(config, "kMaskElement", problem.mask ? problem.mask->dtype : DType::kFp32);
   // Validation asks for an innermost stride of 1.
-  config.boolean("kMaskDense", problem.mask && problem.mask->shape[3] != 1);
+  const bool dense = problem.mask && problem.mask->shape[3] != 1;
+  config.boolean("kMaskDense", dense)
+      .boolean("kMaskPairs", dense && row_alignment_bytes(*problem.mask) >=
+                                          2 * static_cast<int>(size_of(problem.mask->dtype)));
 }
 
 }  // namespace
@@ -42,6 +45,10 @@ int row_alignment_bytes(const TensorSpec& spec) {
     while (step % bytes != 0) bytes /= 2;
   }
   return static_cast<int>(bytes);
+}
+
+bool copied_by_element(const TensorSpec& spec) {
+  return row_alignment_bytes(spec) < 4;
 }
 
 void print_call(ConfigPrinter& config, const Problem& problem, const internal::Geometry& g) {

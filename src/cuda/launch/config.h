@@ -13,7 +13,8 @@ namespace flashlab::cuda {
 ///   int kHeadDim, kHeadDimV (exact)
 ///   bool kBoundedRight (causal or a right bound), kBoundedLeft
 ///   MaskTensor kMask, Element kMaskElement (additive masks), bool kMaskDense (the mask has an
-///   element for every key, side by side, not one for all)
+///   element for every key, side by side, not one for all), kMaskPairs (and two at an even place
+///   of a row can be read at once)
 ///   bool kLse (forward: wanted), kLseGradient, kAccumulate (backward)
 ///   int kAlignQ, kAlignK, kAlignV, kAlignO ... : bytes every row's address is a multiple of, at
 ///   most 16 (from base alignment and strides)
@@ -22,5 +23,8 @@ void print_call(ConfigPrinter& config, const Problem& problem, const internal::G
 /// Largest power of two <= 16 that divides every row's address: the base's alignment and the
 /// strides that are used.
 int row_alignment_bytes(const TensorSpec& spec);
+
+/// Whether kernels copy rows element by element: cp.async copies at least 4 bytes.
+bool copied_by_element(const TensorSpec& spec);
 
 }  // namespace flashlab::cuda

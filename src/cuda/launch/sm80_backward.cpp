@@ -75,9 +75,13 @@ ConfigPrinter print(const Problem& problem, const Geometry& g, const BackwardCho
                     bool vector_reduction) {
   const BackwardTiling& t = choice.tiling;
   const bool deterministic = problem.options.deterministic;
-  // Registers are full at 255: what these variants need on top takes the prefetch's place.
   const bool mask = problem.mask.has_value();
-  const bool prefetch = t.warps_q == 1 || !(deterministic || mask);
+  const bool by_element = copied_by_element(problem.q) || copied_by_element(problem.k) ||
+                          copied_by_element(problem.v) ||
+                          (!choice.copy_grad_o && copied_by_element(*problem.d_o));
+  // Registers are full at 255: what these variants need on top takes the prefetch's place, except
+  // where copies by element hold registers anyway: there a variant spills without it.
+  const bool prefetch = t.warps_q == 1 || by_element || !(deterministic || mask);
   ConfigPrinter config;
   print_call(config, problem, g);
   config.integer("kTileQ", t.tile_q)

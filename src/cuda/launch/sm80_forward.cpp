@@ -18,7 +18,8 @@ using internal::Geometry;
 constexpr int kMaxHeadDim = 256;
 constexpr std::int64_t kMaxLength = INT32_MAX - 1024;  // positions are 32-bit in the kernel
 constexpr int kMaxSplits = 256;
-constexpr int kFewQuerySteps = 2;  // of Q kept in registers, by the tiling of head dims 80 to 128
+// k16 steps of Q kept in registers: by the tiling of head dims 80 to 128, by masked ones up to 256.
+constexpr int kFewQuerySteps = 2, kSomeQuerySteps = 8;
 constexpr int kMinTilesPerSplit = 4, kMinKeysPerSplit = 64;
 constexpr unsigned kMergeWarps = 4;         // kernels/sm80/forward_merge.cu
 constexpr int kReservedSharedBytes = 1024;  // per block, by the system
@@ -61,8 +62,13 @@ ForwardChoice choose(const Problem& problem, const Geometry& g, const DeviceInfo
   ForwardChoice choice;
   const int limit = device.shared_bytes_per_block;
   const bool bounded = std::min(g.bounds.left, g.bounds.right) < g.bounds.kUnbounded;
-  ForwardNeeds needs{g.seqlen_q, static_cast<int>(g.head_dim), static_cast<int>(g.head_dim_v),
-                     problem.mask.has_value() || needs_prescaling(problem, g), bounded};
+  ForwardNeeds needs{
+      g.seqlen_q,
+      static_cast<int>(g.head_dim),
+      static_cast<int>(g.head_dim_v),
+      problem.mask.has_value() || needs_prescaling(problem, g),
+      bounded,
+      copied_by_element(problem.q) || copied_by_element(problem.k) || copied_by_element(problem.v)};
   choice.tiling = choose_forward_tiling(needs, limit);
   choice.pack_group = g.group() > 1 && g.seqlen_q * 2 <= choice.tiling.tile_q() &&
                       g.seqlen_q * g.group() <= kMaxLength;
@@ -152,6 +158,31 @@ int forward_resident_blocks(const ForwardTiling& t, int shared_bytes, int shared
 
 namespace {
 
+// What a device holds of a tiling: its blocks per multiprocessor, at most those it is made for.
+int resident_blocks(const ForwardTiling& t, const ForwardNeeds& needs, int shared_limit) {
+  const int bytes = forward_shared_bytes(t, needs.head_dim, needs.head_dim_v);
+  return bytes > shared_limit ? 0 : forward_resident_blocks(t, bytes, shared_limit);
+}
+
+// Where scores are masked by a tensor. MEASURED (H200, 2026-11-21, README.md of the kernels): 32
+// rows per warp read K and V half as often; where rows are bounded a step waits longer for its
+// mask than for its matrices, and 16 rows per warp with pieces of 32 keys are faster.
+ForwardTiling masked_tiling(const ForwardNeeds& needs, int held, int shared_limit) {
+  const ForwardTiling wide_pieces{8, 16, 64, 32, 2, 1};
+  if (held <= 96) {
+    return needs.bounded ? ForwardTiling{4, 16, 64, 32, 2, 3} : ForwardTiling{4, 32, 64, 16, 2, 2};
+  }
+  if (held <= 192) {
+    if (held > 144 && needs.bounded) return wide_pieces;
+    const ForwardTiling two_blocks =
+        held <= 144 ? ForwardTiling{4, 32, 64, 16, 2, 2} : ForwardTiling{4, 32, 16, 16, 4, 2, 0};
+    return resident_blocks(two_blocks, needs, shared_limit) > 1 ? two_blocks : wide_pieces;
+  }
+  const ForwardTiling large{8, 16, 32, 32, 3, 1, kSomeQuerySteps};
+  if (held > 288 && resident_blocks(large, needs, shared_limit) > 0) return large;
+  return {8, 16, 16, 16, 4, 1};
+}
+
 // Registers per thread: O and Q take dim_v + dim / 2 with 32 rows per warp, half with 16; scores
 // and probabilities of a piece take about as many as it has keys.
 ForwardTiling fastest_tiling(const ForwardNeeds& needs, int held, int shared_limit) {
@@ -159,17 +190,13 @@ ForwardTiling fastest_tiling(const ForwardNeeds& needs, int held, int shared_lim
     // Bound by memory: three blocks of one warp (H200, 2026-11-21, README.md of the kernels).
     return held <= 96 ? ForwardTiling{1, 16, 32, 32, 4, 3} : ForwardTiling{1, 16, 16, 16, 4, 3};
   }
-  // What is done to scores needs registers too. MEASURED with mask tensors (H200, 2026-11-21): at
-  // head dims 128 to 256 tiles of one piece are 7 to 29 % faster where rows are few or bounded, up
-  // to 3 % slower where not; at head dim 64 3 to 14 % slower in three of four cases.
-  const bool one_piece = needs.transformed && held > 96;
   if (needs.rows <= 64) {
     const int warps = needs.rows <= 32 ? 2 : 4;
-    return one_piece ? ForwardTiling{warps, 16, 16, 16, 4, 2}
-                     : ForwardTiling{warps, 16, 32, 16, 3, 2};
+    // MEASURED: with a mask tensor tiles of one piece are 12 to 29 % faster (H200, 2026-11-21).
+    return needs.transformed && held > 96 ? ForwardTiling{warps, 16, 16, 16, 4, 2}
+                                          : ForwardTiling{warps, 16, 32, 16, 3, 2};
   }
-  if (one_piece && needs.bounded) return {8, 16, 16, 16, 4, 1};
-  if (needs.transformed) return {8, 16, 64, 16, 2, 1};
+  if (needs.transformed) return masked_tiling(needs, held, shared_limit);
   if (held <= 96) return {4, 32, 64, 64, 2, 2};
   if (held <= 128) return {4, 32, 64, 32, 2, 2};
   if (held <= 192) {
@@ -177,10 +204,9 @@ ForwardTiling fastest_tiling(const ForwardNeeds& needs, int held, int shared_lim
     // memory are 7 % faster than pieces of 16, because more products of a step do not wait for each
     // other. Where one block of them fits (made so), one of eight warps and pieces of 16 is 20 to
     // 25 % faster; with a steady loop it would spill on sm_120.
-    const ForwardTiling two_blocks{4, 32, 32, 32, 3, 2, 2},
+    const ForwardTiling two_blocks{4, 32, 32, 32, 3, 2, kFewQuerySteps},
         one_block{8, 32, 32, 16, 2, 1, 16, false};
-    const int bytes = forward_shared_bytes(two_blocks, needs.head_dim, needs.head_dim_v);
-    return forward_resident_blocks(two_blocks, bytes, shared_limit) > 1 ? two_blocks : one_block;
+    return resident_blocks(two_blocks, needs, shared_limit) > 1 ? two_blocks : one_block;
   }
   return {8, 16, 32, 32, 4, 1, 14};
 }
@@ -190,8 +216,15 @@ ForwardTiling fastest_tiling(const ForwardNeeds& needs, int held, int shared_lim
 ForwardTiling choose_forward_tiling(const ForwardNeeds& needs, int shared_limit) {
   const int held = divide_up(needs.head_dim_v, 16) * 16 + divide_up(needs.head_dim, 16) * 8;
   ForwardTiling t = fastest_tiling(needs, held, shared_limit);
-  if (needs.transformed) t.steady_loop = false;
-  if (needs.transformed && held > 192) t.query_steps = 8;
+  if (needs.transformed) {
+    t.steady_loop = false;
+    if (held > 288) t.query_steps = std::min(t.query_steps, kSomeQuerySteps);
+  }
+  // Elements on their way from row to tile need the registers of Q, and some of a mask's.
+  if (needs.by_element) {
+    t.query_steps = 0;
+    if (needs.transformed) t.piece_k = 16;
+  }
   const auto fits = [&] {
     return forward_shared_bytes(t, needs.head_dim, needs.head_dim_v) <= shared_limit;
   };

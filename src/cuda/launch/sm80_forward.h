@@ -32,6 +32,7 @@ struct ForwardNeeds {
   int head_dim = 0, head_dim_v = 0;
   bool transformed = false;  ///< scores are masked by a tensor or scaled before the softmax
   bool bounded = false;      ///< causal, or a window: rows differ in the keys they see
+  bool by_element = false;   ///< rows of Q, K or V have too little alignment for cp.async
 };
 
 /// The tiling on a device that grants a block `shared_limit` bytes; from large to small until it

@@ -178,6 +178,12 @@ class List {
   std::vector<KernelVariant> variants_;
 };
 
+// Of features, these change a kernel's tiles and loops.
+const char* burden_of(const Case& c) {
+  if (c.mask != cases::MaskKind::kNone) return "mask";
+  return c.layout == cases::Layout::kPaddedRows ? "rows" : "";
+}
+
 void add_plan(List& list, const internal::ContextState& context,
               const internal::Implementation& implementation, bool production,
               const Problem& problem, const Case& c) {
@@ -195,7 +201,7 @@ void add_plan(List& list, const internal::ContextState& context,
     const char* element = c.precision == Precision::kTf32 ? "tf32" : to_string(c.dtype);
     list.add({std::string(implementation.name), production, problem.pass, element, c.head_dim,
               step.name, step.spec, step.configuration, step.shape.threads, step.shape.shared_bytes,
-              c.describe()});
+              c.describe(), burden_of(c)});
   }
 }
 
@@ -220,6 +226,13 @@ std::vector<Case> representative_problems() {
         list.push_back(c);
       }
     }
+    Case c = make_case(kSizes[0], dims, kTypes[0]);
+    c.causal = Causal::kBottomRight;
+    c.layout = cases::Layout::kPaddedRows;
+    list.push_back(c);
+    c.layout = cases::Layout::kContiguous;
+    c.mask = cases::MaskKind::kAdditive;
+    list.push_back(c);
   }
   return list;
 }
@@ -307,7 +320,8 @@ Result<std::vector<KernelVariant>> kernel_variants(std::string_view architecture
     if (selection == VariantSelection::kRepresentative) {
       // Only production kernels change their tiles with the head dims.
       const int size = variant.production ? head_dim_class(variant.head_dim) : 0;
-      key += fmt::format(" {} {}", variant.element, size);
+      const std::string burden = variant.production ? variant.burden : "";
+      key += fmt::format(" {} {} {}", variant.element, size, burden);
     }
     return !seen.insert(std::move(key)).second;
   });

@@ -27,6 +27,7 @@ struct KernelVariant {
   unsigned threads = 0;
   unsigned shared_bytes = 0;  ///< dynamic; the largest of the launches that share the kernel
   std::string problem;        ///< the first problem that needs it
+  std::string burden;  ///< what of it takes registers: "", "mask", "rows" (copied by element)
 };
 
 /// "sm_90" and "sm_90a" give "sm_90a", as cache keys have it. Errors: kInvalidArgument (not known).
@@ -39,7 +40,8 @@ std::vector<std::string> gpu_architectures();
 enum class VariantSelection {
   kCommon,          ///< production kernels of the usual problems: what `precompile` fills in
   kSmoke,           ///< one per implementation and kernel
-  kRepresentative,  ///< one per implementation, kernel and element type; production: and head dims
+  kRepresentative,  ///< one per implementation, kernel and element type; production: and head
+                    ///< dims, and for bf16 with a mask tensor and with odd rows
   kAll,             ///< everything the list of problems reaches
 };
 

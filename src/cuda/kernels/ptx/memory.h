@@ -28,6 +28,17 @@ __device__ inline void copy_async_small(unsigned shared, const void* global, int
                : "memory");
 }
 
+/// 16 bits of memory that nobody writes meanwhile, or 0 without `wanted`: then the address is not
+/// touched. Not volatile, so that loads of a loop can be under way together. PTX ISA,
+/// "ld.global.nc".
+__device__ inline unsigned load_half_if(bool wanted, const void* global) {
+  unsigned out;
+  asm("{ .reg .pred p; setp.ne.b32 p, %1, 0; mov.b32 %0, 0; @p ld.global.nc.u16 %0, [%2]; }"
+      : "=r"(out)
+      : "r"(static_cast<int>(wanted)), "l"(global));
+  return out;
+}
+
 /// Closes the group of copies this thread has issued.
 __device__ inline void copy_async_commit() {
   asm volatile("cp.async.commit_group;" ::: "memory");

@@ -67,7 +67,11 @@ struct WarpKeys {
   /// Whether the piece that begins at `key` needs a mask or more than a factor.
   __device__ bool transformed(int key) const {
     return Config::kPrescaled || Config::kMask != MaskTensor::kNone ||
-           (Config::kBoundedLeft && key < clear_begin) || key + Config::kPieceK > clear_end;
+           !all_seen(key);
+  }
+  /// Whether every row sees, but for a mask tensor, all keys of the piece that begins at `key`.
+  __device__ bool all_seen(int key) const {
+    return !(Config::kBoundedLeft && key < clear_begin) && key + Config::kPieceK <= clear_end;
   }
 };
 
@@ -90,10 +94,115 @@ __device__ inline void start(const ForwardArguments& args, const ForwardTask<Con
   __syncthreads();  // the memory of Q becomes V's
 }
 
+/// One warp's walk over its keys.
+template <class Config>
+struct WarpLoop {
+  using Tiles = ForwardTiles<Config>;
+  using Warp = ForwardWarp<Config>;
+  const ForwardArguments& args;
+  const ForwardTask<Config>& task;
+  const WarpKeys<Config>& keys;
+  KeyValueLoader<Config>& loader;
+  Warp& warp;
+  int first_row;
+  const uint4* kept_q;
+  unsigned shared_k, shared_v;  ///< the rings, at this lane's row of a matrix
+
+  // The operands of piece p of a tile; p is a constant of the unrolled loop.
+  __device__ unsigned keys_of(unsigned tile, int p) const {
+    return shared_k + tile % Config::kStages * Tiles::LayoutK::kBytes +
+           Tiles::LayoutK::offset(p * Config::kPieceK, 0);
+  }
+  __device__ unsigned values_of(unsigned tile, int p) const {
+    return shared_v + tile % Tiles::kStagesV * Tiles::LayoutV::kBytes +
+           Tiles::LayoutV::offset(p * Config::kPieceK, 0);
+  }
+  /// Its first key, relative to the block's.
+  __device__ static int key_of(unsigned tile, int p) {
+    return static_cast<int>(tile) * Config::kTileK + p * Config::kPieceK;
+  }
+
+  __device__ void read_mask(unsigned tile, int p) const {
+    const int key = key_of(tile, p);
+    if constexpr (!Warp::kMasked) {
+    } else if (keys.all_seen(key)) {
+      warp.template read_mask<true>(args, task, first_row, keys.first_key + key);
+    } else {
+      warp.template read_mask<false>(args, task, first_row, keys.first_key + key);
+    }
+  }
+
+  /// Scores of a piece whose mask is read already; then the next one's mask.
+  __device__ void scores(unsigned tile, int p) const {
+    warp.scores(keys_of(tile, p), kept_q);
+    const int key = key_of(tile, p);
+    if (keys.transformed(key)) warp.transform(args, task, first_row, keys.first_key + key);
+    read_mask(tile, p + 1);
+  }
+
+  /// Piece p of a tile and, for the tensor cores to do meanwhile, P V of the piece before. kSteady:
+  /// no test of what is there, so that a step is one run of instructions.
+  template <bool kSteady, int p>
+  __device__ void piece(unsigned tile, unsigned values) const {
+    const auto piece_scores = [&] {
+      if constexpr (kSteady) {
+        warp.scores(keys_of(tile, p), kept_q);
+      } else {
+        scores(tile, p);
+      }
+    };
+    piece_scores();
+    loader.template part<p, kSteady>(tile + Tiles::kAhead);
+    warp.values_and_exponentials(values, [&] {
+      read_mask(tile, p);
+      piece_scores();
+    });
+  }
+
+  /// From the first key to the last. Returns the tile it ends in, of whose successor kAhead tiles
+  /// further the parts before `next_part` are copied.
+  __device__ unsigned run(int& next_part) const {
+    unsigned tile = 0;
+    read_mask(0, 0);
+    loader.wait_for(0);
+    scores(0, 0);
+    loader.template part<0>(Tiles::kAhead);
+    warp.first_exponentials();
+    if constexpr (Config::kSteadyLoop) {
+      const int end = keys.steady_end(args.shape, task);
+#pragma unroll 1
+      for (; static_cast<int>(tile) < end; ++tile) {
+        unroll<1, Tiles::kPieces>([&](auto p) {
+          piece<true, p>(tile, values_of(tile, p - 1));
+          return true;
+        });
+        loader.release(tile);
+        loader.wait_for(tile + 1);
+        piece<true, 0>(tile + 1, values_of(tile, Tiles::kPieces - 1));
+      }
+    }
+    for (;; ++tile) {
+      const int left = keys.pieces - static_cast<int>(tile) * Tiles::kPieces;
+      next_part = 1;
+      unroll<1, Tiles::kPieces>([&](auto p) {
+        if (p >= left) return false;
+        piece<false, p>(tile, values_of(tile, p - 1));
+        next_part = p + 1;
+        return true;
+      });
+      if (left <= Tiles::kPieces) break;
+      loader.release(tile);
+      loader.wait_for(tile + 1);
+      piece<false, 0>(tile + 1, values_of(tile, Tiles::kPieces - 1));
+    }
+    warp.values(values_of(tile, (keys.pieces - 1) % Tiles::kPieces));
+    return tile;
+  }
+};
+
 template <class Config>
 __device__ void forward(const ForwardArguments& args) {
   using Tiles = ForwardTiles<Config>;
-  using Warp = ForwardWarp<Config>;
   extern __shared__ __align__(128) unsigned char memory[];
   auto& shared = *reinterpret_cast<ForwardStorage<Config>*>(memory);
   static_assert(sizeof(ForwardStorage<Config>) == Config::kSharedBytes);
@@ -101,9 +210,8 @@ __device__ void forward(const ForwardArguments& args) {
   const ForwardTask<Config> task(args.shape, args.parts);
   const int lane = threadIdx.x % 32, warp_index = __shfl_sync(ptx::kFullMask, threadIdx.x / 32, 0);
   const int first_row = task.first_row + warp_index * Config::kWarpRows;
-  constexpr unsigned kAhead = Tiles::kAhead;
   KeyValueLoader<Config> loader(args, task, shared);
-  Warp warp;
+  ForwardWarp<Config> warp;
   warp.factor = Config::kPrescaled ? 1.0f : mutation::scale<Config>(args.shape.scale_log2);
   warp.clear();
 
@@ -113,81 +221,22 @@ __device__ void forward(const ForwardArguments& args) {
   if (task.tiles > 0) start(args, task, shared, loader, warp, warp_index, kept_q);
 
   const WarpKeys<Config> keys(args.shape, task, first_row);
-  const unsigned shared_k =
-      ptx::shared_address(shared.k) + lane_offset_chunks_first<typename Tiles::LayoutK>(lane);
-  const unsigned shared_v =
-      ptx::shared_address(shared.v) + lane_offset_rows_first<typename Tiles::LayoutV>(lane);
-
-  // The operands of piece p of a tile; p is a constant of the unrolled loop.
-  auto keys_of = [&](unsigned tile, int p) {
-    return shared_k + tile % Config::kStages * Tiles::LayoutK::kBytes +
-           Tiles::LayoutK::offset(p * Config::kPieceK, 0);
-  };
-  auto values_of = [&](unsigned tile, int p) {
-    return shared_v + tile % Tiles::kStagesV * Tiles::LayoutV::kBytes +
-           Tiles::LayoutV::offset(p * Config::kPieceK, 0);
-  };
-  auto piece_scores = [&](unsigned tile, int p) {
-    warp.scores(keys_of(tile, p), kept_q);
-    const int key = static_cast<int>(tile) * Config::kTileK + p * Config::kPieceK;
-    if (keys.transformed(key)) warp.transform(args, task, first_row, keys.first_key + key);
-  };
-
-  // Piece p of a tile and, for the tensor cores to do meanwhile, P V of the piece before. Steady:
-  // no test of what is there, so that a step is one run of instructions.
-  auto piece = [&](auto steady, unsigned tile, auto p, unsigned values) {
-    constexpr bool kSteady = steady != 0;
-    const auto scores = [&] {
-      if constexpr (kSteady) {
-        warp.scores(keys_of(tile, p), kept_q);
-      } else {
-        piece_scores(tile, p);
-      }
-    };
-    scores();
-    loader.template part<p, kSteady>(tile + kAhead);
-    warp.values_and_exponentials(values, scores);
-  };
-
+  const WarpLoop<Config> loop{
+      args,
+      task,
+      keys,
+      loader,
+      warp,
+      first_row,
+      kept_q,
+      ptx::shared_address(shared.k) + lane_offset_chunks_first<typename Tiles::LayoutK>(lane),
+      ptx::shared_address(shared.v) + lane_offset_rows_first<typename Tiles::LayoutV>(lane)};
   unsigned tile = 0;
   int next_part = 0;
-  if (keys.pieces > 0) {
-    loader.wait_for(0);
-    piece_scores(0, 0);
-    loader.template part<0>(kAhead);
-    warp.first_exponentials();
-    if constexpr (Config::kSteadyLoop) {
-      const int end = keys.steady_end(args.shape, task);
-#pragma unroll 1
-      for (; static_cast<int>(tile) < end; ++tile) {
-        unroll<1, Tiles::kPieces>([&](auto p) {
-          piece(Constant<1>{}, tile, p, values_of(tile, p - 1));
-          return true;
-        });
-        loader.release(tile);
-        loader.wait_for(tile + 1);
-        piece(Constant<1>{}, tile + 1, Constant<0>{}, values_of(tile, Tiles::kPieces - 1));
-      }
-    }
-    for (;; ++tile) {
-      const int left = keys.pieces - static_cast<int>(tile) * Tiles::kPieces;
-      next_part = 1;
-      unroll<1, Tiles::kPieces>([&](auto p) {
-        if (p >= left) return false;
-        piece(Constant<0>{}, tile, p, values_of(tile, p - 1));
-        next_part = p + 1;
-        return true;
-      });
-      if (left <= Tiles::kPieces) break;
-      loader.release(tile);
-      loader.wait_for(tile + 1);
-      piece(Constant<0>{}, tile + 1, Constant<0>{}, values_of(tile, Tiles::kPieces - 1));
-    }
-    warp.values(values_of(tile, (keys.pieces - 1) % Tiles::kPieces));
-  }
+  if (keys.pieces > 0) tile = loop.run(next_part);
   // A warp that is done goes on copying for the others.
   for (; tile < static_cast<unsigned>(task.tiles); ++tile) {
-    loader.rest(tile + kAhead, next_part);
+    loader.rest(tile + Tiles::kAhead, next_part);
     next_part = 0;
     loader.release(tile);
   }

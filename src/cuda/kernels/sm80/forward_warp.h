@@ -17,12 +17,16 @@ struct ForwardWarp {
   using Tiles = ForwardTiles<Config>;
   static constexpr Element kElement = Config::kElement;
   static constexpr int kBlocks = Tiles::kBlocks, kPieceBlocks = Tiles::kPieceBlocks;
+  static constexpr bool kMasked = Config::kMask != MaskTensor::kNone;
+  using Says = MaskSays<Config::kMask>;
+  static_assert(!(kMasked && Config::kSteadyLoop), "the steady loop has no mask");
 
-  unsigned rQ[kBlocks][larger(Tiles::kQuerySteps, 1)][4];  // left operands
+  unsigned rQ[larger(Tiles::kQuerySteps, 1)][kBlocks][4];  // left operands
   float rO[kBlocks][Tiles::kDimBlocks][4];         // rows g, g + 8; features 2t, 2t + 1 of a block
   float rS[kBlocks][kPieceBlocks][4];              // scores of the current piece
   unsigned rP[kBlocks][kPieceBlocks / 2][4];       // left operands: P of the previous piece
   unsigned rP_next[kBlocks][kPieceBlocks / 2][4];  // of the current one
+  typename Says::Value rM[kBlocks][kPieceBlocks][4];  // what the mask tensor says of the scores
   RowStatistics<kBlocks> statistics;
   float factor;  ///< from rS to units of log2
 
@@ -35,7 +39,7 @@ struct ForwardWarp {
         ptx::load_matrix_4(operand, shared_q + Tiles::LayoutQ::offset(16 * m, 2 * d));
         if (d < Tiles::kQuerySteps) {
 #pragma unroll
-          for (int i = 0; i < 4; ++i) rQ[m][d < Tiles::kQuerySteps ? d : 0][i] = operand[i];
+          for (int i = 0; i < 4; ++i) rQ[d < Tiles::kQuerySteps ? d : 0][m][i] = operand[i];
         } else {
           kept_q[((d - Tiles::kQuerySteps) * kBlocks + m) * 32] =
               make_uint4(operand[0], operand[1], operand[2], operand[3]);
@@ -67,28 +71,16 @@ struct ForwardWarp {
       }
     }
 #pragma unroll
-    for (int d = 0; d < Tiles::kDimSteps; ++d) {
+    for (int d = 0; d < Tiles::kQuerySteps; ++d) add_scores(shared_k, d, rQ[d]);
+#pragma unroll(Tiles::kUnrolledSteps)
+    for (int d = Tiles::kQuerySteps; d < Tiles::kDimSteps; ++d) {
       unsigned operand[kBlocks][4];
 #pragma unroll
       for (int m = 0; m < kBlocks; ++m) {
-        if (d < Tiles::kQuerySteps) {
-#pragma unroll
-          for (int i = 0; i < 4; ++i) operand[m][i] = rQ[m][d < Tiles::kQuerySteps ? d : 0][i];
-        } else {
-          const uint4 q = kept_q[((d - Tiles::kQuerySteps) * kBlocks + m) * 32];
-          operand[m][0] = q.x, operand[m][1] = q.y, operand[m][2] = q.z, operand[m][3] = q.w;
-        }
+        const uint4 q = kept_q[((d - Tiles::kQuerySteps) * kBlocks + m) * 32];
+        operand[m][0] = q.x, operand[m][1] = q.y, operand[m][2] = q.z, operand[m][3] = q.w;
       }
-#pragma unroll
-      for (int n = 0; n < kPieceBlocks; n += 2) {
-        unsigned rK[4];
-        ptx::load_matrix_4(rK, shared_k + Tiles::LayoutK::offset(8 * n, 2 * d));
-#pragma unroll
-        for (int m = 0; m < kBlocks; ++m) {
-          multiply_add<kElement>(rS[m][n], operand[m], rK[0], rK[1]);
-          multiply_add<kElement>(rS[m][n + 1], operand[m], rK[2], rK[3]);
-        }
-      }
+      add_scores(shared_k, d, operand);
     }
   }
 
@@ -140,6 +132,20 @@ struct ForwardWarp {
   }
 
  private:
+  /// The share of k16 step d; `queries`: its left operands.
+  __device__ void add_scores(unsigned shared_k, int d, const unsigned (&queries)[kBlocks][4]) {
+#pragma unroll
+    for (int n = 0; n < kPieceBlocks; n += 2) {
+      unsigned rK[4];
+      ptx::load_matrix_4(rK, shared_k + Tiles::LayoutK::offset(8 * n, 2 * d));
+#pragma unroll
+      for (int m = 0; m < kBlocks; ++m) {
+        multiply_add<kElement>(rS[m][n], queries[m], rK[0], rK[1]);
+        multiply_add<kElement>(rS[m][n + 1], queries[m], rK[2], rK[3]);
+      }
+    }
+  }
+
   static constexpr int kColumns = Tiles::kDimBlocks / 2;  ///< pairs of blocks of features
   static constexpr int kGroups = kPieceBlocks / 2 * kColumns;
 
@@ -192,35 +198,77 @@ struct ForwardWarp {
   }
 
  public:
-  /// Scale and mask of the current piece: only where an edge crosses it, or always if the Config
-  /// says that scores need more than a factor.
-  __device__ void transform(const ForwardArguments& args, const ForwardTask<Config>& task,
+  /// Reads what the mask tensor says of the piece whose keys begin at `first_key`: a piece early,
+  /// so that nobody waits for it. Keys that a row does not see are hidden, whatever the mask says;
+  /// kAllSeen: there are none.
+  template <bool kAllSeen>
+  __device__ void read_mask(const ForwardArguments& args, const ForwardTask<Config>& task,
                             int first_row, int first_key) {
-    const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int m = 0; m < kBlocks; ++m) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const int row = smaller(first_row + 16 * m + 8 * half + lane / 4, task.rows - 1);
-        const int position = task.position(row);
-        const KeyRange seen = visible_keys<Config>(args.shape, position);
-        const MaskRows<Config> mask(args.mask, task.batch, task.head(row));
-        const int own_key = first_key + 2 * (lane % 4);
-        const Int64 own_mask = mask.index(position, own_key);
+        const LaneRow own(args, task, first_row + 16 * m + 8 * half, first_key);
+        const MaskRows<Config> mask(args.mask, task.batch, task.head(own.row));
+        const Int64 own_mask = mask.index(task.position(own.row), own.key);
+#pragma unroll
+        for (int n = 0; n < kPieceBlocks; ++n) {
+          typename Says::Value says[2];
+          if constexpr (kAllSeen) {
+            mask.pair(says, own_mask + mask.distance(8 * n));
+          } else {
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+              says[i] = own.seen.contains(own.key + 8 * n + i)
+                            ? mask.value(own_mask + mask.distance(8 * n + i))
+                            : Says::kHidden;
+            }
+          }
+          rM[m][n][2 * half] = says[0], rM[m][n][2 * half + 1] = says[1];
+        }
+      }
+    }
+  }
+
+  /// Scale and mask of the current piece: only where an edge crosses it, or always if the Config
+  /// says that scores need more than a factor.
+  __device__ void transform(const ForwardArguments& args, const ForwardTask<Config>& task,
+                            int first_row, int first_key) {
+#pragma unroll
+    for (int m = 0; m < kBlocks; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const LaneRow own(args, task, first_row + 16 * m + 8 * half, first_key);
 #pragma unroll
         for (int n = 0; n < kPieceBlocks; ++n) {
 #pragma unroll
           for (int i = 0; i < 2; ++i) {
             float& score = rS[m][n][2 * half + i];
             if constexpr (Config::kPrescaled) score *= args.shape.scale_log2;
-            score = seen.contains(own_key + 8 * n + i)
-                        ? mask.apply(score, own_mask + mask.distance(8 * n + i))
-                        : kMinusInfinity;
+            const bool seen = kMasked ? MaskRows<Config>::reveal(score, rM[m][n][2 * half + i])
+                                      : own.seen.contains(own.key + 8 * n + i);
+            if (!seen) score = kMinusInfinity;
           }
         }
       }
     }
   }
+
+ private:
+  /// Of the 8 rows from `first_row` on the one this lane has scores of, its keys, and the first key
+  /// this lane has.
+  struct LaneRow {
+    int row;
+    KeyRange seen;
+    int key;
+    __device__ LaneRow(const ForwardArguments& args, const ForwardTask<Config>& task, int first_row,
+                       int first_key) {
+      const int lane = threadIdx.x % 32;
+      row = smaller(first_row + lane / 4, task.rows - 1);
+      seen = visible_keys<Config>(args.shape, task.position(row));
+      key = first_key + 2 * (lane % 4);
+    }
+  };
 };
 
 /// O (divided by the row sums) and LSE of a warp's rows. `staging` is shared memory of LayoutO.

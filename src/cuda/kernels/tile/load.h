@@ -42,19 +42,26 @@ __device__ inline uint4 gather_chunk(const unsigned short* global, int count) {
   unsigned words[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    const unsigned low = 2 * i < count ? global[2 * i] : 0;
-    const unsigned high = 2 * i + 1 < count ? global[2 * i + 1] : 0;
-    words[i] = low | high << 16;
+    words[i] = ptx::load_half_if(2 * i < count, global + 2 * i) |
+               ptx::load_half_if(2 * i + 1 < count, global + 2 * i + 1) << 16;
   }
   return make_uint4(words[0], words[1], words[2], words[3]);
 }
 
-/// One chunk: `bytes` of it exist (0..16), the rest becomes zeros.
+/// One chunk where `active`: `bytes` of it exist (0..16), the rest becomes zeros.
 template <int kAlign>
-__device__ inline void load_chunk(unsigned char* shared, const unsigned char* global, int bytes) {
-  if constexpr (kAlign >= 16) {
+__device__ inline void load_chunk(unsigned char* shared, const unsigned char* global, int bytes,
+                                  bool active) {
+  if constexpr (kAlign < 4) {
+    // Reads without a branch around them, so that those of several passes are under way together.
+    const uint4 chunk =
+        gather_chunk(reinterpret_cast<const unsigned short*>(global), active ? bytes / 2 : 0);
+    if (active) *reinterpret_cast<uint4*>(shared) = chunk;
+  } else if (!active) {
+    return;
+  } else if constexpr (kAlign >= 16) {
     ptx::copy_async_16(ptx::shared_address(shared), global, bytes);
-  } else if constexpr (kAlign >= 4) {
+  } else {
 #pragma unroll
     for (int at = 0; at < 16; at += kAlign) {
       const int left = bytes - at;
@@ -62,11 +69,12 @@ __device__ inline void load_chunk(unsigned char* shared, const unsigned char* gl
       ptx::copy_async_small<kAlign>(ptx::shared_address(shared) + at, global + (valid > 0 ? at : 0),
                                     valid);
     }
-  } else {
-    *reinterpret_cast<uint4*>(shared) =
-        gather_chunk(reinterpret_cast<const unsigned short*>(global), bytes / 2);
   }
 }
+
+/// Passes that are unrolled: all, but of elements, which pass through registers, only eight.
+template <int kAlign>
+inline constexpr int kUnrolledPasses = kAlign >= 4 ? 64 : 8;
 
 /// Of a row of kRowBytes: how many bytes of a chunk exist, and where it begins (0 if none do).
 template <class Layout, int kRowBytes>
@@ -87,13 +95,15 @@ template <class Layout, int kRowBytes, int kAlign, int kThreads, int kFirst, int
 __device__ inline void load_passes(unsigned char* shared, const RowSource& source, int thread) {
   using Plan = CopyPlan<Layout, kThreads>;
   const int chunk = Plan::chunk(thread);
-#pragma unroll
+  constexpr int kUnrolled = kUnrolledPasses<kAlign>;
+#pragma unroll(kUnrolled)
   for (int pass = kFirst; pass < kEnd; ++pass) {
-    if (!Plan::active(thread, pass)) break;
+    const bool active = Plan::active(thread, pass);
+    if (kAlign >= 4 && !active) break;
     const int row = Plan::row(thread, pass);
     const int bytes = source.exists(row) ? chunk_bytes<Layout, kRowBytes>(chunk) : 0;
     load_chunk<kAlign>(shared + Layout::offset(row, chunk),
-                       source.row(row) + chunk_column<Layout, kRowBytes>(chunk), bytes);
+                       source.row(row) + chunk_column<Layout, kRowBytes>(chunk), bytes, active);
   }
 }
 
@@ -126,12 +136,11 @@ struct ThreadCopy {
   __device__ void passes(unsigned char* shared, Int64 row_bytes) {
     const int to = Layout::offset(Plan::row(thread, 0), Plan::chunk(thread));
     const int bytes = chunk_bytes<Layout, kRowBytes>(Plan::chunk(thread));
-#pragma unroll
+    constexpr int kUnrolled = kUnrolledPasses<kAlign>;
+#pragma unroll(kUnrolled)
     for (int pass = kFirst; pass < kEnd; ++pass) {
-      if (Plan::active(thread, pass)) {
-        load_chunk<kAlign>(shared + to + pass * (Plan::kRowsPerPass * Layout::kPitchBytes), next,
-                           bytes);
-      }
+      load_chunk<kAlign>(shared + to + pass * (Plan::kRowsPerPass * Layout::kPitchBytes), next,
+                         bytes, Plan::active(thread, pass));
       next += Plan::kRowsPerPass * row_bytes;
     }
     if constexpr (kEnd == Plan::kPasses) {

@@ -61,10 +61,12 @@ struct BackwardChoice {
 // A warp computes its part of dQ in passes of whole pairs of fragments: fewer accumulators, and
 // reductions spread over more of the step. Few fragments go in one pass: their products wait for
 // each other.
-int grad_q_passes(const BackwardTiling& t, int head_dim, bool mask, bool deterministic) {
+int grad_q_passes(const BackwardTiling& t, int head_dim, bool mask, bool by_element,
+                  bool deterministic) {
   const int fragments = round_up(head_dim, 32) / (t.warps() / 2) / 8;
   if (fragments <= 4 || deterministic) return 1;
-  const int least = mask ? 4 : 2;  // with a mask 2 would spill
+  const int least = mask ? 4 : 2;                            // with a mask 2 would spill
+  if (by_element && fragments % (least * 2) == 0) return 2;  // 4 would spill on sm_90 and sm_100
   for (int passes : {4, 3, 2}) {
     if (fragments % (least * passes) == 0) return passes;
   }
@@ -79,9 +81,12 @@ ConfigPrinter print(const Problem& problem, const Geometry& g, const BackwardCho
   const bool by_element = copied_by_element(problem.q) || copied_by_element(problem.k) ||
                           copied_by_element(problem.v) ||
                           (!choice.copy_grad_o && copied_by_element(*problem.d_o));
-  // Registers are full at 255: what these variants need on top takes the prefetch's place, except
-  // where copies by element hold registers anyway: there a variant spills without it.
-  const bool prefetch = t.warps_q == 1 || by_element || !(deterministic || mask);
+  const int passes =
+      grad_q_passes(t, static_cast<int>(g.head_dim), mask, by_element, deterministic);
+  // Registers are full at 255: what these variants need on top takes the prefetch's place. The
+  // other cases are what compiles without spills on sm_90 and sm_100 (NVRTC 13.0).
+  const bool room = by_element ? mask || passes == 1 : !(deterministic || mask);
+  const bool prefetch = t.warps_q == 1 || room || (mask && passes == 2);
   ConfigPrinter config;
   print_call(config, problem, g);
   config.integer("kTileQ", t.tile_q)
@@ -91,7 +96,7 @@ ConfigPrinter print(const Problem& problem, const Geometry& g, const BackwardCho
       .integer("kStages", t.stages)
       .boolean("kOneBarrier", t.one_barrier)
       .integer("kMinBlocks", t.min_blocks)
-      .integer("kGradQPasses", grad_q_passes(t, static_cast<int>(g.head_dim), mask, deterministic))
+      .integer("kGradQPasses", passes)
       .integer("kSharedBytes", choice.shared_bytes)
       .boolean("kVectorReduction", vector_reduction)
       .boolean("kPrefetch", prefetch)

@@ -20,6 +20,7 @@ constexpr std::int64_t kMaxLength = INT32_MAX - 1024;  // positions are 32-bit i
 constexpr int kMaxSplits = 256;
 // k16 steps of Q kept in registers: by the tiling of head dims 80 to 128, by masked ones up to 256.
 constexpr int kFewQuerySteps = 2, kSomeQuerySteps = 8;
+constexpr int kLargeSharedBytes = 200 << 10;  // of a block: sm_90 and sm_100 grant 227 KiB
 constexpr int kMinTilesPerSplit = 4, kMinKeysPerSplit = 64;
 constexpr unsigned kMergeWarps = 4;         // kernels/sm80/forward_merge.cu
 constexpr int kReservedSharedBytes = 1024;  // per block, by the system
@@ -175,7 +176,7 @@ ForwardTiling masked_tiling(const ForwardNeeds& needs, int held, int shared_limi
   if (held <= 192) {
     if (held > 144 && needs.bounded) return wide_pieces;
     const ForwardTiling two_blocks =
-        held <= 144 ? ForwardTiling{4, 32, 64, 16, 2, 2} : ForwardTiling{4, 32, 16, 16, 4, 2, 0};
+        held <= 144 ? ForwardTiling{4, 32, 64, 16, 2, 2, 4} : ForwardTiling{4, 32, 16, 16, 4, 2, 0};
     return resident_blocks(two_blocks, needs, shared_limit) > 1 ? two_blocks : wide_pieces;
   }
   const ForwardTiling large{8, 16, 32, 32, 3, 1, kSomeQuerySteps};
@@ -220,10 +221,13 @@ ForwardTiling choose_forward_tiling(const ForwardNeeds& needs, int shared_limit)
     t.steady_loop = false;
     if (held > 288) t.query_steps = std::min(t.query_steps, kSomeQuerySteps);
   }
-  // Elements on their way from row to tile need the registers of Q, and some of a mask's.
+  // Elements on their way from row to tile need the registers of Q, and some of a mask's. On
+  // devices with less shared memory (sm_80, sm_86, sm_89, sm_120) more is needed to spill nothing.
   if (needs.by_element) {
-    t.query_steps = 0;
-    if (needs.transformed) t.piece_k = 16;
+    const bool small = shared_limit < kLargeSharedBytes;
+    t.query_steps = small && needs.rows <= 16 && needs.transformed ? kSomeQuerySteps / 2 : 0;
+    if (small || needs.transformed) t.piece_k = 16;
+    if (small) t.steady_loop = false;
   }
   const auto fits = [&] {
     return forward_shared_bytes(t, needs.head_dim, needs.head_dim_v) <= shared_limit;

@@ -41,7 +41,7 @@ __device__ inline unsigned revealed_pairs(const float* lse2, const Visibility& v
     const int key = key0 + e / 4 % kM * 16 + lane / 4 + e / 2 % 2 * 8;
     bool counts = visibility.sees(query0 + column, key) && lse2[column] != kMinusInfinity;
     float score = 0;
-    if (counts) counts = mask.reveal(score, mask.index(query0 + column, key));
+    if (counts) counts = mask.reveal_at(score, mask.index(query0 + column, key));
     bits |= static_cast<unsigned>(counts) << e;
   }
   return bits;
@@ -100,7 +100,7 @@ __device__ inline void differentiate(float (&s)[kM][kN][4], float (&dp)[kM][kN][
         if constexpr (kLateExponentials) {
           const int query = query0 + column + i % 2, key = key0 + m * 16 + lane / 4 + i / 2 * 8;
           p *= scale_log2;
-          if (counts) mask.reveal(p, mask.index(query, key));
+          if (counts) mask.reveal_at(p, mask.index(query, key));
           p = ptx::exp2_fast(p + l);
         }
         const float ds = p * (dp[m][n][i] - d);

@@ -18,7 +18,7 @@ struct ForwardWarp {
   static constexpr Element kElement = Config::kElement;
   static constexpr int kBlocks = Tiles::kBlocks, kPieceBlocks = Tiles::kPieceBlocks;
   static constexpr bool kMasked = Config::kMask != MaskTensor::kNone;
-  using Says = MaskSays<Config::kMask>;
+  using Mask = MaskRows<Config>;
   static_assert(!(kMasked && Config::kSteadyLoop), "the steady loop has no mask");
 
   unsigned rQ[larger(Tiles::kQuerySteps, 1)][kBlocks][4];  // left operands
@@ -26,7 +26,7 @@ struct ForwardWarp {
   float rS[kBlocks][kPieceBlocks][4];              // scores of the current piece
   unsigned rP[kBlocks][kPieceBlocks / 2][4];       // left operands: P of the previous piece
   unsigned rP_next[kBlocks][kPieceBlocks / 2][4];  // of the current one
-  typename Says::Value rM[kBlocks][kPieceBlocks][4];  // what the mask tensor says of the scores
+  typename Mask::Pair rM[kBlocks][kPieceBlocks][2];  // the mask tensor's elements of rows g, g + 8
   RowStatistics<kBlocks> statistics;
   float factor;  ///< from rS to units of log2
 
@@ -209,22 +209,15 @@ struct ForwardWarp {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const LaneRow own(args, task, first_row + 16 * m + 8 * half, first_key);
-        const MaskRows<Config> mask(args.mask, task.batch, task.head(own.row));
+        const Mask mask(args.mask, task.batch, task.head(own.row));
         const Int64 own_mask = mask.index(task.position(own.row), own.key);
 #pragma unroll
         for (int n = 0; n < kPieceBlocks; ++n) {
-          typename Says::Value says[2];
-          if constexpr (kAllSeen) {
-            mask.pair(says, own_mask + mask.distance(8 * n));
-          } else {
-#pragma unroll
-            for (int i = 0; i < 2; ++i) {
-              says[i] = own.seen.contains(own.key + 8 * n + i)
-                            ? mask.value(own_mask + mask.distance(8 * n + i))
-                            : Says::kHidden;
-            }
-          }
-          rM[m][n][2 * half] = says[0], rM[m][n][2 * half + 1] = says[1];
+          const Int64 index = own_mask + mask.distance(8 * n);
+          const int key = own.key + 8 * n;
+          rM[m][n][half] =
+              kAllSeen ? mask.pair(index)
+                       : mask.pair(index, own.seen.contains(key), own.seen.contains(key + 1));
         }
       }
     }
@@ -245,7 +238,7 @@ struct ForwardWarp {
           for (int i = 0; i < 2; ++i) {
             float& score = rS[m][n][2 * half + i];
             if constexpr (Config::kPrescaled) score *= args.shape.scale_log2;
-            const bool seen = kMasked ? MaskRows<Config>::reveal(score, rM[m][n][2 * half + i])
+            const bool seen = kMasked ? Mask::reveal(score, rM[m][n][half].bits(i))
                                       : own.seen.contains(own.key + 8 * n + i);
             if (!seen) score = kMinusInfinity;
           }

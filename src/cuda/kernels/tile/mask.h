@@ -14,9 +14,10 @@ inline constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xff800000u);
 inline constexpr float kLog2E = 1.4426950408889634f;
 inline constexpr float kLn2 = 0.6931471805599453f;
 
-/// The bits of an fp16 or bf16 number as a float.
+/// A number from its bits.
 template <Element kElement>
 __device__ inline float float_of_bits(unsigned bits) {
+  if constexpr (kElement == Element::kFp32) return __uint_as_float(bits);
   if constexpr (kElement == Element::kFp16) return ptx::float_of_fp16(bits);
   return __uint_as_float(bits << 16);
 }
@@ -31,23 +32,28 @@ __device__ inline float read_element(const void* data, Int64 index) {
   }
 }
 
-/// What a mask says of a key: whether it is visible, or what is added to its score, in natural
-/// units.
-template <MaskTensor kMask>
-struct MaskSays {
-  using Value = unsigned;
-  static constexpr Value kHidden = 0;
-};
-template <>
-struct MaskSays<MaskTensor::kAdditive> {
-  using Value = float;
-  static constexpr Value kHidden = kMinusInfinity;
-};
-
 /// The mask tensor seen from one (batch, head).
 template <class Config>
 struct MaskRows {
-  using Value = typename MaskSays<Config::kMask>::Value;
+  static constexpr int kBits = Config::kMask == MaskTensor::kBool       ? 8
+                               : Config::kMaskElement == Element::kFp32 ? 32
+                                                                        : 16;
+  /// An element that hides its key: false, or -inf.
+  static constexpr unsigned kHidden = Config::kMask == MaskTensor::kBool       ? 0
+                                      : Config::kMaskElement == Element::kFp32 ? 0xff800000u
+                                      : Config::kMaskElement == Element::kBf16 ? 0xff80u
+                                                                               : 0xfc00u;
+  /// Of two neighbouring keys, as they lie in memory: who reads them waits only when they are used.
+  struct Pair {
+    unsigned words[kBits == 32 ? 2 : 1];
+    __device__ unsigned bits(int i) const {
+      if constexpr (kBits == 32) {
+        return words[i];
+      } else {
+        return words[0] >> i * kBits & ((1u << kBits) - 1);
+      }
+    }
+  };
   MaskView view;
   Int64 base;
   __device__ MaskRows(const MaskView& mask, int batch, int head)
@@ -62,48 +68,51 @@ struct MaskRows {
     return base + query * view.row_stride + distance(key);
   }
 
-  __device__ Value value(Int64 index) const {
-    if constexpr (Config::kMask == MaskTensor::kBool) {
-      return static_cast<const unsigned char*>(view.data)[index];
-    } else if constexpr (Config::kMask == MaskTensor::kAdditive) {
-      return read_element<Config::kMaskElement>(view.data, index);
-    } else {
-      return 1;
-    }
+  __device__ unsigned bits(Int64 index) const {
+    if constexpr (kBits == 8) return static_cast<const unsigned char*>(view.data)[index];
+    if constexpr (kBits == 16) return static_cast<const unsigned short*>(view.data)[index];
+    return static_cast<const unsigned*>(view.data)[index];
   }
 
-  /// Of a key and the next one, the first at an even place of its row.
-  __device__ void pair(Value (&out)[2], Int64 index) const {
+  /// Of a key at an even place of its row and the next one. Elements of keys that are not seen are
+  /// not read.
+  __device__ Pair pair(Int64 index, bool first_seen, bool second_seen) const {
+    const unsigned first = first_seen ? bits(index) : kHidden;
+    const unsigned second = second_seen ? bits(index + distance(1)) : kHidden;
+    if constexpr (kBits == 32) {
+      return {{first, second}};
+    } else {
+      return {{first | second << kBits}};
+    }
+  }
+  __device__ Pair pair(Int64 index) const {
+    const unsigned char* at = static_cast<const unsigned char*>(view.data) + index * (kBits / 8);
     if constexpr (!Config::kMaskPairs) {
-      out[0] = value(index), out[1] = value(index + distance(1));
-    } else if constexpr (Config::kMask == MaskTensor::kBool) {
-      const auto* flags = static_cast<const unsigned char*>(view.data) + index;
-      const unsigned both = *reinterpret_cast<const unsigned short*>(flags);
-      out[0] = both & 0xff, out[1] = both >> 8;
-    } else if constexpr (Config::kMaskElement == Element::kFp32) {
-      const auto* added = static_cast<const float*>(view.data) + index;
-      const float2 both = *reinterpret_cast<const float2*>(added);
-      out[0] = both.x, out[1] = both.y;
+      return pair(index, true, true);
+    } else if constexpr (kBits == 8) {
+      return {{*reinterpret_cast<const unsigned short*>(at)}};
+    } else if constexpr (kBits == 16) {
+      return {{*reinterpret_cast<const unsigned*>(at)}};
     } else {
-      const auto* added = static_cast<const unsigned short*>(view.data) + index;
-      const unsigned both = *reinterpret_cast<const unsigned*>(added);
-      out[0] = float_of_bits<Config::kMaskElement>(both & 0xffff);
-      out[1] = float_of_bits<Config::kMaskElement>(both >> 16);
+      const uint2 both = *reinterpret_cast<const uint2*>(at);
+      return {{both.x, both.y}};
     }
   }
 
-  /// Whether a mask of `value` leaves a key visible, and its score after the mask: `scaled` is in
-  /// units of log2. An additive -inf hides the key like a boolean false; a visible key whose own
-  /// score is -inf stays visible.
-  __device__ static bool reveal(float& scaled, Value value) {
-    if constexpr (Config::kMask == MaskTensor::kBool) return value != 0;
-    if constexpr (Config::kMask == MaskTensor::kAdditive) {
-      scaled += value * kLog2E;
-      return value != kMinusInfinity;
-    }
-    return true;
+  /// Whether an element leaves its key visible, and the key's score after the mask: `scaled` is in
+  /// units of log2, an additive mask in natural ones. An additive -inf hides the key like a boolean
+  /// false; a visible key whose own score is -inf stays visible.
+  __device__ static bool reveal(float& scaled, unsigned element) {
+    if constexpr (Config::kMask == MaskTensor::kNone) return true;
+    if constexpr (Config::kMask == MaskTensor::kBool) return element != 0;
+    const float added = float_of_bits<Config::kMaskElement>(element);
+    scaled += added * kLog2E;
+    return added != kMinusInfinity;
   }
-  __device__ bool reveal(float& scaled, Int64 index) const { return reveal(scaled, value(index)); }
+  __device__ bool reveal_at(float& scaled, Int64 index) const {
+    if constexpr (Config::kMask == MaskTensor::kNone) return true;
+    return reveal(scaled, bits(index));
+  }
 };
 
 }  // namespace flashlab::device

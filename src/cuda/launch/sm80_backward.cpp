@@ -65,8 +65,9 @@ int grad_q_passes(const BackwardTiling& t, int head_dim, bool mask, bool by_elem
                   bool deterministic) {
   const int fragments = round_up(head_dim, 32) / (t.warps() / 2) / 8;
   if (fragments <= 4 || deterministic) return 1;
-  const int least = mask ? 4 : 2;                            // with a mask 2 would spill
-  if (by_element && fragments % (least * 2) == 0) return 2;  // 4 would spill on sm_90 and sm_100
+  const int least = mask ? 4 : 2;  // with a mask 2 would spill
+  // 4 would spill on sm_90 and sm_100, and with a mask and the smallest tiles on sm_120.
+  if ((by_element || (mask && t.tile_k == 32)) && fragments % (least * 2) == 0) return 2;
   for (int passes : {4, 3, 2}) {
     if (fragments % (least * passes) == 0) return passes;
   }
@@ -86,7 +87,7 @@ ConfigPrinter print(const Problem& problem, const Geometry& g, const BackwardCho
   // Registers are full at 255: what these variants need on top takes the prefetch's place. The
   // other cases are what compiles without spills on sm_90 and sm_100 (NVRTC 13.0).
   const bool room = by_element ? mask || passes == 1 : !(deterministic || mask);
-  const bool prefetch = t.warps_q == 1 || room || (mask && passes == 2);
+  const bool prefetch = t.warps_q == 1 || room || (mask && passes == 2 && t.tile_k > 32);
   ConfigPrinter config;
   print_call(config, problem, g);
   config.integer("kTileQ", t.tile_q)

@@ -48,18 +48,10 @@ __device__ inline uint4 gather_chunk(const unsigned short* global, int count) {
   return make_uint4(words[0], words[1], words[2], words[3]);
 }
 
-/// One chunk where `active`: `bytes` of it exist (0..16), the rest becomes zeros.
+/// One chunk: `bytes` of it exist (0..16), the rest becomes zeros.
 template <int kAlign>
-__device__ inline void load_chunk(unsigned char* shared, const unsigned char* global, int bytes,
-                                  bool active) {
-  if constexpr (kAlign < 4) {
-    // Reads without a branch around them, so that those of several passes are under way together.
-    const uint4 chunk =
-        gather_chunk(reinterpret_cast<const unsigned short*>(global), active ? bytes / 2 : 0);
-    if (active) *reinterpret_cast<uint4*>(shared) = chunk;
-  } else if (!active) {
-    return;
-  } else if constexpr (kAlign >= 16) {
+__device__ inline void load_chunk(unsigned char* shared, const unsigned char* global, int bytes) {
+  if constexpr (kAlign >= 16) {
     ptx::copy_async_16(ptx::shared_address(shared), global, bytes);
   } else {
 #pragma unroll
@@ -72,11 +64,21 @@ __device__ inline void load_chunk(unsigned char* shared, const unsigned char* gl
   }
 }
 
-/// Passes that are unrolled: all, but of elements, which pass through registers, only some. A
-/// single warp waits for memory longest: 0.22 instead of 0.30 ms for decoding at head dim 127
-/// (H200, 2026-11-21).
+/// The same by element, where `active`. Its reads have no branch around them, so that those of
+/// several passes are under way together.
+__device__ inline void load_elements(unsigned char* shared, const unsigned char* global, int bytes,
+                                     bool active) {
+  const uint4 chunk =
+      gather_chunk(reinterpret_cast<const unsigned short*>(global), active ? bytes / 2 : 0);
+  if (active) *reinterpret_cast<uint4*>(shared) = chunk;
+}
+
+/// Passes that are unrolled: all (a small count is not the same to the compiler: with 64 head dim
+/// 64 spills on sm_100), but of elements, which pass through registers, only some. A single warp
+/// waits for memory longest: 0.22 instead of 0.30 ms for decoding at head dim 127 (H200,
+/// 2026-11-21).
 template <int kAlign, int kThreads>
-inline constexpr int kUnrolledPasses = kAlign >= 4 ? 64 : (kThreads == 32 ? 8 : 4);
+inline constexpr int kUnrolledPasses = kAlign >= 4 ? 4096 : (kThreads == 32 ? 8 : 4);
 
 /// Of a row of kRowBytes: how many bytes of a chunk exist, and where it begins (0 if none do).
 template <class Layout, int kRowBytes>
@@ -104,8 +106,13 @@ __device__ inline void load_passes(unsigned char* shared, const RowSource& sourc
     if (kAlign >= 4 && !active) break;
     const int row = Plan::row(thread, pass);
     const int bytes = source.exists(row) ? chunk_bytes<Layout, kRowBytes>(chunk) : 0;
-    load_chunk<kAlign>(shared + Layout::offset(row, chunk),
-                       source.row(row) + chunk_column<Layout, kRowBytes>(chunk), bytes, active);
+    unsigned char* to = shared + Layout::offset(row, chunk);
+    const unsigned char* from = source.row(row) + chunk_column<Layout, kRowBytes>(chunk);
+    if constexpr (kAlign >= 4) {
+      load_chunk<kAlign>(to, from, bytes);
+    } else {
+      load_elements(to, from, bytes, active);
+    }
   }
 }
 
@@ -141,8 +148,13 @@ struct ThreadCopy {
     constexpr int kUnrolled = kUnrolledPasses<kAlign, kThreads>;
 #pragma unroll(kUnrolled)
     for (int pass = kFirst; pass < kEnd; ++pass) {
-      load_chunk<kAlign>(shared + to + pass * (Plan::kRowsPerPass * Layout::kPitchBytes), next,
-                         bytes, Plan::active(thread, pass));
+      unsigned char* chunk = shared + to + pass * (Plan::kRowsPerPass * Layout::kPitchBytes);
+      const bool active = Plan::active(thread, pass);
+      if constexpr (kAlign < 4) {
+        load_elements(chunk, next, bytes, active);
+      } else if (active) {
+        load_chunk<kAlign>(chunk, next, bytes);
+      }
       next += Plan::kRowsPerPass * row_bytes;
     }
     if constexpr (kEnd == Plan::kPasses) {

@@ -298,6 +298,54 @@ TEST_F(Compiler, ImagesAreCompiledOnceAndThenCached) {
   fs::remove_all(folder);
 }
 
+// 64 values that live at once, in as few registers as let `blocks` of 128 threads share a
+// multiprocessor; `sequel` tells texts apart.
+std::string crowded(int blocks, const std::string& sequel = "") {
+  return "extern \"C\" __global__ void __launch_bounds__(128, " + std::to_string(blocks) +
+         ") crowded(float* x) {\n"
+         "  float value[64];\n"
+         "#pragma unroll\n"
+         "  for (int i = 0; i < 64; ++i) value[i] = x[i * 128 + threadIdx.x];\n"
+         "  __syncthreads();\n"
+         "#pragma unroll\n"
+         "  for (int i = 0; i < 64; ++i) x[i * 128 + threadIdx.x] = value[63 - i];\n"
+         "}\n" +
+         sequel;
+}
+
+TEST_F(Compiler, TheFallbackIsTakenWhereItSpillsLess) {
+  const auto compiled = [](const std::string& config, const std::string& fallback) {
+    auto image = compile_image({"config_types.h", "crowded", config, {}, fallback}, "sm_80");
+    EXPECT_TRUE(image.ok()) << image.status().message();
+    return image.ok() ? image->kernel.log : "";
+  };
+  const auto spilled = [](const std::string& log) {
+    const auto use = resource_use(log, "crowded");
+    EXPECT_TRUE(use.ok());
+    return use.ok() ? use->spill_store_bytes : -1;
+  };
+  const std::string roomy = crowded(1), tight = crowded(12), tightest = crowded(16);
+  ASSERT_EQ(spilled(compiled(roomy, "")), 0);
+  const int some = spilled(compiled(tight, "")), more = spilled(compiled(tightest, ""));
+  ASSERT_GT(some, 0);
+  ASSERT_GT(more, some);
+
+  EXPECT_EQ(spilled(compiled(tight, roomy)), 0);
+  EXPECT_TRUE(is_fallback(compiled(tight, roomy)));
+  EXPECT_TRUE(is_fallback(compiled(tightest, tight))) << "less, if not none";
+  EXPECT_FALSE(is_fallback(compiled(tight, tightest)));
+  EXPECT_FALSE(is_fallback(compiled(tight, crowded(12, "// as many\n"))));
+  EXPECT_FALSE(is_fallback(compiled(roomy, "does not compile"))) << "not even tried";
+  EXPECT_FALSE(is_fallback(compiled(tight, "does not compile"))) << "the first choice works";
+}
+
+TEST_F(Compiler, TheFallbackIsPartOfTheKey) {
+  KernelSpec spec{"config_types.h", "crowded", crowded(1), {}};
+  const std::string without = key_of(spec, "sm_80")->file_stem();
+  spec.fallback = crowded(1, "// other\n");
+  EXPECT_NE(key_of(spec, "sm_80")->file_stem(), without);
+}
+
 TEST_F(Compiler, ACacheThatIsOfNoUseOnlyCostsTime) {
   const KernelSpec spec{"config_types.h",
                         "nothing",

@@ -34,7 +34,17 @@ const Implementation* chosen_implementation() {
   return nullptr;
 }
 
-// The same regions and launches, in the same order, with the fault in the chosen kernels.
+void change(cuda::KernelSpec& spec, const Mutant& mutant) {
+  if (mutant.fallback) {
+    if (!spec.fallback.empty()) spec.config = std::move(spec.fallback);
+    spec.fallback.clear();
+    return;
+  }
+  spec.config = with_fault(spec.config, mutant.fault);
+  if (!spec.fallback.empty()) spec.fallback = with_fault(spec.fallback, mutant.fault);
+}
+
+// The same regions and launches, in the same order, with the chosen kernels changed.
 std::shared_ptr<internal::PlanState> mutated(const cuda::GpuPlan& plan, const Mutant& mutant) {
   auto out = std::make_shared<cuda::GpuPlan>(plan.device(), plan.problem, plan.geometry);
   for (const WorkspaceRegion& region : plan.regions) out->add_gpu_region(region.name, region.bytes);
@@ -44,7 +54,7 @@ std::shared_ptr<internal::PlanState> mutated(const cuda::GpuPlan& plan, const Mu
       continue;
     }
     if (mutant.entry.empty() || mutant.entry == step.spec.entry) {
-      step.spec.config = with_fault(step.spec.config, mutant.fault);
+      change(step.spec, mutant);
     }
     out->add_kernel(std::move(step));
   }
@@ -58,9 +68,8 @@ PlanResult make_mutated_plan(const internal::ContextState& context, const Proble
                              const internal::Geometry& geometry) {
   const Mutant mutant = chosen();
   PlanResult plan = chosen_implementation()->make_plan(context, problem, geometry);
-  if (!plan.ok() || problem.pass != mutant.pass || mutant.fault == device::Mutation::kNone) {
-    return plan;
-  }
+  const bool changed = mutant.fallback || mutant.fault != device::Mutation::kNone;
+  if (!plan.ok() || problem.pass != mutant.pass || !changed) return plan;
   return mutated(dynamic_cast<const cuda::GpuPlan&>(**plan), mutant);
 }
 

@@ -128,7 +128,10 @@ def main():
     count = sum(len(kernels) for kernels in reports.values())
     seconds = sum(kernel.get("compile_seconds", 0) for kernels in reports.values()
                   for kernel in kernels)
-    print(f"{count} kernels, {len(wrong)} wrong, {seconds:.0f} s of compiling")
+    fallbacks = sum(kernel.get("fallback", False) for kernels in reports.values()
+                    for kernel in kernels)
+    print(f"{count} kernels, {fallbacks} made from their fallback, {len(wrong)} wrong, "
+          f"{seconds:.0f} s of compiling")
     return 1 if wrong else 0
 
 

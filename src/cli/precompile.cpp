@@ -71,6 +71,7 @@ nlohmann::ordered_json json_of(const lab::CompiledVariant& compiled) {
   out["registers"] = compiled.use.registers;
   out["spill_store_bytes"] = compiled.use.spill_store_bytes;
   out["spill_load_bytes"] = compiled.use.spill_load_bytes;
+  out["fallback"] = compiled.fallback;
   out["stack_bytes"] = compiled.use.stack_bytes;
   out["static_shared_bytes"] = compiled.use.static_shared_bytes;
   out["image_bytes"] = compiled.image_bytes;

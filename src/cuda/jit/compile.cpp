@@ -10,12 +10,14 @@
 namespace flashlab::cuda {
 namespace {
 
+constexpr char kFallbackNote[] = "Made from the fallback: the first choice spills more.\n";
+
 // The translation unit of a spec: its Config first, because the kernel's file reads it.
-CompileRequest request_of(const KernelSpec& spec, const DeviceSources& sources,
-                          const std::string& architecture) {
+CompileRequest request_of(const KernelSpec& spec, const std::string& config,
+                          const DeviceSources& sources, const std::string& architecture) {
   CompileRequest request;
-  request.main = {spec.entry + ".cu", "#include \"config_types.h\"\n" + spec.config +
-                                          "\n#include \"" + spec.source + "\"\n"};
+  request.main = {spec.entry + ".cu", "#include \"config_types.h\"\n" + config + "\n#include \"" +
+                                          spec.source + "\"\n"};
   request.headers = sources.files;
   request.architecture = architecture;
   request.options = spec.options;
@@ -38,27 +40,50 @@ std::string joined(const std::vector<std::string>& options) {
   return text;
 }
 
-}  // namespace
-
-Result<KernelKey> key_of(const KernelSpec& spec, const std::string& architecture) {
-  auto sources = DeviceSources::get();
-  if (!sources.ok()) return sources.status();
-  return KernelKey{(*sources)->digest, spec.entry, spec.source + "\n" + spec.config,
-                   joined(spec.options), architecture};
-}
-
-Result<KernelImage> compile_image(const KernelSpec& spec, const std::string& architecture) {
+Result<KernelImage> compile_config(const KernelSpec& spec, const std::string& config,
+                                   const std::string& architecture) {
   auto sources = DeviceSources::get();
   if (!sources.ok()) return sources.status();
   auto nvrtc = Nvrtc::get();
   if (!nvrtc.ok()) return nvrtc.status();
   auto compiled = (*nvrtc)->compile(
-      request_of(spec, **sources, target_of(architecture, (*nvrtc)->architectures())));
+      request_of(spec, config, **sources, target_of(architecture, (*nvrtc)->architectures())));
   if (!compiled.ok()) return compiled.status();
   KernelImage image;
   image.kernel = {std::move(compiled->image), std::move(compiled->log), compiled->compiler};
   image.compile_seconds = compiled->seconds;
   return image;
+}
+
+// PTX has no report: it counts as without spills.
+int spilled_bytes(const KernelImage& image, const std::string& entry) {
+  const auto use = resource_use(image.kernel.log, entry);
+  return use.ok() ? use->spill_store_bytes + use->spill_load_bytes : 0;
+}
+
+}  // namespace
+
+Result<KernelKey> key_of(const KernelSpec& spec, const std::string& architecture) {
+  auto sources = DeviceSources::get();
+  if (!sources.ok()) return sources.status();
+  return KernelKey{(*sources)->digest, spec.entry, spec.source + "\n" + spec.config + spec.fallback,
+                   joined(spec.options), architecture};
+}
+
+Result<KernelImage> compile_image(const KernelSpec& spec, const std::string& architecture) {
+  auto first = compile_config(spec, spec.config, architecture);
+  if (!first.ok() || spec.fallback.empty()) return first;
+  const int spilled = spilled_bytes(*first, spec.entry);
+  if (spilled == 0) return first;
+  auto second = compile_config(spec, spec.fallback, architecture);
+  if (!second.ok() || spilled_bytes(*second, spec.entry) >= spilled) return first;
+  second->kernel.log.insert(0, kFallbackNote);
+  second->compile_seconds += first->compile_seconds;
+  return second;
+}
+
+bool is_fallback(const std::string& log) {
+  return log.compare(0, sizeof(kFallbackNote) - 1, kFallbackNote) == 0;
 }
 
 Result<KernelImage> image_of(const KernelSpec& spec, const std::string& architecture) {

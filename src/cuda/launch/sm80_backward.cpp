@@ -58,12 +58,23 @@ struct BackwardChoice {
   std::int64_t tiles_q = 0, tiles_k = 0;
 };
 
+// What of a kernel's form decides about its registers.
+struct BackwardForm {
+  int grad_q_passes = 1;
+  bool prefetch = true;  ///< fragments of the next product are read before the current one
+};
+
+// Of a warp's part of dQ, 8 features each.
+int grad_q_fragments(const BackwardTiling& t, int head_dim) {
+  return round_up(head_dim, 32) / (t.warps() / 2) / 8;
+}
+
 // A warp computes its part of dQ in passes of whole pairs of fragments: fewer accumulators, and
 // reductions spread over more of the step. Few fragments go in one pass: their products wait for
 // each other.
 int grad_q_passes(const BackwardTiling& t, int head_dim, bool mask, bool by_element,
                   bool deterministic) {
-  const int fragments = round_up(head_dim, 32) / (t.warps() / 2) / 8;
+  const int fragments = grad_q_fragments(t, head_dim);
   if (fragments <= 4 || deterministic) return 1;
   const int least = mask ? 4 : 2;  // with a mask 2 would spill
   // 4 would spill on sm_90 and sm_100, and with a mask and the smallest tiles on sm_120.
@@ -74,8 +85,7 @@ int grad_q_passes(const BackwardTiling& t, int head_dim, bool mask, bool by_elem
   return 1;
 }
 
-ConfigPrinter print(const Problem& problem, const Geometry& g, const BackwardChoice& choice,
-                    bool vector_reduction) {
+BackwardForm choose_form(const Problem& problem, const Geometry& g, const BackwardChoice& choice) {
   const BackwardTiling& t = choice.tiling;
   const bool deterministic = problem.options.deterministic;
   const bool mask = problem.mask.has_value();
@@ -88,6 +98,20 @@ ConfigPrinter print(const Problem& problem, const Geometry& g, const BackwardCho
   // other cases are what compiles without spills on sm_90 and sm_100 (NVRTC 13.0).
   const bool room = by_element ? mask || passes == 1 : !(deterministic || mask);
   const bool prefetch = t.warps_q == 1 || room || (mask && passes == 2 && t.tile_k > 32);
+  return {passes, prefetch};
+}
+
+// Where the chosen form spills: dQ the other way, with fewer accumulators or with fewer values that
+// live from pass to pass; where it has one way only, without prefetch.
+BackwardForm fallback_of(const BackwardForm& form, const BackwardTiling& t, int head_dim) {
+  if (form.grad_q_passes > 1) return {1, form.prefetch};
+  if (grad_q_fragments(t, head_dim) % 4 == 0) return {2, form.prefetch};
+  return {1, false};
+}
+
+ConfigPrinter print(const Problem& problem, const Geometry& g, const BackwardChoice& choice,
+                    const BackwardForm& form, bool vector_reduction) {
+  const BackwardTiling& t = choice.tiling;
   ConfigPrinter config;
   print_call(config, problem, g);
   config.integer("kTileQ", t.tile_q)
@@ -97,11 +121,11 @@ ConfigPrinter print(const Problem& problem, const Geometry& g, const BackwardCho
       .integer("kStages", t.stages)
       .boolean("kOneBarrier", t.one_barrier)
       .integer("kMinBlocks", t.min_blocks)
-      .integer("kGradQPasses", passes)
+      .integer("kGradQPasses", form.grad_q_passes)
       .integer("kSharedBytes", choice.shared_bytes)
       .boolean("kVectorReduction", vector_reduction)
-      .boolean("kPrefetch", prefetch)
-      .boolean("kDeterministic", deterministic)
+      .boolean("kPrefetch", form.prefetch)
+      .boolean("kDeterministic", problem.options.deterministic)
       .boolean("kCopyGradO", choice.copy_grad_o);
   return config;
 }
@@ -142,13 +166,14 @@ void explain(GpuPlan& plan, const Problem& problem, const BackwardChoice& choice
                              : "dQ is added atomically: its last bits vary from run to run");
 }
 
-void add_steps(GpuPlan& plan, const ConfigPrinter& config, const BackwardChoice& choice) {
+void add_steps(GpuPlan& plan, const ConfigPrinter& config, const std::string& fallback,
+               const BackwardChoice& choice) {
   const Geometry& g = plan.geometry;
   const auto add = [&](const char* source, const char* entry, std::int64_t blocks, unsigned threads,
-                       unsigned shared_bytes, std::string what) {
+                       unsigned shared_bytes, std::string what, const std::string& other = "") {
     GpuStep step;
     step.name = entry;
-    step.spec = {source, entry, config.text(), {}};
+    step.spec = {source, entry, config.text(), {}, other};
     step.shape.grid_x = static_cast<unsigned>(blocks);
     step.shape.threads = threads;
     step.shape.shared_bytes = shared_bytes;
@@ -165,7 +190,8 @@ void add_steps(GpuPlan& plan, const ConfigPrinter& config, const BackwardChoice&
     add("sm80/backward.cu", "flash_bwd_sm80", key_blocks, threads,
         static_cast<unsigned>(choice.shared_bytes),
         fmt::format("{} · {} blocks of {} keys", config.summary(), key_blocks,
-                    choice.tiling.tile_k));
+                    choice.tiling.tile_k),
+        fallback);
   }
   add("sm80/backward_finish.cu", "flash_bwd_sm80_finish", query_blocks, threads, 0,
       fmt::format("dQ = scale dQ_fp32 in dq's type · {} blocks", query_blocks));
@@ -239,8 +265,13 @@ Result<std::shared_ptr<internal::PlanState>> plan_sm80_backward(
   auto plan = std::make_shared<GpuPlan>(device, problem, g);
   add_regions(*plan, g, choice);
   // red.global.add.v4.f32 begins with sm_90.
-  const ConfigPrinter config = print(problem, g, choice, info.major >= 9);
-  add_steps(*plan, config, choice);
+  const bool vector_reduction = info.major >= 9;
+  const BackwardForm form = choose_form(problem, g, choice);
+  const ConfigPrinter config = print(problem, g, choice, form, vector_reduction);
+  const BackwardForm other = fallback_of(form, *tiling, dim);
+  std::string fallback = print(problem, g, choice, other, vector_reduction).text();
+  if (fallback == config.text()) fallback.clear();
+  add_steps(*plan, config, fallback, choice);
   explain(*plan, problem, choice);
   return std::shared_ptr<internal::PlanState>(std::move(plan));
 }

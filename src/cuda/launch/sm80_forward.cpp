@@ -95,7 +95,8 @@ ForwardChoice choose(const Problem& problem, const Geometry& g, const DeviceInfo
   return choice;
 }
 
-ConfigPrinter print(const Problem& problem, const Geometry& g, const ForwardChoice& choice) {
+ConfigPrinter print(const Problem& problem, const Geometry& g, const ForwardChoice& choice,
+                    bool few_registers) {
   const ForwardTiling& t = choice.tiling;
   ConfigPrinter config;
   print_call(config, problem, g);
@@ -106,6 +107,7 @@ ConfigPrinter print(const Problem& problem, const Geometry& g, const ForwardChoi
       .integer("kStages", t.stages)
       .integer("kMinBlocks", t.min_blocks)
       .integer("kQuerySteps", t.query_steps)
+      .boolean("kFewRegisters", few_registers)
       .integer("kSharedBytes", forward_shared_bytes(t, static_cast<int>(g.head_dim),
                                                     static_cast<int>(g.head_dim_v)))
       .boolean("kSteadyLoop", t.steady_loop)
@@ -279,10 +281,13 @@ Result<std::shared_ptr<internal::PlanState>> plan_sm80_forward(
     plan->add_gpu_region("partial_lse", rows * 4);
     plan->parts = choice.splits;
   }
-  const ConfigPrinter config = print(problem, g, choice);
+  const ConfigPrinter config = print(problem, g, choice, /*few_registers=*/false);
   GpuStep step;
   step.name = "flash_fwd_sm80";
   step.spec = {"sm80/forward.cu", step.name, config.text(), {}};
+  if (divide_up(static_cast<int>(g.head_dim), 16) > choice.tiling.query_steps) {
+    step.spec.fallback = print(problem, g, choice, /*few_registers=*/true).text();
+  }
   step.shape.grid_x = static_cast<unsigned>(blocks);
   step.shape.grid_y = static_cast<unsigned>(choice.splits);
   step.shape.threads = static_cast<unsigned>(32 * choice.tiling.warps);

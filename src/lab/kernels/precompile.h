@@ -20,8 +20,9 @@ struct CompiledVariant {
   std::string architecture;
   cuda::ResourceUse use;
   std::int64_t image_bytes = 0;
-  double seconds = 0;  ///< 0: it was there already
-  Status status;       ///< why it does not compile
+  double seconds = 0;     ///< 0: it was there already
+  bool fallback = false;  ///< made from the spec's fallback, because the first choice spills
+  Status status;          ///< why it does not compile
 };
 
 struct PrecompileOptions {

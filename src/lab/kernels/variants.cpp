@@ -160,7 +160,7 @@ class List {
  public:
   void add(KernelVariant variant) {
     std::string key = variant.implementation + "\n" + variant.spec.source + "\n" +
-                      variant.spec.entry + "\n" + variant.spec.config;
+                      variant.spec.entry + "\n" + variant.spec.config + variant.spec.fallback;
     for (const std::string& option : variant.spec.options) key += option + "\n";
     const auto [at, fresh] = index_.emplace(std::move(key), variants_.size());
     if (fresh) {

@@ -253,7 +253,8 @@ __device__ inline void reduce(const float (&acc)[Sizes::kGradQM][Sizes::kPassN][
   for (int i = 0; i < Sizes::kGradQM * Sizes::kPassN; ++i) {
     if (i < begin || i >= end) continue;
     const float(&x)[4] = acc[i / Sizes::kPassN][i % Sizes::kPassN];
-    float* const fragment = accumulator + i * kFragmentFloats;
+    float* const fragment =
+        accumulator + Sizes::fragment(i / Sizes::kPassN, i % Sizes::kPassN) * kFragmentFloats;
     if constexpr (Config::kVectorReduction) {
       ptx::add_global_4(fragment, x[0], x[1], x[2], x[3]);
     } else {

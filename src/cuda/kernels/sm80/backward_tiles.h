@@ -175,10 +175,9 @@ struct BackwardSizes {
   static constexpr int kPasses = Config::kGradQPasses;  ///< in which a warp computes its part
   static constexpr int kPassN = kGradQN / kPasses;
   static_assert(kGradQN % kPasses == 0);
-  /// Where fragment (m, n) of a warp's part lies in the accumulator: pass after pass.
-  static constexpr int fragment(int m, int n) {
-    return (n / kPassN * kGradQM + m) * kPassN + n % kPassN;
-  }
+  /// Where fragment (m, n) of a warp's part lies in the accumulator, whatever the passes: those of
+  /// a pass are neighbours.
+  static constexpr int fragment(int m, int n) { return n * kGradQM + m; }
 };
 
 /// The workspace regions, in the plan's order (launch/sm80_backward.cpp).

@@ -26,7 +26,9 @@ struct ForwardTiles {
   static constexpr int kQuerySteps = kDimSteps - kSharedSteps;
   /// Of the steps read from shared memory. Unrolled whole, the compiler reads the operands of many
   /// steps ahead and other values lose their registers: masks at head dim 256 spilled 200 bytes.
-  static constexpr int kUnrolledSteps = kSharedSteps > 6 ? 4 : larger(kSharedSteps, 1);
+  static constexpr int kUnrolledSteps = Config::kFewRegisters ? 1
+                                        : kSharedSteps > 6    ? 4
+                                                              : larger(kSharedSteps, 1);
   static constexpr int kDimBlocks = 2 * divide_up(Config::kHeadDimV, 16);  ///< of 8 features of V
   static constexpr int kPieceBlocks = Config::kPieceK / 8;
   static constexpr int kPieces = Config::kTileK / Config::kPieceK;  ///< of a tile of keys

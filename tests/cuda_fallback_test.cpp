@@ -28,7 +28,8 @@ using cases::Case;
 std::vector<Case> problems() {
   std::vector<Case> out;
   const auto add = [&](std::int64_t head_dim, std::int64_t head_dim_v, cases::MaskKind mask,
-                       Causal causal, cases::Layout layout, bool deterministic = false) {
+                       Causal causal, cases::Layout layout, bool deterministic = false,
+                       DType dtype = DType::kBf16) {
     Case c;
     c.batch = 1;
     c.heads_q = 4;
@@ -36,7 +37,7 @@ std::vector<Case> problems() {
     c.seqlen_q = c.seqlen_k = 300;
     c.head_dim = head_dim;
     c.head_dim_v = head_dim_v;
-    c.dtype = DType::kBf16;
+    c.dtype = dtype;
     c.mask = mask;
     c.causal = causal;
     c.layout = layout;
@@ -57,6 +58,8 @@ std::vector<Case> problems() {
   add(64, 128, kAdditive, Causal::kNone, whole);
   add(96, 96, kAdditive, Causal::kNone, whole);
   add(192, 128, kBool, Causal::kBottomRight, whole);
+  add(64, 128, kAdditive, Causal::kBottomRight, whole, false, DType::kFp32);
+  add(128, 128, kNone, Causal::kNone, odd, false, DType::kFp32);
   return out;
 }
 

@@ -155,19 +155,24 @@ void add_forward(GpuPlan& plan, const Problem& problem, const Geometry& g, const
   const Fp32ForwardTiling& t = choice.tiling;
   const int shared = fp32_forward_shared_bytes(t, static_cast<int>(g.head_dim),
                                                static_cast<int>(g.head_dim_v), choice.terms);
-  ConfigPrinter config = print_common(problem, g, choice, regions);
-  config.integer("kWarps", t.warps)
-      .integer("kRowTiles", t.row_tiles)
-      .integer("kKeys", t.keys)
-      .integer("kStages", t.stages)
-      .boolean("kQueryShared", t.query_shared)
-      .integer("kScoreTiles", t.score_tiles)
-      .integer("kValueTiles", t.value_tiles)
-      .integer("kBlocksPerSm", t.blocks_per_sm)
-      .integer("kSharedBytes", shared);
+  const auto print = [&](bool few_registers) {
+    ConfigPrinter config = print_common(problem, g, choice, regions);
+    config.integer("kWarps", t.warps)
+        .integer("kRowTiles", t.row_tiles)
+        .integer("kKeys", t.keys)
+        .integer("kStages", t.stages)
+        .boolean("kQueryShared", t.query_shared)
+        .integer("kScoreTiles", t.score_tiles)
+        .integer("kValueTiles", t.value_tiles)
+        .boolean("kFewRegisters", few_registers)
+        .integer("kBlocksPerSm", t.blocks_per_sm)
+        .integer("kSharedBytes", shared);
+    return config;
+  };
+  const ConfigPrinter config = print(false);
   GpuStep step;
   step.name = "flash_fwd_fp32";
-  step.spec = {"sm80/forward_fp32.cu", step.name, config.text(), {}};
+  step.spec = {"sm80/forward_fp32.cu", step.name, config.text(), {}, print(true).text()};
   step.shape.grid_x = static_cast<unsigned>(choice.blocks * choice.parts);
   step.shape.grid_z = static_cast<unsigned>(value_blocks(static_cast<int>(g.head_dim_v)));
   step.shape.threads = static_cast<unsigned>(32 * t.warps);

@@ -180,6 +180,8 @@ __device__ __forceinline__ void add_values(const ForwardFp32Storage& shared, War
   const int lane = threadIdx.x % 32;
   const int key = lane / 8 % 2 * 8 + lane % 8, channel = lane / 16 * 8;
   const unsigned sV = ptx::shared_address(&shared.sV[stage][0][key][channel]);
+  // Reads do not move across: otherwise the compiler begins all channels at once.
+  if constexpr (Config::kFewRegisters) __syncwarp();
   float acc[kRowTiles][kTiles][4] = {};
   unsigned rV[kKeySteps][kPairs][4];
 #pragma unroll

@@ -60,6 +60,8 @@ std::vector<Case> problems() {
   add(192, 128, kBool, Causal::kBottomRight, whole);
   add(64, 128, kAdditive, Causal::kBottomRight, whole, false, DType::kFp32);
   add(128, 128, kNone, Causal::kNone, odd, false, DType::kFp32);
+  add(8, 8, kNone, Causal::kNone, odd, false, DType::kFp32);
+  add(3, 72, kNone, Causal::kTopLeft, whole);
   return out;
 }
 
@@ -116,7 +118,8 @@ TEST_P(Fallback, CompilesAndKeepsTheLaunch) {
     EXPECT_FALSE(changed.empty());
     for (const std::string& member : changed) {
       EXPECT_TRUE(member.ends_with(" kFewRegisters") || member.ends_with(" kGradQPasses") ||
-                  member.ends_with(" kPrefetch"))
+                  member.ends_with(" kPrefetch") || member.ends_with(" kSteadyLoop") ||
+                  member.ends_with(" kMinBlocks"))
           << member;
     }
     if (auto nvrtc = cuda::Nvrtc::get(); !nvrtc.ok()) GTEST_SKIP() << nvrtc.status().message();

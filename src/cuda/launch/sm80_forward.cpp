@@ -110,7 +110,7 @@ ConfigPrinter print(const Problem& problem, const Geometry& g, const ForwardChoi
       .boolean("kFewRegisters", few_registers)
       .integer("kSharedBytes", forward_shared_bytes(t, static_cast<int>(g.head_dim),
                                                     static_cast<int>(g.head_dim_v)))
-      .boolean("kSteadyLoop", t.steady_loop)
+      .boolean("kSteadyLoop", t.steady_loop && !few_registers)
       .boolean("kSplit", choice.splits > 1)
       .boolean("kPackGroup", choice.pack_group)
       .boolean("kPrescaled", needs_prescaling(problem, g));
@@ -285,7 +285,8 @@ Result<std::shared_ptr<internal::PlanState>> plan_sm80_forward(
   GpuStep step;
   step.name = "flash_fwd_sm80";
   step.spec = {"sm80/forward.cu", step.name, config.text(), {}};
-  if (divide_up(static_cast<int>(g.head_dim), 16) > choice.tiling.query_steps) {
+  if (divide_up(static_cast<int>(g.head_dim), 16) > choice.tiling.query_steps ||
+      choice.tiling.steady_loop) {
     step.spec.fallback = print(problem, g, choice, /*few_registers=*/true).text();
   }
   step.shape.grid_x = static_cast<unsigned>(blocks);

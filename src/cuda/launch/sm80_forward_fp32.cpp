@@ -187,15 +187,22 @@ void add_guarded(GpuPlan& plan, const Problem& problem, const Geometry& g, const
   const GuardedTiling& t = choice.guarded;
   const int shared =
       guarded_shared_bytes(t, static_cast<int>(g.head_dim), static_cast<int>(g.head_dim_v));
-  ConfigPrinter config = print_common(problem, g, choice, regions);
-  config.integer("kWarps", t.warps)
-      .integer("kKeys", t.keys)
-      .integer("kMarkedRows", choice.tiling.tile_q())
-      .integer("kMarkedKeys", choice.tiling.keys)
-      .integer("kSharedBytes", shared);
+  const auto print = [&](int min_blocks) {
+    ConfigPrinter config = print_common(problem, g, choice, regions);
+    config.integer("kWarps", t.warps)
+        .integer("kKeys", t.keys)
+        .integer("kMinBlocks", min_blocks)
+        .integer("kMarkedRows", choice.tiling.tile_q())
+        .integer("kMarkedKeys", choice.tiling.keys)
+        .integer("kSharedBytes", shared);
+    return config;
+  };
+  // 0: the compiler chooses how many blocks shall be resident; for small head dims it may spill to
+  // have seven, and does not if one is enough.
+  const ConfigPrinter config = print(0);
   GpuStep step;
   step.name = "flash_fwd_fp32_guarded";
-  step.spec = {"sm80/forward_fp32_guarded.cu", step.name, config.text(), {}};
+  step.spec = {"sm80/forward_fp32_guarded.cu", step.name, config.text(), {}, print(1).text()};
   step.shape.grid_x = static_cast<unsigned>(choice.blocks * choice.parts *
                                             (choice.tiling.tile_q() / (16 * t.warps)));
   step.shape.grid_z = static_cast<unsigned>(value_blocks(static_cast<int>(g.head_dim_v)));

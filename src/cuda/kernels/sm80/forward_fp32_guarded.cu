@@ -372,7 +372,7 @@ __device__ __forceinline__ void attend(const ForwardArguments& args, GuardedStor
 
 }  // namespace flashlab::device
 
-extern "C" __global__ void __launch_bounds__(flashlab::device::kThreads)
+extern "C" __global__ void __launch_bounds__(flashlab::device::kThreads, Config::kMinBlocks)
     flash_fwd_fp32_guarded(const __grid_constant__ flashlab::device::ForwardArguments args) {
   using namespace flashlab;
   using namespace flashlab::device;

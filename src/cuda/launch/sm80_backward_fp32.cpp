@@ -129,6 +129,14 @@ ConfigPrinter print(const Problem& problem, const Geometry& g, const Choice& cho
   return config;
 }
 
+// Where a kernel spills: the compiler is not told how many blocks shall be resident. Even a demand
+// for one makes it place loads where registers do not suffice for them (sm_100, NVRTC 13.0).
+std::string print_fallback(const Problem& problem, const Geometry& g, Choice choice,
+                           const Regions& regions, bool wide) {
+  choice.tiling.min_blocks = choice.guarded.min_blocks = 0;
+  return print(problem, g, choice, regions, wide).text();
+}
+
 struct Launch {
   const char* entry;
   const char* source;
@@ -136,12 +144,13 @@ struct Launch {
   unsigned threads;
   int shared_bytes;
   std::string note;
+  std::string fallback = {};
 };
 
 void add_launch(GpuPlan& plan, const ConfigPrinter& config, const Launch& launch) {
   GpuStep step;
   step.name = launch.entry;
-  step.spec = {launch.source, launch.entry, config.text(), {}};
+  step.spec = {launch.source, launch.entry, config.text(), {}, launch.fallback};
   step.shape.grid_x = static_cast<unsigned>(launch.blocks);
   step.shape.threads = launch.threads;
   step.shape.shared_bytes = static_cast<unsigned>(launch.shared_bytes);
@@ -160,7 +169,7 @@ void add_guarded(GpuPlan& plan, const Problem& problem, const Geometry& g, const
               static_cast<unsigned>(32 * t.warps),
               backward_fp32_shared_bytes(t, static_cast<int>(g.head_dim),
                                          static_cast<int>(g.head_dim_v), kWideTerms),
-              config.summary()});
+              config.summary(), print_fallback(problem, g, choice, regions, true)});
 }
 
 void add_launches(GpuPlan& plan, const Problem& problem, const Geometry& g, const Choice& choice,
@@ -181,7 +190,8 @@ void add_launches(GpuPlan& plan, const Problem& problem, const Geometry& g, cons
     add_launch(plan, config,
                {"flash_bwd_fp32", "sm80/backward_fp32.cu", choice.key_blocks * t.parts,
                 static_cast<unsigned>(32 * t.warps),
-                backward_fp32_shared_bytes(t, dim, dim_v, choice.terms), config.summary()});
+                backward_fp32_shared_bytes(t, dim, dim_v, choice.terms), config.summary(),
+                print_fallback(problem, g, choice, regions, false)});
     if (choice.guarded_fits) add_guarded(plan, problem, g, choice, regions);
     add_launch(plan, config,
                {"flash_bwd_fp32_plain", "sm80/backward_fp32_plain.cu", choice.key_blocks,

@@ -73,12 +73,12 @@ __device__ inline void load_elements(unsigned char* shared, const unsigned char*
   if (active) *reinterpret_cast<uint4*>(shared) = chunk;
 }
 
-/// Passes that are unrolled: all (a small count is not the same to the compiler: with 64 head dim
-/// 64 spills on sm_100), but of elements, which pass through registers, only some. A single warp
-/// waits for memory longest: 0.22 instead of 0.30 ms for decoding at head dim 127 (H200,
-/// 2026-11-21).
-template <int kAlign, int kThreads>
-inline constexpr int kUnrolledPasses = kAlign >= 4 ? 4096 : (kThreads == 32 ? 8 : 4);
+/// Passes that are unrolled: all, but of elements, which pass through registers, only some. Exactly
+/// all: with a count of 64 head dim 64 spilled on sm_100, with 4096 NVRTC 13.0 took 10 seconds
+/// instead of half of one for sm_100 and sm_120. A single warp waits for memory longest: 0.22
+/// instead of 0.30 ms for decoding at head dim 127 (H200, 2026-11-21).
+template <int kAlign, int kThreads, int kPasses>
+inline constexpr int kUnrolledPasses = kAlign >= 4 ? larger(kPasses, 1) : (kThreads == 32 ? 8 : 4);
 
 /// Of a row of kRowBytes: how many bytes of a chunk exist, and where it begins (0 if none do).
 template <class Layout, int kRowBytes>
@@ -99,7 +99,7 @@ template <class Layout, int kRowBytes, int kAlign, int kThreads, int kFirst, int
 __device__ inline void load_passes(unsigned char* shared, const RowSource& source, int thread) {
   using Plan = CopyPlan<Layout, kThreads>;
   const int chunk = Plan::chunk(thread);
-  constexpr int kUnrolled = kUnrolledPasses<kAlign, kThreads>;
+  constexpr int kUnrolled = kUnrolledPasses<kAlign, kThreads, kEnd - kFirst>;
 #pragma unroll(kUnrolled)
   for (int pass = kFirst; pass < kEnd; ++pass) {
     const bool active = Plan::active(thread, pass);
@@ -145,7 +145,7 @@ struct ThreadCopy {
   __device__ void passes(unsigned char* shared, Int64 row_bytes) {
     const int to = Layout::offset(Plan::row(thread, 0), Plan::chunk(thread));
     const int bytes = chunk_bytes<Layout, kRowBytes>(Plan::chunk(thread));
-    constexpr int kUnrolled = kUnrolledPasses<kAlign, kThreads>;
+    constexpr int kUnrolled = kUnrolledPasses<kAlign, kThreads, kEnd - kFirst>;
 #pragma unroll(kUnrolled)
     for (int pass = kFirst; pass < kEnd; ++pass) {
       unsigned char* chunk = shared + to + pass * (Plan::kRowsPerPass * Layout::kPitchBytes);

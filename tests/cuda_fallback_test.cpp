@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cctype>
 #include <sstream>
 #include <string>
@@ -11,10 +12,8 @@
 #include <vector>
 
 #include "api/context_state.h"
-#include "api/implementation.h"
 #include "cuda/driver/known_gpus.h"
 #include "cuda/jit/nvrtc.h"
-#include "cuda/launch/gpu_plan.h"
 #include "cuda_gpu.h"
 #include "cuda_mutants.h"
 #include "lab/check.h"
@@ -24,7 +23,7 @@ namespace {
 
 using cases::Case;
 
-// Lengths beside the edges of all tiles, grouped heads: every tiling that has a fallback.
+// Lengths beside the edges of all tiles, grouped heads; among them every kind of fallback.
 std::vector<Case> problems() {
   std::vector<Case> out;
   const auto add = [&](std::int64_t head_dim, std::int64_t head_dim_v, cases::MaskKind mask,
@@ -65,33 +64,20 @@ std::vector<Case> problems() {
   return out;
 }
 
-std::vector<cuda::KernelSpec> kernels_of(const internal::ContextState& context, Pass pass,
-                                         bool fallback, const Case& problem) {
-  use_mutant({"sm80", pass, "", device::Mutation::kNone, fallback});
-  Problem normalised;
-  const auto geometry =
-      internal::validate(lab::problem_of(problem, pass, "sm80", kGpu), &normalised);
-  EXPECT_TRUE(geometry.ok()) << geometry.status().message();
-  std::vector<cuda::KernelSpec> out;
-  for (const internal::Implementation* each : internal::registry(DeviceKind::kCuda)) {
-    if (each->name != "sm80") continue;
-    const auto plan = each->make_plan(context, normalised, *geometry);
-    EXPECT_TRUE(plan.ok()) << plan.status().message();
-    if (!plan.ok()) continue;
-    for (const auto& step : dynamic_cast<const cuda::GpuPlan&>(**plan).gpu_steps()) {
-      if (!step.spec.source.empty()) out.push_back(step.spec);
-    }
-  }
-  EXPECT_FALSE(out.empty());
+std::vector<std::string> lines_of(const std::string& text) {
+  std::istringstream in(text);
+  std::vector<std::string> out;
+  for (std::string line; std::getline(in, line);) out.push_back(line);
   return out;
 }
 
-// The members of a printed Config that another does not have, without their values.
+// The members in which two printed Configs differ, without their values.
 std::vector<std::string> differences(const std::string& config, const std::string& other) {
-  std::istringstream lines(config), others(other);
+  const auto lines = lines_of(config), others = lines_of(other);
+  EXPECT_EQ(lines.size(), others.size());
   std::vector<std::string> out;
-  for (std::string line, twin; std::getline(lines, line) && std::getline(others, twin);) {
-    if (line != twin) out.push_back(line.substr(0, line.find(" =")));
+  for (std::size_t i = 0; i < std::min(lines.size(), others.size()); ++i) {
+    if (lines[i] != others[i]) out.push_back(lines[i].substr(0, lines[i].find(" =")));
   }
   return out;
 }
@@ -100,6 +86,7 @@ class Fallback : public ::testing::TestWithParam<std::tuple<Case, Pass>> {
  protected:
   const Case& problem() const { return std::get<0>(GetParam()); }
   Pass pass() const { return std::get<1>(GetParam()); }
+  Mutant fallbacks() const { return {.implementation = "sm80", .pass = pass(), .fallback = true}; }
 };
 
 TEST_P(Fallback, CompilesAndKeepsTheLaunch) {
@@ -108,8 +95,8 @@ TEST_P(Fallback, CompilesAndKeepsTheLaunch) {
   options.device = kGpu;
   options.threads = 1;
   const internal::ContextState context(options, gpu.get());
-  const auto first = kernels_of(context, pass(), /*fallback=*/false, problem());
-  const auto second = kernels_of(context, pass(), /*fallback=*/true, problem());
+  const auto first = kernels_of(context, {.implementation = "sm80", .pass = pass()}, problem());
+  const auto second = kernels_of(context, fallbacks(), problem());
   ASSERT_EQ(first.size(), second.size());
   for (std::size_t i = 0; i < first.size(); ++i) {
     if (first[i].fallback.empty()) continue;
@@ -131,7 +118,7 @@ TEST_P(Fallback, CompilesAndKeepsTheLaunch) {
 TEST_P(Fallback, IsAccepted) {
   const auto context = Context::create({.device = kGpu});
   if (!context.ok()) GTEST_SKIP() << "no GPU: " << context.status().message();
-  use_mutant({"sm80", pass(), "", device::Mutation::kNone, /*fallback=*/true});
+  use_mutant(fallbacks());
   lab::CheckRun run;
   run.cases = {problem()};
   run.implementations = {"sm80"};

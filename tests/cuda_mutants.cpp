@@ -1,5 +1,7 @@
 #include "cuda_mutants.h"
 
+#include <gtest/gtest.h>
+
 #include <deque>
 
 #include "api/implementation.h"
@@ -8,6 +10,8 @@
 #include "cuda/launch/ladder_forward.h"
 #include "cuda/launch/naive.h"
 #include "cuda/launch/sm80.h"
+#include "cuda_gpu.h"
+#include "lab/case_data.h"
 
 namespace flashlab::testing {
 namespace {
@@ -77,6 +81,28 @@ PlanResult make_mutated_plan(const internal::ContextState& context, const Proble
 
 void use_mutant(const Mutant& mutant) {
   chosen() = mutant;
+}
+
+std::vector<cuda::KernelSpec> kernels_of(const internal::ContextState& context,
+                                         const Mutant& mutant, const cases::Case& problem) {
+  use_mutant(mutant);
+  const Problem asked = lab::problem_of(problem, mutant.pass, mutant.implementation, kGpu);
+  Problem normalised;
+  const auto geometry = internal::validate(asked, &normalised);
+  EXPECT_TRUE(geometry.ok()) << geometry.status().message();
+  std::vector<cuda::KernelSpec> out;
+  for (const Implementation* each : internal::registry(DeviceKind::kCuda)) {
+    if (each->name != mutant.implementation) continue;
+    const auto plan = each->make_plan(context, normalised, *geometry);
+    EXPECT_TRUE(plan.ok()) << plan.status().message();
+    if (!plan.ok()) continue;
+    for (const auto& step : dynamic_cast<const cuda::GpuPlan&>(**plan).gpu_steps()) {
+      if (step.spec.source.empty()) continue;
+      if (mutant.entry.empty() || mutant.entry == step.spec.entry) out.push_back(step.spec);
+    }
+  }
+  EXPECT_FALSE(out.empty()) << problem.name << ": no kernel " << mutant.entry;
+  return out;
 }
 
 std::string with_fault(std::string_view config, device::Mutation fault) {

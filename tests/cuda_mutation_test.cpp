@@ -134,29 +134,6 @@ Mutant mutant_of(const Family& family, Mutation fault) {
   return out;
 }
 
-// The kernels of the chosen mutant's plan.
-std::vector<cuda::KernelSpec> kernels_of(const internal::ContextState& context,
-                                         const Mutant& mutant, const Case& problem) {
-  use_mutant(mutant);
-  const Problem asked = lab::problem_of(problem, mutant.pass, mutant.implementation, kGpu);
-  Problem normalised;
-  const auto geometry = internal::validate(asked, &normalised);
-  EXPECT_TRUE(geometry.ok()) << geometry.status().message();
-  std::vector<cuda::KernelSpec> out;
-  for (const internal::Implementation* each : internal::registry(DeviceKind::kCuda)) {
-    if (each->name != mutant.implementation) continue;
-    const auto plan = each->make_plan(context, normalised, *geometry);
-    EXPECT_TRUE(plan.ok()) << plan.status().message();
-    if (!plan.ok()) continue;
-    for (const auto& step : dynamic_cast<const cuda::GpuPlan&>(**plan).gpu_steps()) {
-      if (step.spec.source.empty()) continue;
-      if (mutant.entry.empty() || mutant.entry == step.spec.entry) out.push_back(step.spec);
-    }
-  }
-  EXPECT_FALSE(out.empty()) << problem.name << ": no kernel " << mutant.entry;
-  return out;
-}
-
 // PTX without what depends on the line at which something stands, and without the fault's number.
 std::string code_of(const std::string& ptx) {
   std::istringstream lines(ptx);

@@ -2,10 +2,12 @@
 // takes them in place of their first choices. Which of the two a user gets depends on the compiler,
 // so both are tested whatever this one makes of them. Without a GPU they must compile.
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cctype>
+#include <set>
 #include <sstream>
 #include <string>
 #include <tuple>
@@ -22,6 +24,7 @@ namespace flashlab::testing {
 namespace {
 
 using cases::Case;
+using ::testing::Contains;
 
 // Lengths beside the edges of all tiles, grouped heads; among them every kind of fallback.
 std::vector<Case> problems() {
@@ -60,6 +63,7 @@ std::vector<Case> problems() {
   add(64, 128, kAdditive, Causal::kBottomRight, whole, false, DType::kFp32);
   add(128, 128, kNone, Causal::kNone, odd, false, DType::kFp32);
   add(8, 8, kNone, Causal::kNone, odd, false, DType::kFp32);
+  add(256, 256, kBool, Causal::kBottomRight, whole, /*deterministic=*/true, DType::kFp32);
   add(3, 72, kNone, Causal::kTopLeft, whole);
   return out;
 }
@@ -77,7 +81,9 @@ std::vector<std::string> differences(const std::string& config, const std::strin
   EXPECT_EQ(lines.size(), others.size());
   std::vector<std::string> out;
   for (std::size_t i = 0; i < std::min(lines.size(), others.size()); ++i) {
-    if (lines[i] != others[i]) out.push_back(lines[i].substr(0, lines[i].find(" =")));
+    if (lines[i] == others[i]) continue;
+    const std::string left = lines[i].substr(0, lines[i].find(" ="));
+    out.push_back(left.substr(left.rfind(' ') + 1));
   }
   return out;
 }
@@ -86,46 +92,68 @@ class Fallback : public ::testing::TestWithParam<std::tuple<Case, Pass>> {
  protected:
   const Case& problem() const { return std::get<0>(GetParam()); }
   Pass pass() const { return std::get<1>(GetParam()); }
-  Mutant fallbacks() const { return {.implementation = "sm80", .pass = pass(), .fallback = true}; }
+  Mutant fallback(int number) const {
+    return {.implementation = "sm80", .pass = pass(), .fallback = number};
+  }
+  /// The kernels with their first choices and the fallbacks beside them.
+  std::vector<cuda::KernelSpec> kernels(int number = 0) const {
+    const auto gpu = cuda::GpuDevice::described(*cuda::known_gpu("sm_90a"));
+    ContextOptions options;
+    options.device = kGpu;
+    options.threads = 1;
+    return kernels_of(internal::ContextState(options, gpu.get()), fallback(number), problem());
+  }
+  int most_fallbacks() const {
+    std::size_t most = 0;
+    for (const cuda::KernelSpec& kernel : kernels()) {
+      most = std::max(most, kernel.fallbacks.size());
+    }
+    return static_cast<int>(most);
+  }
 };
 
+const std::vector<std::string> kMayDiffer = {"kFewRegisters", "kGradQPasses", "kPrefetch",
+                                             "kSteadyLoop",   "kMinBlocks",   "kPieceK"};
+
 TEST_P(Fallback, CompilesAndKeepsTheLaunch) {
-  const auto gpu = cuda::GpuDevice::described(*cuda::known_gpu("sm_90a"));
-  ContextOptions options;
-  options.device = kGpu;
-  options.threads = 1;
-  const internal::ContextState context(options, gpu.get());
-  const auto first = kernels_of(context, {.implementation = "sm80", .pass = pass()}, problem());
-  const auto second = kernels_of(context, fallbacks(), problem());
-  ASSERT_EQ(first.size(), second.size());
-  for (std::size_t i = 0; i < first.size(); ++i) {
-    if (first[i].fallback.empty()) continue;
-    EXPECT_EQ(second[i].config, first[i].fallback);
-    const auto changed = differences(first[i].config, second[i].config);
-    EXPECT_FALSE(changed.empty());
-    for (const std::string& member : changed) {
-      EXPECT_TRUE(member.ends_with(" kFewRegisters") || member.ends_with(" kGradQPasses") ||
-                  member.ends_with(" kPrefetch") || member.ends_with(" kSteadyLoop") ||
-                  member.ends_with(" kMinBlocks"))
-          << member;
+  const auto first = kernels();
+  for (int number = 1; number <= most_fallbacks(); ++number) {
+    const auto second = kernels(number);
+    ASSERT_EQ(first.size(), second.size());
+    for (std::size_t i = 0; i < first.size(); ++i) {
+      if (first[i].fallbacks.size() < static_cast<std::size_t>(number)) continue;
+      EXPECT_EQ(second[i].config, first[i].fallbacks[number - 1]);
+      const auto changed = differences(first[i].config, second[i].config);
+      EXPECT_FALSE(changed.empty());
+      for (const std::string& member : changed) EXPECT_THAT(kMayDiffer, Contains(member));
+      if (auto nvrtc = cuda::Nvrtc::get(); !nvrtc.ok()) GTEST_SKIP() << nvrtc.status().message();
+      const auto image = cuda::compile_image(second[i], "compute_80");
+      EXPECT_TRUE(image.ok()) << image.status().message();
     }
-    if (auto nvrtc = cuda::Nvrtc::get(); !nvrtc.ok()) GTEST_SKIP() << nvrtc.status().message();
-    const auto image = cuda::compile_image(second[i], "compute_80");
-    EXPECT_TRUE(image.ok()) << image.status().message();
+  }
+}
+
+TEST_P(Fallback, NoTwoAreTheSame) {
+  for (const cuda::KernelSpec& kernel : kernels()) {
+    std::set<std::string> configs(kernel.fallbacks.begin(), kernel.fallbacks.end());
+    configs.insert(kernel.config);
+    EXPECT_EQ(configs.size(), kernel.fallbacks.size() + 1) << kernel.entry;
   }
 }
 
 TEST_P(Fallback, IsAccepted) {
   const auto context = Context::create({.device = kGpu});
   if (!context.ok()) GTEST_SKIP() << "no GPU: " << context.status().message();
-  use_mutant(fallbacks());
   lab::CheckRun run;
   run.cases = {problem()};
   run.implementations = {"sm80"};
   run.options.passes = {pass()};
-  const lab::CheckSummary summary = lab::check_cases(*context, run);
-  ASSERT_EQ(summary.reports.size(), 1u);
-  EXPECT_TRUE(summary.reports[0].passed()) << summary.reports[0].failure();
+  for (int number = 1, most = most_fallbacks(); number <= most; ++number) {
+    use_mutant(fallback(number));
+    const lab::CheckSummary summary = lab::check_cases(*context, run);
+    ASSERT_EQ(summary.reports.size(), 1u);
+    EXPECT_TRUE(summary.reports[0].passed()) << number << ": " << summary.reports[0].failure();
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Problems, Fallback,

@@ -313,9 +313,10 @@ std::string crowded(int blocks, const std::string& sequel = "") {
          sequel;
 }
 
-TEST_F(Compiler, TheFallbackIsTakenWhereItSpillsLess) {
-  const auto compiled = [](const std::string& config, const std::string& fallback) {
-    auto image = compile_image({"config_types.h", "crowded", config, {}, fallback}, "sm_80");
+TEST_F(Compiler, AFallbackIsTakenWhereItSpillsLess) {
+  using Configs = std::vector<std::string>;
+  const auto compiled = [](const std::string& config, const Configs& fallbacks) {
+    auto image = compile_image({"config_types.h", "crowded", config, {}, fallbacks}, "sm_80");
     EXPECT_TRUE(image.ok()) << image.status().message();
     return image.ok() ? image->kernel.log : "";
   };
@@ -325,24 +326,27 @@ TEST_F(Compiler, TheFallbackIsTakenWhereItSpillsLess) {
     return use.ok() ? use->spill_store_bytes : -1;
   };
   const std::string roomy = crowded(1), tight = crowded(12), tightest = crowded(16);
-  ASSERT_EQ(spilled(compiled(roomy, "")), 0);
-  const int some = spilled(compiled(tight, "")), more = spilled(compiled(tightest, ""));
+  ASSERT_EQ(spilled(compiled(roomy, {})), 0);
+  const int some = spilled(compiled(tight, {})), more = spilled(compiled(tightest, {}));
   ASSERT_GT(some, 0);
   ASSERT_GT(more, some);
 
-  EXPECT_EQ(spilled(compiled(tight, roomy)), 0);
-  EXPECT_TRUE(is_fallback(compiled(tight, roomy)));
-  EXPECT_TRUE(is_fallback(compiled(tightest, tight))) << "less, if not none";
-  EXPECT_FALSE(is_fallback(compiled(tight, tightest)));
-  EXPECT_FALSE(is_fallback(compiled(tight, crowded(12, "// as many\n"))));
-  EXPECT_FALSE(is_fallback(compiled(roomy, "does not compile"))) << "not even tried";
-  EXPECT_FALSE(is_fallback(compiled(tight, "does not compile"))) << "the first choice works";
+  EXPECT_EQ(spilled(compiled(tight, {roomy})), 0);
+  EXPECT_TRUE(is_fallback(compiled(tight, {roomy})));
+  EXPECT_TRUE(is_fallback(compiled(tightest, {tight}))) << "less, if not none";
+  EXPECT_FALSE(is_fallback(compiled(tight, {tightest})));
+  EXPECT_FALSE(is_fallback(compiled(tight, {crowded(12, "// as many\n")})));
+  EXPECT_FALSE(is_fallback(compiled(tight, {"does not compile"}))) << "the first choice works";
+
+  EXPECT_EQ(spilled(compiled(tightest, {tight, roomy})), 0) << "on to the next while one spills";
+  EXPECT_EQ(spilled(compiled(tightest, {"does not compile", roomy})), 0);
+  EXPECT_EQ(spilled(compiled(tightest, {tight, tightest})), some) << "the least, not the last";
 }
 
-TEST_F(Compiler, TheFallbackIsPartOfTheKey) {
+TEST_F(Compiler, FallbacksArePartOfTheKey) {
   KernelSpec spec{"config_types.h", "crowded", crowded(1), {}};
   const std::string without = key_of(spec, "sm_80")->file_stem();
-  spec.fallback = crowded(1, "// other\n");
+  spec.fallbacks = {crowded(1, "// other\n")};
   EXPECT_NE(key_of(spec, "sm_80")->file_stem(), without);
 }
 

@@ -22,7 +22,7 @@ struct Mutant {
   Pass pass = Pass::kForward;
   std::string entry = {};  ///< the kernel; empty: every kernel of the pass
   device::Mutation fault = device::Mutation::kNone;
-  bool fallback = false;  ///< no fault, but the fallbacks (jit/compile.h) of kernels that have one
+  int fallback = 0;  ///< n: no fault, but the nth fallback (jit/compile.h) of kernels that have it
 };
 
 /// From now on plans carry this fault. Not for several threads at a time.

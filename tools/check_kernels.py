@@ -130,7 +130,7 @@ def main():
                   for kernel in kernels)
     fallbacks = sum(kernel.get("fallback", False) for kernels in reports.values()
                     for kernel in kernels)
-    print(f"{count} kernels, {fallbacks} made from their fallback, {len(wrong)} wrong, "
+    print(f"{count} kernels, {fallbacks} made from a fallback, {len(wrong)} wrong, "
           f"{seconds:.0f} s of compiling")
     return 1 if wrong else 0
 

@@ -10,7 +10,7 @@
 namespace flashlab::cuda {
 namespace {
 
-constexpr char kFallbackNote[] = "Made from the fallback: the first choice spills more.\n";
+constexpr char kFallbackNote[] = "Made from a fallback: the first choice spills more.\n";
 
 // The translation unit of a spec: its Config first, because the kernel's file reads it.
 CompileRequest request_of(const KernelSpec& spec, const std::string& config,
@@ -34,9 +34,9 @@ std::string target_of(const std::string& architecture, const std::vector<int>& k
   return "compute_" + std::to_string(newest);
 }
 
-std::string joined(const std::vector<std::string>& options) {
+std::string joined(const std::vector<std::string>& parts) {
   std::string text;
-  for (const std::string& option : options) text += option + "\n";
+  for (const std::string& part : parts) text += part + "\n";
   return text;
 }
 
@@ -66,20 +66,29 @@ int spilled_bytes(const KernelImage& image, const std::string& entry) {
 Result<KernelKey> key_of(const KernelSpec& spec, const std::string& architecture) {
   auto sources = DeviceSources::get();
   if (!sources.ok()) return sources.status();
-  return KernelKey{(*sources)->digest, spec.entry, spec.source + "\n" + spec.config + spec.fallback,
-                   joined(spec.options), architecture};
+  return KernelKey{(*sources)->digest, spec.entry,
+                   spec.source + "\n" + spec.config + joined(spec.fallbacks), joined(spec.options),
+                   architecture};
 }
 
 Result<KernelImage> compile_image(const KernelSpec& spec, const std::string& architecture) {
-  auto first = compile_config(spec, spec.config, architecture);
-  if (!first.ok() || spec.fallback.empty()) return first;
-  const int spilled = spilled_bytes(*first, spec.entry);
-  if (spilled == 0) return first;
-  auto second = compile_config(spec, spec.fallback, architecture);
-  if (!second.ok() || spilled_bytes(*second, spec.entry) >= spilled) return first;
-  second->kernel.log.insert(0, kFallbackNote);
-  second->compile_seconds += first->compile_seconds;
-  return second;
+  auto best = compile_config(spec, spec.config, architecture);
+  if (!best.ok()) return best;
+  int spilled = spilled_bytes(*best, spec.entry);
+  double seconds = best->compile_seconds;
+  for (const std::string& config : spec.fallbacks) {
+    if (spilled == 0) break;
+    auto other = compile_config(spec, config, architecture);
+    if (!other.ok()) continue;  // what compiled serves
+    seconds += other->compile_seconds;
+    const int other_spilled = spilled_bytes(*other, spec.entry);
+    if (other_spilled >= spilled) continue;
+    spilled = other_spilled;
+    best = std::move(other);
+    best->kernel.log.insert(0, kFallbackNote);
+  }
+  best->compile_seconds = seconds;
+  return best;
 }
 
 bool is_fallback(const std::string& log) {

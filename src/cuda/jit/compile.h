@@ -17,17 +17,17 @@ struct KernelSpec {
   std::string entry;   ///< the __global__ function: "naive_scores"
   std::string config;  ///< ConfigPrinter::text()
   std::vector<std::string> options;
-  /// A Config for the same launch that needs fewer registers, or nothing. It is compiled where
-  /// `config` spills, and taken where it spills less: which variants fit their registers differs
-  /// from compiler to compiler, and no plan can know it.
-  std::string fallback = {};
+  /// Configs for the same launch that need fewer registers. They are compiled in turn while all
+  /// before them spill, and the one that spills least is taken: which variants fit their registers
+  /// differs from compiler to compiler, and no plan can know it.
+  std::vector<std::string> fallbacks = {};
 };
 
 /// Where a kernel's image came from.
 enum class ImageOrigin : std::uint8_t { kPrecompiled, kCache, kCompiler };
 
 struct KernelImage {
-  CachedKernel kernel;  ///< its log says so in the first line if it is the fallback
+  CachedKernel kernel;  ///< its log says so in the first line if it is a fallback
   ImageOrigin origin = ImageOrigin::kCompiler;
   double compile_seconds = 0;
   std::string cache_warning;  ///< why the image could not be kept; empty if it was
@@ -53,7 +53,7 @@ struct ResourceUse {
   int static_shared_bytes = 0;
 };
 
-/// Whether an image was made from its spec's fallback, by its log.
+/// Whether an image was made from a fallback of its spec, by its log.
 bool is_fallback(const std::string& log);
 
 /// Reads the report out of a compiler's log.

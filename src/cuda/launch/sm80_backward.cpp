@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <utility>
+#include <vector>
 
 #include "api/context_state.h"
 #include "cuda/jit/config.h"
@@ -62,6 +63,8 @@ struct BackwardChoice {
 struct BackwardForm {
   int grad_q_passes = 1;
   bool prefetch = true;  ///< fragments of the next product are read before the current one
+
+  friend bool operator==(const BackwardForm&, const BackwardForm&) = default;
 };
 
 // Of a warp's part of dQ, 8 features each.
@@ -101,9 +104,9 @@ BackwardForm choose_form(const Problem& problem, const Geometry& g, const Backwa
   return {passes, prefetch};
 }
 
-// Where the chosen form spills: dQ the other way, with fewer accumulators or with fewer values that
-// live from pass to pass; where it has one way only, without prefetch.
-BackwardForm fallback_of(const BackwardForm& form, const BackwardTiling& t, int head_dim) {
+// The other way to make dQ: with fewer accumulators or with fewer values that live from pass to
+// pass; where it has one way only, without prefetch.
+BackwardForm other_form(const BackwardForm& form, const BackwardTiling& t, int head_dim) {
   if (form.grad_q_passes > 1) return {1, form.prefetch};
   if (grad_q_fragments(t, head_dim) % 4 == 0) return {2, form.prefetch};
   return {1, false};
@@ -128,6 +131,20 @@ ConfigPrinter print(const Problem& problem, const Geometry& g, const BackwardCho
       .boolean("kDeterministic", problem.options.deterministic)
       .boolean("kCopyGradO", choice.copy_grad_o);
   return config;
+}
+
+// Where the chosen form spills: the other one; then either with a compiler that is not told how
+// many blocks shall be resident (sm_100, NVRTC 13.0: even a demand for one makes it spill).
+std::vector<std::string> print_fallbacks(const Problem& problem, const Geometry& g,
+                                         BackwardChoice choice, const BackwardForm& form,
+                                         bool vector_reduction) {
+  const BackwardForm other = other_form(form, choice.tiling, static_cast<int>(g.head_dim));
+  std::vector<std::string> out;
+  if (other != form) out.push_back(print(problem, g, choice, other, vector_reduction).text());
+  choice.tiling.min_blocks = 0;
+  out.push_back(print(problem, g, choice, form, vector_reduction).text());
+  if (other != form) out.push_back(print(problem, g, choice, other, vector_reduction).text());
+  return out;
 }
 
 void add_regions(GpuPlan& plan, const Geometry& g, const BackwardChoice& choice) {
@@ -166,14 +183,15 @@ void explain(GpuPlan& plan, const Problem& problem, const BackwardChoice& choice
                              : "dQ is added atomically: its last bits vary from run to run");
 }
 
-void add_steps(GpuPlan& plan, const ConfigPrinter& config, const std::string& fallback,
-               const BackwardChoice& choice) {
+void add_steps(GpuPlan& plan, const ConfigPrinter& config,
+               const std::vector<std::string>& fallbacks, const BackwardChoice& choice) {
   const Geometry& g = plan.geometry;
   const auto add = [&](const char* source, const char* entry, std::int64_t blocks, unsigned threads,
-                       unsigned shared_bytes, std::string what, const std::string& other = "") {
+                       unsigned shared_bytes, std::string what,
+                       const std::vector<std::string>& others = {}) {
     GpuStep step;
     step.name = entry;
-    step.spec = {source, entry, config.text(), {}, other};
+    step.spec = {source, entry, config.text(), {}, others};
     step.shape.grid_x = static_cast<unsigned>(blocks);
     step.shape.threads = threads;
     step.shape.shared_bytes = shared_bytes;
@@ -191,7 +209,7 @@ void add_steps(GpuPlan& plan, const ConfigPrinter& config, const std::string& fa
         static_cast<unsigned>(choice.shared_bytes),
         fmt::format("{} · {} blocks of {} keys", config.summary(), key_blocks,
                     choice.tiling.tile_k),
-        fallback);
+        fallbacks);
   }
   add("sm80/backward_finish.cu", "flash_bwd_sm80_finish", query_blocks, threads, 0,
       fmt::format("dQ = scale dQ_fp32 in dq's type · {} blocks", query_blocks));
@@ -268,10 +286,7 @@ Result<std::shared_ptr<internal::PlanState>> plan_sm80_backward(
   const bool vector_reduction = info.major >= 9;
   const BackwardForm form = choose_form(problem, g, choice);
   const ConfigPrinter config = print(problem, g, choice, form, vector_reduction);
-  const BackwardForm other = fallback_of(form, *tiling, dim);
-  std::string fallback = print(problem, g, choice, other, vector_reduction).text();
-  if (fallback == config.text()) fallback.clear();
-  add_steps(*plan, config, fallback, choice);
+  add_steps(*plan, config, print_fallbacks(problem, g, choice, form, vector_reduction), choice);
   explain(*plan, problem, choice);
   return std::shared_ptr<internal::PlanState>(std::move(plan));
 }

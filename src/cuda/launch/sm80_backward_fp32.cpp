@@ -6,6 +6,7 @@
 #include <array>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "api/context_state.h"
 #include "cuda/driver/device.h"
@@ -102,7 +103,7 @@ Regions add_regions(GpuPlan& plan, const Problem& problem, const Geometry& g,
 
 // What a kernel is told; `wide` for the one that multiplies three bf16 terms.
 ConfigPrinter print(const Problem& problem, const Geometry& g, const Choice& choice,
-                    const Regions& regions, bool wide) {
+                    const Regions& regions, bool wide, bool few_registers = false) {
   const BackwardFp32Tiling& t = wide ? choice.guarded : choice.tiling;
   const int terms = wide ? kWideTerms : choice.terms;
   const int dim = static_cast<int>(g.head_dim), dim_v = static_cast<int>(g.head_dim_v);
@@ -115,6 +116,7 @@ ConfigPrinter print(const Problem& problem, const Geometry& g, const Choice& cho
       .integer("kStages", t.stages)
       .integer("kParts", t.parts)
       .integer("kMinBlocks", t.min_blocks)
+      .boolean("kFewRegisters", few_registers)
       .boolean("kWideTerms", wide)
       .boolean("kWideFits", choice.guarded_fits)
       .integer("kMarkedKeys", choice.tiling.keys())
@@ -129,12 +131,18 @@ ConfigPrinter print(const Problem& problem, const Geometry& g, const Choice& cho
   return config;
 }
 
-// Where a kernel spills: the compiler is not told how many blocks shall be resident. Even a demand
-// for one makes it place loads where registers do not suffice for them (sm_100, NVRTC 13.0).
-std::string print_fallback(const Problem& problem, const Geometry& g, Choice choice,
-                           const Regions& regions, bool wide) {
+// Where a kernel spills: with a fixed order, what finds a block's turn is computed anew in every
+// step. And the compiler is not told how many blocks shall be resident: even a demand for one makes
+// it place loads where registers do not suffice for them (sm_100, NVRTC 13.0).
+std::vector<std::string> print_fallbacks(const Problem& problem, const Geometry& g, Choice choice,
+                                         const Regions& regions, bool wide) {
+  const bool turns = problem.options.deterministic;
+  std::vector<std::string> out;
+  if (turns) out.push_back(print(problem, g, choice, regions, wide, true).text());
   choice.tiling.min_blocks = choice.guarded.min_blocks = 0;
-  return print(problem, g, choice, regions, wide).text();
+  out.push_back(print(problem, g, choice, regions, wide).text());
+  if (turns) out.push_back(print(problem, g, choice, regions, wide, true).text());
+  return out;
 }
 
 struct Launch {
@@ -144,13 +152,13 @@ struct Launch {
   unsigned threads;
   int shared_bytes;
   std::string note;
-  std::string fallback = {};
+  std::vector<std::string> fallbacks = {};
 };
 
 void add_launch(GpuPlan& plan, const ConfigPrinter& config, const Launch& launch) {
   GpuStep step;
   step.name = launch.entry;
-  step.spec = {launch.source, launch.entry, config.text(), {}, launch.fallback};
+  step.spec = {launch.source, launch.entry, config.text(), {}, launch.fallbacks};
   step.shape.grid_x = static_cast<unsigned>(launch.blocks);
   step.shape.threads = launch.threads;
   step.shape.shared_bytes = static_cast<unsigned>(launch.shared_bytes);
@@ -169,7 +177,7 @@ void add_guarded(GpuPlan& plan, const Problem& problem, const Geometry& g, const
               static_cast<unsigned>(32 * t.warps),
               backward_fp32_shared_bytes(t, static_cast<int>(g.head_dim),
                                          static_cast<int>(g.head_dim_v), kWideTerms),
-              config.summary(), print_fallback(problem, g, choice, regions, true)});
+              config.summary(), print_fallbacks(problem, g, choice, regions, true)});
 }
 
 void add_launches(GpuPlan& plan, const Problem& problem, const Geometry& g, const Choice& choice,
@@ -191,7 +199,7 @@ void add_launches(GpuPlan& plan, const Problem& problem, const Geometry& g, cons
                {"flash_bwd_fp32", "sm80/backward_fp32.cu", choice.key_blocks * t.parts,
                 static_cast<unsigned>(32 * t.warps),
                 backward_fp32_shared_bytes(t, dim, dim_v, choice.terms), config.summary(),
-                print_fallback(problem, g, choice, regions, false)});
+                print_fallbacks(problem, g, choice, regions, false)});
     if (choice.guarded_fits) add_guarded(plan, problem, g, choice, regions);
     add_launch(plan, config,
                {"flash_bwd_fp32_plain", "sm80/backward_fp32_plain.cu", choice.key_blocks,

@@ -20,6 +20,7 @@ constexpr std::int64_t kMaxLength = INT32_MAX - 1024;  // positions are 32-bit i
 constexpr int kMaxSplits = 256;
 // k16 steps of Q kept in registers: by the tiling of head dims 80 to 128, by masked ones up to 256.
 constexpr int kFewQuerySteps = 2, kSomeQuerySteps = 8;
+constexpr int kLeastPiece = 16;               // keys of a softmax step
 constexpr int kLargeSharedBytes = 200 << 10;  // of a block: sm_90 and sm_100 grant 227 KiB
 constexpr int kMinTilesPerSplit = 4, kMinKeysPerSplit = 64;
 constexpr unsigned kMergeWarps = 4;         // kernels/sm80/forward_merge.cu
@@ -96,7 +97,7 @@ ForwardChoice choose(const Problem& problem, const Geometry& g, const DeviceInfo
 }
 
 ConfigPrinter print(const Problem& problem, const Geometry& g, const ForwardChoice& choice,
-                    bool few_registers) {
+                    bool few_registers = false) {
   const ForwardTiling& t = choice.tiling;
   ConfigPrinter config;
   print_call(config, problem, g);
@@ -110,11 +111,28 @@ ConfigPrinter print(const Problem& problem, const Geometry& g, const ForwardChoi
       .boolean("kFewRegisters", few_registers)
       .integer("kSharedBytes", forward_shared_bytes(t, static_cast<int>(g.head_dim),
                                                     static_cast<int>(g.head_dim_v)))
-      .boolean("kSteadyLoop", t.steady_loop && !few_registers)
+      .boolean("kSteadyLoop", t.steady_loop)
       .boolean("kSplit", choice.splits > 1)
       .boolean("kPackGroup", choice.pack_group)
       .boolean("kPrescaled", needs_prescaling(problem, g));
   return config;
+}
+
+// Where the kernel spills: one step of Q at a time from shared memory and one loop; then scores of
+// fewer keys at a time, too.
+std::vector<std::string> print_fallbacks(const Problem& problem, const Geometry& g,
+                                         ForwardChoice choice) {
+  ForwardTiling& t = choice.tiling;
+  std::vector<std::string> out;
+  if (divide_up(static_cast<int>(g.head_dim), 16) > t.query_steps || t.steady_loop) {
+    t.steady_loop = false;
+    out.push_back(print(problem, g, choice, /*few_registers=*/true).text());
+  }
+  if (t.piece_k > kLeastPiece) {
+    t.piece_k = kLeastPiece;
+    out.push_back(print(problem, g, choice, /*few_registers=*/true).text());
+  }
+  return out;
 }
 
 void explain(GpuPlan& plan, const Problem& problem, const ForwardChoice& choice) {
@@ -281,14 +299,11 @@ Result<std::shared_ptr<internal::PlanState>> plan_sm80_forward(
     plan->add_gpu_region("partial_lse", rows * 4);
     plan->parts = choice.splits;
   }
-  const ConfigPrinter config = print(problem, g, choice, /*few_registers=*/false);
+  const ConfigPrinter config = print(problem, g, choice);
   GpuStep step;
   step.name = "flash_fwd_sm80";
-  step.spec = {"sm80/forward.cu", step.name, config.text(), {}};
-  if (divide_up(static_cast<int>(g.head_dim), 16) > choice.tiling.query_steps ||
-      choice.tiling.steady_loop) {
-    step.spec.fallback = print(problem, g, choice, /*few_registers=*/true).text();
-  }
+  step.spec = {
+      "sm80/forward.cu", step.name, config.text(), {}, print_fallbacks(problem, g, choice)};
   step.shape.grid_x = static_cast<unsigned>(blocks);
   step.shape.grid_y = static_cast<unsigned>(choice.splits);
   step.shape.threads = static_cast<unsigned>(32 * choice.tiling.warps);

@@ -172,7 +172,7 @@ void add_forward(GpuPlan& plan, const Problem& problem, const Geometry& g, const
   const ConfigPrinter config = print(false);
   GpuStep step;
   step.name = "flash_fwd_fp32";
-  step.spec = {"sm80/forward_fp32.cu", step.name, config.text(), {}, print(true).text()};
+  step.spec = {"sm80/forward_fp32.cu", step.name, config.text(), {}, {print(true).text()}};
   step.shape.grid_x = static_cast<unsigned>(choice.blocks * choice.parts);
   step.shape.grid_z = static_cast<unsigned>(value_blocks(static_cast<int>(g.head_dim_v)));
   step.shape.threads = static_cast<unsigned>(32 * t.warps);
@@ -202,7 +202,7 @@ void add_guarded(GpuPlan& plan, const Problem& problem, const Geometry& g, const
   const ConfigPrinter config = print(0);
   GpuStep step;
   step.name = "flash_fwd_fp32_guarded";
-  step.spec = {"sm80/forward_fp32_guarded.cu", step.name, config.text(), {}, print(1).text()};
+  step.spec = {"sm80/forward_fp32_guarded.cu", step.name, config.text(), {}, {print(1).text()}};
   step.shape.grid_x = static_cast<unsigned>(choice.blocks * choice.parts *
                                             (choice.tiling.tile_q() / (16 * t.warps)));
   step.shape.grid_z = static_cast<unsigned>(value_blocks(static_cast<int>(g.head_dim_v)));

@@ -21,7 +21,7 @@ struct CompiledVariant {
   cuda::ResourceUse use;
   std::int64_t image_bytes = 0;
   double seconds = 0;     ///< 0: it was there already
-  bool fallback = false;  ///< made from the spec's fallback, because the first choice spills
+  bool fallback = false;  ///< made from a fallback of the spec, because the first choice spills
   Status status;          ///< why it does not compile
 };
 

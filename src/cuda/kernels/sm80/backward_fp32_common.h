@@ -5,6 +5,7 @@
 //
 // Config: the call's part (launch/config.h), print_split's members and
 //   int kWarps, kQueryGroups, kRows, kStages, kParts, kMinBlocks   as BackwardFp32Tiling
+//   bool kFewRegisters      with kDeterministic: a step computes anew what finds its turn
 //   bool kWideTerms         the kernel that multiplies three bf16 terms (backward_fp32_guarded.cu)
 //   bool kWideFits          there is one: its tiles fit shared memory
 //   int kMarkedKeys         keys of a block of the main kernel; what a mark is for
@@ -22,6 +23,7 @@
 #include "arguments.h"
 #include "ptx/atomic.h"
 #include "ptx/math.h"
+#include "ptx/special.h"
 #include "ptx/warp.h"
 #include "sm80/split.h"
 #include "tile/mutation.h"
@@ -191,19 +193,25 @@ __device__ inline unsigned take_ticket(const BackwardArguments& args, Path path)
   }
   return blockIdx.x;
 }
+/// A number that a step finds its turn by. With kFewRegisters the compiler may not keep what it
+/// computes from it until the next step.
+__device__ inline int every_step(int x) {
+  return Config::kFewRegisters ? ptx::opaque(x) : x;
+}
 __device__ inline unsigned* turn_of(const BackwardArguments& args, Path path, int part, Int64 bh,
                                     int step) {
   const Shape& s = args.shape;
-  const Int64 steps = (Int64(s.seqlen_q) + 15) / 16;
+  const Int64 steps = (Int64(every_step(s.seqlen_q)) + 15) / 16;
   return static_cast<unsigned*>(args.regions[Config::kTurnRegion]) + kPaths +
-         ((Int64(path) * Config::kParts + part) * s.batch * s.heads_q + bh) * steps + step;
+         ((Int64(path) * Config::kParts + part) * every_step(s.batch) * s.heads_q + bh) * steps +
+         step;
 }
 /// The kernel that a block of keys is for.
 __device__ inline unsigned path_of(const BackwardArguments& args, int index, int bh) {
   const Shape& s = args.shape;
   const Int64 marked = Int64(index) * kKeys / Config::kMarkedKeys;
   return static_cast<const unsigned*>(
-      args.regions[Config::kGuardRegion])[marked * s.batch * s.heads_k + bh];
+      args.regions[Config::kGuardRegion])[marked * every_step(s.batch) * s.heads_k + bh];
 }
 /// How many blocks of this kernel before this one add to the step.
 __device__ inline unsigned turns_before(const BackwardArguments& args, const KeyBlock& w, int step,

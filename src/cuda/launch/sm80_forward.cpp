@@ -224,9 +224,11 @@ ForwardTiling fastest_tiling(const ForwardNeeds& needs, int held, int shared_lim
     // MEASURED at head dim 128 (H200, 2026-11-21): pieces of 32 keys with most of Q in shared
     // memory are 7 % faster than pieces of 16, because more products of a step do not wait for each
     // other. Where one block of them fits (made so), one of eight warps and pieces of 16 is 20 to
-    // 25 % faster; with a steady loop it would spill on sm_120.
+    // 25 % faster; on sm_120 it would spill with a steady loop, and at head dims 64/128 with all of
+    // Q in registers.
+    const int steps = needs.head_dim <= 64 ? 3 : 16;
     const ForwardTiling two_blocks{4, 32, 32, 32, 3, 2, kFewQuerySteps},
-        one_block{8, 32, 32, 16, 2, 1, 16, false};
+        one_block{8, 32, 32, 16, 2, 1, steps, false};
     return resident_blocks(two_blocks, needs, shared_limit) > 1 ? two_blocks : one_block;
   }
   return {8, 16, 32, 32, 4, 1, 14};

@@ -1,5 +1,7 @@
 #include "cuda/launch/config.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <string_view>
 
@@ -49,6 +51,14 @@ int row_alignment_bytes(const TensorSpec& spec) {
 
 bool copied_by_element(const TensorSpec& spec) {
   return row_alignment_bytes(spec) < 4;
+}
+
+void explain_copies(std::vector<std::string>& reasons, const char* name, const TensorSpec& spec) {
+  const int bytes = row_alignment_bytes(spec);
+  if (bytes >= 16) return;
+  reasons.push_back(fmt::format(
+      "{}: rows are aligned to {} bytes, so they are copied {}; 16 would be faster", name, bytes,
+      copied_by_element(spec) ? "element by element" : fmt::format("{} bytes at a time", bytes)));
 }
 
 void print_call(ConfigPrinter& config, const Problem& problem, const internal::Geometry& g) {

@@ -2,6 +2,9 @@
 
 // The part of a kernel's Config that says what the call is: the same names in every kernel.
 
+#include <string>
+#include <vector>
+
 #include "api/problem.h"
 #include "cuda/jit/config.h"
 
@@ -26,5 +29,8 @@ int row_alignment_bytes(const TensorSpec& spec);
 
 /// Whether kernels copy rows element by element: cp.async copies at least 4 bytes.
 bool copied_by_element(const TensorSpec& spec);
+
+/// Adds to a plan's reasons why a tensor's rows are not copied 16 bytes at a time, if they are not.
+void explain_copies(std::vector<std::string>& reasons, const char* name, const TensorSpec& spec);
 
 }  // namespace flashlab::cuda

@@ -164,20 +164,14 @@ void add_regions(GpuPlan& plan, const Geometry& g, const BackwardChoice& choice)
 }
 
 void explain(GpuPlan& plan, const Problem& problem, const BackwardChoice& choice) {
-  const auto copies = [&](const char* name, const TensorSpec& spec) {
-    const int bytes = row_alignment_bytes(spec);
-    if (bytes >= 16) return;
-    plan.reasons.push_back(fmt::format(
-        "{}: rows are aligned to {} bytes, so they are copied {}; 16 would be faster", name, bytes,
-        bytes >= 4 ? fmt::format("{} bytes at a time", bytes) : "element by element"));
-  };
-  copies("q", problem.q);
-  copies("k", problem.k);
-  copies("v", problem.v);
-  if (choice.copy_grad_o)
+  explain_copies(plan.reasons, "q", problem.q);
+  explain_copies(plan.reasons, "k", problem.k);
+  explain_copies(plan.reasons, "v", problem.v);
+  if (choice.copy_grad_o) {
     plan.reasons.push_back("d_o is fp32: converted once, beside delta");
-  else
-    copies("d_o", *problem.d_o);
+  } else {
+    explain_copies(plan.reasons, "d_o", *problem.d_o);
+  }
   plan.reasons.push_back(problem.options.deterministic
                              ? "dQ is added in a fixed order: blocks wait for their turn"
                              : "dQ is added atomically: its last bits vary from run to run");

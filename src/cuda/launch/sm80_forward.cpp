@@ -19,7 +19,7 @@ constexpr int kMaxHeadDim = 256;
 constexpr std::int64_t kMaxLength = INT32_MAX - 1024;  // positions are 32-bit in the kernel
 constexpr int kMaxSplits = 256;
 // k16 steps of Q kept in registers: by the tiling of head dims 80 to 128, by masked ones up to 256.
-constexpr int kFewQuerySteps = 2, kSomeQuerySteps = 8;
+constexpr int kFewQuerySteps = 2, kSomeQuerySteps = 8, kAllQuerySteps = 16;
 constexpr int kLeastPiece = 16;               // keys of a softmax step
 constexpr int kLargeSharedBytes = 200 << 10;  // of a block: sm_90 and sm_100 grant 227 KiB
 constexpr int kMinTilesPerSplit = 4, kMinKeysPerSplit = 64;
@@ -136,16 +136,9 @@ std::vector<std::string> print_fallbacks(const Problem& problem, const Geometry&
 }
 
 void explain(GpuPlan& plan, const Problem& problem, const ForwardChoice& choice) {
-  const auto copies = [&](const char* name, const TensorSpec& spec) {
-    const int bytes = row_alignment_bytes(spec);
-    if (bytes >= 16) return;
-    plan.reasons.push_back(fmt::format(
-        "{}: rows are aligned to {} bytes, so they are copied {}; 16 would be faster", name, bytes,
-        bytes >= 4 ? fmt::format("{} bytes at a time", bytes) : "element by element"));
-  };
-  copies("q", problem.q);
-  copies("k", problem.k);
-  copies("v", problem.v);
+  explain_copies(plan.reasons, "q", problem.q);
+  explain_copies(plan.reasons, "k", problem.k);
+  explain_copies(plan.reasons, "v", problem.v);
   if (choice.pack_group) {
     plan.reasons.push_back("the query heads of a group share a tile: few queries per head");
   }
@@ -226,7 +219,7 @@ ForwardTiling fastest_tiling(const ForwardNeeds& needs, int held, int shared_lim
     // other. Where one block of them fits (made so), one of eight warps and pieces of 16 is 20 to
     // 25 % faster; on sm_120 it would spill with a steady loop, and at head dims 64/128 with all of
     // Q in registers.
-    const int steps = needs.head_dim <= 64 ? 3 : 16;
+    const int steps = needs.head_dim <= 64 ? kFewQuerySteps + 1 : kAllQuerySteps;
     const ForwardTiling two_blocks{4, 32, 32, 32, 3, 2, kFewQuerySteps},
         one_block{8, 32, 32, 16, 2, 1, steps, false};
     return resident_blocks(two_blocks, needs, shared_limit) > 1 ? two_blocks : one_block;

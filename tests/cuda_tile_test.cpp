@@ -6,6 +6,7 @@
 #include <set>
 #include <vector>
 
+#include "ladder/strides.h"
 #include "tile/key_range.h"
 #include "tile/swizzle.h"
 
@@ -83,14 +84,80 @@ TEST(TileLayout, HalfTilesHoldWholeSteps) {
   static_assert(HalfTile<64, 16>::kBytes == 64 * 48);
 }
 
-TEST(TileLayout, Swizzled) {
-  expect_sound<SwizzledLayout<64, 1>>();
-  expect_sound<SwizzledLayout<64, 2>>();
-  expect_sound<SwizzledLayout<64, 4>>();
-  expect_sound<SwizzledLayout<64, 8>>();
-  expect_sound<SwizzledLayout<32, 16>>();
-  expect_sound<SwizzledLayout<32, 32>>();
-  expect_matrix_loads_without_conflicts<SwizzledLayout<64, 1>>();
+// An address moved by `advance` is the one that `offset` gives, wherever the chunks moved by carry
+// nothing into each other: a lane's own chunk is even or odd, the steps from there are even.
+template <class Layout>
+void expect_advance_agrees() {
+  constexpr unsigned kTile = 5 * kLineBytes;  // where a tile may begin
+  int moves = 0;
+  for (int row = 0; row < Layout::kRows; ++row) {
+    for (int chunk = 0; chunk < Layout::kChunks; ++chunk) {
+      const unsigned from = kTile + static_cast<unsigned>(Layout::offset(row, chunk));
+      for (int rows = 0; row + rows < Layout::kRows; rows += 8) {
+        for (int chunks = 0; chunk + chunks < Layout::kChunks; ++chunks) {
+          if ((chunk & chunks) != 0) continue;
+          const int to = Layout::offset(row + rows, chunk + chunks);
+          ASSERT_EQ(Layout::advance(from, rows, chunks), kTile + static_cast<unsigned>(to))
+              << "row " << row << " + " << rows << ", chunk " << chunk << " + " << chunks;
+          ++moves;
+        }
+      }
+    }
+  }
+  EXPECT_GE(moves, Layout::kRows * Layout::kChunks);
+}
+
+template <int... kColumns>
+void expect_operand_tiles_sound() {
+  (expect_sound<OperandTile<64, kColumns>>(), ...);
+  (expect_sound<OperandTile<128, kColumns>>(), ...);
+  (expect_advance_agrees<OperandTile<64, kColumns>>(), ...);
+}
+
+// Head dims of the backward, padded to 32, and tiles of scores 32 to 128 wide.
+TEST(TileLayout, OperandTiles) {
+  expect_operand_tiles_sound<32, 64, 96, 128, 160, 192, 224, 256>();
+  static_assert(OperandTile<64, 64>::kSwizzled && OperandTile<64, 128>::kSwizzled);
+  static_assert(OperandTile<64, 256>::kBytes == 64 * 256 * 2);  // swizzled: not a byte lost
+  static_assert(!OperandTile<64, 32>::kSwizzled && OperandTile<64, 96>::kPitchBytes == 13 * 16);
+}
+
+// Rows of chunks at a constant distance, as kernels declare them: float k[kRows][kStride].
+template <int kRows_, int kChunks_, int kPitchBytes>
+struct RowsApart {
+  static constexpr int kRows = kRows_, kChunks = kChunks_;
+  static constexpr int kBytes = kRows * kPitchBytes;
+  static constexpr int offset(int row, int chunk) {
+    return row * kPitchBytes + chunk * kChunkBytes;
+  }
+};
+
+template <class Layout>
+void expect_rows_apart_sound() {
+  SCOPED_TRACE(testing::Message() << Layout::kChunks << " chunks, " << Layout::kBytes << " bytes");
+  expect_injective<Layout>();
+  expect_matrix_loads_without_conflicts<Layout>();
+}
+
+template <int kDim>
+void expect_strides_sound() {
+  // ladder/: 16-bit elements for ldmatrix; floats, four of which a lane reads of its own row.
+  expect_rows_apart_sound<RowsApart<64, kMmaDim<kDim> / 8, kMmaStride<kDim> * 2>>();
+  expect_rows_apart_sound<RowsApart<64, divide_up(kDim, 4), kVectorStride<kDim> * 4>>();
+  // sm80/*_fp32*: rows of 16-bit terms, `padded + 8`; of floats in the plain kernel, `padded + 4`.
+  constexpr int kPadded = round_up(kDim, 16);  // split_padded_dim
+  expect_rows_apart_sound<RowsApart<64, kPadded / 8, (kPadded + 8) * 2>>();
+  expect_rows_apart_sound<RowsApart<32, kPadded / 4, (kPadded + 4) * 4>>();
+}
+
+template <int... kDims>
+void expect_strides_of_dims_sound() {
+  (expect_strides_sound<kDims>(), ...);
+}
+
+TEST(TileLayout, StridesOfRowsApart) {
+  expect_strides_of_dims_sound<1, 2, 3, 4, 5, 8, 16, 17, 24, 31, 32, 33, 40, 48, 63, 64, 72, 80, 96,
+                               100, 112, 127, 128, 160, 192, 200, 224, 255, 256>();
 }
 
 struct Unbounded {

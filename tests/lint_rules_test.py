@@ -128,6 +128,9 @@ class Sizes(unittest.TestCase):
         long_file = "int x;\n" * 601
         self.assertEqual(complaints_of({"src/api/a.cpp": long_file}), [("src/api/a.cpp", 1,
                                                                         "length")])
+        rung = "src/cuda/kernels/ladder/fa1.cu"
+        self.assertEqual(complaints_of({rung: "int x;\n" * 150}), [])
+        self.assertEqual(complaints_of({rung: "int x;\n" * 151}), [(rung, 1, "length")])
         body = "  ++x;\n" * 125
         text = f"#include <x>\n\nnamespace n {{\nint g(int x) {{ return x; }}\n\n" \
                f"template <class T>\nvoid f(T x) {{\n{body}}}\n}}\n"

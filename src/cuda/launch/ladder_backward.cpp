@@ -28,7 +28,7 @@ constexpr std::int64_t div_up(std::int64_t count, std::int64_t size) {
   return (count + size - 1) / size;
 }
 
-// kVectorStride of ladder/common.h: an odd number of 16-byte units.
+// kVectorStride of ladder/strides.h: an odd number of 16-byte units.
 constexpr std::int64_t vector_stride(std::int64_t columns) {
   return ((columns + 3) / 4 | 1) * 4;
 }

@@ -11,9 +11,12 @@
 //
 // Every tile is in shared memory as floats, head dims filled up with zeros to a multiple of 16.
 
+#include "ladder/elements.h"
 #include "ladder/pairs.h"
 #include "ladder/product.h"
 #include "ladder/sliced_product.h"
+#include "ladder/softmax.h"
+#include "ladder/strides.h"
 
 namespace flashlab::device {
 

@@ -12,7 +12,10 @@
 // Thread (ty, tx) of Br x Bc owns the score of query ty and key tx, then features tx, tx + Bc, ...
 // of row ty of O. One thread per query does its row's softmax while the others wait.
 
-#include "ladder/common.h"
+#include "ladder/elements.h"
+#include "ladder/float_tiles.h"
+#include "ladder/softmax.h"
+#include "ladder/visibility.h"
 
 namespace flashlab::device {
 

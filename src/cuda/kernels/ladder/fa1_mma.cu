@@ -13,7 +13,13 @@
 // with Br / 16 warps; O still comes from global memory and goes back for every tile of keys.
 // fp16 from sm_75 on, bf16 from sm_80. fp32 would have to be rounded to 11 bits first: refused.
 
-#include "ladder/mma.h"
+#include "ladder/elements.h"
+#include "ladder/mma_products.h"
+#include "ladder/mma_softmax.h"
+#include "ladder/mma_tiles.h"
+#include "ladder/softmax.h"
+#include "ladder/strides.h"
+#include "ladder/visibility.h"
 
 namespace flashlab::device {
 

@@ -12,7 +12,11 @@
 // registers; scores do not touch shared memory until they are probabilities. Threads and tiles
 // are as in fa1-vector.
 
-#include "ladder/common.h"
+#include "ladder/elements.h"
+#include "ladder/float_tiles.h"
+#include "ladder/softmax.h"
+#include "ladder/strides.h"
+#include "ladder/visibility.h"
 #include "ptx/warp.h"
 
 namespace flashlab::device {

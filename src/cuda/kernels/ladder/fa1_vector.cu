@@ -11,7 +11,11 @@
 // scalar loads it is the loads that are counted, not the arithmetic. A broadcast of 16 bytes to a
 // warp costs as much as one of 4, so Q and P come at a quarter of the price.
 
-#include "ladder/common.h"
+#include "ladder/elements.h"
+#include "ladder/float_tiles.h"
+#include "ladder/softmax.h"
+#include "ladder/strides.h"
+#include "ladder/visibility.h"
 
 namespace flashlab::device {
 

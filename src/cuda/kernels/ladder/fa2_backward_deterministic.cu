@@ -13,6 +13,7 @@
 // and is written once. fa2_backward_rows.cu makes delta before. Region: 0 delta [B, Hq, Sq].
 
 #include "ladder/backward_tiles.h"
+#include "ladder/elements.h"
 
 using namespace flashlab::device;
 

@@ -10,6 +10,8 @@
 // P and dS are rounded to the inputs' type, as the naive formula does; all sums are fp32. Regions:
 // 0 delta [B, Hq, Sq], 1 dQ [B, Hq, Sq, D] fp32, zeros at the start. sm_80; fp16 and bf16.
 
+#include "ladder/elements.h"
+#include "ladder/softmax.h"
 #include "ladder/warp_product.h"
 #include "ptx/atomic.h"
 
@@ -64,8 +66,7 @@ __device__ inline void score_gradients(float (&rS)[kTileQ / 8][4], float (&rDP)[
         p = exp_difference(score, lse);
         ds = p * (rDP[n][e] - shared.sDelta[r]);
       }
-      rS[n][e] = p;
-      rDP[n][e] = ds;
+      rS[n][e] = p, rDP[n][e] = ds;
     }
   }
 }

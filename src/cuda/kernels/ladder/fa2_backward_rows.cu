@@ -6,6 +6,7 @@
 // Why delta: the softmax's gradient is dS[i, j] = P[i, j] (dP[i, j] - sum_k P[i, k] dP[i, k]). The
 // sum runs over a row of a matrix that is never stored; but it equals dO . O, Dv products.
 
+#include "ladder/elements.h"
 #include "ladder/pairs.h"
 
 namespace flashlab::device {

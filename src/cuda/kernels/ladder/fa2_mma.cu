@@ -12,7 +12,13 @@
 // keys to the last; shared memory is only the way of K and V to all warps. fp16 from sm_75 on, bf16
 // from sm_80. Next: copies that run while the tensor cores do (the kernels of sm80/).
 
-#include "ladder/mma.h"
+#include "ladder/elements.h"
+#include "ladder/mma_products.h"
+#include "ladder/mma_softmax.h"
+#include "ladder/mma_tiles.h"
+#include "ladder/softmax.h"
+#include "ladder/strides.h"
+#include "ladder/visibility.h"
 
 namespace flashlab::device {
 

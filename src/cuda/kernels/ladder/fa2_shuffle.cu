@@ -10,7 +10,11 @@
 // As fa1-shuffle beside fa1-vector. All lanes of a row know its m and l, in registers, for as long
 // as the block lives, and a barrier per tile is gone.
 
-#include "ladder/common.h"
+#include "ladder/elements.h"
+#include "ladder/float_tiles.h"
+#include "ladder/softmax.h"
+#include "ladder/strides.h"
+#include "ladder/visibility.h"
 #include "ptx/warp.h"
 
 namespace flashlab::device {

@@ -10,7 +10,11 @@
 // As fa1-vector beside fa1. The rows of shared memory are a multiple of 16 bytes long, and an odd
 // one, so that eight lanes on eight rows read from different banks.
 
-#include "ladder/common.h"
+#include "ladder/elements.h"
+#include "ladder/float_tiles.h"
+#include "ladder/softmax.h"
+#include "ladder/strides.h"
+#include "ladder/visibility.h"
 
 namespace flashlab::device {
 

@@ -11,8 +11,10 @@
 // S is fp32: a score of 20 in bf16 would be off by 0.06 and its exponential by 6%. P has the type
 // of q and takes the front of its row's memory.
 
+#include "ladder/elements.h"
 #include "ladder/pairs.h"
 #include "ladder/sliced_product.h"
+#include "ladder/softmax.h"
 
 namespace flashlab::device {
 

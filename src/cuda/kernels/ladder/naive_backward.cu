@@ -12,9 +12,9 @@
 //      +---------+   ^          +---------+      dK: walk down a column of dS, Q beside it
 //                  dO V^T - delta
 //
-// delta = rowsum(dO * O) - dLSE comes from fa2_backward_rows.cu. dK and dV are sums over the query
-// heads of a group, in order.
+// delta = rowsum(dO * O) - dLSE: fa2_backward_rows.cu. dK and dV sum a group's heads, in order.
 
+#include "ladder/elements.h"
 #include "ladder/pairs.h"
 #include "ladder/sliced_product.h"
 

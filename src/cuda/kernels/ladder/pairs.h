@@ -3,8 +3,10 @@
 // A block's place in the grid and the score of one (query, key) pair with everything that can hide
 // it. Backward's rungs and naive attention share it.
 
-#include "ladder/common.h"
+#include "ladder/elements.h"
+#include "ladder/softmax.h"
 #include "ptx/warp.h"
+#include "tile/mutation.h"
 
 namespace flashlab::device {
 

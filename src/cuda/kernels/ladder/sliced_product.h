@@ -10,8 +10,9 @@
 //
 // The factors are functions: a(row, k) is an element as a float, 0 outside the matrix.
 
-#include "ladder/common.h"
+#include "ladder/elements.h"
 #include "ladder/product.h"
+#include "ladder/strides.h"
 
 namespace flashlab::device {
 

@@ -6,6 +6,7 @@
 // A lane holds of a strip [16][8 n ..] rows g and g + 8, columns 8 n + 2 t and the next one, with
 // g = lane / 4, t = lane % 4: sums[n][0..1] of row g, sums[n][2..3] of row g + 8.
 
+#include "ladder/elements.h"
 #include "ladder/pairs.h"
 #include "tile/fragments.h"
 

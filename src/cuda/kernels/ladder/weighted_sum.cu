@@ -14,7 +14,7 @@
 // All chunks add to the same dw. Each writes its own row of `partials`, and the second kernel adds
 // these in order: the same bits in every run, on every GPU, because chunks depend on sizes alone.
 
-#include "ladder/common.h"
+#include "ladder/elements.h"
 #include "ladder/weighted_sum_arguments.h"
 #include "ptx/warp.h"
 

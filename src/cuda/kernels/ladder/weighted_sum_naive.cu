@@ -10,7 +10,7 @@
 //
 // Correct, and slow: see weighted_sum.cu.
 
-#include "ladder/common.h"
+#include "ladder/elements.h"
 #include "ladder/weighted_sum_arguments.h"
 
 using namespace flashlab::device;

@@ -1,7 +1,7 @@
 #pragma once
 
-// Shared-memory tiles of the backward kernels, their operands for mma.m16n8k16, and the order of
-// the fp32 dQ accumulator in device memory.
+// Operands of the backward kernels for mma.m16n8k16, from tiles in shared memory (OperandTile of
+// tile/swizzle.h), and the order of the fp32 dQ accumulator in device memory.
 
 #include "arguments.h"
 #include "config_types.h"
@@ -14,34 +14,6 @@
 #include "tile/swizzle.h"
 
 namespace flashlab::device {
-
-/// Rows of kColumns 16-bit elements, free of bank conflicts for ldmatrix and for stores of
-/// fragments. Powers of two are swizzled (no byte is lost: at head dims 128 and 256 the tiles fill
-/// shared memory), the rest padded.
-template <int kRows_, int kColumns>
-struct OperandTile {
-  static constexpr int kRows = kRows_;
-  static constexpr int kChunks = kColumns / 8;
-  static_assert(kColumns % 8 == 0);
-  static constexpr bool kSwizzled = kChunks >= 8 && (kChunks & (kChunks - 1)) == 0;
-  static constexpr int kPitchBytes = (kSwizzled ? kChunks : kChunks | 1) * kChunkBytes;
-  static constexpr int kBytes = kRows * kPitchBytes;
-
-  static constexpr int offset(int row, int chunk) {
-    return row * kPitchBytes + (kSwizzled ? chunk ^ (row % 8) : chunk) * kChunkBytes;
-  }
-  /// From the address of (row, chunk) to that of (row + rows, chunk + chunks): `rows` is a multiple
-  /// of 8, and the chunks are counted from a multiple of the power of two above them, which makes
-  /// adding the same as exclusive or. Both are constants of an unrolled loop.
-  static __device__ unsigned advance(unsigned address, int rows, int chunks) {
-    if constexpr (kSwizzled) {
-      return (address ^ ((chunks % 8) * kChunkBytes)) + (chunks & ~7) * kChunkBytes +
-             rows * kPitchBytes;
-    } else {
-      return address + chunks * kChunkBytes + rows * kPitchBytes;
-    }
-  }
-};
 
 /// Where a lane reads an operand that begins at (row, chunk) of a tile; 16 rows x 16 columns at a
 /// time. Rows are multiples of 8.

@@ -40,21 +40,32 @@ struct PaddedLayout {
   }
 };
 
-/// Rows without padding, chunks exchanged within groups: chunk c of row r lies at c xor f(r). For
-/// kernels whose shared memory is full. The chunk count is a power of two below 8, or a multiple
-/// of 8.
-template <int kRows_, int kChunks_>
-struct SwizzledLayout {
+/// Rows of kColumns 16-bit elements, free of bank conflicts for ldmatrix and for stores of
+/// fragments. Powers of two are swizzled: chunk c of row r lies at c xor (r mod 8), and no byte is
+/// lost; at head dims 128 and 256 the backward's tiles fill shared memory. The rest is padded.
+template <int kRows_, int kColumns>
+struct OperandTile {
   static constexpr int kRows = kRows_;
-  static constexpr int kChunks = kChunks_;
-  static_assert(kChunks % 8 == 0 || kChunks == 1 || kChunks == 2 || kChunks == 4);
-  static constexpr int kPitchBytes = kChunks_ * kChunkBytes;
-  static constexpr int kBytes = kRows_ * kPitchBytes;
-  /// How many neighbouring rows share 128 bytes: they need no exchange among themselves.
-  static constexpr int kRowsPerLine = kChunks >= 8 ? 1 : 8 / kChunks;
-  static constexpr int kGroup = kChunks >= 8 ? 8 : kChunks;
+  static constexpr int kChunks = kColumns / 8;
+  static_assert(kColumns % 8 == 0);
+  static constexpr bool kSwizzled = kChunks >= 8 && (kChunks & (kChunks - 1)) == 0;
+  static constexpr int kPitchBytes = (kSwizzled ? kChunks : kChunks | 1) * kChunkBytes;
+  static constexpr int kBytes = kRows * kPitchBytes;
+
   static constexpr int offset(int row, int chunk) {
-    return row * kPitchBytes + (chunk ^ ((row / kRowsPerLine) % kGroup)) * kChunkBytes;
+    return row * kPitchBytes + (kSwizzled ? chunk ^ (row % 8) : chunk) * kChunkBytes;
+  }
+  /// From the address of (row, chunk) to that of (row + rows, chunk + chunks) in a tile that begins
+  /// at a multiple of 128 bytes: `rows` is a multiple of 8, and the chunks are counted from a
+  /// multiple of the power of two above them, which makes adding the same as exclusive or. Both are
+  /// constants of an unrolled loop.
+  static constexpr unsigned advance(unsigned address, int rows, int chunks) {
+    if constexpr (kSwizzled) {
+      return (address ^ ((chunks % 8) * kChunkBytes)) + (chunks & ~7) * kChunkBytes +
+             rows * kPitchBytes;
+    } else {
+      return address + chunks * kChunkBytes + rows * kPitchBytes;
+    }
   }
 };
 

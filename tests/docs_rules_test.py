@@ -13,7 +13,8 @@ import check_docs  # noqa: E402
 
 TREE = {
     "Makefile": "run:\n\t@true\ntest: run\n\t@true\n",
-    "src/cli/main.cpp": 'f("bench", "--head-dim,--headdim", "dim");  // "--not-a-flag"\n',
+    "src/cli/main.cpp": 'f("bench", "--head-dim,--headdim", "dim");  // "--not-a-flag"\n'
+                        'f("info", "--json", "file");\n',
     "src/api/plan.cpp": "int x;\n",
     "include/flashlab/a.h": "#pragma once\nnamespace flashlab { int answer(); }\n",
     "cmake/Options.cmake": "option(FLASHLAB_WERROR)\n",
@@ -64,6 +65,16 @@ class Docs(unittest.TestCase):
         self.assert_bad("`flashlab bench --not-a-flag`\n")
         self.assert_bad("```sh\n$ flashlab bench --tail-dim 64   # why\n```\n", line=2)
         self.assert_bad("`--no-such-flag`\n")
+
+    def test_a_flag_belongs_to_its_command(self):
+        reference = ("# Commands\n\n## flashlab bench\n\n| Flag | What |\n|---|---|\n"
+                     "| `--head-dim N` | x |\n\n## flashlab info\n\n"
+                     "| Flag | What |\n|---|---|\n| `--json FILE` | x |\n")
+        text = "`flashlab bench --head-dim 64 | flashlab info --json -`\n"
+        whole = {"docs/command-line.md": reference}
+        bad = complaints_of("`flashlab info --head-dim 64`\n", **whole)
+        self.assertEqual([(path, at) for path, at, _ in bad], [("docs/page.md", 1)])
+        self.assertEqual(complaints_of(text, **whole), [])
 
     def test_cmake(self):
         self.assert_good("`-DFLASHLAB_WERROR=ON`, `cmake --preset asan`\n")

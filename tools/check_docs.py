@@ -21,6 +21,8 @@ FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.M | re.S)
 SPAN = re.compile(r"`([^`\n]+)`")
 LINK = re.compile(r"(?<!!)\[[^\]\n]*\]\(([^)\s]+)\)|!\[[^\]\n]*\]\(([^)\s]+)\)")
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
+# Written by the program itself (tests/cli_help_test.py): a heading per command, a row per flag.
+COMMANDS = "docs/command-line.md"
 
 
 class Tree:
@@ -37,6 +39,10 @@ class Tree:
         literals = re.findall(r'"((?:\\.|[^"\\\n])*)"', source.without_comments(command_line, True))
         self.words = {word for text in literals for word in re.split(r"[\s,=\[\]|;:]+", text)}
         self.flags = {flag for text in literals for flag in FLAG.findall(text)} | {"--help"}
+        sections = re.findall(r"^## flashlab ([\w -]+)\n(.*?)(?=^## |\Z)", self.text(COMMANDS),
+                              re.M | re.S)
+        self.flags_of = {name: {flag for row in re.findall(r"^\| `([^`]*)`", rows, re.M)
+                                for flag in FLAG.findall(row)} for name, rows in sections}
         cmake = "".join(self.text(f) for f in self.files
                         if f.endswith((".cmake", "CMakeLists.txt", "CMakePresets.json")))
         self.cmake_words = set(re.findall(r"\w+", cmake))
@@ -124,9 +130,13 @@ def check_command(tree, line, code):
     words = re.sub(r"#.*", "", match.group(1)).split()
     if words and re.fullmatch(r"[a-z][a-z-]*", words[0]) and words[0] not in tree.words:
         yield line, f"flashlab has no command {words[0]}"
-    for flag in FLAG.findall(re.sub(r"#.*", "", match.group(1))):
+    names = (" ".join(words[:2]), words[0] if words else "")
+    command = next((name for name in names if name in tree.flags_of), None)
+    for flag in FLAG.findall(re.split(r"#|\||;|&&", match.group(1))[0]):
         if flag not in tree.flags:
             yield line, f"flashlab has no flag {flag}"
+        elif command and flag not in tree.flags_of[command]:
+            yield line, f"flashlab {command} does not take {flag}"
 
 
 def check_cmake(tree, line, code):

@@ -199,7 +199,7 @@ Status prepare(const Context& context, const Plan& plan);
 ///             length are never read. NaN or Inf in v at a masked key may make that row non-finite.
 /// Sizes       B, Hq or Sq = 0: success, nothing written. Sk = 0: empty rows. D = 0 is an error.
 /// Workspace   plan.workspace_bytes(), never Sq x Sk. CPU: packed K and V, O(B Hk Sk (D + Dv)).
-///             GPU: none in 16 bits unless the keys are split; fp32 `ieee`: K, V and Q in terms.
+///             GPU: none in 16 bits unless the keys are split; fp32: K and V in 16-bit terms.
 /// Stream      enqueued on `stream`, never synchronises; on the CPU complete on return
 /// Repeat      bitwise repeatable on one context; with Options::deterministic on any number of
 ///             threads or multiprocessors

@@ -3,10 +3,13 @@
 #   bench/gpu.sh PART[,PART] PROGRAM OUTPUT_FOLDER NAME [PYTHON]
 #
 #   check     every implementation against the fp64 oracle (bench/check.py)
-#   sanitize  compute-sanitizer's memcheck, racecheck and initcheck on small cases of every kernel,
-#             where it works (bench/sanitize.py)
+#   sanitize  compute-sanitizer's memcheck, racecheck and initcheck on small cases of every kernel
+#             but the instruments' own, where it works (bench/sanitize.py)
+#   costs     compiling, loading from the disk cache, the host's share of a call, a thousand equal
+#             results (gpu_costs beside PROGRAM: cmake --build build --target gpu_costs)
 #   ladder    the rungs beside each other: one long head, and enough heads to fill the GPU
-#   bench     production kernels: the papers' grid, fp32 and tf32
+#   bench     production kernels: the papers' grid, fp32 and tf32, decoding, one head of 65536
+#             tokens; in turns with NVIDIA's libraries in this process (cublas, cudnn)
 #   torch     PyTorch's backends in turns with ours: papers (bf16)
 #   torch32   the same in fp32: batch 8, one head
 #   python    the Python package on this GPU: its tests, what it adds to a call (gpu_costs beside
@@ -16,8 +19,7 @@
 #
 # PROGRAM is build/flashlab; files in OUTPUT_FOLDER start with NAME, e.g. h200. PYTHON is one that
 # has PyTorch with CUDA, and for `python` also flashlab; without it these parts say so and are left
-# out. The exit code is not 0
-# when a part that ran has failed.
+# out. The exit code is not 0 when a part that ran has failed.
 set -uo pipefail
 parts=${1:?PART}
 program=${2:?PROGRAM}
@@ -26,7 +28,7 @@ name=${4:?NAME}
 python=${5:-python3}
 here=$(cd "$(dirname "$0")" && pwd)
 mkdir -p "$folder"
-[ "$parts" = all ] && parts=check,sanitize,ladder,bench,torch,torch32,python
+[ "$parts" = all ] && parts=check,sanitize,costs,ladder,bench,torch,torch32,python
 failed=0
 
 say() { printf '== %s\n' "$*"; }
@@ -60,6 +62,11 @@ part_sanitize() {
   done
 }
 
+part_costs() {
+  step "costs: compile, load, host time, equal bits" "$(dirname "$program")/gpu_costs" record \
+    "$folder/$name-costs.json"
+}
+
 ladder() {  # ladder FILE SHAPE...
   local file=$1 rungs
   shift
@@ -82,6 +89,14 @@ part_bench() {
   step "bench: decoding, one query and many keys" "$program" bench --device cuda --batch 1,8 \
     --heads 32 --kv-heads 8 --head-dim 128 --seqlen 1 --seqlen-k 4k,16k,64k \
     --causal=bottom-right --dtype bf16 --json "$folder/$name-decode-bf16.json"
+  # Its record says what workspace the plans take: none, or O(S).
+  step "bench: one head of 65536 tokens" "$program" bench --device cuda --batch 1 --heads 1 \
+    --head-dim 128 --seqlen 64k --dtype bf16,fp16,fp32 --pass both --json "$folder/$name-long.json"
+  # Without a mask, which the composition of matrix products could not make use of. A library that
+  # is not there is a row that says so, and no failure.
+  step "bench: beside cuBLASLt's composition and cuDNN" "$program" compare --device cuda \
+    --implementation sm80,cublas,cudnn --batch 2 --heads 16 --head-dim 64,128 --seqlen 1k,4k \
+    --dtype bf16,fp32 --pass both --output "$folder/$name-peers" --json "$folder/$name-peers.json"
 }
 
 torch_grid() {
@@ -120,10 +135,10 @@ part_python() {
 "$program" info --json "$folder/$name-info.json"
 for part in ${parts//,/ }; do
   case $part in
-    check | sanitize | ladder | bench | torch | torch32 | python) "part_$part" ;;
+    check | sanitize | costs | ladder | bench | torch | torch32 | python) "part_$part" ;;
     *)
-      echo "bench/gpu.sh: no part \"$part\"; there are check, sanitize, ladder, bench, torch," \
-        "torch32, python, all" >&2
+      echo "bench/gpu.sh: no part \"$part\"; there are check, sanitize, costs, ladder, bench," \
+        "torch, torch32, python, all" >&2
       exit 2
       ;;
   esac

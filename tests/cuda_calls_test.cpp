@@ -248,7 +248,10 @@ TEST_P(Calls, MoreThanTwoToThe31Elements) {
   EXPECT_EQ(last, expected);
 }
 
-// Host time of calls whose plan is cached, the stream never full.
+// Host time of calls whose plan is cached, the stream never full. A bound that only a mistake
+// breaks (a kernel looked up again, a wait for the GPU): what else the machine does counts here.
+// The bars, 5 us for one launch and 3 us beyond several, are judged by `gpu_costs record`
+// (bench/gpu.sh costs).
 TEST_P(Calls, ACallCostsTheHostLittle) {
   const ForwardTensors f =
       forward_tensors({.batch = 1, .heads_q = 1, .heads_k = 1, .seqlen = 64}, DType::kBf16);
@@ -268,10 +271,12 @@ TEST_P(Calls, ACallCostsTheHostLittle) {
   std::nth_element(microseconds.begin(), microseconds.begin() + 25, microseconds.end());
   RecordProperty("microseconds_per_call", std::to_string(microseconds[25]));
   RecordProperty("steps", std::to_string(made->steps().size()));
-  EXPECT_LT(microseconds[25], 5.0 * static_cast<double>(made->steps().size()) + 3.0);
+  EXPECT_LT(microseconds[25], 20.0 * static_cast<double>(made->steps().size()))
+      << "about 3 us per launch where nothing else runs";
 }
 
-// From the disk cache to a loaded module, and from the compiler.
+// From the disk cache to a loaded module, and from the compiler: loose bounds, for the reason
+// above. `gpu_costs record` judges the bars, 1.5 s (fp32 backward 3 s) and 20 ms.
 TEST_P(Calls, KernelsCompileAndLoadQuickly) {
   std::string folder = (std::filesystem::temp_directory_path() / "flashlab-load-XXXXXX").string();
   ASSERT_NE(mkdtemp(folder.data()), nullptr);
@@ -284,7 +289,7 @@ TEST_P(Calls, KernelsCompileAndLoadQuickly) {
   const double compiled = seconds_since(start);
   ASSERT_TRUE(status.ok()) << status.message();
   RecordProperty("prepare_seconds", std::to_string(compiled));
-  EXPECT_LT(compiled, 5.0) << "about a second where nothing else runs";
+  EXPECT_LT(compiled, 15.0) << "about a second where nothing else runs";
   // Another size of shared memory is another kernel to this process, and the same file on disk.
   const cuda::KernelSpec spec{"merge.cu",
                               "flash_fwd_merge",
@@ -298,7 +303,7 @@ TEST_P(Calls, KernelsCompileAndLoadQuickly) {
   ASSERT_TRUE(loaded.ok());
   EXPECT_EQ((*loaded)->origin, cuda::ImageOrigin::kCache);
   RecordProperty("load_milliseconds", std::to_string(seconds * 1e3));
-  EXPECT_LT(seconds, 0.02);
+  EXPECT_LT(seconds, 0.5) << "less than a millisecond where nothing else runs";
   unsetenv("FLASHLAB_CACHE");
   std::filesystem::remove_all(folder);
 }

@@ -1,8 +1,10 @@
-// The fp32 backward's tiling: every head dim gets one that fits, on small and large devices.
+// The fp32 backward's tiling: every head dim gets one that fits, on small and large devices;
+// and its plans take a workspace of O(S).
 
 #include <gtest/gtest.h>
 
 #include "cuda/launch/sm80_backward_fp32.h"
+#include "cuda_described_plan.h"
 
 namespace flashlab::cuda {
 namespace {
@@ -52,6 +54,28 @@ TEST(Sm80BackwardFp32Tiling, ThreeTermsFitUpToHeadDim192EverywhereAndTo256OnData
       EXPECT_GE(t.rows / t.groups, 16);
       // A block of it lies within one of the main kernel.
       EXPECT_EQ(choose_backward_fp32_tiling(dim, dim, 2, limit).keys() % t.keys(), 0) << dim;
+    }
+  }
+}
+
+// Twice the length, at most twice the workspace, and less than six tensors in fp32: Q, K, V and dO
+// in two terms of 16 bits, the sums of dQ, scalars per row.
+TEST(Sm80BackwardFp32Plan, WorkspaceGrowsWithTheLengthAndNoFaster) {
+  const auto workspace = [](const char* gpu, std::int64_t seqlen, bool deterministic) {
+    const Problem problem =
+        testing::described_problem(DType::kFp32, Pass::kBackward, {1, seqlen, seqlen, 1, 128},
+                                   {.causal = Causal::kTopLeft, .deterministic = deterministic});
+    const auto plan = testing::plan_on(plan_sm80_backward_fp32, gpu, problem);
+    EXPECT_NE(plan, nullptr) << gpu;
+    return plan == nullptr ? 0 : plan->workspace_bytes;
+  };
+  for (const char* gpu : {"sm_80", "sm_89", "sm_90a", "sm_120a"}) {
+    for (const bool deterministic : {false, true}) {
+      const std::size_t once = workspace(gpu, 32768, deterministic);
+      const std::size_t twice = workspace(gpu, 65536, deterministic);
+      EXPECT_GT(once, 0u);
+      EXPECT_LE(twice, 2 * once) << gpu << (deterministic ? " deterministic" : "");
+      EXPECT_LE(twice, 6 * 65536u * 128u * sizeof(float)) << gpu;
     }
   }
 }

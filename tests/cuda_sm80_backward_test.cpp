@@ -1,8 +1,10 @@
-// The 16-bit backward's tiling: every head dim gets one that fits, on small and large devices.
+// The 16-bit backward's tiling: every head dim gets one that fits, on small and large devices;
+// and its plans take a workspace of O(S).
 
 #include <gtest/gtest.h>
 
 #include "cuda/launch/sm80_backward.h"
+#include "cuda_described_plan.h"
 
 namespace flashlab::cuda {
 namespace {
@@ -53,6 +55,29 @@ TEST(Sm80BackwardTiling, SharedMemoryIsWhatTheKernelLaysOut) {
   EXPECT_EQ(backward_shared_bytes(t, 40, 64), backward_shared_bytes(t, 64, 64));
   EXPECT_EQ(backward_shared_bytes(t, 72, 64) - backward_shared_bytes(t, 64, 64),
             (128 + 2 * 64) * (13 * 16 - 128));
+}
+
+// Twice the length, at most twice the workspace, and less than two dQ in fp32.
+TEST(Sm80BackwardPlan, WorkspaceGrowsWithTheLengthAndNoFaster) {
+  const auto workspace = [](const char* gpu, DType dtype, std::int64_t seqlen, bool deterministic) {
+    const Problem problem =
+        testing::described_problem(dtype, Pass::kBackward, {1, seqlen, seqlen, 1, 128},
+                                   {.causal = Causal::kTopLeft, .deterministic = deterministic});
+    const auto plan = testing::plan_on(plan_sm80_backward, gpu, problem);
+    EXPECT_NE(plan, nullptr) << gpu;
+    return plan == nullptr ? 0 : plan->workspace_bytes;
+  };
+  for (const char* gpu : {"sm_80", "sm_89", "sm_90a", "sm_120a"}) {
+    for (const DType dtype : {DType::kBf16, DType::kFp16}) {
+      for (const bool deterministic : {false, true}) {
+        const std::size_t once = workspace(gpu, dtype, 32768, deterministic);
+        const std::size_t twice = workspace(gpu, dtype, 65536, deterministic);
+        EXPECT_GT(once, 0u);
+        EXPECT_LE(twice, 2 * once) << gpu << (deterministic ? " deterministic" : "");
+        EXPECT_LE(twice, 2 * 65536u * 128u * sizeof(float)) << gpu;
+      }
+    }
+  }
 }
 
 }  // namespace

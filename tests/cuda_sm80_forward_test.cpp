@@ -1,5 +1,5 @@
 // How the portable forward kernel cuts problems: pure functions of sizes and of what a device
-// grants.
+// grants; and what workspace its plans ask for.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -8,7 +8,9 @@
 
 #include "api/problem.h"
 #include "cuda/launch/config.h"
+#include "cuda/launch/gpu_plan.h"
 #include "cuda/launch/sm80_forward.h"
+#include "cuda_described_plan.h"
 
 namespace flashlab::cuda {
 namespace {
@@ -89,17 +91,17 @@ std::string config_with_mask(DType dtype, std::int64_t keys_of_mask, std::int64_
 }
 
 TEST(MaskConfig, DenseUnlessOneElementStandsForAllKeys) {
-  EXPECT_THAT(config_with_mask(DType::kBool, 16, 16), testing::HasSubstr("kMaskDense = true"));
-  EXPECT_THAT(config_with_mask(DType::kBool, 1, 1), testing::HasSubstr("kMaskDense = false"));
+  EXPECT_THAT(config_with_mask(DType::kBool, 16, 16), ::testing::HasSubstr("kMaskDense = true"));
+  EXPECT_THAT(config_with_mask(DType::kBool, 1, 1), ::testing::HasSubstr("kMaskDense = false"));
 }
 
 TEST(MaskConfig, PairsWhereEveryRowIsAlignedToTwoElements) {
   const std::string pairs = "kMaskPairs = true", single = "kMaskPairs = false";
-  EXPECT_THAT(config_with_mask(DType::kBool, 16, 18), testing::HasSubstr(pairs));
-  EXPECT_THAT(config_with_mask(DType::kBool, 16, 17), testing::HasSubstr(single));
-  EXPECT_THAT(config_with_mask(DType::kFp32, 16, 18), testing::HasSubstr(pairs));
-  EXPECT_THAT(config_with_mask(DType::kFp32, 16, 17), testing::HasSubstr(single));
-  EXPECT_THAT(config_with_mask(DType::kBool, 1, 1), testing::HasSubstr(single));
+  EXPECT_THAT(config_with_mask(DType::kBool, 16, 18), ::testing::HasSubstr(pairs));
+  EXPECT_THAT(config_with_mask(DType::kBool, 16, 17), ::testing::HasSubstr(single));
+  EXPECT_THAT(config_with_mask(DType::kFp32, 16, 18), ::testing::HasSubstr(pairs));
+  EXPECT_THAT(config_with_mask(DType::kFp32, 16, 17), ::testing::HasSubstr(single));
+  EXPECT_THAT(config_with_mask(DType::kBool, 1, 1), ::testing::HasSubstr(single));
 }
 
 TEST(KeySplits, FillTheDeviceAndNoMore) {
@@ -111,6 +113,51 @@ TEST(KeySplits, FillTheDeviceAndNoMore) {
   EXPECT_EQ(choose_key_splits(1, 264, 512, 64), 2);  // at least four tiles of keys each
   EXPECT_EQ(choose_key_splits(1, 264, 511, 64), 1);
   EXPECT_EQ(choose_key_splits(8, 264, 0, 64), 1);
+}
+
+constexpr const char* kGpus[] = {"sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a"};
+constexpr std::int64_t kLong = 65536;
+
+TEST(Sm80ForwardPlan, ALongHeadTakesNoWorkspace) {
+  for (const char* gpu : kGpus) {
+    for (const DType dtype : {DType::kBf16, DType::kFp16}) {
+      for (const Causal causal : {Causal::kNone, Causal::kTopLeft}) {
+        const auto plan = testing::plan_on(
+            plan_sm80_forward, gpu,
+            testing::described_problem(dtype, Pass::kForward, {1, kLong, kLong, 1, 128},
+                                       {.causal = causal}));
+        ASSERT_NE(plan, nullptr) << gpu;
+        EXPECT_EQ(plan->workspace_bytes, 0u) << gpu;
+        EXPECT_EQ(plan->steps.size(), 1u) << gpu;
+      }
+    }
+  }
+}
+
+// Split keys take a partial O and LSE per part: s B Hq Sq (Dv + 1) floats, each region rounded up.
+TEST(Sm80ForwardPlan, OnlySplitKeysTakeWorkspace) {
+  int split = 0;
+  for (const char* gpu : kGpus) {
+    for (const std::int64_t seqlen_q : {std::int64_t{1}, std::int64_t{128}, kLong}) {
+      for (const std::int64_t heads : {1, 8, 64}) {
+        const auto plan =
+            testing::plan_on(plan_sm80_forward, gpu,
+                             testing::described_problem(DType::kBf16, Pass::kForward,
+                                                        {1, seqlen_q, kLong, heads, 128},
+                                                        {.causal = Causal::kBottomRight}));
+        ASSERT_NE(plan, nullptr) << gpu;
+        const int parts = dynamic_cast<const GpuPlan&>(*plan).parts;
+        const std::size_t floats = static_cast<std::size_t>(parts * heads * seqlen_q) * (128 + 1);
+        if (parts == 1) {
+          EXPECT_EQ(plan->workspace_bytes, 0u);
+        } else {
+          EXPECT_LE(plan->workspace_bytes, floats * 4 + 1024);
+          ++split;
+        }
+      }
+    }
+  }
+  EXPECT_GT(split, 0) << "one query against 65536 keys is split everywhere";
 }
 
 }  // namespace

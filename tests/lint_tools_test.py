@@ -262,45 +262,97 @@ class CheckRecord(unittest.TestCase):
 
 
 TOOL = """#!/bin/sh
-# compute-sanitizer that runs the program and finds what FOUND says in `check`.
+# compute-sanitizer that runs the program and finds what FOUND says in `check`, and MERGED in a
+# test program.
 while [ "${1#--}" != "$1" ]; do shift 2; done
-"$@" >/dev/null || exit 1
-case $2 in check) found=$FOUND ;; *) found=0 ;; esac
+"$@" || exit 1
+case $2 in check) found=$FOUND ;; --gtest_filter*) found=$MERGED ;; *) found=0 ;; esac
 echo "========= RACECHECK SUMMARY: $found hazards displayed"
 [ "$found" = 0 ] || exit 9
 """
 PROGRAM_TO_WATCH = """#!/bin/sh
-# `flashlab info` and `flashlab check`.
+# `flashlab info`, `flashlab check` and `flashlab bench`; cuBLASLt is there if CUBLAS says so.
+command=$1
 while [ $# -gt 0 ]; do
-  case $1 in info) echo '{"environment": {"gpu": "none"}}' ;; --json) json=$2 ;; esac
+  case $1 in
+    info) echo "{\\"environment\\": {\\"gpu\\": \\"none\\", \\"command\\": \\"flashlab info\\"},
+      \\"libraries\\": {\\"libcublasLt.so\\": ${CUBLAS:-true}},
+      \\"cuda_implementations\\": [\\"sm80\\", \\"naive\\", \\"cublas\\", \\"cudnn\\"]}" ;;
+    --json) json=$2 ;;
+  esac
   shift
 done
-[ "${json:--}" = - ] || echo '{"passed": 2, "failed": 0, "unsupported": 1}' >"$json"
+[ "${json:--}" = - ] && exit 0
+case $command in
+  check) echo '{"passed": 2, "failed": 0, "unsupported": 1}' >"$json" ;;
+  *) echo '{"results": [{"status": "ok"}, {"status": "unsupported"}]}' >"$json" ;;
+esac
+"""
+MERGES = """#!/bin/sh
+# cuda_inputs_test
+echo "[  PASSED  ] ${PASSED:-8} tests."
 """
 
 
 class Sanitize(unittest.TestCase):
-    def test_what_the_tool_finds_is_recorded_and_is_a_failure(self):
-        script = os.path.join(ROOT, "bench", "sanitize.py")
+    def recorded(self, tool, *flags, merges=MERGES, **variables):
+        """(exit code, record) of bench/sanitize.py beside such programs."""
         with tempfile.TemporaryDirectory() as folder:
-            for name, text in (("compute-sanitizer", TOOL), ("flashlab", PROGRAM_TO_WATCH)):
+            for name, text in (("compute-sanitizer", TOOL), ("flashlab", PROGRAM_TO_WATCH),
+                               ("cuda_inputs_test", merges)):
                 with open(os.path.join(folder, name), "w", encoding="utf-8") as stream:
                     stream.write(text)
-                os.chmod(os.path.join(folder, name), 0o755)
+                os.chmod(os.path.join(folder, name), 0o755 if text else 0o644)
             record = os.path.join(folder, "record.json")
-            for found in (0, 31):
-                ended = subprocess.run(
-                    [sys.executable, script, "racecheck", os.path.join(folder, "flashlab"), record,
-                     "--implementation", "sm80,naive"], check=False, stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT, text=True, env={
-                        **os.environ, "FOUND": str(found),
-                        "PATH": folder + os.pathsep + os.environ["PATH"]})
-                with open(record, encoding="utf-8") as stream:
-                    document = json.load(stream)
-                self.assertEqual((ended.returncode, document["ok"]), (int(found > 0), found == 0),
-                                 ended.stdout)
-                self.assertEqual([run["found"] for run in document["runs"]], [found] * 2)
-                self.assertEqual([run["passed"] for run in document["runs"]], [2, 2])
+            environment = {**os.environ, "FOUND": "0", "MERGED": "0", **variables,
+                           "PATH": folder + os.pathsep + os.environ["PATH"]}
+            ended = subprocess.run(
+                [sys.executable, os.path.join(ROOT, "bench", "sanitize.py"), tool,
+                 os.path.join(folder, "flashlab"), record, *flags], check=False,
+                stdout=subprocess.DEVNULL, env=environment)
+            with open(record, encoding="utf-8") as stream:
+                return ended.returncode, json.load(stream)
+
+    def test_what_the_tool_finds_is_recorded_and_is_a_failure(self):
+        for found in (0, 31):
+            code, record = self.recorded("racecheck", "--implementation", "sm80,naive",
+                                         FOUND=str(found))
+            self.assertEqual((code, record["ok"]), (int(found > 0), found == 0))
+            self.assertEqual([run["found"] for run in record["runs"]], [found] * 2)
+            self.assertEqual([run["passed"] for run in record["runs"]], [2, 2])
+
+    def test_the_record_names_the_command_that_made_it(self):
+        _, record = self.recorded("memcheck", "--implementation", "sm80")
+        command = record["environment"]["command"].split()
+        self.assertEqual(command[:2] + command[4:],
+                         ["bench/sanitize.py", "memcheck", "--implementation", "sm80"])
+        self.assertEqual(record["environment"]["gpu"], "none")
+
+    def test_unless_names_are_given_everything_that_launches_kernels_is_watched(self):
+        for tool in ("memcheck", "racecheck", "initcheck"):
+            code, record = self.recorded(tool)
+            self.assertEqual((code, record["ok"]), (0, True), record)
+            text = "\n".join(run["command"] for run in record["runs"])
+            for part in ("sm80", "naive", "cublas", "bench weighted-sum", "cuda_inputs_test"):
+                self.assertIn(part, text, tool)
+            self.assertNotIn("cudnn", text)
+
+    def test_only_this_projects_kernels_are_watched_between_nvidias_products(self):
+        _, record = self.recorded("racecheck", "--implementation", "sm80,cublas")
+        options = {run["command"].split()[-1]: run["options"] for run in record["runs"]}
+        self.assertEqual(options, {"sm80": [], "cublas": ["--kernel-regex", "kns=flash_"]})
+
+    def test_without_cublas_the_record_says_what_is_missing(self):
+        code, record = self.recorded("memcheck", CUBLAS="false")
+        self.assertEqual((code, record["ok"]), (0, True))
+        self.assertIn({"tool": "memcheck", "implementation": "cublas",
+                       "left_out": "libcublasLt.so was not found"}, record["runs"])
+        self.assertFalse([run for run in record["runs"] if "cublas" in run.get("command", "")])
+
+    def test_a_merge_that_is_wrong_missing_or_skipped_is_a_failure(self):
+        for variables in ({"MERGED": "3"}, {"PASSED": "0"}, {"merges": ""}):
+            code, record = self.recorded("memcheck", "--implementation", "merge", **variables)
+            self.assertEqual((code, record["ok"]), (1, False), variables)
 
 
 class Build(unittest.TestCase):

@@ -1,0 +1,56 @@
+#pragma once
+
+// Plans for GPUs that are only described: what a call would take, on any machine.
+
+#include <memory>
+#include <utility>
+
+#include "api/context_state.h"
+#include "api/implementation.h"
+#include "api/problem.h"
+#include "cuda/driver/device.h"
+#include "cuda/driver/known_gpus.h"
+
+namespace flashlab::testing {
+
+struct PlannedSizes {
+  std::int64_t batch = 1, seqlen_q = 0, seqlen_k = 0, heads = 1, dim = 64;
+};
+
+/// A forward without LSE, or a backward, of packed tensors on cuda:0.
+inline Problem described_problem(DType dtype, Pass pass, const PlannedSizes& s, Options options) {
+  const Device device{DeviceKind::kCuda, 0};
+  Problem problem;
+  problem.pass = pass;
+  problem.q = contiguous_spec(dtype, {s.batch, s.seqlen_q, s.heads, s.dim}, device);
+  problem.k = contiguous_spec(dtype, {s.batch, s.seqlen_k, s.heads, s.dim}, device);
+  problem.v = problem.k;
+  problem.o = problem.q;
+  problem.options = std::move(options);
+  if (pass == Pass::kBackward) {
+    problem.lse = contiguous_spec(DType::kFp32, {s.batch, s.heads, s.seqlen_q}, device);
+    problem.d_o = problem.o;
+    problem.dq = problem.q;
+    problem.dk = problem.k;
+    problem.dv = problem.v;
+  }
+  return problem;
+}
+
+/// What `make_plan` gives on the well-known GPU of that architecture, or on one like it with
+/// another number of multiprocessors; null if it is refused. The plan can be read, not run.
+template <class MakePlan>
+std::shared_ptr<internal::PlanState> plan_on(MakePlan make_plan, const char* architecture,
+                                             const Problem& problem, int multiprocessors = 0) {
+  cuda::DeviceInfo info = *cuda::known_gpu(architecture);
+  if (multiprocessors > 0) info.multiprocessors = multiprocessors;
+  const auto gpu = cuda::GpuDevice::described(info);
+  const internal::ContextState context(ContextOptions{}, gpu.get());
+  Problem normalised;
+  const auto geometry = internal::validate(problem, &normalised);
+  if (!geometry.ok()) return nullptr;
+  auto plan = make_plan(context, normalised, *geometry);
+  return plan.ok() ? *plan : nullptr;
+}
+
+}  // namespace flashlab::testing

@@ -12,6 +12,10 @@
 #include "api/problem.h"
 #include "flashlab/attention.h"
 
+namespace flashlab::cuda {
+struct DeviceInfo;
+}
+
 namespace flashlab::internal {
 
 class ContextState;
@@ -109,11 +113,23 @@ struct Implementation {
   /// (kUnsupported), e.g. for a tile size that does not fit.
   Result<std::shared_ptr<PlanState>> (*make_plan)(const ContextState& context,
                                                   const Problem& problem, const Geometry& geometry);
-  int oldest_architecture = 0;  ///< GPUs: 80 for sm_80; older ones get another default
+  int oldest_architecture = 0;  ///< GPUs: 80 for sm_80; older ones cannot run it
 };
 
 /// All implementations of a device, production first.
 std::vector<const Implementation*> registry(DeviceKind device);
+
+/// What a plan that names no implementation tries in turn; the first that serves its problem is it.
+/// `gpu` is null on a CPU, and where the GPU is not known: sm_80 or newer is then meant.
+std::vector<const Implementation*> default_implementations(DeviceKind device,
+                                                           const cuda::DeviceInfo* gpu);
+
+/// A plan by the first of `candidates` that declares what a validated problem requires and does not
+/// refuse it. Errors: kUnsupported (nobody serves it: the refusal of the first that declares all
+/// that is required, else what is missing of all of them together), and those of make_plan.
+Result<std::shared_ptr<PlanState>> plan_with_first(
+    const ContextState& context, const std::vector<const Implementation*>& candidates,
+    const Problem& problem, const Geometry& geometry);
 
 /// The refusal everyone gives: required / supported / missing / device.
 Status refuse(FeatureSet required, FeatureSet supported, std::string_view implementation,

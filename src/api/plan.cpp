@@ -58,18 +58,6 @@ std::string cache_key(const Problem& p) {
 // A service that sees ever new shapes must not grow without bound; plans are cheap to make again.
 constexpr std::size_t kMaxCachedPlans = 4096;
 
-// The production implementation: the first that this device runs.
-const Implementation* production(const ContextState& context,
-                                 const std::vector<const Implementation*>& list) {
-  const auto* gpu = context.gpu();
-  if (gpu == nullptr) return list.front();
-  const int architecture = gpu->info().major * 10 + gpu->info().minor;
-  for (const Implementation* implementation : list) {
-    if (architecture >= implementation->oldest_architecture) return implementation;
-  }
-  return list.front();
-}
-
 // Kernels count rows and heads in 32 bits; offsets have 64.
 Status check_extents(const ContextState& context, const Geometry& g) {
   if (context.device.kind != DeviceKind::kCuda) return {};
@@ -88,12 +76,16 @@ Status check_extents(const ContextState& context, const Geometry& g) {
   return {};
 }
 
-Result<const Implementation*> choose(const ContextState& context, const std::string& name) {
-  const auto list = registry(context.device.kind);
-  if (name.empty() && !list.empty()) return production(context, list);
+// The implementation that is named, or what is tried where none is.
+Result<std::vector<const Implementation*>> choose(const ContextState& context,
+                                                  const std::string& name) {
+  if (name.empty()) {
+    const auto* gpu = context.gpu();
+    return default_implementations(context.device.kind, gpu != nullptr ? &gpu->info() : nullptr);
+  }
   std::string known;
-  for (const Implementation* implementation : list) {
-    if (implementation->name == name) return implementation;
+  for (const Implementation* implementation : registry(context.device.kind)) {
+    if (implementation->name == name) return std::vector{implementation};
     known += fmt::format("{}{}", known.empty() ? "" : ", ", implementation->name);
   }
   return Status::invalid({"options.implementation", fmt::format("'{}'", name),
@@ -113,21 +105,52 @@ Result<Plan> make_plan(const ContextState& context, const Problem& problem) {
   if (Status s = check_extents(context, *geometry); !s.ok()) return s;
   auto chosen = choose(context, problem.options.implementation);
   if (!chosen.ok()) return chosen.status();
-  const Implementation& implementation = **chosen;
-  const FeatureSet required = required_features(normalised, *geometry);
-  if (!required.minus(implementation.supported).empty()) {
-    return refuse(required, implementation.supported, implementation.name, context.device);
-  }
-  auto state = implementation.make_plan(context, normalised, *geometry);
+  auto state = plan_with_first(context, *chosen, normalised, *geometry);
   if (!state.ok()) return state.status();
   PlanState& plan = **state;
   plan.problem = std::move(normalised);
   plan.geometry = *geometry;
-  if (plan.implementation.empty()) plan.implementation = implementation.name;
   return Plan(std::move(*state));
 }
 
 }  // namespace
+
+Result<std::shared_ptr<PlanState>> plan_with_first(
+    const ContextState& context, const std::vector<const Implementation*>& candidates,
+    const Problem& problem, const Geometry& geometry) {
+  const FeatureSet required = required_features(problem, geometry);
+  FeatureSet supported;
+  std::string names;
+  Status refused;
+  for (const Implementation* candidate : candidates) {
+    supported = supported | candidate->supported;
+    names += fmt::format("{}{}", names.empty() ? "" : ", ", candidate->name);
+    if (!required.minus(candidate->supported).empty()) continue;
+    auto state = candidate->make_plan(context, problem, geometry);
+    if (!state.ok()) {
+      if (state.status().code() != StatusCode::kUnsupported) return state.status();
+      if (refused.ok()) refused = state.status();
+      continue;
+    }
+    PlanState& plan = **state;
+    if (plan.implementation.empty()) plan.implementation = candidate->name;
+    if (candidates.size() > 1) {
+      plan.reasons.push_back(
+          fmt::format("{} is too old for the production kernels: {} is what "
+                      "serves the problem there, after {}",
+                      context.gpu()->info().architecture(), candidate->name, names));
+    }
+    return state;
+  }
+  if (!refused.ok()) return refused;
+  // Each lacks something, though perhaps another thing than the next one: then the last, which
+  // serves most, speaks for all.
+  if (required.minus(supported).empty()) {
+    supported = candidates.back()->supported;
+    names = candidates.back()->name;
+  }
+  return refuse(required, supported, names, context.device);
+}
 
 std::size_t PlanState::add_region(std::string name, std::size_t bytes) {
   constexpr std::size_t kAlignment = 256;

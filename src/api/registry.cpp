@@ -2,6 +2,7 @@
 #include "cpu/attention.h"
 #include "cpu/naive/naive.h"
 #include "cpu/plain/plain.h"
+#include "cuda/launch/defaults.h"
 #include "cuda/launch/implementations.h"
 #include "peers/cublas/cublas.h"
 #include "peers/cudnn/cudnn.h"
@@ -18,6 +19,14 @@ std::vector<const Implementation*> registry(DeviceKind device) {
   }
   return {&cpu_implementation(), &plain_implementation(), &naive_implementation(),
           &reference_implementation()};
+}
+
+std::vector<const Implementation*> default_implementations(DeviceKind device,
+                                                           const cuda::DeviceInfo* gpu) {
+  if (gpu != nullptr) return cuda::default_implementations(*gpu);
+  std::vector<const Implementation*> list = registry(device);
+  list.resize(1);
+  return list;
 }
 
 }  // namespace flashlab::internal

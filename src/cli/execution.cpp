@@ -139,9 +139,7 @@ void require_implementations(const Context& context, const std::vector<std::stri
 }
 
 std::vector<std::string> production(const Context& context) {
-  std::string name = lab::production_implementation(context.device());
-  if (name.empty()) fail("this build has no implementation for " + to_string(context.device()));
-  return {std::move(name)};
+  return lab::default_implementations(context.device());
 }
 
 std::vector<std::string> all_but_reference(const Context& context) {

@@ -42,7 +42,8 @@ std::vector<std::string> implementation_names(const Arguments& arguments,
 /// Throws Failure for a name that the context's device does not have.
 void require_implementations(const Context& context, const std::vector<std::string>& names);
 
-/// The device's production implementation.
+/// The device's production implementation; on a GPU that is too old for it what a call that names
+/// none tries in turn.
 std::vector<std::string> production(const Context& context);
 
 /// All of the device but "reference": the fp64 oracle is the yardstick of every error figure, and

@@ -103,8 +103,10 @@ int run_explain(const Arguments& arguments) {
   const ProblemSet problems = problems_of(arguments, bench_defaults());
   const TileOptions tiles = tile_options(arguments);
   const bool memory = arguments.has("--memory");
-  const std::vector<std::string> names = implementation_names(
-      arguments, memory ? implementations(context.device()) : production(context));
+  // No name: the plan says whom the library itself chooses.
+  const std::vector<std::string> names =
+      implementation_names(arguments, memory ? implementations(context.device())
+                                             : std::vector<std::string>(1, std::string()));
 
   Status refused;
   int explained = 0;
@@ -127,7 +129,8 @@ int run_explain(const Arguments& arguments) {
         }
         refused = made.status();
         if (names.size() * problems.jobs.size() * job.passes.size() > 1) {
-          print_line(fmt::format("  {} {}: {}", name, pass_name(pass), refused.message()));
+          print_line(fmt::format("  {} {}: {}", name.empty() ? "default" : name, pass_name(pass),
+                                 refused.message()));
         }
       }
     }

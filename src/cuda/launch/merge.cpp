@@ -10,8 +10,7 @@
 namespace flashlab::cuda {
 namespace {
 
-constexpr unsigned kThreads = 128;
-constexpr std::int64_t kRowsPerBlock = kThreads / 32;
+constexpr std::int64_t kRowsPerBlock = kMergeThreads / 32;
 constexpr std::int64_t kMaxBlocks = 1 << 20;  // a block loops over the rows beyond
 constexpr int kVector = 4;
 constexpr std::size_t kAlignment = 256;
@@ -69,7 +68,7 @@ Status launch(GpuDevice& device, Stream stream, std::span<const Partial> parts, 
   if (!kernel.ok()) return kernel.status();
   const std::int64_t rows = shape[0] * shape[1] * shape[2];
   LaunchShape launch;
-  launch.threads = kThreads;
+  launch.threads = kMergeThreads;
   launch.grid_x = static_cast<unsigned>(
       std::min<std::int64_t>((rows + kRowsPerBlock - 1) / kRowsPerBlock, kMaxBlocks));
   void* pointers[] = {&arguments};

@@ -11,6 +11,8 @@
 
 namespace flashlab::cuda {
 
+inline constexpr unsigned kMergeThreads = 128;  ///< of a block
+
 /// The kernel that merges into `output` (fp32, fp16 or bf16), `vector` columns per access (4 or 1).
 KernelSpec merge_kernel(DType output, int vector);
 

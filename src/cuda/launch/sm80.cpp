@@ -15,16 +15,17 @@ namespace {
 using internal::Feature;
 
 // cp.async, bf16 products and m16n8k16 begin with this compute capability.
-constexpr int kMinMajor = 8;
+constexpr int kOldestArchitecture = 80;
 
 Result<std::shared_ptr<internal::PlanState>> make_plan(const internal::ContextState& context,
                                                        const Problem& problem,
                                                        const internal::Geometry& geometry) {
   const DeviceInfo& device = context.gpu()->info();
-  if (device.major < kMinMajor) {
+  if (device.major * 10 + device.minor < kOldestArchitecture) {
     return Status::unsupported({"implementation 'sm80'",
                                 fmt::format("compute capability {}.{}", device.major, device.minor),
-                                "8.0 or later", "use one of the ladder's rungs, e.g. 'fa2'"});
+                                "8.0 or later",
+                                "name none, or one of the ladder's rungs, e.g. 'fa2'"});
   }
   const bool fp32 = geometry.dtype == DType::kFp32;
   if (problem.pass == Pass::kForward) {
@@ -46,7 +47,8 @@ const internal::Implementation& sm80_implementation() {
        Feature::kTf32, Feature::kCausal, Feature::kBoolMask, Feature::kAdditiveMask,
        Feature::kGroupedQuery, Feature::kUnequalHeadDims, Feature::kLse, Feature::kLseGradient,
        Feature::kAccumulate, Feature::kDeterministic},
-      make_plan};
+      make_plan,
+      kOldestArchitecture};
   return implementation;
 }
 

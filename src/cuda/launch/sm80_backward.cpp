@@ -30,7 +30,7 @@ constexpr std::int64_t divide_up(std::int64_t a, std::int64_t b) {
   return (a + b - 1) / b;
 }
 
-// kernels/sm80/backward_tiles.h, OperandTile: powers of two are swizzled, others padded.
+// kernels/tile/swizzle.h, OperandTile: powers of two are swizzled, others padded.
 constexpr int pitch_bytes(int columns) {
   const int chunks = columns / 8;
   const bool swizzled = chunks >= 8 && (chunks & (chunks - 1)) == 0;

@@ -20,6 +20,8 @@ constexpr std::int64_t kMaxLength = INT32_MAX - 1024;  // positions are 32-bit i
 constexpr int kMaxSplits = 256;
 // k16 steps of Q kept in registers: by the tiling of head dims 80 to 128, by masked ones up to 256.
 constexpr int kFewQuerySteps = 2, kSomeQuerySteps = 8, kAllQuerySteps = 16;
+constexpr int kMostQuerySteps = 6;            // of eight, beside all that split keys need
+constexpr int kMostRows = 256;                // of a block, where one is resident
 constexpr int kLeastPiece = 16;               // keys of a softmax step
 constexpr int kLargeSharedBytes = 200 << 10;  // of a block: sm_90 and sm_100 grant 227 KiB
 constexpr int kMinTilesPerSplit = 4, kMinKeysPerSplit = 64;
@@ -92,6 +94,14 @@ ForwardChoice choose(const Problem& problem, const Geometry& g, const DeviceInfo
   // loop would make causal kernels spill 144 bytes (sm_90a, head dim 128).
   if (choice.splits > 1 && choice.tiling.query_steps <= kFewQuerySteps) {
     choice.tiling.steady_loop = false;
+  }
+  // In the largest block they spill 12 bytes with all of Q in registers (sm_80, head dim 128).
+  if (choice.splits > 1 && choice.tiling.tile_q() == kMostRows) {
+    ForwardTiling less = choice.tiling;
+    less.query_steps = std::min(less.query_steps, kMostQuerySteps);
+    if (forward_shared_bytes(less, needs.head_dim, needs.head_dim_v) <= limit) {
+      choice.tiling = less;
+    }
   }
   return choice;
 }

@@ -11,7 +11,7 @@ namespace flashlab::cuda {
 namespace {
 
 // ladder/weighted_sum.cu and weighted_sum_naive.cu
-constexpr int kThreads = 256;
+constexpr int kThreads = kWeightedSumThreads;
 constexpr std::int64_t kWarps = kThreads / 32;
 constexpr int kVector = 4;
 
@@ -76,20 +76,33 @@ device::WeightedSumArguments arguments_of(const WeightedSumTensors& t, Workspace
   return out;
 }
 
-// One launch of one of the five kernels.
+constexpr const char* kNaiveForward = "flash_fwd_weighted_sum_naive";
+constexpr const char* kNaiveDx = "flash_bwd_weighted_sum_naive_dx";
+constexpr const char* kNaiveDw = "flash_bwd_weighted_sum_naive_dw";
+constexpr const char* kForward = "flash_fwd_weighted_sum";
+constexpr const char* kBackward = "flash_bwd_weighted_sum";
+constexpr const char* kChunks = "flash_bwd_weighted_sum_chunks";
+
+KernelSpec spec_of(WeightedSumForm form, DType dtype, int vector, const char* entry) {
+  const bool naive = form == WeightedSumForm::kNaive;
+  ConfigPrinter config;
+  config.choice("kElement", "Element", element_name(dtype));
+  if (!naive) config.integer("kVector", vector);
+  return {
+      naive ? "ladder/weighted_sum_naive.cu" : "ladder/weighted_sum.cu", entry, config.text(), {}};
+}
+
+// One launch of one of the six kernels.
 struct Launcher {
   GpuDevice& device;
   Stream stream;
-  const char* source;
-  ConfigPrinter config;
+  WeightedSumForm form;
+  DType dtype;
+  int vector;
   device::WeightedSumArguments arguments;
 
   Status operator()(const char* entry, std::int64_t blocks) {
-    KernelSpec spec;
-    spec.source = source;
-    spec.entry = entry;
-    spec.config = config.text();
-    const Result<const Kernel*> kernel = device.kernel(spec);
+    const Result<const Kernel*> kernel = device.kernel(spec_of(form, dtype, vector, entry));
     if (!kernel.ok()) return kernel.status();
     const ContextGuard current = device.current();
     LaunchShape shape;
@@ -100,37 +113,28 @@ struct Launcher {
   }
 };
 
-Launcher launcher(GpuDevice& device, Stream stream, WeightedSumForm form,
-                  const WeightedSumTensors& t, int vector, Workspace workspace) {
-  const char* source =
-      form == WeightedSumForm::kNaive ? "ladder/weighted_sum_naive.cu" : "ladder/weighted_sum.cu";
-  Launcher out{device, stream, source, {}, arguments_of(t, workspace)};
-  out.config.choice("kElement", "Element", element_name(t.dtype));
-  if (form == WeightedSumForm::kArranged) out.config.integer("kVector", vector);
-  return out;
-}
-
 }  // namespace
 
 Status weighted_sum_forward(GpuDevice& device, Stream stream, WeightedSumForm form,
                             const WeightedSumTensors& t) {
   if (Status status = check(t, false); !status.ok()) return status;
-  Launcher launch = launcher(device, stream, form, t, vectors_fit(t, false) ? kVector : 1, {});
+  const int vector = vectors_fit(t, false) ? kVector : 1;
+  Launcher launch{device, stream, form, t.dtype, vector, arguments_of(t, {})};
   if (form == WeightedSumForm::kNaive) {
-    return launch("flash_fwd_weighted_sum_naive", div_up(t.rows, kThreads));
+    return launch(kNaiveForward, div_up(t.rows, kThreads));
   }
-  return launch("flash_fwd_weighted_sum", div_up(t.rows, kWarps));
+  return launch(kForward, div_up(t.rows, kWarps));
 }
 
 Status weighted_sum_backward(GpuDevice& device, Stream stream, WeightedSumForm form,
                              const WeightedSumTensors& t, Workspace workspace) {
   if (Status status = check(t, true); !status.ok()) return status;
   const int vector = vectors_fit(t, true) ? kVector : 1;
-  Launcher launch = launcher(device, stream, form, t, vector, workspace);
+  Launcher launch{device, stream, form, t.dtype, vector, arguments_of(t, workspace)};
   if (form == WeightedSumForm::kNaive) {
-    const Status status = launch("flash_bwd_weighted_sum_naive_dx", div_up(t.rows, kThreads));
+    const Status status = launch(kNaiveDx, div_up(t.rows, kThreads));
     if (!status.ok()) return status;
-    return launch("flash_bwd_weighted_sum_naive_dw", div_up(t.dim, kThreads));
+    return launch(kNaiveDw, div_up(t.dim, kThreads));
   }
   const std::size_t needed = weighted_sum_workspace_bytes(t.rows, t.dim);
   if (workspace.data == nullptr || workspace.bytes < needed) {
@@ -139,11 +143,26 @@ Status weighted_sum_backward(GpuDevice& device, Stream stream, WeightedSumForm f
                             "ask weighted_sum_workspace_bytes()"});
   }
   const std::int64_t tiles = div_up(t.dim, 32 * vector);
-  if (Status status = launch("flash_bwd_weighted_sum", tiles * launch.arguments.chunks);
-      !status.ok()) {
+  if (Status status = launch(kBackward, tiles * launch.arguments.chunks); !status.ok()) {
     return status;
   }
-  return launch("flash_bwd_weighted_sum_chunks", tiles);
+  return launch(kChunks, tiles);
+}
+
+std::vector<KernelSpec> weighted_sum_kernels(WeightedSumForm form, DType dtype) {
+  std::vector<KernelSpec> out;
+  if (form == WeightedSumForm::kNaive) {
+    for (const char* entry : {kNaiveForward, kNaiveDx, kNaiveDw}) {
+      out.push_back(spec_of(form, dtype, 1, entry));
+    }
+    return out;
+  }
+  for (const int vector : {kVector, 1}) {
+    for (const char* entry : {kForward, kBackward, kChunks}) {
+      out.push_back(spec_of(form, dtype, vector, entry));
+    }
+  }
+  return out;
 }
 
 std::size_t weighted_sum_workspace_bytes(std::int64_t rows, std::int64_t dim) noexcept {

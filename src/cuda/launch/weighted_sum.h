@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "cuda/driver/device.h"
 #include "flashlab/attention.h"
@@ -40,6 +41,10 @@ Status weighted_sum_forward(GpuDevice& device, Stream stream, WeightedSumForm fo
 /// Cost: 3 rows dim FLOPs, (2 rows dim + 2 dim + rows) elements.
 Status weighted_sum_backward(GpuDevice& device, Stream stream, WeightedSumForm form,
                              const WeightedSumTensors& tensors, Workspace workspace);
+
+/// Every kernel that tensors of that dtype (fp32, fp16 or bf16) can need, of kWeightedSumThreads.
+std::vector<KernelSpec> weighted_sum_kernels(WeightedSumForm form, DType dtype);
+inline constexpr unsigned kWeightedSumThreads = 256;
 
 /// At most 512 x dim fp32.
 std::size_t weighted_sum_workspace_bytes(std::int64_t rows, std::int64_t dim) noexcept;

@@ -34,18 +34,16 @@ Result<std::unique_ptr<Allocator>> gpu_allocator(Device device) {
   return std::unique_ptr<Allocator>(std::make_unique<cuda::GpuAllocator>(*gpu_of(device).value()));
 }
 
-std::string production_implementation(Device device) {
-  const auto list = internal::registry(device.kind);
-  if (list.empty()) return {};
+std::vector<std::string> default_implementations(Device device) {
+  const cuda::DeviceInfo* info = nullptr;
   if (device.kind == DeviceKind::kCuda) {
-    const auto gpu = gpu_of(device);
-    const int architecture = gpu.ok() ? (*gpu)->info().major * 10 + (*gpu)->info().minor : 0;
-    // The first one may be for newer GPUs than this.
-    for (const internal::Implementation* each : list) {
-      if (architecture >= each->oldest_architecture) return std::string(each->name);
-    }
+    if (const auto gpu = gpu_of(device); gpu.ok()) info = &(*gpu)->info();
   }
-  return std::string(list.front()->name);
+  std::vector<std::string> names;
+  for (const auto* each : internal::default_implementations(device.kind, info)) {
+    names.emplace_back(each->name);
+  }
+  return names;
 }
 
 std::vector<VendorLibrary> vendor_libraries() {

@@ -23,8 +23,9 @@ std::string gpu_name(Device device);
 /// The allocator that a context of that GPU would have by itself. Errors: those of gpu_status.
 Result<std::unique_ptr<Allocator>> gpu_allocator(Device device);
 
-/// The implementation that runs where a call names none; empty if the device has none.
-std::string production_implementation(Device device);
+/// What runs where a call names no implementation: the first of these that serves its problem. One
+/// alone, except on GPUs that are too old for the production kernels.
+std::vector<std::string> default_implementations(Device device);
 
 /// A library of NVIDIA's as the backend itself looks for it.
 struct VendorLibrary {

@@ -16,7 +16,6 @@ namespace {
 
 // Two blocks of 8 warps give every scheduler 4 warps of 16 independent chains: more change nothing.
 constexpr unsigned kBlocksPerMultiprocessor = 2;
-constexpr unsigned kThreads = 256;
 constexpr int kChains = 16;  // of roof.cu
 constexpr int kWindows = 7;
 constexpr double kLaunchMs = 1;  // of one launch: far above the cost of launching
@@ -32,12 +31,12 @@ class RoofLoop {
   ~RoofLoop() { memory_->release(out_); }
 
   Status create(const GpuRoof& roof) {
-    auto kernel = gpu_.kernel({"lab/roof.cu", "lab_roof", roof.config, {}});
+    auto kernel = gpu_.kernel(roof_kernel(roof));
     if (!kernel.ok()) return kernel.status();
     kernel_ = *kernel;
     shape_.grid_x = kBlocksPerMultiprocessor * static_cast<unsigned>(gpu_.info().multiprocessors);
-    shape_.threads = kThreads;
-    const std::size_t threads = std::size_t{shape_.grid_x} * kThreads;
+    shape_.threads = kRoofThreads;
+    const std::size_t threads = std::size_t{shape_.grid_x} * kRoofThreads;
     flops_per_turn_ = roof.flops_per_thread * static_cast<double>(threads);
     auto out = memory_->allocate(threads * sizeof(float));
     if (!out.ok()) return out.status();
@@ -113,6 +112,10 @@ GpuRoof gpu_roof(const cuda::DeviceInfo& gpu, DType dtype, Precision precision) 
   const double per_product = 2.0 * 16 * 8 * (half_depth ? 8 : 16) / 32;  // a warp's, per thread
   out.flops_per_thread = kChains * (tensor_cores ? per_product : 2.0);
   return out;
+}
+
+cuda::KernelSpec roof_kernel(const GpuRoof& roof) {
+  return {"lab/roof.cu", "lab_roof", roof.config, {}};
 }
 
 Result<RoofWindow> gpu_roof_window(std::shared_ptr<DeviceMemory> memory, DType dtype,

@@ -23,6 +23,10 @@ struct GpuRoof {
 };
 GpuRoof gpu_roof(const cuda::DeviceInfo& gpu, DType dtype, Precision precision);
 
+/// Its loop, launched with kRoofThreads. Precondition: the roof has a name.
+cuda::KernelSpec roof_kernel(const GpuRoof& roof);
+inline constexpr unsigned kRoofThreads = 256;
+
 /// A window of the roof's loop on the whole GPU, on the memory's stream. Errors: kUnsupported
 /// (fp64, no compiler, a type this GPU has no instruction for), kDeviceError.
 Result<RoofWindow> gpu_roof_window(std::shared_ptr<DeviceMemory> memory, DType dtype,

@@ -21,7 +21,7 @@ RulerReading read_kernel(cuda::GpuDevice& gpu, DeviceMemory& memory, SampleClock
   out.unit = "ms";
   out.expected = ms;
   out.tolerance = 0.01 + kLaunchMs / ms;
-  auto kernel = gpu.kernel({"lab/spin.cu", "lab_spin", "struct Config {};", {}});
+  auto kernel = gpu.kernel(spin_kernel());
   if (!kernel.ok()) {
     out.note = kernel.status().message();
     return out;
@@ -73,6 +73,10 @@ RulerReading read_allocations(cuda::GpuDevice& gpu, DeviceMemory& memory) {
 }
 
 }  // namespace
+
+cuda::KernelSpec spin_kernel() {
+  return {"lab/spin.cu", "lab_spin", "struct Config {};", {}};
+}
 
 std::vector<RulerReading> check_gpu_ruler(std::shared_ptr<DeviceMemory> memory) {
   const auto broken = [&](const Status& status) {

@@ -4,6 +4,7 @@
 
 #include <vector>
 
+#include "cuda/jit/compile.h"
 #include "lab/device_memory.h"
 #include "lab/measure.h"
 
@@ -14,5 +15,8 @@ namespace flashlab::lab {
 /// is neither shorter than possible nor beyond the tolerance. Cost: some 0.2 s. `memory` is a
 /// GPU's.
 std::vector<RulerReading> check_gpu_ruler(std::shared_ptr<DeviceMemory> memory);
+
+/// The kernel that they run, one thread that looks at the clock.
+cuda::KernelSpec spin_kernel();
 
 }  // namespace flashlab::lab

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <iterator>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
@@ -15,6 +16,8 @@
 #include "cuda/launch/gpu_plan.h"
 #include "cuda/launch/implementations.h"
 #include "lab/case_data.h"
+#include "lab/kernels/standalone.h"
+#include "peers/cublas/cublas.h"
 
 namespace flashlab::lab {
 namespace {
@@ -45,6 +48,9 @@ struct Sizes {
 };
 constexpr std::array<Sizes, 4> kSizes = {
     {{8, 16, 16, 2048, 2048}, {1, 32, 8, 1, 16384}, {1, 1, 1, 4096, 4096}, {1, 4, 2, 64, 64}}};
+
+// Aligned at the end, the first queries see no key.
+constexpr Sizes kRowsWithoutKeys{1, 4, 2, 128, 64};
 
 Case make_case(const Sizes& sizes, HeadDims dims, ElementType type) {
   Case out;
@@ -95,9 +101,16 @@ void add_few_queries(std::vector<Case>& list, const std::vector<std::int64_t>& q
   }
 }
 
+Case case_without_keys(HeadDims dims, ElementType type) {
+  Case out = make_case(kRowsWithoutKeys, dims, type);
+  out.causal = Causal::kBottomRight;
+  return out;
+}
+
 // Every feature that enters a Config, one or two at a time: the product would only repeat pairs
 // that no kernel treats together.
 void add_features(std::vector<Case>& list, HeadDims dims, ElementType type) {
+  list.push_back(case_without_keys(dims, type));
   for (const Sizes& sizes : kSizes) {
     const Case base = make_case(sizes, dims, type);
     for (const Causal causal : {Causal::kBottomRight, Causal::kNone}) {
@@ -185,24 +198,47 @@ const char* burden_of(const Case& c) {
   return c.layout == cases::Layout::kPaddedRows ? "rows" : "";
 }
 
-void add_plan(List& list, const internal::ContextState& context,
-              const internal::Implementation& implementation, bool production,
-              const Problem& problem, const Case& c) {
+// What is planned for, and by whom: the first of `candidates` that serves a problem.
+struct Planner {
+  const internal::ContextState& context;
+  std::vector<const internal::Implementation*> candidates;
+  bool production;  ///< they are what runs where none is named
+};
+
+void add_plan(List& list, const Planner& planner, const Problem& problem, const Case& c) {
   Problem normalised;
   const auto geometry = internal::validate(problem, &normalised);
   if (!geometry.ok()) return;
-  const auto required = internal::required_features(normalised, *geometry);
-  if (!required.minus(implementation.supported).empty()) return;
-  const auto made = implementation.make_plan(context, normalised, *geometry);
+  const auto made =
+      internal::plan_with_first(planner.context, planner.candidates, normalised, *geometry);
   if (!made.ok()) return;
-  const auto* plan = dynamic_cast<const cuda::GpuPlan*>(made->get());
-  if (plan == nullptr) return;  // a peer: its kernels are the vendor's
-  for (const cuda::GpuStep& step : plan->gpu_steps()) {
-    if (step.spec.source.empty()) continue;
-    const char* element = c.precision == Precision::kTf32 ? "tf32" : to_string(c.dtype);
-    list.add({std::string(implementation.name), production, problem.pass, element, c.head_dim,
-              step.name, step.spec, step.configuration, step.shape.threads, step.shape.shared_bytes,
-              c.describe(), burden_of(c)});
+  const internal::PlanState& plan = **made;
+  const char* element = c.precision == Precision::kTf32 ? "tf32" : to_string(c.dtype);
+  const auto add = [&](const std::string& step, const cuda::KernelSpec& spec,
+                       const std::string& configuration, const cuda::LaunchShape& shape) {
+    list.add({plan.implementation, planner.production, problem.pass, element, c.head_dim, step,
+              spec, configuration, shape.threads, shape.shared_bytes, c.describe(), burden_of(c)});
+  };
+  if (const auto* own = dynamic_cast<const cuda::GpuPlan*>(&plan)) {
+    for (const cuda::GpuStep& step : own->gpu_steps()) {
+      if (!step.spec.source.empty()) add(step.name, step.spec, step.configuration, step.shape);
+    }
+  }
+  cuda::LaunchShape shape;
+  shape.threads = peers::kCublasKernelThreads;
+  for (const cuda::KernelSpec& spec : peers::cublas_kernels(plan)) add(spec.entry, spec, "", shape);
+}
+
+void add_plans(List& list, const Planner& planner, const std::vector<Case>& problems) {
+  for (const Case& c : problems) {
+    for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
+      Problem problem = problem_of(c, pass, "");
+      place_on(problem, planner.context.device);
+      add_plan(list, planner, problem, c);
+      if (pass == Pass::kBackward) continue;
+      problem.lse.reset();
+      add_plan(list, planner, problem, c);
+    }
   }
 }
 
@@ -226,6 +262,7 @@ std::vector<Case> representative_problems() {
         c.deterministic = true;
         list.push_back(c);
       }
+      list.push_back(case_without_keys(dims, type));
     }
     Case c = make_case(kSizes[0], dims, kTypes[0]);
     c.causal = Causal::kBottomRight;
@@ -267,20 +304,14 @@ std::vector<KernelVariant> variants_of(const cuda::DeviceInfo& device,
   options.threads = 1;
   const internal::ContextState context(options, gpu.get());
   List list;
-  bool production = true;  // the first of the registry
-  for (const internal::Implementation* implementation : cuda::implementations()) {
-    for (const Case& c : problems) {
-      for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
-        Problem problem = problem_of(c, pass, implementation->name);
-        place_on(problem, options.device);
-        add_plan(list, context, *implementation, production, problem, c);
-        if (pass == Pass::kBackward) continue;
-        problem.lse.reset();
-        add_plan(list, context, *implementation, production, problem, c);
-      }
-    }
-    production = false;
-    if (production_only) break;
+  const auto defaults = internal::default_implementations(DeviceKind::kCuda, &device);
+  add_plans(list, {context, defaults, /*production=*/true}, problems);
+  if (production_only) return list.take();
+  std::vector<const internal::Implementation*> others = cuda::implementations();
+  others.push_back(&peers::cublas_implementation());  // cuDNN's kernels are all NVIDIA's own
+  for (const internal::Implementation* implementation : others) {
+    if (defaults.size() == 1 && implementation == defaults.front()) continue;
+    add_plans(list, {context, {implementation}, /*production=*/false}, problems);
   }
   return list.take();
 }
@@ -314,7 +345,10 @@ Result<std::vector<KernelVariant>> kernel_variants(std::string_view architecture
   const bool common = selection == VariantSelection::kCommon;
   std::vector<KernelVariant> list =
       variants_of(*device, variant_problems(selection), /*production_only=*/common);
-  if (common || selection == VariantSelection::kAll) return list;
+  std::ranges::move(merge_variants(), std::back_inserter(list));
+  if (common) return list;
+  std::ranges::move(instrument_variants(*device), std::back_inserter(list));
+  if (selection == VariantSelection::kAll) return list;
   std::unordered_set<std::string> seen;
   std::erase_if(list, [&](const KernelVariant& variant) {
     std::string key = variant.implementation + " " + variant.spec.source + " " + variant.spec.entry;

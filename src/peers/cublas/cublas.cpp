@@ -19,7 +19,6 @@ namespace {
 using internal::Feature;
 using internal::Geometry;
 
-constexpr unsigned kThreads = 256;
 constexpr std::int64_t kMaxHeads = 65535;  // of a launch's grid in y
 
 // A view of [batch, seqlen, heads, dim] as one matrix per head of one batch element: rows are
@@ -140,7 +139,7 @@ class Call {
     cuda::LaunchShape shape;
     shape.grid_x = static_cast<unsigned>(plan_.geometry.seqlen_q);
     shape.grid_y = static_cast<unsigned>(plan_.geometry.heads_q);
-    shape.threads = kThreads;
+    shape.threads = kCublasKernelThreads;
     void* pointers[] = {&arguments};
     return gpu_.launch(kernel, shape, stream_, pointers);
   }
@@ -431,6 +430,14 @@ Result<std::shared_ptr<internal::PlanState>> make_plan(const internal::ContextSt
 }
 
 }  // namespace
+
+std::vector<cuda::KernelSpec> cublas_kernels(const internal::PlanState& plan) {
+  const auto* own = dynamic_cast<const CublasPlan*>(&plan);
+  if (own == nullptr) return {};
+  std::vector<cuda::KernelSpec> out{own->kernel};
+  if (!own->empty_rows.source.empty()) out.push_back(own->empty_rows);
+  return out;
+}
 
 const internal::Implementation& cublas_implementation() {
   static const internal::Implementation implementation{

@@ -1,0 +1,74 @@
+#include "lab/kernels/standalone.h"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <utility>
+
+#include "cuda/launch/merge.h"
+#include "cuda/launch/weighted_sum.h"
+#include "lab/gpu/gpu_roof.h"
+#include "lab/gpu/gpu_ruler.h"
+
+namespace flashlab::lab {
+namespace {
+
+constexpr std::array<DType, 3> kTypes{DType::kBf16, DType::kFp16, DType::kFp32};
+
+KernelVariant variant_of(const char* name, const char* element, cuda::KernelSpec spec,
+                         unsigned threads, std::string what) {
+  KernelVariant out;
+  out.implementation = name;
+  out.pass = spec.entry.starts_with("flash_bwd") ? Pass::kBackward : Pass::kForward;
+  out.element = element;
+  out.step = spec.entry;
+  out.spec = std::move(spec);
+  out.configuration = what;
+  out.threads = threads;
+  out.problem = std::move(what);
+  return out;
+}
+
+}  // namespace
+
+std::vector<KernelVariant> merge_variants() {
+  std::vector<KernelVariant> out;
+  for (const DType dtype : kTypes) {
+    for (const int vector : {4, 1}) {
+      out.push_back(variant_of("merge", to_string(dtype), cuda::merge_kernel(dtype, vector),
+                               cuda::kMergeThreads,
+                               fmt::format("{} {} columns at a time", to_string(dtype), vector)));
+      out.back().production = true;
+      if (vector == 1) out.back().burden = "rows";
+    }
+  }
+  return out;
+}
+
+std::vector<KernelVariant> instrument_variants(const cuda::DeviceInfo& device) {
+  std::vector<KernelVariant> out;
+  for (const auto& [form, name] :
+       {std::pair{cuda::WeightedSumForm::kArranged, "weighted-sum"},
+        std::pair{cuda::WeightedSumForm::kNaive, "weighted-sum-naive"}}) {
+    for (const DType dtype : kTypes) {
+      for (cuda::KernelSpec& spec : cuda::weighted_sum_kernels(form, dtype)) {
+        out.push_back(variant_of(name, to_string(dtype), std::move(spec), cuda::kWeightedSumThreads,
+                                 fmt::format("rows of {}", to_string(dtype))));
+      }
+    }
+  }
+  for (const DType dtype : kTypes) {
+    for (const Precision precision : {Precision::kIeee, Precision::kTf32}) {
+      const bool tf32 = precision == Precision::kTf32;
+      if (tf32 && dtype != DType::kFp32) continue;
+      const GpuRoof roof = gpu_roof(device, dtype, precision);
+      if (roof.name.empty()) continue;
+      out.push_back(variant_of("roof", tf32 ? "tf32" : to_string(dtype), roof_kernel(roof),
+                               kRoofThreads, roof.name));
+    }
+  }
+  out.push_back(variant_of("ruler", "", spin_kernel(), 1, "a kernel of known duration"));
+  return out;
+}
+
+}  // namespace flashlab::lab

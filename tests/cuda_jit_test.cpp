@@ -16,14 +16,15 @@
 #include "cuda/jit/cache.h"
 #include "cuda/jit/compile.h"
 #include "cuda/jit/config.h"
-#include "cuda/jit/nvrtc.h"
 #include "cuda/jit/sha256.h"
 #include "cuda/jit/sources.h"
+#include "cuda_compiler.h"
 
 namespace flashlab::cuda {
 namespace {
 
 namespace fs = std::filesystem;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 TEST(Sha256, KnownDigests) {
@@ -141,8 +142,33 @@ TEST_F(Cache, FoldersThatCannotBeUsedSaySo) {
   EXPECT_FALSE(KernelCache((root_ / "file").string()).store(key_, kernel_).ok());
   EXPECT_FALSE(KernelCache((root_ / "file" / "below").string()).store(key_, kernel_).ok());
   EXPECT_FALSE(KernelCache("").store(key_, kernel_).ok());
-  EXPECT_FALSE(KernelCache("/proc/flashlab").store(key_, kernel_).ok());
+  // Nobody may make a folder there, root neither.
+  const Status unwritable = KernelCache("/proc/flashlab").store(key_, kernel_);
+  EXPECT_EQ(unwritable.code(), StatusCode::kIoError);
+  EXPECT_THAT(unwritable.message(), AllOf(HasSubstr("kernel cache /proc/flashlab: got "),
+                                          HasSubstr("expected a usable folder"),
+                                          HasSubstr("name a writable folder in FLASHLAB_CACHE")));
   EXPECT_FALSE(KernelCache(folder(), KernelCache::Access::kReadOnly).store(key_, kernel_).ok());
+}
+
+TEST_F(Cache, WhatIsOnlyReadMustBeThereAndReadable) {
+  const KernelCache precompiled(folder(), KernelCache::Access::kReadOnly);
+  const std::string remedy = "name a readable folder in FLASHLAB_PRECOMPILED";
+  EXPECT_THAT(precompiled.check().message(),
+              AllOf(HasSubstr("precompiled kernels in " + folder()), HasSubstr(remedy)));
+  EXPECT_THAT(precompiled.find(key_).status().message(), HasSubstr(remedy));
+  ASSERT_TRUE(KernelCache(folder()).store(key_, kernel_).ok());
+  EXPECT_TRUE(precompiled.check().ok());
+  EXPECT_TRUE(precompiled.find(key_)->has_value());
+  KernelKey other = key_;
+  other.name = "another";
+  EXPECT_FALSE(precompiled.find(other)->has_value()) << "a miss is no error";
+  if (geteuid() == 0) return;  // root reads everything
+  ASSERT_EQ(chmod(only_file().c_str(), 0), 0);
+  EXPECT_THAT(precompiled.find(key_).status().message(), HasSubstr("chmod a+r"));
+  ASSERT_EQ(chmod(folder().c_str(), 0), 0);
+  EXPECT_THAT(precompiled.check().message(), HasSubstr(remedy));
+  ASSERT_EQ(chmod(folder().c_str(), 0700), 0);
 }
 
 TEST_F(Cache, WritersDoNotDisturbEachOther) {
@@ -230,9 +256,8 @@ TEST(ResourceReport, IsReadFromTheLog) {
 class Compiler : public ::testing::Test {
  protected:
   void SetUp() override {
-    auto found = Nvrtc::get();
-    if (!found.ok()) GTEST_SKIP() << found.status().message();
-    nvrtc_ = *found;
+    NEED_COMPILER();
+    nvrtc_ = *Nvrtc::get();
   }
   const Nvrtc* nvrtc_ = nullptr;
 };
@@ -337,6 +362,9 @@ TEST_F(Compiler, AFallbackIsTakenWhereItSpillsLess) {
   EXPECT_FALSE(is_fallback(compiled(tight, {tightest})));
   EXPECT_FALSE(is_fallback(compiled(tight, {crowded(12, "// as many\n")})));
   EXPECT_FALSE(is_fallback(compiled(tight, {"does not compile"}))) << "the first choice works";
+
+  // A report that cannot be read is no report of a kernel without spills.
+  EXPECT_FALSE(is_fallback(compiled(tight, {"extern \"C\" __global__ void other() {}\n"})));
 
   EXPECT_EQ(spilled(compiled(tightest, {tight, roomy})), 0) << "on to the next while one spills";
   EXPECT_EQ(spilled(compiled(tightest, {"does not compile", roomy})), 0);

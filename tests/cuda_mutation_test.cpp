@@ -21,10 +21,10 @@
 #include "api/context_state.h"
 #include "api/implementation.h"
 #include "cuda/driver/known_gpus.h"
-#include "cuda/jit/nvrtc.h"
 #include "cuda/kernels/merge_arguments.h"
 #include "cuda/launch/gpu_plan.h"
 #include "cuda/launch/merge.h"
+#include "cuda_compiler.h"
 #include "cuda_gpu.h"
 #include "cuda_mutants.h"
 #include "lab/check.h"
@@ -200,7 +200,7 @@ constexpr auto kUnknown = static_cast<Mutation>(98), kOtherUnknown = static_cast
 class EveryFamily : public ::testing::TestWithParam<Family> {};
 
 TEST_P(EveryFamily, MutantsCompileToOtherCode) {
-  if (auto nvrtc = cuda::Nvrtc::get(); !nvrtc.ok()) GTEST_SKIP() << nvrtc.status().message();
+  NEED_COMPILER();
   const auto gpu = cuda::GpuDevice::described(*cuda::known_gpu("sm_90a"));
   ContextOptions options;
   options.device = kGpu;
@@ -358,7 +358,7 @@ TEST_F(PublicMerge, MutantIsRejected) {
 }
 
 TEST(PublicMergeCode, MutantCompilesToOtherCode) {
-  if (auto nvrtc = cuda::Nvrtc::get(); !nvrtc.ok()) GTEST_SKIP() << nvrtc.status().message();
+  NEED_COMPILER();
   Compiler compiler;
   cuda::KernelSpec spec = cuda::merge_kernel(DType::kFp32, 4);
   const std::string sound = compiler.code(spec);

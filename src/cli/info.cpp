@@ -15,6 +15,7 @@
 #include "lab/environment.h"
 #include "lab/gpu/gpu_choice.h"
 #include "lab/gpu/gpu_environment.h"
+#include "lab/gpu/rival_libraries.h"
 #include "lab/memory.h"
 #include "lab/problem_run/cpu_roof.h"
 #include "lab/report/text.h"
@@ -38,6 +39,13 @@ constexpr Extra kPrograms[] = {
     {"ncu", "GPU kernel metrics", "https://developer.nvidia.com/nsight-compute"},
     {"rsvg-convert", "plots as PNG beside SVG", "apt-get install librsvg2-bin"},
 };
+
+// Libraries of NVIDIA's: what the backend itself needs first.
+std::vector<lab::VendorLibrary> libraries() {
+  std::vector<lab::VendorLibrary> out = lab::vendor_libraries();
+  for (lab::VendorLibrary& each : lab::rival_libraries()) out.push_back(std::move(each));
+  return out;
+}
 
 bool program_found(std::string_view name) {
   const char* path = std::getenv("PATH");
@@ -138,11 +146,15 @@ void print_text(const Context& context, const lab::Environment& environment) {
   for (const Device device : {Device{}, Device{DeviceKind::kCuda, 0}}) {
     const std::vector<std::string> names = implementations(device);
     if (names.empty()) continue;
+    const std::vector<std::string> defaults = lab::default_implementations(device);
+    const std::string production =
+        defaults.size() == 1 ? "first: production"
+                             : "where none is named, what serves first of: " + joined(defaults);
     print_row(device.kind == DeviceKind::kCpu ? "implementations" : "",
-              fmt::format("{}: {} (first: production)",
-                          device.kind == DeviceKind::kCpu ? "cpu" : "cuda", joined(names)));
+              fmt::format("{}: {} ({})", device.kind == DeviceKind::kCpu ? "cpu" : "cuda",
+                          joined(names), production));
   }
-  for (const lab::VendorLibrary& each : lab::vendor_libraries()) {
+  for (const lab::VendorLibrary& each : libraries()) {
     const std::string version = each.version.empty() ? "" : ", " + each.version;
     print_row(each.name, each.path.empty()
                              ? fmt::format("not found ({}); {}", each.use, each.remedy)
@@ -177,7 +189,7 @@ void print_json(const std::string& path, const Context& context,
   }
   out["cpu_isas"] = isas;
   out["cuda_implementations"] = implementations({DeviceKind::kCuda, 0});
-  for (const lab::VendorLibrary& each : lab::vendor_libraries()) {
+  for (const lab::VendorLibrary& each : libraries()) {
     out["libraries"][each.name] = !each.path.empty();
     out["library_paths"][each.name] =
         each.path.empty() ? nlohmann::ordered_json(nullptr) : nlohmann::ordered_json(each.path);

@@ -16,8 +16,10 @@ constexpr int kOldestArchitecture = 75;
 
 }  // namespace
 
-// Loaded kernels by key. The first caller of a key compiles; others wait for its future, so that
-// the lock is never held over a compilation.
+// Loaded kernels by key. The caller that makes an entry compiles; others wait for its future, so
+// that the lock is never held over a compilation. Only the maker takes its entry out again, when it
+// failed, and before anybody hears of that: a waiter that erased by name when it wakes could hit a
+// newer entry that succeeded, whose kernel is in use. An entry that holds a kernel stays.
 struct GpuDevice::Kernels {
   std::mutex mutex;
   std::unordered_map<std::string, std::shared_future<Result<Kernel>>> by_key;
@@ -136,14 +138,17 @@ Result<const Kernel*> GpuDevice::kernel(const KernelSpec& spec, unsigned shared_
     future = found->second;
   }
   if (mine) {
-    promise.set_value(
-        internal::guard<Result<Kernel>>([&] { return load_kernel(*this, spec, shared_bytes); }));
+    auto outcome =
+        internal::guard<Result<Kernel>>([&] { return load_kernel(*this, spec, shared_bytes); });
+    if (!outcome.ok()) {
+      // A failure is not remembered: the reason (a full disk, no compiler yet) may go away.
+      std::lock_guard lock(kernels_->mutex);
+      kernels_->by_key.erase(name);
+    }
+    promise.set_value(std::move(outcome));
   }
   const Result<Kernel>& loaded = future.get();
   if (loaded.ok()) return &*loaded;
-  // A failure is not remembered: the reason (a full disk, no compiler yet) may go away.
-  std::lock_guard lock(kernels_->mutex);
-  kernels_->by_key.erase(name);
   return loaded.status();
 }
 

@@ -21,10 +21,6 @@ namespace {
 constexpr std::string_view kMagic = "flashlab-kernel 1\n";
 constexpr std::string_view kSuffix = ".kernel";
 
-Status io_error(const std::string& path, const std::string& what, const std::string& remedy) {
-  return Status(StatusCode::kIoError, {"kernel cache " + path, what, "a usable folder", remedy});
-}
-
 class File {
  public:
   explicit File(int descriptor) : descriptor_(descriptor) {}
@@ -134,33 +130,41 @@ std::string KernelCache::default_folder() {
   return home.empty() ? "" : home + "/.cache/flashlab/kernels";
 }
 
+Status KernelCache::error(const std::string& path, const std::string& got,
+                          const std::string& remedy) const {
+  const char* what = access_ == Access::kReadOnly ? "precompiled kernels in " : "kernel cache ";
+  return Status(StatusCode::kIoError, {what + path, got, "a usable folder", remedy});
+}
+
 Status KernelCache::check_folder(bool create) const {
+  const bool read_only = access_ == Access::kReadOnly;
+  const std::string variable = read_only ? "FLASHLAB_PRECOMPILED" : "FLASHLAB_CACHE";
+  const std::string other =
+      std::string("name a ") + (read_only ? "readable" : "writable") + " folder in " + variable;
   if (folder_.empty()) {
-    return io_error("(none)", "no HOME, XDG_CACHE_HOME or FLASHLAB_CACHE", "set FLASHLAB_CACHE");
+    return error("(none)", "no HOME, XDG_CACHE_HOME or FLASHLAB_CACHE", "set FLASHLAB_CACHE");
   }
-  if (create && !make_folders(folder_)) {
-    return io_error(folder_, std::strerror(errno), "name a writable folder in FLASHLAB_CACHE");
-  }
+  if (create && !make_folders(folder_)) return error(folder_, std::strerror(errno), other);
   struct stat info {};
-  if (::stat(folder_.c_str(), &info) != 0) {
-    return io_error(folder_, std::strerror(errno), "name a writable folder in FLASHLAB_CACHE");
-  }
+  if (::stat(folder_.c_str(), &info) != 0) return error(folder_, std::strerror(errno), other);
   if (!S_ISDIR(info.st_mode)) {
-    return io_error(folder_, "a file", "remove it or name a folder in FLASHLAB_CACHE");
+    return error(folder_, "a file", "remove it or name a folder in " + variable);
   }
-  if (info.st_uid != ::geteuid() && access_ == Access::kReadWrite) {
-    return io_error(folder_, "a folder of user " + std::to_string(info.st_uid),
-                    "use a folder of your own: FLASHLAB_CACHE");
+  if (info.st_uid != ::geteuid() && !read_only) {
+    return error(folder_, "a folder of user " + std::to_string(info.st_uid),
+                 "use a folder of your own: FLASHLAB_CACHE");
   }
   if ((info.st_mode & 0022) != 0) {
-    return io_error(folder_, "a folder that others may write to", "chmod go-w " + folder_);
+    return error(folder_, "a folder that others may write to", "chmod go-w " + folder_);
   }
+  if (::access(folder_.c_str(), X_OK) != 0) return error(folder_, std::strerror(errno), other);
   return {};
 }
 
 Status KernelCache::check() const {
   struct stat info {};
-  if (!folder_.empty() && ::stat(folder_.c_str(), &info) != 0 && errno == ENOENT) return {};
+  const bool may_be_missing = access_ == Access::kReadWrite && !folder_.empty();
+  if (may_be_missing && ::stat(folder_.c_str(), &info) != 0 && errno == ENOENT) return {};
   return check_folder(false);
 }
 
@@ -171,7 +175,13 @@ std::string KernelCache::path_of(const KernelKey& key) const {
 Result<std::optional<CachedKernel>> KernelCache::find(const KernelKey& key) const {
   const std::string path = path_of(key);
   File file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
-  if (!file.open()) return std::optional<CachedKernel>();
+  if (!file.open()) {
+    const int reason = errno;
+    if (Status s = check(); !s.ok()) return s;
+    // ELOOP: a symbolic link, which is not followed.
+    if (reason == ENOENT || reason == ELOOP) return std::optional<CachedKernel>();
+    return error(path, std::strerror(reason), "chmod a+r " + path);
+  }
   if (Status s = check_folder(false); !s.ok()) return s;
   const auto bytes = read_all(file.get());
   std::optional<CachedKernel> kernel;
@@ -182,7 +192,7 @@ Result<std::optional<CachedKernel>> KernelCache::find(const KernelKey& key) cons
 
 Status KernelCache::store(const KernelKey& key, const CachedKernel& kernel) const {
   if (access_ == Access::kReadOnly) {
-    return io_error(folder_, "opened read-only", "use the user's cache for new kernels");
+    return error(folder_, "opened read-only", "use the user's cache for new kernels");
   }
   if (Status s = check_folder(true); !s.ok()) return s;
   static std::atomic<int> counter{0};
@@ -191,14 +201,14 @@ Status KernelCache::store(const KernelKey& key, const CachedKernel& kernel) cons
       path + "." + std::to_string(::getpid()) + "." + std::to_string(counter++) + ".tmp";
   File file(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
   if (!file.open()) {
-    return io_error(temporary, std::strerror(errno), "name a writable folder in FLASHLAB_CACHE");
+    return error(temporary, std::strerror(errno), "name a writable folder in FLASHLAB_CACHE");
   }
   const bool written = write_all(file.get(), serialise(kernel));
   const bool closed = file.close();
   if (!written || !closed || ::rename(temporary.c_str(), path.c_str()) != 0) {
     const std::string reason = std::strerror(errno);
     ::unlink(temporary.c_str());
-    return io_error(path, reason, "free space or name another folder in FLASHLAB_CACHE");
+    return error(path, reason, "free space or name another folder in FLASHLAB_CACHE");
   }
   return {};
 }
@@ -208,7 +218,7 @@ Result<std::vector<CacheFile>> KernelCache::list() const {
   DIR* folder = ::opendir(folder_.c_str());
   if (folder == nullptr) {
     if (errno == ENOENT) return files;
-    return io_error(folder_, std::strerror(errno), "name another folder in FLASHLAB_CACHE");
+    return error(folder_, std::strerror(errno), "name another folder in FLASHLAB_CACHE");
   }
   while (const dirent* entry = ::readdir(folder)) {
     const std::string_view name = entry->d_name;

@@ -38,11 +38,15 @@ struct CacheFile {
 /// A folder of compiled kernels. Thread-safe and safe between processes: a file appears whole, by
 /// rename, or not at all.
 ///
-/// A folder that another user owns or may write to is refused: a kernel from it would run with this
-/// user's rights.
+/// A folder that others may write to is refused, because a kernel from it would run with this
+/// user's rights, and one that another user owns too, unless it is only read: somebody named that
+/// one.
 class KernelCache {
  public:
-  enum class Access : std::uint8_t { kReadOnly, kReadWrite };
+  enum class Access : std::uint8_t {
+    kReadOnly,   ///< what FLASHLAB_PRECOMPILED names
+    kReadWrite,  ///< a user's cache
+  };
 
   /// FLASHLAB_CACHE, else $XDG_CACHE_HOME/flashlab/kernels, else ~/.cache/flashlab/kernels; empty
   /// if there is no home either.
@@ -52,14 +56,16 @@ class KernelCache {
       : folder_(std::move(folder)), access_(access) {}
 
   /// The entry; nullopt if there is none or it is damaged (length or digest wrong: such a file is
-  /// removed where writing is allowed). Errors: kIoError for a folder that is refused.
+  /// removed where writing is allowed). Errors: kIoError for a folder that is refused or an entry
+  /// that may not be read.
   Result<std::optional<CachedKernel>> find(const KernelKey& key) const;
 
   /// Writes the entry. Errors: kIoError (read-only, refused folder, no space); the caller goes on
   /// with what it compiled.
   Status store(const KernelKey& key, const CachedKernel& kernel) const;
 
-  /// Ok where the folder may be used or does not exist yet. Errors: kIoError with the reason.
+  /// Ok where the folder may be used, or does not exist yet and may be made. Errors: kIoError with
+  /// the reason.
   Status check() const;
 
   /// Makes the folder. Errors: kIoError (refused, or it cannot be made).
@@ -75,6 +81,7 @@ class KernelCache {
 
  private:
   Status check_folder(bool create) const;
+  Status error(const std::string& path, const std::string& got, const std::string& remedy) const;
   std::string path_of(const KernelKey& key) const;
 
   std::string folder_;

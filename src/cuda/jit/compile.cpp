@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <optional>
 
 #include "cuda/jit/nvrtc.h"
 #include "cuda/jit/sources.h"
@@ -55,11 +56,33 @@ Result<KernelImage> compile_config(const KernelSpec& spec, const std::string& co
   return image;
 }
 
-// PTX has no report: it counts as without spills.
-int spilled_bytes(const KernelImage& image, const std::string& entry) {
+// Nothing where that is unknown: PTX has no report, and a cubin's may be in words of a compiler
+// that resource_use does not know.
+std::optional<int> spilled_bytes(const KernelImage& image, const std::string& entry) {
   const auto use = resource_use(image.kernel.log, entry);
-  return use.ok() ? use->spill_store_bytes + use->spill_load_bytes : 0;
+  if (!use.ok()) return std::nullopt;
+  return use->spill_store_bytes + use->spill_load_bytes;
 }
+
+// The reasons for which folders were not used, each once: a look-up and a store may give the same.
+class Warnings {
+ public:
+  void add(const Status& status) {
+    const std::string text = status.message();
+    if (text_.find(text) == std::string::npos) text_ += (text_.empty() ? "" : "; ") + text;
+  }
+  const std::string& text() const { return text_; }
+
+  Status added_to(const Status& failure) const {
+    if (text_.empty()) return failure;
+    ErrorDetail detail = failure.detail();
+    detail.remedy += (detail.remedy.empty() ? "not used: " : "; not used: ") + text_;
+    return Status(failure.code(), std::move(detail));
+  }
+
+ private:
+  std::string text_;
+};
 
 }  // namespace
 
@@ -74,15 +97,15 @@ Result<KernelKey> key_of(const KernelSpec& spec, const std::string& architecture
 Result<KernelImage> compile_image(const KernelSpec& spec, const std::string& architecture) {
   auto best = compile_config(spec, spec.config, architecture);
   if (!best.ok()) return best;
-  int spilled = spilled_bytes(*best, spec.entry);
+  std::optional<int> spilled = spilled_bytes(*best, spec.entry);
   double seconds = best->compile_seconds;
   for (const std::string& config : spec.fallbacks) {
-    if (spilled == 0) break;
+    if (spilled.value_or(0) == 0) break;  // unknown: the first choice stays
     auto other = compile_config(spec, config, architecture);
     if (!other.ok()) continue;  // what compiled serves
     seconds += other->compile_seconds;
-    const int other_spilled = spilled_bytes(*other, spec.entry);
-    if (other_spilled >= spilled) continue;
+    const std::optional<int> other_spilled = spilled_bytes(*other, spec.entry);
+    if (!other_spilled || *other_spilled >= *spilled) continue;
     spilled = other_spilled;
     best = std::move(other);
     best->kernel.log.insert(0, kFallbackNote);
@@ -99,12 +122,14 @@ Result<KernelImage> image_of(const KernelSpec& spec, const std::string& architec
   auto key = key_of(spec, architecture);
   if (!key.ok()) return key.status();
   KernelImage image;
+  Warnings warnings;
   const auto look_in = [&](const KernelCache& cache, ImageOrigin origin) {
     auto found = cache.find(*key);
-    if (!found.ok()) image.cache_warning = found.status().message();
+    if (!found.ok()) warnings.add(found.status());
     if (!found.ok() || !found->has_value()) return false;
     image.kernel = std::move(**found);
     image.origin = origin;
+    image.cache_warning = warnings.text();
     return true;
   };
   if (const char* folder = std::getenv("FLASHLAB_PRECOMPILED");
@@ -115,10 +140,9 @@ Result<KernelImage> image_of(const KernelSpec& spec, const std::string& architec
   const KernelCache cache(KernelCache::default_folder());
   if (look_in(cache, ImageOrigin::kCache)) return image;
   auto compiled = compile_image(spec, architecture);
-  if (!compiled.ok()) return compiled.status();
-  if (Status s = cache.store(*key, compiled->kernel); !s.ok()) {
-    compiled->cache_warning = s.message();
-  }
+  if (!compiled.ok()) return warnings.added_to(compiled.status());
+  if (Status s = cache.store(*key, compiled->kernel); !s.ok()) warnings.add(s);
+  compiled->cache_warning = warnings.text();
   return compiled;
 }
 

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <sys/utsname.h>
 
+#include <cstdlib>
 #include <string_view>
 
 #include "cuda/jit/cache.h"
@@ -81,6 +82,23 @@ void diagnose_clock(const cuda::GpuState& state, std::vector<EnvironmentWarning>
   }
 }
 
+// The folders that kernels come from: one that is refused costs compiling, or, without a compiler,
+// the kernel.
+void diagnose_kernel_folders(std::vector<EnvironmentWarning>& out) {
+  using cuda::KernelCache;
+  const auto check = [&](const KernelCache& folder, const std::string& consequence) {
+    const Status status = folder.check();
+    if (status.ok()) return;
+    const ErrorDetail& why = status.detail();
+    out.push_back({consequence + ": " + why.argument + ": " + why.got, why.remedy});
+  };
+  const char* named = std::getenv("FLASHLAB_PRECOMPILED");
+  if (named != nullptr && *named != '\0') {
+    check(KernelCache(named, KernelCache::Access::kReadOnly), "FLASHLAB_PRECOMPILED is not used");
+  }
+  check(KernelCache(KernelCache::default_folder()), "every process compiles its kernels anew");
+}
+
 }  // namespace
 
 std::vector<EnvironmentWarning> diagnose_gpu(const GpuFacts& facts) {
@@ -138,12 +156,7 @@ void add_gpu_environment(cuda::GpuDevice& gpu, Environment& environment) {
   for (EnvironmentWarning& warning : diagnose_gpu(facts)) {
     environment.warnings.push_back(std::move(warning));
   }
-  const cuda::KernelCache cache(cuda::KernelCache::default_folder());
-  if (const Status status = cache.check(); !status.ok()) {
-    environment.warnings.push_back({"every process compiles its kernels anew: the cache " +
-                                        cache.folder() + " is " + status.detail().got,
-                                    status.detail().remedy});
-  }
+  diagnose_kernel_folders(environment.warnings);
 }
 
 std::string describe_gpu(const Environment& environment) {

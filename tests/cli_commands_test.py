@@ -24,6 +24,26 @@ class Commands(Folder):
         self.assertIn("scalar", data["cpu_isas"])
         self.assertIsNone(data["environment"]["roof_fp32_gflops"])
 
+    def test_info_names_the_libraries_of_rivals(self):
+        rivals = {"libcublasLt.so": ("FLASHLAB_CUBLASLT", "pip install nvidia-cublas"),
+                  "libcudnn.so": ("FLASHLAB_CUDNN", "pip install nvidia-cudnn-cu13")}
+        # As they are on this machine, missing, and a file that is another library.
+        found = json.loads(run("info", "--json", "-").stdout)
+        for file in ("/nowhere/lib.so", "libc.so.6"):
+            env = {**os.environ, **{variable: file for variable, _ in rivals.values()}}
+            done = run("info", env=env)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertEqual(done.stderr, "")
+            text = " ".join(done.stdout.split())
+            data = json.loads(run("info", "--json", "-", env=env).stdout)
+            for name, (_, remedy) in rivals.items():
+                self.assertIn(f"{name} not found", text)
+                self.assertIn(remedy, text)
+                self.assertFalse(data["libraries"][name])
+                self.assertIsNone(data["library_paths"][name])
+                self.assertEqual(found["libraries"][name],
+                                 found["library_paths"][name] is not None)
+
     def test_info_roof(self):
         data = json.loads(run("info", "--roof", "--json", "-").stdout)
         for key in ("roof_fp32_gflops", "roof_bf16_gflops", "copy_gb_per_s"):

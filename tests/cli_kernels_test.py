@@ -147,6 +147,22 @@ class Drivers(unittest.TestCase):
         self.assertIn("every process compiles its kernels anew", text)
         self.assertIn("name a folder in FLASHLAB_CACHE", text)
 
+    def test_a_precompiled_folder_that_is_refused_is_a_warning(self):
+        folder = os.path.join(os.path.dirname(cli_harness.program()), "tests", "fake_driver")
+        if not os.path.isdir(folder):
+            self.skipTest("this build has no stand-in for the driver")
+        with tempfile.TemporaryDirectory() as kernels:
+            os.chmod(kernels, 0o777)
+            for named, words in ((kernels, "others may write to; chmod go-w"),
+                                 ("/nowhere", "name a readable folder in FLASHLAB_PRECOMPILED"),
+                                 ("", None)):
+                done = run("info", env=environment(LD_LIBRARY_PATH=folder, FAKE_CUDA="gpu",
+                                                   FLASHLAB_PRECOMPILED=named))
+                self.assertEqual(done.returncode, 0, done.stderr)
+                text = " ".join(done.stdout.split())
+                self.assertEqual("FLASHLAB_PRECOMPILED is not used" in text, words is not None)
+                self.assertIn(words or "", text)
+
     def test_info_goes_on(self):
         folder = os.path.join(os.path.dirname(cli_harness.program()), "tests", "fake_driver")
         for mode in ("old", "none", "broken"):

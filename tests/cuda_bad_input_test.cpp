@@ -5,7 +5,6 @@
 #include <dlfcn.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/stat.h>
 
 #include <cstdio>
 #include <cstdlib>
@@ -21,7 +20,6 @@
 #include "cuda/jit/compile.h"
 #include "cuda/launch/gpu_plan.h"
 #include "cuda/launch/naive.h"
-#include "cuda_compiler.h"
 #include "flashlab/attention.h"
 
 namespace flashlab {
@@ -30,7 +28,6 @@ namespace {
 namespace fs = std::filesystem;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-using ::testing::Not;
 
 constexpr Device kGpu{DeviceKind::kCuda, 0};
 // As the stand-in has them.
@@ -209,86 +206,6 @@ TEST_F(BadKernel, WithoutACompilerSaysHowToGetOne) {
         std::exit(!run(tensors(40)).ok());
       },
       ::testing::ExitedWithCode(0), "");
-}
-
-// A folder of precompiled kernels that is refused says so, whatever serves in its place.
-class Refused : public ::testing::Test {
- protected:
-  Refused() {
-    std::string name = (fs::temp_directory_path() / "flashlab-images-XXXXXX").string();
-    root_ = mkdtemp(name.data());
-    precompiled_ = (root_ / "precompiled").string();
-    fs::create_directory(precompiled_);
-    setenv("FLASHLAB_CACHE", (root_ / "cache").c_str(), 1);
-    setenv("FLASHLAB_PRECOMPILED", precompiled_.c_str(), 1);
-  }
-  ~Refused() override {
-    for (const char* name : {"FLASHLAB_CACHE", "FLASHLAB_PRECOMPILED"}) unsetenv(name);
-    fs::remove_all(root_);
-  }
-  // Puts an entry in and lets others write there.
-  void fill_and_open() {
-    const auto key = cuda::key_of(spec_, "sm_80");
-    ASSERT_TRUE(key.ok());
-    ASSERT_TRUE(cuda::KernelCache(precompiled_).store(*key, {"a kernel", "", "by hand"}).ok());
-    ASSERT_EQ(cuda::image_of(spec_, "sm_80")->origin, cuda::ImageOrigin::kPrecompiled);
-    ASSERT_EQ(chmod(precompiled_.c_str(), 0777), 0);
-  }
-
-  const cuda::KernelSpec spec_{"config_types.h",
-                               "nothing",
-                               "struct Config {};\nextern \"C\" __global__ void nothing() {}\n",
-                               {}};
-  fs::path root_;
-  std::string precompiled_;
-};
-
-TEST_F(Refused, PrecompiledFolderIsNamedBesideWhatServes) {
-  NEED_COMPILER();
-  fill_and_open();
-  const auto reason = AllOf(HasSubstr("precompiled kernels in " + precompiled_),
-                            HasSubstr("others may write to"), HasSubstr("chmod go-w"));
-  for (const auto origin : {cuda::ImageOrigin::kCompiler, cuda::ImageOrigin::kCache}) {
-    const auto image = cuda::image_of(spec_, "sm_80");
-    ASSERT_TRUE(image.ok()) << image.status().message();
-    EXPECT_EQ(image->origin, origin);
-    EXPECT_THAT(image->cache_warning, reason);
-  }
-  // Both folders, each once, though the cache is tried for reading and for writing.
-  ASSERT_EQ(chmod((root_ / "cache").c_str(), 0777), 0);
-  const std::string both = cuda::image_of(spec_, "sm_80")->cache_warning;
-  EXPECT_THAT(both, AllOf(reason, HasSubstr("; kernel cache " + (root_ / "cache").string())));
-  EXPECT_EQ(both.find("; kernel cache"), both.rfind("; kernel cache"));
-  ASSERT_EQ(chmod(precompiled_.c_str(), 0755), 0);
-  EXPECT_THAT(cuda::image_of(spec_, "sm_80")->cache_warning, ::testing::IsEmpty());
-}
-
-TEST_F(Refused, PrecompiledFolderIsNamedWhereThereIsNoCompiler) {
-  // In a process of its own: a compiler is looked for once.
-  GTEST_FLAG_SET(death_test_style, "threadsafe");
-  const auto without_compiler = [&] {
-    setenv("FLASHLAB_NVRTC", "/nowhere/libnvrtc.so.13", 1);
-    const auto image = cuda::image_of(spec_, "sm_80");
-    std::fprintf(stderr, "%s\n", image.status().message().c_str());
-    fs::remove_all(root_);
-    std::exit(image.status().code() != StatusCode::kUnsupported);
-  };
-  EXPECT_EXIT(
-      {
-        fill_and_open();
-        without_compiler();
-      },
-      ::testing::ExitedWithCode(0),
-      "pip install nvidia-cuda-nvrtc.*; not used: precompiled kernels in .*others may write to.*"
-      "chmod go-w ");
-  EXPECT_EXIT(
-      {
-        setenv("FLASHLAB_PRECOMPILED", "/nowhere", 1);
-        without_compiler();
-      },
-      ::testing::ExitedWithCode(0), "not used: precompiled kernels in /nowhere: .*No such file");
-  EXPECT_EXIT(without_compiler(), ::testing::ExitedWithCode(0), Not(HasSubstr("not used")))
-      << "an empty folder";
 }
 
 }  // namespace

@@ -5,12 +5,19 @@
 #include <cstddef>
 #include <type_traits>
 
+#include "cuda/driver/nvml.h"
 #include "cuda/driver/types.h"
 #include "cuda/jit/nvrtc_api.h"
 
 #if __has_include(<cuda.h>) && __has_include(<nvrtc.h>)
+#define HAVE_CUDA_HEADERS
 #include <cuda.h>
 #include <nvrtc.h>
+#endif
+#if __has_include(<nvml.h>)
+#define HAVE_NVML_HEADER
+#include <nvml.h>
+#endif
 
 namespace {
 
@@ -24,6 +31,10 @@ struct Plain {
 template <class T>
 using plain = typename Plain<T>::type;
 
+// Structs of ours whose members are compared one by one below.
+template <class Ours, class Theirs>
+struct SameStruct : std::false_type {};
+
 template <class Ours, class Theirs>
 constexpr bool same_parameter() {
   using O = std::remove_cv_t<std::remove_pointer_t<Ours>>;
@@ -32,7 +43,7 @@ constexpr bool same_parameter() {
   if constexpr (std::is_pointer_v<O> && std::is_pointer_v<T>) {
     return same_parameter<O, T>();
   } else if constexpr (std::is_class_v<T> && std::is_class_v<O>) {
-    return std::is_same_v<O, T> || std::is_same_v<O, ours::CUlaunchConfig>;
+    return std::is_same_v<O, T> || SameStruct<O, T>::value;
   } else if constexpr (std::is_void_v<O> || std::is_void_v<T>) {
     return std::is_same_v<O, T>;
   } else {
@@ -53,6 +64,10 @@ struct SameFunction<R(A...), S(B...)> {
     }
   }();
 };
+
+#ifdef HAVE_CUDA_HEADERS
+template <>
+struct SameStruct<ours::CUlaunchConfig, ::CUlaunchConfig> : std::true_type {};
 
 // cuda.h maps the plain names to the versions it was written for; the symbols say which those are.
 #define COMPARE(name, symbol, ...)                                     \
@@ -140,9 +155,69 @@ TEST(DriverDeclarations, LaunchConfig) {
   EXPECT_EQ(offsetof(ours::CUlaunchConfig, numAttrs), offsetof(::CUlaunchConfig, numAttrs));
 }
 
-}  // namespace
 #else
 TEST(DriverDeclarations, Toolkit) {
   GTEST_SKIP() << "no CUDA toolkit headers to compare with";
 }
 #endif
+
+#ifdef HAVE_NVML_HEADER
+template <>
+struct SameStruct<ours::nvmlUtilization_t, ::nvmlUtilization_t> : std::true_type {};
+template <>
+struct SameStruct<ours::nvmlProcessInfo_t, ::nvmlProcessInfo_t> : std::true_type {};
+
+// nvml.h too maps the plain names to versions, and those are the symbols to open.
+#define TEXT_OF(name) #name
+#define COMPARE(name, symbol, ...)                                     \
+  TEST(NvmlDeclarations, name) {                                       \
+    EXPECT_TRUE((SameFunction<__VA_ARGS__, decltype(::name)>::value)); \
+    EXPECT_STREQ(symbol, TEXT_OF(name));                               \
+  }
+// What CUDA 13 deprecates is the only name that older drivers have.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
+namespace nvml_functions {
+using ours::nvmlDevice_t;
+using ours::nvmlProcessInfo_t;
+using ours::nvmlReturn_t;
+using ours::nvmlUtilization_t;
+FLASHLAB_NVML_FUNCTIONS(COMPARE)
+}  // namespace nvml_functions
+#pragma GCC diagnostic pop
+#undef COMPARE
+#undef TEXT_OF
+
+#define EXPECT_SAME_MEMBER(type, member)                             \
+  EXPECT_EQ(offsetof(ours::type, member), offsetof(::type, member)); \
+  EXPECT_TRUE((std::is_same_v<decltype(ours::type::member), decltype(::type::member)>))
+TEST(NvmlDeclarations, Structs) {
+  EXPECT_EQ(sizeof(ours::nvmlUtilization_t), sizeof(::nvmlUtilization_t));
+  EXPECT_SAME_MEMBER(nvmlUtilization_t, gpu);
+  EXPECT_SAME_MEMBER(nvmlUtilization_t, memory);
+  EXPECT_EQ(sizeof(ours::nvmlProcessInfo_t), sizeof(::nvmlProcessInfo_t));
+  EXPECT_SAME_MEMBER(nvmlProcessInfo_t, pid);
+  EXPECT_SAME_MEMBER(nvmlProcessInfo_t, usedGpuMemory);
+  EXPECT_SAME_MEMBER(nvmlProcessInfo_t, gpuInstanceId);
+  EXPECT_SAME_MEMBER(nvmlProcessInfo_t, computeInstanceId);
+}
+#undef EXPECT_SAME_MEMBER
+
+TEST(NvmlDeclarations, ThrottleReasons) {
+  const auto same = [](ours::ThrottleReason reason, long long theirs) {
+    EXPECT_EQ(reason, static_cast<unsigned long long>(theirs));
+  };
+  same(ours::kThrottleApplicationClocks, nvmlClocksThrottleReasonApplicationsClocksSetting);
+  same(ours::kThrottlePowerCap, nvmlClocksThrottleReasonSwPowerCap);
+  same(ours::kThrottleHardware, nvmlClocksThrottleReasonHwSlowdown);
+  same(ours::kThrottleThermalSoftware, nvmlClocksThrottleReasonSwThermalSlowdown);
+  same(ours::kThrottleThermalHardware, nvmlClocksThrottleReasonHwThermalSlowdown);
+  same(ours::kThrottlePowerBrake, nvmlClocksThrottleReasonHwPowerBrakeSlowdown);
+}
+#else
+TEST(NvmlDeclarations, Header) {
+  GTEST_SKIP() << "no nvml.h to compare with: a whole toolkit or nvidia-nvml-dev has it";
+}
+#endif
+
+}  // namespace

@@ -137,6 +137,10 @@ Result<Compiled> Nvrtc::compile(const CompileRequest& request) const {
   std::vector<std::string> options{"--gpu-architecture=" + request.architecture, "--std=c++20",
                                    "--generate-line-info", "--ptxas-options=-v",
                                    "--device-as-default-execution-space"};
+  // From 12.9 on, on a machine with a driver, NVRTC answers a program that it knows from a cache of
+  // its own, with an empty log: no report of registers and spills (H200, 2026-11-22). Images are
+  // kept by KernelCache, with their logs.
+  if (major_ * 100 + minor_ >= 1209) options.push_back("--no-cache");
   options.insert(options.end(), request.options.begin(), request.options.end());
   std::vector<const char*> flags;
   for (const std::string& option : options) flags.push_back(option.c_str());

@@ -13,7 +13,7 @@
 namespace flashlab::lab {
 namespace {
 
-constexpr std::array<DType, 3> kTypes{DType::kBf16, DType::kFp16, DType::kFp32};
+constexpr std::array<DType, 3> kStandaloneTypes{DType::kBf16, DType::kFp16, DType::kFp32};
 
 KernelVariant variant_of(const char* name, const char* element, cuda::KernelSpec spec,
                          unsigned threads, std::string what) {
@@ -33,7 +33,7 @@ KernelVariant variant_of(const char* name, const char* element, cuda::KernelSpec
 
 std::vector<KernelVariant> merge_variants() {
   std::vector<KernelVariant> out;
-  for (const DType dtype : kTypes) {
+  for (const DType dtype : kStandaloneTypes) {
     for (const int vector : {4, 1}) {
       out.push_back(variant_of("merge", to_string(dtype), cuda::merge_kernel(dtype, vector),
                                cuda::kMergeThreads,
@@ -50,14 +50,14 @@ std::vector<KernelVariant> instrument_variants(const cuda::DeviceInfo& device) {
   for (const auto& [form, name] :
        {std::pair{cuda::WeightedSumForm::kArranged, "weighted-sum"},
         std::pair{cuda::WeightedSumForm::kNaive, "weighted-sum-naive"}}) {
-    for (const DType dtype : kTypes) {
+    for (const DType dtype : kStandaloneTypes) {
       for (cuda::KernelSpec& spec : cuda::weighted_sum_kernels(form, dtype)) {
         out.push_back(variant_of(name, to_string(dtype), std::move(spec), cuda::kWeightedSumThreads,
                                  fmt::format("rows of {}", to_string(dtype))));
       }
     }
   }
-  for (const DType dtype : kTypes) {
+  for (const DType dtype : kStandaloneTypes) {
     for (const Precision precision : {Precision::kIeee, Precision::kTf32}) {
       const bool tf32 = precision == Precision::kTf32;
       if (tf32 && dtype != DType::kFp32) continue;

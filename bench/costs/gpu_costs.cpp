@@ -22,6 +22,7 @@
 #include "calls.h"
 #include "cuda/launch/gpu_plan.h"
 #include "lab/environment.h"
+#include "lab/gpu/gpu_ruler.h"
 #include "lab/results_json.h"
 #include "loading.h"
 
@@ -119,7 +120,7 @@ Json time_call(const Context& context, const Call& call) {
   const Prepared ready = prepared(context, tensors);
   const auto& state = dynamic_cast<const cuda::GpuPlan&>(ready.plan.state());
   cuda::GpuDevice& gpu = *context.state().gpu();
-  auto idle = gpu.kernel({"lab/spin.cu", "lab_spin", "struct Config {};\n", {}});
+  auto idle = gpu.kernel(lab::spin_kernel());
   require(idle.status(), "lab_spin");
   const auto planned = [&] { require(tensors.run(context, ready.plan, ready.workspace), "run"); };
   const auto one_call = [&] {

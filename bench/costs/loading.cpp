@@ -14,6 +14,7 @@
 
 #include "calls.h"
 #include "cuda/launch/gpu_plan.h"
+#include "lab/gpu/gpu_ruler.h"
 
 namespace flashlab::costs {
 namespace {
@@ -121,7 +122,7 @@ Json prepare_call(const Call& call, const Preparation& how) {
   require(context.status(), "context");
   cuda::GpuDevice& gpu = *context->state().gpu();
   // Of no plan. With an empty cache it is compiled, which loads the compiler.
-  require(gpu.kernel({"lab/spin.cu", "lab_spin", "struct Config {};\n", {}}).status(), "lab_spin");
+  require(gpu.kernel(lab::spin_kernel()).status(), "lab_spin");
   auto made = plan(*context, problem_of(call, context->device()));
   require(made.status(), call.name);
   const auto& state = dynamic_cast<const cuda::GpuPlan&>(made->state());

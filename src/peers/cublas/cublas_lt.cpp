@@ -2,16 +2,11 @@
 
 #include <fmt/format.h>
 
-#include <cstdlib>
-
 #include "cuda/driver/library.h"
+#include "cuda/driver/rival_libraries.h"
 
 namespace flashlab::peers {
 namespace {
-
-constexpr const char* kRemedy =
-    "install it with the CUDA toolkit or by `pip install nvidia-cublas`, or name the file in "
-    "FLASHLAB_CUBLASLT";
 
 int type_of(DType dtype) {
   if (dtype == DType::kFp16) return kCudaFp16;
@@ -39,16 +34,8 @@ struct CublasLt::Prepared {
 };
 
 Result<CublasLt*> open_cublas_lt() {
-  std::vector<std::string> candidates;
-  if (const char* named = std::getenv("FLASHLAB_CUBLASLT"); named != nullptr && *named != '\0') {
-    candidates = {named};
-  } else {
-    candidates = {"libcublasLt.so.13", "libcublasLt.so.12"};
-    for (std::string& path : cuda::toolkit_paths("libcublasLt.so.1[2-9]")) {
-      candidates.push_back(std::move(path));
-    }
-  }
-  auto library = cuda::Library::open("cuBLASLt", candidates, kRemedy);
+  const cuda::RivalLibrary wanted = cuda::cublas_lt_library();
+  auto library = cuda::Library::open("cuBLASLt", wanted.candidates(), wanted.remedy);
   if (!library.ok()) return library.status();
   static CublasLt lt;
   std::string missing;
@@ -56,8 +43,8 @@ Result<CublasLt*> open_cublas_lt() {
   FLASHLAB_CUBLASLT_FUNCTIONS(FLASHLAB_LOAD)
 #undef FLASHLAB_LOAD
   if (!missing.empty()) {
-    return Status::unsupported(
-        {"cuBLASLt", library->path() + " without " + missing, "cuBLASLt 12 or newer", kRemedy});
+    return Status::unsupported({"cuBLASLt", library->path() + " without " + missing,
+                                "cuBLASLt 12 or newer", wanted.remedy});
   }
   if (Status s = lt.check(lt.api_.cublasLtCreate(&lt.handle_), "cublasLtCreate"); !s.ok()) return s;
   return &lt;

@@ -3,12 +3,12 @@
 #include <cudnn_frontend.h>
 #include <fmt/format.h>
 
-#include <cstdlib>
 #include <exception>
 #include <mutex>
 #include <vector>
 
 #include "cuda/driver/library.h"
+#include "cuda/driver/rival_libraries.h"
 
 namespace cudnn_frontend {
 void* cudnn_dlhandle = nullptr;  // the front end looks its functions up here
@@ -20,9 +20,6 @@ namespace {
 namespace fe = cudnn_frontend;
 using Attributes = std::shared_ptr<fe::graph::Tensor_attributes>;
 
-constexpr const char* kRemedy =
-    "install it by `pip install nvidia-cudnn-cu13`, or name the file in FLASHLAB_CUDNN";
-
 // cuDNN's handle of this process. A handle has one stream at a time.
 struct Library {
   cudnnHandle_t handle = nullptr;
@@ -30,24 +27,21 @@ struct Library {
 };
 
 Result<Library*> open_library() {
+  const cuda::RivalLibrary wanted = cuda::cudnn_library();
   // The front end opens the CUDA runtime by its soname: it must be loaded by then.
   auto runtime_paths = cuda::toolkit_paths("libcudart.so.1[2-9]");
   runtime_paths.insert(runtime_paths.begin(), {"libcudart.so.13", "libcudart.so.12"});
-  if (auto runtime = cuda::Library::open("CUDA runtime", runtime_paths, kRemedy); !runtime.ok()) {
+  if (auto runtime = cuda::Library::open("CUDA runtime", runtime_paths, wanted.remedy);
+      !runtime.ok()) {
     return runtime.status();
   }
-  std::vector<std::string> paths{"libcudnn.so.9"};
-  if (const char* named = std::getenv("FLASHLAB_CUDNN"); named != nullptr && *named != '\0') {
-    paths = {named};
-  } else {
-    for (std::string& path : cuda::toolkit_paths("libcudnn.so.9")) paths.push_back(std::move(path));
-  }
-  auto cudnn = cuda::Library::open("cuDNN", paths, kRemedy);
+  auto cudnn = cuda::Library::open("cuDNN", wanted.candidates(), wanted.remedy);
   if (!cudnn.ok()) return cudnn.status();
   fe::cudnn_dlhandle = cudnn->handle();
   static Library library;
   if (fe::detail::create_handle(&library.handle) != CUDNN_STATUS_SUCCESS) {
-    return Status(StatusCode::kDeviceError, {"cudnnCreate", "a failure", "a handle", kRemedy});
+    return Status(StatusCode::kDeviceError,
+                  {"cudnnCreate", "a failure", "a handle", wanted.remedy});
   }
   return &library;
 }
@@ -181,7 +175,7 @@ Result<std::unique_ptr<SdpaGraph>> SdpaGraph::build(const Problem& problem,
     if (Status s = graph->build_from(problem, geometry); !s.ok()) return s;
     return std::unique_ptr<SdpaGraph>(std::move(graph));
   } catch (const std::exception& error) {  // the front end reports what it cannot load by throwing
-    return Status::unsupported({"cudnn", error.what(), "a working cuDNN", kRemedy});
+    return Status::unsupported({"cudnn", error.what(), "a working cuDNN", wanted.remedy});
   }
 }
 

@@ -318,7 +318,13 @@ TEST(Default, OnTuringIsTheBestRungThatServesTheProblem) {
       const PlanResult plan = turing.plan(c, pass);
       ASSERT_TRUE(plan.ok()) << plan.status().message();
       EXPECT_EQ((*plan)->implementation, expected_on_turing(call, pass));
-      EXPECT_THAT((*plan)->reasons.back(), HasSubstr("sm_75 is too old"));
+      const std::string& chosen = (*plan)->implementation;
+      const std::string& reason = (*plan)->reasons.back();
+      EXPECT_THAT(reason, HasSubstr("sm_75 is too old"));
+      // The choice is named once, and not among those that were passed over.
+      EXPECT_THAT(reason, HasSubstr(": " + chosen + " serves the problem there"));
+      EXPECT_EQ(reason.find(", " + chosen + ","), std::string::npos) << reason;
+      EXPECT_FALSE(reason.ends_with(" " + chosen)) << reason;
     }
   }
 }

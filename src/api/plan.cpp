@@ -93,6 +93,16 @@ Result<std::vector<const Implementation*>> choose(const ContextState& context,
                           "leave it empty for the production kernels"});
 }
 
+// Several are tried only on GPUs that the production kernels do not run on.
+std::string explain_choice(const ContextState& context, const PlanState& plan,
+                           const std::string& passed_over) {
+  std::string text =
+      fmt::format("{} is too old for the production kernels: {} serves the problem there",
+                  context.gpu()->info().architecture(), plan.implementation);
+  if (!passed_over.empty()) text += fmt::format("; what comes before it does not: {}", passed_over);
+  return text;
+}
+
 Result<Plan> make_plan(const ContextState& context, const Problem& problem) {
   Problem normalised;
   auto geometry = validate(problem, &normalised);
@@ -120,27 +130,22 @@ Result<std::shared_ptr<PlanState>> plan_with_first(
     const Problem& problem, const Geometry& geometry) {
   const FeatureSet required = required_features(problem, geometry);
   FeatureSet supported;
-  std::string names;
+  std::string names;  // of those passed over
   Status refused;
   for (const Implementation* candidate : candidates) {
-    supported = supported | candidate->supported;
-    names += fmt::format("{}{}", names.empty() ? "" : ", ", candidate->name);
-    if (!required.minus(candidate->supported).empty()) continue;
-    auto state = candidate->make_plan(context, problem, geometry);
-    if (!state.ok()) {
+    if (required.minus(candidate->supported).empty()) {
+      auto state = candidate->make_plan(context, problem, geometry);
+      if (state.ok()) {
+        PlanState& plan = **state;
+        if (plan.implementation.empty()) plan.implementation = candidate->name;
+        if (candidates.size() > 1) plan.reasons.push_back(explain_choice(context, plan, names));
+        return state;
+      }
       if (state.status().code() != StatusCode::kUnsupported) return state.status();
       if (refused.ok()) refused = state.status();
-      continue;
     }
-    PlanState& plan = **state;
-    if (plan.implementation.empty()) plan.implementation = candidate->name;
-    if (candidates.size() > 1) {
-      plan.reasons.push_back(
-          fmt::format("{} is too old for the production kernels: {} is what "
-                      "serves the problem there, after {}",
-                      context.gpu()->info().architecture(), candidate->name, names));
-    }
-    return state;
+    supported = supported | candidate->supported;
+    names += fmt::format("{}{}", names.empty() ? "" : ", ", candidate->name);
   }
   if (!refused.ok()) return refused;
   // Each lacks something, though perhaps another thing than the next one: then the last, which

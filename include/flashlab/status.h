@@ -1,5 +1,6 @@
 #pragma once
 
+#include <memory>
 #include <string>
 #include <utility>
 #include <variant>
@@ -29,12 +30,13 @@ struct ErrorDetail {
   std::string remedy;    ///< what to do about it
 };
 
-/// The outcome of a call: success, or a code with its detail. Cheap to move; success allocates
-/// nothing.
+/// The outcome of a call: success, or a code with its detail. Three words, cheap to copy and to
+/// move; success allocates nothing.
 class [[nodiscard]] Status {
  public:
   Status() noexcept = default;
-  Status(StatusCode code, ErrorDetail detail) : code_(code), detail_(std::move(detail)) {}
+  Status(StatusCode code, ErrorDetail detail)
+      : code_(code), detail_(std::make_shared<const ErrorDetail>(std::move(detail))) {}
 
   static Status invalid(ErrorDetail detail) {
     return {StatusCode::kInvalidArgument, std::move(detail)};
@@ -48,14 +50,17 @@ class [[nodiscard]] Status {
 
   bool ok() const noexcept { return code_ == StatusCode::kOk; }
   StatusCode code() const noexcept { return code_; }
-  const ErrorDetail& detail() const noexcept { return detail_; }
+  /// All empty for success.
+  const ErrorDetail& detail() const noexcept;
 
   /// One line for a person: "q.shape[3]: got 0, expected at least 1; give every head a dimension".
   std::string message() const;
 
  private:
   StatusCode code_ = StatusCode::kOk;
-  ErrorDetail detail_;
+  // Not the detail itself: a call returns some twenty statuses on its way, and four strings to make
+  // and to destroy in each took as long as the call's checks.
+  std::shared_ptr<const ErrorDetail> detail_;
 };
 
 /// A value, or the Status that says why there is none.

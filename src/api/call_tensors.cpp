@@ -2,8 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <array>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -26,16 +28,30 @@ namespace {
 // One tensor of a call beside what it was planned as.
 struct Argument {
   const char* name;
-  ConstTensor tensor;
+  const void* data;
+  const TensorSpec* given;
   const TensorSpec* planned;
   bool output;
 };
 
-template <class T>
-void add(std::vector<Argument>& list, const char* name, const T& tensor, const TensorSpec& planned,
-         bool output) {
-  list.push_back({name, tensor, &planned, output});
-}
+// Of one call. Every call passes here: no memory is allocated and no tensor copied.
+class ArgumentList {
+ public:
+  template <class T>
+  void add(const char* name, const T& tensor, const TensorSpec& planned, bool output) {
+    items_[count_++] = {name, tensor.data, &tensor.spec, &planned, output};
+  }
+  template <class T>
+  Status add(const char* name, const std::optional<T>& tensor,
+             const std::optional<TensorSpec>& planned, bool output);
+  std::span<const Argument> items() const { return {items_.data(), count_}; }
+
+  static constexpr std::size_t kMost = 11;  ///< the backward pass with everything
+
+ private:
+  std::array<Argument, kMost> items_;
+  std::size_t count_ = 0;
+};
 
 Status presence(const char* name, bool given, bool planned) {
   if (given == planned) return {};
@@ -46,39 +62,40 @@ Status presence(const char* name, bool given, bool planned) {
 }
 
 template <class T>
-Status add(std::vector<Argument>& list, const char* name, const std::optional<T>& tensor,
-           const std::optional<TensorSpec>& planned, bool output) {
+Status ArgumentList::add(const char* name, const std::optional<T>& tensor,
+                         const std::optional<TensorSpec>& planned, bool output) {
   if (Status s = presence(name, tensor.has_value(), planned.has_value()); !s.ok()) return s;
-  if (tensor) list.push_back({name, *tensor, &*planned, output});
+  if (tensor) add(name, *tensor, *planned, output);
   return {};
 }
 
 Status check_argument(const Argument& a) {
-  const TensorSpec& got = a.tensor.spec;
+  const TensorSpec& got = *a.given;
   const TensorSpec& planned = *a.planned;
+  const bool empty = planned.elements() == 0;
   bool same =
       got.dtype == planned.dtype && got.rank == planned.rank && got.device == planned.device;
   for (int i = 0; same && i < planned.rank; ++i) {
-    same = got.shape[i] == planned.shape[i] && (planned.shape[i] <= 1 || planned.elements() == 0 ||
-                                                got.strides[i] == planned.strides[i]);
+    same = got.shape[i] == planned.shape[i] &&
+           (planned.shape[i] <= 1 || empty || got.strides[i] == planned.strides[i]);
   }
   if (!same) {
     return Status::invalid({a.name, to_string(got), to_string(planned) + ", as planned",
                             "make a plan from the tensors of this call"});
   }
-  if (planned.elements() == 0) return {};
-  if (a.tensor.data == nullptr) {
+  if (empty) return {};
+  if (a.data == nullptr) {
     return Status::invalid({fmt::format("{}.data", a.name), "a null pointer",
                             fmt::format("memory of {} elements", planned.elements()), ""});
   }
-  const auto address = reinterpret_cast<std::uintptr_t>(a.tensor.data);
+  const auto address = reinterpret_cast<std::uintptr_t>(a.data);
   if (address % size_of(planned.dtype) != 0) {
     return Status::invalid({fmt::format("{}.data", a.name), fmt::format("address {:#x}", address),
                             fmt::format("a multiple of {} bytes, the size of {}",
                                         size_of(planned.dtype), to_string(planned.dtype)),
                             "align the memory to its element type"});
   }
-  const int alignment = alignment_of(a.tensor.data, planned);
+  const int alignment = alignment_of(a.data, planned);
   if (alignment < planned.alignment_bytes) {
     return Status::invalid({fmt::format("{}.data", a.name),
                             fmt::format("rows aligned to {} bytes", alignment),
@@ -88,16 +105,17 @@ Status check_argument(const Argument& a) {
   return {};
 }
 
-Status check_all(const std::vector<Argument>& arguments) {
-  for (const Argument& a : arguments) {
-    if (Status s = check_argument(a); !s.ok()) return s;
+Status check_overlaps(std::span<const Argument> arguments) {
+  std::array<ByteRange, ArgumentList::kMost> bytes;
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    bytes[i] = byte_range(arguments[i].data, *arguments[i].planned);
   }
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     if (!arguments[i].output) continue;
     for (std::size_t j = 0; j < arguments.size(); ++j) {
-      if (j == i || (arguments[j].output && j < i)) continue;
-      const ConstTensor a{arguments[i].tensor.data, *arguments[i].planned};
-      const ConstTensor b{arguments[j].tensor.data, *arguments[j].planned};
+      if (j == i || (arguments[j].output && j < i) || !bytes[i].meets(bytes[j])) continue;
+      const ConstTensor a{arguments[i].data, *arguments[i].planned};
+      const ConstTensor b{arguments[j].data, *arguments[j].planned};
       if (!overlap(a, b)) continue;
       return Status::invalid({fmt::format("{}.data", arguments[i].name),
                               fmt::format("memory that overlaps {}", arguments[j].name),
@@ -108,36 +126,42 @@ Status check_all(const std::vector<Argument>& arguments) {
   return {};
 }
 
+Status check_all(const ArgumentList& list) {
+  for (const Argument& a : list.items()) {
+    if (Status s = check_argument(a); !s.ok()) return s;
+  }
+  return check_overlaps(list.items());
+}
+
 // What both passes have; one writes o, the other reads it.
 template <class Tensors>
-std::vector<Argument> shared_arguments(const Problem& planned, const Tensors& t, bool writes_o) {
-  std::vector<Argument> list;
-  list.reserve(11);
-  add(list, "q", t.q, planned.q, false);
-  add(list, "k", t.k, planned.k, false);
-  add(list, "v", t.v, planned.v, false);
-  add(list, "o", t.o, planned.o, writes_o);
+ArgumentList shared_arguments(const Problem& planned, const Tensors& t, bool writes_o) {
+  ArgumentList list;
+  list.add("q", t.q, planned.q, false);
+  list.add("k", t.k, planned.k, false);
+  list.add("v", t.v, planned.v, false);
+  list.add("o", t.o, planned.o, writes_o);
   return list;
 }
 
 }  // namespace
 
 Status check_tensors(const Problem& planned, const ForwardTensors& t) {
-  std::vector<Argument> list = shared_arguments(planned, t, true);
-  if (Status s = add(list, "lse", t.lse, planned.lse, true); !s.ok()) return s;
-  if (Status s = add(list, "mask", t.mask, planned.mask, false); !s.ok()) return s;
+  ArgumentList list = shared_arguments(planned, t, true);
+  if (Status s = list.add("lse", t.lse, planned.lse, true); !s.ok()) return s;
+  if (Status s = list.add("mask", t.mask, planned.mask, false); !s.ok()) return s;
   return check_all(list);
 }
 
 Status check_tensors(const Problem& planned, const BackwardTensors& t) {
-  std::vector<Argument> list = shared_arguments(planned, t, false);
-  add(list, "lse", t.lse, *planned.lse, false);
-  add(list, "d_o", t.d_o, *planned.d_o, false);
-  add(list, "dq", t.dq, *planned.dq, true);
-  add(list, "dk", t.dk, *planned.dk, true);
-  add(list, "dv", t.dv, *planned.dv, true);
-  if (Status s = add(list, "d_lse", t.d_lse, planned.d_lse, false); !s.ok()) return s;
-  if (Status s = add(list, "mask", t.mask, planned.mask, false); !s.ok()) return s;
+  ArgumentList list = shared_arguments(planned, t, false);
+  list.add("lse", t.lse, *planned.lse, false);
+  list.add("d_o", t.d_o, *planned.d_o, false);
+  list.add("dq", t.dq, *planned.dq, true);
+  list.add("dk", t.dk, *planned.dk, true);
+  list.add("dv", t.dv, *planned.dv, true);
+  if (Status s = list.add("d_lse", t.d_lse, planned.d_lse, false); !s.ok()) return s;
+  if (Status s = list.add("mask", t.mask, planned.mask, false); !s.ok()) return s;
   return check_all(list);
 }
 

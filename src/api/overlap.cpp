@@ -67,15 +67,17 @@ class Search {
   int budget_ = 0;
 };
 
-Wide span_bytes(const TensorSpec& spec) {
+}  // namespace
+
+ByteRange byte_range(const void* data, const TensorSpec& spec) {
+  const Wide begin = static_cast<Wide>(reinterpret_cast<std::uintptr_t>(data));
+  if (spec.elements() == 0) return {begin, begin};
   Wide last = 0;
   for (int i = 0; i < spec.rank; ++i) {
     if (spec.shape[i] > 1) last += static_cast<Wide>(spec.strides[i]) * (spec.shape[i] - 1);
   }
-  return (last + 1) * static_cast<Wide>(size_of(spec.dtype));
+  return {begin, begin + (last + 1) * static_cast<Wide>(size_of(spec.dtype))};
 }
-
-}  // namespace
 
 bool overlaps_itself(const TensorSpec& spec) {
   if (spec.elements() == 0) return false;
@@ -90,9 +92,8 @@ bool overlaps_itself(const TensorSpec& spec) {
 
 bool overlap(const ConstTensor& a, const ConstTensor& b) {
   if (a.spec.elements() == 0 || b.spec.elements() == 0) return false;
-  const Wide a0 = static_cast<Wide>(reinterpret_cast<std::uintptr_t>(a.data));
-  const Wide b0 = static_cast<Wide>(reinterpret_cast<std::uintptr_t>(b.data));
-  if (a0 + span_bytes(a.spec) <= b0 || b0 + span_bytes(b.spec) <= a0) return false;
+  const ByteRange a_bytes = byte_range(a.data, a.spec), b_bytes = byte_range(b.data, b.spec);
+  if (!a_bytes.meets(b_bytes)) return false;
 
   // Bytes meet iff sum(a strides * i) + x = (b0 - a0) + sum(b strides * j) + y for some indices
   // and byte positions x, y inside the elements. Equal strides are folded into one difference.
@@ -117,7 +118,7 @@ bool overlap(const ConstTensor& a, const ConstTensor& b) {
     }
   }
   list.add({1, -(b_size - 1), a_size - 1});
-  return Search(list).hits(b0 - a0, false);
+  return Search(list).hits(b_bytes.begin - a_bytes.begin, false);
 }
 
 }  // namespace flashlab::internal

@@ -9,6 +9,16 @@ namespace flashlab::internal {
 /// Whether two different indices of one view can reach the same byte.
 bool overlaps_itself(const TensorSpec& spec);
 
+/// The addresses from a view's first byte to one past its last; 128-bit, so that no sum can wrap.
+/// Views whose ranges do not meet share no byte.
+struct ByteRange {
+  __int128 begin = 0, end = 0;
+  bool meets(const ByteRange& other) const noexcept {
+    return begin < other.end && other.begin < end;
+  }
+};
+ByteRange byte_range(const void* data, const TensorSpec& spec);
+
 /// Whether two views share a byte. Interleaved slices of one buffer (dq, dk, dv of a packed
 /// gradient) are told apart exactly; a pathological pair of stride sets that would take too long
 /// to decide counts as overlapping.

@@ -22,15 +22,21 @@ const char* to_string(StatusCode code) noexcept {
   return "unknown status";
 }
 
+const ErrorDetail& Status::detail() const noexcept {
+  static const ErrorDetail none;
+  return detail_ != nullptr ? *detail_ : none;
+}
+
 std::string Status::message() const {
   if (ok()) return "ok";
-  std::string text = detail_.argument.empty() ? std::string(to_string(code_)) : detail_.argument;
-  if (!detail_.got.empty()) text += ": got " + detail_.got;
-  if (!detail_.expected.empty()) {
-    text += detail_.got.empty() ? ": expected " : ", expected ";
-    text += detail_.expected;
+  const ErrorDetail& d = detail();
+  std::string text = d.argument.empty() ? std::string(to_string(code_)) : d.argument;
+  if (!d.got.empty()) text += ": got " + d.got;
+  if (!d.expected.empty()) {
+    text += d.got.empty() ? ": expected " : ", expected ";
+    text += d.expected;
   }
-  if (!detail_.remedy.empty()) text += "; " + detail_.remedy;
+  if (!d.remedy.empty()) text += "; " + d.remedy;
   return text;
 }
 

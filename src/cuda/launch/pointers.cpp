@@ -15,16 +15,27 @@ constexpr const char* kCopyIt = "copy it to the device, or use a context of the 
 
 struct Found {
   unsigned memory_type = 0;  ///< 0: nothing the driver knows
-  unsigned managed = 0;
   int ordinal = -1;
 };
 
-bool look_up(const GpuDevice& device, const void* data, Found& found) {
-  // Unlike its singular form this call takes addresses that the driver does not know, too.
-  int attributes[] = {kPointerMemoryType, kPointerIsManaged, kPointerDeviceOrdinal};
-  void* values[] = {&found.memory_type, &found.managed, &found.ordinal};
-  return device.api().cuPointerGetAttributes(3, attributes, values,
-                                             reinterpret_cast<CUdeviceptr>(data)) == kCudaSuccess;
+// Unlike its singular form this call takes addresses that the driver does not know, too.
+Found look_up(const GpuDevice& device, const void* data) {
+  Found found;
+  int attributes[] = {kPointerMemoryType, kPointerDeviceOrdinal};
+  void* values[] = {&found.memory_type, &found.ordinal};
+  const CUresult result = device.api().cuPointerGetAttributes(2, attributes, values,
+                                                              reinterpret_cast<CUdeviceptr>(data));
+  return result == kCudaSuccess ? found : Found{};
+}
+
+// Managed memory is every device's. Asked for apart: nearly no call has such.
+bool is_managed(const GpuDevice& device, const void* data) {
+  unsigned managed = 0;
+  int attributes[] = {kPointerIsManaged};
+  void* values[] = {&managed};
+  const CUresult result = device.api().cuPointerGetAttributes(1, attributes, values,
+                                                              reinterpret_cast<CUdeviceptr>(data));
+  return result == kCudaSuccess && managed != 0;
 }
 
 Status refuse(const GpuDevice& device, const char* name, const void* data, const Found& found) {
@@ -62,10 +73,9 @@ const void* data_of(const std::optional<T>& tensor) {
 
 Status check_pointers(const GpuDevice& device, const char* name, const void* data) {
   if (data == nullptr) return {};
-  Found found;
-  if (!look_up(device, data, found)) found = {};
-  if (found.managed != 0) return {};
+  const Found found = look_up(device, data);
   if (found.memory_type == kMemoryDevice && found.ordinal == device.info().ordinal) return {};
+  if (is_managed(device, data)) return {};
   return refuse(device, name, data, found);
 }
 

@@ -20,8 +20,6 @@ constexpr std::int64_t kMaxLength = INT32_MAX - 1024;  // positions are 32-bit i
 constexpr int kMaxSplits = 256;
 // k16 steps of Q kept in registers: by the tiling of head dims 80 to 128, by masked ones up to 256.
 constexpr int kFewQuerySteps = 2, kSomeQuerySteps = 8, kAllQuerySteps = 16;
-constexpr int kMostQuerySteps = 6;            // of eight, beside all that split keys need
-constexpr int kMostRows = 256;                // of a block, where one is resident
 constexpr int kLeastPiece = 16;               // keys of a softmax step
 constexpr int kLargeSharedBytes = 200 << 10;  // of a block: sm_90 and sm_100 grant 227 KiB
 constexpr int kMinTilesPerSplit = 4, kMinKeysPerSplit = 64;
@@ -62,6 +60,10 @@ bool needs_prescaling(const Problem& problem, const Geometry& g) {
   return additive || !(g.scale > 1e-30f);
 }
 
+int shared_bytes(const Geometry& g, const ForwardTiling& t) {
+  return forward_shared_bytes(t, static_cast<int>(g.head_dim), static_cast<int>(g.head_dim_v));
+}
+
 ForwardChoice choose(const Problem& problem, const Geometry& g, const DeviceInfo& device) {
   ForwardChoice choice;
   const int limit = device.shared_bytes_per_block;
@@ -84,9 +86,8 @@ ForwardChoice choose(const Problem& problem, const Geometry& g, const DeviceInfo
   choice.heads = choice.pack_group ? g.heads_k : g.heads_q;
   const int multiprocessors =
       problem.options.deterministic ? kNominalMultiprocessors : device.multiprocessors;
-  const int shared_bytes = forward_shared_bytes(choice.tiling, static_cast<int>(g.head_dim),
-                                                static_cast<int>(g.head_dim_v));
-  const int resident = forward_resident_blocks(choice.tiling, shared_bytes, limit);
+  const int resident =
+      forward_resident_blocks(choice.tiling, shared_bytes(g, choice.tiling), limit);
   choice.splits =
       choose_key_splits(choice.tiles_q * choice.heads * g.batch,
                         std::int64_t{multiprocessors} * resident, g.seqlen_k, choice.tiling.tile_k);
@@ -94,14 +95,6 @@ ForwardChoice choose(const Problem& problem, const Geometry& g, const DeviceInfo
   // loop would make causal kernels spill 144 bytes (sm_90a, head dim 128).
   if (choice.splits > 1 && choice.tiling.query_steps <= kFewQuerySteps) {
     choice.tiling.steady_loop = false;
-  }
-  // In the largest block they spill 12 bytes with all of Q in registers (sm_80, head dim 128).
-  if (choice.splits > 1 && choice.tiling.tile_q() == kMostRows) {
-    ForwardTiling less = choice.tiling;
-    less.query_steps = std::min(less.query_steps, kMostQuerySteps);
-    if (forward_shared_bytes(less, needs.head_dim, needs.head_dim_v) <= limit) {
-      choice.tiling = less;
-    }
   }
   return choice;
 }
@@ -119,8 +112,7 @@ ConfigPrinter print(const Problem& problem, const Geometry& g, const ForwardChoi
       .integer("kMinBlocks", t.min_blocks)
       .integer("kQuerySteps", t.query_steps)
       .boolean("kFewRegisters", few_registers)
-      .integer("kSharedBytes", forward_shared_bytes(t, static_cast<int>(g.head_dim),
-                                                    static_cast<int>(g.head_dim_v)))
+      .integer("kSharedBytes", shared_bytes(g, t))
       .boolean("kSteadyLoop", t.steady_loop)
       .boolean("kSplit", choice.splits > 1)
       .boolean("kPackGroup", choice.pack_group)
@@ -128,19 +120,37 @@ ConfigPrinter print(const Problem& problem, const Geometry& g, const ForwardChoi
   return config;
 }
 
-// Where the kernel spills: one step of Q at a time from shared memory and one loop; then scores of
-// fewer keys at a time, too.
-std::vector<std::string> print_fallbacks(const Problem& problem, const Geometry& g,
-                                         ForwardChoice choice) {
+struct ForwardFallbacks {
+  std::vector<std::string> configs;
+  int shared_bytes = 0;  ///< what each of them and the first choice can be launched with
+};
+
+// Where the kernel spills: a quarter of Q in shared memory instead of all of it in registers, if a
+// block has that memory to itself, with smaller tiles of keys where it has to be; one step of Q at
+// a time from shared memory and one loop; then scores of fewer keys at a time, too.
+ForwardFallbacks print_fallbacks(const Problem& problem, const Geometry& g, ForwardChoice choice,
+                                 int shared_limit) {
   ForwardTiling& t = choice.tiling;
-  std::vector<std::string> out;
-  if (divide_up(static_cast<int>(g.head_dim), 16) > t.query_steps || t.steady_loop) {
+  ForwardFallbacks out{{}, shared_bytes(g, t)};
+  const int steps = divide_up(static_cast<int>(g.head_dim), 16);
+  ForwardChoice less = choice;
+  less.tiling.query_steps = steps - steps / 4;
+  if (shared_bytes(g, less.tiling) > shared_limit) {
+    less.tiling.tile_k = less.tiling.piece_k = kLeastPiece;
+  }
+  const int more_bytes = shared_bytes(g, less.tiling);
+  const bool all_in_registers = t.query_steps >= steps && steps >= 4;
+  if (all_in_registers && t.min_blocks == 1 && more_bytes <= shared_limit) {
+    out.configs.push_back(print(problem, g, less).text());
+    out.shared_bytes = std::max(out.shared_bytes, more_bytes);
+  }
+  if (steps > t.query_steps || t.steady_loop) {
     t.steady_loop = false;
-    out.push_back(print(problem, g, choice, /*few_registers=*/true).text());
+    out.configs.push_back(print(problem, g, choice, /*few_registers=*/true).text());
   }
   if (t.piece_k > kLeastPiece) {
     t.piece_k = kLeastPiece;
-    out.push_back(print(problem, g, choice, /*few_registers=*/true).text());
+    out.configs.push_back(print(problem, g, choice, /*few_registers=*/true).text());
   }
   return out;
 }
@@ -227,11 +237,9 @@ ForwardTiling fastest_tiling(const ForwardNeeds& needs, int held, int shared_lim
     // MEASURED at head dim 128 (H200, 2026-11-21): pieces of 32 keys with most of Q in shared
     // memory are 7 % faster than pieces of 16, because more products of a step do not wait for each
     // other. Where one block of them fits (made so), one of eight warps and pieces of 16 is 20 to
-    // 25 % faster; on sm_120 it would spill with a steady loop, and at head dims 64/128 with all of
-    // Q in registers.
-    const int steps = needs.head_dim <= 64 ? kFewQuerySteps + 1 : kAllQuerySteps;
+    // 25 % faster; on sm_120 it would spill with a steady loop.
     const ForwardTiling two_blocks{4, 32, 32, 32, 3, 2, kFewQuerySteps},
-        one_block{8, 32, 32, 16, 2, 1, steps, false};
+        one_block{8, 32, 32, 16, 2, 1, kAllQuerySteps, false};
     return resident_blocks(two_blocks, needs, shared_limit) > 1 ? two_blocks : one_block;
   }
   return {8, 16, 32, 32, 4, 1, 14};
@@ -289,11 +297,10 @@ Result<std::shared_ptr<internal::PlanState>> plan_sm80_forward(
   const ForwardChoice choice = choose(problem, g, device.info());
   const std::int64_t blocks = choice.tiles_q * choice.heads * g.batch;
   if (blocks > INT32_MAX) return too_long("query tiles", blocks, INT32_MAX);
-  const int shared_bytes = forward_shared_bytes(choice.tiling, static_cast<int>(g.head_dim),
-                                                static_cast<int>(g.head_dim_v));
-  if (shared_bytes > device.info().shared_bytes_per_block) {
-    return Status::unsupported({"shared memory of one block", fmt::format("{}", shared_bytes),
-                                fmt::format("at most {}", device.info().shared_bytes_per_block),
+  const int shared_limit = device.info().shared_bytes_per_block;
+  if (const int needed = shared_bytes(g, choice.tiling); needed > shared_limit) {
+    return Status::unsupported({"shared memory of one block", fmt::format("{}", needed),
+                                fmt::format("at most {}", shared_limit),
                                 "use smaller head dims or implementation 'naive'"});
   }
 
@@ -305,14 +312,14 @@ Result<std::shared_ptr<internal::PlanState>> plan_sm80_forward(
     plan->parts = choice.splits;
   }
   const ConfigPrinter config = print(problem, g, choice);
+  const ForwardFallbacks fallbacks = print_fallbacks(problem, g, choice, shared_limit);
   GpuStep step;
   step.name = "flash_fwd_sm80";
-  step.spec = {
-      "sm80/forward.cu", step.name, config.text(), {}, print_fallbacks(problem, g, choice)};
+  step.spec = {"sm80/forward.cu", step.name, config.text(), {}, fallbacks.configs};
   step.shape.grid_x = static_cast<unsigned>(blocks);
   step.shape.grid_y = static_cast<unsigned>(choice.splits);
   step.shape.threads = static_cast<unsigned>(32 * choice.tiling.warps);
-  step.shape.shared_bytes = static_cast<unsigned>(shared_bytes);
+  step.shape.shared_bytes = static_cast<unsigned>(fallbacks.shared_bytes);
   step.configuration = fmt::format("{} · {} blocks of {} queries", config.summary(),
                                    blocks * choice.splits, choice.tiling.tile_q());
   plan->add_kernel(std::move(step));

@@ -17,7 +17,8 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
+
+from processes import run, stop_with_this_script
 
 OTHERS = ("cublas", "cudnn")  # other people's: checked where they are named
 # Types a kernel does not know are refused, which the counts say.
@@ -41,38 +42,36 @@ def check(program, implementation, dtype, threads):
     # Every case's name has a dash; naming cases leaves out the ruler, which wants a quiet machine.
     command = [program, "check", "--device", "cuda", "--implementation", implementation,
                "--dtype", dtype, "--case=-", "--threads", str(threads)]
-    start = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         results = os.path.join(folder, "check.json")
-        ended = subprocess.run([*command, "--json", results], check=False, text=True,
-                               errors="replace", stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        code, text, seconds = run([*command, "--json", results])
         document = None
         if os.path.exists(results):
             with open(results, encoding="utf-8") as stream:
                 document = json.load(stream)
     out = {"implementation": implementation, "dtype": dtype, "command": " ".join(command),
-           "seconds": round(time.monotonic() - start, 1), "exit_code": ended.returncode}
+           "seconds": round(seconds, 1), "exit_code": code}
     if document is None:
-        return None, out | {"ok": False, "output": ended.stdout.splitlines()[-10:]}
+        return None, out | {"ok": False, "output": text.splitlines()[-10:]}
     counts = {key: document[key] for key in COUNTS}
     # A type that a kernel does not know is refused case by case: check then ends with 1.
     refused = document["ok"] and document["passed"] == 0 and document["unsupported"] > 0
     failures = [one for one in document["reports"]
                 if one["status"] != "unsupported" and not one["passed"]]
-    return document["environment"], out | {"ok": ended.returncode == 0 or refused} | counts | {
+    return document["environment"], out | {"ok": code == 0 or refused} | counts | {
         "failures": failures}
 
 
 def all_ok(runs):
     """Every process ended well, and every implementation passed something."""
     passed = collections.Counter()
-    for run in runs:
-        passed[run["implementation"]] += run.get("passed", 0)
-    return all(run["ok"] for run in runs) and all(passed.values())
+    for one in runs:
+        passed[one["implementation"]] += one.get("passed", 0)
+    return all(one["ok"] for one in runs) and all(passed.values())
 
 
 def write(path, environment, runs):
-    totals = {key: sum(run.get(key, 0) for run in runs) for key in COUNTS}
+    totals = {key: sum(one.get(key, 0) for one in runs) for key in COUNTS}
     with open(path, "w", encoding="utf-8") as stream:
         json.dump({"schema": "flashlab.check_record/1", "environment": environment, **totals,
                    "ok": all_ok(runs), "runs": runs}, stream, indent=1)
@@ -88,6 +87,7 @@ def main():
     cores = len(os.sched_getaffinity(0))
     parser.add_argument("--jobs", type=int, default=max(1, cores // 3))
     asked = parser.parse_args()
+    stop_with_this_script()
     environment, runs = None, []
     # Idle processors of one check help another: most of its cases are small.
     threads = max(1, 2 * cores // asked.jobs)
@@ -96,17 +96,17 @@ def main():
                    for implementation in (asked.implementation or ours(asked.program)).split(",")
                    for dtype in asked.dtype.split(",")]
         for done in concurrent.futures.as_completed(running):
-            described, run = done.result()
+            described, one = done.result()
             # Of the first to end: the others' differ in the command and in what moves (clocks).
             if environment is None and described is not None:
                 environment = described | {
                     "command": " ".join(["bench/check.py", *sys.argv[1:]])}
-            runs.append(run)
+            runs.append(one)
             write(asked.output, environment, runs)
-            print(f"{run.get('passed', 0)} passed, {run.get('failed', 0)} failed, "
-                  f"{run.get('unsupported', 0)} refused, exit code {run['exit_code']}, "
-                  f"{run['seconds']} s: {run['command']}", flush=True)
-            for line in run.get("output", []) + [str(one) for one in run.get("failures", [])]:
+            print(f"{one.get('passed', 0)} passed, {one.get('failed', 0)} failed, "
+                  f"{one.get('unsupported', 0)} refused, exit code {one['exit_code']}, "
+                  f"{one['seconds']} s: {one['command']}", flush=True)
+            for line in one.get("output", []) + [str(case) for case in one.get("failures", [])]:
                 print("  " + line[:400], flush=True)
     return 0 if all_ok(runs) else 1
 

@@ -25,13 +25,11 @@ import json
 import os
 import re
 import shutil
-import signal
-import subprocess
 import sys
 import tempfile
-import time
 
 import check
+from processes import run, stop_with_this_script
 
 REACH = ("fp32-bool-mask-form-0,bf16-064,fp16-head-dim-2,fp32-060,bf16-003,"
          "fp32-decode-bottom-right,fp16-044,bf16-080,fp32-055,bf16-095,fp32-115,fp16-020,"
@@ -79,22 +77,6 @@ def sanitizer():
     """The path of compute-sanitizer, or None."""
     return shutil.which("compute-sanitizer") or shutil.which(
         "compute-sanitizer", path="/usr/local/cuda/bin")
-
-
-def run(command, limit):
-    """(exit code, output, seconds) of a command; 124 when it took too long."""
-    start = time.monotonic()
-    # A group of its own: the tool starts the program, and both must go.
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                          errors="replace", start_new_session=True) as process:
-        try:
-            text, _ = process.communicate(timeout=limit)
-            code = process.returncode
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            text, _ = process.communicate()
-            code = 124
-    return code, text, time.monotonic() - start
 
 
 @dataclasses.dataclass
@@ -231,6 +213,7 @@ def main():
     parser.add_argument("--append", action="store_true")
     parser.add_argument("--limit", type=float, default=500, help="seconds of one run")
     asked = parser.parse_args()
+    stop_with_this_script()
     path = sanitizer()
     if path is None:
         print("sanitize: skipped, there is no compute-sanitizer here")

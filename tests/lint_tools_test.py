@@ -4,9 +4,11 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")
@@ -17,6 +19,7 @@ import build  # noqa: E402
 import check  # noqa: E402
 import ci_summary  # noqa: E402
 import console  # noqa: E402
+import processes  # noqa: E402
 import run_tests  # noqa: E402
 
 BASICS = ("bash", "dirname", "grep", "sed", "sort", "head", "tail", "mkdir", "cat", "env", "touch")
@@ -259,6 +262,50 @@ class CheckRecord(unittest.TestCase):
         code, record = self.recorded("killed")
         self.assertEqual((code, record["ok"]), (1, False))
         self.assertIn("out of memory", record["runs"][0]["output"][0])
+
+
+def running(pid):
+    """Whether there is such a process that has not ended."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8") as stream:
+            return stream.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+SCRIPT = """
+import sys
+import processes
+processes.stop_with_this_script()
+processes.run(["sh", "-c", "echo $$ >%s.new; mv %s.new %s; exec sleep 600" % ((sys.argv[1],) * 3)])
+"""
+
+
+class Processes(unittest.TestCase):
+    def test_a_script_that_is_stopped_leaves_no_program_behind(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "pid")
+            with subprocess.Popen([sys.executable, "-c", SCRIPT, path], env={
+                    **os.environ, "PYTHONPATH": os.path.join(ROOT, "bench")}) as script:
+                for _ in range(600):
+                    if os.path.exists(path):
+                        break
+                    time.sleep(0.1)
+                with open(path, encoding="utf-8") as stream:
+                    started = int(stream.read())
+                script.terminate()
+                self.assertEqual(script.wait(60), 128 + signal.SIGTERM)
+            # Its parent is gone: whoever inherits it may take a moment to collect it.
+            for _ in range(600):
+                if not running(started):
+                    break
+                time.sleep(0.1)
+            self.assertFalse(running(started))
+
+    def test_what_takes_too_long_is_ended(self):
+        code, text, seconds = processes.run(["sh", "-c", "echo begun; sleep 600"], limit=1)
+        self.assertEqual((code, text), (processes.TOO_LONG, "begun\n"))
+        self.assertLess(seconds, 60)
 
 
 TOOL = """#!/bin/sh

@@ -8,6 +8,7 @@
 // not matter. The other two print one JSON object per line. Exit code 1 when something failed,
 // differed or is over its bar; FILE is written all the same.
 
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -36,11 +37,17 @@ using Clock = std::chrono::steady_clock;
 constexpr double kOneLaunchBarUs = 5, kBeyondLaunchesBarUs = 3;
 constexpr int kRepeats = 1000;
 
-constexpr char kProtocol[] =
-    "compile and load: each call in a process of its own with a cache folder that starts empty, a "
-    "context and the compiler loaded before, CUDA_MODULE_LOADING=EAGER, kernels one after the "
-    "other, then a plan's by prepare(); host: bursts of 100 calls that the launch queue holds, "
-    "plan, one-call function and as many bare launches in turns, medians of 31 rounds after 3";
+constexpr int kWarmUps = 20, kRounds = 201, kBurst = 100;
+
+std::string protocol() {
+  return fmt::format(
+      "compile and load: each call in a process of its own with a cache folder that starts empty, "
+      "a context and the compiler loaded before, CUDA_MODULE_LOADING=EAGER, kernels one after the "
+      "other, then a plan's by prepare(), medians of {} rounds; host: bursts of {} calls that the "
+      "launch queue holds, plan, one-call function and as many bare launches in turns, medians of "
+      "{} rounds after {}",
+      kLoadingRounds, kBurst, kRounds, kWarmUps);
+}
 
 Context open_gpu() {
   auto context = Context::create({.device = {DeviceKind::kCuda, 0}});
@@ -78,7 +85,6 @@ double median(std::vector<double> values) {
 // Microseconds per call of bursts, one list per body; the bodies take turns.
 std::vector<std::vector<double>> in_turns(const Context& context,
                                           const std::vector<std::function<void()>>& bodies) {
-  constexpr int kWarmUps = 3, kRounds = 31, kBurst = 100;
   std::vector<std::vector<double>> out(bodies.size());
   for (int round = -kWarmUps; round < kRounds; ++round) {
     for (std::size_t i = 0; i < bodies.size(); ++i) {
@@ -204,7 +210,7 @@ int record(const std::string& path, const std::string& command) {
   const Context context = open_gpu();
   lab::ResultFile file;
   file.environment = lab::collect_environment({.command = command,
-                                               .protocol = kProtocol,
+                                               .protocol = protocol(),
                                                .threads = 1,
                                                .cpu_isa = context.cpu_isa(),
                                                .device = context.device()});

@@ -11,6 +11,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "calls.h"
 #include "cuda/launch/gpu_plan.h"
@@ -134,6 +135,25 @@ Json prepare_call(const Call& call, const Preparation& how) {
   return ms;
 }
 
+// Of the same thing in every round: on a host with other work one compilation differs from the next
+// by half.
+Json median(std::vector<Json> samples) {
+  std::sort(samples.begin(), samples.end());
+  return samples[samples.size() / 2];
+}
+
+// Rounds of kernels_of as one: of every kernel the median, beside it all that was measured.
+Json merged(const std::vector<Json>& rounds) {
+  Json out = rounds[0];
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    std::vector<Json> samples;
+    for (const Json& round : rounds) samples.push_back(round[i]["ms"]);
+    out[i]["ms"] = median(samples);
+    out[i]["samples_ms"] = samples;
+  }
+  return out;
+}
+
 double slowest(const Json& kernels) {
   double out = 0;
   for (const Json& each : kernels) out = std::max(out, each["ms"].get<double>());
@@ -162,21 +182,27 @@ Json row(const Call& call, const Json& kernels, const Json& plan_ms, double bar_
 std::optional<LoadingCosts> measure_loading() {
   LoadingCosts out{Json::array(), Json::array()};
   for (const Call& call : kLoadedCalls) {
-    const CacheFolder alone, together;
-    if (!alone.ok() || !together.ok()) return std::nullopt;
-    const auto measured = [&](const CacheFolder& folder, const char* origin, bool one_by_one) {
-      return in_a_child([&] { return prepare_call(call, {folder.path(), origin, one_by_one}); });
-    };
-    const Json compiled = measured(alone, "compiler", true);
-    if (compiled.is_null()) return std::nullopt;
-    const Json compiled_plan = measured(together, "compiler", false);
-    const Json loaded = measured(alone, "cache", true);
-    const Json loaded_plan = measured(together, "cache", false);
-    if (compiled_plan.is_null() || loaded.is_null() || loaded_plan.is_null()) return std::nullopt;
+    std::vector<Json> compiled, compiled_plan, loaded, loaded_plan;
+    for (int round = 0; round < kLoadingRounds; ++round) {
+      const CacheFolder alone, together;
+      if (!alone.ok() || !together.ok()) return std::nullopt;
+      const auto measure = [&](std::vector<Json>& into, const CacheFolder& folder,
+                               const char* origin, bool one_by_one) {
+        into.push_back(
+            in_a_child([&] { return prepare_call(call, {folder.path(), origin, one_by_one}); }));
+        return !into.back().is_null();
+      };
+      if (!measure(compiled, alone, "compiler", true) ||
+          !measure(compiled_plan, together, "compiler", false) ||
+          !measure(loaded, alone, "cache", true) ||
+          !measure(loaded_plan, together, "cache", false)) {
+        return std::nullopt;
+      }
+    }
     std::printf("compile  ");
-    out.compile.push_back(row(call, compiled, compiled_plan, compile_bar_ms(call)));
+    out.compile.push_back(row(call, merged(compiled), median(compiled_plan), compile_bar_ms(call)));
     std::printf("load     ");
-    out.load.push_back(row(call, loaded, loaded_plan, kLoadBarMs));
+    out.load.push_back(row(call, merged(loaded), median(loaded_plan), kLoadBarMs));
   }
   return out;
 }

@@ -11,6 +11,9 @@ namespace flashlab::costs {
 /// Bars, in milliseconds. A kernel of the fp32 backward in ieee precision may take longer.
 inline constexpr double kCompileBarMs = 1500, kFp32BackwardCompileBarMs = 3000, kLoadBarMs = 20;
 
+/// How often each is measured: figures are medians.
+inline constexpr int kLoadingRounds = 3;
+
 struct LoadingCosts {
   nlohmann::ordered_json compile;  ///< per call: each kernel alone, the whole plan
   nlohmann::ordered_json load;     ///< the same calls from the cache that was filled

@@ -165,6 +165,11 @@ int cuLibraryGetKernel(void** kernel, void*, const char*) {
   return kSuccess;
 }
 
+int cuKernelGetFunction(void** function, void* kernel) {
+  *function = kernel;
+  return kSuccess;
+}
+
 int cuKernelSetAttribute(int, int, void*, int) {
   return kSuccess;
 }

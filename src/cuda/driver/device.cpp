@@ -110,8 +110,13 @@ Result<Kernel> load_kernel(const GpuDevice& device, const KernelSpec& spec, unsi
       shared_bytes > 0 && !s.ok()) {
     return s;
   }
+  // Launching the handle itself would make the driver look this context's function up every time.
   Kernel kernel;
-  kernel.function = reinterpret_cast<CUfunction>(handle);
+  if (Status s =
+          driver.check(api.cuKernelGetFunction(&kernel.function, handle), "cuKernelGetFunction");
+      !s.ok()) {
+    return s;
+  }
   kernel.entry = spec.entry;
   kernel.origin = image->origin;
   if (auto use = resource_use(image->kernel.log, spec.entry); use.ok()) kernel.use = *use;

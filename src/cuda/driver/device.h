@@ -14,7 +14,7 @@ namespace flashlab::cuda {
 
 /// A kernel that can be launched.
 struct Kernel {
-  CUfunction function = nullptr;  ///< a CUkernel, which launches like a CUfunction
+  CUfunction function = nullptr;  ///< of the kernel in the device's primary context
   std::string entry;
   ResourceUse use;
   ImageOrigin origin = ImageOrigin::kCompiler;

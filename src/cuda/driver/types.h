@@ -154,6 +154,7 @@ struct CUlaunchConfig {
   X(cuLibraryGetKernel, "cuLibraryGetKernel", CUresult(CUkernel*, CUlibrary, const char*))        \
   X(cuKernelGetAttribute, "cuKernelGetAttribute", CUresult(int*, int, CUkernel, CUdevice))        \
   X(cuKernelSetAttribute, "cuKernelSetAttribute", CUresult(int, int, CUkernel, CUdevice))         \
+  X(cuKernelGetFunction, "cuKernelGetFunction", CUresult(CUfunction*, CUkernel))                  \
   X(cuLaunchKernelEx, "cuLaunchKernelEx",                                                         \
     CUresult(const CUlaunchConfig*, CUfunction, void**, void**))
 // clang-format on

@@ -7,6 +7,6 @@ flashlab_test(weighted_sum_gradient_test SOURCES weighted_sum_gradient_test.cpp 
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
   flashlab_test(cpu_amx_tiles_test SOURCES cpu_amx_tiles_test.cpp cpu_amx_emulated.cpp
     LIBRARIES flashlab hwy::hwy)
-  set_source_files_properties(cpu_amx_emulated.cpp PROPERTIES
+  set_source_files_properties(cpu_amx_emulated.cpp PROPERTIES SKIP_PRECOMPILE_HEADERS ON
     COMPILE_OPTIONS "-march=skylake-avx512;-mavx512bf16")
 endif()

@@ -30,8 +30,11 @@ FUZZ_SECONDS, FUZZ_SECONDS_ALL = 25, 900
 FUZZ_TARGETS = ("fuzz_problem", "fuzz_files")
 
 # Tests that run under AddressSanitizer and UndefinedBehaviorSanitizer: the edge of the API, the
-# pool, the oracle and the file readers; --all runs every one. The fuzzer drives the kernels there.
-ASAN_TESTS = ("api_test", "thread_pool_test", "reference_test", "tensor_file_test")
+# pool, the oracle, the file readers, and what talks to a driver and to NVRTC; --all runs every one.
+# The fuzzer drives the CPU's kernels there.
+ASAN_TESTS = ("api_test", "cuda_bad_input_test", "cuda_folders_test", "cuda_inputs_test",
+              "cuda_jit_test", "lab_measure_test", "reference_test", "tensor_file_test",
+              "thread_pool_test")
 # ThreadSanitizer only sees what runs on several threads.
 TSAN_TESTS = ("thread_pool_test", "api_test")
 
@@ -173,10 +176,11 @@ class Verify:
         if not fuzzer and not works("g++", "-fsanitize=address,undefined"):
             self.check("asan", self.skip, "no compiler here links AddressSanitizer")
             return
+        wanted = None if self.everything else ASAN_TESTS
         if not self.check(f"asan build ({compiler})", self.build_preset, "asan", compiler,
-                          lambda folder: [*test_programs(folder), *FUZZ_TARGETS]):
+                          lambda folder: [*test_programs(folder, wanted), *FUZZ_TARGETS]):
             return
-        for name in test_programs("build/asan"):
+        for name in test_programs("build/asan", wanted):
             self.check(f"asan {name}", self.run_test, "asan", name)
         for name in FUZZ_TARGETS:
             self.check(f"fuzz {name}", self.fuzz, name)

@@ -1,0 +1,47 @@
+# What keeps every build short; a wheel's does more (cmake/Wheel.cmake), and the tests have headers
+# of their own (tests/CMakeLists.txt). Included after the targets.
+
+# What prepares, checks and talks gains nothing from -O3 but waiting: half of its compile time.
+if(CMAKE_BUILD_TYPE STREQUAL "Release")
+  target_compile_options(flashlab_cases PRIVATE -O1)
+  if(FLASHLAB_BUILD_CLI)
+    target_compile_options(flashlab_lab PRIVATE -O1)
+    target_compile_options(flashlab_cli PRIVATE -O1)
+  endif()
+endif()
+
+# fmt is used header-only, so that each file compiles its code anew: a third of the file's time. In
+# the version of Debian 12 and Ubuntu 24.04 one file does it for all of them. Not in a shared
+# library, which would offer fmt's symbols to everybody.
+get_target_property(fmt_include fmt::fmt-header-only INTERFACE_INCLUDE_DIRECTORIES)
+file(STRINGS ${fmt_include}/fmt/core.h fmt_version REGEX "define FMT_VERSION 9")
+if(fmt_version AND NOT BUILD_SHARED_LIBS)
+  target_sources(flashlab PRIVATE ${CMAKE_CURRENT_LIST_DIR}/fmt_once.cpp)
+  set_target_properties(fmt::fmt-header-only PROPERTIES INTERFACE_COMPILE_DEFINITIONS "")
+endif()
+
+# What nearly every file of a target includes is read once. Kernels of an instruction set stay out:
+# what they include is compiled for their own instruction set and must not become anybody else's
+# (docs/decisions/0003).
+get_target_property(sources flashlab SOURCES)
+foreach(file IN LISTS sources)
+  cmake_path(ABSOLUTE_PATH file BASE_DIRECTORY ${PROJECT_SOURCE_DIR}/src NORMALIZE)
+  if(file MATCHES "/src/cpu/.*(simd/|tile_kernels|weighted_sum)")
+    set_property(SOURCE ${file} TARGET_DIRECTORY flashlab PROPERTY SKIP_PRECOMPILE_HEADERS ON)
+  endif()
+endforeach()
+set(headers <fmt/format.h> <algorithm> <cstdint> <functional> <map> <memory> <mutex> <optional>
+  <span> <string> <string_view> <unordered_map> <vector>
+  ${PROJECT_SOURCE_DIR}/include/flashlab/flashlab.h)
+target_precompile_headers(flashlab PRIVATE ${headers})
+target_precompile_headers(flashlab_cases PRIVATE ${headers})
+if(FLASHLAB_BUILD_CLI)
+  target_precompile_headers(flashlab_lab PRIVATE ${headers})
+  target_precompile_headers(flashlab_cli PRIVATE ${headers})
+endif()
+if(CMAKE_CXX_COMPILER_ID STREQUAL GNU AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
+  # Read so, g++ 12 forgets that std::string is the system's and tells its false alarms (its bug
+  # 105651) of it.
+  target_compile_options(flashlab_flags INTERFACE -Wno-array-bounds -Wno-stringop-overflow
+    -Wno-stringop-overread)
+endif()

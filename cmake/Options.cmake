@@ -21,6 +21,11 @@ set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR})
 # An installed program finds an installed libflashlab.so beside it, wherever the prefix is moved to.
 set(CMAKE_INSTALL_RPATH "$ORIGIN/../lib")
 
+# ccache and its like keep nothing that is compiled with precompiled headers.
+if(CMAKE_CXX_COMPILER_LAUNCHER)
+  set(CMAKE_DISABLE_PRECOMPILE_HEADERS ON)
+endif()
+
 add_library(flashlab_flags INTERFACE)
 target_compile_options(flashlab_flags INTERFACE -Wall -Wextra -Wno-psabi
   $<$<BOOL:${FLASHLAB_WERROR}>:-Werror>)

@@ -1,10 +1,8 @@
 #pragma once
 
 #include <memory>
-#include <mutex>
-#include <string>
-#include <unordered_map>
 
+#include "api/plan_cache.h"
 #include "flashlab/attention.h"
 #include "flashlab/context.h"
 
@@ -34,9 +32,7 @@ class ContextState {
   /// The GPU of a CUDA context, null on a CPU.
   cuda::GpuDevice* gpu() const noexcept { return gpu_; }
 
-  /// Plan cache: key is the printed problem (addresses never enter it).
-  std::mutex plans_mutex;
-  std::unordered_map<std::string, Plan> plans;
+  PlanCache plans;
 
  private:
   std::unique_ptr<ThreadPool> pool_;

@@ -55,9 +55,6 @@ std::string cache_key(const Problem& p) {
   return key.take();
 }
 
-// A service that sees ever new shapes must not grow without bound; plans are cheap to make again.
-constexpr std::size_t kMaxCachedPlans = 4096;
-
 // Kernels count rows and heads in 32 bits; offsets have 64.
 Status check_extents(const ContextState& context, const Geometry& g) {
   if (context.device.kind != DeviceKind::kCuda) return {};
@@ -228,16 +225,9 @@ Result<Plan> plan(const Context& context, const Problem& problem) {
   return internal::guard<Result<Plan>>([&]() -> Result<Plan> {
     internal::ContextState& state = context.state();
     std::string key = internal::cache_key(problem);
-    {
-      std::lock_guard lock(state.plans_mutex);
-      if (auto found = state.plans.find(key); found != state.plans.end()) return found->second;
-    }
+    if (auto found = state.plans.find(key)) return *std::move(found);
     auto made = internal::make_plan(state, problem);
-    if (made.ok()) {
-      std::lock_guard lock(state.plans_mutex);
-      if (state.plans.size() >= internal::kMaxCachedPlans) state.plans.clear();
-      state.plans.emplace(std::move(key), *made);
-    }
+    if (made.ok()) state.plans.insert(std::move(key), *made);
     return made;
   });
 }

@@ -1,7 +1,5 @@
 #include "cpu/thread_pool.h"
 
-#include <pthread.h>
-
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -18,19 +16,6 @@
 
 namespace flashlab::internal {
 namespace {
-
-// Counts forks this process is the child of. A child has none of its parent's threads, and a lock
-// that another thread held at the fork stays locked for ever, so the child leaves the old state
-// alone and makes a new one.
-std::atomic<int> fork_generation{0};
-
-void count_forks() {
-  static const bool registered = [] {
-    pthread_atfork(nullptr, nullptr, [] { fork_generation.fetch_add(1); });
-    return true;
-  }();
-  (void)registered;
-}
 
 // Rounding mode, flush-to-zero and denormals-are-zero live in each thread. Tasks run under the
 // defaults whoever runs them, so a caller's settings cannot make a result depend on scheduling.
@@ -92,10 +77,9 @@ struct Job {
 }  // namespace
 
 struct ThreadPool::State {
-  explicit State(int threads) : size(threads), generation(fork_generation.load()) {}
+  explicit State(int threads) : size(threads) {}
 
   const int size;
-  const int generation;
   std::mutex mutex;
   std::condition_variable wake;      // a job was queued, or stop
   std::condition_variable finished;  // a pool thread left a job
@@ -162,36 +146,25 @@ struct ThreadPool::State {
   }
 };
 
-ThreadPool::ThreadPool(int threads) {
-  count_forks();
-  state_.store(new State(std::max(1, threads)));
-}
+ThreadPool::ThreadPool(int threads) : state_(new State(std::max(1, threads))) {}
 
 ThreadPool::~ThreadPool() {
-  State* state = state_.load();
-  if (state->generation != fork_generation.load()) return;  // the parent's: see fork_generation
+  if (!state_.is_own()) return;
+  State& state = current();
   {
-    std::lock_guard lock(state->mutex);
-    state->stop = true;
+    std::lock_guard lock(state.mutex);
+    state.stop = true;
   }
-  state->wake.notify_all();
-  for (std::thread& thread : state->threads) thread.join();
-  delete state;
+  state.wake.notify_all();
+  for (std::thread& thread : state.threads) thread.join();
 }
 
 int ThreadPool::threads() const noexcept {
-  return state_.load()->size;
+  return state_.as_made().size;
 }
 
 ThreadPool::State& ThreadPool::current() {
-  State* state = state_.load();
-  const int generation = fork_generation.load();
-  while (state->generation != generation) {
-    State* fresh = new State(state->size);
-    if (state_.compare_exchange_strong(state, fresh)) return *fresh;
-    delete fresh;
-  }
-  return *state;
+  return state_.current([](const State& parents) { return new State(parents.size); });
 }
 
 void ThreadPool::run(std::int64_t tasks, TaskRef task, int max_workers) {

@@ -2,8 +2,9 @@
 
 // The CPU's own thread pool: tasks handed out by an atomic counter, the caller works too.
 
-#include <atomic>
 #include <cstdint>
+
+#include "api/per_process.h"
 
 namespace flashlab::internal {
 
@@ -43,7 +44,7 @@ class ThreadPool {
  private:
   struct State;
   State& current();  ///< the state of this process: a new one after fork()
-  std::atomic<State*> state_{nullptr};
+  PerProcess<State> state_;
 };
 
 }  // namespace flashlab::internal

@@ -7,8 +7,9 @@ target_compile_options(flashlab_cli PRIVATE -O0)
 
 # A folder's files are compiled as one: most of a file's time goes into the headers it shares with
 # its neighbours. Left alone are those that name something as a neighbour does.
-set(apart lab/results_json_parse lab/statistics lab/verdict lab/gpu/gpu_ruler
-  lab/weighted_sum/weighted_sum_gpu cli/explain cli/info)
+set(apart lab/results/results_json_parse lab/measure/statistics lab/results/verdict
+  lab/measure/gpu_roof lab/measure/gpu_ruler
+  lab/subjects/weighted_sum/weighted_sum_gpu cli/explain cli/info)
 foreach(target IN ITEMS flashlab flashlab_lab flashlab_cli)
   set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
   get_target_property(folder ${target} SOURCE_DIR)

@@ -11,11 +11,11 @@
 #include <vector>
 
 #include "bytes.h"
-#include "lab/result.h"
-#include "lab/results_json.h"
-#include "lab/tensor_file/byte_source.h"
-#include "lab/tensor_file/formats.h"
-#include "lab/tensor_file/tensor_file.h"
+#include "lab/data/tensor_file/byte_source.h"
+#include "lab/data/tensor_file/formats.h"
+#include "lab/data/tensor_file/tensor_file.h"
+#include "lab/results/result.h"
+#include "lab/results/results_json.h"
 
 namespace flashlab::fuzz {
 namespace {

@@ -7,8 +7,8 @@
 #include <cstdint>
 
 #include "flashlab/flashlab.h"
-#include "lab/case_data.h"
-#include "lab/memory.h"
+#include "lab/data/case_data.h"
+#include "lab/machine/memory.h"
 
 namespace flashlab::lab {
 namespace {

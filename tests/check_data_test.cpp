@@ -10,8 +10,8 @@
 #include <cstring>
 #include <vector>
 
-#include "lab/case_data.h"
-#include "lab/case_data_fill.h"
+#include "lab/data/case_data.h"
+#include "lab/data/case_data_fill.h"
 #include "reference/view.h"
 
 namespace flashlab::lab {

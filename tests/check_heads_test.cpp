@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "lab/check_heads.h"
+#include "lab/check/check_heads.h"
 
 namespace flashlab::lab {
 namespace {

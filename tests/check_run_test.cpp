@@ -7,7 +7,7 @@
 #include <cmath>
 
 #include "flashlab/flashlab.h"
-#include "lab/check.h"
+#include "lab/check/check.h"
 #include "reference/view.h"
 
 namespace flashlab::lab {

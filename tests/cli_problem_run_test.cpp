@@ -3,9 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "lab/problem_run/cpu_roof.h"
-#include "lab/problem_run/problem_run.h"
-#include "lab/weighted_sum/weighted_sum_bench.h"
+#include "lab/measure/cpu_roof.h"
+#include "lab/subjects/attention/problem_run.h"
+#include "lab/subjects/weighted_sum/weighted_sum_bench.h"
 
 namespace flashlab::lab {
 namespace {

@@ -11,7 +11,7 @@
 #include <thread>
 
 #include "flashlab/flashlab.h"
-#include "lab/check.h"
+#include "lab/check/check.h"
 #include "reference/oracle.h"
 
 #ifndef FLASHLAB_TEST_SELECTION

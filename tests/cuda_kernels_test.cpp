@@ -22,7 +22,7 @@
 #include "cuda/launch/gpu_plan.h"
 #include "cuda/launch/merge.h"
 #include "cuda_compiler.h"
-#include "lab/case_data.h"
+#include "lab/data/case_data.h"
 #include "lab/kernels/precompile.h"
 #include "lab/kernels/variants.h"
 

@@ -11,7 +11,7 @@
 #include "cuda/launch/naive.h"
 #include "cuda/launch/sm80.h"
 #include "cuda_gpu.h"
-#include "lab/case_data.h"
+#include "lab/data/case_data.h"
 
 namespace flashlab::testing {
 namespace {

@@ -27,7 +27,7 @@
 #include "cuda_compiler.h"
 #include "cuda_gpu.h"
 #include "cuda_mutants.h"
-#include "lab/check.h"
+#include "lab/check/check.h"
 
 namespace flashlab::testing {
 namespace {

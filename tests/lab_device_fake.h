@@ -8,7 +8,7 @@
 #include <map>
 #include <vector>
 
-#include "lab/device_memory.h"
+#include "lab/machine/device_memory.h"
 
 namespace flashlab::lab {
 

@@ -8,11 +8,11 @@
 #include <cmath>
 #include <cstring>
 
-#include "lab/case_data.h"
-#include "lab/check.h"
-#include "lab/gpu/gpu_clock.h"
-#include "lab/gpu/gpu_environment.h"
-#include "lab/gpu/gpu_roof.h"
+#include "lab/check/check.h"
+#include "lab/data/case_data.h"
+#include "lab/machine/gpu_environment.h"
+#include "lab/measure/gpu_clock.h"
+#include "lab/measure/gpu_roof.h"
 #include "lab_device_fake.h"
 
 namespace flashlab::lab {

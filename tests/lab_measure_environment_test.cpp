@@ -1,4 +1,4 @@
-#include "lab/environment.h"
+#include "lab/machine/environment.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -8,8 +8,8 @@
 #include <regex>
 #include <thread>
 
-#include "lab/doctor.h"
-#include "lab/measure.h"
+#include "lab/machine/doctor.h"
+#include "lab/measure/measure.h"
 
 namespace flashlab::lab {
 namespace {

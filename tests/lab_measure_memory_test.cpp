@@ -1,4 +1,4 @@
-#include "lab/memory.h"
+#include "lab/machine/memory.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

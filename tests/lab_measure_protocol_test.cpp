@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "lab/measure.h"
-#include "lab/memory.h"
+#include "lab/machine/memory.h"
+#include "lab/measure/measure.h"
 
 namespace flashlab::lab {
 namespace {

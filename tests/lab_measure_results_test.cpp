@@ -6,9 +6,9 @@
 #include <iterator>
 #include <string>
 
-#include "lab/baseline.h"
-#include "lab/results_json.h"
-#include "lab/verdict.h"
+#include "lab/results/baseline.h"
+#include "lab/results/results_json.h"
+#include "lab/results/verdict.h"
 
 namespace flashlab::lab {
 namespace {

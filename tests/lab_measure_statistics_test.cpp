@@ -1,4 +1,4 @@
-#include "lab/statistics.h"
+#include "lab/measure/statistics.h"
 
 #include <gtest/gtest.h>
 

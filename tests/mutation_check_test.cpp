@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "flashlab/flashlab.h"
-#include "lab/check.h"
+#include "lab/check/check.h"
 
 namespace flashlab::lab {
 namespace {

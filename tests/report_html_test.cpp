@@ -5,8 +5,8 @@
 
 #include <fstream>
 
-#include "lab/baseline.h"
 #include "lab/report/html.h"
+#include "lab/results/baseline.h"
 #include "report_process.h"
 #include "report_samples.h"
 

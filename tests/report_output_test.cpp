@@ -8,7 +8,7 @@
 #include <fstream>
 
 #include "lab/report/output.h"
-#include "lab/results_json.h"
+#include "lab/results/results_json.h"
 #include "report_process.h"
 #include "report_samples.h"
 

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "lab/result.h"
+#include "lab/results/result.h"
 
 namespace flashlab::lab::report {
 

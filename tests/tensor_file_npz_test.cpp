@@ -5,8 +5,8 @@
 
 #include <numeric>
 
-#include "lab/tensor_file/formats.h"
-#include "lab/tensor_file/tensor_file.h"
+#include "lab/data/tensor_file/formats.h"
+#include "lab/data/tensor_file/tensor_file.h"
 #include "tensor_file_builder.h"
 
 namespace flashlab::lab::tests {

@@ -9,7 +9,7 @@
 #include <fstream>
 #include <numeric>
 
-#include "lab/tensor_file/tensor_file.h"
+#include "lab/data/tensor_file/tensor_file.h"
 #include "tensor_file_builder.h"
 
 namespace flashlab::lab::tests {

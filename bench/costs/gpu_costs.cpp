@@ -22,9 +22,9 @@
 
 #include "calls.h"
 #include "cuda/launch/gpu_plan.h"
-#include "lab/environment.h"
-#include "lab/gpu/gpu_ruler.h"
-#include "lab/results_json.h"
+#include "lab/machine/environment.h"
+#include "lab/measure/gpu_ruler.h"
+#include "lab/results/results_json.h"
 #include "loading.h"
 
 namespace flashlab::costs {

@@ -15,7 +15,7 @@
 
 #include "calls.h"
 #include "cuda/launch/gpu_plan.h"
-#include "lab/gpu/gpu_ruler.h"
+#include "lab/measure/gpu_ruler.h"
 
 namespace flashlab::costs {
 namespace {

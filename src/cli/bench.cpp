@@ -6,11 +6,11 @@
 #include "cli/execution.h"
 #include "cli/runs.h"
 #include "cli/terminal.h"
-#include "lab/memory.h"
-#include "lab/problem_run/cpu_roof.h"
+#include "lab/machine/memory.h"
+#include "lab/measure/cpu_roof.h"
 #include "lab/report/numbers.h"
 #include "lab/report/table.h"
-#include "lab/verdict.h"
+#include "lab/results/verdict.h"
 
 namespace flashlab::cli {
 namespace {

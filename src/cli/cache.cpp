@@ -6,7 +6,7 @@
 #include "cli/failure.h"
 #include "cli/terminal.h"
 #include "lab/kernels/precompile.h"
-#include "lab/memory.h"
+#include "lab/machine/memory.h"
 #include "lab/report/text.h"
 
 namespace flashlab::cli {

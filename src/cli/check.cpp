@@ -1,6 +1,6 @@
 // `check`: every implementation against the fp64 oracle.
 
-#include "lab/check.h"
+#include "lab/check/check.h"
 
 #include <fmt/format.h>
 
@@ -13,11 +13,11 @@
 #include "cli/problems.h"
 #include "cli/terminal.h"
 #include "cli/values.h"
-#include "lab/doctor.h"
-#include "lab/environment.h"
-#include "lab/gpu/gpu_ruler.h"
+#include "lab/machine/doctor.h"
+#include "lab/machine/environment.h"
+#include "lab/measure/gpu_ruler.h"
 #include "lab/report/text.h"
-#include "lab/results_json.h"
+#include "lab/results/results_json.h"
 
 namespace flashlab::cli {
 namespace {

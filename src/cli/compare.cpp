@@ -11,11 +11,11 @@
 #include "cli/peers.h"
 #include "cli/runs.h"
 #include "cli/terminal.h"
-#include "lab/gpu/gpu_environment.h"
-#include "lab/problem_run/cpu_roof.h"
+#include "lab/machine/gpu_environment.h"
+#include "lab/measure/cpu_roof.h"
 #include "lab/report/group.h"
 #include "lab/report/table.h"
-#include "lab/verdict.h"
+#include "lab/results/verdict.h"
 
 namespace flashlab::cli {
 namespace {

@@ -7,7 +7,7 @@
 #include "cli/failure.h"
 #include "cli/peers.h"
 #include "cli/values.h"
-#include "lab/gpu/gpu_choice.h"
+#include "lab/machine/gpu_choice.h"
 
 namespace flashlab::cli {
 namespace {

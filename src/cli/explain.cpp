@@ -9,7 +9,7 @@
 #include "cli/failure.h"
 #include "cli/problems.h"
 #include "cli/terminal.h"
-#include "lab/memory.h"
+#include "lab/machine/memory.h"
 #include "lab/report/group.h"
 #include "lab/report/text.h"
 

@@ -11,15 +11,15 @@
 #include "cli/failure.h"
 #include "cli/terminal.h"
 #include "flashlab/version.h"
-#include "lab/doctor.h"
-#include "lab/environment.h"
-#include "lab/gpu/gpu_choice.h"
-#include "lab/gpu/gpu_environment.h"
-#include "lab/gpu/rival_libraries.h"
-#include "lab/memory.h"
-#include "lab/problem_run/cpu_roof.h"
+#include "lab/machine/doctor.h"
+#include "lab/machine/environment.h"
+#include "lab/machine/gpu_choice.h"
+#include "lab/machine/gpu_environment.h"
+#include "lab/machine/memory.h"
+#include "lab/machine/peer_libraries.h"
+#include "lab/measure/cpu_roof.h"
 #include "lab/report/text.h"
-#include "lab/results_json.h"
+#include "lab/results/results_json.h"
 
 namespace flashlab::cli {
 namespace {
@@ -43,7 +43,7 @@ constexpr Extra kPrograms[] = {
 // Libraries of NVIDIA's: what the backend itself needs first.
 std::vector<lab::VendorLibrary> libraries() {
   std::vector<lab::VendorLibrary> out = lab::vendor_libraries();
-  for (lab::VendorLibrary& each : lab::rival_libraries()) out.push_back(std::move(each));
+  for (lab::VendorLibrary& each : lab::peer_libraries()) out.push_back(std::move(each));
   return out;
 }
 

@@ -14,7 +14,7 @@
 #include "cli/help.h"
 #include "cli/terminal.h"
 #include "flashlab/version.h"
-#include "lab/environment.h"
+#include "lab/machine/environment.h"
 
 namespace flashlab::cli {
 namespace {

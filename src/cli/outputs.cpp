@@ -8,7 +8,7 @@
 
 #include "cli/failure.h"
 #include "cli/terminal.h"
-#include "lab/environment.h"
+#include "lab/machine/environment.h"
 #include "lab/report/formats.h"
 #include "lab/report/group.h"
 #include "lab/report/output.h"

@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "cli/flags.h"
-#include "lab/baseline.h"
-#include "lab/result.h"
-#include "lab/results_json.h"
+#include "lab/results/baseline.h"
+#include "lab/results/result.h"
+#include "lab/results/results_json.h"
 
 namespace flashlab::cli {
 

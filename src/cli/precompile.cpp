@@ -10,8 +10,8 @@
 #include "cli/failure.h"
 #include "cli/terminal.h"
 #include "lab/kernels/precompile.h"
-#include "lab/memory.h"
-#include "lab/results_json.h"
+#include "lab/machine/memory.h"
+#include "lab/results/results_json.h"
 
 namespace flashlab::cli {
 namespace {

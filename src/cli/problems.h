@@ -10,8 +10,8 @@
 
 #include "case.h"
 #include "cli/flags.h"
-#include "lab/case_data.h"
-#include "lab/tensor_file/tensor_file.h"
+#include "lab/data/case_data.h"
+#include "lab/data/tensor_file/tensor_file.h"
 
 namespace flashlab::cli {
 

@@ -9,9 +9,9 @@
 #include "cli/failure.h"
 #include "cli/terminal.h"
 #include "cli/values.h"
-#include "lab/environment.h"
-#include "lab/gpu/gpu_clock.h"
-#include "lab/gpu/gpu_memory.h"
+#include "lab/machine/environment.h"
+#include "lab/machine/gpu_memory.h"
+#include "lab/measure/gpu_clock.h"
 
 namespace flashlab::cli {
 

@@ -10,7 +10,7 @@
 #include "cli/flags.h"
 #include "cli/outputs.h"
 #include "cli/problems.h"
-#include "lab/problem_run/problem_run.h"
+#include "lab/subjects/attention/problem_run.h"
 
 namespace flashlab::cli {
 

@@ -10,11 +10,11 @@
 #include "cli/runs.h"
 #include "cli/terminal.h"
 #include "cli/values.h"
-#include "lab/environment.h"
+#include "lab/machine/environment.h"
 #include "lab/report/numbers.h"
 #include "lab/report/text.h"
-#include "lab/results_json.h"
-#include "lab/weighted_sum/weighted_sum_bench.h"
+#include "lab/results/results_json.h"
+#include "lab/subjects/weighted_sum/weighted_sum_bench.h"
 
 namespace flashlab::cli {
 namespace {

@@ -7,8 +7,8 @@
 
 #include "cuda/launch/merge.h"
 #include "cuda/launch/weighted_sum.h"
-#include "lab/gpu/gpu_roof.h"
-#include "lab/gpu/gpu_ruler.h"
+#include "lab/measure/gpu_roof.h"
+#include "lab/measure/gpu_ruler.h"
 
 namespace flashlab::lab {
 namespace {

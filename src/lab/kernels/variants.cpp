@@ -15,7 +15,7 @@
 #include "cuda/driver/known_gpus.h"
 #include "cuda/launch/gpu_plan.h"
 #include "cuda/launch/implementations.h"
-#include "lab/case_data.h"
+#include "lab/data/case_data.h"
 #include "lab/kernels/standalone.h"
 #include "peers/cublas/cublas.h"
 

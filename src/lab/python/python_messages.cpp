@@ -8,9 +8,9 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
-#include "lab/result_times.h"
-#include "lab/results_json_names.h"
-#include "lab/statistics.h"
+#include "lab/measure/statistics.h"
+#include "lab/results/result_times.h"
+#include "lab/results/results_json_names.h"
 
 namespace flashlab::lab {
 namespace {

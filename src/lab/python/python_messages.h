@@ -11,8 +11,8 @@
 
 #include "case.h"
 #include "flashlab/status.h"
-#include "lab/measure.h"
-#include "lab/result.h"
+#include "lab/measure/measure.h"
+#include "lab/results/result.h"
 
 namespace flashlab::lab {
 

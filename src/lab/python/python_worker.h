@@ -14,10 +14,10 @@
 
 #include "case.h"
 #include "flashlab/attention.h"
-#include "lab/measure.h"
+#include "lab/measure/measure.h"
 #include "lab/python/child_process.h"
 #include "lab/python/python_messages.h"
-#include "lab/result.h"
+#include "lab/results/result.h"
 
 namespace flashlab::lab {
 

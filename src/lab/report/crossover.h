@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "lab/result.h"
+#include "lab/results/result.h"
 
 namespace flashlab::lab::report {
 

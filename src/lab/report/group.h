@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "flashlab/status.h"
-#include "lab/result.h"
+#include "lab/results/result.h"
 
 namespace flashlab::lab::report {
 

@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "lab/result.h"
+#include "lab/results/result.h"
 
 namespace flashlab::lab::report {
 

@@ -5,8 +5,8 @@
 
 #include <string>
 
-#include "lab/baseline.h"
-#include "lab/result.h"
+#include "lab/results/baseline.h"
+#include "lab/results/result.h"
 
 namespace flashlab::lab::report {
 

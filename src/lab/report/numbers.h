@@ -7,7 +7,7 @@
 #include <span>
 #include <string>
 
-#include "lab/result.h"
+#include "lab/results/result.h"
 
 namespace flashlab::lab::report {
 

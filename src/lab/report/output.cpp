@@ -16,7 +16,7 @@
 #include "lab/report/formats.h"
 #include "lab/report/plots.h"
 #include "lab/report/text.h"
-#include "lab/results_json.h"
+#include "lab/results/results_json.h"
 
 extern char** environ;  // NOLINT: POSIX names it so
 

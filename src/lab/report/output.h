@@ -9,7 +9,7 @@
 
 #include "flashlab/status.h"
 #include "lab/report/html.h"
-#include "lab/result.h"
+#include "lab/results/result.h"
 
 namespace flashlab::lab::report {
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "lab/report/svg.h"
-#include "lab/result.h"
+#include "lab/results/result.h"
 
 namespace flashlab::lab::report {
 

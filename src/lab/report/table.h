@@ -6,7 +6,7 @@
 #include <string_view>
 
 #include "lab/report/numbers.h"
-#include "lab/result.h"
+#include "lab/results/result.h"
 
 namespace flashlab::lab::report {
 

@@ -1,0 +1,472 @@
+#include "lab/data/case_data.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <fstream>
+#include <limits>
+#include <new>
+#include <sstream>
+
+#include "lab/data/case_data_fill.h"
+#include "lab/data/case_data_layout.h"
+#include "lab/data/case_data_memory.h"
+#include "lab/machine/memory.h"
+
+namespace flashlab::lab {
+namespace {
+
+using cases::Case;
+
+constexpr std::uint8_t kGuardPattern = 0xA5;  // around outputs; around inputs all bits set: NaN
+constexpr std::int64_t kMaxBytes = std::numeric_limits<std::int64_t>::max();
+
+std::int64_t payload_bytes(const TensorSpec& spec) {
+  auto bytes = static_cast<std::int64_t>(size_of(spec.dtype));
+  for (int i = 0; i < spec.rank; ++i) {
+    const auto n = static_cast<std::size_t>(i);
+    if (spec.strides[n] == 0 && spec.shape[n] > 1) continue;  // the same memory again
+    bytes = saturating_multiply(bytes, spec.shape[n]);
+  }
+  return bytes;
+}
+
+std::string shape_text(const TensorSpec& spec) {
+  std::string text = fmt::format("{} [", to_string(spec.dtype));
+  for (int i = 0; i < spec.rank; ++i) {
+    text += fmt::format("{}{}", i == 0 ? "" : ", ", spec.shape[static_cast<std::size_t>(i)]);
+  }
+  return text + "]";
+}
+
+// Forward's own inputs and outputs, or everything backward reads and writes.
+bool takes_part(Role role, Pass pass) {
+  const bool backward_only = role == Role::kDO || role == Role::kDLse || role == Role::kDQ ||
+                             role == Role::kDK || role == Role::kDV;
+  return pass == Pass::kBackward || !backward_only;
+}
+
+bool output_of(Role role, Pass pass) {
+  if (pass == Pass::kForward) return role == Role::kO || role == Role::kLse;
+  return role == Role::kDQ || role == Role::kDK || role == Role::kDV;
+}
+
+Status check_sizes(const Case& c) {
+  const std::pair<const char*, std::int64_t> sizes[] = {
+      {"batch", c.batch},          {"heads_q", c.heads_q},   {"heads_k", c.heads_k},
+      {"seqlen_q", c.seqlen_q},    {"seqlen_k", c.seqlen_k}, {"head_dim", c.head_dim},
+      {"head_dim_v", c.head_dim_v}};
+  for (const auto& [name, value] : sizes) {
+    if (value < 0) return Status::invalid({name, fmt::format("{}", value), "a size >= 0", ""});
+  }
+  const bool known = c.dtype == DType::kFp64 || c.dtype == DType::kFp32 ||
+                     c.dtype == DType::kFp16 || c.dtype == DType::kBf16;
+  if (!known) {
+    return Status::invalid({"dtype", to_string(c.dtype), "fp64, fp32, fp16 or bf16", ""});
+  }
+  return {};
+}
+
+// Tensors of either kind of call, whose members share their names.
+template <class Tensors, class Get>
+void set_inputs(Tensors& t, const CaseLayout& layout, const Get& get) {
+  t.q = get(Role::kQ);
+  t.k = get(Role::kK);
+  t.v = get(Role::kV);
+  t.o = get(Role::kO);
+  t.lse = get(Role::kLse);
+  if (layout.find(Role::kMask) != nullptr) t.mask = get(Role::kMask);
+}
+
+template <class Get>
+ForwardTensors forward_views(const CaseLayout& layout, const Get& get) {
+  ForwardTensors t;
+  set_inputs(t, layout, get);
+  return t;
+}
+
+template <class Get>
+BackwardTensors backward_views(const CaseLayout& layout, const Get& get) {
+  BackwardTensors t;
+  set_inputs(t, layout, get);
+  t.d_o = get(Role::kDO);
+  if (layout.find(Role::kDLse) != nullptr) t.d_lse = get(Role::kDLse);
+  t.dq = get(Role::kDQ);
+  t.dk = get(Role::kDK);
+  t.dv = get(Role::kDV);
+  return t;
+}
+
+std::optional<std::int64_t> read_number(const char* path) {
+  std::ifstream file(path);
+  std::int64_t value = 0;
+  if (file >> value) return value;
+  return std::nullopt;
+}
+
+// The value of a line "key value" or "key: value kB".
+std::optional<std::int64_t> read_field(const char* path, std::string_view key) {
+  std::ifstream file(path);
+  std::string line;
+  while (std::getline(file, line)) {
+    std::istringstream words(line);
+    std::string name, unit;
+    std::int64_t value = 0;
+    if (!(words >> name >> value) || name != key) continue;
+    words >> unit;
+    return unit == "kB" ? value * 1024 : value;
+  }
+  return std::nullopt;
+}
+
+Status check_values(const Case& c, const CaseValues& values) {
+  struct Expected {
+    const char* name;
+    const ConstTensor* tensor;
+    std::array<std::int64_t, 4> shape;
+  };
+  std::vector<Expected> list = {{"q", &values.q, {c.batch, c.seqlen_q, c.heads_q, c.head_dim}},
+                                {"k", &values.k, {c.batch, c.seqlen_k, c.heads_k, c.head_dim}},
+                                {"v", &values.v, {c.batch, c.seqlen_k, c.heads_k, c.head_dim_v}}};
+  if (values.d_o) {
+    list.push_back({"d_o", &*values.d_o, {c.batch, c.seqlen_q, c.heads_q, c.head_dim_v}});
+  }
+  for (const Expected& e : list) {
+    const TensorSpec& spec = e.tensor->spec;
+    if (spec.rank != 4 || spec.shape != e.shape) {
+      return Status::invalid({e.name, to_string(spec),
+                              fmt::format("the case's shape [{}, {}, {}, {}]", e.shape[0],
+                                          e.shape[1], e.shape[2], e.shape[3]),
+                              "make the case's sizes those of the tensors"});
+    }
+    if (spec.dtype == DType::kBool || spec.dtype == DType::kE4m3 || spec.dtype == DType::kE5m2) {
+      return Status::invalid({e.name, to_string(spec.dtype), "fp64, fp32, fp16 or bf16", ""});
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+struct CaseData::Impl {
+  Case problem;
+  CaseLayout layout;
+  std::vector<HostBuffer> buffers;
+  std::shared_ptr<DeviceMemory> memory;
+  std::vector<BufferMirror> mirrors;  // of every buffer; none where kernels read the buffers
+
+  Tensor view(Role role) const {
+    const Placement* p = layout.find(role);
+    if (p == nullptr) return {};
+    return {buffers[static_cast<std::size_t>(p->buffer)].data() + offset_bytes(*p), p->spec};
+  }
+
+  Tensor device_view(Role role) const {
+    const Placement* p = layout.find(role);
+    if (p == nullptr || mirrors.empty()) return view(role);
+    Tensor out{mirrors[static_cast<std::size_t>(p->buffer)].data() + offset_bytes(*p), p->spec};
+    out.spec.device = memory->device();
+    return out;
+  }
+
+  static std::int64_t offset_bytes(const Placement& p) {
+    return p.offset_elements * static_cast<std::int64_t>(size_of(p.spec.dtype));
+  }
+
+  // Buffers of a pass's outputs, each once.
+  std::vector<std::size_t> output_buffers(Pass pass) const {
+    std::vector<std::size_t> out;
+    for (const Placement& p : layout.tensors) {
+      const auto n = static_cast<std::size_t>(p.buffer);
+      if (output_of(p.role, pass) && (out.empty() || out.back() != n)) out.push_back(n);
+    }
+    return out;
+  }
+
+  Status mirror() {
+    if (memory->device().kind == DeviceKind::kCpu) return {};
+    mirrors.resize(buffers.size());
+    for (std::size_t n = 0; n < buffers.size(); ++n) {
+      if (Status s = mirrors[n].allocate(memory, buffers[n]); !s.ok()) return s;
+      if (!holds_output(n)) {
+        if (Status s = mirrors[n].upload(buffers[n]); !s.ok()) return s;
+      }
+    }
+    return {};
+  }
+
+  bool holds_output(std::size_t buffer) const {
+    for (const Placement& p : layout.tensors) {
+      if (static_cast<std::size_t>(p.buffer) == buffer) return p.output();
+    }
+    return false;
+  }
+
+  void fill_guards(std::size_t n) {
+    const HostBuffer& buffer = buffers[n];
+    const int value = holds_output(n) ? kGuardPattern : 0xFF;
+    for_each_guard(n, [&](std::int64_t offset, std::int64_t count) {
+      std::memset(buffer.data() + offset, value, static_cast<std::size_t>(count));
+    });
+  }
+
+  // Calls use(offset, bytes) for every stretch of a buffer that no tensor owns.
+  template <class Use>
+  void for_each_guard(std::size_t n, const Use& use) const {
+    const HostBuffer& buffer = buffers[n];
+    const CaseLayout::Gaps& gaps = layout.gaps[n];
+    use(-kGuardBytes, kGuardBytes + gaps.first_bytes);
+    if (gaps.gap_bytes > 0) {
+      const std::int64_t step = gaps.row_bytes + gaps.gap_bytes;
+      for (std::int64_t at = gaps.first_bytes + gaps.row_bytes; at < buffer.bytes(); at += step) {
+        use(at, gaps.gap_bytes);
+      }
+    }
+    if (buffer.tail_bytes() > 0) use(buffer.bytes(), buffer.tail_bytes());
+  }
+};
+
+std::vector<TensorBytes> accounting(const Case& problem, Pass pass) {
+  std::vector<TensorBytes> inputs, outputs;
+  const CaseLayout layout = lay_out(problem, pass == Pass::kBackward);
+  for (const Placement& p : layout.tensors) {
+    if (!takes_part(p.role, pass)) continue;
+    auto& list = output_of(p.role, pass) ? outputs : inputs;
+    list.push_back({to_string(p.role), shape_text(p.spec), payload_bytes(p.spec)});
+  }
+  inputs.insert(inputs.end(), outputs.begin(), outputs.end());
+  return inputs;
+}
+
+Problem problem_of(const Case& problem, Pass pass, std::string_view implementation, Device device) {
+  const CaseLayout layout = lay_out(problem, pass == Pass::kBackward);
+  const auto get = [&](Role role) {
+    Tensor out{nullptr, layout.find(role)->spec};
+    out.spec.device = device;
+    return out;
+  };
+  Options options = problem.options();
+  options.implementation = implementation;
+  return pass == Pass::kForward ? describe(forward_views(layout, get), options)
+                                : describe(backward_views(layout, get), options);
+}
+
+Result<std::vector<TensorBytes>> accounting(const Context& context, const Case& problem, Pass pass,
+                                            std::string_view implementation) {
+  auto made = plan(context, problem_of(problem, pass, implementation, context.device()));
+  if (!made.ok()) return made.status();
+  std::vector<TensorBytes> list = accounting(problem, pass);
+  for (const WorkspaceRegion& region : made->regions()) {
+    const auto bytes = static_cast<std::int64_t>(
+        std::min<std::size_t>(region.bytes, static_cast<std::size_t>(kMaxBytes)));
+    list.push_back({"workspace: " + region.name, "", bytes});
+  }
+  return list;
+}
+
+std::int64_t total_bytes(std::span<const TensorBytes> tensors) {
+  std::int64_t sum = 0;
+  for (const TensorBytes& tensor : tensors) sum = saturating_add(sum, tensor.bytes);
+  return sum;
+}
+
+std::string to_string(std::span<const TensorBytes> tensors) {
+  std::string text;
+  for (const TensorBytes& tensor : tensors) {
+    text += fmt::format("{}{}{} = {}; ", tensor.name, tensor.shape.empty() ? "" : " ", tensor.shape,
+                        format_bytes(static_cast<double>(tensor.bytes)));
+  }
+  return text + "together " + format_bytes(static_cast<double>(total_bytes(tensors)));
+}
+
+std::int64_t available_memory_bytes() {
+  std::int64_t available = read_field("/proc/meminfo", "MemAvailable:").value_or(kMaxBytes);
+  struct Group {
+    const char *limit, *used, *statistics;
+  };
+  const Group groups[] = {
+      {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory.stat"},
+      {"/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes",
+       "/sys/fs/cgroup/memory/memory.stat"}};
+  for (const Group& group : groups) {
+    const auto limit = read_number(group.limit), used = read_number(group.used);
+    if (!limit || !used) continue;
+    // Cached file pages count as used but give way.
+    const std::int64_t cached = read_field(group.statistics, "inactive_file").value_or(0);
+    available = std::min(available, std::max<std::int64_t>(0, *limit - (*used - cached)));
+  }
+  return available;
+}
+
+CaseData::CaseData(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+CaseData::CaseData(CaseData&&) noexcept = default;
+CaseData& CaseData::operator=(CaseData&&) noexcept = default;
+CaseData::~CaseData() = default;
+
+Result<CaseData> CaseData::create(const Case& problem, const CaseDataOptions& options) {
+  if (Status s = check_sizes(problem); !s.ok()) return s;
+  if (options.values) {
+    if (Status s = check_values(problem, *options.values); !s.ok()) return s;
+  }
+  try {
+    const auto tensors = accounting(problem, options.backward ? Pass::kBackward : Pass::kForward);
+    const auto memory = options.memory != nullptr ? options.memory : host_memory();
+    const auto refusal = [&](std::int64_t limit, Device device) {
+      return Status::out_of_memory(
+          {problem.name.empty() ? problem.describe() : problem.name, to_string(tensors),
+           fmt::format("at most {}{}", format_bytes(static_cast<double>(limit)),
+                       device == memory->device() && device.kind == DeviceKind::kCpu
+                           ? std::string()
+                           : " on " + to_string(device)),
+           "use a smaller batch, fewer heads or a shorter sequence"});
+    };
+    // The device's memory first: it is the smaller one, and the one that people ask about.
+    std::int64_t limit = 0;
+    for (const Device device : {memory->device(), Device{}}) {
+      limit = options.memory_limit_bytes > 0 ? options.memory_limit_bytes
+              : device == memory->device()   ? memory->available_bytes()
+                                             : available_memory_bytes();
+      if (total_bytes(tensors) > limit) return refusal(limit, device);
+    }
+
+    auto impl = std::make_unique<Impl>();
+    impl->problem = problem;
+    impl->memory = memory;
+    impl->layout = lay_out(problem, options.backward);
+    const std::size_t count = impl->layout.buffer_bytes.size();
+    impl->buffers.resize(count);
+    for (std::size_t n = 0; n < count; ++n) {
+      const bool trap = options.trap_reads_past_end && !impl->holds_output(n);
+      const std::int64_t stagger = static_cast<std::int64_t>(n) * 7 * 64;
+      if (!impl->buffers[n].allocate(impl->layout.buffer_bytes[n], trap ? 0 : stagger, trap)) {
+        return refusal(limit, {});
+      }
+      impl->fill_guards(n);
+    }
+    CaseData data(std::move(impl));
+    for (const Placement& p : data.impl_->layout.tensors) {
+      if (p.output()) continue;
+      const Tensor view = data.impl_->view(p.role);
+      const ConstTensor* given = nullptr;
+      if (options.values) {
+        if (p.role == Role::kQ) given = &options.values->q;
+        if (p.role == Role::kK) given = &options.values->k;
+        if (p.role == Role::kV) given = &options.values->v;
+        if (p.role == Role::kDO && options.values->d_o) given = &*options.values->d_o;
+      }
+      if (given != nullptr) {
+        copy_tensor(*given, view);
+      } else {
+        fill_tensor(problem, p.role, view);
+      }
+    }
+    if (Status s = data.impl_->mirror(); !s.ok()) {
+      if (s.code() != StatusCode::kOutOfMemory) return s;
+      // What was taken for this case is given back with it: the figure is what there was before.
+      data.impl_->mirrors.clear();
+      return refusal(memory->available_bytes(), memory->device());
+    }
+    if (Status s = data.reset_outputs(Pass::kForward); !s.ok()) return s;
+    if (options.backward) {
+      if (Status s = data.reset_outputs(Pass::kBackward); !s.ok()) return s;
+    }
+    return data;
+  } catch (const std::bad_alloc&) {
+    return Status::out_of_memory({"case data", "std::bad_alloc", "memory for its accounts", ""});
+  }
+}
+
+const Case& CaseData::problem() const noexcept {
+  return impl_->problem;
+}
+
+DeviceMemory& CaseData::memory() const noexcept {
+  return *impl_->memory;
+}
+
+ForwardTensors CaseData::forward_tensors() const {
+  return forward_views(impl_->layout, [&](Role role) { return impl_->device_view(role); });
+}
+
+BackwardTensors CaseData::backward_tensors() const {
+  return backward_views(impl_->layout, [&](Role role) { return impl_->device_view(role); });
+}
+
+ForwardTensors CaseData::host_forward_tensors() const {
+  return forward_views(impl_->layout, [&](Role role) { return impl_->view(role); });
+}
+
+BackwardTensors CaseData::host_backward_tensors() const {
+  return backward_views(impl_->layout, [&](Role role) { return impl_->view(role); });
+}
+
+std::int64_t CaseData::input_bytes(Pass pass) const {
+  std::int64_t sum = 0;
+  for (const Placement& p : impl_->layout.tensors) {
+    if (takes_part(p.role, pass) && !output_of(p.role, pass)) sum += payload_bytes(p.spec);
+  }
+  return sum;
+}
+
+std::int64_t CaseData::output_bytes(Pass pass) const {
+  std::int64_t sum = 0;
+  for (const Placement& p : impl_->layout.tensors) {
+    if (output_of(p.role, pass)) sum += payload_bytes(p.spec);
+  }
+  return sum;
+}
+
+Status CaseData::reset_outputs(Pass pass) {
+  const bool accumulate =
+      pass == Pass::kBackward && impl_->problem.gradient_mode == GradientMode::kAccumulate;
+  for (const Placement& p : impl_->layout.tensors) {
+    if (!output_of(p.role, pass)) continue;
+    impl_->fill_guards(static_cast<std::size_t>(p.buffer));
+    if (accumulate) {
+      fill_tensor(impl_->problem, p.role, impl_->view(p.role));
+    } else {
+      fill_nan(impl_->view(p.role));
+    }
+  }
+  if (impl_->mirrors.empty()) return {};
+  for (const std::size_t n : impl_->output_buffers(pass)) {
+    if (Status s = impl_->mirrors[n].upload(impl_->buffers[n]); !s.ok()) return s;
+  }
+  return {};
+}
+
+Status CaseData::fetch_outputs(Pass pass) {
+  if (impl_->mirrors.empty()) return impl_->memory->synchronize();
+  for (const std::size_t n : impl_->output_buffers(pass)) {
+    if (Status s = impl_->mirrors[n].download(impl_->buffers[n]); !s.ok()) return s;
+  }
+  return {};
+}
+
+std::vector<std::uint8_t> CaseData::output_bits(Pass pass) const {
+  std::vector<std::uint8_t> out;
+  for (const Placement& p : impl_->layout.tensors) {
+    if (output_of(p.role, pass)) append_elements(impl_->view(p.role), out);
+  }
+  return out;
+}
+
+std::optional<GuardViolation> CaseData::find_violation() const {
+  for (const Placement& p : impl_->layout.tensors) {
+    if (!p.output()) continue;
+    const auto n = static_cast<std::size_t>(p.buffer);
+    const HostBuffer& buffer = impl_->buffers[n];
+    std::optional<std::int64_t> found;
+    impl_->for_each_guard(n, [&](std::int64_t offset, std::int64_t count) {
+      for (std::int64_t at = offset; !found && at < offset + count; ++at) {
+        if (buffer.data()[at] != kGuardPattern) found = at;
+      }
+    });
+    if (found) return GuardViolation{to_string(p.role), *found};
+  }
+  return std::nullopt;
+}
+
+}  // namespace flashlab::lab

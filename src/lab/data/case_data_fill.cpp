@@ -1,0 +1,360 @@
+#include "lab/data/case_data_fill.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+#include "reference/view.h"
+
+#ifdef __clang__
+// A fused multiply-add where another machine has none would change the last bit of a value. g++
+// with -std=c++20 never fuses.
+#pragma STDC FP_CONTRACT OFF
+#endif
+
+namespace flashlab::lab {
+namespace {
+
+using cases::Case;
+using cases::Fill;
+
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+std::uint64_t mix(std::uint64_t x) noexcept {
+  x += 0x9E3779B97F4A7C15u;
+  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
+  x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
+  return x ^ (x >> 31);
+}
+
+std::uint64_t hash(std::uint64_t stream, std::uint64_t index) noexcept {
+  return mix(stream ^ mix(index));
+}
+
+// In (0, 1): never 0, so that its logarithm is finite.
+double uniform(std::uint64_t bits) noexcept {
+  return (static_cast<double>(bits >> 11) + 0.5) * 0x1p-53;
+}
+
+// Natural logarithm by its own series: libm's last bit differs between machines. With x = 2^e m and
+// t = (m - 1)/(m + 1), |t| <= 0.172: log m = 2 (t + t^3/3 + ... + t^15/15), error below 1e-14.
+double portable_log(double x) noexcept {
+  auto bits = std::bit_cast<std::uint64_t>(x);
+  int exponent = static_cast<int>(bits >> 52) - 1023;
+  double m = std::bit_cast<double>((bits & 0xFFFFFFFFFFFFFu) | 0x3FF0000000000000u);
+  if (m > 1.4142135623730951) {
+    m *= 0.5;
+    ++exponent;
+  }
+  const double t = (m - 1) / (m + 1), t2 = t * t;
+  double sum = 0;
+  for (int n = 15; n >= 1; n -= 2) sum = sum * t2 + 1.0 / n;
+  return exponent * 0.6931471805599453 + 2 * t * sum;
+}
+
+// cos(2 pi u) and sin(2 pi u), u in [0, 1): quadrant and Taylor series on [-pi/4, pi/4].
+void portable_sincos(double u, double* sine, double* cosine) noexcept {
+  const int quadrant = static_cast<int>(4 * u + 0.5);
+  const double x = (4 * u - quadrant) * 1.5707963267948966, x2 = x * x;
+  double s = 0, c = 0;
+  for (int n = 6; n >= 0; --n) {
+    s = 1.0 - s * x2 / ((2.0 * n + 2) * (2.0 * n + 3));
+    c = 1.0 - c * x2 / ((2.0 * n + 1) * (2.0 * n + 2));
+  }
+  s *= x;
+  const double table_s[4] = {s, c, -s, -c}, table_c[4] = {c, -s, -c, s};
+  *sine = table_s[quadrant & 3];
+  *cosine = table_c[quadrant & 3];
+}
+
+struct NormalPair {
+  double even, odd;
+};
+
+NormalPair normal_pair(std::uint64_t stream, std::uint64_t pair) noexcept {
+  const std::uint64_t bits = hash(stream, pair);
+  const double radius = std::sqrt(-2 * portable_log(uniform(bits)));
+  double sine, cosine;
+  portable_sincos(uniform(mix(bits)), &sine, &cosine);
+  return {radius * cosine, radius * sine};
+}
+
+std::uint64_t stream_of(const Case& c, Role role) {
+  return mix(c.seed * 64 + static_cast<std::uint64_t>(role));
+}
+
+double smallest_normal(DType dtype) {
+  switch (dtype) {
+    case DType::kFp64:
+      return 0x1p-1022;
+    case DType::kFp16:
+      return 0x1p-14;
+    default:
+      return 0x1p-126;
+  }
+}
+
+// One row of a tensor [batch, seqlen, heads, width].
+struct RowIndex {
+  std::int64_t b, s, h;
+  std::uint64_t linear;  // (b S + s) H + h
+};
+
+double special(std::uint64_t bits) {
+  const double values[3] = {kNaN, kInfinity, -kInfinity};
+  return values[bits % 3];
+}
+
+// NaN and infinities where a few rows, but not all, meet them: in one query of sixteen, and in one
+// key of one key head in two (K of every other such head, V of the others).
+void add_specials(const Case& c, Role role, const RowIndex& row, std::int64_t seqlen, double* out,
+                  std::int64_t width) {
+  const std::uint64_t bits = hash(stream_of(c, role) + 1, row.linear);
+  const auto column = static_cast<std::int64_t>((bits >> 16) % static_cast<std::uint64_t>(width));
+  if (role == Role::kQ && bits % 16 == 0) out[column] = special(bits >> 8);
+  if (role == Role::kDO && bits % 32 == 0) out[column] = special(bits >> 8);
+  if (role != Role::kK && role != Role::kV) return;
+  const std::uint64_t head = static_cast<std::uint64_t>(row.b * c.heads_k + row.h) + c.seed;
+  const std::uint64_t kind = role == Role::kK ? 1 : 3;
+  const auto position =
+      static_cast<std::int64_t>(hash(c.seed, head) % static_cast<std::uint64_t>(seqlen));
+  if (head % 4 == kind && row.s == position) out[column] = special(hash(c.seed, head) >> 32);
+}
+
+// What the fill makes of a row of normal numbers.
+void shape_row(const Case& c, Role role, const RowIndex& row, std::int64_t seqlen, double* out,
+               std::int64_t width) {
+  const bool score = role == Role::kQ || role == Role::kK;
+  switch (c.fill) {
+    case Fill::kNormal:
+      return;
+    case Fill::kLargeScores:  // scores of standard deviation 100 at the default scale
+      for (std::int64_t d = 0; score && d < width; ++d) out[d] *= 10;
+      return;
+    case Fill::kMixedScales: {
+      if (!score) return;
+      // fp16 ends at 65504: scores of 1e6 would leave the naive formula without a finite answer.
+      const double low = c.dtype == DType::kFp16 ? -4 : -6, high = c.dtype == DType::kFp16 ? 2 : 3;
+      const double u = uniform(hash(stream_of(c, role) + 2, row.linear));
+      // Powers of two: exact, and independent of a library's pow.
+      const double factor = std::ldexp(
+          1.0, static_cast<int>(std::floor((low + (high - low) * u) * 3.3219280948873626)));
+      for (std::int64_t d = 0; d < width; ++d) out[d] *= factor;
+      return;
+    }
+    case Fill::kSubnormal:
+      for (std::int64_t d = 0; d < width; ++d) {
+        const std::uint64_t bits =
+            hash(stream_of(c, role) + 3, row.linear * 4096 + static_cast<std::uint64_t>(d));
+        if (bits % 4 == 0) out[d] *= smallest_normal(c.dtype) / 8;
+      }
+      return;
+    case Fill::kSpecial:
+      add_specials(c, role, row, seqlen, out, width);
+      return;
+    case Fill::kEqual:  // every key of a head is the same vector
+      for (std::int64_t d = 0; role == Role::kK && d < width; ++d) {
+        const auto head = static_cast<std::uint64_t>(row.b * c.heads_k + row.h);
+        out[d] = normal_at(stream_of(c, role) + 4, head * 4096 + static_cast<std::uint64_t>(d));
+      }
+      return;
+  }
+}
+
+void write_row(void* data, DType dtype, std::int64_t offset, const double* values,
+               std::int64_t count) {
+  if (dtype == DType::kFp64) {
+    std::memcpy(static_cast<double*>(data) + offset, values,
+                static_cast<std::size_t>(count) * sizeof(double));
+    return;
+  }
+  for (std::int64_t d = 0; d < count; ++d) {
+    const auto value = static_cast<float>(values[d]);
+    if (dtype == DType::kFp32) static_cast<float*>(data)[offset + d] = value;
+    if (dtype == DType::kFp16) {
+      static_cast<std::uint16_t*>(data)[offset + d] = fp16_from_float(value);
+    }
+    if (dtype == DType::kBf16) {
+      static_cast<std::uint16_t*>(data)[offset + d] = bf16_from_float(value);
+    }
+  }
+}
+
+// Runs body(begin, end) over [0, count), by several threads where that is worth their start.
+void parallel_ranges(std::int64_t count, std::int64_t work_per_item,
+                     const std::function<void(std::int64_t, std::int64_t)>& body) {
+  constexpr std::int64_t kWorthAThread = 1 << 20;
+  const std::int64_t hardware = std::max(1u, std::thread::hardware_concurrency());
+  const std::int64_t wanted = std::min<std::int64_t>(
+      hardware,
+      saturating_multiply(count, std::max<std::int64_t>(work_per_item, 1)) / kWorthAThread);
+  std::vector<std::thread> threads;
+  std::int64_t done = 0;
+  for (std::int64_t n = 1; n < wanted; ++n) {
+    const std::int64_t end = count / wanted * n;
+    try {
+      threads.emplace_back(body, done, end);
+    } catch (const std::system_error&) {
+      break;  // no thread to be had: the rest is done here
+    }
+    done = end;
+  }
+  body(done, count);
+  for (std::thread& thread : threads) thread.join();
+}
+
+void fill_rows(const Case& c, Role role, const Tensor& tensor) {
+  const TensorSpec& spec = tensor.spec;
+  const std::int64_t seqlen = spec.shape[1], heads = spec.shape[2], width = spec.shape[3];
+  const std::uint64_t stream = stream_of(c, role);
+  // Gradients' initial values are plain normal: they are what is added to, not what is attended.
+  const bool input = role == Role::kQ || role == Role::kK || role == Role::kV || role == Role::kDO;
+  const std::int64_t rows = spec.elements() / std::max<std::int64_t>(width, 1);
+  parallel_ranges(rows, width, [&](std::int64_t begin, std::int64_t end) {
+    std::vector<double> values(static_cast<std::size_t>(width) + 1);
+    for (std::int64_t row = begin; row < end; ++row) {
+      const std::int64_t h = row % heads, s = row / heads % seqlen, b = row / heads / seqlen;
+      // Each row starts a pair of its own, so that a row does not depend on the width's parity.
+      for (std::int64_t d = 0; d < width; d += 2) {
+        const NormalPair pair = normal_pair(
+            stream, static_cast<std::uint64_t>(row) * 4096 + static_cast<std::uint64_t>(d / 2));
+        values[static_cast<std::size_t>(d)] = pair.even;
+        values[static_cast<std::size_t>(d) + 1] = pair.odd;
+      }
+      if (input) {
+        shape_row(c, role, {b, s, h, static_cast<std::uint64_t>(row)}, seqlen, values.data(),
+                  width);
+      }
+      std::int64_t offset = 0;
+      if (spec.shape[0] > 1) offset += b * spec.strides[0];
+      if (spec.shape[1] > 1) offset += s * spec.strides[1];
+      if (spec.shape[2] > 1) offset += h * spec.strides[2];
+      write_row(tensor.data, spec.dtype, offset, values.data(), width);
+    }
+  });
+}
+
+void fill_statistic(const Case& c, Role role, const Tensor& tensor) {
+  const TensorSpec& spec = tensor.spec;
+  std::uint64_t linear = 0;
+  for (std::int64_t b = 0; b < spec.shape[0]; ++b) {
+    for (std::int64_t h = 0; h < spec.shape[1]; ++h) {
+      for (std::int64_t s = 0; s < spec.shape[2]; ++s, ++linear) {
+        const double value = normal_at(stream_of(c, role), linear);
+        write_row(tensor.data, spec.dtype, b * spec.strides[0] + h * spec.strides[1] + s, &value,
+                  1);
+      }
+    }
+  }
+}
+
+// Visible: three pairs of four, but no row of sixteen at all and no block of 64 keys of eight.
+void fill_mask(const Case& c, const Tensor& tensor) {
+  const TensorSpec& spec = tensor.spec;
+  const std::uint64_t stream = stream_of(c, Role::kMask);
+  const std::int64_t heads = spec.strides[1] == 0 ? 1 : spec.shape[1];
+  std::uint64_t row = 0;
+  for (std::int64_t b = 0; b < spec.shape[0]; ++b) {
+    for (std::int64_t h = 0; h < heads; ++h) {
+      for (std::int64_t i = 0; i < spec.shape[2]; ++i, ++row) {
+        const bool row_hidden = hash(stream + 1, row) % 16 == 0;
+        const std::int64_t base = b * spec.strides[0] + h * spec.strides[1] + i * spec.strides[2];
+        for (std::int64_t j = 0; j < spec.shape[3]; ++j) {
+          const std::uint64_t index = row * 0x100000000u + static_cast<std::uint64_t>(j);
+          const bool block_hidden =
+              spec.shape[3] > 64 &&
+              hash(stream + 2, (row / 64) * 4096 + static_cast<std::uint64_t>(j / 64)) % 8 == 0;
+          const bool hidden = row_hidden || block_hidden || hash(stream + 3, index) % 4 == 0;
+          if (spec.dtype == DType::kBool) {
+            static_cast<std::uint8_t*>(tensor.data)[base + j] = hidden ? 0 : 1;
+            continue;
+          }
+          const double value = hidden ? -kInfinity : normal_at(stream, index);
+          write_row(tensor.data, spec.dtype, base + j, &value, 1);
+        }
+      }
+    }
+  }
+}
+
+// Calls use(offset, count) for every run of consecutive elements.
+void for_each_run(const TensorSpec& spec, auto&& use) {
+  if (spec.elements() == 0) return;
+  const int inner = spec.rank - 1;
+  std::array<std::int64_t, 4> shape{1, 1, 1, 1}, strides{};
+  for (int d = 0; d < inner; ++d) {
+    const auto n = static_cast<std::size_t>(d);
+    shape[n] = spec.shape[n];
+    strides[n] = spec.shape[n] > 1 ? spec.strides[n] : 0;
+  }
+  for (std::int64_t a = 0; a < shape[0]; ++a) {
+    for (std::int64_t b = 0; b < shape[1]; ++b) {
+      for (std::int64_t c = 0; c < shape[2]; ++c) {
+        use(a * strides[0] + b * strides[1] + c * strides[2],
+            spec.shape[static_cast<std::size_t>(inner)]);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+double normal_at(std::uint64_t stream, std::uint64_t index) noexcept {
+  const NormalPair pair = normal_pair(stream, index / 2);
+  return index % 2 == 0 ? pair.even : pair.odd;
+}
+
+void fill_tensor(const Case& problem, Role role, const Tensor& tensor) {
+  if (tensor.spec.elements() == 0) return;
+  switch (role) {
+    case Role::kMask:
+      fill_mask(problem, tensor);
+      return;
+    case Role::kLse:
+    case Role::kDLse:
+      fill_statistic(problem, role, tensor);
+      return;
+    default:
+      fill_rows(problem, role, tensor);
+      return;
+  }
+}
+
+void fill_nan(const Tensor& tensor) {
+  const std::size_t size = size_of(tensor.spec.dtype);
+  for_each_run(tensor.spec, [&](std::int64_t offset, std::int64_t count) {
+    std::memset(static_cast<char*>(tensor.data) + offset * static_cast<std::int64_t>(size), 0xFF,
+                static_cast<std::size_t>(count) * size);
+  });
+}
+
+void append_elements(const ConstTensor& tensor, std::vector<std::uint8_t>& out) {
+  const auto size = static_cast<std::int64_t>(size_of(tensor.spec.dtype));
+  const auto* base = static_cast<const std::uint8_t*>(tensor.data);
+  for_each_run(tensor.spec, [&](std::int64_t offset, std::int64_t count) {
+    out.insert(out.end(), base + offset * size, base + (offset + count) * size);
+  });
+}
+
+void copy_tensor(const ConstTensor& from, const Tensor& to) {
+  std::vector<std::int64_t> sources;
+  for_each_run(from.spec, [&](std::int64_t offset, std::int64_t) { sources.push_back(offset); });
+  std::size_t row = 0;
+  for_each_run(to.spec, [&](std::int64_t offset, std::int64_t count) {
+    const std::int64_t source = sources[row++];
+    for (std::int64_t d = 0; d < count; ++d) {
+      reference::store(to.data, to.spec.dtype, offset + d,
+                       reference::load(from.data, from.spec.dtype, source + d));
+    }
+  });
+}
+
+}  // namespace flashlab::lab

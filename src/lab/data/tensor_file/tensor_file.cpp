@@ -1,0 +1,232 @@
+#include "lab/data/tensor_file/tensor_file.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+#include <new>
+
+#include "lab/data/tensor_file/formats.h"
+
+namespace flashlab::lab {
+namespace {
+
+constexpr const char* kRemedy =
+    "save the tensors q, k, v (and do for backward), each [batch, seqlen, heads, head_dim]";
+
+std::string shape_text(const ConstTensor& tensor) {
+  const auto& shape = tensor.spec.shape;
+  return fmt::format("[{}]", fmt::join(shape.begin(), shape.begin() + tensor.spec.rank, ", "));
+}
+
+Result<std::unique_ptr<TensorContainer>> open_container(const ByteSource& source) {
+  std::array<std::byte, 6> head{};
+  if (source.size() < head.size()) {
+    return malformed(source.name(), fmt::format("{} bytes", source.size()),
+                     "a .safetensors or .npz file", kRemedy);
+  }
+  if (Status status = source.read(0, head); !status.ok()) return status;
+  const std::string_view text(reinterpret_cast<const char*>(head.data()), head.size());
+  if (text.substr(0, 2) == "PK") return open_npz(source);
+  if (text == "\x93NUMPY") {
+    return malformed(source.name(), "a single .npy array", "several named tensors",
+                     "save them together: numpy.savez(path, q=q, k=k, v=v)");
+  }
+  return open_safetensors(source);
+}
+
+// One extent that must agree with another.
+struct Agreement {
+  const char* name;
+  const ConstTensor* tensor;
+  int axis;
+  std::int64_t expected;
+  const char* meaning;
+};
+
+Status check_shapes(const AttentionInputs& inputs, const std::string& source) {
+  const auto& q = inputs.q.spec.shape;
+  const auto& v = inputs.v.spec.shape;
+  const auto& k = inputs.k.spec.shape;
+  std::vector<Agreement> agreements = {
+      {"k", &inputs.k, 0, q[0], "q's batch"}, {"k", &inputs.k, 3, q[3], "q's head_dim"},
+      {"v", &inputs.v, 0, q[0], "q's batch"}, {"v", &inputs.v, 1, k[1], "k's seqlen"},
+      {"v", &inputs.v, 2, k[2], "k's heads"},
+  };
+  if (inputs.d_o) {
+    agreements.push_back({"do", &*inputs.d_o, 0, q[0], "q's batch"});
+    agreements.push_back({"do", &*inputs.d_o, 1, q[1], "q's seqlen"});
+    agreements.push_back({"do", &*inputs.d_o, 2, q[2], "q's heads"});
+    agreements.push_back({"do", &*inputs.d_o, 3, v[3], "v's head_dim"});
+  }
+  for (const Agreement& a : agreements) {
+    const std::int64_t got = a.tensor->spec.shape[static_cast<std::size_t>(a.axis)];
+    if (got == a.expected) continue;
+    return malformed(fmt::format("{}: {}.shape[{}]", source, a.name, a.axis),
+                     fmt::format("{} of {}", got, shape_text(*a.tensor)),
+                     fmt::format("{} ({} of {})", a.expected, a.meaning, shape_text(inputs.q)),
+                     kRemedy);
+  }
+  if (k[2] < 1 || q[2] % k[2] != 0) {
+    return malformed(fmt::format("{}: k.shape[2]", source), fmt::format("{} heads", k[2]),
+                     fmt::format("a divisor of q's {} heads", q[2]), kRemedy);
+  }
+  return {};
+}
+
+// Names under which frameworks save the gradient of the output.
+bool is_gradient(std::string_view name) {
+  return name == "do" || name == "d_o" || name == "dout" || name == "dO";
+}
+
+Result<AttentionInputs> read_from(const ByteSource& source, const TensorFileLimits& limits) {
+  Result<std::unique_ptr<TensorContainer>> container = open_container(source);
+  if (!container.ok()) return container.status();
+
+  const std::vector<std::string> names = (*container)->names();
+  std::vector<std::string> wanted;
+  for (const char* name : {"q", "k", "v"}) {
+    if (std::find(names.begin(), names.end(), name) == names.end()) {
+      std::vector<std::string> shown;
+      for (const std::string& other : names) {
+        if (shown.size() == 8) break;
+        shown.push_back(excerpt(other));
+      }
+      const std::string more = names.size() > shown.size() ? ", ..." : "";
+      const std::string held =
+          shown.empty() ? "no tensors" : fmt::format("tensors {}{}", fmt::join(shown, ", "), more);
+      return malformed(source.name(), held, fmt::format("one named \"{}\"", name), kRemedy);
+    }
+    wanted.emplace_back(name);
+  }
+  const auto gradient = std::find_if(names.begin(), names.end(), is_gradient);
+  if (gradient != names.end()) wanted.push_back(*gradient);
+
+  AttentionInputs inputs;
+  std::int64_t left_bytes = limits.max_bytes;
+  for (const std::string& name : wanted) {
+    Result<FileTensor> tensor = (*container)->load(name, left_bytes);
+    if (!tensor.ok()) return tensor.status();
+    if (tensor->shape.size() != 4) {
+      return malformed(
+          fmt::format("{}: {}", source.name(), name),
+          fmt::format("{} dimensions, [{}]", tensor->shape.size(), fmt::join(tensor->shape, ", ")),
+          "4: [batch, seqlen, heads, head_dim]",
+          "reshape it; several heads in one axis are split first");
+    }
+    left_bytes -= checked_bytes(tensor->shape, tensor->dtype).value_or(left_bytes);
+    inputs.tensors.push_back(std::move(*tensor));
+  }
+  for (const FileTensor& tensor : inputs.tensors) {
+    if (tensor.dtype == inputs.tensors.front().dtype) continue;
+    return malformed(fmt::format("{}: {}", source.name(), tensor.name), to_string(tensor.dtype),
+                     fmt::format("{} as q", to_string(inputs.tensors.front().dtype)),
+                     "save all of them with one type");
+  }
+  inputs.q = inputs.tensors[0].view();
+  inputs.k = inputs.tensors[1].view();
+  inputs.v = inputs.tensors[2].view();
+  if (inputs.tensors.size() > 3) inputs.d_o = inputs.tensors[3].view();
+  if (Status status = check_shapes(inputs, source.name()); !status.ok()) return status;
+  return inputs;
+}
+
+}  // namespace
+
+ConstTensor FileTensor::view() const noexcept {
+  ConstTensor out{data.get(), {}};
+  out.spec.dtype = dtype;
+  out.spec.rank = static_cast<int>(std::min<std::size_t>(shape.size(), TensorSpec::kMaxRank));
+  for (std::size_t i = 0; i < static_cast<std::size_t>(out.spec.rank); ++i) {
+    out.spec.shape[i] = shape[i];
+    out.spec.strides[i] = strides[i];
+  }
+  out.spec.alignment_bytes = static_cast<int>(size_of(dtype));
+  return out;
+}
+
+Status malformed(std::string argument, std::string got, std::string expected, std::string remedy) {
+  return Status::invalid({.argument = std::move(argument),
+                          .got = std::move(got),
+                          .expected = std::move(expected),
+                          .remedy = std::move(remedy)});
+}
+
+std::optional<std::int64_t> checked_bytes(std::span<const std::int64_t> shape,
+                                          DType dtype) noexcept {
+  // Extents beside a 0 are checked too: other code multiplies them.
+  bool empty = false;
+  std::int64_t bytes = static_cast<std::int64_t>(size_of(dtype));
+  for (const std::int64_t extent : shape) {
+    if (extent < 0) return std::nullopt;
+    if (extent == 0) empty = true;
+    if (__builtin_mul_overflow(bytes, std::max<std::int64_t>(extent, 1), &bytes))
+      return std::nullopt;
+    if (bytes > (std::int64_t{1} << 62)) return std::nullopt;
+  }
+  if (empty) return 0;
+  return bytes;
+}
+
+Result<FileTensor> make_tensor(std::string_view name, DType dtype, std::vector<std::int64_t> shape,
+                               bool column_major, std::int64_t max_bytes,
+                               const std::string& source) {
+  FileTensor out;
+  out.name = std::string(name);
+  out.dtype = dtype;
+  out.strides.assign(shape.size(), 1);
+  const std::optional<std::int64_t> bytes = checked_bytes(shape, dtype);
+  if (!bytes || *bytes > max_bytes) {
+    return Status::out_of_memory(
+        {.argument = fmt::format("{}: {}", source, printable(name)),
+         .got = fmt::format("{} [{}]", to_string(dtype), fmt::join(shape, ", ")),
+         .expected = fmt::format("at most {} bytes of tensors", max_bytes),
+         .remedy = "use smaller tensors or a machine with more memory"});
+  }
+  std::int64_t stride = 1;
+  for (std::size_t i = 0; i < shape.size(); ++i) {
+    const std::size_t axis = column_major ? i : shape.size() - 1 - i;
+    out.strides[axis] = stride;
+    stride *= std::max<std::int64_t>(shape[axis], 1);
+  }
+  out.shape = std::move(shape);
+  out.data.reset(new (std::nothrow)
+                     std::byte[static_cast<std::size_t>(std::max<std::int64_t>(*bytes, 1))]);
+  if (!out.data) {
+    return Status::out_of_memory({.argument = fmt::format("{}: {}", source, printable(name)),
+                                  .got = fmt::format("{} bytes", *bytes),
+                                  .expected = "as much free memory",
+                                  .remedy = "use smaller tensors"});
+  }
+  return out;
+}
+
+std::string printable(std::string_view text) {
+  std::string out(text);
+  for (char& c : out) {
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
+  }
+  return out;
+}
+
+std::string excerpt(std::string_view text) {
+  constexpr std::size_t kShown = 60;
+  return fmt::format("\"{}{}\"", printable(text.substr(0, kShown)),
+                     text.size() > kShown ? "..." : "");
+}
+
+Result<AttentionInputs> read_attention_inputs(const std::filesystem::path& path,
+                                              const TensorFileLimits& limits) {
+  Result<std::unique_ptr<ByteSource>> source = open_file(path);
+  if (!source.ok()) return source.status();
+  return read_from(**source, limits);
+}
+
+Result<AttentionInputs> parse_attention_inputs(std::span<const std::byte> bytes,
+                                               std::string_view source,
+                                               const TensorFileLimits& limits) {
+  return read_from(*view_bytes(bytes, std::string(source)), limits);
+}
+
+}  // namespace flashlab::lab

@@ -1,0 +1,70 @@
+#include "lab/machine/gpu_choice.h"
+
+#include <cstdlib>
+
+#include "api/implementation.h"
+#include "cuda/driver/nvml.h"
+#include "cuda/jit/nvrtc.h"
+#include "lab/machine/environment.h"
+#include "lab/machine/gpu_memory.h"
+
+namespace flashlab::lab {
+
+bool gpu_ready() {
+  // Without the compiler only what was precompiled runs.
+  return gpu_of({DeviceKind::kCuda, 0}).ok() &&
+         (cuda::Nvrtc::get().ok() || std::getenv("FLASHLAB_PRECOMPILED") != nullptr);
+}
+
+Status gpu_status(Device device) {
+  const auto driver = cuda::Driver::get();
+  if (driver.ok()) return gpu_of(device).status();
+  ErrorDetail detail;
+  detail.argument = describe_no_cuda(driver.status());
+  return Status::unsupported(std::move(detail));
+}
+
+std::string gpu_name(Device device) {
+  const auto gpu = gpu_of(device);
+  return gpu.ok() ? (*gpu)->info().name : std::string();
+}
+
+Result<std::unique_ptr<Allocator>> gpu_allocator(Device device) {
+  if (Status s = gpu_status(device); !s.ok()) return s;
+  return std::unique_ptr<Allocator>(std::make_unique<cuda::GpuAllocator>(*gpu_of(device).value()));
+}
+
+std::vector<std::string> default_implementations(Device device) {
+  const cuda::DeviceInfo* info = nullptr;
+  if (device.kind == DeviceKind::kCuda) {
+    if (const auto gpu = gpu_of(device); gpu.ok()) info = &(*gpu)->info();
+  }
+  std::vector<std::string> names;
+  for (const auto* each : internal::default_implementations(device.kind, info)) {
+    names.emplace_back(each->name);
+  }
+  return names;
+}
+
+std::vector<VendorLibrary> vendor_libraries() {
+  VendorLibrary driver{"libcuda.so.1", "NVIDIA's driver",
+                       "install the driver, or start the container with --gpus all", "", ""};
+  VendorLibrary nvml{"libnvidia-ml.so.1", "GPU clocks and power", "comes with NVIDIA's driver", "",
+                     ""};
+  VendorLibrary nvrtc{"libnvrtc.so", "compiles GPU kernels",
+                      "pip install nvidia-cuda-nvrtc, or NVIDIA's toolkit; FLASHLAB_NVRTC names a "
+                      "file",
+                      "", ""};
+  if (auto found = cuda::Driver::get(); found.ok()) {
+    driver.path = (*found)->path();
+    driver.version = "CUDA " + (*found)->version_text();
+  }
+  if (auto found = cuda::Nvml::get(); found.ok()) nvml.path = (*found)->path();
+  if (auto found = cuda::Nvrtc::get(); found.ok()) {
+    nvrtc.path = (*found)->path();
+    nvrtc.version = (*found)->version();
+  }
+  return {driver, nvml, nvrtc};
+}
+
+}  // namespace flashlab::lab

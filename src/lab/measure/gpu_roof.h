@@ -1,0 +1,44 @@
+#pragma once
+
+// What a GPU can do at most: multiply-adds in registers on every multiprocessor, and copying.
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "cuda/driver/device.h"
+#include "flashlab/attention.h"
+#include "lab/machine/device_memory.h"
+#include "lab/measure/measure.h"
+#include "lab/results/result.h"
+
+namespace flashlab::lab {
+
+/// The instructions of a roof: the fastest that the portable kernels have for this type.
+struct GpuRoof {
+  std::string name;    ///< "mma.sync bf16", "fp32 FMA"; empty: this GPU has none for the type
+  std::string config;  ///< of src/cuda/kernels/lab/roof.cu
+  /// Multiply-adds times two of one turn of the loop, per thread.
+  double flops_per_thread = 0;
+};
+GpuRoof gpu_roof(const cuda::DeviceInfo& gpu, DType dtype, Precision precision);
+
+/// Its loop, launched with kRoofThreads. Precondition: the roof has a name.
+cuda::KernelSpec roof_kernel(const GpuRoof& roof);
+inline constexpr unsigned kRoofThreads = 256;
+
+/// A window of the roof's loop on the whole GPU, on the memory's stream. Errors: kUnsupported
+/// (fp64, no compiler, a type this GPU has no instruction for), kDeviceError.
+Result<RoofWindow> gpu_roof_window(std::shared_ptr<DeviceMemory> memory, DType dtype,
+                                   Precision precision = Precision::kIeee);
+
+/// Bytes read and written per second by a copy larger than every cache; empty when there was no
+/// memory for it.
+std::optional<double> gpu_copy_gb_per_s(std::shared_ptr<DeviceMemory> memory);
+
+/// Fills the environment's roofs: the median of several windows each, and the clock under that
+/// load. Errors: those of gpu_roof_window; what was measured before stays.
+Status add_gpu_roofs(std::shared_ptr<DeviceMemory> memory, Environment& environment,
+                     double window_seconds);
+
+}  // namespace flashlab::lab

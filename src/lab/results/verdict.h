@@ -1,0 +1,56 @@
+#pragma once
+
+// Good, fair or poor: what a person who has no figures in mind should think of one.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "lab/results/result.h"
+
+namespace flashlab::lab {
+
+enum class Grade : std::uint8_t { kGood, kFair, kPoor };
+
+/// "good", "fair", "poor".
+const char* to_string(Grade grade) noexcept;
+
+/// Above `good` is good, below `poor` is poor, between them fair.
+struct Thresholds {
+  double good = 0;
+  double poor = 0;
+};
+
+/// FLOP/s as a share of the measured roof. The A100's published limits, > 150 TFLOP/s good and
+/// < 100 poor, are 0.59 and 0.39 of the 255 TFLOP/s that its tensor cores reach in a large matrix
+/// product: the same shares are asked of every other device.
+inline constexpr Thresholds kRoofShareThresholds{0.60, 0.40};
+/// TFLOP/s on an A100 itself.
+inline constexpr Thresholds kA100TflopsThresholds{150, 100};
+/// Bytes per second as a share of the measured copy bandwidth.
+inline constexpr Thresholds kBandwidthShareThresholds{0.80, 0.50};
+/// Busy time of the device as a share of the time measured.
+inline constexpr Thresholds kUtilisationThresholds{0.90, 0.60};
+/// Times faster than the naive implementation in the same run.
+inline constexpr Thresholds kNaiveSpeedupThresholds{3.0, 2.0};
+
+Grade grade(double value, Thresholds thresholds) noexcept;
+
+/// One graded metric, with the sentence that says why.
+struct Verdict {
+  std::string metric;  ///< "share of the roof", "bandwidth", "against naive"
+  Grade grade = Grade::kFair;
+  double value = 0;
+  std::string text;  ///< "good: 87% of the measured roof (above 60%)"
+};
+
+Verdict judge_roof_share(double share);
+Verdict judge_bandwidth(double gb_per_s, double copy_gb_per_s);
+Verdict judge_speedup(double naive_ms, double ms);
+Verdict judge_utilisation(double share);
+
+/// By the published TFLOP/s where the GPU is an A100, by the share of the roof elsewhere; empty for
+/// a result that has neither.
+std::optional<Verdict> judge_throughput(const BenchResult& result, const Environment& environment);
+
+}  // namespace flashlab::lab

@@ -1,0 +1,416 @@
+#include "lab/subjects/attention/problem_run.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <future>
+
+#include "lab/check/check.h"
+#include "lab/measure/cpu_roof.h"
+#include "lab/measure/gpu_clock.h"
+#include "lab/measure/gpu_roof.h"
+#include "lab/results/result_times.h"
+#include "lab/subjects/attention/run_parts.h"
+
+namespace flashlab::lab {
+namespace {
+
+const char* name_of(Pass pass) {
+  return pass == Pass::kForward ? "forward" : "backward";
+}
+
+bool is_set(const std::atomic<bool>* flag) {
+  return flag != nullptr && flag->load(std::memory_order_relaxed);
+}
+
+void set_failure(const Status& status, BenchResult& result) {
+  switch (status.code()) {
+    case StatusCode::kOutOfMemory:
+      result.status = RunStatus::kOutOfMemory;
+      break;
+    case StatusCode::kUnsupported:
+      result.status = RunStatus::kUnsupported;
+      break;
+    default:
+      result.status = RunStatus::kError;
+  }
+  result.message = status.message();
+}
+
+// An implementation that can run the pass.
+struct Runnable {
+  std::size_t result = 0;  // index
+  Plan plan;
+};
+
+class ProblemRun {
+ public:
+  ProblemRun(const Context& context, TrackingAllocator& allocator, const cases::Case& problem,
+             std::span<const std::string> names, const ProblemRunOptions& options)
+      : context_(context),
+        allocator_(allocator),
+        problem_(problem),
+        names_(names),
+        options_(options),
+        workspace_(allocator) {}
+
+  std::vector<BenchResult> run(std::span<const Pass> passes) {
+    const Status status = create_data(passes);
+    for (const Pass pass : passes) {
+      if (cancelled()) break;
+      run_pass(pass, status);
+    }
+    return std::move(results_);
+  }
+
+ private:
+  bool cancelled() const { return is_set(options_.measure.cancel); }
+  bool on_gpu() const { return context_.device().kind == DeviceKind::kCuda; }
+
+  // The device's memory and clock, and the case's tensors in it.
+  Status create_data(std::span<const Pass> passes) {
+    auto memory = device_memory(context_);
+    if (!memory.ok()) return memory.status();
+    memory_ = std::move(*memory);
+    workspace_.set_stream(memory_->stream());
+    if (on_gpu()) {
+      auto clock = gpu_clock(memory_);
+      if (!clock.ok()) return clock.status();
+      clock_ = std::move(*clock);
+    }
+    stage(fmt::format("filling {}", problem_.describe()));
+    CaseDataOptions options;
+    options.backward = std::find(passes.begin(), passes.end(), Pass::kBackward) != passes.end();
+    options.memory_limit_bytes = options_.memory_limit_bytes;
+    options.values = options_.values;
+    options.memory = memory_;
+    Result<CaseData> data = CaseData::create(problem_, options);
+    if (data.ok()) data_.emplace(std::move(*data));
+    // A CPU's available memory shrinks only when pages are touched, so tensors count against it.
+    allocator_.set_limit(options_.memory_limit_bytes > 0 ? options_.memory_limit_bytes
+                                                         : memory_->available_bytes());
+    return data.status();
+  }
+
+  // Whether the device still works. After an illegal address nothing further can run on it.
+  bool device_works() {
+    if (!device_lost_ && on_gpu() && memory_ != nullptr) device_lost_ = !memory_->health().ok();
+    return !device_lost_;
+  }
+
+  void set_call_failure(const Status& status, BenchResult& result) {
+    const bool lost_before = device_lost_;
+    if (status.code() == StatusCode::kDeviceError) device_works();
+    if (lost_before) {
+      result.status = RunStatus::kError;
+      result.message = "not run: an earlier call had made the device useless for this process";
+      return;
+    }
+    set_failure(status, result);
+    if (device_lost_) result.message += "; the device is useless for the rest of this process";
+  }
+  void stage(std::string_view what) const {
+    if (options_.stage) options_.stage(what);
+  }
+
+  Result<Plan> plan_of(Pass pass, const std::string& name) const {
+    Problem problem = problem_of(problem_, pass, name, context_.device());
+    problem.options.tiles = options_.tiles;
+    return plan(context_, problem);
+  }
+
+  // Complete on a CPU, enqueued on a GPU.
+  Status call(Pass pass, const Plan& plan) const {
+    const Workspace workspace = workspace_.view(plan.workspace_bytes());
+    const Stream stream = memory_->stream();
+    return pass == Pass::kForward
+               ? forward(context_, stream, plan, data_->forward_tensors(), workspace)
+               : backward(context_, stream, plan, data_->backward_tensors(), workspace);
+  }
+
+  // The same, and what it wrote lies in this machine's memory.
+  Status call_and_fetch(Pass pass, const Plan& plan) {
+    Status status = call(pass, plan);
+    return status.ok() ? data_->fetch_outputs(pass) : status;
+  }
+
+  // Fills o and lse for backward.
+  Status prepare_backward() {
+    Status first;
+    for (const std::string& name : names_) {
+      Result<Plan> made = plan_of(Pass::kForward, name);
+      Status status = made.status();
+      if (status.ok()) status = workspace_.reserve(made->workspace_bytes());
+      if (status.ok()) status = call_and_fetch(Pass::kForward, *made);
+      if (status.ok()) return status;
+      if (first.ok()) first = status;
+      if (!device_works()) break;
+    }
+    return first;
+  }
+
+  // Compiles what the plans need, all of them at the same time.
+  void prepare_all(Pass pass, const std::vector<Runnable>& runnable) {
+    if (!on_gpu() || runnable.empty()) return;
+    stage(fmt::format("compiling {}", name_of(pass)));
+    std::vector<std::future<void>> jobs;
+    for (const Runnable& each : runnable) {
+      // A failure is the first call's failure too, and is reported there.
+      jobs.push_back(
+          std::async(std::launch::async, [this, &each] { (void)prepare(context_, each.plan); }));
+    }
+    for (std::future<void>& job : jobs) job.wait();
+  }
+
+  void run_pass(Pass pass, const Status& data_status) {
+    std::vector<Runnable> runnable;
+    const std::size_t begin = results_.size();
+    for (const std::string& name : names_) {
+      BenchResult result;
+      result.implementation = name;
+      result.device = to_string(context_.device());
+      result.pass = name_of(pass);
+      result.problem = problem_;
+      Result<Plan> made = plan_of(pass, name);
+      if (made.ok()) {
+        result.workspace_bytes = static_cast<std::int64_t>(made->workspace_bytes());
+        result.plan = plan_words(*made);
+      }
+      // A refusal says more than the memory that it would not have had.
+      const Status& status = made.ok() ? data_status : made.status();
+      if (!status.ok()) {
+        set_failure(!made.ok() ? made.status() : status, result);
+      } else {
+        runnable.push_back({results_.size(), std::move(*made)});
+      }
+      results_.push_back(std::move(result));
+    }
+    prepare_all(pass, runnable);
+    if (!runnable.empty() && pass == Pass::kBackward) {
+      stage("forward for backward");
+      if (Status status = prepare_backward(); !status.ok()) {
+        for (const Runnable& each : runnable) set_call_failure(status, results_[each.result]);
+        runnable.clear();
+      }
+    }
+    first_calls(pass, runnable);
+    time_all(pass, runnable);
+    for (const Runnable& each : runnable) {
+      if (cancelled() || results_[each.result].status != RunStatus::kOk) continue;
+      measure_roof(pass, each);
+      measure_error(pass, each);
+    }
+    oracle_.reset();
+    drop_unmeasured(begin);
+  }
+
+  static std::string plan_words(const Plan& plan) {
+    std::string out;
+    for (const PlanStep& step : plan.steps()) {
+      out += fmt::format("{}{}{}{}", out.empty() ? "" : "; ", step.name,
+                         step.configuration.empty() ? "" : ": ", step.configuration);
+    }
+    return out;
+  }
+
+  // Memory: each implementation once, with its own high-water mark. Takes out those that fail.
+  void first_calls(Pass pass, std::vector<Runnable>& runnable) {
+    // Smallest first, so that a large one's failure costs the others nothing.
+    std::vector<std::size_t> order(runnable.size());
+    for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
+    std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+      return runnable[a].plan.workspace_bytes() < runnable[b].plan.workspace_bytes();
+    });
+    std::vector<bool> failed(runnable.size(), false);
+    for (const std::size_t i : order) {
+      if (cancelled()) break;
+      const Runnable& each = runnable[i];
+      BenchResult& result = results_[each.result];
+      stage(fmt::format("first call of {} {}", result.implementation, result.pass));
+      const bool peak_known = !on_gpu() && reset_process_peak();
+      Status status = workspace_.reserve(each.plan.workspace_bytes());
+      if (status.code() == StatusCode::kOutOfMemory) status = with_accounts(status, pass, result);
+      allocator_.reset_peak();
+      const std::int64_t before = allocator_.current_bytes();
+      if (status.ok()) status = call(pass, each.plan);
+      if (status.ok()) status = memory_->synchronize();
+      if (!status.ok()) {
+        set_call_failure(status, result);
+        failed[i] = true;
+        continue;
+      }
+      const std::int64_t own = allocator_.peak_bytes() - before;
+      result.peak_bytes = data_->input_bytes(pass) + data_->output_bytes(pass) +
+                          static_cast<std::int64_t>(each.plan.workspace_bytes()) + own;
+      if (peak_known) result.process_peak_bytes = process_peak_bytes();
+      if (pass == Pass::kBackward) result.memory_before_backward_bytes = saved_bytes();
+    }
+    std::vector<Runnable> left;
+    for (std::size_t i = 0; i < runnable.size(); ++i) {
+      if (!failed[i]) left.push_back(std::move(runnable[i]));
+    }
+    runnable = std::move(left);
+  }
+
+  // The refusal of a workspace with the bytes of every tensor and region.
+  Status with_accounts(const Status& status, Pass pass, const BenchResult& result) const {
+    const auto tensors = accounting(context_, problem_, pass, result.implementation);
+    if (!tensors.ok()) return status;
+    ErrorDetail detail = status.detail();
+    detail.argument = fmt::format("{}: {}", result.implementation, to_string(*tensors));
+    return Status::out_of_memory(std::move(detail));
+  }
+
+  // q, k, v, o and lse: what lies in memory between forward and backward.
+  std::int64_t saved_bytes() const {
+    const BackwardTensors t = data_->backward_tensors();
+    return t.q.spec.bytes() + t.k.spec.bytes() + t.v.spec.bytes() + t.o.spec.bytes() +
+           t.lse.spec.bytes();
+  }
+
+  void time_all(Pass pass, const std::vector<Runnable>& runnable) {
+    if (runnable.empty() || cancelled()) return;
+    stage(fmt::format("timing {}", name_of(pass)));
+    std::vector<StepTimes> steps(runnable.size());
+    std::vector<TimedCall> calls;
+    for (std::size_t i = 0; i < runnable.size(); ++i) {
+      calls.push_back([this, pass, i, &runnable, &steps] {
+        // Watching the steps of a GPU's call would put events between them: that comes later.
+        if (on_gpu()) return call(pass, runnable[i].plan);
+        const internal::ObserveSteps observe(steps[i]);
+        return call(pass, runnable[i].plan);
+      });
+    }
+    const std::vector<Result<Samples>> samples = measure_interleaved(measure_options(), calls);
+    for (std::size_t i = 0; i < runnable.size(); ++i) {
+      BenchResult& result = results_[runnable[i].result];
+      if (!samples[i].ok()) {
+        set_call_failure(samples[i].status(), result);
+        continue;
+      }
+      set_times(samples[i]->statistics(), pass, result);
+      if (on_gpu()) time_steps(pass, runnable[i], steps[i]);
+      result.parts = steps[i].medians();
+    }
+  }
+
+  MeasureOptions measure_options() const {
+    MeasureOptions out = options_.measure;
+    out.clock = clock_.get();
+    out.cold_cache = out.cold_cache || on_gpu();
+    return out;
+  }
+
+  // The kernels of a call one by one, in calls of their own.
+  void time_steps(Pass pass, const Runnable& each, StepTimes& steps) {
+    if (each.plan.steps().size() < 2) return;
+    const int calls = std::min(options_.measure.repeats, 10);
+    for (int n = 0; n < calls && !cancelled() && !device_lost_; ++n) {
+      const internal::ObserveSteps observe(steps);
+      if (!clock_->flush().ok() || !call(pass, each.plan).ok() || !memory_->synchronize().ok()) {
+        return;
+      }
+    }
+  }
+
+  const RoofWindow& roof_window() {
+    if (roof_) return *roof_;
+    roof_.emplace();
+    if (!on_gpu()) {
+      *roof_ = cpu_roof_window(context_, problem_.dtype);
+    } else if (auto window = gpu_roof_window(memory_, problem_.dtype, problem_.precision);
+               window.ok()) {
+      *roof_ = std::move(*window);
+    }
+    return *roof_;
+  }
+
+  void measure_roof(Pass pass, const Runnable& each) {
+    BenchResult& result = results_[each.result];
+    const double flops = problem_.flops(pass);
+    if (!options_.roof || !result.median_ms || flops <= 0 || device_lost_) return;
+    const RoofWindow& window = roof_window();
+    if (!window) return;
+    stage(fmt::format("roof beside {} {}", result.implementation, result.pass));
+    RoofShareOptions roof;
+    // Few repeats ask for a quick look: then few pairs will do.
+    roof.pairs = std::clamp(options_.measure.repeats, 3, roof.pairs);
+    roof.max_total_ms = options_.roof_max_ms;
+    roof.cancel = options_.measure.cancel;
+    // A GPU's window is filled in one go: waiting after every call would leave it idle in between.
+    const double per_window = on_gpu() ? roof.window_ms / std::max(*result.median_ms, 1e-3) : 1;
+    const int calls = std::max(1, static_cast<int>(std::ceil(per_window)));
+    const auto kernel = [&] {
+      Status status;
+      for (int n = 0; n < calls && status.ok(); ++n) status = call(pass, each.plan);
+      return status.ok() ? memory_->synchronize() : status;
+    };
+    const Result<RoofShare> share = measure_against_roof(roof, window, kernel, flops * calls);
+    if (share.ok() && !share->pair_shares.empty()) result.roof_share = share->share;
+  }
+
+  // The oracle's answer, the same for every implementation of a pass.
+  Status find_truth(Pass pass) {
+    if (oracle_) return {};
+    auto oracle = ErrorOracle::create(*data_, pass);
+    if (oracle.ok()) oracle_.emplace(std::move(*oracle));
+    return oracle.status();
+  }
+
+  void measure_error(Pass pass, const Runnable& each) {
+    BenchResult& result = results_[each.result];
+    if (!options_.error || cancelled() || device_lost_) return;
+    stage(fmt::format("error of {} {}", result.implementation, result.pass));
+    // The implementations wrote to the same outputs in turn.
+    Status status = data_->reset_outputs(pass);
+    if (status.ok()) status = call_and_fetch(pass, each.plan);
+    if (status.ok()) status = find_truth(pass);
+    if (!status.ok()) return set_call_failure(status, result);
+    const ErrorVsFp64 error = oracle_->error_of(*data_);
+    result.error_vs_fp64 = error.error;
+    result.naive_error_vs_fp64 = error.naive_error;
+    result.error_sample = error.sample;
+    if (!error.accepted) {
+      result.status = RunStatus::kError;
+      result.message = fmt::format("a wrong result: {}; flashlab check says more", error.worst);
+    }
+  }
+
+  // Interrupted: rows that were never timed say nothing.
+  void drop_unmeasured(std::size_t begin) {
+    if (!cancelled()) return;
+    std::size_t kept = begin;
+    for (std::size_t i = begin; i < results_.size(); ++i) {
+      if (results_[i].status == RunStatus::kOk && !results_[i].median_ms) continue;
+      if (kept != i) results_[kept] = std::move(results_[i]);
+      ++kept;
+    }
+    results_.resize(kept);
+  }
+
+  const Context& context_;
+  TrackingAllocator& allocator_;
+  const cases::Case& problem_;
+  std::span<const std::string> names_;
+  const ProblemRunOptions& options_;
+  std::shared_ptr<DeviceMemory> memory_;
+  std::unique_ptr<SampleClock> clock_;  // of a GPU
+  SharedWorkspace workspace_;           // given back before the stream goes
+  std::optional<CaseData> data_;
+  std::optional<RoofWindow> roof_;     // once asked for; empty: none for this type
+  std::optional<ErrorOracle> oracle_;  // of the pass under way
+  bool device_lost_ = false;
+  std::vector<BenchResult> results_;
+};
+
+}  // namespace
+
+std::vector<BenchResult> run_problem(const Context& context, TrackingAllocator& allocator,
+                                     const cases::Case& problem, std::span<const Pass> passes,
+                                     std::span<const std::string> implementations,
+                                     const ProblemRunOptions& options) {
+  return ProblemRun(context, allocator, problem, implementations, options).run(passes);
+}
+
+}  // namespace flashlab::lab

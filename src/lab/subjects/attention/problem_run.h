@@ -1,0 +1,49 @@
+#pragma once
+
+// One problem through several implementations, which take turns: times, share of the roof, memory,
+// errors against fp64. What goes wrong with one of them is a result of that one; the others go on.
+
+#include <atomic>
+#include <functional>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "case.h"
+#include "lab/data/case_data.h"
+#include "lab/machine/memory.h"
+#include "lab/measure/measure.h"
+#include "lab/results/result.h"
+
+namespace flashlab::lab {
+
+struct ProblemRunOptions {
+  MeasureOptions measure;  ///< `cancel` ends the run after the current sample
+  bool error = false;      ///< error_vs_fp64 of every implementation
+  bool roof = true;        ///< share of the roof, by alternating windows
+  double roof_max_ms = 0;  ///< per implementation, once 3 pairs exist; 0: all pairs, however long
+  TileOptions tiles;
+  std::optional<CaseValues> values;     ///< instead of random tensors
+  std::int64_t memory_limit_bytes = 0;  ///< 0: what is available
+  /// Told before each stage: "timing forward", "error of naive".
+  std::function<void(std::string_view stage)> stage;
+};
+
+/// One result per pass and implementation, passes first. Interrupted: what has no time is left out.
+///
+/// On a GPU times are those of CUDA events around one call, its L2 cache flushed before; the steps
+/// of a call are timed in calls of their own. After a failure that leaves the device useless the
+/// rest of the results say so.
+///
+/// `allocator` is the context's, so that peaks are seen; nobody else uses it meanwhile. Backward
+/// reads the o and lse of the first implementation that gives them: the same for all.
+/// peak_bytes  inputs + outputs + the call's high-water mark
+/// before      memory_before_backward_bytes: what forward must keep for backward: q, k, v, o, lse
+std::vector<BenchResult> run_problem(const Context& context, TrackingAllocator& allocator,
+                                     const cases::Case& problem, std::span<const Pass> passes,
+                                     std::span<const std::string> implementations,
+                                     const ProblemRunOptions& options);
+
+}  // namespace flashlab::lab

@@ -21,9 +21,10 @@ TEST(Context, TakesWhatIsAskedFor) {
 TEST(Context, RefusesWhatIsNotHere) {
   EXPECT_EQ(Context::create({.threads = -1}).status().code(), StatusCode::kInvalidArgument);
   EXPECT_EQ(Context::create({.threads = 1 << 20}).status().code(), StatusCode::kInvalidArgument);
-  const Status cuda = Context::create({.device = {DeviceKind::kCuda, 0}}).status();
+  // No machine has this many GPUs, so that the answer is the same with and without a driver.
+  const Status cuda = Context::create({.device = {DeviceKind::kCuda, 4095}}).status();
   EXPECT_EQ(cuda.code(), StatusCode::kUnsupported);
-  EXPECT_NE(cuda.message().find("the CPU backend works"), std::string::npos);
+  EXPECT_NE(cuda.message().find("cuda:4095"), std::string::npos) << cuda.message();
 #if defined(__x86_64__)
   const Status neon = Context::create({.cpu_isa = CpuIsa::kNeon}).status();
   EXPECT_EQ(neon.code(), StatusCode::kUnsupported);

@@ -40,6 +40,14 @@ flashlab_test(cuda_bad_input_test SOURCES cuda_bad_input_test.cpp LIBRARIES flas
   DEFINITIONS FLASHLAB_FAKE_DRIVER="$<TARGET_FILE:flashlab_fake_driver>")
 add_dependencies(cuda_bad_input_test flashlab_fake_driver)
 
+# What is said about contexts must hold on a machine with a GPU too.
+foreach(fake gpu none)
+  add_test(NAME context_test_with_fake_${fake} COMMAND api_test --gtest_filter=Context.*)
+  set_tests_properties(context_test_with_fake_${fake} PROPERTIES ENVIRONMENT
+    "FAKE_CUDA=${fake};LD_LIBRARY_PATH=${CMAKE_CURRENT_BINARY_DIR}/fake_driver")
+endforeach()
+add_dependencies(api_test flashlab_fake_driver)
+
 # Kernels with deliberate faults or in their fallback form: the list of implementations in
 # cuda_mutants.cpp takes the place of the library's.
 if(FLASHLAB_BUILD_CLI)

@@ -87,6 +87,10 @@ TEST(ResultsJson, WrongContentsAreNamed) {
   EXPECT_THAT(with("\"batch\": 2", "\"other\": 2"), HasSubstr("results[0].batch"));
   EXPECT_THAT(with("\"median_ms\": 1.0", "\"median_ms\": \"1\""), HasSubstr("median_ms"));
   EXPECT_FALSE(parse_results("[]").ok());
+  // Deep enough for a function that recurses to overflow the stack.
+  const std::string deep = std::string(200000, '[') + std::string(200000, ']');
+  EXPECT_THAT(with("\"flashlab.bench/1\"", deep), HasSubstr("nested over 64 levels"));
+  EXPECT_THAT(with("\"batch\": 2", "\"batch\": " + deep), HasSubstr("nested over 64 levels"));
 }
 
 TEST(ResultsJson, AFailedWriteKeepsTheOldFile) {

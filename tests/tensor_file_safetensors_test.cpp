@@ -120,6 +120,12 @@ TEST(TensorFileSafetensors, MalformedHeaders) {
   EXPECT_THAT(header_failure("{\"q\":").message(), HasSubstr("a JSON object"));
   EXPECT_THAT(header_failure("[1, 2]").message(), HasSubstr("a JSON object"));
   EXPECT_THAT(header_failure("{\"q\": 1}").message(), HasSubstr("an object with dtype"));
+  // Deep enough for a function that recurses to overflow the stack.
+  const std::string deep = std::string(200000, '[') + std::string(200000, ']');
+  for (const char* key : {"dtype", "shape", "data_offsets"}) {
+    const std::string header = fmt::format(R"({{"q": {{"{}": {}}}}})", key, deep);
+    EXPECT_THAT(header_failure(header).message(), HasSubstr("nested over 64 levels"));
+  }
   EXPECT_THAT(header_failure(std::string(5000, '[')).message(), HasSubstr("a JSON object"));
   EXPECT_THAT(header_failure("{" + entry("q", "F32", kShape, 0, 24) + "," +
                              entry("q", "F32", kShape, 24, 48) + "}")

@@ -5,6 +5,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
+#include "lab/results/json_depth.h"
 #include "lab/results/results_json.h"
 #include "lab/results/results_json_names.h"
 
@@ -276,6 +277,10 @@ std::string line_and_column(std::string_view text, std::size_t offset) {
 
 Result<ResultFile> parse_results(std::string_view text, std::string_view source) {
   const std::string name(source);
+  if (is_nested_too_deeply(text)) {
+    return Status::invalid({name, fmt::format("JSON nested over {} levels deep", kMaxJsonDepth),
+                            "JSON of the schema flashlab.bench/1", kRemedy});
+  }
   Json root;
   try {
     root = Json::parse(text);

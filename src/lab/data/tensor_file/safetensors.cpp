@@ -9,6 +9,7 @@
 #include <set>
 
 #include "lab/data/tensor_file/formats.h"
+#include "lab/results/json_depth.h"
 
 namespace flashlab::lab {
 namespace {
@@ -168,6 +169,12 @@ class Safetensors final : public TensorContainer {
 
 // The header as JSON; a key that stands twice is an error, not the later one.
 Result<nlohmann::json> parse_header(const ByteSource& source, const std::string& text) {
+  const std::string place = source.name() + ": header";
+  if (is_nested_too_deeply(text)) {
+    return malformed(place, fmt::format("JSON nested over {} levels deep", kMaxJsonDepth),
+                     "a JSON object that maps names to tensors",
+                     "the file is no .safetensors file, or damaged");
+  }
   std::set<std::string> keys;
   std::string twice;
   const auto watch = [&](int depth, nlohmann::json::parse_event_t event, nlohmann::json& parsed) {
@@ -178,7 +185,6 @@ Result<nlohmann::json> parse_header(const ByteSource& source, const std::string&
     return true;
   };
   nlohmann::json header = nlohmann::json::parse(text, watch, /*allow_exceptions=*/false);
-  const std::string place = source.name() + ": header";
   if (header.is_discarded() || !header.is_object()) {
     return malformed(place, excerpt(text), "a JSON object that maps names to tensors",
                      "the file is no .safetensors file, or damaged");

@@ -1,6 +1,6 @@
 # cmake -DROOT=folder -DFILES=a;b -DOUTPUT=file.cpp -P EmbedSources.cmake
 # Writes the device sources as string literals, so that the binary compiles kernels anywhere.
-set(text "#include \"cuda/jit/sources.h\"\n\nnamespace flashlab::cuda {\n\n")
+set(text "#include \"runtime/kernel_store/sources.h\"\n\nnamespace flashlab::cuda {\n\n")
 string(APPEND text "const EmbeddedSource kEmbeddedSources[] = {\n")
 foreach(file IN LISTS FILES)
   file(READ ${ROOT}/${file} content)

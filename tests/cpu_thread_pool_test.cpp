@@ -7,7 +7,7 @@
 #include <thread>
 #include <vector>
 
-#include "cpu/thread_pool.h"
+#include "runtime/cpu/thread_pool.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>

@@ -18,7 +18,7 @@ if(FLASHLAB_BUILD_CLI)
 endif()
 
 # A libcuda.so.1 that answers as tests want: the functions it does not care for return an error.
-file(READ ${PROJECT_SOURCE_DIR}/src/cuda/driver/types.h driver_text)
+file(READ ${PROJECT_SOURCE_DIR}/src/runtime/cuda/types.h driver_text)
 string(REGEX MATCHALL "\"cu[A-Za-z0-9_]+\"" driver_symbols "${driver_text}")
 file(READ ${CMAKE_CURRENT_SOURCE_DIR}/cuda_fake_driver.cpp fake_text)
 set(fake_rest "")

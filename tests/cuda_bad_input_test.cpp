@@ -15,12 +15,12 @@
 
 #include "api/context_state.h"
 #include "api/implementation.h"
-#include "cuda/driver/device.h"
-#include "cuda/jit/cache.h"
-#include "cuda/jit/compile.h"
 #include "cuda/launch/gpu_plan.h"
 #include "cuda/launch/naive.h"
 #include "flashlab/attention.h"
+#include "runtime/cuda/device.h"
+#include "runtime/kernel_store/cache.h"
+#include "runtime/kernel_store/compile.h"
 
 namespace flashlab {
 namespace {

@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "cuda_gpu.h"
+#include "runtime/kernel_store/kernel.h"
 
 namespace flashlab {
 namespace {
@@ -296,9 +297,9 @@ TEST_P(Calls, KernelsCompileAndLoadQuickly) {
                               "struct Config { static constexpr Element kOutput = Element::kFp32; "
                               "static constexpr int kVector = 1; };\n",
                               {}};
-  ASSERT_TRUE(gpu_->kernel(spec).ok());
+  ASSERT_TRUE(cuda::load_kernel(*gpu_, spec).ok());
   start = std::chrono::steady_clock::now();
-  const auto loaded = gpu_->kernel(spec, 64);
+  const auto loaded = cuda::load_kernel(*gpu_, spec, 64);
   const double seconds = seconds_since(start);
   ASSERT_TRUE(loaded.ok());
   EXPECT_EQ((*loaded)->origin, cuda::ImageOrigin::kCache);

@@ -7,7 +7,7 @@
 #include <cstdlib>
 #include <string_view>
 
-#include "cuda/jit/nvrtc.h"
+#include "runtime/kernel_store/nvrtc.h"
 
 namespace flashlab::testing {
 

@@ -5,9 +5,9 @@
 #include <cstddef>
 #include <type_traits>
 
-#include "cuda/driver/nvml.h"
-#include "cuda/driver/types.h"
-#include "cuda/jit/nvrtc_api.h"
+#include "runtime/cuda/nvml.h"
+#include "runtime/cuda/types.h"
+#include "runtime/kernel_store/nvrtc_api.h"
 
 #if __has_include(<cuda.h>) && __has_include(<nvrtc.h>)
 #define HAVE_CUDA_HEADERS

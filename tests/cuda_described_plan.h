@@ -8,8 +8,8 @@
 #include "api/context_state.h"
 #include "api/implementation.h"
 #include "api/problem.h"
-#include "cuda/driver/device.h"
-#include "cuda/driver/known_gpus.h"
+#include "runtime/cuda/device.h"
+#include "runtime/cuda/known_gpus.h"
 
 namespace flashlab::testing {
 

@@ -1,6 +1,7 @@
-// The fallbacks of kernels (cuda/jit/compile.h) compute the same: on a GPU the acceptance rule
-// takes them in place of their first choices. Which of the two a user gets depends on the compiler,
-// so both are tested whatever this one makes of them. Without a GPU they must compile.
+// The fallbacks of kernels (runtime/kernel_store/compile.h) compute the same: on a GPU the
+// acceptance rule takes them in place of their first choices. Which of the two a user gets depends
+// on the compiler, so both are tested whatever this one makes of them. Without a GPU they must
+// compile.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -14,7 +15,6 @@
 #include <vector>
 
 #include "api/context_state.h"
-#include "cuda/driver/known_gpus.h"
 #include "cuda_compiler.h"
 #include "cuda_gpu.h"
 #include "cuda_mutants.h"

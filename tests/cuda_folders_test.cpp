@@ -10,9 +10,9 @@
 #include <filesystem>
 #include <string>
 
-#include "cuda/jit/cache.h"
-#include "cuda/jit/compile.h"
 #include "cuda_compiler.h"
+#include "runtime/kernel_store/cache.h"
+#include "runtime/kernel_store/compile.h"
 
 namespace flashlab::cuda {
 namespace {

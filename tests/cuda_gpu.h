@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "api/context_state.h"
-#include "cuda/driver/device.h"
 #include "flashlab/attention.h"
+#include "runtime/cuda/device.h"
 
 namespace flashlab::testing {
 

@@ -11,14 +11,14 @@
 #include <thread>
 #include <vector>
 
-#include "cuda/driver/driver.h"
-#include "cuda/driver/library.h"
-#include "cuda/jit/cache.h"
-#include "cuda/jit/compile.h"
-#include "cuda/jit/config.h"
-#include "cuda/jit/sha256.h"
-#include "cuda/jit/sources.h"
 #include "cuda_compiler.h"
+#include "runtime/cuda/driver.h"
+#include "runtime/kernel_store/cache.h"
+#include "runtime/kernel_store/compile.h"
+#include "runtime/kernel_store/config.h"
+#include "runtime/kernel_store/sha256.h"
+#include "runtime/kernel_store/sources.h"
+#include "runtime/library/library.h"
 
 namespace flashlab::cuda {
 namespace {

@@ -15,16 +15,16 @@
 
 #include "api/context_state.h"
 #include "api/implementation.h"
-#include "cuda/driver/device.h"
-#include "cuda/driver/known_gpus.h"
-#include "cuda/jit/nvrtc.h"
-#include "cuda/jit/sources.h"
 #include "cuda/launch/gpu_plan.h"
 #include "cuda/launch/merge.h"
 #include "cuda_compiler.h"
 #include "lab/data/case_data.h"
 #include "lab/kernels/precompile.h"
 #include "lab/kernels/variants.h"
+#include "runtime/cuda/known_gpus.h"
+#include "runtime/kernel_store/kernel.h"
+#include "runtime/kernel_store/nvrtc.h"
+#include "runtime/kernel_store/sources.h"
 
 namespace flashlab::lab {
 namespace {
@@ -62,7 +62,8 @@ TEST(KnownGpus, AreNamedByTheirArchitecture) {
 TEST(DescribedGpu, MakesPlansAndRunsNothing) {
   const auto gpu = cuda::GpuDevice::described(*cuda::known_gpu("sm_80"));
   EXPECT_TRUE(gpu->is_described());
-  const auto kernel = gpu->kernel({"merge.cu", "flash_fwd_merge", "struct Config {};", {}});
+  const auto kernel =
+      cuda::load_kernel(*gpu, {"merge.cu", "flash_fwd_merge", "struct Config {};", {}});
   ASSERT_FALSE(kernel.ok());
   EXPECT_THAT(kernel.status().message(), HasSubstr("only described"));
   cuda::GpuAllocator allocator(*gpu);

@@ -11,12 +11,12 @@
 #include <vector>
 
 #include "api/context_state.h"
-#include "cuda/driver/device.h"
-#include "cuda/driver/known_gpus.h"
 #include "cuda/launch/gpu_plan.h"
 #include "cuda/launch/ladder_backward.h"
 #include "cuda/launch/naive.h"
 #include "cuda/launch/weighted_sum.h"
+#include "runtime/cuda/device.h"
+#include "runtime/cuda/known_gpus.h"
 
 namespace flashlab::cuda {
 namespace {

@@ -9,10 +9,10 @@
 #include <string_view>
 
 #include "api/context_state.h"
-#include "cuda/driver/device.h"
-#include "cuda/driver/known_gpus.h"
 #include "cuda/launch/gpu_plan.h"
 #include "cuda/launch/ladder_forward.h"
+#include "runtime/cuda/device.h"
+#include "runtime/cuda/known_gpus.h"
 
 namespace flashlab::cuda {
 namespace {

@@ -11,9 +11,9 @@
 
 #include "api/context_state.h"
 #include "case.h"
-#include "cuda/jit/compile.h"
 #include "cuda/kernels/tile/mutation.h"
 #include "flashlab/attention.h"
+#include "runtime/kernel_store/compile.h"
 
 namespace flashlab::testing {
 

@@ -20,7 +20,6 @@
 
 #include "api/context_state.h"
 #include "api/implementation.h"
-#include "cuda/driver/known_gpus.h"
 #include "cuda/kernels/merge_arguments.h"
 #include "cuda/launch/gpu_plan.h"
 #include "cuda/launch/merge.h"
@@ -333,12 +332,12 @@ class PublicMerge : public GpuTest {
     arguments.batch = arguments.heads = 1;
     arguments.seqlen = kRows;
     arguments.columns = kColumns;
-    const auto kernel = gpu_->kernel(spec);
+    const auto kernel = cuda::load_kernel(*gpu_, spec);
     EXPECT_TRUE(kernel.ok()) << kernel.status().message();
     const auto current = gpu_->current();
     void* parameters[] = {&arguments};
     const cuda::LaunchShape shape{.grid_x = 1, .threads = 128};
-    EXPECT_TRUE(gpu_->launch(**kernel, shape, nullptr, parameters).ok());
+    EXPECT_TRUE(cuda::launch(*gpu_, **kernel, shape, nullptr, parameters).ok());
     wait();
     download(got.data(), out, got.size() * 4);
     float worst = 0;

@@ -14,10 +14,11 @@
 #include <set>
 #include <string>
 
-#include "cuda/jit/compile.h"
-#include "cuda/jit/sources.h"
 #include "cuda_compiler.h"
 #include "cuda_gpu.h"
+#include "runtime/kernel_store/compile.h"
+#include "runtime/kernel_store/kernel.h"
+#include "runtime/kernel_store/sources.h"
 
 namespace flashlab::testing {
 
@@ -184,7 +185,7 @@ class PrimitiveTest : public GpuTest {
       ADD_FAILURE() << name << ": no such kernel in this test's list";
       return {};
     }
-    const auto kernel = gpu_->kernel(one->spec());
+    const auto kernel = cuda::load_kernel(*gpu_, one->spec());
     if (!kernel.ok()) {
       ADD_FAILURE() << name << ": " << kernel.status().message();
       return {};
@@ -195,7 +196,7 @@ class PrimitiveTest : public GpuTest {
     void* arguments[] = {&from, &to};
     const auto current = gpu_->current();
     const Status status =
-        gpu_->launch(**kernel, {.grid_x = blocks, .threads = threads}, nullptr, arguments);
+        cuda::launch(*gpu_, **kernel, {.grid_x = blocks, .threads = threads}, nullptr, arguments);
     if (!status.ok()) {
       ADD_FAILURE() << name << ": " << status.message();
       return {};

@@ -9,11 +9,11 @@
 #include <type_traits>
 
 #include "api/context_state.h"
-#include "cuda/driver/device.h"
-#include "cuda/driver/known_gpus.h"
 #include "peers/cublas/cublas.h"
 #include "peers/cublas/cublas_lt.h"
 #include "peers/cudnn/cudnn.h"
+#include "runtime/cuda/device.h"
+#include "runtime/cuda/known_gpus.h"
 
 #if __has_include(<cublasLt.h>)
 #include <cublasLt.h>

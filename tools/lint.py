@@ -15,7 +15,7 @@ import sys
 import source
 
 LIBRARY_ROOMS = ("include/", "src/api/", "src/cpu/", "src/reference/", "src/cuda/",
-                 "src/peers/", "src/lab/", "cases/")
+                 "src/peers/", "src/runtime/", "src/lab/", "cases/")
 TEXT_FILES = (".h", ".cpp", ".cu", ".cuh", ".py", ".sh", ".cmake", ".txt", ".md", ".json", "/run")
 CPP_ROOMS = ("include/", "src/", "cases/", "tests/", "examples/", "fuzz/", "python/")
 
@@ -46,40 +46,48 @@ MAX_FILE_LINES_IN = {"src/cuda/kernels/ladder/": 150}
 MAX_COLUMNS = 100
 
 # room -> the rooms it may include from. Order matters: the longest matching prefix is the room.
-# ptx <- tile <- kernels;  api <- cpu, cuda;  api <- lab <- cli;  reference and cases see only
-# include/.
+# ptx <- tile <- kernels;  runtime <- api <- cpu, cuda;  api <- lab <- cli;  reference and cases
+# see only include/.
 MAY_INCLUDE = {
     "include/": ("include/",),
     "cases/": ("include/", "cases/"),
     "src/reference/": ("include/", "src/reference/"),
     "src/reference/implementation.": ("include/", "src/reference/", "src/api/"),
-    "src/api/": ("include/", "src/api/"),
+    # The runtime knows nothing of attention, and goes from libraries to devices to kernels.
+    "src/runtime/guard.": ("include/",),
+    "src/runtime/cpu/": ("include/", "src/runtime/guard.h", "src/runtime/cpu/"),
+    "src/runtime/library/": ("include/", "src/runtime/library/"),
+    "src/runtime/cuda/": ("include/", "src/runtime/guard.h", "src/runtime/library/",
+                          "src/runtime/cuda/"),
+    "src/runtime/": ("include/", "src/runtime/"),
+    "src/api/": ("include/", "src/api/", "src/runtime/"),
     # The registry and the context are where the library meets its backends.
-    "src/api/registry.": ("include/", "src/api/", "src/cpu/", "src/cuda/", "src/peers/",
-                          "src/reference/"),
-    "src/api/dispatch.": ("include/", "src/api/", "src/cuda/"),
-    "src/api/plan.": ("include/", "src/api/", "src/cuda/"),
-    "src/api/context": ("include/", "src/api/", "src/cpu/", "src/cuda/"),
-    "src/api/merge.": ("include/", "src/api/", "src/cpu/", "src/cuda/"),
-    "src/cpu/": ("include/", "src/api/", "src/cpu/"),
-    "src/cuda/": ("include/", "src/api/", "src/cuda/"),
-    "src/peers/": ("include/", "src/api/", "src/cuda/", "src/peers/"),
-    "src/lab/": ("include/", "cases/", "src/api/", "src/cpu/", "src/cuda/", "src/reference/",
-                 "src/lab/"),
+    "src/api/registry.": ("include/", "src/runtime/", "src/api/", "src/cpu/", "src/cuda/",
+                          "src/peers/", "src/reference/"),
+    "src/api/dispatch.": ("include/", "src/runtime/", "src/api/", "src/cuda/"),
+    "src/api/plan.": ("include/", "src/runtime/", "src/api/", "src/cuda/"),
+    "src/api/context": ("include/", "src/runtime/", "src/api/", "src/cpu/", "src/cuda/"),
+    "src/api/merge.": ("include/", "src/runtime/", "src/api/", "src/cpu/", "src/cuda/"),
+    "src/cpu/": ("include/", "src/runtime/", "src/api/", "src/cpu/"),
+    "src/cuda/": ("include/", "src/runtime/", "src/api/", "src/cuda/"),
+    "src/peers/": ("include/", "src/runtime/", "src/api/", "src/cuda/", "src/peers/"),
+    "src/lab/": ("include/", "cases/", "src/runtime/", "src/api/", "src/cpu/", "src/cuda/",
+                 "src/reference/", "src/lab/"),
     # The list of all kernels has the peers', too.
-    "src/lab/kernels/": ("include/", "cases/", "src/api/", "src/cuda/", "src/peers/", "src/lab/"),
+    "src/lab/kernels/": ("include/", "cases/", "src/runtime/", "src/api/", "src/cuda/",
+                         "src/peers/", "src/lab/"),
     "src/cli/": ("include/", "cases/", "src/lab/", "src/cli/"),
     "src/cuda/kernels/ptx/": ("src/cuda/kernels/ptx/",),
     "src/cuda/kernels/tile/": ("src/cuda/kernels/ptx/", "src/cuda/kernels/tile/",
                                "src/cuda/kernels/arguments.h", "src/cuda/kernels/config_types.h"),
     "src/cuda/kernels/": ("src/cuda/kernels/",),
     "tests/": ("include/", "cases/", "src/", "tests/"),
-    "fuzz/": ("include/", "cases/", "src/api/", "src/lab/", "fuzz/"),
+    "fuzz/": ("include/", "cases/", "src/runtime/", "src/api/", "src/lab/", "fuzz/"),
     "examples/": ("include/",),
     "python/src/": ("include/", "python/src/"),
     # Waiting for a stream is not in the public API.
     "python/src/contexts.": ("include/", "python/src/", "src/api/context_state.h",
-                             "src/cuda/driver/"),
+                             "src/runtime/cuda/"),
 }
 
 

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "api/context_state.h"
-#include "cuda/driver/device.h"
 #include "flashlab/flashlab.h"
+#include "runtime/cuda/device.h"
 
 namespace flashlab::costs {
 

@@ -26,6 +26,7 @@
 #include "lab/measure/gpu_ruler.h"
 #include "lab/results/results_json.h"
 #include "loading.h"
+#include "runtime/kernel_store/kernel.h"
 
 namespace flashlab::costs {
 namespace {
@@ -126,7 +127,7 @@ Json time_call(const Context& context, const Call& call) {
   const Prepared ready = prepared(context, tensors);
   const auto& state = dynamic_cast<const cuda::GpuPlan&>(ready.plan.state());
   cuda::GpuDevice& gpu = *context.state().gpu();
-  auto idle = gpu.kernel(lab::spin_kernel());
+  auto idle = cuda::load_kernel(gpu, lab::spin_kernel());
   require(idle.status(), "lab_spin");
   const auto planned = [&] { require(tensors.run(context, ready.plan, ready.workspace), "run"); };
   const auto one_call = [&] {
@@ -140,7 +141,7 @@ Json time_call(const Context& context, const Call& call) {
     unsigned long long nanoseconds = 0;
     void* parameters[] = {&nanoseconds};
     for (std::size_t i = 0; i < state.gpu_steps().size(); ++i) {
-      require(gpu.launch(**idle, {.threads = 32}, nullptr, parameters), "launch");
+      require(cuda::launch(gpu, **idle, {.threads = 32}, nullptr, parameters), "launch");
     }
   };
   return host_row(call, state.gpu_steps().size(), in_turns(context, {planned, one_call, bare}));

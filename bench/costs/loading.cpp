@@ -92,7 +92,7 @@ Json kernels_of(cuda::GpuDevice& gpu, const cuda::GpuPlan& plan, const char* exp
   for (const cuda::GpuStep& step : plan.gpu_steps()) {
     if (step.spec.source.empty()) continue;
     const auto start = Clock::now();
-    const auto kernel = gpu.kernel(step.spec, step.shape.shared_bytes);
+    const auto kernel = cuda::load_kernel(gpu, step.spec, step.shape.shared_bytes);
     const double ms = milliseconds_since(start);
     require(kernel.status(), step.name);
     const char* origin = origin_name((*kernel)->origin);
@@ -123,7 +123,7 @@ Json prepare_call(const Call& call, const Preparation& how) {
   require(context.status(), "context");
   cuda::GpuDevice& gpu = *context->state().gpu();
   // Of no plan. With an empty cache it is compiled, which loads the compiler.
-  require(gpu.kernel(lab::spin_kernel()).status(), "lab_spin");
+  require(cuda::load_kernel(gpu, lab::spin_kernel()).status(), "lab_spin");
   auto made = plan(*context, problem_of(call, context->device()));
   require(made.status(), call.name);
   const auto& state = dynamic_cast<const cuda::GpuPlan&>(made->state());
@@ -188,8 +188,9 @@ std::optional<LoadingCosts> measure_loading() {
       if (!alone.ok() || !together.ok()) return std::nullopt;
       const auto measure = [&](std::vector<Json>& into, const CacheFolder& folder,
                                const char* origin, bool one_by_one) {
-        into.push_back(
-            in_a_child([&] { return prepare_call(call, {folder.path(), origin, one_by_one}); }));
+        into.push_back(in_a_child([&] {
+          return prepare_call(call, {folder.path(), origin, one_by_one});
+        }));
         return !into.back().is_null();
       };
       if (!measure(compiled, alone, "compiler", true) ||

@@ -6,8 +6,8 @@
 #include <memory>
 
 #include "api/context_state.h"
-#include "cuda/driver/device.h"
 #include "errors.h"
+#include "runtime/cuda/device.h"
 
 namespace flashlab::python {
 namespace {

@@ -8,9 +8,9 @@
 #include <thread>
 
 #include "api/context_state.h"
-#include "api/guard.h"
-#include "cpu/thread_pool.h"
-#include "cuda/driver/device.h"
+#include "runtime/cpu/thread_pool.h"
+#include "runtime/cuda/device.h"
+#include "runtime/guard.h"
 
 namespace flashlab {
 namespace internal {

@@ -6,11 +6,11 @@
 #include <cstring>
 
 #include "api/context_state.h"
-#include "api/guard.h"
 #include "api/implementation.h"
-#include "cuda/driver/device.h"
 #include "cuda/launch/pointers.h"
 #include "cuda/launch/zero.h"
+#include "runtime/cuda/device.h"
+#include "runtime/guard.h"
 
 namespace flashlab {
 namespace internal {

@@ -3,13 +3,13 @@
 #include <vector>
 
 #include "api/context_state.h"
-#include "api/guard.h"
 #include "api/overlap.h"
 #include "cpu/merge.h"
-#include "cpu/thread_pool.h"
 #include "cuda/launch/merge.h"
 #include "cuda/launch/pointers.h"
 #include "flashlab/attention.h"
+#include "runtime/cpu/thread_pool.h"
+#include "runtime/guard.h"
 
 namespace flashlab {
 namespace {

@@ -5,9 +5,9 @@
 #include <new>
 
 #include "api/context_state.h"
-#include "api/guard.h"
 #include "api/implementation.h"
-#include "cuda/driver/device.h"
+#include "runtime/cuda/device.h"
+#include "runtime/guard.h"
 
 namespace flashlab {
 namespace internal {

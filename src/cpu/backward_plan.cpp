@@ -12,7 +12,7 @@
 #include "cpu/backward_schedule.h"
 #include "cpu/simd/backward_kernels.h"
 #include "cpu/simd/kernels.h"
-#include "cpu/thread_pool.h"
+#include "runtime/cpu/thread_pool.h"
 
 namespace flashlab::internal {
 namespace {

@@ -11,7 +11,7 @@
 
 #include "api/context_state.h"
 #include "cpu/simd/kernels.h"
-#include "cpu/thread_pool.h"
+#include "runtime/cpu/thread_pool.h"
 
 namespace flashlab::internal {
 namespace {

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <limits>
 
-#include "cpu/thread_pool.h"
+#include "runtime/cpu/thread_pool.h"
 
 namespace flashlab::internal {
 namespace {

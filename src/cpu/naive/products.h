@@ -5,7 +5,7 @@
 
 #include "api/context_state.h"
 #include "cpu/naive/plan.h"
-#include "cpu/thread_pool.h"
+#include "runtime/cpu/thread_pool.h"
 
 namespace flashlab::internal {
 

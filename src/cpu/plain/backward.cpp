@@ -17,7 +17,7 @@
 
 #include "api/context_state.h"
 #include "cpu/plain/backward_tiles.h"
-#include "cpu/thread_pool.h"
+#include "runtime/cpu/thread_pool.h"
 
 namespace flashlab::internal {
 namespace {

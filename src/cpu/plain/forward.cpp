@@ -17,7 +17,7 @@
 #include "api/context_state.h"
 #include "cpu/plain/plan.h"
 #include "cpu/plain/score_mask.h"
-#include "cpu/thread_pool.h"
+#include "runtime/cpu/thread_pool.h"
 
 namespace flashlab::internal {
 namespace {

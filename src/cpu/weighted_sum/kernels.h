@@ -4,8 +4,8 @@
 
 #include <cstdint>
 
-#include "cpu/thread_pool.h"
 #include "cpu/weighted_sum/weighted_sum.h"
+#include "runtime/cpu/thread_pool.h"
 
 namespace flashlab::internal {
 

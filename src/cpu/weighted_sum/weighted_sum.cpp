@@ -7,8 +7,8 @@
 #include <string>
 
 #include "api/context_state.h"
-#include "api/guard.h"
 #include "cpu/weighted_sum/kernels.h"
+#include "runtime/guard.h"
 
 namespace flashlab::internal {
 namespace {

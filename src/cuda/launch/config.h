@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "api/problem.h"
-#include "cuda/jit/config.h"
+#include "runtime/kernel_store/config.h"
 
 namespace flashlab::cuda {
 

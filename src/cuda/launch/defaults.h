@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "api/implementation.h"
-#include "cuda/driver/driver.h"
+#include "runtime/cuda/driver.h"
 
 namespace flashlab::cuda {
 

@@ -4,9 +4,9 @@
 
 #include <future>
 
-#include "api/guard.h"
 #include "api/observer.h"
 #include "cuda/launch/arguments.h"
+#include "runtime/guard.h"
 
 namespace flashlab::cuda {
 namespace {
@@ -101,7 +101,7 @@ int GpuPlan::add_zero(std::string name, int region) {
 Result<const Kernel*> GpuPlan::kernel_of(std::size_t index) const {
   if (const Kernel* known = kernels_[index].load(std::memory_order_acquire)) return known;
   const GpuStep& step = gpu_steps_[index];
-  auto loaded = device_.kernel(step.spec, step.shape.shared_bytes);
+  auto loaded = load_kernel(device_, step.spec, step.shape.shared_bytes);
   if (loaded.ok()) kernels_[index].store(*loaded, std::memory_order_release);
   return loaded;
 }
@@ -153,8 +153,8 @@ Status GpuPlan::run(Stream stream, Arguments& arguments, Workspace workspace) co
           "cuMemsetD8Async");
     } else {
       void* parameters[] = {&arguments};
-      status = device_.launch(*kernels_[i].load(std::memory_order_relaxed), step.shape, cuda_stream,
-                              parameters);
+      status = launch(device_, *kernels_[i].load(std::memory_order_relaxed), step.shape,
+                      cuda_stream, parameters);
     }
     if (!status.ok()) return status;
     times.mark(i + 1);

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "api/implementation.h"
-#include "cuda/driver/device.h"
 #include "cuda/kernels/arguments.h"
+#include "runtime/kernel_store/kernel.h"
 
 namespace flashlab::cuda {
 

@@ -3,9 +3,10 @@
 #include <algorithm>
 #include <vector>
 
-#include "cuda/jit/config.h"
 #include "cuda/kernels/merge_arguments.h"
 #include "cuda/launch/config.h"
+#include "runtime/kernel_store/config.h"
+#include "runtime/kernel_store/kernel.h"
 
 namespace flashlab::cuda {
 namespace {
@@ -64,15 +65,15 @@ Status launch(GpuDevice& device, Stream stream, std::span<const Partial> parts, 
   arguments.seqlen = static_cast<int>(shape[1]);
   arguments.heads = static_cast<int>(shape[2]);
   arguments.columns = static_cast<int>(shape[3]);
-  const auto kernel = device.kernel(merge_kernel(o.spec.dtype, vectors ? kVector : 1));
+  const auto kernel = load_kernel(device, merge_kernel(o.spec.dtype, vectors ? kVector : 1));
   if (!kernel.ok()) return kernel.status();
   const std::int64_t rows = shape[0] * shape[1] * shape[2];
-  LaunchShape launch;
-  launch.threads = kMergeThreads;
-  launch.grid_x = static_cast<unsigned>(
+  LaunchShape grid;
+  grid.threads = kMergeThreads;
+  grid.grid_x = static_cast<unsigned>(
       std::min<std::int64_t>((rows + kRowsPerBlock - 1) / kRowsPerBlock, kMaxBlocks));
   void* pointers[] = {&arguments};
-  return device.launch(**kernel, launch, static_cast<CUstream>(stream.handle), pointers);
+  return launch(device, **kernel, grid, static_cast<CUstream>(stream.handle), pointers);
 }
 
 // An fp32 partial in one buffer: o [B, S, H, D], then lse [B, H, S].

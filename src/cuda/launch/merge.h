@@ -5,9 +5,9 @@
 #include <optional>
 #include <span>
 
-#include "cuda/driver/device.h"
-#include "cuda/jit/compile.h"
 #include "flashlab/attention.h"
+#include "runtime/cuda/device.h"
+#include "runtime/kernel_store/compile.h"
 
 namespace flashlab::cuda {
 

@@ -3,8 +3,8 @@
 // What a caller hands to a GPU, looked at before anything is enqueued: a kernel that reads a wrong
 // address kills the process' CUDA context, and every other library's work with it.
 
-#include "cuda/driver/device.h"
 #include "flashlab/attention.h"
+#include "runtime/cuda/device.h"
 
 namespace flashlab::cuda {
 

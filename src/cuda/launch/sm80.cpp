@@ -3,11 +3,11 @@
 #include <fmt/format.h>
 
 #include "api/context_state.h"
-#include "cuda/driver/device.h"
 #include "cuda/launch/sm80_backward.h"
 #include "cuda/launch/sm80_backward_fp32.h"
 #include "cuda/launch/sm80_forward.h"
 #include "cuda/launch/sm80_forward_fp32.h"
+#include "runtime/cuda/device.h"
 
 namespace flashlab::cuda {
 namespace {

@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "api/context_state.h"
-#include "cuda/jit/config.h"
 #include "cuda/launch/config.h"
 #include "cuda/launch/gpu_plan.h"
+#include "runtime/kernel_store/config.h"
 
 namespace flashlab::cuda {
 namespace {

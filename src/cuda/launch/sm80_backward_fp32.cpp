@@ -9,10 +9,10 @@
 #include <vector>
 
 #include "api/context_state.h"
-#include "cuda/driver/device.h"
 #include "cuda/launch/config.h"
 #include "cuda/launch/gpu_plan.h"
 #include "cuda/launch/split_terms.h"
+#include "runtime/cuda/device.h"
 
 namespace flashlab::cuda {
 namespace {

@@ -5,8 +5,8 @@
 
 #include <cstdint>
 
-#include "cuda/jit/config.h"
 #include "cuda/launch/gpu_plan.h"
+#include "runtime/kernel_store/config.h"
 
 namespace flashlab::cuda {
 

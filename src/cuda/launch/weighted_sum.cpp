@@ -4,8 +4,9 @@
 
 #include <algorithm>
 
-#include "cuda/jit/config.h"
 #include "cuda/kernels/ladder/weighted_sum_arguments.h"
+#include "runtime/kernel_store/config.h"
+#include "runtime/kernel_store/kernel.h"
 
 namespace flashlab::cuda {
 namespace {
@@ -102,14 +103,14 @@ struct Launcher {
   device::WeightedSumArguments arguments;
 
   Status operator()(const char* entry, std::int64_t blocks) {
-    const Result<const Kernel*> kernel = device.kernel(spec_of(form, dtype, vector, entry));
+    const Result<const Kernel*> kernel = load_kernel(device, spec_of(form, dtype, vector, entry));
     if (!kernel.ok()) return kernel.status();
     const ContextGuard current = device.current();
     LaunchShape shape;
     shape.grid_x = static_cast<unsigned>(blocks);
     shape.threads = kThreads;
     void* pointers[] = {&arguments};
-    return device.launch(**kernel, shape, static_cast<CUstream>(stream.handle), pointers);
+    return launch(device, **kernel, shape, static_cast<CUstream>(stream.handle), pointers);
   }
 };
 

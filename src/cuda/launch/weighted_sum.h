@@ -7,8 +7,9 @@
 #include <cstdint>
 #include <vector>
 
-#include "cuda/driver/device.h"
 #include "flashlab/attention.h"
+#include "runtime/cuda/device.h"
+#include "runtime/kernel_store/compile.h"
 
 namespace flashlab::cuda {
 

@@ -1,7 +1,7 @@
 #pragma once
 
-#include "cuda/driver/device.h"
 #include "flashlab/tensor.h"
+#include "runtime/cuda/device.h"
 
 namespace flashlab::cuda {
 

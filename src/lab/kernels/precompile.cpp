@@ -6,8 +6,8 @@
 #include <optional>
 #include <thread>
 
-#include "cuda/jit/cache.h"
-#include "cuda/jit/nvrtc.h"
+#include "runtime/kernel_store/cache.h"
+#include "runtime/kernel_store/nvrtc.h"
 
 namespace flashlab::lab {
 namespace {

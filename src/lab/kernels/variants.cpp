@@ -11,13 +11,13 @@
 
 #include "api/context_state.h"
 #include "api/implementation.h"
-#include "cuda/driver/device.h"
-#include "cuda/driver/known_gpus.h"
 #include "cuda/launch/gpu_plan.h"
 #include "cuda/launch/implementations.h"
 #include "lab/data/case_data.h"
 #include "lab/kernels/standalone.h"
 #include "peers/cublas/cublas.h"
+#include "runtime/cuda/known_gpus.h"
+#include "runtime/kernel_store/kernel.h"
 
 namespace flashlab::lab {
 namespace {

@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "case.h"
-#include "cuda/driver/driver.h"
-#include "cuda/jit/compile.h"
 #include "flashlab/attention.h"
+#include "runtime/cuda/driver.h"
+#include "runtime/kernel_store/compile.h"
 
 namespace flashlab::lab {
 

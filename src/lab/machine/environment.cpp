@@ -13,7 +13,6 @@
 #include <fstream>
 #include <sstream>
 
-#include "cuda/driver/driver.h"
 #include "flashlab/version.h"
 #include "lab/machine/gpu_environment.h"
 #include "lab/machine/gpu_memory.h"

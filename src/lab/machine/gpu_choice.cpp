@@ -3,10 +3,10 @@
 #include <cstdlib>
 
 #include "api/implementation.h"
-#include "cuda/driver/nvml.h"
-#include "cuda/jit/nvrtc.h"
 #include "lab/machine/environment.h"
 #include "lab/machine/gpu_memory.h"
+#include "runtime/cuda/nvml.h"
+#include "runtime/kernel_store/nvrtc.h"
 
 namespace flashlab::lab {
 

@@ -6,9 +6,9 @@
 #include <cstdlib>
 #include <string_view>
 
-#include "cuda/jit/cache.h"
-#include "cuda/jit/nvrtc.h"
 #include "lab/machine/memory.h"
+#include "runtime/kernel_store/cache.h"
+#include "runtime/kernel_store/nvrtc.h"
 
 namespace flashlab::lab {
 namespace {

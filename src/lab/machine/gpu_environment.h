@@ -5,9 +5,9 @@
 #include <optional>
 #include <vector>
 
-#include "cuda/driver/device.h"
-#include "cuda/driver/nvml.h"
 #include "lab/results/result.h"
+#include "runtime/cuda/device.h"
+#include "runtime/cuda/nvml.h"
 
 namespace flashlab::lab {
 

@@ -4,8 +4,8 @@
 
 #include <memory>
 
-#include "cuda/driver/device.h"
 #include "lab/machine/device_memory.h"
+#include "runtime/cuda/device.h"
 
 namespace flashlab::lab {
 

@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include "cuda/driver/rival_libraries.h"
+#include "runtime/library/nvidia_libraries.h"
 
 namespace flashlab::lab {
 namespace {
@@ -12,7 +12,7 @@ std::string version_text(const char* name, std::size_t number) {
   return fmt::format("{} {}.{}.{}", name, number / 10000, number / 100 % 100, number % 100);
 }
 
-VendorLibrary look_for(const cuda::RivalLibrary& library, const char* name, const char* use,
+VendorLibrary look_for(const cuda::NvidiaLibrary& library, const char* name, const char* use,
                        const char* version_symbol) {
   VendorLibrary out{library.soname, use, library.remedy, "", ""};
   auto opened = cuda::Library::open(name, library.candidates(), library.remedy);

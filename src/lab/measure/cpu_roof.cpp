@@ -9,9 +9,9 @@
 
 #include "api/context_state.h"
 #include "cpu/simd/kernels.h"
-#include "cpu/thread_pool.h"
 #include "lab/measure/gpu_roof.h"
 #include "lab/measure/statistics.h"
+#include "runtime/cpu/thread_pool.h"
 
 namespace flashlab::lab {
 namespace {

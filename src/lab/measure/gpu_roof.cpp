@@ -5,11 +5,12 @@
 #include <algorithm>
 #include <cmath>
 
-#include "cuda/jit/config.h"
 #include "lab/machine/gpu_environment.h"
 #include "lab/machine/gpu_memory.h"
 #include "lab/measure/gpu_clock.h"
 #include "lab/measure/statistics.h"
+#include "runtime/kernel_store/config.h"
+#include "runtime/kernel_store/kernel.h"
 
 namespace flashlab::lab {
 namespace {
@@ -31,7 +32,7 @@ class RoofLoop {
   ~RoofLoop() { memory_->release(out_); }
 
   Status create(const GpuRoof& roof) {
-    auto kernel = gpu_.kernel(roof_kernel(roof));
+    auto kernel = cuda::load_kernel(gpu_, roof_kernel(roof));
     if (!kernel.ok()) return kernel.status();
     kernel_ = *kernel;
     shape_.grid_x = kBlocksPerMultiprocessor * static_cast<unsigned>(gpu_.info().multiprocessors);
@@ -62,7 +63,7 @@ class RoofLoop {
       void* arguments[] = {&out_, &turns_};
       const auto stream = static_cast<cuda::CUstream>(memory_->stream().handle);
       const auto current = gpu_.current();
-      if (Status s = gpu_.launch(*kernel_, shape_, stream, arguments); !s.ok()) return s;
+      if (Status s = cuda::launch(gpu_, *kernel_, shape_, stream, arguments); !s.ok()) return s;
     }
     return clock_->stop();
   }

@@ -6,11 +6,11 @@
 #include <optional>
 #include <string>
 
-#include "cuda/driver/device.h"
 #include "flashlab/attention.h"
 #include "lab/machine/device_memory.h"
 #include "lab/measure/measure.h"
 #include "lab/results/result.h"
+#include "runtime/kernel_store/compile.h"
 
 namespace flashlab::lab {
 

@@ -5,6 +5,7 @@
 #include "lab/machine/gpu_memory.h"
 #include "lab/machine/memory.h"
 #include "lab/measure/gpu_clock.h"
+#include "runtime/kernel_store/kernel.h"
 
 namespace flashlab::lab {
 namespace {
@@ -21,7 +22,7 @@ RulerReading read_kernel(cuda::GpuDevice& gpu, DeviceMemory& memory, SampleClock
   out.unit = "ms";
   out.expected = ms;
   out.tolerance = 0.01 + kLaunchMs / ms;
-  auto kernel = gpu.kernel(spin_kernel());
+  auto kernel = cuda::load_kernel(gpu, spin_kernel());
   if (!kernel.ok()) {
     out.note = kernel.status().message();
     return out;
@@ -34,7 +35,8 @@ RulerReading read_kernel(cuda::GpuDevice& gpu, DeviceMemory& memory, SampleClock
   const Result<Samples> samples = measure(options, [&] {
     void* arguments[] = {&nanoseconds};
     const auto current = gpu.current();
-    return gpu.launch(**kernel, {}, static_cast<cuda::CUstream>(memory.stream().handle), arguments);
+    return cuda::launch(gpu, **kernel, {}, static_cast<cuda::CUstream>(memory.stream().handle),
+                        arguments);
   });
   const auto statistics = samples.ok() ? samples->statistics() : std::optional<Statistics>();
   if (!statistics) {

@@ -4,9 +4,9 @@
 
 #include <vector>
 
-#include "cuda/jit/compile.h"
 #include "lab/machine/device_memory.h"
 #include "lab/measure/measure.h"
+#include "runtime/kernel_store/compile.h"
 
 namespace flashlab::lab {
 

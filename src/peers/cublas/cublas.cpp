@@ -6,12 +6,12 @@
 #include <numeric>
 
 #include "api/context_state.h"
-#include "cuda/driver/device.h"
-#include "cuda/jit/config.h"
 #include "cuda/kernels/composed_arguments.h"
 #include "cuda/launch/arguments.h"
 #include "cuda/launch/config.h"
 #include "peers/cublas/cublas_lt.h"
+#include "runtime/kernel_store/config.h"
+#include "runtime/kernel_store/kernel.h"
 
 namespace flashlab::peers {
 namespace {
@@ -94,11 +94,11 @@ class Call {
     auto library = CublasLt::get();
     if (!library.ok()) return library.status();
     library_ = *library;
-    auto kernel = gpu_.kernel(plan_.kernel);
+    auto kernel = cuda::load_kernel(gpu_, plan_.kernel);
     if (!kernel.ok()) return kernel.status();
     kernel_ = *kernel;
     if (plan_.empty_rows.source.empty()) return {};
-    auto empty_rows = gpu_.kernel(plan_.empty_rows);
+    auto empty_rows = cuda::load_kernel(gpu_, plan_.empty_rows);
     if (!empty_rows.ok()) return empty_rows.status();
     empty_rows_ = *empty_rows;
     return {};
@@ -141,7 +141,7 @@ class Call {
     shape.grid_y = static_cast<unsigned>(plan_.geometry.heads_q);
     shape.threads = kCublasKernelThreads;
     void* pointers[] = {&arguments};
-    return gpu_.launch(kernel, shape, stream_, pointers);
+    return cuda::launch(gpu_, kernel, shape, stream_, pointers);
   }
 
   const CublasPlan& plan_;

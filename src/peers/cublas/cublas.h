@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "api/implementation.h"
-#include "cuda/jit/compile.h"
+#include "runtime/kernel_store/compile.h"
 
 namespace flashlab::peers {
 

@@ -2,8 +2,8 @@
 
 #include <fmt/format.h>
 
-#include "cuda/driver/library.h"
-#include "cuda/driver/rival_libraries.h"
+#include "runtime/library/library.h"
+#include "runtime/library/nvidia_libraries.h"
 
 namespace flashlab::peers {
 namespace {
@@ -34,7 +34,7 @@ struct CublasLt::Prepared {
 };
 
 Result<CublasLt*> open_cublas_lt() {
-  const cuda::RivalLibrary wanted = cuda::cublas_lt_library();
+  const cuda::NvidiaLibrary wanted = cuda::cublas_lt_library();
   auto library = cuda::Library::open("cuBLASLt", wanted.candidates(), wanted.remedy);
   if (!library.ok()) return library.status();
   static CublasLt lt;

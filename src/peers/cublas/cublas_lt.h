@@ -11,9 +11,9 @@
 #include <type_traits>
 #include <unordered_map>
 
-#include "cuda/driver/types.h"
 #include "flashlab/status.h"
 #include "flashlab/tensor.h"
+#include "runtime/cuda/types.h"
 
 namespace flashlab::peers {
 

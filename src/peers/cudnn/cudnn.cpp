@@ -3,8 +3,8 @@
 #include <fmt/format.h>
 
 #include "api/context_state.h"
-#include "cuda/driver/device.h"
 #include "peers/cudnn/sdpa_graph.h"
+#include "runtime/cuda/device.h"
 
 namespace flashlab::peers {
 namespace {

@@ -7,8 +7,8 @@
 #include <mutex>
 #include <vector>
 
-#include "cuda/driver/library.h"
-#include "cuda/driver/rival_libraries.h"
+#include "runtime/library/library.h"
+#include "runtime/library/nvidia_libraries.h"
 
 namespace cudnn_frontend {
 void* cudnn_dlhandle = nullptr;  // the front end looks its functions up here
@@ -27,7 +27,7 @@ struct Library {
 };
 
 Result<Library*> open_library() {
-  const cuda::RivalLibrary wanted = cuda::cudnn_library();
+  const cuda::NvidiaLibrary wanted = cuda::cudnn_library();
   // The front end opens the CUDA runtime by its soname: it must be loaded by then.
   auto runtime_paths = cuda::toolkit_paths("libcudart.so.1[2-9]");
   runtime_paths.insert(runtime_paths.begin(), {"libcudart.so.13", "libcudart.so.12"});

@@ -9,8 +9,8 @@
 #include <unordered_map>
 
 #include "api/problem.h"
-#include "cuda/driver/types.h"
 #include "flashlab/attention.h"
+#include "runtime/cuda/types.h"
 
 namespace flashlab::peers {
 

@@ -1,10 +1,10 @@
-#include "cuda/jit/nvrtc.h"
+#include "runtime/kernel_store/nvrtc.h"
 
 #include <chrono>
 #include <cstdlib>
 
-#include "cuda/driver/library.h"
-#include "cuda/jit/nvrtc_api.h"
+#include "runtime/kernel_store/nvrtc_api.h"
+#include "runtime/library/library.h"
 
 namespace flashlab::cuda {
 

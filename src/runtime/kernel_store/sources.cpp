@@ -1,4 +1,4 @@
-#include "cuda/jit/sources.h"
+#include "runtime/kernel_store/sources.h"
 
 #include <algorithm>
 #include <cstdlib>
@@ -6,7 +6,7 @@
 #include <fstream>
 #include <iterator>
 
-#include "cuda/jit/sha256.h"
+#include "runtime/kernel_store/sha256.h"
 
 namespace flashlab::cuda {
 namespace {

@@ -7,11 +7,11 @@
 #include <string>
 #include <vector>
 
-#include "cuda/driver/library.h"
+#include "runtime/library/library.h"
 
 namespace flashlab::cuda {
 
-struct RivalLibrary {
+struct NvidiaLibrary {
   const char* soname;
   const char* variable;  ///< names a file, which is then the only candidate
   std::vector<std::string> sonames;
@@ -29,7 +29,7 @@ struct RivalLibrary {
   }
 };
 
-inline RivalLibrary cublas_lt_library() {
+inline NvidiaLibrary cublas_lt_library() {
   return {"libcublasLt.so",
           "FLASHLAB_CUBLASLT",
           {"libcublasLt.so.13", "libcublasLt.so.12"},
@@ -37,7 +37,7 @@ inline RivalLibrary cublas_lt_library() {
           "pip install nvidia-cublas, or NVIDIA's toolkit; FLASHLAB_CUBLASLT names a file"};
 }
 
-inline RivalLibrary cudnn_library() {
+inline NvidiaLibrary cudnn_library() {
   return {"libcudnn.so",
           "FLASHLAB_CUDNN",
           {"libcudnn.so.9"},

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "cuda/driver/types.h"
 #include "flashlab/status.h"
+#include "runtime/cuda/types.h"
 
 namespace flashlab::cuda {
 

@@ -1,24 +1,15 @@
 #pragma once
 
 // One GPU as the library uses it: its primary context, shared with every framework of the process,
-// and the kernels loaded for it.
+// and the allocator of its memory.
 
 #include <memory>
 #include <string>
 
-#include "cuda/driver/driver.h"
-#include "cuda/jit/compile.h"
 #include "flashlab/context.h"
+#include "runtime/cuda/driver.h"
 
 namespace flashlab::cuda {
-
-/// A kernel that can be launched.
-struct Kernel {
-  CUfunction function = nullptr;  ///< of the kernel in the device's primary context
-  std::string entry;
-  ResourceUse use;
-  ImageOrigin origin = ImageOrigin::kCompiler;
-};
 
 /// Makes a device's context current for a scope.
 class ContextGuard {
@@ -39,13 +30,6 @@ class ContextGuard {
   bool pushed_ = false;
 };
 
-/// A launch: sizes in blocks and threads, dynamic shared memory in bytes.
-struct LaunchShape {
-  unsigned grid_x = 1, grid_y = 1, grid_z = 1;
-  unsigned threads = 1;
-  unsigned shared_bytes = 0;
-};
-
 class GpuDevice {
  public:
   /// The device of that ordinal, opened once per process and never closed.
@@ -56,6 +40,8 @@ class GpuDevice {
   /// kernel variants, precompiling for another machine). Nothing loads or runs on it.
   static std::unique_ptr<GpuDevice> described(DeviceInfo info);
   bool is_described() const noexcept { return context_ == nullptr; }
+  /// Errors: kUnsupported for a GPU that is only described.
+  Status require_real() const;
 
   const DeviceInfo& info() const noexcept { return info_; }
   const Driver& driver() const noexcept { return driver_; }
@@ -63,27 +49,14 @@ class GpuDevice {
   CUcontext context() const noexcept { return context_; }
   ContextGuard current() const { return ContextGuard(api(), context_); }
 
-  /// The kernel of a spec, found or compiled and loaded on first use; thread-safe, and different
-  /// kernels compile in parallel. `shared_bytes` is the largest dynamic shared memory it is
-  /// launched with. Loading is not allowed while a stream is being captured on some drivers:
-  /// prepare first.
-  Result<const Kernel*> kernel(const KernelSpec& spec, unsigned shared_bytes = 0);
-
-  /// Enqueues a launch. `arguments` are pointers to the parameters, in order.
-  Status launch(const Kernel& kernel, const LaunchShape& shape, CUstream stream,
-                void** arguments) const;
-
-  ~GpuDevice();
   GpuDevice(const GpuDevice&) = delete;
   GpuDevice& operator=(const GpuDevice&) = delete;
 
  private:
   GpuDevice(const Driver& driver, DeviceInfo info);
-  struct Kernels;
   const Driver& driver_;
   DeviceInfo info_;
   CUcontext context_ = nullptr;
-  std::unique_ptr<Kernels> kernels_;
 };
 
 /// The default allocator of a GPU: cuMemAllocAsync on the call's stream.

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "cuda/driver/driver.h"
+#include "runtime/cuda/driver.h"
 
 namespace flashlab::cuda {
 

@@ -1,4 +1,4 @@
-#include "cuda/driver/nvml.h"
+#include "runtime/cuda/nvml.h"
 
 #include <fmt/format.h>
 #include <unistd.h>
@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <array>
 
-#include "cuda/driver/library.h"
+#include "runtime/library/library.h"
 
 namespace flashlab::cuda {
 namespace {

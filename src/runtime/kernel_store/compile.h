@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "cuda/jit/cache.h"
 #include "flashlab/status.h"
+#include "runtime/kernel_store/cache.h"
 
 namespace flashlab::cuda {
 

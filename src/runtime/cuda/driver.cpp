@@ -1,8 +1,8 @@
-#include "cuda/driver/driver.h"
+#include "runtime/cuda/driver.h"
 
 #include <string>
 
-#include "cuda/driver/library.h"
+#include "runtime/library/library.h"
 
 namespace flashlab::cuda {
 namespace {

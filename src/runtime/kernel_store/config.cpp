@@ -1,4 +1,4 @@
-#include "cuda/jit/config.h"
+#include "runtime/kernel_store/config.h"
 
 #include <fmt/format.h>
 

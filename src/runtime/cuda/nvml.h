@@ -10,8 +10,8 @@
 #include <type_traits>
 #include <vector>
 
-#include "cuda/driver/driver.h"
 #include "flashlab/status.h"
+#include "runtime/cuda/driver.h"
 
 struct nvmlDevice_st;
 

@@ -1,4 +1,4 @@
-#include "cuda/jit/cache.h"
+#include "runtime/kernel_store/cache.h"
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -13,7 +13,7 @@
 #include <cstring>
 #include <string_view>
 
-#include "cuda/jit/sha256.h"
+#include "runtime/kernel_store/sha256.h"
 
 namespace flashlab::cuda {
 namespace {

@@ -1,4 +1,4 @@
-#include "cuda/driver/known_gpus.h"
+#include "runtime/cuda/known_gpus.h"
 
 #include <array>
 

@@ -1,4 +1,4 @@
-#include "cuda/driver/library.h"
+#include "runtime/library/library.h"
 
 #include <dlfcn.h>
 #include <glob.h>

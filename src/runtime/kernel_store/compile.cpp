@@ -1,12 +1,12 @@
-#include "cuda/jit/compile.h"
+#include "runtime/kernel_store/compile.h"
 
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <optional>
 
-#include "cuda/jit/nvrtc.h"
-#include "cuda/jit/sources.h"
+#include "runtime/kernel_store/nvrtc.h"
+#include "runtime/kernel_store/sources.h"
 
 namespace flashlab::cuda {
 namespace {

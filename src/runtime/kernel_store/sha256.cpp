@@ -1,4 +1,4 @@
-#include "cuda/jit/sha256.h"
+#include "runtime/kernel_store/sha256.h"
 
 #include <algorithm>
 #include <bit>

@@ -1,4 +1,4 @@
-#include "cpu/thread_pool.h"
+#include "runtime/cpu/thread_pool.h"
 
 #include <algorithm>
 #include <atomic>

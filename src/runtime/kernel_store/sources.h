@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "cuda/jit/nvrtc.h"
 #include "flashlab/status.h"
+#include "runtime/kernel_store/nvrtc.h"
 
 namespace flashlab::cuda {
 

@@ -1,0 +1,37 @@
+#pragma once
+
+// Kernels that are loaded on a GPU and can be launched.
+
+#include <string>
+
+#include "runtime/cuda/device.h"
+#include "runtime/kernel_store/compile.h"
+
+namespace flashlab::cuda {
+
+/// A kernel that can be launched.
+struct Kernel {
+  CUfunction function = nullptr;  ///< of the kernel in the device's primary context
+  std::string entry;
+  ResourceUse use;
+  ImageOrigin origin = ImageOrigin::kCompiler;
+};
+
+/// A launch: sizes in blocks and threads, dynamic shared memory in bytes.
+struct LaunchShape {
+  unsigned grid_x = 1, grid_y = 1, grid_z = 1;
+  unsigned threads = 1;
+  unsigned shared_bytes = 0;
+};
+
+/// The kernel of a spec, found or compiled and loaded on first use; thread-safe, and different
+/// kernels compile in parallel. `shared_bytes` is the largest dynamic shared memory it is launched
+/// with. Loading is not allowed while a stream is being captured on some drivers: prepare first.
+Result<const Kernel*> load_kernel(const GpuDevice& device, const KernelSpec& spec,
+                                  unsigned shared_bytes = 0);
+
+/// Enqueues a launch. `arguments` are pointers to the parameters, in order.
+Status launch(const GpuDevice& device, const Kernel& kernel, const LaunchShape& shape,
+              CUstream stream, void** arguments);
+
+}  // namespace flashlab::cuda

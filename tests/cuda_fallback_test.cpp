@@ -19,6 +19,7 @@
 #include "cuda_gpu.h"
 #include "cuda_mutants.h"
 #include "lab/check/check.h"
+#include "runtime/cuda/known_gpus.h"
 
 namespace flashlab::testing {
 namespace {

@@ -5,8 +5,8 @@
 #include <string>
 #include <unordered_map>
 
-#include "api/per_process.h"
 #include "flashlab/attention.h"
+#include "runtime/per_process.h"
 
 namespace flashlab::internal {
 

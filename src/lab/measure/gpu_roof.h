@@ -10,6 +10,7 @@
 #include "lab/machine/device_memory.h"
 #include "lab/measure/measure.h"
 #include "lab/results/result.h"
+#include "runtime/cuda/device.h"
 #include "runtime/kernel_store/compile.h"
 
 namespace flashlab::lab {

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "api/per_process.h"
+#include "runtime/per_process.h"
 
 namespace flashlab::internal {
 

@@ -1,4 +1,4 @@
-#include "api/per_process.h"
+#include "runtime/per_process.h"
 
 #include <pthread.h>
 

@@ -55,7 +55,7 @@ MAY_INCLUDE = {
     "src/reference/implementation.": ("include/", "src/reference/", "src/api/"),
     # The runtime knows nothing of attention, and goes from libraries to devices to kernels.
     "src/runtime/guard.": ("include/",),
-    "src/runtime/per_process.": ("include/",),
+    "src/runtime/per_process.": ("include/", "src/runtime/per_process.h"),
     "src/runtime/cpu/": ("include/", "src/runtime/per_process.h", "src/runtime/cpu/"),
     "src/runtime/library/": ("include/", "src/runtime/library/"),
     "src/runtime/cuda/": ("include/", "src/runtime/guard.h", "src/runtime/library/",

@@ -93,7 +93,7 @@ Argument read_optional(const Framework& framework, const char* name, nb::handle 
 }
 
 // Right-aligned like NumPy's broadcasting. A mask repeated along the keys by a stride of 0 is one
-// column, and is not copied to become a matrix.
+// column, and is not copied to become a matrix. `k` has its heads in their final place.
 Argument read_mask(const Framework& framework, nb::handle array, const Argument& k) {
   if (array.is_none()) return {};
   Argument mask = read_argument(framework, "mask", array);
@@ -265,11 +265,11 @@ nb::object forward(nb::handle q, nb::handle k, nb::handle v, const CallOptions& 
   in.q = read_input(framework, "q", q);
   in.k = read_input(framework, "k", k);
   in.v = read_input(framework, "v", v);
-  in.mask = read_mask(framework, mask, in.k);
   in.out = read_output(framework, "out", out);
   if (given.heads_first) {
     for (Argument* argument : {&in.q, &in.k, &in.v, &in.out}) argument->swap_heads();
   }
+  in.mask = read_mask(framework, mask, in.k);
   const Options options = options_of(given, in.q, in.k);
   const Device device = in.q.spec().device;
   const Context& context = context_of(device, "q");
@@ -315,7 +315,6 @@ nb::object backward(nb::handle d_o, nb::handle q, nb::handle k, nb::handle v, nb
   in.lse = read_input(framework, "lse", lse);
   in.d_o = read_input(framework, "d_o", d_o);
   in.d_lse = read_optional(framework, "d_lse", d_lse);
-  in.mask = read_mask(framework, mask, in.k);
   in.dq = read_output(framework, "dq", gradients.dq);
   in.dk = read_output(framework, "dk", gradients.dk);
   in.dv = read_output(framework, "dv", gradients.dv);
@@ -324,6 +323,7 @@ nb::object backward(nb::handle d_o, nb::handle q, nb::handle k, nb::handle v, nb
       argument->swap_heads();
     }
   }
+  in.mask = read_mask(framework, mask, in.k);
   const Options options = options_of(given, in.q, in.k);
   const Device device = in.q.spec().device;
   const Context& context = context_of(device, "q");

@@ -80,6 +80,29 @@ class ScaledDotProductAttention:
         self.same(*more, attn_mask=r(3, 5, 6))
         self.same(*(t[0, 0, 0] for t in more), attn_mask=r(5, 6))
 
+    def test_a_mask_as_wide_as_the_heads(self):
+        """The keys are what a mask is as wide as, whatever layout the kernels read."""
+        q, k, v = (torch.randn(1, 4, 8, 16, device=self.device) for _ in range(3))
+        narrow = torch.zeros(1, 1, 8, 1, device=self.device).expand(1, 1, 8, 4)
+        with self.assertRaisesRegex(ValueError, r"^attn_mask.shape\[3\]: got 4, expected 1 or 8"):
+            flash.scaled_dot_product_attention(q, k, v, attn_mask=narrow)
+        wide = torch.randn(1, 1, 8, 1).expand(1, 1, 8, 8)
+        self.same(q.cpu(), k.cpu(), v.cpu(), attn_mask=wide)
+
+    def test_a_column_mask_stays_a_column(self):
+        """Expanded over many keys it would be a matrix of 128 MiB."""
+        if self.device != "cpu":
+            self.skipTest("skipped: memory is read from this process")
+        import resource
+        q = torch.randn(1, 1, 512, 8)
+        k, v = torch.randn(1, 1, 65536, 8), torch.randn(1, 1, 65536, 8)
+        mask = torch.zeros(1, 1, 512, 1).expand(1, 1, 512, 65536)
+        flash.scaled_dot_product_attention(q, k, v)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        flash.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+        self.assertLess(grown, 64, "MiB")
+
     def test_queries_without_a_key(self):
         q, k, v = (torch.randn(1, 2, 5, 4, device=self.device) for _ in range(3))
         mask = torch.ones(5, 5, dtype=torch.bool, device=self.device)

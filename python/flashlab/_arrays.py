@@ -107,6 +107,12 @@ class Numpy(Adapter):
 
 
 
+def _in_dual_level(torch: Any) -> Callable[[], bool]:
+    forward_ad = torch.autograd.forward_ad
+    forward_ad._current_level  # AttributeError where torch has renamed it
+    return lambda: forward_ad._current_level >= 0
+
+
 class Torch(Adapter):
     """PyTorch; before 2.10, which has no C exchange, through its Python interface."""
 
@@ -126,10 +132,11 @@ class Torch(Adapter):
     def gate_of(self, kind: type) -> Any:
         """Functions of no argument.
 
-        The first four answer something true when flashlab.torch.attention has to take the call: a
-        dispatch mode, a torch.func transform, jit.trace, autocast. Then torch's deterministic
-        switch, and whether gradients are recorded. None for subclasses, whose operators are their
-        own, and where this PyTorch lacks one of the questions.
+        The first five answer something true when flashlab.torch.attention has to take the call: a
+        dispatch mode, a torch.func transform, jit.trace, autocast, a level of forward-mode
+        differentiation. Then torch's deterministic switch, and whether gradients are recorded.
+        None for subclasses, whose operators are their own, and where this PyTorch lacks one of
+        the questions.
         """
         torch = self._torch
         if kind not in (torch.Tensor, torch.nn.Parameter):
@@ -137,7 +144,7 @@ class Torch(Adapter):
         try:
             return (torch._C._len_torch_dispatch_stack,
                     torch._C._functorch.peek_interpreter_stack, torch._C._get_tracing_state,
-                    torch._C._is_any_autocast_enabled,
+                    torch._C._is_any_autocast_enabled, _in_dual_level(torch),
                     torch._C._get_deterministic_algorithms, torch.is_grad_enabled)
         except AttributeError:
             return None

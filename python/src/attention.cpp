@@ -35,9 +35,11 @@ class Gate {
  public:
   explicit Gate(nb::handle questions) : questions_(questions) {}
 
-  bool somebody_has_to_see_operators() const { return ask(0) || ask(1) || ask(2) || ask(3); }
-  bool deterministic() const { return ask(4); }
-  bool gradients_are_recorded() const { return ask(5); }
+  bool somebody_has_to_see_operators() const {
+    return ask(0) || ask(1) || ask(2) || ask(3) || ask(4);
+  }
+  bool deterministic() const { return ask(5); }
+  bool gradients_are_recorded() const { return ask(6); }
 
  private:
   bool ask(Py_ssize_t index) const {

@@ -8,6 +8,7 @@ from torch_cases import formula, gradients, inputs, on_devices
 import torch
 from torch.utils.checkpoint import checkpoint
 
+import flashlab
 import flashlab.torch as flash
 
 CASES = {
@@ -181,6 +182,38 @@ class Autograd:
         q.mul_(2)
         with self.assertRaisesRegex(RuntimeError, "modified by an inplace operation"):
             o.sum().backward()
+
+    def test_forward_mode_raises(self):
+        """A tangent is not dropped, whichever door the tensor comes through."""
+        import torch.autograd.forward_ad as forward_ad
+        q, k, v = inputs((2, 5, 4, 8), device=self.device, requires_grad=False)
+        row = (slice(None), slice(None), 0)
+        doors = {
+            "flashlab.torch": lambda t: flash.attention(t, k, v),
+            "flashlab": lambda t: flashlab.attention(t, k, v),
+            "of a key": lambda t: flash.attention(q, t, v),
+            "of a mask": lambda t: flash.attention(q, k, v, mask=t[0, :, 0, :5]),
+            "operator": lambda t: torch.ops.flashlab.attention_forward(q, k, t),
+            "sdpa": lambda t: flash.scaled_dot_product_attention(t, k, v),
+            "flash-attn": lambda t: flash.flash_attn_func(t, k, v),
+            "packed": lambda t: flash.flash_attn_qkvpacked_func(torch.stack((t, t, t), 2)),
+            "course": lambda t: flash.FlashAttention.apply(t[row], k[row], v[row]),
+            "beside a gradient": lambda t: flash.attention(t, k.clone().requires_grad_(), v),
+        }
+        for name, door in doors.items():
+            with self.subTest(name), forward_ad.dual_level():
+                dual = forward_ad.make_dual(q.clone(), torch.ones_like(q))
+                with self.assertRaisesRegex(NotImplementedError, "forward.mode|jvp"):
+                    door(dual)
+        with self.assertRaisesRegex(NotImplementedError, "forward.mode|jvp"):
+            torch.func.jvp(lambda t: flash.attention(t, k, v), (q,), (torch.ones_like(q),))
+        leaf = q.clone().requires_grad_()
+        o = flash.attention(leaf, k, v)
+        with forward_ad.dual_level():
+            with self.assertRaisesRegex(NotImplementedError, "forward.mode|jvp"):
+                o.backward(forward_ad.make_dual(torch.ones_like(o), torch.ones_like(o)))
+            # Without a tangent a level changes nothing.
+            self.assertTrue(torch.equal(flash.attention(q, k, v), o))
 
     def test_second_derivative_raises(self):
         for return_lse in (False, True):

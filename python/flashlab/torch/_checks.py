@@ -7,6 +7,7 @@ tensors, tracing) and for arguments that the kernels never see.
 from __future__ import annotations
 
 import torch
+from torch.autograd import forward_ad
 
 ALIGNMENTS = ("top-left", "bottom-right")
 PRECISIONS = ("ieee", "tf32")
@@ -15,6 +16,10 @@ DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 ONCE = ("flashlab attention is differentiable once: a second derivative (create_graph=True, "
         "gradgradcheck) is not supported; for that compute attention by plain torch operations, "
         "for example under torch.nn.attention.sdpa_kernel(SDPBackend.MATH)")
+FORWARD_MODE = ("flashlab attention has no forward-mode derivative (torch.autograd.forward_ad, "
+                "torch.func.jvp): take the gradient by backward(), or compute attention by plain "
+                "torch operations, for example under "
+                "torch.nn.attention.sdpa_kernel(SDPBackend.MATH)")
 MASK_GRADIENT = ("mask: a gradient of the mask is not supported yet (mask.requires_grad is set); "
                  "pass mask.detach() if it is a constant, else use "
                  "torch.nn.functional.scaled_dot_product_attention")
@@ -45,6 +50,20 @@ def tensors(**named) -> None:
         if value.is_nested or value.layout is not torch.strided:
             raise NotImplementedError(f"{name}: nested and sparse tensors are not supported yet; "
                                       "pass a padded tensor and a mask")
+
+
+def in_dual_level() -> bool:
+    """Whether tensors may carry a tangent of forward-mode differentiation."""
+    return forward_ad._current_level >= 0
+
+
+def no_tangents(*given) -> None:
+    """NotImplementedError where a tensor carries a tangent: kernels would drop it."""
+    if not in_dual_level():
+        return
+    for tensor in given:
+        if tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None:
+            raise NotImplementedError(FORWARD_MODE)
 
 
 def packed(name, tensor, parts) -> None:

@@ -44,6 +44,7 @@ def run_forward(q, k, v, mask=None, scale=None, causal=None, precision="ieee",
     heads_first: q, k, v and o are [batch, heads, seqlen, head_dim], in the layout of torch's own
     scaled_dot_product_attention; cheaper than four transposes.
     """
+    _checks.no_tangents(q, k, v, mask)
     try:
         return _core.torch_forward(q, k, v, mask, scale, causal, precision, deterministic,
                                    heads_first)
@@ -56,6 +57,7 @@ def run_forward(q, k, v, mask=None, scale=None, causal=None, precision="ieee",
 def run_backward(d_o, q, k, v, o, lse, d_lse=None, mask=None, scale=None, causal=None,
                  precision="ieee", deterministic=False, heads_first=False):
     """dq, dk, dv, below autograd and the dispatcher; heads_first as in run_forward."""
+    _checks.no_tangents(d_o, q, k, v, o, lse, d_lse, mask)
     return _core.torch_backward(d_o, q, k, v, o, lse, d_lse, mask, scale, causal, precision,
                                 deterministic, heads_first)
 
@@ -63,6 +65,7 @@ def run_backward(d_o, q, k, v, o, lse, d_lse=None, mask=None, scale=None, causal
 def run_backward_into(dq, dk, dv, d_o, q, k, v, o, lse, d_lse, scale, causal, precision,
                       deterministic):
     """As run_backward, with the tensors that the gradients are written into."""
+    _checks.no_tangents(d_o, q, k, v, o, lse, d_lse)
     _core.backward(d_o, q, k, v, o, lse, d_lse=d_lse, causal=causal, scale=scale,
                    precision=precision, deterministic=deterministic, dq=dq, dk=dk, dv=dv)
 

@@ -15,7 +15,7 @@ import sys
 import source
 
 LIBRARY_ROOMS = ("include/", "src/api/", "src/cpu/", "src/reference/", "src/cuda/",
-                 "src/peers/", "src/runtime/", "src/lab/", "cases/")
+                 "src/peers/", "src/runtime/", "src/train/", "src/lab/", "cases/")
 TEXT_FILES = (".h", ".cpp", ".cu", ".cuh", ".py", ".sh", ".cmake", ".txt", ".md", ".json", "/run")
 CPP_ROOMS = ("include/", "src/", "cases/", "tests/", "examples/", "fuzz/", "python/")
 
@@ -72,12 +72,14 @@ MAY_INCLUDE = {
     "src/cpu/": ("include/", "src/runtime/", "src/api/", "src/cpu/"),
     "src/cuda/": ("include/", "src/runtime/", "src/api/", "src/cuda/"),
     "src/peers/": ("include/", "src/runtime/", "src/api/", "src/cuda/", "src/peers/"),
+    # The training engine: above attention and the runtime, below the instruments.
+    "src/train/": ("include/", "src/runtime/", "src/api/", "src/train/"),
     "src/lab/": ("include/", "cases/", "src/runtime/", "src/api/", "src/cpu/", "src/cuda/",
                  "src/reference/", "src/lab/"),
     # The list of all kernels has the peers', too.
     "src/lab/kernels/": ("include/", "cases/", "src/runtime/", "src/api/", "src/cuda/",
                          "src/peers/", "src/lab/"),
-    "src/cli/": ("include/", "cases/", "src/lab/", "src/cli/"),
+    "src/cli/": ("include/", "cases/", "src/lab/", "src/train/", "src/cli/"),
     "src/cuda/kernels/ptx/": ("src/cuda/kernels/ptx/",),
     "src/cuda/kernels/tile/": ("src/cuda/kernels/ptx/", "src/cuda/kernels/tile/",
                                "src/cuda/kernels/arguments.h", "src/cuda/kernels/config_types.h"),

@@ -1,0 +1,299 @@
+#include <cmath>
+
+#include "train/layers/layers.h"
+
+namespace flashlab::train {
+namespace {
+
+// A causal row sees half of the keys; FLOPs of attention are counted over visible pairs.
+double visible_pairs(const AttentionAttributes& a) {
+  const double tokens = static_cast<double>(a.context);
+  const double pairs = a.causal ? tokens * (tokens + 1) / 2 : tokens * tokens;
+  return static_cast<double>(a.batch * a.heads) * pairs;
+}
+
+void rope(StepBuilder& b, TensorId qkv, const LayerContext& context) {
+  const ModelConfig& model = context.model;
+  const TensorId cosine = context.cosine, sine = context.sine;
+  RopeAttributes attributes = {.batch = context.batch,
+                               .context = context.context,
+                               .heads = model.heads,
+                               .head_dim = model.head_dim(),
+                               .theta = model.rope_theta};
+  // q and k are read and written; v is not touched.
+  const std::int64_t bytes = 4 * context.rows() * model.width * size_of(b.policy().activation);
+  const double flops = 6.0 * static_cast<double>(context.rows() * model.width);
+  b.append({.name = "rope",
+            .kind = OperationKind::kRope,
+            .operation_class = OperationClass::kElementwise,
+            .inputs = {cosine, sine, qkv},
+            .outputs = {qkv},
+            .attributes = attributes,
+            .flops = flops,
+            .bytes = bytes});
+  b.on_backward([=, &b]() mutable {
+    attributes.inverse = true;
+    const TensorId dqkv = b.gradient_of(qkv);
+    b.append({.name = "d rope",
+              .kind = OperationKind::kRope,
+              .operation_class = OperationClass::kElementwise,
+              .inputs = {cosine, sine, dqkv},
+              .outputs = {dqkv},
+              .attributes = attributes,
+              .flops = flops,
+              .bytes = bytes});
+  });
+}
+
+// One operation each way, by the library's attention.
+TensorId fused_attention(StepBuilder& b, TensorId qkv, const AttentionAttributes& a) {
+  const std::int64_t rows = a.batch * a.context;
+  const TensorId o = b.activation("o", {rows, a.width()});
+  const TensorId lse = b.tensor("lse", {a.batch, a.heads, a.context}, b.policy().statistic);
+  const double pairs = visible_pairs(a), dim = static_cast<double>(a.head_dim);
+  b.append({.name = "attention",
+            .kind = OperationKind::kAttention,
+            .operation_class = OperationClass::kAttention,
+            .inputs = {qkv},
+            .outputs = {o, lse},
+            .attributes = a,
+            .flops = 4 * pairs * dim});
+  b.on_backward([=, &b] {
+    const TensorId d_o = b.gradient_of(o);
+    const GradientSlot slot = b.gradient(qkv);
+    b.append({.name = "d attention",
+              .kind = OperationKind::kAttentionBackward,
+              .operation_class = OperationClass::kAttention,
+              .inputs = {d_o, qkv, o, lse},
+              .outputs = {slot.tensor},
+              .attributes = a,
+              .flops = 10 * pairs * dim});
+  });
+  return o;
+}
+
+// The operands of one head's products, all heads and sequences at once.
+struct HeadMatrices {
+  ProductAttributes::Matrix q, k, v, scores, o;
+};
+
+HeadMatrices head_matrices(const AttentionAttributes& a) {
+  const std::int64_t row = 3 * a.width(), pairs = a.context * a.context;
+  HeadMatrices out;
+  out.q = {.leading = row, .inner_stride = a.head_dim, .outer_stride = a.context * row};
+  out.k = out.q;
+  out.k.offset = a.width();
+  out.v = out.q;
+  out.v.offset = 2 * a.width();
+  out.scores = {.leading = a.context, .inner_stride = pairs, .outer_stride = a.heads * pairs};
+  out.o = {.leading = a.width(), .inner_stride = a.head_dim, .outer_stride = a.context * a.width()};
+  return out;
+}
+
+ProductAttributes::Matrix transposed(ProductAttributes::Matrix matrix) {
+  matrix.transposed = true;
+  return matrix;
+}
+
+struct HeadProduct {
+  const char* name;
+  TensorId a, b, c;
+  std::int64_t m, n, k;
+  ProductAttributes::Matrix ma, mb, mc;
+  double alpha = 1;
+};
+
+// Every pair is computed, hidden or not: that is what the naive form costs.
+void append_product(StepBuilder& b, const AttentionAttributes& a, const HeadProduct& p) {
+  b.append({.name = p.name,
+            .kind = OperationKind::kProduct,
+            .operation_class = OperationClass::kProduct,
+            .inputs = {p.a, p.b},
+            .outputs = {p.c},
+            .attributes = ProductAttributes{.m = p.m,
+                                            .n = p.n,
+                                            .k = p.k,
+                                            .a = p.ma,
+                                            .b = p.mb,
+                                            .c = p.mc,
+                                            .inner = a.heads,
+                                            .outer = a.batch,
+                                            .alpha = p.alpha},
+            .flops = 2.0 * static_cast<double>(a.batch * a.heads) * static_cast<double>(p.m * p.n) *
+                     static_cast<double>(p.k)});
+}
+
+struct NaiveTensors {
+  TensorId qkv, scores, max, argmax, sum, p, o;
+};
+
+void naive_backward(StepBuilder& b, const NaiveTensors& t, const AttentionAttributes& a) {
+  const HeadMatrices m = head_matrices(a);
+  const std::int64_t tokens = a.context, dim = a.head_dim;
+  const double scale = 1 / std::sqrt(static_cast<double>(dim));
+  const TensorId d_o = b.gradient_of(t.o);
+  const TensorId dqkv = b.gradient(t.qkv).tensor;
+  const std::vector<std::int64_t> shape = {a.batch, a.heads, tokens, tokens};
+  const TensorId dp = b.activation("d probabilities", shape);
+  const TensorId ds = b.activation("d scores", shape);
+  append_product(
+      b, a,
+      {"d probabilities", d_o, t.qkv, dp, tokens, tokens, dim, m.o, transposed(m.v), m.scores});
+  append_product(b, a,
+                 {"d values", t.p, d_o, dqkv, tokens, dim, tokens, transposed(m.scores), m.o, m.v});
+  b.append({.name = "d softmax",
+            .kind = OperationKind::kSoftmaxBackward,
+            .operation_class = OperationClass::kSoftmax,
+            .inputs = {dp, t.scores, t.max, t.argmax, t.sum},
+            .outputs = {ds},
+            .attributes = a,
+            .flops = 6 * visible_pairs(a)});
+  append_product(b, a,
+                 {"d queries", ds, t.qkv, dqkv, tokens, dim, tokens, m.scores, m.k, m.q, scale});
+  append_product(
+      b, a,
+      {"d keys", ds, t.qkv, dqkv, tokens, dim, tokens, transposed(m.scores), m.q, m.k, scale});
+}
+
+// Scores, softmax, values. Softmax is the textbook's: maximum, exponential, sum, quotient; like
+// autograd it keeps scores and probabilities, the maximum and where it was.
+TensorId naive_attention(StepBuilder& b, TensorId qkv, const AttentionAttributes& a) {
+  const HeadMatrices m = head_matrices(a);
+  const std::int64_t tokens = a.context, dim = a.head_dim;
+  const std::vector<std::int64_t> pairs = {a.batch, a.heads, tokens, tokens};
+  const std::vector<std::int64_t> rows = {a.batch, a.heads, tokens, 1};
+  NaiveTensors t{};
+  t.qkv = qkv;
+  t.scores = b.activation("scores", pairs);
+  t.max = b.tensor("row max", rows, b.policy().statistic);
+  t.argmax = b.tensor("row argmax", rows, Element::kInt64);
+  t.p = b.activation("probabilities", pairs);
+  t.sum = b.tensor("row sum", rows, b.policy().statistic);
+  t.o = b.activation("o", {a.batch * tokens, a.width()});
+  append_product(b, a,
+                 {"scores", qkv, qkv, t.scores, tokens, tokens, dim, m.q, transposed(m.k), m.scores,
+                  1 / std::sqrt(static_cast<double>(dim))});
+  b.append({.name = "row max",
+            .kind = OperationKind::kRowMax,
+            .operation_class = OperationClass::kSoftmax,
+            .inputs = {t.scores},
+            .outputs = {t.max, t.argmax},
+            .attributes = a,
+            .flops = visible_pairs(a)});
+  b.append({.name = "softmax",
+            .kind = OperationKind::kSoftmax,
+            .operation_class = OperationClass::kSoftmax,
+            .inputs = {t.scores, t.max},
+            .outputs = {t.p, t.sum},
+            .attributes = a,
+            .flops = 4 * visible_pairs(a)});
+  append_product(b, a, {"values", t.p, qkv, t.o, tokens, dim, tokens, m.scores, m.v, m.o});
+  b.on_backward([&b, t, a] { naive_backward(b, t, a); });
+  return t.o;
+}
+
+struct BlockNames {
+  std::string norm, qkv, qkv_bias, output, output_bias;
+  std::vector<std::string> qkv_parts;
+};
+
+BlockNames names_of(const ModelConfig& model, int layer) {
+  if (model.family == Family::kGpt2) {
+    const std::string at = "h." + std::to_string(layer) + ".";
+    return {at + "ln_1",
+            at + "attn.c_attn.weight",
+            at + "attn.c_attn.bias",
+            at + "attn.c_proj.weight",
+            at + "attn.c_proj.bias",
+            {}};
+  }
+  const std::string at = "layers." + std::to_string(layer) + ".";
+  return {at + "ln1",
+          at + "attn.qkv.weight",
+          "",
+          at + "attn.output_proj.weight",
+          "",
+          {at + "attn.q_proj.weight", at + "attn.k_proj.weight", at + "attn.v_proj.weight"}};
+}
+
+}  // namespace
+
+void rope_angles(StepBuilder& b, LayerContext& context) {
+  const ModelConfig& model = context.model;
+  const std::vector<std::int64_t> shape = {context.context, model.head_dim() / 2};
+  context.cosine = b.tensor("rope cosine", shape, b.policy().statistic);
+  context.sine = b.tensor("rope sine", shape, b.policy().statistic);
+  b.append({.name = "rope angles",
+            .kind = OperationKind::kRopeAngles,
+            .operation_class = OperationClass::kElementwise,
+            .outputs = {context.cosine, context.sine},
+            .attributes = RopeAttributes{.context = context.context,
+                                         .heads = model.heads,
+                                         .head_dim = model.head_dim(),
+                                         .theta = model.rope_theta}});
+}
+
+TensorId attention(StepBuilder& b, TensorId qkv, LayerContext& context) {
+  const bool naive = b.options().attention == "naive";
+  if (context.model.family == Family::kCourse) {
+    // The naive form looks its angles up in every layer, as the course's model does.
+    if (naive || context.cosine == kNoTensor) rope_angles(b, context);
+    rope(b, qkv, context);
+  }
+  const AttentionAttributes attributes = {.batch = context.batch,
+                                          .context = context.context,
+                                          .heads = context.model.heads,
+                                          .head_dim = context.model.head_dim(),
+                                          .implementation = naive ? "" : b.options().attention};
+  return naive ? naive_attention(b, qkv, attributes) : fused_attention(b, qkv, attributes);
+}
+
+TensorId attention_block(StepBuilder& b, TensorId x, LayerContext& context, int layer) {
+  const ModelConfig& model = context.model;
+  const bool gpt2 = model.family == Family::kGpt2;
+  const std::int64_t width = model.width, rows = context.rows();
+  const BlockNames names = names_of(model, layer);
+  b.enter(layer, "attention");
+  const TensorId normed = norm(b, x, context, names.norm);
+  const double course_std = std::sqrt(2.0 / static_cast<double>(2 * width));
+  const Initializer in = gpt2 ? Initializer{Initializer::Kind::kNormal, 0.02}
+                              : Initializer{Initializer::Kind::kTruncatedNormal, course_std};
+  Initializer out = in;
+  if (gpt2) out.value /= std::sqrt(2.0 * static_cast<double>(model.layers));
+  const Initializer zero{};
+  const TensorId qkv_weight = b.parameter({.name = names.qkv,
+                                           .shape = {3 * width, width},
+                                           .initializer = in,
+                                           .parts = names.qkv_parts,
+                                           .transposed_in_files = gpt2});
+  const TensorId qkv_bias =
+      gpt2 ? b.parameter({.name = names.qkv_bias, .shape = {3 * width}, .initializer = zero})
+           : kNoTensor;
+  const TensorId qkv = linear(b, normed,
+                              {.name = "qkv",
+                               .rows = rows,
+                               .in = width,
+                               .out = 3 * width,
+                               .weight = qkv_weight,
+                               .bias = qkv_bias});
+  const TensorId o = attention(b, qkv, context);
+  const TensorId output_weight = b.parameter({.name = names.output,
+                                              .shape = {width, width},
+                                              .initializer = out,
+                                              .transposed_in_files = gpt2});
+  const TensorId output_bias =
+      gpt2 ? b.parameter({.name = names.output_bias, .shape = {width}, .initializer = zero})
+           : kNoTensor;
+  const bool drops = model.dropout > 0;
+  const TensorId projected = linear(b, o,
+                                    {.name = "output",
+                                     .rows = rows,
+                                     .in = width,
+                                     .out = width,
+                                     .weight = output_weight,
+                                     .bias = output_bias,
+                                     .addend = drops ? kNoTensor : x});
+  return drops ? dropout(b, projected, context, {.site = 2 * layer + 1, .addend = x}) : projected;
+}
+
+}  // namespace flashlab::train

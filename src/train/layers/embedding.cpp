@@ -1,0 +1,64 @@
+#include "train/layers/layers.h"
+
+namespace flashlab::train {
+namespace {
+
+ParameterSpec table_spec(const ModelConfig& model) {
+  const bool gpt2 = model.family == Family::kGpt2;
+  return {.name = gpt2 ? "wte.weight" : "token_embeddings.weight",
+          .shape = {model.vocabulary, model.width},
+          .initializer = {gpt2 ? Initializer::Kind::kNormal : Initializer::Kind::kTruncatedNormal,
+                          gpt2 ? 0.02 : 1.0}};
+}
+
+ParameterSpec positions_spec(const ModelConfig& model) {
+  return {.name = "wpe.weight",
+          .shape = {model.context, model.width},
+          .initializer = {Initializer::Kind::kNormal, 0.02}};
+}
+
+}  // namespace
+
+TensorId embedding(StepBuilder& b, const LayerContext& context, std::int64_t micro) {
+  const ModelConfig& model = context.model;
+  const bool positions = model.family == Family::kGpt2;
+  const TensorId table = b.parameter(table_spec(model));
+  const TensorId position_table = positions ? b.parameter(positions_spec(model)) : kNoTensor;
+  const TensorId tokens = b.plan().tokens;
+  const TensorId x = b.activation("embedding", {context.rows(), model.width});
+  EmbeddingAttributes attributes = {.rows = context.rows(),
+                                    .width = model.width,
+                                    .vocabulary = model.vocabulary,
+                                    .context = context.context,
+                                    .first = micro * context.rows(),
+                                    .has_positions = positions};
+  std::vector<TensorId> inputs = {tokens, table};
+  if (positions) inputs.push_back(position_table);
+  const std::int64_t row_bytes = model.width * size_of(b.policy().activation);
+  b.append({.name = "embedding",
+            .kind = OperationKind::kEmbedding,
+            .operation_class = OperationClass::kElementwise,
+            .inputs = inputs,
+            .outputs = {x},
+            .attributes = attributes,
+            .bytes = context.rows() * (2 * row_bytes + 4)});
+  b.on_backward([=, &b]() mutable {
+    const GradientSlot slot = b.gradient(table);
+    attributes.accumulate = slot.accumulate;
+    std::vector<TensorId> outputs = {slot.tensor};
+    if (positions) {
+      const GradientSlot position_slot = b.gradient(position_table);
+      attributes.accumulate_positions = position_slot.accumulate;
+      outputs.push_back(position_slot.tensor);
+    }
+    b.append({.name = "d embedding",
+              .kind = OperationKind::kEmbeddingBackward,
+              .operation_class = OperationClass::kElementwise,
+              .inputs = {tokens, b.gradient_of(x)},
+              .outputs = outputs,
+              .attributes = attributes});
+  });
+  return x;
+}
+
+}  // namespace flashlab::train

@@ -1,0 +1,72 @@
+#pragma once
+
+// The layers of a language model. Each function appends its forward operations to the builder and
+// leaves what backward will append; it computes nothing. Rows are the tokens of a micro-batch.
+
+#include <cstdint>
+#include <string>
+
+#include "train/model/config.h"
+#include "train/plan/builder.h"
+
+namespace flashlab::train {
+
+/// What all layers of a step share.
+struct LayerContext {
+  const ModelConfig& model;
+  std::int64_t batch = 0;                         ///< sequences of a micro-batch
+  std::int64_t context = 0;                       ///< tokens of each
+  TensorId cosine = kNoTensor, sine = kNoTensor;  ///< RoPE's table where one serves all layers
+  std::int64_t rows() const { return batch * context; }
+};
+
+/// Y = X W^T (+ bias) (+ addend).   X [rows, in]  W [out, in]  Y, addend [rows, out]
+/// Backward: dX = dY W,  dW = dY^T X,  dbias = column sums of dY,  daddend = dY
+struct LinearOptions {
+  std::string name;
+  std::int64_t rows = 0, in = 0, out = 0;
+  TensorId weight = kNoTensor;
+  TensorId bias = kNoTensor;
+  TensorId addend = kNoTensor;
+};
+TensorId linear(StepBuilder& b, TensorId x, const LinearOptions& options);
+
+/// RMSNorm (course) or LayerNorm (gpt2) of every row; `prefix` names the parameters.
+///   RMSNorm    y = w x / sqrt(mean(x^2) + eps)
+///   LayerNorm  y = w (x - mean) / sqrt(var + eps) + bias
+TensorId norm(StepBuilder& b, TensorId x, const LayerContext& context, const std::string& prefix);
+
+/// x[t] = table[token[t]] (+ positions[t mod context]); micro-batch `micro` of the step's tokens.
+TensorId embedding(StepBuilder& b, const LayerContext& context, std::int64_t micro);
+
+/// cosine and sine of position / theta^(2i / head_dim), [context, head_dim / 2] each.
+void rope_angles(StepBuilder& b, LayerContext& context);
+
+/// softmax(Q K^T / sqrt(head_dim) + causal mask) V for q, k, v side by side in the rows of `qkv`
+/// [rows, 3 width], which RoPE has turned where the family has it. Result [rows, width].
+TensorId attention(StepBuilder& b, TensorId qkv, LayerContext& context);
+
+/// x + attention block, x + MLP block: layer `layer` of the model.
+TensorId attention_block(StepBuilder& b, TensorId x, LayerContext& context, int layer);
+TensorId mlp_block(StepBuilder& b, TensorId x, LayerContext& context, int layer);
+
+/// y = keep(x) / (1 - p) + addend with a mask that depends only on (seed, step, site, element), so
+/// that a recomputed forward has the same one.
+struct DropoutOptions {
+  std::int64_t site = 0;
+  TensorId addend = kNoTensor;
+};
+TensorId dropout(StepBuilder& b, TensorId x, const LayerContext& context,
+                 const DropoutOptions& options);
+
+/// The head and the mean cross-entropy of micro-batch `micro`, in chunks of rows whose logits fit
+/// StepOptions::logits_bytes. Where the step learns, a chunk's logits become their gradient in
+/// place and both products of backward follow at once, so that no more than one chunk ever exists.
+void loss(StepBuilder& b, TensorId x, const LayerContext& context, std::int64_t micro);
+/// All logits, for generation.
+void logits(StepBuilder& b, TensorId x, const LayerContext& context);
+
+/// Global gradient norm, clipping and AdamW over the flat arenas.
+void optimizer(StepBuilder& b);
+
+}  // namespace flashlab::train

@@ -1,0 +1,140 @@
+#include <algorithm>
+#include <cmath>
+
+#include "train/layers/layers.h"
+
+namespace flashlab::train {
+namespace {
+
+TensorId head_weight(StepBuilder& b, const ModelConfig& model) {
+  if (model.family == Family::kGpt2) {
+    // Tied: the embedding's table, which is a parameter already.
+    return b.parameter({.name = "wte.weight", .shape = {model.vocabulary, model.width}});
+  }
+  const double std_dev = std::sqrt(2.0 / static_cast<double>(model.width + model.vocabulary));
+  return b.parameter({.name = "lm_head.weight",
+                      .shape = {model.vocabulary, model.width},
+                      .initializer = {Initializer::Kind::kTruncatedNormal, std_dev}});
+}
+
+// Rows of a chunk: the batch in equal parts, as few as fit.
+std::int64_t chunk_rows(std::int64_t rows, std::int64_t row_bytes, std::int64_t limit_bytes) {
+  const std::int64_t most = std::max<std::int64_t>(limit_bytes / row_bytes, 1);
+  const std::int64_t chunks = (rows + most - 1) / most;
+  return (rows + chunks - 1) / chunks;
+}
+
+struct Chunk {
+  std::int64_t first = 0, rows = 0;  ///< within the micro-batch
+  TensorId logits = kNoTensor;
+};
+
+struct Head {
+  TensorId x, weight;
+  std::int64_t width, vocabulary;
+};
+
+// logits = X W^T of the chunk's rows.   [rows, vocabulary]
+void chunk_logits(StepBuilder& b, const Head& head, const Chunk& chunk) {
+  const std::int64_t element = size_of(b.policy().activation);
+  b.append({.name = "logits",
+            .kind = OperationKind::kProduct,
+            .operation_class = OperationClass::kProduct,
+            .inputs = {head.x, head.weight},
+            .outputs = {chunk.logits},
+            .attributes =
+                ProductAttributes{.m = chunk.rows,
+                                  .n = head.vocabulary,
+                                  .k = head.width,
+                                  .a = {.offset = chunk.first * head.width, .leading = head.width},
+                                  .b = {.leading = head.width, .transposed = true},
+                                  .c = {.leading = head.vocabulary}},
+            .flops = 2.0 * static_cast<double>(chunk.rows) *
+                     static_cast<double>(head.vocabulary * head.width),
+            .bytes = element *
+                     (chunk.rows * (head.width + head.vocabulary) + head.vocabulary * head.width)});
+}
+
+// dX = dlogits W into the chunk's rows, dW += dlogits^T X.
+void chunk_gradients(StepBuilder& b, const Head& head, const Chunk& chunk, TensorId dx) {
+  const std::int64_t element = size_of(b.policy().activation);
+  const double flops =
+      2.0 * static_cast<double>(chunk.rows) * static_cast<double>(head.vocabulary * head.width);
+  const std::int64_t bytes =
+      element * (chunk.rows * (head.width + head.vocabulary) + head.vocabulary * head.width);
+  b.append({.name = "d head",
+            .kind = OperationKind::kProduct,
+            .operation_class = OperationClass::kProduct,
+            .inputs = {chunk.logits, head.weight},
+            .outputs = {dx},
+            .attributes =
+                ProductAttributes{.m = chunk.rows,
+                                  .n = head.width,
+                                  .k = head.vocabulary,
+                                  .a = {.leading = head.vocabulary},
+                                  .b = {.leading = head.width},
+                                  .c = {.offset = chunk.first * head.width, .leading = head.width}},
+            .flops = flops,
+            .bytes = bytes});
+  const GradientSlot dw = b.gradient(head.weight);
+  b.append({.name = "d head weight",
+            .kind = OperationKind::kProduct,
+            .operation_class = OperationClass::kProduct,
+            .inputs = {chunk.logits, head.x},
+            .outputs = {dw.tensor},
+            .attributes =
+                ProductAttributes{.m = head.vocabulary,
+                                  .n = head.width,
+                                  .k = chunk.rows,
+                                  .a = {.leading = head.vocabulary, .transposed = true},
+                                  .b = {.offset = chunk.first * head.width, .leading = head.width},
+                                  .c = {.leading = head.width},
+                                  .accumulate = dw.accumulate},
+            .flops = flops,
+            .bytes = bytes});
+}
+
+}  // namespace
+
+void loss(StepBuilder& b, TensorId x, const LayerContext& context, std::int64_t micro) {
+  const ModelConfig& model = context.model;
+  const Head head = {x, head_weight(b, model), model.width, model.vocabulary};
+  const std::int64_t all_rows = b.plan().tensor(b.plan().losses).elements();
+  const std::int64_t row_bytes = model.vocabulary * size_of(b.policy().activation);
+  const std::int64_t step = chunk_rows(context.rows(), row_bytes, b.options().logits_bytes);
+  const TensorId dx = b.learns() ? b.gradient(x).tensor : kNoTensor;
+  for (std::int64_t first = 0; first < context.rows(); first += step) {
+    Chunk chunk = {first, std::min(step, context.rows() - first)};
+    b.set_phase(Phase::kForward);
+    chunk.logits = b.activation("logits", {chunk.rows, model.vocabulary});
+    chunk_logits(b, head, chunk);
+    std::vector<TensorId> outputs = {b.plan().losses};
+    if (b.learns()) outputs.push_back(chunk.logits);
+    b.append({.name = "cross-entropy",
+              .kind = OperationKind::kCrossEntropy,
+              .operation_class = OperationClass::kLoss,
+              .inputs = {chunk.logits, b.plan().targets},
+              .outputs = outputs,
+              .attributes =
+                  CrossEntropyAttributes{
+                      .rows = chunk.rows,
+                      .vocabulary = model.vocabulary,
+                      .first = micro * context.rows() + first,
+                      .gradient_scale = b.learns() ? 1 / static_cast<double>(all_rows) : 0},
+              .flops = 5.0 * static_cast<double>(chunk.rows * model.vocabulary),
+              .bytes = chunk.rows * row_bytes * (b.learns() ? 2 : 1)});
+    if (!b.learns()) continue;
+    b.set_phase(Phase::kBackward);
+    chunk_gradients(b, head, chunk, dx);
+  }
+}
+
+void logits(StepBuilder& b, TensorId x, const LayerContext& context) {
+  const ModelConfig& model = context.model;
+  const Head head = {x, head_weight(b, model), model.width, model.vocabulary};
+  b.plan().logits = b.persistent("logits", {context.rows(), model.vocabulary},
+                                 b.policy().activation, Role::kResult);
+  chunk_logits(b, head, {0, context.rows(), b.plan().logits});
+}
+
+}  // namespace flashlab::train

@@ -1,0 +1,21 @@
+#pragma once
+
+// A refusal of an unknown name that says which known one is nearest.
+
+#include <string>
+#include <vector>
+
+#include "flashlab/status.h"
+
+namespace flashlab::train {
+
+struct UnknownName {
+  std::string argument;
+  std::string got;
+  std::vector<std::string> known;
+};
+
+/// "config.json: key: got "hiden", expected family, ...; did you mean hidden?"
+Status unknown_name(const UnknownName& what);
+
+}  // namespace flashlab::train

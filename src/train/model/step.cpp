@@ -1,0 +1,108 @@
+#include "train/model/step.h"
+
+#include <fmt/format.h>
+
+#include "train/layers/layers.h"
+#include "train/plan/builder.h"
+#include "train/plan/recompute.h"
+
+namespace flashlab::train {
+namespace {
+
+Status check(const ModelConfig& model, const StepOptions& options) {
+  if (Status s = validate(model); !s.ok()) return s;
+  constexpr std::int64_t kMostRows = std::int64_t{1} << 40;
+  if (options.batch < 1 || options.batch > kMostRows) {
+    return Status::invalid({"batch", fmt::format("{}", options.batch), "at least 1 sequence", ""});
+  }
+  if (options.accumulate < 1 || options.accumulate > 4096) {
+    return Status::invalid(
+        {"accumulate", fmt::format("{}", options.accumulate), "1 to 4096 micro-batches", ""});
+  }
+  if (options.context < 0 || options.context > model.context) {
+    return Status::invalid({"context", fmt::format("{}", options.context),
+                            fmt::format("1 to the model's {} tokens", model.context),
+                            "give the model a longer context"});
+  }
+  std::int64_t grouped = 0;
+  for (const CheckpointGroup& group : options.checkpoint) {
+    if (group.layers < 1) {
+      return Status::invalid(
+          {"checkpoint", fmt::format("{}", group.layers), "groups of at least 1 layer", ""});
+    }
+    grouped += group.layers;
+  }
+  if (grouped > model.layers) {
+    return Status::invalid({"checkpoint", fmt::format("groups of {} layers together", grouped),
+                            fmt::format("at most the model's {}", model.layers), ""});
+  }
+  return {};
+}
+
+void micro_batch(StepBuilder& b, LayerContext context, std::int64_t micro) {
+  const ModelConfig& model = context.model;
+  b.set_phase(Phase::kForward);
+  b.enter(-1, "embedding");
+  TensorId x = embedding(b, context, micro);
+  if (model.dropout > 0) x = dropout(b, x, context, {.site = 0});
+  if (model.family == Family::kCourse && b.options().attention != "naive") {
+    rope_angles(b, context);
+  }
+  for (int layer = 0; layer < model.layers; ++layer) {
+    x = attention_block(b, x, context, layer);
+    x = mlp_block(b, x, context, layer);
+  }
+  b.enter(-1, "head");
+  x = norm(b, x, context, model.family == Family::kGpt2 ? "ln_f" : "ln_final");
+  if (b.options().give_logits) {
+    logits(b, x, context);
+    return;
+  }
+  loss(b, x, context, micro);
+  b.run_backward();
+}
+
+void mean_loss(StepBuilder& b) {
+  b.enter(-1, "head");
+  b.set_phase(Phase::kForward);
+  b.append({.name = "mean loss",
+            .kind = OperationKind::kMeanLoss,
+            .operation_class = OperationClass::kLoss,
+            .inputs = {b.plan().losses},
+            .outputs = {b.plan().loss}});
+}
+
+}  // namespace
+
+Result<StepPlan> build_step(const ModelConfig& model, const StepOptions& requested) {
+  StepOptions options = requested;
+  if (options.context == 0) options.context = model.context;
+  if (options.give_logits) options.mode = StepMode::kForward;
+  if (Status s = check(model, options); !s.ok()) return s;
+  StepBuilder b(options);
+  const LayerContext context = {.model = model, .batch = options.batch, .context = options.context};
+  StepPlan& plan = b.plan();
+  const std::int64_t sequences = options.batch * options.accumulate;
+  plan.tokens = b.persistent("tokens", {sequences, options.context}, Element::kInt32, Role::kBatch);
+  plan.scalars = b.persistent("scalars", {kScalars}, Element::kFp64, Role::kBatch);
+  if (!options.give_logits) {
+    plan.targets =
+        b.persistent("targets", {sequences, options.context}, Element::kInt32, Role::kBatch);
+    plan.losses =
+        b.persistent("losses", {sequences * options.context}, b.policy().statistic, Role::kResult);
+    plan.loss = b.persistent("loss", {1}, b.policy().statistic, Role::kResult);
+  }
+  for (std::int64_t micro = 0; micro < options.accumulate; ++micro) {
+    micro_batch(b, context, micro);
+  }
+  if (!options.give_logits) mean_loss(b);
+  b.lay_out_arenas();
+  if (options.mode == StepMode::kFull) optimizer(b);
+  StepPlan out = b.take();
+  if (!options.checkpoint.empty()) checkpoint(out, options.checkpoint);
+  out.title = fmt::format("{} · batch {} x {} · {}", model.name, sequences, options.context,
+                          to_string(options.precision));
+  return out;
+}
+
+}  // namespace flashlab::train

@@ -1,0 +1,143 @@
+#include "train/plan/builder.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace flashlab::train {
+namespace {
+
+// Parameters begin on 64 elements, so that a vector or a tensor map never straddles two of them.
+constexpr std::int64_t kArenaAlignment = 64;
+
+}  // namespace
+
+StepBuilder::StepBuilder(const StepOptions& options)
+    : options_(options), policy_(policy_of(options.precision)) {}
+
+void StepBuilder::enter(int layer, std::string block) {
+  layer_ = layer;
+  block_ = std::move(block);
+}
+
+std::string StepBuilder::place_name(std::string_view name) const {
+  std::string out = layer_ >= 0 ? fmt::format("layer {}", layer_) : std::string("model");
+  if (!block_.empty()) out += " / " + block_;
+  return fmt::format("{} / {}", out, name);
+}
+
+TensorId StepBuilder::tensor(std::string_view name, std::vector<std::int64_t> shape,
+                             Element element) {
+  plan_.tensors.push_back({place_name(name), std::move(shape), element, Role::kTemporary, layer_});
+  return static_cast<TensorId>(plan_.tensors.size() - 1);
+}
+
+TensorId StepBuilder::activation(std::string_view name, std::vector<std::int64_t> shape) {
+  return tensor(name, std::move(shape), policy_.activation);
+}
+
+TensorId StepBuilder::persistent(std::string name, std::vector<std::int64_t> shape, Element element,
+                                 Role role) {
+  plan_.tensors.push_back({std::move(name), std::move(shape), element, role, layer_});
+  return static_cast<TensorId>(plan_.tensors.size() - 1);
+}
+
+TensorId StepBuilder::parameter(const ParameterSpec& spec) {
+  if (const auto known = parameter_named_.find(spec.name); known != parameter_named_.end()) {
+    return known->second;
+  }
+  Parameter out;
+  out.name = spec.name;
+  out.initializer = spec.initializer;
+  out.decays = spec.shape.size() > 1 || options_.optimizer.decay_vectors;
+  out.master = persistent(spec.name, spec.shape, policy_.parameter, Role::kParameter);
+  out.value = out.master;
+  out.elements = plan_.tensor(out.master).elements();
+  if (policy_.has_masters()) {
+    out.value = persistent(spec.name + fmt::format(" ({})", to_string(policy_.activation)),
+                           spec.shape, policy_.activation, Role::kParameter);
+  }
+  if (learns()) {
+    out.gradient = persistent("d " + spec.name, spec.shape, policy_.gradient, Role::kGradient);
+  }
+  if (options_.mode == StepMode::kFull) {
+    out.first_moment =
+        persistent("m " + spec.name, spec.shape, policy_.state, Role::kOptimizerState);
+    out.second_moment =
+        persistent("v " + spec.name, spec.shape, policy_.state, Role::kOptimizerState);
+  }
+  const std::size_t parts = std::max<std::size_t>(spec.parts.size(), 1);
+  std::vector<std::int64_t> shape = spec.shape;
+  shape[0] /= static_cast<std::int64_t>(parts);
+  for (std::size_t i = 0; i < parts; ++i) {
+    out.parts.push_back({spec.parts.empty() ? spec.name : spec.parts[i],
+                         static_cast<std::int64_t>(i) * shape[0], shape, spec.transposed_in_files});
+  }
+  parameter_of_[out.value] = plan_.parameters.size();
+  parameter_named_[spec.name] = out.value;
+  if (learns()) gradients_[out.value] = out.gradient;
+  plan_.parameters.push_back(std::move(out));
+  return plan_.parameters.back().value;
+}
+
+void StepBuilder::append(Call call) {
+  Operation out;
+  out.name = place_name(call.name);
+  out.kind = call.kind;
+  out.operation_class = call.operation_class;
+  out.phase = phase_;
+  out.layer = layer_;
+  out.inputs = std::move(call.inputs);
+  out.outputs = std::move(call.outputs);
+  out.attributes = std::move(call.attributes);
+  out.flops = call.flops;
+  out.bytes = call.bytes;
+  plan_.operations.push_back(std::move(out));
+}
+
+void StepBuilder::on_backward(std::function<void()> rule) {
+  if (learns()) rules_.push_back({layer_, block_, std::move(rule)});
+}
+
+GradientSlot StepBuilder::gradient(TensorId value) {
+  if (parameter_of_.contains(value)) {
+    bool& written = written_[value];
+    return {gradients_.at(value), std::exchange(written, true)};
+  }
+  if (const auto known = gradients_.find(value); known != gradients_.end()) {
+    return {known->second, true};
+  }
+  const PlanTensor like = plan_.tensor(value);
+  plan_.tensors.push_back(
+      {"d " + like.name, like.shape, like.element, Role::kTemporary, like.layer});
+  const auto id = static_cast<TensorId>(plan_.tensors.size() - 1);
+  gradients_[value] = id;
+  return {id, false};
+}
+
+void StepBuilder::run_backward() {
+  phase_ = Phase::kBackward;
+  while (!rules_.empty()) {
+    const Rule rule = std::move(rules_.back());
+    rules_.pop_back();
+    enter(rule.layer, rule.block);
+    rule.append();
+  }
+}
+
+void StepBuilder::lay_out_arenas() {
+  std::reverse(plan_.parameters.begin(), plan_.parameters.end());
+  std::int64_t offset = 0;
+  for (Parameter& parameter : plan_.parameters) {
+    parameter.offset = offset;
+    offset += (parameter.elements + kArenaAlignment - 1) / kArenaAlignment * kArenaAlignment;
+  }
+  plan_.arena_elements = offset;
+}
+
+StepPlan StepBuilder::take() {
+  finish(plan_);
+  return std::move(plan_);
+}
+
+}  // namespace flashlab::train

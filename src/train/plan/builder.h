@@ -1,0 +1,113 @@
+#pragma once
+
+// How layers append to a step: tensors, operations, and what backward will append later.
+
+#include <functional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "train/plan/options.h"
+#include "train/plan/precision.h"
+#include "train/plan/step_plan.h"
+
+namespace flashlab::train {
+
+/// Where a gradient goes: `accumulate` says that something is there already and is added to.
+struct GradientSlot {
+  TensorId tensor = kNoTensor;
+  bool accumulate = false;
+};
+
+/// What a layer asks for when it learns something.
+struct ParameterSpec {
+  std::string name;                 ///< of the whole; checkpoints know the parts
+  std::vector<std::int64_t> shape;  ///< [rows, columns] or [columns]
+  Initializer initializer{};
+  std::vector<std::string> parts{};  ///< names of equal shares of the rows; empty: the whole
+  bool transposed_in_files = false;  ///< [columns, rows] in checkpoints
+};
+
+/// Builds one StepPlan. A layer is a function that appends its forward operations and leaves a
+/// closure that will append its backward; `run_backward` runs the closures in reverse order.
+class StepBuilder {
+ public:
+  explicit StepBuilder(const StepOptions& options);
+
+  const StepOptions& options() const { return options_; }
+  const PrecisionPolicy& policy() const { return policy_; }
+  bool learns() const { return options_.mode != StepMode::kForward; }
+  StepPlan& plan() { return plan_; }
+
+  /// Names of what follows: "layer 7 / attention / ...". Layer -1 stands outside the blocks.
+  void enter(int layer, std::string block);
+  void set_phase(Phase phase) { phase_ = phase; }
+
+  /// An activation or a temporary: which of them, finish() finds out.
+  TensorId tensor(std::string_view name, std::vector<std::int64_t> shape, Element element);
+  /// The same in the activations' type.
+  TensorId activation(std::string_view name, std::vector<std::int64_t> shape);
+  /// A tensor with a role of its own and a name outside the layers.
+  TensorId persistent(std::string name, std::vector<std::int64_t> shape, Element element,
+                      Role role);
+
+  /// A parameter by its spec; the same name gives the same parameter again (tied weights).
+  TensorId parameter(const ParameterSpec& spec);
+
+  struct Call {
+    std::string_view name;
+    OperationKind kind;
+    OperationClass operation_class;
+    std::vector<TensorId> inputs{};
+    std::vector<TensorId> outputs{};
+    Attributes attributes{};
+    double flops = 0;
+    std::int64_t bytes = 0;  ///< 0: each operand once
+  };
+  void append(Call call);
+
+  /// Kept only where the step learns. Runs with the place that is current now.
+  void on_backward(std::function<void()> rule);
+
+  /// The slot that a backward operation writes a value's or a parameter's gradient to.
+  GradientSlot gradient(TensorId value);
+  /// The gradient that later operations have written. Precondition: there is one.
+  TensorId gradient_of(TensorId value) const { return gradients_.at(value); }
+  /// y = x + ...: the gradient of x begins as the gradient of y, in the same memory. INVARIANT: by
+  /// the time something is added to it, every other reader of y's gradient has been appended.
+  void share_gradient(TensorId x, TensorId y) { gradients_[x] = gradients_.at(y); }
+  void set_gradient(TensorId value, TensorId gradient) { gradients_[value] = gradient; }
+
+  void run_backward();
+
+  /// Orders parameters by backward and gives each its range of the arenas. Nothing is learned
+  /// after.
+  void lay_out_arenas();
+
+  /// Ends the list: dependencies, roles, costs.
+  StepPlan take();
+
+ private:
+  std::string place_name(std::string_view name) const;
+
+  StepOptions options_;
+  PrecisionPolicy policy_;
+  StepPlan plan_;
+  Phase phase_ = Phase::kForward;
+  int layer_ = -1;
+  std::string block_;
+  struct Rule {
+    int layer;
+    std::string block;
+    std::function<void()> append;
+  };
+  std::vector<Rule> rules_;
+  std::unordered_map<TensorId, TensorId> gradients_;
+  std::unordered_map<TensorId, bool> written_;
+  std::unordered_map<TensorId, std::size_t> parameter_of_;
+  std::unordered_map<std::string, TensorId> parameter_named_;
+};
+
+}  // namespace flashlab::train

@@ -1,0 +1,43 @@
+#pragma once
+
+// Where every tensor of a step lives, and how much memory the step takes at its worst: liveness,
+// then offsets in one arena. Nothing is allocated inside a step.
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "train/plan/step_plan.h"
+
+namespace flashlab::train {
+
+/// Bytes by role at one moment.
+using RoleBytes = std::array<std::int64_t, kRoles>;
+std::int64_t sum(const RoleBytes& bytes);
+
+struct Peak {
+  int operation = -1;  ///< index in the plan; -1: the plan has none
+  RoleBytes bytes{};
+  std::int64_t total() const { return sum(bytes); }
+};
+
+struct MemoryPlan {
+  /// Of every tensor that is not persistent: bytes from the arena's beginning; -1 for persistent
+  /// ones and for those that no operation touches.
+  std::vector<std::int64_t> offsets;
+  std::int64_t arena_bytes = 0;  ///< what the activations' arena takes, holes included
+
+  RoleBytes persistent{};                   ///< whole arenas: gaps between parameters included
+  Peak peak;                                ///< of the whole step
+  std::array<Peak, kPhases> phase_peaks{};  ///< of each phase
+  std::vector<Peak> layer_peaks;            ///< of each layer's operations, backward included
+
+  /// What the device must hold: persistent tensors and the arena.
+  std::int64_t device_bytes() const { return sum(persistent) + arena_bytes; }
+};
+
+/// Cost: about the square of the tensors that live at once. Deterministic.
+MemoryPlan plan_memory(const StepPlan& plan);
+
+}  // namespace flashlab::train

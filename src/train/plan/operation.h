@@ -1,0 +1,166 @@
+#pragma once
+
+// One operation of a training step: what it computes, on which tensors, at what cost.
+
+#include <cstdint>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "train/plan/tensor.h"
+
+namespace flashlab::train {
+
+enum class Phase : std::uint8_t { kForward, kBackward, kOptimizer };
+inline constexpr int kPhases = 3;
+const char* to_string(Phase phase) noexcept;
+
+/// Classes of the kernel ledger.
+enum class OperationClass : std::uint8_t {
+  kProduct,
+  kAttention,
+  kSoftmax,
+  kNorm,
+  kElementwise,
+  kLoss,
+  kOptimizer,
+  kCopy,
+  kCommunication,
+};
+const char* to_string(OperationClass operation_class) noexcept;
+
+/// What an executor has a function for. Operands are listed as inputs -> outputs; a tensor in both
+/// is changed in place.
+enum class OperationKind : std::uint8_t {
+  kProduct,            ///< a, b [, bias] [, addend] -> c
+  kColumnSum,          ///< dy -> d bias
+  kEmbedding,          ///< tokens, table [, positions] -> x
+  kEmbeddingBackward,  ///< tokens, dx -> d table [, d positions]
+  kRmsNorm,            ///< x, weight -> y, rstd
+  kRmsNormBackward,    ///< dy, x, weight, rstd -> dx, d weight
+  kLayerNorm,          ///< x, weight, bias -> y, mean, rstd
+  kLayerNormBackward,  ///< dy, x, weight, mean, rstd -> dx, d weight, d bias
+  kRopeAngles,         ///< -> cosine, sine
+  kRope,               ///< cosine, sine, qkv -> qkv
+  kAttention,          ///< qkv -> o, lse
+  kAttentionBackward,  ///< do, qkv, o, lse -> dqkv
+  kRowMax,             ///< scores -> max, argmax
+  kSoftmax,            ///< scores, max -> p, sum
+  kSoftmaxBackward,    ///< dp, scores, max, argmax, sum -> dscores
+  kSwiGlu,             ///< gate_up -> y
+  kSwiGluBackward,     ///< dy, gate_up -> dgate_up
+  kGelu,               ///< x -> y
+  kGeluBackward,       ///< dy, x -> dx
+  kDropout,            ///< scalars, x [, addend] -> y
+  kCrossEntropy,       ///< logits, targets -> losses [, logits]
+  kMeanLoss,           ///< losses -> loss
+  kGradientNorm,       ///< gradients -> norm
+  kAdamW,              ///< scalars, norm, gradients -> parameters, first moments, second moments
+};
+const char* to_string(OperationKind kind) noexcept;
+
+/// C = alpha op(A) op(B) [+ bias of the columns] [+ addend], or C += with `accumulate`.
+/// op(A) [m, k], op(B) [k, n], C [m, n], row-major with leading dimensions in elements; `batch`
+/// such products side by side, each matrix `inner` at a time along one stride and then the other
+/// (heads of a sequence, then sequences).
+struct ProductAttributes {
+  struct Matrix {
+    std::int64_t offset = 0;        ///< elements from the tensor's beginning
+    std::int64_t leading = 0;       ///< elements from row to row
+    std::int64_t inner_stride = 0;  ///< elements from head to head
+    std::int64_t outer_stride = 0;  ///< elements from sequence to sequence
+    bool transposed = false;
+  };
+  std::int64_t m = 0, n = 0, k = 0;
+  Matrix a, b, c;
+  std::int64_t inner = 1, outer = 1;
+  double alpha = 1;
+  bool accumulate = false;
+  bool has_bias = false;
+  bool has_addend = false;
+};
+
+/// Rows of `width`; the leading dimensions of both sides are `width`.
+struct RowsAttributes {
+  std::int64_t rows = 0;
+  std::int64_t width = 0;
+  double epsilon = 0;
+  bool accumulate = false;             ///< into the gradient of the input
+  bool accumulate_parameters = false;  ///< into the gradients of weight and bias
+};
+
+/// Tokens are rows `first` .. `first + rows` of the batch; `context` of them make a sequence.
+struct EmbeddingAttributes {
+  std::int64_t rows = 0, width = 0, vocabulary = 0, context = 0, first = 0;
+  bool has_positions = false;
+  bool accumulate = false;
+  bool accumulate_positions = false;
+};
+
+/// q, k and v lie side by side in rows of 3 * heads * head_dim elements.
+struct AttentionAttributes {
+  std::int64_t batch = 0, context = 0, heads = 0, head_dim = 0;
+  bool causal = true;
+  std::string implementation;  ///< empty: the device's production kernels
+  std::int64_t width() const { return heads * head_dim; }
+};
+
+struct RopeAttributes {
+  std::int64_t batch = 0, context = 0, heads = 0, head_dim = 0;
+  double theta = 10000;
+  bool inverse = false;  ///< backward: the transposed rotation
+};
+
+/// Mask of element i: kept iff random(seed, step, site, i) >= probability.
+struct DropoutAttributes {
+  std::int64_t elements = 0;
+  std::int64_t site = 0;  ///< which dropout of the model
+  double probability = 0;
+  std::uint64_t seed = 0;
+  bool has_addend = false;
+};
+
+struct CrossEntropyAttributes {
+  std::int64_t rows = 0, vocabulary = 0, first = 0;  ///< first: row of targets and losses
+  double gradient_scale = 0;                         ///< of dlogits; 0: logits stay as they are
+};
+
+/// Where the epsilon of AdamW stands; trajectories are compared with both.
+enum class AdamWConvention : std::uint8_t {
+  kTorch,  ///< m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps), decay before
+  kCs336,  ///< lr sqrt(1 - b2^t) / (1 - b1^t) * m / (sqrt(v) + eps), decay before
+};
+
+struct AdamWAttributes {
+  double beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8;
+  double max_norm = 0;  ///< gradients are scaled to at most this norm; 0: never
+  AdamWConvention convention = AdamWConvention::kTorch;
+  /// Ranges of the arenas in order, each with its weight decay.
+  struct Range {
+    std::int64_t begin = 0, end = 0;
+    double weight_decay = 0;
+  };
+  std::vector<Range> ranges;
+};
+
+using Attributes = std::variant<std::monostate, ProductAttributes, RowsAttributes,
+                                EmbeddingAttributes, AttentionAttributes, RopeAttributes,
+                                DropoutAttributes, CrossEntropyAttributes, AdamWAttributes>;
+
+struct Operation {
+  std::string name;  ///< "layer 7 / attention / scores"
+  OperationKind kind = OperationKind::kProduct;
+  OperationClass operation_class = OperationClass::kProduct;
+  Phase phase = Phase::kForward;
+  int layer = -1;
+  std::vector<TensorId> inputs;
+  std::vector<TensorId> outputs;
+  Attributes attributes;
+  double flops = 0;
+  std::int64_t bytes = 0;  ///< least traffic: each operand once
+  int stream = 0;
+  int generation = 0;           ///< above 0: a forward operation that runs again for backward
+  std::vector<int> depends_on;  ///< earlier operations whose results or reads it must wait for
+};
+
+}  // namespace flashlab::train

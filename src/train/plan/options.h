@@ -1,0 +1,49 @@
+#pragma once
+
+// What a step is built for, beside the model itself.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "train/plan/operation.h"
+#include "train/plan/precision.h"
+
+namespace flashlab::train {
+
+enum class StepMode : std::uint8_t {
+  kForward,   ///< loss only
+  kBackward,  ///< loss and gradients
+  kFull,      ///< and the optimizer
+};
+
+struct OptimizerOptions {
+  AdamWConvention convention = AdamWConvention::kTorch;
+  double beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8;
+  double weight_decay = 0.01;
+  double max_norm = 1;         ///< 0: gradients are not clipped
+  bool decay_vectors = false;  ///< norms' weights and biases decay too, as the course's do
+};
+
+/// Layers whose activations are made again in backward: consecutive groups from layer 0; layers
+/// after the last group keep everything. A group may be split again (nested).
+struct CheckpointGroup {
+  int layers = 1;
+  std::vector<CheckpointGroup> nested{};
+};
+
+struct StepOptions {
+  std::int64_t batch = 4;       ///< sequences of a micro-batch
+  std::int64_t context = 0;     ///< tokens of a sequence; 0: the model's
+  std::int64_t accumulate = 1;  ///< micro-batches of a step
+  StepMode mode = StepMode::kFull;
+  Precision precision = Precision::kFp32;
+  std::string attention{};  ///< empty: production; "naive": operations of their own; else a name
+  OptimizerOptions optimizer{};
+  std::vector<CheckpointGroup> checkpoint{};
+  std::int64_t logits_bytes = std::int64_t{256} << 20;  ///< the most that logits may take at once
+  std::uint64_t seed = 1337;                            ///< of dropout
+  bool give_logits = false;  ///< forward only: all logits are kept, no loss
+};
+
+}  // namespace flashlab::train

@@ -1,0 +1,109 @@
+#include "train/plan/recompute.h"
+
+#include <unordered_map>
+#include <utility>
+
+namespace flashlab::train {
+namespace {
+
+// One rewrite: the old list is read in order, the new one grows.
+class Rewrite {
+ public:
+  Rewrite(StepPlan& plan, const std::function<bool(const Operation&)>& source) : plan_(plan) {
+    old_ = std::move(plan_.operations);
+    plan_.operations.clear();
+    for (std::size_t i = 0; i < old_.size(); ++i) {
+      if (!source(old_[i])) continue;
+      for (const TensorId id : old_[i].outputs) producers_[id].push_back(i);
+    }
+  }
+
+  void run(const std::function<bool(const Operation&)>& target) {
+    std::vector<Operation> old = old_;
+    for (Operation& operation : old) {
+      if (target(operation)) redirect(operation.inputs);
+      plan_.operations.push_back(std::move(operation));
+    }
+  }
+
+ private:
+  void redirect(std::vector<TensorId>& inputs) {
+    for (TensorId& id : inputs) id = copy_of(id);
+  }
+
+  // The second copy of a tensor, made now if need be; tensors of others stay themselves.
+  TensorId copy_of(TensorId id) {
+    const auto producers = producers_.find(id);
+    if (producers == producers_.end()) return id;
+    if (const auto known = copies_.find(id); known != copies_.end()) return known->second;
+    new_tensor(id);
+    for (const std::size_t index : producers->second) repeat(index);
+    return copies_.at(id);
+  }
+
+  TensorId new_tensor(TensorId id) {
+    if (const auto known = copies_.find(id); known != copies_.end()) return known->second;
+    PlanTensor copy = plan_.tensor(id);
+    copy.role = Role::kTemporary;
+    plan_.tensors.push_back(std::move(copy));
+    return copies_[id] = static_cast<TensorId>(plan_.tensors.size() - 1);
+  }
+
+  void repeat(std::size_t index) {
+    if (std::exchange(repeated_[index], true)) return;
+    Operation again = old_[index];
+    redirect(again.inputs);
+    for (TensorId& id : again.outputs) id = new_tensor(id);
+    again.phase = Phase::kBackward;
+    again.generation += 1;
+    plan_.operations.push_back(std::move(again));
+  }
+
+  StepPlan& plan_;
+  std::vector<Operation> old_;
+  std::unordered_map<TensorId, std::vector<std::size_t>> producers_;
+  std::unordered_map<TensorId, TensorId> copies_;
+  std::unordered_map<std::size_t, bool> repeated_;
+};
+
+void repeat_group(StepPlan& plan, const CheckpointGroup& group, int first, int generation) {
+  const int end = first + group.layers;
+  const auto inside = [first, end](const Operation& operation) {
+    return operation.layer >= first && operation.layer < end;
+  };
+  recompute(
+      plan,
+      [&](const Operation& operation) {
+        const Phase phase = generation == 0 ? Phase::kForward : Phase::kBackward;
+        return inside(operation) && operation.phase == phase && operation.generation == generation;
+      },
+      [&](const Operation& operation) {
+        return inside(operation) && operation.phase == Phase::kBackward &&
+               operation.generation == 0;
+      });
+}
+
+void checkpoint_from(StepPlan& plan, const std::vector<CheckpointGroup>& groups, int first,
+                     int generation) {
+  for (std::size_t i = 0; i < groups.size(); ++i) {
+    const bool last_nested = generation > 0 && i + 1 == groups.size();
+    if (!last_nested) repeat_group(plan, groups[i], first, generation);
+    checkpoint_from(plan, groups[i].nested, first, last_nested ? generation : generation + 1);
+    first += groups[i].layers;
+  }
+}
+
+}  // namespace
+
+void recompute(StepPlan& plan, const std::function<bool(const Operation&)>& source,
+               const std::function<bool(const Operation&)>& target) {
+  Rewrite rewrite(plan, source);
+  rewrite.run(target);
+  finish(plan);
+}
+
+void checkpoint(StepPlan& plan, const std::vector<CheckpointGroup>& groups) {
+  checkpoint_from(plan, groups, 0, 0);
+}
+
+}  // namespace flashlab::train

@@ -1,0 +1,26 @@
+#pragma once
+
+// Activation checkpointing as rewrites of the list: a forward operation runs again just before
+// backward first needs what it gave, on tensors of its own. The first results are then read by
+// forward alone, and the memory planner reuses their place.
+
+#include <functional>
+#include <vector>
+
+#include "train/plan/options.h"
+#include "train/plan/step_plan.h"
+
+namespace flashlab::train {
+
+/// Wherever a target reads a tensor that a source writes, it reads a second copy of it instead.
+/// Sources that no target needs are not repeated (a group's last product). Repeated operations are
+/// bit for bit the first ones.
+void recompute(StepPlan& plan, const std::function<bool(const Operation&)>& source,
+               const std::function<bool(const Operation&)>& target);
+
+/// Consecutive groups of layers from layer 0: only a group's input is kept until its backward. A
+/// nested group is repeated once more inside the repetition of its parent; the last nested group is
+/// not, because its backward follows at once.
+void checkpoint(StepPlan& plan, const std::vector<CheckpointGroup>& groups);
+
+}  // namespace flashlab::train

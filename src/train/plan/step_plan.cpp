@@ -1,0 +1,235 @@
+#include "train/plan/step_plan.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <set>
+
+namespace flashlab::train {
+
+const char* to_string(Element element) noexcept {
+  switch (element) {
+    case Element::kFp64:
+      return "fp64";
+    case Element::kFp32:
+      return "fp32";
+    case Element::kFp16:
+      return "fp16";
+    case Element::kBf16:
+      return "bf16";
+    case Element::kInt32:
+      return "int32";
+    case Element::kInt64:
+      return "int64";
+  }
+  return "?";
+}
+
+std::int64_t size_of(Element element) noexcept {
+  switch (element) {
+    case Element::kFp64:
+    case Element::kInt64:
+      return 8;
+    case Element::kFp32:
+    case Element::kInt32:
+      return 4;
+    case Element::kFp16:
+    case Element::kBf16:
+      return 2;
+  }
+  return 0;
+}
+
+DType dtype_of(Element element) noexcept {
+  switch (element) {
+    case Element::kFp64:
+      return DType::kFp64;
+    case Element::kFp16:
+      return DType::kFp16;
+    case Element::kBf16:
+      return DType::kBf16;
+    default:
+      return DType::kFp32;
+  }
+}
+
+const char* to_string(Role role) noexcept {
+  static constexpr const char* kNames[kRoles] = {"parameter", "gradient", "optimizer state",
+                                                 "batch",     "result",   "saved activation",
+                                                 "temporary"};
+  return kNames[static_cast<int>(role)];
+}
+
+const char* to_string(Phase phase) noexcept {
+  static constexpr const char* kNames[kPhases] = {"forward", "backward", "optimizer"};
+  return kNames[static_cast<int>(phase)];
+}
+
+const char* to_string(OperationClass operation_class) noexcept {
+  static constexpr const char* kNames[] = {"product",   "attention",   "softmax",
+                                           "norm",      "elementwise", "loss",
+                                           "optimizer", "copy",        "communication"};
+  return kNames[static_cast<int>(operation_class)];
+}
+
+const char* to_string(OperationKind kind) noexcept {
+  static constexpr const char* kNames[] = {"product",          "column sum",
+                                           "embedding",        "embedding backward",
+                                           "rms norm",         "rms norm backward",
+                                           "layer norm",       "layer norm backward",
+                                           "rope angles",      "rope",
+                                           "attention",        "attention backward",
+                                           "row max",          "softmax",
+                                           "softmax backward", "swiglu",
+                                           "swiglu backward",  "gelu",
+                                           "gelu backward",    "dropout",
+                                           "cross-entropy",    "mean loss",
+                                           "gradient norm",    "adamw"};
+  return kNames[static_cast<int>(kind)];
+}
+
+std::string describe(const PlanTensor& tensor) {
+  return fmt::format("{} [{}]", to_string(tensor.element), fmt::join(tensor.shape, ", "));
+}
+
+std::int64_t StepPlan::parameter_count() const {
+  std::int64_t count = 0;
+  for (const Parameter& parameter : parameters) count += parameter.elements;
+  return count;
+}
+
+double StepPlan::flops(Phase phase) const {
+  double sum = 0;
+  for (const Operation& operation : operations) {
+    if (operation.phase == phase) sum += operation.flops;
+  }
+  return sum;
+}
+
+namespace {
+
+// Read after write, write after read, write after write.
+void find_dependencies(StepPlan& plan) {
+  struct Access {
+    int writer = -1;
+    std::vector<int> readers;
+  };
+  std::vector<Access> accesses(plan.tensors.size());
+  for (std::size_t i = 0; i < plan.operations.size(); ++i) {
+    Operation& operation = plan.operations[i];
+    std::set<int> needs;
+    const int self = static_cast<int>(i);
+    for (const TensorId id : operation.inputs) {
+      Access& access = accesses[static_cast<std::size_t>(id)];
+      if (access.writer >= 0) needs.insert(access.writer);
+      access.readers.push_back(self);
+    }
+    for (const TensorId id : operation.outputs) {
+      Access& access = accesses[static_cast<std::size_t>(id)];
+      if (access.writer >= 0) needs.insert(access.writer);
+      for (const int reader : access.readers) {
+        if (reader != self) needs.insert(reader);
+      }
+      access = {self, {}};
+    }
+    operation.depends_on.assign(needs.begin(), needs.end());
+  }
+}
+
+void find_roles(StepPlan& plan) {
+  std::vector<bool> written_forward(plan.tensors.size()), read_backward(plan.tensors.size());
+  for (const Operation& operation : plan.operations) {
+    if (operation.phase == Phase::kForward) {
+      for (const TensorId id : operation.outputs) {
+        written_forward[static_cast<std::size_t>(id)] = true;
+      }
+    } else {
+      for (const TensorId id : operation.inputs) read_backward[static_cast<std::size_t>(id)] = true;
+    }
+  }
+  for (std::size_t i = 0; i < plan.tensors.size(); ++i) {
+    PlanTensor& tensor = plan.tensors[i];
+    if (is_persistent(tensor.role)) continue;
+    tensor.role =
+        written_forward[i] && read_backward[i] ? Role::kSavedActivation : Role::kTemporary;
+  }
+}
+
+}  // namespace
+
+void finish(StepPlan& plan) {
+  find_dependencies(plan);
+  find_roles(plan);
+  for (Operation& operation : plan.operations) {
+    if (operation.bytes != 0) continue;
+    std::set<TensorId> operands(operation.inputs.begin(), operation.inputs.end());
+    for (const TensorId id : operands) operation.bytes += plan.tensor(id).bytes();
+    for (const TensorId id : operation.outputs) operation.bytes += plan.tensor(id).bytes();
+  }
+}
+
+namespace {
+
+// At most four operands are named: the optimizer has hundreds.
+std::string operand_list(const StepPlan& plan, const std::vector<TensorId>& ids) {
+  std::string out;
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    if (i == 4 && ids.size() > 5) return out + fmt::format(" and {} more", ids.size() - i);
+    const PlanTensor& tensor = plan.tensor(ids[i]);
+    out += fmt::format("{}{} {}", i > 0 ? ", " : "", tensor.name, describe(tensor));
+  }
+  return out;
+}
+
+}  // namespace
+
+std::string to_string(const StepPlan& plan) {
+  std::string out;
+  int index = 0;
+  for (const Operation& operation : plan.operations) {
+    out += fmt::format("{:5}  {:9}  {:11}  {}{}\n", index++, to_string(operation.phase),
+                       to_string(operation.operation_class), operation.name,
+                       operation.generation > 0 ? " (again)" : "");
+    out += fmt::format("       {:.3f} GFLOP, {:.3f} MB", operation.flops * 1e-9,
+                       static_cast<double>(operation.bytes) * 1e-6);
+    if (!operation.depends_on.empty()) {
+      out += fmt::format(", after {}", fmt::join(operation.depends_on, ", "));
+    }
+    out += fmt::format("\n       {} -> {}\n", operand_list(plan, operation.inputs),
+                       operand_list(plan, operation.outputs));
+  }
+  return out;
+}
+
+std::vector<SavedTensor> saved_for_backward(const StepPlan& plan, int layer) {
+  std::vector<bool> written_forward(plan.tensors.size());
+  std::set<TensorId> saved;
+  for (const Operation& operation : plan.operations) {
+    if (operation.phase == Phase::kForward) {
+      for (const TensorId id : operation.outputs) {
+        written_forward[static_cast<std::size_t>(id)] = true;
+      }
+      continue;
+    }
+    if (operation.layer != layer) continue;
+    for (const TensorId id : operation.inputs) {
+      if (!is_persistent(plan.tensor(id).role) && written_forward[static_cast<std::size_t>(id)]) {
+        saved.insert(id);
+      }
+    }
+  }
+  std::vector<SavedTensor> out;
+  for (const TensorId id : saved) out.push_back({id, plan.tensor(id).bytes()});
+  std::sort(out.begin(), out.end(), [](const SavedTensor& a, const SavedTensor& b) {
+    return a.bytes != b.bytes ? a.bytes > b.bytes : a.tensor < b.tensor;
+  });
+  return out;
+}
+
+std::int64_t saved_bytes(const StepPlan& plan, int layer) {
+  std::int64_t sum = 0;
+  for (const SavedTensor& tensor : saved_for_backward(plan, layer)) sum += tensor.bytes;
+  return sum;
+}
+
+}  // namespace flashlab::train

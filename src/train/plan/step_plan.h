@@ -1,0 +1,88 @@
+#pragma once
+
+// A training step as data: the ordered list of its operations on named tensors.
+//
+// Layers append operations (plan/builder.h); the memory planner, the executors, recomputation and
+// `explain` only read or rewrite this list.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "train/plan/operation.h"
+#include "train/plan/tensor.h"
+
+namespace flashlab::train {
+
+/// A part of a parameter under the name that checkpoints use: rows [first, first + rows).
+struct ParameterPart {
+  std::string name;
+  std::int64_t first_row = 0;
+  std::vector<std::int64_t> shape;
+  bool transposed = false;  ///< files hold it as [columns, rows]
+};
+
+/// How a parameter begins.
+struct Initializer {
+  enum class Kind : std::uint8_t { kConstant, kNormal, kTruncatedNormal };
+  Kind kind = Kind::kConstant;
+  double value = 0;  ///< the constant, or the standard deviation; truncated at three of them
+};
+
+/// One learned tensor with all that belongs to it. Offsets are those of the flat arenas, in
+/// elements: parameters, gradients and both moments share them.
+struct Parameter {
+  std::string name;
+  TensorId value = kNoTensor;     ///< what forward and backward read
+  TensorId master = kNoTensor;    ///< what the optimizer changes; the same tensor without masters
+  TensorId gradient = kNoTensor;  ///< kNoTensor where nothing is learned
+  TensorId first_moment = kNoTensor;
+  TensorId second_moment = kNoTensor;
+  std::int64_t offset = 0;
+  std::int64_t elements = 0;
+  std::vector<ParameterPart> parts;
+  Initializer initializer;
+  bool decays = true;
+};
+
+struct StepPlan {
+  std::string title;  ///< "small · batch 4 x 512 · bf16"
+  std::vector<PlanTensor> tensors;
+  std::vector<Operation> operations;
+  std::vector<Parameter> parameters;  ///< in backward order: bucket and shard are ranges
+  std::int64_t arena_elements = 0;    ///< of each flat arena, gaps included
+
+  TensorId tokens = kNoTensor;         ///< int32 [batch, context]
+  TensorId targets = kNoTensor;        ///< int32 [batch, context]
+  TensorId scalars = kNoTensor;        ///< fp64 [kScalars]: see Scalar
+  TensorId logits = kNoTensor;         ///< where a plan gives them: generation
+  TensorId losses = kNoTensor;         ///< [batch * context]
+  TensorId loss = kNoTensor;           ///< [1]: the mean
+  TensorId gradient_norm = kNoTensor;  ///< [1]
+
+  const PlanTensor& tensor(TensorId id) const { return tensors[static_cast<std::size_t>(id)]; }
+  PlanTensor& tensor(TensorId id) { return tensors[static_cast<std::size_t>(id)]; }
+
+  std::int64_t parameter_count() const;
+  double flops(Phase phase) const;
+};
+
+/// What changes from step to step without changing the plan.
+enum Scalar : int { kLearningRate, kStepIndex, kScalars };
+
+/// Roles of activations, dependencies and costs, after the list has changed.
+void finish(StepPlan& plan);
+
+/// The list for a person: one operation a line, with class, cost and operands.
+std::string to_string(const StepPlan& plan);
+
+/// Bytes that forward keeps for the backward of one layer, as autograd's hooks count them: every
+/// tensor that is no parameter, read by the layer's backward and written before it.
+struct SavedTensor {
+  TensorId tensor = kNoTensor;
+  std::int64_t bytes = 0;
+};
+std::vector<SavedTensor> saved_for_backward(const StepPlan& plan, int layer);
+std::int64_t saved_bytes(const StepPlan& plan, int layer);
+
+}  // namespace flashlab::train

@@ -223,7 +223,7 @@ std::int64_t wild_number(Bytes& bytes) {
 TensorSpec wild_spec(Bytes& bytes, const TensorSpec* model) {
   TensorSpec spec = model != nullptr ? *model : TensorSpec{};
   if (model == nullptr || bytes.one_in(8)) {
-    spec.dtype = static_cast<DType>(bytes.range(0, 6));
+    spec.dtype = static_cast<DType>(bytes.range(0, 8));
     spec.rank = bytes.one_in(8) ? bytes.range(-1, 9) : 4;
     for (auto& extent : spec.shape) extent = wild_number(bytes);
   }
@@ -257,6 +257,7 @@ Options wild_options(Bytes& bytes) {
   if (bytes.one_in(16)) o.window = Window{wild_number(bytes), wild_number(bytes)};
   if (bytes.one_in(16)) o.softcap = bytes.raw<float>();
   if (bytes.one_in(16)) o.dropout = Dropout{bytes.raw<float>(), 1, 2};
+  if (bytes.one_in(16)) o.max_seqlen_q = wild_number(bytes);
   return o;
 }
 
@@ -283,7 +284,9 @@ Problem make_wild_problem(Bytes& bytes) {
     p.dv = wild_spec(bytes, &p.v);
     if (bytes.one_in(3)) p.d_lse = wild_spec(bytes, &rows);
   }
-  if (bytes.one_in(16)) p.features_to_come.push_back("sinks");
+  if (bytes.one_in(16)) p.sinks = wild_spec(bytes, nullptr);
+  if (bytes.one_in(16)) p.cu_seqlens_q = wild_spec(bytes, nullptr);
+  if (bytes.one_in(16)) p.block_table = wild_spec(bytes, nullptr);
   return p;
 }
 

@@ -47,7 +47,32 @@ struct Call {
     backward.dq = take({kB, kSq, kH, kD});
     backward.dk = take({kB, kSk, kHk, kD});
     backward.dv = take({kB, kSk, kHk, kD});
+    rest = next;
   }
+
+  // One of the tensors that no kernel reads yet.
+  ConstTensor small(std::initializer_list<std::int64_t> shape, DType dtype) const {
+    return tensor(static_cast<const void*>(rest), shape, dtype);
+  }
+
+  // The same tokens as one row of them, cut by cumulative lengths.
+  void make_ragged() {
+    forward.mask.reset();
+    forward.cu_seqlens_q = small({kB + 1}, DType::kInt32);
+    forward.cu_seqlens_k = small({kB + 1}, DType::kInt32);
+    options.max_seqlen_q = kSq;
+    options.max_seqlen_k = kSk;
+    const auto flat = [](TensorSpec& spec) {
+      spec = contiguous_spec(spec.dtype,
+                             {spec.shape[0] * spec.shape[1], spec.shape[2], spec.shape[3]});
+    };
+    for (TensorSpec* spec : {&forward.q.spec, &forward.k.spec, &forward.v.spec, &forward.o.spec}) {
+      flat(*spec);
+    }
+    forward.lse->spec = contiguous_spec(DType::kFp32, {kH, kB * kSq});
+  }
+
+  void* rest = nullptr;  ///< memory that no other tensor uses
 };
 
 struct Bad {
@@ -192,6 +217,49 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{"bare_causal",
             [](Call& c) { c.options.causal = Causal::kCausal; },
             {"seqlen_q 6", "seqlen_k 10", "kTopLeft", "kBottomRight"}},
+        Bad{"scale_beyond_fp32",
+            [](Call& c) { c.options.scale = 1e300; },
+            {"options.scale: got 1e+300", "finite in fp32"}},
+        Bad{"window", [](Call& c) { c.options.window = Window{-2, 0}; }, {"left -2, right 0"}},
+        Bad{"softcap", [](Call& c) { c.options.softcap = 0.0f; }, {"options.softcap: got 0"}},
+        Bad{"dropout",
+            [](Call& c) {
+              c.options.dropout = Dropout{1.0f, 1, 0};
+            },
+            {"options.dropout.probability: got 1", "< 1"}},
+        Bad{"lengths_type",
+            [](Call& c) {
+              c.make_ragged();
+              c.forward.cu_seqlens_q->spec.dtype = DType::kInt64;
+            },
+            {"cu_seqlens_q.dtype: got int64, expected int32"}},
+        Bad{"lengths_shape",
+            [](Call& c) {
+              c.make_ragged();
+              c.forward.cu_seqlens_k->spec.shape[0] = kB;
+            },
+            {"cu_seqlens_k.shape[0]: got 2, expected 3", "[batch + 1]"}},
+        Bad{"no_lengths",
+            [](Call& c) {
+              c.make_ragged();
+              c.forward.cu_seqlens_q->spec.shape[0] = 0;
+            },
+            {"cu_seqlens_q.shape[0]: got 0"}},
+        Bad{"lengths_of_dense_tensors",
+            [](Call& c) { c.forward.cu_seqlens_q = c.small({kB + 1}, DType::kInt32); },
+            {"q.rank: got 4, expected 3: [total_q, heads_q, head_dim]"}},
+        Bad{"no_longest",
+            [](Call& c) {
+              c.make_ragged();
+              c.options.max_seqlen_q.reset();
+            },
+            {"options.max_seqlen_q: got nothing", "cu_seqlens_q"}},
+        Bad{"longest_of_dense_tensors",
+            [](Call& c) { c.options.max_seqlen_k = kSk; },
+            {"options.max_seqlen_k: got 10", "cu_seqlens_k"}},
+        Bad{"sinks_shape",
+            [](Call& c) { c.forward.sinks = c.small({kHk}, DType::kFp32); },
+            {"sinks.shape[0]: got 2, expected 4"}},
         Bad{"tile", [](Call& c) { c.options.tiles.tile_q = -1; }, {"tile_q: got -1"}},
         Bad{"implementation",
             [](Call& c) { c.options.implementation = "warp-drive"; },
@@ -265,29 +333,39 @@ INSTANTIATE_TEST_SUITE_P(
                           false,
                           kUnsupported},
                       Bad{"alibi",
-                          [](Call& c) { c.forward.alibi_slopes = c.forward.q; },
+                          [](Call& c) { c.forward.alibi_slopes = c.small({kH}, DType::kFp32); },
                           {"missing: alibi"},
                           false,
                           kUnsupported},
                       Bad{"sinks",
-                          [](Call& c) { c.forward.sinks = c.forward.q; },
+                          [](Call& c) { c.forward.sinks = c.small({kH}, DType::kFp32); },
                           {"missing: attention sinks"},
                           false,
                           kUnsupported},
                       Bad{"ragged",
-                          [](Call& c) { c.forward.cu_seqlens_q = c.forward.q; },
+                          [](Call& c) { c.make_ragged(); },
                           {"missing: variable lengths"},
                           false,
                           kUnsupported},
                       Bad{"paged",
-                          [](Call& c) { c.forward.block_table = c.forward.q; },
+                          [](Call& c) {
+                            c.forward.mask.reset();
+                            c.forward.block_table = c.small({kB, 3}, DType::kInt32);
+                          },
                           {"missing: paged keys"},
                           false,
                           kUnsupported},
                       Bad{"row_statistics",
-                          [](Call& c) { c.backward.row_statistics = c.forward.q; },
+                          [](Call& c) {
+                            c.backward.row_statistics = c.small({kB, kH, kSq, 2}, DType::kFp32);
+                          },
                           {"missing: row statistics"},
                           true,
+                          kUnsupported},
+                      Bad{"dropout_state",
+                          [](Call& c) { c.forward.dropout_state = c.small({2}, DType::kInt64); },
+                          {"missing: dropout"},
+                          false,
                           kUnsupported},
                       Bad{"tf32",
                           [](Call& c) { c.options.precision = Precision::kTf32; },
@@ -342,6 +420,81 @@ TEST(PlannedCall, TensorsMustBeThosePlannedFor) {
   EXPECT_NE(
       backward(*context, {}, *made, call.backward, workspace).message().find("a backward plan"),
       std::string::npos);
+
+  // Nothing of a call may lie in its scratch memory.
+  other = call.forward;
+  other.o.data = aligned;
+  EXPECT_NE(said(other, workspace).find("workspace.data: got memory that overlaps o"),
+            std::string::npos);
+  other = call.forward;
+  other.k.data = static_cast<char*>(aligned) + made->workspace_bytes() - 4;
+  EXPECT_NE(said(other, workspace).find("overlaps k"), std::string::npos);
+}
+
+// Every tensor that a plan was made without is refused, those that no kernel reads yet included.
+template <class Tensors>
+void refuses_what_was_not_planned(const Tensors& minimal, const Call& call) {
+  auto context = Context::create({.threads = 1});
+  auto made = plan(*context, describe(minimal, {}));
+  ASSERT_TRUE(made.ok()) << made.status().message();
+  int tried = 0;
+  for (const TensorRow& row : kTensors) {
+    const TensorMember<Tensors>& member = row.template member<Tensors>();
+    if (member.access() == Access::kNone || member.required()) continue;
+    Tensors given = minimal;
+    member.set(given, Tensor{call.rest, contiguous_spec(DType::kFp32, {kH})});
+    Status status;
+    if constexpr (std::is_same_v<Tensors, ForwardTensors>) {
+      status = forward(*context, {}, *made, given, {});
+    } else {
+      status = backward(*context, {}, *made, given, {});
+    }
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument) << row.name;
+    EXPECT_NE(status.message().find(std::string(row.name) + ": got a tensor, expected nothing"),
+              std::string::npos)
+        << row.name << ": " << status.message();
+    ++tried;
+  }
+  EXPECT_GE(tried, 9);
+}
+
+TEST(PlannedCall, ATensorThatWasNotPlannedIsRefused) {
+  Call call;
+  call.forward.lse.reset();
+  call.forward.mask.reset();
+  refuses_what_was_not_planned(call.forward, call);
+  call.backward.d_lse.reset();
+  refuses_what_was_not_planned(call.backward, call);
+}
+
+// What a problem describes, a plan's key holds: none of these may get another's plan.
+TEST(PlannedCall, EveryTensorIsDescribed) {
+  Call call;
+  for (const TensorRow& row : kTensors) {
+    ForwardTensors t = call.forward;
+    if (row.forward.access() == Access::kNone) continue;
+    TensorSpec spec = contiguous_spec(DType::kFp32, {kH, 3, 2, 1});
+    row.forward.set(t, Tensor{nullptr, spec});
+    const Problem p = describe(t, {});
+    ASSERT_NE(row.problem.get(p), nullptr) << row.name;
+    EXPECT_EQ(*row.problem.get(p), spec) << row.name;
+  }
+}
+
+TEST(TensorTable, ARuleTurnsWithTheSourceOfSequences) {
+  const auto rule = [](TensorRole role, SequenceSource source) {
+    return to_string(rule_for(row_of(role).shape, source));
+  };
+  EXPECT_EQ(rule(TensorRole::kQ, {}), "[batch, seqlen_q, heads_q, head_dim]");
+  EXPECT_EQ(rule(TensorRole::kQ, {.ragged_q = true}), "[total_q, heads_q, head_dim]");
+  EXPECT_EQ(rule(TensorRole::kLse, {.ragged_q = true}), "[heads_q, total_q]");
+  EXPECT_EQ(rule(TensorRole::kK, {.ragged_q = true}), "[batch, seqlen_k, heads_k, head_dim]");
+  EXPECT_EQ(rule(TensorRole::kDV, {.ragged_k = true}), "[total_k, heads_k, head_dim_v]");
+  EXPECT_EQ(rule(TensorRole::kV, {.ragged_k = true, .paged_k = true}),
+            "[pages, page_size, heads_k, head_dim_v]");
+  EXPECT_EQ(rule(TensorRole::kMask, {.ragged_q = true}),
+            "[batch or 1, heads_q or 1, seqlen_q or 1, seqlen_k or 1]");
+  EXPECT_EQ(rule(TensorRole::kCuSeqlensK, {.ragged_k = true}), "[batch + 1]");
 }
 
 TEST(Sizes, EmptyProblemsSucceedAndWriteNothing) {

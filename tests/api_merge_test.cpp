@@ -105,8 +105,25 @@ TEST_F(Merge, BadCallsSayWhatIsWrong) {
   EXPECT_NE(message({a.partial()}, a.o_view()).find("overlaps"), std::string::npos);
   wrong = a.partial();
   wrong.lse.data = nullptr;
-  EXPECT_NE(message({a.partial(), wrong}, merged.o_view()).find("parts[1].lse: got a null pointer"),
+  EXPECT_NE(
+      message({a.partial(), wrong}, merged.o_view()).find("parts[1].lse.data: got a null pointer"),
+      std::string::npos);
+  // The rules of attention's own tensors.
+  wrong = a.partial();
+  wrong.o.data = static_cast<const char*>(wrong.o.data) + 1;
+  EXPECT_NE(message({wrong}, merged.o_view()).find("parts[0].o.data: got address"),
             std::string::npos);
+  Tensor misaligned = merged.o_view();
+  misaligned.data = static_cast<char*>(misaligned.data) + 2;
+  EXPECT_NE(message({a.partial()}, misaligned).find("multiple of 4 bytes"), std::string::npos);
+  Tensor negative = merged.o_view();
+  wrong = a.partial();
+  for (TensorSpec* spec : {&negative.spec, &wrong.o.spec}) spec->shape[2] = -16;
+  wrong.lse.spec.shape[1] = -16;
+  EXPECT_NE(message({wrong}, negative).find("o.shape[2]: got -16"), std::string::npos);
+  Tensor huge = merged.o_view();
+  huge.spec.strides[1] = std::int64_t{1} << 61;
+  EXPECT_NE(message({a.partial()}, huge).find("63 bits"), std::string::npos);
 }
 
 }  // namespace

@@ -53,7 +53,9 @@ struct TileOptions {
 /// Everything about the computation that is not a tensor. Members marked "to come" are refused with
 /// kUnsupported (required / supported / missing / device) until a kernel implements them.
 struct Options {
-  std::optional<float> scale{};  ///< default 1/sqrt(head_dim); any finite float, 0 and negative too
+  /// Default 1/sqrt(head_dim); any finite number, 0 and negative too. Rounded to fp32 unless the
+  /// tensors are fp64.
+  std::optional<double> scale{};
   Causal causal = Causal::kNone;
   Precision precision = Precision::kIeee;
   GradientMode gradient_mode = GradientMode::kOverwrite;
@@ -63,13 +65,15 @@ struct Options {
   std::optional<Window> window{};    ///< to come
   std::optional<float> softcap{};    ///< to come: cap * tanh(score / cap)
   std::optional<Dropout> dropout{};  ///< to come
+  /// At least the longest sequence where cu_seqlens_* are given, which lie on the device. To come.
+  std::optional<std::int64_t> max_seqlen_q{}, max_seqlen_k{};
 };
 
 // ---------------------------------------------------------------------------------------------
 // Tensors
 // ---------------------------------------------------------------------------------------------
 
-/// Tensors of a forward call.
+/// Tensors of a forward call. tensor_table.h has the same as a table: shapes, dtypes, directions.
 struct ForwardTensors {
   ConstTensor q;                      ///< [batch, seqlen_q, heads_q, head_dim]
   ConstTensor k;                      ///< [batch, seqlen_k, heads_k, head_dim]
@@ -77,12 +81,13 @@ struct ForwardTensors {
   Tensor o;                           ///< [batch, seqlen_q, heads_q, head_dim_v], q's dtype or fp32
   std::optional<Tensor> lse{};        ///< [batch, heads_q, seqlen_q] fp32 (fp64 inputs: or fp64)
   std::optional<ConstTensor> mask{};  ///< [batch|1, heads_q|1, seqlen_q|1, seqlen_k|1]; see below
-  std::optional<ConstTensor> alibi_slopes{};  ///< to come: [heads_q] fp32
-  std::optional<ConstTensor> sinks{};         ///< to come: [heads_q] fp32
-  std::optional<ConstTensor> cu_seqlens_q{};  ///< to come: ragged batches
-  std::optional<ConstTensor> cu_seqlens_k{};  ///< to come
-  std::optional<ConstTensor> block_table{};   ///< to come: paged keys and values
-  std::optional<Tensor> row_statistics{};     ///< to come: maxima and sums, for backward's accuracy
+  std::optional<ConstTensor> alibi_slopes{};   ///< to come: [heads_q] fp32
+  std::optional<ConstTensor> sinks{};          ///< to come: [heads_q] fp32
+  std::optional<ConstTensor> cu_seqlens_q{};   ///< to come: [batch + 1] int32; q [total_q, ...]
+  std::optional<ConstTensor> cu_seqlens_k{};   ///< to come: [batch + 1] int32; k [total_k, ...]
+  std::optional<ConstTensor> block_table{};    ///< to come: [batch, pages_per_sequence] int32
+  std::optional<Tensor> row_statistics{};      ///< to come: [batch, heads_q, seqlen_q, 2] fp32
+  std::optional<ConstTensor> dropout_state{};  ///< to come: [2] int64, seed and offset
 };
 
 /// Tensors of a backward call. o and lse are what forward gave for the same inputs.
@@ -96,7 +101,7 @@ struct BackwardTensors {
   Tensor dq, dk, dv;                   ///< shapes of q, k, v; the inputs' dtype or fp32
   /// To come, as in forward.
   std::optional<ConstTensor> alibi_slopes{}, sinks{}, cu_seqlens_q{}, cu_seqlens_k{}, block_table{},
-      row_statistics{};
+      row_statistics{}, dropout_state{};
 };
 
 /// Scratch memory of one call: uninitialised on entry, 256-byte aligned, reusable once the stream
@@ -119,7 +124,9 @@ struct Problem {
   TensorSpec q, k, v, o;
   std::optional<TensorSpec> lse{}, mask{};
   std::optional<TensorSpec> d_o{}, d_lse{}, dq{}, dk{}, dv{};  ///< backward only
-  std::vector<std::string> features_to_come{};  ///< tensors given that no kernel reads yet
+  /// To come.
+  std::optional<TensorSpec> alibi_slopes{}, sinks{}, cu_seqlens_q{}, cu_seqlens_k{}, block_table{},
+      row_statistics{}, dropout_state{};
   Options options{};
 };
 

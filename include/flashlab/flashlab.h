@@ -5,4 +5,5 @@
 #include "flashlab/context.h"
 #include "flashlab/status.h"
 #include "flashlab/tensor.h"
+#include "flashlab/tensor_table.h"
 #include "flashlab/version.h"

@@ -8,10 +8,11 @@
 
 namespace flashlab {
 
-/// Element types. fp8 types have their place and are refused until a kernel reads them.
-enum class DType : std::uint8_t { kFp64, kFp32, kFp16, kBf16, kE4m3, kE5m2, kBool };
+/// Element types. fp8 types have their place and are refused until a kernel reads them; integers
+/// are lengths, tables and seeds.
+enum class DType : std::uint8_t { kFp64, kFp32, kFp16, kBf16, kE4m3, kE5m2, kBool, kInt32, kInt64 };
 
-/// "fp64", "fp32", "fp16", "bf16", "e4m3", "e5m2", "bool".
+/// "fp64", "fp32", "fp16", "bf16", "e4m3", "e5m2", "bool", "int32", "int64".
 const char* to_string(DType dtype) noexcept;
 
 /// Bytes of one element (a bool takes one byte: 0 is false, anything else true).
@@ -75,15 +76,18 @@ struct Tensor {
   operator ConstTensor() const noexcept { return {data, spec}; }  // NOLINT: implicit by design
 };
 
-/// The element type of a C++ type: float, double, bool. 16-bit types are named explicitly, because
-/// C++20 has none.
+/// The element type of a C++ type: float, double, bool, int32_t, int64_t. 16-bit types are named
+/// explicitly, because C++20 has none.
 template <class T>
 constexpr DType dtype_of() {
   using U = std::remove_cv_t<T>;
-  static_assert(std::is_same_v<U, float> || std::is_same_v<U, double> || std::is_same_v<U, bool>,
+  constexpr bool kFloating = std::is_same_v<U, float> || std::is_same_v<U, double>;
+  constexpr bool kInteger = std::is_same_v<U, std::int32_t> || std::is_same_v<U, std::int64_t>;
+  static_assert(kFloating || kInteger || std::is_same_v<U, bool>,
                 "pass the DType explicitly for this element type");
   if constexpr (std::is_same_v<U, double>) return DType::kFp64;
   if constexpr (std::is_same_v<U, bool>) return DType::kBool;
+  if constexpr (kInteger) return sizeof(U) == 4 ? DType::kInt32 : DType::kInt64;
   return DType::kFp32;
 }
 

@@ -62,7 +62,7 @@ Options options_of(const CallOptions& given, const Argument& q, const Argument& 
       raise(PyExc_TypeError, "scale", shown(given.scale), "a number, or None for 1/sqrt(head_dim)",
             "");
     }
-    options.scale = static_cast<float>(scale);
+    options.scale = scale;
   }
   if (equal(given.precision, "tf32")) {
     options.precision = Precision::kTf32;

@@ -51,7 +51,7 @@ CallKey::CallKey(Pass pass, const Options& options, Device device, const void* p
   head_.precision = static_cast<std::uint8_t>(options.precision);
   head_.deterministic = options.deterministic ? 1 : 0;
   head_.has_scale = options.scale ? 1 : 0;
-  head_.scale = options.scale.value_or(0.0f);
+  head_.scale = options.scale.value_or(0.0);
   head_.with_lse = with_lse ? 1 : 0;
   head_.implementation = number_of(options.implementation, device);
 }

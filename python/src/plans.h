@@ -28,9 +28,9 @@ class CallKey {
   static constexpr int kMaxTensors = 11;
   struct Head {
     const void* place;
+    double scale;
     std::int32_t device;
     std::int32_t forks;
-    float scale;
     std::uint8_t pass, causal, precision, deterministic, has_scale, with_lse, tensors,
         implementation;
     std::uint32_t heads_first;

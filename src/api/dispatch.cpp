@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 
@@ -49,32 +50,6 @@ Status check_pass(const Plan& plan, Pass pass) {
                           forward ? "a plan of the backward pass" : "a plan of the forward pass",
                           forward ? "a forward plan" : "a backward plan",
                           "describe the tensors of this call and plan again"});
-}
-
-// The call's tensors with the plan's normalised layouts: strides that are never used read 0.
-ForwardTensors normalised(const Problem& p, ForwardTensors t) {
-  t.q.spec = p.q;
-  t.k.spec = p.k;
-  t.v.spec = p.v;
-  t.o.spec = p.o;
-  if (t.lse) t.lse->spec = *p.lse;
-  if (t.mask) t.mask->spec = *p.mask;
-  return t;
-}
-
-BackwardTensors normalised(const Problem& p, BackwardTensors t) {
-  t.q.spec = p.q;
-  t.k.spec = p.k;
-  t.v.spec = p.v;
-  t.o.spec = p.o;
-  t.lse.spec = *p.lse;
-  t.d_o.spec = *p.d_o;
-  t.dq.spec = *p.dq;
-  t.dk.spec = *p.dk;
-  t.dv.spec = *p.dv;
-  if (t.d_lse) t.d_lse->spec = *p.d_lse;
-  if (t.mask) t.mask->spec = *p.mask;
-  return t;
 }
 
 Status launch(ContextState& context, Stream stream, const PlanState& plan,
@@ -134,10 +109,11 @@ Status run(const Context& context, Stream stream, const Plan& plan, const Tensor
   ContextState& state = context.state();
   if (Status s = check_pass(plan, pass_of(tensors)); !s.ok()) return s;
   if (Status s = check_stream(state, stream); !s.ok()) return s;
-  if (Status s = check_tensors(plan.problem(), tensors); !s.ok()) return s;
-  if (nothing_to_write(plan.state().geometry)) {
-    return finish_empty(state, stream, plan.problem(), tensors);
-  }
+  const bool nothing = nothing_to_write(plan.state().geometry);
+  const Workspace used{workspace.data,
+                       nothing ? 0 : std::min(workspace.bytes, plan.workspace_bytes())};
+  if (Status s = check_tensors(plan.problem(), tensors, used); !s.ok()) return s;
+  if (nothing) return finish_empty(state, stream, plan.problem(), tensors);
   if (Status s = check_workspace(plan, workspace); !s.ok()) return s;
   if (state.gpu() != nullptr) {
     if (Status s = cuda::check_pointers(*state.gpu(), tensors, workspace); !s.ok()) return s;

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "api/implementation.h"
+#include "flashlab/tensor_table.h"
 
 namespace flashlab::internal {
 namespace {
@@ -52,6 +53,33 @@ Feature dtype_feature(DType dtype) {
   }
 }
 
+// What a tensor requires of an implementation that is given it. The others are every call's.
+void add_tensor(FeatureSet& set, TensorRole role, const TensorSpec& spec) {
+  switch (role) {
+    case TensorRole::kMask:
+      return set.add(spec.dtype == DType::kBool ? Feature::kBoolMask : Feature::kAdditiveMask);
+    case TensorRole::kLse:
+      return set.add(Feature::kLse);
+    case TensorRole::kDLse:
+      return set.add(Feature::kLseGradient);
+    case TensorRole::kAlibiSlopes:
+      return set.add(Feature::kAlibi);
+    case TensorRole::kSinks:
+      return set.add(Feature::kSinks);
+    case TensorRole::kCuSeqlensQ:
+    case TensorRole::kCuSeqlensK:
+      return set.add(Feature::kRagged);
+    case TensorRole::kBlockTable:
+      return set.add(Feature::kPaged);
+    case TensorRole::kRowStatistics:
+      return set.add(Feature::kRowStatistics);
+    case TensorRole::kDropoutState:
+      return set.add(Feature::kDropout);
+    default:
+      return;
+  }
+}
+
 }  // namespace
 
 std::string to_string(FeatureSet set) {
@@ -68,25 +96,17 @@ FeatureSet required_features(const Problem& p, const Geometry& g) {
   set.add(dtype_feature(g.dtype));
   if (p.options.precision == Precision::kTf32) set.add(Feature::kTf32);
   if (g.bounds.bounded()) set.add(Feature::kCausal);
-  if (p.mask) {
-    set.add(p.mask->dtype == DType::kBool ? Feature::kBoolMask : Feature::kAdditiveMask);
-  }
   if (g.heads_q != g.heads_k) set.add(Feature::kGroupedQuery);
   if (g.head_dim != g.head_dim_v) set.add(Feature::kUnequalHeadDims);
-  if (p.lse) set.add(Feature::kLse);
-  if (p.d_lse) set.add(Feature::kLseGradient);
   if (p.options.gradient_mode == GradientMode::kAccumulate) set.add(Feature::kAccumulate);
   if (p.options.deterministic) set.add(Feature::kDeterministic);
   if (p.options.tiles.tile_q != 0 || p.options.tiles.tile_k != 0) set.add(Feature::kTileSizes);
   if (p.options.window) set.add(Feature::kWindow);
   if (p.options.softcap) set.add(Feature::kSoftcap);
   if (p.options.dropout) set.add(Feature::kDropout);
-  for (const std::string& name : p.features_to_come) {
-    if (name == "alibi_slopes") set.add(Feature::kAlibi);
-    if (name == "sinks") set.add(Feature::kSinks);
-    if (name == "cu_seqlens_q" || name == "cu_seqlens_k") set.add(Feature::kRagged);
-    if (name == "block_table") set.add(Feature::kPaged);
-    if (name == "row_statistics") set.add(Feature::kRowStatistics);
+  for (const TensorRow& row : kTensors) {
+    const TensorSpec* spec = row.problem.get(p);
+    if (spec != nullptr && row.access(p.pass) != Access::kNone) add_tensor(set, row.role, *spec);
   }
   return set;
 }

@@ -6,6 +6,7 @@
 
 #include "api/context_state.h"
 #include "api/implementation.h"
+#include "flashlab/tensor_table.h"
 #include "runtime/cuda/device.h"
 #include "runtime/guard.h"
 
@@ -33,6 +34,8 @@ class KeyWriter {
       *this << s.shape[i] << s.strides[i];
     return *this;
   }
+  KeyWriter& operator<<(const Window& w) { return *this << w.left << w.right; }
+  KeyWriter& operator<<(const Dropout& d) { return *this << d.probability << d.seed << d.offset; }
   template <class T>
   KeyWriter& operator<<(const std::optional<T>& value) {
     *this << value.has_value();
@@ -48,10 +51,14 @@ class KeyWriter {
 std::string cache_key(const Problem& p) {
   KeyWriter key;
   const Options& o = p.options;
-  key << p.pass << p.q << p.k << p.v << p.o << p.lse << p.mask << p.d_o << p.d_lse << p.dq << p.dk
-      << p.dv << o.scale << o.causal << o.precision << o.gradient_mode << o.deterministic
-      << o.implementation << o.tiles.tile_q << o.tiles.tile_k << o.window.has_value()
-      << o.softcap.has_value() << o.dropout.has_value() << p.features_to_come.size();
+  key << p.pass << o.scale << o.causal << o.precision << o.gradient_mode << o.deterministic
+      << o.implementation << o.tiles.tile_q << o.tiles.tile_k << o.window << o.softcap << o.dropout
+      << o.max_seqlen_q << o.max_seqlen_k;
+  for (const TensorRow& row : kTensors) {
+    const TensorSpec* spec = row.problem.get(p);
+    key << (spec != nullptr);
+    if (spec != nullptr) key << *spec;
+  }
   return key.take();
 }
 

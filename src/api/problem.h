@@ -47,7 +47,7 @@ struct Geometry {
   std::int64_t head_dim = 0;
   std::int64_t head_dim_v = 0;
   DType dtype = DType::kFp32;  ///< of q, k, v
-  float scale = 1;
+  double scale = 1;            ///< a float's value unless dtype is fp64
   MaskBounds bounds{};
 
   std::int64_t group() const noexcept { return heads_k == 0 ? 0 : heads_q / heads_k; }
@@ -65,8 +65,14 @@ Result<Geometry> validate(const Problem& problem, Problem* normalised);
 int alignment_of(const void* data, const TensorSpec& spec);
 
 /// Checks that the tensors of a call are what the plan was made for, that no data pointer is null
-/// where elements exist, that element alignment holds, and that outputs overlap nothing.
-Status check_tensors(const Problem& planned, const ForwardTensors& tensors);
-Status check_tensors(const Problem& planned, const BackwardTensors& tensors);
+/// where elements exist, that element alignment holds, that outputs overlap nothing, and that no
+/// tensor overlaps `workspace`, the part of it that the plan uses. Allocates nothing.
+Status check_tensors(const Problem& planned, const ForwardTensors& tensors, Workspace workspace);
+Status check_tensors(const Problem& planned, const BackwardTensors& tensors, Workspace workspace);
+
+/// The call's tensors with the plan's normalised layouts: strides that are never used read 0.
+/// Precondition: check_tensors.
+ForwardTensors normalised(const Problem& planned, const ForwardTensors& tensors);
+BackwardTensors normalised(const Problem& planned, const BackwardTensors& tensors);
 
 }  // namespace flashlab::internal

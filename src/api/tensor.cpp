@@ -24,6 +24,10 @@ const char* to_string(DType dtype) noexcept {
       return "e5m2";
     case DType::kBool:
       return "bool";
+    case DType::kInt32:
+      return "int32";
+    case DType::kInt64:
+      return "int64";
   }
   return "unknown";
 }
@@ -31,8 +35,10 @@ const char* to_string(DType dtype) noexcept {
 std::size_t size_of(DType dtype) noexcept {
   switch (dtype) {
     case DType::kFp64:
+    case DType::kInt64:
       return 8;
     case DType::kFp32:
+    case DType::kInt32:
       return 4;
     case DType::kFp16:
     case DType::kBf16:

@@ -213,7 +213,7 @@ void spread(ForwardPlan& plan, const Geometry& g, int threads) {
 void set_scale(ForwardPlan& plan, const Problem& problem, const Geometry& g) {
   const bool additive = problem.mask && problem.mask->dtype != DType::kBool;
   plan.call.query_factor = g.scale > 0 ? 1.0f : (g.scale < 0 ? -1.0f : 0.0f);
-  const float magnitude = g.scale == 0 ? 1.0f : std::fabs(g.scale);
+  const float magnitude = g.scale == 0 ? 1.0f : std::fabs(static_cast<float>(g.scale));
   // A scale near FLT_MAX must not become infinite: 0 x inf would be NaN where the score is 0.
   plan.call.score_factor = additive ? magnitude : std::min(magnitude * kLog2E, FLT_MAX);
 }

@@ -77,7 +77,7 @@ struct Orders {
 template <class Real>
 class NaiveRow {
  public:
-  NaiveRow(const Visibility& visibility, float scale, Rounding rounding, const Orders& orders)
+  NaiveRow(const Visibility& visibility, double scale, Rounding rounding, const Orders& orders)
       : visibility_(visibility), scale_(scale), rounding_(rounding), orders_(orders) {}
 
   void scores(const Real* q, const std::vector<std::int64_t>& keys,
@@ -136,7 +136,7 @@ class NaiveRow {
   }
 
   const Visibility& visibility_;
-  float scale_;
+  double scale_;
   Rounding rounding_;
   const Orders& orders_;
   std::vector<double> bias_;
@@ -148,8 +148,8 @@ ForwardRows forward_as(const ForwardTensors& t, const Options& options, const Sa
   const Sizes sizes = sizes_of(t.q, t.k, t.v);
   const Orders orders(sizes, variant);
   const Visibility visibility(sizes, options.causal, t.mask);
-  NaiveRow<Real> row(visibility, scale_of(options, sizes.head_dim), {t.q.spec.dtype, options},
-                     orders);
+  NaiveRow<Real> row(visibility, scale_of(options, sizes.head_dim, t.q.spec.dtype),
+                     {t.q.spec.dtype, options}, orders);
   const auto dim = static_cast<std::size_t>(sizes.head_dim);
   const auto dim_v = static_cast<std::size_t>(sizes.head_dim_v);
   const std::vector<std::int64_t> all_keys = range(sizes.seqlen_k);
@@ -199,7 +199,7 @@ class NaiveBackward {
         sizes_(sizes_of(t.q, t.k, t.v)),
         orders_(sizes_, variant),
         visibility_(sizes_, options.causal, t.mask),
-        scale_(scale_of(options, sizes_.head_dim)),
+        scale_(scale_of(options, sizes_.head_dim, t.q.spec.dtype)),
         rounding_(t.q.spec.dtype, options),
         row_(visibility_, scale_, rounding_, orders_),
         statistics_(statistics),
@@ -340,7 +340,7 @@ class NaiveBackward {
   Sizes sizes_;
   Orders orders_;
   Visibility visibility_;
-  float scale_;
+  double scale_;
   Rounding rounding_;
   NaiveRow<Real> row_;
   Statistics statistics_;

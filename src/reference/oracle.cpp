@@ -75,7 +75,7 @@ struct Keys {
 template <class Real>
 class ScoreRow {
  public:
-  ScoreRow(const Visibility& visibility, float scale, std::int64_t dim)
+  ScoreRow(const Visibility& visibility, double scale, std::int64_t dim)
       : visibility_(visibility), scale_(scale), order_(range(dim)) {}
 
   void compute(const Real* q, const Keys<Real>& keys, std::int64_t b, std::int64_t h,
@@ -98,8 +98,7 @@ class ScoreRow {
         largest = std::max(largest, keys.k_norm[n]);
       }
     }
-    return std::fabs(static_cast<double>(scale_)) * largest *
-           norm(q, static_cast<std::int64_t>(order_.size()));
+    return std::fabs(scale_) * largest * norm(q, static_cast<std::int64_t>(order_.size()));
   }
 
   std::vector<Real> s;                // valid where visible
@@ -109,7 +108,7 @@ class ScoreRow {
 
  private:
   const Visibility& visibility_;
-  float scale_;
+  double scale_;
   std::vector<std::int64_t> order_;  // of the products in a score
 };
 
@@ -143,7 +142,7 @@ template <class Real>
 ForwardRows forward_as(const ForwardTensors& t, const Options& options, const Sample& sample) {
   const Sizes sizes = sizes_of(t.q, t.k, t.v);
   const Visibility visibility(sizes, options.causal, t.mask);
-  ScoreRow<Real> row(visibility, scale_of(options, sizes.head_dim), sizes.head_dim);
+  ScoreRow<Real> row(visibility, scale_of(options, sizes.head_dim, t.q.spec.dtype), sizes.head_dim);
   const auto dim_v = static_cast<std::size_t>(sizes.head_dim_v);
 
   ForwardRows out;
@@ -198,7 +197,7 @@ class Backward {
       : t_(t),
         sizes_(sizes_of(t.q, t.k, t.v)),
         visibility_(sizes_, options.causal, t.mask),
-        scale_(scale_of(options, sizes_.head_dim)),
+        scale_(scale_of(options, sizes_.head_dim, t.q.spec.dtype)),
         row_(visibility_, scale_, sizes_.head_dim),
         order_v_(range(sizes_.head_dim_v)),
         statistics_(statistics),
@@ -361,7 +360,7 @@ class Backward {
   const BackwardTensors& t_;
   Sizes sizes_;
   Visibility visibility_;
-  float scale_;
+  double scale_;
   ScoreRow<Real> row_;
   std::vector<std::int64_t> order_v_;
   Statistics statistics_;

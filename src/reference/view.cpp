@@ -306,9 +306,9 @@ void Visibility::row(std::int64_t b, std::int64_t h, std::int64_t i,
   }
 }
 
-float scale_of(const Options& options, std::int64_t head_dim) {
-  if (options.scale) return *options.scale;
-  return static_cast<float>(1.0 / std::sqrt(static_cast<double>(head_dim)));
+double scale_of(const Options& options, std::int64_t head_dim, DType inputs) {
+  const double scale = options.scale.value_or(1.0 / std::sqrt(static_cast<double>(head_dim)));
+  return inputs == DType::kFp64 ? scale : static_cast<double>(static_cast<float>(scale));
 }
 
 template <class Real>

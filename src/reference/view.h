@@ -80,9 +80,8 @@ class Visibility {
   std::optional<ConstTensor> mask_;
 };
 
-/// The scale of the scores: the option, or 1/sqrt(head_dim) in fp32, which is the API's type for
-/// it.
-float scale_of(const Options& options, std::int64_t head_dim);
+/// The scale of the scores: the option, or 1/sqrt(head_dim); in fp32 unless the inputs are fp64.
+double scale_of(const Options& options, std::int64_t head_dim, DType inputs);
 
 /// Rows `positions` of tensor [batch, seqlen, heads, width] of one head: out [positions, width].
 template <class Real>

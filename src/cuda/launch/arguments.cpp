@@ -2,34 +2,90 @@
 
 #include <algorithm>
 
+#include "flashlab/tensor_table.h"
+
 namespace flashlab::cuda {
 namespace {
 
 using device::Int64;
 
-device::Rows rows(const void* data, const TensorSpec& spec) {
-  // Kernels that only read take the same struct as those that write.
-  return {const_cast<void*>(data), spec.strides[0], spec.strides[1], spec.strides[2]};
+// Kernels that only read take the same struct as those that write.
+void* writable(const void* data) {
+  return const_cast<void*>(data);
 }
 
-template <class AnyTensor>
-device::Rows rows(const AnyTensor& tensor) {
-  return rows(tensor.data, tensor.spec);
+void bind(device::Rows& to, const GivenTensor& from) {
+  const TensorSpec& s = *from.spec;
+  to = {writable(from.data), s.strides[0], s.strides[1], s.strides[2]};
 }
 
-template <class AnyTensor>
-device::RowScalars scalars(const std::optional<AnyTensor>& tensor) {
-  if (!tensor) return {};
-  const TensorSpec& s = tensor->spec;
-  return {const_cast<void*>(static_cast<const void*>(tensor->data)), s.strides[0], s.strides[1],
-          s.strides[2]};
+void bind(device::RowScalars& to, const GivenTensor& from) {
+  const TensorSpec& s = *from.spec;
+  to = {writable(from.data), s.strides[0], s.strides[1], s.strides[2]};
 }
 
-device::MaskView mask_view(const std::optional<ConstTensor>& mask) {
-  if (!mask) return {};
-  const TensorSpec& s = mask->spec;
+void bind(device::MaskView& to, const GivenTensor& from) {
+  const TensorSpec& s = *from.spec;
   const auto stride = [&](int i) -> Int64 { return s.shape[i] == 1 ? 0 : s.strides[i]; };
-  return {mask->data, stride(0), stride(1), stride(2), stride(3)};
+  to = {from.data, stride(0), stride(1), stride(2), stride(3)};
+}
+
+// Where kernels find a tensor: which member of their arguments, and as what.
+template <class Arguments>
+struct Slot {
+  constexpr Slot(TensorRole r, device::Rows Arguments::*m) : role(r), rows(m) {}
+  constexpr Slot(TensorRole r, device::RowScalars Arguments::*m) : role(r), scalars(m) {}
+  constexpr Slot(TensorRole r, device::MaskView Arguments::*m) : role(r), mask(m) {}
+  TensorRole role;
+  device::Rows Arguments::*rows = nullptr;
+  device::RowScalars Arguments::*scalars = nullptr;
+  device::MaskView Arguments::*mask = nullptr;
+};
+
+using Role = TensorRole;
+using device::BackwardArguments;
+using device::ForwardArguments;
+
+constexpr Slot<ForwardArguments> kForwardSlots[] = {
+    {Role::kQ, &ForwardArguments::q},     {Role::kK, &ForwardArguments::k},
+    {Role::kV, &ForwardArguments::v},     {Role::kO, &ForwardArguments::o},
+    {Role::kLse, &ForwardArguments::lse}, {Role::kMask, &ForwardArguments::mask},
+};
+
+constexpr Slot<BackwardArguments> kBackwardSlots[] = {
+    {Role::kQ, &BackwardArguments::q},     {Role::kK, &BackwardArguments::k},
+    {Role::kV, &BackwardArguments::v},     {Role::kO, &BackwardArguments::o},
+    {Role::kLse, &BackwardArguments::lse}, {Role::kMask, &BackwardArguments::mask},
+    {Role::kDO, &BackwardArguments::d_o},  {Role::kDLse, &BackwardArguments::d_lse},
+    {Role::kDQ, &BackwardArguments::dq},   {Role::kDK, &BackwardArguments::dk},
+    {Role::kDV, &BackwardArguments::dv},
+};
+
+// A tensor that kernels are to read has a slot. Tensors without one are refused before.
+template <class Arguments, std::size_t kCount>
+constexpr bool every_tensor_has_a_slot(const Slot<Arguments> (&slots)[kCount], Pass pass) {
+  for (const TensorRow& row : kTensors) {
+    if (row.access(pass) == Access::kNone || row.to_come != nullptr) continue;
+    bool found = false;
+    for (const auto& slot : slots) found |= slot.role == row.role;
+    if (!found) return false;
+  }
+  return true;
+}
+static_assert(every_tensor_has_a_slot(kForwardSlots, Pass::kForward));
+static_assert(every_tensor_has_a_slot(kBackwardSlots, Pass::kBackward));
+
+template <class Arguments, class Tensors, std::size_t kCount>
+Arguments bound(const Slot<Arguments> (&slots)[kCount], const Tensors& tensors) {
+  Arguments a{};
+  for (const auto& slot : slots) {
+    const GivenTensor given = row_of(slot.role).template member<Tensors>().get(tensors);
+    if (!given) continue;
+    if (slot.rows != nullptr) bind(a.*slot.rows, given);
+    if (slot.scalars != nullptr) bind(a.*slot.scalars, given);
+    if (slot.mask != nullptr) bind(a.*slot.mask, given);
+  }
+  return a;
 }
 
 // Bounds are of j - i; offsets of a shard's position are folded in.
@@ -55,41 +111,21 @@ device::Shape shape_of(const internal::Geometry& g) {
   shape.head_dim_v = static_cast<int>(g.head_dim_v);
   shape.left = clamp_bound(b.left >= b.kUnbounded ? b.kUnbounded : b.left - shift);
   shape.right = clamp_bound(b.right >= b.kUnbounded ? b.kUnbounded : b.right + shift);
-  shape.scale = g.scale;
-  shape.scale_log2 = g.scale * kLog2E;
+  shape.scale = static_cast<float>(g.scale);
+  shape.scale_log2 = shape.scale * kLog2E;
   return shape;
 }
 
-namespace {
-
-// What both passes have.
-template <class Arguments, class Tensors>
-Arguments shared_arguments(const internal::Geometry& geometry, const Tensors& t) {
-  Arguments a{};
-  a.q = rows(t.q);
-  a.k = rows(t.k);
-  a.v = rows(t.v);
-  a.o = rows(t.o);
-  a.lse = scalars(std::optional<ConstTensor>(t.lse));
-  a.mask = mask_view(t.mask);
+device::ForwardArguments arguments_of(const internal::Geometry& geometry, const ForwardTensors& t) {
+  auto a = bound(kForwardSlots, t);
   a.shape = shape_of(geometry);
   return a;
 }
 
-}  // namespace
-
-device::ForwardArguments arguments_of(const internal::Geometry& geometry, const ForwardTensors& t) {
-  return shared_arguments<device::ForwardArguments>(geometry, t);
-}
-
 device::BackwardArguments arguments_of(const internal::Geometry& geometry,
                                        const BackwardTensors& t) {
-  auto a = shared_arguments<device::BackwardArguments>(geometry, t);
-  a.d_o = rows(t.d_o);
-  a.dq = rows(t.dq);
-  a.dk = rows(t.dk);
-  a.dv = rows(t.dv);
-  a.d_lse = scalars(t.d_lse);
+  auto a = bound(kBackwardSlots, t);
+  a.shape = shape_of(geometry);
   return a;
 }
 

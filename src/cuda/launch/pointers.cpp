@@ -3,6 +3,9 @@
 #include <fmt/format.h>
 
 #include <cstdint>
+#include <string>
+
+#include "flashlab/tensor_table.h"
 
 namespace flashlab::cuda {
 namespace {
@@ -38,7 +41,7 @@ bool is_managed(const GpuDevice& device, const void* data) {
   return result == kCudaSuccess && managed != 0;
 }
 
-Status refuse(const GpuDevice& device, const char* name, const void* data, const Found& found) {
+Status refuse(const GpuDevice& device, std::string name, const void* data, const Found& found) {
   std::string got = fmt::format("{}: ", data);
   if (found.memory_type == kMemoryDevice) {
     got += fmt::format("memory of cuda:{}", found.ordinal);
@@ -47,57 +50,41 @@ Status refuse(const GpuDevice& device, const char* name, const void* data, const
   } else {
     got += "host memory, or memory that was freed";
   }
-  return Status::invalid(
-      {name, std::move(got), fmt::format("memory of cuda:{}", device.info().ordinal), kCopyIt});
+  return Status::invalid({std::move(name), std::move(got),
+                          fmt::format("memory of cuda:{}", device.info().ordinal), kCopyIt});
 }
 
-struct Named {
-  const char* name;
-  const void* data;
-};
+bool is_here(const GpuDevice& device, const void* data, Found& found) {
+  if (data == nullptr) return true;
+  found = look_up(device, data);
+  return (found.memory_type == kMemoryDevice && found.ordinal == device.info().ordinal) ||
+         is_managed(device, data);
+}
 
-template <std::size_t kCount>
-Status check_all(const GpuDevice& device, const Named (&tensors)[kCount]) {
-  for (const Named& tensor : tensors) {
-    if (Status s = check_pointers(device, tensor.name, tensor.data); !s.ok()) return s;
+template <class Tensors>
+Status check_all(const GpuDevice& device, const Tensors& tensors, Workspace workspace) {
+  Found found;
+  for (const TensorRow& row : kTensors) {
+    const GivenTensor given = row.template member<Tensors>().get(tensors);
+    if (is_here(device, given.data, found)) continue;
+    return refuse(device, fmt::format("{}.data", row.name), given.data, found);
   }
-  return {};
-}
-
-template <class T>
-const void* data_of(const std::optional<T>& tensor) {
-  return tensor ? tensor->data : nullptr;
+  return check_pointers(device, "workspace", workspace.data);
 }
 
 }  // namespace
 
 Status check_pointers(const GpuDevice& device, const char* name, const void* data) {
-  if (data == nullptr) return {};
-  const Found found = look_up(device, data);
-  if (found.memory_type == kMemoryDevice && found.ordinal == device.info().ordinal) return {};
-  if (is_managed(device, data)) return {};
-  return refuse(device, name, data, found);
+  Found found;
+  return is_here(device, data, found) ? Status() : refuse(device, name, data, found);
 }
 
 Status check_pointers(const GpuDevice& device, const ForwardTensors& t, Workspace workspace) {
-  const Named tensors[] = {
-      {"q.data", t.q.data},          {"k.data", t.k.data},         {"v.data", t.v.data},
-      {"o.data", t.o.data},          {"lse.data", data_of(t.lse)}, {"mask.data", data_of(t.mask)},
-      {"workspace", workspace.data},
-  };
-  return check_all(device, tensors);
+  return check_all(device, t, workspace);
 }
 
 Status check_pointers(const GpuDevice& device, const BackwardTensors& t, Workspace workspace) {
-  const Named tensors[] = {
-      {"q.data", t.q.data},          {"k.data", t.k.data},
-      {"v.data", t.v.data},          {"o.data", t.o.data},
-      {"lse.data", t.lse.data},      {"d_o.data", t.d_o.data},
-      {"dq.data", t.dq.data},        {"dk.data", t.dk.data},
-      {"dv.data", t.dv.data},        {"d_lse.data", data_of(t.d_lse)},
-      {"workspace", workspace.data}, {"mask.data", data_of(t.mask)},
-  };
-  return check_all(device, tensors);
+  return check_all(device, t, workspace);
 }
 
 Status check_stream(const GpuDevice& device, Stream stream) {

@@ -239,7 +239,7 @@ Status CublasPlan::backward(internal::ContextState& context, Stream stream,
                      .a = weight,
                      .b = k.matrix,
                      .c = dq.matrix,
-                     .alpha = g.scale,
+                     .alpha = static_cast<float>(g.scale),
                      .beta = kept};
   Product of_k{.m = g.seqlen_k,
                .n = g.head_dim,
@@ -247,7 +247,7 @@ Status CublasPlan::backward(internal::ContextState& context, Stream stream,
                .a = transposed(weight),
                .b = q.matrix,
                .c = dk.matrix,
-               .alpha = g.scale};
+               .alpha = static_cast<float>(g.scale)};
   Product of_v{.m = g.seqlen_k,
                .n = g.head_dim_v,
                .k = g.seqlen_q,

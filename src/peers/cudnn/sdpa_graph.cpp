@@ -90,7 +90,7 @@ class Graph final : public SdpaGraph {
                      v = input(SdpaTensor::kV, p.v);
     if (p.pass == Pass::kForward) {
       fe::graph::SDPA_attributes options;
-      options.set_generate_stats(p.lse.has_value()).set_attn_scale(g.scale);
+      options.set_generate_stats(p.lse.has_value()).set_attn_scale(static_cast<float>(g.scale));
       set_causal(options, p.options.causal);
       auto [o, statistics] = graph_.sdpa(q, k, v, options);
       output(*o, SdpaTensor::kO, p.o);
@@ -104,7 +104,8 @@ class Graph final : public SdpaGraph {
       lay_out_statistics(attributes, *p.lse);
       const Attributes statistics = graph_.tensor(attributes);
       fe::graph::SDPA_backward_attributes options;
-      options.set_attn_scale(g.scale).set_deterministic_algorithm(p.options.deterministic);
+      options.set_attn_scale(static_cast<float>(g.scale))
+          .set_deterministic_algorithm(p.options.deterministic);
       set_causal(options, p.options.causal);
       auto [dq, dk, dv] = graph_.sdpa_backward(q, k, v, o, d_o, statistics, options);
       output(*dq, SdpaTensor::kGradQ, *p.dq);

@@ -15,7 +15,7 @@ by_hand="sudo apt-get update && sudo apt-get install -y --no-install-recommends"
 
 declare -A packages=(
   [build]="g++ cmake ninja-build python3 libhwy-dev libfmt-dev libcli11-dev nlohmann-json3-dev
-    zlib1g-dev libgtest-dev libgmock-dev"
+    zlib1g-dev libopenblas-serial-dev libgtest-dev libgmock-dev"
   [verify]="clang-format clang libclang-rt-14-dev"
   [python]="python3-venv"
   [extension]="python3-venv python3-dev"
@@ -30,14 +30,16 @@ declare -A probes=(
   [python3]="command python3" [clang-format]="command clang-format" [clang]="command clang++"
   [libhwy-dev]="header hwy/highway.h" [libfmt-dev]="header fmt/format.h"
   [libcli11-dev]="header CLI/CLI.hpp" [nlohmann-json3-dev]="header nlohmann/json.hpp"
-  [zlib1g-dev]="header zlib.h" [libgtest-dev]="header gtest/gtest.h"
+  [zlib1g-dev]="header zlib.h" [libopenblas-serial-dev]="archive libopenblas.a" [libgtest-dev]="header gtest/gtest.h"
   [libgmock-dev]="header gmock/gmock.h" [python3-venv]="module ensurepip"
   [python3-dev]="python-headers"
 )
 
-probe() {  # probe command NAME | header NAME | module NAME | python-headers
+probe() {  # probe command NAME | header NAME | archive NAME | module NAME | python-headers
   if [ "$1" = command ]; then
     command -v "$2" >/dev/null 2>&1
+  elif [ "$1" = archive ]; then
+    find /usr/lib /usr/lib64 /usr/local/lib -maxdepth 4 -name "$2" 2>/dev/null | grep -q .
   elif [ "$1" = module ]; then
     python3 -c "import $2" >/dev/null 2>&1
   elif [ "$1" = python-headers ]; then

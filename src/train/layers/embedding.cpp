@@ -31,7 +31,8 @@ TensorId embedding(StepBuilder& b, const LayerContext& context, std::int64_t mic
                                     .vocabulary = model.vocabulary,
                                     .context = context.context,
                                     .first = micro * context.rows(),
-                                    .has_positions = positions};
+                                    .has_positions = positions,
+                                    .table_positions = positions ? model.context : 0};
   std::vector<TensorId> inputs = {tokens, table};
   if (positions) inputs.push_back(position_table);
   const std::int64_t row_bytes = model.width * size_of(b.policy().activation);

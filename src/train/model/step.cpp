@@ -69,7 +69,9 @@ void mean_loss(StepBuilder& b) {
             .kind = OperationKind::kMeanLoss,
             .operation_class = OperationClass::kLoss,
             .inputs = {b.plan().losses},
-            .outputs = {b.plan().loss}});
+            .outputs = {b.plan().loss},
+            .attributes =
+                RowsAttributes{.rows = b.plan().tensor(b.plan().losses).elements(), .width = 1}});
 }
 
 }  // namespace

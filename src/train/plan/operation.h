@@ -93,6 +93,7 @@ struct RowsAttributes {
 struct EmbeddingAttributes {
   std::int64_t rows = 0, width = 0, vocabulary = 0, context = 0, first = 0;
   bool has_positions = false;
+  std::int64_t table_positions = 0;  ///< rows of the table of positions
   bool accumulate = false;
   bool accumulate_positions = false;
 };

@@ -1,0 +1,115 @@
+// RoPE and the naive attention's softmax.
+
+#include <cmath>
+
+#include "train/cpu/call.h"
+
+namespace flashlab::train::cpu {
+
+template <class T>
+void rope_angles(const Call<T>& call) {
+  const auto& a = call.template attributes<RopeAttributes>();
+  const std::int64_t half = a.head_dim / 2;
+  T* cosine = call.output(0);
+  T* sine = call.output(1);
+  call.parallel(a.context, 16, [&](std::int64_t first, std::int64_t count) {
+    for (std::int64_t position = first; position < first + count; ++position) {
+      for (std::int64_t i = 0; i < half; ++i) {
+        const double exponent = -2.0 * static_cast<double>(i) / static_cast<double>(a.head_dim);
+        const double angle = static_cast<double>(position) * std::pow(a.theta, exponent);
+        cosine[position * half + i] = static_cast<T>(std::cos(angle));
+        sine[position * half + i] = static_cast<T>(std::sin(angle));
+      }
+    }
+  });
+}
+
+// (x, y) -> (cos x - sin y, sin x + cos y) for neighbouring elements of q and k; in backward by the
+// negative angle. v, the last third of a row, stays.
+template <class T>
+void rope(const Call<T>& call) {
+  const auto& a = call.template attributes<RopeAttributes>();
+  const std::int64_t half = a.head_dim / 2, row_elements = 3 * a.heads * a.head_dim;
+  const T* cosine = call.input(0);
+  const T* sine = call.input(1);
+  T* qkv = call.output(0);
+  const T sign = a.inverse ? T(-1) : T(1);
+  call.parallel(a.batch * a.context, 32, [&](std::int64_t first, std::int64_t rows) {
+    for (std::int64_t row = first; row < first + rows; ++row) {
+      const T* c = cosine + row % a.context * half;
+      const T* s = sine + row % a.context * half;
+      for (std::int64_t head = 0; head < 2 * a.heads; ++head) {
+        T* x = qkv + row * row_elements + head * a.head_dim;
+        for (std::int64_t i = 0; i < half; ++i) {
+          const T even = x[2 * i], odd = x[2 * i + 1], turn = sign * s[i];
+          x[2 * i] = c[i] * even - turn * odd;
+          x[2 * i + 1] = turn * even + c[i] * odd;
+        }
+      }
+    }
+  });
+}
+
+namespace {
+
+// body(row, visible): rows of [batch, heads, context] and how many of their scores count.
+template <class T, class Body>
+void each_row(const Call<T>& call, const AttentionAttributes& a, const Body& body) {
+  call.parallel(a.batch * a.heads * a.context, 32, [&](std::int64_t first, std::int64_t rows) {
+    for (std::int64_t row = first; row < first + rows; ++row) {
+      body(row, a.causal ? row % a.context + 1 : a.context);
+    }
+  });
+}
+
+}  // namespace
+
+template <class T>
+void row_max(const Call<T>& call) {
+  const auto& a = call.template attributes<AttentionAttributes>();
+  each_row(call, a, [&](std::int64_t row, std::int64_t visible) {
+    const T* s = call.input(0) + row * a.context;
+    std::int64_t best = 0;
+    for (std::int64_t i = 1; i < visible; ++i) best = s[i] > s[best] ? i : best;
+    call.output(0)[row] = s[best];
+    call.template output<std::int64_t>(1)[row] = best;
+  });
+}
+
+template <class T>
+void softmax(const Call<T>& call) {
+  const auto& a = call.template attributes<AttentionAttributes>();
+  each_row(call, a, [&](std::int64_t row, std::int64_t visible) {
+    call.output(1)[row] =
+        call.kernels.softmax_row(call.input(0) + row * a.context, call.input(1)[row],
+                                 call.output(0) + row * a.context, visible, a.context);
+  });
+}
+
+// P = E / sum with E = exp(S - max):  dS = P (dP - sum_j P_j dP_j). The maximum's own gradient
+// cancels exactly, so argmax is read by none of this; autograd keeps it all the same.
+template <class T>
+void softmax_backward(const Call<T>& call) {
+  const auto& a = call.template attributes<AttentionAttributes>();
+  each_row(call, a, [&](std::int64_t row, std::int64_t visible) {
+    const T* dp = call.input(0) + row * a.context;
+    T* ds = call.output(0) + row * a.context;
+    call.kernels.softmax_row(call.input(1) + row * a.context, call.input(2)[row], ds, visible,
+                             a.context);
+    T dot = 0;
+    for (std::int64_t i = 0; i < visible; ++i) dot += ds[i] * dp[i];
+    for (std::int64_t i = 0; i < visible; ++i) ds[i] *= dp[i] - dot;
+  });
+}
+
+#define FLASHLAB_INSTANTIATE(T)                 \
+  template void rope_angles<T>(const Call<T>&); \
+  template void rope<T>(const Call<T>&);        \
+  template void row_max<T>(const Call<T>&);     \
+  template void softmax<T>(const Call<T>&);     \
+  template void softmax_backward<T>(const Call<T>&);
+FLASHLAB_INSTANTIATE(float)
+FLASHLAB_INSTANTIATE(double)
+#undef FLASHLAB_INSTANTIATE
+
+}  // namespace flashlab::train::cpu

@@ -1,0 +1,169 @@
+// Norms, activations and sums over rows: ranges of rows for the kernels of rows-inl.h.
+
+#include <algorithm>
+#include <cstring>
+
+#include "train/cpu/call.h"
+#include "train/cpu/product.h"
+
+namespace flashlab::train::cpu {
+namespace {
+
+constexpr std::int64_t kRowGrain = 32;
+
+// Rows of part `part` of kReductionParts: [first, end).
+struct Part {
+  std::int64_t first, end;
+};
+Part part_of(std::int64_t rows, std::int64_t part) {
+  return {rows * part / kReductionParts, rows * (part + 1) / kReductionParts};
+}
+
+// The parts [kReductionParts, width] become one by pairwise addition, then go to `out`.
+template <class T>
+void reduce_parts(const Call<T>& call, T* parts, T* out, std::int64_t width, bool accumulate) {
+  for (std::int64_t step = 1; step < kReductionParts; step *= 2) {
+    for (std::int64_t i = 0; i + step < kReductionParts; i += 2 * step) {
+      call.kernels.add(parts + (i + step) * width, parts + i * width, width);
+    }
+  }
+  if (accumulate) {
+    call.kernels.add(parts, out, width);
+  } else {
+    std::memcpy(out, parts, static_cast<std::size_t>(width) * sizeof(T));
+  }
+}
+
+}  // namespace
+
+std::int64_t scratch_bytes(const StepPlan& plan, const Operation& operation) {
+  switch (operation.kind) {
+    case OperationKind::kColumnSum:
+    case OperationKind::kRmsNormBackward:
+    case OperationKind::kLayerNormBackward: {
+      const std::int64_t width = std::get<RowsAttributes>(operation.attributes).width;
+      return 2 * kReductionParts * width * size_of(plan.tensor(operation.inputs[0]).element);
+    }
+    default:
+      return 0;
+  }
+}
+
+template <class T>
+void column_sum(const Call<T>& call) {
+  const auto& a = call.template attributes<RowsAttributes>();
+  T* parts = reinterpret_cast<T*>(call.scratch);
+  const T* x = call.input(0);
+  call.pool.run(kReductionParts, [&](std::int64_t i, int) {
+    T* sum = parts + i * a.width;
+    std::fill(sum, sum + a.width, T(0));
+    const Part part = part_of(a.rows, i);
+    for (std::int64_t row = part.first; row < part.end; ++row) {
+      call.kernels.add(x + row * a.width, sum, a.width);
+    }
+  });
+  reduce_parts(call, parts, call.output(0), a.width, a.accumulate);
+}
+
+template <class T>
+void rms_norm(const Call<T>& call) {
+  const auto& a = call.template attributes<RowsAttributes>();
+  call.parallel(a.rows, kRowGrain, [&](std::int64_t first, std::int64_t rows) {
+    call.kernels.rms_norm(call.input(0) + first * a.width, call.input(1),
+                          call.output(0) + first * a.width, call.output(1) + first, rows, a.width,
+                          a.epsilon);
+  });
+}
+
+template <class T>
+void rms_norm_backward(const Call<T>& call) {
+  const auto& a = call.template attributes<RowsAttributes>();
+  T* parts = reinterpret_cast<T*>(call.scratch);
+  call.pool.run(kReductionParts, [&](std::int64_t i, int) {
+    T* dw = parts + i * a.width;
+    std::fill(dw, dw + a.width, T(0));
+    const Part part = part_of(a.rows, i);
+    const std::int64_t at = part.first * a.width;
+    call.kernels.rms_norm_backward(call.input(0) + at, call.input(1) + at, call.input(2),
+                                   call.input(3) + part.first, call.output(0) + at, dw,
+                                   part.end - part.first, a.width, a.accumulate);
+  });
+  reduce_parts(call, parts, call.output(1), a.width, a.accumulate_parameters);
+}
+
+template <class T>
+void layer_norm(const Call<T>& call) {
+  const auto& a = call.template attributes<RowsAttributes>();
+  call.parallel(a.rows, kRowGrain, [&](std::int64_t first, std::int64_t rows) {
+    call.kernels.layer_norm(call.input(0) + first * a.width, call.input(1), call.input(2),
+                            call.output(0) + first * a.width, call.output(1) + first,
+                            call.output(2) + first, rows, a.width, a.epsilon);
+  });
+}
+
+template <class T>
+void layer_norm_backward(const Call<T>& call) {
+  const auto& a = call.template attributes<RowsAttributes>();
+  T* dw_parts = reinterpret_cast<T*>(call.scratch);
+  T* db_parts = dw_parts + kReductionParts * a.width;
+  call.pool.run(kReductionParts, [&](std::int64_t i, int) {
+    T* dw = dw_parts + i * a.width;
+    T* db = db_parts + i * a.width;
+    std::fill(dw, dw + a.width, T(0));
+    std::fill(db, db + a.width, T(0));
+    const Part part = part_of(a.rows, i);
+    const std::int64_t at = part.first * a.width;
+    call.kernels.layer_norm_backward(call.input(0) + at, call.input(1) + at, call.input(2),
+                                     call.input(3) + part.first, call.input(4) + part.first,
+                                     call.output(0) + at, dw, db, part.end - part.first, a.width,
+                                     a.accumulate);
+  });
+  reduce_parts(call, dw_parts, call.output(1), a.width, a.accumulate_parameters);
+  reduce_parts(call, db_parts, call.output(2), a.width, a.accumulate_parameters);
+}
+
+template <class T>
+void activation(const Call<T>& call) {
+  const auto& a = call.template attributes<RowsAttributes>();
+  const KernelTable<T>& k = call.kernels;
+  call.parallel(a.rows, kRowGrain, [&](std::int64_t first, std::int64_t rows) {
+    const std::int64_t at = first * a.width, count = rows * a.width;
+    switch (call.operation.kind) {
+      case OperationKind::kSwiGlu:
+        return k.swiglu(call.input(0) + 2 * at, call.output(0) + at, rows, a.width);
+      case OperationKind::kSwiGluBackward:
+        return k.swiglu_backward(call.input(0) + at, call.input(1) + 2 * at,
+                                 call.output(0) + 2 * at, rows, a.width);
+      case OperationKind::kGelu:
+        return k.gelu(call.input(0) + at, call.output(0) + at, count);
+      default:
+        return k.gelu_backward(call.input(0) + at, call.input(1) + at, call.output(0) + at, count);
+    }
+  });
+}
+
+template <class T>
+void product(const Call<T>& call) {
+  const auto& p = call.template attributes<ProductAttributes>();
+  ProductOperands<T> operands;
+  operands.a = call.input(0);
+  operands.b = call.input(1);
+  operands.bias = p.has_bias ? call.input(2) : nullptr;
+  operands.addend = p.has_addend ? call.input(p.has_bias ? 3 : 2) : nullptr;
+  operands.c = call.output(0);
+  multiply(call.pool, p, operands);
+}
+
+#define FLASHLAB_INSTANTIATE(T)                         \
+  template void column_sum<T>(const Call<T>&);          \
+  template void rms_norm<T>(const Call<T>&);            \
+  template void rms_norm_backward<T>(const Call<T>&);   \
+  template void layer_norm<T>(const Call<T>&);          \
+  template void layer_norm_backward<T>(const Call<T>&); \
+  template void activation<T>(const Call<T>&);          \
+  template void product<T>(const Call<T>&);
+FLASHLAB_INSTANTIATE(float)
+FLASHLAB_INSTANTIATE(double)
+#undef FLASHLAB_INSTANTIATE
+
+}  // namespace flashlab::train::cpu

@@ -1,0 +1,353 @@
+#include "train/run/cpu_executor.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "api/context_state.h"
+#include "train/cpu/call.h"
+
+namespace flashlab::train {
+namespace {
+
+// Squares are summed in chunks of this many elements, then the chunks' sums as a tree.
+constexpr std::int64_t kNormChunk = 1 << 16;
+constexpr std::int64_t kUpdateGrain = 1 << 15;
+
+std::int64_t norm_chunks(const StepPlan& plan) {
+  return (plan.arena_elements + kNormChunk - 1) / kNormChunk;
+}
+
+double tree_sum(const double* x, std::int64_t count) {
+  if (count == 1) return x[0];
+  return tree_sum(x, count / 2) + tree_sum(x + count / 2, count - count / 2);
+}
+
+TensorSpec heads_spec(const AttentionAttributes& a, Element element, std::int64_t row_elements) {
+  TensorSpec spec = contiguous_spec(dtype_of(element), {a.batch, a.context, a.heads, a.head_dim});
+  spec.strides = {a.context * row_elements, row_elements, a.head_dim, 1};
+  spec.alignment_bytes = static_cast<int>(size_of(element));
+  return spec;
+}
+
+// q, k and v as views of one tensor, [batch, context, heads, head_dim] each.
+struct HeadViews {
+  Tensor q, k, v;
+};
+
+HeadViews head_views(const AttentionAttributes& a, Element element, std::byte* qkv) {
+  const TensorSpec spec = heads_spec(a, element, 3 * a.width());
+  const std::int64_t step = a.width() * size_of(element);
+  const auto at = [&](std::int64_t i) { return qkv ? qkv + i * step : nullptr; };
+  return {{at(0), spec}, {at(1), spec}, {at(2), spec}};
+}
+
+Options attention_options(const AttentionAttributes& a) {
+  Options options;
+  options.causal = a.causal ? Causal::kTopLeft : Causal::kNone;
+  options.implementation = a.implementation;
+  return options;
+}
+
+struct AttentionOperands {
+  const AttentionAttributes& a;
+  Element element;
+  std::byte* qkv;
+  std::byte* o;
+  std::byte* lse;
+};
+
+ForwardTensors forward_tensors(const AttentionOperands& x) {
+  const HeadViews heads = head_views(x.a, x.element, x.qkv);
+  ForwardTensors out;
+  out.q = heads.q;
+  out.k = heads.k;
+  out.v = heads.v;
+  out.o = {x.o, heads_spec(x.a, x.element, x.a.width())};
+  const Element lse = x.element == Element::kFp64 ? Element::kFp64 : Element::kFp32;
+  out.lse = Tensor{x.lse, contiguous_spec(dtype_of(lse), {x.a.batch, x.a.heads, x.a.context})};
+  return out;
+}
+
+BackwardTensors backward_tensors(const AttentionOperands& x, std::byte* d_o, std::byte* dqkv) {
+  const ForwardTensors forward = forward_tensors(x);
+  const HeadViews gradients = head_views(x.a, x.element, dqkv);
+  BackwardTensors out;
+  out.q = forward.q;
+  out.k = forward.k;
+  out.v = forward.v;
+  out.o = forward.o;
+  out.lse = *forward.lse;
+  out.d_o = {d_o, forward.o.spec};
+  out.dq = gradients.q;
+  out.dk = gradients.k;
+  out.dv = gradients.v;
+  return out;
+}
+
+// Operands of kAttention and kAttentionBackward in the order of plan/operation.h.
+AttentionOperands operands_of(const StepPlan& plan, const Operation& operation,
+                              const std::vector<std::byte*>& addresses) {
+  const bool backward = operation.kind == OperationKind::kAttentionBackward;
+  const TensorId qkv = operation.inputs[backward ? 1 : 0];
+  const TensorId o = backward ? operation.inputs[2] : operation.outputs[0];
+  const TensorId lse = backward ? operation.inputs[3] : operation.outputs[1];
+  const auto at = [&](TensorId id) { return addresses[static_cast<std::size_t>(id)]; };
+  return {std::get<AttentionAttributes>(operation.attributes), plan.tensor(qkv).element, at(qkv),
+          at(o), at(lse)};
+}
+
+}  // namespace
+
+Result<std::unique_ptr<CpuExecutor>> CpuExecutor::create(const Context& context, StepPlan plan,
+                                                         ParameterStore& parameters) {
+  if (!parameters.matches(plan)) {
+    return Status::invalid(
+        {"parameters", "those of another model", "the parameters of the plan's model", ""});
+  }
+  for (const PlanTensor& tensor : plan.tensors) {
+    if (tensor.element == Element::kFp16 || tensor.element == Element::kBf16) {
+      return Status::unsupported({"precision", to_string(tensor.element),
+                                  "fp32 or fp64 for a step on the CPU", "use --precision fp32"});
+    }
+  }
+  std::unique_ptr<CpuExecutor> out(new CpuExecutor(context));
+  out->plan_ = std::move(plan);
+  if (Status s = out->bind(parameters); !s.ok()) return s;
+  if (Status s = out->bind_attention(); !s.ok()) return s;
+  return out;
+}
+
+Status CpuExecutor::bind(ParameterStore& parameters) {
+  parameters_ = &parameters;
+  memory_ = plan_memory(plan_);
+  std::int64_t persistent_bytes = 0, scratch_bytes = 8 * norm_chunks(plan_);
+  for (const PlanTensor& tensor : plan_.tensors) {
+    if (tensor.role == Role::kBatch || tensor.role == Role::kResult) {
+      persistent_bytes += (tensor.bytes() + 255) / 256 * 256;
+    }
+  }
+  for (const Operation& operation : plan_.operations) {
+    scratch_bytes = std::max(scratch_bytes, cpu::scratch_bytes(plan_, operation));
+  }
+  const struct {
+    AlignedBytes* memory;
+    std::int64_t bytes;
+    const char* what;
+  } kAllocations[] = {{&arena_, memory_.arena_bytes, "activations"},
+                      {&persistent_, persistent_bytes, "batch and results"},
+                      {&scratch_, scratch_bytes, "scratch"}};
+  for (const auto& wanted : kAllocations) {
+    Result<AlignedBytes> memory = AlignedBytes::allocate(wanted.bytes, wanted.what);
+    if (!memory.ok()) return memory.status();
+    *wanted.memory = std::move(*memory);
+  }
+  addresses_.assign(plan_.tensors.size(), nullptr);
+  std::int64_t offset = 0;
+  for (std::size_t i = 0; i < plan_.tensors.size(); ++i) {
+    const PlanTensor& tensor = plan_.tensors[i];
+    if (memory_.offsets[i] >= 0) addresses_[i] = arena_.data() + memory_.offsets[i];
+    if (tensor.role == Role::kBatch || tensor.role == Role::kResult) {
+      addresses_[i] = persistent_.data() + offset;
+      offset += (tensor.bytes() + 255) / 256 * 256;
+    }
+  }
+  for (const Parameter& parameter : plan_.parameters) {
+    const std::int64_t at = parameter.offset * size_of(parameters.element());
+    const auto put = [&](TensorId id, std::byte* arena) {
+      if (id != kNoTensor) addresses_[static_cast<std::size_t>(id)] = arena + at;
+    };
+    put(parameter.master, parameters.values());
+    put(parameter.gradient, parameters.gradients());
+    put(parameter.first_moment, parameters.first_moments());
+    put(parameter.second_moment, parameters.second_moments());
+  }
+  return {};
+}
+
+// Attention is planned here, so that a step neither plans nor allocates.
+Status CpuExecutor::bind_attention() {
+  attention_of_operation_.assign(plan_.operations.size(), -1);
+  std::size_t workspace = 0;
+  std::vector<std::pair<OperationKind, int>> known;
+  for (std::size_t i = 0; i < plan_.operations.size(); ++i) {
+    const Operation& operation = plan_.operations[i];
+    const bool backward = operation.kind == OperationKind::kAttentionBackward;
+    if (!backward && operation.kind != OperationKind::kAttention) continue;
+    const AttentionOperands x = operands_of(plan_, operation, addresses_);
+    const Options options = attention_options(x.a);
+    std::byte* output = addresses_[static_cast<std::size_t>(operation.outputs[0])];
+    std::byte* input = addresses_[static_cast<std::size_t>(operation.inputs[0])];
+    // Every layer has the same problem: one plan for each pass.
+    const auto same = std::find_if(known.begin(), known.end(),
+                                   [&](const auto& k) { return k.first == operation.kind; });
+    if (same != known.end()) {
+      attention_of_operation_[i] = same->second;
+      continue;
+    }
+    Result<Plan> planned =
+        flashlab::plan(context_, backward ? describe(backward_tensors(x, input, output), options)
+                                          : describe(forward_tensors(x), options));
+    if (!planned.ok()) return planned.status();
+    workspace = std::max(workspace, planned->workspace_bytes());
+    attention_of_operation_[i] = static_cast<int>(attention_plans_.size());
+    known.emplace_back(operation.kind, attention_of_operation_[i]);
+    attention_plans_.push_back(std::move(*planned));
+  }
+  // A workspace stands on 256 bytes, an allocation here on 64.
+  Result<AlignedBytes> memory =
+      AlignedBytes::allocate(static_cast<std::int64_t>(workspace) + 256, "attention's workspace");
+  if (!memory.ok()) return memory.status();
+  workspace_ = std::move(*memory);
+  return {};
+}
+
+template <class T>
+Status CpuExecutor::run_attention(std::size_t index) {
+  const Operation& operation = plan_.operations[index];
+  const AttentionOperands x = operands_of(plan_, operation, addresses_);
+  const Plan& planned = attention_plans_[static_cast<std::size_t>(attention_of_operation_[index])];
+  const std::uintptr_t at = reinterpret_cast<std::uintptr_t>(workspace_.data());
+  std::byte* aligned = workspace_.data() + ((at + 255) / 256 * 256 - at);
+  const Workspace workspace = {aligned, planned.workspace_bytes()};
+  if (operation.kind == OperationKind::kAttention) {
+    return forward(context_, {}, planned, forward_tensors(x), workspace);
+  }
+  std::byte* d_o = addresses_[static_cast<std::size_t>(operation.inputs[0])];
+  std::byte* dqkv = addresses_[static_cast<std::size_t>(operation.outputs[0])];
+  return backward(context_, {}, planned, backward_tensors(x, d_o, dqkv), workspace);
+}
+
+template <class T>
+void CpuExecutor::gradient_norm(const Operation& operation) {
+  const auto& kernels = cpu::kernels<T>(static_cast<int>(context_.cpu_isa()));
+  const T* gradients = reinterpret_cast<const T*>(parameters_->gradients());
+  double* sums = reinterpret_cast<double*>(scratch_.data());
+  const std::int64_t chunks = norm_chunks(plan_), all = plan_.arena_elements;
+  context_.state().pool().run(chunks, [&](std::int64_t i, int) {
+    const std::int64_t first = i * kNormChunk;
+    sums[i] = kernels.sum_of_squares(gradients + first, std::min(kNormChunk, all - first));
+  });
+  *static_cast<T*>(data(operation.outputs[0])) = static_cast<T>(std::sqrt(tree_sum(sums, chunks)));
+}
+
+template <class T>
+void CpuExecutor::adamw(const Operation& operation) {
+  const auto& a = std::get<AdamWAttributes>(operation.attributes);
+  const auto& kernels = cpu::kernels<T>(static_cast<int>(context_.cpu_isa()));
+  const double* scalars = static_cast<const double*>(data(plan_.scalars));
+  const double rate = scalars[kLearningRate], step = scalars[kStepIndex];
+  const double norm = number(plan_.gradient_norm);
+  const double correction1 = 1 - std::pow(a.beta1, step), correction2 = 1 - std::pow(a.beta2, step);
+  cpu::AdamWRange range = {};
+  range.beta1 = a.beta1;
+  range.beta2 = a.beta2;
+  range.epsilon = a.epsilon;
+  const bool torch = a.convention == AdamWConvention::kTorch;
+  range.rate = torch ? rate / correction1 : rate * std::sqrt(correction2) / correction1;
+  range.denominator_scale = torch ? 1 / std::sqrt(correction2) : 1;
+  range.gradient_scale = a.max_norm > 0 ? std::min(1.0, a.max_norm / (norm + 1e-6)) : 1;
+  T* values = reinterpret_cast<T*>(parameters_->values());
+  const T* gradients = reinterpret_cast<const T*>(parameters_->gradients());
+  T* first = reinterpret_cast<T*>(parameters_->first_moments());
+  T* second = reinterpret_cast<T*>(parameters_->second_moments());
+  for (const AdamWAttributes::Range& part : a.ranges) {
+    range.keep = 1 - rate * part.weight_decay;
+    const std::int64_t tasks = (part.end - part.begin + kUpdateGrain - 1) / kUpdateGrain;
+    context_.state().pool().run(tasks, [&](std::int64_t task, int) {
+      const std::int64_t at = part.begin + task * kUpdateGrain;
+      const std::int64_t count = std::min(kUpdateGrain, part.end - at);
+      kernels.adamw(range, gradients + at, values + at, first + at, second + at, count);
+    });
+  }
+}
+
+template <class T>
+Status CpuExecutor::run_as() {
+  const auto& kernels = cpu::kernels<T>(static_cast<int>(context_.cpu_isa()));
+  internal::ThreadPool& pool = context_.state().pool();
+  for (std::size_t i = 0; i < plan_.operations.size(); ++i) {
+    const Operation& operation = plan_.operations[i];
+    const cpu::Call<T> call = {operation, addresses_.data(), pool, kernels, scratch_.data()};
+    switch (operation.kind) {
+      case OperationKind::kProduct:
+        cpu::product(call);
+        break;
+      case OperationKind::kColumnSum:
+        cpu::column_sum(call);
+        break;
+      case OperationKind::kEmbedding:
+        cpu::embedding(call);
+        break;
+      case OperationKind::kEmbeddingBackward:
+        cpu::embedding_backward(call);
+        break;
+      case OperationKind::kRmsNorm:
+        cpu::rms_norm(call);
+        break;
+      case OperationKind::kRmsNormBackward:
+        cpu::rms_norm_backward(call);
+        break;
+      case OperationKind::kLayerNorm:
+        cpu::layer_norm(call);
+        break;
+      case OperationKind::kLayerNormBackward:
+        cpu::layer_norm_backward(call);
+        break;
+      case OperationKind::kRopeAngles:
+        cpu::rope_angles(call);
+        break;
+      case OperationKind::kRope:
+        cpu::rope(call);
+        break;
+      case OperationKind::kAttention:
+      case OperationKind::kAttentionBackward:
+        if (Status s = run_attention<T>(i); !s.ok()) return s;
+        break;
+      case OperationKind::kRowMax:
+        cpu::row_max(call);
+        break;
+      case OperationKind::kSoftmax:
+        cpu::softmax(call);
+        break;
+      case OperationKind::kSoftmaxBackward:
+        cpu::softmax_backward(call);
+        break;
+      case OperationKind::kSwiGlu:
+      case OperationKind::kSwiGluBackward:
+      case OperationKind::kGelu:
+      case OperationKind::kGeluBackward:
+        cpu::activation(call);
+        break;
+      case OperationKind::kDropout:
+        cpu::dropout(call);
+        break;
+      case OperationKind::kCrossEntropy:
+        cpu::cross_entropy(call);
+        break;
+      case OperationKind::kMeanLoss:
+        cpu::mean_loss(call);
+        break;
+      case OperationKind::kGradientNorm:
+        gradient_norm<T>(operation);
+        break;
+      case OperationKind::kAdamW:
+        adamw<T>(operation);
+        break;
+    }
+  }
+  return {};
+}
+
+Status CpuExecutor::run() {
+  return parameters_->element() == Element::kFp64 ? run_as<double>() : run_as<float>();
+}
+
+double CpuExecutor::number(TensorId id) const {
+  return plan_.tensor(id).element == Element::kFp64 ? *static_cast<double*>(data(id))
+                                                    : *static_cast<float*>(data(id));
+}
+
+}  // namespace flashlab::train

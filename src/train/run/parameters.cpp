@@ -1,0 +1,120 @@
+#include "train/run/parameters.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+
+#include "train/cpu/random.h"
+
+namespace flashlab::train {
+namespace {
+
+constexpr std::size_t kLine = 64;
+
+// FNV-1a: the stream of a parameter's random numbers.
+std::uint64_t name_hash(const std::string& name) {
+  std::uint64_t hash = 0xcbf29ce484222325ull;
+  for (const char c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3ull;
+  return hash;
+}
+
+// Standard normal numbers by Box and Muller, two draws each.
+double normal(const RandomKey& key, std::uint64_t index) {
+  const double u = 1 - random_unit(key, 2 * index), v = random_unit(key, 2 * index + 1);
+  return std::sqrt(-2 * std::log(u)) * std::cos(2 * 3.14159265358979323846 * v);
+}
+
+double draw(const Initializer& initializer, const RandomKey& key, std::uint64_t index) {
+  switch (initializer.kind) {
+    case Initializer::Kind::kConstant:
+      return initializer.value;
+    case Initializer::Kind::kNormal:
+      return initializer.value * normal(key, index);
+    case Initializer::Kind::kTruncatedNormal:
+      break;
+  }
+  constexpr double kCut = 3;
+  RandomKey attempt = key;
+  double x = normal(attempt, index);
+  while (std::abs(x) > kCut) {
+    ++attempt.step;
+    x = normal(attempt, index);
+  }
+  return initializer.value * x;
+}
+
+template <class T>
+void fill(T* values, const Parameter& parameter, std::uint64_t seed) {
+  const RandomKey key = {seed, 0, name_hash(parameter.name)};
+  for (std::int64_t i = 0; i < parameter.elements; ++i) {
+    values[i] = static_cast<T>(draw(parameter.initializer, key, static_cast<std::uint64_t>(i)));
+  }
+}
+
+}  // namespace
+
+void AlignedBytes::Free::operator()(std::byte* p) const noexcept {
+  std::free(p);
+}
+
+Result<AlignedBytes> AlignedBytes::allocate(std::int64_t bytes, const char* what) {
+  AlignedBytes out;
+  const std::size_t size = (static_cast<std::size_t>(bytes) + kLine - 1) / kLine * kLine;
+  void* memory = std::aligned_alloc(kLine, std::max(size, kLine));
+  if (!memory) {
+    return Status::out_of_memory({what, fmt::format("{} bytes asked for", bytes),
+                                  "memory that the system gives",
+                                  "a smaller model, batch or context"});
+  }
+  std::memset(memory, 0, size);
+  out.data_.reset(static_cast<std::byte*>(memory));
+  out.bytes_ = bytes;
+  return out;
+}
+
+Result<ParameterStore> ParameterStore::create(const StepPlan& plan) {
+  ParameterStore out;
+  out.parameters_ = plan.parameters;
+  out.elements_ = plan.arena_elements;
+  if (plan.parameters.empty()) return out;
+  const Parameter& first = plan.parameters.front();
+  out.element_ = plan.tensor(first.master).element;
+  const std::int64_t bytes = plan.arena_elements * size_of(out.element_);
+  const struct {
+    TensorId tensor;
+    AlignedBytes* arena;
+    const char* what;
+  } kArenas[] = {{first.master, &out.values_, "parameters"},
+                 {first.gradient, &out.gradients_, "gradients"},
+                 {first.first_moment, &out.first_, "first moments"},
+                 {first.second_moment, &out.second_, "second moments"}};
+  for (const auto& arena : kArenas) {
+    if (arena.tensor == kNoTensor) continue;
+    Result<AlignedBytes> memory = AlignedBytes::allocate(bytes, arena.what);
+    if (!memory.ok()) return memory.status();
+    *arena.arena = std::move(*memory);
+  }
+  return out;
+}
+
+void ParameterStore::initialize(std::uint64_t seed) {
+  for (const Parameter& parameter : parameters_) {
+    if (element_ == Element::kFp64) {
+      fill(reinterpret_cast<double*>(values()) + parameter.offset, parameter, seed);
+    } else {
+      fill(reinterpret_cast<float*>(values()) + parameter.offset, parameter, seed);
+    }
+  }
+}
+
+bool ParameterStore::matches(const StepPlan& plan) const {
+  return std::equal(parameters_.begin(), parameters_.end(), plan.parameters.begin(),
+                    plan.parameters.end(), [](const Parameter& a, const Parameter& b) {
+                      return a.name == b.name && a.offset == b.offset && a.elements == b.elements;
+                    });
+}
+
+}  // namespace flashlab::train

@@ -1,0 +1,61 @@
+#pragma once
+
+// The learned numbers of a model on the CPU: flat arenas in backward order, shared by every step
+// (training, validation, generation) of the same model.
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "flashlab/status.h"
+#include "train/plan/step_plan.h"
+
+namespace flashlab::train {
+
+/// Memory on 64-byte lines, zero at first.
+class AlignedBytes {
+ public:
+  AlignedBytes() = default;
+  /// Errors: kOutOfMemory, naming `what`.
+  static Result<AlignedBytes> allocate(std::int64_t bytes, const char* what);
+  std::byte* data() const { return data_.get(); }
+  std::int64_t size() const { return bytes_; }
+
+ private:
+  struct Free {
+    void operator()(std::byte* p) const noexcept;
+  };
+  std::unique_ptr<std::byte[], Free> data_;
+  std::int64_t bytes_ = 0;
+};
+
+/// One arena for each of values, gradients and moments; the plan's parameters say where things lie.
+class ParameterStore {
+ public:
+  /// Arenas for `plan`: gradients and moments only where it has them.
+  static Result<ParameterStore> create(const StepPlan& plan);
+
+  /// Fills the values as the plan's initializers say. The numbers of a parameter depend on the seed
+  /// and its name only.
+  void initialize(std::uint64_t seed);
+
+  const std::vector<Parameter>& parameters() const { return parameters_; }
+  Element element() const { return element_; }
+  std::int64_t elements() const { return elements_; }
+  /// Whether another plan has the same parameters in the same places.
+  bool matches(const StepPlan& plan) const;
+
+  std::byte* values() const { return values_.data(); }
+  std::byte* gradients() const { return gradients_.data(); }
+  std::byte* first_moments() const { return first_.data(); }
+  std::byte* second_moments() const { return second_.data(); }
+
+ private:
+  std::vector<Parameter> parameters_;
+  Element element_ = Element::kFp32;
+  std::int64_t elements_ = 0;
+  AlignedBytes values_, gradients_, first_, second_;
+};
+
+}  // namespace flashlab::train

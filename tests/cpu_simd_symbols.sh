@@ -8,6 +8,7 @@ set -euo pipefail
 nm=$1
 library=$2
 kernels='scalar|avx2|avx512|avx512_bf16|amx|neon|tile_kernels_avx2|tile_kernels_avx512'
+kernels+='|kernels_scalar|kernels_avx2|kernels_avx512|kernels_neon'
 found=$("$nm" -A -C --defined-only "$library" | grep -E "(^|:)($kernels)\.cpp\.o:" || true)
 if [ -z "$found" ]; then
   echo "no kernel objects in $library: this check looks at nothing"

@@ -30,7 +30,8 @@ declare -A probes=(
   [python3]="command python3" [clang-format]="command clang-format" [clang]="command clang++"
   [libhwy-dev]="header hwy/highway.h" [libfmt-dev]="header fmt/format.h"
   [libcli11-dev]="header CLI/CLI.hpp" [nlohmann-json3-dev]="header nlohmann/json.hpp"
-  [zlib1g-dev]="header zlib.h" [libopenblas-serial-dev]="archive libopenblas.a" [libgtest-dev]="header gtest/gtest.h"
+  [zlib1g-dev]="header zlib.h"
+  [libopenblas-serial-dev]="archive libopenblas.a" [libgtest-dev]="header gtest/gtest.h"
   [libgmock-dev]="header gmock/gmock.h" [python3-venv]="module ensurepip"
   [python3-dev]="python-headers"
 )

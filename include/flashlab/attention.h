@@ -199,7 +199,8 @@ Status prepare(const Context& context, const Plan& plan);
 ///             (fp64 for fp64)
 /// Strides     any (TensorSpec says which); o and lse overlap nothing
 /// Mask        bool: true is visible, a masked score is replaced, never added. Floating (fp32 or
-///             q's dtype): added to the scaled score; -inf hides. Extents of 1 and strides of 0
+///             q's dtype): added to the scaled score; a value at or below half of the type's
+///             lowest finite number (-inf included) hides. Extents of 1 and strides of 0
 ///             broadcast. Combines with causal.
 /// Empty rows  a row with no visible key, or whose visible scores are all -inf: o = 0, lse = -inf
 /// Non-finite  a row that sees NaN or +inf in a score becomes NaN (o and lse). Keys beyond the

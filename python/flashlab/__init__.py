@@ -42,8 +42,9 @@ def attention(q: Array, k: Array, v: Array, *, causal: Union[bool, str, None] = 
     causal      False; True (only where Sq == Sk); "top-left" (query i sees keys up to i, PyTorch's
                 is_causal); "bottom-right" (the last query sees all keys, flash-attn's causal)
     scale       default 1 / sqrt(D)
-    mask        bool (True is visible) or floating (float32 or q's dtype; added to the scores; -inf
-                hides), broadcastable to [B, Hq, Sq, Sk]; combines with causal
+    mask        bool (True is visible) or floating (float32 or q's dtype; added to the scores; at
+                or below half of the dtype's lowest finite number, -inf included, it hides),
+                broadcastable to [B, Hq, Sq, Sk]; combines with causal
     precision   of float32: "ieee", or "tf32" on a GPU with tensor cores for it
     deterministic  bitwise equal on any number of threads or multiprocessors
     out         a writable array for o: its shape, q's dtype or float32; then o is this array

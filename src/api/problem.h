@@ -10,6 +10,22 @@
 
 namespace flashlab::internal {
 
+/// Whether a value of an additive mask of `dtype` hides its key: at or below half of the type's
+/// lowest finite number. Frameworks write "hidden" as -inf or as the lowest number; added to a
+/// score, the latter would leave no bit of the score, and times log2(e) it would overflow.
+constexpr bool hides_key(DType dtype, double value) {
+  switch (dtype) {
+    case DType::kFp16:
+      return value <= -65504.0 / 2;
+    case DType::kBf16:
+      return value <= -0x1.fep127 / 2;
+    case DType::kFp64:
+      return value <= std::numeric_limits<double>::lowest() / 2;
+    default:
+      return value <= std::numeric_limits<float>::lowest() / 2;
+  }
+}
+
 /// Visible keys as signed bounds around the aligned diagonal. Query i sees key j iff
 ///   -left <= (j + key_offset) - (i + query_offset) <= right.
 /// Causal is right = 0; windows and context parallelism use the rest.

@@ -298,7 +298,7 @@ void Visibility::row(std::int64_t b, std::int64_t h, std::int64_t i,
     const double value = load(mask_->data, spec.dtype, index);
     if (spec.dtype == DType::kBool) {
       visible[n] = value != 0 ? 1 : 0;
-    } else if (value == -std::numeric_limits<double>::infinity()) {
+    } else if (value <= -largest(spec.dtype) / 2) {
       visible[n] = 0;
     } else {
       bias[n] = value;

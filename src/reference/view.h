@@ -69,8 +69,8 @@ class Visibility {
   std::int64_t end_key(std::int64_t i) const;
 
   /// For the keys in `keys` (positions, ascending), one entry each: whether query (b, h, i) sees
-  /// it, and the additive mask (0 without one). A key whose additive mask is -inf is not seen:
-  /// masked scores are replaced, never added.
+  /// it, and the additive mask (0 without one). A key whose additive mask is at or below half of
+  /// its type's lowest finite number is not seen: masked scores are replaced, never added.
   void row(std::int64_t b, std::int64_t h, std::int64_t i, const std::vector<std::int64_t>& keys,
            std::vector<std::uint8_t>& visible, std::vector<double>& bias) const;
 

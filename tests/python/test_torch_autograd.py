@@ -183,6 +183,29 @@ class Autograd:
         with self.assertRaisesRegex(RuntimeError, "modified by an inplace operation"):
             o.sum().backward()
 
+    def test_the_lowest_number_hides_a_key(self):
+        """Hugging Face's masks: finfo.min where a key is padding, over whole rows of padding."""
+        for dtype in (torch.float32, torch.bfloat16, torch.float16):
+            lowest = torch.finfo(dtype).min
+            q, k, v = inputs((2, 12, 4, 16), device=self.device, dtype=dtype)
+            visible = torch.ones(2, 1, 12, 12, dtype=torch.bool, device=self.device).tril()
+            visible[1, :, :, :5] = False  # left padding: its first five queries see nothing
+            results = {}
+            for name, hidden in (("bool", None), ("lowest", lowest), ("half", lowest / 2),
+                                 ("infinity", -float("inf"))):
+                mask = visible
+                if hidden is not None:
+                    mask = torch.zeros(visible.shape, dtype=dtype, device=self.device)
+                    mask[~visible] = hidden
+                o, lse = flash.attention(q, k, v, mask=mask, return_lse=True)
+                results[name] = (o, lse, *gradients(o, (q, k, v)))
+            self.assertTrue((results["lowest"][0][1, :5] == 0).all())
+            self.assertTrue(torch.isneginf(results["lowest"][1][1, :, :5]).all())
+            for name in ("lowest", "half"):
+                for got, expected in zip(results[name], results["infinity"]):
+                    with self.subTest(name, dtype=dtype):
+                        self.assertTrue(torch.equal(got, expected))
+
     def test_forward_mode_raises(self):
         """A tangent is not dropped, whichever door the tensor comes through."""
         import torch.autograd.forward_ad as forward_ad

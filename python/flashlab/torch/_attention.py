@@ -23,7 +23,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool | str | None = Fa
     causal      False; True (only where Sq == Sk); "top-left" (query i sees keys up to i, torch's
                 is_causal); "bottom-right" (the last query sees all keys, flash-attn's causal)
     scale       default 1 / sqrt(D)
-    mask        bool (True is visible) or additive (float32 or q's dtype), broadcastable to
+    mask        bool (True is visible) or additive (float32 or q's dtype; at or below half of the
+                dtype's lowest finite number, -inf included, it hides), broadcastable to
                 [B, Hq, Sq, Sk]; combines with causal. It gets no gradient: requires_grad raises
     precision   "ieee", or "tf32" for float32 tensors on a GPU with tensor cores for it
     deterministic  bitwise equal gradients at every call; also switched on by

@@ -37,7 +37,7 @@ class ScoreMask {
     if (mask_.data == nullptr) return true;
     const std::int64_t at = index(batch, head, i) + j * stride_[3];
     if (mask_.spec.dtype == DType::kBool) return static_cast<const std::uint8_t*>(mask_.data)[at];
-    return load_element<double>(mask_.spec.dtype, mask_.data, at) != -INFINITY;
+    return !hides_key(mask_.spec.dtype, load_element<double>(mask_.spec.dtype, mask_.data, at));
   }
 
   /// row[c] is the scaled score of query i and key `key + c` for c in [0, keys). Adds the mask and
@@ -58,7 +58,7 @@ class ScoreMask {
         if (static_cast<const std::uint8_t*>(mask_.data)[at] == 0) row[c] = kHidden;
       } else {
         const Acc bias = load_element<Acc>(mask_.spec.dtype, mask_.data, at);
-        row[c] = bias == kHidden ? kHidden : row[c] + bias;
+        row[c] = hides_key(mask_.spec.dtype, bias) ? kHidden : row[c] + bias;
       }
     }
   }

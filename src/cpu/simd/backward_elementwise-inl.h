@@ -213,7 +213,7 @@ HWY_INLINE void transform_row_pairs(const Strip& strip, const float* s, const fl
 #endif
 
 /// Row `query` of the mask tensor over the block's keys [first, end) as what is added to a score:
-/// 0 or -inf for a boolean mask.
+/// 0 or -inf for a boolean mask, -inf for an additive value that hides.
 HWY_INLINE void fill_bias(const MaskView& mask, int64_t batch, int64_t head, int64_t query,
                           int64_t key_begin, const TileRow& row, float* bias) {
   const int64_t base = batch * mask.batch_stride + head * mask.head_stride +
@@ -228,16 +228,19 @@ HWY_INLINE void fill_bias(const MaskView& mask, int64_t batch, int64_t head, int
   }
   with_dtype(mask.dtype, [&]<DType kType>() {
     const char* values = element_at(mask.data, base, kType);
+    const auto load_bias = [&](const char* at, int64_t count) HWY_ATTR {
+      const Floats value = load_as<kType>(at, count);
+      return hn::IfThenElse(hn::Le(value, set(hiding_value<kType>())), set(-HUGE_VALF), value);
+    };
     if (step == 0) {
       alignas(64) float one[kLanes];
-      store(load_as<kType>(values, 1), one);
+      store(load_bias(values, 1), one);
       for (int64_t j = row.first; j < row.end; ++j) bias[j] = one[0];
       return;
     }
     for (int64_t j = row.first; j < row.end; j += kLanes) {
       const int64_t left = row.end - j;
-      store_as<DType::kFp32>(load_as<kType>(values + j * element_bytes(kType), left), bias + j,
-                             left);
+      store_as<DType::kFp32>(load_bias(values + j * element_bytes(kType), left), bias + j, left);
     }
   });
 }

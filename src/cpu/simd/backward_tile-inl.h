@@ -257,7 +257,10 @@ HWY_INLINE bool mask_shows(const BackwardCall& call, int64_t batch, int64_t head
   const int64_t index = batch * mask.batch_stride + head * mask.head_stride +
                         query * mask.query_stride + key * mask.key_stride;
   if (mask.dtype == DType::kBool) return static_cast<const uint8_t*>(mask.data)[index] != 0;
-  return element(element_at(mask.data, index, mask.dtype), mask.dtype, 0) != -HUGE_VALF;
+  const float value = element(element_at(mask.data, index, mask.dtype), mask.dtype, 0);
+  float hiding = 0;
+  with_dtype(mask.dtype, [&]<DType kType>() { hiding = hiding_value<kType>(); });
+  return !(value <= hiding);
 }
 
 /// P (row i, key j) or dS of a tile, from the operand of the key strips.

@@ -87,18 +87,18 @@ HWY_INLINE void apply_bool_mask(const uint8_t* mask, int64_t key_stride, int64_t
   }
 }
 
-/// S = factor S + mask, and -inf where the mask is -inf (even if S is NaN: hiding replaces).
+/// S = factor S + mask, and -inf where the mask hides (even if S is NaN: hiding replaces).
 template <DType kType>
 HWY_INLINE void apply_additive_mask(const void* mask, int64_t key_stride, float factor,
                                     int64_t columns, float* row) {
-  const Floats hidden = set(-kInfinity);
+  const Floats hidden = set(-kInfinity), bound = set(hiding_value<kType>());
   const float constant = key_stride == 0 ? hn::GetLane(load_as<kType>(mask, 1)) : 0.0f;
   for (int64_t j = 0; j < columns; j += kLanes) {
     const Floats m =
         key_stride == 0 ? set(constant) : load_as<kType>(element_at(mask, j, kType), columns - j);
     // Columns past the end are already -inf, and -inf + 0 stays it.
     const Floats s = hn::MulAdd(load(row + j), set(factor), m);
-    store(hn::IfThenElse(hn::Eq(m, hidden), hidden, s), row + j);
+    store(hn::IfThenElse(hn::Le(m, bound), hidden, s), row + j);
   }
 }
 

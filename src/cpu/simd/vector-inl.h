@@ -164,6 +164,14 @@ HWY_INLINE Floats load_as(const void* p) {
   if constexpr (kType == DType::kFp16) return floats_from_fp16(static_cast<const uint16_t*>(p));
 }
 
+/// An additive mask value at or below this hides its key: half of the type's lowest number.
+template <DType kType>
+constexpr float hiding_value() {
+  if (kType == DType::kFp16) return -65504.0f / 2;
+  if (kType == DType::kBf16) return -0x1.fep127f / 2;
+  return -0x1.fffffep127f / 2;
+}
+
 /// The first `count` (0..kLanes) elements, zeros beyond; reads nothing beyond.
 template <DType kType>
 HWY_INLINE Floats load_as(const void* p, int64_t count) {

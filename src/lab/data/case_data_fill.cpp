@@ -256,6 +256,15 @@ void fill_statistic(const Case& c, Role role, const Tensor& tensor) {
   }
 }
 
+// What hides a key in an additive mask: -inf, the lowest finite number, and half of it.
+double hiding_value(DType dtype, std::uint64_t choice) {
+  const double lowest = dtype == DType::kFp16   ? -65504.0
+                        : dtype == DType::kBf16 ? -0x1.fep127
+                        : dtype == DType::kFp64 ? std::numeric_limits<double>::lowest()
+                                                : std::numeric_limits<float>::lowest();
+  return choice % 3 == 0 ? -kInfinity : choice % 3 == 1 ? lowest : lowest / 2;
+}
+
 // Visible: three pairs of four, but no row of sixteen at all and no block of 64 keys of eight.
 void fill_mask(const Case& c, const Tensor& tensor) {
   const TensorSpec& spec = tensor.spec;
@@ -277,7 +286,8 @@ void fill_mask(const Case& c, const Tensor& tensor) {
             static_cast<std::uint8_t*>(tensor.data)[base + j] = hidden ? 0 : 1;
             continue;
           }
-          const double value = hidden ? -kInfinity : normal_at(stream, index);
+          const double value =
+              hidden ? hiding_value(spec.dtype, hash(stream + 4, index)) : normal_at(stream, index);
           write_row(tensor.data, spec.dtype, base + j, &value, 1);
         }
       }

@@ -60,7 +60,7 @@ __device__ inline bool score_of(float product, const Arguments& args, Place at, 
       if (!static_cast<const unsigned char*>(mask.data)[index]) return false;
     } else {
       bias = load_element<Config::kMaskElement>(mask.data, index);
-      if (bias == kMinusInfinity) return false;
+      if (bias <= hiding_value<Config::kMaskElement>()) return false;
     }
   }
   score = product * mutation::scale<Config>(args.shape.scale) + bias;

@@ -53,7 +53,9 @@ struct ScoreRow {
   __device__ bool visible(Int64 j) const {
     if (j < first || j > last) return false;
     if constexpr (Config::kMask == MaskTensor::kBool) return mask[j * key_stride] != 0;
-    if constexpr (Config::kMask == MaskTensor::kAdditive) return bias(j) != -infinity();
+    if constexpr (Config::kMask == MaskTensor::kAdditive) {
+      return !(bias(j) <= hiding_value<Config::kMaskElement>());
+    }
     return true;
   }
   __device__ float at(Int64 j) const {

@@ -120,7 +120,8 @@ __device__ inline float mask_value(const BackwardArguments& args, Int64 base, In
   if constexpr (Config::kMask == MaskTensor::kBool) {
     return static_cast<const unsigned char*>(args.mask.data)[at] != 0 ? 0.0f : -kInfinity;
   } else if constexpr (Config::kMask == MaskTensor::kAdditive) {
-    return static_cast<const float*>(args.mask.data)[at];
+    const float added = static_cast<const float*>(args.mask.data)[at];
+    return added <= hiding_value<Element::kFp32>() ? -kInfinity : added;
   }
   return 0.0f;
 }

@@ -131,7 +131,7 @@ __device__ inline float masked(const RowKeys& keys, const MaskView& mask, Int64 
     if (static_cast<const unsigned char*>(mask.data)[at] == 0) return kMinusInfinity;
   } else if constexpr (Config::kMask == MaskTensor::kAdditive) {
     const float added = static_cast<const float*>(mask.data)[row_mask + key * mask.key_stride];
-    return added == kMinusInfinity ? kMinusInfinity : fmaf(added, kLog2e, score);
+    return added <= hiding_value<Element::kFp32>() ? kMinusInfinity : fmaf(added, kLog2e, score);
   }
   return score;
 }

@@ -100,14 +100,14 @@ struct MaskRows {
   }
 
   /// Whether an element leaves its key visible, and the key's score after the mask: `scaled` is in
-  /// units of log2, an additive mask in natural ones. An additive -inf hides the key like a boolean
-  /// false; a visible key whose own score is -inf stays visible.
+  /// units of log2, an additive mask in natural ones. An additive value at or below hiding_value
+  /// hides the key like a boolean false; a visible key whose own score is -inf stays visible.
   __device__ static bool reveal(float& scaled, unsigned element) {
     if constexpr (Config::kMask == MaskTensor::kNone) return true;
     if constexpr (Config::kMask == MaskTensor::kBool) return element != 0;
     const float added = float_of_bits<Config::kMaskElement>(element);
     scaled += added * kLog2E;
-    return added != kMinusInfinity;
+    return !(added <= hiding_value<Config::kMaskElement>());
   }
   __device__ bool reveal_at(float& scaled, Int64 index) const {
     if constexpr (Config::kMask == MaskTensor::kNone) return true;

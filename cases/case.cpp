@@ -55,27 +55,60 @@ double Case::flops(Pass pass) const {
   return 2 * heads * visible_pairs() * per_pair;
 }
 
+Extents Case::extents() const {
+  Extents sizes;
+  sizes[Extent::kBatch] = batch;
+  sizes[Extent::kSeqlenQ] = seqlen_q;
+  sizes[Extent::kSeqlenK] = seqlen_k;
+  sizes[Extent::kHeadsQ] = heads_q;
+  sizes[Extent::kHeadsK] = heads_k;
+  sizes[Extent::kHeadDim] = head_dim;
+  sizes[Extent::kHeadDimV] = head_dim_v;
+  sizes[Extent::kBatchPlusOne] = batch + 1;
+  sizes[Extent::kTwo] = 2;
+  return sizes;
+}
+
+bool Case::gives(TensorRole role) const {
+  switch (role) {
+    case TensorRole::kMask:
+      return mask != MaskKind::kNone;
+    case TensorRole::kDLse:
+      return lse_gradient;
+    default:
+      return row_of(role).to_come == nullptr;
+  }
+}
+
+DType Case::dtype_of(TensorRole role) const {
+  const TensorRow& row = row_of(role);
+  const DType statistic = dtype == DType::kFp64 ? DType::kFp64 : DType::kFp32;
+  if (role == TensorRole::kMask) return mask == MaskKind::kBool ? DType::kBool : DType::kFp32;
+  const bool result =
+      row.forward.access() == Access::kWrite || row.backward.access() == Access::kWrite;
+  if (row.dtype == DTypeRule::kAsQOrFp32 && result && fp32_outputs) return DType::kFp32;
+  return *allowed_dtypes(row.dtype == DTypeRule::kInput ? DTypeRule::kAsQ : row.dtype, dtype,
+                         statistic)
+              .begin();
+}
+
 double Case::ideal_bytes(Pass pass) const {
-  const auto element = static_cast<double>(size_of(dtype));
-  const double output = fp32_outputs ? 4.0 : element;
-  const double statistic = dtype == DType::kFp64 ? 8.0 : 4.0;
-  const auto b = static_cast<double>(batch);
-  const double rows_q = b * static_cast<double>(seqlen_q) * static_cast<double>(heads_q);
-  const double rows_k = b * static_cast<double>(seqlen_k) * static_cast<double>(heads_k);
-  const auto d = static_cast<double>(head_dim), dv = static_cast<double>(head_dim_v);
-  const double qkv = rows_q * d + rows_k * (d + dv);
-  double bytes = qkv * element + rows_q * dv * output + rows_q * statistic;  // q k v, o, lse
-  if (mask != MaskKind::kNone) {
-    const double entries = static_cast<double>(seqlen_q) * static_cast<double>(seqlen_k);
-    bytes += entries * (mask == MaskKind::kBool ? 1.0 : 4.0);
+  double sum = 0;
+  for (const TensorRow& row : kTensors) {
+    if (row.access(pass) == Access::kNone || !gives(row.role)) continue;
+    auto bytes = static_cast<double>(size_of(dtype_of(row.role)));
+    for (int i = 0; i < row.shape.rank; ++i) {
+      const Extent extent = row.shape.extents[static_cast<std::size_t>(i)];
+      // One mask for all batches and heads.
+      const bool shared = extent == Extent::kBatch || extent == Extent::kHeadsQ;
+      if (row.shape.broadcasts && shared) continue;
+      bytes *= static_cast<double>(extents()[extent]);
+    }
+    const bool added = row.access(pass) == Access::kWrite && pass == Pass::kBackward &&
+                       gradient_mode == GradientMode::kAccumulate;
+    sum += added ? 2 * bytes : bytes;
   }
-  if (pass == Pass::kBackward) {
-    bytes += rows_q * dv * element;  // d_o
-    bytes += qkv * output;           // dq dk dv
-    if (lse_gradient) bytes += rows_q * statistic;
-    if (gradient_mode == GradientMode::kAccumulate) bytes += qkv * output;
-  }
-  return bytes;
+  return sum;
 }
 
 std::string Case::mask_name() const {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "flashlab/attention.h"
+#include "flashlab/tensor_table.h"
 
 namespace flashlab::cases {
 
@@ -54,6 +55,13 @@ struct Case {
   Layout layout = Layout::kContiguous;
   Fill fill = Fill::kNormal;
   std::uint64_t seed = 1;
+
+  /// Its sizes by name, as the table of tensors asks for them.
+  Extents extents() const;
+  /// Whether its calls have this tensor.
+  bool gives(TensorRole role) const;
+  /// A mask's is fp32 here, where it adds.
+  DType dtype_of(TensorRole role) const;
 
   /// Visible (query, key) pairs per head under causal; a mask tensor is not counted.
   double visible_pairs() const;

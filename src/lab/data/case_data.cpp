@@ -41,16 +41,12 @@ std::string shape_text(const TensorSpec& spec) {
   return text + "]";
 }
 
-// Forward's own inputs and outputs, or everything backward reads and writes.
-bool takes_part(Role role, Pass pass) {
-  const bool backward_only = role == Role::kDO || role == Role::kDLse || role == Role::kDQ ||
-                             role == Role::kDK || role == Role::kDV;
-  return pass == Pass::kBackward || !backward_only;
+bool takes_part(TensorRole role, Pass pass) {
+  return row_of(role).access(pass) != Access::kNone;
 }
 
-bool output_of(Role role, Pass pass) {
-  if (pass == Pass::kForward) return role == Role::kO || role == Role::kLse;
-  return role == Role::kDQ || role == Role::kDK || role == Role::kDV;
+bool output_of(TensorRole role, Pass pass) {
+  return row_of(role).access(pass) == Access::kWrite;
 }
 
 Status check_sizes(const Case& c) {
@@ -69,34 +65,15 @@ Status check_sizes(const Case& c) {
   return {};
 }
 
-// Tensors of either kind of call, whose members share their names.
+// The tensors of a call, as `get` has them.
 template <class Tensors, class Get>
-void set_inputs(Tensors& t, const CaseLayout& layout, const Get& get) {
-  t.q = get(Role::kQ);
-  t.k = get(Role::kK);
-  t.v = get(Role::kV);
-  t.o = get(Role::kO);
-  t.lse = get(Role::kLse);
-  if (layout.find(Role::kMask) != nullptr) t.mask = get(Role::kMask);
-}
-
-template <class Get>
-ForwardTensors forward_views(const CaseLayout& layout, const Get& get) {
-  ForwardTensors t;
-  set_inputs(t, layout, get);
-  return t;
-}
-
-template <class Get>
-BackwardTensors backward_views(const CaseLayout& layout, const Get& get) {
-  BackwardTensors t;
-  set_inputs(t, layout, get);
-  t.d_o = get(Role::kDO);
-  if (layout.find(Role::kDLse) != nullptr) t.d_lse = get(Role::kDLse);
-  t.dq = get(Role::kDQ);
-  t.dk = get(Role::kDK);
-  t.dv = get(Role::kDV);
-  return t;
+Tensors views(const CaseLayout& layout, const Get& get) {
+  Tensors tensors;
+  for (const Placement& p : layout.tensors) {
+    const TensorMember<Tensors>& member = row_of(p.role).template member<Tensors>();
+    if (member.access() != Access::kNone) member.set(tensors, get(p.role));
+  }
+  return tensors;
 }
 
 std::optional<std::int64_t> read_number(const char* path) {
@@ -122,27 +99,20 @@ std::optional<std::int64_t> read_field(const char* path, std::string_view key) {
 }
 
 Status check_values(const Case& c, const CaseValues& values) {
-  struct Expected {
-    const char* name;
-    const ConstTensor* tensor;
-    std::array<std::int64_t, 4> shape;
-  };
-  std::vector<Expected> list = {{"q", &values.q, {c.batch, c.seqlen_q, c.heads_q, c.head_dim}},
-                                {"k", &values.k, {c.batch, c.seqlen_k, c.heads_k, c.head_dim}},
-                                {"v", &values.v, {c.batch, c.seqlen_k, c.heads_k, c.head_dim_v}}};
-  if (values.d_o) {
-    list.push_back({"d_o", &*values.d_o, {c.batch, c.seqlen_q, c.heads_q, c.head_dim_v}});
-  }
-  for (const Expected& e : list) {
-    const TensorSpec& spec = e.tensor->spec;
-    if (spec.rank != 4 || spec.shape != e.shape) {
-      return Status::invalid({e.name, to_string(spec),
-                              fmt::format("the case's shape [{}, {}, {}, {}]", e.shape[0],
-                                          e.shape[1], e.shape[2], e.shape[3]),
-                              "make the case's sizes those of the tensors"});
+  const Extents sizes = c.extents();
+  for (const TensorRow& row : kTensors) {
+    const ConstTensor* given = values.find(row.role);
+    if (given == nullptr) continue;
+    const auto shape = row.shape.of(sizes);
+    const TensorSpec& spec = given->spec;
+    if (spec.rank != 4 || spec.shape != shape) {
+      return Status::invalid(
+          {row.name, to_string(spec),
+           fmt::format("the case's shape [{}, {}, {}, {}]", shape[0], shape[1], shape[2], shape[3]),
+           "make the case's sizes those of the tensors"});
     }
     if (spec.dtype == DType::kBool || spec.dtype == DType::kE4m3 || spec.dtype == DType::kE5m2) {
-      return Status::invalid({e.name, to_string(spec.dtype), "fp64, fp32, fp16 or bf16", ""});
+      return Status::invalid({row.name, to_string(spec.dtype), "fp64, fp32, fp16 or bf16", ""});
     }
   }
   return {};
@@ -157,13 +127,13 @@ struct CaseData::Impl {
   std::shared_ptr<DeviceMemory> memory;
   std::vector<BufferMirror> mirrors;  // of every buffer; none where kernels read the buffers
 
-  Tensor view(Role role) const {
+  Tensor view(TensorRole role) const {
     const Placement* p = layout.find(role);
     if (p == nullptr) return {};
     return {buffers[static_cast<std::size_t>(p->buffer)].data() + offset_bytes(*p), p->spec};
   }
 
-  Tensor device_view(Role role) const {
+  Tensor device_view(TensorRole role) const {
     const Placement* p = layout.find(role);
     if (p == nullptr || mirrors.empty()) return view(role);
     Tensor out{mirrors[static_cast<std::size_t>(p->buffer)].data() + offset_bytes(*p), p->spec};
@@ -234,7 +204,7 @@ std::vector<TensorBytes> accounting(const Case& problem, Pass pass) {
   for (const Placement& p : layout.tensors) {
     if (!takes_part(p.role, pass)) continue;
     auto& list = output_of(p.role, pass) ? outputs : inputs;
-    list.push_back({to_string(p.role), shape_text(p.spec), payload_bytes(p.spec)});
+    list.push_back({row_of(p.role).name, shape_text(p.spec), payload_bytes(p.spec)});
   }
   inputs.insert(inputs.end(), outputs.begin(), outputs.end());
   return inputs;
@@ -242,15 +212,15 @@ std::vector<TensorBytes> accounting(const Case& problem, Pass pass) {
 
 Problem problem_of(const Case& problem, Pass pass, std::string_view implementation, Device device) {
   const CaseLayout layout = lay_out(problem, pass == Pass::kBackward);
-  const auto get = [&](Role role) {
+  const auto get = [&](TensorRole role) {
     Tensor out{nullptr, layout.find(role)->spec};
     out.spec.device = device;
     return out;
   };
   Options options = problem.options();
   options.implementation = implementation;
-  return pass == Pass::kForward ? describe(forward_views(layout, get), options)
-                                : describe(backward_views(layout, get), options);
+  return pass == Pass::kForward ? describe(views<ForwardTensors>(layout, get), options)
+                                : describe(views<BackwardTensors>(layout, get), options);
 }
 
 Result<std::vector<TensorBytes>> accounting(const Context& context, const Case& problem, Pass pass,
@@ -349,13 +319,7 @@ Result<CaseData> CaseData::create(const Case& problem, const CaseDataOptions& op
     for (const Placement& p : data.impl_->layout.tensors) {
       if (p.output()) continue;
       const Tensor view = data.impl_->view(p.role);
-      const ConstTensor* given = nullptr;
-      if (options.values) {
-        if (p.role == Role::kQ) given = &options.values->q;
-        if (p.role == Role::kK) given = &options.values->k;
-        if (p.role == Role::kV) given = &options.values->v;
-        if (p.role == Role::kDO && options.values->d_o) given = &*options.values->d_o;
-      }
+      const ConstTensor* given = options.values ? options.values->find(p.role) : nullptr;
       if (given != nullptr) {
         copy_tensor(*given, view);
       } else {
@@ -387,19 +351,21 @@ DeviceMemory& CaseData::memory() const noexcept {
 }
 
 ForwardTensors CaseData::forward_tensors() const {
-  return forward_views(impl_->layout, [&](Role role) { return impl_->device_view(role); });
+  return views<ForwardTensors>(impl_->layout,
+                               [&](TensorRole role) { return impl_->device_view(role); });
 }
 
 BackwardTensors CaseData::backward_tensors() const {
-  return backward_views(impl_->layout, [&](Role role) { return impl_->device_view(role); });
+  return views<BackwardTensors>(impl_->layout,
+                                [&](TensorRole role) { return impl_->device_view(role); });
 }
 
 ForwardTensors CaseData::host_forward_tensors() const {
-  return forward_views(impl_->layout, [&](Role role) { return impl_->view(role); });
+  return views<ForwardTensors>(impl_->layout, [&](TensorRole role) { return impl_->view(role); });
 }
 
 BackwardTensors CaseData::host_backward_tensors() const {
-  return backward_views(impl_->layout, [&](Role role) { return impl_->view(role); });
+  return views<BackwardTensors>(impl_->layout, [&](TensorRole role) { return impl_->view(role); });
 }
 
 std::int64_t CaseData::input_bytes(Pass pass) const {
@@ -464,7 +430,7 @@ std::optional<GuardViolation> CaseData::find_violation() const {
         if (buffer.data()[at] != kGuardPattern) found = at;
       }
     });
-    if (found) return GuardViolation{to_string(p.role), *found};
+    if (found) return GuardViolation{row_of(p.role).name, *found};
   }
   return std::nullopt;
 }

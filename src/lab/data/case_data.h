@@ -13,6 +13,7 @@
 
 #include "case.h"
 #include "flashlab/attention.h"
+#include "flashlab/tensor_table.h"
 #include "lab/machine/device_memory.h"
 
 namespace flashlab::lab {
@@ -50,6 +51,14 @@ std::int64_t available_memory_bytes();
 struct CaseValues {
   ConstTensor q, k, v;
   std::optional<ConstTensor> d_o;
+
+  /// Null for a tensor that is drawn.
+  const ConstTensor* find(TensorRole role) const {
+    if (role == TensorRole::kQ) return &q;
+    if (role == TensorRole::kK) return &k;
+    if (role == TensorRole::kV) return &v;
+    return role == TensorRole::kDO && d_o ? &*d_o : nullptr;
+  }
 };
 
 struct CaseDataOptions {

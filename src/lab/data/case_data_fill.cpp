@@ -87,7 +87,7 @@ NormalPair normal_pair(std::uint64_t stream, std::uint64_t pair) noexcept {
   return {radius * cosine, radius * sine};
 }
 
-std::uint64_t stream_of(const Case& c, Role role) {
+std::uint64_t stream_of(const Case& c, TensorRole role) {
   return mix(c.seed * 64 + static_cast<std::uint64_t>(role));
 }
 
@@ -115,24 +115,24 @@ double special(std::uint64_t bits) {
 
 // NaN and infinities where a few rows, but not all, meet them: in one query of sixteen, and in one
 // key of one key head in two (K of every other such head, V of the others).
-void add_specials(const Case& c, Role role, const RowIndex& row, std::int64_t seqlen, double* out,
-                  std::int64_t width) {
+void add_specials(const Case& c, TensorRole role, const RowIndex& row, std::int64_t seqlen,
+                  double* out, std::int64_t width) {
   const std::uint64_t bits = hash(stream_of(c, role) + 1, row.linear);
   const auto column = static_cast<std::int64_t>((bits >> 16) % static_cast<std::uint64_t>(width));
-  if (role == Role::kQ && bits % 16 == 0) out[column] = special(bits >> 8);
-  if (role == Role::kDO && bits % 32 == 0) out[column] = special(bits >> 8);
-  if (role != Role::kK && role != Role::kV) return;
+  if (role == TensorRole::kQ && bits % 16 == 0) out[column] = special(bits >> 8);
+  if (role == TensorRole::kDO && bits % 32 == 0) out[column] = special(bits >> 8);
+  if (role != TensorRole::kK && role != TensorRole::kV) return;
   const std::uint64_t head = static_cast<std::uint64_t>(row.b * c.heads_k + row.h) + c.seed;
-  const std::uint64_t kind = role == Role::kK ? 1 : 3;
+  const std::uint64_t kind = role == TensorRole::kK ? 1 : 3;
   const auto position =
       static_cast<std::int64_t>(hash(c.seed, head) % static_cast<std::uint64_t>(seqlen));
   if (head % 4 == kind && row.s == position) out[column] = special(hash(c.seed, head) >> 32);
 }
 
 // What the fill makes of a row of normal numbers.
-void shape_row(const Case& c, Role role, const RowIndex& row, std::int64_t seqlen, double* out,
-               std::int64_t width) {
-  const bool score = role == Role::kQ || role == Role::kK;
+void shape_row(const Case& c, TensorRole role, const RowIndex& row, std::int64_t seqlen,
+               double* out, std::int64_t width) {
+  const bool score = role == TensorRole::kQ || role == TensorRole::kK;
   switch (c.fill) {
     case Fill::kNormal:
       return;
@@ -161,7 +161,7 @@ void shape_row(const Case& c, Role role, const RowIndex& row, std::int64_t seqle
       add_specials(c, role, row, seqlen, out, width);
       return;
     case Fill::kEqual:  // every key of a head is the same vector
-      for (std::int64_t d = 0; role == Role::kK && d < width; ++d) {
+      for (std::int64_t d = 0; role == TensorRole::kK && d < width; ++d) {
         const auto head = static_cast<std::uint64_t>(row.b * c.heads_k + row.h);
         out[d] = normal_at(stream_of(c, role) + 4, head * 4096 + static_cast<std::uint64_t>(d));
       }
@@ -211,12 +211,13 @@ void parallel_ranges(std::int64_t count, std::int64_t work_per_item,
   for (std::thread& thread : threads) thread.join();
 }
 
-void fill_rows(const Case& c, Role role, const Tensor& tensor) {
+void fill_rows(const Case& c, TensorRole role, const Tensor& tensor) {
   const TensorSpec& spec = tensor.spec;
   const std::int64_t seqlen = spec.shape[1], heads = spec.shape[2], width = spec.shape[3];
   const std::uint64_t stream = stream_of(c, role);
   // Gradients' initial values are plain normal: they are what is added to, not what is attended.
-  const bool input = role == Role::kQ || role == Role::kK || role == Role::kV || role == Role::kDO;
+  const bool input = role == TensorRole::kQ || role == TensorRole::kK || role == TensorRole::kV ||
+                     role == TensorRole::kDO;
   const std::int64_t rows = spec.elements() / std::max<std::int64_t>(width, 1);
   parallel_ranges(rows, width, [&](std::int64_t begin, std::int64_t end) {
     std::vector<double> values(static_cast<std::size_t>(width) + 1);
@@ -242,20 +243,6 @@ void fill_rows(const Case& c, Role role, const Tensor& tensor) {
   });
 }
 
-void fill_statistic(const Case& c, Role role, const Tensor& tensor) {
-  const TensorSpec& spec = tensor.spec;
-  std::uint64_t linear = 0;
-  for (std::int64_t b = 0; b < spec.shape[0]; ++b) {
-    for (std::int64_t h = 0; h < spec.shape[1]; ++h) {
-      for (std::int64_t s = 0; s < spec.shape[2]; ++s, ++linear) {
-        const double value = normal_at(stream_of(c, role), linear);
-        write_row(tensor.data, spec.dtype, b * spec.strides[0] + h * spec.strides[1] + s, &value,
-                  1);
-      }
-    }
-  }
-}
-
 // What hides a key in an additive mask: -inf, the lowest finite number, and half of it.
 double hiding_value(DType dtype, std::uint64_t choice) {
   const double lowest = dtype == DType::kFp16   ? -65504.0
@@ -268,7 +255,7 @@ double hiding_value(DType dtype, std::uint64_t choice) {
 // Visible: three pairs of four, but no row of sixteen at all and no block of 64 keys of eight.
 void fill_mask(const Case& c, const Tensor& tensor) {
   const TensorSpec& spec = tensor.spec;
-  const std::uint64_t stream = stream_of(c, Role::kMask);
+  const std::uint64_t stream = stream_of(c, TensorRole::kMask);
   const std::int64_t heads = spec.strides[1] == 0 ? 1 : spec.shape[1];
   std::uint64_t row = 0;
   for (std::int64_t b = 0; b < spec.shape[0]; ++b) {
@@ -315,6 +302,17 @@ void for_each_run(const TensorSpec& spec, auto&& use) {
   }
 }
 
+// Scalars of rows, of heads: one after the other in logical order.
+void fill_scalars(const Case& c, TensorRole role, const Tensor& tensor) {
+  std::uint64_t linear = 0;
+  for_each_run(tensor.spec, [&](std::int64_t offset, std::int64_t count) {
+    for (std::int64_t n = 0; n < count; ++n, ++linear) {
+      const double value = normal_at(stream_of(c, role), linear);
+      write_row(tensor.data, tensor.spec.dtype, offset + n, &value, 1);
+    }
+  });
+}
+
 }  // namespace
 
 double normal_at(std::uint64_t stream, std::uint64_t index) noexcept {
@@ -322,20 +320,11 @@ double normal_at(std::uint64_t stream, std::uint64_t index) noexcept {
   return index % 2 == 0 ? pair.even : pair.odd;
 }
 
-void fill_tensor(const Case& problem, Role role, const Tensor& tensor) {
+void fill_tensor(const Case& problem, TensorRole role, const Tensor& tensor) {
   if (tensor.spec.elements() == 0) return;
-  switch (role) {
-    case Role::kMask:
-      fill_mask(problem, tensor);
-      return;
-    case Role::kLse:
-    case Role::kDLse:
-      fill_statistic(problem, role, tensor);
-      return;
-    default:
-      fill_rows(problem, role, tensor);
-      return;
-  }
+  if (role == TensorRole::kMask) return fill_mask(problem, tensor);
+  if (tensor.spec.rank == 4) return fill_rows(problem, role, tensor);
+  fill_scalars(problem, role, tensor);
 }
 
 void fill_nan(const Tensor& tensor) {

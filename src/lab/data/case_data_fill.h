@@ -14,7 +14,7 @@ namespace flashlab::lab {
 
 /// Fills `tensor` with the values that `role` has in this case. Large tensors are filled by several
 /// threads. Gradients (dq, dk, dv) get the values that an accumulating backward adds to.
-void fill_tensor(const cases::Case& problem, Role role, const Tensor& tensor);
+void fill_tensor(const cases::Case& problem, TensorRole role, const Tensor& tensor);
 
 /// Sets every element to NaN (all bits set).
 void fill_nan(const Tensor& tensor);

@@ -8,7 +8,7 @@ namespace flashlab::lab {
 namespace {
 
 using cases::Case;
-using Extents = std::array<std::int64_t, TensorSpec::kMaxRank>;
+using Extents4 = std::array<std::int64_t, TensorSpec::kMaxRank>;
 
 constexpr std::int64_t kRowPadding = 3;   // elements; odd, so that rows lose every alignment
 constexpr std::int64_t kLsePadding = 5;   // of [B, H, S] where rows are padded
@@ -18,25 +18,26 @@ class Builder {
  public:
   Builder(const Case& problem) : c_(problem) {}
 
-  // [batch, seqlen, heads, width] as the case's layout says.
-  void tensor4(Role role, DType dtype, std::int64_t seqlen, std::int64_t heads,
-               std::int64_t width) {
-    TensorSpec spec = make_spec(dtype, {c_.batch, seqlen, heads, width});
-    const bool padded = c_.layout == cases::Layout::kPaddedRows;
-    const std::int64_t row = saturating_add(width, padded ? kRowPadding : 0);
-    if (c_.layout == cases::Layout::kHeadsFirst) {
-      const std::int64_t head = saturating_multiply(seqlen, row);
-      spec.strides = {saturating_multiply(heads, head), row, head, 1};
+  // One tensor in a buffer of its own: rows and row scalars as the case's layout says, the rest
+  // row-major.
+  void tensor(const TensorRow& row) {
+    const DType dtype = c_.dtype_of(row.role);
+    const Extents sizes = c_.extents();
+    const auto& e = row.shape.extents;
+    const bool tokens = e[1] == Extent::kSeqlenQ || e[1] == Extent::kSeqlenK;
+    if (row.role == TensorRole::kMask) {
+      mask();
+    } else if (row.shape.rank == 4 && tokens) {
+      rows(row.role, dtype, sizes[e[1]], sizes[e[2]], sizes[e[3]]);
+    } else if (row.shape.rank == 3 && e[2] == Extent::kSeqlenQ) {
+      statistic(row.role, dtype);
     } else {
-      const std::int64_t token = saturating_multiply(heads, row);
-      spec.strides = {saturating_multiply(seqlen, token), token, row, 1};
+      dense(row.role, dtype, row.shape.rank, row.shape.of(sizes));
     }
-    const std::int64_t rows = saturating_multiply(saturating_multiply(c_.batch, seqlen), heads);
-    place(role, spec, rows, width, row, padded ? 1 : 0);
   }
 
   // q, k, v (or their gradients) beside each other in every token's row.
-  void packed(const std::array<Role, 3>& roles, DType dtype) {
+  void packed(const std::array<TensorRole, 3>& roles, DType dtype) {
     const std::array<std::int64_t, 3> heads = {c_.heads_q, c_.heads_k, c_.heads_k};
     const std::array<std::int64_t, 3> widths = {c_.head_dim, c_.head_dim, c_.head_dim_v};
     std::int64_t token = 0;
@@ -55,8 +56,28 @@ class Builder {
     add_buffer(saturating_multiply(saturating_multiply(tokens, token), size), {});
   }
 
+  CaseLayout take() { return std::move(out_); }
+
+ private:
+  // [batch, seqlen, heads, width] as the case's layout says.
+  void rows(TensorRole role, DType dtype, std::int64_t seqlen, std::int64_t heads,
+            std::int64_t width) {
+    TensorSpec spec = make_spec(dtype, {c_.batch, seqlen, heads, width});
+    const bool padded = c_.layout == cases::Layout::kPaddedRows;
+    const std::int64_t row = saturating_add(width, padded ? kRowPadding : 0);
+    if (c_.layout == cases::Layout::kHeadsFirst) {
+      const std::int64_t head = saturating_multiply(seqlen, row);
+      spec.strides = {saturating_multiply(heads, head), row, head, 1};
+    } else {
+      const std::int64_t token = saturating_multiply(heads, row);
+      spec.strides = {saturating_multiply(seqlen, token), token, row, 1};
+    }
+    const std::int64_t count = saturating_multiply(saturating_multiply(c_.batch, seqlen), heads);
+    place(role, spec, count, width, row, padded ? 1 : 0);
+  }
+
   // [batch, heads, seqlen].
-  void statistic(Role role, DType dtype) {
+  void statistic(TensorRole role, DType dtype) {
     TensorSpec spec = make_spec(dtype, {c_.batch, c_.heads_q, c_.seqlen_q});
     const bool padded = c_.layout == cases::Layout::kPaddedRows;
     const std::int64_t row = saturating_add(c_.seqlen_q, padded ? kLsePadding : 0);
@@ -68,7 +89,7 @@ class Builder {
     const std::uint64_t form = c_.seed % 6;
     const bool additive = c_.mask == cases::MaskKind::kAdditive;
     const DType dtype = !additive ? DType::kBool : (c_.seed / 6 % 2 == 0 ? DType::kFp32 : c_.dtype);
-    Extents stored = {c_.batch, c_.heads_q, c_.seqlen_q, c_.seqlen_k};
+    Extents4 stored = {c_.batch, c_.heads_q, c_.seqlen_q, c_.seqlen_k};
     if (form == 1 || form == 4) stored[0] = 1;
     if (form == 1 || form == 2 || form == 3 || form == 5) stored[1] = 1;
     if (form == 2) stored[2] = 1;
@@ -86,12 +107,23 @@ class Builder {
     }
     const std::int64_t rows =
         saturating_multiply(saturating_multiply(stored[0], stored[1]), stored[2]);
-    place(Role::kMask, spec, rows, stored[3], row, 0);
+    place(TensorRole::kMask, spec, rows, stored[3], row, 0);
   }
 
-  CaseLayout take() { return std::move(out_); }
+  void dense(TensorRole role, DType dtype, int rank, const Extents4& shape) {
+    TensorSpec spec;
+    spec.dtype = dtype;
+    spec.rank = rank;
+    spec.shape = shape;
+    std::int64_t elements = 1;
+    for (int i = rank - 1; i >= 0; --i) {
+      const auto n = static_cast<std::size_t>(i);
+      spec.strides[n] = elements;
+      elements = saturating_multiply(elements, shape[n]);
+    }
+    place(role, spec, 1, elements, elements, 0);
+  }
 
- private:
   static TensorSpec make_spec(DType dtype, std::initializer_list<std::int64_t> shape) {
     TensorSpec spec;
     spec.dtype = dtype;
@@ -106,7 +138,7 @@ class Builder {
     out_.gaps.push_back(gaps);
   }
 
-  void place(Role role, const TensorSpec& spec, std::int64_t rows, std::int64_t row_elements,
+  void place(TensorRole role, const TensorSpec& spec, std::int64_t rows, std::int64_t row_elements,
              std::int64_t row_stride, std::int64_t first) {
     const auto size = static_cast<std::int64_t>(size_of(spec.dtype));
     out_.tensors.push_back({role, spec, buffers(), first, false});
@@ -125,35 +157,7 @@ class Builder {
 
 }  // namespace
 
-const char* to_string(Role role) noexcept {
-  switch (role) {
-    case Role::kQ:
-      return "q";
-    case Role::kK:
-      return "k";
-    case Role::kV:
-      return "v";
-    case Role::kMask:
-      return "mask";
-    case Role::kO:
-      return "o";
-    case Role::kLse:
-      return "lse";
-    case Role::kDO:
-      return "d_o";
-    case Role::kDLse:
-      return "d_lse";
-    case Role::kDQ:
-      return "dq";
-    case Role::kDK:
-      return "dk";
-    case Role::kDV:
-      return "dv";
-  }
-  return "?";
-}
-
-const Placement* CaseLayout::find(Role role) const {
+const Placement* CaseLayout::find(TensorRole role) const {
   for (const Placement& tensor : tensors) {
     if (tensor.role == role) return &tensor;
   }
@@ -161,29 +165,21 @@ const Placement* CaseLayout::find(Role role) const {
 }
 
 CaseLayout lay_out(const Case& c, bool backward) {
-  const DType output = c.fp32_outputs ? DType::kFp32 : c.dtype;
-  const DType statistic = c.dtype == DType::kFp64 ? DType::kFp64 : DType::kFp32;
+  using R = TensorRole;
   const bool packed = c.layout == cases::Layout::kPackedQkv && c.seqlen_q == c.seqlen_k;
   Builder build(c);
-  if (packed) {
-    build.packed({Role::kQ, Role::kK, Role::kV}, c.dtype);
-  } else {
-    build.tensor4(Role::kQ, c.dtype, c.seqlen_q, c.heads_q, c.head_dim);
-    build.tensor4(Role::kK, c.dtype, c.seqlen_k, c.heads_k, c.head_dim);
-    build.tensor4(Role::kV, c.dtype, c.seqlen_k, c.heads_k, c.head_dim_v);
-  }
-  if (c.mask != cases::MaskKind::kNone) build.mask();
-  build.tensor4(Role::kO, output, c.seqlen_q, c.heads_q, c.head_dim_v);
-  build.statistic(Role::kLse, statistic);
-  if (!backward) return build.take();
-  build.tensor4(Role::kDO, c.dtype, c.seqlen_q, c.heads_q, c.head_dim_v);
-  if (c.lse_gradient) build.statistic(Role::kDLse, statistic);
-  if (packed) {
-    build.packed({Role::kDQ, Role::kDK, Role::kDV}, output);
-  } else {
-    build.tensor4(Role::kDQ, output, c.seqlen_q, c.heads_q, c.head_dim);
-    build.tensor4(Role::kDK, output, c.seqlen_k, c.heads_k, c.head_dim);
-    build.tensor4(Role::kDV, output, c.seqlen_k, c.heads_k, c.head_dim_v);
+  for (const TensorRow& row : kTensors) {
+    if (!c.gives(row.role) || (!backward && row.forward.access() == Access::kNone)) continue;
+    const R role = row.role;
+    if (packed && (role == R::kQ || role == R::kDQ)) {
+      build.packed(
+          role == R::kQ ? std::array{R::kQ, R::kK, R::kV} : std::array{R::kDQ, R::kDK, R::kDV},
+          c.dtype_of(role));
+    } else if (packed && (role == R::kK || role == R::kV || role == R::kDK || role == R::kDV)) {
+      continue;  // beside q, or beside dq
+    } else {
+      build.tensor(row);
+    }
   }
   return build.take();
 }

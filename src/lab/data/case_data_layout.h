@@ -7,33 +7,28 @@
 #include <vector>
 
 #include "case.h"
-#include "flashlab/tensor.h"
+#include "flashlab/tensor_table.h"
 
 namespace flashlab::lab {
 
-/// What a tensor of a case is.
-enum class Role : std::uint8_t { kQ, kK, kV, kMask, kO, kLse, kDO, kDLse, kDQ, kDK, kDV };
-
-/// "q", "k", "v", "mask", "o", "lse", "d_o", "d_lse", "dq", "dk", "dv".
-const char* to_string(Role role) noexcept;
-
 /// One tensor inside one buffer. In memory it is `rows` rows of `row_elements`, `row_stride` apart.
 struct Placement {
-  Role role = Role::kQ;
+  TensorRole role = TensorRole::kQ;
   TensorSpec spec;
   int buffer = 0;                    ///< index of the buffer it lies in
   std::int64_t offset_elements = 0;  ///< of its first element in the buffer
   bool packed = false;               ///< shares its buffer, which then has no gaps
 
+  /// Whether a pass writes it.
   bool output() const {
-    return role == Role::kO || role == Role::kLse || role == Role::kDQ || role == Role::kDK ||
-           role == Role::kDV;
+    const TensorRow& row = row_of(role);
+    return row.forward.access() == Access::kWrite || row.backward.access() == Access::kWrite;
   }
 };
 
 /// The buffers of a case, sizes in bytes.
 struct CaseLayout {
-  std::vector<Placement> tensors;          ///< in the order of Role
+  std::vector<Placement> tensors;          ///< in the table's order
   std::vector<std::int64_t> buffer_bytes;  ///< saturating
   /// Bytes of the buffer's regular gaps: every `row` bytes are followed by `gap` bytes of padding.
   struct Gaps {
@@ -43,7 +38,7 @@ struct CaseLayout {
   };
   std::vector<Gaps> gaps;  ///< one per buffer
 
-  const Placement* find(Role role) const;
+  const Placement* find(TensorRole role) const;
 };
 
 /// Lays a case out. Sizes must be >= 0. The way a mask broadcasts is chosen by the seed:

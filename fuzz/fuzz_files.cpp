@@ -14,8 +14,9 @@
 #include "lab/data/tensor_file/byte_source.h"
 #include "lab/data/tensor_file/formats.h"
 #include "lab/data/tensor_file/tensor_file.h"
-#include "lab/results/result.h"
+#include "lab/results/measurement.h"
 #include "lab/results/results_json.h"
+#include "lab/subjects/attention/attention_subject.h"
 
 namespace flashlab::fuzz {
 namespace {
@@ -88,14 +89,15 @@ void read_edited_results(std::span<const std::byte> edits) {
     file.environment.commit = "0123456789ab";
     file.environment.warnings.push_back({"another program is busy", "stop it"});
     for (const auto status : {lab::RunStatus::kOk, lab::RunStatus::kOutOfMemory}) {
-      lab::BenchResult result;
+      lab::Measurement result;
+      result.labels = lab::labels_of({});
       result.implementation = "naive";
       result.device = "cpu";
       result.pass = "forward";
       result.status = status;
       result.samples = 3;
-      result.median_ms = 1.5;
-      result.peak_bytes = 1 << 20;
+      result[lab::kMedianMs] = 1.5;
+      result[lab::kPeakBytes] = 1 << 20;
       result.parts.push_back({"scores", 0.5});
       file.results.push_back(result);
     }

@@ -67,14 +67,25 @@ class Commands(Folder):
                    "--check", "--json", "-")
         self.assertEqual(done.returncode, 0, done.stderr)
         data = json.loads(done.stdout)
-        self.assertEqual(data["schema"], "flashlab.weighted-sum/1")
-        self.assertEqual([(r["pass"], r["form"], r["rows"]) for r in data["results"]],
+        self.assertEqual(data["schema"], "flashlab.bench/1")
+        self.assertEqual([(r["pass"], r["implementation"], r["rows"]) for r in data["results"]],
                          [(p, f, n) for n in (64, 128) for p in ("forward", "backward")
                           for f in ("naive", "vector")])
         for result in data["results"]:
             self.assertEqual(result["status"], "ok", result["message"])
             self.assertGreater(result["median_ms"], 0)
             self.assertLess(result["error_vs_fp64"], 1e-3)
+        # What files, baselines and reports do is the same for every subject.
+        saved = self.path("sums.json")
+        done = run("bench", "weighted-sum", "--rows", "64,128", "--dim", "32", "--repeats", "3",
+                   "--json", saved, "--output", self.path("sums"))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        page = open(os.path.join(self.path("sums"), "report.html"), encoding="utf-8").read()
+        self.assertIn("Weighted sum on", page)
+        self.assertIn("rows 128", page)
+        again = run("bench", "weighted-sum", "--rows", "64", "--dim", "32", "--repeats", "3",
+                    "--baseline", saved)
+        self.assertIn("baseline", again.stdout)
         text = run("bench", "weighted-sum", "--rows", "64", "--dim", "32", "--repeats", "3")
         self.assertIn("GB/s", text.stdout)
         self.refused(["bench", "weighted-sum", "--seqlen", "5"], "does not take --seqlen")

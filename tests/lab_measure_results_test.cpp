@@ -9,56 +9,61 @@
 #include "lab/results/baseline.h"
 #include "lab/results/results_json.h"
 #include "lab/results/verdict.h"
+#include "lab/subjects/attention/attention_subject.h"
 
 namespace flashlab::lab {
 namespace {
 
 using testing::HasSubstr;
 
-BenchResult timed(double ms, double spread = 0.01) {
-  BenchResult out;
+Measurement timed(double ms, double spread = 0.01) {
+  Measurement out;
+  out.labels = labels_of(cases::Case{});
   out.implementation = "cpu";
   out.device = "cpu";
   out.pass = "forward";
   out.samples = 30;
-  out.median_ms = ms;
-  out.min_ms = ms * (1 - 2 * spread);
-  out.q1_ms = ms * (1 - spread);
-  out.q3_ms = ms * (1 + spread);
-  out.max_ms = ms * (1 + 2 * spread);
+  out[kMedianMs] = ms;
+  out[kMinMs] = ms * (1 - 2 * spread);
+  out[kQ1Ms] = ms * (1 - spread);
+  out[kQ3Ms] = ms * (1 + spread);
+  out[kMaxMs] = ms * (1 + 2 * spread);
   return out;
 }
 
-ResultFile file_of(BenchResult result) {
+ResultFile file_of(Measurement result) {
   ResultFile out;
   out.environment.cpu_model = "test processor";
   out.results = {std::move(result)};
   return out;
 }
 
-CaseChange judge_one(const BenchResult& before, const BenchResult& now) {
+CaseChange judge_one(const Measurement& before, const Measurement& now) {
   return compare_with_baseline(file_of(before), file_of(now)).changes.at(0);
 }
 
 TEST(ResultsJson, RoundTripKeepsTheUnmeasuredEmpty) {
-  BenchResult result = timed(1.25);
-  result.problem.causal = Causal::kBottomRight;
-  result.problem.mask = cases::MaskKind::kBool;
-  result.problem.seed = ~std::uint64_t{0};
-  result.problem.scale = -0.5f;
-  result.peak_bytes = std::int64_t{1} << 40;
+  Measurement result = timed(1.25);
+  cases::Case problem;
+  problem.causal = Causal::kBottomRight;
+  problem.mask = cases::MaskKind::kBool;
+  problem.seed = ~std::uint64_t{0};
+  problem.scale = -0.5f;
+  result.labels = labels_of(problem);
+  result[kPeakBytes] = std::int64_t{1} << 40;
   result.parts = {{"scores", 0.5}};
   const std::string text = to_json(file_of(result));
   EXPECT_THAT(text, HasSubstr("\"tflops\": null"));
   const auto back = parse_results(text);
   ASSERT_TRUE(back.ok()) << back.status().message();
-  const BenchResult& read = back->results.at(0);
+  const Measurement& read = back->results.at(0);
   EXPECT_EQ(case_key(read), case_key(result));
-  EXPECT_EQ(read.problem.seed, result.problem.seed);
-  EXPECT_EQ(read.median_ms, result.median_ms);
-  EXPECT_EQ(read.peak_bytes, result.peak_bytes);
-  EXPECT_FALSE(read.tflops.has_value());
-  EXPECT_FALSE(read.roof_share.has_value());
+  EXPECT_EQ(case_of(read.labels).seed, problem.seed);
+  EXPECT_EQ(read.labels, result.labels);
+  EXPECT_EQ(read[kMedianMs], result[kMedianMs]);
+  EXPECT_EQ(read[kPeakBytes], result[kPeakBytes]);
+  EXPECT_FALSE(read[kTflops].has_value());
+  EXPECT_FALSE(read[kRoofShare].has_value());
   EXPECT_EQ(to_json(*back), text);
 }
 
@@ -97,7 +102,7 @@ TEST(ResultsJson, AFailedWriteKeepsTheOldFile) {
   namespace fs = std::filesystem;
   const fs::path folder = fs::temp_directory_path() / ("results-" + std::to_string(getpid()));
   fs::create_directories(folder);
-  auto writer = ResultWriter::create(folder / "run.json", Environment{});
+  auto writer = ResultWriter::create(folder / "run.json", ResultFile{});
   ASSERT_TRUE(writer.ok());
   ASSERT_TRUE(writer->add(timed(1)).ok());
   EXPECT_EQ(read_results(folder / "run.json")->results.size(), 1u);
@@ -121,25 +126,25 @@ TEST(Baseline, VerdictsFollowTheSpread) {
 }
 
 TEST(Baseline, AnUnmovedRoofShareMeansTheMachineChanged) {
-  BenchResult before = timed(10);
-  BenchResult now = timed(13);
-  before.roof_share = 0.85;
-  now.roof_share = 0.85;
+  Measurement before = timed(10);
+  Measurement now = timed(13);
+  before[kRoofShare] = 0.85;
+  now[kRoofShare] = 0.85;
   EXPECT_EQ(judge_one(before, now).change, Change::kAmbiguous);
-  now.roof_share = 0.65;
+  now[kRoofShare] = 0.65;
   EXPECT_EQ(judge_one(before, now).change, Change::kSlower);
 }
 
 TEST(Baseline, WhatNoLongerRunsIsARegressionAndNewCasesAreNot) {
-  BenchResult broken = timed(10);
+  Measurement broken = timed(10);
   broken.status = RunStatus::kOutOfMemory;
-  broken.median_ms.reset();
+  broken[kMedianMs].reset();
   const auto report = compare_with_baseline(file_of(timed(10)), file_of(broken));
   EXPECT_EQ(report.slower, 1);
   EXPECT_EQ(report.exit_code(), 3);
   EXPECT_THAT(report.summary(), HasSubstr("1 slower"));
-  BenchResult other = timed(10);
-  other.problem.seqlen_q = 77;
+  Measurement other = timed(10);
+  other.labels.set("seqlen_q", std::uint64_t{77});
   const auto missing = compare_with_baseline(file_of(timed(10)), file_of(other));
   EXPECT_EQ(missing.missing, 2);
   EXPECT_EQ(missing.exit_code(), 0);
@@ -154,13 +159,13 @@ TEST(Verdict, ThresholdsOfEveryMetric) {
   EXPECT_EQ(judge_bandwidth(85, 100).grade, Grade::kGood);
   EXPECT_EQ(judge_utilisation(0.95).grade, Grade::kGood);
   EXPECT_EQ(judge_roof_share(0.0 / 0.0).grade, Grade::kPoor);
-  BenchResult a100 = timed(1);
+  Measurement a100 = timed(1);
   a100.device = "cuda:0";
-  a100.tflops = 160;
+  a100[kTflops] = 160;
   Environment environment;
   environment.gpu = "NVIDIA A100-SXM4-80GB";
   EXPECT_EQ(judge_throughput(a100, environment)->grade, Grade::kGood);
-  a100.tflops = 90;
+  a100[kTflops] = 90;
   EXPECT_EQ(judge_throughput(a100, environment)->grade, Grade::kPoor);
 }
 

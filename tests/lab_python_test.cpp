@@ -86,18 +86,18 @@ TEST(PythonMessages, ARequestHoldsEverything) {
 TEST(PythonMessages, ARowGetsItsStatistics) {
   const auto message = parsed(row());
   ASSERT_TRUE(message.ok()) << message.status().message();
-  const BenchResult& r = message->result;
-  EXPECT_EQ(r.median_ms, 2.0);
-  EXPECT_EQ(r.min_ms, 1.0);
-  EXPECT_EQ(r.max_ms, 4.0);
+  const Measurement& r = message->result;
+  EXPECT_EQ(r[kMedianMs], 2.0);
+  EXPECT_EQ(r[kMinMs], 1.0);
+  EXPECT_EQ(r[kMaxMs], 4.0);
   EXPECT_EQ(r.samples, 3);
-  EXPECT_DOUBLE_EQ(*r.tflops, problem().flops(Pass::kForward) / 2.0 * 1e-9);
-  EXPECT_DOUBLE_EQ(*r.tflops_peak, problem().flops(Pass::kForward) / 1.0 * 1e-9);
-  EXPECT_DOUBLE_EQ(*r.gb_per_s, problem().ideal_bytes(Pass::kForward) / 2.0 * 1e-6);
-  EXPECT_EQ(r.peak_bytes, 100);
-  EXPECT_EQ(r.error_vs_fp64, 1e-6);
-  EXPECT_FALSE(r.roof_share);
-  EXPECT_EQ(r.problem.seqlen_q, 32);
+  EXPECT_DOUBLE_EQ(*r[kTflops], problem().flops(Pass::kForward) / 2.0 * 1e-9);
+  EXPECT_DOUBLE_EQ(*r[kTflopsPeak], problem().flops(Pass::kForward) / 1.0 * 1e-9);
+  EXPECT_DOUBLE_EQ(*r[kGbPerS], problem().ideal_bytes(Pass::kForward) / 2.0 * 1e-6);
+  EXPECT_EQ(r[kPeakBytes], 100);
+  EXPECT_EQ(r[kError], 1e-6);
+  EXPECT_FALSE(r[kRoofShare]);
+  EXPECT_EQ(r.labels.whole("seqlen_q"), 32u);
 }
 
 TEST(PythonMessages, WhatHasNoFiguresIsStillARow) {
@@ -109,7 +109,7 @@ TEST(PythonMessages, WhatHasNoFiguresIsStillARow) {
   ASSERT_TRUE(message.ok()) << message.status().message();
   EXPECT_EQ(message->result.status, RunStatus::kOutOfMemory);
   EXPECT_EQ(message->result.message, "9 GiB");
-  EXPECT_FALSE(message->result.median_ms || message->result.peak_bytes);
+  EXPECT_FALSE(message->result[kMedianMs] || message->result[kPeakBytes]);
 }
 
 TEST(PythonMessages, WhatIsNotByTheProtocolIsRefusedByName) {

@@ -61,8 +61,9 @@ TEST(ReportFormats, CsvKeepsEveryDigitAndLeavesAbsentEmpty) {
   const auto csv = parse_csv(to_csv(file));
   ASSERT_EQ(csv.size(), file.results.size() + 1);
   EXPECT_EQ(field(csv, 3, "implementation"), "cpu");
-  EXPECT_EQ(std::stod(field(csv, 3, "median_ms")), *file.results[2].median_ms);
-  EXPECT_EQ(field(csv, 3, "peak_bytes"), std::to_string(*file.results[2].peak_bytes));
+  EXPECT_EQ(std::stod(field(csv, 3, "median_ms")), *file.results[2][kMedianMs]);
+  EXPECT_EQ(field(csv, 3, "peak_bytes"),
+            std::to_string(std::llround(*file.results[2][kPeakBytes])));
   EXPECT_EQ(field(csv, 3, "workspace_bytes"), "");
   EXPECT_EQ(field(csv, 6, "status"), "unsupported");
   EXPECT_EQ(field(csv, 6, "median_ms"), "");

@@ -84,11 +84,11 @@ TEST(ReportHtml, SweepsFoldTheirTables) {
 TEST(ReportHtml, BaselineVerdicts) {
   const ResultFile old_file = sample_comparison();
   ResultFile now = old_file;
-  for (auto* ms : {&now.results[2].median_ms, &now.results[2].min_ms, &now.results[2].max_ms}) {
+  for (auto* ms : {&now.results[2][kMedianMs], &now.results[2][kMinMs], &now.results[2][kMaxMs]}) {
     **ms *= 3;
   }
   for (ResultFile* file : {&now}) {
-    for (BenchResult& r : file->results) r.roof_share.reset();
+    for (Measurement& r : file->results) r[kRoofShare].reset();
   }
   const BaselineReport report = compare_with_baseline(old_file, now);
   ASSERT_TRUE(report.regression()) << report.summary();
@@ -100,7 +100,7 @@ TEST(ReportHtml, BaselineVerdicts) {
 
 TEST(ReportHtml, NanIsShownAsBad) {
   ResultFile file = sample_comparison();
-  file.results[2].error_vs_fp64 = std::nan("");
+  file.results[2][kError] = std::nan("");
   EXPECT_THAT(to_html(file, {}), HasSubstr("<td class=\"n bad\">nan</td>"));
 }
 

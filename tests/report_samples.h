@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "lab/results/result.h"
+#include "lab/subjects/attention/attention_subject.h"
 
 namespace flashlab::lab::report {
 
@@ -22,39 +22,39 @@ inline cases::Case sample_case(std::int64_t length = 2048, DType dtype = DType::
 }
 
 /// A run of `problem` at `gflops` with `extra` bytes beside inputs and outputs.
-inline BenchResult sample_result(std::string implementation, std::string pass,
+inline Measurement sample_result(std::string implementation, std::string pass,
                                  const cases::Case& problem, double gflops, std::int64_t extra) {
-  BenchResult r;
+  Measurement r;
   const Pass which = pass == "backward" ? Pass::kBackward : Pass::kForward;
   r.implementation = std::move(implementation);
   r.device = "cpu";
   r.pass = std::move(pass);
-  r.problem = problem;
+  r.labels = labels_of(problem);
   r.samples = 15;
   const double ms = problem.flops(which) / gflops / 1e6;
-  r.median_ms = ms;
-  r.min_ms = ms * 0.97;
-  r.mean_ms = ms * 1.01;
-  r.max_ms = ms * 1.2;
-  r.std_ms = ms * 0.02;
-  r.tflops = gflops / 1000;
-  r.roof_share = gflops / 236;
-  r.peak_bytes = static_cast<std::int64_t>(problem.ideal_bytes(which)) + extra;
-  r.error_vs_fp64 = 5e-7;
-  r.naive_error_vs_fp64 = 4e-7;
+  r[kMedianMs] = ms;
+  r[kMinMs] = ms * 0.97;
+  r[kMeanMs] = ms * 1.01;
+  r[kMaxMs] = ms * 1.2;
+  r[kStdMs] = ms * 0.02;
+  r[kTflops] = gflops / 1000;
+  r[kRoofShare] = gflops / 236;
+  r[kPeakBytes] = problem.ideal_bytes(which) + static_cast<double>(extra);
+  r[kError] = 5e-7;
+  r[kNaiveError] = 4e-7;
   r.error_sample = "all";
   r.plan = "tiles: query tile 48 x key block 256";
   return r;
 }
 
-inline BenchResult failed_result(std::string implementation, std::string pass,
+inline Measurement failed_result(std::string implementation, std::string pass,
                                  const cases::Case& problem, RunStatus status,
                                  std::string message) {
-  BenchResult r;
+  Measurement r;
   r.implementation = std::move(implementation);
   r.device = "cpu";
   r.pass = std::move(pass);
-  r.problem = problem;
+  r.labels = labels_of(problem);
   r.status = status;
   r.message = std::move(message);
   return r;
@@ -87,8 +87,8 @@ inline ResultFile sample_comparison() {
                   sample_result("fa2-plain", "forward", problem, 50, 0),
                   failed_result("fa2-plain", "backward", problem, RunStatus::kUnsupported,
                                 "required backward; supported forward")};
-  file.results[0].error_vs_fp64 = 4e-7;
-  file.results[1].error_vs_fp64 = 4e-7;
+  file.results[0][kError] = 4e-7;
+  file.results[1][kError] = 4e-7;
   file.results[0].parts = {{"scores", 20}, {"softmax", 15}, {"values", 10}};
   return file;
 }
@@ -136,11 +136,11 @@ inline ResultFile hostile_results() {
     std::size_t at = 0;
     for (const std::string& name : names) {
       const double figure = figures[at++ % std::size(figures)];
-      BenchResult r =
+      Measurement r =
           sample_result(name, at % 2 ? "forward" : "both <passes>", sample_case(s), 1, 1);
       r.device = name;
-      r.median_ms = r.tflops = r.roof_share = r.error_vs_fp64 = r.naive_error_vs_fp64 = figure;
-      r.peak_bytes = at % 3 == 0 ? std::numeric_limits<std::int64_t>::max() : -5;
+      r[kMedianMs] = r[kTflops] = r[kRoofShare] = r[kError] = r[kNaiveError] = figure;
+      r[kPeakBytes] = at % 3 == 0 ? 1e300 : -5;
       r.plan = name;
       r.parts = {{name, figure}};
       file.results.push_back(r);
@@ -148,11 +148,13 @@ inline ResultFile hostile_results() {
           failed_result(name, "backward", sample_case(s), RunStatus::kError, name));
     }
   }
-  BenchResult nothing;
+  Measurement nothing;
   file.results.push_back(nothing);
-  nothing.problem.batch = nothing.problem.heads_q = nothing.problem.seqlen_q =
-      nothing.problem.seqlen_k = std::numeric_limits<std::int64_t>::max();
-  nothing.problem.causal = Causal::kBottomRight;
+  cases::Case endless;
+  endless.batch = endless.heads_q = endless.seqlen_q = endless.seqlen_k =
+      std::numeric_limits<std::int64_t>::max();
+  endless.causal = Causal::kBottomRight;
+  nothing.labels = labels_of(endless);
   nothing.pass = "backward";
   file.results.push_back(nothing);
   return file;

@@ -17,6 +17,10 @@
 namespace flashlab::lab::report {
 namespace {
 
+std::string title_of(const cases::Case& problem, std::string_view separator = " · ") {
+  return attention_subject().title(labels_of(problem), separator);
+}
+
 using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -34,8 +38,8 @@ std::vector<std::string> lines_of(const std::string& text) {
 TEST(ReportGroup, ProblemsComeTogetherPassesInOrder) {
   ResultFile file = sample_comparison();
   std::reverse(file.results.begin(), file.results.end());
-  file.results[0].problem.name = "another name";
-  file.results[1].problem.seed = 7;
+  file.results[0].labels.set("case", std::string("another name"));
+  file.results[1].labels.set("seed", std::uint64_t{7});
   const std::vector<Group> groups = group_by_problem(file);
   ASSERT_EQ(groups.size(), 1u);
   EXPECT_THAT(groups[0].passes, ElementsAre("forward", "backward"));
@@ -57,21 +61,22 @@ TEST(ReportGroup, NothingMeasuredTwiceIsDropped) {
 
 TEST(ReportGroup, TitlesSayWhatIsNotDefault) {
   cases::Case problem = sample_case(4096, DType::kBf16);
-  EXPECT_EQ(problem_title(problem), "bf16 · batch 1 · heads 8 · S 4096 · d 64");
+  EXPECT_EQ(title_of(problem), "bf16 · batch 1 · heads 8 · S 4096 · d 64");
   problem.heads_k = 2;
   problem.seqlen_k = 128;
   problem.head_dim_v = 32;
   problem.causal = Causal::kBottomRight;
   problem.mask = cases::MaskKind::kBool;
   problem.scale = 0.5f;
-  EXPECT_EQ(problem_title(problem, ", "),
+  EXPECT_EQ(title_of(problem, ", "),
             "bf16, batch 1, heads 8 over 2, S 4096 x 128, d 64, values 32, causal, bottom-right + "
             "boolean mask, scale 0.5");
-  EXPECT_EQ(family_slug(problem), "B1_H8kv2_d64v32_bf16_Sq4096_causal-bottom-right+bool_scale0.5");
+  EXPECT_EQ(attention_subject().family_slug(labels_of(problem)),
+            "B1_H8kv2_d64v32_bf16_Sq4096_causal-bottom-right+bool_scale0.5");
   problem.name = "gpt2-small";
-  EXPECT_THAT(problem_title(problem), StartsWith("gpt2-small · bf16"));
+  EXPECT_THAT(title_of(problem), StartsWith("gpt2-small · bf16"));
   problem.name = "sweep b1 s4096";
-  EXPECT_THAT(problem_title(problem), Not(HasSubstr("sweep")));
+  EXPECT_THAT(title_of(problem), Not(HasSubstr("sweep")));
 }
 
 TEST(ReportGroup, RelativeToMustHaveResults) {
@@ -88,23 +93,25 @@ TEST(ReportGroup, RelativeToMustHaveResults) {
 
 TEST(ReportGroup, WinnersSkipWhatDidNotRunEveryPass) {
   ResultFile file = sample_comparison();
-  file.results[4].error_vs_fp64 = 1e-9;  // fa2-plain, forward only
+  file.results[4][kError] = 1e-9;  // fa2-plain, forward only
   const std::vector<Group> groups = group_by_problem(file);
-  EXPECT_EQ(labels(fastest(groups[0], 0)), "cpu");
-  EXPECT_EQ(labels(least_memory(groups[0])), "cpu") << "fa2-plain needs less but has no backward";
-  EXPECT_EQ(labels(most_accurate(groups[0])), "naive");
+  EXPECT_EQ(labels(best_of(groups[0], kMedianMs, 0)), "cpu");
+  EXPECT_EQ(labels(best_of(groups[0], kPeakBytes)), "cpu")
+      << "fa2-plain needs less but has no backward";
+  EXPECT_EQ(labels(best_of(groups[0], kError)), "naive");
 }
 
 TEST(ReportGroup, TheYardstickAndNanDoNotWin) {
   ResultFile file = sample_comparison();
   for (const char* pass : {"forward", "backward"}) {
     file.results.push_back(sample_result("reference", pass, sample_case(), 1, 0));
-    file.results.back().error_vs_fp64 = 0;
+    file.results.back()[kError] = 0;
   }
-  file.results[2].error_vs_fp64 = std::nan("");
+  file.results[2][kError] = std::nan("");
   const std::vector<Group> groups = group_by_problem(file);
-  EXPECT_EQ(labels(most_accurate(groups[0])), "naive");
-  EXPECT_TRUE(std::isnan(*groups[0].find("cpu")->error())) << "backward's number must not hide it";
+  EXPECT_EQ(labels(best_of(groups[0], kError)), "naive");
+  EXPECT_TRUE(std::isnan(*groups[0].find("cpu")->worst(kError)))
+      << "backward's number must not hide it";
 }
 
 TEST(ReportTable, ComparisonLooksAsDocumented) {
@@ -173,7 +180,8 @@ TEST(ReportTable, ARowWithoutFiguresSaysWhyInTheirPlace) {
 
 TEST(ReportTable, NoResultsAndOneResult) {
   EXPECT_EQ(comparison_table({}, {}), "no results\n");
-  EXPECT_THAT(bench_table({}), StartsWith("implementation"));
+  EXPECT_THAT(bench_table_header(attention_subject(), RateUnit::kTflops),
+              StartsWith("implementation"));
   ResultFile one;
   one.results.push_back(sample_result("cpu", "forward", sample_case(), 2000, 0));
   const std::string text = comparison_table(one, {});
@@ -185,7 +193,9 @@ TEST(ReportTable, NoResultsAndOneResult) {
 TEST(ReportTable, BenchColumnsDoNotMove) {
   ResultFile file = sample_comparison();
   file.environment.date_utc = "2026-11-21T03:40:00Z";
-  const std::vector<std::string> lines = lines_of(bench_table(file));
+  std::string table = bench_table_header(attention_subject(), RateUnit::kGflops);
+  for (const Measurement& r : file.results) table += bench_table_line(r, RateUnit::kGflops);
+  const std::vector<std::string> lines = lines_of(table);
   ASSERT_EQ(lines.size(), file.results.size() + 1);
   const std::size_t status = lines[0].find("status");
   for (const std::string& line : lines) {
@@ -217,10 +227,11 @@ TEST(ReportCrossover, FromWhichLengthOn) {
 
 TEST(ReportCrossover, ADipInTheMiddleMovesTheCrossover) {
   ResultFile file = sample_sweep();
-  for (BenchResult& r : file.results) {
-    if (r.implementation == "cpu" && r.problem.seqlen_q == 2048) r.median_ms = 1e6;
-    if (r.implementation == "naive" && r.problem.head_dim == 64 && r.status == RunStatus::kOk) {
-      r.median_ms = 1e-6;
+  for (Measurement& r : file.results) {
+    if (r.implementation == "cpu" && r.labels.whole("seqlen_q") == 2048) r[kMedianMs] = 1e6;
+    if (r.implementation == "naive" && r.labels.whole("head_dim") == 64 &&
+        r.status == RunStatus::kOk) {
+      r[kMedianMs] = 1e-6;
     }
   }
   for (const Crossover& c : crossovers(file, "naive")) {

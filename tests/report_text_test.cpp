@@ -86,7 +86,7 @@ TEST(ReportNumbers, AbsentIsADashAndNanIsSaid) {
   EXPECT_EQ(format_error({}), "-");
   EXPECT_EQ(format_error(kNan), "nan");
   EXPECT_EQ(format_error(0.0), "0");
-  EXPECT_EQ(format_bytes(std::optional<std::int64_t>()), "-");
+  EXPECT_EQ(format_bytes(std::nullopt), "-");
   EXPECT_EQ(format_ratio({}), "-");
   EXPECT_EQ(format_rate({}, RateUnit::kTflops), "-");
 }
@@ -111,12 +111,12 @@ TEST(ReportNumbers, Units) {
 }
 
 TEST(ReportNumbers, RateUnitFollowsTheLargestFigure) {
-  BenchResult slow, fast, broken;
-  slow.tflops = 0.2;
-  fast.tflops = 600;
-  broken.tflops = kNan;
-  const BenchResult* small[] = {&slow, nullptr, &broken};
-  const BenchResult* large[] = {&slow, &fast};
+  Measurement slow, fast, broken;
+  slow[kTflops] = 0.2;
+  fast[kTflops] = 600;
+  broken[kTflops] = kNan;
+  const Measurement* small[] = {&slow, nullptr, &broken};
+  const Measurement* large[] = {&slow, &fast};
   EXPECT_EQ(rate_unit_for(small), RateUnit::kGflops);
   EXPECT_EQ(rate_unit_for(large), RateUnit::kTflops);
 }

@@ -11,6 +11,7 @@
 #include "lab/report/numbers.h"
 #include "lab/report/table.h"
 #include "lab/results/verdict.h"
+#include "lab/subjects/attention/attention_subject.h"
 
 namespace flashlab::cli {
 namespace {
@@ -23,35 +24,37 @@ lab::report::RateUnit rate_unit(Device device) {
                                           : lab::report::RateUnit::kGflops;
 }
 
-std::string bytes(std::optional<std::int64_t> value) {
+std::string bytes(std::optional<double> value) {
   return lab::report::format_bytes(value);
 }
 
 // What the table's line has no room for.
-void print_details(const lab::BenchResult& r, const lab::Environment& environment,
+void print_details(const lab::Measurement& r, const lab::Environment& environment,
                    lab::report::RateUnit unit) {
   using lab::report::format_ms;
   if (r.status != lab::RunStatus::kOk) return;
   print_line(fmt::format("\n{} {}  {} samples", r.implementation, r.pass, r.samples));
   print_line(fmt::format("  time      min {} · mean {} · median {} · max {} · std {} ms",
-                         format_ms(r.min_ms), format_ms(r.mean_ms), format_ms(r.median_ms),
-                         format_ms(r.max_ms), format_ms(r.std_ms)));
+                         format_ms(r[lab::kMinMs]), format_ms(r[lab::kMeanMs]),
+                         format_ms(r[lab::kMedianMs]), format_ms(r[lab::kMaxMs]),
+                         format_ms(r[lab::kStdMs])));
   const auto rate = [unit](std::optional<double> tflops) {
     return lab::report::format_rate(tflops, unit);
   };
-  print_line(fmt::format("  rate      median {} · peak {} {} · {} GB/s", rate(r.tflops),
-                         rate(r.tflops_peak), lab::report::to_string(unit),
-                         r.gb_per_s ? lab::report::format_significant(*r.gb_per_s, 3) : "-"));
-  std::string memory = fmt::format("  memory    peak {} · workspace {}", bytes(r.peak_bytes),
-                                   bytes(r.workspace_bytes));
-  if (r.memory_before_backward_bytes) {
-    memory += fmt::format(" · before backward {}", bytes(r.memory_before_backward_bytes));
+  print_line(
+      fmt::format("  rate      median {} · peak {} {} · {} GB/s", rate(r[lab::kTflops]),
+                  rate(r[lab::kTflopsPeak]), lab::report::to_string(unit),
+                  r[lab::kGbPerS] ? lab::report::format_significant(*r[lab::kGbPerS], 3) : "-"));
+  std::string memory = fmt::format("  memory    peak {} · workspace {}", bytes(r[lab::kPeakBytes]),
+                                   bytes(r[lab::kWorkspaceBytes]));
+  if (r[lab::kSavedBytes]) {
+    memory += fmt::format(" · before backward {}", bytes(r[lab::kSavedBytes]));
   }
   print_line(memory);
-  if (r.error_vs_fp64) {
+  if (r[lab::kError]) {
     print_line(fmt::format("  error     {} vs fp64 · naive in this type {} · rows: {}",
-                           lab::report::format_error(r.error_vs_fp64),
-                           lab::report::format_error(r.naive_error_vs_fp64), r.error_sample));
+                           lab::report::format_error(r[lab::kError]),
+                           lab::report::format_error(r[lab::kNaiveError]), r.error_sample));
   }
   for (const auto& part : r.parts) {
     print_line(fmt::format("  part      {} {} ms", part.name, format_ms(part.median_ms)));
@@ -80,21 +83,21 @@ int run_bench(const Arguments& arguments) {
   options.error = arguments.has("--check");
   check_plans(arguments, engine.context, problems, names);
   Outputs outputs(arguments, /*report=*/false);
-  outputs.begin(run_environment(engine, options));
+  outputs.begin(run_environment(engine, options), planned_results(problems, names.size()));
   if (wants_files(arguments)) lab::add_roofs(engine.context, outputs.environment());
 
   const bool text = !outputs.stdout_taken();
   const lab::report::RateUnit unit = rate_unit(engine.context.device());
-  if (text) print(lab::report::bench_table_header(unit));
+  if (text) print(lab::report::bench_table_header(lab::attention_subject(), unit));
   const bool complete = run_jobs(engine, problems, names, options, outputs,
-                                 [&](const std::vector<lab::BenchResult>& results) {
+                                 [&](const std::vector<lab::Measurement>& results) {
                                    if (!text) return;
-                                   for (const lab::BenchResult& result : results) {
+                                   for (const lab::Measurement& result : results) {
                                      print(lab::report::bench_table_line(result, unit));
                                    }
                                  });
   if (text && outputs.file().results.size() <= kDetailedResults) {
-    for (const lab::BenchResult& result : outputs.file().results) {
+    for (const lab::Measurement& result : outputs.file().results) {
       print_details(result, outputs.environment(), unit);
     }
   }

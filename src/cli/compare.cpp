@@ -16,6 +16,7 @@
 #include "lab/report/group.h"
 #include "lab/report/table.h"
 #include "lab/results/verdict.h"
+#include "lab/subjects/attention/attention_subject.h"
 
 namespace flashlab::cli {
 namespace {
@@ -24,16 +25,12 @@ namespace {
 constexpr Budget kBudget{.repeats = 30, .max_total_ms = 2500};
 
 // Rows for what was asked for and cannot run here: they say why.
-void add_refused(const std::vector<std::string>& names, const Job& job, const std::string& device,
+void add_refused(const std::vector<std::string>& names, const Job& job, Device device,
                  lab::RunStatus status, const std::string& message,
-                 std::vector<lab::BenchResult>& out) {
+                 std::vector<lab::Measurement>& out) {
   for (const Pass pass : job.passes) {
     for (const std::string& name : names) {
-      lab::BenchResult result;
-      result.implementation = name;
-      result.device = device;
-      result.pass = pass == Pass::kForward ? "forward" : "backward";
-      result.problem = job.problem;
+      lab::Measurement result = lab::attention_measurement(name, device, pass, job.problem);
       result.status = status;
       result.message = message;
       out.push_back(std::move(result));
@@ -41,15 +38,15 @@ void add_refused(const std::vector<std::string>& names, const Job& job, const st
   }
 }
 
-std::vector<lab::BenchResult> refused_rows(const Rivals& rivals, const PythonSide& python,
+std::vector<lab::Measurement> refused_rows(const Rivals& rivals, const PythonSide& python,
                                            const Job& job, Device device) {
-  std::vector<lab::BenchResult> out;
+  std::vector<lab::Measurement> out;
   const std::string where = to_string(device);
-  add_refused(rivals.absent, job, where, lab::RunStatus::kUnsupported,
+  add_refused(rivals.absent, job, device, lab::RunStatus::kUnsupported,
               fmt::format("this peer is not there on {}; flashlab info lists what is", where), out);
   if (!python.worker) {
     const bool crashed = python.status.code() == StatusCode::kInternal;
-    add_refused(rivals.python, job, where,
+    add_refused(rivals.python, job, device,
                 crashed ? lab::RunStatus::kError : lab::RunStatus::kUnsupported,
                 python.status.message(), out);
   }
@@ -57,8 +54,9 @@ std::vector<lab::BenchResult> refused_rows(const Rivals& rivals, const PythonSid
 }
 
 bool several_lengths(const lab::ResultFile& file) {
-  std::set<std::int64_t> lengths;
-  for (const lab::BenchResult& result : file.results) lengths.insert(result.problem.seqlen_q);
+  std::set<std::uint64_t> lengths;
+  for (const lab::Measurement& result : file.results)
+    lengths.insert(result.labels.whole("seqlen_q"));
   return lengths.size() > 1;
 }
 
@@ -69,20 +67,21 @@ void print_verdicts(const lab::ResultFile& file, const std::string& production_n
     const lab::report::Row* naive = group.find("naive");
     if (!row) continue;
     for (std::size_t pass = 0; pass < group.passes.size(); ++pass) {
-      const lab::BenchResult* result = row->ok(pass);
+      const lab::Measurement* result = row->ok(pass);
       if (!result) continue;
       std::string text;
       if (const auto verdict = lab::judge_throughput(*result, file.environment)) {
         text = verdict->text;
       }
-      const lab::BenchResult* base = naive && naive != row ? naive->ok(pass) : nullptr;
-      if (base && base->median_ms && result->median_ms) {
-        const lab::Verdict verdict = lab::judge_speedup(*base->median_ms, *result->median_ms);
+      const lab::Measurement* base = naive && naive != row ? naive->ok(pass) : nullptr;
+      if (base && (*base)[lab::kMedianMs] && (*result)[lab::kMedianMs]) {
+        const lab::Verdict verdict =
+            lab::judge_speedup(*(*base)[lab::kMedianMs], *(*result)[lab::kMedianMs]);
         text += (text.empty() ? "" : "; ") + verdict.text;
       }
       if (text.empty()) continue;
-      print_line(fmt::format("verdict  {} {} {}: {}", to_string(group.problem.dtype),
-                             production_name, group.passes[pass], text));
+      print_line(fmt::format("verdict  {} {} {}: {}", group.labels.text("dtype"), production_name,
+                             group.passes[pass], text));
     }
   }
 }
@@ -128,7 +127,9 @@ int run_compare(const Arguments& arguments) {
   lab::Environment environment = run_environment(engine, options);
   const PythonSide python = start_python(arguments, engine, rivals);
   if (python.worker) environment.protocol = python_protocol(python.worker->info(), options.measure);
-  outputs.begin(std::move(environment));
+  outputs.begin(
+      std::move(environment),
+      planned_results(problems, rivals.ours.size() + rivals.python.size() + rivals.absent.size()));
   const bool text = !outputs.stdout_taken();
   if (text) print_machine(engine, outputs.environment(), python);
   lab::add_roofs(engine.context, outputs.environment());
@@ -136,11 +137,11 @@ int run_compare(const Arguments& arguments) {
   const lab::report::TableOptions table{
       .relative_to = outputs.relative_to(), .width = terminal_width(), .colours = colours()};
   std::size_t job = 0;
-  const auto done = [&](const std::vector<lab::BenchResult>& results) {
+  const auto done = [&](const std::vector<lab::Measurement>& results) {
     lab::ResultFile block;
     block.environment = outputs.environment();
     block.results = results;
-    for (lab::BenchResult& row : refused_rows(rivals, python, problems.jobs[job], device)) {
+    for (lab::Measurement& row : refused_rows(rivals, python, problems.jobs[job], device)) {
       outputs.add(row);
       block.results.push_back(std::move(row));
     }

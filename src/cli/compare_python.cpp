@@ -80,7 +80,7 @@ std::string python_protocol(const lab::PythonInfo& info, const lab::MeasureOptio
 bool run_jobs_in_python(lab::PythonWorker& worker, const ProblemSet& problems,
                         const std::vector<std::string>& names,
                         const lab::ProblemRunOptions& options, Outputs& outputs,
-                        const std::function<void(const std::vector<lab::BenchResult>&)>& done) {
+                        const std::function<void(const std::vector<lab::Measurement>&)>& done) {
   ProgressLine progress;
   const double total = static_cast<double>(problems.jobs.size());
   double finished = 0;
@@ -94,7 +94,7 @@ bool run_jobs_in_python(lab::PythonWorker& worker, const ProblemSet& problems,
     const lab::PythonRun run = worker.run(job.problem, job.passes, names, options.measure, stage);
     finished += 1;
     progress.clear();
-    for (const lab::BenchResult& result : run.results) outputs.add(result);
+    for (const lab::Measurement& result : run.results) outputs.add(result);
     done(run.results);
     if (!run.status.ok() && !interrupted()) {
       note(run.status.message() +

@@ -29,6 +29,6 @@ std::string python_protocol(const lab::PythonInfo& info, const lab::MeasureOptio
 bool run_jobs_in_python(lab::PythonWorker& worker, const ProblemSet& problems,
                         const std::vector<std::string>& names,
                         const lab::ProblemRunOptions& options, Outputs& outputs,
-                        const std::function<void(const std::vector<lab::BenchResult>&)>& done);
+                        const std::function<void(const std::vector<lab::Measurement>&)>& done);
 
 }  // namespace flashlab::cli

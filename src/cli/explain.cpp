@@ -12,6 +12,7 @@
 #include "lab/machine/memory.h"
 #include "lab/report/group.h"
 #include "lab/report/text.h"
+#include "lab/subjects/attention/attention_subject.h"
 
 namespace flashlab::cli {
 namespace {
@@ -111,8 +112,8 @@ int run_explain(const Arguments& arguments) {
   Status refused;
   int explained = 0;
   for (const Job& job : problems.jobs) {
-    print_line(
-        fmt::format("{}{}", explained > 0 ? "\n" : "", lab::report::problem_title(job.problem)));
+    print_line(fmt::format("{}{}", explained > 0 ? "\n" : "",
+                           lab::attention_subject().title(lab::labels_of(job.problem), " · ")));
     for (const Pass pass : job.passes) {
       for (const std::string& name : names) {
         if (interrupted()) return kExitInterrupted;

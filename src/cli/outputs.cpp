@@ -61,13 +61,14 @@ Outputs::Outputs(const Arguments& arguments, bool report) : arguments_(arguments
 }
 
 void Outputs::start_writer(const std::string& flag, const std::string& path) {
-  Result<lab::ResultWriter> writer = lab::ResultWriter::create(path, file_.environment);
+  Result<lab::ResultWriter> writer = lab::ResultWriter::create(path, file_);
   if (!writer.ok()) throw Failure{kExitUsage, flag + " " + writer.status().message()};
   saved_.push_back({flag, std::move(writer).value()});
 }
 
-void Outputs::begin(lab::Environment environment) {
+void Outputs::begin(lab::Environment environment, std::size_t planned) {
   file_.environment = std::move(environment);
+  file_.planned = planned;
   const std::string json = arguments_.value("--json").value_or("");
   if (!json.empty() && json != "-") start_writer("--json", json);
   if (!folder_.empty()) start_writer("--output", folder_ + "/results.json");
@@ -92,7 +93,7 @@ void Outputs::begin(lab::Environment environment) {
   }
 }
 
-void Outputs::add(const lab::BenchResult& result) {
+void Outputs::add(const lab::Measurement& result) {
   file_.results.push_back(result);
   for (Saved& saved : saved_) {
     // A disk that is full for a moment costs nothing: the next add writes everything again.
@@ -142,7 +143,7 @@ void Outputs::print_verdicts(const lab::BaselineReport& report) const {
   for (const lab::CaseChange& change : report.changes) {
     if (change.change == lab::Change::kSame) continue;
     print_line(fmt::format("{:<10} {:<10} {:<8} {}{}{}", to_string(change.change),
-                           change.implementation, change.pass, change.problem.describe(),
+                           change.implementation, change.pass, change.title,
                            change.speed_ratio ? fmt::format("  {:.2f}x", *change.speed_ratio) : "",
                            change.note.empty() ? "" : "  (" + change.note + ")"));
   }

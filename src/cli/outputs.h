@@ -9,7 +9,7 @@
 
 #include "cli/flags.h"
 #include "lab/results/baseline.h"
-#include "lab/results/result.h"
+#include "lab/results/measurement.h"
 #include "lab/results/results_json.h"
 
 namespace flashlab::cli {
@@ -26,8 +26,10 @@ class Outputs {
 
   /// Begins the JSON files: from now on they hold what was measured, whatever happens. Throws
   /// Failure when one cannot be written.
-  void begin(lab::Environment environment);
-  void add(const lab::BenchResult& result);
+  /// `planned`: how many results there will be, so that a run cut short can be told from a whole
+  /// one.
+  void begin(lab::Environment environment, std::size_t planned);
+  void add(const lab::Measurement& result);
 
   const lab::ResultFile& file() const { return file_; }
   /// Warnings and roofs that are known only at the end.

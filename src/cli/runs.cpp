@@ -95,10 +95,16 @@ lab::Environment run_environment(const Engine& engine, const lab::ProblemRunOpti
                                    .device = device});
 }
 
+std::size_t planned_results(const ProblemSet& problems, std::size_t implementations) {
+  std::size_t out = 0;
+  for (const Job& job : problems.jobs) out += job.passes.size() * implementations;
+  return out;
+}
+
 bool run_jobs(const Engine& engine, const ProblemSet& problems,
               const std::vector<std::string>& names, const lab::ProblemRunOptions& options,
               Outputs& outputs,
-              const std::function<void(const std::vector<lab::BenchResult>&)>& done) {
+              const std::function<void(const std::vector<lab::Measurement>&)>& done) {
   ProgressLine progress;
   const double total = static_cast<double>(problems.jobs.size());
   double finished = 0;
@@ -126,11 +132,11 @@ bool run_jobs(const Engine& engine, const ProblemSet& problems,
       part = static_cast<double>(samples) / std::max(planned, 1);
       show();
     };
-    const std::vector<lab::BenchResult> results =
+    const std::vector<lab::Measurement> results =
         lab::run_problem(engine.context, *engine.allocator, job.problem, job.passes, names, run);
     finished += 1;
     progress.clear();
-    for (const lab::BenchResult& result : results) outputs.add(result);
+    for (const lab::Measurement& result : results) outputs.add(result);
     done(results);
     const bool failed = std::any_of(results.begin(), results.end(), [](const auto& result) {
       return result.status == lab::RunStatus::kError;
@@ -150,11 +156,13 @@ bool run_jobs(const Engine& engine, const ProblemSet& problems,
 int finish_run(Outputs& outputs, bool complete) {
   const int code = outputs.finish();
   if (interrupted()) {
-    note("interrupted; what was measured is kept");
+    note(outputs.file().interrupted()
+             ? outputs.file().interruption() + "; what was measured is kept"
+             : std::string("interrupted; what was measured is kept"));
     return kExitInterrupted;
   }
   const auto& results = outputs.file().results;
-  const bool any_ok = std::any_of(results.begin(), results.end(), [](const lab::BenchResult& r) {
+  const bool any_ok = std::any_of(results.begin(), results.end(), [](const lab::Measurement& r) {
     return r.status == lab::RunStatus::kOk;
   });
   if ((!any_ok || !complete) && code == kExitOk) return kExitFailure;

@@ -43,12 +43,15 @@ std::string clock_words(Device device);
 /// The environment of a run, with the protocol in words.
 lab::Environment run_environment(const Engine& engine, const lab::ProblemRunOptions& options);
 
+/// How many results the jobs give with so many implementations.
+std::size_t planned_results(const ProblemSet& problems, std::size_t implementations);
+
 /// Runs every job; `done` gets the results of each. Stops after the current sample on Ctrl-C, and
 /// when the GPU cannot work any more: then it gives false.
 bool run_jobs(const Engine& engine, const ProblemSet& problems,
               const std::vector<std::string>& names, const lab::ProblemRunOptions& options,
               Outputs& outputs,
-              const std::function<void(const std::vector<lab::BenchResult>&)>& done);
+              const std::function<void(const std::vector<lab::Measurement>&)>& done);
 
 /// The exit code of a run: of `outputs.finish()`, 130 when interrupted, 1 when no case ended ok or
 /// `complete` is false.

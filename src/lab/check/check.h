@@ -21,7 +21,7 @@
 #include "flashlab/attention.h"
 #include "lab/data/case_data.h"
 #include "lab/measure/measure.h"
-#include "lab/results/result.h"
+#include "lab/results/measurement.h"
 #include "reference/comparator.h"
 
 namespace flashlab::lab {

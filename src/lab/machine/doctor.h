@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "lab/results/result.h"
+#include "lab/machine/machine.h"
 
 namespace flashlab::lab {
 

@@ -8,7 +8,7 @@
 #include "flashlab/context.h"
 #include "flashlab/status.h"
 #include "lab/machine/doctor.h"
-#include "lab/results/result.h"
+#include "lab/machine/machine.h"
 
 namespace flashlab::lab {
 

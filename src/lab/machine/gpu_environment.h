@@ -5,7 +5,7 @@
 #include <optional>
 #include <vector>
 
-#include "lab/results/result.h"
+#include "lab/machine/machine.h"
 #include "runtime/cuda/device.h"
 #include "runtime/cuda/nvml.h"
 

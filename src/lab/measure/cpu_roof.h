@@ -5,7 +5,7 @@
 #include "flashlab/context.h"
 #include "flashlab/tensor.h"
 #include "lab/measure/measure.h"
-#include "lab/results/result.h"
+#include "lab/results/measurement.h"
 
 namespace flashlab::lab {
 

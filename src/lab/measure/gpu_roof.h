@@ -9,7 +9,7 @@
 #include "flashlab/attention.h"
 #include "lab/machine/device_memory.h"
 #include "lab/measure/measure.h"
-#include "lab/results/result.h"
+#include "lab/results/measurement.h"
 #include "runtime/cuda/device.h"
 #include "runtime/kernel_store/compile.h"
 

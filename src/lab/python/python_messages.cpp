@@ -10,17 +10,13 @@
 #include <nlohmann/json.hpp>
 
 #include "lab/measure/statistics.h"
-#include "lab/results/result_times.h"
-#include "lab/results/results_json_names.h"
+#include "lab/subjects/attention/attention_subject.h"
+#include "lab/subjects/attention/case_names.h"
 
 namespace flashlab::lab {
 namespace {
 
 using Json = nlohmann::json;
-
-const char* name_of(Pass pass) {
-  return pass == Pass::kForward ? "forward" : "backward";
-}
 
 /// The start of a line, fit to be shown: what came instead of JSON may be anything.
 std::string shortened(std::string_view text) {
@@ -138,9 +134,9 @@ PythonInfo read_info(Line& line) {
   return out;
 }
 
-BenchResult read_result(Line& line, const PythonRequest& asked, const std::string& device) {
-  BenchResult out;
-  out.problem = asked.problem;
+Measurement read_result(Line& line, const PythonRequest& asked, const std::string& device) {
+  Measurement out;
+  out.labels = labels_of(asked.problem);
   out.device = device;
   out.implementation = line.text("implementation");
   const auto& names = asked.implementations;
@@ -157,15 +153,15 @@ BenchResult read_result(Line& line, const PythonRequest& asked, const std::strin
   out.message = line.text("message");
   const std::vector<double> samples = line.numbers("samples_ms");
   if (out.status == RunStatus::kOk && samples.empty()) line.fail("samples_ms", "there");
-  out.peak_bytes = line.bytes("peak_bytes");
-  out.memory_before_backward_bytes = line.bytes("memory_before_backward_bytes");
-  out.process_peak_bytes = line.bytes("process_peak_bytes");
-  out.error_vs_fp64 = line.number("error_vs_fp64");
-  out.naive_error_vs_fp64 = line.number("naive_error_vs_fp64");
+  out[kPeakBytes] = line.bytes("peak_bytes");
+  out[kSavedBytes] = line.bytes("memory_before_backward_bytes");
+  out[kProcessPeakBytes] = line.bytes("process_peak_bytes");
+  out[kError] = line.number("error_vs_fp64");
+  out[kNaiveError] = line.number("naive_error_vs_fp64");
   out.error_sample = line.text("error_sample", false);
   out.plan = line.text("plan", false);
   if (line.wrong().empty() && out.status == RunStatus::kOk) {
-    set_times(summarize(samples), *pass, out);
+    out.set_times(summarize(samples), asked.problem.flops(*pass), asked.problem.ideal_bytes(*pass));
   }
   return out;
 }

@@ -12,7 +12,7 @@
 #include "case.h"
 #include "flashlab/status.h"
 #include "lab/measure/measure.h"
-#include "lab/results/result.h"
+#include "lab/results/measurement.h"
 
 namespace flashlab::lab {
 
@@ -47,7 +47,7 @@ struct PythonMessage {
   PythonInfo info;                   ///< of kReady
   std::vector<std::string> modules;  ///< of kMissing: what cannot be imported
   std::string text;                  ///< of kUnusable: why
-  BenchResult result;                ///< of kResult, with everything that can be computed from it
+  Measurement result;                ///< of kResult, with everything that can be computed from it
   bool lost = false;                 ///< of kEnd: the worker can do nothing more
 };
 

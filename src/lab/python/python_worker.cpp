@@ -6,6 +6,8 @@
 #include <chrono>
 #include <utility>
 
+#include "lab/subjects/attention/attention_subject.h"
+
 namespace flashlab::lab {
 namespace {
 
@@ -197,16 +199,11 @@ PythonRun PythonWorker::run(const cases::Case& problem, std::span<const Pass> pa
   if (out.status.ok() || cancelled()) return out;
   for (const Pass pass : passes) {
     for (const std::string& name : implementations) {
-      const char* word = pass == Pass::kForward ? "forward" : "backward";
       const bool given = std::any_of(out.results.begin(), out.results.end(), [&](const auto& row) {
-        return row.implementation == name && row.pass == word;
+        return row.implementation == name && row.pass == name_of(pass);
       });
       if (given) continue;
-      BenchResult row;
-      row.implementation = name;
-      row.device = to_string(options_.device);
-      row.pass = word;
-      row.problem = problem;
+      Measurement row = attention_measurement(name, options_.device, pass, problem);
       row.status = RunStatus::kError;
       row.message = out.status.message();
       out.results.push_back(std::move(row));

@@ -17,7 +17,7 @@
 #include "lab/measure/measure.h"
 #include "lab/python/child_process.h"
 #include "lab/python/python_messages.h"
-#include "lab/results/result.h"
+#include "lab/results/measurement.h"
 
 namespace flashlab::lab {
 
@@ -31,7 +31,7 @@ struct PythonOptions {
 };
 
 struct PythonRun {
-  std::vector<BenchResult> results;
+  std::vector<Measurement> results;
   /// Not ok: the worker is gone, and nothing further can be measured by it. Rows that it did not
   /// give are errors with the reason.
   Status status;

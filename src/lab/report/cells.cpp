@@ -10,12 +10,8 @@
 namespace flashlab::lab::report {
 namespace {
 
-bool among(const Best& best, const Row& row) {
-  return std::find(best.rows.begin(), best.rows.end(), &row) != best.rows.end();
-}
-
 void add_messages(const Row& row, CellRow* out) {
-  for (const BenchResult* result : row.by_pass) {
+  for (const Measurement* result : row.by_pass) {
     if (result == nullptr) continue;
     const std::string pass = clean(result->pass);
     if (result->status != RunStatus::kOk) {
@@ -28,9 +24,9 @@ void add_messages(const Row& row, CellRow* out) {
 
 }  // namespace
 
-std::string parts_words(const BenchResult& result) {
+std::string parts_words(const Measurement& result) {
   std::vector<std::string> words;
-  for (const BenchResult::Part& part : result.parts) {
+  for (const Measurement::Part& part : result.parts) {
     words.push_back(clean(part.name) + " " + format_ms(part.median_ms));
   }
   return join(words, " + ") + " ms";
@@ -38,67 +34,76 @@ std::string parts_words(const BenchResult& result) {
 
 CellTable cells_of(const Group& group, std::string_view relative_to) {
   CellTable table;
-  table.title = problem_title(group.problem);
-  std::vector<const BenchResult*> all;
-  for (const Row& row : group.rows) all.insert(all.end(), row.by_pass.begin(), row.by_pass.end());
-  const RateUnit unit = rate_unit_for(all);
+  table.title = group.title();
+  const RateUnit unit = rate_unit_for(group.all());
   const Row* base = relative_to.empty() ? nullptr : group.find(relative_to);
   if (base != nullptr && base->passes_ok() == 0) base = nullptr;
   const std::string versus = "vs " + clean(relative_to);
-
-  std::vector<Best> quickest;
-  for (std::size_t pass = 0; pass < group.passes.size(); ++pass) {
-    const std::string over = clean(group.passes[pass]);
-    for (const char* name : {"ms", to_string(unit), "roof"}) table.columns.push_back({over, name});
-    if (base != nullptr) table.columns.push_back({over, versus});
-    quickest.push_back(fastest(group, pass));
-  }
-  table.columns.push_back({"", "peak memory"});
-  if (base != nullptr) table.columns.push_back({"", "memory " + versus});
-  table.columns.push_back({"", "error vs fp64"});
-
+  const std::vector<Column> timed = columns_at(*group.subject, Place::kEachPass),
+                            once = columns_at(*group.subject, Place::kRow);
   const bool several = group.rows.size() > 1;
-  const Best leanest = least_memory(group), truest = most_accurate(group);
-  for (const Row& row : group.rows) {
-    CellRow out{row.label, {}, {}};
-    for (std::size_t pass = 0; pass < group.passes.size(); ++pass) {
-      const BenchResult* r = row.ok(pass);
-      out.cells.push_back(
-          {r ? format_ms(r->median_ms) : kAbsent, several && among(quickest[pass], row), {}});
-      out.cells.push_back({r ? format_rate(r->tflops, unit) : kAbsent, false, {}});
-      std::optional<double> share = r ? finite(r->roof_share) : std::nullopt;
+  for (const Row& row : group.rows) table.rows.push_back({row.label, {}, {}});
+
+  // Column by column, so that the best of one is looked for once.
+  const auto add = [&](const Column& column, std::string over, const Best& best, auto value) {
+    table.columns.push_back({std::move(over), heading_of(column, unit)});
+    for (std::size_t i = 0; i < group.rows.size(); ++i) {
+      const std::optional<double> figure = value(group.rows[i]);
+      std::optional<double> share = column.unit == "share" ? finite(figure) : std::nullopt;
       if (share) share = std::clamp(*share, 0.0, 1.0);
-      out.cells.push_back({r ? format_percent(r->roof_share) : kAbsent, false, share});
-      if (base != nullptr) {
-        out.cells.push_back({format_ratio(speed_up(base->ok(pass), r)), false, {}});
-      }
+      table.rows[i].cells.push_back({format_figure(column, figure, unit),
+                                     several && !column.best.empty() && best.has(group.rows[i]),
+                                     share});
     }
-    out.cells.push_back({format_bytes(row.peak_bytes()), several && among(leanest, row), {}});
-    if (base != nullptr) {
-      out.cells.push_back({format_ratio(memory_ratio(*base, row)), false, {}});
+  };
+  const auto add_ratio = [&](std::string over, std::string name, auto ratio) {
+    if (base == nullptr) return;
+    table.columns.push_back({std::move(over), std::move(name)});
+    for (std::size_t i = 0; i < group.rows.size(); ++i) {
+      table.rows[i].cells.push_back({format_ratio(ratio(group.rows[i])), false, {}});
     }
-    out.cells.push_back({format_error(row.error()), several && among(truest, row), {}});
-    add_messages(row, &out);
-    table.rows.push_back(std::move(out));
+  };
+  for (std::size_t pass = 0; pass < group.passes.size(); ++pass) {
+    for (const Column& column : timed) {
+      add(column, clean(group.passes[pass]), best_of(group, column, pass), [&](const Row& row) {
+        return row.ok(pass) != nullptr ? (*row.ok(pass))[column] : std::nullopt;
+      });
+    }
+    add_ratio(clean(group.passes[pass]), versus,
+              [&](const Row& row) { return speed_up(base->ok(pass), row.ok(pass)); });
   }
+  for (const Column& column : once) {
+    add(column, "", best_of(group, column), [&](const Row& row) { return row.worst(column); });
+    if (column.name == kPeakBytes.name) {
+      add_ratio("", "memory " + versus, [&](const Row& row) { return memory_ratio(*base, row); });
+    }
+  }
+  for (std::size_t i = 0; i < group.rows.size(); ++i) add_messages(group.rows[i], &table.rows[i]);
   return table;
 }
 
 std::vector<std::string> winners_of(const Group& group) {
-  std::vector<std::string> out, quickest;
-  for (std::size_t pass = 0; pass < group.passes.size(); ++pass) {
-    const Best best = fastest(group, pass);
-    if (best.rows.empty()) continue;
-    quickest.push_back(fmt::format("{} {} ({} ms)", clean(group.passes[pass]), labels(best),
-                                   format_ms(best.value)));
+  std::vector<std::string> out;
+  const RateUnit unit = rate_unit_for(group.all());
+  const auto words = [&](const Column& column, const Best& best) {
+    return fmt::format("{} ({}{})", labels(best), format_figure(column, best.value, unit),
+                       column.unit == "ms" ? " ms" : "");
+  };
+  for (const Column& column : columns_at(*group.subject, Place::kEachPass)) {
+    std::vector<std::string> passes;
+    for (std::size_t pass = 0; pass < group.passes.size() && !column.best.empty(); ++pass) {
+      const Best best = best_of(group, column, pass);
+      if (!best.rows.empty()) {
+        passes.push_back(clean(group.passes[pass]) + " " + words(column, best));
+      }
+    }
+    if (!passes.empty()) out.push_back(std::string(column.best) + ": " + join(passes, ", "));
   }
-  if (quickest.empty()) return {"nothing ran to its end"};
-  out.push_back("fastest: " + join(quickest, ", "));
-  if (const Best best = least_memory(group); !best.rows.empty()) {
-    out.push_back(fmt::format("least memory: {} ({})", labels(best), format_bytes(best.value)));
-  }
-  if (const Best best = most_accurate(group); !best.rows.empty()) {
-    out.push_back(fmt::format("most accurate: {} ({})", labels(best), format_error(best.value)));
+  if (out.empty()) return {"nothing ran to its end"};
+  for (const Column& column : columns_at(*group.subject, Place::kRow)) {
+    const Best best = best_of(group, column);
+    if (column.best.empty() || best.rows.empty()) continue;
+    out.push_back(std::string(column.best) + ": " + words(column, best));
   }
   return out;
 }
@@ -109,7 +114,7 @@ std::vector<std::pair<std::string, std::string>> environment_rows(const Environm
     if (!value.empty()) rows.emplace_back(name, clean(value));
   };
   const auto add_bytes = [&](const char* name, std::int64_t bytes) {
-    if (bytes > 0) add(name, format_bytes(bytes));
+    if (bytes > 0) add(name, format_bytes(static_cast<double>(bytes)));
   };
   const auto add_number = [&](const char* name, std::optional<double> value, const char* unit) {
     if (value) add(name, format_significant(*value, 4) + " " + unit);

@@ -11,7 +11,7 @@
 
 namespace flashlab::lab::report {
 
-struct Column {
+struct CellColumn {
   std::string over;  ///< the pass it belongs to; empty for columns about the row
   std::string name;  ///< with its unit
 };
@@ -30,7 +30,7 @@ struct CellRow {
 
 struct CellTable {
   std::string title;
-  std::vector<Column> columns;  ///< without the one of labels
+  std::vector<CellColumn> columns;  ///< without the one of labels
   std::vector<CellRow> rows;
 };
 
@@ -41,7 +41,7 @@ CellTable cells_of(const Group& group, std::string_view relative_to);
 std::vector<std::string> winners_of(const Group& group);
 
 /// Parts that an implementation times separately, in words: "scores 1.20 + softmax 0.80 ms".
-std::string parts_words(const BenchResult& result);
+std::string parts_words(const Measurement& result);
 
 /// Name and value of everything the environment knows, absent parts left out.
 std::vector<std::pair<std::string, std::string>> environment_rows(const Environment& environment);

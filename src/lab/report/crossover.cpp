@@ -9,6 +9,7 @@
 
 #include "lab/report/group.h"
 #include "lab/report/numbers.h"
+#include "lab/subjects/attention/attention_subject.h"
 
 namespace flashlab::lab::report {
 namespace {
@@ -33,11 +34,11 @@ std::string family_of(const cases::Case& problem) {
   family.heads_q = product(family.heads_q, family.batch);
   family.heads_k = product(family.heads_k, family.batch);
   family.batch = 1;
-  return problem_title(family, "|");
+  return attention_subject().title(labels_of(family), "|");
 }
 
 /// Whether the pair says anything about this length; `point` gets it.
-bool compare(const BenchResult* base, const BenchResult* other, Point* point) {
+bool compare(const Measurement* base, const Measurement* other, Point* point) {
   if (base == nullptr || other == nullptr) return false;
   const bool base_ran = base->status == RunStatus::kOk;
   const bool other_ran = other->status == RunStatus::kOk;
@@ -68,7 +69,8 @@ std::vector<Crossover> crossovers(const ResultFile& file, std::string_view relat
   std::map<Key, std::size_t> index;
 
   for (const Group& group : group_by_problem(file)) {
-    const cases::Case& p = group.problem;
+    if (group.subject != &attention_subject()) continue;
+    const cases::Case p = case_of(group.labels);
     const Row* base = group.find(relative_to);
     if (base == nullptr || p.seqlen_q != p.seqlen_k || p.head_dim != p.head_dim_v) continue;
     for (const Row& row : group.rows) {

@@ -8,7 +8,8 @@
 #include <string_view>
 #include <vector>
 
-#include "lab/results/result.h"
+#include "flashlab/tensor.h"
+#include "lab/results/measurement.h"
 
 namespace flashlab::lab::report {
 

@@ -20,26 +20,17 @@ namespace {
 
 std::string number(std::optional<double> value) {
   if (!value) return {};
-  if (std::isnan(*value)) return "nan";
-  return fmt::format("{}", *value);
+  return std::isnan(*value) ? "nan" : fmt::format("{}", *value);
 }
 
-std::string number(std::int64_t value) {
-  return fmt::format("{}", value);
-}
-
-std::string number(std::optional<std::int64_t> value) {
-  return value ? number(*value) : std::string();
-}
-
-std::string heading_of(const Column& column) {
+std::string full_heading(const CellColumn& column) {
   return column.over.empty() ? column.name : column.over + " " + column.name;
 }
 
 std::string markdown_table(const CellTable& table) {
   std::string head = "| implementation |", rule = "|---|", body;
-  for (const Column& column : table.columns) {
-    head += " " + escape_markdown(heading_of(column)) + " |";
+  for (const CellColumn& column : table.columns) {
+    head += " " + escape_markdown(full_heading(column)) + " |";
     rule += "---:|";
   }
   for (const CellRow& row : table.rows) {
@@ -75,7 +66,7 @@ std::string latex_table(const CellTable& table) {
     }
     i = end;
   }
-  for (const Column& column : table.columns) names += " & " + escape_latex(column.name);
+  for (const CellColumn& column : table.columns) names += " & " + escape_latex(column.name);
   out += spans + " \\\\\n" + rules + "\n" + names + " \\\\\n    \\midrule\n";
   for (const CellRow& row : table.rows) {
     out += "    " + escape_latex(row.label);
@@ -109,50 +100,50 @@ Status append_error(const std::filesystem::path& path, int error) {
 }  // namespace
 
 std::string to_csv(const ResultFile& file) {
-  std::string out =
-      "implementation,device,pass,dtype,batch,heads_q,heads_k,head_dim,head_dim_v,seqlen_q,"
-      "seqlen_k,mask,status,message,samples,median_ms,min_ms,mean_ms,max_ms,std_ms,q1_ms,q3_ms,"
-      "tflops,tflops_peak,roof_share,gb_per_s,peak_bytes,workspace_bytes,"
-      "memory_before_backward_bytes,process_peak_bytes,error_vs_fp64,naive_error_vs_fp64,"
-      "error_sample,scale,seed,plan\r\n";
-  for (const BenchResult& r : file.results) {
-    const cases::Case& p = r.problem;
-    const std::vector<std::string> fields = {csv_field(r.implementation),
-                                             csv_field(r.device),
-                                             csv_field(r.pass),
-                                             to_string(p.dtype),
-                                             number(p.batch),
-                                             number(p.heads_q),
-                                             number(p.heads_k),
-                                             number(p.head_dim),
-                                             number(p.head_dim_v),
-                                             number(p.seqlen_q),
-                                             number(p.seqlen_k),
-                                             csv_field(p.mask_name()),
-                                             lab::to_string(r.status),
-                                             csv_field(r.message),
-                                             number(std::int64_t{r.samples}),
-                                             number(r.median_ms),
-                                             number(r.min_ms),
-                                             number(r.mean_ms),
-                                             number(r.max_ms),
-                                             number(r.std_ms),
-                                             number(r.q1_ms),
-                                             number(r.q3_ms),
-                                             number(r.tflops),
-                                             number(r.tflops_peak),
-                                             number(r.roof_share),
-                                             number(r.gb_per_s),
-                                             number(r.peak_bytes),
-                                             number(r.workspace_bytes),
-                                             number(r.memory_before_backward_bytes),
-                                             number(r.process_peak_bytes),
-                                             number(r.error_vs_fp64),
-                                             number(r.naive_error_vs_fp64),
-                                             csv_field(r.error_sample),
-                                             p.scale ? fmt::format("{}", *p.scale) : std::string(),
-                                             fmt::format("{}", p.seed),
-                                             csv_field(r.plan)};
+  // The labels and columns of every subject in the file, each once.
+  std::vector<const LabelSpec*> labels;
+  std::vector<Column> columns;
+  std::vector<const Subject*> seen;
+  for (const Measurement& r : file.results.empty() ? std::vector<Measurement>(1) : file.results) {
+    const Subject& subject = subject_of(r);
+    if (std::find(seen.begin(), seen.end(), &subject) != seen.end()) continue;
+    seen.push_back(&subject);
+    for (const LabelSpec& spec : subject.labels) {
+      const auto same = [&](const LabelSpec* other) { return other->name == spec.name; };
+      if (std::none_of(labels.begin(), labels.end(), same)) labels.push_back(&spec);
+    }
+    for (const ShownColumn& shown : subject.columns) {
+      const auto same = [&](const Column& other) { return other.name == shown.column.name; };
+      if (std::none_of(columns.begin(), columns.end(), same)) columns.push_back(shown.column);
+    }
+  }
+  std::vector<std::string> head = {"implementation", "device", "pass"};
+  for (const LabelSpec* spec : labels) head.emplace_back(spec->name);
+  for (const char* name : {"status", "message", "samples"}) head.emplace_back(name);
+  for (const Column& column : columns) head.emplace_back(column.name);
+  for (const char* name : {"error_sample", "plan"}) head.emplace_back(name);
+  std::string out = join(head, ",") + "\r\n";
+  for (const Measurement& r : file.results) {
+    std::vector<std::string> fields = {csv_field(r.implementation), csv_field(r.device),
+                                       csv_field(r.pass)};
+    for (const LabelSpec* spec : labels) {
+      const LabelValue* value = r.labels.find(spec->name);
+      fields.push_back(value != nullptr ? csv_field(lab::to_string(*value)) : std::string());
+    }
+    fields.insert(fields.end(),
+                  {lab::to_string(r.status), csv_field(r.message), fmt::format("{}", r.samples)});
+    for (const Column& column : columns) fields.push_back(number(r[column]));
+    fields.insert(fields.end(), {csv_field(r.error_sample), csv_field(r.plan)});
+    out += join(fields, ",") + "\r\n";
+  }
+  if (file.interrupted()) {
+    // A record of its own: programs that read the file see a status that is no result's.
+    std::vector<std::string> fields(head.size());
+    const std::size_t status = 3 + labels.size();
+    if (status + 1 < fields.size()) {
+      fields[status] = "interrupted";
+      fields[status + 1] = csv_field(file.interruption());
+    }
     out += join(fields, ",") + "\r\n";
   }
   return out;
@@ -160,7 +151,8 @@ std::string to_csv(const ResultFile& file) {
 
 std::string to_markdown(const ResultFile& file, std::string_view relative_to, int level) {
   const std::string hashes(static_cast<std::size_t>(std::clamp(level, 1, 5)), '#');
-  std::string out = hashes + " Attention, measured\n";
+  std::string out = hashes + " " + heading_of(file) + ", measured\n";
+  if (file.interrupted()) out += "\n**" + file.interruption() + "**\n";
   for (const Group& group : group_by_problem(file)) {
     const CellTable table = cells_of(group, relative_to);
     out +=
@@ -190,6 +182,9 @@ std::string to_markdown(const ResultFile& file, std::string_view relative_to, in
 
 std::string to_latex(const ResultFile& file, std::string_view relative_to) {
   std::string out = "% Needs \\usepackage{booktabs}\n";
+  if (file.interrupted()) {
+    out += "\\par\\footnotesize " + escape_latex(file.interruption()) + "\n";
+  }
   for (const Group& group : group_by_problem(file)) {
     out += latex_table(cells_of(group, relative_to));
   }

@@ -7,7 +7,7 @@
 #include <string_view>
 
 #include "flashlab/status.h"
-#include "lab/results/result.h"
+#include "lab/results/measurement.h"
 
 namespace flashlab::lab::report {
 

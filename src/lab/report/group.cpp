@@ -10,6 +10,7 @@
 
 #include "lab/report/numbers.h"
 #include "lab/report/text.h"
+#include "lab/results/baseline.h"
 
 namespace flashlab::lab::report {
 namespace {
@@ -20,69 +21,6 @@ int pass_order(const std::string& pass) {
   return 2;
 }
 
-const char* fill_words(cases::Fill fill) {
-  switch (fill) {
-    case cases::Fill::kNormal:
-      return "";
-    case cases::Fill::kLargeScores:
-      return "large scores";
-    case cases::Fill::kMixedScales:
-      return "mixed scales";
-    case cases::Fill::kSubnormal:
-      return "subnormal values";
-    case cases::Fill::kSpecial:
-      return "special values";
-    case cases::Fill::kEqual:
-      return "equal scores";
-  }
-  return "";
-}
-
-const char* layout_words(cases::Layout layout) {
-  switch (layout) {
-    case cases::Layout::kContiguous:
-      return "";
-    case cases::Layout::kHeadsFirst:
-      return "heads first";
-    case cases::Layout::kPackedQkv:
-      return "packed qkv";
-    case cases::Layout::kPaddedRows:
-      return "padded rows";
-  }
-  return "";
-}
-
-/// What a problem has that most have not, in words.
-std::vector<std::string> extras(const cases::Case& p) {
-  std::vector<std::string> out;
-  if (p.scale) out.push_back(fmt::format("scale {}", *p.scale));
-  if (p.precision == Precision::kTf32) out.push_back("tf32");
-  if (p.fp32_outputs) out.push_back("fp32 outputs");
-  if (p.lse_gradient) out.push_back("LSE gradient");
-  if (p.gradient_mode == GradientMode::kAccumulate) out.push_back("accumulating gradients");
-  if (p.deterministic) out.push_back("deterministic");
-  if (p.layout != cases::Layout::kContiguous) out.push_back(layout_words(p.layout));
-  if (p.fill != cases::Fill::kNormal) out.push_back(fill_words(p.fill));
-  return out;
-}
-
-std::vector<std::string> family_parts(const cases::Case& p) {
-  std::vector<std::string> parts = {to_string(p.dtype), fmt::format("batch {}", p.batch)};
-  parts.push_back(p.heads_k == p.heads_q ? fmt::format("heads {}", p.heads_q)
-                                         : fmt::format("heads {} over {}", p.heads_q, p.heads_k));
-  parts.push_back(p.head_dim_v == p.head_dim
-                      ? fmt::format("d {}", p.head_dim)
-                      : fmt::format("d {}, values {}", p.head_dim, p.head_dim_v));
-  return parts;
-}
-
-std::string key_of(const cases::Case& problem) {
-  // The unnamed title holds everything that tells problems apart.
-  cases::Case unnamed = problem;
-  unnamed.name.clear();
-  return problem_title(unnamed, "|");
-}
-
 std::optional<double> largest(std::optional<double> a, std::optional<double> b) {
   if (!a) return b;
   if (!b) return a;
@@ -91,17 +29,23 @@ std::optional<double> largest(std::optional<double> a, std::optional<double> b) 
   return std::max(*a, *b);
 }
 
-template <class Value>
-Best best_of(const std::vector<const Row*>& rows, Value value) {
+/// Rows with the best of `value`, and those that are `alike` the best.
+template <class Value, class Alike>
+Best best_among(const std::vector<const Row*>& rows, Better better, Value value, Alike alike) {
   Best best;
+  const Row* first = nullptr;
   for (const Row* row : rows) {
     const std::optional<double> v = finite(value(*row));
-    if (!v) continue;
-    if (best.rows.empty() || *v < best.value) {
-      best = {{row}, *v};
-    } else if (*v == best.value) {
-      best.rows.push_back(row);
-    }
+    const bool leads =
+        v && (first == nullptr || (better == Better::kHigher ? *v > best.value : *v < best.value));
+    if (!leads) continue;
+    first = row;
+    best.value = *v;
+  }
+  if (first == nullptr) return best;
+  best.rows.push_back(first);
+  for (const Row* row : rows) {
+    if (row != first && finite(value(*row)) && alike(*first, *row)) best.rows.push_back(row);
   }
   return best;
 }
@@ -118,8 +62,8 @@ std::vector<const Row*> most_complete(const Group& group) {
 
 }  // namespace
 
-const BenchResult* Row::ok(std::size_t pass) const {
-  const BenchResult* result = pass < by_pass.size() ? by_pass[pass] : nullptr;
+const Measurement* Row::ok(std::size_t pass) const {
+  const Measurement* result = pass < by_pass.size() ? by_pass[pass] : nullptr;
   return result != nullptr && result->status == RunStatus::kOk ? result : nullptr;
 }
 
@@ -129,23 +73,34 @@ std::size_t Row::passes_ok() const {
   return count;
 }
 
-std::optional<std::int64_t> Row::peak_bytes() const {
-  std::optional<std::int64_t> peak;
+std::optional<double> Row::worst(const Column& column) const {
+  std::optional<double> out;
   for (std::size_t pass = 0; pass < by_pass.size(); ++pass) {
-    const BenchResult* result = ok(pass);
-    if (result != nullptr && result->peak_bytes) {
-      peak = std::max(peak.value_or(0), *result->peak_bytes);
-    }
+    const Measurement* result = ok(pass);
+    if (result == nullptr) continue;
+    const std::optional<double>& figure = (*result)[column];
+    out = column.better == Better::kHigher && out && figure ? std::min(*out, *figure)
+                                                            : largest(out, figure);
   }
-  return peak;
+  return out;
 }
 
-std::optional<double> Row::error() const {
-  std::optional<double> error;
-  for (std::size_t pass = 0; pass < by_pass.size(); ++pass) {
-    if (const BenchResult* result = ok(pass)) error = largest(error, result->error_vs_fp64);
+std::string Group::title(std::string_view separator) const {
+  return subject->title(labels, separator);
+}
+
+std::vector<const Measurement*> Group::all() const {
+  std::vector<const Measurement*> out;
+  for (const Row& row : rows) out.insert(out.end(), row.by_pass.begin(), row.by_pass.end());
+  return out;
+}
+
+std::vector<Column> columns_at(const Subject& subject, Place place) {
+  std::vector<Column> out;
+  for (const ShownColumn& shown : subject.columns) {
+    if (shown.place == place) out.push_back(shown.column);
   }
-  return error;
+  return out;
 }
 
 const Row* Group::find(std::string_view implementation) const {
@@ -157,15 +112,15 @@ const Row* Group::find(std::string_view implementation) const {
 
 std::vector<Group> group_by_problem(const ResultFile& file) {
   std::map<std::string, std::set<std::string>> devices;
-  for (const BenchResult& result : file.results) {
+  for (const Measurement& result : file.results) {
     devices[result.implementation].insert(result.device);
   }
 
   std::vector<Group> groups;
   std::map<std::string, std::size_t> index;
-  for (const BenchResult& result : file.results) {
-    const auto [at, fresh] = index.try_emplace(key_of(result.problem), groups.size());
-    if (fresh) groups.push_back({result.problem, {}, {}});
+  for (const Measurement& result : file.results) {
+    const auto [at, fresh] = index.try_emplace(problem_key(result), groups.size());
+    if (fresh) groups.push_back({&subject_of(result), result.labels, {}, {}});
     std::vector<std::string>& passes = groups[at->second].passes;
     if (std::find(passes.begin(), passes.end(), result.pass) == passes.end()) {
       passes.push_back(result.pass);
@@ -176,8 +131,8 @@ std::vector<Group> group_by_problem(const ResultFile& file) {
                      [](const auto& a, const auto& b) { return pass_order(a) < pass_order(b); });
   }
 
-  for (const BenchResult& result : file.results) {
-    Group& group = groups[index.at(key_of(result.problem))];
+  for (const Measurement& result : file.results) {
+    Group& group = groups[index.at(problem_key(result))];
     const auto pass = static_cast<std::size_t>(
         std::find(group.passes.begin(), group.passes.end(), result.pass) - group.passes.begin());
     std::string label = clean(result.implementation);
@@ -201,73 +156,9 @@ std::vector<Group> group_by_problem(const ResultFile& file) {
   return groups;
 }
 
-std::string mask_words(const cases::Case& p) {
-  std::string words;
-  switch (p.causal) {
-    case Causal::kNone:
-      break;
-    case Causal::kCausal:
-      words = "causal";
-      break;
-    case Causal::kTopLeft:
-      words = p.seqlen_q == p.seqlen_k ? "causal" : "causal, top-left";
-      break;
-    case Causal::kBottomRight:
-      words = "causal, bottom-right";
-      break;
-  }
-  if (p.mask != cases::MaskKind::kNone) {
-    if (!words.empty()) words += " + ";
-    words += p.mask == cases::MaskKind::kBool ? "boolean mask" : "additive mask";
-  }
-  return words;
-}
-
-std::string variant_words(const cases::Case& p) {
-  std::vector<std::string> parts = extras(p);
-  if (std::string mask = mask_words(p); !mask.empty()) parts.insert(parts.begin(), std::move(mask));
-  return join(parts, ", ");
-}
-
-std::string problem_title(const cases::Case& p, std::string_view separator) {
-  std::vector<std::string> parts = family_parts(p);
-  parts.insert(parts.begin() + 3, p.seqlen_q == p.seqlen_k
-                                      ? fmt::format("S {}", p.seqlen_q)
-                                      : fmt::format("S {} x {}", p.seqlen_q, p.seqlen_k));
-  // Generated names only repeat the shape; a preset's name says something.
-  if (cases::find_preset(p.name)) parts.insert(parts.begin(), clean(p.name));
-  if (const std::string mask = mask_words(p); !mask.empty()) parts.push_back(mask);
-  for (std::string& extra : extras(p)) parts.push_back(std::move(extra));
-  return join(parts, separator);
-}
-
-std::string family_title(const cases::Case& p) {
-  std::vector<std::string> parts = family_parts(p);
-  if (p.seqlen_q != p.seqlen_k) parts.push_back(fmt::format("Sq {}", p.seqlen_q));
-  if (const std::string mask = mask_words(p); !mask.empty()) parts.push_back(mask);
-  for (std::string& extra : extras(p)) parts.push_back(std::move(extra));
-  return join(parts, " · ");
-}
-
-std::string family_slug(const cases::Case& p) {
-  std::string slug = fmt::format("B{}_H{}", p.batch, p.heads_q);
-  if (p.heads_k != p.heads_q) slug += fmt::format("kv{}", p.heads_k);
-  slug += fmt::format("_d{}", p.head_dim);
-  if (p.head_dim_v != p.head_dim) slug += fmt::format("v{}", p.head_dim_v);
-  slug += std::string("_") + to_string(p.dtype);
-  if (p.seqlen_q != p.seqlen_k) slug += fmt::format("_Sq{}", p.seqlen_q);
-  if (const std::string mask = p.mask_name(); mask != "none") slug += "_" + mask;
-  for (const std::string& extra : extras(p)) {
-    std::string word = extra;
-    word.erase(std::remove(word.begin(), word.end(), ' '), word.end());
-    slug += "_" + word;
-  }
-  return file_name_part(slug);
-}
-
 Result<std::string> resolve_relative_to(const ResultFile& file, std::string_view requested) {
   std::vector<std::string> names;
-  for (const BenchResult& result : file.results) {
+  for (const Measurement& result : file.results) {
     if (std::find(names.begin(), names.end(), result.implementation) == names.end()) {
       names.push_back(result.implementation);
     }
@@ -281,9 +172,9 @@ Result<std::string> resolve_relative_to(const ResultFile& file, std::string_view
                           "measure it too (--implementation) or choose one of these"});
 }
 
-std::optional<double> speed_up(const BenchResult* base, const BenchResult* other) {
+std::optional<double> speed_up(const Measurement* base, const Measurement* other) {
   if (base == nullptr || other == nullptr) return std::nullopt;
-  const std::optional<double> b = finite(base->median_ms), o = finite(other->median_ms);
+  const std::optional<double> b = finite((*base)[kMedianMs]), o = finite((*other)[kMedianMs]);
   if (!b || !o || *b <= 0 || *o <= 0) return std::nullopt;
   return *b / *o;
 }
@@ -291,41 +182,51 @@ std::optional<double> speed_up(const BenchResult* base, const BenchResult* other
 std::optional<double> memory_ratio(const Row& base, const Row& other) {
   double base_bytes = 0, other_bytes = 0;
   for (std::size_t pass = 0; pass < base.by_pass.size(); ++pass) {
-    const BenchResult *b = base.ok(pass), *o = other.ok(pass);
-    if (b == nullptr || o == nullptr || !b->peak_bytes || !o->peak_bytes) continue;
-    base_bytes = std::max(base_bytes, static_cast<double>(*b->peak_bytes));
-    other_bytes = std::max(other_bytes, static_cast<double>(*o->peak_bytes));
+    const Measurement *b = base.ok(pass), *o = other.ok(pass);
+    if (b == nullptr || o == nullptr || !(*b)[kPeakBytes] || !(*o)[kPeakBytes]) continue;
+    base_bytes = std::max(base_bytes, static_cast<double>(*(*b)[kPeakBytes]));
+    other_bytes = std::max(other_bytes, static_cast<double>(*(*o)[kPeakBytes]));
   }
   if (base_bytes <= 0 || other_bytes <= 0) return std::nullopt;
   return other_bytes / base_bytes;
 }
 
-Best fastest(const Group& group, std::size_t pass) {
+bool Best::has(const Row& row) const {
+  return std::find(rows.begin(), rows.end(), &row) != rows.end();
+}
+
+Best best_of(const Group& group, const Column& column, std::size_t pass) {
   std::vector<const Row*> rows;
   for (const Row& row : group.rows) {
     if (row.ok(pass) != nullptr) rows.push_back(&row);
   }
-  return best_of(rows, [pass](const Row& row) { return row.ok(pass)->median_ms; });
-}
-
-Best least_memory(const Group& group) {
-  return best_of(most_complete(group), [](const Row& row) -> std::optional<double> {
-    const auto bytes = row.peak_bytes();
-    return bytes ? std::optional<double>(static_cast<double>(*bytes)) : std::nullopt;
+  const bool timed = column.name == kMedianMs.name;
+  const auto value = [&](const Row& row) { return (*row.ok(pass))[column]; };
+  return best_among(rows, column.better, value, [&](const Row& best, const Row& row) {
+    if (!timed) return *value(best) == *value(row);
+    // A median without a spread beside it stands for itself.
+    const auto a = time_interval(*best.ok(pass)), b = time_interval(*row.ok(pass));
+    return a && b && std::isfinite(a->high) && b->low <= a->high;
   });
 }
 
-Best most_accurate(const Group& group) {
+Best best_of(const Group& group, const Column& column) {
   std::vector<const Row*> rows = most_complete(group);
   const auto is_reference = [](const Row* row) { return row->implementation == "reference"; };
-  if (!std::all_of(rows.begin(), rows.end(), is_reference)) std::erase_if(rows, is_reference);
-  return best_of(rows, [](const Row& row) { return row.error(); });
+  if (column.name == kError.name && !std::all_of(rows.begin(), rows.end(), is_reference)) {
+    std::erase_if(rows, is_reference);
+  }
+  const auto value = [&](const Row& row) { return row.worst(column); };
+  return best_among(rows, column.better, value,
+                    [&](const Row& best, const Row& row) { return *value(best) == *value(row); });
 }
 
 std::string labels(const Best& best) {
-  std::vector<std::string> names;
-  for (const Row* row : best.rows) names.push_back(row->label);
-  return join(names, ", ");
+  std::string out;
+  for (std::size_t i = 0; i < best.rows.size(); ++i) {
+    out += (i == 0 ? "" : i + 1 == best.rows.size() ? " and " : ", ") + best.rows[i]->label;
+  }
+  return best.rows.size() > 1 ? out + " alike" : out;
 }
 
 std::optional<double> geometric_mean(const std::vector<double>& values) {
@@ -335,13 +236,61 @@ std::optional<double> geometric_mean(const std::vector<double>& values) {
   return std::exp(sum / static_cast<double>(values.size()));
 }
 
-std::string failure_words(const BenchResult& result) {
+std::string failure_words(const Measurement& result) {
   const char* word = result.status == RunStatus::kOutOfMemory   ? "out of memory"
                      : result.status == RunStatus::kUnsupported ? "unsupported"
                                                                 : "error";
   const std::string message = clean(result.message);
   if (message.empty()) return word;
   return message.rfind(word, 0) == 0 ? message : std::string(word) + ": " + message;
+}
+
+namespace {
+
+/// NaN counts as the worst.
+bool worse(double a, double b) {
+  return std::isnan(a) ? !std::isnan(b) : a > b;
+}
+
+}  // namespace
+
+std::vector<Accuracy> accuracies(const std::vector<Group>& groups) {
+  std::vector<Accuracy> list;
+  for (const Group& group : groups) {
+    for (const Row& row : group.rows) {
+      for (std::size_t pass = 0; pass < group.passes.size(); ++pass) {
+        const Measurement* r = row.ok(pass);
+        if (r == nullptr || !(*r)[kError]) continue;
+        const std::string dtype = group.labels.text("dtype");
+        auto at = std::find_if(list.begin(), list.end(), [&](const Accuracy& a) {
+          return a.label == row.label && a.dtype == dtype && a.pass == group.passes[pass];
+        });
+        if (at == list.end()) {
+          list.push_back({row.label, dtype, group.passes[pass], "", -1, {}, {}, 0});
+          at = std::prev(list.end());
+        }
+        ++at->problems;
+        if (!worse(*(*r)[kError], at->error)) continue;
+        at->error = *(*r)[kError];
+        at->naive = (*r)[kNaiveError];
+        at->sample = r->error_sample;
+        at->ratio = at->naive && *at->naive > 0 ? std::optional<double>(at->error / *at->naive)
+                                                : std::nullopt;
+      }
+    }
+  }
+  return list;
+}
+
+std::string heading_of(const ResultFile& file) {
+  std::vector<std::string> names;
+  for (const Subject* subject : subjects()) {
+    const auto about = [&](const Measurement& r) { return &subject_of(r) == subject; };
+    if (std::any_of(file.results.begin(), file.results.end(), about)) {
+      names.emplace_back(subject->heading);
+    }
+  }
+  return names.empty() ? std::string(subjects().front()->heading) : join(names, " and ");
 }
 
 }  // namespace flashlab::lab::report

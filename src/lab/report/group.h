@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "flashlab/status.h"
-#include "lab/results/result.h"
+#include "lab/results/subject.h"
 
 namespace flashlab::lab::report {
 
@@ -19,69 +19,75 @@ struct Row {
   std::string label;           ///< the implementation, and what tells it from its namesakes
   std::string implementation;  ///< as in the results
   /// One per pass of the group; null where it was not run.
-  std::vector<const BenchResult*> by_pass;
+  std::vector<const Measurement*> by_pass;
 
-  const BenchResult* ok(std::size_t pass) const;  ///< null unless it ran to its end
+  const Measurement* ok(std::size_t pass) const;  ///< null unless it ran to its end
   std::size_t passes_ok() const;
-  std::optional<std::int64_t> peak_bytes() const;  ///< the larger of the passes that ran
-  std::optional<double> error() const;             ///< the largest of the passes that ran
+  /// The worst of the passes that ran: the larger peak, the larger error.
+  std::optional<double> worst(const Column& column) const;
 };
 
 /// One problem. Pointers lead into the ResultFile it was made from.
 struct Group {
-  cases::Case problem;
+  const Subject* subject;
+  Labels labels;
   std::vector<std::string> passes;  ///< forward, backward, then others as they came
   std::vector<Row> rows;            ///< as they came
 
+  std::string title(std::string_view separator = " · ") const;
   const Row* find(std::string_view implementation) const;
+  std::vector<const Measurement*> all() const;  ///< null where a row lacks a pass
 };
 
-/// Results with equal problems (name and seed aside) come together, in order of appearance.
+/// Results of equal problems (name and seed aside) come together, in order of appearance.
 std::vector<Group> group_by_problem(const ResultFile& file);
 
-/// "fp32 · batch 1 · heads 8 · S 2048 · d 64 · causal", with the preset's name before it and
-/// everything that is not the default behind it.
-std::string problem_title(const cases::Case& problem, std::string_view separator = " · ");
+/// "Attention", "Attention and Weighted sum": what the file's results are about.
+std::string heading_of(const ResultFile& file);
 
-/// "B1_H8_d64_fp32_causal-top-left_scale1": everything of the problem but its lengths.
-std::string family_slug(const cases::Case& problem);
-/// The same for a person, without lengths: "fp32 · batch 1 · heads 8 · d 64 · causal".
-std::string family_title(const cases::Case& problem);
-
-/// "causal", "causal, bottom-right + boolean mask", "" for none.
-std::string mask_words(const cases::Case& problem);
-/// The mask and everything else that is not the default: "causal, scale 1".
-std::string variant_words(const cases::Case& problem);
+/// The columns of a subject that stand there, in order.
+std::vector<Column> columns_at(const Subject& subject, Place place);
 
 /// The implementation that ratios refer to: the requested one; without a request "naive" where
 /// there is one, else none (empty). Errors: kInvalidArgument for a name that has no result.
 Result<std::string> resolve_relative_to(const ResultFile& file, std::string_view requested);
 
 /// base / other median: above 1 `other` is faster.
-std::optional<double> speed_up(const BenchResult* base, const BenchResult* other);
+std::optional<double> speed_up(const Measurement* base, const Measurement* other);
 
 /// Peak memory of `other` as a multiple of base's, over the passes that both ran.
 std::optional<double> memory_ratio(const Row& base, const Row& other);
 
-/// Rows that share the best value.
+/// Rows that share the best value, the best first. Times that differ by no more than the noise of
+/// both are one value.
 struct Best {
   std::vector<const Row*> rows;
   double value = 0;
+  bool has(const Row& row) const;
 };
 
-/// Smallest median of one pass. Empty: nobody ran it.
-Best fastest(const Group& group, std::size_t pass);
-/// Among the rows that ran most passes: a row is not lean because it skipped the backward pass.
-Best least_memory(const Group& group);
-/// The same; "reference" takes no part where others do: it is the yardstick.
-Best most_accurate(const Group& group);
+/// Of one pass. Empty: nobody has it.
+Best best_of(const Group& group, const Column& column, std::size_t pass);
+/// Of the worst passes, among the rows that ran most passes: a row is not lean because it skipped
+/// the backward pass. "reference" is not the most accurate where others are: it is the yardstick.
+Best best_of(const Group& group, const Column& column);
 
-std::string labels(const Best& best);  ///< "cpu, fa2-plain"
+/// The worst error of one implementation, dtype and pass, and the naive formula's beside it.
+struct Accuracy {
+  std::string label, dtype, pass, sample;
+  double error = 0;
+  std::optional<double> naive, ratio;
+  std::size_t problems = 0;
+};
+
+std::vector<Accuracy> accuracies(const std::vector<Group>& groups);
+
+std::string labels(const Best& best);  ///< "cpu", "cpu and fa2-plain alike"
 
 /// Geometric mean; empty for no values.
 std::optional<double> geometric_mean(const std::vector<double>& values);
 
 /// "out of memory: ...", "unsupported: ...", "error: ...": why a result has no figures.
-std::string failure_words(const BenchResult& result);
+std::string failure_words(const Measurement& result);
 
 }  // namespace flashlab::lab::report

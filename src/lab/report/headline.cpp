@@ -18,7 +18,7 @@ struct Tally {
   int wins = 0;
   std::map<std::string, int> wins_by_pass;
   std::vector<double> speed_ups;      ///< against the chosen implementation
-  const BenchResult* best = nullptr;  ///< highest FLOP/s
+  const Measurement* best = nullptr;  ///< highest FLOP/s
   std::vector<double> memory_ratios;
   std::optional<double> smallest_memory_ratio;
   const Group* leanest = nullptr;  ///< where that was
@@ -40,19 +40,18 @@ Tally& tally_of(std::vector<Tally>& tallies, const std::string& label) {
 
 void count_row(const Group& group, const Row& row, const Row* base, Tally* t) {
   for (std::size_t pass = 0; pass < group.passes.size(); ++pass) {
-    const BenchResult* r = row.ok(pass);
+    const Measurement* r = row.ok(pass);
     if (r == nullptr) continue;
-    const Best best = fastest(group, pass);
-    if (std::find(best.rows.begin(), best.rows.end(), &row) != best.rows.end()) {
+    if (best_of(group, kMedianMs, pass).has(row)) {
       ++t->wins;
       ++t->wins_by_pass[clean(group.passes[pass])];
     }
     if (base != nullptr && base != &row) {
       if (const auto ratio = speed_up(base->ok(pass), r)) t->speed_ups.push_back(*ratio);
     }
-    const auto rate = finite(r->tflops);
-    if (rate && (t->best == nullptr || *rate > *t->best->tflops)) t->best = r;
-    const auto error = finite(r->error_vs_fp64), naive = finite(r->naive_error_vs_fp64);
+    const auto rate = finite((*r)[kTflops]);
+    if (rate && (t->best == nullptr || *rate > *(*t->best)[kTflops])) t->best = r;
+    const auto error = finite((*r)[kError]), naive = finite((*r)[kNaiveError]);
     if (error && naive && *naive > 0) {
       t->worst_error_ratio = std::max(t->worst_error_ratio, *error / *naive);
     }
@@ -65,10 +64,12 @@ void count_row(const Group& group, const Row& row, const Row* base, Tally* t) {
   }
 }
 
-std::string title_of(const Environment& e) {
-  if (!e.gpu.empty()) return "Attention on " + clean(e.gpu);
-  if (e.cpu_model.empty()) return "Attention, measured";
-  std::string title = "Attention on " + clean(e.cpu_model);
+std::string title_of(const ResultFile& file) {
+  const Environment& e = file.environment;
+  const std::string about = heading_of(file);
+  if (!e.gpu.empty()) return about + " on " + clean(e.gpu);
+  if (e.cpu_model.empty()) return about + ", measured";
+  std::string title = about + " on " + clean(e.cpu_model);
   if (e.threads_used > 0) {
     title += ", " + plural(static_cast<std::size_t>(e.threads_used), "thread", "threads");
   }
@@ -77,7 +78,7 @@ std::string title_of(const Environment& e) {
 
 void about_failures(const ResultFile& file, Headline* out) {
   std::map<RunStatus, std::size_t> counts;
-  for (const BenchResult& r : file.results) ++counts[r.status];
+  for (const Measurement& r : file.results) ++counts[r.status];
   std::vector<std::string> words;
   if (counts[RunStatus::kOutOfMemory]) {
     words.push_back(fmt::format("{} out of memory", counts[RunStatus::kOutOfMemory]));
@@ -123,15 +124,15 @@ void about_speed(const Tally& t, std::size_t contests, std::string_view relative
 
 void about_rate(const Tally& t, Headline* out) {
   if (t.best == nullptr) return;
-  const RateUnit unit = *t.best->tflops < 1 ? RateUnit::kGflops : RateUnit::kTflops;
-  const std::string rate = format_rate(t.best->tflops, unit) + " " + to_string(unit);
-  const std::string where = clean(t.best->pass) + ", " + problem_title(t.best->problem);
-  const auto share = finite(t.best->roof_share);
+  const RateUnit unit = *(*t.best)[kTflops] < 1 ? RateUnit::kGflops : RateUnit::kTflops;
+  const std::string rate = format_rate((*t.best)[kTflops], unit) + " " + to_string(unit);
+  const std::string where = clean(t.best->pass) + ", " + title_of(*t.best);
+  const auto share = finite((*t.best)[kRoofShare]);
   out->sentences.push_back(fmt::format(
       "Its highest rate is {}{} ({}).", rate,
       share ? ", " + format_percent(share) + " of the measured roof" : std::string(), where));
   out->tiles.push_back({rate, fmt::format("{}: highest rate, {} {}", t.label,
-                                          to_string(t.best->problem.dtype), clean(t.best->pass))});
+                                          t.best->labels.text("dtype"), clean(t.best->pass))});
   if (share) {
     out->tiles.push_back({format_percent(share), "of the measured roof at that rate"});
   }
@@ -139,7 +140,7 @@ void about_rate(const Tally& t, Headline* out) {
 
 void about_memory(const Tally& t, const std::string& base, Headline* out) {
   const double ratio = *t.smallest_memory_ratio;
-  const std::string where = problem_title(t.leanest->problem);
+  const std::string where = t.leanest->title();
   if (ratio >= 1) {
     out->sentences.push_back(fmt::format("It needs {} the memory of {} at least ({}).",
                                          format_ratio(ratio), base, where));
@@ -155,14 +156,16 @@ void about_memory(const Tally& t, const std::string& base, Headline* out) {
 
 Headline headline(const ResultFile& file, std::string_view relative_to) {
   Headline out;
-  out.title = title_of(file.environment);
+  out.title = title_of(file);
+  if (file.interrupted())
+    out.sentences.push_back("This run is not whole: " + file.interruption() + ".");
   const std::vector<Group> groups = group_by_problem(file);
   std::vector<Tally> tallies;
   std::size_t contests = 0;
   for (const Group& group : groups) {
     const Row* base = relative_to.empty() ? nullptr : group.find(relative_to);
     for (std::size_t pass = 0; pass < group.passes.size(); ++pass) {
-      contests += !fastest(group, pass).rows.empty();
+      contests += !best_of(group, kMedianMs, pass).rows.empty();
     }
     for (const Row& row : group.rows) count_row(group, row, base, &tally_of(tallies, row.label));
   }

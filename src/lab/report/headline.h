@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "lab/results/result.h"
+#include "lab/results/measurement.h"
 
 namespace flashlab::lab::report {
 

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "lab/results/baseline.h"
-#include "lab/results/result.h"
+#include "lab/results/measurement.h"
 
 namespace flashlab::lab::report {
 

@@ -20,37 +20,43 @@ std::string definition(const std::string& term, const std::string& meaning) {
 
 Section details_section(const Page& page) {
   Section out{"details", "Every measurement", ""};
+  std::vector<std::string> header = {"problem", "implementation", "device",
+                                     "pass",    "status",         "samples"};
+  std::vector<Column> columns;
+  for (const Group& group : page.groups) {
+    for (const ShownColumn& shown : group.subject->columns) {
+      const auto same = [&](const Column& other) { return other.name == shown.column.name; };
+      // A row's own table has these already.
+      if (shown.place == Place::kRow || shown.column.unit == "share" ||
+          std::any_of(columns.begin(), columns.end(), same)) {
+        continue;
+      }
+      columns.push_back(shown.column);
+      header.push_back(heading_of(shown.column, RateUnit::kTflops));
+    }
+  }
+  header.push_back("plan");
   std::vector<std::vector<HtmlCell>> rows;
-  for (const BenchResult& r : page.file.results) {
+  for (const Measurement& r : page.file.results) {
     if (rows.size() == kMostDetails) break;
     const bool ok = r.status == RunStatus::kOk;
-    rows.push_back({{problem_title(r.problem), "long", ""},
-                    {clean(r.implementation), "", ""},
-                    {clean(r.device), "", ""},
-                    {clean(r.pass), "", ""},
-                    {ok ? "ok" : failure_words(r), ok ? "" : "long", ""},
-                    {fmt::format("{}", r.samples), "n", ""},
-                    {format_ms(r.median_ms), "n", ""},
-                    {format_ms(r.min_ms), "n", ""},
-                    {format_ms(r.max_ms), "n", ""},
-                    {format_ms(r.std_ms), "n", ""},
-                    {r.gb_per_s ? format_significant(*r.gb_per_s, 3) : kAbsent, "n", ""},
-                    {format_bytes(r.workspace_bytes), "n", ""},
-                    {format_bytes(r.memory_before_backward_bytes), "n", ""},
-                    {format_bytes(r.process_peak_bytes), "n", ""},
-                    {r.plan.empty() ? kAbsent : clean(r.plan), "long", ""}});
+    std::vector<HtmlCell> row = {{title_of(r), "long", ""},
+                                 {clean(r.implementation), "", ""},
+                                 {clean(r.device), "", ""},
+                                 {clean(r.pass), "", ""},
+                                 {ok ? "ok" : failure_words(r), ok ? "" : "long", ""},
+                                 {fmt::format("{}", r.samples), "n", ""}};
+    for (const Column& column : columns) {
+      row.push_back({format_figure(column, r[column], RateUnit::kTflops), "n", ""});
+    }
+    row.push_back({r.plan.empty() ? kAbsent : clean(r.plan), "long", ""});
+    rows.push_back(std::move(row));
   }
   if (rows.empty()) return out;
   out.body = "<details>\n<summary>Samples, spread, workspace and plan of " +
              fmt::format("{}{} measurements",
                          rows.size() < page.file.results.size() ? "the first " : "", rows.size()) +
-             "</summary>\n" +
-             html_table("Every measurement",
-                        {"problem", "implementation", "device", "pass", "status", "samples",
-                         "median ms", "min ms", "max ms", "std ms", "GB/s", "workspace",
-                         "before backward", "process peak", "plan"},
-                        rows) +
-             "</details>\n";
+             "</summary>\n" + html_table("Every measurement", header, rows) + "</details>\n";
   return out;
 }
 
@@ -91,11 +97,17 @@ Section reading_section(const Page& page) {
       definition("ms",
                  "Median time of one call. Minimum, maximum and standard deviation are under Every "
                  "measurement.");
-  out.body +=
-      definition("GFLOP/s, TFLOP/s",
-                 "Arithmetic the formula needs divided by the median time. Forward: 2 B H "
-                 "pairs (D + Dv); backward: 2 B H pairs (3 D + 2 Dv); pairs are the (query, "
-                 "key) pairs that the mask leaves visible.");
+  std::vector<const Subject*> seen;
+  for (const Group& group : page.groups) {
+    if (std::find(seen.begin(), seen.end(), group.subject) != seen.end()) continue;
+    seen.push_back(group.subject);
+    out.body +=
+        definition(fmt::format("GFLOP/s, TFLOP/s of {}", group.subject->name),
+                   fmt::format("Arithmetic the formula needs divided by the median time. {}",
+                               group.subject->work));
+    out.body += definition(fmt::format("letters of {}", group.subject->name),
+                           std::string(group.subject->names));
+  }
   out.body +=
       definition("roof",
                  "That rate as a share of the highest rate the machine reached with nothing but "
@@ -117,10 +129,6 @@ Section reading_section(const Page& page) {
                                              "fast. For memory: the row's peak divided by " +
                                              base + "'s: 0.50x is half.");
   }
-  out.body +=
-      definition("S, d, B, H",
-                 "Sequence length, head dimension, batch, heads. \"heads 16 over 4\": sixteen "
-                 "query heads share four key heads. \"causal\": a query sees no later key.");
   out.body +=
       definition("a dash",
                  "Not measured, never zero. Out of memory and unsupported are results, with their "

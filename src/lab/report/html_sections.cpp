@@ -10,6 +10,7 @@
 #include "lab/report/model.h"
 #include "lab/report/numbers.h"
 #include "lab/report/text.h"
+#include "lab/subjects/attention/attention_subject.h"
 
 namespace flashlab::lab::report {
 namespace {
@@ -48,47 +49,6 @@ std::string figures(const Page& page, std::initializer_list<PlotKind> kinds) {
 std::string seen_rows(std::size_t shown, std::size_t all) {
   if (shown == all) return {};
   return lead(fmt::format("The first {} of {}; all are in results.json.", shown, all));
-}
-
-/// The worst error of one implementation, dtype and pass.
-struct Accuracy {
-  std::string label, dtype, pass, sample;
-  double error = 0;
-  std::optional<double> naive, ratio;
-  std::size_t problems = 0;
-};
-
-/// NaN counts as the worst.
-bool worse(double a, double b) {
-  return std::isnan(a) ? !std::isnan(b) : a > b;
-}
-
-std::vector<Accuracy> accuracies(const Page& page) {
-  std::vector<Accuracy> list;
-  for (const Group& group : page.groups) {
-    for (const Row& row : group.rows) {
-      for (std::size_t pass = 0; pass < group.passes.size(); ++pass) {
-        const BenchResult* r = row.ok(pass);
-        if (r == nullptr || !r->error_vs_fp64) continue;
-        const std::string dtype = to_string(group.problem.dtype);
-        auto at = std::find_if(list.begin(), list.end(), [&](const Accuracy& a) {
-          return a.label == row.label && a.dtype == dtype && a.pass == group.passes[pass];
-        });
-        if (at == list.end()) {
-          list.push_back({row.label, dtype, group.passes[pass], "", -1, {}, {}, 0});
-          at = std::prev(list.end());
-        }
-        ++at->problems;
-        if (!worse(*r->error_vs_fp64, at->error)) continue;
-        at->error = *r->error_vs_fp64;
-        at->naive = r->naive_error_vs_fp64;
-        at->sample = r->error_sample;
-        at->ratio = at->naive && *at->naive > 0 ? std::optional<double>(at->error / *at->naive)
-                                                : std::nullopt;
-      }
-    }
-  }
-  return list;
 }
 
 }  // namespace
@@ -156,7 +116,7 @@ Section model_section(const Page& page) {
   for (const Group& group : page.groups) shown.push_back(&group);
   if (shown.size() > kFewProblems) {
     const auto smaller = [](const Group* a, const Group* b) {
-      return a->problem.flops(Pass::kForward) < b->problem.flops(Pass::kForward);
+      return case_of(a->labels).flops(Pass::kForward) < case_of(b->labels).flops(Pass::kForward);
     };
     shown = {*std::max_element(shown.begin(), shown.end(), smaller)};
   }
@@ -171,7 +131,7 @@ Section model_section(const Page& page) {
                       {format_significant(row.cost.intensity(), 3), "n", ""}});
     }
     if (rows.empty()) continue;
-    out.body += html_table(problem_title(group->problem),
+    out.body += html_table(group->title(),
                            {"implementation", "pass", "arithmetic", "read", "written", "FLOP/byte"},
                            rows, true);
   }
@@ -187,7 +147,7 @@ Section model_section(const Page& page) {
 Section accuracy_section(const Page& page) {
   Section out{"accuracy", "Accuracy", ""};
   std::vector<std::vector<HtmlCell>> rows;
-  for (const Accuracy& a : accuracies(page)) {
+  for (const Accuracy& a : accuracies(page.groups)) {
     rows.push_back({{a.label, "", ""},
                     {a.dtype, "", ""},
                     {clean(a.pass), "", ""},
@@ -230,7 +190,7 @@ Section baseline_section(const Page& page) {
     const char* css = c.change == Change::kSlower   ? "bad"
                       : c.change == Change::kFaster ? "best"
                                                     : "";
-    rows.push_back({{problem_title(c.problem), "long", ""},
+    rows.push_back({{c.title, "long", ""},
                     {clean(c.implementation), "", ""},
                     {clean(c.pass), "", ""},
                     {lab::to_string(c.change), css, ""},

@@ -95,19 +95,18 @@ std::string overview(const Page& page, const std::string& pass) {
     const auto at = std::find(group.passes.begin(), group.passes.end(), pass);
     if (at == group.passes.end()) continue;
     const auto index = static_cast<std::size_t>(at - group.passes.begin());
-    const Best best = fastest(group, index);
-    std::vector<HtmlCell> cells = {{problem_title(group.problem), "", ""}};
+    const Best best = best_of(group, kMedianMs, index);
+    std::vector<HtmlCell> cells = {{group.title(), "", ""}};
     for (std::size_t i = 1; i < header.size(); ++i) {
       HtmlCell cell{kAbsent, "n", ""};
       for (const Row& row : group.rows) {
         if (row.label != header[i] || row.by_pass[index] == nullptr) continue;
-        const BenchResult* r = row.ok(index);
+        const Measurement* r = row.ok(index);
         const RunStatus status = row.by_pass[index]->status;
-        cell.text = r != nullptr                        ? format_ms(r->median_ms)
+        cell.text = r != nullptr                        ? format_ms((*r)[kMedianMs])
                     : status == RunStatus::kOutOfMemory ? "out of memory"
                                                         : lab::to_string(status);
-        const bool wins = std::find(best.rows.begin(), best.rows.end(), &row) != best.rows.end();
-        if (wins && group.rows.size() > 1) cell.css = "n best";
+        if (best.has(row) && group.rows.size() > 1) cell.css = "n best";
       }
       cells.push_back(std::move(cell));
     }
@@ -171,8 +170,7 @@ Section comparison_section(const Page& page) {
   }
   for (const Group& group : page.groups) {
     if (!few) {
-      out.body +=
-          "<details>\n<summary>" + escape_xml(problem_title(group.problem)) + "</summary>\n";
+      out.body += "<details>\n<summary>" + escape_xml(group.title()) + "</summary>\n";
     }
     out.body += comparison_table_html(group, base);
     if (!few) out.body += "</details>\n";

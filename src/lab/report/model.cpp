@@ -4,6 +4,8 @@
 #include <charconv>
 #include <string>
 
+#include "lab/subjects/attention/attention_subject.h"
+
 namespace flashlab::lab::report {
 namespace {
 
@@ -151,18 +153,20 @@ ModelledCost modelled_cost(const cases::Case& p, Pass pass, Algorithm algorithm,
 
 std::vector<ModelRow> model_rows(const Group& group, Caches caches) {
   std::vector<ModelRow> out;
+  if (group.subject != &attention_subject()) return out;
+  const cases::Case problem = case_of(group.labels);
   for (const Row& row : group.rows) {
     const std::optional<Algorithm> algorithm = algorithm_of(row.implementation);
     if (!algorithm) continue;
     for (std::size_t pass = 0; pass < group.passes.size(); ++pass) {
-      const BenchResult* result = row.by_pass[pass];
+      const Measurement* result = row.by_pass[pass];
       const bool known = group.passes[pass] == "forward" || group.passes[pass] == "backward";
       if (!known || result == nullptr) continue;
       if (result->status != RunStatus::kOk && result->status != RunStatus::kOutOfMemory) continue;
       const Tile tile = tile_from_plan(result->plan);
       const Pass which = group.passes[pass] == "forward" ? Pass::kForward : Pass::kBackward;
       out.push_back({row.label, group.passes[pass], *algorithm, tile,
-                     modelled_cost(group.problem, which, *algorithm, tile, caches)});
+                     modelled_cost(problem, which, *algorithm, tile, caches)});
     }
   }
   return out;

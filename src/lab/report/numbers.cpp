@@ -60,13 +60,10 @@ std::string format_percent(std::optional<double> share) {
   return fmt::format("{:.0f}%", percent);
 }
 
-std::string format_bytes(std::optional<std::int64_t> bytes) {
-  return bytes ? format_bytes(static_cast<double>(*bytes)) : kAbsent;
-}
-
-std::string format_bytes(double bytes) {
+std::string format_bytes(std::optional<double> bytes) {
+  if (!bytes) return kAbsent;
   static constexpr std::array<const char*, 6> kUnits = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
-  return scaled(bytes, 1024, kUnits);
+  return scaled(*bytes, 1024, kUnits);
 }
 
 std::string format_error(std::optional<double> error) {
@@ -96,23 +93,39 @@ const char* to_string(RateUnit unit) noexcept {
   return unit == RateUnit::kGflops ? "GFLOP/s" : "TFLOP/s";
 }
 
-RateUnit rate_unit_for(std::span<const BenchResult* const> results) {
+RateUnit rate_unit_for(std::span<const Measurement* const> results) {
   double largest = 0;
-  for (const BenchResult* result : results) {
-    if (result != nullptr) largest = std::max(largest, finite(result->tflops).value_or(0));
+  for (const Measurement* result : results) {
+    if (result != nullptr) largest = std::max(largest, finite((*result)[kTflops]).value_or(0));
   }
   return largest < 1 ? RateUnit::kGflops : RateUnit::kTflops;
 }
 
 RateUnit rate_unit_for(const ResultFile& file) {
-  std::vector<const BenchResult*> all;
-  for (const BenchResult& result : file.results) all.push_back(&result);
+  std::vector<const Measurement*> all;
+  for (const Measurement& result : file.results) all.push_back(&result);
   return rate_unit_for(all);
 }
 
 std::string format_rate(std::optional<double> tflops, RateUnit unit) {
   if (!tflops) return kAbsent;
   return format_significant(unit == RateUnit::kGflops ? *tflops * 1000 : *tflops, 3);
+}
+
+std::string format_figure(const Column& column, std::optional<double> value, RateUnit unit) {
+  if (!value) return kAbsent;
+  if (column.unit == "ms") return format_ms(value);
+  if (column.unit == "TFLOP/s") return format_rate(value, unit);
+  if (column.unit == "share") return format_percent(value);
+  if (column.unit == "bytes") return format_bytes(value);
+  if (column.unit == "error") return format_error(value);
+  return format_significant(*value, 3);
+}
+
+std::string heading_of(const Column& column, RateUnit unit) {
+  std::string out(column.heading);
+  if (const auto at = out.find("TFLOP/s"); at != std::string::npos) out[at] = to_string(unit)[0];
+  return out;
 }
 
 std::optional<double> finite(std::optional<double> value) {

@@ -9,7 +9,7 @@
 
 #include "flashlab/status.h"
 #include "lab/report/html.h"
-#include "lab/results/result.h"
+#include "lab/results/measurement.h"
 
 namespace flashlab::lab::report {
 

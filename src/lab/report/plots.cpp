@@ -19,17 +19,17 @@ struct Family {
 };
 
 std::int64_t length_of(const Group& group) {
-  return group.problem.seqlen_k;
+  return static_cast<std::int64_t>(group.labels.whole(group.subject->axis));
 }
 
 std::vector<Family> families_of(const std::vector<Group>& groups) {
   std::vector<Family> families;
   for (const Group& group : groups) {
-    const std::string title = family_title(group.problem);
+    const std::string title = group.subject->family(group.labels);
     auto at = std::find_if(families.begin(), families.end(),
                            [&](const Family& f) { return f.title == title; });
     if (at == families.end()) {
-      families.push_back({family_slug(group.problem), title, {}});
+      families.push_back({group.subject->family_slug(group.labels), title, {}});
       at = std::prev(families.end());
     }
     at->groups.push_back(&group);
@@ -84,11 +84,10 @@ class Maker {
     for (const Group& group : groups_) {
       for (const Row& row : group.rows) {
         for (std::size_t i = 0; i < group.passes.size(); ++i) {
-          const BenchResult* r = row.ok(i);
-          const auto share = r ? finite(r->roof_share) : std::nullopt;
+          const Measurement* r = row.ok(i);
+          const auto share = r ? finite((*r)[kRoofShare]) : std::nullopt;
           if (!share || *share < 0) continue;
-          const std::string pass =
-              std::string(to_string(group.problem.dtype)) + " " + clean(group.passes[i]);
+          const std::string pass = group.labels.text("dtype") + " " + clean(group.passes[i]);
           if (!shares.count(pass)) passes.push_back(pass);
           std::vector<double>& list = shares[pass][row.label];
           list.push_back(*share);
@@ -133,9 +132,7 @@ class Maker {
   LineChart line_chart(const Family& family, const std::string& pass, Value value, Text text) {
     LineChart chart;
     chart.subtitle = family.title;
-    chart.x_label = family.groups.front()->problem.seqlen_q == length_of(*family.groups.front())
-                        ? "sequence length S"
-                        : "number of keys Sk";
+    chart.x_label = family.groups.front()->subject->axis_words;
     std::vector<std::string> order;
     std::map<std::string, Series> series;
     std::map<std::string, std::int64_t> memory_ends;
@@ -144,11 +141,11 @@ class Maker {
       if (at == group->passes.end()) continue;
       const auto index = static_cast<std::size_t>(at - group->passes.begin());
       for (const Row& row : group->rows) {
-        const BenchResult* any = row.by_pass[index];
+        const Measurement* any = row.by_pass[index];
         if (any != nullptr && any->status == RunStatus::kOutOfMemory) {
           memory_ends.try_emplace(row.label, length_of(*group));
         }
-        const BenchResult* r = row.ok(index);
+        const Measurement* r = row.ok(index);
         const auto v = r ? finite(value(*r)) : std::nullopt;
         if (!v) continue;
         Series& s = series[row.label];
@@ -157,21 +154,22 @@ class Maker {
           s.style = colours_.at(row.label);
           order.push_back(row.label);
         }
-        s.points.push_back(
-            {static_cast<double>(length_of(*group)), *v,
-             fmt::format("{}, S {}: {}", row.label, format_length(length_of(*group)), text(*r))});
+        s.points.push_back({static_cast<double>(length_of(*group)), *v,
+                            fmt::format("{}, {} {}: {}", row.label, group->subject->axis_short,
+                                        format_length(length_of(*group)), text(*r))});
       }
     }
     for (const std::string& label : order) chart.series.push_back(std::move(series[label]));
     for (const auto& [label, length] : memory_ends) {
-      chart.notes.push_back(
-          fmt::format("{}: out of memory from S {}", label, format_length(length)));
+      chart.notes.push_back(fmt::format("{}: out of memory from {} {}", label,
+                                        family.groups.front()->subject->axis_short,
+                                        format_length(length)));
     }
     return chart;
   }
 
   void lines(const Family& family) {
-    std::vector<const BenchResult*> all;
+    std::vector<const Measurement*> all;
     for (const Group* group : family.groups) {
       for (const Row& row : group->rows) {
         all.insert(all.end(), row.by_pass.begin(), row.by_pass.end());
@@ -183,8 +181,8 @@ class Maker {
       const std::string end = family.slug + "_" + file_name_part(pass).substr(0, 40);
       const std::string words = clean(pass);
       LineChart time = line_chart(
-          family, pass, [](const BenchResult& r) { return r.median_ms; },
-          [](const BenchResult& r) { return format_ms(r.median_ms) + " ms"; });
+          family, pass, [](const Measurement& r) { return r[kMedianMs]; },
+          [](const Measurement& r) { return format_ms(r[kMedianMs]) + " ms"; });
       time.title = "Time, " + words;
       time.y_label = "time, lower is better (logarithmic)";
       time.y_scale = Scale::kLogMs;
@@ -192,11 +190,11 @@ class Maker {
 
       LineChart rate = line_chart(
           family, pass,
-          [factor](const BenchResult& r) -> std::optional<double> {
-            return r.tflops ? std::optional<double>(*r.tflops * factor) : std::nullopt;
+          [factor](const Measurement& r) -> std::optional<double> {
+            return r[kTflops] ? std::optional<double>(*r[kTflops] * factor) : std::nullopt;
           },
-          [unit](const BenchResult& r) {
-            return format_rate(r.tflops, unit) + " " + to_string(unit);
+          [unit](const Measurement& r) {
+            return format_rate(r[kTflops], unit) + " " + to_string(unit);
           });
       rate.title = "Performance, " + words;
       rate.y_label = std::string(to_string(unit)) + ", higher is better";
@@ -205,12 +203,8 @@ class Maker {
       }
 
       LineChart memory = line_chart(
-          family, pass,
-          [](const BenchResult& r) -> std::optional<double> {
-            return r.peak_bytes ? std::optional<double>(static_cast<double>(*r.peak_bytes))
-                                : std::nullopt;
-          },
-          [](const BenchResult& r) { return format_bytes(r.peak_bytes); });
+          family, pass, [](const Measurement& r) { return r[kPeakBytes]; },
+          [](const Measurement& r) { return format_bytes(r[kPeakBytes]); });
       memory.title = "Peak memory, " + words;
       memory.y_label = "inputs, outputs and workspace, lower is better (logarithmic)";
       memory.y_scale = Scale::kLogBytes;
@@ -221,19 +215,19 @@ class Maker {
   }
 
   void bars(const Family& family, const Group& group) {
-    std::vector<const BenchResult*> all;
+    std::vector<const Measurement*> all;
     for (const Row& row : group.rows) {
       all.insert(all.end(), row.by_pass.begin(), row.by_pass.end());
     }
     const RateUnit unit = rate_unit_for(all);
     BarChart rate, memory;
-    rate.subtitle = memory.subtitle = problem_title(group.problem);
+    rate.subtitle = memory.subtitle = group.title();
     rate.title = std::string("Performance, ") + to_string(unit);
     memory.title = "Peak memory";
     for (std::size_t i = 0; i < group.passes.size(); ++i) {
       BarGroup rates{clean(group.passes[i]), {}}, peaks = rates;
       for (const Row& row : group.rows) {
-        const BenchResult* r = row.ok(i);
+        const Measurement* r = row.ok(i);
         if (r == nullptr) {
           if (row.by_pass[i] != nullptr) {
             rate.notes.push_back(row.label + ", " + clean(group.passes[i]) + ": " +
@@ -242,28 +236,25 @@ class Maker {
           continue;
         }
         const int style = colours_.at(row.label);
-        if (r->tflops) {
-          rates.bars.push_back(
-              {row.label,
-               style,
-               *r->tflops,
-               {},
-               {},
-               fmt::format("{} ({} ms)", format_rate(r->tflops, unit), format_ms(r->median_ms))});
-        }
-        if (r->peak_bytes) {
-          peaks.bars.push_back({row.label,
+        if ((*r)[kTflops]) {
+          rates.bars.push_back({row.label,
                                 style,
-                                static_cast<double>(*r->peak_bytes),
+                                *(*r)[kTflops],
                                 {},
                                 {},
-                                format_bytes(r->peak_bytes)});
+                                fmt::format("{} ({} ms)", format_rate((*r)[kTflops], unit),
+                                            format_ms((*r)[kMedianMs]))});
+        }
+        if ((*r)[kPeakBytes]) {
+          peaks.bars.push_back(
+              {row.label, style, *(*r)[kPeakBytes], {}, {}, format_bytes((*r)[kPeakBytes])});
         }
       }
       if (!rates.bars.empty()) rate.groups.push_back(std::move(rates));
       if (!peaks.bars.empty()) memory.groups.push_back(std::move(peaks));
     }
-    const std::string end = fmt::format("{}_S{}", family.slug, group.problem.seqlen_k);
+    const std::string end =
+        fmt::format("{}_{}{}", family.slug, group.subject->axis_short, length_of(group));
     if (!rate.groups.empty()) {
       add(PlotKind::kPerformance, "performance_" + end, family.title, std::move(rate));
     }

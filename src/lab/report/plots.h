@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "lab/report/svg.h"
-#include "lab/results/result.h"
+#include "lab/results/measurement.h"
 
 namespace flashlab::lab::report {
 

@@ -13,9 +13,16 @@
 namespace flashlab::lab::report {
 namespace {
 
-constexpr int kMsWidth = 8, kRateWidth = 8, kRoofWidth = 5;
-constexpr int kPassWidth = kMsWidth + kRateWidth + kRoofWidth;
-constexpr int kMemoryWidth = 10, kErrorWidth = 9;
+/// Columns of a terminal that a figure of this unit takes, the gap before it included.
+int width_of(const Column& column) {
+  return column.unit == "share" ? 5 : column.unit == "bytes" ? 10 : column.unit == "error" ? 9 : 8;
+}
+
+int width_of(const std::vector<Column>& columns) {
+  int out = 0;
+  for (const Column& column : columns) out += width_of(column);
+  return out;
+}
 
 enum class Style { kBold, kDim, kGreen, kYellow };
 
@@ -57,21 +64,18 @@ class GroupTable {
       : group_(group),
         options_(options),
         paint_(options.colours),
-        width_(std::max(options.width, 80)) {
-    std::vector<const BenchResult*> all;
-    for (const Row& row : group.rows) {
-      all.insert(all.end(), row.by_pass.begin(), row.by_pass.end());
-    }
-    unit_ = rate_unit_for(all);
-    const int figures =
-        kPassWidth * static_cast<int>(group.passes.size()) + kMemoryWidth + kErrorWidth;
+        width_(std::max(options.width, 80)),
+        timed_(columns_at(*group.subject, Place::kEachPass)),
+        once_(columns_at(*group.subject, Place::kRow)) {
+    unit_ = rate_unit_for(group.all());
+    const int figures = width_of(timed_) * static_cast<int>(group.passes.size()) + width_of(once_);
     int longest = display_width("implementation");
     for (const Row& row : group.rows) longest = std::max(longest, display_width(row.label));
     name_width_ = std::clamp(longest, 14, std::max(14, width_ - figures));
   }
 
   std::string text() {
-    for (const std::string& line : wrap(problem_title(group_.problem), width_)) {
+    for (const std::string& line : wrap(group_.title(), width_)) {
       add_line(&out_, paint_(Style::kBold, line));
     }
     header();
@@ -86,12 +90,17 @@ class GroupTable {
     std::string above = pad_right("", name_width_),
                 below = pad_right("implementation", name_width_);
     for (const std::string& pass : group_.passes) {
-      above += "   " + centred(clean(pass), kPassWidth - 3);
-      below += pad_left("ms", kMsWidth) + pad_left(to_string(unit_), kRateWidth) +
-               pad_left("roof", kRoofWidth);
+      above += "   " + centred(clean(pass), width_of(timed_) - 3);
+      for (const Column& column : timed_) {
+        below += pad_left(heading_of(column, unit_), width_of(column));
+      }
     }
-    above += pad_left("peak", kMemoryWidth) + pad_left("error", kErrorWidth);
-    below += pad_left("memory", kMemoryWidth) + pad_left("vs fp64", kErrorWidth);
+    for (const Column& column : once_) {
+      const std::size_t space = std::min(column.heading.find(' '), column.heading.size());
+      above += pad_left(column.heading.substr(0, space), width_of(column));
+      below += pad_left(column.heading.substr(std::min(space + 1, column.heading.size())),
+                        width_of(column));
+    }
     add_line(&out_, paint_(Style::kDim, above));
     add_line(&out_, paint_(Style::kDim, below));
   }
@@ -101,12 +110,6 @@ class GroupTable {
     for (const std::string& line : wrap(text, width_ - indent)) {
       add_line(&out_, space + paint_(Style::kDim, line));
     }
-  }
-
-  bool wins(const Row& row, std::size_t pass) const {
-    const Best best = fastest(group_, pass);
-    return group_.rows.size() > 1 &&
-           std::find(best.rows.begin(), best.rows.end(), &row) != best.rows.end();
   }
 
   /// The start of a row's line. A name that does not fit gets lines of its own: cut names are how
@@ -124,17 +127,21 @@ class GroupTable {
       return;
     }
     for (std::size_t pass = 0; pass < group_.passes.size(); ++pass) {
-      const BenchResult* r = row.ok(pass);
-      std::string ms = apart(r ? format_ms(r->median_ms) : kAbsent, kMsWidth);
-      if (r != nullptr && wins(row, pass)) ms = paint_(Style::kGreen, ms);
-      line += ms + apart(r ? format_rate(r->tflops, unit_) : kAbsent, kRateWidth) +
-              apart(r ? format_percent(r->roof_share) : kAbsent, kRoofWidth);
+      const Measurement* r = row.ok(pass);
+      for (const Column& column : timed_) {
+        const std::string text =
+            apart(r ? format_figure(column, (*r)[column], unit_) : kAbsent, width_of(column));
+        const bool wins = r != nullptr && group_.rows.size() > 1 && !column.best.empty() &&
+                          best_of(group_, column, pass).has(row);
+        line += wins ? paint_(Style::kGreen, text) : text;
+      }
     }
-    line += apart(format_bytes(row.peak_bytes()), kMemoryWidth);
-    line += apart(format_error(row.error()), kErrorWidth);
+    for (const Column& column : once_) {
+      line += apart(format_figure(column, row.worst(column), unit_), width_of(column));
+    }
     add_line(&out_, line);
     for (std::size_t pass = 0; pass < group_.passes.size(); ++pass) {
-      const BenchResult* r = row.by_pass[pass];
+      const Measurement* r = row.by_pass[pass];
       if (r == nullptr) continue;
       if (r->status != RunStatus::kOk) {
         hanging(clean(r->pass) + " " + failure_words(*r), 2);
@@ -147,7 +154,7 @@ class GroupTable {
   /// A row without any figure says why in their place; passes that say the same share a line.
   void failures(const Row& row, const std::string& name) {
     std::vector<std::string> messages;
-    for (const BenchResult* r : row.by_pass) {
+    for (const Measurement* r : row.by_pass) {
       if (r == nullptr) continue;
       if (std::find(messages.begin(), messages.end(), failure_words(*r)) == messages.end()) {
         messages.push_back(failure_words(*r));
@@ -206,6 +213,7 @@ class GroupTable {
   const TableOptions& options_;
   Painter paint_;
   int width_;
+  std::vector<Column> timed_, once_;  ///< figures of each pass, and of a row
   int name_width_;
   RateUnit unit_ = RateUnit::kTflops;
   std::string out_;
@@ -230,6 +238,11 @@ std::string aligned(const std::vector<std::vector<std::string>>& rows, std::size
     add_line(&out, line);
   }
   return out;
+}
+
+/// A cell of a line; below 0 left-aligned.
+std::string cell(std::string_view text, int width) {
+  return width < 0 ? pad_right(text, -width) : pad_left(text, width);
 }
 
 /// "least traffic  forward cpu, sm90 (12.0 MiB)", one line per pass.
@@ -265,39 +278,52 @@ std::string comparison_table(const ResultFile& file, const TableOptions& options
   return out;
 }
 
-std::string bench_table_header(RateUnit unit) {
-  return fmt::format(
-      "{:<18} {:<7} {:<8} {:<5} {:>4} {:>4} {:>4} {:>7} {:>7} {:>4} {:>4} {:<20} {:>10} {:>8} "
-      "{:>5} {:>9} {:>8}  {}\n",
-      "implementation", "device", "pass", "dtype", "B", "Hq", "Hk", "Sq", "Sk", "D", "Dv", "mask",
-      "ms", to_string(unit), "roof", "peak", "error", "status");
+std::string bench_table_header(const Subject& subject, RateUnit unit) {
+  std::string out = "implementation     device  pass     ";
+  for (const LabelSpec& spec : subject.labels) {
+    if (spec.width != 0) out += cell(spec.heading, spec.width) + " ";
+  }
+  for (const ShownColumn& shown : subject.columns) {
+    if (shown.width == 0) continue;
+    const std::string heading = heading_of(shown.column, unit);
+    out += pad_left(heading.substr(0, heading.find(' ')), shown.width) + " ";
+  }
+  return out + " status\n";
 }
 
-std::string bench_table_line(const BenchResult& r, RateUnit unit) {
-  const cases::Case& p = r.problem;
-  std::string mask = p.mask_name();
-  // One word, so that columns can be cut by spaces.
-  if (p.scale) mask += fmt::format("+scale{}", *p.scale);
+std::string bench_table_line(const Measurement& r, RateUnit unit) {
+  const Subject& subject = subject_of(r);
+  std::string out = pad_right(clean(r.implementation), 18) + " " + pad_right(clean(r.device), 7) +
+                    " " + pad_right(clean(r.pass), 8) + " ";
+  // What is not the default and has no cell follows the last label in its cell: one word, so that
+  // columns can be cut by spaces.
+  std::string more;
+  const LabelSpec* last = nullptr;
+  for (const LabelSpec& spec : subject.labels) {
+    if (spec.width != 0) last = &spec;
+    const LabelValue* value = spec.identifies ? r.labels.find(spec.name) : nullptr;
+    if (spec.width != 0 || value == nullptr) continue;
+    const std::string text = lab::to_string(*value);
+    if (text == spec.fallback) continue;
+    more += fmt::format("+{}{}", spec.name, spec.kind == LabelKind::kFlag ? "" : clean(text));
+  }
+  for (const LabelSpec& spec : subject.labels) {
+    if (spec.width == 0) continue;
+    const LabelValue* value = r.labels.find(spec.name);
+    const std::string text = value != nullptr ? clean(lab::to_string(*value)) : kAbsent;
+    out += cell(text + (&spec == last ? more : ""), spec.width) + " ";
+  }
   const bool ok = r.status == RunStatus::kOk;
-  std::string memory = format_bytes(r.peak_bytes);
-  std::erase(memory, ' ');
-  std::string line = fmt::format(
-      "{} {} {} {:<5} {:>4} {:>4} {:>4} {:>7} {:>7} {:>4} {:>4} {:<20} {:>10} {:>8} {:>5} {:>9} "
-      "{:>8}  {}",
-      pad_right(clean(r.implementation), 18), pad_right(clean(r.device), 7),
-      pad_right(clean(r.pass), 8), to_string(p.dtype), p.batch, p.heads_q, p.heads_k, p.seqlen_q,
-      p.seqlen_k, p.head_dim, p.head_dim_v, mask, ok ? format_ms(r.median_ms) : kAbsent,
-      ok ? format_rate(r.tflops, unit) : kAbsent, ok ? format_percent(r.roof_share) : kAbsent,
-      memory, ok ? format_error(r.error_vs_fp64) : kAbsent, lab::to_string(r.status));
-  if (!ok && !r.message.empty()) line += "  " + clean(r.message);
-  return line + '\n';
-}
-
-std::string bench_table(const ResultFile& file) {
-  const RateUnit unit = rate_unit_for(file);
-  std::string out = bench_table_header(unit);
-  for (const BenchResult& result : file.results) out += bench_table_line(result, unit);
-  return out;
+  for (const ShownColumn& shown : subject.columns) {
+    if (shown.width == 0) continue;
+    const bool known = ok || shown.column.unit == "bytes";
+    std::string text = known ? format_figure(shown.column, r[shown.column], unit) : kAbsent;
+    std::erase(text, ' ');
+    out += pad_left(text, shown.width) + " ";
+  }
+  out += std::string(" ") + lab::to_string(r.status);
+  if (!ok && !r.message.empty()) out += "  " + clean(r.message);
+  return out + '\n';
 }
 
 std::string crossover_table(const ResultFile& file, std::string_view relative_to) {
@@ -333,7 +359,7 @@ std::string model_table(const ResultFile& file) {
     }
     if (rows.size() == 1) continue;
     if (!out.empty()) out += '\n';
-    out += problem_title(group.problem) + "\n" + aligned(rows, 2);
+    out += group.title() + "\n" + aligned(rows, 2);
     out += least_traffic(group, caches);
   }
   return out;

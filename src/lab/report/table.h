@@ -6,7 +6,7 @@
 #include <string_view>
 
 #include "lab/report/numbers.h"
-#include "lab/results/result.h"
+#include "lab/results/subject.h"
 
 namespace flashlab::lab::report {
 
@@ -24,9 +24,8 @@ std::string comparison_table(const ResultFile& file, const TableOptions& options
 
 /// `bench`: one line per result, the same columns for any file, nothing that changes from run to
 /// run but the measured figures, so that grep and diff work on it. The header says the unit.
-std::string bench_table_header(RateUnit unit);
-std::string bench_table_line(const BenchResult& result, RateUnit unit);
-std::string bench_table(const ResultFile& file);
+std::string bench_table_header(const Subject& subject, RateUnit unit);
+std::string bench_table_line(const Measurement& result, RateUnit unit);
 
 /// From which S on each implementation is faster than `relative_to`, by d and B * H. Empty where
 /// nothing was measured at two lengths.

@@ -6,7 +6,7 @@
 #include <cmath>
 #include <unordered_map>
 
-#include "lab/results/results_json_names.h"
+#include "lab/results/subject.h"
 
 namespace flashlab::lab {
 namespace {
@@ -21,11 +21,11 @@ Change classify(Interval ratio, double tolerance) {
   return Change::kAmbiguous;
 }
 
-bool has_time(const BenchResult& result) {
-  return result.status == RunStatus::kOk && result.median_ms && *result.median_ms > 0;
+bool has_time(const Measurement& result) {
+  return result.status == RunStatus::kOk && result[kMedianMs] && *result[kMedianMs] > 0;
 }
 
-std::string outcome(const BenchResult& result) {
+std::string outcome(const Measurement& result) {
   std::string out = to_string(result.status);
   if (!result.message.empty()) out += ": " + result.message;
   return out;
@@ -62,16 +62,16 @@ std::vector<std::string> find_cautions(const Environment& old_one, const Environ
 }
 
 /// Judges two measurements of the same case, both with a time.
-void judge_times(const BenchResult& old_one, const BenchResult& new_one, bool comparable,
+void judge_times(const Measurement& old_one, const Measurement& new_one, bool comparable,
                  double tolerance, CaseChange& out) {
   const Interval old_ms = *time_interval(old_one);
   const Interval new_ms = *time_interval(new_one);
-  out.speed_ratio = *old_one.median_ms / *new_one.median_ms;
+  out.speed_ratio = *old_one[kMedianMs] / *new_one[kMedianMs];
   out.speed_interval = {old_ms.low / new_ms.high, old_ms.high / new_ms.low};
   out.change = classify(out.speed_interval, tolerance);
 
-  const bool shares = old_one.roof_share && new_one.roof_share && *old_one.roof_share > 0 &&
-                      *new_one.roof_share > 0;
+  const bool shares = old_one[kRoofShare] && new_one[kRoofShare] && *old_one[kRoofShare] > 0 &&
+                      *new_one[kRoofShare] > 0;
   if (!shares) {
     if (!comparable) {
       out.change = Change::kAmbiguous;
@@ -79,7 +79,7 @@ void judge_times(const BenchResult& old_one, const BenchResult& new_one, bool co
     }
     return;
   }
-  const double share_ratio = *new_one.roof_share / *old_one.roof_share;
+  const double share_ratio = *new_one[kRoofShare] / *old_one[kRoofShare];
   // Within a run times and shares scatter alike, so the share gets the relative interval of the
   // times.
   const Interval share_interval = {share_ratio * out.speed_interval.low / *out.speed_ratio,
@@ -96,22 +96,22 @@ void judge_times(const BenchResult& old_one, const BenchResult& new_one, bool co
   if (moved && by_share != out.change) {
     out.note = fmt::format("the machine itself was {}: {:.0f}% of the roof then, {:.0f}% now",
                            out.change == Change::kSlower ? "slower" : "faster",
-                           100 * *old_one.roof_share, 100 * *new_one.roof_share);
+                           100 * *old_one[kRoofShare], 100 * *new_one[kRoofShare]);
     out.change = Change::kAmbiguous;
   }
 }
 
-CaseChange judge(const BenchResult* old_one, const BenchResult* new_one, bool comparable,
+CaseChange judge(const Measurement* old_one, const Measurement* new_one, bool comparable,
                  double tolerance) {
-  const BenchResult& any = new_one != nullptr ? *new_one : *old_one;
+  const Measurement& any = new_one != nullptr ? *new_one : *old_one;
   CaseChange out;
   out.key = case_key(any);
   out.implementation = any.implementation;
   out.device = any.device;
   out.pass = any.pass;
-  out.problem = any.problem;
-  if (old_one != nullptr) out.old_ms = old_one->median_ms;
-  if (new_one != nullptr) out.new_ms = new_one->median_ms;
+  out.title = title_of(any);
+  if (old_one != nullptr) out.old_ms = (*old_one)[kMedianMs];
+  if (new_one != nullptr) out.new_ms = (*new_one)[kMedianMs];
 
   if (old_one == nullptr) {
     out.note = "not in the baseline";
@@ -121,10 +121,11 @@ CaseChange judge(const BenchResult* old_one, const BenchResult* new_one, bool co
     judge_times(*old_one, *new_one, comparable, tolerance, out);
   } else if (has_time(*old_one)) {
     out.change = Change::kSlower;
-    out.note = fmt::format("took {:.4g} ms, now {}", *old_one->median_ms, outcome(*new_one));
+    out.note = fmt::format("took {:.4g} ms, now {}", *(*old_one)[kMedianMs], outcome(*new_one));
   } else if (has_time(*new_one)) {
     out.change = Change::kFaster;
-    out.note = fmt::format("was {}, now takes {:.4g} ms", outcome(*old_one), *new_one->median_ms);
+    out.note =
+        fmt::format("was {}, now takes {:.4g} ms", outcome(*old_one), *(*new_one)[kMedianMs]);
   } else {
     out.note = fmt::format("did not run: {}", outcome(*new_one));
   }
@@ -166,35 +167,28 @@ const char* to_string(Change change) noexcept {
   return "unknown";
 }
 
-std::string case_key(const BenchResult& r) {
-  const cases::Case& c = r.problem;
-  return fmt::format(
-      "{} {} {} {} b{} h{}/{} s{}x{} d{}/{} {} scale {}{}{}{}{} {} {}", r.implementation, r.device,
-      r.pass, dtype_name(c), c.batch, c.heads_q, c.heads_k, c.seqlen_q, c.seqlen_k, c.head_dim,
-      c.head_dim_v, mask_name(c), c.scale ? fmt::to_string(*c.scale) : "default",
-      c.lse_gradient ? " dlse" : "", c.fp32_outputs ? " fp32-outputs" : "",
-      c.gradient_mode == GradientMode::kAccumulate ? " accumulate" : "",
-      c.deterministic ? " deterministic" : "", layout_name(c.layout), fill_name(c.fill));
+std::string case_key(const Measurement& r) {
+  return fmt::format("{} {} {} {}", r.implementation, r.device, r.pass, problem_key(r));
 }
 
-std::optional<Interval> time_interval(const BenchResult& r) {
-  if (!r.median_ms) return {};
-  const double median = *r.median_ms;
-  const double low = r.min_ms.value_or(median);
-  const double high = r.max_ms.value_or(median);
-  if (r.samples > 0 && r.q1_ms && r.q3_ms) {
+std::optional<Interval> time_interval(const Measurement& r) {
+  if (!r[kMedianMs]) return {};
+  const double median = *r[kMedianMs];
+  const double low = r[kMinMs].value_or(median);
+  const double high = r[kMaxMs].value_or(median);
+  if (r.samples > 0 && r[kQ1Ms] && r[kQ3Ms]) {
     Statistics statistics;
     statistics.count = static_cast<std::size_t>(r.samples);
     statistics.min = low;
     statistics.max = high;
     statistics.median = median;
-    statistics.q1 = *r.q1_ms;
-    statistics.q3 = *r.q3_ms;
+    statistics.q1 = *r[kQ1Ms];
+    statistics.q3 = *r[kQ3Ms];
     return median_interval(statistics);
   }
-  if (r.std_ms && r.samples > 1) {
+  if (r[kStdMs] && r.samples > 1) {
     // 1.96 standard errors of a median, which is 1.25 times that of a mean.
-    const double half = 1.96 * 1.2533 * *r.std_ms / std::sqrt(static_cast<double>(r.samples));
+    const double half = 1.96 * 1.2533 * *r[kStdMs] / std::sqrt(static_cast<double>(r.samples));
     return Interval{std::max(low, median - half), std::min(high, median + half)};
   }
   return Interval{low, high};
@@ -207,9 +201,9 @@ BaselineReport compare_with_baseline(const ResultFile& baseline, const ResultFil
   const bool comparable = same_machine(baseline.environment, current.environment);
 
   // A key that occurs twice counts once, by its last result: that is what a re-run meant.
-  std::unordered_map<std::string, const BenchResult*> old_results, new_results;
-  for (const BenchResult& result : baseline.results) old_results[case_key(result)] = &result;
-  for (const BenchResult& result : current.results) new_results[case_key(result)] = &result;
+  std::unordered_map<std::string, const Measurement*> old_results, new_results;
+  for (const Measurement& result : baseline.results) old_results[case_key(result)] = &result;
+  for (const Measurement& result : current.results) new_results[case_key(result)] = &result;
   for (const auto& [key, result] : new_results) {
     const auto old_one = old_results.find(key);
     out.changes.push_back(judge(old_one == old_results.end() ? nullptr : old_one->second, result,
@@ -253,7 +247,7 @@ std::string BaselineReport::summary() const {
                                 : worst.note;
     add(slower, "slower",
         fmt::format(" ({}{} {} {}: {})", slower > 1 ? "worst: " : "", worst.implementation,
-                    worst.problem.describe(), worst.pass, how));
+                    worst.pass, worst.title, how));
   }
   add(ambiguous, "ambiguous");
   add(missing, "missing");

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "lab/measure/statistics.h"
-#include "lab/results/result.h"
+#include "lab/results/measurement.h"
 
 namespace flashlab::lab {
 
@@ -34,7 +34,7 @@ struct BaselineOptions {
 struct CaseChange {
   std::string key;  ///< equal for equal implementation, device, pass and problem
   std::string implementation, device, pass;
-  cases::Case problem;
+  std::string title;  ///< of the problem
   Change change = Change::kMissing;
   bool regression = false;
   std::optional<double> old_ms, new_ms;  ///< medians
@@ -57,11 +57,11 @@ struct BaselineReport {
 
 /// Identifies a measurement across files: implementation, device, pass and everything of the
 /// problem that changes the work; not its name, nor its seed.
-std::string case_key(const BenchResult& result);
+std::string case_key(const Measurement& result);
 
 /// The interval of a result's median: from quartiles and sample count; where a file lacks them from
 /// the standard deviation; else from min and max. Empty without a median.
-std::optional<Interval> time_interval(const BenchResult& result);
+std::optional<Interval> time_interval(const Measurement& result);
 
 /// Pairs cases by key and judges each. Times of two days are compared only with the help of the
 /// roof measured beside each: where both runs have a share of the roof and it has not moved, a

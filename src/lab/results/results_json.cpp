@@ -1,90 +1,66 @@
 #include "lab/results/results_json.h"
 
-#include <fmt/format.h>
-
-#include <array>
 #include <cmath>
-#include <initializer_list>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <utility>
 
-#include "lab/results/results_json_names.h"
+#include "lab/results/environment_fields.h"
+#include "lab/results/subject.h"
 
 namespace flashlab::lab {
 namespace {
 
 using Json = nlohmann::ordered_json;
 
-template <class T>
-Json or_null(const std::optional<T>& value) {
-  return value ? Json(*value) : Json(nullptr);
+// What is not known is null: an empty text, a size of 0, a figure that was not measured. JSON has
+// no NaN or infinity either.
+Json or_null(const std::string& text) {
+  return text.empty() ? Json(nullptr) : Json(text);
 }
-
-// JSON has no NaN or infinity; a number that is neither is unmeasured.
+template <std::integral T>
+Json or_null(T value) {
+  return value > 0 ? Json(value) : Json(nullptr);
+}
 Json or_null(const std::optional<double>& value) {
   return value && std::isfinite(*value) ? Json(*value) : Json(nullptr);
 }
 
-Json text_or_null(const std::string& text) {
-  return text.empty() ? Json(nullptr) : Json(text);
+/// Bytes are whole numbers, and stay so in the file as far as a double counts them.
+Json figure(const Column& column, const std::optional<double>& value) {
+  constexpr double kExact = 9007199254740992;
+  if (column.unit == "bytes" && value && *value >= 0 && *value < kExact) {
+    return Json(static_cast<std::int64_t>(*value));
+  }
+  return or_null(value);
 }
 
-template <class T>
-Json positive_or_null(T value) {
-  return value > 0 ? Json(value) : Json(nullptr);
+Json label(const LabelSpec& spec, const LabelValue* value) {
+  if (value != nullptr) {
+    return std::visit([](const auto& each) { return Json(each); }, *value);
+  }
+  return spec.kind == LabelKind::kFlag ? Json(false) : Json(nullptr);
 }
 
-Json to_json_value(const BenchResult& r) {
-  const cases::Case& c = r.problem;
+Json to_json_value(const Measurement& r) {
+  const Subject& subject = subject_of(r);
   Json out = Json::object();
+  if (&subject != subjects().front()) out["subject"] = subject.name;
   out["implementation"] = r.implementation;
   out["device"] = r.device;
   out["pass"] = r.pass;
-  out["dtype"] = dtype_name(c);
-  out["batch"] = c.batch;
-  out["heads_q"] = c.heads_q;
-  out["heads_k"] = c.heads_k;
-  out["head_dim"] = c.head_dim;
-  out["head_dim_v"] = c.head_dim_v;
-  out["seqlen_q"] = c.seqlen_q;
-  out["seqlen_k"] = c.seqlen_k;
-  out["mask"] = mask_name(c);
+  for (const LabelSpec& spec : subject.labels) {
+    out[spec.name] = label(spec, r.labels.find(spec.name));
+  }
   out["status"] = to_string(r.status);
   out["message"] = r.message;
-  out["median_ms"] = or_null(r.median_ms);
-  out["min_ms"] = or_null(r.min_ms);
-  out["mean_ms"] = or_null(r.mean_ms);
-  out["max_ms"] = or_null(r.max_ms);
-  out["std_ms"] = or_null(r.std_ms);
-  out["tflops"] = or_null(r.tflops);
-  out["tflops_peak"] = or_null(r.tflops_peak);
-  out["roof_share"] = or_null(r.roof_share);
-  out["gb_per_s"] = or_null(r.gb_per_s);
-  out["peak_bytes"] = or_null(r.peak_bytes);
-  out["workspace_bytes"] = or_null(r.workspace_bytes);
-  out["memory_before_backward_bytes"] = or_null(r.memory_before_backward_bytes);
-  out["process_peak_bytes"] = or_null(r.process_peak_bytes);
-  out["error_vs_fp64"] = or_null(r.error_vs_fp64);
-  out["naive_error_vs_fp64"] = or_null(r.naive_error_vs_fp64);
-  out["error_sample"] = text_or_null(r.error_sample);
-  out["seed"] = c.seed;
-  out["plan"] = text_or_null(r.plan);
-
-  // Beyond the schema's list: the rest of the case, and what verdicts against a baseline need.
-  out["case"] = text_or_null(c.name);
-  out["scale"] = c.scale ? Json(*c.scale) : Json(nullptr);
-  out["lse_gradient"] = c.lse_gradient;
-  out["fp32_outputs"] = c.fp32_outputs;
-  out["accumulate"] = c.gradient_mode == GradientMode::kAccumulate;
-  out["deterministic"] = c.deterministic;
-  out["layout"] = layout_name(c.layout);
-  out["fill"] = fill_name(c.fill);
-  out["samples"] = r.samples > 0 ? Json(r.samples) : Json(nullptr);
-  out["q1_ms"] = or_null(r.q1_ms);
-  out["q3_ms"] = or_null(r.q3_ms);
+  out["samples"] = or_null(r.samples);
+  for (const ShownColumn& shown : subject.columns) {
+    out[shown.column.name] = figure(shown.column, r[shown.column]);
+  }
+  out["error_sample"] = or_null(r.error_sample);
+  out["plan"] = or_null(r.plan);
   Json parts = Json::array();
-  for (const BenchResult::Part& part : r.parts) {
+  for (const Measurement::Part& part : r.parts) {
     parts.push_back({{"name", part.name}, {"median_ms", part.median_ms}});
   }
   out["parts"] = std::move(parts);
@@ -93,45 +69,7 @@ Json to_json_value(const BenchResult& r) {
 
 Json to_json_value(const Environment& e) {
   Json out = Json::object();
-  out["flashlab_version"] = text_or_null(e.flashlab_version);
-  out["commit"] = text_or_null(e.commit);
-  out["command"] = text_or_null(e.command);
-  out["date_utc"] = text_or_null(e.date_utc);
-  out["hostname_hash"] = text_or_null(e.hostname_hash);
-  out["os"] = text_or_null(e.os);
-  out["kernel"] = text_or_null(e.kernel);
-  out["compiler"] = text_or_null(e.compiler);
-  out["libc"] = text_or_null(e.libc);
-  out["cpu_model"] = text_or_null(e.cpu_model);
-  out["cpu_isa"] = text_or_null(e.cpu_isa);
-  out["cpu_flags"] = text_or_null(e.cpu_flags);
-  out["cpu_threads_online"] = positive_or_null(e.cpu_threads_online);
-  out["threads_used"] = positive_or_null(e.threads_used);
-  out["memory_bytes"] = positive_or_null(e.memory_bytes);
-  out["l1d_bytes"] = positive_or_null(e.l1d_bytes);
-  out["l2_bytes"] = positive_or_null(e.l2_bytes);
-  out["l3_bytes"] = positive_or_null(e.l3_bytes);
-  out["gpu"] = text_or_null(e.gpu);
-  out["driver"] = text_or_null(e.driver);
-  out["cuda_version"] = text_or_null(e.cuda_version);
-  out["gpu_architecture"] = text_or_null(e.gpu_architecture);
-  out["nvrtc"] = text_or_null(e.nvrtc);
-  out["gpu_memory_bytes"] = positive_or_null(e.gpu_memory_bytes);
-  out["gpu_l2_bytes"] = positive_or_null(e.gpu_l2_bytes);
-  out["gpu_multiprocessors"] = positive_or_null(e.gpu_multiprocessors);
-  out["gpu_clock_mhz"] = or_null(e.gpu_clock_mhz);
-  out["gpu_max_clock_mhz"] = or_null(e.gpu_max_clock_mhz);
-  out["gpu_memory_clock_mhz"] = or_null(e.gpu_memory_clock_mhz);
-  out["gpu_power_w"] = or_null(e.gpu_power_w);
-  out["gpu_power_limit_w"] = or_null(e.gpu_power_limit_w);
-  out["gpu_temperature_c"] = or_null(e.gpu_temperature_c);
-  out["gpu_ecc"] = text_or_null(e.gpu_ecc);
-  out["clock_mhz"] = or_null(e.clock_mhz);
-  out["roof_fp32_gflops"] = or_null(e.roof_fp32_gflops);
-  out["roof_bf16_gflops"] = or_null(e.roof_bf16_gflops);
-  out["copy_gb_per_s"] = or_null(e.copy_gb_per_s);
-  out["roof_source"] = text_or_null(e.roof_source);
-  out["protocol"] = text_or_null(e.protocol);
+  for_each_field(e, [&out](const char* name, const auto& value) { out[name] = or_null(value); });
   Json warnings = Json::array();
   for (const EnvironmentWarning& warning : e.warnings) {
     warnings.push_back({{"what", warning.what}, {"remedy", warning.remedy}});
@@ -142,26 +80,16 @@ Json to_json_value(const Environment& e) {
 
 }  // namespace
 
-const char* to_string(RunStatus status) noexcept {
-  switch (status) {
-    case RunStatus::kOk:
-      return "ok";
-    case RunStatus::kOutOfMemory:
-      return "oom";
-    case RunStatus::kUnsupported:
-      return "unsupported";
-    case RunStatus::kError:
-      return "error";
-  }
-  return "error";
-}
-
 std::string to_json(const ResultFile& file, int indent) {
   Json out = Json::object();
   out["schema"] = kResultSchema;
+  if (file.planned > 0) {
+    out["planned"] = file.planned;
+    out["interrupted"] = file.interrupted();
+  }
   out["environment"] = to_json_value(file.environment);
   Json results = Json::array();
-  for (const BenchResult& result : file.results) results.push_back(to_json_value(result));
+  for (const Measurement& result : file.results) results.push_back(to_json_value(result));
   out["results"] = std::move(results);
   // Messages may quote bytes of a user's file: what is not UTF-8 is replaced, never refused.
   return out.dump(indent, ' ', false, Json::error_handler_t::replace) + '\n';

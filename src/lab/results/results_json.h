@@ -7,7 +7,7 @@
 #include <string_view>
 
 #include "flashlab/status.h"
-#include "lab/results/result.h"
+#include "lab/results/measurement.h"
 
 namespace flashlab::lab {
 
@@ -18,7 +18,7 @@ std::string to_json(const ResultFile& file, int indent = 2);
 
 /// Reads what to_json wrote, or another program wrote by the schema. Unknown keys are ignored;
 /// everything the schema lists must be there, with its type. `source` names the text in errors.
-/// Errors: kInvalidArgument naming the place ("results[3].median_ms"), what stands there and what
+/// Errors: kInvalidArgument naming the place ("results[3][kMedianMs]"), what stands there and what
 /// should. Nothing is guessed: a truncated or malformed file gives no results.
 Result<ResultFile> parse_results(std::string_view text, std::string_view source = "results");
 
@@ -38,12 +38,12 @@ Status write_results(const std::filesystem::path& path, const ResultFile& file);
 /// cannot be rewritten, everything goes at `finish`.
 class ResultWriter {
  public:
-  /// Writes a file with no results yet: a path that cannot be written fails here, before anything
-  /// is measured.
-  static Result<ResultWriter> create(std::filesystem::path path, Environment environment);
+  /// Writes `file`, which has no results yet: a path that cannot be written fails here, before
+  /// anything is measured.
+  static Result<ResultWriter> create(std::filesystem::path path, ResultFile file);
 
   /// On an error the result is kept in memory: a later add or finish tries to write it again.
-  Status add(BenchResult result);
+  Status add(Measurement result);
 
   /// Writes everything once more, with roofs and warnings that `environment()` got meanwhile.
   Status finish();

@@ -154,10 +154,10 @@ Result<ResultFile> read_results(const fs::path& path) {
   return parse_results(text, path.string());
 }
 
-Result<ResultWriter> ResultWriter::create(fs::path path, Environment environment) {
+Result<ResultWriter> ResultWriter::create(fs::path path, ResultFile file) {
   const bool rewritable = replaceable(path);
   ResultWriter out(std::move(path), rewritable);
-  out.file_.environment = std::move(environment);
+  out.file_ = std::move(file);
   if (rewritable) {
     if (Status status = write_results(out.path_, out.file_); !status.ok()) return status;
   } else if (access(out.path_.c_str(), W_OK) != 0) {
@@ -166,7 +166,7 @@ Result<ResultWriter> ResultWriter::create(fs::path path, Environment environment
   return out;
 }
 
-Status ResultWriter::add(BenchResult result) {
+Status ResultWriter::add(Measurement result) {
   file_.results.push_back(std::move(result));
   return rewritable_ ? write_results(path_, file_) : Status();
 }

@@ -5,9 +5,10 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
+#include "lab/results/environment_fields.h"
 #include "lab/results/json_depth.h"
 #include "lab/results/results_json.h"
-#include "lab/results/results_json_names.h"
+#include "lab/results/subject.h"
 
 namespace flashlab::lab {
 namespace {
@@ -61,12 +62,6 @@ class Reader {
     out = static_cast<T>(number);
   }
 
-  void optional_integer(const char* key, std::optional<std::int64_t>& out, bool required = true) {
-    std::int64_t number = -1;
-    integer(key, number, required, true);
-    if (number >= 0) out = number;
-  }
-
   void optional_number(const char* key, std::optional<double>& out, bool required = true) {
     const Json* value = find(key, required);
     if (value == nullptr || value->is_null()) return;
@@ -77,17 +72,17 @@ class Reader {
     out = value->get<double>();
   }
 
-  void optional_scale(const char* key, std::optional<float>& out) {
-    const Json* value = find(key, false);
+  void optional_real(const char* key, std::optional<double>& out, bool required) {
+    const Json* value = find(key, required);
     if (value == nullptr || value->is_null()) return;
     if (!value->is_number() || !std::isfinite(value->get<float>())) {
       return fail(key, quote(*value), "a finite number, or null");
     }
-    out = value->get<float>();
+    out = value->get<double>();
   }
 
-  void boolean(const char* key, bool& out) {
-    const Json* value = find(key, false);
+  void boolean(const char* key, bool& out, bool required = false) {
+    const Json* value = find(key, required);
     if (value == nullptr) return;
     if (!value->is_boolean()) return fail(key, quote(*value), "true or false");
     out = value->get<bool>();
@@ -130,79 +125,72 @@ class Reader {
   Status& status_;
 };
 
-void read(Reader& in, cases::Case& c) {
-  in.name("dtype", "one of fp64, fp32, tf32, fp16, bf16, e4m3, e5m2",
-          [&c](std::string_view name) { return parse_dtype_name(name, c); });
-  in.integer("batch", c.batch);
-  in.integer("heads_q", c.heads_q);
-  in.integer("heads_k", c.heads_k);
-  in.integer("head_dim", c.head_dim);
-  in.integer("head_dim_v", c.head_dim_v);
-  in.integer("seqlen_q", c.seqlen_q);
-  in.integer("seqlen_k", c.seqlen_k);
-  in.name("mask",
-          "none, causal-top-left or causal-bottom-right, with +bool or +additive for a mask tensor",
-          [&c](std::string_view name) { return parse_mask_name(name, c); });
-  in.integer("seed", c.seed);
-  in.text("case", c.name, false);
-  in.optional_scale("scale", c.scale);
-  in.boolean("lse_gradient", c.lse_gradient);
-  in.boolean("fp32_outputs", c.fp32_outputs);
-  bool accumulate = false;
-  in.boolean("accumulate", accumulate);
-  c.gradient_mode = accumulate ? GradientMode::kAccumulate : GradientMode::kOverwrite;
-  in.boolean("deterministic", c.deterministic);
-  in.name(
-      "layout", "a layout's name, e.g. contiguous",
-      [&c](std::string_view name) {
-        const auto layout = parse_layout(name);
-        if (layout) c.layout = *layout;
-        return layout.has_value();
-      },
-      false);
-  in.name(
-      "fill", "a fill's name, e.g. normal",
-      [&c](std::string_view name) {
-        const auto fill = parse_fill(name);
-        if (fill) c.fill = *fill;
-        return fill.has_value();
-      },
-      false);
+/// The keys of tables are literals: they end with a zero.
+void read(Reader& in, const LabelSpec& spec, Labels& out) {
+  const char* key = spec.name.data();
+  if (spec.kind == LabelKind::kWhole) {
+    // Nothing has more elements than a signed size can count; a seed has all its bits.
+    if (spec.identifies) {
+      std::int64_t number = -1;
+      in.integer(key, number, spec.required);
+      if (number >= 0) out.set(spec.name, static_cast<std::uint64_t>(number));
+    } else {
+      std::uint64_t number = 0;
+      in.integer(key, number, spec.required);
+      out.set(spec.name, number);
+    }
+  } else if (spec.kind == LabelKind::kReal) {
+    std::optional<double> number;
+    in.optional_real(key, number, spec.required);
+    if (number) out.set(spec.name, *number);
+  } else if (spec.kind == LabelKind::kFlag) {
+    bool flag = false;
+    in.boolean(key, flag, spec.required);
+    out.set(spec.name, flag);
+  } else {
+    std::string text;
+    if (spec.accepts != nullptr) {
+      in.name(
+          key, std::string(spec.expected).c_str(),
+          [&](std::string_view name) {
+            text = name;
+            return spec.accepts(name);
+          },
+          spec.required);
+    } else {
+      in.text(key, text, spec.required);
+    }
+    if (!text.empty()) out.set(spec.name, std::move(text));
+  }
 }
 
-void read(Reader& in, BenchResult& r) {
+void read(Reader& in, Measurement& r) {
+  in.name(
+      "subject", "a subject of this program: attention or weighted-sum",
+      [&r](std::string_view name) {
+        r.subject = name;
+        return find_subject(name) != nullptr;
+      },
+      false);
+  const Subject& subject = subject_of(r);
   in.text("implementation", r.implementation);
   in.text("device", r.device);
   in.text("pass", r.pass);
-  read(in, r.problem);
+  for (const LabelSpec& spec : subject.labels) read(in, spec, r.labels);
   in.name("status", "one of ok, oom, unsupported, error", [&r](std::string_view name) {
     const auto status = parse_status(name);
     if (status) r.status = *status;
     return status.has_value();
   });
   in.text("message", r.message);
-  in.optional_number("median_ms", r.median_ms);
-  in.optional_number("min_ms", r.min_ms);
-  in.optional_number("mean_ms", r.mean_ms);
-  in.optional_number("max_ms", r.max_ms);
-  in.optional_number("std_ms", r.std_ms);
-  in.optional_number("tflops", r.tflops);
-  in.optional_number("tflops_peak", r.tflops_peak);
-  in.optional_number("roof_share", r.roof_share);
-  in.optional_number("gb_per_s", r.gb_per_s);
-  in.optional_integer("peak_bytes", r.peak_bytes);
-  in.optional_integer("workspace_bytes", r.workspace_bytes);
-  in.optional_integer("memory_before_backward_bytes", r.memory_before_backward_bytes);
-  in.optional_integer("process_peak_bytes", r.process_peak_bytes);
-  in.optional_number("error_vs_fp64", r.error_vs_fp64);
-  in.optional_number("naive_error_vs_fp64", r.naive_error_vs_fp64);
-  in.text("error_sample", r.error_sample);
-  in.text("plan", r.plan);
+  for (const ShownColumn& shown : subject.columns) {
+    in.optional_number(shown.column.name.data(), r[shown.column], shown.required);
+  }
+  in.text("error_sample", r.error_sample, false);
+  in.text("plan", r.plan, false);
   in.integer("samples", r.samples, false, true);
-  in.optional_number("q1_ms", r.q1_ms, false);
-  in.optional_number("q3_ms", r.q3_ms, false);
   in.objects("parts", false, [&r](Reader& part) {
-    BenchResult::Part out;
+    Measurement::Part out;
     std::optional<double> median;
     part.text("name", out.name);
     part.optional_number("median_ms", median);
@@ -211,46 +199,20 @@ void read(Reader& in, BenchResult& r) {
   });
 }
 
+/// Any member may be missing: an older or a newer program wrote the file.
+struct FieldReader {
+  Reader& in;
+  void operator()(const char* name, std::string& value) { in.text(name, value, false); }
+  void operator()(const char* name, std::optional<double>& value) {
+    in.optional_number(name, value, false);
+  }
+  void operator()(const char* name, std::integral auto& value) {
+    in.integer(name, value, false, true);
+  }
+};
+
 void read(Reader& in, Environment& e) {
-  in.text("flashlab_version", e.flashlab_version, false);
-  in.text("commit", e.commit, false);
-  in.text("command", e.command, false);
-  in.text("date_utc", e.date_utc, false);
-  in.text("hostname_hash", e.hostname_hash, false);
-  in.text("os", e.os, false);
-  in.text("kernel", e.kernel, false);
-  in.text("compiler", e.compiler, false);
-  in.text("libc", e.libc, false);
-  in.text("cpu_model", e.cpu_model, false);
-  in.text("cpu_isa", e.cpu_isa, false);
-  in.text("cpu_flags", e.cpu_flags, false);
-  in.integer("cpu_threads_online", e.cpu_threads_online, false, true);
-  in.integer("threads_used", e.threads_used, false, true);
-  in.integer("memory_bytes", e.memory_bytes, false, true);
-  in.integer("l1d_bytes", e.l1d_bytes, false, true);
-  in.integer("l2_bytes", e.l2_bytes, false, true);
-  in.integer("l3_bytes", e.l3_bytes, false, true);
-  in.text("gpu", e.gpu, false);
-  in.text("driver", e.driver, false);
-  in.text("cuda_version", e.cuda_version, false);
-  in.text("gpu_architecture", e.gpu_architecture, false);
-  in.text("nvrtc", e.nvrtc, false);
-  in.integer("gpu_memory_bytes", e.gpu_memory_bytes, false, true);
-  in.integer("gpu_l2_bytes", e.gpu_l2_bytes, false, true);
-  in.integer("gpu_multiprocessors", e.gpu_multiprocessors, false, true);
-  in.optional_number("gpu_clock_mhz", e.gpu_clock_mhz, false);
-  in.optional_number("gpu_max_clock_mhz", e.gpu_max_clock_mhz, false);
-  in.optional_number("gpu_memory_clock_mhz", e.gpu_memory_clock_mhz, false);
-  in.optional_number("gpu_power_w", e.gpu_power_w, false);
-  in.optional_number("gpu_power_limit_w", e.gpu_power_limit_w, false);
-  in.optional_number("gpu_temperature_c", e.gpu_temperature_c, false);
-  in.text("gpu_ecc", e.gpu_ecc, false);
-  in.optional_number("clock_mhz", e.clock_mhz, false);
-  in.optional_number("roof_fp32_gflops", e.roof_fp32_gflops, false);
-  in.optional_number("roof_bf16_gflops", e.roof_bf16_gflops, false);
-  in.optional_number("copy_gb_per_s", e.copy_gb_per_s, false);
-  in.text("roof_source", e.roof_source, false);
-  in.text("protocol", e.protocol, false);
+  for_each_field(e, FieldReader{in});
   in.objects("warnings", false, [&e](Reader& warning) {
     EnvironmentWarning out;
     warning.text("what", out.what);
@@ -319,8 +281,10 @@ Result<ResultFile> parse_results(std::string_view text, std::string_view source)
   }
   Reader environment_reader(*environment, "environment.", name, status);
   read(environment_reader, out.environment);
-  Reader(root, "", name, status).objects("results", true, [&out](Reader& in) {
-    BenchResult result;
+  Reader reader(root, "", name, status);
+  reader.integer("planned", out.planned, false);
+  reader.objects("results", true, [&out](Reader& in) {
+    Measurement result;
     read(in, result);
     out.results.push_back(std::move(result));
   });

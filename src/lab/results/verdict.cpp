@@ -70,15 +70,15 @@ Verdict judge_speedup(double naive_ms, double ms) {
                fmt::format("{:.0f}x", kNaiveSpeedupThresholds.poor));
 }
 
-std::optional<Verdict> judge_throughput(const BenchResult& result, const Environment& environment) {
+std::optional<Verdict> judge_throughput(const Measurement& result, const Environment& environment) {
   const bool on_gpu = result.device.starts_with("cuda");
-  if (on_gpu && environment.gpu.find("A100") != std::string::npos && result.tflops) {
-    return judge("throughput", *result.tflops, kA100TflopsThresholds,
-                 fmt::format("{:.0f} TFLOP/s", *result.tflops),
+  if (on_gpu && environment.gpu.find("A100") != std::string::npos && result[kTflops]) {
+    return judge("throughput", *result[kTflops], kA100TflopsThresholds,
+                 fmt::format("{:.0f} TFLOP/s", *result[kTflops]),
                  fmt::format("{:.0f} TFLOP/s", kA100TflopsThresholds.good),
                  fmt::format("{:.0f} TFLOP/s", kA100TflopsThresholds.poor));
   }
-  if (result.roof_share) return judge_roof_share(*result.roof_share);
+  if (result[kRoofShare]) return judge_roof_share(*result[kRoofShare]);
   return {};
 }
 

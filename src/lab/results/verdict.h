@@ -6,7 +6,7 @@
 #include <optional>
 #include <string>
 
-#include "lab/results/result.h"
+#include "lab/results/measurement.h"
 
 namespace flashlab::lab {
 
@@ -51,6 +51,6 @@ Verdict judge_utilisation(double share);
 
 /// By the published TFLOP/s where the GPU is an A100, by the share of the roof elsewhere; empty for
 /// a result that has neither.
-std::optional<Verdict> judge_throughput(const BenchResult& result, const Environment& environment);
+std::optional<Verdict> judge_throughput(const Measurement& result, const Environment& environment);
 
 }  // namespace flashlab::lab

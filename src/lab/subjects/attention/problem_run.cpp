@@ -10,33 +10,18 @@
 #include "lab/measure/cpu_roof.h"
 #include "lab/measure/gpu_clock.h"
 #include "lab/measure/gpu_roof.h"
-#include "lab/results/result_times.h"
+#include "lab/subjects/attention/attention_subject.h"
 #include "lab/subjects/attention/run_parts.h"
+#include "lab/subjects/time_in_turns.h"
 
 namespace flashlab::lab {
 namespace {
-
-const char* name_of(Pass pass) {
-  return pass == Pass::kForward ? "forward" : "backward";
-}
 
 bool is_set(const std::atomic<bool>* flag) {
   return flag != nullptr && flag->load(std::memory_order_relaxed);
 }
 
-void set_failure(const Status& status, BenchResult& result) {
-  switch (status.code()) {
-    case StatusCode::kOutOfMemory:
-      result.status = RunStatus::kOutOfMemory;
-      break;
-    case StatusCode::kUnsupported:
-      result.status = RunStatus::kUnsupported;
-      break;
-    default:
-      result.status = RunStatus::kError;
-  }
-  result.message = status.message();
-}
+constexpr const char* kUseless = "; the device is useless for the rest of this process";
 
 // An implementation that can run the pass.
 struct Runnable {
@@ -55,7 +40,7 @@ class ProblemRun {
         options_(options),
         workspace_(allocator) {}
 
-  std::vector<BenchResult> run(std::span<const Pass> passes) {
+  std::vector<Measurement> run(std::span<const Pass> passes) {
     const Status status = create_data(passes);
     for (const Pass pass : passes) {
       if (cancelled()) break;
@@ -99,7 +84,7 @@ class ProblemRun {
     return !device_lost_;
   }
 
-  void set_call_failure(const Status& status, BenchResult& result) {
+  void set_call_failure(const Status& status, Measurement& result) {
     const bool lost_before = device_lost_;
     if (status.code() == StatusCode::kDeviceError) device_works();
     if (lost_before) {
@@ -107,8 +92,8 @@ class ProblemRun {
       result.message = "not run: an earlier call had made the device useless for this process";
       return;
     }
-    set_failure(status, result);
-    if (device_lost_) result.message += "; the device is useless for the rest of this process";
+    result.set_failure(status);
+    if (device_lost_) result.message += kUseless;
   }
   void stage(std::string_view what) const {
     if (options_.stage) options_.stage(what);
@@ -167,20 +152,16 @@ class ProblemRun {
     std::vector<Runnable> runnable;
     const std::size_t begin = results_.size();
     for (const std::string& name : names_) {
-      BenchResult result;
-      result.implementation = name;
-      result.device = to_string(context_.device());
-      result.pass = name_of(pass);
-      result.problem = problem_;
+      Measurement result = attention_measurement(name, context_.device(), pass, problem_);
       Result<Plan> made = plan_of(pass, name);
       if (made.ok()) {
-        result.workspace_bytes = static_cast<std::int64_t>(made->workspace_bytes());
+        result[kWorkspaceBytes] = static_cast<double>(made->workspace_bytes());
         result.plan = plan_words(*made);
       }
       // A refusal says more than the memory that it would not have had.
       const Status& status = made.ok() ? data_status : made.status();
       if (!status.ok()) {
-        set_failure(!made.ok() ? made.status() : status, result);
+        result.set_failure(status);
       } else {
         runnable.push_back({results_.size(), std::move(*made)});
       }
@@ -226,7 +207,7 @@ class ProblemRun {
     for (const std::size_t i : order) {
       if (cancelled()) break;
       const Runnable& each = runnable[i];
-      BenchResult& result = results_[each.result];
+      Measurement& result = results_[each.result];
       stage(fmt::format("first call of {} {}", result.implementation, result.pass));
       const bool peak_known = !on_gpu() && reset_process_peak();
       Status status = workspace_.reserve(each.plan.workspace_bytes());
@@ -241,10 +222,11 @@ class ProblemRun {
         continue;
       }
       const std::int64_t own = allocator_.peak_bytes() - before;
-      result.peak_bytes = data_->input_bytes(pass) + data_->output_bytes(pass) +
-                          static_cast<std::int64_t>(each.plan.workspace_bytes()) + own;
-      if (peak_known) result.process_peak_bytes = process_peak_bytes();
-      if (pass == Pass::kBackward) result.memory_before_backward_bytes = saved_bytes();
+      result[kPeakBytes] =
+          static_cast<double>(data_->input_bytes(pass) + data_->output_bytes(pass) +
+                              static_cast<std::int64_t>(each.plan.workspace_bytes()) + own);
+      if (peak_known) result[kProcessPeakBytes] = process_peak_bytes();
+      if (pass == Pass::kBackward) result[kSavedBytes] = saved_bytes();
     }
     std::vector<Runnable> left;
     for (std::size_t i = 0; i < runnable.size(); ++i) {
@@ -254,7 +236,7 @@ class ProblemRun {
   }
 
   // The refusal of a workspace with the bytes of every tensor and region.
-  Status with_accounts(const Status& status, Pass pass, const BenchResult& result) const {
+  Status with_accounts(const Status& status, Pass pass, const Measurement& result) const {
     const auto tensors = accounting(context_, problem_, pass, result.implementation);
     if (!tensors.ok()) return status;
     ErrorDetail detail = status.detail();
@@ -273,23 +255,26 @@ class ProblemRun {
     if (runnable.empty() || cancelled()) return;
     stage(fmt::format("timing {}", name_of(pass)));
     std::vector<StepTimes> steps(runnable.size());
-    std::vector<TimedCall> calls;
+    std::vector<Contestant> contestants;
     for (std::size_t i = 0; i < runnable.size(); ++i) {
-      calls.push_back([this, pass, i, &runnable, &steps] {
+      const auto timed = [this, pass, i, &runnable, &steps] {
         // Watching the steps of a GPU's call would put events between them: that comes later.
         if (on_gpu()) return call(pass, runnable[i].plan);
         const internal::ObserveSteps observe(steps[i]);
         return call(pass, runnable[i].plan);
-      });
+      };
+      contestants.push_back(
+          {&results_[runnable[i].result], timed, problem_.flops(pass), problem_.ideal_bytes(pass)});
     }
-    const std::vector<Result<Samples>> samples = measure_interleaved(measure_options(), calls);
+    const bool lost_before = device_lost_;
+    time_in_turns(measure_options(), contestants);
     for (std::size_t i = 0; i < runnable.size(); ++i) {
-      BenchResult& result = results_[runnable[i].result];
-      if (!samples[i].ok()) {
-        set_call_failure(samples[i].status(), result);
+      Measurement& result = results_[runnable[i].result];
+      if (result.status == RunStatus::kError && !lost_before) {
+        if (!device_works()) result.message += kUseless;
         continue;
       }
-      set_times(samples[i]->statistics(), pass, result);
+      if (result.status != RunStatus::kOk) continue;
       if (on_gpu()) time_steps(pass, runnable[i], steps[i]);
       result.parts = steps[i].medians();
     }
@@ -327,9 +312,9 @@ class ProblemRun {
   }
 
   void measure_roof(Pass pass, const Runnable& each) {
-    BenchResult& result = results_[each.result];
+    Measurement& result = results_[each.result];
     const double flops = problem_.flops(pass);
-    if (!options_.roof || !result.median_ms || flops <= 0 || device_lost_) return;
+    if (!options_.roof || !result[kMedianMs] || flops <= 0 || device_lost_) return;
     const RoofWindow& window = roof_window();
     if (!window) return;
     stage(fmt::format("roof beside {} {}", result.implementation, result.pass));
@@ -339,7 +324,7 @@ class ProblemRun {
     roof.max_total_ms = options_.roof_max_ms;
     roof.cancel = options_.measure.cancel;
     // A GPU's window is filled in one go: waiting after every call would leave it idle in between.
-    const double per_window = on_gpu() ? roof.window_ms / std::max(*result.median_ms, 1e-3) : 1;
+    const double per_window = on_gpu() ? roof.window_ms / std::max(*result[kMedianMs], 1e-3) : 1;
     const int calls = std::max(1, static_cast<int>(std::ceil(per_window)));
     const auto kernel = [&] {
       Status status;
@@ -347,7 +332,7 @@ class ProblemRun {
       return status.ok() ? memory_->synchronize() : status;
     };
     const Result<RoofShare> share = measure_against_roof(roof, window, kernel, flops * calls);
-    if (share.ok() && !share->pair_shares.empty()) result.roof_share = share->share;
+    if (share.ok() && !share->pair_shares.empty()) result[kRoofShare] = share->share;
   }
 
   // The oracle's answer, the same for every implementation of a pass.
@@ -359,7 +344,7 @@ class ProblemRun {
   }
 
   void measure_error(Pass pass, const Runnable& each) {
-    BenchResult& result = results_[each.result];
+    Measurement& result = results_[each.result];
     if (!options_.error || cancelled() || device_lost_) return;
     stage(fmt::format("error of {} {}", result.implementation, result.pass));
     // The implementations wrote to the same outputs in turn.
@@ -368,8 +353,8 @@ class ProblemRun {
     if (status.ok()) status = find_truth(pass);
     if (!status.ok()) return set_call_failure(status, result);
     const ErrorVsFp64 error = oracle_->error_of(*data_);
-    result.error_vs_fp64 = error.error;
-    result.naive_error_vs_fp64 = error.naive_error;
+    result[kError] = error.error;
+    result[kNaiveError] = error.naive_error;
     result.error_sample = error.sample;
     if (!error.accepted) {
       result.status = RunStatus::kError;
@@ -382,7 +367,7 @@ class ProblemRun {
     if (!cancelled()) return;
     std::size_t kept = begin;
     for (std::size_t i = begin; i < results_.size(); ++i) {
-      if (results_[i].status == RunStatus::kOk && !results_[i].median_ms) continue;
+      if (results_[i].status == RunStatus::kOk && !results_[i][kMedianMs]) continue;
       if (kept != i) results_[kept] = std::move(results_[i]);
       ++kept;
     }
@@ -401,12 +386,12 @@ class ProblemRun {
   std::optional<RoofWindow> roof_;     // once asked for; empty: none for this type
   std::optional<ErrorOracle> oracle_;  // of the pass under way
   bool device_lost_ = false;
-  std::vector<BenchResult> results_;
+  std::vector<Measurement> results_;
 };
 
 }  // namespace
 
-std::vector<BenchResult> run_problem(const Context& context, TrackingAllocator& allocator,
+std::vector<Measurement> run_problem(const Context& context, TrackingAllocator& allocator,
                                      const cases::Case& problem, std::span<const Pass> passes,
                                      std::span<const std::string> implementations,
                                      const ProblemRunOptions& options) {

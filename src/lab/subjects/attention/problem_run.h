@@ -15,7 +15,7 @@
 #include "lab/data/case_data.h"
 #include "lab/machine/memory.h"
 #include "lab/measure/measure.h"
-#include "lab/results/result.h"
+#include "lab/results/measurement.h"
 
 namespace flashlab::lab {
 
@@ -41,7 +41,7 @@ struct ProblemRunOptions {
 /// reads the o and lse of the first implementation that gives them: the same for all.
 /// peak_bytes  inputs + outputs + the call's high-water mark
 /// before      memory_before_backward_bytes: what forward must keep for backward: q, k, v, o, lse
-std::vector<BenchResult> run_problem(const Context& context, TrackingAllocator& allocator,
+std::vector<Measurement> run_problem(const Context& context, TrackingAllocator& allocator,
                                      const cases::Case& problem, std::span<const Pass> passes,
                                      std::span<const std::string> implementations,
                                      const ProblemRunOptions& options);

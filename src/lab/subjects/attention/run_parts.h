@@ -11,7 +11,7 @@
 #include "flashlab/attention.h"
 #include "lab/machine/memory.h"
 #include "lab/measure/statistics.h"
-#include "lab/results/result.h"
+#include "lab/results/measurement.h"
 
 namespace flashlab::lab {
 
@@ -69,8 +69,8 @@ class StepTimes final : public internal::StepObserver {
     }
     steps_.push_back({std::string(name), {milliseconds}});
   }
-  std::vector<BenchResult::Part> medians() const {
-    std::vector<BenchResult::Part> out;
+  std::vector<Measurement::Part> medians() const {
+    std::vector<Measurement::Part> out;
     for (const auto& [name, times] : steps_) {
       out.push_back({name, median_of(times).value_or(0)});
     }

@@ -10,7 +10,7 @@
 #include "lab/data/case_data.h"
 #include "lab/data/case_data_fill.h"
 #include "lab/machine/memory.h"
-#include "lab/results/result_times.h"
+#include "lab/subjects/time_in_turns.h"
 #include "lab/subjects/weighted_sum/weighted_sum_parts.h"
 
 namespace flashlab::lab {
@@ -112,49 +112,107 @@ double backward_error(const WeightedSumMemory& memory) {
   return worst;
 }
 
-void set_times(const Samples& samples, WeightedSumResult& result) {
-  const std::optional<Statistics> statistics = samples.statistics();
-  if (!statistics) return;
-  set_statistics(*statistics, result);
-  const internal::WeightedSumCost cost =
-      result.pass == "backward" ? internal::weighted_sum_backward_cost(result.rows, result.dim)
-                                : internal::weighted_sum_forward_cost(result.rows, result.dim);
-  if (statistics->median > 0) {
-    result.gflops = cost.flops / statistics->median * 1e-6;
-    const double element = static_cast<double>(size_of(result.dtype)) / sizeof(float);
-    result.gb_per_s = cost.bytes * element / statistics->median * 1e-6;
-  }
-}
-
-void set_failure(const Status& status, WeightedSumResult& result) {
-  result.status = status.code() == StatusCode::kOutOfMemory   ? RunStatus::kOutOfMemory
-                  : status.code() == StatusCode::kUnsupported ? RunStatus::kUnsupported
-                                                              : RunStatus::kError;
-  result.message = status.message();
-}
-
-std::vector<WeightedSumResult> empty_results(const WeightedSumOptions& options,
-                                             std::array<const char*, 2> forms) {
-  std::vector<WeightedSumResult> results;
+std::vector<Measurement> empty_results(const WeightedSumOptions& options, Device device,
+                                       std::array<const char*, 2> forms) {
+  std::vector<Measurement> results;
   for (const char* pass : {"forward", "backward"}) {
     for (const char* form : forms) {
-      WeightedSumResult result;
-      result.form = form;
+      Measurement& result = results.emplace_back();
+      result.subject = weighted_sum_subject().name;
+      result.implementation = form;
+      result.device = to_string(device);
       result.pass = pass;
-      result.rows = options.rows;
-      result.dim = options.dim;
-      result.dtype = options.dtype;
-      results.push_back(std::move(result));
+      result.labels.set("dtype", std::string(to_string(options.dtype)));
+      result.labels.set("rows", static_cast<std::uint64_t>(options.rows));
+      result.labels.set("dim", static_cast<std::uint64_t>(options.dim));
+      result.labels.set("seed", options.seed);
     }
   }
   return results;
 }
 
-std::vector<WeightedSumResult> bench_weighted_sum(const Context& context,
-                                                  const WeightedSumOptions& options) {
+void measure_forms(const WeightedSumOptions& options, const MeasureOptions& measure,
+                   const WeightedSumCall& call, const std::function<Status(bool backward)>& fetch,
+                   WeightedSumMemory& memory, std::vector<Measurement>& results) {
+  for (const bool backward : {false, true}) {
+    const internal::WeightedSumCost cost =
+        backward ? internal::weighted_sum_backward_cost(options.rows, options.dim)
+                 : internal::weighted_sum_forward_cost(options.rows, options.dim);
+    const double element = static_cast<double>(size_of(options.dtype)) / sizeof(float);
+    std::vector<Contestant> contestants;
+    for (int form = 0; form < 2; ++form) {
+      contestants.push_back({&results[2 * std::size_t{backward} + static_cast<std::size_t>(form)],
+                             [&, form] { return call(form, backward); }, cost.flops,
+                             cost.bytes * element});
+    }
+    time_in_turns(measure, contestants);
+    for (const Contestant& each : contestants) {
+      Measurement& result = *each.result;
+      if (!options.check || result.status != RunStatus::kOk) continue;
+      // The forms took turns: this one's outputs are written once more before they are judged.
+      Status status = each.call();
+      if (status.ok()) status = fetch(backward);
+      if (!status.ok()) {
+        result.set_failure(status);
+        continue;
+      }
+      result[kError] = backward ? backward_error(memory) : forward_error(memory);
+    }
+  }
+}
+
+const Subject& weighted_sum_subject() {
+  static constexpr LabelSpec kLabels[] = {
+      {.name = "dtype", .kind = LabelKind::kText, .heading = "dtype", .width = -5},
+      {.name = "rows", .heading = "rows", .width = 10},
+      {.name = "dim", .heading = "dim", .width = 8},
+      {.name = "seed", .identifies = false},
+  };
+  static constexpr ShownColumn kColumns[] = {
+      {kMedianMs, Place::kEachPass, 10},
+      {kTflops, Place::kEachPass, 8},
+      {kGbPerS, Place::kEachPass, 8},
+      {kError, Place::kRow, 8},
+      {kMinMs},
+      {kMeanMs},
+      {kMaxMs},
+      {kStdMs},
+      {kQ1Ms},
+      {kQ3Ms},
+      {kTflopsPeak},
+  };
+  static constexpr Subject kSubject{
+      .name = "weighted-sum",
+      .heading = "Weighted sum",
+      .labels = kLabels,
+      .columns = kColumns,
+      .work = "Forward: 2 rows dim; backward: 3 rows dim.",
+      .names = "y[r] = sum over d of w[d] x[r, d]: rows of x, elements of a row.",
+      .title =
+          [](const Labels& labels, std::string_view separator) {
+            return fmt::format("{}{}rows {}{}dim {}", labels.text("dtype"), separator,
+                               labels.whole("rows"), separator, labels.whole("dim"));
+          },
+      .family =
+          [](const Labels& labels) {
+            return fmt::format("{} · dim {}", labels.text("dtype"), labels.whole("dim"));
+          },
+      .family_slug =
+          [](const Labels& labels) {
+            return fmt::format("weighted_sum_d{}_{}", labels.whole("dim"), labels.text("dtype"));
+          },
+      .axis = "rows",
+      .axis_words = "rows of x",
+      .axis_short = "rows ",
+  };
+  return kSubject;
+}
+
+std::vector<Measurement> bench_weighted_sum(const Context& context,
+                                            const WeightedSumOptions& options) {
   if (context.device().kind == DeviceKind::kCuda) return bench_weighted_sum_gpu(context, options);
   constexpr WeightedSumForm kForms[] = {WeightedSumForm::kNaive, WeightedSumForm::kVector};
-  std::vector<WeightedSumResult> results = empty_results(options, {"naive", "vector"});
+  std::vector<Measurement> results = empty_results(options, context.device(), {"naive", "vector"});
   WeightedSumMemory memory;
   Status status =
       options.dtype == DType::kFp32
@@ -162,34 +220,16 @@ std::vector<WeightedSumResult> bench_weighted_sum(const Context& context,
           : Status::unsupported({"--dtype of the weighted sum on a CPU", to_string(options.dtype),
                                  "fp32", "add --device cuda for fp16 and bf16"});
   if (!status.ok()) {
-    for (WeightedSumResult& result : results) set_failure(status, result);
+    for (Measurement& result : results) result.set_failure(status);
     return results;
   }
   const WeightedSumTensors tensors = tensors_of(memory, options.rows, options.dim);
-  for (std::size_t backward = 0; backward < 2; ++backward) {
-    const auto call = [&](WeightedSumForm form) {
-      return backward == 1 ? internal::weighted_sum_backward(context, form, tensors)
-                           : internal::weighted_sum_forward(context, form, tensors);
-    };
-    std::vector<TimedCall> calls;
-    for (WeightedSumForm form : kForms) calls.push_back([&call, form] { return call(form); });
-    const std::vector<Result<Samples>> samples = measure_interleaved(options.measure, calls);
-    for (std::size_t i = 0; i < 2; ++i) {
-      WeightedSumResult& result = results[2 * backward + i];
-      if (!samples[i].ok()) {
-        set_failure(samples[i].status(), result);
-        continue;
-      }
-      set_times(*samples[i], result);
-      if (!options.check) continue;
-      // The forms took turns: this one's outputs are written once more before they are judged.
-      if (Status status = call(kForms[i]); !status.ok()) {
-        set_failure(status, result);
-        continue;
-      }
-      result.error_vs_fp64 = backward == 1 ? backward_error(memory) : forward_error(memory);
-    }
-  }
+  const auto call = [&](int form, bool backward) {
+    return backward ? internal::weighted_sum_backward(context, kForms[form], tensors)
+                    : internal::weighted_sum_forward(context, kForms[form], tensors);
+  };
+  measure_forms(
+      options, options.measure, call, [](bool) { return Status(); }, memory, results);
   return results;
 }
 

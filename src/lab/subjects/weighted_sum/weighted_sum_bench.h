@@ -13,7 +13,7 @@
 #include "flashlab/context.h"
 #include "flashlab/tensor.h"
 #include "lab/measure/measure.h"
-#include "lab/results/result.h"
+#include "lab/results/subject.h"
 
 namespace flashlab::lab {
 
@@ -26,25 +26,13 @@ struct WeightedSumOptions {
   MeasureOptions measure;
 };
 
-/// One form and pass.
-struct WeightedSumResult {
-  std::string form;  ///< "naive", "vector"
-  std::string pass;  ///< "forward", "backward"
-  std::int64_t rows = 0, dim = 0;
-  DType dtype = DType::kFp32;
-  RunStatus status = RunStatus::kOk;
-  std::string message;
-  int samples = 0;
-  std::optional<double> median_ms, min_ms, mean_ms, max_ms, std_ms;
-  std::optional<double> gflops;         ///< FLOPs / median
-  std::optional<double> gb_per_s;       ///< bytes that must move / median
-  std::optional<double> error_vs_fp64;  ///< max |x - fp64| over the pass's outputs
-};
+/// Labels dtype, rows, dim; the implementations are its forms: naive, vector, warp.
+const Subject& weighted_sum_subject();
 
 /// Both forms, forward and backward; the forms of a pass take turns. Inputs are random normal.
 /// Out of memory is a result, and so is a type that the device's kernels do not know. Cost: 4 (2
 /// rows dim) bytes of memory.
-std::vector<WeightedSumResult> bench_weighted_sum(const Context& context,
-                                                  const WeightedSumOptions& options);
+std::vector<Measurement> bench_weighted_sum(const Context& context,
+                                            const WeightedSumOptions& options);
 
 }  // namespace flashlab::lab

@@ -106,7 +106,7 @@ class GpuTensors {
 };
 
 Status run_gpu(const Context& context, const WeightedSumOptions& options, WeightedSumMemory& host,
-               std::vector<WeightedSumResult>& results) {
+               std::vector<Measurement>& results) {
   const Result<cuda::GpuDevice*> gpu = gpu_of(context.device());
   if (!gpu.ok()) return gpu.status();
   const Result<std::shared_ptr<DeviceMemory>> memory = gpu_memory(context.device());
@@ -122,46 +122,27 @@ Status run_gpu(const Context& context, const WeightedSumOptions& options, Weight
   measure.clock = clock->get();
   measure.cold_cache = true;
   const Stream stream = (*memory)->stream();
-  for (std::size_t backward = 0; backward < 2; ++backward) {
-    const auto call = [&](WeightedSumForm form) {
-      return backward == 1
-                 ? cuda::weighted_sum_backward(**gpu, stream, form, t.tensors, t.workspace)
-                 : cuda::weighted_sum_forward(**gpu, stream, form, t.tensors);
-    };
-    std::vector<TimedCall> calls;
-    for (WeightedSumForm form : kForms) calls.push_back([&call, form] { return call(form); });
-    const std::vector<Result<Samples>> samples = measure_interleaved(measure, calls);
-    for (std::size_t i = 0; i < 2; ++i) {
-      WeightedSumResult& result = results[2 * backward + i];
-      if (!samples[i].ok()) {
-        set_failure(samples[i].status(), result);
-        continue;
-      }
-      set_times(*samples[i], result);
-      if (!options.check) continue;
-      // The forms took turns: this one's outputs are written once more before they are judged.
-      Status status = call(kForms[i]);
-      if (status.ok()) status = t.download(host, backward == 1);
-      if (!status.ok()) {
-        set_failure(status, result);
-        continue;
-      }
-      result.error_vs_fp64 = backward == 1 ? backward_error(host) : forward_error(host);
-    }
-  }
+  const auto call = [&](int form, bool backward) {
+    return backward
+               ? cuda::weighted_sum_backward(**gpu, stream, kForms[form], t.tensors, t.workspace)
+               : cuda::weighted_sum_forward(**gpu, stream, kForms[form], t.tensors);
+  };
+  measure_forms(
+      options, measure, call, [&](bool backward) { return t.download(host, backward); }, host,
+      results);
   return {};
 }
 
 }  // namespace
 
-std::vector<WeightedSumResult> bench_weighted_sum_gpu(const Context& context,
-                                                      const WeightedSumOptions& options) {
-  std::vector<WeightedSumResult> results = empty_results(options, {"naive", "warp"});
+std::vector<Measurement> bench_weighted_sum_gpu(const Context& context,
+                                                const WeightedSumOptions& options) {
+  std::vector<Measurement> results = empty_results(options, context.device(), {"naive", "warp"});
   WeightedSumMemory host;
   Status status = allocate(options, host);
   if (status.ok()) status = run_gpu(context, options, host, results);
   if (!status.ok()) {
-    for (WeightedSumResult& result : results) set_failure(status, result);
+    for (Measurement& result : results) result.set_failure(status);
   }
   return results;
 }

@@ -24,13 +24,20 @@ double forward_error(const WeightedSumMemory& memory);
 double backward_error(const WeightedSumMemory& memory);
 
 /// Forward and backward of two forms, nothing measured yet.
-std::vector<WeightedSumResult> empty_results(const WeightedSumOptions& options,
-                                             std::array<const char*, 2> forms);
-void set_times(const Samples& samples, WeightedSumResult& result);
-void set_failure(const Status& status, WeightedSumResult& result);
+std::vector<Measurement> empty_results(const WeightedSumOptions& options, Device device,
+                                       std::array<const char*, 2> forms);
+
+/// One call of a form (0, 1): complete, or enqueued where a SampleClock waits for it.
+using WeightedSumCall = std::function<Status(int form, bool backward)>;
+
+/// Times both passes, the forms of a pass in turns, and takes the errors where asked for; `fetch`
+/// brings what a pass wrote into `memory`.
+void measure_forms(const WeightedSumOptions& options, const MeasureOptions& measure,
+                   const WeightedSumCall& call, const std::function<Status(bool backward)>& fetch,
+                   WeightedSumMemory& memory, std::vector<Measurement>& results);
 
 /// bench_weighted_sum on a context of a GPU.
-std::vector<WeightedSumResult> bench_weighted_sum_gpu(const Context& context,
-                                                      const WeightedSumOptions& options);
+std::vector<Measurement> bench_weighted_sum_gpu(const Context& context,
+                                                const WeightedSumOptions& options);
 
 }  // namespace flashlab::lab

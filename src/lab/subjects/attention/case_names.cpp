@@ -1,4 +1,4 @@
-#include "lab/results/results_json_names.h"
+#include "lab/subjects/attention/case_names.h"
 
 #include <array>
 #include <utility>
@@ -110,14 +110,6 @@ const char* fill_name(cases::Fill fill) noexcept {
 }
 std::optional<cases::Fill> parse_fill(std::string_view name) {
   return value_in(kFills, name);
-}
-
-std::optional<RunStatus> parse_status(std::string_view name) {
-  for (const RunStatus status :
-       {RunStatus::kOk, RunStatus::kOutOfMemory, RunStatus::kUnsupported, RunStatus::kError}) {
-    if (name == to_string(status)) return status;
-  }
-  return {};
 }
 
 }  // namespace flashlab::lab

@@ -7,7 +7,6 @@
 #include <string_view>
 
 #include "case.h"
-#include "lab/results/result.h"
 
 namespace flashlab::lab {
 
@@ -25,7 +24,5 @@ std::optional<cases::Layout> parse_layout(std::string_view name);
 
 const char* fill_name(cases::Fill fill) noexcept;
 std::optional<cases::Fill> parse_fill(std::string_view name);
-
-std::optional<RunStatus> parse_status(std::string_view name);
 
 }  // namespace flashlab::lab

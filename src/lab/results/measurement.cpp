@@ -1,0 +1,106 @@
+#include "lab/results/measurement.h"
+
+#include <fmt/format.h>
+
+namespace flashlab::lab {
+std::string to_string(const LabelValue& value) {
+  if (const bool* flag = std::get_if<bool>(&value)) return *flag ? "yes" : "no";
+  if (const std::string* text = std::get_if<std::string>(&value)) return *text;
+  if (const double* real = std::get_if<double>(&value)) {
+    // Labels are numbers that somebody typed: as a float 0.1f is 0.1 again.
+    return fmt::to_string(static_cast<float>(*real));
+  }
+  return fmt::to_string(std::get<std::uint64_t>(value));
+}
+
+void Labels::set(std::string_view name, LabelValue value) {
+  values_.insert_or_assign(std::string(name), std::move(value));
+}
+
+const LabelValue* Labels::find(std::string_view name) const {
+  const auto at = values_.find(name);
+  return at == values_.end() ? nullptr : &at->second;
+}
+
+std::string Labels::text(std::string_view name) const {
+  const LabelValue* value = find(name);
+  const std::string* text = value != nullptr ? std::get_if<std::string>(value) : nullptr;
+  return text != nullptr ? *text : std::string();
+}
+
+std::uint64_t Labels::whole(std::string_view name) const {
+  const LabelValue* value = find(name);
+  const std::uint64_t* whole = value != nullptr ? std::get_if<std::uint64_t>(value) : nullptr;
+  return whole != nullptr ? *whole : 0;
+}
+
+bool Labels::flag(std::string_view name) const {
+  const LabelValue* value = find(name);
+  const bool* flag = value != nullptr ? std::get_if<bool>(value) : nullptr;
+  return flag != nullptr && *flag;
+}
+
+const char* to_string(RunStatus status) noexcept {
+  switch (status) {
+    case RunStatus::kOk:
+      return "ok";
+    case RunStatus::kOutOfMemory:
+      return "oom";
+    case RunStatus::kUnsupported:
+      return "unsupported";
+    case RunStatus::kError:
+      return "error";
+  }
+  return "error";
+}
+
+std::optional<RunStatus> parse_status(std::string_view name) {
+  for (const RunStatus status :
+       {RunStatus::kOk, RunStatus::kOutOfMemory, RunStatus::kUnsupported, RunStatus::kError}) {
+    if (name == to_string(status)) return status;
+  }
+  return {};
+}
+
+std::optional<double>& Measurement::operator[](const Column& column) {
+  return figures_[std::string(column.name)];
+}
+
+const std::optional<double>& Measurement::operator[](const Column& column) const {
+  static const std::optional<double> kNothing;
+  const auto at = figures_.find(column.name);
+  return at == figures_.end() ? kNothing : at->second;
+}
+
+void Measurement::set_times(const std::optional<Statistics>& statistics, double flops,
+                            double bytes) {
+  if (!statistics) return;
+  Measurement& self = *this;
+  samples = static_cast<int>(statistics->count);
+  self[kMedianMs] = statistics->median;
+  self[kMinMs] = statistics->min;
+  self[kMeanMs] = statistics->mean;
+  self[kMaxMs] = statistics->max;
+  self[kStdMs] = statistics->std;
+  self[kQ1Ms] = statistics->q1;
+  self[kQ3Ms] = statistics->q3;
+  if (statistics->median > 0) {
+    self[kTflops] = flops / statistics->median * 1e-9;
+    self[kGbPerS] = bytes / statistics->median * 1e-6;
+  }
+  if (statistics->min > 0) self[kTflopsPeak] = flops / statistics->min * 1e-9;
+}
+
+void Measurement::set_failure(const Status& why) {
+  status = why.code() == StatusCode::kOutOfMemory   ? RunStatus::kOutOfMemory
+           : why.code() == StatusCode::kUnsupported ? RunStatus::kUnsupported
+                                                    : RunStatus::kError;
+  message = why.message();
+}
+
+std::string ResultFile::interruption() const {
+  return interrupted() ? fmt::format("interrupted, {} of {} measured", results.size(), planned)
+                       : std::string();
+}
+
+}  // namespace flashlab::lab

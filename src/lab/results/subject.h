@@ -1,0 +1,75 @@
+#pragma once
+
+// What can be measured: attention, a weighted sum, ... A subject is a table of labels and columns
+// and the words for a problem; files, baselines, tables, plots and the report walk it.
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "lab/results/measurement.h"
+
+namespace flashlab::lab {
+
+enum class LabelKind : std::uint8_t { kWhole, kReal, kFlag, kText };
+
+struct LabelSpec {
+  std::string_view name = {};  ///< in files: "heads_q"
+  LabelKind kind = LabelKind::kWhole;
+  std::string_view heading = {};  ///< in a line of `bench`: "Hq"; empty: shown only where it is set
+  int width = 0;                  ///< of that cell; below 0: left-aligned
+  bool required = true;           ///< every row of a file has it
+  bool identifies = true;         ///< another value is another problem (not so of a name or a seed)
+  std::string_view fallback = {};  ///< the value where there is none: "no", "contiguous"
+  /// For text: whether a file may say this, and what it may say.
+  bool (*accepts)(std::string_view) = nullptr;
+  std::string_view expected = "a string or null";
+};
+
+/// Where tables show a column.
+enum class Place : std::uint8_t {
+  kEachPass,  ///< beside every pass
+  kRow,       ///< once per row: the worst of its passes
+  kDetails,   ///< where everything stands
+};
+
+struct ShownColumn {
+  Column column;
+  Place place = Place::kDetails;
+  int width = 0;         ///< of the cell in a line of `bench`; 0: not there
+  bool required = true;  ///< every row of a file has it, measured or null
+};
+
+struct Subject {
+  std::string_view name;     ///< in files and labels: "attention"
+  std::string_view heading;  ///< of a report: "Attention"
+  std::span<const LabelSpec> labels;
+  std::span<const ShownColumn> columns;
+
+  std::string_view work;   ///< what a call computes: "Forward: 2 B H pairs (D + Dv)"
+  std::string_view names;  ///< what the letters of a title mean
+
+  /// One problem for a person: "fp32 · batch 1 · heads 8 · S 2048 · d 64 · causal".
+  std::string (*title)(const Labels& labels, std::string_view separator);
+  /// The same without the axis that lines run over; and as a part of a file name.
+  std::string (*family)(const Labels& labels);
+  std::string (*family_slug)(const Labels& labels);
+  std::string_view axis;        ///< the whole label that lines run over: "seqlen_k"
+  std::string_view axis_words;  ///< "sequence length S"
+  std::string_view axis_short;  ///< "S"
+};
+
+/// All subjects; nullptr for a name that none has.
+std::span<const Subject* const> subjects();
+const Subject* find_subject(std::string_view name);
+/// The subject of a measurement. Precondition: its name is one that find_subject knows.
+const Subject& subject_of(const Measurement& measurement);
+
+/// "fp32 · batch 1 · ...": the problem of a measurement.
+std::string title_of(const Measurement& measurement, std::string_view separator = " · ");
+
+/// Equal for measurements of the same problem: the labels that identify one.
+std::string problem_key(const Measurement& measurement);
+
+}  // namespace flashlab::lab

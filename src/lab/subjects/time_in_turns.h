@@ -1,0 +1,25 @@
+#pragma once
+
+// The step that every subject shares: what can run takes turns under the clock, and the times and
+// failures become figures of its measurements.
+
+#include <span>
+
+#include "lab/measure/measure.h"
+#include "lab/results/measurement.h"
+
+namespace flashlab::lab {
+
+/// One measurement to be timed, and the work that one call of it is.
+struct Contestant {
+  Measurement* result = nullptr;
+  TimedCall call;
+  double flops = 0;
+  double bytes = 0;  ///< that must move, read and written once
+};
+
+/// Times all of them in alternating rounds. A call that fails becomes its measurement's failure;
+/// the others go on.
+void time_in_turns(const MeasureOptions& options, std::span<const Contestant> contestants);
+
+}  // namespace flashlab::lab

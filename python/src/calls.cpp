@@ -2,12 +2,16 @@
 
 #include "calls.h"
 
+#include <array>
 #include <optional>
+#include <span>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "contexts.h"
 #include "errors.h"
+#include "flashlab/tensor_table.h"
 #include "plans.h"
 
 namespace flashlab::python {
@@ -126,6 +130,8 @@ Argument read_output(const Framework& framework, const char* name, nb::handle ar
   return out;
 }
 
+constexpr std::size_t kMaxResults = 4;
+
 struct Output {
   Memory memory;
   Tensor tensor;
@@ -142,95 +148,156 @@ bool aligned(const Tensor& tensor) {
   return reinterpret_cast<std::uintptr_t>(tensor.data) % 16 == 0;
 }
 
-// C++ calls the output `o`; the caller who brought one called it `out`.
-void require_forward(const Status& status, const Argument& out) {
-  if (!status.ok()) raise(out ? renamed(status, "o", "out") : status);
-}
-
 TensorSpec dense_spec(DType dtype, std::initializer_list<std::int64_t> shape, Device device) {
   TensorSpec spec = contiguous_spec(dtype, shape, device);
   set_alignment(spec, nullptr);
   return spec;
 }
 
-// What forward reads.
-struct ForwardInputs {
-  Argument q, k, v, mask, out;
-
-  ForwardTensors tensors() const {
-    ForwardTensors t;
-    t.q = q.input();
-    t.k = k.input();
-    t.v = v.input();
-    if (mask) t.mask = mask.input();
-    if (out) t.o = out.output();
-    return t;
-  }
+// An array of the caller, None where there is none; `name` is what the caller calls it.
+struct Given {
+  TensorRole role;
+  const char* name;
+  nb::handle array;
 };
 
-PlannedCallPointer plan_forward(const Framework& framework, nb::handle like, const Context& context,
-                                const ForwardInputs& in, const Options& options, bool with_lse,
-                                bool heads_first) {
-  const Device device = context.device();
-  const TensorSpec& q = in.q.spec();
-  const std::int64_t batch = q.shape[0], seqlen_q = q.shape[1], heads = q.shape[2];
-  const DType lse_type = q.dtype == DType::kFp64 ? DType::kFp64 : DType::kFp32;
-  ForwardTensors t = in.tensors();
-  if (!in.out) {
-    t.o.spec = dense_spec(q.dtype, {batch, seqlen_q, heads, in.v.spec().shape[3]}, device);
-  }
-  if (with_lse) t.lse = Tensor{nullptr, dense_spec(lse_type, {batch, heads, seqlen_q}, device)};
-  auto plan = prepared_plan(context, describe(t, options));
-  require_forward(plan.status(), in.out);
-  auto call = std::make_shared<PlannedCall>(std::move(*plan));
-  if (!in.out) call->add_result(framework, like, t.o.spec, heads_first);
-  if (with_lse) call->add_result(framework, like, t.lse->spec);
-  call->add_workspace(framework, like);
-  return call;
+// Tensors of tokens and heads, which PyTorch has the other way round.
+bool has_heads(const TensorRow& row) {
+  return row.shape.rank == 4 && !row.shape.broadcasts &&
+         (row.shape.extents[2] == Extent::kHeadsQ || row.shape.extents[2] == Extent::kHeadsK);
 }
 
-// What backward reads.
-struct BackwardInputs {
-  Argument d_o, q, k, v, o, lse, d_lse, mask;
-  Argument dq, dk, dv;  // where the caller brings them
+// What a call gives back, brought by the caller or made.
+template <class Tensors>
+bool is_result(const TensorRow& row, bool with_lse) {
+  const TensorMember<Tensors>& member = row.template member<Tensors>();
+  return member.access() == Access::kWrite && row.to_come == nullptr &&
+         (member.required() || with_lse);
+}
 
-  BackwardTensors tensors() const {
-    BackwardTensors t;
-    t.q = q.input();
-    t.k = k.input();
-    t.v = v.input();
-    t.o = o.input();
-    t.lse = lse.input();
-    t.d_o = d_o.input();
-    if (d_lse) t.d_lse = d_lse.input();
-    if (mask) t.mask = mask.input();
-    if (dq) t.dq = dq.output();
-    if (dk) t.dk = dk.output();
-    if (dv) t.dv = dv.output();
+// How many tensors a pass has today.
+template <class Tensors>
+constexpr std::size_t tensors_of() {
+  std::size_t count = 0;
+  for (const TensorRow& row : kTensors) {
+    const bool has = row.template member<Tensors>().access() != Access::kNone;
+    if (has && row.to_come == nullptr) ++count;
+  }
+  return count;
+}
+
+// The arrays of one call, read by the table of tensors. q, k and v come first.
+template <class Tensors>
+class CallArguments {
+ public:
+  CallArguments(const Framework& framework, std::span<const Given> given, bool heads_first)
+      : given_(given) {
+    for (std::size_t i = 0; i < given.size(); ++i) read(framework, i, heads_first);
+  }
+
+  const Argument& operator[](TensorRole role) const { return arguments_[index_of(role)]; }
+  bool brought(TensorRole role) const {
+    const std::size_t i = index_of(role);
+    return i < given_.size() && arguments_[i];
+  }
+  nb::object array(TensorRole role) const { return nb::borrow(given_[index_of(role)].array); }
+
+  void add_to(CallKey& key) const {
+    for (std::size_t i = 0; i < given_.size(); ++i) key.add(arguments_[i]);
+  }
+
+  Tensors tensors() const {
+    Tensors t;
+    for (std::size_t i = 0; i < given_.size(); ++i) {
+      if (arguments_[i]) {
+        row_of(given_[i].role).template member<Tensors>().set(t, arguments_[i].output());
+      }
+    }
     return t;
   }
-};
 
-PlannedCallPointer plan_backward(const Framework& framework, nb::handle like,
-                                 const Context& context, const BackwardInputs& in,
-                                 const Options& options, bool heads_first) {
-  BackwardTensors t = in.tensors();
-  const auto gradient = [&](const Argument& of) {
-    const TensorSpec& s = of.spec();
-    TensorSpec spec = s;
-    spec.strides[3] = 1;
-    for (int i = 2; i >= 0; --i) spec.strides[i] = spec.strides[i + 1] * s.shape[i + 1];
+  // A row-major result of the call's own sizes.
+  TensorSpec made_spec(const TensorRow& row, Device device) const {
+    const TensorSpec& q = (*this)[TensorRole::kQ].spec();
+    const TensorSpec& k = (*this)[TensorRole::kK].spec();
+    Extents sizes;
+    sizes[Extent::kBatch] = q.shape[0];
+    sizes[Extent::kSeqlenQ] = q.shape[1];
+    sizes[Extent::kHeadsQ] = q.shape[2];
+    sizes[Extent::kHeadDim] = q.shape[3];
+    sizes[Extent::kSeqlenK] = k.shape[1];
+    sizes[Extent::kHeadsK] = k.shape[2];
+    sizes[Extent::kHeadDimV] = (*this)[TensorRole::kV].spec().shape[3];
+    TensorSpec spec;
+    spec.dtype = *allowed_dtypes(row.dtype, q.dtype, q.dtype).begin();
+    spec.device = device;
+    spec.rank = row.shape.rank;
+    spec.shape = row.shape.of(sizes);
+    std::int64_t stride = 1;
+    for (int i = spec.rank - 1; i >= 0; --i) {
+      spec.strides[i] = stride;
+      stride *= spec.shape[i];
+    }
     set_alignment(spec, nullptr);
     return spec;
-  };
-  if (!in.dq) t.dq.spec = gradient(in.q);
-  if (!in.dk) t.dk.spec = gradient(in.k);
-  if (!in.dv) t.dv.spec = gradient(in.v);
+  }
+
+  // C++ calls forward's output `o`; the caller who brought one called it `out`.
+  void require(const Status& status) const {
+    if (status.ok()) return;
+    Status shown = status;
+    for (std::size_t i = 0; i < given_.size(); ++i) {
+      if (arguments_[i]) shown = renamed(shown, row_of(given_[i].role).name, given_[i].name);
+    }
+    raise(shown);
+  }
+
+ private:
+  void read(const Framework& framework, std::size_t i, bool heads_first) {
+    const auto& [role, name, array] = given_[i];
+    const TensorRow& row = row_of(role);
+    Argument& argument = arguments_[i];
+    if (role == TensorRole::kMask) {
+      argument = read_mask(framework, array, (*this)[TensorRole::kK]);
+      return;
+    }
+    const TensorMember<Tensors>& member = row.template member<Tensors>();
+    if (member.access() == Access::kWrite) {
+      argument = read_output(framework, name, array);
+    } else if (member.required()) {
+      argument = read_input(framework, name, array);
+    } else {
+      argument = read_optional(framework, name, array);
+    }
+    if (heads_first && has_heads(row)) argument.swap_heads();
+  }
+
+  std::size_t index_of(TensorRole role) const {
+    std::size_t i = 0;
+    while (i < given_.size() && given_[i].role != role) ++i;
+    return i;
+  }
+
+  std::span<const Given> given_;
+  std::array<Argument, tensors_of<Tensors>()> arguments_;
+};
+
+template <class Tensors>
+PlannedCallPointer plan_call(const Framework& framework, nb::handle like, const Context& context,
+                             const CallArguments<Tensors>& in, const Options& options,
+                             bool with_lse, bool heads_first) {
+  Tensors t = in.tensors();
+  for (const TensorRow& row : kTensors) {
+    if (!is_result<Tensors>(row, with_lse) || in.brought(row.role)) continue;
+    row.template member<Tensors>().set(t, {nullptr, in.made_spec(row, context.device())});
+  }
   auto plan = prepared_plan(context, describe(t, options));
-  require(plan.status());
+  in.require(plan.status());
   auto call = std::make_shared<PlannedCall>(std::move(*plan));
-  for (const TensorSpec* spec : {&t.dq.spec, &t.dk.spec, &t.dv.spec}) {
-    call->add_result(framework, like, *spec, heads_first);
+  for (const TensorRow& row : kTensors) {
+    if (!is_result<Tensors>(row, with_lse) || in.brought(row.role)) continue;
+    call->add_result(framework, like, *row.template member<Tensors>().spec(t),
+                     heads_first && has_heads(row));
   }
   call->add_workspace(framework, like);
   return call;
@@ -256,105 +323,86 @@ nb::object or_none(const std::optional<Output>& output) {
   return output ? output->memory.array : nb::none();
 }
 
+// Plans (remembered), makes what the caller did not bring, runs: a tuple of the pass's results.
+template <class Tensors, class Launch>
+nb::object call(std::span<const Given> given, const CallOptions& call_options, bool with_lse,
+                const Launch& launch) {
+  constexpr Pass kPass = std::is_same_v<Tensors, ForwardTensors> ? Pass::kForward : Pass::kBackward;
+  const nb::handle q = given[0].array;
+  const bool heads_first = call_options.heads_first;
+  const Framework& framework = framework_of(q, "q");
+  const CallArguments<Tensors> in(framework, given, heads_first);
+  const Options options = options_of(call_options, in[TensorRole::kQ], in[TensorRole::kK]);
+  const Device device = in[TensorRole::kQ].spec().device;
+  const Context& context = context_of(device, "q");
+
+  CallKey key(kPass, options, device, framework.adapter.ptr(), with_lse);
+  key.set_heads_first(heads_first);
+  in.add_to(key);
+  PlannedCallPointer planned = find_planned(key);
+  if (planned == nullptr) {
+    planned = remember(key, plan_call(framework, q, context, in, options, with_lse, heads_first));
+  }
+
+  Tensors tensors = in.tensors();
+  std::array<Memory, kMaxResults> memory;
+  std::array<nb::object, kMaxResults> results;
+  std::size_t count = 0, made = 0;
+  bool as_planned = true;
+  for (const TensorRow& row : kTensors) {
+    if (!is_result<Tensors>(row, true)) continue;
+    nb::object& result = results[count++];
+    if (in.brought(row.role)) {
+      result = in.array(row.role);
+    } else if (is_result<Tensors>(row, with_lse)) {
+      const Output output = make_output(framework, planned->results[made]);
+      row.template member<Tensors>().set(tensors, output.tensor);
+      as_planned &= aligned(output.tensor);
+      result = output.memory.array;
+      memory[made++] = output.memory;
+    } else {
+      result = nb::none();
+    }
+  }
+  in.require(run(framework, context, *planned, options, tensors, as_planned, launch));
+  nb::object tuple = nb::steal(PyTuple_New(static_cast<Py_ssize_t>(count)));
+  for (std::size_t i = 0; i < count; ++i) {
+    PyTuple_SetItem(tuple.ptr(), static_cast<Py_ssize_t>(i), results[i].release().ptr());
+  }
+  return tuple;
+}
+
 }  // namespace
 
 nb::object forward(nb::handle q, nb::handle k, nb::handle v, const CallOptions& given,
                    nb::handle mask, bool return_lse, nb::handle out) {
-  const Framework& framework = framework_of(q, "q");
-  ForwardInputs in;
-  in.q = read_input(framework, "q", q);
-  in.k = read_input(framework, "k", k);
-  in.v = read_input(framework, "v", v);
-  in.out = read_output(framework, "out", out);
-  if (given.heads_first) {
-    for (Argument* argument : {&in.q, &in.k, &in.v, &in.out}) argument->swap_heads();
-  }
-  in.mask = read_mask(framework, mask, in.k);
-  const Options options = options_of(given, in.q, in.k);
-  const Device device = in.q.spec().device;
-  const Context& context = context_of(device, "q");
-
-  CallKey key(Pass::kForward, options, device, framework.adapter.ptr(), return_lse);
-  key.set_heads_first(given.heads_first);
-  for (const Argument* argument : {&in.q, &in.k, &in.v, &in.mask, &in.out}) key.add(*argument);
-  PlannedCallPointer call = find_planned(key);
-  if (call == nullptr) {
-    call = remember(
-        key, plan_forward(framework, q, context, in, options, return_lse, given.heads_first));
-  }
-
-  ForwardTensors tensors = in.tensors();
-  std::optional<Output> o, lse;
-  bool as_planned = true;
-  if (!in.out) {
-    o = make_output(framework, call->results.front());
-    tensors.o = o->tensor;
-    as_planned &= aligned(tensors.o);
-  }
-  if (return_lse) {
-    lse = make_output(framework, call->results.back());
-    tensors.lse = lse->tensor;
-    as_planned &= aligned(*tensors.lse);
-  }
-  const Status status =
-      run(framework, context, *call, options, tensors, as_planned,
-          [](const auto&... arguments) { return flashlab::forward(arguments...); });
-  require_forward(status, in.out);
-  return nb::make_tuple(in.out ? nb::borrow(out) : or_none(o), or_none(lse));
+  const Given arrays[] = {{TensorRole::kQ, "q", q},
+                          {TensorRole::kK, "k", k},
+                          {TensorRole::kV, "v", v},
+                          {TensorRole::kO, "out", out},
+                          {TensorRole::kMask, "mask", mask}};
+  return call<ForwardTensors>(arrays, given, return_lse, [](const auto&... arguments) {
+    return flashlab::forward(arguments...);
+  });
 }
 
 nb::object backward(nb::handle d_o, nb::handle q, nb::handle k, nb::handle v, nb::handle o,
                     nb::handle lse, nb::handle d_lse, const CallOptions& given, nb::handle mask,
                     const GivenGradients& gradients) {
-  const Framework& framework = framework_of(q, "q");
-  BackwardInputs in;
-  in.q = read_input(framework, "q", q);
-  in.k = read_input(framework, "k", k);
-  in.v = read_input(framework, "v", v);
-  in.o = read_input(framework, "o", o);
-  in.lse = read_input(framework, "lse", lse);
-  in.d_o = read_input(framework, "d_o", d_o);
-  in.d_lse = read_optional(framework, "d_lse", d_lse);
-  in.dq = read_output(framework, "dq", gradients.dq);
-  in.dk = read_output(framework, "dk", gradients.dk);
-  in.dv = read_output(framework, "dv", gradients.dv);
-  if (given.heads_first) {
-    for (Argument* argument : {&in.q, &in.k, &in.v, &in.o, &in.d_o, &in.dq, &in.dk, &in.dv}) {
-      argument->swap_heads();
-    }
-  }
-  in.mask = read_mask(framework, mask, in.k);
-  const Options options = options_of(given, in.q, in.k);
-  const Device device = in.q.spec().device;
-  const Context& context = context_of(device, "q");
-
-  CallKey key(Pass::kBackward, options, device, framework.adapter.ptr(), true);
-  key.set_heads_first(given.heads_first);
-  for (const Argument* argument : {&in.q, &in.k, &in.v, &in.o, &in.lse, &in.d_o, &in.d_lse,
-                                   &in.mask, &in.dq, &in.dk, &in.dv}) {
-    key.add(*argument);
-  }
-  PlannedCallPointer call = find_planned(key);
-  if (call == nullptr) {
-    call = remember(key, plan_backward(framework, q, context, in, options, given.heads_first));
-  }
-
-  BackwardTensors tensors = in.tensors();
-  bool as_planned = true;
-  std::optional<Output> made[3];
-  const auto gradient = [&](int at, nb::handle brought, Tensor& tensor) {
-    if (!brought.is_none()) return nb::borrow(brought);
-    made[at] = make_output(framework, call->results[static_cast<std::size_t>(at)]);
-    tensor = made[at]->tensor;
-    as_planned &= aligned(tensor);
-    return made[at]->memory.array;
-  };
-  const nb::object dq = gradient(0, gradients.dq, tensors.dq);
-  const nb::object dk = gradient(1, gradients.dk, tensors.dk);
-  const nb::object dv = gradient(2, gradients.dv, tensors.dv);
-  require(run(framework, context, *call, options, tensors, as_planned,
-              [](const auto&... arguments) { return flashlab::backward(arguments...); }));
-  return nb::make_tuple(dq, dk, dv);
+  const Given arrays[] = {{TensorRole::kQ, "q", q},
+                          {TensorRole::kK, "k", k},
+                          {TensorRole::kV, "v", v},
+                          {TensorRole::kO, "o", o},
+                          {TensorRole::kLse, "lse", lse},
+                          {TensorRole::kDO, "d_o", d_o},
+                          {TensorRole::kDLse, "d_lse", d_lse},
+                          {TensorRole::kDQ, "dq", gradients.dq},
+                          {TensorRole::kDK, "dk", gradients.dk},
+                          {TensorRole::kDV, "dv", gradients.dv},
+                          {TensorRole::kMask, "mask", mask}};
+  return call<BackwardTensors>(arrays, given, true, [](const auto&... arguments) {
+    return flashlab::backward(arguments...);
+  });
 }
 
 nb::object merge(nb::handle parts, nb::handle dtype_name, bool return_lse) {

@@ -8,7 +8,7 @@
 #include <tuple>
 #include <vector>
 
-#include "api/observer.h"
+#include "runtime/program/observer.h"
 #include "cpu/naive/plan.h"
 #include "cpu_plain_oracle.h"
 

@@ -142,8 +142,8 @@ class BadKernel : public BadInput {
         cuda::naive_implementation().make_plan(context_->state(), normalised, *geometry);
     ASSERT_TRUE(plan.ok()) << plan.status().message();
     const cuda::KernelCache cache(folder_);
-    for (const auto& step : dynamic_cast<const cuda::GpuPlan&>(**plan).gpu_steps()) {
-      const auto key = cuda::key_of(step.spec, context_->state().gpu()->info().architecture());
+    for (const auto& [step, kernel] : (*plan)->program()->kernels()) {
+      const auto key = cuda::key_of(kernel->spec, context_->state().gpu()->info().architecture());
       ASSERT_TRUE(key.ok() && cache.store(*key, {"a kernel", "", "by hand"}).ok());
     }
   }

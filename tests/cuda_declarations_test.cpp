@@ -42,6 +42,8 @@ constexpr bool same_parameter() {
   if constexpr (std::is_pointer_v<Ours> != std::is_pointer_v<Theirs>) return false;
   if constexpr (std::is_pointer_v<O> && std::is_pointer_v<T>) {
     return same_parameter<O, T>();
+  } else if constexpr (std::is_function_v<T>) {
+    return std::is_same_v<O, T>;
   } else if constexpr (std::is_class_v<T> && std::is_class_v<O>) {
     return std::is_same_v<O, T> || SameStruct<O, T>::value;
   } else if constexpr (std::is_void_v<O> || std::is_void_v<T>) {
@@ -68,6 +70,8 @@ struct SameFunction<R(A...), S(B...)> {
 #ifdef HAVE_CUDA_HEADERS
 template <>
 struct SameStruct<ours::CUlaunchConfig, ::CUlaunchConfig> : std::true_type {};
+template <>
+struct SameStruct<ours::CUtensorMap, ::CUtensorMap> : std::true_type {};
 
 // cuda.h maps the plain names to the versions it was written for; the symbols say which those are.
 #define COMPARE(name, symbol, ...)                                     \
@@ -87,6 +91,7 @@ using ours::CUlaunchConfig;
 using ours::CUlibrary;
 using ours::CUresult;
 using ours::CUstream;
+using ours::CUtensorMap;
 FLASHLAB_DRIVER_FUNCTIONS(COMPARE)
 }  // namespace driver_functions
 #undef COMPARE
@@ -153,6 +158,27 @@ TEST(DriverDeclarations, LaunchConfig) {
             offsetof(::CUlaunchConfig, sharedMemBytes));
   EXPECT_EQ(offsetof(ours::CUlaunchConfig, attrs), offsetof(::CUlaunchConfig, attrs));
   EXPECT_EQ(offsetof(ours::CUlaunchConfig, numAttrs), offsetof(::CUlaunchConfig, numAttrs));
+  EXPECT_EQ(sizeof(ours::CUlaunchAttribute), sizeof(::CUlaunchAttribute));
+  EXPECT_EQ(offsetof(ours::CUlaunchAttribute, value), offsetof(::CUlaunchAttribute, value));
+  EXPECT_EQ(sizeof(ours::CUlaunchAttribute::value), sizeof(::CUlaunchAttributeValue));
+  EXPECT_EQ(ours::kLaunchCooperative, CU_LAUNCH_ATTRIBUTE_COOPERATIVE);
+  EXPECT_EQ(ours::kLaunchClusterDimension, CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION);
+  EXPECT_EQ(ours::kLaunchProgrammaticSerialization,
+            CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION);
+}
+
+TEST(DriverDeclarations, TensorMap) {
+  EXPECT_EQ(sizeof(ours::CUtensorMap), sizeof(::CUtensorMap));
+  EXPECT_GE(alignof(ours::CUtensorMap), alignof(::CUtensorMap));
+  EXPECT_EQ(ours::kMapUint8, CU_TENSOR_MAP_DATA_TYPE_UINT8);
+  EXPECT_EQ(ours::kMapFp16, CU_TENSOR_MAP_DATA_TYPE_FLOAT16);
+  EXPECT_EQ(ours::kMapFp32, CU_TENSOR_MAP_DATA_TYPE_FLOAT32);
+  EXPECT_EQ(ours::kMapFp64, CU_TENSOR_MAP_DATA_TYPE_FLOAT64);
+  EXPECT_EQ(ours::kMapBf16, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16);
+  EXPECT_EQ(ours::kMapPromoteL2To256Bytes, CU_TENSOR_MAP_L2_PROMOTION_L2_256B);
+  EXPECT_EQ(CU_TENSOR_MAP_SWIZZLE_128B, 3);
+  EXPECT_EQ(CU_TENSOR_MAP_FLOAT_OOB_FILL_NAN_REQUEST_ZERO_FMA, 1);
+  EXPECT_EQ(CU_TENSOR_MAP_INTERLEAVE_NONE, 0);
 }
 
 #else

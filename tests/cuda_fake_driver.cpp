@@ -1,11 +1,15 @@
 // Stands in for libcuda.so.1, so that what is said about drivers can be tested on any machine.
 // FAKE_CUDA: old (a driver of CUDA 11.4), none (no device), sm70 (one Volta), broken (cuInit
-// fails), gpu (one H200 with 1 GiB free, whose memory nobody may look into). With gpu, FAKE_LOAD
-// and FAKE_LAUNCH are what loading and launching a kernel return. The other functions that are
+// fails), gpu (one H200 with 1 GiB free, whose memory nobody may look into), two (two of them).
+// With these FAKE_LOAD and FAKE_LAUNCH are what loading and launching a kernel return, and what is
+// enqueued stands in fake_log(). It is an NVTX tool, too. The other functions that are
 // called are generated beside it: each returns an error.
 
+#include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <string>
 
 namespace {
 
@@ -24,6 +28,36 @@ bool is(const char* what) {
   const char* mode = std::getenv("FAKE_CUDA");
   return mode != nullptr && std::strcmp(mode, what) == 0;
 }
+
+bool has_gpu() {
+  return is("gpu") || is("two");
+}
+
+// What was enqueued, a line each: "launch 10000", "wait 20000 1".
+std::string& log() {
+  static std::string& text = *new std::string();
+  return text;
+}
+
+int note(const char* what, const void* first, const void* second = nullptr) {
+  char line[128];
+  const auto number = [](const void* p) { return reinterpret_cast<unsigned long long>(p); };
+  if (second == nullptr) {
+    std::snprintf(line, sizeof line, "%s %llx\n", what, number(first));
+  } else {
+    std::snprintf(line, sizeof line, "%s %llx %llx\n", what, number(first), number(second));
+  }
+  log() += line;
+  return kSuccess;
+}
+
+bool capturing = false;
+// The launch hook of a test: the launch's configuration and the kernel's parameters.
+void (*on_launch)(const void*, void**) = nullptr;
+struct HostFunction {
+  void (*function)(void*);
+  void* data;
+} captured_host{};
 
 int asked(const char* variable) {
   const char* code = std::getenv(variable);
@@ -75,7 +109,7 @@ int cuGetErrorString(int result, const char** text) {
 }
 
 int cuDeviceGetCount(int* count) {
-  *count = is("none") ? 0 : 1;
+  *count = is("none") ? 0 : is("two") ? 2 : 1;
   return kSuccess;
 }
 
@@ -85,7 +119,7 @@ int cuDeviceGet(int* device, int ordinal) {
 }
 
 int cuDeviceGetName(char* name, int length, int) {
-  std::strncpy(name, is("gpu") ? "Fake H200" : "Fake V100", static_cast<std::size_t>(length) - 1);
+  std::strncpy(name, has_gpu() ? "Fake H200" : "Fake V100", static_cast<std::size_t>(length) - 1);
   return kSuccess;
 }
 
@@ -95,7 +129,7 @@ int cuDeviceTotalMem_v2(std::size_t* bytes, int) {
 }
 
 int cuDeviceGetAttribute(int* value, int attribute, int) {
-  const bool new_gpu = is("gpu");
+  const bool new_gpu = has_gpu();
   *value = attribute == kMajor                        ? (new_gpu ? 9 : 7)
            : attribute == kMinor                      ? 0
            : new_gpu && attribute == kMultiprocessors ? 132
@@ -106,7 +140,7 @@ int cuDeviceGetAttribute(int* value, int attribute, int) {
 
 int cuDevicePrimaryCtxRetain(void** context, int device) {
   *context = &contexts[device];
-  return is("gpu") ? kSuccess : kUnknownError;
+  return has_gpu() ? kSuccess : kUnknownError;
 }
 
 int cuCtxPushCurrent_v2(void*) {
@@ -151,8 +185,82 @@ int cuStreamGetCtx(void* stream, void** context) {
   return handle == kStream || handle == kStreamOfOther ? kSuccess : kInvalidHandle;
 }
 
-int cuMemsetD8Async(unsigned long long, unsigned char, std::size_t, void*) {
+int cuMemsetD8Async(unsigned long long, unsigned char, std::size_t, void* stream) {
+  return note("memset", stream);
+}
+
+int cuMemcpyAsync(unsigned long long, unsigned long long, std::size_t, void* stream) {
+  return note("copy", stream);
+}
+
+// A captured one runs at each launch of the graph.
+int cuLaunchHostFunc(void* stream, void (*function)(void*), void* data) {
+  note("host", stream);
+  if (capturing) {
+    captured_host = {function, data};
+  } else {
+    function(data);
+  }
   return kSuccess;
+}
+
+// Events are numbered from 1.
+int cuEventCreate(void** event, unsigned) {
+  static std::uintptr_t count = 0;
+  *event = reinterpret_cast<void*>(++count);
+  return kSuccess;
+}
+int cuEventDestroy_v2(void*) {
+  return kSuccess;
+}
+int cuEventRecord(void* event, void* stream) {
+  return note("record", stream, event);
+}
+int cuEventSynchronize(void*) {
+  return kSuccess;
+}
+int cuEventElapsedTime(float* milliseconds, void*, void*) {
+  *milliseconds = 0.5f;
+  return kSuccess;
+}
+int cuStreamWaitEvent(void* stream, void* event, unsigned) {
+  return note("wait", stream, event);
+}
+
+int cuStreamIsCapturing(void*, int* status) {
+  *status = capturing ? 1 : 0;
+  return kSuccess;
+}
+int cuStreamBeginCapture_v2(void* stream, int) {
+  capturing = true;
+  return note("begin", stream);
+}
+int cuStreamEndCapture(void* stream, void** graph) {
+  capturing = false;
+  *graph = contexts;
+  return note("end", stream);
+}
+int cuGraphInstantiateWithFlags(void** executable, void* graph, unsigned long long) {
+  *executable = graph;
+  return kSuccess;
+}
+int cuGraphLaunch(void*, void* stream) {
+  note("graph", stream);
+  if (captured_host.function != nullptr) captured_host.function(captured_host.data);
+  return kSuccess;
+}
+int cuGraphDestroy(void*) {
+  return kSuccess;
+}
+int cuGraphExecDestroy(void*) {
+  return kSuccess;
+}
+
+int cuTensorMapEncodeTiled(void* map, int, unsigned, void* address, const void*, const void*,
+                           const void*, const void*, int, int, int, int) {
+  std::memset(map, 0x5a, 128);
+  std::memcpy(map, &address, sizeof address);
+  return note("encode", address);
 }
 
 int cuLibraryLoadData(void** library, const void*, int*, void**, unsigned, int*, void**, unsigned) {
@@ -174,8 +282,45 @@ int cuKernelSetAttribute(int, int, void*, int) {
   return kSuccess;
 }
 
-int cuLaunchKernelEx(const void*, void*, void**, void**) {
+int cuLaunchKernelEx(const void* config, void*, void** parameters, void**) {
+  void* stream = nullptr;  // after six sizes and the shared memory, 8-byte aligned
+  std::memcpy(&stream, static_cast<const char*>(config) + 32, sizeof stream);
+  note("launch", stream);
+  if (on_launch != nullptr) on_launch(config, parameters);
   return asked("FAKE_LAUNCH");
+}
+
+const char* fake_log() {
+  return log().c_str();
+}
+void fake_clear() {
+  log().clear();
+}
+void fake_on_launch(void (*hook)(const void*, void**)) {
+  on_launch = hook;
+}
+
+// A tool of NVTX asks for the table of functions and sets those it cares for.
+int InitializeInjectionNvtx2(const void* (*tables)(std::uint32_t)) {
+  struct Callbacks {
+    std::size_t size;
+    int (*functions)(int, void****, unsigned*);
+  };
+  const auto* callbacks = static_cast<const Callbacks*>(tables(1));
+  void*** table = nullptr;
+  unsigned count = 0;
+  if (callbacks == nullptr || callbacks->functions(1, &table, &count) == 0 || count < 12) return 0;
+  int (*push)(const char*) = [](const char* name) {
+    log() += std::string("push ") + name + "\n";
+    return 0;
+  };
+  int (*pop)() = [] {
+    log() += "pop\n";
+    return 0;
+  };
+  *table[9] = reinterpret_cast<void*>(push);
+  *table[11] = reinterpret_cast<void*>(pop);
+  return 1;
 }
 
 }  // extern "C"

@@ -342,14 +342,12 @@ std::vector<KernelVariant> default_kernels_on_turing() {
       const PlanResult plan = turing.plan(case_of(call), pass);
       EXPECT_TRUE(plan.ok()) << plan.status().message();
       if (!plan.ok()) continue;
-      for (const auto& step : dynamic_cast<const cuda::GpuPlan&>(**plan).gpu_steps()) {
+      for (const auto& [step, kernel] : (*plan)->program()->kernels()) {
         KernelVariant variant;
-        variant.spec = step.spec;
-        variant.threads = step.shape.threads;
+        variant.spec = kernel->spec;
+        variant.threads = kernel->shape.threads;
         variant.problem = case_of(call).describe();
-        if (!step.spec.source.empty() && known.insert(text_of(variant)).second) {
-          out.push_back(std::move(variant));
-        }
+        if (known.insert(text_of(variant)).second) out.push_back(std::move(variant));
       }
     }
   }
@@ -420,11 +418,11 @@ TEST(Default, OnTuringIsWhatPrecompileHolds) {
       for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
         const PlanResult plan = turing.plan(case_of(call), pass);
         ASSERT_TRUE(plan.ok()) << plan.status().message();
-        for (const auto& step : dynamic_cast<const cuda::GpuPlan&>(**plan).gpu_steps()) {
-          if (step.spec.source.empty()) continue;
-          EXPECT_TRUE(held.contains((*plan)->implementation + " " + step.spec.source + " " +
-                                    step.spec.entry + "\n" + step.spec.config))
-              << step.spec.entry << step.spec.config;
+        for (const auto& [step, kernel] : (*plan)->program()->kernels()) {
+          const cuda::KernelSpec& spec = kernel->spec;
+          EXPECT_TRUE(held.contains((*plan)->implementation + " " + spec.source + " " + spec.entry +
+                                    "\n" + spec.config))
+              << spec.entry << spec.config;
         }
       }
     }

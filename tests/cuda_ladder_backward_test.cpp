@@ -66,7 +66,7 @@ Result<std::shared_ptr<internal::PlanState>> make(Planner planner, const Describ
 
 std::vector<std::string> kernels(const internal::PlanState& plan) {
   std::vector<std::string> out;
-  for (const GpuStep& step : dynamic_cast<const GpuPlan&>(plan).gpu_steps()) {
+  for (const runtime::Step& step : plan.program()->steps()) {
     out.push_back(step.name);
   }
   return out;
@@ -84,10 +84,10 @@ TEST(LadderBackward, DefaultsFitEveryGpu) {
           continue;
         }
         ASSERT_TRUE(plan.ok()) << architecture << ": " << plan.status().message();
-        for (const GpuStep& step : dynamic_cast<const GpuPlan&>(**plan).gpu_steps()) {
-          EXPECT_LE(step.shape.shared_bytes,
+        for (const auto& [step, kernel] : (*plan)->program()->kernels()) {
+          EXPECT_LE(kernel->shape.shared_bytes,
                     static_cast<unsigned>(on.gpu->info().shared_bytes_per_block));
-          EXPECT_LE(step.shape.threads, 1024u);
+          EXPECT_LE(kernel->shape.threads, 1024u);
         }
       }
     }

@@ -57,8 +57,8 @@ PlanResult make(std::string_view name, const Described& on, const Problem& probl
   return Status(StatusCode::kInternal, {std::string(name), "no such rung", "", ""});
 }
 
-const GpuStep& only_step(const internal::PlanState& plan) {
-  return dynamic_cast<const GpuPlan&>(plan).gpu_steps().at(0);
+const runtime::KernelWork& only_step(const internal::PlanState& plan) {
+  return *plan.program()->kernels().at(0).kernel;
 }
 
 std::string refusal(std::string_view name, const char* architecture, const Problem& problem) {
@@ -77,7 +77,7 @@ TEST(LadderForward, DefaultsFitEveryGpu) {
         const PlanResult plan = make(rung->name, on, forward_problem(DType::kFp16, dim));
         ASSERT_TRUE(plan.ok()) << plan.status().message();
         EXPECT_EQ((*plan)->implementation, rung->name);
-        const GpuStep& step = only_step(**plan);
+        const runtime::KernelWork& step = only_step(**plan);
         EXPECT_LE(step.shape.shared_bytes,
                   static_cast<unsigned>(on.gpu->info().shared_bytes_per_block));
         EXPECT_LE(step.shape.threads, 1024u);

@@ -5,6 +5,7 @@
 #include <deque>
 
 #include "api/implementation.h"
+#include "cuda/launch/arguments.h"
 #include "cuda/launch/gpu_plan.h"
 #include "cuda/launch/implementations.h"
 #include "cuda/launch/ladder_forward.h"
@@ -53,15 +54,16 @@ void change(cuda::KernelSpec& spec, const Mutant& mutant) {
 std::shared_ptr<internal::PlanState> mutated(const cuda::GpuPlan& plan, const Mutant& mutant) {
   auto out = std::make_shared<cuda::GpuPlan>(plan.device(), plan.problem, plan.geometry);
   for (const WorkspaceRegion& region : plan.regions) out->add_gpu_region(region.name, region.bytes);
-  for (cuda::GpuStep step : plan.gpu_steps()) {
-    if (step.spec.source.empty()) {
-      out->add_zero(step.name, step.region);
+  for (const runtime::Step& step : plan.program()->steps()) {
+    if (const auto* zero = std::get_if<runtime::MemsetWork>(&step.work)) {
+      out->add_zero(step.name, zero->target.buffer - cuda::buffer_of_region(0));
       continue;
     }
-    if (mutant.entry.empty() || mutant.entry == step.spec.entry) {
-      change(step.spec, mutant);
-    }
-    out->add_kernel(std::move(step));
+    const auto& kernel = std::get<runtime::KernelWork>(step.work);
+    cuda::KernelSpec spec = kernel.spec;
+    if (mutant.entry.empty() || mutant.entry == spec.entry) change(spec, mutant);
+    out->add_kernel(
+        {step.name, std::move(spec), kernel.shape, step.configuration, kernel.parameters});
   }
   out->parts = plan.parts;
   out->implementation = plan.implementation;
@@ -97,9 +99,9 @@ std::vector<cuda::KernelSpec> kernels_of(const internal::ContextState& context,
     const auto plan = each->make_plan(context, normalised, *geometry);
     EXPECT_TRUE(plan.ok()) << plan.status().message();
     if (!plan.ok()) continue;
-    for (const auto& step : dynamic_cast<const cuda::GpuPlan&>(**plan).gpu_steps()) {
-      if (step.spec.source.empty()) continue;
-      if (mutant.entry.empty() || mutant.entry == step.spec.entry) out.push_back(step.spec);
+    for (const auto& [step, kernel] : (*plan)->program()->kernels()) {
+      const cuda::KernelSpec& spec = kernel->spec;
+      if (mutant.entry.empty() || mutant.entry == spec.entry) out.push_back(spec);
     }
   }
   EXPECT_FALSE(out.empty()) << problem.name << ": no kernel " << mutant.entry;

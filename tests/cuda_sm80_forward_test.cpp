@@ -177,7 +177,7 @@ TEST(Sm80ForwardPlan, TheLaunchHasSharedMemoryForEveryFallback) {
                              testing::described_problem(DType::kBf16, Pass::kForward,
                                                         {1, seqlen_q, 4096, 2, dim}, {}));
         ASSERT_NE(plan, nullptr) << gpu;
-        const GpuStep& step = dynamic_cast<const GpuPlan&>(*plan).gpu_steps()[0];
+        const runtime::KernelWork& step = *plan->program()->kernels().front().kernel;
         int most = shared_bytes_of(step.spec.config);
         for (const std::string& config : step.spec.fallbacks) {
           larger_fallbacks += shared_bytes_of(config) > most;

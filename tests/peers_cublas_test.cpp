@@ -10,7 +10,7 @@
 
 #include "api/context_state.h"
 #include "peers/cublas/cublas.h"
-#include "peers/cublas/cublas_lt.h"
+#include "runtime/products/cublas_lt.h"
 #include "peers/cudnn/cudnn.h"
 #include "runtime/cuda/device.h"
 #include "runtime/cuda/known_gpus.h"
@@ -21,6 +21,8 @@
 
 namespace flashlab::peers {
 namespace {
+
+using namespace cuda;
 
 using ::testing::HasSubstr;
 

@@ -125,7 +125,7 @@ Json time_call(const Context& context, const Call& call) {
     require(forward(context, {}, tensors.forward(), tensors.options()), "forward");
   }
   const Prepared ready = prepared(context, tensors);
-  const auto& state = dynamic_cast<const cuda::GpuPlan&>(ready.plan.state());
+  const std::size_t launches = ready.plan.state().program()->steps().size();
   cuda::GpuDevice& gpu = *context.state().gpu();
   auto idle = cuda::load_kernel(gpu, lab::spin_kernel());
   require(idle.status(), "lab_spin");
@@ -140,11 +140,11 @@ Json time_call(const Context& context, const Call& call) {
     const auto current = gpu.current();
     unsigned long long nanoseconds = 0;
     void* parameters[] = {&nanoseconds};
-    for (std::size_t i = 0; i < state.gpu_steps().size(); ++i) {
+    for (std::size_t i = 0; i < launches; ++i) {
       require(cuda::launch(gpu, **idle, {.threads = 32}, nullptr, parameters), "launch");
     }
   };
-  return host_row(call, state.gpu_steps().size(), in_turns(context, {planned, one_call, bare}));
+  return host_row(call, launches, in_turns(context, {planned, one_call, bare}));
 }
 
 // Every call that promises the same bits: backward without `deterministic` adds atomically.

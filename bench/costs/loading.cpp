@@ -87,22 +87,21 @@ Json in_a_child(const std::function<Json()>& body) {
 }
 
 // In a child: the kernels of a plan, each of which must come from the given place.
-Json kernels_of(cuda::GpuDevice& gpu, const cuda::GpuPlan& plan, const char* expected) {
+Json kernels_of(cuda::GpuDevice& gpu, const runtime::Program& program, const char* expected) {
   Json out = Json::array();
-  for (const cuda::GpuStep& step : plan.gpu_steps()) {
-    if (step.spec.source.empty()) continue;
+  for (const auto& [step, work] : program.kernels()) {
     const auto start = Clock::now();
-    const auto kernel = cuda::load_kernel(gpu, step.spec, step.shape.shared_bytes);
+    const auto kernel = cuda::load_kernel(gpu, work->spec, work->shape.shared_bytes);
     const double ms = milliseconds_since(start);
-    require(kernel.status(), step.name);
+    require(kernel.status(), step->name);
     const char* origin = origin_name((*kernel)->origin);
     if (std::string(origin) != expected) {
-      std::fprintf(stderr, "gpu_costs: %s came from the %s, not from the %s\n", step.name.c_str(),
+      std::fprintf(stderr, "gpu_costs: %s came from the %s, not from the %s\n", step->name.c_str(),
                    origin, expected);
       std::fflush(nullptr);
       std::_Exit(1);
     }
-    out.push_back({{"kernel", step.name}, {"ms", ms}});
+    out.push_back({{"kernel", step->name}, {"ms", ms}});
   }
   return out;
 }
@@ -126,12 +125,12 @@ Json prepare_call(const Call& call, const Preparation& how) {
   require(cuda::load_kernel(gpu, lab::spin_kernel()).status(), "lab_spin");
   auto made = plan(*context, problem_of(call, context->device()));
   require(made.status(), call.name);
-  const auto& state = dynamic_cast<const cuda::GpuPlan&>(made->state());
-  if (how.one_by_one) return kernels_of(gpu, state, how.origin);
+  const runtime::Program& program = *made->state().program();
+  if (how.one_by_one) return kernels_of(gpu, program, how.origin);
   const auto start = Clock::now();
   require(prepare(*context, *made), call.name);
   const double ms = milliseconds_since(start);
-  kernels_of(gpu, state, how.origin);
+  kernels_of(gpu, program, how.origin);
   return ms;
 }
 

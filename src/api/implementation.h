@@ -15,6 +15,9 @@
 namespace flashlab::cuda {
 struct DeviceInfo;
 }
+namespace flashlab::runtime {
+class Program;
+}
 
 namespace flashlab::internal {
 
@@ -90,6 +93,9 @@ class PlanState {
   virtual Status backward(ContextState& context, Stream stream, const BackwardTensors& tensors,
                           Workspace workspace) const;
   virtual Status prepare(ContextState& context) const;
+  /// What runs, for those who look into it (lists of kernels, explain); null where a plan is not
+  /// a program.
+  virtual const runtime::Program* program() const noexcept { return nullptr; }
 
   Problem problem;
   Geometry geometry;

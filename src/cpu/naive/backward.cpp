@@ -9,7 +9,7 @@
 
 #include <cmath>
 
-#include "api/observer.h"
+#include "runtime/program/observer.h"
 #include "cpu/naive/products.h"
 
 namespace flashlab::internal {

@@ -12,7 +12,7 @@
 #include <cmath>
 #include <limits>
 
-#include "api/observer.h"
+#include "runtime/program/observer.h"
 #include "cpu/naive/products.h"
 
 namespace flashlab::internal {

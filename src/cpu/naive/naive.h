@@ -4,7 +4,7 @@
 // memory. The baseline that every tiled kernel is measured beside, and the first page of the
 // ladder: docs/learn/naive.md.
 //
-// To time the steps of a call separately, observe the calling thread (api/observer.h):
+// To time the steps of a call separately, observe the calling thread (runtime/program/observer.h):
 //
 //   struct Times : StepObserver { void step_finished(std::string_view name, double ms) override; };
 //   Times times;

@@ -1,6 +1,7 @@
 #include "cuda/launch/arguments.h"
 
 #include <algorithm>
+#include <cstddef>
 
 #include "flashlab/tensor_table.h"
 
@@ -9,25 +10,20 @@ namespace {
 
 using device::Int64;
 
-// Kernels that only read take the same struct as those that write.
-void* writable(const void* data) {
-  return const_cast<void*>(data);
+static_assert(offsetof(device::Rows, data) == 0 && offsetof(device::RowScalars, data) == 0 &&
+              offsetof(device::MaskView, data) == 0);
+
+void bind(device::Rows& to, const TensorSpec& s) {
+  to = {nullptr, s.strides[0], s.strides[1], s.strides[2]};
 }
 
-void bind(device::Rows& to, const GivenTensor& from) {
-  const TensorSpec& s = *from.spec;
-  to = {writable(from.data), s.strides[0], s.strides[1], s.strides[2]};
+void bind(device::RowScalars& to, const TensorSpec& s) {
+  to = {nullptr, s.strides[0], s.strides[1], s.strides[2]};
 }
 
-void bind(device::RowScalars& to, const GivenTensor& from) {
-  const TensorSpec& s = *from.spec;
-  to = {writable(from.data), s.strides[0], s.strides[1], s.strides[2]};
-}
-
-void bind(device::MaskView& to, const GivenTensor& from) {
-  const TensorSpec& s = *from.spec;
+void bind(device::MaskView& to, const TensorSpec& s) {
   const auto stride = [&](int i) -> Int64 { return s.shape[i] == 1 ? 0 : s.strides[i]; };
-  to = {from.data, stride(0), stride(1), stride(2), stride(3)};
+  to = {nullptr, stride(0), stride(1), stride(2), stride(3)};
 }
 
 // Where kernels find a tensor: which member of their arguments, and as what.
@@ -75,17 +71,41 @@ constexpr bool every_tensor_has_a_slot(const Slot<Arguments> (&slots)[kCount], P
 static_assert(every_tensor_has_a_slot(kForwardSlots, Pass::kForward));
 static_assert(every_tensor_has_a_slot(kBackwardSlots, Pass::kBackward));
 
-template <class Arguments, class Tensors, std::size_t kCount>
-Arguments bound(const Slot<Arguments> (&slots)[kCount], const Tensors& tensors) {
+// The call without its addresses.
+template <class Arguments, std::size_t kCount>
+Arguments described(const Slot<Arguments> (&slots)[kCount], const Problem& problem,
+                    const internal::Geometry& geometry) {
   Arguments a{};
   for (const auto& slot : slots) {
-    const GivenTensor given = row_of(slot.role).template member<Tensors>().get(tensors);
-    if (!given) continue;
-    if (slot.rows != nullptr) bind(a.*slot.rows, given);
-    if (slot.scalars != nullptr) bind(a.*slot.scalars, given);
-    if (slot.mask != nullptr) bind(a.*slot.mask, given);
+    const TensorSpec* spec = row_of(slot.role).problem.get(problem);
+    if (spec == nullptr) continue;
+    if (slot.rows != nullptr) bind(a.*slot.rows, *spec);
+    if (slot.scalars != nullptr) bind(a.*slot.scalars, *spec);
+    if (slot.mask != nullptr) bind(a.*slot.mask, *spec);
   }
+  a.shape = shape_of(geometry);
   return a;
+}
+
+// Where its addresses go. Each view starts with its address.
+template <class Arguments, std::size_t kCount>
+void patch(const Slot<Arguments> (&slots)[kCount], runtime::ParameterBlock& block,
+           const Problem& problem, int regions, std::size_t offset) {
+  const Arguments a{};
+  const auto* base = reinterpret_cast<const char*>(&a);
+  const auto offset_of = [&](const auto& member) {
+    return offset + static_cast<std::size_t>(reinterpret_cast<const char*>(&member) - base);
+  };
+  for (const auto& slot : slots) {
+    if (row_of(slot.role).problem.get(problem) == nullptr) continue;
+    const std::size_t at = slot.rows != nullptr      ? offset_of(a.*slot.rows)
+                           : slot.scalars != nullptr ? offset_of(a.*slot.scalars)
+                                                     : offset_of(a.*slot.mask);
+    block.pointer(at, {.buffer = buffer_of(slot.role)});
+  }
+  for (int i = 0; i < regions; ++i) {
+    block.pointer(offset_of(a.regions[i]), {.buffer = buffer_of_region(i)});
+  }
 }
 
 // Bounds are of j - i; offsets of a shard's position are folded in.
@@ -116,17 +136,21 @@ device::Shape shape_of(const internal::Geometry& g) {
   return shape;
 }
 
-device::ForwardArguments arguments_of(const internal::Geometry& geometry, const ForwardTensors& t) {
-  auto a = bound(kForwardSlots, t);
-  a.shape = shape_of(geometry);
-  return a;
+device::ForwardArguments forward_arguments(const Problem& problem, const internal::Geometry& g) {
+  return described(kForwardSlots, problem, g);
 }
 
-device::BackwardArguments arguments_of(const internal::Geometry& geometry,
-                                       const BackwardTensors& t) {
-  auto a = bound(kBackwardSlots, t);
-  a.shape = shape_of(geometry);
-  return a;
+device::BackwardArguments backward_arguments(const Problem& problem, const internal::Geometry& g) {
+  return described(kBackwardSlots, problem, g);
+}
+
+void patch_addresses(runtime::ParameterBlock& block, const Problem& problem, int regions,
+                     std::size_t offset) {
+  if (problem.pass == Pass::kForward) {
+    patch(kForwardSlots, block, problem, regions, offset);
+  } else {
+    patch(kBackwardSlots, block, problem, regions, offset);
+  }
 }
 
 }  // namespace flashlab::cuda

@@ -1,17 +1,36 @@
 #pragma once
 
-// From a validated call to what kernels are launched with.
+// From a validated problem to what kernels are launched with. A plan knows everything but the
+// addresses; those are patched into each launch's parameter block.
 
 #include "api/problem.h"
 #include "cuda/kernels/arguments.h"
-#include "flashlab/attention.h"
+#include "flashlab/tensor_table.h"
+#include "runtime/program/parameters.h"
 
 namespace flashlab::cuda {
 
 device::Shape shape_of(const internal::Geometry& geometry);
-device::ForwardArguments arguments_of(const internal::Geometry& geometry,
-                                      const ForwardTensors& tensors);
-device::BackwardArguments arguments_of(const internal::Geometry& geometry,
-                                       const BackwardTensors& tensors);
+
+/// The pass's arguments with every address null.
+device::ForwardArguments forward_arguments(const Problem& problem,
+                                           const internal::Geometry& geometry);
+device::BackwardArguments backward_arguments(const Problem& problem,
+                                             const internal::Geometry& geometry);
+
+/// The buffer of a tensor in the program of an attention plan: tensors come first, by role, then
+/// the workspace regions in their order.
+constexpr int buffer_of(TensorRole role) {
+  return static_cast<int>(role);
+}
+
+constexpr int buffer_of_region(int region) {
+  return static_cast<int>(kTensorRoles) + region;
+}
+
+/// Adds the patches of the tensors and of the first `regions` regions for the pass's arguments,
+/// which lie `offset` bytes into the kernel's parameters.
+void patch_addresses(runtime::ParameterBlock& block, const Problem& problem, int regions,
+                     std::size_t offset = 0);
 
 }  // namespace flashlab::cuda

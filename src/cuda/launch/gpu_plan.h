@@ -1,41 +1,40 @@
 #pragma once
 
-// A plan whose steps are kernels and memsets on one GPU: compiled in parallel by `prepare`,
-// enqueued in order by a call.
+// An attention plan of one GPU: a program whose tensors are the call's, by role.
 
-#include <atomic>
 #include <cstddef>
-#include <cstdint>
 #include <string>
-#include <vector>
 
 #include "api/implementation.h"
 #include "cuda/kernels/arguments.h"
-#include "runtime/kernel_store/kernel.h"
+#include "runtime/program/cuda_executor.h"
 
 namespace flashlab::cuda {
 
-/// One launch of a plan. Every kernel of a forward plan takes one ForwardArguments, every kernel of
-/// a backward plan one BackwardArguments, by value.
+/// One launch of a plan, as planners fill it in.
 struct GpuStep {
   std::string name;  ///< for people and profilers; equals spec.entry unless it must differ
-  KernelSpec spec;   ///< empty source: a memset of `region` to zero bytes
+  KernelSpec spec;
   LaunchShape shape;
   std::string configuration;  ///< ConfigPrinter::summary() and what the launch adds
-  int region = -1;            ///< memset only: index of the workspace region
+  /// What the kernel is launched with. Empty: the pass's ForwardArguments or BackwardArguments,
+  /// with every tensor and region.
+  runtime::ParameterBlock parameters;
 };
 
 class GpuPlan : public internal::PlanState {
  public:
-  GpuPlan(GpuDevice& device, const Problem& problem, const internal::Geometry& geometry);
+  GpuPlan(const GpuDevice& device, const Problem& problem, const internal::Geometry& geometry);
 
-  /// Adds a workspace region and returns its index in the kernels' `regions`. Precondition: fewer
-  /// than kMaxRegions so far.
+  /// Adds a workspace region and returns its index in the kernels' `regions`. Regions come before
+  /// the kernels that use them. Precondition: fewer than kMaxRegions so far.
   int add_gpu_region(std::string name, std::size_t bytes);
-  /// Adds a launch. Returns its index.
+  /// Adds a launch after the steps there are. Returns its index.
   int add_kernel(GpuStep step);
   /// Adds a memset of a region to zero. Returns its index.
   int add_zero(std::string name, int region);
+  /// Adds any step to the program; what is shown of it the planner adds to `steps`.
+  int append(runtime::Step step) { return executor_.program().add(std::move(step)); }
 
   Status forward(internal::ContextState& context, Stream stream, const ForwardTensors& tensors,
                  Workspace workspace) const override;
@@ -47,19 +46,13 @@ class GpuPlan : public internal::PlanState {
 
   int parts = 1;  ///< forward: in how many the keys are cut; kernels read it (ForwardArguments)
 
-  const std::vector<GpuStep>& gpu_steps() const noexcept { return gpu_steps_; }
-  GpuDevice& device() const noexcept { return device_; }
+  const runtime::Program* program() const noexcept override { return &executor_.program(); }
+  const GpuDevice& device() const noexcept { return executor_.device(); }
 
  private:
-  int add_step(PlanStep shown, GpuStep step);
-  /// The loaded kernel of a step.
-  Result<const Kernel*> kernel_of(std::size_t index) const;
-  template <class Arguments>
-  Status run(Stream stream, Arguments& arguments, Workspace workspace) const;
+  int add(runtime::Step step, PlanStep shown);
 
-  GpuDevice& device_;
-  std::vector<GpuStep> gpu_steps_;
-  mutable std::vector<std::atomic<const Kernel*>> kernels_;  ///< per step, once loaded
+  runtime::CudaExecutor executor_;
 };
 
 }  // namespace flashlab::cuda

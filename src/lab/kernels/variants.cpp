@@ -219,14 +219,11 @@ void add_plan(List& list, const Planner& planner, const Problem& problem, const 
     list.add({plan.implementation, planner.production, problem.pass, element, c.head_dim, step,
               spec, configuration, shape.threads, shape.shared_bytes, c.describe(), burden_of(c)});
   };
-  if (const auto* own = dynamic_cast<const cuda::GpuPlan*>(&plan)) {
-    for (const cuda::GpuStep& step : own->gpu_steps()) {
-      if (!step.spec.source.empty()) add(step.name, step.spec, step.configuration, step.shape);
+  if (const runtime::Program* program = plan.program()) {
+    for (const auto& [step, kernel] : program->kernels()) {
+      add(step->name, kernel->spec, step->configuration, kernel->shape);
     }
   }
-  cuda::LaunchShape shape;
-  shape.threads = peers::kCublasKernelThreads;
-  for (const cuda::KernelSpec& spec : peers::cublas_kernels(plan)) add(spec.entry, spec, "", shape);
 }
 
 void add_plans(List& list, const Planner& planner, const std::vector<Case>& problems) {

@@ -3,15 +3,16 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <numeric>
 
 #include "api/context_state.h"
 #include "cuda/kernels/composed_arguments.h"
 #include "cuda/launch/arguments.h"
 #include "cuda/launch/config.h"
-#include "peers/cublas/cublas_lt.h"
+#include "cuda/launch/gpu_plan.h"
 #include "runtime/kernel_store/config.h"
-#include "runtime/kernel_store/kernel.h"
+#include "runtime/products/cublas_lt.h"
 
 namespace flashlab::peers {
 namespace {
@@ -19,16 +20,24 @@ namespace {
 using internal::Feature;
 using internal::Geometry;
 
-constexpr std::int64_t kMaxHeads = 65535;  // of a launch's grid in y
+using runtime::Matrix;
+using runtime::ParameterBlock;
+using runtime::Place;
+using runtime::Product;
 
-// A view of [batch, seqlen, heads, dim] as one matrix per head of one batch element: rows are
+constexpr std::int64_t kMaxHeads = 65535;  // of a launch's grid in y
+constexpr unsigned kThreads = 256;
+
+// A tensor [batch, seqlen, heads, dim] as one matrix per head of one batch element: rows are
 // tokens. Heads `step` apart make the batch of a product.
 struct HeadMatrices {
+  TensorRole role;
   Matrix matrix;
   std::int64_t batch_stride = 0, head_stride = 0;
   std::int64_t element_bytes = 4;
 
-  HeadMatrices(const TensorSpec& spec, std::int64_t step) {
+  HeadMatrices(const Problem& problem, TensorRole tensor, std::int64_t step) : role(tensor) {
+    const TensorSpec& spec = *row_of(tensor).problem.get(problem);
     matrix.dtype = spec.dtype;
     // One row has no stride; cuBLASLt wants one that spans the row.
     matrix.row_stride = std::max(spec.strides[1], spec.shape[3]);
@@ -38,11 +47,8 @@ struct HeadMatrices {
     head_stride = spec.strides[2];
     element_bytes = static_cast<std::int64_t>(size_of(spec.dtype));
   }
-  template <class Pointer>
-  Pointer at(Pointer data, std::int64_t b, std::int64_t h) const {
-    using Byte =
-        std::conditional_t<std::is_const_v<std::remove_pointer_t<Pointer>>, const char, char>;
-    return static_cast<Byte*>(data) + (b * batch_stride + h * head_stride) * element_bytes;
+  Place at(std::int64_t b, std::int64_t h) const {
+    return {cuda::buffer_of(role), (b * batch_stride + h * head_stride) * element_bytes};
   }
 };
 
@@ -51,251 +57,211 @@ Matrix transposed(Matrix matrix) {
   return matrix;
 }
 
-class CublasPlan final : public internal::PlanState {
- public:
-  Status forward(internal::ContextState& context, Stream stream, const ForwardTensors& tensors,
-                 Workspace workspace) const override;
-  Status backward(internal::ContextState& context, Stream stream, const BackwardTensors& tensors,
-                  Workspace workspace) const override;
-  Status prepare(internal::ContextState& context) const override;
-
-  cuda::KernelSpec kernel;
-  cuda::KernelSpec empty_rows;  ///< no source where no row can be empty, or dq accumulates
-  // Regions of the workspace; for fp32 the probabilities lie where the scores lay.
-  std::size_t scores = 0, probabilities = 0, d_probabilities = 0, d_scores = 0, library = 0,
-              empty = 0;
-
- private:
-  friend class Call;
-  bool tf32() const { return problem.options.precision == Precision::kTf32; }
+// Workspace regions by their index in the plan; for fp32 the probabilities lie where the scores
+// lay.
+struct Regions {
+  int scores = -1, probabilities = -1, d_probabilities = -1, d_scores = -1, library = -1;
+  int empty = -1;  ///< a mark per row of one batch element; -1 where no row can be empty
 };
 
-// One call: the pieces that every product of it shares.
-class Call {
+// Appends the composition's steps for every batch element in turn.
+class Composer {
  public:
-  Call(const CublasPlan& plan, internal::ContextState& context, Stream stream, Workspace workspace)
-      : plan_(plan),
-        gpu_(*context.gpu()),
-        current_(gpu_.current()),
-        stream_(static_cast<cuda::CUstream>(stream.handle)),
-        base_(static_cast<char*>(workspace.data)) {
-    const Geometry& g = plan.geometry;
-    score_.row_stride = g.seqlen_k;
-    score_.batch_stride = g.group() * g.seqlen_q * g.seqlen_k;
+  Composer(cuda::GpuPlan& plan, const Regions& regions, const cuda::ConfigPrinter& config)
+      : plan_(plan), p_(plan.problem), g_(plan.geometry), regions_(regions), config_(config) {
+    score_.row_stride = g_.seqlen_k;
+    score_.batch_stride = g_.group() * g_.seqlen_q * g_.seqlen_k;
     // Rows of scores are packed: an odd length leaves element alignment only.
-    score_.alignment_bytes = static_cast<int>(std::gcd<std::int64_t>(16, g.seqlen_k * 4));
+    score_.alignment_bytes = static_cast<int>(std::gcd<std::int64_t>(16, g_.seqlen_k * 4));
     weight_ = score_;
-    weight_.dtype = g.dtype;
-    const auto size = static_cast<std::int64_t>(size_of(g.dtype));
-    weight_.alignment_bytes = static_cast<int>(std::gcd<std::int64_t>(16, g.seqlen_k * size));
+    weight_.dtype = g_.dtype;
+    const auto size = static_cast<std::int64_t>(size_of(g_.dtype));
+    weight_.alignment_bytes = static_cast<int>(std::gcd<std::int64_t>(16, g_.seqlen_k * size));
   }
 
-  Status open() {
-    auto library = CublasLt::get();
-    if (!library.ok()) return library.status();
-    library_ = *library;
-    auto kernel = cuda::load_kernel(gpu_, plan_.kernel);
-    if (!kernel.ok()) return kernel.status();
-    kernel_ = *kernel;
-    if (plan_.empty_rows.source.empty()) return {};
-    auto empty_rows = cuda::load_kernel(gpu_, plan_.empty_rows);
-    if (!empty_rows.ok()) return empty_rows.status();
-    empty_rows_ = *empty_rows;
-    return {};
+  void forward() {
+    const std::int64_t group = g_.group();
+    const HeadMatrices q(p_, TensorRole::kQ, group), k(p_, TensorRole::kK, 1),
+        v(p_, TensorRole::kV, 1), o(p_, TensorRole::kO, group);
+    const Product s{.m = g_.seqlen_q,
+                    .n = g_.seqlen_k,
+                    .k = g_.head_dim,
+                    .a = q.matrix,
+                    .b = transposed(k.matrix),
+                    .c = score_};
+    const Product pv{.m = g_.seqlen_q,
+                     .n = g_.head_dim_v,
+                     .k = g_.seqlen_k,
+                     .a = weight_,
+                     .b = v.matrix,
+                     .c = o.matrix};
+    const device::ForwardArguments call = cuda::forward_arguments(p_, g_);
+    for (std::int64_t b = 0; b < g_.batch; ++b) {
+      for (std::int64_t m = 0; m < group; ++m) {
+        add("S = Q K^T", s, q.at(b, m), k.at(b, 0), scores(m));
+      }
+      using Arguments = device::ComposedSoftmax;
+      ParameterBlock block(Arguments{.scores = nullptr,
+                                     .probabilities = nullptr,
+                                     .lse = call.lse,
+                                     .mask = call.mask,
+                                     .shape = call.shape,
+                                     .batch = static_cast<int>(b),
+                                     .empty = nullptr});
+      block.pointer(offsetof(Arguments, scores), scores(0))
+          .pointer(offsetof(Arguments, probabilities), probabilities(0));
+      patch(block, offsetof(Arguments, lse), TensorRole::kLse);
+      patch(block, offsetof(Arguments, mask), TensorRole::kMask);
+      add_kernel("peers/softmax.cu", "flash_fwd_cublas_softmax", std::move(block),
+                 offsetof(Arguments, empty));
+      for (std::int64_t m = 0; m < group; ++m) {
+        add("O = P V", pv, probabilities(m), v.at(b, 0), o.at(b, m));
+      }
+      clear_empty_rows(call.o, TensorRole::kO, call.shape.head_dim_v, b);
+    }
   }
 
-  Status multiply(Product product, const void* a, const void* b, void* c) const {
-    product.batch = static_cast<int>(plan_.geometry.heads_k);
-    product.tf32 = plan_.tf32();
-    return library_->multiply(product, a, b, c, base_ + plan_.library, stream_);
+  void backward() {
+    const std::int64_t group = g_.group();
+    const HeadMatrices q(p_, TensorRole::kQ, group), k(p_, TensorRole::kK, 1),
+        v(p_, TensorRole::kV, 1), d_o(p_, TensorRole::kDO, group), dq(p_, TensorRole::kDQ, group),
+        dk(p_, TensorRole::kDK, 1), dv(p_, TensorRole::kDV, 1);
+    const float kept = p_.options.gradient_mode == GradientMode::kAccumulate ? 1.0f : 0.0f;
+    const auto scale = static_cast<float>(g_.scale);
+    const Product s{.m = g_.seqlen_q,
+                    .n = g_.seqlen_k,
+                    .k = g_.head_dim,
+                    .a = q.matrix,
+                    .b = transposed(k.matrix),
+                    .c = score_};
+    const Product dp{.m = g_.seqlen_q,
+                     .n = g_.seqlen_k,
+                     .k = g_.head_dim_v,
+                     .a = d_o.matrix,
+                     .b = transposed(v.matrix),
+                     .c = score_};
+    const Product of_q{.m = g_.seqlen_q,
+                       .n = g_.head_dim,
+                       .k = g_.seqlen_k,
+                       .a = weight_,
+                       .b = k.matrix,
+                       .c = dq.matrix,
+                       .alpha = scale,
+                       .beta = kept};
+    Product of_k{.m = g_.seqlen_k,
+                 .n = g_.head_dim,
+                 .k = g_.seqlen_q,
+                 .a = transposed(weight_),
+                 .b = q.matrix,
+                 .c = dk.matrix,
+                 .alpha = scale};
+    Product of_v{.m = g_.seqlen_k,
+                 .n = g_.head_dim_v,
+                 .k = g_.seqlen_q,
+                 .a = transposed(weight_),
+                 .b = d_o.matrix,
+                 .c = dv.matrix};
+    const device::BackwardArguments call = cuda::backward_arguments(p_, g_);
+    for (std::int64_t b = 0; b < g_.batch; ++b) {
+      for (std::int64_t m = 0; m < group; ++m) {
+        add("S = Q K^T", s, q.at(b, m), k.at(b, 0), scores(m));
+        add("dP = dO V^T", dp, d_o.at(b, m), v.at(b, 0), d_probabilities(m));
+      }
+      add_gradient(call, b);
+      for (std::int64_t m = 0; m < group; ++m) {
+        of_k.beta = of_v.beta = m > 0 ? 1.0f : kept;  // the group's members add up
+        add("dQ = scale dS K", of_q, d_scores(m), k.at(b, 0), dq.at(b, m));
+        add("dK = scale dS^T Q", of_k, d_scores(m), q.at(b, m), dk.at(b, 0));
+        add("dV = P^T dO", of_v, probabilities(m), d_o.at(b, m), dv.at(b, 0));
+      }
+      clear_empty_rows(call.dq, TensorRole::kDQ, call.shape.head_dim, b);
+    }
   }
-
-  template <class Arguments>
-  Status launch(Arguments& arguments) const {
-    return launch(*kernel_, arguments);
-  }
-  Status launch_empty_rows(device::ComposedEmptyRows& arguments) const {
-    return launch(*empty_rows_, arguments);
-  }
-  /// A mark per row of one batch element; null where no row can be empty.
-  unsigned char* empty_marks() const {
-    return empty_rows_ == nullptr ? nullptr : reinterpret_cast<unsigned char*>(base_) + plan_.empty;
-  }
-
-  /// The scores of the group's member `g` in a region, for all key heads.
-  void* region(std::size_t offset, DType dtype, std::int64_t member) const {
-    const Geometry& g = plan_.geometry;
-    return base_ + offset +
-           static_cast<std::size_t>(member * g.seqlen_q * g.seqlen_k) * size_of(dtype);
-  }
-
-  const Matrix& score() const { return score_; }
-  const Matrix& weight() const { return weight_; }
 
  private:
-  // A block per row.
-  template <class Arguments>
-  Status launch(const cuda::Kernel& kernel, Arguments& arguments) const {
+  // The scores of a group's member in a region, for all key heads.
+  Place region(int index, DType dtype, std::int64_t member) const {
+    return {cuda::buffer_of_region(index),
+            member * g_.seqlen_q * g_.seqlen_k * static_cast<std::int64_t>(size_of(dtype))};
+  }
+  Place scores(std::int64_t m) const { return region(regions_.scores, DType::kFp32, m); }
+  Place d_probabilities(std::int64_t m) const {
+    return region(regions_.d_probabilities, DType::kFp32, m);
+  }
+  Place probabilities(std::int64_t m) const { return region(regions_.probabilities, g_.dtype, m); }
+  Place d_scores(std::int64_t m) const { return region(regions_.d_scores, g_.dtype, m); }
+
+  void add(const char* name, Product product, Place a, Place b, Place c) {
+    product.batch = static_cast<int>(g_.heads_k);
+    product.tf32 = p_.options.precision == Precision::kTf32;
+    plan_.append({.name = name,
+                  .work = runtime::ProductWork{
+                      product, a, b, c, {cuda::buffer_of_region(regions_.library)}}});
+  }
+
+  // A block per row. `empty` is the offset of the pointer to the marks of empty rows.
+  void add_kernel(const char* source, const char* entry, ParameterBlock block, std::size_t empty) {
+    if (regions_.empty >= 0) block.pointer(empty, {cuda::buffer_of_region(regions_.empty)});
     cuda::LaunchShape shape;
-    shape.grid_x = static_cast<unsigned>(plan_.geometry.seqlen_q);
-    shape.grid_y = static_cast<unsigned>(plan_.geometry.heads_q);
-    shape.threads = kCublasKernelThreads;
-    void* pointers[] = {&arguments};
-    return cuda::launch(gpu_, kernel, shape, stream_, pointers);
+    shape.grid_x = static_cast<unsigned>(g_.seqlen_q);
+    shape.grid_y = static_cast<unsigned>(g_.heads_q);
+    shape.threads = kThreads;
+    plan_.append({.name = entry,
+                  .work = runtime::KernelWork{
+                      {source, entry, config_.text(), {}}, shape, std::move(block)}});
   }
 
-  const CublasPlan& plan_;
-  cuda::GpuDevice& gpu_;
-  cuda::ContextGuard current_;
-  cuda::CUstream stream_;
-  char* base_;
+  void patch(ParameterBlock& block, std::size_t offset, TensorRole role) const {
+    if (row_of(role).problem.get(p_) != nullptr) block.pointer(offset, {cuda::buffer_of(role)});
+  }
+
+  void add_gradient(const device::BackwardArguments& call, std::int64_t b) {
+    using Arguments = device::ComposedGradient;
+    ParameterBlock block(Arguments{.scores = nullptr,
+                                   .d_probabilities = nullptr,
+                                   .probabilities = nullptr,
+                                   .d_scores = nullptr,
+                                   .o = call.o,
+                                   .d_o = call.d_o,
+                                   .lse = call.lse,
+                                   .d_lse = call.d_lse,
+                                   .mask = call.mask,
+                                   .shape = call.shape,
+                                   .batch = static_cast<int>(b),
+                                   .empty = nullptr});
+    block.pointer(offsetof(Arguments, scores), scores(0))
+        .pointer(offsetof(Arguments, d_probabilities), d_probabilities(0))
+        .pointer(offsetof(Arguments, probabilities), probabilities(0))
+        .pointer(offsetof(Arguments, d_scores), d_scores(0));
+    patch(block, offsetof(Arguments, o), TensorRole::kO);
+    patch(block, offsetof(Arguments, d_o), TensorRole::kDO);
+    patch(block, offsetof(Arguments, lse), TensorRole::kLse);
+    patch(block, offsetof(Arguments, d_lse), TensorRole::kDLse);
+    patch(block, offsetof(Arguments, mask), TensorRole::kMask);
+    add_kernel("peers/softmax_backward.cu", "flash_bwd_cublas_scores", std::move(block),
+               offsetof(Arguments, empty));
+  }
+
+  void clear_empty_rows(const device::Rows& rows, TensorRole role, int width, std::int64_t b) {
+    if (regions_.empty < 0) return;
+    using Arguments = device::ComposedEmptyRows;
+    ParameterBlock block(Arguments{.empty = nullptr,
+                                   .rows = rows,
+                                   .seqlen_q = static_cast<int>(g_.seqlen_q),
+                                   .width = width,
+                                   .batch = static_cast<int>(b)});
+    patch(block, offsetof(Arguments, rows), role);
+    add_kernel("peers/empty_rows.cu", "flash_cublas_empty_rows", std::move(block),
+               offsetof(Arguments, empty));
+  }
+
+  cuda::GpuPlan& plan_;
+  const Problem& p_;
+  const Geometry& g_;
+  const Regions& regions_;
+  const cuda::ConfigPrinter& config_;
   Matrix score_, weight_;  ///< fp32 scores; probabilities in the inputs' type
-  const CublasLt* library_ = nullptr;
-  const cuda::Kernel* kernel_ = nullptr;
-  const cuda::Kernel* empty_rows_ = nullptr;
 };
-
-Status CublasPlan::prepare(internal::ContextState& context) const {
-  Call call(*this, context, Stream{}, Workspace{});
-  return call.open();
-}
-
-Status CublasPlan::forward(internal::ContextState& context, Stream stream, const ForwardTensors& t,
-                           Workspace workspace) const {
-  Call call(*this, context, stream, workspace);
-  if (Status s = call.open(); !s.ok()) return s;
-  const Geometry& g = geometry;
-  const std::int64_t group = g.group();
-  const HeadMatrices q(t.q.spec, group), k(t.k.spec, 1), v(t.v.spec, 1), o(t.o.spec, group);
-  const auto arguments = cuda::arguments_of(g, t);
-  Product s{.m = g.seqlen_q,
-            .n = g.seqlen_k,
-            .k = g.head_dim,
-            .a = q.matrix,
-            .b = transposed(k.matrix),
-            .c = call.score()};
-  Product pv{.m = g.seqlen_q,
-             .n = g.head_dim_v,
-             .k = g.seqlen_k,
-             .a = call.weight(),
-             .b = v.matrix,
-             .c = o.matrix};
-  for (std::int64_t b = 0; b < g.batch; ++b) {
-    Status status;
-    for (std::int64_t m = 0; m < group && status.ok(); ++m) {
-      status = call.multiply(s, q.at(t.q.data, b, m), k.at(t.k.data, b, 0),
-                             call.region(scores, DType::kFp32, m));
-    }
-    if (!status.ok()) return status;
-    device::ComposedSoftmax softmax{static_cast<const float*>(call.region(scores, DType::kFp32, 0)),
-                                    call.region(probabilities, g.dtype, 0),
-                                    arguments.lse,
-                                    arguments.mask,
-                                    arguments.shape,
-                                    static_cast<int>(b),
-                                    call.empty_marks()};
-    if (status = call.launch(softmax); !status.ok()) return status;
-    for (std::int64_t m = 0; m < group && status.ok(); ++m) {
-      status = call.multiply(pv, call.region(probabilities, g.dtype, m), v.at(t.v.data, b, 0),
-                             o.at(t.o.data, b, m));
-    }
-    if (status.ok() && softmax.empty != nullptr) {
-      device::ComposedEmptyRows rows{softmax.empty, arguments.o, arguments.shape.seqlen_q,
-                                     arguments.shape.head_dim_v, softmax.batch};
-      status = call.launch_empty_rows(rows);
-    }
-    if (!status.ok()) return status;
-  }
-  return {};
-}
-
-Status CublasPlan::backward(internal::ContextState& context, Stream stream,
-                            const BackwardTensors& t, Workspace workspace) const {
-  Call call(*this, context, stream, workspace);
-  if (Status s = call.open(); !s.ok()) return s;
-  const Geometry& g = geometry;
-  const std::int64_t group = g.group();
-  const HeadMatrices q(t.q.spec, group), k(t.k.spec, 1), v(t.v.spec, 1);
-  const HeadMatrices d_o(t.d_o.spec, group), dq(t.dq.spec, group), dk(t.dk.spec, 1),
-      dv(t.dv.spec, 1);
-  const auto arguments = cuda::arguments_of(g, t);
-  const float kept = problem.options.gradient_mode == GradientMode::kAccumulate ? 1.0f : 0.0f;
-  const Matrix& weight = call.weight();
-  const Product s{.m = g.seqlen_q,
-                  .n = g.seqlen_k,
-                  .k = g.head_dim,
-                  .a = q.matrix,
-                  .b = transposed(k.matrix),
-                  .c = call.score()};
-  const Product dp{.m = g.seqlen_q,
-                   .n = g.seqlen_k,
-                   .k = g.head_dim_v,
-                   .a = d_o.matrix,
-                   .b = transposed(v.matrix),
-                   .c = call.score()};
-  const Product of_q{.m = g.seqlen_q,
-                     .n = g.head_dim,
-                     .k = g.seqlen_k,
-                     .a = weight,
-                     .b = k.matrix,
-                     .c = dq.matrix,
-                     .alpha = static_cast<float>(g.scale),
-                     .beta = kept};
-  Product of_k{.m = g.seqlen_k,
-               .n = g.head_dim,
-               .k = g.seqlen_q,
-               .a = transposed(weight),
-               .b = q.matrix,
-               .c = dk.matrix,
-               .alpha = static_cast<float>(g.scale)};
-  Product of_v{.m = g.seqlen_k,
-               .n = g.head_dim_v,
-               .k = g.seqlen_q,
-               .a = transposed(weight),
-               .b = d_o.matrix,
-               .c = dv.matrix};
-  for (std::int64_t b = 0; b < g.batch; ++b) {
-    Status status;
-    const auto run = [&](const Product& product, const void* x, const void* y, void* z) {
-      if (status.ok()) status = call.multiply(product, x, y, z);
-    };
-    for (std::int64_t m = 0; m < group; ++m) {
-      run(s, q.at(t.q.data, b, m), k.at(t.k.data, b, 0), call.region(scores, DType::kFp32, m));
-      run(dp, d_o.at(t.d_o.data, b, m), v.at(t.v.data, b, 0),
-          call.region(d_probabilities, DType::kFp32, m));
-    }
-    if (!status.ok()) return status;
-    device::ComposedGradient gradient{
-        static_cast<const float*>(call.region(scores, DType::kFp32, 0)),
-        static_cast<const float*>(call.region(d_probabilities, DType::kFp32, 0)),
-        call.region(probabilities, g.dtype, 0),
-        call.region(d_scores, g.dtype, 0),
-        arguments.o,
-        arguments.d_o,
-        arguments.lse,
-        arguments.d_lse,
-        arguments.mask,
-        arguments.shape,
-        static_cast<int>(b),
-        call.empty_marks()};
-    if (status = call.launch(gradient); !status.ok()) return status;
-    for (std::int64_t m = 0; m < group; ++m) {
-      const void* ds = call.region(d_scores, g.dtype, m);
-      of_k.beta = of_v.beta = m > 0 ? 1.0f : kept;  // the group's members add up
-      run(of_q, ds, k.at(t.k.data, b, 0), dq.at(t.dq.data, b, m));
-      run(of_k, ds, q.at(t.q.data, b, m), dk.at(t.dk.data, b, 0));
-      run(of_v, call.region(probabilities, g.dtype, m), d_o.at(t.d_o.data, b, m),
-          dv.at(t.dv.data, b, 0));
-    }
-    if (status.ok() && gradient.empty != nullptr) {
-      device::ComposedEmptyRows rows{gradient.empty, arguments.dq, arguments.shape.seqlen_q,
-                                     arguments.shape.head_dim, gradient.batch};
-      status = call.launch_empty_rows(rows);
-    }
-    if (!status.ok()) return status;
-  }
-  return {};
-}
 
 // ---------------------------------------------------------------------------------------------
 // Planning
@@ -339,7 +305,8 @@ Status check_problem(const Problem& p, const Geometry& g) {
   return {};
 }
 
-void add_step(CublasPlan& plan, PlanStep::Kind kind, std::string name, std::string configuration) {
+// What is shown: the products of all batch elements are one line.
+void show(cuda::GpuPlan& plan, PlanStep::Kind kind, std::string name, std::string configuration) {
   PlanStep step;
   step.kind = kind;
   step.name = std::move(name);
@@ -362,82 +329,70 @@ std::string times(const Geometry& g) {
   return fmt::format("{} products of {} heads", g.batch * g.group(), g.heads_k);
 }
 
-void add_empty_rows(CublasPlan& plan) {
-  if (plan.empty_rows.source.empty()) return;
-  add_step(plan, PlanStep::Kind::kKernel, "flash_cublas_empty_rows",
-           fmt::format("{} launches", plan.geometry.batch));
-}
-
-void add_steps(CublasPlan& plan) {
+void show_steps(cuda::GpuPlan& plan, bool clears_rows) {
   using enum PlanStep::Kind;
   const Geometry& g = plan.geometry;
-  add_step(plan, kGemm, "S = Q K^T", times(g));
+  const std::string launches = fmt::format("{} launches", g.batch);
+  show(plan, kGemm, "S = Q K^T", times(g));
   if (plan.problem.pass == Pass::kForward) {
-    add_step(plan, kKernel, "flash_fwd_cublas_softmax", fmt::format("{} launches", g.batch));
-    add_step(plan, kGemm, "O = P V", times(g));
-    add_empty_rows(plan);
-    return;
+    show(plan, kKernel, "flash_fwd_cublas_softmax", launches);
+    show(plan, kGemm, "O = P V", times(g));
+  } else {
+    show(plan, kGemm, "dP = dO V^T", times(g));
+    show(plan, kKernel, "flash_bwd_cublas_scores", launches);
+    for (const char* name : {"dQ = scale dS K", "dK = scale dS^T Q", "dV = P^T dO"}) {
+      show(plan, kGemm, name, times(g));
+    }
   }
-  add_step(plan, kGemm, "dP = dO V^T", times(g));
-  add_step(plan, kKernel, "flash_bwd_cublas_scores", fmt::format("{} launches", g.batch));
-  for (const char* name : {"dQ = scale dS K", "dK = scale dS^T Q", "dV = P^T dO"}) {
-    add_step(plan, kGemm, name, times(g));
+  if (clears_rows) show(plan, kKernel, "flash_cublas_empty_rows", launches);
+}
+
+Regions add_regions(cuda::GpuPlan& plan) {
+  const Geometry& g = plan.geometry;
+  const auto elements = static_cast<std::size_t>(g.heads_q) * static_cast<std::size_t>(g.seqlen_q) *
+                        static_cast<std::size_t>(g.seqlen_k);
+  const auto matrix = [&](const char* name, DType dtype) {
+    return plan.add_gpu_region(fmt::format("{} of one batch element, {}", name, to_string(dtype)),
+                               elements * size_of(dtype));
+  };
+  const bool in_place = g.dtype == DType::kFp32;
+  Regions out;
+  out.scores = matrix("scores", DType::kFp32);
+  out.probabilities = in_place ? out.scores : matrix("probabilities", g.dtype);
+  if (plan.problem.pass == Pass::kBackward) {
+    out.d_probabilities = matrix("gradient of probabilities", DType::kFp32);
+    out.d_scores = in_place ? out.d_probabilities : matrix("gradient of scores", g.dtype);
   }
-  add_empty_rows(plan);
+  out.library = plan.add_gpu_region("cuBLASLt", cuda::CublasLt::kWorkspaceBytes);
+  if (clears_empty_rows(plan.problem, g)) {
+    out.empty = plan.add_gpu_region("marks of empty rows",
+                                    static_cast<std::size_t>(g.heads_q * g.seqlen_q));
+  }
+  return out;
 }
 
 Result<std::shared_ptr<internal::PlanState>> make_plan(const internal::ContextState& context,
                                                        const Problem& problem, const Geometry& g) {
   if (Status s = check_problem(problem, g); !s.ok()) return s;
   if (!context.gpu()->is_described()) {
-    const cuda::ContextGuard current = context.gpu()->current();
-    if (auto library = CublasLt::get(); !library.ok()) return library.status();
+    if (auto library = cuda::CublasLt::of(*context.gpu()); !library.ok()) return library.status();
   }
-  auto plan = std::make_shared<CublasPlan>();
-  plan->problem = problem;
-  plan->geometry = g;
-  const bool backward = problem.pass == Pass::kBackward;
-  const auto elements = static_cast<std::size_t>(g.heads_q) * static_cast<std::size_t>(g.seqlen_q) *
-                        static_cast<std::size_t>(g.seqlen_k);
-  const auto matrix = [&](const char* name, DType dtype) {
-    return plan->add_region(fmt::format("{} of one batch element, {}", name, to_string(dtype)),
-                            elements * size_of(dtype));
-  };
-  const bool in_place = g.dtype == DType::kFp32;
-  plan->scores = matrix("scores", DType::kFp32);
-  plan->probabilities = in_place ? plan->scores : matrix("probabilities", g.dtype);
-  if (backward) {
-    plan->d_probabilities = matrix("gradient of probabilities", DType::kFp32);
-    plan->d_scores = in_place ? plan->d_probabilities : matrix("gradient of scores", g.dtype);
-  }
-  plan->library = plan->add_region("cuBLASLt", CublasLt::kWorkspaceBytes);
+  auto plan = std::make_shared<cuda::GpuPlan>(*context.gpu(), problem, g);
+  const Regions regions = add_regions(*plan);
   cuda::ConfigPrinter config;
   cuda::print_call(config, problem, g);
-  plan->kernel = backward ? cuda::KernelSpec{"peers/softmax_backward.cu",
-                                             "flash_bwd_cublas_scores",
-                                             config.text(),
-                                             {}}
-                          : cuda::KernelSpec{
-                                "peers/softmax.cu", "flash_fwd_cublas_softmax", config.text(), {}};
-  if (clears_empty_rows(problem, g)) {
-    plan->empty =
-        plan->add_region("marks of empty rows", static_cast<std::size_t>(g.heads_q * g.seqlen_q));
-    plan->empty_rows = {"peers/empty_rows.cu", "flash_cublas_empty_rows", config.text(), {}};
+  Composer composer(*plan, regions, config);
+  if (problem.pass == Pass::kForward) {
+    composer.forward();
+  } else {
+    composer.backward();
   }
-  add_steps(*plan);
+  show_steps(*plan, regions.empty >= 0);
   plan->reasons.push_back("asked for: a score matrix in memory and NVIDIA's matrix products");
   return std::shared_ptr<internal::PlanState>(std::move(plan));
 }
 
 }  // namespace
-
-std::vector<cuda::KernelSpec> cublas_kernels(const internal::PlanState& plan) {
-  const auto* own = dynamic_cast<const CublasPlan*>(&plan);
-  if (own == nullptr) return {};
-  std::vector<cuda::KernelSpec> out{own->kernel};
-  if (!own->empty_rows.source.empty()) out.push_back(own->empty_rows);
-  return out;
-}
 
 const internal::Implementation& cublas_implementation() {
   static const internal::Implementation implementation{

@@ -84,7 +84,39 @@ inline constexpr unsigned kEventDefault = 0;
 inline constexpr unsigned kEventDisableTiming = 2;
 inline constexpr int kCaptureModeThreadLocal = 1;
 
-struct CUlaunchAttribute;
+enum LaunchAttributeId : int {
+  kLaunchCooperative = 2,
+  kLaunchClusterDimension = 4,
+  kLaunchProgrammaticSerialization = 6,
+};
+
+/// cuda.h's CUlaunchAttributeValue is a union of 64 bytes; these of its members are set.
+struct CUlaunchAttribute {
+  int id;
+  char pad[4];
+  union {
+    char bytes[64];
+    struct {
+      unsigned x, y, z;
+    } clusterDim;
+    int cooperative;
+    int programmaticStreamSerializationAllowed;
+  } value;
+};
+
+/// A tiled tensor's description for the copy engine; opaque.
+struct alignas(128) CUtensorMap {
+  std::uint64_t opaque[16];
+};
+
+enum TensorMapType : int {
+  kMapUint8 = 0,
+  kMapFp16 = 6,
+  kMapFp32 = 7,
+  kMapFp64 = 8,
+  kMapBf16 = 9,
+};
+inline constexpr int kMapPromoteL2To256Bytes = 3;
 
 struct CUlaunchConfig {
   unsigned gridDimX, gridDimY, gridDimZ;
@@ -123,6 +155,8 @@ struct CUlaunchConfig {
     CUresult(void*, CUdeviceptr, std::size_t, CUstream))                                          \
   X(cuMemcpyDtoDAsync, "cuMemcpyDtoDAsync_v2",                                                    \
     CUresult(CUdeviceptr, CUdeviceptr, std::size_t, CUstream))                                    \
+  X(cuMemcpyAsync, "cuMemcpyAsync",                                                               \
+    CUresult(CUdeviceptr, CUdeviceptr, std::size_t, CUstream))                                    \
   X(cuMemsetD8Async, "cuMemsetD8Async",                                                           \
     CUresult(CUdeviceptr, unsigned char, std::size_t, CUstream))                                  \
   X(cuMemsetD2D8Async, "cuMemsetD2D8Async",                                                       \
@@ -156,7 +190,11 @@ struct CUlaunchConfig {
   X(cuKernelSetAttribute, "cuKernelSetAttribute", CUresult(int, int, CUkernel, CUdevice))         \
   X(cuKernelGetFunction, "cuKernelGetFunction", CUresult(CUfunction*, CUkernel))                  \
   X(cuLaunchKernelEx, "cuLaunchKernelEx",                                                         \
-    CUresult(const CUlaunchConfig*, CUfunction, void**, void**))
+    CUresult(const CUlaunchConfig*, CUfunction, void**, void**))                                  \
+  X(cuLaunchHostFunc, "cuLaunchHostFunc", CUresult(CUstream, void (*)(void*), void*))             \
+  X(cuTensorMapEncodeTiled, "cuTensorMapEncodeTiled",                                             \
+    CUresult(CUtensorMap*, int, std::uint32_t, void*, const std::uint64_t*, const std::uint64_t*, \
+             const std::uint32_t*, const std::uint32_t*, int, int, int, int))
 // clang-format on
 
 /// The driver's functions. Fields are named as the functions.

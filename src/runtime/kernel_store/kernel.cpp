@@ -72,6 +72,22 @@ Result<Kernel> load(const GpuDevice& device, const KernelSpec& spec, unsigned sh
   return kernel;
 }
 
+unsigned attributes_of(const LaunchShape& shape, CUlaunchAttribute* out) {
+  unsigned count = 0;
+  const auto next = [&](LaunchAttributeId id) -> auto& {
+    out[count].id = id;
+    return out[count++].value;
+  };
+  if (shape.cluster_x * shape.cluster_y * shape.cluster_z > 1) {
+    next(kLaunchClusterDimension).clusterDim = {shape.cluster_x, shape.cluster_y, shape.cluster_z};
+  }
+  if (shape.cooperative) next(kLaunchCooperative).cooperative = 1;
+  if (shape.programmatic) {
+    next(kLaunchProgrammaticSerialization).programmaticStreamSerializationAllowed = 1;
+  }
+  return count;
+}
+
 }  // namespace
 
 Result<const Kernel*> load_kernel(const GpuDevice& device, const KernelSpec& spec,
@@ -119,6 +135,9 @@ Status launch(const GpuDevice& device, const Kernel& kernel, const LaunchShape& 
   config.blockDimY = config.blockDimZ = 1;
   config.sharedMemBytes = shape.shared_bytes;
   config.hStream = stream;
+  CUlaunchAttribute attributes[3];
+  config.attrs = attributes;
+  config.numAttrs = attributes_of(shape, attributes);
   const CUresult result =
       device.api().cuLaunchKernelEx(&config, kernel.function, arguments, nullptr);
   if (result == kCudaSuccess) return {};

@@ -17,11 +17,16 @@ struct Kernel {
   ImageOrigin origin = ImageOrigin::kCompiler;
 };
 
-/// A launch: sizes in blocks and threads, dynamic shared memory in bytes.
+/// A launch: sizes in blocks and threads, dynamic shared memory in bytes, and attributes.
 struct LaunchShape {
   unsigned grid_x = 1, grid_y = 1, grid_z = 1;
   unsigned threads = 1;
   unsigned shared_bytes = 0;
+  unsigned cluster_x = 1, cluster_y = 1, cluster_z = 1;  ///< in blocks; 1: no cluster
+  bool cooperative = false;                              ///< all blocks are resident at once
+  /// Blocks may start before the stream's kernel before has ended: griddepcontrol.wait in the
+  /// kernel says from where on it needs that one's results (PTX ISA, "griddepcontrol").
+  bool programmatic = false;
 };
 
 /// The kernel of a spec, found or compiled and loaded on first use; thread-safe, and different

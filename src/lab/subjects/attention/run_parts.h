@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "api/observer.h"
+#include "runtime/program/observer.h"
 #include "flashlab/attention.h"
 #include "lab/machine/memory.h"
 #include "lab/measure/statistics.h"

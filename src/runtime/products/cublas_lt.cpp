@@ -1,12 +1,15 @@
-#include "peers/cublas/cublas_lt.h"
+#include "runtime/products/cublas_lt.h"
 
 #include <fmt/format.h>
 
 #include "runtime/library/library.h"
 #include "runtime/library/nvidia_libraries.h"
 
-namespace flashlab::peers {
+namespace flashlab::cuda {
 namespace {
+
+using runtime::Matrix;
+using runtime::Product;
 
 int type_of(DType dtype) {
   if (dtype == DType::kFp16) return kCudaFp16;
@@ -26,34 +29,49 @@ std::string key_of(const Product& p) {
 
 }  // namespace
 
-// cuBLASLt counts columns first: what is C = A B in rows is C^T = B^T A^T to it, so that its first
-// operand is our second.
-struct CublasLt::Prepared {
-  CublasLtDescriptor product = nullptr, first = nullptr, second = nullptr, result = nullptr;
-  CublasLtAlgorithm algorithm{};
-};
-
-Result<CublasLt*> open_cublas_lt() {
-  const cuda::NvidiaLibrary wanted = cuda::cublas_lt_library();
-  auto library = cuda::Library::open("cuBLASLt", wanted.candidates(), wanted.remedy);
-  if (!library.ok()) return library.status();
-  static CublasLt lt;
-  std::string missing;
-#define FLASHLAB_LOAD(name, ...) load(*library, #name, lt.api_.name, missing);
-  FLASHLAB_CUBLASLT_FUNCTIONS(FLASHLAB_LOAD)
+Result<const CublasLt::Functions*> CublasLt::open() {
+  static const Result<Functions> opened = []() -> Result<Functions> {
+    const NvidiaLibrary wanted = cublas_lt_library();
+    auto library = Library::open("cuBLASLt", wanted.candidates(), wanted.remedy);
+    if (!library.ok()) return library.status();
+    Functions api;
+    std::string missing;
+#define FLASHLAB_LOAD(name, ...) load(*library, #name, api.name, missing);
+    FLASHLAB_CUBLASLT_FUNCTIONS(FLASHLAB_LOAD)
 #undef FLASHLAB_LOAD
-  if (!missing.empty()) {
+    if (missing.empty()) return api;
     return Status::unsupported({"cuBLASLt", library->path() + " without " + missing,
                                 "cuBLASLt 12 or newer", wanted.remedy});
-  }
-  if (Status s = lt.check(lt.api_.cublasLtCreate(&lt.handle_), "cublasLtCreate"); !s.ok()) return s;
-  return &lt;
+  }();
+  if (!opened.ok()) return opened.status();
+  return &*opened;
 }
 
-Result<const CublasLt*> CublasLt::get() {
-  static const Result<CublasLt*> opened = open_cublas_lt();
-  if (!opened.ok()) return opened.status();
-  return static_cast<const CublasLt*>(*opened);
+Result<std::unique_ptr<CublasLt>> CublasLt::create(const GpuDevice& device) {
+  if (Status s = device.require_real(); !s.ok()) return s;
+  auto api = open();
+  if (!api.ok()) return api.status();
+  std::unique_ptr<CublasLt> out(new CublasLt(**api));
+  out->device_ = &device;
+  const ContextGuard current = device.current();
+  if (Status s = out->check((*api)->cublasLtCreate(&out->handle_), "cublasLtCreate"); !s.ok()) {
+    return s;
+  }
+  return out;
+}
+
+Result<const CublasLt*> CublasLt::of(const GpuDevice& device) {
+  static std::mutex mutex;
+  static auto& by_device =  // outlives static destructors
+      *new std::unordered_map<int, std::unique_ptr<CublasLt>>();
+  std::lock_guard lock(mutex);
+  std::unique_ptr<CublasLt>& found = by_device[device.info().ordinal];
+  if (found == nullptr) {
+    auto made = create(device);
+    if (!made.ok()) return made.status();
+    found = std::move(*made);
+  }
+  return found.get();
 }
 
 std::string CublasLt::version() const {
@@ -67,11 +85,12 @@ Status CublasLt::check(CublasStatus status, const char* call) const {
                 {call, api_.cublasLtGetStatusString(status), "CUBLAS_STATUS_SUCCESS", ""});
 }
 
-Result<const CublasLt::Prepared*> CublasLt::prepared(const Product& p) const {
+Result<const PreparedProduct*> CublasLt::prepare(const Product& p) const {
   std::string key = key_of(p);
   std::lock_guard lock(mutex_);
   if (auto found = prepared_.find(key); found != prepared_.end()) return found->second.get();
-  auto made = std::make_unique<Prepared>();
+  const ContextGuard current = device_->current();
+  auto made = std::make_unique<PreparedProduct>();
   Status status;
   const auto run = [&](CublasStatus result, const char* call) {
     if (status.ok()) status = check(result, call);
@@ -133,15 +152,12 @@ Result<const CublasLt::Prepared*> CublasLt::prepared(const Product& p) const {
   return prepared_.emplace(std::move(key), std::move(made)).first->second.get();
 }
 
-Status CublasLt::multiply(const Product& product, const void* a, const void* b, void* c,
-                          void* workspace, cuda::CUstream stream) const {
-  auto ready = prepared(product);
-  if (!ready.ok()) return ready.status();
-  const Prepared& p = **ready;
+Status CublasLt::run(const PreparedProduct& p, const Product& product, const void* a, const void* b,
+                     void* c, void* workspace, CUstream stream) const {
   return check(api_.cublasLtMatmul(handle_, p.product, &product.alpha, b, p.first, a, p.second,
                                    &product.beta, c, p.result, c, p.result, &p.algorithm, workspace,
                                    kWorkspaceBytes, stream),
                "cublasLtMatmul");
 }
 
-}  // namespace flashlab::peers
+}  // namespace flashlab::cuda

@@ -12,10 +12,10 @@
 #include <unordered_map>
 
 #include "flashlab/status.h"
-#include "flashlab/tensor.h"
-#include "runtime/cuda/types.h"
+#include "runtime/cuda/device.h"
+#include "runtime/products/product.h"
 
-namespace flashlab::peers {
+namespace flashlab::cuda {
 
 using CublasLtHandle = void*;
 using CublasLtDescriptor = void*;  ///< of a product, a layout or a preference
@@ -73,60 +73,57 @@ struct CublasLtHeuristic {
     CublasStatus(CublasLtHandle, CublasLtDescriptor, const void*, const void*,                    \
                  CublasLtDescriptor, const void*, CublasLtDescriptor, const void*, const void*,   \
                  CublasLtDescriptor, void*, CublasLtDescriptor, const CublasLtAlgorithm*, void*,  \
-                 std::size_t, cuda::CUstream))
+                 std::size_t, CUstream))
 // clang-format on
 
-/// A matrix in memory, row-major: `batch` of them, `batch_stride` elements apart.
-struct Matrix {
-  DType dtype = DType::kFp32;
-  bool transposed = false;  ///< the product uses its transpose (never the result)
-  std::int64_t row_stride = 0, batch_stride = 0;
-  int alignment_bytes = 16;  ///< every row's address is a multiple of it
+/// A product with its descriptors and its algorithm. cuBLASLt counts columns first: what is C = A B
+/// in rows is C^T = B^T A^T to it, so that its first operand is our second.
+struct PreparedProduct {
+  CublasLtDescriptor product = nullptr, first = nullptr, second = nullptr, result = nullptr;
+  CublasLtAlgorithm algorithm{};
 };
 
-/// C = alpha op(A) op(B) + beta C,  op(A) [m, k], op(B) [k, n], C [m, n], for each of a batch.
-/// Products of 16-bit elements are summed in fp32.
-struct Product {
-  std::int64_t m = 0, n = 0, k = 0;
-  int batch = 1;
-  Matrix a, b, c;
-  float alpha = 1, beta = 0;
-  bool tf32 = false;  ///< fp32 operands may be rounded to tf32
-};
-
-/// The library of this process; thread-safe.
+/// cuBLASLt on one GPU: its handle and the algorithms of the products that ran there;
+/// thread-safe.
 class CublasLt {
  public:
   /// FLASHLAB_CUBLASLT (a file), else a copy that is loaded already, the loader's path, a toolkit
-  /// or the Python environment. Errors: kUnsupported with what was tried, kDeviceError. The GPU's
-  /// context must be current on the first call.
-  static Result<const CublasLt*> get();
+  /// or the Python environment. One per GPU, kept for the process's life: a handle and its
+  /// algorithms belong to the context they were made in.
+  /// Errors: kUnsupported with what was tried, kDeviceError.
+  static Result<const CublasLt*> of(const GpuDevice& device);
 
-  /// Enqueues a product on the stream; the context is current. `workspace` has kWorkspaceBytes.
-  /// The algorithm is the library's first choice, remembered per product.
+  /// The product's algorithm, found once: the library's first choice.
   /// Errors: kUnsupported (it has none for this product), kDeviceError.
-  Status multiply(const Product& product, const void* a, const void* b, void* c, void* workspace,
-                  cuda::CUstream stream) const;
+  Result<const PreparedProduct*> prepare(const runtime::Product& product) const;
+
+  /// Enqueues a product that was prepared here; the GPU's context is current. alpha and beta are
+  /// this product's own. `workspace` has kWorkspaceBytes. Errors: kDeviceError.
+  Status run(const PreparedProduct& prepared, const runtime::Product& product, const void* a,
+             const void* b, void* c, void* workspace, CUstream stream) const;
 
   static constexpr std::size_t kWorkspaceBytes = std::size_t{32} << 20;
 
   std::string version() const;
 
  private:
-  friend Result<CublasLt*> open_cublas_lt();
-  struct Prepared;
-  Result<const Prepared*> prepared(const Product& product) const;
+  struct Functions;
+  explicit CublasLt(const Functions& api) : api_(api) {}
+  static Result<const Functions*> open();
+  static Result<std::unique_ptr<CublasLt>> create(const GpuDevice& device);
   Status check(CublasStatus status, const char* call) const;
 
-#define FLASHLAB_DECLARE(name, ...) std::type_identity_t<__VA_ARGS__>* name = nullptr;
-  struct Functions {
-    FLASHLAB_CUBLASLT_FUNCTIONS(FLASHLAB_DECLARE)
-  };
-#undef FLASHLAB_DECLARE
-  Functions api_;
+  const Functions& api_;
   CublasLtHandle handle_ = nullptr;
+  const GpuDevice* device_ = nullptr;
   mutable std::mutex mutex_;
-  mutable std::unordered_map<std::string, std::unique_ptr<Prepared>> prepared_;
+  mutable std::unordered_map<std::string, std::unique_ptr<PreparedProduct>> prepared_;
 };
 
-}  // namespace flashlab::peers
+#define FLASHLAB_DECLARE(name, ...) std::type_identity_t<__VA_ARGS__>* name = nullptr;
+struct CublasLt::Functions {
+  FLASHLAB_CUBLASLT_FUNCTIONS(FLASHLAB_DECLARE)
+};
+#undef FLASHLAB_DECLARE
+
+}  // namespace flashlab::cuda

@@ -12,7 +12,7 @@ from cli_harness import Folder, run, source_root
 
 class Help(Folder):
     COMMANDS = ["info", "check", "bench", "bench weighted-sum", "compare", "explain", "precompile",
-                "cache", "completion"]
+                "cache", "train", "generate", "explain step", "completion"]
 
     def test_every_command_has_examples(self):
         for command in self.COMMANDS:

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "case.h"
+#include "cli/flags_training.h"
 #include "cli/peers.h"
 #include "flashlab/attention.h"
 
@@ -205,14 +206,15 @@ std::vector<FlagSpec> flags_of_results() {
 const std::vector<FlagSpec>& table() {
   static const std::vector<FlagSpec> kTable = [] {
     std::vector<FlagSpec> out = flags_of_runs();
+    for (const FlagSpec& flag : flags_of_training()) out.push_back(flag);
     for (const FlagSpec& flag : flags_of_results()) out.push_back(flag);
     return out;
   }();
   return kTable;
 }
 
-const std::vector<CommandSpec>& command_table() {
-  static const std::vector<CommandSpec> kCommands = {
+std::vector<CommandSpec> commands_of_attention() {
+  return {
       {kInfo,
        "info",
        "what this machine has, what is missing, what would spoil a measurement",
@@ -317,6 +319,16 @@ const std::vector<CommandSpec>& command_table() {
         {"flashlab completion zsh > ~/.zfunc/_flashlab", "for zsh"},
         {"flashlab completion fish > ~/.config/fish/completions/flashlab.fish", "for fish"}}},
   };
+}
+
+// Training stands before `completion`, the last.
+const std::vector<CommandSpec>& command_table() {
+  static const std::vector<CommandSpec> kCommands = [] {
+    std::vector<CommandSpec> out = commands_of_attention();
+    const std::vector<CommandSpec> training = commands_of_training();
+    out.insert(out.end() - 1, training.begin(), training.end());
+    return out;
+  }();
   return kCommands;
 }
 
@@ -360,8 +372,7 @@ const FlagSpec* find_flag(std::string_view name) {
 }
 
 std::span<const std::string_view> future_commands() {
-  static constexpr std::string_view kNames[] = {"profile", "train", "generate",
-                                                "report",  "tune",  "monitor"};
+  static constexpr std::string_view kNames[] = {"profile", "report", "tune", "monitor"};
   return kNames;
 }
 

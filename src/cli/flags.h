@@ -22,6 +22,9 @@ enum CommandBit : unsigned {
   kCompletion = 1u << 6,
   kPrecompile = 1u << 7,
   kCache = 1u << 8,
+  kTrain = 1u << 9,
+  kGenerate = 1u << 10,
+  kExplainStep = 1u << 11,
 };
 
 enum class FlagKind {

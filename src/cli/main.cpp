@@ -109,6 +109,12 @@ int dispatch(std::vector<std::string> words) {
       return run_precompile(arguments);
     case kCache:
       return run_cache(arguments);
+    case kTrain:
+      return run_train(arguments);
+    case kGenerate:
+      return run_generate(arguments);
+    case kExplainStep:
+      return run_explain_step(arguments);
     case kCompletion:
       return run_completion(arguments);
   }

@@ -1,6 +1,8 @@
 // RoPE and the naive attention's softmax.
 
+#include <algorithm>
 #include <cmath>
+#include <cstring>
 
 #include "train/cpu/call.h"
 
@@ -12,11 +14,13 @@ void rope_angles(const Call<T>& call) {
   const std::int64_t half = a.head_dim / 2;
   T* cosine = call.output(0);
   T* sine = call.output(1);
+  const std::int64_t start =
+      a.at_position ? static_cast<std::int64_t>(call.template input<double>(0)[kPosition]) : 0;
   call.parallel(a.context, 16, [&](std::int64_t first, std::int64_t count) {
     for (std::int64_t position = first; position < first + count; ++position) {
       for (std::int64_t i = 0; i < half; ++i) {
         const double exponent = -2.0 * static_cast<double>(i) / static_cast<double>(a.head_dim);
-        const double angle = static_cast<double>(position) * std::pow(a.theta, exponent);
+        const double angle = static_cast<double>(start + position) * std::pow(a.theta, exponent);
         cosine[position * half + i] = static_cast<T>(std::cos(angle));
         sine[position * half + i] = static_cast<T>(std::sin(angle));
       }
@@ -102,11 +106,46 @@ void softmax_backward(const Call<T>& call) {
   });
 }
 
-#define FLASHLAB_INSTANTIATE(T)                 \
-  template void rope_angles<T>(const Call<T>&); \
-  template void rope<T>(const Call<T>&);        \
-  template void row_max<T>(const Call<T>&);     \
-  template void softmax<T>(const Call<T>&);     \
+// The cache holds keys, then values, [context, width] each; the token's own row joins it first.
+template <class T>
+void cached_attention(const Call<T>& call) {
+  const auto& a = call.template attributes<AttentionAttributes>();
+  const std::int64_t width = a.width();
+  const auto position = static_cast<std::int64_t>(call.template input<double>(0)[kPosition]);
+  const T* qkv = call.input(1);
+  T* keys = call.output(1);
+  T* values = keys + a.context * width;
+  const auto row_bytes = static_cast<std::size_t>(width) * sizeof(T);
+  std::memcpy(keys + position * width, qkv + width, row_bytes);
+  std::memcpy(values + position * width, qkv + 2 * width, row_bytes);
+  const T scale = static_cast<T>(1 / std::sqrt(static_cast<double>(a.head_dim)));
+  call.pool.run(a.heads, [&](std::int64_t head, int) {
+    const std::int64_t at = head * a.head_dim;
+    T* scores = reinterpret_cast<T*>(call.scratch) + head * a.context;
+    T max = 0;
+    for (std::int64_t key = 0; key <= position; ++key) {
+      T dot = 0;
+      for (std::int64_t i = 0; i < a.head_dim; ++i) dot += qkv[at + i] * keys[key * width + at + i];
+      scores[key] = dot * scale;
+      max = key == 0 || scores[key] > max ? scores[key] : max;
+    }
+    call.kernels.softmax_row(scores, max, scores, position + 1, position + 1);
+    T* o = call.output(0) + at;
+    std::fill(o, o + a.head_dim, T(0));
+    for (std::int64_t key = 0; key <= position; ++key) {
+      for (std::int64_t i = 0; i < a.head_dim; ++i) {
+        o[i] += scores[key] * values[key * width + at + i];
+      }
+    }
+  });
+}
+
+#define FLASHLAB_INSTANTIATE(T)                      \
+  template void cached_attention<T>(const Call<T>&); \
+  template void rope_angles<T>(const Call<T>&);      \
+  template void rope<T>(const Call<T>&);             \
+  template void row_max<T>(const Call<T>&);          \
+  template void softmax<T>(const Call<T>&);          \
   template void softmax_backward<T>(const Call<T>&);
 FLASHLAB_INSTANTIATE(float)
 FLASHLAB_INSTANTIATE(double)

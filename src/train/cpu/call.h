@@ -67,6 +67,8 @@ void layer_norm(const Call<T>& call);
 template <class T>
 void layer_norm_backward(const Call<T>& call);
 template <class T>
+void cached_attention(const Call<T>& call);
+template <class T>
 void rope_angles(const Call<T>& call);
 template <class T>
 void rope(const Call<T>& call);

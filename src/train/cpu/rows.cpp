@@ -44,6 +44,10 @@ std::int64_t scratch_bytes(const StepPlan& plan, const Operation& operation) {
       const std::int64_t width = std::get<RowsAttributes>(operation.attributes).width;
       return 2 * kReductionParts * width * size_of(plan.tensor(operation.inputs[0]).element);
     }
+    case OperationKind::kCachedAttention: {
+      const auto& a = std::get<AttentionAttributes>(operation.attributes);
+      return a.heads * a.context * size_of(plan.tensor(operation.inputs[1]).element);
+    }
     default:
       return 0;
   }

@@ -15,12 +15,16 @@ void embedding(const Call<T>& call) {
   const T* table = call.input(1);
   const T* positions = a.has_positions ? call.input(2) : nullptr;
   T* x = call.output(0);
+  const std::int64_t start = a.at_position ? static_cast<std::int64_t>(call.template input<double>(
+                                                 a.has_positions ? 3 : 2)[kPosition])
+                                           : 0;
   call.parallel(a.rows, 64, [&](std::int64_t first, std::int64_t rows) {
     for (std::int64_t row = first; row < first + rows; ++row) {
       std::memcpy(x + row * a.width, table + tokens[row] * a.width,
                   static_cast<std::size_t>(a.width) * sizeof(T));
       if (positions) {
-        call.kernels.add(positions + row % a.context * a.width, x + row * a.width, a.width);
+        call.kernels.add(positions + (start + row % a.context) * a.width, x + row * a.width,
+                         a.width);
       }
     }
   });

@@ -72,6 +72,25 @@ TensorId fused_attention(StepBuilder& b, TensorId qkv, const AttentionAttributes
   return o;
 }
 
+// One token against the keys and values of all before it, which the cache keeps.
+TensorId cached_attention(StepBuilder& b, TensorId qkv, const LayerContext& context,
+                          const AttentionAttributes& a) {
+  const ModelConfig& model = context.model;
+  const TensorId cache =
+      b.persistent("cache", {2, model.context, model.width}, b.policy().activation, Role::kBatch);
+  const TensorId o = b.activation("o", {1, model.width});
+  AttentionAttributes attributes = a;
+  attributes.context = model.context;
+  b.append({.name = "attention",
+            .kind = OperationKind::kCachedAttention,
+            .operation_class = OperationClass::kAttention,
+            .inputs = {b.plan().scalars, qkv, cache},
+            .outputs = {o, cache},
+            .attributes = attributes,
+            .flops = 4.0 * static_cast<double>(model.context * model.width)});
+  return o;
+}
+
 // The operands of one head's products, all heads and sequences at once.
 struct HeadMatrices {
   ProductAttributes::Matrix q, k, v, scores, o;
@@ -223,14 +242,17 @@ void rope_angles(StepBuilder& b, LayerContext& context) {
   const std::vector<std::int64_t> shape = {context.context, model.head_dim() / 2};
   context.cosine = b.tensor("rope cosine", shape, b.policy().statistic);
   context.sine = b.tensor("rope sine", shape, b.policy().statistic);
-  b.append({.name = "rope angles",
-            .kind = OperationKind::kRopeAngles,
-            .operation_class = OperationClass::kElementwise,
-            .outputs = {context.cosine, context.sine},
-            .attributes = RopeAttributes{.context = context.context,
-                                         .heads = model.heads,
-                                         .head_dim = model.head_dim(),
-                                         .theta = model.rope_theta}});
+  b.append(
+      {.name = "rope angles",
+       .kind = OperationKind::kRopeAngles,
+       .operation_class = OperationClass::kElementwise,
+       .inputs = b.decodes() ? std::vector<TensorId>{b.plan().scalars} : std::vector<TensorId>{},
+       .outputs = {context.cosine, context.sine},
+       .attributes = RopeAttributes{.context = context.context,
+                                    .heads = model.heads,
+                                    .head_dim = model.head_dim(),
+                                    .theta = model.rope_theta,
+                                    .at_position = b.decodes()}});
 }
 
 TensorId attention(StepBuilder& b, TensorId qkv, LayerContext& context) {
@@ -245,6 +267,7 @@ TensorId attention(StepBuilder& b, TensorId qkv, LayerContext& context) {
                                           .heads = context.model.heads,
                                           .head_dim = context.model.head_dim(),
                                           .implementation = naive ? "" : b.options().attention};
+  if (b.decodes()) return cached_attention(b, qkv, context, attributes);
   return naive ? naive_attention(b, qkv, attributes) : fused_attention(b, qkv, attributes);
 }
 
@@ -284,7 +307,7 @@ TensorId attention_block(StepBuilder& b, TensorId x, LayerContext& context, int 
   const TensorId output_bias =
       gpt2 ? b.parameter({.name = names.output_bias, .shape = {width}, .initializer = zero})
            : kNoTensor;
-  const bool drops = model.dropout > 0;
+  const bool dropping = drops(b, model);
   const TensorId projected = linear(b, o,
                                     {.name = "output",
                                      .rows = rows,
@@ -292,8 +315,9 @@ TensorId attention_block(StepBuilder& b, TensorId x, LayerContext& context, int 
                                      .out = width,
                                      .weight = output_weight,
                                      .bias = output_bias,
-                                     .addend = drops ? kNoTensor : x});
-  return drops ? dropout(b, projected, context, {.site = 2 * layer + 1, .addend = x}) : projected;
+                                     .addend = dropping ? kNoTensor : x});
+  return dropping ? dropout(b, projected, context, {.site = 2 * layer + 1, .addend = x})
+                  : projected;
 }
 
 }  // namespace flashlab::train

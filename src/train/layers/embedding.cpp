@@ -32,9 +32,11 @@ TensorId embedding(StepBuilder& b, const LayerContext& context, std::int64_t mic
                                     .context = context.context,
                                     .first = micro * context.rows(),
                                     .has_positions = positions,
-                                    .table_positions = positions ? model.context : 0};
+                                    .table_positions = positions ? model.context : 0,
+                                    .at_position = b.decodes()};
   std::vector<TensorId> inputs = {tokens, table};
   if (positions) inputs.push_back(position_table);
+  if (b.decodes()) inputs.push_back(b.plan().scalars);
   const std::int64_t row_bytes = model.width * size_of(b.policy().activation);
   b.append({.name = "embedding",
             .kind = OperationKind::kEmbedding,

@@ -56,6 +56,10 @@ struct DropoutOptions {
   std::int64_t site = 0;
   TensorId addend = kNoTensor;
 };
+/// Only where the step learns: validation and generation keep everything.
+inline bool drops(const StepBuilder& b, const ModelConfig& model) {
+  return model.dropout > 0 && b.learns();
+}
 TensorId dropout(StepBuilder& b, TensorId x, const LayerContext& context,
                  const DropoutOptions& options);
 

@@ -84,7 +84,7 @@ TensorId mlp_block(StepBuilder& b, TensorId x, LayerContext& context, int layer)
                               .weight = weights.up,
                               .bias = weights.up_bias});
   const TensorId activated = activate(b, up, rows, model.hidden, gpt2);
-  const bool drops = model.dropout > 0;
+  const bool dropping = drops(b, model);
   const TensorId down = linear(b, activated,
                                {.name = "down",
                                 .rows = rows,
@@ -92,8 +92,8 @@ TensorId mlp_block(StepBuilder& b, TensorId x, LayerContext& context, int layer)
                                 .out = model.width,
                                 .weight = weights.down,
                                 .bias = weights.down_bias,
-                                .addend = drops ? kNoTensor : x});
-  return drops ? dropout(b, down, context, {.site = 2 * layer + 2, .addend = x}) : down;
+                                .addend = dropping ? kNoTensor : x});
+  return dropping ? dropout(b, down, context, {.site = 2 * layer + 2, .addend = x}) : down;
 }
 
 }  // namespace flashlab::train

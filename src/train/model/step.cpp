@@ -44,7 +44,7 @@ void micro_batch(StepBuilder& b, LayerContext context, std::int64_t micro) {
   b.set_phase(Phase::kForward);
   b.enter(-1, "embedding");
   TensorId x = embedding(b, context, micro);
-  if (model.dropout > 0) x = dropout(b, x, context, {.site = 0});
+  if (drops(b, model)) x = dropout(b, x, context, {.site = 0});
   if (model.family == Family::kCourse && b.options().attention != "naive") {
     rope_angles(b, context);
   }
@@ -54,7 +54,7 @@ void micro_batch(StepBuilder& b, LayerContext context, std::int64_t micro) {
   }
   b.enter(-1, "head");
   x = norm(b, x, context, model.family == Family::kGpt2 ? "ln_f" : "ln_final");
-  if (b.options().give_logits) {
+  if (b.decodes()) {
     logits(b, x, context);
     return;
   }
@@ -79,7 +79,10 @@ void mean_loss(StepBuilder& b) {
 Result<StepPlan> build_step(const ModelConfig& model, const StepOptions& requested) {
   StepOptions options = requested;
   if (options.context == 0) options.context = model.context;
-  if (options.give_logits) options.mode = StepMode::kForward;
+  if (options.mode == StepMode::kDecode) {
+    options.batch = options.context = options.accumulate = 1;
+    options.checkpoint.clear();
+  }
   if (Status s = check(model, options); !s.ok()) return s;
   StepBuilder b(options);
   const LayerContext context = {.model = model, .batch = options.batch, .context = options.context};
@@ -87,7 +90,7 @@ Result<StepPlan> build_step(const ModelConfig& model, const StepOptions& request
   const std::int64_t sequences = options.batch * options.accumulate;
   plan.tokens = b.persistent("tokens", {sequences, options.context}, Element::kInt32, Role::kBatch);
   plan.scalars = b.persistent("scalars", {kScalars}, Element::kFp64, Role::kBatch);
-  if (!options.give_logits) {
+  if (!b.decodes()) {
     plan.targets =
         b.persistent("targets", {sequences, options.context}, Element::kInt32, Role::kBatch);
     plan.losses =
@@ -97,7 +100,7 @@ Result<StepPlan> build_step(const ModelConfig& model, const StepOptions& request
   for (std::int64_t micro = 0; micro < options.accumulate; ++micro) {
     micro_batch(b, context, micro);
   }
-  if (!options.give_logits) mean_loss(b);
+  if (!b.decodes()) mean_loss(b);
   b.lay_out_arenas();
   if (options.mode == StepMode::kFull) optimizer(b);
   StepPlan out = b.take();

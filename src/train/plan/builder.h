@@ -38,7 +38,10 @@ class StepBuilder {
 
   const StepOptions& options() const { return options_; }
   const PrecisionPolicy& policy() const { return policy_; }
-  bool learns() const { return options_.mode != StepMode::kForward; }
+  bool learns() const {
+    return options_.mode == StepMode::kBackward || options_.mode == StepMode::kFull;
+  }
+  bool decodes() const { return options_.mode == StepMode::kDecode; }
   StepPlan& plan() { return plan_; }
 
   /// Names of what follows: "layer 7 / attention / ...". Layer -1 stands outside the blocks.

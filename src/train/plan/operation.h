@@ -34,16 +34,17 @@ const char* to_string(OperationClass operation_class) noexcept;
 enum class OperationKind : std::uint8_t {
   kProduct,            ///< a, b [, bias] [, addend] -> c
   kColumnSum,          ///< dy -> d bias
-  kEmbedding,          ///< tokens, table [, positions] -> x
+  kEmbedding,          ///< tokens, table [, positions] [, scalars] -> x
   kEmbeddingBackward,  ///< tokens, dx -> d table [, d positions]
   kRmsNorm,            ///< x, weight -> y, rstd
   kRmsNormBackward,    ///< dy, x, weight, rstd -> dx, d weight
   kLayerNorm,          ///< x, weight, bias -> y, mean, rstd
   kLayerNormBackward,  ///< dy, x, weight, mean, rstd -> dx, d weight, d bias
-  kRopeAngles,         ///< -> cosine, sine
+  kRopeAngles,         ///< [scalars] -> cosine, sine
   kRope,               ///< cosine, sine, qkv -> qkv
   kAttention,          ///< qkv -> o, lse
   kAttentionBackward,  ///< do, qkv, o, lse -> dqkv
+  kCachedAttention,    ///< scalars, qkv, cache -> o, cache
   kRowMax,             ///< scores -> max, argmax
   kSoftmax,            ///< scores, max -> p, sum
   kSoftmaxBackward,    ///< dp, scores, max, argmax, sum -> dscores
@@ -96,6 +97,7 @@ struct EmbeddingAttributes {
   std::int64_t table_positions = 0;  ///< rows of the table of positions
   bool accumulate = false;
   bool accumulate_positions = false;
+  bool at_position = false;  ///< of one token, at the position among the scalars
 };
 
 /// q, k and v lie side by side in rows of 3 * heads * head_dim elements.
@@ -109,7 +111,8 @@ struct AttentionAttributes {
 struct RopeAttributes {
   std::int64_t batch = 0, context = 0, heads = 0, head_dim = 0;
   double theta = 10000;
-  bool inverse = false;  ///< backward: the transposed rotation
+  bool at_position = false;  ///< of one token, at the position among the scalars
+  bool inverse = false;      ///< backward: the transposed rotation
 };
 
 /// Mask of element i: kept iff random(seed, step, site, i) >= probability.

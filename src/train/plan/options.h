@@ -15,6 +15,7 @@ enum class StepMode : std::uint8_t {
   kForward,   ///< loss only
   kBackward,  ///< loss and gradients
   kFull,      ///< and the optimizer
+  kDecode,    ///< logits of one token after those in the cache of keys and values
 };
 
 struct OptimizerOptions {
@@ -43,7 +44,6 @@ struct StepOptions {
   std::vector<CheckpointGroup> checkpoint{};
   std::int64_t logits_bytes = std::int64_t{256} << 20;  ///< the most that logits may take at once
   std::uint64_t seed = 1337;                            ///< of dropout
-  bool give_logits = false;  ///< forward only: all logits are kept, no loss
 };
 
 }  // namespace flashlab::train

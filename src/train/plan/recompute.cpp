@@ -1,5 +1,8 @@
 #include "train/plan/recompute.h"
 
+#include <fmt/format.h>
+
+#include <algorithm>
 #include <unordered_map>
 #include <utility>
 
@@ -104,6 +107,57 @@ void recompute(StepPlan& plan, const std::function<bool(const Operation&)>& sour
 
 void checkpoint(StepPlan& plan, const std::vector<CheckpointGroup>& groups) {
   checkpoint_from(plan, groups, 0, 0);
+}
+
+namespace {
+
+std::vector<CheckpointGroup> equal_groups(std::int64_t layers, std::int64_t size) {
+  std::vector<CheckpointGroup> out;
+  for (std::int64_t first = 0; first < layers; first += size) {
+    out.push_back({static_cast<int>(std::min(size, layers - first)), {}});
+  }
+  return out;
+}
+
+// The number at the front of `text`, which it is taken from; 0 where there is none.
+std::int64_t take_number(std::string_view& text) {
+  std::int64_t value = 0;
+  while (!text.empty() && text[0] >= '0' && text[0] <= '9' && value < 1'000'000) {
+    value = 10 * value + (text[0] - '0');
+    text.remove_prefix(1);
+  }
+  return value;
+}
+
+}  // namespace
+
+Result<std::vector<CheckpointGroup>> parse_checkpoint(std::string_view text, std::int64_t layers) {
+  const Status bad = Status::invalid({"checkpoint", fmt::format("\"{}\"", text),
+                                      "4 (groups of 4 layers), 14,14,6 (these groups) or 12/3 "
+                                      "(groups of 12, each in groups of 3)",
+                                      fmt::format("the model has {} layers", layers)});
+  std::vector<CheckpointGroup> out;
+  std::string_view rest = text;
+  std::int64_t sum = 0;
+  while (true) {
+    const std::int64_t size = take_number(rest);
+    if (size < 1) return bad;
+    sum += size;
+    if (out.empty() && (rest.empty() || rest[0] == '/')) {
+      out = equal_groups(layers, size);
+      if (rest.empty()) return out;
+      rest.remove_prefix(1);
+      const std::int64_t inner = take_number(rest);
+      if (inner < 1 || inner > size || !rest.empty()) return bad;
+      for (CheckpointGroup& group : out) group.nested = equal_groups(group.layers, inner);
+      return out;
+    }
+    out.push_back({static_cast<int>(size), {}});
+    if (sum > layers) return bad;
+    if (rest.empty()) return out;
+    if (rest[0] != ',') return bad;
+    rest.remove_prefix(1);
+  }
 }
 
 }  // namespace flashlab::train

@@ -5,8 +5,10 @@
 // forward alone, and the memory planner reuses their place.
 
 #include <functional>
+#include <string_view>
 #include <vector>
 
+#include "flashlab/status.h"
 #include "train/plan/options.h"
 #include "train/plan/step_plan.h"
 
@@ -22,5 +24,9 @@ void recompute(StepPlan& plan, const std::function<bool(const Operation&)>& sour
 /// nested group is repeated once more inside the repetition of its parent; the last nested group is
 /// not, because its backward follows at once.
 void checkpoint(StepPlan& plan, const std::vector<CheckpointGroup>& groups);
+
+/// "4": groups of 4 layers, the last one smaller; "14,14,6": these groups; "12/3": groups of 12,
+/// each split again into groups of 3. Errors: kInvalidArgument.
+Result<std::vector<CheckpointGroup>> parse_checkpoint(std::string_view text, std::int64_t layers);
 
 }  // namespace flashlab::train

@@ -73,18 +73,31 @@ const char* to_string(OperationClass operation_class) noexcept {
 }
 
 const char* to_string(OperationKind kind) noexcept {
-  static constexpr const char* kNames[] = {"product",          "column sum",
-                                           "embedding",        "embedding backward",
-                                           "rms norm",         "rms norm backward",
-                                           "layer norm",       "layer norm backward",
-                                           "rope angles",      "rope",
-                                           "attention",        "attention backward",
-                                           "row max",          "softmax",
-                                           "softmax backward", "swiglu",
-                                           "swiglu backward",  "gelu",
-                                           "gelu backward",    "dropout",
-                                           "cross-entropy",    "mean loss",
-                                           "gradient norm",    "adamw"};
+  static constexpr const char* kNames[] = {"product",
+                                           "column sum",
+                                           "embedding",
+                                           "embedding backward",
+                                           "rms norm",
+                                           "rms norm backward",
+                                           "layer norm",
+                                           "layer norm backward",
+                                           "rope angles",
+                                           "rope",
+                                           "attention",
+                                           "attention backward",
+                                           "cached attention",
+                                           "row max",
+                                           "softmax",
+                                           "softmax backward",
+                                           "swiglu",
+                                           "swiglu backward",
+                                           "gelu",
+                                           "gelu backward",
+                                           "dropout",
+                                           "cross-entropy",
+                                           "mean loss",
+                                           "gradient norm",
+                                           "adamw"};
   return kNames[static_cast<int>(kind)];
 }
 

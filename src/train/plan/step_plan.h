@@ -68,7 +68,7 @@ struct StepPlan {
 };
 
 /// What changes from step to step without changing the plan.
-enum Scalar : int { kLearningRate, kStepIndex, kScalars };
+enum Scalar : int { kLearningRate, kStepIndex, kPosition, kScalars };
 
 /// Roles of activations, dependencies and costs, after the list has changed.
 void finish(StepPlan& plan);

@@ -306,6 +306,9 @@ Status CpuExecutor::run_as() {
       case OperationKind::kAttentionBackward:
         if (Status s = run_attention<T>(i); !s.ok()) return s;
         break;
+      case OperationKind::kCachedAttention:
+        cpu::cached_attention(call);
+        break;
       case OperationKind::kRowMax:
         cpu::row_max(call);
         break;

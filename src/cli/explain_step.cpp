@@ -1,0 +1,281 @@
+// `explain step`: what a training step does and needs, on any machine, without running it.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "cli/command.h"
+#include "cli/failure.h"
+#include "cli/model_flags.h"
+#include "cli/terminal.h"
+#include "cli/values.h"
+#include "lab/machine/memory.h"
+#include "lab/report/text.h"
+#include "train/data/files.h"
+#include "train/model/step.h"
+#include "train/plan/memory_plan.h"
+#include "train/plan/recompute.h"
+
+namespace flashlab::cli {
+namespace {
+
+using lab::report::pad_left;
+using lab::report::pad_right;
+using train::Phase;
+using train::Role;
+
+// What devices sold by these names leave to a program, and what a driver's context, libraries and
+// attention's workspaces take of it.
+struct DeviceSize {
+  const char* name;
+  double gibibytes;
+};
+constexpr DeviceSize kDevices[] = {{"80 GB", 79}, {"141 GB", 139}, {"180 GB", 178}};
+constexpr double kReservedGibibytes = 1.5;
+constexpr double kGiB = 1024.0 * 1024 * 1024;
+
+std::string bytes_text(std::int64_t bytes) {
+  return lab::format_bytes(static_cast<double>(bytes));
+}
+
+std::string flops_text(double flops) {
+  if (flops >= 1e12) return fmt::format("{:.4g} TFLOP", flops * 1e-12);
+  return fmt::format("{:.4g} GFLOP", flops * 1e-9);
+}
+
+bool fits(std::int64_t bytes, const DeviceSize& device) {
+  return static_cast<double>(bytes) <= (device.gibibytes - kReservedGibibytes) * kGiB;
+}
+
+struct Explained {
+  train::ModelConfig model;
+  train::StepOptions options;
+  train::StepPlan plan;
+  train::MemoryPlan memory;
+};
+
+double repeated_flops(const train::StepPlan& plan) {
+  double sum = 0;
+  for (const train::Operation& operation : plan.operations) {
+    if (operation.generation > 0) sum += operation.flops;
+  }
+  return sum;
+}
+
+double all_flops(const train::StepPlan& plan) {
+  return plan.flops(Phase::kForward) + plan.flops(Phase::kBackward) + plan.flops(Phase::kOptimizer);
+}
+
+Explained make(const train::ModelConfig& model, const train::StepOptions& options) {
+  Result<train::StepPlan> plan = train::build_step(model, options);
+  if (!plan.ok()) fail_usage("--" + plan.status().message());
+  train::MemoryPlan memory = train::plan_memory(*plan);
+  return {model, options, std::move(*plan), std::move(memory)};
+}
+
+Explained explained_of(const Arguments& arguments) {
+  train::ModelConfig base = *train::find_model("small");
+  if (const auto path = arguments.value("--config")) {
+    const Result<std::string> text = train::read_file(*path);
+    if (!text.ok()) fail_usage("--config " + text.status().message());
+    Result<train::ModelConfig> read = train::parse_model(*text, *path);
+    if (!read.ok()) fail_usage("--config " + read.status().message());
+    base = *read;
+  }
+  // A context beyond the model's own is asked of the model, too.
+  const train::ModelConfig model = model_of(arguments, base);
+  train::StepOptions options;
+  options.batch = whole(arguments, "--batch", 4, 1, kMaxSize);
+  options.accumulate = whole(arguments, "--accumulate", 1, 1, 64);
+  options.precision = precision_of(arguments, train::Precision::kFp32);
+  options.attention = arguments.value("--attention").value_or("");
+  const std::string mode = arguments.value("--mode").value_or("full");
+  options.mode = mode == "forward"    ? train::StepMode::kForward
+                 : mode == "backward" ? train::StepMode::kBackward
+                                      : train::StepMode::kFull;
+  if (const auto text = arguments.value("--checkpoint")) {
+    auto groups = train::parse_checkpoint(*text, model.layers);
+    if (!groups.ok()) fail_usage("--" + groups.status().message());
+    options.checkpoint = std::move(*groups);
+  }
+  return make(model, options);
+}
+
+void print_plan(const Explained& e) {
+  const train::PrecisionPolicy policy = train::policy_of(e.options.precision);
+  print_line(fmt::format("{} · {} parameters · {}{} · {} attention", e.plan.title,
+                         e.plan.parameter_count(), train::to_string(policy.activation),
+                         policy.has_masters() ? " with fp32 masters" : "",
+                         e.options.attention.empty() ? "production" : e.options.attention));
+  const double repeated = repeated_flops(e.plan);
+  print_line(fmt::format("  plan     {} operations · forward {}, backward {}, optimizer {}",
+                         e.plan.operations.size(), flops_text(e.plan.flops(Phase::kForward)),
+                         flops_text(e.plan.flops(Phase::kBackward) - repeated),
+                         flops_text(e.plan.flops(Phase::kOptimizer))));
+  if (repeated > 0) {
+    print_line(fmt::format("           recomputed {} (+{:.0f}%)", flops_text(repeated),
+                           100 * repeated / (all_flops(e.plan) - repeated)));
+  }
+}
+
+void print_peak_row(const Explained& e, const std::string& name, const train::Peak& peak) {
+  if (peak.operation < 0) return;
+  std::string row =
+      fmt::format("    {}{}", pad_right(name, 11), pad_left(bytes_text(peak.total()), 10));
+  for (const Role role : {Role::kParameter, Role::kGradient, Role::kOptimizerState,
+                          Role::kSavedActivation, Role::kTemporary}) {
+    row += pad_left(bytes_text(peak.bytes[static_cast<std::size_t>(role)]), 11);
+  }
+  const auto& operation = e.plan.operations[static_cast<std::size_t>(peak.operation)];
+  print_line(
+      fmt::format("{}  {}{}", row, operation.name, operation.generation > 0 ? " (again)" : ""));
+}
+
+// Layers that need the same are one line.
+void print_layers(const Explained& e) {
+  print_line(fmt::format("    {}{}{}{}", pad_right("layers", 11), pad_left("peak", 10),
+                         pad_left("saved", 11), pad_left("parameters", 12)));
+  std::vector<std::int64_t> parameters(e.memory.layer_peaks.size());
+  for (const train::PlanTensor& tensor : e.plan.tensors) {
+    if (tensor.role == Role::kParameter && tensor.layer >= 0) {
+      parameters[static_cast<std::size_t>(tensor.layer)] += tensor.bytes();
+    }
+  }
+  std::vector<std::int64_t> saved;
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    saved.push_back(train::saved_bytes(e.plan, static_cast<int>(i)));
+  }
+  for (std::size_t first = 0; first < parameters.size();) {
+    std::size_t end = first;
+    std::int64_t peak = 0;
+    while (end < parameters.size() && saved[end] == saved[first] &&
+           parameters[end] == parameters[first]) {
+      peak = std::max(peak, e.memory.layer_peaks[end++].total());
+    }
+    const std::string name =
+        end - first > 1 ? fmt::format("{} to {}", first, end - 1) : fmt::format("{}", first);
+    print_line(fmt::format("    {}{}{}{}", pad_right(name, 11), pad_left(bytes_text(peak), 10),
+                           pad_left(bytes_text(saved[first]), 11),
+                           pad_left(bytes_text(parameters[first]), 12)));
+    first = end;
+  }
+}
+
+void print_memory(const Explained& e) {
+  print_line(fmt::format("  memory   peak {} · arena of activations {} · on the device {}",
+                         bytes_text(e.memory.peak.total()), bytes_text(e.memory.arena_bytes),
+                         bytes_text(e.memory.device_bytes())));
+  print_line(fmt::format("    {}{}{}{}{}{}{}  at", pad_right("phase", 11), pad_left("peak", 10),
+                         pad_left("parameters", 11), pad_left("gradients", 11),
+                         pad_left("optimizer", 11), pad_left("saved", 11),
+                         pad_left("temporary", 11)));
+  for (int phase = 0; phase < train::kPhases; ++phase) {
+    print_peak_row(e, train::to_string(static_cast<Phase>(phase)),
+                   e.memory.phase_peaks[static_cast<std::size_t>(phase)]);
+  }
+  print_layers(e);
+}
+
+// The checkpointing by equal groups that takes least memory.
+struct Advice {
+  std::int64_t group = 0;  ///< 0: none takes less
+  std::int64_t bytes = 0;
+  double more_flops = 0;  ///< share of the step's
+};
+
+Advice best_groups(const Explained& e) {
+  Advice out = {0, e.memory.device_bytes(), 0};
+  if (e.options.mode == train::StepMode::kForward || !e.options.checkpoint.empty()) return out;
+  for (const std::int64_t group : {1, 2, 3, 4, 6, 8, 12}) {
+    if (group > e.model.layers) break;
+    train::StepOptions options = e.options;
+    options.checkpoint = *train::parse_checkpoint(std::to_string(group), e.model.layers);
+    const Explained other = make(e.model, options);
+    if (other.memory.device_bytes() >= out.bytes) continue;
+    out = {group, other.memory.device_bytes(), repeated_flops(other.plan) / all_flops(e.plan)};
+  }
+  return out;
+}
+
+void print_fit(const Explained& e) {
+  const char* head = "  fits     ";
+  std::optional<Advice> advice;
+  for (const DeviceSize& device : kDevices) {
+    const bool yes = fits(e.memory.device_bytes(), device);
+    if (!yes && !advice) advice = best_groups(e);
+    std::string with;
+    if (!yes && advice->group > 0) {
+      with = fmt::format("; --checkpoint {} needs {} and {:.0f}% more FLOPs: {}", advice->group,
+                         bytes_text(advice->bytes), 100 * advice->more_flops,
+                         fits(advice->bytes, device) ? "yes" : "no");
+    }
+    print_line(fmt::format("{}{} {}{}", head, pad_right(device.name, 7), yes ? "yes" : "no", with));
+    head = "           ";
+  }
+}
+
+nlohmann::ordered_json json_of(const Explained& e) {
+  nlohmann::ordered_json out;
+  out["schema"] = "flashlab.step/1";
+  out["command"] = typed_command();
+  out["title"] = e.plan.title;
+  out["model"] = nlohmann::ordered_json::parse(e.model.to_json());
+  out["parameters"] = e.plan.parameter_count();
+  out["operations"] = e.plan.operations.size();
+  for (const Phase phase : {Phase::kForward, Phase::kBackward, Phase::kOptimizer}) {
+    out["flops"][train::to_string(phase)] = e.plan.flops(phase);
+  }
+  out["flops"]["recomputed"] = repeated_flops(e.plan);
+  out["device_bytes"] = e.memory.device_bytes();
+  out["arena_bytes"] = e.memory.arena_bytes;
+  const auto peak_json = [&](const train::Peak& peak) {
+    nlohmann::ordered_json row;
+    row["bytes"] = peak.total();
+    for (int role = 0; role < train::kRoles; ++role) {
+      row["roles"][train::to_string(static_cast<Role>(role))] =
+          peak.bytes[static_cast<std::size_t>(role)];
+    }
+    row["operation"] = nullptr;
+    if (peak.operation >= 0) {
+      row["operation"] = e.plan.operations[static_cast<std::size_t>(peak.operation)].name;
+    }
+    return row;
+  };
+  out["peak"] = peak_json(e.memory.peak);
+  for (int phase = 0; phase < train::kPhases; ++phase) {
+    out["phases"][train::to_string(static_cast<Phase>(phase))] =
+        peak_json(e.memory.phase_peaks[static_cast<std::size_t>(phase)]);
+  }
+  for (std::size_t layer = 0; layer < e.memory.layer_peaks.size(); ++layer) {
+    nlohmann::ordered_json row = peak_json(e.memory.layer_peaks[layer]);
+    row["saved_bytes"] = train::saved_bytes(e.plan, static_cast<int>(layer));
+    out["layers"].push_back(row);
+  }
+  for (const DeviceSize& device : kDevices)
+    out["fits"][device.name] = fits(e.memory.device_bytes(), device);
+  return out;
+}
+
+}  // namespace
+
+int run_explain_step(const Arguments& arguments) {
+  const Explained e = explained_of(arguments);
+  if (const auto path = arguments.value("--json")) {
+    const std::string text = json_of(e).dump(1) + "\n";
+    if (*path == "-") {
+      print(text);
+      return kExitOk;
+    }
+    if (const Status s = train::write_file(*path, text); !s.ok()) fail("--json " + s.message());
+  }
+  print_plan(e);
+  if (arguments.has("--operations")) print(train::to_string(e.plan));
+  print_memory(e);
+  print_fit(e);
+  return kExitOk;
+}
+
+}  // namespace flashlab::cli

@@ -1,0 +1,150 @@
+#include "cli/flags_training.h"
+
+#include "train/plan/precision.h"
+
+namespace flashlab::cli {
+namespace {
+
+using Words = std::vector<std::string>;
+
+Words precision_choices() {
+  return train::precision_names();
+}
+Words cpu_precision_choices() {
+  return {"fp32", "fp64"};
+}
+Words tokenizer_choices() {
+  return {"character", "byte"};
+}
+Words mode_choices() {
+  return {"forward", "backward", "full"};
+}
+
+constexpr unsigned kStep = kTrain | kExplainStep;
+constexpr unsigned kModels = kStep | kGenerate;
+
+constexpr std::string_view kModel = "Model";
+constexpr std::string_view kText = "Text";
+constexpr std::string_view kSteps = "Steps";
+constexpr std::string_view kSampling = "Sampling";
+constexpr std::string_view kResults = "Results";
+
+}  // namespace
+
+std::vector<FlagSpec> flags_of_training() {
+  using enum FlagKind;
+  return {
+      {"--size", "", "NAME", kValue, kModels, kModel,
+       "tiny, small, medium, large, xl-2025, xl-2026 (= 2.7B), 10B, notebook, course-medium, gpt2, "
+       "gpt2-medium, gpt2-large, gpt2-xl (default: train tiny, explain step small; generate: "
+       "random "
+       "weights of this size)"},
+      {"--config", "", "FILE", kFile, kStep, kModel,
+       "a JSON file: of the whole run (train) or of the model (explain step); flags go over it"},
+      {"--context", "", "N", kValue, kStep, kModel, "tokens that the model sees at once"},
+      {"--layers", "", "N", kValue, kStep, kModel, "blocks"},
+      {"--heads", "", "N", kValue, kStep, kModel, "attention heads, a divisor of --width"},
+      {"--width", "", "N", kValue, kStep, kModel, "elements of a token's vector"},
+      {"--hidden", "", "N", kValue, kStep, kModel, "elements inside the MLP"},
+      {"--vocabulary", "", "N", kValue, kExplainStep, kModel, "tokens there are"},
+      {"--dropout", "", "P", kValue, kStep, kModel, "of the embedding and of every block's sum"},
+
+      {"--text", "", "FILE[,FILE]", kList, kTrain, kText,
+       "what to learn (default: the shipped tinyshakespeare)"},
+      {"--tokenizer", "", "NAME", kValue, kTrain, kText, "what a token is (default character)",
+       tokenizer_choices},
+
+      {"--batch", "", "N", kValue, kStep, kSteps,
+       "sequences of a micro-batch (default 4; train: 12)"},
+      {"--accumulate", "", "N", kValue, kStep, kSteps, "micro-batches of a step (default 1)"},
+      {"--mode", "", "MODE", kValue, kExplainStep, kSteps, "what a step is (default full)",
+       mode_choices},
+      {"--precision", "", "NAME", kValue, kExplainStep, kSteps,
+       "types of activations, parameters and gradients (default fp32)", precision_choices},
+      {"--precision", "", "NAME", kValue, kTrain, kSteps, "type of everything (default fp32)",
+       cpu_precision_choices},
+      {"--attention", "", "NAME", kValue, kStep, kSteps,
+       "naive (scores, softmax, values apart) or an implementation (default: the production one)"},
+      {"--checkpoint", "", "GROUPS", kValue, kStep, kSteps,
+       "make activations again in backward: 4 (groups of 4 layers), 14,14,6 (these groups) or 12/3 "
+       "(groups of 12, each again in groups of 3)"},
+      {"--steps", "", "N", kValue, kTrain, kSteps, "updates (default 2000)"},
+      {"--learning-rate", "", "X", kValue, kTrain, kSteps,
+       "its maximum (default 2e-3); the minimum keeps its ratio to it"},
+      {"--minimum-learning-rate", "", "X", kValue, kTrain, kSteps, "its end (default 1e-4)"},
+      {"--warmup-steps", "", "N", kValue, kTrain, kSteps, "steps to the maximum (default 100)"},
+      {"--weight-decay", "", "X", kValue, kTrain, kSteps, "of matrices (default 0.1)"},
+      {"--max-norm", "", "X", kValue, kTrain, kSteps,
+       "gradients are scaled to at most this norm (default 1; 0: never)"},
+      {"--seed", "", "N", kValue, kTrain, kSteps, "of weights, windows and dropout (default 1337)"},
+      {"--threads", "", "N", kValue, kTrain | kGenerate, kSteps,
+       "CPU threads (default: all that may run)"},
+
+      {"--prompt", "", "TEXT", kValue, kGenerate, kSampling, "how the text begins"},
+      {"--tokens", "", "N", kValue, kGenerate, kSampling, "how many to add (default 500)"},
+      {"--temperature", "", "X", kValue, kGenerate, kSampling,
+       "0: always the likeliest; 1: as learned (default 0.8)"},
+      {"--top-k", "", "N", kValue, kGenerate, kSampling, "only the N likeliest (default: all)"},
+      {"--top-p", "", "P", kValue, kGenerate, kSampling,
+       "only the likeliest that together have this probability (default 1)"},
+      {"--stop", "", "TEXT", kValue, kGenerate, kSampling, "end after this text"},
+      {"--seed", "", "N", kValue, kGenerate, kSampling, "of the draws (default 1)"},
+      {"--checkpoint", "", "DIR", kFolder, kGenerate, kModel,
+       "a run's folder (its newest checkpoint), or one of its step-N"},
+
+      {"--output", "", "DIR", kFolder, kTrain, kResults,
+       "config.json, log.jsonl, loss.svg, tokens and checkpoints go here (default results/<date>)"},
+      {"--resume", "", "DIR", kFolder, kTrain, kResults,
+       "go on with this run from its newest checkpoint, bit for bit as if it had not stopped"},
+      {"--evaluate-every", "", "N", kValue, kTrain, kResults,
+       "steps between looks at the validation text (default 250)"},
+      {"--sample-every", "", "N", kValue, kTrain, kResults, "steps between samples (default 500)"},
+      {"--save-every", "", "N", kValue, kTrain, kResults,
+       "steps between checkpoints (default 500)"},
+      {"--operations", "", "", kSwitch, kExplainStep, kResults,
+       "the whole list: each operation with its class, cost and tensors"},
+      {"--json", "", "FILE", kFile, kExplainStep, kResults,
+       "plan and memory by the schema flashlab.step/1; - is stdout"},
+  };
+}
+
+std::vector<CommandSpec> commands_of_training() {
+  return {
+      {kTrain,
+       "train",
+       "train a language model on text",
+       "Trains a Transformer on the CPU: by default a small one on the shipped text, to readable "
+       "text in minutes. Shows loss, learning rate, gradient norm, tokens/s and the time left; "
+       "writes a log, a curve and checkpoints. Ctrl-C saves and ends; --resume goes on.",
+       "",
+       nullptr,
+       {{"flashlab train", "four layers on Shakespeare, character by character"},
+        {"flashlab train --text mine.txt,more.txt --tokenizer byte", "your own text"},
+        {"flashlab train --layers 6 --width 192 --heads 6 --hidden 512 --steps 5k", "a larger one"},
+        {"flashlab train --config run.json --learning-rate 1e-3", "a file, and a flag over it"},
+        {"flashlab train --resume results/train-2026-11-22-101500", "go on"}}},
+      {kGenerate,
+       "generate",
+       "text from a trained model",
+       "Reads a checkpoint and continues a prompt token by token, with a cache of keys and values.",
+       "",
+       nullptr,
+       {{"flashlab generate --checkpoint results/train-2026-11-22-101500 --prompt ROMEO:",
+         "500 characters"},
+        {"flashlab generate --checkpoint DIR --temperature 0 --tokens 50", "the likeliest ones"},
+        {"flashlab generate --size tiny --tokens 50", "random weights: noise"}}},
+      {kExplainStep,
+       "explain step",
+       "what a training step does and how much memory it takes",
+       "Plans a whole step on any machine, without running it: its operations, their FLOPs, the "
+       "peak of memory by phase, role and layer, and whether it fits devices of 80, 141 and 180 "
+       "GB.",
+       "",
+       nullptr,
+       {{"flashlab explain step --size 2.7B --context 2048 --precision bf16", "does it fit"},
+        {"flashlab explain step --size 10B --precision bf16 --checkpoint 2", "with recomputation"},
+        {"flashlab explain step --size tiny --operations", "every operation"}}},
+  };
+}
+
+}  // namespace flashlab::cli

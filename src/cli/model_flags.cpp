@@ -1,0 +1,111 @@
+#include "cli/model_flags.h"
+
+#include <fmt/format.h>
+
+#include <charconv>
+#include <cmath>
+
+#include "cli/failure.h"
+#include "cli/values.h"
+#include "train/data/files.h"
+
+namespace flashlab::cli {
+
+double real(const Arguments& arguments, std::string_view flag, double fallback) {
+  const std::optional<std::string> text = arguments.value(flag);
+  if (!text) return fallback;
+  double value = 0;
+  const char* end = text->data() + text->size();
+  const auto [stop, error] = std::from_chars(text->data(), end, value);
+  if (text->empty() || stop != end || error != std::errc() || !std::isfinite(value)) {
+    fail_usage(fmt::format("{} \"{}\" is no number; give one such as 3e-4 or 0.1",
+                           arguments.spelling(flag), *text));
+  }
+  return value;
+}
+
+train::ModelConfig model_of(const Arguments& arguments, train::ModelConfig base) {
+  if (const auto size = arguments.value("--size")) {
+    const std::int64_t vocabulary = base.vocabulary;
+    Result<train::ModelConfig> named = train::find_model(*size);
+    if (!named.ok()) fail_usage("--" + named.status().message());
+    base = *named;
+    if (arguments.command_bit() == kTrain) base.vocabulary = vocabulary;
+  }
+  const struct {
+    const char* flag;
+    std::int64_t* field;
+  } kSizes[] = {{"--context", &base.context}, {"--layers", &base.layers},
+                {"--heads", &base.heads},     {"--width", &base.width},
+                {"--hidden", &base.hidden},   {"--vocabulary", &base.vocabulary}};
+  for (const auto& size : kSizes) {
+    *size.field = whole(arguments, size.flag, *size.field, 1, std::int64_t{1} << 30);
+  }
+  base.dropout = real(arguments, "--dropout", base.dropout);
+  if (const Status s = train::validate(base); !s.ok()) fail_usage("--" + s.message());
+  return base;
+}
+
+train::Precision precision_of(const Arguments& arguments, train::Precision fallback) {
+  const std::optional<std::string> name = arguments.value("--precision");
+  return name ? train::parse_precision(*name).value_or(fallback) : fallback;
+}
+
+namespace {
+
+train::TrainConfig defaults() {
+  train::TrainConfig out;
+  out.model = *train::find_model("tiny");
+  return out;
+}
+
+void read_sizes(const Arguments& arguments, train::TrainConfig& out) {
+  const struct {
+    const char* flag;
+    std::int64_t* field;
+    std::int64_t least;
+  } kFlags[] = {{"--steps", &out.steps, 1},
+                {"--batch", &out.batch, 1},
+                {"--accumulate", &out.accumulate, 1},
+                {"--warmup-steps", &out.warmup_steps, 0},
+                {"--evaluate-every", &out.evaluate_every, 0},
+                {"--save-every", &out.save_every, 0},
+                {"--sample-every", &out.sample_every, 0}};
+  for (const auto& flag : kFlags) {
+    *flag.field = whole(arguments, flag.flag, *flag.field, flag.least, std::int64_t{1} << 30);
+  }
+  out.seed = static_cast<std::uint64_t>(
+      whole(arguments, "--seed", static_cast<std::int64_t>(out.seed), 0, kMaxSize));
+}
+
+}  // namespace
+
+train::TrainConfig train_config_of(const Arguments& arguments) {
+  train::TrainConfig out = defaults();
+  if (const auto path = arguments.value("--config")) {
+    const Result<std::string> text = train::read_file(*path);
+    if (!text.ok()) fail_usage("--config " + text.status().message());
+    Result<train::TrainConfig> read = train::parse_train_config(*text, *path, out);
+    if (!read.ok()) fail_usage("--config " + read.status().message());
+    out = *read;
+  }
+  out.model = model_of(arguments, out.model);
+  read_sizes(arguments, out);
+  if (arguments.has("--text")) out.text = arguments.list("--text");
+  out.tokenizer = arguments.value("--tokenizer").value_or(out.tokenizer);
+  out.precision = precision_of(arguments, out.precision);
+  out.attention = arguments.value("--attention").value_or(out.attention);
+  out.checkpoint = arguments.value("--checkpoint").value_or(out.checkpoint);
+  const double kept = out.minimum_learning_rate / out.learning_rate;
+  out.learning_rate = real(arguments, "--learning-rate", out.learning_rate);
+  // A tenth stays a tenth when only the maximum is given.
+  const double least =
+      arguments.has("--learning-rate") ? kept * out.learning_rate : out.minimum_learning_rate;
+  out.minimum_learning_rate = real(arguments, "--minimum-learning-rate", least);
+  out.optimizer.weight_decay = real(arguments, "--weight-decay", out.optimizer.weight_decay);
+  out.optimizer.max_norm = real(arguments, "--max-norm", out.optimizer.max_norm);
+  if (const Status s = train::validate(out); !s.ok()) fail_usage("--" + s.message());
+  return out;
+}
+
+}  // namespace flashlab::cli

@@ -1,0 +1,29 @@
+#pragma once
+
+// Flags that describe a model and a step: shared by train, generate and explain step.
+
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "cli/flags.h"
+#include "train/model/config.h"
+#include "train/run/train_config.h"
+
+namespace flashlab::cli {
+
+/// The flag's number as a double; `fallback` when it was not given. Throws Failure for what is
+/// none.
+double real(const Arguments& arguments, std::string_view flag, double fallback);
+
+/// --size over `base`, then --context, --layers, --heads, --width, --hidden, --vocabulary,
+/// --dropout. Throws Failure for a size that is none (a bare "xl" among them) or does not fit.
+train::ModelConfig model_of(const Arguments& arguments, train::ModelConfig base);
+
+/// --config over the defaults, then every flag of training over it.
+train::TrainConfig train_config_of(const Arguments& arguments);
+
+/// --precision; fp32 when it was not given.
+train::Precision precision_of(const Arguments& arguments, train::Precision fallback);
+
+}  // namespace flashlab::cli

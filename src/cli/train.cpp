@@ -1,0 +1,239 @@
+// `train`: a language model on a text, with a progress line, a log, a curve and checkpoints.
+
+#include <fmt/format.h>
+
+#include <chrono>
+#include <cmath>
+#include <ctime>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "cli/command.h"
+#include "cli/execution.h"
+#include "cli/failure.h"
+#include "cli/model_flags.h"
+#include "cli/terminal.h"
+#include "lab/machine/memory.h"
+#include "lab/report/chart.h"
+#include "lab/report/text.h"
+#include "train/data/files.h"
+#include "train/run/checkpoint.h"
+#include "train/run/trainer.h"
+
+namespace flashlab::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string default_folder() {
+  const std::time_t now = std::time(nullptr);
+  char text[32];
+  std::strftime(text, sizeof text, "train-%Y-%m-%d-%H%M%S", std::localtime(&now));
+  return fmt::format("results/{}", text);
+}
+
+std::string duration(double seconds) {
+  if (seconds < 90) return fmt::format("{:.0f} s", seconds);
+  if (seconds < 5400) return fmt::format("{:.0f} min", seconds / 60);
+  return fmt::format("{:.1f} h", seconds / 3600);
+}
+
+// FLOPs of a token by the usual convention: 6 for every number in a product, attention's two
+// products with every pair counted.
+double flops_per_token(const train::ModelConfig& model) {
+  const double embedding = static_cast<double>(model.vocabulary * model.width);
+  const double in_products = static_cast<double>(train::parameter_count(model)) - embedding;
+  const double attention =
+      12.0 * static_cast<double>(model.layers * model.width) * static_cast<double>(model.context);
+  return 6 * in_products + attention;
+}
+
+// A sample as one line of a terminal.
+std::string one_line(const std::string& text) {
+  std::string out;
+  for (const char c : text) out += c == '\n' ? ' ' : c;
+  return lab::report::clean(out.substr(0, 200));
+}
+
+class Progress final : public train::TrainObserver {
+ public:
+  Progress(const train::TrainConfig& config, std::int64_t first)
+      : config_(config), first_(first), start_(Clock::now()) {}
+
+  void stepped(const train::StepReport& report) override {
+    // A moving mean over about twenty steps, for the line and the curve.
+    smooth_ = smooth_ ? 0.95 * *smooth_ + 0.05 * report.loss : report.loss;
+    milliseconds_ =
+        milliseconds_ ? 0.95 * *milliseconds_ + 0.05 * report.milliseconds : report.milliseconds;
+    losses_.push_back({static_cast<double>(report.step), *smooth_, ""});
+    const double rate = static_cast<double>(report.tokens) / *milliseconds_ * 1e3;
+    const double left = seconds() / static_cast<double>(report.step - first_) *
+                        static_cast<double>(config_.steps - report.step);
+    line_ = fmt::format(
+        "step {}/{}  loss {:.3f}{}  lr {:.2e}  |g| {:.2f}  {:.1f} ms  {:.1f}k tok/s  {:.1f} "
+        "GFLOP/s  {} left",
+        report.step, config_.steps, *smooth_,
+        validation_ ? fmt::format("  val {:.3f}", *validation_) : "", report.learning_rate,
+        report.gradient_norm, *milliseconds_, rate * 1e-3,
+        rate * flops_per_token(config_.model) * 1e-9, duration(left));
+    bar_.show(static_cast<double>(report.step), static_cast<double>(config_.steps), line_);
+  }
+
+  void evaluated(std::int64_t step, double loss) override {
+    validation_ = loss;
+    validations_.push_back({static_cast<double>(step), loss, ""});
+    if (!line_.empty()) print_line(line_ + fmt::format("  (validation {:.4f})", loss));
+  }
+
+  void sampled(std::int64_t, const std::string& text) override {
+    print_line(fmt::format("sample   \"{}\"", one_line(text)));
+  }
+
+  void saved(const fs::path& checkpoint) override {
+    print_line(fmt::format("saved    {}", checkpoint.string()));
+  }
+
+  void clear() { bar_.clear(); }
+  double seconds() const { return std::chrono::duration<double>(Clock::now() - start_).count(); }
+
+  std::string curve() const {
+    lab::report::LineChart chart;
+    chart.id = "loss";
+    chart.title = "Loss";
+    chart.subtitle =
+        fmt::format("{} layers, width {}, context {}, batch {}", config_.model.layers,
+                    config_.model.width, config_.model.context, config_.batch * config_.accumulate);
+    chart.x_label = "step";
+    chart.y_label = "nats per token";
+    chart.series = {{"training, mean of about 20 steps", 0, losses_},
+                    {"validation", 1, validations_}};
+    return render(chart, lab::report::SvgUse::kFile);
+  }
+
+  // What an interrupted run had drawn already.
+  void read_log(const fs::path& path) {
+    const Result<std::string> text = train::read_file(path);
+    if (!text.ok()) return;
+    for (std::size_t at = 0; at < text->size();) {
+      const std::size_t end = std::min(text->find('\n', at), text->size());
+      const auto json = nlohmann::json::parse(text->substr(at, end - at), nullptr, false);
+      at = end + 1;
+      if (!json.is_object()) continue;
+      const double step = json.value("step", 0.0);
+      if (json.contains("validation_loss")) {
+        validations_.push_back({step, json.value("validation_loss", 0.0), ""});
+      } else if (json.contains("loss")) {
+        const double loss = json.value("loss", 0.0);
+        smooth_ = smooth_ ? 0.95 * *smooth_ + 0.05 * loss : loss;
+        losses_.push_back({step, *smooth_, ""});
+      }
+    }
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  const train::TrainConfig& config_;
+  std::int64_t first_;
+  Clock::time_point start_;
+  ProgressLine bar_;
+  std::string line_;
+  std::optional<double> smooth_, milliseconds_, validation_;
+  std::vector<lab::report::ChartPoint> losses_, validations_;
+};
+
+void print_header(const train::Trainer& trainer, const Context& context) {
+  const train::TrainConfig& config = trainer.config();
+  const train::ModelConfig& model = config.model;
+  const std::string text =
+      config.text.empty() ? "tinyshakespeare (shipped)" : lab::report::join(config.text, ", ");
+  print_line(
+      fmt::format("{} · {} · {} layers, width {}, {} heads, context {}, {:.2f} M parameters "
+                  "· {} · {}",
+                  text, trainer.tokenizer().describe(), model.layers, model.width, model.heads,
+                  model.context, static_cast<double>(train::parameter_count(model)) * 1e-6,
+                  device_words(context), train::to_string(config.precision)));
+  const train::MemoryPlan& memory = trainer.executor().memory();
+  const auto bytes = [&](train::Role role) {
+    return lab::format_bytes(
+        static_cast<double>(memory.peak.bytes[static_cast<std::size_t>(role)]));
+  };
+  print_line(fmt::format(
+      "memory   predicted peak {} (parameters {}, gradients {}, optimizer {}, "
+      "saved activations {}, temporaries {})",
+      lab::format_bytes(static_cast<double>(memory.peak.total())), bytes(train::Role::kParameter),
+      bytes(train::Role::kGradient), bytes(train::Role::kOptimizerState),
+      bytes(train::Role::kSavedActivation), bytes(train::Role::kTemporary)));
+}
+
+std::unique_ptr<train::Trainer> make_trainer(const Arguments& arguments, const Context& context) {
+  if (const auto folder = arguments.value("--resume")) {
+    for (const FlagSpec* flag : flags_of(kTrain)) {
+      const bool allowed = flag->name == "--resume" || flag->name == "--threads" ||
+                           flag->name == "--cpu-isa" || flag->name == "--help";
+      if (!allowed && arguments.has(flag->name)) {
+        fail_usage(
+            fmt::format("{} stands beside --resume; a resumed run keeps the configuration "
+                        "in {}/config.json, so that it is the same run",
+                        flag->name, *folder));
+      }
+    }
+    auto trainer = train::Trainer::resume(context, *folder);
+    if (!trainer.ok()) fail(trainer.status());
+    return std::move(*trainer);
+  }
+  const train::TrainConfig config = train_config_of(arguments);
+  const std::string folder = arguments.value("--output").value_or(default_folder());
+  if (const auto old = train::find_run(folder)) {
+    fail_usage(
+        fmt::format("--output {} holds a run already ({}); give a new folder, or --resume {}",
+                    folder, old->filename().string(), folder));
+  }
+  auto trainer = train::Trainer::start(context, config, folder);
+  if (!trainer.ok()) fail(trainer.status());
+  return std::move(*trainer);
+}
+
+void say_end(const train::Trainer& trainer, const train::TrainOutcome& outcome,
+             const Progress& progress) {
+  const std::string folder = trainer.folder().string();
+  if (outcome.stopped) {
+    print_line(fmt::format("stopped  after step {} (resume: flashlab train --resume {})",
+                           outcome.steps, folder));
+    return;
+  }
+  print_line(fmt::format("done     validation loss {:.4f} after {} steps in {} · curve {}/loss.svg",
+                         *outcome.validation_loss, outcome.steps, duration(progress.seconds()),
+                         folder));
+  print_line(
+      fmt::format("next     flashlab generate --checkpoint {} --prompt \"ROMEO:\" · flashlab "
+                  "train --text mine.txt",
+                  folder));
+}
+
+}  // namespace
+
+int run_train(const Arguments& arguments) {
+  const Context context = make_context(arguments);
+  const std::unique_ptr<train::Trainer> trainer = make_trainer(arguments, context);
+  print_header(*trainer, context);
+  Progress progress(trainer->config(), trainer->steps_done());
+  if (arguments.has("--resume")) progress.read_log(trainer->folder() / "log.jsonl");
+  Result<train::TrainOutcome> outcome = trainer->run(progress, interrupted());
+  progress.clear();
+  if (!outcome.ok()) fail(outcome.status().message());
+  if (const Status s = train::write_file(trainer->folder() / "loss.svg", progress.curve());
+      !s.ok()) {
+    fail(s.message());
+  }
+  if (outcome->diverged) {
+    fail(
+        fmt::format("the loss of step {} is no number; checkpoints before it are intact. Try a "
+                    "lower --learning-rate, a longer --warmup-steps or a smaller --max-norm",
+                    outcome->steps));
+  }
+  say_end(*trainer, *outcome, progress);
+  return outcome->stopped ? kExitInterrupted : kExitOk;
+}
+
+}  // namespace flashlab::cli

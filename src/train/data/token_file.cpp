@@ -1,0 +1,141 @@
+#include "train/data/token_file.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "train/cpu/random.h"
+#include "train/data/files.h"
+
+namespace flashlab::train {
+namespace {
+
+constexpr std::size_t kHeaderInts = 256;
+constexpr std::size_t kHeaderBytes = kHeaderInts * sizeof(std::int32_t);
+constexpr std::int32_t kNarrowMagic = 20240520, kNarrowVersion = 1;
+constexpr std::int32_t kWideMagic = 20240801, kWideVersion = 7;
+
+Status malformed(const std::filesystem::path& path, std::string got, std::string expected) {
+  return Status::invalid({path.string(), std::move(got), std::move(expected),
+                          "give a text file, or a .bin shard as llm.c writes it"});
+}
+
+}  // namespace
+
+Status write_token_file(const std::filesystem::path& path, std::span<const std::int32_t> tokens,
+                        std::int64_t vocabulary) {
+  const bool wide = vocabulary > 65536;
+  std::int32_t header[kHeaderInts] = {wide ? kWideMagic : kNarrowMagic,
+                                      wide ? kWideVersion : kNarrowVersion,
+                                      static_cast<std::int32_t>(tokens.size())};
+  std::string bytes(reinterpret_cast<const char*>(header), kHeaderBytes);
+  for (const std::int32_t token : tokens) {
+    const std::uint32_t value = static_cast<std::uint32_t>(token);
+    bytes.append(reinterpret_cast<const char*>(&value), wide ? 4 : 2);
+  }
+  return write_file(path, bytes);
+}
+
+Result<TokenFile> TokenFile::open(const std::filesystem::path& path, std::int64_t vocabulary) {
+  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  struct stat info = {};
+  if (file < 0 || ::fstat(file, &info) != 0) {
+    const Status failed = io_error(path, "read");
+    if (file >= 0) ::close(file);
+    return failed;
+  }
+  TokenFile out;
+  out.bytes_ = static_cast<std::size_t>(info.st_size);
+  if (out.bytes_ < kHeaderBytes) {
+    ::close(file);
+    return malformed(path, fmt::format("{} bytes", info.st_size), "a header of 1024 bytes");
+  }
+  void* mapping = ::mmap(nullptr, out.bytes_, PROT_READ, MAP_PRIVATE, file, 0);
+  const int mapping_error = errno;
+  ::close(file);
+  if (mapping == MAP_FAILED) {
+    errno = mapping_error;
+    return io_error(path, "map");
+  }
+  out.mapping_ = mapping;
+  std::int32_t header[3];
+  std::memcpy(header, mapping, sizeof header);
+  out.wide_ = header[0] == kWideMagic;
+  const bool known = out.wide_ ? header[1] == kWideVersion
+                               : header[0] == kNarrowMagic && header[1] == kNarrowVersion;
+  if (!known) {
+    return malformed(path, fmt::format("magic {} version {}", header[0], header[1]),
+                     "20240520 version 1 or 20240801 version 7");
+  }
+  out.count_ = header[2];
+  const std::size_t element = out.wide_ ? 4 : 2;
+  if (header[2] < 0 || out.bytes_ != kHeaderBytes + static_cast<std::size_t>(header[2]) * element) {
+    return malformed(path, fmt::format("{} bytes for {} tokens", out.bytes_, header[2]),
+                     fmt::format("1024 and {} a token", element));
+  }
+  for (std::int64_t i = 0; i < out.count_; ++i) {
+    if (out[i] < 0 || out[i] >= vocabulary) {
+      return malformed(path, fmt::format("token {} at {}", out[i], i),
+                       fmt::format("tokens below the vocabulary's {}", vocabulary));
+    }
+  }
+  return out;
+}
+
+TokenFile::TokenFile(TokenFile&& other) noexcept {
+  *this = std::move(other);
+}
+
+TokenFile& TokenFile::operator=(TokenFile&& other) noexcept {
+  std::swap(mapping_, other.mapping_);
+  std::swap(bytes_, other.bytes_);
+  std::swap(count_, other.count_);
+  std::swap(wide_, other.wide_);
+  return *this;
+}
+
+TokenFile::~TokenFile() {
+  unmap();
+}
+
+void TokenFile::unmap() noexcept {
+  if (mapping_) ::munmap(mapping_, bytes_);
+  mapping_ = nullptr;
+}
+
+std::int32_t TokenFile::operator[](std::int64_t i) const {
+  const char* tokens = static_cast<const char*>(mapping_) + kHeaderBytes;
+  if (wide_) {
+    std::int32_t token;
+    std::memcpy(&token, tokens + 4 * i, sizeof token);
+    return token;
+  }
+  std::uint16_t token;
+  std::memcpy(&token, tokens + 2 * i, sizeof token);
+  return token;
+}
+
+std::int64_t window_start(const TokenFile& file, std::int64_t context, std::uint64_t seed,
+                          std::int64_t step, std::int64_t index) {
+  constexpr std::uint64_t kSite = 0x77696e646f77;  // "window": apart from dropout's sites
+  const RandomKey key = {seed, static_cast<std::uint64_t>(step), kSite};
+  const auto starts = static_cast<std::uint64_t>(file.size() - context);
+  return static_cast<std::int64_t>(random_bits(key, static_cast<std::uint64_t>(index)) % starts);
+}
+
+void read_window(const TokenFile& file, std::int64_t start, std::int64_t context,
+                 std::int32_t* tokens, std::int32_t* targets) {
+  for (std::int64_t i = 0; i < context; ++i) {
+    tokens[i] = file[start + i];
+    targets[i] = file[start + i + 1];
+  }
+}
+
+}  // namespace flashlab::train

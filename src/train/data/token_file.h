@@ -1,0 +1,53 @@
+#pragma once
+
+// Tokens in a file that is mapped into memory: the format of llm.c's shards.
+//
+// A header of 256 int32 (magic, version, number of tokens), then the tokens: uint16 (magic
+// 20240520, version 1) or uint32 (magic 20240801, version 7).
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <span>
+#include <string>
+
+#include "flashlab/status.h"
+
+namespace flashlab::train {
+
+/// Writes whole or not at all: to a temporary name beside it, then renamed.
+/// Errors: kIoError (a full disk, no permission), naming the path.
+Status write_token_file(const std::filesystem::path& path, std::span<const std::int32_t> tokens,
+                        std::int64_t vocabulary);
+
+class TokenFile {
+ public:
+  /// Errors: kIoError; kInvalidArgument (no header, a size that does not fit, a token at or beyond
+  /// `vocabulary`).
+  static Result<TokenFile> open(const std::filesystem::path& path, std::int64_t vocabulary);
+  TokenFile(TokenFile&& other) noexcept;
+  TokenFile& operator=(TokenFile&& other) noexcept;
+  ~TokenFile();
+
+  std::int64_t size() const { return count_; }
+  std::int32_t operator[](std::int64_t i) const;
+
+ private:
+  TokenFile() = default;
+  void unmap() noexcept;
+  void* mapping_ = nullptr;
+  std::size_t bytes_ = 0;
+  std::int64_t count_ = 0;
+  bool wide_ = false;
+};
+
+/// Window `index` of the batch of `step`: where it begins is a function of (seed, step, index), so
+/// that a run can be resumed anywhere. Precondition: file.size() > context.
+std::int64_t window_start(const TokenFile& file, std::int64_t context, std::uint64_t seed,
+                          std::int64_t step, std::int64_t index);
+
+/// tokens = file[start .. start + context), targets the same one later.
+void read_window(const TokenFile& file, std::int64_t start, std::int64_t context,
+                 std::int32_t* tokens, std::int32_t* targets);
+
+}  // namespace flashlab::train

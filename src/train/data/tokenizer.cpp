@@ -1,0 +1,132 @@
+#include "train/data/tokenizer.h"
+
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
+
+namespace flashlab::train {
+namespace {
+
+// Bytes of the UTF-8 character at the beginning of `text`; 0 where there is none.
+std::size_t character_length(std::string_view text) {
+  const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
+  const unsigned char lead = byte(0);
+  const std::size_t length = lead < 0x80   ? 1
+                             : lead < 0xc2 ? 0
+                             : lead < 0xe0 ? 2
+                             : lead < 0xf0 ? 3
+                             : lead < 0xf5 ? 4
+                                           : 0;
+  if (length == 0 || length > text.size()) return 0;
+  for (std::size_t i = 1; i < length; ++i) {
+    if ((byte(i) & 0xc0) != 0x80) return 0;
+  }
+  return length;
+}
+
+Status no_utf8(std::size_t at) {
+  return Status::invalid({"text", fmt::format("a byte at {} that is no UTF-8", at),
+                          "UTF-8 for a vocabulary of characters", "use --tokenizer byte"});
+}
+
+}  // namespace
+
+const char* to_string(Tokenizer::Kind kind) noexcept {
+  return kind == Tokenizer::Kind::kByte ? "byte" : "character";
+}
+
+Tokenizer Tokenizer::bytes() {
+  return {};
+}
+
+Result<Tokenizer> Tokenizer::characters_of(std::string_view text) {
+  std::set<std::string, std::less<>> found;
+  for (std::size_t at = 0; at < text.size();) {
+    const std::size_t length = character_length(text.substr(at));
+    if (length == 0) return no_utf8(at);
+    const std::string_view character = text.substr(at, length);
+    if (!found.contains(character)) found.emplace(character);
+    at += length;
+  }
+  if (found.empty()) return Status::invalid({"text", "nothing", "at least one character", ""});
+  Tokenizer out;
+  out.kind_ = Kind::kCharacter;
+  for (const std::string& character : found) {
+    out.index_[character] = static_cast<std::int32_t>(out.characters_.size());
+    out.characters_.push_back(character);
+  }
+  return out;
+}
+
+std::string Tokenizer::describe() const {
+  return kind_ == Kind::kByte ? "256 bytes" : fmt::format("{} characters", characters_.size());
+}
+
+std::int64_t Tokenizer::vocabulary() const {
+  return kind_ == Kind::kByte ? 256 : static_cast<std::int64_t>(characters_.size());
+}
+
+Result<std::vector<std::int32_t>> Tokenizer::encode(std::string_view text) const {
+  std::vector<std::int32_t> out;
+  out.reserve(text.size());
+  if (kind_ == Kind::kByte) {
+    for (const char c : text) out.push_back(static_cast<unsigned char>(c));
+    return out;
+  }
+  for (std::size_t at = 0; at < text.size();) {
+    const std::size_t length = character_length(text.substr(at));
+    if (length == 0) return no_utf8(at);
+    const auto known = index_.find(text.substr(at, length));
+    if (known == index_.end()) {
+      return Status::invalid(
+          {"text", fmt::format("\"{}\" at byte {}", text.substr(at, length), at),
+           fmt::format("the {} characters of the vocabulary", characters_.size()),
+           "the model has never seen this character"});
+    }
+    out.push_back(known->second);
+    at += length;
+  }
+  return out;
+}
+
+std::string Tokenizer::decode(const std::vector<std::int32_t>& tokens) const {
+  std::string out;
+  for (const std::int32_t token : tokens) {
+    if (kind_ == Kind::kByte) {
+      out += static_cast<char>(token);
+    } else {
+      out += characters_[static_cast<std::size_t>(token)];
+    }
+  }
+  return out;
+}
+
+std::string Tokenizer::to_json() const {
+  nlohmann::ordered_json out;
+  out["kind"] = to_string(kind_);
+  if (kind_ == Kind::kCharacter) out["characters"] = characters_;
+  return out.dump() + "\n";
+}
+
+Result<Tokenizer> Tokenizer::from_json(std::string_view json, std::string_view source) {
+  const Status bad = Status::invalid({std::string(source), "no tokenizer",
+                                      "a tokenizer.json that flashlab train has written", ""});
+  const auto parsed = nlohmann::json::parse(json, nullptr, false);
+  if (!parsed.is_object() || !parsed.contains("kind")) return bad;
+  if (parsed["kind"] == "byte") return bytes();
+  if (parsed["kind"] != "character" || !parsed.contains("characters")) return bad;
+  std::string text;
+  const auto& characters = parsed["characters"];
+  if (!characters.is_array()) return bad;
+  for (const auto& character : characters) {
+    if (!character.is_string()) return bad;
+    text += character.get<std::string>();
+  }
+  Result<Tokenizer> out = characters_of(text);
+  if (!out.ok() || out->characters_.size() != characters.size()) return bad;
+  return out;
+}
+
+}  // namespace flashlab::train

@@ -1,0 +1,49 @@
+#pragma once
+
+// Text to tokens and back.
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "flashlab/status.h"
+
+namespace flashlab::train {
+
+/// A vocabulary. Tokens are 0 .. vocabulary() - 1.
+///   byte       the 256 values of a byte: any file
+///   character  the distinct characters (UTF-8 code points) of a text, in the order of their codes
+class Tokenizer {
+ public:
+  enum class Kind : std::uint8_t { kByte, kCharacter };
+
+  static Tokenizer bytes();
+  /// Errors: kInvalidArgument (no UTF-8; no character at all).
+  static Result<Tokenizer> characters_of(std::string_view text);
+
+  Kind kind() const { return kind_; }
+  /// "256 bytes", "65 characters".
+  std::string describe() const;
+  std::int64_t vocabulary() const;
+
+  /// Errors: kInvalidArgument, naming the first character that the vocabulary lacks.
+  Result<std::vector<std::int32_t>> encode(std::string_view text) const;
+  /// Precondition: every token is below vocabulary(). Bytes that are no UTF-8 stay as they are.
+  std::string decode(const std::vector<std::int32_t>& tokens) const;
+
+  std::string to_json() const;
+  static Result<Tokenizer> from_json(std::string_view json, std::string_view source);
+
+ private:
+  Kind kind_ = Kind::kByte;
+  std::vector<std::string> characters_;
+  std::map<std::string, std::int32_t, std::less<>> index_;
+};
+
+/// "byte", "character".
+const char* to_string(Tokenizer::Kind kind) noexcept;
+
+}  // namespace flashlab::train

@@ -1,0 +1,253 @@
+#include "train/run/checkpoint.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <vector>
+
+#include "train/data/files.h"
+#include "train/run/safetensors.h"
+
+namespace flashlab::train {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Copies a part between the arena and a file's bytes, turning it where files hold it turned.
+struct PartView {
+  std::byte* arena;
+  std::int64_t element_bytes;
+  const ParameterPart& part;
+};
+
+void copy_part(const PartView& view, char* file, bool into_file) {
+  const std::int64_t rows = view.part.shape[0];
+  const std::int64_t columns = view.part.shape.size() > 1 ? view.part.shape[1] : 1;
+  char* arena = reinterpret_cast<char*>(view.arena);
+  if (!view.part.transposed) {
+    const auto bytes = static_cast<std::size_t>(rows * columns * view.element_bytes);
+    std::memcpy(into_file ? file : arena, into_file ? arena : file, bytes);
+    return;
+  }
+  for (std::int64_t row = 0; row < rows; ++row) {
+    for (std::int64_t column = 0; column < columns; ++column) {
+      char* here = arena + (row * columns + column) * view.element_bytes;
+      char* there = file + (column * rows + row) * view.element_bytes;
+      std::memcpy(into_file ? there : here, into_file ? here : there,
+                  static_cast<std::size_t>(view.element_bytes));
+    }
+  }
+}
+
+std::vector<std::int64_t> file_shape(const ParameterPart& part) {
+  std::vector<std::int64_t> shape = part.shape;
+  if (part.transposed) std::reverse(shape.begin(), shape.end());
+  return shape;
+}
+
+// visit(name, part, view) for every part of every parameter in an arena.
+template <class Visit>
+void each_part(const ParameterStore& store, std::byte* arena, const Visit& visit) {
+  const std::int64_t element = size_of(store.element());
+  for (const Parameter& parameter : store.parameters()) {
+    for (const ParameterPart& part : parameter.parts) {
+      std::int64_t columns = 1;
+      for (std::size_t i = 1; i < part.shape.size(); ++i) columns *= part.shape[i];
+      const std::int64_t at = (parameter.offset + part.first_row * columns) * element;
+      visit(part, PartView{arena + at, element, part});
+    }
+  }
+}
+
+void collect(const ParameterStore& store, std::byte* arena, const std::string& prefix,
+             StoredTensors& out) {
+  each_part(store, arena, [&](const ParameterPart& part, const PartView& view) {
+    StoredTensor tensor;
+    tensor.element = store.element();
+    tensor.shape = file_shape(part);
+    std::int64_t count = 1;
+    for (const std::int64_t extent : tensor.shape) count *= extent;
+    tensor.bytes.resize(static_cast<std::size_t>(count * view.element_bytes));
+    copy_part(view, tensor.bytes.data(), true);
+    out[prefix + part.name] = std::move(tensor);
+  });
+}
+
+std::string shape_text(const std::vector<std::int64_t>& shape) {
+  return fmt::format("[{}]", fmt::join(shape, ", "));
+}
+
+// All are looked at before the first is taken: a refused file changes nothing.
+Status distribute(const fs::path& file, const ParameterStore& store, std::byte* arena,
+                  const std::string& prefix, StoredTensors& tensors) {
+  Status status;
+  std::size_t wanted = 0;
+  each_part(store, arena, [&](const ParameterPart& part, const PartView&) {
+    if (!status.ok()) return;
+    ++wanted;
+    const auto found = tensors.find(prefix + part.name);
+    if (found == tensors.end()) {
+      status = Status::invalid({file.string(), "no tensor " + prefix + part.name,
+                                "the weights of this model", "another model's file?"});
+      return;
+    }
+    const StoredTensor& tensor = found->second;
+    if (tensor.shape != file_shape(part) || tensor.element != store.element()) {
+      status = Status::invalid(
+          {fmt::format("{}: {}", file.string(), found->first),
+           fmt::format("{} {}", to_string(tensor.element), shape_text(tensor.shape)),
+           fmt::format("{} {}", to_string(store.element()), shape_text(file_shape(part))),
+           "another model's file?"});
+    }
+  });
+  if (!status.ok()) return status;
+  std::size_t with_prefix = 0;
+  for (const auto& [name, tensor] : tensors) with_prefix += name.starts_with(prefix);
+  if (with_prefix != wanted) {
+    return Status::invalid({file.string(), fmt::format("{} tensors", with_prefix),
+                            fmt::format("the model's {}", wanted), "another model's file?"});
+  }
+  each_part(store, arena, [&](const ParameterPart& part, const PartView& view) {
+    copy_part(view, tensors.at(prefix + part.name).bytes.data(), false);
+  });
+  return {};
+}
+
+constexpr const char* kFirst = "first_moment.";
+constexpr const char* kSecond = "second_moment.";
+
+// The N of "step-N"; -1 for any other name.
+std::int64_t step_of(const fs::path& path) {
+  const std::string name = path.filename().string();
+  if (!name.starts_with("step-") || name.size() > 24) return -1;
+  std::int64_t step = 0;
+  for (const char c : name.substr(5)) {
+    if (c < '0' || c > '9') return -1;
+    step = 10 * step + (c - '0');
+  }
+  return name.size() > 5 ? step : -1;
+}
+
+std::vector<std::pair<std::int64_t, fs::path>> checkpoints_in(const fs::path& folder) {
+  std::vector<std::pair<std::int64_t, fs::path>> out;
+  std::error_code error;
+  for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
+    if (const std::int64_t step = step_of(it->path()); step >= 0)
+      out.emplace_back(step, it->path());
+  }
+  std::sort(out.begin(), out.end());
+  return out;
+}
+
+void remove_leftovers(const fs::path& folder, int keep) {
+  std::error_code ignored;
+  auto all = checkpoints_in(folder);
+  for (std::size_t i = 0; i + static_cast<std::size_t>(keep) < all.size(); ++i) {
+    fs::remove_all(all[i].second, ignored);
+  }
+  std::vector<fs::path> unfinished;
+  for (fs::directory_iterator it(folder, ignored), end; !ignored && it != end;
+       it.increment(ignored)) {
+    const std::string name = it->path().filename().string();
+    if (name.starts_with("saving-step-")) unfinished.push_back(it->path());
+  }
+  for (const fs::path& path : unfinished) fs::remove_all(path, ignored);
+}
+
+Status write_contents(const fs::path& at, const RunState& state, const ParameterStore& store) {
+  if (Status s = save_weights(at / "model.safetensors", store); !s.ok()) return s;
+  StoredTensors moments;
+  collect(store, store.first_moments(), kFirst, moments);
+  collect(store, store.second_moments(), kSecond, moments);
+  if (Status s = write_safetensors(at / "optimizer.safetensors", moments); !s.ok()) return s;
+  nlohmann::ordered_json json;
+  json["step"] = state.step;
+  json["model"] = nlohmann::ordered_json::parse(state.model.to_json());
+  return write_file(at / "state.json", json.dump(1) + "\n");
+}
+
+}  // namespace
+
+Status save_weights(const fs::path& file, const ParameterStore& store) {
+  StoredTensors tensors;
+  collect(store, store.values(), "", tensors);
+  return write_safetensors(file, tensors, {{"format", "pt"}});
+}
+
+Status save_checkpoint(const fs::path& folder, const RunState& state, const ParameterStore& store,
+                       int keep) {
+  const fs::path unfinished = folder / fmt::format("saving-step-{}", state.step);
+  const fs::path finished = folder / fmt::format("step-{}", state.step);
+  std::error_code error;
+  fs::remove_all(unfinished, error);
+  fs::create_directories(unfinished, error);
+  if (error) {
+    errno = error.value();
+    return io_error(unfinished, "create");
+  }
+  if (Status s = write_contents(unfinished, state, store); !s.ok()) {
+    fs::remove_all(unfinished, error);
+    return s;
+  }
+  sync_folder(unfinished);
+  fs::remove_all(finished, error);
+  fs::rename(unfinished, finished, error);
+  if (error) {
+    errno = error.value();
+    return io_error(finished, "rename");
+  }
+  sync_folder(folder);
+  remove_leftovers(folder, keep);
+  return {};
+}
+
+Result<fs::path> find_checkpoint(const fs::path& path) {
+  std::error_code ignored;
+  if (fs::exists(path / "state.json", ignored)) return path;
+  const auto all = checkpoints_in(path);
+  if (!all.empty()) return all.back().second;
+  return Status::invalid({path.string(), "no checkpoint", "a run's folder, or its step-N",
+                          "flashlab train writes one into results/"});
+}
+
+std::optional<fs::path> find_run(const fs::path& folder) {
+  std::error_code ignored;
+  const auto all = checkpoints_in(folder);
+  if (!all.empty()) return all.back().second;
+  const fs::path config = folder / "config.json";
+  return fs::exists(config, ignored) ? std::optional(config) : std::nullopt;
+}
+
+Result<RunState> load_state(const fs::path& checkpoint) {
+  const fs::path file = checkpoint / "state.json";
+  Result<std::string> text = read_file(file);
+  if (!text.ok()) return text.status();
+  const auto json = nlohmann::json::parse(*text, nullptr, false);
+  if (!json.is_object() || !json.contains("step") || !json["step"].is_number_integer() ||
+      !json.contains("model")) {
+    return Status::invalid({file.string(), "no state of a run", "what flashlab train writes", ""});
+  }
+  Result<ModelConfig> model = parse_model(json["model"].dump(), file.string());
+  if (!model.ok()) return model.status();
+  return RunState{json["step"].get<std::int64_t>(), *model};
+}
+
+Status load_weights(const fs::path& file, ParameterStore& store) {
+  Result<StoredTensors> tensors = read_safetensors(file);
+  if (!tensors.ok()) return tensors.status();
+  return distribute(file, store, store.values(), "", *tensors);
+}
+
+Status load_moments(const fs::path& file, ParameterStore& store) {
+  Result<StoredTensors> tensors = read_safetensors(file);
+  if (!tensors.ok()) return tensors.status();
+  if (Status s = distribute(file, store, store.first_moments(), kFirst, *tensors); !s.ok()) {
+    return s;
+  }
+  return distribute(file, store, store.second_moments(), kSecond, *tensors);
+}
+
+}  // namespace flashlab::train

@@ -1,0 +1,51 @@
+#pragma once
+
+// A run's state on disk, and weights by the names that other programs know.
+//
+//   FOLDER/step-1200/model.safetensors      parameters: the course's names, or Hugging Face's
+//   GPT-2's FOLDER/step-1200/optimizer.safetensors  both moments under the same names
+//   FOLDER/step-1200/state.json             step, model, what was reached
+//
+// A checkpoint is written under a temporary name and renamed when all of it is on the disk: a
+// folder step-N is whole, whatever ended the process.
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+
+#include "flashlab/status.h"
+#include "train/model/config.h"
+#include "train/run/parameters.h"
+
+namespace flashlab::train {
+
+struct RunState {
+  std::int64_t step = 0;  ///< steps done
+  ModelConfig model;
+};
+
+/// Writes FOLDER/step-N and removes all but the newest `keep` of them.
+/// Errors: kIoError; older checkpoints are then as they were.
+Status save_checkpoint(const std::filesystem::path& folder, const RunState& state,
+                       const ParameterStore& store, int keep = 2);
+
+/// The newest whole checkpoint of a run, or `path` itself where it is one.
+/// Errors: kInvalidArgument (no checkpoint there).
+Result<std::filesystem::path> find_checkpoint(const std::filesystem::path& path);
+
+/// The newest checkpoint of a run where `folder` holds one, or its config.json: nothing where the
+/// folder is free for a new run.
+std::optional<std::filesystem::path> find_run(const std::filesystem::path& folder);
+
+Result<RunState> load_state(const std::filesystem::path& checkpoint);
+
+/// Errors: kIoError, kInvalidArgument (damaged; another model's weights: the first missing or
+/// misshapen tensor is named; a tensor that the model does not have).
+Status load_weights(const std::filesystem::path& file, ParameterStore& store);
+Status load_moments(const std::filesystem::path& file, ParameterStore& store);
+
+/// Weights alone, for other programs.
+Status save_weights(const std::filesystem::path& file, const ParameterStore& store);
+
+}  // namespace flashlab::train

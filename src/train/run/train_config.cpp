@@ -1,0 +1,218 @@
+#include "train/run/train_config.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "train/model/nearest.h"
+#include "train/plan/recompute.h"
+
+namespace flashlab::train {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+struct WholeKey {
+  const char* name;
+  std::int64_t TrainConfig::*field;
+  std::int64_t least;
+};
+constexpr WholeKey kWholeKeys[] = {{"steps", &TrainConfig::steps, 1},
+                                   {"batch", &TrainConfig::batch, 1},
+                                   {"accumulate", &TrainConfig::accumulate, 1},
+                                   {"warmup_steps", &TrainConfig::warmup_steps, 0},
+                                   {"evaluate_every", &TrainConfig::evaluate_every, 0},
+                                   {"save_every", &TrainConfig::save_every, 0},
+                                   {"sample_every", &TrainConfig::sample_every, 0},
+                                   {"sample_tokens", &TrainConfig::sample_tokens, 0}};
+
+struct RealKey {
+  const char* name;
+  double TrainConfig::*field;
+  double OptimizerOptions::*optimizer_field;
+};
+constexpr RealKey kRealKeys[] = {
+    {"validation_fraction", &TrainConfig::validation_fraction, nullptr},
+    {"learning_rate", &TrainConfig::learning_rate, nullptr},
+    {"minimum_learning_rate", &TrainConfig::minimum_learning_rate, nullptr},
+    {"weight_decay", nullptr, &OptimizerOptions::weight_decay},
+    {"beta1", nullptr, &OptimizerOptions::beta1},
+    {"beta2", nullptr, &OptimizerOptions::beta2},
+    {"epsilon", nullptr, &OptimizerOptions::epsilon},
+    {"max_norm", nullptr, &OptimizerOptions::max_norm}};
+
+std::vector<std::string> known_keys() {
+  std::vector<std::string> out = {"model",     "text",       "tokenizer", "precision",
+                                  "attention", "checkpoint", "seed",      "optimizer"};
+  for (const WholeKey& key : kWholeKeys) out.emplace_back(key.name);
+  for (const RealKey& key : kRealKeys) out.emplace_back(key.name);
+  return out;
+}
+
+Status bad(std::string_view source, const std::string& key, const Json& got, std::string expected) {
+  return Status::invalid(
+      {fmt::format("{}: {}", source, key), got.dump().substr(0, 60), std::move(expected), ""});
+}
+
+Status read_words(const std::string& key, const Json& value, std::string_view source,
+                  TrainConfig& out) {
+  if (key == "text") {
+    if (!value.is_array()) return bad(source, key, value, "a list of file names");
+    out.text.clear();
+    for (const Json& file : value) {
+      if (!file.is_string()) return bad(source, key, value, "a list of file names");
+      out.text.push_back(file.get<std::string>());
+    }
+    return {};
+  }
+  if (key == "seed") {
+    if (!value.is_number_unsigned()) return bad(source, key, value, "a whole number");
+    out.seed = value.get<std::uint64_t>();
+    return {};
+  }
+  if (!value.is_string()) return bad(source, key, value, "a word");
+  const std::string word = value.get<std::string>();
+  if (key == "attention") {
+    out.attention = word;
+  } else if (key == "checkpoint") {
+    out.checkpoint = word;
+  } else if (key == "tokenizer") {
+    if (word != "byte" && word != "character") {
+      return bad(source, key, value, "\"byte\" or \"character\"");
+    }
+    out.tokenizer = word;
+  } else if (key == "precision") {
+    const auto precision = parse_precision(word);
+    if (!precision)
+      return unknown_name({fmt::format("{}: precision", source), word, precision_names()});
+    out.precision = *precision;
+  } else if (word == "torch" || word == "cs336") {
+    out.optimizer.convention = word == "torch" ? AdamWConvention::kTorch : AdamWConvention::kCs336;
+    out.optimizer.decay_vectors = word == "cs336";
+  } else {
+    return bad(source, key, value, "\"torch\" or \"cs336\": where AdamW's epsilon stands");
+  }
+  return {};
+}
+
+Status read_key(const std::string& key, const Json& value, std::string_view source,
+                TrainConfig& out) {
+  for (const WholeKey& whole : kWholeKeys) {
+    if (key != whole.name) continue;
+    if (!value.is_number_integer()) return bad(source, key, value, "a whole number");
+    out.*whole.field = value.get<std::int64_t>();
+    return {};
+  }
+  for (const RealKey& real : kRealKeys) {
+    if (key != real.name) continue;
+    if (!value.is_number()) return bad(source, key, value, "a number");
+    (real.field ? out.*real.field : out.optimizer.*real.optimizer_field) = value.get<double>();
+    return {};
+  }
+  if (key == "model") {
+    const std::string text = value.is_string() ? Json{{"model", value}}.dump() : value.dump();
+    Result<ModelConfig> model = parse_model(text, fmt::format("{}: model", source));
+    if (!model.ok()) return model.status();
+    out.model = *model;
+    return {};
+  }
+  for (const char* word :
+       {"text", "tokenizer", "precision", "attention", "checkpoint", "seed", "optimizer"}) {
+    if (key == word) return read_words(key, value, source, out);
+  }
+  return unknown_name({fmt::format("{}: key", source), key, known_keys()});
+}
+
+}  // namespace
+
+StepOptions TrainConfig::step_options() const {
+  StepOptions out;
+  out.batch = batch;
+  out.accumulate = accumulate;
+  out.precision = precision;
+  out.attention = attention;
+  out.optimizer = optimizer;
+  if (!checkpoint.empty()) out.checkpoint = *parse_checkpoint(checkpoint, model.layers);
+  out.seed = seed;
+  return out;
+}
+
+std::string TrainConfig::to_json() const {
+  Json out;
+  out["model"] = Json::parse(model.to_json());
+  out["text"] = text;
+  out["tokenizer"] = tokenizer;
+  out["precision"] = to_string(precision);
+  out["attention"] = attention;
+  out["checkpoint"] = checkpoint;
+  out["seed"] = seed;
+  out["optimizer"] = optimizer.convention == AdamWConvention::kTorch ? "torch" : "cs336";
+  for (const WholeKey& key : kWholeKeys) out[key.name] = this->*key.field;
+  for (const RealKey& key : kRealKeys) {
+    out[key.name] = key.field ? this->*key.field : optimizer.*key.optimizer_field;
+  }
+  return out.dump(1) + "\n";
+}
+
+Result<TrainConfig> parse_train_config(std::string_view json, std::string_view source,
+                                       const TrainConfig& base) {
+  const Json parsed = Json::parse(json, nullptr, /*allow_exceptions=*/false);
+  if (!parsed.is_object()) {
+    return Status::invalid({std::string(source), parsed.is_discarded() ? "no JSON" : "no object",
+                            "a JSON object such as {\"steps\": 2000}", ""});
+  }
+  TrainConfig out = base;
+  for (const auto& [key, value] : parsed.items()) {
+    if (Status s = read_key(key, value, source, out); !s.ok()) return s;
+  }
+  if (Status s = validate(out); !s.ok()) return s;
+  return out;
+}
+
+Status validate(const TrainConfig& config) {
+  if (Status s = validate(config.model); !s.ok()) return s;
+  if (!config.checkpoint.empty()) {
+    const auto groups = parse_checkpoint(config.checkpoint, config.model.layers);
+    if (!groups.ok()) return groups.status();
+  }
+  constexpr std::int64_t kMost = std::int64_t{1} << 40;
+  for (const WholeKey& key : kWholeKeys) {
+    const std::int64_t value = config.*key.field;
+    if (value < key.least || value > kMost) {
+      return Status::invalid(
+          {key.name, fmt::format("{}", value), fmt::format("at least {}", key.least), ""});
+    }
+  }
+  const auto within = [](const char* name, double value, double low, double high) {
+    if (value >= low && value <= high) return Status();
+    return Status::invalid(
+        {name, fmt::format("{}", value), fmt::format("{} to {}", low, high), ""});
+  };
+  const OptimizerOptions& o = config.optimizer;
+  for (const Status& s :
+       {within("validation_fraction", config.validation_fraction, 0.001, 0.5),
+        within("learning_rate", config.learning_rate, 0, 100),
+        within("minimum_learning_rate", config.minimum_learning_rate, 0, config.learning_rate),
+        within("beta1", o.beta1, 0, 0.999999), within("beta2", o.beta2, 0, 0.999999),
+        within("weight_decay", o.weight_decay, 0, 100), within("max_norm", o.max_norm, 0, 1e9),
+        within("epsilon", o.epsilon, 1e-30, 1)}) {
+    if (!s.ok()) return s;
+  }
+  return {};
+}
+
+double learning_rate(const TrainConfig& config, std::int64_t step) {
+  if (step < config.warmup_steps) {
+    // The first step learns too: step + 1 of the warm-up's steps.
+    return config.learning_rate * static_cast<double>(step + 1) /
+           static_cast<double>(config.warmup_steps);
+  }
+  const std::int64_t length = config.steps - config.warmup_steps;
+  if (step >= config.steps || length <= 0) return config.minimum_learning_rate;
+  const double part = static_cast<double>(step - config.warmup_steps) / static_cast<double>(length);
+  return config.minimum_learning_rate + 0.5 * (1 + std::cos(3.14159265358979323846 * part)) *
+                                            (config.learning_rate - config.minimum_learning_rate);
+}
+
+}  // namespace flashlab::train

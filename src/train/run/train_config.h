@@ -1,0 +1,54 @@
+#pragma once
+
+// Everything that decides a training run: one JSON file, flags over it, and the effective one saved
+// beside the results.
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "flashlab/status.h"
+#include "train/model/config.h"
+#include "train/plan/options.h"
+
+namespace flashlab::train {
+
+struct TrainConfig {
+  ModelConfig model;
+  std::vector<std::string> text;        ///< files; none: the text shipped with the program
+  std::string tokenizer = "character";  ///< byte or character
+  double validation_fraction = 0.1;     ///< the end of the text, which is never trained on
+
+  std::int64_t steps = 2000;
+  std::int64_t batch = 12;
+  std::int64_t accumulate = 1;
+  Precision precision = Precision::kFp32;
+  std::string attention;   ///< as StepOptions
+  std::string checkpoint;  ///< activation checkpointing: as parse_checkpoint reads it
+  std::uint64_t seed = 1337;
+
+  double learning_rate = 2e-3;
+  double minimum_learning_rate = 1e-4;
+  std::int64_t warmup_steps = 100;
+  OptimizerOptions optimizer = {.beta2 = 0.99, .weight_decay = 0.1};
+
+  std::int64_t evaluate_every = 250;  ///< steps; 0: only at the end
+  std::int64_t save_every = 500;
+  std::int64_t sample_every = 500;
+  std::int64_t sample_tokens = 200;
+
+  StepOptions step_options() const;
+  std::string to_json() const;
+};
+
+/// `base` with the file's values over it. An unknown key is refused with the nearest known one.
+Result<TrainConfig> parse_train_config(std::string_view json, std::string_view source,
+                                       const TrainConfig& base);
+Status validate(const TrainConfig& config);
+
+/// Linear warm-up ((step + 1) / warmup of the maximum), then half a cosine to the minimum at the
+/// last step, and the minimum after. Steps count from 0.
+double learning_rate(const TrainConfig& config, std::int64_t step);
+
+}  // namespace flashlab::train

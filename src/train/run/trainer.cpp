@@ -1,0 +1,272 @@
+#include "train/run/trainer.h"
+
+#include <fmt/format.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cmath>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "train/data/files.h"
+#include "train/model/step.h"
+#include "train/run/checkpoint.h"
+
+namespace flashlab::train {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::ordered_json;
+
+constexpr std::int64_t kQuickBatches = 20;
+
+TextOptions text_options(const TrainConfig& config) {
+  return {.files = config.text,
+          .tokenizer = config.tokenizer,
+          .validation_fraction = config.validation_fraction,
+          .context = config.model.context};
+}
+
+}  // namespace
+
+/// log.jsonl: one object a line, each with its step.
+class Trainer::Log {
+ public:
+  explicit Log(fs::path path) : path_(std::move(path)) {}
+
+  // A resumed run writes the steps after `step` again: what stands there is dropped.
+  Status keep_until(std::int64_t step) {
+    std::error_code ignored;
+    if (!fs::exists(path_, ignored)) return {};
+    Result<std::string> text = read_file(path_);
+    if (!text.ok()) return text.status();
+    std::string kept;
+    for (std::size_t at = 0; at < text->size();) {
+      const std::size_t end = std::min(text->find('\n', at), text->size());
+      const std::string line = text->substr(at, end - at);
+      const auto json = Json::parse(line, nullptr, false);
+      at = end + 1;
+      if (!json.is_object() || !json.contains("step") || !json["step"].is_number_integer())
+        continue;
+      if (json["step"].get<std::int64_t>() <= step) kept += line + "\n";
+    }
+    return write_file(path_, kept);
+  }
+
+  Status write(const Json& line) {
+    if (!file_.is_open()) file_.open(path_, std::ios::app);
+    errno = 0;
+    file_ << line.dump(-1, ' ', false, Json::error_handler_t::replace) << '\n' << std::flush;
+    if (!file_) return io_error(path_, "write");
+    return {};
+  }
+
+ private:
+  fs::path path_;
+  std::ofstream file_;
+};
+
+Trainer::Trainer(const Context& context, TrainConfig config, fs::path folder)
+    : context_(context),
+      config_(std::move(config)),
+      folder_(std::move(folder)),
+      log_(std::make_unique<Log>(folder_ / "log.jsonl")) {}
+
+Trainer::~Trainer() = default;
+
+Result<std::unique_ptr<Trainer>> Trainer::start(const Context& context, const TrainConfig& config,
+                                                const fs::path& folder) {
+  if (Status s = validate(config); !s.ok()) return s;
+  std::error_code error;
+  fs::create_directories(folder, error);
+  if (error) {
+    errno = error.value();
+    return io_error(folder, "create");
+  }
+  std::unique_ptr<Trainer> out(new Trainer(context, config, folder));
+  Result<RunText> text = prepare_text(folder, text_options(config));
+  if (!text.ok()) return text.status();
+  out->text_ = std::make_unique<RunText>(std::move(*text));
+  out->config_.model.vocabulary = out->tokenizer().vocabulary();
+  if (Status s = write_file(folder / "config.json", out->config_.to_json()); !s.ok()) return s;
+  if (Status s = out->bind(); !s.ok()) return s;
+  out->parameters_->initialize(config.seed);
+  return out;
+}
+
+Result<std::unique_ptr<Trainer>> Trainer::resume(const Context& context, const fs::path& folder) {
+  const fs::path file = folder / "config.json";
+  Result<std::string> json = read_file(file);
+  if (!json.ok()) return json.status();
+  Result<TrainConfig> config = parse_train_config(*json, file.string(), TrainConfig());
+  if (!config.ok()) return config.status();
+  Result<fs::path> checkpoint = find_checkpoint(folder);
+  if (!checkpoint.ok()) return checkpoint.status();
+  Result<RunState> state = load_state(*checkpoint);
+  if (!state.ok()) return state.status();
+  std::unique_ptr<Trainer> out(new Trainer(context, *config, folder));
+  Result<RunText> text = open_text(folder);
+  if (!text.ok()) return text.status();
+  out->text_ = std::make_unique<RunText>(std::move(*text));
+  if (Status s = out->bind(); !s.ok()) return s;
+  if (Status s = load_weights(*checkpoint / "model.safetensors", *out->parameters_); !s.ok()) {
+    return s;
+  }
+  if (Status s = load_moments(*checkpoint / "optimizer.safetensors", *out->parameters_); !s.ok()) {
+    return s;
+  }
+  out->done_ = out->saved_ = state->step;
+  if (Status s = out->log_->keep_until(state->step); !s.ok()) return s;
+  return out;
+}
+
+Status Trainer::bind() {
+  StepOptions options = config_.step_options();
+  Result<StepPlan> plan = build_step(config_.model, options);
+  if (!plan.ok()) return plan.status();
+  Result<ParameterStore> parameters = ParameterStore::create(*plan);
+  if (!parameters.ok()) return parameters.status();
+  parameters_ = std::make_unique<ParameterStore>(std::move(*parameters));
+  auto executor = CpuExecutor::create(context_, std::move(*plan), *parameters_);
+  if (!executor.ok()) return executor.status();
+  executor_ = std::move(*executor);
+  options.mode = StepMode::kForward;
+  options.accumulate = 1;
+  options.checkpoint.clear();
+  Result<StepPlan> forward = build_step(config_.model, options);
+  if (!forward.ok()) return forward.status();
+  auto evaluator = CpuExecutor::create(context_, std::move(*forward), *parameters_);
+  if (!evaluator.ok()) return evaluator.status();
+  evaluator_ = std::move(*evaluator);
+  auto generator = Generator::create(context_, config_.model, options, *parameters_);
+  if (!generator.ok()) return generator.status();
+  generator_ = std::move(*generator);
+  return {};
+}
+
+Status Trainer::step(StepReport& report) {
+  const auto start = std::chrono::steady_clock::now();
+  const std::int64_t context = config_.model.context;
+  const std::int64_t windows = config_.batch * config_.accumulate;
+  for (std::int64_t i = 0; i < windows; ++i) {
+    read_window(text_->training, window_start(text_->training, context, config_.seed, done_, i),
+                context, executor_->tokens() + i * context, executor_->targets() + i * context);
+  }
+  report.learning_rate = learning_rate(config_, done_);
+  executor_->set_scalar(kLearningRate, report.learning_rate);
+  executor_->set_scalar(kStepIndex, static_cast<double>(done_ + 1));
+  if (Status s = executor_->run(); !s.ok()) return s;
+  report.step = ++done_;
+  report.loss = executor_->number(executor_->plan().loss);
+  report.gradient_norm = executor_->number(executor_->plan().gradient_norm);
+  report.tokens = windows * context;
+  const std::chrono::duration<double, std::milli> elapsed =
+      std::chrono::steady_clock::now() - start;
+  report.milliseconds = elapsed.count();
+  return {};
+}
+
+Result<double> Trainer::validation_loss(std::int64_t batches) {
+  const TokenFile& file = text_->validation;
+  const std::int64_t context = config_.model.context, batch = config_.batch;
+  const std::int64_t windows = (file.size() - 1) / context;
+  const std::int64_t all = (windows + batch - 1) / batch;
+  const std::int64_t wanted = batches == 0 ? all : std::min(batches, all);
+  double sum = 0;
+  std::int64_t counted = 0;
+  for (std::int64_t i = 0; i < wanted; ++i) {
+    const std::int64_t first = all * i / wanted * batch;
+    const std::int64_t real = std::min(batch, windows - first);
+    for (std::int64_t j = 0; j < batch; ++j) {
+      // The last batch is filled up with its first window, which is not counted again.
+      const std::int64_t window = first + (j < real ? j : 0);
+      read_window(file, window * context, context, evaluator_->tokens() + j * context,
+                  evaluator_->targets() + j * context);
+    }
+    if (Status s = evaluator_->run(); !s.ok()) return s;
+    const void* losses = evaluator_->data(evaluator_->plan().losses);
+    const bool wide = parameters_->element() == Element::kFp64;
+    for (std::int64_t token = 0; token < real * context; ++token) {
+      sum += wide ? static_cast<const double*>(losses)[token]
+                  : static_cast<double>(static_cast<const float*>(losses)[token]);
+    }
+    counted += real * context;
+  }
+  return sum / static_cast<double>(counted);
+}
+
+Status Trainer::save(TrainObserver& observer) {
+  if (saved_ == done_) return {};
+  if (Status s = save_checkpoint(folder_, {done_, config_.model}, *parameters_); !s.ok()) return s;
+  saved_ = done_;
+  observer.saved(folder_ / fmt::format("step-{}", done_));
+  return {};
+}
+
+Status Trainer::sample(TrainObserver& observer) {
+  std::vector<std::int32_t> tokens;
+  const std::vector<std::int32_t> prompt = {text_->validation[0]};
+  SamplingOptions sampling = {.temperature = 0.8,
+                              .seed = config_.seed + static_cast<std::uint64_t>(done_)};
+  const auto keep = [&](std::int32_t token) {
+    tokens.push_back(token);
+    return true;
+  };
+  if (Status s = generator_->generate(prompt, config_.sample_tokens, sampling, keep); !s.ok()) {
+    return s;
+  }
+  const std::string text = tokenizer().decode(tokens);
+  observer.sampled(done_, text);
+  return log_->write({{"step", done_}, {"sample", text}});
+}
+
+Status Trainer::after_step(TrainObserver& observer) {
+  const auto due = [&](std::int64_t every) { return every > 0 && done_ % every == 0; };
+  const bool last = done_ == config_.steps;
+  if (due(config_.evaluate_every) && !last) {
+    Result<double> loss = validation_loss(kQuickBatches);
+    if (!loss.ok()) return loss.status();
+    observer.evaluated(done_, *loss);
+    if (Status s = log_->write({{"step", done_}, {"validation_loss", *loss}}); !s.ok()) return s;
+  }
+  if (due(config_.sample_every) || (last && config_.sample_every > 0)) {
+    if (Status s = sample(observer); !s.ok()) return s;
+  }
+  return due(config_.save_every) ? save(observer) : Status();
+}
+
+Result<TrainOutcome> Trainer::run(TrainObserver& observer, const std::atomic<bool>& stop) {
+  TrainOutcome out;
+  while (done_ < config_.steps && !stop) {
+    StepReport report;
+    if (Status s = step(report); !s.ok()) return s;
+    if (!std::isfinite(report.loss) || !std::isfinite(report.gradient_norm)) {
+      out.diverged = true;
+      out.steps = done_;
+      return out;
+    }
+    observer.stepped(report);
+    if (Status s = log_->write({{"step", report.step},
+                                {"loss", report.loss},
+                                {"gradient_norm", report.gradient_norm},
+                                {"learning_rate", report.learning_rate},
+                                {"ms", report.milliseconds}});
+        !s.ok()) {
+      return s;
+    }
+    if (Status s = after_step(observer); !s.ok()) return s;
+  }
+  if (Status s = save(observer); !s.ok()) return s;
+  out.steps = done_;
+  out.stopped = done_ < config_.steps;
+  if (out.stopped) return out;
+  Result<double> loss = validation_loss(0);
+  if (!loss.ok()) return loss.status();
+  out.validation_loss = *loss;
+  observer.evaluated(done_, *loss);
+  if (Status s = log_->write({{"step", done_}, {"validation_loss", *loss}}); !s.ok()) return s;
+  return out;
+}
+
+}  // namespace flashlab::train

@@ -1,0 +1,93 @@
+#pragma once
+
+// A training run: steps over windows of a text, validation, samples, a log, checkpoints.
+//
+// What a step does is a function of the configuration and the step's number alone, so that a
+// resumed run is the uninterrupted one bit for bit.
+
+#include <atomic>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "train/data/text.h"
+#include "train/run/generator.h"
+#include "train/run/train_config.h"
+
+namespace flashlab::train {
+
+/// After step `step` (the first is 1).
+struct StepReport {
+  std::int64_t step = 0;
+  double loss = 0;           ///< of the step's batch, before its update
+  double gradient_norm = 0;  ///< before clipping
+  double learning_rate = 0;
+  double milliseconds = 0;
+  std::int64_t tokens = 0;
+};
+
+/// Hears what happens, on the thread that trains.
+class TrainObserver {
+ public:
+  virtual ~TrainObserver() = default;
+  virtual void stepped(const StepReport&) {}
+  virtual void evaluated(std::int64_t /*step*/, double /*validation_loss*/) {}
+  virtual void sampled(std::int64_t /*step*/, const std::string& /*text*/) {}
+  virtual void saved(const std::filesystem::path& /*checkpoint*/) {}
+};
+
+struct TrainOutcome {
+  std::int64_t steps = 0;  ///< done altogether
+  bool stopped = false;    ///< before the last step, because `stop` was set; saved
+  bool diverged = false;   ///< the loss is no number; nothing was saved after the last good step
+  std::optional<double> validation_loss;  ///< over the whole validation text
+};
+
+class Trainer {
+ public:
+  /// A new run in `folder`, which is made: text prepared, weights drawn, config.json written. The
+  /// model's vocabulary becomes the tokenizer's.
+  static Result<std::unique_ptr<Trainer>> start(const Context& context, const TrainConfig& config,
+                                                const std::filesystem::path& folder);
+  /// The run in `folder` from its newest checkpoint, by its own config.json.
+  static Result<std::unique_ptr<Trainer>> resume(const Context& context,
+                                                 const std::filesystem::path& folder);
+  ~Trainer();
+
+  const TrainConfig& config() const { return config_; }
+  const std::filesystem::path& folder() const { return folder_; }
+  const Tokenizer& tokenizer() const { return text_->tokenizer; }
+  const CpuExecutor& executor() const { return *executor_; }
+  std::int64_t steps_done() const { return done_; }
+
+  /// To the last step, or until `stop`: then the state is saved. Errors: kIoError (the log or a
+  /// checkpoint cannot be written: older checkpoints are intact), attention's.
+  Result<TrainOutcome> run(TrainObserver& observer, const std::atomic<bool>& stop);
+
+  /// Mean loss over `batches` batches spread evenly over the validation text; 0: over all of it.
+  Result<double> validation_loss(std::int64_t batches);
+
+ private:
+  class Log;
+  Trainer(const Context& context, TrainConfig config, std::filesystem::path folder);
+  Status bind();
+  Status step(StepReport& report);
+  Status save(TrainObserver& observer);
+  Status sample(TrainObserver& observer);
+  Status after_step(TrainObserver& observer);
+
+  const Context& context_;
+  TrainConfig config_;
+  std::filesystem::path folder_;
+  std::unique_ptr<RunText> text_;
+  std::unique_ptr<ParameterStore> parameters_;
+  std::unique_ptr<CpuExecutor> executor_, evaluator_;
+  std::unique_ptr<Generator> generator_;
+  std::unique_ptr<Log> log_;
+  std::int64_t done_ = 0;
+  std::int64_t saved_ = -1;
+};
+
+}  // namespace flashlab::train

@@ -1,0 +1,199 @@
+"""train, generate and explain step, on models that take milliseconds a step."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+
+import cli_harness
+from cli_harness import Folder, program, run
+
+TINY = ["--layers", "1", "--width", "16", "--heads", "2", "--hidden", "24", "--context", "16",
+        "--batch", "2", "--threads", "2", "--evaluate-every", "0"]
+
+
+def read(path):
+    with open(path, "rb") as file:
+        return file.read()
+
+
+class Train(Folder):
+    def train(self, *arguments, code=0):
+        result = run("train", *arguments)
+        self.assertEqual(result.returncode, code, result.stderr + result.stdout)
+        return result.stdout
+
+    def test_learns_logs_and_draws(self):
+        folder = self.path("run")
+        out = self.train(*TINY, "--steps", "60", "--warmup-steps", "5", "--learning-rate", "1e-2",
+                         "--output", folder, "--sample-every", "30")
+        self.assertIn("tinyshakespeare (shipped) · 65 characters", out)
+        self.assertIn("predicted peak", out)
+        self.assertIn("sample ", out)
+        with open(os.path.join(folder, "log.jsonl")) as file:
+            lines = [json.loads(line) for line in file]
+        losses = [line["loss"] for line in lines if "loss" in line]
+        self.assertEqual(len(losses), 60)
+        self.assertGreater(losses[0], 3.9)
+        self.assertLess(sum(losses[-5:]) / 5, 3.5)
+        self.assertIn("<svg", read(os.path.join(folder, "loss.svg")).decode())
+        config = json.loads(read(os.path.join(folder, "config.json")))
+        self.assertEqual(config["model"]["vocabulary"], 65)
+        self.assertEqual(config["steps"], 60)
+
+    def test_a_resumed_run_is_the_uninterrupted_one(self):
+        whole, halves = self.path("whole"), self.path("halves")
+        arguments = [*TINY, "--dropout", "0.1", "--steps", "24", "--save-every", "10"]
+        self.train(*arguments, "--output", whole)
+        self.train(*arguments, "--output", halves)
+        # As if it had ended after the checkpoint of step 20.
+        subprocess.run(["rm", "-r", os.path.join(halves, "step-24")], check=True)
+        self.train("--resume", halves)
+        for name in ("model.safetensors", "optimizer.safetensors"):
+            self.assertEqual(read(os.path.join(whole, "step-24", name)),
+                             read(os.path.join(halves, "step-24", name)), name)
+        with open(os.path.join(halves, "log.jsonl")) as file:
+            steps = [json.loads(line)["step"] for line in file if '"loss"' in line]
+        self.assertEqual(steps, list(range(1, 25)))
+
+    def test_a_signal_saves_and_ends(self):
+        for number in (signal.SIGINT, signal.SIGTERM):
+            folder = self.path(f"run{number}")
+            child = subprocess.Popen([program(), "train", *TINY, "--steps", "1000000", "--output",
+                                      folder], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+            log = os.path.join(folder, "log.jsonl")
+            deadline = time.time() + 60
+            while time.time() < deadline and not (os.path.exists(log) and os.path.getsize(log)):
+                time.sleep(0.02)
+            child.send_signal(number)
+            out, _ = child.communicate(timeout=60)
+            self.assertEqual(child.returncode, 130)
+            self.assertIn("resume: flashlab train --resume", out.decode())
+            saved = [name for name in os.listdir(folder) if name.startswith("step-")]
+            self.assertEqual(len(saved), 1)
+
+    def test_killed_at_any_moment_the_last_checkpoint_is_whole(self):
+        folder = self.path("run")
+        child = subprocess.Popen([program(), "train", *TINY, "--steps", "1000000", "--save-every",
+                                  "1", "--output", folder], stdout=subprocess.DEVNULL)
+        for attempt in range(6):
+            seen = max(self.saved_steps(folder), default=0)
+            deadline = time.time() + 60
+            while time.time() < deadline and max(self.saved_steps(folder), default=0) < seen + 3:
+                time.sleep(0.005)
+            time.sleep(0.003 * attempt)
+            child.kill()
+            child.wait()
+            last = max(self.saved_steps(folder))
+            child = subprocess.Popen([program(), "train", "--resume", folder],
+                                     stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            time.sleep(0.2)
+            self.assertIsNone(child.poll(), f"no whole checkpoint {last}")
+        child.kill()
+        child.wait()
+
+    @staticmethod
+    def saved_steps(folder):
+        if not os.path.isdir(folder):
+            return []
+        return [int(name[5:]) for name in os.listdir(folder) if name.startswith("step-")]
+
+    def test_own_text_and_generation(self):
+        text = self.path("mine.txt", ("abc äöü " * 400).encode())
+        folder = self.path("run")
+        out = self.train(*TINY, "--text", text, "--steps", "80", "--learning-rate", "1e-2",
+                         "--warmup-steps", "5", "--output", folder)
+        self.assertIn("7 characters", out)
+        made = run("generate", "--checkpoint", folder, "--prompt", "abc ", "--tokens", "20",
+                   "--temperature", "0")
+        self.assertEqual(made.returncode, 0, made.stderr)
+        self.assertTrue(made.stdout.startswith("abc äöü abc äöü"), made.stdout)
+        stopped = run("generate", "--checkpoint", folder, "--prompt", "abc ", "--tokens", "20",
+                      "--temperature", "0", "--stop", "äö")
+        self.assertEqual(stopped.stdout, "abc äö\n")
+        seeds = [run("generate", "--checkpoint", folder, "--tokens", "30", "--temperature", "2",
+                     "--seed", seed).stdout for seed in ("1", "1", "2")]
+        self.assertEqual(seeds[0], seeds[1])
+        self.assertNotEqual(seeds[0], seeds[2])
+        self.refused(["generate", "--checkpoint", folder, "--prompt", "xyz"],
+                     "\"x\" at byte 0", "the 7 characters")
+
+    def test_bad_input_is_refused(self):
+        run_folder = self.path("run")
+        self.train(*TINY, "--steps", "2", "--output", run_folder)
+        fresh = ["--output", self.path("fresh")]
+        short = self.path("short.txt", b"too short")
+        broken = self.path("broken.json", b'{"stepps": 3}')
+        binary = self.path("binary.txt", b"\xff\xfe" * 500)
+        cases = [
+            (["train", "--size", "xl"], ["xl-2025", "xl-2026"]),
+            (["train", "--heads", "3"], ["a divisor of the width 128"]),
+            (["train", "--text", short, *fresh], ["8 tokens for training", "more than"]),
+            (["train", "--text", binary, *fresh], ["no UTF-8", "--tokenizer byte"]),
+            (["train", "--text", self.path("absent"), *fresh], ["No such file"]),
+            (["train", "--config", broken, *fresh], ["did you mean steps?"]),
+            (["train", "--learning-rate", "fast", *fresh], ["is no number"]),
+            (["train", "--checkpoint", "9x", *fresh], ["groups of 4 layers"]),
+            (["train", "--output", run_folder], ["holds a run already", "--resume"]),
+            (["train", "--resume", run_folder, "--steps", "3"], ["--steps stands beside"]),
+            (["generate"], ["needs --checkpoint"]),
+            (["generate", "--checkpoint", self.folder], ["no checkpoint"]),
+            (["generate", "--size", "tiny", "--top-p", "2"], ["--top-p"]),
+            (["explain", "step", "--size", "medum"], ["did you mean medium?"]),
+        ]
+        for arguments, parts in cases:
+            with self.subTest(arguments=arguments):
+                self.refused(arguments, *parts)
+
+    def test_damaged_and_foreign_checkpoints(self):
+        folder = self.path("run")
+        self.train(*TINY, "--steps", "2", "--output", folder)
+        weights = os.path.join(folder, "step-2", "model.safetensors")
+        good = read(weights)
+        for bad, part in ((good[:100], "a header of"), (good[:-4], "inside the file"),
+                          (b"\x08" + b"\0" * 7 + b"[[[[[[[[", "a header that is none"),
+                          (b"{}", "8 bytes of header length")):
+            with open(weights, "wb") as file:
+                file.write(bad)
+            self.refused(["train", "--resume", folder], part)
+        other = self.path("other")
+        self.train("--layers", "2", *TINY[2:], "--steps", "1", "--output", other)
+        with open(weights, "wb") as file:
+            file.write(read(os.path.join(other, "step-1", "model.safetensors")))
+        self.refused(["train", "--resume", folder], "another model's file?")
+
+    def test_a_diverging_run_says_so(self):
+        folder = self.path("run")
+        result = run("train", *TINY, "--steps", "200", "--learning-rate", "90", "--warmup-steps",
+                     "0", "--weight-decay", "99", "--save-every", "1", "--output", folder)
+        self.assertEqual(result.returncode, 1, result.stdout)
+        self.assertIn("is no number", result.stderr)
+        self.assertTrue(self.saved_steps(folder))
+
+
+class ExplainStep(Folder):
+    def test_prints_the_peak_and_what_it_fits(self):
+        start = time.time()
+        result = run("explain", "step", "--size", "10B", "--context", "2048", "--precision", "bf16")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertLess(time.time() - start, 30)
+        for part in ("12832823808 parameters", "forward", "backward", "optimizer", "0 to 49",
+                     "141 GB"):
+            self.assertIn(part, result.stdout)
+
+    def test_json(self):
+        result = run("explain", "step", "--size", "2.7B", "--heads", "16", "--layers", "1",
+                     "--context", "2048", "--attention", "naive", "--json", "-")
+        step = json.loads(result.stdout)
+        self.assertEqual(step["layers"][0]["saved_bytes"], 3651.3125 * 2**20)
+        self.assertEqual(sum(step["peak"]["roles"].values()), step["peak"]["bytes"])
+
+    def test_the_list(self):
+        result = run("explain", "step", "--size", "tiny", "--operations")
+        self.assertIn("layer 3 / attention / qkv", result.stdout)
+        self.assertIn("GFLOP", result.stdout)
+
+
+if __name__ == "__main__":
+    cli_harness.main()

@@ -1,0 +1,245 @@
+// Text, tokens, configuration, weights in files, sampling.
+
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <csignal>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+
+#include "train/data/files.h"
+#include "train/data/text.h"
+#include "train/run/checkpoint.h"
+#include "train/run/generator.h"
+#include "train/run/safetensors.h"
+#include "train/run/train_config.h"
+#include "train_model.h"
+
+namespace flashlab::train {
+namespace {
+
+class TrainFiles : public testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ = std::filesystem::path(testing::TempDir()) /
+              ("train_files_" + std::to_string(::getpid()) + "_" +
+               testing::UnitTest::GetInstance()->current_test_info()->name());
+    std::filesystem::create_directories(folder_);
+  }
+  void TearDown() override { std::filesystem::remove_all(folder_); }
+  std::filesystem::path folder_;
+};
+
+TEST(TrainTokenizer, CharactersAreCodePointsInOrder) {
+  const Result<Tokenizer> made = Tokenizer::characters_of("bäca");
+  ASSERT_TRUE(made.ok());
+  EXPECT_EQ(made->vocabulary(), 4);
+  EXPECT_EQ(*made->encode("abcä"), (std::vector<std::int32_t>{0, 1, 2, 3}));
+  EXPECT_EQ(made->decode({3, 0}), "äa");
+  const std::string refused = made->encode("abx").status().message();
+  EXPECT_NE(refused.find("\"x\" at byte 2"), std::string::npos) << refused;
+  const Result<Tokenizer> again = Tokenizer::from_json(made->to_json(), "t.json");
+  ASSERT_TRUE(again.ok());
+  EXPECT_EQ(*again->encode("cä"), *made->encode("cä"));
+}
+
+TEST(TrainTokenizer, BadUtf8IsRefusedAndBytesTakeAnything) {
+  for (const char* text : {"\xff", "a\xc3", "\xc0\x80", "\xe2\x82"}) {
+    EXPECT_FALSE(Tokenizer::characters_of(text).ok()) << text;
+    const Tokenizer bytes = Tokenizer::bytes();
+    EXPECT_EQ(bytes.decode(*bytes.encode(text)), text);
+  }
+  EXPECT_FALSE(Tokenizer::characters_of("").ok());
+  for (const char* json :
+       {"", "[]", "{}", R"({"kind":"character"})", R"({"kind":"character","characters":[1]})",
+        R"({"kind":"character","characters":["ab"]})"}) {
+    EXPECT_FALSE(Tokenizer::from_json(json, "t.json").ok()) << json;
+  }
+}
+
+TEST_F(TrainFiles, TokensKeepTheFormatOfLlmC) {
+  const std::vector<std::int32_t> tokens = {5, 0, 65535, 7};
+  ASSERT_TRUE(write_token_file(folder_ / "narrow.bin", tokens, 65536).ok());
+  const std::string bytes = *read_file(folder_ / "narrow.bin");
+  ASSERT_EQ(bytes.size(), 1024u + 8u);
+  std::int32_t header[3];
+  std::memcpy(header, bytes.data(), sizeof header);
+  EXPECT_EQ(header[0], 20240520);
+  EXPECT_EQ(header[1], 1);
+  EXPECT_EQ(header[2], 4);
+  ASSERT_TRUE(write_token_file(folder_ / "wide.bin", tokens, 100000).ok());
+  for (const char* name : {"narrow.bin", "wide.bin"}) {
+    const Result<TokenFile> file = TokenFile::open(folder_ / name, 65536);
+    ASSERT_TRUE(file.ok()) << file.status().message();
+    for (std::size_t i = 0; i < tokens.size(); ++i) {
+      EXPECT_EQ((*file)[static_cast<std::int64_t>(i)], tokens[i]);
+    }
+    const std::string refused = TokenFile::open(folder_ / name, 100).status().message();
+    EXPECT_NE(refused.find("token 65535 at 2"), std::string::npos) << refused;
+  }
+  ASSERT_TRUE(write_file(folder_ / "cut.bin", bytes.substr(0, 1030)).ok());
+  EXPECT_FALSE(TokenFile::open(folder_ / "cut.bin", 65536).ok());
+  ASSERT_TRUE(write_file(folder_ / "none.bin", std::string(2000, 'x')).ok());
+  EXPECT_FALSE(TokenFile::open(folder_ / "none.bin", 65536).ok());
+}
+
+TEST_F(TrainFiles, TheShippedTextIsSplitAtItsEnd) {
+  const Result<RunText> text = prepare_text(folder_, {.context = 64});
+  ASSERT_TRUE(text.ok()) << text.status().message();
+  EXPECT_EQ(text->tokenizer.vocabulary(), 65);
+  EXPECT_EQ(text->training.size() + text->validation.size(), 1'115'394);
+  EXPECT_EQ(text->validation.size(), 111'540);
+  for (std::int64_t i = 0; i < 1000; ++i) {
+    const std::int64_t start = window_start(text->validation, 64, 1, i, 3);
+    EXPECT_GE(start, 0);
+    EXPECT_LE(start + 64, text->validation.size() - 1);
+  }
+}
+
+TEST_F(TrainFiles, WeightsComeBackUnderTheirPublishedNames) {
+  for (const Family family : {Family::kCourse, Family::kGpt2}) {
+    const TestStep a = TestStep::make(small_model(family), {.batch = 1});
+    const std::filesystem::path file = folder_ / to_string(family);
+    ASSERT_TRUE(save_weights(file, *a.parameters).ok());
+    const StoredTensors tensors = *read_safetensors(file);
+    const bool gpt2 = family == Family::kGpt2;
+    const std::string name = gpt2 ? "h.1.attn.c_attn.weight" : "layers.1.attn.k_proj.weight";
+    ASSERT_TRUE(tensors.contains(name));
+    EXPECT_EQ(tensors.at(name).shape,
+              gpt2 ? (std::vector<std::int64_t>{8, 24}) : (std::vector<std::int64_t>{8, 8}));
+    const TestStep b = TestStep::make(small_model(family), {.batch = 1});
+    b.parameters->initialize(99);
+    EXPECT_NE(b.loss(), a.loss());
+    ASSERT_TRUE(load_weights(file, *b.parameters).ok());
+    // The step above has moved a's weights: a third model reads the same file.
+    const TestStep c = TestStep::make(small_model(family), {.batch = 1});
+    EXPECT_EQ(b.loss(), c.loss());
+  }
+}
+
+TEST_F(TrainFiles, AnotherModelsWeightsAreRefusedUntouched) {
+  const TestStep a = TestStep::make(small_model(), {.batch = 1});
+  ModelConfig other = small_model();
+  other.layers = 1;
+  const TestStep b = TestStep::make(other, {.batch = 1});
+  ASSERT_TRUE(save_weights(folder_ / "a", *a.parameters).ok());
+  ASSERT_TRUE(save_weights(folder_ / "b", *b.parameters).ok());
+  EXPECT_NE(load_weights(folder_ / "b", *a.parameters).message().find("no tensor layers.1"),
+            std::string::npos);
+  EXPECT_NE(load_weights(folder_ / "a", *b.parameters).message().find("tensors, expected"),
+            std::string::npos);
+}
+
+TEST_F(TrainFiles, AFullDiskLeavesTheLastCheckpoint) {
+  const TestStep step = TestStep::make(small_model(), {.batch = 1});
+  ASSERT_TRUE(save_checkpoint(folder_, {1, small_model()}, *step.parameters).ok());
+  // A limit on the size of files stands for the disk: a write in the middle of a file fails.
+  rlimit before{};
+  getrlimit(RLIMIT_FSIZE, &before);
+  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
+  const rlimit small = {1000, before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
+  const Status failed = save_checkpoint(folder_, {2, small_model()}, *step.parameters);
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
+  std::signal(SIGXFSZ, handler);
+  EXPECT_EQ(failed.code(), StatusCode::kIoError) << failed.message();
+  EXPECT_EQ(find_checkpoint(folder_)->filename(), "step-1");
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "saving-step-2"));
+  EXPECT_TRUE(load_weights(folder_ / "step-1" / "model.safetensors", *step.parameters).ok());
+}
+
+TEST(TrainConfiguration, TheEffectiveOneIsReadBack) {
+  TrainConfig config;
+  config.model = small_model();
+  config.steps = 7;
+  config.learning_rate = 0.25;
+  config.optimizer.convention = AdamWConvention::kCs336;
+  config.checkpoint = "2/1";
+  config.text = {"a.txt", "b.txt"};
+  const Result<TrainConfig> read = parse_train_config(config.to_json(), "c.json", {});
+  ASSERT_TRUE(read.ok()) << read.status().message();
+  EXPECT_EQ(read->to_json(), config.to_json());
+  const std::pair<const char*, const char*> kBad[] = {
+      {R"({"stepps": 1})", "did you mean steps?"},
+      {R"({"steps": 0})", "at least 1"},
+      {R"({"steps": "many"})", "a whole number"},
+      {R"({"optimizer": "sgd"})", "\"torch\" or \"cs336\""},
+      {R"({"precision": "fp12"})", "did you mean"},
+      {R"({"model": {"width": 10, "heads": 3}})", "a divisor of the width"},
+      {R"({"checkpoint": "x"})", "groups of 4 layers"},
+      {R"({"minimum_learning_rate": 1})", "0 to"},
+      {"nothing", "no JSON"}};
+  for (const auto& [json, part] : kBad) {
+    const Status bad = parse_train_config(json, "c.json", TrainConfig()).status();
+    EXPECT_NE(bad.message().find(part), std::string::npos) << bad.message();
+  }
+}
+
+TEST(TrainConfiguration, TheLearningRateWarmsUpAndFalls) {
+  TrainConfig config;
+  config.steps = 100;
+  config.warmup_steps = 10;
+  config.learning_rate = 1;
+  config.minimum_learning_rate = 0.1;
+  EXPECT_DOUBLE_EQ(learning_rate(config, 0), 0.1);
+  EXPECT_DOUBLE_EQ(learning_rate(config, 9), 1);
+  EXPECT_DOUBLE_EQ(learning_rate(config, 10), 1);
+  EXPECT_NEAR(learning_rate(config, 55), 0.55, 1e-12);
+  EXPECT_DOUBLE_EQ(learning_rate(config, 100), 0.1);
+}
+
+TEST(TrainGenerator, TheCacheGivesTheLogitsOfTheWholeContext) {
+  for (const Family family : {Family::kCourse, Family::kGpt2}) {
+    const ModelConfig model = small_model(family);
+    // The loss of a full context is the mean of what each position thinks of the next token.
+    const TestStep step = TestStep::make(
+        model, {.batch = 1, .mode = StepMode::kForward, .precision = Precision::kFp64});
+    const double loss = step.loss();
+    StepOptions decode;
+    decode.precision = Precision::kFp64;
+    auto generator = Generator::create(*step.context, model, decode, *step.parameters);
+    ASSERT_TRUE(generator.ok()) << generator.status().message();
+    double sum = 0;
+    for (std::int64_t i = 0; i < model.context; ++i) {
+      ASSERT_TRUE((*generator)->feed(step.executor->tokens()[i]).ok());
+      const std::vector<double> logits = (*generator)->logits();
+      double all = 0;
+      for (const double logit : logits) all += std::exp(logit);
+      sum += std::log(all) - logits[static_cast<std::size_t>(step.executor->targets()[i])];
+    }
+    EXPECT_NEAR(sum / static_cast<double>(model.context), loss, 1e-12);
+  }
+}
+
+TEST(TrainGenerator, GoesOnBeyondTheContext) {
+  const TestStep step = TestStep::make(small_model(), {.batch = 1});
+  auto generator = Generator::create(*step.context, small_model(), {}, *step.parameters);
+  ASSERT_TRUE(generator.ok());
+  int made = 0;
+  const auto count = [&](std::int32_t token) {
+    EXPECT_LT(token, 11);
+    return ++made < 50;
+  };
+  EXPECT_TRUE((*generator)->generate({1, 2, 3, 4, 5, 6, 7, 8}, 100, {}, count).ok());
+  EXPECT_EQ(made, 50);
+  EXPECT_FALSE((*generator)->generate({}, 1, {}, count).ok());
+  EXPECT_FALSE((*generator)->generate({11}, 1, {}, count).ok());
+}
+
+TEST(TrainGenerator, SamplesFollowTheProbabilities) {
+  const std::vector<double> logits = {std::log(0.1), std::log(0.6), std::log(0.3)};
+  EXPECT_EQ(sample(logits, {.temperature = 0}, 0.99), 1);
+  EXPECT_EQ(sample(logits, {}, 0.59), 1);
+  EXPECT_EQ(sample(logits, {}, 0.61), 2);
+  EXPECT_EQ(sample(logits, {}, 0.95), 0);
+  EXPECT_EQ(sample(logits, {.top_k = 2}, 0.99), 2);
+  EXPECT_EQ(sample(logits, {.top_k = 1}, 0.99), 1);
+  EXPECT_EQ(sample(logits, {.top_p = 0.5}, 0.99), 1);
+  EXPECT_EQ(sample(logits, {.top_p = 0.7}, 0.99), 2);
+}
+
+}  // namespace
+}  // namespace flashlab::train

@@ -48,11 +48,9 @@ foreach(fake gpu none)
 endforeach()
 add_dependencies(api_test flashlab_fake_driver)
 
-# Kernels with deliberate faults or in their fallback form: the list of implementations in
-# cuda_mutants.cpp takes the place of the library's.
+# Kernels with deliberate faults: the list of implementations in cuda_mutants.cpp takes the place of
+# the library's.
 if(FLASHLAB_BUILD_CLI)
-  flashlab_test(cuda_fallback_test SOURCES cuda_fallback_test.cpp cuda_mutants.cpp
-    LIBRARIES flashlab_lab)
   flashlab_test(cuda_mutation_test SOURCES cuda_mutation_test.cpp cuda_mutants.cpp
     LIBRARIES flashlab_lab)
 endif()

@@ -40,14 +40,7 @@ const Implementation* chosen_implementation() {
 }
 
 void change(cuda::KernelSpec& spec, const Mutant& mutant) {
-  if (mutant.fallback > 0) {
-    const auto number = static_cast<std::size_t>(mutant.fallback);
-    if (number <= spec.fallbacks.size()) spec.config = std::move(spec.fallbacks[number - 1]);
-    spec.fallbacks.clear();
-    return;
-  }
   spec.config = with_fault(spec.config, mutant.fault);
-  for (std::string& fallback : spec.fallbacks) fallback = with_fault(fallback, mutant.fault);
 }
 
 // The same regions and launches, in the same order, with the chosen kernels changed.
@@ -75,7 +68,7 @@ PlanResult make_mutated_plan(const internal::ContextState& context, const Proble
                              const internal::Geometry& geometry) {
   const Mutant mutant = chosen();
   PlanResult plan = chosen_implementation()->make_plan(context, problem, geometry);
-  const bool changed = mutant.fallback > 0 || mutant.fault != device::Mutation::kNone;
+  const bool changed = mutant.fault != device::Mutation::kNone;
   if (!plan.ok() || problem.pass != mutant.pass || !changed) return plan;
   return mutated(dynamic_cast<const cuda::GpuPlan&>(**plan), mutant);
 }

@@ -1,9 +1,8 @@
 #pragma once
 
-// GPU implementations with a fault in their kernels, or with their fallbacks. A program that
-// carries cuda_mutants.cpp sees them instead of the library's: the plans are the library's own,
-// with kMutation (cuda/kernels/tile/mutation.h) added to the Config of the kernels that shall have
-// it.
+// GPU implementations with a fault in their kernels. A program that carries cuda_mutants.cpp sees
+// them instead of the library's: the plans are the library's own, with kMutation
+// (cuda/kernels/tile/mutation.h) added to the Config of the kernels that shall have it.
 
 #include <string>
 #include <string_view>
@@ -22,7 +21,6 @@ struct Mutant {
   Pass pass = Pass::kForward;
   std::string entry = {};  ///< the kernel; empty: every kernel of the pass
   device::Mutation fault = device::Mutation::kNone;
-  int fallback = 0;  ///< n: no fault, but the nth fallback (jit/compile.h) of kernels that have it
 };
 
 /// From now on plans carry this fault. Not for several threads at a time.

@@ -225,11 +225,10 @@ inline const Primitives& ptx_primitives() {
                         "out[i] = ptx::log2_fast(in[i]);"),
         ptx_elementwise("max_nan", "const float* in, float* out",
                         "out[i] = ptx::max_nan(in[2 * i], in[2 * i + 1]);"),
-        ptx_elementwise("special_registers", "const unsigned* in, unsigned* out",
+        ptx_elementwise("special_registers", "const unsigned*, unsigned* out",
                         "if (t != 0) return;\n"
-                        "  out[3 * blockIdx.x] = ptx::block_index_again();\n"
-                        "  out[3 * blockIdx.x + 1] = ptx::opaque(in[blockIdx.x]);\n"
-                        "  out[3 * blockIdx.x + 2] = ptx::multiprocessors();"),
+                        "  out[2 * blockIdx.x] = ptx::block_index_again();\n"
+                        "  out[2 * blockIdx.x + 1] = ptx::multiprocessors();"),
         // 64 readings, each later than the one before.
         ptx_kernel("global_timer_ns", "const int*, unsigned long long* out", R"(
   unsigned long long last = ptx::global_timer_ns();

@@ -160,36 +160,5 @@ TEST(Sm80ForwardPlan, OnlySplitKeysTakeWorkspace) {
   EXPECT_GT(split, 0) << "one query against 65536 keys is split everywhere";
 }
 
-int shared_bytes_of(const std::string& config) {
-  const std::string member = "kSharedBytes = ";
-  return std::stoi(config.substr(config.find(member) + member.size()));
-}
-
-// Fallbacks differ in shared memory; which of them is launched is known only after compiling.
-TEST(Sm80ForwardPlan, TheLaunchHasSharedMemoryForEveryFallback) {
-  int larger_fallbacks = 0;
-  for (const char* gpu : kGpus) {
-    const int limit = known_gpu(gpu)->shared_bytes_per_block;
-    for (const std::int64_t dim : {8, 64, 96, 128, 160, 192, 256}) {
-      for (const std::int64_t seqlen_q : {1, 65, 4096}) {
-        const auto plan =
-            testing::plan_on(plan_sm80_forward, gpu,
-                             testing::described_problem(DType::kBf16, Pass::kForward,
-                                                        {1, seqlen_q, 4096, 2, dim}, {}));
-        ASSERT_NE(plan, nullptr) << gpu;
-        const runtime::KernelWork& step = *plan->program()->kernels().front().kernel;
-        int most = shared_bytes_of(step.spec.config);
-        for (const std::string& config : step.spec.fallbacks) {
-          larger_fallbacks += shared_bytes_of(config) > most;
-          most = std::max(most, shared_bytes_of(config));
-        }
-        EXPECT_EQ(static_cast<int>(step.shape.shared_bytes), most) << gpu << " d " << dim;
-        EXPECT_LE(most, limit) << gpu << " d " << dim;
-      }
-    }
-  }
-  EXPECT_GT(larger_fallbacks, 0);
-}
-
 }  // namespace
 }  // namespace flashlab::cuda

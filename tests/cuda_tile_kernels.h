@@ -175,7 +175,7 @@ inline Primitive softmax_kernel() {
   return primitive("online_softmax", kNoConfig, {"tile/softmax.h"}, "const float* in, float* out",
                    R"(
   constexpr int kSteps = 12, kKeys = 8 * kSteps;
-  RowStatistics<1> statistics;
+  RowStatistics<Config, 1> statistics;
   statistics.clear();
   float o[2] = {}, s[2][2], step_o[2];
   for (int step = 0; step < kSteps; ++step) {

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <array>
 #include <utility>
-#include <vector>
 
 #include "api/context_state.h"
 #include "cuda/launch/config.h"
@@ -43,13 +42,73 @@ struct Candidates {
   int max_head_dim;
   std::array<BackwardTiling, 3> tilings;
 };
+constexpr BackwardTiling kNarrow{.tile_q = 64,
+                                 .tile_k = 128,
+                                 .warps_q = 1,
+                                 .warps_k = 4,
+                                 .stages = 2,
+                                 .one_barrier = true,
+                                 .min_blocks = 2};
+constexpr BackwardTiling kNarrowTwoBarriers{.tile_q = 64,
+                                            .tile_k = 128,
+                                            .warps_q = 1,
+                                            .warps_k = 4,
+                                            .stages = 2,
+                                            .one_barrier = false,
+                                            .min_blocks = 2};
+constexpr BackwardTiling kNarrowOneBlock{.tile_q = 64,
+                                         .tile_k = 128,
+                                         .warps_q = 1,
+                                         .warps_k = 4,
+                                         .stages = 2,
+                                         .one_barrier = false,
+                                         .min_blocks = 1};
+constexpr BackwardTiling kMiddle{.tile_q = 64,
+                                 .tile_k = 128,
+                                 .warps_q = 2,
+                                 .warps_k = 4,
+                                 .stages = 3,
+                                 .one_barrier = true,
+                                 .min_blocks = 1};
+constexpr BackwardTiling kMiddleTwoBarriers{.tile_q = 64,
+                                            .tile_k = 128,
+                                            .warps_q = 2,
+                                            .warps_k = 4,
+                                            .stages = 2,
+                                            .one_barrier = false,
+                                            .min_blocks = 1};
+constexpr BackwardTiling kMiddleSmallTiles{.tile_q = 32,
+                                           .tile_k = 64,
+                                           .warps_q = 2,
+                                           .warps_k = 2,
+                                           .stages = 2,
+                                           .one_barrier = false,
+                                           .min_blocks = 1};
+constexpr BackwardTiling kWide{.tile_q = 64,
+                               .tile_k = 64,
+                               .warps_q = 4,
+                               .warps_k = 2,
+                               .stages = 2,
+                               .one_barrier = false,
+                               .min_blocks = 1};
+constexpr BackwardTiling kWideFewQueries{.tile_q = 32,
+                                         .tile_k = 64,
+                                         .warps_q = 2,
+                                         .warps_k = 4,
+                                         .stages = 2,
+                                         .one_barrier = false,
+                                         .min_blocks = 1};
+constexpr BackwardTiling kWideSmallTiles{.tile_q = 32,
+                                         .tile_k = 32,
+                                         .warps_q = 2,
+                                         .warps_k = 2,
+                                         .stages = 1,
+                                         .one_barrier = false,
+                                         .min_blocks = 1};
 constexpr std::array<Candidates, 3> kCandidates = {{
-    {64,
-     {{{64, 128, 1, 4, 2, true, 2}, {64, 128, 1, 4, 2, false, 2}, {64, 128, 1, 4, 2, false, 1}}}},
-    {128,
-     {{{64, 128, 2, 4, 3, true, 1}, {64, 128, 2, 4, 2, false, 1}, {32, 64, 2, 2, 2, false, 1}}}},
-    {256,
-     {{{64, 64, 4, 2, 2, false, 1}, {32, 64, 2, 4, 2, false, 1}, {32, 32, 2, 2, 1, false, 1}}}},
+    {64, {kNarrow, kNarrowTwoBarriers, kNarrowOneBlock}},
+    {128, {kMiddle, kMiddleTwoBarriers, kMiddleSmallTiles}},
+    {256, {kWide, kWideFewQueries, kWideSmallTiles}},
 }};
 
 struct BackwardChoice {
@@ -63,8 +122,6 @@ struct BackwardChoice {
 struct BackwardForm {
   int grad_q_passes = 1;
   bool prefetch = true;  ///< fragments of the next product are read before the current one
-
-  friend bool operator==(const BackwardForm&, const BackwardForm&) = default;
 };
 
 // Of a warp's part of dQ, 8 features each.
@@ -104,14 +161,6 @@ BackwardForm choose_form(const Problem& problem, const Geometry& g, const Backwa
   return {passes, prefetch};
 }
 
-// The other way to make dQ: with fewer accumulators or with fewer values that live from pass to
-// pass; where it has one way only, without prefetch.
-BackwardForm other_form(const BackwardForm& form, const BackwardTiling& t, int head_dim) {
-  if (form.grad_q_passes > 1) return {1, form.prefetch};
-  if (grad_q_fragments(t, head_dim) % 4 == 0) return {2, form.prefetch};
-  return {1, false};
-}
-
 ConfigPrinter print(const Problem& problem, const Geometry& g, const BackwardChoice& choice,
                     const BackwardForm& form, bool vector_reduction) {
   const BackwardTiling& t = choice.tiling;
@@ -133,27 +182,13 @@ ConfigPrinter print(const Problem& problem, const Geometry& g, const BackwardCho
   return config;
 }
 
-// Where the chosen form spills: the other one; then either with a compiler that is not told how
-// many blocks shall be resident (sm_100, NVRTC 13.0: even a demand for one makes it spill).
-std::vector<std::string> print_fallbacks(const Problem& problem, const Geometry& g,
-                                         BackwardChoice choice, const BackwardForm& form,
-                                         bool vector_reduction) {
-  const BackwardForm other = other_form(form, choice.tiling, static_cast<int>(g.head_dim));
-  std::vector<std::string> out;
-  if (other != form) out.push_back(print(problem, g, choice, other, vector_reduction).text());
-  choice.tiling.min_blocks = 0;
-  out.push_back(print(problem, g, choice, form, vector_reduction).text());
-  if (other != form) out.push_back(print(problem, g, choice, other, vector_reduction).text());
-  return out;
-}
-
 void add_regions(GpuPlan& plan, const Geometry& g, const BackwardChoice& choice) {
   const std::int64_t heads = g.batch * g.heads_q, tiles = heads * choice.tiles_q;
   const std::int64_t rows = tiles * choice.tiling.tile_q;
   const auto region = [&](const char* name, std::int64_t bytes) {
     plan.add_gpu_region(name, static_cast<std::size_t>(bytes));
   };
-  // In the order of BackwardRegion (kernels/sm80/backward_tiles.h).
+  // In the order of BackwardRegion (kernels/sm80/backward/operands.h).
   region("lse in base 2", rows * 4);
   region("delta", rows * 4);
   region("dq in fp32", rows * round_up(static_cast<int>(g.head_dim), 32) * 4);
@@ -177,15 +212,13 @@ void explain(GpuPlan& plan, const Problem& problem, const BackwardChoice& choice
                              : "dQ is added atomically: its last bits vary from run to run");
 }
 
-void add_steps(GpuPlan& plan, const ConfigPrinter& config,
-               const std::vector<std::string>& fallbacks, const BackwardChoice& choice) {
+void add_steps(GpuPlan& plan, const ConfigPrinter& config, const BackwardChoice& choice) {
   const Geometry& g = plan.geometry;
   const auto add = [&](const char* source, const char* entry, std::int64_t blocks, unsigned threads,
-                       unsigned shared_bytes, std::string what,
-                       const std::vector<std::string>& others = {}) {
+                       unsigned shared_bytes, std::string what) {
     GpuStep step;
     step.name = entry;
-    step.spec = {source, entry, config.text(), {}, others};
+    step.spec = {source, entry, config.text(), {}};
     step.shape.grid_x = static_cast<unsigned>(blocks);
     step.shape.threads = threads;
     step.shape.shared_bytes = shared_bytes;
@@ -195,17 +228,16 @@ void add_steps(GpuPlan& plan, const ConfigPrinter& config,
   const auto threads = static_cast<unsigned>(32 * choice.tiling.warps());
   const std::int64_t query_blocks = g.batch * g.heads_q * choice.tiles_q;
   const std::int64_t key_blocks = g.batch * g.heads_k * choice.tiles_k;
-  add("sm80/backward_prepare.cu", "flash_bwd_sm80_prepare", query_blocks, kPrepareThreads, 0,
+  add("sm80/backward/prepare.cu", "flash_bwd_sm80_prepare", query_blocks, kPrepareThreads, 0,
       fmt::format("delta, LSE in base 2, zeros · {} blocks of {} queries", query_blocks,
                   choice.tiling.tile_q));
   if (key_blocks > 0) {
-    add("sm80/backward.cu", "flash_bwd_sm80", key_blocks, threads,
+    add("sm80/backward/kernel.cu", "flash_bwd_sm80", key_blocks, threads,
         static_cast<unsigned>(choice.shared_bytes),
         fmt::format("{} · {} blocks of {} keys", config.summary(), key_blocks,
-                    choice.tiling.tile_k),
-        fallbacks);
+                    choice.tiling.tile_k));
   }
-  add("sm80/backward_finish.cu", "flash_bwd_sm80_finish", query_blocks, threads, 0,
+  add("sm80/backward/finish.cu", "flash_bwd_sm80_finish", query_blocks, threads, 0,
       fmt::format("dQ = scale dQ_fp32 in dq's type · {} blocks", query_blocks));
 }
 
@@ -280,7 +312,7 @@ Result<std::shared_ptr<internal::PlanState>> plan_sm80_backward(
   const bool vector_reduction = info.major >= 9;
   const BackwardForm form = choose_form(problem, g, choice);
   const ConfigPrinter config = print(problem, g, choice, form, vector_reduction);
-  add_steps(*plan, config, print_fallbacks(problem, g, choice, form, vector_reduction), choice);
+  add_steps(*plan, config, choice);
   explain(*plan, problem, choice);
   return std::shared_ptr<internal::PlanState>(std::move(plan));
 }

@@ -21,13 +21,13 @@ using internal::Geometry;
 
 constexpr int kMaxHeadDim = 256;
 constexpr std::int64_t kMaxLength = INT32_MAX - 1024;
-constexpr std::int64_t kSplitRows = 64;       // kernels/sm80/split.h
+constexpr std::int64_t kSplitRows = 64;       // kernels/sm80/terms/terms.h
 constexpr std::int64_t kQueryTileBytes = 32;  // sizeof(QueryTile)
 constexpr int kBlockBytes = 80;               // what a block keeps about its keys
 constexpr unsigned kRowThreads = 256;
 constexpr unsigned kPlainThreads = 256;
 constexpr int kWideTerms = 3;           // bf16 terms of the guarded kernel
-constexpr int kPaths = 3;               // kernels/sm80/backward_fp32_common.h
+constexpr int kPaths = 3;               // kernels/sm80/backward_fp32/common.h
 constexpr std::int64_t kTurnRows = 16;  // the least of any kernel's steps
 
 template <class Integer>
@@ -103,7 +103,7 @@ Regions add_regions(GpuPlan& plan, const Problem& problem, const Geometry& g,
 
 // What a kernel is told; `wide` for the one that multiplies three bf16 terms.
 ConfigPrinter print(const Problem& problem, const Geometry& g, const Choice& choice,
-                    const Regions& regions, bool wide, bool few_registers = false) {
+                    const Regions& regions, bool wide) {
   const BackwardFp32Tiling& t = wide ? choice.guarded : choice.tiling;
   const int terms = wide ? kWideTerms : choice.terms;
   const int dim = static_cast<int>(g.head_dim), dim_v = static_cast<int>(g.head_dim_v);
@@ -116,7 +116,6 @@ ConfigPrinter print(const Problem& problem, const Geometry& g, const Choice& cho
       .integer("kStages", t.stages)
       .integer("kParts", t.parts)
       .integer("kMinBlocks", t.min_blocks)
-      .boolean("kFewRegisters", few_registers)
       .boolean("kWideTerms", wide)
       .boolean("kWideFits", choice.guarded_fits)
       .integer("kMarkedKeys", choice.tiling.keys())
@@ -131,20 +130,6 @@ ConfigPrinter print(const Problem& problem, const Geometry& g, const Choice& cho
   return config;
 }
 
-// Where a kernel spills: with a fixed order, what finds a block's turn is computed anew in every
-// step. And the compiler is not told how many blocks shall be resident: even a demand for one makes
-// it place loads where registers do not suffice for them (sm_100, NVRTC 13.0).
-std::vector<std::string> print_fallbacks(const Problem& problem, const Geometry& g, Choice choice,
-                                         const Regions& regions, bool wide) {
-  const bool turns = problem.options.deterministic;
-  std::vector<std::string> out;
-  if (turns) out.push_back(print(problem, g, choice, regions, wide, true).text());
-  choice.tiling.min_blocks = choice.guarded.min_blocks = 0;
-  out.push_back(print(problem, g, choice, regions, wide).text());
-  if (turns) out.push_back(print(problem, g, choice, regions, wide, true).text());
-  return out;
-}
-
 struct Launch {
   const char* entry;
   const char* source;
@@ -152,13 +137,12 @@ struct Launch {
   unsigned threads;
   int shared_bytes;
   std::string note;
-  std::vector<std::string> fallbacks = {};
 };
 
 void add_launch(GpuPlan& plan, const ConfigPrinter& config, const Launch& launch) {
   GpuStep step;
   step.name = launch.entry;
-  step.spec = {launch.source, launch.entry, config.text(), {}, launch.fallbacks};
+  step.spec = {launch.source, launch.entry, config.text(), {}};
   step.shape.grid_x = static_cast<unsigned>(launch.blocks);
   step.shape.threads = launch.threads;
   step.shape.shared_bytes = static_cast<unsigned>(launch.shared_bytes);
@@ -173,11 +157,11 @@ void add_guarded(GpuPlan& plan, const Problem& problem, const Geometry& g, const
   const ConfigPrinter config = print(problem, g, choice, regions, true);
   const std::int64_t blocks = choice.key_blocks * (choice.tiling.keys() / t.keys()) * t.parts;
   add_launch(plan, config,
-             {"flash_bwd_fp32_guarded", "sm80/backward_fp32_guarded.cu", blocks,
+             {"flash_bwd_fp32_guarded", "sm80/backward_fp32/guarded.cu", blocks,
               static_cast<unsigned>(32 * t.warps),
               backward_fp32_shared_bytes(t, static_cast<int>(g.head_dim),
                                          static_cast<int>(g.head_dim_v), kWideTerms),
-              config.summary(), print_fallbacks(problem, g, choice, regions, true)});
+              config.summary()});
 }
 
 void add_launches(GpuPlan& plan, const Problem& problem, const Geometry& g, const Choice& choice,
@@ -185,7 +169,7 @@ void add_launches(GpuPlan& plan, const Problem& problem, const Geometry& g, cons
   const BackwardFp32Tiling& t = choice.tiling;
   const int dim = static_cast<int>(g.head_dim), dim_v = static_cast<int>(g.head_dim_v);
   const ConfigPrinter config = print(problem, g, choice, regions, false);
-  constexpr const char* kRowSource = "sm80/backward_fp32_rows.cu";
+  constexpr const char* kRowSource = "sm80/backward_fp32/rows.cu";
   if (regions.turns >= 0) plan.add_zero("turns", regions.turns);
   add_split_step(plan, problem, g, regions.split, choice.terms);
   add_launch(plan, config,
@@ -196,13 +180,12 @@ void add_launches(GpuPlan& plan, const Problem& problem, const Geometry& g, cons
                {"flash_bwd_fp32_guard", kRowSource, choice.key_blocks, 32, 0,
                 fmt::format("{} blocks of {} keys", choice.key_blocks, t.keys())});
     add_launch(plan, config,
-               {"flash_bwd_fp32", "sm80/backward_fp32.cu", choice.key_blocks * t.parts,
+               {"flash_bwd_fp32", "sm80/backward_fp32/kernel.cu", choice.key_blocks * t.parts,
                 static_cast<unsigned>(32 * t.warps),
-                backward_fp32_shared_bytes(t, dim, dim_v, choice.terms), config.summary(),
-                print_fallbacks(problem, g, choice, regions, false)});
+                backward_fp32_shared_bytes(t, dim, dim_v, choice.terms), config.summary()});
     if (choice.guarded_fits) add_guarded(plan, problem, g, choice, regions);
     add_launch(plan, config,
-               {"flash_bwd_fp32_plain", "sm80/backward_fp32_plain.cu", choice.key_blocks,
+               {"flash_bwd_fp32_plain", "sm80/backward_fp32/plain.cu", choice.key_blocks,
                 kPlainThreads, plain_shared_bytes(choice.plain_tile, dim, dim_v),
                 "the blocks that the guard marked so, in plain fp32"});
   }

@@ -155,24 +155,19 @@ void add_forward(GpuPlan& plan, const Problem& problem, const Geometry& g, const
   const Fp32ForwardTiling& t = choice.tiling;
   const int shared = fp32_forward_shared_bytes(t, static_cast<int>(g.head_dim),
                                                static_cast<int>(g.head_dim_v), choice.terms);
-  const auto print = [&](bool few_registers) {
-    ConfigPrinter config = print_common(problem, g, choice, regions);
-    config.integer("kWarps", t.warps)
-        .integer("kRowTiles", t.row_tiles)
-        .integer("kKeys", t.keys)
-        .integer("kStages", t.stages)
-        .boolean("kQueryShared", t.query_shared)
-        .integer("kScoreTiles", t.score_tiles)
-        .integer("kValueTiles", t.value_tiles)
-        .boolean("kFewRegisters", few_registers)
-        .integer("kBlocksPerSm", t.blocks_per_sm)
-        .integer("kSharedBytes", shared);
-    return config;
-  };
-  const ConfigPrinter config = print(false);
+  ConfigPrinter config = print_common(problem, g, choice, regions);
+  config.integer("kWarps", t.warps)
+      .integer("kRowTiles", t.row_tiles)
+      .integer("kKeys", t.keys)
+      .integer("kStages", t.stages)
+      .boolean("kQueryShared", t.query_shared)
+      .integer("kScoreTiles", t.score_tiles)
+      .integer("kValueTiles", t.value_tiles)
+      .integer("kBlocksPerSm", t.blocks_per_sm)
+      .integer("kSharedBytes", shared);
   GpuStep step;
   step.name = "flash_fwd_fp32";
-  step.spec = {"sm80/forward_fp32.cu", step.name, config.text(), {}, {print(true).text()}};
+  step.spec = {"sm80/forward_fp32/kernel.cu", step.name, config.text(), {}};
   step.shape.grid_x = static_cast<unsigned>(choice.blocks * choice.parts);
   step.shape.grid_z = static_cast<unsigned>(value_blocks(static_cast<int>(g.head_dim_v)));
   step.shape.threads = static_cast<unsigned>(32 * t.warps);
@@ -187,22 +182,15 @@ void add_guarded(GpuPlan& plan, const Problem& problem, const Geometry& g, const
   const GuardedTiling& t = choice.guarded;
   const int shared =
       guarded_shared_bytes(t, static_cast<int>(g.head_dim), static_cast<int>(g.head_dim_v));
-  const auto print = [&](int min_blocks) {
-    ConfigPrinter config = print_common(problem, g, choice, regions);
-    config.integer("kWarps", t.warps)
-        .integer("kKeys", t.keys)
-        .integer("kMinBlocks", min_blocks)
-        .integer("kMarkedRows", choice.tiling.tile_q())
-        .integer("kMarkedKeys", choice.tiling.keys)
-        .integer("kSharedBytes", shared);
-    return config;
-  };
-  // 0: the compiler chooses how many blocks shall be resident; for small head dims it may spill to
-  // have seven, and does not if one is enough.
-  const ConfigPrinter config = print(0);
+  ConfigPrinter config = print_common(problem, g, choice, regions);
+  config.integer("kWarps", t.warps)
+      .integer("kKeys", t.keys)
+      .integer("kMarkedRows", choice.tiling.tile_q())
+      .integer("kMarkedKeys", choice.tiling.keys)
+      .integer("kSharedBytes", shared);
   GpuStep step;
   step.name = "flash_fwd_fp32_guarded";
-  step.spec = {"sm80/forward_fp32_guarded.cu", step.name, config.text(), {}, {print(1).text()}};
+  step.spec = {"sm80/forward_fp32/guarded.cu", step.name, config.text(), {}};
   step.shape.grid_x = static_cast<unsigned>(choice.blocks * choice.parts *
                                             (choice.tiling.tile_q() / (16 * t.warps)));
   step.shape.grid_z = static_cast<unsigned>(value_blocks(static_cast<int>(g.head_dim_v)));
@@ -217,7 +205,7 @@ void add_merge(GpuPlan& plan, const Problem& problem, const Geometry& g, const C
   const ConfigPrinter config = print_common(problem, g, choice, regions);
   GpuStep step;
   step.name = "flash_fwd_fp32_merge";
-  step.spec = {"sm80/forward_fp32_merge.cu", step.name, config.text(), {}};
+  step.spec = {"sm80/forward_fp32/merge.cu", step.name, config.text(), {}};
   step.shape.grid_x = static_cast<unsigned>(
       divide_up(choice.rows * divide_up(g.head_dim_v, std::int64_t{4}), kMergeThreads));
   step.shape.threads = kMergeThreads;

@@ -1,7 +1,7 @@
 #pragma once
 
 // Forward of the portable tensor-core kernels for fp32 tensors: scaled fp16 terms, and three bf16
-// terms where those would not do. kernels/sm80/forward_fp32.cu says how.
+// terms where those would not do. kernels/sm80/forward_fp32/kernel.cu says how.
 
 #include <memory>
 

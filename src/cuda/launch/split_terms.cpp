@@ -9,7 +9,7 @@ namespace {
 
 using internal::Geometry;
 
-// As kernels/sm80/split.h has them.
+// As kernels/sm80/terms/terms.h has them.
 constexpr std::int64_t kSplitRows = 64;
 constexpr std::int64_t kSplitTileBytes = 16;  // sizeof(SplitTile)
 constexpr unsigned kSplitThreads = 256;
@@ -74,8 +74,10 @@ int add_split_step(GpuPlan& plan, const Problem& problem, const Geometry& g,
   print_split(config, regions, terms);
   GpuStep step;
   step.name = forward ? "flash_fwd_split" : "flash_bwd_split";
-  step.spec = {
-      forward ? "sm80/split_forward.cu" : "sm80/split_backward.cu", step.name, config.text(), {}};
+  step.spec = {forward ? "sm80/terms/split_forward.cu" : "sm80/terms/split_backward.cu",
+               step.name,
+               config.text(),
+               {}};
   step.shape.grid_x = static_cast<unsigned>(blocks);
   step.shape.threads = kSplitThreads;
   step.configuration = config.summary();

@@ -1,7 +1,7 @@
 #pragma once
 
 // Host side of the pre-pass that splits fp32 tensors into scaled fp16 terms
-// (kernels/sm80/split.h): regions, the members kernels find them by, and the launch.
+// (kernels/sm80/terms/terms.h): regions, the members kernels find them by, and the launch.
 
 #include <cstdint>
 

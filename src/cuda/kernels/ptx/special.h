@@ -18,11 +18,4 @@ __device__ inline unsigned block_index_again() {
   return index;
 }
 
-/// x, of which the compiler does not know that it is the same in every step of a loop: it cannot
-/// keep what follows from it from step to step.
-__device__ __forceinline__ int opaque(int x) {
-  asm volatile("" : "+r"(x));
-  return x;
-}
-
 }  // namespace flashlab::ptx

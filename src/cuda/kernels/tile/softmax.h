@@ -37,7 +37,7 @@ __device__ inline float quad_sum(float value) {
 }
 
 /// Statistics of the rows a lane holds: kBlocks blocks of 16 rows, rows g and g + 8 of each.
-template <int kBlocks>
+template <class Config, int kBlocks>
 struct RowStatistics {
   float reference[kBlocks][2];  ///< r, in units of log2
   float sum[kBlocks][2];        ///< of 2^(s - r), this lane's columns only

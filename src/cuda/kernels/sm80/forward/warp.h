@@ -1,9 +1,9 @@
 #pragma once
 
-// Of the portable forward kernel (forward.cu): what a warp holds in registers, its products and its
+// Of the portable forward kernel (kernel.cu): what a warp holds in registers, its products and its
 // softmax, and its results.
 
-#include "sm80/forward_tiles.h"
+#include "sm80/forward/tiles.h"
 #include "tile/fragments.h"
 #include "tile/mask.h"
 #include "tile/output.h"
@@ -27,7 +27,7 @@ struct ForwardWarp {
   unsigned rP[kBlocks][kPieceBlocks / 2][4];       // left operands: P of the previous piece
   unsigned rP_next[kBlocks][kPieceBlocks / 2][4];  // of the current one
   typename Mask::Pair rM[kBlocks][kPieceBlocks][2];  // the mask tensor's elements of rows g, g + 8
-  RowStatistics<kBlocks> statistics;
+  RowStatistics<Config, kBlocks> statistics;
   float factor;  ///< from rS to units of log2
 
   __device__ void load_queries(unsigned shared_q, uint4* kept_q) {

@@ -15,12 +15,13 @@
 // own, 2^kShift for P, and for dS one from the bound |dS| <= max|dO_i| max|V_j| + max|delta_i| of a
 // tile of queries and 64 keys.
 //
-// A block that meets a tile out of fp16's range does nothing: backward_fp32_guarded.cu does it on
-// three bf16 terms or, where terms do not serve at all, backward_fp32_plain.cu.
+// A block that meets a tile out of fp16's range does nothing: guarded.cu does it on
+// three bf16 terms or, where terms do not serve at all, plain.cu.
 
-#include "sm80/backward_fp32_block.h"
+#include "sm80/backward_fp32/block.h"
 
-extern "C" __global__ void __launch_bounds__(flashlab::device::kThreads, Config::kMinBlocks)
+extern "C" __global__ void __launch_bounds__(flashlab::device::BackwardFp32Block<Config>::kThreads,
+                                             Config::kMinBlocks)
     flash_bwd_fp32(const __grid_constant__ flashlab::device::BackwardArguments args) {
-  flashlab::device::backward_block(args);
+  flashlab::device::BackwardFp32Block<Config>::run(args);
 }

@@ -18,8 +18,8 @@
 // data and for places, never for each other's instructions.
 
 #include "arguments.h"
-#include "sm80/forward_tiles.h"
-#include "sm80/forward_warp.h"
+#include "sm80/forward/tiles.h"
+#include "sm80/forward/warp.h"
 #include "tile/mutation.h"
 
 namespace flashlab::device {
@@ -66,8 +66,7 @@ struct WarpKeys {
 
   /// Whether the piece that begins at `key` needs a mask or more than a factor.
   __device__ bool transformed(int key) const {
-    return Config::kPrescaled || Config::kMask != MaskTensor::kNone ||
-           !all_seen(key);
+    return Config::kPrescaled || Config::kMask != MaskTensor::kNone || !all_seen(key);
   }
   /// Whether every row sees, but for a mask tensor, all keys of the piece that begins at `key`.
   __device__ bool all_seen(int key) const {
@@ -110,11 +109,11 @@ struct WarpLoop {
 
   // The operands of piece p of a tile; p is a constant of the unrolled loop.
   __device__ unsigned keys_of(unsigned tile, int p) const {
-    return shared_k + tile % Config::kStages * Tiles::LayoutK::kBytes +
+    return shared_k + Tiles::StageK::stage(tile) * Tiles::LayoutK::kBytes +
            Tiles::LayoutK::offset(p * Config::kPieceK, 0);
   }
   __device__ unsigned values_of(unsigned tile, int p) const {
-    return shared_v + tile % Tiles::kStagesV * Tiles::LayoutV::kBytes +
+    return shared_v + Tiles::StageV::stage(tile) * Tiles::LayoutV::kBytes +
            Tiles::LayoutV::offset(p * Config::kPieceK, 0);
   }
   /// Its first key, relative to the block's.

@@ -9,7 +9,7 @@
 // An empty row (LSE = -inf) gets lse2 = -inf and delta = 0, as do the rows that fill up the last
 // tile: exp2(S + lse2) is then 0.
 
-#include "sm80/backward_tiles.h"
+#include "sm80/backward/operands.h"
 #include "tile/mutation.h"
 
 namespace flashlab::device {

@@ -1,15 +1,15 @@
 #pragma once
 
-// Of the portable forward kernel (forward.cu): sizes, shared memory, a block's task, and the copies
+// Of the portable forward kernel (kernel.cu): sizes, shared memory, a block's task, and the copies
 // of Q, K and V.
 
 #include "arguments.h"
-#include "ptx/barrier.h"
 #include "ptx/memory.h"
 #include "tile/key_range.h"
 #include "tile/load.h"
 #include "tile/mutation.h"
 #include "tile/output.h"
+#include "tile/pipeline.h"
 #include "tile/swizzle.h"
 
 namespace flashlab::device {
@@ -26,9 +26,7 @@ struct ForwardTiles {
   static constexpr int kQuerySteps = kDimSteps - kSharedSteps;
   /// Of the steps read from shared memory. Unrolled whole, the compiler reads the operands of many
   /// steps ahead and other values lose their registers: masks at head dim 256 spilled 200 bytes.
-  static constexpr int kUnrolledSteps = Config::kFewRegisters ? 1
-                                        : kSharedSteps > 6    ? 4
-                                                              : larger(kSharedSteps, 1);
+  static constexpr int kUnrolledSteps = kSharedSteps > 6 ? 4 : larger(kSharedSteps, 1);
   static constexpr int kDimBlocks = 2 * divide_up(Config::kHeadDimV, 16);  ///< of 8 features of V
   static constexpr int kPieceBlocks = Config::kPieceK / 8;
   static constexpr int kPieces = Config::kTileK / Config::kPieceK;  ///< of a tile of keys
@@ -38,6 +36,8 @@ struct ForwardTiles {
   using LayoutO =
       HalfTile<Config::kWarpRows, Config::kHeadDimV>;  ///< one warp's rows, on the way out
   static constexpr int kStagesV = Config::kStages + 1;
+  using StageK = StageOf<Config::kStages>;
+  using StageV = StageOf<kStagesV>;
   /// How many tiles copying is ahead of reading. With three stages or more one is left over: a warp
   /// may run ahead of the slowest one by a tile before it finds no place to copy to.
   static constexpr int kAhead = larger(Config::kStages - 2, 1);
@@ -58,20 +58,16 @@ struct ForwardStorage {
   unsigned char v[Tiles::kBytesV];  ///< V's stages; before them Q
   /// Operands of Q that have no register: [warp, step, block, lane].
   uint4 q[larger(Config::kWarps * Tiles::kSharedSteps * Tiles::kBlocks * 32, 1)];
-  Int64 landed[Tiles::kStagesV];    ///< barriers: a tile of keys is complete; all threads arrive
-  Int64 released[Config::kStages];  ///< barriers: every warp is done with a tile, one lane arrives
+  PhaseBarrier landed[Tiles::kStagesV];    ///< a tile of keys is complete; all threads arrive
+  PhaseBarrier released[Config::kStages];  ///< every warp is done with a tile; one lane arrives
 
   /// Before the first use of a barrier, and before a block barrier.
   __device__ void init_barriers() {
     if (threadIdx.x != 0) return;
 #pragma unroll
-    for (Int64& barrier : landed) {
-      ptx::barrier_init(ptx::shared_address(&barrier), Tiles::kThreads);
-    }
+    for (PhaseBarrier& barrier : landed) barrier.init(Tiles::kThreads);
 #pragma unroll
-    for (Int64& barrier : released) {
-      ptx::barrier_init(ptx::shared_address(&barrier), Config::kWarps);
-    }
+    for (PhaseBarrier& barrier : released) barrier.init(Config::kWarps);
   }
 };
 
@@ -186,31 +182,28 @@ struct KeyValueLoader {
   template <int kPart, bool kWhole = false>
   __device__ void part(unsigned tile) {
     if (!kWhole && tile >= static_cast<unsigned>(task.tiles)) return;
-    // The phase before a barrier's first counts as ended, so the first kStages tiles do not wait.
-    if (kPart == 0) wait(shared.released[tile % Config::kStages], tile / Config::kStages + 1);
+    // The first kStages tiles do not wait: no tile was in their places before.
+    if (kPart == 0) {
+      shared.released[Tiles::StageK::stage(tile)].wait(Tiles::StageK::phase_before(tile));
+    }
     const int first_key = (task.first_tile + static_cast<int>(tile)) * Config::kTileK;
-    load<kPart, kWhole>(copy_k, shared.k + tile % Config::kStages * Tiles::LayoutK::kBytes, args.k,
-                        first_key);
-    load<kPart, kWhole>(copy_v, shared.v + tile % Tiles::kStagesV * Tiles::LayoutV::kBytes, args.v,
-                        first_key);
+    load<kPart, kWhole>(copy_k, shared.k + Tiles::StageK::stage(tile) * Tiles::LayoutK::kBytes,
+                        args.k, first_key);
+    load<kPart, kWhole>(copy_v, shared.v + Tiles::StageV::stage(tile) * Tiles::LayoutV::kBytes,
+                        args.v, first_key);
     if constexpr (kPart + 1 == Tiles::kPieces) {
-      const unsigned landed = ptx::shared_address(&shared.landed[tile % Tiles::kStagesV]);
+      const PhaseBarrier& landed = shared.landed[Tiles::StageV::stage(tile)];
       if constexpr (Config::kAlignK >= 4 && Config::kAlignV >= 4) {
-        ptx::barrier_arrive_after_copies(landed);
+        landed.arrive_after_copies();
       } else {
         ptx::copy_async_wait_all();
-        ptx::barrier_arrive(landed);
+        landed.arrive();
       }
     }
   }
 
-  __device__ static void wait(const Int64& barrier, unsigned phase) {
-    while (!ptx::barrier_passed(ptx::shared_address(&barrier), phase % 2)) {
-    }
-  }
-
   __device__ void wait_for(unsigned tile) const {
-    wait(shared.landed[tile % Tiles::kStagesV], tile / Tiles::kStagesV);
+    shared.landed[Tiles::StageV::stage(tile)].wait(Tiles::StageV::phase(tile));
   }
 
   /// This warp needs the tile's keys and the previous tile's values no more. One lane arrives for
@@ -218,8 +211,8 @@ struct KeyValueLoader {
   /// NVRTC 13.0, 2026-11-21).
   __device__ void release(unsigned tile) const {
     __syncwarp();
-    const Int64& released = shared.released[tile % Config::kStages];
-    if (threadIdx.x % 32 == 0) ptx::barrier_arrive(ptx::shared_address(&released));
+    const PhaseBarrier& released = shared.released[Tiles::StageK::stage(tile)];
+    if (threadIdx.x % 32 == 0) released.arrive();
   }
 
   /// The parts from `first` on.

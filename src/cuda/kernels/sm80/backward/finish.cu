@@ -1,7 +1,7 @@
 // Backward, step 3 of 3: dQ = scale dQ_fp32, from the accumulator's order to rows, in dq's type.
 // One block per tile of queries and head. Bound by memory: 4 B Hq Sq D bytes read, 2 written.
 
-#include "sm80/backward_tiles.h"
+#include "sm80/backward/operands.h"
 #include "tile/mutation.h"
 
 namespace flashlab::device {

@@ -1,6 +1,6 @@
 #pragma once
 
-// fp32 tensors as sums of scaled 16-bit terms: what the pre-pass (split_tiles.h) leaves in the
+// fp32 tensors as sums of scaled 16-bit terms: what the pre-pass (split.h) leaves in the
 // workspace and how kernels find it.
 //
 // A tensor [batch, seqlen, heads, dim] is cut into tiles of 64 rows of one (batch, head). With s

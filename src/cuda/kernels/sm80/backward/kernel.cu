@@ -1,0 +1,490 @@
+// Backward, step 2 of 3: the five products, one block per tile of keys.
+//
+//   P = exp2(scale_log2 S + lse2)   dS = P * (dP - delta)   S = Q K^T, dP = dO V^T
+//   dV += P^T dO    dK += dS^T Q (x scale at the end)    dQ += dS K (fp32, reduced in memory)
+//
+// K and V stay in shared memory, dK and dV in registers; tiles of queries (Q, dO, lse2, delta) of
+// all heads of the group stream through. Warps form a grid of kWarpsK x kWarpsQ: warp (wk, wq)
+// computes S^T and dP^T for its keys and its share of the queries, and holds dK and dV for its keys
+// and its share of the features.
+//
+//   load of the next tile      ───────────────────────────────
+//   part one   S^T, P = exp2 | dP^T, dS | P, dS -> shared memory, arrive
+//              own queries: dV, dK from registers
+//   wait       until every warp has stored
+//   part two   dV, dK of the other warps' queries from shared memory | dQ -> red
+//
+// S is computed transposed so that P^T and dS^T, as they leave the tensor cores, are the left
+// operands of dV and dK. The barrier is split: between arriving and waiting lie the products of a
+// warp's own queries. With kOneBarrier part two of a step runs beside part one of the next: the
+// products of one warp cover the exponentials of another.
+
+#include "ptx/atomic.h"
+#include "ptx/math.h"
+#include "ptx/special.h"
+#include "sm80/backward/block.h"
+#include "sm80/backward/operands.h"
+#include "tile/mutation.h"
+
+namespace flashlab::device {
+
+/// Where a warp's part of dQ goes, and when.
+struct GradQTarget {
+  float* at;  ///< this lane's place in the tile's accumulator
+  unsigned* turn;
+  unsigned rank;
+};
+
+/// Blocks add to a tile in the order of their ranks.
+__device__ inline void wait_for_turn(const GradQTarget& target) {
+  if (threadIdx.x == 0) {
+    while (ptx::load_acquire(target.turn) != target.rank) {
+    }
+  }
+  __syncthreads();
+}
+
+__device__ inline void pass_turn(const GradQTarget& target) {
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) ptx::store_release(target.turn, target.rank + 1);
+}
+
+/// The five products and the loop over the queries.
+template <class Config>
+struct BackwardKernel : BackwardBlock<Config> {
+  using Base = BackwardBlock<Config>;
+  using typename Base::Sizes, typename Base::Storage, typename Base::TileGradO,
+      typename Base::TileKey, typename Base::TileQuery, typename Base::TileScores,
+      typename Base::TileValue, typename Base::Visibility, Base::kDim, Base::kDimV, Base::kElement,
+      Base::kExchange, Base::kGradKN, Base::kGradVN, Base::kKSteps, Base::kLoadAfterReading,
+      Base::kM, Base::kN, Base::kPieceQ, Base::kPieces, Base::kStages, Base::kThreads, Base::kTileK,
+      Base::kTileQ, Base::kWarpKeys, Base::kWarpQueries, Base::load_keys, Base::load_queries,
+      Base::work_of;
+
+  /// Which of a lane's pairs count under a mask tensor, one bit each. One element at a time:
+  /// unrolled, the compiler reads the mask of all of them at once, and spills.
+  static __device__ unsigned revealed_pairs(const float* lse2, const Visibility& visibility,
+                                            const MaskRows<Config>& mask, int query0, int key0,
+                                            int lane) {
+    static_assert(kM * kN * 4 <= 32);
+    unsigned bits = 0;
+#pragma unroll 1
+    for (int e = 0; e < kM * kN * 4; ++e) {
+      const int column = e / 4 / kM * 8 + lane % 4 * 2 + e % 2;
+      const int key = key0 + e / 4 % kM * 16 + lane / 4 + e / 2 % 2 * 8;
+      bool counts = visibility.sees(query0 + column, key) && lse2[column] != kMinusInfinity;
+      float score = 0;
+      if (counts) counts = mask.reveal_at(score, mask.index(query0 + column, key));
+      bits |= static_cast<unsigned>(counts) << e;
+    }
+    return bits;
+  }
+
+  /// Additive masks change scores before the exponential: only where `counts` is known.
+  static constexpr bool kLateExponentials = Config::kMask == MaskTensor::kAdditive;
+
+  /// S^T -> P^T in place, of every pair.
+  static __device__ void exponentials(float (&s)[kM][kN][4], const float* lse2, float scale_log2,
+                                      int lane) {
+#pragma unroll
+    for (int n = 0; n < kN; ++n) {
+      const float2 row_lse = *reinterpret_cast<const float2*>(lse2 + n * 8 + lane % 4 * 2);
+#pragma unroll
+      for (int m = 0; m < kM; ++m) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          s[m][n][i] = ptx::exp2_fast(fmaf(s[m][n][i], scale_log2, i % 2 ? row_lse.y : row_lse.x));
+        }
+      }
+    }
+  }
+
+  /// dP^T -> dS^T in place; `s` holds P^T, or S^T with kLateExponentials, and then P^T. kSelect:
+  /// pairs may be hidden or rows empty; both become exactly 0 there, whatever S and dP hold.
+  template <bool kSelect>
+  static __device__ void differentiate(float (&s)[kM][kN][4], float (&dp)[kM][kN][4],
+                                       const float* lse2, const float* delta, float scale_log2,
+                                       const Visibility& visibility, const MaskRows<Config>& mask,
+                                       int query0, int key0, int lane) {
+    unsigned revealed = 0;
+    if constexpr (kSelect && Config::kMask != MaskTensor::kNone) {
+      revealed = revealed_pairs(lse2, visibility, mask, query0, key0, lane);
+    }
+#pragma unroll
+    for (int n = 0; n < kN; ++n) {
+      const int column = n * 8 + lane % 4 * 2;
+      const float2 row_lse = *reinterpret_cast<const float2*>(lse2 + column);
+      const float2 row_delta = *reinterpret_cast<const float2*>(delta + column);
+#pragma unroll
+      for (int m = 0; m < kM; ++m) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float l = i % 2 ? row_lse.y : row_lse.x, d = i % 2 ? row_delta.y : row_delta.x;
+          bool counts = true;
+          if constexpr (kSelect) {
+            const int query = query0 + column + i % 2, key = key0 + m * 16 + lane / 4 + i / 2 * 8;
+            if constexpr (Config::kMask == MaskTensor::kNone) {
+              counts = visibility.sees(query, key) && l != kMinusInfinity;
+            } else {
+              counts = revealed >> ((n * kM + m) * 4 + i) & 1;
+            }
+          }
+          float p = s[m][n][i];
+          if constexpr (kLateExponentials) {
+            const int query = query0 + column + i % 2, key = key0 + m * 16 + lane / 4 + i / 2 * 8;
+            p *= scale_log2;
+            if (counts) mask.reveal_at(p, mask.index(query, key));
+            p = ptx::exp2_fast(p + l);
+          }
+          const float ds = p * (dp[m][n][i] - d);
+          s[m][n][i] = counts ? p : 0.0f;
+          dp[m][n][i] = counts ? ds : 0.0f;
+        }
+      }
+    }
+  }
+
+  /// Accumulators [keys, queries] to left operands over the queries.
+  static __device__ void pack_operand(unsigned (&out)[kM][kKSteps][4],
+                                      const float (&x)[kM][kN][4]) {
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+#pragma unroll
+      for (int step = 0; step < kKSteps; ++step) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float* pair = &x[m][2 * step + i / 2][i % 2 * 2];
+          out[m][step][i] = pack<kElement>(pair[0], pair[1]);
+        }
+      }
+    }
+  }
+
+  /// A packed operand to its place in a tile of scores. Without bank conflicts: 8 rows of one chunk
+  /// lie in 8 different places modulo 128 bytes.
+  static __device__ void store_scores(unsigned char* tile, const unsigned (&x)[kM][kKSteps][4],
+                                      int key, int query, int lane) {
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+#pragma unroll
+      for (int step = 0; step < kKSteps; ++step) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int row = key + m * 16 + lane / 4 + i % 2 * 8;
+          const int chunk = query / 8 + step * 2 + i / 2;
+          *reinterpret_cast<unsigned*>(tile + TileScores::offset(row, chunk) + lane % 4 * 4) =
+              x[m][step][i];
+        }
+      }
+    }
+  }
+
+  /// The sums a warp keeps for its keys and its features.
+  struct Gradients {
+    float k[kM][kGradKN][4] = {};
+    float v[kM][kGradVN][4] = {};
+  };
+
+  /// A warp's place and the tiles' shared addresses.
+  struct Warp {
+    int lane, wk, wq;
+    unsigned k, v;
+    __device__ explicit Warp(const Storage& shared)
+        : lane(threadIdx.x % 32),
+          wk(threadIdx.x / 32 / Sizes::kWarpsQ),
+          wq(threadIdx.x / 32 % Sizes::kWarpsQ),
+          k(ptx::shared_address(shared.k)),
+          v(ptx::shared_address(shared.v)) {}
+    __device__ int key() const { return wk * kWarpKeys; }
+  };
+
+  /// dV or dK from queries [query, query + kPieceQ) of a tile, the left operand given.
+  template <class TileRight, int kFeatures, class Left>
+  static __device__ void add_keys(float (&sum)[kM][kFeatures][4], const Left& left, unsigned right,
+                                  int query, const Warp& warp) {
+    accumulate<kElement, kKSteps, Config::kPrefetch>(
+        sum, left, RightFromColumns<TileRight>(right, query, warp.wq * kFeatures, warp.lane));
+  }
+
+  /// The warp has stored P and dS of a step.
+  static __device__ void announce(const Storage& shared) {
+    if constexpr (Config::kOneBarrier) ptx::copy_async_wait<0>();
+    shared.arrive_stored();
+  }
+
+  /// Part one of a step, for one piece of the warp's queries.
+  static __device__ void part_one(Gradients& sum, Storage& shared, const Warp& warp, int stage,
+                                  int buffer, int piece, bool select, int tile_query, int tile_key,
+                                  float scale_log2, const Visibility& visibility,
+                                  const MaskRows<Config>& mask) {
+    const unsigned q = ptx::shared_address(shared.q[stage]);
+    const unsigned d_o = ptx::shared_address(shared.d_o[stage]);
+    unsigned p[kM][kKSteps][4], d_s[kM][kKSteps][4];
+    const int query = warp.wq * kWarpQueries + piece * kPieceQ;
+    const int query0 = tile_query + query, key0 = tile_key + warp.key();
+    if (select && visibility.sees_none(query0, kPieceQ, key0, kWarpKeys)) {
+      const unsigned zero[kM][kKSteps][4] = {};
+      store_scores(shared.d_s(buffer), zero, warp.key(), query, warp.lane);
+      if constexpr (kExchange) store_scores(shared.p(buffer), zero, warp.key(), query, warp.lane);
+      if (piece + 1 == kPieces) announce(shared);
+      return;
+    }
+    {
+      float s[kM][kN][4] = {}, dp[kM][kN][4] = {};
+      accumulate<kElement, kDim / 16, Config::kPrefetch>(
+          s, LeftFromRows<TileKey>(warp.k, warp.key(), 0, warp.lane),
+          RightFromRows<TileQuery>(q, query, 0, warp.lane));
+      const float* lse2 = shared.lse2[stage] + query;
+      const float* delta = shared.delta[stage] + query;
+      // Beside the products of dP: nothing of either waits for the other.
+      if constexpr (!kLateExponentials) exponentials(s, lse2, scale_log2, warp.lane);
+      accumulate<kElement, kDimV / 16, Config::kPrefetch>(
+          dp, LeftFromRows<TileValue>(warp.v, warp.key(), 0, warp.lane),
+          RightFromRows<TileGradO>(d_o, query, 0, warp.lane));
+      if (select) {
+        differentiate<true>(s, dp, lse2, delta, scale_log2, visibility, mask, query0, key0,
+                            warp.lane);
+      } else {
+        differentiate<false>(s, dp, lse2, delta, scale_log2, visibility, mask, query0, key0,
+                             warp.lane);
+      }
+      pack_operand(p, s);
+      pack_operand(d_s, dp);
+    }
+    store_scores(shared.d_s(buffer), d_s, warp.key(), query, warp.lane);
+    if constexpr (kExchange) store_scores(shared.p(buffer), p, warp.key(), query, warp.lane);
+    if (piece + 1 == kPieces) announce(shared);
+    add_keys<TileGradO>(sum.v, LeftFromRegisters<kM, kKSteps>{p}, d_o, query, warp);
+    add_keys<TileQuery>(sum.k, LeftFromRegisters<kM, kKSteps>{d_s}, q, query, warp);
+  }
+
+  /// Fragments [begin, end) of a pass of dQ to the accumulator.
+  static __device__ void reduce(const float (&acc)[Sizes::kGradQM][Sizes::kPassN][4],
+                                float* accumulator, int begin, int end) {
+#pragma unroll
+    for (int i = 0; i < Sizes::kGradQM * Sizes::kPassN; ++i) {
+      if (i < begin || i >= end) continue;
+      const float(&x)[4] = acc[i / Sizes::kPassN][i % Sizes::kPassN];
+      float* const fragment =
+          accumulator + Sizes::fragment(i / Sizes::kPassN, i % Sizes::kPassN) * kFragmentFloats;
+      if constexpr (Config::kVectorReduction) {
+        ptx::add_global_4(fragment, x[0], x[1], x[2], x[3]);
+      } else {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) ptx::add_global(fragment + j * 32, x[j]);
+      }
+    }
+  }
+
+  /// Item `item` of what part two owes dV and dK: the queries of another warp, dV and dK by turns.
+  static __device__ void add_other(Gradients& sum, Storage& shared, const Warp& warp, int stage,
+                                   int buffer, int item) {
+    const int other = item / 2 / kPieces + 1, piece = item / 2 % kPieces;
+    const int query = (warp.wq ^ other) * kWarpQueries + piece * kPieceQ;
+    if (item % 2 == 0) {
+      const unsigned p = ptx::shared_address(shared.p(buffer));
+      add_keys<TileGradO>(sum.v, LeftFromRows<TileScores>(p, warp.key(), query / 8, warp.lane),
+                          ptx::shared_address(shared.d_o[stage]), query, warp);
+    } else {
+      const unsigned d_s = ptx::shared_address(shared.d_s(buffer));
+      add_keys<TileQuery>(sum.k, LeftFromRows<TileScores>(d_s, warp.key(), query / 8, warp.lane),
+                          ptx::shared_address(shared.q[stage]), query, warp);
+    }
+  }
+
+  /// Part two of a step: dQ, and dV and dK of the other warps' queries. dQ comes in passes, and the
+  /// reductions lie between the products: in one burst they fill the queue to L2, and loads from
+  /// shared memory wait behind them (d 256, H200, 2026-11-21: four passes 3 % faster than one).
+  static __device__ void part_two(Gradients& sum, Storage& shared, const Warp& warp, int stage,
+                                  int buffer, const GradQTarget& target) {
+    constexpr int kItems = 2 * (Sizes::kWarpsQ - 1) * kPieces, kPasses = Sizes::kPasses;
+    constexpr int kFragments = Sizes::kGradQM * Sizes::kPassN;
+    const unsigned d_s = ptx::shared_address(shared.d_s(buffer));
+    const int part = threadIdx.x / 32;
+    const int query = part / Sizes::kFeatureParts * (Sizes::kGradQM * 16);
+    const int chunk = part % Sizes::kFeatureParts * Sizes::kGradQN;
+#pragma unroll
+    for (int pass = 0; pass < kPasses; ++pass) {
+      float acc[Sizes::kGradQM][Sizes::kPassN][4] = {};
+      accumulate<kElement, kTileK / 16, Config::kPrefetch>(
+          acc, LeftFromColumns<TileScores>(d_s, 0, query / 8, warp.lane),
+          RightFromColumns<TileKey>(warp.k, 0, chunk + pass * Sizes::kPassN, warp.lane));
+      const int first = kItems * pass / kPasses, end = kItems * (pass + 1) / kPasses;
+      float* const at = target.at + pass * (kFragments * kFragmentFloats);
+      if constexpr (Config::kDeterministic) {
+        if (pass == 0) wait_for_turn(target);
+      }
+      const bool at_once = Config::kDeterministic || first == end;
+      if (at_once) reduce(acc, at, 0, kFragments);
+#pragma unroll
+      for (int item = first; item < end; ++item) {
+        const int place = item - first, places = end - first;
+        if (!at_once) {
+          reduce(acc, at, kFragments * place / places, kFragments * (place + 1) / places);
+        }
+        add_other(sum, shared, warp, stage, buffer, item);
+      }
+    }
+    if constexpr (Config::kDeterministic) pass_turn(target);
+  }
+
+  /// Tiles of keys add in descending order, from the last that the tile of queries sees.
+  static __device__ GradQTarget grad_q_target(const BackwardArguments& args, const Work& w,
+                                              const Cursor& at) {
+    const Int64 head_index = Int64(w.batch) * args.shape.heads_q + at.head;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    GradQTarget target{};
+    target.at = static_cast<float*>(args.regions[kRegionGradQ]) +
+                accumulator_tile<Sizes>(head_index, w.tiles_q, at.tile) +
+                warp * (Sizes::kGradQM * Sizes::kGradQN * kFragmentFloats) +
+                lane * (Config::kVectorReduction ? 4 : 1);
+    if constexpr (Config::kDeterministic) {
+      target.turn =
+          static_cast<unsigned*>(args.regions[kRegionTurns]) + 1 + head_index * w.tiles_q + at.tile;
+      int last = w.tiles_k - 1;
+      if constexpr (Config::kBoundedRight) {
+        const Int64 bound = (Int64(at.tile) + 1) * kTileQ - 1 + args.shape.right;
+        last = clamp_to(bound / kTileK, last);
+      }
+      target.rank = last - w.tile;
+    }
+    return target;
+  }
+
+  /// Empty rows give nothing, even if their Q or dO are not finite: they are cleared in shared
+  /// memory. Every thread sees the same rows, so all agree. Returns whether the tile has one.
+  static __device__ bool clear_empty_rows(Storage& shared, int stage) {
+    const int lane = threadIdx.x % 32;
+    bool empty = false;
+#pragma unroll
+    for (int r = 0; r < kTileQ; r += 32) {
+      empty |= r + lane < kTileQ && shared.lse2[stage][r + lane] == kMinusInfinity;
+    }
+    if (!__any_sync(ptx::kFullMask, empty)) return false;
+    const auto clear = [&](unsigned char* tile, int pitch_bytes) {
+      for (int i = threadIdx.x; i < kTileQ * pitch_bytes / 16; i += kThreads) {
+        if (shared.lse2[stage][i * 16 / pitch_bytes] != kMinusInfinity) continue;
+        reinterpret_cast<uint4*>(tile)[i] = make_uint4(0, 0, 0, 0);
+      }
+    };
+    clear(shared.q[stage], TileQuery::kPitchBytes);
+    clear(shared.d_o[stage], TileGradO::kPitchBytes);
+    __syncthreads();
+    return true;
+  }
+
+  /// The main loop: all query tiles that see the block's keys.
+  static __device__ void walk(Gradients& sum, Storage& shared, const BackwardArguments& args,
+                              const Work& w) {
+    const Shape& shape = args.shape;
+    const Warp warp(shared);
+    const Visibility visibility(shape);
+    Cursor at(w, shape), ahead = at;
+    shared.init();  // the first step begins behind a block barrier
+    load_keys(shared, args, w);
+    const auto load_next = [&](int stage) {
+      if (ahead.left > 0) {
+        load_queries(shared, args, w, ahead, stage);
+        ahead.next(w);
+      }
+      ptx::copy_async_commit();
+    };
+    load_next(0);
+    using Stages = StageOf<kStages>;
+    int stage = 0, buffer = 0;
+    unsigned parity = 0;  // of the step: of the phases of both barriers
+    if constexpr (Config::kOneBarrier) {
+      load_next(1);
+      ptx::copy_async_wait<1>();
+      __syncthreads();
+    }
+    for (; at.left > 0; at.next(w)) {
+      const int next = Stages::next(stage);
+      if constexpr (!Config::kOneBarrier) {
+        ptx::copy_async_wait<0>();
+        __syncthreads();
+        if constexpr (kStages > 1) load_next(next);
+      }
+      const int query0 = at.tile * kTileQ;
+      const bool empty_rows = clear_empty_rows(shared, stage);
+      const bool select = Config::kMask != MaskTensor::kNone || empty_rows ||
+                          !visibility.sees_all(query0, kTileQ, w.key0, kTileK);
+      const MaskRows<Config> mask(args.mask, w.batch, at.head);
+#pragma unroll 1
+      for (int piece = 0; piece < kPieces; ++piece) {
+        part_one(sum, shared, warp, stage, buffer, piece, select, query0, w.key0,
+                 mutation::scale<Config>(shape.scale_log2), visibility, mask);
+      }
+      if constexpr (kLoadAfterReading) shared.arrive_read();
+      shared.wait_stored(parity);
+      // Free now: the stage that part two of the step before read.
+      if constexpr (Config::kOneBarrier && kExchange) load_next(Stages::next(next));
+      part_two(sum, shared, warp, stage, buffer, grad_q_target(args, w, at));
+      if constexpr (kLoadAfterReading) {
+        shared.wait_read(parity);
+        load_next(stage);
+      }
+      if constexpr (kStages == 1) {
+        __syncthreads();
+        load_next(0);
+      }
+      stage = next;
+      parity ^= 1;
+      if constexpr (Config::kOneBarrier) buffer ^= 1;
+    }
+    ptx::copy_async_wait<0>();
+  }
+
+  /// The kernel.
+  static __device__ void run(const BackwardArguments& args) {
+    extern __shared__ __align__(128) unsigned char memory[];
+    auto& shared = *reinterpret_cast<Storage*>(memory);
+    unsigned index = blockIdx.x;
+    if constexpr (Config::kDeterministic) {
+      // Blocks are numbered as they start, so that one waits only for blocks that run already.
+      auto* ticket = reinterpret_cast<unsigned*>(shared.lse2);
+      if (threadIdx.x == 0)
+        *ticket = atomicAdd(static_cast<unsigned*>(args.regions[kRegionTurns]), 1u);
+      __syncthreads();
+      index = *ticket;
+      __syncthreads();
+    }
+    Gradients sum;
+    walk(sum, shared, args, work_of(args.shape, index));
+    // Found again: the main loop has no register to keep it.
+    if constexpr (!Config::kDeterministic) index = flashlab::ptx::block_index_again();
+    const Work w = work_of(args.shape, index);
+
+    using WriterK =
+        GradientWriter<Config::kGradK, Config::kHeadDim, Config::kAlignGradK, Config::kAccumulate>;
+    using WriterV =
+        GradientWriter<Config::kGradV, Config::kHeadDimV, Config::kAlignGradV, Config::kAccumulate>;
+    const Warp warp(shared);
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+      const int key0 = w.key0 + warp.key() + m * 16;
+      const auto row_of = [&](const Rows& rows, int bytes, int r) -> unsigned char* {
+        if (key0 + r >= args.shape.seqlen_k) return nullptr;
+        return static_cast<unsigned char*>(rows.data) +
+               (w.batch * rows.batch_stride + w.head_k * rows.head_stride +
+                (key0 + r) * rows.row_stride) *
+                   bytes;
+      };
+      WriterK::write(sum.k[m], args.shape.scale, warp.wq * kGradKN * 8, warp.lane, [&](int r) {
+        return row_of(args.dk, Config::kGradK == Element::kFp32 ? 4 : 2, r);
+      });
+      WriterV::write(sum.v[m], 1.0f, warp.wq * kGradVN * 8, warp.lane, [&](int r) {
+        return row_of(args.dv, Config::kGradV == Element::kFp32 ? 4 : 2, r);
+      });
+    }
+  }
+};
+
+}  // namespace flashlab::device
+
+extern "C" __global__ void __launch_bounds__(32 * Config::kWarpsQ * Config::kWarpsK,
+                                             Config::kMinBlocks)
+    flash_bwd_sm80(const __grid_constant__ flashlab::device::BackwardArguments args) {
+  flashlab::device::BackwardKernel<Config>::run(args);
+}

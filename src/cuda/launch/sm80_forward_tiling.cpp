@@ -1,0 +1,195 @@
+// How the 16-bit forward kernel cuts a problem: the tilings by head dim and kind of call, and what
+// shared memory they take.
+
+#include <algorithm>
+
+#include "cuda/launch/sm80_forward.h"
+
+namespace flashlab::cuda {
+namespace {
+
+// k16 steps of Q kept in registers: by the tiling of head dims 80 to 128, by masked ones up to 256.
+constexpr int kFewQuerySteps = 2, kSomeQuerySteps = 8, kAllQuerySteps = 16;
+constexpr int kLargeSharedBytes = 200 << 10;  // of a block: sm_90 and sm_100 grant 227 KiB
+constexpr int kMinTilesPerSplit = 4, kMinKeysPerSplit = 64;
+constexpr int kMaxSplits = 256;
+constexpr int kReservedSharedBytes = 1024;  // per block, by the system
+
+constexpr int divide_up(int a, int b) {
+  return (a + b - 1) / b;
+}
+
+// kernels/tile/swizzle.h, HalfTile: rows of whole k16 steps at an odd pitch of 16-byte chunks.
+constexpr int pitch_bytes(int dim) {
+  return ((divide_up(dim, 16) * 2) | 1) * 16;
+}
+
+// What a device holds of a tiling: its blocks per multiprocessor, at most those it is made for.
+int resident_blocks(const ForwardTiling& t, const ForwardNeeds& needs, int shared_limit) {
+  const int bytes = forward_shared_bytes(t, needs.head_dim, needs.head_dim_v);
+  return bytes > shared_limit ? 0 : forward_resident_blocks(t, bytes, shared_limit);
+}
+
+// Where scores are masked by a tensor. MEASURED (H200, 2026-11-21, kernels/sm80/forward/NOTES.md):
+// 32 rows per warp read K and V half as often; where rows are bounded a step waits longer for its
+// mask than for its matrices, and 16 rows per warp with pieces of 32 keys are faster.
+ForwardTiling masked_tiling(const ForwardNeeds& needs, int held, int shared_limit) {
+  constexpr ForwardTiling kWidePieces{
+      .warps = 8, .warp_rows = 16, .tile_k = 64, .piece_k = 32, .stages = 2, .min_blocks = 1};
+  if (held <= 96) {
+    constexpr ForwardTiling kBounded{
+        .warps = 4, .warp_rows = 16, .tile_k = 64, .piece_k = 32, .stages = 2, .min_blocks = 3};
+    constexpr ForwardTiling kUnbounded{
+        .warps = 4, .warp_rows = 32, .tile_k = 64, .piece_k = 16, .stages = 2, .min_blocks = 2};
+    return needs.bounded ? kBounded : kUnbounded;
+  }
+  if (held <= 192) {
+    if (held > 144 && needs.bounded) return kWidePieces;
+    constexpr ForwardTiling kTwoBlocks{.warps = 4,
+                                       .warp_rows = 32,
+                                       .tile_k = 64,
+                                       .piece_k = 16,
+                                       .stages = 2,
+                                       .min_blocks = 2,
+                                       .query_steps = 4};
+    constexpr ForwardTiling kTwoWideBlocks{.warps = 4,
+                                           .warp_rows = 32,
+                                           .tile_k = 16,
+                                           .piece_k = 16,
+                                           .stages = 4,
+                                           .min_blocks = 2,
+                                           .query_steps = 0};
+    const ForwardTiling& two_blocks = held <= 144 ? kTwoBlocks : kTwoWideBlocks;
+    return resident_blocks(two_blocks, needs, shared_limit) > 1 ? two_blocks : kWidePieces;
+  }
+  constexpr ForwardTiling kLarge{.warps = 8,
+                                 .warp_rows = 16,
+                                 .tile_k = 32,
+                                 .piece_k = 32,
+                                 .stages = 3,
+                                 .min_blocks = 1,
+                                 .query_steps = kSomeQuerySteps};
+  constexpr ForwardTiling kLargeInLittleMemory{
+      .warps = 8, .warp_rows = 16, .tile_k = 16, .piece_k = 16, .stages = 4, .min_blocks = 1};
+  return resident_blocks(kLarge, needs, shared_limit) > 0 ? kLarge : kLargeInLittleMemory;
+}
+
+// At most 64 rows.
+ForwardTiling few_rows_tiling(const ForwardNeeds& needs, int held) {
+  if (needs.rows <= 16) {
+    // Bound by memory: three blocks of one warp (H200, 2026-11-21, kernels/sm80/forward/NOTES.md).
+    const int keys = held <= 96 ? 32 : 16;
+    return {
+        .warps = 1, .warp_rows = 16, .tile_k = keys, .piece_k = keys, .stages = 4, .min_blocks = 3};
+  }
+  // MEASURED: with a mask tensor tiles of one piece are 12 to 29 % faster (H200, 2026-11-21).
+  const bool one_piece = needs.transformed && held > 96;
+  return {.warps = needs.rows <= 32 ? 2 : 4,
+          .warp_rows = 16,
+          .tile_k = one_piece ? 16 : 32,
+          .piece_k = 16,
+          .stages = one_piece ? 4 : 3,
+          .min_blocks = 2};
+}
+
+// Registers per thread: O and Q take dim_v + dim / 2 with 32 rows per warp, half with 16; scores
+// and probabilities of a piece take about as many as it has keys.
+ForwardTiling fastest_tiling(const ForwardNeeds& needs, int held, int shared_limit) {
+  if (needs.rows <= 64) return few_rows_tiling(needs, held);
+  if (needs.transformed) return masked_tiling(needs, held, shared_limit);
+  if (held <= 128) {
+    return {.warps = 4,
+            .warp_rows = 32,
+            .tile_k = 64,
+            .piece_k = held <= 96 ? 64 : 32,
+            .stages = 2,
+            .min_blocks = 2};
+  }
+  if (held <= 192) {
+    // MEASURED at head dim 128 (H200, 2026-11-21): pieces of 32 keys with most of Q in shared
+    // memory are 7 % faster than pieces of 16, because more products of a step do not wait for each
+    // other. Where one block of them fits (made so), one of eight warps and pieces of 16 is 20 to
+    // 25 % faster; on sm_120 it would spill with a steady loop.
+    constexpr ForwardTiling kTwoBlocks{.warps = 4,
+                                       .warp_rows = 32,
+                                       .tile_k = 32,
+                                       .piece_k = 32,
+                                       .stages = 3,
+                                       .min_blocks = 2,
+                                       .query_steps = kFewQuerySteps};
+    constexpr ForwardTiling kOneBlock{.warps = 8,
+                                      .warp_rows = 32,
+                                      .tile_k = 32,
+                                      .piece_k = 16,
+                                      .stages = 2,
+                                      .min_blocks = 1,
+                                      .query_steps = kAllQuerySteps,
+                                      .steady_loop = false};
+    return resident_blocks(kTwoBlocks, needs, shared_limit) > 1 ? kTwoBlocks : kOneBlock;
+  }
+  return {.warps = 8,
+          .warp_rows = 16,
+          .tile_k = 32,
+          .piece_k = 32,
+          .stages = 4,
+          .min_blocks = 1,
+          .query_steps = 14};
+}
+
+}  // namespace
+
+int forward_shared_bytes(const ForwardTiling& t, int head_dim, int head_dim_v) {
+  const int k = t.tile_k * pitch_bytes(head_dim), v = t.tile_k * pitch_bytes(head_dim_v);
+  const int q = t.tile_q() * pitch_bytes(head_dim);
+  const int ahead = std::max(t.stages - 2, 1);
+  const int o = t.tile_q() * pitch_bytes(head_dim_v);
+  // Q passes through memory of V that the first tiles do not use; at the end O does.
+  const int tiles = t.stages * k + std::max({(t.stages + 1) * v, ahead * v + q, o});
+  const int kept_steps = std::max(divide_up(head_dim, 16) - t.query_steps, 0);
+  const int kept_q = 16 * std::max(t.warps * kept_steps * (t.warp_rows / 16) * 32, 1);
+  const int barriers = 8 * (2 * t.stages + 1);
+  return divide_up(tiles + kept_q + barriers, 16) * 16;
+}
+
+int forward_resident_blocks(const ForwardTiling& t, int shared_bytes, int shared_limit) {
+  // A multiprocessor has what it grants one block and that block's reserve.
+  const int fit = (shared_limit + kReservedSharedBytes) / (shared_bytes + kReservedSharedBytes);
+  return std::clamp(fit, 1, t.min_blocks);
+}
+
+ForwardTiling choose_forward_tiling(const ForwardNeeds& needs, int shared_limit) {
+  const int held = divide_up(needs.head_dim_v, 16) * 16 + divide_up(needs.head_dim, 16) * 8;
+  ForwardTiling t = fastest_tiling(needs, held, shared_limit);
+  if (needs.transformed) {
+    t.steady_loop = false;
+    if (held > 288) t.query_steps = std::min(t.query_steps, kSomeQuerySteps);
+  }
+  // Elements on their way from row to tile need the registers of Q, and some of a mask's. On
+  // devices with less shared memory (sm_80, sm_86, sm_89, sm_120) more is needed to spill nothing.
+  if (needs.by_element) {
+    const bool small = shared_limit < kLargeSharedBytes;
+    t.query_steps = small && needs.rows <= 16 && needs.transformed ? kSomeQuerySteps / 2 : 0;
+    if (small || needs.transformed) t.piece_k = 16;
+    if (small) t.steady_loop = false;
+  }
+  const auto fits = [&] {
+    return forward_shared_bytes(t, needs.head_dim, needs.head_dim_v) <= shared_limit;
+  };
+  if (!fits()) {
+    t.tile_k = std::min(t.tile_k, 32);
+    t.piece_k = std::min(t.piece_k, t.tile_k);
+  }
+  while (!fits() && t.stages > 2) --t.stages;
+  while (!fits() && t.warps > 1) t.warps /= 2;
+  return t;
+}
+
+int choose_key_splits(std::int64_t blocks, std::int64_t capacity, std::int64_t seqlen_k,
+                      int tile_k) {
+  const std::int64_t least = std::max(kMinTilesPerSplit * tile_k, kMinKeysPerSplit);
+  const std::int64_t splits = std::min(
+      {capacity / std::max<std::int64_t>(blocks, 1), seqlen_k / least, std::int64_t{kMaxSplits}});
+  return static_cast<int>(std::max<std::int64_t>(splits, 1));
+}
+
+}  // namespace flashlab::cuda

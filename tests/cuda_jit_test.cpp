@@ -3,6 +3,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -105,6 +106,75 @@ TEST_F(Cache, DamageIsAMissAndIsRemoved) {
     EXPECT_FALSE(found->has_value()) << bytes.size();
     EXPECT_FALSE(fs::exists(file));
   }
+}
+
+void make_older(const fs::path& file, std::chrono::minutes by) {
+  fs::last_write_time(file, fs::last_write_time(file) - by);
+}
+
+// Process ids come again in a container: what a writer of the same number left may not stop a new
+// one for ever.
+TEST_F(Cache, WhatKilledWritersLeftIsSweptAndStopsNobody) {
+  const KernelCache cache(folder());
+  ASSERT_TRUE(cache.prepare().ok());
+  const std::string path = folder() + "/" + key_.file_stem() + ".kernel";
+  std::vector<fs::path> left;
+  for (int counter = 0; counter < 8; ++counter) {
+    left.push_back(path + "." + std::to_string(getpid()) + "." + std::to_string(counter) + ".tmp");
+    std::ofstream(left.back()) << "half a kernel";
+  }
+  make_older(left.front(), std::chrono::minutes(60));
+  std::ofstream(folder() + "/someone-elses.tmp") << "stays";
+  ASSERT_TRUE(cache.store(key_, kernel_).ok());
+  EXPECT_TRUE(cache.find(key_)->has_value());
+  EXPECT_FALSE(fs::exists(left.front()));
+  EXPECT_TRUE(fs::exists(left.back())) << "its writer may still run";
+  EXPECT_EQ(cache.list()->size(), 1u);
+  EXPECT_GT(*cache.clear(), 0);
+  EXPECT_FALSE(fs::exists(left.back()));
+  EXPECT_TRUE(fs::exists(folder() + "/someone-elses.tmp"));
+}
+
+TEST_F(Cache, EntriesNotUsedForLongestMakeRoom) {
+  const auto key = [&](int i) {
+    KernelKey other = key_;
+    other.config += std::to_string(i);
+    return other;
+  };
+  const auto file = [&](int i) { return fs::path(folder()) / (key(i).file_stem() + ".kernel"); };
+  ASSERT_TRUE(KernelCache(folder()).store(key(0), kernel_).ok());
+  const auto entry_bytes = static_cast<std::int64_t>(fs::file_size(file(0)));
+  const KernelCache cache(folder(), KernelCache::Access::kReadWrite, 4 * entry_bytes);
+  for (int i = 1; i < 4; ++i) ASSERT_TRUE(cache.store(key(i), kernel_).ok());
+  EXPECT_EQ(cache.list()->size(), 4u) << "all that fit";
+  for (int i = 0; i < 4; ++i) make_older(file(i), std::chrono::minutes(600 - 100 * i));
+  EXPECT_TRUE(cache.find(key(0))->has_value()) << "the oldest, but used now";
+  ASSERT_TRUE(cache.store(key(4), kernel_).ok());
+  EXPECT_FALSE(fs::exists(file(1)));
+  for (const int i : {0, 2, 3, 4}) EXPECT_TRUE(fs::exists(file(i))) << i;
+  // What is just written stays, however large; without a limit everything does.
+  ASSERT_TRUE(
+      KernelCache(folder(), KernelCache::Access::kReadWrite, 1).store(key(5), kernel_).ok());
+  EXPECT_EQ(cache.list()->size(), 1u);
+  EXPECT_TRUE(fs::exists(file(5)));
+  for (int i = 0; i < 9; ++i) ASSERT_TRUE(KernelCache(folder()).store(key(i), kernel_).ok());
+  EXPECT_EQ(cache.list()->size(), 9u);
+}
+
+TEST_F(Cache, TheLimitIsNamedInMebibytes) {
+  const auto limit = [](const char* text) {
+    setenv("FLASHLAB_CACHE_MAX_MB", text, 1);
+    return KernelCache::default_max_bytes();
+  };
+  unsetenv("FLASHLAB_CACHE_MAX_MB");
+  const std::int64_t standard = KernelCache::default_max_bytes();
+  EXPECT_EQ(standard, std::int64_t{512} << 20);
+  EXPECT_EQ(limit("64"), std::int64_t{64} << 20);
+  EXPECT_EQ(limit("0"), 0) << "no limit";
+  for (const char* bad : {"", "many", "-1", "64 MB", "99999999999999999999"}) {
+    EXPECT_EQ(limit(bad), standard) << bad;
+  }
+  unsetenv("FLASHLAB_CACHE_MAX_MB");
 }
 
 TEST_F(Cache, ASymbolicLinkIsNotFollowed) {
@@ -226,10 +296,54 @@ TEST(DriverLoader, AnswersWithOrWithoutADriver) {
 TEST(EmbeddedSources, AreThere) {
   auto sources = DeviceSources::get();
   ASSERT_TRUE(sources.ok()) << sources.status().message();
-  EXPECT_EQ((*sources)->digest.size(), 64u);
+  EXPECT_EQ((*sources)->digest("").size(), 64u);
   bool types = false;
-  for (const SourceFile& file : (*sources)->files) types |= file.name == "config_types.h";
+  for (const SourceFile& file : (*sources)->files()) types |= file.name == "config_types.h";
   EXPECT_TRUE(types);
+}
+
+// Editing one file asks only for the kernels that include it, directly or not, to be made anew.
+TEST(EmbeddedSources, AKernelIsKeyedByTheFilesThatItIncludes) {
+  const auto embedded = DeviceSources::get();
+  ASSERT_TRUE(embedded.ok());
+  const auto main_of = [](const char* source) {
+    return std::string("#include \"config_types.h\"\n#include \"") + source + "\"\n";
+  };
+  const std::string attention = main_of("sm80/forward/kernel.cu"),
+                    naive = main_of("ladder/naive.cu");
+  const auto edited = [&](const char* name) {
+    std::vector<SourceFile> files = (*embedded)->files();
+    const auto at = std::find_if(files.begin(), files.end(),
+                                 [&](const SourceFile& file) { return file.name == name; });
+    EXPECT_NE(at, files.end()) << name;
+    if (at != files.end()) at->text += "// edited\n";
+    return DeviceSources(std::move(files));
+  };
+  const auto changes = [&](const char* edit, const std::string& main) {
+    return edited(edit).digest(main) != (*embedded)->digest(main);
+  };
+  EXPECT_TRUE(changes("sm80/forward/kernel.cu", attention));
+  EXPECT_TRUE(changes("tile/softmax.h", attention)) << "included by sm80/forward/warp.h";
+  EXPECT_TRUE(changes("config_types.h", naive));
+  EXPECT_FALSE(changes("tile/softmax.h", naive));
+  EXPECT_FALSE(changes("ladder/naive.cu", attention));
+  EXPECT_FALSE(changes("lab/roof.cu", attention));
+
+  // Another file of the same text, or a text that moved to another file, is another closure.
+  EXPECT_NE(DeviceSources({{"a.h", "1"}, {"b.h", "1"}}).digest("#include \"a.h\"\n"),
+            DeviceSources({{"a.h", "1"}, {"b.h", "1"}}).digest("#include \"b.h\"\n"));
+  const DeviceSources circle({{"a.h", "#include \"b.h\"\n"}, {"b.h", "#include \"a.h\"\n"}});
+  EXPECT_EQ(circle.closure("#include \"b.h\"\n").size(), 2u);
+}
+
+TEST(CompileTarget, IsTheArchitectureOrThePtxOfTheGreatestBelowIt) {
+  const std::vector<int> nvrtc_12_8{75, 80, 86, 87, 89, 90, 100, 101, 120};
+  EXPECT_EQ(compile_target("sm_90a", nvrtc_12_8), "sm_90a");
+  EXPECT_EQ(compile_target("sm_103a", nvrtc_12_8), "compute_101") << "B300 with an older NVRTC";
+  EXPECT_EQ(compile_target("sm_121a", nvrtc_12_8), "compute_120");
+  EXPECT_EQ(compile_target("sm_88", nvrtc_12_8), "compute_87");
+  EXPECT_EQ(compile_target("sm_61", nvrtc_12_8), "sm_61") << "the compiler says that it cannot";
+  EXPECT_EQ(compile_target("compute_90", nvrtc_12_8), "compute_90");
 }
 
 TEST(ResourceReport, IsReadFromTheLog) {
@@ -323,59 +437,21 @@ TEST_F(Compiler, ImagesAreCompiledOnceAndThenCached) {
   fs::remove_all(folder);
 }
 
-// 64 values that live at once, in as few registers as let `blocks` of 128 threads share a
-// multiprocessor; `sequel` tells texts apart.
-std::string crowded(int blocks, const std::string& sequel = "") {
-  return "extern \"C\" __global__ void __launch_bounds__(128, " + std::to_string(blocks) +
-         ") crowded(float* x) {\n"
-         "  float value[64];\n"
-         "#pragma unroll\n"
-         "  for (int i = 0; i < 64; ++i) value[i] = x[i * 128 + threadIdx.x];\n"
-         "  __syncthreads();\n"
-         "#pragma unroll\n"
-         "  for (int i = 0; i < 64; ++i) x[i * 128 + threadIdx.x] = value[63 - i];\n"
-         "}\n" +
-         sequel;
-}
-
-TEST_F(Compiler, AFallbackIsTakenWhereItSpillsLess) {
-  using Configs = std::vector<std::string>;
-  const auto compiled = [](const std::string& config, const Configs& fallbacks) {
-    auto image = compile_image({"config_types.h", "crowded", config, {}, fallbacks}, "sm_80");
-    EXPECT_TRUE(image.ok()) << image.status().message();
-    return image.ok() ? image->kernel.log : "";
-  };
-  const auto spilled = [](const std::string& log) {
-    const auto use = resource_use(log, "crowded");
-    EXPECT_TRUE(use.ok());
-    return use.ok() ? use->spill_store_bytes : -1;
-  };
-  const std::string roomy = crowded(1), tight = crowded(12), tightest = crowded(16);
-  ASSERT_EQ(spilled(compiled(roomy, {})), 0);
-  const int some = spilled(compiled(tight, {})), more = spilled(compiled(tightest, {}));
-  ASSERT_GT(some, 0);
-  ASSERT_GT(more, some);
-
-  EXPECT_EQ(spilled(compiled(tight, {roomy})), 0);
-  EXPECT_TRUE(is_fallback(compiled(tight, {roomy})));
-  EXPECT_TRUE(is_fallback(compiled(tightest, {tight}))) << "less, if not none";
-  EXPECT_FALSE(is_fallback(compiled(tight, {tightest})));
-  EXPECT_FALSE(is_fallback(compiled(tight, {crowded(12, "// as many\n")})));
-  EXPECT_FALSE(is_fallback(compiled(tight, {"does not compile"}))) << "the first choice works";
-
-  // A report that cannot be read is no report of a kernel without spills.
-  EXPECT_FALSE(is_fallback(compiled(tight, {"extern \"C\" __global__ void other() {}\n"})));
-
-  EXPECT_EQ(spilled(compiled(tightest, {tight, roomy})), 0) << "on to the next while one spills";
-  EXPECT_EQ(spilled(compiled(tightest, {"does not compile", roomy})), 0);
-  EXPECT_EQ(spilled(compiled(tightest, {tight, tightest})), some) << "the least, not the last";
-}
-
-TEST_F(Compiler, FallbacksArePartOfTheKey) {
-  KernelSpec spec{"config_types.h", "crowded", crowded(1), {}};
-  const std::string without = key_of(spec, "sm_80")->file_stem();
-  spec.fallbacks = {crowded(1, "// other\n")};
-  EXPECT_NE(key_of(spec, "sm_80")->file_stem(), without);
+TEST_F(Compiler, EntriesOfASourceShareAnImage) {
+  KernelSpec spec{"config_types.h",
+                  "first",
+                  "extern \"C\" __global__ void first() {}\n"
+                  "extern \"C\" __global__ void second() {}\n",
+                  {}};
+  const auto image = compile_image(spec, "sm_80");
+  ASSERT_TRUE(image.ok()) << image.status().message();
+  for (const char* entry : {"first", "second"}) {
+    EXPECT_TRUE(resource_use(image->kernel.log, entry).ok()) << entry;
+  }
+  const std::string stem = key_of(spec, "sm_80")->file_stem();
+  spec.entry = "second";
+  EXPECT_EQ(key_of(spec, "sm_80")->file_stem(), stem);
+  EXPECT_EQ(stem.rfind("config_types-sm_80-", 0), 0u);
 }
 
 TEST_F(Compiler, ACacheThatIsOfNoUseOnlyCostsTime) {

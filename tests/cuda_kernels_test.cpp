@@ -204,6 +204,25 @@ TEST(KernelVariants, SmallerListsAndOtherSizesStayInsideTheWholeList) {
   }
 }
 
+// The driver's ptxas has not run: nothing is known of registers, and nothing is wrong.
+TEST(Precompile, PtxHasNoReportAndIsNoFailure) {
+  NEED_COMPILER();
+  std::string folder = (fs::temp_directory_path() / "flashlab-ptx-XXXXXX").string();
+  ASSERT_NE(mkdtemp(folder.data()), nullptr);
+  KernelVariant variant;
+  variant.spec = {"config_types.h", "nothing", "extern \"C\" __global__ void nothing() {}\n", {}};
+  PrecompileOptions options;
+  options.folder = folder;
+  for (const char* round : {"compiled", "found"}) {
+    const auto compiled = precompile({variant}, "compute_80", options);
+    ASSERT_TRUE(compiled.ok() && compiled->size() == 1) << round;
+    EXPECT_TRUE(compiled->front().status.ok()) << compiled->front().status.message();
+    EXPECT_FALSE(compiled->front().use.has_value()) << round;
+    EXPECT_GT(compiled->front().image_bytes, 0) << round;
+  }
+  fs::remove_all(folder);
+}
+
 class Smoke : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(Smoke, OneVariantOfEachKernelCompiles) {
@@ -225,8 +244,9 @@ TEST_P(Smoke, OneVariantOfEachKernelCompiles) {
     SCOPED_TRACE(kernel.variant.implementation + " " + kernel.variant.spec.entry + ": " +
                  kernel.variant.problem);
     EXPECT_TRUE(kernel.status.ok()) << kernel.status.message();
-    EXPECT_GT(kernel.use.registers, 0);
-    EXPECT_LE(kernel.use.registers * static_cast<int>(kernel.variant.threads), 65536);
+    ASSERT_TRUE(kernel.use.has_value());
+    EXPECT_GT(kernel.use->registers, 0);
+    EXPECT_LE(kernel.use->registers * static_cast<int>(kernel.variant.threads), 65536);
   }
   // A second round finds everything; others may read what they will use.
   const auto again = precompile(*list, GetParam(), options);
@@ -370,7 +390,8 @@ TEST(Default, OnTuringCompiles) {
   for (const CompiledVariant& kernel : *compiled) {
     SCOPED_TRACE(kernel.variant.spec.entry + ": " + kernel.variant.problem);
     EXPECT_TRUE(kernel.status.ok()) << kernel.status.message();
-    EXPECT_LE(kernel.use.registers * static_cast<int>(kernel.variant.threads), 65536);
+    ASSERT_TRUE(kernel.use.has_value());
+    EXPECT_LE(kernel.use->registers * static_cast<int>(kernel.variant.threads), 65536);
   }
 }
 

@@ -232,7 +232,7 @@ inline void expect_all_called(const Primitives& list, const std::string& folder,
   ASSERT_TRUE(sources.ok()) << sources.status().message();
   const std::regex declared(R"(__device__ [\w:&*<> ]*?(\w+)\()");
   std::set<std::string> names;
-  for (const cuda::SourceFile& file : (*sources)->files) {
+  for (const cuda::SourceFile& file : (*sources)->files()) {
     if (file.name.rfind(folder, 0) != 0) continue;
     for (std::sregex_iterator at(file.text.begin(), file.text.end(), declared), end; at != end;
          ++at) {

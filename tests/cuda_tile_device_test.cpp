@@ -6,6 +6,7 @@
 
 #include <functional>
 #include <limits>
+#include <numeric>
 
 #include "cuda_tile_kernels.h"
 #include "tile/key_range.h"
@@ -407,6 +408,17 @@ TEST_F(Tile, ReadElement) {
     }
   }
   EXPECT_TRUE(same("read_element", bits_of(run("read_element", in, Floats(192, -7))), expected));
+}
+
+TEST_F(Tile, RingHandsTilesOver) {
+  Words in(16 * 32 * 4);
+  std::iota(in.begin(), in.end(), 7u);
+  Words expected;
+  for (std::size_t i = 0; i < in.size(); ++i) expected.push_back(in[i ^ (1 << 2)]);
+  std::uint32_t places = 0;
+  for (const std::uint32_t place : {0, 1, 2, 0, 1, 2, 0}) places = 4 * places + place;
+  expected.insert(expected.end(), {places, 0, 0, 0});
+  EXPECT_TRUE(same("ring", run("ring", in, Words(expected.size(), 0xdddddddd), 64), expected));
 }
 
 }  // namespace

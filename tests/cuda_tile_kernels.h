@@ -169,6 +169,45 @@ inline Primitive tile_copy_kernel(const TileCopy& copy) {
                                copy.align, copy.dim, kTileRows, kLastRows, copy.row_bytes));
 }
 
+/// Warp 0 fills a ring of three places with 16 tiles of 512 bytes, by cp.async for even tiles and
+/// by stores for odd ones; warp 1 takes them out, a lane its neighbour's chunk. Then the places of
+/// 7 steps, kept instead of counted.
+inline Primitive ring_kernel() {
+  return primitive("ring", "", {"tile/pipeline.h"}, "const uint4* in, uint4* out", R"(
+  constexpr unsigned kTiles = 16;
+  using Stage = StageOf<3>;
+  __shared__ PhaseBarrier full[3], empty[3];
+  __shared__ uint4 tiles[3][32];
+  const int lane = t % 32;
+  if (t == 0) {
+    for (PhaseBarrier& barrier : full) barrier.init(32);
+    for (PhaseBarrier& barrier : empty) barrier.init(32);
+  }
+  __syncthreads();
+  for (unsigned tile = 0; tile < kTiles; ++tile) {
+    const unsigned stage = Stage::stage(tile);
+    if (t < 32) {
+      empty[stage].wait(Stage::phase_before(tile));
+      if (tile % 2 == 0) {
+        ptx::copy_async_16(ptx::shared_address(&tiles[stage][lane]), in + 32 * tile + lane);
+        full[stage].arrive_after_copies();
+      } else {
+        tiles[stage][lane] = in[32 * tile + lane];
+        full[stage].arrive();
+      }
+    } else {
+      full[stage].wait_parity(Stage::phase(tile) % 2);
+      out[32 * tile + lane] = tiles[stage][lane ^ 1];
+      empty[stage].arrive();
+    }
+  }
+  unsigned places = 0;
+  int place = 0;
+  for (int step = 0; step < 7; ++step, place = Stage::next(place)) places = 4 * places + place;
+  if (t == 0) out[32 * kTiles] = make_uint4(places, full[0].address() % 8, 0, 0);
+)");
+}
+
 /// 16 rows of scores, 12 steps of 8, then one value per key. `out`, per row: LSE, the weighted mean
 /// of the values, and the maximum and the sum over the row's lanes of the first step's scores.
 inline Primitive softmax_kernel() {
@@ -346,6 +385,7 @@ inline const Primitives& tile_primitives() {
 #undef FLASHLAB_LAYOUT_KERNEL
     for (const ProductCase& product : kProductCases) list.push_back(products_kernel(product));
     for (const TileCopy& copy : kTileCopies) list.push_back(tile_copy_kernel(copy));
+    list.push_back(ring_kernel());
     list.push_back(softmax_kernel());
     list.push_back(merge_kernel(1));
     list.push_back(merge_kernel(4));

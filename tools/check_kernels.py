@@ -61,13 +61,15 @@ def register_budget(kernel):
 
 def spilled_bytes(kernel):
     """What a thread stores and loads because of spills."""
-    return kernel["spill_store_bytes"] + kernel["spill_load_bytes"]
+    return (kernel["spill_store_bytes"] or 0) + (kernel["spill_load_bytes"] or 0)
 
 
 def complaint(architecture, kernel):
     """What is wrong with a kernel, or an empty string."""
     if kernel["error"]:
         return "does not compile: " + "\n".join(kernel["error"].split("\n")[:ERROR_LINES])
+    if kernel["registers"] is None:  # PTX: the driver's ptxas decides
+        return ""
     fit = register_budget(kernel)
     if kernel["registers"] > fit:
         return f"{kernel['registers']} registers, {fit} fit {kernel['threads']} threads"
@@ -83,6 +85,8 @@ def cell(kernel):
         return ""
     if kernel["error"]:
         return "error"
+    if kernel["registers"] is None:
+        return "PTX"
     spilled = spilled_bytes(kernel)
     return f"{kernel['registers']}" + (f" s{spilled}" if spilled else "")
 

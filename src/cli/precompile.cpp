@@ -68,12 +68,14 @@ nlohmann::ordered_json json_of(const lab::CompiledVariant& compiled) {
     out["error"] = compiled.status.message();
     return out;
   }
-  out["registers"] = compiled.use.registers;
-  out["spill_store_bytes"] = compiled.use.spill_store_bytes;
-  out["spill_load_bytes"] = compiled.use.spill_load_bytes;
-  out["fallback"] = compiled.fallback;
-  out["stack_bytes"] = compiled.use.stack_bytes;
-  out["static_shared_bytes"] = compiled.use.static_shared_bytes;
+  const auto used = [&](const char* name, int cuda::ResourceUse::*value) {
+    out[name] = compiled.use ? nlohmann::ordered_json((*compiled.use).*value) : nullptr;
+  };
+  used("registers", &cuda::ResourceUse::registers);
+  used("spill_store_bytes", &cuda::ResourceUse::spill_store_bytes);
+  used("spill_load_bytes", &cuda::ResourceUse::spill_load_bytes);
+  used("stack_bytes", &cuda::ResourceUse::stack_bytes);
+  used("static_shared_bytes", &cuda::ResourceUse::static_shared_bytes);
   out["image_bytes"] = compiled.image_bytes;
   out["compile_seconds"] = compiled.seconds;
   return out;

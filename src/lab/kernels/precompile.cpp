@@ -35,7 +35,7 @@ Status compile_into(const cuda::KernelCache& cache, CompiledVariant& out) {
     if (Status s = cache.store(*key, kernel); !s.ok()) return s;
   }
   out.image_bytes = static_cast<std::int64_t>(kernel.image.size());
-  out.fallback = cuda::is_fallback(kernel.log);
+  if (cuda::is_ptx(kernel)) return {};
   const auto use = cuda::resource_use(kernel.log, out.variant.spec.entry);
   if (use.ok()) {
     out.use = *use;

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -18,11 +19,10 @@ namespace flashlab::lab {
 struct CompiledVariant {
   KernelVariant variant;
   std::string architecture;
-  cuda::ResourceUse use;
+  std::optional<cuda::ResourceUse> use;  ///< none of PTX, which ptxas has not seen
   std::int64_t image_bytes = 0;
-  double seconds = 0;     ///< 0: it was there already
-  bool fallback = false;  ///< made from a fallback of the spec, because the first choice spills
-  Status status;          ///< why it does not compile
+  double seconds = 0;  ///< 0: it was there already
+  Status status;       ///< why it does not compile
 };
 
 struct PrecompileOptions {

@@ -174,7 +174,6 @@ class List {
   void add(KernelVariant variant) {
     std::string key = variant.implementation + "\n" + variant.spec.source + "\n" +
                       variant.spec.entry + "\n" + variant.spec.config;
-    for (const std::string& fallback : variant.spec.fallbacks) key += fallback + "\n";
     for (const std::string& option : variant.spec.options) key += option + "\n";
     const auto [at, fresh] = index_.emplace(std::move(key), variants_.size());
     if (fresh) {

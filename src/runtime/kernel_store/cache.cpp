@@ -6,11 +6,13 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
 #include <charconv>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
+#include <random>
 #include <string_view>
 
 #include "runtime/kernel_store/sha256.h"
@@ -19,7 +21,12 @@ namespace flashlab::cuda {
 namespace {
 
 constexpr std::string_view kMagic = "flashlab-kernel 1\n";
-constexpr std::string_view kSuffix = ".kernel";
+constexpr std::string_view kSuffix = ".kernel", kTemporarySuffix = ".tmp";
+constexpr std::int64_t kDefaultMaxBytes = std::int64_t{512} << 20;
+// A writer takes milliseconds: what is older was left behind.
+constexpr std::int64_t kLeftBehindSeconds = 600;
+// An entry's time of use is as exact as this, so that not every look-up writes.
+constexpr std::int64_t kUseSeconds = 3600;
 
 class File {
  public:
@@ -99,6 +106,49 @@ std::optional<CachedKernel> parse(std::string_view bytes) {
                       std::string(bytes.substr(image + log))};
 }
 
+/// A file of the folder that is one of ours.
+struct FolderFile {
+  std::string name;
+  std::int64_t bytes = 0;
+  struct timespec used {};  ///< when it was written or found
+  bool temporary = false;
+};
+
+// The kernel's name, a digest and a random number, not a process id: that comes again in a
+// container, where a killed writer's file may still lie.
+std::string temporary_name(const std::string& path) {
+  std::random_device random;
+  const auto number = static_cast<unsigned long long>(random()) << 32 | random();
+  char text[24];
+  std::snprintf(text, sizeof(text), ".%016llx", number);
+  return path + text + std::string(kTemporarySuffix);
+}
+
+// Nothing where the folder cannot be read; errno says why.
+std::optional<std::vector<FolderFile>> files_of(const std::string& path) {
+  DIR* folder = ::opendir(path.c_str());
+  if (folder == nullptr) return std::nullopt;
+  std::vector<FolderFile> files;
+  while (const dirent* entry = ::readdir(folder)) {
+    const std::string_view name = entry->d_name;
+    const bool kernel = name.size() > kSuffix.size() && name.ends_with(kSuffix);
+    const bool temporary = name.ends_with(kTemporarySuffix) &&
+                           name.find(std::string(kSuffix) + ".") != std::string_view::npos;
+    struct stat info {};
+    if (!kernel && !temporary) continue;
+    if (::fstatat(::dirfd(folder), entry->d_name, &info, AT_SYMLINK_NOFOLLOW) != 0) continue;
+    if (S_ISREG(info.st_mode)) {
+      files.push_back({std::string(name), info.st_size, info.st_mtim, temporary});
+    }
+  }
+  ::closedir(folder);
+  return files;
+}
+
+bool older(const struct timespec& a, const struct timespec& b) {
+  return a.tv_sec != b.tv_sec ? a.tv_sec < b.tv_sec : a.tv_nsec < b.tv_nsec;
+}
+
 bool make_folders(const std::string& path) {
   for (std::size_t slash = path.find('/', 1);; slash = path.find('/', slash + 1)) {
     const std::string part = path.substr(0, slash);
@@ -128,6 +178,16 @@ std::string KernelCache::default_folder() {
   }
   const std::string home = variable("HOME");
   return home.empty() ? "" : home + "/.cache/flashlab/kernels";
+}
+
+std::int64_t KernelCache::default_max_bytes() {
+  const char* text = std::getenv("FLASHLAB_CACHE_MAX_MB");
+  if (text == nullptr) return kDefaultMaxBytes;
+  std::int64_t mib = 0;
+  const char* end = text + std::strlen(text);
+  const auto [at, error] = std::from_chars(text, end, mib);
+  const bool number = error == std::errc() && at == end && mib >= 0 && mib <= INT64_MAX >> 20;
+  return number ? mib << 20 : kDefaultMaxBytes;
 }
 
 Status KernelCache::error(const std::string& path, const std::string& got,
@@ -187,6 +247,11 @@ Result<std::optional<CachedKernel>> KernelCache::find(const KernelKey& key) cons
   std::optional<CachedKernel> kernel;
   if (bytes) kernel = parse(*bytes);
   if (!kernel && access_ == Access::kReadWrite) ::unlink(path.c_str());
+  struct stat info {};
+  if (kernel && max_bytes_ > 0 && ::fstat(file.get(), &info) == 0 &&
+      info.st_mtim.tv_sec + kUseSeconds < ::time(nullptr)) {
+    ::futimens(file.get(), nullptr);  // used now; where that fails it only counts as older
+  }
   return kernel;
 }
 
@@ -195,10 +260,8 @@ Status KernelCache::store(const KernelKey& key, const CachedKernel& kernel) cons
     return error(folder_, "opened read-only", "use the user's cache for new kernels");
   }
   if (Status s = check_folder(true); !s.ok()) return s;
-  static std::atomic<int> counter{0};
   const std::string path = path_of(key);
-  const std::string temporary =
-      path + "." + std::to_string(::getpid()) + "." + std::to_string(counter++) + ".tmp";
+  const std::string temporary = temporary_name(path);
   File file(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
   if (!file.open()) {
     return error(temporary, std::strerror(errno), "name a writable folder in FLASHLAB_CACHE");
@@ -210,36 +273,59 @@ Status KernelCache::store(const KernelKey& key, const CachedKernel& kernel) cons
     ::unlink(temporary.c_str());
     return error(path, reason, "free space or name another folder in FLASHLAB_CACHE");
   }
+  make_room(path.substr(folder_.size() + 1));
   return {};
 }
 
+// Sweeps what killed writers left, then the entries that were not used for longest until the limit
+// holds. Another process may do the same at the same time: a file that is gone is as good.
+void KernelCache::make_room(const std::string& newest) const {
+  auto files = files_of(folder_);
+  if (!files) return;
+  std::int64_t bytes = 0;
+  const auto now = ::time(nullptr);
+  for (const FolderFile& file : *files) {
+    if (!file.temporary) {
+      bytes += file.bytes;
+    } else if (file.used.tv_sec + kLeftBehindSeconds < now) {
+      ::unlink((folder_ + "/" + file.name).c_str());
+    }
+  }
+  if (max_bytes_ <= 0 || bytes <= max_bytes_) return;
+  std::sort(files->begin(), files->end(),
+            [](const FolderFile& a, const FolderFile& b) { return older(a.used, b.used); });
+  for (const FolderFile& file : *files) {
+    if (bytes <= max_bytes_) return;
+    if (file.temporary || file.name == newest) continue;
+    ::unlink((folder_ + "/" + file.name).c_str());
+    bytes -= file.bytes;
+  }
+}
+
 Result<std::vector<CacheFile>> KernelCache::list() const {
-  std::vector<CacheFile> files;
-  DIR* folder = ::opendir(folder_.c_str());
-  if (folder == nullptr) {
-    if (errno == ENOENT) return files;
+  const auto found = files_of(folder_);
+  if (!found && errno != ENOENT) {
     return error(folder_, std::strerror(errno), "name another folder in FLASHLAB_CACHE");
   }
-  while (const dirent* entry = ::readdir(folder)) {
-    const std::string_view name = entry->d_name;
-    if (name.size() <= kSuffix.size() || !name.ends_with(kSuffix)) continue;
-    struct stat info {};
-    if (::fstatat(::dirfd(folder), entry->d_name, &info, AT_SYMLINK_NOFOLLOW) != 0) continue;
-    if (S_ISREG(info.st_mode)) files.push_back({std::string(name), info.st_size});
+  std::vector<CacheFile> files;
+  if (!found) return files;
+  for (const FolderFile& file : *found) {
+    if (!file.temporary) files.push_back({file.name, file.bytes});
   }
-  ::closedir(folder);
   std::sort(files.begin(), files.end(),
             [](const CacheFile& a, const CacheFile& b) { return a.name < b.name; });
   return files;
 }
 
 Result<std::int64_t> KernelCache::clear() const {
-  auto files = list();
-  if (!files.ok()) return files.status();
-  if (files->empty()) return std::int64_t{0};
+  const auto files = files_of(folder_);
+  if (!files && errno != ENOENT) {
+    return error(folder_, std::strerror(errno), "name another folder in FLASHLAB_CACHE");
+  }
+  if (!files || files->empty()) return std::int64_t{0};
   if (Status s = check_folder(false); !s.ok()) return s;
   std::int64_t freed_bytes = 0;
-  for (const CacheFile& file : *files) {
+  for (const FolderFile& file : *files) {
     if (::unlink((folder_ + "/" + file.name).c_str()) == 0) freed_bytes += file.bytes;
   }
   return freed_bytes;

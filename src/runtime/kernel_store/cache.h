@@ -20,13 +20,13 @@ struct CachedKernel {
 
 /// What a kernel is looked up by: equal text gives equal kernels.
 struct KernelKey {
-  std::string sources;       ///< digest of every device source file
-  std::string name;          ///< entry point, readable: it starts the file's name
+  std::string sources;       ///< digest of the device sources that are compiled
+  std::string name;          ///< of the source, readable: it starts the file's name
   std::string config;        ///< the printed Config struct
   std::string options;       ///< compiler options
   std::string architecture;  ///< "sm_90a"
 
-  /// "flash_fwd_sm80-sm_90a-<sha256>".
+  /// "sm80-forward-kernel-sm_90a-<sha256>".
   std::string file_stem() const;
 };
 
@@ -36,7 +36,9 @@ struct CacheFile {
 };
 
 /// A folder of compiled kernels. Thread-safe and safe between processes: a file appears whole, by
-/// rename, or not at all.
+/// rename, or not at all. What a killed writer left behind is swept by a later one. With a limit
+/// the entries that were not used for longest make room for new ones: `find` renews an entry's
+/// time.
 ///
 /// A folder that others may write to is refused, because a kernel from it would run with this
 /// user's rights, and one that another user owns too, unless it is only read: somebody named that
@@ -52,8 +54,18 @@ class KernelCache {
   /// if there is no home either.
   static std::string default_folder();
 
-  explicit KernelCache(std::string folder, Access access = Access::kReadWrite)
-      : folder_(std::move(folder)), access_(access) {}
+  /// Bytes that a user's cache may hold: FLASHLAB_CACHE_MAX_MB (MiB), else 512 MiB; 0: no limit.
+  static std::int64_t default_max_bytes();
+
+  /// `max_bytes`: what entries may take together, 0 without a limit.
+  explicit KernelCache(std::string folder, Access access = Access::kReadWrite,
+                       std::int64_t max_bytes = 0)
+      : folder_(std::move(folder)), access_(access), max_bytes_(max_bytes) {}
+
+  /// The user's cache: the default folder with the default limit.
+  static KernelCache of_user() {
+    return KernelCache(default_folder(), Access::kReadWrite, default_max_bytes());
+  }
 
   /// The entry; nullopt if there is none or it is damaged (length or digest wrong: such a file is
   /// removed where writing is allowed). Errors: kIoError for a folder that is refused or an entry
@@ -74,7 +86,8 @@ class KernelCache {
   /// Entries by name. A folder that does not exist has none.
   Result<std::vector<CacheFile>> list() const;
 
-  /// Removes every entry, and nothing else that lies in the folder; gives the bytes freed.
+  /// Removes every entry and what killed writers left, and nothing else that lies in the folder;
+  /// gives the bytes freed.
   Result<std::int64_t> clear() const;
 
   const std::string& folder() const noexcept { return folder_; }
@@ -83,9 +96,11 @@ class KernelCache {
   Status check_folder(bool create) const;
   Status error(const std::string& path, const std::string& got, const std::string& remedy) const;
   std::string path_of(const KernelKey& key) const;
+  void make_room(const std::string& newest) const;
 
   std::string folder_;
   Access access_;
+  std::int64_t max_bytes_;
 };
 
 }  // namespace flashlab::cuda

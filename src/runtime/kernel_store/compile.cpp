@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <optional>
+#include <string_view>
 
 #include "runtime/kernel_store/nvrtc.h"
 #include "runtime/kernel_store/sources.h"
@@ -11,57 +12,22 @@
 namespace flashlab::cuda {
 namespace {
 
-constexpr char kFallbackNote[] = "Made from a fallback: the first choice spills more.\n";
-
-// The translation unit of a spec: its Config first, because the kernel's file reads it.
-CompileRequest request_of(const KernelSpec& spec, const std::string& config,
-                          const DeviceSources& sources, const std::string& architecture) {
-  CompileRequest request;
-  request.main = {spec.entry + ".cu", "#include \"config_types.h\"\n" + config + "\n#include \"" +
-                                          spec.source + "\"\n"};
-  request.headers = sources.files;
-  request.architecture = architecture;
-  request.options = spec.options;
-  return request;
+// "sm80/forward/kernel.cu" -> "sm80-forward-kernel": readable, it starts a file's name.
+std::string readable_name(std::string source) {
+  source.erase(std::min(source.rfind('.'), source.size()));
+  std::replace(source.begin(), source.end(), '/', '-');
+  return source;
 }
 
-// What the compiler is asked for. A GPU newer than the compiler gets the newest portable PTX it can
-// write, which the driver finishes.
-std::string target_of(const std::string& architecture, const std::vector<int>& known) {
-  const int wanted =
-      std::atoi(architecture.c_str() + std::min<std::size_t>(3, architecture.size()));
-  const int newest = known.empty() ? wanted : *std::max_element(known.begin(), known.end());
-  if (architecture.rfind("sm_", 0) != 0 || wanted <= newest) return architecture;
-  return "compute_" + std::to_string(newest);
+// The translation unit of a spec: its Config first, because the kernel's file reads it.
+std::string main_text(const KernelSpec& spec) {
+  return "#include \"config_types.h\"\n" + spec.config + "\n#include \"" + spec.source + "\"\n";
 }
 
 std::string joined(const std::vector<std::string>& parts) {
   std::string text;
   for (const std::string& part : parts) text += part + "\n";
   return text;
-}
-
-Result<KernelImage> compile_config(const KernelSpec& spec, const std::string& config,
-                                   const std::string& architecture) {
-  auto sources = DeviceSources::get();
-  if (!sources.ok()) return sources.status();
-  auto nvrtc = Nvrtc::get();
-  if (!nvrtc.ok()) return nvrtc.status();
-  auto compiled = (*nvrtc)->compile(
-      request_of(spec, config, **sources, target_of(architecture, (*nvrtc)->architectures())));
-  if (!compiled.ok()) return compiled.status();
-  KernelImage image;
-  image.kernel = {std::move(compiled->image), std::move(compiled->log), compiled->compiler};
-  image.compile_seconds = compiled->seconds;
-  return image;
-}
-
-// Nothing where that is unknown: PTX has no report, and a cubin's may be in words of a compiler
-// that resource_use does not know.
-std::optional<int> spilled_bytes(const KernelImage& image, const std::string& entry) {
-  const auto use = resource_use(image.kernel.log, entry);
-  if (!use.ok()) return std::nullopt;
-  return use->spill_store_bytes + use->spill_load_bytes;
 }
 
 // The reasons for which folders were not used, each once: a look-up and a store may give the same.
@@ -86,36 +52,48 @@ class Warnings {
 
 }  // namespace
 
+std::string compile_target(const std::string& architecture, const std::vector<int>& known) {
+  constexpr std::string_view kPrefix = "sm_";
+  if (architecture.rfind(kPrefix, 0) != 0) return architecture;
+  const int wanted = std::atoi(architecture.c_str() + kPrefix.size());
+  int below = 0;
+  for (const int number : known) {
+    if (number <= wanted) below = std::max(below, number);
+  }
+  return below == 0 || below == wanted ? architecture : "compute_" + std::to_string(below);
+}
+
+bool is_ptx(const CachedKernel& kernel) {
+  return kernel.image.rfind(
+             "\x7f"
+             "ELF",
+             0) != 0;
+}
+
 Result<KernelKey> key_of(const KernelSpec& spec, const std::string& architecture) {
   auto sources = DeviceSources::get();
   if (!sources.ok()) return sources.status();
-  return KernelKey{(*sources)->digest, spec.entry,
-                   spec.source + "\n" + spec.config + joined(spec.fallbacks), joined(spec.options),
+  const std::string text = main_text(spec);
+  return KernelKey{(*sources)->digest(text), readable_name(spec.source), text, joined(spec.options),
                    architecture};
 }
 
 Result<KernelImage> compile_image(const KernelSpec& spec, const std::string& architecture) {
-  auto best = compile_config(spec, spec.config, architecture);
-  if (!best.ok()) return best;
-  std::optional<int> spilled = spilled_bytes(*best, spec.entry);
-  double seconds = best->compile_seconds;
-  for (const std::string& config : spec.fallbacks) {
-    if (spilled.value_or(0) == 0) break;  // unknown: the first choice stays
-    auto other = compile_config(spec, config, architecture);
-    if (!other.ok()) continue;  // what compiled serves
-    seconds += other->compile_seconds;
-    const std::optional<int> other_spilled = spilled_bytes(*other, spec.entry);
-    if (!other_spilled || *other_spilled >= *spilled) continue;
-    spilled = other_spilled;
-    best = std::move(other);
-    best->kernel.log.insert(0, kFallbackNote);
-  }
-  best->compile_seconds = seconds;
-  return best;
-}
-
-bool is_fallback(const std::string& log) {
-  return log.compare(0, sizeof(kFallbackNote) - 1, kFallbackNote) == 0;
+  auto sources = DeviceSources::get();
+  if (!sources.ok()) return sources.status();
+  auto nvrtc = Nvrtc::get();
+  if (!nvrtc.ok()) return nvrtc.status();
+  CompileRequest request;
+  request.main = {readable_name(spec.source) + ".main.cu", main_text(spec)};
+  request.headers = (*sources)->closure(request.main.text);
+  request.architecture = compile_target(architecture, (*nvrtc)->architectures());
+  request.options = spec.options;
+  auto compiled = (*nvrtc)->compile(request);
+  if (!compiled.ok()) return compiled.status();
+  KernelImage image;
+  image.kernel = {std::move(compiled->image), std::move(compiled->log), compiled->compiler};
+  image.compile_seconds = compiled->seconds;
+  return image;
 }
 
 Result<KernelImage> image_of(const KernelSpec& spec, const std::string& architecture) {
@@ -137,7 +115,7 @@ Result<KernelImage> image_of(const KernelSpec& spec, const std::string& architec
     const KernelCache precompiled(folder, KernelCache::Access::kReadOnly);
     if (look_in(precompiled, ImageOrigin::kPrecompiled)) return image;
   }
-  const KernelCache cache(KernelCache::default_folder());
+  const KernelCache cache = KernelCache::of_user();
   if (look_in(cache, ImageOrigin::kCache)) return image;
   auto compiled = compile_image(spec, architecture);
   if (!compiled.ok()) return warnings.added_to(compiled.status());

@@ -18,18 +18,13 @@ struct KernelSpec {
   std::string entry;   ///< the __global__ function: "naive_scores"
   std::string config;  ///< ConfigPrinter::text()
   std::vector<std::string> options;
-  /// Configs for the same launch that need fewer registers. They are compiled in turn while all
-  /// before them spill, and the one that spills least is taken: which variants fit their registers
-  /// differs from compiler to compiler, and no plan can know it. Where the compiler reports no
-  /// spills that can be read (PTX has none before the driver finishes it), the first choice stays.
-  std::vector<std::string> fallbacks = {};
 };
 
 /// Where a kernel's image came from.
 enum class ImageOrigin : std::uint8_t { kPrecompiled, kCache, kCompiler };
 
 struct KernelImage {
-  CachedKernel kernel;  ///< its log says so in the first line if it is a fallback
+  CachedKernel kernel;
   ImageOrigin origin = ImageOrigin::kCompiler;
   double compile_seconds = 0;
   /// Why a folder was not looked into or the image could not be kept, "; " between several; empty
@@ -37,7 +32,8 @@ struct KernelImage {
   std::string cache_warning;
 };
 
-/// The key a spec is cached under on an architecture.
+/// The key a spec is cached under on an architecture. Specs that differ only in their entry share
+/// an image, which holds every entry of the source.
 Result<KernelKey> key_of(const KernelSpec& spec, const std::string& architecture);
 
 /// Finds or makes the image. FLASHLAB_PRECOMPILED names a read-only folder that is looked in first.
@@ -58,8 +54,13 @@ struct ResourceUse {
   int static_shared_bytes = 0;
 };
 
-/// Whether an image was made from a fallback of its spec, by its log.
-bool is_fallback(const std::string& log);
+/// What a compiler that knows the architectures `known` (75, 80, ...) is asked for: the
+/// architecture itself ("sm_90a": a cubin); where it does not know that, the PTX of the greatest
+/// one below it that it knows ("compute_90"), which the driver finishes.
+std::string compile_target(const std::string& architecture, const std::vector<int>& known);
+
+/// Whether an image is PTX. ptxas has not seen it: its registers and spills are unknown.
+bool is_ptx(const CachedKernel& kernel);
 
 /// Reads the report out of a compiler's log.
 Result<ResourceUse> resource_use(const std::string& log, const std::string& entry);

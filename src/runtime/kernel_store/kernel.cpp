@@ -3,39 +3,83 @@
 #include <fmt/format.h>
 
 #include <future>
+#include <map>
 #include <mutex>
 #include <unordered_map>
+#include <utility>
 
 #include "runtime/guard.h"
 
 namespace flashlab::cuda {
 namespace {
 
-// Loaded kernels by GPU and key. The caller that makes an entry compiles; others wait for its
-// future, so that the lock is never held over a compilation. Only the maker takes its entry out
-// again, when it failed, and before anybody hears of that: a waiter that erased by name when it
-// wakes could hit a newer entry that succeeded, whose kernel is in use. An entry that holds a
-// kernel stays.
-struct LoadedKernels {
-  std::mutex mutex;
-  std::unordered_map<std::string, std::shared_future<Result<Kernel>>> by_key;
+// An image on a GPU, with every entry of its source.
+struct LoadedImage {
+  CUlibrary library = nullptr;
+  std::string log;
+  ImageOrigin origin = ImageOrigin::kCompiler;
 };
 
-LoadedKernels& loaded_kernels() {
-  static LoadedKernels& kernels = *new LoadedKernels();  // outlives static destructors
-  return kernels;
+// What was made once, by name. The caller that makes an entry does the work; others wait for its
+// future, so that the lock is never held over a compilation. Only the maker takes its entry out
+// again, when it failed, and before anybody hears of that: a waiter that erased by name when it
+// wakes could hit a newer entry that succeeded and is in use. An entry that holds a value stays.
+template <class Value>
+class Once {
+ public:
+  template <class Make>
+  Result<const Value*> get(const std::string& name, const Make& make) {
+    std::promise<Result<Value>> promise;
+    std::shared_future<Result<Value>> future;
+    bool mine = false;
+    {
+      std::lock_guard lock(mutex_);
+      auto found = by_name_.find(name);
+      if (found == by_name_.end()) {
+        mine = true;
+        found = by_name_.emplace(name, promise.get_future().share()).first;
+      }
+      future = found->second;
+    }
+    if (mine) {
+      auto outcome = internal::guard<Result<Value>>(make);
+      if (!outcome.ok()) {
+        // A failure is not remembered: the reason (a full disk, no compiler yet) may go away.
+        std::lock_guard lock(mutex_);
+        by_name_.erase(name);
+      }
+      promise.set_value(std::move(outcome));
+    }
+    const Result<Value>& made = future.get();
+    if (made.ok()) return &*made;
+    return made.status();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::unordered_map<std::string, std::shared_future<Result<Value>>> by_name_;
+};
+
+// Of the process, shared by its contexts: images by GPU and key, kernels by their entry, too.
+struct Loaded {
+  Once<LoadedImage> images;
+  Once<Kernel> kernels;
+};
+
+Loaded& loaded() {
+  static Loaded& all = *new Loaded();  // outlives static destructors
+  return all;
 }
 
-Result<Kernel> load(const GpuDevice& device, const KernelSpec& spec, unsigned shared_bytes) {
+Result<LoadedImage> load_image(const GpuDevice& device, const KernelSpec& spec) {
   auto image = image_of(spec, device.info().architecture());
   if (!image.ok()) return image.status();
-  const DriverFunctions& api = device.api();
-  const Driver& driver = device.driver();
   const ContextGuard current = device.current();
-  CUlibrary library = nullptr;
-  if (Status s = driver.check(api.cuLibraryLoadData(&library, image->kernel.image.data(), nullptr,
-                                                    nullptr, 0, nullptr, nullptr, 0),
-                              "cuLibraryLoadData");
+  LoadedImage out;
+  if (Status s = device.driver().check(
+          device.api().cuLibraryLoadData(&out.library, image->kernel.image.data(), nullptr, nullptr,
+                                         0, nullptr, nullptr, 0),
+          "cuLibraryLoadData");
       !s.ok()) {
     ErrorDetail detail = s.detail();
     detail.expected = fmt::format("a kernel that {} ({}) loads", device.info().name,
@@ -45,30 +89,49 @@ Result<Kernel> load(const GpuDevice& device, const KernelSpec& spec, unsigned sh
         "else update the NVIDIA driver";
     return Status(s.code(), std::move(detail));
   }
+  out.log = std::move(image->kernel.log);
+  out.origin = image->origin;
+  return out;
+}
+
+// Above 48 KiB a kernel must opt in to dynamic shared memory. The same kernel may be asked for with
+// less later: what is allowed only grows.
+Status allow_shared_bytes(const GpuDevice& device, CUkernel kernel, unsigned bytes) {
+  static std::mutex& mutex = *new std::mutex;
+  static auto& allowed = *new std::map<std::pair<int, CUkernel>, unsigned>;
+  std::lock_guard lock(mutex);
+  unsigned& most = allowed[{device.info().ordinal, kernel}];
+  if (bytes <= most) return {};
+  Status status = device.driver().check(
+      device.api().cuKernelSetAttribute(kFunctionMaxDynamicSharedBytes, static_cast<int>(bytes),
+                                        kernel, device.info().ordinal),
+      "cuKernelSetAttribute(max dynamic shared memory)");
+  if (status.ok()) most = bytes;
+  return status;
+}
+
+Result<Kernel> find_kernel(const GpuDevice& device, const LoadedImage& image,
+                           const std::string& entry, unsigned shared_bytes) {
+  const DriverFunctions& api = device.api();
+  const Driver& driver = device.driver();
+  const ContextGuard current = device.current();
   CUkernel handle = nullptr;
-  if (Status s = driver.check(api.cuLibraryGetKernel(&handle, library, spec.entry.c_str()),
+  if (Status s = driver.check(api.cuLibraryGetKernel(&handle, image.library, entry.c_str()),
                               "cuLibraryGetKernel");
       !s.ok()) {
     return s;
   }
-  // Above 48 KiB a kernel must opt in to dynamic shared memory.
-  if (Status s = driver.check(
-          api.cuKernelSetAttribute(kFunctionMaxDynamicSharedBytes, static_cast<int>(shared_bytes),
-                                   handle, device.info().ordinal),
-          "cuKernelSetAttribute(max dynamic shared memory)");
-      shared_bytes > 0 && !s.ok()) {
-    return s;
-  }
-  // Launching the handle itself would make the driver look this context's function up every time.
   Kernel kernel;
+  kernel.entry = entry;
+  kernel.origin = image.origin;
+  if (auto use = resource_use(image.log, entry); use.ok()) kernel.use = *use;
+  if (Status s = allow_shared_bytes(device, handle, shared_bytes); !s.ok()) return s;
+  // Launching the handle itself would make the driver look this context's function up every time.
   if (Status s =
           driver.check(api.cuKernelGetFunction(&kernel.function, handle), "cuKernelGetFunction");
       !s.ok()) {
     return s;
   }
-  kernel.entry = spec.entry;
-  kernel.origin = image->origin;
-  if (auto use = resource_use(image->kernel.log, spec.entry); use.ok()) kernel.use = *use;
   return kernel;
 }
 
@@ -95,34 +158,13 @@ Result<const Kernel*> load_kernel(const GpuDevice& device, const KernelSpec& spe
   if (Status s = device.require_real(); !s.ok()) return s;
   auto key = key_of(spec, device.info().architecture());
   if (!key.ok()) return key.status();
-  const std::string name =
-      fmt::format("{} {} {}", device.info().ordinal, key->file_stem(), shared_bytes);
-  LoadedKernels& kernels = loaded_kernels();
-  std::promise<Result<Kernel>> promise;
-  std::shared_future<Result<Kernel>> future;
-  bool mine = false;
-  {
-    std::lock_guard lock(kernels.mutex);
-    auto found = kernels.by_key.find(name);
-    if (found == kernels.by_key.end()) {
-      mine = true;
-      found = kernels.by_key.emplace(name, promise.get_future().share()).first;
-    }
-    future = found->second;
-  }
-  if (mine) {
-    auto outcome =
-        internal::guard<Result<Kernel>>([&] { return load(device, spec, shared_bytes); });
-    if (!outcome.ok()) {
-      // A failure is not remembered: the reason (a full disk, no compiler yet) may go away.
-      std::lock_guard lock(kernels.mutex);
-      kernels.by_key.erase(name);
-    }
-    promise.set_value(std::move(outcome));
-  }
-  const Result<Kernel>& loaded = future.get();
-  if (loaded.ok()) return &*loaded;
-  return loaded.status();
+  const std::string image_name = fmt::format("{} {}", device.info().ordinal, key->file_stem());
+  const std::string name = fmt::format("{} {} {}", image_name, spec.entry, shared_bytes);
+  return loaded().kernels.get(name, [&]() -> Result<Kernel> {
+    const auto image = loaded().images.get(image_name, [&] { return load_image(device, spec); });
+    if (!image.ok()) return image.status();
+    return find_kernel(device, **image, spec.entry, shared_bytes);
+  });
 }
 
 Status launch(const GpuDevice& device, const Kernel& kernel, const LaunchShape& shape,

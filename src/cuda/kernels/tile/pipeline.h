@@ -22,7 +22,10 @@ struct PhaseBarrier {
   /// Arrives when this thread's copies so far (cp.async) have landed.
   __device__ void arrive_after_copies() const { ptx::barrier_arrive_after_copies(address()); }
   /// Returns when the phase has ended. The phase before the first counts as ended.
-  __device__ void wait(unsigned phase) const { wait_parity(phase % 2); }
+  __device__ void wait(unsigned phase) const {
+    while (!ptx::barrier_passed(address(), phase % 2)) {
+    }
+  }
   __device__ void wait_parity(unsigned parity) const {
     while (!ptx::barrier_passed(address(), parity)) {
     }

@@ -391,7 +391,6 @@ struct BackwardKernel : BackwardBlock<Config> {
       ptx::copy_async_commit();
     };
     load_next(0);
-    using Stages = StageOf<kStages>;
     int stage = 0, buffer = 0;
     unsigned parity = 0;  // of the step: of the phases of both barriers
     if constexpr (Config::kOneBarrier) {
@@ -400,7 +399,7 @@ struct BackwardKernel : BackwardBlock<Config> {
       __syncthreads();
     }
     for (; at.left > 0; at.next(w)) {
-      const int next = Stages::next(stage);
+      const int next = stage + 1 == kStages ? 0 : stage + 1;
       if constexpr (!Config::kOneBarrier) {
         ptx::copy_async_wait<0>();
         __syncthreads();
@@ -419,7 +418,7 @@ struct BackwardKernel : BackwardBlock<Config> {
       if constexpr (kLoadAfterReading) shared.arrive_read();
       shared.wait_stored(parity);
       // Free now: the stage that part two of the step before read.
-      if constexpr (Config::kOneBarrier && kExchange) load_next(Stages::next(next));
+      if constexpr (Config::kOneBarrier && kExchange) load_next(next + 1 == kStages ? 0 : next + 1);
       part_two(sum, shared, warp, stage, buffer, grad_q_target(args, w, at));
       if constexpr (kLoadAfterReading) {
         shared.wait_read(parity);

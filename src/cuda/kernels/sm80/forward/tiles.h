@@ -189,8 +189,10 @@ struct KeyValueLoader {
     const int first_key = (task.first_tile + static_cast<int>(tile)) * Config::kTileK;
     load<kPart, kWhole>(copy_k, shared.k + Tiles::StageK::stage(tile) * Tiles::LayoutK::kBytes,
                         args.k, first_key);
-    load<kPart, kWhole>(copy_v, shared.v + Tiles::StageV::stage(tile) * Tiles::LayoutV::kBytes,
-                        args.v, first_key);
+    // StageV::stage(tile), written out: through the function NVRTC 13.0 orders this loop
+    // differently.
+    load<kPart, kWhole>(copy_v, shared.v + tile % Tiles::kStagesV * Tiles::LayoutV::kBytes, args.v,
+                        first_key);
     if constexpr (kPart + 1 == Tiles::kPieces) {
       const PhaseBarrier& landed = shared.landed[Tiles::StageV::stage(tile)];
       if constexpr (Config::kAlignK >= 4 && Config::kAlignV >= 4) {

@@ -127,6 +127,13 @@ class BadInput(Folder):
         path = self.path("good.safetensors", good)
         self.refused([*bench, path, "--seqlen", "5"], "--seqlen contradicts --input")
         self.refused([*bench, path, "--preset", "gpt2-small"], "--preset contradicts --input")
+        self.refused([*bench, self.path("masked.safetensors", safetensors(
+            {**{name: ((1, 2, 1, 4), [1.0] * 8) for name in "qkv"},
+             "attn_mask": ((1, 1, 2, 2), [0.0] * 4)}))], "attn_mask", "--causal")
+        huge = self.path("huge.safetensors", safetensors(
+            {name: ((1, 2, 1, 4), [1e38] * 8) for name in "qkv"}))
+        for command in ("bench", "check"):
+            self.refused([command, "--input", huge], "beyond fp32", "scale the values down")
         forward_only = self.path("forward.safetensors", attention_file(gradient=False))
         self.refused([*bench, forward_only, "--pass", "both"], 'no tensor "do"')
 
@@ -138,6 +145,13 @@ class BadInput(Folder):
         self.refused(["bench", *SMALL, "--json", self.path("no/such/folder.json")], "--json")
         self.refused(["bench", *SMALL, "--csv", self.path("no/such/folder.csv")], "--csv")
         self.refused(["bench", *SMALL, "--log", self.path("no/such/folder.md")], "--log")
+        # Told before anything is measured, not after.
+        self.refused(["bench", *SMALL, "--json", self.path("")], "--json", "is a folder")
+        self.refused(["bench", *SMALL, "--log", self.path("")], "--log", "is a folder")
+        same = self.path("same.json")
+        self.refused(["bench", *SMALL, "--json", same, "--csv", same], "--json and --csv both")
+        self.refused(["bench", *SMALL, "--implementation", "cpu", "--relative-to", "naive"],
+                     "--relative-to naive is not among what will be measured: cpu")
         file = self.path("file", b"x")
         self.refused(["bench", *SMALL, "--output", file], "--output", "file")
         self.refused(["bench", *SMALL, "--output", file + "/below"], "--output")

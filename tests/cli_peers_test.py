@@ -165,8 +165,9 @@ class Missing(Peers):
     def compare(self, text, *more, **options):
         return super().compare(text, *self.QUICK, *more, **options)
 
-    def ours_are_measured_all_the_same(self, done, rows, reason, status="unsupported", code=0):
-        self.assertEqual(done.returncode, code, done.stderr)
+    def ours_are_measured_all_the_same(self, done, rows, reason, status="unsupported"):
+        # They were asked for and could not be had.
+        self.assertEqual(done.returncode, 1, done.stderr)
         self.assertIn(reason, done.stderr)
         self.assertEqual(self.row(rows, "cpu")["status"], "ok")
         row = self.row(rows, "torch.flash")
@@ -192,7 +193,7 @@ class Missing(Peers):
 
     def test_crash_at_the_start(self):
         done, rows = self.compare("sys.exit('cannot import numpy')")
-        self.ours_are_measured_all_the_same(done, rows, "cannot import numpy", "error", code=1)
+        self.ours_are_measured_all_the_same(done, rows, "cannot import numpy", "error")
         self.assertIn("ended by exit code 1", done.stderr)
 
     def test_bare_python(self):
@@ -205,7 +206,7 @@ class Missing(Peers):
         os.makedirs(self.path("flashlab/peers"))  # a folder of that name is not the package
         done = run("compare", *SHAPE, *self.QUICK, "--peers", "torch.math", "--python", shell,
                    "--output", folder, cwd=self.folder)
-        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(done.returncode, 1, done.stderr)
         self.assertIn("has no flashlab and no torch", done.stderr)
 
     def test_no_such_python(self):
@@ -217,7 +218,7 @@ class Missing(Peers):
         empty = {**os.environ, "PATH": self.folder}
         done = run("compare", *SHAPE, *self.QUICK, "--peers", "torch.math", "--output",
                    self.path("report"), env=empty)
-        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(done.returncode, 1, done.stderr)
         self.assertIn("python3 cannot be started", done.stdout)
 
     def test_flags_that_mean_nothing(self):

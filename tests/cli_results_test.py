@@ -3,6 +3,9 @@
 
 import json
 import os
+import signal
+import subprocess
+import time
 import zipfile
 import xml.etree.ElementTree as ElementTree
 
@@ -185,6 +188,54 @@ class Results(Folder):
         done = run("bench", *SMALL, "--baseline", changed(1e6, 1e-6))
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         self.assertIn("faster", done.stdout)
+
+    def test_a_baseline_of_other_threads_is_named_and_fails(self):
+        saved = self.path("saved.json")
+        one = run("bench", *SMALL, "--threads", "1", "--json", saved)
+        self.assertEqual(one.returncode, 0, one.stderr)
+        done = run("bench", *SMALL, "--threads", "2", "--baseline", saved)
+        self.assertEqual(done.returncode, 1, done.stdout)
+        self.assertIn("nothing was compared: threads 1 then, 2 now", done.stdout)
+        self.assertNotIn("machine itself", done.stdout)
+        other = run("bench", *SMALL, "--threads", "1", "--head-dim-v", "8", "--baseline", saved)
+        self.assertEqual(other.returncode, 1, other.stdout)
+        self.assertIn("nothing was compared", other.stdout)
+
+    def test_an_interrupted_run_says_so(self):
+        # The second case takes minutes in one call; Ctrl-C does not wait for it.
+        names = {kind: self.path("cut." + kind) for kind in ("json", "csv", "markdown", "latex")}
+        files = [word for kind, name in names.items() for word in ("--" + kind, name)]
+        process = subprocess.Popen(
+            [cli_harness.program(), "bench", "--implementation", "reference", "--batch", "1",
+             "--heads", "8", "--head-dim", "64", "--seqlen", "16,16k", "--repeats", "1",
+             "--warmup", "1", *files], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        def rows():
+            try:
+                with open(names["json"], encoding="utf-8") as file:
+                    return json.load(file)["results"]
+            except OSError:
+                return []
+        deadline = time.monotonic() + 100
+        while not rows() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        time.sleep(0.5)
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate(timeout=60)
+        self.assertEqual(process.returncode, 130, error)
+        self.assertIn("interrupted, 1 of 2 measured", error)
+        for name in names.values():
+            with open(name, encoding="utf-8") as file:
+                text = file.read()
+            self.assertIn('"interrupted": true' if name.endswith("json")
+                          else "interrupted, 1 of 2 measured", text)
+
+    def test_too_large_is_known_before_anything_is_filled(self):
+        done = run("bench", "--implementation", "naive", "--batch", "64", "--seqlen", "512k",
+                   "--head-dim", "8", "--heads", "1", "--json", "-", timeout=60)
+        self.assertEqual(done.returncode, 1, done.stderr)
+        row = json.loads(done.stdout)["results"][0]
+        self.assertEqual(row["status"], "oom")
+        self.assertIn("keeps no scores", row["message"])
 
     def test_input_files(self):
         path = self.path("mine.safetensors", attention_file())

@@ -125,14 +125,80 @@ TEST(Baseline, VerdictsFollowTheSpread) {
   EXPECT_EQ(judge_one(timed(10, 0.3), timed(12, 0.3)).change, Change::kAmbiguous);
 }
 
-TEST(Baseline, AnUnmovedRoofShareMeansTheMachineChanged) {
+TEST(Baseline, TheSameBinaryIsTheSame) {
+  // Two runs of one program on a busy machine: medians some percent apart, quartiles as wide.
+  EXPECT_EQ(judge_one(timed(10, 0.08), timed(10.3, 0.08)).change, Change::kSame);
+  EXPECT_EQ(judge_one(timed(10, 0.02), timed(9.7, 0.04)).change, Change::kSame);
+  EXPECT_EQ(judge_one(timed(10, 0.6), timed(10.3, 0.6)).change, Change::kAmbiguous)
+      << "an interval that would hide a third says nothing";
+}
+
+TEST(Baseline, OnlyAMeasuredRoofMakesTheMachineTheCause) {
   Measurement before = timed(10);
   Measurement now = timed(13);
-  before[kRoofShare] = 0.85;
-  now[kRoofShare] = 0.85;
-  EXPECT_EQ(judge_one(before, now).change, Change::kAmbiguous);
-  now[kRoofShare] = 0.65;
+  before[kRoofShare] = now[kRoofShare] = 0.85;
+  EXPECT_EQ(judge_one(before, now).change, Change::kSlower) << "shares alone accuse nobody";
+  before[kRoofTflops] = 0.13;
+  now[kRoofTflops] = 0.10;
+  const CaseChange change = judge_one(before, now);
+  EXPECT_EQ(change.change, Change::kAmbiguous);
+  EXPECT_THAT(change.note, HasSubstr("a roof of 130 GFLOP/s then, 100 now"));
+  now[kRoofTflops] = 0.13;
   EXPECT_EQ(judge_one(before, now).change, Change::kSlower);
+}
+
+TEST(Baseline, ADoctoredFileIsFound) {
+  for (const double factor : {2.0, 6.0}) {
+    Measurement before = timed(10);
+    before[kRoofShare] = 0.85;
+    Measurement doctored = before;
+    doctored[kMedianMs] = 10 / factor;
+    EXPECT_EQ(judge_one(doctored, before).change, Change::kSlower) << factor;
+  }
+}
+
+TEST(Baseline, OtherThreadsOrAnotherProcessorAreNamedAndNotBlamed) {
+  ResultFile before = file_of(timed(5)), now = file_of(timed(10));
+  before.environment.threads_used = 2;
+  now.environment.threads_used = 1;
+  const BaselineReport report = compare_with_baseline(before, now);
+  EXPECT_EQ(report.changes[0].change, Change::kMissing);
+  EXPECT_EQ(report.exit_code(), 1);
+  EXPECT_THAT(report.summary(), HasSubstr("threads 2 then, 1 now"));
+  now.environment.threads_used = 2;
+  now.environment.cpu_model = "another processor";
+  EXPECT_THAT(compare_with_baseline(before, now).summary(),
+              HasSubstr("processor test processor then, another processor now"));
+}
+
+TEST(Baseline, NoTimeIsNeverFaster) {
+  Measurement nothing = timed(10), zero = timed(10);
+  nothing[kMedianMs].reset();
+  zero[kMedianMs] = 0;
+  for (const Measurement& before : {nothing, zero}) {
+    const BaselineReport report = compare_with_baseline(file_of(before), file_of(timed(10)));
+    EXPECT_EQ(report.faster, 0);
+    EXPECT_EQ(report.exit_code(), 1);
+    EXPECT_THAT(report.summary(), HasSubstr("the baseline has no time for it"));
+  }
+}
+
+TEST(Baseline, AnotherWindowWidensTheIntervalAndKeepsTheQuickerTime) {
+  Measurement first = timed(12);
+  first[kError] = 1e-7;
+  first.join_window(timed(10));
+  EXPECT_EQ(first[kMedianMs], 10);
+  EXPECT_EQ(first[kError], 1e-7);
+  const Interval interval = *time_interval(first);
+  EXPECT_LE(interval.low, 10);
+  EXPECT_GE(interval.high, 12);
+}
+
+TEST(Statistics, ADriftingWindowIsWiderThanItsQuartiles) {
+  std::vector<double> steady(30, 1.0), drifting;
+  for (int i = 0; i < 30; ++i) drifting.push_back(1 + 0.01 * i);
+  EXPECT_EQ(window_interval(steady).high, 1.0);
+  EXPECT_LT(window_interval(drifting).low, median_interval(*summarize(drifting)).low);
 }
 
 TEST(Baseline, WhatNoLongerRunsIsARegressionAndNewCasesAreNot) {
@@ -147,7 +213,8 @@ TEST(Baseline, WhatNoLongerRunsIsARegressionAndNewCasesAreNot) {
   other.labels.set("seqlen_q", std::uint64_t{77});
   const auto missing = compare_with_baseline(file_of(timed(10)), file_of(other));
   EXPECT_EQ(missing.missing, 2);
-  EXPECT_EQ(missing.exit_code(), 0);
+  EXPECT_EQ(missing.exit_code(), 1) << "nothing was compared";
+  EXPECT_THAT(missing.summary(), HasSubstr("nothing was compared"));
 }
 
 TEST(Verdict, ThresholdsOfEveryMetric) {

@@ -120,7 +120,7 @@ TEST(PythonMessages, WhatIsNotByTheProtocolIsRefusedByName) {
       {"1e999", "JSON object"},
       {"{\"event\": \"result\"", "JSON object"},
       {std::string("\0\xff\x1b[2J", 6), "JSON object"},
-      {std::string(100'000, '{'), "JSON object"},
+      {std::string(100'000, '{'), "nested too deeply"},
       {"{}", "event is not there"},
       {"{\"event\": 3}", "event is not a string"},
       {"{\"event\": \"odd\"}", "event is not one that is expected here"},

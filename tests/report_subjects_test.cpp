@@ -10,6 +10,7 @@
 
 #include "lab/report/formats.h"
 #include "lab/report/group.h"
+#include "lab/report/headline.h"
 #include "lab/report/html.h"
 #include "lab/report/plots.h"
 #include "lab/report/table.h"
@@ -39,7 +40,7 @@ ResultFile sums() {
       r.labels.set("seed", std::uint64_t{1});
       const double ms = static_cast<double>(rows) * (r.implementation == "naive" ? 4e-4 : 1e-4);
       const double samples[] = {ms * 0.999, ms, ms, ms * 1.001};
-      r.set_times(summarize(samples), 2.0 * 64 * static_cast<double>(rows),
+      r.set_times(samples, 2.0 * 64 * static_cast<double>(rows),
                   4.0 * 65 * static_cast<double>(rows));
     }
   }
@@ -110,6 +111,38 @@ TEST(Subjects, RecordsMadeBeforeAreRead) {
     ++read;
   }
   EXPECT_GT(read, 5);
+}
+
+TEST(Ties, TimesWithinTheNoiseAreAlike) {
+  ResultFile file = sample_comparison();
+  file.results[4] = file.results[2];  // cpu's forward time again, 1% later
+  file.results[4].implementation = "fa2-plain";
+  for (const Column& column : {kMedianMs, kMinMs, kMaxMs}) *file.results[4][column] *= 1.01;
+  const std::vector<Group> groups = group_by_problem(file);
+  EXPECT_EQ(labels(best_of(groups[0], kMedianMs, 0)), "cpu and fa2-plain alike");
+  EXPECT_EQ(labels(best_of(groups[0], kMedianMs, 1)), "cpu");
+  EXPECT_THAT(comparison_table(file, {}), HasSubstr("forward cpu and fa2-plain alike ("));
+}
+
+TEST(Headline, FiguresBelongTogether) {
+  ResultFile file = sample_comparison();
+  // The share was taken in windows in which both were slower than in the samples.
+  file.results[2][kRoofShare] = 0.73;
+  file.results[2][kRoofTflops] = 0.1;
+  const Headline head = headline(file, "naive");
+  std::string all;
+  for (const std::string& sentence : head.sentences) all += sentence + "\n";
+  EXPECT_THAT(all, HasSubstr("73% of the measured roof (73.0 of 100 GFLOP/s in the same windows)"));
+  // The error that it names is the one of the table of accuracy.
+  file.results[2][kError] = 5e-7;
+  file.results[2][kNaiveError] = 4e-7;
+  cases::Case small = sample_case(64);
+  file.results.push_back(sample_result("cpu", "forward", small, 200, 0));
+  file.results.back()[kError] = 2e-7;
+  file.results.back()[kNaiveError] = 1e-7;
+  all.clear();
+  for (const std::string& sentence : headline(file, "naive").sentences) all += sentence + "\n";
+  EXPECT_THAT(all, HasSubstr("at most 1.25x that of the naive formula"));
 }
 
 TEST(Subjects, AnInterruptedRunSaysSoEverywhere) {

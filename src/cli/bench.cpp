@@ -83,6 +83,7 @@ int run_bench(const Arguments& arguments) {
   options.error = arguments.has("--check");
   check_plans(arguments, engine.context, problems, names);
   Outputs outputs(arguments, /*report=*/false);
+  outputs.require_relative_to(names);
   outputs.begin(run_environment(engine, options), planned_results(problems, names.size()));
   if (wants_files(arguments)) lab::add_roofs(engine.context, outputs.environment());
 

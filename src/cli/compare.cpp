@@ -123,6 +123,9 @@ int run_compare(const Arguments& arguments) {
   options.roof_max_ms = device.kind == DeviceKind::kCuda ? 300 : 700;
   check_plans(arguments, engine.context, problems, rivals.ours);
   Outputs outputs(arguments, /*report=*/true);
+  std::vector<std::string> asked = rivals.ours;
+  asked.insert(asked.end(), rivals.python.begin(), rivals.python.end());
+  outputs.require_relative_to(asked);
   // Before Python starts: it would be reported as somebody else's program.
   lab::Environment environment = run_environment(engine, options);
   const PythonSide python = start_python(arguments, engine, rivals);
@@ -156,8 +159,8 @@ int run_compare(const Arguments& arguments) {
     names.insert(names.end(), rivals.python.begin(), rivals.python.end());
     complete = run_jobs_in_python(*python.worker, problems, names, options, outputs, done);
   } else {
-    complete = run_jobs(engine, problems, rivals.ours, options, outputs, done) &&
-               python.status.code() != StatusCode::kInternal;
+    complete =
+        run_jobs(engine, problems, rivals.ours, options, outputs, done) && python.status.ok();
   }
   if (text) print_end(outputs, rivals);
   const int code = finish_run(outputs, complete);

@@ -2,8 +2,13 @@
 
 #include <fmt/format.h>
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <filesystem>
+#include <map>
+#include <system_error>
 #include <utility>
 
 #include "cli/failure.h"
@@ -40,6 +45,7 @@ Outputs::Outputs(const Arguments& arguments, bool report) : arguments_(arguments
     stdout_flag_ = flag;
   }
   relative_to_ = arguments.value("--relative-to").value_or("");
+  check_files();
   if (const std::optional<std::string> path = arguments.value("--baseline")) {
     Result<lab::ResultFile> baseline = lab::read_results(*path);
     if (!baseline.ok()) throw Failure{kExitUsage, "--baseline " + baseline.status().message()};
@@ -58,6 +64,57 @@ Outputs::Outputs(const Arguments& arguments, bool report) : arguments_(arguments
       report_failure("--output DIR is needed for a report:", folder.status());
     }
   }
+}
+
+// What would fail after the measurement: a folder in a file's place, a place that may not be
+// written, two results for one file.
+void Outputs::check_files() const {
+  namespace fs = std::filesystem;
+  std::map<fs::path, std::string> taken;
+  for (const char* flag : {"--json", "--csv", "--markdown", "--latex", "--log"}) {
+    const std::string text = arguments_.value(flag).value_or("");
+    if (text.empty() || (text == "-" && std::string_view(flag) != "--log")) continue;
+    std::error_code error;
+    const fs::path path = fs::weakly_canonical(text, error);
+    if (fs::is_directory(path, error)) {
+      fail_usage(fmt::format("{} {} is a folder; name a file in it", flag, text));
+    }
+    const bool special = fs::exists(path, error) && !fs::is_regular_file(path, error);
+    const fs::path parent = path.has_parent_path() ? path.parent_path() : fs::path(".");
+    const fs::path& written = special ? path : parent;
+    if (::access(written.c_str(), W_OK) != 0) {
+      fail_usage(
+          fmt::format("{} {} cannot be written: {}; name a file in a folder that you may "
+                      "write",
+                      flag, text, std::generic_category().message(errno)));
+    }
+    if (special) continue;
+    const auto [first, fresh] = taken.emplace(path, flag);
+    if (!fresh) {
+      fail_usage(fmt::format("{} and {} both write {}; name two files", first->second, flag, text));
+    }
+  }
+}
+
+bool Outputs::undecided(const std::vector<lab::Measurement>& results) const {
+  if (!baseline_) return false;
+  lab::ResultFile now;
+  now.environment = file_.environment;
+  now.results = results;
+  const lab::BaselineReport report = lab::compare_with_baseline(*baseline_, now);
+  return std::any_of(report.changes.begin(), report.changes.end(), [](const auto& change) {
+    return change.speed_ratio &&
+           (change.change == lab::Change::kAmbiguous || change.change == lab::Change::kSlower);
+  });
+}
+
+void Outputs::require_relative_to(const std::vector<std::string>& names) const {
+  const auto& name = relative_to_;
+  if (name.empty() || std::find(names.begin(), names.end(), name) != names.end()) return;
+  fail_usage(
+      fmt::format("--relative-to {} is not among what will be measured: {}; add it to "
+                  "--implementation, or choose one of these",
+                  name, join_or(names)));
 }
 
 void Outputs::start_writer(const std::string& flag, const std::string& path) {
@@ -80,17 +137,6 @@ void Outputs::begin(lab::Environment environment, std::size_t planned) {
       throw Failure{kExitUsage, std::string(flag) + " " + status.message()};
     }
   }
-  if (const std::optional<std::string> path = arguments_.value("--log")) {
-    const std::filesystem::path parent = std::filesystem::path(*path).parent_path();
-    std::error_code error;
-    if (std::filesystem::is_directory(*path, error) ||
-        (!parent.empty() && !std::filesystem::is_directory(parent, error))) {
-      fail_usage(
-          fmt::format("--log {} cannot be written: no such folder, or it is one; name a file "
-                      "that may be appended to",
-                      *path));
-    }
-  }
 }
 
 void Outputs::add(const lab::Measurement& result) {
@@ -106,7 +152,8 @@ void Outputs::add(const lab::Measurement& result) {
 }
 
 void Outputs::report_failure(const std::string& flag, const Status& status) {
-  const std::string text = flag + " " + status.message();
+  const std::string message = status.message();
+  const std::string text = message.starts_with(flag) ? message : flag + " " + message;
   if (std::exchange(failures_[flag], text) != text) note(text + "; what was measured goes on");
 }
 
@@ -186,7 +233,7 @@ int Outputs::finish() {
   if (verdicts) print_verdicts(*verdicts);
   if (!folder_.empty()) write_report(verdicts ? &*verdicts : nullptr);
   if (!failures_.empty()) return kExitFailure;
-  return verdicts && verdicts->regression() ? kExitRegression : kExitOk;
+  return verdicts ? verdicts->exit_code() : kExitOk;
 }
 
 }  // namespace flashlab::cli

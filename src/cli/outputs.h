@@ -31,6 +31,11 @@ class Outputs {
   void begin(lab::Environment environment, std::size_t planned);
   void add(const lab::Measurement& result);
 
+  /// Whether the baseline has a time for one of them that does not decide: another window may.
+  bool undecided(const std::vector<lab::Measurement>& results) const;
+  /// Refuses a --relative-to that is not among what will be measured. Throws Failure.
+  void require_relative_to(const std::vector<std::string>& names) const;
+
   const lab::ResultFile& file() const { return file_; }
   /// Warnings and roofs that are known only at the end.
   lab::Environment& environment() { return file_.environment; }
@@ -45,6 +50,7 @@ class Outputs {
     std::string flag;  ///< stands in messages
     lab::ResultWriter writer;
   };
+  void check_files() const;
   void start_writer(const std::string& flag, const std::string& path);
   void report_failure(const std::string& flag, const Status& status);
   void write(const char* flag, const std::string& text);

@@ -3,10 +3,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
+#include <limits>
 #include <set>
 
 #include "cli/failure.h"
+#include "cli/terminal.h"
 #include "cli/values.h"
 
 namespace flashlab::cli {
@@ -215,6 +218,33 @@ ProblemDefaults compare_defaults(Device device) {
   return out;
 }
 
+// What the values of a file would make of any implementation, said before it runs.
+void look_at_values(const std::string& path, const lab::AttentionInputs& inputs, const Job& job) {
+  std::vector<lab::ValueRange> ranges;
+  for (const lab::FileTensor& tensor : inputs.tensors) {
+    ranges.push_back(lab::range_of(tensor));
+    if (!ranges.back().nan && !ranges.back().infinite) continue;
+    note(fmt::format("--input {}: {} holds {}; rows of the output that it reaches become NaN", path,
+                     tensor.name, ranges.back().nan ? "NaN" : "infinities"));
+  }
+  for (const std::string& name : inputs.unread) {
+    note(fmt::format("--input {}: nothing reads its tensor {}", path, name));
+  }
+  if (job.problem.dtype == DType::kFp64) return;
+  const double scale = job.problem.scale ? std::abs(static_cast<double>(*job.problem.scale))
+                                         : 1 / std::sqrt(static_cast<double>(job.problem.head_dim));
+  const double scores =
+      ranges[0].largest * ranges[1].largest * static_cast<double>(job.problem.head_dim) * scale;
+  const double dp = ranges.size() > 3 ? ranges[3].largest * ranges[2].largest *
+                                            static_cast<double>(job.problem.head_dim_v)
+                                      : 0;
+  if (std::max(scores, dp) <= std::numeric_limits<float>::max()) return;
+  fail_usage(
+      fmt::format("--input {}: {} may reach {:.1g}, beyond fp32's largest number; such an "
+                  "overflow says nothing about an implementation, so scale the values down",
+                  path, scores >= dp ? "scores q k" : "products do v", std::max(scores, dp)));
+}
+
 ProblemSet problems_of_input(const Arguments& arguments, const ProblemDefaults& defaults) {
   for (const char* flag : kShapeFlags) {
     if (!arguments.has(flag)) continue;
@@ -256,6 +286,7 @@ ProblemSet problems_of_input(const Arguments& arguments, const ProblemDefaults& 
   out.jobs = {std::move(job)};
   multiply_dtypes(arguments.list("--dtype"), out.jobs);
   finish(arguments, defaults, out.jobs);
+  look_at_values(path, *out.inputs, out.jobs.front());
   for (Job& each : out.jobs) {
     const bool backward =
         std::find(each.passes.begin(), each.passes.end(), Pass::kBackward) != each.passes.end();

@@ -99,6 +99,10 @@ void note(std::string_view text) {
 }
 
 void ProgressLine::show(double done, double total, std::string_view what) {
+  draw(done, total, what);
+}
+
+void ProgressLine::draw(double done, double total, std::string_view what) {
   if (!progress_wanted() || total <= 0) return;
   using Clock = std::chrono::steady_clock;
   static Clock::time_point last;
@@ -122,6 +126,12 @@ void ProgressLine::show(double done, double total, std::string_view what) {
 
 void ProgressLine::clear() {
   clear_line();
+}
+
+void leave_at_once(int exit_code) {
+  std::fflush(stdout);
+  std::fflush(stderr);
+  ::_exit(exit_code);
 }
 
 }  // namespace flashlab::cli

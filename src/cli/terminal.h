@@ -36,6 +36,11 @@ class ProgressLine {
   /// `done` of `total` and what is being done. Redrawn at most 20 times a second.
   void show(double done, double total, std::string_view what);
   void clear();
+  /// `show` without an object: from another thread, while the object is alive.
+  static void draw(double done, double total, std::string_view what);
 };
+
+/// Ends the process with what was printed, and nothing else: no destructor runs.
+[[noreturn]] void leave_at_once(int exit_code);
 
 }  // namespace flashlab::cli

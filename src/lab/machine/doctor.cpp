@@ -98,9 +98,11 @@ int allowed_cpus() {
 std::string list_of(const std::vector<BusyProcess>& busy) {
   std::string out;
   constexpr std::size_t kShown = 3;
+  // Counted in ticks over a short while, a program may seem to use more than there is.
+  const auto processors = static_cast<double>(std::max(1L, sysconf(_SC_NPROCESSORS_ONLN)));
   for (std::size_t i = 0; i < std::min(busy.size(), kShown); ++i) {
     out += fmt::format("{}{} (pid {}, {:.0f}% of a core)", i == 0 ? "" : ", ", busy[i].name,
-                       busy[i].pid, 100 * busy[i].cores);
+                       busy[i].pid, 100 * std::min(busy[i].cores, processors));
   }
   if (busy.size() > kShown) out += fmt::format(" and {} more", busy.size() - kShown);
   return out;

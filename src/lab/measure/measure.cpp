@@ -21,6 +21,9 @@ using Clock = std::chrono::steady_clock;
 // More calls than this in one sample would only average over interruptions.
 constexpr int kMaxCallsPerSample = 1'000'000;
 
+// Longer than this a person notices that Ctrl-C waits for the sample.
+constexpr double kLongSampleMs = 200;
+
 double ms_between(Clock::time_point from, Clock::time_point to) {
   return std::chrono::duration<double, std::milli>(to - from).count();
 }
@@ -73,6 +76,7 @@ struct Rival {
   const TimedCall* call = nullptr;
   Status status;
   Samples samples;
+  double last_ms = 0;  ///< how long the last sample took
 };
 
 /// Warms up and finds how many calls make a sample of `min_sample_ms`. The calls made here count as
@@ -81,9 +85,9 @@ Status warm_up(const MeasureOptions& options, double budget_ms, Rival& rival) {
   const auto start = Clock::now();
   for (int i = 0; i < std::max(options.warmup, 1); ++i) {
     if (is_set(options.cancel)) return {};
-    if (Status status = time_calls(options.clock, *rival.call, 1).status(); !status.ok()) {
-      return status;
-    }
+    const Result<double> elapsed = time_calls(options.clock, *rival.call, 1);
+    if (!elapsed.ok()) return elapsed.status();
+    rival.last_ms = *elapsed;
     if (budget_ms > 0 && ms_between(start, Clock::now()) > budget_ms) break;
   }
   if (options.cold_cache) return {};  // a second call in the sample would find warm caches
@@ -116,6 +120,7 @@ void take_sample(const MeasureOptions& options, Rival& rival) {
     rival.status = elapsed.status();
     return;
   }
+  rival.last_ms = *elapsed;
   rival.samples.ms.push_back(*elapsed / calls);
 }
 
@@ -180,6 +185,11 @@ std::vector<Result<Samples>> measure_interleaved(const MeasureOptions& options,
       }
       Rival& rival = rivals[(i + static_cast<std::size_t>(round)) % rivals.size()];
       if (!rival.status.ok()) continue;
+      if (options.before_long_sample && rival.last_ms > kLongSampleMs) {
+        std::vector<std::span<const double>> so_far;
+        for (const Rival& each : rivals) so_far.emplace_back(each.samples.ms);
+        options.before_long_sample(so_far);
+      }
       take_sample(options, rival);
       // What made the device useless keeps its failure; the others keep their samples.
       lost = !rival.status.ok() && options.clock != nullptr && options.clock->lost();

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <functional>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -49,6 +50,9 @@ struct MeasureOptions {
   SampleClock* clock = nullptr;  ///< of the device that the calls run on; null: this machine's
   const std::atomic<bool>* cancel = nullptr;  ///< set by somebody else: stop, keep what there is
   Progress progress;
+  /// Told what there is, one list of milliseconds per call, before a sample that will take long: a
+  /// person who does not wait for its end loses nothing that was measured.
+  std::function<void(const std::vector<std::span<const double>>&)> before_long_sample;
 };
 
 /// What the protocol saw. `ms` holds one time per call: sample duration / calls_per_sample.

@@ -56,4 +56,17 @@ Interval median_interval(const Statistics& statistics) {
           std::min(statistics.max, statistics.median + half)};
 }
 
+Interval window_interval(std::span<const double> samples) {
+  constexpr std::size_t kStretches = 5, kLeast = 3;
+  const std::size_t stretches = std::clamp<std::size_t>(samples.size() / kLeast, 1, kStretches);
+  Interval out = median_interval(*summarize(samples));
+  for (std::size_t i = 0; i < stretches; ++i) {
+    const std::size_t begin = i * samples.size() / stretches;
+    const std::size_t end = (i + 1) * samples.size() / stretches;
+    const double median = *median_of(samples.subspan(begin, end - begin));
+    out = {std::min(out.low, median), std::max(out.high, median)};
+  }
+  return out;
+}
+
 }  // namespace flashlab::lab

@@ -40,4 +40,10 @@ std::optional<double> median_of(std::span<const double> samples);
 /// (McGill, Tukey and Larsen 1978), kept inside [min, max]. One slow outlier does not move it.
 Interval median_interval(const Statistics& statistics);
 
+/// Where the median of `samples`, in the order they were taken, would lie in another window of as
+/// many: the interval that its quartiles give, widened to the medians of five stretches, so that a
+/// machine that drifts while it is measured gets a wider interval than its quartiles say.
+/// Precondition: not empty.
+Interval window_interval(std::span<const double> samples);
+
 }  // namespace flashlab::lab

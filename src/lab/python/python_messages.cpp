@@ -161,7 +161,7 @@ Measurement read_result(Line& line, const PythonRequest& asked, const std::strin
   out.error_sample = line.text("error_sample", false);
   out.plan = line.text("plan", false);
   if (line.wrong().empty() && out.status == RunStatus::kOk) {
-    out.set_times(summarize(samples), asked.problem.flops(*pass), asked.problem.ideal_bytes(*pass));
+    out.set_times(samples, asked.problem.flops(*pass), asked.problem.ideal_bytes(*pass));
   }
   return out;
 }

@@ -206,7 +206,9 @@ Best best_of(const Group& group, const Column& column, std::size_t pass) {
     if (!timed) return *value(best) == *value(row);
     // A median without a spread beside it stands for itself.
     const auto a = time_interval(*best.ok(pass)), b = time_interval(*row.ok(pass));
-    return a && b && std::isfinite(a->high) && b->low <= a->high;
+    if (!a || !b || !std::isfinite(a->high)) return false;
+    // Each median lies where the other's could.
+    return *value(row) <= a->high && *value(best) >= b->low;
   });
 }
 

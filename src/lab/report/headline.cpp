@@ -16,6 +16,7 @@ namespace {
 struct Tally {
   std::string label;
   int wins = 0;
+  bool tied = false;  ///< one of the wins was shared
   std::map<std::string, int> wins_by_pass;
   std::vector<double> speed_ups;      ///< against the chosen implementation
   const Measurement* best = nullptr;  ///< highest FLOP/s
@@ -42,8 +43,10 @@ void count_row(const Group& group, const Row& row, const Row* base, Tally* t) {
   for (std::size_t pass = 0; pass < group.passes.size(); ++pass) {
     const Measurement* r = row.ok(pass);
     if (r == nullptr) continue;
-    if (best_of(group, kMedianMs, pass).has(row)) {
+    const Best best = best_of(group, kMedianMs, pass);
+    if (best.has(row)) {
       ++t->wins;
+      t->tied = t->tied || best.rows.size() > 1;
       ++t->wins_by_pass[clean(group.passes[pass])];
     }
     if (base != nullptr && base != &row) {
@@ -51,10 +54,6 @@ void count_row(const Group& group, const Row& row, const Row* base, Tally* t) {
     }
     const auto rate = finite((*r)[kTflops]);
     if (rate && (t->best == nullptr || *rate > *(*t->best)[kTflops])) t->best = r;
-    const auto error = finite((*r)[kError]), naive = finite((*r)[kNaiveError]);
-    if (error && naive && *naive > 0) {
-      t->worst_error_ratio = std::max(t->worst_error_ratio, *error / *naive);
-    }
   }
   if (base == nullptr || base == &row) return;
   const auto ratio = memory_ratio(*base, row);
@@ -98,7 +97,9 @@ void about_failures(const ResultFile& file, Headline* out) {
 void about_speed(const Tally& t, std::size_t contests, std::string_view relative_to,
                  Headline* out) {
   if (contests == 1) {
-    out->sentences.push_back(fmt::format("{} is the fastest.", t.label));
+    out->sentences.push_back(t.tied
+                                 ? fmt::format("{} is as fast as any, within the noise.", t.label)
+                                 : fmt::format("{} is the fastest.", t.label));
   } else {
     out->sentences.push_back(
         fmt::format("{} is the fastest in {} of {} comparisons.", t.label, t.wins, contests));
@@ -127,15 +128,20 @@ void about_rate(const Tally& t, Headline* out) {
   const RateUnit unit = *(*t.best)[kTflops] < 1 ? RateUnit::kGflops : RateUnit::kTflops;
   const std::string rate = format_rate((*t.best)[kTflops], unit) + " " + to_string(unit);
   const std::string where = clean(t.best->pass) + ", " + title_of(*t.best);
-  const auto share = finite((*t.best)[kRoofShare]);
-  out->sentences.push_back(fmt::format(
-      "Its highest rate is {}{} ({}).", rate,
-      share ? ", " + format_percent(share) + " of the measured roof" : std::string(), where));
+  out->sentences.push_back(fmt::format("Its highest rate is {} ({}).", rate, where));
   out->tiles.push_back({rate, fmt::format("{}: highest rate, {} {}", t.label,
                                           t.best->labels.text("dtype"), clean(t.best->pass))});
-  if (share) {
-    out->tiles.push_back({format_percent(share), "of the measured roof at that rate"});
-  }
+  const auto share = finite((*t.best)[kRoofShare]);
+  if (!share) return;
+  // Share and roof were measured in windows of their own: the rate beside them is theirs too.
+  const auto roof = finite((*t.best)[kRoofTflops]);
+  const std::string beside =
+      roof ? fmt::format("{} of {} {} in the same windows", format_rate(*share * *roof, unit),
+                         format_rate(roof, unit), to_string(unit))
+           : std::string("in windows beside it");
+  out->sentences.push_back(
+      fmt::format("There it reaches {} of the measured roof ({}).", format_percent(share), beside));
+  out->tiles.push_back({format_percent(share), "of the measured roof: " + beside});
 }
 
 void about_memory(const Tally& t, const std::string& base, Headline* out) {
@@ -174,6 +180,11 @@ Headline headline(const ResultFile& file, std::string_view relative_to) {
                                                  : "Nothing ran to its end.");
     about_failures(file, &out);
     return out;
+  }
+  // The same figures as the table of accuracy has.
+  for (const Accuracy& a : accuracies(groups)) {
+    Tally& t = tally_of(tallies, a.label);
+    t.worst_error_ratio = std::max(t.worst_error_ratio, finite(a.ratio).value_or(0));
   }
   const Tally& winner =
       *std::max_element(tallies.begin(), tallies.end(),

@@ -147,8 +147,8 @@ Status convert_to_png(const std::string& converter, const fs::path& svg, const f
       posix_spawnp(&child, converter.c_str(), &actions, nullptr, arguments.data(), environ);
   posix_spawn_file_actions_destroy(&actions);
   if (error != 0) {
-    return Status::unsupported({"PNG pictures", std::generic_category().message(error),
-                                converter + " on the PATH",
+    return Status::unsupported({converter, std::generic_category().message(error),
+                                "this program on the PATH",
                                 "install librsvg2-bin; the SVG pictures are complete without it"});
   }
   const int status = wait_for(child);

@@ -160,6 +160,11 @@ class GroupTable {
         messages.push_back(failure_words(*r));
       }
     }
+    // What several rows share is said once.
+    const std::string why = join(messages, "; ");
+    if (why == last_why_) messages = {"as " + last_failed_};
+    last_why_ = why;
+    if (messages.front() != "as " + last_failed_) last_failed_ = row.label;
     std::string lead = name;
     for (const std::string& message : messages) {
       for (const std::string& line : wrap(message, width_ - name_width_ - 2)) {
@@ -216,6 +221,7 @@ class GroupTable {
   std::vector<Column> timed_, once_;  ///< figures of each pass, and of a row
   int name_width_;
   RateUnit unit_ = RateUnit::kTflops;
+  std::string last_why_, last_failed_;  ///< of the row before that has no figures
   std::string out_;
 };
 

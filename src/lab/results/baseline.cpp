@@ -1,6 +1,7 @@
 #include "lab/results/baseline.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
@@ -11,14 +12,18 @@
 namespace flashlab::lab {
 namespace {
 
-/// Where an interval of speed ratios lies against the tolerance.
-Change classify(Interval ratio, double tolerance) {
-  const double upper = 1 + tolerance;
-  const double lower = 1 / upper;
-  if (ratio.high < lower) return Change::kSlower;
-  if (ratio.low > upper) return Change::kFaster;
-  if (ratio.low >= lower && ratio.high <= upper) return Change::kSame;
-  return Change::kAmbiguous;
+/// Where a ratio of speeds with its interval lies against the tolerance.
+Change classify(double ratio, Interval interval, double tolerance) {
+  const double upper = 1 + tolerance, lower = 1 / upper;
+  if (interval.high < lower) return Change::kSlower;
+  if (interval.low > upper) return Change::kFaster;
+  // An interval this wide would hide a real change of its own size.
+  const double widest = 1 + 6 * tolerance;
+  const bool near = ratio >= lower && ratio <= upper;
+  const bool narrow = interval.low >= 1 / widest && interval.high <= widest;
+  const bool inside = interval.low >= lower && interval.high <= upper;
+  const bool reaches_one = interval.low <= 1 && interval.high >= 1;
+  return inside || (near && narrow && reaches_one) ? Change::kSame : Change::kAmbiguous;
 }
 
 bool has_time(const Measurement& result) {
@@ -31,10 +36,22 @@ std::string outcome(const Measurement& result) {
   return out;
 }
 
-/// Whether two files come from machines whose times may be compared at all.
-bool same_machine(const Environment& a, const Environment& b) {
-  return a.cpu_model == b.cpu_model && a.gpu == b.gpu &&
-         (a.hostname_hash == b.hostname_hash || a.cpu_threads_online == b.cpu_threads_online);
+/// What makes times of two files answers to different questions; empty: nothing.
+std::string difference(const Environment& a, const Environment& b) {
+  std::vector<std::string> out;
+  const auto differ = [&out](const char* what, const std::string& then, const std::string& now) {
+    if (then.empty() || now.empty() || then == now) return;
+    out.push_back(fmt::format("{} {} then, {} now", what, then, now));
+  };
+  const auto number = [](int value) { return value > 0 ? fmt::to_string(value) : std::string(); };
+  differ("GPU", a.gpu, b.gpu);
+  // Beside a GPU the processor only enqueues.
+  if (a.gpu.empty() && b.gpu.empty()) {
+    differ("processor", a.cpu_model, b.cpu_model);
+    differ("instruction set", a.cpu_isa, b.cpu_isa);
+    differ("threads", number(a.threads_used), number(b.threads_used));
+  }
+  return fmt::format("{}", fmt::join(out, "; "));
 }
 
 std::vector<std::string> find_cautions(const Environment& old_one, const Environment& new_one) {
@@ -45,12 +62,7 @@ std::vector<std::string> find_cautions(const Environment& old_one, const Environ
                                 b.empty() ? "unknown" : b));
     }
   };
-  differ("CPU", old_one.cpu_model, new_one.cpu_model);
-  differ("GPU", old_one.gpu, new_one.gpu);
   differ("driver", old_one.driver, new_one.driver);
-  differ("instruction set", old_one.cpu_isa, new_one.cpu_isa);
-  differ("threads used", fmt::to_string(old_one.threads_used),
-         fmt::to_string(new_one.threads_used));
   differ("processors", fmt::to_string(old_one.cpu_threads_online),
          fmt::to_string(new_one.cpu_threads_online));
   differ("protocol", old_one.protocol, new_one.protocol);
@@ -62,47 +74,31 @@ std::vector<std::string> find_cautions(const Environment& old_one, const Environ
 }
 
 /// Judges two measurements of the same case, both with a time.
-void judge_times(const Measurement& old_one, const Measurement& new_one, bool comparable,
-                 double tolerance, CaseChange& out) {
+void judge_times(const Measurement& old_one, const Measurement& new_one, double tolerance,
+                 CaseChange& out) {
   const Interval old_ms = *time_interval(old_one);
   const Interval new_ms = *time_interval(new_one);
   out.speed_ratio = *old_one[kMedianMs] / *new_one[kMedianMs];
   out.speed_interval = {old_ms.low / new_ms.high, old_ms.high / new_ms.low};
-  out.change = classify(out.speed_interval, tolerance);
-
-  const bool shares = old_one[kRoofShare] && new_one[kRoofShare] && *old_one[kRoofShare] > 0 &&
-                      *new_one[kRoofShare] > 0;
-  if (!shares) {
-    if (!comparable) {
-      out.change = Change::kAmbiguous;
-      out.note = "another machine, and no share of the roof to compare instead";
-    }
-    return;
-  }
-  const double share_ratio = *new_one[kRoofShare] / *old_one[kRoofShare];
-  // Within a run times and shares scatter alike, so the share gets the relative interval of the
-  // times.
-  const Interval share_interval = {share_ratio * out.speed_interval.low / *out.speed_ratio,
-                                   share_ratio * out.speed_interval.high / *out.speed_ratio};
-  const Change by_share = classify(share_interval, tolerance);
-  if (!comparable) {
-    out.change = by_share;
-    out.speed_ratio = share_ratio;
-    out.speed_interval = share_interval;
-    out.note = "another machine: shares of the roof are compared, not times";
-    return;
-  }
-  const bool moved = out.change == Change::kSlower || out.change == Change::kFaster;
-  if (moved && by_share != out.change) {
-    out.note = fmt::format("the machine itself was {}: {:.0f}% of the roof then, {:.0f}% now",
-                           out.change == Change::kSlower ? "slower" : "faster",
-                           100 * *old_one[kRoofShare], 100 * *new_one[kRoofShare]);
-    out.change = Change::kAmbiguous;
-  }
+  out.change = classify(*out.speed_ratio, out.speed_interval, tolerance);
+  // The pace of the machine itself, where both runs measured it beside the kernel.
+  const std::optional<double>&then = old_one[kRoofTflops], &now = new_one[kRoofTflops];
+  if (!then || !now || *then <= 0 || *now <= 0) return;
+  const double pace = *now / *then;
+  const bool steady = pace <= 1 + tolerance && pace >= 1 / (1 + tolerance);
+  if (steady || (out.change != Change::kSlower && out.change != Change::kFaster)) return;
+  const Change against_roof =
+      classify(*out.speed_ratio / pace,
+               {out.speed_interval.low / pace, out.speed_interval.high / pace}, tolerance);
+  if (against_roof == out.change) return;
+  out.note =
+      fmt::format("the machine's own pace changed: a roof of {:.4g} GFLOP/s then, {:.4g} now",
+                  *then * 1e3, *now * 1e3);
+  out.change = Change::kAmbiguous;
 }
 
-CaseChange judge(const Measurement* old_one, const Measurement* new_one, bool comparable,
-                 double tolerance) {
+CaseChange judge(const Measurement* old_one, const Measurement* new_one,
+                 const std::string& not_comparable, double tolerance) {
   const Measurement& any = new_one != nullptr ? *new_one : *old_one;
   CaseChange out;
   out.key = case_key(any);
@@ -117,8 +113,14 @@ CaseChange judge(const Measurement* old_one, const Measurement* new_one, bool co
     out.note = "not in the baseline";
   } else if (new_one == nullptr) {
     out.note = "not in this run";
+  } else if (!not_comparable.empty()) {
+    out.note = not_comparable;
   } else if (has_time(*old_one) && has_time(*new_one)) {
-    judge_times(*old_one, *new_one, comparable, tolerance, out);
+    judge_times(*old_one, *new_one, tolerance, out);
+  } else if (old_one->status == RunStatus::kOk && !has_time(*old_one)) {
+    out.note = "the baseline has no time for it";
+  } else if (new_one->status == RunStatus::kOk && !has_time(*new_one)) {
+    out.note = "this run has no time for it";
   } else if (has_time(*old_one)) {
     out.change = Change::kSlower;
     out.note = fmt::format("took {:.4g} ms, now {}", *(*old_one)[kMedianMs], outcome(*new_one));
@@ -171,9 +173,13 @@ std::string case_key(const Measurement& r) {
   return fmt::format("{} {} {} {}", r.implementation, r.device, r.pass, problem_key(r));
 }
 
-std::optional<Interval> time_interval(const Measurement& r) {
-  if (!r[kMedianMs]) return {};
+namespace {
+
+Interval spread_of(const Measurement& r) {
   const double median = *r[kMedianMs];
+  if (r[kLowMs] && r[kHighMs] && *r[kLowMs] <= median && median <= *r[kHighMs]) {
+    return Interval{*r[kLowMs], *r[kHighMs]};
+  }
   const double low = r[kMinMs].value_or(median);
   const double high = r[kMaxMs].value_or(median);
   if (r.samples > 0 && r[kQ1Ms] && r[kQ3Ms]) {
@@ -194,11 +200,21 @@ std::optional<Interval> time_interval(const Measurement& r) {
   return Interval{low, high};
 }
 
+}  // namespace
+
+std::optional<Interval> time_interval(const Measurement& r) {
+  if (!r[kMedianMs]) return {};
+  const Interval spread = spread_of(r);
+  const double median = *r[kMedianMs];
+  // A file whose median and spread contradict each other has only its median.
+  return spread.low <= median && median <= spread.high ? spread : Interval{median, median};
+}
+
 BaselineReport compare_with_baseline(const ResultFile& baseline, const ResultFile& current,
                                      const BaselineOptions& options) {
   BaselineReport out;
   out.cautions = find_cautions(baseline.environment, current.environment);
-  const bool comparable = same_machine(baseline.environment, current.environment);
+  out.not_comparable = difference(baseline.environment, current.environment);
 
   // A key that occurs twice counts once, by its last result: that is what a re-run meant.
   std::unordered_map<std::string, const Measurement*> old_results, new_results;
@@ -207,11 +223,11 @@ BaselineReport compare_with_baseline(const ResultFile& baseline, const ResultFil
   for (const auto& [key, result] : new_results) {
     const auto old_one = old_results.find(key);
     out.changes.push_back(judge(old_one == old_results.end() ? nullptr : old_one->second, result,
-                                comparable, options.tolerance));
+                                out.not_comparable, options.tolerance));
   }
   for (const auto& [key, result] : old_results) {
     if (new_results.contains(key)) continue;
-    out.changes.push_back(judge(result, nullptr, comparable, options.tolerance));
+    out.changes.push_back(judge(result, nullptr, out.not_comparable, options.tolerance));
   }
 
   for (const CaseChange& change : out.changes) {
@@ -251,7 +267,10 @@ std::string BaselineReport::summary() const {
   }
   add(ambiguous, "ambiguous");
   add(missing, "missing");
-  return out.empty() ? "no cases" : out;
+  if (compared() > 0) return out;
+  return "nothing was compared: " + (!not_comparable.empty() ? not_comparable
+                                     : changes.empty()       ? std::string("no cases")
+                                                             : changes.front().note);
 }
 
 }  // namespace flashlab::lab

@@ -14,11 +14,11 @@
 namespace flashlab::lab {
 
 enum class Change : std::uint8_t {
-  kSame,       ///< the whole interval of the ratio lies within the tolerance
+  kSame,       ///< the ratio lies within the tolerance, and its interval reaches 1
   kFaster,     ///< the whole interval lies beyond it
   kSlower,     ///< the whole interval lies beyond it; also: it ran before and does not run any more
   kAmbiguous,  ///< the interval straddles the limit, or the machine itself explains the difference
-  kMissing,    ///< only one of the two files has it, or it ran in neither
+  kMissing,  ///< only one of the two files has it, or has a time for it; or they are not comparable
 };
 
 /// "same", "faster", "slower", "ambiguous", "missing".
@@ -46,11 +46,14 @@ struct CaseChange {
 struct BaselineReport {
   std::vector<CaseChange> changes;  ///< worst first
   int same = 0, faster = 0, slower = 0, ambiguous = 0, missing = 0;
+  /// Why no times were compared at all: other threads, another processor; empty: they were.
+  std::string not_comparable;
   std::vector<std::string> cautions;  ///< what differs between the two environments
 
   bool regression() const noexcept { return slower > 0; }
-  /// 3 on a regression, else 0: the exit code of a gate.
-  int exit_code() const noexcept { return regression() ? 3 : 0; }
+  int compared() const noexcept { return same + faster + slower + ambiguous; }
+  /// 3 on a regression, 1 where nothing was compared, else 0: the exit code of a gate.
+  int exit_code() const noexcept { return regression() ? 3 : compared() == 0 ? 1 : 0; }
   /// "3 faster, 40 same, 1 slower (fp32 b2 ... backward: 0.94x, outside the noise), 2 ambiguous".
   std::string summary() const;
 };
@@ -59,14 +62,14 @@ struct BaselineReport {
 /// problem that changes the work; not its name, nor its seed.
 std::string case_key(const Measurement& result);
 
-/// The interval of a result's median: from quartiles and sample count; where a file lacks them from
-/// the standard deviation; else from min and max. Empty without a median.
+/// The interval of a result's median: as it was recorded; in a file that lacks it from quartiles
+/// and sample count, or from the standard deviation, else from min and max. Empty without a median.
 std::optional<Interval> time_interval(const Measurement& result);
 
-/// Pairs cases by key and judges each. Times of two days are compared only with the help of the
-/// roof measured beside each: where both runs have a share of the roof and it has not moved, a
-/// different time is the machine's doing and the verdict is ambiguous; between different machines
-/// only the shares are compared.
+/// Pairs cases by key and judges each by its intervals. Where the roof that was measured beside
+/// both says that the machine itself changed its pace, the verdict is on time as a multiple of the
+/// roof, and ambiguous where the two disagree. Another processor, GPU, instruction set or number of
+/// threads is another question: it is named, and no times are compared.
 BaselineReport compare_with_baseline(const ResultFile& baseline, const ResultFile& current,
                                      const BaselineOptions& options = {});
 

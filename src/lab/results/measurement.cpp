@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 namespace flashlab::lab {
 std::string to_string(const LabelValue& value) {
   if (const bool* flag = std::get_if<bool>(&value)) return *flag ? "yes" : "no";
@@ -72,8 +74,8 @@ const std::optional<double>& Measurement::operator[](const Column& column) const
   return at == figures_.end() ? kNothing : at->second;
 }
 
-void Measurement::set_times(const std::optional<Statistics>& statistics, double flops,
-                            double bytes) {
+void Measurement::set_times(std::span<const double> ms, double flops, double bytes) {
+  const std::optional<Statistics> statistics = summarize(ms);
   if (!statistics) return;
   Measurement& self = *this;
   samples = static_cast<int>(statistics->count);
@@ -84,11 +86,33 @@ void Measurement::set_times(const std::optional<Statistics>& statistics, double 
   self[kStdMs] = statistics->std;
   self[kQ1Ms] = statistics->q1;
   self[kQ3Ms] = statistics->q3;
+  const Interval interval = window_interval(ms);
+  self[kLowMs] = interval.low;
+  self[kHighMs] = interval.high;
   if (statistics->median > 0) {
     self[kTflops] = flops / statistics->median * 1e-9;
     self[kGbPerS] = bytes / statistics->median * 1e-6;
   }
   if (statistics->min > 0) self[kTflopsPeak] = flops / statistics->min * 1e-9;
+}
+
+void Measurement::join_window(const Measurement& other) {
+  Measurement& self = *this;
+  const auto median = self[kMedianMs], another = other[kMedianMs];
+  if (!median || !another) return;
+  const double low = std::min(self[kLowMs].value_or(*median), other[kLowMs].value_or(*another));
+  const double high = std::max(self[kHighMs].value_or(*median), other[kHighMs].value_or(*another));
+  // Other programs only ever add time: the quicker window is the nearer to the truth.
+  if (*another < *median) {
+    for (const Column& column : {kMedianMs, kMinMs, kMeanMs, kMaxMs, kStdMs, kQ1Ms, kQ3Ms, kTflops,
+                                 kTflopsPeak, kGbPerS, kRoofShare, kRoofTflops}) {
+      self[column] = other[column];
+    }
+    samples = other.samples;
+    parts = other.parts;
+  }
+  self[kLowMs] = low;
+  self[kHighMs] = high;
 }
 
 void Measurement::set_failure(const Status& why) {

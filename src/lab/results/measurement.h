@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -59,12 +60,18 @@ inline constexpr Column kStdMs{"std_ms", "std ms", "ms", Better::kLower, ""};
 /// Quartiles: what a verdict against a baseline is made from.
 inline constexpr Column kQ1Ms{"q1_ms", "q1 ms", "ms", Better::kLower, ""};
 inline constexpr Column kQ3Ms{"q3_ms", "q3 ms", "ms", Better::kLower, ""};
+/// Where the median of another window of the same run would lie: what noise there was between
+/// windows and within them.
+inline constexpr Column kLowMs{"low_ms", "low ms", "ms", Better::kLower, ""};
+inline constexpr Column kHighMs{"high_ms", "high ms", "ms", Better::kLower, ""};
 // Rates by the work that the formula asks for: per median, and per minimum.
 inline constexpr Column kTflops{"tflops", "TFLOP/s", "TFLOP/s", Better::kHigher, ""};
 inline constexpr Column kTflopsPeak{"tflops_peak", "peak TFLOP/s", "TFLOP/s", Better::kHigher, ""};
 inline constexpr Column kGbPerS{"gb_per_s", "GB/s", "GB/s", Better::kHigher, ""};
 /// Of the roof measured beside it.
 inline constexpr Column kRoofShare{"roof_share", "roof", "share", Better::kHigher, ""};
+/// That roof, in the same windows: share times roof is the rate that belongs to the share.
+inline constexpr Column kRoofTflops{"roof_tflops", "roof TFLOP/s", "TFLOP/s", Better::kNeither, ""};
 /// Inputs, outputs and the call's high-water mark.
 inline constexpr Column kPeakBytes{"peak_bytes", "peak memory", "bytes", Better::kLower,
                                    "least memory"};
@@ -113,9 +120,12 @@ class Measurement {
   std::optional<double>& operator[](const Column& column);
   const std::optional<double>& operator[](const Column& column) const;
 
-  /// Times, and the rates that follow from the work of one call. Nothing where there are no
-  /// samples.
-  void set_times(const std::optional<Statistics>& statistics, double flops, double bytes);
+  /// Times of one call, in the order they were taken, and the rates that follow from its work.
+  /// Nothing where there are no samples.
+  void set_times(std::span<const double> ms, double flops, double bytes);
+  /// The same measured once more: the figures become those of the quicker
+  /// window (other programs only ever add time), the interval that of both.
+  void join_window(const Measurement& other);
   /// Why there are no figures.
   void set_failure(const Status& status);
 

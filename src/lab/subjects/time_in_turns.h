@@ -19,7 +19,9 @@ struct Contestant {
 };
 
 /// Times all of them in alternating rounds. A call that fails becomes its measurement's failure;
-/// the others go on.
-void time_in_turns(const MeasureOptions& options, std::span<const Contestant> contestants);
+/// the others go on. `so_far` is told before samples that take long, when the measurements have
+/// the times that there are.
+void time_in_turns(const MeasureOptions& options, std::span<const Contestant> contestants,
+                   const std::function<void()>& so_far = {});
 
 }  // namespace flashlab::lab

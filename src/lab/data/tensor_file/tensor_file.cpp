@@ -5,6 +5,9 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
 #include <new>
 
 #include "lab/data/tensor_file/formats.h"
@@ -80,6 +83,15 @@ bool is_gradient(std::string_view name) {
   return name == "do" || name == "d_o" || name == "dout" || name == "dO";
 }
 
+// Names that frameworks give to what attention also takes. To pass over one would be a wrong
+// answer.
+bool changes_the_result(std::string_view name) {
+  for (const std::string_view part : {"mask", "bias", "sinks", "alibi", "seqlens", "block_table"}) {
+    if (name.find(part) != std::string_view::npos) return true;
+  }
+  return false;
+}
+
 Result<AttentionInputs> read_from(const ByteSource& source, const TensorFileLimits& limits) {
   Result<std::unique_ptr<TensorContainer>> container = open_container(source);
   if (!container.ok()) return container.status();
@@ -104,6 +116,15 @@ Result<AttentionInputs> read_from(const ByteSource& source, const TensorFileLimi
   if (gradient != names.end()) wanted.push_back(*gradient);
 
   AttentionInputs inputs;
+  for (const std::string& name : names) {
+    if (std::find(wanted.begin(), wanted.end(), name) != wanted.end()) continue;
+    if (changes_the_result(name)) {
+      return malformed(fmt::format("{}: {}", source.name(), name),
+                       "a tensor that would change the result", "q, k, v and do alone",
+                       "leave it out of the file; --causal hides later keys");
+    }
+    inputs.unread.push_back(printable(name));
+  }
   std::int64_t left_bytes = limits.max_bytes;
   for (const std::string& name : wanted) {
     Result<FileTensor> tensor = (*container)->load(name, left_bytes);
@@ -133,6 +154,33 @@ Result<AttentionInputs> read_from(const ByteSource& source, const TensorFileLimi
 }
 
 }  // namespace
+
+ValueRange range_of(const FileTensor& tensor) {
+  ValueRange out;
+  const std::int64_t count = checked_bytes(tensor.shape, tensor.dtype).value_or(0) /
+                             static_cast<std::int64_t>(size_of(tensor.dtype));
+  const auto each = [&](auto type, auto to_double) {
+    for (std::int64_t i = 0; i < count; ++i) {
+      decltype(type) bits;
+      std::memcpy(&bits, tensor.data.get() + i * static_cast<std::int64_t>(sizeof bits),
+                  sizeof bits);
+      const double value = to_double(bits);
+      out.nan = out.nan || std::isnan(value);
+      out.infinite = out.infinite || std::isinf(value);
+      if (std::isfinite(value)) out.largest = std::max(out.largest, std::abs(value));
+    }
+  };
+  if (tensor.dtype == DType::kFp64) {
+    each(double{}, [](double x) { return x; });
+  } else if (tensor.dtype == DType::kFp32) {
+    each(float{}, [](float x) { return static_cast<double>(x); });
+  } else if (tensor.dtype == DType::kFp16) {
+    each(std::uint16_t{}, [](std::uint16_t x) { return static_cast<double>(float_from_fp16(x)); });
+  } else if (tensor.dtype == DType::kBf16) {
+    each(std::uint16_t{}, [](std::uint16_t x) { return static_cast<double>(float_from_bf16(x)); });
+  }
+  return out;
+}
 
 ConstTensor FileTensor::view() const noexcept {
   ConstTensor out{data.get(), {}};

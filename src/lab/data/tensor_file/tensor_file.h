@@ -29,8 +29,16 @@ struct FileTensor {
   ConstTensor view() const noexcept;
 };
 
+/// What a tensor holds, as far as arithmetic on it may overflow.
+struct ValueRange {
+  double largest = 0;  ///< magnitude, of the finite elements
+  bool nan = false, infinite = false;
+};
+ValueRange range_of(const FileTensor& tensor);
+
 /// q, k, v and, for backward, do. Owns their memory: the views live as long as this.
 struct AttentionInputs {
+  std::vector<std::string> unread;  ///< names of tensors that attention does not take
   std::vector<FileTensor> tensors;
   ConstTensor q;                   ///< [batch, seqlen_q, heads_q, head_dim]
   ConstTensor k;                   ///< [batch, seqlen_k, heads_k, head_dim]

@@ -41,7 +41,8 @@ class ProblemRun {
         workspace_(allocator) {}
 
   std::vector<Measurement> run(std::span<const Pass> passes) {
-    const Status status = create_data(passes);
+    Status status = open_device();
+    if (status.ok() && any_fits(passes)) status = create_data(passes);
     for (const Pass pass : passes) {
       if (cancelled()) break;
       run_pass(pass, status);
@@ -53,8 +54,8 @@ class ProblemRun {
   bool cancelled() const { return is_set(options_.measure.cancel); }
   bool on_gpu() const { return context_.device().kind == DeviceKind::kCuda; }
 
-  // The device's memory and clock, and the case's tensors in it.
-  Status create_data(std::span<const Pass> passes) {
+  // The device's memory and clock.
+  Status open_device() {
     auto memory = device_memory(context_);
     if (!memory.ok()) return memory.status();
     memory_ = std::move(*memory);
@@ -64,6 +65,13 @@ class ProblemRun {
       if (!clock.ok()) return clock.status();
       clock_ = std::move(*clock);
     }
+    limit_bytes_ =
+        options_.memory_limit_bytes > 0 ? options_.memory_limit_bytes : memory_->available_bytes();
+    return {};
+  }
+
+  // The case's tensors in it.
+  Status create_data(std::span<const Pass> passes) {
     stage(fmt::format("filling {}", problem_.describe()));
     CaseDataOptions options;
     options.backward = std::find(passes.begin(), passes.end(), Pass::kBackward) != passes.end();
@@ -96,7 +104,42 @@ class ProblemRun {
     if (device_lost_) result.message += kUseless;
   }
   void stage(std::string_view what) const {
+    publish();
     if (options_.stage) options_.stage(what);
+  }
+
+  // What is known of the rows that have a time, or the reason why not.
+  void publish() const {
+    if (!options_.so_far) return;
+    std::vector<Measurement> known;
+    for (const Measurement& result : results_) {
+      if (result.status != RunStatus::kOk || result[kMedianMs]) known.push_back(result);
+    }
+    options_.so_far(known);
+  }
+
+  // The bytes of a call, tensors and workspace together, against what there is: known before the
+  // first byte is filled.
+  Status room_for(Pass pass, const std::string& name) const {
+    const auto tensors = accounting(context_, problem_, pass, name);
+    if (!tensors.ok() || limit_bytes_ <= 0) return {};
+    const std::int64_t total = total_bytes(*tensors);
+    if (total <= limit_bytes_) return {};
+    return Status::out_of_memory(
+        {fmt::format("{}: {}", name, to_string(*tensors)), format_bytes(static_cast<double>(total)),
+         fmt::format("at most {} on {}", format_bytes(static_cast<double>(limit_bytes_)),
+                     to_string(context_.device())),
+         "use a smaller batch, fewer heads, a shorter sequence, or an implementation that keeps no "
+         "scores"});
+  }
+
+  bool any_fits(std::span<const Pass> passes) const {
+    for (const Pass pass : passes) {
+      for (const std::string& name : names_) {
+        if (plan_of(pass, name).ok() && room_for(pass, name).ok()) return true;
+      }
+    }
+    return false;
   }
 
   Result<Plan> plan_of(Pass pass, const std::string& name) const {
@@ -159,7 +202,9 @@ class ProblemRun {
         result.plan = plan_words(*made);
       }
       // A refusal says more than the memory that it would not have had.
-      const Status& status = made.ok() ? data_status : made.status();
+      Status status = made.status();
+      if (status.ok()) status = room_for(pass, name);
+      if (status.ok()) status = data_status;
       if (!status.ok()) {
         result.set_failure(status);
       } else {
@@ -267,7 +312,7 @@ class ProblemRun {
           {&results_[runnable[i].result], timed, problem_.flops(pass), problem_.ideal_bytes(pass)});
     }
     const bool lost_before = device_lost_;
-    time_in_turns(measure_options(), contestants);
+    time_in_turns(measure_options(), contestants, [this] { publish(); });
     for (std::size_t i = 0; i < runnable.size(); ++i) {
       Measurement& result = results_[runnable[i].result];
       if (result.status == RunStatus::kError && !lost_before) {
@@ -332,7 +377,9 @@ class ProblemRun {
       return status.ok() ? memory_->synchronize() : status;
     };
     const Result<RoofShare> share = measure_against_roof(roof, window, kernel, flops * calls);
-    if (share.ok() && !share->pair_shares.empty()) result[kRoofShare] = share->share;
+    if (!share.ok() || share->pair_shares.empty()) return;
+    result[kRoofShare] = share->share;
+    result[kRoofTflops] = share->roof_gflops * 1e-3;
   }
 
   // The oracle's answer, the same for every implementation of a pass.
@@ -386,6 +433,7 @@ class ProblemRun {
   std::optional<RoofWindow> roof_;     // once asked for; empty: none for this type
   std::optional<ErrorOracle> oracle_;  // of the pass under way
   bool device_lost_ = false;
+  std::int64_t limit_bytes_ = 0;  // what the tensors and a workspace may take together
   std::vector<Measurement> results_;
 };
 

@@ -29,6 +29,9 @@ struct ProblemRunOptions {
   std::int64_t memory_limit_bytes = 0;  ///< 0: what is available
   /// Told before each stage: "timing forward", "error of naive".
   std::function<void(std::string_view stage)> stage;
+  /// Told what has been measured, before every stage and every long sample: the results of a run
+  /// that is not waited for.
+  std::function<void(const std::vector<Measurement>& so_far)> so_far;
 };
 
 /// One result per pass and implementation, passes first. Interrupted: what has no time is left out.

@@ -179,6 +179,8 @@ const Subject& weighted_sum_subject() {
       {kStdMs},
       {kQ1Ms},
       {kQ3Ms},
+      {.column = kLowMs, .required = false},
+      {.column = kHighMs, .required = false},
       {kTflopsPeak},
   };
   static constexpr Subject kSubject{

@@ -1,7 +1,9 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <thread>
 #include <vector>
 
@@ -119,6 +121,29 @@ TEST(Context, EmptyBackwardHasZeroGradients) {
   dk.assign(32, 3.0f);
   ASSERT_TRUE(backward(*context, {}, t, {.gradient_mode = GradientMode::kAccumulate}).ok());
   for (float value : dk) EXPECT_EQ(value, 3.0f);
+}
+
+// Scratch is sized for the threads of one context: another one must not run in it.
+TEST(Context, RefusesAPlanOfAnotherContext) {
+  auto one = Context::create({.threads = 1}), four = Context::create({.threads = 4});
+  ASSERT_TRUE(one.ok() && four.ok());
+  Small small;
+  const ForwardTensors tensors = small.tensors();
+  const auto made = plan(*one, describe(tensors, {}));
+  ASSERT_TRUE(made.ok());
+  std::vector<std::byte> memory(made->workspace_bytes() + 256);
+  void* aligned = memory.data();
+  std::size_t space = memory.size();
+  ASSERT_NE(std::align(256, made->workspace_bytes(), aligned, space), nullptr);
+  const Workspace workspace{aligned, made->workspace_bytes()};
+  const Status refused = forward(*four, {}, *made, tensors, workspace);
+  EXPECT_EQ(refused.code(), StatusCode::kInvalidArgument);
+  EXPECT_NE(refused.message().find("a plan of another context"), std::string::npos)
+      << refused.message();
+  EXPECT_EQ(prepare(*four, *made).code(), StatusCode::kInvalidArgument);
+  EXPECT_TRUE(forward(*one, {}, *made, tensors, workspace).ok());
+  const Context moved = std::move(*one);
+  EXPECT_TRUE(forward(moved, {}, *made, tensors, workspace).ok()) << "a moved context is the same";
 }
 
 }  // namespace

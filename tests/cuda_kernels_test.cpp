@@ -13,6 +13,7 @@
 #include <thread>
 #include <vector>
 
+#include "api/backend.h"
 #include "api/context_state.h"
 #include "api/implementation.h"
 #include "cuda/launch/gpu_plan.h"
@@ -279,7 +280,7 @@ struct Described {
     Problem normalised;
     const auto geometry = internal::validate(problem_of(c, pass, "", kGpu), &normalised);
     if (!geometry.ok()) return geometry.status();
-    const auto candidates = internal::default_implementations(DeviceKind::kCuda, &gpu->info());
+    const auto candidates = internal::backend_of(DeviceKind::kCuda).candidates(&gpu->info());
     return internal::plan_with_first(context, candidates, normalised, *geometry);
   }
   std::unique_ptr<cuda::GpuDevice> gpu;
@@ -411,7 +412,7 @@ TEST(Default, OnNewerGpusIsSm80Alone) {
   for (const std::string& name : cuda::known_architectures()) {
     if (name == "sm_75") continue;
     const Described newer(name);
-    const auto defaults = internal::default_implementations(DeviceKind::kCuda, &newer.gpu->info());
+    const auto defaults = internal::backend_of(DeviceKind::kCuda).candidates(&newer.gpu->info());
     ASSERT_EQ(defaults.size(), 1u) << name;
     EXPECT_EQ(defaults.front()->name, "sm80") << name;
     for (const Call& call : default_calls()) {

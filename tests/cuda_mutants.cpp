@@ -4,7 +4,7 @@
 
 #include <deque>
 
-#include "api/implementation.h"
+#include "api/backend.h"
 #include "cuda/launch/arguments.h"
 #include "cuda/launch/gpu_plan.h"
 #include "cuda/launch/implementations.h"
@@ -87,7 +87,7 @@ std::vector<cuda::KernelSpec> kernels_of(const internal::ContextState& context,
   const auto geometry = internal::validate(asked, &normalised);
   EXPECT_TRUE(geometry.ok()) << geometry.status().message();
   std::vector<cuda::KernelSpec> out;
-  for (const Implementation* each : internal::registry(DeviceKind::kCuda)) {
+  for (const Implementation* each : internal::backend_of(DeviceKind::kCuda).implementations()) {
     if (each->name != mutant.implementation) continue;
     const auto plan = each->make_plan(context, normalised, *geometry);
     EXPECT_TRUE(plan.ok()) << plan.status().message();

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <sched.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <new>
 #include <thread>
@@ -78,6 +79,10 @@ Result<CpuIsa> resolve_isa(CpuIsa wanted) {
 
 ContextState::ContextState(const ContextOptions& options, cuda::GpuDevice* gpu)
     : device(options.device),
+      id([] {
+        static std::atomic<std::uint64_t> last{0};
+        return ++last;
+      }()),
       threads(options.threads > 0 ? options.threads : available_threads()),
       cpu_isa(options.cpu_isa),
       allocator(options.allocator),

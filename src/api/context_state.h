@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <memory>
 
 #include "api/plan_cache.h"
@@ -22,6 +23,7 @@ class ContextState {
   ~ContextState();
 
   Device device;
+  const std::uint64_t id;  ///< of this process, never given twice: plans are a context's own
   int threads = 1;
   CpuIsa cpu_isa = CpuIsa::kScalar;
   Allocator* allocator = nullptr;

@@ -4,13 +4,9 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstring>
 
+#include "api/backend.h"
 #include "api/context_state.h"
-#include "api/implementation.h"
-#include "cuda/launch/pointers.h"
-#include "cuda/launch/zero.h"
-#include "runtime/cuda/device.h"
 #include "runtime/guard.h"
 
 namespace flashlab {
@@ -34,13 +30,6 @@ Status check_workspace(const Plan& plan, Workspace workspace) {
                             fmt::format("a multiple of {} bytes", kWorkspaceAlignment), ""});
   }
   return {};
-}
-
-Status check_stream(const ContextState& context, Stream stream) {
-  if (context.gpu() != nullptr) return cuda::check_stream(*context.gpu(), stream);
-  if (stream.handle == nullptr) return {};
-  return Status::invalid(
-      {"stream", "a device stream", "no stream: calls on a CPU are synchronous", "pass Stream{}"});
 }
 
 Status check_pass(const Plan& plan, Pass pass) {
@@ -82,25 +71,9 @@ Status finish_empty(ContextState&, Stream, const Problem&, const ForwardTensors&
 Status finish_empty(ContextState& context, Stream stream, const Problem& p,
                     const BackwardTensors& t) {
   if (p.options.gradient_mode == GradientMode::kAccumulate) return {};
-  if (context.gpu() != nullptr) {
-    Status status = cuda::zero_rows(*context.gpu(), stream, {t.dk.data, *p.dk});
-    return status.ok() ? cuda::zero_rows(*context.gpu(), stream, {t.dv.data, *p.dv}) : status;
-  }
-  for (const Tensor& gradient : {Tensor{t.dk.data, *p.dk}, Tensor{t.dv.data, *p.dv}}) {
-    const TensorSpec& s = gradient.spec;
-    if (s.elements() == 0) continue;
-    const std::int64_t size = static_cast<std::int64_t>(size_of(s.dtype));
-    for (std::int64_t b = 0; b < s.shape[0]; ++b) {
-      for (std::int64_t i = 0; i < s.shape[1]; ++i) {
-        for (std::int64_t h = 0; h < s.shape[2]; ++h) {
-          auto* row = static_cast<char*>(gradient.data) +
-                      (b * s.strides[0] + i * s.strides[1] + h * s.strides[2]) * size;
-          std::memset(row, 0, static_cast<std::size_t>(s.shape[3] * size));
-        }
-      }
-    }
-  }
-  return {};
+  const Backend& backend = backend_of(context.device.kind);
+  const Status status = backend.zero(context, stream, {t.dk.data, *p.dk});
+  return status.ok() ? backend.zero(context, stream, {t.dv.data, *p.dv}) : status;
 }
 
 template <class Tensors>
@@ -108,16 +81,16 @@ Status run(const Context& context, Stream stream, const Plan& plan, const Tensor
            Workspace workspace) {
   ContextState& state = context.state();
   if (Status s = check_pass(plan, pass_of(tensors)); !s.ok()) return s;
-  if (Status s = check_stream(state, stream); !s.ok()) return s;
+  if (Status s = check_context(state, plan.state()); !s.ok()) return s;
+  const Backend& backend = backend_of(state.device.kind);
+  if (Status s = backend.check_stream(state, stream); !s.ok()) return s;
   const bool nothing = nothing_to_write(plan.state().geometry);
   const Workspace used{workspace.data,
                        nothing ? 0 : std::min(workspace.bytes, plan.workspace_bytes())};
   if (Status s = check_tensors(plan.problem(), tensors, used); !s.ok()) return s;
   if (nothing) return finish_empty(state, stream, plan.problem(), tensors);
   if (Status s = check_workspace(plan, workspace); !s.ok()) return s;
-  if (state.gpu() != nullptr) {
-    if (Status s = cuda::check_pointers(*state.gpu(), tensors, workspace); !s.ok()) return s;
-  }
+  if (Status s = backend.check_memory(state, tensors, workspace); !s.ok()) return s;
   return launch(state, stream, plan.state(), normalised(plan.problem(), tensors), workspace);
 }
 

@@ -99,6 +99,7 @@ class PlanState {
 
   Problem problem;
   Geometry geometry;
+  std::uint64_t context_id = 0;  ///< of the context it was made for; 0 outside of the API
   std::string implementation;
   std::vector<PlanStep> steps;
   std::vector<WorkspaceRegion> regions;
@@ -119,16 +120,17 @@ struct Implementation {
   /// (kUnsupported), e.g. for a tile size that does not fit.
   Result<std::shared_ptr<PlanState>> (*make_plan)(const ContextState& context,
                                                   const Problem& problem, const Geometry& geometry);
-  int oldest_architecture = 0;  ///< GPUs: 80 for sm_80; older ones cannot run it
+  /// Whether it runs on a GPU: sm80 from 8.0 on, sm90 on 9.0 alone. Null: on every one.
+  bool (*runs_on)(const cuda::DeviceInfo& gpu) = nullptr;
+
+  /// On a CPU, and where the GPU is not known, it does.
+  bool runs_on_device(const cuda::DeviceInfo* gpu) const {
+    return gpu == nullptr || runs_on == nullptr || runs_on(*gpu);
+  }
 };
 
-/// All implementations of a device, production first.
-std::vector<const Implementation*> registry(DeviceKind device);
-
-/// What a plan that names no implementation tries in turn; the first that serves its problem is it.
-/// `gpu` is null on a CPU, and where the GPU is not known: sm_80 or newer is then meant.
-std::vector<const Implementation*> default_implementations(DeviceKind device,
-                                                           const cuda::DeviceInfo* gpu);
+/// A plan runs in the context it was made for. Errors: kInvalidArgument.
+Status check_context(const ContextState& context, const PlanState& plan);
 
 /// A plan by the first of `candidates` that declares what a validated problem requires and does not
 /// refuse it. Errors: kUnsupported (nobody serves it: the refusal of the first that declares all

@@ -2,15 +2,12 @@
 
 #include <vector>
 
+#include "api/backend.h"
 #include "api/context_state.h"
 #include "api/overlap.h"
 #include "api/tensor_rules.h"
-#include "cpu/merge.h"
-#include "cuda/launch/merge.h"
-#include "cuda/launch/pointers.h"
 #include "flashlab/attention.h"
 #include "flashlab/tensor_table.h"
-#include "runtime/cpu/thread_pool.h"
 #include "runtime/guard.h"
 
 namespace flashlab {
@@ -26,13 +23,11 @@ struct NamedTensor {
 const ShapeRule& kO = row_of(TensorRole::kO).shape;
 const ShapeRule& kLse = row_of(TensorRole::kLse).shape;
 
-// Kernels count rows and heads in 32 bits.
-Status check_extents(const TensorSpec& o) {
+Status check_extents(const TensorSpec& o, std::int64_t largest) {
   for (int i = 0; i < o.rank; ++i) {
-    if (o.shape[i] > INT32_MAX) {
+    if (o.shape[i] > largest) {
       return Status::unsupported({fmt::format("o.shape[{}]", i), fmt::format("{}", o.shape[i]),
-                                  fmt::format("at most {} on a GPU", INT32_MAX),
-                                  "split the merge"});
+                                  fmt::format("at most {} on a GPU", largest), "split the merge"});
     }
   }
   return {};
@@ -61,17 +56,6 @@ Status check_all_memory(const std::vector<NamedTensor>& tensors) {
     }
   }
   return {};
-}
-
-Status merge_on_device(const Context& context, Stream stream, const std::vector<NamedTensor>& all,
-                       std::span<const Partial> parts, const Tensor& o,
-                       const std::optional<Tensor>& lse) {
-  cuda::GpuDevice& gpu = *context.state().gpu();
-  if (Status s = cuda::check_stream(gpu, stream); !s.ok()) return s;
-  for (const NamedTensor& t : all) {
-    if (Status s = cuda::check_pointers(gpu, t.name.c_str(), t.tensor.data); !s.ok()) return s;
-  }
-  return cuda::merge_on_gpu(gpu, context.allocator(), stream, parts, o, lse);
 }
 
 Status run_merge(const Context& context, Stream stream, std::span<const Partial> given, Tensor o,
@@ -105,12 +89,14 @@ Status run_merge(const Context& context, Stream stream, std::span<const Partial>
   if (!check.ok()) return check.status();
   if (Status s = check_all_memory(all); !s.ok()) return s;
   if (o.spec.shape[0] == 0 || o.spec.shape[1] == 0 || o.spec.shape[2] == 0) return {};
-  if (device.kind == DeviceKind::kCuda) {
-    if (Status s = check_extents(o.spec); !s.ok()) return s;
-    return merge_on_device(context, stream, all, parts, o, lse);
+  const internal::ContextState& state = context.state();
+  const internal::Backend& backend = internal::backend_of(device.kind);
+  if (Status s = check_extents(o.spec, backend.largest_extent()); !s.ok()) return s;
+  if (Status s = backend.check_stream(state, stream); !s.ok()) return s;
+  for (const NamedTensor& t : all) {
+    if (Status s = backend.check_memory(state, t.name.c_str(), t.tensor.data); !s.ok()) return s;
   }
-  internal::merge_on_cpu(context.state().pool(), parts, o, lse);
-  return {};
+  return backend.merge(state, stream, parts, o, lse);
 }
 
 }  // namespace

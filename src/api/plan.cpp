@@ -4,8 +4,8 @@
 
 #include <new>
 
+#include "api/backend.h"
 #include "api/context_state.h"
-#include "api/implementation.h"
 #include "flashlab/tensor_table.h"
 #include "runtime/cuda/device.h"
 #include "runtime/guard.h"
@@ -62,18 +62,18 @@ std::string cache_key(const Problem& p) {
   return key.take();
 }
 
-// Kernels count rows and heads in 32 bits; offsets have 64.
+// What a device's kernels can count; offsets have 64 bits everywhere.
 Status check_extents(const ContextState& context, const Geometry& g) {
-  if (context.device.kind != DeviceKind::kCuda) return {};
+  const std::int64_t largest = backend_of(context.device.kind).largest_extent();
   for (const auto& [name, extent] : {std::pair{"batch", g.batch},
                                      {"heads", g.heads_q},
                                      {"seqlen_q", g.seqlen_q},
                                      {"seqlen_k", g.seqlen_k},
                                      {"head_dim", g.head_dim},
                                      {"head_dim_v", g.head_dim_v}}) {
-    if (extent > INT32_MAX) {
+    if (extent > largest) {
       return Status::unsupported({name, fmt::format("{}", extent),
-                                  fmt::format("at most {} on a GPU", INT32_MAX),
+                                  fmt::format("at most {} on a GPU", largest),
                                   "split the problem"});
     }
   }
@@ -83,12 +83,11 @@ Status check_extents(const ContextState& context, const Geometry& g) {
 // The implementation that is named, or what is tried where none is.
 Result<std::vector<const Implementation*>> choose(const ContextState& context,
                                                   const std::string& name) {
-  if (name.empty()) {
-    const auto* gpu = context.gpu();
-    return default_implementations(context.device.kind, gpu != nullptr ? &gpu->info() : nullptr);
-  }
+  const Backend& backend = backend_of(context.device.kind);
+  const cuda::GpuDevice* gpu = context.gpu();
+  if (name.empty()) return backend.candidates(gpu != nullptr ? &gpu->info() : nullptr);
   std::string known;
-  for (const Implementation* implementation : registry(context.device.kind)) {
+  for (const Implementation* implementation : backend.implementations()) {
     if (implementation->name == name) return std::vector{implementation};
     known += fmt::format("{}{}", known.empty() ? "" : ", ", implementation->name);
   }
@@ -97,13 +96,10 @@ Result<std::vector<const Implementation*>> choose(const ContextState& context,
                           "leave it empty for the production kernels"});
 }
 
-// Several are tried only on GPUs that the production kernels do not run on.
-std::string explain_choice(const ContextState& context, const PlanState& plan,
-                           const std::string& passed_over) {
-  std::string text =
-      fmt::format("{} is too old for the production kernels: {} serves the problem there",
-                  context.gpu()->info().architecture(), plan.implementation);
-  if (!passed_over.empty()) text += fmt::format("; what comes before it does not: {}", passed_over);
+// Where several are tried in turn.
+std::string explain_choice(const PlanState& plan, const std::string& passed_over) {
+  std::string text = fmt::format("{} is the first that serves the problem", plan.implementation);
+  if (!passed_over.empty()) text += fmt::format("; tried before it: {}", passed_over);
   return text;
 }
 
@@ -124,6 +120,7 @@ Result<Plan> make_plan(const ContextState& context, const Problem& problem) {
   PlanState& plan = **state;
   plan.problem = std::move(normalised);
   plan.geometry = *geometry;
+  plan.context_id = context.id;
   return Plan(std::move(*state));
 }
 
@@ -142,7 +139,7 @@ Result<std::shared_ptr<PlanState>> plan_with_first(
       if (state.ok()) {
         PlanState& plan = **state;
         if (plan.implementation.empty()) plan.implementation = candidate->name;
-        if (candidates.size() > 1) plan.reasons.push_back(explain_choice(context, plan, names));
+        if (candidates.size() > 1) plan.reasons.push_back(explain_choice(plan, names));
         return state;
       }
       if (state.status().code() != StatusCode::kUnsupported) return state.status();
@@ -159,6 +156,14 @@ Result<std::shared_ptr<PlanState>> plan_with_first(
     names = candidates.back()->name;
   }
   return refuse(required, supported, names, context.device);
+}
+
+Status check_context(const ContextState& context, const PlanState& plan) {
+  if (plan.context_id == context.id) return {};
+  return Status::invalid(
+      {"plan", fmt::format("a plan of another context, on {}", to_string(plan.problem.q.device)),
+       fmt::format("a plan of this context, on {}", to_string(context.device)),
+       "plan again with this context: threads, instruction set and device are a context's own"});
 }
 
 std::size_t PlanState::add_region(std::string name, std::size_t bytes) {
@@ -244,7 +249,18 @@ std::size_t workspace_bytes(const Plan& plan) noexcept {
 }
 
 Status prepare(const Context& context, const Plan& plan) {
-  return internal::guard<Status>([&] { return plan.state().prepare(context.state()); });
+  return internal::guard<Status>([&] {
+    const Status status = internal::check_context(context.state(), plan.state());
+    return status.ok() ? plan.state().prepare(context.state()) : status;
+  });
+}
+
+std::vector<std::string> implementations(Device device) {
+  std::vector<std::string> names;
+  for (const auto* each : internal::backend_of(device.kind).implementations()) {
+    names.emplace_back(each->name);
+  }
+  return names;
 }
 
 }  // namespace flashlab

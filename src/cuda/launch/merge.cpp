@@ -1,12 +1,13 @@
 #include "cuda/launch/merge.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <vector>
 
 #include "cuda/kernels/merge_arguments.h"
 #include "cuda/launch/config.h"
 #include "runtime/kernel_store/config.h"
-#include "runtime/kernel_store/kernel.h"
+#include "runtime/program/cuda_executor.h"
 
 namespace flashlab::cuda {
 namespace {
@@ -48,41 +49,55 @@ bool vectors_fit(const ConstTensor& o) {
   return true;
 }
 
-Status launch(GpuDevice& device, Stream stream, std::span<const Partial> parts, const Tensor& o,
-              const std::optional<Tensor>& lse) {
-  bool vectors = vectors_fit(o);
-  device::MergeArguments arguments{};
-  for (std::size_t i = 0; i < parts.size(); ++i) {
-    vectors = vectors && vectors_fit(parts[i].o);
-    arguments.parts[i] = part_of(parts[i].o, parts[i].lse);
+struct Turn {
+  std::vector<Partial> parts;
+  Tensor o;
+  std::optional<Tensor> lse;
+};
+
+// One launch, with the addresses of this call but for those of `running`, a buffer that holds the
+// result so far: it is the first part (`reads`), the output (`writes`), or not there yet.
+runtime::Step step_of(const Turn& turn, int running, bool reads, bool writes) {
+  bool vectors = vectors_fit(turn.o);
+  using Arguments = device::MergeArguments;
+  Arguments arguments{};
+  for (std::size_t i = 0; i < turn.parts.size(); ++i) {
+    vectors = vectors && vectors_fit(turn.parts[i].o);
+    arguments.parts[i] = part_of(turn.parts[i].o, turn.parts[i].lse);
   }
   std::optional<ConstTensor> output_lse;
-  if (lse) output_lse = *lse;
-  arguments.output = part_of(o, output_lse);
-  arguments.count = static_cast<int>(parts.size());
-  const auto& shape = o.spec.shape;
+  if (turn.lse) output_lse = *turn.lse;
+  arguments.output = part_of(turn.o, output_lse);
+  arguments.count = static_cast<int>(turn.parts.size());
+  const auto& shape = turn.o.spec.shape;
   arguments.batch = static_cast<int>(shape[0]);
   arguments.seqlen = static_cast<int>(shape[1]);
   arguments.heads = static_cast<int>(shape[2]);
   arguments.columns = static_cast<int>(shape[3]);
-  const auto kernel = load_kernel(device, merge_kernel(o.spec.dtype, vectors ? kVector : 1));
-  if (!kernel.ok()) return kernel.status();
+  runtime::ParameterBlock block(arguments);
+  const auto patch = [&](std::size_t part) {
+    block.pointer(part + offsetof(device::MergePart, o), {running})
+        .pointer(part + offsetof(device::MergePart, lse),
+                 {running, turn.o.spec.elements() * static_cast<std::int64_t>(sizeof(float))});
+  };
+  if (reads) patch(offsetof(Arguments, parts));
+  if (writes) patch(offsetof(Arguments, output));
   const std::int64_t rows = shape[0] * shape[1] * shape[2];
-  LaunchShape grid;
-  grid.threads = kMergeThreads;
-  grid.grid_x = static_cast<unsigned>(
-      std::min<std::int64_t>((rows + kRowsPerBlock - 1) / kRowsPerBlock, kMaxBlocks));
-  void* pointers[] = {&arguments};
-  return launch(device, **kernel, grid, static_cast<CUstream>(stream.handle), pointers);
+  const auto blocks =
+      std::min<std::int64_t>((rows + kRowsPerBlock - 1) / kRowsPerBlock, kMaxBlocks);
+  return {.name = "flash_fwd_merge",
+          .work = runtime::KernelWork{
+              merge_kernel(turn.o.spec.dtype, vectors ? kVector : 1),
+              {.grid_x = static_cast<unsigned>(blocks), .threads = kMergeThreads},
+              std::move(block)}};
 }
 
-// An fp32 partial in one buffer: o [B, S, H, D], then lse [B, H, S].
-Partial partial_in(void* memory, const TensorSpec& model) {
+// The layout of an fp32 partial in one buffer: o [B, S, H, D], then lse [B, H, S].
+Partial running_partial(const TensorSpec& model) {
   const auto& s = model.shape;
   Partial out;
-  out.o = {memory, contiguous_spec(DType::kFp32, {s[0], s[1], s[2], s[3]}, model.device)};
-  out.lse = {static_cast<float*>(memory) + out.o.spec.elements(),
-             contiguous_spec(DType::kFp32, {s[0], s[2], s[1]}, model.device)};
+  out.o.spec = contiguous_spec(DType::kFp32, {s[0], s[1], s[2], s[3]}, model.device);
+  out.lse.spec = contiguous_spec(DType::kFp32, {s[0], s[2], s[1]}, model.device);
   return out;
 }
 
@@ -94,37 +109,42 @@ KernelSpec merge_kernel(DType output, int vector) {
   return {"merge.cu", "flash_fwd_merge", config.text(), {}};
 }
 
-Status merge_on_gpu(GpuDevice& device, Allocator& allocator, Stream stream,
+Status merge_on_gpu(const GpuDevice& device, Allocator& allocator, Stream stream,
                     std::span<const Partial> parts, const Tensor& o,
                     const std::optional<Tensor>& lse) {
-  const ContextGuard current = device.current();
-  if (parts.size() <= device::kMaxMergeParts) return launch(device, stream, parts, o, lse);
-  const std::size_t bytes =
-      static_cast<std::size_t>(o.spec.elements() +
-                               o.spec.shape[0] * o.spec.shape[1] * o.spec.shape[2]) *
-      sizeof(float);
-  auto memory = allocator.allocate(bytes, kAlignment, stream, Tag{"workspace", "merge"});
-  if (!memory.ok()) return memory.status();
-  const Partial running = partial_in(*memory, o.spec);
+  runtime::CudaExecutor executor({&device});
+  runtime::Program& program = executor.program();
+  const Partial running = running_partial(o.spec);
+  int buffer = -1;
+  if (parts.size() > device::kMaxMergeParts) {
+    const auto floats = running.o.spec.elements() + running.lse.spec.elements();
+    buffer = program.add_region("running", static_cast<std::size_t>(floats) * sizeof(float));
+  }
   // Turns: the first takes a full table, the later ones the running result and what fits beside it.
   std::span<const Partial> rest = parts;
-  std::vector<Partial> turn;
-  Status status;
-  while (status.ok() && !rest.empty()) {
+  Turn turn;
+  while (!rest.empty()) {
+    const bool reads = !turn.parts.empty();
     const std::size_t taken =
-        std::min<std::size_t>(rest.size(), device::kMaxMergeParts - turn.size());
-    turn.insert(turn.end(), rest.begin(), rest.begin() + static_cast<std::ptrdiff_t>(taken));
+        std::min<std::size_t>(rest.size(), device::kMaxMergeParts - turn.parts.size());
+    turn.parts.insert(turn.parts.end(), rest.begin(),
+                      rest.begin() + static_cast<std::ptrdiff_t>(taken));
     rest = rest.subspan(taken);
-    if (rest.empty()) {
-      status = launch(device, stream, turn, o, lse);
-    } else {
-      const Tensor running_o{const_cast<void*>(running.o.data), running.o.spec};
-      const Tensor running_lse{const_cast<void*>(running.lse.data), running.lse.spec};
-      status = launch(device, stream, turn, running_o, running_lse);
-    }
-    turn = {running};
+    const bool writes = !rest.empty();
+    turn.o = writes ? Tensor{nullptr, running.o.spec} : o;
+    turn.lse = writes ? Tensor{nullptr, running.lse.spec} : lse;
+    program.add(step_of(turn, buffer, reads, writes));
+    turn.parts = {running};
   }
-  allocator.deallocate(*memory, bytes, stream);
+  const std::size_t bytes = program.workspace_bytes();
+  void* memory = nullptr;
+  if (bytes > 0) {
+    auto allocated = allocator.allocate(bytes, kAlignment, stream, Tag{"workspace", "merge"});
+    if (!allocated.ok()) return allocated.status();
+    memory = *allocated;
+  }
+  const Status status = executor.enqueue({.workspaces = {&memory, 1}, .streams = {&stream, 1}});
+  if (memory != nullptr) allocator.deallocate(memory, bytes, stream);
   return status;
 }
 

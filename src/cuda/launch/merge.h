@@ -18,7 +18,7 @@ KernelSpec merge_kernel(DType output, int vector);
 
 /// flashlab::merge on validated tensors of the device. More parts than one launch holds are merged
 /// in turns through an fp32 buffer from `allocator`.
-Status merge_on_gpu(GpuDevice& device, Allocator& allocator, Stream stream,
+Status merge_on_gpu(const GpuDevice& device, Allocator& allocator, Stream stream,
                     std::span<const Partial> parts, const Tensor& o,
                     const std::optional<Tensor>& lse);
 

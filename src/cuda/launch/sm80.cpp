@@ -15,13 +15,15 @@ namespace {
 using internal::Feature;
 
 // cp.async, bf16 products and m16n8k16 begin with this compute capability.
-constexpr int kOldestArchitecture = 80;
+bool runs_on(const DeviceInfo& gpu) {
+  return gpu.major >= 8;
+}
 
 Result<std::shared_ptr<internal::PlanState>> make_plan(const internal::ContextState& context,
                                                        const Problem& problem,
                                                        const internal::Geometry& geometry) {
   const DeviceInfo& device = context.gpu()->info();
-  if (device.major * 10 + device.minor < kOldestArchitecture) {
+  if (!runs_on(device)) {
     return Status::unsupported({"implementation 'sm80'",
                                 fmt::format("compute capability {}.{}", device.major, device.minor),
                                 "8.0 or later",
@@ -48,7 +50,7 @@ const internal::Implementation& sm80_implementation() {
        Feature::kGroupedQuery, Feature::kUnequalHeadDims, Feature::kLse, Feature::kLseGradient,
        Feature::kAccumulate, Feature::kDeterministic},
       make_plan,
-      kOldestArchitecture};
+      runs_on};
   return implementation;
 }
 

@@ -6,7 +6,7 @@
 
 #include "cuda/kernels/ladder/weighted_sum_arguments.h"
 #include "runtime/kernel_store/config.h"
-#include "runtime/kernel_store/kernel.h"
+#include "runtime/program/cuda_executor.h"
 
 namespace flashlab::cuda {
 namespace {
@@ -93,25 +93,28 @@ KernelSpec spec_of(WeightedSumForm form, DType dtype, int vector, const char* en
       naive ? "ladder/weighted_sum_naive.cu" : "ladder/weighted_sum.cu", entry, config.text(), {}};
 }
 
-// One launch of one of the six kernels.
-struct Launcher {
-  GpuDevice& device;
-  Stream stream;
-  WeightedSumForm form;
-  DType dtype;
-  int vector;
-  device::WeightedSumArguments arguments;
+// A pass: one or two of the six kernels, with the addresses of this call.
+class WeightedSumPass {
+ public:
+  WeightedSumPass(const GpuDevice& device, WeightedSumForm form, DType dtype, int vector,
+                  const device::WeightedSumArguments& arguments)
+      : executor_({&device}), form_(form), dtype_(dtype), vector_(vector), arguments_(arguments) {}
 
-  Status operator()(const char* entry, std::int64_t blocks) {
-    const Result<const Kernel*> kernel = load_kernel(device, spec_of(form, dtype, vector, entry));
-    if (!kernel.ok()) return kernel.status();
-    const ContextGuard current = device.current();
-    LaunchShape shape;
-    shape.grid_x = static_cast<unsigned>(blocks);
-    shape.threads = kThreads;
-    void* pointers[] = {&arguments};
-    return launch(device, **kernel, shape, static_cast<CUstream>(stream.handle), pointers);
+  void add(const char* entry, std::int64_t blocks) {
+    executor_.program().add(
+        {.name = entry,
+         .work = runtime::KernelWork{spec_of(form_, dtype_, vector_, entry),
+                                     {.grid_x = static_cast<unsigned>(blocks), .threads = kThreads},
+                                     runtime::ParameterBlock(arguments_)}});
   }
+  Status enqueue(Stream stream) const { return executor_.enqueue({.streams = {&stream, 1}}); }
+
+ private:
+  runtime::CudaExecutor executor_;
+  WeightedSumForm form_;
+  DType dtype_;
+  int vector_;
+  const device::WeightedSumArguments& arguments_;
 };
 
 }  // namespace
@@ -120,22 +123,26 @@ Status weighted_sum_forward(GpuDevice& device, Stream stream, WeightedSumForm fo
                             const WeightedSumTensors& t) {
   if (Status status = check(t, false); !status.ok()) return status;
   const int vector = vectors_fit(t, false) ? kVector : 1;
-  Launcher launch{device, stream, form, t.dtype, vector, arguments_of(t, {})};
+  const device::WeightedSumArguments arguments = arguments_of(t, {});
+  WeightedSumPass pass(device, form, t.dtype, vector, arguments);
   if (form == WeightedSumForm::kNaive) {
-    return launch(kNaiveForward, div_up(t.rows, kThreads));
+    pass.add(kNaiveForward, div_up(t.rows, kThreads));
+  } else {
+    pass.add(kForward, div_up(t.rows, kWarps));
   }
-  return launch(kForward, div_up(t.rows, kWarps));
+  return pass.enqueue(stream);
 }
 
 Status weighted_sum_backward(GpuDevice& device, Stream stream, WeightedSumForm form,
                              const WeightedSumTensors& t, Workspace workspace) {
   if (Status status = check(t, true); !status.ok()) return status;
   const int vector = vectors_fit(t, true) ? kVector : 1;
-  Launcher launch{device, stream, form, t.dtype, vector, arguments_of(t, workspace)};
+  const device::WeightedSumArguments arguments = arguments_of(t, workspace);
+  WeightedSumPass pass(device, form, t.dtype, vector, arguments);
   if (form == WeightedSumForm::kNaive) {
-    const Status status = launch(kNaiveDx, div_up(t.rows, kThreads));
-    if (!status.ok()) return status;
-    return launch(kNaiveDw, div_up(t.dim, kThreads));
+    pass.add(kNaiveDx, div_up(t.rows, kThreads));
+    pass.add(kNaiveDw, div_up(t.dim, kThreads));
+    return pass.enqueue(stream);
   }
   const std::size_t needed = weighted_sum_workspace_bytes(t.rows, t.dim);
   if (workspace.data == nullptr || workspace.bytes < needed) {
@@ -144,10 +151,9 @@ Status weighted_sum_backward(GpuDevice& device, Stream stream, WeightedSumForm f
                             "ask weighted_sum_workspace_bytes()"});
   }
   const std::int64_t tiles = div_up(t.dim, 32 * vector);
-  if (Status status = launch(kBackward, tiles * launch.arguments.chunks); !status.ok()) {
-    return status;
-  }
-  return launch(kChunks, tiles);
+  pass.add(kBackward, tiles * arguments.chunks);
+  pass.add(kChunks, tiles);
+  return pass.enqueue(stream);
 }
 
 std::vector<KernelSpec> weighted_sum_kernels(WeightedSumForm form, DType dtype) {

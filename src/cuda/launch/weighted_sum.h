@@ -32,7 +32,7 @@ struct WeightedSumTensors {
 
 /// Reads x, w; writes y. Sums in fp32. Enqueued on the stream.
 /// Errors: kInvalidArgument (sizes, strides, null pointers), kUnsupported (dtype), those of
-/// GpuDevice::kernel and launch. Cost: 2 rows dim FLOPs, (rows dim + dim + rows) elements.
+/// the kernel store and the launch. Cost: 2 rows dim FLOPs, (rows dim + dim + rows) elements.
 Status weighted_sum_forward(GpuDevice& device, Stream stream, WeightedSumForm form,
                             const WeightedSumTensors& tensors);
 

@@ -9,6 +9,7 @@
 #include <unordered_set>
 #include <utility>
 
+#include "api/backend.h"
 #include "api/context_state.h"
 #include "api/implementation.h"
 #include "cuda/launch/gpu_plan.h"
@@ -300,7 +301,7 @@ std::vector<KernelVariant> variants_of(const cuda::DeviceInfo& device,
   options.threads = 1;
   const internal::ContextState context(options, gpu.get());
   List list;
-  const auto defaults = internal::default_implementations(DeviceKind::kCuda, &device);
+  const auto defaults = internal::backend_of(DeviceKind::kCuda).candidates(&device);
   add_plans(list, {context, defaults, /*production=*/true}, problems);
   if (production_only) return list.take();
   std::vector<const internal::Implementation*> others = cuda::implementations();

@@ -2,7 +2,7 @@
 
 #include <cstdlib>
 
-#include "api/implementation.h"
+#include "api/backend.h"
 #include "lab/machine/environment.h"
 #include "lab/machine/gpu_memory.h"
 #include "runtime/cuda/nvml.h"
@@ -40,7 +40,7 @@ std::vector<std::string> default_implementations(Device device) {
     if (const auto gpu = gpu_of(device); gpu.ok()) info = &(*gpu)->info();
   }
   std::vector<std::string> names;
-  for (const auto* each : internal::default_implementations(device.kind, info)) {
+  for (const auto* each : internal::backend_of(device.kind).candidates(info)) {
     names.emplace_back(each->name);
   }
   return names;

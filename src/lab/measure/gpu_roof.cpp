@@ -4,13 +4,15 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 
+#include "cuda/kernels/lab/roof_arguments.h"
 #include "lab/machine/gpu_environment.h"
 #include "lab/machine/gpu_memory.h"
 #include "lab/measure/gpu_clock.h"
 #include "lab/measure/statistics.h"
 #include "runtime/kernel_store/config.h"
-#include "runtime/kernel_store/kernel.h"
+#include "runtime/program/cuda_executor.h"
 
 namespace flashlab::lab {
 namespace {
@@ -26,22 +28,26 @@ constexpr std::size_t kCopyBytes = std::size_t{1} << 30;
 class RoofLoop {
  public:
   RoofLoop(cuda::GpuDevice& gpu, std::shared_ptr<DeviceMemory> memory)
-      : gpu_(gpu), memory_(std::move(memory)) {}
+      : gpu_(gpu), memory_(std::move(memory)), executor_({&gpu}) {}
   RoofLoop(const RoofLoop&) = delete;
   RoofLoop& operator=(const RoofLoop&) = delete;
   ~RoofLoop() { memory_->release(out_); }
 
   Status create(const GpuRoof& roof) {
-    auto kernel = cuda::load_kernel(gpu_, roof_kernel(roof));
-    if (!kernel.ok()) return kernel.status();
-    kernel_ = *kernel;
-    shape_.grid_x = kBlocksPerMultiprocessor * static_cast<unsigned>(gpu_.info().multiprocessors);
-    shape_.threads = kRoofThreads;
-    const std::size_t threads = std::size_t{shape_.grid_x} * kRoofThreads;
+    cuda::LaunchShape shape;
+    shape.grid_x = kBlocksPerMultiprocessor * static_cast<unsigned>(gpu_.info().multiprocessors);
+    shape.threads = kRoofThreads;
+    const std::size_t threads = std::size_t{shape.grid_x} * kRoofThreads;
     flops_per_turn_ = roof.flops_per_thread * static_cast<double>(threads);
     auto out = memory_->allocate(threads * sizeof(float));
     if (!out.ok()) return out.status();
     out_ = *out;
+    runtime::ParameterBlock block(device::RoofArguments{.out = static_cast<float*>(out_)});
+    block.scalar(offsetof(device::RoofArguments, turns), sizeof(int), 0);
+    executor_.program().add(
+        {.name = "lab_roof",
+         .work = runtime::KernelWork{roof_kernel(roof), shape, std::move(block)}});
+    if (Status s = executor_.prepare(); !s.ok()) return s;
     auto clock = gpu_clock(memory_);
     if (!clock.ok()) return clock.status();
     clock_ = std::move(*clock);
@@ -60,10 +66,10 @@ class RoofLoop {
   Result<double> run(int launches) {
     if (Status s = clock_->start(); !s.ok()) return s;
     for (int i = 0; i < launches; ++i) {
-      void* arguments[] = {&out_, &turns_};
-      const auto stream = static_cast<cuda::CUstream>(memory_->stream().handle);
-      const auto current = gpu_.current();
-      if (Status s = cuda::launch(gpu_, *kernel_, shape_, stream, arguments); !s.ok()) return s;
+      const Stream stream = memory_->stream();
+      const auto turns = static_cast<std::uint64_t>(turns_);
+      const Status s = executor_.enqueue({.streams = {&stream, 1}, .scalars = {&turns, 1}});
+      if (!s.ok()) return s;
     }
     return clock_->stop();
   }
@@ -85,8 +91,7 @@ class RoofLoop {
   cuda::GpuDevice& gpu_;
   std::shared_ptr<DeviceMemory> memory_;
   std::unique_ptr<SampleClock> clock_;
-  const cuda::Kernel* kernel_ = nullptr;
-  cuda::LaunchShape shape_;
+  runtime::CudaExecutor executor_;
   double flops_per_turn_ = 0;
   void* out_ = nullptr;
   int turns_ = 0;

@@ -5,7 +5,7 @@
 #include "lab/machine/gpu_memory.h"
 #include "lab/machine/memory.h"
 #include "lab/measure/gpu_clock.h"
-#include "runtime/kernel_store/kernel.h"
+#include "runtime/program/cuda_executor.h"
 
 namespace flashlab::lab {
 namespace {
@@ -22,21 +22,23 @@ RulerReading read_kernel(cuda::GpuDevice& gpu, DeviceMemory& memory, SampleClock
   out.unit = "ms";
   out.expected = ms;
   out.tolerance = 0.01 + kLaunchMs / ms;
-  auto kernel = cuda::load_kernel(gpu, spin_kernel());
-  if (!kernel.ok()) {
-    out.note = kernel.status().message();
+  // The kernel's only parameter is its duration.
+  runtime::CudaExecutor executor({&gpu});
+  executor.program().add(
+      {.name = "lab_spin",
+       .work = runtime::KernelWork{
+           spin_kernel(), {}, runtime::ParameterBlock(static_cast<std::uint64_t>(ms * 1e6))}});
+  if (const Status prepared = executor.prepare(); !prepared.ok()) {
+    out.note = prepared.message();
     return out;
   }
   MeasureOptions options;
   options.repeats = 25;
   options.cold_cache = true;
   options.clock = &clock;
-  auto nanoseconds = static_cast<unsigned long long>(ms * 1e6);
+  const Stream stream = memory.stream();
   const Result<Samples> samples = measure(options, [&] {
-    void* arguments[] = {&nanoseconds};
-    const auto current = gpu.current();
-    return cuda::launch(gpu, **kernel, {}, static_cast<cuda::CUstream>(memory.stream().handle),
-                        arguments);
+    return executor.enqueue({.streams = {&stream, 1}});
   });
   const auto statistics = samples.ok() ? samples->statistics() : std::optional<Statistics>();
   if (!statistics) {

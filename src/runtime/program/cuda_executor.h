@@ -33,8 +33,8 @@ class CudaGraph {
 };
 
 /// A program and the GPUs it runs on, one per device of the program. Append steps first; after the
-/// first `prepare` or call it does not change and serves several threads at once. It outlives what
-/// it has enqueued.
+/// first `prepare` or call it does not change and serves several threads at once. It outlives the
+/// host functions it has enqueued.
 class CudaExecutor {
  public:
   explicit CudaExecutor(std::vector<const cuda::GpuDevice*> devices);

@@ -7,6 +7,7 @@
 // Operands look random and differ from product to product: equal or zero bits draw less power, and
 // a GPU at its power limit would then run at a clock that no real kernel sees.
 
+#include "lab/roof_arguments.h"
 #include "ptx/mma.h"
 
 namespace flashlab::device {
@@ -97,13 +98,13 @@ __device__ float fma_turns(int turns, unsigned seed) {
 }  // namespace flashlab::device
 
 /// `out` has a place for every thread of the launch.
-extern "C" __global__ void __launch_bounds__(256) lab_roof(float* out, int turns) {
+extern "C" __global__ void __launch_bounds__(256) lab_roof(flashlab::device::RoofArguments given) {
   using namespace flashlab::device;
   const unsigned thread = blockIdx.x * blockDim.x + threadIdx.x;
   const unsigned seed = thread * 64;
   if constexpr (Config::kTensorCores) {
-    out[thread] = tensor_core_turns(turns, seed);
+    given.out[thread] = tensor_core_turns(given.turns, seed);
   } else {
-    out[thread] = fma_turns(turns, seed);
+    given.out[thread] = fma_turns(given.turns, seed);
   }
 }

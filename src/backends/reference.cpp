@@ -1,4 +1,4 @@
-#include "reference/implementation.h"
+#include "backends/reference.h"
 
 #include <new>
 

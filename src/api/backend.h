@@ -1,0 +1,52 @@
+#pragma once
+
+// What a kind of device brings to the API: its implementations, and what only it can check or do.
+// A backend knows the API, never the other way round: src/backends/ brings them together.
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "api/implementation.h"
+
+namespace flashlab::internal {
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+
+  /// All implementations, production first.
+  virtual std::vector<const Implementation*> implementations() const = 0;
+
+  /// What a plan that names no implementation tries in turn; the first that serves its problem is
+  /// it. `gpu` is null on a CPU, and where the GPU is not known: sm_80 or newer is then meant.
+  virtual std::vector<const Implementation*> candidates(const cuda::DeviceInfo* gpu) const = 0;
+
+  /// The largest batch, length, head count or head dim that kernels can count.
+  virtual std::int64_t largest_extent() const = 0;
+
+  /// The stream belongs to the context's device. Errors: kInvalidArgument.
+  virtual Status check_stream(const ContextState& context, Stream stream) const = 0;
+
+  /// Memory that the device may touch; null passes. Errors: kInvalidArgument.
+  virtual Status check_memory(const ContextState& context, const char* name,
+                              const void* data) const = 0;
+  virtual Status check_memory(const ContextState& context, const ForwardTensors& tensors,
+                              Workspace workspace) const = 0;
+  virtual Status check_memory(const ContextState& context, const BackwardTensors& tensors,
+                              Workspace workspace) const = 0;
+
+  /// Zeros over the elements of [batch, seqlen, heads, dim], and over nothing between them: what
+  /// an empty call leaves in gradients.
+  virtual Status zero(const ContextState& context, Stream stream, const Tensor& tensor) const = 0;
+
+  /// flashlab::merge on validated tensors of the device.
+  virtual Status merge(const ContextState& context, Stream stream, std::span<const Partial> parts,
+                       const Tensor& o, const std::optional<Tensor>& lse) const = 0;
+};
+
+/// The backend of a kind of device (src/backends/backends.cpp).
+const Backend& backend_of(DeviceKind kind);
+
+}  // namespace flashlab::internal

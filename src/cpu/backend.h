@@ -1,0 +1,33 @@
+#pragma once
+
+#include "api/backend.h"
+
+namespace flashlab::internal {
+
+/// Attention on the processor: host memory, no streams, nothing to look up.
+class CpuBackend final : public Backend {
+ public:
+  explicit CpuBackend(std::vector<const Implementation*> list) : list_(std::move(list)) {}
+
+  std::vector<const Implementation*> implementations() const override { return list_; }
+  std::vector<const Implementation*> candidates(const cuda::DeviceInfo*) const override {
+    return {list_.front()};
+  }
+  std::int64_t largest_extent() const override { return INT64_MAX; }
+  Status check_stream(const ContextState& context, Stream stream) const override;
+  Status check_memory(const ContextState&, const char*, const void*) const override { return {}; }
+  Status check_memory(const ContextState&, const ForwardTensors&, Workspace) const override {
+    return {};
+  }
+  Status check_memory(const ContextState&, const BackwardTensors&, Workspace) const override {
+    return {};
+  }
+  Status zero(const ContextState& context, Stream stream, const Tensor& tensor) const override;
+  Status merge(const ContextState& context, Stream stream, std::span<const Partial> parts,
+               const Tensor& o, const std::optional<Tensor>& lse) const override;
+
+ private:
+  std::vector<const Implementation*> list_;
+};
+
+}  // namespace flashlab::internal

@@ -1,0 +1,71 @@
+#include "cuda/launch/backend.h"
+
+#include <array>
+#include <string_view>
+
+#include "api/context_state.h"
+#include "cuda/launch/merge.h"
+#include "cuda/launch/pointers.h"
+#include "cuda/launch/zero.h"
+
+namespace flashlab::cuda {
+namespace {
+
+constexpr std::array<std::string_view, 1> kProduction{"sm80"};
+// fa2-mma takes fp16 forward on sm_75; bf16, fp32 and backward come to the next ones; fa2 leaves
+// the deterministic backward to fa2-deterministic. No rung takes masks or head dims beyond 128.
+// Times: the table in README.md, docs/learn/fa2.md.
+constexpr std::array<std::string_view, 5> kElsewhere{"fa2-mma", "fa2-shuffle", "fa2",
+                                                     "fa2-deterministic", "naive"};
+
+// Of the named ones those that run on a GPU, in the order of their names.
+CudaBackend::Implementations running(const CudaBackend::Implementations& all,
+                                     std::span<const std::string_view> names,
+                                     const DeviceInfo* gpu) {
+  CudaBackend::Implementations out;
+  for (const std::string_view name : names) {
+    for (const internal::Implementation* each : all) {
+      if (each->name == name && each->runs_on_device(gpu)) out.push_back(each);
+    }
+  }
+  return out;
+}
+
+}  // namespace
+
+CudaBackend::Implementations CudaBackend::candidates(const DeviceInfo* gpu) const {
+  Implementations production = running(list_, kProduction, gpu);
+  return production.empty() ? running(list_, kElsewhere, gpu) : production;
+}
+
+Status CudaBackend::check_stream(const internal::ContextState& context, Stream stream) const {
+  return cuda::check_stream(*context.gpu(), stream);
+}
+
+Status CudaBackend::check_memory(const internal::ContextState& context, const char* name,
+                                 const void* data) const {
+  return check_pointers(*context.gpu(), name, data);
+}
+
+Status CudaBackend::check_memory(const internal::ContextState& context,
+                                 const ForwardTensors& tensors, Workspace workspace) const {
+  return check_pointers(*context.gpu(), tensors, workspace);
+}
+
+Status CudaBackend::check_memory(const internal::ContextState& context,
+                                 const BackwardTensors& tensors, Workspace workspace) const {
+  return check_pointers(*context.gpu(), tensors, workspace);
+}
+
+Status CudaBackend::zero(const internal::ContextState& context, Stream stream,
+                         const Tensor& tensor) const {
+  return zero_rows(*context.gpu(), stream, tensor);
+}
+
+Status CudaBackend::merge(const internal::ContextState& context, Stream stream,
+                          std::span<const Partial> parts, const Tensor& o,
+                          const std::optional<Tensor>& lse) const {
+  return merge_on_gpu(*context.gpu(), *context.allocator, stream, parts, o, lse);
+}
+
+}  // namespace flashlab::cuda

@@ -1,0 +1,34 @@
+#pragma once
+
+#include "api/backend.h"
+
+namespace flashlab::cuda {
+
+/// Attention on NVIDIA GPUs: device memory, streams of the GPU's primary context.
+class CudaBackend final : public internal::Backend {
+ public:
+  using Implementations = std::vector<const internal::Implementation*>;
+  explicit CudaBackend(Implementations list) : list_(std::move(list)) {}
+
+  Implementations implementations() const override { return list_; }
+  /// The production kernels that run on the GPU, in order of speed; where none does, the rungs of
+  /// the ladder that serve most, fastest first.
+  Implementations candidates(const DeviceInfo* gpu) const override;
+  std::int64_t largest_extent() const override { return INT32_MAX; }
+  Status check_stream(const internal::ContextState& context, Stream stream) const override;
+  Status check_memory(const internal::ContextState& context, const char* name,
+                      const void* data) const override;
+  Status check_memory(const internal::ContextState& context, const ForwardTensors& tensors,
+                      Workspace workspace) const override;
+  Status check_memory(const internal::ContextState& context, const BackwardTensors& tensors,
+                      Workspace workspace) const override;
+  Status zero(const internal::ContextState& context, Stream stream,
+              const Tensor& tensor) const override;
+  Status merge(const internal::ContextState& context, Stream stream, std::span<const Partial> parts,
+               const Tensor& o, const std::optional<Tensor>& lse) const override;
+
+ private:
+  Implementations list_;
+};
+
+}  // namespace flashlab::cuda

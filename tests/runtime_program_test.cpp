@@ -13,6 +13,8 @@
 #include <string>
 #include <vector>
 
+#include "cuda/kernels/merge_arguments.h"
+#include "cuda/launch/merge.h"
 #include "runtime/kernel_store/cache.h"
 #include "runtime/program/cpu_executor.h"
 #include "runtime/program/cuda_executor.h"
@@ -67,8 +69,8 @@ class Programs : public ::testing::Test {
     void* fake = dlopen(FLASHLAB_FAKE_DRIVER, RTLD_NOW);
     ASSERT_NE(fake, nullptr) << dlerror();
     log_ = reinterpret_cast<const char* (*)()>(dlsym(fake, "fake_log"));
-    reinterpret_cast<void (*)(void (*)(const void*, void**))>(dlsym(fake, "fake_on_launch"))(
-        note_launch);
+    on_launch_ = reinterpret_cast<decltype(on_launch_)>(dlsym(fake, "fake_on_launch"));
+    on_launch_(note_launch);
     clear_ = reinterpret_cast<void (*)()>(dlsym(fake, "fake_clear"));
     std::string name = (fs::temp_directory_path() / "flashlab-program-XXXXXX").string();
     folder_ = mkdtemp(name.data());
@@ -100,6 +102,7 @@ class Programs : public ::testing::Test {
 
   const char* (*log_)() = nullptr;
   void (*clear_)() = nullptr;
+  void (*on_launch_)(void (*)(const void*, void**)) = nullptr;
   std::string folder_;
   std::vector<const cuda::GpuDevice*> gpus_;
 };
@@ -310,6 +313,43 @@ TEST_F(Programs, AProductOnAGpuWithoutItsLibrarySaysWhatWasLookedFor) {
   EXPECT_EQ(status.code(), StatusCode::kUnsupported);
   EXPECT_THAT(status.message(), HasSubstr("/nowhere/libcublasLt.so"));
   unsetenv("FLASHLAB_CUBLASLT");
+}
+
+// More parts than one launch holds: the first result is the second launch's first part.
+std::vector<device::MergeArguments> merges;
+
+TEST_F(Programs, AMergeOfManyPartsGoesInTurns) {
+  constexpr int kParts = device::kMaxMergeParts + 3;
+  constexpr Device kGpu{DeviceKind::kCuda, 0};
+  std::vector<Partial> parts(kParts);
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    auto* memory = reinterpret_cast<float*>(0x100000 + i * 0x1000);
+    parts[i].o = tensor(memory, {1, 2, 3, 8}, DType::kFp32, kGpu);
+    parts[i].lse = tensor(memory + 48, {1, 3, 2}, DType::kFp32, kGpu);
+  }
+  const Tensor o = tensor(reinterpret_cast<float*>(0x10000), {1, 2, 3, 8}, DType::kFp32, kGpu);
+  const auto key =
+      cuda::key_of(cuda::merge_kernel(DType::kFp32, 4), gpus_[0]->info().architecture());
+  ASSERT_TRUE(cuda::KernelCache(folder_).store(*key, {"a kernel", "", "by hand"}).ok());
+  merges.clear();
+  on_launch_([](const void*, void** parameters) {
+    merges.emplace_back();
+    std::memcpy(&merges.back(), parameters[0], sizeof merges.back());
+  });
+  cuda::GpuAllocator allocator(*cuda::GpuDevice::open(0).value());
+  const Status status = cuda::merge_on_gpu(*gpus_[0], allocator, kFirst, parts, o, std::nullopt);
+  on_launch_(note_launch);
+  ASSERT_TRUE(status.ok()) << status.message();
+  ASSERT_EQ(merges.size(), 2u);
+  EXPECT_EQ(merges[0].count, device::kMaxMergeParts);
+  EXPECT_EQ(merges[0].parts[31].o.data, parts[31].o.data);
+  EXPECT_EQ(merges[1].count, 4);
+  EXPECT_EQ(merges[1].parts[0].o.data, merges[0].output.o.data);
+  EXPECT_EQ(merges[1].parts[0].lse.data, merges[0].output.lse.data);
+  EXPECT_EQ(merges[0].output.lse.data, static_cast<float*>(merges[0].output.o.data) + 48);
+  EXPECT_EQ(merges[1].parts[1].lse.data, parts[32].lse.data);
+  EXPECT_EQ(merges[1].output.o.data, o.data);
+  EXPECT_EQ(merges[1].output.lse.data, nullptr);
 }
 
 // ---------------------------------------------------------------------------------------------

@@ -8,11 +8,16 @@
 #include "runtime/cuda/nvml.h"
 #include "runtime/cuda/types.h"
 #include "runtime/kernel_store/nvrtc_api.h"
+#include "runtime/program/nvtx_api.h"
 
 #if __has_include(<cuda.h>) && __has_include(<nvrtc.h>)
 #define HAVE_CUDA_HEADERS
 #include <cuda.h>
 #include <nvrtc.h>
+#endif
+#if __has_include(<nvtx3/nvToolsExt.h>)
+#define HAVE_NVTX_HEADER
+#include <nvtx3/nvToolsExt.h>
 #endif
 #if __has_include(<nvml.h>)
 #define HAVE_NVML_HEADER
@@ -184,6 +189,22 @@ TEST(DriverDeclarations, TensorMap) {
 #else
 TEST(DriverDeclarations, Toolkit) {
   GTEST_SKIP() << "no CUDA toolkit headers to compare with";
+}
+#endif
+
+#ifdef HAVE_NVTX_HEADER
+TEST(NvtxDeclarations, Tables) {
+  namespace nvtx = flashlab::runtime;
+  EXPECT_EQ(nvtx::kNvtxModuleCore, NVTX_CB_MODULE_CORE);
+  EXPECT_EQ(nvtx::kNvtxTableCallbacks, static_cast<unsigned>(NVTX_ETID_CALLBACKS));
+  EXPECT_EQ(nvtx::kNvtxTableVersion, static_cast<unsigned>(NVTX_ETID_VERSIONINFO));
+  EXPECT_EQ(nvtx::kNvtxRangePushA, static_cast<std::size_t>(NVTX_CBID_CORE_RangePushA));
+  EXPECT_EQ(nvtx::kNvtxRangePop, static_cast<std::size_t>(NVTX_CBID_CORE_RangePop));
+  EXPECT_EQ(nvtx::kNvtxCoreFunctions, static_cast<std::size_t>(NVTX_CBID_CORE_SIZE));
+  EXPECT_EQ(sizeof(nvtx::NvtxCallbacks), sizeof(::NvtxExportTableCallbacks));
+  EXPECT_EQ(sizeof(nvtx::NvtxVersionInfo), sizeof(::NvtxExportTableVersionInfo));
+  EXPECT_EQ(offsetof(nvtx::NvtxVersionInfo, SetInjectionNvtxVersion),
+            offsetof(::NvtxExportTableVersionInfo, SetInjectionNvtxVersion));
 }
 #endif
 

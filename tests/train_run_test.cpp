@@ -151,6 +151,41 @@ TEST_F(TrainFiles, AFullDiskLeavesTheLastCheckpoint) {
   EXPECT_TRUE(load_weights(folder_ / "step-1" / "model.safetensors", *step.parameters).ok());
 }
 
+// Weights and losses of tests/goldens/make_train_goldens.py, which shares nothing with src/train.
+TEST(TrainGolden, EveryTokensLossIsTheOtherImplementations) {
+  for (const Family family : {Family::kCourse, Family::kGpt2}) {
+    for (const char* attention : {"", "naive"}) {
+      const std::string stem = std::string(FLASHLAB_GOLDENS) + "/train_" + to_string(family);
+      const TestStep step = TestStep::make(small_model(family), {.batch = 3,
+                                                                 .mode = StepMode::kForward,
+                                                                 .precision = Precision::kFp64,
+                                                                 .attention = attention});
+      const Status loaded = load_weights(stem + "_weights.safetensors", *step.parameters);
+      ASSERT_TRUE(loaded.ok()) << loaded.message();
+      const Result<StoredTensors> batch = read_safetensors(stem + "_batch.safetensors");
+      ASSERT_TRUE(batch.ok()) << batch.status().message();
+      const auto numbers = [&](const char* name) {
+        const std::string& bytes = batch->at(name).bytes;
+        std::vector<double> out(bytes.size() / sizeof(double));
+        std::memcpy(out.data(), bytes.data(), bytes.size());
+        return out;
+      };
+      const std::vector<double> tokens = numbers("tokens"), targets = numbers("targets"),
+                                losses = numbers("losses");
+      ASSERT_EQ(losses.size(), 18u);
+      for (std::size_t i = 0; i < tokens.size(); ++i) {
+        step.executor->tokens()[i] = static_cast<std::int32_t>(tokens[i]);
+        step.executor->targets()[i] = static_cast<std::int32_t>(targets[i]);
+      }
+      step.loss();
+      const auto* ours = static_cast<double*>(step.executor->data(step.executor->plan().losses));
+      for (std::size_t i = 0; i < losses.size(); ++i) {
+        EXPECT_NEAR(ours[i], losses[i], 1e-12) << to_string(family) << " token " << i;
+      }
+    }
+  }
+}
+
 TEST(TrainConfiguration, TheEffectiveOneIsReadBack) {
   TrainConfig config;
   config.model = small_model();

@@ -8,13 +8,12 @@ if(FLASHLAB_BUILD_CLI)
   # Static: the program asks its user's machine for nothing but libc and libm.
   set(ZLIB_USE_STATIC_LIBS ON)
   find_package(ZLIB REQUIRED)
-  # Matrix products of training on the CPU. Static and without threads of its own: the program stays
-  # one file and its pool hands out the tiles. Debian and Ubuntu: libopenblas-serial-dev.
-  find_library(FLASHLAB_OPENBLAS libopenblas.a PATH_SUFFIXES openblas-serial openblas-pthread
-    openblas REQUIRED)
+  # Matrix products of training on the CPU. Static: the program stays one file. The form for
+  # threads: Debian's serial one gives wrong products when two threads call it at once
+  # (docs/decisions/0013). Debian and Ubuntu: libopenblas-pthread-dev.
+  find_library(FLASHLAB_OPENBLAS libopenblas.a PATH_SUFFIXES openblas-pthread openblas REQUIRED)
   find_path(FLASHLAB_OPENBLAS_INCLUDE cblas.h PATH_SUFFIXES
-    ${CMAKE_LIBRARY_ARCHITECTURE}/openblas-serial ${CMAKE_LIBRARY_ARCHITECTURE}/openblas-pthread
-    openblas REQUIRED)
+    ${CMAKE_LIBRARY_ARCHITECTURE}/openblas-pthread openblas REQUIRED)
 endif()
 if(FLASHLAB_BUILD_TESTS)
   find_package(GTest REQUIRED)

@@ -11,7 +11,7 @@ Words precision_choices() {
   return train::precision_names();
 }
 Words cpu_precision_choices() {
-  return {"fp32", "fp64"};
+  return {"fp32", "bf16", "fp64"};
 }
 Words tokenizer_choices() {
   return {"character", "byte"};
@@ -61,8 +61,8 @@ std::vector<FlagSpec> flags_of_training() {
        mode_choices},
       {"--precision", "", "NAME", kValue, kExplainStep, kSteps,
        "types of activations, parameters and gradients (default fp32)", precision_choices},
-      {"--precision", "", "NAME", kValue, kTrain, kSteps, "type of everything (default fp32)",
-       cpu_precision_choices},
+      {"--precision", "", "NAME", kValue, kTrain, kSteps,
+       "types: bf16 keeps fp32 masters and sums (default fp32)", cpu_precision_choices},
       {"--attention", "", "NAME", kValue, kStep, kSteps,
        "naive (scores, softmax, values apart) or an implementation (default: the production one)"},
       {"--checkpoint", "", "GROUPS", kValue, kStep, kSteps,

@@ -15,6 +15,7 @@
 #include "cli/terminal.h"
 #include "flashlab/version.h"
 #include "lab/machine/environment.h"
+#include "train/cpu/product.h"
 
 namespace flashlab::cli {
 namespace {
@@ -122,6 +123,7 @@ int dispatch(std::vector<std::string> words) {
 }
 
 int run(int argc, char** argv) {
+  train::cpu::give_back_environment();
   catch_interrupts();
   g_typed_command = lab::command_line(argc, argv);
   try {

@@ -3,11 +3,22 @@
 #include <cblas.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
-#include <mutex>
 
 namespace flashlab::train::cpu {
 namespace {
+
+constexpr const char* kThreadsVariable = "OPENBLAS_NUM_THREADS";
+bool g_variable_is_ours = false;
+
+// OpenBLAS reads this when the program starts and would make a thread for every processor then and
+// there; the pool hands out tiles instead. 101 is the first priority that programs may use:
+// constructors without one, OpenBLAS's among them, come later.
+[[gnu::constructor(101)]] void keep_openblas_single_threaded() {
+  g_variable_is_ours = std::getenv(kThreadsVariable) == nullptr;
+  if (g_variable_is_ours) setenv(kThreadsVariable, "1", 0);
+}
 
 struct Tile {
   std::int64_t row = 0, column = 0, rows = 0, columns = 0;
@@ -82,12 +93,16 @@ void run_tile(const ProductAttributes& p, const ProductOperands<T>& o, const Til
 
 }  // namespace
 
+void give_back_environment() {
+  if (g_variable_is_ours) unsetenv(kThreadsVariable);
+  g_variable_is_ours = false;
+  // A person's own value is for other programs: tiles stay one thread's each.
+  if (openblas_get_num_threads() != 1) openblas_set_num_threads(1);
+}
+
 template <class T>
 void multiply(internal::ThreadPool& pool, const ProductAttributes& p,
               const ProductOperands<T>& operands) {
-  // The pool hands out tiles; a library with threads of its own would fight it.
-  static std::once_flag single_threaded;
-  std::call_once(single_threaded, [] { openblas_set_num_threads(1); });
   const std::int64_t batch = p.inner * p.outer;
   const TileShape shape = batch > 1 ? TileShape{p.m, p.n} : tile_shape(p.m, p.n);
   const std::int64_t tile_rows = (p.m + shape.rows - 1) / shape.rows;

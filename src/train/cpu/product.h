@@ -7,6 +7,10 @@
 
 namespace flashlab::train::cpu {
 
+/// Undoes at the beginning of a program what products set in the environment before it, so that
+/// other programs started from this one are as they would be.
+void give_back_environment();
+
 template <class T>
 struct ProductOperands {
   const T* a = nullptr;

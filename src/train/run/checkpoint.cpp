@@ -238,7 +238,9 @@ Result<RunState> load_state(const fs::path& checkpoint) {
 Status load_weights(const fs::path& file, ParameterStore& store) {
   Result<StoredTensors> tensors = read_safetensors(file);
   if (!tensors.ok()) return tensors.status();
-  return distribute(file, store, store.values(), "", *tensors);
+  if (Status s = distribute(file, store, store.values(), "", *tensors); !s.ok()) return s;
+  store.round_copies();
+  return {};
 }
 
 Status load_moments(const fs::path& file, ParameterStore& store) {

@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "api/context_state.h"
+#include "train/cpu/bf16.h"
 #include "train/cpu/call.h"
 
 namespace flashlab::train {
@@ -87,6 +88,38 @@ BackwardTensors backward_tensors(const AttentionOperands& x, std::byte* d_o, std
   return out;
 }
 
+// The operation's distinct bf16 operands, in order.
+std::vector<TensorId> bf16_operands(const StepPlan& plan, const Operation& operation) {
+  std::vector<TensorId> out;
+  for (const std::vector<TensorId>* list : {&operation.inputs, &operation.outputs}) {
+    for (const TensorId id : *list) {
+      const bool known = std::find(out.begin(), out.end(), id) != out.end();
+      if (!known && plan.tensor(id).element == Element::kBf16) out.push_back(id);
+    }
+  }
+  return out;
+}
+
+std::int64_t widened_tensor_bytes(const PlanTensor& tensor) {
+  return (tensor.elements() * size_of(Element::kFp32) + 63) / 64 * 64;
+}
+
+// Attention reads bf16 itself, and AdamW the masters.
+bool reads_bf16_itself(const Operation& operation) {
+  return operation.kind == OperationKind::kAttention ||
+         operation.kind == OperationKind::kAttentionBackward ||
+         operation.kind == OperationKind::kAdamW;
+}
+
+std::int64_t bytes_widened(const StepPlan& plan, const Operation& operation) {
+  if (reads_bf16_itself(operation)) return 0;
+  std::int64_t bytes = 0;
+  for (const TensorId id : bf16_operands(plan, operation)) {
+    bytes += widened_tensor_bytes(plan.tensor(id));
+  }
+  return bytes;
+}
+
 // Operands of kAttention and kAttentionBackward in the order of plan/operation.h.
 AttentionOperands operands_of(const StepPlan& plan, const Operation& operation,
                               const std::vector<std::byte*>& addresses) {
@@ -108,9 +141,11 @@ Result<std::unique_ptr<CpuExecutor>> CpuExecutor::create(const Context& context,
         {"parameters", "those of another model", "the parameters of the plan's model", ""});
   }
   for (const PlanTensor& tensor : plan.tensors) {
-    if (tensor.element == Element::kFp16 || tensor.element == Element::kBf16) {
-      return Status::unsupported({"precision", to_string(tensor.element),
-                                  "fp32 or fp64 for a step on the CPU", "use --precision fp32"});
+    const bool moved = tensor.role == Role::kGradient || tensor.role == Role::kOptimizerState;
+    if (tensor.element == Element::kFp16 || (tensor.element == Element::kBf16 && moved)) {
+      return Status::unsupported({"precision", moved ? "gradients in bf16" : "fp16",
+                                  "fp64, fp32 or bf16 with fp32 masters for a step on the CPU",
+                                  "use --precision bf16 or fp32"});
     }
   }
   std::unique_ptr<CpuExecutor> out(new CpuExecutor(context));
@@ -123,7 +158,7 @@ Result<std::unique_ptr<CpuExecutor>> CpuExecutor::create(const Context& context,
 Status CpuExecutor::bind(ParameterStore& parameters) {
   parameters_ = &parameters;
   memory_ = plan_memory(plan_);
-  std::int64_t persistent_bytes = 0, scratch_bytes = 8 * norm_chunks(plan_);
+  std::int64_t persistent_bytes = 0, scratch_bytes = 8 * norm_chunks(plan_), widened_bytes = 0;
   for (const PlanTensor& tensor : plan_.tensors) {
     if (tensor.role == Role::kBatch || tensor.role == Role::kResult) {
       persistent_bytes += (tensor.bytes() + 255) / 256 * 256;
@@ -131,6 +166,7 @@ Status CpuExecutor::bind(ParameterStore& parameters) {
   }
   for (const Operation& operation : plan_.operations) {
     scratch_bytes = std::max(scratch_bytes, cpu::scratch_bytes(plan_, operation));
+    widened_bytes = std::max(widened_bytes, bytes_widened(plan_, operation));
   }
   const struct {
     AlignedBytes* memory;
@@ -138,7 +174,8 @@ Status CpuExecutor::bind(ParameterStore& parameters) {
     const char* what;
   } kAllocations[] = {{&arena_, memory_.arena_bytes, "activations"},
                       {&persistent_, persistent_bytes, "batch and results"},
-                      {&scratch_, scratch_bytes, "scratch"}};
+                      {&scratch_, scratch_bytes, "scratch"},
+                      {&widened_, widened_bytes, "operands widened to fp32"}};
   for (const auto& wanted : kAllocations) {
     Result<AlignedBytes> memory = AlignedBytes::allocate(wanted.bytes, wanted.what);
     if (!memory.ok()) return memory.status();
@@ -160,6 +197,10 @@ Status CpuExecutor::bind(ParameterStore& parameters) {
       if (id != kNoTensor) addresses_[static_cast<std::size_t>(id)] = arena + at;
     };
     put(parameter.master, parameters.values());
+    if (parameter.value != parameter.master) {
+      addresses_[static_cast<std::size_t>(parameter.value)] =
+          parameters.copies() + parameter.offset * size_of(Element::kBf16);
+    }
     put(parameter.gradient, parameters.gradients());
     put(parameter.first_moment, parameters.first_moments());
     put(parameter.second_moment, parameters.second_moments());
@@ -262,82 +303,131 @@ void CpuExecutor::adamw(const Operation& operation) {
       kernels.adamw(range, gradients + at, values + at, first + at, second + at, count);
     });
   }
+  parameters_->round_copies();
+}
+
+// Everything but attention and the optimizer, on operands of type T at `addresses`.
+template <class T>
+void CpuExecutor::run_rows(const Operation& operation, std::byte* const* addresses) {
+  const auto& kernels = cpu::kernels<T>(static_cast<int>(context_.cpu_isa()));
+  const cpu::Call<T> call = {operation, addresses, context_.state().pool(), kernels,
+                             scratch_.data()};
+  switch (operation.kind) {
+    case OperationKind::kProduct:
+      cpu::product(call);
+      break;
+    case OperationKind::kColumnSum:
+      cpu::column_sum(call);
+      break;
+    case OperationKind::kEmbedding:
+      cpu::embedding(call);
+      break;
+    case OperationKind::kEmbeddingBackward:
+      cpu::embedding_backward(call);
+      break;
+    case OperationKind::kRmsNorm:
+      cpu::rms_norm(call);
+      break;
+    case OperationKind::kRmsNormBackward:
+      cpu::rms_norm_backward(call);
+      break;
+    case OperationKind::kLayerNorm:
+      cpu::layer_norm(call);
+      break;
+    case OperationKind::kLayerNormBackward:
+      cpu::layer_norm_backward(call);
+      break;
+    case OperationKind::kRopeAngles:
+      cpu::rope_angles(call);
+      break;
+    case OperationKind::kRope:
+      cpu::rope(call);
+      break;
+    case OperationKind::kCachedAttention:
+      cpu::cached_attention(call);
+      break;
+    case OperationKind::kRowMax:
+      cpu::row_max(call);
+      break;
+    case OperationKind::kSoftmax:
+      cpu::softmax(call);
+      break;
+    case OperationKind::kSoftmaxBackward:
+      cpu::softmax_backward(call);
+      break;
+    case OperationKind::kSwiGlu:
+    case OperationKind::kSwiGluBackward:
+    case OperationKind::kGelu:
+    case OperationKind::kGeluBackward:
+      cpu::activation(call);
+      break;
+    case OperationKind::kDropout:
+      cpu::dropout(call);
+      break;
+    case OperationKind::kCrossEntropy:
+      cpu::cross_entropy(call);
+      break;
+    case OperationKind::kMeanLoss:
+      cpu::mean_loss(call);
+      break;
+    default:
+      break;
+  }
+}
+
+// Outputs are widened, too: an operation may write only a part of one, or add to it.
+void CpuExecutor::run_widened(const Operation& operation) {
+  constexpr std::int64_t kGrain = 1 << 15;
+  internal::ThreadPool& pool = context_.state().pool();
+  const std::vector<TensorId> operands = bf16_operands(plan_, operation);
+  wide_addresses_ = addresses_;
+  std::int64_t offset = 0;
+  const auto convert = [&](TensorId id, bool widen) {
+    const std::int64_t all = plan_.tensor(id).elements();
+    auto* narrow = static_cast<std::uint16_t*>(data(id));
+    auto* wide = reinterpret_cast<float*>(wide_addresses_[static_cast<std::size_t>(id)]);
+    pool.run((all + kGrain - 1) / kGrain, [&](std::int64_t task, int) {
+      const std::int64_t at = task * kGrain, count = std::min(kGrain, all - at);
+      if (widen) {
+        cpu::widen_bf16(narrow + at, wide + at, count);
+      } else {
+        cpu::round_to_bf16(wide + at, narrow + at, count);
+      }
+    });
+  };
+  for (const TensorId id : operands) {
+    wide_addresses_[static_cast<std::size_t>(id)] = widened_.data() + offset;
+    offset += widened_tensor_bytes(plan_.tensor(id));
+    convert(id, true);
+  }
+  run_rows<float>(operation, wide_addresses_.data());
+  for (const TensorId id : operands) {
+    const auto& outputs = operation.outputs;
+    if (std::find(outputs.begin(), outputs.end(), id) != outputs.end()) convert(id, false);
+  }
 }
 
 template <class T>
 Status CpuExecutor::run_as() {
-  const auto& kernels = cpu::kernels<T>(static_cast<int>(context_.cpu_isa()));
-  internal::ThreadPool& pool = context_.state().pool();
   for (std::size_t i = 0; i < plan_.operations.size(); ++i) {
     const Operation& operation = plan_.operations[i];
-    const cpu::Call<T> call = {operation, addresses_.data(), pool, kernels, scratch_.data()};
     switch (operation.kind) {
-      case OperationKind::kProduct:
-        cpu::product(call);
-        break;
-      case OperationKind::kColumnSum:
-        cpu::column_sum(call);
-        break;
-      case OperationKind::kEmbedding:
-        cpu::embedding(call);
-        break;
-      case OperationKind::kEmbeddingBackward:
-        cpu::embedding_backward(call);
-        break;
-      case OperationKind::kRmsNorm:
-        cpu::rms_norm(call);
-        break;
-      case OperationKind::kRmsNormBackward:
-        cpu::rms_norm_backward(call);
-        break;
-      case OperationKind::kLayerNorm:
-        cpu::layer_norm(call);
-        break;
-      case OperationKind::kLayerNormBackward:
-        cpu::layer_norm_backward(call);
-        break;
-      case OperationKind::kRopeAngles:
-        cpu::rope_angles(call);
-        break;
-      case OperationKind::kRope:
-        cpu::rope(call);
-        break;
       case OperationKind::kAttention:
       case OperationKind::kAttentionBackward:
         if (Status s = run_attention<T>(i); !s.ok()) return s;
-        break;
-      case OperationKind::kCachedAttention:
-        cpu::cached_attention(call);
-        break;
-      case OperationKind::kRowMax:
-        cpu::row_max(call);
-        break;
-      case OperationKind::kSoftmax:
-        cpu::softmax(call);
-        break;
-      case OperationKind::kSoftmaxBackward:
-        cpu::softmax_backward(call);
-        break;
-      case OperationKind::kSwiGlu:
-      case OperationKind::kSwiGluBackward:
-      case OperationKind::kGelu:
-      case OperationKind::kGeluBackward:
-        cpu::activation(call);
-        break;
-      case OperationKind::kDropout:
-        cpu::dropout(call);
-        break;
-      case OperationKind::kCrossEntropy:
-        cpu::cross_entropy(call);
-        break;
-      case OperationKind::kMeanLoss:
-        cpu::mean_loss(call);
         break;
       case OperationKind::kGradientNorm:
         gradient_norm<T>(operation);
         break;
       case OperationKind::kAdamW:
         adamw<T>(operation);
+        break;
+      default:
+        if (bytes_widened(plan_, operation) > 0) {
+          run_widened(operation);
+        } else {
+          run_rows<T>(operation, addresses_.data());
+        }
         break;
     }
   }

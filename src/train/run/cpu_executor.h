@@ -14,6 +14,8 @@
 
 namespace flashlab::train {
 
+/// Operands in bf16 are widened to fp32 for the operation and its results rounded after it, so that
+/// storage is 16-bit and arithmetic is not; attention reads bf16 itself.
 class CpuExecutor {
  public:
   /// `context` is a CPU's; it and `parameters` outlive the executor. Allocates everything that the
@@ -48,6 +50,9 @@ class CpuExecutor {
   template <class T>
   Status run_attention(std::size_t index);
   template <class T>
+  void run_rows(const Operation& operation, std::byte* const* addresses);
+  void run_widened(const Operation& operation);
+  template <class T>
   void adamw(const Operation& operation);
   template <class T>
   void gradient_norm(const Operation& operation);
@@ -56,8 +61,9 @@ class CpuExecutor {
   StepPlan plan_;
   MemoryPlan memory_;
   ParameterStore* parameters_ = nullptr;
-  AlignedBytes arena_, persistent_, scratch_, workspace_;
+  AlignedBytes arena_, persistent_, scratch_, widened_, workspace_;
   std::vector<std::byte*> addresses_;
+  std::vector<std::byte*> wide_addresses_;   ///< while run_widened runs: its operands in fp32
   std::vector<Plan> attention_plans_;        ///< one for each distinct problem
   std::vector<int> attention_of_operation_;  ///< index into attention_plans_; -1: no attention
 };

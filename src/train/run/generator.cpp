@@ -43,6 +43,9 @@ std::vector<double> Generator::logits() const {
   if (executor_->plan().tensor(id).element == Element::kFp64) {
     const double* data = static_cast<const double*>(executor_->data(id));
     std::copy(data, data + out.size(), out.begin());
+  } else if (executor_->plan().tensor(id).element == Element::kBf16) {
+    const auto* data = static_cast<const std::uint16_t*>(executor_->data(id));
+    for (std::size_t i = 0; i < out.size(); ++i) out[i] = float_from_bf16(data[i]);
   } else {
     const float* data = static_cast<const float*>(executor_->data(id));
     std::copy(data, data + out.size(), out.begin());

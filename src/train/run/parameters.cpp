@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "train/cpu/bf16.h"
 #include "train/cpu/random.h"
 
 namespace flashlab::train {
@@ -97,6 +98,12 @@ Result<ParameterStore> ParameterStore::create(const StepPlan& plan) {
     if (!memory.ok()) return memory.status();
     *arena.arena = std::move(*memory);
   }
+  if (first.value != first.master) {
+    const std::int64_t copy_bytes = plan.arena_elements * size_of(plan.tensor(first.value).element);
+    Result<AlignedBytes> memory = AlignedBytes::allocate(copy_bytes, "copies of the parameters");
+    if (!memory.ok()) return memory.status();
+    out.copies_ = std::move(*memory);
+  }
   return out;
 }
 
@@ -108,6 +115,13 @@ void ParameterStore::initialize(std::uint64_t seed) {
       fill(reinterpret_cast<float*>(values()) + parameter.offset, parameter, seed);
     }
   }
+  round_copies();
+}
+
+void ParameterStore::round_copies() const {
+  if (!copies()) return;
+  cpu::round_to_bf16(reinterpret_cast<const float*>(values()),
+                     reinterpret_cast<std::uint16_t*>(copies()), elements_);
 }
 
 bool ParameterStore::matches(const StepPlan& plan) const {

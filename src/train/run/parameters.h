@@ -46,7 +46,12 @@ class ParameterStore {
   /// Whether another plan has the same parameters in the same places.
   bool matches(const StepPlan& plan) const;
 
+  /// Rounds the values to what forward reads, where that is a copy in another type.
+  void round_copies() const;
+
   std::byte* values() const { return values_.data(); }
+  /// bf16 copies of the values in the same order; null where forward reads the values themselves.
+  std::byte* copies() const { return copies_.data(); }
   std::byte* gradients() const { return gradients_.data(); }
   std::byte* first_moments() const { return first_.data(); }
   std::byte* second_moments() const { return second_.data(); }
@@ -55,7 +60,7 @@ class ParameterStore {
   std::vector<Parameter> parameters_;
   Element element_ = Element::kFp32;
   std::int64_t elements_ = 0;
-  AlignedBytes values_, gradients_, first_, second_;
+  AlignedBytes values_, copies_, gradients_, first_, second_;
 };
 
 }  // namespace flashlab::train

@@ -2,10 +2,10 @@
 """Makes tests/goldens/train_*.safetensors:  tests/goldens/make_train_goldens.py FOLDER
 
 A second implementation of both families' forward pass, in NumPy and fp64, after the definitions
-that other programs use: Stanford CS336's reference model (RoPE reads neighbouring elements and writes
-halves) and Hugging Face's GPT-2 (Conv1D weights, gelu_new). It shares nothing with src/train. The
-test reads the weights under their checkpoint names and compares the loss of every token.
-Needs NumPy only; the files are small and stay in the tree.
+that other programs use: Stanford CS336's reference model (RoPE reads neighbouring elements and
+writes halves) and Hugging Face's GPT-2 (Conv1D weights, gelu_new). It shares nothing with
+src/train. The test reads the weights under their checkpoint names and compares the loss of every
+token. Needs NumPy only; the files are small and stay in the tree.
 """
 
 import json

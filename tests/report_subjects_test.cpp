@@ -145,6 +145,19 @@ TEST(Headline, FiguresBelongTogether) {
   EXPECT_THAT(all, HasSubstr("at most 1.25x that of the naive formula"));
 }
 
+TEST(Headline, ComesAgainstTheQuickestPeer) {
+  ResultFile file = sample_comparison();
+  const cases::Case problem = sample_case();
+  EXPECT_THAT(headline(file, "naive").sentences, Not(testing::Contains(HasSubstr("peer"))));
+  file.results.push_back(sample_result("cudnn", "forward", problem, 160, 0));
+  file.results.push_back(sample_result("cublas", "forward", problem, 50, 0));
+  const Headline head = headline(file, "naive");
+  EXPECT_THAT(head.sentences[0],
+              HasSubstr("The quickest peer takes 1.25x the time of the quickest"));
+  EXPECT_THAT(head.sentences[1], HasSubstr("cuBLASLt's composition takes 4.00x the time"));
+  EXPECT_EQ(head.tiles[0].figure, "1.25x");
+}
+
 TEST(Subjects, AnInterruptedRunSaysSoEverywhere) {
   ResultFile file = sums();
   file.planned = 48;

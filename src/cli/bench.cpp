@@ -33,7 +33,8 @@ void print_details(const lab::Measurement& r, const lab::Environment& environmen
                    lab::report::RateUnit unit) {
   using lab::report::format_ms;
   if (r.status != lab::RunStatus::kOk) return;
-  print_line(fmt::format("\n{} {}  {} samples", r.implementation, r.pass, r.samples));
+  print_line(fmt::format("\n{} {}  {}  {} samples", r.implementation, r.pass, lab::title_of(r),
+                         r.samples));
   print_line(fmt::format("  time      min {} · mean {} · median {} · max {} · std {} ms",
                          format_ms(r[lab::kMinMs]), format_ms(r[lab::kMeanMs]),
                          format_ms(r[lab::kMedianMs]), format_ms(r[lab::kMaxMs]),

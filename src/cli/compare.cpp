@@ -14,6 +14,7 @@
 #include "lab/machine/gpu_environment.h"
 #include "lab/measure/cpu_roof.h"
 #include "lab/report/group.h"
+#include "lab/report/numbers.h"
 #include "lab/report/table.h"
 #include "lab/results/verdict.h"
 #include "lab/subjects/attention/attention_subject.h"
@@ -60,6 +61,19 @@ bool several_lengths(const lab::ResultFile& file) {
   return lengths.size() > 1;
 }
 
+// The fastest of other people's implementations; null: none ran.
+const lab::Measurement* quickest_peer(const lab::report::Group& group, std::size_t pass) {
+  const lab::Measurement* best = nullptr;
+  for (const lab::report::Row& row : group.rows) {
+    const lab::Measurement* result = row.ok(pass);
+    const bool peer = runs_in_python(row.implementation) || row.implementation == "cublas" ||
+                      row.implementation == "cudnn";
+    if (!peer || !result || !(*result)[lab::kMedianMs]) continue;
+    if (!best || *(*result)[lab::kMedianMs] < *(*best)[lab::kMedianMs]) best = result;
+  }
+  return best;
+}
+
 // One sentence per pass of the fastest: good, fair or poor.
 void print_verdicts(const lab::ResultFile& file, const std::string& production_name) {
   for (const lab::report::Group& group : lab::report::group_by_problem(file)) {
@@ -73,15 +87,22 @@ void print_verdicts(const lab::ResultFile& file, const std::string& production_n
       if (const auto verdict = lab::judge_throughput(*result, file.environment)) {
         text = verdict->text;
       }
-      const lab::Measurement* base = naive && naive != row ? naive->ok(pass) : nullptr;
+      // Beside other people's libraries the first kernel of a ladder is no yardstick.
+      const lab::Measurement* peer = quickest_peer(group, pass);
+      if (peer) {
+        text +=
+            fmt::format("{}{} takes {} its time", text.empty() ? "" : "; ", peer->implementation,
+                        lab::report::format_ratio(lab::report::speed_up(peer, result)));
+      }
+      const lab::Measurement* base = !peer && naive && naive != row ? naive->ok(pass) : nullptr;
       if (base && (*base)[lab::kMedianMs] && (*result)[lab::kMedianMs]) {
         const lab::Verdict verdict =
             lab::judge_speedup(*(*base)[lab::kMedianMs], *(*result)[lab::kMedianMs]);
         text += (text.empty() ? "" : "; ") + verdict.text;
       }
       if (text.empty()) continue;
-      print_line(fmt::format("verdict  {} {} {}: {}", group.labels.text("dtype"), production_name,
-                             group.passes[pass], text));
+      print_line(fmt::format("verdict  {} {}, {}: {}", production_name, group.passes[pass],
+                             group.title(), text));
     }
   }
 }
@@ -138,7 +159,10 @@ int run_compare(const Arguments& arguments) {
   lab::add_roofs(engine.context, outputs.environment());
 
   const lab::report::TableOptions table{
-      .relative_to = outputs.relative_to(), .width = terminal_width(), .colours = colours()};
+      // What a person asks first, unless they named another.
+      .relative_to = outputs.relative_to().empty() ? "naive" : outputs.relative_to(),
+      .width = terminal_width(),
+      .colours = colours()};
   std::size_t job = 0;
   const auto done = [&](const std::vector<lab::Measurement>& results) {
     lab::ResultFile block;

@@ -8,6 +8,7 @@
 #include "cli/peers.h"
 #include "cli/values.h"
 #include "lab/machine/gpu_choice.h"
+#include "lab/machine/peer_libraries.h"
 
 namespace flashlab::cli {
 namespace {
@@ -144,8 +145,17 @@ std::vector<std::string> production(const Context& context) {
 
 std::vector<std::string> all_but_reference(const Context& context) {
   std::vector<std::string> names = implementations(context.device());
-  // Other people's libraries run where they are asked for: --peers, --implementation.
-  for (const char* other : {"reference", "cublas", "cudnn"}) std::erase(names, other);
+  std::erase(names, "reference");
+  // A library that is not there would only give rows without figures.
+  if (context.device().kind == DeviceKind::kCpu) return names;
+  const auto found = lab::peer_libraries();
+  const auto is_there = [&](std::string_view part) {
+    return std::any_of(found.begin(), found.end(), [&](const lab::VendorLibrary& library) {
+      return !library.path.empty() && library.name.find(part) != std::string::npos;
+    });
+  };
+  if (!is_there("cublasLt")) std::erase(names, "cublas");
+  if (!is_there("cudnn")) std::erase(names, "cudnn");
   return names;
 }
 

@@ -47,8 +47,8 @@ void require_implementations(const Context& context, const std::vector<std::stri
 std::vector<std::string> production(const Context& context);
 
 /// All of the device but "reference": the fp64 oracle is the yardstick of every error figure, and
-/// its plain loops take minutes where the others take a second. Nor other people's libraries: they
-/// run where they are named.
+/// its plain loops take minutes where the others take a second. Of other people's libraries those
+/// that are found.
 std::vector<std::string> all_but_reference(const Context& context);
 
 }  // namespace flashlab::cli

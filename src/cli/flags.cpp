@@ -128,7 +128,7 @@ std::vector<FlagSpec> flags_of_runs() {
        "names (default: the production one; check: all but reference and other people's)",
        implementation_choices},
       {"--implementation", "", "NAME[,NAME]", kList, kCompare, kExecution,
-       "names (default: all of the device but reference; peers where they are named)",
+       "names (default: all of the device but reference, cuBLASLt and cuDNN where they are found)",
        rival_choices},
       {"--threads", "", "N", kValue, kShaped | kCheck | kWeightedSum | kInfo, kExecution,
        "CPU threads (default: all that may run)"},

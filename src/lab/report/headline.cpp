@@ -123,6 +123,52 @@ void about_speed(const Tally& t, std::size_t contests, std::string_view relative
   }
 }
 
+/// Other people's libraries by the names that results have.
+bool is_peer(const std::string& implementation) {
+  for (const char* name : {"cublas", "cudnn", "flash-attn", "xformers"}) {
+    if (implementation == name) return true;
+  }
+  return implementation.starts_with("torch.");
+}
+
+/// The quickest time of the rows that `wanted` picks, over one pass.
+template <class Wanted>
+std::optional<double> quickest(const Group& group, std::size_t pass, Wanted wanted) {
+  std::optional<double> out;
+  for (const Row& row : group.rows) {
+    const Measurement* r = wanted(row.implementation) ? row.ok(pass) : nullptr;
+    const auto ms = r != nullptr ? finite((*r)[kMedianMs]) : std::nullopt;
+    if (ms && *ms > 0) out = std::min(out.value_or(*ms), *ms);
+  }
+  return out;
+}
+
+/// The first ratio that a reader should see: the best of the peers, then the composition of
+/// cuBLASLt's products, against the best of ours.
+void about_peers(const std::vector<Group>& groups, Headline* out) {
+  const auto compare = [&](const char* who, auto wanted) {
+    std::vector<double> ratios;
+    for (const Group& group : groups) {
+      for (std::size_t pass = 0; pass < group.passes.size(); ++pass) {
+        const auto theirs = quickest(group, pass, wanted);
+        const auto ours =
+            quickest(group, pass, [](const std::string& name) { return !is_peer(name); });
+        if (theirs && ours) ratios.push_back(*theirs / *ours);
+      }
+    }
+    const auto mean = geometric_mean(ratios);
+    if (!mean) return;
+    const auto [low, high] = std::minmax_element(ratios.begin(), ratios.end());
+    out->sentences.push_back(fmt::format(
+        "{} takes {} the time of the quickest of ours (geometric mean of {}; {} to {}).", who,
+        format_ratio(*mean), plural(ratios.size(), "measurement", "measurements"),
+        format_ratio(*low), format_ratio(*high)));
+    out->tiles.push_back({format_ratio(*mean), fmt::format("{}: time over ours", who)});
+  };
+  compare("The quickest peer", is_peer);
+  compare("cuBLASLt's composition", [](const std::string& name) { return name == "cublas"; });
+}
+
 void about_rate(const Tally& t, Headline* out) {
   if (t.best == nullptr) return;
   const RateUnit unit = *(*t.best)[kTflops] < 1 ? RateUnit::kGflops : RateUnit::kTflops;
@@ -190,6 +236,7 @@ Headline headline(const ResultFile& file, std::string_view relative_to) {
       *std::max_element(tallies.begin(), tallies.end(),
                         [](const Tally& a, const Tally& b) { return a.wins < b.wins; });
   const bool alone = tallies.size() == 1;
+  about_peers(groups, &out);
   if (!alone) {
     about_speed(winner, contests, relative_to, &out);
   } else {

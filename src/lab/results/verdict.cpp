@@ -25,7 +25,12 @@ std::string percent(double share) {
 }
 
 Verdict judge_share(std::string metric, double share, Thresholds thresholds, const char* of) {
-  return judge(std::move(metric), share, thresholds, fmt::format("{} {}", percent(share), of),
+  // 39.7% is not "40%, below 40%".
+  std::string value = percent(share);
+  if (value == percent(thresholds.good) || value == percent(thresholds.poor)) {
+    value = fmt::format("{:.1f}%", 100 * share);
+  }
+  return judge(std::move(metric), share, thresholds, fmt::format("{} {}", value, of),
                percent(thresholds.good), percent(thresholds.poor));
 }
 

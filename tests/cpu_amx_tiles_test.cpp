@@ -105,8 +105,7 @@ void run_forward(Trial& trial, int64_t key_block, int64_t tile_rows) {
   call.group = ask.heads_q / ask.heads_k;
   call.head_dim = ask.head_dim, call.head_dim_v = ask.head_dim_v;
   call.query_factor = 1;
-  const float scale = static_cast<float>(1 / std::sqrt(static_cast<double>(ask.head_dim)));
-  call.score_factor = ask.mask == Ask::MaskKind::kAdditive ? scale : scale * 1.44269504f;
+  call.score_factor = static_cast<float>(1 / std::sqrt(static_cast<double>(ask.head_dim)));
   constexpr int64_t kFar = int64_t{1} << 40;
   call.band = {-kFar, kFar};
   if (ask.causal != Causal::kNone) {

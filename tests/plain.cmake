@@ -1,3 +1,4 @@
+flashlab_test(cpu_large_masks_test SOURCES cpu_large_masks_test.cpp LIBRARIES flashlab)
 flashlab_test(cpu_plain_attention_test SOURCES cpu_plain_attention_test.cpp LIBRARIES flashlab)
 flashlab_test(cpu_naive_attention_test SOURCES cpu_naive_attention_test.cpp LIBRARIES flashlab)
 flashlab_test(weighted_sum_gradient_test SOURCES weighted_sum_gradient_test.cpp LIBRARIES flashlab)

@@ -2,6 +2,7 @@
 
 // A validated call: the one description every implementation plans from and runs by.
 
+#include <cmath>
 #include <cstdint>
 #include <limits>
 #include <optional>
@@ -52,6 +53,20 @@ struct MaskBounds {
     return key < 0 ? 0 : (key > seqlen_k ? seqlen_k : key);
   }
 };
+
+/// Backward's LSE with an additive mask. P = exp(S - LSE) needs LSE to an absolute accuracy that
+/// one fp32 number has only while |LSE| is small: where every key of a row carries -1e9, LSE = -1e9
+/// + log(keys) keeps nothing of the logarithm. From kLargeLse on (1.5e-5 of P) backward makes the
+/// row's LSE again, in full, and uses it where it rounds to the one that was given; where it does
+/// not, the given one is over more keys than these (attention split along its keys).
+inline constexpr double kLargeLse = 256;
+inline bool is_large_lse(double lse) {
+  return std::isfinite(lse) && std::fabs(lse) >= kLargeLse;
+}
+/// Four units in the last place: forward may have summed in another order, or in base 2.
+inline bool rounds_to_lse(double in_full, double given) {
+  return std::fabs(in_full - given) <= std::fabs(given) * 0x1p-21;
+}
 
 /// Sizes and scalars of a validated Problem, normalised: the bare causal resolved, scale filled in.
 struct Geometry {

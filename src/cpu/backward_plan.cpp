@@ -89,6 +89,8 @@ class BackwardPlan final : public PlanState {
   int workers = 1;
   std::size_t scratch_bytes = 0;  ///< of one worker
   std::size_t delta_offset = 0, dq_offset = 0, scratch_offset = 0;
+  bool additive_mask = false;  ///< LSE is taken in two numbers
+  std::size_t lse_parts_offset = 0;
 };
 
 Status BackwardPlan::backward(ContextState& context, Stream, const BackwardTensors& t,
@@ -109,10 +111,14 @@ Status BackwardPlan::backward(ContextState& context, Stream, const BackwardTenso
   auto* memory = static_cast<std::byte*>(workspace.data);
   c.delta = reinterpret_cast<float*>(memory + delta_offset);
   c.dq_accumulators = reinterpret_cast<float*>(memory + dq_offset);
+  const std::int64_t rows = c.batch * c.heads_q * c.seqlen_q;
+  if (additive_mask) {
+    c.lse_main = reinterpret_cast<float*>(memory + lse_parts_offset);
+    c.lse_rest = c.lse_main + rows;
+  }
 
   const simd::BackwardKernels& kernels = *table->backward;
   ThreadPool& pool = context.pool();
-  const std::int64_t rows = c.batch * c.heads_q * c.seqlen_q;
   const std::int64_t chunk =
       std::max(kMinRowsPerTask, ceil_div(rows, kRowTasksPerThread * workers));
   const auto in_chunks = [&](void (*pass)(const BackwardCall&, std::int64_t, std::int64_t)) {
@@ -122,14 +128,23 @@ Status BackwardPlan::backward(ContextState& context, Stream, const BackwardTenso
         workers);
   };
   in_chunks(kernels.row_delta);
+  const auto scratch_of = [&](int worker) {
+    return memory + scratch_offset + static_cast<std::size_t>(worker) * scratch_bytes;
+  };
+  if (additive_mask) {
+    pool.run(
+        c.batch * c.heads_q,
+        [&](std::int64_t task, int worker) {
+          kernels.row_statistics(c, task / c.heads_q, task % c.heads_q, scratch_of(worker));
+        },
+        workers);
+  }
   const std::int64_t heads = c.batch * c.heads_k;
   pool.run(
       c.split_count * heads,
       [&](std::int64_t task, int worker) {
         const std::int64_t head = task % heads;
-        kernels.key_split(
-            c, head / c.heads_k, head % c.heads_k, task / heads,
-            memory + scratch_offset + static_cast<std::size_t>(worker) * scratch_bytes);
+        kernels.key_split(c, head / c.heads_k, head % c.heads_k, task / heads, scratch_of(worker));
       },
       workers);
   in_chunks(kernels.finish_dq);
@@ -158,6 +173,13 @@ void describe_plan(BackwardPlan& plan, const Geometry& g, const BackwardSchedule
        fmt::format("row_delta_{}", table.name),
        fmt::format("{} rows of head_dim_v {}", c.batch * c.heads_q * c.seqlen_q, c.head_dim_v),
        {}});
+  if (plan.additive_mask) {
+    plan.steps.push_back({PlanStep::Kind::kKernel,
+                          fmt::format("row_statistics_{}", table.name),
+                          "LSE in two numbers for rows where it is large",
+                          {0}});
+  }
+  const int statistics = static_cast<int>(plan.steps.size()) - 1;
   plan.steps.push_back(
       {PlanStep::Kind::kKernel,
        pairs ? fmt::format("flash_bwd_{}", table.name)
@@ -167,12 +189,12 @@ void describe_plan(BackwardPlan& plan, const Geometry& g, const BackwardSchedule
                    c.tiles.query_rows, c.tiles.block_keys, c.split_count * heads, heads,
                    c.split_count, g.bounds.bounded() ? "longest first" : "equal work",
                    plan.workers),
-       {0}});
+       {statistics}});
   plan.steps.push_back({PlanStep::Kind::kKernel,
                         fmt::format("finish_dq_{}", table.name),
                         fmt::format("adds {} share{} in fixed order, scales, rounds", c.split_count,
                                     c.split_count == 1 ? "" : "s"),
-                        {1}});
+                        {statistics + 1}});
 
   if (!pairs && g.dtype != DType::kFp32) {
     plan.reasons.push_back(fmt::format("{} is widened to fp32 when packed: {}", to_string(g.dtype),
@@ -235,6 +257,11 @@ Result<std::shared_ptr<PlanState>> plan_backward(const ContextState& context,
 
   const std::int64_t padded_dim = ceil_div(g.head_dim, plan->table->lanes) * plan->table->lanes;
   plan->delta_offset = plan->add_region("delta", region_bytes({g.batch, g.heads_q, g.seqlen_q}));
+  plan->additive_mask = problem.mask && problem.mask->dtype != DType::kBool;
+  if (plan->additive_mask) {
+    plan->lse_parts_offset =
+        plan->add_region("lse_parts", region_bytes({2, g.batch, g.heads_q, g.seqlen_q}));
+  }
   plan->dq_offset = plan->add_region(
       "dq_accumulators", region_bytes({c.split_count, g.batch, g.heads_q, g.seqlen_q, padded_dim}));
   plan->scratch_offset = plan->add_region(

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cfloat>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -19,8 +18,6 @@ namespace {
 using simd::ForwardCall;
 using simd::ForwardTask;
 using simd::KernelTable;
-
-constexpr float kLog2E = 1.44269504088896340736f;
 
 // Deterministic plans are split as if for this many threads, whatever there are.
 constexpr int kDeterministicThreads = 8;
@@ -210,12 +207,9 @@ void spread(ForwardPlan& plan, const Geometry& g, int threads) {
   if (plan.splits == 1) plan.split_keys = g.seqlen_k;
 }
 
-void set_scale(ForwardPlan& plan, const Problem& problem, const Geometry& g) {
-  const bool additive = problem.mask && problem.mask->dtype != DType::kBool;
+void set_scale(ForwardPlan& plan, const Geometry& g) {
   plan.call.query_factor = g.scale > 0 ? 1.0f : (g.scale < 0 ? -1.0f : 0.0f);
-  const float magnitude = g.scale == 0 ? 1.0f : std::fabs(static_cast<float>(g.scale));
-  // A scale near FLT_MAX must not become infinite: 0 x inf would be NaN where the score is 0.
-  plan.call.score_factor = additive ? magnitude : std::min(magnitude * kLog2E, FLT_MAX);
+  plan.call.score_factor = g.scale == 0 ? 1.0f : std::fabs(static_cast<float>(g.scale));
 }
 
 void add_regions(ForwardPlan& plan, const Geometry& g) {
@@ -310,7 +304,7 @@ Result<std::shared_ptr<PlanState>> plan_forward(const ContextState& context, con
   c.head_dim_v = g.head_dim_v;
   const std::int64_t diagonal = g.bounds.query_offset - g.bounds.key_offset;
   c.band = {diagonal - g.bounds.left, diagonal + g.bounds.right + 1};
-  set_scale(*plan, problem, g);
+  set_scale(*plan, g);
 
   const bool deterministic = problem.options.deterministic;
   const int threads = deterministic ? kDeterministicThreads : std::max(1, context.threads);

@@ -112,21 +112,30 @@ class ScoreRow {
   std::vector<std::int64_t> order_;  // of the products in a score
 };
 
-// Softmax of one row times V. Returns the LSE: NaN for a row that sees NaN or +inf, -inf for an
-// empty one.
+// A row's LSE in two numbers: beside a mask of -1e30 one number would keep nothing of the
+// logarithm. NaN for a row that sees NaN or +inf, -inf for an empty one.
 template <class Real>
-Real forward_row(const ScoreRow<Real>& row, const Keys<Real>& keys, std::int64_t dim_v, Real* o) {
+struct RowLse {
+  Real maximum = 0;
+  Real log_sum = 0;
+  Real value() const { return maximum + log_sum; }
+};
+
+// Softmax of one row times V.
+template <class Real>
+RowLse<Real> forward_row(const ScoreRow<Real>& row, const Keys<Real>& keys, std::int64_t dim_v,
+                         Real* o) {
   std::fill(o, o + dim_v, Real(0));
   Real maximum = -static_cast<Real>(kInfinity);
   for (std::size_t n = 0; n < row.count; ++n) {
     if (row.visible[n] == 0) continue;
     if (std::isnan(row.s[n]) || row.s[n] == static_cast<Real>(kInfinity)) {
       std::fill(o, o + dim_v, static_cast<Real>(kNaN));
-      return static_cast<Real>(kNaN);
+      return {static_cast<Real>(kNaN), 0};
     }
     maximum = std::max(maximum, row.s[n]);
   }
-  if (maximum == -static_cast<Real>(kInfinity)) return maximum;
+  if (maximum == -static_cast<Real>(kInfinity)) return {maximum, 0};
   Real sum = 0;
   for (std::size_t n = 0; n < row.count; ++n) {
     if (row.visible[n] == 0) continue;
@@ -135,7 +144,7 @@ Real forward_row(const ScoreRow<Real>& row, const Keys<Real>& keys, std::int64_t
     add_scaled(p, &keys.v_rows[n * static_cast<std::size_t>(dim_v)], dim_v, o);
   }
   for (std::int64_t d = 0; d < dim_v; ++d) o[d] /= sum;
-  return maximum + std::log(sum);
+  return {maximum, std::log(sum)};
 }
 
 template <class Real>
@@ -165,7 +174,8 @@ ForwardRows forward_as(const ForwardTensors& t, const Options& options, const Sa
           row.compute(q_row, *keys, b, h, wanted.positions[n]);
           const std::size_t slot = wanted.slots[n];
           out.magnitude[slot] = row.magnitude(q_row, *keys);
-          out.lse[slot] = static_cast<double>(forward_row(row, *keys, sizes.head_dim_v, o.data()));
+          out.lse[slot] =
+              static_cast<double>(forward_row(row, *keys, sizes.head_dim_v, o.data()).value());
           std::copy(o.begin(), o.end(), out.o.begin() + static_cast<std::ptrdiff_t>(slot * dim_v));
           for (std::size_t j = 0; keys->has_v_bad && j < keys->count(); ++j) {
             if (keys->v_bad[j] != 0 && row.visible[j] == 0) out.dont_care[slot] = 1;
@@ -183,7 +193,8 @@ struct Queries {
   std::vector<std::int64_t> positions;
   std::vector<Real> q;                     // [rows, D]
   std::vector<Real> d_o;                   // [rows, Dv]
-  std::vector<Real> lse, delta;            // [rows]
+  std::vector<RowLse<Real>> lse;           // [rows]
+  std::vector<Real> delta;                 // [rows]
   std::vector<std::uint8_t> bad;           // [rows] whether an operand is not finite
   std::vector<std::uint8_t> gradient_bad;  // [rows] ... and dS of a masked pair could become NaN
   std::vector<std::uint8_t> value_bad;     // [rows] ... and P dO of a masked pair could
@@ -280,23 +291,41 @@ class Backward {
         row_.compute(&out.q[n * dim()], every_key, b, h, i);
         out.lse[n] = forward_row(row_, every_key, sizes_.head_dim_v, o.data());
       } else {
-        out.lse[n] = static_cast<Real>(read_statistic(t_.lse, b, h, i));
+        out.lse[n] = given_lse(b, h, i, &out.q[n * dim()], every_key);
         read_rows(t_.o, b, h, {i}, o);
       }
       Real delta = 0;
       for (std::size_t d = 0; d < dim_v(); ++d) delta += d_o[d] * o[d];
-      const bool empty = out.lse[n] == -static_cast<Real>(kInfinity);
+      const bool empty = out.lse[n].maximum == -static_cast<Real>(kInfinity);
       const double d_lse = t_.d_lse && !empty ? read_statistic(*t_.d_lse, b, h, i) : 0.0;
       out.delta[n] = delta - static_cast<Real>(d_lse);
       const bool gradient_finite =
           all_finite(d_o, sizes_.head_dim_v) && std::isfinite(out.delta[n]);
-      out.bad[n] = !gradient_finite || !(empty || std::isfinite(out.lse[n])) ||
+      out.bad[n] = !gradient_finite || !(empty || std::isfinite(out.lse[n].maximum)) ||
                    !all_finite(&out.q[n * dim()], sizes_.head_dim);
-      out.gradient_bad[n] = !gradient_finite && !std::isnan(out.lse[n]);
+      out.gradient_bad[n] = !gradient_finite && !std::isnan(out.lse[n].maximum);
       out.value_bad[n] =
-          !all_finite(d_o, sizes_.head_dim_v) || !(empty || std::isfinite(out.lse[n]));
+          !all_finite(d_o, sizes_.head_dim_v) || !(empty || std::isfinite(out.lse[n].maximum));
     }
     return out;
+  }
+
+  // The LSE that the API's backward uses. With an additive mask one fp32 number may keep nothing of
+  // its logarithm; made again in full it is used where it is the given one within four units in the
+  // last place of fp32.
+  RowLse<Real> given_lse(std::int64_t b, std::int64_t h, std::int64_t i, const Real* q,
+                         const Keys<Real>& every_key) {
+    const double given = read_statistic(t_.lse, b, h, i);
+    const bool additive = t_.mask && t_.mask->spec.dtype != DType::kBool;
+    if (!additive || !std::isfinite(given) || std::fabs(given) < 256) {
+      return {static_cast<Real>(given), 0};
+    }
+    std::vector<Real> o(dim_v());
+    row_.compute(q, every_key, b, h, i);
+    const RowLse<Real> in_full = forward_row(row_, every_key, sizes_.head_dim_v, o.data());
+    const bool same =
+        std::fabs(static_cast<double>(in_full.value()) - given) <= std::fabs(given) * 0x1p-21;
+    return same ? in_full : RowLse<Real>{static_cast<Real>(given), 0};
   }
 
   // dS and P of `queries` x `keys`; dq where `wanted` is given, dk and dv where `wanted_keys` is.
@@ -308,12 +337,13 @@ class Backward {
       const Real* d_o = &queries.d_o[n * dim_v()];
       row_.compute(q, keys, b, h, queries.positions[n]);
       mark_dont_care(queries, n, keys, wanted, wanted_keys);
-      if (queries.lse[n] == -static_cast<Real>(kInfinity)) continue;  // an empty row gives nothing
+      if (queries.lse[n].maximum == -static_cast<Real>(kInfinity))
+        continue;  // an empty row gives nothing
       dot_columns(d_o, order_v_, keys.v_columns.data(), keys.count(), row_.count, dp.data());
       std::fill(dq.begin(), dq.end(), Real(0));
       for (std::size_t j = 0; j < row_.count; ++j) {
         if (row_.visible[j] == 0) continue;
-        const Real p = std::exp(row_.s[j] - queries.lse[n]);
+        const Real p = std::exp((row_.s[j] - queries.lse[n].maximum) - queries.lse[n].log_sum);
         const Real ds = p * (dp[j] - queries.delta[n]);
         if (wanted != nullptr) add_scaled(ds, &keys.k_rows[j * dim()], sizes_.head_dim, dq.data());
         if (wanted_keys == nullptr) continue;

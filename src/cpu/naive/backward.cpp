@@ -8,6 +8,7 @@
 // With LSE given each probability stands by itself, so S is not stored: P and dS are.
 
 #include <cmath>
+#include <numeric>
 
 #include "runtime/program/observer.h"
 #include "cpu/naive/products.h"
@@ -34,6 +35,17 @@ auto pair_counts(const ScoreMask& mask, const ConstTensor& lse, std::int64_t b, 
   };
 }
 
+// Divides row i of P by its sum, where that is what rounding the row's LSE has left
+// (api/problem.h).
+template <class Acc>
+void normalise_row(const HeadRows& p, std::int64_t i, double lse, Acc* row) {
+  load_row(p.dtype, p.data, p.row(i), p.dim, row);
+  const Acc sum = std::accumulate(row, row + p.dim, Acc(0));
+  if (!rounds_to_lse(lse + std::log(static_cast<double>(sum)), lse)) return;
+  for (std::int64_t j = 0; j < p.dim; ++j) row[j] /= sum;
+  store_row(p.dtype, p.data, p.row(i), p.dim, row);
+}
+
 }  // namespace
 
 template <class Acc>
@@ -55,6 +67,11 @@ void NaivePlan<Acc>::probabilities(ContextState& context, const BackwardTensors&
                    if (is_empty(lse)) std::fill_n(values, keys, Acc(0));
                    store_row(p.dtype, p.data, p.row(first + r) + key, keys, values);
                  });
+    if (!x.mask || x.mask->spec.dtype == DType::kBool) return;
+    for (std::int64_t i = first; i < first + rows; ++i) {
+      const double lse = static_cast<double>(lse_of<Acc>(x.lse, b, h, i));
+      if (is_large_lse(lse)) normalise_row(p, i, lse, t.row);
+    }
   });
 }
 

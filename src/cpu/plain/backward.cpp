@@ -102,7 +102,11 @@ Status PlainPlan<Acc>::backward(ContextState& context, Stream, const BackwardTen
   const Geometry& g = geometry;
   const ScoreMask mask(g, tensors.mask);
   auto* delta = reinterpret_cast<Acc*>(static_cast<char*>(workspace.data) + delta_offset);
-  const BackwardCall<Acc> call{*this, tensors, mask, delta};
+  BackwardCall<Acc> call{*this, tensors, mask, delta};
+  if (additive_mask) {
+    call.lse = reinterpret_cast<Acc*>(static_cast<char*>(workspace.data) + parts_offset);
+    call.factor = call.lse + g.batch * g.heads_q * g.seqlen_q;
+  }
   const std::int64_t heads_q = g.batch * g.heads_q, heads_k = g.batch * g.heads_k;
   const std::int64_t tiles_q = tiles_in(g.seqlen_q, tile.q), tiles_k = tiles_in(g.seqlen_k, tile.k);
   const auto tiles_of = [&](int worker) {
@@ -111,10 +115,14 @@ Status PlainPlan<Acc>::backward(ContextState& context, Stream, const BackwardTen
   };
 
   context.pool().run(tiles_q * heads_q, [&](std::int64_t task, int worker) {
-    const BackwardTiles<Acc> t = tiles_of(worker);
+    BackwardTiles<Acc> t = tiles_of(worker);
     const std::int64_t head = task % heads_q, first = task / heads_q * tile.q;
-    for (std::int64_t i = first; i < std::min(first + tile.q, g.seqlen_q); ++i) {
+    const std::int64_t end = std::min(first + tile.q, g.seqlen_q);
+    for (std::int64_t i = first; i < end; ++i) {
       delta_row(call, head / g.heads_q, head % g.heads_q, i, t.d_o, t.dv);
+    }
+    if (call.lse != nullptr) {
+      lse_in_parts(call, head / g.heads_q, head % g.heads_q, first, end - first, t);
     }
   });
   // Under causal the first keys are seen by the most queries, and the last queries see the most

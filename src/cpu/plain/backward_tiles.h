@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 
 #include "cpu/plain/plan.h"
 #include "cpu/plain/score_mask.h"
@@ -18,6 +19,9 @@ struct BackwardCall {
   const BackwardTensors& tensors;
   const ScoreMask& mask;
   Acc* delta;  // [batch, heads_q, seqlen_q]
+  // With an additive mask P = factor exp(S - lse), both [batch, heads_q, seqlen_q]; else null.
+  Acc* lse = nullptr;
+  Acc* factor = nullptr;
 
   std::int64_t statistic(std::int64_t batch, std::int64_t head, std::int64_t i) const {
     return (batch * plan.geometry.heads_q + head) * plan.geometry.seqlen_q + i;
@@ -47,18 +51,72 @@ void delta_row(const BackwardCall<Acc>& call, std::int64_t batch, std::int64_t h
   call.delta[call.statistic(batch, head, i)] = sum;
 }
 
+// The LSE that was given for a row.
+template <class Acc>
+Acc given_lse(const BackwardCall<Acc>& call, std::int64_t batch, std::int64_t head,
+              std::int64_t i) {
+  const ConstTensor& lse = call.tensors.lse;
+  const auto& s = lse.spec.strides;
+  return load_element<Acc>(lse.spec.dtype, lse.data, batch * s[0] + head * s[1] + i * s[2]);
+}
+
+// lse and factor of a tile of queries: the given LSE and 1, but the maximum and 1 / sum of exp(S -
+// maximum) for a row whose LSE is large (api/problem.h says why).
+template <class Acc>
+void lse_in_parts(const BackwardCall<Acc>& call, std::int64_t batch, std::int64_t head,
+                  std::int64_t first, std::int64_t rows, BackwardTiles<Acc>& t) {
+  const Geometry& g = call.plan.geometry;
+  const TileKernels<Acc>& kernels = *call.plan.kernels;
+  Acc* lse = call.lse + call.statistic(batch, head, first);
+  Acc* factor = call.factor + call.statistic(batch, head, first);
+  bool any = false;
+  for (std::int64_t r = 0; r < rows; ++r) {
+    lse[r] = given_lse(call, batch, head, first + r);
+    factor[r] = 1;
+    any |= is_large_lse(static_cast<double>(lse[r]));
+    t.lse[r] = -std::numeric_limits<Acc>::infinity();  // the maximum so far
+    t.delta[r] = 0;                                    // the sum of exp(S - maximum) so far
+  }
+  if (!any) return;
+  load_tile(head_rows(call.tensors.q, batch, head), first, rows, t.ld_d, t.q);
+  for (std::int64_t key = 0; key < g.seqlen_k; key += call.plan.tile.k) {
+    const std::int64_t keys = std::min(call.plan.tile.k, g.seqlen_k - key);
+    load_transposed(head_rows(call.tensors.k, batch, head / g.group()), key, keys, t.ld_k, t.kt,
+                    t.lines);
+    std::fill_n(t.p, rows * t.ld_k, Acc(0));
+    kernels.multiply_add(rows, t.ld_k, g.head_dim, t.q, t.ld_d, 1, t.kt, t.ld_k, t.p, t.ld_k);
+    for (std::int64_t r = 0; r < rows; ++r) {
+      Acc* s = t.p + r * t.ld_k;
+      for (std::int64_t j = 0; j < t.ld_k; ++j) s[j] *= call.plan.scale;
+      call.mask.apply(batch, head, first + r, key, keys, t.ld_k, s);
+      const Acc old = t.lse[r];
+      t.lse[r] = std::max(old, *std::max_element(s, s + t.ld_k));
+      if (std::isinf(t.lse[r])) continue;
+      t.delta[r] =
+          t.delta[r] * std::exp(old - t.lse[r]) + kernels.exponentials(t.ld_k, t.lse[r], s);
+    }
+  }
+  for (std::int64_t r = 0; r < rows; ++r) {
+    const auto given = static_cast<double>(lse[r]);
+    const double in_full =
+        static_cast<double>(t.lse[r]) + std::log(static_cast<double>(t.delta[r]));
+    if (!is_large_lse(given) || !rounds_to_lse(in_full, given)) continue;
+    lse[r] = t.lse[r];
+    factor[r] = 1 / t.delta[r];
+  }
+}
+
 // Q, dO, LSE and delta of a tile of queries. Returns whether products of them stay finite.
 template <class Acc>
 bool load_queries(const BackwardCall<Acc>& call, std::int64_t batch, std::int64_t head,
                   std::int64_t first, std::int64_t rows, BackwardTiles<Acc>& t) {
-  const ConstTensor& lse = call.tensors.lse;
   bool finite = load_tile(head_rows(call.tensors.q, batch, head), first, rows, t.ld_d, t.q);
   finite &= load_tile(head_rows(call.tensors.d_o, batch, head), first, rows, t.ld_v, t.d_o);
   for (std::int64_t r = 0; r < rows; ++r) {
-    const auto& s = lse.spec.strides;
-    t.lse[r] = load_element<Acc>(lse.spec.dtype, lse.data,
-                                 batch * s[0] + head * s[1] + (first + r) * s[2]);
-    t.delta[r] = call.delta[call.statistic(batch, head, first + r)];
+    const std::int64_t at = call.statistic(batch, head, first + r);
+    t.lse[r] = call.lse != nullptr ? call.lse[at] : given_lse(call, batch, head, first + r);
+    t.factor[r] = call.factor != nullptr ? call.factor[at] : Acc(1);
+    t.delta[r] = call.delta[at];
     const bool empty = std::isinf(t.lse[r]) && t.lse[r] < 0;
     finite &= empty || (std::isfinite(t.lse[r]) && std::isfinite(t.delta[r]));
   }
@@ -86,6 +144,7 @@ void probabilities(const BackwardCall<Acc>& call, std::int64_t batch, std::int64
     for (std::int64_t j = 0; j < t.ld_k; ++j) p[j] *= call.plan.scale;
     call.mask.apply(batch, head, first + r, key, keys, t.ld_k, p);
     kernels.exponentials(t.ld_k, t.lse[r], p);
+    for (std::int64_t j = 0; j < t.ld_k; ++j) p[j] *= t.factor[r];
     for (std::int64_t j = 0; j < t.ld_k; ++j) ds[j] = p[j] * (ds[j] - t.delta[r]);
   }
 }

@@ -52,6 +52,7 @@ struct BackwardTiles {
     dq = arena.take<Acc>(t.q, ld_d);
     lse = arena.take<Acc>(t.q, 1);
     delta = arena.take<Acc>(t.q, 1);
+    factor = arena.take<Acc>(t.q, 1);
     lines = arena.take<Acc>(kTurnedRows, std::max(g.head_dim, g.head_dim_v));
   }
   std::int64_t ld_d, ld_v, ld_k;
@@ -59,6 +60,7 @@ struct BackwardTiles {
   Acc *p, *ds;             // [q][k]
   Acc *k, *dk, *dv, *dq;   // [k][D] [k][D] [k][Dv] [q][D]
   Acc *lse, *delta;        // [q]
+  Acc* factor;             // [q] P = factor exp(S - lse)
   Acc* lines;
 };
 
@@ -76,6 +78,8 @@ class PlainPlan final : public PlanState {
   std::size_t scratch_offset = 0;  // of worker 0
   std::size_t scratch_bytes = 0;   // of each worker
   std::size_t delta_offset = 0;    // [batch, heads_q, seqlen_q] Acc, backward only
+  bool additive_mask = false;      // whether there are lse_parts
+  std::size_t parts_offset = 0;    // [2][batch, heads_q, seqlen_q] Acc: see BackwardCall
 
   void* scratch(Workspace workspace, int worker) const {
     return static_cast<char*>(workspace.data) + scratch_offset +

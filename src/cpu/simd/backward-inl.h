@@ -3,49 +3,11 @@
 // Backward of one instruction set: blocks of keys on the outside, tiles of queries on the inside,
 // so that dK and dV are finished where they are summed and only dQ travels through memory.
 
-#include "cpu/simd/backward_tile-inl.h"
+#include "cpu/simd/backward_statistics-inl.h"
 
 namespace flashlab::internal::simd {
 namespace FLASHLAB_SIMD_NAMESPACE {
 namespace {
-
-/// Packs K and V of the block: panels of columns for S and dP, rows for dQ. Keys whose k holds NaN
-/// or infinity are zero among the rows and listed (see add_bad_keys).
-template <class Multiply>
-HWY_NOINLINE void pack_keys(KeyBlock<Multiply>& block, int64_t head_k) {
-  constexpr int kPair = Multiply::kDepthPer;
-  const BackwardCall& call = block.call;
-  BackwardScratch<Multiply>& s = block.scratch;
-  block.bad_keys = 0;
-  for (int64_t j = 0; j < block.keys; j += kPanel) {
-    const int64_t count = least(kPanel, block.keys - j);
-    const auto never = [](int64_t) { return false; };
-    copy_rows<Multiply>(call.v, block.batch, head_k, block.key_begin + j, count, call.head_dim_v,
-                        s.padded_dim_v, s.staging, s.row_elements_v, never, [](int64_t, bool) {});
-    transpose_to_panel(s.staging, count, s.row_elements_v, s.depth_v, s.v_panels + j * s.depth_v);
-
-    const int first_bad = block.bad_keys;
-    copy_rows<Multiply>(call.k, block.batch, head_k, block.key_begin + j, count, call.head_dim,
-                        s.padded_dim, s.staging, s.row_elements, never, [&](int64_t r, bool ok) {
-                          if (!ok) s.bad_keys[block.bad_keys++] = static_cast<int32_t>(j + r);
-                        });
-    transpose_to_panel(s.staging, count, s.row_elements, s.depth, s.k_panels + j * s.depth);
-    for (int n = first_bad; n < block.bad_keys; ++n) {
-      zero_elements(s.staging + (s.bad_keys[n] - j) * s.row_elements, s.row_elements);
-    }
-    if constexpr (kPair == 1) {
-      memcpy(s.k_rows + j * s.padded_dim, s.staging,
-             static_cast<size_t>(count * s.padded_dim) * sizeof(float));
-    } else {
-      for (int64_t r = 0; r < count; r += 2) {
-        const auto* even = reinterpret_cast<const uint16_t*>(s.staging + r * s.row_elements);
-        const auto* odd = reinterpret_cast<const uint16_t*>(s.staging + (r + 1) * s.row_elements);
-        pair_rows(even, r + 1 < count ? odd : nullptr, s.padded_dim,
-                  s.k_rows + (j + r) / 2 * s.padded_dim);
-      }
-    }
-  }
-}
 
 /// factor * sums -> one row of a gradient, replacing it or added to it.
 HWY_INLINE void write_gradient_row(const float* sums, float factor, bool accumulate, DType dtype,
@@ -133,27 +95,6 @@ void backward_key_split(const BackwardCall& call, int64_t batch, int64_t head_k,
   }
 }
 
-/// Steps through flat rows without a division for each.
-struct FlatRow {
-  int64_t batch, head, query;
-  HWY_INLINE FlatRow(const BackwardCall& call, int64_t flat)
-      : batch(flat / call.seqlen_q / call.heads_q),
-        head(flat / call.seqlen_q % call.heads_q),
-        query(flat % call.seqlen_q) {}
-  HWY_INLINE void next(const BackwardCall& call) {
-    if (++query < call.seqlen_q) return;
-    query = 0;
-    if (++head < call.heads_q) return;
-    head = 0;
-    ++batch;
-  }
-};
-
-HWY_INLINE float statistic_at(const StatisticsView& view, const FlatRow& row) {
-  return view.data[row.batch * view.batch_stride + row.head * view.head_stride +
-                   row.query * view.row_stride];
-}
-
 /// Rows whose deltas are summed side by side, and the values of a row held at a time.
 constexpr int kDeltaRows = 8;
 constexpr int kDeltaChunk = 64;
@@ -209,6 +150,10 @@ void backward_row_delta(const BackwardCall& call, int64_t begin, int64_t end) {
       // An empty row's gradients are 0 whatever o, d_o and d_lse hold there.
       const bool empty = statistic_at(call.lse, row) == -HUGE_VALF;
       call.delta[flat + r] = empty || kMutation == Mutation::kMissingDelta ? 0.0f : delta;
+      if (call.lse_main != nullptr) {
+        call.lse_main[flat + r] = statistic_at(call.lse, row);
+        call.lse_rest[flat + r] = 0.0f;
+      }
     }
   }
 }
@@ -241,10 +186,8 @@ void backward_finish_dq(const BackwardCall& call, int64_t begin, int64_t end) {
 
 template <class Multiply>
 constexpr BackwardKernels kBackwardKernels = {
-    &backward_scratch_bytes<Multiply>,
-    &backward_row_delta,
-    &backward_key_split<Multiply>,
-    &backward_finish_dq,
+    &backward_scratch_bytes<Multiply>, &backward_row_delta, &backward_row_statistics<Multiply>,
+    &backward_key_split<Multiply>,     &backward_finish_dq,
 };
 
 }  // namespace

@@ -41,13 +41,14 @@ struct ProbabilityAndGradient {
 
 /// One row's scalars, broadcast.
 struct RowScalars {
-  Floats scale, negative_lse, delta;
+  Floats scale, negative_lse, lse_rest, delta;
   Ints first, end;
   const float* bias;
 
   HWY_INLINE RowScalars(const Strip& strip, int i)
       : scale(set(strip.scale)),
         negative_lse(set(strip.rows[i].negative_lse)),
+        lse_rest(set(strip.rows[i].lse_rest)),
         delta(set(strip.rows[i].delta)),
         first(hn::Set(IntTag(), strip.rows[i].first)),
         end(hn::Set(IntTag(), strip.rows[i].end)),
@@ -66,6 +67,7 @@ HWY_INLINE ProbabilityAndGradient gradients_at(const RowScalars& row, const floa
   Floats x;
   if constexpr (kBias) {
     x = hn::Add(hn::MulAdd(load(s + j), row.scale, load(row.bias + j)), row.negative_lse);
+    x = hn::Sub(x, row.lse_rest);
   } else {
     x = hn::MulAdd(load(s + j), row.scale, row.negative_lse);
   }
@@ -148,7 +150,7 @@ HWY_INLINE void transform_row_pairs(const Strip& strip, const float* s, const fl
                                     const PairedStrip& out) {
   constexpr int kDegree = MultiplyBf16::kExpDegree;
   constexpr int64_t kStep = 2 * kLanes;
-  static const TileRow kNoRow = {0, 0, 0, 0, true, true};
+  static const TileRow kNoRow = {0, 0, 0, 0, 0, true, true};
   for (int i = 0; i < strip.count; i += 2) {
     // An odd last row is paired with itself and then hidden.
     const bool single = i + 1 == strip.count;

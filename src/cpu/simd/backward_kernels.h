@@ -52,6 +52,9 @@ struct BackwardCall {
   int64_t split_count = 0;
 
   float* delta = nullptr;  ///< [batch * heads_q * seqlen_q]
+  /// With an additive mask LSE = lse_main + lse_rest, [batch * heads_q * seqlen_q] each; else null.
+  float* lse_main = nullptr;
+  float* lse_rest = nullptr;
   /// [split_count][batch * heads_q * seqlen_q][head_dim rounded up to lanes]. A split writes the
   /// rows of its query range only.
   float* dq_accumulators = nullptr;
@@ -62,8 +65,13 @@ struct BackwardKernels {
   /// Bytes of scratch `key_split` needs per thread.
   size_t (*scratch_bytes)(const BackwardTiles& tiles, int64_t head_dim, int64_t head_dim_v);
 
-  /// delta = rowsum(dO * O) - dLSE of flat rows [begin, end); 0 for a row with LSE = -inf.
+  /// delta = rowsum(dO * O) - dLSE of flat rows [begin, end); 0 for a row with LSE = -inf. Where
+  /// there is lse_main, it becomes LSE, and lse_rest 0.
   void (*row_delta)(const BackwardCall& call, int64_t begin, int64_t end);
+
+  /// With lse_main: both numbers of the rows of one (batch, query head) whose LSE is large. scratch
+  /// is that of key_split.
+  void (*row_statistics)(const BackwardCall& call, int64_t batch, int64_t head, void* scratch);
 
   /// dK and dV of one split's keys of one (batch, key head), complete, and the split's share of dQ.
   /// scratch is 64-byte aligned. Writes nothing that another task writes.

@@ -36,6 +36,7 @@ HWY_INLINE char* output_row_at(const RowsView& view, int64_t batch, int64_t row,
 /// What the elementwise step knows about one query of a tile.
 struct TileRow {
   float negative_lse;
+  float lse_rest;  ///< LSE = lse_rest - negative_lse: see backward_statistics-inl.h
   float delta;
   int32_t first;  ///< visible keys of the block by the bounds: [first, end); empty: 0, 0
   int32_t end;
@@ -83,6 +84,7 @@ struct BackwardScratch {
   float* dv;             ///< [block_keys][padded_dim_v] sums
   Element* staging;      ///< [kPanel][max(row_elements, row_elements_v)] rows to be transposed
   TileRow* rows;         ///< [query_rows]
+  float* statistics;     ///< [2][query_rows] maxima and sums of the rows' scores
   int32_t* bad_keys;     ///< [block_keys] keys of the block whose k holds NaN or infinity
 
   /// Lays the arrays out from `base` (null to measure); returns the bytes used.
@@ -126,6 +128,7 @@ struct BackwardScratch {
     take(staging, kPanel * most(row_elements, row_elements_v));
     take(rows, t.query_rows);
     take(bad_keys, t.block_keys);
+    take(statistics, 2 * t.query_rows);
     return static_cast<size_t>(next - reinterpret_cast<uintptr_t>(base));
   }
 };

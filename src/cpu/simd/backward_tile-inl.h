@@ -66,6 +66,44 @@ HWY_INLINE void zero_elements(Element* p, int64_t count) {
   memset(static_cast<void*>(p), 0, static_cast<size_t>(count) * sizeof(Element));
 }
 
+/// Packs K and V of the block: panels of columns for S and dP, rows for dQ. Keys whose k holds NaN
+/// or infinity are zero among the rows and listed (see add_bad_keys).
+template <class Multiply>
+HWY_NOINLINE void pack_keys(KeyBlock<Multiply>& block, int64_t head_k) {
+  constexpr int kPair = Multiply::kDepthPer;
+  const BackwardCall& call = block.call;
+  BackwardScratch<Multiply>& s = block.scratch;
+  block.bad_keys = 0;
+  for (int64_t j = 0; j < block.keys; j += kPanel) {
+    const int64_t count = least(kPanel, block.keys - j);
+    const auto never = [](int64_t) { return false; };
+    copy_rows<Multiply>(call.v, block.batch, head_k, block.key_begin + j, count, call.head_dim_v,
+                        s.padded_dim_v, s.staging, s.row_elements_v, never, [](int64_t, bool) {});
+    transpose_to_panel(s.staging, count, s.row_elements_v, s.depth_v, s.v_panels + j * s.depth_v);
+
+    const int first_bad = block.bad_keys;
+    copy_rows<Multiply>(call.k, block.batch, head_k, block.key_begin + j, count, call.head_dim,
+                        s.padded_dim, s.staging, s.row_elements, never, [&](int64_t r, bool ok) {
+                          if (!ok) s.bad_keys[block.bad_keys++] = static_cast<int32_t>(j + r);
+                        });
+    transpose_to_panel(s.staging, count, s.row_elements, s.depth, s.k_panels + j * s.depth);
+    for (int n = first_bad; n < block.bad_keys; ++n) {
+      zero_elements(s.staging + (s.bad_keys[n] - j) * s.row_elements, s.row_elements);
+    }
+    if constexpr (kPair == 1) {
+      memcpy(s.k_rows + j * s.padded_dim, s.staging,
+             static_cast<size_t>(count * s.padded_dim) * sizeof(float));
+    } else {
+      for (int64_t r = 0; r < count; r += 2) {
+        const auto* even = reinterpret_cast<const uint16_t*>(s.staging + r * s.row_elements);
+        const auto* odd = reinterpret_cast<const uint16_t*>(s.staging + (r + 1) * s.row_elements);
+        pair_rows(even, r + 1 < count ? odd : nullptr, s.padded_dim,
+                  s.k_rows + (j + r) / 2 * s.padded_dim);
+      }
+    }
+  }
+}
+
 /// Copies Q and dO of the tile and fills the rows' statistics. An empty row contributes nothing,
 /// whatever its q and d_o hold: it is zero here.
 template <class Multiply>
@@ -74,12 +112,13 @@ HWY_NOINLINE void load_tile(const KeyBlock<Multiply>& block, QueryTile& tile) {
   BackwardScratch<Multiply>& s = block.scratch;
   const float* lse = call.lse.data + block.batch * call.lse.batch_stride +
                      tile.head * call.lse.head_stride + tile.query_begin * call.lse.row_stride;
-  const float* delta =
-      call.delta + (block.batch * call.heads_q + tile.head) * call.seqlen_q + tile.query_begin;
+  const int64_t flat = (block.batch * call.heads_q + tile.head) * call.seqlen_q + tile.query_begin;
   for (int64_t i = 0; i < tile.rows; ++i) {
     TileRow& row = s.rows[i];
-    row.negative_lse = -lse[i * call.lse.row_stride];
-    row.delta = delta[i];
+    const bool parts = call.lse_main != nullptr;
+    row.negative_lse = parts ? -call.lse_main[flat + i] : -lse[i * call.lse.row_stride];
+    row.lse_rest = parts ? call.lse_rest[flat + i] : 0.0f;
+    row.delta = call.delta[flat + i];
     row.finite_q = row.finite_d_o = true;
     if (is_empty(row)) {
       row.first = row.end = 0;

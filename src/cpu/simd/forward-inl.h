@@ -4,9 +4,9 @@
 //
 //   for each key block            K panels [block/kPanel][depth(D)][kPanel], V panels
 //     for each strip of 6 rows    S = Q K^T     [6, block] in L1
-//                                 P = 2^(factor S - max), sums, S masked before
+//                                 P = exp(scale (S - max)), sums, S masked before
 //                                 acc = scale acc + P V   [6, Dv] in L1/L2
-//   O = acc / sum, LSE = (max + log2 sum) ln 2
+//   O = acc / sum, LSE = scale max + log sum
 //
 // Strips and panels beyond what a row can see are not visited, so causal attention pays for whole
 // vectors at the diagonal only. See src/cpu/README.md for the cycle budget.
@@ -28,7 +28,7 @@ struct Scratch {
   float* scores;         ///< [kStripRows, score_stride]
   Element* weights;      ///< [kStripRows, score_stride] (fp32: the scores themselves)
   float* sums;           ///< [as queries, sum_stride]: acc, unnormalised O
-  float* row_max;        ///< [strips, kStatistics] in score units (base 2, or natural if additive)
+  float* row_max;        ///< [strips, kStatistics] in units of S: see power_factor
   float* row_sum;        ///< [strips, kStatistics]
   int64_t* first_key;    ///< [tile_rows]
   int64_t* end_key;      ///< [tile_rows]
@@ -153,8 +153,21 @@ PackedBlock<Multiply> key_block_at(const ForwardCall& call, const ForwardTask& t
   return block;
 }
 
+HWY_INLINE bool is_additive(const ForwardCall& call) {
+  return call.mask.data != nullptr && call.mask.dtype != DType::kBool &&
+         kMutation != Mutation::kIgnoredMask;
+}
+
+/// The factor of a difference of two scores in the strip's units, so that P is a power of two. With
+/// an additive mask the scores are final; without one they still lack the scale.
+HWY_INLINE float power_factor(const ForwardCall& call) {
+  if (is_additive(call)) return kLog2E;
+  // A scale near the largest float must not become infinite: 0 * inf is NaN where P is 1.
+  return call.score_factor < 2e38f ? call.score_factor * kLog2E : 3e38f;
+}
+
 /// Scores, softmax and P V of one strip against one key block.
-template <class Multiply, bool kAdditive>
+template <class Multiply>
 void strip_against_block(const ForwardCall& call, const ForwardTask& task,
                          const Scratch<Multiply>& scratch, const PackedBlock<Multiply>& block,
                          int64_t strip, bool started, const StripBlock& what) {
@@ -189,11 +202,11 @@ void strip_against_block(const ForwardCall& call, const ForwardTask& task,
   }
 
   alignas(64) float rescale[kStatistics];
-  float factor = call.score_factor;
+  float factor = power_factor(call);
   if constexpr (kMutation == Mutation::kWrongScale) factor *= 1.01f;
-  softmax_strip<Multiply, kAdditive>(what.rows, padded, factor, scratch.scores, scratch.weights,
-                                     scratch.score_stride, scratch.row_max + strip * kStatistics,
-                                     scratch.row_sum + strip * kStatistics, rescale);
+  softmax_strip<Multiply>(what.rows, padded, factor, scratch.scores, scratch.weights,
+                          scratch.score_stride, scratch.row_max + strip * kStatistics,
+                          scratch.row_sum + strip * kStatistics, rescale);
 
   TileArguments<Multiply> value_tile{};
   value_tile.depth = depth_of<Multiply>(what.columns);
@@ -216,7 +229,7 @@ void strip_against_block(const ForwardCall& call, const ForwardTask& task,
 
 /// O and LSE of a row from its unnormalised sums, or zeros and -inf for an empty row.
 HWY_INLINE void write_row(const ForwardCall& call, int64_t batch, int64_t key_head, int64_t r,
-                          const float* sums, float max, float sum, bool additive) {
+                          const float* sums, float max, float sum) {
   const int64_t head = key_head * call.group + r / call.seqlen_q;
   const int64_t position = r % call.seqlen_q;
   const bool empty = sum == 0.0f;  // NaN is not empty
@@ -235,16 +248,12 @@ HWY_INLINE void write_row(const ForwardCall& call, int64_t batch, int64_t key_he
   if (call.lse == nullptr) return;
   double lse = -static_cast<double>(kInfinity);
   if (!empty) {
-    lse = static_cast<double>(max) * (additive ? 1.0 : kLn2) + log(static_cast<double>(sum));
+    const double scale = is_additive(call) ? 1.0 : static_cast<double>(call.score_factor);
+    lse = scale * static_cast<double>(max) + log(static_cast<double>(sum));
   }
   if constexpr (kMutation == Mutation::kWrongLse) lse /= kLn2;
   call.lse[batch * call.lse_batch_stride + head * call.lse_head_stride +
            position * call.lse_row_stride] = static_cast<float>(lse);
-}
-
-HWY_INLINE bool is_additive(const ForwardCall& call) {
-  return call.mask.data != nullptr && call.mask.dtype != DType::kBool &&
-         kMutation != Mutation::kIgnoredMask;
 }
 
 /// Index of a row's partial: [split, batch * heads_k, group * seqlen_q].
@@ -262,8 +271,7 @@ void write_results(const ForwardCall& call, const ForwardTask& task,
     const int64_t s = i / kStripRows * kStatistics + i % kStripRows;
     const float* sums = scratch.sums + i * scratch.sum_stride;
     if (task.split < 0) {
-      write_row(call, task.batch, task.key_head, r, sums, scratch.row_max[s], scratch.row_sum[s],
-                is_additive(call));
+      write_row(call, task.batch, task.key_head, r, sums, scratch.row_max[s], scratch.row_sum[s]);
       continue;
     }
     const int64_t index = partial_row(call, call.batches, task.split, task.batch, task.key_head, r);
@@ -275,7 +283,7 @@ void write_results(const ForwardCall& call, const ForwardTask& task,
   }
 }
 
-template <class Multiply, bool kAdditive>
+template <class Multiply>
 void visit_blocks(const ForwardCall& call, const ForwardTask& task,
                   const Scratch<Multiply>& scratch) {
   const int64_t rows = task.row_end - task.row_begin;
@@ -307,8 +315,8 @@ void visit_blocks(const ForwardCall& call, const ForwardTask& task,
       if (low >= high) continue;
       what.first_key = begin + (low - begin) / kPanel * kPanel;
       what.columns = high - what.first_key;
-      strip_against_block<Multiply, kAdditive>(call, task, scratch, block, strip,
-                                               (started >> strip & 1) != 0, what);
+      strip_against_block<Multiply>(call, task, scratch, block, strip, (started >> strip & 1) != 0,
+                                    what);
       started |= uint64_t{1} << strip;
     }
   }
@@ -323,11 +331,7 @@ void run_task(const ForwardCall& call, const ForwardTask& task, void* memory) {
     scratch.row_sum[i] = 0.0f;
   }
   pack_queries(call, task, scratch);
-  if (is_additive(call)) {
-    visit_blocks<Multiply, true>(call, task, scratch);
-  } else {
-    visit_blocks<Multiply, false>(call, task, scratch);
-  }
+  visit_blocks(call, task, scratch);
   write_results(call, task, scratch);
 }
 
@@ -341,11 +345,9 @@ size_t scratch_bytes(const ForwardCall& call, bool packs) {
 template <class Multiply>
 void merge(const ForwardCall& call, int64_t batch, int64_t key_head, int64_t row_begin,
            int64_t row_end, int64_t splits) {
-  const bool additive = is_additive(call);
   const int64_t stride = align_up(call.head_dim_v, kLanes);
-  const auto base_two = [&](float difference) {
-    return hn::GetLane(exp2<5>(set(additive ? difference * kLog2E : difference)));
-  };
+  const float factor = power_factor(call);
+  const auto exponential = [&](float x) { return hn::GetLane(exp2<5>(set(x * factor))); };
   for (int64_t r = row_begin; r < row_end; ++r) {
     const auto at = [&](int64_t split) {
       return partial_row(call, call.batches, split, batch, key_head, r);
@@ -361,7 +363,7 @@ void merge(const ForwardCall& call, int64_t batch, int64_t key_head, int64_t row
     for (int64_t split = 0; split < splits; ++split) {
       const float part_sum = call.partial_sum[at(split)];
       if (part_sum == 0.0f) continue;
-      const float weight = base_two(call.partial_max[at(split)] - max);
+      const float weight = exponential(call.partial_max[at(split)] - max);
       const float* part = call.partial_o + at(split) * stride;
       for (int64_t d = 0; d < stride; d += kLanes) {
         const Floats scaled = hn::Mul(set(weight), load(part + d));
@@ -370,7 +372,7 @@ void merge(const ForwardCall& call, int64_t batch, int64_t key_head, int64_t row
       sum += weight * part_sum;
       any = true;
     }
-    write_row(call, batch, key_head, r, merged, max, sum, additive);
+    write_row(call, batch, key_head, r, merged, max, sum);
   }
 }
 

@@ -11,7 +11,7 @@ namespace {
 namespace forward_pass {
 
 constexpr float kLog2E = 1.44269504088896340736f;
-constexpr double kLn2 = 0.693147180559945309417;
+[[maybe_unused]] constexpr double kLn2 = 0.693147180559945309417;
 constexpr float kInfinity = __builtin_inff();
 
 /// Statistics of a strip's rows start at a multiple of this, so that vectors may overrun the strip.
@@ -126,10 +126,10 @@ HWY_INLINE void apply_mask_row(const ForwardCall& call, const ForwardTask& task,
 /// Turns a strip's scores [rows, padded columns] into probabilities, updates the rows' maxima and
 /// sums and gives the factor that what was summed before must be scaled by.
 ///
-/// kAdditive: scores are final and natural; else P = 2^(factor S - max) with max = factor max(S).
-/// The difference is taken before the multiplication by log2(e) there, so that a mask of
-/// -FLT_MAX cannot overflow.
-template <class Multiply, bool kAdditive>
+/// P = 2^(factor (S - max)) with factor = scale log2(e), and max S as it is: the difference of two
+/// scores loses nothing where it matters, and P of the largest is exactly 1. A product factor S
+/// rounded first would shift a score by |S| 2^-24, and P with it.
+template <class Multiply>
 HWY_INLINE void softmax_strip(int rows, int64_t padded, float factor, float* scores,
                               typename Multiply::Element* weights, int64_t stride, float* row_max,
                               float* row_sum, float* rescale) {
@@ -151,13 +151,9 @@ HWY_INLINE void softmax_strip(int rows, int64_t padded, float factor, float* sco
   // that its P is 2^-inf = 0 and not NaN.
   for (int i = 0; i < kStripRows; i += kLanes) {
     const Floats old_max = load(row_max + i);
-    const Floats scaled =
-        kAdditive ? load(block_max + i) : hn::Mul(load(block_max + i), set(factor));
-    const Floats new_max = hn::Max(old_max, scaled);
+    const Floats new_max = hn::Max(old_max, load(block_max + i));
     const Floats used = hn::IfThenElse(hn::Eq(new_max, set(-kInfinity)), zero(), new_max);
-    Floats change = hn::Sub(old_max, used);
-    if constexpr (kAdditive) change = hn::Mul(change, set(kLog2E));
-    Floats scale = exp2<5>(change);
+    Floats scale = exp2<5>(hn::Mul(hn::Sub(old_max, used), set(factor)));
     if constexpr (kMutation == Mutation::kStaleMaximum) scale = set(1.0f);
     store(scale, rescale + i);
     store(new_max, row_max + i);
@@ -170,13 +166,7 @@ HWY_INLINE void softmax_strip(int rows, int64_t padded, float factor, float* sco
     typename Multiply::Element* w = weights + i * stride;
     const Floats max = set(used_max[i]);
     const auto probability = [&](Floats score) HWY_ATTR {
-      Floats t;
-      if constexpr (kAdditive) {
-        t = hn::Mul(hn::Sub(score, max), set(kLog2E));
-      } else {
-        t = hn::MulSub(score, vector_factor, max);
-      }
-      return exp2<Multiply::kExpDegree>(t);
+      return exp2<Multiply::kExpDegree>(hn::Mul(hn::Sub(score, max), vector_factor));
     };
     Floats sum0 = zero(), sum1 = sum0;
     int64_t j = 0;

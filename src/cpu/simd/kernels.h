@@ -85,8 +85,7 @@ struct ForwardCall {
   int64_t group;  ///< query heads per key head
   int64_t head_dim, head_dim_v;
   float query_factor;  ///< folded into packed Q: the sign of scale, or 0
-  float score_factor;  ///< > 0: log2(e) |scale|, so that P = 2^(factor S - max); with an additive
-                       ///< mask |scale|, so that score = factor S + mask
+  float score_factor;  ///< |scale|, 1 where scale is 0: a score is factor S + mask
   Band band;
   RowsView q, k, v;
   RowsView o;            ///< data is written
@@ -103,7 +102,7 @@ struct ForwardCall {
 
   /// Split along the keys: unnormalised O, maxima and sums per split, or null.
   ///   partial_o   [splits, batch * heads_k, group * seqlen_q, head_dim_v padded to kLanes]
-  ///   partial_max [splits, batch * heads_k, group * seqlen_q] in score units, partial_sum alike
+  ///   partial_max [splits, batch * heads_k, group * seqlen_q] in units of S, partial_sum alike
   float* partial_o = nullptr;
   float* partial_max = nullptr;
   float* partial_sum = nullptr;

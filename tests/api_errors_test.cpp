@@ -372,6 +372,14 @@ INSTANTIATE_TEST_SUITE_P(
                           {"missing: tf32"},
                           false,
                           kUnsupported},
+                      Bad{"tf32_of_bf16",
+                          [](Call& c) {
+                            c.options.precision = Precision::kTf32;
+                            for (ConstTensor* t : {&c.forward.q, &c.forward.k, &c.forward.v})
+                              t->spec.dtype = DType::kBf16;
+                          },
+                          {"options.precision", "tf32 with bf16 tensors", "ieee"},
+                          false},
                       Bad{"fp8",
                           [](Call& c) {
                             for (ConstTensor* t : {&c.forward.q, &c.forward.k, &c.forward.v})

@@ -15,7 +15,7 @@ results are complete on return).
 from __future__ import annotations
 
 import sys
-from typing import Any, Iterable, Optional, Tuple, TypeVar, Union
+from typing import Any, Iterable, Literal, Optional, Tuple, TypeVar, Union, overload
 
 from flashlab import _core
 from flashlab._command import CheckFailed, bench, check, info
@@ -27,10 +27,25 @@ __all__ = ["CheckFailed", "__version__", "attention", "attention_backward", "ben
 Array = TypeVar("Array")
 
 
+@overload
+def attention(q: Array, k: Array, v: Array, *, causal: Union[bool, str, None] = ...,
+              scale: Optional[float] = ..., mask: Optional[Any] = ...,
+              return_lse: Literal[False] = ..., precision: str = ..., deterministic: bool = ...,
+              out: Optional[Any] = ...) -> Array: ...
+@overload
+def attention(q: Array, k: Array, v: Array, *, causal: Union[bool, str, None] = ...,
+              scale: Optional[float] = ..., mask: Optional[Any] = ...,
+              return_lse: Literal[True], precision: str = ..., deterministic: bool = ...,
+              out: Optional[Any] = ...) -> Tuple[Array, Array]: ...
+@overload
+def attention(q: Array, k: Array, v: Array, *, causal: Union[bool, str, None] = ...,
+              scale: Optional[float] = ..., mask: Optional[Any] = ...,
+              return_lse: bool = ..., precision: str = ..., deterministic: bool = ...,
+              out: Optional[Any] = ...) -> Union[Array, Tuple[Array, Array]]: ...
 def attention(q: Array, k: Array, v: Array, *, causal: Union[bool, str, None] = False,
-              scale: Optional[float] = None, mask: Optional[Array] = None,
+              scale: Optional[float] = None, mask: Optional[Any] = None,
               return_lse: bool = False, precision: str = "ieee", deterministic: bool = False,
-              out: Optional[Array] = None) -> Union[Array, Tuple[Array, Array]]:
+              out: Optional[Any] = None) -> Union[Array, Tuple[Array, Array]]:
     """Exact softmax attention: o = softmax(scale q k^T + mask) v.
 
     Shapes      q [B, Sq, Hq, D], k [B, Sk, Hk, D], v [B, Sk, Hk, Dv] -> o [B, Sq, Hq, Dv] and, with
@@ -107,6 +122,15 @@ def attention_backward(d_o: Array, q: Array, k: Array, v: Array, o: Array, lse: 
                           precision=precision, deterministic=deterministic)
 
 
+@overload
+def merge(parts: Iterable[Tuple[Array, Array]], *, dtype: str = ...,
+          return_lse: Literal[False] = ...) -> Array: ...
+@overload
+def merge(parts: Iterable[Tuple[Array, Array]], *, dtype: str = ...,
+          return_lse: Literal[True]) -> Tuple[Array, Array]: ...
+@overload
+def merge(parts: Iterable[Tuple[Array, Array]], *, dtype: str = ...,
+          return_lse: bool = ...) -> Union[Array, Tuple[Array, Array]]: ...
 def merge(parts: Iterable[Tuple[Array, Array]], *, dtype: str = "fp32",
           return_lse: bool = False) -> Union[Array, Tuple[Array, Array]]:
     """Attention over the union of disjoint sets of keys, from attention over each.

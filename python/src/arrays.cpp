@@ -46,9 +46,24 @@ bool dtype_of(dlpack::ElementType type, DType& dtype) {
 }
 
 std::string text_of(dlpack::ElementType type) {
-  const char* names[] = {"int", "uint", "float", "an opaque type", "bfloat", "complex", "bool"};
-  const std::string name = type.code < 7 ? names[type.code] : "an 8-bit or narrower float of ";
+  const char* names[] = {"int", "uint", "float", "an opaque type of ", "bfloat", "complex", "bool"};
+  // Codes from 7 on are floats of 8 bits and fewer.
+  const std::string name = type.code < 7 ? names[type.code] : "float";
   return name + std::to_string(type.bits) + (type.lanes == 1 ? "" : " in vectors");
+}
+
+// A dtype that no kernel reads: fp8 is named in the API and not computed yet; others are errors.
+[[noreturn]] void refuse_dtype(const std::string& name, const std::string& got) {
+  const std::string argument = name + ".dtype";
+  if (name == "mask") {
+    raise(PyExc_TypeError, argument, got, "bool (true is visible), fp32 or q's dtype",
+          "a mask of 0 and 1, as attention_mask is, becomes one by mask != 0");
+  }
+  if (got.starts_with("float8") || got.starts_with("float6") || got.starts_with("float4")) {
+    raise(PyExc_NotImplementedError, argument, got, kFloats,
+          "attention in 8 bits is not supported yet: convert it to one of these");
+  }
+  raise(PyExc_TypeError, argument, got, kFloats, "convert it to one of these");
 }
 
 Device device_of(const char* name, dlpack::DeviceId id) {
@@ -203,8 +218,7 @@ void Argument::take(const dlpack::View& view) {
           std::to_string(view.rank) + " dimensions", "at most 4", "reshape it");
   }
   if (!dtype_of(view.type, spec_.dtype)) {
-    raise(PyExc_TypeError, std::string(name_) + ".dtype", text_of(view.type), kFloats,
-          "convert it to one of these");
+    refuse_dtype(name_, text_of(view.type));
   }
   spec_.device = device_of(name_, view.device);
   spec_.rank = view.rank;
@@ -231,8 +245,7 @@ void Argument::take_description(nb::handle description) {
           "at most 4", "reshape it");
   }
   if (!python::dtype_of(type.c_str(), spec_.dtype)) {
-    raise(PyExc_TypeError, std::string(name_) + ".dtype", type, kFloats,
-          "convert it to one of these");
+    refuse_dtype(name_, type);
   }
   const auto size = static_cast<std::int64_t>(size_of(spec_.dtype));
   const auto ordinal = nb::cast<int>(parts[5]);

@@ -15,7 +15,6 @@ PyObject* type_of(const Status& status) {
   switch (status.code()) {
     case StatusCode::kInvalidArgument:
       if (ends_with(status.detail().argument, ".dtype")) return PyExc_TypeError;
-      if (ends_with(status.detail().argument, ".device")) return PyExc_RuntimeError;
       return PyExc_ValueError;
     case StatusCode::kUnsupported:
       return PyExc_NotImplementedError;

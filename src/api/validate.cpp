@@ -156,6 +156,10 @@ double rounded_scale(double scale, DType dtype) {
 }
 
 void check_options(TensorRules& check, const Options& options, DType dtype) {
+  if (options.precision == Precision::kTf32 && dtype != DType::kFp32) {
+    check.fail("options.precision", fmt::format("tf32 with {} tensors", to_string(dtype)),
+               "ieee: tf32 is how fp32 tensors may be multiplied", "leave the precision away");
+  }
   if (options.scale && !std::isfinite(rounded_scale(*options.scale, dtype))) {
     check.fail("options.scale", fmt::format("{}", *options.scale),
                dtype == DType::kFp64 ? "a finite number" : "a number that is finite in fp32",

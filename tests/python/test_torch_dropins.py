@@ -150,6 +150,19 @@ class FlashAttn:
             expected = [(name, inspect.Parameter.empty) for name in tensors.split()] + tail
             self.assertEqual([(p.name, p.default) for p in parameters], expected)
 
+    def test_signatures_to_come(self):
+        """What is not computed yet has flash-attn's signature all the same."""
+        names = {
+            flash.flash_attn_varlen_func: "q k v cu_seqlens_q cu_seqlens_k max_seqlen_q",
+            flash.flash_attn_varlen_qkvpacked_func: "qkv cu_seqlens max_seqlen dropout_p",
+            flash.flash_attn_varlen_kvpacked_func: "q kv cu_seqlens_q cu_seqlens_k max_seqlen_q",
+            flash.flash_attn_with_kvcache: "q k_cache v_cache k v rotary_cos",
+            flash.flash_attn_combine: "out_partial lse_partial out out_dtype",
+        }
+        for function, first in names.items():
+            parameters = list(inspect.signature(function).parameters)
+            self.assertEqual(parameters[:len(first.split())], first.split(), function.__name__)
+
     def test_flash_attn_func(self):
         for causal in (False, True):
             for lengths in ((5, 9), (9, 5), (7, 7), (1, 7)):
@@ -238,6 +251,18 @@ class Course:
                     truth = self.formula(q, k, v, is_causal)
                     self.assert_close(o, truth[0], "o", 1e-2)
                     self.assert_close(saved[0], truth[1], "lse", 1e-4)
+
+    def test_autocast(self):
+        """As torch's own attention: the region's dtype, and gradients in the tensors' own."""
+        q, k, v = self.tensors()
+        with torch.autocast(self.device, dtype=torch.bfloat16):
+            o = flash.FlashAttention.apply(q, k, v, True)
+            twin = flash.attention(*(t[:, :, None] for t in (q, k, v)), causal=True)
+        self.assertEqual(o.dtype, torch.bfloat16)
+        self.assert_equal(o, twin[:, :, 0], "o")
+        for got, expected in zip(gradients(o, (q, k, v)), gradients(twin[:, :, 0], (q, k, v))):
+            self.assertEqual(got.dtype, torch.float32)
+            self.assert_close(got, expected, "a gradient", 1e-2)
 
     def test_backward(self):
         for is_causal in (False, True):

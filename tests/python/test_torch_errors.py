@@ -47,6 +47,12 @@ class Refused:
         self.both(TypeError, r"^v\b", q, k, v.bfloat16())
         self.both(TypeError, r"^mask\b", q, k, v, mask=torch.ones(5, 5, dtype=torch.int32,
                                                                   device=self.device))
+        self.both(TypeError, "^mask.*bool.*mask != 0", q, k, v,  # Hugging Face's attention_mask
+                  mask=torch.ones(2, 1, 1, 5, dtype=torch.int64, device=self.device))
+        self.both(NotImplementedError, r"^q\b.*float8.*8 bits is not supported",
+                  *(t.to(torch.float8_e4m3fn) for t in (q, k, v)))
+        self.both(ValueError, '^precision.*tf32.*ieee', q.half(), k.half(), v.half(),
+                  precision="tf32")
         with self.assertRaisesRegex(RuntimeError, "floating point"):  # torch's own rule
             q.int().requires_grad_()
 
@@ -61,6 +67,28 @@ class Refused:
         self.raises(TypeError, "^qkv: got builtins.NoneType", flash.flash_attn_qkvpacked_func, None)
         self.raises(NotImplementedError, "^q: nested and sparse", flash.attention,
                     q.detach().to_sparse(), k, v)
+
+    def test_no_tensor_for_a_key(self):
+        q, k, v = inputs((2, 5, 4, 8), device=self.device)
+        self.raises(TypeError, "^k: got builtins.NoneType", flash.attention, q, None, v)
+        self.raises(TypeError, "^v: got builtins.NoneType", flash.attention, q, k, None)
+        self.raises(TypeError, "^value: got builtins.NoneType",
+                    flash.scaled_dot_product_attention, q, k, None)
+        with torch.autocast(self.device, dtype=torch.bfloat16):
+            self.raises(TypeError, "^k: got builtins.NoneType", flash.attention, q, None, v)
+
+    def test_mixed_devices(self):
+        q, k, v = inputs((2, 5, 4, 8), device=self.device, requires_grad=False)
+        mask = torch.ones(5, 5, dtype=torch.bool)
+        elsewhere = ["meta"] if self.device == "cpu" else ["meta", "cpu"]
+        for device in elsewhere:
+            expected = f"is on {device}, expected q's device"
+            self.raises(ValueError, f"^k: {expected}", flash.attention, q, k.to(device), v)
+            self.raises(ValueError, f"^v: {expected}", flash.attention, q, k, v.to(device))
+            self.raises(ValueError, f"^mask: {expected}", flash.attention, q, k, v,
+                        mask=mask.to(device))
+            self.raises(ValueError, f"^key: {expected}", flash.scaled_dot_product_attention, q,
+                        k.to(device), v)
 
     def test_values(self):
         q, k, v = inputs((2, 5, 4, 8), 7, device=self.device)
@@ -104,6 +132,14 @@ class Refused:
         self.raises(ValueError, r"^qkv: got shape \(2, 5, 2, 4, 8\)",
                     flash.flash_attn_qkvpacked_func, kv)
         self.raises(ValueError, "^kv: got shape", flash.flash_attn_kvpacked_func, q, qkv)
+
+    def test_sdpa_names_the_axes_of_its_caller(self):
+        q = torch.randn(1, 4, 8, 16, device=self.device)
+        sdpa = flash.scaled_dot_product_attention
+        self.raises(ValueError, r"^value.shape\[-2\]: got 7, expected 8: value must be \[batch, "
+                    r"heads_k, seqlen_k, head_dim_v\] = \[1, 4, 8, 16\]", sdpa, q, q, q[:, :, :7])
+        self.raises(ValueError, r"^key.shape\[-1\]: got 12, expected 16: key must be \[batch, "
+                    r"heads_k, seqlen_k, head_dim\] = \[1, 4, 8, 16\]", sdpa, q, q[..., :12], q)
 
     def test_scaled_dot_product_attention(self):
         q, k, v = (t.transpose(1, 2) for t in inputs((2, 5, 4, 8), device=self.device))

@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
+from typing import Literal, overload
+
 from torch import Tensor
 
 from . import _checks
 from ._autograd import attend
 
 
+@overload
+def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool | str | None = ...,
+              scale: float | None = ..., mask: Tensor | None = ...,
+              return_lse: Literal[False] = ..., precision: str = ...,
+              deterministic: bool = ...) -> Tensor: ...
+@overload
+def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool | str | None = ...,
+              scale: float | None = ..., mask: Tensor | None = ...,
+              return_lse: Literal[True], precision: str = ...,
+              deterministic: bool = ...) -> tuple[Tensor, Tensor]: ...
+@overload
+def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool | str | None = ...,
+              scale: float | None = ..., mask: Tensor | None = ...,
+              return_lse: bool = ..., precision: str = ...,
+              deterministic: bool = ...) -> Tensor | tuple[Tensor, Tensor]: ...
 def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool | str | None = False,
               scale: float | None = None, mask: Tensor | None = None, return_lse: bool = False,
               precision: str = "ieee",

@@ -89,11 +89,15 @@ def attend(q, k, v, mask, scale, causal, precision, deterministic, return_lse, h
         return _through_operator(q, k, v, mask, options, return_lse, heads_first)
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
+        _checks.tensors(q=q, k=k, v=v)
         q, k, v = (_operators.autocast(tensor, dtype) for tensor in (q, k, v))
         mask = _operators.autocast_mask(mask, q)
+        options = (scale, causal, _operators.autocast_precision(precision, q), options[3])
     if _is_grad_enabled():
         if mask is not None and mask.requires_grad:
             raise NotImplementedError(_checks.MASK_GRADIENT)
+        if k is None or v is None:
+            _checks.tensors(q=q, k=k, v=v)
         if q.requires_grad or k.requires_grad or v.requires_grad:
             return FlashLabAttention.apply(q, k, v, mask, options, return_lse, heads_first)
     o, lse = _operators.run_forward(q, k, v, mask, *options, heads_first)
@@ -102,6 +106,7 @@ def attend(q, k, v, mask, scale, causal, precision, deterministic, return_lse, h
 
 def _through_operator(q, k, v, mask, options, return_lse, heads_first):
     _checks.tensors(q=q, k=k, v=v)
+    _checks.devices(q.device, k=k, v=v, mask=mask)
     if mask is not None:
         _checks.tensors(mask=mask)
         if mask.requires_grad and torch.is_grad_enabled():

@@ -12,6 +12,8 @@ from torch.autograd import forward_ad
 ALIGNMENTS = ("top-left", "bottom-right")
 PRECISIONS = ("ieee", "tf32")
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+_NARROW = tuple(getattr(torch, name) for name in dir(torch)
+                if name.startswith(("float8_", "float4_")))
 
 ONCE = ("flashlab attention is differentiable once: a second derivative (create_graph=True, "
         "gradgradcheck) is not supported; for that compute attention by plain torch operations, "
@@ -78,9 +80,20 @@ def unsupported(argument: str, got, remedy: str) -> NotImplementedError:
     return NotImplementedError(f"{argument}: {got!r} is not supported yet; {remedy}")
 
 
+def devices(device, **named) -> None:
+    """ValueError for the first tensor that is not on `device`."""
+    for name, tensor in named.items():
+        if tensor is not None and tensor.device != device:
+            raise ValueError(f"{name}: is on {tensor.device}, expected q's device {device}; move "
+                             "it there")
+
+
 def _check_tensor(name, tensor, dtype, device) -> None:
     torch._check_value(tensor.dim() == 4, lambda: f"{name}: got {tensor.dim()} dimensions, "
                        "expected 4: [batch, seqlen, heads, head_dim]")
+    if tensor.dtype in _NARROW:
+        raise NotImplementedError(f"{name}: got dtype {tensor.dtype}; attention in 8 bits is not "
+                                  "supported yet, cast it to float16 or bfloat16")
     torch._check_type(tensor.dtype in DTYPES, lambda: f"{name}: got dtype {tensor.dtype}, "
                       "expected float64, float32, float16 or bfloat16")
     torch._check_type(tensor.dtype == dtype, lambda: f"{name}: got dtype {tensor.dtype}, "
@@ -92,7 +105,8 @@ def _check_tensor(name, tensor, dtype, device) -> None:
 def _check_mask(mask, q, k) -> None:
     torch._check_type(
         mask.dtype in (torch.bool, torch.float32, q.dtype),
-        lambda: f"mask: got dtype {mask.dtype}, expected bool, float32 or q's {q.dtype}")
+        lambda: f"mask: got dtype {mask.dtype}, expected bool (True is visible), float32 or q's "
+        f"{q.dtype}; a mask of 0 and 1, as attention_mask is, becomes one by mask != 0")
     torch._check_value(mask.device == q.device, lambda: f"mask: is on {mask.device}, expected "
                        f"q's device {q.device}")
     full = (q.shape[0], q.shape[2], q.shape[1], k.shape[1])
@@ -124,5 +138,8 @@ def forward(q, k, v, mask, causal, precision) -> None:
         _check_mask(mask, q, k)
     if causal is not None and causal not in ALIGNMENTS:
         raise ValueError(f'causal: got {causal!r}, expected None, "top-left" or "bottom-right"')
+    if precision == "tf32" and q.dtype != torch.float32:
+        raise ValueError(f'precision: got "tf32" with {q.dtype} tensors, expected "ieee"; tf32 is '
+                         "how float32 tensors may be multiplied")
     if precision not in PRECISIONS:
         raise ValueError(f'precision: got {precision!r}, expected "ieee" or "tf32"')

@@ -27,6 +27,10 @@ class FlashAttention(torch.autograd.Function):
             if tensor.dim() != 3:
                 raise ValueError(f"{name}: got {tensor.dim()} dimensions, expected 3: [batch, "
                                  "seqlen, dim]; with heads use flashlab.torch.attention")
+        ctx.dtypes = (q.dtype, k.dtype, v.dtype)
+        if torch.is_autocast_enabled(q.device.type):
+            dtype = torch.get_autocast_dtype(q.device.type)
+            q, k, v = (_operators.autocast(tensor, dtype) for tensor in (q, k, v))
         options = (None, "top-left" if is_causal else None, "ieee",
                    torch.are_deterministic_algorithms_enabled())
         eager = not torch.compiler.is_compiling() and _autograd.direct(q, k, v)
@@ -42,7 +46,7 @@ class FlashAttention(torch.autograd.Function):
         q, k, v, o, lse = ctx.saved_tensors
         d_o, q, k, v, o = _with_head(d_o, q, k, v, o)
         grads = _autograd.gradients(d_o, q, k, v, o, lse.unsqueeze(1), None, None, ctx.options)
-        return (*(grad.squeeze(2) for grad in grads), None)
+        return (*(grad.squeeze(2).to(dtype) for grad, dtype in zip(grads, ctx.dtypes)), None)
 
 
 def _with_head(*tensors):

@@ -51,6 +51,7 @@ def run_forward(q, k, v, mask=None, scale=None, causal=None, precision="ieee",
     except (RuntimeError, ValueError):
         # What has no address fails in the exchange; say better why, and look only then.
         _checks.tensors(q=q, k=k, v=v, mask=q if mask is None else mask)
+        _checks.devices(q.device, k=k, v=v, mask=mask)
         raise
 
 
@@ -151,14 +152,21 @@ def autocast_mask(mask, q):
     return mask if mask is None or mask.dtype == torch.float32 else autocast(mask, q.dtype)
 
 
+def autocast_precision(precision, q):
+    """tf32 is for float32 tensors, which a region of 16 bits leaves none of."""
+    return precision if q.dtype == torch.float32 else "ieee"
+
+
 def _register_autocast(device: str, key: str) -> None:
     below = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
 
-    def kernel(_, q, k, v, mask=None, *options):
+    def kernel(_, q, k, v, mask=None, scale=None, causal=None, precision="ieee",
+               deterministic=False):
         dtype = torch.get_autocast_dtype(device)
         with torch._C._ExcludeDispatchKeyGuard(below):
             q, k, v = (autocast(tensor, dtype) for tensor in (q, k, v))
-            return attention_forward(q, k, v, autocast_mask(mask, q), *options)
+            return attention_forward(q, k, v, autocast_mask(mask, q), scale, causal,
+                                     autocast_precision(precision, q), deterministic)
 
     LIBRARY.impl("attention_forward", kernel, key, with_keyset=True)
 

@@ -60,9 +60,19 @@ def _agree(q, k, v, enable_gqa) -> bool:
             and (q[1] == k[1] or (enable_gqa and k[1] > 0 and q[1] % k[1] == 0)))
 
 
+_AXES = {"0": "-4", "1": "-2", "2": "-3", "3": "-1"}
+_SHAPE = re.compile(r"\b(q|k|v) must be \[(.+?), (.+?), (.+?), (.+?)\] = \[(.+?), (.+?), (.+?), "
+                    r"(.+?)\]")
+
+
 def _renamed(error):
-    """The kernels' messages start with their own names of the arguments."""
-    return type(error)(re.sub(r"^(q|k|v|mask)\b", lambda name: _NAMES[name[0]], str(error)))
+    """A kernel's message in the caller's words: its names of the arguments, and the axes of
+    [..., heads, seqlen, head_dim] where the kernels count [batch, seqlen, heads, head_dim]."""
+    text = re.sub(r"^(q|k|v)\.shape\[(\d)\]", lambda at: f"{at[1]}.shape[{_AXES[at[2]]}]",
+                  str(error))
+    text = _SHAPE.sub(lambda at: f"{_NAMES[at[1]]} must be [{at[2]}, {at[4]}, {at[3]}, {at[5]}] = "
+                      f"[{at[6]}, {at[8]}, {at[7]}, {at[9]}]", text)
+    return type(error)(re.sub(r"^(q|k|v|mask)\b", lambda name: _NAMES[name[0]], text))
 
 
 # ---------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""flash-attn's functions that FlashLab does not compute yet.
+"""flash-attn's functions that FlashLab does not compute yet, under flash-attn's signatures.
 
 They exist so that a program which swaps the import learns what is missing and what to use instead,
 rather than failing on a name.
@@ -6,29 +6,61 @@ rather than failing on a name.
 
 from __future__ import annotations
 
-_PADDED = ("call flash_attn_func on each sequence, or flashlab.torch.attention on padded sequences "
-           "with a boolean mask")
+from typing import Any, NoReturn
+
+_PACKED = ("{}: a batch of packed sequences (cu_seqlens) is not supported yet; call "
+           "flash_attn_func on each sequence, or flashlab.torch.attention on padded sequences with "
+           "a boolean mask")
 
 
-def _refuse(name: str, what: str, remedy: str):
-    def refused(*arguments, **options):
-        raise NotImplementedError(f"{name}: {what} is not supported yet; {remedy}")
-
-    refused.__name__ = refused.__qualname__ = name
-    refused.__doc__ = f"Raises NotImplementedError: {what} is not supported yet."
-    return refused
+def _refuse(message: str) -> NoReturn:
+    raise NotImplementedError(message)
 
 
-flash_attn_varlen_func = _refuse(
-    "flash_attn_varlen_func", "a batch of packed sequences (cu_seqlens)", _PADDED)
-flash_attn_varlen_qkvpacked_func = _refuse(
-    "flash_attn_varlen_qkvpacked_func", "a batch of packed sequences (cu_seqlens)", _PADDED)
-flash_attn_varlen_kvpacked_func = _refuse(
-    "flash_attn_varlen_kvpacked_func", "a batch of packed sequences (cu_seqlens)", _PADDED)
-flash_attn_with_kvcache = _refuse(
-    "flash_attn_with_kvcache", "a cache of keys and values",
-    'append the new keys yourself and call flashlab.torch.attention with causal="bottom-right"; '
-    "few queries over many keys run split")
-flash_attn_combine = _refuse(
-    "flash_attn_combine", "flash-attn's layout of partial results",
-    "pass the pairs (o, lse) to flashlab.merge")
+def flash_attn_varlen_func(
+        q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, max_seqlen_q: int,
+        max_seqlen_k: int, dropout_p: float = 0.0, softmax_scale: float | None = None,
+        causal: bool = False, window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0,
+        alibi_slopes: Any = None, deterministic: bool = False, return_attn_probs: bool = False,
+        block_table: Any = None) -> NoReturn:
+    """Raises NotImplementedError: a batch of packed sequences is not supported yet."""
+    _refuse(_PACKED.format("flash_attn_varlen_func"))
+
+
+def flash_attn_varlen_qkvpacked_func(
+        qkv: Any, cu_seqlens: Any, max_seqlen: int, dropout_p: float = 0.0,
+        softmax_scale: float | None = None, causal: bool = False,
+        window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0, alibi_slopes: Any = None,
+        deterministic: bool = False, return_attn_probs: bool = False) -> NoReturn:
+    """Raises NotImplementedError: a batch of packed sequences is not supported yet."""
+    _refuse(_PACKED.format("flash_attn_varlen_qkvpacked_func"))
+
+
+def flash_attn_varlen_kvpacked_func(
+        q: Any, kv: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, max_seqlen_q: int,
+        max_seqlen_k: int, dropout_p: float = 0.0, softmax_scale: float | None = None,
+        causal: bool = False, window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0,
+        alibi_slopes: Any = None, deterministic: bool = False,
+        return_attn_probs: bool = False) -> NoReturn:
+    """Raises NotImplementedError: a batch of packed sequences is not supported yet."""
+    _refuse(_PACKED.format("flash_attn_varlen_kvpacked_func"))
+
+
+def flash_attn_with_kvcache(
+        q: Any, k_cache: Any, v_cache: Any, k: Any = None, v: Any = None, rotary_cos: Any = None,
+        rotary_sin: Any = None, cache_seqlens: Any = None, cache_batch_idx: Any = None,
+        cache_leftpad: Any = None, block_table: Any = None, softmax_scale: float | None = None,
+        causal: bool = False, window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0,
+        rotary_interleaved: bool = True, alibi_slopes: Any = None, num_splits: int = 0,
+        return_softmax_lse: bool = False) -> NoReturn:
+    """Raises NotImplementedError: a cache of keys and values is not supported yet."""
+    _refuse('flash_attn_with_kvcache: a cache of keys and values is not supported yet; append the '
+            'new keys yourself and call flashlab.torch.attention with causal="bottom-right"; few '
+            'queries over many keys run split')
+
+
+def flash_attn_combine(out_partial: Any, lse_partial: Any, out: Any = None,
+                       out_dtype: Any = None) -> NoReturn:
+    """Raises NotImplementedError: flash-attn's layout of partial results is not supported yet."""
+    _refuse("flash_attn_combine: flash-attn's layout of partial results is not supported yet; pass "
+            "the pairs (o, lse) to flashlab.merge")

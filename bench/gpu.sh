@@ -3,6 +3,7 @@
 #   bench/gpu.sh PART[,PART] PROGRAM OUTPUT_FOLDER NAME [PYTHON]
 #
 #   check     every implementation against the fp64 oracle (bench/check.py)
+#   suite     every test program beside PROGRAM, with counts (bench/suite.py); PYTHON's too
 #   sanitize  compute-sanitizer's memcheck, racecheck and initcheck on small cases of every kernel
 #             but the instruments' own, where it works (bench/sanitize.py)
 #   costs     compiling, loading from the disk cache, the host's share of a call, a thousand equal
@@ -28,7 +29,7 @@ name=${4:?NAME}
 python=${5:-python3}
 here=$(cd "$(dirname "$0")" && pwd)
 mkdir -p "$folder"
-[ "$parts" = all ] && parts=check,sanitize,costs,ladder,bench,torch,torch32,python
+[ "$parts" = all ] && parts=check,suite,sanitize,costs,ladder,bench,torch,torch32,python
 failed=0
 
 say() { printf '== %s\n' "$*"; }
@@ -47,6 +48,11 @@ step() {  # step WHAT COMMAND...: runs it, remembers a failure, goes on
 part_check() {
   step "check: every implementation" \
     python3 "$here/check.py" "$program" "$folder/$name-check.json"
+}
+
+part_suite() {
+  step "suite: every test" python3 "$here/suite.py" "$(dirname "$program")" \
+    "$folder/$name-suite.json" --time-limit 590 --python "$python"
 }
 
 part_sanitize() {
@@ -135,10 +141,10 @@ part_python() {
 "$program" info --json "$folder/$name-info.json"
 for part in ${parts//,/ }; do
   case $part in
-    check | sanitize | costs | ladder | bench | torch | torch32 | python) "part_$part" ;;
+    check | suite | sanitize | costs | ladder | bench | torch | torch32 | python) "part_$part" ;;
     *)
-      echo "bench/gpu.sh: no part \"$part\"; there are check, sanitize, costs, ladder, bench," \
-        "torch, torch32, python, all" >&2
+      echo "bench/gpu.sh: no part \"$part\"; there are check, suite, sanitize, costs, ladder," \
+        "bench, torch, torch32, python, all" >&2
       exit 2
       ;;
   esac

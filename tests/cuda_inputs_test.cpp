@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstring>
@@ -115,14 +116,17 @@ TEST_F(Inputs, TooMuchMemorySaysHowMuchIsFree) {
 
 TEST_F(Inputs, LookingAtPointersIsCheap) {
   const ForwardTensors call = tensors();
-  constexpr int kCalls = 20000;
-  const auto start = std::chrono::steady_clock::now();
-  for (int i = 0; i < kCalls; ++i) {
-    ASSERT_TRUE(cuda::check_pointers(*gpu_, call, Workspace{}).ok());
+  // The fastest of many short rounds: one that no other program cut into.
+  constexpr int kRounds = 200, kCalls = 100;
+  double us = HUGE_VAL;
+  for (int round = 0; round < kRounds; ++round) {
+    const auto start = std::chrono::steady_clock::now();
+    for (int i = 0; i < kCalls; ++i) {
+      ASSERT_TRUE(cuda::check_pointers(*gpu_, call, Workspace{}).ok());
+    }
+    const std::chrono::duration<double, std::micro> took = std::chrono::steady_clock::now() - start;
+    us = std::min(us, took.count() / kCalls);
   }
-  const double us =
-      std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count() /
-      kCalls;
   RecordProperty("microseconds", std::to_string(us));
   EXPECT_LT(us, 5.0) << "4 tensors; about 0.6 us where nothing else runs";
 }

@@ -128,14 +128,20 @@ struct RulerReading {
   double tolerance = 0;  ///< relative
   std::string unit;      ///< "ms", "share", "bytes"
   bool ok = false;
-  std::string note;  ///< e.g. that other programs delayed the median
+  bool wrong = false;  ///< not ok, and no other program can be the reason
+  std::string note;    ///< e.g. that other programs delayed the median
 };
 
 /// Measures calls of known duration (spins until a deadline: 0.002, 0.1, 5 ms), a kernel that does
 /// the roof's work half of the time (share 0.5), and allocations of known size. A duration passes
 /// when its fastest sample is within tolerance and no sample is shorter than possible; when only
-/// the median is off, the note says that other programs interfered. Cost: about 0.6 s.
+/// the median is off, the note says that other programs interfered. A duration that is too long, or
+/// a share that is off, is not ok and yet not wrong: a busy machine does that to a right ruler. A
+/// duration shorter than possible and bytes that differ are wrong. Cost: about 0.6 s.
 std::vector<RulerReading> check_ruler();
+
+/// One of these durations: what the instrument makes of `call`, which lasts `ms`.
+RulerReading read_duration(double ms, const TimedCall& call);
 
 /// Busy-waits until `ms` have passed since the call. The call of known duration.
 void spin_for(double ms) noexcept;

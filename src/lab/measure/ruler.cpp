@@ -12,38 +12,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-RulerReading read_duration(double ms) {
-  MeasureOptions options;
-  options.warmup = 2;
-  options.repeats = 25;
-  const Result<Samples> samples = measure(options, [ms] {
-    spin_for(ms);
-    return Status();
-  });
-  RulerReading out;
-  out.name = fmt::format("call of {} ms", ms);
-  out.unit = "ms";
-  out.expected = ms;
-  // A spin ends one clock reading late, which a call of 2 us feels and one of 5 ms does not.
-  out.tolerance = 0.01 + 2e-4 / ms;
-  const std::optional<Statistics> statistics =
-      samples.ok() ? samples->statistics() : std::optional<Statistics>();
-  if (!statistics) {
-    out.note = samples.ok() ? "no samples" : samples.status().message();
-    return out;
-  }
-  out.measured = statistics->median;
-  // Shorter than the deadline is impossible; the clock's step is the only slack.
-  const bool possible = statistics->min >= ms - clock_resolution_ms();
-  const bool close = statistics->min <= ms * (1 + out.tolerance);
-  out.ok = possible && close;
-  if (out.ok && statistics->median > ms * (1 + out.tolerance)) {
-    out.note = fmt::format("other programs delayed the median; the fastest sample took {:.4g} ms",
-                           statistics->min);
-  }
-  return out;
-}
-
 /// A chain of dependent multiplications: work that takes time in proportion to its length.
 std::uint64_t chain(std::uint64_t steps) {
   std::uint64_t x = steps | 1;
@@ -113,15 +81,52 @@ RulerReading read_allocations() {
   out.measured = static_cast<double>(allocator.peak_bytes());
   out.ok = first.ok() && second.ok() && out.measured == out.expected &&
            held == static_cast<std::int64_t>(kSecond) && allocator.current_bytes() == 0;
+  out.wrong = !out.ok;
   if (!out.ok) out.note = "the high-water mark of the call's allocator is not to be trusted";
   return out;
 }
 
 }  // namespace
 
+RulerReading read_duration(double ms, const TimedCall& call) {
+  MeasureOptions options;
+  options.warmup = 2;
+  options.repeats = 25;
+  const Result<Samples> samples = measure(options, call);
+  RulerReading out;
+  out.name = fmt::format("call of {} ms", ms);
+  out.unit = "ms";
+  out.expected = ms;
+  // A spin ends one clock reading late, which a call of 2 us feels and one of 5 ms does not.
+  out.tolerance = 0.01 + 2e-4 / ms;
+  const std::optional<Statistics> statistics =
+      samples.ok() ? samples->statistics() : std::optional<Statistics>();
+  if (!statistics) {
+    out.note = samples.ok() ? "no samples" : samples.status().message();
+    return out;
+  }
+  out.measured = statistics->median;
+  // Shorter than the deadline is impossible; the clock's step is the only slack.
+  const bool possible = statistics->min >= ms - clock_resolution_ms();
+  const bool close = statistics->min <= ms * (1 + out.tolerance);
+  out.ok = possible && close;
+  out.wrong = !possible;
+  if (!out.ok && possible) out.note = "every sample was delayed: other programs run";
+  if (out.ok && statistics->median > ms * (1 + out.tolerance)) {
+    out.note = fmt::format("other programs delayed the median; the fastest sample took {:.4g} ms",
+                           statistics->min);
+  }
+  return out;
+}
+
 std::vector<RulerReading> check_ruler() {
-  return {read_duration(0.002), read_duration(0.1), read_duration(5), read_half_share(),
-          read_allocations()};
+  const auto spin = [](double ms) {
+    return read_duration(ms, [ms] {
+      spin_for(ms);
+      return Status();
+    });
+  };
+  return {spin(0.002), spin(0.1), spin(5), read_half_share(), read_allocations()};
 }
 
 }  // namespace flashlab::lab

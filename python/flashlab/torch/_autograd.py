@@ -106,11 +106,11 @@ def attend(q, k, v, mask, scale, causal, precision, deterministic, return_lse, h
 
 def _through_operator(q, k, v, mask, options, return_lse, heads_first):
     _checks.tensors(q=q, k=k, v=v)
-    _checks.devices(q.device, k=k, v=v, mask=mask)
     if mask is not None:
         _checks.tensors(mask=mask)
-        if mask.requires_grad and torch.is_grad_enabled():
-            raise NotImplementedError(_checks.MASK_GRADIENT)
+    _checks.devices(q.device, k=k, v=v, mask=mask)
+    if mask is not None and mask.requires_grad and torch.is_grad_enabled():
+        raise NotImplementedError(_checks.MASK_GRADIENT)
     if heads_first:
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     # torch.func differentiates functions, not operators.

@@ -172,6 +172,27 @@ class Train(Folder):
         self.assertTrue(self.saved_steps(folder))
 
 
+class Precision(Folder):
+    def test_the_four_sums_of_the_course(self):
+        out = json.loads(run("bench", "accumulate", "--json", "-").stdout)
+        self.assertEqual([round(row["sum"], 4) for row in out["sums"][:4]],
+                         [10.0001, 9.9531, 10.0021, 10.0021])
+        self.assertIn("9.9531", run("bench", "accumulate").stdout)
+        # Where the sum is 2048 times the number, an addition is half a last place and rounds away.
+        stuck = json.loads(run("bench", "accumulate", "--count", "100k", "--value", "1", "--json",
+                               "-").stdout)
+        self.assertEqual(stuck["sums"][1]["sum"], 2048)
+        self.assertEqual(stuck["sums"][4]["sum"], 256)
+
+    def test_types_of_a_step(self):
+        out = run("explain", "precision", "--precision", "bf16", "--attention", "naive").stdout
+        rows = {line[4:26].strip(): line[26:].split() for line in out.splitlines()}
+        self.assertEqual(rows["parameters"], ["fp32"])
+        self.assertEqual(rows["read by forward"], ["bf16"])
+        self.assertEqual(rows["row max"], ["bf16", "fp32,", "int64"])
+        self.assertEqual(rows["rms norm"], ["bf16", "bf16,", "fp32"])
+
+
 class ExplainStep(Folder):
     def test_prints_the_peak_and_what_it_fits(self):
         start = time.time()

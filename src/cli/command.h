@@ -19,6 +19,8 @@ int run_cache(const Arguments& arguments);
 int run_train(const Arguments& arguments);
 int run_generate(const Arguments& arguments);
 int run_explain_step(const Arguments& arguments);
+int run_explain_precision(const Arguments& arguments);
+int run_accumulate(const Arguments& arguments);
 int run_completion(const Arguments& arguments);
 
 /// What was typed, as a shell would read it back. Set once by main, kept with every result.

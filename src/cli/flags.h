@@ -25,6 +25,8 @@ enum CommandBit : unsigned {
   kTrain = 1u << 9,
   kGenerate = 1u << 10,
   kExplainStep = 1u << 11,
+  kExplainPrecision = 1u << 12,
+  kAccumulate = 1u << 13,
 };
 
 enum class FlagKind {

@@ -21,7 +21,7 @@ Words mode_choices() {
 }
 
 constexpr unsigned kStep = kTrain | kExplainStep;
-constexpr unsigned kModels = kStep | kGenerate;
+constexpr unsigned kModels = kStep | kGenerate | kExplainPrecision;
 
 constexpr std::string_view kModel = "Model";
 constexpr std::string_view kText = "Text";
@@ -59,11 +59,12 @@ std::vector<FlagSpec> flags_of_training() {
       {"--accumulate", "", "N", kValue, kStep, kSteps, "micro-batches of a step (default 1)"},
       {"--mode", "", "MODE", kValue, kExplainStep, kSteps, "what a step is (default full)",
        mode_choices},
-      {"--precision", "", "NAME", kValue, kExplainStep, kSteps,
-       "types of activations, parameters and gradients (default fp32)", precision_choices},
+      {"--precision", "", "NAME", kValue, kExplainStep | kExplainPrecision, kSteps,
+       "types of activations, parameters and gradients (default fp32; explain precision: bf16)",
+       precision_choices},
       {"--precision", "", "NAME", kValue, kTrain, kSteps,
        "types: bf16 keeps fp32 masters and sums (default fp32)", cpu_precision_choices},
-      {"--attention", "", "NAME", kValue, kStep, kSteps,
+      {"--attention", "", "NAME", kValue, kStep | kExplainPrecision, kSteps,
        "naive (scores, softmax, values apart) or an implementation (default: the production one)"},
       {"--checkpoint", "", "GROUPS", kValue, kStep, kSteps,
        "make activations again in backward: 4 (groups of 4 layers), 14,14,6 (these groups) or 12/3 "
@@ -103,6 +104,10 @@ std::vector<FlagSpec> flags_of_training() {
        "steps between checkpoints (default 500)"},
       {"--operations", "", "", kSwitch, kExplainStep, kResults,
        "the whole list: each operation with its class, cost and tensors"},
+      {"--count", "", "N", kValue, kAccumulate, kSteps, "additions (default 1000)"},
+      {"--value", "", "X", kValue, kAccumulate, kSteps, "what is added (default 0.01)"},
+      {"--json", "", "FILE", kFile, kAccumulate, kResults,
+       "the sums by the schema flashlab.accumulate/1; - is stdout"},
       {"--json", "", "FILE", kFile, kExplainStep, kResults,
        "plan and memory by the schema flashlab.step/1; - is stdout"},
   };
@@ -144,6 +149,23 @@ std::vector<CommandSpec> commands_of_training() {
        {{"flashlab explain step --size 2.7B --context 2048 --precision bf16", "does it fit"},
         {"flashlab explain step --size 10B --precision bf16 --checkpoint 2", "with recomputation"},
         {"flashlab explain step --size tiny --operations", "every operation"}}},
+      {kExplainPrecision,
+       "explain precision",
+       "which type everything in a training step has",
+       "Plans a step and shows in which type parameters, gradients and moments are kept, and what "
+       "each kind of operation reads and writes.",
+       "",
+       nullptr,
+       {{"flashlab explain precision --precision bf16", "bf16 with fp32 masters"},
+        {"flashlab explain precision --precision bf16-pure --attention naive", "scores, too"}}},
+      {kAccumulate,
+       "bench accumulate",
+       "what a sum loses in few bits",
+       "Adds the same number again and again, in fp32, fp16 and bf16 accumulators.",
+       "",
+       nullptr,
+       {{"flashlab bench accumulate", "1000 times 0.01"},
+        {"flashlab bench accumulate --count 100k --value 1e-3", "where 16 bits stop growing"}}},
   };
 }
 

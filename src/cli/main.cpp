@@ -116,6 +116,10 @@ int dispatch(std::vector<std::string> words) {
       return run_generate(arguments);
     case kExplainStep:
       return run_explain_step(arguments);
+    case kExplainPrecision:
+      return run_explain_precision(arguments);
+    case kAccumulate:
+      return run_accumulate(arguments);
     case kCompletion:
       return run_completion(arguments);
   }

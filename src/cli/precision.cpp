@@ -1,0 +1,115 @@
+// `bench accumulate` and `explain precision`: what types do to sums, and which type is where.
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "cli/command.h"
+#include "cli/failure.h"
+#include "cli/model_flags.h"
+#include "cli/terminal.h"
+#include "cli/values.h"
+#include "lab/report/text.h"
+#include "train/cpu/accumulate.h"
+#include "train/data/files.h"
+#include "train/model/step.h"
+
+namespace flashlab::cli {
+namespace {
+
+using lab::report::pad_left;
+using lab::report::pad_right;
+
+void write_json(const std::string& path, const nlohmann::ordered_json& json) {
+  const std::string text = json.dump(1) + "\n";
+  if (path == "-") return print(text);
+  if (const Status s = train::write_file(path, text); !s.ok()) fail("--json " + s.message());
+}
+
+std::string addend_text(const train::Accumulation& way) {
+  return fmt::format("{}{}", train::to_string(way.addend),
+                     way.cast ? fmt::format(" cast to {}", train::to_string(way.accumulator)) : "");
+}
+
+// The types of an operation's operands, each once, in order.
+std::string types(const train::StepPlan& plan, const std::vector<train::TensorId>& ids) {
+  std::string out;
+  std::set<train::Element> seen;
+  for (const train::TensorId id : ids) {
+    const train::Element element = plan.tensor(id).element;
+    if (!seen.insert(element).second) continue;
+    out += fmt::format("{}{}", out.empty() ? "" : ", ", train::to_string(element));
+  }
+  return out;
+}
+
+}  // namespace
+
+int run_accumulate(const Arguments& arguments) {
+  const std::int64_t count = whole(arguments, "--count", 1000, 1, 100'000'000);
+  const double value = real(arguments, "--value", 0.01);
+  const std::vector<train::Accumulation> ways = train::accumulate(count, value);
+  const double exact = static_cast<double>(count) * value;
+  const std::string json = arguments.value("--json").value_or("");
+  if (!json.empty()) {
+    nlohmann::ordered_json out;
+    out["schema"] = "flashlab.accumulate/1";
+    out["count"] = count;
+    out["value"] = value;
+    for (const train::Accumulation& way : ways) {
+      out["sums"].push_back({{"accumulator", train::to_string(way.accumulator)},
+                             {"addend", addend_text(way)},
+                             {"sum", way.sum}});
+    }
+    write_json(json, out);
+    if (json == "-") return kExitOk;
+  }
+  print_line(fmt::format("{} times {}, exactly {:g}", count, value, exact));
+  print_line(fmt::format("  {}{}{}{}", pad_right("sum in", 10), pad_right("of", 20),
+                         pad_left("sum", 12), pad_left("error", 12)));
+  for (const train::Accumulation& way : ways) {
+    print_line(fmt::format("  {}{}{}{}", pad_right(train::to_string(way.accumulator), 10),
+                           pad_right(addend_text(way), 20),
+                           pad_left(fmt::format("{:.4f}", way.sum), 12),
+                           pad_left(fmt::format("{:+.2e}", way.sum - exact), 12)));
+  }
+  return kExitOk;
+}
+
+int run_explain_precision(const Arguments& arguments) {
+  train::StepOptions options;
+  options.precision = precision_of(arguments, train::Precision::kBf16);
+  options.attention = arguments.value("--attention").value_or("");
+  const train::ModelConfig model = model_of(arguments, *train::find_model("small"));
+  const Result<train::StepPlan> plan = train::build_step(model, options);
+  if (!plan.ok()) fail_usage("--" + plan.status().message());
+  const train::PrecisionPolicy policy = train::policy_of(options.precision);
+  print_line(fmt::format("{} · {}{}", model.name, train::to_string(options.precision),
+                         policy.tf32 ? " (products round their fp32 operands to tf32)" : ""));
+  const struct {
+    const char* what;
+    train::Element element;
+  } kStored[] = {{"parameters", policy.parameter},
+                 {"read by forward", policy.activation},
+                 {"gradients", policy.gradient},
+                 {"both moments", policy.state},
+                 {"statistics", policy.statistic}};
+  print_line("  kept as");
+  for (const auto& row : kStored) {
+    print_line(fmt::format("    {}{}", pad_right(row.what, 22), train::to_string(row.element)));
+  }
+  print_line(fmt::format("  {}{}{}", pad_right("operation", 24), pad_right("reads", 22), "writes"));
+  std::set<train::OperationKind> seen;
+  for (const train::Operation& operation : plan->operations) {
+    if (!seen.insert(operation.kind).second) continue;
+    print_line(fmt::format("    {}{}{}", pad_right(train::to_string(operation.kind), 22),
+                           pad_right(types(*plan, operation.inputs), 22),
+                           types(*plan, operation.outputs)));
+  }
+  print_line("  sums inside an operation are fp32 at least");
+  return kExitOk;
+}
+
+}  // namespace flashlab::cli

@@ -2,8 +2,10 @@
 """A wheel from nothing, and whether it is what it should be:  tools/check_wheel.py [--keep]
 
 Builds the wheel as pip does, in an environment of its own and without what this machine has of CUDA
-or PyTorch; installs it with NumPy into a fresh environment; calls it there; looks at what it links
-and which glibc it asks for. Exit code 0, 1 when something is wrong, 77 without a network.
+or PyTorch; looks at what it links and which glibc it asks for, and tags it with the manylinux
+platform that this makes true (pip's own tag, linux_x86_64, says nothing and no index takes it);
+installs it with NumPy into a fresh environment and calls it there. Exit code 0, 1 when something is
+wrong, 77 without a network.
 """
 
 import argparse
@@ -67,7 +69,7 @@ def glibc_here():
 
 
 def looks_right(wheel, folder):
-    """Links, glibc, size, content."""
+    """Links, glibc, size, content. The newest glibc that it asks for."""
     if os.path.getsize(wheel) > LARGEST_BYTES:
         raise Wrong(f"{os.path.getsize(wheel)} bytes; at most {LARGEST_BYTES}")
     with zipfile.ZipFile(wheel) as archive:
@@ -80,6 +82,7 @@ def looks_right(wheel, folder):
     for name in names:
         if name.endswith((".h", ".a", ".cmake", ".pyc")):
             raise Wrong(f"{name} does not belong into it")
+    newest = (0, 0)
     programs = glob.glob(os.path.join(folder, "flashlab", "_core*.so"))
     programs.append(os.path.join(folder, "flashlab", "bin", "flashlab"))
     for program in programs:
@@ -92,8 +95,21 @@ def looks_right(wheel, folder):
                      re.findall(r"GLIBC_(\d+\.\d+)", text)), default=(0, 0))
         if glibc > max(OLDEST_GLIBC, glibc_here()):
             raise Wrong(f"{os.path.basename(program)} asks for glibc {glibc[0]}.{glibc[1]}")
+        newest = max(newest, glibc)
         print(f"{os.path.basename(program)}: {os.path.getsize(program)} bytes, links "
               f"{', '.join(sorted(linked))}, as manylinux_{glibc[0]}_{glibc[1]} may")
+    return newest
+
+
+def tag(python, wheel, glibc):
+    """The wheel under the name that says where it runs: manylinux of the glibc it asks for."""
+    platform = f"manylinux_{glibc[0]}_{glibc[1]}_{os.uname().machine}"
+    run(python, "-m", "pip", "install", "--quiet", "wheel")
+    run(python, "-m", "wheel", "tags", "--remove", "--platform-tag", platform, wheel)
+    tagged = glob.glob(os.path.join(os.path.dirname(wheel), f"*{platform}.whl"))
+    if not tagged:
+        raise Wrong(f"no wheel is tagged {platform}")
+    return tagged[0]
 
 
 def check(folder):
@@ -107,10 +123,11 @@ def check(folder):
         "--config-settings", f"build-dir={os.path.join(folder, 'build')}", source.ROOT)
     took = time.monotonic() - start
     wheel = glob.glob(os.path.join(wheels, "flashlab-*.whl"))[0]
-    looks_right(wheel, os.path.join(folder, "content"))
+    wheel = tag(python, wheel, looks_right(wheel, os.path.join(folder, "content")))
     run(python, "-m", "pip", "install", "--quiet", wheel, "numpy")
     run(python, "-c", SMOKE, cwd=folder)
     run(python, "-m", "flashlab", "--version", cwd=folder)
+    run(os.path.join(os.path.dirname(python), "flashlab"), "--version", cwd=folder)
     print(f"{os.path.basename(wheel)}: {os.path.getsize(wheel)} bytes, built in {took:.0f} s")
     return 0
 

@@ -124,7 +124,7 @@ TEST(ReportTable, ComparisonLooksAsDocumented) {
             "  forward: scores 20.00 + softmax 15.00 + values 10.00 ms\n"
             "cpu              42.95     200  85%   134.2     160  68%  32.3 MiB  5.0e-07\n"
             "fa2-plain        171.8    50.0  21%       -       -    -  16.1 MiB  5.0e-07\n"
-            "  backward unsupported: required backward; supported forward\n"
+            "  forward only: fa2-plain\n"
             "\n"
             "compared with naive    forward speed   backward speed    memory\n"
             "cpu                            10.0x            10.0x    0.059x\n"

@@ -63,7 +63,7 @@ void print_details(const lab::Measurement& r, const lab::Environment& environmen
   if (const auto verdict = lab::judge_throughput(r, environment)) {
     print_line("  verdict   " + verdict->text);
   }
-  print_line("  plan      " + r.plan);
+  print_hanging("  plan      ", r.plan);
 }
 
 bool wants_files(const Arguments& arguments) {
@@ -111,7 +111,8 @@ int run_bench(const Arguments& arguments) {
   }
   if (text) {
     for (const lab::EnvironmentWarning& warning : outputs.environment().warnings) {
-      print_line(fmt::format("\nwarning  {}; {}", warning.what, warning.remedy));
+      print_line("");
+      print_hanging("warning  ", fmt::format("{}; {}", warning.what, warning.remedy));
     }
   }
   return finish_run(outputs, complete);

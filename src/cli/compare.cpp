@@ -101,8 +101,8 @@ void print_verdicts(const lab::ResultFile& file, const std::string& production_n
         text += (text.empty() ? "" : "; ") + verdict.text;
       }
       if (text.empty()) continue;
-      print_line(fmt::format("verdict  {} {}, {}: {}", production_name, group.passes[pass],
-                             group.title(), text));
+      print_hanging("verdict  ", fmt::format("{} {}, {}: {}", production_name, group.passes[pass],
+                                             group.title(), text));
     }
   }
 }
@@ -127,7 +127,7 @@ void print_end(const Outputs& outputs, const Rivals& rivals) {
     print("\n" + lab::report::crossover_table(outputs.file(), *base));
   }
   for (const lab::EnvironmentWarning& warning : outputs.file().environment.warnings) {
-    print_line(fmt::format("warning  {}; {}", warning.what, warning.remedy));
+    print_hanging("warning  ", fmt::format("{}; {}", warning.what, warning.remedy));
   }
 }
 

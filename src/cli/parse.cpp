@@ -208,7 +208,8 @@ std::string Arguments::spelling(std::string_view flag) const {
 
 std::string closest(std::string_view word, std::span<const std::string> candidates) {
   std::string best;
-  std::size_t best_distance = std::max<std::size_t>(2, word.size() / 3) + 1;
+  // Of three letters two are another word: fp8 is not fp64 misspelt.
+  std::size_t best_distance = std::max<std::size_t>(word.size() < 4 ? 1 : 2, word.size() / 3) + 1;
   for (const std::string& candidate : candidates) {
     // Edit distance, one row at a time.
     std::vector<std::size_t> row(candidate.size() + 1);

@@ -41,6 +41,13 @@ bool progress_wanted() {
   return kWanted;
 }
 
+// "40 s", "3 min", "2 h".
+std::string duration(double seconds) {
+  if (seconds < 90) return fmt::format("{:.0f} s", seconds);
+  if (seconds < 5400) return fmt::format("{:.0f} min", seconds / 60);
+  return fmt::format("{:.0f} h", seconds / 3600);
+}
+
 void clear_line() {
   if (!g_line_shown) return;
   std::fputs("\r\x1b[K", stderr);
@@ -93,6 +100,16 @@ void print_line(std::string_view text) {
   print(std::string(text) + "\n");
 }
 
+void print_hanging(std::string_view head, std::string_view text) {
+  if (::isatty(STDOUT_FILENO) != 1) return print_line(std::string(head) + std::string(text));
+  const int indent = lab::report::display_width(head);
+  std::string lead(head);
+  for (const std::string& line : lab::report::wrap(text, std::max(terminal_width() - indent, 20))) {
+    print_line(lead + line);
+    lead.assign(static_cast<std::size_t>(indent), ' ');
+  }
+}
+
 void note(std::string_view text) {
   clear_line();
   std::fputs(fmt::format("flashlab: {}\n", text).c_str(), stderr);
@@ -112,12 +129,21 @@ void ProgressLine::draw(double done, double total, std::string_view what) {
 
   constexpr int kBarColumns = 24;
   const double share = std::clamp(done / total, 0.0, 1.0);
+  // What is left, once enough is done to tell. Work that begins again starts the clock again.
+  static Clock::time_point begun;
+  static double before = 2;
+  if (share < before) begun = now;
+  before = share;
+  const double seconds = std::chrono::duration<double>(now - begun).count();
+  const double left = share > 0.05 ? seconds * (1 - share) / share : 0;
+  const std::string rest =
+      seconds > 3 && left > 1 ? fmt::format(" · about {} left", duration(left)) : std::string();
   const int filled = static_cast<int>(share * kBarColumns);
   std::string bar;
   for (int i = 0; i < kBarColumns; ++i) bar += i < filled ? "█" : "·";
   const std::string head = fmt::format(" {:3.0f}%  ", share * 100);
   const int room = std::max(columns_of(STDERR_FILENO) - kBarColumns - 8, 1);
-  std::string words = lab::report::clean(what);
+  std::string words = lab::report::clean(what) + rest;
   while (lab::report::display_width(words) > room) words.pop_back();
   std::fputs(fmt::format("\r{}{}{}\x1b[K", bar, head, words).c_str(), stderr);
   std::fflush(stderr);

@@ -22,6 +22,10 @@ bool colours();
 void print(std::string_view text);
 void print_line(std::string_view text);
 
+/// "warning  ..." broken at spaces under its own indentation where stdout is a terminal; one line
+/// elsewhere, so that grep finds it whole.
+void print_hanging(std::string_view head, std::string_view text);
+
 /// A note on stderr: "flashlab: ...".
 void note(std::string_view text);
 

@@ -18,6 +18,7 @@ html{scroll-behavior:smooth;-webkit-text-size-adjust:100%}
 body{margin:0;background:var(--ground);color:var(--text);
 font:16px/1.55 system-ui,-apple-system,"Segoe UI",Helvetica,Arial,"DejaVu Sans",sans-serif}
 .wrap{max-width:1180px;margin:0 auto;padding:0 20px}
+main.wrap{max-width:1720px}
 .skip{position:absolute;left:-999px}
 .skip:focus{left:8px;top:8px;background:var(--card);padding:8px 12px;z-index:9}
 a{color:var(--accent)}

@@ -80,6 +80,7 @@ class GroupTable {
     }
     header();
     for (const Row& row : group_.rows) figures(row);
+    if (!forward_only_.empty()) hanging("forward only: " + join(forward_only_, ", "), 2);
     ratios();
     winners();
     return out_;
@@ -143,7 +144,9 @@ class GroupTable {
     for (std::size_t pass = 0; pass < group_.passes.size(); ++pass) {
       const Measurement* r = row.by_pass[pass];
       if (r == nullptr) continue;
-      if (r->status != RunStatus::kOk) {
+      if (r->status == RunStatus::kUnsupported && r->pass == "backward") {
+        forward_only_.push_back(row.label);  // said once for all of them
+      } else if (r->status != RunStatus::kOk) {
         hanging(clean(r->pass) + " " + failure_words(*r), 2);
       } else if (!r->parts.empty()) {
         hanging(clean(r->pass) + ": " + parts_words(*r), 2);
@@ -221,7 +224,8 @@ class GroupTable {
   std::vector<Column> timed_, once_;  ///< figures of each pass, and of a row
   int name_width_;
   RateUnit unit_ = RateUnit::kTflops;
-  std::string last_why_, last_failed_;  ///< of the row before that has no figures
+  std::vector<std::string> forward_only_;  ///< rows whose backward is not supported
+  std::string last_why_, last_failed_;     ///< of the row before that has no figures
   std::string out_;
 };
 

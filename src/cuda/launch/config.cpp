@@ -19,24 +19,27 @@ const char* element_of(DType dtype) {
   }
 }
 
-void print_element(ConfigPrinter& config, std::string_view name, DType dtype) {
-  config.choice(name, "Element", element_of(dtype));
-}
-
-void print_mask(ConfigPrinter& config, const Problem& problem) {
+void print_mask(ConfigPrinter& config, const Problem& problem, CallForm form) {
   const char* kind = !problem.mask                         ? "kNone"
                      : problem.mask->dtype == DType::kBool ? "kBool"
                                                            : "kAdditive";
   config.choice("kMask", "MaskTensor", kind);
   print_element(config, "kMaskElement", problem.mask ? problem.mask->dtype : DType::kFp32);
-  // Validation asks for an innermost stride of 1.
-  const bool dense = problem.mask && problem.mask->shape[3] != 1;
-  config.boolean("kMaskDense", dense)
-      .boolean("kMaskPairs", dense && row_alignment_bytes(*problem.mask) >=
-                                          2 * static_cast<int>(size_of(problem.mask->dtype)));
+  const bool masked = problem.mask.has_value();
+  config.boolean("kMaskDense", masked && form != CallForm::kGeneral)
+      .boolean("kMaskPairs", masked && form == CallForm::kPairs);
+}
+
+// An element for every key, side by side: validation asks for an innermost stride of 1.
+bool dense(const TensorSpec& mask, std::int64_t seqlen_k) {
+  return mask.shape[3] == seqlen_k;
 }
 
 }  // namespace
+
+void print_element(ConfigPrinter& config, std::string_view name, DType dtype) {
+  config.choice(name, "Element", element_of(dtype));
+}
 
 int row_alignment_bytes(const TensorSpec& spec) {
   std::int64_t bytes = std::clamp(spec.alignment_bytes, 1, 16);
@@ -49,26 +52,57 @@ int row_alignment_bytes(const TensorSpec& spec) {
   return static_cast<int>(bytes);
 }
 
-bool copied_by_element(const TensorSpec& spec) {
-  return row_alignment_bytes(spec) < 4;
+CallForm call_form(const Problem& problem) {
+  const auto natural = [](const auto& spec) {
+    return row_alignment_bytes(spec) >= natural_alignment(spec);
+  };
+  bool aligned = natural(problem.q) && natural(problem.k) && natural(problem.v) &&
+                 natural(problem.o) && (!problem.mask || dense(*problem.mask, problem.k.shape[1]));
+  for (const auto* spec : {&problem.d_o, &problem.dq, &problem.dk, &problem.dv}) {
+    aligned = aligned && (!spec->has_value() || natural(**spec));
+  }
+  if (!aligned) return CallForm::kGeneral;
+  const bool pairs = !problem.mask || row_alignment_bytes(*problem.mask) >=
+                                          2 * static_cast<int>(size_of(problem.mask->dtype));
+  return pairs ? CallForm::kPairs : CallForm::kAligned;
 }
 
-void explain_copies(std::vector<std::string>& reasons, const char* name, const TensorSpec& spec) {
-  const int bytes = row_alignment_bytes(spec);
+int natural_alignment(const TensorSpec& spec) {
+  const std::int64_t row_bytes = spec.shape[static_cast<std::size_t>(spec.rank - 1)] *
+                                 static_cast<std::int64_t>(size_of(spec.dtype));
+  int bytes = 16;
+  while (row_bytes % bytes != 0) bytes /= 2;
+  return bytes;
+}
+
+int kernel_alignment(const TensorSpec& spec, CallForm form) {
+  return form == CallForm::kGeneral ? static_cast<int>(size_of(spec.dtype))
+                                    : natural_alignment(spec);
+}
+
+bool copied_by_element(const TensorSpec& spec, CallForm form) {
+  return kernel_alignment(spec, form) < 4;
+}
+
+void explain_copies(std::vector<std::string>& reasons, const char* name, const TensorSpec& spec,
+                    CallForm form) {
+  const int bytes = row_alignment_bytes(spec), taken = kernel_alignment(spec, form);
   if (bytes >= 16) return;
   reasons.push_back(fmt::format(
       "{}: rows are aligned to {} bytes, so they are copied {}; 16 would be faster", name, bytes,
-      copied_by_element(spec) ? "element by element" : fmt::format("{} bytes at a time", bytes)));
+      copied_by_element(spec, form) ? "element by element"
+                                    : fmt::format("{} bytes at a time", taken)));
 }
 
-void print_call(ConfigPrinter& config, const Problem& problem, const internal::Geometry& g) {
+void print_call(ConfigPrinter& config, const Problem& problem, const internal::Geometry& g,
+                CallForm form) {
   print_element(config, "kElement", problem.q.dtype);
   config.integer("kHeadDim", g.head_dim).integer("kHeadDimV", g.head_dim_v);
   config.boolean("kBoundedRight", g.bounds.right < g.bounds.kUnbounded)
       .boolean("kBoundedLeft", g.bounds.left < g.bounds.kUnbounded);
-  print_mask(config, problem);
+  print_mask(config, problem, form);
   const auto align = [&](std::string_view name, const TensorSpec& spec) {
-    config.integer(name, row_alignment_bytes(spec));
+    config.integer(name, kernel_alignment(spec, form));
   };
   align("kAlignQ", problem.q);
   align("kAlignK", problem.k);

@@ -149,9 +149,8 @@ BackwardForm choose_form(const Problem& problem, const Geometry& g, const Backwa
   const BackwardTiling& t = choice.tiling;
   const bool deterministic = problem.options.deterministic;
   const bool mask = problem.mask.has_value();
-  const bool by_element = copied_by_element(problem.q) || copied_by_element(problem.k) ||
-                          copied_by_element(problem.v) ||
-                          (!choice.copy_grad_o && copied_by_element(*problem.d_o));
+  const CallForm form = call_form(problem);
+  const bool by_element = copied_by_element(problem.q, form) || copied_by_element(problem.v, form);
   const int passes =
       grad_q_passes(t, static_cast<int>(g.head_dim), mask, by_element, deterministic);
   // Registers are full at 255: what these variants need on top takes the prefetch's place. The
@@ -199,13 +198,14 @@ void add_regions(GpuPlan& plan, const Geometry& g, const BackwardChoice& choice)
 }
 
 void explain(GpuPlan& plan, const Problem& problem, const BackwardChoice& choice) {
-  explain_copies(plan.reasons, "q", problem.q);
-  explain_copies(plan.reasons, "k", problem.k);
-  explain_copies(plan.reasons, "v", problem.v);
+  const CallForm form = call_form(problem);
+  explain_copies(plan.reasons, "q", problem.q, form);
+  explain_copies(plan.reasons, "k", problem.k, form);
+  explain_copies(plan.reasons, "v", problem.v, form);
   if (choice.copy_grad_o) {
     plan.reasons.push_back("d_o is fp32: converted once, beside delta");
   } else {
-    explain_copies(plan.reasons, "d_o", *problem.d_o);
+    explain_copies(plan.reasons, "d_o", *problem.d_o, form);
   }
   plan.reasons.push_back(problem.options.deterministic
                              ? "dQ is added in a fixed order: blocks wait for their turn"

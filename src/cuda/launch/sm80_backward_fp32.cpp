@@ -108,7 +108,7 @@ ConfigPrinter print(const Problem& problem, const Geometry& g, const Choice& cho
   const int terms = wide ? kWideTerms : choice.terms;
   const int dim = static_cast<int>(g.head_dim), dim_v = static_cast<int>(g.head_dim_v);
   ConfigPrinter config;
-  print_call(config, problem, g);
+  print_call(config, problem, g, std::max(call_form(problem), CallForm::kAligned));
   print_split(config, regions.split, choice.terms);
   config.integer("kWarps", t.warps)
       .integer("kQueryGroups", t.groups)

@@ -17,8 +17,10 @@ using internal::Geometry;
 
 constexpr int kMaxHeadDim = 256;
 constexpr std::int64_t kMaxLength = INT32_MAX - 1024;  // positions are 32-bit in the kernel
-constexpr int kFewQuerySteps = 2;    // in registers: the others are read from shared memory
-constexpr unsigned kMergeWarps = 4;  // kernels/sm80/forward/merge.cu
+constexpr int kFewQuerySteps = 2;  // in registers: the others are read from shared memory
+constexpr std::int64_t kFewRows = 64;
+constexpr std::int64_t kPackedQueries = 8;  // per head: up to here a group's heads share tiles
+constexpr unsigned kMergeWarps = 4;         // kernels/sm80/forward/merge.cu
 // What a deterministic plan fills: a device of this many multiprocessors, whatever the real one.
 constexpr int kNominalMultiprocessors = 128;
 
@@ -33,17 +35,23 @@ Status too_long(const char* what, std::int64_t got, std::int64_t limit) {
 
 struct ForwardChoice {
   ForwardTiling tiling;
-  bool pack_group = false;
+  bool few_rows = false;    ///< the kernel for few query rows, which may pack and split
+  bool general = false;     ///< the kernel of CallForm::kGeneral, which may split
+  bool pack_group = false;  ///< the heads of a group share tiles
   int splits = 1;
   std::int64_t tiles_q = 0;  ///< per (batch, head or group)
   std::int64_t heads = 0;    ///< heads or groups
 };
 
-/// The main loop folds a positive scale into the exponent; other scales, and additive masks, are
-/// applied to the scores first.
+/// The main loop folds a positive scale into the exponent; other scales take the general form.
+CallForm form_of(const Problem& problem, const Geometry& g) {
+  return g.scale > 1e-30f ? call_form(problem) : CallForm::kGeneral;
+}
+
+/// Additive masks need scaled scores; the general form serves every scale.
 bool needs_prescaling(const Problem& problem, const Geometry& g) {
   const bool additive = problem.mask && problem.mask->dtype != DType::kBool;
-  return additive || !(g.scale > 1e-30f);
+  return additive || form_of(problem, g) == CallForm::kGeneral;
 }
 
 int shared_bytes(const Geometry& g, const ForwardTiling& t) {
@@ -59,15 +67,17 @@ ForwardChoice choose(const Problem& problem, const Geometry& g, const DeviceInfo
                      .head_dim_v = static_cast<int>(g.head_dim_v),
                      .transformed = problem.mask.has_value() || needs_prescaling(problem, g),
                      .bounded = bounded,
-                     .by_element = copied_by_element(problem.q) || copied_by_element(problem.k) ||
-                                   copied_by_element(problem.v)};
-  choice.tiling = choose_forward_tiling(needs, limit);
-  choice.pack_group = g.group() > 1 && g.seqlen_q * 2 <= choice.tiling.tile_q() &&
-                      g.seqlen_q * g.group() <= kMaxLength;
-  if (choice.pack_group) {
-    needs.rows = g.seqlen_q * g.group();
-    choice.tiling = choose_forward_tiling(needs, limit);
-  }
+                     .by_element = copied_by_element(problem.q, form_of(problem, g)) ||
+                                   copied_by_element(problem.v, form_of(problem, g))};
+  choice.general = form_of(problem, g) == CallForm::kGeneral;
+  choice.pack_group = !choice.general && g.group() > 1 && g.seqlen_q <= kPackedQueries;
+  if (choice.pack_group) needs.rows *= g.group();
+  choice.few_rows = !choice.general && (choice.pack_group || needs.rows <= kFewRows);
+  // One tiling for all lengths in the general form; packed heads stay with the kernel that packs.
+  ForwardNeeds chosen_by = needs;
+  if (choice.general) chosen_by.rows = kMaxLength;
+  if (choice.few_rows) chosen_by.rows = std::min(needs.rows, kFewRows);
+  choice.tiling = choose_forward_tiling(chosen_by, limit);
   choice.tiles_q = divide_up(needs.rows, std::int64_t{choice.tiling.tile_q()});
   choice.heads = choice.pack_group ? g.heads_k : g.heads_q;
   const int multiprocessors =
@@ -79,7 +89,8 @@ ForwardChoice choose(const Problem& problem, const Geometry& g, const DeviceInfo
                         std::int64_t{multiprocessors} * resident, g.seqlen_k, choice.tiling.tile_k);
   // MEASURED (H200, 2026-11-21): with split keys the steady loop gains nothing at head dims 80 to
   // 128 (38.5, 63.8, 146 us with it, 38.8, 62.8, 144.7 without), and it spills 144 bytes there.
-  if (choice.splits > 1 && choice.tiling.query_steps <= kFewQuerySteps) {
+  const bool may_split = choice.splits > 1 || choice.few_rows || choice.general;
+  if (may_split && choice.tiling.query_steps <= kFewQuerySteps) {
     choice.tiling.steady_loop = false;
   }
   return choice;
@@ -88,7 +99,11 @@ ForwardChoice choose(const Problem& problem, const Geometry& g, const DeviceInfo
 ConfigPrinter print(const Problem& problem, const Geometry& g, const ForwardChoice& choice) {
   const ForwardTiling& t = choice.tiling;
   ConfigPrinter config;
-  print_call(config, problem, g);
+  // The kernels that may split read masks one by one: for one query that is faster (H200,
+  // 2026-11-21).
+  const bool may_split = choice.few_rows || choice.general || choice.splits > 1;
+  const CallForm form = form_of(problem, g);
+  print_call(config, problem, g, may_split ? std::max(form, CallForm::kAligned) : form);
   config.integer("kWarps", t.warps)
       .integer("kWarpRows", t.warp_rows)
       .integer("kTileK", t.tile_k)
@@ -98,16 +113,26 @@ ConfigPrinter print(const Problem& problem, const Geometry& g, const ForwardChoi
       .integer("kQuerySteps", t.query_steps)
       .integer("kSharedBytes", shared_bytes(g, t))
       .boolean("kSteadyLoop", t.steady_loop)
-      .boolean("kSplit", choice.splits > 1)
-      .boolean("kPackGroup", choice.pack_group)
+      .boolean("kSplit", may_split)
+      .boolean("kPackGroup", choice.few_rows)
+      .integer("kPackedQueries", kPackedQueries)
       .boolean("kPrescaled", needs_prescaling(problem, g));
   return config;
 }
 
+// What the merge is told: not how the call was cut.
+ConfigPrinter print_merge(const Problem& problem, const Geometry& g) {
+  ConfigPrinter config;
+  config.integer("kHeadDimV", g.head_dim_v).boolean("kLse", problem.lse.has_value());
+  print_element(config, "kOutput", problem.o.dtype);
+  return config;
+}
+
 void explain(GpuPlan& plan, const Problem& problem, const ForwardChoice& choice) {
-  explain_copies(plan.reasons, "q", problem.q);
-  explain_copies(plan.reasons, "k", problem.k);
-  explain_copies(plan.reasons, "v", problem.v);
+  const CallForm form = form_of(problem, plan.geometry);
+  explain_copies(plan.reasons, "q", problem.q, form);
+  explain_copies(plan.reasons, "k", problem.k, form);
+  explain_copies(plan.reasons, "v", problem.v, form);
   if (choice.pack_group) {
     plan.reasons.push_back("the query heads of a group share a tile: few queries per head");
   }
@@ -163,7 +188,7 @@ Result<std::shared_ptr<internal::PlanState>> plan_sm80_forward(
   if (choice.splits > 1) {
     GpuStep merge;
     merge.name = "flash_fwd_sm80_merge";
-    merge.spec = {"sm80/forward/merge.cu", merge.name, config.text(), {}};
+    merge.spec = {"sm80/forward/merge.cu", merge.name, print_merge(problem, g).text(), {}};
     const std::int64_t rows = g.batch * g.heads_q * g.seqlen_q;
     merge.shape.grid_x = static_cast<unsigned>(rows);
     merge.shape.threads = 32 * kMergeWarps;

@@ -109,8 +109,9 @@ Choice choose(const Problem& problem, const Geometry& g, const DeviceInfo& devic
   choice.terms = problem.options.precision == Precision::kTf32 ? 1 : 2;
   choice.rows = g.batch * g.heads_q * g.seqlen_q;
   const bool short_loop = g.bounds.right < internal::MaskBounds::kUnbounded && !problem.mask;
-  choice.tiling =
-      choose_fp32_forward_tiling(g.seqlen_q, dim, dim_v, choice.terms, short_loop, limit);
+  // The general form has one tiling, whatever the length.
+  const std::int64_t rows = call_form(problem) == CallForm::kGeneral ? kMaxLength : g.seqlen_q;
+  choice.tiling = choose_fp32_forward_tiling(rows, dim, dim_v, choice.terms, short_loop, limit);
   choice.guarded = choose_guarded_tiling(choice.tiling, dim, dim_v, limit);
   choice.blocks = g.batch * g.heads_q * divide_up(g.seqlen_q, std::int64_t{choice.tiling.tile_q()});
   choice.parts = choose_parts(problem, g, choice, device);
@@ -127,11 +128,14 @@ Regions add_regions(GpuPlan& plan, const Geometry& g, const Choice& choice) {
   regions.split = add_split_regions(plan, g, {.k = true, .v = true}, choice.terms);
   regions.marks =
       plan.add_gpu_region("marks", static_cast<std::size_t>(choice.blocks * choice.parts) * 4);
+  // The kernels know these places whether there are parts or not.
+  regions.partial = regions.marks + 1;
+  regions.statistics = regions.marks + 2;
   if (choice.parts > 1) {
     const auto rows = static_cast<std::size_t>(choice.parts * choice.rows);
-    regions.partial =
-        plan.add_gpu_region("partial_o", rows * static_cast<std::size_t>(g.head_dim_v) * 4);
-    regions.statistics = plan.add_gpu_region("partial_statistics", rows * 8);
+    plan.add_gpu_region("partial_o", rows * static_cast<std::size_t>(g.head_dim_v) * 4);
+    plan.add_gpu_region("partial_statistics", rows * 8);
+    plan.parts = choice.parts;
   }
   return regions;
 }
@@ -140,12 +144,11 @@ Regions add_regions(GpuPlan& plan, const Geometry& g, const Choice& choice) {
 ConfigPrinter print_common(const Problem& problem, const Geometry& g, const Choice& choice,
                            const Regions& regions) {
   ConfigPrinter config;
-  print_call(config, problem, g);
+  print_call(config, problem, g, std::max(call_form(problem), CallForm::kAligned));
   print_split(config, regions.split, choice.terms);
   config.integer("kMarkRegion", regions.marks)
       .integer("kPartialRegion", regions.partial)
       .integer("kStatisticsRegion", regions.statistics)
-      .integer("kParts", choice.parts)
       .integer("kValueColumns", value_columns(static_cast<int>(g.head_dim_v)));
   return config;
 }
@@ -200,9 +203,19 @@ void add_guarded(GpuPlan& plan, const Problem& problem, const Geometry& g, const
   plan.add_kernel(std::move(step));
 }
 
+// What the merge is told: not how the call was cut.
+ConfigPrinter print_merge(const Problem& problem, const Geometry& g, const Regions& regions) {
+  ConfigPrinter config;
+  config.integer("kHeadDimV", g.head_dim_v)
+      .boolean("kLse", problem.lse.has_value())
+      .integer("kPartialRegion", regions.partial)
+      .integer("kStatisticsRegion", regions.statistics);
+  return config;
+}
+
 void add_merge(GpuPlan& plan, const Problem& problem, const Geometry& g, const Choice& choice,
                const Regions& regions) {
-  const ConfigPrinter config = print_common(problem, g, choice, regions);
+  const ConfigPrinter config = print_merge(problem, g, regions);
   GpuStep step;
   step.name = "flash_fwd_fp32_merge";
   step.spec = {"sm80/forward_fp32/merge.cu", step.name, config.text(), {}};
@@ -216,7 +229,7 @@ void add_merge(GpuPlan& plan, const Problem& problem, const Geometry& g, const C
 void explain(GpuPlan& plan, const Problem& problem, const Choice& choice) {
   const auto loads = [&](const char* name, const TensorSpec& spec, int wanted) {
     const int bytes = row_alignment_bytes(spec);
-    if (bytes >= wanted) return;
+    if (kernel_alignment(spec, call_form(problem)) >= wanted) return;
     plan.reasons.push_back(
         fmt::format("{}: rows are aligned to {} bytes, so they are read element by element; {} "
                     "would be faster",
@@ -268,7 +281,7 @@ Fp32ForwardTiling choose_fp32_forward_tiling(std::int64_t rows, int head_dim, in
     t.query_shared = true;
     t.blocks_per_sm = 1;
   }
-  while (t.warps > 1 && 16 * t.warps / 2 >= rows) t.warps /= 2;
+  if (rows <= 16) t.warps = 1;
   const auto fits = [&] {
     return fp32_forward_shared_bytes(t, head_dim, head_dim_v, terms) <= shared_limit;
   };

@@ -84,7 +84,7 @@ ForwardTiling few_rows_tiling(const ForwardNeeds& needs, int held) {
   }
   // MEASURED: with a mask tensor tiles of one piece are 12 to 29 % faster (H200, 2026-11-21).
   const bool one_piece = needs.transformed && held > 96;
-  return {.warps = needs.rows <= 32 ? 2 : 4,
+  return {.warps = 4,
           .warp_rows = 16,
           .tile_k = one_piece ? 16 : 32,
           .piece_k = 16,

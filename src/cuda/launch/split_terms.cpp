@@ -70,7 +70,7 @@ int add_split_step(GpuPlan& plan, const Problem& problem, const Geometry& g,
   if (regions.grad_o >= 0) blocks += query_tiles(g);
 
   ConfigPrinter config;
-  print_call(config, problem, g);
+  print_call(config, problem, g, std::max(call_form(problem), CallForm::kAligned));
   print_split(config, regions, terms);
   GpuStep step;
   step.name = forward ? "flash_fwd_split" : "flash_bwd_split";

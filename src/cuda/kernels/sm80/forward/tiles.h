@@ -76,7 +76,7 @@ struct ForwardStorage {
 template <class Config>
 struct ForwardTask {
   int batch, head_k, head_q;  ///< head_q: of the first member
-  int group;                  ///< 1 unless packed
+  int group;                  ///< query heads that share a tile: 1 unless packed
   int first_row, rows;        ///< of the tile; all rows
   int first_tile, tiles;      ///< of keys
 
@@ -95,7 +95,8 @@ struct ForwardTask {
   /// `parts`: of the keys, one per blockIdx.y.
   __device__ ForwardTask(const Shape& shape, int parts) {
     constexpr int kTileQ = ForwardTiles<Config>::kTileQ;
-    group = Config::kPackGroup ? shape.group : 1;
+    // As launch/sm80_forward.cpp decides: few queries per head share tiles with their group's.
+    group = Config::kPackGroup && shape.seqlen_q <= Config::kPackedQueries ? shape.group : 1;
     rows = shape.seqlen_q * group;
     const int heads = shape.heads_q / group;
     const unsigned tiles_q = (rows + kTileQ - 1u) / kTileQ;

@@ -264,20 +264,21 @@ struct ForwardWarp {
   };
 };
 
-/// O (divided by the row sums) and LSE of a warp's rows. `staging` is shared memory of LayoutO.
-template <class Config>
-__device__ void store_results(const ForwardArguments& args, const ForwardTask<Config>& task,
-                              ForwardWarp<Config>& warp, int first_row, unsigned char* staging) {
+/// O (divided by the row sums) and LSE of a warp's rows; kPart: of one part of the keys, to the
+/// workspace. `staging` is shared memory of LayoutO.
+template <class Config, bool kPart>
+__device__ void store_rows(const ForwardArguments& args, const ForwardTask<Config>& task,
+                           ForwardWarp<Config>& warp, int first_row, unsigned char* staging) {
   using Tiles = ForwardTiles<Config>;
   using Layout = typename Tiles::LayoutO;
-  constexpr Element kOutput = Config::kSplit ? Element::kFp32 : Config::kOutput;
+  constexpr Element kOutput = kPart ? Element::kFp32 : Config::kOutput;
   constexpr bool kStaged =
       kOutput != Element::kFp32 && Config::kAlignO >= 16 && Config::kHeadDimV % 8 == 0;
   const int lane = threadIdx.x % 32;
   const Shape& shape = args.shape;
   Rows o = args.o;
   RowScalars lse = args.lse;
-  if constexpr (Config::kSplit) {
+  if constexpr (kPart) {
     // Parts in the workspace: o [split, batch, head, position, feature], lse without features.
     const Int64 heads = Int64(blockIdx.y) * shape.batch * shape.heads_q;
     o = {static_cast<float*>(args.regions[0]) + heads * shape.seqlen_q * Config::kHeadDimV,
@@ -295,7 +296,7 @@ __device__ void store_results(const ForwardArguments& args, const ForwardTask<Co
       const bool exists = row < task.rows;
       const int position = task.position(row), head = task.head(row);
       const float total = warp.statistics.sum[m][half];
-      if constexpr (Config::kLse || Config::kSplit) {
+      if constexpr (Config::kLse || kPart) {
         if (exists && lane % 4 == 0) {
           static_cast<float*>(lse.data)[task.batch * lse.batch_stride + head * lse.head_stride +
                                         position * lse.row_stride] = warp.statistics.lse(m, half);
@@ -331,6 +332,16 @@ __device__ void store_results(const ForwardArguments& args, const ForwardTask<Co
       }
     }
   }
+}
+
+/// With kSplit the number of parts is an argument, and may be 1.
+template <class Config>
+__device__ void store_results(const ForwardArguments& args, const ForwardTask<Config>& task,
+                              ForwardWarp<Config>& warp, int first_row, unsigned char* staging) {
+  if constexpr (Config::kSplit) {
+    if (args.parts > 1) return store_rows<Config, true>(args, task, warp, first_row, staging);
+  }
+  store_rows<Config, false>(args, task, warp, first_row, staging);
 }
 
 }  // namespace flashlab::device

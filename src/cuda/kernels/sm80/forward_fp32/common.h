@@ -7,10 +7,10 @@
 //   int kWarps, kRowTiles   a warp owns 16 kRowTiles query rows
 //   int kKeys               keys per step, 32 or 64
 //   int kValueColumns       channels of V per block: grid z covers them all
-//   int kParts              parts the keys are cut into; from 2 on results go to the workspace
 //   int kMarkRegion         unsigned per work item: 1 where the guarded kernel must run
-//   int kPartialRegion, kStatisticsRegion   from 2 parts on: float [part][row][dim],
-//                           float2 (reference, sum) [part][row], row over [batch, heads, seqlen_q]
+//   int kPartialRegion, kStatisticsRegion   where the keys are cut into parts (an argument of the
+//                           launch): float [part][row][dim], float2 (reference, sum) [part][row],
+//                           row over [batch, heads, seqlen_q]
 
 #include "arguments.h"
 #include "ptx/math.h"
@@ -83,16 +83,17 @@ struct ForwardFp32 {
   }
 
   /// Work item `item`: row tiles count slowest, so that with a causal bound the longest come first.
-  static __device__ BlockWork block_work(const Shape& s, int rows, int keys, unsigned item) {
+  static __device__ BlockWork block_work(const Shape& s, int parts, int rows, int keys,
+                                         unsigned item) {
     const unsigned heads = static_cast<unsigned>(s.batch) * static_cast<unsigned>(s.heads_q);
     const int tiles = (s.seqlen_q - 1) / rows + 1;
-    const int rank = static_cast<int>(item / (heads * Config::kParts));
+    const int rank = static_cast<int>(item / (heads * static_cast<unsigned>(parts)));
     const int bh = static_cast<int>(item % heads);
     BlockWork w;
     w.batch = bh / s.heads_q;
     w.head = bh % s.heads_q;
     w.head_k = w.head / s.group;
-    w.part = Config::kParts == 1 ? 0 : static_cast<int>(item / heads % Config::kParts);
+    w.part = static_cast<int>(item / heads % static_cast<unsigned>(parts));
     w.first_row = (Config::kBoundedRight ? tiles - 1 - rank : rank) * rows;
     const Int64 last_row = min(w.first_row + rows, s.seqlen_q) - 1;
     Int64 first_key = 0, end_key = s.seqlen_k;
@@ -102,10 +103,10 @@ struct ForwardFp32 {
     w.first = static_cast<int>(first_key / keys);
     w.end = mutation::last_tile<Config>(static_cast<int>((end_key + keys - 1) / keys));
     w.end = max(w.first, w.end);
-    if constexpr (Config::kParts > 1) {
+    if (parts > 1) {
       const Int64 count = w.end - w.first;
-      w.end = w.first + static_cast<int>(count * (w.part + 1) / Config::kParts);
-      w.first += static_cast<int>(count * w.part / Config::kParts);
+      w.end = w.first + static_cast<int>(count * (w.part + 1) / parts);
+      w.first += static_cast<int>(count * w.part / parts);
     }
     return w;
   }
@@ -172,7 +173,7 @@ struct ForwardFp32 {
     const Shape& s = args.shape;
     if (row >= s.seqlen_q) return;
     const bool empty = sum == 0;
-    if constexpr (Config::kParts > 1) {
+    if (args.parts > 1) {
       const Int64 rows = Int64(s.batch) * s.heads_q * s.seqlen_q;
       const Int64 at = w.part * rows + (Int64(w.batch) * s.heads_q + w.head) * s.seqlen_q + row;
       float* g = static_cast<float*>(args.regions[Config::kPartialRegion]) + at * s.head_dim_v;

@@ -393,7 +393,8 @@ struct ForwardFp32Guarded : ForwardFp32<Config> {
     // The grid is the unguarded kernel's, its blocks cut into blocks of kBlockRows.
     const unsigned marked = blockIdx.x / kBlocksPerMark, part = blockIdx.x % kBlocksPerMark;
     if (mark_of(args, marked) == 0) return;
-    BlockWork w = block_work(args.shape, Config::kMarkedRows, Config::kMarkedKeys, marked);
+    BlockWork w =
+        block_work(args.shape, args.parts, Config::kMarkedRows, Config::kMarkedKeys, marked);
     w.first_row += static_cast<int>(part) * kBlockRows;
     if (w.first_row >= args.shape.seqlen_q) return;
     if (threadIdx.x == 0) describe(args, w, shared);  // attend waits before it reads

@@ -338,7 +338,7 @@ struct ForwardFp32Kernel : ForwardFp32Block<Config> {
     auto& shared = *reinterpret_cast<Storage*>(memory);
 
     const unsigned item = balanced_item();
-    const BlockWork w = block_work(args.shape, kBlockRows, kKeys, item);
+    const BlockWork w = block_work(args.shape, args.parts, kBlockRows, kKeys, item);
     const HeadTerms k = Base::template head_terms<Config::kHeadDim>(
         args.shape, w, args.regions[Config::kSplitRegionK]);
     const HeadTerms v = Base::template head_terms<Config::kHeadDimV>(

@@ -15,7 +15,6 @@ template <class Config>
 struct ForwardFp32Merge : ForwardFp32<Config> {
   using Base = ForwardFp32<Config>;
 
-  static constexpr int kParts = Config::kParts;
   static constexpr int kPieces = (Config::kHeadDimV + kWidth - 1) / kWidth;
 
   /// Four channels of a part's row; zeros past the last.
@@ -35,26 +34,22 @@ struct ForwardFp32Merge : ForwardFp32<Config> {
     const auto* statistics = static_cast<const float2*>(args.regions[Config::kStatisticsRegion]);
     const auto* partial = static_cast<const float*>(args.regions[Config::kPartialRegion]);
 
-    float2 state[kParts];
-    float part_o[kParts][kWidth];
-#pragma unroll
-    for (int part = 0; part < kParts; ++part) {
-      state[part] = statistics[part * rows + row];
-      load_piece(partial + (part * rows + row) * Config::kHeadDimV, c0, part_o[part]);
-    }
     float reference = kMinusInfinity, sum = 0, o[kWidth] = {};
-#pragma unroll
-    for (int part = 0; part < kParts; ++part) reference = fmaxf(reference, state[part].x);
+    for (int part = 0; part < args.parts; ++part)
+      reference = fmaxf(reference, statistics[part * rows + row].x);
     const float shift = reference == kMinusInfinity ? 0.0f : reference;
-#pragma unroll
-    for (int part = 0; part < kParts; ++part) {
-      const float weight = mutation::rescale<Config>(ptx::exp2_fast(state[part].x - shift));
-      sum = fmaf(weight, state[part].y, sum);
+#pragma unroll 2
+    for (int part = 0; part < args.parts; ++part) {
+      const float2 state = statistics[part * rows + row];
+      float part_o[kWidth];
+      load_piece(partial + (part * rows + row) * Config::kHeadDimV, c0, part_o);
+      const float weight = mutation::rescale<Config>(ptx::exp2_fast(state.x - shift));
+      sum = fmaf(weight, state.y, sum);
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) {
         // An infinity stays, however small its part's share.
-        const bool keep = fabsf(part_o[part][j]) == -kMinusInfinity;
-        o[j] = fmaf(keep ? 1.0f : weight, part_o[part][j], o[j]);
+        const bool keep = fabsf(part_o[j]) == -kMinusInfinity;
+        o[j] = fmaf(keep ? 1.0f : weight, part_o[j], o[j]);
       }
     }
     // Of parts that kernel.cu made; of guarded ones it would be 0, which changes the LSE by

@@ -1,0 +1,136 @@
+// How many kernels random shapes need: for one type, head dims, pass, causal and mask kind,
+// lengths, heads, strides and scale vary as users' do. Plans for a described GPU; nothing is
+// compiled.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <random>
+#include <set>
+#include <string>
+
+#include "cuda/launch/gpu_plan.h"
+#include "cuda/launch/sm80.h"
+#include "cuda_described_plan.h"
+
+namespace flashlab::cuda {
+namespace {
+
+enum class Mask { kNone, kBool, kAdditive };
+
+struct Kind {
+  DType dtype;
+  Pass pass;
+  std::int64_t head_dim;
+  bool causal;
+  Mask mask;
+};
+
+class RandomShapes {
+ public:
+  Problem next(const Kind& kind) {
+    const std::int64_t group = 1 << whole(0, 3), heads_k = whole(1, 8), batch = whole(1, 4);
+    const std::int64_t seqlen_k = length(), seqlen_q = chance(3) ? seqlen_k : length();
+    Problem p;
+    p.pass = kind.pass;
+    p.q = rows(kind, {batch, seqlen_q, heads_k * group, kind.head_dim});
+    p.k = rows(kind, {batch, seqlen_k, heads_k, kind.head_dim});
+    p.v = rows(kind, {batch, seqlen_k, heads_k, kind.head_dim});
+    p.o = rows(kind, {batch, seqlen_q, heads_k * group, kind.head_dim});
+    p.lse = contiguous_spec(DType::kFp32, {batch, heads_k * group, seqlen_q}, kGpu);
+    if (kind.causal) p.options.causal = Causal::kBottomRight;
+    if (chance(8)) p.options.scale = chance(2) ? -0.3f : 0.7f;
+    if (kind.mask != Mask::kNone) {
+      const DType element = kind.mask == Mask::kBool ? DType::kBool : kind.dtype;
+      p.mask = contiguous_spec(
+          element, {chance(2) ? batch : 1, 1, chance(4) ? 1 : seqlen_q, chance(16) ? 1 : seqlen_k},
+          kGpu);
+    }
+    if (kind.pass == Pass::kBackward) {
+      p.d_o = rows(kind, {batch, seqlen_q, heads_k * group, kind.head_dim});
+      p.dq = p.q, p.dk = p.k, p.dv = p.v;
+    }
+    return p;
+  }
+
+ private:
+  static constexpr Device kGpu{DeviceKind::kCuda, 0};
+
+  std::int64_t whole(std::int64_t low, std::int64_t high) {
+    return std::uniform_int_distribution<std::int64_t>(low, high)(random_);
+  }
+  bool chance(int in) { return whole(1, in) == 1; }
+  /// 1 to 16384, as many short ones as long ones.
+  std::int64_t length() {
+    const std::int64_t most = std::int64_t{1} << whole(0, 14);
+    return whole(most / 2 + 1, most);
+  }
+  /// Packed, [batch, heads, seqlen, dim] seen as ours, rows with some padding, or any base address.
+  TensorSpec rows(const Kind& kind, std::array<std::int64_t, 4> shape) {
+    TensorSpec spec = contiguous_spec(kind.dtype, {shape[0], shape[1], shape[2], shape[3]}, kGpu);
+    const std::int64_t padding = chance(6) ? whole(1, 16) : 0, pitch = shape[3] + padding;
+    spec.strides = {pitch * shape[1] * shape[2], pitch * shape[2], pitch, 1};
+    if (chance(3)) spec.strides = {pitch * shape[1] * shape[2], pitch, pitch * shape[1], 1};
+    if (chance(10)) spec.alignment_bytes = static_cast<int>(size_of(kind.dtype)) << whole(0, 3);
+    spec.alignment_bytes = std::min(spec.alignment_bytes, 16);
+    return spec;
+  }
+
+  std::mt19937 random_{20261122};
+};
+
+using Kernels = std::map<std::string, std::set<std::string>>;  ///< Configs by entry
+
+Kernels kernels_of(const Kind& kind, const char* architecture, int shapes) {
+  RandomShapes random;
+  Kernels out;
+  int planned = 0;
+  for (int i = 0; i < shapes; ++i) {
+    const auto plan =
+        testing::plan_on(sm80_implementation().make_plan, architecture, random.next(kind));
+    if (plan == nullptr) continue;
+    ++planned;
+    const auto* gpu_plan = dynamic_cast<const GpuPlan*>(plan.get());
+    if (gpu_plan == nullptr) continue;
+    for (const auto& each : gpu_plan->program()->kernels()) {
+      out[each.kernel->spec.entry].insert(each.kernel->spec.config);
+    }
+  }
+  EXPECT_GT(planned, shapes / 2);
+  return out;
+}
+
+// What a kernel may be compiled to at most, whatever the shapes. The bar is three; the kernels of a
+// table that need more are those whose tilings or split keys are still constants of the kernel.
+int most_of(const std::string& entry) {
+  static const std::map<std::string, int> more{{"flash_fwd_sm80", 6}};
+  const auto found = more.find(entry);
+  return found == more.end() ? 3 : found->second;
+}
+
+TEST(VariantCount, RandomShapesNeedFewKernels) {
+  std::map<std::string, std::size_t> largest;
+  for (const DType dtype : {DType::kBf16, DType::kFp32}) {
+    for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
+      for (const std::int64_t head_dim : {40, 63, 64, 128, 256}) {
+        for (const bool causal : {false, true}) {
+          for (const Mask mask : {Mask::kNone, Mask::kBool, Mask::kAdditive}) {
+            const Kind kind{dtype, pass, head_dim, causal, mask};
+            for (const auto& [entry, configs] : kernels_of(kind, "sm_90a", 150)) {
+              largest[entry] = std::max(largest[entry], configs.size());
+            }
+          }
+        }
+      }
+    }
+  }
+  for (const auto& [entry, count] : largest) {
+    RecordProperty(entry, static_cast<int>(count));
+    EXPECT_LE(static_cast<int>(count), most_of(entry)) << entry;
+  }
+}
+
+}  // namespace
+}  // namespace flashlab::cuda

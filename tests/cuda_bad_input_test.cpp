@@ -83,6 +83,27 @@ class BadInput : public ::testing::Test {
   std::string folder_;
 };
 
+// Not bad: more than the driver's alignment, out of a larger piece that goes back whole.
+TEST_F(BadInput, AnAllocatorAlignsAsAsked) {
+  void* driver = dlopen(FLASHLAB_FAKE_DRIVER, RTLD_NOW);
+  const auto* freed = static_cast<unsigned long long*>(dlsym(driver, "fake_freed"));
+  ASSERT_NE(freed, nullptr);
+  Allocator& allocator = context_->allocator();
+  const auto fine = allocator.allocate(1000, 256, {}, {});
+  ASSERT_TRUE(fine.ok());
+  const auto piece = reinterpret_cast<std::uintptr_t>(*fine);
+  ASSERT_NE(piece % 4096, 0u) << "the stand-in would hide what is tested";
+  const auto coarse = allocator.allocate(1000, 4096, {}, {});
+  ASSERT_TRUE(coarse.ok());
+  EXPECT_EQ(reinterpret_cast<std::uintptr_t>(*coarse) % 4096, 0u);
+  EXPECT_GE(reinterpret_cast<std::uintptr_t>(*coarse), piece);
+  allocator.deallocate(*coarse, 1000, {});
+  EXPECT_EQ(*freed, piece);
+  allocator.deallocate(*fine, 1000, {});
+  EXPECT_EQ(*freed, piece);
+  EXPECT_EQ(allocator.allocate(SIZE_MAX, 4096, {}, {}).status().code(), StatusCode::kOutOfMemory);
+}
+
 TEST_F(BadInput, HostMemory) {
   std::vector<std::uint16_t> host(64 * 2 * 16 + 8);
   ForwardTensors call = tensors(16);

@@ -89,6 +89,8 @@ const Error& error_of(int code) {
 
 extern "C" {
 
+unsigned long long fake_freed = 0;  // the address that was given back last
+
 int cuInit(unsigned) {
   return is("broken") ? kUnknownError : kSuccess;
 }
@@ -158,11 +160,13 @@ int cuMemGetInfo_v2(std::size_t* free_bytes, std::size_t* total) {
 }
 
 int cuMemAllocAsync(unsigned long long* address, std::size_t bytes, void*) {
-  *address = kMemory + kMemoryBytes / 2;  // apart from what tests call their tensors
+  // Apart from what tests call their tensors, and aligned as little as the driver promises.
+  *address = kMemory + kMemoryBytes / 2 + 256;
   return bytes <= kMemoryBytes ? kSuccess : kOutOfMemory;
 }
 
-int cuMemFreeAsync(unsigned long long, void*) {
+int cuMemFreeAsync(unsigned long long address, void*) {
+  fake_freed = address;
   return kSuccess;
 }
 

@@ -15,9 +15,9 @@ namespace flashlab::internal {
 
 int alignment_of(const void* data, const TensorSpec& spec) {
   std::uint64_t bits = reinterpret_cast<std::uintptr_t>(data) | 16u;
+  const std::uint64_t size = size_of(spec.dtype);
   for (int i = 0; i + 1 < spec.rank; ++i) {
-    if (spec.shape[i] > 1)
-      bits |= static_cast<std::uint64_t>(spec.strides[i]) * size_of(spec.dtype);
+    if (spec.shape[i] > 1) bits |= static_cast<std::uint64_t>(spec.strides[i]) * size;
   }
   return static_cast<int>(bits & (~bits + 1));
 }
@@ -30,33 +30,32 @@ struct Argument {
   const void* data;
   const TensorSpec* planned;
   bool output;
+  ByteRange bytes;
 };
 
-Status check_presence(const char* name, bool given, bool planned) {
-  if (given == planned) return {};
+Status wrong_presence(const char* name, bool given) {
   return Status::invalid(
       {name, given ? "a tensor" : "nothing",
-       planned ? "a tensor: the plan was made with one" : "nothing: the plan was made without it",
+       given ? "nothing: the plan was made without it" : "a tensor: the plan was made with one",
        "make a plan from the tensors of this call"});
 }
 
 Status check_argument(const char* name, const GivenTensor& given, const TensorSpec& planned) {
   const TensorSpec& got = *given.spec;
-  const bool empty = planned.elements() == 0;
   bool same =
       got.dtype == planned.dtype && got.rank == planned.rank && got.device == planned.device;
   for (int i = 0; same && i < planned.rank; ++i) {
-    same = got.shape[i] == planned.shape[i] &&
-           (planned.shape[i] <= 1 || empty || got.strides[i] == planned.strides[i]);
+    same =
+        got.shape[i] == planned.shape[i] &&
+        (planned.shape[i] <= 1 || got.strides[i] == planned.strides[i] || planned.elements() == 0);
   }
   if (!same) {
     return Status::invalid({name, to_string(got), to_string(planned) + ", as planned",
                             "make a plan from the tensors of this call"});
   }
-  if (empty) return {};
   if (Status s = check_memory(name, given.data, planned); !s.ok()) return s;
   const int alignment = alignment_of(given.data, planned);
-  if (alignment < planned.alignment_bytes) {
+  if (alignment < planned.alignment_bytes && planned.elements() > 0) {
     return Status::invalid({fmt::format("{}.data", name),
                             fmt::format("rows aligned to {} bytes", alignment),
                             fmt::format("{}, as planned", planned.alignment_bytes),
@@ -65,30 +64,34 @@ Status check_argument(const char* name, const GivenTensor& given, const TensorSp
   return {};
 }
 
-Status check_overlaps(std::span<const Argument> arguments, Workspace workspace) {
+Status check_outputs(std::span<const Argument> arguments) {
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    const Argument& out = arguments[i];
+    if (!out.output) continue;
+    for (std::size_t j = 0; j < arguments.size(); ++j) {
+      const Argument& other = arguments[j];
+      if (j == i || (other.output && j < i) || !out.bytes.meets(other.bytes)) continue;
+      if (!overlap({out.data, *out.planned}, {other.data, *other.planned})) continue;
+      return overlap_error(fmt::format("{}.data", out.name), other.name);
+    }
+  }
+  return {};
+}
+
+Status check_scratch(std::span<const Argument> arguments, Workspace workspace) {
+  if (workspace.bytes == 0) return {};
   TensorSpec scratch;  // as bytes
   scratch.dtype = DType::kBool;
   scratch.rank = 1;
   scratch.shape[0] = static_cast<std::int64_t>(workspace.bytes);
   scratch.strides[0] = 1;
-  const ByteRange scratch_bytes = byte_range(workspace.data, scratch);
-  std::array<ByteRange, kTensorRoles> bytes;
-  for (std::size_t i = 0; i < arguments.size(); ++i) {
-    bytes[i] = byte_range(arguments[i].data, *arguments[i].planned);
-  }
-  for (std::size_t i = 0; i < arguments.size(); ++i) {
-    const ConstTensor a{arguments[i].data, *arguments[i].planned};
-    if (bytes[i].meets(scratch_bytes) && overlap(a, {workspace.data, scratch})) {
-      return Status::invalid(
-          {"workspace.data", fmt::format("memory that overlaps {}", arguments[i].name),
-           "memory that no tensor of the call uses", "give the workspace memory of its own"});
-    }
-    if (!arguments[i].output) continue;
-    for (std::size_t j = 0; j < arguments.size(); ++j) {
-      if (j == i || (arguments[j].output && j < i) || !bytes[i].meets(bytes[j])) continue;
-      if (!overlap(a, {arguments[j].data, *arguments[j].planned})) continue;
-      return overlap_error(fmt::format("{}.data", arguments[i].name), arguments[j].name);
-    }
+  const ByteRange bytes = byte_range(workspace.data, scratch);
+  for (const Argument& a : arguments) {
+    if (!a.bytes.meets(bytes) || !overlap({a.data, *a.planned}, {workspace.data, scratch}))
+      continue;
+    return Status::invalid({"workspace.data", fmt::format("memory that overlaps {}", a.name),
+                            "memory that no tensor of the call uses",
+                            "give the workspace memory of its own"});
   }
   return {};
 }
@@ -100,15 +103,16 @@ Status check_call(const Problem& planned, const Tensors& tensors, Workspace work
   std::size_t count = 0;
   for (const TensorRow& row : kTensors) {
     const TensorMember<Tensors>& member = row.template member<Tensors>();
-    if (member.access() == Access::kNone) continue;
     const GivenTensor given = member.get(tensors);
     const TensorSpec* spec = row.problem.get(planned);
-    if (!given && spec == nullptr) continue;
-    if (Status s = check_presence(row.name, bool(given), spec != nullptr); !s.ok()) return s;
+    if (!given && (spec == nullptr || member.access() == Access::kNone)) continue;
+    if (!given || spec == nullptr) return wrong_presence(row.name, bool(given));
     if (Status s = check_argument(row.name, given, *spec); !s.ok()) return s;
-    arguments[count++] = {row.name, given.data, spec, member.access() == Access::kWrite};
+    arguments[count++] = {row.name, given.data, spec, member.access() == Access::kWrite,
+                          byte_range(given.data, *spec)};
   }
-  return check_overlaps({arguments.data(), count}, workspace);
+  Status status = check_outputs({arguments.data(), count});
+  return status.ok() ? check_scratch({arguments.data(), count}, workspace) : status;
 }
 
 template <class Tensors>

@@ -1,14 +1,13 @@
 #include "flashlab/context.h"
 
 #include <fmt/format.h>
-#include <sched.h>
 
 #include <atomic>
 #include <cstdlib>
 #include <new>
-#include <thread>
 
 #include "api/context_state.h"
+#include "runtime/cpu/processors.h"
 #include "runtime/cpu/thread_pool.h"
 #include "runtime/cuda/device.h"
 #include "runtime/guard.h"
@@ -18,18 +17,6 @@ namespace internal {
 namespace {
 
 constexpr int kMaxThreads = 1024;
-
-// Threads that may run at once: the affinity mask, not the machine's size.
-int available_threads() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (sched_getaffinity(0, sizeof set, &set) == 0) {
-    const int count = CPU_COUNT(&set);
-    if (count > 0) return count;
-  }
-  const unsigned count = std::thread::hardware_concurrency();
-  return count > 0 ? static_cast<int>(count) : 1;
-}
 
 class CpuAllocator final : public Allocator {
  public:

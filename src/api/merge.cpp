@@ -46,7 +46,8 @@ void check_tensor(internal::TensorRules& check, const std::string& name, TensorS
 // Memory of every tensor, and that outputs overlap nothing.
 Status check_all_memory(const std::vector<NamedTensor>& tensors) {
   for (const NamedTensor& t : tensors) {
-    if (Status s = internal::check_memory(t.name, t.tensor.data, t.tensor.spec); !s.ok()) return s;
+    if (Status s = internal::check_memory(t.name.c_str(), t.tensor.data, t.tensor.spec); !s.ok())
+      return s;
   }
   for (const NamedTensor& out : tensors) {
     if (!out.output) continue;

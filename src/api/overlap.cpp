@@ -71,9 +71,9 @@ class Search {
 
 ByteRange byte_range(const void* data, const TensorSpec& spec) {
   const Wide begin = static_cast<Wide>(reinterpret_cast<std::uintptr_t>(data));
-  if (spec.elements() == 0) return {begin, begin};
   Wide last = 0;
   for (int i = 0; i < spec.rank; ++i) {
+    if (spec.shape[i] == 0) return {begin, begin};
     if (spec.shape[i] > 1) last += static_cast<Wide>(spec.strides[i]) * (spec.shape[i] - 1);
   }
   return {begin, begin + (last + 1) * static_cast<Wide>(size_of(spec.dtype))};

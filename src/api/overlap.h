@@ -12,7 +12,7 @@ bool overlaps_itself(const TensorSpec& spec);
 /// The addresses from a view's first byte to one past its last; 128-bit, so that no sum can wrap.
 /// Views whose ranges do not meet share no byte.
 struct ByteRange {
-  __int128 begin = 0, end = 0;
+  __int128 begin, end;
   bool meets(const ByteRange& other) const noexcept {
     return begin < other.end && other.begin < end;
   }

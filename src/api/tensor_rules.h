@@ -41,7 +41,7 @@ class TensorRules {
 };
 
 /// Memory where there are elements, aligned to the element type. Allocates only for an error.
-Status check_memory(std::string_view name, const void* data, const TensorSpec& spec);
+Status check_memory(const char* name, const void* data, const TensorSpec& spec);
 
 /// The error of an output that shares memory with something.
 Status overlap_error(std::string_view output, std::string_view other);

@@ -2,7 +2,6 @@
 
 #include <dirent.h>
 #include <fmt/format.h>
-#include <sched.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -17,6 +16,7 @@
 
 #include "lab/data/case_data.h"
 #include "lab/machine/memory.h"
+#include "runtime/cpu/processors.h"
 
 namespace flashlab::lab {
 namespace {
@@ -68,33 +68,6 @@ std::optional<double> stolen_seconds() {
   return columns[7] / static_cast<double>(sysconf(_SC_CLK_TCK));
 }
 
-/// Cores granted by the control group: v2 "cpu.max", v1 quota / period.
-std::optional<double> cpu_quota() {
-  if (std::ifstream file("/sys/fs/cgroup/cpu.max"); file) {
-    std::string quota;
-    double period = 0;
-    if (file >> quota >> period && quota != "max" && period > 0) {
-      return std::atof(quota.c_str()) / period;
-    }
-    return {};
-  }
-  std::ifstream quota_file("/sys/fs/cgroup/cpu/cpu.cfs_quota_us");
-  std::ifstream period_file("/sys/fs/cgroup/cpu/cpu.cfs_period_us");
-  double quota = 0;
-  double period = 0;
-  if (quota_file >> quota && period_file >> period && quota > 0 && period > 0) {
-    return quota / period;
-  }
-  return {};
-}
-
-int allowed_cpus() {
-  cpu_set_t allowed;
-  CPU_ZERO(&allowed);
-  if (sched_getaffinity(0, sizeof allowed, &allowed) == 0) return CPU_COUNT(&allowed);
-  return static_cast<int>(std::max(1L, sysconf(_SC_NPROCESSORS_ONLN)));
-}
-
 std::string list_of(const std::vector<BusyProcess>& busy) {
   std::string out;
   constexpr std::size_t kShown = 3;
@@ -135,10 +108,10 @@ void diagnose_other_work(const MachineState& state, std::vector<EnvironmentWarni
 MachineState observe_machine(double observe_ms) {
   using Clock = std::chrono::steady_clock;
   MachineState out;
-  out.cpus = allowed_cpus();
+  out.cpus = internal::allowed_processors();
   double load = 0;
   if (getloadavg(&load, 1) == 1) out.load_average = load;
-  out.cpu_quota = cpu_quota();
+  out.cpu_quota = internal::cpu_quota();
   std::ifstream("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor") >> out.governor;
   if (const auto total = total_memory_bytes(); total && *total > 0) {
     out.available_memory_share =

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <atomic>
 #include <map>
 #include <mutex>
 
@@ -11,6 +12,40 @@ namespace flashlab::cuda {
 namespace {
 
 constexpr int kOldestArchitecture = 75;
+constexpr std::size_t kDriverAlignment = 256;  // of every allocation, by the programming guide
+
+// Memory that was asked for with a coarser alignment than the driver's: where the piece begins that
+// it was cut from. Addresses are unique in a process, whichever GPU has them.
+class Pieces {
+ public:
+  void add(CUdeviceptr aligned, CUdeviceptr piece) {
+    std::lock_guard lock(mutex_);
+    pieces_[aligned] = piece;
+    ++count_;
+  }
+
+  /// The address itself where it was not cut from a piece, as nearly every one.
+  CUdeviceptr take(CUdeviceptr address) noexcept {
+    if (count_ == 0) return address;
+    std::lock_guard lock(mutex_);
+    const auto found = pieces_.find(address);
+    if (found == pieces_.end()) return address;
+    const CUdeviceptr piece = found->second;
+    pieces_.erase(found);
+    --count_;
+    return piece;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<CUdeviceptr, CUdeviceptr> pieces_;
+  std::atomic<int> count_{0};
+};
+
+Pieces& pieces() {
+  static auto& all = *new Pieces;  // outlives static destructors
+  return all;
+}
 
 }  // namespace
 
@@ -63,15 +98,22 @@ Status GpuDevice::require_real() const {
        "a GPU of this machine", "a described GPU serves to make plans"});
 }
 
-Result<void*> GpuAllocator::allocate(std::size_t bytes, std::size_t, Stream stream,
+Result<void*> GpuAllocator::allocate(std::size_t bytes, std::size_t alignment, Stream stream,
                                      Tag tag) noexcept {
   return internal::guard<Result<void*>>([&]() -> Result<void*> {
     if (Status s = device_.require_real(); !s.ok()) return s;
     const ContextGuard current = device_.current();
     CUdeviceptr memory = 0;
+    const std::size_t slack = alignment > kDriverAlignment ? alignment - kDriverAlignment : 0;
+    const std::size_t piece = bytes > SIZE_MAX - slack ? SIZE_MAX : bytes + slack;
     const CUresult result =
-        device_.api().cuMemAllocAsync(&memory, bytes, static_cast<CUstream>(stream.handle));
-    if (result == kCudaSuccess) return reinterpret_cast<void*>(memory);
+        device_.api().cuMemAllocAsync(&memory, piece, static_cast<CUstream>(stream.handle));
+    if (result == kCudaSuccess) {
+      if (slack == 0) return reinterpret_cast<void*>(memory);
+      const CUdeviceptr aligned = (memory + alignment - 1) / alignment * alignment;
+      pieces().add(aligned, memory);
+      return reinterpret_cast<void*>(aligned);
+    }
     if (result == kCudaOutOfMemory) {
       std::size_t free_bytes = 0, total_bytes = 0;
       device_.api().cuMemGetInfo(&free_bytes, &total_bytes);
@@ -87,7 +129,7 @@ Result<void*> GpuAllocator::allocate(std::size_t bytes, std::size_t, Stream stre
 
 void GpuAllocator::deallocate(void* pointer, std::size_t, Stream stream) noexcept {
   const ContextGuard current = device_.current();
-  device_.api().cuMemFreeAsync(reinterpret_cast<CUdeviceptr>(pointer),
+  device_.api().cuMemFreeAsync(pieces().take(reinterpret_cast<CUdeviceptr>(pointer)),
                                static_cast<CUstream>(stream.handle));
 }
 

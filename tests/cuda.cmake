@@ -10,7 +10,8 @@ endif()
 flashlab_test(cuda_inputs_test SOURCES cuda_inputs_test.cpp LIBRARIES flashlab)
 flashlab_test(cuda_calls_test SOURCES cuda_calls_test.cpp LIBRARIES flashlab)
 # Primitives of device code, one by one: the kernels compile without a GPU, and run on one.
-flashlab_test(cuda_ptx_test SOURCES cuda_ptx_test.cpp cuda_mma_test.cpp LIBRARIES flashlab)
+flashlab_test(cuda_ptx_test SOURCES cuda_ptx_test.cpp cuda_mma_test.cpp cuda_hopper_test.cpp
+  LIBRARIES flashlab)
 flashlab_test(cuda_tile_device_test SOURCES cuda_tile_device_test.cpp LIBRARIES flashlab)
 target_include_directories(cuda_tile_device_test PRIVATE ${PROJECT_SOURCE_DIR}/src/cuda/kernels)
 if(FLASHLAB_BUILD_CLI)

@@ -3,6 +3,7 @@
 // One kernel per primitive of src/cuda/kernels/ptx. Waits are bounded, so that a fault gives a
 // wrong result and not a GPU that hangs.
 
+#include "cuda_hopper_kernels.h"
 #include "cuda_primitives.h"
 
 namespace flashlab::testing {
@@ -242,6 +243,7 @@ inline const Primitives& ptx_primitives() {
         mma_kernel("mma_fp16_1688", 2, "b[0]"), mma_kernel("mma_tf32_1688", 4, "b")};
     add_memory_kernels(list);
     add_synchronisation_kernels(list);
+    add_hopper_kernels(list);
     return list;
   }();
   return kList;

@@ -35,12 +35,12 @@ TEST(TileKernels, CompileForSm90) {
   expect_all_compile(tile_primitives(), "sm_90a", 90);
 }
 // Of load.h the rest is reached through load_tile and ThreadCopy. Kernels name MaskRows and
-// ThreadCopy by aliases.
+// ThreadCopy by aliases. warpgroup.h chooses between the products that cuda_hopper_test runs.
 TEST(TileKernels, CallEveryPart) {
-  expect_all_called(
-      tile_primitives(), "tile/",
-      {"chunk_bytes", "chunk_column", "exists", "gather_chunk", "load_chunk", "load_elements",
-       "load_passes", "merge_weight", "negative_infinity", "MaskRows", "ThreadCopy"});
+  expect_all_called(tile_primitives(), "tile/",
+                    {"chunk_bytes", "chunk_column", "exists", "gather_chunk", "load_chunk",
+                     "load_elements", "load_passes", "merge_weight", "multiply_registers",
+                     "multiply_shared", "negative_infinity", "pin", "MaskRows", "ThreadCopy"});
 }
 
 // Lane 8 m + r names row r of matrix m. Rows first: matrices below each other, then the next chunk;
@@ -419,6 +419,15 @@ TEST_F(Tile, RingHandsTilesOver) {
   for (const std::uint32_t place : {0, 1, 2, 0, 1, 2, 0}) places = 4 * places + place;
   expected.insert(expected.end(), {places, 0, 0, 0});
   EXPECT_TRUE(same("ring", run("ring", in, Words(expected.size(), 0xdddddddd), 64), expected));
+}
+
+TEST_F(Tile, ARingHandsOver) {
+  if (!has("ring_hand_over")) GTEST_SKIP() << "no barriers that sleep";
+  Words in(16 * 32), expected;
+  for (std::size_t i = 0; i < in.size(); ++i) in[i] = static_cast<std::uint32_t>(977 * i);
+  for (std::size_t i = 0; i < in.size(); ++i) expected.push_back(in[i / 32 * 32 + 31 - i % 32]);
+  EXPECT_TRUE(same("ring_hand_over", run<std::uint32_t>("ring_hand_over", in, Words(in.size()), 64),
+                   expected));
 }
 
 }  // namespace

@@ -377,6 +377,35 @@ inline Primitive store_kernel(const std::string& element) {
 )");
 }
 
+/// Warp 0 hands 32 words to warp 1 through a ring of 3 places, 16 times; warp 1 reverses them. Only
+/// lane 0 of the first ends a place's phase.
+inline Primitive hopper_ring_kernel() {
+  return primitive("ring_hand_over", "", {"tile/ring.h"}, "const unsigned* in, unsigned* out", R"(
+  __shared__ RingBarriers<3> barriers;
+  __shared__ unsigned places[3][32];
+  if (t == 0) barriers.init(1, 1);
+  __syncthreads();
+  auto ring = Ring<3>(barriers);
+  ring.attach(barriers);
+  const int lane = t % 32;
+  for (int round = 0; round < 16; ++round) {
+    if (t < 32) {
+      ring.wait_empty();
+      places[ring.stage][lane] = in[32 * round + lane];
+      __syncwarp();
+      if (lane == 0) ptx::barrier_arrive(ring.full());
+    } else {
+      ring.wait_full();
+      out[32 * round + lane] = places[ring.stage][31 - lane];
+      ring.release();
+    }
+    ring.advance();
+  }
+  wait_for_phase(ring.empty(), ring.phase ^ 1);
+)",
+                   90);
+}
+
 inline const Primitives& tile_primitives() {
   static const Primitives kList = [] {
     Primitives list;
@@ -387,6 +416,7 @@ inline const Primitives& tile_primitives() {
     for (const TileCopy& copy : kTileCopies) list.push_back(tile_copy_kernel(copy));
     list.push_back(ring_kernel());
     list.push_back(softmax_kernel());
+    list.push_back(hopper_ring_kernel());
     list.push_back(merge_kernel(1));
     list.push_back(merge_kernel(4));
     for (const MaskCase& mask : kMaskCases) list.push_back(mask_kernel(mask));

@@ -131,20 +131,26 @@ Result<std::shared_ptr<PlanState>> plan_with_first(
     const Problem& problem, const Geometry& geometry) {
   const FeatureSet required = required_features(problem, geometry);
   FeatureSet supported;
-  std::string names;  // of those passed over
+  std::string names, passed_over;  // of those that do not serve it, without and with reasons
   Status refused;
   for (const Implementation* candidate : candidates) {
+    std::string why;
     if (required.minus(candidate->supported).empty()) {
       auto state = candidate->make_plan(context, problem, geometry);
       if (state.ok()) {
         PlanState& plan = **state;
         if (plan.implementation.empty()) plan.implementation = candidate->name;
-        if (candidates.size() > 1) plan.reasons.push_back(explain_choice(plan, names));
+        if (candidates.size() > 1) plan.reasons.push_back(explain_choice(plan, passed_over));
         return state;
       }
       if (state.status().code() != StatusCode::kUnsupported) return state.status();
       if (refused.ok()) refused = state.status();
+      const ErrorDetail& detail = state.status().detail();
+      why = fmt::format("{}: {}, not {}", detail.argument, detail.expected, detail.got);
+    } else {
+      why = "lacks " + to_string(required.minus(candidate->supported));
     }
+    passed_over += fmt::format("{}{} ({})", passed_over.empty() ? "" : ", ", candidate->name, why);
     supported = supported | candidate->supported;
     names += fmt::format("{}{}", names.empty() ? "" : ", ", candidate->name);
   }

@@ -11,7 +11,7 @@
 namespace flashlab::cuda {
 namespace {
 
-constexpr std::array<std::string_view, 1> kProduction{"sm80"};
+constexpr std::array<std::string_view, 2> kProduction{"sm90", "sm80"};
 // fa2-mma takes fp16 forward on sm_75; bf16, fp32 and backward come to the next ones; fa2 leaves
 // the deterministic backward to fa2-deterministic. No rung takes masks or head dims beyond 128.
 // Times: the table in README.md, docs/learn/fa2.md.

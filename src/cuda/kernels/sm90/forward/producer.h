@@ -1,0 +1,120 @@
+#pragma once
+
+// Of the Hopper forward kernel (kernel.cu): the warps that start copies.
+
+#include "ptx/tensor_copy.h"
+#include "sm90/forward/tiles.h"
+
+namespace flashlab::device {
+
+/// Copies a tile's rows from `row` on, all slabs, to shared memory.
+template <class Tile>
+__device__ inline void copy_tile(unsigned shared, const EncodedTensorMap& map, int row, int head,
+                                 int batch, unsigned barrier, unsigned long long policy) {
+#pragma unroll
+  for (int slab = 0; slab < Tile::kSlabs; ++slab) {
+    ptx::copy_box_4(shared + slab * Tile::kSlabBytes, &map, slab * kSlabColumns, row, head, batch,
+                    barrier, policy);
+  }
+}
+
+/// One thread: which tiles the block works off, and blocks of K and V in the order in which they
+/// are read, tile after tile. It runs ahead of the consumers as far as the rings have places,
+/// beyond the end of a tile too.
+template <class Config>
+struct Sm90KeyProducer {
+  using Tiles = Sm90Tiles<Config>;
+  const Sm90ForwardArguments& args;
+  Sm90ForwardStorage<Config>& shared;
+  Ring<kQueuedTasks> ring_tasks{shared.ring_tasks};
+  Ring<Config::kStagesK> ring_k{shared.ring_k};
+  Ring<Config::kStagesV> ring_v{shared.ring_v};
+
+  /// The task stays where it is until its consumers are done with its last block.
+  __device__ const Sm90Task<Config>& publish(int index) {
+    ring_tasks.wait_empty();
+    auto& task = shared.tasks[ring_tasks.stage];
+    task = Sm90Task<Config>(args, index);
+    ptx::barrier_arrive(ring_tasks.full());
+    ring_tasks.advance();
+    return task;
+  }
+
+  template <class Tile, int kStages>
+  __device__ void load(Ring<kStages>& ring, const unsigned char* to, const EncodedTensorMap& map,
+                       const Sm90Task<Config>& task, int block) {
+    ring.wait_empty();
+    ptx::barrier_arrive_expect(ring.full(), Tile::kBytes);
+    copy_tile<Tile>(ptx::shared_address(to) + ring.stage * Tile::kBytes, map,
+                    block * Config::kBlockKeys, task.head_k, task.batch, ring.full(),
+                    ptx::kEvictLast);
+    ring.advance();
+  }
+  __device__ void load_k(const Sm90Task<Config>& task, int block) {
+    load<typename Tiles::TileK>(ring_k, shared.k[0], args.k, task, block);
+  }
+  __device__ void load_v(const Sm90Task<Config>& task, int block) {
+    load<typename Tiles::TileV>(ring_v, shared.v[0], args.v, task, block);
+  }
+
+  __device__ void load_tile(const Sm90Task<Config>& task) {
+    if (task.empty()) return;
+    load_k(task, task.first_block);
+#pragma unroll 1
+    for (int block = task.first_block + 1; block < task.end_block; ++block) {
+      load_k(task, block);
+      load_v(task, block - 1);
+    }
+    load_v(task, task.end_block - 1);
+  }
+
+  __device__ void run() {
+    const TileOrder& order = args.order;
+    int index = static_cast<int>(blockIdx.x);
+#pragma unroll 1
+    for (;;) {
+      const Sm90Task<Config>& task = publish(index);
+      if (!task.exists) break;
+      // The next tile is asked for before this one's copies, so that the answer is there after.
+      index += static_cast<int>(gridDim.x);
+      if (order.counter != nullptr) {
+        index = static_cast<int>(gridDim.x) + atomicAdd(order.counter, 1);
+      }
+      load_tile(task);
+    }
+  }
+};
+
+/// One thread: the tile of Q of every consumer, as soon as that one is done with the tile before.
+template <class Config>
+__device__ void produce_queries(const Sm90ForwardArguments& args,
+                                Sm90ForwardStorage<Config>& shared) {
+  using Tiles = Sm90Tiles<Config>;
+  Ring<Config::kStagesQ> rings[Tiles::kConsumers];
+#pragma unroll
+  for (int consumer = 0; consumer < Tiles::kConsumers; ++consumer) {
+    rings[consumer].attach(shared.ring_q[consumer]);
+  }
+  Ring<kQueuedTasks> ring_tasks(shared.ring_tasks);
+#pragma unroll 1
+  for (;;) {
+    ring_tasks.wait_full();
+    const Sm90Task<Config> task = shared.tasks[ring_tasks.stage];
+    ptx::barrier_arrive(ring_tasks.empty());
+    ring_tasks.advance();
+    if (!task.exists) break;
+#pragma unroll
+    for (int consumer = 0; consumer < Tiles::kConsumers; ++consumer) {
+      if (!task.needs_queries(args.call.shape, consumer)) continue;
+      auto& ring = rings[consumer];
+      ring.wait_empty();
+      ptx::barrier_arrive_expect(ring.full(), Tiles::TileQ::kBytes);
+      copy_tile<typename Tiles::TileQ>(ptx::shared_address(shared.q[consumer][ring.stage]), args.q,
+                                       task.first_row + consumer * kWarpgroupRows, task.head_q,
+                                       task.batch, ring.full(), ptx::kEvictFirst);
+      ring.advance();
+    }
+  }
+}
+
+}  // namespace flashlab::device

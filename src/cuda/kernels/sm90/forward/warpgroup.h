@@ -1,0 +1,284 @@
+#pragma once
+
+// Of the Hopper forward kernel (kernel.cu): what a consumer warpgroup holds in registers, its
+// products, its softmax and its results.
+
+#include "sm90/forward/tiles.h"
+#include "tile/fragments.h"
+#include "tile/mask.h"
+#include "tile/output.h"
+#include "tile/softmax.h"
+#include "tile/warpgroup.h"
+
+namespace flashlab::device {
+
+/// A warpgroup's 64 rows. With warp w of it, g = lane / 4 and t = lane % 4 a thread holds rows
+/// 16 w + g and 16 w + g + 8: index 4 j + 2 h + i is row half h, column 8 j + 2 t + i.
+template <class Config>
+struct Sm90Warpgroup {
+  using Tiles = Sm90Tiles<Config>;
+  static constexpr Element kElement = Config::kElement;
+  static constexpr int kBlocks = Config::kBlockKeys / 8;  ///< of 8 keys
+  using Scores = float[Tiles::kScores];
+
+  float rO[larger(Tiles::kFullSlabs, 1)][32];          // [slab]: 64 features each
+  float rO_last[larger(Tiles::kLastColumns, 16) / 2];  // the rest of the features
+  unsigned rP[Tiles::kKeySteps][4];                    // left operands, per 16 keys
+  RowStatistics<Config, 1> statistics;
+  int first_row;  ///< of the warpgroup
+  unsigned shared_q;
+
+  /// From scores to units of log2.
+  __device__ static float factor_of(const Shape& shape) {
+    return mutation::scale<Config>(shape.scale_log2);
+  }
+
+  __device__ void clear() {
+    statistics.clear();
+#pragma unroll
+    for (auto& slab : rO) {
+#pragma unroll
+      for (float& value : slab) value = 0;
+    }
+#pragma unroll
+    for (float& value : rO_last) value = 0;
+  }
+
+  __device__ void pin_outputs() {
+#pragma unroll
+    for (int slab = 0; slab < Tiles::kFullSlabs; ++slab) pin(rO[slab]);
+    if constexpr (Tiles::kLastColumns > 0) pin(rO_last);
+  }
+  __device__ void pin_probabilities() {
+#pragma unroll
+    for (auto& step : rP) pin(step);
+  }
+
+  /// Starts S = Q K^T of a block whose keys lie at `shared_k`.
+  __device__ void start_scores(Scores& rS, unsigned shared_k) {
+    pin(rS);
+    ptx::wgmma_fence();
+    const unsigned long long q = slab_descriptor(shared_q), k = slab_descriptor(shared_k);
+#pragma unroll
+    for (int step = 0; step < Tiles::kDimSteps; ++step) {
+      multiply_shared<kElement>(rS, q + (Tiles::TileQ::step_offset(step) >> 4),
+                                k + (Tiles::TileK::step_offset(step) >> 4), step > 0);
+    }
+    ptx::wgmma_commit();
+  }
+
+  /// Starts O += P V of a block whose values lie at `shared_v`.
+  __device__ void start_outputs(unsigned shared_v) {
+    pin_outputs();
+    pin_probabilities();
+    ptx::wgmma_fence();
+    const unsigned long long v = slab_descriptor(shared_v);
+#pragma unroll
+    for (int step = 0; step < Tiles::kKeySteps; ++step) {
+#pragma unroll
+      for (int slab = 0; slab < Tiles::kFullSlabs; ++slab) {
+        multiply_registers<kElement>(rO[slab], rP[step],
+                                     v + (Tiles::TileV::step_offset_rows(step, slab) >> 4));
+      }
+      if constexpr (Tiles::kLastColumns > 0) {
+        multiply_registers<kElement>(
+            reinterpret_cast<float(&)[Tiles::kLastColumns / 2]>(rO_last), rP[step],
+            v + (Tiles::TileV::step_offset_rows(step, Tiles::kFullSlabs) >> 4));
+      }
+    }
+    ptx::wgmma_commit();
+  }
+
+  /// The first of a thread's rows and, 8 further, the second. The thread's index is read anew: the
+  /// loop has no registers for what follows from it.
+  __device__ int row(int half) const {
+    return first_row + ptx::thread_index() % kWarpgroupThreads / 32 * 16 +
+           ptx::thread_index() % 32 / 4 + 8 * half;
+  }
+
+  /// Hides what the rows do not see of the block that begins at `first_key`.
+  __device__ void mask(Scores& rS, const Shape& shape, int first_key) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const KeyRange seen = visible_keys<Config>(shape, smaller(row(half), shape.seqlen_q - 1));
+      const int key = first_key + 2 * (ptx::thread_index() % 4);
+#pragma unroll
+      for (int j = 0; j < kBlocks; ++j) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          float& score = rS[4 * j + 2 * half + i];
+          if (!seen.contains(key + 8 * j + i)) score = kMinusInfinity;
+        }
+      }
+    }
+  }
+
+  /// Scores become probabilities in their place, summed in statistics.step.
+  __device__ void exponentials(Scores& rS, const Shape& shape) {
+    const float factor = factor_of(shape);
+    float sums[2][2] = {};
+#pragma unroll
+    for (int i = 0; i < Tiles::kScores; ++i) {
+      const int half = i / 2 % 2;
+      rS[i] = ptx::exp2_fast(__fmaf_rn(rS[i], factor, -statistics.reference[0][half]));
+      sums[half][i % 2] += rS[i];
+    }
+    statistics.step[0][0] = sums[0][0] + sums[0][1];
+    statistics.step[0][1] = sums[1][0] + sums[1][1];
+  }
+
+  /// Raises the references to the maxima of raw scores where these are larger; with kScaleO what
+  /// was summed follows.
+  template <bool kScaleO>
+  __device__ void raise_references(const Scores& rS, const Shape& shape) {
+    const float factor = factor_of(shape);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float largest = kMinusInfinity;
+#pragma unroll
+      for (int j = 0; j < kBlocks; ++j) {
+        largest = fmaxf(largest, fmaxf(rS[4 * j + 2 * half], rS[4 * j + 2 * half + 1]));
+      }
+      const float scale = statistics.raise(0, half, largest, factor);
+      if constexpr (kScaleO) {
+#pragma unroll
+        for (auto& slab : rO) {
+#pragma unroll
+          for (int j = 0; j < 8; ++j) {
+            slab[4 * j + 2 * half] *= scale;
+            slab[4 * j + 2 * half + 1] *= scale;
+          }
+        }
+#pragma unroll
+        for (int j = 0; j < Tiles::kLastColumns / 8; ++j) {
+          rO_last[4 * j + 2 * half] *= scale;
+          rO_last[4 * j + 2 * half + 1] *= scale;
+        }
+      }
+    }
+  }
+
+  /// A sum left its range: raw scores anew, by this warp alone, then references that fit them.
+  __device__ void exponentials_again(Scores& rS, const Shape& shape, unsigned shared_k,
+                                     int first_key) {
+    const int lane = ptx::thread_index() % 32;
+    const int warp_row = ptx::thread_index() % kWarpgroupThreads / 32 * 16;
+#pragma unroll
+    for (float& score : rS) score = 0;
+#pragma unroll 1
+    for (int step = 0; step < Tiles::kDimSteps; ++step) {
+      unsigned rQ[4], rK[4];
+      ptx::load_matrix_4(
+          rQ, shared_q + Tiles::TileQ::offset(warp_row + lane % 16, 2 * step + lane / 16));
+#pragma unroll
+      for (int j = 0; j < kBlocks; j += 2) {
+        ptx::load_matrix_4(rK, shared_k + Tiles::TileK::offset(8 * j + lane % 8 + lane / 16 * 8,
+                                                               2 * step + lane / 8 % 2));
+        multiply_add<kElement>(reinterpret_cast<float(&)[4]>(rS[4 * j]), rQ, rK[0], rK[1]);
+        multiply_add<kElement>(reinterpret_cast<float(&)[4]>(rS[4 * j + 4]), rQ, rK[2], rK[3]);
+      }
+    }
+    mask(rS, shape, first_key);
+    raise_references<true>(rS, shape);
+    exponentials(rS, shape);
+  }
+
+  /// Probabilities become the left operand of O += P V. The accumulator's columns are the operand's
+  /// k in the same threads: no exchange.
+  __device__ void accept(const Scores& rS) {
+    statistics.accept();
+#pragma unroll
+    for (int step = 0; step < Tiles::kKeySteps; ++step) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        rP[step][i] = pack<kElement>(rS[8 * step + 2 * i], rS[8 * step + 2 * i + 1]);
+      }
+    }
+  }
+
+  /// Four blocks of 8 columns of one row, two columns a lane: lane t of the quad gets all of block
+  /// t.
+  __device__ static void transpose_quad(unsigned (&words)[4]) {
+#pragma unroll
+    for (int bit = 1; bit < 4; bit *= 2) {
+      const bool upper = threadIdx.x & bit;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        if (j & bit) continue;
+        const unsigned got = __float_as_uint(
+            ptx::shuffle_xor(__uint_as_float(upper ? words[j] : words[j | bit]), bit));
+        (upper ? words[j] : words[j | bit]) = got;
+      }
+    }
+  }
+
+  /// Features [32 group, 32 group + 32) of a row's O, scaled; those beyond the tile are not there.
+  template <int kGroup>
+  __device__ float output(int half, int block, int i) const {
+    constexpr int kSlab = kGroup / 2, kFirst = kGroup % 2 * 4;
+    const int index = 4 * (kFirst + block) + 2 * half + i;
+    if constexpr (kSlab < Tiles::kFullSlabs) {
+      return rO[kSlab][index];
+    } else {
+      return index < Tiles::kLastColumns / 2 ? rO_last[index < Tiles::kLastColumns / 2 ? index : 0]
+                                             : 0.0f;
+    }
+  }
+
+  template <int kGroup>
+  __device__ void store_group(unsigned char* to, bool exists, int half, float inverse) const {
+    const int lane = static_cast<int>(threadIdx.x) % 4;
+    constexpr bool kWide =
+        Config::kOutput != Element::kFp32 && Config::kAlignO >= 16 && Config::kHeadDimV % 8 == 0;
+    if constexpr (kWide) {
+      unsigned words[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        words[j] = pack<Config::kOutput>(output<kGroup>(half, j, 0) * inverse,
+                                         output<kGroup>(half, j, 1) * inverse);
+      }
+      transpose_quad(words);
+      const int column = 32 * kGroup + 8 * lane;
+      if (exists && column < Config::kHeadDimV) {
+        *reinterpret_cast<uint4*>(to + 2 * column) =
+            make_uint4(words[0], words[1], words[2], words[3]);
+      }
+    } else if (exists) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const int column = 32 * kGroup + 8 * j + 2 * lane;
+        store_pair<Config::kOutput>(to, column, Config::kHeadDimV - column,
+                                    output<kGroup>(half, j, 0) * inverse,
+                                    output<kGroup>(half, j, 1) * inverse);
+      }
+    }
+    if constexpr (32 * (kGroup + 1) < Config::kHeadDimV) {
+      store_group<kGroup + 1>(to, exists, half, inverse);
+    }
+  }
+
+  /// O divided by the row sums, and LSE, straight from registers: nothing waits for a store.
+  __device__ void store(const Sm90ForwardArguments& args, const Sm90Task<Config>& task) {
+    const ForwardArguments& call = args.call;
+    statistics.finish();
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int position = row(half);
+      const bool exists = position < call.shape.seqlen_q;
+      const float total = statistics.sum[0][half];
+      if constexpr (Config::kLse) {
+        const RowScalars& lse = call.lse;
+        if (exists && threadIdx.x % 4 == 0) {
+          static_cast<float*>(lse.data)[task.batch * lse.batch_stride +
+                                        task.head_q * lse.head_stride + position * lse.row_stride] =
+              statistics.lse(0, half);
+        }
+      }
+      unsigned char* to = row_address<Config::kOutput>(call.o, task.batch, task.head_q, position);
+      // An empty row has P = 0 throughout; 0 is right unless V holds what is not finite.
+      store_group<0>(to, exists, half, total == 0 ? 0.0f : 1.0f / total);
+    }
+  }
+};
+
+}  // namespace flashlab::device

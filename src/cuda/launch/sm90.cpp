@@ -1,0 +1,45 @@
+#include "cuda/launch/sm90.h"
+
+#include <fmt/format.h>
+
+#include "api/context_state.h"
+#include "cuda/launch/sm90_forward.h"
+#include "runtime/cuda/device.h"
+
+namespace flashlab::cuda {
+namespace {
+
+using internal::Feature;
+
+// wgmma is sm_90a's alone: later architectures do not have it.
+bool runs_on(const DeviceInfo& gpu) {
+  return gpu.major == 9 && gpu.minor == 0;
+}
+
+Result<std::shared_ptr<internal::PlanState>> make_plan(const internal::ContextState& context,
+                                                       const Problem& problem,
+                                                       const internal::Geometry& geometry) {
+  const DeviceInfo& device = context.gpu()->info();
+  if (!runs_on(device)) {
+    return Status::unsupported({"implementation 'sm90'",
+                                fmt::format("compute capability {}.{}", device.major, device.minor),
+                                "9.0", "name none, or 'sm80'"});
+  }
+  return plan_sm90_forward(context, problem, geometry);
+}
+
+}  // namespace
+
+const internal::Implementation& sm90_implementation() {
+  static const internal::Implementation implementation{
+      "sm90",
+      DeviceKind::kCuda,
+      "Hopper's tensor cores and copy engine (wgmma, TMA), sm_90 only: forward in fp16 and bf16",
+      {Feature::kForward, Feature::kFp16, Feature::kBf16, Feature::kCausal, Feature::kGroupedQuery,
+       Feature::kUnequalHeadDims, Feature::kLse, Feature::kDeterministic},
+      make_plan,
+      runs_on};
+  return implementation;
+}
+
+}  // namespace flashlab::cuda

@@ -1,0 +1,11 @@
+#pragma once
+
+#include "api/implementation.h"
+
+namespace flashlab::cuda {
+
+/// `sm90`: kernels of the instructions that only Hopper has (wgmma, the copy engine). Forward in
+/// fp16 and bf16.
+const internal::Implementation& sm90_implementation();
+
+}  // namespace flashlab::cuda

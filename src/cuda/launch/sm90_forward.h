@@ -1,0 +1,46 @@
+#pragma once
+
+// Forward on Hopper: fp16 and bf16 (kernels/sm90/forward/kernel.cu).
+
+#include <cstdint>
+#include <memory>
+
+#include "api/implementation.h"
+
+namespace flashlab::cuda {
+
+/// How the Hopper forward kernel cuts a problem. The names are the kernel's Config constants.
+struct Sm90ForwardTiling {
+  int consumers = 3;    ///< warpgroups of 64 queries each
+  int block_keys = 64;  ///< keys of a step
+  int stages_q = 1;     ///< tiles of Q per consumer
+  int stages_k = 2;     ///< blocks of K under way
+  int stages_v = 2;     ///< blocks of V under way
+  bool turns = false;   ///< consumers start their products in turn
+
+  int tile_q() const noexcept { return 64 * consumers; }
+  friend bool operator==(const Sm90ForwardTiling&, const Sm90ForwardTiling&) = default;
+};
+
+/// What the tiling depends on.
+struct Sm90ForwardNeeds {
+  int head_dim = 0, head_dim_v = 0;
+  std::int64_t seqlen_k = 0;
+  bool bounded = false;  ///< causal: rows differ in the keys they see
+};
+
+Sm90ForwardTiling choose_sm90_forward_tiling(const Sm90ForwardNeeds& needs, int shared_limit);
+
+/// Dynamic shared memory of the kernel, which asserts that it agrees.
+int sm90_forward_shared_bytes(const Sm90ForwardTiling& tiling, int head_dim, int head_dim_v);
+
+/// One kernel, for causal calls behind a memset of 4 bytes.
+/// Workspace: none; causal: 256 bytes.
+/// Errors: kUnsupported (head dims that are not multiples of 8 up to 256, a scale that is not
+/// positive, rows that the copy engine cannot describe; where no implementation is named also calls
+/// that other kernels serve faster: few queries, few tiles).
+Result<std::shared_ptr<internal::PlanState>> plan_sm90_forward(
+    const internal::ContextState& context, const Problem& problem,
+    const internal::Geometry& geometry);
+
+}  // namespace flashlab::cuda

@@ -24,6 +24,21 @@ class Forward(unittest.TestCase):
         # Half-precision scores are summed in single precision.
         oracle.close(self, lse, expected_lse, "float64" if dtype == "float64" else "float32", "lse")
 
+    def test_a_single_key_has_a_probability_of_one_at_large_scores(self):
+        """P = exp(S - LSE) in backward: S as forward made it, and nothing lost but the rounding of
+        LSE, half a unit in the last place of 256..512."""
+        random = np.random.default_rng(5)
+        for dim in (64, 100, 128, 224):
+            q, k = (random.standard_normal((400, 1, 1, dim)).astype(np.float32) for _ in "qk")
+            scores = (q.astype(np.float64) * k).sum(-1, keepdims=True) / np.sqrt(dim)
+            q = (q * (random.uniform(256, 512, scores.shape) / scores)).astype(np.float32)
+            v = random.standard_normal((400, 1, 1, 8)).astype(np.float32)
+            d_o = np.ones_like(v)
+            o, lse = flashlab.attention(q, k, v, return_lse=True)
+            d_v = flashlab.attention_backward(d_o, q, k, v, o, lse)[2]  # P, of a single pair
+            with self.subTest(dim=dim):
+                self.assertLess(abs(d_v - 1).max(), 2.0 ** -16 + 1e-6)
+
     def test_types(self):
         for dtype in DTYPES:
             q, k, v, _ = oracle.arrays(1, 2, 37, 37, 4, 4, 24, dtype=dtype)

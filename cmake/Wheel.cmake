@@ -9,7 +9,8 @@ target_compile_options(flashlab_cli PRIVATE -O0)
 # its neighbours. Left alone are those that name something as a neighbour does.
 set(apart lab/results/results_json_parse lab/measure/statistics lab/results/verdict
   lab/measure/gpu_roof lab/measure/gpu_ruler
-  lab/subjects/weighted_sum/weighted_sum_gpu cli/explain cli/info)
+  lab/subjects/weighted_sum/weighted_sum_gpu cli/explain cli/explain_step
+  cli/info)
 foreach(target IN ITEMS flashlab flashlab_lab flashlab_cli)
   set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
   get_target_property(folder ${target} SOURCE_DIR)

@@ -12,6 +12,8 @@ from cli_harness import SMALL, Folder, attention_file, run, safetensors
 
 class BadInput(Folder):
     def test_commands(self):
+        self.assertNotIn("did you mean", self.refused(["bench", "--dtype", "fp8"],
+                                                      '"fp8" is unknown').stderr)
         self.refused(["bensh"], 'no command "bensh"', "did you mean bench?")
         self.refused(["--frobnicate"], "no flag --frobnicate without a command")
         self.refused(["--seqlen", "4k"], "before the command", "flashlab COMMAND --seqlen")

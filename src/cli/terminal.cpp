@@ -41,13 +41,6 @@ bool progress_wanted() {
   return kWanted;
 }
 
-// "40 s", "3 min", "2 h".
-std::string duration(double seconds) {
-  if (seconds < 90) return fmt::format("{:.0f} s", seconds);
-  if (seconds < 5400) return fmt::format("{:.0f} min", seconds / 60);
-  return fmt::format("{:.0f} h", seconds / 3600);
-}
-
 void clear_line() {
   if (!g_line_shown) return;
   std::fputs("\r\x1b[K", stderr);
@@ -98,6 +91,12 @@ void print(std::string_view text) {
 
 void print_line(std::string_view text) {
   print(std::string(text) + "\n");
+}
+
+std::string duration(double seconds) {
+  if (seconds < 90) return fmt::format("{:.0f} s", seconds);
+  if (seconds < 5400) return fmt::format("{:.0f} min", seconds / 60);
+  return fmt::format("{:.1f} h", seconds / 3600);
 }
 
 void print_hanging(std::string_view head, std::string_view text) {

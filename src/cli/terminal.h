@@ -22,6 +22,9 @@ bool colours();
 void print(std::string_view text);
 void print_line(std::string_view text);
 
+/// "40 s", "3 min", "2.5 h".
+std::string duration(double seconds);
+
 /// "warning  ..." broken at spaces under its own indentation where stdout is a terminal; one line
 /// elsewhere, so that grep finds it whole.
 void print_hanging(std::string_view head, std::string_view text);

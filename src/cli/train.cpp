@@ -33,12 +33,6 @@ std::string default_folder() {
   return fmt::format("results/{}", text);
 }
 
-std::string duration(double seconds) {
-  if (seconds < 90) return fmt::format("{:.0f} s", seconds);
-  if (seconds < 5400) return fmt::format("{:.0f} min", seconds / 60);
-  return fmt::format("{:.1f} h", seconds / 3600);
-}
-
 // FLOPs of a token by the usual convention: 6 for every number in a product, attention's two
 // products with every pair counted.
 double flops_per_token(const train::ModelConfig& model) {

@@ -10,7 +10,6 @@ namespace {
 
 // k16 steps of Q kept in registers: by the tiling of head dims 80 to 128, by masked ones up to 256.
 constexpr int kFewQuerySteps = 2, kSomeQuerySteps = 8, kAllQuerySteps = 16;
-constexpr int kLargeSharedBytes = 200 << 10;  // of a block: sm_90 and sm_100 grant 227 KiB
 constexpr int kMinTilesPerSplit = 4, kMinKeysPerSplit = 64;
 constexpr int kMaxSplits = 256;
 constexpr int kReservedSharedBytes = 1024;  // per block, by the system
@@ -109,7 +108,7 @@ ForwardTiling fastest_tiling(const ForwardNeeds& needs, int held, int shared_lim
     // MEASURED at head dim 128 (H200, 2026-11-21): pieces of 32 keys with most of Q in shared
     // memory are 7 % faster than pieces of 16, because more products of a step do not wait for each
     // other. Where one block of them fits (made so), one of eight warps and pieces of 16 is 20 to
-    // 25 % faster; on sm_120 it would spill with a steady loop.
+    // 25 % faster.
     constexpr ForwardTiling kTwoBlocks{.warps = 4,
                                        .warp_rows = 32,
                                        .tile_k = 32,
@@ -123,8 +122,7 @@ ForwardTiling fastest_tiling(const ForwardNeeds& needs, int held, int shared_lim
                                       .piece_k = 16,
                                       .stages = 2,
                                       .min_blocks = 1,
-                                      .query_steps = kAllQuerySteps,
-                                      .steady_loop = false};
+                                      .query_steps = kAllQuerySteps};
     return resident_blocks(kTwoBlocks, needs, shared_limit) > 1 ? kTwoBlocks : kOneBlock;
   }
   return {.warps = 8,
@@ -164,13 +162,10 @@ ForwardTiling choose_forward_tiling(const ForwardNeeds& needs, int shared_limit)
     t.steady_loop = false;
     if (held > 288) t.query_steps = std::min(t.query_steps, kSomeQuerySteps);
   }
-  // Elements on their way from row to tile need the registers of Q, and some of a mask's. On
-  // devices with less shared memory (sm_80, sm_86, sm_89, sm_120) more is needed to spill nothing.
+  // Elements on their way from row to tile need the registers of Q.
   if (needs.by_element) {
-    const bool small = shared_limit < kLargeSharedBytes;
-    t.query_steps = small && needs.rows <= 16 && needs.transformed ? kSomeQuerySteps / 2 : 0;
-    if (small || needs.transformed) t.piece_k = 16;
-    if (small) t.steady_loop = false;
+    t.query_steps = 0;
+    if (needs.transformed) t.piece_k = 16;
   }
   const auto fits = [&] {
     return forward_shared_bytes(t, needs.head_dim, needs.head_dim_v) <= shared_limit;

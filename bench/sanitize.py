@@ -42,6 +42,7 @@ REACH_CUBLAS = REACH + (",bf16-000,bf16-023,head-dim-4,all-rows-but-one-empty,fp
 # of cublas' every kind of mask.
 SMALL = {"sm80": "bare-causal,bf16-padded-gqa-accumulate,bf16-decode-bottom-right,"
                  "fp32-decode-bottom-right,head-dim-192,fp32-head-dim-7",
+         "sm90": "bf16-bare-causal,bf16-head-dim-192",
          "cublas": "bare-causal,bool-mask-form-0,bf16-000,fp32-055"}
 SMALL_LADDER = "bf16-bare-causal,fp16-head-dim-33"
 # `check` fills the workspace before a call, which would hide what was never written: initcheck
@@ -50,6 +51,7 @@ SHAPE = "--heads 2 --kv-heads 1 --seqlen 200 --head-dim 40,64 --causal"
 PROBLEMS = (
     ("sm80,naive,fa2,fa2-deterministic", f"{SHAPE} --dtype fp32,bf16 --pass both"),
     ("sm80", "--heads 2 --seqlen 3 --seqlen-k 1500 --causal=bottom-right --dtype fp32,bf16"),
+    ("sm90", f"{SHAPE} --dtype bf16,fp16"),
     ("fa2-mma", f"{SHAPE} --dtype bf16 --pass both"),
     ("fa1,fa1-vector,fa1-shuffle,fa2-vector,fa2-shuffle", f"{SHAPE} --dtype fp32,bf16"),
     ("fa1-mma", f"{SHAPE} --dtype bf16"),

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
 
 namespace flashlab::cases {
 namespace {
@@ -22,6 +23,42 @@ const char* causal_name(Causal causal) {
   return "none";
 }
 
+// Query i sees the keys from i + left to i + right; empty: no bound on that side.
+struct Bounds {
+  std::optional<double> left, right;
+};
+
+Bounds bounds_of(const Case& c) {
+  const bool bottom_right = c.causal == Causal::kBottomRight ||
+                            (c.window && c.window->alignment == Alignment::kBottomRight);
+  const double diagonal = bottom_right ? static_cast<double>(c.seqlen_k - c.seqlen_q) : 0.0;
+  Bounds out;
+  if (c.causal != Causal::kNone) out.right = diagonal;
+  if (!c.window) return out;
+  if (c.window->left >= 0) out.left = diagonal - static_cast<double>(c.window->left);
+  if (c.window->right >= 0 && !out.right) {
+    out.right = diagonal + static_cast<double>(c.window->right);
+  }
+  return out;
+}
+
+// Keys from the first query's first to the last query's last.
+double keys_in_window(const Case& c) {
+  const auto keys = static_cast<double>(c.seqlen_k);
+  const Bounds bounds = bounds_of(c);
+  const double first = std::clamp(bounds.left.value_or(0), 0.0, keys);
+  const double last_query = static_cast<double>(c.seqlen_q) - 1;
+  const double end = bounds.right ? std::clamp(last_query + *bounds.right + 1, 0.0, keys) : keys;
+  return std::max(end - first, 0.0);
+}
+
+std::optional<std::int64_t> parse_bound(std::string_view text) {
+  std::int64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || value < -1) return {};
+  return value;
+}
+
 // Sum over rows i of clamp(first + i + 1, 0, keys): the row's visible keys grow by one from
 // `first + 1` at row 0, are 0 before that and `keys` once they reach it.
 double causal_pairs(double rows, double keys, double first) {
@@ -36,16 +73,10 @@ double causal_pairs(double rows, double keys, double first) {
 
 double Case::visible_pairs() const {
   const auto rows = static_cast<double>(seqlen_q), keys = static_cast<double>(seqlen_k);
-  switch (causal) {
-    case Causal::kNone:
-      return rows * keys;
-    case Causal::kCausal:
-    case Causal::kTopLeft:
-      return causal_pairs(rows, keys, 0);
-    case Causal::kBottomRight:
-      return causal_pairs(rows, keys, keys - rows);
-  }
-  return 0;
+  const Bounds bounds = bounds_of(*this);
+  // Ends less begins of the rows' ranges: a row's key i + right + 1 is never before its i - left.
+  const double ends = bounds.right ? causal_pairs(rows, keys, *bounds.right) : rows * keys;
+  return ends - (bounds.left ? causal_pairs(rows, keys, *bounds.left - 1) : 0);
 }
 
 double Case::flops(Pass pass) const {
@@ -75,6 +106,8 @@ bool Case::gives(TensorRole role) const {
       return mask != MaskKind::kNone;
     case TensorRole::kDLse:
       return lse_gradient;
+    case TensorRole::kAlibiSlopes:
+      return alibi;
     default:
       return row_of(role).to_come == nullptr;
   }
@@ -102,7 +135,8 @@ double Case::ideal_bytes(Pass pass) const {
       // One mask for all batches and heads.
       const bool shared = extent == Extent::kBatch || extent == Extent::kHeadsQ;
       if (row.shape.broadcasts && shared) continue;
-      bytes *= static_cast<double>(extents()[extent]);
+      const bool read_keys = extent == Extent::kSeqlenK && row.access(pass) == Access::kRead;
+      bytes *= read_keys && window ? keys_in_window(*this) : static_cast<double>(extents()[extent]);
     }
     const bool added = row.access(pass) == Access::kWrite && pass == Pass::kBackward &&
                        gradient_mode == GradientMode::kAccumulate;
@@ -118,9 +152,19 @@ std::string Case::mask_name() const {
   return name;
 }
 
+std::string Case::features() const {
+  std::string text;
+  if (window) text += " window " + to_string(*window);
+  if (softcap) text += fmt::format(" softcap {}", *softcap);
+  if (alibi) text += " alibi";
+  if (dropout > 0) text += fmt::format(" dropout {}", dropout);
+  return text;
+}
+
 std::string Case::describe() const {
   std::string text = fmt::format("{} b{} h{}/{} s{}x{} d{}/{} {}", to_string(dtype), batch, heads_q,
                                  heads_k, seqlen_q, seqlen_k, head_dim, head_dim_v, mask_name());
+  text += features();
   if (scale) text += fmt::format(" scale {}", *scale);
   if (precision == Precision::kTf32) text += " tf32";
   if (lse_gradient) text += " dlse";
@@ -138,13 +182,43 @@ std::string Case::describe() const {
   return text;
 }
 
+DropoutSeed Case::dropout_seed() const {
+  const std::uint64_t pattern = dropout_pattern.value_or(seed);
+  return {pattern * 0x9E3779B97F4A7C15u, pattern + 0x100000000u};
+}
+
 Options Case::options() const {
   Options out;
   out.scale = scale;
   out.causal = causal;
+  out.window = window;
+  out.softcap = softcap;
+  if (dropout > 0) out.dropout = dropout;
   out.precision = precision;
   out.gradient_mode = gradient_mode;
   out.deterministic = deterministic;
+  return out;
+}
+
+std::string to_string(const Window& window) {
+  std::string text = fmt::format("{},{}", window.left, window.right);
+  if (window.alignment == Alignment::kTopLeft) text += ",top-left";
+  if (window.alignment == Alignment::kBottomRight) text += ",bottom-right";
+  return text;
+}
+
+std::optional<Window> parse_window(std::string_view text) {
+  const auto take = [&text] {
+    const std::string_view part = text.substr(0, text.find(','));
+    text.remove_prefix(std::min(part.size() + 1, text.size()));
+    return part;
+  };
+  const std::optional<std::int64_t> left = parse_bound(take()), right = parse_bound(take());
+  if (!left || !right) return {};
+  Window out{*left, *right, Alignment::kOfCausal};
+  if (text == "top-left") out.alignment = Alignment::kTopLeft;
+  if (text == "bottom-right") out.alignment = Alignment::kBottomRight;
+  if (!text.empty() && out.alignment == Alignment::kOfCausal) return {};
   return out;
 }
 

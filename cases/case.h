@@ -45,7 +45,12 @@ struct Case {
   std::int64_t head_dim_v = 64;
   DType dtype = DType::kFp32;
   Causal causal = Causal::kNone;
+  std::optional<Window> window;
   MaskKind mask = MaskKind::kNone;
+  std::optional<float> softcap;
+  bool alibi = false;  ///< slopes of the ALiBi paper, [1, heads_q] or [batch, heads_q] by the seed
+  float dropout = 0;   ///< probability
+  std::optional<std::uint64_t> dropout_pattern;  ///< which pairs; empty: by the seed
   std::optional<float> scale;
   Precision precision = Precision::kIeee;
   bool lse_gradient = false;  ///< backward gets a dLSE
@@ -63,20 +68,30 @@ struct Case {
   /// A mask's is fp32 here, where it adds.
   DType dtype_of(TensorRole role) const;
 
-  /// Visible (query, key) pairs per head under causal; a mask tensor is not counted.
+  /// Visible (query, key) pairs per head under causal and window; a mask tensor is not counted.
   double visible_pairs() const;
   /// 2 B Hq pairs (D + Dv) forward, 2 B Hq pairs (3 D + 2 Dv) backward.
   double flops(Pass pass) const;
-  /// Bytes that must be read and written once by an ideal kernel (inputs + outputs).
+  /// Bytes that must be read and written once by an ideal kernel (inputs + outputs). With a window
+  /// only the keys that some query sees are read.
   double ideal_bytes(Pass pass) const;
   /// "none", "causal-top-left", "causal-bottom-right", with "+bool" or "+additive" for a mask
   /// tensor.
   std::string mask_name() const;
+  /// " window 128,0 softcap 30 alibi dropout 0.1": what changes scores or their visibility beyond
+  /// causal, mask and scale; empty where nothing does.
+  std::string features() const;
   /// "fp32 b2 h8/8 s1024x1024 d64/64 causal-top-left".
   std::string describe() const;
+  /// What dropout is drawn by: both numbers beyond 32 bits.
+  DropoutSeed dropout_seed() const;
   /// The Options that run this case.
   Options options() const;
 };
+
+/// "LEFT,RIGHT" with ",top-left" or ",bottom-right" where an alignment is given: "128,0,top-left".
+std::string to_string(const Window& window);
+std::optional<Window> parse_window(std::string_view text);
 
 /// The conformance list: every combination that has ever been worth a test, small enough that the
 /// whole list runs in about a minute on two cores. `dtype` empty: all.

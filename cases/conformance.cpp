@@ -287,6 +287,120 @@ void add_named(std::vector<Case>& list, DType t) {
        [](Case& c) { c.deterministic = true; });
 }
 
+Window window(std::int64_t left, std::int64_t right, Alignment alignment = Alignment::kOfCausal) {
+  return {left, right, alignment};
+}
+
+// Windows: each side, both alignments, with causal, wider and narrower than tiles, rows without a
+// key, keys without a query, and keys split among blocks.
+void add_windows(std::vector<Case>& list, DType t) {
+  const Causal top = Causal::kTopLeft, bottom = Causal::kBottomRight, none = Causal::kNone;
+  const auto tl = Alignment::kTopLeft, br = Alignment::kBottomRight;
+  struct Form {
+    const char* name;
+    std::int64_t seqlen_q, seqlen_k;
+    HeadDims dims;
+    Causal causal;
+    Window window;
+  };
+  const Form forms[] = {
+      {"left", 257, 257, {64, 64}, none, window(31, -1)},
+      {"right", 257, 257, {64, 64}, none, window(-1, 47)},
+      {"both", 300, 300, {64, 64}, none, window(40, 17)},
+      {"own-key", 130, 130, {64, 64}, none, window(0, 0)},
+      {"causal", 385, 385, {64, 64}, top, window(100, -1)},
+      {"causal-wide", 193, 193, {64, 64}, top, window(500, 5)},
+      {"wide-heads", 200, 200, {128, 128}, top, window(63, 0)},
+      {"large-heads", 150, 150, {192, 256}, none, window(33, 20)},
+      {"odd-heads", 131, 131, {17, 5}, none, window(9, 30)},
+      {"bottom-right", 129, 301, {64, 64}, none, window(64, 3, br)},
+      {"top-left", 129, 301, {64, 64}, none, window(64, 3, tl)},
+      {"causal-bottom-right", 100, 333, {64, 64}, bottom, window(50, -1)},
+      {"empty-rows", 301, 129, {64, 64}, none, window(20, 10, br)},
+      {"empty-rows-top-left", 301, 129, {64, 64}, none, window(20, 10, tl)},
+      {"few-queries", 3, 1500, {64, 64}, none, window(700, -1, br)},
+      {"one-query", 1, 777, {128, 128}, bottom, window(300, -1)},
+      {"few-keys", 700, 5, {64, 64}, none, window(2, 1, tl)},
+  };
+  for (const Form& form : forms) {
+    const std::string name = fmt::format("window-{}", form.name);
+    Case c =
+        sized(name.c_str(), t, 1, {4, 2}, form.seqlen_q, form.seqlen_k, form.dims, form.causal);
+    c.window = form.window;
+    list.push_back(c);
+    if (form.window.left == 40 || form.window.left == 50) {
+      c.name += "-deterministic";
+      c.deterministic = c.lse_gradient = true;
+      list.push_back(c);
+      c.name = fmt::format("{}-{}-mask", to_string(t), name);
+      c.mask = form.window.left == 40 ? MaskKind::kBool : MaskKind::kAdditive;
+      c.batch = 2;
+      list.push_back(c);
+    }
+  }
+}
+
+// Softcap, ALiBi and dropout: each alone, with what else touches a score, and all at once.
+void add_score_features(std::vector<Case>& list, DType t) {
+  const Causal top = Causal::kTopLeft, bottom = Causal::kBottomRight, none = Causal::kNone;
+  const auto cap = [](Case& c) { c.softcap = 20.0f; };
+  const auto slopes = [](Case& c) { c.alibi = true; };
+  const auto drop = [](Case& c) { c.dropout = 0.17f; };
+  const auto add = [&](const char* name, Case c, auto&&... changes) {
+    c.name = fmt::format("{}-{}", to_string(t), name);
+    (changes(c), ...);
+    list.push_back(std::move(c));
+  };
+  const Case plain = sized("", t, 2, {4, 2}, 150, 150, {64, 64}, top);
+  const Case longer = sized("", t, 1, {2, 1}, 129, 333, {64, 64}, bottom);
+  const Case wide = sized("", t, 1, {2, 2}, 97, 200, {128, 128}, none);
+  const Case odd = sized("", t, 1, {3, 1}, 67, 101, {31, 31}, none);
+  const Case large = sized("", t, 1, {2, 2}, 80, 130, {192, 256}, top);
+  const Case decode = sized("", t, 2, {4, 1}, 3, 777, {128, 128}, bottom);
+  const auto mask = [](Case& c) { c.mask = MaskKind::kAdditive; };
+  const auto hidden = [](Case& c) { c.mask = MaskKind::kBool; };
+  const auto sure = [](Case& c) { c.deterministic = c.lse_gradient = true; };
+  const auto added = [](Case& c) { c.gradient_mode = GradientMode::kAccumulate; };
+  const auto batches = [](Case& c) { c.seed = 3; };  // slopes of every batch entry
+  const auto all = [&](Case& c) {
+    cap(c);
+    slopes(c);
+    drop(c);
+  };
+
+  add("softcap", plain, cap);
+  add("softcap-small", plain, [](Case& c) { c.softcap = 0.5f; });
+  add("softcap-large", plain, [](Case& c) { c.softcap = 1000.0f; });
+  add("softcap-negative-scale", odd, cap, [](Case& c) { c.scale = -0.7f; });
+  add("softcap-large-scores", wide, cap, [](Case& c) { c.fill = Fill::kLargeScores; });
+  add("softcap-mask", wide, cap, mask);
+  add("softcap-decode", decode, cap);
+  add("softcap-large-heads", large, cap, sure);
+  add("alibi", plain, slopes);
+  add("alibi-per-batch", plain, slopes, batches);
+  add("alibi-unequal", longer, slopes, sure);
+  add("alibi-both-sides", wide, slopes, added);
+  add("alibi-mask", odd, slopes, hidden);
+  add("alibi-decode", decode, slopes);
+  add("alibi-window", longer, slopes, [](Case& c) { c.window = Window{70, -1}; });
+  add("dropout", plain, drop);
+  add("dropout-half", wide, [](Case& c) { c.dropout = 0.5f; });
+  add("dropout-most", odd, [](Case& c) { c.dropout = 0.95f; });
+  add("dropout-unequal", longer, drop, sure);
+  add("dropout-mask", wide, drop, hidden, added);
+  add("dropout-decode", decode, drop);
+  add("dropout-large-heads", large, drop);
+  add("dropout-window", longer, drop, [](Case& c) { c.window = Window{70, -1}; });
+  add("features", plain, all);
+  add("features-unequal", longer, all, sure);
+  add("features-mask", wide, all, mask);
+  add("features-padded", odd, all, [](Case& c) { c.layout = Layout::kPaddedRows; });
+  add("features-decode", decode, all, batches);
+  if (t == DType::kFp16 || t == DType::kBf16) {
+    add("features-fp32-outputs", wide, all, [](Case& c) { c.fp32_outputs = true; });
+  }
+}
+
 // Lengths at which every path that depends on length is taken: many key blocks, split keys, several
 // query tiles a thread. One head, because the reference pays for every pair.
 void add_long(std::vector<Case>& list, DType t) {
@@ -318,6 +432,8 @@ std::vector<Case> conformance_cases(std::optional<DType> dtype) {
   for (const Share& share : kShares) {
     if (dtype && *dtype != share.dtype) continue;
     add_named(list, share.dtype);
+    add_windows(list, share.dtype);
+    add_score_features(list, share.dtype);
     add_covering(list, share.dtype, share.covering, share.seed);
     add_long(list, share.dtype);
   }

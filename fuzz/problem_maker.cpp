@@ -256,7 +256,7 @@ Options wild_options(Bytes& bytes) {
   if (bytes.one_in(4)) o.tiles = {bytes.raw<std::int32_t>(), bytes.raw<std::int32_t>()};
   if (bytes.one_in(16)) o.window = Window{wild_number(bytes), wild_number(bytes)};
   if (bytes.one_in(16)) o.softcap = bytes.raw<float>();
-  if (bytes.one_in(16)) o.dropout = Dropout{bytes.raw<float>(), 1, 2};
+  if (bytes.one_in(16)) o.dropout = bytes.raw<float>();
   if (bytes.one_in(16)) o.max_seqlen_q = wild_number(bytes);
   return o;
 }

@@ -224,9 +224,12 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{"softcap", [](Call& c) { c.options.softcap = 0.0f; }, {"options.softcap: got 0"}},
         Bad{"dropout",
             [](Call& c) {
-              c.options.dropout = Dropout{1.0f, 1, 0};
+              c.options.dropout = 1.0f;
             },
-            {"options.dropout.probability: got 1", "< 1"}},
+            {"options.dropout: got 1", "< 1"}},
+        Bad{"slopes_shape",
+            [](Call& c) { c.forward.alibi_slopes = c.small({1, kHk}, DType::kFp32); },
+            {"alibi_slopes.shape[1]: got 2", "heads_q"}},
         Bad{"lengths_type",
             [](Call& c) {
               c.make_ragged();
@@ -260,6 +263,17 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{"sinks_shape",
             [](Call& c) { c.forward.sinks = c.small({kHk}, DType::kFp32); },
             {"sinks.shape[0]: got 2, expected 4"}},
+        Bad{"window_without_alignment",
+            [](Call& c) {
+              c.options.window = Window{2, 1};
+            },
+            {"options.window.alignment", "seqlen_q 6", "seqlen_k 10", "kTopLeft", "kBottomRight"}},
+        Bad{"window_of_two_alignments",
+            [](Call& c) {
+              c.options.causal = Causal::kTopLeft;
+              c.options.window = Window{2, 0, Alignment::kBottomRight};
+            },
+            {"options.window.alignment", "options.causal", "kOfCausal"}},
         Bad{"tile", [](Call& c) { c.options.tiles.tile_q = -1; }, {"tile_q: got -1"}},
         Bad{"implementation",
             [](Call& c) { c.options.implementation = "warp-drive"; },
@@ -312,34 +326,10 @@ const StatusCode kUnsupported = StatusCode::kUnsupported;
 
 INSTANTIATE_TEST_SUITE_P(
     ToCome, Refusal,
-    ::testing::Values(Bad{"window",
-                          [](Call& c) {
-                            c.options.window = Window{4, 0};
-                          },
-                          {"required: forward, fp32", "supported:", "missing: sliding window",
-                           "device: cpu"},
-                          false,
-                          kUnsupported},
-                      Bad{"softcap",
-                          [](Call& c) { c.options.softcap = 30.0f; },
-                          {"missing: softcap"},
-                          false,
-                          kUnsupported},
-                      Bad{"dropout",
-                          [](Call& c) {
-                            c.options.dropout = Dropout{0.1f, 1, 0};
-                          },
-                          {"missing: dropout"},
-                          false,
-                          kUnsupported},
-                      Bad{"alibi",
-                          [](Call& c) { c.forward.alibi_slopes = c.small({kH}, DType::kFp32); },
-                          {"missing: alibi"},
-                          false,
-                          kUnsupported},
-                      Bad{"sinks",
+    ::testing::Values(Bad{"sinks",
                           [](Call& c) { c.forward.sinks = c.small({kH}, DType::kFp32); },
-                          {"missing: attention sinks"},
+                          {"required: forward, fp32", "supported:", "missing: attention sinks",
+                           "device: cpu"},
                           false,
                           kUnsupported},
                       Bad{"ragged",
@@ -534,6 +524,31 @@ TEST(Sizes, NoKeysGiveEmptyRows) {
   for (std::int64_t i = 0; i < t.o.spec.elements(); ++i) EXPECT_EQ(o[i], 0.0f);
   const float* lse = static_cast<const float*>(t.lse->data);
   for (std::int64_t i = 0; i < t.lse->spec.elements(); ++i) EXPECT_EQ(lse[i], -INFINITY);
+}
+
+// Equal computations have equal plans: what hides nothing is none, what is only causal is causal.
+TEST(Normalisation, AWindowIsAsNarrowAsItHides) {
+  const auto normalised = [](Causal causal, Window window) {
+    Call call;
+    call.options.causal = causal;
+    call.options.window = window;
+    auto context = Context::create({.threads = 1});
+    auto made = plan(*context, describe(call.forward, call.options));
+    EXPECT_TRUE(made.ok()) << made.status().message();
+    return made->problem().options;
+  };
+  const auto bottom = Alignment::kBottomRight;
+  EXPECT_FALSE(normalised(Causal::kNone, {9, 5, bottom}).window.has_value());  // 6 x 10
+  EXPECT_TRUE(normalised(Causal::kNone, {8, 5, bottom}).window.has_value());
+  EXPECT_TRUE(normalised(Causal::kNone, {9, 4, bottom}).window.has_value());
+  const Options causal = normalised(Causal::kNone, {-1, 0, bottom});
+  EXPECT_FALSE(causal.window.has_value());
+  EXPECT_EQ(causal.causal, Causal::kBottomRight);
+  const Options both = normalised(Causal::kBottomRight, {3, 7});
+  ASSERT_TRUE(both.window.has_value());
+  EXPECT_EQ(both.window->left, 3);
+  EXPECT_EQ(both.window->right, 0);
+  EXPECT_EQ(both.window->alignment, bottom);
 }
 
 }  // namespace

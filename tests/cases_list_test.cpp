@@ -19,6 +19,13 @@ double count_pairs(const Case& c) {
       bool visible = true;
       if (c.causal == Causal::kCausal || c.causal == Causal::kTopLeft) visible = j <= i;
       if (c.causal == Causal::kBottomRight) visible = j <= i + c.seqlen_k - c.seqlen_q;
+      if (c.window) {
+        const bool bottom_right =
+            c.causal == Causal::kBottomRight || c.window->alignment == Alignment::kBottomRight;
+        const std::int64_t distance = j - i - (bottom_right ? c.seqlen_k - c.seqlen_q : 0);
+        visible &= c.window->left < 0 || distance >= -c.window->left;
+        visible &= c.window->right < 0 || distance <= c.window->right;
+      }
       pairs += visible;
     }
   }
@@ -34,10 +41,41 @@ TEST(Cases, VisiblePairsAreThoseOfTheDefinition) {
         c.seqlen_q = q;
         c.seqlen_k = k;
         c.causal = causal;
-        EXPECT_EQ(c.visible_pairs(), count_pairs(c)) << q << " x " << k << " " << c.mask_name();
+        EXPECT_EQ(c.visible_pairs(), count_pairs(c)) << c.describe();
+        for (std::int64_t left : {-1, 0, 1, 4, 30}) {
+          for (std::int64_t right : {-1, 0, 3, 30}) {
+            c.window = Window{left, right, Alignment::kOfCausal};
+            EXPECT_EQ(c.visible_pairs(), count_pairs(c)) << c.describe();
+            if (causal != Causal::kNone) continue;
+            c.window->alignment = Alignment::kBottomRight;
+            EXPECT_EQ(c.visible_pairs(), count_pairs(c)) << c.describe();
+          }
+        }
       }
     }
   }
+}
+
+TEST(Cases, AWindowIsReadAsItIsWritten) {
+  for (const char* text : {"128,0", "-1,7,top-left", "0,-1,bottom-right"}) {
+    const auto window = parse_window(text);
+    ASSERT_TRUE(window.has_value()) << text;
+    EXPECT_EQ(to_string(*window), text);
+  }
+  for (const char* text : {"", "1", "1,", ",1", "1,-2", "1,2,3", "1,2,left", "1;2", "a,b"}) {
+    EXPECT_FALSE(parse_window(text).has_value()) << text;
+  }
+}
+
+TEST(Cases, OfAWindowOnlyItsKeysAreRead) {
+  Case c;
+  c.seqlen_q = 1;
+  c.seqlen_k = 1000;
+  c.causal = Causal::kBottomRight;
+  const double all = c.ideal_bytes(Pass::kForward);
+  c.window = Window{99, -1};
+  const double saved = 900.0 * static_cast<double>(c.batch * c.heads_k) * (64 + 64) * 4;
+  EXPECT_EQ(c.ideal_bytes(Pass::kForward), all - saved);
 }
 
 TEST(Cases, FlopsFollowTheFormulas) {
@@ -162,6 +200,10 @@ TEST_F(Conformance, EveryLengthHeadDimAndFeatureIsThereForEveryType) {
     expect_one("grouped", [](const Case& c) { return c.heads_k > 1 && c.heads_q > c.heads_k; });
     expect_one("head dims differ", [](const Case& c) { return c.head_dim != c.head_dim_v; });
     expect_one("dLSE", [](const Case& c) { return c.lse_gradient; });
+    expect_one("softcap", [](const Case& c) { return c.softcap.has_value(); });
+    expect_one("ALiBi", [](const Case& c) { return c.alibi; });
+    expect_one("dropout", [](const Case& c) { return c.dropout > 0; });
+    expect_one("window", [](const Case& c) { return c.window.has_value(); });
     expect_one("deterministic", [](const Case& c) { return c.deterministic; });
     expect_one("accumulate",
                [](const Case& c) { return c.gradient_mode == GradientMode::kAccumulate; });

@@ -1,6 +1,7 @@
 # The oracle, the acceptance rule, the case list, and what they say of every implementation.
 flashlab_test(reference_test
   SOURCES reference_oracle_test.cpp reference_view_test.cpp reference_comparator_test.cpp
+    dropout_pattern_test.cpp
   LIBRARIES flashlab)
 flashlab_test(cases_test SOURCES cases_list_test.cpp LIBRARIES flashlab_cases)
 

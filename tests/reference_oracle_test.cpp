@@ -329,9 +329,9 @@ TEST(Oracle, NaiveRoundsAsItsTypeDoes) {
 
 TEST(Oracle, MultiplyAddsCountVisiblePairs) {
   const Sizes sizes = {2, 4, 2, 3, 5, 8, 16};
-  EXPECT_EQ(multiply_adds(sizes, Causal::kNone), 2 * 4 * 15 * 24);
-  EXPECT_EQ(multiply_adds(sizes, Causal::kTopLeft), 2 * 4 * (1 + 2 + 3) * 24);
-  EXPECT_EQ(multiply_adds(sizes, Causal::kBottomRight), 2 * 4 * (3 + 4 + 5) * 24);
+  EXPECT_EQ(multiply_adds(sizes, {.causal = Causal::kNone}), 2 * 4 * 15 * 24);
+  EXPECT_EQ(multiply_adds(sizes, {.causal = Causal::kTopLeft}), 2 * 4 * (1 + 2 + 3) * 24);
+  EXPECT_EQ(multiply_adds(sizes, {.causal = Causal::kBottomRight}), 2 * 4 * (3 + 4 + 5) * 24);
 }
 
 }  // namespace

@@ -31,15 +31,23 @@ enum class Precision : std::uint8_t { kIeee, kTf32 };
 /// Whether backward replaces dq, dk, dv or adds to what they hold.
 enum class GradientMode : std::uint8_t { kOverwrite, kAccumulate };
 
-/// A sliding window: keys from `left` before to `right` after the aligned position. To come.
+/// The diagonal that a window is measured from. kOfCausal: that of Options::causal; without causal
+/// the lengths must agree.
+enum class Alignment : std::uint8_t { kOfCausal, kTopLeft, kBottomRight };
+
+/// A sliding window. Query i sees key j iff  -left <= j - (i + offset) <= right,  offset = 0
+/// (kTopLeft) or seqlen_k - seqlen_q (kBottomRight: flash-attn's window_size). With causal, right
+/// is 0 and both have one alignment. Time is proportional to the visible pairs.
 struct Window {
-  std::int64_t left = -1;  ///< -1: unbounded
+  std::int64_t left = -1;  ///< keys before the aligned position; -1: unbounded
   std::int64_t right = -1;
+  Alignment alignment = Alignment::kOfCausal;
 };
 
-/// Seeded dropout of probabilities, indexed by (batch, head, query, key). To come.
-struct Dropout {
-  float probability = 0;
+/// What a call's dropout is drawn by: the pattern is a function of both numbers and of batch, head,
+/// query and key alone, the same in forward and backward and on every device. It changes from call
+/// to call, so it is no part of a plan.
+struct DropoutSeed {
   std::uint64_t seed = 0;
   std::uint64_t offset = 0;
 };
@@ -62,9 +70,9 @@ struct Options {
   bool deterministic = false;    ///< bitwise equal for any thread count, SM count and tuning table
   std::string implementation{};  ///< empty: the device's production kernels; or e.g. "naive"
   TileOptions tiles{};
-  std::optional<Window> window{};    ///< to come
-  std::optional<float> softcap{};    ///< to come: cap * tanh(score / cap)
-  std::optional<Dropout> dropout{};  ///< to come
+  std::optional<Window> window{};  ///< keys around the aligned position
+  std::optional<float> softcap{};  ///< cap > 0: scores become cap * tanh(score / cap)
+  std::optional<float> dropout{};  ///< probability p in [0, 1) of dropping a probability
   /// At least the longest sequence where cu_seqlens_* are given, which lie on the device. To come.
   std::optional<std::int64_t> max_seqlen_q{}, max_seqlen_k{};
 };
@@ -81,7 +89,8 @@ struct ForwardTensors {
   Tensor o;                           ///< [batch, seqlen_q, heads_q, head_dim_v], q's dtype or fp32
   std::optional<Tensor> lse{};        ///< [batch, heads_q, seqlen_q] fp32 (fp64 inputs: or fp64)
   std::optional<ConstTensor> mask{};  ///< [batch|1, heads_q|1, seqlen_q|1, seqlen_k|1]; see below
-  std::optional<ConstTensor> alibi_slopes{};   ///< to come: [heads_q] fp32
+  std::optional<ConstTensor> alibi_slopes{};   ///< [batch|1, heads_q|1] fp32; see below
+  DropoutSeed dropout_seed{};                  ///< read where Options::dropout is set
   std::optional<ConstTensor> sinks{};          ///< to come: [heads_q] fp32
   std::optional<ConstTensor> cu_seqlens_q{};   ///< to come: [batch + 1] int32; q [total_q, ...]
   std::optional<ConstTensor> cu_seqlens_k{};   ///< to come: [batch + 1] int32; k [total_k, ...]
@@ -99,8 +108,10 @@ struct BackwardTensors {
   std::optional<ConstTensor> d_lse{};  ///< gradient of lse, or absent for zero: shape, dtype of lse
   std::optional<ConstTensor> mask{};   ///< as in forward
   Tensor dq, dk, dv;                   ///< shapes of q, k, v; the inputs' dtype or fp32
+  std::optional<ConstTensor> alibi_slopes{};  ///< as in forward
+  DropoutSeed dropout_seed{};                 ///< forward's
   /// To come, as in forward.
-  std::optional<ConstTensor> alibi_slopes{}, sinks{}, cu_seqlens_q{}, cu_seqlens_k{}, block_table{},
+  std::optional<ConstTensor> sinks{}, cu_seqlens_q{}, cu_seqlens_k{}, block_table{},
       row_statistics{}, dropout_state{};
 };
 
@@ -124,8 +135,9 @@ struct Problem {
   TensorSpec q, k, v, o;
   std::optional<TensorSpec> lse{}, mask{};
   std::optional<TensorSpec> d_o{}, d_lse{}, dq{}, dk{}, dv{};  ///< backward only
+  std::optional<TensorSpec> alibi_slopes{};
   /// To come.
-  std::optional<TensorSpec> alibi_slopes{}, sinks{}, cu_seqlens_q{}, cu_seqlens_k{}, block_table{},
+  std::optional<TensorSpec> sinks{}, cu_seqlens_q{}, cu_seqlens_k{}, block_table{},
       row_statistics{}, dropout_state{};
   Options options{};
 };
@@ -191,7 +203,8 @@ Status prepare(const Context& context, const Plan& plan);
 
 /// Exact softmax attention, forward.
 ///
-/// Computes    S = scale Q K^T (+ mask),  P = softmax(S) over visible keys,  O = P V,
+/// Computes    S = scale Q K^T,  then softcap, ALiBi and mask;  P = softmax(S) over visible keys,
+///             O = P V (with dropout: P keep / (1 - p) V),
 ///             LSE = log(sum over visible keys of exp(S)), natural logarithm
 /// Shapes      q [B, Sq, Hq, D]  k [B, Sk, Hk, D]  v [B, Sk, Hk, Dv]  o [B, Sq, Hq, Dv]
 ///             lse [B, Hq, Sq];  Hq a multiple of Hk: query head h reads key head h / (Hq / Hk)
@@ -202,6 +215,13 @@ Status prepare(const Context& context, const Plan& plan);
 ///             q's dtype): added to the scaled score; a value at or below half of the type's
 ///             lowest finite number (-inf included) hides. Extents of 1 and strides of 0
 ///             broadcast. Combines with causal.
+/// Window      Options::window, beside causal. Hidden tiles cost no time
+/// Softcap     S becomes cap tanh(S / cap), before ALiBi and mask
+/// ALiBi       alibi_slopes adds -slope |i + Sk - Sq - j| to the score of query i and key j, as
+///             flash-attn does; extents of 1 broadcast
+/// Dropout     P of a pair is kept with probability 1 - p (rounded to a multiple of 2^-16) and
+///             multiplied by 1 / (1 - p), or dropped; LSE is that without dropout. NaN or Inf in v
+///             at a dropped key may make the row non-finite
 /// Empty rows  a row with no visible key, or whose visible scores are all -inf: o = 0, lse = -inf
 /// Non-finite  a row that sees NaN or +inf in a score becomes NaN (o and lse). Keys beyond the
 ///             length are never read. NaN or Inf in v at a masked key may make that row non-finite.
@@ -226,6 +246,8 @@ Status forward(const Context& context, Stream stream, const ForwardTensors& tens
 ///
 /// Computes    P = exp(S - LSE),  delta = rowsum(dO * O) - dLSE,  dP = dO V^T,
 ///             dS = P * (dP - delta),  dV = P^T dO,  dQ = scale dS K,  dK = scale dS^T Q
+///             (with softcap dS is also multiplied by 1 - tanh^2; with dropout dP and the P of dV
+///             by keep / (1 - p))
 ///             (dK, dV summed over the query heads of a group)
 /// Shapes      d_o as o, dq as q, dk as k, dv as v, d_lse as lse
 /// Types       as forward; gradients have the inputs' dtype or fp32; sums in fp32 (fp64 for fp64)

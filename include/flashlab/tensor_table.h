@@ -283,6 +283,8 @@ inline constexpr ShapeRule kOutputs{kBatch, kSeqlenQ, kHeadsQ, kHeadDimV};
 inline constexpr ShapeRule kRowScalars{kBatch, kHeadsQ, kSeqlenQ};
 inline constexpr ShapeRule kScores = ShapeRule{kBatch, kHeadsQ, kSeqlenQ, kSeqlenK}.broadcast();
 
+inline constexpr ShapeRule kHeadSlopes = ShapeRule{kBatch, kHeadsQ}.broadcast();
+
 // Of a pass that has no such tensor.
 inline constexpr TensorMember<F> kNotForward{};
 
@@ -300,7 +302,7 @@ inline constexpr std::array<TensorRow, kTensorRoles> kRows{{
     {R::kDK, "dk", kNotForward, &B::dk, &P::dk, kKeys, D::kAsQOrFp32},
     {R::kDV, "dv", kNotForward, &B::dv, &P::dv, kValues, D::kAsQOrFp32},
     {R::kAlibiSlopes, "alibi_slopes", &F::alibi_slopes, &B::alibi_slopes, &P::alibi_slopes,
-     ShapeRule{kHeadsQ}, D::kFp32, "ALiBi"},
+     kHeadSlopes, D::kFp32},
     {R::kSinks, "sinks", &F::sinks, &B::sinks, &P::sinks, ShapeRule{kHeadsQ}, D::kFp32,
      "attention sinks"},
     {R::kCuSeqlensQ, "cu_seqlens_q", &F::cu_seqlens_q, &B::cu_seqlens_q, &P::cu_seqlens_q,

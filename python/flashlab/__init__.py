@@ -45,7 +45,10 @@ def attention(q: Array, k: Array, v: Array, *, causal: Union[bool, str, None] = 
 def attention(q: Array, k: Array, v: Array, *, causal: Union[bool, str, None] = False,
               scale: Optional[float] = None, mask: Optional[Any] = None,
               return_lse: bool = False, precision: str = "ieee", deterministic: bool = False,
-              out: Optional[Any] = None) -> Union[Array, Tuple[Array, Array]]:
+              out: Optional[Any] = None, window: Optional[tuple] = None,
+              softcap: Optional[float] = None, alibi_slopes: Optional[Any] = None,
+              dropout_p: float = 0.0, dropout_seed: Optional[Tuple[int, int]] = None
+              ) -> Union[Array, Tuple[Array, Array]]:
     """Exact softmax attention: o = softmax(scale q k^T + mask) v.
 
     Shapes      q [B, Sq, Hq, D], k [B, Sk, Hk, D], v [B, Sk, Hk, Dv] -> o [B, Sq, Hq, Dv] and, with
@@ -60,6 +63,13 @@ def attention(q: Array, k: Array, v: Array, *, causal: Union[bool, str, None] = 
     mask        bool (True is visible) or floating (float32 or q's dtype; added to the scores; at
                 or below half of the dtype's lowest finite number, -inf included, it hides),
                 broadcastable to [B, Hq, Sq, Sk]; combines with causal
+    window      (left, right): query i sees keys i + d - left to i + d + right, -1 is no bound; d
+                is 0 top-left, Sk - Sq bottom-right: causal's alignment, or the third element,
+                "top-left" or "bottom-right", which is needed where Sq != Sk without causal
+    softcap     scores become softcap tanh(score / softcap)
+    alibi_slopes  [Hq] or [B, Hq] float32: adds -slope |i + Sk - Sq - j|
+    dropout_p, dropout_seed  probability, below 1, of dropping a probability; the pattern is a
+                function of (seed, offset), batch, head, query and key. lse is that without dropout
     precision   of float32: "ieee", or "tf32" on a GPU with tensor cores for it
     deterministic  bitwise equal on any number of threads or multiprocessors
     out         a writable array for o: its shape, q's dtype or float32; then o is this array
@@ -72,9 +82,29 @@ def attention(q: Array, k: Array, v: Array, *, causal: Union[bool, str, None] = 
     Cost        2 B Hq pairs (D + Dv) FLOPs, pairs = visible (query, key) pairs of a head
     Source      FlashAttention-2 (Dao 2023), algorithm 1
     """
+    if window is not None or softcap is not None or alibi_slopes is not None or dropout_p:
+        return _with_features(
+            q, k, v, out, return_lse, causal=causal, scale=scale, mask=mask, precision=precision,
+            deterministic=deterministic, window=window, softcap=softcap,
+            alibi_slopes=alibi_slopes, dropout_p=dropout_p, dropout_seed=dropout_seed)
     if _is_compiling():
         return _by_torch(q, k, v, causal, scale, mask, return_lse, precision, deterministic, out)
     return _core.attention(q, k, v, causal, scale, mask, return_lse, precision, deterministic, out)
+
+
+def _with_features(q: Any, k: Any, v: Any, out: Any, return_lse: bool, **options: Any) -> Any:
+    """A call whose scores or probabilities are changed. Tensors of PyTorch draw their own seed."""
+    torch = sys.modules.get("torch")
+    if out is None and options["dropout_seed"] is None and torch is not None \
+            and isinstance(q, torch.Tensor):
+        import flashlab.torch
+        del options["dropout_seed"]
+        return flashlab.torch.attention(q, k, v, return_lse=return_lse, **options)
+    if options["dropout_p"] and options["dropout_seed"] is None:
+        raise ValueError("dropout_seed: got None beside dropout_p, expected (seed, offset); two "
+                         "integers that change from call to call")
+    o, lse = _core.forward(q, k, v, return_lse=return_lse, out=out, **options)
+    return (o, lse) if return_lse else o
 
 
 def _is_compiling() -> bool:
@@ -104,7 +134,10 @@ def _by_torch(q: Any, k: Any, v: Any, causal: Any, scale: Any, mask: Any, return
 def attention_backward(d_o: Array, q: Array, k: Array, v: Array, o: Array, lse: Array, *,
                        d_lse: Optional[Array] = None, causal: Union[bool, str, None] = False,
                        scale: Optional[float] = None, mask: Optional[Array] = None,
-                       precision: str = "ieee", deterministic: bool = False
+                       precision: str = "ieee", deterministic: bool = False,
+                       window: Optional[tuple] = None, softcap: Optional[float] = None,
+                       alibi_slopes: Optional[Array] = None, dropout_p: float = 0.0,
+                       dropout_seed: Optional[Tuple[int, int]] = None
                        ) -> Tuple[Array, Array, Array]:
     """Gradients of `attention` for frameworks that have no autograd of their own.
 
@@ -114,12 +147,15 @@ def attention_backward(d_o: Array, q: Array, k: Array, v: Array, o: Array, lse: 
                 gave for the same arguments. Returns dq, dk, dv, of the shapes and types of q, k, v
     d_lse       gradient of lse; None is zero
     deterministic  without it a GPU adds dq up in an order that varies
+    window, softcap, alibi_slopes, dropout_p, dropout_seed  those of the forward call
     Others, errors, strides: as attention
     Cost        2 B Hq pairs (3 D + 2 Dv) FLOPs
     Source      FlashAttention-2 (Dao 2023), algorithm 2
     """
     return _core.backward(d_o, q, k, v, o, lse, d_lse=d_lse, causal=causal, scale=scale, mask=mask,
-                          precision=precision, deterministic=deterministic)
+                          precision=precision, deterministic=deterministic, window=window,
+                          softcap=softcap, alibi_slopes=alibi_slopes, dropout_p=dropout_p,
+                          dropout_seed=dropout_seed)
 
 
 @overload

@@ -18,6 +18,11 @@ def forward(
     return_lse: bool = True,
     out: Optional[Array] = None,
     implementation: Optional[str] = None,
+    window: Union[Tuple[int, int], Tuple[int, int, str], None] = None,
+    softcap: Optional[float] = None,
+    alibi_slopes: Optional[Array] = None,
+    dropout_p: float = 0.0,
+    dropout_seed: Optional[Tuple[int, int]] = None,
 ) -> Tuple[Array, Optional[Array]]: ...
 def backward(
     d_o: Array,
@@ -37,6 +42,11 @@ def backward(
     dk: Optional[Array] = None,
     dv: Optional[Array] = None,
     implementation: Optional[str] = None,
+    window: Union[Tuple[int, int], Tuple[int, int, str], None] = None,
+    softcap: Optional[float] = None,
+    alibi_slopes: Optional[Array] = None,
+    dropout_p: float = 0.0,
+    dropout_seed: Optional[Tuple[int, int]] = None,
 ) -> Tuple[Array, Array, Array]: ...
 def merge(
     parts: Iterable[Tuple[Array, Array]], *, dtype: str = "fp32", return_lse: bool = True

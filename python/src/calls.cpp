@@ -49,6 +49,67 @@ Causal causal_of(nb::handle given, const Argument& q, const Argument& k) {
   return Causal::kTopLeft;
 }
 
+[[noreturn]] void refuse_window(nb::handle given) {
+  raise(PyExc_ValueError, "window", shown(given),
+        "(left, right) or (left, right, \"top-left\" or \"bottom-right\"), keys, -1 for no bound",
+        "");
+}
+
+Window window_of(nb::handle given) {
+  const auto parts = nb::steal<nb::list>(PySequence_List(given.ptr()));
+  if (!parts.is_valid()) PyErr_Clear();
+  if (!parts.is_valid() || nb::len(parts) < 2 || nb::len(parts) > 3) refuse_window(given);
+  Window window;
+  std::int64_t* const sides[] = {&window.left, &window.right};
+  for (std::size_t side = 0; side < 2; ++side) {
+    const long long value = PyLong_AsLongLong(nb::object(parts[side]).ptr());
+    if (value == -1 && PyErr_Occurred() != nullptr) {
+      PyErr_Clear();
+      refuse_window(given);
+    }
+    *sides[side] = value;
+  }
+  if (nb::len(parts) == 2) return window;
+  const nb::object alignment = parts[2];
+  if (equal(alignment, "top-left")) {
+    window.alignment = Alignment::kTopLeft;
+  } else if (equal(alignment, "bottom-right")) {
+    window.alignment = Alignment::kBottomRight;
+  } else {
+    refuse_window(given);
+  }
+  return window;
+}
+
+void set_score_options(const ScoreOptions& given, Options& options) {
+  if (!given.window.is_none()) options.window = window_of(given.window);
+  if (!given.softcap.is_none()) {
+    const double cap = PyFloat_AsDouble(given.softcap.ptr());
+    if (cap == -1.0 && PyErr_Occurred() != nullptr) {
+      PyErr_Clear();
+      raise(PyExc_TypeError, "softcap", shown(given.softcap), "a number > 0, or None", "");
+    }
+    options.softcap = static_cast<float>(cap);
+  }
+  if (given.dropout_p != 0) options.dropout = static_cast<float>(given.dropout_p);
+}
+
+// Python's integers modulo 2^64.
+DropoutSeed seed_of(nb::handle given) {
+  if (given.is_none()) return {};
+  const auto parts = nb::steal<nb::list>(PySequence_List(given.ptr()));
+  DropoutSeed seed;
+  if (parts.is_valid() && nb::len(parts) == 2) {
+    seed.seed = PyLong_AsUnsignedLongLongMask(nb::object(parts[0]).ptr());
+    seed.offset = PyLong_AsUnsignedLongLongMask(nb::object(parts[1]).ptr());
+  }
+  if (!parts.is_valid() || nb::len(parts) != 2 || PyErr_Occurred() != nullptr) {
+    PyErr_Clear();
+    raise(PyExc_ValueError, "dropout_seed", shown(given), "(seed, offset), two integers", "");
+  }
+  return seed;
+}
+
 Options options_of(const CallOptions& given, const Argument& q, const Argument& k) {
   Options options;
   options.causal = causal_of(given.causal, q, k);
@@ -73,6 +134,7 @@ Options options_of(const CallOptions& given, const Argument& q, const Argument& 
   } else if (!equal(given.precision, "ieee")) {
     raise(PyExc_ValueError, "precision", shown(given.precision), "\"ieee\" or \"tf32\"", "");
   }
+  set_score_options(given.scores, options);
   return options;
 }
 
@@ -94,6 +156,19 @@ Argument read_input(const Framework& framework, const char* name, nb::handle arr
 
 Argument read_optional(const Framework& framework, const char* name, nb::handle array) {
   return array.is_none() ? Argument() : read_input(framework, name, array);
+}
+
+// [heads] is one row for every batch entry.
+Argument read_slopes(const Framework& framework, nb::handle array) {
+  Argument slopes = read_optional(framework, "alibi_slopes", array);
+  if (!slopes || slopes.spec().rank != 1) return slopes;
+  TensorSpec& spec = slopes.spec();
+  spec.shape[1] = spec.shape[0];
+  spec.strides[1] = spec.strides[0];
+  spec.shape[0] = 1;
+  spec.strides[0] = 0;
+  spec.rank = 2;
+  return slopes;
 }
 
 // Right-aligned like NumPy's broadcasting. A mask repeated along the keys by a stride of 0 is one
@@ -261,6 +336,10 @@ class CallArguments {
       argument = read_mask(framework, array, (*this)[TensorRole::kK]);
       return;
     }
+    if (role == TensorRole::kAlibiSlopes) {
+      argument = read_slopes(framework, array);
+      return;
+    }
     const TensorMember<Tensors>& member = row.template member<Tensors>();
     if (member.access() == Access::kWrite) {
       argument = read_output(framework, name, array);
@@ -345,6 +424,7 @@ nb::object call(std::span<const Given> given, const CallOptions& call_options, b
   }
 
   Tensors tensors = in.tensors();
+  tensors.dropout_seed = seed_of(call_options.scores.dropout_seed);
   std::array<Memory, kMaxResults> memory;
   std::array<nb::object, kMaxResults> results;
   std::size_t count = 0, made = 0;
@@ -380,7 +460,8 @@ nb::object forward(nb::handle q, nb::handle k, nb::handle v, const CallOptions& 
                           {TensorRole::kK, "k", k},
                           {TensorRole::kV, "v", v},
                           {TensorRole::kO, "out", out},
-                          {TensorRole::kMask, "mask", mask}};
+                          {TensorRole::kMask, "mask", mask},
+                          {TensorRole::kAlibiSlopes, "alibi_slopes", given.scores.alibi_slopes}};
   return call<ForwardTensors>(arrays, given, return_lse, [](const auto&... arguments) {
     return flashlab::forward(arguments...);
   });
@@ -399,7 +480,8 @@ nb::object backward(nb::handle d_o, nb::handle q, nb::handle k, nb::handle v, nb
                           {TensorRole::kDQ, "dq", gradients.dq},
                           {TensorRole::kDK, "dk", gradients.dk},
                           {TensorRole::kDV, "dv", gradients.dv},
-                          {TensorRole::kMask, "mask", mask}};
+                          {TensorRole::kMask, "mask", mask},
+                          {TensorRole::kAlibiSlopes, "alibi_slopes", given.scores.alibi_slopes}};
   return call<BackwardTensors>(arrays, given, true, [](const auto&... arguments) {
     return flashlab::backward(arguments...);
   });

@@ -54,6 +54,12 @@ CallKey::CallKey(Pass pass, const Options& options, Device device, const void* p
   head_.scale = options.scale.value_or(0.0);
   head_.with_lse = with_lse ? 1 : 0;
   head_.implementation = number_of(options.implementation, device);
+  const Window window = options.window.value_or(Window{});
+  head_.window_left = window.left;
+  head_.window_right = window.right;
+  head_.window_alignment = static_cast<std::uint8_t>(window.alignment);
+  head_.softcap = options.softcap.value_or(0.0f);
+  head_.dropout = options.dropout.value_or(0.0f);
 }
 
 void CallKey::add(const Argument& argument) {

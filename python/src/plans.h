@@ -30,11 +30,13 @@ class CallKey {
   struct Head {
     const void* place;
     double scale;
+    std::int64_t window_left, window_right;
+    float softcap, dropout;
     std::int32_t device;
     std::int32_t forks;
     std::uint8_t pass, causal, precision, deterministic, has_scale, with_lse, tensors,
         implementation;
-    std::uint32_t heads_first;
+    std::uint8_t heads_first, window_alignment, unused[2];
   };
   struct Tensor {
     std::int64_t shape[TensorSpec::kMaxRank];

@@ -9,7 +9,7 @@
 namespace flashlab::internal {
 namespace {
 
-constexpr std::array<std::pair<Feature, const char*>, 26> kNames{{
+constexpr std::array<std::pair<Feature, const char*>, 27> kNames{{
     {Feature::kForward, "forward"},
     {Feature::kBackward, "backward"},
     {Feature::kFp64, "fp64"},
@@ -36,6 +36,7 @@ constexpr std::array<std::pair<Feature, const char*>, 26> kNames{{
     {Feature::kRagged, "variable lengths"},
     {Feature::kPaged, "paged keys"},
     {Feature::kRowStatistics, "row statistics"},
+    {Feature::kDropoutState, "dropout state on the device"},
 }};
 
 Feature dtype_feature(DType dtype) {
@@ -74,7 +75,7 @@ void add_tensor(FeatureSet& set, TensorRole role, const TensorSpec& spec) {
     case TensorRole::kRowStatistics:
       return set.add(Feature::kRowStatistics);
     case TensorRole::kDropoutState:
-      return set.add(Feature::kDropout);
+      return set.add(Feature::kDropoutState);
     default:
       return;
   }
@@ -95,7 +96,7 @@ FeatureSet required_features(const Problem& p, const Geometry& g) {
   set.add(p.pass == Pass::kForward ? Feature::kForward : Feature::kBackward);
   set.add(dtype_feature(g.dtype));
   if (p.options.precision == Precision::kTf32) set.add(Feature::kTf32);
-  if (g.bounds.bounded()) set.add(Feature::kCausal);
+  if (p.options.causal != Causal::kNone) set.add(Feature::kCausal);
   if (g.heads_q != g.heads_k) set.add(Feature::kGroupedQuery);
   if (g.head_dim != g.head_dim_v) set.add(Feature::kUnequalHeadDims);
   if (p.options.gradient_mode == GradientMode::kAccumulate) set.add(Feature::kAccumulate);

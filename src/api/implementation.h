@@ -51,6 +51,7 @@ enum class Feature : std::uint32_t {
   kRagged = 1u << 23,
   kPaged = 1u << 24,
   kRowStatistics = 1u << 25,
+  kDropoutState = 1u << 26,  ///< seed and offset on the device
 };
 
 struct FeatureSet {

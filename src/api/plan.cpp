@@ -34,8 +34,7 @@ class KeyWriter {
       *this << s.shape[i] << s.strides[i];
     return *this;
   }
-  KeyWriter& operator<<(const Window& w) { return *this << w.left << w.right; }
-  KeyWriter& operator<<(const Dropout& d) { return *this << d.probability << d.seed << d.offset; }
+  KeyWriter& operator<<(const Window& w) { return *this << w.left << w.right << w.alignment; }
   template <class T>
   KeyWriter& operator<<(const std::optional<T>& value) {
     *this << value.has_value();

@@ -54,6 +54,11 @@ struct MaskBounds {
   }
 };
 
+/// Whether softcap or ALiBi change scores: LSE then stays one number.
+inline bool changes_scores(const Problem& problem) {
+  return problem.options.softcap.has_value() || problem.alibi_slopes.has_value();
+}
+
 /// Backward's LSE with an additive mask. P = exp(S - LSE) needs LSE to an absolute accuracy that
 /// one fp32 number has only while |LSE| is small: where every key of a row carries -1e9, LSE = -1e9
 /// + log(keys) keeps nothing of the logarithm. From kLargeLse on (1.5e-5 of P) backward makes the
@@ -80,6 +85,8 @@ struct Geometry {
   DType dtype = DType::kFp32;  ///< of q, k, v
   double scale = 1;            ///< a float's value unless dtype is fp64
   MaskBounds bounds{};
+  float softcap = 0;  ///< scores become softcap tanh(score / softcap); 0: they do not
+  float dropout = 0;  ///< probability of dropping a probability
 
   std::int64_t group() const noexcept { return heads_k == 0 ? 0 : heads_q / heads_k; }
   bool nothing_to_write() const noexcept { return batch == 0 || heads_q == 0 || seqlen_q == 0; }

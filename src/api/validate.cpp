@@ -150,6 +150,56 @@ Result<Causal> resolve_causal(Causal causal, std::int64_t seqlen_q, std::int64_t
        "every key)"});
 }
 
+// The alignment of a window; an error names both choices where it is open.
+Result<Alignment> resolve_alignment(const Options& options, std::int64_t seqlen_q,
+                                    std::int64_t seqlen_k) {
+  const Alignment given = options.window->alignment;
+  const bool equal = seqlen_q == seqlen_k;
+  if (options.causal == Causal::kNone) {
+    if (given != Alignment::kOfCausal) return equal ? Alignment::kTopLeft : given;
+    if (equal) return Alignment::kTopLeft;
+    return Status::invalid(
+        {"options.window.alignment",
+         fmt::format("none with seqlen_q {} and seqlen_k {}", seqlen_q, seqlen_k),
+         "an alignment, because the lengths differ",
+         "use Alignment::kTopLeft (around key i of query i) or Alignment::kBottomRight (around "
+         "key i + seqlen_k - seqlen_q, as flash-attn)"});
+  }
+  const Alignment causal =
+      options.causal == Causal::kBottomRight ? Alignment::kBottomRight : Alignment::kTopLeft;
+  if (given == Alignment::kOfCausal || given == causal || equal) return causal;
+  return Status::invalid({"options.window.alignment", "another one than that of options.causal",
+                          "one diagonal for both", "leave it at Alignment::kOfCausal"});
+}
+
+// Bounds of visible keys from causal and window, both normalised: a side that hides nothing is
+// unbounded, a window that is only causal is causal, a window that hides nothing is none.
+// Precondition: options.causal is resolved.
+Status resolve_bounds(Options& options, std::int64_t seqlen_q, std::int64_t seqlen_k,
+                      MaskBounds& bounds) {
+  bool bottom_right = options.causal == Causal::kBottomRight;
+  if (options.window) {
+    Window& window = *options.window;
+    auto alignment = resolve_alignment(options, seqlen_q, seqlen_k);
+    if (!alignment.ok()) return alignment.status();
+    window.alignment = *alignment;
+    bottom_right = window.alignment == Alignment::kBottomRight;
+    if (options.causal != Causal::kNone) window.right = 0;
+    const std::int64_t offset = bottom_right ? seqlen_k - seqlen_q : 0;
+    // The last query is furthest from the first key, the first query from the last key.
+    if (window.left >= seqlen_q - 1 + offset) window.left = -1;
+    if (window.right >= seqlen_k - 1 - offset && options.causal == Causal::kNone) window.right = -1;
+    if (window.right == 0) options.causal = bottom_right ? Causal::kBottomRight : Causal::kTopLeft;
+    if (window.left >= 0) bounds.left = window.left;
+    if (window.right >= 0) bounds.right = window.right;
+    if (window.left < 0 && window.right <= 0) options.window.reset();
+  } else if (options.causal != Causal::kNone) {
+    bounds.right = 0;
+  }
+  if (bottom_right) bounds.query_offset = seqlen_k - seqlen_q;
+  return {};
+}
+
 // Kernels multiply in their sums' type.
 double rounded_scale(double scale, DType dtype) {
   return dtype == DType::kFp64 ? scale : static_cast<double>(static_cast<float>(scale));
@@ -182,9 +232,9 @@ void check_options(TensorRules& check, const Options& options, DType dtype) {
     check.fail("options.softcap", fmt::format("{}", *options.softcap), "a finite number > 0",
                "leave it empty for scores as they are");
   }
-  if (options.dropout && !(options.dropout->probability >= 0 && options.dropout->probability < 1)) {
-    check.fail("options.dropout.probability", fmt::format("{}", options.dropout->probability),
-               "a number >= 0 and < 1", "leave dropout empty for none");
+  if (options.dropout && !(*options.dropout >= 0 && *options.dropout < 1)) {
+    check.fail("options.dropout", fmt::format("{}", *options.dropout), "a probability >= 0 and < 1",
+               "leave it empty for none");
   }
 }
 
@@ -237,8 +287,11 @@ Result<Geometry> validate(const Problem& problem, Problem* normalised) {
   auto causal = resolve_causal(p.options.causal, g.seqlen_q, g.seqlen_k);
   if (!causal.ok()) return causal.status();
   p.options.causal = *causal;
-  if (*causal != Causal::kNone) g.bounds.right = 0;
-  if (*causal == Causal::kBottomRight) g.bounds.query_offset = g.seqlen_k - g.seqlen_q;
+  if (Status s = resolve_bounds(p.options, g.seqlen_q, g.seqlen_k, g.bounds); !s.ok()) return s;
+
+  if (p.options.dropout == 0.0f) p.options.dropout.reset();
+  g.softcap = p.options.softcap.value_or(0.0f);
+  g.dropout = p.options.dropout.value_or(0.0f);
 
   normalise_alignment(p);
   if (normalised != nullptr) *normalised = std::move(p);

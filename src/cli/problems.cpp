@@ -22,6 +22,8 @@ constexpr std::size_t kMaxCases = 20'000;
 
 constexpr const char* kShapeFlags[] = {"--batch",      "--heads",  "--kv-heads", "--head-dim",
                                        "--head-dim-v", "--seqlen", "--seqlen-k"};
+constexpr const char* kFeatureFlags[] = {"--causal", "--window",  "--softcap",
+                                         "--alibi",  "--dropout", "--scale"};
 
 // Multiplies the list of cases by the values of one flag.
 void multiply(std::vector<Job>& jobs, const std::vector<std::int64_t>& values,
@@ -100,6 +102,50 @@ void apply_causal(const Arguments& arguments, Case& problem) {
   }
 }
 
+void apply_window(const Arguments& arguments, Case& problem) {
+  const std::optional<std::string> text = arguments.value("--window");
+  if (!text) return;
+  problem.window = cases::parse_window(*text);
+  if (!problem.window) {
+    fail_usage(
+        fmt::format("--window \"{}\" is no window; give LEFT,RIGHT such as 1024,0 or -1,128, "
+                    "and ,top-left or ,bottom-right behind them where the lengths differ",
+                    *text));
+  }
+  const bool aligned = problem.window->alignment != Alignment::kOfCausal;
+  if (!aligned && problem.causal == Causal::kNone && problem.seqlen_q != problem.seqlen_k) {
+    fail_usage(
+        fmt::format("--window {} is ambiguous where --seqlen is {} and --seqlen-k is {}; use "
+                    "--window {},top-left (around key i of query i) or --window "
+                    "{},bottom-right (the last query is at the last key, as flash-attn)",
+                    *text, problem.seqlen_q, problem.seqlen_k, *text, *text));
+  }
+}
+
+float parse_real_in(const Arguments& arguments, const char* flag, float low, float high,
+                    const char* example) {
+  const float value = parse_real(flag, *arguments.value(flag));
+  if (value >= low && value <= high) return value;
+  fail_usage(fmt::format("{} {} is out of range; give a number such as {}", flag,
+                         *arguments.value(flag), example));
+}
+
+// What changes scores and probabilities.
+void apply_features(const Arguments& arguments, Case& problem) {
+  apply_window(arguments, problem);
+  if (arguments.has("--softcap")) {
+    problem.softcap = parse_real_in(arguments, "--softcap", 1e-30f, 1e30f, "30 or 50");
+  }
+  if (arguments.has("--alibi")) problem.alibi = true;
+  if (arguments.has("--dropout")) {
+    problem.dropout = parse_real_in(arguments, "--dropout", 0, 0.9999f, "0.1, less than 1");
+  }
+  if (arguments.has("--dropout-seed")) {
+    problem.dropout_pattern =
+        static_cast<std::uint64_t>(whole(arguments, "--dropout-seed", 1, 0, INT64_MAX));
+  }
+}
+
 // The passes that --pass or --no-grad ask for; none: what the preset, sweep or command says.
 std::vector<Pass> asked_passes(const Arguments& arguments) {
   const std::string pass = arguments.value("--pass").value_or("");
@@ -172,7 +218,8 @@ void rename(const Arguments& arguments, Case& problem) {
   }
   const bool changed = std::any_of(std::begin(kShapeFlags), std::end(kShapeFlags),
                                    [&](const char* flag) { return arguments.has(flag); }) ||
-                       arguments.has("--causal") || arguments.has("--scale");
+                       std::any_of(std::begin(kFeatureFlags), std::end(kFeatureFlags),
+                                   [&](const char* flag) { return arguments.has(flag); });
   if (changed) problem.name += ", changed";
 }
 
@@ -184,6 +231,7 @@ void finish(const Arguments& arguments, const ProblemDefaults& defaults, std::ve
     check_heads(arguments, job.problem);
     check_size(job.problem);
     apply_causal(arguments, job.problem);
+    apply_features(arguments, job.problem);
     if (scale) job.problem.scale = parse_real("--scale", *scale);
     job.problem.seed = static_cast<std::uint64_t>(seed);
     if (!passes.empty()) job.passes = passes;
@@ -341,6 +389,10 @@ std::string problem_flags(const cases::Case& problem) {
   }
   if (problem.causal == Causal::kTopLeft) out += " --causal=top-left";
   if (problem.causal == Causal::kBottomRight) out += " --causal=bottom-right";
+  if (problem.window) out += " --window " + cases::to_string(*problem.window);
+  if (problem.softcap) out += fmt::format(" --softcap {}", *problem.softcap);
+  if (problem.alibi) out += " --alibi";
+  if (problem.dropout > 0) out += fmt::format(" --dropout {}", problem.dropout);
   if (problem.scale) out += fmt::format(" --scale {}", *problem.scale);
   return out;
 }

@@ -10,6 +10,7 @@
 
 #include "api/context_state.h"
 #include "cpu/backward_schedule.h"
+#include "cpu/score_views.h"
 #include "cpu/simd/backward_kernels.h"
 #include "cpu/simd/kernels.h"
 #include "runtime/cpu/thread_pool.h"
@@ -107,6 +108,9 @@ Status BackwardPlan::backward(ContextState& context, Stream, const BackwardTenso
   c.lse = statistics_view(t.lse);
   if (t.d_lse) c.d_lse = statistics_view(*t.d_lse);
   if (t.mask) c.mask = mask_view(*t.mask);
+  c.scores = score_view(geometry, t.alibi_slopes);
+  const DropoutMask dropout = dropout_mask(geometry, t.dropout_seed);
+  c.dropout = dropout_view(dropout);
   c.splits = splits.data();
   auto* memory = static_cast<std::byte*>(workspace.data);
   c.delta = reinterpret_cast<float*>(memory + delta_offset);
@@ -257,7 +261,8 @@ Result<std::shared_ptr<PlanState>> plan_backward(const ContextState& context,
 
   const std::int64_t padded_dim = ceil_div(g.head_dim, plan->table->lanes) * plan->table->lanes;
   plan->delta_offset = plan->add_region("delta", region_bytes({g.batch, g.heads_q, g.seqlen_q}));
-  plan->additive_mask = problem.mask && problem.mask->dtype != DType::kBool;
+  plan->additive_mask =
+      problem.mask && problem.mask->dtype != DType::kBool && !changes_scores(problem);
   if (plan->additive_mask) {
     plan->lse_parts_offset =
         plan->add_region("lse_parts", region_bytes({2, g.batch, g.heads_q, g.seqlen_q}));

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "api/context_state.h"
+#include "cpu/score_views.h"
 #include "cpu/simd/kernels.h"
 #include "runtime/cpu/thread_pool.h"
 
@@ -142,6 +143,9 @@ Status ForwardPlan::forward(ContextState& context, Stream, const ForwardTensors&
     const auto& s = t.mask->spec.strides;
     c.mask = {t.mask->data, t.mask->spec.dtype, s[0], s[1], s[2], s[3]};
   }
+  c.scores = score_view(geometry, t.alibi_slopes);
+  const DropoutMask dropout = dropout_mask(geometry, t.dropout_seed);
+  c.dropout = dropout_view(dropout);
   auto* memory = static_cast<std::byte*>(workspace.data);
   ThreadPool& pool = context.pool();
   if (packs_ahead) {

@@ -5,6 +5,7 @@
 #include <new>
 
 #include "reference/heads.h"
+#include "reference/scores.h"
 
 namespace flashlab::reference {
 namespace {
@@ -77,8 +78,15 @@ struct Orders {
 template <class Real>
 class NaiveRow {
  public:
-  NaiveRow(const Visibility& visibility, double scale, Rounding rounding, const Orders& orders)
-      : visibility_(visibility), scale_(scale), rounding_(rounding), orders_(orders) {}
+  template <class Tensors>
+  NaiveRow(const Tensors& t, const Sizes& sizes, const Options& options, Rounding rounding,
+           const Orders& orders)
+      : visibility_(sizes, options, t.mask),
+        rule_(sizes, options, t.alibi_slopes),
+        dropout_(sizes, options, t.dropout_seed),
+        scale_(scale_of(options, sizes.head_dim, t.q.spec.dtype)),
+        rounding_(rounding),
+        orders_(orders) {}
 
   void scores(const Real* q, const std::vector<std::int64_t>& keys,
               const std::vector<Real>& k_columns, std::int64_t b, std::int64_t h, std::int64_t i) {
@@ -87,12 +95,24 @@ class NaiveRow {
         std::lower_bound(keys.begin(), keys.end(), visibility_.end_key(i)) - keys.begin());
     p.resize(keys.size());
     dot_columns(q, orders_.features, k_columns.data(), keys.size(), count, p.data());
+    dropout_.row(b, h, i, keys, kept);
+    slope.resize(keys.size());
+    const ScoreRule::Row alibi = rule_.row(b, h, i);
     for (std::size_t n = 0; n < count; ++n) {
+      const Real x = static_cast<Real>(scale_) * p[n];
+      slope[n] = rule_.derivative(x);
       p[n] = visible[n] == 0
                  ? -kInfinite<Real>
-                 : rounding_(static_cast<Real>(scale_) * p[n] + static_cast<Real>(bias_[n]));
+                 : rounding_(rule_.capped(x) + static_cast<Real>(alibi(keys[n]) + bias_[n]));
     }
   }
+
+  // 1 / (1 - p) where dropout keeps the pair, else 0.
+  Real keep(std::size_t n) const {
+    return kept[n] != 0 ? static_cast<Real>(dropout_.scale()) : Real(0);
+  }
+  Real keep_scale() const { return static_cast<Real>(dropout_.scale()); }
+  double scale() const { return scale_; }
 
   // S -> rounded softmax; returns the LSE.
   Real softmax() {
@@ -126,6 +146,8 @@ class NaiveRow {
   }
 
   std::vector<Real> p;
+  std::vector<Real> slope;         // d score / d (scale q.k)
+  std::vector<std::uint8_t> kept;  // by dropout
   std::vector<std::uint8_t> visible;
   std::size_t count = 0;
 
@@ -135,7 +157,9 @@ class NaiveRow {
     return value;
   }
 
-  const Visibility& visibility_;
+  Visibility visibility_;
+  ScoreRule rule_;
+  DropoutRule dropout_;
   double scale_;
   Rounding rounding_;
   const Orders& orders_;
@@ -147,9 +171,7 @@ ForwardRows forward_as(const ForwardTensors& t, const Options& options, const Sa
                        const NaiveVariant& variant) {
   const Sizes sizes = sizes_of(t.q, t.k, t.v);
   const Orders orders(sizes, variant);
-  const Visibility visibility(sizes, options.causal, t.mask);
-  NaiveRow<Real> row(visibility, scale_of(options, sizes.head_dim, t.q.spec.dtype),
-                     {t.q.spec.dtype, options}, orders);
+  NaiveRow<Real> row(t, sizes, options, {t.q.spec.dtype, options}, orders);
   const auto dim = static_cast<std::size_t>(sizes.head_dim);
   const auto dim_v = static_cast<std::size_t>(sizes.head_dim_v);
   const std::vector<std::int64_t> all_keys = range(sizes.seqlen_k);
@@ -177,11 +199,12 @@ ForwardRows forward_as(const ForwardTensors& t, const Options& options, const Sa
           out.lse[slot] = static_cast<double>(row.softmax());
           std::fill(o.begin(), o.end(), Real(0));
           orders.each(row.count, [&](std::size_t j) {
-            if (row.visible[j] == 0) return;
+            if (row.visible[j] == 0 || row.kept[j] == 0) return;
             add_scaled(row.p[j], &v_rows[j * dim_v], sizes.head_dim_v, o.data());
           });
           for (std::size_t d = 0; d < dim_v; ++d) {
-            out.o[slot * dim_v + d] = round_to(t.o.spec.dtype, static_cast<double>(o[d]));
+            out.o[slot * dim_v + d] =
+                round_to(t.o.spec.dtype, static_cast<double>(o[d] * row.keep_scale()));
           }
         }
       }
@@ -198,10 +221,8 @@ class NaiveBackward {
       : t_(t),
         sizes_(sizes_of(t.q, t.k, t.v)),
         orders_(sizes_, variant),
-        visibility_(sizes_, options.causal, t.mask),
-        scale_(scale_of(options, sizes_.head_dim, t.q.spec.dtype)),
         rounding_(t.q.spec.dtype, options),
-        row_(visibility_, scale_, rounding_, orders_),
+        row_(t, sizes_, options, rounding_, orders_),
         statistics_(statistics),
         all_(sample.all) {
     out_.queries = sample.queries;
@@ -257,11 +278,12 @@ class NaiveBackward {
     for (std::size_t n = 0; n < wanted_keys.slots.size(); ++n) {
       const std::size_t slot = wanted_keys.slots[n];
       for (std::size_t d = 0; d < dim(); ++d) {
-        out_.dk[slot * dim() + d] =
-            round_to(dk_type, static_cast<double>(static_cast<Real>(scale_) * dk_[n * dim() + d]));
+        out_.dk[slot * dim() + d] = round_to(
+            dk_type, static_cast<double>(static_cast<Real>(row_.scale()) * dk_[n * dim() + d]));
       }
       for (std::size_t d = 0; d < dim_v(); ++d) {
-        out_.dv[slot * dim_v() + d] = round_to(dv_type, static_cast<double>(dv_[n * dim_v() + d]));
+        out_.dv[slot * dim_v() + d] =
+            round_to(dv_type, static_cast<double>(row_.keep_scale() * dv_[n * dim_v() + d]));
       }
     }
   }
@@ -277,7 +299,9 @@ class NaiveBackward {
       dp_.resize(keys.positions.size());
       dot_columns(&d_o_[n * dim_v()], orders_.values, keys.v_columns.data(), keys.positions.size(),
                   row_.count, dp_.data());
-      for (std::size_t j = 0; j < row_.count; ++j) dp_[j] = rounding_(dp_[j]);
+      for (std::size_t j = 0; j < row_.count; ++j) {
+        dp_[j] = row_.kept[j] == 0 ? Real(0) : rounding_(row_.keep(j) * dp_[j]);
+      }
       Real delta = 0;
       if (statistics_ == Statistics::kGiven) {
         row_.probabilities(static_cast<Real>(given_lse(b, h, i)));
@@ -294,8 +318,9 @@ class NaiveBackward {
       }
       if (t_.d_lse) delta -= static_cast<Real>(read_statistic(*t_.d_lse, b, h, i));
       for (std::size_t j = 0; j < row_.count; ++j) {
-        dp_[j] =
-            row_.visible[j] == 0 ? Real(0) : rounding_.operand(row_.p[j] * (dp_[j] - delta));  // dS
+        dp_[j] = row_.visible[j] == 0
+                     ? Real(0)
+                     : rounding_.operand(row_.p[j] * (dp_[j] - delta) * row_.slope[j]);  // dS
       }
       if (wanted != nullptr) query_gradient(wanted->slots[n], keys);
       if (wanted_keys != nullptr) key_gradients(*wanted_keys, n, keys);
@@ -322,7 +347,7 @@ class NaiveBackward {
     });
     for (std::size_t d = 0; d < dim(); ++d) {
       out_.dq[slot * dim() + d] =
-          round_to(t_.dq.spec.dtype, static_cast<double>(static_cast<Real>(scale_) * o_[d]));
+          round_to(t_.dq.spec.dtype, static_cast<double>(static_cast<Real>(row_.scale()) * o_[d]));
     }
   }
 
@@ -332,6 +357,7 @@ class NaiveBackward {
       const std::size_t j = selected ? m : static_cast<std::size_t>(wanted_keys.positions[m]);
       if (j >= row_.count || row_.visible[j] == 0) continue;
       add_scaled(dp_[j], &q_[n * dim()], sizes_.head_dim, &dk_[m * dim()]);
+      if (row_.kept[j] == 0) continue;
       add_scaled(row_.p[j], &d_o_[n * dim_v()], sizes_.head_dim_v, &dv_[m * dim_v()]);
     }
   }
@@ -339,8 +365,6 @@ class NaiveBackward {
   const BackwardTensors& t_;
   Sizes sizes_;
   Orders orders_;
-  Visibility visibility_;
-  double scale_;
   Rounding rounding_;
   NaiveRow<Real> row_;
   Statistics statistics_;
@@ -365,9 +389,10 @@ void keep_worst(const std::vector<double>& exact, const std::vector<double>& oth
 }
 
 // The variants of a yardstick. The first is the formula as it stands.
-std::vector<NaiveVariant> variants(const Sizes& sizes, Causal causal, const Sample& sample) {
+std::vector<NaiveVariant> variants(const Sizes& sizes, const Options& options,
+                                   const Sample& sample) {
   std::vector<NaiveVariant> out = {{0, false}, {1, true}};
-  if (sample.all && multiply_adds(sizes, causal) < 1e7) {
+  if (sample.all && multiply_adds(sizes, options) < 1e7) {
     out.insert(out.end(), {{2, false}, {3, true}, {4, true}, {5, false}});
   }
   return out;
@@ -404,7 +429,7 @@ Result<ForwardRows> naive_yardstick(const ForwardTensors& tensors, const Options
                                     const Sample& sample, const ForwardRows& exact) {
   const Sizes sizes = sizes_of(tensors.q, tensors.k, tensors.v);
   std::optional<ForwardRows> worst;
-  for (const NaiveVariant& variant : variants(sizes, options.causal, sample)) {
+  for (const NaiveVariant& variant : variants(sizes, options, sample)) {
     auto next = naive_forward(tensors, options, sample, variant);
     if (!next.ok()) return next.status();
     if (!worst) {
@@ -422,7 +447,7 @@ Result<BackwardRows> naive_yardstick(const BackwardTensors& tensors, const Optio
                                      bool given_only) {
   const Sizes sizes = sizes_of(tensors.q, tensors.k, tensors.v);
   std::optional<BackwardRows> worst;
-  for (const NaiveVariant& variant : variants(sizes, options.causal, sample)) {
+  for (const NaiveVariant& variant : variants(sizes, options, sample)) {
     const bool given = given_only || variant.order % 2 == 1;
     auto next = naive_backward(tensors, options, sample,
                                given ? Statistics::kGiven : Statistics::kRecomputed, variant);

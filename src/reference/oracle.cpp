@@ -5,6 +5,7 @@
 #include <new>
 
 #include "reference/heads.h"
+#include "reference/scores.h"
 
 namespace flashlab::reference {
 namespace {
@@ -71,22 +72,47 @@ struct Keys {
   }
 };
 
-// One row of the score matrix: scale q.k + mask of visible keys.
+// What the scores of a problem are made by.
+struct Scores {
+  Visibility visibility;
+  ScoreRule rule;
+  DropoutRule dropout;
+  double scale;
+
+  template <class Tensors>
+  Scores(const Tensors& t, const Sizes& sizes, const Options& options)
+      : visibility(sizes, options, t.mask),
+        rule(sizes, options, t.alibi_slopes),
+        dropout(sizes, options, t.dropout_seed),
+        scale(scale_of(options, sizes.head_dim, t.q.spec.dtype)) {}
+};
+
+// One row of the score matrix: the scores of visible keys, and what dropout keeps of them.
 template <class Real>
 class ScoreRow {
  public:
-  ScoreRow(const Visibility& visibility, double scale, std::int64_t dim)
-      : visibility_(visibility), scale_(scale), order_(range(dim)) {}
+  ScoreRow(const Scores& scores, std::int64_t dim) : scores_(scores), order_(range(dim)) {}
 
   void compute(const Real* q, const Keys<Real>& keys, std::int64_t b, std::int64_t h,
                std::int64_t i) {
-    visibility_.row(b, h, i, keys.positions, visible, bias);
-    count = keys.before(visibility_.end_key(i));
+    scores_.visibility.row(b, h, i, keys.positions, visible, bias);
+    scores_.dropout.row(b, h, i, keys.positions, kept);
+    count = keys.before(scores_.visibility.end_key(i));
     s.resize(keys.count());
+    slope.resize(keys.count());
     dot_columns(q, order_, keys.k_columns.data(), keys.count(), count, s.data());
+    const ScoreRule::Row alibi = scores_.rule.row(b, h, i);
     for (std::size_t n = 0; n < count; ++n) {
-      s[n] = static_cast<Real>(scale_) * s[n] + static_cast<Real>(bias[n]);
+      const Real x = static_cast<Real>(scores_.scale) * s[n];
+      slope[n] = scores_.rule.derivative(x);
+      s[n] = scores_.rule.capped(x) + static_cast<Real>(alibi(keys.positions[n])) +
+             static_cast<Real>(bias[n]);
     }
+  }
+
+  // What multiplies a kept probability before V, and 0 for a dropped one.
+  Real keep(std::size_t n) const {
+    return kept[n] != 0 ? static_cast<Real>(scores_.dropout.scale()) : Real(0);
   }
 
   // |scale| |q| max |k| over the visible, finite keys of the row computed last: a key with an
@@ -98,17 +124,18 @@ class ScoreRow {
         largest = std::max(largest, keys.k_norm[n]);
       }
     }
-    return std::fabs(scale_) * largest * norm(q, static_cast<std::int64_t>(order_.size()));
+    return std::fabs(scores_.scale) * largest * norm(q, static_cast<std::int64_t>(order_.size()));
   }
 
   std::vector<Real> s;                // valid where visible
+  std::vector<Real> slope;            // [keys] d score / d (scale q.k)
   std::vector<std::uint8_t> visible;  // [keys]
+  std::vector<std::uint8_t> kept;     // [keys] by dropout
   std::vector<double> bias;
   std::size_t count = 0;  // no key from here on is visible
 
  private:
-  const Visibility& visibility_;
-  double scale_;
+  const Scores& scores_;
   std::vector<std::int64_t> order_;  // of the products in a score
 };
 
@@ -141,7 +168,8 @@ RowLse<Real> forward_row(const ScoreRow<Real>& row, const Keys<Real>& keys, std:
     if (row.visible[n] == 0) continue;
     const Real p = std::exp(row.s[n] - maximum);
     sum += p;
-    add_scaled(p, &keys.v_rows[n * static_cast<std::size_t>(dim_v)], dim_v, o);
+    if (row.kept[n] == 0) continue;
+    add_scaled(p * row.keep(n), &keys.v_rows[n * static_cast<std::size_t>(dim_v)], dim_v, o);
   }
   for (std::int64_t d = 0; d < dim_v; ++d) o[d] /= sum;
   return {maximum, std::log(sum)};
@@ -150,8 +178,8 @@ RowLse<Real> forward_row(const ScoreRow<Real>& row, const Keys<Real>& keys, std:
 template <class Real>
 ForwardRows forward_as(const ForwardTensors& t, const Options& options, const Sample& sample) {
   const Sizes sizes = sizes_of(t.q, t.k, t.v);
-  const Visibility visibility(sizes, options.causal, t.mask);
-  ScoreRow<Real> row(visibility, scale_of(options, sizes.head_dim, t.q.spec.dtype), sizes.head_dim);
+  const Scores scores(t, sizes, options);
+  ScoreRow<Real> row(scores, sizes.head_dim);
   const auto dim_v = static_cast<std::size_t>(sizes.head_dim_v);
 
   ForwardRows out;
@@ -207,9 +235,8 @@ class Backward {
            Statistics statistics)
       : t_(t),
         sizes_(sizes_of(t.q, t.k, t.v)),
-        visibility_(sizes_, options.causal, t.mask),
-        scale_(scale_of(options, sizes_.head_dim, t.q.spec.dtype)),
-        row_(visibility_, scale_, sizes_.head_dim),
+        scores_(t, sizes_, options),
+        row_(scores_, sizes_.head_dim),
         order_v_(range(sizes_.head_dim_v)),
         statistics_(statistics),
         all_(sample.all) {
@@ -263,7 +290,7 @@ class Backward {
       const std::size_t slot = wanted_keys.slots[n];
       for (std::size_t d = 0; d < dim(); ++d) {
         out_.dk[slot * dim() + d] =
-            static_cast<double>(static_cast<Real>(scale_) * dk_[n * dim() + d]);
+            static_cast<double>(static_cast<Real>(scores_.scale) * dk_[n * dim() + d]);
       }
       for (std::size_t d = 0; d < dim_v(); ++d) {
         out_.dv[slot * dim_v() + d] = static_cast<double>(dv_[n * dim_v() + d]);
@@ -344,15 +371,17 @@ class Backward {
       for (std::size_t j = 0; j < row_.count; ++j) {
         if (row_.visible[j] == 0) continue;
         const Real p = std::exp((row_.s[j] - queries.lse[n].maximum) - queries.lse[n].log_sum);
-        const Real ds = p * (dp[j] - queries.delta[n]);
+        const Real kept = row_.keep(j);
+        const Real d_p = kept == 0 ? Real(0) : kept * dp[j];
+        const Real ds = p * (d_p - queries.delta[n]) * row_.slope[j];
         if (wanted != nullptr) add_scaled(ds, &keys.k_rows[j * dim()], sizes_.head_dim, dq.data());
         if (wanted_keys == nullptr) continue;
         add_scaled(ds, q, sizes_.head_dim, &dk_[j * dim()]);
-        add_scaled(p, d_o, sizes_.head_dim_v, &dv_[j * dim_v()]);
+        if (kept != 0) add_scaled(p * kept, d_o, sizes_.head_dim_v, &dv_[j * dim_v()]);
       }
       for (std::size_t d = 0; wanted != nullptr && d < dim(); ++d) {
         out_.dq[wanted->slots[n] * dim() + d] =
-            static_cast<double>(static_cast<Real>(scale_) * dq[d]);
+            static_cast<double>(static_cast<Real>(scores_.scale) * dq[d]);
       }
     }
   }
@@ -389,8 +418,7 @@ class Backward {
 
   const BackwardTensors& t_;
   Sizes sizes_;
-  Visibility visibility_;
-  double scale_;
+  Scores scores_;
   ScoreRow<Real> row_;
   std::vector<std::int64_t> order_v_;
   Statistics statistics_;
@@ -430,11 +458,12 @@ Result<BackwardRows> backward(const BackwardTensors& tensors, const Options& opt
   }
 }
 
-double multiply_adds(const Sizes& sizes, Causal causal) {
-  const Visibility visibility(sizes, causal, std::nullopt);
+double multiply_adds(const Sizes& sizes, const Options& options) {
+  const Visibility visibility(sizes, options, std::nullopt);
   double pairs = 0;
   for (std::int64_t i = 0; i < sizes.seqlen_q; ++i) {
-    pairs += static_cast<double>(visibility.end_key(i));
+    pairs += static_cast<double>(
+        std::max<std::int64_t>(visibility.end_key(i) - visibility.first_key(i), 0));
   }
   return static_cast<double>(sizes.batch) * static_cast<double>(sizes.heads_q) * pairs *
          static_cast<double>(sizes.head_dim + sizes.head_dim_v);

@@ -53,7 +53,7 @@ Result<ForwardRows> forward(const ForwardTensors& tensors, const Options& option
 Result<BackwardRows> backward(const BackwardTensors& tensors, const Options& options,
                               const Sample& sample, Statistics statistics);
 
-/// Multiply-adds of one forward (Sq x Sk x (D + Dv) per head under causal).
-double multiply_adds(const Sizes& sizes, Causal causal);
+/// Multiply-adds of one forward: visible pairs x (D + Dv) per query head. Masks are not counted.
+double multiply_adds(const Sizes& sizes, const Options& options);
 
 }  // namespace flashlab::reference

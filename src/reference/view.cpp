@@ -272,14 +272,31 @@ Sample Sample::seeded(const Sizes& sizes, std::int64_t rows, std::int64_t heads,
   return out;
 }
 
-Visibility::Visibility(const Sizes& sizes, Causal causal, const std::optional<ConstTensor>& mask)
-    : sizes_(sizes), causal_(causal), mask_(mask) {}
+Visibility::Visibility(const Sizes& sizes, const Options& options,
+                       const std::optional<ConstTensor>& mask)
+    : sizes_(sizes), causal_(options.causal), window_(options.window), mask_(mask) {}
+
+std::int64_t Visibility::aligned_key(std::int64_t i) const {
+  const bool bottom_right =
+      causal_ == Causal::kBottomRight || (window_ && window_->alignment == Alignment::kBottomRight);
+  return bottom_right ? i + sizes_.seqlen_k - sizes_.seqlen_q : i;
+}
+
+std::int64_t Visibility::first_key(std::int64_t i) const {
+  if (!window_ || window_->left < 0) return 0;
+  // The window may be wider than any key is far.
+  const std::int64_t far = std::min(window_->left, sizes_.seqlen_q + sizes_.seqlen_k);
+  return std::clamp<std::int64_t>(aligned_key(i) - far, 0, sizes_.seqlen_k);
+}
 
 std::int64_t Visibility::end_key(std::int64_t i) const {
   std::int64_t end = sizes_.seqlen_k;
-  if (causal_ == Causal::kCausal || causal_ == Causal::kTopLeft) end = i + 1;
-  if (causal_ == Causal::kBottomRight) end = i + 1 + sizes_.seqlen_k - sizes_.seqlen_q;
-  return std::clamp<std::int64_t>(end, 0, sizes_.seqlen_k);
+  if (window_ && window_->right >= 0) {
+    const std::int64_t far = std::min(window_->right, sizes_.seqlen_q + sizes_.seqlen_k);
+    end = std::min(end, aligned_key(i) + far + 1);
+  }
+  if (causal_ != Causal::kNone) end = std::min(end, aligned_key(i) + 1);
+  return std::max<std::int64_t>(end, 0);
 }
 
 void Visibility::row(std::int64_t b, std::int64_t h, std::int64_t i,
@@ -287,8 +304,10 @@ void Visibility::row(std::int64_t b, std::int64_t h, std::int64_t i,
                      std::vector<double>& bias) const {
   visible.resize(keys.size());
   bias.assign(keys.size(), 0.0);
-  const std::int64_t end = end_key(i);
-  for (std::size_t n = 0; n < keys.size(); ++n) visible[n] = keys[n] < end ? 1 : 0;
+  const std::int64_t first = first_key(i), end = end_key(i);
+  for (std::size_t n = 0; n < keys.size(); ++n) {
+    visible[n] = keys[n] >= first && keys[n] < end ? 1 : 0;
+  }
   if (!mask_) return;
   const TensorSpec& spec = mask_->spec;
   const std::int64_t base = offset_of(spec, b, h, i);

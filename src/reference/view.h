@@ -63,9 +63,11 @@ struct Sample {
 /// Which keys a query sees, and what is added to its scores.
 class Visibility {
  public:
-  Visibility(const Sizes& sizes, Causal causal, const std::optional<ConstTensor>& mask);
+  Visibility(const Sizes& sizes, const Options& options, const std::optional<ConstTensor>& mask);
 
-  /// One past the last key that the causal bound lets query i see.
+  /// The first key and one past the last key that causal and window let query i see; equal, or
+  /// crossed, where it sees none.
+  std::int64_t first_key(std::int64_t i) const;
   std::int64_t end_key(std::int64_t i) const;
 
   /// For the keys in `keys` (positions, ascending), one entry each: whether query (b, h, i) sees
@@ -75,8 +77,12 @@ class Visibility {
            std::vector<std::uint8_t>& visible, std::vector<double>& bias) const;
 
  private:
+  /// The key that is aligned with query i.
+  std::int64_t aligned_key(std::int64_t i) const;
+
   Sizes sizes_;
   Causal causal_;
+  std::optional<Window> window_;
   std::optional<ConstTensor> mask_;
 };
 

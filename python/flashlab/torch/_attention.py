@@ -8,6 +8,7 @@ from torch import Tensor
 
 from . import _checks
 from ._autograd import attend
+from ._features import Features, probability
 
 
 @overload
@@ -27,8 +28,9 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool | str | None = ..
               deterministic: bool = ...) -> Tensor | tuple[Tensor, Tensor]: ...
 def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool | str | None = False,
               scale: float | None = None, mask: Tensor | None = None, return_lse: bool = False,
-              precision: str = "ieee",
-              deterministic: bool = False) -> Tensor | tuple[Tensor, Tensor]:
+              precision: str = "ieee", deterministic: bool = False, window: tuple | None = None,
+              softcap: float | None = None, alibi_slopes: Tensor | None = None,
+              dropout_p: float = 0.0) -> Tensor | tuple[Tensor, Tensor]:
     """Exact softmax attention with gradients: o = softmax(scale q k^T + mask) v.
 
     Shapes      q [B, Sq, Hq, D], k [B, Sk, Hk, D], v [B, Sk, Hk, Dv] -> o [B, Sq, Hq, Dv] and, with
@@ -43,6 +45,13 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool | str | None = Fa
     mask        bool (True is visible) or additive (float32 or q's dtype; at or below half of the
                 dtype's lowest finite number, -inf included, it hides), broadcastable to
                 [B, Hq, Sq, Sk]; combines with causal. It gets no gradient: requires_grad raises
+    window      (left, right): query i sees keys i + d - left to i + d + right, -1 is no bound; d
+                is 0 top-left, Sk - Sq bottom-right: causal's alignment, or the third element,
+                "top-left" or "bottom-right", which is needed where Sq != Sk without causal
+    softcap     scores become softcap tanh(score / softcap)
+    alibi_slopes  [Hq] or [B, Hq] float32: adds -slope |i + Sk - Sq - j|; gets no gradient
+    dropout_p   probability, below 1, of dropping a probability; seed and offset come from torch's
+                generator of the device, which moves on
     precision   "ieee", or "tf32" for float32 tensors on a GPU with tensor cores for it
     deterministic  bitwise equal gradients at every call; also switched on by
                 torch.use_deterministic_algorithms(True)
@@ -58,7 +67,10 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool | str | None = Fa
         causal = _checks.resolve_causal(causal, *_lengths(q, k))
     else:
         causal = None
-    return attend(q, k, v, mask, scale, causal, precision, deterministic, return_lse)
+    features = Features(window, softcap, alibi_slopes,
+                        probability("dropout_p", dropout_p) if dropout_p else 0.0)
+    return attend(q, k, v, mask, scale, causal, precision, deterministic, return_lse,
+                  features=features if features else None)
 
 
 def _lengths(q, k):

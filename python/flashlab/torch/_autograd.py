@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import torch
 
-from . import _checks, _functorch, _operators
+from . import _checks, _features, _functorch, _operators
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, type(None)})
 # Bound once: an eager call asks all of these, and a look-up costs as much as the answer.
@@ -78,11 +78,16 @@ def gradients(d_o, q, k, v, o, lse, d_lse, mask, options, heads_first=False):
     return (grad.transpose(1, 2) for grad in grads) if heads_first else grads
 
 
-def attend(q, k, v, mask, scale, causal, precision, deterministic, return_lse, heads_first=False):
+def attend(q, k, v, mask, scale, causal, precision, deterministic, return_lse, heads_first=False,
+           features=None):
     """The one door: every function of flashlab.torch ends here.
 
-    causal is None or an alignment; heads_first means [batch, heads, seqlen, head_dim].
+    causal is None or an alignment; heads_first means [batch, heads, seqlen, head_dim]; features
+    is None or _features.Features.
     """
+    if features:
+        return _features.attend(q, k, v, mask, scale, causal, precision, deterministic, return_lse,
+                                heads_first, features)
     options = (scale, causal, precision, deterministic or _is_deterministic())
     device = None if _is_compiling() else direct(q, k, v, mask)
     if device is None:

@@ -13,33 +13,20 @@ from torch import Tensor
 
 from . import _checks
 from ._autograd import attend
+from ._features import Features, probability
 from ._packed import attend_packed
 
-_SDPA = "use torch.nn.functional.scaled_dot_product_attention"
 
-
-def _alignment(dropout_p, causal, window_size, softcap, alibi_slopes) -> str | None:
-    """The alignment that causal and window_size ask for; raises for what is to come."""
-    if dropout_p:
-        if not 0.0 <= dropout_p <= 1.0:
-            raise ValueError(f"dropout_p: got {dropout_p}, expected a probability from 0 to 1")
-        raise _checks.unsupported("dropout_p", dropout_p, f"pass 0.0, or {_SDPA}")
-    if softcap and softcap > 0.0:
-        raise _checks.unsupported("softcap", softcap, "pass 0.0, or use torch's flex_attention")
-    if alibi_slopes is not None:
-        raise _checks.unsupported(
-            "alibi_slopes", "a tensor of slopes",
-            "pass None, or flashlab.torch.attention with the biases as an additive mask")
-    if tuple(window_size) == (-1, -1):
-        return "bottom-right" if causal else None
-    if tuple(window_size) == (-1, 0):  # what flash-attn itself makes of causal
-        return "bottom-right"
-    raise _checks.unsupported("window_size", tuple(window_size),
-                              "pass (-1, -1), or flashlab.torch.attention with a boolean mask")
+def _features_of(dropout_p, window_size, softcap, alibi_slopes) -> Features:
+    """flash-attn's arguments: a negative side of the window, softcap 0 and p 0 are none."""
+    left, right = (max(int(side), -1) for side in window_size)
+    window = None if (left, right) == (-1, -1) else (left, right, "bottom-right")
+    return Features(window, float(softcap) if softcap and softcap > 0.0 else None, alibi_slopes,
+                    probability("dropout_p", dropout_p))
 
 
 def _results(outputs, return_attn_probs):
-    """flash-attn's third result is the dropout pattern, which is empty without dropout."""
+    """flash-attn's third result, the dropout pattern that its tests read, stays empty."""
     if not return_attn_probs:
         return outputs
     o, lse = outputs
@@ -56,12 +43,16 @@ def flash_attn_func(
 
     q [B, Sq, Hq, D], k and v [B, Sk, Hk, D] -> out [B, Sq, Hq, D], or (out, softmax_lse
     [B, Hq, Sq], empty tensor) with return_attn_probs. causal: query i sees keys up to
-    i + Sk - Sq. Raises NotImplementedError for dropout_p > 0, softcap > 0, alibi_slopes and a
-    window_size other than (-1, -1) and (-1, 0); other errors as flashlab.torch.attention.
+    i + Sk - Sq. window_size (left, right): and keys from i + Sk - Sq - left to i + Sk - Sq + right.
+    softcap: scores become softcap tanh(score / softcap). alibi_slopes [Hq] or [B, Hq] float32 add
+    -slope |i + Sk - Sq - j|. dropout_p: which pairs are dropped comes from torch's generator,
+    which moves on as with flash-attn; the pairs themselves differ from flash-attn's. Errors as
+    flashlab.torch.attention.
     """
-    alignment = _alignment(dropout_p, causal, window_size, softcap, alibi_slopes)
+    alignment = "bottom-right" if causal else None
+    features = _features_of(dropout_p, window_size, softcap, alibi_slopes)
     outputs = attend(q, k, v, None, softmax_scale, alignment, "ieee", deterministic,
-                     return_attn_probs)
+                     return_attn_probs, features=features)
     return _results(outputs, return_attn_probs)
 
 
@@ -76,8 +67,10 @@ def flash_attn_qkvpacked_func(
     qkv [B, S, 3, H, D] -> as flash_attn_func. The gradient is written into one tensor like qkv.
     """
     _checks.packed("qkv", qkv, 3)
-    alignment = _alignment(dropout_p, causal, window_size, softcap, alibi_slopes)
-    outputs = attend_packed(None, qkv, softmax_scale, alignment, deterministic, return_attn_probs)
+    alignment = "bottom-right" if causal else None
+    features = _features_of(dropout_p, window_size, softcap, alibi_slopes)
+    outputs = attend_packed(None, qkv, softmax_scale, alignment, deterministic, return_attn_probs,
+                            features)
     return _results(outputs, return_attn_probs)
 
 
@@ -93,6 +86,8 @@ def flash_attn_kvpacked_func(
     into one tensor like kv.
     """
     _checks.packed("kv", kv, 2)
-    alignment = _alignment(dropout_p, causal, window_size, softcap, alibi_slopes)
-    outputs = attend_packed(q, kv, softmax_scale, alignment, deterministic, return_attn_probs)
+    alignment = "bottom-right" if causal else None
+    features = _features_of(dropout_p, window_size, softcap, alibi_slopes)
+    outputs = attend_packed(q, kv, softmax_scale, alignment, deterministic, return_attn_probs,
+                            features)
     return _results(outputs, return_attn_probs)

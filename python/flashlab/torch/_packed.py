@@ -47,8 +47,11 @@ def _together(q, grads):
     return (None, torch.stack(grads, 2)) if q is None else (grads[0], torch.stack(grads[1:], 2))
 
 
-def attend_packed(q, packed, scale, causal, deterministic, return_lse):
+def attend_packed(q, packed, scale, causal, deterministic, return_lse, features=None):
     """As _autograd.attend, for packed tensors."""
+    if features:
+        return _autograd.attend(*_apart(q, packed), None, scale, causal, "ieee", deterministic,
+                                return_lse, features=features)
     device = None if torch.compiler.is_compiling() else _autograd.direct(packed, q, None)
     needed = packed.requires_grad or (q is not None and q.requires_grad)
     if (device is None or not needed or not torch.is_grad_enabled()

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from . import _checks
 from ._autograd import attend
+from ._features import Features, probability
 
-_TORCH = "use torch.nn.functional.scaled_dot_product_attention"
 _NAMES = {"q": "query", "k": "key", "v": "value", "mask": "attn_mask"}
 
 
@@ -30,13 +30,11 @@ def scaled_dot_product_attention(
     enable_gqa  Hq may be a multiple of H; without it heads agree or are 1
     float32     multiplied in full ("ieee") unless torch's own switch for float32 products on CUDA
                 allows tf32 (torch.set_float32_matmul_precision, torch.backends.cuda.matmul)
-    A query that sees no key gives zeros, as in torch. dropout_p > 0, nested and sparse tensors
-    raise NotImplementedError; other errors as flashlab.torch.attention.
+    dropout_p   below 1; seed and offset come from torch's generator of the device
+    A query that sees no key gives zeros, as in torch. Nested and sparse tensors raise
+    NotImplementedError; other errors as flashlab.torch.attention.
     """
-    if dropout_p:
-        if not 0.0 <= dropout_p <= 1.0:
-            raise ValueError(f"dropout_p: got {dropout_p}, expected a probability from 0 to 1")
-        raise _checks.unsupported("dropout_p", dropout_p, f"pass 0.0, or {_TORCH}")
+    features = Features(dropout_p=probability("dropout_p", dropout_p)) if dropout_p else None
     causal = "top-left" if is_causal else None
     try:
         if attn_mask is not None:
@@ -45,7 +43,7 @@ def scaled_dot_product_attention(
         if fold:
             shape, query, key, value, attn_mask = _fold(query, key, value, attn_mask, enable_gqa)
         o = attend(query, key, value, attn_mask, scale, causal, _precision(query), False, False,
-                   True)
+                   True, features)
     except (TypeError, ValueError, NotImplementedError) as error:
         raise _renamed(error) from None
     except (AttributeError, RuntimeError):

@@ -52,6 +52,7 @@ template <class Acc>
 void NaivePlan<Acc>::probabilities(ContextState& context, const BackwardTensors& x,
                                    Workspace workspace) const {
   const Geometry& g = geometry;
+  const ScoreTransform<Acc> transform(g, x.alibi_slopes);
   const ScoreMask mask(g, x.mask);
   for_each_block(context, g.batch, g.heads_q, g.seqlen_q, [&](const RowBlock& at) {
     const std::int64_t b = at.batch, h = at.head, first = at.first, rows = at.rows;
@@ -61,7 +62,13 @@ void NaivePlan<Acc>::probabilities(ContextState& context, const BackwardTensors&
                  g.seqlen_k, t,
                  [&](std::int64_t r, std::int64_t key, std::int64_t keys, Acc* values) {
                    const Acc lse = lse_of<Acc>(x.lse, b, h, first + r);
-                   for (std::int64_t j = 0; j < keys; ++j) values[j] *= static_cast<Acc>(g.scale);
+                   if (transform.capped()) {
+                     Acc* slopes = slope_row(workspace, b, h, first + r) + key;
+                     for (std::int64_t j = 0; j < keys; ++j) {
+                       slopes[j] = transform.derivative(values[j]);
+                     }
+                   }
+                   transform.apply(b, h, first + r, key, keys, values);
                    mask.apply(b, h, first + r, key, keys, keys, values);
                    kernels->exponentials(keys, lse, values);
                    if (is_empty(lse)) std::fill_n(values, keys, Acc(0));
@@ -79,6 +86,8 @@ template <class Acc>
 void NaivePlan<Acc>::score_gradient(ContextState& context, const BackwardTensors& x,
                                     Workspace workspace) const {
   const Geometry& g = geometry;
+  const DropoutMask dropout = dropout_mask(g, x.dropout_seed);
+  const auto kept = static_cast<Acc>(dropout.scale);
   for_each_block(context, g.batch, g.heads_q, g.seqlen_q, [&](const RowBlock& at) {
     const std::int64_t b = at.batch, h = at.head, first = at.first, rows = at.rows;
     NaiveBlocks<Acc> t = blocks(workspace, at.worker);
@@ -99,8 +108,13 @@ void NaivePlan<Acc>::score_gradient(ContextState& context, const BackwardTensors
     rows_by_rows(*kernels, d_o, head_rows(x.v, b, h / g.group()), first, rows, g.seqlen_k, t,
                  [&](std::int64_t r, std::int64_t key, std::int64_t keys, Acc* dp) {
                    load_row(p.dtype, p.data, p.row(first + r) + key, keys, t.row);
+                   drop(dropout, b, h, first + r, key, keys, dp);
                    for (std::int64_t j = 0; j < keys; ++j) {
-                     dp[j] = t.row[j] * (dp[j] - t.statistics[r]);
+                     dp[j] = t.row[j] * (kept * dp[j] - t.statistics[r]);
+                   }
+                   if (g.softcap > 0) {
+                     const Acc* slopes = slope_row(workspace, b, h, first + r) + key;
+                     for (std::int64_t j = 0; j < keys; ++j) dp[j] *= slopes[j];
                    }
                    if (is_empty(lse_of<Acc>(x.lse, b, h, first + r))) {
                      std::fill_n(dp, keys, Acc(0));
@@ -136,8 +150,8 @@ namespace {
 // dV and dK: columns of P or dS times rows of dO or Q, summed over the heads of a group.
 template <class Acc>
 void column_gradient(ContextState& context, const NaivePlan<Acc>& plan, const BackwardTensors& x,
-                     Workspace workspace, std::size_t weights_offset, const ConstTensor& right,
-                     const Tensor& gradient, Acc factor) {
+                     Workspace workspace, std::size_t weights_offset, const DropoutMask& dropout,
+                     const ConstTensor& right, const Tensor& gradient, Acc factor) {
   const Geometry& g = plan.geometry;
   const ScoreMask mask(g, x.mask);
   for_each_block(context, g.batch, g.heads_k, g.seqlen_k, [&](const RowBlock& at) {
@@ -148,7 +162,8 @@ void column_gradient(ContextState& context, const NaivePlan<Acc>& plan, const Ba
     for (std::int64_t h = hk * g.group(); h < (hk + 1) * g.group(); ++h) {
       weighted_columns(*plan.kernels, plan.matrix(workspace, weights_offset, b, h, key, keys),
                        head_rows(right, b, h), key, g.seqlen_q, t,
-                       pair_counts<Acc>(mask, x.lse, b, h));
+                       pair_counts<Acc>(mask, x.lse, b, h),
+                       [&](std::int64_t i, Acc* row) { drop(dropout, b, h, i, key, keys, row); });
     }
     store_tile(out, key, keys, padded<Acc>(out.dim), factor,
                plan.problem.options.gradient_mode == GradientMode::kAccumulate, t.sums);
@@ -160,13 +175,15 @@ void column_gradient(ContextState& context, const NaivePlan<Acc>& plan, const Ba
 template <class Acc>
 void NaivePlan<Acc>::value_gradient(ContextState& context, const BackwardTensors& x,
                                     Workspace workspace) const {
-  column_gradient(context, *this, x, workspace, probabilities_offset, x.d_o, x.dv, Acc(1));
+  const DropoutMask dropout = dropout_mask(geometry, x.dropout_seed);
+  column_gradient(context, *this, x, workspace, probabilities_offset, dropout, x.d_o, x.dv,
+                  static_cast<Acc>(dropout.scale));
 }
 
 template <class Acc>
 void NaivePlan<Acc>::key_gradient(ContextState& context, const BackwardTensors& x,
                                   Workspace workspace) const {
-  column_gradient(context, *this, x, workspace, gradients_offset, x.q, x.dk,
+  column_gradient(context, *this, x, workspace, gradients_offset, DropoutMask{}, x.q, x.dk,
                   static_cast<Acc>(geometry.scale));
 }
 

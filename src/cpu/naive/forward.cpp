@@ -52,6 +52,7 @@ template <class Acc>
 void NaivePlan<Acc>::scores(ContextState& context, const ForwardTensors& x,
                             Workspace workspace) const {
   const Geometry& g = geometry;
+  const ScoreTransform<Acc> transform(g, x.alibi_slopes);
   const ScoreMask mask(g, x.mask);
   for_each_block(context, g.batch, g.heads_q, g.seqlen_q, [&](const RowBlock& at) {
     const std::int64_t b = at.batch, h = at.head, first = at.first;
@@ -59,7 +60,7 @@ void NaivePlan<Acc>::scores(ContextState& context, const ForwardTensors& x,
     rows_by_rows(*kernels, head_rows(x.q, b, h), head_rows(x.k, b, h / g.group()), first, at.rows,
                  g.seqlen_k, t,
                  [&](std::int64_t r, std::int64_t key, std::int64_t keys, Acc* values) {
-                   for (std::int64_t j = 0; j < keys; ++j) values[j] *= static_cast<Acc>(g.scale);
+                   transform.apply(b, h, first + r, key, keys, values);
                    mask.apply(b, h, first + r, key, keys, keys, values);
                    std::copy_n(values, keys, score_row(workspace, b, h, first + r) + key);
                  });
@@ -70,6 +71,7 @@ template <class Acc>
 void NaivePlan<Acc>::softmax(ContextState& context, const ForwardTensors& x,
                              Workspace workspace) const {
   const Geometry& g = geometry;
+  const DropoutMask dropout = dropout_mask(g, x.dropout_seed);
   for_each_block(context, g.batch, g.heads_q, g.seqlen_q, [&](const RowBlock& at) {
     const std::int64_t b = at.batch, h = at.head;
     Acc* row = blocks(workspace, at.worker).row;
@@ -81,6 +83,7 @@ void NaivePlan<Acc>::softmax(ContextState& context, const ForwardTensors& x,
       const Acc sum = kernels->exponentials(g.seqlen_k, finite_offset(maximum), row);
       const Acc factor = sum == Acc(0) ? Acc(0) : 1 / sum;  // an empty row stays 0
       for (std::int64_t j = 0; j < g.seqlen_k; ++j) row[j] *= factor;
+      drop(dropout, b, h, i, 0, g.seqlen_k, row);
       store_row(p.dtype, p.data, p.row(i), g.seqlen_k, row);
       if (x.lse) store_lse(*x.lse, b, h, i, maximum, sum);
     }
@@ -92,6 +95,7 @@ void NaivePlan<Acc>::values(ContextState& context, const ForwardTensors& tensors
                             Workspace workspace) const {
   const Geometry& g = geometry;
   const ScoreMask mask(g, tensors.mask);
+  const auto kept = static_cast<Acc>(dropout_mask(g, tensors.dropout_seed).scale);
   for_each_block(context, g.batch, g.heads_q, g.seqlen_q, [&](const RowBlock& at) {
     const std::int64_t b = at.batch, h = at.head, first = at.first, rows = at.rows;
     NaiveBlocks<Acc> t = blocks(workspace, at.worker);
@@ -110,7 +114,7 @@ void NaivePlan<Acc>::values(ContextState& context, const ForwardTensors& tensors
         std::fill_n(t.sums + r * ld, ld, Acc(0));
       }
     }
-    store_tile(head_rows(tensors.o, b, h), first, rows, ld, Acc(1), false, t.sums);
+    store_tile(head_rows(tensors.o, b, h), first, rows, ld, kept, false, t.sums);
   });
 }
 

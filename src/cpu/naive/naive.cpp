@@ -53,6 +53,7 @@ Result<std::shared_ptr<PlanState>> make(const ContextState& context, const Probl
   } else {
     plan->probabilities_offset = matrix("probabilities", g.dtype);
     plan->gradients_offset = matrix("score gradients", g.dtype);
+    if (g.softcap > 0) plan->slopes_offset = matrix("softcap slopes", dtype_of<Acc>());
   }
   Arena count;
   NaiveBlocks<Acc>(count, g);
@@ -82,9 +83,10 @@ const Implementation& naive_implementation() {
       DeviceKind::kCpu,
       "scores, softmax and values as separate steps over a score matrix in memory",
       {Feature::kForward, Feature::kBackward, Feature::kFp64, Feature::kFp32, Feature::kFp16,
-       Feature::kBf16, Feature::kCausal, Feature::kBoolMask, Feature::kAdditiveMask,
-       Feature::kGroupedQuery, Feature::kUnequalHeadDims, Feature::kLse, Feature::kLseGradient,
-       Feature::kAccumulate, Feature::kDeterministic},
+       Feature::kBf16, Feature::kCausal, Feature::kWindow, Feature::kSoftcap, Feature::kAlibi,
+       Feature::kDropout, Feature::kBoolMask, Feature::kAdditiveMask, Feature::kGroupedQuery,
+       Feature::kUnequalHeadDims, Feature::kLse, Feature::kLseGradient, Feature::kAccumulate,
+       Feature::kDeterministic},
       make_naive_plan};
   return implementation;
 }

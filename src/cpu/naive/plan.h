@@ -3,7 +3,9 @@
 // The plan of `naive`: two matrices in the workspace and the steps between them.
 
 #include "api/implementation.h"
+#include "cpu/dropout.h"
 #include "cpu/plain/score_mask.h"
+#include "cpu/plain/score_transform.h"
 #include "cpu/plain/tile_kernels.h"
 #include "cpu/plain/tiles.h"
 
@@ -64,6 +66,7 @@ class NaivePlan final : public PlanState {
   std::size_t scores_offset = 0;         // S, forward
   std::size_t probabilities_offset = 0;  // P
   std::size_t gradients_offset = 0;      // dS, backward
+  std::size_t slopes_offset = 0;         // d S / d (scale Q K^T), backward with softcap
   std::size_t blocks_offset = 0;         // of worker 0
   std::size_t blocks_bytes = 0;          // of each worker
 
@@ -74,7 +77,11 @@ class NaivePlan final : public PlanState {
             first_score(batch, head, 0) + column, geometry.seqlen_k, columns};
   }
 
-  /// Row i of one head's S.
+  /// Row i of one head's S, or in backward of the slopes of softcap.
+  Acc* slope_row(Workspace workspace, std::int64_t batch, std::int64_t head, std::int64_t i) const {
+    return reinterpret_cast<Acc*>(static_cast<char*>(workspace.data) + slopes_offset) +
+           first_score(batch, head, i);
+  }
   Acc* score_row(Workspace workspace, std::int64_t batch, std::int64_t head, std::int64_t i) const {
     return reinterpret_cast<Acc*>(static_cast<char*>(workspace.data) + scores_offset) +
            first_score(batch, head, i);

@@ -68,15 +68,16 @@ void weighted_rows(const TileKernels<Acc>& kernels, const Weights& weights, cons
 }
 
 /// sums[columns][dim] += W[.][column + columns]^T right[.][dim]   (dV = P^T dO, dK = dS^T Q)
-/// `weights` is those columns of W.
-template <class Acc, class Visible>
+/// `weights` is those columns of W; adjust(row, values) changes each of their rows before its use.
+template <class Acc, class Visible, class Adjust>
 void weighted_columns(const TileKernels<Acc>& kernels, const HeadRows& weights,
                       const HeadRows& right, std::int64_t column, std::int64_t right_rows,
-                      NaiveBlocks<Acc>& t, const Visible& visible) {
+                      NaiveBlocks<Acc>& t, const Visible& visible, const Adjust& adjust) {
   const std::int64_t ld = padded<Acc>(right.dim), columns = weights.dim;
   for (std::int64_t first = 0; first < right_rows; first += kNaiveBlock) {
     const std::int64_t rows = std::min(kNaiveBlock, right_rows - first);
     bool finite = load_tile(weights, first, rows, kNaiveBlock, t.left);
+    for (std::int64_t r = 0; r < rows; ++r) adjust(first + r, t.left + r * kNaiveBlock);
     finite &= load_tile(right, first, rows, ld, t.right);
     if (finite) {
       kernels.multiply_add(columns, ld, rows, t.left, 1, kNaiveBlock, t.right, ld, t.sums, ld);

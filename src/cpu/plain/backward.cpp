@@ -59,7 +59,8 @@ void key_tile(const BackwardCall<Acc>& call, std::int64_t batch, std::int64_t he
   }
   const bool accumulate = plan.problem.options.gradient_mode == GradientMode::kAccumulate;
   store_tile(head_rows(x.dk, batch, head_k), key, keys, t.ld_d, plan.scale, accumulate, t.dk);
-  store_tile(head_rows(x.dv, batch, head_k), key, keys, t.ld_v, Acc(1), accumulate, t.dv);
+  store_tile(head_rows(x.dv, batch, head_k), key, keys, t.ld_v,
+             static_cast<Acc>(call.dropout.scale), accumulate, t.dv);
 }
 
 // Pass 2: dQ of one tile of queries.
@@ -102,7 +103,9 @@ Status PlainPlan<Acc>::backward(ContextState& context, Stream, const BackwardTen
   const Geometry& g = geometry;
   const ScoreMask mask(g, tensors.mask);
   auto* delta = reinterpret_cast<Acc*>(static_cast<char*>(workspace.data) + delta_offset);
-  BackwardCall<Acc> call{*this, tensors, mask, delta};
+  const ScoreTransform<Acc> transform(g, tensors.alibi_slopes);
+  const DropoutMask dropout = dropout_mask(g, tensors.dropout_seed);
+  BackwardCall<Acc> call{*this, tensors, mask, transform, dropout, delta};
   if (additive_mask) {
     call.lse = reinterpret_cast<Acc*>(static_cast<char*>(workspace.data) + parts_offset);
     call.factor = call.lse + g.batch * g.heads_q * g.seqlen_q;

@@ -7,8 +7,10 @@
 #include <cstdint>
 #include <limits>
 
+#include "cpu/dropout.h"
 #include "cpu/plain/plan.h"
 #include "cpu/plain/score_mask.h"
+#include "cpu/plain/score_transform.h"
 
 namespace flashlab::internal {
 
@@ -18,6 +20,8 @@ struct BackwardCall {
   const PlainPlan<Acc>& plan;
   const BackwardTensors& tensors;
   const ScoreMask& mask;
+  const ScoreTransform<Acc>& transform;
+  const DropoutMask& dropout;
   Acc* delta;  // [batch, heads_q, seqlen_q]
   // With an additive mask P = factor exp(S - lse), both [batch, heads_q, seqlen_q]; else null.
   Acc* lse = nullptr;
@@ -123,7 +127,8 @@ bool load_queries(const BackwardCall<Acc>& call, std::int64_t batch, std::int64_
   return finite;
 }
 
-// P [rows][keys] and dS [rows][keys] of one tile from Q, K^T, dO, V^T, LSE and delta.
+// P [rows][keys] and dS [rows][keys] of one tile from Q, K^T, dO, V^T, LSE and delta. Of P dropout
+// keeps what dV takes; its factor 1 / (1 - p) comes when dV is stored.
 template <class Acc>
 void probabilities(const BackwardCall<Acc>& call, std::int64_t batch, std::int64_t head,
                    std::int64_t first, std::int64_t rows, std::int64_t key, std::int64_t keys,
@@ -141,11 +146,18 @@ void probabilities(const BackwardCall<Acc>& call, std::int64_t batch, std::int64
       std::fill_n(ds, t.ld_k, Acc(0));
       continue;
     }
-    for (std::int64_t j = 0; j < t.ld_k; ++j) p[j] *= call.plan.scale;
+    drop(call.dropout, batch, head, first + r, key, keys, ds);
+    const Acc kept = static_cast<Acc>(call.dropout.scale);
+    for (std::int64_t j = 0; j < t.ld_k; ++j) ds[j] = kept * ds[j] - t.delta[r];
+    if (call.transform.capped()) {
+      for (std::int64_t j = 0; j < keys; ++j) ds[j] *= call.transform.derivative(p[j]);
+    }
+    call.transform.apply(batch, head, first + r, key, keys, p);
     call.mask.apply(batch, head, first + r, key, keys, t.ld_k, p);
     kernels.exponentials(t.ld_k, t.lse[r], p);
     for (std::int64_t j = 0; j < t.ld_k; ++j) p[j] *= t.factor[r];
-    for (std::int64_t j = 0; j < t.ld_k; ++j) ds[j] = p[j] * (ds[j] - t.delta[r]);
+    for (std::int64_t j = 0; j < t.ld_k; ++j) ds[j] *= p[j];
+    drop(call.dropout, batch, head, first + r, key, keys, p);
   }
 }
 

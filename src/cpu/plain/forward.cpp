@@ -15,12 +15,24 @@
 #include <limits>
 
 #include "api/context_state.h"
+#include "cpu/dropout.h"
 #include "cpu/plain/plan.h"
 #include "cpu/plain/score_mask.h"
+#include "cpu/plain/score_transform.h"
 #include "runtime/cpu/thread_pool.h"
 
 namespace flashlab::internal {
 namespace {
+
+// Where a call stands: what every function below reads.
+template <class Acc>
+struct ForwardCall {
+  const PlainPlan<Acc>& plan;
+  const ForwardTensors& tensors;
+  ScoreTransform<Acc> transform;
+  ScoreMask mask;
+  DropoutMask dropout;
+};
 
 // One tile of scores [rows][ld_k] becomes probabilities relative to the running maximum; l and O
 // follow. A row that has seen only hidden keys keeps m = -inf, l = 0, O = 0.
@@ -43,8 +55,11 @@ void online_softmax(const PlainPlan<Acc>& plan, std::int64_t rows, ForwardTiles<
 }
 
 template <class Acc>
-void query_tile(const PlainPlan<Acc>& plan, const ForwardTensors& tensors, const ScoreMask& mask,
-                std::int64_t batch, std::int64_t head, std::int64_t first, ForwardTiles<Acc>& t) {
+void query_tile(const ForwardCall<Acc>& call, std::int64_t batch, std::int64_t head,
+                std::int64_t first, ForwardTiles<Acc>& t) {
+  const PlainPlan<Acc>& plan = call.plan;
+  const ForwardTensors& tensors = call.tensors;
+  const ScoreMask& mask = call.mask;
   const Geometry& g = plan.geometry;
   const std::int64_t rows = std::min(plan.tile.q, g.seqlen_q - first);
   const HeadRows k = head_rows(tensors.k, batch, head / g.group());
@@ -62,16 +77,20 @@ void query_tile(const PlainPlan<Acc>& plan, const ForwardTensors& tensors, const
     load_transposed(k, key, keys, t.ld_k, t.kt, t.lines);
     const bool finite = load_tile(v, key, keys, t.ld_v, t.v);
 
-    // S = scale Q K^T + mask
+    // S = scale Q K^T, softcap, ALiBi, mask
     std::fill_n(t.s, rows * t.ld_k, Acc(0));
     plan.kernels->multiply_add(rows, t.ld_k, g.head_dim, t.q, t.ld_d, 1, t.kt, t.ld_k, t.s, t.ld_k);
     for (std::int64_t r = 0; r < rows; ++r) {
       Acc* s = t.s + r * t.ld_k;
-      for (std::int64_t j = 0; j < t.ld_k; ++j) s[j] *= plan.scale;
+      call.transform.apply(batch, head, first + r, key, keys, s);
       mask.apply(batch, head, first + r, key, keys, t.ld_k, s);
     }
 
     online_softmax(plan, rows, t);
+
+    for (std::int64_t r = 0; r < rows; ++r) {
+      drop(call.dropout, batch, head, first + r, key, keys, t.s + r * t.ld_k);
+    }
 
     // O += P V
     if (finite) {
@@ -88,7 +107,8 @@ void query_tile(const PlainPlan<Acc>& plan, const ForwardTensors& tensors, const
   for (std::int64_t r = 0; r < rows; ++r) {
     const bool empty = t.sum[r] == Acc(0);
     if (empty) std::fill_n(t.o + r * t.ld_v, t.ld_v, Acc(0));
-    store_tile(o, first + r, 1, t.ld_v, empty ? Acc(1) : 1 / t.sum[r], false, t.o + r * t.ld_v);
+    const Acc factor = empty ? Acc(1) : static_cast<Acc>(call.dropout.scale) / t.sum[r];
+    store_tile(o, first + r, 1, t.ld_v, factor, false, t.o + r * t.ld_v);
     if (!tensors.lse) continue;
     const auto& strides = tensors.lse->spec.strides;
     store_element(tensors.lse->spec.dtype, tensors.lse->data,
@@ -102,7 +122,9 @@ void query_tile(const PlainPlan<Acc>& plan, const ForwardTensors& tensors, const
 template <class Acc>
 Status PlainPlan<Acc>::forward(ContextState& context, Stream, const ForwardTensors& tensors,
                                Workspace workspace) const {
-  const ScoreMask mask(geometry, tensors.mask);
+  const ForwardCall<Acc> call{*this, tensors, ScoreTransform<Acc>(geometry, tensors.alibi_slopes),
+                              ScoreMask(geometry, tensors.mask),
+                              dropout_mask(geometry, tensors.dropout_seed)};
   const std::int64_t heads = geometry.batch * geometry.heads_q;
   const std::int64_t tiles = tiles_in(geometry.seqlen_q, tile.q);
   // Under causal the last queries see the most keys: their tasks go first, so that no thread is
@@ -111,8 +133,8 @@ Status PlainPlan<Acc>::forward(ContextState& context, Stream, const ForwardTenso
     Arena arena(scratch(workspace, worker));
     ForwardTiles<Acc> scratch_tiles(arena, geometry, tile);
     const std::int64_t index = tiles - 1 - task / heads, head = task % heads;
-    query_tile(*this, tensors, mask, head / geometry.heads_q, head % geometry.heads_q,
-               index * tile.q, scratch_tiles);
+    query_tile(call, head / geometry.heads_q, head % geometry.heads_q, index * tile.q,
+               scratch_tiles);
   });
   return {};
 }

@@ -101,7 +101,8 @@ Result<std::shared_ptr<PlanState>> make(const ContextState& context, const Probl
     Arena delta;
     delta.take<Acc>(geometry.batch * geometry.heads_q, geometry.seqlen_q);
     plan->delta_offset = plan->add_region("delta", delta.bytes());
-    plan->additive_mask = problem.mask && problem.mask->dtype != DType::kBool;
+    plan->additive_mask =
+        problem.mask && problem.mask->dtype != DType::kBool && !changes_scores(problem);
     if (plan->additive_mask) {
       delta.take<Acc>(geometry.batch * geometry.heads_q, geometry.seqlen_q);
       plan->parts_offset = plan->add_region("lse_parts", delta.bytes());
@@ -128,10 +129,13 @@ const Implementation& plain_implementation() {
       "fa2-plain",
       DeviceKind::kCpu,
       "tiled FlashAttention-2 written for reading: forward, two-pass deterministic backward",
-      {Feature::kForward, Feature::kBackward, Feature::kFp64, Feature::kFp32, Feature::kFp16,
-       Feature::kBf16, Feature::kCausal, Feature::kBoolMask, Feature::kAdditiveMask,
-       Feature::kGroupedQuery, Feature::kUnequalHeadDims, Feature::kLse, Feature::kLseGradient,
-       Feature::kAccumulate, Feature::kDeterministic, Feature::kTileSizes},
+      {Feature::kForward,       Feature::kBackward,     Feature::kFp64,
+       Feature::kFp32,          Feature::kFp16,         Feature::kBf16,
+       Feature::kCausal,        Feature::kWindow,       Feature::kSoftcap,
+       Feature::kAlibi,         Feature::kDropout,      Feature::kBoolMask,
+       Feature::kAdditiveMask,  Feature::kGroupedQuery, Feature::kUnequalHeadDims,
+       Feature::kLse,           Feature::kLseGradient,  Feature::kAccumulate,
+       Feature::kDeterministic, Feature::kTileSizes},
       make_plain_plan};
   return implementation;
 }

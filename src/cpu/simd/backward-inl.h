@@ -31,8 +31,9 @@ HWY_NOINLINE void write_key_gradients(const KeyBlock<Multiply>& block, int64_t h
     const int64_t key = block.key_begin + j;
     write_gradient_row(s.dk + j * s.padded_dim, factor, call.accumulate, call.dk.dtype,
                        call.head_dim, output_row_at(call.dk, block.batch, key, head_k));
-    write_gradient_row(s.dv + j * s.padded_dim_v, 1.0f, call.accumulate, call.dv.dtype,
-                       call.head_dim_v, output_row_at(call.dv, block.batch, key, head_k));
+    write_gradient_row(s.dv + j * s.padded_dim_v, call.dropout.scale, call.accumulate,
+                       call.dv.dtype, call.head_dim_v,
+                       output_row_at(call.dv, block.batch, key, head_k));
   }
 }
 

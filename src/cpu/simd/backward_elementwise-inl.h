@@ -4,10 +4,14 @@
 //
 //   P = exp(scale S + bias - LSE)      dS = P * (dP - delta)
 //
+// With softcap scale S becomes cap tanh(scale S / cap) and dS gets the factor 1 - tanh^2; with
+// dropout dP is multiplied by keep / (1 - p) and P by keep once dS is known.
+//
 // with both exactly 0 where a key is not visible, whatever S and dP hold there. dS lacks the factor
 // scale, which dQ and dK get once at the end.
 
 #include "cpu/simd/backward_pack-inl.h"
+#include "cpu/simd/score_hooks-inl.h"
 
 namespace flashlab::internal::simd {
 namespace FLASHLAB_SIMD_NAMESPACE {
@@ -30,8 +34,18 @@ struct Strip {
   int count;
   int64_t columns;    ///< keys rounded up to whole vectors (pairs of vectors for bf16)
   const float* bias;  ///< [count][stride], or null
-  int64_t stride;     ///< floats between rows of S, dP and bias
+  int64_t stride;     ///< floats between rows of S, dP, bias and keep
   float scale;
+  float cap = 0;                ///< of softcap; 0: none
+  const float* keep = nullptr;  ///< [count][stride] 1 or 0, or null
+  float keep_scale = 1;         ///< 1 / (1 - p)
+};
+
+/// What the elementwise step is made for.
+enum class Form {
+  kPlain,     ///< bounds alone
+  kBias,      ///< a bias for every pair
+  kExtended,  ///< a bias, and perhaps softcap and dropout
 };
 
 struct ProbabilityAndGradient {
@@ -44,6 +58,8 @@ struct RowScalars {
   Floats scale, negative_lse, lse_rest, delta;
   Ints first, end;
   const float* bias;
+  const float* keep;
+  float cap, keep_scale;
 
   HWY_INLINE RowScalars(const Strip& strip, int i)
       : scale(set(strip.scale)),
@@ -52,7 +68,10 @@ struct RowScalars {
         delta(set(strip.rows[i].delta)),
         first(hn::Set(IntTag(), strip.rows[i].first)),
         end(hn::Set(IntTag(), strip.rows[i].end)),
-        bias(strip.bias + (strip.bias ? i * strip.stride : 0)) {}
+        bias(strip.bias + (strip.bias ? i * strip.stride : 0)),
+        keep(strip.keep + (strip.keep ? i * strip.stride : 0)),
+        cap(strip.cap),
+        keep_scale(strip.keep_scale) {}
 };
 
 /// kLanes scores at column j. kEdge: some keys may lie outside [first, end) or be hidden by bias.
@@ -60,12 +79,21 @@ struct RowScalars {
 /// The scaled score meets LSE in one rounding and only then becomes a power of two: in base 2 from
 /// the start, the rounding of scale * log2(e) alone would cost |S| 2^-24, and scale near the
 /// largest float would overflow.
-template <int kDegree, bool kEdge, bool kBias>
+template <int kDegree, bool kEdge, Form kForm>
 HWY_INLINE ProbabilityAndGradient gradients_at(const RowScalars& row, const float* s,
                                                const float* dp, int64_t j) {
   constexpr float kLog2E = 1.44269504f;
-  Floats x;
-  if constexpr (kBias) {
+  constexpr bool kBias = kForm != Form::kPlain;
+  Floats x, slope = set(1.0f);
+  if constexpr (kForm == Form::kExtended) {
+    Floats score = hn::Mul(load(s + j), row.scale);
+    if (row.cap > 0) {
+      const Floats t = tanh(hn::Mul(score, set(1.0f / row.cap)));
+      score = hn::Mul(set(row.cap), t);
+      slope = hn::NegMulAdd(t, t, set(1.0f));
+    }
+    x = hn::Add(hn::Add(score, load(row.bias + j)), row.negative_lse);
+  } else if constexpr (kBias) {
     x = hn::Add(hn::MulAdd(load(s + j), row.scale, load(row.bias + j)), row.negative_lse);
     x = hn::Sub(x, row.lse_rest);
   } else {
@@ -74,7 +102,19 @@ HWY_INLINE ProbabilityAndGradient gradients_at(const RowScalars& row, const floa
   // Only an LSE that is not this problem's can ask for more than 2^127.
   x = min_keep_second(set(127.0f), hn::Mul(x, set(kLog2E)));
   Floats p = exp2<kDegree>(x);
-  Floats ds = hn::Mul(p, hn::Sub(load(dp + j), row.delta));
+  Floats ds;
+  if constexpr (kForm == Form::kExtended) {
+    Floats d_p = load(dp + j);
+    const Floats probability = p;
+    if (row.keep != nullptr) {
+      const auto dropped = hn::Eq(load(row.keep + j), zero());
+      d_p = hn::IfThenZeroElse(dropped, hn::Mul(d_p, set(row.keep_scale)));
+      p = hn::IfThenZeroElse(dropped, p);
+    }
+    ds = hn::Mul(hn::Mul(probability, hn::Sub(d_p, row.delta)), slope);
+  } else {
+    ds = hn::Mul(p, hn::Sub(load(dp + j), row.delta));
+  }
   if constexpr (kEdge || kBias) {
     const Ints key = hn::Iota(IntTag(), static_cast<int32_t>(j));
     auto hidden =
@@ -89,7 +129,7 @@ HWY_INLINE ProbabilityAndGradient gradients_at(const RowScalars& row, const floa
 }
 
 /// fp32, in place: S becomes P and dP becomes dS.
-template <bool kBias>
+template <Form kForm>
 HWY_INLINE void transform_rows(const Strip& strip, float* s, float* dp) {
   constexpr int kDegree = MultiplyFp32::kExpDegree;
   for (int i = 0; i < strip.count; ++i, s += strip.stride, dp += strip.stride) {
@@ -109,9 +149,9 @@ HWY_INLINE void transform_rows(const Strip& strip, float* s, float* dp) {
       j += kLanes;
     };
     put_zeros(first < end ? first / kLanes * kLanes : strip.columns);
-    if (j < first) put(gradients_at<kDegree, true, kBias>(row, s, dp, j));
-    while (j + kLanes <= end) put(gradients_at<kDegree, false, kBias>(row, s, dp, j));
-    if (j < end) put(gradients_at<kDegree, true, kBias>(row, s, dp, j));
+    if (j < first) put(gradients_at<kDegree, true, kForm>(row, s, dp, j));
+    while (j + kLanes <= end) put(gradients_at<kDegree, false, kForm>(row, s, dp, j));
+    if (j < end) put(gradients_at<kDegree, true, kForm>(row, s, dp, j));
     put_zeros(strip.columns);
   }
 }
@@ -145,7 +185,7 @@ HWY_INLINE __m512i round_to_bf16(Floats low, Floats high) {
 /// bf16: rows 2i and 2i+1 become one row of m pairs of P and dS; dS also keeps its rows.
 /// PERF: two rows by two vectors at a time, because a convert takes two vectors and an interleave
 /// two rows: 2 converts and 2 permutes for 64 values of P, the same for dS.
-template <bool kBias>
+template <Form kForm>
 HWY_INLINE void transform_row_pairs(const Strip& strip, const float* s, const float* dp,
                                     const PairedStrip& out) {
   constexpr int kDegree = MultiplyBf16::kExpDegree;
@@ -170,10 +210,10 @@ HWY_INLINE void transform_row_pairs(const Strip& strip, const float* s, const fl
     uint32_t* ds1 = out.ds_rows + next * out.rows_stride;
 
     const auto put = [&]<bool kEdge>(int64_t j) {
-      const auto e0 = gradients_at<kDegree, kEdge, kBias>(even, s0, dp0, j);
-      const auto e1 = gradients_at<kDegree, kEdge, kBias>(even, s0, dp0, j + kLanes);
-      const auto o0 = gradients_at<kDegree, kEdge, kBias>(odd, s1, dp1, j);
-      const auto o1 = gradients_at<kDegree, kEdge, kBias>(odd, s1, dp1, j + kLanes);
+      const auto e0 = gradients_at<kDegree, kEdge, kForm>(even, s0, dp0, j);
+      const auto e1 = gradients_at<kDegree, kEdge, kForm>(even, s0, dp0, j + kLanes);
+      const auto o0 = gradients_at<kDegree, kEdge, kForm>(odd, s1, dp1, j);
+      const auto o1 = gradients_at<kDegree, kEdge, kForm>(odd, s1, dp1, j + kLanes);
       const __m512i pe = round_to_bf16(e0.p, e1.p);
       const __m512i po = round_to_bf16(o0.p, o1.p);
       _mm512_storeu_si512(p + j, interleave_halves<0>(pe, po));
@@ -214,6 +254,14 @@ HWY_INLINE void transform_row_pairs(const Strip& strip, const float* s, const fl
 
 #endif
 
+/// 1 or 0 for the block's keys [first, end) by dropout.
+HWY_INLINE void fill_keep(const DropoutView& dropout, int64_t batch, int64_t head, int64_t query,
+                          int64_t key_begin, const TileRow& row, float* keep) {
+  if (row.first >= row.end) return;
+  dropout.row(dropout.mask, batch, head, query, key_begin + row.first, row.end - row.first,
+              keep + row.first);
+}
+
 /// Row `query` of the mask tensor over the block's keys [first, end) as what is added to a score:
 /// 0 or -inf for a boolean mask, -inf for an additive value that hides.
 HWY_INLINE void fill_bias(const MaskView& mask, int64_t batch, int64_t head, int64_t query,
@@ -221,6 +269,10 @@ HWY_INLINE void fill_bias(const MaskView& mask, int64_t batch, int64_t head, int
   const int64_t base = batch * mask.batch_stride + head * mask.head_stride +
                        query * mask.query_stride + key_begin * mask.key_stride;
   const int64_t step = mask.key_stride;
+  if (mask.data == nullptr) {
+    for (int64_t j = row.first; j < row.end; ++j) bias[j] = 0.0f;
+    return;
+  }
   if (mask.dtype == DType::kBool) {
     const uint8_t* visible = static_cast<const uint8_t*>(mask.data) + base;
     for (int64_t j = row.first; j < row.end; ++j) {

@@ -47,6 +47,8 @@ struct BackwardCall {
   RowsView dq{}, dk{}, dv{};  ///< data is written
   StatisticsView lse{}, d_lse{};
   MaskView mask{};
+  ScoreView scores{};
+  DropoutView dropout{};
 
   const KeySplit* splits = nullptr;
   int64_t split_count = 0;

@@ -185,6 +185,9 @@ HWY_INLINE void strip_scores(const BackwardScratch<Multiply>& s, int64_t i, int 
        s.v_panels + panel * s.depth_v * kPanel, kPanel, d_p + column, s.tile_stride, nullptr});
 }
 
+/// Room for what dropout keeps of a strip: blocks have at most 192 keys, rows some padding.
+constexpr int64_t kMostKeep = kStripRows * (192 + 2 * kLanes + 16);
+
 /// The first half of a tile: P, dS and dQ, a strip of queries at a time.
 template <class Multiply>
 HWY_NOINLINE void query_strips(const KeyBlock<Multiply>& block, const QueryTile& tile) {
@@ -201,31 +204,50 @@ HWY_NOINLINE void query_strips(const KeyBlock<Multiply>& block, const QueryTile&
     }
     Strip strip{s.rows + i, count, block.columns, nullptr, s.tile_stride, call.scale};
     if constexpr (kMutation == Mutation::kWrongScale) strip.scale *= 1.01f;
-    if (call.mask.data != nullptr && kMutation != Mutation::kIgnoredMask) {
+    const bool extended = call.scores.active || call.dropout.row != nullptr;
+    alignas(64) float keep[kMostKeep];
+    if (call.dropout.row != nullptr) {
+      strip.keep = keep;
+      strip.keep_scale = call.dropout.scale;
+      for (int r = 0; r < count; ++r) {
+        fill_keep(call.dropout, block.batch, tile.head, tile.query_begin + i + r, block.key_begin,
+                  s.rows[i + r], keep + r * s.tile_stride);
+      }
+    }
+    strip.cap = call.scores.cap;
+    if (extended || (call.mask.data != nullptr && kMutation != Mutation::kIgnoredMask)) {
       strip.bias = s.bias;
       for (int r = 0; r < count; ++r) {
         fill_bias(call.mask, block.batch, tile.head, tile.query_begin + i + r, block.key_begin,
                   s.rows[i + r], s.bias + r * s.tile_stride);
+        if (call.scores.slopes == nullptr) continue;
+        add_alibi(call.scores, slope_of(call.scores, block.batch, tile.head),
+                  tile.query_begin + i + r, block.key_begin, s.rows[i + r].first, s.rows[i + r].end,
+                  s.bias + r * s.tile_stride);
       }
     }
     if constexpr (kPair == 1) {
       float* p = s.p + i * s.tile_stride;
       float* ds = s.ds + i * s.tile_stride;
       if (first < end) strip_scores(s, i, count, first, end, p, ds);
-      if (strip.bias != nullptr) {
-        transform_rows<true>(strip, p, ds);
+      if (extended) {
+        transform_rows<Form::kExtended>(strip, p, ds);
+      } else if (strip.bias != nullptr) {
+        transform_rows<Form::kBias>(strip, p, ds);
       } else {
-        transform_rows<false>(strip, p, ds);
+        transform_rows<Form::kPlain>(strip, p, ds);
       }
     } else {
 #if defined(FLASHLAB_SIMD_BF16)
       const PairedStrip out{s.p + i / 2 * s.tile_stride, s.ds + i / 2 * s.tile_stride,
                             s.ds_rows + i * (s.tile_stride / 2), s.tile_stride, s.tile_stride / 2};
       if (first < end) strip_scores(s, i, count, first, end, s.strip_s, s.strip_dp);
-      if (strip.bias != nullptr) {
-        transform_row_pairs<true>(strip, s.strip_s, s.strip_dp, out);
+      if (extended) {
+        transform_row_pairs<Form::kExtended>(strip, s.strip_s, s.strip_dp, out);
+      } else if (strip.bias != nullptr) {
+        transform_row_pairs<Form::kBias>(strip, s.strip_s, s.strip_dp, out);
       } else {
-        transform_row_pairs<false>(strip, s.strip_s, s.strip_dp, out);
+        transform_row_pairs<Form::kPlain>(strip, s.strip_s, s.strip_dp, out);
       }
 #endif
     }

@@ -154,8 +154,9 @@ PackedBlock<Multiply> key_block_at(const ForwardCall& call, const ForwardTask& t
 }
 
 HWY_INLINE bool is_additive(const ForwardCall& call) {
-  return call.mask.data != nullptr && call.mask.dtype != DType::kBool &&
-         kMutation != Mutation::kIgnoredMask;
+  const bool mask = call.mask.data != nullptr && call.mask.dtype != DType::kBool &&
+                    kMutation != Mutation::kIgnoredMask;
+  return mask || call.scores.active;
 }
 
 /// The factor of a difference of two scores in the strip's units, so that P is a power of two. With
@@ -187,6 +188,19 @@ void strip_against_block(const ForwardCall& call, const ForwardTask& task,
   score_tile.c_row_stride = scratch.score_stride;
   multiply_panels<Multiply, Start::kZero>(what.rows, what.columns, depth * kPanel, score_tile);
 
+  const auto for_rows = [&](const auto& use) {
+    for (int i = 0; i < what.rows; ++i) {
+      const int64_t r = task.row_begin + row + i;
+      use(i, task.key_head * call.group + r / call.seqlen_q, r % call.seqlen_q);
+    }
+  };
+  if (call.scores.active) {
+    for_rows([&](int i, int64_t head, int64_t position) {
+      transform_scores(call.scores, call.score_factor, slope_of(call.scores, task.batch, head),
+                       position, what.first_key, what.columns,
+                       scratch.scores + i * scratch.score_stride);
+    });
+  }
   bool trimmed = padded != what.columns;
   for (int i = 0; i < what.rows; ++i) {
     trimmed |= what.row_first[i] > what.first_key;
@@ -194,11 +208,11 @@ void strip_against_block(const ForwardCall& call, const ForwardTask& task,
   }
   if (trimmed) apply_band(what, padded, scratch.scores, scratch.score_stride);
   if (call.mask.data != nullptr && kMutation != Mutation::kIgnoredMask) {
-    for (int i = 0; i < what.rows; ++i) {
-      const int64_t r = task.row_begin + row + i;
-      apply_mask_row(call, task, task.key_head * call.group + r / call.seqlen_q, r % call.seqlen_q,
-                     what.first_key, what.columns, scratch.scores + i * scratch.score_stride);
-    }
+    const float factor = call.scores.active ? 1.0f : call.score_factor;
+    for_rows([&](int i, int64_t head, int64_t position) {
+      apply_mask_row(call, task, head, position, what.first_key, what.columns, factor,
+                     scratch.scores + i * scratch.score_stride);
+    });
   }
 
   alignas(64) float rescale[kStatistics];
@@ -207,6 +221,12 @@ void strip_against_block(const ForwardCall& call, const ForwardTask& task,
   softmax_strip<Multiply>(what.rows, padded, factor, scratch.scores, scratch.weights,
                           scratch.score_stride, scratch.row_max + strip * kStatistics,
                           scratch.row_sum + strip * kStatistics, rescale);
+  if (call.dropout.row != nullptr) {
+    for_rows([&](int i, int64_t head, int64_t position) {
+      drop_weights<Multiply>(call.dropout, task.batch, head, position, what.first_key, what.columns,
+                             scratch.weights + i * scratch.score_stride);
+    });
+  }
 
   TileArguments<Multiply> value_tile{};
   value_tile.depth = depth_of<Multiply>(what.columns);
@@ -233,7 +253,7 @@ HWY_INLINE void write_row(const ForwardCall& call, int64_t batch, int64_t key_he
   const int64_t head = key_head * call.group + r / call.seqlen_q;
   const int64_t position = r % call.seqlen_q;
   const bool empty = sum == 0.0f;  // NaN is not empty
-  const Floats inverse = set(empty ? 0.0f : 1.0f / sum);
+  const Floats inverse = set(empty ? 0.0f : call.dropout.scale / sum);
   char* o = const_cast<char*>(element_at(
       call.o.data,
       batch * call.o.batch_stride + position * call.o.row_stride + head * call.o.head_stride,

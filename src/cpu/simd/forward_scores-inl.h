@@ -3,7 +3,7 @@
 // What happens to a strip's scores on their way to probabilities: the band and the masks hide some,
 // the softmax turns them into powers and keeps the rows' statistics. For forward-inl.h.
 
-#include "cpu/simd/pack-inl.h"
+#include "cpu/simd/score_hooks-inl.h"
 
 namespace flashlab::internal::simd {
 namespace FLASHLAB_SIMD_NAMESPACE {
@@ -102,8 +102,10 @@ HWY_INLINE void apply_additive_mask(const void* mask, int64_t key_stride, float 
   }
 }
 
+/// `factor`: what an additive mask finds before it.
 HWY_INLINE void apply_mask_row(const ForwardCall& call, const ForwardTask& task, int64_t head,
-                               int64_t position, int64_t first_key, int64_t columns, float* row) {
+                               int64_t position, int64_t first_key, int64_t columns, float factor,
+                               float* row) {
   const MaskView& mask = call.mask;
   const int64_t index = task.batch * mask.batch_stride + head * mask.head_stride +
                         position * mask.query_stride + first_key * mask.key_stride;
@@ -113,13 +115,13 @@ HWY_INLINE void apply_mask_row(const ForwardCall& call, const ForwardTask& task,
                              columns, row);
     case DType::kFp16:
       return apply_additive_mask<DType::kFp16>(element_at(mask.data, index, DType::kFp16),
-                                               mask.key_stride, call.score_factor, columns, row);
+                                               mask.key_stride, factor, columns, row);
     case DType::kBf16:
       return apply_additive_mask<DType::kBf16>(element_at(mask.data, index, DType::kBf16),
-                                               mask.key_stride, call.score_factor, columns, row);
+                                               mask.key_stride, factor, columns, row);
     default:
       return apply_additive_mask<DType::kFp32>(element_at(mask.data, index, DType::kFp32),
-                                               mask.key_stride, call.score_factor, columns, row);
+                                               mask.key_stride, factor, columns, row);
   }
 }
 

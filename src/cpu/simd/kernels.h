@@ -72,6 +72,25 @@ struct MaskView {
   int64_t key_stride = 0;  ///< 0 or 1
 };
 
+/// What becomes of a product beside its scale, before masks and softmax.
+struct ScoreView {
+  bool active = false;            ///< whether any of the below
+  float cap = 0;                  ///< scores become cap tanh(score / cap); 0: they do not
+  const float* slopes = nullptr;  ///< ALiBi's, element (batch, head); null: none
+  int64_t slope_batch_stride = 0;
+  int64_t slope_head_stride = 0;
+  int64_t diagonal = 0;  ///< seqlen_k - seqlen_q: query i is aligned with key i + diagonal
+};
+
+/// Dropout. The pattern comes from code built for every machine.
+struct DropoutView {
+  /// keep[n] = 1 or 0 for the pair of `query` and `key + n`, n in [0, count); null: no dropout.
+  void (*row)(const void* mask, int64_t batch, int64_t head, int64_t query, int64_t key,
+              int64_t count, float* keep) = nullptr;
+  const void* mask = nullptr;
+  float scale = 1;  ///< 1 / (1 - p)
+};
+
 /// Which keys a query position sees by its place alone: [position + begin, position + end) clamped
 /// to [0, seqlen_k). Unbounded sides are large, not infinite, so that the sums cannot overflow.
 struct Band {
@@ -92,6 +111,8 @@ struct ForwardCall {
   float* lse = nullptr;  ///< null: not wanted
   int64_t lse_batch_stride, lse_head_stride, lse_row_stride;
   MaskView mask;
+  ScoreView scores;
+  DropoutView dropout;
 
   /// Packed K and V of all (batch, key head), or null: every task packs the blocks it visits.
   const void* packed_keys = nullptr;

@@ -37,6 +37,25 @@ struct Shape {
   float scale_log2;  ///< scale * log2(e)
 };
 
+/// ALiBi's slopes [batch, heads]; a broadcast dimension has stride 0. Null without them.
+struct HeadScalars {
+  const float* data;
+  Int64 batch_stride, head_stride;
+};
+
+/// What scores are made of beside scale and mask (tile/score.h).
+struct ScoreArguments {
+  float scale_over_cap;  ///< with softcap: scale / cap
+  float cap_log2;        ///< with softcap: cap * log2(e)
+};
+
+/// Dropout of probabilities (tile/probability.h).
+struct DropoutArguments {
+  unsigned long long seed, offset;
+  unsigned limit;  ///< a pair is kept where its 16-bit number is below
+  float scale;     ///< 1 / (1 - p)
+};
+
 inline constexpr int kMaxRegions = 10;
 
 /// q [B, Sq, Hq, D]  k [B, Sk, Hk, D]  v [B, Sk, Hk, Dv]  o [B, Sq, Hq, Dv]  lse [B, Hq, Sq] fp32
@@ -45,6 +64,9 @@ struct ForwardArguments {
   RowScalars lse;
   MaskView mask;
   Shape shape;
+  HeadScalars slopes;
+  ScoreArguments score;
+  DropoutArguments dropout;
   void* regions[kMaxRegions];  ///< the plan's workspace regions, in the plan's order
   int parts;                   ///< in how many the keys are cut, where a plan merges parts
 };
@@ -55,6 +77,9 @@ struct BackwardArguments {
   RowScalars lse, d_lse;
   MaskView mask;
   Shape shape;
+  HeadScalars slopes;
+  ScoreArguments score;
+  DropoutArguments dropout;
   void* regions[kMaxRegions];
 };
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 
+#include "cuda/kernels/dropout_pattern.h"
 #include "flashlab/tensor_table.h"
 
 namespace flashlab::cuda {
@@ -11,7 +12,7 @@ namespace {
 using device::Int64;
 
 static_assert(offsetof(device::Rows, data) == 0 && offsetof(device::RowScalars, data) == 0 &&
-              offsetof(device::MaskView, data) == 0);
+              offsetof(device::MaskView, data) == 0 && offsetof(device::HeadScalars, data) == 0);
 
 void bind(device::Rows& to, const TensorSpec& s) {
   to = {nullptr, s.strides[0], s.strides[1], s.strides[2]};
@@ -26,16 +27,23 @@ void bind(device::MaskView& to, const TensorSpec& s) {
   to = {nullptr, stride(0), stride(1), stride(2), stride(3)};
 }
 
+void bind(device::HeadScalars& to, const TensorSpec& s) {
+  const auto stride = [&](int i) -> Int64 { return s.shape[i] == 1 ? 0 : s.strides[i]; };
+  to = {nullptr, stride(0), stride(1)};
+}
+
 // Where kernels find a tensor: which member of their arguments, and as what.
 template <class Arguments>
 struct Slot {
   constexpr Slot(TensorRole r, device::Rows Arguments::*m) : role(r), rows(m) {}
   constexpr Slot(TensorRole r, device::RowScalars Arguments::*m) : role(r), scalars(m) {}
   constexpr Slot(TensorRole r, device::MaskView Arguments::*m) : role(r), mask(m) {}
+  constexpr Slot(TensorRole r, device::HeadScalars Arguments::*m) : role(r), heads(m) {}
   TensorRole role;
   device::Rows Arguments::*rows = nullptr;
   device::RowScalars Arguments::*scalars = nullptr;
   device::MaskView Arguments::*mask = nullptr;
+  device::HeadScalars Arguments::*heads = nullptr;
 };
 
 using Role = TensorRole;
@@ -43,9 +51,13 @@ using device::BackwardArguments;
 using device::ForwardArguments;
 
 constexpr Slot<ForwardArguments> kForwardSlots[] = {
-    {Role::kQ, &ForwardArguments::q},     {Role::kK, &ForwardArguments::k},
-    {Role::kV, &ForwardArguments::v},     {Role::kO, &ForwardArguments::o},
-    {Role::kLse, &ForwardArguments::lse}, {Role::kMask, &ForwardArguments::mask},
+    {Role::kQ, &ForwardArguments::q},
+    {Role::kK, &ForwardArguments::k},
+    {Role::kV, &ForwardArguments::v},
+    {Role::kO, &ForwardArguments::o},
+    {Role::kLse, &ForwardArguments::lse},
+    {Role::kMask, &ForwardArguments::mask},
+    {Role::kAlibiSlopes, &ForwardArguments::slopes},
 };
 
 constexpr Slot<BackwardArguments> kBackwardSlots[] = {
@@ -54,7 +66,7 @@ constexpr Slot<BackwardArguments> kBackwardSlots[] = {
     {Role::kLse, &BackwardArguments::lse}, {Role::kMask, &BackwardArguments::mask},
     {Role::kDO, &BackwardArguments::d_o},  {Role::kDLse, &BackwardArguments::d_lse},
     {Role::kDQ, &BackwardArguments::dq},   {Role::kDK, &BackwardArguments::dk},
-    {Role::kDV, &BackwardArguments::dv},
+    {Role::kDV, &BackwardArguments::dv},   {Role::kAlibiSlopes, &BackwardArguments::slopes},
 };
 
 // A tensor that kernels are to read has a slot. Tensors without one are refused before.
@@ -71,6 +83,21 @@ constexpr bool every_tensor_has_a_slot(const Slot<Arguments> (&slots)[kCount], P
 static_assert(every_tensor_has_a_slot(kForwardSlots, Pass::kForward));
 static_assert(every_tensor_has_a_slot(kBackwardSlots, Pass::kBackward));
 
+device::ScoreArguments score_of(const internal::Geometry& g) {
+  constexpr float kLog2E = 1.4426950408889634f;
+  device::ScoreArguments score{};
+  if (g.softcap <= 0) return score;
+  score.scale_over_cap = static_cast<float>(g.scale / static_cast<double>(g.softcap));
+  score.cap_log2 = g.softcap * kLog2E;
+  return score;
+}
+
+// Seed and offset are scalars of the call.
+device::DropoutArguments dropout_of(const internal::Geometry& g) {
+  const auto probability = static_cast<double>(g.dropout);
+  return {0, 0, device::dropout_limit(probability), static_cast<float>(1.0 / (1.0 - probability))};
+}
+
 // The call without its addresses.
 template <class Arguments, std::size_t kCount>
 Arguments described(const Slot<Arguments> (&slots)[kCount], const Problem& problem,
@@ -82,8 +109,11 @@ Arguments described(const Slot<Arguments> (&slots)[kCount], const Problem& probl
     if (slot.rows != nullptr) bind(a.*slot.rows, *spec);
     if (slot.scalars != nullptr) bind(a.*slot.scalars, *spec);
     if (slot.mask != nullptr) bind(a.*slot.mask, *spec);
+    if (slot.heads != nullptr) bind(a.*slot.heads, *spec);
   }
   a.shape = shape_of(geometry);
+  a.score = score_of(geometry);
+  a.dropout = dropout_of(geometry);
   return a;
 }
 
@@ -100,8 +130,13 @@ void patch(const Slot<Arguments> (&slots)[kCount], runtime::ParameterBlock& bloc
     if (row_of(slot.role).problem.get(problem) == nullptr) continue;
     const std::size_t at = slot.rows != nullptr      ? offset_of(a.*slot.rows)
                            : slot.scalars != nullptr ? offset_of(a.*slot.scalars)
-                                                     : offset_of(a.*slot.mask);
+                           : slot.mask != nullptr    ? offset_of(a.*slot.mask)
+                                                     : offset_of(a.*slot.heads);
     block.pointer(at, {.buffer = buffer_of(slot.role)});
+  }
+  if (problem.options.dropout) {
+    block.scalar(offset_of(a.dropout.seed), 8, kSeedScalar);
+    block.scalar(offset_of(a.dropout.offset), 8, kOffsetScalar);
   }
   for (int i = 0; i < regions; ++i) {
     block.pointer(offset_of(a.regions[i]), {.buffer = buffer_of_region(i)});

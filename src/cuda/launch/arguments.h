@@ -24,6 +24,9 @@ constexpr int buffer_of(TensorRole role) {
   return static_cast<int>(role);
 }
 
+/// The scalars of a call: what its dropout is drawn by.
+inline constexpr int kSeedScalar = 0, kOffsetScalar = 1;
+
 constexpr int buffer_of_region(int region) {
   return static_cast<int>(kTensorRoles) + region;
 }

@@ -101,6 +101,9 @@ void print_call(ConfigPrinter& config, const Problem& problem, const internal::G
   config.boolean("kBoundedRight", g.bounds.right < g.bounds.kUnbounded)
       .boolean("kBoundedLeft", g.bounds.left < g.bounds.kUnbounded);
   print_mask(config, problem, form);
+  config.boolean("kSoftcap", g.softcap > 0)
+      .boolean("kAlibi", problem.alibi_slopes.has_value())
+      .boolean("kDropout", g.dropout > 0);
   const auto align = [&](std::string_view name, const TensorSpec& spec) {
     config.integer(name, kernel_alignment(spec, form));
   };

@@ -16,8 +16,13 @@ Status enqueue(const runtime::CudaExecutor& executor, Stream stream, const Tenso
     addresses[static_cast<std::size_t>(row.role)] =
         const_cast<void*>(row.template member<Tensors>().get(tensors).data);
   }
-  return executor.enqueue(
-      {.tensors = addresses, .workspaces = {&workspace.data, 1}, .streams = {&stream, 1}});
+  const std::array<std::uint64_t, 2> scalars = {tensors.dropout_seed.seed,
+                                                tensors.dropout_seed.offset};
+  static_assert(kSeedScalar == 0 && kOffsetScalar == 1);
+  return executor.enqueue({.tensors = addresses,
+                           .workspaces = {&workspace.data, 1},
+                           .streams = {&stream, 1},
+                           .scalars = scalars});
 }
 
 }  // namespace

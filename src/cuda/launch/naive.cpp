@@ -138,9 +138,9 @@ const internal::Implementation& naive_implementation() {
       DeviceKind::kCuda,
       "scores, softmax and values as separate kernels over a score matrix in memory",
       {Feature::kForward, Feature::kBackward, Feature::kFp32, Feature::kFp16, Feature::kBf16,
-       Feature::kCausal, Feature::kBoolMask, Feature::kAdditiveMask, Feature::kGroupedQuery,
-       Feature::kUnequalHeadDims, Feature::kLse, Feature::kLseGradient, Feature::kAccumulate,
-       Feature::kDeterministic},
+       Feature::kCausal, Feature::kWindow, Feature::kBoolMask, Feature::kAdditiveMask,
+       Feature::kGroupedQuery, Feature::kUnequalHeadDims, Feature::kLse, Feature::kLseGradient,
+       Feature::kAccumulate, Feature::kDeterministic},
       make_plan};
   return implementation;
 }

@@ -44,6 +44,7 @@ struct Head {
     t.k = rows(t.k, key_head, 1);
     t.v = rows(t.v, key_head, 1);
     if (t.mask) t.mask = scalars(*t.mask);
+    if (t.alibi_slopes) t.alibi_slopes = scalars(*t.alibi_slopes);
     if constexpr (std::is_same_v<Tensors, BackwardTensors>) {
       t.o = rows(t.o, first, group);
       t.d_o = rows(t.d_o, first, group);
@@ -123,7 +124,8 @@ Result<Truth> by_heads(const Tensors& t, const Options& options, const ref::Samp
                        const TruthOf& truth_of) {
   const ref::Sizes sizes = ref::sizes_of(t.q, t.k, t.v);
   const auto heads = static_cast<double>(std::max<std::int64_t>(sizes.batch * sizes.heads_k, 1));
-  if (heads < 2 || ref::multiply_adds(sizes, options.causal) / heads < kSmallHead) {
+  // The pattern of dropout depends on where in the batch a head is.
+  if (heads < 2 || options.dropout || ref::multiply_adds(sizes, options) / heads < kSmallHead) {
     return truth_of(t, sample);
   }
   struct Task {

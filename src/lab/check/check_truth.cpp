@@ -91,7 +91,7 @@ bool is_tf32(const Options& options, DType dtype) {
 }  // namespace
 
 ref::Sample sample_of(const Case& c, const ref::Sizes& sizes) {
-  if (ref::multiply_adds(sizes, c.causal) < kFullLimit) return ref::Sample::everything(sizes);
+  if (ref::multiply_adds(sizes, c.options()) < kFullLimit) return ref::Sample::everything(sizes);
   return ref::Sample::seeded(sizes, kSampleRows, kSampleHeads, c.seed);
 }
 

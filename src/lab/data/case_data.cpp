@@ -67,8 +67,9 @@ Status check_sizes(const Case& c) {
 
 // The tensors of a call, as `get` has them.
 template <class Tensors, class Get>
-Tensors views(const CaseLayout& layout, const Get& get) {
+Tensors views(const Case& problem, const CaseLayout& layout, const Get& get) {
   Tensors tensors;
+  tensors.dropout_seed = problem.dropout_seed();
   for (const Placement& p : layout.tensors) {
     const TensorMember<Tensors>& member = row_of(p.role).template member<Tensors>();
     if (member.access() != Access::kNone) member.set(tensors, get(p.role));
@@ -219,8 +220,8 @@ Problem problem_of(const Case& problem, Pass pass, std::string_view implementati
   };
   Options options = problem.options();
   options.implementation = implementation;
-  return pass == Pass::kForward ? describe(views<ForwardTensors>(layout, get), options)
-                                : describe(views<BackwardTensors>(layout, get), options);
+  return pass == Pass::kForward ? describe(views<ForwardTensors>(problem, layout, get), options)
+                                : describe(views<BackwardTensors>(problem, layout, get), options);
 }
 
 Result<std::vector<TensorBytes>> accounting(const Context& context, const Case& problem, Pass pass,
@@ -351,21 +352,23 @@ DeviceMemory& CaseData::memory() const noexcept {
 }
 
 ForwardTensors CaseData::forward_tensors() const {
-  return views<ForwardTensors>(impl_->layout,
+  return views<ForwardTensors>(impl_->problem, impl_->layout,
                                [&](TensorRole role) { return impl_->device_view(role); });
 }
 
 BackwardTensors CaseData::backward_tensors() const {
-  return views<BackwardTensors>(impl_->layout,
+  return views<BackwardTensors>(impl_->problem, impl_->layout,
                                 [&](TensorRole role) { return impl_->device_view(role); });
 }
 
 ForwardTensors CaseData::host_forward_tensors() const {
-  return views<ForwardTensors>(impl_->layout, [&](TensorRole role) { return impl_->view(role); });
+  return views<ForwardTensors>(impl_->problem, impl_->layout,
+                               [&](TensorRole role) { return impl_->view(role); });
 }
 
 BackwardTensors CaseData::host_backward_tensors() const {
-  return views<BackwardTensors>(impl_->layout, [&](TensorRole role) { return impl_->view(role); });
+  return views<BackwardTensors>(impl_->problem, impl_->layout,
+                                [&](TensorRole role) { return impl_->view(role); });
 }
 
 std::int64_t CaseData::input_bytes(Pass pass) const {

@@ -303,6 +303,19 @@ void for_each_run(const TensorSpec& spec, auto&& use) {
 }
 
 // Scalars of rows, of heads: one after the other in logical order.
+// The slopes of the paper, 2^(-8 (h + 1) / heads), and other ones for every batch entry.
+void fill_slopes(const Case& c, const Tensor& tensor) {
+  const TensorSpec& spec = tensor.spec;
+  for (std::int64_t b = 0; b < spec.shape[0]; ++b) {
+    for (std::int64_t h = 0; h < spec.shape[1]; ++h) {
+      const double of_head =
+          std::exp2(-8.0 * static_cast<double>(h + 1) / static_cast<double>(c.heads_q));
+      const double value = of_head / static_cast<double>(b + 1);
+      write_row(tensor.data, spec.dtype, b * spec.strides[0] + h, &value, 1);
+    }
+  }
+}
+
 void fill_scalars(const Case& c, TensorRole role, const Tensor& tensor) {
   std::uint64_t linear = 0;
   for_each_run(tensor.spec, [&](std::int64_t offset, std::int64_t count) {
@@ -323,6 +336,7 @@ double normal_at(std::uint64_t stream, std::uint64_t index) noexcept {
 void fill_tensor(const Case& problem, TensorRole role, const Tensor& tensor) {
   if (tensor.spec.elements() == 0) return;
   if (role == TensorRole::kMask) return fill_mask(problem, tensor);
+  if (role == TensorRole::kAlibiSlopes) return fill_slopes(problem, tensor);
   if (tensor.spec.rank == 4) return fill_rows(problem, role, tensor);
   fill_scalars(problem, role, tensor);
 }

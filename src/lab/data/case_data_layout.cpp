@@ -31,6 +31,8 @@ class Builder {
       rows(row.role, dtype, sizes[e[1]], sizes[e[2]], sizes[e[3]]);
     } else if (row.shape.rank == 3 && e[2] == Extent::kSeqlenQ) {
       statistic(row.role, dtype);
+    } else if (row.role == TensorRole::kAlibiSlopes) {
+      dense(row.role, dtype, 2, {c_.seed % 2 == 0 ? 1 : c_.batch, c_.heads_q, 0, 0});
     } else {
       dense(row.role, dtype, row.shape.rank, row.shape.of(sizes));
     }

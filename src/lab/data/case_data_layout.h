@@ -44,7 +44,8 @@ struct CaseLayout {
 /// Lays a case out. Sizes must be >= 0. The way a mask broadcasts is chosen by the seed:
 ///   seed % 6  0 [B,Hq,Sq,Sk]   1 [1,1,Sq,Sk]   2 [B,1,1,Sk]   3 [B,Hq,Sq,Sk] with head stride 0
 ///             4 [1,Hq,Sq,1]    5 [B,1,Sq,Sk] with padded rows
-/// and an additive mask is fp32 where seed / 6 is even, else of q's dtype.
+/// and an additive mask is fp32 where seed / 6 is even, else of q's dtype. ALiBi's slopes are
+/// [1, Hq] where the seed is even, else [B, Hq].
 CaseLayout lay_out(const cases::Case& problem, bool backward);
 
 /// a * b, or the largest value where that does not fit; both >= 0.

@@ -195,6 +195,10 @@ class List {
 // Of features, these change a kernel's tiles and loops.
 const char* burden_of(const Case& c) {
   if (c.mask != cases::MaskKind::kNone) return "mask";
+  if (c.dropout > 0) return c.softcap ? "all features" : "dropout";
+  if (c.softcap) return "softcap";
+  if (c.alibi) return "alibi";
+  if (c.window) return "window";
   return c.layout == cases::Layout::kPaddedRows ? "rows" : "";
 }
 
@@ -267,6 +271,18 @@ std::vector<Case> representative_problems() {
     list.push_back(c);
     c.layout = cases::Layout::kContiguous;
     c.mask = cases::MaskKind::kAdditive;
+    list.push_back(c);
+    c.mask = cases::MaskKind::kNone;
+    c.window = Window{100, -1};
+    list.push_back(c);
+    c.alibi = true;
+    list.push_back(c);
+    c.softcap = 30.0f;
+    list.push_back(c);
+    c.dropout = 0.1f;
+    list.push_back(c);
+    c.alibi = false;
+    c.softcap.reset();
     list.push_back(c);
   }
   return list;

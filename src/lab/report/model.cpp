@@ -26,18 +26,27 @@ double tiles(std::int64_t length, std::int64_t size) {
   return static_cast<double>((length + size - 1) / size);
 }
 
-/// Keys that queries [0, q) see at most, as the last of them does.
-std::int64_t keys_seen(const cases::Case& p, std::int64_t q) {
-  switch (p.causal) {
-    case Causal::kNone:
-      return p.seqlen_k;
-    case Causal::kCausal:
-    case Causal::kTopLeft:
-      return std::clamp<std::int64_t>(q, 0, p.seqlen_k);
-    case Causal::kBottomRight:
-      return std::clamp<std::int64_t>(q + p.seqlen_k - p.seqlen_q, 0, p.seqlen_k);
+/// Keys [begin, end) that queries [first, end_query) see: from the first one's first to the last
+/// one's last.
+struct KeyRange {
+  std::int64_t begin = 0, end = 0;
+};
+KeyRange keys_seen(const cases::Case& p, std::int64_t first, std::int64_t end_query) {
+  const bool bottom_right = p.causal == Causal::kBottomRight ||
+                            (p.window && p.window->alignment == Alignment::kBottomRight);
+  const std::int64_t diagonal = bottom_right ? p.seqlen_k - p.seqlen_q : 0;
+  const auto clamp = [&](std::int64_t key) { return std::clamp<std::int64_t>(key, 0, p.seqlen_k); };
+  const auto side = [](std::int64_t keys) { return std::min(keys, kLongest); };
+  KeyRange out{0, p.seqlen_k};
+  if (p.causal != Causal::kNone) {
+    out.end = clamp(end_query + diagonal);
+  } else if (p.window && p.window->right >= 0) {
+    out.end = clamp(end_query + diagonal + side(p.window->right));
   }
-  return p.seqlen_k;
+  if (p.window && p.window->left >= 0) {
+    out.begin = std::min(clamp(first + diagonal - side(p.window->left)), out.end);
+  }
+  return out;
 }
 
 struct Visible {
@@ -52,8 +61,10 @@ Visible visible_tiles(const cases::Case& p, Tile tile) {
   tile.q = std::max(tile.q, p.seqlen_q / (1 << 20));
   for (std::int64_t first = 0; first < p.seqlen_q; first += tile.q) {
     const std::int64_t end = std::min(first + tile.q, p.seqlen_q);
-    const std::int64_t keys = keys_seen(p, end);
-    const std::int64_t loaded = std::min((keys + tile.k - 1) / tile.k * tile.k, p.seqlen_k);
+    const KeyRange keys = keys_seen(p, first, end);
+    const std::int64_t from = keys.begin / tile.k * tile.k;
+    const std::int64_t to = std::min((keys.end + tile.k - 1) / tile.k * tile.k, p.seqlen_k);
+    const std::int64_t loaded = std::max<std::int64_t>(to - from, 0);
     const auto rows = static_cast<double>(end - first);
     out.pairs += rows * static_cast<double>(loaded);
     out.key_rows += static_cast<double>(loaded);

@@ -400,9 +400,9 @@ const internal::Implementation& cublas_implementation() {
       DeviceKind::kCuda,
       "the naive composition with NVIDIA's cuBLASLt, a rival to measure",
       {Feature::kForward, Feature::kBackward, Feature::kFp32, Feature::kTf32, Feature::kFp16,
-       Feature::kBf16, Feature::kCausal, Feature::kBoolMask, Feature::kAdditiveMask,
-       Feature::kGroupedQuery, Feature::kUnequalHeadDims, Feature::kLse, Feature::kLseGradient,
-       Feature::kAccumulate},
+       Feature::kBf16, Feature::kCausal, Feature::kWindow, Feature::kBoolMask,
+       Feature::kAdditiveMask, Feature::kGroupedQuery, Feature::kUnequalHeadDims, Feature::kLse,
+       Feature::kLseGradient, Feature::kAccumulate},
       make_plan};
   return implementation;
 }

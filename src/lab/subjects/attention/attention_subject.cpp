@@ -51,6 +51,9 @@ const char* layout_words(cases::Layout layout) {
 std::vector<std::string> extras(const cases::Case& p) {
   std::vector<std::string> out;
   if (p.scale) out.push_back(fmt::format("scale {}", *p.scale));
+  if (p.softcap) out.push_back(fmt::format("softcap {}", *p.softcap));
+  if (p.alibi) out.push_back("ALiBi");
+  if (p.dropout > 0) out.push_back(fmt::format("dropout {}", p.dropout));
   if (p.precision == Precision::kTf32) out.push_back("tf32");
   if (p.fp32_outputs) out.push_back("fp32 outputs");
   if (p.lse_gradient) out.push_back("LSE gradient");
@@ -101,6 +104,14 @@ constexpr LabelSpec kLabels[] = {
      .accepts = accepts_mask,
      .expected =
          "none, causal-top-left or causal-bottom-right, with +bool or +additive for a mask tensor"},
+    {.name = "window",
+     .kind = LabelKind::kText,
+     .required = false,
+     .accepts = [](std::string_view name) { return cases::parse_window(name).has_value(); },
+     .expected = "LEFT,RIGHT as in 128,0 or 128,0,bottom-right"},
+    {.name = "softcap", .kind = LabelKind::kReal, .required = false},
+    {.name = "alibi", .kind = LabelKind::kFlag, .required = false, .fallback = "no"},
+    {.name = "dropout", .kind = LabelKind::kReal, .required = false},
     {.name = "seed", .identifies = false},
     {.name = "case", .kind = LabelKind::kText, .required = false, .identifies = false},
     {.name = "scale", .kind = LabelKind::kReal, .required = false},
@@ -163,6 +174,15 @@ std::string mask_words(const cases::Case& p) {
       words = "causal, bottom-right";
       break;
   }
+  if (p.window) {
+    const auto side = [](std::int64_t keys) {
+      return keys < 0 ? std::string("all") : fmt::format("{}", keys);
+    };
+    if (!words.empty()) words += " + ";
+    words += fmt::format("window {} left, {} right", side(p.window->left), side(p.window->right));
+    if (p.window->alignment == Alignment::kTopLeft) words += ", top-left";
+    if (p.window->alignment == Alignment::kBottomRight) words += ", bottom-right";
+  }
   if (p.mask != cases::MaskKind::kNone) {
     if (!words.empty()) words += " + ";
     words += p.mask == cases::MaskKind::kBool ? "boolean mask" : "additive mask";
@@ -206,6 +226,7 @@ std::string case_slug(const cases::Case& p) {
   slug += std::string("_") + to_string(p.dtype);
   if (p.seqlen_q != p.seqlen_k) slug += fmt::format("_Sq{}", p.seqlen_q);
   if (const std::string mask = p.mask_name(); mask != "none") slug += "_" + mask;
+  if (p.window) slug += "_window" + cases::to_string(*p.window);
   for (const std::string& extra : extras(p)) {
     std::string word = extra;
     word.erase(std::remove(word.begin(), word.end(), ' '), word.end());
@@ -253,6 +274,10 @@ Labels labels_of(const cases::Case& c) {
   whole("seqlen_q", c.seqlen_q);
   whole("seqlen_k", c.seqlen_k);
   out.set("mask", mask_name(c));
+  if (c.window) out.set("window", cases::to_string(*c.window));
+  if (c.softcap) out.set("softcap", static_cast<double>(*c.softcap));
+  out.set("alibi", c.alibi);
+  if (c.dropout > 0) out.set("dropout", static_cast<double>(c.dropout));
   out.set("seed", c.seed);
   if (!c.name.empty()) out.set("case", c.name);
   if (c.scale) out.set("scale", static_cast<double>(*c.scale));
@@ -283,9 +308,17 @@ cases::Case case_of(const Labels& labels) {
   parse_mask_name(labels.text("mask"), c);
   c.seed = labels.find("seed") != nullptr ? labels.whole("seed") : c.seed;
   c.name = labels.text("case");
-  if (const LabelValue* scale = labels.find("scale")) {
-    if (const double* value = std::get_if<double>(scale)) c.scale = static_cast<float>(*value);
-  }
+  const auto real = [&labels](std::string_view name) -> std::optional<float> {
+    const LabelValue* label = labels.find(name);
+    const double* value = label == nullptr ? nullptr : std::get_if<double>(label);
+    if (value == nullptr) return std::nullopt;
+    return static_cast<float>(*value);
+  };
+  c.scale = real("scale");
+  c.window = cases::parse_window(labels.text("window"));
+  c.softcap = real("softcap");
+  c.alibi = labels.flag("alibi");
+  c.dropout = real("dropout").value_or(0.0f);
   c.lse_gradient = labels.flag("lse_gradient");
   c.fp32_outputs = labels.flag("fp32_outputs");
   c.gradient_mode =

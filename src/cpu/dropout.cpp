@@ -1,0 +1,70 @@
+#include "cpu/dropout.h"
+
+#include <algorithm>
+
+#include "cuda/kernels/dropout_pattern.h"
+
+namespace flashlab::internal {
+namespace {
+
+// Calls use(n, kept) for the keys from `key` on.
+template <class Use>
+void for_each_key(const DropoutMask& mask, std::int64_t batch, std::int64_t head, std::int64_t i,
+                  std::int64_t key, std::int64_t count, const Use& use) {
+  const device::DropoutWords words = device::dropout_words(
+      mask.seed, mask.offset, static_cast<std::uint64_t>(batch * mask.heads_q + head));
+  const int query = static_cast<int>(i), upper_query = query >> 3 & 1;
+  const std::int64_t end = key + count;
+  // Keys j and j + 8 of sixteen share the numbers of a group.
+  for (std::int64_t first = key / 16 * 16; first < end; first += 16) {
+    std::uint32_t numbers[16];
+    for (int n = 0; n < 8; ++n) {
+      const auto group = device::dropout_numbers(words, query, static_cast<int>(first) + n);
+      numbers[n] = group.of(upper_query, 0);
+      numbers[n + 8] = group.of(upper_query, 1);
+    }
+    const std::int64_t to = std::min(first + 16, end);
+    for (std::int64_t j = std::max(first, key); j < to; ++j) {
+      use(j - key, numbers[j - first] < mask.limit);
+    }
+  }
+}
+
+template <class Real>
+void drop_keys(const DropoutMask& mask, std::int64_t batch, std::int64_t head, std::int64_t i,
+               std::int64_t key, std::int64_t count, Real* row) {
+  if (!mask.active()) return;
+  for_each_key(mask, batch, head, i, key, count, [row](std::int64_t n, bool kept) {
+    if (!kept) row[n] = 0;
+  });
+}
+
+}  // namespace
+
+DropoutMask dropout_mask(const Geometry& geometry, const DropoutSeed& seed) {
+  DropoutMask mask;
+  mask.limit = device::dropout_limit(static_cast<double>(geometry.dropout));
+  mask.scale = 1.0 / (1.0 - static_cast<double>(geometry.dropout));
+  mask.seed = seed.seed;
+  mask.offset = seed.offset;
+  mask.heads_q = geometry.heads_q;
+  return mask;
+}
+
+void dropout_row(const DropoutMask& mask, std::int64_t batch, std::int64_t head, std::int64_t i,
+                 std::int64_t key, std::int64_t count, float* keep) {
+  for_each_key(mask, batch, head, i, key, count,
+               [keep](std::int64_t n, bool kept) { keep[n] = kept ? 1.0f : 0.0f; });
+}
+
+void drop(const DropoutMask& mask, std::int64_t batch, std::int64_t head, std::int64_t i,
+          std::int64_t key, std::int64_t count, float* row) {
+  drop_keys(mask, batch, head, i, key, count, row);
+}
+
+void drop(const DropoutMask& mask, std::int64_t batch, std::int64_t head, std::int64_t i,
+          std::int64_t key, std::int64_t count, double* row) {
+  drop_keys(mask, batch, head, i, key, count, row);
+}
+
+}  // namespace flashlab::internal

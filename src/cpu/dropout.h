@@ -1,0 +1,34 @@
+#pragma once
+
+// Dropout on a CPU: which probabilities of a row stay. The pattern itself is
+// cuda/kernels/dropout_pattern.h, which GPU kernels read, too.
+
+#include <cstdint>
+
+#include "api/problem.h"
+
+namespace flashlab::internal {
+
+/// Of one call. Plain data: kernels of every instruction set carry it.
+struct DropoutMask {
+  std::uint32_t limit = 65536;  ///< a pair is kept where its number is below
+  double scale = 1;             ///< 1 / (1 - p)
+  std::uint64_t seed = 0, offset = 0;
+  std::int64_t heads_q = 0;
+
+  bool active() const { return limit < 65536; }
+};
+
+DropoutMask dropout_mask(const Geometry& geometry, const DropoutSeed& seed);
+
+/// keep[n] = 1 or 0 for query i and key `key + n`, n in [0, count).
+void dropout_row(const DropoutMask& mask, std::int64_t batch, std::int64_t head, std::int64_t i,
+                 std::int64_t key, std::int64_t count, float* keep);
+
+/// row[n] = 0 where the pair of query i and key `key + n` is dropped.
+void drop(const DropoutMask& mask, std::int64_t batch, std::int64_t head, std::int64_t i,
+          std::int64_t key, std::int64_t count, float* row);
+void drop(const DropoutMask& mask, std::int64_t batch, std::int64_t head, std::int64_t i,
+          std::int64_t key, std::int64_t count, double* row);
+
+}  // namespace flashlab::internal

@@ -1,0 +1,102 @@
+#include "reference/scores.h"
+
+namespace flashlab::reference {
+namespace {
+
+struct Product {
+  std::uint32_t high, low;
+};
+
+Product multiply(std::uint32_t a, std::uint32_t b) {
+  const std::uint64_t product = std::uint64_t{a} * b;
+  return {static_cast<std::uint32_t>(product >> 32), static_cast<std::uint32_t>(product)};
+}
+
+// Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3".
+std::array<std::uint32_t, 4> philox_4x32_10(std::array<std::uint32_t, 4> counter,
+                                            std::array<std::uint32_t, 2> key) {
+  for (int round = 0; round < 10; ++round) {
+    const Product a = multiply(0xD2511F53u, counter[0]), b = multiply(0xCD9E8D57u, counter[2]);
+    counter = {b.high ^ counter[1] ^ key[0], b.low, a.high ^ counter[3] ^ key[1], a.low};
+    key[0] += 0x9E3779B9u;
+    key[1] += 0xBB67AE85u;
+  }
+  return counter;
+}
+
+std::array<std::uint32_t, 2> philox_2x32_7(std::array<std::uint32_t, 2> counter,
+                                           std::uint32_t key) {
+  for (int round = 0; round < 7; ++round) {
+    const Product a = multiply(0xD256D193u, counter[0]);
+    counter = {a.high ^ counter[1] ^ key, a.low};
+    key += 0x9E3779B9u;
+  }
+  return counter;
+}
+
+std::uint32_t without_bit_3(std::int64_t position) {
+  const auto bits = static_cast<std::uint64_t>(position);
+  return static_cast<std::uint32_t>(bits / 16 * 8 + bits % 8);
+}
+
+std::uint32_t low_word(std::uint64_t value) {
+  return static_cast<std::uint32_t>(value);
+}
+std::uint32_t high_word(std::uint64_t value) {
+  return static_cast<std::uint32_t>(value >> 32);
+}
+
+}  // namespace
+
+ScoreRule::ScoreRule(const Sizes& sizes, const Options& options,
+                     const std::optional<ConstTensor>& slopes)
+    : sizes_(sizes), cap_(options.softcap), slopes_(slopes) {}
+
+ScoreRule::Row ScoreRule::row(std::int64_t b, std::int64_t h, std::int64_t i) const {
+  Row out;
+  if (!slopes_) return out;
+  const TensorSpec& spec = slopes_->spec;
+  const std::int64_t index =
+      (spec.shape[0] > 1 ? b * spec.strides[0] : 0) + (spec.shape[1] > 1 ? h * spec.strides[1] : 0);
+  out.slope = load(slopes_->data, spec.dtype, index);
+  out.aligned_key = i + sizes_.seqlen_k - sizes_.seqlen_q;
+  return out;
+}
+
+DropoutRule::DropoutRule(const Sizes& sizes, const Options& options, const DropoutSeed& seed)
+    : heads_q_(sizes.heads_q), seed_(seed) {
+  if (!options.dropout) return;
+  const double kept = 1.0 - static_cast<double>(*options.dropout);
+  limit_ = static_cast<std::uint32_t>(std::lround(65536.0 * kept));
+  scale_ = 1.0 / kept;
+}
+
+std::array<std::uint32_t, 4> DropoutRule::head_words(std::int64_t b, std::int64_t h) const {
+  const auto head = static_cast<std::uint64_t>(b * heads_q_ + h);
+  return philox_4x32_10(
+      {low_word(head), high_word(head), low_word(seed_.offset), high_word(seed_.offset)},
+      {low_word(seed_.seed), high_word(seed_.seed)});
+}
+
+bool DropoutRule::keeps(const std::array<std::uint32_t, 4>& words, std::int64_t i,
+                        std::int64_t j) const {
+  const auto bits =
+      philox_2x32_7({words[1] ^ without_bit_3(i), words[2] ^ without_bit_3(j)}, words[0]);
+  const std::uint32_t word = bits[static_cast<std::size_t>(i / 8 % 2)];
+  return (j / 8 % 2 == 0 ? word & 0xFFFFu : word >> 16) < limit_;
+}
+
+bool DropoutRule::keeps(std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) const {
+  return !active() || keeps(head_words(b, h), i, j);
+}
+
+void DropoutRule::row(std::int64_t b, std::int64_t h, std::int64_t i,
+                      const std::vector<std::int64_t>& keys,
+                      std::vector<std::uint8_t>& kept) const {
+  kept.assign(keys.size(), 1);
+  if (!active()) return;
+  const std::array<std::uint32_t, 4> words = head_words(b, h);
+  for (std::size_t n = 0; n < keys.size(); ++n) kept[n] = keeps(words, i, keys[n]) ? 1 : 0;
+}
+
+}  // namespace flashlab::reference

@@ -1,0 +1,102 @@
+// The pattern of dropout: the one text that kernels read against the reference's own, and its
+// statistics.
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+#include "cpu/dropout.h"
+#include "cuda/kernels/dropout_pattern.h"
+#include "reference/scores.h"
+
+namespace flashlab {
+namespace {
+
+constexpr DropoutSeed kSeed{0x123456789abcdef0u, 0xfedcba9876543210u};
+
+internal::Geometry geometry(float probability) {
+  internal::Geometry g;
+  g.heads_q = 5;
+  g.dropout = probability;
+  return g;
+}
+
+reference::DropoutRule rule(float probability, DropoutSeed seed = kSeed) {
+  reference::Sizes sizes;
+  sizes.heads_q = 5;
+  Options options;
+  options.dropout = probability;
+  return reference::DropoutRule(sizes, options, seed);
+}
+
+TEST(DropoutPattern, IsTheSameForKernelsAndReference) {
+  for (const float p : {0.0001f, 0.1f, 0.5f, 0.9f}) {
+    const auto expected = rule(p);
+    const internal::DropoutMask mask = internal::dropout_mask(geometry(p), kSeed);
+    EXPECT_DOUBLE_EQ(mask.scale, expected.scale());
+    for (std::int64_t i : {0, 1, 7, 8, 15, 16, 1000003}) {
+      for (std::int64_t first : {0, 3, 8, 13, 2000000}) {
+        std::vector<float> keep(100);
+        internal::dropout_row(mask, 2, 3, i, first, 100, keep.data());
+        for (std::int64_t n = 0; n < 100; ++n) {
+          EXPECT_EQ(keep[static_cast<std::size_t>(n)] != 0, expected.keeps(2, 3, i, first + n))
+              << p << " " << i << " " << first + n;
+        }
+      }
+    }
+  }
+}
+
+// The share of kept pairs, and the correlations of neighbours: by key, by query, by head, across
+// bit 3 of either, by seed and by offset. Sums of n independent signs stay within 5 sqrt(n).
+TEST(DropoutPattern, PairsAreIndependent) {
+  constexpr float kP = 0.3f;
+  const auto base = rule(kP), other_seed = rule(kP, {kSeed.seed + 1, kSeed.offset}),
+             other_offset = rule(kP, {kSeed.seed, kSeed.offset + 1});
+  constexpr std::int64_t kLength = 256;
+  const double n = static_cast<double>(kLength * kLength);
+  double kept = 0, by_key = 0, by_query = 0, by_head = 0, across_key = 0, across_query = 0,
+         by_seed = 0, by_offset = 0;
+  const auto sign = [](const reference::DropoutRule& r, std::int64_t h, std::int64_t i,
+                       std::int64_t j) {
+    // Mean 0 and variance 1.
+    const double p = static_cast<double>(kP);
+    return ((r.keeps(1, h, i, j) ? 1.0 : 0.0) - (1 - p)) / std::sqrt(p * (1 - p));
+  };
+  for (std::int64_t i = 0; i < kLength; ++i) {
+    for (std::int64_t j = 0; j < kLength; ++j) {
+      const double x = sign(base, 2, i, j);
+      kept += x;
+      by_key += x * sign(base, 2, i, j + 1);
+      by_query += x * sign(base, 2, i + 1, j);
+      by_head += x * sign(base, 3, i, j);
+      across_key += x * sign(base, 2, i, j ^ 8);
+      across_query += x * sign(base, 2, i ^ 8, j);
+      by_seed += x * sign(other_seed, 2, i, j);
+      by_offset += x * sign(other_offset, 2, i, j);
+    }
+  }
+  // Sums over j and j ^ 8 count every product twice.
+  for (const double sum : {kept, by_key, by_query, by_head, across_key / std::sqrt(2.0),
+                           across_query / std::sqrt(2.0), by_seed, by_offset}) {
+    EXPECT_LT(std::fabs(sum), 5 * std::sqrt(n));
+  }
+}
+
+TEST(DropoutPattern, AHeadIsCountedThroughTheBatch) {
+  const auto r = rule(0.5f);
+  int differences = 0;
+  for (std::int64_t j = 0; j < 256; ++j) {
+    EXPECT_EQ(r.keeps(1, 0, 9, j), r.keeps(0, 5, 9, j));  // 1 * 5 + 0 = 0 * 5 + 5
+    differences += r.keeps(1, 0, 9, j) != r.keeps(0, 0, 9, j);
+  }
+  EXPECT_GT(differences, 64);
+}
+
+static_assert(device::dropout_limit(0.5) == 32768);
+static_assert(device::dropout_limit(0.0) == 65536);
+
+}  // namespace
+}  // namespace flashlab

@@ -1,0 +1,144 @@
+"""Windows, softcap, ALiBi and dropout in flashlab.torch against plain torch operations in fp64."""
+
+import unittest
+
+from torch_cases import torch
+
+import flashlab.torch as flash
+
+
+def inputs(*shape, dtype, seqlen_k=None, heads_k=None):
+    generator = torch.Generator().manual_seed(5)
+    batch, seqlen, heads, dim = shape
+    keys = (batch, seqlen_k or seqlen, heads_k or heads, dim)
+    return tuple(torch.randn(size, generator=generator, dtype=torch.float64).to(dtype)
+                 .requires_grad_() for size in ((batch, seqlen, heads, dim), keys, keys))
+
+
+def scores_of(q, k, window=(-1, -1), softcap=0.0, slopes=None, causal=False):
+    """fp64 scores [B, H, Sq, Sk], -inf where hidden; everything aligned bottom-right."""
+    q, k = q.double().transpose(1, 2), k.double().transpose(1, 2)
+    k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
+    scores = q @ k.transpose(2, 3) / q.shape[3] ** 0.5
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
+    aligned = torch.arange(q.shape[2])[:, None] + k.shape[2] - q.shape[2]
+    distance = torch.arange(k.shape[2])[None, :] - aligned
+    if slopes is not None:
+        scores = scores - slopes.double()[..., None, None] * distance.abs()
+    left, right = window
+    hidden = torch.zeros_like(distance, dtype=torch.bool)
+    if causal:
+        hidden |= distance > 0
+    if left >= 0:
+        hidden |= distance < -left
+    if right >= 0:
+        hidden |= distance > right
+    return scores.masked_fill(hidden, float("-inf"))
+
+
+def attention_of(scores, v, keep=None, p=0.0):
+    """fp64 attention [B, Sq, H, D]; rows without a key are 0."""
+    v = v.double().transpose(1, 2)
+    v = v.repeat_interleave(scores.shape[1] // v.shape[1], 1)
+    empty = (scores == float("-inf")).all(-1, keepdim=True)
+    weights = torch.softmax(scores.masked_fill(empty, 0.0), -1).masked_fill(empty, 0.0)
+    if keep is not None:
+        weights = weights * keep / (1 - p)
+    return (weights @ v).transpose(1, 2)
+
+
+class Features(unittest.TestCase):
+
+    def check(self, given, expected, tensors, bound):
+        """Outputs, and the gradients of a fixed combination of them."""
+        d_o = torch.randn(expected.shape, generator=torch.Generator().manual_seed(9),
+                          dtype=torch.float64)
+        self.assertLess((given.double() - expected).abs().max().item(), bound)
+        ours = torch.autograd.grad((given.double() * d_o).sum(), tensors)
+        theirs = torch.autograd.grad((expected * d_o).sum(), tensors)
+        for mine, other in zip(ours, theirs):
+            self.assertLess((mine.double() - other.double()).abs().max().item(),
+                            bound * max(1.0, other.abs().max().item()) * 4)
+
+    def test_flash_attn_arguments(self):
+        slopes = torch.tensor([0.5, 0.25, 0.125, 0.0625])
+        for dtype, bound in ((torch.float64, 1e-6), (torch.float32, 1e-5), (torch.bfloat16, 3e-2)):
+            q, k, v = inputs(2, 37, 4, 16, dtype=dtype, seqlen_k=50, heads_k=2)
+            for options in ({"window_size": (10, 3)}, {"window_size": (-1, 2)},
+                            {"window_size": (5, 0)}, {"window_size": (-1, 0)},
+                            {"window_size": (7, -1), "causal": True}, {"softcap": 2.0},
+                            {"alibi_slopes": slopes}, {"alibi_slopes": slopes, "causal": True},
+                            {"alibi_slopes": torch.stack([slopes, 2 * slopes])},
+                            {"alibi_slopes": slopes, "softcap": 3.0, "window_size": (20, 4)}):
+                with self.subTest(dtype=dtype, **{name: str(x) for name, x in options.items()}):
+                    scores = scores_of(q, k, options.get("window_size", (-1, -1)),
+                                       options.get("softcap", 0.0), options.get("alibi_slopes"),
+                                       options.get("causal", False))
+                    self.check(flash.flash_attn_func(q, k, v, **options),
+                               attention_of(scores, v), (q, k, v), bound)
+
+    def test_packed(self):
+        q, k, v = inputs(1, 20, 2, 8, dtype=torch.float32)
+        for packed in (lambda: flash.flash_attn_qkvpacked_func(torch.stack([q, k, v], 2),
+                                                               window_size=(4, 1)),
+                       lambda: flash.flash_attn_kvpacked_func(q, torch.stack([k, v], 2),
+                                                              window_size=(4, 1))):
+            self.check(packed(), attention_of(scores_of(q, k, (4, 1)), v), (q, k, v), 1e-5)
+
+    def test_attention_window_names_an_alignment(self):
+        q, k, v = inputs(1, 9, 1, 8, dtype=torch.float32, seqlen_k=14)
+        with self.assertRaisesRegex(ValueError, "window.*alignment"):
+            flash.attention(q, k, v, window=(2, 1))
+        bottom = flash.attention(q, k, v, window=(2, 1, "bottom-right"))
+        self.check(bottom, attention_of(scores_of(q, k, (2, 1)), v), (q, k, v), 1e-5)
+        with self.assertRaisesRegex(ValueError, "^window: got"):
+            flash.attention(q, k, v, window=(1, 2, 3, 4))
+
+    def test_dropout(self):
+        p, (q, k, v) = 0.3, inputs(2, 40, 4, 16, dtype=torch.float32, seqlen_k=56, heads_k=2)
+        # With v = 1 for one key after the other, the weights themselves come out.
+        torch.manual_seed(11)
+        before = torch.random.get_rng_state()
+        eye = torch.eye(56).reshape(1, 56, 1, 56).expand(2, 56, 2, 56)
+        weights = flash.flash_attn_func(q.detach(), k.detach(), eye, p).transpose(1, 2)
+        keep = (weights != 0).double()
+        share = keep.mean().item()
+        self.assertLess(abs(share - (1 - p)), 5 * (p * (1 - p) / keep.numel()) ** 0.5)
+        # The same seed, the same pattern, in forward and backward; lse is that without dropout.
+        torch.random.set_rng_state(before)
+        o, lse, _ = flash.flash_attn_func(q, k, v, p, return_attn_probs=True)
+        scores = scores_of(q, k)
+        self.check(o, attention_of(scores, v, keep, p), (q, k, v), 2e-5)
+        self.assertLess((lse.double() - torch.logsumexp(scores, -1)).abs().max().item(), 1e-5)
+        # The generator has moved on.
+        other = flash.flash_attn_func(q.detach(), k.detach(), eye, p).transpose(1, 2)
+        self.assertGreater(((other != 0) != (weights != 0)).double().mean().item(), 0.1)
+
+    def test_dropout_of_scaled_dot_product_attention(self):
+        q, k, v = (t.detach().transpose(1, 2) for t in inputs(1, 64, 2, 8, dtype=torch.float32))
+        sdpa = flash.scaled_dot_product_attention
+        torch.manual_seed(3)
+        first = sdpa(q, k, v, dropout_p=0.5)
+        second = sdpa(q, k, v, dropout_p=0.5)
+        torch.manual_seed(3)
+        self.assertTrue(torch.equal(first, sdpa(q, k, v, dropout_p=0.5)))
+        self.assertFalse(torch.equal(first, second))
+        self.assertTrue(torch.equal(sdpa(q, k, v), sdpa(q, k, v, dropout_p=0.0)))
+        mean = torch.stack([sdpa(q, k, v, dropout_p=0.5) for _ in range(400)]).mean(0)
+        self.assertLess((mean - sdpa(q, k, v)).abs().mean().item(), 0.05)
+
+    def test_errors(self):
+        q, k, v = inputs(1, 5, 4, 8, dtype=torch.float32)
+        for call, pattern in (
+                (lambda: flash.flash_attn_func(q, k, v, 1.0), "^dropout_p: got 1.0"),
+                (lambda: flash.attention(q, k, v, softcap=-1.0), "^softcap|^options.softcap"),
+                (lambda: flash.flash_attn_func(q, k, v, alibi_slopes=torch.ones(3)),
+                 r"^alibi_slopes.shape\[1\]: got 3"),
+                (lambda: flash.attention(q, k, v, window=(-3, 0)), "window")):
+            with self.assertRaisesRegex(ValueError, pattern):
+                call()
+
+
+if __name__ == "__main__":
+    unittest.main()

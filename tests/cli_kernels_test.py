@@ -59,10 +59,11 @@ class Kernels(Folder):
             self.assertEqual(kernel["architecture"], "sm_80")
             self.assertIsNone(kernel["error"], kernel["kernel"])
             self.assertGreater(kernel["registers"], 0)
-        # Implementations share kernels: each is compiled once.
+        # Implementations share kernels, and the entries of one source share an image.
         compiled = [k for k in first["kernels"] if k["compile_seconds"] > 0]
         entries = [name for name in os.listdir(folder) if name.endswith(".kernel")]
-        self.assertEqual(len(entries), len(compiled))
+        self.assertLessEqual(len(entries), len(compiled))
+        self.assertGreaterEqual(len(entries), len({k["source"] for k in compiled}))
         self.assertTrue(os.stat(os.path.join(folder, entries[0])).st_mode & stat.S_IROTH)
         again = json.loads(run(*command, timeout=600).stdout)
         self.assertEqual([k["compile_seconds"] for k in again["kernels"]],

@@ -8,9 +8,9 @@
 #include <tuple>
 #include <vector>
 
-#include "runtime/program/observer.h"
 #include "cpu/naive/plan.h"
 #include "cpu_plain_oracle.h"
+#include "runtime/program/observer.h"
 
 namespace flashlab {
 namespace {

@@ -25,7 +25,7 @@ struct Ask {
   DType dtype = DType::kFp32;
   Causal causal = Causal::kNone;
   enum class MaskKind { kNone, kBool, kAdditive } mask = MaskKind::kNone;
-  std::optional<float> scale = std::nullopt;
+  std::optional<double> scale = std::nullopt;
   bool lse_gradient = false;
   bool fp32_outputs = false;
   bool accumulate = false;
@@ -172,8 +172,8 @@ class Trial {
  private:
   void solve_row(std::int64_t b, std::int64_t h, std::int64_t i) {
     const std::int64_t hk = h / (ask.heads_q / ask.heads_k);
-    const float fallback = static_cast<float>(1 / std::sqrt(static_cast<double>(ask.head_dim)));
-    const double scale = ask.scale.value_or(fallback);  // the API's scale is an fp32 number
+    double scale = ask.scale.value_or(1 / std::sqrt(static_cast<double>(ask.head_dim)));
+    if (ask.dtype != DType::kFp64) scale = static_cast<float>(scale);  // as the API rounds it
     std::vector<double> s(ask.seqlen_k, -kInfinity), p(ask.seqlen_k, 0);
     double maximum = -kInfinity, sum = 0;
     for (std::int64_t j = 0; j < ask.seqlen_k; ++j) {

@@ -24,7 +24,7 @@ import run_tests  # noqa: E402
 
 BASICS = ("bash", "dirname", "grep", "sed", "sort", "head", "tail", "mkdir", "cat", "env", "touch")
 PRESENT = "cmake ninja-build python3 libhwy-dev libfmt-dev libcli11-dev nlohmann-json3-dev " \
-          "zlib1g-dev libgtest-dev libgmock-dev".split()
+          "zlib1g-dev libopenblas-pthread-dev libgtest-dev libgmock-dev".split()
 
 
 class Machine:
@@ -158,7 +158,9 @@ class Packages(unittest.TestCase):
         self.assertEqual(code, 2)
         self.assertIn("ninja-build", err)
         self.assertNotIn("apt-get", err)
+        self.assertIn("libopenblas", err)
         machine.put("ninja", "true")
+        machine.put("find", "echo /usr/lib/libopenblas.a")
         self.assertEqual(machine.run("build")[0], 0)
 
     def test_tools_that_are_too_old_are_refused(self):

@@ -10,10 +10,10 @@
 
 #include "api/context_state.h"
 #include "peers/cublas/cublas.h"
-#include "runtime/products/cublas_lt.h"
 #include "peers/cudnn/cudnn.h"
 #include "runtime/cuda/device.h"
 #include "runtime/cuda/known_gpus.h"
+#include "runtime/products/cublas_lt.h"
 
 #if __has_include(<cublasLt.h>)
 #include <cublasLt.h>

@@ -140,7 +140,7 @@ TEST(TwoGpus, AProgramRunsOnBothInAGraphAndOutside) {
       {.name = "back", .work = CopyWork{{back}, {scaled}, kRows * 4}, .depends_on = {last}});
 
   std::vector<float> values(kRows * kDim), weights(kDim), expected(kRows);
-  for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i % 7) - 3;
+  for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i % 7);
   for (std::size_t i = 0; i < weights.size(); ++i) weights[i] = static_cast<float>(i % 3);
   for (std::size_t i = 0; i < kRows; ++i) {
     for (std::size_t j = 0; j < kDim; ++j) expected[i] += values[i * kDim + j] * weights[j];

@@ -156,9 +156,9 @@ struct WorkspaceRegion {
 struct PlanStep {
   enum class Kind : std::uint8_t { kKernel, kMemset, kGemm };
   Kind kind = Kind::kKernel;
-  std::string name;             ///< e.g. "flash_fwd_avx512_fp32"
-  std::string configuration;    ///< e.g. "query tile 48 x key block 256, 86 tasks, longest first"
-  std::vector<int> depends_on;  ///< indices of earlier steps
+  std::string name{};             ///< e.g. "flash_fwd_avx512_fp32"
+  std::string configuration{};    ///< e.g. "query tile 48 x key block 256, 86 tasks, longest first"
+  std::vector<int> depends_on{};  ///< indices of earlier steps
 };
 
 namespace internal {

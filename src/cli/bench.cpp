@@ -82,10 +82,12 @@ int run_bench(const Arguments& arguments) {
       implementation_names(arguments, production(engine.context));
   lab::ProblemRunOptions options = run_options(arguments, problems, {});
   options.error = arguments.has("--check");
+  options.first_that_serves = !arguments.has("--implementation");
   check_plans(arguments, engine.context, problems, names);
   Outputs outputs(arguments, /*report=*/false);
   outputs.require_relative_to(names);
-  outputs.begin(run_environment(engine, options), planned_results(problems, names.size()));
+  outputs.begin(run_environment(engine, options),
+                planned_results(problems, options.first_that_serves ? 1 : names.size()));
   if (wants_files(arguments)) lab::add_roofs(engine.context, outputs.environment());
 
   const bool text = !outputs.stdout_taken();

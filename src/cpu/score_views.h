@@ -29,7 +29,7 @@ inline simd::DropoutView dropout_view(const DropoutMask& mask) {
   simd::DropoutView view;
   if (!mask.active()) return view;
   view.row = [](const void* state, std::int64_t batch, std::int64_t head, std::int64_t query,
-                std::int64_t key, std::int64_t count, float* keep) {
+                std::int64_t key, std::int64_t count, float* keep) noexcept {
     dropout_row(*static_cast<const DropoutMask*>(state), batch, head, query, key, count, keep);
   };
   view.mask = &mask;

@@ -10,8 +10,8 @@
 #include <cmath>
 #include <numeric>
 
-#include "runtime/program/observer.h"
 #include "cpu/naive/products.h"
+#include "runtime/program/observer.h"
 
 namespace flashlab::internal {
 namespace {

@@ -12,8 +12,8 @@
 #include <cmath>
 #include <limits>
 
-#include "runtime/program/observer.h"
 #include "cpu/naive/products.h"
+#include "runtime/program/observer.h"
 
 namespace flashlab::internal {
 namespace {

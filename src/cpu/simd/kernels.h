@@ -86,7 +86,7 @@ struct ScoreView {
 struct DropoutView {
   /// keep[n] = 1 or 0 for the pair of `query` and `key + n`, n in [0, count); null: no dropout.
   void (*row)(const void* mask, int64_t batch, int64_t head, int64_t query, int64_t key,
-              int64_t count, float* keep) = nullptr;
+              int64_t count, float* keep) noexcept = nullptr;
   const void* mask = nullptr;
   float scale = 1;  ///< 1 / (1 - p)
 };

@@ -93,6 +93,8 @@ ForwardChoice choose(const Problem& problem, const Geometry& g, const DeviceInfo
   if (may_split && choice.tiling.query_steps <= kFewQuerySteps) {
     choice.tiling.steady_loop = false;
   }
+  // Nearly every row of a window has a hidden key on the left: few tiles are without an edge.
+  if (g.bounds.left < g.bounds.kUnbounded) choice.tiling.steady_loop = false;
   return choice;
 }
 

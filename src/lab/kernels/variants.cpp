@@ -129,6 +129,9 @@ void add_features(std::vector<Case>& list, HeadDims dims, ElementType type) {
       }
       Case c = base;
       c.causal = causal;
+      c.window = Window{100, -1};
+      list.push_back(c);
+      c.window.reset();
       c.deterministic = true;
       list.push_back(c);
       c.deterministic = false;

@@ -39,11 +39,11 @@ class Reader {
     out = value->get<std::string>();
   }
 
-  /// A string that `parse` (string_view -> bool) understands.
+  /// A string that `parse` (string_view -> bool) understands; null where none is required.
   template <class Parse>
   void name(const char* key, const char* expected, Parse parse, bool required = true) {
     const Json* value = find(key, required);
-    if (value == nullptr) return;
+    if (value == nullptr || (!required && value->is_null())) return;
     if (!value->is_string() || !parse(std::string_view(value->get_ref<const std::string&>()))) {
       fail(key, quote(*value), expected);
     }

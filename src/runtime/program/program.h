@@ -67,11 +67,11 @@ struct Step {
 
 /// What a call brings. Lengths are those the program asks for.
 struct Call {
-  std::span<void* const> tensors;     ///< addresses of the external buffers, by slot
-  std::span<void* const> workspaces;  ///< one per device, 256-byte aligned; null if it needs none
+  std::span<void* const> tensors{};     ///< addresses of the external buffers, by slot
+  std::span<void* const> workspaces{};  ///< one per device, 256-byte aligned; null if it needs none
   /// One per stream of the program. The program starts after what was enqueued on the first one,
   /// and when that one goes on, all of the program has run.
-  std::span<const Stream> streams;
+  std::span<const Stream> streams{};
   std::span<const std::uint64_t> scalars{};
 };
 

@@ -4,8 +4,8 @@ namespace flashlab::device {
 
 /// What the roof's kernel is launched with, on host and device.
 struct RoofArguments {
-  float* out;  ///< [threads of the launch]
-  int turns;   ///< of the loop
+  float* out;     ///< [threads of the launch]
+  int turns = 0;  ///< of the loop
 };
 
 }  // namespace flashlab::device

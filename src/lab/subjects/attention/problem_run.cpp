@@ -148,6 +148,15 @@ class ProblemRun {
     return plan(context_, problem);
   }
 
+  // What a pass is measured with. Where no candidate serves it, the first says why.
+  std::span<const std::string> names_of(Pass pass) const {
+    if (!options_.first_that_serves) return names_;
+    for (std::size_t i = 0; i < names_.size(); ++i) {
+      if (plan_of(pass, names_[i]).ok()) return names_.subspan(i, 1);
+    }
+    return names_.first(1);
+  }
+
   // Complete on a CPU, enqueued on a GPU.
   Status call(Pass pass, const Plan& plan) const {
     const Workspace workspace = workspace_.view(plan.workspace_bytes());
@@ -194,7 +203,7 @@ class ProblemRun {
   void run_pass(Pass pass, const Status& data_status) {
     std::vector<Runnable> runnable;
     const std::size_t begin = results_.size();
-    for (const std::string& name : names_) {
+    for (const std::string& name : names_of(pass)) {
       Measurement result = attention_measurement(name, context_.device(), pass, problem_);
       Result<Plan> made = plan_of(pass, name);
       if (made.ok()) {

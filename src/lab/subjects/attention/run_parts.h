@@ -7,11 +7,11 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/program/observer.h"
 #include "flashlab/attention.h"
 #include "lab/machine/memory.h"
 #include "lab/measure/statistics.h"
 #include "lab/results/measurement.h"
+#include "runtime/program/observer.h"
 
 namespace flashlab::lab {
 

@@ -118,6 +118,12 @@ def geometric_mean(values):
     return math.exp(sum(map(math.log, values)) / len(values))
 
 
+def hopper_rates():
+    """TFLOP/s of sm90's forward in the library, bf16, the papers' grid."""
+    rows = load(f"{GPU}-sm90-peers.json")["library"]["results"]
+    return span([round(row["tflops"]) for row in rows if row["subject"] == "sm90"])
+
+
 def gpu_front():
     """Production kernels of a GPU beside PyTorch's backends: TFLOP/s, geometric means of ratios."""
     documents = {name: load(f"{GPU}-{name}.json")
@@ -140,18 +146,20 @@ def gpu_front():
     command = documents["papers-torch.flash"]["command"].split(" --json")[0]
     columns = {}  # commit: what was measured with it
     for name, document in documents.items():
-        grid, rival = name.split("-torch.")
+        grid, peer = name.split("-torch.")
         columns.setdefault(document["environment"]["commit"][:12], []).append(
-            f"{'bf16' if grid == 'papers' else 'fp32'} {rival}")
+            f"{'bf16' if grid == 'papers' else 'fp32'} {peer}")
     commits = ", ".join(f"commit {commit}" + (f" ({', '.join(what)})" if len(columns) > 1 else "")
                         for commit, what in columns.items())
-    lines += ["", "A rival's time over ours, geometric mean. bf16: the papers' grid (16k tokens, "
+    lines += ["", "A peer's time over ours, geometric mean. bf16: the papers' grid (16k tokens, "
               "hidden size 2048, head dims 64 to 256, S 512 to 16k, full and causal); fp32 `ieee`: "
               "batch 8, one head, head dims 16 to 128, S 1k to 16k, causal. "
               f"{documents['papers-torch.flash']['peer'].split(' torch.')[0]}, {e['gpu']}, driver "
               f"{e['driver']}, {e['gpu_clock_mhz']:.0f} MHz, {e['date_utc'][:10]}, {commits}: "
               f"`{command}`, and `--grid fp32`. "
-              "Kernels for Hopper's own instructions are to come."]
+              f"These are `sm80`'s kernels. On Hopper, forward in fp16 and bf16 without masks runs on "
+              f"`sm90`: {hopper_rates()} TFLOP/s on the same grid ([beside cuDNN]"
+              "(src/cuda/kernels/sm90/README.md))."]
     return "\n".join(lines)
 
 

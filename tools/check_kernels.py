@@ -29,7 +29,8 @@ ERROR_LINES = 8
 
 # Bytes that a thread may store and load together, by (kernel, architecture); 0 for all others.
 SPILLS = {
-    ("flash_fwd_sm80", "sm_120a"): 24,  # the steady loop at d 128: 20 bytes, NVRTC 13.0
+    # d 128: 20 bytes in the steady loop, 36 with a window, which has none; NVRTC 13.0.
+    ("flash_fwd_sm80", "sm_120a"): 36,
 }
 
 

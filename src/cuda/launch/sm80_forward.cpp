@@ -89,12 +89,13 @@ ForwardChoice choose(const Problem& problem, const Geometry& g, const DeviceInfo
                         std::int64_t{multiprocessors} * resident, g.seqlen_k, choice.tiling.tile_k);
   // MEASURED (H200, 2026-11-21): with split keys the steady loop gains nothing at head dims 80 to
   // 128 (38.5, 63.8, 146 us with it, 38.8, 62.8, 144.7 without), and it spills 144 bytes there.
+  // In a window few tiles are without an edge, and at head dims to 128 the loop spills there, too
+  // (sm_90a 24 bytes, sm_120a 228); at 64 and 256 its absence would (sm_80: 124, 76).
   const bool may_split = choice.splits > 1 || choice.few_rows || choice.general;
-  if (may_split && choice.tiling.query_steps <= kFewQuerySteps) {
+  const bool window = g.bounds.left < g.bounds.kUnbounded && g.head_dim > 64 && g.head_dim <= 128;
+  if (window || (may_split && choice.tiling.query_steps <= kFewQuerySteps)) {
     choice.tiling.steady_loop = false;
   }
-  // Nearly every row of a window has a hidden key on the left: few tiles are without an edge.
-  if (g.bounds.left < g.bounds.kUnbounded) choice.tiling.steady_loop = false;
   return choice;
 }
 

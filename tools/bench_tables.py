@@ -157,8 +157,8 @@ def gpu_front():
               f"{documents['papers-torch.flash']['peer'].split(' torch.')[0]}, {e['gpu']}, driver "
               f"{e['driver']}, {e['gpu_clock_mhz']:.0f} MHz, {e['date_utc'][:10]}, {commits}: "
               f"`{command}`, and `--grid fp32`. "
-              f"These are `sm80`'s kernels. On Hopper, forward in fp16 and bf16 without masks runs on "
-              f"`sm90`: {hopper_rates()} TFLOP/s on the same grid ([beside cuDNN]"
+              "These are `sm80`'s kernels. On Hopper, forward in fp16 and bf16 without masks runs "
+              f"on `sm90`: {hopper_rates()} TFLOP/s on the same grid ([beside cuDNN]"
               "(src/cuda/kernels/sm90/README.md))."]
     return "\n".join(lines)
 

@@ -67,6 +67,23 @@ TEST(CliProblemRun, MeasuresPassesFirst) {
   EXPECT_EQ(fixture.allocator.current_bytes(), 0) << "the workspace was given back";
 }
 
+TEST(CliProblemRun, OfCandidatesAPassHasTheFirstThatServesIt) {
+  Fixture fixture;
+  ProblemRunOptions options;
+  options.first_that_serves = true;
+  auto results = fixture.run(small_case(), kBoth, {"sm90", "cpu", "naive"}, options);
+  ASSERT_EQ(results.size(), 2u);
+  for (const Measurement& r : results) {
+    EXPECT_EQ(r.implementation, "cpu");
+    EXPECT_EQ(r.status, RunStatus::kOk) << r.message;
+  }
+  EXPECT_EQ(results[1].pass, "backward");
+  results = fixture.run(small_case(), {Pass::kForward}, {"sm90", "sm80"}, options);
+  ASSERT_EQ(results.size(), 1u);
+  EXPECT_EQ(results[0].implementation, "sm90");
+  EXPECT_NE(results[0].status, RunStatus::kOk);
+}
+
 TEST(CliProblemRun, OutOfMemoryOfOneLeavesTheOthers) {
   Fixture fixture;
   ProblemRunOptions options;

@@ -158,7 +158,7 @@ def gpu_front():
               f"{e['driver']}, {e['gpu_clock_mhz']:.0f} MHz, {e['date_utc'][:10]}, {commits}: "
               f"`{command}`, and `--grid fp32`. "
               "These are `sm80`'s kernels. On Hopper, forward in fp16 and bf16 without masks runs "
-              f"on `sm90`: {hopper_rates()} TFLOP/s on the same grid ([beside cuDNN]"
+              f"on `sm90`: {hopper_rates()} TFLOP/s in bf16 on the same grid ([beside cuDNN]"
               "(src/cuda/kernels/sm90/README.md))."]
     return "\n".join(lines)
 

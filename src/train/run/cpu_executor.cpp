@@ -408,34 +408,42 @@ void CpuExecutor::run_widened(const Operation& operation) {
 }
 
 template <class T>
-Status CpuExecutor::run_as() {
+Status CpuExecutor::run_operation(std::size_t index) {
+  const Operation& operation = plan_.operations[index];
+  switch (operation.kind) {
+    case OperationKind::kAttention:
+    case OperationKind::kAttentionBackward:
+      return run_attention<T>(index);
+    case OperationKind::kGradientNorm:
+      gradient_norm<T>(operation);
+      return {};
+    case OperationKind::kAdamW:
+      adamw<T>(operation);
+      return {};
+    default:
+      if (bytes_widened(plan_, operation) > 0) {
+        run_widened(operation);
+      } else {
+        run_rows<T>(operation, addresses_.data());
+      }
+      return {};
+  }
+}
+
+template <class T>
+Status CpuExecutor::run_as(OperationObserver* observer) {
+  using Clock = OperationObserver::Clock;
   for (std::size_t i = 0; i < plan_.operations.size(); ++i) {
-    const Operation& operation = plan_.operations[i];
-    switch (operation.kind) {
-      case OperationKind::kAttention:
-      case OperationKind::kAttentionBackward:
-        if (Status s = run_attention<T>(i); !s.ok()) return s;
-        break;
-      case OperationKind::kGradientNorm:
-        gradient_norm<T>(operation);
-        break;
-      case OperationKind::kAdamW:
-        adamw<T>(operation);
-        break;
-      default:
-        if (bytes_widened(plan_, operation) > 0) {
-          run_widened(operation);
-        } else {
-          run_rows<T>(operation, addresses_.data());
-        }
-        break;
-    }
+    const Clock::time_point start = observer ? Clock::now() : Clock::time_point();
+    if (Status s = run_operation<T>(i); !s.ok()) return s;
+    if (observer) observer->operation_finished(i, start, Clock::now());
   }
   return {};
 }
 
-Status CpuExecutor::run() {
-  return parameters_->element() == Element::kFp64 ? run_as<double>() : run_as<float>();
+Status CpuExecutor::run(OperationObserver* observer) {
+  return parameters_->element() == Element::kFp64 ? run_as<double>(observer)
+                                                  : run_as<float>(observer);
 }
 
 double CpuExecutor::number(TensorId id) const {

@@ -10,6 +10,7 @@
 #include "flashlab/context.h"
 #include "train/plan/memory_plan.h"
 #include "train/plan/step_plan.h"
+#include "train/run/operation_observer.h"
 #include "train/run/parameters.h"
 
 namespace flashlab::train {
@@ -25,8 +26,9 @@ class CpuExecutor {
   static Result<std::unique_ptr<CpuExecutor>> create(const Context& context, StepPlan plan,
                                                      ParameterStore& parameters);
 
-  /// The whole list, once. Errors: those of attention's calls.
-  Status run();
+  /// The whole list, once; `observer`, if any, is told the time of each operation. Errors: those of
+  /// attention's calls.
+  Status run(OperationObserver* observer = nullptr);
 
   const StepPlan& plan() const { return plan_; }
   const MemoryPlan& memory() const { return memory_; }
@@ -46,7 +48,9 @@ class CpuExecutor {
   Status bind(ParameterStore& parameters);
   Status bind_attention();
   template <class T>
-  Status run_as();
+  Status run_as(OperationObserver* observer);
+  template <class T>
+  Status run_operation(std::size_t index);
   template <class T>
   Status run_attention(std::size_t index);
   template <class T>

@@ -1,0 +1,20 @@
+#pragma once
+
+// Times of a step's operations, for a ledger.
+
+#include <chrono>
+#include <cstddef>
+
+namespace flashlab::train {
+
+/// Told after each operation of a step, on the thread that runs it.
+class OperationObserver {
+ public:
+  using Clock = std::chrono::steady_clock;
+  virtual ~OperationObserver() = default;
+  /// `index`: in the plan's list.
+  virtual void operation_finished(std::size_t index, Clock::time_point start,
+                                  Clock::time_point end) = 0;
+};
+
+}  // namespace flashlab::train

@@ -3,12 +3,18 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstring>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "api/backend.h"
+#include "cuda/kernels/sm90_forward_arguments.h"
 #include "cuda/launch/sm90_forward.h"
 #include "cuda_described_plan.h"
+#include "runtime/program/program.h"
+#include "tile/key_range.h"
 #include "tile/slab.h"
 
 namespace flashlab::cuda {
@@ -23,7 +29,8 @@ TEST(Sm90ForwardTiling, FitsEveryHeadDim) {
     for (const int dim_v : {8, dim, 256}) {
       for (const bool bounded : {false, true}) {
         for (const std::int64_t seqlen_k : {1, 1024, 65536}) {
-          const auto t = choose_sm90_forward_tiling({dim, dim_v, seqlen_k, bounded}, kSharedLimit);
+          const auto t =
+              choose_sm90_forward_tiling({dim, dim_v, seqlen_k, bounded, false}, kSharedLimit);
           EXPECT_LE(sm90_forward_shared_bytes(t, dim, dim_v), kSharedLimit) << dim << " " << dim_v;
           EXPECT_GE(t.stages_k, 2);
           EXPECT_GE(t.stages_v, 2);
@@ -57,15 +64,21 @@ std::string reasons(const internal::PlanState& plan) {
   return text;
 }
 
+std::string steps(const internal::PlanState& plan) {
+  std::string text;
+  for (const auto& step : plan.steps) text += step.name + " ";
+  return text;
+}
+
 TEST(Sm90Forward, ServesWhatItWasMadeFor) {
   for (const DType dtype : {DType::kBf16, DType::kFp16}) {
     const auto made = plan(usual(dtype), "sm_90a");
     ASSERT_TRUE(made);
     EXPECT_EQ(made->implementation, "sm90");
-    EXPECT_EQ(made->steps.size(), 1u);
+    EXPECT_EQ(steps(*made), "flash_fwd_sm90 ");
     const auto causal = plan(usual(dtype, {.causal = Causal::kTopLeft}), "sm_90a");
     ASSERT_TRUE(causal);
-    EXPECT_EQ(causal->steps.size(), 2u) << "a memset of the counter and the kernel";
+    EXPECT_EQ(steps(*causal), "next_tile_zero flash_fwd_sm90 ");
     EXPECT_EQ(plan(usual(dtype), "sm_80")->implementation, "sm80");
     EXPECT_EQ(plan(usual(dtype), "sm_100a")->implementation, "sm80");
   }
@@ -93,8 +106,6 @@ TEST(Sm90Forward, LeavesTheRestToSm80AndSaysWhy) {
   expect_sm80(problem, "k aligned to 8 bytes");
   PlannedSizes few{.batch = 1, .seqlen_q = 16, .seqlen_k = 16384, .heads = 8};
   expect_sm80(testing::described_problem(DType::kBf16, Pass::kForward, few, {}), "queries");
-  few.seqlen_q = 512;
-  expect_sm80(testing::described_problem(DType::kBf16, Pass::kForward, few, {}), "query tiles");
   // Asked for by name it serves them all the same.
   Options named;
   named.implementation = "sm90";
@@ -102,6 +113,146 @@ TEST(Sm90Forward, LeavesTheRestToSm80AndSaysWhy) {
       testing::plan_on(plan_sm90_forward, "sm_90a",
                        testing::described_problem(DType::kBf16, Pass::kForward, few, named));
   EXPECT_TRUE(made);
+}
+
+// Every block of keys of every tile behind the whole ones is in one range, parts of a tile lie in
+// slots one behind the other, and no slot is used twice.
+void expect_sound(const device::KeyStream& stream) {
+  ASSERT_GT(stream.ranges, 0);
+  EXPECT_EQ(stream.begin_of_range(stream.ranges), stream.begin_of_tile(stream.tiles));
+  std::set<int> slots;
+  std::vector<int> parts(static_cast<std::size_t>(stream.tiles));
+  for (int range = 0; range < stream.ranges; ++range) {
+    int block = stream.begin_of_range(range);
+    const int end = stream.begin_of_range(range + 1);
+    ASSERT_LT(block, end);
+    for (int tile = stream.tile_of(block); block < end; ++tile) {
+      ASSERT_LT(tile, stream.tiles);
+      EXPECT_GE(block, stream.begin_of_tile(tile));
+      const int tile_end = std::min(end, stream.begin_of_tile(tile + 1));
+      ASSERT_LT(block, tile_end);
+      EXPECT_EQ(stream.range_of(block), range);
+      EXPECT_EQ(stream.range_of(tile_end - 1), range);
+      const int part = parts[static_cast<std::size_t>(tile)]++;
+      const int slot = stream.slot(range, tile);
+      EXPECT_EQ(slot, stream.slot(stream.first_range(tile), tile) + part);
+      EXPECT_TRUE(slots.insert(slot).second);
+      EXPECT_LT(slot, stream.slots());
+      block = tile_end;
+    }
+    EXPECT_EQ(block, end);
+  }
+  for (int tile = 0; tile < stream.tiles; ++tile) {
+    EXPECT_EQ(stream.parts(tile), parts[static_cast<std::size_t>(tile)]);
+  }
+}
+
+/// The constants that the kernel's arithmetic of key ranges and order of tiles asks for.
+template <bool kRight, bool kLeft, int kConsumers_, int kKeys>
+struct RangeConfig {
+  static constexpr bool kBoundedRight = kRight, kBoundedLeft = kLeft;
+  static constexpr int kConsumers = kConsumers_, kBlockKeys = kKeys;
+};
+
+/// Blocks of keys of a tile as the kernel counts them.
+template <class Config>
+int blocks_in_kernel(const device::Shape& shape, int rank, int tiles_q, int tile_q) {
+  const int first = (Config::kBoundedRight ? tiles_q - 1 - rank : rank) * tile_q;
+  const device::KeyRange seen =
+      device::keys_seen_by_any<Config>(shape, first, std::min(first + tile_q, shape.seqlen_q) - 1);
+  const int begin = seen.begin / Config::kBlockKeys;
+  return std::max((seen.end + Config::kBlockKeys - 1) / Config::kBlockKeys - begin, 1);
+}
+
+template <bool kRight, bool kLeft>
+void expect_the_kernels_blocks(const device::Sm90ForwardArguments& arguments, int tile_q,
+                               int block_keys) {
+  const device::KeyStream& stream = arguments.stream;
+  for (int rank = 0; rank < stream.period; ++rank) {
+    const auto in_kernel = [&]<int kKeys>() {
+      return blocks_in_kernel<RangeConfig<kRight, kLeft, 3, kKeys>>(
+          arguments.call.shape, rank, arguments.order.tiles_q, tile_q);
+    };
+    EXPECT_EQ(stream.begins[rank + 1] - stream.begins[rank],
+              block_keys == 64 ? in_kernel.template operator()<64>()
+                               : in_kernel.template operator()<128>());
+  }
+}
+
+/// Whether a call's keys are shared out; if so, that this is sound.
+bool shares_out_keys(const PlannedSizes& sizes, const Options& options) {
+  const Problem problem = testing::described_problem(DType::kBf16, Pass::kForward, sizes, options);
+  const auto made = plan(problem, "sm_90a");
+  EXPECT_TRUE(made);
+  if (!made) return false;
+  EXPECT_EQ(made->implementation, "sm90");
+  const auto* kernel = made->program()->kernels().front().kernel;
+  device::Sm90ForwardArguments arguments;
+  EXPECT_EQ(kernel->parameters.bytes().size(), sizeof arguments);
+  std::memcpy(&arguments, kernel->parameters.bytes().data(), sizeof arguments);
+  const device::KeyStream& stream = arguments.stream;
+  EXPECT_EQ(made->program()->kernels().size(), stream.tiles > 0 ? 2u : 1u);
+  EXPECT_EQ(arguments.order.tiles + stream.tiles, arguments.order.tiles_q * arguments.order.heads);
+  if (stream.tiles == 0) return false;
+  expect_sound(stream);
+  // Bounds that hide nothing are none.
+  const std::string& config = kernel->spec.config;
+  const auto printed = [&](const char* text) { return config.find(text) != std::string::npos; };
+  const bool right = printed("kBoundedRight = true"), left = printed("kBoundedLeft = true");
+  const int block_keys = printed("kBlockKeys = 64") ? 64 : 128;
+  const int tile_q = printed("kConsumers = 3") ? 192 : 128;
+  const auto expect =
+      right
+          ? (left ? expect_the_kernels_blocks<true, true> : expect_the_kernels_blocks<true, false>)
+          : (left ? expect_the_kernels_blocks<false, true>
+                  : expect_the_kernels_blocks<false, false>);
+  expect(arguments, tile_q, block_keys);
+  return true;
+}
+
+TEST(Sm90Forward, SharesOutKeysWhereTilesAreFew) {
+  int streamed = 0;
+  for (const int seqlen_q : {65, 192, 1000, 4096}) {
+    for (const int seqlen_k : {1, 100, 1024, 16384}) {
+      for (const int heads : {1, 3, 32}) {
+        for (const int dim : {64, 128, 256}) {
+          const PlannedSizes sizes{
+              .batch = 1, .seqlen_q = seqlen_q, .seqlen_k = seqlen_k, .heads = heads, .dim = dim};
+          for (const Causal causal : {Causal::kNone, Causal::kTopLeft, Causal::kBottomRight}) {
+            streamed += shares_out_keys(sizes, {.causal = causal});
+          }
+          for (const Window window : {Window{700, -1}, Window{700, 30}}) {
+            Options options{.causal = Causal::kNone};
+            options.window = window;
+            options.window->alignment = Alignment::kTopLeft;
+            streamed += shares_out_keys(sizes, options);
+          }
+        }
+      }
+    }
+  }
+  EXPECT_GT(streamed, 100);
+  // A head of its own keeps few multiprocessors busy; a batch of many does not gain.
+  EXPECT_TRUE(shares_out_keys({.batch = 1, .seqlen_q = 16384, .seqlen_k = 16384, .heads = 1},
+                              {.causal = Causal::kTopLeft}));
+  EXPECT_FALSE(shares_out_keys({.batch = 32, .seqlen_q = 512, .seqlen_k = 512, .heads = 16},
+                               {.causal = Causal::kTopLeft}));
+  EXPECT_FALSE(shares_out_keys({.batch = 32, .seqlen_q = 512, .seqlen_k = 512, .heads = 16}, {}));
+}
+
+// What a deterministic plan cuts does not depend on the GPU it is made for.
+TEST(Sm90Forward, SharesOutKeysByANominalDeviceIfDeterministic) {
+  for (const bool deterministic : {false, true}) {
+    Options options{.causal = Causal::kTopLeft};
+    options.deterministic = deterministic;
+    const auto made =
+        plan(testing::described_problem(
+                 DType::kBf16, Pass::kForward,
+                 {.batch = 1, .seqlen_q = 8192, .seqlen_k = 8192, .heads = 1}, options),
+             "sm_90a");
+    ASSERT_TRUE(made);
+    EXPECT_THAT(reasons(*made), ::testing::HasSubstr(deterministic ? "128 ranges" : "132 ranges"));
+  }
 }
 
 }  // namespace

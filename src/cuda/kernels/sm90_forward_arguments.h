@@ -11,13 +11,62 @@ struct alignas(64) EncodedTensorMap {
   unsigned char bytes[128];
 };
 
-/// In which order tiles of queries are worked off. A tile is rows of one (batch, head).
+/// In which order tiles of queries are worked off. A tile is rows of one (batch, head); its rank
+/// among those of its head is 0 for the one with most keys. Sections of heads share L2 while their
+/// first `long_ranks` ranks are worked off; the other ranks of all heads follow, so that the tiles
+/// at the end are short ones.
 struct TileOrder {
   int tiles_q;        ///< per head
   int heads;          ///< batch * heads_q
-  int section_heads;  ///< heads whose K and V fit in L2 together
-  int tiles;          ///< tiles_q * heads
+  int section_heads;  ///< heads of a section
+  int long_ranks;     ///< tiles of a head in sections
+  int tiles;          ///< that one block works off whole: the first of tiles_q * heads
   int* counter;       ///< zero at launch: blocks take tiles as they come; null: in fixed turns
+};
+
+inline constexpr int kMaxStreamPeriod = 512;
+
+/// The keys of the tiles behind the whole ones, as one row of blocks of keys of which every block
+/// of threads takes a range. A tile that an end of a range cuts is computed in parts, each of which
+/// has a slot for its O and LSE; flash_fwd_sm90_merge joins them. A tile without keys counts as one
+/// block. Pure arithmetic, proved on the host (tests/cuda_sm90_forward_test.cpp).
+struct KeyStream {
+  int first_tile;  ///< in the order of tiles
+  int tiles;       ///< 0: nothing is streamed
+  int ranges;
+  int each, more;                    ///< blocks of a range; the first `more` have one more
+  int period;                        ///< tiles after which `begins` repeats
+  float* o;                          ///< [slot, row of the tile, feature], normalised
+  float* lse;                        ///< [slot, row of the tile], natural log
+  int begins[kMaxStreamPeriod + 1];  ///< blocks before each tile of a period
+
+  constexpr int begin_of_range(int range) const {
+    return range * each + (range < more ? range : more);
+  }
+  constexpr int range_of(int block) const {
+    const int in_larger = more * (each + 1);
+    return block < in_larger ? block / (each + 1) : more + (block - in_larger) / each;
+  }
+  constexpr int begin_of_tile(int tile) const {
+    return tile / period * begins[period] + begins[tile % period];
+  }
+  constexpr int tile_of(int block) const {
+    const int turn = block / begins[period], rest = block - turn * begins[period];
+    int low = 0, high = period;  // begins[low] <= rest < begins[high]
+    while (high - low > 1) {
+      const int middle = (low + high) / 2;
+      (begins[middle] <= rest ? low : high) = middle;
+    }
+    return turn * period + low;
+  }
+  /// In how many parts a tile is computed, and the slot of the first. Another part's slot lies as
+  /// far behind as its range: ranges and tiles both go up from one part to the next.
+  constexpr int first_range(int tile) const { return range_of(begin_of_tile(tile)); }
+  constexpr int parts(int tile) const {
+    return range_of(begin_of_tile(tile + 1) - 1) - first_range(tile) + 1;
+  }
+  constexpr int slot(int range, int tile) const { return range + tile; }
+  constexpr int slots() const { return ranges + tiles; }
 };
 
 /// q, k, v of `call` as tensors [batch, heads, seqlen, dim] for copies of boxes of 64 x 64.
@@ -25,6 +74,7 @@ struct Sm90ForwardArguments {
   EncodedTensorMap q, k, v;
   ForwardArguments call;
   TileOrder order;
+  KeyStream stream;
 };
 
 }  // namespace flashlab::device

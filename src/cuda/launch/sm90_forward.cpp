@@ -30,9 +30,18 @@ constexpr int kMaxStages = 5;
 // MEASURED (H200, 2026-11-22, kernels/sm90/NOTES.md): at head dim 64 steps of 128 keys are faster
 // than of 64 from this many keys on; causal calls with fewer lose more at the diagonal.
 constexpr std::int64_t kLongCausal = 2048;
+// MEASURED (the same, 2026-11-23): beyond this many keys the shorter half of the tiles of all heads
+// is left for the end, where a section's longest tile would have nothing beside it. With fewer keys
+// the second reading of K and V costs more.
+constexpr std::int64_t kShortCausal = 2048;
 constexpr int kMinQueries = 65;               // below, sm80 packs the heads of a group into a tile
-constexpr std::int64_t kFewTiles = 2;         // tiles must fill 1 / this of the multiprocessors
 constexpr int kNominalMultiprocessors = 128;  // of a deterministic plan, whatever the real number
+constexpr int kMaxTiles = 1 << 30;
+constexpr int kMergeWarps = 4;                      // kernels/sm90/forward/merge.cu
+constexpr std::int64_t kMaxStreamBlocks = 1 << 30;  // 31 bits in the kernel
+// MEASURED (H200, 2026-11-23, kernels/sm90/NOTES.md): what a block of keys takes, and what parts of
+// tiles and their merge cost.
+constexpr double kFlopPerUs = 4.9e6, kLeastBlockUs = 0.7, kMergeUs = 4, kMergeUsPerByte = 1.2e-6;
 
 constexpr int divide_up(int a, int b) {
   return (a + b - 1) / b;
@@ -44,29 +53,97 @@ constexpr int slabs(int dim) {
 struct Choice {
   Sm90ForwardTiling tiling;
   bool bounded = false;
-  int tiles_q = 0;  ///< per (batch, head)
-  std::int64_t tiles = 0;
-  int section_heads = 1;
+  device::TileOrder order{};
+  device::KeyStream stream{};
+  int grid = 0;
+
+  bool streams() const { return stream.tiles > 0; }
+  bool counts() const { return bounded && !streams(); }
 };
 
-// Heads whose K and V share L2: sections of them are worked off one after the other.
+// Heads of a section: equal sections of whole groups, of which one's K and V fit half of L2.
 int heads_of_section(const Geometry& g, std::int64_t l2_bytes) {
   const std::int64_t per_group = g.seqlen_k * (g.head_dim + g.head_dim_v) * 2;
-  const std::int64_t groups =
+  const std::int64_t fit =
       std::max<std::int64_t>(l2_bytes / 2 / std::max<std::int64_t>(per_group, 1), 1);
-  return static_cast<int>(std::min(groups * g.group(), g.batch * g.heads_q));
+  const std::int64_t groups = g.batch * g.heads_k, sections = (groups + fit - 1) / fit;
+  return static_cast<int>((groups + sections - 1) / sections * g.group());
 }
 
-Choice choose(const Geometry& g, const DeviceInfo& device) {
+// Blocks of keys of the tile that begins at a position; one for a tile without keys, which has
+// results all the same.
+int blocks_of_tile(const device::Shape& shape, const Sm90ForwardTiling& tiling, int first) {
+  const std::int64_t last = std::min(first + tiling.tile_q(), shape.seqlen_q) - 1;
+  const auto key = [&](std::int64_t at) { return std::clamp<std::int64_t>(at, 0, shape.seqlen_k); };
+  const std::int64_t begin = key(first - shape.left), end = key(last + shape.right + 1);
+  const std::int64_t blocks =
+      (end + tiling.block_keys - 1) / tiling.block_keys - begin / tiling.block_keys;
+  return static_cast<int>(std::max<std::int64_t>(blocks, 1));
+}
+
+// Shares out the keys of the last tiles where whole tiles would leave multiprocessors idle: those
+// beyond full rounds of equal tiles, or, of a bounded call, all of them.
+void choose_stream(Choice& choice, const Geometry& g, int multiprocessors) {
+  const device::Shape shape = shape_of(g);
+  device::KeyStream& stream = choice.stream;
+  device::TileOrder& order = choice.order;
+  const int rounds = choice.bounded ? 0 : order.tiles / multiprocessors;
+  stream.first_tile = rounds * multiprocessors;
+  const int tiles = order.tiles - stream.first_tile;
+  stream.period = choice.bounded ? order.tiles_q : 1;
+  if (tiles == 0 || stream.period > device::kMaxStreamPeriod) return;
+  // In the order of tiles, one head behind the other.
+  const int tile_q = choice.tiling.tile_q();
+  const bool from_last = g.bounds.right < g.bounds.kUnbounded;
+  int longest = 0;
+  for (int rank = 0; rank < stream.period; ++rank) {
+    const int tile = from_last ? order.tiles_q - 1 - rank : rank;
+    const int blocks = blocks_of_tile(shape, choice.tiling, tile * tile_q);
+    stream.begins[rank + 1] = stream.begins[rank] + blocks;
+    longest = std::max(longest, blocks);
+  }
+  const std::int64_t blocks = std::int64_t{tiles / stream.period} * stream.begins[stream.period];
+  if (blocks > kMaxStreamBlocks) return;
+  const int ranges = static_cast<int>(std::min<std::int64_t>(blocks, multiprocessors));
+  const int each = static_cast<int>(blocks / ranges);
+  const std::int64_t alone = std::max<std::int64_t>(longest, blocks / multiprocessors);
+  const double rows = static_cast<double>(ranges + tiles) * tile_q;
+  const double block_us =
+      std::max(kLeastBlockUs, 2.0 * tile_q * choice.tiling.block_keys *
+                                  static_cast<double>(g.head_dim + g.head_dim_v) / kFlopPerUs);
+  const double merge_us = kMergeUs + kMergeUsPerByte * 4 * rows * static_cast<double>(g.head_dim_v);
+  if (static_cast<double>(alone - each) * block_us < merge_us) return;
+  order.tiles = stream.first_tile;
+  order.section_heads = choice.bounded ? 1 : order.section_heads;
+  order.long_ranks = order.tiles_q;
+  stream.tiles = tiles;
+  stream.ranges = ranges;
+  stream.each = each;
+  stream.more = static_cast<int>(blocks % ranges);
+  choice.grid = order.tiles > 0 ? multiprocessors : ranges;
+}
+
+Choice choose(const Problem& problem, const Geometry& g, const DeviceInfo& device) {
+  const int multiprocessors =
+      problem.options.deterministic ? kNominalMultiprocessors : device.multiprocessors;
   Choice choice;
   choice.bounded = std::min(g.bounds.left, g.bounds.right) < g.bounds.kUnbounded;
-  choice.tiling = choose_sm90_forward_tiling(
-      {static_cast<int>(g.head_dim), static_cast<int>(g.head_dim_v), g.seqlen_k, choice.bounded},
-      device.shared_bytes_per_block);
-  choice.tiles_q =
+  choice.tiling = choose_sm90_forward_tiling({.head_dim = static_cast<int>(g.head_dim),
+                                              .head_dim_v = static_cast<int>(g.head_dim_v),
+                                              .seqlen_k = g.seqlen_k,
+                                              .bounded = choice.bounded,
+                                              .window = g.bounds.left < g.bounds.kUnbounded},
+                                             device.shared_bytes_per_block);
+  device::TileOrder& order = choice.order;
+  order.tiles_q =
       static_cast<int>((g.seqlen_q + choice.tiling.tile_q() - 1) / choice.tiling.tile_q());
-  choice.tiles = choice.tiles_q * g.heads_q * g.batch;
-  choice.section_heads = heads_of_section(g, device.l2_bytes);
+  order.heads = static_cast<int>(g.batch * g.heads_q);
+  order.tiles = order.tiles_q * order.heads;
+  order.section_heads = heads_of_section(g, device.l2_bytes);
+  order.long_ranks =
+      choice.bounded && g.seqlen_k > kShortCausal ? order.tiles_q / 2 : order.tiles_q;
+  choice.grid = std::min(order.tiles, device.multiprocessors);
+  choose_stream(choice, g, multiprocessors);
   return choice;
 }
 
@@ -110,22 +187,11 @@ Status check(const Problem& problem, const Geometry& g) {
   return {};
 }
 
-// Where no implementation is named: what sm80 serves faster, because it splits the keys and packs
-// the heads of a group.
-Status check_worth(const Problem& problem, const Geometry& g, const Choice& choice,
-                   const DeviceInfo& device) {
-  if (!problem.options.implementation.empty()) return {};
-  if (g.seqlen_q < kMinQueries) {
-    return unsupported("queries for 'sm90'", fmt::format("{}", g.seqlen_q),
-                       fmt::format("at least {}", kMinQueries));
-  }
-  const int multiprocessors =
-      problem.options.deterministic ? kNominalMultiprocessors : device.multiprocessors;
-  if (choice.tiles * kFewTiles < multiprocessors) {
-    return unsupported("query tiles for 'sm90'", fmt::format("{}", choice.tiles),
-                       fmt::format("at least {}", multiprocessors / kFewTiles));
-  }
-  return {};
+// Where no implementation is named: what sm80 serves faster, because it packs the heads of a group.
+Status check_worth(const Problem& problem, const Geometry& g) {
+  if (!problem.options.implementation.empty() || g.seqlen_q >= kMinQueries) return {};
+  return unsupported("queries for 'sm90'", fmt::format("{}", g.seqlen_q),
+                     fmt::format("at least {}", kMinQueries));
 }
 
 ConfigPrinter print(const Problem& problem, const Geometry& g, const Choice& choice) {
@@ -138,6 +204,7 @@ ConfigPrinter print(const Problem& problem, const Geometry& g, const Choice& cho
       .integer("kStagesK", t.stages_k)
       .integer("kStagesV", t.stages_v)
       .boolean("kTurns", t.turns)
+      .boolean("kStream", choice.streams())
       .integer("kSharedBytes", sm90_forward_shared_bytes(t, static_cast<int>(g.head_dim),
                                                          static_cast<int>(g.head_dim_v)));
   return config;
@@ -163,25 +230,45 @@ runtime::TensorMap tensor_map(const TensorSpec& spec, int rows) {
   return map;
 }
 
-runtime::ParameterBlock parameters(const Problem& problem, const Geometry& g, const Choice& choice,
-                                   int regions) {
+/// Workspace: where blocks count their tiles, and the parts of tiles. Returns what both kernels are
+/// launched with.
+runtime::ParameterBlock parameters(GpuPlan& plan, const Choice& choice) {
+  const Problem& problem = plan.problem;
   Sm90ForwardArguments arguments{};
-  arguments.call = forward_arguments(problem, g);
-  arguments.order.tiles_q = choice.tiles_q;
-  arguments.order.heads = static_cast<int>(g.batch * g.heads_q);
-  arguments.order.section_heads = choice.section_heads;
-  arguments.order.tiles = static_cast<int>(choice.tiles);
+  arguments.call = forward_arguments(problem, plan.geometry);
+  arguments.order = choice.order;
+  arguments.stream = choice.stream;
   runtime::ParameterBlock block(arguments);
-  patch_addresses(block, problem, regions, offsetof(Sm90ForwardArguments, call));
+  patch_addresses(block, problem, 0, offsetof(Sm90ForwardArguments, call));
   const auto map = [&](std::size_t offset, TensorRole role, const TensorSpec& spec, int rows) {
     block.tensor_map(offset, {buffer_of(role)}, tensor_map(spec, rows));
   };
   map(offsetof(Sm90ForwardArguments, q), TensorRole::kQ, problem.q, kWarpgroupRows);
   map(offsetof(Sm90ForwardArguments, k), TensorRole::kK, problem.k, choice.tiling.block_keys);
   map(offsetof(Sm90ForwardArguments, v), TensorRole::kV, problem.v, choice.tiling.block_keys);
-  if (choice.bounded) {
-    block.pointer(offsetof(Sm90ForwardArguments, order) + offsetof(device::TileOrder, counter),
-                  {buffer_of_region(0)});
+  const auto region = [&](std::size_t offset, const char* name, std::int64_t bytes) {
+    const int index = plan.add_gpu_region(name, static_cast<std::size_t>(bytes));
+    block.pointer(offset, {buffer_of_region(index)});
+    return index;
+  };
+  if (choice.counts()) {
+    const int counter =
+        region(offsetof(Sm90ForwardArguments, order) + offsetof(device::TileOrder, counter),
+               "next_tile", sizeof(int));
+    plan.add_zero("next_tile_zero", counter);
+    plan.reasons.push_back("blocks take tiles of queries as they come: causal tiles differ");
+  }
+  if (choice.streams()) {
+    constexpr std::size_t kStream = offsetof(Sm90ForwardArguments, stream);
+    const std::int64_t rows = std::int64_t{choice.stream.slots()} * choice.tiling.tile_q();
+    region(kStream + offsetof(device::KeyStream, o), "parts_o",
+           rows * plan.geometry.head_dim_v * std::int64_t{sizeof(float)});
+    region(kStream + offsetof(device::KeyStream, lse), "parts_lse",
+           rows * std::int64_t{sizeof(float)});
+    plan.reasons.push_back(fmt::format(
+        "the keys of {} query tiles are shared out evenly in {} ranges: whole tiles would leave "
+        "multiprocessors idle",
+        choice.stream.tiles, choice.stream.ranges));
   }
   return block;
 }
@@ -192,9 +279,9 @@ int sm90_forward_shared_bytes(const Sm90ForwardTiling& t, int head_dim, int head
   const int q = t.consumers * t.stages_q * kWarpgroupRows * kSlabRowBytes * slabs(head_dim);
   const int k = t.stages_k * t.block_keys * kSlabRowBytes * slabs(head_dim);
   const int v = t.stages_v * t.block_keys * kSlabRowBytes * slabs(head_dim_v);
-  constexpr int kTasks = 4;  // queued: a task of seven numbers and two barriers each
+  constexpr int kTasks = 4;  // queued: a task of eight numbers and two barriers each
   const int barriers =
-      kTasks * (28 + 16) + 16 * (t.consumers * t.stages_q + t.stages_k + t.stages_v);
+      kTasks * (32 + 16) + 16 * (t.consumers * t.stages_q + t.stages_k + t.stages_v);
   return divide_up(q + k + v + barriers, kSharedAlignment) * kSharedAlignment;
 }
 
@@ -203,7 +290,10 @@ Sm90ForwardTiling choose_sm90_forward_tiling(const Sm90ForwardNeeds& needs, int 
   // Registers: O takes head_dim_v / 2 of a thread's, and three consumers have 160.
   t.consumers = needs.head_dim_v <= 128 ? 3 : 2;
   const bool small = needs.head_dim <= 64 && needs.head_dim_v <= 64;
-  if (small && (!needs.bounded || needs.seqlen_k >= kLongCausal)) t.block_keys = 128;
+  // With 128 keys a window's two edges spill.
+  if (small && !needs.window && (!needs.bounded || needs.seqlen_k >= kLongCausal)) {
+    t.block_keys = 128;
+  }
   t.turns = small && !needs.bounded;
   if (small) t.stages_q = 2;
   const auto fits = [&](const Sm90ForwardTiling& tiling) {
@@ -220,30 +310,37 @@ Result<std::shared_ptr<internal::PlanState>> plan_sm90_forward(
     const internal::ContextState& context, const Problem& problem, const Geometry& g) {
   const GpuDevice& device = *context.gpu();
   if (Status s = check(problem, g); !s.ok()) return s;
-  const Choice choice = choose(g, device.info());
-  if (Status s = check_worth(problem, g, choice, device.info()); !s.ok()) return s;
-  if (choice.tiles > INT32_MAX - device.info().multiprocessors) {
-    return unsupported("query tiles of implementation 'sm90'", fmt::format("{}", choice.tiles),
-                       fmt::format("at most {}", INT32_MAX - device.info().multiprocessors));
+  if (Status s = check_worth(problem, g); !s.ok()) return s;
+  const std::int64_t rows_of_heads = g.batch * g.heads_q * g.seqlen_q;
+  if (rows_of_heads / kWarpgroupRows > kMaxTiles || g.batch * g.heads_q > kMaxTiles) {
+    return unsupported("query rows of implementation 'sm90'", fmt::format("{}", rows_of_heads),
+                       fmt::format("at most {}", std::int64_t{kMaxTiles} * kWarpgroupRows));
   }
+  const Choice choice = choose(problem, g, device.info());
   auto plan = std::make_shared<GpuPlan>(device, problem, g);
-  if (choice.bounded) {
-    plan->add_zero("next_tile_zero", plan->add_gpu_region("next_tile", sizeof(int)));
-    plan->reasons.push_back("blocks take tiles of queries as they come: causal tiles differ");
-  }
   const ConfigPrinter config = print(problem, g, choice);
   GpuStep step;
   step.name = "flash_fwd_sm90";
   step.spec = {"sm90/forward/kernel.cu", step.name, config.text(), {}};
-  step.shape.grid_x =
-      static_cast<unsigned>(std::min<std::int64_t>(choice.tiles, device.info().multiprocessors));
+  step.parameters = parameters(*plan, choice);
+  step.shape.grid_x = static_cast<unsigned>(choice.grid);
   step.shape.threads = static_cast<unsigned>((choice.tiling.consumers + 1) * kWarpgroupThreads);
   step.shape.shared_bytes = static_cast<unsigned>(sm90_forward_shared_bytes(
       choice.tiling, static_cast<int>(g.head_dim), static_cast<int>(g.head_dim_v)));
-  step.configuration = fmt::format("{} · {} tiles of {} queries", config.summary(), choice.tiles,
-                                   choice.tiling.tile_q());
-  step.parameters = parameters(problem, g, choice, choice.bounded ? 1 : 0);
+  step.configuration =
+      fmt::format("{} · {} tiles of {} queries", config.summary(),
+                  choice.order.tiles + choice.stream.tiles, choice.tiling.tile_q());
+  GpuStep merge;
+  merge.name = "flash_fwd_sm90_merge";
+  merge.spec = {"sm90/forward/merge.cu", merge.name, config.text(), {}};
+  merge.parameters = step.parameters;
+  merge.shape.grid_x =
+      static_cast<unsigned>(choice.stream.tiles * choice.tiling.tile_q() / kMergeWarps);
+  merge.shape.threads = 32 * kMergeWarps;
+  merge.shape.programmatic = true;
+  merge.configuration = fmt::format("parts of {} tiles", choice.stream.tiles);
   plan->add_kernel(std::move(step));
+  if (choice.streams()) plan->add_kernel(std::move(merge));
   return std::shared_ptr<internal::PlanState>(std::move(plan));
 }
 

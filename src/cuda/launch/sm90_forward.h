@@ -26,7 +26,8 @@ struct Sm90ForwardTiling {
 struct Sm90ForwardNeeds {
   int head_dim = 0, head_dim_v = 0;
   std::int64_t seqlen_k = 0;
-  bool bounded = false;  ///< causal: rows differ in the keys they see
+  bool bounded = false;  ///< rows differ in the keys they see: causal, a window
+  bool window = false;   ///< they do at their first key, too
 };
 
 Sm90ForwardTiling choose_sm90_forward_tiling(const Sm90ForwardNeeds& needs, int shared_limit);
@@ -34,11 +35,13 @@ Sm90ForwardTiling choose_sm90_forward_tiling(const Sm90ForwardNeeds& needs, int 
 /// Dynamic shared memory of the kernel, which asserts that it agrees.
 int sm90_forward_shared_bytes(const Sm90ForwardTiling& tiling, int head_dim, int head_dim_v);
 
-/// One kernel, for causal calls behind a memset of 4 bytes.
-/// Workspace: none; causal: 256 bytes.
+/// One kernel; where tiles of queries differ in their keys (causal, a window) behind a memset of 4
+/// bytes. Where whole tiles would leave multiprocessors idle, the keys of the last or of all tiles
+/// are shared out evenly and a second kernel joins the parts.
+/// Workspace: none; 256 bytes for the memset; fp32 O and LSE of the parts.
 /// Errors: kUnsupported (head dims that are not multiples of 8 up to 256, a scale that is not
-/// positive, rows that the copy engine cannot describe; where no implementation is named also calls
-/// that other kernels serve faster: few queries, few tiles).
+/// positive, rows that the copy engine cannot describe; where no implementation is named also few
+/// queries, which sm80 serves faster).
 Result<std::shared_ptr<internal::PlanState>> plan_sm90_forward(
     const internal::ContextState& context, const Problem& problem,
     const internal::Geometry& geometry);

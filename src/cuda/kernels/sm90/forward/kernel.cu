@@ -16,6 +16,7 @@
 // exponentials of block j. The softmax has no running maximum (tile/softmax.h); a row whose sum
 // leaves its range makes its warp compute the block's scores again and raise the reference.
 
+#include "ptx/dependency.h"
 #include "ptx/warpgroup.h"
 #include "sm90/forward/producer.h"
 #include "sm90/forward/tiles.h"
@@ -214,8 +215,14 @@ __device__ void sm90_forward(const Sm90ForwardArguments& args) {
   auto& shared = *reinterpret_cast<Sm90ForwardStorage<Config>*>(memory);
   static_assert(sizeof(Sm90ForwardStorage<Config>) == Config::kSharedBytes);
 
-  if (threadIdx.x == 0) shared.init_barriers();
+  if (threadIdx.x == 0) {
+    ptx::prefetch_tensor_map(&args.q);
+    ptx::prefetch_tensor_map(&args.k);
+    ptx::prefetch_tensor_map(&args.v);
+    shared.init_barriers();
+  }
   __syncthreads();
+  if constexpr (Config::kStream) ptx::launch_dependents();  // the merge waits for all of this one
   const int warpgroup = __shfl_sync(ptx::kFullMask, threadIdx.x / kWarpgroupThreads, 0);
   if (warpgroup == 0) {
     ptx::give_registers<Tiles::kProducerRegisters>();

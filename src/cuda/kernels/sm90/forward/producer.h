@@ -31,10 +31,10 @@ struct Sm90KeyProducer {
   Ring<Config::kStagesV> ring_v{shared.ring_v};
 
   /// The task stays where it is until its consumers are done with its last block.
-  __device__ const Sm90Task<Config>& publish(int index) {
+  __device__ const Sm90Task<Config>& publish(const Sm90Task<Config>& next) {
     ring_tasks.wait_empty();
     auto& task = shared.tasks[ring_tasks.stage];
-    task = Sm90Task<Config>(args, index);
+    task = next;
     ptx::barrier_arrive(ring_tasks.full());
     ring_tasks.advance();
     return task;
@@ -68,13 +68,13 @@ struct Sm90KeyProducer {
     load_v(task, task.end_block - 1);
   }
 
-  __device__ void run() {
+  /// Tiles that this block works off whole.
+  __device__ void run_tiles() {
     const TileOrder& order = args.order;
     int index = static_cast<int>(blockIdx.x);
 #pragma unroll 1
-    for (;;) {
-      const Sm90Task<Config>& task = publish(index);
-      if (!task.exists) break;
+    while (index < order.tiles) {
+      const Sm90Task<Config>& task = publish({args, index});
       // The next tile is asked for before this one's copies, so that the answer is there after.
       index += static_cast<int>(gridDim.x);
       if (order.counter != nullptr) {
@@ -82,6 +82,27 @@ struct Sm90KeyProducer {
       }
       load_tile(task);
     }
+  }
+
+  /// This block's range of the stream of keys, tile after tile.
+  __device__ void run_stream() {
+    const KeyStream& stream = args.stream;
+    if (static_cast<int>(blockIdx.x) >= stream.ranges) return;
+    int block = stream.begin_of_range(static_cast<int>(blockIdx.x));
+    const int end = stream.begin_of_range(static_cast<int>(blockIdx.x) + 1);
+    int tile = stream.tile_of(block);
+#pragma unroll 1
+    for (; block < end; ++tile) {
+      const int tile_end = smaller(end, stream.begin_of_tile(tile + 1));
+      load_tile(publish({args, tile, block, tile_end}));
+      block = tile_end;
+    }
+  }
+
+  __device__ void run() {
+    run_tiles();
+    if constexpr (Config::kStream) run_stream();
+    publish({});
   }
 };
 

@@ -39,34 +39,64 @@ struct Sm90Tiles {
                 (kConsumers + 1) * kLaunchRegisters);
 };
 
-/// A tile of queries of one head, and the blocks of keys that some row of it sees.
+/// Which rows a tile has: its place in the order of tiles as head and position.
+template <class Config>
+struct Sm90Tile {
+  int head;       ///< batch * heads_q + query head
+  int first_row;  ///< position
+
+  __device__ Sm90Tile(const TileOrder& order, int index) {
+    const int sectioned = order.long_ranks * order.heads;
+    int rank;
+    if (index < sectioned) {
+      const int section_tiles = order.section_heads * order.long_ranks;
+      const int section = index / section_tiles, rest = index - section * section_tiles;
+      const int first_head = section * order.section_heads;
+      const int heads = smaller(order.section_heads, order.heads - first_head);
+      rank = rest / heads;
+      head = first_head + rest - rank * heads;
+    } else {
+      rank = index / order.heads;  // whole ranks are in front
+      head = index - rank * order.heads;
+    }
+    first_row =
+        (Config::kBoundedRight ? order.tiles_q - 1 - rank : rank) * Sm90Tiles<Config>::kTileQ;
+  }
+};
+
+/// A tile of queries of one head, and the blocks of keys that some row of it sees, or a part of
+/// them.
 template <class Config>
 struct Sm90Task {
-  bool exists;  ///< there is one: the last of a block's tasks does not
+  bool exists = false;  ///< there is one: the last of a block's tasks does not
   int batch, head_q, head_k;
   int first_row;
   int first_block, end_block;
+  int slot;  ///< of KeyStream, for the results of a part; -1: they are the tile's
 
-  /// Sections of heads share L2; inside one, the tiles with most keys of all heads come first.
-  __device__ Sm90Task(const Sm90ForwardArguments& args, int index) {
+  Sm90Task() = default;
+  __device__ Sm90Task(const Sm90ForwardArguments& args, int index) : exists(true), slot(-1) {
     const Shape& shape = args.call.shape;
-    const TileOrder& order = args.order;
-    exists = index < order.tiles;
-    if (!exists) return;
-    const int section_tiles = order.section_heads * order.tiles_q;
-    const int section = index / section_tiles, rest = index - section * section_tiles;
-    const int first_head = section * order.section_heads;
-    const int heads = smaller(order.section_heads, order.heads - first_head);
-    const int rank = rest / heads, head = first_head + rest - rank * heads;
-    const int tile = Config::kBoundedRight ? order.tiles_q - 1 - rank : rank;
-    batch = head / shape.heads_q;
-    head_q = head - batch * shape.heads_q;
+    const Sm90Tile<Config> tile(args.order, index);
+    batch = tile.head / shape.heads_q;
+    head_q = tile.head - batch * shape.heads_q;
     head_k = head_q / shape.group;
-    first_row = tile * Sm90Tiles<Config>::kTileQ;
+    first_row = tile.first_row;
     const KeyRange seen = keys_seen_by_any<Config>(
         shape, first_row, smaller(first_row + Sm90Tiles<Config>::kTileQ, shape.seqlen_q) - 1);
     first_block = seen.begin / Config::kBlockKeys;
     end_block = mutation::last_tile<Config>(divide_up(seen.end, Config::kBlockKeys));
+  }
+  /// Blocks [begin, end) of the stream, which are of `tile`.
+  __device__ Sm90Task(const Sm90ForwardArguments& args, int tile, int begin, int end)
+      : Sm90Task(args, args.stream.first_tile + tile) {
+    const KeyStream& stream = args.stream;
+    const int before = stream.begin_of_tile(tile);
+    if (begin > before || end < stream.begin_of_tile(tile + 1)) {
+      slot = stream.slot(static_cast<int>(blockIdx.x), tile);
+    }
+    end_block = smaller(end_block, first_block + end - before);
+    first_block += begin - before;
   }
 
   __device__ bool empty() const { return end_block <= first_block; }

@@ -266,6 +266,14 @@ struct Sm90Warpgroup {
       const int position = row(half);
       const bool exists = position < call.shape.seqlen_q;
       const float total = statistics.sum[0][half];
+      // An empty row has P = 0 throughout; 0 is right unless V holds what is not finite.
+      const float inverse = total == 0 ? 0.0f : 1.0f / total;
+      if constexpr (Config::kStream) {
+        if (task.slot >= 0) {
+          if (exists) store_part(args.stream, task, half, inverse);
+          continue;
+        }
+      }
       if constexpr (Config::kLse) {
         const RowScalars& lse = call.lse;
         if (exists && threadIdx.x % 4 == 0) {
@@ -275,8 +283,28 @@ struct Sm90Warpgroup {
         }
       }
       unsigned char* to = row_address<Config::kOutput>(call.o, task.batch, task.head_q, position);
-      // An empty row has P = 0 throughout; 0 is right unless V holds what is not finite.
-      store_group<0>(to, exists, half, total == 0 ? 0.0f : 1.0f / total);
+      store_group<0>(to, exists, half, inverse);
+    }
+  }
+
+  /// A row of a part of a tile.
+  __device__ void store_part(const KeyStream& stream, const Sm90Task<Config>& task, int half,
+                             float inverse) const {
+    const Int64 at = Int64(task.slot) * Tiles::kTileQ + row(half) - task.first_row;
+    if (threadIdx.x % 4 == 0) stream.lse[at] = statistics.lse(0, half);
+    store_part_group<0>(stream.o + at * Config::kHeadDimV, half, inverse);
+  }
+  template <int kGroup>
+  __device__ void store_part_group(float* to, int half, float inverse) const {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const int column = 32 * kGroup + 8 * j + 2 * (static_cast<int>(threadIdx.x) % 4);
+      if (column >= Config::kHeadDimV) continue;
+      *reinterpret_cast<float2*>(to + column) =
+          make_float2(output<kGroup>(half, j, 0) * inverse, output<kGroup>(half, j, 1) * inverse);
+    }
+    if constexpr (32 * (kGroup + 1) < Config::kHeadDimV) {
+      store_part_group<kGroup + 1>(to, half, inverse);
     }
   }
 };

@@ -15,7 +15,7 @@ import sys
 import source
 
 LIBRARY_ROOMS = ("include/", "src/api/", "src/cpu/", "src/reference/", "src/cuda/",
-                 "src/peers/", "src/runtime/", "src/train/", "src/lab/", "cases/")
+                 "src/peers/", "src/runtime/", "src/train/", "src/lab/", "src/profile/", "cases/")
 TEXT_FILES = (".h", ".cpp", ".cu", ".cuh", ".py", ".sh", ".cmake", ".txt", ".md", ".json", "/run")
 CPP_ROOMS = ("include/", "src/", "cases/", "tests/", "examples/", "fuzz/", "python/")
 
@@ -72,7 +72,10 @@ MAY_INCLUDE = {
                       "src/peers/", "src/reference/", "src/backends/"),
     "src/lab/": ("include/", "cases/", "src/runtime/", "src/api/", "src/cpu/", "src/cuda/",
                  "src/peers/", "src/reference/", "src/lab/"),
-    "src/cli/": ("include/", "cases/", "src/lab/", "src/train/", "src/cli/"),
+    # Joins the training engine's lists with the instruments.
+    "src/profile/": ("include/", "src/runtime/", "src/api/", "src/lab/", "src/train/",
+                     "src/profile/"),
+    "src/cli/": ("include/", "cases/", "src/lab/", "src/train/", "src/profile/", "src/cli/"),
     "src/cuda/kernels/ptx/": ("src/cuda/kernels/ptx/",),
     "src/cuda/kernels/tile/": ("src/cuda/kernels/ptx/", "src/cuda/kernels/tile/",
                                "src/cuda/kernels/arguments.h", "src/cuda/kernels/config_types.h",

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "case.h"
+#include "cli/flags_profile.h"
 #include "cli/flags_training.h"
 #include "cli/peers.h"
 #include "flashlab/attention.h"
@@ -139,10 +140,10 @@ std::vector<FlagSpec> flags_of_runs() {
       {"--implementation", "", "NAME[,NAME]", kList, kCompare, kExecution,
        "names (default: all of the device but reference, cuBLASLt and cuDNN where they are found)",
        rival_choices},
-      {"--threads", "", "N", kValue, kShaped | kCheck | kWeightedSum | kInfo, kExecution,
-       "CPU threads (default: all that may run)"},
-      {"--cpu-isa", "", "NAME", kValue, kShaped | kCheck | kWeightedSum | kInfo, kExecution,
-       "force an instruction set (default: the best there is)", isa_choices},
+      {"--threads", "", "N", kValue, kShaped | kCheck | kWeightedSum | kInfo | kProfileStep,
+       kExecution, "CPU threads (default: all that may run)"},
+      {"--cpu-isa", "", "NAME", kValue, kShaped | kCheck | kWeightedSum | kInfo | kProfileStep,
+       kExecution, "force an instruction set (default: the best there is)", isa_choices},
       {"--tile-q", "", "N", kValue, kShaped, kExecution,
        "queries per tile, where an implementation lets you choose"},
       {"--tile-k", "", "N", kValue, kShaped, kExecution, "keys per tile, likewise"},
@@ -216,6 +217,7 @@ const std::vector<FlagSpec>& table() {
   static const std::vector<FlagSpec> kTable = [] {
     std::vector<FlagSpec> out = flags_of_runs();
     for (const FlagSpec& flag : flags_of_training()) out.push_back(flag);
+    for (const FlagSpec& flag : flags_of_profiles()) out.push_back(flag);
     for (const FlagSpec& flag : flags_of_results()) out.push_back(flag);
     return out;
   }();
@@ -336,6 +338,8 @@ const std::vector<CommandSpec>& command_table() {
     std::vector<CommandSpec> out = commands_of_attention();
     const std::vector<CommandSpec> training = commands_of_training();
     out.insert(out.end() - 1, training.begin(), training.end());
+    const std::vector<CommandSpec> profiles = commands_of_profiles();
+    out.insert(out.end() - 1, profiles.begin(), profiles.end());
     return out;
   }();
   return kCommands;
@@ -381,7 +385,7 @@ const FlagSpec* find_flag(std::string_view name) {
 }
 
 std::span<const std::string_view> future_commands() {
-  static constexpr std::string_view kNames[] = {"profile", "report", "tune", "monitor"};
+  static constexpr std::string_view kNames[] = {"report", "tune", "monitor"};
   return kNames;
 }
 

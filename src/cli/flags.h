@@ -27,6 +27,7 @@ enum CommandBit : unsigned {
   kExplainStep = 1u << 11,
   kExplainPrecision = 1u << 12,
   kAccumulate = 1u << 13,
+  kProfileStep = 1u << 15,
 };
 
 enum class FlagKind {

@@ -21,7 +21,8 @@ Words mode_choices() {
 }
 
 constexpr unsigned kStep = kTrain | kExplainStep;
-constexpr unsigned kModels = kStep | kGenerate | kExplainPrecision;
+constexpr unsigned kPlanned = kStep | kProfileStep;
+constexpr unsigned kModels = kPlanned | kGenerate | kExplainPrecision;
 
 constexpr std::string_view kModel = "Model";
 constexpr std::string_view kText = "Text";
@@ -39,34 +40,34 @@ std::vector<FlagSpec> flags_of_training() {
        "gpt2-medium, gpt2-large, gpt2-xl (default: train tiny, explain step small; generate: "
        "random "
        "weights of this size)"},
-      {"--config", "", "FILE", kFile, kStep, kModel,
+      {"--config", "", "FILE", kFile, kPlanned, kModel,
        "a JSON file: of the whole run (train) or of the model (explain step); flags go over it"},
       {"--context", "", "N", kValue, kStep, kModel, "tokens that the model sees at once"},
-      {"--layers", "", "N", kValue, kStep, kModel, "blocks"},
-      {"--heads", "", "N", kValue, kStep, kModel, "attention heads, a divisor of --width"},
-      {"--width", "", "N", kValue, kStep, kModel, "elements of a token's vector"},
-      {"--hidden", "", "N", kValue, kStep, kModel, "elements inside the MLP"},
-      {"--vocabulary", "", "N", kValue, kExplainStep, kModel, "tokens there are"},
-      {"--dropout", "", "P", kValue, kStep, kModel, "of the embedding and of every block's sum"},
+      {"--layers", "", "N", kValue, kPlanned, kModel, "blocks"},
+      {"--heads", "", "N", kValue, kPlanned, kModel, "attention heads, a divisor of --width"},
+      {"--width", "", "N", kValue, kPlanned, kModel, "elements of a token's vector"},
+      {"--hidden", "", "N", kValue, kPlanned, kModel, "elements inside the MLP"},
+      {"--vocabulary", "", "N", kValue, kExplainStep | kProfileStep, kModel, "tokens there are"},
+      {"--dropout", "", "P", kValue, kPlanned, kModel, "of the embedding and of every block's sum"},
 
       {"--text", "", "FILE[,FILE]", kList, kTrain, kText,
        "what to learn (default: the shipped tinyshakespeare)"},
       {"--tokenizer", "", "NAME", kValue, kTrain, kText, "what a token is (default character)",
        tokenizer_choices},
 
-      {"--batch", "", "N", kValue, kStep, kSteps,
+      {"--batch", "", "N", kValue, kPlanned, kSteps,
        "sequences of a micro-batch (default 4; train: 12)"},
-      {"--accumulate", "", "N", kValue, kStep, kSteps, "micro-batches of a step (default 1)"},
-      {"--mode", "", "MODE", kValue, kExplainStep, kSteps, "what a step is (default full)",
-       mode_choices},
-      {"--precision", "", "NAME", kValue, kExplainStep | kExplainPrecision, kSteps,
+      {"--accumulate", "", "N", kValue, kPlanned, kSteps, "micro-batches of a step (default 1)"},
+      {"--mode", "", "MODE", kValue, kExplainStep | kProfileStep, kSteps,
+       "what a step is (default full)", mode_choices},
+      {"--precision", "", "NAME", kValue, kExplainStep | kExplainPrecision | kProfileStep, kSteps,
        "types of activations, parameters and gradients (default fp32; explain precision: bf16)",
        precision_choices},
       {"--precision", "", "NAME", kValue, kTrain, kSteps,
        "types: bf16 keeps fp32 masters and sums (default fp32)", cpu_precision_choices},
-      {"--attention", "", "NAME", kValue, kStep | kExplainPrecision, kSteps,
+      {"--attention", "", "NAME", kValue, kPlanned | kExplainPrecision, kSteps,
        "naive (scores, softmax, values apart) or an implementation (default: the production one)"},
-      {"--checkpoint", "", "GROUPS", kValue, kStep, kSteps,
+      {"--checkpoint", "", "GROUPS", kValue, kPlanned, kSteps,
        "make activations again in backward: 4 (groups of 4 layers), 14,14,6 (these groups) or 12/3 "
        "(groups of 12, each again in groups of 3)"},
       {"--steps", "", "N", kValue, kTrain, kSteps, "updates (default 2000)"},

@@ -39,6 +39,8 @@ train::ModelConfig model_of(const Arguments& arguments, train::ModelConfig base)
                 {"--heads", &base.heads},     {"--width", &base.width},
                 {"--hidden", &base.hidden},   {"--vocabulary", &base.vocabulary}};
   for (const auto& size : kSizes) {
+    // Where a command takes several contexts it makes one step for each.
+    if (arguments.list(size.flag).size() > 1) continue;
     *size.field = whole(arguments, size.flag, *size.field, 1, std::int64_t{1} << 30);
   }
   base.dropout = real(arguments, "--dropout", base.dropout);

@@ -1,0 +1,75 @@
+#include "cli/flags_profile.h"
+
+namespace flashlab::cli {
+namespace {
+
+using Words = std::vector<std::string>;
+
+Words key_choices() {
+  return {"kernel", "operation", "class", "layer", "phase"};
+}
+Words order_choices() {
+  return {"total", "mean", "calls", "flops", "bytes", "name"};
+}
+
+constexpr std::string_view kModel = "Model";
+constexpr std::string_view kMeasurement = "Measurement";
+constexpr std::string_view kLedger = "Ledger";
+constexpr std::string_view kResults = "Results";
+
+}  // namespace
+
+std::vector<FlagSpec> flags_of_profiles() {
+  using enum FlagKind;
+  return {
+      {"--context", "", "N[,N]", kList, kProfileStep, kModel,
+       "tokens of a sequence: one profile each (default: the model's)"},
+      {"--steps", "", "N", kValue, kProfileStep, kMeasurement,
+       "recorded steps, each beside one that nobody records (default 5)"},
+      {"--warmup", "", "N", kValue, kProfileStep, kMeasurement,
+       "steps before them; the first of all is shown apart (default 2)"},
+      {"--quick", "", "", kSwitch, kProfileStep, kMeasurement,
+       "at most ten seconds of steps and short looks at the roofs"},
+      {"--dry-run", "", "", kSwitch, kProfileStep, kMeasurement,
+       "plan only: peaks of memory of forward and of the full step, on any machine"},
+      {"--seed", "", "N", kValue, kProfileStep, kMeasurement,
+       "of weights and tokens (default 1337)"},
+      {"--by", "", "KEY", kValue, kProfileStep, kLedger,
+       "what the printed ledger adds up by (default kernel)", key_choices},
+      {"--sort", "", "ORDER", kValue, kProfileStep, kLedger, "its order (default total)",
+       order_choices},
+      {"--top", "", "N", kValue, kProfileStep, kLedger, "its rows (default 12; 0: all)"},
+      {"--memory", "", "", kSwitch, kProfileStep, kResults,
+       "print the memory's peaks, its largest tensors and what a block keeps for backward"},
+      {"--detail", "", "BYTES", kValue, kProfileStep, kResults,
+       "tensors below this are not drawn in the memory's picture (default: a thousandth of the "
+       "arena)"},
+      {"--output", "", "DIR", kFolder, kProfileStep, kResults,
+       "SUMMARY.md, report.html, ledger, trace and pictures go here (default "
+       "results/profile-<date>; with --dry-run: nowhere)"},
+      {"--json", "", "FILE", kFile, kProfileStep, kResults,
+       "the ledger by the schema flashlab.ledger/1; - is stdout"},
+  };
+}
+
+std::vector<CommandSpec> commands_of_profiles() {
+  return {
+      {kProfileStep,
+       "profile step",
+       "where a training step's time and memory go",
+       "Runs a training step on random tokens with a clock on every operation and writes one "
+       "folder: SUMMARY.md and report.html to start with, the ledger (by kernel, operation, class, "
+       "layer, phase), a trace for ui.perfetto.dev, folded stacks and a flame graph, the roofline, "
+       "the memory's timeline and a snapshot that pytorch.org/memory_viz opens. Says what limits "
+       "the step and what to try.",
+       "",
+       nullptr,
+       {{"flashlab profile step", "the tiny model on this machine"},
+        {"flashlab profile step --attention naive --by class", "softmax against products"},
+        {"flashlab profile step --size small --batch 1 --context 128 --quick", "a larger one"},
+        {"flashlab profile step --size 2.7B --context 128,256,512 --memory --dry-run",
+         "peaks of memory, without running anything"}}},
+  };
+}
+
+}  // namespace flashlab::cli

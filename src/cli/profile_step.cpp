@@ -1,0 +1,367 @@
+// `profile step`: where a training step's time and memory go.
+
+#include <fmt/format.h>
+
+#include <ctime>
+#include <filesystem>
+#include <optional>
+
+#include "cli/command.h"
+#include "cli/execution.h"
+#include "cli/failure.h"
+#include "cli/model_flags.h"
+#include "cli/terminal.h"
+#include "cli/values.h"
+#include "lab/machine/environment.h"
+#include "lab/machine/memory.h"
+#include "lab/measure/cpu_roof.h"
+#include "lab/report/output.h"
+#include "lab/report/text.h"
+#include "profile/folder.h"
+#include "profile/ledger.h"
+#include "profile/step_run.h"
+#include "train/data/files.h"
+#include "train/model/step.h"
+#include "train/plan/recompute.h"
+
+namespace flashlab::cli {
+namespace {
+
+namespace fs = std::filesystem;
+using lab::report::pad_left;
+using lab::report::pad_right;
+using profile::LedgerKey;
+
+std::string bytes_text(std::int64_t bytes) {
+  return lab::format_bytes(static_cast<double>(bytes));
+}
+
+struct Request {
+  train::ModelConfig model;
+  train::StepOptions options;
+  std::vector<std::int64_t> contexts;
+};
+
+Request request_of(const Arguments& arguments) {
+  Request out;
+  // A plan can be of any size; a run without a name is one that a CPU ends in seconds.
+  train::ModelConfig base = *train::find_model(arguments.has("--dry-run") ? "small" : "tiny");
+  if (const auto path = arguments.value("--config")) {
+    const Result<std::string> text = train::read_file(*path);
+    if (!text.ok()) fail_usage("--config " + text.status().message());
+    Result<train::ModelConfig> read = train::parse_model(*text, *path);
+    if (!read.ok()) fail_usage("--config " + read.status().message());
+    base = *read;
+  }
+  out.model = model_of(arguments, base);
+  out.contexts = whole_list(arguments, "--context", {out.model.context}, 1, std::int64_t{1} << 30);
+  out.options.batch = whole(arguments, "--batch", 4, 1, kMaxSize);
+  out.options.accumulate = whole(arguments, "--accumulate", 1, 1, 64);
+  out.options.precision = precision_of(arguments, train::Precision::kFp32);
+  out.options.attention = arguments.value("--attention").value_or("");
+  const std::string mode = arguments.value("--mode").value_or("full");
+  out.options.mode = mode == "forward"    ? train::StepMode::kForward
+                     : mode == "backward" ? train::StepMode::kBackward
+                                          : train::StepMode::kFull;
+  if (const auto text = arguments.value("--checkpoint")) {
+    auto groups = train::parse_checkpoint(*text, out.model.layers);
+    if (!groups.ok()) fail_usage("--" + groups.status().message());
+    out.options.checkpoint = std::move(*groups);
+  }
+  return out;
+}
+
+train::StepPlan plan_of(const train::ModelConfig& model, const train::StepOptions& options) {
+  Result<train::StepPlan> plan = train::build_step(model, options);
+  if (!plan.ok()) fail_usage("--" + plan.status().message());
+  return std::move(*plan);
+}
+
+train::ModelConfig with_context(train::ModelConfig model, std::int64_t context) {
+  model.context = context;
+  return model;
+}
+
+std::int64_t residual_elements(const Request& request, const train::ModelConfig& model) {
+  return request.options.batch * model.context * model.width;
+}
+
+std::int64_t detail_bytes(const Arguments& arguments, const profile::MemoryTimeline& timeline) {
+  return whole(arguments, "--detail", timeline.arena_bytes / 1000, 0, kMaxSize);
+}
+
+profile::Profile planned_profile(const Arguments& arguments, const Request& request,
+                                 const train::ModelConfig& model, const train::StepPlan& plan) {
+  profile::Profile out;
+  out.command = typed_command();
+  out.subject = "step";
+  out.recording.title = plan.title;
+  out.memory = profile::make_timeline(plan, train::plan_memory(plan));
+  out.detail_bytes = detail_bytes(arguments, *out.memory);
+  out.block = profile::block_memory(plan, static_cast<int>(model.layers / 2),
+                                    residual_elements(request, model));
+  return out;
+}
+
+void print_memory(const profile::Profile& p) {
+  const profile::MemoryTimeline& m = *p.memory;
+  print_line(fmt::format(
+      "  memory     predicted peak {} at {}{}", bytes_text(m.peak_bytes()),
+      m.operations[static_cast<std::size_t>(m.peak_operation)],
+      p.measured_bytes
+          ? fmt::format(" · the process grew by {}, planned {}", bytes_text(*p.measured_bytes),
+                        bytes_text(m.persistent_bytes + m.arena_bytes))
+          : ""));
+}
+
+void print_memory_details(const profile::Profile& p) {
+  const profile::MemoryTimeline& m = *p.memory;
+  for (const train::Phase phase :
+       {train::Phase::kForward, train::Phase::kBackward, train::Phase::kOptimizer}) {
+    if (m.peak_bytes(phase) == 0) continue;
+    print_line(fmt::format("    {}{}", pad_right(train::to_string(phase), 12),
+                           pad_left(bytes_text(m.peak_bytes(phase)), 10)));
+  }
+  print_line("    largest activations");
+  for (const profile::Allocation& a : profile::largest(m, 5)) {
+    print_line(fmt::format("      {}  {}  {}", pad_left(bytes_text(a.bytes), 9), a.name, a.shape));
+  }
+  if (!p.block || p.block->saved_bytes == 0) return;
+  print_line(fmt::format("    layer {} keeps {} for backward; residual stream {}; its gradients {}",
+                         p.block->layer, bytes_text(p.block->saved_bytes),
+                         bytes_text(p.block->residual_stream_bytes),
+                         bytes_text(p.block->parameter_gradient_bytes)));
+  for (std::size_t i = 0; i < p.block->saved.size() && i < 5; ++i) {
+    const auto& part = p.block->saved[i];
+    print_line(fmt::format("      {} {:5.1f}%  {}", pad_left(bytes_text(part.bytes), 9),
+                           100 * part.share, part.name));
+  }
+}
+
+// The folder of one context; each of several gets one inside it.
+fs::path folder_for(const fs::path& parent, std::int64_t context, bool several) {
+  const fs::path folder = several ? parent / fmt::format("context-{}", context) : parent;
+  std::error_code error;
+  fs::create_directories(folder, error);
+  if (error) {
+    fail_usage(fmt::format("--output {} cannot be made: {}; name a folder that you may write",
+                           folder.string(), error.message()));
+  }
+  return folder;
+}
+
+std::optional<fs::path> output_folder(const Arguments& arguments) {
+  if (const auto folder = arguments.value("--output")) return fs::path(*folder);
+  if (arguments.has("--dry-run")) return std::nullopt;
+  const std::time_t now = std::time(nullptr);
+  char text[40];
+  std::strftime(text, sizeof text, "results/profile-%Y-%m-%d-%H%M%S", std::localtime(&now));
+  return fs::path(text);
+}
+
+// False when a file could not be written; the others are there.
+bool write_folder(const fs::path& folder, const profile::Profile& p) {
+  const profile::WrittenProfile written = profile::write_profile(folder, p);
+  const std::string start =
+      (folder / (p.recording.events.empty() ? "SUMMARY.md" : "report.html")).string();
+  print_line(fmt::format("  report     {}", start));
+  if (!written.status.ok()) note("--output " + written.status.message());
+  return written.status.ok();
+}
+
+int dry_run(const Arguments& arguments, const Request& request) {
+  const std::optional<fs::path> parent = output_folder(arguments);
+  print_line(fmt::format("{} · {} layers, width {}, {} heads, {} parameters · batch {}",
+                         request.model.name, request.model.layers, request.model.width,
+                         request.model.heads, train::parameter_count(request.model),
+                         request.options.batch));
+  print_line(fmt::format("  {}{}{}{}{}", pad_left("context", 8), pad_left("precision", 11),
+                         pad_left("forward", 12), pad_left("full step", 12),
+                         pad_left("residual stream", 17)));
+  std::vector<train::Precision> precisions = {train::Precision::kFp32, train::Precision::kBf16};
+  if (arguments.has("--precision")) precisions = {request.options.precision};
+  bool complete = true;
+  std::vector<profile::Profile> profiles;
+  for (const std::int64_t context : request.contexts) {
+    const train::ModelConfig model = with_context(request.model, context);
+    for (const train::Precision precision : precisions) {
+      train::StepOptions options = request.options;
+      options.precision = precision;
+      options.mode = train::StepMode::kForward;
+      const train::StepPlan forward = plan_of(model, options);
+      options.mode = request.options.mode;
+      const train::StepPlan full = plan_of(model, options);
+      const std::int64_t residual = residual_elements(request, model) *
+                                    train::size_of(train::policy_of(precision).activation);
+      print_line(fmt::format("  {}{}{}{}{}", pad_left(fmt::format("{}", context), 8),
+                             pad_left(train::to_string(precision), 11),
+                             pad_left(bytes_text(train::plan_memory(forward).device_bytes()), 12),
+                             pad_left(bytes_text(train::plan_memory(full).device_bytes()), 12),
+                             pad_left(bytes_text(residual), 17)));
+      if (precision != precisions.front()) continue;
+      profiles.push_back(planned_profile(arguments, request, model, full));
+      profiles.back().environment.date_utc = lab::utc_now();
+      profiles.back().recording.device = "planned, not run";
+    }
+  }
+  for (std::size_t i = 0; i < profiles.size(); ++i) {
+    if (arguments.has("--memory")) {
+      print_line(fmt::format("\n{}", profiles[i].recording.title));
+      print_memory(profiles[i]);
+      print_memory_details(profiles[i]);
+    }
+    if (!parent) continue;
+    const fs::path folder = folder_for(*parent, request.contexts[i], profiles.size() > 1);
+    complete = write_folder(folder, profiles[i]) && complete;
+  }
+  return complete ? kExitOk : kExitFailure;
+}
+
+profile::Roofs roofs_of(const lab::Environment& environment, train::Precision precision) {
+  profile::Roofs out;
+  // Products of 16-bit steps are made in fp32 on a CPU; fp64 has no measured roof.
+  if (precision != train::Precision::kFp64) out.gflops = environment.roof_fp32_gflops;
+  out.gb_per_s = environment.copy_gb_per_s;
+  out.source = "fp32 multiply-adds on all threads, copy between buffers beyond the caches";
+  return out;
+}
+
+profile::AdviceInput advice_input(const profile::Profile& p, const Request& request,
+                                  const train::ModelConfig& model, const train::StepPlan& plan) {
+  profile::AdviceInput in;
+  in.recording = p.recording;
+  in.matrix_type = train::to_string(request.options.precision);
+  in.peak_bytes = p.memory->persistent_bytes + p.memory->arena_bytes;
+  in.device_bytes = lab::total_memory_bytes();
+  in.batch = request.options.batch;
+  double recomputed = 0;
+  for (const train::Operation& operation : plan.operations) {
+    if (operation.generation > 0) recomputed += operation.flops;
+  }
+  if (recomputed > 0) {
+    in.recomputed_flops = recomputed;
+    train::StepOptions options = request.options;
+    options.checkpoint.clear();
+    in.peak_bytes_without_recomputation =
+        train::plan_memory(plan_of(model, options)).device_bytes();
+  }
+  return in;
+}
+
+std::string shares(const profile::Recording& r) {
+  std::string out = fmt::format("operations {:.0f}% of a step", 100 * r.busy_ms() / r.step_ms());
+  for (const profile::LedgerRow& row :
+       profile::make_ledger(r, {.key = LedgerKey::kClass, .top = 6})) {
+    out += fmt::format(" · {} {:.0f}%", row.key, 100 * row.share);
+  }
+  return out;
+}
+
+void print_profile(const Arguments& arguments, const profile::Profile& p) {
+  const profile::Recording& r = p.recording;
+  print_line(fmt::format("{} · {}", r.title, r.device));
+  print_line(
+      fmt::format("  step       {:.4g} ms, median of {} · first {:.4g} ms{}", r.step_ms(),
+                  r.steps(), r.first_step_ms,
+                  r.overhead() ? fmt::format(" · recording {:+.1f}%", 100 * *r.overhead()) : ""));
+  print_line("  " + shares(r));
+  profile::LedgerOptions options;
+  if (const auto by = arguments.value("--by")) options.key = *profile::parse_ledger_key(*by);
+  if (const auto sort = arguments.value("--sort")) {
+    options.order = *profile::parse_ledger_order(*sort);
+  }
+  options.top = static_cast<std::size_t>(whole(arguments, "--top", 12, 0, 1 << 20));
+  std::size_t left_out = 0;
+  const auto rows = profile::make_ledger(r, options, &left_out);
+  print("\n" + profile::ledger_table(rows, options.key, terminal_width()));
+  if (left_out > 0) print_line(fmt::format("{} further rows: --top 0", left_out));
+  print_line("");
+  print_memory(p);
+  if (arguments.has("--memory")) print_memory_details(p);
+  for (const profile::Advice& advice : p.advice) {
+    print_hanging(fmt::format("  {} ", pad_right(advice.rule, 10)),
+                  advice.what + "; " + advice.remedy);
+  }
+}
+
+// What this kind of device has no instrument for here.
+std::vector<profile::Profile::Missing> missing_on_cpu() {
+  return {{"kernel times by CUPTI, occupancy, registers",
+           "they belong to GPUs; this step ran on the CPU, where the executor's clock times every "
+           "operation"},
+          {"reports of ncu and nsys", "they need a GPU"}};
+}
+
+profile::Profile run_one(const Arguments& arguments, const Request& request,
+                         const train::ModelConfig& model, const Context& context,
+                         const lab::Environment& environment) {
+  const train::StepPlan plan = plan_of(model, request.options);
+  const bool quick = arguments.has("--quick");
+  profile::StepRunOptions options;
+  options.warmup = static_cast<int>(whole(arguments, "--warmup", quick ? 1 : 2, 1, 1000));
+  options.steps = static_cast<int>(whole(arguments, "--steps", quick ? 3 : 5, 1, 10000));
+  options.max_total_ms = quick ? 10e3 : 0;
+  options.seed = static_cast<std::uint64_t>(whole(arguments, "--seed", 1337, 0, kMaxSize));
+  options.vocabulary = model.vocabulary;
+  options.cancel = &interrupted();
+  ProgressLine bar;
+  options.progress = [&](int done, int planned, std::string_view what) {
+    bar.show(done, planned, fmt::format("{} {}", plan.title, what));
+  };
+  Result<profile::StepRun> run = profile::record_step(context, plan, options);
+  bar.clear();
+  if (!run.ok()) fail(run.status());
+  profile::Profile out = planned_profile(arguments, request, model, plan);
+  out.recording = std::move(run->recording);
+  out.recording.device = device_words(context);
+  out.recording.roofs = roofs_of(environment, request.options.precision);
+  out.measured_bytes = run->measured_bytes;
+  out.environment = environment;
+  out.missing = missing_on_cpu();
+  if (out.recording.steps() > 0) {
+    out.advice = profile::advise(advice_input(out, request, model, plan));
+  }
+  return out;
+}
+
+}  // namespace
+
+int run_profile_step(const Arguments& arguments) {
+  const Request request = request_of(arguments);
+  if (arguments.has("--dry-run")) return dry_run(arguments, request);
+  const Context context = make_context(arguments);
+  const fs::path parent = *output_folder(arguments);
+  // A folder that cannot be made is told before anything runs.
+  folder_for(parent, request.contexts.front(), request.contexts.size() > 1);
+  const bool quick = arguments.has("--quick");
+  lab::EnvironmentRequest asked;
+  asked.command = typed_command();
+  asked.protocol = "steps with a clock on every operation beside steps without";
+  asked.threads = context.threads();
+  asked.cpu_isa = context.cpu_isa();
+  lab::Environment environment = lab::collect_environment(asked);
+  lab::add_roofs(context, environment, quick ? 0.01 : 0.03);
+  const bool to_stdout = arguments.value("--json") == "-";
+  bool complete = true;
+  for (const std::int64_t tokens : request.contexts) {
+    const train::ModelConfig model = with_context(request.model, tokens);
+    const profile::Profile p = run_one(arguments, request, model, context, environment);
+    const fs::path folder = folder_for(parent, tokens, request.contexts.size() > 1);
+    if (to_stdout) {
+      complete = profile::write_profile(folder, p).status.ok() && complete;
+      print(profile::ledger_json(p));
+      continue;
+    }
+    if (p.recording.steps() > 0) print_profile(arguments, p);
+    complete = write_folder(folder, p) && complete;
+    if (const auto path = arguments.value("--json")) {
+      if (const Status s = train::write_file(*path, profile::ledger_json(p)); !s.ok()) {
+        fail("--json " + s.message());
+      }
+    }
+    if (interrupted().load()) return kExitInterrupted;
+  }
+  return complete ? kExitOk : kExitFailure;
+}
+
+}  // namespace flashlab::cli

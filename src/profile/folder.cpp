@@ -1,0 +1,240 @@
+#include "profile/folder.h"
+
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+
+#include "lab/report/numbers.h"
+#include "lab/report/text.h"
+#include "lab/results/results_json.h"
+#include "profile/ledger.h"
+#include "profile/questions.h"
+#include "profile/roofline.h"
+#include "profile/trace.h"
+
+namespace flashlab::profile {
+namespace {
+
+using lab::report::escape_markdown;
+using lab::report::format_bytes;
+using lab::report::format_significant;
+
+constexpr LedgerKey kKeys[] = {LedgerKey::kClass, LedgerKey::kKernel, LedgerKey::kPhase,
+                               LedgerKey::kLayer, LedgerKey::kOperation};
+constexpr std::size_t kHeadRows = 10;
+
+std::string bytes_text(std::int64_t bytes) {
+  return format_bytes(static_cast<double>(bytes));
+}
+
+std::string markdown_rows(const std::vector<LedgerRow>& rows, LedgerKey key) {
+  std::string out = fmt::format(
+      "| {} | calls | ms | share | GFLOP/s | GB/s | of the roof | bound |\n"
+      "|---|---:|---:|---:|---:|---:|---:|---|\n",
+      to_string(key));
+  const auto figure = [](std::optional<double> value) {
+    return value ? format_significant(*value, 3) : std::string("-");
+  };
+  for (const LedgerRow& row : rows) {
+    out += fmt::format("| {} | {} | {} | {:.1f}% | {} | {} | {} | {} |\n", escape_markdown(row.key),
+                       format_significant(row.calls, 3), format_significant(row.total_ms, 3),
+                       100 * row.share, figure(row.gflops_per_s), figure(row.gb_per_s),
+                       lab::report::format_percent(row.roof_share), row.bound);
+  }
+  return out;
+}
+
+std::string memory_markdown(const Profile& p) {
+  const MemoryTimeline& m = *p.memory;
+  std::string out = "\n## Memory\n\n";
+  out += fmt::format(
+      "Predicted peak {} at `{}`: parameters, gradients and optimizer {}, arena of "
+      "activations {}.\n",
+      bytes_text(m.peak_bytes()),
+      m.operations.empty() ? "" : m.operations[static_cast<std::size_t>(m.peak_operation)],
+      bytes_text(m.persistent_bytes), bytes_text(m.arena_bytes));
+  if (p.measured_bytes) {
+    out += fmt::format("The process grew by {}: {:.2f} times what the plan holds.\n",
+                       bytes_text(*p.measured_bytes),
+                       static_cast<double>(*p.measured_bytes) /
+                           static_cast<double>(m.persistent_bytes + m.arena_bytes));
+  }
+  out += "\n| phase | peak |\n|---|---:|\n";
+  for (const train::Phase phase :
+       {train::Phase::kForward, train::Phase::kBackward, train::Phase::kOptimizer}) {
+    if (m.peak_bytes(phase) == 0) continue;
+    out += fmt::format("| {} | {} |\n", train::to_string(phase), bytes_text(m.peak_bytes(phase)));
+  }
+  out += "\n| largest activations | shape | bytes | since |\n|---|---|---:|---|\n";
+  for (const Allocation& a : largest(m, kHeadRows)) {
+    out += fmt::format("| {} | {} | {} | {} |\n", escape_markdown(a.name), escape_markdown(a.shape),
+                       bytes_text(a.bytes), escape_markdown(a.allocated_by));
+  }
+  if (p.block && p.block->saved_bytes > 0) {
+    out += fmt::format(
+        "\nLayer {} keeps {} for backward, and its backward makes {} of parameters' gradients. "
+        "One tensor of the residual stream takes {}.\n\n| kept by layer {} | bytes | share |\n"
+        "|---|---:|---:|\n",
+        p.block->layer, bytes_text(p.block->saved_bytes),
+        bytes_text(p.block->parameter_gradient_bytes), bytes_text(p.block->residual_stream_bytes),
+        p.block->layer);
+    for (std::size_t i = 0; i < p.block->saved.size() && i < 5; ++i) {
+      const BlockMemory::Part& part = p.block->saved[i];
+      out += fmt::format("| {} | {} | {:.1f}% |\n", escape_markdown(part.name),
+                         bytes_text(part.bytes), 100 * part.share);
+    }
+  }
+  return out;
+}
+
+nlohmann::ordered_json json_of(const LedgerRow& row) {
+  nlohmann::ordered_json out;
+  out["key"] = row.key;
+  out["class"] = row.event_class;
+  out["phase"] = row.phase;
+  out["calls"] = row.calls;
+  out["total_ms"] = row.total_ms;
+  out["mean_ms"] = row.mean_ms;
+  out["share"] = row.share;
+  out["flops"] = row.flops;
+  out["bytes"] = row.bytes;
+  const auto set = [&](const char* name, std::optional<double> value) {
+    out[name] = nullptr;
+    if (value) out[name] = *value;
+  };
+  set("gflops_per_s", row.gflops_per_s);
+  set("gb_per_s", row.gb_per_s);
+  set("roof_share", row.roof_share);
+  out["bound"] = row.bound;
+  return out;
+}
+
+// Live bytes while each event of the first recorded step ran.
+std::vector<double> memory_counter(const Profile& p) {
+  std::vector<double> out;
+  if (!p.memory) return out;
+  for (const train::RoleBytes& bytes : p.memory->live_bytes) {
+    out.push_back(static_cast<double>(train::sum(bytes)));
+  }
+  return out;
+}
+
+}  // namespace
+
+std::string summary_markdown(const Profile& p) {
+  const Recording& r = p.recording;
+  std::string out =
+      fmt::format("# {} on {}\n\n", escape_markdown(r.title), escape_markdown(r.device));
+  out += fmt::format("`{}`, {}\n", p.command, p.environment.date_utc);
+  if (r.interrupted) {
+    out += fmt::format("\n**Interrupted: {} step{} recorded.**\n", r.steps(),
+                       r.steps() == 1 ? " was" : "s were");
+  }
+  if (!p.advice.empty()) {
+    out += "\n## What limits it, and what to try\n\n";
+    for (const Advice& advice : p.advice) {
+      out += fmt::format("- **{}** {}. {}.\n", advice.rule, escape_markdown(advice.what),
+                         escape_markdown(advice.remedy));
+    }
+  }
+  const std::vector<Judgement> judgements = judge(r);
+  if (!judgements.empty()) {
+    out += "\n## Verdicts\n\n";
+    for (const Judgement& j : judgements) out += fmt::format("- {}: {}\n", j.metric, j.text);
+  }
+  const std::vector<Answer> all = answers(r);
+  if (!all.empty()) {
+    out += "\n## Answers\n\n| question | answer |\n|---|---|\n";
+    for (const Answer& a : all) {
+      out += fmt::format("| {} | {} |\n", escape_markdown(a.question), escape_markdown(a.answer));
+    }
+  }
+  if (!r.events.empty()) {
+    out += "\n## Ledger\n\n" +
+           markdown_rows(make_ledger(r, {.key = LedgerKey::kClass}), LedgerKey::kClass) + "\n" +
+           markdown_rows(make_ledger(r, {.key = LedgerKey::kKernel, .top = kHeadRows}),
+                         LedgerKey::kKernel);
+    if (!r.roofs.source.empty()) {
+      out += fmt::format("\nRoofs: {} GFLOP/s, {} GB/s ({}).\n",
+                         r.roofs.gflops ? format_significant(*r.roofs.gflops, 3) : "-",
+                         r.roofs.gb_per_s ? format_significant(*r.roofs.gb_per_s, 3) : "-",
+                         r.roofs.source);
+    }
+  }
+  if (p.memory) out += memory_markdown(p);
+  if (!p.missing.empty()) {
+    out += "\n## Not there\n\n";
+    for (const Profile::Missing& m : p.missing) {
+      out += fmt::format("- {}: {}\n", m.what, escape_markdown(m.reason));
+    }
+  }
+  return out;
+}
+
+std::string ledger_json(const Profile& p) {
+  nlohmann::ordered_json out;
+  out["schema"] = "flashlab.ledger/1";
+  out["command"] = p.command;
+  out["title"] = p.recording.title;
+  out["device"] = p.recording.device;
+  out["interrupted"] = p.recording.interrupted;
+  out["steps"] = p.recording.steps();
+  out["step_ms"] = p.recording.step_ms();
+  out["operations_ms"] = p.recording.busy_ms();
+  out["first_step_ms"] = p.recording.first_step_ms;
+  out["overhead"] = nullptr;
+  if (const auto overhead = p.recording.overhead()) out["overhead"] = *overhead;
+  for (const LedgerKey key : kKeys) {
+    auto& rows = out["by"][to_string(key)] = nlohmann::ordered_json::array();
+    for (const LedgerRow& row : make_ledger(p.recording, {.key = key})) {
+      rows.push_back(json_of(row));
+    }
+  }
+  for (const Advice& advice : p.advice) {
+    out["advice"].push_back(
+        {{"rule", advice.rule}, {"what", advice.what}, {"remedy", advice.remedy}});
+  }
+  return out.dump(1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
+}
+
+WrittenProfile write_profile(const std::filesystem::path& folder, const Profile& p) {
+  WrittenProfile out;
+  const auto write = [&](const char* name, const std::string& text) {
+    if (text.empty()) return;
+    const std::filesystem::path path = folder / name;
+    if (Status s = lab::write_text_file(path, text); s.ok()) {
+      out.files.push_back(path);
+    } else if (out.status.ok()) {
+      out.status = s;
+    }
+  };
+  // Figures first, pictures last: a full disk takes what can be made again.
+  const bool ran = !p.recording.events.empty();
+  if (ran) {
+    write("ledger.json", ledger_json(p));
+    const std::vector<LedgerRow> operations =
+        make_ledger(p.recording, {.key = LedgerKey::kOperation});
+    write("ledger.csv", ledger_csv(operations, LedgerKey::kOperation));
+    std::string text;
+    for (const LedgerKey key : kKeys) {
+      text += ledger_table(make_ledger(p.recording, {.key = key}), key, 120) + "\n";
+    }
+    write("ledger.txt", text);
+  }
+  write("SUMMARY.md", summary_markdown(p));
+  write("report.html", report_html(p));
+  if (ran) {
+    write("trace.json", chrome_trace(p.recording, memory_counter(p)));
+    write("stacks.folded", folded_stacks(p.recording));
+    write("flame.svg", flame_graph(p.recording, /*inline_in_page=*/false));
+    write("roofline.svg", roofline_picture(p.recording, /*inline_in_page=*/false));
+  }
+  if (p.memory) {
+    write("memory.json", timeline_json(*p.memory));
+    write("memory.pickle", memory_snapshot(*p.memory));
+    write("memory.svg", timeline_picture(*p.memory, {.detail_bytes = p.detail_bytes}));
+  }
+  return out;
+}
+
+}  // namespace flashlab::profile

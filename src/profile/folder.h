@@ -1,0 +1,56 @@
+#pragma once
+
+// The folder that a profile leaves behind.
+
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "flashlab/status.h"
+#include "lab/machine/machine.h"
+#include "profile/advice.h"
+#include "profile/memory_timeline.h"
+#include "profile/recording.h"
+
+namespace flashlab::profile {
+
+/// All that a profile knows. What was not measured is absent, and `missing` says why.
+struct Profile {
+  std::string command;  ///< what was typed
+  std::string subject;  ///< "step", "attention"
+  Recording recording;
+  std::optional<MemoryTimeline> memory;
+  std::optional<BlockMemory> block;            ///< of one layer in the middle
+  std::optional<std::int64_t> measured_bytes;  ///< beside the predicted peak
+  std::int64_t detail_bytes = 0;               ///< tensors below it are not drawn
+  std::vector<Advice> advice;
+  lab::Environment environment;
+  struct Missing {
+    std::string what;    ///< "kernel times by CUPTI"
+    std::string reason;  ///< and where to get it
+  };
+  std::vector<Missing> missing;
+};
+
+/// SUMMARY.md: what limits the step, the answers, the ledger's head, where everything is.
+std::string summary_markdown(const Profile& profile);
+
+/// report.html: the same with every table and picture inside; complete in itself.
+std::string report_html(const Profile& profile);
+
+/// ledger.json, schema flashlab.ledger/1: every event and the ledger by kernel, class, layer,
+/// phase.
+std::string ledger_json(const Profile& profile);
+
+struct WrittenProfile {
+  std::vector<std::filesystem::path> files;
+  Status status;  ///< the first failure; files before and after it stay
+};
+
+/// SUMMARY.md, report.html, ledger.txt, ledger.csv, ledger.json, trace.json, stacks.folded,
+/// flame.svg, roofline.svg, memory.svg, memory.json and memory.pickle in an existing folder; those
+/// that have nothing to say are left out.
+WrittenProfile write_profile(const std::filesystem::path& folder, const Profile& profile);
+
+}  // namespace flashlab::profile

@@ -1,0 +1,170 @@
+#include "profile/memory_timeline.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+namespace flashlab::profile {
+namespace {
+
+using train::Role;
+
+constexpr std::int64_t kAlignment = 256;
+
+std::int64_t aligned(std::int64_t bytes) {
+  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+void add_persistent(const train::StepPlan& plan, const train::MemoryPlan& memory,
+                    MemoryTimeline& out) {
+  const int last = static_cast<int>(plan.operations.size()) - 1;
+  std::int64_t address = 0;
+  for (int role = 0; role < train::kRoles; ++role) {
+    const std::int64_t bytes = memory.persistent[static_cast<std::size_t>(role)];
+    if (bytes == 0) continue;
+    Allocation a;
+    a.role = static_cast<Role>(role);
+    a.name = train::to_string(a.role);
+    a.last = std::max(0, last);
+    a.bytes = bytes;
+    a.address = address;
+    address += aligned(bytes);
+    out.persistent.push_back(std::move(a));
+  }
+  out.persistent_bytes = address;
+}
+
+}  // namespace
+
+MemoryTimeline make_timeline(const train::StepPlan& plan, const train::MemoryPlan& memory) {
+  MemoryTimeline out;
+  out.title = plan.title;
+  out.arena_bytes = memory.arena_bytes;
+  add_persistent(plan, memory, out);
+  std::vector<int> first(plan.tensors.size(), -1), last(plan.tensors.size(), -1);
+  for (std::size_t i = 0; i < plan.operations.size(); ++i) {
+    const train::Operation& operation = plan.operations[i];
+    out.operations.push_back(operation.name);
+    out.phases.push_back(operation.phase);
+    for (const auto* list : {&operation.inputs, &operation.outputs}) {
+      for (const train::TensorId id : *list) {
+        const auto at = static_cast<std::size_t>(id);
+        if (first[at] < 0) first[at] = static_cast<int>(i);
+        last[at] = static_cast<int>(i);
+      }
+    }
+  }
+  out.live_bytes.assign(plan.operations.size(), memory.persistent);
+  for (std::size_t id = 0; id < plan.tensors.size(); ++id) {
+    if (memory.offsets[id] < 0) continue;
+    const train::PlanTensor& tensor = plan.tensors[id];
+    Allocation a;
+    a.name = tensor.name;
+    a.shape = train::describe(tensor);
+    a.role = tensor.role;
+    a.layer = tensor.layer;
+    a.first = first[id];
+    a.last = last[id];
+    a.bytes = aligned(tensor.bytes());
+    a.address = out.persistent_bytes + memory.offsets[id];
+    a.allocated_by = out.operations[static_cast<std::size_t>(a.first)];
+    for (int i = a.first; i <= a.last; ++i) {
+      out.live_bytes[static_cast<std::size_t>(i)][static_cast<std::size_t>(a.role)] += a.bytes;
+    }
+    out.activations.push_back(std::move(a));
+  }
+  std::stable_sort(out.activations.begin(), out.activations.end(),
+                   [](const Allocation& a, const Allocation& b) { return a.first < b.first; });
+  out.peak_operation = std::max(0, memory.peak.operation);
+  return out;
+}
+
+std::int64_t MemoryTimeline::peak_bytes() const {
+  std::int64_t peak = persistent_bytes;
+  for (const train::RoleBytes& bytes : live_bytes) peak = std::max(peak, train::sum(bytes));
+  return peak;
+}
+
+std::int64_t MemoryTimeline::peak_bytes(train::Phase phase) const {
+  std::int64_t peak = 0;
+  for (std::size_t i = 0; i < live_bytes.size(); ++i) {
+    if (phases[i] == phase) peak = std::max(peak, train::sum(live_bytes[i]));
+  }
+  return peak;
+}
+
+std::vector<Allocation> largest(const MemoryTimeline& timeline, std::size_t count) {
+  std::vector<Allocation> out = timeline.activations;
+  std::stable_sort(out.begin(), out.end(),
+                   [](const Allocation& a, const Allocation& b) { return a.bytes > b.bytes; });
+  out.resize(std::min(count, out.size()));
+  return out;
+}
+
+BlockMemory block_memory(const train::StepPlan& plan, int layer, std::int64_t residual_elements) {
+  BlockMemory out;
+  out.layer = layer;
+  for (const train::SavedTensor& saved : train::saved_for_backward(plan, layer)) {
+    out.saved.push_back({plan.tensor(saved.tensor).name, saved.bytes, 0});
+    out.saved_bytes += saved.bytes;
+  }
+  for (BlockMemory::Part& part : out.saved) {
+    part.share = static_cast<double>(part.bytes) / static_cast<double>(out.saved_bytes);
+  }
+  for (const train::Parameter& parameter : plan.parameters) {
+    if (parameter.gradient == train::kNoTensor) continue;
+    if (plan.tensor(parameter.value).layer != layer) continue;
+    out.parameter_gradient_bytes += plan.tensor(parameter.gradient).bytes();
+  }
+  for (const train::PlanTensor& tensor : plan.tensors) {
+    if (tensor.layer == layer && tensor.role == Role::kSavedActivation &&
+        tensor.elements() == residual_elements) {
+      out.residual_stream_bytes = tensor.bytes();
+      break;
+    }
+  }
+  return out;
+}
+
+std::string timeline_json(const MemoryTimeline& timeline) {
+  using Json = nlohmann::ordered_json;
+  Json out;
+  out["schema"] = "flashlab.memory/1";
+  out["title"] = timeline.title;
+  out["peak_bytes"] = timeline.peak_bytes();
+  out["peak_operation"] =
+      timeline.operations.empty()
+          ? Json(nullptr)
+          : Json(timeline.operations[static_cast<std::size_t>(timeline.peak_operation)]);
+  out["persistent_bytes"] = timeline.persistent_bytes;
+  out["arena_bytes"] = timeline.arena_bytes;
+  const auto row = [](const char* action, int operation, const Allocation& a) {
+    Json json;
+    json["action"] = action;
+    json["operation"] = operation;
+    json["tensor"] = a.name;
+    json["role"] = train::to_string(a.role);
+    json["layer"] = a.layer < 0 ? Json(nullptr) : Json(a.layer);
+    json["bytes"] = a.bytes;
+    json["address"] = a.address;
+    json["shape"] = a.shape;
+    return json;
+  };
+  Json& events = out["events"] = Json::array();
+  for (const Allocation& a : timeline.persistent) events.push_back(row("allocate", -1, a));
+  std::vector<std::vector<const Allocation*>> ends(timeline.operations.size());
+  std::size_t next = 0;
+  for (std::size_t i = 0; i < timeline.operations.size(); ++i) {
+    const int operation = static_cast<int>(i);
+    for (; next < timeline.activations.size() && timeline.activations[next].first == operation;
+         ++next) {
+      const Allocation& a = timeline.activations[next];
+      events.push_back(row("allocate", operation, a));
+      ends[static_cast<std::size_t>(a.last)].push_back(&a);
+    }
+    for (const Allocation* a : ends[i]) events.push_back(row("free", operation, *a));
+  }
+  out["operations"] = timeline.operations;
+  return out.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+}  // namespace flashlab::profile

@@ -1,0 +1,230 @@
+// report.html of a profile.
+
+#include <fmt/format.h>
+
+#include "lab/report/html_parts.h"
+#include "lab/report/numbers.h"
+#include "lab/report/svg.h"
+#include "lab/report/text.h"
+#include "profile/folder.h"
+#include "profile/ledger.h"
+#include "profile/questions.h"
+#include "profile/roofline.h"
+#include "profile/trace.h"
+
+namespace flashlab::profile {
+namespace {
+
+using lab::report::escape_xml;
+using lab::report::format_bytes;
+using lab::report::format_significant;
+using lab::report::html_table;
+using lab::report::HtmlCell;
+using lab::report::Section;
+
+// A page with more rows than this is slow to read; ledger.csv has all of them.
+constexpr std::size_t kMostRows = 40;
+
+// Pictures of a profile are wide: they take the page's width and scroll on a narrow one.
+constexpr const char* kStyles =
+    "figure.wide{max-width:none;overflow-x:auto}figure.wide .fl-chart{min-width:760px}";
+
+std::string lead(const std::string& text) {
+  return "<p class=\"lead\">" + escape_xml(text) + "</p>\n";
+}
+
+std::string figure(const std::string& svg) {
+  return "<figure class=\"wide\">\n" + svg + "</figure>\n";
+}
+
+std::string ledger_html(const Recording& r, LedgerKey key, const std::string& caption) {
+  std::size_t left_out = 0;
+  const std::vector<LedgerRow> ledger = make_ledger(r, {.key = key, .top = kMostRows}, &left_out);
+  std::vector<std::vector<HtmlCell>> rows;
+  const auto cell = [](std::optional<double> value) {
+    return HtmlCell{value ? format_significant(*value, 3) : lab::report::kAbsent, "n", ""};
+  };
+  for (const LedgerRow& row : ledger) {
+    rows.push_back({{row.key, "", ""},
+                    cell(row.calls),
+                    cell(row.total_ms),
+                    {fmt::format("{:.1f}%", 100 * row.share), "n", ""},
+                    cell(row.mean_ms),
+                    cell(row.gflops_per_s),
+                    cell(row.gb_per_s),
+                    {lab::report::format_percent(row.roof_share), "n", ""},
+                    {row.bound, "", ""}});
+  }
+  std::string out = html_table(
+      caption,
+      {to_string(key), "calls", "ms", "share", "ms/call", "GFLOP/s", "GB/s", "roof", "bound"}, rows,
+      true);
+  if (left_out > 0) {
+    out += lead(fmt::format("{} further rows are in ledger.csv beside this page.", left_out));
+  }
+  return out;
+}
+
+Section limits_section(const Profile& p) {
+  Section out{"limits", "What limits it", ""};
+  if (p.recording.events.empty()) return out;
+  for (const Advice& advice : p.advice) {
+    out.body += fmt::format("<p class=\"callout\"><b>{}</b> {}. {}.</p>\n", advice.rule,
+                            escape_xml(advice.what), escape_xml(advice.remedy));
+  }
+  std::vector<std::vector<HtmlCell>> rows;
+  for (const Judgement& j : judge(p.recording)) {
+    rows.push_back({{j.metric, "", ""}, {j.text, j.verdict == Verdict::kPoor ? "bad" : "", ""}});
+  }
+  if (!rows.empty()) out.body += html_table("Verdicts", {"figure", "verdict"}, rows, true);
+  return out;
+}
+
+Section answers_section(const Profile& p) {
+  Section out{"answers", "Answers", ""};
+  std::vector<std::vector<HtmlCell>> rows;
+  for (const Answer& a : answers(p.recording)) {
+    rows.push_back({{a.question, "", ""}, {a.answer, "long", ""}});
+  }
+  if (!rows.empty()) out.body = html_table("Answers", {"question", "answer"}, rows);
+  return out;
+}
+
+Section ledger_section(const Profile& p) {
+  Section out{"ledger", "Ledger", ""};
+  if (p.recording.events.empty()) return out;
+  out.body = lead(
+      "Times of one step. The roof is the least time that arithmetic and memory traffic "
+      "allow, over the time taken; operands that come from caches can be faster than "
+      "the memory's roof.");
+  out.body += ledger_html(p.recording, LedgerKey::kClass, "By class");
+  out.body += ledger_html(p.recording, LedgerKey::kKernel, "By kernel");
+  out.body += ledger_html(p.recording, LedgerKey::kPhase, "By phase");
+  out.body += "<details><summary>By layer</summary>\n" +
+              ledger_html(p.recording, LedgerKey::kLayer, "By layer") +
+              "</details>\n<details><summary>By operation</summary>\n" +
+              ledger_html(p.recording, LedgerKey::kOperation, "By operation") + "</details>\n";
+  return out;
+}
+
+Section pictures_section(const Profile& p) {
+  Section out{"pictures", "Flame graph and roofline", ""};
+  if (p.recording.events.empty()) return out;
+  out.body = figure(flame_graph(p.recording, /*inline_in_page=*/true));
+  const std::string roofline = roofline_picture(p.recording, /*inline_in_page=*/true);
+  if (!roofline.empty()) out.body += figure(roofline);
+  return out;
+}
+
+Section memory_section(const Profile& p) {
+  Section out{"memory-section", "Memory", ""};
+  if (!p.memory) return out;
+  out.body =
+      figure(timeline_picture(*p.memory, {.detail_bytes = p.detail_bytes, .inline_in_page = true}));
+  std::vector<std::vector<HtmlCell>> rows;
+  for (const Allocation& a : largest(*p.memory, kMostRows / 2)) {
+    rows.push_back({{a.name, "", ""},
+                    {a.shape, "", ""},
+                    {train::to_string(a.role), "", ""},
+                    {format_bytes(static_cast<double>(a.bytes)), "n", ""},
+                    {a.allocated_by, "long", ""}});
+  }
+  out.body +=
+      html_table("Largest activations", {"tensor", "shape", "role", "bytes", "since"}, rows, true);
+  if (p.block && p.block->saved_bytes > 0) {
+    rows.clear();
+    for (const BlockMemory::Part& part : p.block->saved) {
+      rows.push_back({{part.name, "", ""},
+                      {format_bytes(static_cast<double>(part.bytes)), "n", ""},
+                      {fmt::format("{:.1f}%", 100 * part.share), "n", ""}});
+    }
+    out.body += html_table(fmt::format("Kept by layer {} for backward: {}", p.block->layer,
+                                       format_bytes(static_cast<double>(p.block->saved_bytes))),
+                           {"tensor", "bytes", "share"}, rows, true);
+  }
+  return out;
+}
+
+Section environment_section(const Profile& p) {
+  Section out{"environment", "Where and how", ""};
+  const lab::Environment& e = p.environment;
+  const auto row = [&](const char* name, const std::string& value) {
+    if (value.empty()) return;
+    out.body += fmt::format("<dt>{}</dt><dd>{}</dd>\n", name, escape_xml(value));
+  };
+  out.body = "<dl>\n";
+  row("command", p.command);
+  row("processor", e.cpu_model);
+  row("GPU", e.gpu);
+  row("driver", e.driver);
+  row("instruction set", e.cpu_isa);
+  row("threads", fmt::format("{}", e.threads_used));
+  row("commit", e.commit);
+  row("date", e.date_utc);
+  row("roofs", p.recording.roofs.source);
+  out.body += "</dl>\n";
+  for (const lab::EnvironmentWarning& warning : e.warnings) {
+    out.body += fmt::format("<p class=\"warning\"><b>{}</b>; {}</p>\n", escape_xml(warning.what),
+                            escape_xml(warning.remedy));
+  }
+  for (const Profile::Missing& m : p.missing) {
+    out.body += fmt::format("<p class=\"callout\"><b>Not there: {}.</b> {}</p>\n",
+                            escape_xml(m.what), escape_xml(m.reason));
+  }
+  return out;
+}
+
+std::string tiles(const Profile& p) {
+  const Recording& r = p.recording;
+  std::string out = "<ul class=\"tiles\">\n";
+  const auto tile = [&](const std::string& value, const std::string& caption) {
+    out +=
+        fmt::format("<li><b>{}</b><span>{}</span></li>\n", escape_xml(value), escape_xml(caption));
+  };
+  if (r.steps() > 0) {
+    tile(format_significant(r.step_ms(), 3) + " ms",
+         fmt::format("a step, median of {}", r.steps()));
+    tile(fmt::format("{:.0f}%", r.step_ms() > 0 ? 100 * r.busy_ms() / r.step_ms() : 0),
+         "of it inside operations");
+    const std::vector<LedgerRow> top = make_ledger(r, {.key = LedgerKey::kClass, .top = 1});
+    if (!top.empty()) tile(fmt::format("{:.0f}%", 100 * top[0].share), "in " + top[0].key);
+  }
+  if (p.memory) {
+    tile(format_bytes(static_cast<double>(p.memory->peak_bytes())), "predicted peak of memory");
+  }
+  return out + "</ul>\n";
+}
+
+}  // namespace
+
+std::string report_html(const Profile& p) {
+  const std::string title = p.recording.title;
+  std::string out =
+      "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\"/>\n"
+      "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>\n<title>" +
+      escape_xml(title) + " - FlashLab</title>\n<style>" + lab::report::page_styles() +
+      lab::report::chart_styles() + kStyles + "</style>\n</head>\n<body>\n";
+  out += "<header class=\"top\">\n<div class=\"wrap\">\n<p class=\"brand\">FlashLab profile</p>\n";
+  out += "<h1>" + escape_xml(title) + "</h1>\n<p class=\"meta\">" +
+         escape_xml(p.recording.device + " · " + p.environment.date_utc) + "</p>\n";
+  if (p.recording.interrupted) {
+    out += fmt::format("<p class=\"warning\"><b>Interrupted</b>: {} steps recorded</p>\n",
+                       p.recording.steps());
+  }
+  out += tiles(p) + "</div>\n</header>\n<main class=\"wrap\">\n";
+  for (const auto make : {limits_section, answers_section, ledger_section, pictures_section,
+                          memory_section, environment_section}) {
+    const Section s = make(p);
+    if (s.body.empty()) continue;
+    out += fmt::format(
+        "<section id=\"{0}\" aria-labelledby=\"{0}-h\">\n<h2 id=\"{0}-h\">{1}</h2>\n{2}"
+        "</section>\n",
+        s.id, escape_xml(s.title), s.body);
+  }
+  return out +
+         "</main>\n<footer class=\"wrap\">\nWritten by FlashLab. This page is complete in "
+         "itself; ledger, trace, stacks and snapshot lie beside it.\n</footer>\n</body>\n"
+         "</html>\n";
+}
+
+}  // namespace flashlab::profile

@@ -1,0 +1,73 @@
+#pragma once
+
+// What a profiled run saw: one event for every operation that ran, in the order of time. The
+// ledger, the trace, the pictures and the advice read this and know nothing of what was run.
+
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace flashlab::profile {
+
+/// One operation, one call.
+struct Event {
+  std::string name;         ///< place and operation: "layer 7 / attention / scores"
+  std::string kernel;       ///< what ran: "product", "flash_fwd_sm80"
+  std::string event_class;  ///< "product", "attention", "softmax", "norm", ...
+  std::string phase;        ///< "forward", "backward", "optimizer"
+  int layer = -1;           ///< -1: outside the blocks
+  bool again = false;       ///< a forward operation made again for backward
+  double flops = 0;         ///< by the formula
+  double bytes = 0;         ///< least traffic: each operand once
+  int step = 0;             ///< which of the recorded steps
+  int stream = 0;
+  double start_ms = 0;  ///< from the beginning of the recording
+  double duration_ms = 0;
+};
+
+/// One step from its call to its end.
+struct StepSpan {
+  std::string name;  ///< "warm-up 1", "step 3"
+  bool warmup = false;
+  double start_ms = 0;
+  double duration_ms = 0;
+};
+
+/// What the machine can do at most, measured beside the run. Absent: not known for this type.
+struct Roofs {
+  std::optional<double> gflops;
+  std::optional<double> gb_per_s;
+  std::string source;  ///< "fp32 FMA on all threads, copy between buffers beyond the caches"
+};
+
+struct Recording {
+  std::string title;            ///< "tiny · batch 4 x 64 · fp32"
+  std::string device;           ///< "avx512 · 2 threads"
+  std::vector<StepSpan> spans;  ///< warm-ups first
+  std::vector<Event> events;    ///< of the steps that are no warm-up
+  Roofs roofs;
+  std::optional<double> plain_step_ms;  ///< median of steps that nobody recorded
+  double first_step_ms = 0;             ///< with what happens only once
+  bool interrupted = false;             ///< fewer steps than asked for
+
+  /// Steps that are no warm-up.
+  int steps() const;
+  /// Median wall time of those; 0 without any.
+  double step_ms() const;
+  /// Sum of all events' times over the number of steps.
+  double busy_ms() const;
+  /// What recording costs: step_ms over plain_step_ms, less 1. Empty: nothing to compare with.
+  std::optional<double> overhead() const;
+};
+
+/// "layer 7 / attention / scores" -> its parts.
+std::vector<std::string> path_of(const std::string& name);
+
+/// The time that the roofs allow for the work, in ms, and which of them sets it.
+struct LeastTime {
+  double ms = 0;
+  const char* bound = "";  ///< "arithmetic", "memory"; empty without roofs
+};
+LeastTime least_time(double flops, double bytes, const Roofs& roofs);
+
+}  // namespace flashlab::profile

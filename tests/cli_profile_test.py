@@ -1,0 +1,105 @@
+"""profile step: the folder it leaves, on models that take milliseconds a step."""
+
+import json
+import os
+import pickle
+import unittest
+import xml.etree.ElementTree as xml
+
+import cli_harness
+from cli_harness import Folder, run
+
+SMALL = ["--layers", "2", "--width", "16", "--heads", "2", "--hidden", "24", "--batch", "2",
+         "--vocabulary", "50", "--threads", "2", "--context", "16", "--quick"]
+
+
+class ProfileStep(Folder):
+    def profile(self, *arguments, code=0):
+        result = run("profile", "step", *arguments)
+        self.assertEqual(result.returncode, code, result.stderr + result.stdout)
+        return result.stdout
+
+    def read(self, *parts):
+        with open(os.path.join(self.folder, *parts), "rb") as file:
+            return file.read()
+
+    def test_one_command_makes_the_folder(self):
+        out = self.profile(*SMALL, "--attention", "naive", "--output", self.path("p"), "--memory")
+        self.assertIn("step ", out)
+        self.assertIn("predicted peak", out)
+        self.assertIn("largest activations", out)
+        self.assertEqual(set(os.listdir(self.path("p"))),
+                         {"SUMMARY.md", "report.html", "ledger.txt", "ledger.csv", "ledger.json",
+                          "trace.json", "stacks.folded", "flame.svg", "roofline.svg", "memory.svg",
+                          "memory.json", "memory.pickle"})
+        summary = self.read("p", "SUMMARY.md").decode()
+        for part in ("Softmax against the products", "Matrix products' share", "First step",
+                     "keeps"):
+            self.assertIn(part, summary)
+        for picture in ("flame.svg", "roofline.svg", "memory.svg"):
+            self.assertEqual(xml.fromstring(self.read("p", picture)).tag,
+                             "{http://www.w3.org/2000/svg}svg")
+        page = self.read("p", "report.html").decode()
+        xml.fromstring(page.replace("<!DOCTYPE html>", ""))
+        for outside in ("http://", "https://", "src=", "url("):
+            self.assertNotIn(outside, page)
+
+    def test_operations_add_up_to_the_step(self):
+        self.profile(*SMALL, "--output", self.path("p"))
+        ledger = json.loads(self.read("p", "ledger.json"))
+        self.assertEqual(ledger["schema"], "flashlab.ledger/1")
+        for rows in ledger["by"].values():
+            self.assertAlmostEqual(sum(row["total_ms"] for row in rows),
+                                   ledger["operations_ms"], delta=1e-6)
+        self.assertGreater(ledger["operations_ms"], 0)
+
+    def test_the_snapshot_unpickles_as_the_viewer_reads_it(self):
+        self.profile(*SMALL, "--output", self.path("p"))
+        snapshot = pickle.loads(self.read("p", "memory.pickle"))
+        self.assertEqual(set(snapshot), {"segments", "device_traces", "external_annotations",
+                                         "allocator_settings"})
+        for segment in snapshot["segments"]:
+            self.assertLessEqual({"address", "total_size", "stream", "segment_type",
+                                  "allocated_size", "active_size", "device", "blocks"},
+                                 set(segment))
+            self.assertEqual(sum(block["size"] for block in segment["blocks"]),
+                             segment["total_size"])
+        live = {}
+        for entry in snapshot["device_traces"][0]:
+            if entry["action"] == "alloc":
+                self.assertNotIn(entry["addr"], live)
+                live[entry["addr"]] = entry["size"]
+            elif entry["action"] == "free_completed":
+                self.assertEqual(live.pop(entry["addr"]), entry["size"])
+        memory = json.loads(self.read("p", "memory.json"))
+        self.assertEqual(sum(live.values()),
+                         sum(e["bytes"] for e in memory["events"] if e["operation"] == -1))
+
+    def test_a_dry_run_prints_peaks_of_any_model(self):
+        out = self.profile("--size", "2.7B", "--context", "128,256,512", "--dry-run", "--memory",
+                           "--output", self.path("p"))
+        lines = [line.split() for line in out.splitlines() if " fp32 " in line or " bf16 " in line]
+        self.assertEqual([line[0] for line in lines[:6]],
+                         ["128", "128", "256", "256", "512", "512"])
+        residual = [line for line in out.splitlines() if line.split()[1:2] == ["fp32"]]
+        self.assertEqual([" ".join(line.split()[-2:]) for line in residual],
+                         ["5 MiB", "10 MiB", "20 MiB"])
+        self.assertEqual(sorted(os.listdir(self.path("p"))),
+                         ["context-128", "context-256", "context-512"])
+        self.assertIn("<svg", self.read("p", "context-512", "memory.svg").decode())
+
+    def test_json_alone_on_stdout(self):
+        out = self.profile(*SMALL, "--json", "-", "--output", self.path("p"))
+        self.assertEqual(json.loads(out)["steps"], 3)
+
+    def test_bad_input_is_told_before_anything_runs(self):
+        self.refused(["profile", "step", "--by", "colour"], "--by", "kernel")
+        self.refused(["profile", "step", "--steps", "0"], "--steps")
+        self.refused(["profile", "step", "--size", "xl"], "xl-2025", "xl-2026")
+        self.refused(["profile", "step", "--heads", "3", "--width", "16"], "heads")
+        file = self.path("file", b"")
+        self.refused(["profile", "step", *SMALL, "--output", os.path.join(file, "p")], "--output")
+
+
+if __name__ == "__main__":
+    cli_harness.main()

@@ -1,0 +1,138 @@
+// Each rule on a case built for it, and silent beside it.
+
+#include <gtest/gtest.h>
+
+#include "profile/advice.h"
+#include "profile_samples.h"
+
+namespace flashlab::profile {
+namespace {
+
+bool says(const AdviceInput& input, std::string_view rule) {
+  for (const Advice& advice : advise(input)) {
+    EXPECT_FALSE(advice.what.empty());
+    EXPECT_FALSE(advice.remedy.empty());
+    if (advice.rule == rule) return true;
+  }
+  return false;
+}
+
+// Products at their roof, nothing between operations, memory full, nothing else known.
+AdviceInput quiet() {
+  AdviceInput in;
+  in.recording = recording_of({{"mlp / down", "product", "product", "forward", 10, 9e9, 1e6}});
+  in.recording.roofs = {1000, 100, "given"};
+  return in;
+}
+
+TEST(Advice, NothingToSayOfAGoodRun) {
+  EXPECT_TRUE(advise(quiet()).empty());
+  EXPECT_TRUE(advise(AdviceInput()).empty()) << "and nothing of a run that did not happen";
+}
+
+TEST(Advice, MemoryBound) {
+  AdviceInput in = quiet();
+  in.recording = recording_of({{"mlp / down", "product", "product", "forward", 6, 6e9, 1e6},
+                               {"loss", "cross entropy", "loss", "forward", 4, 1e6, 0.36e9}});
+  in.recording.roofs = {1000, 100, "given"};
+  EXPECT_TRUE(says(in, "memory-bound"));
+  in.recording.roofs.gb_per_s = 300;  // the same kernel far below the memory's speed
+  EXPECT_FALSE(says(in, "memory-bound"));
+}
+
+TEST(Advice, LaunchBound) {
+  AdviceInput in;
+  in.recording = recording_of({{"a", "a", "product"}, {"b", "b", "product"}}, 2, 0.5);
+  EXPECT_TRUE(says(in, "launch-bound"));
+  in.recording = recording_of({{"a", "a", "product"}, {"b", "b", "product"}}, 2, 0.05);
+  EXPECT_FALSE(says(in, "launch-bound"));
+}
+
+TEST(Advice, LowOccupancyAndTail) {
+  AdviceInput in = quiet();
+  in.occupancy = 0.12;
+  in.waves = 10;
+  EXPECT_TRUE(says(in, "low-occupancy"));
+  EXPECT_FALSE(says(in, "tail"));
+  in.occupancy = 0.5;
+  in.waves = 1.1;
+  EXPECT_FALSE(says(in, "low-occupancy"));
+  EXPECT_TRUE(says(in, "tail"));
+  in.waves = 1.95;
+  EXPECT_FALSE(says(in, "tail"));
+}
+
+TEST(Advice, WaitsForData) {
+  AdviceInput in = quiet();
+  in.data_wait_ms = 2;
+  EXPECT_TRUE(says(in, "waits-for-data"));
+  in.data_wait_ms = 0.1;
+  EXPECT_FALSE(says(in, "waits-for-data"));
+}
+
+TEST(Advice, Copies) {
+  AdviceInput in;
+  in.recording = recording_of(
+      {{"a", "product", "product", "forward", 9}, {"copy of x", "copy", "copy", "forward", 1}});
+  EXPECT_TRUE(says(in, "copies"));
+  in.recording = recording_of(
+      {{"a", "product", "product", "forward", 99}, {"copy of x", "copy", "copy", "forward", 1}});
+  EXPECT_FALSE(says(in, "copies"));
+}
+
+TEST(Advice, ThrottlingAndOtherProcesses) {
+  AdviceInput in = quiet();
+  in.clock_share = 0.8;
+  in.throttle_reason = "power";
+  in.other_processes = 1;
+  EXPECT_TRUE(says(in, "throttling"));
+  EXPECT_TRUE(says(in, "other-process"));
+  EXPECT_EQ(advise(in).front().rule, "other-process") << "the heaviest first";
+  in.clock_share = 0.99;
+  in.other_processes = 0;
+  EXPECT_FALSE(says(in, "throttling"));
+}
+
+TEST(Advice, PrecisionLeftOnTheTable) {
+  AdviceInput in = quiet();
+  in.matrix_type = "fp32";
+  in.other_type = "bf16";
+  in.other_roof_gflops = 8000;
+  EXPECT_TRUE(says(in, "precision"));
+  in.other_roof_gflops = 1200;
+  EXPECT_FALSE(says(in, "precision"));
+}
+
+TEST(Advice, NeedlessCheckpointingAndALargerBatch) {
+  AdviceInput in = quiet();
+  in.recomputed_flops = 3e9;
+  in.device_bytes = std::int64_t{80} << 30;
+  in.peak_bytes_without_recomputation = std::int64_t{70} << 30;
+  in.peak_bytes = std::int64_t{10} << 30;
+  in.batch = 4;
+  EXPECT_TRUE(says(in, "needless-checkpointing"));
+  ASSERT_TRUE(says(in, "larger-batch"));
+  for (const Advice& advice : advise(in)) {
+    if (advice.rule == "larger-batch") {
+      EXPECT_EQ(advice.remedy, "--batch 16 would still fit");
+    }
+  }
+  in.peak_bytes_without_recomputation = std::int64_t{90} << 30;
+  in.peak_bytes = std::int64_t{60} << 30;
+  EXPECT_FALSE(says(in, "needless-checkpointing"));
+  EXPECT_FALSE(says(in, "larger-batch"));
+}
+
+TEST(Judgements, GoodFairAndPoorByShare) {
+  const auto verdict_at = [](double ms) {
+    Recording r = recording_of({{"mlp / down", "product", "product", "forward", ms, 1e9, 1e3}});
+    r.roofs = {1000, 100, "given"};
+    return judge(r)[1].verdict;
+  };
+  EXPECT_EQ(verdict_at(1.2), Verdict::kGood);
+  EXPECT_EQ(verdict_at(1.8), Verdict::kFair);
+  EXPECT_EQ(verdict_at(4), Verdict::kPoor);
+}
+
+}  // namespace
+}  // namespace flashlab::profile

@@ -1,0 +1,147 @@
+// Sums of the ledger, and what the trace and the stacks make of the same events.
+
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "profile/ledger.h"
+#include "profile/questions.h"
+#include "profile/roofline.h"
+#include "profile/trace.h"
+#include "profile_samples.h"
+
+namespace flashlab::profile {
+namespace {
+
+TEST(Ledger, AddsUpByEveryKeyToTheSameTime) {
+  const Recording r = layered_recording();
+  EXPECT_NEAR(r.busy_ms(), 10, 1e-12);
+  for (const LedgerKey key : {LedgerKey::kKernel, LedgerKey::kOperation, LedgerKey::kClass,
+                              LedgerKey::kLayer, LedgerKey::kPhase}) {
+    double ms = 0, share = 0, flops = 0;
+    for (const LedgerRow& row : make_ledger(r, {.key = key})) {
+      ms += row.total_ms;
+      share += row.share;
+      flops += row.flops;
+    }
+    EXPECT_NEAR(ms, 10, 1e-9) << to_string(key);
+    EXPECT_NEAR(share, 1, 1e-9) << to_string(key);
+    EXPECT_NEAR(flops, 20.1e9, 1) << to_string(key);
+  }
+}
+
+TEST(Ledger, RowsHaveRatesRoofsAndWhatBindsThem) {
+  const std::vector<LedgerRow> rows = make_ledger(layered_recording(), {});
+  ASSERT_EQ(rows.front().key, "product");
+  EXPECT_EQ(rows.front().calls, 4);
+  EXPECT_DOUBLE_EQ(rows.front().total_ms, 8);
+  EXPECT_DOUBLE_EQ(*rows.front().gflops_per_s, 2500);
+  // 20e9 FLOPs at 4000 GFLOP/s are 5 ms; 20e6 bytes at 20 GB/s are 1 ms.
+  EXPECT_EQ(rows.front().bound, "arithmetic");
+  EXPECT_DOUBLE_EQ(*rows.front().roof_share, 5.0 / 8);
+  EXPECT_TRUE(rows.front().phase.empty()) << "products run in two phases";
+  EXPECT_EQ(rows[1].key, "softmax");
+  EXPECT_EQ(rows[1].bound, "memory");
+  EXPECT_DOUBLE_EQ(*rows[1].roof_share, 0.4);
+}
+
+TEST(Ledger, SortsCutsAndFiltersByPhase) {
+  const Recording r = layered_recording();
+  std::size_t left_out = 0;
+  const auto top = make_ledger(
+      r, {.key = LedgerKey::kOperation, .order = LedgerOrder::kMean, .top = 2}, &left_out);
+  ASSERT_EQ(top.size(), 2u);
+  EXPECT_EQ(left_out, 5u);
+  EXPECT_EQ(top[0].key, "layer 1 / mlp / d down");
+  const auto names = make_ledger(r, {.key = LedgerKey::kLayer, .order = LedgerOrder::kName});
+  EXPECT_EQ(names[0].key, "layer 0");
+  const auto backward = make_ledger(r, {.phase = "backward"});
+  ASSERT_EQ(backward.size(), 1u);
+  EXPECT_DOUBLE_EQ(backward[0].share, 1);
+}
+
+TEST(Ledger, TableFitsEightyColumns) {
+  const auto rows = make_ledger(layered_recording(), {.key = LedgerKey::kOperation});
+  const std::string table = ledger_table(rows, LedgerKey::kOperation, 80);
+  for (std::size_t at = 0; at < table.size();) {
+    const std::size_t end = table.find('\n', at);
+    EXPECT_LE(end - at, 80u) << table.substr(at, end - at);
+    at = end + 1;
+  }
+}
+
+TEST(Questions, AnswerWhatRanAndNothingElse) {
+  const Recording r = layered_recording();
+  std::string all;
+  for (const Answer& a : answers(r)) all += a.question + ": " + a.answer + "\n";
+  EXPECT_NE(all.find("6.50 ms of 10.0 ms"), std::string::npos) << all;
+  EXPECT_NE(all.find("product, 3 calls"), std::string::npos) << all;
+  EXPECT_NE(all.find("product, 4 calls"), std::string::npos) << all;
+  EXPECT_NE(all.find("76.9% of forward alone (inference), 80.0% of the step"), std::string::npos)
+      << all;
+  EXPECT_NE(all.find("1.00 ms against 4.00 ms: 0.25 of the time"), std::string::npos) << all;
+  const Recording without = recording_of({{"layer 0 / mlp / down", "product", "product"}});
+  for (const Answer& a : answers(without)) {
+    EXPECT_EQ(a.question.find("Softmax"), std::string::npos);
+  }
+}
+
+TEST(Trace, RangesAreNestedAndNoDurationIsNegative) {
+  const Recording r = layered_recording();
+  const auto json = nlohmann::json::parse(chrome_trace(r, {1.0, 2.0}));
+  struct Range {
+    double start, end;
+    std::string name;
+  };
+  std::vector<Range> ranges;
+  std::size_t counters = 0;
+  for (const auto& e : json["traceEvents"]) {
+    if (e["ph"] == "C") ++counters;
+    if (e["ph"] != "X") continue;
+    EXPECT_GE(e["dur"].get<double>(), 0);
+    ranges.push_back({e["ts"], e["ts"].get<double>() + e["dur"].get<double>(), e["name"]});
+  }
+  EXPECT_EQ(counters, 2u);
+  for (const Range& a : ranges) {
+    for (const Range& b : ranges) {
+      const bool apart = a.end <= b.start || b.end <= a.start;
+      const bool inside =
+          (a.start >= b.start && a.end <= b.end) || (b.start >= a.start && b.end <= a.end);
+      EXPECT_TRUE(apart || inside) << a.name << " and " << b.name;
+    }
+  }
+  const auto count = [&](const char* name) {
+    return std::count_if(ranges.begin(), ranges.end(),
+                         [&](const Range& range) { return range.name == name; });
+  };
+  EXPECT_EQ(count("forward"), 2);
+  EXPECT_EQ(count("attention"), 2) << "one range around scores, softmax and values in each step";
+  EXPECT_EQ(count("scores"), 2);
+  EXPECT_EQ(count("warm-up 1"), 1);
+}
+
+TEST(Trace, FoldedStacksAddUpToOneStep) {
+  const std::string folded = folded_stacks(layered_recording());
+  EXPECT_NE(folded.find("forward;layer 0;attention;scores 2000\n"), std::string::npos) << folded;
+  long sum = 0;
+  for (std::size_t at = 0; at < folded.size();) {
+    const std::size_t end = folded.find('\n', at);
+    const std::string line = folded.substr(at, end - at);
+    sum += std::stol(line.substr(line.rfind(' ')));
+    at = end + 1;
+  }
+  EXPECT_EQ(sum, 10000);
+}
+
+TEST(Pictures, NameEveryKernelAndNeedRoofs) {
+  Recording r = layered_recording();
+  EXPECT_NE(flame_graph(r, false).find("scores: 2.00 ms, 20.0%"), std::string::npos);
+  EXPECT_NE(roofline_picture(r, false).find("softmax: 100 GFLOP/s at 12.5 FLOPs per byte"),
+            std::string::npos)
+      << roofline_picture(r, false);
+  r.roofs.gflops.reset();
+  EXPECT_TRUE(roofline_picture(r, false).empty());
+}
+
+}  // namespace
+}  // namespace flashlab::profile

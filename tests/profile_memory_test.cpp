@@ -1,0 +1,145 @@
+// The memory's timeline against the planner, and a step recorded on the CPU.
+
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "profile/memory_timeline.h"
+#include "profile/step_run.h"
+#include "train/model/step.h"
+#include "train_model.h"
+
+namespace flashlab::profile {
+namespace {
+
+train::StepPlan plan_of(const train::ModelConfig& model, const train::StepOptions& options) {
+  Result<train::StepPlan> plan = train::build_step(model, options);
+  EXPECT_TRUE(plan.ok()) << plan.status().message();
+  return std::move(*plan);
+}
+
+TEST(MemoryTimeline, SaysWhatThePlannerSays) {
+  for (const char* attention : {"", "naive"}) {
+    train::StepOptions options;
+    options.batch = 2;
+    options.attention = attention;
+    const train::StepPlan plan = plan_of(train::small_model(), options);
+    const train::MemoryPlan memory = train::plan_memory(plan);
+    const MemoryTimeline timeline = make_timeline(plan, memory);
+    EXPECT_EQ(train::sum(timeline.live_bytes[static_cast<std::size_t>(timeline.peak_operation)]),
+              memory.peak.total());
+    for (int phase = 0; phase < train::kPhases; ++phase) {
+      EXPECT_EQ(timeline.peak_bytes(static_cast<train::Phase>(phase)),
+                memory.phase_peaks[static_cast<std::size_t>(phase)].total());
+    }
+    for (const Allocation& a : timeline.activations) {
+      EXPECT_LE(a.address + a.bytes, timeline.persistent_bytes + timeline.arena_bytes);
+    }
+  }
+}
+
+TEST(MemoryTimeline, EveryAllocationIsFreedOnceAndNoTwoOverlap) {
+  train::StepOptions options;
+  options.batch = 2;
+  const train::StepPlan plan = plan_of(train::small_model(), options);
+  const MemoryTimeline timeline = make_timeline(plan, train::plan_memory(plan));
+  const auto json = nlohmann::json::parse(timeline_json(timeline));
+  EXPECT_EQ(json["schema"], "flashlab.memory/1");
+  std::map<std::int64_t, std::int64_t> live;  // address -> bytes
+  for (const auto& e : json["events"]) {
+    const std::int64_t address = e["address"], bytes = e["bytes"];
+    if (e["action"] == "free") {
+      ASSERT_EQ(live.count(address), 1u);
+      EXPECT_EQ(live[address], bytes);
+      live.erase(address);
+      continue;
+    }
+    const auto next = live.lower_bound(address);
+    if (next != live.end()) {
+      EXPECT_LE(address + bytes, next->first) << e["tensor"];
+    }
+    if (next != live.begin()) {
+      const auto before = std::prev(next);
+      EXPECT_LE(before->first + before->second, address) << e["tensor"];
+    }
+    live[address] = bytes;
+  }
+  EXPECT_EQ(live.size(), timeline.persistent.size()) << "only what outlives the step is left";
+}
+
+TEST(MemoryTimeline, ABlockKeepsWhatTheHandoutCounts) {
+  // Stanford CS336's handout: one fp32 block of 2560 x 10240, 16 heads, batch 4, context 2048.
+  train::ModelConfig model = *train::find_model("xl-2026");
+  model.layers = 1;
+  model.heads = 16;
+  model.context = 2048;
+  train::StepOptions options;
+  options.batch = 4;
+  options.attention = "naive";
+  options.mode = train::StepMode::kBackward;
+  const BlockMemory block =
+      block_memory(plan_of(model, options), 0, options.batch * model.context * model.width);
+  EXPECT_DOUBLE_EQ(static_cast<double>(block.saved_bytes) / (1 << 20), 3651.3125);
+  EXPECT_EQ(block.residual_stream_bytes, std::int64_t{80} << 20);
+  double share = 0;
+  for (std::size_t i = 0; i < block.saved.size(); ++i) {
+    share += block.saved[i].share;
+    if (i > 0) {
+      EXPECT_LE(block.saved[i].bytes, block.saved[i - 1].bytes);
+    }
+  }
+  EXPECT_NEAR(share, 1, 1e-12);
+}
+
+TEST(MemoryTimeline, ThePictureHidesSmallTensorsAndSaysSo) {
+  train::StepOptions options;
+  const train::StepPlan plan = plan_of(train::small_model(), options);
+  const MemoryTimeline timeline = make_timeline(plan, train::plan_memory(plan));
+  const std::string all = timeline_picture(timeline, {});
+  EXPECT_NE(all.find("layer 0 / attention / qkv"), std::string::npos);
+  const std::string none = timeline_picture(timeline, {.detail_bytes = 1 << 30});
+  EXPECT_EQ(none.find("layer 0 / attention / qkv"), std::string::npos);
+  EXPECT_NE(none.find("are not drawn"), std::string::npos);
+}
+
+TEST(StepRun, RecordsEveryOperationInsideItsStep) {
+  Result<Context> context = Context::create({.threads = 2});
+  ASSERT_TRUE(context.ok());
+  train::StepOptions options;
+  options.batch = 2;
+  const train::StepPlan plan = plan_of(train::small_model(), options);
+  StepRunOptions run;
+  run.warmup = 1;
+  run.steps = 3;
+  run.vocabulary = train::small_model().vocabulary;
+  const Result<StepRun> out = record_step(*context, plan, run);
+  ASSERT_TRUE(out.ok()) << out.status().message();
+  const Recording& r = out->recording;
+  EXPECT_EQ(r.steps(), 3);
+  ASSERT_EQ(r.events.size(), 3 * plan.operations.size());
+  EXPECT_GT(r.first_step_ms, 0);
+  EXPECT_TRUE(r.plain_step_ms.has_value());
+  for (const Event& event : r.events) {
+    const StepSpan& span = r.spans[static_cast<std::size_t>(1 + event.step)];
+    EXPECT_GE(event.start_ms, span.start_ms);
+    EXPECT_LE(event.start_ms + event.duration_ms, span.start_ms + span.duration_ms + 1e-9);
+  }
+  EXPECT_LE(r.busy_ms(), r.step_ms() * 3) << "operations of a step run one after another";
+}
+
+TEST(StepRun, StopsAfterTheStepWhenAskedTo) {
+  Result<Context> context = Context::create({.threads = 1});
+  ASSERT_TRUE(context.ok());
+  const train::StepPlan plan = plan_of(train::small_model(), {.batch = 1});
+  const std::atomic<bool> cancel = true;
+  StepRunOptions run;
+  run.vocabulary = 11;
+  run.cancel = &cancel;
+  const Result<StepRun> out = record_step(*context, plan, run);
+  ASSERT_TRUE(out.ok());
+  EXPECT_TRUE(out->recording.interrupted);
+  EXPECT_EQ(out->recording.steps(), 0);
+}
+
+}  // namespace
+}  // namespace flashlab::profile

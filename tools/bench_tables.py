@@ -3,8 +3,8 @@
 
 Writes what stands between the result markers of README.md, README.zh-CN.md, bench/README.md and
 docs/learn from bench/results: *.json (shares of the measured roof), peers/*.json (PyTorch beside
-us), gpu/*.json (a GPU beside its rivals; the ladder). --check writes nothing and fails if a
-document does not hold what the files say.
+us), gpu/*.json (a GPU beside its peers; the ladder); and the README's picture (bench_picture.py).
+--check writes nothing and fails if a document does not hold what the files say.
 """
 
 import glob
@@ -12,6 +12,8 @@ import json
 import math
 import os
 import sys
+
+import bench_picture
 
 GPU = "bench/results/gpu/h200"  # the start of the names of the GPU's files
 FRONT = "zen4-2threads"  # the machine of the README's table
@@ -328,10 +330,15 @@ def main():
         for page in ("README", "fa1", "vector-loads", "warp-shuffles", "tensor-cores", "fa2",
                      "fa2-backward"):
             documents[f"docs/learn/{page}{ending}"] = learn_tables(chinese)
-    for path, tables in documents.items():
-        with open(path, encoding="utf-8") as stream:
-            text = stream.read()
-        made = with_tables(text, tables)
+    made_of = {path: lambda text, tables=tables: with_tables(text, tables)
+               for path, tables in documents.items()}
+    made_of |= {path: lambda _, svg=svg: svg for path, svg in bench_picture.pictures().items()}
+    for path, make in made_of.items():
+        text = ""
+        if os.path.exists(path):
+            with open(path, encoding="utf-8") as stream:
+                text = stream.read()
+        made = make(text)
         if made == text:
             continue
         stale.append(path)

@@ -20,6 +20,7 @@ ROOMS = ("src/", "include/", "cases/", "tests/", "tools/", "docs/", "examples/",
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.M | re.S)
 SPAN = re.compile(r"`([^`\n]+)`")
 LINK = re.compile(r"(?<!!)\[[^\]\n]*\]\(([^)\s]+)\)|!\[[^\]\n]*\]\(([^)\s]+)\)")
+PICTURE = re.compile(r'<(?:img|source)(?: [^>]*)? (?:src|srcset)="([^"]+)"')
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
 # Written by the program itself (tests/cli_help_test.py): a heading per command, a row per flag.
 COMMANDS = "docs/command-line.md"
@@ -79,8 +80,8 @@ def line_of(text, at):
 
 def check_links(tree, path, text):
     prose = FENCE.sub(lambda m: "\n" * m.group(0).count("\n"), text)
-    for match in LINK.finditer(prose):
-        link = match.group(1) or match.group(2)
+    for match in [*LINK.finditer(prose), *PICTURE.finditer(prose)]:
+        link = next(filter(None, match.groups()))
         if re.match(r"[a-z]+:", link):
             continue
         target, _, anchor = link.partition("#")

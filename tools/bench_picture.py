@@ -1,0 +1,146 @@
+"""The README's picture, drawn from the records: speed over sequence length, ours and the peers'.
+
+tools/bench_tables.py writes it: docs/speed-light.svg and docs/speed-dark.svg, the same figures in
+two palettes.
+"""
+
+import json
+import math
+
+RECORDS = "bench/results"
+GPU_PEERS = (("FlashAttention-2", "papers-torch.flash"), ("cuDNN", "papers-torch.cudnn"))
+WIDTH, HEIGHT = 960, 285
+PANEL_WIDTH, PANEL_HEIGHT = 210, 190
+LEFT, TOP, STEP = 52, 56, 310
+LABEL_GAP = 13  # pixels between the labels of two lines
+OURS, OURS_SM80 = "FlashLab", "FlashLab, sm80"
+SHORT = {OURS_SM80: "sm80", "FlashAttention-2": "FA-2"}  # beside the lines
+# Colours that stay apart for colour-blind readers, with enough contrast on either ground.
+PALETTES = {
+    "light": {"ground": "#ffffff", "text": "#1f2328", "quiet": "#59636e", "grid": "#d8dee4",
+              OURS: "#0550ae", OURS_SM80: "#5b8bd0",
+              "FlashAttention-2": "#9a5b00", "cuDNN": "#3f6f21"},
+    "dark": {"ground": "#0d1117", "text": "#e6edf3", "quiet": "#9198a1", "grid": "#2f353d",
+             OURS: "#6cb6ff", OURS_SM80: "#4a80bd",
+             "FlashAttention-2": "#f0a747", "cuDNN": "#8ddb8c"},
+}
+
+
+def load(path):
+    with open(f"{RECORDS}/{path}.json", encoding="utf-8") as stream:
+        return json.load(stream)
+
+
+def rate(row, milliseconds):
+    """TFLOP/s: 2 B H pairs (D + Dv) forward, (3 D + 2 Dv) backward."""
+    pairs = row["seqlen_q"] ** 2 / (1 if row["mask"] == "none" else 2)
+    factor = 4 if row["pass"] == "forward" else 10
+    flops = factor * row["batch"] * row["heads_q"] * pairs * row["head_dim"]
+    return flops / milliseconds * 1e-9
+
+
+def curves(documents, **wanted):
+    """name -> [(seqlen, rate)], ours from the first document, each peer from its own."""
+    out = {}
+    for peer, document in documents:
+        rows = sorted((r for r in document["results"]
+                       if all(r[key] == value for key, value in wanted.items())),
+                      key=lambda r: r["seqlen_q"])
+        out.setdefault(OURS, [(r["seqlen_q"], rate(r, r["flashlab_ms"])) for r in rows])
+        out[peer] = [(r["seqlen_q"], rate(r, r["torch_ms"])) for r in rows]
+    return out
+
+
+def with_hopper(lines, causal):
+    """The peers' record measured sm80; Hopper's own forward has a record of its own."""
+    rows = load("gpu/h200-sm90-peers")["library"]["results"]
+    own = sorted((r["seqlen"], r["tflops"]) for r in rows
+                 if r["subject"] == "sm90" and r["head_dim"] == 128 and r["causal"] == causal)
+    return {OURS: own, **{OURS_SM80 if name == OURS else name: points
+                          for name, points in lines.items()}}
+
+
+def panels():
+    gpu = [(name, load(f"gpu/h200-{file}")) for name, file in GPU_PEERS]
+    name = gpu[0][1]["environment"]["gpu"].replace("NVIDIA ", "")
+    made = []
+    for which, mask in (("forward", "none"), ("forward", "causal-top-left"),
+                        ("backward", "causal-top-left")):
+        causal = mask != "none"
+        lines = curves(gpu, dtype="bf16", head_dim=128, mask=mask, **{"pass": which})
+        made.append((f"{name}, bf16 {which}, d 128" + (", causal" if causal else ""),
+                     with_hopper(lines, causal) if which == "forward" else lines))
+    return made
+
+
+def round_scale(largest):
+    """The top of an axis and its step: about four lines."""
+    raw = largest / 4
+    power = 10 ** math.floor(math.log10(raw))
+    step = next(power * f for f in (1, 2, 2.5, 5, 10) if power * f >= raw)
+    return step * math.ceil(largest / step), step
+
+
+def length(seqlen):
+    return f"{seqlen // 1024}k" if seqlen % 1024 == 0 else str(seqlen)
+
+
+def spread(wanted):
+    """Heights of labels, near the wanted ones and LABEL_GAP apart."""
+    heights = {}
+    for name, y in sorted(wanted.items(), key=lambda item: item[1]):
+        above = max(heights.values(), default=-1e9)
+        heights[name] = max(y, above + LABEL_GAP)
+    return heights
+
+
+def panel(x, title, lines, colours):
+    """One diagram with its left edge at x."""
+    lengths = sorted({s for points in lines.values() for s, _ in points})
+    top, step = round_scale(max(r for points in lines.values() for _, r in points))
+    low, high = math.log2(lengths[0]), math.log2(lengths[-1])
+    across = lambda s: x + PANEL_WIDTH * (math.log2(s) - low) / (high - low)
+    down = lambda r: TOP + PANEL_HEIGHT * (1 - r / top)
+    out = [f'<text x="{x}" y="{TOP - 30}" class="title">{title}</text>',
+           f'<text x="{x}" y="{TOP - 14}" class="quiet">TFLOP/s over sequence length</text>']
+    for n in range(round(top / step) + 1):
+        y = down(n * step)
+        out.append(f'<line x1="{x}" y1="{y:.1f}" x2="{x + PANEL_WIDTH}" y2="{y:.1f}" '
+                   f'stroke="{colours["grid"]}"/>')
+        out.append(f'<text x="{x - 6}" y="{y + 4:.1f}" class="quiet" text-anchor="end">'
+                   f'{n * step:g}</text>')
+    for s in lengths:
+        out.append(f'<text x="{across(s):.1f}" y="{TOP + PANEL_HEIGHT + 18}" class="quiet" '
+                   f'text-anchor="middle">{length(s)}</text>')
+    labels = spread({name: down(points[-1][1]) for name, points in lines.items()})
+    for name, points in lines.items():
+        path = " ".join(f"{across(s):.1f},{down(r):.1f}" for s, r in points)
+        width = 3 if name == OURS else 1.75
+        out.append(f'<polyline points="{path}" fill="none" stroke="{colours[name]}" '
+                   f'stroke-width="{width}"/>')
+        out += [f'<circle cx="{across(s):.1f}" cy="{down(r):.1f}" r="{width}" '
+                f'fill="{colours[name]}"/>' for s, r in points]
+        out.append(f'<text x="{x + PANEL_WIDTH + 7}" y="{labels[name] + 4:.1f}" '
+                   f'fill="{colours[name]}" class="{"ours" if name == OURS else "peer"}">'
+                   f'{SHORT.get(name, name)}</text>')
+    return out
+
+
+def picture(palette):
+    colours = PALETTES[palette]
+    font = "font-family:system-ui,-apple-system,'Segoe UI',sans-serif"
+    out = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
+           f'width="{WIDTH}" height="{HEIGHT}" role="img">',
+           "<title>Speed over sequence length: FlashLab and its peers</title>",
+           f"<style>text{{{font};font-size:12px}}.title{{font-size:13px;font-weight:600;"
+           f"fill:{colours['text']}}}.quiet{{fill:{colours['quiet']};font-size:11px}}"
+           ".ours{font-weight:600}</style>",
+           f'<rect width="{WIDTH}" height="{HEIGHT}" fill="{colours["ground"]}"/>']
+    for n, (title, lines) in enumerate(panels()):
+        out += panel(LEFT + n * STEP, title, lines, colours)
+    return "\n".join([*out, "</svg>"]) + "\n"
+
+
+def pictures():
+    """By path, what each file holds."""
+    return {f"docs/speed-{palette}.svg": picture(palette) for palette in PALETTES}

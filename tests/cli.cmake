@@ -11,4 +11,9 @@ if(FLASHLAB_BUILD_CLI)
       COMMAND Python3::Interpreter ${CMAKE_CURRENT_SOURCE_DIR}/cli_${part}_test.py
         $<TARGET_FILE:flashlab_cli> ${PROJECT_SOURCE_DIR})
   endforeach()
+
+  # A learner types what the documents show.
+  add_test(NAME docs_commands_test
+    COMMAND Python3::Interpreter ${CMAKE_CURRENT_SOURCE_DIR}/docs_commands_test.py
+      $<TARGET_FILE:flashlab_cli> ${PROJECT_SOURCE_DIR})
 endif()

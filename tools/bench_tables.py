@@ -90,17 +90,24 @@ def front():
     peers = load(f"bench/results/peers/{FRONT}-torch.json")
     lines = ["| | GFLOP/s | share of the measured roof | causal | PyTorch's time / ours |",
              "|---|---:|---:|---:|---:|"]
+    percents = lambda rows: span([round(100 * r["roof_share"]) for r in rows]) + "%"
     for dtype in ("fp32", "bf16"):
         for which in ("forward", "backward"):
             def pick(document):
                 return [r for r in document["results"]
                         if r["dtype"] == dtype and r["pass"] == which]
-            percents = lambda rows: span([round(100 * r["roof_share"]) for r in rows]) + "%"
             ratios = [r["torch_over_flashlab"] for r in pick(peers)]
             lines.append(
                 f"| {dtype} {which} | {span([round(1e3 * r['tflops']) for r in pick(full)])} | "
                 f"{percents(pick(full))} | {percents(pick(causal))} | "
                 f"{min(ratios):.2f}..{max(ratios):.2f}x |")
+    narrow = [load(f"bench/results/{FRONT}-avx2{s}.json") for s in ("", "-causal")]
+    for which in ("forward", "backward"):
+        rows, causal_rows = ([r for r in d["results"]
+                              if r["dtype"] == "fp32" and r["pass"] == which] for d in narrow)
+        rates = span([round(1e3 * r["tflops"]) for r in rows])
+        lines.append(f"| fp32 {which}, AVX2 alone | {rates} | {percents(rows)} | "
+                     f"{percents(causal_rows)} | |")
     heads = full["results"][0]["heads_q"]
     lines += ["", f"Batch 1, {heads} heads, head dim 64 and 128, S 1536 to 8192; "
               f"{machine_line(full)}. {peers['peer']}, same threads, in turns, head dims 64 and "

@@ -21,9 +21,9 @@ def blocks(path):
 
 
 class Documents(unittest.TestCase):
-    def run_blocks(self, path):
+    def run_blocks(self, path, least=3):
         found = blocks(path)
-        self.assertGreaterEqual(len(found), 3, path)
+        self.assertGreaterEqual(len(found), least, path)
         for block in found:
             if "torch" in block.replace("PyTorch", "") and not HAS_TORCH:
                 continue
@@ -35,6 +35,11 @@ class Documents(unittest.TestCase):
 
     def test_python_page(self):
         self.run_blocks("docs/python.md")
+
+    def test_the_first_rung(self):
+        # Its last lines hold tiles and gradients to the definition.
+        self.run_blocks("docs/learn/numpy.md", 1)
+        self.run_blocks("docs/learn/numpy.zh-CN.md", 1)
 
 
 @unittest.skipUnless(HAS_TORCH, "skipped: no PyTorch")

@@ -1,11 +1,11 @@
 // FlashAttention-2, forward: O = softmax(scale Q K^T + mask) V without ever holding all of S.
 //
-//                keys ->   tile 0   tile 1   tile 2        One task owns one tile of queries. It
-//                walks
-//   queries     +--------+--------+--------+               over the keys and keeps, per query,
-//   tile 0      |  task  |  ->    |  ->    |                 m  the largest score so far
-//   tile 1      |        |        |        |                 l  sum of exp(s - m)
-//               +--------+--------+--------+                 O  sum of exp(s - m) v
+//   keys ->   tile 0   tile 1   tile 2
+//   queries  +--------+--------+--------+    One task owns one tile of queries. It walks over
+//   tile 0   |  task  |  ->    |  ->    |    the keys and keeps, per query,
+//   tile 1   |        |        |        |      m  the largest score so far
+//            +--------+--------+--------+      l  sum of exp(s - m)
+//                                              O  sum of exp(s - m) v
 //
 // The one idea: when a tile brings a larger maximum m', what was summed so far is multiplied by
 // exp(m - m'), as if m' had been known from the start. At the end O / l and LSE = m + log(l).

@@ -16,7 +16,21 @@ enum class DType : std::uint8_t { kFp64, kFp32, kFp16, kBf16, kE4m3, kE5m2, kBoo
 const char* to_string(DType dtype) noexcept;
 
 /// Bytes of one element (a bool takes one byte: 0 is false, anything else true).
-std::size_t size_of(DType dtype) noexcept;
+constexpr std::size_t size_of(DType dtype) noexcept {
+  switch (dtype) {
+    case DType::kFp64:
+    case DType::kInt64:
+      return 8;
+    case DType::kFp32:
+    case DType::kInt32:
+      return 4;
+    case DType::kFp16:
+    case DType::kBf16:
+      return 2;
+    default:
+      return 1;
+  }
+}
 
 enum class DeviceKind : std::uint8_t { kCpu, kCuda };
 

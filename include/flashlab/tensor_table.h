@@ -15,6 +15,8 @@
 #include <initializer_list>
 #include <optional>
 #include <string>
+#include <type_traits>
+#include <utility>
 
 #include "flashlab/attention.h"
 
@@ -200,9 +202,6 @@ class TensorMember {
     if (optional_output_ != nullptr) t.*optional_output_ = value;
   }
 
-  /// Null where the tensor is absent.
-  TensorSpec* spec(Tensors& t) const { return const_cast<TensorSpec*>(get(t).spec); }
-
  private:
   ConstTensor Tensors::*input_ = nullptr;
   std::optional<ConstTensor> Tensors::*optional_input_ = nullptr;
@@ -332,6 +331,21 @@ inline constexpr const std::array<TensorRow, kTensorRoles>& kTensors = tensor_ta
 
 constexpr const TensorRow& row_of(TensorRole role) {
   return kTensors[static_cast<std::size_t>(role)];
+}
+
+/// Calls `visit(row, given)` for each tensor that a pass has, given or not. Unrolled, so that a
+/// call of the library takes no longer by the table than it would by the members' names.
+template <class Tensors, class Visit>
+void for_each_tensor(const Tensors& tensors, Visit visit) {
+  const auto one = [&]<std::size_t kRole>() {
+    static constexpr const TensorRow& row = tensor_table::kRows[kRole];
+    static constexpr TensorMember<Tensors> kMember = row.template member<Tensors>();
+    if constexpr (kMember.access() != Access::kNone) visit(row, kMember.get(tensors));
+  };
+  [&]<std::size_t... kRoles>(std::index_sequence<kRoles...>) {
+    (one.template operator()<kRoles>(), ...);
+  }
+  (std::make_index_sequence<kTensorRoles>());
 }
 
 /// Where the sequences of a problem come from.

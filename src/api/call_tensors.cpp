@@ -13,13 +13,21 @@
 
 namespace flashlab::internal {
 
+namespace {
+
+int lowest_bit(std::uint64_t bits) {
+  return static_cast<int>(bits & (~bits + 1));
+}
+
+}  // namespace
+
 int alignment_of(const void* data, const TensorSpec& spec) {
   std::uint64_t bits = reinterpret_cast<std::uintptr_t>(data) | 16u;
   const std::uint64_t size = size_of(spec.dtype);
   for (int i = 0; i + 1 < spec.rank; ++i) {
     if (spec.shape[i] > 1) bits |= static_cast<std::uint64_t>(spec.strides[i]) * size;
   }
-  return static_cast<int>(bits & (~bits + 1));
+  return lowest_bit(bits);
 }
 
 namespace {
@@ -28,6 +36,7 @@ namespace {
 struct Argument {
   const char* name;
   const void* data;
+  const TensorSpec* given;
   const TensorSpec* planned;
   bool output;
   ByteRange bytes;
@@ -40,28 +49,42 @@ Status wrong_presence(const char* name, bool given) {
        "make a plan from the tensors of this call"});
 }
 
-Status check_argument(const char* name, const GivenTensor& given, const TensorSpec& planned) {
-  const TensorSpec& got = *given.spec;
+Status error_of(const Argument& a, std::uint64_t row_bits) {
+  if (Status s = check_memory(a.name, a.data, *a.planned); !s.ok()) return s;
+  return Status::invalid({fmt::format("{}.data", a.name),
+                          fmt::format("rows aligned to {} bytes", lowest_bit(row_bits)),
+                          fmt::format("{}, as planned", a.planned->alignment_bytes),
+                          "make a plan from the tensors of this call"});
+}
+
+// One walk over the extents, as a call takes less than a microsecond: layout, alignment and range.
+Status check_argument(Argument& a) {
+  const TensorSpec &got = *a.given, &planned = *a.planned;
+  const auto address = reinterpret_cast<std::uintptr_t>(a.data);
+  const auto size = static_cast<std::int64_t>(size_of(planned.dtype));
   bool same =
       got.dtype == planned.dtype && got.rank == planned.rank && got.device == planned.device;
+  bool empty = false, moved = false;
+  std::uint64_t row_bits = address | 16u;
+  __int128 last = 0;
   for (int i = 0; same && i < planned.rank; ++i) {
-    same =
-        got.shape[i] == planned.shape[i] &&
-        (planned.shape[i] <= 1 || got.strides[i] == planned.strides[i] || planned.elements() == 0);
+    const std::int64_t extent = planned.shape[i], stride = planned.strides[i];
+    same = got.shape[i] == extent;
+    empty |= extent == 0;
+    if (extent <= 1) continue;
+    moved |= got.strides[i] != stride;
+    last += static_cast<__int128>(stride) * (extent - 1);
+    if (i + 1 == planned.rank) continue;
+    row_bits |= static_cast<std::uint64_t>(stride) * static_cast<std::uint64_t>(size);
   }
-  if (!same) {
-    return Status::invalid({name, to_string(got), to_string(planned) + ", as planned",
+  if (!same || (moved && !empty)) {
+    return Status::invalid({a.name, to_string(got), to_string(planned) + ", as planned",
                             "make a plan from the tensors of this call"});
   }
-  if (Status s = check_memory(name, given.data, planned); !s.ok()) return s;
-  const int alignment = alignment_of(given.data, planned);
-  if (alignment < planned.alignment_bytes && planned.elements() > 0) {
-    return Status::invalid({fmt::format("{}.data", name),
-                            fmt::format("rows aligned to {} bytes", alignment),
-                            fmt::format("{}, as planned", planned.alignment_bytes),
-                            "make a plan from the tensors of this call"});
-  }
-  return {};
+  a.bytes = {address, address + (empty ? 0 : (last + 1) * size)};
+  const bool aligned = lowest_bit(row_bits) >= planned.alignment_bytes &&
+                       (address & static_cast<std::uint64_t>(size - 1)) == 0;
+  return empty || (aligned && a.data != nullptr) ? Status() : error_of(a, row_bits);
 }
 
 Status check_outputs(std::span<const Argument> arguments) {
@@ -85,7 +108,8 @@ Status check_scratch(std::span<const Argument> arguments, Workspace workspace) {
   scratch.rank = 1;
   scratch.shape[0] = static_cast<std::int64_t>(workspace.bytes);
   scratch.strides[0] = 1;
-  const ByteRange bytes = byte_range(workspace.data, scratch);
+  const auto begin = reinterpret_cast<std::uintptr_t>(workspace.data);
+  const ByteRange bytes{begin, static_cast<__int128>(begin) + workspace.bytes};
   for (const Argument& a : arguments) {
     if (!a.bytes.meets(bytes) || !overlap({a.data, *a.planned}, {workspace.data, scratch}))
       continue;
@@ -101,15 +125,21 @@ template <class Tensors>
 Status check_call(const Problem& planned, const Tensors& tensors, Workspace workspace) {
   std::array<Argument, kTensorRoles> arguments;
   std::size_t count = 0;
-  for (const TensorRow& row : kTensors) {
-    const TensorMember<Tensors>& member = row.template member<Tensors>();
-    const GivenTensor given = member.get(tensors);
+  const TensorRow* missing = nullptr;  // in the call or in the plan
+  for_each_tensor(tensors, [&](const TensorRow& row, const GivenTensor& given) {
     const TensorSpec* spec = row.problem.get(planned);
-    if (!given && (spec == nullptr || member.access() == Access::kNone)) continue;
-    if (!given || spec == nullptr) return wrong_presence(row.name, bool(given));
-    if (Status s = check_argument(row.name, given, *spec); !s.ok()) return s;
-    arguments[count++] = {row.name, given.data, spec, member.access() == Access::kWrite,
-                          byte_range(given.data, *spec)};
+    if (bool(given) != (spec != nullptr)) {
+      missing = &row;
+    } else if (given) {
+      const bool writes = row.template member<Tensors>().access() == Access::kWrite;
+      arguments[count++] = {row.name, given.data, given.spec, spec, writes, {}};
+    }
+  });
+  if (missing != nullptr) {
+    return wrong_presence(missing->name, missing->problem.get(planned) == nullptr);
+  }
+  for (std::size_t i = 0; i < count; ++i) {
+    if (Status s = check_argument(arguments[i]); !s.ok()) return s;
   }
   Status status = check_outputs({arguments.data(), count});
   return status.ok() ? check_scratch({arguments.data(), count}, workspace) : status;
@@ -118,10 +148,10 @@ Status check_call(const Problem& planned, const Tensors& tensors, Workspace work
 template <class Tensors>
 Tensors as_planned(const Problem& planned, const Tensors& tensors) {
   Tensors out = tensors;
-  for (const TensorRow& row : kTensors) {
-    TensorSpec* spec = row.template member<Tensors>().spec(out);
-    if (spec != nullptr) *spec = *row.problem.get(planned);
-  }
+  for_each_tensor(out, [&](const TensorRow& row, const GivenTensor& given) {
+    const TensorSpec* spec = row.problem.get(planned);
+    if (given && spec != nullptr) *const_cast<TensorSpec*>(given.spec) = *spec;
+  });
   return out;
 }
 
@@ -153,15 +183,14 @@ Problem described(Pass pass, const Tensors& tensors, const Options& options) {
   Problem p;
   p.pass = pass;
   p.options = options;
-  for (const TensorRow& row : kTensors) {
-    const GivenTensor given = row.template member<Tensors>().get(tensors);
-    if (!given) continue;
+  for_each_tensor(tensors, [&](const TensorRow& row, const GivenTensor& given) {
+    if (!given) return;
     TensorSpec spec = *given.spec;
     if (given.data != nullptr && spec.rank >= 0 && spec.rank <= TensorSpec::kMaxRank) {
       spec.alignment_bytes = internal::alignment_of(given.data, spec);
     }
     row.problem.set(p, spec);
-  }
+  });
   return p;
 }
 

@@ -91,7 +91,10 @@ Status run(const Context& context, Stream stream, const Plan& plan, const Tensor
   if (nothing) return finish_empty(state, stream, plan.problem(), tensors);
   if (Status s = check_workspace(plan, workspace); !s.ok()) return s;
   if (Status s = backend.check_memory(state, tensors, workspace); !s.ok()) return s;
-  return launch(state, stream, plan.state(), normalised(plan.problem(), tensors), workspace);
+  // A program takes addresses alone.
+  return plan.state().program() != nullptr
+             ? launch(state, stream, plan.state(), tensors, workspace)
+             : launch(state, stream, plan.state(), normalised(plan.problem(), tensors), workspace);
 }
 
 template <class Tensors>

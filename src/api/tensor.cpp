@@ -32,25 +32,6 @@ const char* to_string(DType dtype) noexcept {
   return "unknown";
 }
 
-std::size_t size_of(DType dtype) noexcept {
-  switch (dtype) {
-    case DType::kFp64:
-    case DType::kInt64:
-      return 8;
-    case DType::kFp32:
-    case DType::kInt32:
-      return 4;
-    case DType::kFp16:
-    case DType::kBf16:
-      return 2;
-    case DType::kE4m3:
-    case DType::kE5m2:
-    case DType::kBool:
-      return 1;
-  }
-  return 1;
-}
-
 std::string to_string(Device device) {
   return device.kind == DeviceKind::kCpu ? "cpu" : fmt::format("cuda:{}", device.index);
 }

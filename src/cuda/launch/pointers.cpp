@@ -22,13 +22,13 @@ struct Found {
 };
 
 // Unlike its singular form this call takes addresses that the driver does not know, too.
-Found look_up(const GpuDevice& device, const void* data) {
-  Found found;
+// Written in place: a copy of what the driver has just stored in two halves waits for both.
+void look_up(const GpuDevice& device, const void* data, Found& found) {
   int attributes[] = {kPointerMemoryType, kPointerDeviceOrdinal};
   void* values[] = {&found.memory_type, &found.ordinal};
   const CUresult result = device.api().cuPointerGetAttributes(2, attributes, values,
                                                               reinterpret_cast<CUdeviceptr>(data));
-  return result == kCudaSuccess ? found : Found{};
+  if (result != kCudaSuccess) found = {};
 }
 
 // Managed memory is every device's. Asked for apart: nearly no call has such.
@@ -56,20 +56,20 @@ Status refuse(const GpuDevice& device, std::string name, const void* data, const
 
 bool is_here(const GpuDevice& device, const void* data, Found& found) {
   if (data == nullptr) return true;
-  found = look_up(device, data);
+  look_up(device, data, found);
   return (found.memory_type == kMemoryDevice && found.ordinal == device.info().ordinal) ||
          is_managed(device, data);
 }
 
 template <class Tensors>
 Status check_all(const GpuDevice& device, const Tensors& tensors, Workspace workspace) {
-  Found found;
-  for (const TensorRow& row : kTensors) {
-    const GivenTensor given = row.template member<Tensors>().get(tensors);
-    if (is_here(device, given.data, found)) continue;
-    return refuse(device, fmt::format("{}.data", row.name), given.data, found);
-  }
-  return check_pointers(device, "workspace", workspace.data);
+  Status status;
+  for_each_tensor(tensors, [&](const TensorRow& row, const GivenTensor& given) {
+    Found found;
+    if (!status.ok() || is_here(device, given.data, found)) return;
+    status = refuse(device, fmt::format("{}.data", row.name), given.data, found);
+  });
+  return status.ok() ? check_pointers(device, "workspace", workspace.data) : status;
 }
 
 }  // namespace

@@ -54,8 +54,9 @@ struct CudaExecutor::Loaded {
     const cuda::Kernel* kernel = nullptr;
     const cuda::CublasLt* library = nullptr;
     const cuda::PreparedProduct* product = nullptr;
-    std::size_t first_map = 0;  ///< number of its first tensor map among the program's
-    int event = kNoEvent;       ///< recorded after the step, where another stream waits for it
+    std::size_t first_map = 0;   ///< number of its first tensor map among the program's
+    bool block_of_last = false;  ///< its parameters are those of the kernel step before it
+    int event = kNoEvent;        ///< recorded after the step, where another stream waits for it
   };
   std::vector<StepState> steps;
   std::vector<int> last_step;     ///< per stream; -1 for one without steps
@@ -194,27 +195,30 @@ class CudaExecutor::Run {
   }
 
   Status run(std::size_t index, const KernelWork& work) {
-    alignas(cuda::CUtensorMap) std::byte block[ParameterBlock::kMaxBytes];
-    const ParameterBlock& parameters = work.parameters;
-    std::memcpy(block, parameters.bytes().data(), parameters.bytes().size());
+    const Loaded::StepState& state = loaded_.steps[index];
+    if (!state.block_of_last) {
+      if (Status s = patch(work.parameters, state.first_map); !s.ok()) return s;
+    }
+    void* arguments[] = {block_};
+    return cuda::launch(*current_device_, *state.kernel, work.shape, step_stream(index), arguments);
+  }
+  Status patch(const ParameterBlock& parameters, std::size_t map) {
+    std::memcpy(block_, parameters.bytes().data(), parameters.bytes().size());
     for (const auto& each : parameters.pointers()) {
       void* address = program_.address(call_, each.place);
-      std::memcpy(block + each.offset, &address, sizeof address);
+      std::memcpy(block_ + each.offset, &address, sizeof address);
     }
     for (const auto& each : parameters.scalars()) {
-      std::memcpy(block + each.offset, &call_.scalars[index_of(each.scalar)], each.bytes);
+      std::memcpy(block_ + each.offset, &call_.scalars[index_of(each.scalar)], each.bytes);
     }
-    const Loaded::StepState& state = loaded_.steps[index];
-    std::size_t map = state.first_map;
     for (const auto& each : parameters.tensor_maps()) {
       if (Status s = loaded_.maps->write(*current_device_, map++, each.map,
-                                         program_.address(call_, each.place), block + each.offset);
+                                         program_.address(call_, each.place), block_ + each.offset);
           !s.ok()) {
         return s;
       }
     }
-    void* arguments[] = {block};
-    return cuda::launch(*current_device_, *state.kernel, work.shape, step_stream(index), arguments);
+    return {};
   }
   Status run(std::size_t index, const MemsetWork& work) {
     return check(
@@ -305,6 +309,7 @@ class CudaExecutor::Run {
   const cuda::GpuDevice* current_device_ = nullptr;
   Loaded::Events events_;
   std::vector<cuda::CUevent> marks_;
+  alignas(cuda::CUtensorMap) std::byte block_[ParameterBlock::kMaxBytes];  // as the kernel gets it
 };
 
 CudaGraph::~CudaGraph() {
@@ -361,7 +366,7 @@ Status CudaExecutor::load() const {
       return {};
     });
   };
-  std::vector<std::size_t> kernels;
+  const KernelWork* last = nullptr;
   for (std::size_t i = 0; i < steps.size(); ++i) {
     loaded->last_step[index_of(steps[i].stream)] = static_cast<int>(i);
     for (const int earlier : steps[i].depends_on) {
@@ -370,6 +375,9 @@ Status CudaExecutor::load() const {
     if (const auto* kernel = std::get_if<KernelWork>(&steps[i].work)) {
       loaded->steps[i].first_map = maps;
       maps += kernel->parameters.tensor_maps().size();
+      loaded->steps[i].block_of_last =
+          last != nullptr && kernel->parameters.same_without_maps(last->parameters);
+      last = kernel;
     }
   }
   for (std::size_t i = 1; i < loaded->last_step.size(); ++i) {

@@ -18,6 +18,7 @@ namespace flashlab::runtime {
 struct Place {
   int buffer = -1;  ///< index of the buffer in its program
   std::int64_t offset_bytes = 0;
+  friend bool operator==(const Place&, const Place&) = default;
 };
 
 /// A tiled tensor map (CUtensorMap) but for the address: how the copy engine of sm_90 and later
@@ -71,16 +72,23 @@ class ParameterBlock {
   struct Pointer {
     std::uint32_t offset;
     Place place;
+    friend bool operator==(const Pointer&, const Pointer&) = default;
   };
   struct Scalar {
     std::uint32_t offset, bytes;
     int scalar;
+    friend bool operator==(const Scalar&, const Scalar&) = default;
   };
   struct Map {
     std::uint32_t offset;
     Place place;
     TensorMap map;
   };
+  /// Whether every call makes the same bytes of both; false where there are tensor maps.
+  bool same_without_maps(const ParameterBlock& other) const {
+    return tensor_maps_.empty() && other.tensor_maps_.empty() && bytes_ == other.bytes_ &&
+           pointers_ == other.pointers_ && scalars_ == other.scalars_;
+  }
   const std::vector<std::byte>& bytes() const noexcept { return bytes_; }
   const std::vector<Pointer>& pointers() const noexcept { return pointers_; }
   const std::vector<Scalar>& scalars() const noexcept { return scalars_; }

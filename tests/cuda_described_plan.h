@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "api/context_state.h"
 #include "api/implementation.h"
@@ -51,6 +52,13 @@ std::shared_ptr<internal::PlanState> plan_on(MakePlan make_plan, const char* arc
   if (!geometry.ok()) return nullptr;
   auto plan = make_plan(context, normalised, *geometry);
   return plan.ok() ? *plan : nullptr;
+}
+
+/// Of each step of a plan the steps that it needs.
+inline std::vector<std::vector<int>> needs(const internal::PlanState& plan) {
+  std::vector<std::vector<int>> out;
+  for (const PlanStep& step : plan.steps) out.push_back(step.depends_on);
+  return out;
 }
 
 }  // namespace flashlab::testing

@@ -15,6 +15,7 @@
 #include "cuda/launch/ladder_backward.h"
 #include "cuda/launch/naive.h"
 #include "cuda/launch/weighted_sum.h"
+#include "cuda_described_plan.h"
 #include "runtime/cuda/device.h"
 #include "runtime/cuda/known_gpus.h"
 
@@ -101,6 +102,8 @@ TEST(LadderBackward, StepsAndRegions) {
   ASSERT_TRUE(atomic.ok());
   EXPECT_THAT(kernels(**atomic), ::testing::ElementsAre("flash_bwd_delta", "zero dq in fp32",
                                                         "flash_bwd_fa2", "flash_bwd_round_dq"));
+  using Needs = std::vector<std::vector<int>>;
+  EXPECT_EQ(testing::needs(**atomic), (Needs{{}, {}, {0, 1}, {2}}));
   ASSERT_EQ((*atomic)->regions.size(), 2u);
   EXPECT_EQ((*atomic)->regions[0].bytes, 2u * 4 * 65 * 4);
   EXPECT_EQ((*atomic)->regions[1].bytes, 2u * 4 * 65 * 64 * 4);
@@ -108,6 +111,7 @@ TEST(LadderBackward, StepsAndRegions) {
   ASSERT_TRUE(ordered.ok());
   EXPECT_THAT(kernels(**ordered), ::testing::ElementsAre("flash_bwd_delta", "flash_bwd_fa2_keys",
                                                          "flash_bwd_fa2_queries"));
+  EXPECT_EQ(testing::needs(**ordered), (Needs{{}, {0}, {0}}));
   EXPECT_EQ((*ordered)->regions.size(), 1u);
 }
 
@@ -171,6 +175,9 @@ TEST(GpuNaive, MatrixBytesAndSteps) {
               ::testing::ElementsAre("flash_bwd_delta", "flash_bwd_naive_probabilities",
                                      "flash_bwd_naive_dv", "flash_bwd_naive_ds",
                                      "flash_bwd_naive_dq", "flash_bwd_naive_dk"));
+  // dS takes the place of P, which dV reads.
+  EXPECT_EQ(testing::needs(**backward),
+            (std::vector<std::vector<int>>{{}, {}, {1}, {0, 2}, {3}, {3}}));
   EXPECT_EQ((*backward)->regions[1].bytes, 2u * 4 * 65 * 96 * 2);
   problem.pass = Pass::kForward;
   problem.d_o = problem.dq = problem.dk = problem.dv = std::nullopt;

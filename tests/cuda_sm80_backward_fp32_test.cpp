@@ -58,6 +58,23 @@ TEST(Sm80BackwardFp32Tiling, ThreeTermsFitUpToHeadDim192EverywhereAndTo256OnData
   }
 }
 
+// The guard sends each block of keys to one of three kernels: only a fixed order of additions to dQ
+// puts them behind each other.
+TEST(Sm80BackwardFp32Plan, StepsNameWhatTheyNeed) {
+  const auto needs = [](bool deterministic) {
+    const auto plan = testing::plan_on(
+        plan_sm80_backward_fp32, "sm_90a",
+        testing::described_problem(DType::kFp32, Pass::kBackward, {1, 128, 128, 1, 64},
+                                   {.deterministic = deterministic}));
+    return plan == nullptr ? std::vector<std::vector<int>>() : testing::needs(*plan);
+  };
+  using Needs = std::vector<std::vector<int>>;
+  // split, rows, guard, three kernels, result
+  EXPECT_EQ(needs(false), (Needs{{}, {0}, {1}, {2}, {2}, {2}, {3, 4, 5}}));
+  // zeros of the turns first
+  EXPECT_EQ(needs(true), (Needs{{}, {}, {1}, {2}, {3, 0}, {4}, {5}, {4, 5, 6}}));
+}
+
 // Twice the length, at most twice the workspace, and less than six tensors in fp32: Q, K, V and dO
 // in two terms of 16 bits, the sums of dQ, scalars per row.
 TEST(Sm80BackwardFp32Plan, WorkspaceGrowsWithTheLengthAndNoFaster) {

@@ -10,12 +10,11 @@ namespace {
 template <class Tensors>
 Status enqueue(const runtime::CudaExecutor& executor, Stream stream, const Tensors& tensors,
                Workspace workspace) {
-  std::array<void*, kTensorRoles> addresses;
-  for (const TensorRow& row : kTensors) {
+  std::array<void*, kTensorRoles> addresses{};
+  for_each_tensor(tensors, [&](const TensorRow& row, const GivenTensor& given) {
     // Kernels that only read take the same pointers as those that write.
-    addresses[static_cast<std::size_t>(row.role)] =
-        const_cast<void*>(row.template member<Tensors>().get(tensors).data);
-  }
+    addresses[static_cast<std::size_t>(row.role)] = const_cast<void*>(given.data);
+  });
   const std::array<std::uint64_t, 2> scalars = {tensors.dropout_seed.seed,
                                                 tensors.dropout_seed.offset};
   static_assert(kSeedScalar == 0 && kOffsetScalar == 1);
@@ -42,8 +41,6 @@ int GpuPlan::add_gpu_region(std::string name, std::size_t bytes) {
 }
 
 int GpuPlan::add(runtime::Step step, PlanStep shown) {
-  const int index = static_cast<int>(steps.size());
-  if (index > 0) step.depends_on.push_back(index - 1);
   shown.name = step.name;
   shown.depends_on = step.depends_on;
   steps.push_back(std::move(shown));
@@ -61,12 +58,16 @@ int GpuPlan::add_kernel(GpuStep step) {
     }
     patch_addresses(step.parameters, problem, static_cast<int>(regions.size()));
   }
+  const int before = static_cast<int>(steps.size()) - 1;
+  if (!step.after) step.after = {before};
+  std::erase(*step.after, -1);
   PlanStep shown;
   shown.configuration = step.configuration + " · " + runtime::to_string(step.shape);
   return add(
       {.name = std::move(step.name),
        .configuration = std::move(step.configuration),
-       .work = runtime::KernelWork{std::move(step.spec), step.shape, std::move(step.parameters)}},
+       .work = runtime::KernelWork{std::move(step.spec), step.shape, std::move(step.parameters)},
+       .depends_on = std::move(*step.after)},
       std::move(shown));
 }
 

@@ -3,7 +3,9 @@
 // An attention plan of one GPU: a program whose tensors are the call's, by role.
 
 #include <cstddef>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "api/implementation.h"
 #include "cuda/kernels/arguments.h"
@@ -20,6 +22,8 @@ struct GpuStep {
   /// What the kernel is launched with. Empty: the pass's ForwardArguments or BackwardArguments,
   /// with every tensor and region.
   runtime::ParameterBlock parameters;
+  /// The steps whose results it needs, -1 for one that was left out; not set: the one before.
+  std::optional<std::vector<int>> after;
 };
 
 class GpuPlan : public internal::PlanState {
@@ -29,9 +33,9 @@ class GpuPlan : public internal::PlanState {
   /// Adds a workspace region and returns its index in the kernels' `regions`. Regions come before
   /// the kernels that use them. Precondition: fewer than kMaxRegions so far.
   int add_gpu_region(std::string name, std::size_t bytes);
-  /// Adds a launch after the steps there are. Returns its index.
+  /// Adds a launch behind the steps there are. Returns its index.
   int add_kernel(GpuStep step);
-  /// Adds a memset of a region to zero. Returns its index.
+  /// Adds a memset of a region, which no step has used yet, to zero. Returns its index.
   int add_zero(std::string name, int region);
   /// Adds any step to the program; what is shown of it the planner adds to `steps`.
   int append(runtime::Step step) { return executor_.program().add(std::move(step)); }

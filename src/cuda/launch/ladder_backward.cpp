@@ -144,18 +144,20 @@ class BackwardPlanner {
     return geometry().batch * geometry().heads_q * geometry().seqlen_q;
   }
 
-  void add_delta() {
+  int add_delta() {
     region("delta", query_rows());
-    add_rows("flash_bwd_delta", "delta = rowsum(dO * O) - dLSE");
+    return add_rows("flash_bwd_delta", "delta = rowsum(dO * O) - dLSE");
   }
   void add_rounding() { add_rows("flash_bwd_round_dq", "dQ = scale dQ_fp32 in dq's type"); }
 
-  // One block per tile of `keys` or of queries.
-  void add_walk(const char* source, const char* entry, bool by_keys, const char* what) {
+  // One block per tile of keys or of queries, after some of the steps so far.
+  void add_walk(const char* source, const char* entry, bool by_keys, const char* what,
+                std::vector<int> after) {
     const internal::Geometry& g = geometry();
     const std::int64_t blocks = by_keys ? div_up(g.seqlen_k, tiles_.k) * g.heads_k * g.batch
                                         : div_up(g.seqlen_q, tiles_.q) * g.heads_q * g.batch;
-    add(source, entry, blocks, threads_, static_cast<unsigned>(shared_bytes_), what);
+    add(source, entry, blocks, threads_, static_cast<unsigned>(shared_bytes_), what,
+        std::move(after));
   }
 
   int region(const char* name, std::int64_t floats) {
@@ -175,15 +177,16 @@ class BackwardPlanner {
  private:
   const internal::Geometry& geometry() const { return plan_->geometry; }
 
-  void add_rows(const char* entry, const char* what) {
+  int add_rows(const char* entry, const char* what) {
     const internal::Geometry& g = geometry();
-    add("ladder/fa2_backward_rows.cu", entry,
-        div_up(g.seqlen_q, kRowsPerBlock) * g.heads_q * g.batch, 32 * kRowsPerBlock, 0, what);
+    return add("ladder/fa2_backward_rows.cu", entry,
+               div_up(g.seqlen_q, kRowsPerBlock) * g.heads_q * g.batch, 32 * kRowsPerBlock, 0,
+               what);
   }
 
-  void add(const char* source, const char* entry, std::int64_t blocks, unsigned threads,
-           unsigned shared, const char* what) {
-    if (blocks == 0) return;  // no key: nothing to walk over, and nothing of dK and dV to write
+  int add(const char* source, const char* entry, std::int64_t blocks, unsigned threads,
+          unsigned shared, const char* what, std::optional<std::vector<int>> after = {}) {
+    if (blocks == 0) return -1;  // no key: nothing to walk over, and nothing of dK and dV to write
     GpuStep step;
     step.name = entry;
     step.spec.source = source;
@@ -194,7 +197,8 @@ class BackwardPlanner {
     step.shape.threads = threads;
     step.shape.shared_bytes = shared;
     step.configuration = fmt::format("{} · {}", what, config_.summary());
-    plan_->add_kernel(std::move(step));
+    step.after = std::move(after);
+    return plan_->add_kernel(std::move(step));
   }
 
   std::shared_ptr<GpuPlan> plan_;
@@ -220,10 +224,10 @@ Result<std::shared_ptr<internal::PlanState>> plan_atomic(Result<BackwardPlanner>
                                                          const char* source, const char* entry) {
   if (!made.ok()) return made.status();
   const internal::Geometry& g = made->plan().geometry;
-  made->add_delta();
+  const int delta = made->add_delta();
   const int dq = made->region("dq in fp32", made->query_rows() * g.head_dim);
-  made->plan().add_zero("zero dq in fp32", dq);
-  made->add_walk(source, entry, true, "dK, dV by key tiles, dQ by atomic additions");
+  const int zero = made->plan().add_zero("zero dq in fp32", dq);
+  made->add_walk(source, entry, true, "dK, dV by key tiles, dQ by atomic additions", {delta, zero});
   made->add_rounding();
   made->plan().reasons.push_back("dQ is added atomically: its last bits vary from run to run");
   return made->take();
@@ -250,10 +254,10 @@ Result<std::shared_ptr<internal::PlanState>> plan_fa2_deterministic_backward(
     const internal::Geometry& geometry) {
   Result<BackwardPlanner> made = planner(context, problem, geometry, kScalar, "fa2-deterministic");
   if (!made.ok()) return made.status();
-  made->add_delta();
+  const int delta = made->add_delta();
   const char* source = "ladder/fa2_backward_deterministic.cu";
-  made->add_walk(source, "flash_bwd_fa2_keys", true, "dK, dV by key tiles");
-  made->add_walk(source, "flash_bwd_fa2_queries", false, "dQ by query tiles");
+  made->add_walk(source, "flash_bwd_fa2_keys", true, "dK, dV by key tiles", {delta});
+  made->add_walk(source, "flash_bwd_fa2_queries", false, "dQ by query tiles", {delta});
   made->plan().reasons.push_back("two passes, 7 products instead of 5, no atomics: repeatable");
   return made->take();
 }

@@ -43,8 +43,10 @@ class Planner {
     print_call(config_, problem, g);
   }
 
-  void add(const char* source, const char* entry, std::int64_t blocks, const char* formula) {
-    if (blocks == 0) return;  // no key: no score, and nothing of dK and dV to write
+  // Returns the step's index; -1 where there is nothing to launch.
+  int add(const char* source, const char* entry, std::int64_t blocks, const char* formula,
+          std::vector<int> after) {
+    if (blocks == 0) return -1;  // no key: no score, and nothing of dK and dV to write
     GpuStep step;
     step.name = entry;
     step.spec.source = source;
@@ -54,7 +56,8 @@ class Planner {
     step.shape.grid_x = static_cast<unsigned>(blocks);
     step.shape.threads = kThreads;
     step.configuration = fmt::format("{} · {}", formula, config_.summary());
-    plan_->add_kernel(std::move(step));
+    step.after = std::move(after);
+    return plan_->add_kernel(std::move(step));
   }
 
   void region(const char* what, std::size_t bytes) {
@@ -90,12 +93,14 @@ void plan_forward(Planner& plan, const internal::Geometry& g) {
   const std::int64_t heads = g.batch * g.heads_q;
   plan.region("scores in fp32, then probabilities", matrix_bytes(g, sizeof(float)));
   plan.row_region("lse", static_cast<std::size_t>(heads * g.seqlen_q) * sizeof(float));
-  plan.add(source, "flash_fwd_naive_scores", heads * tiles(g.seqlen_q) * tiles(g.seqlen_k),
-           "S = scale Q K^T + mask");
-  plan.add(source, "flash_fwd_naive_softmax",
-           heads * ((g.seqlen_q + kRowsPerBlock - 1) / kRowsPerBlock), "P = softmax(S)");
+  const int scores =
+      plan.add(source, "flash_fwd_naive_scores", heads * tiles(g.seqlen_q) * tiles(g.seqlen_k),
+               "S = scale Q K^T + mask", {});
+  const int softmax = plan.add(source, "flash_fwd_naive_softmax",
+                               heads * ((g.seqlen_q + kRowsPerBlock - 1) / kRowsPerBlock),
+                               "P = softmax(S)", {scores});
   plan.add(source, "flash_fwd_naive_values", heads * tiles(g.seqlen_q) * tiles(g.head_dim_v),
-           "O = P V");
+           "O = P V", {softmax});
 }
 
 void plan_backward(Planner& plan, const internal::Geometry& g) {
@@ -104,18 +109,20 @@ void plan_backward(Planner& plan, const internal::Geometry& g) {
   const std::int64_t pairs = tiles(g.seqlen_q) * tiles(g.seqlen_k);
   plan.row_region("delta", static_cast<std::size_t>(heads * g.seqlen_q) * sizeof(float));
   plan.region("probabilities, then score gradients", matrix_bytes(g, size_of(g.dtype)));
-  plan.add("ladder/fa2_backward_rows.cu", "flash_bwd_delta",
-           heads * ((g.seqlen_q + kRowsPerBlock - 1) / kRowsPerBlock),
-           "delta = rowsum(dO * O) - dLSE");
-  plan.add(source, "flash_bwd_naive_probabilities", heads * pairs,
-           "P = exp(scale Q K^T + mask - LSE)");
-  plan.add(source, "flash_bwd_naive_dv", heads_k * tiles(g.seqlen_k) * tiles(g.head_dim_v),
-           "dV = P^T dO");
-  plan.add(source, "flash_bwd_naive_ds", heads * pairs, "dS = P * (dO V^T - delta)");
+  const int delta = plan.add("ladder/fa2_backward_rows.cu", "flash_bwd_delta",
+                             heads * ((g.seqlen_q + kRowsPerBlock - 1) / kRowsPerBlock),
+                             "delta = rowsum(dO * O) - dLSE", {});
+  const int p = plan.add(source, "flash_bwd_naive_probabilities", heads * pairs,
+                         "P = exp(scale Q K^T + mask - LSE)", {});
+  const int dv = plan.add(source, "flash_bwd_naive_dv",
+                          heads_k * tiles(g.seqlen_k) * tiles(g.head_dim_v), "dV = P^T dO", {p});
+  // In the place of P, which dV has read.
+  const int ds = plan.add(source, "flash_bwd_naive_ds", heads * pairs, "dS = P * (dO V^T - delta)",
+                          {delta, dv});
   plan.add(source, "flash_bwd_naive_dq", heads * tiles(g.seqlen_q) * tiles(g.head_dim),
-           "dQ = scale dS K");
+           "dQ = scale dS K", {ds});
   plan.add(source, "flash_bwd_naive_dk", heads_k * tiles(g.seqlen_k) * tiles(g.head_dim),
-           "dK = scale dS^T Q");
+           "dK = scale dS^T Q", {ds});
 }
 
 Result<std::shared_ptr<internal::PlanState>> make_plan(const internal::ContextState& context,

@@ -137,9 +137,10 @@ struct Launch {
   unsigned threads;
   int shared_bytes;
   std::string note;
+  std::vector<int> after;
 };
 
-void add_launch(GpuPlan& plan, const ConfigPrinter& config, const Launch& launch) {
+int add_launch(GpuPlan& plan, const ConfigPrinter& config, const Launch& launch) {
   GpuStep step;
   step.name = launch.entry;
   step.spec = {launch.source, launch.entry, config.text(), {}};
@@ -147,21 +148,22 @@ void add_launch(GpuPlan& plan, const ConfigPrinter& config, const Launch& launch
   step.shape.threads = launch.threads;
   step.shape.shared_bytes = static_cast<unsigned>(launch.shared_bytes);
   step.configuration = launch.note;
-  plan.add_kernel(std::move(step));
+  step.after = launch.after;
+  return plan.add_kernel(std::move(step));
 }
 
 // Three bf16 terms for the blocks that the guard marked so.
-void add_guarded(GpuPlan& plan, const Problem& problem, const Geometry& g, const Choice& choice,
-                 const Regions& regions) {
+int add_guarded(GpuPlan& plan, const Problem& problem, const Geometry& g, const Choice& choice,
+                const Regions& regions, std::vector<int> after) {
   const BackwardFp32Tiling& t = choice.guarded;
   const ConfigPrinter config = print(problem, g, choice, regions, true);
   const std::int64_t blocks = choice.key_blocks * (choice.tiling.keys() / t.keys()) * t.parts;
-  add_launch(plan, config,
-             {"flash_bwd_fp32_guarded", "sm80/backward_fp32/guarded.cu", blocks,
-              static_cast<unsigned>(32 * t.warps),
-              backward_fp32_shared_bytes(t, static_cast<int>(g.head_dim),
-                                         static_cast<int>(g.head_dim_v), kWideTerms),
-              config.summary()});
+  return add_launch(plan, config,
+                    {"flash_bwd_fp32_guarded", "sm80/backward_fp32/guarded.cu", blocks,
+                     static_cast<unsigned>(32 * t.warps),
+                     backward_fp32_shared_bytes(t, static_cast<int>(g.head_dim),
+                                                static_cast<int>(g.head_dim_v), kWideTerms),
+                     config.summary(), std::move(after)});
 }
 
 void add_launches(GpuPlan& plan, const Problem& problem, const Geometry& g, const Choice& choice,
@@ -170,28 +172,51 @@ void add_launches(GpuPlan& plan, const Problem& problem, const Geometry& g, cons
   const int dim = static_cast<int>(g.head_dim), dim_v = static_cast<int>(g.head_dim_v);
   const ConfigPrinter config = print(problem, g, choice, regions, false);
   constexpr const char* kRowSource = "sm80/backward_fp32/rows.cu";
-  if (regions.turns >= 0) plan.add_zero("turns", regions.turns);
-  add_split_step(plan, problem, g, regions.split, choice.terms);
-  add_launch(plan, config,
-             {"flash_bwd_fp32_rows", kRowSource, choice.query_tiles, kRowThreads, 0,
-              fmt::format("{} tiles of 64 queries", choice.query_tiles)});
+  const bool in_turns = regions.turns >= 0;  // dQ is added in a fixed order, kernel by kernel
+  const int zero = in_turns ? plan.add_zero("turns", regions.turns) : -1;
+  const int split = add_split_step(plan, problem, g, regions.split, choice.terms);
+  const int rows = add_launch(plan, config,
+                              {"flash_bwd_fp32_rows",
+                               kRowSource,
+                               choice.query_tiles,
+                               kRowThreads,
+                               0,
+                               fmt::format("{} tiles of 64 queries", choice.query_tiles),
+                               {split}});
+  std::vector<int> sums{rows};  // what dQ's sums come from
   if (choice.key_blocks > 0) {
-    add_launch(plan, config,
-               {"flash_bwd_fp32_guard", kRowSource, choice.key_blocks, 32, 0,
-                fmt::format("{} blocks of {} keys", choice.key_blocks, t.keys())});
-    add_launch(plan, config,
-               {"flash_bwd_fp32", "sm80/backward_fp32/kernel.cu", choice.key_blocks * t.parts,
-                static_cast<unsigned>(32 * t.warps),
-                backward_fp32_shared_bytes(t, dim, dim_v, choice.terms), config.summary()});
-    if (choice.guarded_fits) add_guarded(plan, problem, g, choice, regions);
-    add_launch(plan, config,
-               {"flash_bwd_fp32_plain", "sm80/backward_fp32/plain.cu", choice.key_blocks,
-                kPlainThreads, plain_shared_bytes(choice.plain_tile, dim, dim_v),
-                "the blocks that the guard marked so, in plain fp32"});
+    // Each of the three takes the blocks of keys that the guard marked for it.
+    std::vector<int> marked{
+        add_launch(plan, config,
+                   {"flash_bwd_fp32_guard",
+                    kRowSource,
+                    choice.key_blocks,
+                    32,
+                    0,
+                    fmt::format("{} blocks of {} keys", choice.key_blocks, t.keys()),
+                    {rows}})};
+    if (in_turns) marked.push_back(zero);
+    sums.clear();
+    const auto after = [&] {
+      return in_turns && !sums.empty() ? std::vector{sums.back()} : marked;
+    };
+    sums.push_back(add_launch(
+        plan, config,
+        {"flash_bwd_fp32", "sm80/backward_fp32/kernel.cu", choice.key_blocks * t.parts,
+         static_cast<unsigned>(32 * t.warps),
+         backward_fp32_shared_bytes(t, dim, dim_v, choice.terms), config.summary(), after()}));
+    if (choice.guarded_fits) {
+      sums.push_back(add_guarded(plan, problem, g, choice, regions, after()));
+    }
+    sums.push_back(
+        add_launch(plan, config,
+                   {"flash_bwd_fp32_plain", "sm80/backward_fp32/plain.cu", choice.key_blocks,
+                    kPlainThreads, plain_shared_bytes(choice.plain_tile, dim, dim_v),
+                    "the blocks that the guard marked so, in plain fp32", after()}));
   }
   add_launch(plan, config,
              {"flash_bwd_fp32_result", kRowSource, choice.query_tiles, kRowThreads, 0,
-              fmt::format("{} tiles of 64 queries", choice.query_tiles)});
+              fmt::format("{} tiles of 64 queries", choice.query_tiles), std::move(sums)});
 }
 
 void explain(GpuPlan& plan, const Problem& problem, const Choice& choice) {

@@ -30,7 +30,7 @@ foreach(quoted IN LISTS driver_symbols)
   endif()
 endforeach()
 file(CONFIGURE OUTPUT ${CMAKE_CURRENT_BINARY_DIR}/fake_driver_rest.cpp CONTENT "${fake_rest}" @ONLY)
-add_library(flashlab_fake_driver SHARED cuda_fake_driver.cpp
+add_library(flashlab_fake_driver SHARED cuda_fake_driver.cpp runtime_fake_cublas_lt.cpp
   ${CMAKE_CURRENT_BINARY_DIR}/fake_driver_rest.cpp)
 set_target_properties(flashlab_fake_driver PROPERTIES OUTPUT_NAME cuda SOVERSION 1
   CXX_VISIBILITY_PRESET default

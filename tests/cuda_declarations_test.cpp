@@ -152,6 +152,7 @@ TEST(DriverDeclarations, Enums) {
   EXPECT_EQ(ours::kEventDefault, static_cast<unsigned>(CU_EVENT_DEFAULT));
   EXPECT_EQ(ours::kEventDisableTiming, static_cast<unsigned>(CU_EVENT_DISABLE_TIMING));
   EXPECT_EQ(ours::kCaptureModeThreadLocal, static_cast<int>(CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
+  EXPECT_EQ(ours::kCaptureModeRelaxed, static_cast<int>(CU_STREAM_CAPTURE_MODE_RELAXED));
 }
 
 TEST(DriverDeclarations, LaunchConfig) {

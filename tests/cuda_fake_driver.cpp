@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <string>
 
 namespace {
@@ -51,6 +52,12 @@ int note(const char* what, const void* first, const void* second = nullptr) {
   return kSuccess;
 }
 
+// The clock's time by event.
+std::map<void*, float>& recorded() {
+  static auto& times = *new std::map<void*, float>();
+  return times;
+}
+
 bool capturing = false;
 // The launch hook of a test: the launch's configuration and the kernel's parameters.
 void (*on_launch)(const void*, void**) = nullptr;
@@ -90,6 +97,7 @@ const Error& error_of(int code) {
 extern "C" {
 
 unsigned long long fake_freed = 0;  // the address that was given back last
+float fake_clock_ms = 0;            // what runs lets it go on
 
 int cuInit(unsigned) {
   return is("broken") ? kUnknownError : kSuccess;
@@ -218,17 +226,29 @@ int cuEventDestroy_v2(void*) {
   return kSuccess;
 }
 int cuEventRecord(void* event, void* stream) {
+  recorded()[event] = fake_clock_ms;
   return note("record", stream, event);
 }
 int cuEventSynchronize(void*) {
   return kSuccess;
 }
-int cuEventElapsedTime(float* milliseconds, void*, void*) {
-  *milliseconds = 0.5f;
+int cuEventElapsedTime(float* milliseconds, void* start, void* end) {
+  *milliseconds = 0.5f + recorded()[end] - recorded()[start];
   return kSuccess;
 }
 int cuStreamWaitEvent(void* stream, void* event, unsigned) {
   return note("wait", stream, event);
+}
+
+int cuStreamCreate(void** stream, unsigned) {
+  *stream = reinterpret_cast<void*>(kStream);
+  return kSuccess;
+}
+int cuStreamSynchronize(void*) {
+  return kSuccess;
+}
+int cuStreamDestroy_v2(void*) {
+  return kSuccess;
 }
 
 int cuStreamIsCapturing(void*, int* status) {

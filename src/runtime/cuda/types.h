@@ -83,6 +83,7 @@ inline constexpr unsigned kStreamNonBlocking = 1;
 inline constexpr unsigned kEventDefault = 0;
 inline constexpr unsigned kEventDisableTiming = 2;
 inline constexpr int kCaptureModeThreadLocal = 1;
+inline constexpr int kCaptureModeRelaxed = 2;
 
 enum LaunchAttributeId : int {
   kLaunchCooperative = 2,
@@ -172,6 +173,7 @@ struct CUlaunchConfig {
   X(cuStreamIsCapturing, "cuStreamIsCapturing", CUresult(CUstream, int*))                         \
   X(cuStreamBeginCapture, "cuStreamBeginCapture_v2", CUresult(CUstream, int))                     \
   X(cuStreamEndCapture, "cuStreamEndCapture", CUresult(CUstream, CUgraph*))                       \
+  X(cuThreadExchangeStreamCaptureMode, "cuThreadExchangeStreamCaptureMode", CUresult(int*))       \
   X(cuGraphInstantiate, "cuGraphInstantiateWithFlags",                                            \
     CUresult(CUgraphExec*, CUgraph, unsigned long long))                                          \
   X(cuGraphLaunch, "cuGraphLaunch", CUresult(CUgraphExec, CUstream))                              \

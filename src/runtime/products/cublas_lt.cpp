@@ -2,14 +2,21 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <array>
+
+#include "runtime/kernel_store/cache.h"
 #include "runtime/library/library.h"
 #include "runtime/library/nvidia_libraries.h"
+#include "runtime/products/time_product.h"
 
 namespace flashlab::cuda {
 namespace {
 
 using runtime::Matrix;
 using runtime::Product;
+
+constexpr int kCandidates = 8;  // further ones of the library's ranking win nothing
 
 int type_of(DType dtype) {
   if (dtype == DType::kFp16) return kCudaFp16;
@@ -22,7 +29,7 @@ void append(std::string& key, const Matrix& m) {
 }
 
 std::string key_of(const Product& p) {
-  std::string key = fmt::format("{} {} {} {} {}:", p.m, p.n, p.k, p.batch, p.tf32);
+  std::string key = fmt::format("{} {} {} {} {} {}:", p.m, p.n, p.k, p.batch, p.tf32, p.measured);
   for (const Matrix* matrix : {&p.a, &p.b, &p.c}) append(key, *matrix);
   return key;
 }
@@ -85,70 +92,130 @@ Status CublasLt::check(CublasStatus status, const char* call) const {
                 {call, api_.cublasLtGetStatusString(status), "CUBLAS_STATUS_SUCCESS", ""});
 }
 
+Status CublasLt::describe(const Product& p, PreparedProduct& out) const {
+  Status status;
+  const auto run = [&](CublasStatus result, const char* call) {
+    if (status.ok()) status = check(result, call);
+    return status.ok();
+  };
+  if (!run(api_.cublasLtMatmulDescCreate(
+               &out.product, p.tf32 ? kCublasComputeTf32 : kCublasComputeFp32, kCudaFp32),
+           "cublasLtMatmulDescCreate")) {
+    return status;
+  }
+  const auto transpose = [&](int which, int transposed) {
+    run(api_.cublasLtMatmulDescSetAttribute(out.product, which, &transposed, sizeof transposed),
+        "cublasLtMatmulDescSetAttribute");
+  };
+  transpose(kCublasTransA, p.b.transposed);
+  transpose(kCublasTransB, p.a.transposed);
+  const auto layout = [&](CublasLtDescriptor* made, const Matrix& matrix, std::int64_t rows,
+                          std::int64_t columns) {
+    if (matrix.transposed) std::swap(rows, columns);
+    if (!run(api_.cublasLtMatrixLayoutCreate(made, type_of(matrix.dtype),
+                                             static_cast<std::uint64_t>(columns),
+                                             static_cast<std::uint64_t>(rows), matrix.row_stride),
+             "cublasLtMatrixLayoutCreate")) {
+      return;
+    }
+    run(api_.cublasLtMatrixLayoutSetAttribute(*made, kCublasBatchCount, &p.batch, sizeof p.batch),
+        "cublasLtMatrixLayoutSetAttribute");
+    run(api_.cublasLtMatrixLayoutSetAttribute(*made, kCublasBatchOffset, &matrix.batch_stride,
+                                              sizeof matrix.batch_stride),
+        "cublasLtMatrixLayoutSetAttribute");
+  };
+  layout(&out.first, p.b, p.k, p.n);
+  layout(&out.second, p.a, p.m, p.k);
+  layout(&out.result, p.c, p.m, p.n);
+  return status;
+}
+
+Result<std::vector<CublasLtAlgorithm>> CublasLt::candidates(const Product& p,
+                                                            const PreparedProduct& made) const {
+  CublasLtDescriptor preference = nullptr;
+  Status status =
+      check(api_.cublasLtMatmulPreferenceCreate(&preference), "cublasLtMatmulPreferenceCreate");
+  if (!status.ok()) return status;
+  const auto prefer = [&](int which, const auto& value) {
+    const CublasStatus result =
+        api_.cublasLtMatmulPreferenceSetAttribute(preference, which, &value, sizeof value);
+    if (status.ok()) status = check(result, "cublasLtMatmulPreferenceSetAttribute");
+  };
+  prefer(kCublasMaxWorkspaceBytes, kWorkspaceBytes);
+  const bool narrow = size_of(p.c.dtype) < 4;  // sums that meet there would be rounded on the way
+  prefer(kCublasReductionMask,
+         static_cast<std::uint32_t>(kCublasReduceInFp32 | (narrow ? 0 : kCublasReduceInPlace)));
+  const Matrix* operands[] = {&p.b, &p.a, &p.c, &p.c};
+  for (int i = 0; i < 4; ++i) {
+    prefer(kCublasMinAlignmentA + i, static_cast<std::uint32_t>(operands[i]->alignment_bytes));
+  }
+  std::array<CublasLtHeuristic, kCandidates> heuristics{};
+  int found = 0;
+  const CublasStatus chosen = api_.cublasLtMatmulAlgoGetHeuristic(
+      handle_, made.product, made.first, made.second, made.result, made.result, preference,
+      p.measured ? kCandidates : 1, heuristics.data(), &found);
+  api_.cublasLtMatmulPreferenceDestroy(preference);
+  if (!status.ok()) return status;
+  std::vector<CublasLtAlgorithm> out;
+  for (int i = 0; chosen == 0 && i < found; ++i) {
+    const CublasLtHeuristic& each = heuristics[static_cast<std::size_t>(i)];
+    if (each.state == 0) out.push_back(each.algorithm);
+  }
+  if (!out.empty()) return out;
+  return Status::unsupported(
+      {"cuBLASLt", fmt::format("no algorithm for a product of {} x {} x {}", p.m, p.n, p.k),
+       "a product it has one for", "use another implementation"});
+}
+
+CublasLtAlgorithm CublasLt::fastest(const Product& product, const std::string& key,
+                                    PreparedProduct described,
+                                    const std::vector<CublasLtAlgorithm>& candidates) const {
+  const auto bytes_of = [](const CublasLtAlgorithm& algorithm) {
+    return std::string(reinterpret_cast<const char*>(&algorithm), sizeof algorithm);
+  };
+  const DeviceInfo& gpu = device_->info();
+  const KernelKey entry{
+      .sources = version(),
+      .name = "product",
+      .config = key,
+      .options = fmt::format("{} driver {}", gpu.name, device_->driver().version()),
+      .architecture = gpu.architecture()};
+  const KernelCache cache = KernelCache::of_user();
+  if (const auto kept = cache.find(entry); kept.ok() && *kept) {
+    // Only what the library offers is run, whatever the file says.
+    for (const CublasLtAlgorithm& each : candidates) {
+      if (bytes_of(each) == (*kept)->image) return each;
+    }
+  }
+  std::vector<runtime::TimedRun> runs;
+  for (const CublasLtAlgorithm& each : candidates) {
+    runs.push_back([&, described, each](const runtime::ProductMemory& memory) mutable {
+      described.algorithm = each;
+      return run(described, product, memory.a, memory.b, memory.c, memory.scratch, memory.stream);
+    });
+  }
+  const std::vector<float> times = runtime::time_product(*device_, product, kWorkspaceBytes, runs);
+  if (times.empty()) return candidates.front();
+  const auto best = std::min_element(times.begin(), times.end());
+  const CublasLtAlgorithm& chosen = candidates[static_cast<std::size_t>(best - times.begin())];
+  // Where it cannot be kept, the next process measures again.
+  static_cast<void>(cache.store(entry, {.image = bytes_of(chosen),
+                                        .log = fmt::format("{:.4f} ms, the first of {}: {:.4f} ms",
+                                                           *best, times.size(), times.front()),
+                                        .compiler = version()}));
+  return chosen;
+}
+
 Result<const PreparedProduct*> CublasLt::prepare(const Product& p) const {
   std::string key = key_of(p);
   std::lock_guard lock(mutex_);
   if (auto found = prepared_.find(key); found != prepared_.end()) return found->second.get();
   const ContextGuard current = device_->current();
   auto made = std::make_unique<PreparedProduct>();
-  Status status;
-  const auto run = [&](CublasStatus result, const char* call) {
-    if (status.ok()) status = check(result, call);
-  };
-  run(api_.cublasLtMatmulDescCreate(&made->product,
-                                    p.tf32 ? kCublasComputeTf32 : kCublasComputeFp32, kCudaFp32),
-      "cublasLtMatmulDescCreate");
-  if (!status.ok()) return status;
-  const int first_op = p.b.transposed, second_op = p.a.transposed;
-  run(api_.cublasLtMatmulDescSetAttribute(made->product, kCublasTransA, &first_op, sizeof first_op),
-      "cublasLtMatmulDescSetAttribute");
-  run(api_.cublasLtMatmulDescSetAttribute(made->product, kCublasTransB, &second_op,
-                                          sizeof second_op),
-      "cublasLtMatmulDescSetAttribute");
-  const auto layout = [&](CublasLtDescriptor* out, const Matrix& matrix, std::int64_t rows,
-                          std::int64_t columns) {
-    if (matrix.transposed) std::swap(rows, columns);
-    run(api_.cublasLtMatrixLayoutCreate(out, type_of(matrix.dtype),
-                                        static_cast<std::uint64_t>(columns),
-                                        static_cast<std::uint64_t>(rows), matrix.row_stride),
-        "cublasLtMatrixLayoutCreate");
-    if (!status.ok()) return;
-    run(api_.cublasLtMatrixLayoutSetAttribute(*out, kCublasBatchCount, &p.batch, sizeof p.batch),
-        "cublasLtMatrixLayoutSetAttribute");
-    run(api_.cublasLtMatrixLayoutSetAttribute(*out, kCublasBatchOffset, &matrix.batch_stride,
-                                              sizeof matrix.batch_stride),
-        "cublasLtMatrixLayoutSetAttribute");
-  };
-  layout(&made->first, p.b, p.k, p.n);
-  layout(&made->second, p.a, p.m, p.k);
-  layout(&made->result, p.c, p.m, p.n);
-  CublasLtDescriptor preference = nullptr;
-  run(api_.cublasLtMatmulPreferenceCreate(&preference), "cublasLtMatmulPreferenceCreate");
-  if (!status.ok()) return status;
-  const std::size_t workspace = kWorkspaceBytes;
-  run(api_.cublasLtMatmulPreferenceSetAttribute(preference, kCublasMaxWorkspaceBytes, &workspace,
-                                                sizeof workspace),
-      "cublasLtMatmulPreferenceSetAttribute");
-  const Matrix* operands[] = {&p.b, &p.a, &p.c, &p.c};
-  for (int i = 0; i < 4; ++i) {
-    const auto alignment = static_cast<std::uint32_t>(operands[i]->alignment_bytes);
-    run(api_.cublasLtMatmulPreferenceSetAttribute(preference, kCublasMinAlignmentA + i, &alignment,
-                                                  sizeof alignment),
-        "cublasLtMatmulPreferenceSetAttribute");
-  }
-  CublasLtHeuristic heuristic{};
-  int found = 0;
-  const CublasStatus chosen = api_.cublasLtMatmulAlgoGetHeuristic(
-      handle_, made->product, made->first, made->second, made->result, made->result, preference, 1,
-      &heuristic, &found);
-  api_.cublasLtMatmulPreferenceDestroy(preference);
-  if (!status.ok()) return status;
-  if (chosen != 0 || found == 0) {
-    return Status::unsupported(
-        {"cuBLASLt", fmt::format("no algorithm for a product of {} x {} x {}", p.m, p.n, p.k),
-         "a product it has one for", "use another implementation"});
-  }
-  made->algorithm = heuristic.algorithm;
+  if (Status s = describe(p, *made); !s.ok()) return s;
+  const auto offered = candidates(p, *made);
+  if (!offered.ok()) return offered.status();
+  made->algorithm = offered->size() == 1 ? offered->front() : fastest(p, key, *made, *offered);
   return prepared_.emplace(std::move(key), std::move(made)).first->second.get();
 }
 

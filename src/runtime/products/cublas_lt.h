@@ -10,6 +10,7 @@
 #include <string>
 #include <type_traits>
 #include <unordered_map>
+#include <vector>
 
 #include "flashlab/status.h"
 #include "runtime/cuda/device.h"
@@ -27,7 +28,10 @@ enum CublasLtConstant : int {
   kCublasBatchCount = 5,
   kCublasBatchOffset = 6,
   kCublasMaxWorkspaceBytes = 1,
+  kCublasReductionMask = 3,
   kCublasMinAlignmentA = 5,  ///< B, C and D follow
+  kCublasReduceInPlace = 1,  ///< split sums meet in the result, in its type
+  kCublasReduceInFp32 = 2,   ///< in the type of the sums
   kCublasComputeFp32 = 68,
   kCublasComputeTf32 = 77,
   kCudaFp32 = 0,
@@ -83,8 +87,9 @@ struct PreparedProduct {
   CublasLtAlgorithm algorithm{};
 };
 
-/// cuBLASLt on one GPU: its handle and the algorithms of the products that ran there;
-/// thread-safe.
+/// cuBLASLt on one GPU: its handle and its table of algorithms, one per product that was prepared
+/// there: the fastest of what the library offers, measured once per GPU model, driver and version
+/// of the library, and kept beside the compiled kernels (KernelCache). Thread-safe.
 class CublasLt {
  public:
   /// FLASHLAB_CUBLASLT (a file), else a copy that is loaded already, the loader's path, a toolkit
@@ -93,7 +98,9 @@ class CublasLt {
   /// Errors: kUnsupported with what was tried, kDeviceError.
   static Result<const CublasLt*> of(const GpuDevice& device);
 
-  /// The product's algorithm, found once: the library's first choice.
+  /// The product's algorithm: from the table, else from the cache, else measured, which takes some
+  /// ten runs of the product on memory of its own and waits for them. Where that memory is not to
+  /// be had the library's first choice serves this process.
   /// Errors: kUnsupported (it has none for this product), kDeviceError.
   Result<const PreparedProduct*> prepare(const runtime::Product& product) const;
 
@@ -112,6 +119,12 @@ class CublasLt {
   static Result<const Functions*> open();
   static Result<std::unique_ptr<CublasLt>> create(const GpuDevice& device);
   Status check(CublasStatus status, const char* call) const;
+  Status describe(const runtime::Product& product, PreparedProduct& out) const;
+  Result<std::vector<CublasLtAlgorithm>> candidates(const runtime::Product& product,
+                                                    const PreparedProduct& described) const;
+  CublasLtAlgorithm fastest(const runtime::Product& product, const std::string& key,
+                            PreparedProduct described,
+                            const std::vector<CublasLtAlgorithm>& candidates) const;
 
   const Functions& api_;
   CublasLtHandle handle_ = nullptr;

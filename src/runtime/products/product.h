@@ -24,6 +24,9 @@ struct Product {
   Matrix a, b, c;
   float alpha = 1, beta = 0;
   bool tf32 = false;  ///< fp32 operands may be rounded to tf32
+  /// The algorithm that was fastest here runs; false: the library's first choice, so that the order
+  /// of the sums does not depend on what was measured.
+  bool measured = true;
 };
 
 }  // namespace flashlab::runtime

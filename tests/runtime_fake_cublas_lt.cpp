@@ -1,0 +1,88 @@
+// Stands in for cuBLASLt beside the stand-in for the driver, in the same library. It offers four
+// algorithms, numbered from fake_first_algorithm on, for any product: they take 3, 1 and 2 ms, and
+// the last one fails when it runs.
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+extern "C" {
+
+extern float fake_clock_ms;
+
+std::uint64_t fake_first_algorithm = 100;
+std::uint64_t fake_algorithm = 0;  // that ran last
+int fake_products = 0;             // that ran
+
+int cublasLtCreate(void** handle) {
+  *handle = &fake_algorithm;
+  return 0;
+}
+std::size_t cublasLtGetVersion() {
+  return 130100;
+}
+const char* cublasLtGetStatusString(int) {
+  return "CUBLAS_STATUS_EXECUTION_FAILED";
+}
+
+int cublasLtMatmulDescCreate(void** made, int, int) {
+  *made = &fake_algorithm;
+  return 0;
+}
+int cublasLtMatrixLayoutCreate(void** made, int, std::uint64_t, std::uint64_t, std::int64_t) {
+  *made = &fake_algorithm;
+  return 0;
+}
+int cublasLtMatmulPreferenceCreate(void** made) {
+  *made = &fake_algorithm;
+  return 0;
+}
+int cublasLtMatmulDescSetAttribute(void*, int, const void*, std::size_t) {
+  return 0;
+}
+int cublasLtMatrixLayoutSetAttribute(void*, int, const void*, std::size_t) {
+  return 0;
+}
+int cublasLtMatmulPreferenceSetAttribute(void*, int, const void*, std::size_t) {
+  return 0;
+}
+int cublasLtMatmulDescDestroy(void*) {
+  return 0;
+}
+int cublasLtMatrixLayoutDestroy(void*) {
+  return 0;
+}
+int cublasLtMatmulPreferenceDestroy(void*) {
+  return 0;
+}
+
+struct Heuristic {
+  std::uint64_t algorithm[8];
+  std::size_t workspace_bytes;
+  int state;
+  float waves;
+  int reserved[4];
+};
+int cublasLtMatmulAlgoGetHeuristic(void*, void*, void*, void*, void*, void*, void*, int wanted,
+                                   Heuristic* out, int* found) {
+  *found = wanted < 4 ? wanted : 4;
+  for (int i = 0; i < *found; ++i) {
+    out[i] = {};
+    out[i].algorithm[0] = fake_first_algorithm + static_cast<std::uint64_t>(i);
+  }
+  return 0;
+}
+
+int cublasLtMatmul(void*, void*, const void*, const void*, void*, const void*, void*, const void*,
+                   const void*, void*, void*, void*, const std::uint64_t* algorithm, void*,
+                   std::size_t, void*) {
+  constexpr float kMilliseconds[] = {3, 1, 2};
+  const std::uint64_t which = algorithm[0] - fake_first_algorithm;
+  if (which > 2) return 13;
+  fake_clock_ms += kMilliseconds[which];
+  fake_algorithm = algorithm[0];
+  ++fake_products;
+  return 0;
+}
+
+}  // extern "C"

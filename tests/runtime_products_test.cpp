@@ -1,0 +1,119 @@
+// Which of cuBLASLt's algorithms runs a product, against stand-ins for it and for the driver
+// (runtime_fake_cublas_lt.cpp, cuda_fake_driver.cpp): two GPUs of one model.
+
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <string>
+
+#include "runtime/kernel_store/cache.h"
+#include "runtime/products/cublas_lt.h"
+
+namespace flashlab::runtime {
+namespace {
+
+namespace fs = std::filesystem;
+
+class Products : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    ASSERT_EQ(setenv("FAKE_CUDA", "two", 1), 0);
+    ASSERT_EQ(setenv("FLASHLAB_CUBLASLT", FLASHLAB_FAKE_DRIVER, 1), 0);
+    void* fake = dlopen(FLASHLAB_FAKE_DRIVER, RTLD_NOW);
+    ASSERT_NE(fake, nullptr) << dlerror();
+    ran_ = static_cast<int*>(dlsym(fake, "fake_products"));
+    last_ = static_cast<std::uint64_t*>(dlsym(fake, "fake_algorithm"));
+    first_ = static_cast<std::uint64_t*>(dlsym(fake, "fake_first_algorithm"));
+    *ran_ = 0;
+    std::string name = (fs::temp_directory_path() / "flashlab-products-XXXXXX").string();
+    folder_ = mkdtemp(name.data());
+    ASSERT_EQ(setenv("FLASHLAB_CACHE", folder_.c_str(), 1), 0);
+    for (int i = 0; i < 2; ++i) {
+      auto gpu = cuda::GpuDevice::open(i);
+      ASSERT_TRUE(gpu.ok()) << gpu.status().message();
+      auto library = cuda::CublasLt::of(**gpu);
+      ASSERT_TRUE(library.ok()) << library.status().message();
+      library_[i] = *library;
+    }
+  }
+  void TearDown() override {
+    *first_ = 100;
+    fs::remove_all(folder_);
+  }
+
+  // The table is the process's: each test has products of its own.
+  static Product product(std::int64_t m) {
+    const Matrix matrix{.dtype = DType::kBf16, .row_stride = 64};
+    return {.m = m, .n = 64, .k = 64, .a = matrix, .b = matrix, .c = matrix};
+  }
+
+  // The algorithm that runs.
+  std::uint64_t algorithm(int gpu, const Product& wanted) {
+    const auto prepared = library_[gpu]->prepare(wanted);
+    EXPECT_TRUE(prepared.ok()) << prepared.status().message();
+    return prepared.ok() ? (*prepared)->algorithm.data[0] : 0;
+  }
+  std::size_t kept() const {
+    const auto files = cuda::KernelCache(folder_).list();
+    return files.ok() ? files->size() : 0;
+  }
+
+  int* ran_ = nullptr;
+  std::uint64_t *last_ = nullptr, *first_ = nullptr;
+  const cuda::CublasLt* library_[2] = {};
+  std::string folder_;
+};
+
+TEST_F(Products, TheFastestAlgorithmRuns) {
+  const Product p = product(16);
+  EXPECT_EQ(algorithm(0, p), 101u);
+  EXPECT_GT(*ran_, 3);  // all that can were tried
+  const auto prepared = library_[0]->prepare(p);
+  ASSERT_TRUE(library_[0]->run(**prepared, p, nullptr, nullptr, nullptr, nullptr, nullptr).ok());
+  EXPECT_EQ(*last_, 101u);
+}
+
+TEST_F(Products, AProductIsMeasuredOnce) {
+  EXPECT_EQ(algorithm(0, product(17)), 101u);
+  const int measured = *ran_;
+  EXPECT_EQ(algorithm(0, product(17)), 101u);
+  EXPECT_EQ(*ran_, measured);
+  // The other GPU has a table of its own and finds it on the disk: they are of one model.
+  EXPECT_EQ(kept(), 1u);
+  EXPECT_EQ(algorithm(1, product(17)), 101u);
+  EXPECT_EQ(*ran_, measured);
+  // Another type, another product.
+  Product wide = product(17);
+  wide.c.dtype = DType::kFp32;
+  EXPECT_EQ(algorithm(1, wide), 101u);
+  EXPECT_GT(*ran_, measured);
+  EXPECT_EQ(kept(), 2u);
+}
+
+TEST_F(Products, WhatTheLibraryDoesNotOfferIsNotRun) {
+  EXPECT_EQ(algorithm(0, product(18)), 101u);
+  const int measured = *ran_;
+  *first_ = 200;
+  EXPECT_EQ(algorithm(1, product(18)), 201u);
+  EXPECT_GT(*ran_, measured);
+}
+
+TEST_F(Products, UnmeasuredIsTheFirstChoice) {
+  Product p = product(19);
+  p.measured = false;
+  EXPECT_EQ(algorithm(0, p), 100u);
+  EXPECT_EQ(*ran_, 0);
+  EXPECT_EQ(kept(), 0u);
+}
+
+TEST_F(Products, WithoutMemoryTheFirstChoiceRuns) {
+  Product p = product(20);
+  p.c.row_stride = std::int64_t{1} << 30;
+  EXPECT_EQ(algorithm(0, p), 100u);
+  EXPECT_EQ(kept(), 0u);
+}
+
+}  // namespace
+}  // namespace flashlab::runtime

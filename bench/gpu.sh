@@ -3,7 +3,8 @@
 #   bench/gpu.sh PART[,PART] PROGRAM OUTPUT_FOLDER NAME [PYTHON]
 #
 #   check     every implementation against the fp64 oracle (bench/check.py)
-#   suite     every test program beside PROGRAM, with counts (bench/suite.py); PYTHON's too
+#   suite     every test program beside PROGRAM, with counts, then memcheck (bench/suite.py);
+#             PYTHON's too
 #   sanitize  compute-sanitizer's memcheck, racecheck and initcheck on small cases of every kernel
 #             but the instruments' own, where it works (bench/sanitize.py)
 #   costs     compiling, loading from the disk cache, the host's share of a call, a thousand equal
@@ -52,7 +53,7 @@ part_check() {
 
 part_suite() {
   step "suite: every test" python3 "$here/suite.py" "$(dirname "$program")" \
-    "$folder/$name-suite.json" --time-limit 590 --python "$python"
+    "$folder/$name-suite.json" --time-limit 590 --memcheck 120 --python "$python"
 }
 
 part_sanitize() {

@@ -1,15 +1,18 @@
 #!/usr/bin/env python3
 """Every test on this machine, its GPU included, with counts:
 
-  bench/suite.py BUILD_FOLDER OUTPUT.json [--only WORD[,WORD]] [--jobs N] [--time-limit SECONDS]
-                 [--python PROGRAM]
+  bench/suite.py BUILD_FOLDER OUTPUT.json [--python PROGRAM] [--memcheck SECONDS] [--jobs N]
+                 [--only WORD[,WORD]] [--time-limit SECONDS] [--dry-run]
 
-Runs the test programs of BUILD_FOLDER (`*_test`: unit, conformance, mutation, GPU kernels) and,
-with an interpreter that has PyTorch and flashlab, tests/python. It needs neither ctest nor a
-compiler, so that a build can be carried to a machine with a GPU. OUTPUT.json gets the environment,
-and of each program its counts, its failures and the reasons of its skips; it is written anew after
-each, so that nothing is lost when time runs out: what did not start is listed as such. Exit code 1
-when a test failed, a program ended badly, or not every program ran.
+Runs the test programs of BUILD_FOLDER, `*_test`; with an interpreter that has PyTorch and flashlab
+(BUILD_FOLDER/python counts), tests/python; and with --memcheck, bench/sanitize.py's memcheck cases
+for at most that long. It needs neither ctest nor a compiler: a build can be carried to a machine
+with a GPU, to a folder of the same path, which some tests know. OUTPUT.json gets the environment,
+of each program its counts, failures and reasons of skips, and the sums of groups: GPU tests,
+mutations, primitives, two GPUs, PyTorch, all else. It is written anew after each, so that nothing
+is lost when time runs out: what did not start is listed as such. --dry-run lists what would run.
+Exit code 1 when a test failed, a program ended badly, the sanitizer found something, not every
+program ran, or tests that this machine could run skipped themselves.
 """
 
 import argparse
@@ -24,18 +27,23 @@ import sys
 import tempfile
 import time
 
+import sanitize
 from processes import TOO_LONG, run, stop_with_this_script
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 PYTHON_TESTS = os.path.join(HERE, "..", "tests", "python")
 PROGRAM_LIMIT_S = 590
 COUNTS = ("passed", "failed", "skipped")
+# Groups of programs by name, the first that fits, and how many GPUs one needs to run at all.
+GROUPS = (("two GPUs", "two_gpus", 2), ("mutations", "cuda_mutation", 1),
+          ("primitives", "cuda_(ptx|mma|tile)", 1), ("PyTorch", "test_torch", 0),
+          ("GPU", "^cuda_|^peers_|test_core_frameworks", 1), ("all else", "", 0))
 
 
-def reason_of(messages):
-    """Why a test skipped itself: the last line of what it said."""
-    lines = [line.strip() for text in messages for line in text.splitlines() if line.strip()]
-    return lines[-1].removeprefix("skipped: ") if lines else "no reason given"
+def reasons_of(text):
+    """Why tests skipped themselves: what GoogleTest prints after "Skipped"; its report has none."""
+    said = re.findall(r": Skipped\n(.+)\n", text)
+    return collections.Counter(reason.strip().removeprefix("skipped: ") for reason in said)
 
 
 def gtest_record(program, limit):
@@ -50,7 +58,7 @@ def gtest_record(program, limit):
             return out | {"failed": 1, "failures": [f"{why}: {text[-2000:]}"]}
         with open(report, encoding="utf-8") as stream:
             suites = json.load(stream)["testsuites"]
-    failures, reasons = [], collections.Counter()
+    failures = []
     for suite in suites:
         for test in suite["testsuite"]:
             name = f'{suite["name"]}.{test["name"]}'
@@ -59,11 +67,9 @@ def gtest_record(program, limit):
                 failures.append(f'{name}: {test["failures"][0]["failure"][:2000]}')
             elif test["result"] == "SKIPPED":
                 out["skipped"] += 1
-                said = [one.get("message", "") for one in test.get("skipped", [])]
-                reasons[reason_of(said)] += 1
             elif test["result"] == "COMPLETED":
                 out["passed"] += 1
-    return out | {"failures": failures, "skip_reasons": dict(reasons)}
+    return out | {"failures": failures, "skip_reasons": dict(reasons_of(text))}
 
 
 def python_record(python, file, limit):
@@ -100,11 +106,62 @@ def programs(folder, python):
            for path in long_first]
     if python and has_package(python):
         for file in sorted(glob.glob(os.path.join(PYTHON_TESTS, "test_*.py"))):
-            out.append((os.path.basename(file),
+            out.append((f"python {os.path.basename(file)}",
                         lambda limit, file=file: python_record(python, file, limit)))
     elif python:
         print(f"python tests: skipped, {python} has no flashlab or no PyTorch")
     return out
+
+
+def group_of(program):
+    return next(name for name, pattern, _ in GROUPS if re.search(pattern, program))
+
+
+def group_sums(records):
+    sums = {name: dict.fromkeys(COUNTS, 0) for name, _, _ in GROUPS}
+    for record in records:
+        for key in COUNTS:
+            sums[group_of(record["program"])][key] += record[key]
+    return sums
+
+
+def idle(document):
+    """What this machine has the GPUs for, and did not run: groups without a passed test, programs
+    that skipped tests for want of a GPU."""
+    programs_of = collections.Counter(group_of(one["program"]) for one in document["programs"])
+    groups = [name for name, _, gpus in GROUPS
+              if programs_of[name] and gpus <= document["gpus"]
+              and document["groups"][name]["passed"] == 0]
+    wants = [text for text, gpus in (("no GPU", 1), ("no second GPU", 2))
+             if gpus <= document["gpus"]]
+    return groups + [one["program"] for one in document["programs"]
+                     if any(reason.startswith(text) for reason in one["skip_reasons"]
+                            for text in wants)]
+
+
+def gpus():
+    """How many there are, asked of the driver's own program."""
+    try:
+        listed = subprocess.run(["nvidia-smi", "-L"], stdout=subprocess.PIPE, check=True, text=True)
+    except (OSError, subprocess.CalledProcessError):
+        return 0
+    return sum(line.startswith("GPU ") for line in listed.stdout.splitlines())
+
+
+def memcheck_record(folder, limit):
+    """What memcheck found in bench/sanitize.py's cases; that script's own document."""
+    with tempfile.TemporaryDirectory() as scratch:
+        path = os.path.join(scratch, "memcheck.json")
+        code, text, seconds = run([sys.executable, os.path.join(HERE, "sanitize.py"), "memcheck",
+                                   os.path.join(folder, "flashlab"), path], limit)
+        runs = []
+        if os.path.exists(path):
+            with open(path, encoding="utf-8") as stream:
+                runs = json.load(stream)["runs"]
+    why = {TOO_LONG: f"stopped after {limit:.0f} s", sanitize.SKIPPED: "skipped"}.get(code, "")
+    return {"exit_code": code, "seconds": round(seconds, 1), "ok": code in (0, sanitize.SKIPPED),
+            "why": why, "found": sum(one.get("found") or 0 for one in runs), "runs": runs,
+            "output": [] if code == 0 else text.splitlines()[-20:]}
 
 
 def environment(folder):
@@ -115,55 +172,113 @@ def environment(folder):
         return {"error": str(error)}
 
 
-def main():
+def arguments():
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("build_folder")
     parser.add_argument("output")
     parser.add_argument("--only", help="programs whose name holds one of these words")
-    parser.add_argument("--jobs", type=int, default=4)
+    cores = len(os.sched_getaffinity(0))
+    parser.add_argument("--jobs", type=int, default=max(1, cores // 3))
     parser.add_argument("--time-limit", type=float, default=float("inf"))
     parser.add_argument("--python", help="an interpreter with PyTorch and flashlab")
-    flags = parser.parse_args()
+    parser.add_argument("--memcheck", type=float, default=0, metavar="SECONDS",
+                        help="compute-sanitizer over small cases of every kernel, at most so long")
+    parser.add_argument("--dry-run", action="store_true", help="list what would run")
+    return parser.parse_args()
+
+
+def dry_run(flags, todo):
+    for name, _ in todo:
+        print(f"{group_of(name):12}{name}")
+    if flags.memcheck:
+        where = sanitize.sanitizer() or "skipped: there is no compute-sanitizer here"
+        print(f"{'memcheck':12}at most {flags.memcheck:.0f} s: {where}")
+    print(f"{len(todo)} programs, {flags.jobs} at a time, {gpus()} GPUs")
+    return 0
+
+
+class Document:
+    """What is written: all that ran so far."""
+
+    def __init__(self, flags, todo):
+        self.path = flags.output
+        self.content = {
+            "schema": "flashlab.suite/1",
+            "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "command": " ".join(["bench/suite.py", *sys.argv[1:]]),
+            "environment": environment(flags.build_folder), "gpus": gpus(), "ok": False,
+            "not_run": [name for name, _ in todo], "programs": []}
+
+    def save(self):
+        content = self.content
+        content["groups"] = group_sums(content["programs"])
+        for key in COUNTS:
+            content[key] = sum(group[key] for group in content["groups"].values())
+        content["idle"] = idle(content)
+        content["ok"] = (content["failed"] == 0 and not content["not_run"]
+                         and not content["idle"]
+                         and content.get("memcheck", {"ok": True})["ok"])
+        with open(self.path, "w", encoding="utf-8") as stream:
+            json.dump(content, stream, indent=1)
+            stream.write("\n")
+
+    def add(self, name, record):
+        self.content["not_run"].remove(name)
+        self.content["programs"].append(record)
+        print("{passed:5} passed {failed:4} failed {skipped:5} skipped {seconds:7.1f} s  "
+              "{program}".format(**record), flush=True)
+        self.save()
+
+    def add_memcheck(self, record):
+        self.content["memcheck"] = record
+        print(f"memcheck: {record['found']} found in {len(record['runs'])} runs, "
+              f"{record['seconds']} s {record['why']}", flush=True)
+        for line in record["output"]:
+            print(f"  {line}")
+        self.save()
+
+    def summary(self):
+        for name, sums in self.content["groups"].items():
+            print("{:12}{passed:6} passed {failed:4} failed {skipped:5} skipped".format(name,
+                                                                                       **sums))
+        print("{passed} passed, {failed} failed, {skipped} skipped".format(**self.content))
+        for name in self.content["not_run"]:
+            print(f"not run: {name}")
+        for name in self.content["idle"]:
+            print(f"skipped what this machine can run: {name}")
+
+
+def main():
+    flags = arguments()
     stop_with_this_script()
+    package = os.path.abspath(os.path.join(flags.build_folder, "python"))
+    if os.path.isdir(os.path.join(package, "flashlab")):
+        paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
+        os.environ["PYTHONPATH"] = os.pathsep.join(paths)
     words = flags.only.split(",") if flags.only else [""]
     todo = [one for one in programs(flags.build_folder, flags.python)
             if any(word in one[0] for word in words)]
-    document = {"schema": "flashlab.suite/1", "date": time.strftime("%Y-%m-%dT%H:%M:%SZ",
-                                                                   time.gmtime()),
-                "environment": environment(flags.build_folder), "ok": False,
-                "not_run": [name for name, _ in todo], "programs": []}
+    if flags.dry_run:
+        return dry_run(flags, todo)
+    document = Document(flags, todo)
     start = time.monotonic()
+    document.save()
 
-    def save():
-        totals = {key: sum(one[key] for one in document["programs"]) for key in COUNTS}
-        document.update(totals)
-        document["ok"] = totals["failed"] == 0 and not document["not_run"]
-        with open(flags.output, "w", encoding="utf-8") as stream:
-            json.dump(document, stream, indent=1)
-            stream.write("\n")
-        return totals
+    def left():
+        return flags.time_limit - flags.memcheck - (time.monotonic() - start)
 
     def work(function):
-        left = flags.time_limit - (time.monotonic() - start)
-        return function(min(left, PROGRAM_LIMIT_S)) if left > 5 else None
+        return function(min(left(), PROGRAM_LIMIT_S)) if left() > 5 else None
 
-    save()
     with concurrent.futures.ThreadPoolExecutor(flags.jobs) as pool:
         jobs = {pool.submit(work, function): name for name, function in todo}
         for job in concurrent.futures.as_completed(jobs):
-            record = job.result()
-            if record is None:
-                continue
-            document["not_run"].remove(jobs[job])
-            document["programs"].append(record)
-            print("{passed:5} passed {failed:4} failed {skipped:5} skipped {seconds:7.1f} s  "
-                  "{program}".format(**record), flush=True)
-            save()
-    totals = save()
-    print("{passed} passed, {failed} failed, {skipped} skipped".format(**totals))
-    for name in document["not_run"]:
-        print(f"not run: {name}")
-    return 0 if document["ok"] else 1
+            if job.result() is not None:
+                document.add(jobs[job], job.result())
+    if flags.memcheck:
+        document.add_memcheck(memcheck_record(flags.build_folder, flags.memcheck))
+    document.summary()
+    return 0 if document.content["ok"] else 1
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ import ci_summary  # noqa: E402
 import console  # noqa: E402
 import processes  # noqa: E402
 import run_tests  # noqa: E402
+import suite  # noqa: E402
 
 BASICS = ("bash", "dirname", "grep", "sed", "sort", "head", "tail", "mkdir", "cat", "env", "touch")
 PRESENT = "cmake ninja-build python3 libhwy-dev libfmt-dev libcli11-dev nlohmann-json3-dev " \
@@ -176,6 +177,62 @@ class Packages(unittest.TestCase):
         code, out, err = machine.run("build", "verify")
         self.assertEqual((code, err), (0, ""))
         self.assertIn("without clang", out)
+
+
+class Suite(unittest.TestCase):
+    """bench/suite.py runs with a stand-in for a GoogleTest program and for nvidia-smi."""
+
+    PROGRAM = """#!/bin/sh
+for argument; do report=${argument#--gtest_output=json:}; done
+echo 'test.cpp:9: Skipped
+skipped: no GPU: none was found
+'
+echo '{"testsuites": [{"name": "S", "testsuite": [
+ {"name": "a", "result": "COMPLETED"}, {"name": "b", "result": "SKIPPED"}]}]}' > "$report"
+"""
+
+    def run_suite(self, gpus, *flags):
+        with tempfile.TemporaryDirectory() as folder:
+            for name, text in (("cuda_mutation_test", self.PROGRAM),
+                               ("nvidia-smi", "#!/bin/sh\n" + "echo GPU 0\n" * gpus)):
+                path = os.path.join(folder, name)
+                with open(path, "w", encoding="utf-8") as stream:
+                    stream.write(text)
+                os.chmod(path, 0o755)
+            result = os.path.join(folder, "suite.json")
+            done = subprocess.run(
+                [sys.executable, os.path.join(ROOT, "bench", "suite.py"), folder, result, *flags],
+                env={**os.environ, "PATH": folder + os.pathsep + os.environ["PATH"]},
+                stdout=subprocess.PIPE, text=True, check=False)
+            if not os.path.exists(result):
+                return done, None
+            with open(result, encoding="utf-8") as stream:
+                return done, json.load(stream)
+
+    def test_counts_by_group_and_reasons_of_skips(self):
+        done, document = self.run_suite(0)
+        self.assertEqual(done.returncode, 0, done.stdout)
+        self.assertEqual(document["groups"]["mutations"], {"passed": 1, "failed": 0, "skipped": 1})
+        self.assertEqual(document["programs"][0]["skip_reasons"], {"no GPU: none was found": 1})
+        self.assertTrue(document["ok"])
+
+    def test_a_gpu_that_is_there_must_be_used(self):
+        done, document = self.run_suite(1)
+        self.assertEqual(done.returncode, 1)
+        self.assertEqual(document["idle"], ["cuda_mutation_test"])
+        self.assertFalse(document["ok"])
+
+    def test_a_dry_run_lists_and_writes_nothing(self):
+        done, document = self.run_suite(2, "--dry-run", "--memcheck", "7")
+        self.assertEqual((done.returncode, document), (0, None))
+        self.assertIn("mutations   cuda_mutation_test", done.stdout)
+        self.assertIn("2 GPUs", done.stdout)
+
+    def test_groups_go_by_name(self):
+        for name, group in (("runtime_two_gpus_test", "two GPUs"), ("cuda_ptx_test", "primitives"),
+                            ("python test_torch_modes.py", "PyTorch"),
+                            ("cuda_sm80_forward_test", "GPU"), ("api_test", "all else")):
+            self.assertEqual(suite.group_of(name), group)
 
 
 class Summary(unittest.TestCase):

@@ -4,15 +4,16 @@
 
 # What prepares, checks and talks does not gain from -O3: cli/parse.cpp 18.1 s, with -O1 13.7;
 # `flashlab check --device cpu` takes as long with either.
+# Of the training library so only what prepares: train/plan/step_plan.cpp 4.7 s, so and with read
+# headers 2.0; loops over tensors and over text are in its cpu/ and data/.
+set(talkers flashlab_cases)
+if(FLASHLAB_BUILD_CLI)
+  list(APPEND talkers flashlab_lab flashlab_profile flashlab_train flashlab_cli)
+endif()
 if(CMAKE_BUILD_TYPE STREQUAL "Release")
-  target_compile_options(flashlab_cases PRIVATE -O1)
-  if(FLASHLAB_BUILD_CLI)
-    target_compile_options(flashlab_lab PRIVATE -O1)
-    target_compile_options(flashlab_cli PRIVATE -O1)
-    # train/plan/step_plan.cpp 4.7 s, so and with read headers 2.0. Loops over tensors and over text
-    # are in cpu/ and data/.
-    target_compile_options(flashlab_train PRIVATE -O1)
-  endif()
+  foreach(target IN LISTS talkers)
+    target_compile_options(${target} PRIVATE -O1)
+  endforeach()
 endif()
 
 # fmt is used header-only, so that each file compiles its code anew: launch/gpu_plan.cpp 6.8 s,
@@ -50,13 +51,9 @@ endif()
 set(headers <fmt/format.h> <algorithm> <cstdint> <functional> <map> <memory> <mutex> <optional>
   <span> <string> <string_view> <unordered_map> <vector>
   ${PROJECT_SOURCE_DIR}/include/flashlab/flashlab.h)
-target_precompile_headers(flashlab PRIVATE ${headers})
-target_precompile_headers(flashlab_cases PRIVATE ${headers})
-if(FLASHLAB_BUILD_CLI)
-  target_precompile_headers(flashlab_lab PRIVATE ${headers})
-  target_precompile_headers(flashlab_cli PRIVATE ${headers})
-  target_precompile_headers(flashlab_train PRIVATE ${headers})
-endif()
+foreach(target IN ITEMS flashlab ${talkers})
+  target_precompile_headers(${target} PRIVATE ${headers})
+endforeach()
 if(CMAKE_CXX_COMPILER_ID STREQUAL GNU AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13
     AND NOT CMAKE_DISABLE_PRECOMPILE_HEADERS)
   # Read so, g++ 12 forgets that std::string is the system's and tells its false alarms (its bug

@@ -1,13 +1,14 @@
 # FlashLab's commands. `make run` and `make test` need nothing but git and make on Debian 12 or
 # Ubuntu 24.04: they install what is missing (as root, or by sudo without a password), build and go.
 
-.PHONY: help run test verify verify-all format clean
+.PHONY: help run install test verify verify-all format clean
 .DEFAULT_GOAL := help
 # One recipe at a time: each one uses every core by itself.
 .NOTPARALLEL:
 
 help:
 	@echo 'make run         install what is missing, build, compare the attention implementations here'
+	@echo 'make install     build, then put command line, library and headers into ~/.local (PREFIX=...)'
 	@echo 'make test        install what is missing, build, run the tests'
 	@echo 'make verify      formatter, lints, headers alone, documents, sanitizers, short fuzzing'
 	@echo 'make verify-all  the same without shortcuts, for releases (an hour or more)'
@@ -20,6 +21,11 @@ run:
 	@tools/packages.sh '[1/3]' build
 	@tools/build.py '[2/3]' flashlab_cli
 	@tools/compare.sh '[3/3]' $(ARGS)
+
+install:
+	@tools/packages.sh '[1/3]' build
+	@tools/build.py '[2/3]' flashlab_cli
+	@tools/install.sh '[3/3]' "$(PREFIX)"
 
 test:
 	@tools/packages.sh '[1/3]' build

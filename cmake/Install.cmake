@@ -1,5 +1,6 @@
-# `cmake --install`: public headers, the library, the command line, and a CMake package that offers
-# flashlab::flashlab. What the library uses inside (fmt, Highway) is compiled in and not asked for.
+# `cmake --install`: public headers, the library, the command line, a CMake package that offers
+# flashlab::flashlab, and the same for pkg-config. What the library uses inside (fmt, Highway) is
+# compiled in and not asked for.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
@@ -25,3 +26,14 @@ write_basic_package_version_file(${PROJECT_BINARY_DIR}/generated/flashlabConfigV
   COMPATIBILITY SameMinorVersion)
 install(FILES ${PROJECT_BINARY_DIR}/generated/flashlabConfig.cmake
   ${PROJECT_BINARY_DIR}/generated/flashlabConfigVersion.cmake DESTINATION ${package_dir})
+
+# pkg-config finds the prefix from where its file lies, so that the prefix may be moved.
+string(REGEX REPLACE "[^/]+" ".." FLASHLAB_PC_UP ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+get_target_property(flashlab_kind flashlab TYPE)
+if(flashlab_kind STREQUAL "STATIC_LIBRARY")
+  set(FLASHLAB_PC_LIBS "-lstdc++ -lm -ldl -lpthread")
+endif()
+configure_file(${CMAKE_CURRENT_LIST_DIR}/flashlab.pc.in ${PROJECT_BINARY_DIR}/generated/flashlab.pc
+  @ONLY)
+install(FILES ${PROJECT_BINARY_DIR}/generated/flashlab.pc
+  DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)

@@ -44,6 +44,19 @@ cmake --build "$scratch/build" >>"$scratch/build.log" 2>&1 ||
 said=$("$scratch/build/consumer") || fail "the consumer exits with $?: $said"
 [ "$said" = "O[0] = 4.0000 5.0000  LSE = 1.386294" ] || fail "the consumer says: $said"
 
+# The same without CMake.
+if command -v pkg-config >/dev/null; then
+  export PKG_CONFIG_PATH=$(dirname "$(find "$prefix" -name flashlab.pc)")
+  flags=$(pkg-config --cflags --libs flashlab) || fail "pkg-config does not know flashlab"
+  # pkg-config escapes the spaces of the prefix for a shell.
+  compile="$(cached CMAKE_CXX_COMPILER) -std=c++20 '$scratch/consumer/main.cpp' $flags"
+  eval "$compile -o '$scratch/plain'" ||
+    fail "the consumer does not build with pkg-config's flags: $flags"
+  loader=$(dirname "$(find "$prefix" -name 'libflashlab.*' | head -1)")
+  [ "$(LD_LIBRARY_PATH=$loader "$scratch/plain")" = "$said" ] ||
+    fail "the consumer built by pkg-config says something else"
+fi
+
 # A version that is not this one is refused by CMake, not by the linker.
 sed -i 's/find_package(flashlab [0-9.]*/find_package(flashlab 99.0/' \
   "$scratch/consumer/CMakeLists.txt"

@@ -179,15 +179,16 @@ Status ForwardPlan::forward(ContextState& context, Stream, const ForwardTensors&
   return {};
 }
 
-// Rows of a query tile and keys of a block. Measured on Zen 4 (see README.md): 48 rows keep Q, the
-// sums and a key block in L2; blocks of 256 fp32 scores per row keep six rows of S in L1, bf16
-// pairs leave room for 512.
+// Rows of a query tile and keys of a block. Measured (see README.md): 48 rows on Zen 4 and 96 on
+// Zen 3 keep Q, the sums and a key block in L2 while K and V stream from L3 once per tile; blocks
+// of 256 fp32 scores per row keep six rows of S in L1, bf16 pairs leave room for 512.
 void choose_tiles(ForwardPlan& plan, const Geometry& g) {
   const bool pairs = plan.table->depth_per == 2;
   const std::int64_t strip = plan.table->strip_rows;
   plan.call.key_block = pairs && !g.bounds.bounded() ? 512 : 256;
   // AMX's strips of 32 rows are so fast that four of them have to share what a key block costs.
-  const std::int64_t strips = std::max<std::int64_t>(4, 48 / strip);
+  const std::int64_t rows = plan.table->lanes >= 16 ? 48 : 96;
+  const std::int64_t strips = std::max<std::int64_t>(4, rows / strip);
   plan.call.tile_rows = std::min(strips * strip, round_up(plan.rows_per_head(), strip));
 }
 

@@ -111,17 +111,20 @@ HWY_INLINE void widen_chunk(const char* row, DType dtype, int64_t first, int64_t
   });
 }
 
-/// Each row is summed in the order of d with fused multiply-adds, exactly as the micro kernel sums
-/// dP: a row that sees a single key has O = V, and dP - delta must then be 0, not the difference of
-/// two roundings. Eight rows side by side hide the latency of these chains.
+/// Each row is summed in the order of d with fused multiply-adds, exactly as multiply_scores sums
+/// dP of fp32: a row that sees a single key has O = V, and dP - delta must then be 0, not the
+/// difference of two roundings. Eight rows side by side hide the latency of these chains.
 void backward_row_delta(const BackwardCall& call, int64_t begin, int64_t end) {
   const hn::CappedTag<float, 1> one;
   alignas(64) float o[kDeltaRows][kDeltaChunk] = {};
   alignas(64) float d_o[kDeltaRows][kDeltaChunk] = {};
   for (int64_t flat = begin; flat < end; flat += kDeltaRows) {
     const int64_t count = least(kDeltaRows, end - flat);
-    float sums[kDeltaRows] = {};
+    float sums[kDeltaRows] = {}, whole_sums[kDeltaRows] = {};
     for (int64_t first = 0; first < call.head_dim_v; first += kDeltaChunk) {
+      if (first > 0 && first % kLongestSum == 0) {
+        for (int r = 0; r < kDeltaRows; ++r) whole_sums[r] += sums[r], sums[r] = 0.0f;
+      }
       FlatRow row(call, flat);
       for (int64_t r = 0; r < count; ++r, row.next(call)) {
         widen_chunk(row_at(call.o, row.batch, row.query, row.head), call.o.dtype, first,
@@ -144,7 +147,7 @@ void backward_row_delta(const BackwardCall& call, int64_t begin, int64_t end) {
     }
     FlatRow row(call, flat);
     for (int64_t r = 0; r < count; ++r, row.next(call)) {
-      float delta = sums[r];
+      float delta = call.head_dim_v > kLongestSum ? whole_sums[r] + sums[r] : sums[r];
       if (call.d_lse.data != nullptr && kMutation != Mutation::kMissingDlse) {
         delta -= statistic_at(call.d_lse, row);
       }

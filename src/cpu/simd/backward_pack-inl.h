@@ -44,6 +44,13 @@ struct TileRow {
   bool finite_d_o;
 };
 
+/// Whether fp32's B operands of dQ, dK and dV are packed in panels of their own.
+/// HW: a panel of AVX2 is one line of a row. Walked down the rows, with a stride of 256 or 512
+/// bytes, the lines fall into few sets of L1; a panel is one stream. With 32 registers a panel is
+/// four lines wide, and rows serve (Zen 3, Zen 4).
+template <class Multiply>
+constexpr bool kPacksPanels = Multiply::kDepthPer == 1 && kPanelVectors < 4;
+
 /// The stride of a tile of P or dS in Elements.
 /// HW: dV and dK walk P and dS down a column; with a stride of a multiple of 512 bytes the lines of
 /// a column fall into 8 of the 64 sets of a 32 KiB L1. One more line per row spreads them over all
@@ -69,11 +76,11 @@ struct BackwardScratch {
 
   Element* k_panels;     ///< [block_keys / kPanel][depth][kPanel]      B of S = Q K^T
   Element* v_panels;     ///< [block_keys / kPanel][depth_v][kPanel]    B of dP = dO V^T
-  Element* k_rows;       ///< [block_keys / kPair][padded_dim]          B of dQ = dS K
-  Element* q_rows;       ///< [query_rows][row_elements]                A of S
-  Element* q_columns;    ///< [query_rows / kPair][padded_dim]          B of dK = dS^T Q
-  Element* d_o_rows;     ///< [query_rows][row_elements_v]              A of dP
-  Element* d_o_columns;  ///< [query_rows / kPair][padded_dim_v]        B of dV = P^T dO
+  Element* k_rows;       ///< [block_keys / kPair][padded_dim] or panels   B of dQ = dS K
+  Element* q_rows;       ///< [query_rows][row_elements]                   A of S
+  Element* q_columns;    ///< [query_rows / kPair][padded_dim] or panels   B of dK = dS^T Q
+  Element* d_o_rows;     ///< [query_rows][row_elements_v]                 A of dP
+  Element* d_o_columns;  ///< [query_rows / kPair][padded_dim_v] or panels B of dV = P^T dO
   Element* p;            ///< [query_rows / kPair][tile_stride]         A^T of dV
   Element* ds;           ///< [query_rows / kPair][tile_stride]         A^T of dK
   Element* ds_rows;      ///< [query_rows][tile_stride / kPair]         A of dQ
@@ -106,7 +113,9 @@ struct BackwardScratch {
 
     take(k_panels, t.block_keys * depth);
     take(v_panels, t.block_keys * depth_v);
-    take(k_rows, key_pairs * padded_dim);
+    // Panels of columns, where there are any, are whole.
+    const int64_t column = kPacksPanels<Multiply> ? kPanel : kLanes;
+    take(k_rows, key_pairs * round_up(padded_dim, column));
     take(q_rows, t.query_rows * row_elements);
     take(d_o_rows, t.query_rows * row_elements_v);
     take(p, query_pairs * tile_stride);
@@ -115,9 +124,11 @@ struct BackwardScratch {
     d_o_columns = d_o_rows;
     ds_rows = ds;
     strip_s = strip_dp = nullptr;
+    if constexpr (kPair == 2 || kPacksPanels<Multiply>) {
+      take(q_columns, query_pairs * round_up(padded_dim, column));
+      take(d_o_columns, query_pairs * round_up(padded_dim_v, column));
+    }
     if constexpr (kPair == 2) {
-      take(q_columns, query_pairs * padded_dim);
-      take(d_o_columns, query_pairs * padded_dim_v);
       take(ds_rows, t.query_rows * tile_stride / kPair);
       take(strip_s, kStripRows * tile_stride);
       take(strip_dp, kStripRows * tile_stride);
@@ -203,6 +214,17 @@ HWY_INLINE void transpose_to_panel(const Element* rows, int64_t count, int64_t s
   for (int64_t d = 0; d < depth; ++d) {
     for (int64_t j = 0; j < count; ++j) panel[d * kPanel + j] = rows[j * stride + d];
     for (int64_t j = count; j < kPanel; ++j) panel[d * kPanel + j] = 0;
+  }
+}
+
+/// Rows [count][stride] -> panels [padded / kPanel][panel_rows][kPanel], to rows first.. of each
+/// panel.
+HWY_INLINE void rows_to_panels(const float* HWY_RESTRICT rows, int64_t count, int64_t stride,
+                               int64_t padded, int64_t panel_rows, int64_t first,
+                               float* HWY_RESTRICT panels) {
+  for (int64_t d = 0; d < padded; d += kLanes) {
+    float* column = panels + d / kPanel * panel_rows * kPanel + first * kPanel + d % kPanel;
+    for (int64_t r = 0; r < count; ++r) store(load(rows + r * stride + d), column + r * kPanel);
   }
 }
 

@@ -99,10 +99,9 @@ HWY_NOINLINE void add_tile_scores(const KeyBlock<Multiply>& block, const QueryTi
     int64_t end = 0;
     for (int r = 0; r < count; ++r) end = most(end, s.rows[i + r].end);
     if (end == 0) continue;
-    multiply_panels<Multiply, Start::kZero>(
-        count, end, s.depth * kPanel,
-        {s.depth, s.q_rows + i * s.row_elements, s.row_elements, 1, s.k_panels, kPanel, scores,
-         s.tile_stride, nullptr});
+    multiply_scores<Multiply>(count, end, s.depth * kPanel,
+                              {s.depth, s.q_rows + i * s.row_elements, s.row_elements, 1,
+                               s.k_panels, kPanel, scores, s.tile_stride, nullptr});
     for (int r = 0; r < count; ++r) {
       const TileRow& row = s.rows[i + r];
       if (row.first >= row.end) continue;

@@ -90,7 +90,10 @@ HWY_NOINLINE void pack_keys(KeyBlock<Multiply>& block, int64_t head_k) {
     for (int n = first_bad; n < block.bad_keys; ++n) {
       zero_elements(s.staging + (s.bad_keys[n] - j) * s.row_elements, s.row_elements);
     }
-    if constexpr (kPair == 1) {
+    if constexpr (kPacksPanels<Multiply>) {
+      rows_to_panels(s.staging, count, s.row_elements, s.padded_dim, call.tiles.block_keys, j,
+                     s.k_rows);
+    } else if constexpr (kPair == 1) {
       memcpy(s.k_rows + j * s.padded_dim, s.staging,
              static_cast<size_t>(count * s.padded_dim) * sizeof(float));
     } else {
@@ -145,7 +148,7 @@ HWY_NOINLINE void load_tile(const KeyBlock<Multiply>& block, QueryTile& tile) {
 }
 
 /// bf16: Q and dO as m pairs. Rows with NaN or infinity are zero there (see add_bad_rows).
-/// fp32: the same rows serve both products, so bad rows are zeroed once S and dP are done.
+/// fp32: rows or panels of them serve both products, so bad rows are zeroed once S and dP are done.
 template <class Multiply>
 HWY_NOINLINE void pack_columns(const KeyBlock<Multiply>& block, const QueryTile& tile) {
   BackwardScratch<Multiply>& s = block.scratch;
@@ -154,6 +157,11 @@ HWY_NOINLINE void pack_columns(const KeyBlock<Multiply>& block, const QueryTile&
       if (!s.rows[i].finite_q) zero_elements(s.q_rows + i * s.row_elements, s.row_elements);
       if (!s.rows[i].finite_d_o) zero_elements(s.d_o_rows + i * s.row_elements_v, s.row_elements_v);
     }
+  }
+  if constexpr (kPacksPanels<Multiply>) {
+    const int64_t rows = block.call.tiles.query_rows;
+    rows_to_panels(s.q_rows, tile.rows, s.row_elements, s.padded_dim, rows, 0, s.q_columns);
+    rows_to_panels(s.d_o_rows, tile.rows, s.row_elements_v, s.padded_dim_v, rows, 0, s.d_o_columns);
   }
   if constexpr (Multiply::kDepthPer == 2) {
     const auto halves = [](const uint32_t* p) { return reinterpret_cast<const uint16_t*>(p); };
@@ -175,15 +183,29 @@ HWY_INLINE void strip_scores(const BackwardScratch<Multiply>& s, int64_t i, int 
                              int64_t first, int64_t end, float* scores, float* d_p) {
   const int64_t panel = first / kPanel;
   const int64_t column = panel * kPanel;
-  multiply_panels<Multiply, Start::kZero>(
+  multiply_scores<Multiply>(
       count, end - column, s.depth * kPanel,
       {s.depth, s.q_rows + i * s.row_elements, s.row_elements, 1,
        s.k_panels + panel * s.depth * kPanel, kPanel, scores + column, s.tile_stride, nullptr});
-  multiply_panels<Multiply, Start::kZero>(
+  multiply_scores<Multiply>(
       count, end - column, s.depth_v * kPanel,
       {s.depth_v, s.d_o_rows + i * s.row_elements_v, s.row_elements_v, 1,
        s.v_panels + panel * s.depth_v * kPanel, kPanel, d_p + column, s.tile_stride, nullptr});
 }
+
+/// k_rows, q_columns or d_o_columns as the micro kernel walks it.
+template <class Multiply>
+struct ColumnOperand {
+  const typename Multiply::Element* data;
+  int64_t depth_stride;
+  int64_t panel_stride;
+
+  /// `rows`: the rows that a panel has room for.
+  ColumnOperand(const typename Multiply::Element* b, int64_t padded, int64_t rows)
+      : data(b),
+        depth_stride(kPacksPanels<Multiply> ? kPanel : padded),
+        panel_stride(kPacksPanels<Multiply> ? rows * kPanel : kPanel) {}
+};
 
 /// Room for what dropout keeps of a strip: blocks have at most 192 keys, rows some padding.
 constexpr int64_t kMostKeep = kStripRows * (192 + 2 * kLanes + 16);
@@ -254,10 +276,11 @@ HWY_NOINLINE void query_strips(const KeyBlock<Multiply>& block, const QueryTile&
     if (first >= end) continue;
     const int64_t row_stride = s.tile_stride / kPair;
     const int64_t from = first / kPair;
+    const ColumnOperand<Multiply> b(s.k_rows, s.padded_dim, call.tiles.block_keys);
     multiply_panels<Multiply, Start::kAdd>(
-        count, s.padded_dim, kPanel,
+        count, s.padded_dim, b.panel_stride,
         {(end + kPair - 1) / kPair - from, s.ds_rows + i * row_stride + from, row_stride, 1,
-         s.k_rows + from * s.padded_dim, s.padded_dim, tile.dq + i * s.padded_dim, s.padded_dim,
+         b.data + from * b.depth_stride, b.depth_stride, tile.dq + i * s.padded_dim, s.padded_dim,
          nullptr});
   }
 }
@@ -270,6 +293,7 @@ HWY_INLINE void add_key_gradient(const KeyBlock<Multiply>& block, const QueryTil
                                  const typename Multiply::Element* b, int64_t padded, float* sums) {
   constexpr int kPair = Multiply::kDepthPer;
   const int64_t stride = block.scratch.tile_stride;
+  const ColumnOperand<Multiply> operand(b, padded, block.call.tiles.query_rows);
   for (int64_t j = 0; j < block.keys; j += kStripRows) {
     const int64_t count = least(kStripRows, block.keys - j);
     int64_t first, end;
@@ -277,9 +301,10 @@ HWY_INLINE void add_key_gradient(const KeyBlock<Multiply>& block, const QueryTil
     if (first >= end) continue;
     const int64_t from = first / kPair;
     multiply_panels<Multiply, Start::kAdd>(
-        static_cast<int>(count), padded, kPanel,
-        {(end + kPair - 1) / kPair - from, a + from * stride + j, 1, stride, b + from * padded,
-         padded, sums + j * padded, padded, nullptr});
+        static_cast<int>(count), padded, operand.panel_stride,
+        {(end + kPair - 1) / kPair - from, a + from * stride + j, 1, stride,
+         operand.data + from * operand.depth_stride, operand.depth_stride, sums + j * padded,
+         padded, nullptr});
   }
 }
 

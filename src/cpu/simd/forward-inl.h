@@ -186,7 +186,7 @@ void strip_against_block(const ForwardCall& call, const ForwardTask& task,
   score_tile.b_depth_stride = kPanel;
   score_tile.c = scratch.scores;
   score_tile.c_row_stride = scratch.score_stride;
-  multiply_panels<Multiply, Start::kZero>(what.rows, what.columns, depth * kPanel, score_tile);
+  multiply_scores<Multiply>(what.rows, what.columns, depth * kPanel, score_tile);
 
   const auto for_rows = [&](const auto& use) {
     for (int i = 0; i < what.rows; ++i) {

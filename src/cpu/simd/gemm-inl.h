@@ -24,6 +24,7 @@ enum class Start {
   kZero,   ///< nothing: C is overwritten
   kAdd,    ///< C
   kScale,  ///< row_scale[i] * C[i, :]
+  kSum,    ///< C, added once the products are summed from zero
 };
 
 /// fp32 products and sums.
@@ -85,13 +86,16 @@ HWY_INLINE void micro_kernel(const TileArguments<Multiply>& t) {
 #pragma GCC unroll 8
     for (int j = 0; j < kVectors; ++j) {
       const float* c = t.c + i * t.c_row_stride + j * kLanes;
-      if constexpr (kStart == Start::kZero) sum[i][j] = zero();
+      if constexpr (kStart == Start::kZero || kStart == Start::kSum) sum[i][j] = zero();
       if constexpr (kStart == Start::kAdd) sum[i][j] = load(c);
       if constexpr (kStart == Start::kScale) sum[i][j] = hn::Mul(set(t.row_scale[i]), load(c));
     }
   }
   const typename Multiply::Element* HWY_RESTRICT a = t.a;
   const typename Multiply::Element* HWY_RESTRICT b = t.b;
+  // PERF: 12 products of AVX2's tile come with 8 loads; four steps share what the loop itself
+  // costs.
+#pragma GCC unroll 4
   for (int64_t k = 0; k < t.depth; ++k) {
     typename Multiply::Operand column[kVectors];
 #pragma GCC unroll 8
@@ -110,41 +114,25 @@ HWY_INLINE void micro_kernel(const TileArguments<Multiply>& t) {
 #pragma GCC unroll 8
   for (int i = 0; i < kRows; ++i) {
 #pragma GCC unroll 8
-    for (int j = 0; j < kVectors; ++j) store(sum[i][j], t.c + i * t.c_row_stride + j * kLanes);
+    for (int j = 0; j < kVectors; ++j) {
+      float* c = t.c + i * t.c_row_stride + j * kLanes;
+      store(kStart == Start::kSum ? hn::Add(load(c), sum[i][j]) : sum[i][j], c);
+    }
   }
 }
 
+/// C [kRows, vectors * kLanes] over consecutive panels.
 template <class Multiply, Start kStart, int kRows>
-HWY_INLINE void tile_of_rows(int vectors, const TileArguments<Multiply>& t) {
-  switch (vectors) {
-    case 1:
-      return micro_kernel<Multiply, kRows, 1, kStart>(t);
-    case 2:
-      return micro_kernel<Multiply, kRows, 2, kStart>(t);
-    case 3:
-      if constexpr (kPanelVectors > 2) micro_kernel<Multiply, kRows, 3, kStart>(t);
-      return;
-    default:
-      return micro_kernel<Multiply, kRows, kPanelVectors, kStart>(t);
+HWY_NOINLINE void panels_of_rows(int64_t vectors, int64_t panel_stride, TileArguments<Multiply> t) {
+  for (; vectors >= kPanelVectors; vectors -= kPanelVectors) {
+    micro_kernel<Multiply, kRows, kPanelVectors, kStart>(t);
+    t.b += panel_stride;
+    t.c += kPanel;
   }
-}
-
-/// C [rows, vectors * kLanes] for any rows in 1..kStripRows and vectors in 1..kPanelVectors.
-template <class Multiply, Start kStart>
-HWY_NOINLINE void multiply_tile(int rows, int vectors, const TileArguments<Multiply>& t) {
-  switch (rows) {
-    case 1:
-      return tile_of_rows<Multiply, kStart, 1>(vectors, t);
-    case 2:
-      return tile_of_rows<Multiply, kStart, 2>(vectors, t);
-    case 3:
-      return tile_of_rows<Multiply, kStart, 3>(vectors, t);
-    case 4:
-      return tile_of_rows<Multiply, kStart, 4>(vectors, t);
-    case 5:
-      return tile_of_rows<Multiply, kStart, 5>(vectors, t);
-    default:
-      return tile_of_rows<Multiply, kStart, 6>(vectors, t);
+  if (vectors == 1) micro_kernel<Multiply, kRows, 1, kStart>(t);
+  if constexpr (kPanelVectors > 2) {
+    if (vectors == 2) micro_kernel<Multiply, kRows, 2, kStart>(t);
+    if (vectors == 3) micro_kernel<Multiply, kRows, 3, kStart>(t);
   }
 }
 
@@ -154,13 +142,42 @@ HWY_NOINLINE void multiply_tile(int rows, int vectors, const TileArguments<Multi
 template <class Multiply, Start kStart>
 HWY_INLINE void multiply_panels(int rows, int64_t columns, int64_t panel_stride,
                                 TileArguments<Multiply> t) {
-  int64_t vectors = (columns + kLanes - 1) / kLanes;
-  while (vectors > 0) {
-    const int now = vectors < kPanelVectors ? static_cast<int>(vectors) : kPanelVectors;
-    multiply_tile<Multiply, kStart>(rows, now, t);
-    t.b += panel_stride;
-    t.c += kPanel;
-    vectors -= kPanelVectors;
+  const int64_t vectors = (columns + kLanes - 1) / kLanes;
+  switch (rows) {
+    case 1:
+      return panels_of_rows<Multiply, kStart, 1>(vectors, panel_stride, t);
+    case 2:
+      return panels_of_rows<Multiply, kStart, 2>(vectors, panel_stride, t);
+    case 3:
+      return panels_of_rows<Multiply, kStart, 3>(vectors, panel_stride, t);
+    case 4:
+      return panels_of_rows<Multiply, kStart, 4>(vectors, panel_stride, t);
+    case 5:
+      return panels_of_rows<Multiply, kStart, 5>(vectors, panel_stride, t);
+    default:
+      return panels_of_rows<Multiply, kStart, 6>(vectors, panel_stride, t);
+  }
+}
+
+/// Terms of a sum in fp32 before the next sum begins: the error of a score grows with the terms of
+/// its longest sum (head dim 256 in one sum: 1.8 to 2.1 times the formula's; 192: up to 1.4).
+constexpr int64_t kLongestSum = 128;
+
+/// Scores: C [rows, columns] = A B along t.depth, in sums of at most kLongestSum terms for fp32.
+/// delta (backward_row_delta) is summed in the same order.
+template <class Multiply>
+HWY_INLINE void multiply_scores(int rows, int64_t columns, int64_t panel_stride,
+                                TileArguments<Multiply> t) {
+  const int64_t depth = t.depth;
+  if (Multiply::kDepthPer == 1 && depth > kLongestSum) t.depth = kLongestSum;
+  multiply_panels<Multiply, Start::kZero>(rows, columns, panel_stride, t);
+  if constexpr (Multiply::kDepthPer == 1) {
+    for (int64_t k = kLongestSum; k < depth; k += kLongestSum) {
+      t.a += kLongestSum * t.a_depth_stride;
+      t.b += kLongestSum * t.b_depth_stride;
+      t.depth = depth - k < kLongestSum ? depth - k : kLongestSum;
+      multiply_panels<Multiply, Start::kSum>(rows, columns, panel_stride, t);
+    }
   }
 }
 

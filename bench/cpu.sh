@@ -2,7 +2,7 @@
 # Records the CPU's figures: shares of the measured roof, and PyTorch beside us.
 #   bench/cpu.sh PROGRAM OUTPUT_FOLDER NAME [PYTHON]
 # PROGRAM is build/flashlab; NAME starts the files' names, e.g. zen4-2threads. PYTHON is one that
-# has PyTorch (see bench/peers/torch_cpu.py); without it the rivals are left out. HEADS (8) makes
+# has PyTorch (see bench/peers/torch_cpu.py); without it the peers are left out. HEADS (8) makes
 # the problems smaller. Wants a quiet machine: the files carry warnings of what disturbed it.
 set -euo pipefail
 program=$1

@@ -187,7 +187,7 @@ def clean(runs):
 
 
 def fine(one):
-    # What a rival computes is not the tool's matter: `check` says 4 where it differs from fp64.
+    # What a peer computes is not the tool's matter: `check` says 4 where it differs from fp64.
     differs = " cublas" in one["command"] and one["exit_code"] == 4 and one["found"] == 0
     return one["exit_code"] == 0 or differs
 

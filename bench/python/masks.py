@@ -29,7 +29,7 @@ from flashlab.peers import clock
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
-class Rival:
+class Contestant:
     """One side; the clock asks for what must be set while it runs, which is nothing here."""
 
     def __init__(self, name):
@@ -52,14 +52,14 @@ def masks(kind, causal, seqlen, dtype, device):
 
 
 def calls(asked, kind, causal, dim):
-    """{Rival: call} of one problem."""
+    """{Contestant: call} of one problem."""
     dtype, device = DTYPES[asked.dtype], asked.device
     q, k, v = (torch.randn(asked.batch, asked.seqlen, asked.heads, dim, device=device, dtype=dtype,
                            requires_grad=asked.backward) for _ in range(3))
     mask, whole = masks(kind, causal, asked.seqlen, dtype, device)
     forwards = {
-        Rival("flashlab"): lambda: flashlab.torch.attention(q, k, v, causal=causal, mask=mask),
-        Rival("torch"): lambda: F.scaled_dot_product_attention(
+        Contestant("flashlab"): lambda: flashlab.torch.attention(q, k, v, causal=causal, mask=mask),
+        Contestant("torch"): lambda: F.scaled_dot_product_attention(
             q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), attn_mask=whole)}
     if not asked.backward:
         return forwards
@@ -68,7 +68,7 @@ def calls(asked, kind, causal, dim):
         o = forward()
         d_o = torch.randn_like(o)
         return lambda: torch.autograd.grad(o, (q, k, v), d_o, retain_graph=True)
-    return {rival: gradient(forward) for rival, forward in forwards.items()}
+    return {contestant: gradient(forward) for contestant, forward in forwards.items()}
 
 
 def main():
@@ -93,8 +93,8 @@ def main():
                 samples = clock.interleave(
                     timer, calls(asked, kind, causal, dim), settings, stop=lambda: False,
                     progress=lambda *_: None,
-                    failed=lambda rival, error: failures.append(f"{rival.name}: {error}"))
-                ms = {rival.name: statistics.median(taken) for rival, taken in samples.items()}
+                    failed=lambda contestant, error: failures.append(f"{contestant.name}: {error}"))
+                ms = {each.name: statistics.median(taken) for each, taken in samples.items()}
                 rows.append({"head_dim": dim, "mask": kind, "causal": causal, "ms": ms})
                 print(f"d {dim:<4}{kind:<9}{'causal' if causal else 'full':<7}" +
                       "  ".join(f"{name} {value:.4f} ms" for name, value in ms.items()), flush=True)

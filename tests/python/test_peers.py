@@ -18,7 +18,7 @@ except ImportError as error:
     raise unittest.SkipTest(f"needs torch: {error}")
 
 import flashlab
-from flashlab.peers import clock, failures, rivals
+from flashlab.peers import clock, failures, contestants
 from flashlab.peers.problem import OutOfMemory, Problem, Tensors, Unsupported
 from flashlab.peers.truth import Truth
 
@@ -64,13 +64,13 @@ class Yardstick(unittest.TestCase):
     def errors(self, name, backward=False, **changes):
         p, tensors, truth = prepared(backward, **changes)
         torch.set_float32_matmul_precision("highest")
-        rival = rivals.make(name, p, tensors)
-        with rival.setting():
+        contestant = contestants.make(name, p, tensors)
+        with contestant.setting():
             if backward:
-                rival.prepare_backward()
-                outputs = rival.gradients(rival.backward())
+                contestant.prepare_backward()
+                outputs = contestant.gradients(contestant.backward())
             else:
-                outputs = (rival.output(rival.forward()),)
+                outputs = (contestant.output(contestant.forward()),)
         error = truth.error_of(outputs)
         return error, truth.verdict(error)
 
@@ -91,14 +91,14 @@ class Yardstick(unittest.TestCase):
         """Another mask, another scale, swapped heads, lower precision, a NaN."""
         for dtype in ("fp32", "bf16"):
             p, tensors, truth = prepared(mask="causal-bottom-right", dtype=dtype)
-            right = rivals.make("cpu", p, tensors).forward()[0]
+            right = contestants.make("cpu", p, tensors).forward()[0]
             self.assertEqual(truth.verdict(truth.error_of((right,))), "")
             other = problem(mask="causal-top-left", dtype=dtype)
             scaled = problem(mask="causal-bottom-right", dtype=dtype, scale=0.3)
             broken = right.clone()
             broken[1, 3, 2, 5] = torch.nan
-            wrong = {"mask": rivals.make("cpu", other, tensors).forward()[0],
-                     "scale": rivals.make("cpu", scaled, tensors).forward()[0],
+            wrong = {"mask": contestants.make("cpu", other, tensors).forward()[0],
+                     "scale": contestants.make("cpu", scaled, tensors).forward()[0],
                      "heads": right[:, :, [1, 0, 2, 3]], "nan": broken}
             if dtype == "fp32":
                 rounded = (x.bfloat16().float() for x in (tensors.q, tensors.k, tensors.v))
@@ -109,9 +109,9 @@ class Yardstick(unittest.TestCase):
 
     def test_a_wrong_gradient_is_seen(self):
         p, tensors, truth = prepared(True, dtype="bf16")
-        rival = rivals.make("cpu", p, tensors)
-        rival.prepare_backward()
-        right = list(rival.backward())
+        contestant = contestants.make("cpu", p, tensors)
+        contestant.prepare_backward()
+        right = list(contestant.backward())
         for at in range(3):
             wrong = list(right)
             wrong[at] = right[at].flip(1)
@@ -121,7 +121,7 @@ class Yardstick(unittest.TestCase):
         p, tensors, truth = prepared(seqlen_q=4096, seqlen_k=4096, heads_q=16, heads_k=4,
                                      head_dim=8, head_dim_v=8, batch=4)
         self.assertEqual(truth.sample, "64 rows of 8 heads, seed 1")
-        o = rivals.make("cpu", p, tensors).forward()[0]
+        o = contestants.make("cpu", p, tensors).forward()[0]
         self.assertEqual(truth.verdict(truth.error_of((o,))), "")
         self.assertNotEqual(truth.verdict(truth.error_of((o.flip(1),))), "")
 
@@ -173,36 +173,36 @@ class Packages(unittest.TestCase):
                     for backward in (False, True):
                         p, tensors, truth = prepared(backward, mask=mask, heads_k=heads_k,
                                                      scale=0.3)
-                        rival = rivals.make(name, p, tensors)
+                        contestant = contestants.make(name, p, tensors)
                         if backward:
-                            rival.prepare_backward()
-                            outputs = rival.gradients(rival.backward())
+                            contestant.prepare_backward()
+                            outputs = contestant.gradients(contestant.backward())
                         else:
-                            outputs = (rival.output(rival.forward()),)
+                            outputs = (contestant.output(contestant.forward()),)
                         self.assertEqual(truth.verdict(truth.error_of(outputs)), "",
                                          f"{mask} {heads_k} {backward}")
 
     def test_flash_attn(self):
-        self.check("flash-attn", rivals.FlashAttn, ("none", "causal-bottom-right"))
+        self.check("flash-attn", contestants.FlashAttn, ("none", "causal-bottom-right"))
 
     def test_xformers(self):
-        self.check("xformers", rivals.Xformers,
+        self.check("xformers", contestants.Xformers,
                    ("none", "causal-top-left", "causal-bottom-right"))
 
     def test_what_they_refuse(self):
         on_gpu = types.SimpleNamespace(q=types.SimpleNamespace(device=torch.device("cuda")))
         for name, kind, changes in (
-                ("flash-attn", rivals.FlashAttn, {"dtype": "fp32"}),
-                ("flash-attn", rivals.FlashAttn, {"dtype": "bf16", "mask": "causal-top-left"}),
-                ("flash-attn", rivals.FlashAttn, {"dtype": "bf16", "head_dim": 264}),
-                ("flash-attn", rivals.FlashAttn, {"dtype": "bf16", "head_dim_v": 32}),
-                ("xformers", rivals.Xformers, {"dtype": "fp64"})):
+                ("flash-attn", contestants.FlashAttn, {"dtype": "fp32"}),
+                ("flash-attn", contestants.FlashAttn, {"dtype": "bf16", "mask": "causal-top-left"}),
+                ("flash-attn", contestants.FlashAttn, {"dtype": "bf16", "head_dim": 264}),
+                ("flash-attn", contestants.FlashAttn, {"dtype": "bf16", "head_dim_v": 32}),
+                ("xformers", contestants.Xformers, {"dtype": "fp64"})):
             with self.assertRaises(Unsupported, msg=str(changes)):
                 kind(name, problem(**changes), on_gpu)
 
 
 class Clock(unittest.TestCase):
-    class Rival(rivals.Rival):
+    class Contestant(contestants.Contestant):
         def __init__(self, name):
             super().__init__(name, None, None)
 
@@ -211,12 +211,12 @@ class Clock(unittest.TestCase):
 
     def run_turns(self, calls, stop=lambda: False, **settings):
         self.failures = {}
-        named = {self.Rival(name): call for name, call in calls.items()}
+        named = {self.Contestant(name): call for name, call in calls.items()}
         times = clock.interleave(
             self.Counted(CPU), named, {"warmup": 1, "repeats": 6, "max_total_ms": 0, **settings},
             stop, lambda done, planned: None,
-            lambda rival, error: self.failures.update({rival.name: str(error)}))
-        return {rival.name: samples for rival, samples in times.items()}
+            lambda contestant, error: self.failures.update({contestant.name: str(error)}))
+        return {contestant.name: samples for contestant, samples in times.items()}
 
     def test_they_take_turns_in_a_rotating_order(self):
         order = []
@@ -264,11 +264,11 @@ class Failures(unittest.TestCase):
             self.assertNotIn("\n", message)
 
     def test_packages_that_are_not_there(self):
-        self.assertIsNone(rivals.version_of("no_such_package_at_all"))
+        self.assertIsNone(contestants.version_of("no_such_package_at_all"))
         p = problem()
-        if rivals.version_of("flash_attn") is None:
+        if contestants.version_of("flash_attn") is None:
             with self.assertRaisesRegex(Unsupported, "pip install flash-attn"):
-                rivals.make("flash-attn", p, Tensors(p, CPU, False))
+                contestants.make("flash-attn", p, Tensors(p, CPU, False))
 
 
 class Conversation(unittest.TestCase):

@@ -1,4 +1,4 @@
-"""The protocol of docs/measuring.md: warm-ups, samples, rivals in turns."""
+"""The protocol of docs/measuring.md: warm-ups, samples, contestants in turns."""
 
 import gc
 import math
@@ -16,16 +16,16 @@ class WallClock:
 
     words = "warm caches"
     min_sample_ms = 1.0
-    # Threads of the rival before spin for a moment before they sleep, on the cores of this one.
+    # Threads of the one before spin for a moment before they sleep, on the cores of this one.
     settle_s = 0.003
 
     def __init__(self, _device):
         self._calls = {}
 
-    def warm_up(self, rival, call, warmup, budget_ms, stop):
+    def warm_up(self, contestant, call, warmup, budget_ms, stop):
         begin = time.perf_counter()
         for _ in range(max(warmup, 1)):
-            once = self._time(rival, call, 1)
+            once = self._time(contestant, call, 1)
             if stop() or 0 < budget_ms < (time.perf_counter() - begin) * 1e3:
                 break
         calls = 1
@@ -33,16 +33,16 @@ class WallClock:
             # A little more than the rate suggests, at most tenfold: first calls are the slow ones.
             wanted = 1.1 * calls * self.min_sample_ms / max(once, 1e-6)
             calls = min(int(min(max(wanted, calls + 1), calls * 10)), MAX_CALLS)
-            once = self._time(rival, call, calls)
-        self._calls[rival] = calls
+            once = self._time(contestant, call, calls)
+        self._calls[contestant] = calls
 
-    def sample(self, rival, call):
+    def sample(self, contestant, call):
         time.sleep(self.settle_s)
-        return self._time(rival, call, self._calls[rival]) / self._calls[rival]
+        return self._time(contestant, call, self._calls[contestant]) / self._calls[contestant]
 
     @staticmethod
-    def _time(rival, call, count):
-        with rival.setting():
+    def _time(contestant, call, count):
+        with contestant.setting():
             begin = time.perf_counter()
             for _ in range(count):
                 call()
@@ -84,14 +84,14 @@ class GpuClock:
         last.synchronize()
         return first.elapsed_time(last), waited
 
-    def warm_up(self, rival, call, warmup, budget_ms, stop):
+    def warm_up(self, contestant, call, warmup, budget_ms, stop):
         if self._buffer is None:
             self._buffer = torch.empty(self._bytes, dtype=torch.uint8, device="cuda")
             self._flush(1)
             self._flush_ms = min(self._events_ms(lambda: self._flush(1))[0] for _ in range(5))
         host_ms = math.inf
         begin = time.perf_counter()
-        with rival.setting():
+        with contestant.setting():
             for _ in range(max(warmup, 3)):
                 torch.cuda.synchronize()
                 start = time.perf_counter()
@@ -101,16 +101,16 @@ class GpuClock:
                     break
             torch.cuda.synchronize()
         wanted = math.ceil(1.5 * host_ms / max(self._flush_ms, 1e-3))
-        self._flushes[rival] = min(max(wanted, 1), self.MAX_FLUSHES)
+        self._flushes[contestant] = min(max(wanted, 1), self.MAX_FLUSHES)
 
-    def sample(self, rival, call):
-        with rival.setting():
+    def sample(self, contestant, call):
+        with contestant.setting():
             for _ in range(self.MAX_ATTEMPTS):
                 allocations = _driver_allocations()
-                self._flush(self._flushes[rival])
+                self._flush(self._flushes[contestant])
                 ms, waited = self._events_ms(call)
-                if waited and self._flushes[rival] < self.MAX_FLUSHES:
-                    self._flushes[rival] = min(2 * self._flushes[rival], self.MAX_FLUSHES)
+                if waited and self._flushes[contestant] < self.MAX_FLUSHES:
+                    self._flushes[contestant] = min(2 * self._flushes[contestant], self.MAX_FLUSHES)
                 elif _driver_allocations() == allocations:
                     break
             return ms
@@ -121,29 +121,29 @@ def _driver_allocations():
 
 
 def interleave(clock, calls, settings, stop, progress, failed):
-    """{rival: [ms]} of `calls` {rival: call}, which take turns.
+    """{contestant: [ms]} of `calls` {contestant: call}, which take turns.
 
-    A rival whose call raises is told to `failed(rival, error)` and drops out. `stop()` ends it
+    One whose call raises is told to `failed(contestant, error)` and drops out. `stop()` ends it
     after the current sample; `progress(rounds, of)` is told before each.
     """
     begin = time.perf_counter()
     limit_ms = settings["max_total_ms"]
     samples = {}
 
-    def attempt(rival, work):
+    def attempt(contestant, work):
         try:
             return work()
         except Exception as error:  # pylint: disable=broad-except
-            samples.pop(rival, None)
-            failed(rival, error)
+            samples.pop(contestant, None)
+            failed(contestant, error)
             return None
 
-    for rival, call in calls.items():
+    for contestant, call in calls.items():
         if stop():
             break
         progress(0, settings["repeats"])
-        samples[rival] = []
-        attempt(rival, lambda r=rival, c=call: clock.warm_up(
+        samples[contestant] = []
+        attempt(contestant, lambda r=contestant, c=call: clock.warm_up(
             r, c, settings["warmup"], limit_ms / (3 * len(calls)), stop))
     gc.collect()
     gc.disable()  # a collection inside a sample would be its time
@@ -151,13 +151,13 @@ def interleave(clock, calls, settings, stop, progress, failed):
         for number in range(settings["repeats"]):
             order = list(samples)
             turn = number % max(len(order), 1)
-            for done, rival in enumerate(order[turn:] + order[:turn]):
+            for done, contestant in enumerate(order[turn:] + order[:turn]):
                 if stop():
                     return samples
                 progress(number + done / len(order), settings["repeats"])
-                ms = attempt(rival, lambda r=rival: clock.sample(r, calls[r]))
+                ms = attempt(contestant, lambda r=contestant: clock.sample(r, calls[r]))
                 if ms is not None:
-                    samples[rival].append(ms)
+                    samples[contestant].append(ms)
             elapsed = (time.perf_counter() - begin) * 1e3
             if 0 < limit_ms <= elapsed and number + 1 >= MIN_REPEATS:
                 break

@@ -1,7 +1,7 @@
 """Implementations behind one interface: ours, PyTorch's, and other people's.
 
-A rival gets [batch, seqlen, heads, head_dim] tensors and turns them into the layout that it likes
-best before anything is timed. `forward` and `backward` are what the clock sees.
+A contestant gets [batch, seqlen, heads, head_dim] tensors and turns them into the layout that it
+likes best before anything is timed. `forward` and `backward` are what the clock sees.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from flashlab.peers.problem import Unsupported
 
 
-class Rival:
+class Contestant:
     """One implementation on one problem."""
 
     def __init__(self, name, problem, tensors):
@@ -53,7 +53,7 @@ class Rival:
         return ""
 
 
-class Ours(Rival):
+class Ours(Contestant):
     """FlashLab's kernels through flashlab._core."""
 
     def __init__(self, name, problem, tensors):
@@ -91,7 +91,7 @@ class Ours(Rival):
         return f"flashlab._core, {self.name}"
 
 
-class Differentiable(Rival):
+class Differentiable(Contestant):
     """One whose backward pass is PyTorch's autograd."""
 
     heads_first = False   # [batch, heads, seqlen, head_dim] views of our layout
@@ -287,7 +287,7 @@ def version_of(module):
 
 
 def make(name, problem, tensors):
-    """The rival of that name: of the lists above, else an implementation of ours."""
+    """The contestant of that name: of the lists above, else an implementation of ours."""
     if name in Sdpa.BACKENDS:
         return Sdpa(name, problem, tensors)
     if name == "torch.flex":

@@ -32,7 +32,7 @@ def backend_reasons(warned):
 
 
 def classify(error, problem, backward, device, warned=()):
-    """(status, message) of an exception that a rival raised."""
+    """(status, message) of an exception that a contestant raised."""
     text = str(error).split("\n  target: ", 1)[0]  # a compiler's dump of the whole graph
     text = one_line(text) or type(error).__name__
     if isinstance(error, Unsupported):

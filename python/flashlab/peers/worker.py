@@ -9,7 +9,7 @@ import torch
 
 import flashlab._core
 from flashlab.peers import clock as clocks
-from flashlab.peers import failures, memory, rivals
+from flashlab.peers import failures, memory, contestants
 from flashlab.peers.problem import OutOfMemory, Problem, Tensors, Unsupported, accounts, mib
 from flashlab.peers.protocol import PROTOCOL
 from flashlab.peers.truth import Truth
@@ -46,8 +46,8 @@ class Worker:
                 "flashlab": flashlab.__version__,
                 "device": torch.cuda.get_device_name(self.device) if gpu else "cpu",
                 "clock": self.clock.words, "threads": torch.get_num_threads(),
-                "installed": {name: rivals.version_of(module)
-                              for name, (module, _) in rivals.OPTIONAL.items()}}
+                "installed": {name: contestants.version_of(module)
+                              for name, (module, _) in contestants.OPTIONAL.items()}}
 
     def answer(self, request):
         """Emits the request's results; False when this process can do nothing more."""
@@ -76,7 +76,7 @@ class Run:
         self.passes = request["passes"]
         self.watch = memory.Watch(self.device)
         self.tensors = None
-        self.rivals = {}
+        self.contestants = {}
         self.lost = False
         self._step = 0
         # What fp32 means is said, whatever the defaults of this version of PyTorch.
@@ -98,7 +98,7 @@ class Run:
                 # Interrupted: a row without a time says nothing.
                 if row["status"] != "ok" or row.get("samples_ms"):
                     self.channel.emit("result", **row)
-        self.rivals.clear()
+        self.contestants.clear()
         self.tensors = None
         if self.device.type == "cuda" and not self.lost:
             torch.cuda.empty_cache()
@@ -145,19 +145,19 @@ class Run:
                 row.update(status="error", message=LOST)
                 continue
             self._stage(f"first call of {name} {word}")
-            rival = self._first_calls(name, row, truth, backward)
-            if rival is not None:
-                calls[rival] = rival.backward if backward else rival.forward
+            contestant = self._first_calls(name, row, truth, backward)
+            if contestant is not None:
+                calls[contestant] = contestant.backward if backward else contestant.forward
         del truth
-        ordered = {rival: calls[rival] for name in self.names for rival in calls
-                   if rival.name == name}
+        ordered = {contestant: calls[contestant] for name in self.names for contestant in calls
+                   if contestant.name == name}
         self._stage(f"timing {word}")
         times = clocks.interleave(
             self.clock, ordered, self.request, lambda: self.channel.cancelled or self.lost,
             lambda done, planned: self._progress(done / planned, f"timing {word}"),
-            lambda rival, error: self._failed(rows[rival.name], error, backward))
-        for rival, samples in times.items():
-            rows[rival.name]["samples_ms"] = samples
+            lambda contestant, error: self._failed(rows[contestant.name], error, backward))
+        for contestant, samples in times.items():
+            rows[contestant.name]["samples_ms"] = samples
 
     def _truth(self, backward):
         """None where there is no memory for it: then there are times without errors."""
@@ -176,22 +176,22 @@ class Run:
         row.update(status=status, message=message)
 
     def _first_calls(self, name, row, truth, backward):
-        """The rival, once it has given a right answer; else None, and the row says why."""
+        """The contestant, once it has given a right answer; else None, and the row says why."""
         with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
             try:
-                rival = self._rival(name, backward)
-                with rival.setting():
-                    self._measure(rival, row, truth, backward)
+                contestant = self._contestant(name, backward)
+                with contestant.setting():
+                    self._measure(contestant, row, truth, backward)
             except Exception as error:  # pylint: disable=broad-except
                 self._failed(row, error, backward, warned)
-                self.rivals.pop(name, None)
+                self.contestants.pop(name, None)
                 return None
-        return rival if row["status"] == "ok" else None
+        return contestant if row["status"] == "ok" else None
 
-    def _rival(self, name, backward):
+    def _contestant(self, name, backward):
         if self.device.type == "cuda":
-            # What the rival before has left in PyTorch's allocator would be cut into pieces.
+            # What the contestant before has left in PyTorch's allocator would be cut into pieces.
             torch.cuda.empty_cache()
         if self.device.type == "cpu":
             if self.problem.dtype == "tf32":
@@ -200,34 +200,34 @@ class Run:
             there = memory.available_bytes(self.device)
             if name in QUADRATIC and there is not None and need > there:
                 raise OutOfMemory(f"matrices of scores need {mib(need)}")
-        if name not in self.rivals:
-            self.rivals[name] = rivals.make(name, self.problem, self.tensors)
-        return self.rivals[name]
+        if name not in self.contestants:
+            self.contestants[name] = contestants.make(name, self.problem, self.tensors)
+        return self.contestants[name]
 
-    def _measure(self, rival, row, truth, backward):
+    def _measure(self, contestant, row, truth, backward):
         p = self.problem
         inputs = p.bytes_of("q", "k", "v")
         # Once before it counts: kernels are compiled, libraries take workspaces that they keep.
         if backward:
-            rival.prepare_backward()
-            rival.backward()
-            rival.forget()
+            contestant.prepare_backward()
+            contestant.backward()
+            contestant.forget()
             before = self.watch.settle()
-            rival.prepare_backward()
+            contestant.prepare_backward()
             kept = self.watch.settle() - before
-            result, own, process_peak = self.watch.around(rival.backward)
-            outputs = rival.gradients(result)
+            result, own, process_peak = self.watch.around(contestant.backward)
+            outputs = contestant.gradients(result)
             if own is not None:
                 row["memory_before_backward_bytes"] = inputs + kept
                 row["peak_bytes"] = inputs + kept + p.bytes_of("dO") + own
         else:
-            rival.forward()
-            result, own, process_peak = self.watch.around(rival.forward)
-            outputs = (rival.output(result),)
+            contestant.forward()
+            result, own, process_peak = self.watch.around(contestant.forward)
+            outputs = (contestant.output(result),)
             if own is not None:
                 row["peak_bytes"] = inputs + own
         row["process_peak_bytes"] = process_peak
-        row["plan"] = rival.plan()
+        row["plan"] = contestant.plan()
         if truth is None:
             return
         error = truth.error_of(outputs)

@@ -398,7 +398,7 @@ const internal::Implementation& cublas_implementation() {
   static const internal::Implementation implementation{
       "cublas",
       DeviceKind::kCuda,
-      "the naive composition with NVIDIA's cuBLASLt, a rival to measure",
+      "the naive composition with NVIDIA's cuBLASLt, a peer to measure",
       {Feature::kForward, Feature::kBackward, Feature::kFp32, Feature::kTf32, Feature::kFp16,
        Feature::kBf16, Feature::kCausal, Feature::kWindow, Feature::kBoolMask,
        Feature::kAdditiveMask, Feature::kGroupedQuery, Feature::kUnequalHeadDims, Feature::kLse,

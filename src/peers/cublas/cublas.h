@@ -1,7 +1,7 @@
 #pragma once
 
 // The naive composition with cuBLASLt: S = Q K^T by a batched product into a workspace, softmax,
-// O = P V. What people write with a BLAS, as a rival to measure.
+// O = P V. What people write with a BLAS, as a peer to measure.
 
 #include "api/implementation.h"
 

@@ -103,7 +103,7 @@ const internal::Implementation& cudnn_implementation() {
   static const internal::Implementation implementation{
       "cudnn",
       DeviceKind::kCuda,
-      "NVIDIA's fused attention in cuDNN, a rival to measure",
+      "NVIDIA's fused attention in cuDNN, a peer to measure",
       {Feature::kForward, Feature::kBackward, Feature::kFp16, Feature::kBf16, Feature::kCausal,
        Feature::kGroupedQuery, Feature::kUnequalHeadDims, Feature::kLse, Feature::kDeterministic},
       make_plan};

@@ -1,6 +1,6 @@
 #pragma once
 
-// cuDNN's fused attention as a rival: its graph API through the C++ front end.
+// cuDNN's fused attention as a peer: its graph API through the C++ front end.
 
 #include "api/implementation.h"
 

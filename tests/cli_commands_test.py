@@ -24,25 +24,43 @@ class Commands(Folder):
         self.assertIn("scalar", data["cpu_isas"])
         self.assertIsNone(data["environment"]["roof_fp32_gflops"])
 
-    def test_info_names_the_libraries_of_rivals(self):
-        rivals = {"libcublasLt.so": ("FLASHLAB_CUBLASLT", "pip install nvidia-cublas"),
-                  "libcudnn.so": ("FLASHLAB_CUDNN", "pip install nvidia-cudnn-cu13")}
+    def test_info_names_the_libraries_of_peers(self):
+        libraries = {"libcublasLt.so": ("FLASHLAB_CUBLASLT", "pip install nvidia-cublas"),
+                     "libcudnn.so": ("FLASHLAB_CUDNN", "pip install nvidia-cudnn-cu13"),
+                     "libcupti.so": ("FLASHLAB_CUPTI", "pip install nvidia-cuda-cupti")}
         # As they are on this machine, missing, and a file that is another library.
         found = json.loads(run("info", "--json", "-").stdout)
         for file in ("/nowhere/lib.so", "libc.so.6"):
-            env = {**os.environ, **{variable: file for variable, _ in rivals.values()}}
+            env = {**os.environ, **{variable: file for variable, _ in libraries.values()}}
             done = run("info", env=env)
             self.assertEqual(done.returncode, 0, done.stderr)
             self.assertEqual(done.stderr, "")
             text = " ".join(done.stdout.split())
             data = json.loads(run("info", "--json", "-", env=env).stdout)
-            for name, (_, remedy) in rivals.items():
+            for name, (_, remedy) in libraries.items():
                 self.assertIn(f"{name} not found", text)
                 self.assertIn(remedy, text)
                 self.assertFalse(data["libraries"][name])
                 self.assertIsNone(data["library_paths"][name])
                 self.assertEqual(found["libraries"][name],
                                  found["library_paths"][name] is not None)
+
+    def test_compare_of_the_ladder(self):
+        done = run("compare", "--ladder", "--device", "cpu", "--dtype", "fp32", "--pass", "forward",
+                   "--batch", "1", "--heads", "2", "--head-dim", "16", "--seqlen", "64",
+                   "--repeats", "3", "--output", self.path("ladder"))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        table = done.stdout[done.stdout.index("ladder   "):].split("\n")[2:5]
+        self.assertEqual([line.split()[0] for line in table], ["naive", "fa2-plain", "cpu"])
+        self.assertEqual(table[0].split()[2:4], ["-", "-"])
+        for line in table[1:]:
+            self.assertRegex(line, r"\d\.\d\dx")
+        self.refused(["compare", "--ladder", "--implementation", "cpu"], "--ladder chooses")
+
+    def test_warmup_may_be_left_out(self):
+        done = run("bench", *SMALL, "--warmup", "0", "--json", "-")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("0 warm-ups", json.loads(done.stdout)["environment"]["protocol"])
 
     def test_info_roof(self):
         data = json.loads(run("info", "--roof", "--json", "-").stdout)

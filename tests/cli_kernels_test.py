@@ -44,6 +44,37 @@ class Kernels(Folder):
         os.chmod(shared, 0o777)
         self.refused(["precompile", "--arch", "sm_80", "--output", shared], "chmod go-w", code=1)
 
+    def test_precompile_for_a_file_refuses_what_it_does_not_know(self):
+        def refused(text, *parts):
+            file = self.path("problem.json", text.encode())
+            self.refused(["precompile", "--arch", "sm_90a", "--for", file, "--output",
+                          self.path("k")], "--for", *parts)
+        refused("[" * 100000, "nested too deeply")
+        refused("7", "no JSON object or list")
+        refused("{}", "head_dim")
+        refused('{"head_dim": 64, "dtyp": "bf16"}', "dtyp", "no such member")
+        refused('{"head_dim": 64, "dtype": "fp8"}', "fp8", "one of bf16, fp16, fp32, tf32")
+        refused('{"head_dim": "64"}', "a whole number")
+        refused('[{"head_dim": 64}, 3]', "no object")
+        self.refused(["precompile", "--arch", "sm_90a", "--for", self.path("none.json"),
+                      "--output", self.path("k")], "none.json")
+        file = self.path("fine.json", b'{"head_dim": 64}')
+        self.refused(["precompile", "--arch", "sm_90a", "--for", file, "--selection", "all",
+                      "--output", self.path("k")], "--for and --selection")
+
+    def test_precompile_for_a_problem_compiles_its_kernels_alone(self):
+        file = self.path("problem.json", b'{"head_dim": 64, "dtype": "fp16", "heads": 4}')
+        done = run("precompile", "--arch", "sm_80", "--for", file, "--output", self.path("k"),
+                   "--json", "-", timeout=600)
+        if done.returncode == 2 and "NVRTC" in done.stderr and os.environ.get("CI") != "true":
+            self.skipTest(done.stderr.strip())
+        self.assertEqual(done.returncode, 0, done.stderr)
+        kernels = json.loads(done.stdout)["kernels"]
+        planned = [k for k in kernels if k["implementation"] != "merge"]
+        self.assertEqual({k["element"] for k in planned}, {"fp16"})
+        self.assertEqual({k["head_dim"] for k in planned}, {64})
+        self.assertEqual({k["pass"] for k in planned}, {"forward", "backward"})
+
     def test_precompile_fills_a_folder_once(self):
         folder = self.path("kernels")
         command = ["precompile", "--arch", "sm_80", "--selection", "smoke", "--output", folder,

@@ -140,6 +140,34 @@ TEST(CliProblemRun, InterruptedRunsKeepOnlyWhatWasMeasured) {
   EXPECT_TRUE(results[0][kMedianMs].has_value());
 }
 
+TEST(CliProblemRun, AnInterruptedRowKeepsItsSamplesAndSaysThatItIsCutShort) {
+  Fixture fixture;
+  std::atomic<bool> cancel = false;
+  std::vector<Measurement> so_far;
+  ProblemRunOptions options;
+  options.error = true;
+  options.measure.cancel = &cancel;
+  options.measure.progress = [&](int samples, int) { cancel = samples >= 2; };
+  const auto results = fixture.run(small_case(), {Pass::kForward}, {"cpu"}, options);
+  ASSERT_EQ(results.size(), 1u);
+  EXPECT_EQ(results[0].samples, 2);
+  EXPECT_TRUE(results[0].cut_short);
+
+  // All samples are there, the error against fp64 is not.
+  cancel = false;
+  options.measure.progress = {};
+  options.stage = [&](std::string_view stage) { cancel = stage.starts_with("error"); };
+  options.so_far = [&](const std::vector<Measurement>& known) { so_far = known; };
+  const auto timed = fixture.run(small_case(), {Pass::kForward}, {"cpu"}, options);
+  ASSERT_EQ(timed.size(), 1u);
+  EXPECT_EQ(timed[0].samples, 3);
+  EXPECT_TRUE(timed[0].cut_short);
+  // What a call that never ends would leave behind.
+  ASSERT_EQ(so_far.size(), 1u);
+  EXPECT_TRUE(so_far[0].cut_short);
+  EXPECT_EQ(so_far[0].samples, 3);
+}
+
 TEST(CliProblemRun, GivenValuesAreRun) {
   Fixture fixture;
   cases::Case problem = small_case();

@@ -229,6 +229,24 @@ class Results(Folder):
             self.assertIn('"interrupted": true' if name.endswith("json")
                           else "interrupted, 1 of 2 measured", text)
 
+    def test_fewer_samples_than_asked_for_say_so(self):
+        # One row, its samples under way: it is kept, and the run is not a whole one.
+        path = self.path("few.json")
+        process = subprocess.Popen(
+            [cli_harness.program(), "bench", "--implementation", "naive", "--batch", "1",
+             "--heads", "4", "--head-dim", "64", "--seqlen", "1k", "--repeats", "100000",
+             "--json", path], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        time.sleep(4)
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate(timeout=60)
+        self.assertEqual(process.returncode, 130, error)
+        self.assertIn("interrupted, 0 of 1 measured, 1 in part", error)
+        with open(path, encoding="utf-8") as file:
+            saved = json.load(file)
+        self.assertTrue(saved["interrupted"])
+        self.assertTrue(saved["results"][0]["cut_short"])
+        self.assertGreater(saved["results"][0]["samples"], 0)
+
     def test_too_large_is_known_before_anything_is_filled(self):
         done = run("bench", "--implementation", "naive", "--batch", "64", "--seqlen", "512k",
                    "--head-dim", "8", "--heads", "1", "--json", "-", timeout=60)

@@ -151,20 +151,37 @@ TEST(Measure, ColdCachesMeanOneCallPerSample) {
   EXPECT_GT(cold->statistics()->median, 1.5 * warm->statistics()->min);
 }
 
-TEST(Measure, RivalsAlternateAndTheOrderRotates) {
+TEST(Measure, WithoutWarmUpTheFirstCallIsTheFirstSample) {
+  MeasureOptions options;
+  options.warmup = 0;
+  options.repeats = 4;
+  options.min_sample_ms = 5;
+  int calls = 0;
+  const auto samples = measure(options, [&] {
+    ++calls;
+    return Status();
+  });
+  ASSERT_TRUE(samples.ok());
+  EXPECT_EQ(calls, 4);
+  EXPECT_EQ(samples->calls_per_sample, 1);
+  EXPECT_EQ(samples->ms.size(), 4u);
+}
+
+TEST(Measure, ContestantsAlternateAndTheOrderRotates) {
   std::string order;
   MeasureOptions options;
   options.warmup = 1;
   options.repeats = 4;
   options.min_sample_ms = 0;
   options.progress = [&](int, int) { order += ' '; };
-  const auto rival = [&](char name) {
+  const auto contestant = [&](char name) {
     return [&, name] {
       order += name;
       return Status();
     };
   };
-  const auto samples = measure_interleaved(options, {rival('a'), rival('b'), rival('c')});
+  const auto samples =
+      measure_interleaved(options, {contestant('a'), contestant('b'), contestant('c')});
   ASSERT_EQ(samples.size(), 3u);
   for (const auto& s : samples) EXPECT_EQ(s->ms.size(), 4u);
   EXPECT_EQ(order,
@@ -172,7 +189,7 @@ TEST(Measure, RivalsAlternateAndTheOrderRotates) {
             "abc bca cab abc ");
 }
 
-TEST(Measure, ARivalThatFailsDropsOutAlone) {
+TEST(Measure, AContestantThatFailsDropsOutAlone) {
   int calls = 0;
   MeasureOptions options;
   options.repeats = 6;

@@ -175,5 +175,18 @@ TEST(Subjects, AnInterruptedRunSaysSoEverywhere) {
   EXPECT_THAT(to_html(file, {}), Not(HasSubstr("interrupted,")));
 }
 
+TEST(Subjects, ARowWithFewerSamplesIsAnInterruptedRunToo) {
+  ResultFile file = sums();
+  file.planned = 4;
+  file.results.back().cut_short = true;
+  const char* words = "interrupted, 3 of 4 measured, 1 in part";
+  EXPECT_THAT(to_csv(file), HasSubstr(words));
+  EXPECT_THAT(to_markdown(file, ""), HasSubstr(words));
+  EXPECT_THAT(to_latex(file, ""), HasSubstr(words));
+  EXPECT_THAT(to_html(file, {}), HasSubstr(words));
+  EXPECT_THAT(to_json(file), HasSubstr("\"interrupted\": true"));
+  EXPECT_TRUE(parse_results(to_json(file))->results.back().cut_short);
+}
+
 }  // namespace
 }  // namespace flashlab::lab::report

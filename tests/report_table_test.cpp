@@ -9,6 +9,7 @@
 #include "lab/report/crossover.h"
 #include "lab/report/group.h"
 #include "lab/report/headline.h"
+#include "lab/report/ladder.h"
 #include "lab/report/model.h"
 #include "lab/report/table.h"
 #include "lab/report/text.h"
@@ -299,6 +300,21 @@ TEST(ReportHeadline, SaysWhoWinsAndByHowMuch) {
   EXPECT_THAT(head.sentences, Contains(HasSubstr("There it reaches 85% of the measured roof")));
   EXPECT_THAT(head.sentences, Contains(HasSubstr("1 of 6 measurements has no figures")));
   EXPECT_THAT(headline({}, "").sentences, ElementsAre("Nothing was measured."));
+}
+
+TEST(ReportTable, TheLadderShowsWhatEachRungGains) {
+  ResultFile file;
+  const cases::Case problem = sample_case();
+  for (const auto& [name, gflops] :
+       {std::pair{"cpu", 90.0}, {"naive", 10.0}, {"fa2-plain", 15.0}}) {
+    file.results.push_back(sample_result(name, "forward", problem, gflops, 0));
+  }
+  file.results.push_back(sample_result("cublas", "forward", problem, 50, 0));
+  const std::vector<std::string> lines = lines_of(ladder_table(file, rungs_of(DeviceKind::kCpu)));
+  ASSERT_EQ(lines.size(), 5u);
+  EXPECT_THAT(lines[2], StartsWith("  naive"));
+  EXPECT_THAT(lines[3], testing::AllOf(StartsWith("  fa2-plain"), HasSubstr("1.50x     1.50x")));
+  EXPECT_THAT(lines[4], testing::AllOf(StartsWith("  cpu"), HasSubstr("6.00x     9.00x")));
 }
 
 }  // namespace

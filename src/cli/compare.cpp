@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <set>
 
 #include "cli/command.h"
@@ -14,6 +15,7 @@
 #include "lab/machine/gpu_environment.h"
 #include "lab/measure/cpu_roof.h"
 #include "lab/report/group.h"
+#include "lab/report/ladder.h"
 #include "lab/report/numbers.h"
 #include "lab/report/table.h"
 #include "lab/results/verdict.h"
@@ -39,15 +41,15 @@ void add_refused(const std::vector<std::string>& names, const Job& job, Device d
   }
 }
 
-std::vector<lab::Measurement> refused_rows(const Rivals& rivals, const PythonSide& python,
+std::vector<lab::Measurement> refused_rows(const Contestants& contestants, const PythonSide& python,
                                            const Job& job, Device device) {
   std::vector<lab::Measurement> out;
   const std::string where = to_string(device);
-  add_refused(rivals.absent, job, device, lab::RunStatus::kUnsupported,
+  add_refused(contestants.absent, job, device, lab::RunStatus::kUnsupported,
               fmt::format("this peer is not there on {}; flashlab info lists what is", where), out);
   if (!python.worker) {
     const bool crashed = python.status.code() == StatusCode::kInternal;
-    add_refused(rivals.python, job, device,
+    add_refused(contestants.python, job, device,
                 crashed ? lab::RunStatus::kError : lab::RunStatus::kUnsupported,
                 python.status.message(), out);
   }
@@ -107,6 +109,21 @@ void print_verdicts(const lab::ResultFile& file, const std::string& production_n
   }
 }
 
+// The rungs that this machine has, bottom first.
+std::vector<std::string> rungs_here(const Arguments& arguments, const Context& context) {
+  for (const char* flag : {"--implementation", "--peers"}) {
+    if (arguments.has(flag)) {
+      fail_usage(fmt::format("--ladder chooses what runs; leave {} out", flag));
+    }
+  }
+  const std::vector<std::string> here = implementations(context.device());
+  std::vector<std::string> out;
+  for (const lab::report::Rung& rung : lab::report::rungs_of(context.device().kind)) {
+    if (std::find(here.begin(), here.end(), rung.name) != here.end()) out.emplace_back(rung.name);
+  }
+  return out;
+}
+
 // What runs, and on what: said before the first figure.
 void print_machine(const Engine& engine, const lab::Environment& environment,
                    const PythonSide& python) {
@@ -119,8 +136,12 @@ void print_machine(const Engine& engine, const lab::Environment& environment,
   print_line("");
 }
 
-void print_end(const Outputs& outputs, const Rivals& rivals) {
-  if (!rivals.ours.empty()) print_verdicts(outputs.file(), rivals.ours.front());
+void print_end(const Outputs& outputs, const Contestants& contestants, Device device, bool ladder) {
+  const std::vector<std::string>& ours = contestants.ours;
+  if (ladder) {
+    print(lab::report::ladder_table(outputs.file(), lab::report::rungs_of(device.kind)) + "\n");
+  }
+  if (!ours.empty()) print_verdicts(outputs.file(), ladder ? ours.back() : ours.front());
   const Result<std::string> base =
       lab::report::resolve_relative_to(outputs.file(), outputs.relative_to());
   if (several_lengths(outputs.file()) && base.ok() && !base->empty()) {
@@ -137,23 +158,26 @@ int run_compare(const Arguments& arguments) {
   const Engine engine = make_engine(arguments);
   const Device device = engine.context.device();
   const ProblemSet problems = problems_of(arguments, compare_defaults(device));
-  Rivals rivals = rivals_of(arguments, device, all_but_reference(engine.context));
+  const bool ladder = arguments.has("--ladder");
+  Contestants contestants = contestants_of(
+      arguments, device,
+      ladder ? rungs_here(arguments, engine.context) : all_but_reference(engine.context));
   lab::ProblemRunOptions options = run_options(arguments, problems, kBudget);
   options.error = true;
-  // A GPU keeps its clock better than a shared processor, and has more rivals to share the time.
+  // A GPU keeps its clock better than a shared processor, and has more peers to share the time.
   options.roof_max_ms = device.kind == DeviceKind::kCuda ? 300 : 700;
-  check_plans(arguments, engine.context, problems, rivals.ours);
+  check_plans(arguments, engine.context, problems, contestants.ours);
   Outputs outputs(arguments, /*report=*/true);
-  std::vector<std::string> asked = rivals.ours;
-  asked.insert(asked.end(), rivals.python.begin(), rivals.python.end());
+  std::vector<std::string> asked = contestants.ours;
+  asked.insert(asked.end(), contestants.python.begin(), contestants.python.end());
   outputs.require_relative_to(asked);
   // Before Python starts: it would be reported as somebody else's program.
   lab::Environment environment = run_environment(engine, options);
-  const PythonSide python = start_python(arguments, engine, rivals);
+  const PythonSide python = start_python(arguments, engine, contestants);
   if (python.worker) environment.protocol = python_protocol(python.worker->info(), options.measure);
-  outputs.begin(
-      std::move(environment),
-      planned_results(problems, rivals.ours.size() + rivals.python.size() + rivals.absent.size()));
+  outputs.begin(std::move(environment),
+                planned_results(problems, contestants.ours.size() + contestants.python.size() +
+                                              contestants.absent.size()));
   const bool text = !outputs.stdout_taken();
   if (text) print_machine(engine, outputs.environment(), python);
   lab::add_roofs(engine.context, outputs.environment());
@@ -168,7 +192,7 @@ int run_compare(const Arguments& arguments) {
     lab::ResultFile block;
     block.environment = outputs.environment();
     block.results = results;
-    for (lab::Measurement& row : refused_rows(rivals, python, problems.jobs[job], device)) {
+    for (lab::Measurement& row : refused_rows(contestants, python, problems.jobs[job], device)) {
       outputs.add(row);
       block.results.push_back(std::move(row));
     }
@@ -179,14 +203,14 @@ int run_compare(const Arguments& arguments) {
   };
   bool complete = false;
   if (python.worker) {
-    std::vector<std::string> names = rivals.ours;
-    names.insert(names.end(), rivals.python.begin(), rivals.python.end());
+    std::vector<std::string> names = contestants.ours;
+    names.insert(names.end(), contestants.python.begin(), contestants.python.end());
     complete = run_jobs_in_python(*python.worker, problems, names, options, outputs, done);
   } else {
     complete =
-        run_jobs(engine, problems, rivals.ours, options, outputs, done) && python.status.ok();
+        run_jobs(engine, problems, contestants.ours, options, outputs, done) && python.status.ok();
   }
-  if (text) print_end(outputs, rivals);
+  if (text) print_end(outputs, contestants, device, ladder);
   const int code = finish_run(outputs, complete);
   if (text) {
     print_line(

@@ -28,16 +28,17 @@ void refuse_flags(const Arguments& arguments, const std::string& peer) {
 
 }  // namespace
 
-PythonSide start_python(const Arguments& arguments, const Engine& engine, Rivals& rivals) {
+PythonSide start_python(const Arguments& arguments, const Engine& engine,
+                        Contestants& contestants) {
   PythonSide out;
-  if (rivals.python.empty()) {
+  if (contestants.python.empty()) {
     for (const char* flag : {"--python", "--python-timeout"}) {
       if (!arguments.has(flag)) continue;
       fail_usage(fmt::format("{} is for peers that run in Python; name them: --peers torch", flag));
     }
     return out;
   }
-  refuse_flags(arguments, rivals.python.front());
+  refuse_flags(arguments, contestants.python.front());
   const bool on_cpu = engine.context.device().kind == DeviceKind::kCpu;
   lab::PythonOptions options;
   options.python = arguments.value("--python").value_or("python3");
@@ -60,8 +61,8 @@ PythonSide start_python(const Arguments& arguments, const Engine& engine, Rivals
     }
     if (!interrupted()) note(out.status.message());
   }
-  std::erase_if(rivals.python, [&](const std::string& name) {
-    const auto& optional = rivals.optional;
+  std::erase_if(contestants.python, [&](const std::string& name) {
+    const auto& optional = contestants.optional;
     return std::find(optional.begin(), optional.end(), name) != optional.end() &&
            !(out.worker && out.worker->info().has(name));
   });
@@ -91,10 +92,14 @@ bool run_jobs_in_python(lab::PythonWorker& worker, const ProblemSet& problems,
       progress.show(finished + std::min(step / steps, 0.99), total,
                     fmt::format("{} · {}", words, name));
     };
-    const lab::PythonRun run = worker.run(job.problem, job.passes, names, options.measure, stage);
+    lab::PythonRun run = worker.run(job.problem, job.passes, names, options.measure, stage);
     finished += 1;
     progress.clear();
-    for (const lab::Measurement& result : run.results) outputs.add(result);
+    for (lab::Measurement& result : run.results) {
+      result.cut_short = interrupted() && result.status == lab::RunStatus::kOk &&
+                         result.samples < options.measure.repeats;
+      outputs.add(result);
+    }
     done(run.results);
     if (!run.status.ok() && !interrupted()) {
       note(run.status.message() +

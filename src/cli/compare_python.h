@@ -18,9 +18,9 @@ struct PythonSide {
   Status status;
 };
 
-/// Starts --python where `rivals` ask for it; drops the optional ones that it does not have.
+/// Starts --python where `contestants` ask for it; drops the optional ones that it does not have.
 /// Throws Failure: flags that mean nothing there, an interpreter that was named and is none.
-PythonSide start_python(const Arguments& arguments, const Engine& engine, Rivals& rivals);
+PythonSide start_python(const Arguments& arguments, const Engine& engine, Contestants& contestants);
 
 /// Warm-ups, samples, clock, and who took the times.
 std::string python_protocol(const lab::PythonInfo& info, const lab::MeasureOptions& measure);

@@ -53,7 +53,7 @@ Words implementation_choices() {
   return out;
 }
 // What stands in a row of `compare`.
-Words rival_choices() {
+Words contestant_choices() {
   Words out = implementation_choices();
   out.insert(out.end(), python_peers().begin(), python_peers().end());
   return out;
@@ -139,7 +139,7 @@ std::vector<FlagSpec> flags_of_runs() {
        implementation_choices},
       {"--implementation", "", "NAME[,NAME]", kList, kCompare, kExecution,
        "names (default: all of the device but reference, cuBLASLt and cuDNN where they are found)",
-       rival_choices},
+       contestant_choices},
       {"--threads", "", "N", kValue, kShaped | kCheck | kWeightedSum | kInfo | kProfileStep,
        kExecution, "CPU threads (default: all that may run)"},
       {"--cpu-isa", "", "NAME", kValue, kShaped | kCheck | kWeightedSum | kInfo | kProfileStep,
@@ -163,7 +163,7 @@ std::vector<FlagSpec> flags_of_results() {
   using enum FlagKind;
   return {
       {"--warmup", "", "N", kValue, kTimed, kMeasurement,
-       "calls before the first sample (default 3)"},
+       "calls before the first sample (default 3); 0: the first call is the first sample"},
       {"--repeats", "", "N", kValue, kTimed, kMeasurement,
        "samples (default 30; compare without it: as many as fit in a few seconds)"},
       {"--seed", "", "N", kValue, kTimed, kMeasurement, "of the random inputs (default 1)"},
@@ -173,8 +173,10 @@ std::vector<FlagSpec> flags_of_results() {
        "a saved --json file: verdict per case, exit code 3 when one is slower"},
       {"--relative-to", "", "NAME", kValue, kBench, kMeasurement,
        "ratios against this implementation", implementation_choices},
+      {"--ladder", "", "", kSwitch, kCompare, kMeasurement,
+       "the rungs of the ladder alone, and what each gains over the one below"},
       {"--relative-to", "", "NAME", kValue, kCompare, kMeasurement,
-       "ratios against this implementation or peer", rival_choices},
+       "ratios against this implementation or peer", contestant_choices},
       {"--roof", "", "", kSwitch, kInfo, kMeasurement,
        "measure the roofs: arithmetic in fp32 and bf16, and copying (some seconds)"},
       {"--quick", "", "", kSwitch, kCheck, kMeasurement, "every eighth case"},
@@ -198,6 +200,11 @@ std::vector<FlagSpec> flags_of_results() {
 
       {"--arch", "", "NAME[,NAME]", kList, kPrecompile, kKernels,
        "what to compile for: sm_80, sm_90a, ... (default: the GPUs of this machine)"},
+      {"--for", "", "FILE", kFile, kPrecompile, kKernels,
+       "the kernels of your own problems alone: a JSON problem, {\"head_dim\": 128, \"dtype\": "
+       "\"bf16\", \"heads\": 32, \"kv_heads\": 8, \"causal\": \"bottom-right\"}, a list of them, "
+       "or a "
+       "model's config.json"},
       {"--selection", "", "NAME", kValue, kPrecompile, kKernels, "how much (default common)",
        selection_choices},
       {"--threads", "", "N", kValue, kPrecompile, kKernels,
@@ -285,6 +292,7 @@ std::vector<CommandSpec> commands_of_attention() {
         {"flashlab compare --device cpu", "1 x 2048 tokens, 8 heads of 64, fp32 and bf16"},
         {"flashlab compare --preset gpt2-small --dtype bf16", "a known problem"},
         {"flashlab compare --seqlen 512,1k,2k,4k --relative-to naive", "ratios and crossover"},
+        {"flashlab compare --ladder", "from the formula to the production kernel, rung by rung"},
         {"flashlab compare --peers torch --python .venv/bin/python", "beside PyTorch"},
         {"flashlab compare --implementation cpu,naive --baseline last.json",
          "exit code 3 when slower"}}},
@@ -308,6 +316,8 @@ std::vector<CommandSpec> commands_of_attention() {
        "",
        nullptr,
        {{"flashlab precompile --arch sm_90a --output kernels", "for H100 and H200"},
+        {"flashlab precompile --arch sm_90a --for config.json --output kernels",
+         "what one model needs"},
         {"flashlab precompile --arch sm_80,sm_90a --selection all --output kernels",
          "everything, an hour or more"},
         {"FLASHLAB_PRECOMPILED=kernels flashlab bench --device cuda", "use them"}}},

@@ -28,8 +28,9 @@ bool runs_in_python(std::string_view name) {
   return contains(python_peers(), name);
 }
 
-Rivals rivals_of(const Arguments& arguments, Device device, std::vector<std::string> fallback) {
-  Rivals out;
+Contestants contestants_of(const Arguments& arguments, Device device,
+                           std::vector<std::string> fallback) {
+  Contestants out;
   for (const std::string& name : implementation_names(arguments, std::move(fallback))) {
     add(runs_in_python(name) ? out.python : out.ours, name);
   }

@@ -16,7 +16,7 @@ const std::vector<std::string>& python_peers();
 bool runs_in_python(std::string_view name);
 
 /// What `compare` runs.
-struct Rivals {
+struct Contestants {
   std::vector<std::string> ours;      ///< implementations of the device
   std::vector<std::string> python;    ///< of python_peers
   std::vector<std::string> optional;  ///< those of `python` that matter only where installed
@@ -25,6 +25,7 @@ struct Rivals {
 
 /// --implementation, else `fallback`, and --peers: "torch" is all of PyTorch's backends and the
 /// packages beside it.
-Rivals rivals_of(const Arguments& arguments, Device device, std::vector<std::string> fallback);
+Contestants contestants_of(const Arguments& arguments, Device device,
+                           std::vector<std::string> fallback);
 
 }  // namespace flashlab::cli

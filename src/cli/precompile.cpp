@@ -10,6 +10,7 @@
 #include "cli/failure.h"
 #include "cli/terminal.h"
 #include "lab/kernels/precompile.h"
+#include "lab/kernels/problem_file.h"
 #include "lab/machine/memory.h"
 #include "lab/results/results_json.h"
 
@@ -34,6 +35,13 @@ std::vector<Architecture> architectures_of(const Arguments& arguments) {
   if (names.empty()) {
     fail_usage("precompile needs --arch where there is no GPU, for example --arch sm_90a");
   }
+  std::vector<cases::Case> problems;
+  if (const auto file = arguments.value("--for")) {
+    if (arguments.has("--selection")) fail_usage("--for and --selection both choose; use one");
+    auto read = lab::read_problem_file(*file);
+    if (!read.ok()) throw Failure{kExitUsage, "--for " + read.status().message()};
+    problems = std::move(*read);
+  }
   std::vector<Architecture> out;
   for (const std::string& name : names) {
     const auto exact = lab::exact_architecture(name);
@@ -41,7 +49,8 @@ std::vector<Architecture> architectures_of(const Arguments& arguments) {
     const bool twice = std::any_of(out.begin(), out.end(),
                                    [&](const Architecture& a) { return a.name == *exact; });
     if (twice) fail_usage(fmt::format("--arch names {} twice; name it once", name));
-    auto list = lab::kernel_variants(*exact, selection_of(arguments));
+    auto list = problems.empty() ? lab::kernel_variants(*exact, selection_of(arguments))
+                                 : lab::kernels_for(*exact, problems);
     if (!list.ok()) fail(list.status());
     out.push_back({*exact, std::move(*list)});
   }
@@ -107,6 +116,12 @@ int run_precompile(const Arguments& arguments) {
   lab::PrecompileOptions options;
   options.folder = folder;
   options.threads = make_context(arguments).threads();
+  if (text && total > 50) {
+    // 0.5 to 1.5 s a kernel and thread; what the folder holds already costs nothing.
+    const double seconds = static_cast<double>(total) / options.threads;
+    print_line(fmt::format("{} kernels on {} threads: about {} where none is there yet", total,
+                           options.threads, duration(seconds)));
+  }
   options.cancel = &interrupted();
   std::vector<lab::CompiledVariant> kernels;
   std::size_t failed = 0;

@@ -33,7 +33,7 @@ Engine make_engine(const Arguments& arguments) {
 lab::ProblemRunOptions run_options(const Arguments& arguments, const ProblemSet& problems,
                                    Budget budget) {
   lab::ProblemRunOptions out;
-  out.measure.warmup = static_cast<int>(whole(arguments, "--warmup", 3, 1, 1'000'000));
+  out.measure.warmup = static_cast<int>(whole(arguments, "--warmup", 3, 0, 1'000'000));
   out.measure.repeats =
       static_cast<int>(whole(arguments, "--repeats", budget.repeats, 1, 1'000'000));
   // Repeats that were asked for are made, however long they take.

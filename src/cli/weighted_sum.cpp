@@ -32,7 +32,7 @@ int run_weighted_sum(const Arguments& arguments) {
   lab::WeightedSumOptions options;
   options.seed = static_cast<std::uint64_t>(whole(arguments, "--seed", 1, 0, INT64_MAX));
   options.check = arguments.has("--check");
-  options.measure.warmup = static_cast<int>(whole(arguments, "--warmup", 3, 1, 1'000'000));
+  options.measure.warmup = static_cast<int>(whole(arguments, "--warmup", 3, 0, 1'000'000));
   options.measure.repeats = static_cast<int>(whole(arguments, "--repeats", 30, 1, 1'000'000));
   options.measure.cancel = &interrupted();
   const std::vector<DType> dtypes = dtypes_of(arguments);

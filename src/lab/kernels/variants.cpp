@@ -379,4 +379,20 @@ Result<std::vector<KernelVariant>> kernel_variants(std::string_view architecture
   return list;
 }
 
+Result<std::vector<KernelVariant>> kernels_for(std::string_view architecture,
+                                               const std::vector<Case>& problems) {
+  const auto exact = exact_architecture(architecture);
+  if (!exact.ok()) return exact.status();
+  const auto device = cuda::known_gpu(*exact);
+  for (const Case& one : problems) {
+    if (!variants_of(*device, {one}, /*production_only=*/true).empty()) continue;
+    return Status::unsupported({one.describe() + one.features(), "no production kernel serves it",
+                                "a problem that " + *exact + " computes",
+                                "flashlab explain --device cuda says why"});
+  }
+  std::vector<KernelVariant> list = variants_of(*device, problems, /*production_only=*/true);
+  std::ranges::move(merge_variants(), std::back_inserter(list));
+  return list;
+}
+
 }  // namespace flashlab::lab

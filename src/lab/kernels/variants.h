@@ -61,4 +61,9 @@ std::vector<KernelVariant> variants_of(const cuda::DeviceInfo& device,
 Result<std::vector<KernelVariant>> kernel_variants(std::string_view architecture,
                                                    VariantSelection selection);
 
+/// The production kernels of these problems, and the public merge. Errors: kInvalidArgument (not
+/// known), kUnsupported (a problem that no production kernel of the architecture serves).
+Result<std::vector<KernelVariant>> kernels_for(std::string_view architecture,
+                                               const std::vector<cases::Case>& problems);
+
 }  // namespace flashlab::lab

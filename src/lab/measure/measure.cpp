@@ -71,8 +71,8 @@ Status flush(SampleClock* clock) {
                                 "twice the last-level cache", "measure with warm caches"});
 }
 
-/// One rival of a measurement.
-struct Rival {
+/// One contestant of a measurement.
+struct Contestant {
   const TimedCall* call = nullptr;
   Status status;
   Samples samples;
@@ -81,20 +81,21 @@ struct Rival {
 
 /// Warms up and finds how many calls make a sample of `min_sample_ms`. The calls made here count as
 /// warm-up too, so a short call is warmed up more often than asked, never less.
-Status warm_up(const MeasureOptions& options, double budget_ms, Rival& rival) {
+Status warm_up(const MeasureOptions& options, double budget_ms, Contestant& contestant) {
+  if (options.warmup == 0) return {};  // the first sample is the first call
   const auto start = Clock::now();
-  for (int i = 0; i < std::max(options.warmup, 1); ++i) {
+  for (int i = 0; i < options.warmup; ++i) {
     if (is_set(options.cancel)) return {};
-    const Result<double> elapsed = time_calls(options.clock, *rival.call, 1);
+    const Result<double> elapsed = time_calls(options.clock, *contestant.call, 1);
     if (!elapsed.ok()) return elapsed.status();
-    rival.last_ms = *elapsed;
+    contestant.last_ms = *elapsed;
     if (budget_ms > 0 && ms_between(start, Clock::now()) > budget_ms) break;
   }
   if (options.cold_cache) return {};  // a second call in the sample would find warm caches
 
   int calls = 1;
   while (!is_set(options.cancel)) {
-    const Result<double> elapsed = time_calls(options.clock, *rival.call, calls);
+    const Result<double> elapsed = time_calls(options.clock, *contestant.call, calls);
     if (!elapsed.ok()) return elapsed.status();
     if (*elapsed >= options.min_sample_ms || calls >= kMaxCallsPerSample) break;
     // 10% more than the rate suggests, and at most tenfold: the first calls are the slow ones.
@@ -102,26 +103,26 @@ Status warm_up(const MeasureOptions& options, double budget_ms, Rival& rival) {
     calls = static_cast<int>(std::clamp(wanted, calls + 1.0, calls * 10.0));
     calls = std::min(calls, kMaxCallsPerSample);
   }
-  rival.samples.calls_per_sample = calls;
+  contestant.samples.calls_per_sample = calls;
   return {};
 }
 
-/// One sample, or the rival's failure.
-void take_sample(const MeasureOptions& options, Rival& rival) {
+/// One sample, or the contestant's failure.
+void take_sample(const MeasureOptions& options, Contestant& contestant) {
   if (options.cold_cache) {
     if (Status status = flush(options.clock); !status.ok()) {
-      rival.status = std::move(status);
+      contestant.status = std::move(status);
       return;
     }
   }
-  const int calls = rival.samples.calls_per_sample;
-  const Result<double> elapsed = time_calls(options.clock, *rival.call, calls);
+  const int calls = contestant.samples.calls_per_sample;
+  const Result<double> elapsed = time_calls(options.clock, *contestant.call, calls);
   if (!elapsed.ok()) {
-    rival.status = elapsed.status();
+    contestant.status = elapsed.status();
     return;
   }
-  rival.last_ms = *elapsed;
-  rival.samples.ms.push_back(*elapsed / calls);
+  contestant.last_ms = *elapsed;
+  contestant.samples.ms.push_back(*elapsed / calls);
 }
 
 double measure_clock_resolution_ms() noexcept {
@@ -160,39 +161,40 @@ std::vector<Result<Samples>> measure_interleaved(const MeasureOptions& options,
     return out;
   }
   const auto start = Clock::now();
-  std::vector<Rival> rivals(calls.size());
+  std::vector<Contestant> contestants(calls.size());
   for (std::size_t i = 0; i < calls.size(); ++i) {
-    Rival& rival = rivals[i];
-    rival.call = &calls[i];
-    rival.samples.planned = options.repeats;
-    rival.samples.cold_cache = options.cold_cache;
-    rival.samples.ms.reserve(static_cast<std::size_t>(std::min(options.repeats, 1 << 20)));
+    Contestant& contestant = contestants[i];
+    contestant.call = &calls[i];
+    contestant.samples.planned = options.repeats;
+    contestant.samples.cold_cache = options.cold_cache;
+    contestant.samples.ms.reserve(static_cast<std::size_t>(std::min(options.repeats, 1 << 20)));
     // Warm-up may take a third of the time there is; samples matter more.
-    rival.status = warm_up(options, options.max_total_ms / (3.0 * calls.size()), rival);
+    contestant.status = warm_up(options, options.max_total_ms / (3.0 * calls.size()), contestant);
     const double resolution =
         options.clock != nullptr ? options.clock->resolution_ms() : clock_resolution_ms();
-    rival.samples.resolution_ms = resolution / rival.samples.calls_per_sample;
+    contestant.samples.resolution_ms = resolution / contestant.samples.calls_per_sample;
   }
 
   bool cancelled = false;
   bool out_of_time = false;
   bool lost = false;
   for (int round = 0; round < options.repeats && !cancelled && !out_of_time && !lost; ++round) {
-    for (std::size_t i = 0; i < rivals.size(); ++i) {
+    for (std::size_t i = 0; i < contestants.size(); ++i) {
       if (is_set(options.cancel)) {
         cancelled = true;
         break;
       }
-      Rival& rival = rivals[(i + static_cast<std::size_t>(round)) % rivals.size()];
-      if (!rival.status.ok()) continue;
-      if (options.before_long_sample && rival.last_ms > kLongSampleMs) {
+      Contestant& contestant =
+          contestants[(i + static_cast<std::size_t>(round)) % contestants.size()];
+      if (!contestant.status.ok()) continue;
+      if (options.before_long_sample && contestant.last_ms > kLongSampleMs) {
         std::vector<std::span<const double>> so_far;
-        for (const Rival& each : rivals) so_far.emplace_back(each.samples.ms);
+        for (const Contestant& each : contestants) so_far.emplace_back(each.samples.ms);
         options.before_long_sample(so_far);
       }
-      take_sample(options, rival);
+      take_sample(options, contestant);
       // What made the device useless keeps its failure; the others keep their samples.
-      lost = !rival.status.ok() && options.clock != nullptr && options.clock->lost();
+      lost = !contestant.status.ok() && options.clock != nullptr && options.clock->lost();
       if (lost) break;
     }
     if (options.progress && !cancelled) options.progress(round + 1, options.repeats);
@@ -201,14 +203,14 @@ std::vector<Result<Samples>> measure_interleaved(const MeasureOptions& options,
                   ms_between(start, Clock::now()) >= options.max_total_ms;
   }
 
-  for (Rival& rival : rivals) {
-    if (!rival.status.ok()) {
-      out.emplace_back(rival.status);
+  for (Contestant& contestant : contestants) {
+    if (!contestant.status.ok()) {
+      out.emplace_back(contestant.status);
       continue;
     }
-    rival.samples.cancelled = cancelled;
-    rival.samples.out_of_time = out_of_time;
-    out.emplace_back(std::move(rival.samples));
+    contestant.samples.cancelled = cancelled;
+    contestant.samples.out_of_time = out_of_time;
+    out.emplace_back(std::move(contestant.samples));
   }
   return out;
 }

@@ -41,7 +41,7 @@ class SampleClock {
 using Progress = std::function<void(int done, int planned)>;
 
 struct MeasureOptions {
-  int warmup = 3;            ///< calls before the first sample, at least 1: it also sets the batch
+  int warmup = 3;            ///< calls before the first sample, which also set the batch; 0: none
   int repeats = 30;          ///< samples
   double min_sample_ms = 1;  ///< short calls are repeated inside a sample until it lasts this long
   double max_total_ms = 0;   ///< no new sample after this long, once `min_repeats` exist; 0: never
@@ -73,9 +73,9 @@ struct Samples {
 /// Runs the protocol. Errors: kInvalidArgument (options), or the call's own failure.
 Result<Samples> measure(const MeasureOptions& options, const TimedCall& call);
 
-/// Times rivals in alternating rounds: every round takes one sample of each, in an order that
+/// Times contestants in alternating rounds: every round takes one sample of each, in an order that
 /// rotates, so that a drifting clock or a busy neighbour hits all alike. One entry per call; a
-/// rival that fails keeps its Status and drops out, the others go on.
+/// contestant that fails keeps its Status and drops out, the others go on.
 std::vector<Result<Samples>> measure_interleaved(const MeasureOptions& options,
                                                  const std::vector<TimedCall>& calls);
 

@@ -109,6 +109,7 @@ void Measurement::join_window(const Measurement& other) {
       self[column] = other[column];
     }
     samples = other.samples;
+    cut_short = other.cut_short;
     parts = other.parts;
   }
   self[kLowMs] = low;
@@ -122,9 +123,26 @@ void Measurement::set_failure(const Status& why) {
   message = why.message();
 }
 
+namespace {
+
+std::size_t whole_results(const std::vector<Measurement>& results) {
+  return static_cast<std::size_t>(std::count_if(results.begin(), results.end(),
+                                                [](const auto& each) { return !each.cut_short; }));
+}
+
+}  // namespace
+
+bool ResultFile::interrupted() const noexcept {
+  return whole_results(results) < std::max(planned, results.size());
+}
+
 std::string ResultFile::interruption() const {
-  return interrupted() ? fmt::format("interrupted, {} of {} measured", results.size(), planned)
-                       : std::string();
+  if (!interrupted()) return {};
+  const std::size_t whole = whole_results(results);
+  std::string out =
+      fmt::format("interrupted, {} of {} measured", whole, std::max(planned, results.size()));
+  if (whole < results.size()) out += fmt::format(", {} in part", results.size() - whole);
+  return out;
 }
 
 }  // namespace flashlab::lab

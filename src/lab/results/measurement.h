@@ -106,6 +106,7 @@ class Measurement {
   std::string message;  ///< why it is not ok
 
   int samples = 0;
+  bool cut_short = false;    ///< interrupted before all its samples, its roof or its error
   std::string error_sample;  ///< "all" or "64 rows of 8 heads, seed 1"
   std::string plan;          ///< one line: what ran
 
@@ -136,11 +137,11 @@ class Measurement {
 struct ResultFile {
   Environment environment;
   std::vector<Measurement> results;
-  /// How many results the run was to have; more than there are: it was interrupted. 0: not known.
+  /// How many results the run was to have; more than are whole: it was interrupted. 0: not known.
   std::size_t planned = 0;
 
-  bool interrupted() const noexcept { return results.size() < planned; }
-  /// "interrupted, 12 of 48 measured"; empty for a whole run.
+  bool interrupted() const noexcept;
+  /// "interrupted, 12 of 48 measured, 2 in part"; empty for a whole run.
   std::string interruption() const;
 };
 

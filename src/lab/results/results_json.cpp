@@ -54,6 +54,7 @@ Json to_json_value(const Measurement& r) {
   out["status"] = to_string(r.status);
   out["message"] = r.message;
   out["samples"] = or_null(r.samples);
+  if (r.cut_short) out["cut_short"] = true;
   for (const ShownColumn& shown : subject.columns) {
     out[shown.column.name] = figure(shown.column, r[shown.column]);
   }
@@ -83,10 +84,8 @@ Json to_json_value(const Environment& e) {
 std::string to_json(const ResultFile& file, int indent) {
   Json out = Json::object();
   out["schema"] = kResultSchema;
-  if (file.planned > 0) {
-    out["planned"] = file.planned;
-    out["interrupted"] = file.interrupted();
-  }
+  if (file.planned > 0) out["planned"] = file.planned;
+  if (file.planned > 0 || file.interrupted()) out["interrupted"] = file.interrupted();
   out["environment"] = to_json_value(file.environment);
   Json results = Json::array();
   for (const Measurement& result : file.results) results.push_back(to_json_value(result));

@@ -11,6 +11,7 @@ void time_in_turns(const MeasureOptions& options, std::span<const Contestant> co
     watched.before_long_sample = [&](const std::vector<std::span<const double>>& ms) {
       for (std::size_t i = 0; i < ms.size(); ++i) {
         contestants[i].result->set_times(ms[i], contestants[i].flops, contestants[i].bytes);
+        contestants[i].result->cut_short = true;
       }
       so_far();
     };
@@ -20,6 +21,7 @@ void time_in_turns(const MeasureOptions& options, std::span<const Contestant> co
     const Contestant& each = contestants[i];
     if (samples[i].ok()) {
       each.result->set_times(samples[i]->ms, each.flops, each.bytes);
+      each.result->cut_short = samples[i]->cancelled;
     } else {
       each.result->set_failure(samples[i].status());
     }

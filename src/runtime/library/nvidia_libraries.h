@@ -1,7 +1,6 @@
 #pragma once
 
-// Where the libraries of NVIDIA's are looked for that only rivals of ours (src/peers) run on, and
-// how to get them.
+// Where the libraries of NVIDIA's are looked for that attention does without, and how to get them.
 
 #include <cstdlib>
 #include <string>
@@ -43,6 +42,14 @@ inline NvidiaLibrary cudnn_library() {
           {"libcudnn.so.9"},
           "libcudnn.so.9",
           "pip install nvidia-cudnn-cu13; FLASHLAB_CUDNN names a file"};
+}
+
+inline NvidiaLibrary cupti_library() {
+  return {"libcupti.so",
+          "FLASHLAB_CUPTI",
+          {"libcupti.so.13", "libcupti.so.12"},
+          "libcupti.so.1[2-9]",
+          "pip install nvidia-cuda-cupti, or NVIDIA's toolkit; FLASHLAB_CUPTI names a file"};
 }
 
 }  // namespace flashlab::cuda

@@ -112,8 +112,11 @@ class ProblemRun {
   void publish() const {
     if (!options_.so_far) return;
     std::vector<Measurement> known;
-    for (const Measurement& result : results_) {
-      if (result.status != RunStatus::kOk || result[kMedianMs]) known.push_back(result);
+    for (std::size_t i = 0; i < results_.size(); ++i) {
+      const bool timed = results_[i].status == RunStatus::kOk;
+      if (timed && !results_[i][kMedianMs]) continue;
+      known.push_back(results_[i]);
+      known.back().cut_short = timed && i >= finished_;
     }
     options_.so_far(known);
   }
@@ -232,12 +235,15 @@ class ProblemRun {
     first_calls(pass, runnable);
     time_all(pass, runnable);
     for (const Runnable& each : runnable) {
-      if (cancelled() || results_[each.result].status != RunStatus::kOk) continue;
+      if (results_[each.result].status != RunStatus::kOk) continue;
       measure_roof(pass, each);
       measure_error(pass, each);
+      results_[each.result].cut_short |= cancelled();
+      finished_ = each.result + 1;
     }
     oracle_.reset();
     drop_unmeasured(begin);
+    finished_ = results_.size();
   }
 
   static std::string plan_words(const Plan& plan) {
@@ -368,7 +374,7 @@ class ProblemRun {
   void measure_roof(Pass pass, const Runnable& each) {
     Measurement& result = results_[each.result];
     const double flops = problem_.flops(pass);
-    if (!options_.roof || !result[kMedianMs] || flops <= 0 || device_lost_) return;
+    if (!options_.roof || cancelled() || !result[kMedianMs] || flops <= 0 || device_lost_) return;
     const RoofWindow& window = roof_window();
     if (!window) return;
     stage(fmt::format("roof beside {} {}", result.implementation, result.pass));
@@ -442,6 +448,7 @@ class ProblemRun {
   std::optional<RoofWindow> roof_;     // once asked for; empty: none for this type
   std::optional<ErrorOracle> oracle_;  // of the pass under way
   bool device_lost_ = false;
+  std::size_t finished_ = 0;      // results before it have their roof and error
   std::int64_t limit_bytes_ = 0;  // what the tensors and a workspace may take together
   std::vector<Measurement> results_;
 };

@@ -1,0 +1,62 @@
+#include "lab/report/ladder.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "lab/report/group.h"
+#include "lab/report/numbers.h"
+#include "lab/report/text.h"
+
+namespace flashlab::lab::report {
+
+std::vector<Rung> rungs_of(DeviceKind kind) {
+  if (kind == DeviceKind::kCpu) {
+    return {{"naive", "the formula, scores in memory"},
+            {"fa2-plain", "tiles and a running softmax: no scores in memory"},
+            {"cpu", "vectors, packed operands, register tiles"}};
+  }
+  return {{"naive", "the formula, scores in memory"},
+          {"fa1", "tiles and a running softmax, a block per head"},
+          {"fa1-vector", "128-bit loads"},
+          {"fa1-shuffle", "rows reduced by warp shuffles"},
+          {"fa1-mma", "tensor cores"},
+          {"fa2", "fa1 with a block per tile of queries"},
+          {"fa2-vector", "128-bit loads"},
+          {"fa2-shuffle", "rows reduced by warp shuffles"},
+          {"fa2-mma", "tensor cores"},
+          {"sm80", "asynchronous copies, swizzles, registers kept between products"},
+          {"sm90", "wgmma, TMA, a warp for the copies"}};
+}
+
+std::string ladder_table(const ResultFile& file, const std::vector<Rung>& rungs) {
+  std::string out;
+  for (const Group& group : group_by_problem(file)) {
+    for (std::size_t pass = 0; pass < group.passes.size(); ++pass) {
+      const Measurement* bottom = nullptr;
+      const Measurement* below = nullptr;
+      std::string lines;
+      for (const Rung& rung : rungs) {
+        const Row* row = group.find(rung.name);
+        const Measurement* result = row != nullptr ? row->ok(pass) : nullptr;
+        if (result == nullptr || !(*result)[kMedianMs]) continue;
+        if (bottom == nullptr) bottom = result;
+        const auto gain = [&](const Measurement* base) {
+          return base == nullptr || base == result ? std::string("-")
+                                                   : format_ratio(speed_up(base, result));
+        };
+        lines += fmt::format("  {} {} {} {}  {}\n", pad_right(std::string(rung.name), 12),
+                             pad_left(format_ms((*result)[kMedianMs]), 10),
+                             pad_left(gain(below), 9), pad_left(gain(bottom), 9), rung.idea);
+        below = result;
+      }
+      if (lines.empty()) continue;
+      out += fmt::format("{}ladder   {} · {}\n  {} {} {} {}  idea\n{}", out.empty() ? "" : "\n",
+                         group.title(), group.passes[pass], pad_right("rung", 12),
+                         pad_left("ms", 10), pad_left("gain", 9), pad_left("in all", 9), lines);
+    }
+  }
+  return out;
+}
+
+}  // namespace flashlab::lab::report

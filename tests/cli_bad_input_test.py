@@ -116,7 +116,7 @@ class BadInput(Folder):
         good = attention_file()
         bench = ["bench", "--repeats", "2", "--input"]
         self.refused([*bench, self.path("none.safetensors")], "--input", "No such file")
-        self.refused([*bench, self.folder], "is a folder")
+        self.refused([*bench, self.folder], "got a folder")
         self.refused([*bench, self.path("cut.safetensors", good[:-5])], "truncated")
         self.refused([*bench, self.path("empty.npz", b"")], "0 bytes", "a .safetensors or .npz")
         self.refused([*bench, self.path("cut.npz", b"PK\x03\x04abc")], "truncated")

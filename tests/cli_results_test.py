@@ -230,20 +230,24 @@ class Results(Folder):
                           else "interrupted, 1 of 2 measured", text)
 
     def test_fewer_samples_than_asked_for_say_so(self):
-        # One row, its samples under way: it is kept, and the run is not a whole one.
+        # One row, its samples under way: it is kept, and the run is not whole. How long a busy
+        # machine takes to its first sample is not known.
         path = self.path("few.json")
-        process = subprocess.Popen(
-            [cli_harness.program(), "bench", "--implementation", "naive", "--batch", "1",
-             "--heads", "4", "--head-dim", "64", "--seqlen", "1k", "--repeats", "100000",
-             "--json", path], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        time.sleep(4)
-        process.send_signal(signal.SIGINT)
-        _, error = process.communicate(timeout=60)
-        self.assertEqual(process.returncode, 130, error)
+        for wait in (2, 8, 30):
+            process = subprocess.Popen(
+                [cli_harness.program(), "bench", "--implementation", "naive", "--batch", "1",
+                 "--heads", "1", "--head-dim", "64", "--seqlen", "512", "--repeats", "1000000",
+                 "--json", path], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            time.sleep(wait)
+            process.send_signal(signal.SIGINT)
+            _, error = process.communicate(timeout=60)
+            self.assertEqual(process.returncode, 130, error)
+            with open(path, encoding="utf-8") as file:
+                saved = json.load(file)
+            self.assertTrue(saved["interrupted"])
+            if saved["results"]:
+                break
         self.assertIn("interrupted, 0 of 1 measured, 1 in part", error)
-        with open(path, encoding="utf-8") as file:
-            saved = json.load(file)
-        self.assertTrue(saved["interrupted"])
         self.assertTrue(saved["results"][0]["cut_short"])
         self.assertGreater(saved["results"][0]["samples"], 0)
 

@@ -196,5 +196,37 @@ TEST(CpuForwardPlan, AbsurdProblemsAreRefusedNotWrapped) {
   EXPECT_GT(made->workspace_bytes(), static_cast<std::size_t>(huge) * 64 * 8);
 }
 
+// One key and products of one sign: LSE is the score, and its rounding grows with the terms of the
+// longest sum.
+TEST(ForwardScores, AWideHeadIsNotOneLongSum) {
+  constexpr std::int64_t kRows = 4096, kDim = 256;
+  std::mt19937 random(11);
+  std::uniform_real_distribution<float> positive(0.5f, 1.5f);
+  std::vector<float> q(kRows * kDim), k(kDim), o(q.size()), lse(kRows);
+  for (float& x : q) x = positive(random);
+  for (float& x : k) x = positive(random);
+  auto context = Context::create({.threads = 1});
+  ASSERT_TRUE(context.ok());
+  const ForwardTensors tensors = {.q = tensor(q.data(), {1, kRows, 1, kDim}),
+                                  .k = tensor(k.data(), {1, 1, 1, kDim}),
+                                  .v = tensor(k.data(), {1, 1, 1, kDim}),
+                                  .o = tensor(o.data(), {1, kRows, 1, kDim}),
+                                  .lse = tensor(lse.data(), {1, 1, kRows})};
+  ASSERT_TRUE(forward(*context, {}, tensors, {.scale = 1.0}).ok());
+  double ours = 0, one_sum = 0;
+  for (std::int64_t i = 0; i < kRows; ++i) {
+    double exact = 0;
+    float sum = 0;
+    for (std::int64_t d = 0; d < kDim; ++d) {
+      const float x = q[static_cast<std::size_t>(i * kDim + d)], y = k[static_cast<std::size_t>(d)];
+      exact += static_cast<double>(x) * y;
+      sum = std::fma(x, y, sum);
+    }
+    ours += std::abs(lse[static_cast<std::size_t>(i)] - exact);
+    one_sum += std::abs(sum - exact);
+  }
+  EXPECT_LT(ours, 0.7 * one_sum);
+}
+
 }  // namespace
 }  // namespace flashlab

@@ -221,7 +221,7 @@ TEST(TensorFileSafetensors, FilesOnDisk) {
   const Status missing = read_attention_inputs(folder / "none").status();
   EXPECT_EQ(missing.code(), StatusCode::kIoError);
   EXPECT_THAT(missing.message(), HasSubstr("No such file"));
-  EXPECT_THAT(read_attention_inputs(folder).status().message(), HasSubstr("is a folder"));
+  EXPECT_THAT(read_attention_inputs(folder).status().message(), HasSubstr("got a folder"));
   EXPECT_THAT(read_attention_inputs("/dev/null").status().message(), HasSubstr("no regular file"));
   std::filesystem::remove_all(folder);
 }

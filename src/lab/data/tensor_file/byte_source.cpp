@@ -89,7 +89,7 @@ Result<std::unique_ptr<ByteSource>> open_file(const std::filesystem::path& path)
   struct stat info {};
   if (::fstat(descriptor, &info) != 0 || !S_ISREG(info.st_mode)) {
     ::close(descriptor);
-    return io_error(name, S_ISDIR(info.st_mode) ? "is a folder" : "is no regular file",
+    return io_error(name, S_ISDIR(info.st_mode) ? "a folder" : "no regular file",
                     "give a .safetensors or .npz file");
   }
   return std::unique_ptr<ByteSource>(

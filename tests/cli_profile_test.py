@@ -101,5 +101,30 @@ class ProfileStep(Folder):
         self.refused(["profile", "step", *SMALL, "--output", os.path.join(file, "p")], "--output")
 
 
+class ProfileAttention(Folder):
+    def test_naive_shows_softmax_against_products(self):
+        result = run("profile", "attention", "--device", "cpu", "--implementation", "naive",
+                     "--batch", "1", "--heads", "2", "--head-dim", "16", "--seqlen", "64",
+                     "--dtype", "fp32", "--quick", "--threads", "2", "--output", self.path("p"))
+        self.assertEqual(result.returncode, 0, result.stderr)
+        for kernel in ("scores", "softmax", "values", "probabilities", "dq"):
+            self.assertRegex(result.stdout, rf"(?m)^{kernel} ")
+        with open(self.path("p/ledger.json")) as file:
+            ledger = json.load(file)
+        flops = {row["key"]: row["flops"] for row in ledger["by"]["kernel"]}
+        # 2 heads of 64 x 64 scores, each 2 x 16 FLOPs in a product and 5 in softmax.
+        self.assertAlmostEqual(flops["scores"], 2 * 64 * 64 * 2 * 16, delta=1)
+        self.assertAlmostEqual(flops["softmax"], 2 * 64 * 64 * 5, delta=1)
+        self.assertAlmostEqual(flops["dq"], flops["scores"], delta=1)
+        with open(self.path("p/SUMMARY.md")) as file:
+            self.assertIn("Softmax against the products", file.read())
+        with open(self.path("p/results.json")) as file:
+            self.assertEqual(json.load(file)["schema"], "flashlab.bench/1")
+
+    def test_one_problem_only(self):
+        self.refused(["profile", "attention", "--device", "cpu", "--seqlen", "64,128"],
+                     "one problem", "compare")
+
+
 if __name__ == "__main__":
     cli_harness.main()

@@ -143,5 +143,18 @@ TEST(Pictures, NameEveryKernelAndNeedRoofs) {
   EXPECT_TRUE(roofline_picture(r, false).empty());
 }
 
+TEST(Pictures, NamesOfKernelsAtOnePlaceStandBelowEachOther) {
+  std::vector<SampleEvent> events;
+  for (int i = 0; i < 6; ++i) {
+    events.push_back(
+        {"a", "kernel " + std::to_string(i), "norm", "forward", 1 + 1e-3 * i, 1e6, 3e6});
+  }
+  for (int i = 0; i < 200; ++i) {
+    Recording r = recording_of(events);
+    r.roofs = {100.0 + 0.37 * i, 7.3, "given"};
+    EXPECT_NE(roofline_picture(r, false).find(">kernel 5<"), std::string::npos);
+  }
+}
+
 }  // namespace
 }  // namespace flashlab::profile

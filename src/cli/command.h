@@ -21,6 +21,7 @@ int run_generate(const Arguments& arguments);
 int run_explain_step(const Arguments& arguments);
 int run_explain_precision(const Arguments& arguments);
 int run_profile_step(const Arguments& arguments);
+int run_profile_attention(const Arguments& arguments);
 int run_accumulate(const Arguments& arguments);
 int run_completion(const Arguments& arguments);
 

@@ -74,7 +74,7 @@ Words selection_choices() {
 }
 
 constexpr unsigned kMeasured = kBench | kCompare;
-constexpr unsigned kShaped = kMeasured | kExplain;
+constexpr unsigned kShaped = kMeasured | kExplain | kProfileAttention;
 constexpr unsigned kTimed = kMeasured | kWeightedSum;
 
 constexpr std::string_view kProblem = "Problem";
@@ -134,7 +134,8 @@ std::vector<FlagSpec> flags_of_runs() {
       {"--device", "", "DEVICE", kValue, kShaped | kCheck | kWeightedSum | kInfo, kExecution,
        "cpu or cuda[:N] (default: bench, compare and explain take the GPU where there is one that "
        "can run what is asked, else cpu)"},
-      {"--implementation", "", "NAME[,NAME]", kList, kBench | kExplain | kCheck, kExecution,
+      {"--implementation", "", "NAME[,NAME]", kList, kBench | kExplain | kCheck | kProfileAttention,
+       kExecution,
        "names (default: the production one; check: all but reference and other people's)",
        implementation_choices},
       {"--implementation", "", "NAME[,NAME]", kList, kCompare, kExecution,

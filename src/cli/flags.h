@@ -28,6 +28,7 @@ enum CommandBit : unsigned {
   kExplainPrecision = 1u << 12,
   kAccumulate = 1u << 13,
   kProfileStep = 1u << 15,
+  kProfileAttention = 1u << 16,
 };
 
 enum class FlagKind {

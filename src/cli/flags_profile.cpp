@@ -12,6 +12,8 @@ Words order_choices() {
   return {"total", "mean", "calls", "flops", "bytes", "name"};
 }
 
+constexpr unsigned kProfiles = kProfileStep | kProfileAttention;
+
 constexpr std::string_view kModel = "Model";
 constexpr std::string_view kMeasurement = "Measurement";
 constexpr std::string_view kLedger = "Ledger";
@@ -28,32 +30,45 @@ std::vector<FlagSpec> flags_of_profiles() {
        "recorded steps, each beside one that nobody records (default 5)"},
       {"--warmup", "", "N", kValue, kProfileStep, kMeasurement,
        "steps before them; the first of all is shown apart (default 2)"},
-      {"--quick", "", "", kSwitch, kProfileStep, kMeasurement,
+      {"--quick", "", "", kSwitch, kProfiles, kMeasurement,
        "at most ten seconds of steps and short looks at the roofs"},
       {"--dry-run", "", "", kSwitch, kProfileStep, kMeasurement,
        "plan only: peaks of memory of forward and of the full step, on any machine"},
       {"--seed", "", "N", kValue, kProfileStep, kMeasurement,
        "of weights and tokens (default 1337)"},
-      {"--by", "", "KEY", kValue, kProfileStep, kLedger,
+      {"--by", "", "KEY", kValue, kProfiles, kLedger,
        "what the printed ledger adds up by (default kernel)", key_choices},
-      {"--sort", "", "ORDER", kValue, kProfileStep, kLedger, "its order (default total)",
+      {"--sort", "", "ORDER", kValue, kProfiles, kLedger, "its order (default total)",
        order_choices},
-      {"--top", "", "N", kValue, kProfileStep, kLedger, "its rows (default 12; 0: all)"},
+      {"--top", "", "N", kValue, kProfiles, kLedger, "its rows (default 12; 0: all)"},
       {"--memory", "", "", kSwitch, kProfileStep, kResults,
        "print the memory's peaks, its largest tensors and what a block keeps for backward"},
       {"--detail", "", "BYTES", kValue, kProfileStep, kResults,
        "tensors below this are not drawn in the memory's picture (default: a thousandth of the "
        "arena)"},
-      {"--output", "", "DIR", kFolder, kProfileStep, kResults,
+      {"--output", "", "DIR", kFolder, kProfiles, kResults,
        "SUMMARY.md, report.html, ledger, trace and pictures go here (default "
        "results/profile-<date>; with --dry-run: nowhere)"},
-      {"--json", "", "FILE", kFile, kProfileStep, kResults,
+      {"--json", "", "FILE", kFile, kProfiles, kResults,
        "the ledger by the schema flashlab.ledger/1; - is stdout"},
   };
 }
 
 std::vector<CommandSpec> commands_of_profiles() {
   return {
+      {kProfileAttention,
+       "profile attention",
+       "the kernels of an attention call, what bounds them, what to try",
+       "Measures one problem, forward and backward, kernel by kernel, and writes the folder of "
+       "profile step: summary, page, ledger, trace, flame graph, roofline, and the results as "
+       "bench "
+       "saves them. Kernel names contain flash_fwd and flash_bwd.",
+       "",
+       nullptr,
+       {{"flashlab profile attention", "the production kernels on a usual problem"},
+        {"flashlab profile attention --head-dim 128 --seqlen 4k --causal --dtype bf16", "yours"},
+        {"flashlab profile attention --implementation naive --dtype fp32 --seqlen 1k",
+         "softmax against products"}}},
       {kProfileStep,
        "profile step",
        "where a training step's time and memory go",

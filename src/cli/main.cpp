@@ -118,6 +118,8 @@ int dispatch(std::vector<std::string> words) {
       return run_explain_step(arguments);
     case kExplainPrecision:
       return run_explain_precision(arguments);
+    case kProfileAttention:
+      return run_profile_attention(arguments);
     case kProfileStep:
       return run_profile_step(arguments);
     case kAccumulate:

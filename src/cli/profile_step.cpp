@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <ctime>
 #include <filesystem>
 #include <optional>
 
@@ -10,15 +9,14 @@
 #include "cli/execution.h"
 #include "cli/failure.h"
 #include "cli/model_flags.h"
+#include "cli/profile_output.h"
 #include "cli/terminal.h"
 #include "cli/values.h"
 #include "lab/machine/environment.h"
 #include "lab/machine/memory.h"
 #include "lab/measure/cpu_roof.h"
-#include "lab/report/output.h"
 #include "lab/report/text.h"
 #include "profile/folder.h"
-#include "profile/ledger.h"
 #include "profile/step_run.h"
 #include "train/data/files.h"
 #include "train/model/step.h"
@@ -30,7 +28,6 @@ namespace {
 namespace fs = std::filesystem;
 using lab::report::pad_left;
 using lab::report::pad_right;
-using profile::LedgerKey;
 
 std::string bytes_text(std::int64_t bytes) {
   return lab::format_bytes(static_cast<double>(bytes));
@@ -138,39 +135,17 @@ void print_memory_details(const profile::Profile& p) {
   }
 }
 
-// The folder of one context; each of several gets one inside it.
+// Each of several contexts has a folder of its own.
 fs::path folder_for(const fs::path& parent, std::int64_t context, bool several) {
-  const fs::path folder = several ? parent / fmt::format("context-{}", context) : parent;
-  std::error_code error;
-  fs::create_directories(folder, error);
-  if (error) {
-    fail_usage(fmt::format("--output {} cannot be made: {}; name a folder that you may write",
-                           folder.string(), error.message()));
-  }
+  if (!several) return parent;
+  const fs::path folder = parent / fmt::format("context-{}", context);
+  make_profile_folder(folder);
   return folder;
 }
 
-std::optional<fs::path> output_folder(const Arguments& arguments) {
-  if (const auto folder = arguments.value("--output")) return fs::path(*folder);
-  if (arguments.has("--dry-run")) return std::nullopt;
-  const std::time_t now = std::time(nullptr);
-  char text[40];
-  std::strftime(text, sizeof text, "results/profile-%Y-%m-%d-%H%M%S", std::localtime(&now));
-  return fs::path(text);
-}
-
-// False when a file could not be written; the others are there.
-bool write_folder(const fs::path& folder, const profile::Profile& p) {
-  const profile::WrittenProfile written = profile::write_profile(folder, p);
-  const std::string start =
-      (folder / (p.recording.events.empty() ? "SUMMARY.md" : "report.html")).string();
-  print_line(fmt::format("  report     {}", start));
-  if (!written.status.ok()) note("--output " + written.status.message());
-  return written.status.ok();
-}
-
 int dry_run(const Arguments& arguments, const Request& request) {
-  const std::optional<fs::path> parent = output_folder(arguments);
+  std::optional<fs::path> parent;
+  if (arguments.has("--output")) parent = profile_folder(arguments);
   print_line(fmt::format("{} · {} layers, width {}, {} heads, {} parameters · batch {}",
                          request.model.name, request.model.layers, request.model.width,
                          request.model.heads, train::parameter_count(request.model),
@@ -212,7 +187,7 @@ int dry_run(const Arguments& arguments, const Request& request) {
     }
     if (!parent) continue;
     const fs::path folder = folder_for(*parent, request.contexts[i], profiles.size() > 1);
-    complete = write_folder(folder, profiles[i]) && complete;
+    complete = write_profile_folder(arguments, folder, profiles[i]) && complete;
   }
   return complete ? kExitOk : kExitFailure;
 }
@@ -248,50 +223,6 @@ profile::AdviceInput advice_input(const profile::Profile& p, const Request& requ
   return in;
 }
 
-std::string shares(const profile::Recording& r) {
-  std::string out = fmt::format("operations {:.0f}% of a step", 100 * r.busy_ms() / r.step_ms());
-  for (const profile::LedgerRow& row :
-       profile::make_ledger(r, {.key = LedgerKey::kClass, .top = 6})) {
-    out += fmt::format(" · {} {:.0f}%", row.key, 100 * row.share);
-  }
-  return out;
-}
-
-void print_profile(const Arguments& arguments, const profile::Profile& p) {
-  const profile::Recording& r = p.recording;
-  print_line(fmt::format("{} · {}", r.title, r.device));
-  print_line(
-      fmt::format("  step       {:.4g} ms, median of {} · first {:.4g} ms{}", r.step_ms(),
-                  r.steps(), r.first_step_ms,
-                  r.overhead() ? fmt::format(" · recording {:+.1f}%", 100 * *r.overhead()) : ""));
-  print_line("  " + shares(r));
-  profile::LedgerOptions options;
-  if (const auto by = arguments.value("--by")) options.key = *profile::parse_ledger_key(*by);
-  if (const auto sort = arguments.value("--sort")) {
-    options.order = *profile::parse_ledger_order(*sort);
-  }
-  options.top = static_cast<std::size_t>(whole(arguments, "--top", 12, 0, 1 << 20));
-  std::size_t left_out = 0;
-  const auto rows = profile::make_ledger(r, options, &left_out);
-  print("\n" + profile::ledger_table(rows, options.key, terminal_width()));
-  if (left_out > 0) print_line(fmt::format("{} further rows: --top 0", left_out));
-  print_line("");
-  print_memory(p);
-  if (arguments.has("--memory")) print_memory_details(p);
-  for (const profile::Advice& advice : p.advice) {
-    print_hanging(fmt::format("  {} ", pad_right(advice.rule, 10)),
-                  advice.what + "; " + advice.remedy);
-  }
-}
-
-// What this kind of device has no instrument for here.
-std::vector<profile::Profile::Missing> missing_on_cpu() {
-  return {{"kernel times by CUPTI, occupancy, registers",
-           "they belong to GPUs; this step ran on the CPU, where the executor's clock times every "
-           "operation"},
-          {"reports of ncu and nsys", "they need a GPU"}};
-}
-
 profile::Profile run_one(const Arguments& arguments, const Request& request,
                          const train::ModelConfig& model, const Context& context,
                          const lab::Environment& environment) {
@@ -317,7 +248,7 @@ profile::Profile run_one(const Arguments& arguments, const Request& request,
   out.recording.roofs = roofs_of(environment, request.options.precision);
   out.measured_bytes = run->measured_bytes;
   out.environment = environment;
-  out.missing = missing_on_cpu();
+  out.missing = missing_instruments(/*gpu=*/false);
   if (out.recording.steps() > 0) {
     out.advice = profile::advise(advice_input(out, request, model, plan));
   }
@@ -330,9 +261,8 @@ int run_profile_step(const Arguments& arguments) {
   const Request request = request_of(arguments);
   if (arguments.has("--dry-run")) return dry_run(arguments, request);
   const Context context = make_context(arguments);
-  const fs::path parent = *output_folder(arguments);
   // A folder that cannot be made is told before anything runs.
-  folder_for(parent, request.contexts.front(), request.contexts.size() > 1);
+  const fs::path parent = profile_folder(arguments);
   const bool quick = arguments.has("--quick");
   lab::EnvironmentRequest asked;
   asked.command = typed_command();
@@ -347,18 +277,13 @@ int run_profile_step(const Arguments& arguments) {
     const train::ModelConfig model = with_context(request.model, tokens);
     const profile::Profile p = run_one(arguments, request, model, context, environment);
     const fs::path folder = folder_for(parent, tokens, request.contexts.size() > 1);
-    if (to_stdout) {
-      complete = profile::write_profile(folder, p).status.ok() && complete;
-      print(profile::ledger_json(p));
-      continue;
+    if (!to_stdout) {
+      print_ledger(arguments, p);
+      print_memory(p);
+      if (arguments.has("--memory")) print_memory_details(p);
+      print_advice(p);
     }
-    if (p.recording.steps() > 0) print_profile(arguments, p);
-    complete = write_folder(folder, p) && complete;
-    if (const auto path = arguments.value("--json")) {
-      if (const Status s = train::write_file(*path, profile::ledger_json(p)); !s.ok()) {
-        fail("--json " + s.message());
-      }
-    }
+    complete = write_profile_folder(arguments, folder, p) && complete;
     if (interrupted().load()) return kExitInterrupted;
   }
   return complete ? kExitOk : kExitFailure;

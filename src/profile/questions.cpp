@@ -55,7 +55,8 @@ void ask_about_attention(const Recording& r, std::vector<Answer>& out) {
   for (const Event& event : r.events) {
     if (event.phase != "forward" || event.again || !in_attention(event)) continue;
     // The projections before and after are products of the block, not of attention itself.
-    const std::string last = path_of(event.name).back();
+    std::string last = path_of(event.name).back();
+    last.erase(0, last.find_last_of('_') + 1);
     if (event.event_class == "softmax") {
       softmax_ms += event.duration_ms;
       softmax_flops += event.flops;

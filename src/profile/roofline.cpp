@@ -71,7 +71,8 @@ double place(Label label, std::vector<Label>& labels) {
     moved = false;
     for (const Label& other : labels) {
       const bool beside = label.right < other.left || other.right < label.left;
-      if (beside || std::abs(label.y - other.y) >= kLine) continue;
+      // INVARIANT: y only grows, by more than rounding takes back, so that this ends.
+      if (beside || std::abs(label.y - other.y) > kLine - 0.5) continue;
       label.y = other.y + kLine;
       moved = true;
     }

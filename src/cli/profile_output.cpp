@@ -1,0 +1,118 @@
+#include "cli/profile_output.h"
+
+#include <fmt/format.h>
+
+#include <ctime>
+
+#include "cli/failure.h"
+#include "cli/terminal.h"
+#include "cli/values.h"
+#include "lab/report/text.h"
+#include "profile/ledger.h"
+#include "train/data/files.h"
+
+namespace flashlab::cli {
+namespace {
+
+namespace fs = std::filesystem;
+using profile::LedgerKey;
+
+std::string shares(const profile::Recording& r) {
+  std::string out = fmt::format("operations {:.0f}% of a step", 100 * r.busy_ms() / r.step_ms());
+  for (const profile::LedgerRow& row :
+       profile::make_ledger(r, {.key = LedgerKey::kClass, .top = 6})) {
+    out += fmt::format(" · {} {:.0f}%", row.key, 100 * row.share);
+  }
+  return out;
+}
+
+}  // namespace
+
+void make_profile_folder(const fs::path& folder) {
+  std::error_code error;
+  fs::create_directories(folder, error);
+  if (error) {
+    fail_usage(fmt::format("--output {} cannot be made: {}; name a folder that you may write",
+                           folder.string(), error.message()));
+  }
+}
+
+fs::path profile_folder(const Arguments& arguments) {
+  fs::path folder;
+  if (const auto given = arguments.value("--output")) {
+    folder = *given;
+  } else {
+    const std::time_t now = std::time(nullptr);
+    char text[40];
+    std::strftime(text, sizeof text, "results/profile-%Y-%m-%d-%H%M%S", std::localtime(&now));
+    folder = text;
+  }
+  make_profile_folder(folder);
+  return folder;
+}
+
+void print_ledger(const Arguments& arguments, const profile::Profile& p) {
+  const profile::Recording& r = p.recording;
+  if (r.steps() == 0) return;
+  print_line(fmt::format("{} · {}", r.title, r.device));
+  std::string more;
+  if (r.first_step_ms > 0) more += fmt::format(" · first {:.4g} ms", r.first_step_ms);
+  if (r.overhead()) more += fmt::format(" · recording {:+.1f}%", 100 * *r.overhead());
+  print_line(fmt::format("  step       {:.4g} ms, median of {}{}", r.step_ms(), r.steps(), more));
+  print_line("  " + shares(r));
+  profile::LedgerOptions options;
+  if (const auto by = arguments.value("--by")) options.key = *profile::parse_ledger_key(*by);
+  if (const auto sort = arguments.value("--sort")) {
+    options.order = *profile::parse_ledger_order(*sort);
+  }
+  options.top = static_cast<std::size_t>(whole(arguments, "--top", 12, 0, 1 << 20));
+  std::size_t left_out = 0;
+  const auto rows = profile::make_ledger(r, options, &left_out);
+  print("\n" + profile::ledger_table(rows, options.key, terminal_width()));
+  if (left_out > 0) print_line(fmt::format("{} further rows: --top 0", left_out));
+  print_line("");
+}
+
+void print_advice(const profile::Profile& p) {
+  for (const profile::Advice& advice : p.advice) {
+    print_hanging(fmt::format("  {} ", lab::report::pad_right(advice.rule, 10)),
+                  advice.what + "; " + advice.remedy);
+  }
+}
+
+void print_profile(const Arguments& arguments, const profile::Profile& p) {
+  print_ledger(arguments, p);
+  print_advice(p);
+}
+
+bool write_profile_folder(const Arguments& arguments, const fs::path& folder,
+                          const profile::Profile& p) {
+  const profile::WrittenProfile written = profile::write_profile(folder, p);
+  const std::string json = arguments.value("--json").value_or("");
+  if (json == "-") {
+    print(profile::ledger_json(p));
+  } else {
+    const bool ran = !p.recording.events.empty();
+    print_line(
+        fmt::format("  report     {}", (folder / (ran ? "report.html" : "SUMMARY.md")).string()));
+  }
+  if (!written.status.ok()) note("--output " + written.status.message());
+  if (json.empty() || json == "-") return written.status.ok();
+  const Status s = train::write_file(json, profile::ledger_json(p));
+  if (!s.ok()) note("--json " + s.message());
+  return written.status.ok() && s.ok();
+}
+
+std::vector<profile::Profile::Missing> missing_instruments(bool gpu) {
+  if (!gpu) {
+    return {{"kernel times by CUPTI, occupancy, registers",
+             "they belong to GPUs; on the CPU a clock around every operation takes the times"},
+            {"reports of ncu and nsys", "they need a GPU"}};
+  }
+  return {{"kernel times by CUPTI", "times are those of event pairs around each kernel"},
+          {"reports of ncu and nsys",
+           "run `ncu --kernel-name regex:flash_ flashlab bench ...` where Nsight Compute is "
+           "installed"}};
+}
+
+}  // namespace flashlab::cli

@@ -1,0 +1,30 @@
+#pragma once
+
+// What `profile step` and `profile attention` print and write.
+
+#include <filesystem>
+#include <vector>
+
+#include "cli/flags.h"
+#include "profile/folder.h"
+
+namespace flashlab::cli {
+
+/// --output, else results/profile-<date>; made. Throws Failure when it cannot be.
+std::filesystem::path profile_folder(const Arguments& arguments);
+void make_profile_folder(const std::filesystem::path& folder);
+
+/// Title, times, shares, the ledger by --by, --sort and --top.
+void print_ledger(const Arguments& arguments, const profile::Profile& p);
+void print_advice(const profile::Profile& p);
+/// Both.
+void print_profile(const Arguments& arguments, const profile::Profile& p);
+
+/// The folder's files and --json. False when one could not be written; the others are there.
+bool write_profile_folder(const Arguments& arguments, const std::filesystem::path& folder,
+                          const profile::Profile& p);
+
+/// Instruments that this run had not, each with its reason.
+std::vector<profile::Profile::Missing> missing_instruments(bool gpu);
+
+}  // namespace flashlab::cli

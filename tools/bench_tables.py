@@ -205,17 +205,36 @@ def shape_words(document, chinese):
     return sizes.replace(", ", ",") if chinese else sizes
 
 
-def ladder_source(documents, chinese):
-    """Where the figures come from: GPU, date, commit, command of each file."""
-    e = documents[0]["environment"]
+def recorded_on(environment, chinese):
+    """GPU, driver, date and commit of a record."""
+    e = environment
     commit, _, changes = e["commit"].partition("+")
     commit = commit[:12] + ("+" + changes if changes else "")
-    commands = ["`" + d["environment"]["command"].split(" --output")[0] + "`" for d in documents]
+    parts = [e["gpu"], f"驱动 {e['driver']}" if chinese else f"driver {e['driver']}",
+             e["date_utc"][:10], f"提交 {commit}" if chinese else f"commit {commit}"]
+    return (",".join(parts) if chinese else ", ".join(parts))
+
+
+def ladder_source(chinese, folder=""):
+    """Where the figures come from, in a line; their commands stand on one page."""
+    where = recorded_on(ladder_file("long")["environment"], chinese)
     if chinese:
-        return (f"D 64,因果掩码,毫秒,中位数,每次清空 L2;{e['gpu']},驱动 {e['driver']},"
-                f"{e['date_utc'][:10]},提交 {commit}:{'、'.join(commands)}。")
-    return (f"D 64, causal; milliseconds, median, L2 flushed; {e['gpu']}, driver {e['driver']}, "
-            f"{e['date_utc'][:10]}, commit {commit}: {' and '.join(commands)}.")
+        return (f"D 64,因果掩码,毫秒,中位数,每次清空 L2;{where};"
+                f"[命令]({folder}README.zh-CN.md#数字的来源)。")
+    return (f"D 64, causal; milliseconds, median, L2 flushed; {where}; "
+            f"[commands]({folder}README.md#where-the-figures-come-from).")
+
+
+def ladder_commands(chinese):
+    """The command of each record of the ladder."""
+    colon = ":" if chinese else ": "
+    lines = []
+    for shape in ("long", "wide"):
+        document = ladder_file(shape)
+        command = document["environment"]["command"].split(" --output")[0]
+        where = recorded_on(document["environment"], chinese)
+        lines.append(f"- {shape_words(document, chinese)}{colon}`{command}` ({where})")
+    return "\n".join(lines)
 
 
 def ladder_table(names, which, chinese):
@@ -228,7 +247,7 @@ def ladder_table(names, which, chinese):
         cells = [milliseconds(rung(d, name, which, t)) for d in documents
                  for t in ("fp32", "bf16")]
         lines.append(f"| `{name}` | " + " | ".join(cells) + " |")
-    return "\n".join([*lines, "", ladder_source(documents, chinese)])
+    return "\n".join([*lines, "", ladder_source(chinese)])
 
 
 def slower_steps(document, dtype):
@@ -267,7 +286,7 @@ def ladder_verdict(document, chinese):
             f"where they take at most {most} MiB.")
 
 
-def ladder(chinese=False):
+def ladder(chinese=False, folder=""):
     """The whole ladder on its stated shape, both passes, and the memory."""
     document = ladder_file("long")
     columns = (["前向 fp32,ms", "bf16", "反向 fp32", "bf16", "前向工作区,MiB", "反向工作区"]
@@ -280,8 +299,8 @@ def ladder(chinese=False):
         memory = [mebibytes(rows[0] or rows[1]), mebibytes(rows[2] or rows[3])]
         lines.append(f"| `{name}` | " + " | ".join([*map(milliseconds, rows), *memory]) + " |")
     words = shape_words(document, chinese)
-    stated = f"{words},{ladder_source([document], True)}" if chinese else (
-        f"{words}, {ladder_source([document], False)}")
+    comma = "," if chinese else ", "
+    stated = f"{words}{comma}{ladder_source(chinese, folder)}"
     return "\n".join([*lines, "", f"{stated} {ladder_verdict(document, chinese)}"])
 
 
@@ -297,7 +316,7 @@ def fa1_table(chinese):
                      + " |")
     words = shape_words(document, chinese)
     comma = "," if chinese else ", "
-    return "\n".join([*lines, "", f"{words}{comma}{ladder_source([document], chinese)}"])
+    return "\n".join([*lines, "", f"{words}{comma}{ladder_source(chinese)}"])
 
 
 def learn_tables(chinese):
@@ -312,6 +331,7 @@ def learn_tables(chinese):
                                              BACKWARD, chinese)
     tables["ladder fa1"] = fa1_table(chinese)
     tables["ladder"] = ladder(chinese)
+    tables["ladder commands"] = ladder_commands(chinese)
     return tables
 
 
@@ -333,7 +353,7 @@ def main():
     for chinese in (False, True):
         ending = ".zh-CN.md" if chinese else ".md"
         documents[f"README{ending}"] = {"results": front(), "gpu": gpu_front(),
-                                        "ladder": ladder(chinese)}
+                                        "ladder": ladder(chinese, "docs/learn/")}
         for page in ("README", "fa1", "vector-loads", "warp-shuffles", "tensor-cores", "fa2",
                      "fa2-backward"):
             documents[f"docs/learn/{page}{ending}"] = learn_tables(chinese)

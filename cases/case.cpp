@@ -179,6 +179,7 @@ std::string Case::describe() const {
   if (fill == Fill::kSubnormal) text += " subnormal";
   if (fill == Fill::kSpecial) text += " special";
   if (fill == Fill::kEqual) text += " equal";
+  if (fill == Fill::kGrowing) text += " growing";
   return text;
 }
 

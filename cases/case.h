@@ -32,6 +32,7 @@ enum class Fill : std::uint8_t {
   kSubnormal,    ///< some elements below the type's normal range
   kSpecial,      ///< some NaN and infinities at seeded places
   kEqual,        ///< all scores equal: a uniform softmax
+  kGrowing,      ///< every 64 keys twice the scores of those before; the first key's far below all
 };
 
 struct Case {

@@ -150,6 +150,12 @@ TEST(CaseData, FillsAreWhatTheySay) {
   EXPECT_NEAR(count(Fill::kSpecial, DType::kBf16, [](double x) { return !std::isfinite(x); }), 50,
               25);
   EXPECT_EQ(count(Fill::kNormal, DType::kBf16, [](double x) { return !std::isfinite(x); }), 0);
+  c.fill = Fill::kGrowing;
+  data = CaseData::create(c).value();
+  EXPECT_EQ(at(data.forward_tensors().q, 0, 7, 1, 0), 8);
+  EXPECT_EQ(at(data.forward_tensors().k, 0, 0, 0, 0), -8192);
+  EXPECT_EQ(at(data.forward_tensors().k, 0, 63, 0, 0), 0.125);
+  EXPECT_EQ(at(data.forward_tensors().k, 0, 64, 0, 0), 0.25);
 }
 
 TEST(CaseData, OutputsStartAsNaNOrAsWhatIsAddedTo) {

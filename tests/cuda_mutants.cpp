@@ -11,6 +11,7 @@
 #include "cuda/launch/ladder_forward.h"
 #include "cuda/launch/naive.h"
 #include "cuda/launch/sm80.h"
+#include "cuda/launch/sm90.h"
 #include "cuda_gpu.h"
 #include "lab/data/case_data.h"
 
@@ -21,7 +22,7 @@ using internal::Implementation;
 using PlanResult = Result<std::shared_ptr<internal::PlanState>>;
 
 std::vector<const Implementation*> library_implementations() {
-  std::vector<const Implementation*> all{&cuda::sm80_implementation(),
+  std::vector<const Implementation*> all{&cuda::sm90_implementation(), &cuda::sm80_implementation(),
                                          &cuda::naive_implementation()};
   for (const Implementation* rung : cuda::ladder_forward_implementations()) all.push_back(rung);
   return all;

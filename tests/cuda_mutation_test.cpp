@@ -73,6 +73,21 @@ Case few_queries(DType dtype) {
   return out;
 }
 
+// So many tiles that none is cut: a row of one block sees several blocks of keys.
+Case many_heads(DType dtype) {
+  Case out = small(dtype);
+  out.heads_q = 264;
+  out.heads_k = 132;
+  return out;
+}
+
+// So few tiles before so many keys that the keys are shared out and the parts merged.
+Case many_keys(DType dtype) {
+  Case out = small(dtype);
+  out.seqlen_k = 4000;
+  return out;
+}
+
 std::vector<Family> families() {
   const Case fp32 = small(DType::kFp32), fp16 = small(DType::kFp16);
   // What sends fp32 blocks down their other paths: rows of very different scales, few channels.
@@ -90,6 +105,12 @@ std::vector<Family> families() {
   add("sm80_merge", "sm80", forward, "flash_fwd_sm80_merge", few_queries(DType::kFp16),
       {Mutation::kStaleSums});
   add("sm80_backward", "sm80", backward, "", fp16, kBackwardFaults);
+  add("sm90_forward", "sm90", forward, "flash_fwd_sm90", many_heads(DType::kFp16), kForwardFaults);
+  add("sm90_stream", "sm90", forward, "flash_fwd_sm90", many_keys(DType::kFp16),
+      {Mutation::kWrongScale, Mutation::kShiftedMask, Mutation::kDroppedTile,
+       Mutation::kUnmaskedTail});
+  add("sm90_merge", "sm90", forward, "flash_fwd_sm90_merge", many_keys(DType::kFp16),
+      {Mutation::kStaleSums});
   add("fp32_forward", "sm80", forward, "flash_fwd_fp32", fp32, kForwardFaults);
   add("fp32_forward_guarded", "sm80", forward, "flash_fwd_fp32_guarded", guarded, kForwardFaults);
   add("fp32_merge", "sm80", forward, "flash_fwd_fp32_merge", few_queries(DType::kFp32),
@@ -187,7 +208,8 @@ class Compiler {
   static constexpr int kMaxAttempts = 30;
 
   static std::string compiled(const cuda::KernelSpec& spec) {
-    const auto image = cuda::compile_image(spec, "compute_80");
+    const bool hopper = spec.source.starts_with("sm90/");
+    const auto image = cuda::compile_image(spec, hopper ? "compute_90a" : "compute_80");
     EXPECT_TRUE(image.ok()) << spec.entry << ": " << image.status().message();
     return image.ok() ? code_of(image->kernel.image) : "";
   }
@@ -281,6 +303,10 @@ void compile_all(const Context& context, const Family& family) {
 TEST_P(EveryFamily, MutantsAreRejected) {
   auto context = Context::create({.device = kGpu});
   if (!context.ok()) GTEST_SKIP() << "no GPU: " << context.status().message();
+  if (GetParam().kernels.implementation == "sm90" &&
+      context->state().gpu()->info().architecture() != "sm_90a") {
+    GTEST_SKIP() << "sm90 runs on Hopper alone";
+  }
   std::string folder =
       (std::filesystem::temp_directory_path() / "flashlab-mutants-XXXXXX").string();
   ASSERT_NE(mkdtemp(folder.data()), nullptr);

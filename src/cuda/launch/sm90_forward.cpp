@@ -30,10 +30,10 @@ constexpr int kMaxStages = 5;
 // MEASURED (H200, 2026-11-22, kernels/sm90/NOTES.md): at head dim 64 steps of 128 keys are faster
 // than of 64 from this many keys on; causal calls with fewer lose more at the diagonal.
 constexpr std::int64_t kLongCausal = 2048;
-// MEASURED (the same, 2026-11-23): beyond this many keys the shorter half of the tiles of all heads
-// is left for the end, where a section's longest tile would have nothing beside it. With fewer keys
-// the second reading of K and V costs more.
-constexpr std::int64_t kShortCausal = 2048;
+// MEASURED (the same, 2026-11-23): beyond this many keys, or bytes of a head's K and V, the shorter
+// half of the tiles of all heads is left for the end, where a section's longest tile would have
+// nothing beside it. With fewer the second reading of K and V costs more.
+constexpr std::int64_t kShortCausal = 2048, kSmallHeadBytes = (1 << 21) - 1;
 constexpr int kMinQueries = 65;               // below, sm80 packs the heads of a group into a tile
 constexpr int kNominalMultiprocessors = 128;  // of a deterministic plan, whatever the real number
 constexpr int kMaxTiles = 1 << 30;
@@ -61,11 +61,14 @@ struct Choice {
   bool counts() const { return bounded && !streams(); }
 };
 
+// Of the K and V that the heads of a group share.
+std::int64_t bytes_of_group(const Geometry& g) {
+  return g.seqlen_k * (g.head_dim + g.head_dim_v) * 2;
+}
+
 // Heads of a section: equal sections of whole groups, of which one's K and V fit half of L2.
 int heads_of_section(const Geometry& g, std::int64_t l2_bytes) {
-  const std::int64_t per_group = g.seqlen_k * (g.head_dim + g.head_dim_v) * 2;
-  const std::int64_t fit =
-      std::max<std::int64_t>(l2_bytes / 2 / std::max<std::int64_t>(per_group, 1), 1);
+  const std::int64_t fit = std::max<std::int64_t>(l2_bytes / 2 / bytes_of_group(g), 1);
   const std::int64_t groups = g.batch * g.heads_k, sections = (groups + fit - 1) / fit;
   return static_cast<int>((groups + sections - 1) / sections * g.group());
 }
@@ -140,8 +143,8 @@ Choice choose(const Problem& problem, const Geometry& g, const DeviceInfo& devic
   order.heads = static_cast<int>(g.batch * g.heads_q);
   order.tiles = order.tiles_q * order.heads;
   order.section_heads = heads_of_section(g, device.l2_bytes);
-  order.long_ranks =
-      choice.bounded && g.seqlen_k > kShortCausal ? order.tiles_q / 2 : order.tiles_q;
+  const bool long_tiles = g.seqlen_k > kShortCausal || bytes_of_group(g) > kSmallHeadBytes;
+  order.long_ranks = choice.bounded && long_tiles ? order.tiles_q / 2 : order.tiles_q;
   choice.grid = std::min(order.tiles, device.multiprocessors);
   choose_stream(choice, g, multiprocessors);
   return choice;

@@ -166,6 +166,12 @@ void shape_row(const Case& c, TensorRole role, const RowIndex& row, std::int64_t
         out[d] = normal_at(stream_of(c, role) + 4, head * 4096 + static_cast<std::uint64_t>(d));
       }
       return;
+    case Fill::kGrowing:  // the first column brings 2^-3, 2^-2, ... to 2^8 in turn, at head dim 64
+      if (role == TensorRole::kQ) out[0] = 8;
+      if (role == TensorRole::kK) {
+        out[0] = row.s == 0 ? -8192 : std::ldexp(1.0, static_cast<int>(row.s / 64 % 12) - 3);
+      }
+      return;
   }
 }
 

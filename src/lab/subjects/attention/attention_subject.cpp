@@ -29,6 +29,8 @@ const char* fill_words(cases::Fill fill) {
       return "special values";
     case cases::Fill::kEqual:
       return "equal scores";
+    case cases::Fill::kGrowing:
+      return "growing scores";
   }
   return "";
 }

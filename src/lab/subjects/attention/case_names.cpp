@@ -23,6 +23,7 @@ constexpr std::array kFills = {
     std::pair{cases::Fill::kSubnormal, "subnormal"},
     std::pair{cases::Fill::kSpecial, "special"},
     std::pair{cases::Fill::kEqual, "equal"},
+    std::pair{cases::Fill::kGrowing, "growing"},
 };
 
 template <class Table, class Enum>

@@ -22,10 +22,19 @@ TEST(ForwardTiling, FitsEveryHeadDimOnEveryDevice) {
     for (const std::int64_t rows : {1, 17, 40, 65, 4096}) {
       for (int dim = 1; dim <= 256; ++dim) {
         for (const int dim_v : {1, dim, 256}) {
-          for (int needs = 0; needs < 8; ++needs) {
-            const bool transformed = needs % 2 == 1, bounded = needs / 2 % 2 == 1;
-            const ForwardTiling t = choose_forward_tiling(
-                {rows, dim, dim_v, transformed, bounded, /*by_element=*/needs >= 4}, limit);
+          for (int needs = 0; needs < 64; ++needs) {
+            const auto bit = [&](int i) { return (needs >> i & 1) != 0; };
+            const ForwardTiling t =
+                choose_forward_tiling({.rows = rows,
+                                       .head_dim = dim,
+                                       .head_dim_v = dim_v,
+                                       .transformed = bit(0),
+                                       .bounded = bit(1),
+                                       .by_element = bit(2),
+                                       .window = bit(3),
+                                       .features = bit(0) ? 0 : bit(4) + 2 * bit(5),
+                                       .dropout = bit(5)},
+                                      limit);
             EXPECT_LE(forward_shared_bytes(t, dim, dim_v), limit)
                 << dim << " " << dim_v << " rows " << rows;
             EXPECT_EQ(t.tile_k % t.piece_k, 0);
@@ -56,6 +65,23 @@ TEST(ForwardTiling, MaskedTilesFollowBoundsAndWhatTheDeviceHolds) {
   EXPECT_EQ(masked(256, true, kAda).tile_k, 16);
   EXPECT_EQ(choose_forward_tiling({64, 256, 256, true, false}, kHopper).tile_k, 16);
   for (const int dim : {8, 64, 128, 256}) EXPECT_FALSE(masked(dim, false, kHopper).steady_loop);
+}
+
+// Softcap, ALiBi, dropout and windows keep the loop for tiles without an edge, on smaller pieces.
+TEST(ForwardTiling, FeaturesKeepTheSteadyLoop) {
+  for (const int dim : {64, 128, 256}) {
+    const ForwardNeeds plain{.rows = 4096, .head_dim = dim, .head_dim_v = dim, .bounded = true};
+    const ForwardTiling base = choose_forward_tiling(plain, kHopper);
+    for (const int features : {0, 1, 3}) {
+      ForwardNeeds needs = plain;
+      needs.window = true;
+      needs.features = features;
+      const ForwardTiling t = choose_forward_tiling(needs, kHopper);
+      EXPECT_TRUE(t.steady_loop) << dim << " " << features;
+      EXPECT_EQ(t.tile_q(), base.tile_q());
+      EXPECT_LE(t.piece_k, base.piece_k);
+    }
+  }
 }
 
 TEST(ForwardTiling, CopiesByElementTakeTheRegistersOfQ) {

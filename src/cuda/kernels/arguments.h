@@ -45,8 +45,12 @@ struct HeadScalars {
 
 /// What scores are made of beside scale and mask (tile/score.h).
 struct ScoreArguments {
-  float scale_over_cap;  ///< with softcap: scale / cap
-  float cap_log2;        ///< with softcap: cap * log2(e)
+  float unit, offset;   ///< of the 16-bit kernels: score * log2(e) = unit * value + offset
+  float slope_unit;     ///< log2(e) / unit
+  float argument;       ///< with softcap: multiplies a product before the power of two or tanh
+  float cap;            ///< of softcap
+  float cap_log2;       ///< with softcap: cap * log2(e)
+  float log2_over_cap;  ///< with softcap: 1 / cap_log2
 };
 
 /// Dropout of probabilities (tile/probability.h).

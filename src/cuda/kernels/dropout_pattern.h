@@ -55,9 +55,9 @@ constexpr unsigned dropout_group(int position) {
   return (bits >> 4 << 3) | (bits & 7u);
 }
 
-constexpr DropoutNumbers dropout_numbers(const DropoutWords& words, int query, int key) {
-  unsigned c0 = words.query ^ dropout_group(query), c1 = words.keys ^ dropout_group(key);
-  unsigned round_key = words.key;
+/// By the words of a group's queries and keys: those of the head with dropout_group() in them.
+constexpr DropoutNumbers dropout_group_numbers(unsigned key, unsigned c0, unsigned c1) {
+  unsigned round_key = key;
   for (int round = 0; round < 7; ++round) {
     const unsigned high = dropout_high(0xD256D193u, c0), low = 0xD256D193u * c0;
     c0 = high ^ c1 ^ round_key;
@@ -65,6 +65,11 @@ constexpr DropoutNumbers dropout_numbers(const DropoutWords& words, int query, i
     round_key += 0x9E3779B9u;
   }
   return {{c0, c1}};
+}
+
+constexpr DropoutNumbers dropout_numbers(const DropoutWords& words, int query, int key) {
+  return dropout_group_numbers(words.key, words.query ^ dropout_group(query),
+                               words.keys ^ dropout_group(key));
 }
 
 /// A pair is kept where its number is below this: 65536 (1 - p), rounded.

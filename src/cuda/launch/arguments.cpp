@@ -84,11 +84,20 @@ static_assert(every_tensor_has_a_slot(kForwardSlots, Pass::kForward));
 static_assert(every_tensor_has_a_slot(kBackwardSlots, Pass::kBackward));
 
 device::ScoreArguments score_of(const internal::Geometry& g) {
-  constexpr float kLog2E = 1.4426950408889634f;
+  constexpr double kLog2E = 1.4426950408889634;
+  const double scale = static_cast<double>(static_cast<float>(g.scale));
+  const auto cap = static_cast<double>(g.softcap);
+  const bool wide = softcap_is_wide(g);
+  const double unit = cap <= 0 ? scale * kLog2E : (wide ? 1 : 2) * cap * kLog2E;
   device::ScoreArguments score{};
-  if (g.softcap <= 0) return score;
-  score.scale_over_cap = static_cast<float>(g.scale / static_cast<double>(g.softcap));
-  score.cap_log2 = g.softcap * kLog2E;
+  score.unit = static_cast<float>(unit);
+  score.slope_unit = static_cast<float>(kLog2E / unit);
+  if (cap <= 0) return score;
+  score.offset = wide ? 0 : static_cast<float>(cap * kLog2E);
+  score.argument = static_cast<float>(scale / cap * (wide ? 1 : 2 * kLog2E));
+  score.cap = g.softcap;
+  score.cap_log2 = static_cast<float>(cap * kLog2E);
+  score.log2_over_cap = static_cast<float>(1 / (cap * kLog2E));
   return score;
 }
 
@@ -150,6 +159,10 @@ Int64 clamp_bound(std::int64_t bound) {
 }
 
 }  // namespace
+
+bool softcap_is_wide(const internal::Geometry& g) {
+  return g.softcap > kUsualCap;
+}
 
 device::Shape shape_of(const internal::Geometry& g) {
   constexpr float kLog2E = 1.4426950408889634f;

@@ -12,6 +12,10 @@ namespace flashlab::cuda {
 
 device::Shape shape_of(const internal::Geometry& geometry);
 
+/// Whether softcap takes its form for large caps (kernels/tile/score.h).
+inline constexpr float kUsualCap = 64.0f;
+bool softcap_is_wide(const internal::Geometry& geometry);
+
 /// The pass's arguments with every address null.
 device::ForwardArguments forward_arguments(const Problem& problem,
                                            const internal::Geometry& geometry);

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <string_view>
 
+#include "cuda/launch/arguments.h"
+
 namespace flashlab::cuda {
 namespace {
 
@@ -102,6 +104,7 @@ void print_call(ConfigPrinter& config, const Problem& problem, const internal::G
       .boolean("kBoundedLeft", g.bounds.left < g.bounds.kUnbounded);
   print_mask(config, problem, form);
   config.boolean("kSoftcap", g.softcap > 0)
+      .boolean("kWideCap", softcap_is_wide(g))
       .boolean("kAlibi", problem.alibi_slopes.has_value())
       .boolean("kDropout", g.dropout > 0);
   const auto align = [&](std::string_view name, const TensorSpec& spec) {

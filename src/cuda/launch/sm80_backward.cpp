@@ -145,10 +145,18 @@ int grad_q_passes(const BackwardTiling& t, int head_dim, bool mask, bool by_elem
   return 1;
 }
 
+// More than one of softcap, ALiBi and dropout take the registers that a mask takes; one does not.
+bool many_features(const Problem& problem, const Geometry& g) {
+  return (g.softcap > 0) + problem.alibi_slopes.has_value() + (g.dropout > 0) > 1;
+}
+bool judges_pairs(const Problem& problem, const Geometry& g) {
+  return problem.mask || many_features(problem, g);
+}
+
 BackwardForm choose_form(const Problem& problem, const Geometry& g, const BackwardChoice& choice) {
   const BackwardTiling& t = choice.tiling;
   const bool deterministic = problem.options.deterministic;
-  const bool mask = problem.mask.has_value();
+  const bool mask = judges_pairs(problem, g);
   const CallForm form = call_form(problem);
   const bool by_element = copied_by_element(problem.q, form) || copied_by_element(problem.v, form);
   const int passes =
@@ -285,9 +293,9 @@ Result<std::shared_ptr<internal::PlanState>> plan_sm80_backward(
                                 "split the keys into several calls and add the gradients"});
   }
   const int dim = static_cast<int>(g.head_dim), dim_v = static_cast<int>(g.head_dim_v);
-  const auto tiling =
-      choose_backward_tiling(dim, dim_v, problem.mask.has_value(), problem.options.deterministic,
-                             info.shared_bytes_per_block);
+  const auto tiling = choose_backward_tiling(
+      dim, dim_v, judges_pairs(problem, g),
+      problem.options.deterministic || many_features(problem, g), info.shared_bytes_per_block);
   if (!tiling) {
     return Status::unsupported(
         {"shared memory of one block", fmt::format("{} bytes", info.shared_bytes_per_block),

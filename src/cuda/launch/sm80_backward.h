@@ -26,7 +26,8 @@ struct BackwardTiling {
 /// Dynamic shared memory of the main kernel; the kernel asserts that it agrees.
 int backward_shared_bytes(const BackwardTiling& tiling, int head_dim, int head_dim_v);
 
-/// The tiling for head dims, with or without a mask tensor or a fixed order of additions, on a
+/// The tiling for head dims, with or without a mask tensor or a fixed order of additions (or what
+/// takes their registers: two of softcap, ALiBi and dropout), on a
 /// device that grants a block `shared_limit` bytes (its multiprocessors hold 1 KiB more), the
 /// fastest that fits; nothing if none does.
 std::optional<BackwardTiling> choose_backward_tiling(int head_dim, int head_dim_v, bool mask,

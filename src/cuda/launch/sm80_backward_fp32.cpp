@@ -224,6 +224,9 @@ void explain(GpuPlan& plan, const Problem& problem, const Choice& choice) {
                              ? "ieee: two scaled fp16 terms, three products; blocks that meet too "
                                "wide a range take three bf16 terms, with Inf or NaN plain fp32"
                              : "tf32: one scaled fp16 term, which has tf32's 11 significant bits");
+  if (plan.geometry.softcap > 0 || problem.alibi_slopes || plan.geometry.dropout > 0) {
+    plan.reasons.push_back("softcap, ALiBi and dropout: pairs are made in plain fp32, one by one");
+  }
   if (problem.options.deterministic) {
     plan.reasons.push_back("deterministic: blocks add to dq in the order of their keys");
   }

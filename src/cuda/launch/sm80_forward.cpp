@@ -43,15 +43,29 @@ struct ForwardChoice {
   std::int64_t heads = 0;    ///< heads or groups
 };
 
-/// The main loop folds a positive scale into the exponent; other scales take the general form.
+/// The main loop folds a positive scale into the exponent; other scales take the general form, and
+/// with ALiBi those that its slopes are not to be divided by.
 CallForm form_of(const Problem& problem, const Geometry& g) {
-  return g.scale > 1e-30f ? call_form(problem) : CallForm::kGeneral;
+  const float least = problem.alibi_slopes ? 1e-10f : 1e-30f;
+  return g.scale > least ? call_form(problem) : CallForm::kGeneral;
 }
 
 /// Additive masks need scaled scores; the general form serves every scale.
 bool needs_prescaling(const Problem& problem, const Geometry& g) {
   const bool additive = problem.mask && problem.mask->dtype != DType::kBool;
   return additive || form_of(problem, g) == CallForm::kGeneral;
+}
+
+/// How many change scores or probabilities by themselves (kernels/tile/score.h, probability.h).
+int count_features(const Problem& problem, const Geometry& g) {
+  return (g.softcap > 0) + problem.alibi_slopes.has_value() + (g.dropout > 0);
+}
+
+// What one tile of queries sees at most: a window leaves few keys to split.
+std::int64_t keys_of_tile(const Geometry& g, int tile_q) {
+  const internal::MaskBounds& b = g.bounds;
+  if (std::max(b.left, b.right) >= b.kUnbounded) return g.seqlen_k;
+  return std::min(g.seqlen_k, b.left + b.right + tile_q);
 }
 
 int shared_bytes(const Geometry& g, const ForwardTiling& t) {
@@ -61,18 +75,24 @@ int shared_bytes(const Geometry& g, const ForwardTiling& t) {
 ForwardChoice choose(const Problem& problem, const Geometry& g, const DeviceInfo& device) {
   ForwardChoice choice;
   const int limit = device.shared_bytes_per_block;
+  const bool transformed = problem.mask.has_value() || needs_prescaling(problem, g);
   const bool bounded = std::min(g.bounds.left, g.bounds.right) < g.bounds.kUnbounded;
   ForwardNeeds needs{.rows = g.seqlen_q,
                      .head_dim = static_cast<int>(g.head_dim),
                      .head_dim_v = static_cast<int>(g.head_dim_v),
-                     .transformed = problem.mask.has_value() || needs_prescaling(problem, g),
+                     .transformed = transformed,
                      .bounded = bounded,
                      .by_element = copied_by_element(problem.q, form_of(problem, g)) ||
-                                   copied_by_element(problem.v, form_of(problem, g))};
+                                   copied_by_element(problem.v, form_of(problem, g)),
+                     .window = g.bounds.left < g.bounds.kUnbounded,
+                     .features = transformed ? 0 : count_features(problem, g),
+                     .dropout = g.dropout > 0};
   choice.general = form_of(problem, g) == CallForm::kGeneral;
-  choice.pack_group = !choice.general && g.group() > 1 && g.seqlen_q <= kPackedQueries;
+  choice.pack_group =
+      !choice.general && g.dropout == 0 && g.group() > 1 && g.seqlen_q <= kPackedQueries;
   if (choice.pack_group) needs.rows *= g.group();
-  choice.few_rows = !choice.general && (choice.pack_group || needs.rows <= kFewRows);
+  choice.few_rows =
+      !choice.general && g.dropout == 0 && (choice.pack_group || needs.rows <= kFewRows);
   // One tiling for all lengths in the general form; packed heads stay with the kernel that packs.
   ForwardNeeds chosen_by = needs;
   if (choice.general) chosen_by.rows = kMaxLength;
@@ -84,18 +104,13 @@ ForwardChoice choose(const Problem& problem, const Geometry& g, const DeviceInfo
       problem.options.deterministic ? kNominalMultiprocessors : device.multiprocessors;
   const int resident =
       forward_resident_blocks(choice.tiling, shared_bytes(g, choice.tiling), limit);
-  choice.splits =
-      choose_key_splits(choice.tiles_q * choice.heads * g.batch,
-                        std::int64_t{multiprocessors} * resident, g.seqlen_k, choice.tiling.tile_k);
+  choice.splits = choose_key_splits(choice.tiles_q * choice.heads * g.batch,
+                                    std::int64_t{multiprocessors} * resident,
+                                    keys_of_tile(g, choice.tiling.tile_q()), choice.tiling.tile_k);
   // MEASURED (H200, 2026-11-21): with split keys the steady loop gains nothing at head dims 80 to
   // 128 (38.5, 63.8, 146 us with it, 38.8, 62.8, 144.7 without), and it spills 144 bytes there.
-  // In a window few tiles are without an edge, and at head dims to 128 the loop spills there, too
-  // (sm_90a 24 bytes, sm_120a 228); at 64 and 256 its absence would (sm_80: 124, 76).
   const bool may_split = choice.splits > 1 || choice.few_rows || choice.general;
-  const bool window = g.bounds.left < g.bounds.kUnbounded && g.head_dim > 64 && g.head_dim <= 128;
-  if (window || (may_split && choice.tiling.query_steps <= kFewQuerySteps)) {
-    choice.tiling.steady_loop = false;
-  }
+  if (may_split && choice.tiling.query_steps <= kFewQuerySteps) choice.tiling.steady_loop = false;
   return choice;
 }
 

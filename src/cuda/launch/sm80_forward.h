@@ -33,6 +33,9 @@ struct ForwardNeeds {
   bool transformed = false;  ///< scores are masked by a tensor or scaled before the softmax
   bool bounded = false;      ///< causal, or a window: rows differ in the keys they see
   bool by_element = false;   ///< rows of Q, K or V have too little alignment for cp.async
+  bool window = false;       ///< bounded on the left
+  int features = 0;          ///< how many of softcap, ALiBi and dropout there are, untransformed
+  bool dropout = false;
 };
 
 /// The tiling on a device that grants a block `shared_limit` bytes; from large to small until it

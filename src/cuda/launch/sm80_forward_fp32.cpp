@@ -108,7 +108,8 @@ Choice choose(const Problem& problem, const Geometry& g, const DeviceInfo& devic
   Choice choice;
   choice.terms = problem.options.precision == Precision::kTf32 ? 1 : 2;
   choice.rows = g.batch * g.heads_q * g.seqlen_q;
-  const bool short_loop = g.bounds.right < internal::MaskBounds::kUnbounded && !problem.mask;
+  const bool short_loop = g.bounds.right < internal::MaskBounds::kUnbounded && !problem.mask &&
+                          !problem.alibi_slopes && g.softcap == 0 && g.dropout == 0;
   // The general form has one tiling, whatever the length.
   const std::int64_t rows = call_form(problem) == CallForm::kGeneral ? kMaxLength : g.seqlen_q;
   choice.tiling = choose_fp32_forward_tiling(rows, dim, dim_v, choice.terms, short_loop, limit);
@@ -208,6 +209,9 @@ ConfigPrinter print_merge(const Problem& problem, const Geometry& g, const Regio
   ConfigPrinter config;
   config.integer("kHeadDimV", g.head_dim_v)
       .boolean("kLse", problem.lse.has_value())
+      .boolean("kSoftcap", g.softcap > 0)
+      .boolean("kAlibi", problem.alibi_slopes.has_value())
+      .boolean("kDropout", g.dropout > 0)
       .integer("kPartialRegion", regions.partial)
       .integer("kStatisticsRegion", regions.statistics);
   return config;

@@ -10,6 +10,8 @@ namespace {
 
 // k16 steps of Q kept in registers: by the tiling of head dims 80 to 128, by masked ones up to 256.
 constexpr int kFewQuerySteps = 2, kSomeQuerySteps = 8, kAllQuerySteps = 16;
+constexpr int kWindowQuerySteps = 3;   // of windows at head dims to 64
+constexpr int kFeatureQuerySteps = 4;  // of softcap, ALiBi or dropout at head dims to 256
 constexpr int kMinTilesPerSplit = 4, kMinKeysPerSplit = 64;
 constexpr int kMaxSplits = 256;
 constexpr int kReservedSharedBytes = 1024;  // per block, by the system
@@ -73,6 +75,45 @@ ForwardTiling masked_tiling(const ForwardNeeds& needs, int held, int shared_limi
   return resident_blocks(kLarge, needs, shared_limit) > 0 ? kLarge : kLargeInLittleMemory;
 }
 
+// Softcap, ALiBi and dropout need registers: pieces are smaller or Q lies in shared memory, and the
+// steady loop stays. The sizes are the largest without spills (NVRTC 13.0, sm_80 to sm_120).
+ForwardTiling feature_tiling(const ForwardNeeds& needs, int held, int shared_limit) {
+  const bool many = needs.features > 1;
+  if (held <= 96) {
+    return {.warps = 4,
+            .warp_rows = 32,
+            .tile_k = 64,
+            .piece_k = many ? 16 : 32,
+            .stages = 2,
+            .min_blocks = 2};
+  }
+  if (held <= 192) {
+    const int piece = many || needs.dropout || needs.window ? 16 : 32;
+    const ForwardTiling two_blocks{.warps = 4,
+                                   .warp_rows = 32,
+                                   .tile_k = 32,
+                                   .piece_k = piece,
+                                   .stages = 3,
+                                   .min_blocks = 2,
+                                   .query_steps = 0};
+    constexpr ForwardTiling kOneBlock{.warps = 8,
+                                      .warp_rows = 32,
+                                      .tile_k = 32,
+                                      .piece_k = 16,
+                                      .stages = 2,
+                                      .min_blocks = 1,
+                                      .query_steps = 0};
+    return resident_blocks(two_blocks, needs, shared_limit) > 1 ? two_blocks : kOneBlock;
+  }
+  return {.warps = 8,
+          .warp_rows = 16,
+          .tile_k = 32,
+          .piece_k = many ? 16 : 32,
+          .stages = 4,
+          .min_blocks = 1,
+          .query_steps = many ? kSomeQuerySteps : kFeatureQuerySteps};
+}
+
 // At most 64 rows.
 ForwardTiling few_rows_tiling(const ForwardNeeds& needs, int held) {
   if (needs.rows <= 16) {
@@ -82,7 +123,7 @@ ForwardTiling few_rows_tiling(const ForwardNeeds& needs, int held) {
         .warps = 1, .warp_rows = 16, .tile_k = keys, .piece_k = keys, .stages = 4, .min_blocks = 3};
   }
   // MEASURED: with a mask tensor tiles of one piece are 12 to 29 % faster (H200, 2026-11-21).
-  const bool one_piece = needs.transformed && held > 96;
+  const bool one_piece = (needs.transformed || needs.features > 0) && held > 96;
   return {.warps = 4,
           .warp_rows = 16,
           .tile_k = one_piece ? 16 : 32,
@@ -96,13 +137,16 @@ ForwardTiling few_rows_tiling(const ForwardNeeds& needs, int held) {
 ForwardTiling fastest_tiling(const ForwardNeeds& needs, int held, int shared_limit) {
   if (needs.rows <= 64) return few_rows_tiling(needs, held);
   if (needs.transformed) return masked_tiling(needs, held, shared_limit);
+  if (needs.features > 0) return feature_tiling(needs, held, shared_limit);
+  // A window's edges need registers: two operands of Q, or half a piece.
   if (held <= 128) {
     return {.warps = 4,
             .warp_rows = 32,
             .tile_k = 64,
             .piece_k = held <= 96 ? 64 : 32,
             .stages = 2,
-            .min_blocks = 2};
+            .min_blocks = 2,
+            .query_steps = needs.window ? kWindowQuerySteps : kAllQuerySteps};
   }
   if (held <= 192) {
     // MEASURED at head dim 128 (H200, 2026-11-21): pieces of 32 keys with most of Q in shared
@@ -123,7 +167,12 @@ ForwardTiling fastest_tiling(const ForwardNeeds& needs, int held, int shared_lim
                                       .stages = 2,
                                       .min_blocks = 1,
                                       .query_steps = kAllQuerySteps};
-    return resident_blocks(kTwoBlocks, needs, shared_limit) > 1 ? kTwoBlocks : kOneBlock;
+    ForwardTiling t = resident_blocks(kTwoBlocks, needs, shared_limit) > 1 ? kTwoBlocks : kOneBlock;
+    if (needs.window) {
+      t.piece_k = 16;
+      t.query_steps = kFewQuerySteps;
+    }
+    return t;
   }
   return {.warps = 8,
           .warp_rows = 16,
@@ -158,14 +207,14 @@ int forward_resident_blocks(const ForwardTiling& t, int shared_bytes, int shared
 ForwardTiling choose_forward_tiling(const ForwardNeeds& needs, int shared_limit) {
   const int held = divide_up(needs.head_dim_v, 16) * 16 + divide_up(needs.head_dim, 16) * 8;
   ForwardTiling t = fastest_tiling(needs, held, shared_limit);
-  if (needs.transformed) {
+  if (needs.transformed || (needs.features > 0 && needs.rows <= 64)) {
     t.steady_loop = false;
     if (held > 288) t.query_steps = std::min(t.query_steps, kSomeQuerySteps);
   }
   // Elements on their way from row to tile need the registers of Q.
   if (needs.by_element) {
     t.query_steps = 0;
-    if (needs.transformed) t.piece_k = 16;
+    if (needs.transformed || needs.features > 0) t.piece_k = 16;
   }
   const auto fits = [&] {
     return forward_shared_bytes(t, needs.head_dim, needs.head_dim_v) <= shared_limit;

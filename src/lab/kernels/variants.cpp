@@ -108,6 +108,17 @@ Case case_without_keys(HeadDims dims, ElementType type) {
   return out;
 }
 
+// Softcap, ALiBi and dropout: each, and all at once.
+void add_score_features(std::vector<Case>& list, const Case& base) {
+  for (int features = 0; features < 4; ++features) {
+    Case c = base;
+    if (features == 0 || features == 3) c.softcap = 30.0f;
+    if (features == 1 || features == 3) c.alibi = true;
+    if (features == 2 || features == 3) c.dropout = 0.1f;
+    list.push_back(c);
+  }
+}
+
 // Every feature that enters a Config, one or two at a time: the product would only repeat pairs
 // that no kernel treats together.
 void add_features(std::vector<Case>& list, HeadDims dims, ElementType type) {
@@ -131,7 +142,9 @@ void add_features(std::vector<Case>& list, HeadDims dims, ElementType type) {
       c.causal = causal;
       c.window = Window{100, -1};
       list.push_back(c);
+      add_score_features(list, c);
       c.window.reset();
+      add_score_features(list, c);
       c.deterministic = true;
       list.push_back(c);
       c.deterministic = false;
@@ -161,14 +174,6 @@ void add_named(std::vector<Case>& list) {
   }
   for (const cases::Sweep& sweep : cases::sweeps()) {
     list.insert(list.end(), sweep.cases.begin(), sweep.cases.end());
-  }
-}
-
-void place_on(Problem& problem, Device device) {
-  for (TensorSpec* spec : {&problem.q, &problem.k, &problem.v, &problem.o}) spec->device = device;
-  for (auto* spec : {&problem.lse, &problem.mask, &problem.d_o, &problem.d_lse, &problem.dq,
-                     &problem.dk, &problem.dv}) {
-    if (spec->has_value()) (*spec)->device = device;
   }
 }
 
@@ -236,8 +241,7 @@ void add_plan(List& list, const Planner& planner, const Problem& problem, const 
 void add_plans(List& list, const Planner& planner, const std::vector<Case>& problems) {
   for (const Case& c : problems) {
     for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
-      Problem problem = problem_of(c, pass, "");
-      place_on(problem, planner.context.device);
+      Problem problem = problem_of(c, pass, "", planner.context.device);
       add_plan(list, planner, problem, c);
       if (pass == Pass::kBackward) continue;
       problem.lse.reset();
@@ -278,14 +282,17 @@ std::vector<Case> representative_problems() {
     c.mask = cases::MaskKind::kNone;
     c.window = Window{100, -1};
     list.push_back(c);
-    c.alibi = true;
-    list.push_back(c);
     c.softcap = 30.0f;
     list.push_back(c);
+    c.alibi = true;
     c.dropout = 0.1f;
     list.push_back(c);
-    c.alibi = false;
+    c.window.reset();
     c.softcap.reset();
+    c.dropout = 0;
+    list.push_back(c);
+    c.alibi = false;
+    c.dropout = 0.1f;
     list.push_back(c);
   }
   return list;

@@ -12,6 +12,14 @@ __device__ inline float exp2_fast(float x) {
   return y;
 }
 
+/// 1 / x by the special-function unit: relative error at most 2^-23, 0 for +-inf. PTX ISA,
+/// "rcp.approx.ftz.f32".
+__device__ inline float reciprocal_fast(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 /// log2 by the special-function unit: absolute error at most 2^-22 near 1, log2(0) = -inf.
 __device__ inline float log2_fast(float x) {
   float y;

@@ -30,7 +30,7 @@ constexpr KeyRange visible_keys(const Shape& shape, int position) {
     range.end = clamp_key(position + mutation::right<Config>(shape.right) + 1, shape.seqlen_k);
   }
   if constexpr (Config::kBoundedLeft)
-    range.begin = clamp_key(position - shape.left, shape.seqlen_k);
+    range.begin = clamp_key(position - mutation::left<Config>(shape.left), shape.seqlen_k);
   return range;
 }
 

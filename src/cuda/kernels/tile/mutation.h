@@ -16,6 +16,11 @@ enum class Mutation : int {
   kMissingDelta = 6,        ///< backward: delta lacks rowsum(dO * O)
   kMissingLseGradient = 7,  ///< backward: delta lacks dLSE
   kUnscaledGradQ = 8,       ///< backward: dq lacks the scale
+  kShiftedLeft = 9,         ///< the left bound lies one key too far
+  kShiftedDistance = 10,    ///< ALiBi's distances are one key too large, to the right
+  kOtherPairs = 11,         ///< dropout drops the pairs of the next head
+  kUnscaledKeep = 12,       ///< what dropout keeps is not multiplied by 1 / (1 - p)
+  kMissingSlope = 13,       ///< backward: dS lacks softcap's derivative
 };
 
 namespace mutation {
@@ -39,6 +44,36 @@ constexpr float scale(float factor) {
 template <class Config, class Bound>
 constexpr Bound right(Bound bound) {
   return asked<Config>(Mutation::kShiftedMask) ? bound + 1 : bound;
+}
+
+/// The left bound.
+template <class Config, class Bound>
+constexpr Bound left(Bound bound) {
+  return asked<Config>(Mutation::kShiftedLeft) ? bound + 1 : bound;
+}
+
+/// A key's distance for ALiBi.
+template <class Config>
+constexpr int distance(int keys) {
+  return asked<Config>(Mutation::kShiftedDistance) ? keys + 1 : keys;
+}
+
+/// The head whose pairs dropout draws.
+template <class Config>
+constexpr int drawn_head(int head) {
+  return asked<Config>(Mutation::kOtherPairs) ? head + 1 : head;
+}
+
+/// The factor of what dropout keeps.
+template <class Config>
+constexpr float keep_scale(float factor) {
+  return asked<Config>(Mutation::kUnscaledKeep) ? 1.0f : factor;
+}
+
+/// Softcap's derivative.
+template <class Config>
+constexpr float slope(float derivative) {
+  return asked<Config>(Mutation::kMissingSlope) ? 1.0f : derivative;
 }
 
 /// Number of tiles, or index of the last one.

@@ -97,10 +97,12 @@ struct RowStatistics {
     }
   }
 
-  /// After finish(): natural log of the sum of exp(scores); -inf for an empty row.
-  __device__ float lse(int m, int h) const {
+  /// After finish(): natural log of the sum of exp(scores); -inf for an empty row. `offset`: what
+  /// every score, in units of log2, has beyond what was summed.
+  __device__ float lse(int m, int h, float offset = 0) const {
     const float total = sum[m][h];
-    return total == 0 ? kMinusInfinity : (reference[m][h] + ptx::log2_fast(total)) * kLn2;
+    const float base = offset == 0 ? reference[m][h] : reference[m][h] + offset;
+    return total == 0 ? kMinusInfinity : (base + ptx::log2_fast(total)) * kLn2;
   }
 };
 

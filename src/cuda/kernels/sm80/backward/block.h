@@ -74,9 +74,11 @@ struct BackwardBlock {
   static constexpr int kDim = Sizes::kDim, kDimV = Sizes::kDimV;
   static constexpr int kWarpKeys = kTileK / Sizes::kWarpsK;
   static constexpr int kWarpQueries = kTileQ / Sizes::kWarpsQ;
-  /// Queries of S^T in registers at a time; fewer where an additive mask needs registers too.
-  static constexpr int kPieceQ =
-      smaller(Config::kMask == MaskTensor::kAdditive ? 16 : 32, kWarpQueries);
+  /// Queries of S^T in registers at a time; fewer where an additive mask, or more than one of
+  /// softcap, ALiBi and dropout, needs registers too.
+  static constexpr bool kFewPairs = Config::kMask == MaskTensor::kAdditive ||
+                                    Config::kSoftcap + Config::kAlibi + Config::kDropout > 1;
+  static constexpr int kPieceQ = smaller(kFewPairs ? 16 : 32, kWarpQueries);
   static constexpr int kPieces = kWarpQueries / kPieceQ;
   static constexpr int kM = kWarpKeys / 16;
   static constexpr int kN = kPieceQ / 8;
@@ -202,7 +204,7 @@ struct BackwardBlock {
     int right, left, seqlen_k;
     __device__ explicit Visibility(const Shape& shape)
         : right(static_cast<int>(clamp_bound(mutation::right<Config>(shape.right)))),
-          left(static_cast<int>(clamp_bound(shape.left))),
+          left(static_cast<int>(clamp_bound(mutation::left<Config>(shape.left)))),
           seqlen_k(shape.seqlen_k) {}
     static __device__ Int64 clamp_bound(Int64 bound) {
       constexpr Int64 kFar = 0x7fffffff;

@@ -25,6 +25,8 @@
 #include "sm80/backward/block.h"
 #include "sm80/backward/operands.h"
 #include "tile/mutation.h"
+#include "tile/probability.h"
+#include "tile/score.h"
 
 namespace flashlab::device {
 
@@ -81,12 +83,59 @@ struct BackwardKernel : BackwardBlock<Config> {
     return bits;
   }
 
-  /// Additive masks change scores before the exponential: only where `counts` is known.
-  static constexpr bool kLateExponentials = Config::kMask == MaskTensor::kAdditive;
+  /// Additive masks change scores before the exponential: only where `counts` is known. Softcap's
+  /// derivative needs the value that the exponential replaces.
+  static constexpr bool kLateExponentials =
+      Config::kMask == MaskTensor::kAdditive || Config::kSoftcap;
 
-  /// S^T -> P^T in place, of every pair.
-  static __device__ void exponentials(float (&s)[kM][kN][4], const float* lse2, float scale_log2,
-                                      int lane) {
+  /// What changes a head's pairs.
+  struct PairRules {
+    const BackwardArguments& args;
+    MaskRows<Config> mask;
+    HeadSlope<Config> slope;  ///< in units of log2
+    KeepMask<Config> keep;
+    __device__ PairRules(const BackwardArguments& a, int batch, int head)
+        : args(a),
+          mask(a.mask, batch, head),
+          slope(a.slopes, batch, head, kLog2E),
+          keep(a.dropout, a.shape, batch, head) {}
+
+    /// ALiBi's, of a lane's pair in the piece that begins at (query0, key0).
+    __device__ float distance(int query0, int key0, int m, int n, int i, int lane) const {
+      return HeadSlope<Config>::distance(args.shape, query0 + lane % 4 * 2, key0 + lane / 4) +
+             static_cast<float>(m * 16 + i / 2 * 8 - n * 8 - i % 2);
+    }
+  };
+
+  /// Which of a lane's pairs dropout keeps, one bit each, as in revealed_pairs. Keys are rows.
+  static __device__ unsigned kept_pairs(const PairRules& rules, int query0, int key0, int lane) {
+    static_assert(kN % 2 == 0 && kN <= 4 && kM <= 2, "pieces differ in bits of their groups");
+    const unsigned queries = rules.keep.words.query ^ dropout_group(query0 + lane % 4 * 2);
+    const unsigned keys = rules.keep.words.keys ^ dropout_group(key0 + lane / 4);
+    unsigned bits = 0;
+#pragma unroll
+    for (int n = 0; n < kN; n += 2) {
+#pragma unroll
+      for (int m = 0; m < kM; ++m) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const DropoutNumbers numbers = rules.keep.of_group(queries ^ (n * 4 + i), keys ^ m * 8);
+#pragma unroll
+          for (int upper = 0; upper < 4; ++upper) {
+            const bool stays = numbers.of(upper / 2, upper % 2) < rules.args.dropout.limit;
+            const int pair = ((n + upper / 2) * kM + m) * 4 + upper % 2 * 2 + i;
+            bits |= static_cast<unsigned>(stays) << pair;
+          }
+        }
+      }
+    }
+    return bits;
+  }
+
+  /// S^T -> P^T in place, of every pair: 2 to the `exponent` of (product, its row's lse2, m, n, i).
+  template <class Exponent>
+  static __device__ void exponentials(float (&s)[kM][kN][4], const float* lse2,
+                                      const Exponent& exponent, int lane) {
 #pragma unroll
     for (int n = 0; n < kN; ++n) {
       const float2 row_lse = *reinterpret_cast<const float2*>(lse2 + n * 8 + lane % 4 * 2);
@@ -94,7 +143,8 @@ struct BackwardKernel : BackwardBlock<Config> {
       for (int m = 0; m < kM; ++m) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          s[m][n][i] = ptx::exp2_fast(fmaf(s[m][n][i], scale_log2, i % 2 ? row_lse.y : row_lse.x));
+          s[m][n][i] =
+              ptx::exp2_fast(exponent(s[m][n][i], i % 2 ? row_lse.y : row_lse.x, m, n, i));
         }
       }
     }
@@ -105,12 +155,13 @@ struct BackwardKernel : BackwardBlock<Config> {
   template <bool kSelect>
   static __device__ void differentiate(float (&s)[kM][kN][4], float (&dp)[kM][kN][4],
                                        const float* lse2, const float* delta, float scale_log2,
-                                       const Visibility& visibility, const MaskRows<Config>& mask,
+                                       const Visibility& visibility, const PairRules& rules,
                                        int query0, int key0, int lane) {
-    unsigned revealed = 0;
+    unsigned revealed = 0, kept = 0;
     if constexpr (kSelect && Config::kMask != MaskTensor::kNone) {
-      revealed = revealed_pairs(lse2, visibility, mask, query0, key0, lane);
+      revealed = revealed_pairs(lse2, visibility, rules.mask, query0, key0, lane);
     }
+    if constexpr (Config::kDropout) kept = kept_pairs(rules, query0, key0, lane);
 #pragma unroll
     for (int n = 0; n < kN; ++n) {
       const int column = n * 8 + lane % 4 * 2;
@@ -130,15 +181,28 @@ struct BackwardKernel : BackwardBlock<Config> {
               counts = revealed >> ((n * kM + m) * 4 + i) & 1;
             }
           }
-          float p = s[m][n][i];
+          float p = s[m][n][i], slope = 1;
           if constexpr (kLateExponentials) {
-            const int query = query0 + column + i % 2, key = key0 + m * 16 + lane / 4 + i / 2 * 8;
-            p *= scale_log2;
-            if (counts) mask.reveal_at(p, mask.index(query, key));
-            p = ptx::exp2_fast(p + l);
+            p = value_of<Config>(rules.args.score, p);
+            slope = slope_of<Config>(p);
+            // offset_of() is in l (prepare.cu).
+            p = rules.slope.apply(fmaf(p, scale_log2, l),
+                                  rules.distance(query0, key0, m, n, i, lane));
+            if constexpr (Config::kMask != MaskTensor::kNone) {
+              const int query = query0 + column + i % 2, key = key0 + m * 16 + lane / 4 + i / 2 * 8;
+              if (counts) rules.mask.reveal_at(p, rules.mask.index(query, key));
+            }
+            p = ptx::exp2_fast(p);
           }
-          const float ds = p * (dp[m][n][i] - d);
-          s[m][n][i] = counts ? p : 0.0f;
+          bool stays = true;
+          float grad_p = dp[m][n][i];
+          if constexpr (Config::kDropout) {
+            stays = kept >> ((n * kM + m) * 4 + i) & 1;
+            grad_p = stays ? grad_p * rules.args.dropout.scale : 0.0f;
+          }
+          float ds = p * (grad_p - d);
+          if constexpr (Config::kSoftcap) ds *= slope;
+          s[m][n][i] = counts && stays ? p : 0.0f;
           dp[m][n][i] = counts ? ds : 0.0f;
         }
       }
@@ -217,7 +281,7 @@ struct BackwardKernel : BackwardBlock<Config> {
   static __device__ void part_one(Gradients& sum, Storage& shared, const Warp& warp, int stage,
                                   int buffer, int piece, bool select, int tile_query, int tile_key,
                                   float scale_log2, const Visibility& visibility,
-                                  const MaskRows<Config>& mask) {
+                                  const PairRules& rules) {
     const unsigned q = ptx::shared_address(shared.q[stage]);
     const unsigned d_o = ptx::shared_address(shared.d_o[stage]);
     unsigned p[kM][kKSteps][4], d_s[kM][kKSteps][4];
@@ -238,15 +302,22 @@ struct BackwardKernel : BackwardBlock<Config> {
       const float* lse2 = shared.lse2[stage] + query;
       const float* delta = shared.delta[stage] + query;
       // Beside the products of dP: nothing of either waits for the other.
-      if constexpr (!kLateExponentials) exponentials(s, lse2, scale_log2, warp.lane);
+      if constexpr (!kLateExponentials) {
+        const auto exponent = [&](float product, float row_lse, int m, int n, int i) {
+          const float x = fmaf(product, scale_log2, row_lse);
+          if constexpr (!Config::kAlibi) return x;
+          return rules.slope.apply(x, rules.distance(query0, key0, m, n, i, warp.lane));
+        };
+        exponentials(s, lse2, exponent, warp.lane);
+      }
       accumulate<kElement, kDimV / 16, Config::kPrefetch>(
           dp, LeftFromRows<TileValue>(warp.v, warp.key(), 0, warp.lane),
           RightFromRows<TileGradO>(d_o, query, 0, warp.lane));
       if (select) {
-        differentiate<true>(s, dp, lse2, delta, scale_log2, visibility, mask, query0, key0,
+        differentiate<true>(s, dp, lse2, delta, scale_log2, visibility, rules, query0, key0,
                             warp.lane);
       } else {
-        differentiate<false>(s, dp, lse2, delta, scale_log2, visibility, mask, query0, key0,
+        differentiate<false>(s, dp, lse2, delta, scale_log2, visibility, rules, query0, key0,
                              warp.lane);
       }
       pack_operand(p, s);
@@ -409,11 +480,11 @@ struct BackwardKernel : BackwardBlock<Config> {
       const bool empty_rows = clear_empty_rows(shared, stage);
       const bool select = Config::kMask != MaskTensor::kNone || empty_rows ||
                           !visibility.sees_all(query0, kTileQ, w.key0, kTileK);
-      const MaskRows<Config> mask(args.mask, w.batch, at.head);
+      const PairRules rules(args, w.batch, at.head);
 #pragma unroll 1
       for (int piece = 0; piece < kPieces; ++piece) {
         part_one(sum, shared, warp, stage, buffer, piece, select, query0, w.key0,
-                 mutation::scale<Config>(shape.scale_log2), visibility, mask);
+                 unit_of<Config>(args.score, shape), visibility, rules);
       }
       if constexpr (kLoadAfterReading) shared.arrive_read();
       shared.wait_stored(parity);
@@ -473,9 +544,9 @@ struct BackwardKernel : BackwardBlock<Config> {
       WriterK::write(sum.k[m], args.shape.scale, warp.wq * kGradKN * 8, warp.lane, [&](int r) {
         return row_of(args.dk, Config::kGradK == Element::kFp32 ? 4 : 2, r);
       });
-      WriterV::write(sum.v[m], 1.0f, warp.wq * kGradVN * 8, warp.lane, [&](int r) {
-        return row_of(args.dv, Config::kGradV == Element::kFp32 ? 4 : 2, r);
-      });
+      WriterV::write(
+          sum.v[m], keep_scale<Config>(args.dropout), warp.wq * kGradVN * 8, warp.lane,
+          [&](int r) { return row_of(args.dv, Config::kGradV == Element::kFp32 ? 4 : 2, r); });
     }
   }
 };

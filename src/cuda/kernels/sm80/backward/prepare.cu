@@ -6,11 +6,14 @@
 // lanes per row at head dim 64, whole warps from 256 on. Bound by memory: 4 B Hq Sq Dv bytes read,
 // 4 B Hq Sq D written.
 //
+// lse2 takes the offset of softcap's values, too (tile/score.h).
+//
 // An empty row (LSE = -inf) gets lse2 = -inf and delta = 0, as do the rows that fill up the last
 // tile: exp2(S + lse2) is then 0.
 
 #include "sm80/backward/operands.h"
 #include "tile/mutation.h"
+#include "tile/score.h"
 
 namespace flashlab::device {
 
@@ -118,8 +121,9 @@ extern "C" __global__ void __launch_bounds__(256)
                            known * args.d_lse.row_stride];
     }
     const bool empty = !exists || lse == kMinusInfinity;
-    static_cast<float*>(args.regions[kRegionLse])[first + r] =
-        empty ? kMinusInfinity : -lse * kLog2E;
+    float lse2 = -lse * kLog2E;
+    if constexpr (kOffsetScores<Config>) lse2 = fmaf(-lse, kLog2E, args.score.offset);
+    static_cast<float*>(args.regions[kRegionLse])[first + r] = empty ? kMinusInfinity : lse2;
     static_cast<float*>(args.regions[kRegionDelta])[first + r] =
         empty ? 0.0f : mutation::delta<Config>(sum, d_lse);
   }

@@ -26,6 +26,8 @@
 #include "ptx/warp.h"
 #include "sm80/terms/terms.h"
 #include "tile/mutation.h"
+#include "tile/probability.h"
+#include "tile/score.h"
 
 namespace flashlab::device {
 
@@ -36,6 +38,11 @@ inline constexpr int kShift = 14;
 
 /// Which kernel computes a block of keys: on fp16 terms, on three bf16 terms, in plain fp32.
 enum Path : unsigned { kFp16Terms, kWideTerms, kPlain, kPaths };
+
+/// Whether pairs are more than products: then every block is the plain kernel's, which looks at
+/// each by itself. The others fold scores into powers of two that a bend or a dropped pair breaks.
+template <class Config>
+inline constexpr bool kPlainPairs = kTransformedScores<Config> || Config::kDropout;
 
 /// What is known of 64 query rows of one head.
 struct QueryTile {
@@ -158,7 +165,7 @@ struct BackwardFp32 {
   static __device__ bool sees(const Shape& s, Int64 query, Int64 key) {
     bool seen = key < s.seqlen_k && query < s.seqlen_q;
     if constexpr (Config::kBoundedRight) seen &= key <= query + mutation::right<Config>(s.right);
-    if constexpr (Config::kBoundedLeft) seen &= key >= query - s.left;
+    if constexpr (Config::kBoundedLeft) seen &= key >= query - mutation::left<Config>(s.left);
     return seen;
   }
 

@@ -95,6 +95,8 @@ struct BackwardFp32Plain : BackwardFp32<Config> {
     float rS[kPairs][kPairs], rGradP[kPairs][kPairs];
     row_products<kDim>(shared.sQ, shared.sK, rS);
     row_products<kDimV>(shared.sGradO, shared.sV, rGradP);
+    const HeadSlope<Config> alibi(args.slopes, w.batch, head, 1.0f);
+    const KeepMask<Config> keep(args.dropout, s, w.batch, head);
 #pragma unroll
     for (int a = 0; a < kPairs; ++a) {
 #pragma unroll
@@ -103,15 +105,27 @@ struct BackwardFp32Plain : BackwardFp32<Config> {
         const Int64 query = first_row + row, key = first_key + column;
         const float lse = shared.lse[row];
         bool visible = sees(s, query, key) && lse != kInfinity;
-        float score = rS[a][b] * mutation::scale<Config>(s.scale);
+        float score = rS[a][b] * mutation::scale<Config>(s.scale), slope = 1;
+        if constexpr (kTransformedScores<Config>) {
+          const float distance = alibi.distance(s, static_cast<int>(query), static_cast<int>(key));
+          score = score_of_natural(args.score, alibi, score, distance, slope);
+        }
         if constexpr (Config::kMask != MaskTensor::kNone) {
           const float added = visible ? mask_value(args, base, query, key) : 0.0f;
           visible &= added != -kInfinity;
           score += added;
         }
         const float p = visible ? exp2f((score - lse) * kLog2e) : 0.0f;
-        shared.sP[row][column] = p;
-        shared.sGradS[row][column] = visible ? p * (rGradP[a][b] - shared.delta[row]) : 0.0f;
+        bool kept = true;
+        if constexpr (Config::kDropout) {
+          kept = dropout_keeps(keep.words, args.dropout.limit, static_cast<int>(query),
+                               static_cast<int>(key));
+          rGradP[a][b] = kept ? rGradP[a][b] * args.dropout.scale : 0.0f;
+        }
+        float grad_s = p * (rGradP[a][b] - shared.delta[row]);
+        if constexpr (Config::kSoftcap) grad_s *= slope;
+        shared.sP[row][column] = kept ? p : 0.0f;
+        shared.sGradS[row][column] = visible ? grad_s : 0.0f;
       }
     }
   }
@@ -188,7 +202,7 @@ struct BackwardFp32Plain : BackwardFp32<Config> {
       __syncthreads();
       plain_pairs(args, w, head, first_row, first_key, shared);
       __syncthreads();
-      add_key_gradient<kDimV>(shared.sP, shared.sGradO, 1.0f, rGradV);
+      add_key_gradient<kDimV>(shared.sP, shared.sGradO, keep_scale<Config>(args.dropout), rGradV);
       add_key_gradient<kDim>(shared.sGradS, shared.sQ, s.scale, rGradK);
       add_grad_q(shared, grad_q_sums(args) + (row0 + first_row) * kDim,
                  static_cast<int>(end - first_row),

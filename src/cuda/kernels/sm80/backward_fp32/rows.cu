@@ -130,7 +130,8 @@ struct BackwardFp32Rows : BackwardFp32<Config> {
             .tiles;
     const int first_tile = w.first * kRows / kSplitRows;
     const int end_tile = (w.end * kRows + kSplitRows - 1) / kSplitRows;
-    bool terms = fabsf(s.scale) < 1e18f && (fabsf(s.scale) >= 1e-18f || s.scale == 0);
+    bool terms = !kPlainPairs<Config>;
+    terms &= fabsf(s.scale) < 1e18f && (fabsf(s.scale) >= 1e-18f || s.scale == 0);
     terms &= Config::kHeadDim >= kFewChannels && Config::kHeadDimV >= kFewChannels;
     unsigned guarded = 0;
     for (int tile = w.first_key / kSplitRows;

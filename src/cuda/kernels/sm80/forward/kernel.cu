@@ -2,6 +2,8 @@
 //
 //     O = softmax(scale Q K^T + mask) V        LSE = log(sum exp(scores))
 //
+// Softcap and ALiBi change scores (tile/score.h), dropout what multiplies V (tile/probability.h).
+//
 // A block of kWarps warps takes a tile of kWarps x kWarpRows queries of one head and walks over the
 // keys; each warp keeps its rows of Q and O in registers. Keys arrive in tiles of kTileK through
 // cp.async, and are worked off in pieces of kPieceK keys:
@@ -55,10 +57,10 @@ struct WarpKeys {
     clear_end = all.end - first_key;
   }
 
-  /// Where the steady loop ends: the tiles before have no masked key, nor has the piece behind, and
-  /// what is copied meanwhile are whole tiles.
+  /// Where the steady loop begins and ends: its tiles have no masked key, nor has the piece behind,
+  /// and what is copied meanwhile are whole tiles.
+  __device__ int first_steady() const { return divide_up(clear_begin, Config::kTileK); }
   __device__ int steady_end(const Shape& shape, const ForwardTask<Config>& task) const {
-    if (Config::kBoundedLeft && clear_begin > 0) return 0;
     const int whole = shape.seqlen_k / Config::kTileK - task.first_tile;
     return smaller(smaller(task.tiles, whole), clear_end / Config::kTileK) -
            ForwardTiles<Config>::kAhead - 1;
@@ -98,6 +100,8 @@ template <class Config>
 struct WarpLoop {
   using Tiles = ForwardTiles<Config>;
   using Warp = ForwardWarp<Config>;
+  /// Whether scores are transformed where no edge is, too.
+  static constexpr bool kTransformed = kTransformedScores<Config> && !Warp::kMasked;
   const ForwardArguments& args;
   const ForwardTask<Config>& task;
   const WarpKeys<Config>& keys;
@@ -135,7 +139,11 @@ struct WarpLoop {
   __device__ void scores(unsigned tile, int p) const {
     warp.scores(keys_of(tile, p), kept_q);
     const int key = key_of(tile, p);
-    if (keys.transformed(key)) warp.transform(args, task, first_row, keys.first_key + key);
+    if (kTransformed && keys.all_seen(key)) {
+      warp.template transform<true>(args, task, first_row, keys.first_key + key);
+    } else if (keys.transformed(key)) {
+      warp.template transform<false>(args, task, first_row, keys.first_key + key);
+    }
     read_mask(tile, p + 1);
   }
 
@@ -143,6 +151,7 @@ struct WarpLoop {
   /// no test of what is there, so that a step is one run of instructions.
   template <bool kSteady, int p>
   __device__ void piece(unsigned tile, unsigned values) const {
+    const int first_key = keys.first_key + key_of(tile, p);
     const auto piece_scores = [&] {
       if constexpr (kSteady) {
         warp.scores(keys_of(tile, p), kept_q);
@@ -150,11 +159,20 @@ struct WarpLoop {
         scores(tile, p);
       }
     };
+    // Behind the copies: beside the products of V, without a branch between.
+    const auto finish_scores = [&] {
+      if constexpr (kSteady && kTransformed) {
+        warp.template transform<true>(args, task, first_row, first_key);
+      }
+    };
     piece_scores();
     loader.template part<p, kSteady>(tile + Tiles::kAhead);
-    warp.values_and_exponentials(values, [&] {
+    warp.begin_piece(first_key);
+    finish_scores();
+    warp.values_and_exponentials(args.dropout, values, [&] {
       read_mask(tile, p);
       piece_scores();
+      finish_scores();
     });
   }
 
@@ -166,8 +184,9 @@ struct WarpLoop {
     loader.wait_for(0);
     scores(0, 0);
     loader.template part<0>(Tiles::kAhead);
-    warp.first_exponentials();
-    if constexpr (Config::kSteadyLoop) {
+    warp.begin_piece(keys.first_key);
+    warp.first_exponentials(args.dropout);
+    const auto steady_tiles = [&] {
       const int end = keys.steady_end(args.shape, task);
 #pragma unroll 1
       for (; static_cast<int>(tile) < end; ++tile) {
@@ -179,8 +198,13 @@ struct WarpLoop {
         loader.wait_for(tile + 1);
         piece<true, 0>(tile + 1, values_of(tile, Tiles::kPieces - 1));
       }
-    }
+    };
+    if constexpr (Config::kSteadyLoop && !Config::kBoundedLeft) steady_tiles();
     for (;; ++tile) {
+      // A left edge lies before the steady tiles.
+      if constexpr (Config::kSteadyLoop && Config::kBoundedLeft) {
+        if (keys.first_steady() <= static_cast<int>(tile)) steady_tiles();
+      }
       const int left = keys.pieces - static_cast<int>(tile) * Tiles::kPieces;
       next_part = 1;
       unroll<1, Tiles::kPieces>([&](auto p) {
@@ -211,8 +235,7 @@ __device__ void forward(const ForwardArguments& args) {
   const int first_row = task.first_row + warp_index * Config::kWarpRows;
   KeyValueLoader<Config> loader(args, task, shared);
   ForwardWarp<Config> warp;
-  warp.factor = Config::kPrescaled ? 1.0f : mutation::scale<Config>(args.shape.scale_log2);
-  warp.clear();
+  warp.init(args, task, first_row);
 
   shared.init_barriers();
   __syncthreads();

@@ -7,6 +7,8 @@
 #include "tile/fragments.h"
 #include "tile/mask.h"
 #include "tile/output.h"
+#include "tile/probability.h"
+#include "tile/score.h"
 #include "tile/softmax.h"
 
 namespace flashlab::device {
@@ -17,9 +19,11 @@ struct ForwardWarp {
   using Tiles = ForwardTiles<Config>;
   static constexpr Element kElement = Config::kElement;
   static constexpr int kBlocks = Tiles::kBlocks, kPieceBlocks = Tiles::kPieceBlocks;
+  static_assert(Config::kWarpRows <= 32, "rows g and g + 16 differ in one bit of their groups");
   static constexpr bool kMasked = Config::kMask != MaskTensor::kNone;
   using Mask = MaskRows<Config>;
   static_assert(!(kMasked && Config::kSteadyLoop), "the steady loop has no mask");
+  static_assert(!Config::kDropout || !Config::kPackGroup, "dropout is drawn for one head");
 
   unsigned rQ[larger(Tiles::kQuerySteps, 1)][kBlocks][4];  // left operands
   float rO[kBlocks][Tiles::kDimBlocks][4];         // rows g, g + 8; features 2t, 2t + 1 of a block
@@ -27,8 +31,44 @@ struct ForwardWarp {
   unsigned rP[kBlocks][kPieceBlocks / 2][4];       // left operands: P of the previous piece
   unsigned rP_next[kBlocks][kPieceBlocks / 2][4];  // of the current one
   typename Mask::Pair rM[kBlocks][kPieceBlocks][2];  // the mask tensor's elements of rows g, g + 8
+  HeadSlope<Config> slopes[Config::kPackGroup ? kBlocks : 1][Config::kPackGroup ? 2 : 1];
+  KeepMask<Config> keep;
+  unsigned keep_rows, keep_keys;  ///< the groups of this lane's first row and key, in their words
+  DropoutNumbers rN[2];           ///< of the pairs at hand, of keys 2t and 2t + 1 of a block
   RowStatistics<Config, kBlocks> statistics;
   float factor;  ///< from rS to units of log2
+
+  /// Before the first piece.
+  __device__ void init(const ForwardArguments& args, const ForwardTask<Config>& task,
+                       int first_row) {
+    factor = Config::kPrescaled ? 1.0f : unit_of<Config>(args.score, args.shape);
+    if constexpr (Config::kAlibi) {
+      const float unit = Config::kPrescaled ? kLog2E : args.score.slope_unit;
+#pragma unroll
+      for (int m = 0; m < (Config::kPackGroup ? kBlocks : 1); ++m) {
+#pragma unroll
+        for (int half = 0; half < (Config::kPackGroup ? 2 : 1); ++half) {
+          const int row = first_row + 16 * m + 8 * half + static_cast<int>(threadIdx.x) % 32 / 4;
+          slopes[m][half] = HeadSlope<Config>(args.slopes, task.batch,
+                                              task.head(smaller(row, task.rows - 1)), unit);
+        }
+      }
+    }
+    if constexpr (Config::kDropout) {
+      keep = KeepMask<Config>(args.dropout, args.shape, task.batch, task.head_q);
+      keep_rows =
+          keep.words.query ^ dropout_group(first_row + static_cast<int>(threadIdx.x) % 32 / 4);
+    }
+    clear();
+  }
+
+  /// The keys of the piece that begins at `first_key` are the current ones.
+  __device__ void begin_piece(int first_key) {
+    if constexpr (Config::kDropout) {
+      keep_keys =
+          keep.words.keys ^ dropout_group(first_key + 2 * (static_cast<int>(threadIdx.x) % 4));
+    }
+  }
 
   __device__ void load_queries(unsigned shared_q, uint4* kept_q) {
 #pragma unroll
@@ -85,12 +125,23 @@ struct ForwardWarp {
   }
 
   /// Pair `index` of the piece's scores becomes two probabilities.
-  __device__ void exponentials(int index) {
+  __device__ void exponentials(const DropoutArguments& dropout, int index) {
     const int half = index % 2, n = index / 2 % kPieceBlocks, m = index / 2 / kPieceBlocks;
     const float reference = statistics.reference[m][half];
-    const float p0 = ptx::exp2_fast(__fmaf_rn(rS[m][n][2 * half], factor, -reference));
-    const float p1 = ptx::exp2_fast(__fmaf_rn(rS[m][n][2 * half + 1], factor, -reference));
+    float p0 = ptx::exp2_fast(__fmaf_rn(rS[m][n][2 * half], factor, -reference));
+    float p1 = ptx::exp2_fast(__fmaf_rn(rS[m][n][2 * half + 1], factor, -reference));
     statistics.step[m][half] += p0 + p1;
+    if constexpr (Config::kDropout) {
+      // Four pairs of indices share the numbers: rows g and g + 8, keys of blocks n and n + 1.
+      if (index % 4 == 0) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          rN[i] = keep.of_group(keep_rows ^ 8 * m, keep_keys ^ (4 * n + i));
+        }
+      }
+      if (rN[0].of(half, n % 2) >= dropout.limit) p0 = 0;
+      if (rN[1].of(half, n % 2) >= dropout.limit) p1 = 0;
+    }
     rP_next[m][n / 2][n % 2 * 2 + half] = pack<kElement>(p0, p1);
   }
   static constexpr int kPairs = kBlocks * kPieceBlocks * 2;
@@ -105,29 +156,30 @@ struct ForwardWarp {
   /// its scores anew: in the rare case that they are needed twice, so that their registers are free
   /// after their first use.
   template <class Again>
-  __device__ void values_and_exponentials(unsigned shared_v, const Again& again) {
+  __device__ void values_and_exponentials(const DropoutArguments& dropout, unsigned shared_v,
+                                          const Again& again) {
 #pragma unroll
     for (int group = 0; group < kGroups; ++group) {
       values_of_group(shared_v, group);
 #pragma unroll
       for (int i = group * kPairs / kGroups; i < (group + 1) * kPairs / kGroups; ++i) {
-        exponentials(i);
+        exponentials(dropout, i);
       }
     }
     if (statistics.out_of_range()) {
       again();
       raise_references<true>();
 #pragma unroll
-      for (int i = 0; i < kPairs; ++i) exponentials(i);
+      for (int i = 0; i < kPairs; ++i) exponentials(dropout, i);
     }
     accept();
   }
 
   /// The first piece: its maxima become the references.
-  __device__ void first_exponentials() {
+  __device__ void first_exponentials(const DropoutArguments& dropout) {
     raise_references<false>();
 #pragma unroll
-    for (int i = 0; i < kPairs; ++i) exponentials(i);
+    for (int i = 0; i < kPairs; ++i) exponentials(dropout, i);
     accept();
   }
 
@@ -223,8 +275,9 @@ struct ForwardWarp {
     }
   }
 
-  /// Scale and mask of the current piece: only where an edge crosses it, or always if the Config
-  /// says that scores need more than a factor.
+  /// Scores and mask of the current piece: only where an edge crosses it, or always if the Config
+  /// says that scores need more than a factor. kAllSeen: no edge does, and there is no mask tensor.
+  template <bool kAllSeen>
   __device__ void transform(const ForwardArguments& args, const ForwardTask<Config>& task,
                             int first_row, int first_key) {
 #pragma unroll
@@ -237,7 +290,19 @@ struct ForwardWarp {
 #pragma unroll
           for (int i = 0; i < 2; ++i) {
             float& score = rS[m][n][2 * half + i];
-            if constexpr (Config::kPrescaled) score *= args.shape.scale_log2;
+            if constexpr (kTransformedScores<Config>) {
+              score = value_of<Config>(args.score, score);
+              if constexpr (Config::kPrescaled) {
+                score = fmaf(score, unit_of<Config>(args.score, args.shape),
+                             offset_of<Config>(args.score));
+              }
+              score = slopes[Config::kPackGroup ? m : 0][Config::kPackGroup ? half : 0].apply(
+                  score, distance(args.shape, task, first_row, first_key, m, half) +
+                             static_cast<float>(8 * n + i));
+            } else if constexpr (Config::kPrescaled) {
+              score *= args.shape.scale_log2;
+            }
+            if constexpr (kAllSeen) continue;
             const bool seen = kMasked ? Mask::reveal(score, rM[m][n][half].bits(i))
                                       : own.seen.contains(own.key + 8 * n + i);
             if (!seen) score = kMinusInfinity;
@@ -248,6 +313,18 @@ struct ForwardWarp {
   }
 
  private:
+  /// ALiBi's, of this lane's row (m, half) and its first key. Rows of one head are a constant
+  /// apart.
+  static __device__ float distance(const Shape& shape, const ForwardTask<Config>& task,
+                                   int first_row, int first_key, int m, int half) {
+    const int lane = threadIdx.x % 32, row = first_row + lane / 4, key = first_key + lane % 4 * 2;
+    if constexpr (Config::kPackGroup) {
+      const int position = task.position(smaller(row + 16 * m + 8 * half, task.rows - 1));
+      return HeadSlope<Config>::distance(shape, position, key);
+    }
+    return HeadSlope<Config>::distance(shape, row, key) - static_cast<float>(16 * m + 8 * half);
+  }
+
   /// Of the 8 rows from `first_row` on the one this lane has scores of, its keys, and the first key
   /// this lane has.
   struct LaneRow {
@@ -288,6 +365,7 @@ __device__ void store_rows(const ForwardArguments& args, const ForwardTask<Confi
            Int64(shape.heads_q) * shape.seqlen_q, shape.seqlen_q, 1};
   }
   warp.statistics.finish();
+  const float offset = Config::kPrescaled ? 0.0f : offset_of<Config>(args.score);
 #pragma unroll
   for (int m = 0; m < Tiles::kBlocks; ++m) {
 #pragma unroll
@@ -299,10 +377,11 @@ __device__ void store_rows(const ForwardArguments& args, const ForwardTask<Confi
       if constexpr (Config::kLse || kPart) {
         if (exists && lane % 4 == 0) {
           static_cast<float*>(lse.data)[task.batch * lse.batch_stride + head * lse.head_stride +
-                                        position * lse.row_stride] = warp.statistics.lse(m, half);
+                                        position * lse.row_stride] =
+              warp.statistics.lse(m, half, offset);
         }
       }
-      const float inverse = 1.0f / total;
+      const float inverse = keep_scale<Config>(args.dropout) / total;
       unsigned char* to = row_address<kOutput>(o, task.batch, head, position);
 #pragma unroll
       for (int n = 0; n < Tiles::kDimBlocks; ++n) {

@@ -7,8 +7,14 @@
 
 namespace flashlab::device {
 
-inline constexpr int kChunk = 4;                       // steps along d per accumulator: 64 channels
-inline constexpr float kShift = 14;                    // P is 2^kShift times larger
+inline constexpr int kChunk = 4;     // steps along d per accumulator: 64 channels
+inline constexpr float kShift = 14;  // P is 2^kShift times larger
+
+/// How much of kShift is in the exponents. With dropout P is multiplied instead: an exponent near
+/// 14 is rounded more than one near 0, and few pairs are left to even that out (p 0.95: 2.4 times
+/// the naive error, H200, 2026-11-23).
+template <class Config>
+inline constexpr float kExponentShift = Config::kDropout ? 0.0f : kShift;
 inline constexpr float kLargestScale = 1073741824.0f;  // 2^30: beyond, factors might overflow
 
 /// Sizes, memory and loads of a block of kernel.cu.
@@ -52,6 +58,7 @@ struct ForwardFp32Block : ForwardFp32<Config> {
     float rO[kRowTiles][kDimV / 8][4];
     float reference[kRowTiles][2];  // of the rows g, g + 8: running maximum - kShift
     float sum[kRowTiles][2];        // this lane's share
+    KeepMask<Config> keep;
   };
 
   using Scores = float[kRowTiles][kKeys / 8][4];

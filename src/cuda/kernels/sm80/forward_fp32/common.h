@@ -17,6 +17,8 @@
 #include "ptx/warp.h"
 #include "sm80/terms/terms.h"
 #include "tile/mutation.h"
+#include "tile/probability.h"
+#include "tile/score.h"
 
 namespace flashlab::device {
 
@@ -28,10 +30,12 @@ inline constexpr float kLog2e = 1.4426950408889634f;
 /// error at d 16 and 32 falls below PyTorch's, H200, 2026-11-21). Scores were made with scale_log2,
 /// but backward multiplies by scale: the quotient undoes the rounding between them (dV of large
 /// scores at d 128 from 2.0 to 1.3 e-6).
-__device__ inline float natural_lse(const Shape& s, float reference, float above, float sum) {
+/// Scores of softcap or ALiBi are made in powers of two: `transformed`.
+__device__ inline float natural_lse(const Shape& s, float reference, float above, float sum,
+                                    bool transformed) {
   constexpr double kLn2Double = 0.69314718055994530942;
   const float magnitude = fabsf(s.scale_log2);
-  const bool normal = magnitude > 1e-30f && magnitude < 1e30f;
+  const bool normal = !transformed && magnitude > 1e-30f && magnitude < 1e30f;
   const double unit = normal ? double(s.scale) / double(s.scale_log2) : kLn2Double;
   const double largest = double(reference) + double(above);
   return static_cast<float>(largest * unit - above * kLn2Double + log(static_cast<double>(sum)));
@@ -122,10 +126,12 @@ struct ForwardFp32 {
             all.tiles + first};
   }
 
-  /// Whether a step of keys holds a masked score for some of `rows` rows.
+  /// Whether a step of keys holds a masked score for some of `rows` rows, or scores that are more
+  /// than a factor times their product.
   static __device__ bool needs_mask(const Shape& s, Int64 first_row, int rows, Int64 first_key,
                                     int keys) {
-    bool needed = Config::kMask != MaskTensor::kNone || first_key + keys > s.seqlen_k;
+    bool needed = Config::kMask != MaskTensor::kNone || kTransformedScores<Config> ||
+                  first_key + keys > s.seqlen_k;
     if constexpr (Config::kBoundedRight) needed |= first_key + keys - 1 > first_row + s.right;
     if constexpr (Config::kBoundedLeft) needed |= first_key < first_row + rows - 1 - s.left;
     return needed;
@@ -137,7 +143,8 @@ struct ForwardFp32 {
       keys.end = static_cast<int>(
           min(Int64(keys.end), max(Int64(0), row + mutation::right<Config>(s.right) + 1)));
     if constexpr (Config::kBoundedLeft)
-      keys.first = static_cast<int>(min(Int64(keys.end), max(Int64(0), row - s.left)));
+      keys.first = static_cast<int>(
+          min(Int64(keys.end), max(Int64(0), row - mutation::left<Config>(s.left))));
     return keys;
   }
 
@@ -188,7 +195,7 @@ struct ForwardFp32 {
         static_cast<float2*>(args.regions[Config::kStatisticsRegion])[at] =
             make_float2(empty ? kMinusInfinity : reference, sum);
     } else {
-      const float inverse = empty ? 0.0f : 1.0f / sum;
+      const float inverse = empty ? 0.0f : keep_scale<Config>(args.dropout) / sum;
       float* g = static_cast<float*>(args.o.data) + w.batch * args.o.batch_stride +
                  w.head * args.o.head_stride + row * args.o.row_stride;
       const int c0 = first_column() + 2 * t;
@@ -207,7 +214,8 @@ struct ForwardFp32 {
         float* lse = static_cast<float*>(args.lse.data) + w.batch * args.lse.batch_stride +
                      w.head * args.lse.head_stride + row * args.lse.row_stride;
         if (t == 0 && blockIdx.z == 0)
-          *lse = empty ? kMinusInfinity : natural_lse(s, reference, above, sum);
+          *lse = empty ? kMinusInfinity
+                       : natural_lse(s, reference, above, sum, kTransformedScores<Config>);
       }
     }
   }

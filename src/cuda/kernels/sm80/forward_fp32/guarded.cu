@@ -204,10 +204,44 @@ struct ForwardFp32Guarded : ForwardFp32<Config> {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const Int64 row_mask = mask_of_row(args.mask, w, row0 + i / 2 * 8);
+      const HeadSlope<Config> slope(args.slopes, w.batch, w.head, kLog2e);
 #pragma unroll
-      for (int n = 0; n < kKeys / 8; ++n)
-        rS[n][i] = masked(keys[i / 2], args.mask, row_mask, key0 + 8 * n + i % 2,
-                          rS[n][i] * mutation::scale<Config>(args.shape.scale_log2));
+      for (int n = 0; n < kKeys / 8; ++n) {
+        const int key = key0 + 8 * n + i % 2;
+        float score = rS[n][i] * mutation::scale<Config>(args.shape.scale_log2);
+        if constexpr (kTransformedScores<Config>) {
+          score = score_of_scaled(args.score, slope, score,
+                                  slope.distance(args.shape, row0 + i / 2 * 8, key));
+        }
+        rS[n][i] = masked(keys[i / 2], args.mask, row_mask, key, score);
+      }
+    }
+  }
+
+  /// Probabilities that dropout drops become 0, and their bits of `visible`.
+  static __device__ __forceinline__ void drop(const ForwardArguments& args, const Storage& shared,
+                                              int first_key, float (&rP)[kKeys / 8][4],
+                                              unsigned& visible) {
+    if constexpr (Config::kDropout) {
+      const BlockWork& w = shared.work;
+      const KeepMask<Config> keep(args.dropout, args.shape, w.batch, w.head);
+      const int lane = threadIdx.x % 32;
+      const int row = w.first_row + static_cast<int>(threadIdx.x) / 32 * 16 + lane / 4;
+#pragma unroll
+      for (int n = 0; n < kKeys / 8; n += 2) {
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          const DropoutNumbers numbers =
+              dropout_numbers(keep.words, row, first_key + 8 * n + lane % 4 * 2 + j);
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            const int block = n + i % 2, at = 2 * (i / 2) + j;
+            if (numbers.of(i / 2, i % 2) < args.dropout.limit) continue;
+            rP[block][at] = 0;
+            visible &= ~(1u << (block * 4 + at));
+          }
+        }
+      }
     }
   }
 
@@ -373,6 +407,7 @@ struct ForwardFp32Guarded : ForwardFp32<Config> {
       scores(shared, rS);
       finish_scores(args, shared, key, state, rS);
       softmax(state, rS, visible);
+      drop(args, shared, key, rS, visible);
       __syncthreads();
       if (thread < kKeys) shared.key_flags[thread] = 0;
       __syncthreads();

@@ -125,13 +125,19 @@ struct ForwardFp32Kernel : ForwardFp32Block<Config> {
           const int row = row0 + 16 * m + 8 * half + g;
           const RowKeys keys = row_keys(args.shape, row);
           const Int64 row_mask = mask_of_row(args.mask, w, row);
+          const HeadSlope<Config> slope(args.slopes, w.batch, w.head, kLog2e);
 #pragma unroll
           for (int n = 0; n < kKeys / 8; ++n) {
 #pragma unroll
             for (int j = 0; j < 2; ++j) {
               float& score = rS[m][n][2 * half + j];
-              score = masked(keys, args.mask, row_mask, first_key + 8 * n + 2 * t + j,
-                             score * factor[m][half]);
+              const int key = first_key + 8 * n + 2 * t + j;
+              score *= factor[m][half];
+              if constexpr (kTransformedScores<Config>) {
+                score = score_of_scaled(args.score, slope, score,
+                                        slope.distance(args.shape, row, key));
+              }
+              score = masked(keys, args.mask, row_mask, key, score);
             }
           }
           factor[m][half] = 1;
@@ -142,7 +148,8 @@ struct ForwardFp32Kernel : ForwardFp32Block<Config> {
           largest = fmaxf(largest, fmaxf(rS[m][n][2 * half], rS[m][n][2 * half + 1]));
         // A factor of 0 with a largest of -inf cannot meet: masked scores come with a factor of 1.
         const float before = state.reference[m][half];
-        const float now = fmaxf(before, quad_max(largest) * factor[m][half] - kShift);
+        const float now =
+            fmaxf(before, quad_max(largest) * factor[m][half] - kExponentShift<Config>);
         shift[m][half] = now == kMinusInfinity ? 0.0f : now;
         alpha[m][half] = mutation::rescale<Config>(ptx::exp2_fast(before - shift[m][half]));
         state.reference[m][half] = now;
@@ -151,16 +158,27 @@ struct ForwardFp32Kernel : ForwardFp32Block<Config> {
     }
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
+      constexpr float kFactor = 16384;  // 2^kShift
       float sum[2] = {0, 0};
+      DropoutNumbers numbers[2];  // of this lane's two keys of a block, and of the next block's
 #pragma unroll
       for (int n = 0; n < kKeys / 8; ++n) {
+        if constexpr (Config::kDropout) {
+          for (int j = 0; n % 2 == 0 && j < 2; ++j) {
+            numbers[j] = dropout_numbers(state.keep.words, row0 + 16 * m + g,
+                                         first_key + 8 * n + 2 * t + j);
+          }
+        }
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          const float x =
-              ptx::exp2_fast(fmaf(rS[m][n][2 * half], factor[m][half], -shift[m][half]));
-          const float y =
-              ptx::exp2_fast(fmaf(rS[m][n][2 * half + 1], factor[m][half], -shift[m][half]));
+          float x = ptx::exp2_fast(fmaf(rS[m][n][2 * half], factor[m][half], -shift[m][half]));
+          float y = ptx::exp2_fast(fmaf(rS[m][n][2 * half + 1], factor[m][half], -shift[m][half]));
+          if constexpr (Config::kDropout) x *= kFactor, y *= kFactor;
           sum[half] += x + y;
+          if constexpr (Config::kDropout) {
+            if (numbers[0].of(half, n % 2) >= args.dropout.limit) x = 0;
+            if (numbers[1].of(half, n % 2) >= args.dropout.limit) y = 0;
+          }
           const int at = n % 2 * 2 + half;
           if constexpr (kTerms == 2) {
             split_pair(x, y, rP[m][0][n / 2][at], rP[m][kTerms - 1][n / 2][at]);
@@ -274,7 +292,8 @@ struct ForwardFp32Kernel : ForwardFp32Block<Config> {
         store_row(
             args, w,
             w.first_row + static_cast<int>(threadIdx.x) / 32 * kWarpRows + 16 * m + 8 * half + g, t,
-            state.reference[m][half], kShift, quad_sum(state.sum[m][half]), row);
+            state.reference[m][half] - (kShift - kExponentShift<Config>), kShift,
+            quad_sum(state.sum[m][half]), row);
       }
     }
   }
@@ -381,6 +400,7 @@ struct ForwardFp32Kernel : ForwardFp32Block<Config> {
 #pragma unroll
         for (int i = 0; i < 4; ++i) state.rO[m][n][i] = 0;
     }
+    state.keep = KeepMask<Config>(args.dropout, args.shape, w.batch, w.head);
     attend(args, shared, state);
     store(args, shared.work, state);
   }

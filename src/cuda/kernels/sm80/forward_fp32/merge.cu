@@ -56,7 +56,7 @@ struct ForwardFp32Merge : ForwardFp32<Config> {
     // less than 3e-7.
     constexpr float kUsualShift = 14;
     const bool empty = sum == 0;
-    const float inverse = empty ? 0.0f : 1.0f / sum;
+    const float inverse = empty ? 0.0f : keep_scale<Config>(args.dropout) / sum;
     const Int64 i = row % s.seqlen_q, bh = row / s.seqlen_q, b = bh / s.heads_q, h = bh % s.heads_q;
     float* g = static_cast<float*>(args.o.data) + b * args.o.batch_stride + h * args.o.head_stride +
                i * args.o.row_stride;
@@ -66,7 +66,9 @@ struct ForwardFp32Merge : ForwardFp32<Config> {
     if constexpr (Config::kLse) {
       float* lse = static_cast<float*>(args.lse.data) + b * args.lse.batch_stride +
                    h * args.lse.head_stride + i * args.lse.row_stride;
-      if (c0 == 0) *lse = empty ? kMinusInfinity : natural_lse(s, reference, kUsualShift, sum);
+      if (c0 == 0)
+        *lse = empty ? kMinusInfinity
+                     : natural_lse(s, reference, kUsualShift, sum, kTransformedScores<Config>);
     }
   }
 

@@ -88,6 +88,15 @@ Case many_keys(DType dtype) {
   return out;
 }
 
+Case featured(Case out) {
+  out.seqlen_k = out.seqlen_q;
+  out.window = Window{40, 30};
+  out.softcap = 2.0f;
+  out.alibi = true;
+  out.dropout = 0.3f;
+  return out;
+}
+
 std::vector<Family> families() {
   const Case fp32 = small(DType::kFp32), fp16 = small(DType::kFp16);
   // What sends fp32 blocks down their other paths: rows of very different scales, few channels.
@@ -129,6 +138,17 @@ std::vector<Family> families() {
   add("fa2_backward", "fa2", backward, "", fp32, kBackwardFaults);
   add("fa2-deterministic", "fa2-deterministic", backward, "", fp32, kBackwardFaults);
   add("fa2-mma_backward", "fa2-mma", backward, "", fp16, kBackwardFaults);
+  // Windows, softcap, ALiBi and dropout: all at once, since each fault is of one.
+  const std::vector<Mutation> forward_features = {Mutation::kShiftedLeft,
+                                                  Mutation::kShiftedDistance, Mutation::kOtherPairs,
+                                                  Mutation::kUnscaledKeep, Mutation::kWrongScale};
+  std::vector<Mutation> backward_features = forward_features;
+  backward_features.push_back(Mutation::kMissingSlope);
+  add("sm80_forward_features", "sm80", forward, "", featured(fp16), forward_features);
+  add("sm80_backward_features", "sm80", backward, "", featured(fp16), backward_features);
+  add("fp32_forward_features", "sm80", forward, "flash_fwd_fp32", featured(fp32), forward_features);
+  add("fp32_backward_features", "sm80", backward, "flash_bwd_fp32_plain", featured(fp32),
+      backward_features);
   add("naive_forward", "naive", forward, "", fp32, {Mutation::kWrongScale, Mutation::kShiftedMask});
   add("naive_backward", "naive", backward, "", fp32,
       {Mutation::kWrongScale, Mutation::kShiftedMask, Mutation::kMissingDelta,

@@ -34,10 +34,7 @@ FLAG = (0, 1)
 # What a case may ask for that flashlab.torch does not compute yet, in the order in which a case
 # with several is counted. Each must be refused, never ignored.
 FEATURES = {
-    "dropout": lambda case: case.get("dropout", 0) > 0,
-    "window": lambda case: case.get("local", 0) > 0,
-    "alibi": lambda case: case.get("alibi", 0) > 0,
-    "softcap": lambda case: case.get("softcap", 0) > 0,
+    "window beside the diagonal": lambda case: case.get("local", 0) > 1,
     "sinks": lambda case: case.get("sink", 0) > 0,
     "qv": lambda case: case.get("qv", 0) > 0,
     "attention_chunk": lambda case: case.get("chunk", 0) > 0,

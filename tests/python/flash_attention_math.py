@@ -9,7 +9,9 @@ import math
 
 import torch
 
+import flash_attention_features as features_of_tests
 import flashlab.torch as lib
+from flash_attention_features import Features
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32,
           "e4m3": torch.float8_e4m3fn}
@@ -29,27 +31,52 @@ def hidden_by_causal(seqlen_q, seqlen_k, device):
     return torch.arange(seqlen_k, device=device) > row + (seqlen_k - seqlen_q)
 
 
-def scores(q, k, causal, scale_on_k=False):
-    """[batch, heads, seqlen_q, seqlen_k], and what causal hides."""
+def hidden_by(causal, window, seqlen_q, seqlen_k, device):
+    """The same with a window (left, right) around the aligned key; None: all is seen."""
+    left, right = window
+    if not causal and (left, right) == (-1, -1):
+        return None
+    hidden = (hidden_by_causal(seqlen_q, seqlen_k, device) if causal else
+              torch.zeros(seqlen_q, seqlen_k, dtype=torch.bool, device=device))
+    aligned = torch.arange(seqlen_q, device=device)[:, None] + (seqlen_k - seqlen_q)
+    key = torch.arange(seqlen_k, device=device)
+    if left >= 0:
+        hidden = hidden | (key < aligned - left)
+    if right >= 0:
+        hidden = hidden | (key > aligned + right)
+    return hidden
+
+
+def scores(q, k, causal, scale_on_k=False, features=Features()):
+    """[batch, heads, seqlen_q, seqlen_k], and what causal and window hide."""
     scale = 1 / math.sqrt(q.shape[-1])
     q, k = (q, k * scale) if scale_on_k else (q * scale, k)
     s = torch.einsum("bqhd,bkhd->bhqk", q, k)
-    if not causal:
-        return s, None
-    hidden = hidden_by_causal(q.shape[1], k.shape[1], q.device)
-    return s.masked_fill(hidden, -math.inf), hidden
+    seqlen_q, seqlen_k = s.shape[2:]
+    if features.softcap:
+        s = torch.tanh(s / features.softcap) * features.softcap
+    hidden = hidden_by(causal, features.window, seqlen_q, seqlen_k, q.device)
+    if hidden is not None:
+        s = s.masked_fill(hidden, -math.inf)
+    if features.slopes is not None:
+        aligned = torch.arange(seqlen_q, device=q.device)[:, None] + (seqlen_k - seqlen_q)
+        distance = (torch.arange(seqlen_k, device=q.device) - aligned).abs()
+        s = s - features.slopes[:, :, None, None] * distance
+    return s, hidden
 
 
-def formula(q, k, v, causal, upcast):
+def formula(q, k, v, causal, upcast, features=Features()):
     """Attention written down: in fp32 and rounded once, or (upcast False) in the inputs' type."""
     dtype, group = q.dtype, q.shape[2] // k.shape[2]
     if upcast:
         q, k, v = q.float(), k.float(), v.float()
     k, v = (x.repeat_interleave(group, dim=2) if group > 1 else x for x in (k, v))
-    s, hidden = scores(q, k, causal, scale_on_k=not upcast)
+    s, hidden = scores(q, k, causal, scale_on_k=not upcast, features=features)
     p = torch.softmax(s, dim=-1).to(v.dtype)
-    if hidden is not None and q.shape[1] > k.shape[1]:  # the first queries see no key at all
+    if hidden is not None:  # some queries may see no key at all
         p = p.masked_fill(hidden.all(dim=-1, keepdim=True), 0)
+    if features.kept is not None:
+        p, v = p.masked_fill(~features.kept, 0), v / (1 - features.dropout_p)
     return torch.einsum("bhqk,bkhd->bqhd", p, v).to(dtype)
 
 
@@ -101,6 +128,7 @@ def leaves_of(sweep, case, device, seed=0):
     torch.random.manual_seed(seed)
     batch, seqlen_q, seqlen_k, heads, kv_heads, dim, dim_v = sweep.shape(case)
     times = case.get("times", (1, 1, 1))
+    times = (times[0] * features_of_tests.query_factor(sweep, case), *times[1:])
 
     def draw(*shape, factor=1):
         made = torch.randn(*shape, device=device, dtype=DTYPES[case["dtype"]])
@@ -149,8 +177,13 @@ def named_gradients(leaves, gradients):
 
 def run_rule(sweep, case, device, _):
     leaves = leaves_of(sweep, case, device)
-    outs = [call(leaves, case),
-            *(formula(*unpacked(leaves), case["causal"], upcast) for upcast in (False, True))]
+    features = features_of_tests.draw(sweep, case, device)
+    seed = features_of_tests.next_seed(device)
+    outs = [call(leaves, case, **features.arguments())]
+    if features.dropout_p:
+        features = features._replace(kept=kept_by(sweep, case, features.dropout_p, seed, device))
+    outs += [formula(*unpacked(leaves), case["causal"], upcast, features)
+             for upcast in (False, True)]
     if case.get("strided_gradient"):
         # Gradients that are neither contiguous nor in the output's order of dimensions.
         outs = [out.transpose(0, 1) for out in outs]
@@ -165,13 +198,26 @@ def run_rule(sweep, case, device, _):
     return judge(triples, sweep.rule)
 
 
+def kept_by(sweep, case, probability, seed, device):
+    """The pairs that dropout keeps; their share is what the original asks of it."""
+    batch, seqlen_q, seqlen_k, heads, *_ = sweep.shape(case)
+    kept = features_of_tests.kept_pairs((batch, heads, seqlen_q, seqlen_k), probability, *seed,
+                                        device)
+    dropped = 1 - kept.double().mean().item()
+    if abs(dropped - probability) > (0.01 if kept.numel() > 10000 else 0.2):
+        raise Failed(f"dropout: a share of {dropped:.3g} is dropped, expected {probability:g}")
+    return kept
+
+
 def run_repeat(sweep, case, device, repeats):
     """The same call again and again: equal in every bit, but for dq unless deterministic."""
     leaves = leaves_of(sweep, case, device)
+    more = features_of_tests.draw(sweep, case, device).arguments()
     deterministic = bool(case.get("deterministic", 0))
 
     def once():
-        out, lse, _ = call(leaves, case, return_attn_probs=True)
+        torch.random.manual_seed(42)  # of dropout
+        out, lse, _ = call(leaves, case, return_attn_probs=True, **more)
         return out, lse
 
     out, first_lse = once()
@@ -286,8 +332,10 @@ def run(sweep, case, device, repeats):
 
 ABSENT = {"varlen": "flash_attn_varlen_func", "kvcache": "flash_attn_with_kvcache",
           "combine": "flash_attn_combine"}
-# Arguments of FlashAttention-3's and 4's functions that flash-attn's, whose names these are, lack.
-OF_OTHER_INTERFACES = {"sinks": "learnable_sink", "qv": "qv", "attention_chunk": "attention_chunk"}
+# Arguments of FlashAttention-3's and 4's functions that flash-attn's, whose names these are, lack,
+# and a value that it does not know: a window that ends before the query's own key.
+OF_OTHER_INTERFACES = {"sinks": "learnable_sink", "qv": "qv", "attention_chunk": "attention_chunk",
+                       "window beside the diagonal": "window_size"}
 
 
 def refused_call(reason, case, device):
@@ -297,16 +345,10 @@ def refused_call(reason, case, device):
     q, k, v = (torch.zeros(1, 4, 2, size, device=device, dtype=dtype)
                for size in (dim, dim, case.get("dv") or dim))
     more = {}
-    if case.get("dropout", 0) > 0:
-        more["dropout_p"] = case["dropout"]
-    if case.get("local"):
-        more["window_size"] = (2, 1)
-    if case.get("alibi"):
-        more["alibi_slopes"] = torch.rand(2, device=device)
-    if case.get("softcap", 0) > 0:
-        more["softcap"] = case["softcap"]
     if reason in OF_OTHER_INTERFACES:
         more[OF_OTHER_INTERFACES[reason]] = torch.zeros_like(v)
+    if "window_size" in more:
+        more["window_size"] = (None, -2)
     if reason == "fp8":
         q, k, v = (x.to(torch.float8_e4m3fn) for x in (q, k, v))
     if case.get("pack") == "qkv":

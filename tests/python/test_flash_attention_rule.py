@@ -73,7 +73,7 @@ class Matrices(unittest.TestCase):
             self.assertEqual(len(runnable) + sum(counts.values()), matrix)
             self.assertEqual(set(counts), set(refused))
             self.assertGreater(len(runnable), 500, file)
-            self.assertIn("window", counts)
+            self.assertIn("varlen", counts)
 
 
 @unittest.skipUnless(torch, WHY)
@@ -134,14 +134,31 @@ class TheRuleItself(unittest.TestCase):
                 self.assertFalse(result["ok"])
                 self.assertIn("out", result["what"])
 
+    def test_features_are_computed_and_their_faults_found(self):
+        name = ("fa2:output:pack=,dtype=bf16,mha=gqa,deterministic=0,alibi={},local={},causal=0,"
+                "d=32,seqlens=113x203,dropout={},softcap={}")
+        right = flashlab.torch.flash_attn_func
+        for at, argument in enumerate(("alibi_slopes", "window_size", "dropout_p", "softcap")):
+            values = ["0", "0", "0.0", "0.0"]
+            values[at] = ("1", "1", "0.17", "50.0")[at]
+            with self.subTest(argument):
+                result = rule.run_one(name.format(*values), "", "cpu", 1)
+                self.assertTrue(result["ok"], result["what"])
+
+                def without(*tensors, **more):
+                    self.assertIn(argument, more)
+                    return right(*tensors, **{key: x for key, x in more.items() if key != argument})
+                with mock.patch.object(flashlab.torch, "flash_attn_func", without):
+                    self.assertFalse(rule.run_one(name.format(*values), "", "cpu", 1)["ok"])
+
     def test_an_ignored_argument_is_found(self):
-        def careless(q, k, v, dropout_p=0.0, **_):
+        def careless(q, k, v, **_):
             return q
-        name = ("fa2:splitkv:dtype=fp16,deterministic=0,alibi=1,local=0,causal=0,d=64,swap=0,"
-                "seqlens=128x128")
-        self.assertEqual(rule.run_one(name, "alibi", "cpu", 1)["what"], "NotImplementedError")
+        name = ("fa4:output:mha=mha,sink=1,deterministic=0,softcap=0.0,local=0,causal=1,d=64,"
+                "seqlens=64x128,dv=0")
+        self.assertEqual(rule.run_one(name, "sinks", "cpu", 1)["what"], "TypeError")
         with mock.patch.object(flashlab.torch, "flash_attn_func", careless):
-            result = rule.run_one(name, "alibi", "cpu", 1)
+            result = rule.run_one(name, "sinks", "cpu", 1)
         self.assertFalse(result["ok"])
         self.assertIn("not refused", result["what"])
 

@@ -42,6 +42,7 @@ constexpr std::int64_t kMaxStreamBlocks = 1 << 30;  // 31 bits in the kernel
 // MEASURED (H200, 2026-11-23, kernels/sm90/NOTES.md): what a block of keys takes, and what parts of
 // tiles and their merge cost.
 constexpr double kFlopPerUs = 4.9e6, kLeastBlockUs = 0.7, kMergeUs = 4, kMergeUsPerByte = 1.2e-6;
+constexpr double kLeastShare = 0.005;  // of the whole rounds' time: less is no gain one can see
 
 constexpr int divide_up(int a, int b) {
   return (a + b - 1) / b;
@@ -115,7 +116,9 @@ void choose_stream(Choice& choice, const Geometry& g, int multiprocessors) {
       std::max(kLeastBlockUs, 2.0 * tile_q * choice.tiling.block_keys *
                                   static_cast<double>(g.head_dim + g.head_dim_v) / kFlopPerUs);
   const double merge_us = kMergeUs + kMergeUsPerByte * 4 * rows * static_cast<double>(g.head_dim_v);
-  if (static_cast<double>(alone - each) * block_us < merge_us) return;
+  const double whole_us = rounds * static_cast<double>(longest) * block_us;
+  const double gain_us = static_cast<double>(alone - each) * block_us - merge_us;
+  if (gain_us < kLeastShare * whole_us) return;
   order.tiles = stream.first_tile;
   order.section_heads = choice.bounded ? 1 : order.section_heads;
   order.long_ranks = order.tiles_q;

@@ -13,7 +13,8 @@ from cli_harness import Folder, run, source_root
 class Help(Folder):
     COMMANDS = ["info", "check", "bench", "bench weighted-sum", "compare", "explain", "precompile",
                 "cache", "train", "generate", "explain step",
-                "explain precision", "bench accumulate", "completion"]
+                "explain precision", "bench accumulate", "bench step",
+                "bench precision", "check step", "completion"]
 
     def test_every_command_has_examples(self):
         for command in self.COMMANDS:

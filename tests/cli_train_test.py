@@ -57,6 +57,62 @@ class Train(Folder):
             steps = [json.loads(line)["step"] for line in file if '"loss"' in line]
         self.assertEqual(steps, list(range(1, 25)))
 
+    def test_a_resumed_run_in_fp16_keeps_its_loss_scale(self):
+        whole, halves = self.path("whole"), self.path("halves")
+        arguments = [*TINY, "--precision", "fp16", "--steps", "24", "--save-every", "10"]
+        self.train(*arguments, "--output", whole)
+        self.train(*arguments, "--output", halves)
+        subprocess.run(["rm", "-r", os.path.join(halves, "step-24")], check=True)
+        self.train("--resume", halves)
+        for name in ("model.safetensors", "optimizer.safetensors", "state.json"):
+            self.assertEqual(read(os.path.join(whole, "step-24", name)),
+                             read(os.path.join(halves, "step-24", name)), name)
+        self.assertIn(b"loss_scale", read(os.path.join(halves, "step-24", "state.json")))
+
+    def test_learns_byte_pairs_and_reads_shards(self):
+        pairs = self.path("pairs")
+        out = self.train(*TINY, "--tokenizer", "bpe", "--vocabulary", "300", "--steps", "3",
+                         "--output", pairs)
+        self.assertIn("300 byte pairs", out)
+        # Bytes: what so few steps have taught need not be UTF-8.
+        made = subprocess.run([program(), "generate", "--checkpoint", pairs, "--prompt", "ROMEO:",
+                               "--tokens", "5"], stdout=subprocess.PIPE, check=True)
+        self.assertTrue(made.stdout.startswith(b"ROMEO:"))
+        # What train has written is a shard and a tokenizer for another run.
+        shards = self.path("shards")
+        shard = os.path.join(pairs, "train.bin")
+        out = self.train(*TINY, "--tokens", shard + "," + shard, "--tokenizer",
+                         os.path.join(pairs, "tokenizer.json"), "--steps", "4", "--save-every", "2",
+                         "--output", shards)
+        self.assertIn("300 byte pairs", out)
+        subprocess.run(["rm", "-r", os.path.join(shards, "step-4")], check=True)
+        self.train("--resume", shards)
+        self.refused(["train", *TINY, "--tokens", shard, "--text", shard], "text and token files")
+        self.refused(["train", *TINY, "--tokens", shard, "--vocabulary", "30", "--output",
+                      self.path("none")], "tokens below the vocabulary's 30")
+        self.refused(["train", *TINY, "--tokenizer", "x.model"], "SentencePiece")
+
+    def test_every_precision_beside_the_others(self):
+        folder = self.path("precision")
+        done = run("bench", "precision", *TINY[:-2], "--steps", "12", "--output", folder)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        with open(os.path.join(folder, "precision.json")) as file:
+            runs = json.load(file)["runs"]
+        self.assertEqual([each["precision"] for each in runs],
+                         ["fp32", "bf16", "fp16", "bf16-pure"])
+        for each in runs:
+            self.assertEqual(len(each["losses"]), 12)
+            self.assertGreater(each["samples_per_s"], 0)
+            self.assertAlmostEqual(each["losses"][0], runs[0]["losses"][0], delta=0.05)
+        self.assertLess(runs[3]["peak_bytes"], runs[1]["peak_bytes"])
+        self.assertIn("<svg", read(os.path.join(folder, "precision.svg")).decode())
+        overflowing = run("bench", "precision", *TINY[:-2], "--steps", "3", "--precision", "fp16",
+                          "--loss-scale", "1e12", "--output", self.path("high"))
+        self.assertEqual(overflowing.returncode, 0, overflowing.stderr)
+        with open(os.path.join(self.path("high"), "precision.json")) as file:
+            self.assertEqual(json.load(file)["runs"][0]["skipped_steps"], 3)
+        self.refused(["train", *TINY, "--loss-scale", "much"], "dynamic, none")
+
     def test_a_signal_saves_and_ends(self):
         for number in (signal.SIGINT, signal.SIGTERM):
             folder = self.path(f"run{number}")
@@ -184,6 +240,11 @@ class Precision(Folder):
         self.assertEqual(stuck["sums"][1]["sum"], 2048)
         self.assertEqual(stuck["sums"][4]["sum"], 256)
 
+    def test_types_of_a_toy_model(self):
+        out = run("explain", "precision", "--toy").stdout
+        types = [line[30:36].strip() for line in out.splitlines()[1:]]
+        self.assertEqual(types, ["fp32", "fp16", "fp16", "fp32", "fp16", "fp32", "fp32"])
+
     def test_types_of_a_step(self):
         out = run("explain", "precision", "--precision", "bf16", "--attention", "naive").stdout
         rows = {line[4:26].strip(): line[26:].split() for line in out.splitlines()}
@@ -202,6 +263,25 @@ class ExplainStep(Folder):
         for part in ("12832823808 parameters", "forward", "backward", "optimizer", "0 to 49",
                      "141 GB"):
             self.assertIn(part, result.stdout)
+
+    def test_fit_chooses_a_rung(self):
+        whole = json.loads(run("explain", "step", "--size", "small", "--json", "-").stdout)
+        less = whole["device_bytes"] * 9 // 10
+        out = run("explain", "step", "--size", "small", f"--fit={less}").stdout
+        self.assertRegex(out, r"keeps    --checkpoint (norms|mlp)")
+        self.refused(["explain", "step", "--size", "small", "--fit=1MB"], "at most 1000000")
+        self.refused(["explain", "step", "--size", "small", "--fit=1MB", "--checkpoint", "1"],
+                     "leave one of them out")
+        self.refused(["explain", "step", "--fit=much"], "amount of memory")
+
+    def test_check_step_against_pytorch(self):
+        parity = os.path.join(cli_harness.source_root(), "tests", "goldens", "parity")
+        records = ",".join(os.path.join(parity, name) for name in ("course.json", "gpt2.json"))
+        done = run("check", "step", "--record", records, "--precision", "fp64,fp32,bf16")
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertEqual(done.stdout.count("ok   "), 6)
+        self.refused(["check", "step"], "train_parity.py")
+        self.refused(["check", "step", "--record", "/no/such.json"], "/no/such.json")
 
     def test_json(self):
         result = run("explain", "step", "--size", "2.7B", "--heads", "16", "--layers", "1",

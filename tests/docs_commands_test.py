@@ -92,7 +92,8 @@ def made_small(words):
     if out[0] == "check":
         out += ["--quick"] if "--quick" not in out else []
         out += ["--dtype", "fp64"] if flag_value(out, "--dtype") is None else []
-    if out[0] == "train" and flag_value(out, "--steps") is None:
+    learns = out[0] == "train" or out[:2] == ["bench", "precision"]
+    if learns and flag_value(out, "--steps") is None:
         out += ["--steps", "2"]
     return out
 

@@ -2,8 +2,12 @@
 if(FLASHLAB_BUILD_CLI)
   flashlab_test(train_plan_test SOURCES train_plan_test.cpp LIBRARIES flashlab_train)
   flashlab_test(train_gradient_test SOURCES train_gradient_test.cpp train_optimizer_test.cpp
+    train_precision_test.cpp
     LIBRARIES flashlab_train)
   flashlab_test(train_run_test SOURCES train_run_test.cpp LIBRARIES flashlab_train
+    DEFINITIONS FLASHLAB_GOLDENS="${CMAKE_CURRENT_SOURCE_DIR}/goldens")
+  flashlab_test(train_text_test SOURCES train_text_test.cpp
+    LIBRARIES flashlab_train nlohmann_json::nlohmann_json
     DEFINITIONS FLASHLAB_GOLDENS="${CMAKE_CURRENT_SOURCE_DIR}/goldens")
   add_test(NAME train_simd_symbols COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/cpu_simd_symbols.sh
     ${CMAKE_NM} $<TARGET_FILE:flashlab_train>)

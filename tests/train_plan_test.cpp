@@ -4,6 +4,7 @@
 
 #include <set>
 
+#include "train/model/fit.h"
 #include "train/model/step.h"
 #include "train/plan/memory_plan.h"
 #include "train/plan/recompute.h"
@@ -89,10 +90,11 @@ TEST(TrainModel, FilesAreReadAndRefused) {
 
 TEST(TrainPlan, EveryOperationReadsWhatWasWrittenBefore) {
   for (const char* attention : {"", "naive"}) {
-    for (const bool gpt2 : {false, true}) {
+    for (const int form : {0, 1, 2, 3}) {
       ModelConfig model = tiny();
-      if (gpt2) model.family = Family::kGpt2;
-      const StepPlan plan = build(model, {.batch = 2, .attention = attention});
+      model.dropout = 0.1;
+      if (form % 2 == 1) model.family = Family::kGpt2;
+      const StepPlan plan = build(model, {.batch = 2, .attention = attention, .fused = form < 2});
       std::set<TensorId> written;
       for (const Operation& operation : plan.operations) {
         for (const TensorId id : operation.inputs) {
@@ -198,6 +200,110 @@ TEST(TrainMemory, RecomputedOperationsAreCountedApart) {
   }
   EXPECT_GT(again, 0);
   EXPECT_LT(again, plan.flops(Phase::kForward));
+}
+
+// What one layer keeps at every rung, in tensors of the residual stream's size (U) and the MLP's
+// (F), bf16: x n1 q k v O h n2 gate up act; then without n1 n2 act; gate up; q k v; all but x.
+TEST(TrainLadder, EveryRungKeepsWhatItNames) {
+  const ModelConfig model = *find_model("small");
+  StepOptions options = {.batch = 4, .precision = Precision::kBf16};
+  const double u = 4.0 * 512 * 768 * 2, f = 4.0 * 512 * 3072 * 2;
+  const double lse = 4.0 * 512 * 12 * 4, rstd = 4.0 * 512 * 4;
+  const std::pair<Rung, double> kKept[] = {{Rung::kKeep, 8 * u + 3 * f + lse + 2 * rstd},
+                                           {Rung::kNorms, 6 * u + 2 * f + lse},
+                                           {Rung::kMlp, 6 * u + lse},
+                                           {Rung::kQkv, 3 * u + lse},
+                                           {Rung::kBlock, u}};
+  double before = 0;
+  for (const auto& [rung, bytes] : kKept) {
+    options.checkpoint.assign(12, CheckpointGroup{1, {}, rung});
+    const StepPlan plan = build(model, options);
+    // The angles of RoPE are all layers' together.
+    const double angles = 2.0 * 512 * 32 * 4;
+    EXPECT_NEAR(static_cast<double>(saved_bytes(plan, 5)), bytes, angles) << to_string(rung);
+    double again = 0;
+    for (const Operation& operation : plan.operations) {
+      if (operation.generation > 0) again += operation.flops;
+    }
+    EXPECT_GE(again, before) << to_string(rung);
+    EXPECT_EQ(again > 0, rung != Rung::kKeep);
+    before = again;
+  }
+}
+
+TEST(TrainLadder, WordsAreReadAndRefused) {
+  const auto rungs = [](const char* text) {
+    std::string out;
+    const auto groups = parse_checkpoint(text, 12);
+    if (!groups.ok()) return std::string("refused");
+    for (const CheckpointGroup& group : *groups) {
+      out += std::string(out.empty() ? "" : " ") + to_string(group.rung) + " " +
+             std::to_string(group.layers);
+    }
+    return out;
+  };
+  EXPECT_EQ(rungs("qkv"), "qkv 12");
+  EXPECT_EQ(rungs("block*2"), "block 1 block 1");
+  EXPECT_EQ(rungs("mlp*10,norms"), "mlp 10 norms 2");
+  EXPECT_EQ(rungs("keep*4+4+4"), "keep 4 block 4 block 4");
+  EXPECT_EQ(rungs("5"), "block 5 block 5 block 2");
+  for (const char* bad :
+       {"", "mlp*13", "mlp,norms", "mlp*", "mpl", "norms*0", "mlp/3", "4,", "13,1"}) {
+    EXPECT_EQ(rungs(bad), "refused") << bad;
+  }
+}
+
+TEST(TrainLadder, FitRepeatsTheLeastThatFits) {
+  ModelConfig model = *find_model("small");
+  const StepOptions options = {.batch = 8, .precision = Precision::kBf16};
+  const auto bytes = [&](const char* groups) {
+    StepOptions asked = options;
+    if (*groups) asked.checkpoint = *parse_checkpoint(groups, model.layers);
+    return plan_memory(build(model, asked)).device_bytes();
+  };
+  const auto fit = [&](std::int64_t limit) {
+    const Result<Fit> found = fit_step(model, options, limit);
+    return found.ok() ? found->checkpoint : found.status().message();
+  };
+  EXPECT_EQ(fit(bytes("")), "");
+  EXPECT_EQ(fit(bytes("norms")), "norms");
+  EXPECT_EQ(fit(bytes("norms*7")), "norms*7");
+  EXPECT_EQ(fit(bytes("mlp*5,norms")), "mlp*5,norms*7");
+  EXPECT_EQ(fit(bytes("qkv*1,mlp") - 1), "qkv*2,mlp*10");
+  EXPECT_TRUE(fit(bytes("block")).starts_with("block")) << fit(bytes("block"));
+  EXPECT_NE(fit(1 << 20).find("at most 1048576"), std::string::npos) << fit(1 << 20);
+  const Result<Fit> found = fit_step(model, options, bytes("mlp"));
+  ASSERT_TRUE(found.ok());
+  EXPECT_EQ(found->device_bytes, bytes("mlp"));
+  EXPECT_GT(found->repeated_flops, 0);
+}
+
+TEST(TrainUnfused, KeepsMoreAndComputesTheSame) {
+  for (const Family family : {Family::kCourse, Family::kGpt2}) {
+    ModelConfig model = *find_model(family == Family::kGpt2 ? "gpt2" : "small");
+    model.context = 512;
+    const StepPlan fused = build(model, {.batch = 2});
+    const StepPlan apart = build(model, {.batch = 2, .fused = false});
+    EXPECT_GT(apart.operations.size(), fused.operations.size());
+    EXPECT_GT(plan_memory(apart).device_bytes(), plan_memory(fused).device_bytes());
+    EXPECT_EQ(apart.parameter_count(), fused.parameter_count());
+    const auto products = [](const StepPlan& plan) {
+      double flops = 0;
+      for (const Operation& operation : plan.operations) {
+        if (operation.kind == OperationKind::kProduct) flops += operation.flops;
+      }
+      return flops;
+    };
+    EXPECT_DOUBLE_EQ(products(apart), products(fused));
+    std::size_t sums = 0;
+    for (const Operation& operation : apart.operations) {
+      if (operation.kind != OperationKind::kProduct) continue;
+      const auto& p = std::get<ProductAttributes>(operation.attributes);
+      EXPECT_FALSE(p.has_bias || p.has_addend) << operation.name;
+      ++sums;
+    }
+    EXPECT_GT(sums, 0u);
+  }
 }
 
 TEST(TrainPlan, BadOptionsAreRefused) {

@@ -14,6 +14,7 @@
 #include "train/data/text.h"
 #include "train/run/checkpoint.h"
 #include "train/run/generator.h"
+#include "train/run/parity.h"
 #include "train/run/safetensors.h"
 #include "train/run/train_config.h"
 #include "train_model.h"
@@ -274,6 +275,53 @@ TEST(TrainGenerator, SamplesFollowTheProbabilities) {
   EXPECT_EQ(sample(logits, {.top_k = 1}, 0.99), 1);
   EXPECT_EQ(sample(logits, {.top_p = 0.5}, 0.99), 1);
   EXPECT_EQ(sample(logits, {.top_p = 0.7}, 0.99), 2);
+}
+
+std::filesystem::path parity_record(Family family) {
+  return std::string(FLASHLAB_GOLDENS) + "/parity/" + to_string(family) + ".json";
+}
+
+// Records of bench/peers/train_parity.py: PyTorch's losses, gradients and ten AdamW steps.
+TEST(TrainParity, StepsAreThoseOfPyTorch) {
+  const Result<Context> context = Context::create({.threads = 2});
+  ASSERT_TRUE(context.ok());
+  for (const Family family : {Family::kCourse, Family::kGpt2}) {
+    for (const Precision precision : {Precision::kFp64, Precision::kFp32, Precision::kBf16}) {
+      const Result<ParityReport> report = check_parity(*context, parity_record(family), precision);
+      ASSERT_TRUE(report.ok()) << report.status().message();
+      EXPECT_GT(report->rows.size(), precision == Precision::kBf16 ? 1u : 40u);
+      for (const ParityRow& row : report->rows) {
+        EXPECT_TRUE(row.ok()) << report->title << ": " << row.what << " " << row.error << " > "
+                              << row.allowed;
+      }
+    }
+  }
+}
+
+TEST_F(TrainFiles, ARecordOfAnotherRunIsWrong) {
+  const Result<Context> context = Context::create({.threads = 2});
+  ASSERT_TRUE(context.ok());
+  const std::filesystem::path record = folder_ / "course.json";
+  const std::string text = *read_file(parity_record(Family::kCourse));
+  std::filesystem::path tensors = parity_record(Family::kCourse);
+  std::filesystem::copy(tensors.replace_extension(".safetensors"), folder_);
+  const std::pair<const char*, const char*> kChanges[] = {
+      {"\"beta2\": 0.95", "\"beta2\": 0.951"},
+      {"\"max_norm\": 1.0", "\"max_norm\": 0.9"},
+      {"\"heads\": 2", "\"heads\": 1"}};
+  for (const auto& [from, to] : kChanges) {
+    std::string changed = text;
+    const std::size_t at = changed.find(from);
+    ASSERT_NE(at, std::string::npos) << from;
+    ASSERT_TRUE(write_file(record, changed.replace(at, std::strlen(from), to)).ok());
+    const Result<ParityReport> report = check_parity(*context, record, Precision::kFp64);
+    ASSERT_TRUE(report.ok()) << report.status().message();
+    EXPECT_FALSE(report->ok()) << to;
+    EXPECT_GT(report->worst().error, report->worst().allowed);
+  }
+  ASSERT_TRUE(write_file(record, "{\"model\": 3}").ok());
+  EXPECT_FALSE(check_parity(*context, record, Precision::kFp64).ok());
+  EXPECT_FALSE(check_parity(*context, parity_record(Family::kCourse), Precision::kFp16).ok());
 }
 
 }  // namespace

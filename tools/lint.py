@@ -71,7 +71,7 @@ MAY_INCLUDE = {
     "src/backends/": ("include/", "src/runtime/", "src/api/", "src/cpu/", "src/cuda/",
                       "src/peers/", "src/reference/", "src/backends/"),
     "src/lab/": ("include/", "cases/", "src/runtime/", "src/api/", "src/cpu/", "src/cuda/",
-                 "src/peers/", "src/reference/", "src/lab/"),
+                 "src/peers/", "src/reference/", "src/train/", "src/lab/"),
     # Joins the training engine's lists with the instruments.
     "src/profile/": ("include/", "src/runtime/", "src/api/", "src/lab/", "src/train/",
                      "src/profile/"),

@@ -70,7 +70,7 @@ std::vector<std::string> spellings(CommandBit bit) {
   for (const FlagSpec* flag : flags_of(bit)) {
     out.emplace_back(flag->name);
     if (flag->alias.starts_with("--")) out.emplace_back(flag->alias);
-    if (flag->kind == FlagKind::kOptionalValue) {
+    if (flag->kind == FlagKind::kOptionalValue && flag->choices) {
       for (const std::string& word : flag->choices()) {
         out.push_back(fmt::format("{}={}", flag->name, word));
       }

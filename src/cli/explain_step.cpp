@@ -3,9 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <nlohmann/json.hpp>
-#include <optional>
 
 #include "cli/command.h"
 #include "cli/failure.h"
@@ -15,6 +13,7 @@
 #include "lab/machine/memory.h"
 #include "lab/report/text.h"
 #include "train/data/files.h"
+#include "train/model/fit.h"
 #include "train/model/step.h"
 #include "train/plan/memory_plan.h"
 #include "train/plan/recompute.h"
@@ -46,8 +45,8 @@ std::string flops_text(double flops) {
   return fmt::format("{:.4g} GFLOP", flops * 1e-9);
 }
 
-bool fits(std::int64_t bytes, const DeviceSize& device) {
-  return static_cast<double>(bytes) <= (device.gibibytes - kReservedGibibytes) * kGiB;
+std::int64_t usable_bytes(const DeviceSize& device) {
+  return static_cast<std::int64_t>((device.gibibytes - kReservedGibibytes) * kGiB);
 }
 
 struct Explained {
@@ -55,6 +54,7 @@ struct Explained {
   train::StepOptions options;
   train::StepPlan plan;
   train::MemoryPlan memory;
+  std::string groups{};  ///< of checkpointing, in words
 };
 
 double repeated_flops(const train::StepPlan& plan) {
@@ -96,12 +96,12 @@ Explained explained_of(const Arguments& arguments) {
   options.mode = mode == "forward"    ? train::StepMode::kForward
                  : mode == "backward" ? train::StepMode::kBackward
                                       : train::StepMode::kFull;
-  if (const auto text = arguments.value("--checkpoint")) {
-    auto groups = train::parse_checkpoint(*text, model.layers);
-    if (!groups.ok()) fail_usage("--" + groups.status().message());
-    options.checkpoint = std::move(*groups);
-  }
-  return make(model, options);
+  options.fused = arguments.value("--operators").value_or("fused") == "fused";
+  const std::string groups = checkpoint_of(arguments, model, options);
+  if (!groups.empty()) options.checkpoint = *train::parse_checkpoint(groups, model.layers);
+  Explained out = make(model, options);
+  out.groups = groups;
+  return out;
 }
 
 void print_plan(const Explained& e) {
@@ -179,39 +179,20 @@ void print_memory(const Explained& e) {
   print_layers(e);
 }
 
-// The checkpointing by equal groups that takes least memory.
-struct Advice {
-  std::int64_t group = 0;  ///< 0: none takes less
-  std::int64_t bytes = 0;
-  double more_flops = 0;  ///< share of the step's
-};
-
-Advice best_groups(const Explained& e) {
-  Advice out = {0, e.memory.device_bytes(), 0};
-  if (e.options.mode == train::StepMode::kForward || !e.options.checkpoint.empty()) return out;
-  for (const std::int64_t group : {1, 2, 3, 4, 6, 8, 12}) {
-    if (group > e.model.layers) break;
-    train::StepOptions options = e.options;
-    options.checkpoint = *train::parse_checkpoint(std::to_string(group), e.model.layers);
-    const Explained other = make(e.model, options);
-    if (other.memory.device_bytes() >= out.bytes) continue;
-    out = {group, other.memory.device_bytes(), repeated_flops(other.plan) / all_flops(e.plan)};
-  }
-  return out;
+// What would make it fit, where something does.
+std::string remedy(const Explained& e, const DeviceSize& device) {
+  if (e.options.mode == train::StepMode::kForward || !e.options.checkpoint.empty()) return {};
+  const Result<train::Fit> fit = train::fit_step(e.model, e.options, usable_bytes(device));
+  if (!fit.ok()) return "; no checkpointing makes it fit";
+  return fmt::format("; --checkpoint {} needs {} and {:.1f}% more FLOPs", fit->checkpoint,
+                     bytes_text(fit->device_bytes), 100 * fit->repeated_flops / all_flops(e.plan));
 }
 
 void print_fit(const Explained& e) {
   const char* head = "  fits     ";
-  std::optional<Advice> advice;
   for (const DeviceSize& device : kDevices) {
-    const bool yes = fits(e.memory.device_bytes(), device);
-    if (!yes && !advice) advice = best_groups(e);
-    std::string with;
-    if (!yes && advice->group > 0) {
-      with = fmt::format("; --checkpoint {} needs {} and {:.0f}% more FLOPs: {}", advice->group,
-                         bytes_text(advice->bytes), 100 * advice->more_flops,
-                         fits(advice->bytes, device) ? "yes" : "no");
-    }
+    const bool yes = e.memory.device_bytes() <= usable_bytes(device);
+    const std::string with = yes ? "" : remedy(e, device);
     print_line(fmt::format("{}{} {}{}", head, pad_right(device.name, 7), yes ? "yes" : "no", with));
     head = "           ";
   }
@@ -254,8 +235,9 @@ nlohmann::ordered_json json_of(const Explained& e) {
     row["saved_bytes"] = train::saved_bytes(e.plan, static_cast<int>(layer));
     out["layers"].push_back(row);
   }
-  for (const DeviceSize& device : kDevices)
-    out["fits"][device.name] = fits(e.memory.device_bytes(), device);
+  for (const DeviceSize& device : kDevices) {
+    out["fits"][device.name] = e.memory.device_bytes() <= usable_bytes(device);
+  }
   return out;
 }
 
@@ -272,6 +254,10 @@ int run_explain_step(const Arguments& arguments) {
     if (const Status s = train::write_file(*path, text); !s.ok()) fail("--json " + s.message());
   }
   print_plan(e);
+  if (arguments.has("--fit")) {
+    print_line(
+        fmt::format("  keeps    {}", e.groups.empty() ? "everything" : "--checkpoint " + e.groups));
+  }
   if (arguments.has("--operations")) print(train::to_string(e.plan));
   print_memory(e);
   print_fit(e);

@@ -4,6 +4,7 @@
 
 #include "case.h"
 #include "cli/flags_profile.h"
+#include "cli/flags_steps.h"
 #include "cli/flags_training.h"
 #include "cli/peers.h"
 #include "flashlab/attention.h"
@@ -76,6 +77,7 @@ Words selection_choices() {
 constexpr unsigned kMeasured = kBench | kCompare;
 constexpr unsigned kShaped = kMeasured | kExplain | kProfileAttention;
 constexpr unsigned kTimed = kMeasured | kWeightedSum;
+constexpr unsigned kSaved = kTimed | kBenchStep;
 
 constexpr std::string_view kProblem = "Problem";
 constexpr std::string_view kExecution = "What runs it";
@@ -131,7 +133,8 @@ std::vector<FlagSpec> flags_of_runs() {
       {"--dtype", "", "TYPE[,TYPE]", kList, kWeightedSum, kProblem,
        "element types (default fp32; fp16 and bf16 on a GPU)", weighted_sum_dtype_choices},
 
-      {"--device", "", "DEVICE", kValue, kShaped | kCheck | kWeightedSum | kInfo, kExecution,
+      {"--device", "", "DEVICE", kValue,
+       kShaped | kCheck | kWeightedSum | kInfo | kBenchStep | kCheckStep, kExecution,
        "cpu or cuda[:N] (default: bench, compare and explain take the GPU where there is one that "
        "can run what is asked, else cpu)"},
       {"--implementation", "", "NAME[,NAME]", kList, kBench | kExplain | kCheck | kProfileAttention,
@@ -141,10 +144,12 @@ std::vector<FlagSpec> flags_of_runs() {
       {"--implementation", "", "NAME[,NAME]", kList, kCompare, kExecution,
        "names (default: all of the device but reference, cuBLASLt and cuDNN where they are found)",
        contestant_choices},
-      {"--threads", "", "N", kValue, kShaped | kCheck | kWeightedSum | kInfo | kProfileStep,
-       kExecution, "CPU threads (default: all that may run)"},
-      {"--cpu-isa", "", "NAME", kValue, kShaped | kCheck | kWeightedSum | kInfo | kProfileStep,
-       kExecution, "force an instruction set (default: the best there is)", isa_choices},
+      {"--threads", "", "N", kValue,
+       kShaped | kCheck | kWeightedSum | kInfo | kProfileStep | kBenchStep, kExecution,
+       "CPU threads (default: all that may run)"},
+      {"--cpu-isa", "", "NAME", kValue,
+       kShaped | kCheck | kWeightedSum | kInfo | kProfileStep | kBenchStep, kExecution,
+       "force an instruction set (default: the best there is)", isa_choices},
       {"--tile-q", "", "N", kValue, kShaped, kExecution,
        "queries per tile, where an implementation lets you choose"},
       {"--tile-k", "", "N", kValue, kShaped, kExecution, "keys per tile, likewise"},
@@ -152,9 +157,9 @@ std::vector<FlagSpec> flags_of_runs() {
        "other libraries to run beside these; torch is PyTorch's backends, flash-attn and xformers "
        "where they are installed. Beside any of those every time is taken in --python",
        peer_choices},
-      {"--python", "", "FILE", kFile, kCompare, kExecution,
+      {"--python", "", "FILE", kFile, kCompare | kBenchStep, kExecution,
        "the Python that has torch and flashlab installed (default python3)"},
-      {"--python-timeout", "", "SECONDS", kValue, kCompare, kExecution,
+      {"--python-timeout", "", "SECONDS", kValue, kCompare | kBenchStep, kExecution,
        "without a sign of life for so long Python is ended (default 300)"},
   };
 }
@@ -167,10 +172,10 @@ std::vector<FlagSpec> flags_of_results() {
        "calls before the first sample (default 3); 0: the first call is the first sample"},
       {"--repeats", "", "N", kValue, kTimed, kMeasurement,
        "samples (default 30; compare without it: as many as fit in a few seconds)"},
-      {"--seed", "", "N", kValue, kTimed, kMeasurement, "of the random inputs (default 1)"},
+      {"--seed", "", "N", kValue, kSaved, kMeasurement, "of the random inputs (default 1)"},
       {"--check", "", "", kSwitch, kBench | kWeightedSum, kMeasurement,
        "the error against fp64 as well (compare always does)"},
-      {"--baseline", "", "FILE", kFile, kTimed, kMeasurement,
+      {"--baseline", "", "FILE", kFile, kSaved, kMeasurement,
        "a saved --json file: verdict per case, exit code 3 when one is slower"},
       {"--relative-to", "", "NAME", kValue, kBench, kMeasurement,
        "ratios against this implementation", implementation_choices},
@@ -188,13 +193,13 @@ std::vector<FlagSpec> flags_of_results() {
       {"--dtype", "", "TYPE[,TYPE]", kList, kCheck, kMeasurement, "only cases of these types",
        check_dtype_choices},
 
-      {"--json", "", "FILE", kFile, kTimed | kInfo | kCheck, kOutput,
+      {"--json", "", "FILE", kFile, kSaved | kInfo | kCheck, kOutput,
        "results by the schema flashlab.bench/1; - is stdout, and nothing else goes there"},
-      {"--csv", "", "FILE", kFile, kTimed, kOutput, "one line per result; - is stdout"},
-      {"--markdown", "", "FILE", kFile, kTimed, kOutput, "tables for a README; - is stdout"},
-      {"--latex", "", "FILE", kFile, kTimed, kOutput, "a table for a paper; - is stdout"},
-      {"--log", "", "FILE.md", kFile, kTimed, kOutput, "append a dated result to this file"},
-      {"--output", "", "DIR", kFolder, kTimed, kOutput,
+      {"--csv", "", "FILE", kFile, kSaved, kOutput, "one line per result; - is stdout"},
+      {"--markdown", "", "FILE", kFile, kSaved, kOutput, "tables for a README; - is stdout"},
+      {"--latex", "", "FILE", kFile, kSaved, kOutput, "a table for a paper; - is stdout"},
+      {"--log", "", "FILE.md", kFile, kSaved, kOutput, "append a dated result to this file"},
+      {"--output", "", "DIR", kFolder, kSaved, kOutput,
        "report.html, json, csv and plots go here (compare: default results/<date>)"},
       {"--memory", "", "", kSwitch, kExplain, kOutput,
        "bytes of every tensor and workspace, implementation by implementation"},
@@ -225,6 +230,7 @@ const std::vector<FlagSpec>& table() {
   static const std::vector<FlagSpec> kTable = [] {
     std::vector<FlagSpec> out = flags_of_runs();
     for (const FlagSpec& flag : flags_of_training()) out.push_back(flag);
+    for (const FlagSpec& flag : flags_of_steps()) out.push_back(flag);
     for (const FlagSpec& flag : flags_of_profiles()) out.push_back(flag);
     for (const FlagSpec& flag : flags_of_results()) out.push_back(flag);
     return out;
@@ -349,6 +355,8 @@ const std::vector<CommandSpec>& command_table() {
     std::vector<CommandSpec> out = commands_of_attention();
     const std::vector<CommandSpec> training = commands_of_training();
     out.insert(out.end() - 1, training.begin(), training.end());
+    const std::vector<CommandSpec> steps = commands_of_steps();
+    out.insert(out.end() - 1, steps.begin(), steps.end());
     const std::vector<CommandSpec> profiles = commands_of_profiles();
     out.insert(out.end() - 1, profiles.begin(), profiles.end());
     return out;

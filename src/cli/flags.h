@@ -29,6 +29,9 @@ enum CommandBit : unsigned {
   kAccumulate = 1u << 13,
   kProfileStep = 1u << 15,
   kProfileAttention = 1u << 16,
+  kBenchStep = 1u << 14,
+  kBenchPrecision = 1u << 18,
+  kCheckStep = 1u << 19,
 };
 
 enum class FlagKind {

@@ -11,18 +11,20 @@ Words precision_choices() {
   return train::precision_names();
 }
 Words cpu_precision_choices() {
-  return {"fp32", "bf16", "fp64"};
+  return {"fp32", "bf16", "fp16", "bf16-pure", "fp64"};
 }
-Words tokenizer_choices() {
-  return {"character", "byte"};
+Words operator_choices() {
+  return {"fused", "unfused"};
 }
 Words mode_choices() {
   return {"forward", "backward", "full"};
 }
 
-constexpr unsigned kStep = kTrain | kExplainStep;
+constexpr unsigned kRuns = kTrain | kBenchPrecision;
+constexpr unsigned kStep = kRuns | kExplainStep;
 constexpr unsigned kPlanned = kStep | kProfileStep;
 constexpr unsigned kModels = kPlanned | kGenerate | kExplainPrecision;
+constexpr unsigned kSizes = kPlanned | kBenchStep;
 
 constexpr std::string_view kModel = "Model";
 constexpr std::string_view kText = "Text";
@@ -43,43 +45,61 @@ std::vector<FlagSpec> flags_of_training() {
       {"--config", "", "FILE", kFile, kPlanned, kModel,
        "a JSON file: of the whole run (train) or of the model (explain step); flags go over it"},
       {"--context", "", "N", kValue, kStep, kModel, "tokens that the model sees at once"},
-      {"--layers", "", "N", kValue, kPlanned, kModel, "blocks"},
-      {"--heads", "", "N", kValue, kPlanned, kModel, "attention heads, a divisor of --width"},
-      {"--width", "", "N", kValue, kPlanned, kModel, "elements of a token's vector"},
-      {"--hidden", "", "N", kValue, kPlanned, kModel, "elements inside the MLP"},
-      {"--vocabulary", "", "N", kValue, kExplainStep | kProfileStep, kModel, "tokens there are"},
+      {"--layers", "", "N", kValue, kSizes, kModel, "blocks"},
+      {"--heads", "", "N", kValue, kSizes, kModel, "attention heads, a divisor of --width"},
+      {"--width", "", "N", kValue, kSizes, kModel, "elements of a token's vector"},
+      {"--hidden", "", "N", kValue, kSizes, kModel, "elements inside the MLP"},
+      {"--vocabulary", "", "N", kValue, kExplainStep | kProfileStep | kBenchStep, kModel,
+       "tokens there are"},
       {"--dropout", "", "P", kValue, kPlanned, kModel, "of the embedding and of every block's sum"},
 
-      {"--text", "", "FILE[,FILE]", kList, kTrain, kText,
+      {"--text", "", "FILE[,FILE]", kList, kRuns, kText,
        "what to learn (default: the shipped tinyshakespeare)"},
-      {"--tokenizer", "", "NAME", kValue, kTrain, kText, "what a token is (default character)",
-       tokenizer_choices},
+      {"--tokens", "", "FILE[,FILE]", kList, kRuns, kText,
+       "tokens instead of text: .bin files as llm.c writes them, one after the other"},
+      {"--tokenizer", "", "NAME", kValue, kRuns, kText,
+       "what a token is: character, byte, bpe (byte pairs learned from the text), or a "
+       "tokenizer.json of Hugging Face with a byte-level BPE (default character)"},
+      {"--vocabulary", "", "N", kValue, kRuns, kText,
+       "tokens that bpe learns (default 1024), or of --tokens (default GPT-2's 50257 or Llama 3's "
+       "128256, by the file)"},
 
-      {"--batch", "", "N", kValue, kPlanned, kSteps,
+      {"--batch", "", "N", kValue, kSizes, kSteps,
        "sequences of a micro-batch (default 4; train: 12)"},
-      {"--accumulate", "", "N", kValue, kPlanned, kSteps, "micro-batches of a step (default 1)"},
+      {"--accumulate", "", "N", kValue, kSizes, kSteps, "micro-batches of a step (default 1)"},
       {"--mode", "", "MODE", kValue, kExplainStep | kProfileStep, kSteps,
        "what a step is (default full)", mode_choices},
       {"--precision", "", "NAME", kValue, kExplainStep | kExplainPrecision | kProfileStep, kSteps,
        "types of activations, parameters and gradients (default fp32; explain precision: bf16)",
        precision_choices},
       {"--precision", "", "NAME", kValue, kTrain, kSteps,
-       "types: bf16 keeps fp32 masters and sums (default fp32)", cpu_precision_choices},
+       "types: bf16 and fp16 keep fp32 masters and sums, bf16-pure nothing (default fp32)",
+       cpu_precision_choices},
+      {"--loss-scale", "", "SCALE", kValue, kRuns, kSteps,
+       "of fp16: dynamic, none, or a number that stays (default dynamic, from 65536)"},
       {"--attention", "", "NAME", kValue, kPlanned | kExplainPrecision, kSteps,
        "naive (scores, softmax, values apart) or an implementation (default: the production one)"},
       {"--checkpoint", "", "GROUPS", kValue, kPlanned, kSteps,
-       "make activations again in backward: 4 (groups of 4 layers), 14,14,6 (these groups) or 12/3 "
-       "(groups of 12, each again in groups of 3)"},
-      {"--steps", "", "N", kValue, kTrain, kSteps, "updates (default 2000)"},
-      {"--learning-rate", "", "X", kValue, kTrain, kSteps,
+       "make activations again in backward: 4 (groups of 4 layers), 14,14,6 (these groups), 12/3 "
+       "(groups of 12, each again in groups of 3), or by rungs: norms, mlp, qkv, block; "
+       "mlp*10,norms*2"},
+      {"--fit", "", "BYTES", kOptionalValue, kPlanned | kBenchStep, kSteps,
+       "the checkpointing that repeats least and fits so much memory, such as 80GB (bare: what is "
+       "left here)"},
+      {"--operators", "", "SET", kValue, kPlanned | kExplainPrecision, kSteps,
+       "fused, or unfused: biases, sums and activations as operations of their own, all logits at "
+       "once (default fused)",
+       operator_choices},
+      {"--steps", "", "N", kValue, kRuns, kSteps, "updates (default 2000)"},
+      {"--learning-rate", "", "X", kValue, kRuns, kSteps,
        "its maximum (default 2e-3); the minimum keeps its ratio to it"},
-      {"--minimum-learning-rate", "", "X", kValue, kTrain, kSteps, "its end (default 1e-4)"},
-      {"--warmup-steps", "", "N", kValue, kTrain, kSteps, "steps to the maximum (default 100)"},
-      {"--weight-decay", "", "X", kValue, kTrain, kSteps, "of matrices (default 0.1)"},
-      {"--max-norm", "", "X", kValue, kTrain, kSteps,
+      {"--minimum-learning-rate", "", "X", kValue, kRuns, kSteps, "its end (default 1e-4)"},
+      {"--warmup-steps", "", "N", kValue, kRuns, kSteps, "steps to the maximum (default 100)"},
+      {"--weight-decay", "", "X", kValue, kRuns, kSteps, "of matrices (default 0.1)"},
+      {"--max-norm", "", "X", kValue, kRuns, kSteps,
        "gradients are scaled to at most this norm (default 1; 0: never)"},
-      {"--seed", "", "N", kValue, kTrain, kSteps, "of weights, windows and dropout (default 1337)"},
-      {"--threads", "", "N", kValue, kTrain | kGenerate, kSteps,
+      {"--seed", "", "N", kValue, kRuns, kSteps, "of weights, windows and dropout (default 1337)"},
+      {"--threads", "", "N", kValue, kRuns | kGenerate, kSteps,
        "CPU threads (default: all that may run)"},
 
       {"--prompt", "", "TEXT", kValue, kGenerate, kSampling, "how the text begins"},
@@ -96,6 +116,8 @@ std::vector<FlagSpec> flags_of_training() {
 
       {"--output", "", "DIR", kFolder, kTrain, kResults,
        "config.json, log.jsonl, loss.svg, tokens and checkpoints go here (default results/<date>)"},
+      {"--toy", "", "", kSwitch, kExplainPrecision, kSteps,
+       "what automatic mixed precision makes of linear, ReLU, layer norm, linear and a loss"},
       {"--resume", "", "DIR", kFolder, kTrain, kResults,
        "go on with this run from its newest checkpoint, bit for bit as if it had not stopped"},
       {"--evaluate-every", "", "N", kValue, kTrain, kResults,
@@ -126,6 +148,8 @@ std::vector<CommandSpec> commands_of_training() {
        nullptr,
        {{"flashlab train", "four layers on Shakespeare, character by character"},
         {"flashlab train --text mine.txt,more.txt --tokenizer byte", "your own text"},
+        {"flashlab train --tokenizer bpe --vocabulary 2000 --context 128", "byte pairs"},
+        {"flashlab train --tokens train_00.bin,train_01.bin --size small", "llm.c's shards"},
         {"flashlab train --layers 6 --width 192 --heads 6 --hidden 512 --steps 5k", "a larger one"},
         {"flashlab train --config run.json --learning-rate 1e-3", "a file, and a flag over it"},
         {"flashlab train --resume results/train-2026-11-22-101500", "go on"}}},
@@ -158,7 +182,23 @@ std::vector<CommandSpec> commands_of_training() {
        "",
        nullptr,
        {{"flashlab explain precision --precision bf16", "bf16 with fp32 masters"},
-        {"flashlab explain precision --precision bf16-pure --attention naive", "scores, too"}}},
+        {"flashlab explain precision --precision bf16-pure --attention naive", "scores, too"},
+        {"flashlab explain precision --toy", "a small network under autocast"}}},
+      {kBenchStep,
+       "bench step",
+       "time a training step",
+       "Forward, forward with backward, and the full step of a model: median, mean and standard "
+       "deviation, the first step apart, tokens/s and memory. Lists make a product. A step that "
+       "does not fit is a result with its bytes; nothing is allocated for it.",
+       "",
+       nullptr,
+       {{"flashlab bench step", "the tiny model on this machine"},
+        {"flashlab bench step --size small --context 128,largest --mode full",
+         "how long can it be"},
+        {"flashlab bench step --warmup 0,1,2,5", "what warming up is worth"},
+        {"flashlab bench step --attention production,naive --checkpoint none,1", "ways to make it"},
+        {"flashlab bench step --peers torch --python .venv/bin/python --output results/step",
+         "beside PyTorch, with plots and a report"}}},
       {kAccumulate,
        "bench accumulate",
        "what a sum loses in few bits",

@@ -122,6 +122,12 @@ int dispatch(std::vector<std::string> words) {
       return run_profile_attention(arguments);
     case kProfileStep:
       return run_profile_step(arguments);
+    case kCheckStep:
+      return run_check_step(arguments);
+    case kBenchPrecision:
+      return run_bench_precision(arguments);
+    case kBenchStep:
+      return run_bench_step(arguments);
     case kAccumulate:
       return run_accumulate(arguments);
     case kCompletion:

@@ -4,10 +4,14 @@
 
 #include <charconv>
 #include <cmath>
+#include <filesystem>
 
 #include "cli/failure.h"
 #include "cli/values.h"
+#include "lab/data/case_data.h"
 #include "train/data/files.h"
+#include "train/model/fit.h"
+#include "train/plan/recompute.h"
 
 namespace flashlab::cli {
 
@@ -30,20 +34,31 @@ train::ModelConfig model_of(const Arguments& arguments, train::ModelConfig base)
     Result<train::ModelConfig> named = train::find_model(*size);
     if (!named.ok()) fail_usage("--" + named.status().message());
     base = *named;
-    if (arguments.command_bit() == kTrain) base.vocabulary = vocabulary;
+    if ((arguments.command_bit() & (kTrain | kBenchPrecision)) != 0) base.vocabulary = vocabulary;
   }
+  base.context = whole(arguments, "--context", base.context, 1, std::int64_t{1} << 30);
+  base.dropout = real(arguments, "--dropout", base.dropout);
+  return sized_model(arguments, base);
+}
+
+train::ModelConfig sized_model(const Arguments& arguments, train::ModelConfig base) {
   const struct {
     const char* flag;
     std::int64_t* field;
-  } kSizes[] = {{"--context", &base.context}, {"--layers", &base.layers},
-                {"--heads", &base.heads},     {"--width", &base.width},
-                {"--hidden", &base.hidden},   {"--vocabulary", &base.vocabulary}};
+  } kSizes[] = {{"--layers", &base.layers},
+                {"--heads", &base.heads},
+                {"--width", &base.width},
+                {"--hidden", &base.hidden}};
+  // What train calls so is the tokenizer's.
+  const unsigned learns = kTrain | kBenchPrecision;
+  if ((arguments.command_bit() & learns) == 0) {
+    base.vocabulary = whole(arguments, "--vocabulary", base.vocabulary, 1, std::int64_t{1} << 30);
+  }
   for (const auto& size : kSizes) {
     // Where a command takes several contexts it makes one step for each.
     if (arguments.list(size.flag).size() > 1) continue;
     *size.field = whole(arguments, size.flag, *size.field, 1, std::int64_t{1} << 30);
   }
-  base.dropout = real(arguments, "--dropout", base.dropout);
   if (const Status s = train::validate(base); !s.ok()) fail_usage("--" + s.message());
   return base;
 }
@@ -51,6 +66,23 @@ train::ModelConfig model_of(const Arguments& arguments, train::ModelConfig base)
 train::Precision precision_of(const Arguments& arguments, train::Precision fallback) {
   const std::optional<std::string> name = arguments.value("--precision");
   return name ? train::parse_precision(*name).value_or(fallback) : fallback;
+}
+
+std::string checkpoint_of(const Arguments& arguments, const train::ModelConfig& model,
+                          const train::StepOptions& options) {
+  const std::string given = arguments.value("--checkpoint").value_or("");
+  if (!given.empty()) {
+    const auto groups = train::parse_checkpoint(given, model.layers);
+    if (!groups.ok()) fail_usage("--" + groups.status().message());
+  }
+  const std::optional<std::string> fit = arguments.value("--fit");
+  if (!fit) return given;
+  if (!given.empty()) fail_usage("--fit chooses what --checkpoint says; leave one of them out");
+  const std::int64_t limit =
+      fit->empty() ? lab::available_memory_bytes() / 20 * 19 : parse_bytes("--fit", *fit);
+  const Result<train::Fit> found = train::fit_step(model, options, limit);
+  if (!found.ok()) fail_usage("--" + found.status().message());
+  return found->checkpoint;
 }
 
 namespace {
@@ -72,7 +104,8 @@ void read_sizes(const Arguments& arguments, train::TrainConfig& out) {
                 {"--warmup-steps", &out.warmup_steps, 0},
                 {"--evaluate-every", &out.evaluate_every, 0},
                 {"--save-every", &out.save_every, 0},
-                {"--sample-every", &out.sample_every, 0}};
+                {"--sample-every", &out.sample_every, 0},
+                {"--vocabulary", &out.vocabulary, 0}};
   for (const auto& flag : kFlags) {
     *flag.field = whole(arguments, flag.flag, *flag.field, flag.least, std::int64_t{1} << 30);
   }
@@ -94,10 +127,21 @@ train::TrainConfig train_config_of(const Arguments& arguments) {
   out.model = model_of(arguments, out.model);
   read_sizes(arguments, out);
   if (arguments.has("--text")) out.text = arguments.list("--text");
+  if (arguments.has("--tokens")) {
+    out.tokens = arguments.list("--tokens");
+    // A folder can be resumed from anywhere.
+    for (std::string& file : out.tokens) file = std::filesystem::absolute(file).string();
+  }
   out.tokenizer = arguments.value("--tokenizer").value_or(out.tokenizer);
-  out.precision = precision_of(arguments, out.precision);
+  // bench precision has a list of them.
+  if (arguments.command_bit() == kTrain) out.precision = precision_of(arguments, out.precision);
+  out.loss_scale = arguments.value("--loss-scale").value_or(out.loss_scale);
   out.attention = arguments.value("--attention").value_or(out.attention);
-  out.checkpoint = arguments.value("--checkpoint").value_or(out.checkpoint);
+  out.operators = arguments.value("--operators").value_or(out.operators);
+  if (arguments.has("--checkpoint") || arguments.has("--fit")) {
+    out.checkpoint.clear();
+    out.checkpoint = checkpoint_of(arguments, out.model, out.step_options());
+  }
   const double kept = out.minimum_learning_rate / out.learning_rate;
   out.learning_rate = real(arguments, "--learning-rate", out.learning_rate);
   // A tenth stays a tenth when only the maximum is given.

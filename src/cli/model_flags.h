@@ -20,8 +20,16 @@ double real(const Arguments& arguments, std::string_view flag, double fallback);
 /// --dropout. Throws Failure for a size that is none (a bare "xl" among them) or does not fit.
 train::ModelConfig model_of(const Arguments& arguments, train::ModelConfig base);
 
+/// --layers, --heads, --width, --hidden and --vocabulary over `base`. Throws Failure likewise.
+train::ModelConfig sized_model(const Arguments& arguments, train::ModelConfig base);
+
 /// --config over the defaults, then every flag of training over it.
 train::TrainConfig train_config_of(const Arguments& arguments);
+
+/// --checkpoint, or what --fit finds for `options` within its bytes (bare: what this machine has
+/// left). Throws Failure: no such groups, nothing that fits.
+std::string checkpoint_of(const Arguments& arguments, const train::ModelConfig& model,
+                          const train::StepOptions& options);
 
 /// --precision; fp32 when it was not given.
 train::Precision precision_of(const Arguments& arguments, train::Precision fallback);

@@ -15,6 +15,7 @@
 #include "train/cpu/accumulate.h"
 #include "train/data/files.h"
 #include "train/model/step.h"
+#include "train/plan/autocast.h"
 
 namespace flashlab::cli {
 namespace {
@@ -78,10 +79,27 @@ int run_accumulate(const Arguments& arguments) {
   return kExitOk;
 }
 
+namespace {
+
+int explain_toy(train::Precision precision) {
+  const train::Element low = train::policy_of(precision).activation;
+  print_line(
+      fmt::format("automatic mixed precision in {} · fp32 parameters", train::to_string(low)));
+  for (const train::AutocastRow& row : train::autocast_toy(low)) {
+    print_line(fmt::format("    {}{}{}", pad_right(row.what, 26),
+                           pad_right(train::to_string(row.element), 6), row.why));
+  }
+  return kExitOk;
+}
+
+}  // namespace
+
 int run_explain_precision(const Arguments& arguments) {
+  if (arguments.has("--toy")) return explain_toy(precision_of(arguments, train::Precision::kFp16));
   train::StepOptions options;
   options.precision = precision_of(arguments, train::Precision::kBf16);
   options.attention = arguments.value("--attention").value_or("");
+  options.fused = arguments.value("--operators").value_or("fused") == "fused";
   const train::ModelConfig model = model_of(arguments, *train::find_model("small"));
   const Result<train::StepPlan> plan = train::build_step(model, options);
   if (!plan.ok()) fail_usage("--" + plan.status().message());

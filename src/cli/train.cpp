@@ -64,11 +64,13 @@ class Progress final : public train::TrainObserver {
     const double rate = static_cast<double>(report.tokens) / *milliseconds_ * 1e3;
     const double left = seconds() / static_cast<double>(report.step - first_) *
                         static_cast<double>(config_.steps - report.step);
+    skipped_ += report.skipped;
     line_ = fmt::format(
-        "step {}/{}  loss {:.3f}{}  lr {:.2e}  |g| {:.2f}  {:.1f} ms  {:.1f}k tok/s  {:.1f} "
+        "step {}/{}  loss {:.3f}{}{}  lr {:.2e}  |g| {:.2f}  {:.1f} ms  {:.1f}k tok/s  {:.1f} "
         "GFLOP/s  {} left",
         report.step, config_.steps, *smooth_,
-        validation_ ? fmt::format("  val {:.3f}", *validation_) : "", report.learning_rate,
+        validation_ ? fmt::format("  val {:.3f}", *validation_) : "",
+        skipped_ > 0 ? fmt::format("  {} skipped", skipped_) : "", report.learning_rate,
         report.gradient_norm, *milliseconds_, rate * 1e-3,
         rate * flops_per_token(config_.model) * 1e-9, duration(left));
     bar_.show(static_cast<double>(report.step), static_cast<double>(config_.steps), line_);
@@ -128,7 +130,7 @@ class Progress final : public train::TrainObserver {
  private:
   using Clock = std::chrono::steady_clock;
   const train::TrainConfig& config_;
-  std::int64_t first_;
+  std::int64_t first_, skipped_ = 0;
   Clock::time_point start_;
   ProgressLine bar_;
   std::string line_;
@@ -139,8 +141,9 @@ class Progress final : public train::TrainObserver {
 void print_header(const train::Trainer& trainer, const Context& context) {
   const train::TrainConfig& config = trainer.config();
   const train::ModelConfig& model = config.model;
+  const std::vector<std::string>& files = config.tokens.empty() ? config.text : config.tokens;
   const std::string text =
-      config.text.empty() ? "tinyshakespeare (shipped)" : lab::report::join(config.text, ", ");
+      files.empty() ? "tinyshakespeare (shipped)" : lab::report::join(files, ", ");
   print_line(
       fmt::format("{} · {} · {} layers, width {}, {} heads, context {}, {:.2f} M parameters "
                   "· {} · {}",

@@ -32,6 +32,29 @@ std::int64_t parse_whole(std::string_view flag, std::string_view text, std::int6
   return value;
 }
 
+std::int64_t parse_bytes(std::string_view flag, std::string_view text) {
+  const struct {
+    std::string_view suffix;
+    double bytes;
+  } kUnits[] = {{"GiB", 1024.0 * 1024 * 1024}, {"MiB", 1024.0 * 1024}, {"GB", 1e9}, {"MB", 1e6}};
+  double value = 0, unit = 1;
+  std::string_view digits = text;
+  for (const auto& each : kUnits) {
+    if (!digits.ends_with(each.suffix)) continue;
+    digits.remove_suffix(each.suffix.size());
+    unit = each.bytes;
+    break;
+  }
+  const char* end = digits.data() + digits.size();
+  const auto [stop, error] = std::from_chars(digits.data(), end, value);
+  if (digits.empty() || stop != end || error != std::errc() || !(value * unit >= 1) ||
+      value * unit > 1e18) {
+    fail_usage(fmt::format("{} \"{}\" is no amount of memory; give one such as 80GB, 40GiB or 4096",
+                           flag, text));
+  }
+  return static_cast<std::int64_t>(value * unit);
+}
+
 float parse_real(std::string_view flag, std::string_view text) {
   std::string_view digits = text;
   if (digits.starts_with('+')) digits.remove_prefix(1);

@@ -18,6 +18,9 @@ inline constexpr std::int64_t kMaxSize = std::int64_t{1} << 40;
 std::int64_t parse_whole(std::string_view flag, std::string_view text, std::int64_t low,
                          std::int64_t high);
 
+/// Bytes: "4096", "512MiB", "80GB" (10^9 each), "40GiB". Throws Failure for what is none.
+std::int64_t parse_bytes(std::string_view flag, std::string_view text);
+
 /// A finite number. Throws Failure for nan, inf, what overflows a float, and what is no number.
 float parse_real(std::string_view flag, std::string_view text);
 

@@ -166,7 +166,7 @@ void read(Reader& in, const LabelSpec& spec, Labels& out) {
 
 void read(Reader& in, Measurement& r) {
   in.name(
-      "subject", "a subject of this program: attention or weighted-sum",
+      "subject", "a subject of this program: attention, weighted-sum or step",
       [&r](std::string_view name) {
         r.subject = name;
         return find_subject(name) != nullptr;

@@ -3,12 +3,14 @@
 #include <array>
 
 #include "lab/subjects/attention/attention_subject.h"
+#include "lab/subjects/step/step_subject.h"
 #include "lab/subjects/weighted_sum/weighted_sum_bench.h"
 
 namespace flashlab::lab {
 
 std::span<const Subject* const> subjects() {
-  static const std::array kSubjects = {&attention_subject(), &weighted_sum_subject()};
+  static const std::array kSubjects = {&attention_subject(), &weighted_sum_subject(),
+                                       &step_subject()};
   return kSubjects;
 }
 

@@ -81,6 +81,8 @@ void softmax_backward(const Call<T>& call);
 template <class T>
 void activation(const Call<T>& call);
 template <class T>
+void pointwise(const Call<T>& call);
+template <class T>
 void dropout(const Call<T>& call);
 template <class T>
 void cross_entropy(const Call<T>& call);

@@ -37,16 +37,20 @@ void reduce_parts(const Call<T>& call, T* parts, T* out, std::int64_t width, boo
 }  // namespace
 
 std::int64_t scratch_bytes(const StepPlan& plan, const Operation& operation) {
+  // 16-bit operands are widened: what is summed is fp32 at least.
+  const auto bytes_of = [&](TensorId id) {
+    return std::max(size_of(plan.tensor(id).element), size_of(Element::kFp32));
+  };
   switch (operation.kind) {
     case OperationKind::kColumnSum:
     case OperationKind::kRmsNormBackward:
     case OperationKind::kLayerNormBackward: {
       const std::int64_t width = std::get<RowsAttributes>(operation.attributes).width;
-      return 2 * kReductionParts * width * size_of(plan.tensor(operation.inputs[0]).element);
+      return 2 * kReductionParts * width * bytes_of(operation.inputs[0]);
     }
     case OperationKind::kCachedAttention: {
       const auto& a = std::get<AttentionAttributes>(operation.attributes);
-      return a.heads * a.context * size_of(plan.tensor(operation.inputs[1]).element);
+      return a.heads * a.context * bytes_of(operation.inputs[1]);
     }
     default:
       return 0;

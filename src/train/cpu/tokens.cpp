@@ -89,9 +89,20 @@ void cross_entropy(const Call<T>& call) {
   const auto& a = call.template attributes<CrossEntropyAttributes>();
   const std::int32_t* targets = call.template input<std::int32_t>(1) + a.first;
   T* losses = call.output(0) + a.first;
+  T* logits = call.input(0);
+  // The gradient takes the logits' place, or that of a copy.
+  T* work = a.gradient_scale != 0 ? call.output(1) : logits;
+  const double scale = a.scaled
+                           ? a.gradient_scale * static_cast<double>(*call.template input<float>(2))
+                           : a.gradient_scale;
   call.parallel(a.rows, 16, [&](std::int64_t first, std::int64_t rows) {
-    call.kernels.cross_entropy(call.input(0) + first * a.vocabulary, targets + first,
-                               losses + first, rows, a.vocabulary, a.gradient_scale);
+    const std::int64_t at = first * a.vocabulary;
+    if (work != logits) {
+      std::memcpy(work + at, logits + at,
+                  static_cast<std::size_t>(rows * a.vocabulary) * sizeof(T));
+    }
+    call.kernels.cross_entropy(work + at, targets + first, losses + first, rows, a.vocabulary,
+                               scale);
   });
 }
 

@@ -20,56 +20,135 @@ Result<std::string> read_all(const std::vector<std::string>& files) {
   return out;
 }
 
-Status too_short(std::size_t tokens, const char* part, std::int64_t context) {
+Status too_short(std::int64_t tokens, const char* part, std::int64_t context) {
   return Status::invalid({"text", fmt::format("{} tokens for {}", tokens, part),
                           fmt::format("more than the context's {}", context),
                           "give more text, or a shorter context"});
 }
 
+Result<Tokenizer> read_tokenizer(const std::filesystem::path& file) {
+  Result<std::string> json = read_file(file);
+  if (!json.ok()) return Status::invalid(json.status().detail());
+  return Tokenizer::from_json(*json, file.string());
+}
+
+Result<Tokenizer> make_tokenizer(const TextOptions& options, std::string_view text) {
+  if (options.tokenizer == "byte") return Tokenizer::bytes();
+  if (options.tokenizer == "character") return Tokenizer::characters_of(text);
+  if (options.tokenizer != "bpe") return read_tokenizer(options.tokenizer);
+  Result<BytePairs> pairs =
+      BytePairs::learn(text, options.vocabulary > 0 ? options.vocabulary : kLearnedVocabulary);
+  if (!pairs.ok()) return pairs.status();
+  return Tokenizer::byte_pairs(std::move(*pairs));
+}
+
+// How much of `tokens` is trained on; both parts are longer than the context.
+Result<std::int64_t> training_part(std::int64_t tokens, const TextOptions& options) {
+  const auto kept =
+      static_cast<std::int64_t>(static_cast<double>(tokens) * (1 - options.validation_fraction));
+  if (kept <= options.context) return too_short(kept, "training", options.context);
+  if (tokens - kept <= options.context) {
+    return too_short(tokens - kept, "validation", options.context);
+  }
+  return kept;
+}
+
+Result<RunText> split_tokens(Tokenizer tokenizer, std::vector<TokenFile> files,
+                             const TextOptions& options) {
+  const Tokens all(std::move(files));
+  const Result<std::int64_t> kept = training_part(all.size(), options);
+  if (!kept.ok()) return kept.status();
+  return RunText{std::move(tokenizer), all.part(0, *kept), all.part(*kept, all.size() - *kept)};
+}
+
+Result<std::vector<TokenFile>> open_files(const std::vector<std::string>& paths,
+                                          std::int64_t vocabulary) {
+  std::vector<TokenFile> out;
+  for (const std::string& path : paths) {
+    Result<TokenFile> file = TokenFile::open(path, vocabulary);
+    // What the person named cannot be used: not the machine's fault.
+    if (!file.ok()) return Status::invalid(file.status().detail());
+    out.push_back(std::move(*file));
+  }
+  return out;
+}
+
+Result<RunText> prepare_tokens(const std::filesystem::path& folder, const TextOptions& options) {
+  Tokenizer tokenizer = Tokenizer::numbers(options.vocabulary);
+  if (options.tokenizer.ends_with(".json")) {
+    Result<Tokenizer> read = read_tokenizer(options.tokenizer);
+    if (!read.ok()) return read.status();
+    tokenizer = std::move(*read);
+  }
+  Result<std::vector<TokenFile>> files = open_files(options.tokens, tokenizer.vocabulary());
+  if (!files.ok()) return files.status();
+  if (tokenizer.vocabulary() == 0) {
+    tokenizer = Tokenizer::numbers(files->front().usual_vocabulary());
+  }
+  const Status s = write_file(folder / "tokenizer.json", tokenizer.to_json());
+  return s.ok() ? split_tokens(std::move(tokenizer), std::move(*files), options)
+                : Result<RunText>(s);
+}
+
 }  // namespace
 
+Status check_tokenizer(const std::string& name) {
+  if (name == "byte" || name == "character" || name == "bpe" || name.ends_with(".json")) return {};
+  const bool pieces = name.ends_with(".model");
+  return Status::invalid(
+      {"tokenizer", fmt::format("\"{}\"", name),
+       "byte, character, bpe, or a tokenizer.json of Hugging Face with a byte-level BPE",
+       pieces ? "models of SentencePiece are not read; encode the text with its own program and "
+                "give the numbers as --tokens"
+              : ""});
+}
+
 Result<RunText> prepare_text(const std::filesystem::path& folder, const TextOptions& options) {
+  if (!options.tokens.empty()) return prepare_tokens(folder, options);
   Result<std::string> text = read_all(options.files);
   if (!text.ok()) return text.status();
-  Tokenizer tokenizer = Tokenizer::bytes();
-  if (options.tokenizer == "character") {
-    Result<Tokenizer> made = Tokenizer::characters_of(*text);
-    if (!made.ok()) return made.status();
-    tokenizer = std::move(*made);
-  }
-  Result<std::vector<std::int32_t>> tokens = tokenizer.encode(*text);
+  Result<Tokenizer> tokenizer = make_tokenizer(options, *text);
+  if (!tokenizer.ok()) return tokenizer.status();
+  Result<std::vector<std::int32_t>> tokens = tokenizer->encode(*text);
   if (!tokens.ok()) return tokens.status();
-  const auto kept = static_cast<std::size_t>(static_cast<double>(tokens->size()) *
-                                             (1 - options.validation_fraction));
-  const std::size_t rest = tokens->size() - kept;
-  const auto context = static_cast<std::size_t>(options.context);
-  if (kept <= context) return too_short(kept, "training", options.context);
-  if (rest <= context) return too_short(rest, "validation", options.context);
   const std::span<const std::int32_t> all = *tokens;
-  const std::int64_t vocabulary = tokenizer.vocabulary();
-  if (Status s = write_token_file(folder / "train.bin", all.first(kept), vocabulary); !s.ok()) {
+  const Result<std::int64_t> kept = training_part(static_cast<std::int64_t>(all.size()), options);
+  if (!kept.ok()) return kept.status();
+  const auto cut = static_cast<std::size_t>(*kept);
+  const std::int64_t vocabulary = tokenizer->vocabulary();
+  if (Status s = write_token_file(folder / "train.bin", all.first(cut), vocabulary); !s.ok()) {
     return s;
   }
-  if (Status s = write_token_file(folder / "validation.bin", all.subspan(kept), vocabulary);
+  if (Status s = write_token_file(folder / "validation.bin", all.subspan(cut), vocabulary);
       !s.ok()) {
     return s;
   }
-  if (Status s = write_file(folder / "tokenizer.json", tokenizer.to_json()); !s.ok()) return s;
-  return open_text(folder);
+  if (Status s = write_file(folder / "tokenizer.json", tokenizer->to_json()); !s.ok()) return s;
+  return open_text(folder, options);
 }
 
-Result<RunText> open_text(const std::filesystem::path& folder) {
+Result<RunText> open_text(const std::filesystem::path& folder, const TextOptions& options) {
   const std::filesystem::path file = folder / "tokenizer.json";
   Result<std::string> json = read_file(file);
   if (!json.ok()) return json.status();
   Result<Tokenizer> tokenizer = Tokenizer::from_json(*json, file.string());
   if (!tokenizer.ok()) return tokenizer.status();
   const std::int64_t vocabulary = tokenizer->vocabulary();
-  Result<TokenFile> training = TokenFile::open(folder / "train.bin", vocabulary);
-  if (!training.ok()) return training.status();
-  Result<TokenFile> validation = TokenFile::open(folder / "validation.bin", vocabulary);
-  if (!validation.ok()) return validation.status();
-  return RunText{std::move(*tokenizer), std::move(*training), std::move(*validation)};
+  if (!options.tokens.empty()) {
+    Result<std::vector<TokenFile>> files = open_files(options.tokens, vocabulary);
+    if (!files.ok()) return files.status();
+    return split_tokens(std::move(*tokenizer), std::move(*files), options);
+  }
+  Tokens parts[2];
+  const char* const kNames[] = {"train.bin", "validation.bin"};
+  for (int i = 0; i < 2; ++i) {
+    Result<TokenFile> opened = TokenFile::open(folder / kNames[i], vocabulary);
+    if (!opened.ok()) return opened.status();
+    std::vector<TokenFile> one;
+    one.push_back(std::move(*opened));
+    parts[i] = Tokens(std::move(one));
+  }
+  return RunText{std::move(*tokenizer), parts[0], parts[1]};
 }
 
 }  // namespace flashlab::train

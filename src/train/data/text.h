@@ -1,6 +1,7 @@
 #pragma once
 
-// A run's text: read, turned into tokens, split, written as two token files.
+// A run's text: read, turned into tokens, split, written as two token files; or token files that
+// somebody else has made.
 
 #include <filesystem>
 #include <string>
@@ -13,22 +14,31 @@
 namespace flashlab::train {
 
 struct TextOptions {
-  std::vector<std::string> files{};  ///< none: the shipped text
-  std::string tokenizer = "character";
+  std::vector<std::string> files{};     ///< none: the shipped text
+  std::vector<std::string> tokens{};    ///< token files instead of text
+  std::string tokenizer = "character";  ///< byte, character, bpe, or a tokenizer.json
+  std::int64_t vocabulary = 0;  ///< of bpe, or of token files without a tokenizer; 0: the usual one
   double validation_fraction = 0.1;
   std::int64_t context = 0;  ///< both parts must be longer
 };
 
+/// Tokens that bpe learns where the vocabulary is not given.
+inline constexpr std::int64_t kLearnedVocabulary = 1024;
+
+/// Refuses what names no tokenizer: neither a word of the above nor a file "*.json".
+Status check_tokenizer(const std::string& name);
+
 struct RunText {
   Tokenizer tokenizer;
-  TokenFile training, validation;
+  Tokens training, validation;
 };
 
-/// Writes FOLDER/train.bin, validation.bin and tokenizer.json.
-/// Errors: kIoError; kInvalidArgument (no UTF-8 for characters, a text too short).
+/// Writes FOLDER/train.bin, validation.bin and tokenizer.json; of token files only the last.
+/// Errors: kIoError; kInvalidArgument (no UTF-8 for characters, a text too short, a tokenizer that
+/// cannot be read, a token that it does not have).
 Result<RunText> prepare_text(const std::filesystem::path& folder, const TextOptions& options);
 
-/// What prepare_text has written.
-Result<RunText> open_text(const std::filesystem::path& folder);
+/// What prepare_text has written, and the token files of `options`.
+Result<RunText> open_text(const std::filesystem::path& folder, const TextOptions& options);
 
 }  // namespace flashlab::train

@@ -6,10 +6,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <utility>
-#include <vector>
 
 #include "train/cpu/random.h"
 #include "train/data/files.h"
@@ -80,6 +80,7 @@ Result<TokenFile> TokenFile::open(const std::filesystem::path& path, std::int64_
     return malformed(path, fmt::format("{} bytes for {} tokens", out.bytes_, header[2]),
                      fmt::format("1024 and {} a token", element));
   }
+  if (vocabulary == 0) vocabulary = out.usual_vocabulary();
   for (std::int64_t i = 0; i < out.count_; ++i) {
     if (out[i] < 0 || out[i] >= vocabulary) {
       return malformed(path, fmt::format("token {} at {}", out[i], i),
@@ -122,19 +123,38 @@ std::int32_t TokenFile::operator[](std::int64_t i) const {
   return token;
 }
 
-std::int64_t window_start(const TokenFile& file, std::int64_t context, std::uint64_t seed,
+Tokens::Tokens(std::vector<TokenFile> files)
+    : files_(std::make_shared<const std::vector<TokenFile>>(std::move(files))) {
+  for (const TokenFile& file : *files_) ends_.push_back(size_ += file.size());
+}
+
+Tokens Tokens::part(std::int64_t first, std::int64_t count) const {
+  Tokens out = *this;
+  out.first_ += first;
+  out.size_ = count;
+  return out;
+}
+
+std::int32_t Tokens::operator[](std::int64_t i) const {
+  const std::int64_t at = first_ + i;
+  const auto file = std::upper_bound(ends_.begin(), ends_.end(), at) - ends_.begin();
+  const auto index = static_cast<std::size_t>(file);
+  return (*files_)[index][at - (index > 0 ? ends_[index - 1] : 0)];
+}
+
+std::int64_t window_start(const Tokens& text, std::int64_t context, std::uint64_t seed,
                           std::int64_t step, std::int64_t index) {
   constexpr std::uint64_t kSite = 0x77696e646f77;  // "window": apart from dropout's sites
   const RandomKey key = {seed, static_cast<std::uint64_t>(step), kSite};
-  const auto starts = static_cast<std::uint64_t>(file.size() - context);
+  const auto starts = static_cast<std::uint64_t>(text.size() - context);
   return static_cast<std::int64_t>(random_bits(key, static_cast<std::uint64_t>(index)) % starts);
 }
 
-void read_window(const TokenFile& file, std::int64_t start, std::int64_t context,
-                 std::int32_t* tokens, std::int32_t* targets) {
+void read_window(const Tokens& text, std::int64_t start, std::int64_t context, std::int32_t* tokens,
+                 std::int32_t* targets) {
   for (std::int64_t i = 0; i < context; ++i) {
-    tokens[i] = file[start + i];
-    targets[i] = file[start + i + 1];
+    tokens[i] = text[start + i];
+    targets[i] = text[start + i + 1];
   }
 }
 

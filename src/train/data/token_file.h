@@ -8,8 +8,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "flashlab/status.h"
 
@@ -23,13 +25,15 @@ Status write_token_file(const std::filesystem::path& path, std::span<const std::
 class TokenFile {
  public:
   /// Errors: kIoError; kInvalidArgument (no header, a size that does not fit, a token at or beyond
-  /// `vocabulary`).
+  /// `vocabulary`; 0: usual_vocabulary()).
   static Result<TokenFile> open(const std::filesystem::path& path, std::int64_t vocabulary);
   TokenFile(TokenFile&& other) noexcept;
   TokenFile& operator=(TokenFile&& other) noexcept;
   ~TokenFile();
 
   std::int64_t size() const { return count_; }
+  /// What the format's own programs take its tokens from: GPT-2's vocabulary, or Llama 3's.
+  std::int64_t usual_vocabulary() const { return wide_ ? 128256 : 50257; }
   std::int32_t operator[](std::int64_t i) const;
 
  private:
@@ -41,13 +45,30 @@ class TokenFile {
   bool wide_ = false;
 };
 
+/// Token files one after the other as one text, or a part of it.
+class Tokens {
+ public:
+  Tokens() = default;
+  explicit Tokens(std::vector<TokenFile> files);
+  /// Precondition: 0 <= first, count >= 0, both inside.
+  Tokens part(std::int64_t first, std::int64_t count) const;
+
+  std::int64_t size() const { return size_; }
+  std::int32_t operator[](std::int64_t i) const;
+
+ private:
+  std::shared_ptr<const std::vector<TokenFile>> files_;
+  std::vector<std::int64_t> ends_;  ///< of each file, counted from the first one's beginning
+  std::int64_t first_ = 0, size_ = 0;
+};
+
 /// Window `index` of the batch of `step`: where it begins is a function of (seed, step, index), so
-/// that a run can be resumed anywhere. Precondition: file.size() > context.
-std::int64_t window_start(const TokenFile& file, std::int64_t context, std::uint64_t seed,
+/// that a run can be resumed anywhere. Precondition: text.size() > context.
+std::int64_t window_start(const Tokens& text, std::int64_t context, std::uint64_t seed,
                           std::int64_t step, std::int64_t index);
 
-/// tokens = file[start .. start + context), targets the same one later.
-void read_window(const TokenFile& file, std::int64_t start, std::int64_t context,
-                 std::int32_t* tokens, std::int32_t* targets);
+/// tokens = text[start .. start + context), targets the same one later.
+void read_window(const Tokens& text, std::int64_t start, std::int64_t context, std::int32_t* tokens,
+                 std::int32_t* targets);
 
 }  // namespace flashlab::train

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <charconv>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
@@ -34,7 +36,8 @@ Status no_utf8(std::size_t at) {
 }  // namespace
 
 const char* to_string(Tokenizer::Kind kind) noexcept {
-  return kind == Tokenizer::Kind::kByte ? "byte" : "character";
+  static constexpr const char* kNames[] = {"byte", "character", "bpe", "number"};
+  return kNames[static_cast<int>(kind)];
 }
 
 Tokenizer Tokenizer::bytes() {
@@ -60,15 +63,63 @@ Result<Tokenizer> Tokenizer::characters_of(std::string_view text) {
   return out;
 }
 
+Tokenizer Tokenizer::byte_pairs(BytePairs pairs) {
+  Tokenizer out;
+  out.kind_ = Kind::kBytePairs;
+  out.pairs_ = std::make_shared<const BytePairs>(std::move(pairs));
+  return out;
+}
+
+Tokenizer Tokenizer::numbers(std::int64_t vocabulary) {
+  Tokenizer out;
+  out.kind_ = Kind::kNumber;
+  out.numbers_ = vocabulary;
+  return out;
+}
+
 std::string Tokenizer::describe() const {
-  return kind_ == Kind::kByte ? "256 bytes" : fmt::format("{} characters", characters_.size());
+  static constexpr const char* kWords[] = {"bytes", "characters", "byte pairs",
+                                           "tokens without a tokenizer"};
+  return fmt::format("{} {}", vocabulary(), kWords[static_cast<int>(kind_)]);
 }
 
 std::int64_t Tokenizer::vocabulary() const {
-  return kind_ == Kind::kByte ? 256 : static_cast<std::int64_t>(characters_.size());
+  switch (kind_) {
+    case Kind::kByte:
+      return 256;
+    case Kind::kCharacter:
+      return static_cast<std::int64_t>(characters_.size());
+    case Kind::kBytePairs:
+      return pairs_->vocabulary();
+    case Kind::kNumber:
+      break;
+  }
+  return numbers_;
+}
+
+Result<std::vector<std::int32_t>> Tokenizer::encode_numbers(std::string_view text) const {
+  std::vector<std::int32_t> out;
+  for (std::size_t at = 0; at < text.size();) {
+    const std::size_t end = std::min(text.find(' ', at), text.size());
+    const std::string_view word = text.substr(at, end - at);
+    at = end + 1;
+    if (word.empty()) continue;
+    std::int32_t token = 0;
+    const auto [stop, error] = std::from_chars(word.data(), word.data() + word.size(), token);
+    if (error != std::errc() || stop != word.data() + word.size() || token < 0 ||
+        token >= numbers_) {
+      return Status::invalid({"text", fmt::format("\"{}\"", word),
+                              fmt::format("numbers of tokens below {}", numbers_),
+                              "the run has no tokenizer; give it one with --tokenizer"});
+    }
+    out.push_back(token);
+  }
+  return out;
 }
 
 Result<std::vector<std::int32_t>> Tokenizer::encode(std::string_view text) const {
+  if (kind_ == Kind::kBytePairs) return pairs_->encode(text);
+  if (kind_ == Kind::kNumber) return encode_numbers(text);
   std::vector<std::int32_t> out;
   out.reserve(text.size());
   if (kind_ == Kind::kByte) {
@@ -96,6 +147,10 @@ std::string Tokenizer::decode(const std::vector<std::int32_t>& tokens) const {
   for (const std::int32_t token : tokens) {
     if (kind_ == Kind::kByte) {
       out += static_cast<char>(token);
+    } else if (kind_ == Kind::kBytePairs) {
+      out += pairs_->bytes(token);
+    } else if (kind_ == Kind::kNumber) {
+      out += fmt::format("{} ", token);
     } else {
       out += characters_[static_cast<std::size_t>(token)];
     }
@@ -104,7 +159,9 @@ std::string Tokenizer::decode(const std::vector<std::int32_t>& tokens) const {
 }
 
 std::string Tokenizer::to_json() const {
+  if (kind_ == Kind::kBytePairs) return pairs_->to_json();
   nlohmann::ordered_json out;
+  if (kind_ == Kind::kNumber) out["vocabulary"] = numbers_;
   out["kind"] = to_string(kind_);
   if (kind_ == Kind::kCharacter) out["characters"] = characters_;
   return out.dump() + "\n";
@@ -112,10 +169,19 @@ std::string Tokenizer::to_json() const {
 
 Result<Tokenizer> Tokenizer::from_json(std::string_view json, std::string_view source) {
   const Status bad = Status::invalid({std::string(source), "no tokenizer",
-                                      "a tokenizer.json that flashlab train has written", ""});
+                                      "a tokenizer.json of flashlab train or Hugging Face", ""});
   const auto parsed = nlohmann::json::parse(json, nullptr, false);
+  if (parsed.is_object() && parsed.contains("model")) {
+    Result<BytePairs> pairs = BytePairs::from_json(json, source);
+    if (!pairs.ok()) return pairs.status();
+    return byte_pairs(std::move(*pairs));
+  }
   if (!parsed.is_object() || !parsed.contains("kind")) return bad;
   if (parsed["kind"] == "byte") return bytes();
+  if (parsed["kind"] == "number" && parsed.contains("vocabulary") &&
+      parsed["vocabulary"].is_number_unsigned()) {
+    return numbers(parsed["vocabulary"].get<std::int64_t>());
+  }
   if (parsed["kind"] != "character" || !parsed.contains("characters")) return bad;
   std::string text;
   const auto& characters = parsed["characters"];

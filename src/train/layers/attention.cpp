@@ -30,7 +30,8 @@ void rope(StepBuilder& b, TensorId qkv, const LayerContext& context) {
             .outputs = {qkv},
             .attributes = attributes,
             .flops = flops,
-            .bytes = bytes});
+            .bytes = bytes,
+            .rung = Rung::kQkv});
   b.on_backward([=, &b]() mutable {
     attributes.inverse = true;
     const TensorId dqkv = b.gradient_of(qkv);
@@ -292,13 +293,17 @@ TensorId attention_block(StepBuilder& b, TensorId x, LayerContext& context, int 
   const TensorId qkv_bias =
       gpt2 ? b.parameter({.name = names.qkv_bias, .shape = {3 * width}, .initializer = zero})
            : kNoTensor;
-  const TensorId qkv = linear(b, normed,
-                              {.name = "qkv",
-                               .rows = rows,
-                               .in = width,
-                               .out = 3 * width,
-                               .weight = qkv_weight,
-                               .bias = qkv_bias});
+  const LinearOptions qkv_options = {.name = "qkv",
+                                     .rows = rows,
+                                     .in = width,
+                                     .out = 3 * width,
+                                     .weight = qkv_weight,
+                                     .bias = qkv_bias,
+                                     .rung = Rung::kQkv};
+  // GPT-2 itself makes q, k and v by one product.
+  const bool apart = !b.options().fused && !gpt2;
+  const TensorId qkv = apart ? linear_shares(b, normed, qkv_options, {"q", "k", "v"}, true).front()
+                             : linear(b, normed, qkv_options);
   const TensorId o = attention(b, qkv, context);
   const TensorId output_weight = b.parameter({.name = names.output,
                                               .shape = {width, width},

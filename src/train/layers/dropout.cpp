@@ -5,6 +5,10 @@ namespace flashlab::train {
 TensorId dropout(StepBuilder& b, TensorId x, const LayerContext& context,
                  const DropoutOptions& options) {
   const std::int64_t width = context.model.width;
+  if (!b.options().fused && options.addend != kNoTensor) {
+    const TensorId dropped = dropout(b, x, context, {.site = options.site});
+    return sum_of(b, dropped, options.addend, context.rows(), width);
+  }
   const TensorId y = b.activation("dropout", {context.rows(), width});
   DropoutAttributes attributes = {.elements = context.rows() * width,
                                   .site = options.site,

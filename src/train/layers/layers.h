@@ -20,16 +20,35 @@ struct LayerContext {
   std::int64_t rows() const { return batch * context; }
 };
 
+/// a + b and the like as an operation of its own (the unfused set); `b` may be kNoTensor.
+struct PointwiseOptions {
+  std::string name;
+  Pointwise function = Pointwise::kAdd;
+  TensorId a = kNoTensor, b = kNoTensor;
+  std::int64_t rows = 0, width = 0;
+  Rung rung = Rung::kBlock;
+};
+TensorId pointwise(StepBuilder& b, const PointwiseOptions& options);
+/// x + y, which both get the sum's gradient.
+TensorId sum_of(StepBuilder& b, TensorId x, TensorId y, std::int64_t rows, std::int64_t width);
+
 /// Y = X W^T (+ bias) (+ addend).   X [rows, in]  W [out, in]  Y, addend [rows, out]
 /// Backward: dX = dY W,  dW = dY^T X,  dbias = column sums of dY,  daddend = dY
+/// Unfused, bias and addend are added by operations of their own.
 struct LinearOptions {
   std::string name;
   std::int64_t rows = 0, in = 0, out = 0;
   TensorId weight = kNoTensor;
   TensorId bias = kNoTensor;
   TensorId addend = kNoTensor;
+  Rung rung = Rung::kBlock;  ///< of the forward product
 };
 TensorId linear(StepBuilder& b, TensorId x, const LinearOptions& options);
+
+/// The unfused form of one product of several: equal shares of W's rows, each a product of its own.
+/// Without bias or addend. `together`: into columns of one tensor, which is the only result.
+std::vector<TensorId> linear_shares(StepBuilder& b, TensorId x, const LinearOptions& options,
+                                    const std::vector<std::string>& names, bool together);
 
 /// RMSNorm (course) or LayerNorm (gpt2) of every row; `prefix` names the parameters.
 ///   RMSNorm    y = w x / sqrt(mean(x^2) + eps)

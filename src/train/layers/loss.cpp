@@ -101,26 +101,37 @@ void loss(StepBuilder& b, TensorId x, const LayerContext& context, std::int64_t 
   const Head head = {x, head_weight(b, model), model.width, model.vocabulary};
   const std::int64_t all_rows = b.plan().tensor(b.plan().losses).elements();
   const std::int64_t row_bytes = model.vocabulary * size_of(b.policy().activation);
-  const std::int64_t step = chunk_rows(context.rows(), row_bytes, b.options().logits_bytes);
+  // Unfused, all logits exist at once, and their gradient beside them.
+  const bool fused = b.options().fused;
+  const std::int64_t step =
+      fused ? chunk_rows(context.rows(), row_bytes, b.options().logits_bytes) : context.rows();
   const TensorId dx = b.learns() ? b.gradient(x).tensor : kNoTensor;
   for (std::int64_t first = 0; first < context.rows(); first += step) {
     Chunk chunk = {first, std::min(step, context.rows() - first)};
     b.set_phase(Phase::kForward);
     chunk.logits = b.activation("logits", {chunk.rows, model.vocabulary});
     chunk_logits(b, head, chunk);
+    const bool scaled = b.learns() && b.plan().loss_scale != kNoTensor;
     std::vector<TensorId> outputs = {b.plan().losses};
-    if (b.learns()) outputs.push_back(chunk.logits);
+    const TensorId logits = chunk.logits;
+    if (b.learns()) {
+      if (!fused) chunk.logits = b.activation("d logits", {chunk.rows, model.vocabulary});
+      outputs.push_back(chunk.logits);
+    }
     b.append({.name = "cross-entropy",
               .kind = OperationKind::kCrossEntropy,
               .operation_class = OperationClass::kLoss,
-              .inputs = {chunk.logits, b.plan().targets},
+              .inputs = scaled
+                            ? std::vector<TensorId>{logits, b.plan().targets, b.plan().loss_scale}
+                            : std::vector<TensorId>{logits, b.plan().targets},
               .outputs = outputs,
               .attributes =
                   CrossEntropyAttributes{
                       .rows = chunk.rows,
                       .vocabulary = model.vocabulary,
                       .first = micro * context.rows() + first,
-                      .gradient_scale = b.learns() ? 1 / static_cast<double>(all_rows) : 0},
+                      .gradient_scale = b.learns() ? 1 / static_cast<double>(all_rows) : 0,
+                      .scaled = scaled},
               .flops = 5.0 * static_cast<double>(chunk.rows * model.vocabulary),
               .bytes = chunk.rows * row_bytes * (b.learns() ? 2 : 1)});
     if (!b.learns()) continue;

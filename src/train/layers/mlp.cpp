@@ -17,7 +17,8 @@ TensorId activate(StepBuilder& b, TensorId x, std::int64_t rows, std::int64_t hi
             .inputs = {x},
             .outputs = {y},
             .attributes = attributes,
-            .flops = 8 * elements});
+            .flops = 8 * elements,
+            .rung = Rung::kNorms});
   b.on_backward([=, &b] {
     const TensorId dy = b.gradient_of(y);
     b.append({.name = gelu ? "d gelu" : "d swiglu",
@@ -27,6 +28,32 @@ TensorId activate(StepBuilder& b, TensorId x, std::int64_t rows, std::int64_t hi
               .outputs = {b.gradient(x).tensor},
               .attributes = attributes,
               .flops = 16 * elements});
+  });
+  return y;
+}
+
+// silu(gate) * up, gate and up products of their own.
+TensorId unfused_swiglu(StepBuilder& b, TensorId x, const LinearOptions& gate_up) {
+  const std::vector<TensorId> made = linear_shares(b, x, gate_up, {"gate", "up"}, false);
+  const TensorId gate = made[0], up = made[1];
+  const std::int64_t rows = gate_up.rows, hidden = gate_up.out / 2;
+  const auto apply = [&b, rows, hidden](const char* name, Pointwise function, TensorId first,
+                                        TensorId second) {
+    return pointwise(b, {.name = name,
+                         .function = function,
+                         .a = first,
+                         .b = second,
+                         .rows = rows,
+                         .width = hidden,
+                         .rung = Rung::kNorms});
+  };
+  const TensorId silu = apply("silu", Pointwise::kSilu, gate, kNoTensor);
+  const TensorId y = apply("activated", Pointwise::kMultiply, silu, up);
+  b.on_backward([&b, apply, gate, up, silu, y] {
+    const TensorId dy = b.gradient_of(y);
+    b.set_gradient(up, apply("d up", Pointwise::kMultiply, dy, silu));
+    const TensorId d_silu = apply("d silu", Pointwise::kMultiply, dy, up);
+    b.set_gradient(gate, apply("d gate", Pointwise::kSiluBackward, d_silu, gate));
   });
   return y;
 }
@@ -76,14 +103,16 @@ TensorId mlp_block(StepBuilder& b, TensorId x, LayerContext& context, int layer)
   b.enter(layer, "mlp");
   const TensorId normed = norm(b, x, context, at + (gpt2 ? "ln_2" : "ln2"));
   const MlpWeights weights = gpt2 ? gpt2_weights(b, model, at) : course_weights(b, model, at);
-  const TensorId up = linear(b, normed,
-                             {.name = gpt2 ? "up" : "gate and up",
-                              .rows = rows,
-                              .in = model.width,
-                              .out = gpt2 ? model.hidden : 2 * model.hidden,
-                              .weight = weights.up,
-                              .bias = weights.up_bias});
-  const TensorId activated = activate(b, up, rows, model.hidden, gpt2);
+  const LinearOptions up = {.name = gpt2 ? "up" : "gate and up",
+                            .rows = rows,
+                            .in = model.width,
+                            .out = gpt2 ? model.hidden : 2 * model.hidden,
+                            .weight = weights.up,
+                            .bias = weights.up_bias,
+                            .rung = Rung::kMlp};
+  const TensorId activated = gpt2 || b.options().fused
+                                 ? activate(b, linear(b, normed, up), rows, model.hidden, gpt2)
+                                 : unfused_swiglu(b, normed, up);
   const bool dropping = drops(b, model);
   const TensorId down = linear(b, activated,
                                {.name = "down",

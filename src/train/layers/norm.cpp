@@ -62,7 +62,8 @@ TensorId norm(StepBuilder& b, TensorId x, const LayerContext& context, const std
                             .inputs = {x, t.weight},
                             .outputs = {t.y, t.rstd},
                             .attributes = attributes,
-                            .flops = 4.0 * static_cast<double>(context.rows() * width)};
+                            .flops = 4.0 * static_cast<double>(context.rows() * width),
+                            .rung = Rung::kNorms};
   if (layer) {
     call.kind = OperationKind::kLayerNorm;
     call.inputs = {x, t.weight, t.bias};

@@ -28,10 +28,13 @@ void optimizer(StepBuilder& b) {
   }
   plan.gradient_norm = b.persistent("gradient norm", {1}, b.policy().statistic, Role::kResult);
   const double count = static_cast<double>(plan.parameter_count());
+  const bool scaled = plan.loss_scale != kNoTensor;
+  std::vector<TensorId> summed = gradients;
+  if (scaled) summed.push_back(plan.loss_scale);
   b.append({.name = "gradient norm",
             .kind = OperationKind::kGradientNorm,
             .operation_class = OperationClass::kOptimizer,
-            .inputs = gradients,
+            .inputs = std::move(summed),
             .outputs = {plan.gradient_norm},
             .flops = 2 * count});
   std::vector<TensorId> inputs = {plan.scalars, plan.gradient_norm};
@@ -39,6 +42,7 @@ void optimizer(StepBuilder& b) {
   for (const std::vector<TensorId>* more : {&outputs, &first, &second}) {
     inputs.insert(inputs.end(), more->begin(), more->end());
   }
+  if (scaled) inputs.push_back(plan.loss_scale);
   for (const std::vector<TensorId>* more : {&first, &second, &copies}) {
     outputs.insert(outputs.end(), more->begin(), more->end());
   }
@@ -49,6 +53,15 @@ void optimizer(StepBuilder& b) {
             .outputs = outputs,
             .attributes = attributes,
             .flops = 12 * count});
+  if (!scaled) return;
+  b.append({.name = "loss scale",
+            .kind = OperationKind::kLossScale,
+            .operation_class = OperationClass::kOptimizer,
+            .inputs = {plan.gradient_norm, plan.loss_scale},
+            .outputs = {plan.loss_scale},
+            .attributes =
+                LossScaleAttributes{.first = b.options().loss_scale,
+                                    .dynamic = b.options().loss_scaling == LossScaling::kDynamic}});
 }
 
 }  // namespace flashlab::train

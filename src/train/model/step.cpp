@@ -24,6 +24,10 @@ Status check(const ModelConfig& model, const StepOptions& options) {
                             fmt::format("1 to the model's {} tokens", model.context),
                             "give the model a longer context"});
   }
+  if (!(options.loss_scale >= 1 && options.loss_scale <= 0x1p40)) {
+    return Status::invalid(
+        {"loss-scale", fmt::format("{}", options.loss_scale), "1 to 2^40", "65536 is usual"});
+  }
   std::int64_t grouped = 0;
   for (const CheckpointGroup& group : options.checkpoint) {
     if (group.layers < 1) {
@@ -96,6 +100,11 @@ Result<StepPlan> build_step(const ModelConfig& model, const StepOptions& request
     plan.losses =
         b.persistent("losses", {sequences * options.context}, b.policy().statistic, Role::kResult);
     plan.loss = b.persistent("loss", {1}, b.policy().statistic, Role::kResult);
+  }
+  if (options.precision == Precision::kFp16 && options.mode == StepMode::kFull &&
+      options.loss_scaling != LossScaling::kNone) {
+    plan.loss_scale =
+        b.persistent("loss scale", {kLossScaleNumbers}, Element::kFp32, Role::kResult);
   }
   for (std::int64_t micro = 0; micro < options.accumulate; ++micro) {
     micro_batch(b, context, micro);

@@ -92,6 +92,7 @@ void StepBuilder::append(Call call) {
   out.attributes = std::move(call.attributes);
   out.flops = call.flops;
   out.bytes = call.bytes;
+  out.rung = call.rung;
   plan_.operations.push_back(std::move(out));
 }
 

@@ -68,6 +68,7 @@ class StepBuilder {
     Attributes attributes{};
     double flops = 0;
     std::int64_t bytes = 0;  ///< 0: each operand once
+    Rung rung = Rung::kBlock;
   };
   void append(Call call);
 

@@ -29,6 +29,18 @@ enum class OperationClass : std::uint8_t {
 };
 const char* to_string(OperationClass operation_class) noexcept;
 
+/// How much of a layer's forward is made again for its backward, from nothing to everything; each
+/// rung makes again what the ones before it do, too.
+enum class Rung : std::uint8_t {
+  kKeep,   ///< everything is kept
+  kNorms,  ///< outputs of norms and activations: no product is repeated
+  kMlp,    ///< and the product into the MLP (gate and up)
+  kQkv,    ///< and q, k and v
+  kBlock,  ///< everything: only the block's input is kept
+};
+/// "keep", "norms", "mlp", "qkv", "block".
+const char* to_string(Rung rung) noexcept;
+
 /// What an executor has a function for. Operands are listed as inputs -> outputs; a tensor in both
 /// is changed in place.
 enum class OperationKind : std::uint8_t {
@@ -52,11 +64,13 @@ enum class OperationKind : std::uint8_t {
   kSwiGluBackward,     ///< dy, gate_up -> dgate_up
   kGelu,               ///< x -> y
   kGeluBackward,       ///< dy, x -> dx
+  kPointwise,          ///< a [, b] -> y: see Pointwise
   kDropout,            ///< scalars, x [, addend] -> y
-  kCrossEntropy,       ///< logits, targets -> losses [, logits]
+  kCrossEntropy,       ///< logits, targets [, loss scale] -> losses [, dlogits]: in place or apart
   kMeanLoss,           ///< losses -> loss
-  kGradientNorm,       ///< gradients -> norm
-  kAdamW,              ///< scalars, norm, gradients -> parameters, first moments, second moments
+  kGradientNorm,       ///< gradients [, loss scale] -> norm
+  kAdamW,              ///< scalars, norm, gradients, ... [, loss scale] -> parameters, both moments
+  kLossScale,          ///< norm, loss scale -> loss scale
 };
 const char* to_string(OperationKind kind) noexcept;
 
@@ -88,6 +102,21 @@ struct RowsAttributes {
   double epsilon = 0;
   bool accumulate = false;             ///< into the gradient of the input
   bool accumulate_parameters = false;  ///< into the gradients of weight and bias
+};
+
+/// What the unfused set of operations computes one element at a time.
+enum class Pointwise : std::uint8_t {
+  kAdd,           ///< a + b
+  kAddRow,        ///< a + b with b [width] added to every row
+  kMultiply,      ///< a b
+  kSilu,          ///< a / (1 + exp(-a))
+  kSiluBackward,  ///< a silu'(b): a is the gradient, b silu's input
+};
+
+/// Tensors of [rows, width].
+struct PointwiseAttributes {
+  Pointwise function = Pointwise::kAdd;
+  std::int64_t rows = 0, width = 0;
 };
 
 /// Tokens are rows `first` .. `first + rows` of the batch; `context` of them make a sequence.
@@ -127,6 +156,7 @@ struct DropoutAttributes {
 struct CrossEntropyAttributes {
   std::int64_t rows = 0, vocabulary = 0, first = 0;  ///< first: row of targets and losses
   double gradient_scale = 0;                         ///< of dlogits; 0: logits stay as they are
+  bool scaled = false;                               ///< and by the loss scale
 };
 
 /// Where the epsilon of AdamW stands; trajectories are compared with both.
@@ -147,9 +177,20 @@ struct AdamWAttributes {
   std::vector<Range> ranges;
 };
 
-using Attributes = std::variant<std::monostate, ProductAttributes, RowsAttributes,
-                                EmbeddingAttributes, AttentionAttributes, RopeAttributes,
-                                DropoutAttributes, CrossEntropyAttributes, AdamWAttributes>;
+/// The loss is multiplied by a scale so that fp16 gradients neither vanish nor overflow; where the
+/// norm of all gradients is no number, the optimizer leaves everything as it is.
+/// The tensor is fp32 [4]: scale, steps since it last changed, steps skipped, 0.
+struct LossScaleAttributes {
+  double first = 65536;  ///< the scale of the first step
+  bool dynamic = true;   ///< halved after a skipped step, doubled after `interval` good ones
+  std::int64_t interval = 2000;
+};
+inline constexpr int kLossScaleNumbers = 4;
+
+using Attributes =
+    std::variant<std::monostate, ProductAttributes, RowsAttributes, EmbeddingAttributes,
+                 AttentionAttributes, RopeAttributes, PointwiseAttributes, DropoutAttributes,
+                 CrossEntropyAttributes, AdamWAttributes, LossScaleAttributes>;
 
 struct Operation {
   std::string name;  ///< "layer 7 / attention / scores"
@@ -163,6 +204,7 @@ struct Operation {
   double flops = 0;
   std::int64_t bytes = 0;  ///< least traffic: each operand once
   int stream = 0;
+  Rung rung = Rung::kBlock;     ///< the lowest one that makes it again
   int generation = 0;           ///< above 0: a forward operation that runs again for backward
   std::vector<int> depends_on;  ///< earlier operations whose results or reads it must wait for
 };

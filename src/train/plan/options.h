@@ -27,11 +27,16 @@ struct OptimizerOptions {
 };
 
 /// Layers whose activations are made again in backward: consecutive groups from layer 0; layers
-/// after the last group keep everything. A group may be split again (nested).
+/// after the last group keep everything. Of a group at kBlock only its input is kept, and it may be
+/// split again (nested); a lower rung is each layer's own.
 struct CheckpointGroup {
   int layers = 1;
   std::vector<CheckpointGroup> nested{};
+  Rung rung = Rung::kBlock;
 };
+
+/// How fp16 steps scale their loss.
+enum class LossScaling : std::uint8_t { kNone, kStatic, kDynamic };
 
 struct StepOptions {
   std::int64_t batch = 4;       ///< sequences of a micro-batch
@@ -39,7 +44,13 @@ struct StepOptions {
   std::int64_t accumulate = 1;  ///< micro-batches of a step
   StepMode mode = StepMode::kFull;
   Precision precision = Precision::kFp32;
+  LossScaling loss_scaling = LossScaling::kDynamic;  ///< read for fp16 only
+  double loss_scale = 65536;                         ///< the first one
   std::string attention{};  ///< empty: production; "naive": operations of their own; else a name
+  /// false: biases, residual sums and activations are operations of their own, q, k and v (gate and
+  /// up) products of their own, and the loss keeps all logits and their gradient: what a framework
+  /// does without fusion.
+  bool fused = true;
   OptimizerOptions optimizer{};
   std::vector<CheckpointGroup> checkpoint{};
   std::int64_t logits_bytes = std::int64_t{256} << 20;  ///< the most that logits may take at once

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <optional>
 #include <unordered_map>
 #include <utility>
 
@@ -90,7 +91,9 @@ void checkpoint_from(StepPlan& plan, const std::vector<CheckpointGroup>& groups,
                      int generation) {
   for (std::size_t i = 0; i < groups.size(); ++i) {
     const bool last_nested = generation > 0 && i + 1 == groups.size();
-    if (!last_nested) repeat_group(plan, groups[i], first, generation);
+    if (!last_nested && groups[i].rung == Rung::kBlock) {
+      repeat_group(plan, groups[i], first, generation);
+    }
     checkpoint_from(plan, groups[i].nested, first, last_nested ? generation : generation + 1);
     first += groups[i].layers;
   }
@@ -106,6 +109,24 @@ void recompute(StepPlan& plan, const std::function<bool(const Operation&)>& sour
 }
 
 void checkpoint(StepPlan& plan, const std::vector<CheckpointGroup>& groups) {
+  std::vector<Rung> rungs;
+  for (const CheckpointGroup& group : groups) {
+    const Rung rung = group.rung == Rung::kBlock ? Rung::kKeep : group.rung;
+    rungs.insert(rungs.end(), static_cast<std::size_t>(group.layers), rung);
+  }
+  const bool any =
+      std::any_of(rungs.begin(), rungs.end(), [](Rung rung) { return rung != Rung::kKeep; });
+  // What these rungs make again is read by its own layer's backward only: one rewrite for all.
+  if (any) {
+    recompute(
+        plan,
+        [&](const Operation& operation) {
+          const auto layer = static_cast<std::size_t>(std::max(operation.layer, 0));
+          return operation.phase == Phase::kForward && operation.layer >= 0 &&
+                 layer < rungs.size() && operation.rung <= rungs[layer];
+        },
+        [](const Operation& operation) { return operation.phase == Phase::kBackward; });
+  }
   checkpoint_from(plan, groups, 0, 0);
 }
 
@@ -129,33 +150,65 @@ std::int64_t take_number(std::string_view& text) {
   return value;
 }
 
+// One item at the front of `text`: "4", "norms" or "norms*12", which it is taken from.
+struct Item {
+  std::int64_t layers = 0;   ///< 0: none was given
+  std::optional<Rung> rung;  ///< none: a group of so many layers
+};
+
+std::optional<Item> take_item(std::string_view& text) {
+  Item out;
+  for (const Rung rung : {Rung::kKeep, Rung::kNorms, Rung::kMlp, Rung::kQkv, Rung::kBlock}) {
+    if (text.starts_with(to_string(rung))) out.rung = rung;
+  }
+  if (out.rung) {
+    text.remove_prefix(std::string_view(to_string(*out.rung)).size());
+    if (text.empty() || text[0] != '*') return out;
+    text.remove_prefix(1);
+  }
+  out.layers = take_number(text);
+  return out.layers > 0 ? std::optional(out) : std::nullopt;
+}
+
+void append_item(const Item& item, std::int64_t layers, std::vector<CheckpointGroup>& out) {
+  if (item.rung != Rung::kBlock) {
+    out.push_back({static_cast<int>(layers), {}, item.rung.value_or(Rung::kBlock)});
+    return;
+  }
+  for (std::int64_t layer = 0; layer < layers; ++layer) out.push_back({});
+}
+
 }  // namespace
 
 Result<std::vector<CheckpointGroup>> parse_checkpoint(std::string_view text, std::int64_t layers) {
-  const Status bad = Status::invalid({"checkpoint", fmt::format("\"{}\"", text),
-                                      "4 (groups of 4 layers), 14,14,6 (these groups) or 12/3 "
-                                      "(groups of 12, each in groups of 3)",
-                                      fmt::format("the model has {} layers", layers)});
+  const Status bad = Status::invalid(
+      {"checkpoint", fmt::format("\"{}\"", text),
+       "4 (groups of 4 layers), 14,14,6 (these groups), 12/3 (groups of 12, each in groups of 3), "
+       "or a rung: norms, mlp, qkv or block, as in qkv or mlp*10,norms*2",
+       fmt::format("the model has {} layers", layers)});
   std::vector<CheckpointGroup> out;
   std::string_view rest = text;
   std::int64_t sum = 0;
   while (true) {
-    const std::int64_t size = take_number(rest);
-    if (size < 1) return bad;
-    sum += size;
-    if (out.empty() && (rest.empty() || rest[0] == '/')) {
-      out = equal_groups(layers, size);
+    const std::optional<Item> item = take_item(rest);
+    if (!item) return bad;
+    // One number, or one rung, is for all layers.
+    const bool only = out.empty() && (rest.empty() || rest[0] == '/');
+    if (only && !item->rung) {
+      out = equal_groups(layers, item->layers);
       if (rest.empty()) return out;
       rest.remove_prefix(1);
       const std::int64_t inner = take_number(rest);
-      if (inner < 1 || inner > size || !rest.empty()) return bad;
+      if (inner < 1 || inner > item->layers || !rest.empty()) return bad;
       for (CheckpointGroup& group : out) group.nested = equal_groups(group.layers, inner);
       return out;
     }
-    out.push_back({static_cast<int>(size), {}});
-    if (sum > layers) return bad;
+    const std::int64_t count = item->layers > 0 ? item->layers : rest.empty() ? layers - sum : 0;
+    sum += count;
+    if (count < 1 || sum > layers) return bad;
+    append_item(*item, count, out);
     if (rest.empty()) return out;
-    if (rest[0] != ',') return bad;
+    if (rest[0] != ',' && rest[0] != '+') return bad;
     rest.remove_prefix(1);
   }
 }

@@ -22,11 +22,14 @@ void recompute(StepPlan& plan, const std::function<bool(const Operation&)>& sour
 
 /// Consecutive groups of layers from layer 0: only a group's input is kept until its backward. A
 /// nested group is repeated once more inside the repetition of its parent; the last nested group is
-/// not, because its backward follows at once.
+/// not, because its backward follows at once. At a rung below kBlock each layer repeats what the
+/// rung names.
 void checkpoint(StepPlan& plan, const std::vector<CheckpointGroup>& groups);
 
 /// "4": groups of 4 layers, the last one smaller; "14,14,6": these groups; "12/3": groups of 12,
-/// each split again into groups of 3. Errors: kInvalidArgument.
+/// each split again into groups of 3; "qkv": this rung in every layer; "mlp*10,norms*2": 10 layers
+/// at one rung, then 2 at another. A rung without a number takes the layers that are left. A + is
+/// read as a comma. Errors: kInvalidArgument.
 Result<std::vector<CheckpointGroup>> parse_checkpoint(std::string_view text, std::int64_t layers);
 
 }  // namespace flashlab::train

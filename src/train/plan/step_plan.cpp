@@ -72,6 +72,11 @@ const char* to_string(OperationClass operation_class) noexcept {
   return kNames[static_cast<int>(operation_class)];
 }
 
+const char* to_string(Rung rung) noexcept {
+  static constexpr const char* kNames[] = {"keep", "norms", "mlp", "qkv", "block"};
+  return kNames[static_cast<int>(rung)];
+}
+
 const char* to_string(OperationKind kind) noexcept {
   static constexpr const char* kNames[] = {"product",
                                            "column sum",
@@ -93,11 +98,13 @@ const char* to_string(OperationKind kind) noexcept {
                                            "swiglu backward",
                                            "gelu",
                                            "gelu backward",
+                                           "pointwise",
                                            "dropout",
                                            "cross-entropy",
                                            "mean loss",
                                            "gradient norm",
-                                           "adamw"};
+                                           "adamw",
+                                           "loss scale"};
   return kNames[static_cast<int>(kind)];
 }
 

@@ -58,7 +58,8 @@ struct StepPlan {
   TensorId logits = kNoTensor;         ///< where a plan gives them: generation
   TensorId losses = kNoTensor;         ///< [batch * context]
   TensorId loss = kNoTensor;           ///< [1]: the mean
-  TensorId gradient_norm = kNoTensor;  ///< [1]
+  TensorId gradient_norm = kNoTensor;  ///< [1], of the gradients without the loss scale
+  TensorId loss_scale = kNoTensor;     ///< fp32 [4] where fp16 learns: see LossScaleAttributes
 
   const PlanTensor& tensor(TensorId id) const { return tensors[static_cast<std::size_t>(id)]; }
   PlanTensor& tensor(TensorId id) { return tensors[static_cast<std::size_t>(id)]; }

@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "train/data/files.h"
-#include "train/run/safetensors.h"
 
 namespace flashlab::train {
 namespace {
@@ -166,15 +165,26 @@ Status write_contents(const fs::path& at, const RunState& state, const Parameter
   nlohmann::ordered_json json;
   json["step"] = state.step;
   json["model"] = nlohmann::ordered_json::parse(state.model.to_json());
+  if (state.loss_scale[0] != 0) json["loss_scale"] = state.loss_scale;
   return write_file(at / "state.json", json.dump(1) + "\n");
 }
 
 }  // namespace
 
+StoredTensors stored(const ParameterStore& store, std::byte* arena) {
+  StoredTensors out;
+  collect(store, arena, "", out);
+  return out;
+}
+
+Status put_weights(const fs::path& source, StoredTensors& tensors, ParameterStore& store) {
+  if (Status s = distribute(source, store, store.values(), "", tensors); !s.ok()) return s;
+  store.round_copies();
+  return {};
+}
+
 Status save_weights(const fs::path& file, const ParameterStore& store) {
-  StoredTensors tensors;
-  collect(store, store.values(), "", tensors);
-  return write_safetensors(file, tensors, {{"format", "pt"}});
+  return write_safetensors(file, stored(store, store.values()), {{"format", "pt"}});
 }
 
 Status save_checkpoint(const fs::path& folder, const RunState& state, const ParameterStore& store,
@@ -232,15 +242,23 @@ Result<RunState> load_state(const fs::path& checkpoint) {
   }
   Result<ModelConfig> model = parse_model(json["model"].dump(), file.string());
   if (!model.ok()) return model.status();
-  return RunState{json["step"].get<std::int64_t>(), *model};
+  RunState out = {json["step"].get<std::int64_t>(), *model};
+  const auto scale = json.find("loss_scale");
+  if (scale == json.end()) return out;
+  const bool numbers = scale->is_array() && scale->size() == out.loss_scale.size() &&
+                       std::all_of(scale->begin(), scale->end(),
+                                   [](const auto& number) { return number.is_number(); });
+  if (!numbers) {
+    return Status::invalid({file.string(), "a loss scale that is none", "four numbers", ""});
+  }
+  out.loss_scale = scale->get<std::array<float, kLossScaleNumbers>>();
+  return out;
 }
 
 Status load_weights(const fs::path& file, ParameterStore& store) {
   Result<StoredTensors> tensors = read_safetensors(file);
   if (!tensors.ok()) return tensors.status();
-  if (Status s = distribute(file, store, store.values(), "", *tensors); !s.ok()) return s;
-  store.round_copies();
-  return {};
+  return put_weights(file, *tensors, store);
 }
 
 Status load_moments(const fs::path& file, ParameterStore& store) {

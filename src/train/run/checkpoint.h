@@ -9,6 +9,7 @@
 // A checkpoint is written under a temporary name and renamed when all of it is on the disk: a
 // folder step-N is whole, whatever ended the process.
 
+#include <array>
 #include <cstdint>
 #include <filesystem>
 #include <optional>
@@ -17,12 +18,15 @@
 #include "flashlab/status.h"
 #include "train/model/config.h"
 #include "train/run/parameters.h"
+#include "train/run/safetensors.h"
 
 namespace flashlab::train {
 
 struct RunState {
   std::int64_t step = 0;  ///< steps done
   ModelConfig model;
+  /// LossScaleAttributes' numbers, where the run has them.
+  std::array<float, kLossScaleNumbers> loss_scale{};
 };
 
 /// Writes FOLDER/step-N and removes all but the newest `keep` of them.
@@ -44,6 +48,12 @@ Result<RunState> load_state(const std::filesystem::path& checkpoint);
 /// misshapen tensor is named; a tensor that the model does not have).
 Status load_weights(const std::filesystem::path& file, ParameterStore& store);
 Status load_moments(const std::filesystem::path& file, ParameterStore& store);
+
+/// An arena of the store as files hold it, and weights of that form into the store. Errors: those
+/// of load_weights; `source` names them.
+StoredTensors stored(const ParameterStore& store, std::byte* arena);
+Status put_weights(const std::filesystem::path& source, StoredTensors& tensors,
+                   ParameterStore& store);
 
 /// Weights alone, for other programs.
 Status save_weights(const std::filesystem::path& file, const ParameterStore& store);

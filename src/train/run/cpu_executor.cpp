@@ -7,24 +7,11 @@
 #include <cstring>
 
 #include "api/context_state.h"
-#include "train/cpu/bf16.h"
 #include "train/cpu/call.h"
+#include "train/cpu/narrow.h"
 
 namespace flashlab::train {
 namespace {
-
-// Squares are summed in chunks of this many elements, then the chunks' sums as a tree.
-constexpr std::int64_t kNormChunk = 1 << 16;
-constexpr std::int64_t kUpdateGrain = 1 << 15;
-
-std::int64_t norm_chunks(const StepPlan& plan) {
-  return (plan.arena_elements + kNormChunk - 1) / kNormChunk;
-}
-
-double tree_sum(const double* x, std::int64_t count) {
-  if (count == 1) return x[0];
-  return tree_sum(x, count / 2) + tree_sum(x + count / 2, count - count / 2);
-}
 
 TensorSpec heads_spec(const AttentionAttributes& a, Element element, std::int64_t row_elements) {
   TensorSpec spec = contiguous_spec(dtype_of(element), {a.batch, a.context, a.heads, a.head_dim});
@@ -88,13 +75,13 @@ BackwardTensors backward_tensors(const AttentionOperands& x, std::byte* d_o, std
   return out;
 }
 
-// The operation's distinct bf16 operands, in order.
-std::vector<TensorId> bf16_operands(const StepPlan& plan, const Operation& operation) {
+// The operation's distinct 16-bit operands, in order.
+std::vector<TensorId> narrow_operands(const StepPlan& plan, const Operation& operation) {
   std::vector<TensorId> out;
   for (const std::vector<TensorId>* list : {&operation.inputs, &operation.outputs}) {
     for (const TensorId id : *list) {
       const bool known = std::find(out.begin(), out.end(), id) != out.end();
-      if (!known && plan.tensor(id).element == Element::kBf16) out.push_back(id);
+      if (!known && cpu::is_narrow(plan.tensor(id).element)) out.push_back(id);
     }
   }
   return out;
@@ -104,17 +91,17 @@ std::int64_t widened_tensor_bytes(const PlanTensor& tensor) {
   return (tensor.elements() * size_of(Element::kFp32) + 63) / 64 * 64;
 }
 
-// Attention reads bf16 itself, and AdamW the masters.
-bool reads_bf16_itself(const Operation& operation) {
+// Attention reads 16-bit types itself; norm and AdamW go over the arenas.
+bool reads_narrow_itself(const Operation& operation) {
   return operation.kind == OperationKind::kAttention ||
          operation.kind == OperationKind::kAttentionBackward ||
-         operation.kind == OperationKind::kAdamW;
+         operation.kind == OperationKind::kGradientNorm || operation.kind == OperationKind::kAdamW;
 }
 
 std::int64_t bytes_widened(const StepPlan& plan, const Operation& operation) {
-  if (reads_bf16_itself(operation)) return 0;
+  if (reads_narrow_itself(operation)) return 0;
   std::int64_t bytes = 0;
-  for (const TensorId id : bf16_operands(plan, operation)) {
+  for (const TensorId id : narrow_operands(plan, operation)) {
     bytes += widened_tensor_bytes(plan.tensor(id));
   }
   return bytes;
@@ -140,14 +127,6 @@ Result<std::unique_ptr<CpuExecutor>> CpuExecutor::create(const Context& context,
     return Status::invalid(
         {"parameters", "those of another model", "the parameters of the plan's model", ""});
   }
-  for (const PlanTensor& tensor : plan.tensors) {
-    const bool moved = tensor.role == Role::kGradient || tensor.role == Role::kOptimizerState;
-    if (tensor.element == Element::kFp16 || (tensor.element == Element::kBf16 && moved)) {
-      return Status::unsupported({"precision", moved ? "gradients in bf16" : "fp16",
-                                  "fp64, fp32 or bf16 with fp32 masters for a step on the CPU",
-                                  "use --precision bf16 or fp32"});
-    }
-  }
   std::unique_ptr<CpuExecutor> out(new CpuExecutor(context));
   out->plan_ = std::move(plan);
   if (Status s = out->bind(parameters); !s.ok()) return s;
@@ -158,7 +137,7 @@ Result<std::unique_ptr<CpuExecutor>> CpuExecutor::create(const Context& context,
 Status CpuExecutor::bind(ParameterStore& parameters) {
   parameters_ = &parameters;
   memory_ = plan_memory(plan_);
-  std::int64_t persistent_bytes = 0, scratch_bytes = 8 * norm_chunks(plan_), widened_bytes = 0;
+  std::int64_t persistent_bytes = 0, scratch_bytes = norm_scratch_bytes(), widened_bytes = 0;
   for (const PlanTensor& tensor : plan_.tensors) {
     if (tensor.role == Role::kBatch || tensor.role == Role::kResult) {
       persistent_bytes += (tensor.bytes() + 255) / 256 * 256;
@@ -191,6 +170,7 @@ Status CpuExecutor::bind(ParameterStore& parameters) {
       offset += (tensor.bytes() + 255) / 256 * 256;
     }
   }
+  begin_loss_scale();
   for (const Parameter& parameter : plan_.parameters) {
     const std::int64_t at = parameter.offset * size_of(parameters.element());
     const auto put = [&](TensorId id, std::byte* arena) {
@@ -199,7 +179,7 @@ Status CpuExecutor::bind(ParameterStore& parameters) {
     put(parameter.master, parameters.values());
     if (parameter.value != parameter.master) {
       addresses_[static_cast<std::size_t>(parameter.value)] =
-          parameters.copies() + parameter.offset * size_of(Element::kBf16);
+          parameters.copies() + parameter.offset * size_of(plan_.tensor(parameter.value).element);
     }
     put(parameter.gradient, parameters.gradients());
     put(parameter.first_moment, parameters.first_moments());
@@ -261,51 +241,6 @@ Status CpuExecutor::run_attention(std::size_t index) {
   return backward(context_, {}, planned, backward_tensors(x, d_o, dqkv), workspace);
 }
 
-template <class T>
-void CpuExecutor::gradient_norm(const Operation& operation) {
-  const auto& kernels = cpu::kernels<T>(static_cast<int>(context_.cpu_isa()));
-  const T* gradients = reinterpret_cast<const T*>(parameters_->gradients());
-  double* sums = reinterpret_cast<double*>(scratch_.data());
-  const std::int64_t chunks = norm_chunks(plan_), all = plan_.arena_elements;
-  context_.state().pool().run(chunks, [&](std::int64_t i, int) {
-    const std::int64_t first = i * kNormChunk;
-    sums[i] = kernels.sum_of_squares(gradients + first, std::min(kNormChunk, all - first));
-  });
-  *static_cast<T*>(data(operation.outputs[0])) = static_cast<T>(std::sqrt(tree_sum(sums, chunks)));
-}
-
-template <class T>
-void CpuExecutor::adamw(const Operation& operation) {
-  const auto& a = std::get<AdamWAttributes>(operation.attributes);
-  const auto& kernels = cpu::kernels<T>(static_cast<int>(context_.cpu_isa()));
-  const double* scalars = static_cast<const double*>(data(plan_.scalars));
-  const double rate = scalars[kLearningRate], step = scalars[kStepIndex];
-  const double norm = number(plan_.gradient_norm);
-  const double correction1 = 1 - std::pow(a.beta1, step), correction2 = 1 - std::pow(a.beta2, step);
-  cpu::AdamWRange range = {};
-  range.beta1 = a.beta1;
-  range.beta2 = a.beta2;
-  range.epsilon = a.epsilon;
-  const bool torch = a.convention == AdamWConvention::kTorch;
-  range.rate = torch ? rate / correction1 : rate * std::sqrt(correction2) / correction1;
-  range.denominator_scale = torch ? 1 / std::sqrt(correction2) : 1;
-  range.gradient_scale = a.max_norm > 0 ? std::min(1.0, a.max_norm / (norm + 1e-6)) : 1;
-  T* values = reinterpret_cast<T*>(parameters_->values());
-  const T* gradients = reinterpret_cast<const T*>(parameters_->gradients());
-  T* first = reinterpret_cast<T*>(parameters_->first_moments());
-  T* second = reinterpret_cast<T*>(parameters_->second_moments());
-  for (const AdamWAttributes::Range& part : a.ranges) {
-    range.keep = 1 - rate * part.weight_decay;
-    const std::int64_t tasks = (part.end - part.begin + kUpdateGrain - 1) / kUpdateGrain;
-    context_.state().pool().run(tasks, [&](std::int64_t task, int) {
-      const std::int64_t at = part.begin + task * kUpdateGrain;
-      const std::int64_t count = std::min(kUpdateGrain, part.end - at);
-      kernels.adamw(range, gradients + at, values + at, first + at, second + at, count);
-    });
-  }
-  parameters_->round_copies();
-}
-
 // Everything but attention and the optimizer, on operands of type T at `addresses`.
 template <class T>
 void CpuExecutor::run_rows(const Operation& operation, std::byte* const* addresses) {
@@ -361,6 +296,9 @@ void CpuExecutor::run_rows(const Operation& operation, std::byte* const* address
     case OperationKind::kGeluBackward:
       cpu::activation(call);
       break;
+    case OperationKind::kPointwise:
+      cpu::pointwise(call);
+      break;
     case OperationKind::kDropout:
       cpu::dropout(call);
       break;
@@ -379,7 +317,7 @@ void CpuExecutor::run_rows(const Operation& operation, std::byte* const* address
 void CpuExecutor::run_widened(const Operation& operation) {
   constexpr std::int64_t kGrain = 1 << 15;
   internal::ThreadPool& pool = context_.state().pool();
-  const std::vector<TensorId> operands = bf16_operands(plan_, operation);
+  const std::vector<TensorId> operands = narrow_operands(plan_, operation);
   wide_addresses_ = addresses_;
   std::int64_t offset = 0;
   const auto convert = [&](TensorId id, bool widen) {
@@ -389,9 +327,9 @@ void CpuExecutor::run_widened(const Operation& operation) {
     pool.run((all + kGrain - 1) / kGrain, [&](std::int64_t task, int) {
       const std::int64_t at = task * kGrain, count = std::min(kGrain, all - at);
       if (widen) {
-        cpu::widen_bf16(narrow + at, wide + at, count);
+        cpu::widen(plan_.tensor(id).element, narrow + at, wide + at, count);
       } else {
-        cpu::round_to_bf16(wide + at, narrow + at, count);
+        cpu::narrow(plan_.tensor(id).element, wide + at, narrow + at, count);
       }
     });
   };
@@ -420,6 +358,9 @@ Status CpuExecutor::run_operation(std::size_t index) {
     case OperationKind::kAdamW:
       adamw<T>(operation);
       return {};
+    case OperationKind::kLossScale:
+      update_loss_scale(operation);
+      return {};
     default:
       if (bytes_widened(plan_, operation) > 0) {
         run_widened(operation);
@@ -446,9 +387,12 @@ Status CpuExecutor::run(OperationObserver* observer) {
                                                   : run_as<float>(observer);
 }
 
-double CpuExecutor::number(TensorId id) const {
-  return plan_.tensor(id).element == Element::kFp64 ? *static_cast<double*>(data(id))
-                                                    : *static_cast<float*>(data(id));
+std::int64_t CpuExecutor::held_bytes() const {
+  std::int64_t bytes = parameters_->bytes();
+  for (const AlignedBytes* memory : {&arena_, &persistent_, &scratch_, &widened_, &workspace_}) {
+    bytes += memory->size();
+  }
+  return bytes;
 }
 
 }  // namespace flashlab::train

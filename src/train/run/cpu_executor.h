@@ -8,16 +8,14 @@
 
 #include "flashlab/attention.h"
 #include "flashlab/context.h"
-#include "train/plan/memory_plan.h"
-#include "train/plan/step_plan.h"
-#include "train/run/operation_observer.h"
-#include "train/run/parameters.h"
+#include "train/cpu/kernels.h"
+#include "train/run/step_executor.h"
 
 namespace flashlab::train {
 
-/// Operands in bf16 are widened to fp32 for the operation and its results rounded after it, so that
-/// storage is 16-bit and arithmetic is not; attention reads bf16 itself.
-class CpuExecutor {
+/// Operands in bf16 and fp16 are widened to fp32 for the operation and its results rounded after
+/// it, so that storage is 16-bit and arithmetic is not; attention reads them itself.
+class CpuExecutor final : public StepExecutor {
  public:
   /// `context` is a CPU's; it and `parameters` outlive the executor. Allocates everything that the
   /// step will ever need.
@@ -26,21 +24,12 @@ class CpuExecutor {
   static Result<std::unique_ptr<CpuExecutor>> create(const Context& context, StepPlan plan,
                                                      ParameterStore& parameters);
 
-  /// The whole list, once; `observer`, if any, is told the time of each operation. Errors: those of
-  /// attention's calls.
-  Status run(OperationObserver* observer = nullptr);
-
-  const StepPlan& plan() const { return plan_; }
-  const MemoryPlan& memory() const { return memory_; }
-  /// Where a tensor lies: write the batch there, read the loss.
-  void* data(TensorId id) const { return addresses_[static_cast<std::size_t>(id)]; }
-  std::int32_t* tokens() const { return static_cast<std::int32_t*>(data(plan_.tokens)); }
-  std::int32_t* targets() const { return static_cast<std::int32_t*>(data(plan_.targets)); }
-  void set_scalar(Scalar scalar, double value) const {
-    static_cast<double*>(data(plan_.scalars))[scalar] = value;
-  }
-  /// A tensor of one element in the plan's type.
-  double number(TensorId id) const;
+  Status run(OperationObserver* observer = nullptr) override;
+  const StepPlan& plan() const override { return plan_; }
+  const MemoryPlan& memory() const override { return memory_; }
+  std::int64_t held_bytes() const override;
+  /// Where any tensor of the plan lies.
+  void* data(TensorId id) const override { return addresses_[static_cast<std::size_t>(id)]; }
 
  private:
   struct AttentionCall;
@@ -60,6 +49,15 @@ class CpuExecutor {
   void adamw(const Operation& operation);
   template <class T>
   void gradient_norm(const Operation& operation);
+  template <class T>
+  void adamw_narrow(const cpu::AdamWRange& range, std::int64_t first, std::int64_t count);
+  template <class T>
+  void widen_run(const std::byte* arena, std::int64_t at, T* wide, std::int64_t count);
+  template <class T>
+  void narrow_run(const T* wide, std::byte* arena, std::int64_t at, std::int64_t count);
+  std::int64_t norm_scratch_bytes() const;
+  void begin_loss_scale();
+  void update_loss_scale(const Operation& operation);
 
   const Context& context_;
   StepPlan plan_;

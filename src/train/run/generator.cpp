@@ -6,6 +6,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "train/cpu/narrow.h"
 #include "train/cpu/random.h"
 #include "train/model/step.h"
 
@@ -19,7 +20,7 @@ Result<std::unique_ptr<Generator>> Generator::create(const Context& context,
   decode.mode = StepMode::kDecode;
   Result<StepPlan> plan = build_step(model, decode);
   if (!plan.ok()) return plan.status();
-  auto executor = CpuExecutor::create(context, std::move(*plan), parameters);
+  auto executor = make_executor(context, std::move(*plan), parameters);
   if (!executor.ok()) return executor.status();
   std::unique_ptr<Generator> out(new Generator(model));
   out->executor_ = std::move(*executor);
@@ -34,7 +35,8 @@ Status Generator::feed(std::int32_t token) {
   }
   executor_->tokens()[0] = token;
   executor_->set_scalar(kPosition, static_cast<double>(position_++));
-  return executor_->run();
+  if (Status s = executor_->run(); !s.ok()) return s;
+  return executor_->wait();
 }
 
 std::vector<double> Generator::logits() const {
@@ -43,9 +45,12 @@ std::vector<double> Generator::logits() const {
   if (executor_->plan().tensor(id).element == Element::kFp64) {
     const double* data = static_cast<const double*>(executor_->data(id));
     std::copy(data, data + out.size(), out.begin());
-  } else if (executor_->plan().tensor(id).element == Element::kBf16) {
-    const auto* data = static_cast<const std::uint16_t*>(executor_->data(id));
-    for (std::size_t i = 0; i < out.size(); ++i) out[i] = float_from_bf16(data[i]);
+  } else if (cpu::is_narrow(executor_->plan().tensor(id).element)) {
+    std::vector<float> wide(out.size());
+    cpu::widen(executor_->plan().tensor(id).element,
+               static_cast<const std::uint16_t*>(executor_->data(id)), wide.data(),
+               model_.vocabulary);
+    std::copy(wide.begin(), wide.end(), out.begin());
   } else {
     const float* data = static_cast<const float*>(executor_->data(id));
     std::copy(data, data + out.size(), out.begin());

@@ -9,7 +9,7 @@
 
 #include "train/model/config.h"
 #include "train/plan/options.h"
-#include "train/run/cpu_executor.h"
+#include "train/run/step_executor.h"
 
 namespace flashlab::train {
 
@@ -41,7 +41,7 @@ class Generator {
  private:
   explicit Generator(const ModelConfig& model) : model_(model) {}
   ModelConfig model_;
-  std::unique_ptr<CpuExecutor> executor_;
+  std::unique_ptr<StepExecutor> executor_;
   std::int64_t position_ = 0;
 };
 

@@ -7,7 +7,7 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "train/cpu/bf16.h"
+#include "train/cpu/narrow.h"
 #include "train/cpu/random.h"
 
 namespace flashlab::train {
@@ -99,7 +99,8 @@ Result<ParameterStore> ParameterStore::create(const StepPlan& plan) {
     *arena.arena = std::move(*memory);
   }
   if (first.value != first.master) {
-    const std::int64_t copy_bytes = plan.arena_elements * size_of(plan.tensor(first.value).element);
+    out.copy_element_ = plan.tensor(first.value).element;
+    const std::int64_t copy_bytes = plan.arena_elements * size_of(out.copy_element_);
     Result<AlignedBytes> memory = AlignedBytes::allocate(copy_bytes, "copies of the parameters");
     if (!memory.ok()) return memory.status();
     out.copies_ = std::move(*memory);
@@ -111,8 +112,14 @@ void ParameterStore::initialize(std::uint64_t seed) {
   for (const Parameter& parameter : parameters_) {
     if (element_ == Element::kFp64) {
       fill(reinterpret_cast<double*>(values()) + parameter.offset, parameter, seed);
-    } else {
+    } else if (element_ == Element::kFp32) {
       fill(reinterpret_cast<float*>(values()) + parameter.offset, parameter, seed);
+    } else {
+      std::vector<float> wide(static_cast<std::size_t>(parameter.elements));
+      fill(wide.data(), parameter, seed);
+      cpu::narrow(element_, wide.data(),
+                  reinterpret_cast<std::uint16_t*>(values()) + parameter.offset,
+                  parameter.elements);
     }
   }
   round_copies();
@@ -120,8 +127,8 @@ void ParameterStore::initialize(std::uint64_t seed) {
 
 void ParameterStore::round_copies() const {
   if (!copies()) return;
-  cpu::round_to_bf16(reinterpret_cast<const float*>(values()),
-                     reinterpret_cast<std::uint16_t*>(copies()), elements_);
+  cpu::narrow(copy_element_, reinterpret_cast<const float*>(values()),
+              reinterpret_cast<std::uint16_t*>(copies()), elements_);
 }
 
 bool ParameterStore::matches(const StepPlan& plan) const {

@@ -43,6 +43,10 @@ class ParameterStore {
   const std::vector<Parameter>& parameters() const { return parameters_; }
   Element element() const { return element_; }
   std::int64_t elements() const { return elements_; }
+  /// Of all arenas together.
+  std::int64_t bytes() const {
+    return values_.size() + copies_.size() + gradients_.size() + first_.size() + second_.size();
+  }
   /// Whether another plan has the same parameters in the same places.
   bool matches(const StepPlan& plan) const;
 
@@ -50,7 +54,8 @@ class ParameterStore {
   void round_copies() const;
 
   std::byte* values() const { return values_.data(); }
-  /// bf16 copies of the values in the same order; null where forward reads the values themselves.
+  /// Copies of the values in the 16-bit type that forward reads, in the same order;
+  /// null where it reads the values themselves.
   std::byte* copies() const { return copies_.data(); }
   std::byte* gradients() const { return gradients_.data(); }
   std::byte* first_moments() const { return first_.data(); }
@@ -59,6 +64,7 @@ class ParameterStore {
  private:
   std::vector<Parameter> parameters_;
   Element element_ = Element::kFp32;
+  Element copy_element_ = Element::kBf16;
   std::int64_t elements_ = 0;
   AlignedBytes values_, copies_, gradients_, first_, second_;
 };

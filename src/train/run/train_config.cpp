@@ -2,9 +2,11 @@
 
 #include <fmt/format.h>
 
+#include <charconv>
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "train/data/text.h"
 #include "train/model/nearest.h"
 #include "train/plan/recompute.h"
 
@@ -25,7 +27,8 @@ constexpr WholeKey kWholeKeys[] = {{"steps", &TrainConfig::steps, 1},
                                    {"evaluate_every", &TrainConfig::evaluate_every, 0},
                                    {"save_every", &TrainConfig::save_every, 0},
                                    {"sample_every", &TrainConfig::sample_every, 0},
-                                   {"sample_tokens", &TrainConfig::sample_tokens, 0}};
+                                   {"sample_tokens", &TrainConfig::sample_tokens, 0},
+                                   {"vocabulary", &TrainConfig::vocabulary, 0}};
 
 struct RealKey {
   const char* name;
@@ -43,8 +46,9 @@ constexpr RealKey kRealKeys[] = {
     {"max_norm", nullptr, &OptimizerOptions::max_norm}};
 
 std::vector<std::string> known_keys() {
-  std::vector<std::string> out = {"model",     "text",       "tokenizer", "precision",
-                                  "attention", "checkpoint", "seed",      "optimizer"};
+  std::vector<std::string> out = {"model",      "text",       "tokens",    "tokenizer",
+                                  "precision",  "loss_scale", "attention", "operators",
+                                  "checkpoint", "seed",       "optimizer"};
   for (const WholeKey& key : kWholeKeys) out.emplace_back(key.name);
   for (const RealKey& key : kRealKeys) out.emplace_back(key.name);
   return out;
@@ -57,12 +61,13 @@ Status bad(std::string_view source, const std::string& key, const Json& got, std
 
 Status read_words(const std::string& key, const Json& value, std::string_view source,
                   TrainConfig& out) {
-  if (key == "text") {
+  if (key == "text" || key == "tokens") {
     if (!value.is_array()) return bad(source, key, value, "a list of file names");
-    out.text.clear();
+    std::vector<std::string>& files = key == "text" ? out.text : out.tokens;
+    files.clear();
     for (const Json& file : value) {
       if (!file.is_string()) return bad(source, key, value, "a list of file names");
-      out.text.push_back(file.get<std::string>());
+      files.push_back(file.get<std::string>());
     }
     return {};
   }
@@ -75,12 +80,16 @@ Status read_words(const std::string& key, const Json& value, std::string_view so
   const std::string word = value.get<std::string>();
   if (key == "attention") {
     out.attention = word;
+  } else if (key == "loss_scale") {
+    out.loss_scale = word;
+  } else if (key == "operators") {
+    if (word != "fused" && word != "unfused") {
+      return bad(source, key, value, "\"fused\" or \"unfused\"");
+    }
+    out.operators = word;
   } else if (key == "checkpoint") {
     out.checkpoint = word;
   } else if (key == "tokenizer") {
-    if (word != "byte" && word != "character") {
-      return bad(source, key, value, "\"byte\" or \"character\"");
-    }
     out.tokenizer = word;
   } else if (key == "precision") {
     const auto precision = parse_precision(word);
@@ -117,8 +126,8 @@ Status read_key(const std::string& key, const Json& value, std::string_view sour
     out.model = *model;
     return {};
   }
-  for (const char* word :
-       {"text", "tokenizer", "precision", "attention", "checkpoint", "seed", "optimizer"}) {
+  for (const char* word : {"text", "tokens", "tokenizer", "precision", "loss_scale", "attention",
+                           "operators", "checkpoint", "seed", "optimizer"}) {
     if (key == word) return read_words(key, value, source, out);
   }
   return unknown_name({fmt::format("{}: key", source), key, known_keys()});
@@ -126,12 +135,30 @@ Status read_key(const std::string& key, const Json& value, std::string_view sour
 
 }  // namespace
 
+bool set_loss_scale(const std::string& word, StepOptions& out) {
+  if (word == "dynamic" || word == "none") {
+    out.loss_scaling = word == "none" ? LossScaling::kNone : LossScaling::kDynamic;
+    return true;
+  }
+  double value = 0;
+  const char* end = word.data() + word.size();
+  const auto [stop, error] = std::from_chars(word.data(), end, value);
+  if (word.empty() || stop != end || error != std::errc() || !(value >= 1 && value <= 0x1p40)) {
+    return false;
+  }
+  out.loss_scaling = LossScaling::kStatic;
+  out.loss_scale = value;
+  return true;
+}
+
 StepOptions TrainConfig::step_options() const {
   StepOptions out;
   out.batch = batch;
   out.accumulate = accumulate;
   out.precision = precision;
   out.attention = attention;
+  set_loss_scale(loss_scale, out);
+  out.fused = operators == "fused";
   out.optimizer = optimizer;
   if (!checkpoint.empty()) out.checkpoint = *parse_checkpoint(checkpoint, model.layers);
   out.seed = seed;
@@ -142,9 +169,12 @@ std::string TrainConfig::to_json() const {
   Json out;
   out["model"] = Json::parse(model.to_json());
   out["text"] = text;
+  out["tokens"] = tokens;
   out["tokenizer"] = tokenizer;
   out["precision"] = to_string(precision);
+  out["loss_scale"] = loss_scale;
   out["attention"] = attention;
+  out["operators"] = operators;
   out["checkpoint"] = checkpoint;
   out["seed"] = seed;
   out["optimizer"] = optimizer.convention == AdamWConvention::kTorch ? "torch" : "cs336";
@@ -172,6 +202,15 @@ Result<TrainConfig> parse_train_config(std::string_view json, std::string_view s
 
 Status validate(const TrainConfig& config) {
   if (Status s = validate(config.model); !s.ok()) return s;
+  StepOptions scaled;
+  if (!set_loss_scale(config.loss_scale, scaled)) {
+    return Status::invalid({"loss_scale", fmt::format("\"{}\"", config.loss_scale),
+                            "dynamic, none, or a number of at least 1", "65536 is usual"});
+  }
+  if (Status s = check_tokenizer(config.tokenizer); !s.ok()) return s;
+  if (!config.text.empty() && !config.tokens.empty()) {
+    return Status::invalid({"tokens", "text and token files", "one of them", ""});
+  }
   if (!config.checkpoint.empty()) {
     const auto groups = parse_checkpoint(config.checkpoint, config.model.layers);
     if (!groups.ok()) return groups.status();

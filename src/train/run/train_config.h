@@ -17,15 +17,19 @@ namespace flashlab::train {
 struct TrainConfig {
   ModelConfig model;
   std::vector<std::string> text;        ///< files; none: the text shipped with the program
-  std::string tokenizer = "character";  ///< byte or character
+  std::vector<std::string> tokens;      ///< token files (llm.c's .bin) instead of text
+  std::string tokenizer = "character";  ///< byte, character, bpe, or a tokenizer.json
+  std::int64_t vocabulary = 0;          ///< of bpe, or of token files; 0: the usual one
   double validation_fraction = 0.1;     ///< the end of the text, which is never trained on
 
   std::int64_t steps = 2000;
   std::int64_t batch = 12;
   std::int64_t accumulate = 1;
   Precision precision = Precision::kFp32;
-  std::string attention;   ///< as StepOptions
-  std::string checkpoint;  ///< activation checkpointing: as parse_checkpoint reads it
+  std::string loss_scale = "dynamic";  ///< of fp16: dynamic, none, or a number that stays
+  std::string attention;               ///< as StepOptions
+  std::string operators = "fused";     ///< or unfused: StepOptions::fused
+  std::string checkpoint;              ///< activation checkpointing: as parse_checkpoint reads it
   std::uint64_t seed = 1337;
 
   double learning_rate = 2e-3;
@@ -41,6 +45,9 @@ struct TrainConfig {
   StepOptions step_options() const;
   std::string to_json() const;
 };
+
+/// "dynamic", "none", or the scale that stays, into the options. False: it is none of them.
+bool set_loss_scale(const std::string& word, StepOptions& out);
 
 /// `base` with the file's values over it. An unknown key is refused with the nearest known one.
 Result<TrainConfig> parse_train_config(std::string_view json, std::string_view source,

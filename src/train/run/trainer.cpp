@@ -23,7 +23,9 @@ constexpr std::int64_t kQuickBatches = 20;
 
 TextOptions text_options(const TrainConfig& config) {
   return {.files = config.text,
+          .tokens = config.tokens,
           .tokenizer = config.tokenizer,
+          .vocabulary = config.vocabulary,
           .validation_fraction = config.validation_fraction,
           .context = config.model.context};
 }
@@ -92,6 +94,7 @@ Result<std::unique_ptr<Trainer>> Trainer::start(const Context& context, const Tr
   if (Status s = write_file(folder / "config.json", out->config_.to_json()); !s.ok()) return s;
   if (Status s = out->bind(); !s.ok()) return s;
   out->parameters_->initialize(config.seed);
+  if (Status s = out->executor_->push_parameters(); !s.ok()) return s;
   return out;
 }
 
@@ -106,7 +109,7 @@ Result<std::unique_ptr<Trainer>> Trainer::resume(const Context& context, const f
   Result<RunState> state = load_state(*checkpoint);
   if (!state.ok()) return state.status();
   std::unique_ptr<Trainer> out(new Trainer(context, *config, folder));
-  Result<RunText> text = open_text(folder);
+  Result<RunText> text = open_text(folder, text_options(*config));
   if (!text.ok()) return text.status();
   out->text_ = std::make_unique<RunText>(std::move(*text));
   if (Status s = out->bind(); !s.ok()) return s;
@@ -116,6 +119,10 @@ Result<std::unique_ptr<Trainer>> Trainer::resume(const Context& context, const f
   if (Status s = load_moments(*checkpoint / "optimizer.safetensors", *out->parameters_); !s.ok()) {
     return s;
   }
+  if (float* scale = out->loss_scale()) {
+    std::copy(state->loss_scale.begin(), state->loss_scale.end(), scale);
+  }
+  if (Status s = out->executor_->push_parameters(); !s.ok()) return s;
   out->done_ = out->saved_ = state->step;
   if (Status s = out->log_->keep_until(state->step); !s.ok()) return s;
   return out;
@@ -128,7 +135,7 @@ Status Trainer::bind() {
   Result<ParameterStore> parameters = ParameterStore::create(*plan);
   if (!parameters.ok()) return parameters.status();
   parameters_ = std::make_unique<ParameterStore>(std::move(*parameters));
-  auto executor = CpuExecutor::create(context_, std::move(*plan), *parameters_);
+  auto executor = make_executor(context_, std::move(*plan), *parameters_);
   if (!executor.ok()) return executor.status();
   executor_ = std::move(*executor);
   options.mode = StepMode::kForward;
@@ -136,13 +143,19 @@ Status Trainer::bind() {
   options.checkpoint.clear();
   Result<StepPlan> forward = build_step(config_.model, options);
   if (!forward.ok()) return forward.status();
-  auto evaluator = CpuExecutor::create(context_, std::move(*forward), *parameters_);
+  auto evaluator = make_executor(context_, std::move(*forward), *parameters_);
   if (!evaluator.ok()) return evaluator.status();
   evaluator_ = std::move(*evaluator);
   auto generator = Generator::create(context_, config_.model, options, *parameters_);
   if (!generator.ok()) return generator.status();
   generator_ = std::move(*generator);
   return {};
+}
+
+// The numbers of LossScaleAttributes; null where the step has none.
+float* Trainer::loss_scale() const {
+  const TensorId id = executor_->plan().loss_scale;
+  return id == kNoTensor ? nullptr : static_cast<float*>(executor_->data(id));
 }
 
 Status Trainer::step(StepReport& report) {
@@ -157,10 +170,15 @@ Status Trainer::step(StepReport& report) {
   executor_->set_scalar(kLearningRate, report.learning_rate);
   executor_->set_scalar(kStepIndex, static_cast<double>(done_ + 1));
   if (Status s = executor_->run(); !s.ok()) return s;
+  if (Status s = executor_->wait(); !s.ok()) return s;
   report.step = ++done_;
   report.loss = executor_->number(executor_->plan().loss);
   report.gradient_norm = executor_->number(executor_->plan().gradient_norm);
   report.tokens = windows * context;
+  if (const float* scale = loss_scale()) {
+    report.loss_scale = static_cast<double>(scale[0]);
+    report.skipped = !std::isfinite(report.gradient_norm);
+  }
   const std::chrono::duration<double, std::milli> elapsed =
       std::chrono::steady_clock::now() - start;
   report.milliseconds = elapsed.count();
@@ -168,7 +186,7 @@ Status Trainer::step(StepReport& report) {
 }
 
 Result<double> Trainer::validation_loss(std::int64_t batches) {
-  const TokenFile& file = text_->validation;
+  const Tokens& file = text_->validation;
   const std::int64_t context = config_.model.context, batch = config_.batch;
   const std::int64_t windows = (file.size() - 1) / context;
   const std::int64_t all = (windows + batch - 1) / batch;
@@ -185,6 +203,7 @@ Result<double> Trainer::validation_loss(std::int64_t batches) {
                   evaluator_->targets() + j * context);
     }
     if (Status s = evaluator_->run(); !s.ok()) return s;
+    if (Status s = evaluator_->wait(); !s.ok()) return s;
     const void* losses = evaluator_->data(evaluator_->plan().losses);
     const bool wide = parameters_->element() == Element::kFp64;
     for (std::int64_t token = 0; token < real * context; ++token) {
@@ -198,7 +217,12 @@ Result<double> Trainer::validation_loss(std::int64_t batches) {
 
 Status Trainer::save(TrainObserver& observer) {
   if (saved_ == done_) return {};
-  if (Status s = save_checkpoint(folder_, {done_, config_.model}, *parameters_); !s.ok()) return s;
+  if (Status s = executor_->pull_parameters(); !s.ok()) return s;
+  RunState state = {done_, config_.model};
+  if (const float* scale = loss_scale()) {
+    std::copy(scale, scale + state.loss_scale.size(), state.loss_scale.begin());
+  }
+  if (Status s = save_checkpoint(folder_, state, *parameters_); !s.ok()) return s;
   saved_ = done_;
   observer.saved(folder_ / fmt::format("step-{}", done_));
   return {};
@@ -241,20 +265,24 @@ Result<TrainOutcome> Trainer::run(TrainObserver& observer, const std::atomic<boo
   while (done_ < config_.steps && !stop) {
     StepReport report;
     if (Status s = step(report); !s.ok()) return s;
-    if (!std::isfinite(report.loss) || !std::isfinite(report.gradient_norm)) {
+    // A scale that can fall no further says that the numbers themselves are beyond fp16.
+    const bool hopeless = report.skipped && report.loss_scale <= 1;
+    const bool norm_lost = !std::isfinite(report.gradient_norm) && !report.skipped;
+    if (!std::isfinite(report.loss) || norm_lost || hopeless) {
       out.diverged = true;
       out.steps = done_;
       return out;
     }
+    out.skipped += report.skipped;
     observer.stepped(report);
-    if (Status s = log_->write({{"step", report.step},
-                                {"loss", report.loss},
-                                {"gradient_norm", report.gradient_norm},
-                                {"learning_rate", report.learning_rate},
-                                {"ms", report.milliseconds}});
-        !s.ok()) {
-      return s;
-    }
+    Json line = {{"step", report.step},
+                 {"loss", report.loss},
+                 {"gradient_norm", report.gradient_norm},
+                 {"learning_rate", report.learning_rate},
+                 {"ms", report.milliseconds}};
+    if (report.loss_scale > 0) line["loss_scale"] = report.loss_scale;
+    if (report.skipped) line["skipped"] = true;
+    if (Status s = log_->write(line); !s.ok()) return s;
     if (Status s = after_step(observer); !s.ok()) return s;
   }
   if (Status s = save(observer); !s.ok()) return s;

@@ -26,6 +26,8 @@ struct StepReport {
   double learning_rate = 0;
   double milliseconds = 0;
   std::int64_t tokens = 0;
+  bool skipped = false;   ///< fp16: the gradients overflowed, and nothing was updated
+  double loss_scale = 0;  ///< of fp16, after the step; 0: there is none
 };
 
 /// Hears what happens, on the thread that trains.
@@ -39,9 +41,10 @@ class TrainObserver {
 };
 
 struct TrainOutcome {
-  std::int64_t steps = 0;  ///< done altogether
-  bool stopped = false;    ///< before the last step, because `stop` was set; saved
-  bool diverged = false;   ///< the loss is no number; nothing was saved after the last good step
+  std::int64_t steps = 0;    ///< done altogether
+  bool stopped = false;      ///< before the last step, because `stop` was set; saved
+  std::int64_t skipped = 0;  ///< steps whose gradients overflowed (fp16)
+  bool diverged = false;     ///< the loss is no number; nothing was saved after the last good step
   std::optional<double> validation_loss;  ///< over the whole validation text
 };
 
@@ -59,7 +62,7 @@ class Trainer {
   const TrainConfig& config() const { return config_; }
   const std::filesystem::path& folder() const { return folder_; }
   const Tokenizer& tokenizer() const { return text_->tokenizer; }
-  const CpuExecutor& executor() const { return *executor_; }
+  const StepExecutor& executor() const { return *executor_; }
   std::int64_t steps_done() const { return done_; }
 
   /// To the last step, or until `stop`: then the state is saved. Errors: kIoError (the log or a
@@ -73,6 +76,7 @@ class Trainer {
   class Log;
   Trainer(const Context& context, TrainConfig config, std::filesystem::path folder);
   Status bind();
+  float* loss_scale() const;
   Status step(StepReport& report);
   Status save(TrainObserver& observer);
   Status sample(TrainObserver& observer);
@@ -83,7 +87,7 @@ class Trainer {
   std::filesystem::path folder_;
   std::unique_ptr<RunText> text_;
   std::unique_ptr<ParameterStore> parameters_;
-  std::unique_ptr<CpuExecutor> executor_, evaluator_;
+  std::unique_ptr<StepExecutor> executor_, evaluator_;
   std::unique_ptr<Generator> generator_;
   std::unique_ptr<Log> log_;
   std::int64_t done_ = 0;

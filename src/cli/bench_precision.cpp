@@ -1,0 +1,201 @@
+// `bench precision`: the same training run in every precision; what each costs and learns.
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <ctime>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "cli/command.h"
+#include "cli/execution.h"
+#include "cli/failure.h"
+#include "cli/model_flags.h"
+#include "cli/terminal.h"
+#include "cli/values.h"
+#include "lab/machine/memory.h"
+#include "lab/measure/statistics.h"
+#include "lab/report/chart.h"
+#include "lab/report/text.h"
+#include "train/data/files.h"
+#include "train/run/checkpoint.h"
+#include "train/run/trainer.h"
+
+namespace flashlab::cli {
+namespace {
+
+namespace fs = std::filesystem;
+using lab::report::pad_left;
+using lab::report::pad_right;
+using Json = nlohmann::ordered_json;
+
+struct Run {
+  std::string precision;
+  Status status;
+  double samples_per_s = 0, tokens_per_s = 0, milliseconds = 0, peak_bytes = 0, validation = 0;
+  std::int64_t steps = 0, skipped = 0;
+  bool diverged = false;
+  std::vector<double> losses;
+};
+
+// Collects a run; the moving mean is that of `train`.
+class Collector final : public train::TrainObserver {
+ public:
+  Collector(Run& run, std::int64_t steps) : run_(run), steps_(steps) {}
+  void stepped(const train::StepReport& report) override {
+    run_.losses.push_back(report.loss);
+    times_.push_back(report.milliseconds);
+    bar_.show(static_cast<double>(report.step), static_cast<double>(steps_), run_.precision);
+  }
+  // The first tenth warms up.
+  double median_ms() const {
+    const std::size_t skipped = times_.size() / 10;
+    return lab::median_of(std::span(times_).subspan(skipped)).value_or(0);
+  }
+
+ private:
+  Run& run_;
+  std::int64_t steps_;
+  std::vector<double> times_;
+  ProgressLine bar_;
+};
+
+Run run_one(const Context& context, const train::TrainConfig& config, const fs::path& folder) {
+  Run out;
+  out.precision = train::to_string(config.precision);
+  auto trainer = train::Trainer::start(context, config, folder);
+  if (!trainer.ok()) {
+    out.status = trainer.status();
+    return out;
+  }
+  Collector collector(out, config.steps);
+  Result<train::TrainOutcome> outcome = (*trainer)->run(collector, interrupted());
+  if (!outcome.ok()) {
+    out.status = outcome.status();
+    return out;
+  }
+  out.steps = outcome->steps;
+  out.skipped = outcome->skipped;
+  out.diverged = outcome->diverged;
+  out.validation = outcome->validation_loss.value_or(std::nan(""));
+  out.peak_bytes = static_cast<double>((*trainer)->executor().held_bytes());
+  out.milliseconds = collector.median_ms();
+  const double sequences = static_cast<double>(config.batch * config.accumulate);
+  if (out.milliseconds > 0) out.samples_per_s = sequences / out.milliseconds * 1e3;
+  out.tokens_per_s = out.samples_per_s * static_cast<double>(config.model.context);
+  return out;
+}
+
+std::string curves(const std::vector<Run>& runs, const std::string& subtitle) {
+  lab::report::LineChart chart;
+  chart.id = "precision";
+  chart.title = "Loss by precision";
+  chart.subtitle = subtitle;
+  chart.x_label = "step";
+  chart.y_label = "nats per token, mean of about 20 steps";
+  int style = 1;
+  for (const Run& run : runs) {
+    lab::report::Series series = {run.precision, style++, {}};
+    double smooth = 0;
+    for (std::size_t i = 0; i < run.losses.size(); ++i) {
+      smooth = i == 0 ? run.losses[0] : 0.95 * smooth + 0.05 * run.losses[i];
+      series.points.push_back({static_cast<double>(i + 1), smooth, ""});
+    }
+    chart.series.push_back(std::move(series));
+  }
+  return render(chart, lab::report::SvgUse::kFile);
+}
+
+Json json_of(const Run& run) {
+  const auto known = [](double value) { return std::isfinite(value) ? Json(value) : Json(); };
+  Json out = {{"precision", run.precision},
+              {"status", !run.status.ok() ? "error"
+                         : run.diverged   ? "diverged"
+                                          : "ok"},
+              {"message", run.status.ok() ? "" : run.status.message()},
+              {"steps", run.steps},
+              {"skipped_steps", run.skipped}};
+  const bool ran = run.status.ok();
+  out["samples_per_s"] = ran ? known(run.samples_per_s) : Json();
+  out["tokens_per_s"] = ran ? known(run.tokens_per_s) : Json();
+  out["median_ms"] = ran ? known(run.milliseconds) : Json();
+  out["peak_bytes"] = ran ? known(run.peak_bytes) : Json();
+  out["validation_loss"] = ran && !run.diverged ? known(run.validation) : Json();
+  out["losses"] = Json::array();
+  for (const double loss : run.losses) out["losses"].push_back(known(loss));
+  return out;
+}
+
+void print_row(const Run& run) {
+  if (!run.status.ok()) return print_line(pad_right(run.precision, 11) + run.status.message());
+  print_line(fmt::format(
+      "{}{}{}{}{}{}{}", pad_right(run.precision, 11),
+      pad_left(fmt::format("{:.1f}", run.samples_per_s), 10),
+      pad_left(fmt::format("{:.0f}", run.tokens_per_s), 10),
+      pad_left(lab::format_bytes(run.peak_bytes), 12), pad_left(fmt::format("{}", run.skipped), 9),
+      pad_left(run.losses.empty() ? "-" : fmt::format("{:.4f}", run.losses.back()), 12),
+      pad_left(run.diverged ? "diverged" : fmt::format("{:.4f}", run.validation), 12)));
+}
+
+fs::path default_folder() {
+  const std::time_t now = std::time(nullptr);
+  char text[32];
+  std::strftime(text, sizeof text, "%Y-%m-%d-%H%M%S", std::localtime(&now));
+  return fmt::format("results/precision-{}", text);
+}
+
+}  // namespace
+
+int run_bench_precision(const Arguments& arguments) {
+  const Context context = make_context(arguments);
+  train::TrainConfig config = train_config_of(arguments);
+  if (!arguments.has("--steps")) {
+    config.steps = 300;
+    config.warmup_steps = 30;
+  }
+  config.evaluate_every = config.sample_every = config.save_every = 0;
+  const fs::path folder = arguments.value("--output").value_or(default_folder().string());
+  std::vector<std::string> names = arguments.list("--precision");
+  if (names.empty()) names = {"fp32", "bf16", "fp16", "bf16-pure"};
+  for (const std::string& name : names) {
+    if (const auto old = train::find_run(folder / name)) {
+      fail_usage(fmt::format("--output {} holds a run already; give a new folder", old->string()));
+    }
+  }
+  const std::string subtitle =
+      fmt::format("{} layers, width {}, context {}, batch {}", config.model.layers,
+                  config.model.width, config.model.context, config.batch * config.accumulate);
+  print_line(fmt::format("{} · {} steps · {}", subtitle, config.steps, device_words(context)));
+  print_line(fmt::format("{}{}{}{}{}{}{}", pad_right("precision", 11), pad_left("samples/s", 10),
+                         pad_left("tok/s", 10), pad_left("memory", 12), pad_left("skipped", 9),
+                         pad_left("last loss", 12), pad_left("validation", 12)));
+  std::vector<Run> runs;
+  bool any = false;
+  for (const std::string& name : names) {
+    if (interrupted()) break;
+    config.precision = *train::parse_precision(name);
+    runs.push_back(run_one(context, config, folder / name));
+    print_row(runs.back());
+    any = any || runs.back().status.ok();
+  }
+  Json json;
+  json["schema"] = "flashlab.precision/1";
+  json["command"] = typed_command();
+  json["device"] = device_words(context);
+  json["config"] = Json::parse(config.to_json());
+  for (const Run& run : runs) json["runs"].push_back(json_of(run));
+  const struct {
+    const char* name;
+    std::string text;
+  } kFiles[] = {{"precision.json", json.dump(1) + "\n"}, {"precision.svg", curves(runs, subtitle)}};
+  for (const auto& file : kFiles) {
+    if (const Status s = train::write_file(folder / file.name, file.text); !s.ok()) {
+      fail(s.message());
+    }
+  }
+  print_line(fmt::format("curves   {}", (folder / "precision.svg").string()));
+  if (interrupted()) return kExitInterrupted;
+  return any ? kExitOk : kExitFailure;
+}
+
+}  // namespace flashlab::cli

@@ -1,0 +1,51 @@
+// The unfused set's operations: one element at a time, as plain loops.
+
+#include <cmath>
+
+#include "train/cpu/call.h"
+
+namespace flashlab::train::cpu {
+namespace {
+
+template <class T>
+T silu_slope(T x) {
+  const T sigmoid = 1 / (1 + std::exp(-x));
+  return sigmoid * (1 + x * (1 - sigmoid));
+}
+
+}  // namespace
+
+template <class T>
+void pointwise(const Call<T>& call) {
+  const auto& p = call.template attributes<PointwiseAttributes>();
+  const T* a = call.input(0);
+  const T* b = call.operation.inputs.size() > 1 ? call.input(1) : nullptr;
+  T* y = call.output(0);
+  call.parallel(p.rows, 32, [&](std::int64_t first, std::int64_t rows) {
+    const std::int64_t begin = first * p.width, end = begin + rows * p.width;
+    switch (p.function) {
+      case Pointwise::kAdd:
+        for (std::int64_t i = begin; i < end; ++i) y[i] = a[i] + b[i];
+        break;
+      case Pointwise::kAddRow:
+        for (std::int64_t i = begin; i < end; i += p.width) {
+          for (std::int64_t j = 0; j < p.width; ++j) y[i + j] = a[i + j] + b[j];
+        }
+        break;
+      case Pointwise::kMultiply:
+        for (std::int64_t i = begin; i < end; ++i) y[i] = a[i] * b[i];
+        break;
+      case Pointwise::kSilu:
+        for (std::int64_t i = begin; i < end; ++i) y[i] = a[i] / (1 + std::exp(-a[i]));
+        break;
+      case Pointwise::kSiluBackward:
+        for (std::int64_t i = begin; i < end; ++i) y[i] = a[i] * silu_slope(b[i]);
+        break;
+    }
+  });
+}
+
+template void pointwise<float>(const Call<float>&);
+template void pointwise<double>(const Call<double>&);
+
+}  // namespace flashlab::train::cpu

@@ -1,0 +1,71 @@
+#pragma once
+
+// Byte-pair encoding: bytes joined into tokens by merges in the order in which they were learned.
+// Learned from a text, or read from a Hugging Face tokenizer.json of that kind.
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "flashlab/status.h"
+#include "train/data/split_words.h"
+
+namespace flashlab::train {
+
+class BytePairs {
+ public:
+  /// Merges the most frequent pair again and again until there are `vocabulary` tokens or no pair
+  /// comes twice; of equally frequent pairs the one of smaller tokens. The words are GPT-2's.
+  /// Errors: kInvalidArgument (a vocabulary below the 256 bytes).
+  static Result<BytePairs> learn(std::string_view text, std::int64_t vocabulary);
+
+  /// A Hugging Face tokenizer.json with a byte-level BPE model.
+  /// Errors: kInvalidArgument, naming the part that is missing, damaged or of a kind not read here.
+  static Result<BytePairs> from_json(std::string_view json, std::string_view source);
+  /// In that format.
+  const std::string& to_json() const { return json_; }
+
+  std::int64_t vocabulary() const { return static_cast<std::int64_t>(tokens_.size()); }
+  std::vector<std::int32_t> encode(std::string_view text) const;
+  /// The bytes of a token; none for a number that no token has.
+  const std::string& bytes(std::int32_t token) const {
+    return tokens_[static_cast<std::size_t>(token)];
+  }
+
+ private:
+  struct Merge {
+    std::int32_t rank, token;
+  };
+  struct Word;
+  struct WholeToken {
+    std::string text;
+    std::int32_t token;
+  };
+  static std::uint64_t pair(std::int32_t left, std::int32_t right) {
+    return static_cast<std::uint64_t>(left) << 32 | static_cast<std::uint32_t>(right);
+  }
+  void begin_with_bytes();
+  void add_merge(std::int32_t left, std::int32_t right, std::int32_t token);
+  void merge_word(std::string_view word, std::vector<std::int32_t>& out) const;
+  void encode_words(std::string_view text, std::vector<std::int32_t>& out) const;
+  void write_json();
+  friend class BytePairReader;
+
+  std::vector<std::string> tokens_;                    ///< the bytes of each
+  std::unordered_map<std::string, std::int32_t> ids_;  ///< of bytes
+  std::int32_t byte_ids_[256] = {};
+  std::unordered_map<std::uint64_t, Merge> merges_;
+  std::vector<std::uint64_t> merge_order_;
+  std::vector<WholeToken> added_;  ///< matched in the text before anything else, longest first
+  WordRule words_;
+  bool whole_words_first_ = false;  ///< a word that is a token is not merged together
+  bool prefix_space_ = false;       ///< the text gets a space before it
+  std::string json_;
+};
+
+/// A byte as tokenizer.json spells it: a printable character each.
+std::string spelt(std::string_view bytes);
+
+}  // namespace flashlab::train

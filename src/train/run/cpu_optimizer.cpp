@@ -1,0 +1,167 @@
+// The executor's end of a step: the norm of all gradients, AdamW over the arenas, the loss scale.
+
+#include <algorithm>
+#include <cmath>
+#include <type_traits>
+
+#include "api/context_state.h"
+#include "train/cpu/call.h"
+#include "train/cpu/narrow.h"
+#include "train/run/cpu_executor.h"
+
+namespace flashlab::train {
+namespace {
+
+// Squares are summed in chunks of this many elements, then the chunks' sums as a tree.
+constexpr std::int64_t kNormChunk = 1 << 16;
+constexpr std::int64_t kUpdateGrain = 1 << 15;
+
+// Runs of 16-bit numbers as fp32 on the stack.
+constexpr std::int64_t kNarrowRun = 2048;
+
+std::int64_t norm_chunks(const StepPlan& plan) {
+  return (plan.arena_elements + kNormChunk - 1) / kNormChunk;
+}
+
+double tree_sum(const double* x, std::int64_t count) {
+  if (count == 1) return x[0];
+  return tree_sum(x, count / 2) + tree_sum(x + count / 2, count - count / 2);
+}
+
+}  // namespace
+
+std::int64_t CpuExecutor::norm_scratch_bytes() const {
+  return static_cast<std::int64_t>(sizeof(double)) * norm_chunks(plan_);
+}
+
+void CpuExecutor::begin_loss_scale() {
+  for (const Operation& operation : plan_.operations) {
+    if (operation.kind != OperationKind::kLossScale) continue;
+    static_cast<float*>(data(plan_.loss_scale))[0] =
+        static_cast<float>(std::get<LossScaleAttributes>(operation.attributes).first);
+  }
+}
+
+template <class T>
+void CpuExecutor::gradient_norm(const Operation& operation) {
+  const auto& kernels = cpu::kernels<T>(static_cast<int>(context_.cpu_isa()));
+  const T* gradients = reinterpret_cast<const T*>(parameters_->gradients());
+  double* sums = reinterpret_cast<double*>(scratch_.data());
+  const std::int64_t chunks = norm_chunks(plan_), all = plan_.arena_elements;
+  context_.state().pool().run(chunks, [&](std::int64_t i, int) {
+    const std::int64_t first = i * kNormChunk, count = std::min(kNormChunk, all - first);
+    if (!cpu::is_narrow(parameters_->element())) {
+      sums[i] = kernels.sum_of_squares(gradients + first, count);
+      return;
+    }
+    T wide[kNarrowRun];
+    sums[i] = 0;
+    for (std::int64_t at = 0; at < count; at += kNarrowRun) {
+      const std::int64_t run = std::min(kNarrowRun, count - at);
+      widen_run(parameters_->gradients(), first + at, wide, run);
+      sums[i] += kernels.sum_of_squares(wide, run);
+    }
+  });
+  const double scale = plan_.loss_scale == kNoTensor ? 1 : number(plan_.loss_scale);
+  *static_cast<T*>(data(operation.outputs[0])) =
+      static_cast<T>(std::sqrt(tree_sum(sums, chunks)) / scale);
+}
+
+// Numbers of a 16-bit arena as fp32, and back.
+template <class T>
+void CpuExecutor::widen_run(const std::byte* arena, std::int64_t at, T* wide, std::int64_t count) {
+  const auto* narrow = reinterpret_cast<const std::uint16_t*>(arena) + at;
+  if constexpr (std::is_same_v<T, float>) {
+    cpu::widen(parameters_->element(), narrow, wide, count);
+  }
+}
+
+template <class T>
+void CpuExecutor::narrow_run(const T* wide, std::byte* arena, std::int64_t at, std::int64_t count) {
+  auto* narrow = reinterpret_cast<std::uint16_t*>(arena) + at;
+  if constexpr (std::is_same_v<T, float>) {
+    cpu::narrow(parameters_->element(), wide, narrow, count);
+  }
+}
+
+// One range whose four arenas hold 16-bit numbers: runs of them become fp32 and are rounded again.
+template <class T>
+void CpuExecutor::adamw_narrow(const cpu::AdamWRange& range, std::int64_t first,
+                               std::int64_t count) {
+  const auto& kernels = cpu::kernels<T>(static_cast<int>(context_.cpu_isa()));
+  std::byte* const arenas[] = {parameters_->gradients(), parameters_->values(),
+                               parameters_->first_moments(), parameters_->second_moments()};
+  T wide[4][kNarrowRun];
+  for (std::int64_t at = first; at < first + count; at += kNarrowRun) {
+    const std::int64_t run = std::min(kNarrowRun, first + count - at);
+    for (std::size_t i = 0; i < 4; ++i) widen_run(arenas[i], at, wide[i], run);
+    kernels.adamw(range, wide[0], wide[1], wide[2], wide[3], run);
+    for (std::size_t i = 1; i < 4; ++i) narrow_run(wide[i], arenas[i], at, run);
+  }
+}
+
+// What the step's norm says of the scale. INVARIANT: AdamW of this step has run.
+void CpuExecutor::update_loss_scale(const Operation& operation) {
+  const auto& a = std::get<LossScaleAttributes>(operation.attributes);
+  float* state = static_cast<float*>(data(plan_.loss_scale));
+  const bool good = std::isfinite(number(plan_.gradient_norm));
+  if (!good) state[2] += 1;
+  if (!a.dynamic) return;
+  state[1] = good ? state[1] + 1 : 0;
+  if (!good) {
+    state[0] = std::max(state[0] / 2, 1.0f);
+  } else if (state[1] >= static_cast<float>(a.interval)) {
+    state[0] = std::min(state[0] * 2, 0x1p40f);
+    state[1] = 0;
+  }
+}
+
+template <class T>
+void CpuExecutor::adamw(const Operation& operation) {
+  const auto& a = std::get<AdamWAttributes>(operation.attributes);
+  const auto& kernels = cpu::kernels<T>(static_cast<int>(context_.cpu_isa()));
+  const double* scalars = static_cast<const double*>(data(plan_.scalars));
+  const double rate = scalars[kLearningRate];
+  const double norm = number(plan_.gradient_norm);
+  double step = scalars[kStepIndex], scale = 1;
+  if (plan_.loss_scale != kNoTensor) {
+    if (!std::isfinite(norm)) return;
+    // Moments have seen only the steps that were taken.
+    const float* state = static_cast<const float*>(data(plan_.loss_scale));
+    scale = static_cast<double>(state[0]);
+    step -= static_cast<double>(state[2]);
+  }
+  const double correction1 = 1 - std::pow(a.beta1, step), correction2 = 1 - std::pow(a.beta2, step);
+  cpu::AdamWRange range = {};
+  range.beta1 = a.beta1;
+  range.beta2 = a.beta2;
+  range.epsilon = a.epsilon;
+  const bool torch = a.convention == AdamWConvention::kTorch;
+  range.rate = torch ? rate / correction1 : rate * std::sqrt(correction2) / correction1;
+  range.denominator_scale = torch ? 1 / std::sqrt(correction2) : 1;
+  range.gradient_scale = (a.max_norm > 0 ? std::min(1.0, a.max_norm / (norm + 1e-6)) : 1) / scale;
+  T* values = reinterpret_cast<T*>(parameters_->values());
+  const T* gradients = reinterpret_cast<const T*>(parameters_->gradients());
+  T* first = reinterpret_cast<T*>(parameters_->first_moments());
+  T* second = reinterpret_cast<T*>(parameters_->second_moments());
+  for (const AdamWAttributes::Range& part : a.ranges) {
+    range.keep = 1 - rate * part.weight_decay;
+    const std::int64_t tasks = (part.end - part.begin + kUpdateGrain - 1) / kUpdateGrain;
+    context_.state().pool().run(tasks, [&](std::int64_t task, int) {
+      const std::int64_t at = part.begin + task * kUpdateGrain;
+      const std::int64_t count = std::min(kUpdateGrain, part.end - at);
+      if (cpu::is_narrow(parameters_->element())) return adamw_narrow<T>(range, at, count);
+      kernels.adamw(range, gradients + at, values + at, first + at, second + at, count);
+    });
+  }
+  parameters_->round_copies();
+}
+
+#define FLASHLAB_INSTANTIATE(T)                                  \
+  template void CpuExecutor::gradient_norm<T>(const Operation&); \
+  template void CpuExecutor::adamw<T>(const Operation&);
+FLASHLAB_INSTANTIATE(float)
+FLASHLAB_INSTANTIATE(double)
+#undef FLASHLAB_INSTANTIATE
+
+}  // namespace flashlab::train

@@ -1,0 +1,64 @@
+#include "train/run/step_executor.h"
+
+#include "train/cpu/random.h"
+#include "train/run/cpu_executor.h"
+
+namespace flashlab::train {
+namespace {
+
+// Tokens and targets drawn alike from the whole vocabulary.
+void draw_batch(const StepExecutor& executor, std::uint64_t seed) {
+  const StepPlan& plan = executor.plan();
+  std::int64_t vocabulary = 0;
+  for (const Operation& operation : plan.operations) {
+    if (operation.kind == OperationKind::kEmbedding) {
+      vocabulary = std::get<EmbeddingAttributes>(operation.attributes).vocabulary;
+    }
+  }
+  for (const TensorId id : {plan.tokens, plan.targets}) {
+    if (id == kNoTensor || vocabulary == 0) continue;
+    auto* out = static_cast<std::int32_t*>(executor.data(id));
+    const RandomKey key = {seed, 0, static_cast<std::uint64_t>(id)};
+    for (std::int64_t i = 0; i < plan.tensor(id).elements(); ++i) {
+      out[i] = static_cast<std::int32_t>(random_bits(key, static_cast<std::uint64_t>(i)) %
+                                         static_cast<std::uint64_t>(vocabulary));
+    }
+  }
+}
+
+}  // namespace
+
+Result<std::unique_ptr<StepExecutor>> make_executor(const Context& context, StepPlan plan,
+                                                    ParameterStore& parameters) {
+  if (context.device().kind != DeviceKind::kCpu) {
+    return Status::unsupported({"device", to_string(context.device()), "cpu for a training step",
+                                "use --device cpu; explain step plans for any device"});
+  }
+  auto executor = CpuExecutor::create(context, std::move(plan), parameters);
+  if (!executor.ok()) return executor.status();
+  return std::unique_ptr<StepExecutor>(std::move(*executor));
+}
+
+double StepExecutor::number(TensorId id) const {
+  return plan().tensor(id).element == Element::kFp64
+             ? *static_cast<const double*>(data(id))
+             : static_cast<double>(*static_cast<const float*>(data(id)));
+}
+
+Result<BoundStep> bind_step(const Context& context, StepPlan plan, std::uint64_t seed) {
+  Result<ParameterStore> parameters = ParameterStore::create(plan);
+  if (!parameters.ok()) return parameters.status();
+  BoundStep out;
+  out.parameters = std::make_unique<ParameterStore>(std::move(*parameters));
+  out.parameters->initialize(seed);
+  auto executor = make_executor(context, std::move(plan), *out.parameters);
+  if (!executor.ok()) return executor.status();
+  out.executor = std::move(*executor);
+  if (Status s = out.executor->push_parameters(); !s.ok()) return s;
+  draw_batch(*out.executor, seed);
+  out.executor->set_scalar(kLearningRate, 1e-4);
+  out.executor->set_scalar(kStepIndex, 1);
+  return out;
+}
+
+}  // namespace flashlab::train

@@ -1,0 +1,202 @@
+// Text into tokens: byte pairs learned and read, shards of token files, and what cannot be used.
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "train/data/bpe.h"
+#include "train/data/files.h"
+#include "train/data/shipped_text.h"
+#include "train/data/text.h"
+
+namespace flashlab::train {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string golden(const std::string& name) {
+  const Result<std::string> text = read_file(std::string(FLASHLAB_GOLDENS) + "/" + name);
+  EXPECT_TRUE(text.ok()) << name;
+  return text.ok() ? *text : std::string();
+}
+
+std::string decoded(const BytePairs& pairs, const std::vector<std::int32_t>& tokens) {
+  std::string out;
+  for (const std::int32_t token : tokens) out += pairs.bytes(token);
+  return out;
+}
+
+// Made by tests/goldens/make_tokenizer_goldens.py with Hugging Face's own library.
+TEST(TrainTokenizer, ReadsHuggingFacesFilesAsItsLibraryDoes) {
+  for (const std::string name : {"gpt2", "llama3", "qwen2"}) {
+    const Result<BytePairs> pairs =
+        BytePairs::from_json(golden("tokenizer_" + name + ".json"), name);
+    ASSERT_TRUE(pairs.ok()) << pairs.status().message();
+    EXPECT_EQ(pairs->vocabulary(), 331);
+    const auto texts = nlohmann::json::parse(golden("tokenizer_" + name + "_texts.json"));
+    ASSERT_GT(texts.size(), 10u);
+    for (const auto& each : texts) {
+      const std::string text = each["text"].get<std::string>();
+      const auto expected = each["tokens"].get<std::vector<std::int32_t>>();
+      const std::vector<std::int32_t> tokens = pairs->encode(text);
+      EXPECT_EQ(tokens, expected) << name << ": " << text;
+      EXPECT_EQ(decoded(*pairs, tokens), text);
+    }
+  }
+}
+
+TEST(TrainTokenizer, BytesThatAreNoTextSurvive) {
+  const Result<BytePairs> pairs = BytePairs::from_json(golden("tokenizer_llama3.json"), "x");
+  ASSERT_TRUE(pairs.ok());
+  std::string bytes;
+  for (int i = 0; i < 4096; ++i) bytes += static_cast<char>(i * 37 + i / 256);
+  EXPECT_EQ(decoded(*pairs, pairs->encode(bytes)), bytes);
+}
+
+TEST(TrainTokenizer, LearnsTheMostFrequentPairs) {
+  // "ab" comes four times, then "abc" and "xy" twice.
+  const Result<BytePairs> pairs = BytePairs::learn("abc abd xy abc xy abd", 260);
+  ASSERT_TRUE(pairs.ok());
+  EXPECT_EQ(pairs->bytes(256), "ab");
+  EXPECT_EQ(pairs->vocabulary(), 260);
+  EXPECT_EQ(BytePairs::learn("abcdefg", 1000)->vocabulary(), 256) << "no pair comes twice";
+  EXPECT_FALSE(BytePairs::learn("abc", 255).ok());
+  const std::string_view text = shipped_text().substr(0, 200'000);
+  const Result<BytePairs> learned = BytePairs::learn(text, 600);
+  ASSERT_TRUE(learned.ok());
+  EXPECT_EQ(learned->vocabulary(), 600);
+  const std::vector<std::int32_t> tokens = learned->encode(text);
+  EXPECT_EQ(decoded(*learned, tokens), text);
+  EXPECT_LT(tokens.size() * 2, text.size()) << "600 tokens halve a text at least";
+  EXPECT_EQ(BytePairs::learn(text, 600)->to_json(), learned->to_json());
+  // What is written is read back as the same tokenizer.
+  const Result<BytePairs> again = BytePairs::from_json(learned->to_json(), "again");
+  ASSERT_TRUE(again.ok()) << again.status().message();
+  EXPECT_EQ(again->encode(text), tokens);
+}
+
+TEST(TrainTokenizer, OtherKindsAndDamagedFilesAreRefused) {
+  const std::string good = golden("tokenizer_gpt2.json");
+  const auto refused = [&](const std::string& from, const std::string& to, const char* words) {
+    std::string text = good;
+    const std::size_t at = text.find(from);
+    ASSERT_NE(at, std::string::npos) << from;
+    text.replace(at, from.size(), to);
+    const Result<BytePairs> read = BytePairs::from_json(text, "t.json");
+    ASSERT_FALSE(read.ok()) << to;
+    EXPECT_NE(read.status().message().find(words), std::string::npos) << read.status().message();
+  };
+  refused("\"type\":\"BPE\"", "\"type\":\"Unigram\"", "model.type");
+  refused("\"normalizer\":null", "\"normalizer\":{\"type\":\"NFC\"}", "normalizer");
+  refused("\"byte_fallback\":false", "\"byte_fallback\":true", "byte_fallback");
+  refused("\"dropout\":null", "\"dropout\":0.1", "model.dropout");
+  refused("\"type\":\"ByteLevel\"", "\"type\":\"Metaspace\"", "pre_tokenizer");
+  refused("\"!\":0", "\"!\":\"x\"", "model.vocab");
+  refused("\"!\":0,", "", "no token for the byte 0x21");
+  refused("\"merges\":[", "\"merges\":[[\"zz\",\"q\"],", "model.merges");
+  refused("\"content\":", "\"contents\":", "added_tokens");
+  EXPECT_FALSE(BytePairs::from_json("{", "t.json").ok());
+  EXPECT_FALSE(BytePairs::from_json("{\"model\": 3}", "t.json").ok());
+  EXPECT_FALSE(BytePairs::from_json("{\"model\": {\"type\": 4}}", "t.json").ok());
+  for (std::size_t size = 0; size < good.size(); size += 97) {
+    EXPECT_FALSE(BytePairs::from_json(good.substr(0, size), "t.json").ok()) << size;
+  }
+}
+
+class TrainText : public testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ = fs::temp_directory_path() / ("flashlab-text-" + std::to_string(::getpid()));
+    fs::create_directories(folder_);
+  }
+  void TearDown() override { fs::remove_all(folder_); }
+
+  std::string shard(const char* name, std::int32_t first, std::int32_t count,
+                    std::int64_t vocabulary = 50257) {
+    std::vector<std::int32_t> tokens;
+    for (std::int32_t i = 0; i < count; ++i) tokens.push_back((first + i) % 50257);
+    const fs::path path = folder_ / name;
+    EXPECT_TRUE(write_token_file(path, tokens, vocabulary).ok());
+    return path.string();
+  }
+
+  std::string refusal(const TextOptions& options) {
+    const Result<RunText> text = prepare_text(folder_, options);
+    return text.ok() ? "nothing" : text.status().message();
+  }
+
+  fs::path folder_;
+};
+
+TEST_F(TrainText, ShardsAreOneText) {
+  TextOptions options;
+  options.tokens = {shard("a.bin", 0, 100), shard("b.bin", 100, 50), shard("c.bin", 150, 50)};
+  options.context = 8;
+  const Result<RunText> text = prepare_text(folder_, options);
+  ASSERT_TRUE(text.ok()) << text.status().message();
+  EXPECT_EQ(text->tokenizer.vocabulary(), 50257);
+  EXPECT_EQ(text->training.size(), 180);
+  EXPECT_EQ(text->validation.size(), 20);
+  for (std::int32_t i = 0; i < 180; ++i) ASSERT_EQ(text->training[i], i);
+  EXPECT_EQ(text->validation[0], 180);
+  std::int32_t tokens[8], targets[8];
+  read_window(text->training, 96, 8, tokens, targets);
+  EXPECT_EQ(tokens[0], 96);
+  EXPECT_EQ(targets[7], 104);
+  const Result<RunText> again = open_text(folder_, options);
+  ASSERT_TRUE(again.ok()) << again.status().message();
+  EXPECT_EQ(again->training.size(), 180);
+  EXPECT_EQ(again->tokenizer.decode({1, 22}), "1 22 ");
+  EXPECT_EQ(*again->tokenizer.encode("1 22 "), (std::vector<std::int32_t>{1, 22}));
+  EXPECT_FALSE(again->tokenizer.encode("50257").ok());
+  EXPECT_FALSE(again->tokenizer.encode("ROMEO").ok());
+}
+
+TEST_F(TrainText, WhatCannotBeUsedIsSaid) {
+  TextOptions options;
+  options.context = 64;
+  options.tokens = {shard("short.bin", 0, 60)};
+  EXPECT_NE(refusal(options).find("more than the context's 64"), std::string::npos);
+  options.tokens = {shard("a.bin", 0, 5000)};
+  options.vocabulary = 4000;
+  EXPECT_NE(refusal(options).find("token 4000 at 4000"), std::string::npos) << refusal(options);
+  options.vocabulary = 0;
+  options.tokenizer = std::string(FLASHLAB_GOLDENS) + "/tokenizer_gpt2.json";
+  EXPECT_NE(refusal(options).find("token 331 at 331"), std::string::npos) << refusal(options);
+  options.tokens = {"/no/such/file.bin"};
+  EXPECT_NE(refusal(options).find("/no/such/file.bin"), std::string::npos);
+  std::ofstream(folder_ / "text.bin") << std::string(3000, 'x');
+  options.tokens = {(folder_ / "text.bin").string()};
+  EXPECT_NE(refusal(options).find("20240520 version 1"), std::string::npos) << refusal(options);
+  fs::resize_file(folder_ / "a.bin", 5000);
+  options.tokens = {(folder_ / "a.bin").string()};
+  EXPECT_NE(refusal(options).find("5000 bytes for 5000 tokens"), std::string::npos);
+  options = {};
+  options.context = 64;
+  options.tokenizer = "/no/such/tokenizer.json";
+  EXPECT_NE(refusal(options).find("/no/such/tokenizer.json"), std::string::npos);
+  EXPECT_NE(check_tokenizer("llama.model").message().find("SentencePiece"), std::string::npos);
+  EXPECT_NE(check_tokenizer("words").message().find("character, bpe"), std::string::npos);
+  EXPECT_TRUE(check_tokenizer("mine/tokenizer.json").ok());
+}
+
+TEST_F(TrainText, BytePairsOfAText) {
+  TextOptions options;
+  options.tokenizer = "bpe";
+  options.vocabulary = 400;
+  options.context = 64;
+  const Result<RunText> text = prepare_text(folder_, options);
+  ASSERT_TRUE(text.ok()) << text.status().message();
+  EXPECT_EQ(text->tokenizer.describe(), "400 byte pairs");
+  EXPECT_LT(text->training.size(), 700'000);
+  std::vector<std::int32_t> tokens;
+  for (std::int64_t i = 0; i < 200; ++i) tokens.push_back(text->training[i]);
+  EXPECT_EQ(text->tokenizer.decode(tokens),
+            shipped_text().substr(0, text->tokenizer.decode(tokens).size()));
+}
+
+}  // namespace
+}  // namespace flashlab::train

@@ -148,6 +148,8 @@ struct CUlaunchConfig {
   X(cuMemGetInfo, "cuMemGetInfo_v2", CUresult(std::size_t*, std::size_t*))                        \
   X(cuMemAlloc, "cuMemAlloc_v2", CUresult(CUdeviceptr*, std::size_t))                             \
   X(cuMemFree, "cuMemFree_v2", CUresult(CUdeviceptr))                                             \
+  X(cuMemHostAlloc, "cuMemHostAlloc", CUresult(void**, std::size_t, unsigned))                    \
+  X(cuMemFreeHost, "cuMemFreeHost", CUresult(void*))                                              \
   X(cuMemAllocAsync, "cuMemAllocAsync", CUresult(CUdeviceptr*, std::size_t, CUstream))            \
   X(cuMemFreeAsync, "cuMemFreeAsync", CUresult(CUdeviceptr, CUstream))                            \
   X(cuMemcpyHtoDAsync, "cuMemcpyHtoDAsync_v2",                                                    \

@@ -29,7 +29,8 @@ void append(std::string& key, const Matrix& m) {
 }
 
 std::string key_of(const Product& p) {
-  std::string key = fmt::format("{} {} {} {} {} {}:", p.m, p.n, p.k, p.batch, p.tf32, p.measured);
+  std::string key =
+      fmt::format("{} {} {} {} {} {} {}:", p.m, p.n, p.k, p.batch, p.tf32, p.has_bias, p.measured);
   for (const Matrix* matrix : {&p.a, &p.b, &p.c}) append(key, *matrix);
   return key;
 }
@@ -109,6 +110,12 @@ Status CublasLt::describe(const Product& p, PreparedProduct& out) const {
   };
   transpose(kCublasTransA, p.b.transposed);
   transpose(kCublasTransB, p.a.transposed);
+  if (p.has_bias) {
+    const int epilogue = kCublasEpilogueBias;
+    run(api_.cublasLtMatmulDescSetAttribute(out.product, kCublasEpilogue, &epilogue,
+                                            sizeof epilogue),
+        "cublasLtMatmulDescSetAttribute");
+  }
   const auto layout = [&](CublasLtDescriptor* made, const Matrix& matrix, std::int64_t rows,
                           std::int64_t columns) {
     if (matrix.transposed) std::swap(rows, columns);
@@ -191,7 +198,9 @@ CublasLtAlgorithm CublasLt::fastest(const Product& product, const std::string& k
   for (const CublasLtAlgorithm& each : candidates) {
     runs.push_back([&, described, each](const runtime::ProductMemory& memory) mutable {
       described.algorithm = each;
-      return run(described, product, memory.a, memory.b, memory.c, memory.scratch, memory.stream);
+      // Any address serves as a bias: c is at least as long.
+      return run(described, product, memory.a, memory.b, memory.c, memory.scratch, memory.stream,
+                 nullptr, memory.c);
     });
   }
   const std::vector<float> times = runtime::time_product(*device_, product, kWorkspaceBytes, runs);
@@ -220,10 +229,19 @@ Result<const PreparedProduct*> CublasLt::prepare(const Product& p) const {
 }
 
 Status CublasLt::run(const PreparedProduct& p, const Product& product, const void* a, const void* b,
-                     void* c, void* workspace, CUstream stream) const {
+                     void* c, void* workspace, CUstream stream, const void* addend,
+                     const void* bias) const {
+  // The address of the bias is part of a descriptor that other calls share.
+  std::unique_lock lock(bias_mutex_, std::defer_lock);
+  if (product.has_bias) {
+    lock.lock();
+    const CublasStatus set =
+        api_.cublasLtMatmulDescSetAttribute(p.product, kCublasBiasPointer, &bias, sizeof bias);
+    if (Status s = check(set, "cublasLtMatmulDescSetAttribute"); !s.ok()) return s;
+  }
   return check(api_.cublasLtMatmul(handle_, p.product, &product.alpha, b, p.first, a, p.second,
-                                   &product.beta, c, p.result, c, p.result, &p.algorithm, workspace,
-                                   kWorkspaceBytes, stream),
+                                   &product.beta, addend == nullptr ? c : addend, p.result, c,
+                                   p.result, &p.algorithm, workspace, kWorkspaceBytes, stream),
                "cublasLtMatmul");
 }
 

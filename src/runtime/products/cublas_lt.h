@@ -25,6 +25,9 @@ using CublasStatus = int;          ///< 0 is success
 enum CublasLtConstant : int {
   kCublasTransA = 3,
   kCublasTransB = 4,
+  kCublasEpilogue = 7,
+  kCublasBiasPointer = 8,
+  kCublasEpilogueBias = 4,
   kCublasBatchCount = 5,
   kCublasBatchOffset = 6,
   kCublasMaxWorkspaceBytes = 1,
@@ -105,9 +108,11 @@ class CublasLt {
   Result<const PreparedProduct*> prepare(const runtime::Product& product) const;
 
   /// Enqueues a product that was prepared here; the GPU's context is current. alpha and beta are
-  /// this product's own. `workspace` has kWorkspaceBytes. Errors: kDeviceError.
+  /// this product's own. `workspace` has kWorkspaceBytes. beta multiplies `addend`, laid out as c,
+  /// or c itself without one; `bias` is there iff the product has one. Errors: kDeviceError.
   Status run(const PreparedProduct& prepared, const runtime::Product& product, const void* a,
-             const void* b, void* c, void* workspace, CUstream stream) const;
+             const void* b, void* c, void* workspace, CUstream stream, const void* addend = nullptr,
+             const void* bias = nullptr) const;
 
   static constexpr std::size_t kWorkspaceBytes = std::size_t{32} << 20;
 
@@ -130,6 +135,7 @@ class CublasLt {
   CublasLtHandle handle_ = nullptr;
   const GpuDevice* device_ = nullptr;
   mutable std::mutex mutex_;
+  mutable std::mutex bias_mutex_;  ///< of a prepared product's address of its bias
   mutable std::unordered_map<std::string, std::unique_ptr<PreparedProduct>> prepared_;
 };
 

@@ -16,13 +16,14 @@ struct Matrix {
   int alignment_bytes = 16;  ///< every row's address is a multiple of it
 };
 
-/// C = alpha op(A) op(B) + beta C,  op(A) [m, k], op(B) [k, n], C [m, n], for each of a batch.
-/// Products of 16-bit elements are summed in fp32.
+/// C = alpha op(A) op(B) + beta C [+ bias],  op(A) [m, k], op(B) [k, n], C [m, n], bias [n], for
+/// each of a batch. Products of 16-bit elements are summed in fp32.
 struct Product {
   std::int64_t m = 0, n = 0, k = 0;
   int batch = 1;
   Matrix a, b, c;
   float alpha = 1, beta = 0;
+  bool has_bias = false;
   bool tf32 = false;  ///< fp32 operands may be rounded to tf32
   /// The algorithm that was fastest here runs; false: the library's first choice, so that the order
   /// of the sums does not depend on what was measured.

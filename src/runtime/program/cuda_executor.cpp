@@ -236,9 +236,13 @@ class CudaExecutor::Run {
   }
   Status run(std::size_t index, const ProductWork& work) {
     const Loaded::StepState& state = loaded_.steps[index];
+    const auto optional = [&](Place place) {
+      return place.buffer < 0 ? nullptr : program_.address(call_, place);
+    };
     return state.library->run(*state.product, work.product, program_.address(call_, work.a),
                               program_.address(call_, work.b), program_.address(call_, work.c),
-                              program_.address(call_, work.scratch), step_stream(index));
+                              program_.address(call_, work.scratch), step_stream(index),
+                              optional(work.addend), optional(work.bias));
   }
   Status run(std::size_t index, const HostWork& work) {
     auto host = std::make_unique<HostCall>();

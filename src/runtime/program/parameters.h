@@ -69,6 +69,13 @@ class ParameterBlock {
     return *this;
   }
 
+  /// Every place becomes `moved(place)`.
+  template <class Moved>
+  void move(const Moved& moved) {
+    for (Pointer& each : pointers_) each.place = moved(each.place);
+    for (Map& each : tensor_maps_) each.place = moved(each.place);
+  }
+
   struct Pointer {
     std::uint32_t offset;
     Place place;

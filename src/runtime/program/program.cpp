@@ -40,7 +40,9 @@ std::vector<Place> places_of(const Work& work) {
                                },
                                [](const ProductWork& w) {
                                  std::vector<Place> out{w.a, w.b, w.c};
-                                 if (w.scratch.buffer >= 0) out.push_back(w.scratch);
+                                 for (const Place& each : {w.scratch, w.addend, w.bias}) {
+                                   if (each.buffer >= 0) out.push_back(each);
+                                 }
                                  return out;
                                },
                                [](const HostWork& w) { return w.places; }},
@@ -95,6 +97,31 @@ int Program::add_stream(int device) {
 int Program::add(Step step) {
   steps_.push_back(std::move(step));
   return static_cast<int>(steps_.size()) - 1;
+}
+
+void Program::append(const Program& other, std::span<const Place> places) {
+  const auto moved = [&](Place place) -> Place {
+    if (place.buffer < 0) return place;
+    const Place& base = places[static_cast<std::size_t>(place.buffer)];
+    return {base.buffer, base.offset_bytes + place.offset_bytes};
+  };
+  const int first = static_cast<int>(steps_.size());
+  for (Step step : other.steps()) {
+    for (int& earlier : step.depends_on) earlier += first;
+    std::visit(Overloaded{[&](KernelWork& w) { w.parameters.move(moved); },
+                          [&](MemsetWork& w) { w.target = moved(w.target); },
+                          [&](CopyWork& w) { w.to = moved(w.to), w.from = moved(w.from); },
+                          [&](ProductWork& w) {
+                            for (Place* each : {&w.a, &w.b, &w.c, &w.scratch, &w.addend, &w.bias}) {
+                              *each = moved(*each);
+                            }
+                          },
+                          [&](HostWork& w) {
+                            for (Place& each : w.places) each = moved(each);
+                          }},
+               step.work);
+    add(std::move(step));
+  }
 }
 
 std::size_t Program::workspace_bytes(int device) const {

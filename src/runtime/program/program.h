@@ -47,7 +47,9 @@ struct CopyWork {
 struct ProductWork {
   Product product;
   Place a, b, c;
-  Place scratch;  ///< CublasLt::kWorkspaceBytes; on a CPU none
+  Place scratch;      ///< CublasLt::kWorkspaceBytes; on a CPU none
+  Place addend = {};  ///< what beta multiplies, laid out as c; without a buffer: c itself
+  Place bias = {};    ///< Product::has_bias: [n] of c's type
 };
 /// A function on the host that gets the addresses of `places`. It must not call CUDA.
 struct HostWork {
@@ -85,6 +87,9 @@ class Program {
   int add_stream(int device);
   /// Adds a step after those there are. Returns its index.
   int add(Step step);
+  /// Adds the steps of another program of one stream, which become steps of stream 0; `places[i]`
+  /// is where its buffer i lies here. Its scalars keep their numbers.
+  void append(const Program& other, std::span<const Place> places);
 
   const std::vector<Buffer>& buffers() const noexcept { return buffers_; }
   const std::vector<Step>& steps() const noexcept { return steps_; }

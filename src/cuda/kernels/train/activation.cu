@@ -1,0 +1,99 @@
+// What stands between the two products of an MLP, and its gradient.
+//
+//   SwiGLU   y = g s(g) u,  s(g) = 1 / (1 + exp(-g));   dg = dy u (s + g s (1 - s)),  du = dy g s
+//   GELU     y = x/2 (1 + t),  t = tanh(sqrt(2/pi) (x + 0.044715 x^3))
+//            dx = dy ((1 + t)/2 + x/2 (1 - t^2) sqrt(2/pi) (1 + 3 0.044715 x^2))
+//
+// One pack of columns a thread; the loads of a warp are neighbours.
+//
+// Config: Element kElement; bool kGelu; int kHidden, kVector.
+
+#include "train/arguments.h"
+#include "train/packs.h"
+
+namespace flashlab::device {
+
+inline constexpr int kActivationBlock = 256;
+
+__device__ inline float sigmoid(float x) {
+  return 1.0f / (1.0f + expf(-x));
+}
+
+inline constexpr float kGeluScale = 0.7978845608028654f;  // sqrt(2 / pi)
+inline constexpr float kGeluCube = 0.044715f;
+
+__device__ inline float gelu_tanh(float x) {
+  return 2.0f * sigmoid(2.0f * kGeluScale * (x + kGeluCube * x * x * x)) - 1.0f;
+}
+
+/// The pack of this thread: its row and first column; false past the end.
+template <class Config>
+__device__ inline bool find_pack(const ActivationArguments& args, Index& row, int& column) {
+  constexpr int kRowPacks = Config::kHidden / Config::kVector;
+  const Index pack = static_cast<Index>(blockIdx.x) * kActivationBlock + threadIdx.x;
+  row = pack / kRowPacks;
+  column = static_cast<int>(pack % kRowPacks) * Config::kVector;
+  return row < args.rows;
+}
+
+template <class Config>
+__device__ inline void activation_forward(const ActivationArguments& args) {
+  constexpr int kVector = Config::kVector, kHidden = Config::kHidden;
+  Index row;
+  int column;
+  if (!find_pack<Config>(args, row, column)) return;
+  Pack<kVector> y;
+  if constexpr (Config::kGelu) {
+    const auto x = load_pack<Config::kElement, kVector>(args.x, row * kHidden + column);
+    for (int i = 0; i < kVector; ++i) y.at[i] = 0.5f * x.at[i] * (1.0f + gelu_tanh(x.at[i]));
+  } else {
+    const Index at = row * 2 * kHidden + column;
+    const auto g = load_pack<Config::kElement, kVector>(args.x, at);
+    const auto u = load_pack<Config::kElement, kVector>(args.x, at + kHidden);
+    for (int i = 0; i < kVector; ++i) y.at[i] = g.at[i] * sigmoid(g.at[i]) * u.at[i];
+  }
+  store_pack<Config::kElement>(args.out, row * kHidden + column, y);
+}
+
+template <class Config>
+__device__ inline void activation_backward(const ActivationArguments& args) {
+  constexpr int kVector = Config::kVector, kHidden = Config::kHidden;
+  Index row;
+  int column;
+  if (!find_pack<Config>(args, row, column)) return;
+  const auto dy = load_pack<Config::kElement, kVector>(args.dy, row * kHidden + column);
+  if constexpr (Config::kGelu) {
+    const auto x = load_pack<Config::kElement, kVector>(args.x, row * kHidden + column);
+    Pack<kVector> dx;
+    for (int i = 0; i < kVector; ++i) {
+      const float v = x.at[i], t = gelu_tanh(v);
+      const float inner = kGeluScale * (1.0f + 3.0f * kGeluCube * v * v);
+      dx.at[i] = dy.at[i] * 0.5f * (1.0f + t + v * (1.0f - t * t) * inner);
+    }
+    store_pack<Config::kElement>(args.out, row * kHidden + column, dx);
+  } else {
+    const Index at = row * 2 * kHidden + column;
+    const auto g = load_pack<Config::kElement, kVector>(args.x, at);
+    const auto u = load_pack<Config::kElement, kVector>(args.x, at + kHidden);
+    Pack<kVector> dg, du;
+    for (int i = 0; i < kVector; ++i) {
+      const float s = sigmoid(g.at[i]), silu = g.at[i] * s;
+      dg.at[i] = dy.at[i] * u.at[i] * (s + silu * (1.0f - s));
+      du.at[i] = dy.at[i] * silu;
+    }
+    store_pack<Config::kElement>(args.out, at, dg);
+    store_pack<Config::kElement>(args.out, at + kHidden, du);
+  }
+}
+
+}  // namespace flashlab::device
+
+extern "C" __global__ void __launch_bounds__(flashlab::device::kActivationBlock)
+    flash_fwd_activation(const __grid_constant__ flashlab::device::ActivationArguments args) {
+  flashlab::device::activation_forward<Config>(args);
+}
+
+extern "C" __global__ void __launch_bounds__(flashlab::device::kActivationBlock)
+    flash_bwd_activation(const __grid_constant__ flashlab::device::ActivationArguments args) {
+  flashlab::device::activation_backward<Config>(args);
+}

@@ -1,0 +1,117 @@
+#pragma once
+
+// What the kernels of a training step are launched with, the same text on host and device. No
+// include here: device code has no library headers. Elements are those of the kernel's Config; what
+// a kernel does not use is null.
+
+namespace flashlab::device {
+
+/// x, y, dy, dx [rows, width], weight, bias [width], mean, rstd [rows].
+struct NormArguments {
+  const void* x{};
+  const void* weight{};
+  const void* bias{};
+  void* y{};
+  float* mean{};
+  float* rstd{};
+  const void* dy{};
+  void* dx{};
+  float* partials{};  ///< [blocks, width] of d weight, then as many of d bias
+  long long rows{};
+  float epsilon{};
+};
+
+/// Sums over rows: x [rows, width] -> partials [blocks, width] -> out [width]; with a second vector
+/// its partials follow.
+struct ColumnArguments {
+  const void* x{};
+  float* partials{};
+  void* out{};
+  void* second_out{};
+  long long rows{};
+  int blocks{};
+};
+
+/// gate_up, dgate_up [rows, 2 hidden] with the gate first; y, dy [rows, hidden]. GELU has x and dx
+/// [rows, hidden] in their place.
+struct ActivationArguments {
+  const void* x{};
+  const void* dy{};
+  void* out{};
+  long long rows{};
+};
+
+/// cosine, sine [context, head_dim / 2]; qkv [rows, 3 width] is turned in place.
+struct RopeArguments {
+  float* cosine{};
+  float* sine{};
+  void* qkv{};
+  long long rows{};
+  double theta{};
+};
+
+/// tokens [rows], table [vocabulary, width], positions [context, width], x [rows, width].
+/// Backward: `order` holds the rows sorted by token, the group of the g-th distinct token begins at
+/// starts[g] and ends at starts[g + 1]; groups that are not there are empty.
+struct EmbeddingArguments {
+  const int* tokens{};
+  const void* table{};
+  const void* positions{};
+  void* x{};
+  const int* order{};
+  const int* starts{};
+  const void* dx{};
+  void* dtable{};
+  void* dpositions{};
+  long long rows{};
+};
+
+/// scalars: the step's; y = keep(x) / (1 - p) + addend over `elements`.
+struct DropoutArguments {
+  const double* scalars{};
+  const void* x{};
+  const void* addend{};
+  void* y{};
+  long long elements{};
+  unsigned long long seed{}, site{}, limit{};
+  float scale{};
+};
+
+/// logits [rows, vocabulary], which become their gradient; targets, losses [rows].
+struct CrossEntropyArguments {
+  void* logits{};
+  const int* targets{};
+  float* losses{};
+  float gradient_scale{};
+};
+
+/// losses [rows] -> loss [1]
+struct MeanLossArguments {
+  const float* losses{};
+  float* loss{};
+  long long rows{};
+};
+
+/// What the update of a step depends on, made from the scalars and the norm.
+struct AdamWFactors {
+  float gradient_scale{}, rate{}, denominator_scale{}, keep{};
+};
+
+/// The flat arenas, `elements` each. Elements 64 i .. 64 i + 63 decay iff bit i of `decays` is set.
+struct OptimizerArguments {
+  const double* scalars{};
+  void* gradients{};
+  void* parameters{};
+  void* copies{};
+  void* first{};
+  void* second{};
+  double* sums{};  ///< [blocks of the norm]
+  float* norm{};
+  AdamWFactors* factors{};
+  const unsigned* decays{};
+  long long elements{};
+  double beta1{}, beta2{}, weight_decay{}, max_norm{};
+  float epsilon{};
+};
+
+}  // namespace flashlab::device

@@ -1,0 +1,81 @@
+// Sums over rows: the gradient of a bias, and the last step of the norms' weights.
+//
+//   out[c] (+)= sum over rows of x[r, c]
+//
+// A block owns a range of columns and every gridDim.y-th group of rows and leaves one row of
+// partial sums; the second kernel adds these in order, so that every run gives the same bits.
+//
+// Config: Element kElement (of x), kGradient (of out); int kWidth, kVector; bool kAccumulate.
+
+#include "train/arguments.h"
+#include "train/packs.h"
+
+namespace flashlab::device {
+
+inline constexpr int kColumnBlock = 256;  // threads: 32 lanes of columns, 8 rows at a time
+inline constexpr int kFinishSlices = 32;  // shares of the partial sums of a column
+
+template <class Config>
+__device__ inline void column_partials(const ColumnArguments& args) {
+  constexpr int kVector = Config::kVector, kRows = kColumnBlock / 32;
+  __shared__ float sSums[kRows][32 * kVector];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int column = (blockIdx.x * 32 + lane) * kVector;
+  Pack<kVector> sum{};
+  if (column < Config::kWidth) {
+#pragma unroll 4
+    for (Index row = blockIdx.y * kRows + warp; row < args.rows; row += gridDim.y * kRows) {
+      const auto x = load_pack<Config::kElement, kVector>(args.x, row * Config::kWidth + column);
+      for (int i = 0; i < kVector; ++i) sum.at[i] += x.at[i];
+    }
+  }
+  for (int i = 0; i < kVector; ++i) sSums[warp][lane * kVector + i] = sum.at[i];
+  __syncthreads();
+  for (int i = threadIdx.x; i < 32 * kVector; i += kColumnBlock) {
+    const int at = blockIdx.x * 32 * kVector + i;
+    if (at >= Config::kWidth) continue;
+    float total = 0;
+    for (int other = 0; other < kRows; ++other) total += sSums[other][i];
+    args.partials[static_cast<Index>(blockIdx.y) * Config::kWidth + at] = total;
+  }
+}
+
+template <class Config>
+__device__ inline void column_finish(const ColumnArguments& args) {
+  __shared__ float sSums[kFinishSlices][33];
+  const int lane = threadIdx.x % 32, slice = threadIdx.x / 32;
+  const int column = blockIdx.x * 32 + lane;
+  const float* partials =
+      args.partials + static_cast<Index>(blockIdx.y) * args.blocks * Config::kWidth;
+  void* out = blockIdx.y == 0 ? args.out : args.second_out;
+  const int share = (args.blocks + kFinishSlices - 1) / kFinishSlices;
+  const int first = slice * share, end = min(first + share, args.blocks);
+  float sum = 0;
+  if (column < Config::kWidth) {
+#pragma unroll 8
+    for (int block = first; block < end; ++block) {
+      sum += partials[static_cast<Index>(block) * Config::kWidth + column];
+    }
+  }
+  sSums[slice][lane] = sum;
+  __syncthreads();
+  if (slice != 0 || column >= Config::kWidth) return;
+  Pack<1> total{};
+  for (int other = 0; other < kFinishSlices; ++other) total.at[0] += sSums[other][lane];
+  if constexpr (Config::kAccumulate) {
+    total.at[0] += load_pack<Config::kGradient, 1>(out, column).at[0];
+  }
+  store_pack<Config::kGradient>(out, column, total);
+}
+
+}  // namespace flashlab::device
+
+extern "C" __global__ void __launch_bounds__(flashlab::device::kColumnBlock)
+    flash_bwd_column_partials(const __grid_constant__ flashlab::device::ColumnArguments args) {
+  flashlab::device::column_partials<Config>(args);
+}
+
+extern "C" __global__ void __launch_bounds__(32 * flashlab::device::kFinishSlices)
+    flash_bwd_column_finish(const __grid_constant__ flashlab::device::ColumnArguments args) {
+  flashlab::device::column_finish<Config>(args);
+}

@@ -1,0 +1,150 @@
+// The gradients' norm over the flat arena, and AdamW.
+//
+//   norm   = sqrt(sum g^2)
+//   g'     = g min(1, max_norm / (norm + 1e-6))
+//   m      = b1 m + (1 - b1) g',   v = b2 v + (1 - b2) g'^2
+//   p      = p (1 - lr decay) - rate m / (sqrt(v) denominator_scale + eps)
+// with  rate = lr / (1 - b1^t), denominator_scale = 1 / sqrt(1 - b2^t)          (torch)
+//       rate = lr sqrt(1 - b2^t) / (1 - b1^t), denominator_scale = 1           (cs336)
+//
+// Everything streams: 28 bytes a parameter in fp32, and what forward's copy takes. The norm's
+// blocks leave a sum each, which one block adds in order; nothing comes back to the host.
+//
+// Config: Element kParameter, kGradient, kState, kCopy; bool kHasCopy, kCs336; int kNormBlocks.
+
+#include "train/arguments.h"
+#include "train/packs.h"
+
+namespace flashlab::device {
+
+inline constexpr int kNormBlock = 512, kFinishBlock = 1024, kUpdateBlock = 256;
+inline constexpr int kUpdatePack = 4;  // 16 bytes of fp32: a warp's accesses are whole lines
+inline constexpr int kRateScalar = 0, kStepScalar = 1;  // of the step's scalars
+
+template <int kBlock>
+__device__ inline double sum_of_block(double mine) {
+  __shared__ double sSums[kBlock];
+  sSums[threadIdx.x] = mine;
+  for (int half = kBlock / 2; half > 0; half /= 2) {
+    __syncthreads();
+    if (threadIdx.x < half) sSums[threadIdx.x] += sSums[threadIdx.x + half];
+  }
+  __syncthreads();
+  return sSums[0];
+}
+
+// Every thread adds its squares in fp32: some thousands of them for billions of parameters.
+template <class Config>
+__device__ inline void norm_sums(const OptimizerArguments& args) {
+  constexpr int kPack = kUpdatePack;
+  const Index packs = args.elements / kPack, stride = static_cast<Index>(gridDim.x) * kNormBlock;
+  float sum = 0;
+#pragma unroll 8
+  for (Index i = static_cast<Index>(blockIdx.x) * kNormBlock + threadIdx.x; i < packs;
+       i += stride) {
+    const auto g = load_pack<Config::kGradient, kPack>(args.gradients, i * kPack);
+    for (int j = 0; j < kPack; ++j) sum += g.at[j] * g.at[j];
+  }
+  const double total = sum_of_block<kNormBlock>(sum);
+  if (threadIdx.x == 0) args.sums[blockIdx.x] = total;
+}
+
+__device__ inline void norm_finish(const OptimizerArguments& args, int blocks) {
+  double sum = 0;
+  for (int i = threadIdx.x; i < blocks; i += kFinishBlock) sum += args.sums[i];
+  const double total = sum_of_block<kFinishBlock>(sum);
+  if (threadIdx.x == 0) args.norm[0] = static_cast<float>(sqrt(total));
+}
+
+template <class Config>
+__device__ inline void adamw_factors(const OptimizerArguments& args) {
+  const double lr = args.scalars[kRateScalar], step = args.scalars[kStepScalar];
+  const double correction1 = 1 - pow(args.beta1, step), correction2 = 1 - pow(args.beta2, step);
+  AdamWFactors out;
+  const double clipped = args.max_norm / (static_cast<double>(args.norm[0]) + 1e-6);
+  // A norm that is no number stays one.
+  out.gradient_scale = args.max_norm > 0 && !(clipped >= 1) ? static_cast<float>(clipped) : 1.0f;
+  out.rate =
+      static_cast<float>(Config::kCs336 ? lr * sqrt(correction2) / correction1 : lr / correction1);
+  out.denominator_scale = Config::kCs336 ? 1.0f : static_cast<float>(1 / sqrt(correction2));
+  out.keep = static_cast<float>(1 - lr * args.weight_decay);
+  *args.factors = out;
+}
+
+/// One pack of each arena on its way through an update.
+template <class Config>
+struct Update {
+  static constexpr int kPack = kUpdatePack;
+  Pack<kPack> g, p, m, v;
+
+  __device__ void load(const OptimizerArguments& args, Index at) {
+    g = load_pack<Config::kGradient, kPack>(args.gradients, at);
+    p = load_pack<Config::kParameter, kPack>(args.parameters, at);
+    m = load_pack<Config::kState, kPack>(args.first, at);
+    v = load_pack<Config::kState, kPack>(args.second, at);
+  }
+  __device__ void advance(const OptimizerArguments& args, const AdamWFactors& factors, float keep) {
+    const auto beta1 = static_cast<float>(args.beta1), beta2 = static_cast<float>(args.beta2);
+    const auto rest1 = static_cast<float>(1 - args.beta1);
+    const auto rest2 = static_cast<float>(1 - args.beta2);
+#pragma unroll
+    for (int i = 0; i < kPack; ++i) {
+      const float scaled = g.at[i] * factors.gradient_scale;
+      m.at[i] = beta1 * m.at[i] + rest1 * scaled;
+      v.at[i] = beta2 * v.at[i] + rest2 * scaled * scaled;
+      const float denominator = sqrtf(v.at[i]) * factors.denominator_scale + args.epsilon;
+      p.at[i] = keep * p.at[i] - factors.rate * (m.at[i] / denominator);
+    }
+  }
+  __device__ void store(const OptimizerArguments& args, Index at) const {
+    store_pack<Config::kParameter>(args.parameters, at, p);
+    store_pack<Config::kState>(args.first, at, m);
+    store_pack<Config::kState>(args.second, at, v);
+    if constexpr (Config::kHasCopy) store_pack<Config::kCopy>(args.copies, at, p);
+  }
+};
+
+// A block updates the 2048 elements of one word of decay bits, a thread two packs of them.
+template <class Config>
+__device__ inline void adamw(const OptimizerArguments& args) {
+  constexpr int kHalf = kUpdateBlock * kUpdatePack;
+  static_assert(2 * kHalf == 64 * 32);
+  const Index at = static_cast<Index>(blockIdx.x) * 2 * kHalf + threadIdx.x * kUpdatePack;
+  Update<Config> updates[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    if (at + i * kHalf < args.elements) updates[i].load(args, at + i * kHalf);
+  }
+  const AdamWFactors factors = *args.factors;
+  const unsigned decays = args.decays[blockIdx.x];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const Index element = at + i * kHalf;
+    if (element >= args.elements) continue;
+    const bool decayed = decays >> (element / 64 % 32) & 1;
+    updates[i].advance(args, factors, decayed ? factors.keep : 1.0f);
+    updates[i].store(args, element);
+  }
+}
+
+}  // namespace flashlab::device
+
+extern "C" __global__ void __launch_bounds__(flashlab::device::kNormBlock)
+    flash_opt_norm_sums(const __grid_constant__ flashlab::device::OptimizerArguments args) {
+  flashlab::device::norm_sums<Config>(args);
+}
+
+extern "C" __global__ void __launch_bounds__(flashlab::device::kFinishBlock)
+    flash_opt_norm_finish(const __grid_constant__ flashlab::device::OptimizerArguments args) {
+  flashlab::device::norm_finish(args, Config::kNormBlocks);
+}
+
+extern "C" __global__ void __launch_bounds__(1)
+    flash_opt_adamw_factors(const __grid_constant__ flashlab::device::OptimizerArguments args) {
+  flashlab::device::adamw_factors<Config>(args);
+}
+
+extern "C" __global__ void __launch_bounds__(flashlab::device::kUpdateBlock)
+    flash_opt_adamw(const __grid_constant__ flashlab::device::OptimizerArguments args) {
+  flashlab::device::adamw<Config>(args);
+}

@@ -4,6 +4,7 @@ if(FLASHLAB_BUILD_CLI)
   flashlab_test(train_gradient_test SOURCES train_gradient_test.cpp train_optimizer_test.cpp
     train_precision_test.cpp
     LIBRARIES flashlab_train)
+  flashlab_test(train_cuda_test SOURCES train_cuda_test.cpp LIBRARIES flashlab_train)
   flashlab_test(train_run_test SOURCES train_run_test.cpp LIBRARIES flashlab_train
     DEFINITIONS FLASHLAB_GOLDENS="${CMAKE_CURRENT_SOURCE_DIR}/goldens")
   flashlab_test(train_text_test SOURCES train_text_test.cpp

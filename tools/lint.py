@@ -66,7 +66,8 @@ MAY_INCLUDE = {
     "src/cuda/": ("include/", "src/runtime/", "src/api/", "src/cuda/"),
     "src/peers/": ("include/", "src/runtime/", "src/api/", "src/cuda/", "src/peers/"),
     # The training engine: above attention and the runtime, below the instruments.
-    "src/train/": ("include/", "src/runtime/", "src/api/", "src/train/"),
+    # What its kernels are launched with is the same text on host and device.
+    "src/train/": ("include/", "src/runtime/", "src/api/", "src/train/", "src/cuda/kernels/train/"),
     # Where the backends of the API are put together.
     "src/backends/": ("include/", "src/runtime/", "src/api/", "src/cpu/", "src/cuda/",
                       "src/peers/", "src/reference/", "src/backends/"),

@@ -167,7 +167,8 @@ std::unique_ptr<train::Trainer> make_trainer(const Arguments& arguments, const C
   if (const auto folder = arguments.value("--resume")) {
     for (const FlagSpec* flag : flags_of(kTrain)) {
       const bool allowed = flag->name == "--resume" || flag->name == "--threads" ||
-                           flag->name == "--cpu-isa" || flag->name == "--help";
+                           flag->name == "--cpu-isa" || flag->name == "--device" ||
+                           flag->name == "--help";
       if (!allowed && arguments.has(flag->name)) {
         fail_usage(
             fmt::format("{} stands beside --resume; a resumed run keeps the configuration "

@@ -16,6 +16,7 @@
 #include "cuda/launch/implementations.h"
 #include "lab/data/case_data.h"
 #include "lab/kernels/standalone.h"
+#include "lab/kernels/training.h"
 #include "peers/cublas/cublas.h"
 #include "runtime/cuda/known_gpus.h"
 #include "runtime/kernel_store/kernel.h"
@@ -370,6 +371,7 @@ Result<std::vector<KernelVariant>> kernel_variants(std::string_view architecture
       variants_of(*device, variant_problems(selection), /*production_only=*/common);
   std::ranges::move(merge_variants(), std::back_inserter(list));
   if (common) return list;
+  std::ranges::move(training_variants(*device), std::back_inserter(list));
   std::ranges::move(instrument_variants(*device), std::back_inserter(list));
   if (selection == VariantSelection::kAll) return list;
   std::unordered_set<std::string> seen;

@@ -13,7 +13,9 @@ constexpr std::int64_t kArenaAlignment = 64;
 }  // namespace
 
 StepBuilder::StepBuilder(const StepOptions& options)
-    : options_(options), policy_(policy_of(options.precision)) {}
+    : options_(options), policy_(policy_of(options.precision)) {
+  plan_.tf32 = policy_.tf32;
+}
 
 void StepBuilder::enter(int layer, std::string block) {
   layer_ = layer;

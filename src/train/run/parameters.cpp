@@ -6,7 +6,9 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <thread>
 
+#include "runtime/cpu/thread_pool.h"
 #include "train/cpu/narrow.h"
 #include "train/cpu/random.h"
 
@@ -48,11 +50,15 @@ double draw(const Initializer& initializer, const RandomKey& key, std::uint64_t 
 }
 
 template <class T>
-void fill(T* values, const Parameter& parameter, std::uint64_t seed) {
+void fill(internal::ThreadPool& pool, T* values, const Parameter& parameter, std::uint64_t seed) {
+  constexpr std::int64_t kGrain = 1 << 14;
   const RandomKey key = {seed, 0, name_hash(parameter.name)};
-  for (std::int64_t i = 0; i < parameter.elements; ++i) {
-    values[i] = static_cast<T>(draw(parameter.initializer, key, static_cast<std::uint64_t>(i)));
-  }
+  pool.run((parameter.elements + kGrain - 1) / kGrain, [&](std::int64_t task, int) {
+    const std::int64_t end = std::min((task + 1) * kGrain, parameter.elements);
+    for (std::int64_t i = task * kGrain; i < end; ++i) {
+      values[i] = static_cast<T>(draw(parameter.initializer, key, static_cast<std::uint64_t>(i)));
+    }
+  });
 }
 
 }  // namespace
@@ -109,14 +115,15 @@ Result<ParameterStore> ParameterStore::create(const StepPlan& plan) {
 }
 
 void ParameterStore::initialize(std::uint64_t seed) {
+  internal::ThreadPool pool(static_cast<int>(std::max(std::thread::hardware_concurrency(), 1u)));
   for (const Parameter& parameter : parameters_) {
     if (element_ == Element::kFp64) {
-      fill(reinterpret_cast<double*>(values()) + parameter.offset, parameter, seed);
+      fill(pool, reinterpret_cast<double*>(values()) + parameter.offset, parameter, seed);
     } else if (element_ == Element::kFp32) {
-      fill(reinterpret_cast<float*>(values()) + parameter.offset, parameter, seed);
+      fill(pool, reinterpret_cast<float*>(values()) + parameter.offset, parameter, seed);
     } else {
       std::vector<float> wide(static_cast<std::size_t>(parameter.elements));
-      fill(wide.data(), parameter, seed);
+      fill(pool, wide.data(), parameter, seed);
       cpu::narrow(element_, wide.data(),
                   reinterpret_cast<std::uint16_t*>(values()) + parameter.offset,
                   parameter.elements);

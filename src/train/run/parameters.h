@@ -13,6 +13,8 @@
 
 namespace flashlab::train {
 
+class DeviceParameters;
+
 /// Memory on 64-byte lines, zero at first.
 class AlignedBytes {
  public:
@@ -60,6 +62,11 @@ class ParameterStore {
   std::byte* gradients() const { return gradients_.data(); }
   std::byte* first_moments() const { return first_.data(); }
   std::byte* second_moments() const { return second_.data(); }
+  /// Of one arena.
+  std::int64_t arena_bytes(bool copies) const { return copies ? copies_.size() : values_.size(); }
+
+  /// The arenas on a GPU, which the executors of this store share; null on a CPU.
+  std::shared_ptr<DeviceParameters>& on_device() { return on_device_; }
 
  private:
   std::vector<Parameter> parameters_;
@@ -67,6 +74,7 @@ class ParameterStore {
   Element copy_element_ = Element::kBf16;
   std::int64_t elements_ = 0;
   AlignedBytes values_, copies_, gradients_, first_, second_;
+  std::shared_ptr<DeviceParameters> on_device_;
 };
 
 }  // namespace flashlab::train

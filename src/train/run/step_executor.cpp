@@ -2,6 +2,7 @@
 
 #include "train/cpu/random.h"
 #include "train/run/cpu_executor.h"
+#include "train/run/cuda_executor.h"
 
 namespace flashlab::train {
 namespace {
@@ -30,9 +31,10 @@ void draw_batch(const StepExecutor& executor, std::uint64_t seed) {
 
 Result<std::unique_ptr<StepExecutor>> make_executor(const Context& context, StepPlan plan,
                                                     ParameterStore& parameters) {
-  if (context.device().kind != DeviceKind::kCpu) {
-    return Status::unsupported({"device", to_string(context.device()), "cpu for a training step",
-                                "use --device cpu; explain step plans for any device"});
+  if (context.device().kind == DeviceKind::kCuda) {
+    auto executor = CudaStepExecutor::create(context, std::move(plan), parameters);
+    if (!executor.ok()) return executor.status();
+    return std::unique_ptr<StepExecutor>(std::move(*executor));
   }
   auto executor = CpuExecutor::create(context, std::move(plan), parameters);
   if (!executor.ok()) return executor.status();

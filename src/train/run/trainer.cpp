@@ -146,7 +146,11 @@ Status Trainer::bind() {
   auto evaluator = make_executor(context_, std::move(*forward), *parameters_);
   if (!evaluator.ok()) return evaluator.status();
   evaluator_ = std::move(*evaluator);
-  auto generator = Generator::create(context_, config_.model, options, *parameters_);
+  // One token at a time is the host's work: a GPU's numbers are pulled before.
+  Result<Context> host = Context::create({});
+  if (!host.ok()) return host.status();
+  host_ = std::make_unique<Context>(std::move(*host));
+  auto generator = Generator::create(*host_, config_.model, options, *parameters_);
   if (!generator.ok()) return generator.status();
   generator_ = std::move(*generator);
   return {};
@@ -229,6 +233,7 @@ Status Trainer::save(TrainObserver& observer) {
 }
 
 Status Trainer::sample(TrainObserver& observer) {
+  if (Status s = executor_->pull_parameters(); !s.ok()) return s;
   std::vector<std::int32_t> tokens;
   const std::vector<std::int32_t> prompt = {text_->validation[0]};
   SamplingOptions sampling = {.temperature = 0.8,

@@ -88,6 +88,7 @@ class Trainer {
   std::unique_ptr<RunText> text_;
   std::unique_ptr<ParameterStore> parameters_;
   std::unique_ptr<StepExecutor> executor_, evaluator_;
+  std::unique_ptr<Context> host_;  ///< what generation runs on
   std::unique_ptr<Generator> generator_;
   std::unique_ptr<Log> log_;
   std::int64_t done_ = 0;

@@ -115,7 +115,7 @@ __device__ inline void store_partials(const Pack<Config::kVector> (&sums)[Config
 
 /// Backward fills a multiprocessor with two blocks: where a thread's share leaves it the registers.
 template <class Config>
-inline constexpr bool kTwoBlocks = Config::kBlock <= (Config::kPacks == 1 ? 512 : 256);
+inline constexpr bool kTwoBlocks = Config::kBlock <= (Config::kPacks == 1 ? 384 : 256);
 
 template <class Config>
 __device__ inline void norm_backward(const NormArguments& args) {

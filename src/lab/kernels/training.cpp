@@ -1,0 +1,67 @@
+#include "lab/kernels/training.h"
+
+#include <fmt/format.h>
+
+#include <unordered_set>
+
+#include "train/cuda/lowering.h"
+#include "train/model/step.h"
+
+namespace flashlab::lab {
+namespace {
+
+constexpr int kOldestMajor = 8;
+
+struct Step {
+  const char* model;
+  train::Precision precision;
+  double dropout = 0;
+};
+
+// Both families in both types, a width of several warps, dropout, and a vocabulary whose rows are
+// not aligned.
+constexpr Step kSteps[] = {
+    {"small", train::Precision::kBf16},        {"small", train::Precision::kFp32},
+    {"gpt2", train::Precision::kBf16},         {"gpt2", train::Precision::kFp32, 0.1},
+    {"gpt2-xl", train::Precision::kBf16, 0.1}, {"xl-2026", train::Precision::kBf16}};
+
+KernelVariant variant_of(const Step& step, const runtime::Step& made,
+                         const runtime::KernelWork& work) {
+  KernelVariant out;
+  out.implementation = "train";
+  out.production = true;
+  out.pass = work.spec.entry.starts_with("flash_bwd") ? Pass::kBackward : Pass::kForward;
+  out.element = to_string(step.precision);
+  out.step = made.name;
+  out.spec = work.spec;
+  out.configuration = out.burden = made.configuration;
+  out.threads = work.shape.threads;
+  out.shared_bytes = work.shape.shared_bytes;
+  out.problem = fmt::format("{} · {}", step.model, made.name);
+  return out;
+}
+
+}  // namespace
+
+std::vector<KernelVariant> training_variants(const cuda::DeviceInfo& device) {
+  std::vector<KernelVariant> out;
+  if (device.major < kOldestMajor) return out;
+  std::unordered_set<std::string> seen;
+  for (const Step& step : kSteps) {
+    train::ModelConfig model = *train::find_model(step.model);
+    model.dropout = step.dropout;
+    model.layers = 1;
+    const auto plan =
+        train::build_step(model, {.batch = 4, .context = 512, .precision = step.precision});
+    if (!plan.ok()) continue;
+    runtime::Program program;
+    if (!train::lower(*plan, train::plan_memory(*plan), device, nullptr, program).ok()) continue;
+    for (const auto& [made, kernel] : program.kernels()) {
+      if (!seen.insert(kernel->spec.entry + kernel->spec.config).second) continue;
+      out.push_back(variant_of(step, *made, *kernel));
+    }
+  }
+  return out;
+}
+
+}  // namespace flashlab::lab

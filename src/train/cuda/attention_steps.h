@@ -1,0 +1,38 @@
+#pragma once
+
+// Attention of a step by the library's plans, whose steps are merged into the step's program.
+
+#include <vector>
+
+#include "flashlab/attention.h"
+#include "flashlab/context.h"
+#include "runtime/program/program.h"
+#include "train/plan/step_plan.h"
+
+namespace flashlab::train {
+
+class AttentionSteps {
+ public:
+  AttentionSteps(const StepPlan& plan, const std::vector<runtime::Place>& places,
+                 const Context* context, runtime::Program& program)
+      : plan_(plan), places_(places), context_(context), program_(program) {}
+
+  /// Plans every distinct call and adds the region of their workspace.
+  /// Errors: those of flashlab::plan, kUnsupported (an implementation that is no program).
+  Status plan();
+  /// Appends the steps of operation `index`. Precondition: plan() succeeded.
+  void append(std::size_t index);
+
+ private:
+  std::vector<runtime::Place> tensor_places(const Operation& operation) const;
+
+  const StepPlan& plan_;
+  const std::vector<runtime::Place>& places_;
+  const Context* context_;
+  runtime::Program& program_;
+  std::vector<Plan> plans_;
+  std::vector<int> plan_of_;  ///< per operation; -1: no attention
+  int workspace_ = -1;
+};
+
+}  // namespace flashlab::train

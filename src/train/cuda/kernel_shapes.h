@@ -1,0 +1,110 @@
+#pragma once
+
+// How the training kernels cut their work: threads, accesses and blocks by sizes.
+
+#include <algorithm>
+#include <cstdint>
+
+#include "runtime/cuda/driver.h"
+#include "train/plan/operation.h"
+
+namespace flashlab::train {
+
+inline constexpr int kAccessBytes = 16;
+inline constexpr int kRowThreads = 256;  // of kernels that work on packs
+inline constexpr int kColumnThreads = 256;
+inline constexpr int kNormThreads = 512;  // of the gradients' norm
+inline constexpr int kMostNormBlocks = 1024;
+inline constexpr int kUpdatedByBlock = 64 * 32;  // elements: a bit of decay for each 64
+inline constexpr std::int64_t kFactorsOffset = 8 * kMostNormBlocks;  // after the sums of the norm
+/// A block keeps a row of partial sums in 48 KiB of shared memory.
+inline constexpr std::int64_t kWidestNorm = 12288;
+
+/// Elements per access of rows of `width`.
+inline int vector_of(std::int64_t width, std::int64_t element_bytes) {
+  const auto vector = static_cast<int>(kAccessBytes / element_bytes);
+  return width % vector == 0 ? vector : 1;
+}
+
+struct NormShape {
+  int vector, row_threads, packs, block;
+};
+
+/// The fewest threads that keep a row in at most 32 numbers each.
+inline NormShape norm_shape(std::int64_t width, std::int64_t element_bytes) {
+  NormShape out{vector_of(width, element_bytes), 32, 0, kRowThreads};
+  const std::int64_t most = std::min(32 / out.vector, 8);
+  const std::int64_t columns = width / out.vector;
+  while (out.row_threads < 1024 && columns > most * out.row_threads) out.row_threads *= 2;
+  out.packs = static_cast<int>((columns + out.row_threads - 1) / out.row_threads);
+  out.block = std::max(out.block, out.row_threads);
+  return out;
+}
+
+/// Backward keeps sums over rows beside the row: one or two accesses a thread, in the number of
+/// warps that leaves fewest lanes idle.
+inline NormShape norm_backward_shape(std::int64_t width, std::int64_t element_bytes) {
+  const int vector = vector_of(width, element_bytes);
+  const auto columns = static_cast<int>(width / vector);
+  const auto threads = [&](int packs) { return (columns + 32 * packs - 1) / (32 * packs) * 32; };
+  int packs = columns > 512 || 2 * threads(2) < threads(1) + 32 ? 2 : 1;
+  while (threads(packs) > 1024) packs *= 2;
+  const int row_threads = threads(packs), wanted = packs == 1 ? 384 : 256;
+  return {vector, row_threads, packs, std::max(wanted / row_threads, 1) * row_threads};
+}
+
+/// Backward: two blocks a multiprocessor, each with a row of partial sums.
+inline int norm_blocks(const NormShape& shape, std::int64_t rows, const cuda::DeviceInfo& device) {
+  const std::int64_t groups = shape.block / shape.row_threads;
+  return static_cast<int>(
+      std::min<std::int64_t>((rows + groups - 1) / groups, 2 * device.multiprocessors));
+}
+
+/// Blocks along the rows, so that four blocks are there for each multiprocessor.
+inline int column_blocks(const RowsAttributes& a, std::int64_t element_bytes,
+                         const cuda::DeviceInfo& device) {
+  const std::int64_t columns = 32 * vector_of(a.width, element_bytes);
+  const std::int64_t across = (a.width + columns - 1) / columns;
+  const std::int64_t wanted = std::max<std::int64_t>(4 * device.multiprocessors / across, 1);
+  return static_cast<int>(std::clamp<std::int64_t>((a.rows + 31) / 32, 1, wanted));
+}
+
+struct EmbeddingShape {
+  int slices, columns;
+};
+inline EmbeddingShape embedding_shape(std::int64_t width, std::int64_t element_bytes) {
+  const std::int64_t packs = width / vector_of(width, element_bytes);
+  const auto columns = static_cast<int>(std::min<std::int64_t>((packs + 31) / 32 * 32, 256));
+  return {std::clamp(512 / columns, 1, 8), columns};
+}
+
+struct LogitsShape {
+  int vector, block, packs, registers, shared;
+  std::int64_t shared_bytes;
+};
+
+/// A row in registers if that goes, else what is left in shared memory, else read twice.
+inline LogitsShape logits_shape(std::int64_t vocabulary, std::int64_t element_bytes,
+                                const cuda::DeviceInfo& device) {
+  constexpr int kMostBlock = 1024;
+  LogitsShape out{vector_of(vocabulary, element_bytes), 256, 0, 0, 0, 0};
+  const std::int64_t packs = vocabulary / out.vector;
+  const std::int64_t pack_bytes = std::max<std::int64_t>(out.vector * element_bytes, 4);
+  // 32 registers for the row, 20 where a block is so large that a thread has 64 at most.
+  std::int64_t most = 32 * 4 / pack_bytes;
+  while (out.block < kMostBlock && packs > most * out.block) out.block *= 2;
+  if (out.block == kMostBlock) most = 20 * 4 / pack_bytes;
+  out.packs = static_cast<int>((packs + out.block - 1) / out.block);
+  out.registers = static_cast<int>(std::min<std::int64_t>(out.packs, most));
+  const std::int64_t budget = std::max<std::int64_t>(device.shared_bytes_per_block - 4096, 0);
+  out.shared = static_cast<int>(
+      std::min<std::int64_t>(out.packs - out.registers, budget / (pack_bytes * out.block)));
+  out.shared_bytes = out.shared * pack_bytes * out.block;
+  return out;
+}
+
+inline std::int64_t optimizer_norm_blocks(const cuda::DeviceInfo& device) {
+  return std::min(4 * device.multiprocessors, kMostNormBlocks);
+}
+
+}  // namespace flashlab::train

@@ -1,0 +1,465 @@
+#include "train/cuda/kernel_steps.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstddef>
+
+#include "cuda/kernels/train/arguments.h"
+#include "train/cpu/random.h"
+#include "train/cuda/kernel_shapes.h"
+#include "train/cuda/lowering.h"
+
+namespace flashlab::train {
+namespace {
+
+using cuda::ConfigPrinter;
+using runtime::ParameterBlock;
+using runtime::Place;
+
+#define FLASHLAB_AT(Struct, member) offsetof(device::Struct, member)
+
+std::int64_t div_up(std::int64_t count, std::int64_t size) {
+  return (count + size - 1) / size;
+}
+
+const char* name_of(Element element) {
+  if (element == Element::kFp16) return "kFp16";
+  return element == Element::kBf16 ? "kBf16" : "kFp32";
+}
+
+ConfigPrinter config_of(const char* name, Element element) {
+  ConfigPrinter out;
+  out.choice(name, "Element", name_of(element));
+  return out;
+}
+
+Place shifted(Place place, std::int64_t bytes) {
+  return {place.buffer, place.offset_bytes + bytes};
+}
+
+bool is_layer_norm(const Operation& operation) {
+  return operation.kind == OperationKind::kLayerNorm ||
+         operation.kind == OperationKind::kLayerNormBackward;
+}
+
+bool is_backward_norm(const Operation& operation) {
+  return operation.kind == OperationKind::kRmsNormBackward ||
+         operation.kind == OperationKind::kLayerNormBackward;
+}
+
+}  // namespace
+
+std::vector<std::uint32_t> decay_bits(const StepPlan& plan) {
+  std::vector<std::uint32_t> out;
+  for (const Operation& operation : plan.operations) {
+    if (operation.kind != OperationKind::kAdamW) continue;
+    out.assign(static_cast<std::size_t>(div_up(plan.arena_elements, kUpdatedByBlock)), 0);
+    for (const auto& range : std::get<AdamWAttributes>(operation.attributes).ranges) {
+      if (range.weight_decay == 0) continue;
+      for (std::int64_t i = range.begin / 64; i < div_up(range.end, 64); ++i) {
+        out[static_cast<std::size_t>(i / 32)] |= 1u << i % 32;
+      }
+    }
+  }
+  return out;
+}
+
+KernelSteps::KernelSteps(const StepPlan& plan, const std::vector<Place>& places,
+                         const cuda::DeviceInfo& device, const LoweredStep& lowered,
+                         runtime::Program& program)
+    : plan_(plan), places_(places), device_(device), lowered_(lowered), program_(program) {
+  std::int64_t bytes = 0;
+  for (const Operation& operation : plan.operations) {
+    bytes = std::max(bytes, scratch_bytes(operation));
+  }
+  scratch_ = program.add_region("partial sums", static_cast<std::size_t>(bytes));
+}
+
+std::int64_t KernelSteps::scratch_bytes(const Operation& operation) const {
+  if (is_backward_norm(operation)) {
+    const auto& a = std::get<RowsAttributes>(operation.attributes);
+    const std::int64_t blocks = norm_blocks(
+        norm_backward_shape(a.width, size_of(element(operation.inputs[0]))), a.rows, device_);
+    return 4 * (is_layer_norm(operation) ? 2 : 1) * blocks * a.width;
+  }
+  if (operation.kind == OperationKind::kColumnSum) {
+    const auto& a = std::get<RowsAttributes>(operation.attributes);
+    return 4 * column_blocks(a, size_of(element(operation.inputs[0])), device_) * a.width;
+  }
+  if (operation.kind == OperationKind::kGradientNorm || operation.kind == OperationKind::kAdamW) {
+    return kFactorsOffset + static_cast<std::int64_t>(sizeof(device::AdamWFactors));
+  }
+  return 0;
+}
+
+void KernelSteps::add(const Operation& operation, const Launch& launch, ParameterBlock parameters) {
+  const cuda::LaunchShape shape = {.grid_x = static_cast<unsigned>(launch.blocks),
+                                   .grid_y = static_cast<unsigned>(launch.blocks_y),
+                                   .threads = static_cast<unsigned>(launch.threads),
+                                   .shared_bytes = static_cast<unsigned>(launch.shared_bytes)};
+  program_.add(
+      {.name = operation.name,
+       .configuration = launch.config.summary(),
+       .work = runtime::KernelWork{
+           {launch.source, launch.entry, launch.config.text(), {}}, shape, std::move(parameters)}});
+}
+
+void KernelSteps::add_zero(const Operation& operation, Place target, std::int64_t bytes) {
+  program_.add({.name = operation.name,
+                .work = runtime::MemsetWork{target, static_cast<std::size_t>(bytes), 0}});
+}
+
+Status KernelSteps::append(const Operation& operation) {
+  switch (operation.kind) {
+    case OperationKind::kRmsNorm:
+    case OperationKind::kRmsNormBackward:
+    case OperationKind::kLayerNorm:
+    case OperationKind::kLayerNormBackward:
+      return norm(operation);
+    case OperationKind::kColumnSum:
+      return column_sum(operation);
+    case OperationKind::kSwiGlu:
+    case OperationKind::kSwiGluBackward:
+    case OperationKind::kGelu:
+    case OperationKind::kGeluBackward:
+      return activation(operation);
+    case OperationKind::kRopeAngles:
+    case OperationKind::kRope:
+      return rope(operation);
+    case OperationKind::kEmbedding:
+      return embedding(operation);
+    case OperationKind::kEmbeddingBackward:
+      return embedding_backward(operation);
+    case OperationKind::kDropout:
+      return dropout(operation);
+    case OperationKind::kCrossEntropy:
+      return cross_entropy(operation);
+    case OperationKind::kMeanLoss:
+      return mean_loss(operation);
+    case OperationKind::kGradientNorm:
+    case OperationKind::kAdamW:
+      return optimizer(operation);
+    default:
+      return Status::unsupported({"step",
+                                  fmt::format("{} ({})", operation.name, to_string(operation.kind)),
+                                  "an operation that has a kernel on GPUs", "use --device cpu"});
+  }
+}
+
+Status KernelSteps::norm(const Operation& operation) {
+  const auto& a = std::get<RowsAttributes>(operation.attributes);
+  const bool layer = is_layer_norm(operation), backward = is_backward_norm(operation);
+  if (a.width > kWidestNorm) {
+    return Status::unsupported({"model width", fmt::format("{}", a.width),
+                                fmt::format("at most {} on a GPU", kWidestNorm),
+                                "use --device cpu"});
+  }
+  const TensorId x = operation.inputs[backward ? 1 : 0];
+  const std::int64_t bytes = size_of(element(x));
+  const NormShape shape =
+      backward ? norm_backward_shape(a.width, bytes) : norm_shape(a.width, bytes);
+  ConfigPrinter config = config_of("kElement", element(x));
+  config.boolean("kLayer", layer).integer("kWidth", a.width).integer("kVector", shape.vector);
+  config.integer("kRowThreads", shape.row_threads).integer("kPacks", shape.packs);
+  config.integer("kBlock", shape.block).boolean("kAccumulate", backward && a.accumulate);
+  ParameterBlock block(
+      device::NormArguments{.rows = a.rows, .epsilon = static_cast<float>(a.epsilon)});
+  block.pointer(FLASHLAB_AT(NormArguments, x), place(x));
+  const std::int64_t groups = shape.block / shape.row_threads;
+  if (!backward) {
+    block.pointer(FLASHLAB_AT(NormArguments, weight), place(operation.inputs[1]))
+        .pointer(FLASHLAB_AT(NormArguments, y), place(operation.outputs[0]))
+        .pointer(FLASHLAB_AT(NormArguments, rstd), place(operation.outputs[layer ? 2 : 1]));
+    if (layer) {
+      block.pointer(FLASHLAB_AT(NormArguments, bias), place(operation.inputs[2]))
+          .pointer(FLASHLAB_AT(NormArguments, mean), place(operation.outputs[1]));
+    }
+    add(operation,
+        {"train/norm.cu", "flash_fwd_norm", config, div_up(a.rows, groups), 1, shape.block},
+        std::move(block));
+    return {};
+  }
+  block.pointer(FLASHLAB_AT(NormArguments, dy), place(operation.inputs[0]))
+      .pointer(FLASHLAB_AT(NormArguments, weight), place(operation.inputs[2]))
+      .pointer(FLASHLAB_AT(NormArguments, rstd), place(operation.inputs[layer ? 4 : 3]))
+      .pointer(FLASHLAB_AT(NormArguments, dx), place(operation.outputs[0]))
+      .pointer(FLASHLAB_AT(NormArguments, partials), {scratch_});
+  if (layer) block.pointer(FLASHLAB_AT(NormArguments, mean), place(operation.inputs[3]));
+  const int blocks = norm_blocks(shape, a.rows, device_);
+  add(operation, {"train/norm.cu", "flash_bwd_norm", config, blocks, 1, shape.block},
+      std::move(block));
+  const std::vector<TensorId> sums(operation.outputs.begin() + 1, operation.outputs.end());
+  column_finish(operation, sums, a.width, a.accumulate_parameters, blocks);
+  return {};
+}
+
+// The partial sums [outs, blocks, width] go to one or two vectors.
+void KernelSteps::column_finish(const Operation& operation, const std::vector<TensorId>& outs,
+                                std::int64_t width, bool accumulate, int blocks) {
+  ConfigPrinter config = config_of("kElement", Element::kFp32);
+  config.choice("kGradient", "Element", name_of(element(outs.front())));
+  config.integer("kWidth", width).integer("kVector", 1).boolean("kAccumulate", accumulate);
+  ParameterBlock block(device::ColumnArguments{.blocks = blocks});
+  block.pointer(FLASHLAB_AT(ColumnArguments, partials), {scratch_})
+      .pointer(FLASHLAB_AT(ColumnArguments, out), place(outs.front()))
+      .pointer(FLASHLAB_AT(ColumnArguments, second_out), place(outs.back()));
+  add(operation,
+      {"train/columns.cu", "flash_bwd_column_finish", config, div_up(width, 32),
+       static_cast<int>(outs.size()), 1024},
+      std::move(block));
+}
+
+Status KernelSteps::column_sum(const Operation& operation) {
+  const auto& a = std::get<RowsAttributes>(operation.attributes);
+  const std::int64_t bytes = size_of(element(operation.inputs[0]));
+  const int vector = vector_of(a.width, bytes), blocks = column_blocks(a, bytes, device_);
+  ConfigPrinter config = config_of("kElement", element(operation.inputs[0]));
+  config.choice("kGradient", "Element", name_of(element(operation.outputs[0])));
+  config.integer("kWidth", a.width).integer("kVector", vector).boolean("kAccumulate", false);
+  ParameterBlock block(device::ColumnArguments{.rows = a.rows, .blocks = blocks});
+  block.pointer(FLASHLAB_AT(ColumnArguments, x), place(operation.inputs[0]))
+      .pointer(FLASHLAB_AT(ColumnArguments, partials), {scratch_});
+  add(operation,
+      {"train/columns.cu", "flash_bwd_column_partials", config, div_up(a.width, 32 * vector),
+       blocks, kColumnThreads},
+      std::move(block));
+  column_finish(operation, {operation.outputs[0]}, a.width, a.accumulate, blocks);
+  return {};
+}
+
+Status KernelSteps::activation(const Operation& operation) {
+  const auto& a = std::get<RowsAttributes>(operation.attributes);
+  const bool gelu =
+      operation.kind == OperationKind::kGelu || operation.kind == OperationKind::kGeluBackward;
+  const bool backward = operation.inputs.size() == 2;
+  const TensorId x = operation.inputs[backward ? 1 : 0];
+  const int vector = vector_of(a.width, size_of(element(x)));
+  ConfigPrinter config = config_of("kElement", element(x));
+  config.boolean("kGelu", gelu).integer("kHidden", a.width).integer("kVector", vector);
+  ParameterBlock block(device::ActivationArguments{.rows = a.rows});
+  block.pointer(FLASHLAB_AT(ActivationArguments, x), place(x))
+      .pointer(FLASHLAB_AT(ActivationArguments, out), place(operation.outputs[0]));
+  if (backward) block.pointer(FLASHLAB_AT(ActivationArguments, dy), place(operation.inputs[0]));
+  add(operation,
+      {"train/activation.cu", backward ? "flash_bwd_activation" : "flash_fwd_activation", config,
+       div_up(a.rows * a.width / vector, kRowThreads), 1, kRowThreads},
+      std::move(block));
+  return {};
+}
+
+Status KernelSteps::rope(const Operation& operation) {
+  const auto& a = std::get<RopeAttributes>(operation.attributes);
+  const bool angles = operation.kind == OperationKind::kRopeAngles;
+  const std::int64_t width = a.heads * a.head_dim, rows = a.batch * a.context;
+  if (a.at_position) {
+    return Status::unsupported({"step", operation.name + " at one position",
+                                "steps over whole sequences on a GPU", "use --device cpu"});
+  }
+  const Element type = angles ? Element::kFp32 : element(operation.outputs[0]);
+  const int vector = std::max(vector_of(a.head_dim, size_of(type)), 2);
+  ConfigPrinter config = config_of("kElement", type);
+  config.integer("kContext", a.context).integer("kWidth", width).integer("kHeadDim", a.head_dim);
+  config.integer("kVector", vector).boolean("kInverse", a.inverse);
+  ParameterBlock block(device::RopeArguments{.rows = rows, .theta = a.theta});
+  const TensorId cosine = angles ? operation.outputs[0] : operation.inputs[0];
+  const TensorId sine = angles ? operation.outputs[1] : operation.inputs[1];
+  block.pointer(FLASHLAB_AT(RopeArguments, cosine), place(cosine))
+      .pointer(FLASHLAB_AT(RopeArguments, sine), place(sine));
+  if (!angles) block.pointer(FLASHLAB_AT(RopeArguments, qkv), place(operation.outputs[0]));
+  const std::int64_t work = angles ? a.context * a.head_dim / 2 : rows * 2 * width / vector;
+  add(operation,
+      {"train/rope.cu", angles ? "flash_fwd_rope_angles" : "flash_fwd_rope", config,
+       div_up(work, kRowThreads), 1, kRowThreads},
+      std::move(block));
+  return {};
+}
+
+namespace {
+
+ConfigPrinter embedding_config(const EmbeddingAttributes& a, Element element, Element gradient) {
+  const EmbeddingShape shape = embedding_shape(a.width, size_of(element));
+  ConfigPrinter config = config_of("kElement", element);
+  config.choice("kGradient", "Element", name_of(gradient)).integer("kContext", a.context);
+  config.integer("kWidth", a.width).integer("kVector", vector_of(a.width, size_of(element)));
+  config.integer("kSlices", shape.slices).integer("kColumns", shape.columns);
+  config.boolean("kPositions", a.has_positions).boolean("kAccumulate", a.accumulate);
+  config.boolean("kAccumulatePositions", a.accumulate_positions);
+  return config;
+}
+
+}  // namespace
+
+Status KernelSteps::embedding(const Operation& operation) {
+  const auto& a = std::get<EmbeddingAttributes>(operation.attributes);
+  if (a.at_position) {
+    return Status::unsupported({"step", operation.name + " of one token",
+                                "steps over whole sequences on a GPU", "use --device cpu"});
+  }
+  const Element type = element(operation.outputs[0]);
+  const ConfigPrinter config = embedding_config(a, type, type);
+  ParameterBlock block(device::EmbeddingArguments{.rows = a.rows});
+  block
+      .pointer(FLASHLAB_AT(EmbeddingArguments, tokens),
+               shifted(place(operation.inputs[0]), 4 * a.first))
+      .pointer(FLASHLAB_AT(EmbeddingArguments, table), place(operation.inputs[1]))
+      .pointer(FLASHLAB_AT(EmbeddingArguments, x), place(operation.outputs[0]));
+  if (a.has_positions) {
+    block.pointer(FLASHLAB_AT(EmbeddingArguments, positions), place(operation.inputs[2]));
+  }
+  add(operation,
+      {"train/embedding.cu", "flash_fwd_embedding", config,
+       div_up(a.rows * a.width / vector_of(a.width, size_of(type)), kRowThreads), 1, kRowThreads},
+      std::move(block));
+  return {};
+}
+
+Status KernelSteps::embedding_backward(const Operation& operation) {
+  const auto& a = std::get<EmbeddingAttributes>(operation.attributes);
+  const TensorId table = operation.outputs[0];
+  const std::int64_t bytes = size_of(element(table));
+  const Element type = element(operation.inputs[1]);
+  const EmbeddingShape shape = embedding_shape(a.width, size_of(type));
+  const ConfigPrinter config = embedding_config(a, type, element(table));
+  const Place batch = {lowered_.batch_buffer};
+  const BatchLayout& layout = lowered_.batch;
+  ParameterBlock block(device::EmbeddingArguments{.rows = a.rows});
+  block
+      .pointer(FLASHLAB_AT(EmbeddingArguments, tokens),
+               shifted(place(operation.inputs[0]), 4 * a.first))
+      .pointer(FLASHLAB_AT(EmbeddingArguments, order),
+               shifted(batch, layout.order + 4 * micro_batch_ * layout.rows))
+      .pointer(FLASHLAB_AT(EmbeddingArguments, starts),
+               shifted(batch, layout.starts + 4 * micro_batch_ * (layout.groups + 1)))
+      .pointer(FLASHLAB_AT(EmbeddingArguments, dx), place(operation.inputs[1]))
+      .pointer(FLASHLAB_AT(EmbeddingArguments, dtable), place(table));
+  if (a.has_positions) {
+    block.pointer(FLASHLAB_AT(EmbeddingArguments, dpositions), place(operation.outputs[1]));
+  }
+  ++micro_batch_;
+  const int threads = shape.slices * shape.columns;
+  if (!a.accumulate) add_zero(operation, place(table), bytes * a.vocabulary * a.width);
+  add(operation, {"train/embedding.cu", "flash_bwd_embedding", config, layout.groups, 1, threads},
+      block);
+  if (!a.has_positions) return {};
+  // A context shorter than the model's leaves positions without a gradient.
+  if (!a.accumulate_positions && a.table_positions > a.context) {
+    add_zero(operation, shifted(place(operation.outputs[1]), bytes * a.context * a.width),
+             bytes * (a.table_positions - a.context) * a.width);
+  }
+  add(operation,
+      {"train/embedding.cu", "flash_bwd_embedding_positions", config, a.context, 1, threads},
+      std::move(block));
+  return {};
+}
+
+Status KernelSteps::dropout(const Operation& operation) {
+  const auto& a = std::get<DropoutAttributes>(operation.attributes);
+  const Element type = element(operation.outputs[0]);
+  const int vector = vector_of(a.elements, size_of(type));
+  ConfigPrinter config = config_of("kElement", type);
+  config.integer("kVector", vector).boolean("kAddend", a.has_addend);
+  ParameterBlock block(
+      device::DropoutArguments{.elements = a.elements,
+                               .seed = a.seed,
+                               .site = static_cast<unsigned long long>(a.site),
+                               .limit = dropout_limit(a.probability),
+                               .scale = static_cast<float>(1 / (1 - a.probability))});
+  block.pointer(FLASHLAB_AT(DropoutArguments, scalars), place(operation.inputs[0]))
+      .pointer(FLASHLAB_AT(DropoutArguments, x), place(operation.inputs[1]))
+      .pointer(FLASHLAB_AT(DropoutArguments, y), place(operation.outputs[0]));
+  if (a.has_addend) {
+    block.pointer(FLASHLAB_AT(DropoutArguments, addend), place(operation.inputs[2]));
+  }
+  add(operation,
+      {"train/dropout.cu", "flash_fwd_dropout", config, div_up(a.elements / vector, kRowThreads), 1,
+       kRowThreads},
+      std::move(block));
+  return {};
+}
+
+Status KernelSteps::cross_entropy(const Operation& operation) {
+  const auto& a = std::get<CrossEntropyAttributes>(operation.attributes);
+  const Element type = element(operation.inputs[0]);
+  const LogitsShape shape = logits_shape(a.vocabulary, size_of(type), device_);
+  ConfigPrinter config = config_of("kElement", type);
+  config.integer("kVocabulary", a.vocabulary).integer("kVector", shape.vector);
+  config.integer("kBlock", shape.block).integer("kPacks", shape.packs);
+  config.integer("kRegisters", shape.registers).integer("kShared", shape.shared);
+  config.boolean("kGradient", a.gradient_scale != 0);
+  ParameterBlock block(
+      device::CrossEntropyArguments{.gradient_scale = static_cast<float>(a.gradient_scale)});
+  block.pointer(FLASHLAB_AT(CrossEntropyArguments, logits), place(operation.inputs[0]))
+      .pointer(FLASHLAB_AT(CrossEntropyArguments, targets),
+               shifted(place(operation.inputs[1]), 4 * a.first))
+      .pointer(FLASHLAB_AT(CrossEntropyArguments, losses),
+               shifted(place(operation.outputs[0]), 4 * a.first));
+  add(operation,
+      {"train/cross_entropy.cu", "flash_fwd_cross_entropy", config, a.rows, 1, shape.block,
+       shape.shared_bytes},
+      std::move(block));
+  return {};
+}
+
+Status KernelSteps::mean_loss(const Operation& operation) {
+  ParameterBlock block(
+      device::MeanLossArguments{.rows = std::get<RowsAttributes>(operation.attributes).rows});
+  block.pointer(FLASHLAB_AT(MeanLossArguments, losses), place(operation.inputs[0]))
+      .pointer(FLASHLAB_AT(MeanLossArguments, loss), place(operation.outputs[0]));
+  add(operation, {"train/mean_loss.cu", "flash_fwd_mean_loss", ConfigPrinter(), 1, 1, 1024},
+      std::move(block));
+  return {};
+}
+
+Status KernelSteps::optimizer(const Operation& operation) {
+  // The norm and the update share a source, and a Config where both are there.
+  AdamWAttributes a;
+  for (const Operation& other : plan_.operations) {
+    if (other.kind == OperationKind::kAdamW) a = std::get<AdamWAttributes>(other.attributes);
+  }
+  const Parameter& first = plan_.parameters.front();
+  const bool has_copy = first.value != first.master;
+  const Element state =
+      first.first_moment == kNoTensor ? Element::kFp32 : element(first.first_moment);
+  const std::int64_t blocks = optimizer_norm_blocks(device_);
+  ConfigPrinter config = config_of("kParameter", element(first.master));
+  config.choice("kGradient", "Element", name_of(element(first.gradient)));
+  config.choice("kState", "Element", name_of(state));
+  config.choice("kCopy", "Element", name_of(element(first.value)));
+  config.boolean("kHasCopy", has_copy);
+  config.boolean("kCs336", a.convention == AdamWConvention::kCs336);
+  config.integer("kNormBlocks", blocks);
+  device::OptimizerArguments arguments{.elements = plan_.arena_elements,
+                                       .beta1 = a.beta1,
+                                       .beta2 = a.beta2,
+                                       .max_norm = a.max_norm,
+                                       .epsilon = static_cast<float>(a.epsilon)};
+  for (const auto& range : a.ranges) {
+    arguments.weight_decay = std::max(arguments.weight_decay, range.weight_decay);
+  }
+  ParameterBlock block(arguments);
+  block.pointer(FLASHLAB_AT(OptimizerArguments, scalars), place(plan_.scalars))
+      .pointer(FLASHLAB_AT(OptimizerArguments, gradients), {kGradients})
+      .pointer(FLASHLAB_AT(OptimizerArguments, parameters), {kValues})
+      .pointer(FLASHLAB_AT(OptimizerArguments, copies), {kCopies})
+      .pointer(FLASHLAB_AT(OptimizerArguments, first), {kFirstMoments})
+      .pointer(FLASHLAB_AT(OptimizerArguments, second), {kSecondMoments})
+      .pointer(FLASHLAB_AT(OptimizerArguments, sums), {scratch_})
+      .pointer(FLASHLAB_AT(OptimizerArguments, norm), place(plan_.gradient_norm))
+      .pointer(FLASHLAB_AT(OptimizerArguments, factors), {scratch_, kFactorsOffset})
+      .pointer(FLASHLAB_AT(OptimizerArguments, decays), {lowered_.constants_buffer});
+  const char* source = "train/optimizer.cu";
+  if (operation.kind == OperationKind::kGradientNorm) {
+    add(operation, {source, "flash_opt_norm_sums", config, blocks, 1, kNormThreads}, block);
+    add(operation, {source, "flash_opt_norm_finish", config, 1, 1, 1024}, std::move(block));
+    return {};
+  }
+  add(operation, {source, "flash_opt_adamw_factors", config, 1, 1, 1}, block);
+  add(operation,
+      {source, "flash_opt_adamw", config, div_up(plan_.arena_elements, kUpdatedByBlock), 1,
+       kRowThreads},
+      std::move(block));
+  return {};
+}
+
+}  // namespace flashlab::train

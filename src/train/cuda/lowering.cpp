@@ -1,0 +1,251 @@
+#include "train/cuda/lowering.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <numeric>
+
+#include "api/implementation.h"
+#include "flashlab/attention.h"
+#include "flashlab/tensor_table.h"
+#include "runtime/products/cublas_lt.h"
+#include "train/cuda/attention_steps.h"
+#include "train/cuda/kernel_steps.h"
+
+namespace flashlab::train {
+namespace {
+
+constexpr std::int64_t kRegionAlignment = 256;
+
+std::int64_t rounded(std::int64_t bytes) {
+  return (bytes + kRegionAlignment - 1) / kRegionAlignment * kRegionAlignment;
+}
+
+Status check_kinds(const StepPlan& plan) {
+  if (plan.loss_scale != kNoTensor) {
+    return Status::unsupported({"precision", "fp16 with loss scaling",
+                                "bf16, tf32 or fp32 on a GPU", "use --precision bf16"});
+  }
+  for (const Operation& operation : plan.operations) {
+    if (operation.kind == OperationKind::kPointwise) {
+      return Status::unsupported({"operators", "unfused (" + operation.name + ")",
+                                  "the fused set of operations on a GPU", "use --operators fused"});
+    }
+  }
+  for (const PlanTensor& tensor : plan.tensors) {
+    if (tensor.element == Element::kFp64 && tensor.role != Role::kBatch) {
+      return Status::unsupported({"precision", "fp64", "fp32, tf32, bf16 or fp16 on a GPU",
+                                  "train in fp64 with --device cpu"});
+    }
+  }
+  return {};
+}
+
+/// Gives every tensor its place and the program its buffers.
+class Placement {
+ public:
+  Placement(const StepPlan& plan, const MemoryPlan& memory, runtime::Program& program)
+      : plan_(plan), memory_(memory), program_(program), places_(plan.tensors.size()) {}
+
+  std::vector<runtime::Place> run(LoweredStep& out) {
+    for (const char* name :
+         {"values", "copies", "gradients", "first moments", "second moments", "no arena"}) {
+      program_.add_tensor(name);
+    }
+    parameters();
+    out.offsets.assign(plan_.tensors.size(), -1);
+    batch(out);
+    results(out);
+    const int arena =
+        program_.add_region("activations", static_cast<std::size_t>(memory_.arena_bytes));
+    for (std::size_t i = 0; i < places_.size(); ++i) {
+      if (memory_.offsets[i] >= 0) places_[i] = {arena, memory_.offsets[i]};
+    }
+    return std::move(places_);
+  }
+
+ private:
+  void put(TensorId id, ArenaSlot slot, std::int64_t offset) {
+    if (id == kNoTensor) return;
+    places_[static_cast<std::size_t>(id)] = {slot, offset * size_of(plan_.tensor(id).element)};
+  }
+  void parameters() {
+    for (const Parameter& parameter : plan_.parameters) {
+      put(parameter.master, kValues, parameter.offset);
+      if (parameter.value != parameter.master) put(parameter.value, kCopies, parameter.offset);
+      put(parameter.gradient, kGradients, parameter.offset);
+      put(parameter.first_moment, kFirstMoments, parameter.offset);
+      put(parameter.second_moment, kSecondMoments, parameter.offset);
+    }
+  }
+  void batch(LoweredStep& out) {
+    BatchLayout& b = out.batch;
+    const auto add = [&](std::int64_t bytes) {
+      const std::int64_t at = b.bytes;
+      b.bytes += rounded(bytes);
+      return at;
+    };
+    for (std::size_t i = 0; i < plan_.tensors.size(); ++i) {
+      if (plan_.tensors[i].role == Role::kBatch) out.offsets[i] = add(plan_.tensors[i].bytes());
+    }
+    const auto offset_of = [&](TensorId id) {
+      return id == kNoTensor ? 0 : out.offsets[static_cast<std::size_t>(id)];
+    };
+    b.tokens = offset_of(plan_.tokens);
+    b.targets = offset_of(plan_.targets);
+    b.scalars = offset_of(plan_.scalars);
+    for (const Operation& operation : plan_.operations) {
+      if (operation.kind != OperationKind::kEmbeddingBackward) continue;
+      const auto& a = std::get<EmbeddingAttributes>(operation.attributes);
+      b.rows = a.rows;
+      b.groups = std::min(a.rows, a.vocabulary);
+      ++b.micro_batches;
+    }
+    b.order = add(4 * b.micro_batches * b.rows);
+    b.starts = add(4 * b.micro_batches * (b.groups + 1));
+    out.batch_buffer = program_.add_region("batch", static_cast<std::size_t>(b.bytes));
+    place(Role::kBatch, out.batch_buffer, out);
+  }
+  void results(LoweredStep& out) {
+    for (std::size_t i = 0; i < plan_.tensors.size(); ++i) {
+      if (plan_.tensors[i].role != Role::kResult) continue;
+      out.offsets[i] = out.results_bytes;
+      out.results_bytes += rounded(plan_.tensors[i].bytes());
+    }
+    out.results_buffer =
+        program_.add_region("results", static_cast<std::size_t>(out.results_bytes));
+    place(Role::kResult, out.results_buffer, out);
+  }
+  void place(Role role, int buffer, const LoweredStep& out) {
+    for (std::size_t i = 0; i < plan_.tensors.size(); ++i) {
+      if (plan_.tensors[i].role == role) places_[i] = {buffer, out.offsets[i]};
+    }
+  }
+
+  const StepPlan& plan_;
+  const MemoryPlan& memory_;
+  runtime::Program& program_;
+  std::vector<runtime::Place> places_;
+};
+
+// The largest power of two up to 16 that divides the bytes of every row's address.
+int alignment_of(const ProductAttributes::Matrix& matrix, std::int64_t element_bytes) {
+  const std::int64_t bytes = std::gcd(
+      std::gcd(matrix.offset * element_bytes, matrix.leading * element_bytes), std::int64_t{16});
+  return static_cast<int>(bytes);
+}
+
+class ProductSteps {
+ public:
+  ProductSteps(const StepPlan& plan, const std::vector<runtime::Place>& places, int scratch)
+      : plan_(plan), places_(places), scratch_(scratch) {}
+
+  Result<runtime::ProductWork> of(const Operation& operation, bool tf32) const {
+    const auto& p = std::get<ProductAttributes>(operation.attributes);
+    if (p.inner * p.outer != 1) {
+      return Status::unsupported({"attention", operation.name + " (naive attention)",
+                                  "the library's attention on a GPU",
+                                  "leave --attention out, or name sm80 or sm90"});
+    }
+    runtime::ProductWork out;
+    out.product.m = p.m;
+    out.product.n = p.n;
+    out.product.k = p.k;
+    out.product.alpha = static_cast<float>(p.alpha);
+    out.product.beta = p.accumulate || p.has_addend ? 1.0f : 0.0f;
+    out.product.tf32 = tf32;
+    out.product.has_bias = p.has_bias;
+    matrix(operation.inputs[0], p.a, out.product.a, out.a);
+    matrix(operation.inputs[1], p.b, out.product.b, out.b);
+    matrix(operation.outputs[0], p.c, out.product.c, out.c);
+    out.scratch = {scratch_};
+    if (p.has_bias) out.bias = places_[static_cast<std::size_t>(operation.inputs[2])];
+    if (p.has_addend) {
+      runtime::Matrix same;
+      matrix(operation.inputs[p.has_bias ? 3 : 2], p.c, same, out.addend);
+    }
+    return out;
+  }
+
+ private:
+  void matrix(TensorId id, const ProductAttributes::Matrix& from, runtime::Matrix& out,
+              runtime::Place& place) const {
+    const Element element = plan_.tensor(id).element;
+    out.dtype = dtype_of(element);
+    out.transposed = from.transposed;
+    out.row_stride = from.leading;
+    out.alignment_bytes = alignment_of(from, size_of(element));
+    place = places_[static_cast<std::size_t>(id)];
+    place.offset_bytes += from.offset * size_of(element);
+  }
+
+  const StepPlan& plan_;
+  const std::vector<runtime::Place>& places_;
+  int scratch_;
+};
+
+bool is_attention(const Operation& operation) {
+  return operation.kind == OperationKind::kAttention ||
+         operation.kind == OperationKind::kAttentionBackward;
+}
+
+}  // namespace
+
+Result<LoweredStep> lower(const StepPlan& plan, const MemoryPlan& memory,
+                          const cuda::DeviceInfo& device, const Context* context,
+                          runtime::Program& program) {
+  if (Status s = check_kinds(plan); !s.ok()) return s;
+  LoweredStep out;
+  const std::vector<runtime::Place> places = Placement(plan, memory, program).run(out);
+  const ProductSteps products(plan, places,
+                              program.add_region("products", cuda::CublasLt::kWorkspaceBytes));
+  out.constants = decay_bits(plan);
+  out.constants_buffer = program.add_region("constants", 4 * out.constants.size());
+  KernelSteps kernels(plan, places, device, out, program);
+  AttentionSteps attention(plan, places, context, program);
+  if (context != nullptr) {
+    if (Status s = attention.plan(); !s.ok()) return s;
+  }
+  for (std::size_t i = 0; i < plan.operations.size(); ++i) {
+    const Operation& operation = plan.operations[i];
+    if (operation.kind == OperationKind::kProduct) {
+      auto work = products.of(operation, plan.tf32);
+      if (!work.ok()) return work.status();
+      program.add({.name = operation.name, .work = std::move(*work)});
+    } else if (is_attention(operation)) {
+      if (context != nullptr) attention.append(i);
+    } else if (Status s = kernels.append(operation); !s.ok()) {
+      return s;
+    }
+    out.operation_of.resize(program.steps().size(), i);
+  }
+  return out;
+}
+
+void sort_tokens(const BatchLayout& layout, std::int64_t vocabulary, std::byte* batch) {
+  std::vector<std::int32_t> next(static_cast<std::size_t>(vocabulary) + 1);
+  for (std::int64_t micro = 0; micro < layout.micro_batches; ++micro) {
+    const auto* tokens =
+        reinterpret_cast<const std::int32_t*>(batch + layout.tokens) + micro * layout.rows;
+    auto* order = reinterpret_cast<std::int32_t*>(batch + layout.order) + micro * layout.rows;
+    auto* starts =
+        reinterpret_cast<std::int32_t*>(batch + layout.starts) + micro * (layout.groups + 1);
+    std::fill(next.begin(), next.end(), 0);
+    for (std::int64_t row = 0; row < layout.rows; ++row) {
+      ++next[static_cast<std::size_t>(tokens[row]) + 1];
+    }
+    std::int64_t group = 0;
+    for (std::size_t token = 0; token < static_cast<std::size_t>(vocabulary); ++token) {
+      const std::int32_t count = next[token + 1];
+      next[token + 1] = next[token] + count;
+      if (count > 0) starts[group++] = next[token];
+    }
+    std::fill(starts + group, starts + layout.groups + 1, static_cast<std::int32_t>(layout.rows));
+    for (std::int64_t row = 0; row < layout.rows; ++row) {
+      order[next[static_cast<std::size_t>(tokens[row])]++] = static_cast<std::int32_t>(row);
+    }
+  }
+}
+
+}  // namespace flashlab::train

@@ -1,0 +1,52 @@
+#pragma once
+
+// A step's list as a program of the runtime: each operation becomes kernels, products of cuBLASLt,
+// memsets, or the steps of attention's plan, over arenas whose offsets the memory planner gave.
+
+#include <cstdint>
+#include <vector>
+
+#include "flashlab/context.h"
+#include "runtime/cuda/driver.h"
+#include "runtime/program/program.h"
+#include "train/plan/memory_plan.h"
+#include "train/plan/step_plan.h"
+
+namespace flashlab::train {
+
+/// The tensors of a call of a lowered step, by slot: flat arenas of the parameters.
+enum ArenaSlot : int { kValues, kCopies, kGradients, kFirstMoments, kSecondMoments, kNoArena };
+inline constexpr int kArenaSlots = 6;
+
+/// What host code writes before a step, in the order of the "batch" region.
+struct BatchLayout {
+  std::int64_t tokens = 0, targets = 0, scalars = 0;
+  /// Of each micro-batch: its rows sorted by token, and where each distinct token's rows begin.
+  std::int64_t order = 0, starts = 0;
+  std::int64_t rows = 0, groups = 0;  ///< of a micro-batch; the most distinct tokens that it has
+  std::int64_t micro_batches = 0;
+  std::int64_t bytes = 0;
+};
+
+struct LoweredStep {
+  int batch_buffer = -1, results_buffer = -1, constants_buffer = -1;
+  BatchLayout batch;
+  std::int64_t results_bytes = 0;
+  std::vector<std::int64_t> offsets;      ///< of tensors of the batch and results, in their region
+  std::vector<std::uint32_t> constants;   ///< what the constants' region holds: AdamW's decay bits
+  std::vector<std::size_t> operation_of;  ///< per step of the program
+};
+
+/// Appends the step to `program`. Without `context` attention is left out: what is left is the
+/// training kernels, for lists of them.
+/// Errors: kUnsupported (a type, an operation or a shape that CUDA has no kernel for, by its name),
+/// attention's.
+Result<LoweredStep> lower(const StepPlan& plan, const MemoryPlan& memory,
+                          const cuda::DeviceInfo& device, const Context* context,
+                          runtime::Program& program);
+
+/// Sorts the rows of each micro-batch by token, for the embedding's gradient: `batch` is the host's
+/// copy of the batch region, whose tokens are there.
+void sort_tokens(const BatchLayout& layout, std::int64_t vocabulary, std::byte* batch);
+
+}  // namespace flashlab::train

@@ -1,0 +1,302 @@
+// Steps on a GPU against the same list on the CPU in fp64: loss, every gradient, ten updates. And
+// the lowering, which needs no GPU.
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "runtime/cuda/known_gpus.h"
+#include "train/cuda/kernel_steps.h"
+#include "train/cuda/lowering.h"
+#include "train/plan/memory_plan.h"
+#include "train/run/step_executor.h"
+#include "train_model.h"
+
+namespace flashlab::train {
+namespace {
+
+constexpr int kSteps = 10;
+
+// Sizes at which every kernel has an edge: rows that fill no block, packs that fill no warp.
+ModelConfig gpu_model(Family family, std::int64_t vocabulary, std::int64_t width) {
+  return {.name = "test",
+          .family = family,
+          .vocabulary = vocabulary,
+          .context = 40,
+          .width = width,
+          .hidden = width * 3,
+          .layers = 2,
+          .heads = 2};
+}
+
+/// What a run leaves: the losses, and after the first step every gradient, in the end every value.
+struct Trajectory {
+  std::vector<double> losses, norms, gradients, values;
+};
+
+template <class T>
+std::vector<double> numbers(const std::byte* data, std::int64_t count) {
+  const T* begin = reinterpret_cast<const T*>(data);
+  return {begin, begin + count};
+}
+
+std::vector<double> arena(const ParameterStore& store, const std::byte* data) {
+  return store.element() == Element::kFp64 ? numbers<double>(data, store.elements())
+                                           : numbers<float>(data, store.elements());
+}
+
+void fill_batch(const StepExecutor& executor, std::int64_t vocabulary, std::uint64_t step) {
+  const std::int64_t count = executor.plan().tensor(executor.plan().tokens).elements();
+  for (std::int64_t i = 0; i < count; ++i) {
+    // Some tokens come often, most never: groups of every length.
+    const auto draw = [&](std::uint64_t site) {
+      const double u = random_unit({3, step, site}, static_cast<std::uint64_t>(i));
+      return static_cast<std::int32_t>(u * u * u * static_cast<double>(vocabulary));
+    };
+    executor.tokens()[i] = draw(1);
+    executor.targets()[i] = draw(2);
+  }
+}
+
+Result<Trajectory> run_steps(Device device, const ModelConfig& model, const StepOptions& options,
+                             int steps) {
+  Result<Context> context = Context::create({.device = device, .threads = 2});
+  if (!context.ok()) return context.status();
+  Result<StepPlan> plan = build_step(model, options);
+  if (!plan.ok()) return plan.status();
+  Result<ParameterStore> store = ParameterStore::create(*plan);
+  if (!store.ok()) return store.status();
+  store->initialize(7);
+  auto executor = make_executor(*context, std::move(*plan), *store);
+  if (!executor.ok()) return executor.status();
+  Trajectory out;
+  for (int step = 0; step < steps; ++step) {
+    fill_batch(**executor, model.vocabulary, static_cast<std::uint64_t>(step));
+    (*executor)->set_scalar(kLearningRate, 1e-3);
+    (*executor)->set_scalar(kStepIndex, step + 1);
+    if (Status s = (*executor)->run(); !s.ok()) return s;
+    if (Status s = (*executor)->wait(); !s.ok()) return s;
+    out.losses.push_back((*executor)->number((*executor)->plan().loss));
+    if (options.mode == StepMode::kFull) {
+      out.norms.push_back((*executor)->number((*executor)->plan().gradient_norm));
+    }
+    if (step > 0) continue;
+    if (Status s = (*executor)->pull_parameters(); !s.ok()) return s;
+    out.gradients = arena(*store, store->gradients());
+  }
+  if (Status s = (*executor)->pull_parameters(); !s.ok()) return s;
+  out.values = arena(*store, store->values());
+  store->on_device().reset();
+  return out;
+}
+
+/// The largest difference over the reference's largest entry.
+double error_of(const std::vector<double>& got, const std::vector<double>& reference) {
+  double scale = 1e-30, worst = 0;
+  for (const double x : reference) scale = std::max(scale, std::abs(x));
+  for (std::size_t i = 0; i < reference.size(); ++i) {
+    const double difference = std::abs(got[i] - reference[i]);
+    worst = std::isnan(difference) ? HUGE_VAL : std::max(worst, difference);
+  }
+  return worst / scale;
+}
+
+struct CudaCase {
+  std::string name;
+  ModelConfig model;
+  StepOptions options;
+};
+
+std::vector<CudaCase> cuda_cases() {
+  const StepOptions base = {.batch = 3};
+  const ModelConfig course = gpu_model(Family::kCourse, 104, 64);
+  const ModelConfig gpt2 = gpu_model(Family::kGpt2, 104, 64);
+  std::vector<CudaCase> out = {{"course", course, base}, {"gpt2", gpt2, base}};
+  out.push_back({"course_odd_vocabulary", gpu_model(Family::kCourse, 65, 48), base});
+  out.push_back({"gpt2_odd_width", gpu_model(Family::kGpt2, 65, 44), base});
+  ModelConfig wide = gpu_model(Family::kCourse, 104, 1056);
+  wide.heads = 11;
+  wide.hidden = 264;
+  out.push_back({"course_wide", wide, base});
+  StepOptions options = base;
+  options.logits_bytes = std::int64_t{104} * 4 * 50;
+  options.accumulate = 2;
+  out.push_back({"course_chunks_and_micro_batches", course, options});
+  out.push_back({"gpt2_chunks_and_micro_batches", gpt2, options});
+  options = base;
+  options.checkpoint = {{2, {{1, {}}, {1, {}}}}};
+  options.optimizer.convention = AdamWConvention::kCs336;
+  ModelConfig dropping = course;
+  dropping.dropout = 0.3;
+  out.push_back({"course_checkpoint_dropout_cs336", dropping, options});
+  options = base;
+  options.context = 33;
+  options.optimizer.max_norm = 0;
+  out.push_back({"gpt2_shorter_unclipped", gpt2, options});
+  return out;
+}
+
+class TrainCuda : public testing::TestWithParam<CudaCase> {
+ protected:
+  void SetUp() override {
+    auto made = Context::create({.device = {DeviceKind::kCuda, 0}});
+    if (!made.ok()) GTEST_SKIP() << "no GPU: " << made.status().message();
+  }
+  Trajectory trajectory(DeviceKind kind, Precision precision, int steps) const {
+    StepOptions options = GetParam().options;
+    options.precision = precision;
+    Result<Trajectory> out = run_steps({kind, 0}, GetParam().model, options, steps);
+    EXPECT_TRUE(out.ok()) << out.status().message();
+    return out.ok() ? std::move(*out) : Trajectory();
+  }
+};
+
+TEST_P(TrainCuda, Fp32IsTheStepInFp64) {
+  const Trajectory reference = trajectory(DeviceKind::kCpu, Precision::kFp64, kSteps);
+  const Trajectory got = trajectory(DeviceKind::kCuda, Precision::kFp32, kSteps);
+  ASSERT_EQ(got.gradients.size(), reference.gradients.size());
+  EXPECT_LT(error_of(got.gradients, reference.gradients), 1e-5);
+  EXPECT_LT(error_of(got.losses, reference.losses), 1e-5);
+  EXPECT_LT(error_of(got.norms, reference.norms), 1e-4);
+  // AdamW's first steps are signs of gradients: an entry whose gradient is rounding alone (GPT-2's
+  // bias of the keys) may go the other way in all ten steps of 1e-3.
+  EXPECT_LT(error_of(got.values, reference.values), 2.5e-2);
+}
+
+TEST_P(TrainCuda, Bf16ErrsAtMostTwiceAsMuchAsTheCpus) {
+  const Trajectory reference = trajectory(DeviceKind::kCpu, Precision::kFp64, 1);
+  const Trajectory cpu = trajectory(DeviceKind::kCpu, Precision::kBf16, 1);
+  const Trajectory got = trajectory(DeviceKind::kCuda, Precision::kBf16, 1);
+  ASSERT_EQ(got.gradients.size(), reference.gradients.size());
+  EXPECT_LT(error_of(got.gradients, reference.gradients),
+            2 * error_of(cpu.gradients, reference.gradients) + 1e-3);
+  EXPECT_LT(error_of(got.losses, reference.losses), 1e-2);
+}
+
+TEST_P(TrainCuda, RepeatsItsBits) {
+  const Trajectory first = trajectory(DeviceKind::kCuda, Precision::kBf16, 3);
+  const Trajectory second = trajectory(DeviceKind::kCuda, Precision::kBf16, 3);
+  EXPECT_EQ(first.losses, second.losses);
+  EXPECT_EQ(first.values, second.values);
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, TrainCuda, testing::ValuesIn(cuda_cases()),
+                         [](const auto& info) { return info.param.name; });
+
+// ---------------------------------------------------------------------------------------------
+// The lowering, on a GPU that is only described
+// ---------------------------------------------------------------------------------------------
+
+struct Lowered {
+  StepPlan plan;
+  runtime::Program program;
+  LoweredStep step;
+};
+
+Lowered lowered_of(const ModelConfig& model, const StepOptions& options) {
+  Lowered out;
+  Result<StepPlan> plan = build_step(model, options);
+  EXPECT_TRUE(plan.ok());
+  out.plan = std::move(*plan);
+  auto step =
+      lower(out.plan, plan_memory(out.plan), *cuda::known_gpu("sm_90a"), nullptr, out.program);
+  EXPECT_TRUE(step.ok()) << step.status().message();
+  if (step.ok()) out.step = std::move(*step);
+  return out;
+}
+
+TEST(TrainLowering, EveryStepReadsAndWritesInsideItsBuffer) {
+  for (const CudaCase& each : cuda_cases()) {
+    StepOptions options = each.options;
+    options.precision = Precision::kBf16;
+    const Lowered lowered = lowered_of(each.model, options);
+    EXPECT_TRUE(lowered.program.check().ok()) << lowered.program.check().message();
+    const std::int64_t arena = lowered.plan.arena_elements * 4;
+    for (const runtime::Step& step : lowered.program.steps()) {
+      const auto* kernel = std::get_if<runtime::KernelWork>(&step.work);
+      if (kernel == nullptr) continue;
+      for (const auto& pointer : kernel->parameters.pointers()) {
+        const runtime::Buffer& buffer =
+            lowered.program.buffers()[static_cast<std::size_t>(pointer.place.buffer)];
+        const std::int64_t bytes =
+            buffer.external ? arena : static_cast<std::int64_t>(buffer.bytes);
+        EXPECT_GE(pointer.place.offset_bytes, 0) << step.name;
+        EXPECT_LE(pointer.place.offset_bytes, bytes) << step.name << " in " << buffer.name;
+      }
+    }
+    EXPECT_EQ(lowered.step.operation_of.size(), lowered.program.steps().size());
+  }
+}
+
+TEST(TrainLowering, AResidualIsTheAddendOfItsProduct) {
+  const Lowered lowered = lowered_of(gpu_model(Family::kGpt2, 104, 64), {.batch = 3});
+  int found = 0;
+  for (const runtime::Step& step : lowered.program.steps()) {
+    if (step.name != "layer 1 / attention / output") continue;
+    const auto& product = std::get<runtime::ProductWork>(step.work);
+    EXPECT_TRUE(product.product.has_bias);
+    EXPECT_EQ(product.product.beta, 1);
+    EXPECT_NE(product.addend, product.c);
+    ++found;
+  }
+  EXPECT_EQ(found, 1);
+}
+
+TEST(TrainLowering, SaysWhatAGpuHasNoKernelFor) {
+  // Each stands beside a list that is accepted: the refusal is of this one thing.
+  StepOptions options = {.batch = 3};
+  const auto refusal = [&] {
+    Result<StepPlan> plan = build_step(gpu_model(Family::kCourse, 104, 64), options);
+    runtime::Program program;
+    const auto step =
+        lower(*plan, plan_memory(*plan), *cuda::known_gpu("sm_90a"), nullptr, program);
+    return step.ok() ? std::string("accepted") : step.status().message();
+  };
+  EXPECT_EQ(refusal(), "accepted");
+  options.attention = "naive";
+  EXPECT_NE(refusal().find("naive attention"), std::string::npos) << refusal();
+  options.attention.clear();
+  options.precision = Precision::kFp64;
+  EXPECT_NE(refusal().find("fp64"), std::string::npos) << refusal();
+  options.precision = Precision::kFp16;
+  EXPECT_NE(refusal().find("loss scal"), std::string::npos) << refusal();
+  options.precision = Precision::kBf16;
+  options.fused = false;
+  EXPECT_NE(refusal().find("--operators fused"), std::string::npos) << refusal();
+}
+
+TEST(TrainLowering, TokensAreSortedByTheirRows) {
+  const std::vector<std::int32_t> tokens = {3, 0, 3, 7, 0, 3};
+  BatchLayout layout;
+  layout.rows = 6;
+  layout.groups = 6;
+  layout.micro_batches = 1;
+  layout.order = 256;
+  layout.starts = 512;
+  std::vector<std::byte> batch(1024);
+  std::memcpy(batch.data(), tokens.data(), 4 * tokens.size());
+  sort_tokens(layout, 8, batch.data());
+  const auto* order = reinterpret_cast<const std::int32_t*>(batch.data() + layout.order);
+  const auto* starts = reinterpret_cast<const std::int32_t*>(batch.data() + layout.starts);
+  EXPECT_EQ(std::vector<std::int32_t>(order, order + 6),
+            (std::vector<std::int32_t>{1, 4, 0, 2, 5, 3}));
+  EXPECT_EQ(std::vector<std::int32_t>(starts, starts + 7),
+            (std::vector<std::int32_t>{0, 2, 5, 6, 6, 6, 6}));
+}
+
+TEST(TrainLowering, DecayBitsFollowTheRanges) {
+  Result<StepPlan> plan = build_step(gpu_model(Family::kCourse, 104, 64), {.batch = 3});
+  const std::vector<std::uint32_t> bits = decay_bits(*plan);
+  for (const Parameter& parameter : plan->parameters) {
+    for (std::int64_t i : {parameter.offset, parameter.offset + parameter.elements - 1}) {
+      const bool decays = bits[static_cast<std::size_t>(i / 2048)] >> (i / 64 % 32) & 1;
+      EXPECT_EQ(decays, parameter.decays) << parameter.name;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace flashlab::train

@@ -375,7 +375,7 @@ PlannedCallPointer plan_call(const Framework& framework, nb::handle like, const 
   auto call = std::make_shared<PlannedCall>(std::move(*plan));
   for (const TensorRow& row : kTensors) {
     if (!is_result<Tensors>(row, with_lse) || in.brought(row.role)) continue;
-    call->add_result(framework, like, *row.template member<Tensors>().spec(t),
+    call->add_result(framework, like, *row.template member<Tensors>().get(t).spec,
                      heads_first && has_heads(row));
   }
   call->add_workspace(framework, like);

@@ -10,9 +10,9 @@ namespace flashlab::testing {
 
 inline Primitive ptx_kernel(const std::string& name, const std::string& parameters,
                             const std::string& body, int minimum = 80) {
-  static const std::vector<std::string> headers{"ptx/atomic.h",  "ptx/barrier.h", "ptx/convert.h",
-                                                "ptx/math.h",    "ptx/memory.h",  "ptx/mma.h",
-                                                "ptx/special.h", "ptx/timer.h",   "ptx/warp.h"};
+  static const std::vector<std::string> headers{
+      "ptx/atomic.h", "ptx/barrier.h", "ptx/convert.h", "ptx/dependency.h", "ptx/math.h",
+      "ptx/memory.h", "ptx/mma.h",     "ptx/special.h", "ptx/timer.h",      "ptx/warp.h"};
   return primitive(name, "", headers, parameters, body, minimum);
 }
 
@@ -222,6 +222,13 @@ inline const Primitives& ptx_primitives() {
                         "out[i] = ptx::float_of_fp16(in[i]);"),
         ptx_elementwise("exp2_fast", "const float* in, float* out",
                         "out[i] = ptx::exp2_fast(in[i]);"),
+        ptx_elementwise("reciprocal_fast", "const float* in, float* out",
+                        "out[i] = ptx::reciprocal_fast(in[i]);"),
+        // Launched without the attribute, both do nothing.
+        ptx_elementwise("dependency", "const float* in, float* out",
+                        "ptx::wait_for_kernel_before();\n  out[i] = in[i] + 1;\n"
+                        "  ptx::launch_dependents();",
+                        90),
         ptx_elementwise("log2_fast", "const float* in, float* out",
                         "out[i] = ptx::log2_fast(in[i]);"),
         ptx_elementwise("max_nan", "const float* in, float* out",

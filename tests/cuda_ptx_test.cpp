@@ -229,6 +229,32 @@ TEST_F(Ptx, Exp2) {
       close("exp2_fast", run("exp2_fast", in, std::vector<float>(4096, -7), 256, 16), expected));
 }
 
+TEST_F(Ptx, Reciprocal) {
+  std::vector<float> in{1, -1, 2, -0.5f, 3, kInfinity, -kInfinity, kNan};
+  while (in.size() < 4096) {
+    const float sign = in.size() % 2 == 0 ? 1.0f : -1.0f;
+    in.push_back(sign * std::exp2(-120 + 240 * static_cast<float>(in.size()) / 4096));
+  }
+  std::vector<Expected> expected;
+  for (const float x : in) {
+    const double value = 1 / static_cast<double>(x);
+    expected.push_back({value, std::abs(value) * std::exp2(-23)});
+  }
+  EXPECT_TRUE(close("reciprocal_fast",
+                    run("reciprocal_fast", in, std::vector<float>(4096, -7), 256, 16), expected));
+}
+
+TEST_F(Ptx, DependencyOfKernelsWithoutTheAttributeIsNone) {
+  if (!has("dependency")) GTEST_SKIP() << "no dependent launches";
+  std::vector<float> in, expected;
+  for (int i = 0; i < 128; ++i) {
+    in.push_back(static_cast<float>(i));
+    expected.push_back(static_cast<float>(i + 1));
+  }
+  EXPECT_TRUE(
+      same("dependency", run("dependency", in, std::vector<float>(128, -7), 32, 4), expected));
+}
+
 // PTX ISA: absolute error at most 2^-22 between 0.5 and 2, relative error elsewhere.
 TEST_F(Ptx, Log2) {
   std::vector<float> in{0, -0.0f, 1e-40f, -1e-40f, kInfinity, -kInfinity, kNan, -1, 1, 2, 0.5f};

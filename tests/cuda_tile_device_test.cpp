@@ -219,6 +219,28 @@ TEST_F(Tile, OnlineSoftmax) {
                     run("online_softmax", in, Floats(64, -7)), expected));
 }
 
+// Softcap, its derivative and ALiBi against fp64.
+TEST_F(Tile, ScoreOfAProduct) {
+  Floats in{0, 1e-3f, -1e-3f, 1, -1, 200, -200};
+  while (in.size() < 32) in.push_back(-90.0f + 7.3f * static_cast<float>(in.size() - 7));
+  constexpr double kCap = kTestedCap, kBias = -3 * kTestedSlope;
+  std::vector<Expected> expected;
+  for (const float x : in) {
+    const double t = std::tanh(x / kCap), score = kCap * t, slope = 1 - t * t;
+    // tile/score.h: 2e-7 cap for the first form, 3e-7 of the value for the second.
+    const double error = 4e-7 * kCap * kLog2E, relative = 2e-6 * std::abs(score) * kLog2E + 1e-9;
+    expected.push_back({t, 4e-7 * std::abs(t)});
+    expected.push_back({score * kLog2E, error});
+    expected.push_back({slope, 2e-6});
+    expected.push_back({score * kLog2E, relative});
+    expected.push_back({slope, 2e-6});
+    expected.push_back({score * kLog2E + kBias, relative + 1e-6});
+    expected.push_back({score + kBias, relative + 1e-6});
+    expected.push_back({slope, 2e-6});
+  }
+  EXPECT_TRUE(close("score", run("score", in, Floats(256, -7)), expected));
+}
+
 struct MergeRow {
   int parts;
   int empty_from, empty_to;  // these parts are empty, and their columns NaN: nobody may read them

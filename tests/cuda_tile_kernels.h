@@ -208,6 +208,45 @@ inline Primitive ring_kernel() {
 )");
 }
 
+inline constexpr float kTestedCap = 30, kTestedSlope = 0.25f;
+
+/// A lane's product x through softcap (scale 1) and ALiBi 3 keys away: tanh(x / cap); the score in
+/// units of log2 and its derivative by either form of the 16-bit kernels; the score of the fp32
+/// kernels in units of log2; in natural units with its derivative. 8 numbers a lane.
+inline Primitive score_kernel() {
+  return primitive(
+      "score",
+      "struct Config {\n  static constexpr bool kSoftcap = true, kAlibi = true, kWideCap = false;\n"
+      "};\nstruct Wide {\n  static constexpr bool kSoftcap = true, kAlibi = false, kWideCap = "
+      "true;\n"
+      "};",
+      {"tile/score.h"}, "const float* in, float* out",
+      fmt::format(R"(
+  constexpr float kCap = {}, kLog2 = 1.4426950408889634f;
+  const float x = in[t];
+  const Shape shape = {{}};
+  ScoreArguments narrow = {{}}, wide = {{}};
+  narrow.argument = 2 * kLog2 / kCap;
+  narrow.unit = 2 * kCap * kLog2;
+  narrow.offset = narrow.unit / 2;
+  narrow.cap = kCap, narrow.cap_log2 = kCap * kLog2, narrow.log2_over_cap = 1 / narrow.cap_log2;
+  wide.argument = 1 / kCap;
+  wide.unit = kCap * kLog2;
+  HeadSlope<Config> slope;
+  slope.slope = {}f;
+  float* mine = out + 8 * t;
+  mine[0] = tanh_of(x / kCap);
+  const float v = value_of<Config>(narrow, x), w = value_of<Wide>(wide, x);
+  mine[1] = fmaf(unit_of<Config>(narrow, shape), v, offset_of<Config>(narrow));
+  mine[2] = slope_of<Config>(v);
+  mine[3] = fmaf(unit_of<Wide>(wide, shape), w, offset_of<Wide>(wide));
+  mine[4] = slope_of<Wide>(w);
+  mine[5] = score_of_scaled<Config>(narrow, slope, x * kLog2, 3.0f);
+  mine[6] = score_of_natural<Config>(narrow, slope, x, 3.0f, mine[7]);
+)",
+                  kTestedCap, kTestedSlope));
+}
+
 /// 16 rows of scores, 12 steps of 8, then one value per key. `out`, per row: LSE, the weighted mean
 /// of the values, and the maximum and the sum over the row's lanes of the first step's scores.
 inline Primitive softmax_kernel() {
@@ -415,6 +454,7 @@ inline const Primitives& tile_primitives() {
     for (const ProductCase& product : kProductCases) list.push_back(products_kernel(product));
     for (const TileCopy& copy : kTileCopies) list.push_back(tile_copy_kernel(copy));
     list.push_back(ring_kernel());
+    list.push_back(score_kernel());
     list.push_back(softmax_kernel());
     list.push_back(hopper_ring_kernel());
     list.push_back(merge_kernel(1));

@@ -36,7 +36,10 @@ train::ModelConfig model_of(const Arguments& arguments, train::ModelConfig base)
     base = *named;
     if ((arguments.command_bit() & (kTrain | kBenchPrecision)) != 0) base.vocabulary = vocabulary;
   }
-  base.context = whole(arguments, "--context", base.context, 1, std::int64_t{1} << 30);
+  // Where a command takes several contexts it makes one step for each.
+  if (arguments.list("--context").size() <= 1) {
+    base.context = whole(arguments, "--context", base.context, 1, std::int64_t{1} << 30);
+  }
   base.dropout = real(arguments, "--dropout", base.dropout);
   return sized_model(arguments, base);
 }
@@ -55,8 +58,6 @@ train::ModelConfig sized_model(const Arguments& arguments, train::ModelConfig ba
     base.vocabulary = whole(arguments, "--vocabulary", base.vocabulary, 1, std::int64_t{1} << 30);
   }
   for (const auto& size : kSizes) {
-    // Where a command takes several contexts it makes one step for each.
-    if (arguments.list(size.flag).size() > 1) continue;
     *size.field = whole(arguments, size.flag, *size.field, 1, std::int64_t{1} << 30);
   }
   if (const Status s = train::validate(base); !s.ok()) fail_usage("--" + s.message());

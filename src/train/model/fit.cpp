@@ -20,6 +20,8 @@ class Search {
   Result<Fit> run() {
     if (const std::optional<Fit> kept = attempt("")) return *kept;
     if (!failure_.ok()) return failure_;
+    // Where parameters, gradients and states alone are too much, no activations need be looked at.
+    if (persistent_bytes_ > limit_bytes_) return refusal();
     constexpr Rung kRungs[] = {Rung::kKeep, Rung::kNorms, Rung::kMlp, Rung::kQkv, Rung::kBlock};
     for (std::size_t i = 1; i < std::size(kRungs); ++i) {
       if (std::optional<Fit> fit = between(kRungs[i - 1], kRungs[i])) return *std::move(fit);
@@ -27,12 +29,16 @@ class Search {
     for (std::int64_t size = 2; size <= model_.layers; ++size) {
       if (std::optional<Fit> fit = attempt(fmt::format("{}", size))) return *std::move(fit);
     }
-    return Status::out_of_memory(
-        {"fit", fmt::format("{} bytes with only the inputs of groups kept", least_bytes_),
-         fmt::format("at most {}", limit_bytes_), "a smaller batch, context or model"});
+    return refusal();
   }
 
  private:
+  Status refusal() const {
+    return Status::out_of_memory({"fit", fmt::format("{} bytes at least", least_bytes_),
+                                  fmt::format("at most {}", limit_bytes_),
+                                  "a smaller batch, context or model"});
+  }
+
   // The fewest layers at `more`, the others at `less`.
   std::optional<Fit> between(Rung less, Rung more) {
     std::optional<Fit> best = attempt(text(less, more, model_.layers));
@@ -62,7 +68,9 @@ class Search {
       failure_ = plan.status();
       return std::nullopt;
     }
-    Fit out = {checkpoint, plan_memory(*plan).device_bytes(), 0};
+    const MemoryPlan memory = plan_memory(*plan);
+    persistent_bytes_ = sum(memory.persistent);
+    Fit out = {checkpoint, memory.device_bytes(), 0};
     least_bytes_ = least_bytes_ == 0 ? out.device_bytes : std::min(least_bytes_, out.device_bytes);
     if (out.device_bytes > limit_bytes_) return std::nullopt;
     for (const Operation& operation : plan->operations) {
@@ -74,7 +82,7 @@ class Search {
   const ModelConfig& model_;
   StepOptions options_;
   std::int64_t limit_bytes_;
-  std::int64_t least_bytes_ = 0;
+  std::int64_t least_bytes_ = 0, persistent_bytes_ = 0;
   Status failure_;
 };
 

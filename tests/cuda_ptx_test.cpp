@@ -251,8 +251,8 @@ TEST_F(Ptx, DependencyOfKernelsWithoutTheAttributeIsNone) {
     in.push_back(static_cast<float>(i));
     expected.push_back(static_cast<float>(i + 1));
   }
-  EXPECT_TRUE(
-      same("dependency", run("dependency", in, std::vector<float>(128, -7), 32, 4), expected));
+  const std::vector<float> got = run("dependency", in, std::vector<float>(128, -7), 32, 4);
+  EXPECT_TRUE(same("dependency", bits_of(got), bits_of(expected)));
 }
 
 // PTX ISA: absolute error at most 2^-22 between 0.5 and 2, relative error elsewhere.

@@ -9,6 +9,7 @@
 #include <numeric>
 
 #include "cuda_tile_kernels.h"
+#include "dropout_pattern.h"
 #include "tile/key_range.h"
 #include "tile/swizzle.h"
 
@@ -239,6 +240,20 @@ TEST_F(Tile, ScoreOfAProduct) {
     expected.push_back({slope, 2e-6});
   }
   EXPECT_TRUE(close("score", run("score", in, Floats(256, -7)), expected));
+}
+
+TEST_F(Tile, NumbersOfDropout) {
+  Words in, expected;
+  const device::DropoutWords words = device::dropout_words(7, 5, 1 * 3 + 2);
+  for (int lane = 0; lane < 32; ++lane) {
+    const int query = 37 * lane + 1, key = 1001 * lane;
+    in.push_back(static_cast<std::uint32_t>(query));
+    in.push_back(static_cast<std::uint32_t>(key));
+    const device::DropoutNumbers numbers = device::dropout_numbers(words, query, key);
+    expected.insert(expected.end(),
+                    {numbers.words[0], numbers.words[1], std::bit_cast<std::uint32_t>(1.25f)});
+  }
+  EXPECT_TRUE(same("keep", run("keep", in, Words(96, 0xdeadbeef)), expected));
 }
 
 struct MergeRow {

@@ -232,8 +232,8 @@ inline Primitive score_kernel() {
   narrow.cap = kCap, narrow.cap_log2 = kCap * kLog2, narrow.log2_over_cap = 1 / narrow.cap_log2;
   wide.argument = 1 / kCap;
   wide.unit = kCap * kLog2;
-  HeadSlope<Config> slope;
-  slope.slope = {}f;
+  const float slopes[1] = {{{}f}};
+  const auto slope = HeadSlope<Config>(HeadScalars{{slopes, 0, 0}}, 0, 0, 1.0f);
   float* mine = out + 8 * t;
   mine[0] = tanh_of(x / kCap);
   const float v = value_of<Config>(narrow, x), w = value_of<Wide>(wide, x);
@@ -243,8 +243,27 @@ inline Primitive score_kernel() {
   mine[4] = slope_of<Wide>(w);
   mine[5] = score_of_scaled<Config>(narrow, slope, x * kLog2, 3.0f);
   mine[6] = score_of_natural<Config>(narrow, slope, x, 3.0f, mine[7]);
+  mine[5] += slope.apply(1.0f, 3.0f) - (1.0f - 3.0f * slope.slope);
 )",
                   kTestedCap, kTestedSlope));
+}
+
+/// Lane t: the numbers of dropout's group of the pair (in[2 t], in[2 t + 1]), for seed 7, offset 5,
+/// batch 1 and head 2 of 3; then what keeps them is multiplied by, as bits. 3 words a lane.
+inline Primitive keep_kernel() {
+  return primitive("keep", "struct Config { static constexpr bool kDropout = true; };",
+                   {"tile/probability.h"}, "const unsigned* in, unsigned* out", R"(
+  Shape shape = {};
+  shape.heads_q = 3;
+  DropoutArguments dropout = {};
+  dropout.seed = 7, dropout.offset = 5, dropout.scale = 1.25f;
+  const auto keep = KeepMask<Config>(dropout, shape, 1, 2);
+  const DropoutNumbers numbers = keep.of_group(keep.words.query ^ dropout_group(in[2 * t]),
+                                               keep.words.keys ^ dropout_group(in[2 * t + 1]));
+  out[3 * t] = numbers.words[0];
+  out[3 * t + 1] = numbers.words[1];
+  out[3 * t + 2] = __float_as_uint(keep_scale<Config>(dropout));
+)");
 }
 
 /// 16 rows of scores, 12 steps of 8, then one value per key. `out`, per row: LSE, the weighted mean
@@ -455,6 +474,7 @@ inline const Primitives& tile_primitives() {
     for (const TileCopy& copy : kTileCopies) list.push_back(tile_copy_kernel(copy));
     list.push_back(ring_kernel());
     list.push_back(score_kernel());
+    list.push_back(keep_kernel());
     list.push_back(softmax_kernel());
     list.push_back(hopper_ring_kernel());
     list.push_back(merge_kernel(1));

@@ -29,8 +29,8 @@ ERROR_LINES = 8
 
 # Bytes that a thread may store and load together, by (kernel, architecture); 0 for all others.
 SPILLS = {
-    # d 128: 20 bytes in the steady loop, 36 with a window, which has none; NVRTC 13.0.
-    ("flash_fwd_sm80", "sm_120a"): 36,
+    # 20 bytes at d 128; with a window 80 at d 64 and 132 at d 256. No such GPU was run; NVRTC 13.0.
+    ("flash_fwd_sm80", "sm_120a"): 132,
 }
 
 

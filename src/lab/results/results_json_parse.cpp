@@ -132,7 +132,7 @@ void read(Reader& in, const LabelSpec& spec, Labels& out) {
     // Nothing has more elements than a signed size can count; a seed has all its bits.
     if (spec.identifies) {
       std::int64_t number = -1;
-      in.integer(key, number, spec.required, /*nullable=*/!spec.required);
+      in.integer(key, number, spec.required);
       if (number >= 0) out.set(spec.name, static_cast<std::uint64_t>(number));
     } else {
       std::uint64_t number = 0;

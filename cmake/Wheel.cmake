@@ -9,8 +9,9 @@ target_compile_options(flashlab_cli PRIVATE -O0)
 # its neighbours. Left alone are those that name something as a neighbour does.
 set(apart lab/results/results_json_parse lab/measure/statistics lab/results/verdict
   lab/measure/gpu_roof lab/measure/gpu_ruler
-  lab/subjects/weighted_sum/weighted_sum_gpu cli/explain cli/explain_step
-  cli/info)
+  lab/subjects/weighted_sum/weighted_sum_gpu cli/bench_step cli/completion cli/explain
+  cli/explain_step cli/flags_profile cli/flags_steps cli/flags_training cli/info
+  cli/profile_step cli/train)
 foreach(target IN ITEMS flashlab flashlab_lab flashlab_cli)
   set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
   get_target_property(folder ${target} SOURCE_DIR)

@@ -1,9 +1,9 @@
 #include "cli/flags_profile.h"
 
+#include "cli/flag_words.h"
+
 namespace flashlab::cli {
 namespace {
-
-using Words = std::vector<std::string>;
 
 Words key_choices() {
   return {"kernel", "operation", "class", "layer", "phase"};
@@ -14,10 +14,7 @@ Words order_choices() {
 
 constexpr unsigned kProfiles = kProfileStep | kProfileAttention;
 
-constexpr std::string_view kModel = "Model";
-constexpr std::string_view kMeasurement = "Measurement";
 constexpr std::string_view kLedger = "Ledger";
-constexpr std::string_view kResults = "Results";
 
 }  // namespace
 

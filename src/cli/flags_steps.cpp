@@ -1,32 +1,13 @@
 #include "cli/flags_steps.h"
 
-#include "train/plan/precision.h"
+#include "cli/flag_words.h"
 
 namespace flashlab::cli {
 namespace {
 
-using Words = std::vector<std::string>;
-
-Words precision_choices() {
-  return train::precision_names();
-}
-Words cpu_precision_choices() {
-  return {"fp32", "bf16", "fp16", "bf16-pure", "fp64"};
-}
-Words operator_choices() {
-  return {"fused", "unfused"};
-}
-Words peer_choices() {
+Words step_peer_choices() {
   return {"torch"};
 }
-Words mode_choices() {
-  return {"forward", "backward", "full"};
-}
-
-constexpr std::string_view kModel = "Model";
-constexpr std::string_view kText = "Text";
-constexpr std::string_view kSteps = "Steps";
-constexpr std::string_view kResults = "Results";
 
 }  // namespace
 
@@ -60,7 +41,7 @@ std::vector<FlagSpec> flags_of_steps() {
       {"--memory-limit", "", "BYTES", kValue, kBenchStep, kSteps,
        "what a step may take; one that needs more is a result (default: what the device has left)"},
       {"--peers", "", "NAME", kList, kBenchStep, kSteps,
-       "torch: the same model in PyTorch, eager and compiled, in the same run", peer_choices},
+       "torch: the same model in PyTorch, eager and compiled, in the same run", step_peer_choices},
       {"--relative-to", "", "NAME", kValue, kBenchStep, kResults,
        "ratios against this row: flashlab, torch.compile"},
       {"--operators", "", "SET[,SET]", kList, kBenchStep, kSteps, "fused, unfused (default fused)",

@@ -1,24 +1,9 @@
 #include "cli/flags_training.h"
 
-#include "train/plan/precision.h"
+#include "cli/flag_words.h"
 
 namespace flashlab::cli {
 namespace {
-
-using Words = std::vector<std::string>;
-
-Words precision_choices() {
-  return train::precision_names();
-}
-Words cpu_precision_choices() {
-  return {"fp32", "bf16", "fp16", "bf16-pure", "fp64"};
-}
-Words operator_choices() {
-  return {"fused", "unfused"};
-}
-Words mode_choices() {
-  return {"forward", "backward", "full"};
-}
 
 constexpr unsigned kRuns = kTrain | kBenchPrecision;
 constexpr unsigned kStep = kRuns | kExplainStep;
@@ -26,11 +11,7 @@ constexpr unsigned kPlanned = kStep | kProfileStep;
 constexpr unsigned kModels = kPlanned | kGenerate | kExplainPrecision;
 constexpr unsigned kSizes = kPlanned | kBenchStep;
 
-constexpr std::string_view kModel = "Model";
-constexpr std::string_view kText = "Text";
-constexpr std::string_view kSteps = "Steps";
 constexpr std::string_view kSampling = "Sampling";
-constexpr std::string_view kResults = "Results";
 
 }  // namespace
 

@@ -61,6 +61,9 @@ struct DropoutArguments {
 };
 
 inline constexpr int kMaxRegions = 10;
+/// Regions of a forward whose keys are cut in parts, fp32: o [part, batch, head, position, feature]
+/// and lse, without features.
+enum PartRegion : int { kPartialO, kPartialLse };
 
 /// q [B, Sq, Hq, D]  k [B, Sk, Hk, D]  v [B, Sk, Hk, Dv]  o [B, Sq, Hq, Dv]  lse [B, Hq, Sq] fp32
 struct ForwardArguments {

@@ -15,7 +15,7 @@ namespace flashlab::device {
 
 inline constexpr int kMergeWarps = 4;
 
-/// regions[0] o [split, row, feature], regions[1] lse [split, row]; row = (batch, head, position).
+/// kPartialO [part, row, feature] and kPartialLse [part, row]; row = (batch, head, position).
 template <class Config>
 struct SplitParts {
   static constexpr int kVector = Config::kHeadDimV % 4 == 0 ? 4 : 1;
@@ -80,8 +80,8 @@ __device__ void merge_splits(const ForwardArguments& args) {
   const int head = static_cast<int>(pair % shape.heads_q);
   const int batch = static_cast<int>(pair / shape.heads_q);
 
-  const Parts parts{args.parts, static_cast<const float*>(args.regions[0]),
-                    static_cast<const float*>(args.regions[1]), rows, row};
+  const Parts parts{args.parts, static_cast<const float*>(args.regions[kPartialO]),
+                    static_cast<const float*>(args.regions[kPartialLse]), rows, row};
   const float merged = merged_lse(parts, lane);
   if constexpr (Config::kLse) {
     if (threadIdx.x == 0) {

@@ -356,12 +356,11 @@ __device__ void store_rows(const ForwardArguments& args, const ForwardTask<Confi
   Rows o = args.o;
   RowScalars lse = args.lse;
   if constexpr (kPart) {
-    // Parts in the workspace: o [split, batch, head, position, feature], lse without features.
     const Int64 heads = Int64(blockIdx.y) * shape.batch * shape.heads_q;
-    o = {static_cast<float*>(args.regions[0]) + heads * shape.seqlen_q * Config::kHeadDimV,
+    o = {static_cast<float*>(args.regions[kPartialO]) + heads * shape.seqlen_q * Config::kHeadDimV,
          Int64(shape.heads_q) * shape.seqlen_q * Config::kHeadDimV, Config::kHeadDimV,
          Int64(shape.seqlen_q) * Config::kHeadDimV};
-    lse = {static_cast<float*>(args.regions[1]) + heads * shape.seqlen_q,
+    lse = {static_cast<float*>(args.regions[kPartialLse]) + heads * shape.seqlen_q,
            Int64(shape.heads_q) * shape.seqlen_q, shape.seqlen_q, 1};
   }
   warp.statistics.finish();

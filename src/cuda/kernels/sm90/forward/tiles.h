@@ -6,7 +6,7 @@
 #include "sm90_forward_arguments.h"
 #include "tile/key_range.h"
 #include "tile/mutation.h"
-#include "tile/ring.h"
+#include "tile/pipeline.h"
 #include "tile/slab.h"
 
 namespace flashlab::device {

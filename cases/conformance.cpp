@@ -232,6 +232,14 @@ void add_named(std::vector<Case>& list, DType t) {
   add(sized("unseen-keys-top-left", t, 1, {2, 2}, 65, 255, {64, 64}, top));
   add(sized("decode-bottom-right", t, 2, {4, 1}, 3, 255, {128, 128}, bottom));
 
+  // Few queries of many heads that share keys: more rows of a group than one tile has.
+  add(sized("group-of-8", t, 1, {8, 1}, 70, 301, {128, 128}, bottom));
+  add(sized("group-of-64", t, 1, {64, 1}, 5, 130, {64, 64}));
+  with(sized("group-of-4-masked", t, 2, {8, 2}, 33, 130, {128, 128}), [](Case& c) {
+    c.mask = MaskKind::kBool;
+    c.alibi = true;
+  });
+
   // Equal lengths with a bare causal; the mask and causal together; a mask over empty rows.
   with(sized("bare-causal", t, 1, {2, 2}, 127, 127, {64, 64}),
        [](Case& c) { c.causal = Causal::kCausal; });

@@ -70,6 +70,12 @@ std::string steps(const internal::PlanState& plan) {
   return text;
 }
 
+std::string steps_and_configurations(const internal::PlanState& plan) {
+  std::string text;
+  for (const auto& step : plan.steps) text += step.name + " " + step.configuration + "\n";
+  return text;
+}
+
 TEST(Sm90Forward, ServesWhatItWasMadeFor) {
   for (const DType dtype : {DType::kBf16, DType::kFp16}) {
     const auto made = plan(usual(dtype), "sm_90a");
@@ -94,7 +100,12 @@ TEST(Sm90Forward, LeavesTheRestToSm80AndSaysWhy) {
   };
   expect_sm80(usual(DType::kFp32), "lacks fp32");
   Problem problem = usual(DType::kBf16);
-  problem.mask = contiguous_spec(DType::kBool, {1, 1, 2048, 2048}, problem.q.device);
+  problem.options.dropout = 0.1f;
+  expect_sm80(problem, "dropout");
+  problem = testing::described_problem(
+      DType::kBf16, Pass::kForward,
+      {.batch = 8, .seqlen_q = 2048, .seqlen_k = 2048, .heads = 16, .dim = 256}, {});
+  problem.mask = contiguous_spec(DType::kFp32, {1, 1, 2048, 2048}, problem.q.device);
   expect_sm80(problem, "mask");
   expect_sm80(usual(DType::kBf16, {.scale = -1.0}), "scale");
   problem = testing::described_problem(
@@ -113,6 +124,55 @@ TEST(Sm90Forward, LeavesTheRestToSm80AndSaysWhy) {
       testing::plan_on(plan_sm90_forward, "sm_90a",
                        testing::described_problem(DType::kBf16, Pass::kForward, few, named));
   EXPECT_TRUE(made);
+}
+
+// What a thread reads of a mask at once decides how many consumers have registers for it.
+TEST(Sm90Forward, ServesScoresOfMoreThanProducts) {
+  const auto config = [](const Problem& problem) {
+    const auto made = plan(problem, "sm_90a");
+    if (made == nullptr || made->implementation != "sm90") return std::string("not served");
+    return made->program()->kernels().back().kernel->spec.config;
+  };
+  const auto masked = [](DType mask, std::int64_t keys) {
+    Problem problem = testing::described_problem(
+        DType::kBf16, Pass::kForward,
+        {.batch = 8, .seqlen_q = 512, .seqlen_k = keys, .heads = 16, .dim = 128}, {});
+    problem.mask = contiguous_spec(mask, {1, 1, 512, keys}, problem.q.device);
+    return problem;
+  };
+  using ::testing::AllOf;
+  using ::testing::HasSubstr;
+  EXPECT_THAT(config(masked(DType::kBool, 512)),
+              AllOf(HasSubstr("kConsumers = 3"), HasSubstr("kMaskPairs = true")));
+  EXPECT_THAT(config(masked(DType::kBf16, 512)),
+              AllOf(HasSubstr("kConsumers = 3"), HasSubstr("kPrescaled = true")));
+  EXPECT_THAT(config(masked(DType::kFp32, 512)), HasSubstr("kConsumers = 2"));
+  // Read one by one: an odd row would end inside a pair.
+  Problem odd = masked(DType::kBool, 511);
+  odd.mask->strides[2] = 512;
+  EXPECT_THAT(config(odd), AllOf(HasSubstr("kConsumers = 2"), HasSubstr("kMaskPairs = false")));
+  EXPECT_THAT(config(usual(DType::kBf16, {.softcap = 30.0f})),
+              AllOf(HasSubstr("kSoftcap = true"), HasSubstr("kBlockKeys = 64")));
+}
+
+TEST(Sm90Forward, PacksTheHeadsOfAGroupWhereThatFillsTiles) {
+  const auto tiles = [](std::int64_t queries, std::int64_t heads, std::int64_t heads_k) {
+    Problem problem = testing::described_problem(
+        DType::kBf16, Pass::kForward,
+        {.batch = 64, .seqlen_q = queries, .seqlen_k = 512, .heads = heads}, {});
+    for (TensorSpec* spec : {&problem.k, &problem.v}) {
+      *spec =
+          contiguous_spec(DType::kBf16, {64, 512, heads_k, problem.q.shape[3]}, problem.q.device);
+    }
+    problem.options.implementation = "sm90";
+    const auto made = testing::plan_on(plan_sm90_forward, "sm_90a", problem);
+    return made == nullptr ? std::string() : steps_and_configurations(*made);
+  };
+  using ::testing::HasSubstr;
+  EXPECT_THAT(tiles(16, 32, 8), HasSubstr("512 tiles"));    // 64 rows a group
+  EXPECT_THAT(tiles(100, 32, 8), HasSubstr("1536 tiles"));  // 400 rows
+  EXPECT_THAT(tiles(128, 32, 8), HasSubstr("2048 tiles"));  // whole warpgroups without packing
+  EXPECT_THAT(tiles(100, 24, 8), HasSubstr("1536 tiles"));  // three do not divide a box
 }
 
 // Every block of keys of every tile behind the whole ones is in one range, parts of a tile lie in

@@ -36,7 +36,8 @@ const internal::Implementation& sm90_implementation() {
       DeviceKind::kCuda,
       "Hopper's tensor cores and copy engine (wgmma, TMA), sm_90 only: forward in fp16 and bf16",
       {Feature::kForward, Feature::kFp16, Feature::kBf16, Feature::kCausal, Feature::kGroupedQuery,
-       Feature::kUnequalHeadDims, Feature::kLse, Feature::kDeterministic, Feature::kWindow},
+       Feature::kUnequalHeadDims, Feature::kLse, Feature::kDeterministic, Feature::kWindow,
+       Feature::kBoolMask, Feature::kAdditiveMask, Feature::kSoftcap, Feature::kAlibi},
       make_plan,
       runs_on};
   return implementation;

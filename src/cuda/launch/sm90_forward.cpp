@@ -19,7 +19,7 @@ namespace {
 using device::Sm90ForwardArguments;
 using internal::Geometry;
 
-constexpr int kMaxHeadDim = 256;
+constexpr int kMaxHeadDim = 256, kMaxMaskedHeadDim = 192;
 constexpr std::int64_t kMaxLength = INT32_MAX - 1024;  // positions are 32-bit in the kernel
 constexpr std::int64_t kMaxStrideBytes = std::int64_t{1} << 40;
 constexpr int kMapAlignment = 16;  // of a tensor map's address and strides, in bytes
@@ -34,7 +34,8 @@ constexpr std::int64_t kLongCausal = 2048;
 // half of the tiles of all heads is left for the end, where a section's longest tile would have
 // nothing beside it. With fewer the second reading of K and V costs more.
 constexpr std::int64_t kShortCausal = 2048, kSmallHeadBytes = (1 << 21) - 1;
-constexpr int kMinQueries = 65;               // below, sm80 packs the heads of a group into a tile
+constexpr int kMinQueries = 65;               // below, sm80's smaller tiles are faster
+constexpr std::int64_t kPackedQueries = 128;  // per head: up to here a group's heads share tiles
 constexpr int kNominalMultiprocessors = 128;  // of a deterministic plan, whatever the real number
 constexpr int kMaxTiles = 1 << 30;
 constexpr int kMergeWarps = 4;                      // kernels/sm90/forward/merge.cu
@@ -54,6 +55,7 @@ constexpr int slabs(int dim) {
 struct Choice {
   Sm90ForwardTiling tiling;
   bool bounded = false;
+  std::int64_t group = 1;  ///< query heads whose rows share tiles
   device::TileOrder order{};
   device::KeyStream stream{};
   int grid = 0;
@@ -67,17 +69,32 @@ std::int64_t bytes_of_group(const Geometry& g) {
   return g.seqlen_k * (g.head_dim + g.head_dim_v) * 2;
 }
 
-// Heads of a section: equal sections of whole groups, of which one's K and V fit half of L2.
-int heads_of_section(const Geometry& g, std::int64_t l2_bytes) {
+// Heads, or packed groups, of a section: equal sections of whole groups, of which one's K and V fit
+// half of L2.
+int heads_of_section(const Geometry& g, std::int64_t packed, std::int64_t l2_bytes) {
   const std::int64_t fit = std::max<std::int64_t>(l2_bytes / 2 / bytes_of_group(g), 1);
   const std::int64_t groups = g.batch * g.heads_k, sections = (groups + fit - 1) / fit;
-  return static_cast<int>((groups + sections - 1) / sections * g.group());
+  return static_cast<int>((groups + sections - 1) / sections * (g.group() / packed));
 }
 
-// Blocks of keys of the tile that begins at a position; one for a tile without keys, which has
-// results all the same.
-int blocks_of_tile(const device::Shape& shape, const Sm90ForwardTiling& tiling, int first) {
-  const std::int64_t last = std::min(first + tiling.tile_q(), shape.seqlen_q) - 1;
+// Packed where that leaves fewer warpgroups' rows empty. A group divides their rows: a box for the
+// copy engine (Sm90Rows).
+std::int64_t packed_heads(const Geometry& g) {
+  const std::int64_t group = g.group();
+  if (group == 1 || kWarpgroupRows % group != 0 || g.seqlen_q > kPackedQueries) return 1;
+  const auto warpgroups = [](std::int64_t rows) {
+    return (rows + kWarpgroupRows - 1) / kWarpgroupRows;
+  };
+  return warpgroups(g.seqlen_q * group) < warpgroups(g.seqlen_q) * group ? group : 1;
+}
+
+// Blocks of keys of the tile that begins at a row; one for a tile without keys, which has results
+// all the same.
+int blocks_of_tile(const device::Shape& shape, const Choice& choice, int first_row) {
+  const Sm90ForwardTiling& tiling = choice.tiling;
+  const std::int64_t rows = shape.seqlen_q * choice.group, first = first_row / choice.group;
+  const std::int64_t last =
+      (std::min<std::int64_t>(first_row + tiling.tile_q(), rows) - 1) / choice.group;
   const auto key = [&](std::int64_t at) { return std::clamp<std::int64_t>(at, 0, shape.seqlen_k); };
   const std::int64_t begin = key(first - shape.left), end = key(last + shape.right + 1);
   const std::int64_t blocks =
@@ -102,7 +119,7 @@ void choose_stream(Choice& choice, const Geometry& g, int multiprocessors) {
   int longest = 0;
   for (int rank = 0; rank < stream.period; ++rank) {
     const int tile = from_last ? order.tiles_q - 1 - rank : rank;
-    const int blocks = blocks_of_tile(shape, choice.tiling, tile * tile_q);
+    const int blocks = blocks_of_tile(shape, choice, tile * tile_q);
     stream.begins[rank + 1] = stream.begins[rank] + blocks;
     longest = std::max(longest, blocks);
   }
@@ -129,23 +146,45 @@ void choose_stream(Choice& choice, const Geometry& g, int multiprocessors) {
   choice.grid = order.tiles > 0 ? multiprocessors : ranges;
 }
 
+// Softcap, ALiBi and mask tensors: work on scores that no edge crosses.
+int count_score_terms(const Problem& problem, const Geometry& g) {
+  return (g.softcap > 0) + problem.alibi_slopes.has_value() + problem.mask.has_value();
+}
+
+// Two elements of a mask are read at once; the last pair of a row must not reach beyond it.
+CallForm form_of(const Problem& problem) {
+  const CallForm form = call_form(problem);
+  if (!problem.mask || problem.mask->shape[3] % 2 == 0) return form;
+  return std::max(form, CallForm::kAligned);
+}
+
+// Whether a thread holds more of what scores are made of than three consumers have registers for.
+bool has_many_score_terms(const Problem& problem, const Geometry& g) {
+  const bool wide_mask =
+      problem.mask && (problem.mask->dtype == DType::kFp32 || form_of(problem) != CallForm::kPairs);
+  return wide_mask || count_score_terms(problem, g) > 1;
+}
+
 Choice choose(const Problem& problem, const Geometry& g, const DeviceInfo& device) {
   const int multiprocessors =
       problem.options.deterministic ? kNominalMultiprocessors : device.multiprocessors;
   Choice choice;
   choice.bounded = std::min(g.bounds.left, g.bounds.right) < g.bounds.kUnbounded;
-  choice.tiling = choose_sm90_forward_tiling({.head_dim = static_cast<int>(g.head_dim),
-                                              .head_dim_v = static_cast<int>(g.head_dim_v),
-                                              .seqlen_k = g.seqlen_k,
-                                              .bounded = choice.bounded,
-                                              .window = g.bounds.left < g.bounds.kUnbounded},
-                                             device.shared_bytes_per_block);
+  choice.tiling = choose_sm90_forward_tiling(
+      {.head_dim = static_cast<int>(g.head_dim),
+       .head_dim_v = static_cast<int>(g.head_dim_v),
+       .seqlen_k = g.seqlen_k,
+       .bounded = choice.bounded,
+       .window = g.bounds.left<g.bounds.kUnbounded, .score_terms = count_score_terms(problem, g)> 0,
+       .many_score_terms = has_many_score_terms(problem, g)},
+      device.shared_bytes_per_block);
   device::TileOrder& order = choice.order;
-  order.tiles_q =
-      static_cast<int>((g.seqlen_q + choice.tiling.tile_q() - 1) / choice.tiling.tile_q());
-  order.heads = static_cast<int>(g.batch * g.heads_q);
+  choice.group = packed_heads(g);
+  const std::int64_t rows = g.seqlen_q * choice.group;
+  order.tiles_q = static_cast<int>((rows + choice.tiling.tile_q() - 1) / choice.tiling.tile_q());
+  order.heads = static_cast<int>(g.batch * g.heads_q / choice.group);
   order.tiles = order.tiles_q * order.heads;
-  order.section_heads = heads_of_section(g, device.l2_bytes);
+  order.section_heads = heads_of_section(g, choice.group, device.l2_bytes);
   const bool long_tiles = g.seqlen_k > kShortCausal || bytes_of_group(g) > kSmallHeadBytes;
   order.long_ranks = choice.bounded && long_tiles ? order.tiles_q / 2 : order.tiles_q;
   choice.grid = std::min(order.tiles, device.multiprocessors);
@@ -180,8 +219,18 @@ Status check(const Problem& problem, const Geometry& g) {
                        fmt::format("{} and {}", g.seqlen_q, g.seqlen_k),
                        fmt::format("1 to {}", kMaxLength));
   }
-  if (!(g.scale > 1e-30f)) {
+  const float least_scale = problem.alibi_slopes ? 1e-10f : 1e-30f;  // slopes are divided by it
+  if (!(g.scale > least_scale)) {
     return unsupported("scale of implementation 'sm90'", fmt::format("{}", g.scale), "positive");
+  }
+  // O has 128 of a thread's registers there: such masks would spill.
+  const bool window = g.bounds.left < g.bounds.kUnbounded;
+  if (g.head_dim_v > kMaxMaskedHeadDim && problem.mask &&
+      (window || has_many_score_terms(problem, g))) {
+    return unsupported("mask of implementation 'sm90'",
+                       fmt::format("head_dim {} of v, beside {}", g.head_dim_v,
+                                   window ? "a window" : "fp32 or unpaired masks, softcap, ALiBi"),
+                       fmt::format("head_dim up to {}", kMaxMaskedHeadDim));
   }
   for (const auto& [name, spec] :
        {std::pair{"q", &problem.q}, std::pair{"k", &problem.k}, std::pair{"v", &problem.v}}) {
@@ -203,7 +252,7 @@ Status check_worth(const Problem& problem, const Geometry& g) {
 ConfigPrinter print(const Problem& problem, const Geometry& g, const Choice& choice) {
   const Sm90ForwardTiling& t = choice.tiling;
   ConfigPrinter config;
-  print_call(config, problem, g);
+  print_call(config, problem, g, form_of(problem));
   config.integer("kConsumers", t.consumers)
       .integer("kBlockKeys", t.block_keys)
       .integer("kStagesQ", t.stages_q)
@@ -211,27 +260,32 @@ ConfigPrinter print(const Problem& problem, const Geometry& g, const Choice& cho
       .integer("kStagesV", t.stages_v)
       .boolean("kTurns", t.turns)
       .boolean("kStream", choice.streams())
+      .boolean("kPackGroup", choice.group > 1)
+      .boolean("kPrescaled", problem.mask && problem.mask->dtype != DType::kBool)
       .integer("kSharedBytes", sm90_forward_shared_bytes(t, static_cast<int>(g.head_dim),
                                                          static_cast<int>(g.head_dim_v)));
   return config;
 }
 
-/// [batch, heads, seqlen, dim] in boxes of `rows` x 64. A dimension of one element has no stride of
-/// its own: any valid one does.
-runtime::TensorMap tensor_map(const TensorSpec& spec, int rows) {
+/// [batch, seqlen, heads, dim] in boxes of `rows` x 64, of `group` heads each. A dimension of one
+/// element has no stride of its own: any valid one does.
+runtime::TensorMap tensor_map(const TensorSpec& spec, int rows, std::int64_t group = 1) {
   runtime::TensorMap map;
   map.dtype = spec.dtype;
   map.rank = 4;
-  constexpr std::array<std::size_t, 4> kInnermostFirst{3, 1, 2, 0};
+  using Axes = std::array<std::size_t, 4>;
+  const Axes innermost_first = group > 1 ? Axes{3, 2, 1, 0} : Axes{3, 1, 2, 0};
   for (std::size_t i = 0; i < 4; ++i) {
-    const std::size_t axis = kInnermostFirst[i];
+    const std::size_t axis = innermost_first[i];
     map.extents[i] = static_cast<std::uint64_t>(spec.shape[axis]);
     if (i == 0) continue;
     map.strides_bytes[i - 1] =
         spec.shape[axis] > 1 ? static_cast<std::uint64_t>(spec.strides[axis]) * size_of(spec.dtype)
                              : kSlabRowBytes;
   }
+  const auto heads = static_cast<std::uint32_t>(group);
   map.box = {kSlabColumns, static_cast<std::uint32_t>(rows), 1, 1};
+  if (group > 1) map.box = {kSlabColumns, heads, static_cast<std::uint32_t>(rows) / heads, 1};
   map.swizzle = runtime::TensorMap::Swizzle::k128Bytes;
   return map;
 }
@@ -246,10 +300,11 @@ runtime::ParameterBlock parameters(GpuPlan& plan, const Choice& choice) {
   arguments.stream = choice.stream;
   runtime::ParameterBlock block(arguments);
   patch_addresses(block, problem, 0, offsetof(Sm90ForwardArguments, call));
-  const auto map = [&](std::size_t offset, TensorRole role, const TensorSpec& spec, int rows) {
-    block.tensor_map(offset, {buffer_of(role)}, tensor_map(spec, rows));
+  const auto map = [&](std::size_t offset, TensorRole role, const TensorSpec& spec, int rows,
+                       std::int64_t group = 1) {
+    block.tensor_map(offset, {buffer_of(role)}, tensor_map(spec, rows, group));
   };
-  map(offsetof(Sm90ForwardArguments, q), TensorRole::kQ, problem.q, kWarpgroupRows);
+  map(offsetof(Sm90ForwardArguments, q), TensorRole::kQ, problem.q, kWarpgroupRows, choice.group);
   map(offsetof(Sm90ForwardArguments, k), TensorRole::kK, problem.k, choice.tiling.block_keys);
   map(offsetof(Sm90ForwardArguments, v), TensorRole::kV, problem.v, choice.tiling.block_keys);
   const auto region = [&](std::size_t offset, const char* name, std::int64_t bytes) {
@@ -257,6 +312,9 @@ runtime::ParameterBlock parameters(GpuPlan& plan, const Choice& choice) {
     block.pointer(offset, {buffer_of_region(index)});
     return index;
   };
+  if (choice.group > 1) {
+    plan.reasons.push_back("the query heads of a group share a tile: few queries per head");
+  }
   if (choice.counts()) {
     const int counter =
         region(offsetof(Sm90ForwardArguments, order) + offsetof(device::TileOrder, counter),
@@ -294,10 +352,11 @@ int sm90_forward_shared_bytes(const Sm90ForwardTiling& t, int head_dim, int head
 Sm90ForwardTiling choose_sm90_forward_tiling(const Sm90ForwardNeeds& needs, int shared_limit) {
   Sm90ForwardTiling t;
   // Registers: O takes head_dim_v / 2 of a thread's, and three consumers have 160.
-  t.consumers = needs.head_dim_v <= 128 ? 3 : 2;
+  t.consumers = needs.head_dim_v <= 128 && !needs.many_score_terms ? 3 : 2;
   const bool small = needs.head_dim <= 64 && needs.head_dim_v <= 64;
-  // With 128 keys a window's two edges spill.
-  if (small && !needs.window && (!needs.bounded || needs.seqlen_k >= kLongCausal)) {
+  // With 128 keys a window's two edges spill, and what scores are made of beside products.
+  if (small && !needs.window && !needs.score_terms &&
+      (!needs.bounded || needs.seqlen_k >= kLongCausal)) {
     t.block_keys = 128;
   }
   t.turns = small && !needs.bounded;

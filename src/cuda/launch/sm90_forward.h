@@ -26,8 +26,10 @@ struct Sm90ForwardTiling {
 struct Sm90ForwardNeeds {
   int head_dim = 0, head_dim_v = 0;
   std::int64_t seqlen_k = 0;
-  bool bounded = false;  ///< rows differ in the keys they see: causal, a window
-  bool window = false;   ///< they do at their first key, too
+  bool bounded = false;           ///< rows differ in the keys they see: causal, a window
+  bool window = false;            ///< they do at their first key, too
+  bool score_terms = false;       ///< softcap, ALiBi, a mask tensor
+  bool many_score_terms = false;  ///< several, or a mask with many registers to read
 };
 
 Sm90ForwardTiling choose_sm90_forward_tiling(const Sm90ForwardNeeds& needs, int shared_limit);

@@ -98,6 +98,11 @@ struct MaskRows {
       return {{both.x, both.y}};
     }
   }
+  /// Where `keys` keys are left from this one on: of a pair that begins with one, both are read.
+  __device__ Pair pair_of(Int64 index, int keys) const {
+    if (!Config::kMaskPairs || keys <= 0) return pair(index, keys > 0, keys > 1);
+    return pair(index);
+  }
 
   /// Whether an element leaves its key visible, and the key's score after the mask: `scaled` is in
   /// units of log2, an additive mask in natural ones. An additive value at or below hiding_value

@@ -31,13 +31,14 @@ struct Sm90Range {
   int begin, end, clear_begin, clear_end;
 
   __device__ Sm90Range(const Shape& shape, const Sm90Task<Config>& task, int first_row) {
-    const int last = smaller(first_row + kWarpgroupRows, shape.seqlen_q) - 1;
-    const KeyRange any = keys_seen_by_any<Config>(shape, first_row, last);
-    const KeyRange all = keys_seen_by_all<Config>(shape, first_row, last);
+    using Rows = Sm90Rows<Config>;
+    const int last = smaller(first_row + kWarpgroupRows, Rows::count(shape)) - 1;
+    const KeyRange any = Rows::seen_by_any(shape, first_row, last);
+    const KeyRange all = Rows::seen_by_all(shape, first_row, last);
     constexpr int kBlockKeys = Config::kBlockKeys;
     begin = larger(any.begin / kBlockKeys, task.first_block);
     end = smaller(divide_up(any.end, kBlockKeys), task.end_block);
-    if (first_row >= shape.seqlen_q || end < begin) end = begin = task.first_block;
+    if (first_row >= Rows::count(shape) || end < begin) end = begin = task.first_block;
     if (Config::kTurns && begin < end) begin = task.first_block, end = task.end_block;
     clear_begin = divide_up(all.begin, kBlockKeys);
     clear_end = all.end / kBlockKeys;
@@ -53,6 +54,7 @@ struct Sm90Consumer {
   using Tiles = Sm90Tiles<Config>;
   using Warpgroup = Sm90Warpgroup<Config>;
   using Scores = typename Warpgroup::Scores;
+  using Elements = typename Warpgroup::Elements;
   static constexpr int kBlockKeys = Config::kBlockKeys;
   const Sm90ForwardArguments& args;
   int consumer;
@@ -120,24 +122,44 @@ struct Sm90Consumer {
     ring_v.advance();
   }
 
+  /// The mask tensor's elements of a block, while its products are under way.
+  __device__ void read_mask(Elements& elements, const Sm90Task<Config>& task,
+                            const Sm90Range<Config>& range, int block) const {
+    if constexpr (!Warpgroup::kMasked) {
+    } else if (range.masked(block)) {
+      warpgroup.template read_mask<false>(elements, args.call, task, block * kBlockKeys);
+    } else {
+      warpgroup.template read_mask<true>(elements, args.call, task, block * kBlockKeys);
+    }
+  }
+  __device__ void transform(Scores& rS, const Elements& elements, const Sm90Range<Config>& range,
+                            int block) const {
+    if (Warpgroup::kTransformed && !range.masked(block)) {
+      warpgroup.template transform<true>(rS, args.call, elements, block * kBlockKeys);
+    } else if (range.masked(block)) {
+      warpgroup.template transform<false>(rS, args.call, elements, block * kBlockKeys);
+    }
+  }
+
   /// The first block of a tile: its maxima become the references.
-  __device__ void first_softmax(Scores& rS, const Sm90Range<Config>& range) {
-    const Shape& shape = args.call.shape;
-    if (range.masked(range.begin)) warpgroup.mask(rS, shape, range.begin * kBlockKeys);
-    warpgroup.template raise_references<false>(rS, args.call.shape);
-    warpgroup.exponentials(rS, args.call.shape);
+  __device__ void first_softmax(Scores& rS, const Elements& elements,
+                                const Sm90Range<Config>& range) {
+    transform(rS, elements, range, range.begin);
+    warpgroup.template raise_references<false>(rS, args.call);
+    warpgroup.exponentials(rS, args.call);
     finish_softmax(rS);
   }
 
   /// Exponentials of a block while products are under way, then the end of these. The branch stands
   /// before the wait, or the compiler moves exponentials behind it.
-  __device__ void exponentials(Scores& rS, const Sm90Range<Config>& range, int block) {
-    if (range.masked(block)) warpgroup.mask(rS, args.call.shape, block * kBlockKeys);
-    warpgroup.exponentials(rS, args.call.shape);
+  __device__ void exponentials(Scores& rS, const Elements& elements, const Sm90Task<Config>& task,
+                               const Sm90Range<Config>& range, int block) {
+    transform(rS, elements, range, block);
+    warpgroup.exponentials(rS, args.call);
     if (warpgroup.statistics.out_of_range()) {
       ptx::wgmma_wait<0>();
       warpgroup.pin_outputs();
-      warpgroup.exponentials_again(rS, args.call.shape, keys_at(ring_k.stage), block * kBlockKeys);
+      warpgroup.exponentials_again(rS, args.call, task, keys_at(ring_k.stage), block * kBlockKeys);
     } else {
       ptx::wgmma_wait<0>();
     }
@@ -149,21 +171,24 @@ struct Sm90Consumer {
   }
 
   /// S(j) and O += P(j - 1) V(j - 1) together, exponentials of block j beside the second.
-  __device__ void walk(const Sm90Range<Config>& range) {
+  __device__ void walk(const Sm90Task<Config>& task, const Sm90Range<Config>& range) {
     Scores rS;
+    Elements elements;
     start_scores(rS);
+    read_mask(elements, task, range, range.begin);
     ptx::wgmma_wait<0>();
     pin(rS);
-    first_softmax(rS, range);
+    first_softmax(rS, elements, range);
 #pragma unroll 1
     for (int block = range.begin + 1; block < range.end; ++block) {
       await_turn();
       start_scores(rS);
       start_outputs();
       pass_turn();
+      read_mask(elements, task, range, block);
       ptx::wgmma_wait<1>();
       pin(rS);
-      exponentials(rS, range, block);
+      exponentials(rS, elements, task, range, block);
       finish_outputs();
       finish_softmax(rS);
     }
@@ -174,11 +199,11 @@ struct Sm90Consumer {
     warpgroup.first_row = task.first_row + consumer * kWarpgroupRows;
     const Sm90Range<Config> range(args.call.shape, task, warpgroup.first_row);
     const bool queries = task.needs_queries(args.call.shape, consumer);
-    warpgroup.clear();
+    warpgroup.begin(args.call, task);
     skip(range.begin - task.first_block);
     if (queries) ring_q.wait_full();
     warpgroup.shared_q = shared_q + ring_q.stage * Tiles::TileQ::kBytes;
-    if (range.begin < range.end) walk(range);
+    if (range.begin < range.end) walk(task, range);
     if (queries) {
       ring_q.release();
       ring_q.advance();
@@ -200,7 +225,9 @@ struct Sm90Consumer {
       const Sm90Task<Config>& task = shared.tasks[ring_tasks.stage];
       if (!task.exists) break;
       const int skipped = walk_tile(task);
-      if (warpgroup.first_row < args.call.shape.seqlen_q) warpgroup.store(args, task);
+      if (warpgroup.first_row < Sm90Rows<Config>::count(args.call.shape)) {
+        warpgroup.store(args, task);
+      }
       ring_tasks.release();
       ring_tasks.advance();
       skip(skipped);

@@ -72,13 +72,16 @@ __device__ void sm90_merge(const Sm90ForwardArguments& args) {
   const int tile = row_of_all / Parts::kTileQ, row = row_of_all % Parts::kTileQ;
   const Parts parts(args.stream, tile, row);
   const Sm90Tile<Config> place(args.order, args.stream.first_tile + tile);
-  const int position = place.first_row + row;
-  const int batch = place.head / shape.heads_q, head = place.head - batch * shape.heads_q;
+  using Rows = Sm90Rows<Config>;
+  const int own = place.first_row + row, position = Rows::position(shape, own);
+  const int batch = place.head / Rows::heads(shape);
+  const int group = place.head - batch * Rows::heads(shape);
+  const int head = Rows::head(shape, Config::kPackGroup ? group * shape.group : group, own);
   unsigned char* to = row_address<Config::kOutput>(args.call.o, batch, head, position);
   const int column = kVector * lane;
   const bool exists = column < Config::kHeadDimV;
   ptx::wait_for_kernel_before();
-  if (parts.count == 1 || position >= shape.seqlen_q) return;
+  if (parts.count == 1 || own >= Rows::count(shape)) return;
 
   float sum[kVector] = {};
   float merged = 0;

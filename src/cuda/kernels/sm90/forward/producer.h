@@ -106,6 +106,17 @@ struct Sm90KeyProducer {
   }
 };
 
+/// Copies a warpgroup's rows of Q. Packed, the box is of 64 / group positions of a group's heads.
+template <class Config>
+__device__ inline void copy_queries(const Sm90ForwardArguments& args, const Sm90Task<Config>& task,
+                                    int row, unsigned shared, unsigned barrier) {
+  using TileQ = typename Sm90Tiles<Config>::TileQ;
+  const int position = Sm90Rows<Config>::position(args.call.shape, row);
+  copy_tile<TileQ>(shared, args.q, Config::kPackGroup ? task.head_q : position,
+                   Config::kPackGroup ? position : task.head_q, task.batch, barrier,
+                   ptx::kEvictFirst);
+}
+
 /// One thread: the tile of Q of every consumer, as soon as that one is done with the tile before.
 template <class Config>
 __device__ void produce_queries(const Sm90ForwardArguments& args,
@@ -130,9 +141,8 @@ __device__ void produce_queries(const Sm90ForwardArguments& args,
       auto& ring = rings[consumer];
       ring.wait_empty();
       ptx::barrier_arrive_expect(ring.full(), Tiles::TileQ::kBytes);
-      copy_tile<typename Tiles::TileQ>(ptx::shared_address(shared.q[consumer][ring.stage]), args.q,
-                                       task.first_row + consumer * kWarpgroupRows, task.head_q,
-                                       task.batch, ring.full(), ptx::kEvictFirst);
+      copy_queries<Config>(args, task, task.first_row + consumer * kWarpgroupRows,
+                           ptx::shared_address(shared.q[consumer][ring.stage]), ring.full());
       ring.advance();
     }
   }

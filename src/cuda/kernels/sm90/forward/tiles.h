@@ -39,11 +39,38 @@ struct Sm90Tiles {
                 (kConsumers + 1) * kLaunchRegisters);
 };
 
-/// Which rows a tile has: its place in the order of tiles as head and position.
+/// What a tile's rows are: positions of one query head or, packed, of all heads that share a key
+/// head: row = position * group + member. A group divides 64, so that a warpgroup's rows are whole
+/// positions, one box for the copy engine.
+template <class Config>
+struct Sm90Rows {
+  static __device__ int heads(const Shape& shape) {
+    return Config::kPackGroup ? shape.heads_k : shape.heads_q;
+  }
+  static __device__ int count(const Shape& shape) {
+    return Config::kPackGroup ? shape.seqlen_q * shape.group : shape.seqlen_q;
+  }
+  static __device__ int position(const Shape& shape, int row) {
+    return Config::kPackGroup ? row / shape.group : row;
+  }
+  /// `first`: the query head of the first member.
+  static __device__ int head(const Shape& shape, int first, int row) {
+    return Config::kPackGroup ? first + row % shape.group : first;
+  }
+  /// Keys that some row, and that every row of [first, last] sees.
+  static __device__ KeyRange seen_by_any(const Shape& shape, int first, int last) {
+    return keys_seen_by_any<Config>(shape, position(shape, first), position(shape, last));
+  }
+  static __device__ KeyRange seen_by_all(const Shape& shape, int first, int last) {
+    return keys_seen_by_all<Config>(shape, position(shape, first), position(shape, last));
+  }
+};
+
+/// Which rows a tile has: its place in the order of tiles as head and first row.
 template <class Config>
 struct Sm90Tile {
-  int head;       ///< batch * heads_q + query head
-  int first_row;  ///< position
+  int head;  ///< batch * Sm90Rows::heads() + head or group
+  int first_row;
 
   __device__ Sm90Tile(const TileOrder& order, int index) {
     const int sectioned = order.long_ranks * order.heads;
@@ -68,8 +95,8 @@ struct Sm90Tile {
 /// them.
 template <class Config>
 struct Sm90Task {
-  bool exists = false;  ///< there is one: the last of a block's tasks does not
-  int batch, head_q, head_k;
+  bool exists = false;        ///< there is one: the last of a block's tasks does not
+  int batch, head_q, head_k;  ///< head_q: of the first member
   int first_row;
   int first_block, end_block;
   int slot;  ///< of KeyStream, for the results of a part; -1: they are the tile's
@@ -78,12 +105,15 @@ struct Sm90Task {
   __device__ Sm90Task(const Sm90ForwardArguments& args, int index) : exists(true), slot(-1) {
     const Shape& shape = args.call.shape;
     const Sm90Tile<Config> tile(args.order, index);
-    batch = tile.head / shape.heads_q;
-    head_q = tile.head - batch * shape.heads_q;
-    head_k = head_q / shape.group;
+    const int heads = Sm90Rows<Config>::heads(shape);
+    batch = tile.head / heads;
+    const int head = tile.head - batch * heads;
+    head_q = Config::kPackGroup ? head * shape.group : head;
+    head_k = Config::kPackGroup ? head : head_q / shape.group;
     first_row = tile.first_row;
-    const KeyRange seen = keys_seen_by_any<Config>(
-        shape, first_row, smaller(first_row + Sm90Tiles<Config>::kTileQ, shape.seqlen_q) - 1);
+    const KeyRange seen = Sm90Rows<Config>::seen_by_any(
+        shape, first_row,
+        smaller(first_row + Sm90Tiles<Config>::kTileQ, Sm90Rows<Config>::count(shape)) - 1);
     first_block = seen.begin / Config::kBlockKeys;
     end_block = mutation::last_tile<Config>(divide_up(seen.end, Config::kBlockKeys));
   }
@@ -102,7 +132,7 @@ struct Sm90Task {
   __device__ bool empty() const { return end_block <= first_block; }
   /// Whether a warpgroup has rows of the tile and the tile has keys: then it gets a tile of Q.
   __device__ bool needs_queries(const Shape& shape, int warpgroup) const {
-    return !empty() && first_row + warpgroup * kWarpgroupRows < shape.seqlen_q;
+    return !empty() && first_row + warpgroup * kWarpgroupRows < Sm90Rows<Config>::count(shape);
   }
 };
 

@@ -7,6 +7,7 @@
 #include "tile/fragments.h"
 #include "tile/mask.h"
 #include "tile/output.h"
+#include "tile/score.h"
 #include "tile/softmax.h"
 #include "tile/warpgroup.h"
 
@@ -20,6 +21,14 @@ struct Sm90Warpgroup {
   static constexpr Element kElement = Config::kElement;
   static constexpr int kBlocks = Config::kBlockKeys / 8;  ///< of 8 keys
   using Scores = float[Tiles::kScores];
+  using Rows = Sm90Rows<Config>;
+  using Mask = MaskRows<Config>;
+  static constexpr bool kMasked = Config::kMask != MaskTensor::kNone;
+  /// Whether scores are more than a factor times their product where no edge hides them, too.
+  static constexpr bool kTransformed = kMasked || kTransformedScores<Config>;
+  static_assert(!Config::kDropout);
+  /// The mask tensor's elements of a thread's rows, per 8 keys.
+  using Elements = typename Mask::Pair[kMasked ? kBlocks : 1][2];
 
   float rO[larger(Tiles::kFullSlabs, 1)][32];          // [slab]: 64 features each
   float rO_last[larger(Tiles::kLastColumns, 16) / 2];  // the rest of the features
@@ -27,14 +36,24 @@ struct Sm90Warpgroup {
   RowStatistics<Config, 1> statistics;
   int first_row;  ///< of the warpgroup
   unsigned shared_q;
+  HeadSlope<Config> slopes[Config::kPackGroup ? 2 : 1];  ///< packed: of each of a thread's rows
 
-  /// From scores to units of log2.
-  __device__ static float factor_of(const Shape& shape) {
-    return mutation::scale<Config>(shape.scale_log2);
+  /// From values of scores to units of log2.
+  __device__ static float factor_of(const ForwardArguments& args) {
+    return Config::kPrescaled ? 1.0f : unit_of<Config>(args.score, args.shape);
   }
 
-  __device__ void clear() {
+  /// Before a tile's first block.
+  __device__ void begin(const ForwardArguments& args, const Sm90Task<Config>& task) {
     statistics.clear();
+    if constexpr (Config::kAlibi) {
+      const float unit = Config::kPrescaled ? kLog2E : args.score.slope_unit;
+#pragma unroll
+      for (int half = 0; half < (Config::kPackGroup ? 2 : 1); ++half) {
+        slopes[half] = HeadSlope<Config>(args.slopes, task.batch,
+                                         Rows::head(args.shape, task.head_q, row(half)), unit);
+      }
+    }
 #pragma unroll
     for (auto& slab : rO) {
 #pragma unroll
@@ -96,26 +115,67 @@ struct Sm90Warpgroup {
            ptx::thread_index() % 32 / 4 + 8 * half;
   }
 
-  /// Hides what the rows do not see of the block that begins at `first_key`.
-  __device__ void mask(Scores& rS, const Shape& shape, int first_key) const {
+  /// Reads what the mask tensor says of the block that begins at `first_key`: where nobody waits
+  /// for it. kAllSeen: all its keys exist.
+  template <bool kAllSeen>
+  __device__ void read_mask(Elements& elements, const ForwardArguments& args,
+                            const Sm90Task<Config>& task, int first_key) const {
+    const Shape& shape = args.shape;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const KeyRange seen = visible_keys<Config>(shape, smaller(row(half), shape.seqlen_q - 1));
+      const int own = smaller(row(half), Rows::count(shape) - 1);
+      const Mask mask(args.mask, task.batch, Rows::head(shape, task.head_q, own));
       const int key = first_key + 2 * (ptx::thread_index() % 4);
+      const Int64 first = mask.index(Rows::position(shape, own), key);
+#pragma unroll
+      for (int j = 0; j < kBlocks; ++j) {
+        const Int64 index = first + mask.distance(8 * j);
+        elements[j][half] =
+            kAllSeen ? mask.pair(index) : mask.pair_of(index, shape.seqlen_k - key - 8 * j);
+      }
+    }
+  }
+
+  /// Products become scores, or values that a factor makes scores, and those that the rows do not
+  /// see are hidden. kAllSeen: no edge hides keys of the block.
+  template <bool kAllSeen>
+  __device__ void transform(Scores& rS, const ForwardArguments& args, const Elements& elements,
+                            int first_key) const {
+    const Shape& shape = args.shape;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int position = Rows::position(shape, smaller(row(half), Rows::count(shape) - 1));
+      const KeyRange seen = visible_keys<Config>(shape, position);
+      const int key = first_key + 2 * (ptx::thread_index() % 4);
+      const float distance = HeadSlope<Config>::distance(shape, position, key);
 #pragma unroll
       for (int j = 0; j < kBlocks; ++j) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           float& score = rS[4 * j + 2 * half + i];
-          if (!seen.contains(key + 8 * j + i)) score = kMinusInfinity;
+          if constexpr (kTransformedScores<Config> || Config::kPrescaled) {
+            score = value_of<Config>(args.score, score);
+            if constexpr (Config::kPrescaled) {
+              score =
+                  fmaf(score, unit_of<Config>(args.score, shape), offset_of<Config>(args.score));
+            }
+            score = slopes[Config::kPackGroup ? half : 0].apply(
+                score, distance + static_cast<float>(8 * j + i));
+          }
+          if constexpr (kMasked) {
+            if (!Mask::reveal(score, elements[j][half].bits(i))) score = kMinusInfinity;
+          }
+          if constexpr (!kAllSeen) {
+            if (!seen.contains(key + 8 * j + i)) score = kMinusInfinity;
+          }
         }
       }
     }
   }
 
   /// Scores become probabilities in their place, summed in statistics.step.
-  __device__ void exponentials(Scores& rS, const Shape& shape) {
-    const float factor = factor_of(shape);
+  __device__ void exponentials(Scores& rS, const ForwardArguments& args) {
+    const float factor = factor_of(args);
     float sums[2][2] = {};
 #pragma unroll
     for (int i = 0; i < Tiles::kScores; ++i) {
@@ -127,11 +187,11 @@ struct Sm90Warpgroup {
     statistics.step[0][1] = sums[1][0] + sums[1][1];
   }
 
-  /// Raises the references to the maxima of raw scores where these are larger; with kScaleO what
+  /// Raises the references to the maxima of scores where these are larger; with kScaleO what
   /// was summed follows.
   template <bool kScaleO>
-  __device__ void raise_references(const Scores& rS, const Shape& shape) {
-    const float factor = factor_of(shape);
+  __device__ void raise_references(const Scores& rS, const ForwardArguments& args) {
+    const float factor = factor_of(args);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       float largest = kMinusInfinity;
@@ -159,7 +219,8 @@ struct Sm90Warpgroup {
   }
 
   /// A sum left its range: raw scores anew, by this warp alone, then references that fit them.
-  __device__ void exponentials_again(Scores& rS, const Shape& shape, unsigned shared_k,
+  __device__ void exponentials_again(Scores& rS, const ForwardArguments& args,
+                                     const Sm90Task<Config>& task, unsigned shared_k,
                                      int first_key) {
     const int lane = ptx::thread_index() % 32;
     const int warp_row = ptx::thread_index() % kWarpgroupThreads / 32 * 16;
@@ -178,9 +239,11 @@ struct Sm90Warpgroup {
         multiply_add<kElement>(reinterpret_cast<float(&)[4]>(rS[4 * j + 4]), rQ, rK[2], rK[3]);
       }
     }
-    mask(rS, shape, first_key);
-    raise_references<true>(rS, shape);
-    exponentials(rS, shape);
+    Elements elements;
+    if constexpr (kMasked) read_mask<false>(elements, args, task, first_key);
+    transform<false>(rS, args, elements, first_key);
+    raise_references<true>(rS, args);
+    exponentials(rS, args);
   }
 
   /// Probabilities become the left operand of O += P V. The accumulator's columns are the operand's
@@ -261,37 +324,39 @@ struct Sm90Warpgroup {
   __device__ void store(const Sm90ForwardArguments& args, const Sm90Task<Config>& task) {
     const ForwardArguments& call = args.call;
     statistics.finish();
+    const float offset = Config::kPrescaled ? 0.0f : offset_of<Config>(call.score);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int position = row(half);
-      const bool exists = position < call.shape.seqlen_q;
+      const int own = row(half), position = Rows::position(call.shape, own);
+      const auto head = [&] { return Rows::head(call.shape, task.head_q, own); };
+      const bool exists = own < Rows::count(call.shape);
       const float total = statistics.sum[0][half];
       // An empty row has P = 0 throughout; 0 is right unless V holds what is not finite.
       const float inverse = total == 0 ? 0.0f : 1.0f / total;
       if constexpr (Config::kStream) {
         if (task.slot >= 0) {
-          if (exists) store_part(args.stream, task, half, inverse);
+          if (exists) store_part(args.stream, task, half, inverse, offset);
           continue;
         }
       }
       if constexpr (Config::kLse) {
         const RowScalars& lse = call.lse;
         if (exists && threadIdx.x % 4 == 0) {
-          static_cast<float*>(lse.data)[task.batch * lse.batch_stride +
-                                        task.head_q * lse.head_stride + position * lse.row_stride] =
-              statistics.lse(0, half);
+          static_cast<float*>(lse.data)[task.batch * lse.batch_stride + head() * lse.head_stride +
+                                        position * lse.row_stride] =
+              statistics.lse(0, half, offset);
         }
       }
-      unsigned char* to = row_address<Config::kOutput>(call.o, task.batch, task.head_q, position);
+      unsigned char* to = row_address<Config::kOutput>(call.o, task.batch, head(), position);
       store_group<0>(to, exists, half, inverse);
     }
   }
 
   /// A row of a part of a tile.
   __device__ void store_part(const KeyStream& stream, const Sm90Task<Config>& task, int half,
-                             float inverse) const {
+                             float inverse, float offset) const {
     const Int64 at = Int64(task.slot) * Tiles::kTileQ + row(half) - task.first_row;
-    if (threadIdx.x % 4 == 0) stream.lse[at] = statistics.lse(0, half);
+    if (threadIdx.x % 4 == 0) stream.lse[at] = statistics.lse(0, half, offset);
     store_part_group<0>(stream.o + at * Config::kHeadDimV, half, inverse);
   }
   template <int kGroup>

@@ -117,6 +117,12 @@ TEST(Sm90Forward, LeavesTheRestToSm80AndSaysWhy) {
   expect_sm80(problem, "k aligned to 8 bytes");
   PlannedSizes few{.batch = 1, .seqlen_q = 16, .seqlen_k = 16384, .heads = 8};
   expect_sm80(testing::described_problem(DType::kBf16, Pass::kForward, few, {}), "queries");
+  few.seqlen_q = 48;
+  EXPECT_EQ(plan(testing::described_problem(DType::kBf16, Pass::kForward, few, {}), "sm_90a")
+                ->implementation,
+            "sm90");
+  few.seqlen_k = 256;
+  expect_sm80(testing::described_problem(DType::kBf16, Pass::kForward, few, {}), "queries");
   // Asked for by name it serves them all the same.
   Options named;
   named.implementation = "sm90";

@@ -34,7 +34,10 @@ constexpr std::int64_t kLongCausal = 2048;
 // half of the tiles of all heads is left for the end, where a section's longest tile would have
 // nothing beside it. With fewer the second reading of K and V costs more.
 constexpr std::int64_t kShortCausal = 2048, kSmallHeadBytes = (1 << 21) - 1;
-constexpr int kMinQueries = 65;               // below, sm80's smaller tiles are faster
+// MEASURED (H200, 2026-11-23, kernels/sm90/README.md): sm80's smaller tiles are faster for fewer
+// rows of a head or packed group. Few queries before few keys are not measured: they stay with
+// sm80.
+constexpr std::int64_t kMinRows = 32, kFewQueries = 64, kManyKeys = 1024;
 constexpr std::int64_t kPackedQueries = 128;  // per head: up to here a group's heads share tiles
 constexpr int kNominalMultiprocessors = 128;  // of a deterministic plan, whatever the real number
 constexpr int kMaxTiles = 1 << 30;
@@ -242,11 +245,14 @@ Status check(const Problem& problem, const Geometry& g) {
   return {};
 }
 
-// Where no implementation is named: what sm80 serves faster, because it packs the heads of a group.
+// Where no implementation is named: what sm80 serves faster.
 Status check_worth(const Problem& problem, const Geometry& g) {
-  if (!problem.options.implementation.empty() || g.seqlen_q >= kMinQueries) return {};
-  return unsupported("queries for 'sm90'", fmt::format("{}", g.seqlen_q),
-                     fmt::format("at least {}", kMinQueries));
+  if (!problem.options.implementation.empty() || g.seqlen_q > kFewQueries) return {};
+  if (g.seqlen_q * packed_heads(g) >= kMinRows && g.seqlen_k >= kManyKeys) return {};
+  return unsupported(
+      "queries for 'sm90'", fmt::format("{} of {} keys", g.seqlen_q, g.seqlen_k),
+      fmt::format("more than {}, or, with {} keys, {} rows of a head or of a group's heads",
+                  kFewQueries, kManyKeys, kMinRows));
 }
 
 ConfigPrinter print(const Problem& problem, const Geometry& g, const Choice& choice) {

@@ -118,7 +118,9 @@ __device__ void sm90_merge(const Sm90ForwardArguments& args) {
 }  // namespace flashlab::device
 
 extern "C" __global__ void __launch_bounds__(32 * flashlab::device::kMergeWarps,
-                                             Config::kHeadDimV > 128 ? 5 : 10)
+                                             Config::kHeadDimV > 128  ? 5
+                                             : Config::kHeadDimV > 64 ? 8
+                                                                      : 10)
     flash_fwd_sm90_merge(const __grid_constant__ flashlab::device::Sm90ForwardArguments args) {
   flashlab::device::sm90_merge<Config>(args);
 }

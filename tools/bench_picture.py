@@ -13,16 +13,14 @@ WIDTH, HEIGHT = 960, 285
 PANEL_WIDTH, PANEL_HEIGHT = 210, 190
 LEFT, TOP, STEP = 52, 56, 310
 LABEL_GAP = 13  # pixels between the labels of two lines
-OURS, OURS_SM80 = "FlashLab", "FlashLab, sm80"
-SHORT = {OURS_SM80: "sm80", "FlashAttention-2": "FA-2"}  # beside the lines
+OURS = "FlashLab"
+SHORT = {"FlashAttention-2": "FA-2"}  # beside the lines
 # Colours that stay apart for colour-blind readers, with enough contrast on either ground.
 PALETTES = {
     "light": {"ground": "#ffffff", "text": "#1f2328", "quiet": "#59636e", "grid": "#d8dee4",
-              OURS: "#0550ae", OURS_SM80: "#5b8bd0",
-              "FlashAttention-2": "#9a5b00", "cuDNN": "#3f6f21"},
+              OURS: "#0550ae", "FlashAttention-2": "#9a5b00", "cuDNN": "#3f6f21"},
     "dark": {"ground": "#0d1117", "text": "#e6edf3", "quiet": "#9198a1", "grid": "#2f353d",
-             OURS: "#6cb6ff", OURS_SM80: "#4a80bd",
-             "FlashAttention-2": "#f0a747", "cuDNN": "#8ddb8c"},
+             OURS: "#6cb6ff", "FlashAttention-2": "#f0a747", "cuDNN": "#8ddb8c"},
 }
 
 
@@ -51,15 +49,6 @@ def curves(documents, **wanted):
     return out
 
 
-def with_hopper(lines, causal):
-    """The peers' record measured sm80; Hopper's own forward has a record of its own."""
-    rows = load("gpu/h200-sm90-peers")["library"]["results"]
-    own = sorted((r["seqlen"], r["tflops"]) for r in rows
-                 if r["subject"] == "sm90" and r["head_dim"] == 128 and r["causal"] == causal)
-    return {OURS: own, **{OURS_SM80 if name == OURS else name: points
-                          for name, points in lines.items()}}
-
-
 def panels():
     gpu = [(name, load(f"gpu/h200-{file}")) for name, file in GPU_PEERS]
     name = gpu[0][1]["environment"]["gpu"].replace("NVIDIA ", "")
@@ -69,7 +58,7 @@ def panels():
         causal = mask != "none"
         lines = curves(gpu, dtype="bf16", head_dim=128, mask=mask, **{"pass": which})
         made.append((f"{name}, bf16 {which}, d 128" + (", causal" if causal else ""),
-                     with_hopper(lines, causal) if which == "forward" else lines))
+                     lines))
     return made
 
 

@@ -127,12 +127,6 @@ def geometric_mean(values):
     return math.exp(sum(map(math.log, values)) / len(values))
 
 
-def hopper_rates():
-    """TFLOP/s of sm90's forward in the library, bf16, the papers' grid."""
-    rows = load(f"{GPU}-sm90-peers.json")["library"]["results"]
-    return span([round(row["tflops"]) for row in rows if row["subject"] == "sm90"])
-
-
 def gpu_front():
     """Production kernels of a GPU beside PyTorch's backends: TFLOP/s, geometric means of ratios."""
     documents = {name: load(f"{GPU}-{name}.json")
@@ -166,9 +160,7 @@ def gpu_front():
               f"{documents['papers-torch.flash']['peer'].split(' torch.')[0]}, {e['gpu']}, driver "
               f"{e['driver']}, {e['gpu_clock_mhz']:.0f} MHz, {e['date_utc'][:10]}, {commits}: "
               f"`{command}`, and `--grid fp32`. "
-              "These are `sm80`'s kernels. On Hopper, forward in fp16 and bf16 without masks runs "
-              f"on `sm90`: {hopper_rates()} TFLOP/s in bf16 on the same grid ([beside cuDNN]"
-              "(src/cuda/kernels/sm90/README.md))."]
+              "On this GPU forward runs on `sm90`, backward and fp32 on `sm80`."]
     return "\n".join(lines)
 
 

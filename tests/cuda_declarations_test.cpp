@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <type_traits>
 
+#include "runtime/cuda/cupti_api.h"
 #include "runtime/cuda/nvml.h"
 #include "runtime/cuda/types.h"
 #include "runtime/kernel_store/nvrtc_api.h"
@@ -22,6 +23,11 @@
 #if __has_include(<nvml.h>)
 #define HAVE_NVML_HEADER
 #include <nvml.h>
+#endif
+
+#if __has_include(<cupti.h>)
+#define HAVE_CUPTI_HEADER
+#include <cupti.h>
 #endif
 
 namespace {
@@ -138,6 +144,9 @@ TEST(DriverDeclarations, Enums) {
             CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR);
   EXPECT_EQ(ours::kMaxSharedMemoryPerBlockOptin,
             CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN);
+  EXPECT_EQ(ours::kMaxBlocksPerMultiprocessor, CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR);
+  EXPECT_EQ(ours::kReservedSharedMemoryPerBlock,
+            CU_DEVICE_ATTRIBUTE_RESERVED_SHARED_MEMORY_PER_BLOCK);
   EXPECT_EQ(ours::kFunctionSharedBytes, CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES);
   EXPECT_EQ(ours::kFunctionLocalBytes, CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES);
   EXPECT_EQ(ours::kFunctionRegisters, CU_FUNC_ATTRIBUTE_NUM_REGS);
@@ -190,6 +199,40 @@ TEST(DriverDeclarations, TensorMap) {
 #else
 TEST(DriverDeclarations, Toolkit) {
   GTEST_SKIP() << "no CUDA toolkit headers to compare with";
+}
+#endif
+
+#ifdef HAVE_CUPTI_HEADER
+// The newest record of a toolkit begins as ours.
+#if CUPTI_API_VERSION >= 130000
+using TheirKernel = CUpti_ActivityKernel10;
+#else
+using TheirKernel = CUpti_ActivityKernel9;
+#endif
+TEST(CuptiDeclarations, Records) {
+  using ours::CuptiKernel;
+  EXPECT_EQ(offsetof(CuptiKernel, registers_per_thread), offsetof(TheirKernel, registersPerThread));
+  EXPECT_EQ(offsetof(CuptiKernel, start), offsetof(TheirKernel, start));
+  EXPECT_EQ(offsetof(CuptiKernel, end), offsetof(TheirKernel, end));
+  EXPECT_EQ(offsetof(CuptiKernel, grid_x), offsetof(TheirKernel, gridX));
+  EXPECT_EQ(offsetof(CuptiKernel, block_z), offsetof(TheirKernel, blockZ));
+  EXPECT_EQ(offsetof(CuptiKernel, dynamic_shared_bytes),
+            offsetof(TheirKernel, dynamicSharedMemory));
+  EXPECT_EQ(offsetof(CuptiKernel, name), offsetof(TheirKernel, name));
+  EXPECT_EQ(offsetof(ours::CuptiMemset, end), offsetof(CUpti_ActivityMemset4, end));
+  EXPECT_EQ(offsetof(ours::CuptiMemcpy, copy_kind), offsetof(CUpti_ActivityMemcpy6, copyKind));
+  EXPECT_EQ(offsetof(ours::CuptiMemcpy, end), offsetof(CUpti_ActivityMemcpy6, end));
+  EXPECT_LE(sizeof(CuptiKernel), sizeof(TheirKernel));
+}
+TEST(CuptiDeclarations, Numbers) {
+  EXPECT_EQ(ours::kCuptiMemcpy, CUPTI_ACTIVITY_KIND_MEMCPY);
+  EXPECT_EQ(ours::kCuptiMemset, CUPTI_ACTIVITY_KIND_MEMSET);
+  EXPECT_EQ(ours::kCuptiConcurrentKernel, CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL);
+  EXPECT_EQ(ours::kCuptiMaxLimitReached, CUPTI_ERROR_MAX_LIMIT_REACHED);
+  EXPECT_EQ(ours::kCuptiInsufficientPrivileges, CUPTI_ERROR_INSUFFICIENT_PRIVILEGES);
+  EXPECT_EQ(ours::kCuptiMultipleSubscribers, CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED);
+  EXPECT_EQ(ours::kCuptiHostToDevice, CUPTI_ACTIVITY_MEMCPY_KIND_HTOD);
+  EXPECT_EQ(ours::kCuptiDeviceToHost, CUPTI_ACTIVITY_MEMCPY_KIND_DTOH);
 }
 #endif
 

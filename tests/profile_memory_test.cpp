@@ -111,7 +111,6 @@ TEST(StepRun, RecordsEveryOperationInsideItsStep) {
   StepRunOptions run;
   run.warmup = 1;
   run.steps = 3;
-  run.vocabulary = train::small_model().vocabulary;
   const Result<StepRun> out = record_step(*context, plan, run);
   ASSERT_TRUE(out.ok()) << out.status().message();
   const Recording& r = out->recording;
@@ -133,7 +132,6 @@ TEST(StepRun, StopsAfterTheStepWhenAskedTo) {
   const train::StepPlan plan = plan_of(train::small_model(), {.batch = 1});
   const std::atomic<bool> cancel = true;
   StepRunOptions run;
-  run.vocabulary = 11;
   run.cancel = &cancel;
   const Result<StepRun> out = record_step(*context, plan, run);
   ASSERT_TRUE(out.ok());

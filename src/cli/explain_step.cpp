@@ -16,7 +16,6 @@
 #include "train/model/fit.h"
 #include "train/model/step.h"
 #include "train/plan/memory_plan.h"
-#include "train/plan/recompute.h"
 
 namespace flashlab::cli {
 namespace {
@@ -77,30 +76,10 @@ Explained make(const train::ModelConfig& model, const train::StepOptions& option
 }
 
 Explained explained_of(const Arguments& arguments) {
-  train::ModelConfig base = *train::find_model("small");
-  if (const auto path = arguments.value("--config")) {
-    const Result<std::string> text = train::read_file(*path);
-    if (!text.ok()) fail_usage("--config " + text.status().message());
-    Result<train::ModelConfig> read = train::parse_model(*text, *path);
-    if (!read.ok()) fail_usage("--config " + read.status().message());
-    base = *read;
-  }
   // A context beyond the model's own is asked of the model, too.
-  const train::ModelConfig model = model_of(arguments, base);
-  train::StepOptions options;
-  options.batch = whole(arguments, "--batch", 4, 1, kMaxSize);
-  options.accumulate = whole(arguments, "--accumulate", 1, 1, 64);
-  options.precision = precision_of(arguments, train::Precision::kFp32);
-  options.attention = arguments.value("--attention").value_or("");
-  const std::string mode = arguments.value("--mode").value_or("full");
-  options.mode = mode == "forward"    ? train::StepMode::kForward
-                 : mode == "backward" ? train::StepMode::kBackward
-                                      : train::StepMode::kFull;
-  options.fused = arguments.value("--operators").value_or("fused") == "fused";
-  const std::string groups = checkpoint_of(arguments, model, options);
-  if (!groups.empty()) options.checkpoint = *train::parse_checkpoint(groups, model.layers);
-  Explained out = make(model, options);
-  out.groups = groups;
+  const StepRequest asked = step_request_of(arguments, "small");
+  Explained out = make(asked.model, asked.options);
+  out.groups = asked.groups;
   return out;
 }
 

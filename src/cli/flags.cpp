@@ -134,8 +134,9 @@ std::vector<FlagSpec> flags_of_runs() {
        "element types (default fp32; fp16 and bf16 on a GPU)", weighted_sum_dtype_choices},
 
       {"--device", "", "DEVICE", kValue,
-       kShaped | kCheck | kWeightedSum | kInfo | kBenchStep | kCheckStep | kTrain, kExecution,
-       "cpu or cuda[:N] (default: bench, compare and explain take the GPU where there is one that "
+       kShaped | kCheck | kWeightedSum | kInfo | kBenchStep | kCheckStep | kTrain | kProfileStep,
+       kExecution,
+       "cpu or cuda[:N] (default: bench, compare, explain and profile take the GPU where there is one that "
        "can run what is asked, else cpu)"},
       {"--implementation", "", "NAME[,NAME]", kList, kBench | kExplain | kCheck | kProfileAttention,
        kExecution,

@@ -69,7 +69,8 @@ std::vector<CommandSpec> commands_of_profiles() {
       {kProfileStep,
        "profile step",
        "where a training step's time and memory go",
-       "Runs a training step on random tokens with a clock on every operation and writes one "
+       "Runs a training step on random tokens, measures every operation (on a GPU every kernel, by "
+       "CUPTI where it is found) and writes one "
        "folder: SUMMARY.md and report.html to start with, the ledger (by kernel, operation, class, "
        "layer, phase), a trace for ui.perfetto.dev, folded stacks and a flame graph, the roofline, "
        "the memory's timeline and a snapshot that pytorch.org/memory_viz opens. Says what limits "

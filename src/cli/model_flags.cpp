@@ -86,6 +86,33 @@ std::string checkpoint_of(const Arguments& arguments, const train::ModelConfig& 
   return found->checkpoint;
 }
 
+StepRequest step_request_of(const Arguments& arguments, const char* fallback) {
+  StepRequest out;
+  train::ModelConfig base = *train::find_model(fallback);
+  if (const auto path = arguments.value("--config")) {
+    const Result<std::string> text = train::read_file(*path);
+    if (!text.ok()) fail_usage("--config " + text.status().message());
+    Result<train::ModelConfig> read = train::parse_model(*text, *path);
+    if (!read.ok()) fail_usage("--config " + read.status().message());
+    base = *read;
+  }
+  out.model = model_of(arguments, base);
+  out.options.batch = whole(arguments, "--batch", 4, 1, kMaxSize);
+  out.options.accumulate = whole(arguments, "--accumulate", 1, 1, 64);
+  out.options.precision = precision_of(arguments, train::Precision::kFp32);
+  out.options.attention = arguments.value("--attention").value_or("");
+  const std::string mode = arguments.value("--mode").value_or("full");
+  out.options.mode = mode == "forward"    ? train::StepMode::kForward
+                     : mode == "backward" ? train::StepMode::kBackward
+                                          : train::StepMode::kFull;
+  out.options.fused = arguments.value("--operators").value_or("fused") == "fused";
+  out.groups = checkpoint_of(arguments, out.model, out.options);
+  if (!out.groups.empty()) {
+    out.options.checkpoint = *train::parse_checkpoint(out.groups, out.model.layers);
+  }
+  return out;
+}
+
 namespace {
 
 train::TrainConfig defaults() {

@@ -26,6 +26,16 @@ train::ModelConfig sized_model(const Arguments& arguments, train::ModelConfig ba
 /// --config over the defaults, then every flag of training over it.
 train::TrainConfig train_config_of(const Arguments& arguments);
 
+/// The step that `explain step` and `profile step` are about: --config's model or `fallback` of the
+/// named ones, every flag of sizes over it, and the step's own flags. `groups`: of checkpointing, in
+/// words. Throws Failure.
+struct StepRequest {
+  train::ModelConfig model;
+  train::StepOptions options;
+  std::string groups;
+};
+StepRequest step_request_of(const Arguments& arguments, const char* fallback);
+
 /// --checkpoint, or what --fit finds for `options` within its bytes (bare: what this machine has
 /// left). Throws Failure: no such groups, nothing that fits.
 std::string checkpoint_of(const Arguments& arguments, const train::ModelConfig& model,

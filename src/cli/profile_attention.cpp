@@ -91,7 +91,8 @@ int run_profile_attention(const Arguments& arguments) {
     in.other_type = "bf16";
   }
   p.advice = profile::advise(in);
-  p.missing = missing_instruments(in.gpu);
+  p.missing =
+      missing_instruments(in.gpu, in.gpu ? "each kernel is timed in calls of its own" : "");
   const bool text = arguments.value("--json") != "-";
   if (text) print_profile(arguments, p);
   for (const lab::Measurement& m : results) {

@@ -59,6 +59,12 @@ void print_ledger(const Arguments& arguments, const profile::Profile& p) {
   if (r.first_step_ms > 0) more += fmt::format(" · first {:.4g} ms", r.first_step_ms);
   if (r.overhead()) more += fmt::format(" · recording {:+.1f}%", 100 * *r.overhead());
   print_line(fmt::format("  step       {:.4g} ms, median of {}{}", r.step_ms(), r.steps(), more));
+  if (r.device_step_ms) {
+    print_line(fmt::format(
+        "  GPU        {:.4g} ms between two events · kernels {:.4g} ms, {:.1f}% of it{}",
+        *r.device_step_ms, r.busy_ms(), 100 * r.busy_ms() / *r.device_step_ms,
+        r.enqueue_ms ? fmt::format(" · enqueued in {:.3g} ms", *r.enqueue_ms) : ""));
+  }
   print_line("  " + shares(r));
   profile::LedgerOptions options;
   if (const auto by = arguments.value("--by")) options.key = *profile::parse_ledger_key(*by);
@@ -103,16 +109,19 @@ bool write_profile_folder(const Arguments& arguments, const fs::path& folder,
   return written.status.ok() && s.ok();
 }
 
-std::vector<profile::Profile::Missing> missing_instruments(bool gpu) {
+std::vector<profile::Profile::Missing> missing_instruments(bool gpu,
+                                                           const std::string& why_no_cupti) {
   if (!gpu) {
     return {{"kernel times by CUPTI, occupancy, registers",
              "they belong to GPUs; on the CPU a clock around every operation takes the times"},
             {"reports of ncu and nsys", "they need a GPU"}};
   }
-  return {{"kernel times by CUPTI", "times are those of event pairs around each kernel"},
-          {"reports of ncu and nsys",
-           "run `ncu --kernel-name regex:flash_ flashlab bench ...` where Nsight Compute is "
-           "installed"}};
+  std::vector<profile::Profile::Missing> out;
+  if (!why_no_cupti.empty()) out.push_back({"kernel times by CUPTI", why_no_cupti});
+  out.push_back({"reports of ncu and nsys",
+                 "run `ncu --kernel-name regex:flash_ flashlab bench ...` where Nsight Compute is "
+                 "installed"});
+  return out;
 }
 
 }  // namespace flashlab::cli

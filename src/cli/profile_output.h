@@ -3,6 +3,7 @@
 // What `profile step` and `profile attention` print and write.
 
 #include <filesystem>
+#include <string>
 #include <vector>
 
 #include "cli/flags.h"
@@ -24,7 +25,9 @@ void print_profile(const Arguments& arguments, const profile::Profile& p);
 bool write_profile_folder(const Arguments& arguments, const std::filesystem::path& folder,
                           const profile::Profile& p);
 
-/// Instruments that this run had not, each with its reason.
-std::vector<profile::Profile::Missing> missing_instruments(bool gpu);
+/// Instruments that this run had not, each with its reason. `why_no_cupti`: empty where it took
+/// the times.
+std::vector<profile::Profile::Missing> missing_instruments(bool gpu,
+                                                           const std::string& why_no_cupti);
 
 }  // namespace flashlab::cli

@@ -17,10 +17,9 @@
 #include "lab/measure/cpu_roof.h"
 #include "lab/report/text.h"
 #include "profile/folder.h"
+#include "profile/ledger.h"
 #include "profile/step_run.h"
-#include "train/data/files.h"
 #include "train/model/step.h"
-#include "train/plan/recompute.h"
 
 namespace flashlab::cli {
 namespace {
@@ -33,38 +32,15 @@ std::string bytes_text(std::int64_t bytes) {
   return lab::format_bytes(static_cast<double>(bytes));
 }
 
-struct Request {
-  train::ModelConfig model;
-  train::StepOptions options;
+struct Request : StepRequest {
   std::vector<std::int64_t> contexts;
 };
 
-Request request_of(const Arguments& arguments) {
-  Request out;
+Request request_of(const Arguments& arguments, DeviceKind device) {
   // A plan can be of any size; a run without a name is one that a CPU ends in seconds.
-  train::ModelConfig base = *train::find_model(arguments.has("--dry-run") ? "small" : "tiny");
-  if (const auto path = arguments.value("--config")) {
-    const Result<std::string> text = train::read_file(*path);
-    if (!text.ok()) fail_usage("--config " + text.status().message());
-    Result<train::ModelConfig> read = train::parse_model(*text, *path);
-    if (!read.ok()) fail_usage("--config " + read.status().message());
-    base = *read;
-  }
-  out.model = model_of(arguments, base);
+  const bool large = arguments.has("--dry-run") || device == DeviceKind::kCuda;
+  Request out = {step_request_of(arguments, large ? "small" : "tiny"), {}};
   out.contexts = whole_list(arguments, "--context", {out.model.context}, 1, std::int64_t{1} << 30);
-  out.options.batch = whole(arguments, "--batch", 4, 1, kMaxSize);
-  out.options.accumulate = whole(arguments, "--accumulate", 1, 1, 64);
-  out.options.precision = precision_of(arguments, train::Precision::kFp32);
-  out.options.attention = arguments.value("--attention").value_or("");
-  const std::string mode = arguments.value("--mode").value_or("full");
-  out.options.mode = mode == "forward"    ? train::StepMode::kForward
-                     : mode == "backward" ? train::StepMode::kBackward
-                                          : train::StepMode::kFull;
-  if (const auto text = arguments.value("--checkpoint")) {
-    auto groups = train::parse_checkpoint(*text, out.model.layers);
-    if (!groups.ok()) fail_usage("--" + groups.status().message());
-    out.options.checkpoint = std::move(*groups);
-  }
   return out;
 }
 
@@ -106,7 +82,7 @@ void print_memory(const profile::Profile& p) {
       "  memory     predicted peak {} at {}{}", bytes_text(m.peak_bytes()),
       m.operations[static_cast<std::size_t>(m.peak_operation)],
       p.measured_bytes
-          ? fmt::format(" · the process grew by {}, planned {}", bytes_text(*p.measured_bytes),
+          ? fmt::format(" · memory grew by {}, planned {}", bytes_text(*p.measured_bytes),
                         bytes_text(m.persistent_bytes + m.arena_bytes))
           : ""));
 }
@@ -192,12 +168,20 @@ int dry_run(const Arguments& arguments, const Request& request) {
   return complete ? kExitOk : kExitFailure;
 }
 
-profile::Roofs roofs_of(const lab::Environment& environment, train::Precision precision) {
+// What products are made in sets the roof; fp64 and tf32 have no measured one.
+profile::Roofs roofs_of(const lab::Environment& environment, train::Precision precision,
+                        bool gpu) {
   profile::Roofs out;
-  // Products of 16-bit steps are made in fp32 on a CPU; fp64 has no measured roof.
-  if (precision != train::Precision::kFp64) out.gflops = environment.roof_fp32_gflops;
+  const bool half = train::size_of(train::policy_of(precision).activation) == 2;
+  if (gpu && half) {
+    out.gflops = environment.roof_bf16_gflops;
+  } else if (precision != train::Precision::kFp64 && precision != train::Precision::kTf32) {
+    // A CPU makes products of 16-bit steps in fp32.
+    out.gflops = environment.roof_fp32_gflops;
+  }
   out.gb_per_s = environment.copy_gb_per_s;
-  out.source = "fp32 multiply-adds on all threads, copy between buffers beyond the caches";
+  out.source = gpu ? environment.roof_source
+                   : "fp32 multiply-adds on all threads, copy between buffers beyond the caches";
   return out;
 }
 
@@ -207,7 +191,16 @@ profile::AdviceInput advice_input(const profile::Profile& p, const Request& requ
   in.recording = p.recording;
   in.matrix_type = train::to_string(request.options.precision);
   in.peak_bytes = p.memory->persistent_bytes + p.memory->arena_bytes;
-  in.device_bytes = lab::total_memory_bytes();
+  in.gpu = !p.environment.gpu.empty();
+  in.device_bytes = in.gpu ? p.environment.gpu_memory_bytes : lab::total_memory_bytes();
+  if (in.gpu && request.options.precision == train::Precision::kFp32) {
+    in.other_roof_gflops = p.environment.roof_bf16_gflops;
+    in.other_type = "bf16";
+  }
+  if (const auto launch = profile::longest_launch(p.recording)) {
+    in.occupancy = launch->occupancy;
+    in.waves = launch->waves;
+  }
   in.batch = request.options.batch;
   double recomputed = 0;
   for (const train::Operation& operation : plan.operations) {
@@ -233,7 +226,6 @@ profile::Profile run_one(const Arguments& arguments, const Request& request,
   options.steps = static_cast<int>(whole(arguments, "--steps", quick ? 3 : 5, 1, 10000));
   options.max_total_ms = quick ? 10e3 : 0;
   options.seed = static_cast<std::uint64_t>(whole(arguments, "--seed", 1337, 0, kMaxSize));
-  options.vocabulary = model.vocabulary;
   options.cancel = &interrupted();
   ProgressLine bar;
   options.progress = [&](int done, int planned, std::string_view what) {
@@ -245,10 +237,11 @@ profile::Profile run_one(const Arguments& arguments, const Request& request,
   profile::Profile out = planned_profile(arguments, request, model, plan);
   out.recording = std::move(run->recording);
   out.recording.device = device_words(context);
-  out.recording.roofs = roofs_of(environment, request.options.precision);
+  const bool gpu = context.device().kind == DeviceKind::kCuda;
+  out.recording.roofs = roofs_of(environment, request.options.precision, gpu);
   out.measured_bytes = run->measured_bytes;
   out.environment = environment;
-  out.missing = missing_instruments(/*gpu=*/false);
+  out.missing = missing_instruments(gpu, run->why_not_better);
   if (out.recording.steps() > 0) {
     out.advice = profile::advise(advice_input(out, request, model, plan));
   }
@@ -258,17 +251,23 @@ profile::Profile run_one(const Arguments& arguments, const Request& request,
 }  // namespace
 
 int run_profile_step(const Arguments& arguments) {
-  const Request request = request_of(arguments);
-  if (arguments.has("--dry-run")) return dry_run(arguments, request);
-  const Context context = make_context(arguments);
+  if (arguments.has("--dry-run")) {
+    return dry_run(arguments, request_of(arguments, DeviceKind::kCpu));
+  }
+  // Which model a run without a name takes depends on the device; a bad flag is told before one is
+  // opened.
+  static_cast<void>(request_of(arguments, DeviceKind::kCpu));
+  const Context context = make_context(arguments, DefaultDevice::kGpuIfThere);
+  const Request request = request_of(arguments, context.device().kind);
   // A folder that cannot be made is told before anything runs.
   const fs::path parent = profile_folder(arguments);
   const bool quick = arguments.has("--quick");
   lab::EnvironmentRequest asked;
   asked.command = typed_command();
-  asked.protocol = "steps with a clock on every operation beside steps without";
+  asked.protocol = "recorded steps beside steps without an instrument";
   asked.threads = context.threads();
   asked.cpu_isa = context.cpu_isa();
+  asked.device = context.device();
   lab::Environment environment = lab::collect_environment(asked);
   lab::add_roofs(context, environment, quick ? 0.01 : 0.03);
   const bool to_stdout = arguments.value("--json") == "-";

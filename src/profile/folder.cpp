@@ -44,6 +44,22 @@ std::string markdown_rows(const std::vector<LedgerRow>& rows, LedgerKey key) {
   return out;
 }
 
+// How the longest kernels were launched; nothing where that is not known.
+std::string launches_markdown(const Recording& r) {
+  std::string out;
+  for (const LedgerRow& row : make_ledger(r, {.key = LedgerKey::kKernel, .top = kHeadRows})) {
+    if (!row.launch) continue;
+    const LaunchFacts& f = *row.launch;
+    out += fmt::format("| {} | {} | {} | {} | {} | {} | {} |\n", escape_markdown(row.key), f.blocks,
+                       f.threads, f.registers, bytes_text(f.shared_bytes),
+                       lab::report::format_percent(f.occupancy), format_significant(f.waves, 3));
+  }
+  if (out.empty()) return out;
+  return "\n| kernel | blocks | threads | registers | shared memory | occupancy | waves |\n"
+         "|---|---:|---:|---:|---:|---:|---:|\n" +
+         out;
+}
+
 std::string memory_markdown(const Profile& p) {
   const MemoryTimeline& m = *p.memory;
   std::string out = "\n## Memory\n\n";
@@ -54,7 +70,7 @@ std::string memory_markdown(const Profile& p) {
       m.operations.empty() ? "" : m.operations[static_cast<std::size_t>(m.peak_operation)],
       bytes_text(m.persistent_bytes), bytes_text(m.arena_bytes));
   if (p.measured_bytes) {
-    out += fmt::format("The process grew by {}: {:.2f} times what the plan holds.\n",
+    out += fmt::format("Memory grew by {}: {:.3f} times what the plan holds.\n",
                        bytes_text(*p.measured_bytes),
                        static_cast<double>(*p.measured_bytes) /
                            static_cast<double>(m.persistent_bytes + m.arena_bytes));
@@ -106,6 +122,14 @@ nlohmann::ordered_json json_of(const LedgerRow& row) {
   set("gb_per_s", row.gb_per_s);
   set("roof_share", row.roof_share);
   out["bound"] = row.bound;
+  if (row.launch) {
+    out["launch"] = {{"blocks", row.launch->blocks},
+                     {"threads", row.launch->threads},
+                     {"registers", row.launch->registers},
+                     {"shared_bytes", row.launch->shared_bytes},
+                     {"occupancy", row.launch->occupancy},
+                     {"waves", row.launch->waves}};
+  }
   return out;
 }
 
@@ -153,7 +177,9 @@ std::string summary_markdown(const Profile& p) {
     out += "\n## Ledger\n\n" +
            markdown_rows(make_ledger(r, {.key = LedgerKey::kClass}), LedgerKey::kClass) + "\n" +
            markdown_rows(make_ledger(r, {.key = LedgerKey::kKernel, .top = kHeadRows}),
-                         LedgerKey::kKernel);
+                         LedgerKey::kKernel) +
+           launches_markdown(r);
+    if (!r.clock.empty()) out += fmt::format("\nTimes: {}.\n", r.clock);
     if (!r.roofs.source.empty()) {
       out += fmt::format("\nRoofs: {} GFLOP/s, {} GB/s ({}).\n",
                          r.roofs.gflops ? format_significant(*r.roofs.gflops, 3) : "-",
@@ -182,8 +208,20 @@ std::string ledger_json(const Profile& p) {
   out["step_ms"] = p.recording.step_ms();
   out["operations_ms"] = p.recording.busy_ms();
   out["first_step_ms"] = p.recording.first_step_ms;
-  out["overhead"] = nullptr;
-  if (const auto overhead = p.recording.overhead()) out["overhead"] = *overhead;
+  const auto figure = [&](const char* name, std::optional<double> value) {
+    out[name] = nullptr;
+    if (value) out[name] = *value;
+  };
+  out["clock"] = p.recording.clock;
+  figure("plain_step_ms", p.recording.plain_step_ms);
+  figure("device_step_ms", p.recording.device_step_ms);
+  figure("enqueue_ms", p.recording.enqueue_ms);
+  if (p.memory) {
+    out["planned_bytes"] = p.memory->persistent_bytes + p.memory->arena_bytes;
+    out["measured_bytes"] = nullptr;
+    if (p.measured_bytes) out["measured_bytes"] = *p.measured_bytes;
+  }
+  figure("overhead", p.recording.overhead());
   for (const LedgerKey key : kKeys) {
     auto& rows = out["by"][to_string(key)] = nlohmann::ordered_json::array();
     for (const LedgerRow& row : make_ledger(p.recording, {.key = key})) {

@@ -99,10 +99,16 @@ std::vector<LedgerRow> make_ledger(const Recording& recording, const LedgerOptio
                                    std::size_t* left_out) {
   const int steps = std::max(1, recording.steps());
   std::map<std::string, LedgerRow> rows;
+  std::map<std::string, double> longest;
   double all_ms = 0;
   for (const Event& event : recording.events) {
     if (!options.phase.empty() && event.phase != options.phase) continue;
-    LedgerRow& row = rows[key_of(event, options.key)];
+    const std::string key = key_of(event, options.key);
+    LedgerRow& row = rows[key];
+    if (double& ms = longest[key]; options.key == LedgerKey::kKernel && event.duration_ms > ms) {
+      ms = event.duration_ms;
+      row.launch = event.launch;
+    }
     if (row.calls == 0) {
       row.event_class = event.event_class;
       row.phase = event.phase;
@@ -129,6 +135,11 @@ std::vector<LedgerRow> make_ledger(const Recording& recording, const LedgerOptio
   if (left_out != nullptr) *left_out = out.size() - kept;
   out.resize(kept);
   return out;
+}
+
+std::optional<LaunchFacts> longest_launch(const Recording& recording) {
+  const std::vector<LedgerRow> rows = make_ledger(recording, {.top = 1});
+  return rows.empty() ? std::nullopt : rows[0].launch;
 }
 
 std::string ledger_table(const std::vector<LedgerRow>& rows, LedgerKey key, int width) {

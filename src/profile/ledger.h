@@ -37,6 +37,7 @@ struct LedgerRow {
   /// Time that the roofs allow over time taken; above 1 where operands come from caches.
   std::optional<double> roof_share;
   std::string bound;  ///< "arithmetic", "memory"; empty without roofs
+  std::optional<LaunchFacts> launch;  ///< by kernel: of its longest call, where it is known
 };
 
 struct LedgerOptions {
@@ -60,6 +61,9 @@ double time_of(const Recording& recording, const Keep& keep) {
   }
   return recording.steps() > 0 ? sum / recording.steps() : 0;
 }
+
+/// The launch of the kernel that takes most time; empty where it is not known.
+std::optional<LaunchFacts> longest_launch(const Recording& recording);
 
 /// A table for a terminal of `width` columns.
 std::string ledger_table(const std::vector<LedgerRow>& rows, LedgerKey key, int width);

@@ -90,6 +90,28 @@ Section answers_section(const Profile& p) {
   return out;
 }
 
+// How kernels were launched, where a GPU ran them.
+std::string launches_html(const Recording& r) {
+  std::vector<std::vector<HtmlCell>> rows;
+  const auto figure = [](const std::string& text) { return HtmlCell{text, "n", ""}; };
+  for (const LedgerRow& row : make_ledger(r, {.key = LedgerKey::kKernel, .top = kMostRows})) {
+    if (!row.launch) continue;
+    const LaunchFacts& f = *row.launch;
+    rows.push_back({{row.key, "", ""},
+                    figure(fmt::format("{}", f.blocks)),
+                    figure(fmt::format("{}", f.threads)),
+                    figure(fmt::format("{}", f.registers)),
+                    figure(format_bytes(static_cast<double>(f.shared_bytes))),
+                    figure(lab::report::format_percent(f.occupancy)),
+                    figure(format_significant(f.waves, 3))});
+  }
+  if (rows.empty()) return {};
+  return html_table(
+      "Launches: of each kernel's longest call",
+      {"kernel", "blocks", "threads", "registers", "shared memory", "occupancy", "waves"}, rows,
+      true);
+}
+
 Section ledger_section(const Profile& p) {
   Section out{"ledger", "Ledger", ""};
   if (p.recording.events.empty()) return out;
@@ -99,6 +121,7 @@ Section ledger_section(const Profile& p) {
       "the memory's roof.");
   out.body += ledger_html(p.recording, LedgerKey::kClass, "By class");
   out.body += ledger_html(p.recording, LedgerKey::kKernel, "By kernel");
+  out.body += launches_html(p.recording);
   out.body += ledger_html(p.recording, LedgerKey::kPhase, "By phase");
   out.body += "<details><summary>By layer</summary>\n" +
               ledger_html(p.recording, LedgerKey::kLayer, "By layer") +
@@ -162,6 +185,7 @@ Section environment_section(const Profile& p) {
   row("commit", e.commit);
   row("date", e.date_utc);
   row("roofs", p.recording.roofs.source);
+  row("times", p.recording.clock);
   out.body += "</dl>\n";
   for (const lab::EnvironmentWarning& warning : e.warnings) {
     out.body += fmt::format("<p class=\"warning\"><b>{}</b>; {}</p>\n", escape_xml(warning.what),

@@ -84,6 +84,17 @@ std::vector<Answer> answers(const Recording& r) {
   out.push_back(
       {"Time in forward's operations against the step",
        fmt::format("{} of {} wall time ({})", ms(forward), ms(step), percent(forward / step))});
+  if (r.device_step_ms && *r.device_step_ms > 0) {
+    out.push_back({"The GPU's time of a step, by a pair of events around it",
+                   fmt::format("{}: {} in kernels ({}), {} between them", ms(*r.device_step_ms),
+                               ms(busy), percent(busy / *r.device_step_ms),
+                               ms(std::max(0.0, *r.device_step_ms - busy)))});
+  }
+  if (r.enqueue_ms) {
+    out.push_back({"Until the host was free again",
+                   fmt::format("{} of {} ({})", ms(*r.enqueue_ms), ms(step),
+                               percent(*r.enqueue_ms / step))});
+  }
   out.push_back({"Kernel with the most time in forward", top_kernel(r, "forward")});
   const bool learns = has_phase(r, "backward");
   if (learns) out.push_back({"Kernel with the most time in the step", top_kernel(r, "")});

@@ -3,13 +3,23 @@
 // What a profiled run saw: one event for every operation that ran, in the order of time. The
 // ledger, the trace, the pictures and the advice read this and know nothing of what was run.
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
 
 namespace flashlab::profile {
 
-/// One operation, one call.
+/// How a kernel was launched on a GPU, and what its multiprocessors hold of it.
+struct LaunchFacts {
+  std::int64_t blocks = 0;
+  int threads = 0, registers = 0;  ///< of a block; of a thread
+  std::int64_t shared_bytes = 0;   ///< of a block
+  double occupancy = 0;            ///< resident warps over the most there can be
+  double waves = 0;                ///< blocks over those that are resident at once
+};
+
+/// One operation, one call: on a GPU one of its kernels.
 struct Event {
   std::string name;         ///< place and operation: "layer 7 / attention / scores"
   std::string kernel;       ///< what ran: "product", "flash_fwd_sm80"
@@ -23,6 +33,7 @@ struct Event {
   int stream = 0;
   double start_ms = 0;  ///< from the beginning of the recording
   double duration_ms = 0;
+  std::optional<LaunchFacts> launch{};
 };
 
 /// One step from its call to its end.
@@ -46,6 +57,10 @@ struct Recording {
   std::vector<StepSpan> spans;  ///< warm-ups first
   std::vector<Event> events;    ///< of the steps that are no warm-up
   Roofs roofs;
+  std::string clock;            ///< what took the times: "CUPTI", "event pairs", ...
+  /// Medians over steps that nobody recorded: the GPU's time of one by a pair of events around it,
+  /// and how long the host took to enqueue it.
+  std::optional<double> device_step_ms, enqueue_ms;
   std::optional<double> plain_step_ms;  ///< median of steps that nobody recorded
   double first_step_ms = 0;             ///< with what happens only once
   bool interrupted = false;             ///< fewer steps than asked for

@@ -1,11 +1,12 @@
 #pragma once
 
-// Runs a training step with a clock on every operation.
+// Runs a training step with a clock on what it consists of.
 
 #include <atomic>
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <string>
 #include <string_view>
 
 #include "flashlab/context.h"
@@ -20,16 +21,16 @@ struct StepRunOptions {
   int steps = 5;            ///< recorded ones, each beside one that nobody records
   double max_total_ms = 0;  ///< no new pair after this long, once one exists; 0: never
   std::uint64_t seed = 1337;  ///< of weights and tokens
-  std::int64_t vocabulary = 0;
   const std::atomic<bool>* cancel = nullptr;  ///< set by somebody else: stop after this step
   std::function<void(int done, int planned, std::string_view what)> progress;
 };
 
 struct StepRun {
   Recording recording;  ///< without roofs
-  /// By how much the process' highest resident size rose over what it held before the executor was
-  /// made; empty where the system does not tell.
+  /// By how much memory grew since before the executor was made: on a CPU the process' highest
+  /// resident size, on a GPU what the device lacks. Empty where the system does not tell.
   std::optional<std::int64_t> measured_bytes;
+  std::string why_not_better;  ///< why times are not those of CUPTI; empty where they are, on CPUs
 };
 
 /// Steps on random tokens. Every step has the same batch, so that recorded and plain ones do the

@@ -61,6 +61,8 @@ enum DeviceAttribute : int {
   kMaxSharedMemoryPerMultiprocessor = 81,
   kMaxRegistersPerMultiprocessor = 82,
   kMaxSharedMemoryPerBlockOptin = 97,
+  kMaxBlocksPerMultiprocessor = 106,
+  kReservedSharedMemoryPerBlock = 111,
 };
 
 enum FunctionAttribute : int {

@@ -37,6 +37,8 @@ class CudaStepExecutor final : public StepExecutor {
   void* data(TensorId id) const override;
 
   const runtime::Program& program() const { return program_.program(); }
+  /// Per step of the program: which operation of the plan it belongs to.
+  const std::vector<std::size_t>& operation_of() const { return lowered_.operation_of; }
 
  private:
   /// A copy of the batch that a GPU reads while the host fills the next one.

@@ -6,11 +6,19 @@ if(FLASHLAB_BUILD_CLI)
     LIBRARIES flashlab_lab ZLIB::ZLIB)
   flashlab_test(cli_problem_run_test SOURCES cli_problem_run_test.cpp LIBRARIES flashlab_lab)
 
-  foreach(part IN ITEMS bad_input commands help kernels peers profile results step train)
+  foreach(part IN ITEMS bad_input commands help kernels monitor peers profile results step train)
     add_test(NAME cli_${part}_test
       COMMAND Python3::Interpreter ${CMAKE_CURRENT_SOURCE_DIR}/cli_${part}_test.py
         $<TARGET_FILE:flashlab_cli> ${PROJECT_SOURCE_DIR})
   endforeach()
+
+  # NVML of a machine with one GPU.
+  add_library(flashlab_fake_nvml SHARED monitor_fake_nvml.cpp)
+  set_target_properties(flashlab_fake_nvml PROPERTIES OUTPUT_NAME nvidia-ml SOVERSION 1
+    CXX_VISIBILITY_PRESET default
+    LIBRARY_OUTPUT_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/fake_nvml)
+  set_tests_properties(cli_monitor_test PROPERTIES
+    ENVIRONMENT "FLASHLAB_FAKE_NVML=$<TARGET_FILE:flashlab_fake_nvml>")
 
   # A learner types what the documents show.
   add_test(NAME docs_commands_test

@@ -256,6 +256,8 @@ TEST(NvtxDeclarations, Tables) {
 template <>
 struct SameStruct<ours::nvmlUtilization_t, ::nvmlUtilization_t> : std::true_type {};
 template <>
+struct SameStruct<ours::nvmlMemory_t, ::nvmlMemory_t> : std::true_type {};
+template <>
 struct SameStruct<ours::nvmlProcessInfo_t, ::nvmlProcessInfo_t> : std::true_type {};
 
 // nvml.h too maps the plain names to versions, and those are the symbols to open.
@@ -270,6 +272,7 @@ struct SameStruct<ours::nvmlProcessInfo_t, ::nvmlProcessInfo_t> : std::true_type
 #pragma GCC diagnostic ignored "-Wdeprecated-declarations"
 namespace nvml_functions {
 using ours::nvmlDevice_t;
+using ours::nvmlMemory_t;
 using ours::nvmlProcessInfo_t;
 using ours::nvmlReturn_t;
 using ours::nvmlUtilization_t;
@@ -286,6 +289,8 @@ TEST(NvmlDeclarations, Structs) {
   EXPECT_EQ(sizeof(ours::nvmlUtilization_t), sizeof(::nvmlUtilization_t));
   EXPECT_SAME_MEMBER(nvmlUtilization_t, gpu);
   EXPECT_SAME_MEMBER(nvmlUtilization_t, memory);
+  EXPECT_EQ(sizeof(ours::nvmlMemory_t), sizeof(::nvmlMemory_t));
+  EXPECT_SAME_MEMBER(nvmlMemory_t, used);
   EXPECT_EQ(sizeof(ours::nvmlProcessInfo_t), sizeof(::nvmlProcessInfo_t));
   EXPECT_SAME_MEMBER(nvmlProcessInfo_t, pid);
   EXPECT_SAME_MEMBER(nvmlProcessInfo_t, usedGpuMemory);

@@ -93,6 +93,28 @@ TEST(Advice, ThrottlingAndOtherProcesses) {
   EXPECT_FALSE(says(in, "throttling"));
 }
 
+TEST(Advice, TheLowestClockUnderLoadComesFromTheMonitor) {
+  lab::Environment environment;
+  for (const auto& [load, clock, why] : {std::tuple{2.0, 300.0, ""}, std::tuple{97.0, 1500.0, ""},
+                                         std::tuple{99.0, 1485.0, "power limit"}}) {
+    lab::MonitorSample sample;
+    sample.load_percent = load;
+    sample.clock_mhz = clock;
+    sample.throttle = why;
+    environment.monitor.push_back(sample);
+  }
+  AdviceInput in = quiet();
+  add_monitor(environment, 1980, in);
+  EXPECT_FALSE(in.clock_share.has_value()) << "a processor's clock is one core's";
+  environment.gpu = "a GPU";
+  add_monitor(environment, std::nullopt, in);
+  EXPECT_FALSE(in.clock_share.has_value());
+  add_monitor(environment, 1980, in);
+  EXPECT_DOUBLE_EQ(in.clock_share.value_or(0), 0.75);
+  EXPECT_EQ(in.throttle_reason, "power limit");
+  EXPECT_TRUE(says(in, "throttling"));
+}
+
 TEST(Advice, PrecisionLeftOnTheTable) {
   AdviceInput in = quiet();
   in.matrix_type = "fp32";

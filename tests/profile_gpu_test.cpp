@@ -109,23 +109,22 @@ using Steps = std::vector<std::size_t>;
 const char* const kReduce = "_ZN8cublasLt19splitKreduce_kernelILi32EEEvPf";
 
 TEST(Matching, KernelsAreKnownByNameAndProductsByTheirNeighbours) {
-  const std::vector<runtime::Step> steps = {kernel_step("norm"), product_step(), product_step(),
+  const std::vector<runtime::Step> steps = {kernel_step("norm"), product_step(),    product_step(),
                                             memset_step(),       kernel_step("dq"), product_step()};
-  EXPECT_EQ(profile::match_steps({kernel("norm"), kernel("gemm"), kernel("gemm"),
-                                  memset_activity(), kernel("dq"), kernel("gemm")},
+  EXPECT_EQ(profile::match_steps({kernel("norm"), kernel("gemm"), kernel("gemm"), memset_activity(),
+                                  kernel("dq"), kernel("gemm")},
                                  steps),
             (Steps{0, 1, 2, 3, 4, 5}));
   // The first product has its parts added up; the second zeroes its counters first.
-  EXPECT_EQ(profile::match_steps({kernel("norm"), kernel("gemm"), kernel(kReduce),
-                                  memset_activity(), kernel("gemm"), memset_activity(),
-                                  kernel("dq"), kernel("gemm"), kernel(kReduce)},
-                                 steps),
+  EXPECT_EQ(profile::match_steps(
+                {kernel("norm"), kernel("gemm"), kernel(kReduce), memset_activity(), kernel("gemm"),
+                 memset_activity(), kernel("dq"), kernel("gemm"), kernel(kReduce)},
+                steps),
             (Steps{0, 1, 1, 2, 2, 3, 4, 5, 5}));
 }
 
 TEST(Matching, ListsThatDoNotFitAreRefused) {
-  const std::vector<runtime::Step> steps = {kernel_step("norm"), product_step(),
-                                            kernel_step("dq")};
+  const std::vector<runtime::Step> steps = {kernel_step("norm"), product_step(), kernel_step("dq")};
   const auto refused = [&](const std::vector<Activity>& activities) {
     return !profile::match_steps(activities, steps).has_value();
   };

@@ -12,7 +12,7 @@ from html.parser import HTMLParser
 VOID = {"area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source",
         "track", "wbr"}
 # Elements that fetch, run or embed something; a report needs none of them.
-FORBIDDEN = {"script", "link", "iframe", "object", "embed", "base", "form", "audio", "video",
+FORBIDDEN = {"link", "iframe", "object", "embed", "base", "form", "audio", "video",
              "source", "img", "image", "use", "foreignObject", "foreignobject"}
 ADDRESS = {"href", "src", "srcset", "xlink:href", "action", "formaction", "data", "poster",
            "background", "ping"}
@@ -54,6 +54,8 @@ class Page(HTMLParser):
         self.counts[tag] = self.counts.get(tag, 0) + 1
         if tag in FORBIDDEN:
             self.findings.append(f"<{tag}> does not belong in a report")
+        if tag == "script" and (attributes or self.counts[tag] > 1):
+            self.findings.append("<script> that is not the page's own does not belong in a report")
         if tag == "html":
             self.language = dict(attributes).get("lang")
         if tag == "svg" and dict(attributes).get("role") != "img":

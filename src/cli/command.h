@@ -22,6 +22,7 @@ int run_explain_step(const Arguments& arguments);
 int run_explain_precision(const Arguments& arguments);
 int run_profile_step(const Arguments& arguments);
 int run_profile_attention(const Arguments& arguments);
+int run_monitor(const Arguments& arguments);
 int run_check_step(const Arguments& arguments);
 int run_bench_precision(const Arguments& arguments);
 int run_bench_step(const Arguments& arguments);

@@ -134,10 +134,11 @@ std::vector<FlagSpec> flags_of_runs() {
        "element types (default fp32; fp16 and bf16 on a GPU)", weighted_sum_dtype_choices},
 
       {"--device", "", "DEVICE", kValue,
-       kShaped | kCheck | kWeightedSum | kInfo | kBenchStep | kCheckStep | kTrain | kProfileStep,
+       kShaped | kCheck | kWeightedSum | kInfo | kBenchStep | kCheckStep | kTrain | kProfileStep |
+           kMonitor,
        kExecution,
-       "cpu or cuda[:N] (default: bench, compare, explain and profile take the GPU where there is one that "
-       "can run what is asked, else cpu)"},
+       "cpu or cuda[:N] (default: bench, compare, explain, profile and monitor take the GPU where "
+       "there is one that can run what is asked, else cpu)"},
       {"--implementation", "", "NAME[,NAME]", kList, kBench | kExplain | kCheck | kProfileAttention,
        kExecution,
        "names (default: the production one; check: all but reference and other people's)",

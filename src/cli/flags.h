@@ -32,6 +32,7 @@ enum CommandBit : unsigned {
   kBenchStep = 1u << 14,
   kBenchPrecision = 1u << 18,
   kCheckStep = 1u << 19,
+  kMonitor = 1u << 20,
 };
 
 enum class FlagKind {

@@ -46,6 +46,13 @@ std::vector<FlagSpec> flags_of_profiles() {
       {"--output", "", "DIR", kFolder, kProfiles, kResults,
        "SUMMARY.md, report.html, ledger, trace and pictures go here (default "
        "results/profile-<date>; with --dry-run: nowhere)"},
+      {"--interval", "", "SECONDS", kValue, kMonitor, kMeasurement,
+       "between two samples (default 0.5)"},
+      {"--duration", "", "SECONDS", kValue, kMonitor, kMeasurement,
+       "how long (default: until Ctrl-C)"},
+      {"--csv", "", "FILE", kFile, kMonitor, kResults, "every sample, a line each; - is stdout"},
+      {"--json", "", "FILE", kFile, kMonitor, kResults,
+       "all samples at the end, by the schema flashlab.monitor/1; - is stdout"},
       {"--json", "", "FILE", kFile, kProfiles, kResults,
        "the ledger by the schema flashlab.ledger/1; - is stdout"},
   };
@@ -53,6 +60,18 @@ std::vector<FlagSpec> flags_of_profiles() {
 
 std::vector<CommandSpec> commands_of_profiles() {
   return {
+      {kMonitor,
+       "monitor",
+       "load, clock, power, temperature and memory of a device over time",
+       "Samples a GPU by NVML, or the processor by what the kernel shows, until Ctrl-C. A terminal "
+       "shows the last minute as a small chart, a pipe a line for every sample. What the system "
+       "does not show stays empty.",
+       "",
+       nullptr,
+       {{"flashlab monitor", "the first GPU, else the processor"},
+        {"flashlab monitor --device cpu --duration 10 --csv samples.csv",
+         "ten seconds into a file"},
+        {"flashlab monitor --interval 2 | tee clock.log", "plain lines"}}},
       {kProfileAttention,
        "profile attention",
        "the kernels of an attention call, what bounds them, what to try",

@@ -122,6 +122,8 @@ int dispatch(std::vector<std::string> words) {
       return run_profile_attention(arguments);
     case kProfileStep:
       return run_profile_step(arguments);
+    case kMonitor:
+      return run_monitor(arguments);
     case kCheckStep:
       return run_check_step(arguments);
     case kBenchPrecision:

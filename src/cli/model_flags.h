@@ -27,8 +27,8 @@ train::ModelConfig sized_model(const Arguments& arguments, train::ModelConfig ba
 train::TrainConfig train_config_of(const Arguments& arguments);
 
 /// The step that `explain step` and `profile step` are about: --config's model or `fallback` of the
-/// named ones, every flag of sizes over it, and the step's own flags. `groups`: of checkpointing, in
-/// words. Throws Failure.
+/// named ones, every flag of sizes over it, and the step's own flags. `groups`: of checkpointing,
+/// in words. Throws Failure.
 struct StepRequest {
   train::ModelConfig model;
   train::StepOptions options;

@@ -11,6 +11,7 @@
 #include <system_error>
 #include <utility>
 
+#include "cli/execution.h"
 #include "cli/failure.h"
 #include "cli/terminal.h"
 #include "lab/machine/environment.h"
@@ -23,6 +24,7 @@ namespace {
 
 constexpr const char* kFileFlags[] = {"--json", "--csv", "--markdown", "--latex"};
 constexpr const char* kReportParent = "results";
+constexpr double kMonitorSeconds = 0.5;
 
 void make_folder(const std::string& path) {
   std::error_code error;
@@ -126,6 +128,9 @@ void Outputs::start_writer(const std::string& flag, const std::string& path) {
 void Outputs::begin(lab::Environment environment, std::size_t planned) {
   file_.environment = std::move(environment);
   file_.planned = planned;
+  const bool gpu = !file_.environment.gpu.empty();
+  const Device device = gpu ? device_of(arguments_, DefaultDevice::kGpuIfThere) : Device{};
+  monitor_ = std::make_unique<lab::MonitorThread>(device, kMonitorSeconds);
   const std::string json = arguments_.value("--json").value_or("");
   if (!json.empty() && json != "-") start_writer("--json", json);
   if (!folder_.empty()) start_writer("--output", folder_ + "/results.json");
@@ -199,6 +204,7 @@ void Outputs::print_verdicts(const lab::BaselineReport& report) const {
 }
 
 int Outputs::finish() {
+  if (monitor_) file_.environment.monitor = monitor_->stop();
   // Names without a result are told here, before they would silently give no ratios.
   const Result<std::string> base = lab::report::resolve_relative_to(file_, relative_to_);
   if (base.ok()) {

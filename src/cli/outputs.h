@@ -3,11 +3,13 @@
 // Where results go: files by the flags, a report folder, a baseline's verdicts.
 
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "cli/flags.h"
+#include "lab/machine/monitor.h"
 #include "lab/results/baseline.h"
 #include "lab/results/measurement.h"
 #include "lab/results/results_json.h"
@@ -64,6 +66,7 @@ class Outputs {
   std::optional<lab::ResultFile> baseline_;
   std::vector<Saved> saved_;
   lab::ResultFile file_;
+  std::unique_ptr<lab::MonitorThread> monitor_;  ///< of the device, from begin() to finish()
   std::map<std::string, std::string> failures_;  ///< by flag: what could not be written
 };
 

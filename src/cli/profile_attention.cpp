@@ -12,6 +12,7 @@
 #include "cli/terminal.h"
 #include "cli/values.h"
 #include "lab/machine/environment.h"
+#include "lab/machine/monitor.h"
 #include "lab/measure/cpu_roof.h"
 #include "lab/results/results_json.h"
 #include "lab/results/verdict.h"
@@ -73,7 +74,9 @@ int run_profile_attention(const Arguments& arguments) {
   profile::Profile p;
   p.environment = run_environment(engine, options);
   lab::add_roofs(engine.context, p.environment, quick ? 0.01 : 0.03);
+  lab::MonitorThread monitor(engine.context.device(), kMonitorSeconds);
   const std::vector<lab::Measurement> results = measure(engine, arguments, one, options);
+  p.environment.monitor = monitor.stop();
   p.command = typed_command();
   p.subject = "attention";
   p.recording = profile::recording_of(results);
@@ -90,9 +93,9 @@ int run_profile_attention(const Arguments& arguments) {
     in.other_roof_gflops = p.environment.roof_bf16_gflops;
     in.other_type = "bf16";
   }
+  profile::add_monitor(p.environment, monitor.max_clock_mhz(), in);
   p.advice = profile::advise(in);
-  p.missing =
-      missing_instruments(in.gpu, in.gpu ? "each kernel is timed in calls of its own" : "");
+  p.missing = missing_instruments(in.gpu, in.gpu ? "each kernel is timed in calls of its own" : "");
   const bool text = arguments.value("--json") != "-";
   if (text) print_profile(arguments, p);
   for (const lab::Measurement& m : results) {

@@ -25,6 +25,9 @@ void print_profile(const Arguments& arguments, const profile::Profile& p);
 bool write_profile_folder(const Arguments& arguments, const std::filesystem::path& folder,
                           const profile::Profile& p);
 
+/// Between two samples of the device while a profile runs.
+inline constexpr double kMonitorSeconds = 0.1;
+
 /// Instruments that this run had not, each with its reason. `why_no_cupti`: empty where it took
 /// the times.
 std::vector<profile::Profile::Missing> missing_instruments(bool gpu,

@@ -14,6 +14,7 @@
 #include "cli/values.h"
 #include "lab/machine/environment.h"
 #include "lab/machine/memory.h"
+#include "lab/machine/monitor.h"
 #include "lab/measure/cpu_roof.h"
 #include "lab/report/text.h"
 #include "profile/folder.h"
@@ -169,8 +170,7 @@ int dry_run(const Arguments& arguments, const Request& request) {
 }
 
 // What products are made in sets the roof; fp64 and tf32 have no measured one.
-profile::Roofs roofs_of(const lab::Environment& environment, train::Precision precision,
-                        bool gpu) {
+profile::Roofs roofs_of(const lab::Environment& environment, train::Precision precision, bool gpu) {
   profile::Roofs out;
   const bool half = train::size_of(train::policy_of(precision).activation) == 2;
   if (gpu && half) {
@@ -231,6 +231,7 @@ profile::Profile run_one(const Arguments& arguments, const Request& request,
   options.progress = [&](int done, int planned, std::string_view what) {
     bar.show(done, planned, fmt::format("{} {}", plan.title, what));
   };
+  lab::MonitorThread monitor(context.device(), kMonitorSeconds);
   Result<profile::StepRun> run = profile::record_step(context, plan, options);
   bar.clear();
   if (!run.ok()) fail(run.status());
@@ -241,9 +242,12 @@ profile::Profile run_one(const Arguments& arguments, const Request& request,
   out.recording.roofs = roofs_of(environment, request.options.precision, gpu);
   out.measured_bytes = run->measured_bytes;
   out.environment = environment;
+  out.environment.monitor = monitor.stop();
   out.missing = missing_instruments(gpu, run->why_not_better);
   if (out.recording.steps() > 0) {
-    out.advice = profile::advise(advice_input(out, request, model, plan));
+    profile::AdviceInput in = advice_input(out, request, model, plan);
+    profile::add_monitor(out.environment, monitor.max_clock_mhz(), in);
+    out.advice = profile::advise(in);
   }
   return out;
 }

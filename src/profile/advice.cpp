@@ -52,7 +52,7 @@ std::optional<Advice> memory_bound(const AdviceInput& in) {
 }
 
 std::optional<Advice> launch_bound(const AdviceInput& in) {
-  const double step = in.recording.step_ms(), busy = in.recording.busy_ms();
+  const double step = in.recording.whole_ms(), busy = in.recording.busy_ms();
   if (step <= 0 || in.recording.events.empty()) return std::nullopt;
   const double gap = 1 - busy / step;
   if (gap < 0.1) return std::nullopt;
@@ -60,7 +60,7 @@ std::optional<Advice> launch_bound(const AdviceInput& in) {
       "launch-bound", gap,
       fmt::format("{} of a step passes between its operations ({} of {} ms)", percent(gap),
                   format_significant(step - busy, 3), format_significant(step, 3)),
-      in.gpu ? "run the step as one CUDA graph, or make the batch larger"
+      in.gpu ? "make the batch larger: kernels are too short for the gaps between them"
              : "make the batch larger: operations are too short for the threads' start"};
 }
 
@@ -192,6 +192,20 @@ Judgement judgement(std::string metric, double share, double good, double fair,
 
 }  // namespace
 
+void add_monitor(const lab::Environment& environment, std::optional<double> max_clock_mhz,
+                 AdviceInput& input) {
+  // Idle clocks say nothing; a processor's clock is that of one of its cores.
+  if (environment.gpu.empty() || !max_clock_mhz || *max_clock_mhz <= 0) return;
+  constexpr double kUnderLoad = 50;
+  for (const lab::MonitorSample& sample : environment.monitor) {
+    if (sample.load_percent.value_or(0) < kUnderLoad || !sample.clock_mhz) continue;
+    const double share = *sample.clock_mhz / *max_clock_mhz;
+    if (input.clock_share && *input.clock_share <= share) continue;
+    input.clock_share = share;
+    input.throttle_reason = sample.throttle;
+  }
+}
+
 std::vector<Advice> advise(const AdviceInput& input) {
   std::vector<Advice> out;
   for (const Rule rule : kRules) {
@@ -209,10 +223,11 @@ const char* to_string(Verdict verdict) noexcept {
 
 std::vector<Judgement> judge(const Recording& recording) {
   std::vector<Judgement> out;
-  const double step = recording.step_ms();
+  const double step = recording.whole_ms();
   if (step > 0 && !recording.events.empty()) {
-    out.push_back(judgement("time in operations", recording.busy_ms() / step, 0.9, 0.75,
-                            "of a step's wall time"));
+    out.push_back(
+        judgement("time in operations", recording.busy_ms() / step, 0.9, 0.75,
+                  recording.device_step_ms ? "of the GPU's time" : "of a step's wall time"));
   }
   double arithmetic_ms = 0, arithmetic_least = 0, memory_ms = 0, memory_least = 0;
   for (const LedgerRow& row : make_ledger(recording, {.key = LedgerKey::kKernel})) {

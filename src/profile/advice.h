@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "lab/machine/machine.h"
 #include "profile/recording.h"
 
 namespace flashlab::profile {
@@ -35,6 +36,10 @@ struct AdviceInput {
   std::string throttle_reason;
   int other_processes = 0;
 };
+
+/// The lowest clock of samples under load, and why, where a GPU was watched.
+void add_monitor(const lab::Environment& environment, std::optional<double> max_clock_mhz,
+                 AdviceInput& input);
 
 struct Advice {
   std::string_view rule;  ///< "memory-bound", "launch-bound", ...

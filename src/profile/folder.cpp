@@ -37,7 +37,7 @@ std::string markdown_rows(const std::vector<LedgerRow>& rows, LedgerKey key) {
   };
   for (const LedgerRow& row : rows) {
     out += fmt::format("| {} | {} | {} | {:.1f}% | {} | {} | {} | {} |\n", escape_markdown(row.key),
-                       format_significant(row.calls, 3), format_significant(row.total_ms, 3),
+                       fmt::format("{:g}", row.calls), format_significant(row.total_ms, 3),
                        100 * row.share, figure(row.gflops_per_s), figure(row.gb_per_s),
                        lab::report::format_percent(row.roof_share), row.bound);
   }
@@ -123,12 +123,10 @@ nlohmann::ordered_json json_of(const LedgerRow& row) {
   set("roof_share", row.roof_share);
   out["bound"] = row.bound;
   if (row.launch) {
-    out["launch"] = {{"blocks", row.launch->blocks},
-                     {"threads", row.launch->threads},
-                     {"registers", row.launch->registers},
-                     {"shared_bytes", row.launch->shared_bytes},
-                     {"occupancy", row.launch->occupancy},
-                     {"waves", row.launch->waves}};
+    out["launch"] = {
+        {"blocks", row.launch->blocks},       {"threads", row.launch->threads},
+        {"registers", row.launch->registers}, {"shared_bytes", row.launch->shared_bytes},
+        {"occupancy", row.launch->occupancy}, {"waves", row.launch->waves}};
   }
   return out;
 }

@@ -72,9 +72,8 @@ std::optional<std::vector<std::size_t>> match_steps(const std::vector<Activity>&
     Range ran = {out.size(), out.size()};
     // A memset that begins the step after them may be one of theirs, too: each has a kernel first.
     std::size_t kernels = 0;
-    while (ran.end < activities.size() &&
-           (last || kernels < products.end - products.first ||
-            !fits(activities[ran.end], steps[products.end]))) {
+    while (ran.end < activities.size() && (last || kernels < products.end - products.first ||
+                                           !fits(activities[ran.end], steps[products.end]))) {
       const Activity& each = activities[ran.end++];
       kernels += each.kind == Kind::kKernel && !adds_up_parts(each) ? 1 : 0;
     }

@@ -13,8 +13,8 @@ namespace flashlab::profile {
 
 /// Per activity the number of its step; empty where the two lists do not fit. `activities` are
 /// those of one run of the program on one stream, in order, without copies from and to the host.
-/// Kernels of our own are known by their names. Products are the library's: each is one kernel, with
-/// memsets before it and kernels that add up partial sums after it.
+/// Kernels of our own are known by their names. Products are the library's: each is one kernel,
+/// with memsets before it and kernels that add up partial sums after it.
 std::optional<std::vector<std::size_t>> match_steps(const std::vector<cuda::Activity>& activities,
                                                     const std::vector<runtime::Step>& steps);
 

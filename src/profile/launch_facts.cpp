@@ -21,9 +21,8 @@ MultiprocessorLimits limits_of(const cuda::GpuDevice& device) {
     cuda::CUdevice handle = 0;
     int value = 0;
     const cuda::DriverFunctions& api = device.api();
-    const bool known =
-        api.cuDeviceGet(&handle, device.info().ordinal) == cuda::kCudaSuccess &&
-        api.cuDeviceGetAttribute(&value, attribute, handle) == cuda::kCudaSuccess;
+    const bool known = api.cuDeviceGet(&handle, device.info().ordinal) == cuda::kCudaSuccess &&
+                       api.cuDeviceGetAttribute(&value, attribute, handle) == cuda::kCudaSuccess;
     return known ? value : 0;
   };
   MultiprocessorLimits out;

@@ -36,7 +36,7 @@ struct LedgerRow {
   std::optional<double> gb_per_s;
   /// Time that the roofs allow over time taken; above 1 where operands come from caches.
   std::optional<double> roof_share;
-  std::string bound;  ///< "arithmetic", "memory"; empty without roofs
+  std::string bound;                  ///< "arithmetic", "memory"; empty without roofs
   std::optional<LaunchFacts> launch;  ///< by kernel: of its longest call, where it is known
 };
 

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "lab/report/html_parts.h"
+#include "lab/report/monitor_picture.h"
 #include "lab/report/numbers.h"
 #include "lab/report/svg.h"
 #include "lab/report/text.h"
@@ -27,14 +28,15 @@ constexpr std::size_t kMostRows = 40;
 
 // Pictures of a profile are wide: they take the page's width and scroll on a narrow one.
 constexpr const char* kStyles =
-    "figure.wide{max-width:none;overflow-x:auto}figure.wide .fl-chart{min-width:760px}";
+    "figure.wide{max-width:none;overflow-x:auto;margin:0 0 12px}"
+    "figure.wide .fl-chart{min-width:760px}figure.half{max-width:860px;margin:0 0 12px}";
 
 std::string lead(const std::string& text) {
   return "<p class=\"lead\">" + escape_xml(text) + "</p>\n";
 }
 
-std::string figure(const std::string& svg) {
-  return "<figure class=\"wide\">\n" + svg + "</figure>\n";
+std::string figure(const std::string& svg, const char* css = "wide") {
+  return fmt::format("<figure class=\"{}\">\n{}</figure>\n", css, svg);
 }
 
 std::string ledger_html(const Recording& r, LedgerKey key, const std::string& caption) {
@@ -46,7 +48,7 @@ std::string ledger_html(const Recording& r, LedgerKey key, const std::string& ca
   };
   for (const LedgerRow& row : ledger) {
     rows.push_back({{row.key, "", ""},
-                    cell(row.calls),
+                    {fmt::format("{:g}", row.calls), "n", ""},
                     cell(row.total_ms),
                     {fmt::format("{:.1f}%", 100 * row.share), "n", ""},
                     cell(row.mean_ms),
@@ -135,7 +137,7 @@ Section pictures_section(const Profile& p) {
   if (p.recording.events.empty()) return out;
   out.body = figure(flame_graph(p.recording, /*inline_in_page=*/true));
   const std::string roofline = roofline_picture(p.recording, /*inline_in_page=*/true);
-  if (!roofline.empty()) out.body += figure(roofline);
+  if (!roofline.empty()) out.body += figure(roofline, "half");
   return out;
 }
 
@@ -187,6 +189,8 @@ Section environment_section(const Profile& p) {
   row("roofs", p.recording.roofs.source);
   row("times", p.recording.clock);
   out.body += "</dl>\n";
+  const std::string monitor = lab::report::monitor_picture(e.monitor, lab::report::SvgUse::kInline);
+  if (!monitor.empty()) out.body += figure(monitor, "half");
   for (const lab::EnvironmentWarning& warning : e.warnings) {
     out.body += fmt::format("<p class=\"warning\"><b>{}</b>; {}</p>\n", escape_xml(warning.what),
                             escape_xml(warning.remedy));
@@ -208,8 +212,11 @@ std::string tiles(const Profile& p) {
   if (r.steps() > 0) {
     tile(format_significant(r.step_ms(), 3) + " ms",
          fmt::format("a step, median of {}", r.steps()));
-    tile(fmt::format("{:.0f}%", r.step_ms() > 0 ? 100 * r.busy_ms() / r.step_ms() : 0),
-         "of it inside operations");
+    if (r.device_step_ms) {
+      tile(format_significant(*r.device_step_ms, 3) + " ms", "the GPU's time of it");
+    }
+    tile(fmt::format("{:.0f}%", r.whole_ms() > 0 ? 100 * r.busy_ms() / r.whole_ms() : 0),
+         r.device_step_ms ? "of that inside kernels" : "of it inside operations");
     const std::vector<LedgerRow> top = make_ledger(r, {.key = LedgerKey::kClass, .top = 1});
     if (!top.empty()) tile(fmt::format("{:.0f}%", 100 * top[0].share), "in " + top[0].key);
   }
@@ -247,8 +254,8 @@ std::string report_html(const Profile& p) {
   }
   return out +
          "</main>\n<footer class=\"wrap\">\nWritten by FlashLab. This page is complete in "
-         "itself; ledger, trace, stacks and snapshot lie beside it.\n</footer>\n</body>\n"
-         "</html>\n";
+         "itself; ledger, trace, stacks and snapshot lie beside it.\n</footer>\n" +
+         lab::report::page_script() + "</body>\n</html>\n";
 }
 
 }  // namespace flashlab::profile

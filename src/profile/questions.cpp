@@ -91,9 +91,9 @@ std::vector<Answer> answers(const Recording& r) {
                                ms(std::max(0.0, *r.device_step_ms - busy)))});
   }
   if (r.enqueue_ms) {
-    out.push_back({"Until the host was free again",
-                   fmt::format("{} of {} ({})", ms(*r.enqueue_ms), ms(step),
-                               percent(*r.enqueue_ms / step))});
+    out.push_back(
+        {"Until the host was free again",
+         fmt::format("{} of {} ({})", ms(*r.enqueue_ms), ms(step), percent(*r.enqueue_ms / step))});
   }
   out.push_back({"Kernel with the most time in forward", top_kernel(r, "forward")});
   const bool learns = has_phase(r, "backward");

@@ -57,7 +57,7 @@ struct Recording {
   std::vector<StepSpan> spans;  ///< warm-ups first
   std::vector<Event> events;    ///< of the steps that are no warm-up
   Roofs roofs;
-  std::string clock;            ///< what took the times: "CUPTI", "event pairs", ...
+  std::string clock;  ///< what took the times: "CUPTI", "event pairs", ...
   /// Medians over steps that nobody recorded: the GPU's time of one by a pair of events around it,
   /// and how long the host took to enqueue it.
   std::optional<double> device_step_ms, enqueue_ms;
@@ -71,6 +71,8 @@ struct Recording {
   double step_ms() const;
   /// Sum of all events' times over the number of steps.
   double busy_ms() const;
+  /// The time that operations could fill: a step's, of a GPU that of the GPU.
+  double whole_ms() const { return device_step_ms.value_or(step_ms()); }
   /// What recording costs: step_ms over plain_step_ms, less 1. Empty: nothing to compare with.
   std::optional<double> overhead() const;
 };

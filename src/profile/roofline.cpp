@@ -135,8 +135,8 @@ std::string roofline_picture(const Recording& recording, bool inline_in_page) {
                            100 * dot.row->share));
     svg.end_group();
     if (named) {
-      const bool right = x < kWidth - 190;
       const double width = lab::report::text_width(dot.row->key, 12);
+      const bool right = x + 9 + width < kWidth;
       const double left = right ? x + 9 : x - 9 - width;
       svg.text(right ? left : x - 9, place({left, left + width, y + 4}, labels), dot.row->key,
                "fl-small", right ? Anchor::kStart : Anchor::kEnd);

@@ -20,7 +20,7 @@ struct StepRunOptions {
   int warmup = 2;           ///< steps before the first recorded one; the first of all is among them
   int steps = 5;            ///< recorded ones, each beside one that nobody records
   double max_total_ms = 0;  ///< no new pair after this long, once one exists; 0: never
-  std::uint64_t seed = 1337;  ///< of weights and tokens
+  std::uint64_t seed = 1337;                  ///< of weights and tokens
   const std::atomic<bool>* cancel = nullptr;  ///< set by somebody else: stop after this step
   std::function<void(int done, int planned, std::string_view what)> progress;
 };

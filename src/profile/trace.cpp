@@ -157,8 +157,8 @@ void draw_flame(lab::report::Svg& svg, const FlameNode& node, const FlameNode& r
           fmt::format("{}: {} ms, {:.1f}%", name, lab::report::format_significant(child->ms, 3),
                       100 * child->ms / root.ms));
       svg.end_group();
-      if (width > 40) {
-        svg.text(x + 4, bottom - 6, lab::report::fitted(name, 12, width - 8), "fl-small");
+      if (width > 44) {
+        svg.text(x + 4, bottom - 6, lab::report::fitted(name, 12, width - 14), "fl-small");
       }
       draw_flame(svg, *child, root, x, bottom - kRow);
     }

@@ -15,6 +15,13 @@ struct EnvironmentWarning {
   std::string remedy;
 };
 
+/// What a device did at one moment of a run. Empty: the system does not show it.
+struct MonitorSample {
+  double seconds = 0;  ///< since the run began
+  std::optional<double> load_percent, clock_mhz, power_w, temperature_c, memory_bytes;
+  std::string throttle;  ///< why its clock is low: "power limit"; empty: it is not, or not known
+};
+
 /// Where and how a run was made.
 struct Environment {
   std::string flashlab_version, commit, command, date_utc, hostname_hash;
@@ -34,6 +41,7 @@ struct Environment {
   std::string roof_source;  ///< "cuda:0: fp32 FMA, mma.sync bf16, device-to-device copy"
   std::string protocol;     ///< warm-ups, repeats, cold or hot caches, in words
   std::vector<EnvironmentWarning> warnings;
+  std::vector<MonitorSample> monitor;  ///< of the device that was used, while the run was made
 };
 
 }  // namespace flashlab::lab

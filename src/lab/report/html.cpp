@@ -84,7 +84,8 @@ std::string to_html(const ResultFile& file, const HtmlOptions& options) {
               ? std::string()
               : " " + escape_xml(file.environment.flashlab_version)) +
          ". This page is complete in itself; the same figures are in results.json and results.csv "
-         "beside it.\n</footer>\n</body>\n</html>\n";
+         "beside it.\n</footer>\n" +
+         page_script() + "</body>\n</html>\n";
   return out;
 }
 

@@ -4,6 +4,7 @@
 
 #include "lab/report/cells.h"
 #include "lab/report/html_parts.h"
+#include "lab/report/monitor_picture.h"
 #include "lab/report/numbers.h"
 #include "lab/report/text.h"
 
@@ -75,6 +76,8 @@ Section environment_section(const Page& page) {
   out.body += "<dl>\n";
   for (const auto& [name, value] : rows) out.body += definition(name, value);
   out.body += "</dl>\n";
+  const std::string monitor = monitor_picture(page.file.environment.monitor, SvgUse::kInline);
+  if (!monitor.empty()) out.body += "<figure>\n" + monitor + "</figure>\n";
   return out;
 }
 

@@ -27,6 +27,8 @@ struct Section {
 inline constexpr std::size_t kFewProblems = 8;
 
 std::string page_styles();
+/// Tables sort by the column whose head is clicked. At the end of the page's body.
+std::string page_script();
 
 Section comparison_section(const Page& page);
 Section performance_section(const Page& page);

@@ -97,6 +97,8 @@ font-size:15px}
 dt{font-weight:600}
 dd{margin:0;color:var(--muted);min-width:0;overflow-wrap:anywhere;max-width:78ch}
 footer{padding:8px 0 40px;color:var(--muted);font-size:13px}
+th[aria-sort]{cursor:pointer}
+th[aria-sort=ascending]::after{content:" \25b4"}th[aria-sort=descending]::after{content:" \25be"}
 @media (max-width:640px){.wrap{padding:0 10px}header.top{padding:24px 0 20px}
 section{padding:18px 12px 14px;margin:14px 0}.tiles{grid-template-columns:1fr 1fr;gap:8px}
 .tiles li{padding:10px 12px}.tiles b{font-size:21px}dl{grid-template-columns:1fr;gap:0}
@@ -111,10 +113,50 @@ thead{display:table-header-group}tr,.tiles li{break-inside:avoid}h2,h3{break-aft
 .plots{grid-template-columns:1fr 1fr}td.best{background:none}}
 )css";
 
+// No "less than" and no ampersand: the page is well-formed XML, too. Tables whose rows belong
+// together (a note under its row, heads over several columns) stay as they are.
+constexpr const char* kPageScript = R"js(
+const units = {KiB: 1, MiB: 2, GiB: 3, TiB: 4};
+const valueOf = cell => {
+  const text = cell.textContent.trim().replaceAll(",", "");
+  const number = parseFloat(text);
+  if (Number.isNaN(number)) return null;
+  return number * 1024 ** (units[text.split(" ")[1]] ?? 0);
+};
+const compare = (a, b) => {
+  const [x, y] = [valueOf(a), valueOf(b)];
+  if (x === null || y === null) return a.textContent.localeCompare(b.textContent);
+  return x - y;
+};
+for (const table of document.querySelectorAll("table")) {
+  const heads = [...table.querySelectorAll("thead th")];
+  if (table.querySelector("tr.note, [colspan], [rowspan]")) continue;
+  if (table.querySelectorAll("thead tr").length !== 1) continue;
+  const sort = column => {
+    const up = heads[column].getAttribute("aria-sort") === "descending";
+    heads.forEach(head => head.setAttribute("aria-sort", "none"));
+    heads[column].setAttribute("aria-sort", up ? "ascending" : "descending");
+    const body = table.tBodies[0];
+    const rows = [...body.rows].sort((a, b) => compare(a.cells[column], b.cells[column]));
+    body.append(...(up ? rows : rows.reverse()));
+  };
+  heads.forEach((head, column) => {
+    head.setAttribute("aria-sort", "none");
+    head.tabIndex = 0;
+    head.addEventListener("click", () => sort(column));
+    head.addEventListener("keydown", event => { if (event.key === "Enter") sort(column); });
+  });
+}
+)js";
+
 }  // namespace
 
 std::string page_styles() {
   return kPageStyles;
+}
+
+std::string page_script() {
+  return std::string("<script>\n//<![CDATA[") + kPageScript + "//]]>\n</script>\n";
 }
 
 }  // namespace flashlab::lab::report

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "lab/machine/monitor.h"
 #include "lab/results/environment_fields.h"
 #include "lab/results/subject.h"
 
@@ -76,6 +77,14 @@ Json to_json_value(const Environment& e) {
     warnings.push_back({{"what", warning.what}, {"remedy", warning.remedy}});
   }
   out["warnings"] = std::move(warnings);
+  for (const MonitorSample& sample : e.monitor) {
+    Json row = {{"seconds", sample.seconds}};
+    for (const MonitorFigure& figure : monitor_figures()) {
+      row[figure.name] = or_null(sample.*figure.value);
+    }
+    row["throttle"] = or_null(sample.throttle);
+    out["monitor"].push_back(std::move(row));
+  }
   return out;
 }
 

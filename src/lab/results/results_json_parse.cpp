@@ -5,6 +5,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
+#include "lab/machine/monitor.h"
 #include "lab/results/environment_fields.h"
 #include "lab/results/json_depth.h"
 #include "lab/results/results_json.h"
@@ -219,6 +220,17 @@ void read(Reader& in, Environment& e) {
     warning.text("what", out.what);
     warning.text("remedy", out.remedy);
     e.warnings.push_back(std::move(out));
+  });
+  in.objects("monitor", false, [&e](Reader& sample) {
+    MonitorSample out;
+    std::optional<double> seconds;
+    sample.optional_number("seconds", seconds);
+    out.seconds = seconds.value_or(0);
+    for (const MonitorFigure& figure : monitor_figures()) {
+      sample.optional_real(figure.name, out.*figure.value, false);
+    }
+    sample.text("throttle", out.throttle, false);
+    e.monitor.push_back(std::move(out));
   });
 }
 

@@ -116,11 +116,11 @@ Result<Cupti> open_cupti() {
 #undef FLASHLAB_LOAD
   if (out.functions_.cuptiGetVersion != nullptr) out.functions_.cuptiGetVersion(&out.version_);
   if (!missing.empty() || out.version_ < kOldestCupti || out.version_ > kNewestCupti) {
-    return Status::unsupported(
-        {"CUPTI",
-         fmt::format("{} with API {}{}", out.path_, out.version_,
-                     missing.empty() ? "" : " without " + missing),
-         fmt::format("API {} to {}", kOldestCupti, kNewestCupti), known.remedy});
+    return Status::unsupported({"CUPTI",
+                                fmt::format("{} with API {}{}", out.path_, out.version_,
+                                            missing.empty() ? "" : " without " + missing),
+                                fmt::format("API {} to {}", kOldestCupti, kNewestCupti),
+                                known.remedy});
   }
   return out;
 }
@@ -166,8 +166,7 @@ Status Cupti::start() const {
 
 Result<std::vector<Activity>> Cupti::stop() const {
   constexpr std::uint32_t kForced = 1;
-  const Status flushed =
-      check(functions_.cuptiActivityFlushAll(kForced), "cuptiActivityFlushAll");
+  const Status flushed = check(functions_.cuptiActivityFlushAll(kForced), "cuptiActivityFlushAll");
   for (const CuptiActivityKind kind : kKinds) functions_.cuptiActivityDisable(kind);
   if (!flushed.ok()) return flushed;
   std::size_t dropped = 0;
@@ -180,9 +179,8 @@ Result<std::vector<Activity>> Cupti::stop() const {
   std::lock_guard lock(in.mutex);
   std::vector<Activity> out = std::move(in.activities);
   in.activities.clear();
-  std::stable_sort(out.begin(), out.end(), [](const Activity& a, const Activity& b) {
-    return a.start_ns < b.start_ns;
-  });
+  std::stable_sort(out.begin(), out.end(),
+                   [](const Activity& a, const Activity& b) { return a.start_ns < b.start_ns; });
   return out;
 }
 

@@ -115,6 +115,10 @@ Result<GpuState> Nvml::state(const std::string& pci_address) const {
       api.nvmlDeviceGetUtilizationRates(device, &utilization) == 0) {
     out.utilization_percent = static_cast<int>(utilization.gpu);
   }
+  nvmlMemory_t memory{};
+  if (api.nvmlDeviceGetMemoryInfo != nullptr && api.nvmlDeviceGetMemoryInfo(device, &memory) == 0) {
+    out.used_bytes = static_cast<std::int64_t>(memory.used);
+  }
   out.processes = other_processes(api, device);
   if (api.nvmlDeviceGetCurrentClocksThrottleReasons != nullptr &&
       api.nvmlDeviceGetCurrentClocksThrottleReasons(device, &out.throttle_reasons) != 0) {

@@ -23,6 +23,9 @@ using nvmlReturn_t = int;  ///< 0 is success
 struct nvmlUtilization_t {
   unsigned gpu, memory;  ///< percent of the last sampling period
 };
+struct nvmlMemory_t {
+  unsigned long long total, free, used;  ///< bytes
+};
 struct nvmlProcessInfo_t {
   unsigned pid;
   unsigned long long usedGpuMemory;
@@ -48,6 +51,8 @@ struct nvmlProcessInfo_t {
   X(nvmlDeviceGetEccMode, "nvmlDeviceGetEccMode", nvmlReturn_t(nvmlDevice_t, int*, int*))         \
   X(nvmlDeviceGetUtilizationRates, "nvmlDeviceGetUtilizationRates",                               \
     nvmlReturn_t(nvmlDevice_t, nvmlUtilization_t*))                                               \
+  X(nvmlDeviceGetMemoryInfo, "nvmlDeviceGetMemoryInfo",                                           \
+    nvmlReturn_t(nvmlDevice_t, nvmlMemory_t*))                                                    \
   X(nvmlDeviceGetComputeRunningProcesses, "nvmlDeviceGetComputeRunningProcesses_v3",              \
     nvmlReturn_t(nvmlDevice_t, unsigned*, nvmlProcessInfo_t*))                                    \
   X(nvmlDeviceGetCurrentClocksThrottleReasons, "nvmlDeviceGetCurrentClocksThrottleReasons",       \
@@ -79,6 +84,7 @@ struct GpuState {
   std::optional<int> temperature_c;
   std::optional<bool> ecc;
   std::optional<int> utilization_percent;
+  std::optional<std::int64_t> used_bytes;   ///< of its memory, by everybody
   std::vector<unsigned> processes;          ///< computing on it, this one left out
   unsigned long long throttle_reasons = 0;  ///< ThrottleReason bits
 };

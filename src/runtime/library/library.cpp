@@ -33,6 +33,7 @@ std::vector<std::string> toolkit_paths(const std::string& pattern) {
   std::vector<std::string> paths;
   add_matches(paths, "/usr/local/cuda/lib64/" + pattern);
   add_matches(paths, "/usr/local/cuda-*/lib64/" + pattern);
+  add_matches(paths, "/usr/local/cuda*/extras/CUPTI/lib64/" + pattern);
   // The wheels put a library under site-packages/nvidia/<package>/lib.
   for (const char* variable : {"VIRTUAL_ENV", "CONDA_PREFIX"}) {
     const char* root = std::getenv(variable);

@@ -9,6 +9,7 @@
 help:
 	@echo 'make run         install what is missing, build, compare the attention implementations here'
 	@echo 'make install     build, then put command line, library and headers into ~/.local (PREFIX=...)'
+	@echo '             with the common GPU kernels compiled: minutes; KERNELS=sm_90a or none takes less'
 	@echo 'make test        install what is missing, build, run the tests'
 	@echo 'make verify      formatter, lints, headers alone, documents, sanitizers, short fuzzing'
 	@echo 'make verify-all  the same without shortcuts, for releases (an hour or more)'
@@ -25,7 +26,7 @@ run:
 install:
 	@tools/packages.sh '[1/3]' build
 	@tools/build.py '[2/3]' flashlab_cli
-	@tools/install.sh '[3/3]' "$(PREFIX)"
+	@tools/install.sh '[3/3]' "$(PREFIX)" "$(KERNELS)"
 
 test:
 	@tools/packages.sh '[1/3]' build

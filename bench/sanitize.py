@@ -217,6 +217,7 @@ def main():
     asked = parser.parse_args()
     stop_with_this_script()
     path = sanitizer()
+    os.environ["FLASHLAB_LINE_INFO"] = "1"  # findings then name source lines
     if path is None:
         print("sanitize: skipped, there is no compute-sanitizer here")
         return SKIPPED

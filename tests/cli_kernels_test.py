@@ -3,7 +3,10 @@
 
 import json
 import os
+import pty
+import shutil
 import stat
+import subprocess
 import tempfile
 import unittest
 
@@ -116,6 +119,43 @@ class Kernels(Folder):
         self.assertIn("removed 1 kernels", done.stdout)
         self.assertEqual(os.listdir(folder), ["notes.txt"])
         self.refused(["cache", "--list", "--clear"], "exclude each other")
+
+    def test_what_came_with_the_program_is_found_where_it_lies(self):
+        os.makedirs(self.path("moved/share/flashlab/kernels"))
+        os.mkdir(self.path("moved/bin"))
+        self.path("moved/share/flashlab/kernels/flash_fwd-sm_80-abc.kernel", b"x")
+        os.symlink(self.path("moved/bin/flashlab"), self.path("flashlab"))
+        shutil.copy(cli_harness.program(), self.path("moved/bin/flashlab"))
+        here = environment(FLASHLAB_CACHE=self.path("cache"), PATH=self.folder)
+        for name in (self.path("moved/bin/flashlab"), "flashlab"):
+            done = subprocess.run([name, "cache"], env=here, capture_output=True, text=True,
+                                  check=True)
+            self.assertIn("1 kernels came with FlashLab in " +
+                          os.path.realpath(self.path("moved/share/flashlab/kernels")), done.stdout)
+
+    def test_a_long_compilation_says_so_on_a_terminal_only(self):
+        fake = os.path.join(os.path.dirname(cli_harness.program()), "tests", "fake_driver")
+        if not os.path.isdir(fake):
+            self.skipTest("this build has no stand-in for the driver")
+        here = environment(LD_LIBRARY_PATH=fake, FAKE_CUDA="gpu", FAKE_MEMORY="1",
+                           FAKE_NVRTC_MS="700", FLASHLAB_CACHE=self.path("cache"),
+                           FLASHLAB_NVRTC=os.path.join(fake, "libcuda.so.1"), TERM="dumb")
+        command = [cli_harness.program(), "bench", "--device", "cuda", "--dtype", "bf16",
+                   "--head-dim", "64", "--seqlen", "128", "--pass", "forward"]
+        words = b"compiling kernels for this GPU"
+        try:
+            parent, child = pty.openpty()
+        except OSError as error:
+            self.skipTest(f"no terminal to be had here: {error}")
+        subprocess.run(command, env=here, stdout=subprocess.DEVNULL, stderr=child, check=False)
+        os.close(child)
+        told = os.read(parent, 65536)
+        os.close(parent)
+        self.assertEqual(told.count(words), 1, told)
+        shutil.rmtree(self.path("cache"))
+        piped = subprocess.run(command, env=here, capture_output=True, check=False)
+        self.assertNotIn(words, piped.stdout + piped.stderr)
+        self.assertTrue(os.listdir(self.path("cache")), "nothing was compiled")
 
     def test_cache_says_why_a_folder_is_refused(self):
         folder = self.path("cache")

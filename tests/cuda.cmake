@@ -31,6 +31,7 @@ foreach(quoted IN LISTS driver_symbols)
 endforeach()
 file(CONFIGURE OUTPUT ${CMAKE_CURRENT_BINARY_DIR}/fake_driver_rest.cpp CONTENT "${fake_rest}" @ONLY)
 add_library(flashlab_fake_driver SHARED cuda_fake_driver.cpp runtime_fake_cublas_lt.cpp
+  runtime_fake_nvrtc.cpp
   ${CMAKE_CURRENT_BINARY_DIR}/fake_driver_rest.cpp)
 set_target_properties(flashlab_fake_driver PROPERTIES OUTPUT_NAME cuda SOVERSION 1
   CXX_VISIBILITY_PRESET default
@@ -40,6 +41,12 @@ set_target_properties(flashlab_fake_driver PROPERTIES OUTPUT_NAME cuda SOVERSION
 flashlab_test(cuda_bad_input_test SOURCES cuda_bad_input_test.cpp LIBRARIES flashlab
   DEFINITIONS FLASHLAB_FAKE_DRIVER="$<TARGET_FILE:flashlab_fake_driver>")
 add_dependencies(cuda_bad_input_test flashlab_fake_driver)
+
+if(FLASHLAB_BUILD_CLI)
+  flashlab_test(cuda_first_call_test SOURCES cuda_first_call_test.cpp LIBRARIES flashlab_lab
+    DEFINITIONS FLASHLAB_FAKE_DRIVER="$<TARGET_FILE:flashlab_fake_driver>")
+  add_dependencies(cuda_first_call_test flashlab_fake_driver)
+endif()
 
 # What is said about contexts must hold on a machine with a GPU too.
 foreach(fake gpu none)

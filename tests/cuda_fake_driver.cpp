@@ -2,8 +2,9 @@
 // FAKE_CUDA: old (a driver of CUDA 11.4), none (no device), sm70 (one Volta), broken (cuInit
 // fails), gpu (one H200 with 1 GiB free, whose memory nobody may look into), two (two of them).
 // With these FAKE_LOAD and FAKE_LAUNCH are what loading and launching a kernel return, and what is
-// enqueued stands in fake_log(). It is an NVTX tool, too. The other functions that are
-// called are generated beside it: each returns an error.
+// enqueued stands in fake_log(). With FAKE_MEMORY copies and allocations outside a stream succeed,
+// too. It is an NVTX tool, too. The other functions that are called are generated beside it: each
+// returns an error.
 
 #include <cstdint>
 #include <cstdio>
@@ -171,6 +172,16 @@ int cuMemAllocAsync(unsigned long long* address, std::size_t bytes, void*) {
   // Apart from what tests call their tensors, and aligned as little as the driver promises.
   *address = kMemory + kMemoryBytes / 2 + 256;
   return bytes <= kMemoryBytes ? kSuccess : kOutOfMemory;
+}
+
+int cuMemAlloc_v2(unsigned long long* address, std::size_t bytes) {
+  return std::getenv("FAKE_MEMORY") ? cuMemAllocAsync(address, bytes, nullptr) : kUnknownError;
+}
+int cuMemFree_v2(unsigned long long) {
+  return kSuccess;
+}
+int cuMemcpyHtoDAsync_v2(unsigned long long, const void*, std::size_t, void*) {
+  return std::getenv("FAKE_MEMORY") ? kSuccess : kUnknownError;
 }
 
 int cuMemFreeAsync(unsigned long long address, void*) {

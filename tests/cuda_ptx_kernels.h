@@ -233,6 +233,12 @@ inline const Primitives& ptx_primitives() {
                         "out[i] = ptx::log2_fast(in[i]);"),
         ptx_elementwise("max_nan", "const float* in, float* out",
                         "out[i] = ptx::max_nan(in[2 * i], in[2 * i + 1]);"),
+        // Bytes in order, mixed, and their top bits in all of a byte.
+        ptx_elementwise("permute_bytes", "const unsigned* in, unsigned* out",
+                        "const unsigned low = ptx::anew(in[2 * i]), high = in[2 * i + 1];\n"
+                        "  out[3 * i] = ptx::permute_bytes(low, high, 0x7610);\n"
+                        "  out[3 * i + 1] = ptx::permute_bytes(low, high, 0xDD99);\n"
+                        "  out[3 * i + 2] = ptx::permute_bytes(low, high, 0xFFBB);"),
         ptx_elementwise("special_registers", "const unsigned*, unsigned* out",
                         "if (t != 0) return;\n"
                         "  out[2 * blockIdx.x] = ptx::block_index_again();\n"

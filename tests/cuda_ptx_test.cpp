@@ -106,6 +106,20 @@ TEST_F(Ptx, ThreadIndex) {
                    expected));
 }
 
+TEST_F(Ptx, PermuteBytes) {
+  Words in, expected;
+  for (unsigned i = 0; i < 64; ++i) {
+    const unsigned low = i * 0x9e3779b9u, high = i * 0x85ebca6bu;
+    const auto half = [](unsigned bit) { return bit != 0 ? 0xffffu : 0u; };
+    in.insert(in.end(), {low, high});
+    expected.insert(expected.end(), {(high & 0xffff0000u) | (low & 0xffffu),
+                                     half(high >> 15 & 1) << 16 | half(low >> 15 & 1),
+                                     half(high >> 31) << 16 | half(low >> 31)});
+  }
+  EXPECT_TRUE(
+      same("permute_bytes", run("permute_bytes", in, Words(3 * 64, kPoison), 64, 1), expected));
+}
+
 TEST_F(Ptx, SpecialRegisters) {
   const Words got = run("special_registers", Words{0}, Words(12, kPoison), 64, 6);
   ASSERT_EQ(got.size(), 12u);

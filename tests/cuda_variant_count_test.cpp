@@ -11,9 +11,11 @@
 #include <set>
 #include <string>
 
+#include "api/backend.h"
 #include "cuda/launch/gpu_plan.h"
 #include "cuda/launch/sm80.h"
 #include "cuda_described_plan.h"
+#include "lab/kernels/variants.h"
 
 namespace flashlab::cuda {
 namespace {
@@ -30,6 +32,13 @@ struct Kind {
 
 class RandomShapes {
  public:
+  /// Packed tensors at the default scale: what most programs call.
+  static RandomShapes common() {
+    RandomShapes out;
+    out.common_ = true;
+    return out;
+  }
+
   Problem next(const Kind& kind) {
     const std::int64_t group = 1 << whole(0, 3), heads_k = whole(1, 8), batch = whole(1, 4);
     const std::int64_t seqlen_k = length(), seqlen_q = chance(3) ? seqlen_k : length();
@@ -39,9 +48,11 @@ class RandomShapes {
     p.k = rows(kind, {batch, seqlen_k, heads_k, kind.head_dim});
     p.v = rows(kind, {batch, seqlen_k, heads_k, kind.head_dim});
     p.o = rows(kind, {batch, seqlen_q, heads_k * group, kind.head_dim});
-    p.lse = contiguous_spec(DType::kFp32, {batch, heads_k * group, seqlen_q}, kGpu);
+    if (kind.pass == Pass::kBackward || chance(2)) {
+      p.lse = contiguous_spec(DType::kFp32, {batch, heads_k * group, seqlen_q}, kGpu);
+    }
     if (kind.causal) p.options.causal = Causal::kBottomRight;
-    if (chance(8)) p.options.scale = chance(2) ? -0.3f : 0.7f;
+    if (!common_ && chance(8)) p.options.scale = chance(2) ? -0.3f : 0.7f;
     if (kind.mask != Mask::kNone) {
       const DType element = kind.mask == Mask::kBool ? DType::kBool : kind.dtype;
       p.mask = contiguous_spec(
@@ -70,15 +81,18 @@ class RandomShapes {
   /// Packed, [batch, heads, seqlen, dim] seen as ours, rows with some padding, or any base address.
   TensorSpec rows(const Kind& kind, std::array<std::int64_t, 4> shape) {
     TensorSpec spec = contiguous_spec(kind.dtype, {shape[0], shape[1], shape[2], shape[3]}, kGpu);
-    const std::int64_t padding = chance(6) ? whole(1, 16) : 0, pitch = shape[3] + padding;
+    const std::int64_t padding = !common_ && chance(6) ? whole(1, 16) : 0,
+                       pitch = shape[3] + padding;
     spec.strides = {pitch * shape[1] * shape[2], pitch * shape[2], pitch, 1};
     if (chance(3)) spec.strides = {pitch * shape[1] * shape[2], pitch, pitch * shape[1], 1};
-    if (chance(10)) spec.alignment_bytes = static_cast<int>(size_of(kind.dtype)) << whole(0, 3);
+    if (!common_ && chance(10))
+      spec.alignment_bytes = static_cast<int>(size_of(kind.dtype)) << whole(0, 3);
     spec.alignment_bytes = std::min(spec.alignment_bytes, 16);
     return spec;
   }
 
   std::mt19937 random_{20261122};
+  bool common_ = false;
 };
 
 using Kernels = std::map<std::string, std::set<std::string>>;  ///< Configs by entry
@@ -129,6 +143,43 @@ TEST(VariantCount, RandomShapesNeedFewKernels) {
   for (const auto& [entry, count] : largest) {
     RecordProperty(entry, static_cast<int>(count));
     EXPECT_LE(static_cast<int>(count), most_of(entry)) << entry;
+  }
+}
+
+// What a first call of a common shape needs stands in what a wheel and `make install` carry.
+TEST(VariantCount, CommonShapesNeedNoKernelThatIsNotShipped) {
+  for (const char* architecture : {"sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a"}) {
+    const auto list = lab::kernel_variants(architecture, lab::VariantSelection::kShipped);
+    ASSERT_TRUE(list.ok());
+    std::set<std::string> shipped, missing;
+    for (const lab::KernelVariant& each : *list) {
+      shipped.insert(each.spec.entry + each.spec.config);
+    }
+    const auto gpu = GpuDevice::described(*known_gpu(architecture));
+    const internal::ContextState context(ContextOptions{.device = {DeviceKind::kCuda, 0}},
+                                         gpu.get());
+    const auto candidates = internal::backend_of(DeviceKind::kCuda).candidates(&gpu->info());
+    RandomShapes random = RandomShapes::common();
+    for (const DType dtype : {DType::kBf16, DType::kFp16, DType::kFp32}) {
+      for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
+        for (int i = 0; i < 200; ++i) {
+          const Kind kind{dtype, pass, i % 2 == 0 ? 64 : 128, i % 4 < 2, Mask::kNone};
+          Problem problem;
+          const auto geometry = internal::validate(random.next(kind), &problem);
+          ASSERT_TRUE(geometry.ok()) << geometry.status().message();
+          const auto made = internal::plan_with_first(context, candidates, problem, *geometry);
+          ASSERT_TRUE(made.ok()) << made.status().message();
+          for (const auto& each : (*made)->program()->kernels()) {
+            const KernelSpec& spec = each.kernel->spec;
+            if (shipped.contains(spec.entry + spec.config)) continue;
+            if (missing.insert(spec.entry + spec.config).second) {
+              ADD_FAILURE() << architecture << " " << spec.entry << " " << spec.config << "\nof q "
+                            << to_string(problem.q) << ", k " << to_string(problem.k);
+            }
+          }
+        }
+      }
+    }
   }
 }
 

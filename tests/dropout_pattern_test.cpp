@@ -98,5 +98,18 @@ TEST(DropoutPattern, AHeadIsCountedThroughTheBatch) {
 static_assert(device::dropout_limit(0.5) == 32768);
 static_assert(device::dropout_limit(0.0) == 65536);
 
+// Kernels compare two numbers at a time: as one by one, for every number.
+TEST(DropoutPattern, TwoNumbersAreComparedAtOnce) {
+  for (const unsigned limit : {0u, 1u, 2u, 0x7fffu, 0x8000u, 0x8001u, 58982u, 0xffffu, 0x10000u}) {
+    const device::DropoutLimit both(limit);
+    for (unsigned number = 0; number < 0x10000u; ++number) {
+      const unsigned other = number * 40503u & 0xffffu;
+      const unsigned keeps = both.keeps(other << 16 | number);
+      ASSERT_EQ(keeps >> 15 & 1, number < limit) << limit << " " << number;
+      ASSERT_EQ(keeps >> 31, other < limit) << limit << " " << other;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace flashlab

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""A wheel from nothing, and whether it is what it should be:  tools/check_wheel.py [--keep]
+"""A wheel from nothing, and whether it is what it should be:  tools/check_wheel.py [--keep] [--all]
 
 Builds the wheel as pip does, in an environment of its own and without what this machine has of CUDA
 or PyTorch; looks at what it links and which glibc it asks for, and tags it with the manylinux
 platform that this makes true (pip's own tag, linux_x86_64, says nothing and no index takes it);
-installs it with NumPy into a fresh environment and calls it there. Exit code 0, 1 when something is
-wrong, 77 without a network.
+installs it with NumPy into a fresh environment and calls it there. Where there is a compiler of GPU
+kernels the wheel must carry the common ones compiled: of one architecture here, with --all of every
+one that a published wheel has. Exit code 0, 1 when something is wrong, 77 without a network.
 """
 
 import argparse
@@ -19,6 +20,7 @@ import tempfile
 import time
 import zipfile
 
+import nvrtc
 import source
 
 SKIP_CODE = 77
@@ -26,7 +28,8 @@ SKIP_CODE = 77
 OLDEST_GLIBC = (2, 36)
 LINKED = {"libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", "ld-linux-x86-64.so.2",
           "ld-linux-aarch64.so.1"}
-LARGEST_BYTES = 12 << 20
+LARGEST_BYTES = 32 << 20
+LARGEST_KERNELS_BYTES = 40 << 20  # unpacked
 
 SMOKE = """
 import numpy as np, flashlab
@@ -68,6 +71,16 @@ def glibc_here():
     return tuple(int(part) for part in os.confstr("CS_GNU_LIBC_VERSION").split()[-1].split("."))
 
 
+def check_kernels(archive):
+    """The kernels that are compiled ahead, where something could compile them."""
+    sizes = [one.file_size for one in archive.infolist() if one.filename.endswith(".kernel")]
+    if not sizes and (nvrtc.elsewhere() or nvrtc.private()):
+        raise Wrong("it carries no compiled kernels")
+    if sum(sizes) > LARGEST_KERNELS_BYTES:
+        raise Wrong(f"{sum(sizes)} bytes of kernels; at most {LARGEST_KERNELS_BYTES}")
+    print(f"{len(sizes)} kernels, {sum(sizes)} bytes")
+
+
 def looks_right(wheel, folder):
     """Links, glibc, size, content. The newest glibc that it asks for."""
     if os.path.getsize(wheel) > LARGEST_BYTES:
@@ -75,6 +88,7 @@ def looks_right(wheel, folder):
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         archive.extractall(folder)
+        check_kernels(archive)
     for wanted in ("flashlab/py.typed", "flashlab/__init__.py", "flashlab/bin/flashlab",
                    "flashlab/torch/__init__.py"):
         if wanted not in names:
@@ -112,15 +126,19 @@ def tag(python, wheel, glibc):
     return tagged[0]
 
 
-def check(folder):
+def check(folder, everything):
     python = environment(os.path.join(folder, "env"))
     if not online(python):
         print("skipped: pip reaches no package index")
         return SKIP_CODE
     wheels = os.path.join(folder, "wheels")
     start = time.monotonic()
+    settings = [f"build-dir={os.path.join(folder, 'build')}"]
+    if not everything:
+        settings.append("cmake.define.FLASHLAB_KERNEL_ARCHITECTURES=sm_90a")
     run(python, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", wheels,
-        "--config-settings", f"build-dir={os.path.join(folder, 'build')}", source.ROOT)
+        *[word for one in settings for word in ("--config-settings", one)], source.ROOT,
+        env={**os.environ, **nvrtc.environment()})
     took = time.monotonic() - start
     wheel = glob.glob(os.path.join(wheels, "flashlab-*.whl"))[0]
     wheel = tag(python, wheel, looks_right(wheel, os.path.join(folder, "content")))
@@ -135,15 +153,16 @@ def check(folder):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--keep", action="store_true", help="leave the folder, and say where it is")
-    keep = parser.parse_args().keep
+    parser.add_argument("--all", action="store_true", help="kernels of every architecture")
+    asked = parser.parse_args()
     folder = tempfile.mkdtemp(prefix="flashlab-wheel-")
     try:
-        return check(folder)
+        return check(folder, asked.all)
     except Wrong as wrong:
         print(f"wrong: {wrong}", file=sys.stderr)
         return 1
     finally:
-        if keep:
+        if asked.keep:
             print(folder)
         else:
             shutil.rmtree(folder, ignore_errors=True)

@@ -239,7 +239,8 @@ class Verify:
     def all_checks(self):
         self.read_the_tree()
         self.gpu_kernels()
-        self.check("wheel", run, ["tools/check_wheel.py"], "wheel")
+        self.check("wheel", run, ["tools/check_wheel.py", *(["--all"] if self.everything else [])],
+                   "wheel")
         self.thread_sanitizer()
         self.address_sanitizer()
         if self.everything:

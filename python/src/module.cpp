@@ -2,9 +2,14 @@
 
 #include <nanobind/nanobind.h>
 
+#include <unistd.h>
+
+#include <cstdio>
+
 #include "calls.h"
 #include "contexts.h"
 #include "flashlab/flashlab.h"
+#include "runtime/kernel_store/compile.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -26,6 +31,17 @@ PyMethodDef functions[] = {
      "What flashlab.attention calls, by position: it costs half of what keywords do."},
     {nullptr, nullptr, 0, nullptr}};
 
+// Once, and only to a person at a terminal.
+void tell_of_compilations() {
+  if (::isatty(STDERR_FILENO) != 1) return;
+  flashlab::cuda::when_compiling_takes_long([] {
+    std::fputs(
+        "flashlab: compiling kernels for this GPU, about a second each; they are kept for later "
+        "calls\n",
+        stderr);
+  });
+}
+
 }  // namespace
 
 NB_MODULE(_core, m) {
@@ -36,6 +52,7 @@ NB_MODULE(_core, m) {
   m.attr("version") = flashlab::version();
   m.attr("commit") = flashlab::build_commit();
 
+  tell_of_compilations();
   if (PyModule_AddFunctions(m.ptr(), functions) != 0) throw nb::python_error();
   m.def(
       "forward",

@@ -23,6 +23,9 @@ void print_list(const lab::KernelCacheReport& report) {
   }
   print_line(fmt::format("{} kernels, {} in {}", report.entries.size(), bytes_text(report.bytes),
                          report.folder));
+  if (report.shipped_folder.empty()) return;
+  print_line(
+      fmt::format("{} kernels came with FlashLab in {}", report.shipped, report.shipped_folder));
 }
 
 }  // namespace

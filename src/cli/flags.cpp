@@ -71,7 +71,7 @@ Words sweep_choices() {
 }
 
 Words selection_choices() {
-  return {"common", "smoke", "representative", "all"};
+  return {"common", "shipped", "smoke", "representative", "all"};
 }
 
 constexpr unsigned kMeasured = kBench | kCompare;
@@ -219,6 +219,8 @@ std::vector<FlagSpec> flags_of_results() {
        "compilations at once (default: all CPU threads that may run)"},
       {"--output", "", "DIR", kFolder, kPrecompile, kKernels,
        "the folder to fill; FLASHLAB_PRECOMPILED=DIR makes the library look there"},
+      {"--prune", "", "", kSwitch, kPrecompile, kKernels,
+       "remove what else the folder holds, such as kernels of earlier sources"},
       {"--json", "", "FILE", kFile, kPrecompile, kKernels,
        "every kernel with its registers, spills and shared memory; - is stdout"},
       {"--list", "", "", kSwitch, kCache, kKernels, "folder, entries and bytes (the default)"},
@@ -319,7 +321,8 @@ std::vector<CommandSpec> commands_of_attention() {
        "precompile",
        "compile GPU kernels ahead, into a folder",
        "Fills a folder for machines that must not compile, or have no compiler: the production "
-       "kernels of the usual problems (common), one variant of each kernel (smoke), one for each "
+       "kernels of the usual problems (common), those of them that an installation carries "
+       "(shipped), one variant of each kernel (smoke), one for each "
        "element type and class of head dims (representative), or all that the planner emits. Needs "
        "NVRTC and no GPU.",
        "",

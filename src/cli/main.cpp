@@ -1,6 +1,7 @@
 // flashlab: exact attention, and the instruments that prove it.
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -14,6 +15,7 @@
 #include "cli/help.h"
 #include "cli/terminal.h"
 #include "flashlab/version.h"
+#include "lab/kernels/precompile.h"
 #include "lab/machine/environment.h"
 #include "train/cpu/product.h"
 
@@ -138,9 +140,18 @@ int dispatch(std::vector<std::string> words) {
   return kExitUsage;
 }
 
+// Once, and only to a person: what reads a pipe would take it for an error.
+void tell_of_compilations() {
+  if (::isatty(STDERR_FILENO) != 1) return;
+  lab::when_compiling_takes_long([] {
+    note("compiling kernels for this GPU, about a second each; they are kept for later calls");
+  });
+}
+
 int run(int argc, char** argv) {
   train::cpu::give_back_environment();
   catch_interrupts();
+  tell_of_compilations();
   g_typed_command = lab::command_line(argc, argv);
   try {
     return dispatch(std::vector<std::string>(argv + 1, argv + std::max(argc, 1)));

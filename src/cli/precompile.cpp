@@ -17,14 +17,13 @@
 namespace flashlab::cli {
 namespace {
 
-struct Architecture {
-  std::string name;  ///< as keys have it: "sm_90a"
-  std::vector<lab::KernelVariant> list;
-};
+/// An architecture's name as keys have it ("sm_90a"), and its kernels.
+using Architecture = std::pair<std::string, std::vector<lab::KernelVariant>>;
 
 lab::VariantSelection selection_of(const Arguments& arguments) {
   const std::string name = arguments.value("--selection").value_or("common");
   if (name == "smoke") return lab::VariantSelection::kSmoke;
+  if (name == "shipped") return lab::VariantSelection::kShipped;
   if (name == "representative") return lab::VariantSelection::kRepresentative;
   return name == "all" ? lab::VariantSelection::kAll : lab::VariantSelection::kCommon;
 }
@@ -47,12 +46,12 @@ std::vector<Architecture> architectures_of(const Arguments& arguments) {
     const auto exact = lab::exact_architecture(name);
     if (!exact.ok()) fail(exact.status());
     const bool twice = std::any_of(out.begin(), out.end(),
-                                   [&](const Architecture& a) { return a.name == *exact; });
+                                   [&](const Architecture& a) { return a.first == *exact; });
     if (twice) fail_usage(fmt::format("--arch names {} twice; name it once", name));
     auto list = problems.empty() ? lab::kernel_variants(*exact, selection_of(arguments))
                                  : lab::kernels_for(*exact, problems);
     if (!list.ok()) fail(list.status());
-    out.push_back({*exact, std::move(*list)});
+    out.emplace_back(*exact, std::move(*list));
   }
   return out;
 }
@@ -111,7 +110,7 @@ int run_precompile(const Arguments& arguments) {
   const std::string json = arguments.value("--json").value_or("");
   const bool text = json != "-";
   std::size_t total = 0;
-  for (const Architecture& architecture : architectures) total += architecture.list.size();
+  for (const auto& [name, list] : architectures) total += list.size();
   ProgressLine progress;
   lab::PrecompileOptions options;
   options.folder = folder;
@@ -125,13 +124,13 @@ int run_precompile(const Arguments& arguments) {
   options.cancel = &interrupted();
   std::vector<lab::CompiledVariant> kernels;
   std::size_t failed = 0;
-  for (const Architecture& architecture : architectures) {
+  for (const auto& [architecture, list] : architectures) {
     const std::size_t before = kernels.size();
-    options.progress = [&](std::size_t done, const std::string& name) {
+    options.progress = [&, &of = architecture](std::size_t done, const std::string& name) {
       progress.show(static_cast<double>(before + done), static_cast<double>(total),
-                    architecture.name + " " + name);
+                    of + " " + name);
     };
-    auto compiled = lab::precompile(architecture.list, architecture.name, options);
+    auto compiled = lab::precompile(list, architecture, options);
     progress.clear();
     if (!compiled.ok()) fail(compiled.status());
     std::size_t fresh = 0, bad = 0;
@@ -141,17 +140,22 @@ int run_precompile(const Arguments& arguments) {
       bytes += kernel.image_bytes;
       if (!kernel.status.ok()) {
         ++bad;
-        note(fmt::format("{} does not compile for {}: {}", kernel.variant.spec.entry,
-                         architecture.name, kernel.status.message()));
+        note(fmt::format("{} does not compile for {}: {}", kernel.variant.spec.entry, architecture,
+                         kernel.status.message()));
       }
       kernels.push_back(std::move(kernel));
     }
     if (text) {
-      print_line(fmt::format("{}: {} kernels, {} ({} compiled now{}) in {}", architecture.name,
+      print_line(fmt::format("{}: {} kernels, {} ({} compiled now{}) in {}", architecture,
                              compiled->size() - bad, lab::format_bytes(static_cast<double>(bytes)),
                              fresh, bad > 0 ? fmt::format(", {} failed", bad) : "", folder));
     }
     failed += bad;
+  }
+  if (arguments.has("--prune") && !interrupted()) {
+    const auto removed = lab::remove_others(folder, architectures);
+    if (!removed.ok()) fail(removed.status());
+    if (text && *removed > 0) print_line(fmt::format("{} other kernels removed", *removed));
   }
   if (!json.empty()) write_json(json, kernels);
   if (interrupted()) return kExitInterrupted;

@@ -19,7 +19,7 @@ namespace flashlab::cli {
 namespace {
 
 std::atomic<bool> g_interrupted{false};
-bool g_line_shown = false;
+std::atomic<bool> g_line_shown{false};  // compilations tell from threads of their own
 bool g_reader_left = false;
 
 extern "C" void on_interrupt(int) {

@@ -59,9 +59,9 @@ constexpr unsigned dropout_group(int position) {
 constexpr DropoutNumbers dropout_group_numbers(unsigned key, unsigned c0, unsigned c1) {
   unsigned round_key = key;
   for (int round = 0; round < 7; ++round) {
-    const unsigned high = dropout_high(0xD256D193u, c0), low = 0xD256D193u * c0;
-    c0 = high ^ c1 ^ round_key;
-    c1 = low;
+    const unsigned long long product = static_cast<unsigned long long>(0xD256D193u) * c0;
+    c0 = static_cast<unsigned>(product >> 32) ^ c1 ^ round_key;
+    c1 = static_cast<unsigned>(product);
     round_key += 0x9E3779B9u;
   }
   return {{c0, c1}};
@@ -76,6 +76,25 @@ constexpr DropoutNumbers dropout_numbers(const DropoutWords& words, int query, i
 constexpr unsigned dropout_limit(double probability) {
   return static_cast<unsigned>(65536.0 * (1.0 - probability) + 0.5);
 }
+
+/// The same of both numbers of a word at once, without a comparison and a predicate for each, which
+/// cost more than the numbers.
+struct DropoutLimit {
+  static constexpr unsigned kTops = 0x80008000u;
+  unsigned rest;  ///< the limit without its top bit, in both halves
+  unsigned tops;  ///< that bit, inverted
+
+  /// 65536, which keeps everything, has the top bit and 0x8000 besides.
+  constexpr explicit DropoutLimit(unsigned limit)
+      : rest((limit >= 0x8000u ? limit - 0x8000u : limit) * 0x10001u),
+        tops(limit >= 0x8000u ? 0 : kTops) {}
+
+  /// Bits 15 and 31 say whether the lower and the upper number are kept; the others are anything.
+  constexpr unsigned keeps(unsigned word) const {
+    const unsigned rest_is_large = (word | kTops) - rest;
+    return ~((word & rest_is_large) | (word & tops) | (rest_is_large & tops));
+  }
+};
 
 constexpr bool dropout_keeps(const DropoutWords& words, unsigned limit, int query, int key) {
   return dropout_numbers(words, query, key).of(query >> 3 & 1, key >> 3 & 1) < limit;

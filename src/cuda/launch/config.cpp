@@ -116,7 +116,6 @@ void print_call(ConfigPrinter& config, const Problem& problem, const internal::G
   align("kAlignO", problem.o);
   if (problem.pass == Pass::kForward) {
     print_element(config, "kOutput", problem.o.dtype);
-    config.boolean("kLse", problem.lse.has_value());
     return;
   }
   print_element(config, "kO", problem.o.dtype);

@@ -38,7 +38,7 @@ int kernel_alignment(const TensorSpec& spec, CallForm form);
 ///   MaskTensor kMask, Element kMaskElement (additive masks), bool kMaskDense (the mask has an
 ///   element for every key, side by side, not one for all), kMaskPairs (and two at an even place
 ///   of a row can be read at once); both false in the general form
-///   bool kLse (forward: wanted), kLseGradient, kAccumulate (backward)
+///   bool kLseGradient, kAccumulate (backward)
 ///   int kAlignQ, kAlignK, kAlignV, kAlignO ... : kernel_alignment() of each tensor
 void print_call(ConfigPrinter& config, const Problem& problem, const internal::Geometry& geometry,
                 CallForm form);

@@ -166,6 +166,7 @@ Result<std::shared_ptr<internal::PlanState>> plan_forward(const Rung& rung, GpuD
       ladder_shared_bytes(rung.step, tiles.q, tiles.k, g.head_dim, g.head_dim_v);
   ConfigPrinter config;
   print_call(config, problem, g);
+  config.boolean("kLse", problem.lse.has_value());
   config.integer("kTileQ", tiles.q).integer("kTileK", tiles.k);
   config.integer("kSharedBytes", shared_bytes);
   GpuStep step;

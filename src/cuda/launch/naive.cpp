@@ -41,6 +41,7 @@ class Planner {
       : plan_(std::make_shared<GpuPlan>(device, problem, g)) {
     plan_->implementation = "naive";
     print_call(config_, problem, g);
+    if (problem.pass == Pass::kForward) config_.boolean("kLse", problem.lse.has_value());
   }
 
   // Returns the step's index; -1 where there is nothing to launch.

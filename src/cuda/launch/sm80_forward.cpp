@@ -141,7 +141,7 @@ ConfigPrinter print(const Problem& problem, const Geometry& g, const ForwardChoi
 // What the merge is told: not how the call was cut.
 ConfigPrinter print_merge(const Problem& problem, const Geometry& g) {
   ConfigPrinter config;
-  config.integer("kHeadDimV", g.head_dim_v).boolean("kLse", problem.lse.has_value());
+  config.integer("kHeadDimV", g.head_dim_v);
   print_element(config, "kOutput", problem.o.dtype);
   return config;
 }

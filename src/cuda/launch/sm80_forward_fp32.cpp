@@ -208,7 +208,6 @@ void add_guarded(GpuPlan& plan, const Problem& problem, const Geometry& g, const
 ConfigPrinter print_merge(const Problem& problem, const Geometry& g, const Regions& regions) {
   ConfigPrinter config;
   config.integer("kHeadDimV", g.head_dim_v)
-      .boolean("kLse", problem.lse.has_value())
       .boolean("kSoftcap", g.softcap > 0)
       .boolean("kAlibi", problem.alibi_slopes.has_value())
       .boolean("kDropout", g.dropout > 0)

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <thread>
 
 #include "runtime/kernel_store/cache.h"
@@ -106,8 +107,34 @@ Result<std::vector<CompiledVariant>> precompile(const std::vector<KernelVariant>
   return out;
 }
 
+Result<std::size_t> remove_others(
+    const std::string& folder,
+    const std::vector<std::pair<std::string, std::vector<KernelVariant>>>& lists) {
+  std::set<std::string> wanted;
+  for (const auto& [architecture, list] : lists) {
+    for (const KernelVariant& variant : list) {
+      const auto key = cuda::key_of(variant.spec, architecture);
+      if (!key.ok()) return key.status();
+      wanted.insert(key->file_stem());
+    }
+  }
+  const auto files = cuda::KernelCache(folder).list();
+  if (!files.ok()) return files.status();
+  std::size_t removed = 0;
+  for (const cuda::CacheFile& file : *files) {
+    if (wanted.contains(fs::path(file.name).stem().string())) continue;
+    std::error_code ignored;
+    removed += fs::remove(fs::path(folder) / file.name, ignored) ? 1 : 0;
+  }
+  return removed;
+}
+
 Result<KernelCacheReport> kernel_cache() {
   KernelCacheReport report;
+  if (const cuda::KernelCache* shipped = cuda::KernelCache::shipped()) {
+    report.shipped_folder = shipped->folder();
+    if (const auto files = shipped->list(); files.ok()) report.shipped = files->size();
+  }
   report.folder = cuda::KernelCache::default_folder();
   if (report.folder.empty()) return report;
   const cuda::KernelCache cache(report.folder);

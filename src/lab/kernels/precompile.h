@@ -12,6 +12,7 @@
 
 #include "flashlab/status.h"
 #include "lab/kernels/variants.h"
+#include "runtime/kernel_store/compile.h"
 
 namespace flashlab::lab {
 
@@ -40,6 +41,14 @@ Result<std::vector<CompiledVariant>> precompile(const std::vector<KernelVariant>
                                                 const std::string& architecture,
                                                 const PrecompileOptions& options);
 
+/// Removes the folder's entries that no kernel of `lists` (by architecture) names; gives how many.
+/// Errors: kIoError (a folder that cannot be read).
+Result<std::size_t> remove_others(
+    const std::string& folder,
+    const std::vector<std::pair<std::string, std::vector<KernelVariant>>>& lists);
+
+using cuda::when_compiling_takes_long;
+
 /// The user's cache of compiled kernels.
 struct KernelCacheReport {
   std::string folder;   ///< empty: there is none (no home)
@@ -50,6 +59,9 @@ struct KernelCacheReport {
   };
   std::vector<Entry> entries;
   std::int64_t bytes = 0;  ///< of all entries
+  /// What came with FlashLab; empty: nothing did.
+  std::string shipped_folder;
+  std::size_t shipped = 0;  ///< entries there
 };
 
 /// Errors: kIoError (a folder that cannot be read).

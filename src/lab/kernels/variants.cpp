@@ -51,6 +51,10 @@ struct Sizes {
 constexpr std::array<Sizes, 4> kSizes = {
     {{8, 16, 16, 2048, 2048}, {1, 32, 8, 1, 16384}, {1, 1, 1, 4096, 4096}, {1, 4, 2, 64, 64}}};
 
+// Of usual calls also short ones, with whole and with shared-out tiles.
+constexpr std::array<Sizes, 6> kUsualSizes = {
+    {kSizes[0], kSizes[1], kSizes[2], kSizes[3], {32, 16, 16, 512, 512}, {3, 1, 1, 152, 981}}};
+
 // Aligned at the end, the first queries see no key.
 constexpr Sizes kRowsWithoutKeys{1, 4, 2, 128, 64};
 
@@ -71,7 +75,7 @@ Case make_case(const Sizes& sizes, HeadDims dims, ElementType type) {
 void add_usual(std::vector<Case>& list) {
   for (const HeadDims dims : kUsualDims) {
     for (const ElementType type : kTypes) {
-      for (const Sizes& sizes : kSizes) {
+      for (const Sizes& sizes : kUsualSizes) {
         for (const Causal causal : {Causal::kBottomRight, Causal::kNone}) {
           Case c = make_case(sizes, dims, type);
           c.causal = causal;
@@ -176,6 +180,12 @@ void add_named(std::vector<Case>& list) {
   for (const cases::Sweep& sweep : cases::sweeps()) {
     list.insert(list.end(), sweep.cases.begin(), sweep.cases.end());
   }
+}
+
+// Head dims and types of most calls: kernels of six architectures have at most 40 MB together.
+bool ships(const Case& c) {
+  const bool usual = c.head_dim == c.head_dim_v && (c.head_dim == 64 || c.head_dim == 128);
+  return usual && c.precision == Precision::kIeee;
 }
 
 // Kernels by their key's content, in the order they were first met.
@@ -299,6 +309,11 @@ std::vector<Case> representative_problems() {
   return list;
 }
 
+// Of the production kernels alone.
+bool is_production(VariantSelection selection) {
+  return selection == VariantSelection::kCommon || selection == VariantSelection::kShipped;
+}
+
 }  // namespace
 
 std::vector<Case> variant_problems(VariantSelection selection) {
@@ -307,8 +322,11 @@ std::vector<Case> variant_problems(VariantSelection selection) {
     return representative_problems();
   }
   add_usual(list);
-  if (selection == VariantSelection::kCommon) {
+  if (is_production(selection)) {
     add_few_queries(list, {1});
+    if (selection == VariantSelection::kShipped) {
+      std::erase_if(list, [](const Case& c) { return !ships(c); });
+    }
     return list;
   }
   add_few_queries(list, {1, 17, 33, 65, 130, 260, 520});
@@ -366,7 +384,7 @@ Result<std::vector<KernelVariant>> kernel_variants(std::string_view architecture
   const auto exact = exact_architecture(architecture);
   if (!exact.ok()) return exact.status();
   const auto device = cuda::known_gpu(*exact);
-  const bool common = selection == VariantSelection::kCommon;
+  const bool common = is_production(selection);
   std::vector<KernelVariant> list =
       variants_of(*device, variant_problems(selection), /*production_only=*/common);
   std::ranges::move(merge_variants(), std::back_inserter(list));

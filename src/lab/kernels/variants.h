@@ -41,6 +41,7 @@ std::vector<std::string> gpu_architectures();
 enum class VariantSelection {
   kCommon,          ///< production kernels of the usual problems and the public merge: what
                     ///< `precompile` fills in
+  kShipped,         ///< of these what a wheel and `make install` carry
   kSmoke,           ///< one per implementation and kernel
   kRepresentative,  ///< one per implementation, kernel and element type; production: and head
                     ///< dims, and for bf16 with a mask tensor and with odd rows

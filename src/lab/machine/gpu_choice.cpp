@@ -6,6 +6,7 @@
 #include "lab/machine/environment.h"
 #include "lab/machine/gpu_memory.h"
 #include "runtime/cuda/nvml.h"
+#include "runtime/kernel_store/cache.h"
 #include "runtime/kernel_store/nvrtc.h"
 
 namespace flashlab::lab {
@@ -13,7 +14,8 @@ namespace flashlab::lab {
 bool gpu_ready() {
   // Without the compiler only what was precompiled runs.
   return gpu_of({DeviceKind::kCuda, 0}).ok() &&
-         (cuda::Nvrtc::get().ok() || std::getenv("FLASHLAB_PRECOMPILED") != nullptr);
+         (cuda::Nvrtc::get().ok() || std::getenv("FLASHLAB_PRECOMPILED") != nullptr ||
+          cuda::KernelCache::shipped() != nullptr);
 }
 
 Status gpu_status(Device device) {

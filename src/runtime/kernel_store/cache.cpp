@@ -1,6 +1,7 @@
 #include "runtime/kernel_store/cache.h"
 
 #include <dirent.h>
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -149,6 +150,43 @@ bool older(const struct timespec& a, const struct timespec& b) {
   return a.tv_sec != b.tv_sec ? a.tv_sec < b.tv_sec : a.tv_nsec < b.tv_nsec;
 }
 
+std::string variable(const char* name) {
+  const char* value = std::getenv(name);
+  return value != nullptr ? value : "";
+}
+
+// `below` in one of the places that the file lies in: its folder and the two above that.
+std::string near_file(const char* file, const std::string& below) {
+  char* real = ::realpath(file, nullptr);
+  if (real == nullptr) return "";
+  std::string folder = real;
+  std::free(real);
+  for (int up = 0; up < 3; ++up) {
+    folder.resize(std::min(folder.rfind('/'), folder.size()));
+    const std::string path = folder + below;
+    if (::access(path.c_str(), X_OK) == 0) return path;
+  }
+  return "";
+}
+
+std::optional<KernelCache> find_shipped() {
+  static const char kHere = 0;
+  const std::string below = "/share/flashlab/kernels";
+  Dl_info info{};
+  std::string path;
+  if (::dladdr(&kHere, &info) != 0 && info.dli_fname != nullptr) {
+    path = near_file(info.dli_fname, below);
+  }
+  // Of a program that was found on the PATH the loader knows no more than its name.
+  if (path.empty()) path = near_file("/proc/self/exe", below);
+  if (!path.empty()) return KernelCache(path, KernelCache::Access::kShipped);
+  std::string home = variable("XDG_DATA_HOME");
+  if (home.empty() && !variable("HOME").empty()) home = variable("HOME") + "/.local/share";
+  path = home + "/flashlab/kernels";
+  if (home.empty() || ::access(path.c_str(), X_OK) != 0) return std::nullopt;
+  return KernelCache(path, KernelCache::Access::kReadOnly);
+}
+
 bool make_folders(const std::string& path) {
   for (std::size_t slash = path.find('/', 1);; slash = path.find('/', slash + 1)) {
     const std::string part = path.substr(0, slash);
@@ -168,16 +206,17 @@ std::string KernelKey::file_stem() const {
 }
 
 std::string KernelCache::default_folder() {
-  const auto variable = [](const char* name) {
-    const char* value = std::getenv(name);
-    return std::string(value != nullptr ? value : "");
-  };
   if (const std::string folder = variable("FLASHLAB_CACHE"); !folder.empty()) return folder;
   if (const std::string cache = variable("XDG_CACHE_HOME"); !cache.empty()) {
     return cache + "/flashlab/kernels";
   }
   const std::string home = variable("HOME");
   return home.empty() ? "" : home + "/.cache/flashlab/kernels";
+}
+
+const KernelCache* KernelCache::shipped() {
+  static const std::optional<KernelCache> found = find_shipped();
+  return found ? &*found : nullptr;
 }
 
 std::int64_t KernelCache::default_max_bytes() {
@@ -192,12 +231,12 @@ std::int64_t KernelCache::default_max_bytes() {
 
 Status KernelCache::error(const std::string& path, const std::string& got,
                           const std::string& remedy) const {
-  const char* what = access_ == Access::kReadOnly ? "precompiled kernels in " : "kernel cache ";
+  const char* what = access_ == Access::kReadWrite ? "kernel cache " : "precompiled kernels in ";
   return Status(StatusCode::kIoError, {what + path, got, "a usable folder", remedy});
 }
 
 Status KernelCache::check_folder(bool create) const {
-  const bool read_only = access_ == Access::kReadOnly;
+  const bool read_only = access_ != Access::kReadWrite;
   const std::string variable = read_only ? "FLASHLAB_PRECOMPILED" : "FLASHLAB_CACHE";
   const std::string other =
       std::string("name a ") + (read_only ? "readable" : "writable") + " folder in " + variable;
@@ -214,7 +253,7 @@ Status KernelCache::check_folder(bool create) const {
     return error(folder_, "a folder of user " + std::to_string(info.st_uid),
                  "use a folder of your own: FLASHLAB_CACHE");
   }
-  if ((info.st_mode & 0022) != 0) {
+  if ((info.st_mode & 0022) != 0 && access_ != Access::kShipped) {
     return error(folder_, "a folder that others may write to", "chmod go-w " + folder_);
   }
   if (::access(folder_.c_str(), X_OK) != 0) return error(folder_, std::strerror(errno), other);
@@ -256,7 +295,7 @@ Result<std::optional<CachedKernel>> KernelCache::find(const KernelKey& key) cons
 }
 
 Status KernelCache::store(const KernelKey& key, const CachedKernel& kernel) const {
-  if (access_ == Access::kReadOnly) {
+  if (access_ != Access::kReadWrite) {
     return error(folder_, "opened read-only", "use the user's cache for new kernels");
   }
   if (Status s = check_folder(true); !s.ok()) return s;

@@ -46,6 +46,7 @@ struct CacheFile {
 class KernelCache {
  public:
   enum class Access : std::uint8_t {
+    kShipped,    ///< read only, and beside the library: who may write there may replace that, too
     kReadOnly,   ///< what FLASHLAB_PRECOMPILED names
     kReadWrite,  ///< a user's cache
   };
@@ -56,6 +57,12 @@ class KernelCache {
 
   /// Bytes that a user's cache may hold: FLASHLAB_CACHE_MAX_MB (MiB), else 512 MiB; 0: no limit.
   static std::int64_t default_max_bytes();
+
+  /// The kernels that came with the library: share/flashlab/kernels in the folder of the program or
+  /// shared library that this code is part of, or in one of the two above it (an extension of
+  /// Python, bin/flashlab, lib/x86_64-linux-gnu/libflashlab.so); else in the user's XDG_DATA_HOME
+  /// or ~/.local/share, where `make install` puts them. Looked for once; null where there are none.
+  static const KernelCache* shipped();
 
   /// `max_bytes`: what entries may take together, 0 without a limit.
   explicit KernelCache(std::string folder, Access access = Access::kReadWrite,

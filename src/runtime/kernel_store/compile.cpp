@@ -1,10 +1,16 @@
 #include "runtime/kernel_store/compile.h"
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
+#include <mutex>
 #include <optional>
 #include <string_view>
+#include <thread>
+#include <utility>
 
 #include "runtime/kernel_store/nvrtc.h"
 #include "runtime/kernel_store/sources.h"
@@ -17,6 +23,14 @@ std::string readable_name(std::string source) {
   source.erase(std::min(source.rfind('.'), source.size()));
   std::replace(source.begin(), source.end(), '/', '-');
   return source;
+}
+
+// Source lines in an image are what profilers show and four fifths of its bytes: on request.
+std::vector<std::string> options_of(const KernelSpec& spec) {
+  std::vector<std::string> options = spec.options;
+  const char* wanted = std::getenv("FLASHLAB_LINE_INFO");
+  if (wanted != nullptr && *wanted != '\0') options.emplace_back("--generate-line-info");
+  return options;
 }
 
 // The translation unit of a spec: its Config first, because the kernel's file reads it.
@@ -50,7 +64,49 @@ class Warnings {
   std::string text_;
 };
 
+std::function<void()>& listener() {
+  static auto& tell = *new std::function<void()>;
+  return tell;
+}
+
+// Looks at a compilation while it lasts.
+class Watch {
+ public:
+  Watch() {
+    static std::atomic<bool>& told = *new std::atomic<bool>(false);
+    if (!listener() || told) return;
+    thread_ = std::thread([this] {
+      std::unique_lock lock(mutex_);
+      const auto over = [this] { return over_; };
+      if (!ended_.wait_for(lock, std::chrono::milliseconds(500), over) && !told.exchange(true)) {
+        listener()();
+      }
+    });
+  }
+  ~Watch() {
+    if (!thread_.joinable()) return;
+    {
+      std::lock_guard lock(mutex_);
+      over_ = true;
+    }
+    ended_.notify_one();
+    thread_.join();
+  }
+  Watch(const Watch&) = delete;
+  Watch& operator=(const Watch&) = delete;
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable ended_;
+  bool over_ = false;
+  std::thread thread_;
+};
+
 }  // namespace
+
+void when_compiling_takes_long(std::function<void()> tell) {
+  listener() = std::move(tell);
+}
 
 std::string compile_target(const std::string& architecture, const std::vector<int>& known) {
   constexpr std::string_view kPrefix = "sm_";
@@ -74,8 +130,8 @@ Result<KernelKey> key_of(const KernelSpec& spec, const std::string& architecture
   auto sources = DeviceSources::get();
   if (!sources.ok()) return sources.status();
   const std::string text = main_text(spec);
-  return KernelKey{(*sources)->digest(text), readable_name(spec.source), text, joined(spec.options),
-                   architecture};
+  return KernelKey{(*sources)->digest(text), readable_name(spec.source), text,
+                   joined(options_of(spec)), architecture};
 }
 
 Result<KernelImage> compile_image(const KernelSpec& spec, const std::string& architecture) {
@@ -87,7 +143,7 @@ Result<KernelImage> compile_image(const KernelSpec& spec, const std::string& arc
   request.main = {readable_name(spec.source) + ".main.cu", main_text(spec)};
   request.headers = (*sources)->closure(request.main.text);
   request.architecture = compile_target(architecture, (*nvrtc)->architectures());
-  request.options = spec.options;
+  request.options = options_of(spec);
   auto compiled = (*nvrtc)->compile(request);
   if (!compiled.ok()) return compiled.status();
   KernelImage image;
@@ -115,9 +171,14 @@ Result<KernelImage> image_of(const KernelSpec& spec, const std::string& architec
     const KernelCache precompiled(folder, KernelCache::Access::kReadOnly);
     if (look_in(precompiled, ImageOrigin::kPrecompiled)) return image;
   }
+  const KernelCache* shipped = KernelCache::shipped();
+  if (shipped != nullptr && look_in(*shipped, ImageOrigin::kPrecompiled)) return image;
   const KernelCache cache = KernelCache::of_user();
   if (look_in(cache, ImageOrigin::kCache)) return image;
-  auto compiled = compile_image(spec, architecture);
+  auto compiled = [&] {
+    const Watch watch;
+    return compile_image(spec, architecture);
+  }();
   if (!compiled.ok()) return warnings.added_to(compiled.status());
   if (Status s = cache.store(*key, compiled->kernel); !s.ok()) warnings.add(s);
   compiled->cache_warning = warnings.text();

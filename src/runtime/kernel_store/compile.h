@@ -4,6 +4,7 @@
 // compiler, in this order.
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -36,11 +37,16 @@ struct KernelImage {
 /// an image, which holds every entry of the source.
 Result<KernelKey> key_of(const KernelSpec& spec, const std::string& architecture);
 
-/// Finds or makes the image. FLASHLAB_PRECOMPILED names a read-only folder that is looked in first.
-/// A folder that cannot be used is no error: the image is compiled and the reason kept beside it.
-/// Errors: kUnsupported (no compiler, with what was tried), kDeviceError (the compiler's log); both
-/// end in the reasons for which folders were not looked into.
+/// Finds or makes the image. FLASHLAB_PRECOMPILED names a read-only folder that is looked in first;
+/// then the kernels that came with the library, then the user's cache. A folder that cannot be used
+/// is no error: the image is compiled and the reason kept beside it. Errors: kUnsupported (no
+/// compiler, with what was tried), kDeviceError (the compiler's log); both end in the reasons for
+/// which folders were not looked into.
 Result<KernelImage> image_of(const KernelSpec& spec, const std::string& architecture);
+
+/// `tell` is called once per process, from another thread, when a compilation that a call waits for
+/// has taken half a second. The library itself prints nothing.
+void when_compiling_takes_long(std::function<void()> tell);
 
 /// Compiles without looking into any cache: for `precompile` and the register budgets.
 Result<KernelImage> compile_image(const KernelSpec& spec, const std::string& architecture);

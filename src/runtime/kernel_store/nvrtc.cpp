@@ -135,8 +135,7 @@ Result<Compiled> Nvrtc::compile(const CompileRequest& request) const {
                              static_cast<int>(names.size()), texts.data(), names.data());
   if (code != 0) return failed("nvrtcCreateProgram", code, "");
   std::vector<std::string> options{"--gpu-architecture=" + request.architecture, "--std=c++20",
-                                   "--generate-line-info", "--ptxas-options=-v",
-                                   "--device-as-default-execution-space"};
+                                   "--ptxas-options=-v", "--device-as-default-execution-space"};
   // From 12.9 on, on a machine with a driver, NVRTC answers a program that it knows from a cache of
   // its own, with an empty log: no report of registers and spills (H200, 2026-11-22). Images are
   // kept by KernelCache, with their logs.

@@ -32,4 +32,12 @@ __device__ inline float float_of_fp16(unsigned short bits) {
   return out;
 }
 
+/// Four bytes of eight: nibble i of the selector names byte i of the result, 0 to 3 from `low`, 4
+/// to 7 from `high`; with 8 added that byte's top bit fills all eight. PTX ISA, "prmt".
+__device__ inline unsigned permute_bytes(unsigned low, unsigned high, unsigned selector) {
+  unsigned out;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(out) : "r"(low), "r"(high), "r"(selector));
+  return out;
+}
+
 }  // namespace flashlab::ptx

@@ -18,4 +18,12 @@ __device__ inline unsigned block_index_again() {
   return index;
 }
 
+/// The same value, of which the compiler does not know that: what follows from it is not kept from
+/// an earlier place.
+__device__ inline unsigned anew(unsigned value) {
+  unsigned same;
+  asm volatile("mov.u32 %0, %1;" : "=r"(same) : "r"(value));
+  return same;
+}
+
 }  // namespace flashlab::ptx

@@ -83,12 +83,10 @@ __device__ void merge_splits(const ForwardArguments& args) {
   const Parts parts{args.parts, static_cast<const float*>(args.regions[kPartialO]),
                     static_cast<const float*>(args.regions[kPartialLse]), rows, row};
   const float merged = merged_lse(parts, lane);
-  if constexpr (Config::kLse) {
-    if (threadIdx.x == 0) {
-      static_cast<float*>(
-          args.lse.data)[batch * args.lse.batch_stride + head * args.lse.head_stride +
-                         position * args.lse.row_stride] = merged;
-    }
+  if (threadIdx.x == 0 && args.lse.data != nullptr) {
+    static_cast<float*>(
+        args.lse.data)[batch * args.lse.batch_stride + head * args.lse.head_stride +
+                       position * args.lse.row_stride] = merged;
   }
   unsigned char* to = row_address<Config::kOutput>(args.o, batch, head, position);
   for (int first = 0; first < Config::kHeadDimV; first += kWarpLanes * kVector) {

@@ -3,6 +3,8 @@
 // Of the portable forward kernel (kernel.cu): what a warp holds in registers, its products and its
 // softmax, and its results.
 
+#include "ptx/convert.h"
+#include "ptx/special.h"
 #include "sm80/forward/tiles.h"
 #include "tile/fragments.h"
 #include "tile/mask.h"
@@ -34,7 +36,7 @@ struct ForwardWarp {
   HeadSlope<Config> slopes[Config::kPackGroup ? kBlocks : 1][Config::kPackGroup ? 2 : 1];
   KeepMask<Config> keep;
   unsigned keep_rows, keep_keys;  ///< the groups of this lane's first row and key, in their words
-  DropoutNumbers rN[2];           ///< of the pairs at hand, of keys 2t and 2t + 1 of a block
+  unsigned rN[2][2];  ///< whether the pairs at hand are kept: keys 2t, 2t + 1; rows g, g + 8
   RowStatistics<Config, kBlocks> statistics;
   float factor;  ///< from rS to units of log2
 
@@ -124,27 +126,37 @@ struct ForwardWarp {
     }
   }
 
-  /// Pair `index` of the piece's scores becomes two probabilities.
+  /// Pair `index` of the piece's scores becomes two probabilities. kAgain: in the rare case; it
+  /// draws its numbers itself, or the usual one would keep them for it.
+  template <bool kAgain>
   __device__ void exponentials(const DropoutArguments& dropout, int index) {
     const int half = index % 2, n = index / 2 % kPieceBlocks, m = index / 2 / kPieceBlocks;
     const float reference = statistics.reference[m][half];
     float p0 = ptx::exp2_fast(__fmaf_rn(rS[m][n][2 * half], factor, -reference));
     float p1 = ptx::exp2_fast(__fmaf_rn(rS[m][n][2 * half + 1], factor, -reference));
     statistics.step[m][half] += p0 + p1;
+    unsigned& packed = rP_next[m][n / 2][n % 2 * 2 + half];
+    packed = pack<kElement>(p0, p1);
     if constexpr (Config::kDropout) {
       // Four pairs of indices share the numbers: rows g and g + 8, keys of blocks n and n + 1.
-      if (index % 4 == 0) {
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          rN[i] = keep.of_group(keep_rows ^ 8 * m, keep_keys ^ (4 * n + i));
-        }
-      }
-      if (rN[0].of(half, n % 2) >= dropout.limit) p0 = 0;
-      if (rN[1].of(half, n % 2) >= dropout.limit) p1 = 0;
+      if (index % 4 == 0) draw<kAgain>(dropout, m, n);
+      // A byte's top bit in all bits of a half: 2t from the first word, 2t + 1 from the second.
+      packed &= ptx::permute_bytes(rN[0][half], rN[1][half], n % 2 == 0 ? 0xDD99u : 0xFFBBu);
     }
-    rP_next[m][n / 2][n % 2 * 2 + half] = pack<kElement>(p0, p1);
   }
   static constexpr int kPairs = kBlocks * kPieceBlocks * 2;
+
+  template <bool kAgain>
+  __device__ void draw(const DropoutArguments& dropout, int m, int n) {
+    const DropoutLimit limit(dropout.limit);
+    const unsigned rows = kAgain ? ptx::anew(keep_rows) : keep_rows;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const DropoutNumbers numbers = keep.of_group(rows ^ 8 * m, keep_keys ^ (4 * n + i));
+#pragma unroll
+      for (int half = 0; half < 2; ++half) rN[i][half] = limit.keeps(numbers.words[half]);
+    }
+  }
 
   /// O += P V of the previous piece, whose values begin at `shared_v`.
   __device__ void values(unsigned shared_v) {
@@ -163,14 +175,14 @@ struct ForwardWarp {
       values_of_group(shared_v, group);
 #pragma unroll
       for (int i = group * kPairs / kGroups; i < (group + 1) * kPairs / kGroups; ++i) {
-        exponentials(dropout, i);
+        exponentials<false>(dropout, i);
       }
     }
     if (statistics.out_of_range()) {
       again();
       raise_references<true>();
 #pragma unroll
-      for (int i = 0; i < kPairs; ++i) exponentials(dropout, i);
+      for (int i = 0; i < kPairs; ++i) exponentials<true>(dropout, i);
     }
     accept();
   }
@@ -179,7 +191,7 @@ struct ForwardWarp {
   __device__ void first_exponentials(const DropoutArguments& dropout) {
     raise_references<false>();
 #pragma unroll
-    for (int i = 0; i < kPairs; ++i) exponentials(dropout, i);
+    for (int i = 0; i < kPairs; ++i) exponentials<false>(dropout, i);
     accept();
   }
 
@@ -373,12 +385,10 @@ __device__ void store_rows(const ForwardArguments& args, const ForwardTask<Confi
       const bool exists = row < task.rows;
       const int position = task.position(row), head = task.head(row);
       const float total = warp.statistics.sum[m][half];
-      if constexpr (Config::kLse || kPart) {
-        if (exists && lane % 4 == 0) {
-          static_cast<float*>(lse.data)[task.batch * lse.batch_stride + head * lse.head_stride +
-                                        position * lse.row_stride] =
-              warp.statistics.lse(m, half, offset);
-        }
+      if (exists && lane % 4 == 0 && (kPart || lse.data != nullptr)) {
+        static_cast<float*>(lse.data)[task.batch * lse.batch_stride + head * lse.head_stride +
+                                      position * lse.row_stride] =
+            warp.statistics.lse(m, half, offset);
       }
       const float inverse = keep_scale<Config>(args.dropout) / total;
       unsigned char* to = row_address<kOutput>(o, task.batch, head, position);

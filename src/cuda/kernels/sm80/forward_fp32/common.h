@@ -210,12 +210,11 @@ struct ForwardFp32 {
           if (c + 1 < Config::kHeadDimV) g[c + 1] = y;
         }
       }
-      if constexpr (Config::kLse) {
+      if (t == 0 && blockIdx.z == 0 && args.lse.data != nullptr) {
         float* lse = static_cast<float*>(args.lse.data) + w.batch * args.lse.batch_stride +
                      w.head * args.lse.head_stride + row * args.lse.row_stride;
-        if (t == 0 && blockIdx.z == 0)
-          *lse = empty ? kMinusInfinity
-                       : natural_lse(s, reference, above, sum, kTransformedScores<Config>);
+        *lse = empty ? kMinusInfinity
+                     : natural_lse(s, reference, above, sum, kTransformedScores<Config>);
       }
     }
   }

@@ -63,11 +63,10 @@ struct ForwardFp32Merge : ForwardFp32<Config> {
 #pragma unroll
     for (int j = 0; j < kWidth; ++j)
       if (c0 + j < Config::kHeadDimV) g[c0 + j] = empty ? 0.0f : o[j] * inverse;
-    if constexpr (Config::kLse) {
+    if (c0 == 0 && args.lse.data != nullptr) {
       float* lse = static_cast<float*>(args.lse.data) + b * args.lse.batch_stride +
                    h * args.lse.head_stride + i * args.lse.row_stride;
-      if (c0 == 0)
-        *lse = empty ? kMinusInfinity
+      *lse = empty ? kMinusInfinity
                      : natural_lse(s, reference, kUsualShift, sum, kTransformedScores<Config>);
     }
   }

@@ -259,8 +259,7 @@ ConfigPrinter print(const Problem& problem, const Geometry& g, const Choice& cho
   const Sm90ForwardTiling& t = choice.tiling;
   ConfigPrinter config;
   print_call(config, problem, g, form_of(problem));
-  config.boolean("kLse", problem.lse.has_value())
-      .integer("kConsumers", t.consumers)
+  config.integer("kConsumers", t.consumers)
       .integer("kBlockKeys", t.block_keys)
       .integer("kStagesQ", t.stages_q)
       .integer("kStagesK", t.stages_k)

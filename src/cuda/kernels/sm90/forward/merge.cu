@@ -105,13 +105,11 @@ __device__ void sm90_merge(const Sm90ForwardArguments& args) {
     }
   }
   if (exists) store_columns<Config>(to, column, sum);
-  if constexpr (Config::kLse) {
-    const RowScalars& lse = args.call.lse;
-    if (lane == 0) {
-      static_cast<float*>(
-          lse.data)[batch * lse.batch_stride + head * lse.head_stride + position * lse.row_stride] =
-          merged;
-    }
+  const RowScalars& lse = args.call.lse;
+  if (lane == 0 && lse.data != nullptr) {
+    static_cast<float*>(
+        lse.data)[batch * lse.batch_stride + head * lse.head_stride + position * lse.row_stride] =
+        merged;
   }
 }
 

@@ -339,13 +339,10 @@ struct Sm90Warpgroup {
           continue;
         }
       }
-      if constexpr (Config::kLse) {
-        const RowScalars& lse = call.lse;
-        if (exists && threadIdx.x % 4 == 0) {
-          static_cast<float*>(lse.data)[task.batch * lse.batch_stride + head() * lse.head_stride +
-                                        position * lse.row_stride] =
-              statistics.lse(0, half, offset);
-        }
+      const RowScalars& lse = call.lse;
+      if (exists && threadIdx.x % 4 == 0 && lse.data != nullptr) {
+        static_cast<float*>(lse.data)[task.batch * lse.batch_stride + head() * lse.head_stride +
+                                      position * lse.row_stride] = statistics.lse(0, half, offset);
       }
       unsigned char* to = row_address<Config::kOutput>(call.o, task.batch, head(), position);
       store_group<0>(to, exists, half, inverse);

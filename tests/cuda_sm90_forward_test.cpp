@@ -151,7 +151,7 @@ TEST(Sm90Forward, ServesScoresOfMoreThanProducts) {
   EXPECT_THAT(config(masked(DType::kBool, 512)),
               AllOf(HasSubstr("kConsumers = 3"), HasSubstr("kMaskPairs = true")));
   EXPECT_THAT(config(masked(DType::kBf16, 512)),
-              AllOf(HasSubstr("kConsumers = 3"), HasSubstr("kPrescaled = true")));
+              AllOf(HasSubstr("kConsumers = 3"), HasSubstr("kMaskWide = false")));
   EXPECT_THAT(config(masked(DType::kFp32, 512)), HasSubstr("kConsumers = 2"));
   // Read one by one: an odd row would end inside a pair.
   Problem odd = masked(DType::kBool, 511);

@@ -19,7 +19,7 @@ namespace {
 using device::Sm90ForwardArguments;
 using internal::Geometry;
 
-constexpr int kMaxHeadDim = 256, kMaxMaskedHeadDim = 192;
+constexpr int kMaxHeadDim = 256, kMaxMaskedHeadDim = 192, kMaxUnpairedHeadDim = 128;
 constexpr std::int64_t kMaxLength = INT32_MAX - 1024;  // positions are 32-bit in the kernel
 constexpr std::int64_t kMaxStrideBytes = std::int64_t{1} << 40;
 constexpr int kMapAlignment = 16;  // of a tensor map's address and strides, in bytes
@@ -161,11 +161,20 @@ CallForm form_of(const Problem& problem) {
   return std::max(form, CallForm::kAligned);
 }
 
+// Whether eight neighbouring elements of a 16-bit mask are read at once. Larger heads have no
+// registers for the exchange, and longer steps to read pairs in.
+bool has_wide_mask(const Problem& problem, const Geometry& g) {
+  return problem.mask && g.head_dim_v <= 64 && size_of(problem.mask->dtype) == 2 &&
+         form_of(problem) == CallForm::kPairs && problem.mask->shape[3] % 8 == 0 &&
+         row_alignment_bytes(*problem.mask) == 16;
+}
+
 // Whether a thread holds more of what scores are made of than three consumers have registers for.
 bool has_many_score_terms(const Problem& problem, const Geometry& g) {
   const bool wide_mask =
       problem.mask && (problem.mask->dtype == DType::kFp32 || form_of(problem) != CallForm::kPairs);
-  return wide_mask || count_score_terms(problem, g) > 1;
+  const bool large = problem.mask && g.head_dim > 128;
+  return wide_mask || large || count_score_terms(problem, g) > 1;
 }
 
 Choice choose(const Problem& problem, const Geometry& g, const DeviceInfo& device) {
@@ -222,18 +231,23 @@ Status check(const Problem& problem, const Geometry& g) {
                        fmt::format("{} and {}", g.seqlen_q, g.seqlen_k),
                        fmt::format("1 to {}", kMaxLength));
   }
-  const float least_scale = problem.alibi_slopes ? 1e-10f : 1e-30f;  // slopes are divided by it
+  // Slopes and additive masks are divided by it.
+  const float least_scale = problem.alibi_slopes || problem.mask ? 1e-10f : 1e-30f;
   if (!(g.scale > least_scale)) {
     return unsupported("scale of implementation 'sm90'", fmt::format("{}", g.scale), "positive");
   }
   // O has 128 of a thread's registers there: such masks would spill.
   const bool window = g.bounds.left < g.bounds.kUnbounded;
-  if (g.head_dim_v > kMaxMaskedHeadDim && problem.mask &&
-      (window || has_many_score_terms(problem, g))) {
+  const bool pairs = form_of(problem) == CallForm::kPairs;
+  const bool wide = window || (problem.mask && problem.mask->dtype == DType::kFp32);
+  if (problem.mask &&
+      ((g.head_dim_v > kMaxUnpairedHeadDim && !pairs) ||
+       (g.head_dim_v > kMaxMaskedHeadDim && (wide || count_score_terms(problem, g) > 1)))) {
     return unsupported("mask of implementation 'sm90'",
-                       fmt::format("head_dim {} of v, beside {}", g.head_dim_v,
-                                   window ? "a window" : "fp32 or unpaired masks, softcap, ALiBi"),
-                       fmt::format("head_dim up to {}", kMaxMaskedHeadDim));
+                       fmt::format("head_dim {} of v", g.head_dim_v),
+                       fmt::format("up to {}, {} where elements of a mask are not read in pairs; "
+                                   "beyond only 16-bit or bool without window, softcap, ALiBi",
+                                   kMaxMaskedHeadDim, kMaxUnpairedHeadDim));
   }
   for (const auto& [name, spec] :
        {std::pair{"q", &problem.q}, std::pair{"k", &problem.k}, std::pair{"v", &problem.v}}) {
@@ -267,7 +281,7 @@ ConfigPrinter print(const Problem& problem, const Geometry& g, const Choice& cho
       .boolean("kTurns", t.turns)
       .boolean("kStream", choice.streams())
       .boolean("kPackGroup", choice.group > 1)
-      .boolean("kPrescaled", problem.mask && problem.mask->dtype != DType::kBool)
+      .boolean("kMaskWide", has_wide_mask(problem, g))
       .integer("kSharedBytes", sm90_forward_shared_bytes(t, static_cast<int>(g.head_dim),
                                                          static_cast<int>(g.head_dim_v)));
   return config;

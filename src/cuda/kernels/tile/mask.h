@@ -104,14 +104,21 @@ struct MaskRows {
     return pair(index);
   }
 
-  /// Whether an element leaves its key visible, and the key's score after the mask: `scaled` is in
-  /// units of log2, an additive mask in natural ones. An additive value at or below hiding_value
-  /// hides the key like a boolean false; a visible key whose own score is -inf stays visible.
-  __device__ static bool reveal(float& scaled, unsigned element) {
+  /// Eight neighbouring 16-bit elements, of which the first lies at a multiple of 16 bytes.
+  __device__ uint4 eight(Int64 index) const {
+    return *reinterpret_cast<const uint4*>(static_cast<const unsigned char*>(view.data) +
+                                           index * 2);
+  }
+
+  /// Whether an element leaves its key visible, and the key's score after the mask: an additive
+  /// mask is in natural units, of which the score has `unit`: log2(e) if it is one of log2. An
+  /// additive value at or below hiding_value hides the key like a boolean false; a visible key
+  /// whose own score is -inf stays visible.
+  __device__ static bool reveal(float& score, unsigned element, float unit = kLog2E) {
     if constexpr (Config::kMask == MaskTensor::kNone) return true;
     if constexpr (Config::kMask == MaskTensor::kBool) return element != 0;
     const float added = float_of_bits<Config::kMaskElement>(element);
-    scaled += added * kLog2E;
+    score += added * unit;
     return !(added <= hiding_value<Config::kMaskElement>());
   }
   __device__ bool reveal_at(float& scaled, Int64 index) const {

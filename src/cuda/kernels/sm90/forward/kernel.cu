@@ -24,13 +24,15 @@
 
 namespace flashlab::device {
 
-/// A consumer's keys of one tile, in blocks: [begin, end), of which those outside
+/// A consumer's keys of one tile: places [begin, end) of the task. Blocks outside
 /// [clear_begin, clear_end) need a mask.
 template <class Config>
 struct Sm90Range {
+  const Sm90Task<Config>& task;
   int begin, end, clear_begin, clear_end;
 
-  __device__ Sm90Range(const Shape& shape, const Sm90Task<Config>& task, int first_row) {
+  __device__ Sm90Range(const Shape& shape, const Sm90Task<Config>& task_, int first_row)
+      : task(task_) {
     using Rows = Sm90Rows<Config>;
     const int last = smaller(first_row + kWarpgroupRows, Rows::count(shape)) - 1;
     const KeyRange any = Rows::seen_by_any(shape, first_row, last);
@@ -42,8 +44,14 @@ struct Sm90Range {
     if (Config::kTurns && begin < end) begin = task.first_block, end = task.end_block;
     clear_begin = divide_up(all.begin, kBlockKeys);
     clear_end = all.end / kBlockKeys;
+    if constexpr (Sm90Tiles<Config>::kBackward) {
+      const int last = task.block_at(begin);
+      if (begin < end) begin = task.block_at(end - 1), end = last + 1;
+    }
   }
-  __device__ bool masked(int block) const {
+  __device__ int first_key(int place) const { return task.block_at(place) * Config::kBlockKeys; }
+  __device__ bool masked(int place) const { return has_edge(task.block_at(place)); }
+  __device__ bool has_edge(int block) const {
     return (Config::kBoundedLeft && block < clear_begin) || block >= clear_end;
   }
 };
@@ -122,28 +130,30 @@ struct Sm90Consumer {
     ring_v.advance();
   }
 
-  /// The mask tensor's elements of a block, while its products are under way.
-  __device__ void read_mask(Elements& elements, const Sm90Task<Config>& task,
-                            const Sm90Range<Config>& range, int block) const {
+  /// The mask tensor's elements of the block at a place, if there is one.
+  __device__ void read_mask(Elements& elements, const Sm90Range<Config>& range, int place) const {
     if constexpr (!Warpgroup::kMasked) {
-    } else if (range.masked(block)) {
-      warpgroup.template read_mask<false>(elements, args.call, task, block * kBlockKeys);
+    } else if (place >= range.end) {
+    } else if (range.masked(place)) {
+      warpgroup.template read_mask<false>(elements, args.call, range.task, range.first_key(place));
     } else {
-      warpgroup.template read_mask<true>(elements, args.call, task, block * kBlockKeys);
+      warpgroup.template read_mask<true>(elements, args.call, range.task, range.first_key(place));
     }
   }
-  __device__ void transform(Scores& rS, const Elements& elements, const Sm90Range<Config>& range,
-                            int block) const {
-    if (Warpgroup::kTransformed && !range.masked(block)) {
-      warpgroup.template transform<true>(rS, args.call, elements, block * kBlockKeys);
-    } else if (range.masked(block)) {
-      warpgroup.template transform<false>(rS, args.call, elements, block * kBlockKeys);
+  /// Products become scores.
+  __device__ void transform(Scores& rS, Elements& elements, const Sm90Range<Config>& range,
+                            int place) const {
+    Warpgroup::arrange_mask(elements);
+    if (Warpgroup::kTransformed && !range.masked(place)) {
+      warpgroup.template transform<true>(rS, args.call, elements, range.first_key(place));
+    } else if (range.masked(place)) {
+      warpgroup.template transform<false>(rS, args.call, elements, range.first_key(place));
     }
+    if constexpr (Warpgroup::kEarlyMask) read_mask(elements, range, place + 1);
   }
 
   /// The first block of a tile: its maxima become the references.
-  __device__ void first_softmax(Scores& rS, const Elements& elements,
-                                const Sm90Range<Config>& range) {
+  __device__ void first_softmax(Scores& rS, Elements& elements, const Sm90Range<Config>& range) {
     transform(rS, elements, range, range.begin);
     warpgroup.template raise_references<false>(rS, args.call);
     warpgroup.exponentials(rS, args.call);
@@ -152,14 +162,15 @@ struct Sm90Consumer {
 
   /// Exponentials of a block while products are under way, then the end of these. The branch stands
   /// before the wait, or the compiler moves exponentials behind it.
-  __device__ void exponentials(Scores& rS, const Elements& elements, const Sm90Task<Config>& task,
-                               const Sm90Range<Config>& range, int block) {
-    transform(rS, elements, range, block);
+  __device__ void exponentials(Scores& rS, Elements& elements, const Sm90Range<Config>& range,
+                               int place) {
+    transform(rS, elements, range, place);
     warpgroup.exponentials(rS, args.call);
     if (warpgroup.statistics.out_of_range()) {
       ptx::wgmma_wait<0>();
       warpgroup.pin_outputs();
-      warpgroup.exponentials_again(rS, args.call, task, keys_at(ring_k.stage), block * kBlockKeys);
+      warpgroup.exponentials_again(rS, args.call, range.task, keys_at(ring_k.stage),
+                                   range.first_key(place));
     } else {
       ptx::wgmma_wait<0>();
     }
@@ -171,24 +182,24 @@ struct Sm90Consumer {
   }
 
   /// S(j) and O += P(j - 1) V(j - 1) together, exponentials of block j beside the second.
-  __device__ void walk(const Sm90Task<Config>& task, const Sm90Range<Config>& range) {
+  __device__ void walk(const Sm90Range<Config>& range) {
     Scores rS;
     Elements elements;
+    read_mask(elements, range, range.begin);
     start_scores(rS);
-    read_mask(elements, task, range, range.begin);
     ptx::wgmma_wait<0>();
     pin(rS);
     first_softmax(rS, elements, range);
 #pragma unroll 1
-    for (int block = range.begin + 1; block < range.end; ++block) {
+    for (int place = range.begin + 1; place < range.end; ++place) {
       await_turn();
       start_scores(rS);
       start_outputs();
       pass_turn();
-      read_mask(elements, task, range, block);
+      if constexpr (!Warpgroup::kEarlyMask) read_mask(elements, range, place);
       ptx::wgmma_wait<1>();
       pin(rS);
-      exponentials(rS, elements, task, range, block);
+      exponentials(rS, elements, range, place);
       finish_outputs();
       finish_softmax(rS);
     }
@@ -203,7 +214,7 @@ struct Sm90Consumer {
     skip(range.begin - task.first_block);
     if (queries) ring_q.wait_full();
     warpgroup.shared_q = shared_q + ring_q.stage * Tiles::TileQ::kBytes;
-    if (range.begin < range.end) walk(task, range);
+    if (range.begin < range.end) walk(range);
     if (queries) {
       ring_q.release();
       ring_q.advance();

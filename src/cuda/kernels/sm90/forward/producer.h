@@ -42,28 +42,28 @@ struct Sm90KeyProducer {
 
   template <class Tile, int kStages>
   __device__ void load(Ring<kStages>& ring, const unsigned char* to, const EncodedTensorMap& map,
-                       const Sm90Task<Config>& task, int block) {
+                       const Sm90Task<Config>& task, int place) {
     ring.wait_empty();
     ptx::barrier_arrive_expect(ring.full(), Tile::kBytes);
     copy_tile<Tile>(ptx::shared_address(to) + ring.stage * Tile::kBytes, map,
-                    block * Config::kBlockKeys, task.head_k, task.batch, ring.full(),
+                    task.block_at(place) * Config::kBlockKeys, task.head_k, task.batch, ring.full(),
                     ptx::kEvictLast);
     ring.advance();
   }
-  __device__ void load_k(const Sm90Task<Config>& task, int block) {
-    load<typename Tiles::TileK>(ring_k, shared.k[0], args.k, task, block);
+  __device__ void load_k(const Sm90Task<Config>& task, int place) {
+    load<typename Tiles::TileK>(ring_k, shared.k[0], args.k, task, place);
   }
-  __device__ void load_v(const Sm90Task<Config>& task, int block) {
-    load<typename Tiles::TileV>(ring_v, shared.v[0], args.v, task, block);
+  __device__ void load_v(const Sm90Task<Config>& task, int place) {
+    load<typename Tiles::TileV>(ring_v, shared.v[0], args.v, task, place);
   }
 
   __device__ void load_tile(const Sm90Task<Config>& task) {
     if (task.empty()) return;
     load_k(task, task.first_block);
 #pragma unroll 1
-    for (int block = task.first_block + 1; block < task.end_block; ++block) {
-      load_k(task, block);
-      load_v(task, block - 1);
+    for (int place = task.first_block + 1; place < task.end_block; ++place) {
+      load_k(task, place);
+      load_v(task, place - 1);
     }
     load_v(task, task.end_block - 1);
   }

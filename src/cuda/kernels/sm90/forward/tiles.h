@@ -27,6 +27,9 @@ struct Sm90Tiles {
   using TileK = SlabTile<kBlockKeys, Config::kHeadDim>;
   using TileV = SlabTile<kBlockKeys, Config::kHeadDimV>;
   static constexpr int kScores = kBlockKeys / 2;  ///< a thread's share of S
+  /// ALiBi makes causal scores grow with the key, and a row's reference is the maximum of its first
+  /// block: blocks come from the last to the first then, or every one would raise it.
+  static constexpr bool kBackward = Config::kAlibi && Config::kBoundedRight;
   /// A thread's share of O: whole slabs of 64 features, and the last one in steps of 16.
   static constexpr int kFullSlabs = Config::kHeadDimV / kSlabColumns;
   static constexpr int kLastColumns = round_up(Config::kHeadDimV % kSlabColumns, 16);
@@ -130,6 +133,10 @@ struct Sm90Task {
   }
 
   __device__ bool empty() const { return end_block <= first_block; }
+  /// The block that comes at a place of [first_block, end_block), and the place of a block.
+  __device__ int block_at(int place) const {
+    return Sm90Tiles<Config>::kBackward ? first_block + end_block - 1 - place : place;
+  }
   /// Whether a warpgroup has rows of the tile and the tile has keys: then it gets a tile of Q.
   __device__ bool needs_queries(const Shape& shape, int warpgroup) const {
     return !empty() && first_row + warpgroup * kWarpgroupRows < Sm90Rows<Config>::count(shape);

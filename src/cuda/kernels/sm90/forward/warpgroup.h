@@ -29,6 +29,11 @@ struct Sm90Warpgroup {
   static_assert(!Config::kDropout);
   /// The mask tensor's elements of a thread's rows, per 8 keys.
   using Elements = typename Mask::Pair[kMasked ? kBlocks : 1][2];
+  /// Whether a mask is read a block early, or while the block's own products are under way: the
+  /// registers of larger heads are taken between.
+  static constexpr bool kEarlyMask = Config::kHeadDimV <= 128;
+  /// A quad reads 64 keys of a row, 16 bytes at a time, and exchanges them.
+  static constexpr bool kWideMask = kMasked && Config::kMaskWide && kBlocks == 8;
 
   float rO[larger(Tiles::kFullSlabs, 1)][32];          // [slab]: 64 features each
   float rO_last[larger(Tiles::kLastColumns, 16) / 2];  // the rest of the features
@@ -40,14 +45,14 @@ struct Sm90Warpgroup {
 
   /// From values of scores to units of log2.
   __device__ static float factor_of(const ForwardArguments& args) {
-    return Config::kPrescaled ? 1.0f : unit_of<Config>(args.score, args.shape);
+    return unit_of<Config>(args.score, args.shape);
   }
 
   /// Before a tile's first block.
   __device__ void begin(const ForwardArguments& args, const Sm90Task<Config>& task) {
     statistics.clear();
     if constexpr (Config::kAlibi) {
-      const float unit = Config::kPrescaled ? kLog2E : args.score.slope_unit;
+      const float unit = args.score.slope_unit;
 #pragma unroll
       for (int half = 0; half < (Config::kPackGroup ? 2 : 1); ++half) {
         slopes[half] = HeadSlope<Config>(args.slopes, task.batch,
@@ -115,24 +120,54 @@ struct Sm90Warpgroup {
            ptx::thread_index() % 32 / 4 + 8 * half;
   }
 
-  /// Reads what the mask tensor says of the block that begins at `first_key`: where nobody waits
-  /// for it. kAllSeen: all its keys exist.
+  /// Reads what the mask tensor says of the block that begins at `first_key`. kAllSeen: all its
+  /// keys exist.
   template <bool kAllSeen>
   __device__ void read_mask(Elements& elements, const ForwardArguments& args,
                             const Sm90Task<Config>& task, int first_key) const {
     const Shape& shape = args.shape;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int own = smaller(row(half), Rows::count(shape) - 1);
+      const int own = smaller(row(half), Rows::count(shape) - 1), lane = ptx::thread_index() % 4;
       const Mask mask(args.mask, task.batch, Rows::head(shape, task.head_q, own));
-      const int key = first_key + 2 * (ptx::thread_index() % 4);
-      const Int64 first = mask.index(Rows::position(shape, own), key);
+      const int position = Rows::position(shape, own);
+      if constexpr (kWideMask) {
+        // Lane t of a quad has keys 16 t to 16 t + 15 (arrange_mask).
+        const int key = first_key + 16 * lane;
 #pragma unroll
-      for (int j = 0; j < kBlocks; ++j) {
-        const Int64 index = first + mask.distance(8 * j);
-        elements[j][half] =
-            kAllSeen ? mask.pair(index) : mask.pair_of(index, shape.seqlen_k - key - 8 * j);
+        for (int part = 0; part < 2; ++part) {
+          if (!kAllSeen && key + 8 * part >= shape.seqlen_k) continue;
+          const uint4 eight = mask.eight(mask.index(position, key + 8 * part));
+          elements[4 * part][half] = {{eight.x}}, elements[4 * part + 1][half] = {{eight.y}};
+          elements[4 * part + 2][half] = {{eight.z}}, elements[4 * part + 3][half] = {{eight.w}};
+        }
+      } else {
+        const int key = first_key + 2 * lane;
+        const Int64 first = mask.index(position, key);
+#pragma unroll
+        for (int j = 0; j < kBlocks; ++j) {
+          const Int64 index = first + mask.distance(8 * j);
+          elements[j][half] =
+              kAllSeen ? mask.pair(index) : mask.pair_of(index, shape.seqlen_k - key - 8 * j);
+        }
       }
+    }
+  }
+
+  /// From eight neighbouring keys at once to the two that a lane has of every eight: words w and
+  /// w + 4 of lane s are keys 16 s + 2 w and 8 further; lane t gets words t and t + 4 of every
+  /// lane.
+  __device__ static void arrange_mask(Elements& elements) {
+    if constexpr (!kWideMask) return;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      unsigned words[2][4];
+#pragma unroll
+      for (int i = 0; i < kBlocks; ++i) words[i / 4][i % 4] = elements[i][half].words[0];
+      transpose_quad(words[0]);
+      transpose_quad(words[1]);
+#pragma unroll
+      for (int j = 0; j < kBlocks; ++j) elements[j][half].words[0] = words[j % 2][j / 2];
     }
   }
 
@@ -153,17 +188,14 @@ struct Sm90Warpgroup {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           float& score = rS[4 * j + 2 * half + i];
-          if constexpr (kTransformedScores<Config> || Config::kPrescaled) {
+          if constexpr (kTransformedScores<Config>) {
             score = value_of<Config>(args.score, score);
-            if constexpr (Config::kPrescaled) {
-              score =
-                  fmaf(score, unit_of<Config>(args.score, shape), offset_of<Config>(args.score));
-            }
             score = slopes[Config::kPackGroup ? half : 0].apply(
                 score, distance + static_cast<float>(8 * j + i));
           }
           if constexpr (kMasked) {
-            if (!Mask::reveal(score, elements[j][half].bits(i))) score = kMinusInfinity;
+            const unsigned element = elements[j][half].bits(i);
+            if (!Mask::reveal(score, element, args.score.slope_unit)) score = kMinusInfinity;
           }
           if constexpr (!kAllSeen) {
             if (!seen.contains(key + 8 * j + i)) score = kMinusInfinity;
@@ -241,6 +273,7 @@ struct Sm90Warpgroup {
     }
     Elements elements;
     if constexpr (kMasked) read_mask<false>(elements, args, task, first_key);
+    arrange_mask(elements);
     transform<false>(rS, args, elements, first_key);
     raise_references<true>(rS, args);
     exponentials(rS, args);
@@ -324,7 +357,7 @@ struct Sm90Warpgroup {
   __device__ void store(const Sm90ForwardArguments& args, const Sm90Task<Config>& task) {
     const ForwardArguments& call = args.call;
     statistics.finish();
-    const float offset = Config::kPrescaled ? 0.0f : offset_of<Config>(call.score);
+    const float offset = offset_of<Config>(call.score);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int own = row(half), position = Rows::position(call.shape, own);

@@ -9,6 +9,7 @@ target_compile_options(flashlab_cli PRIVATE -O0)
 # its neighbours. Left alone are those that name something as a neighbour does.
 set(apart lab/results/results_json_parse lab/measure/statistics lab/results/verdict
   lab/measure/gpu_roof lab/measure/gpu_ruler
+  lab/machine/monitor lab/report/monitor_picture runtime/cuda/cupti cli/monitor cli/profile_ncu
   lab/subjects/weighted_sum/weighted_sum_gpu cli/bench_step cli/completion cli/explain
   cli/explain_step cli/flags_profile cli/flags_steps cli/flags_training cli/info
   cli/profile_step cli/train)

@@ -3,11 +3,13 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdlib>
 
 #include "profile/kernel_match.h"
 #include "profile/launch_facts.h"
 #include "profile/ledger.h"
+#include "profile/ncu.h"
 #include "runtime/cuda/cupti.h"
 
 namespace flashlab {
@@ -141,6 +143,47 @@ TEST(Names, CppNamesLoseResultAndParameters) {
   EXPECT_EQ(profile::readable_kernel("flash_bwd_sm80"), "flash_bwd_sm80");
   EXPECT_EQ(profile::readable_kernel("_Z4copyIfEvPT_PKS0_"), "copy<float>");
   EXPECT_EQ(profile::readable_kernel(std::string(200, 'x')).size(), 96u);
+}
+
+TEST(Counters, NcusLinesBecomeMeansByKernel) {
+  const auto rows = profile::parse_ncu(
+      "==PROF== Connected to process 7\n"
+      "\"ID\",\"Kernel Name\",\"Block Size\",\"Metric Name\",\"Metric Unit\",\"Metric Value\"\n"
+      "\"0\",\"flash_fwd(int)\",\"(256, 1, 1)\",\"gpu__time_duration.sum\",\"ns\",\"36,000\"\n"
+      "\"1\",\"flash_fwd(int)\",\"(256, 1, 1)\",\"gpu__time_duration.sum\",\"us\",\"38\"\n"
+      "\"1\",\"flash_fwd(int)\",\"(256, 1, 1)\",\"a.ratio\",\"\",\"n/a\"\n"
+      "\"2\",\"adamw\",\"(256, 1, 1)\",\"a.ratio\",\"\",\"0.5\"\r\n"
+      "\"3\",\"cut of");
+  ASSERT_EQ(rows.size(), 2u);
+  EXPECT_EQ(rows[0].kernel, "flash_fwd");
+  EXPECT_EQ(rows[0].calls, 2);
+  EXPECT_DOUBLE_EQ(rows[0].metrics.at("gpu__time_duration.sum"), 37);
+  EXPECT_FALSE(rows[0].metrics.contains("a.ratio"));
+  EXPECT_DOUBLE_EQ(rows[1].metrics.at("a.ratio"), 0.5);
+  EXPECT_TRUE(profile::parse_ncu("==ERROR== The user does not have permission\n").empty());
+}
+
+TEST(Counters, TheCommandNamesKernelsAndLeavesClocksAlone) {
+  const auto words = profile::ncu_command("/opt/ncu", "log.csv", {"a", "b"}, {"flashlab", "x"},
+                                          /*few=*/true);
+  EXPECT_EQ(words.front(), "/opt/ncu");
+  EXPECT_EQ(words.back(), "x");
+  const auto value = [&](const char* flag) {
+    return *(std::find(words.begin(), words.end(), flag) + 1);
+  };
+  EXPECT_EQ(value("--kernel-name"), "regex:^(a|b)$");
+  EXPECT_EQ(value("--clock-control"), "none");
+  EXPECT_EQ(value("--log-file"), "log.csv");
+  const std::string metrics = value("--metrics");
+  EXPECT_EQ(std::count(metrics.begin(), metrics.end(), ','), 3);
+}
+
+TEST(Counters, NcuIsFoundByItsVariable) {
+  ASSERT_EQ(setenv("FLASHLAB_NCU", "/bin/sh", 1), 0);
+  EXPECT_EQ(profile::find_ncu(), "/bin/sh");
+  ASSERT_EQ(setenv("FLASHLAB_NCU", "/no/ncu", 1), 0);
+  EXPECT_EQ(profile::find_ncu(), "");
+  unsetenv("FLASHLAB_NCU");
 }
 
 // One multiprocessor of an H200.

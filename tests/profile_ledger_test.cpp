@@ -120,6 +120,24 @@ TEST(Trace, RangesAreNestedAndNoDurationIsNegative) {
   EXPECT_EQ(count("warm-up 1"), 1);
 }
 
+TEST(Trace, KernelsOfOneOperationShareItsMemoryAndNeverCross) {
+  Recording r = recording_of({{"layer 0 / attention / d attention", "prepare", "attention"},
+                              {"layer 0 / attention / d attention", "main", "attention"},
+                              {"layer 0 / mlp / down", "product", "product"}},
+                             1);
+  for (int i = 0; i < 3; ++i) r.events[static_cast<std::size_t>(i)].operation = i / 2;
+  r.events[2].start_ms -= 0.25;  // before the kernel before it has ended
+  const auto json = nlohmann::json::parse(chrome_trace(r, {10, 20}));
+  std::vector<double> memory, starts;
+  for (const auto& e : json["traceEvents"]) {
+    if (e["ph"] == "C") memory.push_back(e["args"]["bytes"]);
+    if (e["ph"] == "X" && e["args"].contains("kernel")) starts.push_back(e["ts"]);
+  }
+  EXPECT_EQ(memory, (std::vector<double>{10, 20}));
+  ASSERT_EQ(starts.size(), 3u);
+  EXPECT_EQ(starts[2], 7000) << "from the end of the kernel before it";
+}
+
 TEST(Trace, FoldedStacksAddUpToOneStep) {
   const std::string folded = folded_stacks(layered_recording());
   EXPECT_NE(folded.find("forward;layer 0;attention;scores 2000\n"), std::string::npos) << folded;

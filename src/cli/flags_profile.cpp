@@ -31,6 +31,8 @@ std::vector<FlagSpec> flags_of_profiles() {
        "at most ten seconds of steps and short looks at the roofs"},
       {"--dry-run", "", "", kSwitch, kProfileStep, kMeasurement,
        "plan only: peaks of memory of forward and of the full step, on any machine"},
+      {"--ncu", "", "", kSwitch, kProfiles, kMeasurement,
+       "run once more, short, under Nsight Compute: counters of the five longest kernels"},
       {"--seed", "", "N", kValue, kProfileStep, kMeasurement,
        "of weights and tokens (default 1337)"},
       {"--by", "", "KEY", kValue, kProfiles, kLedger,

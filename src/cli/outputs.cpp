@@ -24,7 +24,7 @@ namespace {
 
 constexpr const char* kFileFlags[] = {"--json", "--csv", "--markdown", "--latex"};
 constexpr const char* kReportParent = "results";
-constexpr double kMonitorSeconds = 0.5;
+constexpr double kSampledEverySeconds = 0.5;
 
 void make_folder(const std::string& path) {
   std::error_code error;
@@ -130,7 +130,7 @@ void Outputs::begin(lab::Environment environment, std::size_t planned) {
   file_.planned = planned;
   const bool gpu = !file_.environment.gpu.empty();
   const Device device = gpu ? device_of(arguments_, DefaultDevice::kGpuIfThere) : Device{};
-  monitor_ = std::make_unique<lab::MonitorThread>(device, kMonitorSeconds);
+  monitor_ = std::make_unique<lab::MonitorThread>(device, kSampledEverySeconds);
   const std::string json = arguments_.value("--json").value_or("");
   if (!json.empty() && json != "-") start_writer("--json", json);
   if (!folder_.empty()) start_writer("--output", folder_ + "/results.json");

@@ -95,7 +95,9 @@ int run_profile_attention(const Arguments& arguments) {
   }
   profile::add_monitor(p.environment, monitor.max_clock_mhz(), in);
   p.advice = profile::advise(in);
-  p.missing = missing_instruments(in.gpu, in.gpu ? "each kernel is timed in calls of its own" : "");
+  p.missing = missing_instruments(in.gpu, in.gpu ? "each kernel is timed in calls of its own" : "",
+                                  arguments.has("--ncu"));
+  if (arguments.has("--ncu") && in.gpu) add_counters(folder, p);
   const bool text = arguments.value("--json") != "-";
   if (text) print_profile(arguments, p);
   for (const lab::Measurement& m : results) {

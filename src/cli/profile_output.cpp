@@ -111,17 +111,16 @@ bool write_profile_folder(const Arguments& arguments, const fs::path& folder,
 }
 
 std::vector<profile::Profile::Missing> missing_instruments(bool gpu,
-                                                           const std::string& why_no_cupti) {
+                                                           const std::string& why_no_cupti,
+                                                           bool asked_ncu) {
   if (!gpu) {
     return {{"kernel times by CUPTI, occupancy, registers",
              "they belong to GPUs; on the CPU a clock around every operation takes the times"},
-            {"reports of ncu and nsys", "they need a GPU"}};
+            {"counters by ncu", "they need a GPU"}};
   }
   std::vector<profile::Profile::Missing> out;
   if (!why_no_cupti.empty()) out.push_back({"kernel times by CUPTI", why_no_cupti});
-  out.push_back({"reports of ncu and nsys",
-                 "run `ncu --kernel-name regex:flash_ flashlab bench ...` where Nsight Compute is "
-                 "installed"});
+  if (!asked_ncu) out.push_back({"counters by ncu", "--ncu collects them"});
   return out;
 }
 

@@ -60,6 +60,28 @@ std::string launches_markdown(const Recording& r) {
          out;
 }
 
+// What Nsight Compute counted.
+std::string counters_markdown(const Profile& p) {
+  if (p.counters.empty()) return {};
+  std::string out = "\n## Counters by Nsight Compute\n\n| kernel | calls |";
+  std::string rule = "|---|---:|";
+  for (const NcuMetric& metric : ncu_metrics()) {
+    out += fmt::format(" {}, {} |", metric.heading, metric.unit);
+    rule += "---:|";
+  }
+  out += "\n" + rule + "\n";
+  for (const KernelCounters& row : p.counters) {
+    out += fmt::format("| {} | {} |", escape_markdown(row.kernel), row.calls);
+    for (const NcuMetric& metric : ncu_metrics()) {
+      const auto found = row.metrics.find(metric.name);
+      out +=
+          found == row.metrics.end() ? " - |" : " " + format_significant(found->second, 3) + " |";
+    }
+    out += "\n";
+  }
+  return out;
+}
+
 std::string memory_markdown(const Profile& p) {
   const MemoryTimeline& m = *p.memory;
   std::string out = "\n## Memory\n\n";
@@ -185,6 +207,7 @@ std::string summary_markdown(const Profile& p) {
                          r.roofs.source);
     }
   }
+  out += counters_markdown(p);
   if (p.memory) out += memory_markdown(p);
   if (!p.missing.empty()) {
     out += "\n## Not there\n\n";

@@ -11,6 +11,7 @@
 #include "lab/machine/machine.h"
 #include "profile/advice.h"
 #include "profile/memory_timeline.h"
+#include "profile/ncu.h"
 #include "profile/recording.h"
 
 namespace flashlab::profile {
@@ -25,6 +26,7 @@ struct Profile {
   std::optional<std::int64_t> measured_bytes;  ///< beside the predicted peak
   std::int64_t detail_bytes = 0;               ///< tensors below it are not drawn
   std::vector<Advice> advice;
+  std::vector<KernelCounters> counters;  ///< by Nsight Compute
   lab::Environment environment;
   struct Missing {
     std::string what;    ///< "kernel times by CUPTI"

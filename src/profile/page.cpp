@@ -114,6 +114,25 @@ std::string launches_html(const Recording& r) {
       true);
 }
 
+// What Nsight Compute counted.
+std::string counters_html(const Profile& p) {
+  std::vector<std::string> head = {"kernel", "calls"};
+  for (const NcuMetric& metric : ncu_metrics()) {
+    head.push_back(fmt::format("{}, {}", metric.heading, metric.unit));
+  }
+  std::vector<std::vector<HtmlCell>> rows;
+  for (const KernelCounters& counters : p.counters) {
+    rows.push_back({{counters.kernel, "", ""}, {fmt::format("{}", counters.calls), "n", ""}});
+    for (const NcuMetric& metric : ncu_metrics()) {
+      const auto found = counters.metrics.find(metric.name);
+      rows.back().push_back({found == counters.metrics.end() ? lab::report::kAbsent
+                                                             : format_significant(found->second, 3),
+                             "n", ""});
+    }
+  }
+  return rows.empty() ? "" : html_table("Counters by Nsight Compute", head, rows, true);
+}
+
 Section ledger_section(const Profile& p) {
   Section out{"ledger", "Ledger", ""};
   if (p.recording.events.empty()) return out;
@@ -123,7 +142,7 @@ Section ledger_section(const Profile& p) {
       "the memory's roof.");
   out.body += ledger_html(p.recording, LedgerKey::kClass, "By class");
   out.body += ledger_html(p.recording, LedgerKey::kKernel, "By kernel");
-  out.body += launches_html(p.recording);
+  out.body += launches_html(p.recording) + counters_html(p);
   out.body += ledger_html(p.recording, LedgerKey::kPhase, "By phase");
   out.body += "<details><summary>By layer</summary>\n" +
               ledger_html(p.recording, LedgerKey::kLayer, "By layer") +

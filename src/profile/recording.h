@@ -31,6 +31,7 @@ struct Event {
   double bytes = 0;         ///< least traffic: each operand once
   int step = 0;             ///< which of the recorded steps
   int stream = 0;
+  int operation = -1;   ///< its number in the step's list; -1: not known
   double start_ms = 0;  ///< from the beginning of the recording
   double duration_ms = 0;
   std::optional<LaunchFacts> launch{};

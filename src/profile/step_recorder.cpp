@@ -53,6 +53,7 @@ Event event_of(const train::StepPlan& plan, std::size_t index) {
   out.flops = operation.flops;
   out.bytes = static_cast<double>(operation.bytes);
   out.stream = operation.stream;
+  out.operation = static_cast<int>(index);
   return out;
 }
 

@@ -47,9 +47,8 @@ Json thread_name(int tid, const std::string& name) {
       {"name", "thread_name"}, {"ph", "M"}, {"pid", 1}, {"tid", tid}, {"args", {{"name", name}}}};
 }
 
-Json leaf(const Event& event) {
-  Json out = complete_event(path_of(event.name).back(), event.event_class, event.start_ms,
-                            event.start_ms + event.duration_ms);
+Json leaf(const Event& event, double start_ms, double end_ms) {
+  Json out = complete_event(path_of(event.name).back(), event.event_class, start_ms, end_ms);
   Json& args = out["args"];
   args["operation"] = event.name;
   args["kernel"] = event.kernel;
@@ -182,20 +181,27 @@ std::string chrome_trace(const Recording& recording, const std::vector<double>& 
                                     span.start_ms + span.duration_ms));
     if (span.warmup) continue;
     OpenRanges ranges(events);
+    double end = span.start_ms;
+    int operation = -1;
     for (; at < recording.events.size() && recording.events[at].step == step; ++at) {
       const Event& event = recording.events[at];
       std::vector<std::string> stack = stack_of(event);
       stack.pop_back();
-      ranges.move_to(stack, event.start_ms);
-      ranges.advance(event.start_ms + event.duration_ms);
-      events.push_back(leaf(event));
-      if (step == 0 && at < memory_bytes.size()) {
+      // A kernel may begin a moment before the one before it ends; a track's ranges may not cross.
+      const double start = std::max(event.start_ms, end);
+      end = std::max(start, event.start_ms + event.duration_ms);
+      ranges.move_to(stack, start);
+      ranges.advance(end);
+      events.push_back(leaf(event, start, end));
+      const int now = event.operation >= 0 ? event.operation : static_cast<int>(at);
+      if (step == 0 && now != operation && static_cast<std::size_t>(now) < memory_bytes.size()) {
         events.push_back({{"name", "memory"},
                           {"ph", "C"},
-                          {"ts", microseconds(event.start_ms)},
+                          {"ts", microseconds(start)},
                           {"pid", 1},
-                          {"args", {{"bytes", memory_bytes[at]}}}});
+                          {"args", {{"bytes", memory_bytes[static_cast<std::size_t>(now)]}}}});
       }
+      operation = now;
     }
     ranges.close_to(0);
     ++step;

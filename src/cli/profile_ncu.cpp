@@ -1,0 +1,116 @@
+// --ncu: the same command once more, short, under Nsight Compute.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <fstream>
+#include <set>
+
+#include "cli/profile_output.h"
+#include "cli/terminal.h"
+#include "lab/python/child_process.h"
+#include "profile/ledger.h"
+#include "profile/ncu.h"
+#include "train/data/files.h"
+
+namespace flashlab::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::size_t kKernels = 5;
+constexpr double kLongestSeconds = 120;
+
+// This process' own words, without those that the second run has of its own.
+std::vector<std::string> program_words(const fs::path& output) {
+  std::ifstream file("/proc/self/cmdline", std::ios::binary);
+  std::vector<std::string> words;
+  for (std::string word; std::getline(file, word, '\0');) words.push_back(word);
+  static const std::set<std::string> kTakeValue = {"--steps", "--warmup", "--output", "--json",
+                                                   "--repeats"};
+  std::vector<std::string> out = {fs::read_symlink("/proc/self/exe").string()};
+  for (std::size_t i = 1; i < words.size(); ++i) {
+    const std::string name = words[i].substr(0, words[i].find('='));
+    if (name == "--ncu" || name == "--quick") continue;
+    if (kTakeValue.contains(name)) {
+      if (name == words[i]) ++i;
+      continue;
+    }
+    out.push_back(words[i]);
+  }
+  const bool step = std::find(out.begin(), out.end(), "step") != out.end();
+  for (const char* word :
+       {"--quick", "--warmup", "1", step ? "--steps" : "--repeats", step ? "1" : "2", "--output"}) {
+    out.emplace_back(word);
+  }
+  out.push_back(output.string());
+  return out;
+}
+
+// Names that are functions as they stand: those of C++ templates would need escapes.
+std::vector<std::string> longest_kernels(const profile::Recording& recording) {
+  std::vector<std::string> out;
+  for (const profile::LedgerRow& row : profile::make_ledger(recording, {})) {
+    const bool plain =
+        row.key.find_first_not_of(
+            "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_") == std::string::npos;
+    if (plain && row.key != "product" && row.key != "memset" && row.key != "copy") {
+      out.push_back(row.key);
+    }
+    if (out.size() == kKernels) break;
+  }
+  return out;
+}
+
+// Empty when it ended well, else the last thing that it said.
+std::string run_child(const std::vector<std::string>& command) {
+  auto child = lab::ChildProcess::start(command);
+  if (!child.ok()) return child.status().message();
+  const auto begin = std::chrono::steady_clock::now();
+  std::string last;
+  while (!(*child)->ended()) {
+    const auto lines = (*child)->read(200);
+    for (const auto* all : {&lines.results, &lines.notes}) {
+      for (const std::string& line : *all) {
+        if (line.find("ERROR") != std::string::npos || last.empty()) last = line;
+      }
+    }
+    const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - begin;
+    if (interrupted().load() || passed.count() > kLongestSeconds) {
+      (*child)->kill();
+      return interrupted().load() ? "interrupted"
+                                  : fmt::format("it took more than {} s", kLongestSeconds);
+    }
+  }
+  const std::string how = (*child)->how_it_ended();
+  return how == "exit code 0" ? "" : fmt::format("{}: {}", how, last);
+}
+
+}  // namespace
+
+void add_counters(const fs::path& folder, profile::Profile& p) {
+  const auto say = [&](const std::string& reason) {
+    p.missing.push_back({"counters by ncu", reason});
+  };
+  const std::string ncu = profile::find_ncu();
+  if (ncu.empty()) {
+    return say("ncu is not installed: it comes with NVIDIA's toolkit; FLASHLAB_NCU names a file");
+  }
+  const std::vector<std::string> kernels = longest_kernels(p.recording);
+  if (kernels.empty()) return say("no kernel of this run has a plain name");
+  const fs::path log = folder / "ncu.csv", second = folder / "under-ncu";
+  std::string why;
+  for (const bool few : {false, true}) {
+    if (!p.counters.empty() || interrupted().load()) break;
+    why = run_child(profile::ncu_command(ncu, log.string(), kernels, program_words(second), few));
+    if (const auto text = train::read_file(log.string()); text.ok()) {
+      p.counters = profile::parse_ncu(*text);
+    }
+  }
+  std::error_code ignored;
+  fs::remove_all(second, ignored);
+  if (p.counters.empty()) say(fmt::format("{} gave none ({})", ncu, why.empty() ? "no row" : why));
+}
+
+}  // namespace flashlab::cli

@@ -208,6 +208,29 @@ TEST(ReportTable, BenchColumnsDoNotMove) {
   EXPECT_THAT(lines[6].substr(status), StartsWith("unsupported  required backward"));
 }
 
+TEST(ReportTable, OnANarrowTerminalWhatIsSharedStandsOnce) {
+  cases::Case a = sample_case(), b = sample_case();
+  b.seqlen_q = b.seqlen_k = 4 * a.seqlen_q;
+  const Subject& subject = attention_subject();
+  EXPECT_TRUE(shared_labels(subject, {labels_of(a)}, "cpu", 200).text.empty());
+  const SharedLabels one = shared_labels(subject, {labels_of(a)}, "cpu", 80);
+  const SharedLabels two = shared_labels(subject, {labels_of(a), labels_of(b)}, "cpu", 80);
+  EXPECT_THAT(one.text, StartsWith("cpu · dtype "));
+  EXPECT_THAT(one.text, HasSubstr(" · Sq "));
+  EXPECT_THAT(two.text, Not(HasSubstr(" · Sq ")));
+  const Measurement r = sample_result("cpu", "forward", a, 2000, 0);
+  for (const SharedLabels* each : {&one, &two}) {
+    const SharedLabels& shared = *each;
+    const std::vector<std::string> lines =
+        lines_of(bench_table_header(subject, RateUnit::kGflops, shared) +
+                 bench_table_line(r, RateUnit::kGflops, shared));
+    ASSERT_EQ(lines.size(), 3u);
+    EXPECT_EQ(lines[1].substr(lines[1].find("status") - 1).size(), std::string(" status").size());
+    EXPECT_EQ(lines[2].substr(lines[1].find("status"), 2), "ok");
+    EXPECT_LE(lines[1].size(), each == &one ? 80u : 98u);
+  }
+}
+
 TEST(ReportCrossover, FromWhichLengthOn) {
   const std::vector<Crossover> list = crossovers(sample_sweep(), "naive");
   ASSERT_EQ(list.size(), 4u) << "two head dims, two passes";

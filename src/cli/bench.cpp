@@ -1,6 +1,7 @@
 // `bench`: one implementation, or those named, on one problem or many.
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include "cli/command.h"
 #include "cli/execution.h"
@@ -66,6 +67,15 @@ void print_details(const lab::Measurement& r, const lab::Environment& environmen
   print_hanging("  plan      ", r.plan);
 }
 
+// In a file or a pipe every line says all of its problem, for grep and diff.
+lab::report::SharedLabels shared_on_terminal(const ProblemSet& problems, Device device) {
+  if (::isatty(STDOUT_FILENO) != 1) return {};
+  std::vector<lab::Labels> labels;
+  for (const Job& job : problems.jobs) labels.push_back(lab::labels_of(job.problem));
+  return lab::report::shared_labels(lab::attention_subject(), labels, to_string(device),
+                                    terminal_width());
+}
+
 bool wants_files(const Arguments& arguments) {
   for (const char* flag : {"--json", "--csv", "--markdown", "--latex", "--log", "--output"}) {
     if (arguments.has(flag)) return true;
@@ -92,12 +102,13 @@ int run_bench(const Arguments& arguments) {
 
   const bool text = !outputs.stdout_taken();
   const lab::report::RateUnit unit = rate_unit(engine.context.device());
-  if (text) print(lab::report::bench_table_header(lab::attention_subject(), unit));
+  const lab::report::SharedLabels shared = shared_on_terminal(problems, engine.context.device());
+  if (text) print(lab::report::bench_table_header(lab::attention_subject(), unit, shared));
   const bool complete = run_jobs(engine, problems, names, options, outputs,
                                  [&](const std::vector<lab::Measurement>& results) {
                                    if (!text) return;
                                    for (const lab::Measurement& result : results) {
-                                     print(lab::report::bench_table_line(result, unit));
+                                     print(lab::report::bench_table_line(result, unit, shared));
                                    }
                                  });
   if (text && outputs.file().results.size() <= kDetailedResults) {

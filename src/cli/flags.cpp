@@ -273,7 +273,8 @@ std::vector<CommandSpec> commands_of_attention() {
        "time one implementation on one problem or many",
        "One line per problem and pass: time, FLOP/s, share of the measured roof, memory. Lists "
        "make "
-       "a product: every combination is measured.",
+       "a product: every combination is measured. On a narrow terminal what all problems share "
+       "stands once above the lines.",
        "",
        nullptr,
        {{"flashlab bench", "batch 2, 1024 tokens, 8 heads of 64, fp32, forward"},

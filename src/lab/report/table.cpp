@@ -255,6 +255,40 @@ std::string cell(std::string_view text, int width) {
   return width < 0 ? pad_right(text, -width) : pad_left(text, width);
 }
 
+// A measurement's device is no label, and has a cell like one.
+constexpr std::string_view kDeviceLabel = "device";
+
+bool has_cell(const SharedLabels& shared, std::string_view name) {
+  return std::find(shared.names.begin(), shared.names.end(), name) == shared.names.end();
+}
+
+std::string label_text(const Labels& labels, const LabelSpec& spec) {
+  const LabelValue* value = labels.find(spec.name);
+  return value != nullptr ? clean(lab::to_string(*value)) : kAbsent;
+}
+
+/// The label whose cell ends with those that have none.
+const LabelSpec* last_label(const Subject& subject) {
+  const LabelSpec* last = nullptr;
+  for (const LabelSpec& spec : subject.labels) {
+    if (spec.width != 0) last = &spec;
+  }
+  return last;
+}
+
+/// What is not the default and has no cell: one word, so that columns can be cut by spaces.
+std::string labels_without_cell(const Subject& subject, const Labels& labels) {
+  std::string more;
+  for (const LabelSpec& spec : subject.labels) {
+    const LabelValue* value = spec.identifies ? labels.find(spec.name) : nullptr;
+    if (spec.width != 0 || value == nullptr) continue;
+    const std::string text = lab::to_string(*value);
+    if (text == spec.fallback) continue;
+    more += fmt::format("+{}{}", spec.name, spec.kind == LabelKind::kFlag ? "" : clean(text));
+  }
+  return more;
+}
+
 /// "least traffic  forward cpu, sm90 (12.0 MiB)", one line per pass.
 std::string least_traffic(const Group& group, Caches caches) {
   std::string out;
@@ -288,40 +322,53 @@ std::string comparison_table(const ResultFile& file, const TableOptions& options
   return out;
 }
 
-std::string bench_table_header(const Subject& subject, RateUnit unit) {
-  std::string out = "implementation     device  pass     ";
+SharedLabels shared_labels(const Subject& subject, const std::vector<Labels>& problems,
+                           std::string_view device, int width) {
+  if (problems.empty() || display_width(bench_table_header(subject, RateUnit::kGflops)) <= width) {
+    return {};
+  }
+  SharedLabels out{{kDeviceLabel}, clean(device)};
+  const LabelSpec* last = last_label(subject);
+  const std::string more = labels_without_cell(subject, problems[0]);
   for (const LabelSpec& spec : subject.labels) {
-    if (spec.width != 0) out += cell(spec.heading, spec.width) + " ";
+    if (spec.width == 0) continue;
+    const std::string first = label_text(problems[0], spec);
+    const bool shared = std::all_of(problems.begin(), problems.end(), [&](const Labels& labels) {
+      return label_text(labels, spec) == first &&
+             (&spec != last || labels_without_cell(subject, labels) == more);
+    });
+    if (!shared) continue;
+    out.names.push_back(spec.name);
+    out.text += fmt::format(" · {} {}{}", spec.heading, first, &spec == last ? more : "");
+  }
+  return out;
+}
+
+std::string bench_table_header(const Subject& subject, RateUnit unit, const SharedLabels& shared) {
+  std::string out = "implementation     ";
+  if (has_cell(shared, kDeviceLabel)) out += "device  ";
+  out += "pass     ";
+  for (const LabelSpec& spec : subject.labels) {
+    if (spec.width != 0 && has_cell(shared, spec.name)) out += cell(spec.heading, spec.width) + " ";
   }
   for (const ShownColumn& shown : subject.columns) {
     if (shown.width == 0) continue;
     const std::string heading = heading_of(shown.column, unit);
     out += pad_left(heading.substr(0, heading.find(' ')), shown.width) + " ";
   }
-  return out + " status\n";
+  return (shared.text.empty() ? "" : shared.text + "\n") + out + " status\n";
 }
 
-std::string bench_table_line(const Measurement& r, RateUnit unit) {
+std::string bench_table_line(const Measurement& r, RateUnit unit, const SharedLabels& shared) {
   const Subject& subject = subject_of(r);
-  std::string out = pad_right(clean(r.implementation), 18) + " " + pad_right(clean(r.device), 7) +
-                    " " + pad_right(clean(r.pass), 8) + " ";
-  // What is not the default and has no cell follows the last label in its cell: one word, so that
-  // columns can be cut by spaces.
-  std::string more;
-  const LabelSpec* last = nullptr;
+  std::string out = pad_right(clean(r.implementation), 18) + " ";
+  if (has_cell(shared, kDeviceLabel)) out += pad_right(clean(r.device), 7) + " ";
+  out += pad_right(clean(r.pass), 8) + " ";
+  const LabelSpec* last = last_label(subject);
   for (const LabelSpec& spec : subject.labels) {
-    if (spec.width != 0) last = &spec;
-    const LabelValue* value = spec.identifies ? r.labels.find(spec.name) : nullptr;
-    if (spec.width != 0 || value == nullptr) continue;
-    const std::string text = lab::to_string(*value);
-    if (text == spec.fallback) continue;
-    more += fmt::format("+{}{}", spec.name, spec.kind == LabelKind::kFlag ? "" : clean(text));
-  }
-  for (const LabelSpec& spec : subject.labels) {
-    if (spec.width == 0) continue;
-    const LabelValue* value = r.labels.find(spec.name);
-    const std::string text = value != nullptr ? clean(lab::to_string(*value)) : kAbsent;
-    out += cell(text + (&spec == last ? more : ""), spec.width) + " ";
+    if (spec.width == 0 || !has_cell(shared, spec.name)) continue;
+    const std::string more = &spec == last ? labels_without_cell(subject, r.labels) : "";
+    out += cell(label_text(r.labels, spec) + more, spec.width) + " ";
   }
   const bool ok = r.status == RunStatus::kOk;
   for (const ShownColumn& shown : subject.columns) {

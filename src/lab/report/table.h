@@ -4,6 +4,7 @@
 
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "lab/report/numbers.h"
 #include "lab/results/subject.h"
@@ -24,8 +25,17 @@ std::string comparison_table(const ResultFile& file, const TableOptions& options
 
 /// `bench`: one line per result, the same columns for any file, nothing that changes from run to
 /// run but the measured figures, so that grep and diff work on it. The header says the unit.
-std::string bench_table_header(const Subject& subject, RateUnit unit);
-std::string bench_table_line(const Measurement& result, RateUnit unit);
+/// On a narrow terminal what all problems share stands once above the lines, and not in them.
+struct SharedLabels {
+  std::vector<std::string_view> names;  ///< without a cell in the lines
+  std::string text;  ///< "cpu · dtype fp32 · B 1 · Hq 2"; empty: every label has its cell
+};
+SharedLabels shared_labels(const Subject& subject, const std::vector<Labels>& problems,
+                           std::string_view device, int width);
+std::string bench_table_header(const Subject& subject, RateUnit unit,
+                               const SharedLabels& shared = {});
+std::string bench_table_line(const Measurement& result, RateUnit unit,
+                             const SharedLabels& shared = {});
 
 /// From which S on each implementation is faster than `relative_to`, by d and B * H. Empty where
 /// nothing was measured at two lengths.

@@ -108,6 +108,8 @@ bool Case::gives(TensorRole role) const {
       return lse_gradient;
     case TensorRole::kAlibiSlopes:
       return alibi;
+    case TensorRole::kDropoutState:
+      return false;  // cases have their seed by value
     default:
       return row_of(role).to_come == nullptr;
   }

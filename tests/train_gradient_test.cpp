@@ -60,7 +60,7 @@ TEST_P(TrainGradient, IsTheSlopeOfTheLoss) {
   const TestStep step = TestStep::make(GetParam().model, GetParam().options);
   step.loss();
   double* values = reinterpret_cast<double*>(step.parameters->values());
-  const double* computed = reinterpret_cast<double*>(step.parameters->gradients());
+  const double* computed = reinterpret_cast<const double*>(*step.executor->gradients());
   const std::vector<double> gradients(computed, computed + step.parameters->elements());
   // A gradient vector's scale: differences are compared with it where single entries are tiny.
   double scale = 0;
@@ -88,7 +88,7 @@ template <class T>
 std::vector<T> gradients_of(const ModelConfig& model, const StepOptions& options, int threads) {
   const TestStep step = TestStep::make(model, options, threads);
   step.loss();
-  const T* data = reinterpret_cast<const T*>(step.parameters->gradients());
+  const T* data = reinterpret_cast<const T*>(*step.executor->gradients());
   return {data, data + step.parameters->elements()};
 }
 

@@ -34,8 +34,8 @@ void check_three_steps(const OptimizerOptions& optimizer) {
   options.optimizer = optimizer;
   const TestStep step = TestStep::make(small_model(), options);
   const ParameterStore& store = *step.parameters;
-  const auto snapshot = [&](std::byte* arena) {
-    const double* data = reinterpret_cast<double*>(arena);
+  const auto snapshot = [&](const std::byte* arena) {
+    const double* data = reinterpret_cast<const double*>(arena);
     return std::vector<double>(data, data + store.elements());
   };
   for (int t = 1; t <= 3; ++t) {
@@ -44,7 +44,7 @@ void check_three_steps(const OptimizerOptions& optimizer) {
                               second = snapshot(store.second_moments());
     step.executor->set_scalar(kStepIndex, t);
     step.loss();
-    const std::vector<double> gradients = snapshot(store.gradients());
+    const std::vector<double> gradients = snapshot(*step.executor->gradients());
     double norm = 0;
     for (const double g : gradients) norm += g * g;
     norm = std::sqrt(norm);

@@ -89,14 +89,16 @@ struct ForwardTensors {
   Tensor o;                           ///< [batch, seqlen_q, heads_q, head_dim_v], q's dtype or fp32
   std::optional<Tensor> lse{};        ///< [batch, heads_q, seqlen_q] fp32 (fp64 inputs: or fp64)
   std::optional<ConstTensor> mask{};  ///< [batch|1, heads_q|1, seqlen_q|1, seqlen_k|1]; see below
-  std::optional<ConstTensor> alibi_slopes{};   ///< [batch|1, heads_q|1] fp32; see below
-  DropoutSeed dropout_seed{};                  ///< read where Options::dropout is set
-  std::optional<ConstTensor> sinks{};          ///< to come: [heads_q] fp32
-  std::optional<ConstTensor> cu_seqlens_q{};   ///< to come: [batch + 1] int32; q [total_q, ...]
-  std::optional<ConstTensor> cu_seqlens_k{};   ///< to come: [batch + 1] int32; k [total_k, ...]
-  std::optional<ConstTensor> block_table{};    ///< to come: [batch, pages_per_sequence] int32
-  std::optional<Tensor> row_statistics{};      ///< to come: [batch, heads_q, seqlen_q, 2] fp32
-  std::optional<ConstTensor> dropout_state{};  ///< to come: [2] int64, seed and offset
+  std::optional<ConstTensor> alibi_slopes{};  ///< [batch|1, heads_q|1] fp32; see below
+  DropoutSeed dropout_seed{};                 ///< read where Options::dropout is set
+  std::optional<ConstTensor> sinks{};         ///< to come: [heads_q] fp32
+  std::optional<ConstTensor> cu_seqlens_q{};  ///< to come: [batch + 1] int32; q [total_q, ...]
+  std::optional<ConstTensor> cu_seqlens_k{};  ///< to come: [batch + 1] int32; k [total_k, ...]
+  std::optional<ConstTensor> block_table{};   ///< to come: [batch, pages_per_sequence] int32
+  std::optional<Tensor> row_statistics{};     ///< to come: [batch, heads_q, seqlen_q, 2] fp32
+  /// [2] int64, seed and offset, read in place of dropout_seed when the call runs: a replayed graph
+  /// draws another pattern.
+  std::optional<ConstTensor> dropout_state{};
 };
 
 /// Tensors of a backward call. o and lse are what forward gave for the same inputs.
@@ -108,11 +110,12 @@ struct BackwardTensors {
   std::optional<ConstTensor> d_lse{};  ///< gradient of lse, or absent for zero: shape, dtype of lse
   std::optional<ConstTensor> mask{};   ///< as in forward
   Tensor dq, dk, dv;                   ///< shapes of q, k, v; the inputs' dtype or fp32
-  std::optional<ConstTensor> alibi_slopes{};  ///< as in forward
-  DropoutSeed dropout_seed{};                 ///< forward's
+  std::optional<ConstTensor> alibi_slopes{};   ///< as in forward
+  DropoutSeed dropout_seed{};                  ///< forward's
+  std::optional<ConstTensor> dropout_state{};  ///< with the numbers that forward read
   /// To come, as in forward.
   std::optional<ConstTensor> sinks{}, cu_seqlens_q{}, cu_seqlens_k{}, block_table{},
-      row_statistics{}, dropout_state{};
+      row_statistics{};
 };
 
 /// Scratch memory of one call: uninitialised on entry, 256-byte aligned, reusable once the stream

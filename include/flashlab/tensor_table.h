@@ -314,7 +314,7 @@ inline constexpr std::array<TensorRow, kTensorRoles> kRows{{
      &P::row_statistics, ShapeRule{kBatch, kHeadsQ, kSeqlenQ, kTwo}, D::kFp32,
      "backward's accuracy"},
     {R::kDropoutState, "dropout_state", &F::dropout_state, &B::dropout_state, &P::dropout_state,
-     ShapeRule{kTwo}, D::kInt64, "dropout whose seed and offset change between replays"},
+     ShapeRule{kTwo}, D::kInt64},
 }};
 
 constexpr bool rows_are_in_order() {

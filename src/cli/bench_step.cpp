@@ -203,7 +203,7 @@ void print_details(const lab::Measurement& r) {
 }  // namespace
 
 int run_bench_step(const Arguments& arguments) {
-  const Context context = make_context(arguments);
+  const Context context = make_context(arguments, DefaultDevice::kGpuIfThere);
   Sweep sweep(arguments, context);
   const std::vector<Group> groups = sweep.groups();
   lab::StepBenchOptions options;

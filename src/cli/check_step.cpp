@@ -16,9 +16,12 @@ int run_check_step(const Arguments& arguments) {
     fail_usage(
         "check step needs --record FILE; bench/peers/train_parity.py makes one with PyTorch");
   }
+  const Context context = make_context(arguments, DefaultDevice::kGpuIfThere);
   std::vector<std::string> names = arguments.list("--precision");
-  if (names.empty()) names = {"fp64", "fp32"};
-  const Context context = make_context(arguments);
+  if (names.empty()) {
+    names = {"fp32"};
+    if (context.device().kind == DeviceKind::kCpu) names.insert(names.begin(), "fp64");
+  }
   bool all_ok = true;
   for (const std::string& record : records) {
     for (const std::string& name : names) {

@@ -137,8 +137,8 @@ std::vector<FlagSpec> flags_of_runs() {
        kShaped | kCheck | kWeightedSum | kInfo | kBenchStep | kCheckStep | kTrain | kProfileStep |
            kMonitor,
        kExecution,
-       "cpu or cuda[:N] (default: bench, compare, explain, profile and monitor take the GPU where "
-       "there is one that can run what is asked, else cpu)"},
+       "cpu or cuda[:N] (default: the GPU where there is one that can run what is asked, else cpu; "
+       "check, info and weighted-sum: cpu)"},
       {"--implementation", "", "NAME[,NAME]", kList, kBench | kExplain | kCheck | kProfileAttention,
        kExecution,
        "names (default: the production one; check: all but reference and other people's)",

@@ -32,7 +32,8 @@ std::vector<FlagSpec> flags_of_training() {
       {"--hidden", "", "N", kValue, kSizes, kModel, "elements inside the MLP"},
       {"--vocabulary", "", "N", kValue, kExplainStep | kProfileStep | kBenchStep, kModel,
        "tokens there are"},
-      {"--dropout", "", "P", kValue, kPlanned, kModel, "of the embedding and of every block's sum"},
+      {"--dropout", "", "P", kValue, kPlanned, kModel,
+       "of the embedding, of attention's probabilities and of every block's sum"},
 
       {"--text", "", "FILE[,FILE]", kList, kRuns, kText,
        "what to learn (default: the shipped tinyshakespeare)"},
@@ -122,7 +123,8 @@ std::vector<CommandSpec> commands_of_training() {
       {kTrain,
        "train",
        "train a language model on text",
-       "Trains a Transformer on the CPU: by default a small one on the shipped text, to readable "
+       "Trains a Transformer on a GPU or the CPU: by default a small one on the shipped text, to "
+       "readable "
        "text in minutes. Shows loss, learning rate, gradient norm, tokens/s and the time left; "
        "writes a log, a curve and checkpoints. Ctrl-C saves and ends; --resume goes on.",
        "",

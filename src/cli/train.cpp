@@ -212,7 +212,7 @@ void say_end(const train::Trainer& trainer, const train::TrainOutcome& outcome,
 }  // namespace
 
 int run_train(const Arguments& arguments) {
-  const Context context = make_context(arguments);
+  const Context context = make_context(arguments, DefaultDevice::kGpuIfThere);
   const std::unique_ptr<train::Trainer> trainer = make_trainer(arguments, context);
   print_header(*trainer, context);
   Progress progress(trainer->config(), trainer->steps_done());

@@ -40,18 +40,9 @@ MemoryTimeline make_timeline(const train::StepPlan& plan, const train::MemoryPla
   out.title = plan.title;
   out.arena_bytes = memory.arena_bytes;
   add_persistent(plan, memory, out);
-  std::vector<int> first(plan.tensors.size(), -1), last(plan.tensors.size(), -1);
-  for (std::size_t i = 0; i < plan.operations.size(); ++i) {
-    const train::Operation& operation = plan.operations[i];
+  for (const train::Operation& operation : plan.operations) {
     out.operations.push_back(operation.name);
     out.phases.push_back(operation.phase);
-    for (const auto* list : {&operation.inputs, &operation.outputs}) {
-      for (const train::TensorId id : *list) {
-        const auto at = static_cast<std::size_t>(id);
-        if (first[at] < 0) first[at] = static_cast<int>(i);
-        last[at] = static_cast<int>(i);
-      }
-    }
   }
   out.live_bytes.assign(plan.operations.size(), memory.persistent);
   for (std::size_t id = 0; id < plan.tensors.size(); ++id) {
@@ -62,8 +53,8 @@ MemoryTimeline make_timeline(const train::StepPlan& plan, const train::MemoryPla
     a.shape = train::describe(tensor);
     a.role = tensor.role;
     a.layer = tensor.layer;
-    a.first = first[id];
-    a.last = last[id];
+    a.first = memory.lives[id].first;
+    a.last = memory.lives[id].last;
     a.bytes = aligned(tensor.bytes());
     a.address = out.persistent_bytes + memory.offsets[id];
     a.allocated_by = out.operations[static_cast<std::size_t>(a.first)];

@@ -55,6 +55,7 @@ struct ScoreArguments {
 
 /// Dropout of probabilities (tile/probability.h).
 struct DropoutArguments {
+  const unsigned long long* state;  ///< seed and offset; null: those that follow
   unsigned long long seed, offset;
   unsigned limit;  ///< a pair is kept where its 16-bit number is below
   float scale;     ///< 1 / (1 - p)

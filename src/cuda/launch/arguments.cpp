@@ -12,7 +12,8 @@ namespace {
 using device::Int64;
 
 static_assert(offsetof(device::Rows, data) == 0 && offsetof(device::RowScalars, data) == 0 &&
-              offsetof(device::MaskView, data) == 0 && offsetof(device::HeadScalars, data) == 0);
+              offsetof(device::MaskView, data) == 0 && offsetof(device::HeadScalars, data) == 0 &&
+              offsetof(device::DropoutArguments, state) == 0);
 
 void bind(device::Rows& to, const TensorSpec& s) {
   to = {nullptr, s.strides[0], s.strides[1], s.strides[2]};
@@ -39,11 +40,13 @@ struct Slot {
   constexpr Slot(TensorRole r, device::RowScalars Arguments::*m) : role(r), scalars(m) {}
   constexpr Slot(TensorRole r, device::MaskView Arguments::*m) : role(r), mask(m) {}
   constexpr Slot(TensorRole r, device::HeadScalars Arguments::*m) : role(r), heads(m) {}
+  constexpr Slot(TensorRole r, device::DropoutArguments Arguments::*m) : role(r), dropout(m) {}
   TensorRole role;
   device::Rows Arguments::*rows = nullptr;
   device::RowScalars Arguments::*scalars = nullptr;
   device::MaskView Arguments::*mask = nullptr;
   device::HeadScalars Arguments::*heads = nullptr;
+  device::DropoutArguments Arguments::*dropout = nullptr;
 };
 
 using Role = TensorRole;
@@ -58,15 +61,23 @@ constexpr Slot<ForwardArguments> kForwardSlots[] = {
     {Role::kLse, &ForwardArguments::lse},
     {Role::kMask, &ForwardArguments::mask},
     {Role::kAlibiSlopes, &ForwardArguments::slopes},
+    {Role::kDropoutState, &ForwardArguments::dropout},
 };
 
 constexpr Slot<BackwardArguments> kBackwardSlots[] = {
-    {Role::kQ, &BackwardArguments::q},     {Role::kK, &BackwardArguments::k},
-    {Role::kV, &BackwardArguments::v},     {Role::kO, &BackwardArguments::o},
-    {Role::kLse, &BackwardArguments::lse}, {Role::kMask, &BackwardArguments::mask},
-    {Role::kDO, &BackwardArguments::d_o},  {Role::kDLse, &BackwardArguments::d_lse},
-    {Role::kDQ, &BackwardArguments::dq},   {Role::kDK, &BackwardArguments::dk},
-    {Role::kDV, &BackwardArguments::dv},   {Role::kAlibiSlopes, &BackwardArguments::slopes},
+    {Role::kQ, &BackwardArguments::q},
+    {Role::kK, &BackwardArguments::k},
+    {Role::kV, &BackwardArguments::v},
+    {Role::kO, &BackwardArguments::o},
+    {Role::kLse, &BackwardArguments::lse},
+    {Role::kMask, &BackwardArguments::mask},
+    {Role::kDO, &BackwardArguments::d_o},
+    {Role::kDLse, &BackwardArguments::d_lse},
+    {Role::kDQ, &BackwardArguments::dq},
+    {Role::kDK, &BackwardArguments::dk},
+    {Role::kDV, &BackwardArguments::dv},
+    {Role::kAlibiSlopes, &BackwardArguments::slopes},
+    {Role::kDropoutState, &BackwardArguments::dropout},
 };
 
 // A tensor that kernels are to read has a slot. Tensors without one are refused before.
@@ -104,7 +115,8 @@ device::ScoreArguments score_of(const internal::Geometry& g) {
 // Seed and offset are scalars of the call.
 device::DropoutArguments dropout_of(const internal::Geometry& g) {
   const auto probability = static_cast<double>(g.dropout);
-  return {0, 0, device::dropout_limit(probability), static_cast<float>(1.0 / (1.0 - probability))};
+  return {nullptr, 0, 0, device::dropout_limit(probability),
+          static_cast<float>(1.0 / (1.0 - probability))};
 }
 
 // The call without its addresses.
@@ -140,7 +152,8 @@ void patch(const Slot<Arguments> (&slots)[kCount], runtime::ParameterBlock& bloc
     const std::size_t at = slot.rows != nullptr      ? offset_of(a.*slot.rows)
                            : slot.scalars != nullptr ? offset_of(a.*slot.scalars)
                            : slot.mask != nullptr    ? offset_of(a.*slot.mask)
-                                                     : offset_of(a.*slot.heads);
+                           : slot.heads != nullptr   ? offset_of(a.*slot.heads)
+                                                     : offset_of(a.*slot.dropout);
     block.pointer(at, {.buffer = buffer_of(slot.role)});
   }
   if (problem.options.dropout) {

@@ -28,9 +28,31 @@ void append(std::string& key, const Matrix& m) {
                      m.batch_stride, m.alignment_bytes);
 }
 
+int constant_of(runtime::Epilogue epilogue) {
+  switch (epilogue) {
+    case runtime::Epilogue::kBias:
+      return kCublasEpilogueBias;
+    case runtime::Epilogue::kBiasGelu:
+      return kCublasEpilogueBiasGelu;
+    case runtime::Epilogue::kGeluBackward:
+      return kCublasEpilogueGeluBackward;
+    case runtime::Epilogue::kNone:
+      break;
+  }
+  return 0;
+}
+
+bool has_bias(runtime::Epilogue epilogue) {
+  return epilogue == runtime::Epilogue::kBias || epilogue == runtime::Epilogue::kBiasGelu;
+}
+
+bool has_aux(runtime::Epilogue epilogue) {
+  return epilogue == runtime::Epilogue::kBiasGelu || epilogue == runtime::Epilogue::kGeluBackward;
+}
+
 std::string key_of(const Product& p) {
-  std::string key =
-      fmt::format("{} {} {} {} {} {} {}:", p.m, p.n, p.k, p.batch, p.tf32, p.has_bias, p.measured);
+  std::string key = fmt::format("{} {} {} {} {} {} {}:", p.m, p.n, p.k, p.batch, p.tf32,
+                                static_cast<int>(p.epilogue), p.measured);
   for (const Matrix* matrix : {&p.a, &p.b, &p.c}) append(key, *matrix);
   return key;
 }
@@ -104,18 +126,14 @@ Status CublasLt::describe(const Product& p, PreparedProduct& out) const {
            "cublasLtMatmulDescCreate")) {
     return status;
   }
-  const auto transpose = [&](int which, int transposed) {
-    run(api_.cublasLtMatmulDescSetAttribute(out.product, which, &transposed, sizeof transposed),
+  const auto set = [&](int which, const auto& value) {
+    run(api_.cublasLtMatmulDescSetAttribute(out.product, which, &value, sizeof value),
         "cublasLtMatmulDescSetAttribute");
   };
-  transpose(kCublasTransA, p.b.transposed);
-  transpose(kCublasTransB, p.a.transposed);
-  if (p.has_bias) {
-    const int epilogue = kCublasEpilogueBias;
-    run(api_.cublasLtMatmulDescSetAttribute(out.product, kCublasEpilogue, &epilogue,
-                                            sizeof epilogue),
-        "cublasLtMatmulDescSetAttribute");
-  }
+  set(kCublasTransA, static_cast<int>(p.b.transposed));
+  set(kCublasTransB, static_cast<int>(p.a.transposed));
+  if (p.epilogue != runtime::Epilogue::kNone) set(kCublasEpilogue, constant_of(p.epilogue));
+  if (has_aux(p.epilogue)) set(kCublasAuxRowStride, p.c.row_stride);
   const auto layout = [&](CublasLtDescriptor* made, const Matrix& matrix, std::int64_t rows,
                           std::int64_t columns) {
     if (matrix.transposed) std::swap(rows, columns);
@@ -198,9 +216,9 @@ CublasLtAlgorithm CublasLt::fastest(const Product& product, const std::string& k
   for (const CublasLtAlgorithm& each : candidates) {
     runs.push_back([&, described, each](const runtime::ProductMemory& memory) mutable {
       described.algorithm = each;
-      // Any address serves as a bias: c is at least as long.
+      // Any address serves as bias or aux: c is at least as long.
       return run(described, product, memory.a, memory.b, memory.c, memory.scratch, memory.stream,
-                 nullptr, memory.c);
+                 nullptr, memory.c, memory.c);
     });
   }
   const std::vector<float> times = runtime::time_product(*device_, product, kWorkspaceBytes, runs);
@@ -230,14 +248,19 @@ Result<const PreparedProduct*> CublasLt::prepare(const Product& p) const {
 
 Status CublasLt::run(const PreparedProduct& p, const Product& product, const void* a, const void* b,
                      void* c, void* workspace, CUstream stream, const void* addend,
-                     const void* bias) const {
-  // The address of the bias is part of a descriptor that other calls share.
-  std::unique_lock lock(bias_mutex_, std::defer_lock);
-  if (product.has_bias) {
-    lock.lock();
-    const CublasStatus set =
-        api_.cublasLtMatmulDescSetAttribute(p.product, kCublasBiasPointer, &bias, sizeof bias);
-    if (Status s = check(set, "cublasLtMatmulDescSetAttribute"); !s.ok()) return s;
+                     const void* bias, const void* aux) const {
+  // These addresses are part of a descriptor that other calls share.
+  std::unique_lock lock(pointers_mutex_, std::defer_lock);
+  if (product.epilogue != runtime::Epilogue::kNone) lock.lock();
+  const auto set = [&](int which, const void* address) {
+    return check(api_.cublasLtMatmulDescSetAttribute(p.product, which, &address, sizeof address),
+                 "cublasLtMatmulDescSetAttribute");
+  };
+  if (has_bias(product.epilogue)) {
+    if (Status s = set(kCublasBiasPointer, bias); !s.ok()) return s;
+  }
+  if (has_aux(product.epilogue)) {
+    if (Status s = set(kCublasAuxPointer, aux); !s.ok()) return s;
   }
   return check(api_.cublasLtMatmul(handle_, p.product, &product.alpha, b, p.first, a, p.second,
                                    &product.beta, addend == nullptr ? c : addend, p.result, c,

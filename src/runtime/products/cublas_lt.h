@@ -27,7 +27,11 @@ enum CublasLtConstant : int {
   kCublasTransB = 4,
   kCublasEpilogue = 7,
   kCublasBiasPointer = 8,
+  kCublasAuxPointer = 11,
+  kCublasAuxRowStride = 12,
   kCublasEpilogueBias = 4,
+  kCublasEpilogueBiasGelu = 164,
+  kCublasEpilogueGeluBackward = 192,
   kCublasBatchCount = 5,
   kCublasBatchOffset = 6,
   kCublasMaxWorkspaceBytes = 1,
@@ -109,10 +113,10 @@ class CublasLt {
 
   /// Enqueues a product that was prepared here; the GPU's context is current. alpha and beta are
   /// this product's own. `workspace` has kWorkspaceBytes. beta multiplies `addend`, laid out as c,
-  /// or c itself without one; `bias` is there iff the product has one. Errors: kDeviceError.
+  /// or c itself without one; `bias` and `aux` are the epilogue's. Errors: kDeviceError.
   Status run(const PreparedProduct& prepared, const runtime::Product& product, const void* a,
              const void* b, void* c, void* workspace, CUstream stream, const void* addend = nullptr,
-             const void* bias = nullptr) const;
+             const void* bias = nullptr, const void* aux = nullptr) const;
 
   static constexpr std::size_t kWorkspaceBytes = std::size_t{32} << 20;
 
@@ -135,7 +139,7 @@ class CublasLt {
   CublasLtHandle handle_ = nullptr;
   const GpuDevice* device_ = nullptr;
   mutable std::mutex mutex_;
-  mutable std::mutex bias_mutex_;  ///< of a prepared product's address of its bias
+  mutable std::mutex pointers_mutex_;  ///< of the addresses in a prepared product's descriptor
   mutable std::unordered_map<std::string, std::unique_ptr<PreparedProduct>> prepared_;
 };
 

@@ -242,7 +242,7 @@ class CudaExecutor::Run {
     return state.library->run(*state.product, work.product, program_.address(call_, work.a),
                               program_.address(call_, work.b), program_.address(call_, work.c),
                               program_.address(call_, work.scratch), step_stream(index),
-                              optional(work.addend), optional(work.bias));
+                              optional(work.addend), optional(work.bias), optional(work.aux));
   }
   Status run(std::size_t index, const HostWork& work) {
     auto host = std::make_unique<HostCall>();

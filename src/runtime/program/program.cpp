@@ -40,7 +40,7 @@ std::vector<Place> places_of(const Work& work) {
                                },
                                [](const ProductWork& w) {
                                  std::vector<Place> out{w.a, w.b, w.c};
-                                 for (const Place& each : {w.scratch, w.addend, w.bias}) {
+                                 for (const Place& each : {w.scratch, w.addend, w.bias, w.aux}) {
                                    if (each.buffer >= 0) out.push_back(each);
                                  }
                                  return out;
@@ -108,18 +108,20 @@ void Program::append(const Program& other, std::span<const Place> places) {
   const int first = static_cast<int>(steps_.size());
   for (Step step : other.steps()) {
     for (int& earlier : step.depends_on) earlier += first;
-    std::visit(Overloaded{[&](KernelWork& w) { w.parameters.move(moved); },
-                          [&](MemsetWork& w) { w.target = moved(w.target); },
-                          [&](CopyWork& w) { w.to = moved(w.to), w.from = moved(w.from); },
-                          [&](ProductWork& w) {
-                            for (Place* each : {&w.a, &w.b, &w.c, &w.scratch, &w.addend, &w.bias}) {
-                              *each = moved(*each);
-                            }
-                          },
-                          [&](HostWork& w) {
-                            for (Place& each : w.places) each = moved(each);
-                          }},
-               step.work);
+    std::visit(
+        Overloaded{
+            [&](KernelWork& w) { w.parameters.move(moved); },
+            [&](MemsetWork& w) { w.target = moved(w.target); },
+            [&](CopyWork& w) { w.to = moved(w.to), w.from = moved(w.from); },
+            [&](ProductWork& w) {
+              for (Place* each : {&w.a, &w.b, &w.c, &w.scratch, &w.addend, &w.bias, &w.aux}) {
+                *each = moved(*each);
+              }
+            },
+            [&](HostWork& w) {
+              for (Place& each : w.places) each = moved(each);
+            }},
+        step.work);
     add(std::move(step));
   }
 }

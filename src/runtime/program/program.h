@@ -49,7 +49,8 @@ struct ProductWork {
   Place a, b, c;
   Place scratch;      ///< CublasLt::kWorkspaceBytes; on a CPU none
   Place addend = {};  ///< what beta multiplies, laid out as c; without a buffer: c itself
-  Place bias = {};    ///< Product::has_bias: [n] of c's type
+  Place bias = {};    ///< of epilogues with one: [n] of c's type
+  Place aux = {};     ///< of epilogues with one: laid out as c
 };
 /// A function on the host that gets the addresses of `places`. It must not call CUDA.
 struct HostWork {

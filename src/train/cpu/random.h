@@ -5,6 +5,9 @@
 
 #include <cstdint>
 
+#include "flashlab/attention.h"
+#include "train/plan/step_plan.h"
+
 namespace flashlab::train {
 
 struct RandomKey {
@@ -29,6 +32,17 @@ inline std::uint64_t random_bits(const RandomKey& key, std::uint64_t index) noex
 /// In [0, 1), 53 bits.
 inline double random_unit(const RandomKey& key, std::uint64_t index) noexcept {
   return static_cast<double>(random_bits(key, index) >> 11) * 0x1p-53;
+}
+
+/// Of a dropout in the step that `scalars` are those of.
+inline RandomKey key_of(const DropoutSite& site, const double* scalars) noexcept {
+  return {site.seed, static_cast<std::uint64_t>(scalars[kStepIndex]),
+          static_cast<std::uint64_t>(site.site)};
+}
+
+/// What attention's dropout draws by there.
+inline DropoutSeed seed_of(const DropoutSite& site, const double* scalars) noexcept {
+  return {site.seed, random_bits(key_of(site, scalars), 0)};
 }
 
 /// random_bits below it: dropped.

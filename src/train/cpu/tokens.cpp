@@ -69,8 +69,7 @@ template <class T>
 void dropout(const Call<T>& call) {
   const auto& a = call.template attributes<DropoutAttributes>();
   const double* scalars = call.template input<double>(0);
-  const RandomKey key = {a.seed, static_cast<std::uint64_t>(scalars[kStepIndex]),
-                         static_cast<std::uint64_t>(a.site)};
+  const RandomKey key = key_of(a.site, scalars);
   const T* x = call.input(1);
   const T* addend = a.has_addend ? call.input(2) : nullptr;
   T* y = call.output(0);

@@ -38,6 +38,10 @@ Problem problem_of(const StepPlan& plan, const Operation& operation, const Conte
   out.options.causal = a.causal ? Causal::kTopLeft : Causal::kNone;
   out.options.implementation = a.implementation;
   if (plan.tf32) out.options.precision = flashlab::Precision::kTf32;
+  if (a.dropout > 0) {
+    out.options.dropout = static_cast<float>(a.dropout);
+    out.dropout_state = contiguous_spec(DType::kInt64, {2}, context.device());
+  }
   return out;
 }
 
@@ -89,6 +93,13 @@ std::vector<runtime::Place> AttentionSteps::tensor_places(const Operation& opera
   set(TensorRole::kV, qkv, 2 * part);
   set(TensorRole::kO, backward ? operation.inputs[2] : operation.outputs[0], 0);
   set(TensorRole::kLse, backward ? operation.inputs[3] : operation.outputs[1], 0);
+  if (a.dropout > 0) {
+    const BatchLayout& batch = lowered_.batch;
+    const auto site = std::find(batch.dropouts.begin(), batch.dropouts.end(), a.site);
+    out[static_cast<std::size_t>(TensorRole::kDropoutState)] = {
+        lowered_.batch_buffer,
+        batch.dropout_states + kDropoutStateBytes * (site - batch.dropouts.begin())};
+  }
   if (backward) {
     set(TensorRole::kDO, operation.inputs[0], 0);
     set(TensorRole::kDQ, operation.outputs[0], 0);

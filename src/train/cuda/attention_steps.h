@@ -7,6 +7,7 @@
 #include "flashlab/attention.h"
 #include "flashlab/context.h"
 #include "runtime/program/program.h"
+#include "train/cuda/lowering.h"
 #include "train/plan/step_plan.h"
 
 namespace flashlab::train {
@@ -14,8 +15,8 @@ namespace flashlab::train {
 class AttentionSteps {
  public:
   AttentionSteps(const StepPlan& plan, const std::vector<runtime::Place>& places,
-                 const Context* context, runtime::Program& program)
-      : plan_(plan), places_(places), context_(context), program_(program) {}
+                 const Context* context, const LoweredStep& lowered, runtime::Program& program)
+      : plan_(plan), places_(places), context_(context), lowered_(lowered), program_(program) {}
 
   /// Plans every distinct call and adds the region of their workspace.
   /// Errors: those of flashlab::plan, kUnsupported (an implementation that is no program).
@@ -29,6 +30,7 @@ class AttentionSteps {
   const StepPlan& plan_;
   const std::vector<runtime::Place>& places_;
   const Context* context_;
+  const LoweredStep& lowered_;
   runtime::Program& program_;
   std::vector<Plan> plans_;
   std::vector<int> plan_of_;  ///< per operation; -1: no attention

@@ -79,24 +79,26 @@ inline EmbeddingShape embedding_shape(std::int64_t width, std::int64_t element_b
 }
 
 struct LogitsShape {
-  int vector, block, packs, registers, shared;
+  int vector, block, blocks, packs, registers, shared;
   std::int64_t shared_bytes;
 };
 
-/// A row in registers if that goes, else what is left in shared memory, else read twice.
+/// A row in registers if that goes, else what is left in shared memory, else read twice. A thread
+/// has 64 registers, so that one block of a multiprocessor reads while another writes.
 inline LogitsShape logits_shape(std::int64_t vocabulary, std::int64_t element_bytes,
                                 const cuda::DeviceInfo& device) {
-  constexpr int kMostBlock = 1024;
-  LogitsShape out{vector_of(vocabulary, element_bytes), 256, 0, 0, 0, 0};
+  LogitsShape out{vector_of(vocabulary, element_bytes), 256, 4, 0, 0, 0, 0};
   const std::int64_t packs = vocabulary / out.vector;
-  const std::int64_t pack_bytes = std::max<std::int64_t>(out.vector * element_bytes, 4);
-  // 32 registers for the row, 20 where a block is so large that a thread has 64 at most.
-  std::int64_t most = 32 * 4 / pack_bytes;
-  while (out.block < kMostBlock && packs > most * out.block) out.block *= 2;
-  if (out.block == kMostBlock) most = 20 * 4 / pack_bytes;
+  std::int64_t most = 40 / out.vector;
+  if (packs > most * out.block) {
+    out.block = 512;
+    out.blocks = 2;
+    most = 32 / out.vector;
+  }
   out.packs = static_cast<int>((packs + out.block - 1) / out.block);
   out.registers = static_cast<int>(std::min<std::int64_t>(out.packs, most));
-  const std::int64_t budget = std::max<std::int64_t>(device.shared_bytes_per_block - 4096, 0);
+  const std::int64_t pack_bytes = std::max<std::int64_t>(out.vector * element_bytes, 4);
+  const std::int64_t budget = std::max<std::int64_t>(device.shared_bytes_per_block / 2 - 2048, 0);
   out.shared = static_cast<int>(
       std::min<std::int64_t>(out.packs - out.registers, budget / (pack_bytes * out.block)));
   out.shared_bytes = out.shared * pack_bytes * out.block;

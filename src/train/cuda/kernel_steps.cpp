@@ -97,7 +97,8 @@ void KernelSteps::add(const Operation& operation, const Launch& launch, Paramete
   const cuda::LaunchShape shape = {.grid_x = static_cast<unsigned>(launch.blocks),
                                    .grid_y = static_cast<unsigned>(launch.blocks_y),
                                    .threads = static_cast<unsigned>(launch.threads),
-                                   .shared_bytes = static_cast<unsigned>(launch.shared_bytes)};
+                                   .shared_bytes = static_cast<unsigned>(launch.shared_bytes),
+                                   .programmatic = launch.programmatic};
   program_.add(
       {.name = operation.name,
        .configuration = launch.config.summary(),
@@ -139,6 +140,7 @@ Status KernelSteps::append(const Operation& operation) {
       return mean_loss(operation);
     case OperationKind::kGradientNorm:
     case OperationKind::kAdamW:
+    case OperationKind::kLossScale:
       return optimizer(operation);
     default:
       return Status::unsupported({"step",
@@ -204,10 +206,10 @@ void KernelSteps::column_finish(const Operation& operation, const std::vector<Te
   block.pointer(FLASHLAB_AT(ColumnArguments, partials), {scratch_})
       .pointer(FLASHLAB_AT(ColumnArguments, out), place(outs.front()))
       .pointer(FLASHLAB_AT(ColumnArguments, second_out), place(outs.back()));
-  add(operation,
-      {"train/columns.cu", "flash_bwd_column_finish", config, div_up(width, 32),
-       static_cast<int>(outs.size()), 1024},
-      std::move(block));
+  Launch launch{"train/columns.cu", "flash_bwd_column_finish",     config,
+                div_up(width, 32),  static_cast<int>(outs.size()), 1024};
+  launch.programmatic = device_.major >= 9;
+  add(operation, launch, std::move(block));
 }
 
 Status KernelSteps::column_sum(const Operation& operation) {
@@ -267,7 +269,7 @@ Status KernelSteps::rope(const Operation& operation) {
   block.pointer(FLASHLAB_AT(RopeArguments, cosine), place(cosine))
       .pointer(FLASHLAB_AT(RopeArguments, sine), place(sine));
   if (!angles) block.pointer(FLASHLAB_AT(RopeArguments, qkv), place(operation.outputs[0]));
-  const std::int64_t work = angles ? a.context * a.head_dim / 2 : rows * 2 * width / vector;
+  const std::int64_t work = angles ? a.context * a.head_dim / 2 : rows * width / vector;
   add(operation,
       {"train/rope.cu", angles ? "flash_fwd_rope_angles" : "flash_fwd_rope", config,
        div_up(work, kRowThreads), 1, kRowThreads},
@@ -361,8 +363,8 @@ Status KernelSteps::dropout(const Operation& operation) {
   config.integer("kVector", vector).boolean("kAddend", a.has_addend);
   ParameterBlock block(
       device::DropoutArguments{.elements = a.elements,
-                               .seed = a.seed,
-                               .site = static_cast<unsigned long long>(a.site),
+                               .seed = a.site.seed,
+                               .site = static_cast<unsigned long long>(a.site.site),
                                .limit = dropout_limit(a.probability),
                                .scale = static_cast<float>(1 / (1 - a.probability))});
   block.pointer(FLASHLAB_AT(DropoutArguments, scalars), place(operation.inputs[0]))
@@ -384,8 +386,9 @@ Status KernelSteps::cross_entropy(const Operation& operation) {
   const LogitsShape shape = logits_shape(a.vocabulary, size_of(type), device_);
   ConfigPrinter config = config_of("kElement", type);
   config.integer("kVocabulary", a.vocabulary).integer("kVector", shape.vector);
-  config.integer("kBlock", shape.block).integer("kPacks", shape.packs);
-  config.integer("kRegisters", shape.registers).integer("kShared", shape.shared);
+  config.integer("kBlock", shape.block).integer("kBlocks", shape.blocks);
+  config.integer("kPacks", shape.packs).integer("kRegisters", shape.registers);
+  config.integer("kShared", shape.shared);
   config.boolean("kGradient", a.gradient_scale != 0);
   ParameterBlock block(
       device::CrossEntropyArguments{.gradient_scale = static_cast<float>(a.gradient_scale)});
@@ -394,6 +397,9 @@ Status KernelSteps::cross_entropy(const Operation& operation) {
                shifted(place(operation.inputs[1]), 4 * a.first))
       .pointer(FLASHLAB_AT(CrossEntropyArguments, losses),
                shifted(place(operation.outputs[0]), 4 * a.first));
+  if (a.scaled) {
+    block.pointer(FLASHLAB_AT(CrossEntropyArguments, loss_scale), place(operation.inputs[2]));
+  }
   add(operation,
       {"train/cross_entropy.cu", "flash_fwd_cross_entropy", config, a.rows, 1, shape.block,
        shape.shared_bytes},
@@ -414,8 +420,12 @@ Status KernelSteps::mean_loss(const Operation& operation) {
 Status KernelSteps::optimizer(const Operation& operation) {
   // The norm and the update share a source, and a Config where both are there.
   AdamWAttributes a;
+  LossScaleAttributes scaling{.dynamic = false};
   for (const Operation& other : plan_.operations) {
     if (other.kind == OperationKind::kAdamW) a = std::get<AdamWAttributes>(other.attributes);
+    if (other.kind == OperationKind::kLossScale) {
+      scaling = std::get<LossScaleAttributes>(other.attributes);
+    }
   }
   const Parameter& first = plan_.parameters.front();
   const bool has_copy = first.value != first.master;
@@ -428,8 +438,10 @@ Status KernelSteps::optimizer(const Operation& operation) {
   config.choice("kCopy", "Element", name_of(element(first.value)));
   config.boolean("kHasCopy", has_copy);
   config.boolean("kCs336", a.convention == AdamWConvention::kCs336);
+  config.boolean("kScaled", plan_.loss_scale != kNoTensor);
   config.integer("kNormBlocks", blocks);
   device::OptimizerArguments arguments{.elements = plan_.arena_elements,
+                                       .scale_interval = scaling.dynamic ? scaling.interval : 0,
                                        .beta1 = a.beta1,
                                        .beta2 = a.beta2,
                                        .max_norm = a.max_norm,
@@ -439,7 +451,7 @@ Status KernelSteps::optimizer(const Operation& operation) {
   }
   ParameterBlock block(arguments);
   block.pointer(FLASHLAB_AT(OptimizerArguments, scalars), place(plan_.scalars))
-      .pointer(FLASHLAB_AT(OptimizerArguments, gradients), {kGradients})
+      .pointer(FLASHLAB_AT(OptimizerArguments, gradients), lowered_.gradients)
       .pointer(FLASHLAB_AT(OptimizerArguments, parameters), {kValues})
       .pointer(FLASHLAB_AT(OptimizerArguments, copies), {kCopies})
       .pointer(FLASHLAB_AT(OptimizerArguments, first), {kFirstMoments})
@@ -448,7 +460,14 @@ Status KernelSteps::optimizer(const Operation& operation) {
       .pointer(FLASHLAB_AT(OptimizerArguments, norm), place(plan_.gradient_norm))
       .pointer(FLASHLAB_AT(OptimizerArguments, factors), {scratch_, kFactorsOffset})
       .pointer(FLASHLAB_AT(OptimizerArguments, decays), {lowered_.constants_buffer});
+  if (plan_.loss_scale != kNoTensor) {
+    block.pointer(FLASHLAB_AT(OptimizerArguments, loss_scale), place(plan_.loss_scale));
+  }
   const char* source = "train/optimizer.cu";
+  if (operation.kind == OperationKind::kLossScale) {
+    add(operation, {source, "flash_opt_loss_scale", config, 1, 1, 1}, std::move(block));
+    return {};
+  }
   if (operation.kind == OperationKind::kGradientNorm) {
     add(operation, {source, "flash_opt_norm_sums", config, blocks, 1, kNormThreads}, block);
     add(operation, {source, "flash_opt_norm_finish", config, 1, 1, 1024}, std::move(block));

@@ -40,6 +40,7 @@ class KernelSteps {
     int blocks_y = 1;
     int threads = 1;
     std::int64_t shared_bytes = 0;
+    bool programmatic = false;  ///< starts before the kernel before has ended, and waits for it
   };
   void add(const Operation& operation, const Launch& launch, runtime::ParameterBlock parameters);
   void add_zero(const Operation& operation, runtime::Place target, std::int64_t bytes);

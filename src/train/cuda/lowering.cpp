@@ -4,14 +4,15 @@
 
 #include <algorithm>
 #include <array>
-#include <numeric>
 
+#include "api/context_state.h"
 #include "api/implementation.h"
 #include "flashlab/attention.h"
 #include "flashlab/tensor_table.h"
-#include "runtime/products/cublas_lt.h"
+#include "train/cpu/random.h"
 #include "train/cuda/attention_steps.h"
 #include "train/cuda/kernel_steps.h"
+#include "train/cuda/product_steps.h"
 
 namespace flashlab::train {
 namespace {
@@ -23,10 +24,6 @@ std::int64_t rounded(std::int64_t bytes) {
 }
 
 Status check_kinds(const StepPlan& plan) {
-  if (plan.loss_scale != kNoTensor) {
-    return Status::unsupported({"precision", "fp16 with loss scaling",
-                                "bf16, tf32 or fp32 on a GPU", "use --precision bf16"});
-  }
   for (const Operation& operation : plan.operations) {
     if (operation.kind == OperationKind::kPointwise) {
       return Status::unsupported({"operators", "unfused (" + operation.name + ")",
@@ -49,16 +46,16 @@ class Placement {
       : plan_(plan), memory_(memory), program_(program), places_(plan.tensors.size()) {}
 
   std::vector<runtime::Place> run(LoweredStep& out) {
-    for (const char* name :
-         {"values", "copies", "gradients", "first moments", "second moments", "no arena"}) {
+    for (const char* name : {"values", "copies", "first moments", "second moments", "no arena"}) {
       program_.add_tensor(name);
     }
     parameters();
     out.offsets.assign(plan_.tensors.size(), -1);
     batch(out);
     results(out);
-    const int arena =
-        program_.add_region("activations", static_cast<std::size_t>(memory_.arena_bytes));
+    const int arena = program_.add_region("activations and gradients",
+                                          static_cast<std::size_t>(memory_.arena_bytes));
+    out.gradients = {arena, memory_.gradients_offset};
     for (std::size_t i = 0; i < places_.size(); ++i) {
       if (memory_.offsets[i] >= 0) places_[i] = {arena, memory_.offsets[i]};
     }
@@ -74,7 +71,6 @@ class Placement {
     for (const Parameter& parameter : plan_.parameters) {
       put(parameter.master, kValues, parameter.offset);
       if (parameter.value != parameter.master) put(parameter.value, kCopies, parameter.offset);
-      put(parameter.gradient, kGradients, parameter.offset);
       put(parameter.first_moment, kFirstMoments, parameter.offset);
       put(parameter.second_moment, kSecondMoments, parameter.offset);
     }
@@ -104,6 +100,12 @@ class Placement {
     }
     b.order = add(4 * b.micro_batches * b.rows);
     b.starts = add(4 * b.micro_batches * (b.groups + 1));
+    for (const Operation& operation : plan_.operations) {
+      if (operation.kind != OperationKind::kAttention || operation.generation > 0) continue;
+      const auto& a = std::get<AttentionAttributes>(operation.attributes);
+      if (a.dropout > 0) b.dropouts.push_back(a.site);
+    }
+    b.dropout_states = add(kDropoutStateBytes * static_cast<std::int64_t>(b.dropouts.size()));
     out.batch_buffer = program_.add_region("batch", static_cast<std::size_t>(b.bytes));
     place(Role::kBatch, out.batch_buffer, out);
   }
@@ -129,62 +131,6 @@ class Placement {
   std::vector<runtime::Place> places_;
 };
 
-// The largest power of two up to 16 that divides the bytes of every row's address.
-int alignment_of(const ProductAttributes::Matrix& matrix, std::int64_t element_bytes) {
-  const std::int64_t bytes = std::gcd(
-      std::gcd(matrix.offset * element_bytes, matrix.leading * element_bytes), std::int64_t{16});
-  return static_cast<int>(bytes);
-}
-
-class ProductSteps {
- public:
-  ProductSteps(const StepPlan& plan, const std::vector<runtime::Place>& places, int scratch)
-      : plan_(plan), places_(places), scratch_(scratch) {}
-
-  Result<runtime::ProductWork> of(const Operation& operation, bool tf32) const {
-    const auto& p = std::get<ProductAttributes>(operation.attributes);
-    if (p.inner * p.outer != 1) {
-      return Status::unsupported({"attention", operation.name + " (naive attention)",
-                                  "the library's attention on a GPU",
-                                  "leave --attention out, or name sm80 or sm90"});
-    }
-    runtime::ProductWork out;
-    out.product.m = p.m;
-    out.product.n = p.n;
-    out.product.k = p.k;
-    out.product.alpha = static_cast<float>(p.alpha);
-    out.product.beta = p.accumulate || p.has_addend ? 1.0f : 0.0f;
-    out.product.tf32 = tf32;
-    out.product.has_bias = p.has_bias;
-    matrix(operation.inputs[0], p.a, out.product.a, out.a);
-    matrix(operation.inputs[1], p.b, out.product.b, out.b);
-    matrix(operation.outputs[0], p.c, out.product.c, out.c);
-    out.scratch = {scratch_};
-    if (p.has_bias) out.bias = places_[static_cast<std::size_t>(operation.inputs[2])];
-    if (p.has_addend) {
-      runtime::Matrix same;
-      matrix(operation.inputs[p.has_bias ? 3 : 2], p.c, same, out.addend);
-    }
-    return out;
-  }
-
- private:
-  void matrix(TensorId id, const ProductAttributes::Matrix& from, runtime::Matrix& out,
-              runtime::Place& place) const {
-    const Element element = plan_.tensor(id).element;
-    out.dtype = dtype_of(element);
-    out.transposed = from.transposed;
-    out.row_stride = from.leading;
-    out.alignment_bytes = alignment_of(from, size_of(element));
-    place = places_[static_cast<std::size_t>(id)];
-    place.offset_bytes += from.offset * size_of(element);
-  }
-
-  const StepPlan& plan_;
-  const std::vector<runtime::Place>& places_;
-  int scratch_;
-};
-
 bool is_attention(const Operation& operation) {
   return operation.kind == OperationKind::kAttention ||
          operation.kind == OperationKind::kAttentionBackward;
@@ -198,19 +144,26 @@ Result<LoweredStep> lower(const StepPlan& plan, const MemoryPlan& memory,
   if (Status s = check_kinds(plan); !s.ok()) return s;
   LoweredStep out;
   const std::vector<runtime::Place> places = Placement(plan, memory, program).run(out);
-  const ProductSteps products(plan, places,
-                              program.add_region("products", cuda::CublasLt::kWorkspaceBytes));
+  const cuda::CublasLt* library = nullptr;
+  if (context != nullptr) {
+    auto opened = cuda::CublasLt::of(*context->state().gpu());
+    if (!opened.ok()) return opened.status();
+    library = *opened;
+  }
+  const ProductSteps products(
+      plan, places, program.add_region("products", cuda::CublasLt::kWorkspaceBytes), library);
   out.constants = decay_bits(plan);
   out.constants_buffer = program.add_region("constants", 4 * out.constants.size());
   KernelSteps kernels(plan, places, device, out, program);
-  AttentionSteps attention(plan, places, context, program);
+  AttentionSteps attention(plan, places, context, out, program);
   if (context != nullptr) {
     if (Status s = attention.plan(); !s.ok()) return s;
   }
   for (std::size_t i = 0; i < plan.operations.size(); ++i) {
     const Operation& operation = plan.operations[i];
+    if (products.takes_in(i)) continue;
     if (operation.kind == OperationKind::kProduct) {
-      auto work = products.of(operation, plan.tf32);
+      auto work = products.of(i);
       if (!work.ok()) return work.status();
       program.add({.name = operation.name, .work = std::move(*work)});
     } else if (is_attention(operation)) {
@@ -245,6 +198,15 @@ void sort_tokens(const BatchLayout& layout, std::int64_t vocabulary, std::byte* 
     for (std::int64_t row = 0; row < layout.rows; ++row) {
       order[next[static_cast<std::size_t>(tokens[row])]++] = static_cast<std::int32_t>(row);
     }
+  }
+}
+
+void write_dropout_states(const BatchLayout& layout, std::byte* batch) {
+  auto* out = reinterpret_cast<std::uint64_t*>(batch + layout.dropout_states);
+  for (const DropoutSite& site : layout.dropouts) {
+    const DropoutSeed seed = seed_of(site, reinterpret_cast<double*>(batch + layout.scalars));
+    *out++ = seed.seed;
+    *out++ = seed.offset;
   }
 }
 

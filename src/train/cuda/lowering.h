@@ -15,8 +15,8 @@
 namespace flashlab::train {
 
 /// The tensors of a call of a lowered step, by slot: flat arenas of the parameters.
-enum ArenaSlot : int { kValues, kCopies, kGradients, kFirstMoments, kSecondMoments, kNoArena };
-inline constexpr int kArenaSlots = 6;
+enum ArenaSlot : int { kValues, kCopies, kFirstMoments, kSecondMoments, kNoArena };
+inline constexpr int kArenaSlots = 5;
 
 /// What host code writes before a step, in the order of the "batch" region.
 struct BatchLayout {
@@ -25,11 +25,16 @@ struct BatchLayout {
   std::int64_t order = 0, starts = 0;
   std::int64_t rows = 0, groups = 0;  ///< of a micro-batch; the most distinct tokens that it has
   std::int64_t micro_batches = 0;
+  /// Attention's dropouts, and where the seed and offset of each stand.
+  std::vector<DropoutSite> dropouts;
+  std::int64_t dropout_states = 0;
   std::int64_t bytes = 0;
 };
+inline constexpr std::int64_t kDropoutStateBytes = 16;
 
 struct LoweredStep {
   int batch_buffer = -1, results_buffer = -1, constants_buffer = -1;
+  runtime::Place gradients{};  ///< the first parameter's
   BatchLayout batch;
   std::int64_t results_bytes = 0;
   std::vector<std::int64_t> offsets;      ///< of tensors of the batch and results, in their region
@@ -48,5 +53,8 @@ Result<LoweredStep> lower(const StepPlan& plan, const MemoryPlan& memory,
 /// Sorts the rows of each micro-batch by token, for the embedding's gradient: `batch` is the host's
 /// copy of the batch region, whose tokens are there.
 void sort_tokens(const BatchLayout& layout, std::int64_t vocabulary, std::byte* batch);
+
+/// Seed and offset of attention's dropouts in the step whose scalars stand in `batch`.
+void write_dropout_states(const BatchLayout& layout, std::byte* batch);
 
 }  // namespace flashlab::train

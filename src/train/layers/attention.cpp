@@ -55,17 +55,19 @@ TensorId fused_attention(StepBuilder& b, TensorId qkv, const AttentionAttributes
   b.append({.name = "attention",
             .kind = OperationKind::kAttention,
             .operation_class = OperationClass::kAttention,
-            .inputs = {qkv},
+            .inputs = a.dropout > 0 ? std::vector<TensorId>{qkv, b.plan().scalars}
+                                    : std::vector<TensorId>{qkv},
             .outputs = {o, lse},
             .attributes = a,
             .flops = 4 * pairs * dim});
   b.on_backward([=, &b] {
-    const TensorId d_o = b.gradient_of(o);
+    std::vector<TensorId> inputs = {b.gradient_of(o), qkv, o, lse};
+    if (a.dropout > 0) inputs.push_back(b.plan().scalars);
     const GradientSlot slot = b.gradient(qkv);
     b.append({.name = "d attention",
               .kind = OperationKind::kAttentionBackward,
               .operation_class = OperationClass::kAttention,
-              .inputs = {d_o, qkv, o, lse},
+              .inputs = inputs,
               .outputs = {slot.tensor},
               .attributes = a,
               .flops = 10 * pairs * dim});
@@ -144,8 +146,22 @@ void append_product(StepBuilder& b, const AttentionAttributes& a, const HeadProd
 }
 
 struct NaiveTensors {
-  TensorId qkv, scores, max, argmax, sum, p, o;
+  TensorId qkv, scores, max, argmax, sum, p, kept, o;  // kept: p after dropout, else p itself
 };
+
+// What the values' product reads; backward asks for the gradient of p alone.
+void append_dropout(StepBuilder& b, const AttentionAttributes& a, const char* name, TensorId x,
+                    TensorId y) {
+  const std::int64_t elements = b.plan().tensor(x).elements();
+  b.append({.name = name,
+            .kind = OperationKind::kDropout,
+            .operation_class = OperationClass::kElementwise,
+            .inputs = {b.plan().scalars, x},
+            .outputs = {y},
+            .attributes =
+                DropoutAttributes{.elements = elements, .probability = a.dropout, .site = a.site},
+            .flops = static_cast<double>(elements)});
+}
 
 void naive_backward(StepBuilder& b, const NaiveTensors& t, const AttentionAttributes& a) {
   const HeadMatrices m = head_matrices(a);
@@ -159,8 +175,9 @@ void naive_backward(StepBuilder& b, const NaiveTensors& t, const AttentionAttrib
   append_product(
       b, a,
       {"d probabilities", d_o, t.qkv, dp, tokens, tokens, dim, m.o, transposed(m.v), m.scores});
-  append_product(b, a,
-                 {"d values", t.p, d_o, dqkv, tokens, dim, tokens, transposed(m.scores), m.o, m.v});
+  if (a.dropout > 0) append_dropout(b, a, "d dropout", dp, dp);
+  append_product(
+      b, a, {"d values", t.kept, d_o, dqkv, tokens, dim, tokens, transposed(m.scores), m.o, m.v});
   b.append({.name = "d softmax",
             .kind = OperationKind::kSoftmaxBackward,
             .operation_class = OperationClass::kSoftmax,
@@ -207,7 +224,12 @@ TensorId naive_attention(StepBuilder& b, TensorId qkv, const AttentionAttributes
             .outputs = {t.p, t.sum},
             .attributes = a,
             .flops = 4 * visible_pairs(a)});
-  append_product(b, a, {"values", t.p, qkv, t.o, tokens, dim, tokens, m.scores, m.v, m.o});
+  t.kept = t.p;
+  if (a.dropout > 0) {
+    t.kept = b.activation("kept probabilities", pairs);
+    append_dropout(b, a, "dropout", t.p, t.kept);
+  }
+  append_product(b, a, {"values", t.kept, qkv, t.o, tokens, dim, tokens, m.scores, m.v, m.o});
   b.on_backward([&b, t, a] { naive_backward(b, t, a); });
   return t.o;
 }
@@ -256,19 +278,23 @@ void rope_angles(StepBuilder& b, LayerContext& context) {
                                     .at_position = b.decodes()}});
 }
 
-TensorId attention(StepBuilder& b, TensorId qkv, LayerContext& context) {
+TensorId attention(StepBuilder& b, TensorId qkv, LayerContext& context, int layer) {
   const bool naive = b.options().attention == "naive";
   if (context.model.family == Family::kCourse) {
     // The naive form looks its angles up in every layer, as the course's model does.
     if (naive || context.cosine == kNoTensor) rope_angles(b, context);
     rope(b, qkv, context);
   }
-  const AttentionAttributes attributes = {.batch = context.batch,
-                                          .context = context.context,
-                                          .heads = context.model.heads,
-                                          .head_dim = context.model.head_dim(),
-                                          .implementation = naive ? "" : b.options().attention};
+  AttentionAttributes attributes = {.batch = context.batch,
+                                    .context = context.context,
+                                    .heads = context.model.heads,
+                                    .head_dim = context.model.head_dim(),
+                                    .implementation = naive ? "" : b.options().attention};
   if (b.decodes()) return cached_attention(b, qkv, context, attributes);
+  if (drops(b, context.model)) {
+    attributes.dropout = context.model.dropout;
+    attributes.site = dropout_site(b, context, DropoutPlace::kAttention, layer);
+  }
   return naive ? naive_attention(b, qkv, attributes) : fused_attention(b, qkv, attributes);
 }
 
@@ -304,7 +330,7 @@ TensorId attention_block(StepBuilder& b, TensorId x, LayerContext& context, int 
   const bool apart = !b.options().fused && !gpt2;
   const TensorId qkv = apart ? linear_shares(b, normed, qkv_options, {"q", "k", "v"}, true).front()
                              : linear(b, normed, qkv_options);
-  const TensorId o = attention(b, qkv, context);
+  const TensorId o = attention(b, qkv, context, layer);
   const TensorId output_weight = b.parameter({.name = names.output,
                                               .shape = {width, width},
                                               .initializer = out,
@@ -321,8 +347,11 @@ TensorId attention_block(StepBuilder& b, TensorId x, LayerContext& context, int 
                                      .weight = output_weight,
                                      .bias = output_bias,
                                      .addend = dropping ? kNoTensor : x});
-  return dropping ? dropout(b, projected, context, {.site = 2 * layer + 1, .addend = x})
-                  : projected;
+  if (!dropping) return projected;
+  return dropout(b, projected,
+                 {.probability = model.dropout,
+                  .site = dropout_site(b, context, DropoutPlace::kOutput, layer),
+                  .addend = x});
 }
 
 }  // namespace flashlab::train

@@ -2,18 +2,34 @@
 
 namespace flashlab::train {
 
-TensorId dropout(StepBuilder& b, TensorId x, const LayerContext& context,
-                 const DropoutOptions& options) {
-  const std::int64_t width = context.model.width;
-  if (!b.options().fused && options.addend != kNoTensor) {
-    const TensorId dropped = dropout(b, x, context, {.site = options.site});
-    return sum_of(b, dropped, options.addend, context.rows(), width);
+DropoutSite dropout_site(const StepBuilder& b, const LayerContext& context, DropoutPlace place,
+                         int layer) {
+  const std::int64_t layers = context.model.layers, micro = context.micro * (3 * layers + 1);
+  const auto at = [&](std::int64_t site) { return DropoutSite{b.options().seed, micro + site}; };
+  switch (place) {
+    case DropoutPlace::kEmbedding:
+      break;
+    case DropoutPlace::kOutput:
+      return at(2 * layer + 1);
+    case DropoutPlace::kMlp:
+      return at(2 * layer + 2);
+    case DropoutPlace::kAttention:
+      return at(2 * layers + 1 + layer);
   }
-  const TensorId y = b.activation("dropout", {context.rows(), width});
-  DropoutAttributes attributes = {.elements = context.rows() * width,
+  return at(0);
+}
+
+TensorId dropout(StepBuilder& b, TensorId x, const DropoutOptions& options) {
+  const std::vector<std::int64_t> shape = b.plan().tensor(x).shape;
+  if (!b.options().fused && options.addend != kNoTensor) {
+    DropoutOptions bare = options;
+    bare.addend = kNoTensor;
+    return sum_of(b, dropout(b, x, bare), options.addend, shape[0], shape[1]);
+  }
+  const TensorId y = b.activation("dropout", shape);
+  DropoutAttributes attributes = {.elements = b.plan().tensor(x).elements(),
+                                  .probability = options.probability,
                                   .site = options.site,
-                                  .probability = context.model.dropout,
-                                  .seed = b.options().seed,
                                   .has_addend = options.addend != kNoTensor};
   std::vector<TensorId> inputs = {b.plan().scalars, x};
   if (attributes.has_addend) inputs.push_back(options.addend);

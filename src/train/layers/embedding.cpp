@@ -19,7 +19,7 @@ ParameterSpec positions_spec(const ModelConfig& model) {
 
 }  // namespace
 
-TensorId embedding(StepBuilder& b, const LayerContext& context, std::int64_t micro) {
+TensorId embedding(StepBuilder& b, const LayerContext& context) {
   const ModelConfig& model = context.model;
   const bool positions = model.family == Family::kGpt2;
   const TensorId table = b.parameter(table_spec(model));
@@ -30,7 +30,7 @@ TensorId embedding(StepBuilder& b, const LayerContext& context, std::int64_t mic
                                     .width = model.width,
                                     .vocabulary = model.vocabulary,
                                     .context = context.context,
-                                    .first = micro * context.rows(),
+                                    .first = context.micro * context.rows(),
                                     .has_positions = positions,
                                     .table_positions = positions ? model.context : 0,
                                     .at_position = b.decodes()};

@@ -17,6 +17,7 @@ struct LayerContext {
   std::int64_t batch = 0;                         ///< sequences of a micro-batch
   std::int64_t context = 0;                       ///< tokens of each
   TensorId cosine = kNoTensor, sine = kNoTensor;  ///< RoPE's table where one serves all layers
+  std::int64_t micro = 0;                         ///< which micro-batch of the step
   std::int64_t rows() const { return batch * context; }
 };
 
@@ -55,37 +56,42 @@ std::vector<TensorId> linear_shares(StepBuilder& b, TensorId x, const LinearOpti
 ///   LayerNorm  y = w (x - mean) / sqrt(var + eps) + bias
 TensorId norm(StepBuilder& b, TensorId x, const LayerContext& context, const std::string& prefix);
 
-/// x[t] = table[token[t]] (+ positions[t mod context]); micro-batch `micro` of the step's tokens.
-TensorId embedding(StepBuilder& b, const LayerContext& context, std::int64_t micro);
+/// x[t] = table[token[t]] (+ positions[t mod context]) of the micro-batch's tokens.
+TensorId embedding(StepBuilder& b, const LayerContext& context);
 
 /// cosine and sine of position / theta^(2i / head_dim), [context, head_dim / 2] each.
 void rope_angles(StepBuilder& b, LayerContext& context);
 
 /// softmax(Q K^T / sqrt(head_dim) + causal mask) V for q, k, v side by side in the rows of `qkv`
 /// [rows, 3 width], which RoPE has turned where the family has it. Result [rows, width].
-TensorId attention(StepBuilder& b, TensorId qkv, LayerContext& context);
+/// Where the model drops, probabilities are dropped, by the pattern of the layer's site.
+TensorId attention(StepBuilder& b, TensorId qkv, LayerContext& context, int layer);
 
 /// x + attention block, x + MLP block: layer `layer` of the model.
 TensorId attention_block(StepBuilder& b, TensorId x, LayerContext& context, int layer);
 TensorId mlp_block(StepBuilder& b, TensorId x, LayerContext& context, int layer);
 
-/// y = keep(x) / (1 - p) + addend with a mask that depends only on (seed, step, site, element), so
-/// that a recomputed forward has the same one.
+/// Where a model drops: the embedding, and in each layer both residual branches and attention.
+enum class DropoutPlace : std::uint8_t { kEmbedding, kOutput, kMlp, kAttention };
+DropoutSite dropout_site(const StepBuilder& b, const LayerContext& context, DropoutPlace place,
+                         int layer);
+
+/// y = keep(x) / (1 - p) + addend.
 struct DropoutOptions {
-  std::int64_t site = 0;
+  double probability = 0;
+  DropoutSite site{};
   TensorId addend = kNoTensor;
 };
 /// Only where the step learns: validation and generation keep everything.
 inline bool drops(const StepBuilder& b, const ModelConfig& model) {
   return model.dropout > 0 && b.learns();
 }
-TensorId dropout(StepBuilder& b, TensorId x, const LayerContext& context,
-                 const DropoutOptions& options);
+TensorId dropout(StepBuilder& b, TensorId x, const DropoutOptions& options);
 
-/// The head and the mean cross-entropy of micro-batch `micro`, in chunks of rows whose logits fit
+/// The head and the mean cross-entropy of the micro-batch, in chunks of rows whose logits fit
 /// StepOptions::logits_bytes. Where the step learns, a chunk's logits become their gradient in
 /// place and both products of backward follow at once, so that no more than one chunk ever exists.
-void loss(StepBuilder& b, TensorId x, const LayerContext& context, std::int64_t micro);
+void loss(StepBuilder& b, TensorId x, const LayerContext& context);
 /// All logits, for generation.
 void logits(StepBuilder& b, TensorId x, const LayerContext& context);
 

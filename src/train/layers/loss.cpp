@@ -96,7 +96,7 @@ void chunk_gradients(StepBuilder& b, const Head& head, const Chunk& chunk, Tenso
 
 }  // namespace
 
-void loss(StepBuilder& b, TensorId x, const LayerContext& context, std::int64_t micro) {
+void loss(StepBuilder& b, TensorId x, const LayerContext& context) {
   const ModelConfig& model = context.model;
   const Head head = {x, head_weight(b, model), model.width, model.vocabulary};
   const std::int64_t all_rows = b.plan().tensor(b.plan().losses).elements();
@@ -129,7 +129,7 @@ void loss(StepBuilder& b, TensorId x, const LayerContext& context, std::int64_t 
                   CrossEntropyAttributes{
                       .rows = chunk.rows,
                       .vocabulary = model.vocabulary,
-                      .first = micro * context.rows() + first,
+                      .first = context.micro * context.rows() + first,
                       .gradient_scale = b.learns() ? 1 / static_cast<double>(all_rows) : 0,
                       .scaled = scaled},
               .flops = 5.0 * static_cast<double>(chunk.rows * model.vocabulary),

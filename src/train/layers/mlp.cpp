@@ -122,7 +122,11 @@ TensorId mlp_block(StepBuilder& b, TensorId x, LayerContext& context, int layer)
                                 .weight = weights.down,
                                 .bias = weights.down_bias,
                                 .addend = dropping ? kNoTensor : x});
-  return dropping ? dropout(b, down, context, {.site = 2 * layer + 2, .addend = x}) : down;
+  if (!dropping) return down;
+  return dropout(b, down,
+                 {.probability = model.dropout,
+                  .site = dropout_site(b, context, DropoutPlace::kMlp, layer),
+                  .addend = x});
 }
 
 }  // namespace flashlab::train

@@ -43,12 +43,16 @@ Status check(const ModelConfig& model, const StepOptions& options) {
   return {};
 }
 
-void micro_batch(StepBuilder& b, LayerContext context, std::int64_t micro) {
+void micro_batch(StepBuilder& b, LayerContext context) {
   const ModelConfig& model = context.model;
   b.set_phase(Phase::kForward);
   b.enter(-1, "embedding");
-  TensorId x = embedding(b, context, micro);
-  if (drops(b, model)) x = dropout(b, x, context, {.site = 0});
+  TensorId x = embedding(b, context);
+  if (drops(b, model)) {
+    x = dropout(b, x,
+                {.probability = model.dropout,
+                 .site = dropout_site(b, context, DropoutPlace::kEmbedding, -1)});
+  }
   if (model.family == Family::kCourse && b.options().attention != "naive") {
     rope_angles(b, context);
   }
@@ -62,7 +66,7 @@ void micro_batch(StepBuilder& b, LayerContext context, std::int64_t micro) {
     logits(b, x, context);
     return;
   }
-  loss(b, x, context, micro);
+  loss(b, x, context);
   b.run_backward();
 }
 
@@ -89,7 +93,7 @@ Result<StepPlan> build_step(const ModelConfig& model, const StepOptions& request
   }
   if (Status s = check(model, options); !s.ok()) return s;
   StepBuilder b(options);
-  const LayerContext context = {.model = model, .batch = options.batch, .context = options.context};
+  LayerContext context = {.model = model, .batch = options.batch, .context = options.context};
   StepPlan& plan = b.plan();
   const std::int64_t sequences = options.batch * options.accumulate;
   plan.tokens = b.persistent("tokens", {sequences, options.context}, Element::kInt32, Role::kBatch);
@@ -106,9 +110,7 @@ Result<StepPlan> build_step(const ModelConfig& model, const StepOptions& request
     plan.loss_scale =
         b.persistent("loss scale", {kLossScaleNumbers}, Element::kFp32, Role::kResult);
   }
-  for (std::int64_t micro = 0; micro < options.accumulate; ++micro) {
-    micro_batch(b, context, micro);
-  }
+  for (; context.micro < options.accumulate; ++context.micro) micro_batch(b, context);
   if (!b.decodes()) mean_loss(b);
   b.lay_out_arenas();
   if (options.mode == StepMode::kFull) optimizer(b);

@@ -22,11 +22,21 @@ struct Peak {
   std::int64_t total() const { return sum(bytes); }
 };
 
+/// From which operation to which a tensor's memory is its own, both included.
+struct Life {
+  int first = -1, last = -1;
+};
+
 struct MemoryPlan {
-  /// Of every tensor that is not persistent: bytes from the arena's beginning; -1 for persistent
-  /// ones and for those that no operation touches.
+  /// Of every tensor that has a place in the arena: bytes from its beginning; -1 for parameters,
+  /// optimizer state, batch and results, and for tensors that no operation touches.
   std::vector<std::int64_t> offsets;
-  std::int64_t arena_bytes = 0;  ///< what the activations' arena takes, holes included
+  std::vector<Life> lives;       ///< per tensor
+  std::int64_t arena_bytes = 0;  ///< what activations and gradients take, holes included
+  /// Gradients are one range of the arena, in the order of the parameters. It fills during
+  /// backward, while saved activations leave: until its gradient is written, a parameter's place
+  /// serves them.
+  std::int64_t gradients_offset = 0;
 
   RoleBytes persistent{};                   ///< whole arenas: gaps between parameters included
   Peak peak;                                ///< of the whole step

@@ -54,8 +54,8 @@ enum class OperationKind : std::uint8_t {
   kLayerNormBackward,  ///< dy, x, weight, mean, rstd -> dx, d weight, d bias
   kRopeAngles,         ///< [scalars] -> cosine, sine
   kRope,               ///< cosine, sine, qkv -> qkv
-  kAttention,          ///< qkv -> o, lse
-  kAttentionBackward,  ///< do, qkv, o, lse -> dqkv
+  kAttention,          ///< qkv [, scalars] -> o, lse
+  kAttentionBackward,  ///< do, qkv, o, lse [, scalars] -> dqkv
   kCachedAttention,    ///< scalars, qkv, cache -> o, cache
   kRowMax,             ///< scores -> max, argmax
   kSoftmax,            ///< scores, max -> p, sum
@@ -129,11 +129,21 @@ struct EmbeddingAttributes {
   bool at_position = false;  ///< of one token, at the position among the scalars
 };
 
+/// Which dropout of a run: its pattern is a function of these, of the step and of places alone, so
+/// that backward and a recomputed forward drop the same.
+struct DropoutSite {
+  std::uint64_t seed = 0;
+  std::int64_t site = 0;  ///< of the model; micro-batches have sites of their own
+  friend bool operator==(const DropoutSite&, const DropoutSite&) = default;
+};
+
 /// q, k and v lie side by side in rows of 3 * heads * head_dim elements.
 struct AttentionAttributes {
   std::int64_t batch = 0, context = 0, heads = 0, head_dim = 0;
   bool causal = true;
   std::string implementation;  ///< empty: the device's production kernels
+  double dropout = 0;          ///< of probabilities: by the library's pattern, see DropoutSite
+  DropoutSite site{};
   std::int64_t width() const { return heads * head_dim; }
 };
 
@@ -147,9 +157,8 @@ struct RopeAttributes {
 /// Mask of element i: kept iff random(seed, step, site, i) >= probability.
 struct DropoutAttributes {
   std::int64_t elements = 0;
-  std::int64_t site = 0;  ///< which dropout of the model
   double probability = 0;
-  std::uint64_t seed = 0;
+  DropoutSite site{};
   bool has_addend = false;
 };
 

@@ -9,6 +9,7 @@
 #include "api/context_state.h"
 #include "train/cpu/call.h"
 #include "train/cpu/narrow.h"
+#include "train/cpu/random.h"
 
 namespace flashlab::train {
 namespace {
@@ -36,6 +37,7 @@ Options attention_options(const AttentionAttributes& a) {
   Options options;
   options.causal = a.causal ? Causal::kTopLeft : Causal::kNone;
   options.implementation = a.implementation;
+  if (a.dropout > 0) options.dropout = static_cast<float>(a.dropout);
   return options;
 }
 
@@ -170,7 +172,7 @@ Status CpuExecutor::bind(ParameterStore& parameters) {
       offset += (tensor.bytes() + 255) / 256 * 256;
     }
   }
-  begin_loss_scale();
+  begin_loss_scale(*this);
   for (const Parameter& parameter : plan_.parameters) {
     const std::int64_t at = parameter.offset * size_of(parameters.element());
     const auto put = [&](TensorId id, std::byte* arena) {
@@ -181,7 +183,6 @@ Status CpuExecutor::bind(ParameterStore& parameters) {
       addresses_[static_cast<std::size_t>(parameter.value)] =
           parameters.copies() + parameter.offset * size_of(plan_.tensor(parameter.value).element);
     }
-    put(parameter.gradient, parameters.gradients());
     put(parameter.first_moment, parameters.first_moments());
     put(parameter.second_moment, parameters.second_moments());
   }
@@ -233,12 +234,20 @@ Status CpuExecutor::run_attention(std::size_t index) {
   const std::uintptr_t at = reinterpret_cast<std::uintptr_t>(workspace_.data());
   std::byte* aligned = workspace_.data() + ((at + 255) / 256 * 256 - at);
   const Workspace workspace = {aligned, planned.workspace_bytes()};
+  DropoutSeed seed;
+  if (x.a.dropout > 0) {
+    seed = seed_of(x.a.site, static_cast<const double*>(data(plan_.scalars)));
+  }
   if (operation.kind == OperationKind::kAttention) {
-    return forward(context_, {}, planned, forward_tensors(x), workspace);
+    ForwardTensors tensors = forward_tensors(x);
+    tensors.dropout_seed = seed;
+    return forward(context_, {}, planned, tensors, workspace);
   }
   std::byte* d_o = addresses_[static_cast<std::size_t>(operation.inputs[0])];
   std::byte* dqkv = addresses_[static_cast<std::size_t>(operation.outputs[0])];
-  return backward(context_, {}, planned, backward_tensors(x, d_o, dqkv), workspace);
+  BackwardTensors tensors = backward_tensors(x, d_o, dqkv);
+  tensors.dropout_seed = seed;
+  return backward(context_, {}, planned, tensors, workspace);
 }
 
 // Everything but attention and the optimizer, on operands of type T at `addresses`.

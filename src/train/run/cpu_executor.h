@@ -26,6 +26,7 @@ class CpuExecutor final : public StepExecutor {
 
   Status run(OperationObserver* observer = nullptr) override;
   const StepPlan& plan() const override { return plan_; }
+  Result<std::byte*> gradients() override { return gradient_arena(); }
   const MemoryPlan& memory() const override { return memory_; }
   std::int64_t held_bytes() const override;
   /// Where any tensor of the plan lies.
@@ -56,7 +57,7 @@ class CpuExecutor final : public StepExecutor {
   template <class T>
   void narrow_run(const T* wide, std::byte* arena, std::int64_t at, std::int64_t count);
   std::int64_t norm_scratch_bytes() const;
-  void begin_loss_scale();
+  std::byte* gradient_arena() const { return arena_.data() + memory_.gradients_offset; }
   void update_loss_scale(const Operation& operation);
 
   const Context& context_;

@@ -34,18 +34,10 @@ std::int64_t CpuExecutor::norm_scratch_bytes() const {
   return static_cast<std::int64_t>(sizeof(double)) * norm_chunks(plan_);
 }
 
-void CpuExecutor::begin_loss_scale() {
-  for (const Operation& operation : plan_.operations) {
-    if (operation.kind != OperationKind::kLossScale) continue;
-    static_cast<float*>(data(plan_.loss_scale))[0] =
-        static_cast<float>(std::get<LossScaleAttributes>(operation.attributes).first);
-  }
-}
-
 template <class T>
 void CpuExecutor::gradient_norm(const Operation& operation) {
   const auto& kernels = cpu::kernels<T>(static_cast<int>(context_.cpu_isa()));
-  const T* gradients = reinterpret_cast<const T*>(parameters_->gradients());
+  const T* gradients = reinterpret_cast<const T*>(gradient_arena());
   double* sums = reinterpret_cast<double*>(scratch_.data());
   const std::int64_t chunks = norm_chunks(plan_), all = plan_.arena_elements;
   context_.state().pool().run(chunks, [&](std::int64_t i, int) {
@@ -58,7 +50,7 @@ void CpuExecutor::gradient_norm(const Operation& operation) {
     sums[i] = 0;
     for (std::int64_t at = 0; at < count; at += kNarrowRun) {
       const std::int64_t run = std::min(kNarrowRun, count - at);
-      widen_run(parameters_->gradients(), first + at, wide, run);
+      widen_run(gradient_arena(), first + at, wide, run);
       sums[i] += kernels.sum_of_squares(wide, run);
     }
   });
@@ -89,14 +81,15 @@ template <class T>
 void CpuExecutor::adamw_narrow(const cpu::AdamWRange& range, std::int64_t first,
                                std::int64_t count) {
   const auto& kernels = cpu::kernels<T>(static_cast<int>(context_.cpu_isa()));
-  std::byte* const arenas[] = {parameters_->gradients(), parameters_->values(),
-                               parameters_->first_moments(), parameters_->second_moments()};
+  std::byte* const arenas[] = {parameters_->values(), parameters_->first_moments(),
+                               parameters_->second_moments()};
   T wide[4][kNarrowRun];
   for (std::int64_t at = first; at < first + count; at += kNarrowRun) {
     const std::int64_t run = std::min(kNarrowRun, first + count - at);
-    for (std::size_t i = 0; i < 4; ++i) widen_run(arenas[i], at, wide[i], run);
-    kernels.adamw(range, wide[0], wide[1], wide[2], wide[3], run);
-    for (std::size_t i = 1; i < 4; ++i) narrow_run(wide[i], arenas[i], at, run);
+    widen_run(gradient_arena(), at, wide[3], run);
+    for (std::size_t i = 0; i < 3; ++i) widen_run(arenas[i], at, wide[i], run);
+    kernels.adamw(range, wide[3], wide[0], wide[1], wide[2], run);
+    for (std::size_t i = 0; i < 3; ++i) narrow_run(wide[i], arenas[i], at, run);
   }
 }
 
@@ -141,7 +134,7 @@ void CpuExecutor::adamw(const Operation& operation) {
   range.denominator_scale = torch ? 1 / std::sqrt(correction2) : 1;
   range.gradient_scale = (a.max_norm > 0 ? std::min(1.0, a.max_norm / (norm + 1e-6)) : 1) / scale;
   T* values = reinterpret_cast<T*>(parameters_->values());
-  const T* gradients = reinterpret_cast<const T*>(parameters_->gradients());
+  const T* gradients = reinterpret_cast<const T*>(gradient_arena());
   T* first = reinterpret_cast<T*>(parameters_->first_moments());
   T* second = reinterpret_cast<T*>(parameters_->second_moments());
   for (const AdamWAttributes::Range& part : a.ranges) {

@@ -104,6 +104,8 @@ Status CudaStepExecutor::bind(ParameterStore& parameters) {
   }
   stream_ = Stream{parameters_->stream()};
   if (Status s = allocate(); !s.ok()) return s;
+  begin_loss_scale(*this);
+  if (Status s = push_loss_scale(); !s.ok()) return s;
   if (Status s = program_.prepare(); !s.ok()) return s;
   auto graph = program_.capture(call());
   if (!graph.ok()) return graph.status();
@@ -145,7 +147,7 @@ std::byte* CudaStepExecutor::region(int buffer) const {
 }
 
 runtime::Call CudaStepExecutor::call() const {
-  // Attention's scalars are its dropout's, which a step does not use.
+  // Attention's scalars are its dropout's, which it reads from the batch here.
   static constexpr std::array<std::uint64_t, 2> kScalarsOfAttention{};
   return {.tensors = arenas_,
           .workspaces = {&workspace_address_, 1},
@@ -166,6 +168,7 @@ Status CudaStepExecutor::stage() {
     }
   }
   sort_tokens(lowered_.batch, vocabulary_, batch_.data());
+  write_dropout_states(lowered_.batch, batch_.data());
   const auto bytes = static_cast<std::size_t>(lowered_.batch.bytes);
   std::memcpy(staged.bytes.data(), batch_.data(), bytes);
   const cuda::CUresult copied = api.cuMemcpyHtoDAsync(
@@ -200,12 +203,40 @@ Status CudaStepExecutor::wait() {
                                 "cuStreamSynchronize");
 }
 
+// The scale's numbers on the host are those of the last step, or of a checkpoint.
+Status CudaStepExecutor::push_loss_scale() {
+  const TensorId id = plan_.loss_scale;
+  if (id == kNoTensor) return {};
+  const cuda::ContextGuard current = device_.current();
+  const std::int64_t offset = lowered_.offsets[static_cast<std::size_t>(id)];
+  const cuda::CUresult copied = device_.api().cuMemcpyHtoDAsync(
+      pointer_of(region(lowered_.results_buffer) + offset), data(id),
+      static_cast<std::size_t>(plan_.tensor(id).bytes()), parameters_->stream());
+  return device_.driver().check(copied, "cuMemcpyHtoDAsync");
+}
+
 Status CudaStepExecutor::push_parameters() {
+  if (Status s = push_loss_scale(); !s.ok()) return s;
   return parameters_->push(*store_);
 }
 
 Status CudaStepExecutor::pull_parameters() {
   return parameters_->pull(*store_);
+}
+
+Result<std::byte*> CudaStepExecutor::gradients() {
+  auto memory = AlignedBytes::allocate(store_->arena_bytes(false), "gradients on the host");
+  if (!memory.ok()) return memory.status();
+  gradients_ = std::move(*memory);
+  if (Status s = wait(); !s.ok()) return s;
+  const cuda::ContextGuard current = device_.current();
+  const std::byte* from = region(lowered_.gradients.buffer) + lowered_.gradients.offset_bytes;
+  const cuda::CUresult copied = device_.api().cuMemcpyDtoHAsync(
+      gradients_.data(), pointer_of(from), static_cast<std::size_t>(gradients_.size()),
+      parameters_->stream());
+  if (Status s = device_.driver().check(copied, "cuMemcpyDtoHAsync"); !s.ok()) return s;
+  if (Status s = wait(); !s.ok()) return s;
+  return gradients_.data();
 }
 
 std::int64_t CudaStepExecutor::held_bytes() const {

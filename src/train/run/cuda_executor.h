@@ -31,6 +31,8 @@ class CudaStepExecutor final : public StepExecutor {
   Status push_parameters() override;
   Status pull_parameters() override;
 
+  Result<std::byte*> gradients() override;
+
   const StepPlan& plan() const override { return plan_; }
   const MemoryPlan& memory() const override { return memory_; }
   std::int64_t held_bytes() const override;
@@ -50,6 +52,7 @@ class CudaStepExecutor final : public StepExecutor {
   CudaStepExecutor(const Context& context, cuda::GpuDevice& device);
   Status bind(ParameterStore& parameters);
   Status allocate();
+  Status push_loss_scale();
   Status enqueue(OperationObserver* observer);
   Status stage();
   runtime::Call call() const;
@@ -67,7 +70,8 @@ class CudaStepExecutor final : public StepExecutor {
   runtime::CudaExecutor program_;
   std::optional<runtime::CudaGraph> graph_;
   DeviceBytes workspace_;
-  AlignedBytes batch_;  ///< what data() gives
+  AlignedBytes batch_;      ///< what data() gives
+  AlignedBytes gradients_;  ///< what gradients() gives
   HostBytes results_;
   std::array<Staged, kStagedBatches> staged_;
   std::size_t next_ = 0;

@@ -13,12 +13,11 @@ cuda::CUdeviceptr pointer_of(const void* address) {
 
 // The store's arenas by slot; null where it has none.
 std::array<std::byte*, kArenaSlots> arenas_of(const ParameterStore& store) {
-  return {store.values(),        store.copies(),         store.gradients(),
-          store.first_moments(), store.second_moments(), nullptr};
+  return {store.values(), store.copies(), store.first_moments(), store.second_moments(), nullptr};
 }
 
-constexpr std::array<const char*, kArenaSlots> kNames = {
-    "parameters", "copies of the parameters", "gradients", "first moments", "second moments", ""};
+constexpr std::array<const char*, kArenaSlots> kNames = {"parameters", "copies of the parameters",
+                                                         "first moments", "second moments", ""};
 
 }  // namespace
 
@@ -120,7 +119,7 @@ Status DeviceParameters::push(const ParameterStore& store) const {
   const cuda::ContextGuard current = device_.current();
   const std::array<std::byte*, kArenaSlots> host = arenas_of(store);
   for (std::size_t i = 0; i < kArenaSlots; ++i) {
-    if (host[i] == nullptr || static_cast<int>(i) == kGradients) continue;
+    if (host[i] == nullptr) continue;
     const cuda::CUresult result =
         device_.api().cuMemcpyHtoDAsync(pointer_of(arenas_[i].data()), host[i],
                                         static_cast<std::size_t>(arenas_[i].size()), stream_);

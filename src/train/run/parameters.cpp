@@ -95,7 +95,6 @@ Result<ParameterStore> ParameterStore::create(const StepPlan& plan) {
     AlignedBytes* arena;
     const char* what;
   } kArenas[] = {{first.master, &out.values_, "parameters"},
-                 {first.gradient, &out.gradients_, "gradients"},
                  {first.first_moment, &out.first_, "first moments"},
                  {first.second_moment, &out.second_, "second moments"}};
   for (const auto& arena : kArenas) {

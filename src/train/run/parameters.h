@@ -32,10 +32,11 @@ class AlignedBytes {
   std::int64_t bytes_ = 0;
 };
 
-/// One arena for each of values, gradients and moments; the plan's parameters say where things lie.
+/// One arena for each of values, their copies and moments; the plan's parameters say where things
+/// lie. Gradients belong to the executor that makes them.
 class ParameterStore {
  public:
-  /// Arenas for `plan`: gradients and moments only where it has them.
+  /// Arenas for `plan`: moments only where it has them.
   static Result<ParameterStore> create(const StepPlan& plan);
 
   /// Fills the values as the plan's initializers say. The numbers of a parameter depend on the seed
@@ -47,7 +48,7 @@ class ParameterStore {
   std::int64_t elements() const { return elements_; }
   /// Of all arenas together.
   std::int64_t bytes() const {
-    return values_.size() + copies_.size() + gradients_.size() + first_.size() + second_.size();
+    return values_.size() + copies_.size() + first_.size() + second_.size();
   }
   /// Whether another plan has the same parameters in the same places.
   bool matches(const StepPlan& plan) const;
@@ -59,7 +60,6 @@ class ParameterStore {
   /// Copies of the values in the 16-bit type that forward reads, in the same order;
   /// null where it reads the values themselves.
   std::byte* copies() const { return copies_.data(); }
-  std::byte* gradients() const { return gradients_.data(); }
   std::byte* first_moments() const { return first_.data(); }
   std::byte* second_moments() const { return second_.data(); }
   /// Of one arena.
@@ -73,7 +73,7 @@ class ParameterStore {
   Element element_ = Element::kFp32;
   Element copy_element_ = Element::kBf16;
   std::int64_t elements_ = 0;
-  AlignedBytes values_, copies_, gradients_, first_, second_;
+  AlignedBytes values_, copies_, first_, second_;
   std::shared_ptr<DeviceParameters> on_device_;
 };
 

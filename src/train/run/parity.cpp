@@ -61,7 +61,9 @@ class Check {
       if (Status s = one_step(step); !s.ok()) return s;
       add(fmt::format("loss of step {}", step + 1), {executor_->number(executor_->plan().loss)},
           {losses[step].get<double>()}, precision_ == Precision::kBf16 ? 0.01 : tolerance("loss"));
-      if (step == 0) compare_gradients();
+      if (step == 0) {
+        if (Status s = compare_gradients(); !s.ok()) return s;
+      }
       if (precision_ == Precision::kBf16) break;  // what follows depends on what was rounded
     }
     if (precision_ != Precision::kBf16) compare_weights(losses.size());
@@ -180,12 +182,18 @@ class Check {
     }
   }
 
-  void compare_gradients() {
-    const StoredTensors ours = stored(*parameters_, parameters_->gradients());
-    if (precision_ == Precision::kBf16) return compare_rounded(ours);
+  Status compare_gradients() {
+    const Result<std::byte*> gradients = executor_->gradients();
+    if (!gradients.ok()) return gradients.status();
+    const StoredTensors ours = stored(*parameters_, *gradients);
+    if (precision_ == Precision::kBf16) {
+      compare_rounded(ours);
+      return {};
+    }
     each(ours, "gradients.", [&](const std::string& name, const Numbers& a, const Numbers& b) {
       add("d " + name, a, b, tolerance("gradients"));
     });
+    return {};
   }
 
   // The distance of all gradients together from the exact ones, beside the other program's: that of

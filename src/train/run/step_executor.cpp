@@ -47,6 +47,14 @@ double StepExecutor::number(TensorId id) const {
              : static_cast<double>(*static_cast<const float*>(data(id)));
 }
 
+void begin_loss_scale(const StepExecutor& executor) {
+  for (const Operation& operation : executor.plan().operations) {
+    if (operation.kind != OperationKind::kLossScale) continue;
+    static_cast<float*>(executor.data(executor.plan().loss_scale))[0] =
+        static_cast<float>(std::get<LossScaleAttributes>(operation.attributes).first);
+  }
+}
+
 Result<BoundStep> bind_step(const Context& context, StepPlan plan, std::uint64_t seed) {
   Result<ParameterStore> parameters = ParameterStore::create(plan);
   if (!parameters.ok()) return parameters.status();

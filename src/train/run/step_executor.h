@@ -26,6 +26,9 @@ class StepExecutor {
   /// The store's numbers to the device, and back: where the device has a memory of its own.
   virtual Status push_parameters() { return {}; }
   virtual Status pull_parameters() { return {}; }
+  /// The gradients of the last step in host memory, laid out as the parameters' values, until the
+  /// next call or run(). Precondition: the step learns.
+  virtual Result<std::byte*> gradients() = 0;
 
   virtual const StepPlan& plan() const = 0;
   virtual const MemoryPlan& memory() const = 0;
@@ -50,6 +53,9 @@ class StepExecutor {
 /// Errors: those of the executor; kUnsupported where the device has none.
 Result<std::unique_ptr<StepExecutor>> make_executor(const Context& context, StepPlan plan,
                                                     ParameterStore& parameters);
+
+/// Writes the first loss scale, where the step has one.
+void begin_loss_scale(const StepExecutor& executor);
 
 /// A step with parameters of its own.
 struct BoundStep {

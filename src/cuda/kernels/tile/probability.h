@@ -18,7 +18,9 @@ struct KeepMask {
   __device__ KeepMask() {}
   __device__ KeepMask(const DropoutArguments& dropout, const Shape& shape, int batch, int head) {
     if constexpr (Config::kDropout) {
-      words = dropout_words(dropout.seed, dropout.offset,
+      const bool stored = dropout.state != nullptr;
+      words = dropout_words(stored ? dropout.state[0] : dropout.seed,
+                            stored ? dropout.state[1] : dropout.offset,
                             static_cast<unsigned long long>(batch) * shape.heads_q +
                                 mutation::drawn_head<Config>(head));
     }

@@ -82,6 +82,7 @@ struct CrossEntropyArguments {
   void* logits{};
   const int* targets{};
   float* losses{};
+  const float* loss_scale{};  ///< what else multiplies the gradient; null: nothing
   float gradient_scale{};
 };
 
@@ -95,6 +96,7 @@ struct MeanLossArguments {
 /// What the update of a step depends on, made from the scalars and the norm.
 struct AdamWFactors {
   float gradient_scale{}, rate{}, denominator_scale{}, keep{};
+  bool skips{};  ///< the scaled gradients were no numbers: everything stays
 };
 
 /// The flat arenas, `elements` each. Elements 64 i .. 64 i + 63 decay iff bit i of `decays` is set.
@@ -109,7 +111,9 @@ struct OptimizerArguments {
   float* norm{};
   AdamWFactors* factors{};
   const unsigned* decays{};
+  float* loss_scale{};  ///< [4]: scale, steps since it changed, steps skipped, 0
   long long elements{};
+  long long scale_interval{};  ///< good steps after which the scale is doubled; 0: it stays
   double beta1{}, beta2{}, weight_decay{}, max_norm{};
   float epsilon{};
 };

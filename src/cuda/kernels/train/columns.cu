@@ -7,6 +7,7 @@
 //
 // Config: Element kElement (of x), kGradient (of out); int kWidth, kVector; bool kAccumulate.
 
+#include "ptx/dependency.h"
 #include "train/arguments.h"
 #include "train/packs.h"
 
@@ -29,6 +30,7 @@ __device__ inline void column_partials(const ColumnArguments& args) {
       for (int i = 0; i < kVector; ++i) sum.at[i] += x.at[i];
     }
   }
+  ptx::launch_dependents();
   for (int i = 0; i < kVector; ++i) sSums[warp][lane * kVector + i] = sum.at[i];
   __syncthreads();
   for (int i = threadIdx.x; i < 32 * kVector; i += kColumnBlock) {
@@ -51,6 +53,7 @@ __device__ inline void column_finish(const ColumnArguments& args) {
   const int share = (args.blocks + kFinishSlices - 1) / kFinishSlices;
   const int first = slice * share, end = min(first + share, args.blocks);
   float sum = 0;
+  ptx::wait_for_kernel_before();  // which leaves the partial sums
   if (column < Config::kWidth) {
 #pragma unroll 8
     for (int block = first; block < end; ++block) {

@@ -3,13 +3,15 @@
 //   loss[r] = log(sum_v exp(x[r, v])) - x[r, target[r]]
 //   x[r, v] <- gradient_scale (exp(x[r, v]) / sum - [v = target[r]])
 //
-// A block owns a row and reads it from memory once: the first kRegisters packs of a thread stay in
-// registers, the next kShared in shared memory, and only what is left of a very long row is read
-// again. Every thread keeps a running maximum and sum; they meet once.
+// A block owns a row and reads it from memory once. A thread's first kRegisters packs become
+// exponentials below their own maximum, which stay in registers: backward multiplies them. The next
+// kShared packs wait in shared memory, where they were on their way meanwhile, and only what is
+// left of a very long row is read again; these have a running maximum and are exponentiated twice.
 //
-// Config: Element kElement; int kVocabulary, kVector, kBlock (threads), kPacks (of a thread),
-// kRegisters, kShared; bool kGradient (false: losses only).
+// Config: Element kElement; int kVocabulary, kVector, kBlock (threads), kBlocks (of a
+// multiprocessor), kPacks (of a thread), kRegisters, kShared; bool kGradient (false: losses only).
 
+#include "ptx/memory.h"
 #include "ptx/math.h"
 #include "train/arguments.h"
 #include "train/packs.h"
@@ -38,11 +40,13 @@ struct RunningSum {
 template <class Config>
 struct LogitsRow {
   static constexpr int kVector = Config::kVector;
+  /// The first pack that stays in memory.
+  static constexpr int kInMemory = Config::kRegisters + Config::kShared;
   using Raw = RawPack<Config::kElement, kVector>;
+  static constexpr bool kAsync = sizeof(Raw) == 16;
 
   char* data;  // of the row
   Raw* shared;
-  Raw kept[Config::kRegisters];
 
   __device__ static int column(int pack) {
     return (pack * Config::kBlock + static_cast<int>(threadIdx.x)) * kVector;
@@ -51,28 +55,65 @@ struct LogitsRow {
   __device__ Raw read(int pack) const {
     return load_raw<Config::kElement, kVector>(data, column(pack));
   }
-  __device__ Raw& shared_pack(int pack) {
+  __device__ Raw& shared_pack(int pack) const {
     return shared[(pack - Config::kRegisters) * Config::kBlock + threadIdx.x];
   }
+  /// The packs for shared memory set out.
+  __device__ void fetch_shared() const {
+#pragma unroll 4
+    for (int p = Config::kRegisters; p < kInMemory; ++p) {
+      if (!inside(p)) continue;
+      if constexpr (kAsync) {
+        const char* from = data + static_cast<Index>(column(p)) * kSizeOf<Config::kElement>;
+        ptx::copy_async_16(ptx::shared_address(&shared_pack(p)), from);
+      } else {
+        shared_pack(p) = read(p);
+      }
+    }
+  }
+  /// body(pack, raw bits) for this thread's packs that are not in registers. A thread reads from
+  /// shared memory what it copied there itself.
+  template <class Body>
+  __device__ void each_other(const Body& body) const {
+#pragma unroll 2
+    for (int p = Config::kRegisters; p < kInMemory; ++p) {
+      if (inside(p)) body(p, shared_pack(p));
+    }
+#pragma unroll 2
+    for (int p = kInMemory; p < Config::kPacks; ++p) {
+      if (inside(p)) body(p, read(p));
+    }
+  }
+};
 
-  /// body(pack, raw bits) for this thread's packs; `first`: of the first of two passes.
-  template <bool kFirst, class Body>
-  __device__ void each(const Body& body) {
+/// A thread's packs in registers: exponentials below `own.max`.
+template <class Config>
+struct KeptPacks {
+  using Row = LogitsRow<Config>;
+  Pack<Config::kVector> at[Config::kRegisters];
+  RunningSum own;
+
+  __device__ void load(const Row& row) {
+    typename Row::Raw raw[Config::kRegisters];
 #pragma unroll
     for (int p = 0; p < Config::kRegisters; ++p) {
-      if (!inside(p)) continue;
-      if constexpr (kFirst) kept[p] = read(p);
-      body(p, kept[p]);
+      raw[p] = Row::inside(p) ? row.read(p) : typename Row::Raw{};
     }
-#pragma unroll 2
-    for (int p = Config::kRegisters; p < Config::kRegisters + Config::kShared; ++p) {
-      if (!inside(p)) continue;
-      if constexpr (kFirst) shared_pack(p) = read(p);
-      body(p, shared_pack(p));
+#pragma unroll
+    for (int p = 0; p < Config::kRegisters; ++p) {
+      if (!Row::inside(p)) continue;
+      const auto x = floats_of<Config::kElement, Config::kVector>(raw[p]);
+      for (int i = 0; i < Config::kVector; ++i) own.max = fmaxf(own.max, x.at[i]);
     }
-#pragma unroll 2
-    for (int p = Config::kRegisters + Config::kShared; p < Config::kPacks; ++p) {
-      if (inside(p)) body(p, read(p));
+    const float max_log2 = own.max * kLog2E;
+#pragma unroll
+    for (int p = 0; p < Config::kRegisters; ++p) {
+      if (!Row::inside(p)) continue;
+      const auto x = floats_of<Config::kElement, Config::kVector>(raw[p]);
+      for (int i = 0; i < Config::kVector; ++i) {
+        at[p].at[i] = exp_below(x.at[i], max_log2);
+        own.sum += at[p].at[i];
+      }
     }
   }
 };
@@ -94,18 +135,37 @@ __device__ inline RunningSum sum_over_block(RunningSum mine) {
   return all;
 }
 
+/// One pack of the gradient.
+template <class Config>
+__device__ inline void store_gradient(const LogitsRow<Config>& row, int pack, int target,
+                                      float gradient_scale, Pack<Config::kVector> x) {
+  const int column = LogitsRow<Config>::column(pack);
+  if (target >= column && target < column + Config::kVector) {
+#pragma unroll
+    for (int i = 0; i < Config::kVector; ++i) {
+      if (column + i == target) x.at[i] -= gradient_scale;
+    }
+  }
+  store_pack<Config::kElement>(row.data, column, x);
+}
+
 template <class Config>
 __device__ inline void cross_entropy(const CrossEntropyArguments& args) {
   constexpr Element kT = Config::kElement;
   constexpr int kVector = Config::kVector;
+  using Raw = typename LogitsRow<Config>::Raw;
   extern __shared__ __align__(16) char shared_bytes[];
   LogitsRow<Config> row;
   const Index offset = static_cast<Index>(blockIdx.x) * Config::kVocabulary * kSizeOf<kT>;
   row.data = static_cast<char*>(args.logits) + offset;
-  row.shared = reinterpret_cast<typename LogitsRow<Config>::Raw*>(shared_bytes);
+  row.shared = reinterpret_cast<Raw*>(shared_bytes);
   const int target = args.targets[blockIdx.x];
-  RunningSum mine;
-  row.template each<true>([&](int, const typename LogitsRow<Config>::Raw& raw) {
+  row.fetch_shared();
+  KeptPacks<Config> kept;
+  kept.load(row);
+  RunningSum mine = kept.own;
+  ptx::copy_async_wait_all();
+  row.each_other([&](int, const Raw& raw) {
     const auto x = floats_of<kT, kVector>(raw);
     float top = x.at[0];
     for (int i = 1; i < kVector; ++i) top = fmaxf(top, x.at[i]);
@@ -121,26 +181,27 @@ __device__ inline void cross_entropy(const CrossEntropyArguments& args) {
   const RunningSum all = sum_over_block<Config::kBlock>(mine);
   if (threadIdx.x == 0) args.losses[blockIdx.x] = logf(all.sum) + (all.max - target_logit);
   if constexpr (Config::kGradient) {
-    const float scale = args.gradient_scale / all.sum, max_log2 = all.max * kLog2E;
-    row.template each<false>([&](int pack, const typename LogitsRow<Config>::Raw& raw) {
+    const float unit = args.gradient_scale * (args.loss_scale == nullptr ? 1.0f : *args.loss_scale);
+    const float scale = unit / all.sum, max_log2 = all.max * kLog2E;
+    const float kept_scale = exp_below(kept.own.max, max_log2) * scale;
+#pragma unroll
+    for (int p = 0; p < Config::kRegisters; ++p) {
+      if (!LogitsRow<Config>::inside(p)) continue;
+      for (int i = 0; i < kVector; ++i) kept.at[p].at[i] *= kept_scale;
+      store_gradient<Config>(row, p, target, unit, kept.at[p]);
+    }
+    row.each_other([&](int pack, const Raw& raw) {
       auto x = floats_of<kT, kVector>(raw);
-      const int column = LogitsRow<Config>::column(pack);
 #pragma unroll
       for (int i = 0; i < kVector; ++i) x.at[i] = exp_below(x.at[i], max_log2) * scale;
-      if (target >= column && target < column + kVector) {
-#pragma unroll
-        for (int i = 0; i < kVector; ++i) {
-          if (column + i == target) x.at[i] -= args.gradient_scale;
-        }
-      }
-      store_pack<kT>(row.data, column, x);
+      store_gradient<Config>(row, pack, target, unit, x);
     });
   }
 }
 
 }  // namespace flashlab::device
 
-extern "C" __global__ void __launch_bounds__(Config::kBlock)
+extern "C" __global__ void __launch_bounds__(Config::kBlock, Config::kBlocks)
     flash_fwd_cross_entropy(const __grid_constant__ flashlab::device::CrossEntropyArguments args) {
   flashlab::device::cross_entropy<Config>(args);
 }

@@ -14,6 +14,7 @@
 // or one where the width is no multiple of that), kRowThreads, kPacks (of a thread), kBlock
 // (threads); bool kAccumulate (dx is added to).
 
+#include "ptx/dependency.h"
 #include "train/arguments.h"
 #include "train/packs.h"
 
@@ -44,32 +45,40 @@ template <class Config>
 __device__ inline void norm_forward(const NormArguments& args) {
   using Share = RowShare<Config>;
   constexpr int kPacks = Share::kPacks, kVector = Share::kVector;
+  constexpr Element kT = Config::kElement;
   const Share share;
   const Index row = static_cast<Index>(blockIdx.x) * Share::kGroups + share.group;
   const bool there = row < args.rows;
-  Pack<kVector> x[kPacks];
-  float sum[1] = {0};
+  // The weights are under way with the row: behind the sums they would be waited for again.
+  typename Share::Raw x[kPacks], weight[kPacks], bias[Config::kLayer ? kPacks : 1];
 #pragma unroll
   for (int p = 0; p < kPacks; ++p) {
-    x[p] =
-        there ? floats_of<Config::kElement, kVector>(share.load(args.x, row, p)) : Pack<kVector>{};
-    for (int i = 0; i < kVector; ++i) sum[0] += Config::kLayer ? x[p].at[i] : 0.0f;
+    x[p] = there ? share.load(args.x, row, p) : typename Share::Raw{};
+    weight[p] = share.load(args.weight, 0, p);
+    if constexpr (Config::kLayer) bias[p] = share.load(args.bias, 0, p);
   }
   float mean = 0;
   if constexpr (Config::kLayer) {
-    sum_over_row<Share::kRowThreads, Config::kBlock>(sum);
+    float sum[1] = {0};
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const auto xs = floats_of<kT, kVector>(x[p]);
+      for (int i = 0; i < kVector; ++i) sum[0] += xs.at[i];
+    }
+    sum_over_row<Share::kRowThreads, Config::kBlock>(sum, 0);
     mean = sum[0] / Config::kWidth;
   }
   float squares[1] = {0};
 #pragma unroll
   for (int p = 0; p < kPacks; ++p) {
     if (!share.inside(p)) continue;
+    const auto xs = floats_of<kT, kVector>(x[p]);
     for (int i = 0; i < kVector; ++i) {
-      const float centred = x[p].at[i] - mean;
+      const float centred = xs.at[i] - mean;
       squares[0] += centred * centred;
     }
   }
-  sum_over_row<Share::kRowThreads, Config::kBlock>(squares);
+  sum_over_row<Share::kRowThreads, Config::kBlock>(squares, 1);
   const float rstd = 1.0f / sqrtf(squares[0] / Config::kWidth + args.epsilon);
   if (!there) return;
   if (share.thread == 0) {
@@ -79,14 +88,13 @@ __device__ inline void norm_forward(const NormArguments& args) {
 #pragma unroll
   for (int p = 0; p < kPacks; ++p) {
     if (!share.inside(p)) continue;
-    const int column = share.column(p);
-    const auto w = load_pack<Config::kElement, kVector>(args.weight, column);
+    const auto xs = floats_of<kT, kVector>(x[p]), w = floats_of<kT, kVector>(weight[p]);
     Pack<kVector> b{}, y;
-    if constexpr (Config::kLayer) b = load_pack<Config::kElement, kVector>(args.bias, column);
+    if constexpr (Config::kLayer) b = floats_of<kT, kVector>(bias[p]);
     for (int i = 0; i < kVector; ++i) {
-      y.at[i] = w.at[i] * ((x[p].at[i] - mean) * rstd) + b.at[i];
+      y.at[i] = w.at[i] * ((xs.at[i] - mean) * rstd) + b.at[i];
     }
-    store_pack<Config::kElement>(args.y, row * Config::kWidth + column, y);
+    store_pack<kT>(args.y, row * Config::kWidth + share.column(p), y);
   }
 }
 
@@ -117,63 +125,88 @@ __device__ inline void store_partials(const Pack<Config::kVector> (&sums)[Config
 template <class Config>
 inline constexpr bool kTwoBlocks = Config::kBlock <= (Config::kPacks == 1 ? 384 : 256);
 
+/// What backward reads of a row.
 template <class Config>
-__device__ inline void norm_backward(const NormArguments& args) {
+struct BackwardRow {
   using Share = RowShare<Config>;
-  constexpr int kPacks = Share::kPacks, kVector = Share::kVector;
-  constexpr Element kT = Config::kElement;
-  const Share share;
-  Pack<kVector> dw[kPacks] = {}, db[Config::kLayer ? kPacks : 1] = {};
-  const Index stride = static_cast<Index>(gridDim.x) * Share::kGroups;
-  for (Index base = static_cast<Index>(blockIdx.x) * Share::kGroups; base < args.rows;
-       base += stride) {
-    const Index row = base + share.group;
+  typename Share::Raw x[Config::kPacks], dy[Config::kPacks];
+  typename Share::Raw before[Config::kAccumulate ? Config::kPacks : 1];
+  float rstd, mean;
+
+  /// Zeros past the last row.
+  __device__ void load(const NormArguments& args, const Share& share, Index row) {
     const bool there = row < args.rows;
-    // All of the row's loads are under way at once; the weight comes from the first-level cache.
-    typename Share::Raw x[kPacks], dy[kPacks], before[Config::kAccumulate ? kPacks : 1];
 #pragma unroll
-    for (int p = 0; p < kPacks; ++p) {
+    for (int p = 0; p < Config::kPacks; ++p) {
       x[p] = there ? share.load(args.x, row, p) : typename Share::Raw{};
       dy[p] = there ? share.load(args.dy, row, p) : typename Share::Raw{};
       if constexpr (Config::kAccumulate) {
         before[p] = there ? share.load(args.dx, row, p) : typename Share::Raw{};
       }
     }
-    const float rstd = there ? args.rstd[row] : 0.0f;
-    const float mean = there && Config::kLayer ? args.mean[row] : 0.0f;
+    rstd = there ? args.rstd[row] : 0.0f;
+    mean = there && Config::kLayer ? args.mean[row] : 0.0f;
+  }
+};
+
+template <class Config>
+__device__ inline void norm_backward(const NormArguments& args) {
+  using Share = RowShare<Config>;
+  constexpr int kPacks = Share::kPacks, kVector = Share::kVector;
+  constexpr Element kT = Config::kElement;
+  // The next row is read while the sums of this one meet, where a thread's share is small.
+  constexpr bool kAhead = kPacks == 1;
+  const Share share;
+  Pack<kVector> dw[kPacks] = {}, db[Config::kLayer ? kPacks : 1] = {};
+  typename Share::Raw weight[kPacks];
+#pragma unroll
+  for (int p = 0; p < kPacks; ++p) weight[p] = share.load(args.weight, 0, p);
+  const Index stride = static_cast<Index>(gridDim.x) * Share::kGroups;
+  Index row = static_cast<Index>(blockIdx.x) * Share::kGroups + share.group;
+  BackwardRow<Config> now, next;
+  now.load(args, share, row);
+  int turn = 0;
+  // All threads of a block turn equally often: they meet in the sums.
+  for (Index base = static_cast<Index>(blockIdx.x) * Share::kGroups; base < args.rows;
+       base += stride, row += stride, turn ^= 1) {
+    if constexpr (kAhead) next.load(args, share, row + stride);
     float sums[2] = {0, 0};
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
-      const auto xs = floats_of<kT, kVector>(x[p]), gs = floats_of<kT, kVector>(dy[p]);
-      const auto ws = floats_of<kT, kVector>(share.load(args.weight, 0, p));
+      const auto xs = floats_of<kT, kVector>(now.x[p]), gs = floats_of<kT, kVector>(now.dy[p]);
+      const auto ws = floats_of<kT, kVector>(weight[p]);
 #pragma unroll
       for (int i = 0; i < kVector; ++i) {
-        const float n = (xs.at[i] - mean) * rstd, g = gs.at[i] * ws.at[i];
+        const float n = (xs.at[i] - now.mean) * now.rstd, g = gs.at[i] * ws.at[i];
         sums[0] += g * n;
         if constexpr (Config::kLayer) sums[1] += g;
         dw[p].at[i] += gs.at[i] * n;
         if constexpr (Config::kLayer) db[p].at[i] += gs.at[i];
       }
     }
-    sum_over_row<Share::kRowThreads, Config::kBlock>(sums);
-    if (!there) continue;
+    sum_over_row<Share::kRowThreads, Config::kBlock>(sums, turn);
     const float mean_gn = sums[0] / Config::kWidth, mean_g = sums[1] / Config::kWidth;
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
-      if (!share.inside(p)) continue;
-      const Index at = row * Config::kWidth + share.column(p);
-      const auto xs = floats_of<kT, kVector>(x[p]), gs = floats_of<kT, kVector>(dy[p]);
-      const auto ws = floats_of<kT, kVector>(share.load(args.weight, 0, p));
+      if (row >= args.rows || !share.inside(p)) continue;
+      const auto xs = floats_of<kT, kVector>(now.x[p]), gs = floats_of<kT, kVector>(now.dy[p]);
+      const auto ws = floats_of<kT, kVector>(weight[p]);
       Pack<kVector> dx{};
-      if constexpr (Config::kAccumulate) dx = floats_of<kT, kVector>(before[p]);
+      if constexpr (Config::kAccumulate) dx = floats_of<kT, kVector>(now.before[p]);
 #pragma unroll
       for (int i = 0; i < kVector; ++i) {
-        const float n = (xs.at[i] - mean) * rstd;
-        dx.at[i] += rstd * (gs.at[i] * ws.at[i] - mean_g - n * mean_gn);
+        const float n = (xs.at[i] - now.mean) * now.rstd;
+        dx.at[i] += now.rstd * (gs.at[i] * ws.at[i] - mean_g - n * mean_gn);
       }
-      store_pack<kT>(args.dx, at, dx);
+      store_pack<kT>(args.dx, row * Config::kWidth + share.column(p), dx);
+    }
+    if constexpr (kAhead) {
+      now = next;
+    } else {
+      now.load(args, share, row + stride);
     }
   }
+  ptx::launch_dependents();
   store_partials<Config>(dw, args.partials);
   if constexpr (Config::kLayer) {
     store_partials<Config>(db, args.partials + static_cast<Index>(gridDim.x) * Config::kWidth);

@@ -10,7 +10,11 @@
 // Everything streams: 28 bytes a parameter in fp32, and what forward's copy takes. The norm's
 // blocks leave a sum each, which one block adds in order; nothing comes back to the host.
 //
-// Config: Element kParameter, kGradient, kState, kCopy; bool kHasCopy, kCs336; int kNormBlocks.
+// With a loss scale the gradients are scale times too large: norm and factors divide it out. A norm
+// that is no number halves the scale, and the step leaves parameters and moments as they are.
+//
+// Config: Element kParameter, kGradient, kState, kCopy; bool kHasCopy, kCs336, kScaled; int
+// kNormBlocks.
 
 #include "train/arguments.h"
 #include "train/packs.h"
@@ -49,16 +53,23 @@ __device__ inline void norm_sums(const OptimizerArguments& args) {
   if (threadIdx.x == 0) args.sums[blockIdx.x] = total;
 }
 
-__device__ inline void norm_finish(const OptimizerArguments& args, int blocks) {
+template <class Config>
+__device__ inline void norm_finish(const OptimizerArguments& args) {
   double sum = 0;
-  for (int i = threadIdx.x; i < blocks; i += kFinishBlock) sum += args.sums[i];
+  for (int i = threadIdx.x; i < Config::kNormBlocks; i += kFinishBlock) sum += args.sums[i];
   const double total = sum_of_block<kFinishBlock>(sum);
-  if (threadIdx.x == 0) args.norm[0] = static_cast<float>(sqrt(total));
+  if (threadIdx.x != 0) return;
+  double norm = sqrt(total);
+  if constexpr (Config::kScaled) norm /= args.loss_scale[0];
+  args.norm[0] = static_cast<float>(norm);
 }
 
 template <class Config>
 __device__ inline void adamw_factors(const OptimizerArguments& args) {
-  const double lr = args.scalars[kRateScalar], step = args.scalars[kStepScalar];
+  const double lr = args.scalars[kRateScalar];
+  double step = args.scalars[kStepScalar];
+  // Moments have seen only the steps that were taken.
+  if constexpr (Config::kScaled) step -= args.loss_scale[2];
   const double correction1 = 1 - pow(args.beta1, step), correction2 = 1 - pow(args.beta2, step);
   AdamWFactors out;
   const double clipped = args.max_norm / (static_cast<double>(args.norm[0]) + 1e-6);
@@ -68,7 +79,26 @@ __device__ inline void adamw_factors(const OptimizerArguments& args) {
       static_cast<float>(Config::kCs336 ? lr * sqrt(correction2) / correction1 : lr / correction1);
   out.denominator_scale = Config::kCs336 ? 1.0f : static_cast<float>(1 / sqrt(correction2));
   out.keep = static_cast<float>(1 - lr * args.weight_decay);
+  if constexpr (Config::kScaled) {
+    out.gradient_scale /= args.loss_scale[0];
+    out.skips = !isfinite(args.norm[0]);
+  }
   *args.factors = out;
+}
+
+// What the step's norm says of the scale, after the update.
+__device__ inline void update_loss_scale(const OptimizerArguments& args) {
+  float* scale = args.loss_scale;
+  const bool good = isfinite(args.norm[0]);
+  if (!good) scale[2] += 1;
+  if (args.scale_interval == 0) return;
+  scale[1] = good ? scale[1] + 1 : 0;
+  if (!good) {
+    scale[0] = fmaxf(scale[0] / 2, 1.0f);
+  } else if (scale[1] >= static_cast<float>(args.scale_interval)) {
+    scale[0] = fminf(scale[0] * 2, 1099511627776.0f);  // 2^40
+    scale[1] = 0;
+  }
 }
 
 /// One pack of each arena on its way through an update.
@@ -116,6 +146,7 @@ __device__ inline void adamw(const OptimizerArguments& args) {
     if (at + i * kHalf < args.elements) updates[i].load(args, at + i * kHalf);
   }
   const AdamWFactors factors = *args.factors;
+  if (Config::kScaled && factors.skips) return;
   const unsigned decays = args.decays[blockIdx.x];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
@@ -136,7 +167,7 @@ extern "C" __global__ void __launch_bounds__(flashlab::device::kNormBlock)
 
 extern "C" __global__ void __launch_bounds__(flashlab::device::kFinishBlock)
     flash_opt_norm_finish(const __grid_constant__ flashlab::device::OptimizerArguments args) {
-  flashlab::device::norm_finish(args, Config::kNormBlocks);
+  flashlab::device::norm_finish<Config>(args);
 }
 
 extern "C" __global__ void __launch_bounds__(1)
@@ -147,4 +178,9 @@ extern "C" __global__ void __launch_bounds__(1)
 extern "C" __global__ void __launch_bounds__(flashlab::device::kUpdateBlock)
     flash_opt_adamw(const __grid_constant__ flashlab::device::OptimizerArguments args) {
   flashlab::device::adamw<Config>(args);
+}
+
+extern "C" __global__ void __launch_bounds__(1)
+    flash_opt_loss_scale(const __grid_constant__ flashlab::device::OptimizerArguments args) {
+  flashlab::device::update_loss_scale(args);
 }

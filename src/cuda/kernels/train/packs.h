@@ -124,9 +124,10 @@ __device__ inline void store_pack(void* data, Index index, const Pack<kCount>& p
 }
 
 /// Sums of kValues numbers each over the kThreads threads of a row; several rows may share a block,
-/// whose kBlock threads all come here. Every thread of the row gets the same bits.
+/// whose kBlock threads all come here. Every thread of the row gets the same bits. `turn` is 0 and
+/// 1 by turns from one call of a block to the next, so that one barrier a call is enough.
 template <int kThreads, int kBlock, int kValues>
-__device__ inline void sum_over_row(float (&values)[kValues]) {
+__device__ inline void sum_over_row(float (&values)[kValues], int turn) {
 #pragma unroll
   for (int i = 0; i < kValues; ++i) {
 #pragma unroll
@@ -136,17 +137,16 @@ __device__ inline void sum_over_row(float (&values)[kValues]) {
   }
   if constexpr (kThreads > 32) {
     constexpr int kWarps = kThreads / 32;
-    __shared__ float sSums[kValues][kBlock / 32];
+    __shared__ float sSums[2][kValues][kBlock / 32];
     const int warp = threadIdx.x / 32, first = warp / kWarps * kWarps;
-    __syncthreads();  // the sums of the row before have been read
     if (threadIdx.x % 32 == 0) {
-      for (int i = 0; i < kValues; ++i) sSums[i][warp] = values[i];
+      for (int i = 0; i < kValues; ++i) sSums[turn][i][warp] = values[i];
     }
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < kValues; ++i) {
       values[i] = 0;
-      for (int other = 0; other < kWarps; ++other) values[i] += sSums[i][first + other];
+      for (int other = 0; other < kWarps; ++other) values[i] += sSums[turn][i][first + other];
     }
   }
 }

@@ -25,26 +25,35 @@ __device__ inline void rope_angles(const RopeArguments& args) {
   args.sine[at] = static_cast<float>(sine);
 }
 
+// A thread turns the same pack of q and of k, whose angles are the same.
 template <class Config>
 __device__ inline void rope_turn(const RopeArguments& args) {
-  constexpr int kVector = Config::kVector, kRowPacks = 2 * Config::kWidth / kVector;
+  constexpr int kVector = Config::kVector, kRowPacks = Config::kWidth / kVector;
   const Index pack = static_cast<Index>(blockIdx.x) * kRopeBlock + threadIdx.x;
   const Index row = pack / kRowPacks;
   if (row >= args.rows) return;
-  const int column = static_cast<int>(pack % kRowPacks) * kVector;  // q, then k
+  const int column = static_cast<int>(pack % kRowPacks) * kVector;
   const int position = static_cast<int>(row % Config::kContext);
   const int angle = position * (Config::kHeadDim / 2) + column % Config::kHeadDim / 2;
   const Index at = row * 3 * Config::kWidth + column;
-  auto x = load_pack<Config::kElement, kVector>(args.qkv, at);
+  Pack<kVector> x[2];
 #pragma unroll
-  for (int i = 0; i < kVector / 2; ++i) {
-    const float c = args.cosine[angle + i];
-    const float s = Config::kInverse ? -args.sine[angle + i] : args.sine[angle + i];
-    const float a = x.at[2 * i], b = x.at[2 * i + 1];
-    x.at[2 * i] = a * c - b * s;
-    x.at[2 * i + 1] = a * s + b * c;
+  for (int i = 0; i < 2; ++i) {
+    x[i] = load_pack<Config::kElement, kVector>(args.qkv, at + i * Config::kWidth);
   }
-  store_pack<Config::kElement>(args.qkv, at, x);
+  const auto cosine = load_pack<Element::kFp32, kVector / 2>(args.cosine, angle);
+  const auto sine = load_pack<Element::kFp32, kVector / 2>(args.sine, angle);
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+#pragma unroll
+    for (int pair = 0; pair < kVector / 2; ++pair) {
+      const float c = cosine.at[pair], s = Config::kInverse ? -sine.at[pair] : sine.at[pair];
+      const float a = x[i].at[2 * pair], b = x[i].at[2 * pair + 1];
+      x[i].at[2 * pair] = a * c - b * s;
+      x[i].at[2 * pair + 1] = a * s + b * c;
+    }
+    store_pack<Config::kElement>(args.qkv, at + i * Config::kWidth, x[i]);
+  }
 }
 
 }  // namespace flashlab::device

@@ -1,0 +1,42 @@
+#pragma once
+
+// Products of a step by cuBLASLt, and what they take in of the operations beside them.
+
+#include <vector>
+
+#include "runtime/products/cublas_lt.h"
+#include "runtime/program/program.h"
+#include "train/plan/step_plan.h"
+
+namespace flashlab::train {
+
+class ProductSteps {
+ public:
+  /// Without `library` every epilogue is taken to be there: a GPU that is only described.
+  ProductSteps(const StepPlan& plan, const std::vector<runtime::Place>& places, int scratch,
+               const cuda::CublasLt* library);
+
+  /// Whether a product does this operation's work.
+  bool takes_in(std::size_t operation) const { return taken_[operation]; }
+  /// Errors: kUnsupported (many products at once: naive attention).
+  Result<runtime::ProductWork> of(std::size_t operation) const;
+
+ private:
+  void take_in(std::size_t product);
+  runtime::ProductWork work_of(const Operation& operation) const;
+  bool serves(const runtime::Product& product) const;
+  bool reads(std::size_t operation, OperationKind kind, std::size_t input, TensorId id) const;
+  void matrix(TensorId id, const ProductAttributes::Matrix& from, runtime::Matrix& out,
+              runtime::Place& place) const;
+  runtime::Place place(TensorId id) const { return places_[static_cast<std::size_t>(id)]; }
+
+  const StepPlan& plan_;
+  const std::vector<runtime::Place>& places_;
+  int scratch_;
+  const cuda::CublasLt* library_;
+  std::vector<bool> taken_;
+  std::vector<runtime::ProductWork> works_;
+  std::vector<int> work_index_;  ///< in works_, per operation; -1: no product, or a batch of them
+};
+
+}  // namespace flashlab::train

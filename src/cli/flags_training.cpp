@@ -124,8 +124,8 @@ std::vector<CommandSpec> commands_of_training() {
        "train",
        "train a language model on text",
        "Trains a Transformer on a GPU or the CPU: by default a small one on the shipped text, to "
-       "readable "
-       "text in minutes. Shows loss, learning rate, gradient norm, tokens/s and the time left; "
+       "readable text in minutes. Shows loss, learning rate, gradient norm, tokens/s and the time "
+       "left; "
        "writes a log, a curve and checkpoints. Ctrl-C saves and ends; --resume goes on.",
        "",
        nullptr,

@@ -117,12 +117,10 @@ class Check {
                          .max_norm = o.value("max_norm", 0.0)};
     Result<StepPlan> plan = build_step(*model, options);
     if (!plan.ok()) return plan.status();
-    Result<ParameterStore> parameters = ParameterStore::create(*plan);
-    if (!parameters.ok()) return parameters.status();
-    parameters_ = std::make_unique<ParameterStore>(std::move(*parameters));
-    auto executor = make_executor(context_, std::move(*plan), *parameters_);
-    if (!executor.ok()) return executor.status();
-    executor_ = std::move(*executor);
+    Result<BoundStep> bound = make_step(context_, std::move(*plan));
+    if (!bound.ok()) return bound.status();
+    parameters_ = std::move(bound->parameters);
+    executor_ = std::move(bound->executor);
     report_.made_by = json_["made_by"].get<std::string>();
     report_.title =
         fmt::format("{}, {} layers, width {} · {} · {}", to_string(model->family), model->layers,

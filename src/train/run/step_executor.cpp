@@ -55,19 +55,25 @@ void begin_loss_scale(const StepExecutor& executor) {
   }
 }
 
-Result<BoundStep> bind_step(const Context& context, StepPlan plan, std::uint64_t seed) {
+Result<BoundStep> make_step(const Context& context, StepPlan plan) {
   Result<ParameterStore> parameters = ParameterStore::create(plan);
   if (!parameters.ok()) return parameters.status();
   BoundStep out;
   out.parameters = std::make_unique<ParameterStore>(std::move(*parameters));
-  out.parameters->initialize(seed);
   auto executor = make_executor(context, std::move(plan), *out.parameters);
   if (!executor.ok()) return executor.status();
   out.executor = std::move(*executor);
-  if (Status s = out.executor->push_parameters(); !s.ok()) return s;
-  draw_batch(*out.executor, seed);
-  out.executor->set_scalar(kLearningRate, 1e-4);
-  out.executor->set_scalar(kStepIndex, 1);
+  return out;
+}
+
+Result<BoundStep> bind_step(const Context& context, StepPlan plan, std::uint64_t seed) {
+  Result<BoundStep> out = make_step(context, std::move(plan));
+  if (!out.ok()) return out.status();
+  out->parameters->initialize(seed);
+  if (Status s = out->executor->push_parameters(); !s.ok()) return s;
+  draw_batch(*out->executor, seed);
+  out->executor->set_scalar(kLearningRate, 1e-4);
+  out->executor->set_scalar(kStepIndex, 1);
   return out;
 }
 

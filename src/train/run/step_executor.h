@@ -63,7 +63,10 @@ struct BoundStep {
   std::unique_ptr<StepExecutor> executor;  ///< reads `parameters`
 };
 
-/// Parameters drawn from `seed`, a batch of random tokens, and make_executor's.
+/// Parameters that are zero, and make_executor's.
+Result<BoundStep> make_step(const Context& context, StepPlan plan);
+
+/// The same with parameters drawn from `seed` and a batch of random tokens.
 Result<BoundStep> bind_step(const Context& context, StepPlan plan, std::uint64_t seed);
 
 }  // namespace flashlab::train

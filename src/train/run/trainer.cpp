@@ -132,12 +132,10 @@ Status Trainer::bind() {
   StepOptions options = config_.step_options();
   Result<StepPlan> plan = build_step(config_.model, options);
   if (!plan.ok()) return plan.status();
-  Result<ParameterStore> parameters = ParameterStore::create(*plan);
-  if (!parameters.ok()) return parameters.status();
-  parameters_ = std::make_unique<ParameterStore>(std::move(*parameters));
-  auto executor = make_executor(context_, std::move(*plan), *parameters_);
-  if (!executor.ok()) return executor.status();
-  executor_ = std::move(*executor);
+  Result<BoundStep> bound = make_step(context_, std::move(*plan));
+  if (!bound.ok()) return bound.status();
+  parameters_ = std::move(bound->parameters);
+  executor_ = std::move(bound->executor);
   options.mode = StepMode::kForward;
   options.accumulate = 1;
   options.checkpoint.clear();

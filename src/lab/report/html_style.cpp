@@ -129,22 +129,22 @@ const compare = (a, b) => {
   return x - y;
 };
 for (const table of document.querySelectorAll("table")) {
-  const heads = [...table.querySelectorAll("thead th")];
+  const titles = [...table.querySelectorAll("thead th")];
   if (table.querySelector("tr.note, [colspan], [rowspan]")) continue;
   if (table.querySelectorAll("thead tr").length !== 1) continue;
   const sort = column => {
-    const up = heads[column].getAttribute("aria-sort") === "descending";
-    heads.forEach(head => head.setAttribute("aria-sort", "none"));
-    heads[column].setAttribute("aria-sort", up ? "ascending" : "descending");
+    const up = titles[column].getAttribute("aria-sort") === "descending";
+    titles.forEach(title => title.setAttribute("aria-sort", "none"));
+    titles[column].setAttribute("aria-sort", up ? "ascending" : "descending");
     const body = table.tBodies[0];
     const rows = [...body.rows].sort((a, b) => compare(a.cells[column], b.cells[column]));
     body.append(...(up ? rows : rows.reverse()));
   };
-  heads.forEach((head, column) => {
-    head.setAttribute("aria-sort", "none");
-    head.tabIndex = 0;
-    head.addEventListener("click", () => sort(column));
-    head.addEventListener("keydown", event => { if (event.key === "Enter") sort(column); });
+  titles.forEach((title, column) => {
+    title.setAttribute("aria-sort", "none");
+    title.tabIndex = 0;
+    title.addEventListener("click", () => sort(column));
+    title.addEventListener("keydown", event => { if (event.key === "Enter") sort(column); });
   });
 }
 )js";

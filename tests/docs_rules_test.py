@@ -98,6 +98,13 @@ class Docs(unittest.TestCase):
                                       "README.zh-CN.md": code.replace("run", "test")})
         self.assertEqual([path for path, _, _ in differ], ["README.zh-CN.md"])
 
+    def test_records_name_no_place_of_a_machine(self):
+        record = "bench/results/gpu/a.json"
+        self.assertEqual(complaints_of("", **{record: '{"command": "flashlab bench --json a/tmp/b"}'}),
+                         [])
+        bad = complaints_of("", **{record: '{\n"command": "/tmp/flashlab bench"}'})
+        self.assertEqual([(path, at) for path, at, _ in bad], [(record, 2)])
+
 
 if __name__ == "__main__":
     unittest.main()

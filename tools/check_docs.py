@@ -3,7 +3,8 @@
 
 In every *.md: links and their anchors exist; paths in `code` exist; `make` targets, `flashlab`
 commands and flags, and CMake options exist; C++ blocks with a main() compile; README.zh-CN.md
-shows the same commands and code as README.md.
+shows the same commands and code as README.md. Records below bench/results/ name no place of the
+machine that made them: their commands can be typed in a checkout.
 Exit code 0 when everything named is there.
 """
 
@@ -21,6 +22,7 @@ FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.M | re.S)
 SPAN = re.compile(r"`([^`\n]+)`")
 LINK = re.compile(r"(?<!!)\[[^\]\n]*\]\(([^)\s]+)\)|!\[[^\]\n]*\]\(([^)\s]+)\)")
 PICTURE = re.compile(r'<(?:img|source)(?: [^>]*)? (?:src|srcset)="([^"]+)"')
+PLACE = re.compile(r'(?<![\w.])/(?:root|home|tmp|work|mnt)/[^\s"]*')
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
 # Written by the program itself (tests/cli_help_test.py): a heading per command, a row per flag.
 COMMANDS = "docs/command-line.md"
@@ -179,6 +181,15 @@ def check_translation(tree):
                f"{len(chinese)} code blocks; README.md has {len(english)}")
 
 
+def check_records(tree):
+    """A record's commands work elsewhere."""
+    for path in tree.files:
+        if path.startswith("bench/results/") and path.endswith(".json"):
+            for number, line in enumerate(tree.text(path).splitlines(), 1):
+                for found in PLACE.findall(line):
+                    yield path, number, f"{found} is a place of one machine"
+
+
 def check_tree(root, compiler):
     tree = Tree(root)
     tree.named_elsewhere = lambda flag: any(
@@ -191,7 +202,7 @@ def check_tree(root, compiler):
             for check in (check_paths, check_make, check_command, check_cmake):
                 found += check(tree, line, code)
         complaints += [(path, line, what) for line, what in found]
-    return tree, complaints + list(check_translation(tree))
+    return tree, [*complaints, *check_translation(tree), *check_records(tree)]
 
 
 def main():

@@ -17,7 +17,7 @@ class BadInput(Folder):
         self.refused(["bensh"], 'no command "bensh"', "did you mean bench?")
         self.refused(["--frobnicate"], "no flag --frobnicate without a command")
         self.refused(["--seqlen", "4k"], "before the command", "flashlab COMMAND --seqlen")
-        for later in "report tune monitor".split():
+        for later in "report tune".split():
             self.refused([later], f"the command {later} is planned")
         nothing = run()
         self.assertEqual(nothing.returncode, 2)

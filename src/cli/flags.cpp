@@ -410,7 +410,7 @@ const FlagSpec* find_flag(std::string_view name) {
 }
 
 std::span<const std::string_view> future_commands() {
-  static constexpr std::string_view kNames[] = {"report", "tune", "monitor"};
+  static constexpr std::string_view kNames[] = {"report", "tune"};
   return kNames;
 }
 

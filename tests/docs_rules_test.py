@@ -100,8 +100,8 @@ class Docs(unittest.TestCase):
 
     def test_records_name_no_place_of_a_machine(self):
         record = "bench/results/gpu/a.json"
-        self.assertEqual(complaints_of("", **{record: '{"command": "flashlab bench --json a/tmp/b"}'}),
-                         [])
+        good = complaints_of("", **{record: '{"command": "flashlab bench --json a/tmp/b"}'})
+        self.assertEqual(good, [])
         bad = complaints_of("", **{record: '{\n"command": "/tmp/flashlab bench"}'})
         self.assertEqual([(path, at) for path, at, _ in bad], [(record, 2)])
 

@@ -29,7 +29,8 @@ def tree_files(root=ROOT):
     found = []
     for folder, subfolders, names in os.walk(root):
         subfolders[:] = [s for s in subfolders
-                         if not s.startswith(("build", ".git", "__pycache__", "results"))]
+                         if not s.startswith(("build", ".git", "__pycache__"))
+                         and not (folder == root and s.startswith("results"))]
         found += [os.path.relpath(os.path.join(folder, name), root) for name in names]
     return sorted(found)
 

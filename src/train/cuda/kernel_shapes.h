@@ -93,7 +93,7 @@ inline LogitsShape logits_shape(std::int64_t vocabulary, std::int64_t element_by
   if (packs > most * out.block) {
     out.block = 512;
     out.blocks = 2;
-    most = 32 / out.vector;
+    most = out.vector == 1 ? 24 : 32 / out.vector;  // single elements need more for their places
   }
   out.packs = static_cast<int>((packs + out.block - 1) / out.block);
   out.registers = static_cast<int>(std::min<std::int64_t>(out.packs, most));

@@ -5,10 +5,12 @@
 
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <vector>
 
 #include "cpu/dropout.h"
 #include "cuda/kernels/dropout_pattern.h"
+#include "flashlab/attention.h"
 #include "reference/scores.h"
 
 namespace flashlab {
@@ -108,6 +110,55 @@ TEST(DropoutPattern, TwoNumbersAreComparedAtOnce) {
       ASSERT_EQ(keeps >> 15 & 1, number < limit) << limit << " " << number;
       ASSERT_EQ(keeps >> 31, other < limit) << limit << " " << other;
     }
+  }
+}
+
+// Seed and offset as values, and in memory that is read when the call runs.
+TEST(DropoutState, IsReadWhenTheCallRuns) {
+  auto context = Context::create();
+  ASSERT_TRUE(context.ok());
+  constexpr std::int64_t kSeqlen = 24, kHeads = 2, kDim = 8;
+  constexpr std::size_t kCount = kSeqlen * kHeads * kDim;
+  std::vector<float> q(kCount), k(kCount), v(kCount), d_o(kCount), lse(kHeads * kSeqlen);
+  for (std::size_t i = 0; i < kCount; ++i) {
+    q[i] = std::sin(1.0f * static_cast<float>(i));
+    k[i] = std::sin(1.3f * static_cast<float>(i));
+    v[i] = std::sin(1.7f * static_cast<float>(i));
+    d_o[i] = std::sin(1.9f * static_cast<float>(i));
+  }
+  std::int64_t state[2] = {};
+  const auto view = [](std::vector<float>& x) {
+    return tensor(x.data(), {1, kSeqlen, kHeads, kDim});
+  };
+  for (const char* implementation : {"", "naive", "fa2-plain", "reference"}) {
+    Options options{.implementation = implementation, .dropout = 0.4f};
+    // o and the three gradients of a call.
+    const auto run = [&](DropoutSeed seed, bool stored) {
+      std::vector<std::vector<float>> out(4, std::vector<float>(kCount));
+      ForwardTensors f{.q = view(q), .k = view(k), .v = view(v), .o = view(out[0])};
+      f.lse = tensor(lse.data(), {1, kHeads, kSeqlen});
+      BackwardTensors b{.q = view(q),
+                        .k = view(k),
+                        .v = view(v),
+                        .o = view(out[0]),
+                        .lse = tensor(lse.data(), {1, kHeads, kSeqlen}),
+                        .d_o = view(d_o),
+                        .dq = view(out[1]),
+                        .dk = view(out[2]),
+                        .dv = view(out[3])};
+      f.dropout_seed = b.dropout_seed = seed;
+      if (stored) f.dropout_state = b.dropout_state = tensor(state, {2});
+      const Status forwards = forward(*context, {}, f, options);
+      EXPECT_TRUE(forwards.ok()) << forwards.message();
+      const Status backwards = backward(*context, {}, b, options);
+      EXPECT_TRUE(backwards.ok()) << backwards.message();
+      return out;
+    };
+    std::memcpy(state, &kSeed, sizeof state);
+    const auto values = run(kSeed, false);
+    EXPECT_EQ(run({}, true), values) << implementation;
+    ++state[1];
+    EXPECT_NE(run(kSeed, true), values) << implementation;
   }
 }
 

@@ -47,7 +47,8 @@ def attention(q: Array, k: Array, v: Array, *, causal: Union[bool, str, None] = 
               return_lse: bool = False, precision: str = "ieee", deterministic: bool = False,
               out: Optional[Any] = None, window: Optional[tuple] = None,
               softcap: Optional[float] = None, alibi_slopes: Optional[Any] = None,
-              dropout_p: float = 0.0, dropout_seed: Optional[Tuple[int, int]] = None
+              dropout_p: float = 0.0,
+              dropout_seed: Union[Tuple[int, int], Any, None] = None
               ) -> Union[Array, Tuple[Array, Array]]:
     """Exact softmax attention: o = softmax(scale q k^T + mask) v.
 
@@ -69,7 +70,8 @@ def attention(q: Array, k: Array, v: Array, *, causal: Union[bool, str, None] = 
     softcap     scores become softcap tanh(score / softcap)
     alibi_slopes  [Hq] or [B, Hq] float32: adds -slope |i + Sk - Sq - j|
     dropout_p, dropout_seed  probability, below 1, of dropping a probability; the pattern is a
-                function of (seed, offset), batch, head, query and key. lse is that without dropout
+                function of (seed, offset), batch, head, query and key; an int64 array of both on
+                q's device is read when the call runs. lse is that without dropout
     precision   of float32: "ieee", or "tf32" on a GPU with tensor cores for it
     deterministic  bitwise equal on any number of threads or multiprocessors
     out         a writable array for o: its shape, q's dtype or float32; then o is this array
@@ -137,7 +139,7 @@ def attention_backward(d_o: Array, q: Array, k: Array, v: Array, o: Array, lse: 
                        precision: str = "ieee", deterministic: bool = False,
                        window: Optional[tuple] = None, softcap: Optional[float] = None,
                        alibi_slopes: Optional[Array] = None, dropout_p: float = 0.0,
-                       dropout_seed: Optional[Tuple[int, int]] = None
+                       dropout_seed: Union[Tuple[int, int], Array, None] = None
                        ) -> Tuple[Array, Array, Array]:
     """Gradients of `attention` for frameworks that have no autograd of their own.
 

@@ -22,7 +22,7 @@ def forward(
     softcap: Optional[float] = None,
     alibi_slopes: Optional[Array] = None,
     dropout_p: float = 0.0,
-    dropout_seed: Optional[Tuple[int, int]] = None,
+    dropout_seed: Union[Tuple[int, int], Any, None] = None,
 ) -> Tuple[Array, Optional[Array]]: ...
 def backward(
     d_o: Array,
@@ -46,7 +46,7 @@ def backward(
     softcap: Optional[float] = None,
     alibi_slopes: Optional[Array] = None,
     dropout_p: float = 0.0,
-    dropout_seed: Optional[Tuple[int, int]] = None,
+    dropout_seed: Union[Tuple[int, int], Any, None] = None,
 ) -> Tuple[Array, Array, Array]: ...
 def merge(
     parts: Iterable[Tuple[Array, Array]], *, dtype: str = "fp32", return_lse: bool = True

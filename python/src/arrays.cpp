@@ -40,6 +40,9 @@ bool dtype_of(dlpack::ElementType type, DType& dtype) {
     case dlpack::kBool << 8 | 8:
       dtype = DType::kBool;
       return true;
+    case dlpack::kInt << 8 | 64:
+      dtype = DType::kInt64;
+      return true;
     default:
       return false;
   }
@@ -123,7 +126,8 @@ std::int64_t integer(nb::handle value) {
 }  // namespace
 
 bool dtype_of(const char* name, DType& dtype) noexcept {
-  for (DType known : {DType::kFp64, DType::kFp32, DType::kFp16, DType::kBf16, DType::kBool}) {
+  for (DType known :
+       {DType::kFp64, DType::kFp32, DType::kFp16, DType::kBf16, DType::kBool, DType::kInt64}) {
     if (std::strcmp(name, to_string(known)) == 0) {
       dtype = known;
       return true;
@@ -176,8 +180,8 @@ const Framework& framework_of(nb::handle array, const char* argument) {
   return known.emplace(type, std::move(framework)).first->second;
 }
 
-Argument::Argument(const Framework& framework, const char* name, nb::handle array)
-    : present_(true), name_(name), array_(array) {
+Argument::Argument(const Framework& framework, const char* name, nb::handle array, bool integers)
+    : present_(true), integers_(integers), name_(name), array_(array) {
   read(framework, array);
 }
 
@@ -217,7 +221,7 @@ void Argument::take(const dlpack::View& view) {
     raise(PyExc_ValueError, std::string(name_) + ".shape",
           std::to_string(view.rank) + " dimensions", "at most 4", "reshape it");
   }
-  if (!dtype_of(view.type, spec_.dtype)) {
+  if (!dtype_of(view.type, spec_.dtype) || !fits()) {
     refuse_dtype(name_, text_of(view.type));
   }
   spec_.device = device_of(name_, view.device);
@@ -244,7 +248,7 @@ void Argument::take_description(nb::handle description) {
     raise(PyExc_ValueError, std::string(name_) + ".shape", std::to_string(rank) + " dimensions",
           "at most 4", "reshape it");
   }
-  if (!python::dtype_of(type.c_str(), spec_.dtype)) {
+  if (!python::dtype_of(type.c_str(), spec_.dtype) || !fits()) {
     refuse_dtype(name_, type);
   }
   const auto size = static_cast<std::int64_t>(size_of(spec_.dtype));

@@ -38,7 +38,7 @@ class Argument {
   Argument() = default;
   /// Errors: TypeError (dtype), ValueError (rank), RuntimeError (device), or what the framework
   /// says of an array that has no address. The array must outlive the Argument.
-  Argument(const Framework& framework, const char* name, nb::handle array);
+  Argument(const Framework& framework, const char* name, nb::handle array, bool integers = false);
 
   explicit operator bool() const noexcept { return present_; }
   const char* name() const noexcept { return name_; }
@@ -64,9 +64,11 @@ class Argument {
   void take(const dlpack::View& view);
   void take_description(nb::handle description);
   bool readable() const noexcept;
+  bool fits() const noexcept { return integers_ == (spec_.dtype == DType::kInt64); }
 
   bool present_ = false;
-  bool opaque_ = false;  ///< memory that strides do not describe: split elements, a pending sign
+  bool integers_ = false;  ///< of 64 bits; else floating or bool
+  bool opaque_ = false;    ///< memory that strides do not describe: split elements, a pending sign
   const char* name_ = "";
   nb::handle array_;
   void* data_ = nullptr;
@@ -89,7 +91,7 @@ Memory make_memory(const Framework& framework, nb::handle factory);
 /// Sets `alignment_bytes` to what rows at that address have.
 void set_alignment(TensorSpec& spec, const void* data) noexcept;
 
-/// "fp32" -> kFp32; nothing for a name that is no floating type.
+/// "fp32" -> kFp32; nothing for a name that no argument has.
 bool dtype_of(const char* name, DType& dtype) noexcept;
 
 }  // namespace flashlab::python

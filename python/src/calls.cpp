@@ -94,9 +94,18 @@ void set_score_options(const ScoreOptions& given, Options& options) {
   if (given.dropout_p != 0) options.dropout = static_cast<float>(given.dropout_p);
 }
 
+// A tuple or a list has numbers; anything else is an array on q's device.
+bool is_state(nb::handle seed) {
+  return !seed.is_none() && !nb::isinstance<nb::tuple>(seed) && !nb::isinstance<nb::list>(seed);
+}
+
+nb::handle state_of(const CallOptions& given) {
+  return is_state(given.scores.dropout_seed) ? given.scores.dropout_seed : nb::handle(nb::none());
+}
+
 // Python's integers modulo 2^64.
 DropoutSeed seed_of(nb::handle given) {
-  if (given.is_none()) return {};
+  if (given.is_none() || is_state(given)) return {};
   const auto parts = nb::steal<nb::list>(PySequence_List(given.ptr()));
   DropoutSeed seed;
   if (parts.is_valid() && nb::len(parts) == 2) {
@@ -138,20 +147,29 @@ Options options_of(const CallOptions& given, const Argument& q, const Argument& 
   return options;
 }
 
-Argument read_argument(const Framework& framework, const char* name, nb::handle array) {
+Argument read_argument(const Framework& framework, const char* name, nb::handle array,
+                       bool integers = false) {
   const Framework& own = framework_of(array, name);
   if (own.adapter.ptr() != framework.adapter.ptr()) {
     // Two frameworks have two current streams, and neither knows of the other's.
     raise(PyExc_TypeError, name, nb::type_name(array.type()).c_str(), "an array of q's framework",
           "convert it");
   }
-  return Argument(own, name, array);
+  return Argument(own, name, array, integers);
 }
 
 Argument read_input(const Framework& framework, const char* name, nb::handle array) {
   Argument argument = read_argument(framework, name, array);
   argument.make_readable(framework);
   return argument;
+}
+
+// Seed and offset of dropout.
+Argument read_state(const Framework& framework, nb::handle array) {
+  if (array.is_none()) return {};
+  Argument state = read_argument(framework, "dropout_seed", array, true);
+  state.make_readable(framework);
+  return state;
 }
 
 Argument read_optional(const Framework& framework, const char* name, nb::handle array) {
@@ -340,6 +358,10 @@ class CallArguments {
       argument = read_slopes(framework, array);
       return;
     }
+    if (role == TensorRole::kDropoutState) {
+      argument = read_state(framework, array);
+      return;
+    }
     const TensorMember<Tensors>& member = row.template member<Tensors>();
     if (member.access() == Access::kWrite) {
       argument = read_output(framework, name, array);
@@ -410,6 +432,7 @@ nb::object call(std::span<const Given> given, const CallOptions& call_options, b
   const nb::handle q = given[0].array;
   const bool heads_first = call_options.heads_first;
   const Framework& framework = framework_of(q, "q");
+  static_assert(tensors_of<Tensors>() <= CallKey::kMaxTensors);
   const CallArguments<Tensors> in(framework, given, heads_first);
   const Options options = options_of(call_options, in[TensorRole::kQ], in[TensorRole::kK]);
   const Device device = in[TensorRole::kQ].spec().device;
@@ -461,7 +484,8 @@ nb::object forward(nb::handle q, nb::handle k, nb::handle v, const CallOptions& 
                           {TensorRole::kV, "v", v},
                           {TensorRole::kO, "out", out},
                           {TensorRole::kMask, "mask", mask},
-                          {TensorRole::kAlibiSlopes, "alibi_slopes", given.scores.alibi_slopes}};
+                          {TensorRole::kAlibiSlopes, "alibi_slopes", given.scores.alibi_slopes},
+                          {TensorRole::kDropoutState, "dropout_seed", state_of(given)}};
   return call<ForwardTensors>(arrays, given, return_lse, [](const auto&... arguments) {
     return flashlab::forward(arguments...);
   });
@@ -481,7 +505,8 @@ nb::object backward(nb::handle d_o, nb::handle q, nb::handle k, nb::handle v, nb
                           {TensorRole::kDK, "dk", gradients.dk},
                           {TensorRole::kDV, "dv", gradients.dv},
                           {TensorRole::kMask, "mask", mask},
-                          {TensorRole::kAlibiSlopes, "alibi_slopes", given.scores.alibi_slopes}};
+                          {TensorRole::kAlibiSlopes, "alibi_slopes", given.scores.alibi_slopes},
+                          {TensorRole::kDropoutState, "dropout_seed", state_of(given)}};
   return call<BackwardTensors>(arrays, given, true, [](const auto&... arguments) {
     return flashlab::backward(arguments...);
   });

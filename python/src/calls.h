@@ -12,7 +12,7 @@ struct ScoreOptions {
   nb::handle softcap = nb::none();       ///< None or a number > 0
   nb::handle alibi_slopes = nb::none();  ///< None, [heads] or [batch, heads]
   double dropout_p = 0;
-  nb::handle dropout_seed = nb::none();  ///< None or (seed, offset)
+  nb::handle dropout_seed = nb::none();  ///< None, (seed, offset), or an array of both, [2] int64
 };
 
 /// The options that forward and backward share, as Python gave them.

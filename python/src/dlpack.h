@@ -24,7 +24,7 @@ struct DeviceId {
   std::int32_t index = 0;
 };
 
-enum TypeCode : std::uint8_t { kFloat = 2, kBfloat = 4, kBool = 6 };
+enum TypeCode : std::uint8_t { kInt = 0, kFloat = 2, kBfloat = 4, kBool = 6 };
 
 struct ElementType {
   std::uint8_t code = 0;

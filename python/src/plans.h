@@ -21,7 +21,7 @@ class CallKey {
   /// Results are made in that order, too.
   void set_heads_first(bool heads_first) noexcept { head_.heads_first = heads_first ? 1 : 0; }
 
-  static constexpr int kMaxTensors = 12;  ///< that a call of either pass may bring
+  static constexpr int kMaxTensors = 13;  ///< that a call of either pass may bring
 
   bool operator==(const CallKey& other) const noexcept;
   std::size_t hash() const noexcept;

@@ -271,6 +271,10 @@ Result<Geometry> validate(const Problem& problem, Problem* normalised) {
   check_sizes(check, p, sizes);
   for (const TensorRow& row : kTensors) check_tensor(check, p, row, source, sizes);
   check_options(check, p.options, p.q.dtype);
+  if (p.dropout_state && !p.options.dropout) {
+    check.fail("dropout_state", "given without options.dropout", "a probability of dropping",
+               "set options.dropout, or leave dropout_state out");
+  }
   if (!check.ok()) return check.status();
 
   Geometry g;

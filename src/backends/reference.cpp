@@ -100,11 +100,16 @@ const Implementation& reference_implementation() {
       "reference",
       DeviceKind::kCpu,
       "fp64 plain loops: the truth the others are compared with",
-      {Feature::kForward, Feature::kBackward, Feature::kFp64, Feature::kFp32, Feature::kFp16,
-       Feature::kBf16, Feature::kCausal, Feature::kWindow, Feature::kSoftcap, Feature::kAlibi,
-       Feature::kDropout, Feature::kBoolMask, Feature::kAdditiveMask, Feature::kGroupedQuery,
-       Feature::kUnequalHeadDims, Feature::kLse, Feature::kLseGradient, Feature::kAccumulate,
-       Feature::kDeterministic},
+      {Feature::kForward,      Feature::kBackward,
+       Feature::kFp64,         Feature::kFp32,
+       Feature::kFp16,         Feature::kBf16,
+       Feature::kCausal,       Feature::kWindow,
+       Feature::kSoftcap,      Feature::kAlibi,
+       Feature::kDropout,      Feature::kDropoutState,
+       Feature::kBoolMask,     Feature::kAdditiveMask,
+       Feature::kGroupedQuery, Feature::kUnequalHeadDims,
+       Feature::kLse,          Feature::kLseGradient,
+       Feature::kAccumulate,   Feature::kDeterministic},
       make_plan};
   return implementation;
 }

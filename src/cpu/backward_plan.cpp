@@ -109,7 +109,7 @@ Status BackwardPlan::backward(ContextState& context, Stream, const BackwardTenso
   if (t.d_lse) c.d_lse = statistics_view(*t.d_lse);
   if (t.mask) c.mask = mask_view(*t.mask);
   c.scores = score_view(geometry, t.alibi_slopes);
-  const DropoutMask dropout = dropout_mask(geometry, t.dropout_seed);
+  const DropoutMask dropout = dropout_mask_of(geometry, t);
   c.dropout = dropout_view(dropout);
   c.splits = splits.data();
   auto* memory = static_cast<std::byte*>(workspace.data);

@@ -19,7 +19,19 @@ struct DropoutMask {
   bool active() const { return limit < 65536; }
 };
 
+/// What the pattern of a call is drawn by.
+template <class Tensors>
+DropoutSeed dropout_seed_of(const Tensors& tensors) {
+  if (!tensors.dropout_state) return tensors.dropout_seed;
+  const auto* state = static_cast<const std::uint64_t*>(tensors.dropout_state->data);
+  return {state[0], state[1]};
+}
+
 DropoutMask dropout_mask(const Geometry& geometry, const DropoutSeed& seed);
+template <class Tensors>
+DropoutMask dropout_mask_of(const Geometry& geometry, const Tensors& tensors) {
+  return dropout_mask(geometry, dropout_seed_of(tensors));
+}
 
 /// keep[n] = 1 or 0 for query i and key `key + n`, n in [0, count).
 void dropout_row(const DropoutMask& mask, std::int64_t batch, std::int64_t head, std::int64_t i,

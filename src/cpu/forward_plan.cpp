@@ -144,7 +144,7 @@ Status ForwardPlan::forward(ContextState& context, Stream, const ForwardTensors&
     c.mask = {t.mask->data, t.mask->spec.dtype, s[0], s[1], s[2], s[3]};
   }
   c.scores = score_view(geometry, t.alibi_slopes);
-  const DropoutMask dropout = dropout_mask(geometry, t.dropout_seed);
+  const DropoutMask dropout = dropout_mask_of(geometry, t);
   c.dropout = dropout_view(dropout);
   auto* memory = static_cast<std::byte*>(workspace.data);
   ThreadPool& pool = context.pool();

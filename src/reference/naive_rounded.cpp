@@ -83,7 +83,7 @@ class NaiveRow {
            const Orders& orders)
       : visibility_(sizes, options, t.mask),
         rule_(sizes, options, t.alibi_slopes),
-        dropout_(sizes, options, t.dropout_seed),
+        dropout_(sizes, options, t),
         scale_(scale_of(options, sizes.head_dim, t.q.spec.dtype)),
         rounding_(rounding),
         orders_(orders) {}

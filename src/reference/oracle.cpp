@@ -83,7 +83,7 @@ struct Scores {
   Scores(const Tensors& t, const Sizes& sizes, const Options& options)
       : visibility(sizes, options, t.mask),
         rule(sizes, options, t.alibi_slopes),
-        dropout(sizes, options, t.dropout_seed),
+        dropout(sizes, options, t),
         scale(scale_of(options, sizes.head_dim, t.q.spec.dtype)) {}
 };
 

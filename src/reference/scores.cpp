@@ -1,5 +1,7 @@
 #include "reference/scores.h"
 
+#include <cstring>
+
 namespace flashlab::reference {
 namespace {
 
@@ -69,6 +71,15 @@ DropoutRule::DropoutRule(const Sizes& sizes, const Options& options, const Dropo
   const double kept = 1.0 - static_cast<double>(*options.dropout);
   limit_ = static_cast<std::uint32_t>(std::lround(65536.0 * kept));
   scale_ = 1.0 / kept;
+}
+
+DropoutSeed DropoutRule::seed_of(const DropoutSeed& values,
+                                 const std::optional<ConstTensor>& state) {
+  if (!state) return values;
+  DropoutSeed out;
+  std::memcpy(&out.seed, state->data, 8);
+  std::memcpy(&out.offset, static_cast<const char*>(state->data) + 8, 8);
+  return out;
 }
 
 std::array<std::uint32_t, 4> DropoutRule::head_words(std::int64_t b, std::int64_t h) const {

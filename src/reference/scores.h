@@ -61,6 +61,10 @@ class ScoreRule {
 class DropoutRule {
  public:
   DropoutRule(const Sizes& sizes, const Options& options, const DropoutSeed& seed);
+  /// Of a call: seed and offset as values, or as dropout_state has them.
+  template <class Tensors>
+  DropoutRule(const Sizes& sizes, const Options& options, const Tensors& tensors)
+      : DropoutRule(sizes, options, seed_of(tensors.dropout_seed, tensors.dropout_state)) {}
 
   bool active() const { return limit_ < 65536; }
   /// 1 / (1 - p)
@@ -72,6 +76,7 @@ class DropoutRule {
            std::vector<std::uint8_t>& kept) const;
 
  private:
+  static DropoutSeed seed_of(const DropoutSeed& values, const std::optional<ConstTensor>& state);
   std::array<std::uint32_t, 4> head_words(std::int64_t b, std::int64_t h) const;
   bool keeps(const std::array<std::uint32_t, 4>& words, std::int64_t i, std::int64_t j) const;
 

@@ -12,6 +12,12 @@ from flashlab import _core
 DTYPES = ("float16", "float32", "float64")
 
 
+def both(q, k, v, d_o, options):
+    """o and the gradients."""
+    o, lse = flashlab.attention(q, k, v, return_lse=True, **options)
+    return (o, *flashlab.attention_backward(d_o, q, k, v, o, lse, **options))
+
+
 class Forward(unittest.TestCase):
     def check(self, q, k, v, dtype, **options):
         o, lse = _core.forward(q, k, v, **options)
@@ -58,6 +64,16 @@ class Forward(unittest.TestCase):
         for scale in (0.25, 0, -1.5, np.float32(2), 1):
             with self.subTest(scale=scale):
                 self.check(q, k, v, "float32", scale=scale)
+
+    def test_seed_of_dropout_in_an_array(self):
+        q, k, v, d_o = oracle.arrays(3, 1, 9, 9, 2, 2, 16)
+        numbers = dict(dropout_p=0.5, dropout_seed=(5, -7))
+        stored = dict(dropout_p=0.5, dropout_seed=np.array([5, -7]))
+        for one, other in zip(both(q, k, v, d_o, numbers), both(q, k, v, d_o, stored)):
+            np.testing.assert_array_equal(one, other)
+        for wrong in (np.zeros(2, "float32"), np.zeros(3, "int64")):
+            with self.assertRaisesRegex((TypeError, ValueError), "dropout_seed"):
+                flashlab.attention(q, k, v, dropout_p=0.5, dropout_seed=wrong)
 
     def test_masks(self):
         q, k, v, _ = oracle.arrays(4, 2, 13, 21, 4, 2, 16)

@@ -86,7 +86,7 @@ template <class Acc>
 void NaivePlan<Acc>::score_gradient(ContextState& context, const BackwardTensors& x,
                                     Workspace workspace) const {
   const Geometry& g = geometry;
-  const DropoutMask dropout = dropout_mask(g, x.dropout_seed);
+  const DropoutMask dropout = dropout_mask_of(g, x);
   const auto kept = static_cast<Acc>(dropout.scale);
   for_each_block(context, g.batch, g.heads_q, g.seqlen_q, [&](const RowBlock& at) {
     const std::int64_t b = at.batch, h = at.head, first = at.first, rows = at.rows;
@@ -175,7 +175,7 @@ void column_gradient(ContextState& context, const NaivePlan<Acc>& plan, const Ba
 template <class Acc>
 void NaivePlan<Acc>::value_gradient(ContextState& context, const BackwardTensors& x,
                                     Workspace workspace) const {
-  const DropoutMask dropout = dropout_mask(geometry, x.dropout_seed);
+  const DropoutMask dropout = dropout_mask_of(geometry, x);
   column_gradient(context, *this, x, workspace, probabilities_offset, dropout, x.d_o, x.dv,
                   static_cast<Acc>(dropout.scale));
 }

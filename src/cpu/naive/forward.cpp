@@ -71,7 +71,7 @@ template <class Acc>
 void NaivePlan<Acc>::softmax(ContextState& context, const ForwardTensors& x,
                              Workspace workspace) const {
   const Geometry& g = geometry;
-  const DropoutMask dropout = dropout_mask(g, x.dropout_seed);
+  const DropoutMask dropout = dropout_mask_of(g, x);
   for_each_block(context, g.batch, g.heads_q, g.seqlen_q, [&](const RowBlock& at) {
     const std::int64_t b = at.batch, h = at.head;
     Acc* row = blocks(workspace, at.worker).row;
@@ -95,7 +95,7 @@ void NaivePlan<Acc>::values(ContextState& context, const ForwardTensors& tensors
                             Workspace workspace) const {
   const Geometry& g = geometry;
   const ScoreMask mask(g, tensors.mask);
-  const auto kept = static_cast<Acc>(dropout_mask(g, tensors.dropout_seed).scale);
+  const auto kept = static_cast<Acc>(dropout_mask_of(g, tensors).scale);
   for_each_block(context, g.batch, g.heads_q, g.seqlen_q, [&](const RowBlock& at) {
     const std::int64_t b = at.batch, h = at.head, first = at.first, rows = at.rows;
     NaiveBlocks<Acc> t = blocks(workspace, at.worker);

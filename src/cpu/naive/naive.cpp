@@ -82,11 +82,16 @@ const Implementation& naive_implementation() {
       "naive",
       DeviceKind::kCpu,
       "scores, softmax and values as separate steps over a score matrix in memory",
-      {Feature::kForward, Feature::kBackward, Feature::kFp64, Feature::kFp32, Feature::kFp16,
-       Feature::kBf16, Feature::kCausal, Feature::kWindow, Feature::kSoftcap, Feature::kAlibi,
-       Feature::kDropout, Feature::kBoolMask, Feature::kAdditiveMask, Feature::kGroupedQuery,
-       Feature::kUnequalHeadDims, Feature::kLse, Feature::kLseGradient, Feature::kAccumulate,
-       Feature::kDeterministic},
+      {Feature::kForward,      Feature::kBackward,
+       Feature::kFp64,         Feature::kFp32,
+       Feature::kFp16,         Feature::kBf16,
+       Feature::kCausal,       Feature::kWindow,
+       Feature::kSoftcap,      Feature::kAlibi,
+       Feature::kDropout,      Feature::kDropoutState,
+       Feature::kBoolMask,     Feature::kAdditiveMask,
+       Feature::kGroupedQuery, Feature::kUnequalHeadDims,
+       Feature::kLse,          Feature::kLseGradient,
+       Feature::kAccumulate,   Feature::kDeterministic},
       make_naive_plan};
   return implementation;
 }

@@ -104,7 +104,7 @@ Status PlainPlan<Acc>::backward(ContextState& context, Stream, const BackwardTen
   const ScoreMask mask(g, tensors.mask);
   auto* delta = reinterpret_cast<Acc*>(static_cast<char*>(workspace.data) + delta_offset);
   const ScoreTransform<Acc> transform(g, tensors.alibi_slopes);
-  const DropoutMask dropout = dropout_mask(g, tensors.dropout_seed);
+  const DropoutMask dropout = dropout_mask_of(g, tensors);
   BackwardCall<Acc> call{*this, tensors, mask, transform, dropout, delta};
   if (additive_mask) {
     call.lse = reinterpret_cast<Acc*>(static_cast<char*>(workspace.data) + parts_offset);

@@ -124,7 +124,7 @@ Status PlainPlan<Acc>::forward(ContextState& context, Stream, const ForwardTenso
                                Workspace workspace) const {
   const ForwardCall<Acc> call{*this, tensors, ScoreTransform<Acc>(geometry, tensors.alibi_slopes),
                               ScoreMask(geometry, tensors.mask),
-                              dropout_mask(geometry, tensors.dropout_seed)};
+                              dropout_mask_of(geometry, tensors)};
   const std::int64_t heads = geometry.batch * geometry.heads_q;
   const std::int64_t tiles = tiles_in(geometry.seqlen_q, tile.q);
   // Under causal the last queries see the most keys: their tasks go first, so that no thread is

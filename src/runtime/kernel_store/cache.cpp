@@ -155,16 +155,21 @@ std::string variable(const char* name) {
   return value != nullptr ? value : "";
 }
 
-// `below` in one of the places that the file lies in: its folder and the two above that.
+// `below` in one of the places that the file lies in: its folder and the two above that. A folder
+// of somebody who could not replace the file (one in /tmp, say) does not count.
 std::string near_file(const char* file, const std::string& below) {
   char* real = ::realpath(file, nullptr);
   if (real == nullptr) return "";
   std::string folder = real;
   std::free(real);
+  struct stat own {};
+  struct stat found {};
+  if (::stat(folder.c_str(), &own) != 0) return "";
   for (int up = 0; up < 3; ++up) {
     folder.resize(std::min(folder.rfind('/'), folder.size()));
     const std::string path = folder + below;
-    if (::access(path.c_str(), X_OK) == 0) return path;
+    if (::access(path.c_str(), X_OK) != 0 || ::stat(path.c_str(), &found) != 0) continue;
+    if (found.st_uid == own.st_uid || found.st_uid == 0) return path;
   }
   return "";
 }

@@ -348,16 +348,18 @@ TEST_P(TileMask, HidesAndAdds) {
                                           query * mask.row_stride() + key * mask.key_stride())];
     const std::uint32_t shown = additive() ? added(bits) != -kInfinity : bits != 0;
     const double change = additive() ? added(bits) * kLog2E : 0;
-    expected.insert(expected.end(), {bits, shown, shown, key % 2 == 0 ? bits : hidden()});
+    const std::uint32_t even = key % 2 == 0 ? bits : hidden();
+    // A pair that is read as one brings its second key along.
+    expected.insert(expected.end(), {bits, shown, shown, even, mask.pairs ? bits : even, hidden()});
     const double error = additive() ? std::exp2(-22) * (0.25 + std::abs(change)) : 0;
     scores.insert(scores.end(), 2, {0.25 + change, error});
   }
-  const Words got = run(mask.name, in, Words(6 * 160, 0xdeadbeef), 96);
-  ASSERT_EQ(got.size(), 6u * 160);
+  const Words got = run(mask.name, in, Words(8 * 160, 0xdeadbeef), 96);
+  ASSERT_EQ(got.size(), 8u * 160);
   Words flags;
   Floats after;
-  for (std::size_t i = 0; i < got.size(); i += 6) {
-    flags.insert(flags.end(), {got[i], got[i + 1], got[i + 3], got[i + 5]});
+  for (std::size_t i = 0; i < got.size(); i += 8) {
+    flags.insert(flags.end(), {got[i], got[i + 1], got[i + 3], got[i + 5], got[i + 6], got[i + 7]});
     after.insert(after.end(), {std::bit_cast<float>(got[i + 2]), std::bit_cast<float>(got[i + 4])});
   }
   EXPECT_TRUE(same(mask.name, flags, expected));
@@ -365,6 +367,12 @@ TEST_P(TileMask, HidesAndAdds) {
 }
 INSTANTIATE_TEST_SUITE_P(Masks, TileMask, ::testing::ValuesIn(kMaskCases),
                          [](const auto& info) { return std::string(info.param.name); });
+
+TEST_F(Tile, EightElementsOfAMaskAreReadAtOnce) {
+  Words in(4 * 32);
+  std::iota(in.begin(), in.end(), 0x10007u);
+  EXPECT_TRUE(same("mask_eight", run("mask_eight", in, Words(in.size(), 0xdddddddd), 32), in));
+}
 
 template <bool kRight, bool kLeft>
 struct Bounds {

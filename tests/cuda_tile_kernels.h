@@ -350,7 +350,8 @@ struct Parts {
 
 /// A mask tensor of 2 batches, 2 heads, 5 queries, 8 keys; strides in elements, of `MaskCase`.
 /// `out`, per key: its bits as one of a pair; whether it shows the key, and a score of 0.25 after
-/// it; both again one by one; its bits where only the even key of a pair is seen.
+/// it; both again one by one; its bits where only the even key of a pair is seen, where one key is
+/// left from there on, and where none is.
 struct MaskCase {
   const char* name;
   const char* kind;
@@ -391,7 +392,7 @@ inline Primitive mask_kernel(const MaskCase& mask) {
   const Int64 index = mask.index(query, key);
   const typename Mask::Pair both = mask.pair(index), first = mask.pair(index, true, false);
   for (int i = 0; i < 2; ++i) {{
-    unsigned* mine = out + 6 * (2 * t + i);
+    unsigned* mine = out + 8 * (2 * t + i);
     float one = 0.25f, other = 0.25f;
     mine[0] = both.bits(i);
     mine[1] = Mask::reveal(one, both.bits(i));
@@ -399,9 +400,21 @@ inline Primitive mask_kernel(const MaskCase& mask) {
     mine[3] = mask.reveal_at(other, index + mask.distance(i));
     mine[4] = __float_as_uint(other);
     mine[5] = first.bits(i);
+    mine[6] = mask.pair_of(index, 1).bits(i);
+    mine[7] = mask.pair_of(index, 0).bits(i);
   }}
 )",
                   mask.batch_stride(), mask.head_stride(), mask.row_stride(), mask.key_stride()));
+}
+
+/// `in` as 16-bit elements, copied eight at a time.
+inline Primitive mask_eight_kernel() {
+  return primitive("mask_eight",
+                   "struct Config {\n  static constexpr MaskTensor kMask = MaskTensor::kAdditive;\n"
+                   "  static constexpr Element kMaskElement = Element::kBf16;\n"
+                   "  static constexpr bool kMaskDense = true, kMaskPairs = true;\n};\n",
+                   {"tile/mask.h"}, "const void* in, uint4* out",
+                   "  out[t] = MaskRows<Config>({in, 0, 0, 0, 1}, 0, 0).eight(8 * t);\n");
 }
 
 /// What positions 0 to 63 see, and tiles of 4 positions: six numbers each. `in`: the Shape.
@@ -481,6 +494,7 @@ inline const Primitives& tile_primitives() {
     list.push_back(merge_kernel(1));
     list.push_back(merge_kernel(4));
     for (const MaskCase& mask : kMaskCases) list.push_back(mask_kernel(mask));
+    list.push_back(mask_eight_kernel());
     list.push_back(key_range_kernel("key_range_unbounded", false, false));
     list.push_back(key_range_kernel("key_range_right", true, false));
     list.push_back(key_range_kernel("key_range_both", true, true));

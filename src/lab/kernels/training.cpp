@@ -18,12 +18,13 @@ struct Step {
   double dropout = 0;
 };
 
-// Both families in both types, a width of several warps, dropout, and a vocabulary whose rows are
-// not aligned.
+// Both families in both types, fp16 with its scaled loss, a width of several warps, dropout, and a
+// vocabulary whose rows are not aligned.
 constexpr Step kSteps[] = {
     {"small", train::Precision::kBf16},        {"small", train::Precision::kFp32},
     {"gpt2", train::Precision::kBf16},         {"gpt2", train::Precision::kFp32, 0.1},
-    {"gpt2-xl", train::Precision::kBf16, 0.1}, {"xl-2026", train::Precision::kBf16}};
+    {"gpt2-xl", train::Precision::kBf16, 0.1}, {"xl-2026", train::Precision::kBf16},
+    {"small", train::Precision::kFp16}};
 
 KernelVariant variant_of(const Step& step, const runtime::Step& made,
                          const runtime::KernelWork& work) {

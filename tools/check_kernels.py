@@ -31,6 +31,10 @@ ERROR_LINES = 8
 SPILLS = {
     # 20 bytes at d 128; with a window 80 at d 64 and 132 at d 256. No such GPU was run; NVRTC 13.0.
     ("flash_fwd_sm80", "sm_120a"): 132,
+    # With dropout, d 128: one word, stored and loaded once in a step of 64 queries.
+    ("flash_bwd_sm80", "sm_90a"): 20,
+    # A window, softcap, ALiBi and dropout together, d 256: nine words.
+    ("flash_fwd_sm80", "sm_90a"): 36,
     # LayerNorm of 768 in bf16, 16 stored and loaded. No such GPU was run; NVRTC 13.0.
     ("flash_bwd_norm", "sm_120a"): 32,
 }

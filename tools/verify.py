@@ -160,7 +160,9 @@ class Verify:
 
     def build_preset(self, preset, compiler, targets):
         step = console.Step(self.label, preset)
-        arguments = ["--preset", preset, f"-DCMAKE_CXX_COMPILER={compiler}"]
+        training = "ON" if self.everything else "OFF"
+        arguments = ["--preset", preset, f"-DCMAKE_CXX_COMPILER={compiler}",
+                     f"-DFLASHLAB_SANITIZE_TRAINING={training}"]
         build.build(step, os.path.join("build", preset), arguments, targets, configure_always=True)
 
     def run_test(self, preset, name, launcher=()):

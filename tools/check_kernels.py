@@ -18,7 +18,7 @@ import sys
 import nvrtc
 
 MAIN = ("sm_80", "sm_90a")
-FAMILIES = ("sm_75", "sm_86", "sm_89", "sm_100a", "sm_120a")
+FAMILIES = ("sm_75", "sm_100a", "sm_120a")  # sm_86 and sm_89 run what sm_80 runs
 FOLDER = "build/kernels"
 REGISTERS = 65536  # of a multiprocessor, on every architecture since sm_50
 WARP = 32

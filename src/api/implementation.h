@@ -76,6 +76,16 @@ struct FeatureSet {
   bool empty() const noexcept { return bits == 0; }
 };
 
+/// All that can be asked of dense tensors, but types and tile sizes: what a whole implementation
+/// declares besides those.
+inline FeatureSet dense_features() {
+  return {
+      Feature::kForward,  Feature::kBackward,     Feature::kCausal,       Feature::kWindow,
+      Feature::kSoftcap,  Feature::kAlibi,        Feature::kDropout,      Feature::kDropoutState,
+      Feature::kBoolMask, Feature::kAdditiveMask, Feature::kGroupedQuery, Feature::kUnequalHeadDims,
+      Feature::kLse,      Feature::kLseGradient,  Feature::kAccumulate,   Feature::kDeterministic};
+}
+
 /// "forward, fp32, causal".
 std::string to_string(FeatureSet set);
 

@@ -28,16 +28,8 @@ const Implementation& cpu_implementation() {
       .name = "cpu",
       .device = DeviceKind::kCpu,
       .summary = "production: packed panels, SIMD register tiles, all threads",
-      .supported = {Feature::kForward,      Feature::kBackward,
-                    Feature::kFp64,         Feature::kFp32,
-                    Feature::kFp16,         Feature::kBf16,
-                    Feature::kCausal,       Feature::kWindow,
-                    Feature::kSoftcap,      Feature::kAlibi,
-                    Feature::kDropout,      Feature::kDropoutState,
-                    Feature::kBoolMask,     Feature::kAdditiveMask,
-                    Feature::kGroupedQuery, Feature::kUnequalHeadDims,
-                    Feature::kLse,          Feature::kLseGradient,
-                    Feature::kAccumulate,   Feature::kDeterministic},
+      .supported = dense_features() |
+                   FeatureSet{Feature::kFp64, Feature::kFp32, Feature::kFp16, Feature::kBf16},
       .make_plan = &make_cpu_plan};
   return implementation;
 }

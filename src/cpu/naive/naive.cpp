@@ -79,19 +79,9 @@ Result<std::shared_ptr<PlanState>> make_naive_plan(const ContextState& context,
 
 const Implementation& naive_implementation() {
   static const Implementation implementation{
-      "naive",
-      DeviceKind::kCpu,
+      "naive", DeviceKind::kCpu,
       "scores, softmax and values as separate steps over a score matrix in memory",
-      {Feature::kForward,      Feature::kBackward,
-       Feature::kFp64,         Feature::kFp32,
-       Feature::kFp16,         Feature::kBf16,
-       Feature::kCausal,       Feature::kWindow,
-       Feature::kSoftcap,      Feature::kAlibi,
-       Feature::kDropout,      Feature::kDropoutState,
-       Feature::kBoolMask,     Feature::kAdditiveMask,
-       Feature::kGroupedQuery, Feature::kUnequalHeadDims,
-       Feature::kLse,          Feature::kLseGradient,
-       Feature::kAccumulate,   Feature::kDeterministic},
+      dense_features() | FeatureSet{Feature::kFp64, Feature::kFp32, Feature::kFp16, Feature::kBf16},
       make_naive_plan};
   return implementation;
 }

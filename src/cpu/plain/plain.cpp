@@ -126,20 +126,10 @@ Result<std::shared_ptr<PlanState>> make_plain_plan(const ContextState& context,
 
 const Implementation& plain_implementation() {
   static const Implementation implementation{
-      "fa2-plain",
-      DeviceKind::kCpu,
+      "fa2-plain", DeviceKind::kCpu,
       "tiled FlashAttention-2 written for reading: forward, two-pass deterministic backward",
-      {Feature::kForward,      Feature::kBackward,
-       Feature::kFp64,         Feature::kFp32,
-       Feature::kFp16,         Feature::kBf16,
-       Feature::kCausal,       Feature::kWindow,
-       Feature::kSoftcap,      Feature::kAlibi,
-       Feature::kDropout,      Feature::kDropoutState,
-       Feature::kBoolMask,     Feature::kAdditiveMask,
-       Feature::kGroupedQuery, Feature::kUnequalHeadDims,
-       Feature::kLse,          Feature::kLseGradient,
-       Feature::kAccumulate,   Feature::kDeterministic,
-       Feature::kTileSizes},
+      dense_features() | FeatureSet{Feature::kFp64, Feature::kFp32, Feature::kFp16, Feature::kBf16,
+                                    Feature::kTileSizes},
       make_plain_plan};
   return implementation;
 }

@@ -45,16 +45,8 @@ const internal::Implementation& sm80_implementation() {
       "sm80",
       DeviceKind::kCuda,
       "portable tensor-core kernels (mma.sync, cp.async) for sm_80 to sm_120",
-      {Feature::kForward,      Feature::kBackward,
-       Feature::kFp32,         Feature::kFp16,
-       Feature::kBf16,         Feature::kTf32,
-       Feature::kCausal,       Feature::kWindow,
-       Feature::kSoftcap,      Feature::kAlibi,
-       Feature::kDropout,      Feature::kDropoutState,
-       Feature::kBoolMask,     Feature::kAdditiveMask,
-       Feature::kGroupedQuery, Feature::kUnequalHeadDims,
-       Feature::kLse,          Feature::kLseGradient,
-       Feature::kAccumulate,   Feature::kDeterministic},
+      internal::dense_features() |
+          internal::FeatureSet{Feature::kFp32, Feature::kFp16, Feature::kBf16, Feature::kTf32},
       make_plan,
       runs_on};
   return implementation;

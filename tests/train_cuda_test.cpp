@@ -147,6 +147,9 @@ std::vector<CudaCase> cuda_cases() {
   dropping.dropout = 0.3;
   out.push_back({"gpt2_dropout_micro_batches", dropping, options});
   options = base;
+  options.checkpoint = {{1, {}}, {1, {}}};
+  out.push_back({"gpt2_checkpoint", gpt2, options});
+  options = base;
   options.context = 33;
   options.optimizer.max_norm = 0;
   out.push_back({"gpt2_shorter_unclipped", gpt2, options});
@@ -214,6 +217,18 @@ TEST_P(TrainCuda, RepeatsItsBits) {
   const Trajectory second = trajectory(DeviceKind::kCuda, Precision::kBf16, 3);
   EXPECT_EQ(first.losses, second.losses);
   EXPECT_EQ(first.values, second.values);
+}
+
+TEST(TrainCudaCheckpoint, GradientsAreTheSameBits) {
+  if (!Context::create({.device = {DeviceKind::kCuda, 0}}).ok()) GTEST_SKIP() << "no GPU";
+  const ModelConfig model = gpu_model(Family::kGpt2, 104, 64);
+  StepOptions options = {.batch = 3, .precision = Precision::kBf16};
+  const auto kept = run_steps({DeviceKind::kCuda, 0}, model, options, 2);
+  options.checkpoint = {{1, {}}, {1, {}}};
+  const auto made_again = run_steps({DeviceKind::kCuda, 0}, model, options, 2);
+  ASSERT_TRUE(kept.ok() && made_again.ok()) << made_again.status().message();
+  EXPECT_EQ(kept->gradients, made_again->gradients);
+  EXPECT_EQ(kept->values, made_again->values);
 }
 
 INSTANTIATE_TEST_SUITE_P(Cases, TrainCuda, testing::ValuesIn(cuda_cases()),
@@ -298,6 +313,36 @@ TEST(TrainLowering, ProductsTakeInTheirNeighbours) {
   for (const runtime::Step& step : lowered.program.steps()) {
     EXPECT_EQ(step.name.find("gelu"), std::string::npos) << step.name;
   }
+}
+
+// A norm's backward adds up what it writes: of the four biases of a layer, two.
+TEST(TrainLowering, NormsAddUpTheBiasesBeforeThem) {
+  StepOptions options = {.batch = 3};
+  const auto entries_of = [&](const ModelConfig& model) {
+    std::map<std::string, int> out;
+    const Lowered lowered = lowered_of(model, options);
+    for (const runtime::Step& step : lowered.program.steps()) {
+      const auto* kernel = std::get_if<runtime::KernelWork>(&step.work);
+      if (kernel == nullptr) continue;
+      ++out[kernel->spec.entry];
+      const bool sums = kernel->spec.config.find("kSums = true") != std::string::npos;
+      if (kernel->spec.entry == "flash_bwd_norm") out["with sums"] += sums ? 1 : 0;
+    }
+    return out;
+  };
+  ModelConfig gpt2 = gpu_model(Family::kGpt2, 104, 64);
+  std::map<std::string, int> found = entries_of(gpt2);
+  EXPECT_EQ(found["flash_bwd_norm"], 5);
+  EXPECT_EQ(found["with sums"], 4);
+  EXPECT_EQ(found["flash_bwd_column_partials"], 4);
+  EXPECT_EQ(found["flash_bwd_column_finish"], 5 + 4);
+  // What is made again for a group comes after the sum, so that gradients keep their bits.
+  options.checkpoint = {{1, {}}, {1, {}}};
+  EXPECT_EQ(entries_of(gpt2)["flash_bwd_column_finish"], found["flash_bwd_column_finish"]);
+  options.checkpoint.clear();
+  gpt2.dropout = 0.1;
+  EXPECT_EQ(entries_of(gpt2)["flash_bwd_column_partials"], 8);
+  EXPECT_EQ(entries_of(gpu_model(Family::kCourse, 104, 64))["with sums"], 0);
 }
 
 TEST(TrainLowering, SaysWhatAGpuHasNoKernelFor) {

@@ -17,8 +17,10 @@ inline constexpr int kNormThreads = 512;  // of the gradients' norm
 inline constexpr int kMostNormBlocks = 1024;
 inline constexpr int kUpdatedByBlock = 64 * 32;  // elements: a bit of decay for each 64
 inline constexpr std::int64_t kFactorsOffset = 8 * kMostNormBlocks;  // after the sums of the norm
-/// A block keeps a row of partial sums in 48 KiB of shared memory.
+inline constexpr std::int64_t kMostNormSums = 3;  // of backward: d weight, d bias, dx
 inline constexpr std::int64_t kWidestNorm = 12288;
+/// Shared memory of a block without asking for more, less what sums of a row take.
+inline constexpr std::int64_t kPartialsBytes = 48 * 1024 - 512;
 
 /// Elements per access of rows of `width`.
 inline int vector_of(std::int64_t width, std::int64_t element_bytes) {
@@ -41,23 +43,52 @@ inline NormShape norm_shape(std::int64_t width, std::int64_t element_bytes) {
   return out;
 }
 
-/// Backward keeps sums over rows beside the row: one or two accesses a thread, in the number of
-/// warps that leaves fewest lanes idle.
-inline NormShape norm_backward_shape(std::int64_t width, std::int64_t element_bytes) {
+/// Warps of a quarter of a multiprocessor that may have `registers` each thread.
+inline int warps_with(int registers) {
+  int warps = 8;
+  while (warps > 1 && 512 / warps / 8 * 8 < registers) --warps;
+  return warps;
+}
+
+/// Forward: as many blocks as are there at once, each with row after row.
+inline std::int64_t norm_forward_blocks(const NormShape& shape, bool layer, std::int64_t rows,
+                                        std::int64_t element_bytes,
+                                        const cuda::DeviceInfo& device) {
+  const std::int64_t groups = shape.block / shape.row_threads;
+  const auto words = static_cast<int>(std::max<std::int64_t>(shape.vector * element_bytes / 4, 1));
+  const int registers = 28 + shape.packs * words * (layer ? 4 : 3);
+  const int at_once = std::max(4 * 32 * warps_with(registers) / shape.block, 1);
+  return std::min((rows + groups - 1) / groups,
+                  static_cast<std::int64_t>(at_once) * device.multiprocessors);
+}
+
+/// Backward keeps `sums` sums over rows beside the row: up to three accesses a thread, in the
+/// number of warps that leaves fewest lanes idle. One block a multiprocessor.
+inline NormShape norm_backward_shape(std::int64_t width, std::int64_t element_bytes, int sums) {
   const int vector = vector_of(width, element_bytes);
   const auto columns = static_cast<int>(width / vector);
   const auto threads = [&](int packs) { return (columns + 32 * packs - 1) / (32 * packs) * 32; };
-  int packs = columns > 512 || 2 * threads(2) < threads(1) + 32 ? 2 : 1;
-  while (threads(packs) > 1024) packs *= 2;
-  const int row_threads = threads(packs), wanted = packs == 1 ? 384 : 256;
-  return {vector, row_threads, packs, std::max(wanted / row_threads, 1) * row_threads};
+  int packs = 1;
+  for (const int more : {2, 3}) {
+    if (more * threads(more) <= packs * threads(packs)) packs = more;
+  }
+  while (threads(packs) > 1024) ++packs;
+  const int row_threads = threads(packs);
+  const auto words = static_cast<int>(std::max<std::int64_t>(vector * element_bytes / 4, 1));
+  const int registers = 46 + packs * (vector * sums + words * (packs == 1 ? 7 : 4));
+  std::int64_t groups = std::min(4 * 32 * warps_with(registers) / row_threads, 15);
+  // A warp that has a row alone needs no barrier and no shared memory for its sums.
+  if (row_threads == 32) groups = 4 * warps_with(registers);
+  const std::int64_t bytes = kPartialsBytes + (row_threads == 32 ? 512 : 0);
+  groups = std::clamp<std::int64_t>(std::min(groups, bytes / (4 * width)), 1, 1024 / row_threads);
+  return {vector, row_threads, packs, static_cast<int>(groups) * row_threads};
 }
 
-/// Backward: two blocks a multiprocessor, each with a row of partial sums.
+/// Backward: a block a multiprocessor, each with a row of partial sums.
 inline int norm_blocks(const NormShape& shape, std::int64_t rows, const cuda::DeviceInfo& device) {
   const std::int64_t groups = shape.block / shape.row_threads;
   return static_cast<int>(
-      std::min<std::int64_t>((rows + groups - 1) / groups, 2 * device.multiprocessors));
+      std::min<std::int64_t>((rows + groups - 1) / groups, device.multiprocessors));
 }
 
 /// Blocks along the rows, so that four blocks are there for each multiprocessor.

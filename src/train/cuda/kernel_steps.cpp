@@ -76,12 +76,25 @@ KernelSteps::KernelSteps(const StepPlan& plan, const std::vector<Place>& places,
   scratch_ = program.add_region("partial sums", static_cast<std::size_t>(bytes));
 }
 
+// A backward norm adds up what it writes where the next operation, a bias's gradient, wants that.
+const Operation* KernelSteps::column_sum_after(std::size_t norm) const {
+  if (norm + 1 >= plan_.operations.size() || !is_backward_norm(plan_.operations[norm])) {
+    return nullptr;
+  }
+  const Operation &operation = plan_.operations[norm], &next = plan_.operations[norm + 1];
+  if (next.kind != OperationKind::kColumnSum || next.inputs[0] != operation.outputs[0]) {
+    return nullptr;
+  }
+  const auto& a = std::get<RowsAttributes>(operation.attributes);
+  const bool accumulates = std::get<RowsAttributes>(next.attributes).accumulate;
+  return accumulates == a.accumulate_parameters ? &next : nullptr;
+}
+
 std::int64_t KernelSteps::scratch_bytes(const Operation& operation) const {
   if (is_backward_norm(operation)) {
+    // Room for the columns of dx, too, whether or not they are wanted.
     const auto& a = std::get<RowsAttributes>(operation.attributes);
-    const std::int64_t blocks = norm_blocks(
-        norm_backward_shape(a.width, size_of(element(operation.inputs[0]))), a.rows, device_);
-    return 4 * (is_layer_norm(operation) ? 2 : 1) * blocks * a.width;
+    return 4 * kMostNormSums * device_.multiprocessors * a.width;
   }
   if (operation.kind == OperationKind::kColumnSum) {
     const auto& a = std::get<RowsAttributes>(operation.attributes);
@@ -159,16 +172,18 @@ Status KernelSteps::norm(const Operation& operation) {
   }
   const TensorId x = operation.inputs[backward ? 1 : 0];
   const std::int64_t bytes = size_of(element(x));
+  const Operation* column_sum = column_sum_after(index_of(operation));
+  const int sums = (layer ? 2 : 1) + (column_sum != nullptr ? 1 : 0);
   const NormShape shape =
-      backward ? norm_backward_shape(a.width, bytes) : norm_shape(a.width, bytes);
+      backward ? norm_backward_shape(a.width, bytes, sums) : norm_shape(a.width, bytes);
   ConfigPrinter config = config_of("kElement", element(x));
   config.boolean("kLayer", layer).integer("kWidth", a.width).integer("kVector", shape.vector);
   config.integer("kRowThreads", shape.row_threads).integer("kPacks", shape.packs);
   config.integer("kBlock", shape.block).boolean("kAccumulate", backward && a.accumulate);
+  config.boolean("kSums", column_sum != nullptr);
   ParameterBlock block(
       device::NormArguments{.rows = a.rows, .epsilon = static_cast<float>(a.epsilon)});
   block.pointer(FLASHLAB_AT(NormArguments, x), place(x));
-  const std::int64_t groups = shape.block / shape.row_threads;
   if (!backward) {
     block.pointer(FLASHLAB_AT(NormArguments, weight), place(operation.inputs[1]))
         .pointer(FLASHLAB_AT(NormArguments, y), place(operation.outputs[0]))
@@ -178,7 +193,8 @@ Status KernelSteps::norm(const Operation& operation) {
           .pointer(FLASHLAB_AT(NormArguments, mean), place(operation.outputs[1]));
     }
     add(operation,
-        {"train/norm.cu", "flash_fwd_norm", config, div_up(a.rows, groups), 1, shape.block},
+        {"train/norm.cu", "flash_fwd_norm", config,
+         norm_forward_blocks(shape, layer, a.rows, bytes, device_), 1, shape.block},
         std::move(block));
     return {};
   }
@@ -191,12 +207,13 @@ Status KernelSteps::norm(const Operation& operation) {
   const int blocks = norm_blocks(shape, a.rows, device_);
   add(operation, {"train/norm.cu", "flash_bwd_norm", config, blocks, 1, shape.block},
       std::move(block));
-  const std::vector<TensorId> sums(operation.outputs.begin() + 1, operation.outputs.end());
-  column_finish(operation, sums, a.width, a.accumulate_parameters, blocks);
+  std::vector<TensorId> outs(operation.outputs.begin() + 1, operation.outputs.end());
+  if (column_sum != nullptr) outs.push_back(column_sum->outputs[0]);
+  column_finish(operation, outs, a.width, a.accumulate_parameters, blocks);
   return {};
 }
 
-// The partial sums [outs, blocks, width] go to one or two vectors.
+// The partial sums [outs, blocks, width] go to one to three vectors.
 void KernelSteps::column_finish(const Operation& operation, const std::vector<TensorId>& outs,
                                 std::int64_t width, bool accumulate, int blocks) {
   ConfigPrinter config = config_of("kElement", Element::kFp32);
@@ -204,8 +221,9 @@ void KernelSteps::column_finish(const Operation& operation, const std::vector<Te
   config.integer("kWidth", width).integer("kVector", 1).boolean("kAccumulate", accumulate);
   ParameterBlock block(device::ColumnArguments{.blocks = blocks});
   block.pointer(FLASHLAB_AT(ColumnArguments, partials), {scratch_})
-      .pointer(FLASHLAB_AT(ColumnArguments, out), place(outs.front()))
-      .pointer(FLASHLAB_AT(ColumnArguments, second_out), place(outs.back()));
+      .pointer(FLASHLAB_AT(ColumnArguments, out), place(outs[0]));
+  if (outs.size() > 1) block.pointer(FLASHLAB_AT(ColumnArguments, second_out), place(outs[1]));
+  if (outs.size() > 2) block.pointer(FLASHLAB_AT(ColumnArguments, third_out), place(outs[2]));
   Launch launch{"train/columns.cu", "flash_bwd_column_finish",     config,
                 div_up(width, 32),  static_cast<int>(outs.size()), 1024};
   launch.programmatic = device_.major >= 9;
@@ -214,6 +232,8 @@ void KernelSteps::column_finish(const Operation& operation, const std::vector<Te
 
 Status KernelSteps::column_sum(const Operation& operation) {
   const auto& a = std::get<RowsAttributes>(operation.attributes);
+  const std::size_t index = index_of(operation);
+  if (index > 0 && column_sum_after(index - 1) != nullptr) return {};
   const std::int64_t bytes = size_of(element(operation.inputs[0]));
   const int vector = vector_of(a.width, bytes), blocks = column_blocks(a, bytes, device_);
   ConfigPrinter config = config_of("kElement", element(operation.inputs[0]));

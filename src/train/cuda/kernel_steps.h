@@ -27,7 +27,7 @@ class KernelSteps {
               const cuda::DeviceInfo& device, const LoweredStep& lowered,
               runtime::Program& program);
 
-  /// Appends the kernels of an operation. Errors: kUnsupported, by the operation's name.
+  /// Appends the kernels of an operation of the plan. Errors: kUnsupported, by its name.
   Status append(const Operation& operation);
 
  private:
@@ -49,6 +49,7 @@ class KernelSteps {
   Status column_sum(const Operation& operation);
   void column_finish(const Operation& operation, const std::vector<TensorId>& outs,
                      std::int64_t width, bool accumulate, int blocks);
+  const Operation* column_sum_after(std::size_t norm) const;
   Status activation(const Operation& operation);
   Status rope(const Operation& operation);
   Status embedding(const Operation& operation);
@@ -61,6 +62,9 @@ class KernelSteps {
   std::int64_t scratch_bytes(const Operation& operation) const;
   runtime::Place place(TensorId id) const { return places_[static_cast<std::size_t>(id)]; }
   Element element(TensorId id) const { return plan_.tensor(id).element; }
+  std::size_t index_of(const Operation& operation) const {
+    return static_cast<std::size_t>(&operation - plan_.operations.data());
+  }
 
   const StepPlan& plan_;
   const std::vector<runtime::Place>& places_;

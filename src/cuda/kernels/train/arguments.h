@@ -16,18 +16,19 @@ struct NormArguments {
   float* rstd{};
   const void* dy{};
   void* dx{};
-  float* partials{};  ///< [blocks, width] of d weight, then as many of d bias
+  float* partials{};  ///< [blocks, width] of d weight, of d bias, of the columns of dx
   long long rows{};
   float epsilon{};
 };
 
-/// Sums over rows: x [rows, width] -> partials [blocks, width] -> out [width]; with a second vector
-/// its partials follow.
+/// Sums over rows: x [rows, width] -> partials [blocks, width] -> out [width]; partials of further
+/// vectors follow.
 struct ColumnArguments {
   const void* x{};
   float* partials{};
   void* out{};
   void* second_out{};
+  void* third_out{};
   long long rows{};
   int blocks{};
 };

@@ -49,7 +49,7 @@ __device__ inline void column_finish(const ColumnArguments& args) {
   const int column = blockIdx.x * 32 + lane;
   const float* partials =
       args.partials + static_cast<Index>(blockIdx.y) * args.blocks * Config::kWidth;
-  void* out = blockIdx.y == 0 ? args.out : args.second_out;
+  void* out = blockIdx.y == 0 ? args.out : blockIdx.y == 1 ? args.second_out : args.third_out;
   const int share = (args.blocks + kFinishSlices - 1) / kFinishSlices;
   const int first = slice * share, end = min(first + share, args.blocks);
   float sum = 0;

@@ -6,13 +6,15 @@
 //               dx (+)= r (g - mean(g) [LayerNorm only] - n mean(g n))
 //               dw = sum over rows of dy n,  db = sum over rows of dy
 //
-// kRowThreads threads own a row and keep it in registers: it is read once. In backward a thread has
-// the same columns in every row of its block, so that d weight grows in registers; each block
-// leaves one row of partial sums, which columns.cu adds in order.
+// kRowThreads threads own a row and keep it in registers: it is read once. They wait for each other
+// only, and while they have a row the next one is on its way. In backward a thread has the same
+// columns in every row, so that d weight grows in registers; so do the sums over rows of what dx
+// has become, the gradient of the bias before the norm. Each block leaves one row of partial sums
+// of each, which columns.cu adds in order.
 //
 // Config: Element kElement; bool kLayer; int kWidth, kVector (columns per access: 16 bytes of them,
 // or one where the width is no multiple of that), kRowThreads, kPacks (of a thread), kBlock
-// (threads); bool kAccumulate (dx is added to).
+// (threads); bool kAccumulate (dx is added to), kSums (the columns of dx are added up, too).
 
 #include "ptx/dependency.h"
 #include "train/arguments.h"
@@ -47,54 +49,60 @@ __device__ inline void norm_forward(const NormArguments& args) {
   constexpr int kPacks = Share::kPacks, kVector = Share::kVector;
   constexpr Element kT = Config::kElement;
   const Share share;
-  const Index row = static_cast<Index>(blockIdx.x) * Share::kGroups + share.group;
-  const bool there = row < args.rows;
+  const Index stride = static_cast<Index>(gridDim.x) * Share::kGroups;
+  Index row = static_cast<Index>(blockIdx.x) * Share::kGroups + share.group;
   // The weights are under way with the row: behind the sums they would be waited for again.
-  typename Share::Raw x[kPacks], weight[kPacks], bias[Config::kLayer ? kPacks : 1];
+  typename Share::Raw x[kPacks], next[kPacks], weight[kPacks], bias[Config::kLayer ? kPacks : 1];
 #pragma unroll
   for (int p = 0; p < kPacks; ++p) {
-    x[p] = there ? share.load(args.x, row, p) : typename Share::Raw{};
+    next[p] = row < args.rows ? share.load(args.x, row, p) : typename Share::Raw{};
     weight[p] = share.load(args.weight, 0, p);
     if constexpr (Config::kLayer) bias[p] = share.load(args.bias, 0, p);
   }
-  float mean = 0;
-  if constexpr (Config::kLayer) {
-    float sum[1] = {0};
+  for (int turn = 0; row < args.rows; row += stride, turn ^= 1) {
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
+      x[p] = next[p];
+      if (row + stride < args.rows) next[p] = share.load(args.x, row + stride, p);
+    }
+    float mean = 0;
+    if constexpr (Config::kLayer) {
+      float sum[1] = {0};
+#pragma unroll
+      for (int p = 0; p < kPacks; ++p) {
+        const auto xs = floats_of<kT, kVector>(x[p]);
+        for (int i = 0; i < kVector; ++i) sum[0] += xs.at[i];
+      }
+      sum_over_row<Share::kRowThreads, Config::kBlock>(sum, 0);
+      mean = sum[0] / Config::kWidth;
+    }
+    float squares[1] = {0};
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      if (!share.inside(p)) continue;
       const auto xs = floats_of<kT, kVector>(x[p]);
-      for (int i = 0; i < kVector; ++i) sum[0] += xs.at[i];
+      for (int i = 0; i < kVector; ++i) {
+        const float centred = xs.at[i] - mean;
+        squares[0] += centred * centred;
+      }
     }
-    sum_over_row<Share::kRowThreads, Config::kBlock>(sum, 0);
-    mean = sum[0] / Config::kWidth;
-  }
-  float squares[1] = {0};
+    sum_over_row<Share::kRowThreads, Config::kBlock>(squares, Config::kLayer ? 1 : turn);
+    const float rstd = 1.0f / sqrtf(squares[0] / Config::kWidth + args.epsilon);
+    if (share.thread == 0) {
+      args.rstd[row] = rstd;
+      if constexpr (Config::kLayer) args.mean[row] = mean;
+    }
 #pragma unroll
-  for (int p = 0; p < kPacks; ++p) {
-    if (!share.inside(p)) continue;
-    const auto xs = floats_of<kT, kVector>(x[p]);
-    for (int i = 0; i < kVector; ++i) {
-      const float centred = xs.at[i] - mean;
-      squares[0] += centred * centred;
+    for (int p = 0; p < kPacks; ++p) {
+      if (!share.inside(p)) continue;
+      const auto xs = floats_of<kT, kVector>(x[p]), w = floats_of<kT, kVector>(weight[p]);
+      Pack<kVector> b{}, y;
+      if constexpr (Config::kLayer) b = floats_of<kT, kVector>(bias[p]);
+      for (int i = 0; i < kVector; ++i) {
+        y.at[i] = w.at[i] * ((xs.at[i] - mean) * rstd) + b.at[i];
+      }
+      store_pack<kT>(args.y, row * Config::kWidth + share.column(p), y);
     }
-  }
-  sum_over_row<Share::kRowThreads, Config::kBlock>(squares, 1);
-  const float rstd = 1.0f / sqrtf(squares[0] / Config::kWidth + args.epsilon);
-  if (!there) return;
-  if (share.thread == 0) {
-    args.rstd[row] = rstd;
-    if constexpr (Config::kLayer) args.mean[row] = mean;
-  }
-#pragma unroll
-  for (int p = 0; p < kPacks; ++p) {
-    if (!share.inside(p)) continue;
-    const auto xs = floats_of<kT, kVector>(x[p]), w = floats_of<kT, kVector>(weight[p]);
-    Pack<kVector> b{}, y;
-    if constexpr (Config::kLayer) b = floats_of<kT, kVector>(bias[p]);
-    for (int i = 0; i < kVector; ++i) {
-      y.at[i] = w.at[i] * ((xs.at[i] - mean) * rstd) + b.at[i];
-    }
-    store_pack<kT>(args.y, row * Config::kWidth + share.column(p), y);
   }
 }
 
@@ -103,8 +111,15 @@ template <class Config>
 __device__ inline void store_partials(const Pack<Config::kVector> (&sums)[Config::kPacks],
                                       float* partials) {
   using Share = RowShare<Config>;
-  __shared__ float sSums[Share::kGroups][Config::kWidth];
   const Share share;
+  partials += static_cast<Index>(blockIdx.x) * Config::kWidth;
+  if constexpr (Share::kGroups == 1) {
+    for (int p = 0; p < Share::kPacks; ++p) {
+      if (share.inside(p)) store_pack<Element::kFp32>(partials, share.column(p), sums[p]);
+    }
+    return;
+  }
+  __shared__ float sSums[Share::kGroups][Share::kGroups == 1 ? 1 : Config::kWidth];
   __syncthreads();
 #pragma unroll
   for (int p = 0; p < Share::kPacks; ++p) {
@@ -117,13 +132,9 @@ __device__ inline void store_partials(const Pack<Config::kVector> (&sums)[Config
   for (int column = threadIdx.x; column < Config::kWidth; column += Config::kBlock) {
     float sum = 0;
     for (int group = 0; group < Share::kGroups; ++group) sum += sSums[group][column];
-    partials[static_cast<Index>(blockIdx.x) * Config::kWidth + column] = sum;
+    partials[column] = sum;
   }
 }
-
-/// Backward fills a multiprocessor with two blocks: where a thread's share leaves it the registers.
-template <class Config>
-inline constexpr bool kTwoBlocks = Config::kBlock <= (Config::kPacks == 1 ? 384 : 256);
 
 /// What backward reads of a row.
 template <class Config>
@@ -149,57 +160,80 @@ struct BackwardRow {
   }
 };
 
+/// What a thread adds up over its rows: of d weight, d bias, and of what is written.
+template <class Config>
+struct ColumnSums {
+  static constexpr int kPacks = Config::kPacks;
+  Pack<Config::kVector> dw[kPacks] = {}, db[Config::kLayer ? kPacks : 1] = {};
+  Pack<Config::kVector> dx[Config::kSums ? kPacks : 1] = {};
+
+  __device__ void store(float* partials) const {
+    const Index vector = static_cast<Index>(gridDim.x) * Config::kWidth;
+    store_partials<Config>(dw, partials);
+    if constexpr (Config::kLayer) store_partials<Config>(db, partials += vector);
+    if constexpr (Config::kSums) store_partials<Config>(dx, partials += vector);
+  }
+};
+
+/// One row of backward; `turn` as in sum_over_row.
+template <class Config>
+__device__ inline void backward_row(const NormArguments& args, const RowShare<Config>& share,
+                                    const BackwardRow<Config>& now,
+                                    const typename RowShare<Config>::Raw (&weight)[Config::kPacks],
+                                    Index row, int turn, ColumnSums<Config>& columns) {
+  constexpr int kPacks = Config::kPacks, kVector = Config::kVector;
+  constexpr Element kT = Config::kElement;
+  float sums[Config::kLayer ? 2 : 1] = {};
+#pragma unroll
+  for (int p = 0; p < kPacks; ++p) {
+    const auto xs = floats_of<kT, kVector>(now.x[p]), gs = floats_of<kT, kVector>(now.dy[p]);
+    const auto ws = floats_of<kT, kVector>(weight[p]);
+#pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      const float n = (xs.at[i] - now.mean) * now.rstd, g = gs.at[i] * ws.at[i];
+      sums[0] += g * n;
+      if constexpr (Config::kLayer) sums[1] += g;
+      columns.dw[p].at[i] += gs.at[i] * n;
+      if constexpr (Config::kLayer) columns.db[p].at[i] += gs.at[i];
+    }
+  }
+  sum_over_row<Config::kRowThreads, Config::kBlock>(sums, turn);
+  const float mean_gn = sums[0] / Config::kWidth;
+  float mean_g = 0;
+  if constexpr (Config::kLayer) mean_g = sums[1] / Config::kWidth;
+#pragma unroll
+  for (int p = 0; p < kPacks; ++p) {
+    if (!share.inside(p)) continue;
+    const auto xs = floats_of<kT, kVector>(now.x[p]), gs = floats_of<kT, kVector>(now.dy[p]);
+    const auto ws = floats_of<kT, kVector>(weight[p]);
+    Pack<kVector> dx{};
+    if constexpr (Config::kAccumulate) dx = floats_of<kT, kVector>(now.before[p]);
+#pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      const float n = (xs.at[i] - now.mean) * now.rstd;
+      dx.at[i] += now.rstd * (gs.at[i] * ws.at[i] - mean_g - n * mean_gn);
+      if constexpr (Config::kSums) columns.dx[p].at[i] += dx.at[i];
+    }
+    store_pack<kT>(args.dx, row * Config::kWidth + share.column(p), dx);
+  }
+}
+
 template <class Config>
 __device__ inline void norm_backward(const NormArguments& args) {
-  using Share = RowShare<Config>;
-  constexpr int kPacks = Share::kPacks, kVector = Share::kVector;
-  constexpr Element kT = Config::kElement;
   // The next row is read while the sums of this one meet, where a thread's share is small.
-  constexpr bool kAhead = kPacks == 1;
-  const Share share;
-  Pack<kVector> dw[kPacks] = {}, db[Config::kLayer ? kPacks : 1] = {};
-  typename Share::Raw weight[kPacks];
+  constexpr bool kAhead = Config::kPacks == 1;
+  const RowShare<Config> share;
+  ColumnSums<Config> columns;
+  typename RowShare<Config>::Raw weight[Config::kPacks];
 #pragma unroll
-  for (int p = 0; p < kPacks; ++p) weight[p] = share.load(args.weight, 0, p);
-  const Index stride = static_cast<Index>(gridDim.x) * Share::kGroups;
-  Index row = static_cast<Index>(blockIdx.x) * Share::kGroups + share.group;
+  for (int p = 0; p < Config::kPacks; ++p) weight[p] = share.load(args.weight, 0, p);
+  const Index stride = static_cast<Index>(gridDim.x) * share.kGroups;
+  Index row = static_cast<Index>(blockIdx.x) * share.kGroups + share.group;
   BackwardRow<Config> now, next;
   now.load(args, share, row);
-  int turn = 0;
-  // All threads of a block turn equally often: they meet in the sums.
-  for (Index base = static_cast<Index>(blockIdx.x) * Share::kGroups; base < args.rows;
-       base += stride, row += stride, turn ^= 1) {
+  for (int turn = 0; row < args.rows; row += stride, turn ^= 1) {
     if constexpr (kAhead) next.load(args, share, row + stride);
-    float sums[2] = {0, 0};
-#pragma unroll
-    for (int p = 0; p < kPacks; ++p) {
-      const auto xs = floats_of<kT, kVector>(now.x[p]), gs = floats_of<kT, kVector>(now.dy[p]);
-      const auto ws = floats_of<kT, kVector>(weight[p]);
-#pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float n = (xs.at[i] - now.mean) * now.rstd, g = gs.at[i] * ws.at[i];
-        sums[0] += g * n;
-        if constexpr (Config::kLayer) sums[1] += g;
-        dw[p].at[i] += gs.at[i] * n;
-        if constexpr (Config::kLayer) db[p].at[i] += gs.at[i];
-      }
-    }
-    sum_over_row<Share::kRowThreads, Config::kBlock>(sums, turn);
-    const float mean_gn = sums[0] / Config::kWidth, mean_g = sums[1] / Config::kWidth;
-#pragma unroll
-    for (int p = 0; p < kPacks; ++p) {
-      if (row >= args.rows || !share.inside(p)) continue;
-      const auto xs = floats_of<kT, kVector>(now.x[p]), gs = floats_of<kT, kVector>(now.dy[p]);
-      const auto ws = floats_of<kT, kVector>(weight[p]);
-      Pack<kVector> dx{};
-      if constexpr (Config::kAccumulate) dx = floats_of<kT, kVector>(now.before[p]);
-#pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float n = (xs.at[i] - now.mean) * now.rstd;
-        dx.at[i] += now.rstd * (gs.at[i] * ws.at[i] - mean_g - n * mean_gn);
-      }
-      store_pack<kT>(args.dx, row * Config::kWidth + share.column(p), dx);
-    }
+    backward_row<Config>(args, share, now, weight, row, turn, columns);
     if constexpr (kAhead) {
       now = next;
     } else {
@@ -207,10 +241,7 @@ __device__ inline void norm_backward(const NormArguments& args) {
     }
   }
   ptx::launch_dependents();
-  store_partials<Config>(dw, args.partials);
-  if constexpr (Config::kLayer) {
-    store_partials<Config>(db, args.partials + static_cast<Index>(gridDim.x) * Config::kWidth);
-  }
+  columns.store(args.partials);
 }
 
 }  // namespace flashlab::device
@@ -220,8 +251,7 @@ extern "C" __global__ void __launch_bounds__(Config::kBlock)
   flashlab::device::norm_forward<Config>(args);
 }
 
-extern "C" __global__ void __launch_bounds__(Config::kBlock,
-                                             flashlab::device::kTwoBlocks<Config> ? 2 : 1)
+extern "C" __global__ void __launch_bounds__(Config::kBlock)
     flash_bwd_norm(const __grid_constant__ flashlab::device::NormArguments args) {
   flashlab::device::norm_backward<Config>(args);
 }

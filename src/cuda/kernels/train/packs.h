@@ -5,6 +5,7 @@
 #include "config_types.h"
 #include "ptx/convert.h"
 #include "ptx/warp.h"
+#include "ptx/warpgroup.h"
 
 namespace flashlab::device {
 
@@ -123,9 +124,10 @@ __device__ inline void store_pack(void* data, Index index, const Pack<kCount>& p
   }
 }
 
-/// Sums of kValues numbers each over the kThreads threads of a row; several rows may share a block,
-/// whose kBlock threads all come here. Every thread of the row gets the same bits. `turn` is 0 and
-/// 1 by turns from one call of a block to the next, so that one barrier a call is enough.
+/// Sums of kValues numbers each over the kThreads threads of a row; a block may have several rows,
+/// at most 15 where a row has more than a warp: each meets at a barrier of its own. Every thread of
+/// the row gets the same bits. `turn` is 0 and 1 by turns from one call of a row's threads to the
+/// next, so that one barrier a call is enough.
 template <int kThreads, int kBlock, int kValues>
 __device__ inline void sum_over_row(float (&values)[kValues], int turn) {
 #pragma unroll
@@ -142,7 +144,12 @@ __device__ inline void sum_over_row(float (&values)[kValues], int turn) {
     if (threadIdx.x % 32 == 0) {
       for (int i = 0; i < kValues; ++i) sSums[turn][i][warp] = values[i];
     }
-    __syncthreads();
+    if constexpr (kThreads == kBlock) {
+      __syncthreads();
+    } else {
+      static_assert(kBlock / kThreads <= 15);
+      ptx::meet(1 + warp / kWarps, kThreads);
+    }
 #pragma unroll
     for (int i = 0; i < kValues; ++i) {
       values[i] = 0;

@@ -128,6 +128,27 @@ TEST(TrainPlan, ParametersLieInBackwardOrder) {
   EXPECT_LE(end, plan.arena_elements);
 }
 
+// 8192 rows of 151,936 logits would be 2.3 GiB; a chunk that is no whole batch has whole tiles
+// where they fit.
+TEST(TrainPlan, TheHeadTakesChunksOfTheBatch) {
+  const auto rows_of = [](std::int64_t vocabulary, std::int64_t batch) {
+    ModelConfig model = *find_model("small");
+    model.context = 1024;
+    model.vocabulary = vocabulary;
+    const auto plan = build_step(model, {.batch = batch, .precision = Precision::kBf16});
+    std::vector<std::int64_t> out;
+    for (const Operation& operation : plan->operations) {
+      if (operation.kind != OperationKind::kCrossEntropy) continue;
+      out.push_back(std::get<CrossEntropyAttributes>(operation.attributes).rows);
+    }
+    return out;
+  };
+  EXPECT_EQ(rows_of(151936, 8), (std::vector<std::int64_t>{1639, 1639, 1639, 1639, 1636}));
+  EXPECT_EQ(rows_of(50304, 8), (std::vector<std::int64_t>{4096, 4096}));
+  EXPECT_EQ(rows_of(50304, 11), (std::vector<std::int64_t>{3840, 3840, 3584}));
+  EXPECT_EQ(rows_of(50304, 4), (std::vector<std::int64_t>{4096}));
+}
+
 TEST(TrainMemory, TensorsThatLiveTogetherNeverOverlap) {
   for (const std::vector<CheckpointGroup>& groups :
        {std::vector<CheckpointGroup>{}, {{2, {}}, {2, {}}}, {{4, {{1, {}}, {3, {}}}}}}) {

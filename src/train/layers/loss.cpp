@@ -17,11 +17,15 @@ TensorId head_weight(StepBuilder& b, const ModelConfig& model) {
                       .initializer = {Initializer::Kind::kTruncatedNormal, std_dev}});
 }
 
-// Rows of a chunk: the batch in equal parts, as few as fit.
+// Rows of a chunk: the batch in equal parts, as few as fit; where it fits, of whole tiles of a
+// GPU's product.
 std::int64_t chunk_rows(std::int64_t rows, std::int64_t row_bytes, std::int64_t limit_bytes) {
+  constexpr std::int64_t kTile = 128;
   const std::int64_t most = std::max<std::int64_t>(limit_bytes / row_bytes, 1);
   const std::int64_t chunks = (rows + most - 1) / most;
-  return (rows + chunks - 1) / chunks;
+  const std::int64_t equal = (rows + chunks - 1) / chunks;
+  const std::int64_t whole_tiles = (equal + kTile - 1) / kTile * kTile;
+  return chunks > 1 && whole_tiles <= most ? whole_tiles : equal;
 }
 
 struct Chunk {

@@ -4,7 +4,7 @@
 `flashlab bench step --peers torch` runs this text in --python, which needs PyTorch and nothing of
 FlashLab. Each line of standard input is a request (JSON), each line of standard output an answer:
 first {"ready": WORDS}, then for every request {"status", "message", "first_ms", "ms",
-"peak_bytes"}.
+"peak_bytes"}. A request {"again": REPEATS} times the step of the one before it once more.
 """
 
 import contextlib
@@ -190,26 +190,35 @@ class Step:
             torch.cuda.synchronize(self.device)
 
 
-def measure(request):
-    gpu = request["device"].startswith("cuda")
-    torch.compiler.reset()
-    gc.collect()
+def time_steps(step, count, first=0):
+    """The answer with the last `count - first` of `count` steps."""
+    gpu, ms = step.device.type == "cuda", []
     if gpu:
-        torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-    step, ms = Step(request), []
-    for _ in range(request["warmup"] + request["repeats"]):
+    for _ in range(count):
         begin = time.perf_counter()
         step()
         ms.append((time.perf_counter() - begin) * 1e3)
     peak = torch.cuda.max_memory_allocated() if gpu else None
-    return {"status": "ok", "message": "", "first_ms": ms[0], "ms": ms[request["warmup"]:],
+    return {"status": "ok", "message": "", "first_ms": ms[0], "ms": ms[first:],
             "peak_bytes": peak}
 
 
-def answer(request):
+def measure(request, kept):
+    if "again" in request:
+        return time_steps(kept[0], request["again"])
+    kept.clear()
+    torch.compiler.reset()
+    gc.collect()
+    if request["device"].startswith("cuda"):
+        torch.cuda.empty_cache()
+    kept.append(Step(request))
+    return time_steps(kept[0], request["warmup"] + request["repeats"], request["warmup"])
+
+
+def answer(request, kept):
     try:
-        return measure(request)
+        return measure(request, kept)
     except Exception as error:  # pylint: disable=broad-except
         text = " ".join(str(error).split())[:400]
         memory = isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)) or \
@@ -228,11 +237,12 @@ def main():
         out.flush()
 
     say({"ready": f"Python {sys.version.split()[0]}, torch {torch.__version__}"})
+    kept = []  # the last request's Step
     for line in sys.stdin:
         request = json.loads(line)
-        if request["threads"] > 0:
+        if request.get("threads", 0) > 0:
             torch.set_num_threads(request["threads"])
-        say(answer(request))
+        say(answer(request, kept))
 
 
 if __name__ == "__main__":

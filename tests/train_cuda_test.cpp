@@ -14,6 +14,7 @@
 #include "train/cuda/kernel_steps.h"
 #include "train/cuda/lowering.h"
 #include "train/plan/memory_plan.h"
+#include "train/run/generator.h"
 #include "train/run/step_executor.h"
 #include "train_model.h"
 
@@ -150,6 +151,15 @@ std::vector<CudaCase> cuda_cases() {
   options.checkpoint = {{1, {}}, {1, {}}};
   out.push_back({"gpt2_checkpoint", gpt2, options});
   options = base;
+  options.fused = false;
+  out.push_back({"course_unfused", course, options});
+  out.push_back({"gpt2_unfused", gpt2, options});
+  options.attention = "naive";
+  out.push_back({"course_unfused_naive", course, options});
+  dropping.dropout = 0.2;
+  options.fused = true;
+  out.push_back({"gpt2_naive_dropout", dropping, options});
+  options = base;
   options.context = 33;
   options.optimizer.max_norm = 0;
   out.push_back({"gpt2_shorter_unclipped", gpt2, options});
@@ -229,6 +239,46 @@ TEST(TrainCudaCheckpoint, GradientsAreTheSameBits) {
   ASSERT_TRUE(kept.ok() && made_again.ok()) << made_again.status().message();
   EXPECT_EQ(kept->gradients, made_again->gradients);
   EXPECT_EQ(kept->values, made_again->values);
+}
+
+// Logits of every position, fed one token after the other.
+Result<std::vector<double>> decoded_logits(Device device, const ModelConfig& model,
+                                           Precision precision) {
+  Result<Context> context = Context::create({.device = device, .threads = 2});
+  if (!context.ok()) return context.status();
+  const StepOptions options = {.mode = StepMode::kDecode, .precision = precision};
+  Result<StepPlan> plan = build_step(model, options);
+  if (!plan.ok()) return plan.status();
+  Result<ParameterStore> store = ParameterStore::create(*plan);
+  if (!store.ok()) return store.status();
+  store->initialize(7);
+  auto generator = Generator::create(*context, model, options, *store);
+  if (!generator.ok()) return generator.status();
+  std::vector<double> out;
+  for (std::int64_t i = 0; i < model.context; ++i) {
+    const auto token = static_cast<std::int32_t>(i * 37 % model.vocabulary);
+    if (Status s = (*generator)->feed(token); !s.ok()) return s;
+    const std::vector<double> logits = (*generator)->logits();
+    out.insert(out.end(), logits.begin(), logits.end());
+  }
+  generator->reset();
+  store->on_device().reset();
+  return out;
+}
+
+TEST(TrainCudaDecoding, LogitsAreThoseOfTheCpu) {
+  if (!Context::create({.device = {DeviceKind::kCuda, 0}}).ok()) GTEST_SKIP() << "no GPU";
+  ModelConfig odd = gpu_model(Family::kCourse, 65, 44);
+  odd.context = 300;  // more keys than threads of a block
+  for (const ModelConfig& model : {gpu_model(Family::kGpt2, 104, 64), odd}) {
+    const auto reference = decoded_logits({}, model, Precision::kFp64);
+    for (const auto& [precision, bound] :
+         {std::pair{Precision::kFp32, 1e-5}, {Precision::kBf16, 3e-2}, {Precision::kFp16, 5e-3}}) {
+      const auto got = decoded_logits({DeviceKind::kCuda, 0}, model, precision);
+      ASSERT_TRUE(reference.ok() && got.ok()) << got.status().message();
+      EXPECT_LT(error_of(*got, *reference), bound) << to_string(precision);
+    }
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Cases, TrainCuda, testing::ValuesIn(cuda_cases()),
@@ -348,23 +398,59 @@ TEST(TrainLowering, NormsAddUpTheBiasesBeforeThem) {
 TEST(TrainLowering, SaysWhatAGpuHasNoKernelFor) {
   // Each stands beside a list that is accepted: the refusal is of this one thing.
   StepOptions options = {.batch = 3};
+  ModelConfig model = gpu_model(Family::kCourse, 104, 64);
   const auto refusal = [&] {
-    Result<StepPlan> plan = build_step(gpu_model(Family::kCourse, 104, 64), options);
+    Result<StepPlan> plan = build_step(model, options);
     runtime::Program program;
     const auto step =
         lower(*plan, plan_memory(*plan), *cuda::known_gpu("sm_90a"), nullptr, program);
     return step.ok() ? std::string("accepted") : step.status().message();
   };
   EXPECT_EQ(refusal(), "accepted");
-  options.attention = "naive";
-  EXPECT_NE(refusal().find("naive attention"), std::string::npos) << refusal();
-  options.attention.clear();
   options.precision = Precision::kFp64;
   EXPECT_NE(refusal().find("fp64"), std::string::npos) << refusal();
   options.precision = Precision::kFp16;
-  EXPECT_EQ(refusal(), "accepted");
+  options.attention = "naive";
   options.fused = false;
-  EXPECT_NE(refusal().find("--operators fused"), std::string::npos) << refusal();
+  EXPECT_EQ(refusal(), "accepted");
+  options = {.batch = 1, .mode = StepMode::kDecode};
+  EXPECT_EQ(refusal(), "accepted");
+  model.context = 100'000;
+  EXPECT_NE(refusal().find("when a GPU decodes"), std::string::npos) << refusal();
+}
+
+// One sequence's heads are a batch of products whose matrices lie a head apart.
+TEST(TrainLowering, NaiveAttentionIsAProductOfAllHeadsForEachSequence) {
+  const Lowered lowered =
+      lowered_of(gpu_model(Family::kCourse, 104, 64), {.batch = 3, .attention = "naive"});
+  std::vector<runtime::ProductWork> scores;
+  for (const runtime::Step& step : lowered.program.steps()) {
+    if (step.name != "layer 0 / attention / scores") continue;
+    scores.push_back(std::get<runtime::ProductWork>(step.work));
+  }
+  ASSERT_EQ(scores.size(), 3u);
+  for (std::size_t i = 0; i < scores.size(); ++i) {
+    const auto sequence = static_cast<std::int64_t>(i);
+    EXPECT_EQ(scores[i].product.batch, 2);
+    EXPECT_EQ(scores[i].product.a.batch_stride, 32);
+    EXPECT_EQ(scores[i].product.c.batch_stride, 40 * 40);
+    EXPECT_EQ(scores[i].a.offset_bytes - scores[0].a.offset_bytes, sequence * 40 * 3 * 64 * 4);
+    EXPECT_EQ(scores[i].c.offset_bytes - scores[0].c.offset_bytes, sequence * 2 * 40 * 40 * 4);
+  }
+}
+
+// Cached keys and values are no part of what is sent with every token.
+TEST(TrainLowering, TheCacheStaysOnTheGpu) {
+  const Lowered lowered =
+      lowered_of(gpu_model(Family::kGpt2, 104, 64), {.batch = 1, .mode = StepMode::kDecode});
+  EXPECT_LT(lowered.step.batch.bytes, 4096);
+  int found = 0;
+  for (const runtime::Buffer& buffer : lowered.program.buffers()) {
+    if (buffer.name != "cached keys and values") continue;
+    EXPECT_EQ(buffer.bytes, 2u * 2 * 40 * 64 * 4);
+    ++found;
+  }
+  EXPECT_EQ(found, 1);
 }
 
 TEST(TrainLowering, TokensAreSortedByTheirRows) {

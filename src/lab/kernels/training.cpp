@@ -16,15 +16,21 @@ struct Step {
   const char* model;
   train::Precision precision;
   double dropout = 0;
+  bool textbook = false;  ///< unfused operations and naive attention
+  train::StepMode mode = train::StepMode::kFull;
 };
 
-// Both families in both types, fp16 with its scaled loss, a width of several warps, dropout, and a
-// vocabulary whose rows are not aligned.
-constexpr Step kSteps[] = {
-    {"small", train::Precision::kBf16},        {"small", train::Precision::kFp32},
-    {"gpt2", train::Precision::kBf16},         {"gpt2", train::Precision::kFp32, 0.1},
-    {"gpt2-xl", train::Precision::kBf16, 0.1}, {"xl-2026", train::Precision::kBf16},
-    {"small", train::Precision::kFp16}};
+// Both families in both types, fp16 with its scaled loss, a width of several warps, dropout, a
+// vocabulary whose rows are not aligned, the textbook's operations, and one token at a time.
+constexpr Step kSteps[] = {{"small", train::Precision::kBf16},
+                           {"small", train::Precision::kFp32},
+                           {"gpt2", train::Precision::kBf16},
+                           {"gpt2", train::Precision::kFp32, 0.1},
+                           {"gpt2-xl", train::Precision::kBf16, 0.1},
+                           {"xl-2026", train::Precision::kBf16},
+                           {"small", train::Precision::kFp16},
+                           {"small", train::Precision::kBf16, 0, true},
+                           {"small", train::Precision::kBf16, 0, false, train::StepMode::kDecode}};
 
 KernelVariant variant_of(const Step& step, const runtime::Step& made,
                          const runtime::KernelWork& work) {
@@ -52,8 +58,13 @@ std::vector<KernelVariant> training_variants(const cuda::DeviceInfo& device) {
     train::ModelConfig model = *train::find_model(step.model);
     model.dropout = step.dropout;
     model.layers = 1;
-    const auto plan =
-        train::build_step(model, {.batch = 4, .context = 512, .precision = step.precision});
+    const bool decodes = step.mode == train::StepMode::kDecode;
+    const auto plan = train::build_step(model, {.batch = decodes ? 1 : 4,
+                                                .context = decodes ? 0 : 512,
+                                                .mode = step.mode,
+                                                .precision = step.precision,
+                                                .attention = step.textbook ? "naive" : "",
+                                                .fused = !step.textbook});
     if (!plan.ok()) continue;
     runtime::Program program;
     if (!train::lower(*plan, train::plan_memory(*plan), device, nullptr, program).ok()) continue;

@@ -3,10 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstddef>
 
-#include "cuda/kernels/train/arguments.h"
 #include "train/cpu/random.h"
+#include "train/cuda/kernel_config.h"
 #include "train/cuda/kernel_shapes.h"
 #include "train/cuda/lowering.h"
 
@@ -16,27 +15,6 @@ namespace {
 using cuda::ConfigPrinter;
 using runtime::ParameterBlock;
 using runtime::Place;
-
-#define FLASHLAB_AT(Struct, member) offsetof(device::Struct, member)
-
-std::int64_t div_up(std::int64_t count, std::int64_t size) {
-  return (count + size - 1) / size;
-}
-
-const char* name_of(Element element) {
-  if (element == Element::kFp16) return "kFp16";
-  return element == Element::kBf16 ? "kBf16" : "kFp32";
-}
-
-ConfigPrinter config_of(const char* name, Element element) {
-  ConfigPrinter out;
-  out.choice(name, "Element", name_of(element));
-  return out;
-}
-
-Place shifted(Place place, std::int64_t bytes) {
-  return {place.buffer, place.offset_bytes + bytes};
-}
 
 bool is_layer_norm(const Operation& operation) {
   return operation.kind == OperationKind::kLayerNorm ||
@@ -145,6 +123,14 @@ Status KernelSteps::append(const Operation& operation) {
       return embedding(operation);
     case OperationKind::kEmbeddingBackward:
       return embedding_backward(operation);
+    case OperationKind::kPointwise:
+      return pointwise(operation);
+    case OperationKind::kRowMax:
+    case OperationKind::kSoftmax:
+    case OperationKind::kSoftmaxBackward:
+      return softmax(operation);
+    case OperationKind::kCachedAttention:
+      return cached_attention(operation);
     case OperationKind::kDropout:
       return dropout(operation);
     case OperationKind::kCrossEntropy:
@@ -175,7 +161,7 @@ Status KernelSteps::norm(const Operation& operation) {
   const Operation* column_sum = column_sum_after(index_of(operation));
   const int sums = (layer ? 2 : 1) + (column_sum != nullptr ? 1 : 0);
   const NormShape shape =
-      backward ? norm_backward_shape(a.width, bytes, sums) : norm_shape(a.width, bytes);
+      backward ? norm_backward_shape(a.width, bytes, sums, device_) : norm_shape(a.width, bytes);
   ConfigPrinter config = config_of("kElement", element(x));
   config.boolean("kLayer", layer).integer("kWidth", a.width).integer("kVector", shape.vector);
   config.integer("kRowThreads", shape.row_threads).integer("kPacks", shape.packs);
@@ -270,107 +256,22 @@ Status KernelSteps::activation(const Operation& operation) {
   return {};
 }
 
-Status KernelSteps::rope(const Operation& operation) {
-  const auto& a = std::get<RopeAttributes>(operation.attributes);
-  const bool angles = operation.kind == OperationKind::kRopeAngles;
-  const std::int64_t width = a.heads * a.head_dim, rows = a.batch * a.context;
-  if (a.at_position) {
-    return Status::unsupported({"step", operation.name + " at one position",
-                                "steps over whole sequences on a GPU", "use --device cpu"});
-  }
-  const Element type = angles ? Element::kFp32 : element(operation.outputs[0]);
-  const int vector = std::max(vector_of(a.head_dim, size_of(type)), 2);
-  ConfigPrinter config = config_of("kElement", type);
-  config.integer("kContext", a.context).integer("kWidth", width).integer("kHeadDim", a.head_dim);
-  config.integer("kVector", vector).boolean("kInverse", a.inverse);
-  ParameterBlock block(device::RopeArguments{.rows = rows, .theta = a.theta});
-  const TensorId cosine = angles ? operation.outputs[0] : operation.inputs[0];
-  const TensorId sine = angles ? operation.outputs[1] : operation.inputs[1];
-  block.pointer(FLASHLAB_AT(RopeArguments, cosine), place(cosine))
-      .pointer(FLASHLAB_AT(RopeArguments, sine), place(sine));
-  if (!angles) block.pointer(FLASHLAB_AT(RopeArguments, qkv), place(operation.outputs[0]));
-  const std::int64_t work = angles ? a.context * a.head_dim / 2 : rows * width / vector;
-  add(operation,
-      {"train/rope.cu", angles ? "flash_fwd_rope_angles" : "flash_fwd_rope", config,
-       div_up(work, kRowThreads), 1, kRowThreads},
-      std::move(block));
-  return {};
-}
-
-namespace {
-
-ConfigPrinter embedding_config(const EmbeddingAttributes& a, Element element, Element gradient) {
-  const EmbeddingShape shape = embedding_shape(a.width, size_of(element));
-  ConfigPrinter config = config_of("kElement", element);
-  config.choice("kGradient", "Element", name_of(gradient)).integer("kContext", a.context);
-  config.integer("kWidth", a.width).integer("kVector", vector_of(a.width, size_of(element)));
-  config.integer("kSlices", shape.slices).integer("kColumns", shape.columns);
-  config.boolean("kPositions", a.has_positions).boolean("kAccumulate", a.accumulate);
-  config.boolean("kAccumulatePositions", a.accumulate_positions);
-  return config;
-}
-
-}  // namespace
-
-Status KernelSteps::embedding(const Operation& operation) {
-  const auto& a = std::get<EmbeddingAttributes>(operation.attributes);
-  if (a.at_position) {
-    return Status::unsupported({"step", operation.name + " of one token",
-                                "steps over whole sequences on a GPU", "use --device cpu"});
-  }
+Status KernelSteps::pointwise(const Operation& operation) {
+  const auto& a = std::get<PointwiseAttributes>(operation.attributes);
   const Element type = element(operation.outputs[0]);
-  const ConfigPrinter config = embedding_config(a, type, type);
-  ParameterBlock block(device::EmbeddingArguments{.rows = a.rows});
-  block
-      .pointer(FLASHLAB_AT(EmbeddingArguments, tokens),
-               shifted(place(operation.inputs[0]), 4 * a.first))
-      .pointer(FLASHLAB_AT(EmbeddingArguments, table), place(operation.inputs[1]))
-      .pointer(FLASHLAB_AT(EmbeddingArguments, x), place(operation.outputs[0]));
-  if (a.has_positions) {
-    block.pointer(FLASHLAB_AT(EmbeddingArguments, positions), place(operation.inputs[2]));
+  const int vector = vector_of(a.width, size_of(type));
+  ConfigPrinter config = config_of("kElement", type);
+  config.integer("kFunction", static_cast<int>(a.function)).integer("kWidth", a.width);
+  config.integer("kVector", vector);
+  ParameterBlock block(device::PointwiseArguments{.elements = a.rows * a.width});
+  block.pointer(FLASHLAB_AT(PointwiseArguments, a), place(operation.inputs[0]))
+      .pointer(FLASHLAB_AT(PointwiseArguments, y), place(operation.outputs[0]));
+  if (operation.inputs.size() > 1) {
+    block.pointer(FLASHLAB_AT(PointwiseArguments, b), place(operation.inputs[1]));
   }
   add(operation,
-      {"train/embedding.cu", "flash_fwd_embedding", config,
-       div_up(a.rows * a.width / vector_of(a.width, size_of(type)), kRowThreads), 1, kRowThreads},
-      std::move(block));
-  return {};
-}
-
-Status KernelSteps::embedding_backward(const Operation& operation) {
-  const auto& a = std::get<EmbeddingAttributes>(operation.attributes);
-  const TensorId table = operation.outputs[0];
-  const std::int64_t bytes = size_of(element(table));
-  const Element type = element(operation.inputs[1]);
-  const EmbeddingShape shape = embedding_shape(a.width, size_of(type));
-  const ConfigPrinter config = embedding_config(a, type, element(table));
-  const Place batch = {lowered_.batch_buffer};
-  const BatchLayout& layout = lowered_.batch;
-  ParameterBlock block(device::EmbeddingArguments{.rows = a.rows});
-  block
-      .pointer(FLASHLAB_AT(EmbeddingArguments, tokens),
-               shifted(place(operation.inputs[0]), 4 * a.first))
-      .pointer(FLASHLAB_AT(EmbeddingArguments, order),
-               shifted(batch, layout.order + 4 * micro_batch_ * layout.rows))
-      .pointer(FLASHLAB_AT(EmbeddingArguments, starts),
-               shifted(batch, layout.starts + 4 * micro_batch_ * (layout.groups + 1)))
-      .pointer(FLASHLAB_AT(EmbeddingArguments, dx), place(operation.inputs[1]))
-      .pointer(FLASHLAB_AT(EmbeddingArguments, dtable), place(table));
-  if (a.has_positions) {
-    block.pointer(FLASHLAB_AT(EmbeddingArguments, dpositions), place(operation.outputs[1]));
-  }
-  ++micro_batch_;
-  const int threads = shape.slices * shape.columns;
-  if (!a.accumulate) add_zero(operation, place(table), bytes * a.vocabulary * a.width);
-  add(operation, {"train/embedding.cu", "flash_bwd_embedding", config, layout.groups, 1, threads},
-      block);
-  if (!a.has_positions) return {};
-  // A context shorter than the model's leaves positions without a gradient.
-  if (!a.accumulate_positions && a.table_positions > a.context) {
-    add_zero(operation, shifted(place(operation.outputs[1]), bytes * a.context * a.width),
-             bytes * (a.table_positions - a.context) * a.width);
-  }
-  add(operation,
-      {"train/embedding.cu", "flash_bwd_embedding_positions", config, a.context, 1, threads},
+      {"train/pointwise.cu", "flash_fwd_pointwise", config,
+       div_up(a.rows * a.width / vector, kRowThreads), 1, kRowThreads},
       std::move(block));
   return {};
 }
@@ -396,43 +297,6 @@ Status KernelSteps::dropout(const Operation& operation) {
   add(operation,
       {"train/dropout.cu", "flash_fwd_dropout", config, div_up(a.elements / vector, kRowThreads), 1,
        kRowThreads},
-      std::move(block));
-  return {};
-}
-
-Status KernelSteps::cross_entropy(const Operation& operation) {
-  const auto& a = std::get<CrossEntropyAttributes>(operation.attributes);
-  const Element type = element(operation.inputs[0]);
-  const LogitsShape shape = logits_shape(a.vocabulary, size_of(type), device_);
-  ConfigPrinter config = config_of("kElement", type);
-  config.integer("kVocabulary", a.vocabulary).integer("kVector", shape.vector);
-  config.integer("kBlock", shape.block).integer("kBlocks", shape.blocks);
-  config.integer("kPacks", shape.packs).integer("kRegisters", shape.registers);
-  config.integer("kShared", shape.shared);
-  config.boolean("kGradient", a.gradient_scale != 0);
-  ParameterBlock block(
-      device::CrossEntropyArguments{.gradient_scale = static_cast<float>(a.gradient_scale)});
-  block.pointer(FLASHLAB_AT(CrossEntropyArguments, logits), place(operation.inputs[0]))
-      .pointer(FLASHLAB_AT(CrossEntropyArguments, targets),
-               shifted(place(operation.inputs[1]), 4 * a.first))
-      .pointer(FLASHLAB_AT(CrossEntropyArguments, losses),
-               shifted(place(operation.outputs[0]), 4 * a.first));
-  if (a.scaled) {
-    block.pointer(FLASHLAB_AT(CrossEntropyArguments, loss_scale), place(operation.inputs[2]));
-  }
-  add(operation,
-      {"train/cross_entropy.cu", "flash_fwd_cross_entropy", config, a.rows, 1, shape.block,
-       shape.shared_bytes},
-      std::move(block));
-  return {};
-}
-
-Status KernelSteps::mean_loss(const Operation& operation) {
-  ParameterBlock block(
-      device::MeanLossArguments{.rows = std::get<RowsAttributes>(operation.attributes).rows});
-  block.pointer(FLASHLAB_AT(MeanLossArguments, losses), place(operation.inputs[0]))
-      .pointer(FLASHLAB_AT(MeanLossArguments, loss), place(operation.outputs[0]));
-  add(operation, {"train/mean_loss.cu", "flash_fwd_mean_loss", ConfigPrinter(), 1, 1, 1024},
       std::move(block));
   return {};
 }

@@ -51,6 +51,9 @@ class KernelSteps {
                      std::int64_t width, bool accumulate, int blocks);
   const Operation* column_sum_after(std::size_t norm) const;
   Status activation(const Operation& operation);
+  Status pointwise(const Operation& operation);
+  Status softmax(const Operation& operation);
+  Status cached_attention(const Operation& operation);
   Status rope(const Operation& operation);
   Status embedding(const Operation& operation);
   Status embedding_backward(const Operation& operation);

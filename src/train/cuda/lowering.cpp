@@ -23,13 +23,7 @@ std::int64_t rounded(std::int64_t bytes) {
   return (bytes + kRegionAlignment - 1) / kRegionAlignment * kRegionAlignment;
 }
 
-Status check_kinds(const StepPlan& plan) {
-  for (const Operation& operation : plan.operations) {
-    if (operation.kind == OperationKind::kPointwise) {
-      return Status::unsupported({"operators", "unfused (" + operation.name + ")",
-                                  "the fused set of operations on a GPU", "use --operators fused"});
-    }
-  }
+Status check_types(const StepPlan& plan) {
   for (const PlanTensor& tensor : plan.tensors) {
     if (tensor.element == Element::kFp64 && tensor.role != Role::kBatch) {
       return Status::unsupported({"precision", "fp64", "fp32, tf32, bf16 or fp16 on a GPU",
@@ -50,6 +44,7 @@ class Placement {
       program_.add_tensor(name);
     }
     parameters();
+    caches();
     out.offsets.assign(plan_.tensors.size(), -1);
     batch(out);
     results(out);
@@ -75,6 +70,26 @@ class Placement {
       put(parameter.second_moment, kSecondMoments, parameter.offset);
     }
   }
+  // Keys and values of earlier tokens stay on the GPU from step to step.
+  void caches() {
+    is_cache_.assign(plan_.tensors.size(), false);
+    std::vector<std::pair<std::size_t, std::int64_t>> found;
+    std::int64_t bytes = 0;
+    for (const Operation& operation : plan_.operations) {
+      if (operation.kind != OperationKind::kCachedAttention) continue;
+      const auto id = static_cast<std::size_t>(operation.outputs[1]);
+      is_cache_[id] = true;
+      found.emplace_back(id, bytes);
+      bytes += rounded(plan_.tensors[id].bytes());
+    }
+    if (found.empty()) return;
+    const int region =
+        program_.add_region("cached keys and values", static_cast<std::size_t>(bytes));
+    for (const auto& [id, offset] : found) places_[id] = {region, offset};
+  }
+  bool in_batch(std::size_t tensor) const {
+    return plan_.tensors[tensor].role == Role::kBatch && !is_cache_[tensor];
+  }
   void batch(LoweredStep& out) {
     BatchLayout& b = out.batch;
     const auto add = [&](std::int64_t bytes) {
@@ -83,7 +98,7 @@ class Placement {
       return at;
     };
     for (std::size_t i = 0; i < plan_.tensors.size(); ++i) {
-      if (plan_.tensors[i].role == Role::kBatch) out.offsets[i] = add(plan_.tensors[i].bytes());
+      if (in_batch(i)) out.offsets[i] = add(plan_.tensors[i].bytes());
     }
     const auto offset_of = [&](TensorId id) {
       return id == kNoTensor ? 0 : out.offsets[static_cast<std::size_t>(id)];
@@ -107,7 +122,9 @@ class Placement {
     }
     b.dropout_states = add(kDropoutStateBytes * static_cast<std::int64_t>(b.dropouts.size()));
     out.batch_buffer = program_.add_region("batch", static_cast<std::size_t>(b.bytes));
-    place(Role::kBatch, out.batch_buffer, out);
+    for (std::size_t i = 0; i < plan_.tensors.size(); ++i) {
+      if (in_batch(i)) places_[i] = {out.batch_buffer, out.offsets[i]};
+    }
   }
   void results(LoweredStep& out) {
     for (std::size_t i = 0; i < plan_.tensors.size(); ++i) {
@@ -117,11 +134,9 @@ class Placement {
     }
     out.results_buffer =
         program_.add_region("results", static_cast<std::size_t>(out.results_bytes));
-    place(Role::kResult, out.results_buffer, out);
-  }
-  void place(Role role, int buffer, const LoweredStep& out) {
     for (std::size_t i = 0; i < plan_.tensors.size(); ++i) {
-      if (plan_.tensors[i].role == role) places_[i] = {buffer, out.offsets[i]};
+      if (plan_.tensors[i].role != Role::kResult) continue;
+      places_[i] = {out.results_buffer, out.offsets[i]};
     }
   }
 
@@ -129,6 +144,7 @@ class Placement {
   const MemoryPlan& memory_;
   runtime::Program& program_;
   std::vector<runtime::Place> places_;
+  std::vector<bool> is_cache_;
 };
 
 bool is_attention(const Operation& operation) {
@@ -141,7 +157,7 @@ bool is_attention(const Operation& operation) {
 Result<LoweredStep> lower(const StepPlan& plan, const MemoryPlan& memory,
                           const cuda::DeviceInfo& device, const Context* context,
                           runtime::Program& program) {
-  if (Status s = check_kinds(plan); !s.ok()) return s;
+  if (Status s = check_types(plan); !s.ok()) return s;
   LoweredStep out;
   const std::vector<runtime::Place> places = Placement(plan, memory, program).run(out);
   const cuda::CublasLt* library = nullptr;
@@ -163,9 +179,9 @@ Result<LoweredStep> lower(const StepPlan& plan, const MemoryPlan& memory,
     const Operation& operation = plan.operations[i];
     if (products.takes_in(i)) continue;
     if (operation.kind == OperationKind::kProduct) {
-      auto work = products.of(i);
-      if (!work.ok()) return work.status();
-      program.add({.name = operation.name, .work = std::move(*work)});
+      for (runtime::ProductWork& work : products.of(i)) {
+        program.add({.name = operation.name, .work = std::move(work)});
+      }
     } else if (is_attention(operation)) {
       if (context != nullptr) attention.append(i);
     } else if (Status s = kernels.append(operation); !s.ok()) {

@@ -10,14 +10,12 @@ using runtime::ProductWork;
 
 // The largest power of two up to 16 that divides the bytes of every row's address.
 int alignment_of(const ProductAttributes::Matrix& matrix, std::int64_t element_bytes) {
-  const std::int64_t bytes = std::gcd(
-      std::gcd(matrix.offset * element_bytes, matrix.leading * element_bytes), std::int64_t{16});
+  std::int64_t bytes = 16;
+  for (const std::int64_t elements :
+       {matrix.offset, matrix.leading, matrix.inner_stride, matrix.outer_stride}) {
+    bytes = std::gcd(bytes, elements * element_bytes);
+  }
   return static_cast<int>(bytes);
-}
-
-bool is_batch(const Operation& operation) {
-  const auto& p = std::get<ProductAttributes>(operation.attributes);
-  return p.inner * p.outer != 1;
 }
 
 }  // namespace
@@ -29,13 +27,15 @@ ProductSteps::ProductSteps(const StepPlan& plan, const std::vector<runtime::Plac
       scratch_(scratch),
       library_(library),
       taken_(plan.operations.size()),
-      work_index_(plan.operations.size(), -1) {
+      works_(plan.operations.size()) {
   for (std::size_t i = 0; i < plan.operations.size(); ++i) {
     const Operation& operation = plan.operations[i];
-    if (operation.kind != OperationKind::kProduct || is_batch(operation)) continue;
-    work_index_[i] = static_cast<int>(works_.size());
-    works_.push_back(work_of(operation));
-    take_in(i);
+    if (operation.kind != OperationKind::kProduct) continue;
+    const auto& p = std::get<ProductAttributes>(operation.attributes);
+    for (std::int64_t sequence = 0; sequence < p.outer; ++sequence) {
+      works_[i].push_back(work_of(operation, sequence));
+    }
+    if (p.inner * p.outer == 1) take_in(i);
   }
 }
 
@@ -54,7 +54,7 @@ bool ProductSteps::reads(std::size_t operation, OperationKind kind, std::size_t 
 void ProductSteps::take_in(std::size_t i) {
   const Operation& product = plan_.operations[i];
   const auto& p = std::get<ProductAttributes>(product.attributes);
-  ProductWork& work = works_.back();
+  ProductWork& work = works_[i].front();
   ProductWork wanted = work;
   const auto replace = [&] {
     if (!serves(wanted.product)) return;
@@ -77,16 +77,11 @@ void ProductSteps::take_in(std::size_t i) {
   }
 }
 
-Result<ProductWork> ProductSteps::of(std::size_t operation) const {
-  if (work_index_[operation] < 0) {
-    return Status::unsupported(
-        {"attention", plan_.operations[operation].name + " (naive attention)",
-         "the library's attention on a GPU", "leave --attention out, or name sm80 or sm90"});
-  }
-  return works_[static_cast<std::size_t>(work_index_[operation])];
+std::vector<ProductWork> ProductSteps::of(std::size_t operation) const {
+  return works_[operation];
 }
 
-ProductWork ProductSteps::work_of(const Operation& operation) const {
+ProductWork ProductSteps::work_of(const Operation& operation, std::int64_t sequence) const {
   const auto& p = std::get<ProductAttributes>(operation.attributes);
   ProductWork out;
   out.product.m = p.m;
@@ -95,9 +90,10 @@ ProductWork ProductSteps::work_of(const Operation& operation) const {
   out.product.alpha = static_cast<float>(p.alpha);
   out.product.beta = p.accumulate || p.has_addend ? 1.0f : 0.0f;
   out.product.tf32 = plan_.tf32;
-  matrix(operation.inputs[0], p.a, out.product.a, out.a);
-  matrix(operation.inputs[1], p.b, out.product.b, out.b);
-  matrix(operation.outputs[0], p.c, out.product.c, out.c);
+  out.product.batch = static_cast<int>(p.inner);
+  matrix(operation.inputs[0], p.a, sequence, out.product.a, out.a);
+  matrix(operation.inputs[1], p.b, sequence, out.product.b, out.b);
+  matrix(operation.outputs[0], p.c, sequence, out.product.c, out.c);
   out.scratch = {scratch_};
   if (p.has_bias) {
     out.product.epilogue = Epilogue::kBias;
@@ -105,20 +101,21 @@ ProductWork ProductSteps::work_of(const Operation& operation) const {
   }
   if (p.has_addend) {
     runtime::Matrix same;
-    matrix(operation.inputs[p.has_bias ? 3 : 2], p.c, same, out.addend);
+    matrix(operation.inputs[p.has_bias ? 3 : 2], p.c, sequence, same, out.addend);
   }
   return out;
 }
 
-void ProductSteps::matrix(TensorId id, const ProductAttributes::Matrix& from, runtime::Matrix& out,
-                          runtime::Place& where) const {
+void ProductSteps::matrix(TensorId id, const ProductAttributes::Matrix& from, std::int64_t sequence,
+                          runtime::Matrix& out, runtime::Place& where) const {
   const Element element = plan_.tensor(id).element;
   out.dtype = dtype_of(element);
   out.transposed = from.transposed;
   out.row_stride = from.leading;
+  out.batch_stride = from.inner_stride;
   out.alignment_bytes = alignment_of(from, size_of(element));
   where = place(id);
-  where.offset_bytes += from.offset * size_of(element);
+  where.offset_bytes += (from.offset + sequence * from.outer_stride) * size_of(element);
 }
 
 }  // namespace flashlab::train

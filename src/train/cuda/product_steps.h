@@ -18,16 +18,16 @@ class ProductSteps {
 
   /// Whether a product does this operation's work.
   bool takes_in(std::size_t operation) const { return taken_[operation]; }
-  /// Errors: kUnsupported (many products at once: naive attention).
-  Result<runtime::ProductWork> of(std::size_t operation) const;
+  /// The products of an operation: one, or one a sequence with all of its heads.
+  std::vector<runtime::ProductWork> of(std::size_t operation) const;
 
  private:
   void take_in(std::size_t product);
-  runtime::ProductWork work_of(const Operation& operation) const;
+  runtime::ProductWork work_of(const Operation& operation, std::int64_t sequence) const;
   bool serves(const runtime::Product& product) const;
   bool reads(std::size_t operation, OperationKind kind, std::size_t input, TensorId id) const;
-  void matrix(TensorId id, const ProductAttributes::Matrix& from, runtime::Matrix& out,
-              runtime::Place& place) const;
+  void matrix(TensorId id, const ProductAttributes::Matrix& from, std::int64_t sequence,
+              runtime::Matrix& out, runtime::Place& place) const;
   runtime::Place place(TensorId id) const { return places_[static_cast<std::size_t>(id)]; }
 
   const StepPlan& plan_;
@@ -35,8 +35,7 @@ class ProductSteps {
   int scratch_;
   const cuda::CublasLt* library_;
   std::vector<bool> taken_;
-  std::vector<runtime::ProductWork> works_;
-  std::vector<int> work_index_;  ///< in works_, per operation; -1: no product, or a batch of them
+  std::vector<std::vector<runtime::ProductWork>> works_;  ///< per operation
 };
 
 }  // namespace flashlab::train

@@ -42,8 +42,37 @@ struct ActivationArguments {
   long long rows{};
 };
 
-/// cosine, sine [context, head_dim / 2]; qkv [rows, 3 width] is turned in place.
+/// a, b, y [elements], b of kAddRow [width]
+struct PointwiseArguments {
+  const void* a{};
+  const void* b{};
+  void* y{};
+  long long elements{};
+};
+
+/// scores, p, dp [rows, context], max, argmax, sum [rows]; backward writes its result to p.
+struct SoftmaxArguments {
+  const void* scores{};
+  const void* dp{};
+  void* p{};
+  float* max{};
+  long long* argmax{};
+  float* sum{};
+  long long rows{};
+};
+
+/// qkv [3 width] of one token, cache [2, context, width], o [width]
+struct CachedAttentionArguments {
+  const double* position{};
+  const void* qkv{};
+  void* cache{};
+  void* o{};
+};
+
+/// cosine, sine [context, head_dim / 2]; qkv [rows, 3 width] is turned in place. Angles of one
+/// position where one is given.
 struct RopeArguments {
+  const double* position{};
   float* cosine{};
   float* sine{};
   void* qkv{};
@@ -53,8 +82,10 @@ struct RopeArguments {
 
 /// tokens [rows], table [vocabulary, width], positions [context, width], x [rows, width].
 /// Backward: `order` holds the rows sorted by token, the group of the g-th distinct token begins at
-/// starts[g] and ends at starts[g + 1]; groups that are not there are empty.
+/// starts[g] and ends at starts[g + 1]; groups that are not there are empty. With a position given
+/// there is one row, which stands there.
 struct EmbeddingArguments {
+  const double* position{};
   const int* tokens{};
   const void* table{};
   const void* positions{};
@@ -78,9 +109,10 @@ struct DropoutArguments {
   float scale{};
 };
 
-/// logits [rows, vocabulary], which become their gradient; targets, losses [rows].
+/// logits, gradient [rows, vocabulary], which may be the same; targets, losses [rows].
 struct CrossEntropyArguments {
   void* logits{};
+  void* gradient{};
   const int* targets{};
   float* losses{};
   const float* loss_scale{};  ///< what else multiplies the gradient; null: nothing

@@ -1,7 +1,7 @@
-// Cross-entropy of rows of logits, which become their gradient in place.
+// Cross-entropy of rows of logits, and their gradient: in their place or apart.
 //
 //   loss[r] = log(sum_v exp(x[r, v])) - x[r, target[r]]
-//   x[r, v] <- gradient_scale (exp(x[r, v]) / sum - [v = target[r]])
+//   dx[r, v] = gradient_scale (exp(x[r, v]) / sum - [v = target[r]])
 //
 // A block owns a row and reads it from memory once. A thread's first kRegisters packs become
 // exponentials below their own maximum, which stay in registers: backward multiplies them. The next
@@ -46,6 +46,7 @@ struct LogitsRow {
   static constexpr bool kAsync = sizeof(Raw) == 16;
 
   char* data;  // of the row
+  char* gradient;
   Raw* shared;
 
   __device__ static int column(int pack) {
@@ -146,7 +147,7 @@ __device__ inline void store_gradient(const LogitsRow<Config>& row, int pack, in
       if (column + i == target) x.at[i] -= gradient_scale;
     }
   }
-  store_pack<Config::kElement>(row.data, column, x);
+  store_pack<Config::kElement>(row.gradient, column, x);
 }
 
 template <class Config>
@@ -158,6 +159,7 @@ __device__ inline void cross_entropy(const CrossEntropyArguments& args) {
   LogitsRow<Config> row;
   const Index offset = static_cast<Index>(blockIdx.x) * Config::kVocabulary * kSizeOf<kT>;
   row.data = static_cast<char*>(args.logits) + offset;
+  row.gradient = static_cast<char*>(args.gradient) + offset;
   row.shared = reinterpret_cast<Raw*>(shared_bytes);
   const int target = args.targets[blockIdx.x];
   row.fetch_shared();

@@ -28,7 +28,9 @@ __device__ inline void gather(const EmbeddingArguments& args) {
   const Index from = static_cast<Index>(args.tokens[row]) * Config::kWidth + column;
   auto x = load_pack<Config::kElement, kVector>(args.table, from);
   if constexpr (Config::kPositions) {
-    const Index at = row % Config::kContext * Config::kWidth + column;
+    const Index position =
+        args.position == nullptr ? row % Config::kContext : static_cast<Index>(*args.position);
+    const Index at = position * Config::kWidth + column;
     const auto p = load_pack<Config::kElement, kVector>(args.positions, at);
     for (int i = 0; i < kVector; ++i) x.at[i] += p.at[i];
   }

@@ -19,8 +19,9 @@ __device__ inline void rope_angles(const RopeArguments& args) {
   const int at = blockIdx.x * kRopeBlock + threadIdx.x;
   if (at >= Config::kContext * kPairs) return;
   const double frequency = pow(args.theta, -2.0 * (at % kPairs) / Config::kHeadDim);
+  const double position = args.position == nullptr ? at / kPairs : *args.position;
   double sine, cosine;
-  sincos(at / kPairs * frequency, &sine, &cosine);
+  sincos(position * frequency, &sine, &cosine);
   args.cosine[at] = static_cast<float>(cosine);
   args.sine[at] = static_cast<float>(sine);
 }

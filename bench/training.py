@@ -4,8 +4,8 @@
                     [--seconds N] [--jobs N]
 
   steps    whole steps (clipping, AdamW) of the CASES: PyTorch, ours, PyTorch again; time, tokens/s
-           and peak memory. All of PyTorch's models are compiled first, --jobs at a time, beside
-           parity and memory, which time nothing
+           and peak memory. PyTorch's models are compiled beside the parts before, --jobs at a
+           time
   parity   `flashlab check step` against records that bench/peers/train_parity.py makes here
   memory   2.7B at context 2048, batch 4, bf16, with checkpointing in groups of 1, 2, 4 and 8:
            predicted and held bytes
@@ -13,9 +13,10 @@
   idle     what a step's time is above the sum of its kernels' times
   kernels  the kernels of a step of 16,384 tokens at their least bytes, as a share of --roof
 
-What no longer fits into --seconds is left out and said. Writes FOLDER/NAME-step-CASE.json (as
-`bench step` does, PyTorch's row beside ours) and FOLDER/NAME-training.json. PROGRAM is
-build/flashlab. The exit code is not 0 when a part that ran has failed.
+Parts run in the order given; what no longer fits into --seconds is left out and said. Writes
+FOLDER/NAME-step-CASE.json (as `bench step` does, PyTorch's row beside ours) and
+FOLDER/NAME-training.json. PROGRAM is build/flashlab. The exit code is not 0 when a part that ran
+has failed.
 """
 
 import argparse
@@ -31,7 +32,7 @@ import time
 import processes
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-PARTS = ("parity", "memory", "head", "kernels", "idle", "steps")
+PARTS = ("parity", "memory", "steps", "head", "kernels", "idle")
 # width, hidden, layers, heads: the sizes of `flashlab explain step --size NAME`.
 SIZES = {"small": (768, 3072, 12, 12), "medium": (1024, 4096, 24, 16),
          "large": (1280, 5120, 36, 20), "xl-2025": (1600, 6400, 48, 25),
@@ -378,17 +379,15 @@ def main():
     run = Run(arguments)
     if "steps" not in arguments.parts:
         arguments.peers = []
-    pool = concurrent.futures.ThreadPoolExecutor(arguments.jobs)
-    peers, futures = prepared(run, pool)
-    for name, part in (("parity", parity), ("memory", memory)):
-        if name in arguments.parts and run.left() > LEAST_SECONDS:
-            part(run)
-    peers = ready_peers(run, peers, futures)
-    for name, part in (("head", head), ("kernels", kernels), ("idle", idle)):
-        if name in arguments.parts and run.left() > LEAST_SECONDS:
-            part(run)
-    if "steps" in arguments.parts:
-        steps(run, peers)
+    peers, futures = prepared(run, concurrent.futures.ThreadPoolExecutor(arguments.jobs))
+    for name in arguments.parts:
+        if run.left() < LEAST_SECONDS:
+            run.say(f"{name}: no time left")
+        elif name == "steps":
+            steps(run, ready_peers(run, peers, futures))
+        else:
+            {"parity": parity, "memory": memory, "head": head, "kernels": kernels,
+             "idle": idle}[name](run)
     for peer in peers.values():
         peer.close()
     run.save("training", {"schema": "flashlab.training/1", **run.found})

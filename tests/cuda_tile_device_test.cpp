@@ -249,7 +249,9 @@ TEST_F(Tile, NumbersOfDropout) {
     const int query = 37 * lane + 1, key = 1001 * lane;
     in.push_back(static_cast<std::uint32_t>(query));
     in.push_back(static_cast<std::uint32_t>(key));
-    const device::DropoutNumbers numbers = device::dropout_numbers(words, query, key);
+    const device::DropoutNumbers numbers =
+        device::dropout_numbers(words.key, device::dropout_queries(words, query),
+                                words.keys ^ device::dropout_key_group(key));
     expected.insert(expected.end(),
                     {numbers.words[0], numbers.words[1], std::bit_cast<std::uint32_t>(1.25f)});
   }

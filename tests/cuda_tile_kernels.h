@@ -258,8 +258,8 @@ inline Primitive keep_kernel() {
   DropoutArguments dropout = {};
   dropout.seed = 7, dropout.offset = 5, dropout.scale = 1.25f;
   const auto keep = KeepMask<Config>(dropout, shape, 1, 2);
-  const DropoutNumbers numbers = keep.of_group(keep.words.query ^ dropout_group(in[2 * t]),
-                                               keep.words.keys ^ dropout_group(in[2 * t + 1]));
+  const DropoutNumbers numbers =
+      keep.of_keys(dropout_queries(keep.words, in[2 * t]), in[2 * t + 1]);
   out[3 * t] = numbers.words[0];
   out[3 * t + 1] = numbers.words[1];
   out[3 * t + 2] = __float_as_uint(keep_scale<Config>(dropout));

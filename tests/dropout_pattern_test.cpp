@@ -52,7 +52,8 @@ TEST(DropoutPattern, IsTheSameForKernelsAndReference) {
 }
 
 // The share of kept pairs, and the correlations of neighbours: by key, by query, by head, across
-// bit 3 of either, by seed and by offset. Sums of n independent signs stay within 5 sqrt(n).
+// bit 3 of either and bit 4 of the query, by seed and by offset. Sums of n independent signs stay
+// within 5 sqrt(n).
 TEST(DropoutPattern, PairsAreIndependent) {
   constexpr float kP = 0.3f;
   const auto base = rule(kP), other_seed = rule(kP, {kSeed.seed + 1, kSeed.offset}),
@@ -60,7 +61,7 @@ TEST(DropoutPattern, PairsAreIndependent) {
   constexpr std::int64_t kLength = 256;
   const double n = static_cast<double>(kLength * kLength);
   double kept = 0, by_key = 0, by_query = 0, by_head = 0, across_key = 0, across_query = 0,
-         by_seed = 0, by_offset = 0;
+         far_query = 0, by_seed = 0, by_offset = 0;
   const auto sign = [](const reference::DropoutRule& r, std::int64_t h, std::int64_t i,
                        std::int64_t j) {
     // Mean 0 and variance 1.
@@ -76,13 +77,15 @@ TEST(DropoutPattern, PairsAreIndependent) {
       by_head += x * sign(base, 3, i, j);
       across_key += x * sign(base, 2, i, j ^ 8);
       across_query += x * sign(base, 2, i ^ 8, j);
+      far_query += x * sign(base, 2, i ^ 16, j);
       by_seed += x * sign(other_seed, 2, i, j);
       by_offset += x * sign(other_offset, 2, i, j);
     }
   }
   // Sums over j and j ^ 8 count every product twice.
-  for (const double sum : {kept, by_key, by_query, by_head, across_key / std::sqrt(2.0),
-                           across_query / std::sqrt(2.0), by_seed, by_offset}) {
+  for (const double sum :
+       {kept, by_key, by_query, by_head, across_key / std::sqrt(2.0), across_query / std::sqrt(2.0),
+        far_query / std::sqrt(2.0), by_seed, by_offset}) {
     EXPECT_LT(std::fabs(sum), 5 * std::sqrt(n));
   }
 }
@@ -100,16 +103,49 @@ TEST(DropoutPattern, AHeadIsCountedThroughTheBatch) {
 static_assert(device::dropout_limit(0.5) == 32768);
 static_assert(device::dropout_limit(0.0) == 65536);
 
-// Kernels compare two numbers at a time: as one by one, for every number.
-TEST(DropoutPattern, TwoNumbersAreComparedAtOnce) {
-  for (const unsigned limit : {0u, 1u, 2u, 0x7fffu, 0x8000u, 0x8001u, 58982u, 0xffffu, 0x10000u}) {
-    const device::DropoutLimit both(limit);
-    for (unsigned number = 0; number < 0x10000u; ++number) {
-      const unsigned other = number * 40503u & 0xffffu;
-      const unsigned keeps = both.keeps(other << 16 | number);
-      ASSERT_EQ(keeps >> 15 & 1, number < limit) << limit << " " << number;
-      ASSERT_EQ(keeps >> 31, other < limit) << limit << " " << other;
+// Kernels compare four numbers at a time: as one by one, for every number, limit and phase.
+TEST(DropoutPattern, FourNumbersAreComparedAtOnce) {
+  for (const unsigned limit : {0u, 1u, 2u, 511u, 512u, 0x7fffu, 0x8000u, 58982u, 0xffffu, 65536u}) {
+    const device::DropoutLimit limits(limit);
+    for (unsigned turn = 0; turn < 512; ++turn) {
+      const unsigned phase = turn << 23 | 0x12345u, least = (limit + turn) / 512;
+      ASSERT_EQ(limits.of(phase), least) << limit << " " << turn;
+      for (unsigned number = 0; number < 128; ++number) {
+        const unsigned others[4] = {number, number ^ 85u, 127 - number, number * 37u % 128};
+        unsigned word = 0x80008000u;  // the eighth bits are nobody's
+        for (int n = 0; n < 4; ++n) word |= others[n] << 8 * n;
+        const unsigned dropped = device::DropoutLimit::dropped(word, limits.addend(phase));
+        for (int n = 0; n < 4; ++n) {
+          ASSERT_EQ(dropped >> (8 * n + 7) & 1, others[n] >= least) << limit << " " << number;
+        }
+      }
     }
+  }
+}
+
+// Limits are whole 128ths, the share of kept pairs is not: over a row, a column and everything.
+TEST(DropoutPattern, TheProbabilityIsThatOfTheCall) {
+  constexpr std::int64_t kLength = 2048;
+  for (const float p : {0.001f, 0.1f, 0.123f, 0.996f}) {
+    const internal::DropoutMask mask = internal::dropout_mask(geometry(p), kSeed);
+    const double expected = 1 - static_cast<double>(p), variance = expected * (1 - expected);
+    std::vector<double> columns(kLength);
+    std::vector<float> keep(kLength);
+    double all = 0;
+    for (std::int64_t i = 0; i < kLength; ++i) {
+      internal::dropout_row(mask, 1, 2, i, 0, kLength, keep.data());
+      double row = 0;
+      for (std::size_t j = 0; j < keep.size(); ++j) {
+        row += static_cast<double>(keep[j]), columns[j] += static_cast<double>(keep[j]);
+      }
+      EXPECT_NEAR(row, expected * kLength, 6 * std::sqrt(variance * kLength) + 1) << p << " " << i;
+      all += row;
+    }
+    for (const double column : columns) {
+      EXPECT_NEAR(column, expected * kLength, 6 * std::sqrt(variance * kLength) + 1) << p;
+    }
+    const double pairs = static_cast<double>(kLength) * kLength;
+    EXPECT_NEAR(all, expected * pairs, 4 * std::sqrt(variance * pairs)) << p;
   }
 }
 

@@ -13,19 +13,24 @@ void for_each_key(const DropoutMask& mask, std::int64_t batch, std::int64_t head
                   std::int64_t key, std::int64_t count, const Use& use) {
   const device::DropoutWords words = device::dropout_words(
       mask.seed, mask.offset, static_cast<std::uint64_t>(batch * mask.heads_q + head));
-  const int query = static_cast<int>(i), upper_query = query >> 3 & 1;
+  const int query = static_cast<int>(i);
+  const device::DropoutQueries queries = device::dropout_queries(words, query);
+  const device::DropoutLimit limits(mask.limit);
   const std::int64_t end = key + count;
   // Keys j and j + 8 of sixteen share the numbers of a group.
   for (std::int64_t first = key / 16 * 16; first < end; first += 16) {
     std::uint32_t numbers[16];
     for (int n = 0; n < 8; ++n) {
-      const auto group = device::dropout_numbers(words, query, static_cast<int>(first) + n);
-      numbers[n] = group.of(upper_query, 0);
-      numbers[n + 8] = group.of(upper_query, 1);
+      const unsigned keys = device::dropout_key_group(static_cast<int>(first) + n);
+      const auto group = device::dropout_numbers(words.key, queries, words.keys ^ keys);
+      numbers[n] = group.of(query, 0);
+      numbers[n + 8] = group.of(query, 8);
     }
+    const unsigned limit =
+        limits.of(device::dropout_phase(words, queries, static_cast<int>(first)));
     const std::int64_t to = std::min(first + 16, end);
     for (std::int64_t j = std::max(first, key); j < to; ++j) {
-      use(j - key, numbers[j - first] < mask.limit);
+      use(j - key, numbers[j - first] < limit);
     }
   }
 }

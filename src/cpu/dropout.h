@@ -11,7 +11,7 @@ namespace flashlab::internal {
 
 /// Of one call. Plain data: kernels of every instruction set carry it.
 struct DropoutMask {
-  std::uint32_t limit = 65536;  ///< a pair is kept where its number is below
+  std::uint32_t limit = 65536;  ///< the probability that a pair is kept, in 65536ths
   double scale = 1;             ///< 1 / (1 - p)
   std::uint64_t seed = 0, offset = 0;
   std::int64_t heads_q = 0;

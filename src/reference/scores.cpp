@@ -36,9 +36,9 @@ std::array<std::uint32_t, 2> philox_2x32_7(std::array<std::uint32_t, 2> counter,
   return counter;
 }
 
-std::uint32_t without_bit_3(std::int64_t position) {
-  const auto bits = static_cast<std::uint64_t>(position);
-  return static_cast<std::uint32_t>(bits / 16 * 8 + bits % 8);
+// Positions come in eights; `eights` of them in a row share a group.
+std::uint32_t group_of(std::int64_t position, std::int64_t eights) {
+  return static_cast<std::uint32_t>(position / (8 * eights) * 8 + position % 8);
 }
 
 std::uint32_t low_word(std::uint64_t value) {
@@ -91,10 +91,14 @@ std::array<std::uint32_t, 4> DropoutRule::head_words(std::int64_t b, std::int64_
 
 bool DropoutRule::keeps(const std::array<std::uint32_t, 4>& words, std::int64_t i,
                         std::int64_t j) const {
-  const auto bits =
-      philox_2x32_7({words[1] ^ without_bit_3(i), words[2] ^ without_bit_3(j)}, words[0]);
-  const std::uint32_t word = bits[static_cast<std::size_t>(i / 8 % 2)];
-  return (j / 8 % 2 == 0 ? word & 0xFFFFu : word >> 16) < limit_;
+  const std::uint32_t query = words[1] ^ group_of(i, 4);
+  const auto bits = philox_2x32_7({query, words[2] ^ group_of(j, 2)}, words[0]);
+  const auto byte = static_cast<std::uint32_t>(i / 8 % 2 * 2 + j / 8 % 2);
+  const std::uint32_t number = (bits[static_cast<std::size_t>(i / 16 % 2)] >> (8 * byte)) % 128;
+  // A fraction of 512ths that goes around with the blocks of keys, evenly.
+  const std::uint32_t turn = multiply(0xD256D193u, query).low + words[2] +
+                             static_cast<std::uint32_t>(j / 32) * 0x9E3779B9u;
+  return number < (limit_ + turn / 0x800000u) / 512;
 }
 
 bool DropoutRule::keeps(std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) const {

@@ -53,11 +53,13 @@ class ScoreRule {
 /// Which probabilities dropout keeps: a function of seed, offset, batch, head, query and key alone.
 ///
 /// A head's words (a, x, y, unused) are Philox-4x32-10 of the counter (head index, offset) under
-/// the key seed, head index = batch * heads_q + head. Queries and keys come in groups of 2 x 2: i
-/// and i + 8, j and j + 8, i and j modulo 16 below 8. A group's 64 bits are Philox-2x32-7 of the
-/// counter (x ^ query, y ^ key), bit 3 of query and key taken out, under the key a. Of its four
-/// 16-bit numbers, the lowest first, those of (i, j), (i, j + 8), (i + 8, j), (i + 8, j + 8), a
-/// pair is kept where its number is below 65536 (1 - p), rounded.
+/// the key seed, head index = batch * heads_q + head. Queries and keys come in groups of 4 x 2: i,
+/// i + 8, i + 16 and i + 24, j and j + 8, i modulo 32 and j modulo 16 below 8. A group's 64 bits
+/// are Philox-2x32-7 of the counter (x ^ query, y ^ key), bits 3 and 4 of the query and bit 3 of
+/// the key taken out, under the key a. Of its eight bytes, the lowest first, those of (i, j),
+/// (i, j + 8), (i + 8, j), (i + 8, j + 8) and of the same with i + 16, a pair is kept where the
+/// lower seven bits are a number below floor((L + n) / 512), L = 65536 (1 - p), rounded, and n the
+/// upper nine bits of 0xD256D193 (x ^ query) + y + 0x9E3779B9 (j / 32) modulo 2^32.
 class DropoutRule {
  public:
   DropoutRule(const Sizes& sizes, const Options& options, const DropoutSeed& seed);

@@ -72,9 +72,10 @@ def head_words(seed, offset, head):
 
 
 def kept_pairs(shape, probability, seed, offset, device):
-    """[batch, heads, Sq, Sk] bool: a pair's 16 bits are below 65536 (1 - p), rounded.
+    """[batch, heads, Sq, Sk] bool: a pair's 7 bits are below 128 (1 - p), or nearly so.
 
-    The pairs (i, i + 8) x (j, j + 8) share the 64 bits of one Philox-2x32-7.
+    The pairs (i, i + 8, i + 16, i + 24) x (j, j + 8) share the 64 bits of one Philox-2x32-7. What
+    is no whole 128th of 1 - p goes around with the blocks of 32 keys.
     """
     batch, heads, seqlen_q, seqlen_k = shape
     limit = int(65536 * (1 - float(torch.tensor(probability, dtype=torch.float32))) + 0.5)
@@ -84,14 +85,15 @@ def kept_pairs(shape, probability, seed, offset, device):
     out = torch.empty(batch * heads, seqlen_q, seqlen_k, dtype=torch.bool, device=device)
     for head in range(batch * heads):
         key, query_word, key_word = (word[head] for word in words)
-        c0 = query_word ^ ((i >> 4 << 3) | (i & 7))[:, None]
+        c0 = query_word ^ ((i >> 5 << 3) | (i & 7))[:, None]
         c1 = key_word ^ ((j >> 4 << 3) | (j & 7))[None, :]
         c0, c1 = (c.expand(seqlen_q, seqlen_k) for c in (c0, c1))
+        turn = (c0 * 0xD256D193 + key_word + (j >> 5)[None, :] * 0x9E3779B9) >> 23 & 511
         for round_number in range(7):
             product = c0 * 0xD256D193  # modulo 2^64: the shift below leaves what is wanted
             round_key = (key + round_number * 0x9E3779B9) & MASK_32
             c0, c1 = (product >> 32 & MASK_32) ^ c1 ^ round_key, product & MASK_32
-        word = torch.where((i >> 3 & 1)[:, None] == 1, c1, c0)
-        number = torch.where((j >> 3 & 1)[None, :] == 1, word >> 16, word & 0xFFFF)
-        out[head] = number < limit
+        word = torch.where((i >> 4 & 1)[:, None] == 1, c1, c0)
+        number = word >> ((i >> 3 & 1)[:, None] * 16 + (j >> 3 & 1)[None, :] * 8) & 127
+        out[head] = number < (limit + turn) // 512
     return out.reshape(shape)

@@ -57,7 +57,7 @@ struct ScoreArguments {
 struct DropoutArguments {
   const unsigned long long* state;  ///< seed and offset; null: those that follow
   unsigned long long seed, offset;
-  unsigned limit;  ///< a pair is kept where its 16-bit number is below
+  unsigned limit;  ///< the probability that a pair is kept, in 65536ths
   float scale;     ///< 1 / (1 - p)
 };
 

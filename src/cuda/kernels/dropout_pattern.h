@@ -3,11 +3,14 @@
 // Which probabilities dropout keeps: pure arithmetic, one text for host and device. No include
 // here: device code has no library headers.
 //
-// A pair's number depends on seed, offset, batch, head, query and key alone, never on threads or
-// tiles, so that forward, backward and every device agree. A head gets three words of
-// Philox-4x32-10; groups of 2 x 2 pairs, (i, i + 8) x (j, j + 8), share the 64 bits of one
-// Philox-2x32-7: what a lane of mma.sync holds of 16 rows and 16 columns, whichever of them are the
-// queries. Source: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3".
+// What decides on a pair depends on seed, offset, batch, head, query and key alone, never on
+// threads or tiles, so that forward, backward and every device agree. A head gets three words of
+// Philox-4x32-10. Eight pairs, (i, i + 8, i + 16, i + 24) x (j, j + 8), share the 64 bits of one
+// Philox-2x32-7, 7 of 8 bits each: what a lane of mma.sync holds of 32 queries and 16 keys,
+// whichever of them are the rows. A pair is kept where its number is below a limit out of 128; so
+// that the probability is right to 16 bits, the limit of the pairs of four queries and 32 keys is
+// one of the two whole numbers beside it, by a third word. Source: Salmon et al. 2011, "Parallel
+// random numbers: as easy as 1, 2, 3".
 
 namespace flashlab::device {
 
@@ -39,65 +42,88 @@ constexpr DropoutWords dropout_words(unsigned long long seed, unsigned long long
   return {c0, c1, c2};
 }
 
-/// The four numbers of the group that query and key are in.
-struct DropoutNumbers {
-  unsigned words[2];  ///< of the lower and of the upper query; low half: of the lower key
-
-  constexpr unsigned of(int upper_query, int upper_key) const {
-    const unsigned word = upper_query != 0 ? words[1] : words[0];
-    return upper_key != 0 ? word >> 16 : word & 0xFFFFu;
-  }
-};
+/// A position without its bits 3 and 4: those that share a query's numbers.
+constexpr unsigned dropout_query_group(int position) {
+  const auto bits = static_cast<unsigned>(position);
+  return (bits >> 5 << 3) | (bits & 7u);
+}
 
 /// A position without its bit 3.
-constexpr unsigned dropout_group(int position) {
+constexpr unsigned dropout_key_group(int position) {
   const auto bits = static_cast<unsigned>(position);
   return (bits >> 4 << 3) | (bits & 7u);
 }
 
-/// By the words of a group's queries and keys: those of the head with dropout_group() in them.
-constexpr DropoutNumbers dropout_group_numbers(unsigned key, unsigned c0, unsigned c1) {
-  unsigned round_key = key;
-  for (int round = 0; round < 7; ++round) {
+/// The first of a group's seven rounds, as far as its queries go.
+struct DropoutQueries {
+  unsigned high, low;
+};
+
+constexpr DropoutQueries dropout_queries(const DropoutWords& words, int query) {
+  const unsigned counter = words.query ^ dropout_query_group(query);
+  return {dropout_high(0xD256D193u, counter) ^ words.key, 0xD256D193u * counter};
+}
+
+/// The numbers of a group.
+struct DropoutNumbers {
+  unsigned words[2];  ///< by bit 4 of the query; a byte for each of 2 * (its bit 3) + (the key's)
+
+  constexpr unsigned of(int query, int key) const {
+    const unsigned word = (query >> 4 & 1) != 0 ? words[1] : words[0];
+    return word >> ((query >> 3 & 1) * 16 + (key >> 3 & 1) * 8) & 0x7Fu;
+  }
+};
+
+/// `key`: words.key; `keys`: words.keys with dropout_key_group() in it.
+constexpr DropoutNumbers dropout_numbers(unsigned key, const DropoutQueries& queries,
+                                         unsigned keys) {
+  unsigned c0 = queries.high ^ keys, c1 = queries.low;
+  for (unsigned round = 1; round < 7; ++round) {
     const unsigned long long product = static_cast<unsigned long long>(0xD256D193u) * c0;
-    c0 = static_cast<unsigned>(product >> 32) ^ c1 ^ round_key;
+    c0 = static_cast<unsigned>(product >> 32) ^ c1 ^ (key + round * 0x9E3779B9u);
     c1 = static_cast<unsigned>(product);
-    round_key += 0x9E3779B9u;
   }
   return {{c0, c1}};
 }
 
-constexpr DropoutNumbers dropout_numbers(const DropoutWords& words, int query, int key) {
-  return dropout_group_numbers(words.key, words.query ^ dropout_group(query),
-                               words.keys ^ dropout_group(key));
+/// Which of the two limits the 32 keys that `key` is one of have.
+constexpr unsigned dropout_phase(const DropoutWords& words, const DropoutQueries& queries,
+                                 int key) {
+  return queries.low + words.keys + (static_cast<unsigned>(key) >> 5) * 0x9E3779B9u;
 }
 
-/// A pair is kept where its number is below this: 65536 (1 - p), rounded.
+/// The probability that a pair is kept, in 65536ths: 65536 (1 - p), rounded.
 constexpr unsigned dropout_limit(double probability) {
   return static_cast<unsigned>(65536.0 * (1.0 - probability) + 0.5);
 }
 
-/// The same of both numbers of a word at once, without a comparison and a predicate for each, which
-/// cost more than the numbers.
+/// The limit of a number in 128ths: the next whole one above or, below a phase, one less.
 struct DropoutLimit {
-  static constexpr unsigned kTops = 0x80008000u;
-  unsigned rest;  ///< the limit without its top bit, in both halves
-  unsigned tops;  ///< that bit, inverted
+  unsigned above;  ///< 0 to 128
+  unsigned phase;
 
-  /// 65536, which keeps everything, has the top bit and 0x8000 besides.
   constexpr explicit DropoutLimit(unsigned limit)
-      : rest((limit >= 0x8000u ? limit - 0x8000u : limit) * 0x10001u),
-        tops(limit >= 0x8000u ? 0 : kTops) {}
+      : above((limit + 511) / 512), phase((above * 512 - limit) << 23) {}
 
-  /// Bits 15 and 31 say whether the lower and the upper number are kept; the others are anything.
-  constexpr unsigned keeps(unsigned word) const {
-    const unsigned rest_is_large = (word | kTops) - rest;
-    return ~((word & rest_is_large) | (word & tops) | (rest_is_large & tops));
+  constexpr unsigned of(unsigned at_phase) const { return above - (at_phase < phase ? 1 : 0); }
+
+  /// What added to a number has the top bit of its byte set where the pair is dropped, in all four
+  /// bytes of a word.
+  constexpr unsigned addend(unsigned at_phase) const {
+    const unsigned least = (128 - above) * 0x01010101u;
+    return at_phase < phase ? least + 0x01010101u : least;
+  }
+  /// Top bits of bytes: of the dropped pairs. The others are anything.
+  static constexpr unsigned dropped(unsigned word, unsigned addend) {
+    return (word & 0x7F7F7F7Fu) + addend;
   }
 };
 
-constexpr bool dropout_keeps(const DropoutWords& words, unsigned limit, int query, int key) {
-  return dropout_numbers(words, query, key).of(query >> 3 & 1, key >> 3 & 1) < limit;
+constexpr bool dropout_keeps(const DropoutWords& words, const DropoutLimit& limit, int query,
+                             int key) {
+  const DropoutQueries queries = dropout_queries(words, query);
+  return dropout_numbers(words.key, queries, words.keys ^ dropout_key_group(key)).of(query, key) <
+         limit.of(dropout_phase(words, queries, key));
 }
 
 }  // namespace flashlab::device

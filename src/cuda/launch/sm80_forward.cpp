@@ -85,8 +85,7 @@ ForwardChoice choose(const Problem& problem, const Geometry& g, const DeviceInfo
                      .by_element = copied_by_element(problem.q, form_of(problem, g)) ||
                                    copied_by_element(problem.v, form_of(problem, g)),
                      .window = g.bounds.left < g.bounds.kUnbounded,
-                     .features = transformed ? 0 : count_features(problem, g),
-                     .dropout = g.dropout > 0};
+                     .features = transformed ? 0 : count_features(problem, g)};
   choice.general = form_of(problem, g) == CallForm::kGeneral;
   choice.pack_group =
       !choice.general && g.dropout == 0 && g.group() > 1 && g.seqlen_q <= kPackedQueries;

@@ -35,7 +35,6 @@ struct ForwardNeeds {
   bool by_element = false;   ///< rows of Q, K or V have too little alignment for cp.async
   bool window = false;       ///< bounded on the left
   int features = 0;          ///< how many of softcap, ALiBi and dropout there are, untransformed
-  bool dropout = false;
 };
 
 /// The tiling on a device that grants a block `shared_limit` bytes; from large to small until it

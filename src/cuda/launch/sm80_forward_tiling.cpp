@@ -88,7 +88,7 @@ ForwardTiling feature_tiling(const ForwardNeeds& needs, int held, int shared_lim
             .min_blocks = 2};
   }
   if (held <= 192) {
-    const int piece = many || needs.dropout || needs.window ? 16 : 32;
+    const int piece = many || needs.window ? 16 : 32;
     const ForwardTiling two_blocks{.warps = 4,
                                    .warp_rows = 32,
                                    .tile_k = 32,

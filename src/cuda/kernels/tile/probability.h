@@ -26,10 +26,22 @@ struct KeepMask {
     }
   }
 
-  /// The numbers of the pairs (query, query + 8) x (key, key + 8), by words.query and words.keys
-  /// with dropout_group() of the pair.
-  __device__ DropoutNumbers of_group(unsigned query, unsigned key) const {
-    return dropout_group_numbers(words.key, query, key);
+  __device__ DropoutNumbers of_keys(const DropoutQueries& queries, int key) const {
+    return of_group(queries, words.keys ^ dropout_key_group(key));
+  }
+  /// By the word of its keys: words.keys with dropout_key_group() in it.
+  __device__ DropoutNumbers of_group(const DropoutQueries& queries, unsigned keys) const {
+    return dropout_numbers(words.key, queries, keys);
+  }
+  /// What a number of the 32 keys that `key` is one of must be below.
+  __device__ unsigned limit(const DropoutArguments& dropout, const DropoutQueries& queries,
+                            int key) const {
+    return DropoutLimit(dropout.limit).of(dropout_phase(words, queries, key));
+  }
+  /// DropoutLimit::addend() of the 32 keys that `key` is one of.
+  __device__ unsigned addend(const DropoutArguments& dropout, const DropoutQueries& queries,
+                             int key) const {
+    return DropoutLimit(dropout.limit).addend(dropout_phase(words, queries, key));
   }
 };
 

@@ -167,9 +167,9 @@ struct WarpLoop {
     };
     piece_scores();
     loader.template part<p, kSteady>(tile + Tiles::kAhead);
-    warp.begin_piece(first_key);
+    warp.begin_piece(args.dropout, first_key);
     finish_scores();
-    warp.values_and_exponentials(args.dropout, values, [&] {
+    warp.values_and_exponentials(values, [&] {
       read_mask(tile, p);
       piece_scores();
       finish_scores();
@@ -184,8 +184,8 @@ struct WarpLoop {
     loader.wait_for(0);
     scores(0, 0);
     loader.template part<0>(Tiles::kAhead);
-    warp.begin_piece(keys.first_key);
-    warp.first_exponentials(args.dropout);
+    warp.begin_piece(args.dropout, keys.first_key);
+    warp.first_exponentials();
     const auto steady_tiles = [&] {
       const int end = keys.steady_end(args.shape, task);
 #pragma unroll 1

@@ -21,7 +21,7 @@ struct ForwardWarp {
   using Tiles = ForwardTiles<Config>;
   static constexpr Element kElement = Config::kElement;
   static constexpr int kBlocks = Tiles::kBlocks, kPieceBlocks = Tiles::kPieceBlocks;
-  static_assert(Config::kWarpRows <= 32, "rows g and g + 16 differ in one bit of their groups");
+  static_assert(!Config::kDropout || Config::kPieceK <= 32, "a piece has one limit of dropout");
   static constexpr bool kMasked = Config::kMask != MaskTensor::kNone;
   using Mask = MaskRows<Config>;
   static_assert(!(kMasked && Config::kSteadyLoop), "the steady loop has no mask");
@@ -35,8 +35,11 @@ struct ForwardWarp {
   typename Mask::Pair rM[kBlocks][kPieceBlocks][2];  // the mask tensor's elements of rows g, g + 8
   HeadSlope<Config> slopes[Config::kPackGroup ? kBlocks : 1][Config::kPackGroup ? 2 : 1];
   KeepMask<Config> keep;
-  unsigned keep_rows, keep_keys;  ///< the groups of this lane's first row and key, in their words
-  unsigned rN[2][2];  ///< whether the pairs at hand are kept: keys 2t, 2t + 1; rows g, g + 8
+  DropoutQueries keep_rows;  ///< of this lane's rows, which are of one group
+  unsigned keep_keys;        ///< the group of its first key, in their word
+  unsigned keep_addend;      ///< of the current piece
+  bool keep_upper = false;   ///< of a warp of 16 rows: it has the upper ones of its group
+  unsigned rN[kBlocks][2];   ///< top bits: whether pairs are dropped, of keys 2t and 2t + 1
   RowStatistics<Config, kBlocks> statistics;
   float factor;  ///< from rS to units of log2
 
@@ -58,17 +61,18 @@ struct ForwardWarp {
     }
     if constexpr (Config::kDropout) {
       keep = KeepMask<Config>(args.dropout, args.shape, task.batch, task.head_q);
-      keep_rows =
-          keep.words.query ^ dropout_group(first_row + static_cast<int>(threadIdx.x) % 32 / 4);
+      keep_rows = dropout_queries(keep.words, first_row + static_cast<int>(threadIdx.x) % 32 / 4);
+      keep_upper = kBlocks == 1 && (first_row & 16) != 0;
     }
     clear();
   }
 
   /// The keys of the piece that begins at `first_key` are the current ones.
-  __device__ void begin_piece(int first_key) {
+  __device__ void begin_piece(const DropoutArguments& dropout, int first_key) {
     if constexpr (Config::kDropout) {
       keep_keys =
-          keep.words.keys ^ dropout_group(first_key + 2 * (static_cast<int>(threadIdx.x) % 4));
+          keep.words.keys ^ dropout_key_group(first_key + 2 * (static_cast<int>(threadIdx.x) % 4));
+      keep_addend = keep.addend(dropout, keep_rows, first_key);
     }
   }
 
@@ -129,8 +133,10 @@ struct ForwardWarp {
   /// Pair `index` of the piece's scores becomes two probabilities. kAgain: in the rare case; it
   /// draws its numbers itself, or the usual one would keep them for it.
   template <bool kAgain>
-  __device__ void exponentials(const DropoutArguments& dropout, int index) {
-    const int half = index % 2, n = index / 2 % kPieceBlocks, m = index / 2 / kPieceBlocks;
+  __device__ void exponentials(int index) {
+    // Blocks n and n + 1 of every row have their numbers from the same draws.
+    const int half = index % 2, n = index / (4 * kBlocks) * 2 + index / 2 % 2,
+              m = index / 4 % kBlocks;
     const float reference = statistics.reference[m][half];
     float p0 = ptx::exp2_fast(__fmaf_rn(rS[m][n][2 * half], factor, -reference));
     float p1 = ptx::exp2_fast(__fmaf_rn(rS[m][n][2 * half + 1], factor, -reference));
@@ -138,23 +144,26 @@ struct ForwardWarp {
     unsigned& packed = rP_next[m][n / 2][n % 2 * 2 + half];
     packed = pack<kElement>(p0, p1);
     if constexpr (Config::kDropout) {
-      // Four pairs of indices share the numbers: rows g and g + 8, keys of blocks n and n + 1.
-      if (index % 4 == 0) draw<kAgain>(dropout, m, n);
+      if (index % (4 * kBlocks) == 0) draw<kAgain>(n);
       // A byte's top bit in all bits of a half: 2t from the first word, 2t + 1 from the second.
-      packed &= ptx::permute_bytes(rN[0][half], rN[1][half], n % 2 == 0 ? 0xDD99u : 0xFFBBu);
+      const unsigned byte = 2 * half + n % 2;
+      packed &= ~ptx::permute_bytes(rN[m][0], rN[m][1], (byte | 8) * 0x11 | (byte | 12) * 0x1100);
     }
   }
   static constexpr int kPairs = kBlocks * kPieceBlocks * 2;
 
   template <bool kAgain>
-  __device__ void draw(const DropoutArguments& dropout, int m, int n) {
-    const DropoutLimit limit(dropout.limit);
-    const unsigned rows = kAgain ? ptx::anew(keep_rows) : keep_rows;
+  __device__ void draw(int n) {
+    DropoutQueries rows = keep_rows;
+    if constexpr (kAgain) rows.high = ptx::anew(rows.high);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const DropoutNumbers numbers = keep.of_group(rows ^ 8 * m, keep_keys ^ (4 * n + i));
+      const DropoutNumbers numbers = keep.of_group(rows, keep_keys ^ (4 * n + i));
 #pragma unroll
-      for (int half = 0; half < 2; ++half) rN[i][half] = limit.keeps(numbers.words[half]);
+      for (int m = 0; m < kBlocks; ++m) {
+        const unsigned word = keep_upper ? numbers.words[1] : numbers.words[m];
+        rN[m][i] = DropoutLimit::dropped(word, keep_addend);
+      }
     }
   }
 
@@ -168,30 +177,29 @@ struct ForwardWarp {
   /// its scores anew: in the rare case that they are needed twice, so that their registers are free
   /// after their first use.
   template <class Again>
-  __device__ void values_and_exponentials(const DropoutArguments& dropout, unsigned shared_v,
-                                          const Again& again) {
+  __device__ void values_and_exponentials(unsigned shared_v, const Again& again) {
 #pragma unroll
     for (int group = 0; group < kGroups; ++group) {
       values_of_group(shared_v, group);
 #pragma unroll
       for (int i = group * kPairs / kGroups; i < (group + 1) * kPairs / kGroups; ++i) {
-        exponentials<false>(dropout, i);
+        exponentials<false>(i);
       }
     }
     if (statistics.out_of_range()) {
       again();
       raise_references<true>();
 #pragma unroll
-      for (int i = 0; i < kPairs; ++i) exponentials<true>(dropout, i);
+      for (int i = 0; i < kPairs; ++i) exponentials<true>(i);
     }
     accept();
   }
 
   /// The first piece: its maxima become the references.
-  __device__ void first_exponentials(const DropoutArguments& dropout) {
+  __device__ void first_exponentials() {
     raise_references<false>();
 #pragma unroll
-    for (int i = 0; i < kPairs; ++i) exponentials<false>(dropout, i);
+    for (int i = 0; i < kPairs; ++i) exponentials<false>(i);
     accept();
   }
 

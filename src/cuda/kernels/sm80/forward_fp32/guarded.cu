@@ -227,16 +227,18 @@ struct ForwardFp32Guarded : ForwardFp32<Config> {
       const KeepMask<Config> keep(args.dropout, args.shape, w.batch, w.head);
       const int lane = threadIdx.x % 32;
       const int row = w.first_row + static_cast<int>(threadIdx.x) / 32 * 16 + lane / 4;
+      const DropoutQueries queries = dropout_queries(keep.words, row);
 #pragma unroll
       for (int n = 0; n < kKeys / 8; n += 2) {
+        const unsigned limit = keep.limit(args.dropout, queries, first_key + 8 * n);
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
           const DropoutNumbers numbers =
-              dropout_numbers(keep.words, row, first_key + 8 * n + lane % 4 * 2 + j);
+              keep.of_keys(queries, first_key + 8 * n + lane % 4 * 2 + j);
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
             const int block = n + i % 2, at = 2 * (i / 2) + j;
-            if (numbers.of(i / 2, i % 2) < args.dropout.limit) continue;
+            if (numbers.of(row + 8 * (i / 2), 8 * block) < limit) continue;
             rP[block][at] = 0;
             visible &= ~(1u << (block * 4 + at));
           }

@@ -161,12 +161,16 @@ struct ForwardFp32Kernel : ForwardFp32Block<Config> {
       constexpr float kFactor = 16384;  // 2^kShift
       float sum[2] = {0, 0};
       DropoutNumbers numbers[2];  // of this lane's two keys of a block, and of the next block's
+      unsigned limit = 0;
+      const int row = row0 + 16 * m + g;
 #pragma unroll
       for (int n = 0; n < kKeys / 8; ++n) {
         if constexpr (Config::kDropout) {
+          const DropoutQueries queries = dropout_queries(state.keep.words, row);
+          const int key = first_key + 8 * n;
+          if (n % 4 == 0) limit = state.keep.limit(args.dropout, queries, key);
           for (int j = 0; n % 2 == 0 && j < 2; ++j) {
-            numbers[j] = dropout_numbers(state.keep.words, row0 + 16 * m + g,
-                                         first_key + 8 * n + 2 * t + j);
+            numbers[j] = state.keep.of_keys(queries, key + 2 * t + j);
           }
         }
 #pragma unroll
@@ -176,8 +180,8 @@ struct ForwardFp32Kernel : ForwardFp32Block<Config> {
           if constexpr (Config::kDropout) x *= kFactor, y *= kFactor;
           sum[half] += x + y;
           if constexpr (Config::kDropout) {
-            if (numbers[0].of(half, n % 2) >= args.dropout.limit) x = 0;
-            if (numbers[1].of(half, n % 2) >= args.dropout.limit) y = 0;
+            if (numbers[0].of(row + 8 * half, 8 * n) >= limit) x = 0;
+            if (numbers[1].of(row + 8 * half, 8 * n) >= limit) y = 0;
           }
           const int at = n % 2 * 2 + half;
           if constexpr (kTerms == 2) {

@@ -150,6 +150,8 @@ std::vector<CudaCase> cuda_cases() {
   options = base;
   options.checkpoint = {{1, {}}, {1, {}}};
   out.push_back({"gpt2_checkpoint", gpt2, options});
+  // 16-bit rows that go from block to block through shared memory, more of them than blocks.
+  out.push_back({"gpt2_long_rows", gpu_model(Family::kGpt2, 16392, 64), {.batch = 8}});
   options = base;
   options.fused = false;
   out.push_back({"course_unfused", course, options});

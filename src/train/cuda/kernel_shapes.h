@@ -114,28 +114,35 @@ inline EmbeddingShape embedding_shape(std::int64_t width, std::int64_t element_b
 
 struct LogitsShape {
   int vector, block, blocks, packs, registers, shared;
+  bool ahead;  ///< blocks stay: two rows of `shared` packs
   std::int64_t shared_bytes;
 };
 
-/// A row in registers if that goes, else what is left in shared memory, else read twice. A thread
-/// has 64 registers, so that one block of a multiprocessor reads while another writes.
+/// A row in registers if that goes. Else, if two rows go into shared memory, a block reads the next
+/// one there while it has this one; else what is left in shared memory, else read twice. A thread
+/// has 64 registers: with one block a row, one block of a multiprocessor reads while another
+/// writes.
 inline LogitsShape logits_shape(std::int64_t vocabulary, std::int64_t element_bytes,
                                 const cuda::DeviceInfo& device) {
-  LogitsShape out{vector_of(vocabulary, element_bytes), 256, 4, 0, 0, 0, 0};
+  LogitsShape out{vector_of(vocabulary, element_bytes), 256, 4, 0, 0, 0, false, 0};
   const std::int64_t packs = vocabulary / out.vector;
   std::int64_t most = 40 / out.vector;
-  if (packs > most * out.block) {
-    out.block = 512;
-    out.blocks = 2;
-    most = out.vector == 1 ? 24 : 32 / out.vector;  // single elements need more for their places
-  }
-  out.packs = static_cast<int>((packs + out.block - 1) / out.block);
-  out.registers = static_cast<int>(std::min<std::int64_t>(out.packs, most));
   const std::int64_t pack_bytes = std::max<std::int64_t>(out.vector * element_bytes, 4);
+  const auto packs_of = [&](int block) { return static_cast<int>((packs + block - 1) / block); };
+  if (packs > most * out.block) {
+    most = out.vector == 1 ? 24 : 32 / out.vector;  // single elements need more for their places
+    const std::int64_t two_rows = 2 * pack_bytes * packs_of(1024) * 1024;
+    out.ahead = pack_bytes == kAccessBytes && two_rows <= device.shared_bytes_per_block - 1024;
+    out.block = out.ahead ? 1024 : 512;
+    out.blocks = out.ahead ? 1 : 2;
+  }
+  out.packs = packs_of(out.block);
+  out.registers = static_cast<int>(std::min<std::int64_t>(out.packs, most));
   const std::int64_t budget = std::max<std::int64_t>(device.shared_bytes_per_block / 2 - 2048, 0);
-  out.shared = static_cast<int>(
-      std::min<std::int64_t>(out.packs - out.registers, budget / (pack_bytes * out.block)));
-  out.shared_bytes = out.shared * pack_bytes * out.block;
+  out.shared = out.ahead ? out.packs
+                         : static_cast<int>(std::min<std::int64_t>(
+                               out.packs - out.registers, budget / (pack_bytes * out.block)));
+  out.shared_bytes = (out.ahead ? 2 : 1) * out.shared * pack_bytes * out.block;
   return out;
 }
 

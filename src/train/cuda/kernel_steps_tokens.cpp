@@ -190,14 +190,16 @@ Status KernelSteps::cross_entropy(const Operation& operation) {
   const auto& a = std::get<CrossEntropyAttributes>(operation.attributes);
   const Element type = element(operation.inputs[0]);
   const LogitsShape shape = logits_shape(a.vocabulary, size_of(type), device_);
+  const std::int64_t blocks =
+      shape.ahead ? std::min<std::int64_t>(a.rows, device_.multiprocessors) : a.rows;
   ConfigPrinter config = config_of("kElement", type);
   config.integer("kVocabulary", a.vocabulary).integer("kVector", shape.vector);
   config.integer("kBlock", shape.block).integer("kBlocks", shape.blocks);
   config.integer("kPacks", shape.packs).integer("kRegisters", shape.registers);
   config.integer("kShared", shape.shared);
-  config.boolean("kGradient", a.gradient_scale != 0);
-  ParameterBlock block(
-      device::CrossEntropyArguments{.gradient_scale = static_cast<float>(a.gradient_scale)});
+  config.boolean("kGradient", a.gradient_scale != 0).boolean("kAhead", shape.ahead);
+  ParameterBlock block(device::CrossEntropyArguments{
+      .rows = a.rows, .gradient_scale = static_cast<float>(a.gradient_scale)});
   block.pointer(FLASHLAB_AT(CrossEntropyArguments, logits), place(operation.inputs[0]))
       .pointer(FLASHLAB_AT(CrossEntropyArguments, gradient),
                place(operation.outputs.size() > 1 ? operation.outputs[1] : operation.inputs[0]))
@@ -209,7 +211,7 @@ Status KernelSteps::cross_entropy(const Operation& operation) {
     block.pointer(FLASHLAB_AT(CrossEntropyArguments, loss_scale), place(operation.inputs[2]));
   }
   add(operation,
-      {"train/cross_entropy.cu", "flash_fwd_cross_entropy", config, a.rows, 1, shape.block,
+      {"train/cross_entropy.cu", "flash_fwd_cross_entropy", config, blocks, 1, shape.block,
        shape.shared_bytes},
       std::move(block));
   return {};

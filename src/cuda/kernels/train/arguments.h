@@ -116,6 +116,7 @@ struct CrossEntropyArguments {
   const int* targets{};
   float* losses{};
   const float* loss_scale{};  ///< what else multiplies the gradient; null: nothing
+  long long rows{};
   float gradient_scale{};
 };
 

@@ -7,9 +7,12 @@
 // exponentials below their own maximum, which stay in registers: backward multiplies them. The next
 // kShared packs wait in shared memory, where they were on their way meanwhile, and only what is
 // left of a very long row is read again; these have a running maximum and are exponentiated twice.
+// kAhead: a block stays and goes from row to row; while it has one in shared memory, the next one
+// is on its way to where the one before stood.
 //
 // Config: Element kElement; int kVocabulary, kVector, kBlock (threads), kBlocks (of a
-// multiprocessor), kPacks (of a thread), kRegisters, kShared; bool kGradient (false: losses only).
+// multiprocessor), kPacks (of a thread), kRegisters, kShared; bool kGradient (false: losses only),
+// kAhead.
 
 #include "ptx/memory.h"
 #include "ptx/math.h"
@@ -41,7 +44,7 @@ template <class Config>
 struct LogitsRow {
   static constexpr int kVector = Config::kVector;
   /// The first pack that stays in memory.
-  static constexpr int kInMemory = Config::kRegisters + Config::kShared;
+  static constexpr int kInMemory = Config::kShared + (Config::kAhead ? 0 : Config::kRegisters);
   using Raw = RawPack<Config::kElement, kVector>;
   static constexpr bool kAsync = sizeof(Raw) == 16;
 
@@ -56,13 +59,20 @@ struct LogitsRow {
   __device__ Raw read(int pack) const {
     return load_raw<Config::kElement, kVector>(data, column(pack));
   }
+  /// The first pack in shared memory: with kAhead all of them are there.
+  static constexpr int kFirstShared = Config::kAhead ? 0 : Config::kRegisters;
   __device__ Raw& shared_pack(int pack) const {
-    return shared[(pack - Config::kRegisters) * Config::kBlock + threadIdx.x];
+    return shared[(pack - kFirstShared) * Config::kBlock + threadIdx.x];
+  }
+  /// A pack that goes to registers. A thread reads from shared memory what it copied there itself.
+  __device__ Raw first_read(int pack) const {
+    if constexpr (Config::kAhead) return shared_pack(pack);
+    return read(pack);
   }
   /// The packs for shared memory set out.
   __device__ void fetch_shared() const {
 #pragma unroll 4
-    for (int p = Config::kRegisters; p < kInMemory; ++p) {
+    for (int p = kFirstShared; p < kInMemory; ++p) {
       if (!inside(p)) continue;
       if constexpr (kAsync) {
         const char* from = data + static_cast<Index>(column(p)) * kSizeOf<Config::kElement>;
@@ -72,8 +82,7 @@ struct LogitsRow {
       }
     }
   }
-  /// body(pack, raw bits) for this thread's packs that are not in registers. A thread reads from
-  /// shared memory what it copied there itself.
+  /// body(pack, raw bits) for this thread's packs that are not in registers.
   template <class Body>
   __device__ void each_other(const Body& body) const {
 #pragma unroll 2
@@ -98,7 +107,7 @@ struct KeptPacks {
     typename Row::Raw raw[Config::kRegisters];
 #pragma unroll
     for (int p = 0; p < Config::kRegisters; ++p) {
-      raw[p] = Row::inside(p) ? row.read(p) : typename Row::Raw{};
+      raw[p] = Row::inside(p) ? row.first_read(p) : typename Row::Raw{};
     }
 #pragma unroll
     for (int p = 0; p < Config::kRegisters; ++p) {
@@ -119,20 +128,27 @@ struct KeptPacks {
   }
 };
 
-/// The block's running sum, the same bits in every thread.
+/// The block's running sum, the same bits in every thread. `turn` is 0 and 1 by turns, so that one
+/// barrier is enough.
 template <int kBlock>
-__device__ inline RunningSum sum_over_block(RunningSum mine) {
-  __shared__ RunningSum sSums[kBlock / 32];
+__device__ inline RunningSum sum_over_block(RunningSum mine, int turn) {
+  __shared__ RunningSum sSums[2][kBlock / 32];
   for (int lanes = 16; lanes > 0; lanes /= 2) {
     RunningSum other;
     other.max = ptx::shuffle_xor(mine.max, lanes);
     other.sum = ptx::shuffle_xor(mine.sum, lanes);
     mine.add(other);
   }
-  if (threadIdx.x % 32 == 0) sSums[threadIdx.x / 32] = mine;
+  const int lane = threadIdx.x % 32;
+  if (lane == 0) sSums[turn][threadIdx.x / 32] = mine;
   __syncthreads();
-  RunningSum all;
-  for (int warp = 0; warp < kBlock / 32; ++warp) all.add(sSums[warp]);
+  const RunningSum warps = lane < kBlock / 32 ? sSums[turn][lane] : RunningSum{};
+  RunningSum all = warps;
+  for (int lanes = 16; lanes > 0; lanes /= 2) {
+    all.max = fmaxf(all.max, ptx::shuffle_xor(all.max, lanes));
+  }
+  all.sum = warps.sum * expf(warps.max - all.max);
+  for (int lanes = 16; lanes > 0; lanes /= 2) all.sum += ptx::shuffle_xor(all.sum, lanes);
   return all;
 }
 
@@ -150,23 +166,21 @@ __device__ inline void store_gradient(const LogitsRow<Config>& row, int pack, in
   store_pack<Config::kElement>(row.gradient, column, x);
 }
 
+/// A row whose packs for shared memory have arrived: the loss, then the gradient.
 template <class Config>
-__device__ inline void cross_entropy(const CrossEntropyArguments& args) {
+__device__ inline void row_loss(const CrossEntropyArguments& args, const LogitsRow<Config>& row,
+                                Index index, int turn) {
   constexpr Element kT = Config::kElement;
   constexpr int kVector = Config::kVector;
   using Raw = typename LogitsRow<Config>::Raw;
-  extern __shared__ __align__(16) char shared_bytes[];
-  LogitsRow<Config> row;
-  const Index offset = static_cast<Index>(blockIdx.x) * Config::kVocabulary * kSizeOf<kT>;
-  row.data = static_cast<char*>(args.logits) + offset;
-  row.gradient = static_cast<char*>(args.gradient) + offset;
-  row.shared = reinterpret_cast<Raw*>(shared_bytes);
-  const int target = args.targets[blockIdx.x];
-  row.fetch_shared();
+  const int target = args.targets[index];
+  // Read before anyone writes: the barrier of the sum stands between.
+  const float target_logit =
+      threadIdx.x == 0 ? load_pack<kT, 1>(row.data, target).at[0] : 0.0f;
   KeptPacks<Config> kept;
   kept.load(row);
   RunningSum mine = kept.own;
-  ptx::copy_async_wait_all();
+  if constexpr (!Config::kAhead) ptx::copy_async_wait_all();
   row.each_other([&](int, const Raw& raw) {
     const auto x = floats_of<kT, kVector>(raw);
     float top = x.at[0];
@@ -178,10 +192,8 @@ __device__ inline void cross_entropy(const CrossEntropyArguments& args) {
     const float max_log2 = mine.max * kLog2E;
     for (int i = 0; i < kVector; ++i) mine.sum += exp_below(x.at[i], max_log2);
   });
-  // Read before anyone writes: the barrier of the sum stands between.
-  const float target_logit = load_pack<kT, 1>(row.data, target).at[0];
-  const RunningSum all = sum_over_block<Config::kBlock>(mine);
-  if (threadIdx.x == 0) args.losses[blockIdx.x] = logf(all.sum) + (all.max - target_logit);
+  const RunningSum all = sum_over_block<Config::kBlock>(mine, turn);
+  if (threadIdx.x == 0) args.losses[index] = logf(all.sum) + (all.max - target_logit);
   if constexpr (Config::kGradient) {
     const float unit = args.gradient_scale * (args.loss_scale == nullptr ? 1.0f : *args.loss_scale);
     const float scale = unit / all.sum, max_log2 = all.max * kLog2E;
@@ -198,6 +210,40 @@ __device__ inline void cross_entropy(const CrossEntropyArguments& args) {
       for (int i = 0; i < kVector; ++i) x.at[i] = exp_below(x.at[i], max_log2) * scale;
       store_gradient<Config>(row, pack, target, unit, x);
     });
+  }
+}
+
+template <class Config>
+__device__ inline LogitsRow<Config> row_at(const CrossEntropyArguments& args, Index index,
+                                           int buffer) {
+  extern __shared__ __align__(16) char shared_bytes[];
+  constexpr Index kRowBytes = static_cast<Index>(Config::kVocabulary) * kSizeOf<Config::kElement>;
+  LogitsRow<Config> row;
+  row.data = static_cast<char*>(args.logits) + index * kRowBytes;
+  row.gradient = static_cast<char*>(args.gradient) + index * kRowBytes;
+  row.shared = reinterpret_cast<typename LogitsRow<Config>::Raw*>(shared_bytes) +
+               buffer * Config::kShared * Config::kBlock;
+  return row;
+}
+
+template <class Config>
+__device__ inline void cross_entropy(const CrossEntropyArguments& args) {
+  if constexpr (!Config::kAhead) {
+    const auto row = row_at<Config>(args, blockIdx.x, 0);
+    row.fetch_shared();
+    row_loss<Config>(args, row, blockIdx.x, 0);
+    return;
+  }
+  int turn = 0;
+  row_at<Config>(args, blockIdx.x, 0).fetch_shared();
+  ptx::copy_async_commit();
+  for (Index index = blockIdx.x; index < args.rows; index += gridDim.x, turn ^= 1) {
+    if (index + gridDim.x < args.rows) {
+      row_at<Config>(args, index + gridDim.x, turn ^ 1).fetch_shared();
+    }
+    ptx::copy_async_commit();
+    ptx::copy_async_wait<1>();
+    row_loss<Config>(args, row_at<Config>(args, index, turn), index, turn);
   }
 }
 

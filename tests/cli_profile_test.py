@@ -88,6 +88,27 @@ class ProfileStep(Folder):
                          ["context-128", "context-256", "context-512"])
         self.assertIn("<svg", self.read("p", "context-512", "memory.svg").decode())
 
+    def test_a_profilers_ranges_name_steps_phases_layers_and_attention(self):
+        tool = os.path.join(os.path.dirname(cli_harness.program()), "tests",
+                            "libflashlab_fake_cupti.so")
+        result = run("profile", "step", *SMALL, "--attention", "naive", "--output", self.path("p"),
+                     env=dict(os.environ, NVTX_INJECTION64_PATH=tool,
+                              FAKE_NVTX_LOG=self.path("ranges")))
+        self.assertEqual(result.returncode, 0, result.stderr)
+        paths, stack = [], []
+        for line in self.read("ranges").decode().splitlines():
+            if line == ")":
+                stack.pop()
+            else:
+                stack.append(line[1:])
+                paths.append(" / ".join(stack))
+        self.assertEqual(stack, [], "every range ends")
+        for path in ("warm-up / forward / layer 0 / attention / scores",
+                     "step / forward / layer 1 / attention / softmax",
+                     "recorded step / forward / layer 1 / attention / values",
+                     "recorded step / backward / layer 0", "recorded step / optimizer"):
+            self.assertIn(path, paths)
+
     def test_json_alone_on_stdout(self):
         out = self.profile(*SMALL, "--json", "-", "--output", self.path("p"))
         self.assertEqual(json.loads(out)["steps"], 3)

@@ -156,5 +156,29 @@ TEST(Judgements, GoodFairAndPoorByShare) {
   EXPECT_EQ(verdict_at(4), Verdict::kPoor);
 }
 
+TEST(Judgements, AnA100HasItsPublishedLimits) {
+  const auto text_at = [](double tflops) {
+    Recording r =
+        recording_of({{"mlp / down", "product", "product", "forward", 1, tflops * 1e9, 1e3}});
+    r.device = "NVIDIA A100-SXM4-80GB (cuda:0)";
+    return judge(r)[1].text;
+  };
+  EXPECT_TRUE(text_at(151).starts_with("good: 151 TFLOP/s")) << text_at(151);
+  EXPECT_TRUE(text_at(120).starts_with("fair"));
+  EXPECT_TRUE(text_at(99).starts_with("poor"));
+}
+
+TEST(Advice, AnotherProgramOnTheGpuComesFromTheMonitor) {
+  lab::Environment environment;
+  environment.gpu = "a GPU";
+  environment.monitor.resize(3);
+  AdviceInput in = quiet();
+  add_monitor(environment, 1980, in);
+  EXPECT_FALSE(says(in, "other-process"));
+  environment.monitor[1].other_processes = 2;
+  add_monitor(environment, std::nullopt, in);
+  EXPECT_TRUE(says(in, "other-process"));
+}
+
 }  // namespace
 }  // namespace flashlab::profile

@@ -1,9 +1,10 @@
 // Stands in for libcupti.so, with records as long as those of CUDA 13.0.
 // FAKE_CUPTI: old (API 10), refused (no permission), busy (another profiler), lost (records were
 // dropped); else each flush brings one copy from the host, a kernel, a memset and a second kernel
-// that began before them.
+// that began before them. It is a tool of NVTX, too, and writes ranges to the file FAKE_NVTX_LOG.
 
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 
@@ -106,6 +107,27 @@ int cuptiActivityGetNextRecord(std::uint8_t* buffer, std::size_t valid, std::uin
 int cuptiActivityGetNumDroppedRecords(void*, std::uint32_t, std::size_t* dropped) {
   *dropped = is("lost") ? 3 : 0;
   return 0;
+}
+
+int InitializeInjectionNvtx2(const void* (*tables)(std::uint32_t)) {
+  struct Callbacks {
+    std::size_t size;
+    int (*functions)(int, void****, unsigned*);
+  };
+  static std::FILE* log = nullptr;
+  const char* path = std::getenv("FAKE_NVTX_LOG");
+  if (path != nullptr) log = std::fopen(path, "w");
+  const auto* callbacks = static_cast<const Callbacks*>(tables(1));
+  void*** table = nullptr;
+  unsigned count = 0;
+  if (log == nullptr || callbacks == nullptr || callbacks->functions(1, &table, &count) == 0) {
+    return 0;
+  }
+  int (*push)(const char*) = [](const char* name) { return std::fprintf(log, "(%s\n", name); };
+  int (*pop)() = [] { return std::fprintf(log, ")\n"); };
+  *table[9] = reinterpret_cast<void*>(push);
+  *table[11] = reinterpret_cast<void*>(pop);
+  return 1;
 }
 
 }  // extern "C"

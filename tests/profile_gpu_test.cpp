@@ -1,6 +1,7 @@
 // Records of a GPU's kernels: CUPTI's, against a stand-in for the library; which step a kernel
 // belongs to; occupancy.
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -161,6 +162,31 @@ TEST(Counters, NcusLinesBecomeMeansByKernel) {
   EXPECT_FALSE(rows[0].metrics.contains("a.ratio"));
   EXPECT_DOUBLE_EQ(rows[1].metrics.at("a.ratio"), 0.5);
   EXPECT_TRUE(profile::parse_ncu("==ERROR== The user does not have permission\n").empty());
+}
+
+TEST(Counters, BandwidthsAreInOneUnitAndTheLongestWaitsInWords) {
+  const std::string head =
+      "\"ID\",\"Kernel Name\",\"Metric Name\",\"Metric Unit\","
+      "\"Metric Value\"\n";
+  const auto line = [](const char* metric, const char* unit, const char* value) {
+    return fmt::format("\"0\",\"flash_fwd\",\"{}\",\"{}\",\"{}\"\n", metric, unit, value);
+  };
+  const auto stall = [&](const char* reason, const char* value) {
+    return line(
+        fmt::format("smsp__average_warps_issue_stalled_{}_per_issue_active.ratio", reason).c_str(),
+        "inst", value);
+  };
+  const auto rows =
+      profile::parse_ncu(head + line("dram__bytes.sum.per_second", "Tbyte/second", "3.5") +
+                         line("lts__t_bytes.sum.per_second", "byte/second", "5,100,000,000,000") +
+                         stall("barrier", "1.25") + stall("long_scoreboard", "0.5") +
+                         stall("wait", "0.75") + stall("gmma", "4") + stall("membar", "0.01"));
+  ASSERT_EQ(rows.size(), 1u);
+  EXPECT_DOUBLE_EQ(rows[0].metrics.at("dram__bytes.sum.per_second"), 3500);
+  EXPECT_DOUBLE_EQ(rows[0].metrics.at("lts__t_bytes.sum.per_second"), 5100);
+  EXPECT_EQ(profile::longest_waits(rows[0]),
+            "asynchronous matrix products 4.0, a barrier 1.2, a fixed latency 0.8");
+  EXPECT_EQ(profile::longest_waits({}), "");
 }
 
 TEST(Counters, TheCommandNamesKernelsAndLeavesClocksAlone) {

@@ -70,6 +70,31 @@ TEST(Ledger, TableFitsEightyColumns) {
   }
 }
 
+TEST(Account, KernelsAndGapsAreTheWholeSpan) {
+  Recording r = recording_of({{"a", "a", "product", "forward", 2},
+                              {"b", "b", "product", "forward", 3},
+                              {"c", "c", "product", "forward", 1}},
+                             2, 0.5);
+  r.events[4].start_ms -= 1;  // of the second step: b begins while a runs, and c waits longer
+  const auto account = r.account();
+  ASSERT_TRUE(account.has_value());
+  EXPECT_DOUBLE_EQ(account->span_ms, 7);
+  EXPECT_DOUBLE_EQ(account->gaps_ms, (1 + 1.5) / 2);
+  EXPECT_DOUBLE_EQ(account->covered_ms, (6 + 5.5) / 2);
+  EXPECT_DOUBLE_EQ(account->longest_gap_ms, 1.5);
+  EXPECT_EQ(account->longest_gap_after, "b");
+  EXPECT_FALSE(account->explained.has_value()) << "nobody else measured these steps";
+  for (StepSpan& span : r.spans) span.device_ms = 7.07;
+  EXPECT_NEAR(*r.account()->explained, 0.99, 1e-3);
+  const std::string text = [&] {
+    std::string all;
+    for (const Answer& a : answers(r)) all += a.answer + "\n";
+    return all;
+  }();
+  EXPECT_NE(text.find("99.0% of what the events measured"), std::string::npos) << text;
+  EXPECT_FALSE(Recording().account().has_value());
+}
+
 TEST(Questions, AnswerWhatRanAndNothingElse) {
   const Recording r = layered_recording();
   std::string all;

@@ -277,6 +277,29 @@ TEST_F(Programs, StepsAreTimedForAnObserverAndNamedForAProfiler) {
   EXPECT_EQ(times.names.size(), 3u) << "only while somebody observes";
 }
 
+TEST_F(Programs, ScopesBecomeRangesInsideEachOther) {
+  CudaExecutor executor({gpus_[0]});
+  Program& program = executor.program();
+  const int region = program.add_region("r", 64);
+  const auto add = [&](const char* scope, const char* name) {
+    program.set_scope(scope);
+    program.add({.name = name, .work = MemsetWork{{region}, 64, 0}});
+  };
+  add("forward / layer 0 / attention", "attention");
+  add("forward / layer 0 / attention", "attention");
+  add("forward / layer 0 / mlp", "flash");
+  add("backward / layer 0 / mlp", "layer 0 / mlp");
+  void* workspace = reinterpret_cast<void*>(0x1000);
+  ASSERT_TRUE(executor.enqueue({.workspaces = {&workspace, 1}, .streams = {&kFirst, 1}}).ok());
+  std::string ranges;
+  std::istringstream lines(log_());
+  for (std::string line; std::getline(lines, line);) {
+    if (line.starts_with("push ")) ranges += "(" + line.substr(5);
+    if (line == "pop") ranges += ")";
+  }
+  EXPECT_EQ(ranges, "(forward(layer 0(attention)(attention)(mlp(flash))))(backward(layer 0(mlp)))");
+}
+
 TEST_F(Programs, WhatFailsIsSaid) {
   CudaExecutor late({gpus_[0]});
   late.program().add({.name = "early", .work = MemsetWork{}, .depends_on = {0}});

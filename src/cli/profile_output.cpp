@@ -66,6 +66,13 @@ void print_ledger(const Arguments& arguments, const profile::Profile& p) {
         *r.device_step_ms, r.busy_ms(), 100 * r.busy_ms() / *r.device_step_ms,
         r.enqueue_ms ? fmt::format(" · enqueued in {:.3g} ms", *r.enqueue_ms) : ""));
   }
+  if (const auto account = r.account(); account && account->explained) {
+    print_line(fmt::format(
+        "  account    {:.4g} ms in kernels + {:.3g} ms in {:g} gaps = {:.4g} ms, {:.1f}% of the "
+        "GPU's time of the same steps",
+        account->covered_ms, account->gaps_ms, account->gaps, account->span_ms,
+        100 * *account->explained));
+  }
   print_line("  " + shares(r));
   profile::LedgerOptions options;
   if (const auto by = arguments.value("--by")) options.key = *profile::parse_ledger_key(*by);

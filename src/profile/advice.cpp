@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "lab/report/numbers.h"
+#include "lab/results/verdict.h"
 #include "profile/ledger.h"
 
 namespace flashlab::profile {
@@ -190,10 +191,37 @@ Judgement judgement(std::string metric, double share, double good, double fair,
                       of, percent(good), percent(fair))};
 }
 
+bool is_arithmetic(const Event& event) {
+  return event.event_class == "product" || event.event_class == "attention";
+}
+double arithmetic_time(const Recording& recording) {
+  return time_of(recording, is_arithmetic);
+}
+double arithmetic_flops(const Recording& recording) {
+  double flops = 0;
+  for (const Event& event : recording.events) flops += is_arithmetic(event) ? event.flops : 0;
+  return flops / std::max(1, recording.steps());
+}
+
+// An A100 has published thresholds of its own.
+Judgement judge_a100(double tflops) {
+  const lab::Thresholds limits = lab::kA100TflopsThresholds;
+  const Verdict verdict = tflops > limits.good    ? Verdict::kGood
+                          : tflops >= limits.poor ? Verdict::kFair
+                                                  : Verdict::kPoor;
+  return {"matrix products and attention", verdict,
+          fmt::format("{}: {:.0f} TFLOP/s (an A100's published limits: good above {:.0f}, poor "
+                      "below {:.0f})",
+                      to_string(verdict), tflops, limits.good, limits.poor)};
+}
+
 }  // namespace
 
 void add_monitor(const lab::Environment& environment, std::optional<double> max_clock_mhz,
                  AdviceInput& input) {
+  for (const lab::MonitorSample& sample : environment.monitor) {
+    input.other_processes = std::max(input.other_processes, sample.other_processes);
+  }
   // Idle clocks say nothing; a processor's clock is that of one of its cores.
   if (environment.gpu.empty() || !max_clock_mhz || *max_clock_mhz <= 0) return;
   constexpr double kUnderLoad = 50;
@@ -236,7 +264,10 @@ std::vector<Judgement> judge(const Recording& recording) {
     (products ? arithmetic_ms : memory_ms) += row.total_ms;
     (products ? arithmetic_least : memory_least) += row.total_ms * *row.roof_share;
   }
-  if (arithmetic_ms > 0) {
+  if (const double flops = arithmetic_flops(recording);
+      flops > 0 && recording.device.find("A100") != std::string::npos) {
+    out.push_back(judge_a100(flops / arithmetic_time(recording) * 1e-9));
+  } else if (arithmetic_ms > 0) {
     out.push_back(judgement("matrix products and attention", arithmetic_least / arithmetic_ms, 0.75,
                             0.5, "of the measured roof"));
   }

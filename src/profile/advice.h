@@ -37,7 +37,8 @@ struct AdviceInput {
   int other_processes = 0;
 };
 
-/// The lowest clock of samples under load, and why, where a GPU was watched.
+/// The lowest clock of samples under load, and why, and the most other programs of any sample,
+/// where a GPU was watched.
 void add_monitor(const lab::Environment& environment, std::optional<double> max_clock_mhz,
                  AdviceInput& input);
 
@@ -52,7 +53,8 @@ struct Advice {
 std::vector<Advice> advise(const AdviceInput& input);
 
 /// good, fair, poor: thresholds on shares of the measured roof (arithmetic: 75% and 50%; memory:
-/// 80% and 60%), and for a whole step on the time in operations (90% and 75%).
+/// 80% and 60%), and for a whole step on the time in operations (90% and 75%). An A100's
+/// arithmetic is judged by its published limits in TFLOP/s.
 enum class Verdict { kGood, kFair, kPoor };
 const char* to_string(Verdict verdict) noexcept;
 

@@ -69,7 +69,7 @@ std::string counters_markdown(const Profile& p) {
     out += fmt::format(" {}, {} |", metric.heading, metric.unit);
     rule += "---:|";
   }
-  out += "\n" + rule + "\n";
+  out += " warps wait for |\n" + rule + "---|\n";
   for (const KernelCounters& row : p.counters) {
     out += fmt::format("| {} | {} |", escape_markdown(row.kernel), row.calls);
     for (const NcuMetric& metric : ncu_metrics()) {
@@ -77,7 +77,7 @@ std::string counters_markdown(const Profile& p) {
       out +=
           found == row.metrics.end() ? " - |" : " " + format_significant(found->second, 3) + " |";
     }
-    out += "\n";
+    out += " " + longest_waits(row) + " |\n";
   }
   return out;
 }
@@ -243,6 +243,16 @@ std::string ledger_json(const Profile& p) {
     if (p.measured_bytes) out["measured_bytes"] = *p.measured_bytes;
   }
   figure("overhead", p.recording.overhead());
+  if (const auto account = p.recording.account()) {
+    out["account"] = {{"span_ms", account->span_ms},
+                      {"covered_ms", account->covered_ms},
+                      {"gaps_ms", account->gaps_ms},
+                      {"gaps", account->gaps},
+                      {"longest_gap_ms", account->longest_gap_ms},
+                      {"longest_gap_after", account->longest_gap_after},
+                      {"explained", nullptr}};
+    if (account->explained) out["account"]["explained"] = *account->explained;
+  }
   for (const LedgerKey key : kKeys) {
     auto& rows = out["by"][to_string(key)] = nlohmann::ordered_json::array();
     for (const LedgerRow& row : make_ledger(p.recording, {.key = key})) {

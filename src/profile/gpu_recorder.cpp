@@ -146,7 +146,7 @@ class GpuRecorder final : public StepRecorder {
       const Activity& activity = activities[i];
       Event event = event_of(executor_.plan(), executor_.operation_of()[steps[i]]);
       event.duration_ms = static_cast<double>(activity.end_ns - activity.start_ns) * 1e-6;
-      event.start_ms = std::max(0.0, wall_ms - static_cast<double>(end - activity.start_ns) * 1e-6);
+      event.start_ms = wall_ms - static_cast<double>(end - activity.start_ns) * 1e-6;
       if (activity.kind == Activity::Kind::kKernel) {
         event.kernel = readable_kernel(activity.name);
         event.launch = complete({.blocks = activity.blocks,

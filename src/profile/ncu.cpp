@@ -16,19 +16,30 @@ namespace {
 
 // The first four are there on every GPU.
 constexpr std::size_t kFew = 4;
-constexpr std::array<NcuMetric, 9> kMetrics = {
+constexpr std::array<NcuMetric, 8> kMetrics = {
     {{"gpu__time_duration.sum", "time", "us"},
      {"sm__throughput.avg.pct_of_peak_sustained_elapsed", "SM", "%"},
      {"dram__throughput.avg.pct_of_peak_sustained_elapsed", "DRAM", "%"},
      {"lts__throughput.avg.pct_of_peak_sustained_elapsed", "L2", "%"},
+     {"dram__bytes.sum.per_second", "DRAM", "GB/s"},
+     {"lts__t_bytes.sum.per_second", "L2", "GB/s"},
      {"sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active", "tensor pipe", "%"},
-     {"sm__warps_active.avg.pct_of_peak_sustained_active", "active warps", "%"},
-     {"smsp__average_warps_issue_stalled_long_scoreboard_per_issue_active.ratio", "wait for memory",
-      "warps"},
-     {"smsp__average_warps_issue_stalled_barrier_per_issue_active.ratio", "wait at barriers",
-      "warps"},
-     {"smsp__average_warps_issue_stalled_math_pipe_throttle_per_issue_active.ratio",
-      "wait for arithmetic", "warps"}}};
+     {"sm__warps_active.avg.pct_of_peak_sustained_active", "active warps", "%"}}};
+
+#define FLASHLAB_STALL(reason, heading) \
+  { "smsp__average_warps_issue_stalled_" reason "_per_issue_active.ratio", heading, "warps" }
+constexpr std::array<NcuMetric, 12> kStalls = {
+    {FLASHLAB_STALL("long_scoreboard", "global memory"),
+     FLASHLAB_STALL("short_scoreboard", "shared memory or special functions"),
+     FLASHLAB_STALL("barrier", "a barrier"),
+     FLASHLAB_STALL("math_pipe_throttle", "a full arithmetic pipe"),
+     FLASHLAB_STALL("gmma", "asynchronous matrix products"),
+     FLASHLAB_STALL("wait", "a fixed latency"),
+     FLASHLAB_STALL("mio_throttle", "the queue to shared memory"),
+     FLASHLAB_STALL("lg_throttle", "the queue to global memory"),
+     FLASHLAB_STALL("membar", "a memory fence"), FLASHLAB_STALL("no_instruction", "instructions"),
+     FLASHLAB_STALL("not_selected", "their turn"), FLASHLAB_STALL("sleeping", "a sleep")}};
+#undef FLASHLAB_STALL
 
 bool runs(const std::string& path) {
   return ::access(path.c_str(), X_OK) == 0;
@@ -60,10 +71,45 @@ double in_microseconds(double value, std::string_view unit) {
   return value;
 }
 
+// Bytes per second carry a prefix where ncu finds the number long.
+double in_gb_per_s(double value, std::string_view unit) {
+  static constexpr std::pair<char, double> kPrefixes[] = {{'K', 1e-6}, {'k', 1e-6}, {'M', 1e-3},
+                                                          {'G', 1},    {'T', 1e3},  {'P', 1e6}};
+  for (const auto& [prefix, scale] : kPrefixes) {
+    if (unit.starts_with(prefix)) return value * scale;
+  }
+  return value * 1e-9;
+}
+
+double in_unit_of(const std::string& metric, double value, std::string_view unit) {
+  if (metric == kMetrics[0].name) return in_microseconds(value, unit);
+  return metric.ends_with(".per_second") ? in_gb_per_s(value, unit) : value;
+}
+
 }  // namespace
 
 std::span<const NcuMetric> ncu_metrics() {
   return kMetrics;
+}
+std::span<const NcuMetric> ncu_stalls() {
+  return kStalls;
+}
+
+std::string longest_waits(const KernelCounters& kernel, std::size_t most) {
+  std::vector<std::pair<double, const char*>> found;
+  for (const NcuMetric& stall : kStalls) {
+    const auto at = kernel.metrics.find(stall.name);
+    if (at != kernel.metrics.end() && at->second >= 0.05) {
+      found.emplace_back(at->second, stall.heading);
+    }
+  }
+  std::stable_sort(found.begin(), found.end(),
+                   [](const auto& a, const auto& b) { return a.first > b.first; });
+  std::vector<std::string> words;
+  for (std::size_t i = 0; i < std::min(most, found.size()); ++i) {
+    words.push_back(fmt::format("{} {:.1f}", found[i].second, found[i].first));
+  }
+  return lab::report::join(words, ", ");
 }
 
 std::string find_ncu() {
@@ -91,6 +137,9 @@ std::vector<std::string> ncu_command(const std::string& ncu, const std::string& 
   std::vector<std::string> names;
   for (std::size_t i = 0; i < (few ? kFew : kMetrics.size()); ++i) {
     names.emplace_back(kMetrics[i].name);
+  }
+  if (!few) {
+    for (const NcuMetric& stall : kStalls) names.emplace_back(stall.name);
   }
   std::vector<std::string> out = {ncu,
                                   "--csv",
@@ -142,8 +191,7 @@ std::vector<KernelCounters> parse_ncu(std::string_view csv) {
     const std::string& metric = cells[column("Metric Name")];
     const int count = ++counts[name][metric];
     double& mean = row->metrics[metric];
-    const bool time = metric == kMetrics[0].name;
-    mean += ((time ? in_microseconds(value, cells[column("Metric Unit")]) : value) - mean) / count;
+    mean += (in_unit_of(metric, value, cells[column("Metric Unit")]) - mean) / count;
     row->calls = std::max(row->calls, count);
   }
   return out;

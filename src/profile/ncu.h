@@ -21,10 +21,14 @@ struct KernelCounters {
 struct NcuMetric {
   const char* name;     ///< as ncu calls it
   const char* heading;  ///< "DRAM"
-  const char* unit;     ///< "us", "%", "warps"
+  const char* unit;     ///< "us", "%", "GB/s", "warps"
 };
-/// Time, tensor pipe, SM, DRAM, L2, active warps, and what warps wait for.
+/// Time, SM, DRAM and L2 as shares and as bandwidths, tensor pipe, active warps.
 std::span<const NcuMetric> ncu_metrics();
+/// What warps wait for instead of issuing, in warps that wait per instruction that is issued.
+std::span<const NcuMetric> ncu_stalls();
+/// The longest waits of a kernel: "a copy from global memory 3.1, a barrier 1.2"; empty without.
+std::string longest_waits(const KernelCounters& kernel, std::size_t most = 3);
 
 /// FLASHLAB_NCU, or ncu in PATH, in a CUDA toolkit or where Nsight Compute installs itself; empty
 /// when there is none.

@@ -114,23 +114,36 @@ std::string launches_html(const Recording& r) {
       true);
 }
 
-// What Nsight Compute counted.
-std::string counters_html(const Profile& p) {
+std::string counters_table(const Profile& p, std::span<const NcuMetric> metrics,
+                           const std::string& caption, bool waits) {
   std::vector<std::string> head = {"kernel", "calls"};
-  for (const NcuMetric& metric : ncu_metrics()) {
+  for (const NcuMetric& metric : metrics) {
     head.push_back(fmt::format("{}, {}", metric.heading, metric.unit));
   }
+  if (waits) head.emplace_back("warps wait for");
   std::vector<std::vector<HtmlCell>> rows;
+  bool any = false;
   for (const KernelCounters& counters : p.counters) {
     rows.push_back({{counters.kernel, "", ""}, {fmt::format("{}", counters.calls), "n", ""}});
-    for (const NcuMetric& metric : ncu_metrics()) {
+    for (const NcuMetric& metric : metrics) {
       const auto found = counters.metrics.find(metric.name);
-      rows.back().push_back({found == counters.metrics.end() ? lab::report::kAbsent
-                                                             : format_significant(found->second, 3),
-                             "n", ""});
+      const bool there = found != counters.metrics.end();
+      any = any || there;
+      rows.back().push_back(
+          {there ? format_significant(found->second, 3) : lab::report::kAbsent, "n", ""});
     }
+    if (waits) rows.back().push_back({longest_waits(counters), "long", ""});
   }
-  return rows.empty() ? "" : html_table("Counters by Nsight Compute", head, rows, true);
+  return any ? html_table(caption, head, rows, true) : "";
+}
+
+// What Nsight Compute counted.
+std::string counters_html(const Profile& p) {
+  std::string out = counters_table(p, ncu_metrics(), "Counters by Nsight Compute", true);
+  const std::string stalls = counters_table(
+      p, ncu_stalls(), "What warps wait for, in warps per issued instruction", false);
+  if (stalls.empty()) return out;
+  return out + "<details><summary>What warps wait for</summary>\n" + stalls + "</details>\n";
 }
 
 Section ledger_section(const Profile& p) {

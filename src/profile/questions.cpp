@@ -90,6 +90,14 @@ std::vector<Answer> answers(const Recording& r) {
                                ms(busy), percent(busy / *r.device_step_ms),
                                ms(std::max(0.0, *r.device_step_ms - busy)))});
   }
+  if (const auto account = r.account(); account && account->explained) {
+    out.push_back({"That time by the kernels' own clock",
+                   fmt::format("{} in kernels and {} in {:g} gaps are {}: {} of what the events "
+                               "measured; the longest gap, {}, is after {}",
+                               ms(account->covered_ms), ms(account->gaps_ms), account->gaps,
+                               ms(account->span_ms), percent(*account->explained),
+                               ms(account->longest_gap_ms), account->longest_gap_after)});
+  }
   if (r.enqueue_ms) {
     out.push_back(
         {"Until the host was free again",

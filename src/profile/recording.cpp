@@ -1,5 +1,7 @@
 #include "profile/recording.h"
 
+#include <algorithm>
+
 #include "lab/measure/statistics.h"
 
 namespace flashlab::profile {
@@ -27,6 +29,58 @@ double Recording::busy_ms() const {
 std::optional<double> Recording::overhead() const {
   if (!plain_step_ms || *plain_step_ms <= 0 || steps() == 0) return std::nullopt;
   return step_ms() / *plain_step_ms - 1;
+}
+
+std::optional<TimeAccount> Recording::account() const {
+  std::vector<std::vector<const Event*>> by_step;
+  for (const Event& event : events) {
+    by_step.resize(std::max(by_step.size(), static_cast<std::size_t>(event.step) + 1));
+    by_step[static_cast<std::size_t>(event.step)].push_back(&event);
+  }
+  std::vector<const StepSpan*> recorded;
+  for (const StepSpan& span : spans) {
+    if (!span.warmup) recorded.push_back(&span);
+  }
+  TimeAccount out;
+  std::vector<double> whole, covered, gaps, counts, explained;
+  for (std::size_t step = 0; step < by_step.size(); ++step) {
+    std::vector<const Event*>& of_step = by_step[step];
+    if (of_step.empty()) continue;
+    std::stable_sort(of_step.begin(), of_step.end(),
+                     [](const Event* a, const Event* b) { return a->start_ms < b->start_ms; });
+    double reached = of_step.front()->start_ms, idle = 0;
+    int count = 0;
+    const Event* last = of_step.front();
+    for (const Event* event : of_step) {
+      if (const double gap = event->start_ms - reached; gap > 0) {
+        idle += gap;
+        ++count;
+        if (gap > out.longest_gap_ms) {
+          out.longest_gap_ms = gap;
+          out.longest_gap_after = last->name;
+        }
+      }
+      if (const double end = event->start_ms + event->duration_ms; end >= reached) {
+        reached = end;
+        last = event;
+      }
+    }
+    const double span = reached - of_step.front()->start_ms;
+    whole.push_back(span);
+    gaps.push_back(idle);
+    covered.push_back(span - idle);
+    counts.push_back(count);
+    const std::optional<double> device =
+        step < recorded.size() ? recorded[step]->device_ms : std::nullopt;
+    if (device && *device > 0) explained.push_back(span / *device);
+  }
+  if (whole.empty()) return std::nullopt;
+  out.span_ms = *lab::median_of(whole);
+  out.covered_ms = *lab::median_of(covered);
+  out.gaps_ms = *lab::median_of(gaps);
+  out.gaps = *lab::median_of(counts);
+  out.explained = lab::median_of(explained);
+  return out;
 }
 
 std::vector<std::string> path_of(const std::string& name) {

@@ -43,6 +43,21 @@ struct StepSpan {
   bool warmup = false;
   double start_ms = 0;
   double duration_ms = 0;
+  std::optional<double> device_ms{};  ///< on a GPU: between events before and after it
+};
+
+/// Where a step's time went by the clock of the instrument itself, from the beginning of the first
+/// event to the end of the last: medians over the recorded steps.
+struct TimeAccount {
+  double span_ms = 0;
+  double covered_ms = 0;  ///< at least one event was under way
+  double gaps_ms = 0;     ///< none was
+  double gaps = 0;        ///< their number
+  double longest_gap_ms = 0;
+  std::string longest_gap_after;  ///< the event before the longest of all
+  /// span_ms over the time between events before and after the same step, which another clock
+  /// measured: what the account explains of it. Empty without those.
+  std::optional<double> explained;
 };
 
 /// What the machine can do at most, measured beside the run. Absent: not known for this type.
@@ -76,6 +91,8 @@ struct Recording {
   double whole_ms() const { return device_step_ms.value_or(step_ms()); }
   /// What recording costs: step_ms over plain_step_ms, less 1. Empty: nothing to compare with.
   std::optional<double> overhead() const;
+  /// Empty without events.
+  std::optional<TimeAccount> account() const;
 };
 
 /// "layer 7 / attention / scores" -> its parts.

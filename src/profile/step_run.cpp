@@ -8,6 +8,7 @@
 #include "lab/machine/memory.h"
 #include "lab/measure/statistics.h"
 #include "profile/step_recorder.h"
+#include "runtime/program/nvtx.h"
 
 namespace flashlab::profile {
 namespace {
@@ -64,6 +65,7 @@ class Session {
 
   Status plain_step() {
     if (options_.progress) options_.progress(done_, planned_, "");
+    const runtime::NvtxRange range("step");
     const Result<StepTimes> times = recorder_.plain();
     if (!times.ok()) return times.status();
     ++done_;
@@ -79,10 +81,12 @@ class Session {
   Status step(StepSpan& span, std::vector<Event>* events) {
     if (options_.progress) options_.progress(done_, planned_, span.name);
     span.start_ms = milliseconds(Clock::now() - begin_);
+    const runtime::NvtxRange range(span.warmup ? "warm-up" : "recorded step");
     const Result<StepTimes> times =
         events != nullptr ? recorder_.recorded(*events) : recorder_.plain();
     if (!times.ok()) return times.status();
     span.duration_ms = times->wall_ms;
+    span.device_ms = times->device_ms;
     ++done_;
     return {};
   }

@@ -19,7 +19,8 @@ struct EnvironmentWarning {
 struct MonitorSample {
   double seconds = 0;  ///< since the run began
   std::optional<double> load_percent, clock_mhz, power_w, temperature_c, memory_bytes;
-  std::string throttle;  ///< why its clock is low: "power limit"; empty: it is not, or not known
+  std::string throttle;     ///< why its clock is low: "power limit"; empty: it is not, or not known
+  int other_processes = 0;  ///< that compute on the same GPU
 };
 
 /// Where and how a run was made.

@@ -179,6 +179,7 @@ void Monitor::sample_gpu(MonitorSample& out) {
   out.temperature_c = real(state->temperature_c);
   out.memory_bytes = real(state->used_bytes);
   out.throttle = throttle_words(state->throttle_reasons);
+  out.other_processes = static_cast<int>(state->processes.size());
 }
 
 MonitorSample Monitor::sample() {

@@ -13,6 +13,8 @@
 #include <new>
 #include <thread>
 
+#include "runtime/program/nvtx.h"
+
 namespace flashlab::lab {
 namespace {
 
@@ -83,6 +85,7 @@ struct Contestant {
 /// warm-up too, so a short call is warmed up more often than asked, never less.
 Status warm_up(const MeasureOptions& options, double budget_ms, Contestant& contestant) {
   if (options.warmup == 0) return {};  // the first sample is the first call
+  const runtime::NvtxRange range("warm-up");
   const auto start = Clock::now();
   for (int i = 0; i < options.warmup; ++i) {
     if (is_set(options.cancel)) return {};
@@ -115,6 +118,7 @@ void take_sample(const MeasureOptions& options, Contestant& contestant) {
       return;
     }
   }
+  const runtime::NvtxRange range("sample");
   const int calls = contestant.samples.calls_per_sample;
   const Result<double> elapsed = time_calls(options.clock, *contestant.call, calls);
   if (!elapsed.ok()) {

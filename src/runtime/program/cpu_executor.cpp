@@ -78,6 +78,7 @@ Status CpuExecutor::run(const Call& call) const {
   if (Status s = program_.check(); !s.ok()) return s;
   if (Status s = program_.check(call); !s.ok()) return s;
   const auto address = [&](Place place) { return program_.address(call, place); };
+  NvtxPath path;
   for (std::size_t i = 0; i < program_.steps().size(); ++i) {
     const Step& step = program_.steps()[i];
     if (std::holds_alternative<KernelWork>(step.work)) {
@@ -85,7 +86,7 @@ Status CpuExecutor::run(const Call& call) const {
           {fmt::format("step {} '{}'", i, step.name), "a GPU's kernel on cpu", "a CUDA device",
            fmt::format("{} of {} steps have run", i, program_.steps().size())});
     }
-    const NvtxRange range(step.name);
+    path.move_to(step.scope, step.name);
     Status status;
     internal::observed_step(step.name, [&] {
       if (const auto* memset = std::get_if<MemsetWork>(&step.work)) {

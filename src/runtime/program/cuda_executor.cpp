@@ -86,10 +86,11 @@ class CudaExecutor::Run {
   Status all() {
     StepObserver* observer = internal::ObserveSteps::current();
     if (Status s = fork(); !s.ok()) return s;
+    NvtxPath path;
     if (observer != nullptr) marks_.reserve(program_.steps().size() * 2);
     for (std::size_t i = 0; i < program_.steps().size(); ++i) {
       const Step& step = program_.steps()[i];
-      const NvtxRange range(step.name);
+      path.move_to(step.scope, step.name);
       if (Status s = enter(step.stream); !s.ok()) return s;
       for (const int earlier : step.depends_on) {
         if (Status s = wait(step.stream, earlier); !s.ok()) return s;

@@ -5,6 +5,7 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -65,6 +66,35 @@ NvtxFunctions attach() {
 const NvtxFunctions& NvtxFunctions::get() {
   static const NvtxFunctions functions = attach();
   return functions;
+}
+
+void NvtxPath::follow(std::string_view scope, std::string_view name) {
+  constexpr std::string_view kBetween = " / ";
+  std::string path(scope);
+  if (path.empty()) {
+    path = name;
+  } else if (!path.ends_with(name)) {
+    path.append(kBetween).append(name);
+  }
+  std::vector<std::string> wanted;
+  for (std::size_t at = 0; at <= path.size();) {
+    const std::size_t end = std::min(path.find(kBetween, at), path.size());
+    wanted.emplace_back(path.substr(at, end - at));
+    at = end + kBetween.size();
+  }
+  // The last part is what runs: one after another of the same name are two.
+  const std::size_t outer = wanted.size() - 1;
+  std::size_t same = 0;
+  while (same < open_.size() && same < outer && open_[same] == wanted[same]) ++same;
+  close_to(same);
+  for (std::size_t i = same; i < wanted.size(); ++i) {
+    NvtxFunctions::get().push(wanted[i].c_str());
+    open_.push_back(std::move(wanted[i]));
+  }
+}
+
+void NvtxPath::close_to(std::size_t depth) {
+  for (; open_.size() > depth; open_.pop_back()) NvtxFunctions::get().pop();
 }
 
 }  // namespace flashlab::runtime

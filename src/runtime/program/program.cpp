@@ -95,6 +95,7 @@ int Program::add_stream(int device) {
 }
 
 int Program::add(Step step) {
+  if (step.scope.empty()) step.scope = scope_;
   steps_.push_back(std::move(step));
   return static_cast<int>(steps_.size()) - 1;
 }

@@ -62,6 +62,7 @@ using Work = std::variant<KernelWork, MemsetWork, CopyWork, ProductWork, HostWor
 /// One step. Steps of a stream run in their order; what a step needs from other streams it names.
 struct Step {
   std::string name{};           ///< for people and profilers
+  std::string scope{};          ///< for profilers, around the name: "forward / layer 0 / attention"
   std::string configuration{};  ///< one line for `explain`
   Work work{};
   int stream = 0;                 ///< index of one of the program's streams
@@ -86,6 +87,8 @@ class Program {
   int add_region(std::string name, std::size_t bytes, int device = 0);
   /// Adds a stream on a device. The first one is there from the start, on device 0.
   int add_stream(int device);
+  /// Steps that are added from here on without a scope have this one.
+  void set_scope(std::string scope) { scope_ = std::move(scope); }
   /// Adds a step after those there are. Returns its index.
   int add(Step step);
   /// Adds the steps of another program of one stream, which become steps of stream 0; `places[i]`
@@ -130,6 +133,7 @@ class Program {
   std::vector<int> streams_{0};
   std::vector<std::size_t> workspace_bytes_{0};
   int tensors_ = 0;
+  std::string scope_;
 };
 
 /// "grid 4 x 1 x 1 · 128 threads · 0 shared bytes", and what attributes there are.

@@ -178,6 +178,7 @@ Result<LoweredStep> lower(const StepPlan& plan, const MemoryPlan& memory,
   for (std::size_t i = 0; i < plan.operations.size(); ++i) {
     const Operation& operation = plan.operations[i];
     if (products.takes_in(i)) continue;
+    program.set_scope(fmt::format("{} / {}", to_string(operation.phase), operation.name));
     if (operation.kind == OperationKind::kProduct) {
       for (runtime::ProductWork& work : products.of(i)) {
         program.add({.name = operation.name, .work = std::move(work)});
@@ -189,6 +190,7 @@ Result<LoweredStep> lower(const StepPlan& plan, const MemoryPlan& memory,
     }
     out.operation_of.resize(program.steps().size(), i);
   }
+  program.set_scope("");
   return out;
 }
 

@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "api/context_state.h"
+#include "runtime/program/nvtx.h"
 #include "train/cpu/call.h"
 #include "train/cpu/narrow.h"
 #include "train/cpu/random.h"
@@ -383,7 +384,10 @@ Status CpuExecutor::run_operation(std::size_t index) {
 template <class T>
 Status CpuExecutor::run_as(OperationObserver* observer) {
   using Clock = OperationObserver::Clock;
+  runtime::NvtxPath ranges;
   for (std::size_t i = 0; i < plan_.operations.size(); ++i) {
+    const Operation& operation = plan_.operations[i];
+    ranges.move_to(to_string(operation.phase), operation.name);
     const Clock::time_point start = observer ? Clock::now() : Clock::time_point();
     if (Status s = run_operation<T>(i); !s.ok()) return s;
     if (observer) observer->operation_finished(i, start, Clock::now());

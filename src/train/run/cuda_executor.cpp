@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "api/context_state.h"
+#include "runtime/program/nvtx.h"
 #include "runtime/program/observer.h"
 
 namespace flashlab::train {
@@ -180,7 +181,12 @@ Status CudaStepExecutor::stage() {
 }
 
 Status CudaStepExecutor::enqueue(OperationObserver* observer) {
-  if (observer == nullptr) return graph_->launch(stream_);
+  if (observer == nullptr) {
+    // Ranges are of this thread: a profiler tells phases apart only in work that is launched inside
+    // of them, which a graph's is not.
+    return runtime::NvtxFunctions::listened_to() ? program_.enqueue(call())
+                                                 : graph_->launch(stream_);
+  }
   OperationTimes times(lowered_.operation_of, *observer);
   const internal::ObserveSteps scope(times);
   return program_.enqueue(call());

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdlib>
 
+#include "profile/attention_run.h"
 #include "profile/kernel_match.h"
 #include "profile/launch_facts.h"
 #include "profile/ledger.h"
@@ -86,6 +87,55 @@ TEST_F(Records, ARefusalNamesItsRemedy) {
   const auto lost = (*cupti)->stop();
   ASSERT_FALSE(lost.ok());
   EXPECT_NE(lost.status().message().find("3 lost records"), std::string::npos);
+}
+
+lab::Measurement measured(const char* implementation) {
+  lab::Measurement out;
+  out.implementation = implementation;
+  out.pass = "forward";
+  out[lab::kMedianMs] = 0.002;
+  out[lab::kTflops] = 3;  // 6e6 FLOPs
+  return out;
+}
+
+TEST_F(Records, KernelsOfAnAttentionCall) {
+  profile::AttentionInstrument instrument({132, 2048, 32, 65536, 233472, 1024});
+  int flushed = 0, called = 0;
+  const lab::RepeatedCall again = {.flush = [&] { return ++flushed, Status(); },
+                                   .call = [&] { return ++called, Status(); }};
+  instrument.record(measured("sm80"), again);
+  EXPECT_EQ(instrument.why_not(), "");
+  EXPECT_GE(called, 5);
+  EXPECT_EQ(flushed, called);
+  const std::vector<lab::Measurement> all = {measured("sm80"), measured("naive")};
+  const profile::Recording r = profile::recording_of(all, instrument.calls());
+  ASSERT_EQ(r.events.size(), 4u) << "three of the stand-in's, and the call nobody recorded";
+  EXPECT_EQ(r.events[0].kernel, "cublasLt::splitKreduce_kernel<32>");
+  EXPECT_EQ(r.events[1].kernel, "memset");
+  EXPECT_EQ(r.events[1].event_class, "copy");
+  const profile::Event& main = r.events[2];
+  EXPECT_EQ(main.kernel, "flash_fwd_test");
+  EXPECT_DOUBLE_EQ(main.duration_ms, 5e-4);
+  EXPECT_DOUBLE_EQ(main.start_ms, 2e-4);
+  EXPECT_DOUBLE_EQ(main.flops, 6e6) << "the longest has the call's work";
+  ASSERT_TRUE(main.launch.has_value());
+  EXPECT_EQ(main.launch->registers, 168);
+  EXPECT_DOUBLE_EQ(main.launch->occupancy, 12.0 / 64);
+  EXPECT_EQ(r.events[3].name, "attention / naive / naive");
+  EXPECT_DOUBLE_EQ(r.events[3].start_ms, 7e-4) << "after the call before it";
+  EXPECT_NE(r.clock.find("CUPTI"), std::string::npos);
+}
+
+TEST_F(Records, ACallThatCannotBeRecordedIsLeftOutWithItsReason) {
+  profile::AttentionInstrument instrument(profile::MultiprocessorLimits{});
+  const auto fine = [] { return Status(); };
+  const auto broken = [] { return Status(StatusCode::kDeviceError, {"GPU", "lost", "", ""}); };
+  instrument.record(measured("sm80"), {.flush = fine, .call = broken});
+  EXPECT_NE(instrument.why_not().find("lost"), std::string::npos);
+  ASSERT_EQ(setenv("FAKE_CUPTI", "refused", 1), 0);
+  instrument.record(measured("sm80"), {.flush = fine, .call = fine});
+  EXPECT_NE(instrument.why_not().find("INSUFFICIENT_PRIVILEGES"), std::string::npos);
+  EXPECT_TRUE(instrument.calls().empty());
 }
 
 Activity kernel(const char* name) {

@@ -75,11 +75,20 @@ int run_profile_attention(const Arguments& arguments) {
   p.environment = run_environment(engine, options);
   lab::add_roofs(engine.context, p.environment, quick ? 0.01 : 0.03);
   lab::MonitorThread monitor(engine.context.device(), kMonitorSeconds);
+  const bool gpu = engine.context.device().kind == DeviceKind::kCuda;
+  std::optional<profile::AttentionInstrument> instrument;
+  if (gpu) {
+    instrument.emplace(engine.context);
+    options.instrument = [&](const lab::Measurement& m, const lab::RepeatedCall& again) {
+      instrument->record(m, again);
+    };
+  }
   const std::vector<lab::Measurement> results = measure(engine, arguments, one, options);
   p.environment.monitor = monitor.stop();
   p.command = typed_command();
   p.subject = "attention";
-  p.recording = profile::recording_of(results);
+  p.recording = profile::recording_of(
+      results, gpu ? instrument->calls() : std::vector<profile::CallKernels>());
   const cases::Case& problem = one.jobs.front().problem;
   if (!results.empty()) p.recording.title = lab::title_of(results.front());
   p.recording.device = device_words(engine.context);
@@ -87,16 +96,19 @@ int run_profile_attention(const Arguments& arguments) {
   p.recording.interrupted = interrupted().load();
   profile::AdviceInput in;
   in.recording = p.recording;
-  in.gpu = engine.context.device().kind == DeviceKind::kCuda;
+  in.gpu = gpu;
   in.matrix_type = dtype_name(problem);
   if (in.gpu && problem.dtype == DType::kFp32) {
     in.other_roof_gflops = p.environment.roof_bf16_gflops;
     in.other_type = "bf16";
   }
+  if (const auto launch = profile::longest_launch(p.recording)) {
+    in.occupancy = launch->occupancy;
+    in.waves = launch->waves;
+  }
   profile::add_monitor(p.environment, monitor.max_clock_mhz(), in);
   p.advice = profile::advise(in);
-  p.missing = missing_instruments(in.gpu, in.gpu ? "each kernel is timed in calls of its own" : "",
-                                  arguments.has("--ncu"));
+  p.missing = missing_instruments(gpu, gpu ? instrument->why_not() : "", arguments.has("--ncu"));
   if (arguments.has("--ncu") && in.gpu) add_counters(folder, p);
   const bool text = arguments.value("--json") != "-";
   if (text) print_profile(arguments, p);

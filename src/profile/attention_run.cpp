@@ -66,47 +66,77 @@ void share_out_flops(const Measurement& m, std::vector<Event>& parts) {
   longest->flops = flops;
 }
 
-std::vector<Event> events_of(const Measurement& m) {
+const CallKernels* recorded_call(std::span<const CallKernels> recorded, const Measurement& m) {
+  const auto found = std::find_if(recorded.begin(), recorded.end(), [&](const CallKernels& each) {
+    return each.implementation == m.implementation && each.pass == m.pass;
+  });
+  return found == recorded.end() ? nullptr : &*found;
+}
+
+// Names and times, from the beginning of the call.
+std::vector<Event> parts_of(const Measurement& m, const CallKernels* recorded) {
   std::vector<Event> out;
-  Event event;
-  event.phase = m.pass;
-  if (m.parts.size() < 2) {
-    event.kernel = m.parts.empty() ? m.implementation : m.parts[0].name;
-    event.event_class = "attention";
-    event.duration_ms = *m[lab::kMedianMs];
-    event.flops = work_of(m);
-    event.bytes = m[lab::kGbPerS] ? *m[lab::kGbPerS] * event.duration_ms * 1e6 : 0;
-    out.push_back(event);
-  } else {
-    for (const Measurement::Part& part : m.parts) {
-      event.kernel = part.name;
-      const KnownStep* step = known_step(part.name);
-      event.event_class = step != nullptr ? step->event_class : "attention";
-      event.duration_ms = part.median_ms;
-      out.push_back(event);
+  if (recorded != nullptr) {
+    for (const CallKernels::Kernel& kernel : recorded->kernels) {
+      Event& event = out.emplace_back();
+      event.kernel = kernel.name;
+      event.start_ms = kernel.start_ms;
+      event.duration_ms = kernel.duration_ms;
+      event.launch = kernel.launch;
     }
+  } else if (m.parts.size() < 2) {
+    Event& event = out.emplace_back();
+    event.kernel = m.parts.empty() ? m.implementation : m.parts[0].name;
+    event.duration_ms = *m[lab::kMedianMs];
+  } else {
+    double now_ms = 0;
+    for (const Measurement::Part& part : m.parts) {
+      Event& event = out.emplace_back();
+      event.kernel = part.name;
+      event.start_ms = now_ms;
+      event.duration_ms = part.median_ms;
+      now_ms += part.median_ms;
+    }
+  }
+  return out;
+}
+
+std::vector<Event> events_of(const Measurement& m, const CallKernels* recorded) {
+  std::vector<Event> out = parts_of(m, recorded);
+  for (Event& event : out) {
+    const KnownStep* step = known_step(event.kernel);
+    event.event_class = step != nullptr && out.size() > 1 ? step->event_class : "attention";
+    event.phase = m.pass;
+    event.name = "attention / " + m.implementation + " / " + event.kernel;
+  }
+  if (out.size() == 1) {
+    out[0].flops = work_of(m);
+    out[0].bytes = m[lab::kGbPerS] ? *m[lab::kGbPerS] * *m[lab::kMedianMs] * 1e6 : 0;
+  } else {
     share_out_flops(m, out);
   }
-  for (Event& e : out) e.name = "attention / " + m.implementation + " / " + e.kernel;
   return out;
 }
 
 }  // namespace
 
-Recording recording_of(std::span<const Measurement> measurements) {
+Recording recording_of(std::span<const Measurement> measurements,
+                       std::span<const CallKernels> recorded) {
   Recording out;
   double now_ms = 0;
   // All calls together are one step: shares are those of the whole.
   StepSpan span = {"attention", false, 0, 0};
   for (const Measurement& m : measurements) {
     if (m.status != lab::RunStatus::kOk || !m[lab::kMedianMs]) continue;
-    for (Event& event : events_of(m)) {
-      event.start_ms = now_ms;
-      now_ms += event.duration_ms;
+    const double begin_ms = now_ms;
+    for (Event& event : events_of(m, recorded_call(recorded, m))) {
+      event.start_ms += begin_ms;
+      now_ms = std::max(now_ms, event.start_ms + event.duration_ms);
       out.events.push_back(std::move(event));
     }
   }
   span.duration_ms = now_ms;
+  if (!recorded.empty()) out.clock = "CUPTI, kernel by kernel, in calls of their own";
   if (!out.events.empty()) out.spans.push_back(span);
   return out;
 }

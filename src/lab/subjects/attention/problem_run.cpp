@@ -337,7 +337,18 @@ class ProblemRun {
       if (result.status != RunStatus::kOk) continue;
       if (on_gpu()) time_steps(pass, runnable[i], steps[i]);
       result.parts = steps[i].medians();
+      if (on_gpu()) hand_to_instrument(pass, runnable[i]);
     }
+  }
+
+  void hand_to_instrument(Pass pass, const Runnable& each) {
+    if (!options_.instrument || cancelled() || device_lost_) return;
+    const auto waited = [this](Status status) {
+      return status.ok() ? memory_->synchronize() : status;
+    };
+    options_.instrument(results_[each.result],
+                        {.flush = [&] { return waited(clock_->flush()); },
+                         .call = [&] { return waited(call(pass, each.plan)); }});
   }
 
   MeasureOptions measure_options() const {

@@ -19,6 +19,12 @@
 
 namespace flashlab::lab {
 
+/// An implementation's call on a GPU once more, for an instrument of somebody else's.
+struct RepeatedCall {
+  std::function<Status()> flush;  ///< the L2 cache; has ended when it returns
+  std::function<Status()> call;   ///< likewise
+};
+
 struct ProblemRunOptions {
   MeasureOptions measure;  ///< `cancel` ends the run after the current sample
   bool error = false;      ///< error_vs_fp64 of every implementation
@@ -34,6 +40,8 @@ struct ProblemRunOptions {
   /// Told what has been measured, before every stage and every long sample: the results of a run
   /// that is not waited for.
   std::function<void(const std::vector<Measurement>& so_far)> so_far;
+  /// Given every call that a GPU has timed, after its times were taken.
+  std::function<void(const Measurement& result, const RepeatedCall& again)> instrument;
 };
 
 /// One result per pass and implementation, passes first. Interrupted: what has no time is left out.

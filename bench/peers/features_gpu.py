@@ -47,7 +47,9 @@ def run_flashlab(program, implementation, shape, flags):
     batch, heads, seqlen, dim = shape
     command = [program, "bench", "--device", "cuda", "--batch", str(batch), "--heads", str(heads),
                "--seqlen", str(seqlen), "--head-dim", str(dim), "--dtype", "bf16", "--causal",
-               "--pass", "both", "--implementation", implementation, "--json", "-", *flags]
+               "--pass", "both", "--json", "-", *flags]
+    if implementation:
+        command += ["--implementation", implementation]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if not done.stdout:
         raise SystemExit(f"{' '.join(command)}\n{done.stderr}")
@@ -121,6 +123,7 @@ def measure(arguments, clock, feature, dim):
     """The rows of one feature and head dim, and the environment that ours saw."""
     flags, peer_name, _ = FEATURES[feature]
     shape = shape_of(feature, dim)
+    torch._dynamo.reset()  # FlexAttention runs unfused where one function was compiled eight times
     peers = {name: PEERS[peer_name](shape, name) for name in ("", feature)}
     samples, environment = {which: [] for which in PASSES}, None
     for _ in range(arguments.rounds):
@@ -167,7 +170,7 @@ def write(arguments, environment, rows):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--flashlab", default="build/flashlab")
-    parser.add_argument("--implementation", default="sm80")
+    parser.add_argument("--implementation", default="sm80", help="empty: what a call gets")
     parser.add_argument("--features", default=",".join(FEATURES))
     parser.add_argument("--head-dims", default="64,128")
     parser.add_argument("--rounds", type=int, default=3)

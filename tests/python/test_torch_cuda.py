@@ -87,6 +87,56 @@ class Graphs(Judge):
                                       torch.autograd.grad(expected, new, given)):
                     self.assert_close(a, b, what, 2e-2)
 
+    def dropped(self):
+        """q, k, a v that brings out the weights themselves, and the gradient of o."""
+        q, k, _ = inputs((2, 64, 4, 64), dtype=BF16, device="cuda")
+        eye = torch.eye(64, dtype=BF16, device="cuda").reshape(1, 64, 1, 64)
+        v = eye.expand(2, 64, 4, 64).contiguous().requires_grad_()
+        return q, k, v, torch.randn(q.shape, dtype=BF16, device="cuda")
+
+    def check_dropped(self, weights, dv, given):
+        """Backward dropped what forward dropped, and both the right share."""
+        expected = torch.einsum("bihj,bihd->bjhd", weights.double(), given.double())
+        self.assert_close(dv, expected, "dv", 3e-2)
+        share = (weights == 0).double().mean().item()
+        self.assertLess(abs(share - 0.25), 5 * (0.25 * 0.75 / weights.numel()) ** 0.5)
+
+    def test_replays_drop_other_pairs(self):
+        q, k, v, given = self.dropped()
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            torch.autograd.grad(flash.attention(q, k, v, dropout_p=0.25), (q, k, v), given)
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            o = flash.attention(q, k, v, dropout_p=0.25)
+            got = torch.autograd.grad(o, (q, k, v), given)
+        seen = []
+        for seed in (3, None, 3):
+            if seed:
+                torch.cuda.manual_seed(seed)
+            graph.replay()
+            self.check_dropped(o, got[2], given)
+            seen.append(o.clone())
+        self.assertFalse(torch.equal(seen[0], seen[1]))
+        self.assert_equal(seen[0], seen[2], "o of the same seed")
+
+    def test_dropout_in_compiled_graphs(self):
+        for mode in ("default", "reduce-overhead"):
+            torch.compiler.reset()
+            compiled = torch.compile(lambda q, k, v: flash.attention(q, k, v, dropout_p=0.25),
+                                     fullgraph=True, mode=mode)
+            q, k, v, given = self.dropped()
+            seen = []
+            for _ in range(4):
+                torch.compiler.cudagraph_mark_step_begin()
+                o = compiled(q, k, v)
+                self.check_dropped(o, torch.autograd.grad(o, v, given)[0], given)
+                seen.append(o.detach().clone())
+            for a, b in zip(seen, seen[1:]):
+                self.assertFalse(torch.equal(a, b), mode)
+
     def test_make_graphed_callables(self):
         class Block(torch.nn.Module):
             def __init__(self):

@@ -1,10 +1,13 @@
 """Windows, softcap, ALiBi and dropout in flashlab.torch against plain torch operations in fp64."""
 
+import types
 import unittest
+from unittest import mock
 
 from torch_cases import torch
 
 import flashlab.torch as flash
+from flashlab.torch import _features
 
 
 def inputs(*shape, dtype, seqlen_k=None, heads_k=None):
@@ -127,6 +130,69 @@ class Features(unittest.TestCase):
         self.assertTrue(torch.equal(sdpa(q, k, v), sdpa(q, k, v, dropout_p=0.0)))
         mean = torch.stack([sdpa(q, k, v, dropout_p=0.5) for _ in range(400)]).mean(0)
         self.assertLess((mean - sdpa(q, k, v)).abs().mean().item(), 0.05)
+
+    def test_compiled_in_one_graph(self):
+        q, k, v = inputs(2, 20, 4, 8, dtype=torch.float32, heads_k=2)
+        slopes = torch.linspace(0.01, 0.3, 4)
+
+        def function(options):
+            def run(q, k, v):
+                o, lse = flash.attention(q * 2, k, v, return_lse=True, **options)
+                return o.tanh(), lse
+            return run
+
+        for options in ({"dropout_p": 0.4}, {"window": (5, 0, "bottom-right"), "softcap": 3.0},
+                        {"alibi_slopes": slopes, "causal": True, "dropout_p": 0.1}):
+            torch.compiler.reset()
+            eager = function(options)
+            compiled = torch.compile(eager, fullgraph=True, backend="aot_eager")
+            results = []
+            for run in (eager, compiled, compiled):
+                if len(results) < 2:
+                    torch.manual_seed(21)
+                o, lse = run(q, k, v)
+                results.append((o, lse, *torch.autograd.grad(o.sum() + lse.sum(), (q, k, v))))
+            for a, b in zip(results[0], results[1]):
+                torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
+            drops = "dropout_p" in options
+            self.assertEqual(torch.equal(results[1][0], results[2][0]), not drops, options)
+
+    def test_operators_keep_their_word(self):
+        q, k, v = inputs(2, 9, 2, 8, dtype=torch.float32)
+        operator = torch.ops.flashlab.features_forward.default
+        for p in (0.0, 0.5):
+            # What is drawn differs from call to call: only without dropout can two be compared.
+            tests = ("test_schema", "test_faketensor", "test_autograd_registration")
+            torch.library.opcheck(
+                operator, (q, k, v, None, None, p, 2.0, [3, 1], "top-left", None, None, "ieee",
+                           False),
+                test_utils=tests if p else (*tests, "test_aot_dispatch_dynamic"))
+        o, _, state = operator(q, k, v, None, None, 0.5, *[None] * 5, "ieee", False)
+        dq, = torch.autograd.grad(o.sum(), q, create_graph=True)
+        self.assertEqual((state.dtype, tuple(state.shape)), (torch.int64, (2,)))
+        with self.assertRaisesRegex(NotImplementedError, "second"):
+            torch.autograd.grad(dq.sum(), q)
+
+    def test_a_captured_call_draws_a_tensor(self):
+        # A stand-in for a tensor on a GPU whose stream is captured.
+        q = types.SimpleNamespace(is_cuda=True, device=torch.device("cpu"), shape=(1, 4, 2, 8))
+        with mock.patch.object(torch.cuda, "is_current_stream_capturing", lambda: True):
+            torch.manual_seed(1)
+            first, second = (_features.dropout_seed(q, 2) for _ in range(2))
+            torch.manual_seed(1)
+            self.assertTrue(torch.equal(first, _features.dropout_seed(q, 2)))
+        self.assertEqual((first.dtype, tuple(first.shape)), (torch.int64, (2,)))
+        self.assertFalse(torch.equal(first, second))
+        # Forward and backward read it when they run.
+        q, k, v = inputs(1, 24, 2, 8, dtype=torch.float32)
+        with mock.patch.object(_features, "dropout_seed", lambda q, heads: tuple(first.tolist())):
+            numbers = flash.attention(q, k, v, dropout_p=0.5)
+        with mock.patch.object(_features, "dropout_seed", lambda q, heads: first):
+            stored = flash.attention(q, k, v, dropout_p=0.5)
+        self.assertTrue(torch.equal(numbers, stored))
+        for a, b in zip(torch.autograd.grad(numbers.sum(), (q, k, v)),
+                        torch.autograd.grad(stored.sum(), (q, k, v))):
+            self.assertTrue(torch.equal(a, b))
 
     def test_errors(self):
         q, k, v = inputs(1, 5, 4, 8, dtype=torch.float32)

@@ -86,8 +86,9 @@ def attend(q, k, v, mask, scale, causal, precision, deterministic, return_lse, h
     is None or _features.Features.
     """
     if features:
+        seen = _is_compiling() or (direct(q, k, v, mask) is None and _transforms() is None)
         return _features.attend(q, k, v, mask, scale, causal, precision, deterministic, return_lse,
-                                heads_first, features)
+                                heads_first, features, seen)
     options = (scale, causal, precision, deterministic or _is_deterministic())
     device = None if _is_compiling() else direct(q, k, v, mask)
     if device is None:

@@ -15,19 +15,19 @@ from .. import _core
 from . import _checks
 
 LIBRARY = Library("flashlab", "FRAGMENT")
-_TAGS = tuple(tag for tag in (
+TAGS = tuple(tag for tag in (
     torch.Tag.pt2_compliant_tag,
     getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order)))
 
 LIBRARY.define(
     "attention_forward(Tensor q, Tensor k, Tensor v, Tensor? mask=None, float? scale=None, "
     "str? causal=None, str precision='ieee', bool deterministic=False) -> (Tensor o, Tensor lse)",
-    tags=_TAGS)
+    tags=TAGS)
 LIBRARY.define(
     "attention_backward(Tensor d_o, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, "
     "Tensor? d_lse=None, Tensor? mask=None, float? scale=None, str? causal=None, "
     "str precision='ieee', bool deterministic=False) -> (Tensor dq, Tensor dk, Tensor dv)",
-    tags=_TAGS)
+    tags=TAGS)
 
 attention_forward = torch.ops.flashlab.attention_forward.default
 attention_backward = torch.ops.flashlab.attention_backward.default

@@ -5,6 +5,8 @@ if(FLASHLAB_BUILD_CLI)
     train_precision_test.cpp
     LIBRARIES flashlab_train)
   flashlab_test(train_cuda_test SOURCES train_cuda_test.cpp LIBRARIES flashlab_train)
+  flashlab_test(train_kernels_test SOURCES train_kernels_test.cpp train_kernels_rows.cpp
+    train_kernels_tokens.cpp LIBRARIES flashlab_train)
   flashlab_test(train_run_test SOURCES train_run_test.cpp LIBRARIES flashlab_train
     DEFINITIONS FLASHLAB_GOLDENS="${CMAKE_CURRENT_SOURCE_DIR}/goldens")
   flashlab_test(train_text_test SOURCES train_text_test.cpp

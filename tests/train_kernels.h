@@ -1,0 +1,144 @@
+#pragma once
+
+// One operation of a training step, its tensors, and what they shall be after it by a formula in
+// fp64. It runs on the CPU in fp64, where the formula is proved, and on a GPU in every type.
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <ostream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "train/cpu/narrow.h"
+#include "train/cpu/random.h"
+#include "train/plan/step_plan.h"
+
+namespace flashlab::train::testing {
+
+using Numbers = std::vector<double>;
+using Shape = std::vector<std::int64_t>;
+
+/// The nearest number of the type.
+inline double rounded(Element element, double value) {
+  if (element == Element::kFp32) return static_cast<float>(value);
+  if (!cpu::is_narrow(element)) return value;
+  std::uint16_t bits;
+  auto wide = static_cast<float>(value);
+  cpu::narrow(element, &wide, &bits, 1);
+  cpu::widen(element, &bits, &wide, 1);
+  return wide;
+}
+
+inline void to_bytes(Element element, const Numbers& from, void* to) {
+  for (std::size_t i = 0; i < from.size(); ++i) {
+    const auto put = [&](auto value) {
+      std::memcpy(static_cast<std::byte*>(to) + i * sizeof value, &value, sizeof value);
+    };
+    const auto single = static_cast<float>(from[i]);
+    std::uint16_t half = 0;
+    if (element == Element::kFp64) put(from[i]);
+    if (element == Element::kFp32) put(single);
+    if (element == Element::kInt32) put(static_cast<std::int32_t>(from[i]));
+    if (element == Element::kInt64) put(static_cast<std::int64_t>(from[i]));
+    if (!cpu::is_narrow(element)) continue;
+    cpu::narrow(element, &single, &half, 1);
+    put(half);
+  }
+}
+
+inline Numbers from_bytes(Element element, const void* from, std::int64_t count) {
+  Numbers out(static_cast<std::size_t>(count));
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    const auto get = [&](auto value) {
+      std::memcpy(&value, static_cast<const std::byte*>(from) + i * sizeof value, sizeof value);
+      return value;
+    };
+    if (element == Element::kFp64) out[i] = get(double{});
+    if (element == Element::kFp32) out[i] = static_cast<double>(get(float{}));
+    if (element == Element::kInt32) out[i] = get(std::int32_t{});
+    if (element == Element::kInt64) out[i] = static_cast<double>(get(std::int64_t{}));
+    if (!cpu::is_narrow(element)) continue;
+    const std::uint16_t half = get(std::uint16_t{});
+    float wide;
+    cpu::widen(element, &half, &wide, 1);
+    out[i] = static_cast<double>(wide);
+  }
+  return out;
+}
+
+class Problem {
+ public:
+  explicit Problem(Element type)
+      : type(type), statistic(type == Element::kFp64 ? Element::kFp64 : Element::kFp32) {}
+
+  Element type, statistic;
+  StepPlan plan;
+  std::vector<Numbers> values;                           ///< per tensor, as its type has them
+  std::vector<std::pair<TensorId, Numbers>> expected{};  ///< after all operations
+
+  TensorId add(Element element, Shape shape, Numbers numbers = {}) {
+    plan.tensors.push_back({.name = "tensor " + std::to_string(plan.tensors.size()),
+                            .shape = std::move(shape),
+                            .element = element,
+                            .role = Role::kBatch});
+    numbers.resize(static_cast<std::size_t>(plan.tensors.back().elements()));
+    for (double& value : numbers) value = rounded(element, value);
+    values.push_back(std::move(numbers));
+    return static_cast<TensorId>(plan.tensors.size()) - 1;
+  }
+  /// Uniform in [-scale, scale] around `middle`, of the problem's type.
+  TensorId random(Shape shape, double scale = 1, double middle = 0) {
+    std::int64_t count = 1;
+    for (const std::int64_t extent : shape) count *= extent;
+    Numbers numbers(static_cast<std::size_t>(count));
+    for (std::size_t i = 0; i < numbers.size(); ++i) {
+      numbers[i] = middle + scale * (2 * random_unit({5, 0, values.size()}, i) - 1);
+    }
+    return add(type, std::move(shape), std::move(numbers));
+  }
+  /// Integers below `end`, small ones more often.
+  TensorId integers(std::int64_t count, std::int64_t end) {
+    Numbers numbers(static_cast<std::size_t>(count));
+    for (std::size_t i = 0; i < numbers.size(); ++i) {
+      const double u = random_unit({5, 1, values.size()}, i);
+      numbers[i] = std::floor(u * u * static_cast<double>(end));
+    }
+    return add(Element::kInt32, {count}, std::move(numbers));
+  }
+  TensorId scalars(double step, double position = 0) {
+    Numbers numbers(kScalars);
+    numbers[kStepIndex] = step;
+    numbers[kPosition] = position;
+    return plan.scalars = add(Element::kFp64, {kScalars}, std::move(numbers));
+  }
+  TensorId result(Shape shape) { return add(type, std::move(shape)); }
+  TensorId statistic_result(Shape shape) { return add(statistic, std::move(shape)); }
+
+  void run(OperationKind kind, std::vector<TensorId> inputs, std::vector<TensorId> outputs,
+           Attributes attributes) {
+    Operation& operation = plan.operations.emplace_back();
+    operation.name = to_string(kind);
+    operation.kind = kind;
+    operation.inputs = std::move(inputs);
+    operation.outputs = std::move(outputs);
+    operation.attributes = std::move(attributes);
+  }
+  const Numbers& of(TensorId id) const { return values[static_cast<std::size_t>(id)]; }
+  void expect(TensorId id, Numbers numbers) { expected.emplace_back(id, std::move(numbers)); }
+};
+
+struct KernelCase {
+  std::string name;
+  std::function<Problem(Element)> make;
+  friend void PrintTo(const KernelCase& each, std::ostream* out) { *out << each.name; }
+};
+
+/// Rows: norms, sums over columns, activations, one element at a time.
+std::vector<KernelCase> row_cases();
+/// Tokens and positions: embedding, RoPE, the parts of attention, the loss.
+std::vector<KernelCase> token_cases();
+
+}  // namespace flashlab::train::testing

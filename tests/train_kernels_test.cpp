@@ -1,0 +1,153 @@
+// Every kernel of a training step alone, against a formula in fp64 on the host; the same formulas
+// against the CPU's loops in fp64, which need no GPU.
+
+#include <gtest/gtest.h>
+
+#include "cuda_gpu.h"
+#include "runtime/program/cuda_executor.h"
+#include "train/cuda/kernel_steps.h"
+#include "train/cuda/lowering.h"
+#include "train/run/step_executor.h"
+#include "train_kernels.h"
+
+namespace flashlab::train::testing {
+namespace {
+
+std::vector<KernelCase> all_cases() {
+  std::vector<KernelCase> out = row_cases();
+  for (KernelCase& each : token_cases()) out.push_back(std::move(each));
+  return out;
+}
+
+/// The largest difference over the largest number that is wanted.
+double error_of(const Numbers& got, const Numbers& wanted) {
+  double scale = 1e-30, worst = 0;
+  for (const double x : wanted) scale = std::max(scale, std::abs(x));
+  if (got.size() != wanted.size()) return HUGE_VAL;
+  for (std::size_t i = 0; i < wanted.size(); ++i) {
+    const double difference = std::abs(got[i] - wanted[i]);
+    worst = std::isnan(difference) ? HUGE_VAL : std::max(worst, difference);
+  }
+  return worst / scale;
+}
+
+// What a result of the type may be off: its own rounding, and sums of thousands in fp32.
+double bound_of(Element type) {
+  if (type == Element::kFp64) return 1e-10;
+  if (type == Element::kFp32) return 5e-6;
+  return type == Element::kBf16 ? 6e-3 : 8e-4;
+}
+
+class TrainKernels : public flashlab::testing::GpuTest,
+                     public ::testing::WithParamInterface<KernelCase> {
+ protected:
+  // The tensors of the problem after its operations.
+  std::vector<Numbers> run(const Problem& problem) {
+    const StepPlan& plan = problem.plan;
+    runtime::CudaExecutor executor({gpu_});
+    runtime::Program& program = executor.program();
+    std::vector<runtime::Place> places;
+    std::vector<void*> addresses;
+    for (std::size_t i = 0; i < plan.tensors.size(); ++i) {
+      const PlanTensor& tensor = plan.tensors[i];
+      places.push_back({program.add_tensor(tensor.name)});
+      std::vector<std::byte> bytes(static_cast<std::size_t>(tensor.bytes()));
+      to_bytes(tensor.element, problem.values[i], bytes.data());
+      addresses.push_back(upload(bytes.data(), bytes.size()));
+    }
+    LoweredStep lowered;
+    lowered.batch_buffer = program.add_tensor("batch");
+    addresses.push_back(sorted_batch(problem, lowered.batch));
+    KernelSteps steps(plan, places, gpu_->info(), lowered, program);
+    for (const Operation& operation : plan.operations) {
+      const Status s = steps.append(operation);
+      EXPECT_TRUE(s.ok()) << s.message();
+    }
+    void* workspace = allocate(std::max<std::size_t>(program.workspace_bytes(), 256));
+    const Stream stream{new_stream()};
+    const Status s = executor.enqueue(
+        {.tensors = addresses, .workspaces = {&workspace, 1}, .streams = {&stream, 1}});
+    EXPECT_TRUE(s.ok()) << s.message();
+    wait(static_cast<cuda::CUstream>(stream.handle));
+    std::vector<Numbers> out;
+    for (std::size_t i = 0; i < plan.tensors.size(); ++i) {
+      const PlanTensor& tensor = plan.tensors[i];
+      std::vector<std::byte> bytes(static_cast<std::size_t>(tensor.bytes()));
+      download(bytes.data(), addresses[i], bytes.size());
+      out.push_back(from_bytes(tensor.element, bytes.data(), tensor.elements()));
+    }
+    return out;
+  }
+
+ private:
+  // Tokens and the order of their rows, which the embedding's gradient reads.
+  void* sorted_batch(const Problem& problem, BatchLayout& layout) {
+    const Operation& operation = problem.plan.operations.front();
+    if (operation.kind != OperationKind::kEmbeddingBackward) return allocate(256);
+    const auto& a = std::get<EmbeddingAttributes>(operation.attributes);
+    layout.rows = a.rows;
+    layout.groups = std::min(a.rows, a.vocabulary);
+    layout.micro_batches = 1;
+    layout.order = 4 * a.rows;
+    layout.starts = 8 * a.rows;
+    std::vector<std::byte> bytes(static_cast<std::size_t>(8 * a.rows + 4 * (layout.groups + 1)));
+    to_bytes(Element::kInt32, problem.of(problem.plan.tokens), bytes.data());
+    sort_tokens(layout, a.vocabulary, bytes.data());
+    return upload(bytes.data(), bytes.size());
+  }
+};
+
+TEST_P(TrainKernels, AreTheFormula) {
+  for (const Element type : {Element::kFp32, Element::kBf16, Element::kFp16}) {
+    const Problem problem = GetParam().make(type);
+    const std::vector<Numbers> got = run(problem);
+    for (const auto& [id, wanted] : problem.expected) {
+      const PlanTensor& tensor = problem.plan.tensor(id);
+      EXPECT_LT(error_of(got[static_cast<std::size_t>(id)], wanted), bound_of(tensor.element))
+          << tensor.name << " of a step in " << to_string(type);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, TrainKernels, ::testing::ValuesIn(all_cases()),
+                         [](const auto& info) { return info.param.name; });
+
+// A CPU's executor takes its type of numbers from the parameters'.
+void add_parameter(StepPlan& plan) {
+  Parameter parameter;
+  parameter.name = "parameter";
+  parameter.value = parameter.master = static_cast<TensorId>(plan.tensors.size());
+  parameter.elements = plan.arena_elements = 64;
+  plan.tensors.push_back(
+      {.name = parameter.name, .shape = {64}, .element = Element::kFp64, .role = Role::kParameter});
+  plan.parameters.push_back(std::move(parameter));
+}
+
+class TrainFormulas : public ::testing::TestWithParam<KernelCase> {};
+
+TEST_P(TrainFormulas, AreTheCpusLoopsInFp64) {
+  Problem problem = GetParam().make(Element::kFp64);
+  add_parameter(problem.plan);
+  Result<Context> context = Context::create({.threads = 2});
+  ASSERT_TRUE(context.ok());
+  Result<ParameterStore> store = ParameterStore::create(problem.plan);
+  ASSERT_TRUE(store.ok());
+  auto executor = make_executor(*context, problem.plan, *store);
+  ASSERT_TRUE(executor.ok()) << executor.status().message();
+  for (std::size_t i = 0; i < problem.values.size(); ++i) {
+    const auto id = static_cast<TensorId>(i);
+    to_bytes(problem.plan.tensor(id).element, problem.values[i], (*executor)->data(id));
+  }
+  ASSERT_TRUE((*executor)->run().ok());
+  for (const auto& [id, wanted] : problem.expected) {
+    const PlanTensor& tensor = problem.plan.tensor(id);
+    const Numbers got = from_bytes(tensor.element, (*executor)->data(id), tensor.elements());
+    EXPECT_LT(error_of(got, wanted), bound_of(Element::kFp64)) << tensor.name;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, TrainFormulas, ::testing::ValuesIn(all_cases()),
+                         [](const auto& info) { return info.param.name; });
+
+}  // namespace
+}  // namespace flashlab::train::testing

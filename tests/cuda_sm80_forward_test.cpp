@@ -32,8 +32,7 @@ TEST(ForwardTiling, FitsEveryHeadDimOnEveryDevice) {
                                        .bounded = bit(1),
                                        .by_element = bit(2),
                                        .window = bit(3),
-                                       .features = bit(0) ? 0 : bit(4) + 2 * bit(5),
-                                       .dropout = bit(5)},
+                                       .features = bit(0) ? 0 : bit(4) + 2 * bit(5)},
                                       limit);
             EXPECT_LE(forward_shared_bytes(t, dim, dim_v), limit)
                 << dim << " " << dim_v << " rows " << rows;

@@ -50,6 +50,14 @@ class Docs(unittest.TestCase):
         self.assert_bad('<picture>\n<source media="dark" srcset="missing.svg">\n', line=2)
         self.assert_bad('<img alt="x" src="missing.svg">\n')
 
+    def test_the_dark_picture(self):
+        light = '<svg><rect fill="#ffffff"/><path marker-end="url(#tip)"/></svg>'
+        def found(dark):
+            return complaints_of("text\n", **{"docs/architecture-light.svg": light,
+                                              "docs/architecture-dark.svg": dark})
+        self.assertEqual(found(light.replace("#ffffff", "#0d1117")), [])
+        self.assertEqual([path for path, _, _ in found(light)], ["docs/architecture-dark.svg"])
+
     def test_paths(self):
         self.assert_good("`src/api/plan.cpp`, `src/api/`, `src/<room>/plan.cpp`, "
                          "`src/{api,cli}/*.cpp`, `build/anything`\n")

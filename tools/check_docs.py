@@ -3,7 +3,8 @@
 
 In every *.md: links and their anchors exist; paths in `code` exist; `make` targets, `flashlab`
 commands and flags, and CMake options exist; C++ blocks with a main() compile; README.zh-CN.md
-shows the same commands and code as README.md. Records below bench/results/ name no place of the
+shows the same commands and code as README.md; the architecture's dark picture is the light one in
+other colours. Records below bench/results/ name no place of the
 machine that made them: their commands can be typed in a checkout.
 Exit code 0 when everything named is there.
 """
@@ -14,6 +15,7 @@ import re
 import subprocess
 import sys
 
+import architecture_picture
 import source
 
 ROOMS = ("src/", "include/", "cases/", "tests/", "tools/", "docs/", "examples/", "fuzz/", "cmake/",
@@ -190,6 +192,15 @@ def check_records(tree):
                     yield path, number, f"{found} is a place of one machine"
 
 
+def check_picture(tree):
+    """The dark picture is the light one in other colours."""
+    light, dark = "docs/architecture-light.svg", "docs/architecture-dark.svg"
+    if light not in tree.files:
+        return
+    if tree.text(dark) != architecture_picture.dark_of(tree.text(light)):
+        yield dark, 1, "is not what tools/architecture_picture.py makes"
+
+
 def check_tree(root, compiler):
     tree = Tree(root)
     tree.named_elsewhere = lambda flag: any(
@@ -202,7 +213,8 @@ def check_tree(root, compiler):
             for check in (check_paths, check_make, check_command, check_cmake):
                 found += check(tree, line, code)
         complaints += [(path, line, what) for line, what in found]
-    return tree, [*complaints, *check_translation(tree), *check_records(tree)]
+    return tree, [*complaints, *check_translation(tree), *check_records(tree),
+                  *check_picture(tree)]
 
 
 def main():

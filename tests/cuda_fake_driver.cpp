@@ -3,8 +3,11 @@
 // fails), gpu (one H200 with 1 GiB free, whose memory nobody may look into), two (two of them).
 // With these FAKE_LOAD and FAKE_LAUNCH are what loading and launching a kernel return, and what is
 // enqueued stands in fake_log(). With FAKE_MEMORY copies and allocations outside a stream succeed,
-// too. It is an NVTX tool, too. The other functions that are called are generated beside it: each
-// returns an error.
+// too, each allocation at an address of its own: calls run from end to end and compute nothing.
+// FAKE_WORK_US: how long the work of a stream takes. It is an NVTX tool, too. The other functions
+// that are called are generated beside it: each returns an error.
+
+#include <unistd.h>
 
 #include <cstdint>
 #include <cstdio>
@@ -174,11 +177,32 @@ int cuMemAllocAsync(unsigned long long* address, std::size_t bytes, void*) {
   return bytes <= kMemoryBytes ? kSuccess : kOutOfMemory;
 }
 
+// From the same half on, and from its start again when nothing is left.
+std::size_t next_byte = 512;
+int allocations = 0;
 int cuMemAlloc_v2(unsigned long long* address, std::size_t bytes) {
-  return std::getenv("FAKE_MEMORY") ? cuMemAllocAsync(address, bytes, nullptr) : kUnknownError;
+  if (std::getenv("FAKE_MEMORY") == nullptr) return kUnknownError;
+  if (next_byte + bytes > kMemoryBytes / 2) return kOutOfMemory;
+  *address = kMemory + kMemoryBytes / 2 + next_byte;
+  next_byte += (bytes + 511) / 256 * 256;
+  ++allocations;
+  return kSuccess;
 }
 int cuMemFree_v2(unsigned long long) {
+  if (--allocations == 0) next_byte = 512;
   return kSuccess;
+}
+int cuMemHostAlloc(void** address, std::size_t bytes, unsigned) {
+  if (std::getenv("FAKE_MEMORY") == nullptr) return kUnknownError;
+  *address = std::calloc(1, bytes);
+  return *address == nullptr ? kOutOfMemory : kSuccess;
+}
+int cuMemFreeHost(void* address) {
+  std::free(address);
+  return kSuccess;
+}
+int cuMemcpyDtoHAsync_v2(void*, unsigned long long, std::size_t, void*) {
+  return std::getenv("FAKE_MEMORY") ? kSuccess : kUnknownError;
 }
 int cuMemcpyHtoDAsync_v2(unsigned long long, const void*, std::size_t, void*) {
   return std::getenv("FAKE_MEMORY") ? kSuccess : kUnknownError;
@@ -256,6 +280,7 @@ int cuStreamCreate(void** stream, unsigned) {
   return kSuccess;
 }
 int cuStreamSynchronize(void*) {
+  usleep(static_cast<unsigned>(asked("FAKE_WORK_US")));
   return kSuccess;
 }
 int cuStreamDestroy_v2(void*) {

@@ -11,7 +11,7 @@
 #include "profile/kernel_match.h"
 #include "profile/launch_facts.h"
 #include "profile/ledger.h"
-#include "profile/ncu.h"
+#include "profile/nsight.h"
 #include "runtime/cuda/cupti.h"
 
 namespace flashlab {

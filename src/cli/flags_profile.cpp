@@ -33,6 +33,8 @@ std::vector<FlagSpec> flags_of_profiles() {
        "plan only: peaks of memory of forward and of the full step, on any machine"},
       {"--ncu", "", "", kSwitch, kProfiles, kMeasurement,
        "run once more, short, under Nsight Compute: counters of the five longest kernels"},
+      {"--nsys", "", "", kSwitch, kProfiles, kMeasurement,
+       "run once more, short, under Nsight Systems: its report and its sums of the kernels"},
       {"--seed", "", "N", kValue, kProfileStep, kMeasurement,
        "of weights and tokens (default 1337)"},
       {"--by", "", "KEY", kValue, kProfiles, kLedger,

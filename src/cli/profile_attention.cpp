@@ -108,8 +108,8 @@ int run_profile_attention(const Arguments& arguments) {
   }
   profile::add_monitor(p.environment, monitor.max_clock_mhz(), in);
   p.advice = profile::advise(in);
-  p.missing = missing_instruments(gpu, gpu ? instrument->why_not() : "", arguments.has("--ncu"));
-  if (arguments.has("--ncu") && in.gpu) add_counters(folder, p);
+  p.missing = missing_instruments(gpu, gpu ? instrument->why_not() : "", arguments);
+  if (gpu) add_nsight(arguments, folder, p);
   const bool text = arguments.value("--json") != "-";
   if (text) print_profile(arguments, p);
   for (const lab::Measurement& m : results) {

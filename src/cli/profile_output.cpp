@@ -119,15 +119,16 @@ bool write_profile_folder(const Arguments& arguments, const fs::path& folder,
 
 std::vector<profile::Profile::Missing> missing_instruments(bool gpu,
                                                            const std::string& why_no_cupti,
-                                                           bool asked_ncu) {
+                                                           const Arguments& arguments) {
   if (!gpu) {
     return {{"kernel times by CUPTI, occupancy, registers",
              "they belong to GPUs; on the CPU a clock around every operation takes the times"},
-            {"counters by ncu", "they need a GPU"}};
+            {"counters by ncu, report of nsys", "they need a GPU"}};
   }
   std::vector<profile::Profile::Missing> out;
   if (!why_no_cupti.empty()) out.push_back({"kernel times by CUPTI", why_no_cupti});
-  if (!asked_ncu) out.push_back({"counters by ncu", "--ncu collects them"});
+  if (!arguments.has("--ncu")) out.push_back({"counters by ncu", "--ncu collects them"});
+  if (!arguments.has("--nsys")) out.push_back({"report of nsys", "--nsys makes it"});
   return out;
 }
 

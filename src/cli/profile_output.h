@@ -25,9 +25,10 @@ void print_profile(const Arguments& arguments, const profile::Profile& p);
 bool write_profile_folder(const Arguments& arguments, const std::filesystem::path& folder,
                           const profile::Profile& p);
 
-/// --ncu: runs this command once more, short, under Nsight Compute; its counters, or why there are
-/// none, become part of `p`, and ncu.csv of the folder.
-void add_counters(const std::filesystem::path& folder, profile::Profile& p);
+/// --ncu, --nsys: runs this command once more, short, under Nsight Compute and Nsight Systems; what
+/// they find, or why it is nothing, becomes part of `p`, and their files of the folder.
+void add_nsight(const Arguments& arguments, const std::filesystem::path& folder,
+                profile::Profile& p);
 
 /// Between two samples of the device while a profile runs.
 inline constexpr double kMonitorSeconds = 0.1;
@@ -36,6 +37,6 @@ inline constexpr double kMonitorSeconds = 0.1;
 /// the times.
 std::vector<profile::Profile::Missing> missing_instruments(bool gpu,
                                                            const std::string& why_no_cupti,
-                                                           bool asked_ncu);
+                                                           const Arguments& arguments);
 
 }  // namespace flashlab::cli

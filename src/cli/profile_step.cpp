@@ -243,7 +243,7 @@ profile::Profile run_one(const Arguments& arguments, const Request& request,
   out.measured_bytes = run->measured_bytes;
   out.environment = environment;
   out.environment.monitor = monitor.stop();
-  out.missing = missing_instruments(gpu, run->why_not_better, arguments.has("--ncu"));
+  out.missing = missing_instruments(gpu, run->why_not_better, arguments);
   if (out.recording.steps() > 0) {
     profile::AdviceInput in = advice_input(out, request, model, plan);
     profile::add_monitor(out.environment, monitor.max_clock_mhz(), in);
@@ -280,9 +280,7 @@ int run_profile_step(const Arguments& arguments) {
     const train::ModelConfig model = with_context(request.model, tokens);
     profile::Profile p = run_one(arguments, request, model, context, environment);
     const fs::path folder = folder_for(parent, tokens, request.contexts.size() > 1);
-    if (arguments.has("--ncu") && context.device().kind == DeviceKind::kCuda) {
-      add_counters(folder, p);
-    }
+    if (context.device().kind == DeviceKind::kCuda) add_nsight(arguments, folder, p);
     if (!to_stdout) {
       print_ledger(arguments, p);
       print_memory(p);

@@ -82,6 +82,21 @@ std::string counters_markdown(const Profile& p) {
   return out;
 }
 
+std::string timeline_markdown(const Profile& p) {
+  if (p.timeline.empty()) return {};
+  std::string out =
+      "\n## Kernels by Nsight Systems\n\nOpen `nsys.nsys-rep` with nsys-ui; the sums of NVTX "
+      "ranges "
+      "are in `nsys_nvtx_gpu_proj_sum.csv`.\n\n| kernel | calls | ms | share "
+      "|\n|---|---:|---:|---:|\n";
+  for (std::size_t i = 0; i < p.timeline.size() && i < kHeadRows; ++i) {
+    const NsysKernel& row = p.timeline[i];
+    out += fmt::format("| {} | {} | {} | {:.1f}% |\n", escape_markdown(row.kernel), row.calls,
+                       format_significant(row.total_ms, 3), 100 * row.share);
+  }
+  return out;
+}
+
 std::string memory_markdown(const Profile& p) {
   const MemoryTimeline& m = *p.memory;
   std::string out = "\n## Memory\n\n";
@@ -207,7 +222,7 @@ std::string summary_markdown(const Profile& p) {
                          r.roofs.source);
     }
   }
-  out += counters_markdown(p);
+  out += counters_markdown(p) + timeline_markdown(p);
   if (p.memory) out += memory_markdown(p);
   if (!p.missing.empty()) {
     out += "\n## Not there\n\n";

@@ -11,7 +11,7 @@
 #include "lab/machine/machine.h"
 #include "profile/advice.h"
 #include "profile/memory_timeline.h"
-#include "profile/ncu.h"
+#include "profile/nsight.h"
 #include "profile/recording.h"
 
 namespace flashlab::profile {
@@ -27,6 +27,7 @@ struct Profile {
   std::int64_t detail_bytes = 0;               ///< tensors below it are not drawn
   std::vector<Advice> advice;
   std::vector<KernelCounters> counters;  ///< by Nsight Compute
+  std::vector<NsysKernel> timeline;      ///< by Nsight Systems
   lab::Environment environment;
   struct Missing {
     std::string what;    ///< "kernel times by CUPTI"

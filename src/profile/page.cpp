@@ -146,6 +146,20 @@ std::string counters_html(const Profile& p) {
   return out + "<details><summary>What warps wait for</summary>\n" + stalls + "</details>\n";
 }
 
+// Sums of Nsight Systems.
+std::string timeline_html(const Profile& p) {
+  std::vector<std::vector<HtmlCell>> rows;
+  for (std::size_t i = 0; i < p.timeline.size() && i < kMostRows; ++i) {
+    const NsysKernel& row = p.timeline[i];
+    rows.push_back({{row.kernel, "", ""},
+                    {fmt::format("{}", row.calls), "n", ""},
+                    {format_significant(row.total_ms, 3), "n", ""},
+                    {fmt::format("{:.1f}%", 100 * row.share), "n", ""}});
+  }
+  if (rows.empty()) return {};
+  return html_table("Kernels by Nsight Systems", {"kernel", "calls", "ms", "share"}, rows, true);
+}
+
 Section ledger_section(const Profile& p) {
   Section out{"ledger", "Ledger", ""};
   if (p.recording.events.empty()) return out;
@@ -155,7 +169,7 @@ Section ledger_section(const Profile& p) {
       "the memory's roof.");
   out.body += ledger_html(p.recording, LedgerKey::kClass, "By class");
   out.body += ledger_html(p.recording, LedgerKey::kKernel, "By kernel");
-  out.body += launches_html(p.recording) + counters_html(p);
+  out.body += launches_html(p.recording) + counters_html(p) + timeline_html(p);
   out.body += ledger_html(p.recording, LedgerKey::kPhase, "By phase");
   out.body += "<details><summary>By layer</summary>\n" +
               ledger_html(p.recording, LedgerKey::kLayer, "By layer") +

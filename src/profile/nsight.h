@@ -1,7 +1,8 @@
 #pragma once
 
-// Counters of a GPU's kernels by Nsight Compute, where it is installed: the command that collects
-// them and what it prints.
+// NVIDIA's profilers, where they are installed: the commands that run a program under them and what
+// they print. Nsight Compute (ncu) counts what kernels do, Nsight Systems (nsys) draws when they
+// ran.
 
 #include <map>
 #include <span>
@@ -42,5 +43,27 @@ std::vector<std::string> ncu_command(const std::string& ncu, const std::string& 
 
 /// Kernels in the order of their first call. Lines that are no CSV are passed over.
 std::vector<KernelCounters> parse_ncu(std::string_view csv);
+
+/// A kernel's row of nsys' own sums.
+struct NsysKernel {
+  std::string kernel;
+  int calls = 0;
+  double total_ms = 0, share = 0;
+};
+
+/// FLASHLAB_NSYS, or nsys in PATH, in a CUDA toolkit or where Nsight Systems installs itself; empty
+/// when there is none.
+std::string find_nsys();
+
+/// `program` under nsys, with CUDA's calls, kernels one by one and NVTX ranges, into the report
+/// `output` + ".nsys-rep".
+std::vector<std::string> nsys_command(const std::string& nsys, const std::string& output,
+                                      const std::vector<std::string>& program);
+
+/// Sums of that report: the file `output` + "_cuda_gpu_kern_sum.csv" and one of NVTX ranges.
+std::vector<std::string> nsys_sums_command(const std::string& nsys, const std::string& output);
+
+/// Kernels as nsys orders them.
+std::vector<NsysKernel> parse_nsys(std::string_view csv);
 
 }  // namespace flashlab::profile

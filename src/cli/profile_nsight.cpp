@@ -1,4 +1,4 @@
-// --ncu: the same command once more, short, under Nsight Compute.
+// --ncu, --nsys: the same command once more, short, under Nsight Compute or Nsight Systems.
 
 #include <fmt/format.h>
 
@@ -11,7 +11,7 @@
 #include "cli/terminal.h"
 #include "lab/python/child_process.h"
 #include "profile/ledger.h"
-#include "profile/ncu.h"
+#include "profile/nsight.h"
 #include "train/data/files.h"
 
 namespace flashlab::cli {
@@ -32,7 +32,7 @@ std::vector<std::string> program_words(const fs::path& output) {
   std::vector<std::string> out = {fs::read_symlink("/proc/self/exe").string()};
   for (std::size_t i = 1; i < words.size(); ++i) {
     const std::string name = words[i].substr(0, words[i].find('='));
-    if (name == "--ncu" || name == "--quick") continue;
+    if (name == "--ncu" || name == "--nsys" || name == "--quick") continue;
     if (kTakeValue.contains(name)) {
       if (name == words[i]) ++i;
       continue;
@@ -87,8 +87,6 @@ std::string run_child(const std::vector<std::string>& command) {
   return how == "exit code 0" ? "" : fmt::format("{}: {}", how, last);
 }
 
-}  // namespace
-
 void add_counters(const fs::path& folder, profile::Profile& p) {
   const auto say = [&](const std::string& reason) {
     p.missing.push_back({"counters by ncu", reason});
@@ -111,6 +109,39 @@ void add_counters(const fs::path& folder, profile::Profile& p) {
   std::error_code ignored;
   fs::remove_all(second, ignored);
   if (p.counters.empty()) say(fmt::format("{} gave none ({})", ncu, why.empty() ? "no row" : why));
+}
+
+void add_timeline(const fs::path& folder, profile::Profile& p) {
+  const auto say = [&](const std::string& reason) {
+    p.missing.push_back({"report of nsys", reason});
+  };
+  const std::string nsys = profile::find_nsys();
+  if (nsys.empty()) {
+    return say(
+        "nsys is not installed: https://developer.nvidia.com/nsight-systems; FLASHLAB_NSYS names "
+        "a file");
+  }
+  const fs::path report = folder / "nsys", second = folder / "under-nsys";
+  std::string why = run_child(profile::nsys_command(nsys, report.string(), program_words(second)));
+  std::error_code ignored;
+  fs::remove_all(second, ignored);
+  if (!fs::exists(report.string() + ".nsys-rep", ignored)) {
+    return say(fmt::format("{} made none ({})", nsys, why.empty() ? "no file" : why));
+  }
+  why = run_child(profile::nsys_sums_command(nsys, report.string()));
+  if (const auto text = train::read_file(report.string() + "_cuda_gpu_kern_sum.csv"); text.ok()) {
+    p.timeline = profile::parse_nsys(*text);
+  }
+  if (p.timeline.empty()) {
+    p.missing.push_back({"sums of nsys", why.empty() ? "nsys stats saw no kernel" : why});
+  }
+}
+
+}  // namespace
+
+void add_nsight(const Arguments& arguments, const fs::path& folder, profile::Profile& p) {
+  if (arguments.has("--ncu")) add_counters(folder, p);
+  if (arguments.has("--nsys") && !interrupted().load()) add_timeline(folder, p);
 }
 
 }  // namespace flashlab::cli

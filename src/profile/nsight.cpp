@@ -1,4 +1,4 @@
-#include "profile/ncu.h"
+#include "profile/nsight.h"
 
 #include <fmt/format.h>
 #include <glob.h>
@@ -86,6 +86,26 @@ double in_unit_of(const std::string& metric, double value, std::string_view unit
   return metric.ends_with(".per_second") ? in_gb_per_s(value, unit) : value;
 }
 
+std::string find_tool(const char* variable, const char* name,
+                      std::initializer_list<const char*> patterns) {
+  if (const char* named = std::getenv(variable); named != nullptr && *named != '\0') {
+    return runs(named) ? named : "";
+  }
+  const char* path = std::getenv("PATH");
+  std::istringstream folders(path != nullptr ? path : "");
+  for (std::string folder; std::getline(folders, folder, ':');) {
+    if (std::string file = folder + "/" + name; runs(file)) return file;
+  }
+  for (const char* pattern : patterns) {
+    glob_t found{};
+    std::string last;
+    if (glob(pattern, 0, nullptr, &found) == 0) last = found.gl_pathv[found.gl_pathc - 1];
+    globfree(&found);
+    if (!last.empty() && runs(last)) return last;
+  }
+  return {};
+}
+
 }  // namespace
 
 std::span<const NcuMetric> ncu_metrics() {
@@ -113,22 +133,13 @@ std::string longest_waits(const KernelCounters& kernel, std::size_t most) {
 }
 
 std::string find_ncu() {
-  if (const char* named = std::getenv("FLASHLAB_NCU"); named != nullptr && *named != '\0') {
-    return runs(named) ? named : "";
-  }
-  const char* path = std::getenv("PATH");
-  std::istringstream folders(path != nullptr ? path : "");
-  for (std::string folder; std::getline(folders, folder, ':');) {
-    if (runs(folder + "/ncu")) return folder + "/ncu";
-  }
-  for (const char* pattern : {"/usr/local/cuda*/bin/ncu", "/opt/nvidia/nsight-compute/*/ncu"}) {
-    glob_t found{};
-    std::string last;
-    if (glob(pattern, 0, nullptr, &found) == 0) last = found.gl_pathv[found.gl_pathc - 1];
-    globfree(&found);
-    if (!last.empty() && runs(last)) return last;
-  }
-  return {};
+  return find_tool("FLASHLAB_NCU", "ncu",
+                   {"/usr/local/cuda*/bin/ncu", "/opt/nvidia/nsight-compute/*/ncu"});
+}
+
+std::string find_nsys() {
+  return find_tool("FLASHLAB_NSYS", "nsys",
+                   {"/usr/local/cuda*/bin/nsys", "/opt/nvidia/nsight-systems/*/bin/nsys"});
 }
 
 std::vector<std::string> ncu_command(const std::string& ncu, const std::string& log,
@@ -193,6 +204,67 @@ std::vector<KernelCounters> parse_ncu(std::string_view csv) {
     double& mean = row->metrics[metric];
     mean += (in_unit_of(metric, value, cells[column("Metric Unit")]) - mean) / count;
     row->calls = std::max(row->calls, count);
+  }
+  return out;
+}
+
+std::vector<std::string> nsys_command(const std::string& nsys, const std::string& output,
+                                      const std::vector<std::string>& program) {
+  std::vector<std::string> out = {nsys,
+                                  "profile",
+                                  "--output",
+                                  output,
+                                  "--trace",
+                                  "cuda,nvtx",
+                                  "--sample",
+                                  "none",
+                                  "--cpuctxsw",
+                                  "none",
+                                  "--cuda-graph-trace",
+                                  "node",
+                                  "--force-overwrite",
+                                  "true"};
+  out.insert(out.end(), program.begin(), program.end());
+  return out;
+}
+
+std::vector<std::string> nsys_sums_command(const std::string& nsys, const std::string& output) {
+  return {nsys,
+          "stats",
+          "--report",
+          "cuda_gpu_kern_sum",
+          "--report",
+          "nvtx_gpu_proj_sum",
+          "--format",
+          "csv",
+          "--output",
+          output,
+          output + ".nsys-rep"};
+}
+
+std::vector<NsysKernel> parse_nsys(std::string_view csv) {
+  std::vector<NsysKernel> out;
+  std::vector<std::string> head;
+  std::istringstream lines{std::string(csv)};
+  for (std::string line; std::getline(lines, line);) {
+    const std::vector<std::string> cells = cells_of(line);
+    if (head.empty()) {
+      if (std::find(cells.begin(), cells.end(), "Instances") != cells.end()) head = cells;
+      continue;
+    }
+    if (cells.size() != head.size()) continue;
+    const auto number = [&](const char* name) {
+      const auto at = std::find(head.begin(), head.end(), name);
+      return at == head.end()
+                 ? 0.0
+                 : std::atof(cells[static_cast<std::size_t>(at - head.begin())].c_str());
+    };
+    const std::string& name = cells.back();
+    NsysKernel& row = out.emplace_back();
+    row.kernel = name.substr(0, name.find('('));
+    row.calls = static_cast<int>(number("Instances"));
+    row.total_ms = number("Total Time (ns)") * 1e-6;
+    row.share = number("Time (%)") * 1e-2;
   }
   return out;
 }

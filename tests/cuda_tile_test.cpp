@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "ladder/strides.h"
+#include "tile/dropped.h"
 #include "tile/key_range.h"
 #include "tile/swizzle.h"
 
@@ -211,6 +212,83 @@ TEST(KeyRange, OfTiles) {
   EXPECT_EQ(any.end, 53);
   EXPECT_EQ(all.begin, 37);
   EXPECT_EQ(all.end, 38);
+}
+
+constexpr DropoutWords kHeadWords = dropout_words(123, 45, 6);
+
+// prmt.b32: a selector's digit takes one of eight bytes or, with its top bit, that byte's top bit.
+unsigned permuted(unsigned a, unsigned b, unsigned selector) {
+  const unsigned long long both = static_cast<unsigned long long>(b) << 32 | a;
+  unsigned out = 0;
+  for (int i = 0; i < 4; ++i) {
+    const unsigned digit = selector >> (4 * i) & 15;
+    const auto byte = static_cast<unsigned>(both >> (8 * (digit & 7)) & 0xff);
+    out |= ((digit & 8) == 0 ? byte : (byte & 0x80) != 0 ? 0xffu : 0u) << (8 * i);
+  }
+  return out;
+}
+
+template <int kBlocks>
+void expect_rows_dropped(const DropoutLimit& limit, int first_row, int first_key, int piece) {
+  for (int lane = 0; lane < 32; ++lane) {
+    const int g = lane / 4, t = lane % 4;
+    const DropoutQueries rows = dropout_queries(kHeadWords, first_row + g);
+    const unsigned keys = kHeadWords.keys ^ dropout_key_group(first_key + 2 * t);
+    const unsigned addend = limit.addend(dropout_phase(kHeadWords, rows, first_key));
+    for (int n = 0; n < piece / 8; n += 2) {
+      DroppedOfRows<kBlocks> dropped{};
+      dropped.draw(kHeadWords.key, rows, keys ^ static_cast<unsigned>(4 * n), addend,
+                   kBlocks == 1 && (first_row & 16) != 0);
+      for (int m = 0; m < kBlocks; ++m) {
+        for (int half = 0; half < 2; ++half) {
+          for (int block = 0; block < 2; ++block) {
+            const unsigned mask =
+                permuted(dropped.words[m][0], dropped.words[m][1], dropped.selector(half, block));
+            const int query = first_row + 16 * m + g + 8 * half;
+            const int key = first_key + 8 * (n + block) + 2 * t;
+            EXPECT_EQ(mask & 0xffffu, dropout_keeps(kHeadWords, limit, query, key) ? 0 : 0xffffu);
+            EXPECT_EQ(mask >> 16, dropout_keeps(kHeadWords, limit, query, key + 1) ? 0 : 0xffffu);
+          }
+        }
+      }
+    }
+  }
+}
+
+template <int kM, int kN>
+void expect_columns_dropped(const DropoutLimit& limit, int query0, int key0) {
+  for (int lane = 0; lane < 32; ++lane) {
+    DroppedOfColumns<kM, kN> pairs;
+    pairs.draw(kHeadWords, limit, query0, key0, lane);
+    for (int m = 0; m < kM; ++m) {
+      for (int n = 0; n < kN; ++n) {
+        for (int i = 0; i < 4; ++i) {
+          const int query = query0 + 8 * n + lane % 4 * 2 + i % 2;
+          const int key = key0 + 16 * m + lane / 4 + i / 2 * 8;
+          EXPECT_EQ(pairs.dropped(m, n, i), !dropout_keeps(kHeadWords, limit, query, key))
+              << query << " " << key;
+        }
+      }
+    }
+  }
+}
+
+// Forward and backward drop the pairs of the pattern, whatever a warp holds of it.
+TEST(Dropped, LanesOfForwardAndBackwardFollowThePattern) {
+  for (const double p : {0.1, 0.35, 0.9}) {
+    const DropoutLimit limit(dropout_limit(p));
+    for (const int first : {0, 32, 96, 4096}) {
+      for (const int other : {0, 16, 48, 1024}) {
+        expect_rows_dropped<2>(limit, first, other, 16);
+        expect_rows_dropped<1>(limit, other, first, 32);
+        expect_columns_dropped<1, 2>(limit, other, 3 * other);
+        expect_columns_dropped<2, 2>(limit, other, first);
+        expect_columns_dropped<1, 4>(limit, first, other);
+        expect_columns_dropped<2, 4>(limit, first, 3 * first);
+      }
+      expect_rows_dropped<2>(limit, first, 7 * first, 32);
+    }
+  }
 }
 
 }  // namespace

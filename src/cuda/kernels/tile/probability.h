@@ -27,11 +27,7 @@ struct KeepMask {
   }
 
   __device__ DropoutNumbers of_keys(const DropoutQueries& queries, int key) const {
-    return of_group(queries, words.keys ^ dropout_key_group(key));
-  }
-  /// By the word of its keys: words.keys with dropout_key_group() in it.
-  __device__ DropoutNumbers of_group(const DropoutQueries& queries, unsigned keys) const {
-    return dropout_numbers(words.key, queries, keys);
+    return dropout_numbers(words.key, queries, words.keys ^ dropout_key_group(key));
   }
   /// What a number of the 32 keys that `key` is one of must be below.
   __device__ unsigned limit(const DropoutArguments& dropout, const DropoutQueries& queries,

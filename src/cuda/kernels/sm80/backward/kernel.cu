@@ -24,6 +24,7 @@
 #include "ptx/special.h"
 #include "sm80/backward/block.h"
 #include "sm80/backward/operands.h"
+#include "tile/dropped.h"
 #include "tile/mutation.h"
 #include "tile/probability.h"
 #include "tile/score.h"
@@ -107,35 +108,6 @@ struct BackwardKernel : BackwardBlock<Config> {
     }
   };
 
-  /// Which of a lane's pairs dropout drops. Keys are rows.
-  static __device__ unsigned dropped_pairs(const PairRules& rules, int query0, int key0, int lane) {
-    static_assert(kN % 2 == 0 && kN <= 4 && kM <= 2, "pieces differ in bits of their groups");
-    const unsigned keys = rules.keep.words.keys ^ dropout_key_group(key0 + lane / 4);
-    unsigned bits = 0;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const DropoutQueries queries =
-          dropout_queries(rules.keep.words, query0 + lane % 4 * 2 + i);
-      const unsigned addend = rules.keep.addend(rules.args.dropout, queries, key0);
-#pragma unroll
-      for (int m = 0; m < kM; ++m) {
-        const DropoutNumbers numbers = rules.keep.of_group(queries, keys ^ m * 8);
-#pragma unroll
-        for (int n = 0; n < kN; n += 2) {
-          // Of 16 queries the other 16 of a group are another piece's.
-          const bool upper = kN == 2 ? (query0 & 16) != 0 : n != 0;
-          const unsigned word = DropoutLimit::dropped(numbers.words[upper ? 1 : 0], addend);
-          bits |= (word & 0x80808080u) >> ((m * 2 + i) * 2 + n / 2);
-        }
-      }
-    }
-    return bits;
-  }
-  /// The bit of pair i of product (m, n) in it.
-  static constexpr int dropped_bit(int m, int n, int i) {
-    return 8 * (n % 2 * 2 + i / 2) + 7 - ((m * 2 + i % 2) * 2 + n / 2);
-  }
-
   /// S^T -> P^T in place, of every pair: 2 to the `exponent` of (product, its row's lse2, m, n, i).
   template <class Exponent>
   static __device__ void exponentials(float (&s)[kM][kN][4], const float* lse2,
@@ -161,11 +133,14 @@ struct BackwardKernel : BackwardBlock<Config> {
                                        const float* lse2, const float* delta, float scale_log2,
                                        const Visibility& visibility, const PairRules& rules,
                                        int query0, int key0, int lane) {
-    unsigned revealed = 0, dropped = 0;
+    unsigned revealed = 0;
+    DroppedOfColumns<kM, kN> dropout;
     if constexpr (kSelect && Config::kMask != MaskTensor::kNone) {
       revealed = revealed_pairs(lse2, visibility, rules.mask, query0, key0, lane);
     }
-    if constexpr (Config::kDropout) dropped = dropped_pairs(rules, query0, key0, lane);
+    if constexpr (Config::kDropout) {
+      dropout.draw(rules.keep.words, DropoutLimit(rules.args.dropout.limit), query0, key0, lane);
+    }
 #pragma unroll
     for (int n = 0; n < kN; ++n) {
       const int column = n * 8 + lane % 4 * 2;
@@ -201,7 +176,7 @@ struct BackwardKernel : BackwardBlock<Config> {
           bool stays = true;
           float ds = p * (dp[m][n][i] - d);
           if constexpr (Config::kDropout) {
-            stays = (dropped >> dropped_bit(m, n, i) & 1) == 0;
+            stays = !dropout.dropped(m, n, i);
             const float scale = rules.args.dropout.scale;
             ds = fmaf(stays ? p : 0.0f, scale * dp[m][n][i], -(p * d));
           }

@@ -6,6 +6,7 @@
 #include "ptx/convert.h"
 #include "ptx/special.h"
 #include "sm80/forward/tiles.h"
+#include "tile/dropped.h"
 #include "tile/fragments.h"
 #include "tile/mask.h"
 #include "tile/output.h"
@@ -39,7 +40,7 @@ struct ForwardWarp {
   unsigned keep_keys;        ///< the group of its first key, in their word
   unsigned keep_addend;      ///< of the current piece
   bool keep_upper = false;   ///< of a warp of 16 rows: it has the upper ones of its group
-  unsigned rN[kBlocks][2];   ///< top bits: whether pairs are dropped, of keys 2t and 2t + 1
+  DroppedOfRows<kBlocks> dropped;
   RowStatistics<Config, kBlocks> statistics;
   float factor;  ///< from rS to units of log2
 
@@ -146,8 +147,8 @@ struct ForwardWarp {
     if constexpr (Config::kDropout) {
       if (index % (4 * kBlocks) == 0) draw<kAgain>(n);
       // A byte's top bit in all bits of a half: 2t from the first word, 2t + 1 from the second.
-      const unsigned byte = 2 * half + n % 2;
-      packed &= ~ptx::permute_bytes(rN[m][0], rN[m][1], (byte | 8) * 0x11 | (byte | 12) * 0x1100);
+      packed &= ~ptx::permute_bytes(dropped.words[m][0], dropped.words[m][1],
+                                    dropped.selector(half, n % 2));
     }
   }
   static constexpr int kPairs = kBlocks * kPieceBlocks * 2;
@@ -156,15 +157,7 @@ struct ForwardWarp {
   __device__ void draw(int n) {
     DropoutQueries rows = keep_rows;
     if constexpr (kAgain) rows.high = ptx::anew(rows.high);
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const DropoutNumbers numbers = keep.of_group(rows, keep_keys ^ (4 * n + i));
-#pragma unroll
-      for (int m = 0; m < kBlocks; ++m) {
-        const unsigned word = keep_upper ? numbers.words[1] : numbers.words[m];
-        rN[m][i] = DropoutLimit::dropped(word, keep_addend);
-      }
-    }
+    dropped.draw(keep.words.key, rows, keep_keys ^ 4 * n, keep_addend, keep_upper);
   }
 
   /// O += P V of the previous piece, whose values begin at `shared_v`.

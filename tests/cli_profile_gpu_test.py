@@ -12,6 +12,7 @@ import time
 import unittest
 
 import cli_harness
+import trace_format
 from cli_harness import Folder, program
 
 STEP = ["profile", "step", "--device", "cuda", "--quick", "--layers", "1", "--width", "64",
@@ -81,6 +82,7 @@ class Instruments(Gpu):
         self.assertEqual(rows["flash_fwd_test"]["launch"]["registers"], 168)
         self.assertIn("| flash_fwd_test | 120 | 384 | 168 |", self.read("SUMMARY.md"))
         self.assertNotIn("kernel times by CUPTI:", self.read("SUMMARY.md"))
+        self.assertEqual(trace_format.complaints(self.read("trace.json")), [])
 
     def test_a_step_without_cupti_is_timed_by_events_and_says_why(self):
         for variables, why in (({"FLASHLAB_CUPTI": "/no/libcupti.so"}, "was not found"),
@@ -149,6 +151,7 @@ class Cut(Gpu):
         self.assertTrue(ledger["interrupted"])
         self.assertTrue(0 < ledger["steps"] < 5000, ledger["steps"])
         self.assertIn("**Interrupted", self.read("SUMMARY.md"))
+        self.assertEqual(trace_format.complaints(self.read("trace.json")), [])
         self.assertLessEqual(ALWAYS | MEMORY, set(os.listdir(self.path("p"))))
 
 

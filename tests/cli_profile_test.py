@@ -7,6 +7,7 @@ import unittest
 import xml.etree.ElementTree as xml
 
 import cli_harness
+import trace_format
 from cli_harness import Folder, run
 
 SMALL = ["--layers", "2", "--width", "16", "--heads", "2", "--hidden", "24", "--batch", "2",
@@ -43,6 +44,29 @@ class ProfileStep(Folder):
         xml.fromstring(page.replace("<!DOCTYPE html>", ""))
         for outside in ("http://", "https://", "src=", "url("):
             self.assertNotIn(outside, page)
+
+    def test_the_trace_loads_as_perfetto_wants_it(self):
+        for attention in ("naive", "cpu"):
+            self.profile(*SMALL, "--attention", attention, "--output", self.path("p"))
+            text = self.read("p", "trace.json").decode()
+            self.assertEqual(trace_format.complaints(text), [])
+            trace = json.loads(text)
+            names = {event["name"] for event in trace["traceEvents"] if event["ph"] == "X"}
+            self.assertLessEqual({"warm-up 1", "step 1", "forward", "backward", "optimizer",
+                                  "layer 0", "attention"}, names)
+
+    def test_the_check_of_traces_finds_what_perfetto_would_not_show(self):
+        def trace(*ranges, **more):
+            events = [{"ph": "M", "name": "thread_name", "pid": 1, "tid": 1, "args": {}}]
+            events += [{"ph": "X", "name": "n", "pid": 1, "tid": 1, "ts": start, "dur": length,
+                        **more} for start, length in ranges]
+            return json.dumps({"traceEvents": events})
+        self.assertEqual(trace_format.complaints(trace((0, 10), (0, 4), (4, 6), (10, 1))), [])
+        for wrong, why in ((trace((0, 10), (4, 7)), "crosses"), (trace((0, -1)), "dur is -1"),
+                           (trace((0, float("nan"))), "not JSON"), ("{", "not JSON"),
+                           ("{}", "no traceEvents"), (trace((0, 1), tid=2), "no name"),
+                           (trace((0, 1), ph="B"), "phase B")):
+            self.assertIn(why, "\n".join(trace_format.complaints(wrong)), wrong)
 
     def test_operations_add_up_to_the_step(self):
         self.profile(*SMALL, "--output", self.path("p"))

@@ -176,20 +176,30 @@ std::string chrome_trace(const Recording& recording, const std::vector<double>& 
   events.push_back(thread_name(1, recording.device));
   std::size_t at = 0;
   int step = 0;
+  // Events that were timed by another clock than their step's can end after it: what follows them
+  // moves back, since a track's ranges may not cross.
+  double reached = 0;
   for (const StepSpan& span : recording.spans) {
-    events.push_back(complete_event(span.name, span.warmup ? "warm-up" : "step", span.start_ms,
-                                    span.start_ms + span.duration_ms));
-    if (span.warmup) continue;
+    const double late = std::max(0.0, reached - span.start_ms);
+    const double begin = span.start_ms + late;
+    reached = begin + span.duration_ms;
+    const auto step_range = [&] {
+      events.push_back(complete_event(span.name, span.warmup ? "warm-up" : "step", begin, reached));
+    };
+    if (span.warmup) {
+      step_range();
+      continue;
+    }
     OpenRanges ranges(events);
-    double end = span.start_ms;
+    double end = begin;
     int operation = -1;
     for (; at < recording.events.size() && recording.events[at].step == step; ++at) {
       const Event& event = recording.events[at];
       std::vector<std::string> stack = stack_of(event);
       stack.pop_back();
-      // A kernel may begin a moment before the one before it ends; a track's ranges may not cross.
-      const double start = std::max(event.start_ms, end);
-      end = std::max(start, event.start_ms + event.duration_ms);
+      // A kernel may begin a moment before the one before it ends.
+      const double start = std::max(event.start_ms + late, end);
+      end = std::max(start, event.start_ms + late + event.duration_ms);
       ranges.move_to(stack, start);
       ranges.advance(end);
       events.push_back(leaf(event, start, end));
@@ -204,6 +214,8 @@ std::string chrome_trace(const Recording& recording, const std::vector<double>& 
       operation = now;
     }
     ranges.close_to(0);
+    reached = std::max(reached, end);
+    step_range();
     ++step;
   }
   const Json out = {{"displayTimeUnit", "ms"}, {"traceEvents", std::move(events)}};

@@ -18,7 +18,8 @@ def crossings(ranges):
         while stack and stack[-1][1] <= start:
             stack.pop()
         if stack and end > stack[-1][1]:
-            yield f"{name} from {start} to {end} crosses the end of {stack[-1][2]} at {stack[-1][1]}"
+            yield (f"{name} from {start} to {end} crosses the end of {stack[-1][2]} "
+                   f"at {stack[-1][1]}")
         stack.append((start, end, name))
 
 

@@ -87,6 +87,7 @@ int run_profile_attention(const Arguments& arguments) {
   p.environment.monitor = monitor.stop();
   p.command = typed_command();
   p.subject = "attention";
+  p.results = results;
   p.recording = profile::recording_of(
       results, gpu ? instrument->calls() : std::vector<profile::CallKernels>());
   const cases::Case& problem = one.jobs.front().problem;

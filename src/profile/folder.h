@@ -9,6 +9,7 @@
 
 #include "flashlab/status.h"
 #include "lab/machine/machine.h"
+#include "lab/results/measurement.h"
 #include "profile/advice.h"
 #include "profile/memory_timeline.h"
 #include "profile/nsight.h"
@@ -26,8 +27,9 @@ struct Profile {
   std::optional<std::int64_t> measured_bytes;  ///< beside the predicted peak
   std::int64_t detail_bytes = 0;               ///< tensors below it are not drawn
   std::vector<Advice> advice;
-  std::vector<KernelCounters> counters;  ///< by Nsight Compute
-  std::vector<NsysKernel> timeline;      ///< by Nsight Systems
+  std::vector<KernelCounters> counters;   ///< by Nsight Compute
+  std::vector<NsysKernel> timeline;       ///< by Nsight Systems
+  std::vector<lab::Measurement> results;  ///< of attention: as bench measures it
   lab::Environment environment;
   struct Missing {
     std::string what;    ///< "kernel times by CUPTI"

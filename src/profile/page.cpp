@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <iterator>
+
 #include "lab/report/html_parts.h"
 #include "lab/report/monitor_picture.h"
 #include "lab/report/numbers.h"
@@ -19,6 +21,7 @@ namespace {
 using lab::report::escape_xml;
 using lab::report::format_bytes;
 using lab::report::format_significant;
+using lab::report::HeadlineTile;
 using lab::report::html_table;
 using lab::report::HtmlCell;
 using lab::report::Section;
@@ -188,7 +191,7 @@ Section pictures_section(const Profile& p) {
 }
 
 Section memory_section(const Profile& p) {
-  Section out{"memory-section", "Memory", ""};
+  Section out{"memory", "Memory", ""};
   if (!p.memory) return out;
   out.body =
       figure(timeline_picture(*p.memory, {.detail_bytes = p.detail_bytes, .inline_in_page = true}));
@@ -248,60 +251,60 @@ Section environment_section(const Profile& p) {
   return out;
 }
 
-std::string tiles(const Profile& p) {
+std::vector<HeadlineTile> tiles(const Profile& p) {
   const Recording& r = p.recording;
-  std::string out = "<ul class=\"tiles\">\n";
-  const auto tile = [&](const std::string& value, const std::string& caption) {
-    out +=
-        fmt::format("<li><b>{}</b><span>{}</span></li>\n", escape_xml(value), escape_xml(caption));
-  };
+  std::vector<HeadlineTile> out;
   if (r.steps() > 0) {
-    tile(format_significant(r.step_ms(), 3) + " ms",
-         fmt::format("a step, median of {}", r.steps()));
+    out.push_back({format_significant(r.step_ms(), 3) + " ms",
+                   p.subject == "attention" ? std::string("all calls, one after another")
+                                            : fmt::format("a step, median of {}", r.steps())});
     if (r.device_step_ms) {
-      tile(format_significant(*r.device_step_ms, 3) + " ms", "the GPU's time of it");
+      out.push_back({format_significant(*r.device_step_ms, 3) + " ms", "the GPU's time of it"});
     }
-    tile(fmt::format("{:.0f}%", r.whole_ms() > 0 ? 100 * r.busy_ms() / r.whole_ms() : 0),
-         r.device_step_ms ? "of that inside kernels" : "of it inside operations");
+    out.push_back({fmt::format("{:.0f}%", r.whole_ms() > 0 ? 100 * r.busy_ms() / r.whole_ms() : 0),
+                   r.device_step_ms ? "of that inside kernels" : "of it inside operations"});
     const std::vector<LedgerRow> top = make_ledger(r, {.key = LedgerKey::kClass, .top = 1});
-    if (!top.empty()) tile(fmt::format("{:.0f}%", 100 * top[0].share), "in " + top[0].key);
+    if (!top.empty()) {
+      out.push_back({fmt::format("{:.0f}%", 100 * top[0].share), "in " + top[0].key});
+    }
   }
   if (p.memory) {
-    tile(format_bytes(static_cast<double>(p.memory->peak_bytes())), "predicted peak of memory");
+    out.push_back(
+        {format_bytes(static_cast<double>(p.memory->peak_bytes())), "predicted peak of memory"});
   }
-  return out + "</ul>\n";
+  return out;
 }
 
 }  // namespace
 
 std::string report_html(const Profile& p) {
-  const std::string title = p.recording.title;
-  std::string out =
-      "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\"/>\n"
-      "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>\n<title>" +
-      escape_xml(title) + " - FlashLab</title>\n<style>" + lab::report::page_styles() +
-      lab::report::chart_styles() + kStyles + "</style>\n</head>\n<body>\n";
-  out += "<header class=\"top\">\n<div class=\"wrap\">\n<p class=\"brand\">FlashLab profile</p>\n";
-  out += "<h1>" + escape_xml(title) + "</h1>\n<p class=\"meta\">" +
-         escape_xml(p.recording.device + " · " + p.environment.date_utc) + "</p>\n";
+  lab::report::Frame frame;
+  frame.brand = "FlashLab profile";
+  frame.title = p.recording.title;
+  frame.meta = {p.recording.device, p.environment.date_utc};
+  frame.tiles = tiles(p);
+  frame.styles = kStyles;
+  frame.footer =
+      "Written by FlashLab. This page is complete in itself; ledger, trace, stacks and snapshot "
+      "lie beside it.";
   if (p.recording.interrupted) {
-    out += fmt::format("<p class=\"warning\"><b>Interrupted</b>: {} steps recorded</p>\n",
-                       p.recording.steps());
+    frame.warning = fmt::format("Interrupted: {} step{} recorded", p.recording.steps(),
+                                p.recording.steps() == 1 ? "" : "s");
   }
-  out += tiles(p) + "</div>\n</header>\n<main class=\"wrap\">\n";
+  std::vector<Section> sections;
   for (const auto make : {limits_section, answers_section, ledger_section, pictures_section,
                           memory_section, environment_section}) {
-    const Section s = make(p);
-    if (s.body.empty()) continue;
-    out += fmt::format(
-        "<section id=\"{0}\" aria-labelledby=\"{0}-h\">\n<h2 id=\"{0}-h\">{1}</h2>\n{2}"
-        "</section>\n",
-        s.id, escape_xml(s.title), s.body);
+    sections.push_back(make(p));
   }
-  return out +
-         "</main>\n<footer class=\"wrap\">\nWritten by FlashLab. This page is complete in "
-         "itself; ledger, trace, stacks and snapshot lie beside it.\n</footer>\n" +
-         lab::report::page_script() + "</body>\n</html>\n";
+  if (!p.results.empty()) {
+    lab::ResultFile file;
+    file.environment = p.environment;
+    file.results = p.results;
+    std::vector<Section> measured = lab::report::result_sections(file, {});
+    sections.insert(sections.begin() + 2, std::make_move_iterator(measured.begin()),
+                    std::make_move_iterator(measured.end()));
+  }
+  return lab::report::render_page(frame, sections);
 }
 
 }  // namespace flashlab::profile

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "lab/report/group.h"
+#include "lab/report/headline.h"
 #include "lab/report/html.h"
 #include "lab/report/plots.h"
 
@@ -29,6 +30,25 @@ inline constexpr std::size_t kFewProblems = 8;
 std::string page_styles();
 /// Tables sort by the column whose head is clicked. At the end of the page's body.
 std::string page_script();
+
+/// What stands around the sections. Every page of FlashLab is made of it: one file, complete in
+/// itself, HTML and well-formed XML at once.
+struct Frame {
+  std::string brand;  ///< "FlashLab report"
+  std::string title;
+  std::vector<std::string> meta;  ///< one line under the title, with dots between
+  std::vector<HeadlineTile> tiles;
+  std::vector<std::string> sentences;
+  std::string warning;  ///< "interrupted, 12 of 48 measured"; empty: none
+  std::string styles;   ///< besides page_styles() and those of the pictures
+  std::string footer;
+};
+/// Sections without a body are left out; the others are linked to at the top.
+std::string render_page(const Frame& frame, const std::vector<Section>& sections);
+
+/// What was measured, for a page that shows more than that: comparison, performance, accuracy and
+/// every measurement.
+std::vector<Section> result_sections(const ResultFile& file, const HtmlOptions& options);
 
 Section comparison_section(const Page& page);
 Section performance_section(const Page& page);

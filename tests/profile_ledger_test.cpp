@@ -84,7 +84,9 @@ TEST(Account, KernelsAndGapsAreTheWholeSpan) {
   EXPECT_DOUBLE_EQ(account->longest_gap_ms, 1.5);
   EXPECT_EQ(account->longest_gap_after, "b");
   EXPECT_FALSE(account->explained.has_value()) << "nobody else measured these steps";
+  EXPECT_DOUBLE_EQ(account->filled, (6 / 7.5 + 5.5 / 7.5) / 2) << "of the steps' wall time";
   for (StepSpan& span : r.spans) span.device_ms = 7.07;
+  EXPECT_DOUBLE_EQ(r.account()->filled, 5.75 / 7.07);
   EXPECT_NEAR(*r.account()->explained, 0.99, 1e-3);
   const std::string text = [&] {
     std::string all;

@@ -18,7 +18,8 @@ namespace fs = std::filesystem;
 using profile::LedgerKey;
 
 std::string shares(const profile::Recording& r) {
-  std::string out = fmt::format("operations {:.0f}% of {}", 100 * r.busy_ms() / r.whole_ms(),
+  const auto account = r.account();
+  std::string out = fmt::format("operations {:.0f}% of {}", account ? 100 * account->filled : 0.0,
                                 r.device_step_ms ? "the GPU's time" : "a step");
   for (const profile::LedgerRow& row :
        profile::make_ledger(r, {.key = LedgerKey::kClass, .top = 6})) {

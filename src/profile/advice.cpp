@@ -53,14 +53,15 @@ std::optional<Advice> memory_bound(const AdviceInput& in) {
 }
 
 std::optional<Advice> launch_bound(const AdviceInput& in) {
-  const double step = in.recording.whole_ms(), busy = in.recording.busy_ms();
-  if (step <= 0 || in.recording.events.empty()) return std::nullopt;
-  const double gap = 1 - busy / step;
+  const auto account = in.recording.account();
+  const double step = in.recording.whole_ms();
+  if (step <= 0 || !account || account->filled <= 0) return std::nullopt;
+  const double gap = 1 - account->filled;
   if (gap < 0.1) return std::nullopt;
   return Advice{
       "launch-bound", gap,
       fmt::format("{} of a step passes between its operations ({} of {} ms)", percent(gap),
-                  format_significant(step - busy, 3), format_significant(step, 3)),
+                  format_significant(gap * step, 3), format_significant(step, 3)),
       in.gpu ? "make the batch larger: kernels are too short for the gaps between them"
              : "make the batch larger: operations are too short for the threads' start"};
 }
@@ -251,10 +252,9 @@ const char* to_string(Verdict verdict) noexcept {
 
 std::vector<Judgement> judge(const Recording& recording) {
   std::vector<Judgement> out;
-  const double step = recording.whole_ms();
-  if (step > 0 && !recording.events.empty()) {
+  if (const auto account = recording.account(); account && account->filled > 0) {
     out.push_back(
-        judgement("time in operations", recording.busy_ms() / step, 0.9, 0.75,
+        judgement("time in operations", account->filled, 0.9, 0.75,
                   recording.device_step_ms ? "of the GPU's time" : "of a step's wall time"));
   }
   double arithmetic_ms = 0, arithmetic_least = 0, memory_ms = 0, memory_least = 0;

@@ -261,8 +261,10 @@ std::vector<HeadlineTile> tiles(const Profile& p) {
     if (r.device_step_ms) {
       out.push_back({format_significant(*r.device_step_ms, 3) + " ms", "the GPU's time of it"});
     }
-    out.push_back({fmt::format("{:.0f}%", r.whole_ms() > 0 ? 100 * r.busy_ms() / r.whole_ms() : 0),
-                   r.device_step_ms ? "of that inside kernels" : "of it inside operations"});
+    if (const auto account = r.account()) {
+      out.push_back({fmt::format("{:.0f}%", 100 * account->filled),
+                     r.device_step_ms ? "of that inside kernels" : "of it inside operations"});
+    }
     const std::vector<LedgerRow> top = make_ledger(r, {.key = LedgerKey::kClass, .top = 1});
     if (!top.empty()) {
       out.push_back({fmt::format("{:.0f}%", 100 * top[0].share), "in " + top[0].key});

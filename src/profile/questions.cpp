@@ -122,8 +122,11 @@ std::vector<Answer> answers(const Recording& r) {
                             percent(product_share(r, "forward")), percent(product_share(r, "")))
               : percent(product_share(r, "forward"))});
   ask_about_attention(r, out);
-  out.push_back({"Between operations", fmt::format("{} a step ({})", ms(std::max(0.0, step - busy)),
-                                                   percent(std::max(0.0, 1 - busy / step)))});
+  if (const auto account = r.account(); account && account->filled > 0) {
+    const double idle = std::max(0.0, 1 - account->filled);
+    out.push_back({"Between operations",
+                   fmt::format("{} a step ({})", ms(idle * r.whole_ms()), percent(idle))});
+  }
   if (r.first_step_ms > 0) {
     out.push_back({"First step", fmt::format("{}, {:.2f} times a later one", ms(r.first_step_ms),
                                              r.first_step_ms / step)});

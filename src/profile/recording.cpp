@@ -42,7 +42,7 @@ std::optional<TimeAccount> Recording::account() const {
     if (!span.warmup) recorded.push_back(&span);
   }
   TimeAccount out;
-  std::vector<double> whole, covered, gaps, counts, explained;
+  std::vector<double> whole, covered, gaps, counts, filled, explained;
   for (std::size_t step = 0; step < by_step.size(); ++step) {
     std::vector<const Event*>& of_step = by_step[step];
     if (of_step.empty()) continue;
@@ -70,15 +70,18 @@ std::optional<TimeAccount> Recording::account() const {
     gaps.push_back(idle);
     covered.push_back(span - idle);
     counts.push_back(count);
-    const std::optional<double> device =
-        step < recorded.size() ? recorded[step]->device_ms : std::nullopt;
+    if (step >= recorded.size()) continue;
+    const std::optional<double> device = recorded[step]->device_ms;
     if (device && *device > 0) explained.push_back(span / *device);
+    const double all = device.value_or(recorded[step]->duration_ms);
+    if (all > 0) filled.push_back((span - idle) / all);
   }
   if (whole.empty()) return std::nullopt;
   out.span_ms = *lab::median_of(whole);
   out.covered_ms = *lab::median_of(covered);
   out.gaps_ms = *lab::median_of(gaps);
   out.gaps = *lab::median_of(counts);
+  out.filled = lab::median_of(filled).value_or(0);
   out.explained = lab::median_of(explained);
   return out;
 }

@@ -55,6 +55,8 @@ struct TimeAccount {
   double gaps = 0;        ///< their number
   double longest_gap_ms = 0;
   std::string longest_gap_after;  ///< the event before the longest of all
+  /// covered_ms over the whole of the same step: what the GPU needed for it, else its wall time.
+  double filled = 0;
   /// span_ms over the time between events before and after the same step, which another clock
   /// measured: what the account explains of it. Empty without those.
   std::optional<double> explained;

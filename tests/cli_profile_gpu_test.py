@@ -121,6 +121,30 @@ class Instruments(Gpu):
         self.assertLessEqual({"nsys.nsys-rep", "ncu.csv"}, set(os.listdir(self.path("p"))))
 
 
+class Record(Gpu):
+    def test_the_script_of_records_keeps_every_part(self):
+        script = os.path.join(cli_harness.source_root(), "bench", "profiles.py")
+        environment = self.environment()
+        environment["FLASHLAB_NCU"] = self.tool("ncu", NCU)
+        environment["LD_LIBRARY_PATH"] += ":" + os.path.join(
+            os.path.dirname(program()), "tests", "fake_nvml")
+        done = subprocess.run([script, program(), self.folder, "fake", "--steps", "2", "--cases",
+                               "tiny-attention,tiny"], env=environment, capture_output=True,
+                              text=True, timeout=120, check=False)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        with open(self.path("fake-profile.json"), encoding="utf-8") as file:
+            record = json.load(file)
+        self.assertEqual(set(record["profiles"]), {"tiny-attention", "tiny"})
+        self.assertIn("Fake H200", record["environment"]["gpu"])
+        # The stand-in's kernel takes 0.5 us by CUPTI and 1.5 us by ncu.
+        kernel = record["ncu"]["cupti_over_ncu"]["flash_fwd_test"]
+        self.assertAlmostEqual(kernel["value"], 1 / 3)
+        self.assertFalse(kernel["holds"])
+        self.assertIn("(missed)", done.stdout)
+        self.assertEqual(record["phases"]["optimizer/"], ["flash_fwd_test"])
+        self.assertGreater(len(record["monitor"]["samples"]), 5)
+
+
 class Cut(Gpu):
     def test_a_full_disk_leaves_the_figures_and_says_which_file_it_took(self):
         def small_files():

@@ -274,6 +274,16 @@ std::string ledger_json(const Profile& p) {
       rows.push_back(json_of(row));
     }
   }
+  for (const KernelCounters& row : p.counters) {
+    out["counters"].push_back(
+        {{"kernel", row.kernel}, {"calls", row.calls}, {"metrics", row.metrics}});
+  }
+  for (const Profile::Missing& m : p.missing) {
+    out["missing"].push_back({{"what", m.what}, {"reason", m.reason}});
+  }
+  lab::ResultFile file;
+  file.environment = p.environment;
+  out["environment"] = nlohmann::ordered_json::parse(lab::to_json(file))["environment"];
   for (const Advice& advice : p.advice) {
     out["advice"].push_back(
         {{"rule", advice.rule}, {"what", advice.what}, {"remedy", advice.remedy}});

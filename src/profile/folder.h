@@ -44,8 +44,8 @@ std::string summary_markdown(const Profile& profile);
 /// report.html: the same with every table and picture inside; complete in itself.
 std::string report_html(const Profile& profile);
 
-/// ledger.json, schema flashlab.ledger/1: every event and the ledger by kernel, class, layer,
-/// phase.
+/// ledger.json, schema flashlab.ledger/1: the ledger by kernel, class, layer, phase and operation,
+/// the account of the step's time, counters, advice, what is missing, and the environment.
 std::string ledger_json(const Profile& profile);
 
 struct WrittenProfile {

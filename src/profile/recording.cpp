@@ -31,6 +31,9 @@ std::optional<double> Recording::overhead() const {
   return step_ms() / *plain_step_ms - 1;
 }
 
+// Clocks count nanoseconds; sums of them in floating point differ by less.
+constexpr double kLeastGapMs = 5e-7;
+
 std::optional<TimeAccount> Recording::account() const {
   std::vector<std::vector<const Event*>> by_step;
   for (const Event& event : events) {
@@ -52,7 +55,7 @@ std::optional<TimeAccount> Recording::account() const {
     int count = 0;
     const Event* last = of_step.front();
     for (const Event* event : of_step) {
-      if (const double gap = event->start_ms - reached; gap > 0) {
+      if (const double gap = event->start_ms - reached; gap > kLeastGapMs) {
         idle += gap;
         ++count;
         if (gap > out.longest_gap_ms) {

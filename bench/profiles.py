@@ -1,0 +1,184 @@
+#!/usr/bin/env python3
+"""Where a GPU's time goes, as a record:  bench/profiles.py PROGRAM FOLDER NAME
+     [--cases CASE,...] [--steps N] [--seconds N]
+
+Runs `profile step` and `profile attention` on the CASES, the first of them once more with ncu's
+counters, ncu on one phase by its NVTX range, and `monitor`; prints what is asked of them:
+
+  explained  kernels and gaps by CUPTI's clock over the step's time between events: within 2%
+  recording  what recording adds to a step: below 5%
+  ncu        CUPTI's mean time of a kernel over ncu's: within 5%
+  memory     what the run held over what was planned: within 3%
+
+What no longer fits into --seconds is left out and said. Writes FOLDER/NAME-profile.json. The exit
+code is not 0 when a run has failed; a figure that misses its limit is marked, not a failure.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+
+import processes
+
+COURSE = ["--precision", "bf16", "--context", "512", "--batch", "4"]
+CASES = {
+    "small": ["step", "--size", "small", *COURSE],
+    "large": ["step", "--size", "large", *COURSE],
+    "2.7B": ["step", "--size", "2.7B", *COURSE, "--checkpoint", "4"],
+    "attention": ["attention", "--dtype", "bf16", "--batch", "4", "--heads", "16",
+                  "--head-dim", "128", "--seqlen", "4096", "--causal", "--quick"],
+    "tiny-attention": ["attention", "--dtype", "bf16", "--head-dim", "64", "--seqlen", "128",
+                       "--pass", "forward", "--quick"],
+    "tiny": ["step", "--layers", "1", "--width", "64", "--heads", "1", "--hidden", "64",
+             "--batch", "1", "--vocabulary", "64", "--context", "64"]}
+TIME = "gpu__time_duration.sum"
+LEAST_SECONDS = 5  # nothing is begun with less
+
+
+class Run:
+    """The command's arguments, the time that is left, and what was found."""
+
+    def __init__(self, arguments, scratch):
+        self.arguments = arguments
+        self.scratch = scratch
+        self.end = time.monotonic() + arguments.seconds
+        self.failed = False
+
+    def left(self):
+        return self.end - time.monotonic()
+
+    def say(self, text):
+        print(f"{self.arguments.seconds - self.left():6.1f} s  {text}", flush=True)
+
+    def start(self, name, command, limit=None):
+        """The output of a command, or None."""
+        if self.left() < LEAST_SECONDS:
+            self.say(f"{name}: no time left")
+            return None
+        code, text, _ = processes.run(command, min(self.left(), limit or self.left()))
+        if code == 0:
+            return text
+        self.failed = True
+        self.say(f"{name}: ended with {code}: {text.strip()[-300:]}")
+        return None
+
+    def profile(self, name, *more):
+        """The ledger of a case, or None."""
+        folder = os.path.join(self.scratch, name)
+        words = [self.arguments.program, "profile", *CASES[name], "--device", "cuda", *more]
+        if CASES[name][0] == "step":
+            words += ["--steps", str(self.arguments.steps)]
+        if self.start(name, [*words, "--output", folder]) is None:
+            return None
+        with open(os.path.join(folder, "ledger.json"), encoding="utf-8") as file:
+            return json.load(file)
+
+
+def judged(figures, name, value, least, most):
+    """A figure with its limits, printed and kept."""
+    if value is None:
+        return f"{name} -"
+    figures[name] = {"value": value, "least": least, "most": most,
+                     "holds": least <= value <= most}
+    return f"{name} {value:.4f}" + ("" if least <= value <= most else " (missed)")
+
+
+def figures_of(run, name, ledger):
+    figures = {}
+    account = ledger.get("account") or {}
+    planned, measured = ledger.get("planned_bytes"), ledger.get("measured_bytes")
+    words = [judged(figures, "explained", account.get("explained"), 0.98, 1.02),
+             judged(figures, "recording", ledger.get("overhead"), -1, 0.05),
+             judged(figures, "memory", measured / planned if measured and planned else None,
+                    0.97, 1.03)]
+    gaps = f"{account['gaps_ms']:.4g} ms in {account['gaps']:g} gaps" if account else ""
+    run.say(f"{name}: {ledger['step_ms']:.4g} ms, {gaps}, " + ", ".join(words))
+    return figures
+
+
+def counters(run, name):
+    """CUPTI's mean times over ncu's, of the kernels that ncu counted."""
+    ledger = run.profile(name, "--ncu")
+    if ledger is None:
+        return None
+    mean = {row["key"]: row["mean_ms"] * 1e3 for row in ledger["by"]["kernel"]}
+    figures = {}
+    for row in ledger.get("counters", []):
+        time_us = row["metrics"].get(TIME)
+        if time_us and row["kernel"] in mean:
+            run.say("ncu: " + judged(figures, row["kernel"], mean[row["kernel"]] / time_us,
+                                     0.95, 1.05))
+    if not figures:
+        run.say("ncu: " + "; ".join(m["reason"] for m in ledger.get("missing", [])
+                                    if "ncu" in m["what"]))
+    return {"counters": ledger.get("counters", []), "cupti_over_ncu": figures}
+
+
+def one_phase(run, name):
+    """Kernels that ncu sees inside a phase's range."""
+    ncu = os.environ.get("FLASHLAB_NCU") or shutil.which("ncu")
+    if ncu is None:
+        run.say("phases: ncu is not installed")
+        return None
+    log, found = os.path.join(run.scratch, "phase.csv"), {}
+    for phase in ("optimizer/", "backward/"):
+        command = [ncu, "--nvtx", "--nvtx-include", phase, "--csv", "--log-file", log, "--metrics",
+                   TIME, "--launch-count", "8", run.arguments.program, "profile", *CASES[name],
+                   "--device", "cuda", "--quick", "--steps", "1", "--output",
+                   os.path.join(run.scratch, "phase")]
+        if run.start(phase, command, 60) is None:
+            continue
+        with open(log, encoding="utf-8", errors="replace") as file:
+            rows = [line.split('","') for line in file if line.startswith('"')]
+        at = rows[0].index("Kernel Name") if rows and "Kernel Name" in rows[0] else None
+        found[phase] = sorted({row[at].split("(")[0] for row in rows[1:]}) if at else []
+        run.say(f"phase {phase}: " + ", ".join(found[phase]))
+    return found
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("program")
+    parser.add_argument("folder")
+    parser.add_argument("name")
+    parser.add_argument("--cases", default="small,large,2.7B,attention")
+    parser.add_argument("--steps", type=int, default=9)
+    parser.add_argument("--seconds", type=float, default=600)
+    arguments = parser.parse_args()
+    cases = arguments.cases.split(",")
+    if unknown := set(cases) - set(CASES):
+        parser.error(f"--cases has {', '.join(sorted(unknown))}; there are {', '.join(CASES)}")
+    os.makedirs(arguments.folder, exist_ok=True)
+    processes.stop_with_this_script()
+    with tempfile.TemporaryDirectory() as scratch:
+        run = Run(arguments, scratch)
+        out = {"schema": "flashlab.profile_record/1", "environment": None, "profiles": {},
+               "figures": {}}
+        for name in cases:
+            if (ledger := run.profile(name)) is not None:
+                out["environment"] = out["environment"] or ledger.get("environment")
+                ledger.pop("environment", None)
+                out["profiles"][name] = ledger
+                out["figures"][name] = figures_of(run, name, ledger)
+        path = os.path.join(scratch, "monitor.json")
+        if run.start("monitor", [arguments.program, "monitor", "--device", "cuda", "--interval",
+                                 "0.2", "--duration", "2", "--json", path]) is not None:
+            with open(path, encoding="utf-8") as file:
+                out["monitor"] = json.load(file)
+            run.say(f"monitor: {len(out['monitor']['samples'])} samples")
+        out["ncu"] = counters(run, cases[0])
+        out["phases"] = one_phase(run, cases[0])
+    path = os.path.join(arguments.folder, arguments.name + "-profile.json")
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump(out, file, indent=1)
+        file.write("\n")
+    return 1 if run.failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -98,6 +98,26 @@ class Instruments(Gpu):
             self.assertIn("pairs of events", summary)
             self.assertIn("flash_fwd", self.read("ledger.txt"))
 
+    def test_a_profilers_ranges_hold_the_kernels_of_a_step(self):
+        environment = self.environment()
+        self.profile(STEP, NVTX_INJECTION64_PATH=environment["FLASHLAB_CUPTI"],
+                     FAKE_NVTX_LOG=self.path("ranges"))
+        paths, stack = set(), []
+        with open(self.path("ranges"), encoding="utf-8") as file:
+            for line in file.read().splitlines():
+                if line == ")":
+                    stack.pop()
+                else:
+                    stack.append(line[1:])
+                    paths.add(" / ".join(stack))
+        self.assertEqual(stack, [])
+        # A step of the graph has no ranges inside: under a tool no step is one.
+        for step in ("warm-up", "step", "recorded step"):
+            attention = [p for p in paths
+                         if p.startswith(step + " / backward / layer 0 / attention / d attention")]
+            self.assertGreater(len(attention), 1, sorted(paths))
+            self.assertIn(step + " / optimizer / model / optimizer / adamw", paths)
+
     def test_nsight_that_is_missing_or_fails_is_told(self):
         self.profile(STEP, "--ncu", "--nsys")
         self.assertIn("ncu is not installed", self.read("SUMMARY.md"))

@@ -148,11 +148,12 @@ class ProfileStep(Folder):
 
 class ProfileAttention(Folder):
     def test_naive_shows_softmax_against_products(self):
-        result = run("profile", "attention", "--device", "cpu", "--implementation", "naive",
+        result = run("profile", "attention", "--device", "cpu", "--implementation",
+                     "naive,cpu",
                      "--batch", "1", "--heads", "2", "--head-dim", "16", "--seqlen", "64",
                      "--dtype", "fp32", "--quick", "--threads", "2", "--output", self.path("p"))
         self.assertEqual(result.returncode, 0, result.stderr)
-        for kernel in ("scores", "softmax", "values", "probabilities", "dq"):
+        for kernel in ("scores", "softmax", "values", "probabilities", "dq", "cpu"):
             self.assertRegex(result.stdout, rf"(?m)^{kernel} ")
         with open(self.path("p/ledger.json")) as file:
             ledger = json.load(file)
@@ -162,7 +163,14 @@ class ProfileAttention(Folder):
         self.assertAlmostEqual(flops["softmax"], 2 * 64 * 64 * 5, delta=1)
         self.assertAlmostEqual(flops["dq"], flops["scores"], delta=1)
         with open(self.path("p/SUMMARY.md")) as file:
-            self.assertIn("Softmax against the products", file.read())
+            summary = file.read()
+        self.assertIn("Softmax against the products", summary)
+        self.assertRegex(summary, r"- cpu forward, against naive: (good|fair|poor): \S+x as fast")
+        with open(self.path("p/report.html")) as file:
+            page = file.read()
+        for section in ("limits", "comparison", "ledger", "pictures", "environment"):
+            self.assertIn(f'<section id="{section}"', page)
+            self.assertIn(f'<a href="#{section}">', page)
         with open(self.path("p/results.json")) as file:
             self.assertEqual(json.load(file)["schema"], "flashlab.bench/1")
 

@@ -48,6 +48,17 @@ TEST(Advice, LaunchBound) {
   EXPECT_FALSE(says(in, "launch-bound"));
 }
 
+TEST(Advice, WaitsForTheHost) {
+  AdviceInput in = quiet();
+  in.recording.plain_step_ms = 1.0;
+  in.recording.device_step_ms = 0.7;
+  EXPECT_FALSE(says(in, "waits-for-host")) << "a processor is its own host";
+  in.gpu = true;
+  EXPECT_TRUE(says(in, "waits-for-host"));
+  in.recording.device_step_ms = 0.9;
+  EXPECT_FALSE(says(in, "waits-for-host"));
+}
+
 TEST(Advice, LowOccupancyAndTail) {
   AdviceInput in = quiet();
   in.occupancy = 0.12;

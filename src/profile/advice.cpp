@@ -66,6 +66,23 @@ std::optional<Advice> launch_bound(const AdviceInput& in) {
              : "make the batch larger: operations are too short for the threads' start"};
 }
 
+// What passes outside the GPU's own time of a step.
+std::optional<Advice> waits_for_host(const AdviceInput& in) {
+  const auto& wall = in.recording.plain_step_ms;
+  const auto& device = in.recording.device_step_ms;
+  if (!in.gpu || !wall || !device || *wall <= 0) return std::nullopt;
+  const double share = 1 - *device / *wall;
+  if (share < kLargeShare) return std::nullopt;
+  const std::string enqueue =
+      in.recording.enqueue_ms
+          ? fmt::format(", {} ms to enqueue it", format_significant(*in.recording.enqueue_ms, 3))
+          : "";
+  return Advice{"waits-for-host", share,
+                fmt::format("the GPU works {} of the {} ms of a step; the host needs the rest{}",
+                            format_significant(*device, 3), format_significant(*wall, 3), enqueue),
+                "make the batch larger: the host's part does not grow with it"};
+}
+
 std::optional<Advice> low_occupancy(const AdviceInput& in) {
   if (!in.occupancy || *in.occupancy >= kLowOccupancy) return std::nullopt;
   // Few blocks explain it better; that is the tail's rule.
@@ -178,9 +195,9 @@ std::optional<Advice> larger_batch(const AdviceInput& in) {
       fmt::format("--batch {} would still fit", batch)};
 }
 
-constexpr Rule kRules[] = {other_process,  throttling,   launch_bound,          memory_bound,
-                           low_occupancy,  tail,         waits_for_data,        copies,
-                           precision_left, larger_batch, needless_recomputation};
+constexpr Rule kRules[] = {other_process, throttling,     launch_bound, waits_for_host,
+                           memory_bound,  low_occupancy,  tail,         waits_for_data,
+                           copies,        precision_left, larger_batch, needless_recomputation};
 
 Judgement judgement(std::string metric, double share, double good, double fair,
                     std::string_view of) {

@@ -2,11 +2,13 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "lab/report/numbers.h"
 #include "lab/report/text.h"
 #include "lab/results/results_json.h"
+#include "lab/results/verdict.h"
 #include "profile/ledger.h"
 #include "profile/questions.h"
 #include "profile/roofline.h"
@@ -106,6 +108,9 @@ std::string memory_markdown(const Profile& p) {
       bytes_text(m.peak_bytes()),
       m.operations.empty() ? "" : m.operations[static_cast<std::size_t>(m.peak_operation)],
       bytes_text(m.persistent_bytes), bytes_text(m.arena_bytes));
+  out += fmt::format("Reserved {}: at most {} of it in use at once, {} between two steps.\n",
+                     bytes_text(m.persistent_bytes + m.arena_bytes), bytes_text(m.peak_bytes()),
+                     bytes_text(m.persistent_bytes));
   if (p.measured_bytes) {
     out += fmt::format("Memory grew by {}: {:.3f} times what the plan holds.\n",
                        bytes_text(*p.measured_bytes),
@@ -180,6 +185,29 @@ std::vector<double> memory_counter(const Profile& p) {
 
 }  // namespace
 
+std::vector<Judgement> judgements(const Profile& p) {
+  std::vector<Judgement> out = judge(p.recording);
+  const auto add = [&](const lab::Measurement& m, const lab::Verdict& verdict) {
+    static constexpr Verdict kSame[] = {Verdict::kGood, Verdict::kFair, Verdict::kPoor};
+    out.push_back({fmt::format("{} {}, {}", m.implementation, m.pass, verdict.metric),
+                   kSame[static_cast<int>(verdict.grade)], verdict.text});
+  };
+  for (const lab::Measurement& m : p.results) {
+    if (m.status != lab::RunStatus::kOk) continue;
+    if (const auto rate = lab::judge_throughput(m, p.environment)) add(m, *rate);
+    const auto naive =
+        std::find_if(p.results.begin(), p.results.end(), [&](const lab::Measurement& other) {
+          return other.implementation == "naive" && other.pass == m.pass &&
+                 other.status == lab::RunStatus::kOk;
+        });
+    if (naive == p.results.end() || m.implementation == "naive") continue;
+    if (m[lab::kMedianMs] && (*naive)[lab::kMedianMs]) {
+      add(m, lab::judge_speedup(*(*naive)[lab::kMedianMs], *m[lab::kMedianMs]));
+    }
+  }
+  return out;
+}
+
 std::string summary_markdown(const Profile& p) {
   const Recording& r = p.recording;
   std::string out =
@@ -196,10 +224,10 @@ std::string summary_markdown(const Profile& p) {
                          escape_markdown(advice.remedy));
     }
   }
-  const std::vector<Judgement> judgements = judge(r);
-  if (!judgements.empty()) {
+  const std::vector<Judgement> verdicts = judgements(p);
+  if (!verdicts.empty()) {
     out += "\n## Verdicts\n\n";
-    for (const Judgement& j : judgements) out += fmt::format("- {}: {}\n", j.metric, j.text);
+    for (const Judgement& j : verdicts) out += fmt::format("- {}: {}\n", j.metric, j.text);
   }
   const std::vector<Answer> all = answers(r);
   if (!all.empty()) {

@@ -38,6 +38,9 @@ struct Profile {
   std::vector<Missing> missing;
 };
 
+/// judge() of the recording, and of measured attention its rate and its speed against naive.
+std::vector<Judgement> judgements(const Profile& profile);
+
 /// SUMMARY.md: what limits the step, the answers, the ledger's head, where everything is.
 std::string summary_markdown(const Profile& profile);
 

@@ -78,7 +78,7 @@ Section limits_section(const Profile& p) {
                             escape_xml(advice.what), escape_xml(advice.remedy));
   }
   std::vector<std::vector<HtmlCell>> rows;
-  for (const Judgement& j : judge(p.recording)) {
+  for (const Judgement& j : judgements(p)) {
     rows.push_back({{j.metric, "", ""}, {j.text, j.verdict == Verdict::kPoor ? "bad" : "", ""}});
   }
   if (!rows.empty()) out.body += html_table("Verdicts", {"figure", "verdict"}, rows, true);

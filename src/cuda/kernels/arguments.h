@@ -24,6 +24,7 @@ struct RowScalars {
 struct MaskView {
   const void* data;
   Int64 batch_stride, head_stride, row_stride, key_stride;
+  int pairs;  ///< whether two elements at an even place of a row can be read at once
 };
 
 /// Sizes and scalars of a call. Query i sees key j iff  -left <= j - i <= right, 0 <= j < seqlen_k.

@@ -4,6 +4,7 @@
 #include <cstddef>
 
 #include "cuda/kernels/dropout_pattern.h"
+#include "cuda/launch/config.h"
 #include "flashlab/tensor_table.h"
 
 namespace flashlab::cuda {
@@ -25,7 +26,7 @@ void bind(device::RowScalars& to, const TensorSpec& s) {
 
 void bind(device::MaskView& to, const TensorSpec& s) {
   const auto stride = [&](int i) -> Int64 { return s.shape[i] == 1 ? 0 : s.strides[i]; };
-  to = {nullptr, stride(0), stride(1), stride(2), stride(3)};
+  to = {nullptr, stride(0), stride(1), stride(2), stride(3), mask_has_pairs(s)};
 }
 
 void bind(device::HeadScalars& to, const TensorSpec& s) {

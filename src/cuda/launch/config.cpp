@@ -64,9 +64,11 @@ CallForm call_form(const Problem& problem) {
     aligned = aligned && (!spec->has_value() || natural(**spec));
   }
   if (!aligned) return CallForm::kGeneral;
-  const bool pairs = !problem.mask || row_alignment_bytes(*problem.mask) >=
-                                          2 * static_cast<int>(size_of(problem.mask->dtype));
-  return pairs ? CallForm::kPairs : CallForm::kAligned;
+  return !problem.mask || mask_has_pairs(*problem.mask) ? CallForm::kPairs : CallForm::kAligned;
+}
+
+bool mask_has_pairs(const TensorSpec& mask) {
+  return row_alignment_bytes(mask) >= 2 * static_cast<int>(size_of(mask.dtype));
 }
 
 int natural_alignment(const TensorSpec& spec) {

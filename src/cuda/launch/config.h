@@ -54,6 +54,9 @@ void print_element(ConfigPrinter& config, std::string_view name, DType dtype);
 /// strides that are used.
 int row_alignment_bytes(const TensorSpec& spec);
 
+/// Whether two elements of a mask at an even place of a row can be read at once.
+bool mask_has_pairs(const TensorSpec& mask);
+
 /// Whether kernels of a form copy rows element by element: cp.async copies at least 4 bytes.
 bool copied_by_element(const TensorSpec& spec, CallForm form);
 

@@ -117,10 +117,12 @@ ConfigPrinter print(const Problem& problem, const Geometry& g, const ForwardChoi
   const ForwardTiling& t = choice.tiling;
   ConfigPrinter config;
   // The kernels that may split read masks one by one: for one query that is faster (H200,
-  // 2026-11-21).
+  // 2026-11-21). The others look whether they can read pairs.
   const bool may_split = choice.few_rows || choice.general || choice.splits > 1;
-  const CallForm form = form_of(problem, g);
-  print_call(config, problem, g, may_split ? std::max(form, CallForm::kAligned) : form);
+  const CallForm form = choice.general ? CallForm::kGeneral
+                        : may_split    ? CallForm::kAligned
+                                       : CallForm::kPairs;
+  print_call(config, problem, g, form);
   config.integer("kWarps", t.warps)
       .integer("kWarpRows", t.warp_rows)
       .integer("kTileK", t.tile_k)

@@ -269,6 +269,15 @@ struct ForwardWarp {
   template <bool kAllSeen>
   __device__ void read_mask(const ForwardArguments& args, const ForwardTask<Config>& task,
                             int first_row, int first_key) {
+    if (kAllSeen && Config::kMaskPairs && args.mask.pairs) {
+      read_mask_of<kAllSeen, true>(args, task, first_row, first_key);
+    } else {
+      read_mask_of<kAllSeen, false>(args, task, first_row, first_key);
+    }
+  }
+  template <bool kAllSeen, bool kPairs>
+  __device__ void read_mask_of(const ForwardArguments& args, const ForwardTask<Config>& task,
+                               int first_row, int first_key) {
 #pragma unroll
     for (int m = 0; m < kBlocks; ++m) {
 #pragma unroll
@@ -280,9 +289,12 @@ struct ForwardWarp {
         for (int n = 0; n < kPieceBlocks; ++n) {
           const Int64 index = own_mask + mask.distance(8 * n);
           const int key = own.key + 8 * n;
-          rM[m][n][half] =
-              kAllSeen ? mask.pair(index)
-                       : mask.pair(index, own.seen.contains(key), own.seen.contains(key + 1));
+          if constexpr (kPairs) {
+            rM[m][n][half] = mask.pair(index);
+          } else {
+            rM[m][n][half] = mask.pair(index, kAllSeen || own.seen.contains(key),
+                                       kAllSeen || own.seen.contains(key + 1));
+          }
         }
       }
     }

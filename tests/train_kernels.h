@@ -14,6 +14,7 @@
 
 #include "train/cpu/narrow.h"
 #include "train/cpu/random.h"
+#include "train/cuda/lowering.h"
 #include "train/plan/step_plan.h"
 
 namespace flashlab::train::testing {
@@ -67,6 +68,21 @@ inline Numbers from_bytes(Element element, const void* from, std::int64_t count)
     out[i] = static_cast<double>(wide);
   }
   return out;
+}
+
+inline double silu(double x) {
+  return x / (1 + std::exp(-x));
+}
+inline double gelu(double x) {
+  return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
+}
+/// The derivative by central differences: no formula of a kernel's.
+template <class Function>
+double slope(const Function& function, double x) {
+  constexpr double kStep = 1e-4;
+  return (8 * (function(x + kStep) - function(x - kStep)) - function(x + 2 * kStep) +
+          function(x - 2 * kStep)) /
+         (12 * kStep);
 }
 
 class Problem {
@@ -140,5 +156,46 @@ struct KernelCase {
 std::vector<KernelCase> row_cases();
 /// Tokens and positions: embedding, RoPE, the parts of attention, the loss.
 std::vector<KernelCase> token_cases();
+
+inline std::vector<KernelCase> all_cases() {
+  std::vector<KernelCase> out = row_cases();
+  for (KernelCase& each : token_cases()) out.push_back(std::move(each));
+  return out;
+}
+
+/// The largest difference over the largest number that is wanted.
+inline double error_of(const Numbers& got, const Numbers& wanted) {
+  double scale = 1e-30, worst = 0;
+  for (const double x : wanted) scale = std::max(scale, std::abs(x));
+  if (got.size() != wanted.size()) return HUGE_VAL;
+  for (std::size_t i = 0; i < wanted.size(); ++i) {
+    const double difference = std::abs(got[i] - wanted[i]);
+    worst = std::isnan(difference) ? HUGE_VAL : std::max(worst, difference);
+  }
+  return worst / scale;
+}
+
+// What a result of the type may be off: its own rounding, and sums of thousands in fp32.
+inline double bound_of(Element type) {
+  if (type == Element::kFp64) return 1e-10;
+  if (type == Element::kFp32) return 5e-6;
+  return type == Element::kBf16 ? 6e-3 : 8e-4;
+}
+
+/// Tokens and the order of their rows, which the embedding's gradient reads.
+inline std::vector<std::byte> sorted_batch(const Problem& problem, BatchLayout& layout) {
+  const Operation& operation = problem.plan.operations.front();
+  if (operation.kind != OperationKind::kEmbeddingBackward) return std::vector<std::byte>(256);
+  const auto& a = std::get<EmbeddingAttributes>(operation.attributes);
+  layout.rows = a.rows;
+  layout.groups = std::min(a.rows, a.vocabulary);
+  layout.micro_batches = 1;
+  layout.order = 4 * a.rows;
+  layout.starts = 8 * a.rows;
+  std::vector<std::byte> bytes(static_cast<std::size_t>(8 * a.rows + 4 * (layout.groups + 1)));
+  to_bytes(Element::kInt32, problem.of(problem.plan.tokens), bytes.data());
+  sort_tokens(layout, a.vocabulary, bytes.data());
+  return bytes;
+}
 
 }  // namespace flashlab::train::testing

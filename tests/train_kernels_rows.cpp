@@ -132,21 +132,6 @@ Problem column_sum(Element type, std::int64_t rows, std::int64_t width) {
   return p;
 }
 
-double silu(double x) {
-  return x / (1 + std::exp(-x));
-}
-double gelu(double x) {
-  return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
-}
-// The derivative by central differences: no formula of a kernel's.
-template <class Function>
-double slope(const Function& function, double x) {
-  constexpr double kStep = 1e-4;
-  return (8 * (function(x + kStep) - function(x - kStep)) - function(x + 2 * kStep) +
-          function(x - 2 * kStep)) /
-         (12 * kStep);
-}
-
 Problem swiglu(Element type, std::int64_t rows, std::int64_t hidden, bool backward) {
   Problem p(type);
   const TensorId x = p.random({rows, 2 * hidden}, 3), dy = p.random({rows, hidden});

@@ -13,31 +13,6 @@
 namespace flashlab::train::testing {
 namespace {
 
-std::vector<KernelCase> all_cases() {
-  std::vector<KernelCase> out = row_cases();
-  for (KernelCase& each : token_cases()) out.push_back(std::move(each));
-  return out;
-}
-
-/// The largest difference over the largest number that is wanted.
-double error_of(const Numbers& got, const Numbers& wanted) {
-  double scale = 1e-30, worst = 0;
-  for (const double x : wanted) scale = std::max(scale, std::abs(x));
-  if (got.size() != wanted.size()) return HUGE_VAL;
-  for (std::size_t i = 0; i < wanted.size(); ++i) {
-    const double difference = std::abs(got[i] - wanted[i]);
-    worst = std::isnan(difference) ? HUGE_VAL : std::max(worst, difference);
-  }
-  return worst / scale;
-}
-
-// What a result of the type may be off: its own rounding, and sums of thousands in fp32.
-double bound_of(Element type) {
-  if (type == Element::kFp64) return 1e-10;
-  if (type == Element::kFp32) return 5e-6;
-  return type == Element::kBf16 ? 6e-3 : 8e-4;
-}
-
 class TrainKernels : public flashlab::testing::GpuTest,
                      public ::testing::WithParamInterface<KernelCase> {
  protected:
@@ -57,7 +32,8 @@ class TrainKernels : public flashlab::testing::GpuTest,
     }
     LoweredStep lowered;
     lowered.batch_buffer = program.add_tensor("batch");
-    addresses.push_back(sorted_batch(problem, lowered.batch));
+    const std::vector<std::byte> batch = sorted_batch(problem, lowered.batch);
+    addresses.push_back(upload(batch.data(), batch.size()));
     KernelSteps steps(plan, places, gpu_->info(), lowered, program);
     for (const Operation& operation : plan.operations) {
       const Status s = steps.append(operation);
@@ -77,23 +53,6 @@ class TrainKernels : public flashlab::testing::GpuTest,
       out.push_back(from_bytes(tensor.element, bytes.data(), tensor.elements()));
     }
     return out;
-  }
-
- private:
-  // Tokens and the order of their rows, which the embedding's gradient reads.
-  void* sorted_batch(const Problem& problem, BatchLayout& layout) {
-    const Operation& operation = problem.plan.operations.front();
-    if (operation.kind != OperationKind::kEmbeddingBackward) return allocate(256);
-    const auto& a = std::get<EmbeddingAttributes>(operation.attributes);
-    layout.rows = a.rows;
-    layout.groups = std::min(a.rows, a.vocabulary);
-    layout.micro_batches = 1;
-    layout.order = 4 * a.rows;
-    layout.starts = 8 * a.rows;
-    std::vector<std::byte> bytes(static_cast<std::size_t>(8 * a.rows + 4 * (layout.groups + 1)));
-    to_bytes(Element::kInt32, problem.of(problem.plan.tokens), bytes.data());
-    sort_tokens(layout, a.vocabulary, bytes.data());
-    return upload(bytes.data(), bytes.size());
   }
 };
 

@@ -23,7 +23,12 @@ ALWAYS = {"SUMMARY.md", "report.html", "ledger.txt", "ledger.csv", "ledger.json"
           "stacks.folded", "flame.svg"}
 MEMORY = {"memory.svg", "memory.json", "memory.pickle"}
 
+# Its report is the list of its arguments. With NO_REPORTS it makes none.
 NCU = """#!/bin/sh
+if [ "$1" = --export ]; then
+  [ -z "$NO_REPORTS" ] && echo "$@" > "$2.ncu-rep" && exit 0
+  echo "==ERROR== unknown metric"; exit 1
+fi
 while [ "$1" != --log-file ]; do shift; done
 cat > "$2" <<END
 ==PROF== Connected
@@ -138,7 +143,14 @@ class Instruments(Gpu):
         self.assertIn("| void cutlass | 4 | 1.00 | 25.0% |", summary)
         self.assertIn("Kernels by Nsight Systems", page)
         self.assertIn("What warps wait for", page)
-        self.assertLessEqual({"nsys.nsys-rep", "ncu.csv"}, set(os.listdir(self.path("p"))))
+        self.assertLessEqual({"nsys.nsys-rep", "ncu.csv", "ncu.ncu-rep"},
+                             set(os.listdir(self.path("p"))))
+        self.assertIn("flash_fwd_test", self.read("ncu.ncu-rep"))
+
+    def test_an_ncu_that_makes_no_report_still_counts(self):
+        self.profile(ATTENTION, "--ncu", FLASHLAB_NCU=self.tool("ncu", NCU), NO_REPORTS="1")
+        self.assertNotIn("ncu.ncu-rep", os.listdir(self.path("p")))
+        self.assertIn("a barrier 2.5", self.read("SUMMARY.md"))
 
 
 class Record(Gpu):

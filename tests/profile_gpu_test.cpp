@@ -240,8 +240,9 @@ TEST(Counters, BandwidthsAreInOneUnitAndTheLongestWaitsInWords) {
 }
 
 TEST(Counters, TheCommandNamesKernelsAndLeavesClocksAlone) {
-  const auto words = profile::ncu_command("/opt/ncu", "log.csv", {"a", "b"}, {"flashlab", "x"},
-                                          /*few=*/true);
+  using Detail = profile::NcuDetail;
+  const auto words =
+      profile::ncu_command("/opt/ncu", {"log.csv"}, {"a", "b"}, {"flashlab", "x"}, Detail::kFew);
   EXPECT_EQ(words.front(), "/opt/ncu");
   EXPECT_EQ(words.back(), "x");
   const auto value = [&](const char* flag) {
@@ -252,6 +253,14 @@ TEST(Counters, TheCommandNamesKernelsAndLeavesClocksAlone) {
   EXPECT_EQ(value("--log-file"), "log.csv");
   const std::string metrics = value("--metrics");
   EXPECT_EQ(std::count(metrics.begin(), metrics.end(), ','), 3);
+  const auto of = [](Detail detail) {
+    const auto all = profile::ncu_command("ncu", {"f", true}, {"a"}, {"x"}, detail);
+    EXPECT_EQ(all[1], "--export");
+    return *(std::find(all.begin(), all.end(), "--metrics") + 1);
+  };
+  EXPECT_NE(of(Detail::kAll).find("stalled_gmma"), std::string::npos);
+  EXPECT_EQ(of(Detail::kCommon).find("stalled_gmma"), std::string::npos) << "Hopper's alone";
+  EXPECT_NE(of(Detail::kCommon).find("stalled_long_scoreboard"), std::string::npos);
 }
 
 TEST(Counters, NcuIsFoundByItsVariable) {

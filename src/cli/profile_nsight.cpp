@@ -97,14 +97,24 @@ void add_counters(const fs::path& folder, profile::Profile& p) {
   }
   const std::vector<std::string> kernels = longest_kernels(p.recording);
   if (kernels.empty()) return say("no kernel of this run has a plain name");
-  const fs::path log = folder / "ncu.csv", second = folder / "under-ncu";
+  const fs::path second = folder / "under-ncu";
+  const std::string log = (folder / "ncu.csv").string(), report = (folder / "ncu").string();
   std::string why;
-  for (const bool few : {false, true}) {
-    if (!p.counters.empty() || interrupted().load()) break;
-    why = run_child(profile::ncu_command(ncu, log.string(), kernels, program_words(second), few));
-    if (const auto text = train::read_file(log.string()); text.ok()) {
+  // A metric that this GPU or this ncu does not know can end the run: then fewer are asked for.
+  using Detail = profile::NcuDetail;
+  for (const auto& [detail, as_report] :
+       {std::pair{Detail::kAll, true}, std::pair{Detail::kAll, false},
+        std::pair{Detail::kCommon, false}, std::pair{Detail::kFew, false}}) {
+    why = run_child(profile::ncu_command(ncu, {as_report ? report : log, as_report}, kernels,
+                                         program_words(second), detail));
+    if (as_report && fs::exists(report + ".ncu-rep")) {
+      why = run_child(profile::ncu_table_command(ncu, report, log));
+    }
+    if (const auto text = train::read_file(log); text.ok()) {
       p.counters = profile::parse_ncu(*text);
     }
+    const bool forbidden = why.find("ERR_NVGPUCTRPERM") != std::string::npos;
+    if (!p.counters.empty() || forbidden || interrupted().load()) break;
   }
   std::error_code ignored;
   fs::remove_all(second, ignored);

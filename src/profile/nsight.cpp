@@ -28,6 +28,8 @@ constexpr std::array<NcuMetric, 8> kMetrics = {
 
 #define FLASHLAB_STALL(reason, heading) \
   { "smsp__average_warps_issue_stalled_" reason "_per_issue_active.ratio", heading, "warps" }
+// The first of them are counted by every GPU.
+constexpr std::size_t kCommonStalls = 4;
 constexpr std::array<NcuMetric, 12> kStalls = {
     {FLASHLAB_STALL("long_scoreboard", "global memory"),
      FLASHLAB_STALL("short_scoreboard", "shared memory or special functions"),
@@ -142,33 +144,34 @@ std::string find_nsys() {
                    {"/usr/local/cuda*/bin/nsys", "/opt/nvidia/nsight-systems/*/bin/nsys"});
 }
 
-std::vector<std::string> ncu_command(const std::string& ncu, const std::string& log,
+std::vector<std::string> ncu_command(const std::string& ncu, const NcuOutput& output,
                                      const std::vector<std::string>& kernels,
-                                     const std::vector<std::string>& program, bool few) {
+                                     const std::vector<std::string>& program, NcuDetail detail) {
   std::vector<std::string> names;
-  for (std::size_t i = 0; i < (few ? kFew : kMetrics.size()); ++i) {
+  for (std::size_t i = 0; i < (detail == NcuDetail::kFew ? kFew : kMetrics.size()); ++i) {
     names.emplace_back(kMetrics[i].name);
   }
-  if (!few) {
-    for (const NcuMetric& stall : kStalls) names.emplace_back(stall.name);
+  const std::size_t stalls = detail == NcuDetail::kAll      ? kStalls.size()
+                             : detail == NcuDetail::kCommon ? kCommonStalls
+                                                            : 0;
+  for (std::size_t i = 0; i < stalls; ++i) names.emplace_back(kStalls[i].name);
+  std::vector<std::string> out = {ncu};
+  if (output.report) {
+    out.insert(out.end(), {"--export", output.path});
+  } else {
+    out.insert(out.end(), {"--csv", "--log-file", output.path});
   }
-  std::vector<std::string> out = {ncu,
-                                  "--csv",
-                                  "--log-file",
-                                  log,
-                                  "--force-overwrite",
-                                  "--clock-control",
-                                  "none",
-                                  "--cache-control",
-                                  "none",
-                                  "--metrics",
-                                  lab::report::join(names, ","),
-                                  "--kernel-name-base",
-                                  "function",
-                                  "--kernel-name",
-                                  fmt::format("regex:^({})$", lab::report::join(kernels, "|"))};
+  out.insert(out.end(),
+             {"--force-overwrite", "--clock-control", "none", "--cache-control", "none",
+              "--metrics", lab::report::join(names, ","), "--kernel-name-base", "function",
+              "--kernel-name", fmt::format("regex:^({})$", lab::report::join(kernels, "|"))});
   out.insert(out.end(), program.begin(), program.end());
   return out;
+}
+
+std::vector<std::string> ncu_table_command(const std::string& ncu, const std::string& report,
+                                           const std::string& log) {
+  return {ncu, "--import", report + ".ncu-rep", "--csv", "--log-file", log};
 }
 
 std::vector<KernelCounters> parse_ncu(std::string_view csv) {

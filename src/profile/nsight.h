@@ -4,6 +4,7 @@
 // they print. Nsight Compute (ncu) counts what kernels do, Nsight Systems (nsys) draws when they
 // ran.
 
+#include <cstdint>
 #include <map>
 #include <span>
 #include <string>
@@ -35,11 +36,24 @@ std::string longest_waits(const KernelCounters& kernel, std::size_t most = 3);
 /// when there is none.
 std::string find_ncu();
 
-/// `program` under ncu, with CSV into `log`; only kernels of these names, clocks and caches as they
-/// are. `few`: the time and the three throughputs that every GPU has.
-std::vector<std::string> ncu_command(const std::string& ncu, const std::string& log,
+/// Which metrics: all of them, those without the waits that only some GPUs count, or the time and
+/// the three throughputs that every GPU has.
+enum class NcuDetail : std::uint8_t { kAll, kCommon, kFew };
+
+/// What a run under ncu leaves: the report ncu-ui opens, `path` + ".ncu-rep", or CSV in `path`.
+struct NcuOutput {
+  std::string path;
+  bool report = false;
+};
+
+/// `program` under ncu; only kernels of these names, clocks and caches as they are.
+std::vector<std::string> ncu_command(const std::string& ncu, const NcuOutput& output,
                                      const std::vector<std::string>& kernels,
-                                     const std::vector<std::string>& program, bool few);
+                                     const std::vector<std::string>& program, NcuDetail detail);
+
+/// Writes the counters of `report` + ".ncu-rep" as CSV into `log`.
+std::vector<std::string> ncu_table_command(const std::string& ncu, const std::string& report,
+                                           const std::string& log);
 
 /// Kernels in the order of their first call. Lines that are no CSV are passed over.
 std::vector<KernelCounters> parse_ncu(std::string_view csv);

@@ -17,6 +17,8 @@
 #   python    the Python package on this GPU: its tests, what it adds to a call (gpu_costs beside
 #             PROGRAM), mask tensors beside PyTorch's, the next 500 cases of each of
 #             FlashAttention's test files, swapped models
+#   training  training steps beside PyTorch's torch.compile, its parity kit, memory with
+#             checkpointing, the LM head, idle time, kernels (bench/training.py); their tests
 #   all       everything, one after the other
 #
 # PROGRAM is build/flashlab; files in OUTPUT_FOLDER start with NAME, e.g. h200. PYTHON is one that
@@ -30,7 +32,7 @@ name=${4:?NAME}
 python=${5:-python3}
 here=$(cd "$(dirname "$0")" && pwd)
 mkdir -p "$folder"
-[ "$parts" = all ] && parts=check,suite,sanitize,costs,ladder,bench,torch,torch32,python
+[ "$parts" = all ] && parts=check,suite,sanitize,costs,ladder,bench,torch,torch32,python,training
 failed=0
 
 say() { printf '== %s\n' "$*"; }
@@ -139,13 +141,30 @@ part_python() {
     --model gpt,gpt2,llama --json "$folder/$name-swap-attention.json"
 }
 
+part_training() {
+  local test
+  for test in train_cuda_test train_kernels_test; do
+    step "training: $test" timeout 300 "$(dirname "$program")/$test" --gtest_brief=1
+  done
+  if "$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null; then
+    step "training: beside PyTorch" python3 "$here/training.py" "$program" "$folder" "$name" \
+      --python "$python" --seconds 580
+  else
+    say "training: $python has no PyTorch with CUDA: ours alone"
+    step "training: ours" python3 "$here/training.py" "$program" "$folder" "$name" \
+      --parts memory,steps,head,kernels,idle --peers "" --seconds 580
+  fi
+}
+
 "$program" info --json "$folder/$name-info.json"
 for part in ${parts//,/ }; do
   case $part in
-    check | suite | sanitize | costs | ladder | bench | torch | torch32 | python) "part_$part" ;;
+    check | suite | sanitize | costs | ladder | bench | torch | torch32 | python | training)
+      "part_$part"
+      ;;
     *)
       echo "bench/gpu.sh: no part \"$part\"; there are check, suite, sanitize, costs, ladder," \
-        "bench, torch, torch32, python, all" >&2
+        "bench, torch, torch32, python, training, all" >&2
       exit 2
       ;;
   esac

@@ -162,7 +162,7 @@ class Train(Folder):
                          "--warmup-steps", "5", "--output", folder)
         self.assertIn("7 characters", out)
         made = run("generate", "--checkpoint", folder, "--prompt", "abc ", "--tokens", "20",
-                   "--temperature", "0")
+                   "--temperature", "0", "--device", "cpu")
         self.assertEqual(made.returncode, 0, made.stderr)
         self.assertTrue(made.stdout.startswith("abc äöü abc äöü"), made.stdout)
         stopped = run("generate", "--checkpoint", folder, "--prompt", "abc ", "--tokens", "20",

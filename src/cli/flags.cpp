@@ -135,10 +135,10 @@ std::vector<FlagSpec> flags_of_runs() {
 
       {"--device", "", "DEVICE", kValue,
        kShaped | kCheck | kWeightedSum | kInfo | kBenchStep | kCheckStep | kTrain | kProfileStep |
-           kMonitor,
+           kMonitor | kGenerate,
        kExecution,
        "cpu or cuda[:N] (default: the GPU where there is one that can run what is asked, else cpu; "
-       "check, info and weighted-sum: cpu)"},
+       "check, generate, info and weighted-sum: cpu)"},
       {"--implementation", "", "NAME[,NAME]", kList, kBench | kExplain | kCheck | kProfileAttention,
        kExecution,
        "names (default: the production one; check: all but reference and other people's)",

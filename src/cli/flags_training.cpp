@@ -145,6 +145,7 @@ std::vector<CommandSpec> commands_of_training() {
        {{"flashlab generate --checkpoint results/train-2026-11-22-101500 --prompt ROMEO:",
          "500 characters"},
         {"flashlab generate --checkpoint DIR --temperature 0 --tokens 50", "the likeliest ones"},
+        {"flashlab generate --checkpoint DIR --device cuda", "decoded on the GPU"},
         {"flashlab generate --size tiny --tokens 50", "random weights: noise"}}},
       {kExplainStep,
        "explain step",

@@ -14,9 +14,11 @@
 #             tokens; in turns with NVIDIA's libraries in this process (cublas, cudnn)
 #   torch     PyTorch's backends in turns with ours: papers (bf16)
 #   torch32   the same in fp32: batch 8, one head
+#   grids     forward beside PyTorch's: one head, the presets, head dims 32, 96, 192, 192 and 128
+#   variants  kernel sources with the changes of bench/variants, in turns with those without
 #   python    the Python package on this GPU: its tests, what it adds to a call (gpu_costs beside
-#             PROGRAM), mask tensors beside PyTorch's, the next 500 cases of each of
-#             FlashAttention's test files, swapped models
+#             PROGRAM), mask tensors and errors against fp64 beside PyTorch's, the next 500 cases
+#             of each of FlashAttention's test files, swapped models
 #   training  training steps beside PyTorch's torch.compile, its parity kit, memory with
 #             checkpointing, the LM head, idle time, kernels (bench/training.py); their tests
 #   all       everything, one after the other
@@ -32,7 +34,8 @@ name=${4:?NAME}
 python=${5:-python3}
 here=$(cd "$(dirname "$0")" && pwd)
 mkdir -p "$folder"
-[ "$parts" = all ] && parts=check,suite,sanitize,costs,ladder,bench,torch,torch32,python,training
+[ "$parts" = all ] &&
+  parts=check,suite,sanitize,costs,ladder,bench,torch,torch32,grids,variants,python,training
 failed=0
 
 say() { printf '== %s\n' "$*"; }
@@ -108,16 +111,30 @@ part_bench() {
     --dtype bf16,fp32 --pass both --output "$folder/$name-peers" --json "$folder/$name-peers.json"
 }
 
-torch_grid() {
+torch_grid() {  # torch_grid GRID [FLAGS...]
   if ! "$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null; then
     say "torch: skipped, $python has no PyTorch with CUDA"
     return
   fi
-  step "torch: $1" "$python" "$here/peers/torch_gpu.py" --flashlab "$program" --grid "$1" \
-    --json "$folder/$name"
+  local grid=$1
+  shift
+  step "torch: $grid" "$python" "$here/peers/torch_gpu.py" --flashlab "$program" --grid "$grid" \
+    --json "$folder/$name" "$@"
 }
 part_torch() { torch_grid papers; }
 part_torch32() { torch_grid fp32; }
+part_grids() {
+  local grid
+  for grid in one-head presets head-dims; do torch_grid $grid --pass forward; done
+}
+
+part_variants() {
+  local variants
+  for variants in "$here"/variants/*/; do
+    step "variants: $(basename "$variants")" "$here/kernel_variants.py" "$variants" \
+      --flashlab "$program" --json "$folder/$name-variants-$(basename "$variants").json"
+  done
+}
 
 part_python() {
   local tests=$here/../tests/python file code
@@ -135,6 +152,7 @@ part_python() {
   step "python: overhead" "$python" "$here/python/overhead.py" --flashlab "$program" \
     --gpu-costs "$(dirname "$program")/gpu_costs" --json "$folder/$name-overhead.json"
   step "python: mask tensors" "$python" "$here/python/masks.py" --json "$folder/$name-masks.json"
+  step "python: errors" "$python" "$here/python/errors.py" --json "$folder/$name-errors.json"
   step "python: FlashAttention's rule" "$python" "$tests/flash_attention_rule.py" --jobs 8 \
     --sample 500 --time-limit 90 --json "$folder/flash_attention_rule-$name"
   step "python: swapped models" "$python" "$here/../examples/python/swap_attention.py" \
@@ -159,12 +177,13 @@ part_training() {
 "$program" info --json "$folder/$name-info.json"
 for part in ${parts//,/ }; do
   case $part in
-    check | suite | sanitize | costs | ladder | bench | torch | torch32 | python | training)
+    check | suite | sanitize | costs | ladder | bench | torch | torch32 | grids | variants | \
+      python | training)
       "part_$part"
       ;;
     *)
       echo "bench/gpu.sh: no part \"$part\"; there are check, suite, sanitize, costs, ladder," \
-        "bench, torch, torch32, python, training, all" >&2
+        "bench, torch, torch32, grids, variants, python, training, all" >&2
       exit 2
       ;;
   esac

@@ -255,6 +255,13 @@ void add_named(std::vector<Case>& list, DType t) {
            });
     }
   }
+  if (t == DType::kFp16 || t == DType::kBf16) {
+    // Masks of 16 bits have other code, and blocks of them that hide nothing.
+    with(sized("additive-mask-own-type", t, 1, {1, 1}, 64, 136, {16, 16}), [](Case& c) {
+      c.mask = MaskKind::kAdditive;
+      c.seed = 6;
+    });
+  }
   with(sized("masked-empty-rows", t, 1, {2, 2}, 130, 66, {64, 64}, bottom),
        [](Case& c) { c.mask = MaskKind::kBool; });
 

@@ -8,6 +8,7 @@
 #include <array>
 #include <cmath>
 #include <cstring>
+#include <string>
 #include <vector>
 
 #include "lab/data/case_data.h"
@@ -289,6 +290,35 @@ TEST(CaseData, MasksTakeEveryBroadcastForm) {
   EXPECT_EQ(CaseData::create(c).value().forward_tensors().mask->spec.dtype, DType::kFp32);
   c.seed = 9;
   EXPECT_EQ(CaseData::create(c).value().forward_tensors().mask->spec.dtype, DType::kBf16);
+}
+
+// Kernels have other code for blocks of 16-bit masks that hide nothing: a warp's 16 rows, 64 keys.
+TEST(CaseData, SomeBlocksOfAMaskHideNothing) {
+  for (const DType dtype : {DType::kBf16, DType::kFp16}) {
+    const std::uint16_t hiding = dtype == DType::kBf16 ? 0xfeff : 0xf7ff;  // half the lowest
+    const auto list = cases::conformance_cases(dtype);
+    const auto found = std::find_if(list.begin(), list.end(), [](const Case& c) {
+      return c.name.find("additive-mask-own-type") != std::string::npos;
+    });
+    ASSERT_NE(found, list.end());
+    const CaseData data = CaseData::create(*found).value();
+    const auto mask = data.forward_tensors().mask;
+    ASSERT_TRUE(mask.has_value());
+    ASSERT_EQ(mask->spec.dtype, dtype);
+    const auto* elements = static_cast<const std::uint16_t*>(mask->data);
+    int open = 0, closed = 0;
+    for (std::int64_t row = 0; row < mask->spec.shape[2]; row += 16) {
+      for (std::int64_t key = 0; key + 64 <= mask->spec.shape[3]; key += 64) {
+        int hidden = 0;
+        for (std::int64_t i = 0; i < 16 * 64; ++i) {
+          hidden += elements[(row + i / 64) * mask->spec.strides[2] + key + i % 64] >= hiding;
+        }
+        (hidden == 0 ? open : closed) += 1;
+      }
+    }
+    EXPECT_GT(open, 0);
+    EXPECT_GT(closed, open);
+  }
 }
 
 }  // namespace

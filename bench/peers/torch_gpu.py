@@ -42,6 +42,21 @@ def papers():
                 yield (16384 // seqlen, 2048 // dim, seqlen, dim, causal)
 
 
+def presets():
+    """The shapes of `--preset`, one after the other."""
+    return [(8, 12, 1024, 64, True), (2, 96, 2048, 128, True), (16, 12, 512, 64, False),
+            (8, 16, 512, 64, False), (1, 8, 8192, 64, True), (1, 8, 16384, 64, True),
+            (32, 8, 512, 64, False)]
+
+
+def head_dims():
+    """Head dims beside powers of two, of q and k, and of v where it differs; 16k tokens."""
+    for dims in ((32,), (96,), (192,), (192, 128)):
+        for causal in (False, True):
+            for seqlen in (1024, 4096, 16384):
+                yield (16384 // seqlen, 2048 // dims[0], seqlen, dims[0], causal, *dims[1:])
+
+
 def one_head(batch, lengths):
     for dim in (16, 32, 64, 128):
         for seqlen in lengths:
@@ -54,9 +69,16 @@ GRIDS = {
     "fp32": (list(one_head(8, (1024, 2048, 4096, 8192, 16384))), "fp32",
              ["torch.efficient", "torch.math"]),
     "tf32": (list(one_head(8, (1024, 4096, 16384))), "tf32", ["torch.efficient", "torch.math"]),
-    "one-head": (list(one_head(1, (1024, 4096, 16384, 65536))), "bf16",
+    "one-head": ([*one_head(1, (256, 1024, 4096, 16384, 65536)), (1, 16, 16384, 64, True)], "bf16",
                  ["torch.flash", "torch.cudnn"]),
+    "presets": (presets(), "bf16", ["torch.flash", "torch.cudnn"]),
+    "head-dims": (list(head_dims()), "bf16", ["torch.flash", "torch.cudnn"]),
 }
+
+
+def dim_of_v(shape):
+    """A shape names it where it is not that of q and k."""
+    return shape[5] if shape[5:] else shape[3]
 
 
 class Clock:
@@ -90,19 +112,21 @@ class Torch:
     """One shape in PyTorch."""
 
     def __init__(self, shape, dtype):
-        batch, heads, seqlen, dim, self.causal = shape
+        batch, heads, seqlen, dim, self.causal = shape[:5]
         torch.manual_seed(1)
         self.q, self.k, self.v = (
-            torch.randn(batch, seqlen, heads, dim, device="cuda", dtype=DTYPES[dtype])
-            .transpose(1, 2).requires_grad_() for _ in range(3))
+            torch.randn(batch, seqlen, heads, each, device="cuda", dtype=DTYPES[dtype])
+            .transpose(1, 2).requires_grad_() for each in (dim, dim, dim_of_v(shape)))
 
     def attend(self):
         return F.scaled_dot_product_attention(self.q, self.k, self.v, is_causal=self.causal)
 
-    def time(self, clock, which):
+    def time(self, clock, which, backward):
         with sdpa_kernel(BACKENDS[which]):
             with torch.no_grad():
                 forward = clock.median_ms(self.attend)
+            if not backward:
+                return {"forward": forward}
             o = self.attend()
             d_o = torch.randn_like(o)
             backward = clock.median_ms(lambda: torch.autograd.grad(
@@ -112,10 +136,11 @@ class Torch:
 
 def run_flashlab(arguments, shape, dtype):
     """({pass: ms}, environment) of one `flashlab bench`."""
-    batch, heads, seqlen, dim, causal = shape
+    batch, heads, seqlen, dim, causal = shape[:5]
     command = [arguments.flashlab, "bench", "--device", "cuda", "--batch", str(batch), "--heads",
                str(heads), "--seqlen", str(seqlen), "--head-dim", str(dim), "--dtype", dtype,
-               "--pass", "both", "--json", "-"]
+               "--pass", arguments.which, "--json", "-"]
+    command += ["--head-dim-v", str(dim_of_v(shape))]
     if arguments.implementation:
         command += ["--implementation", arguments.implementation]
     command += ["--causal=top-left"] if causal else []
@@ -137,7 +162,7 @@ def measure(arguments, clock, shape, dtype, peers):
             if peer in refused:
                 continue
             try:
-                times = theirs.time(clock, peer)
+                times = theirs.time(clock, peer, arguments.which == "both")
             except RuntimeError as error:  # out of memory, or a shape that this backend refuses
                 refused[peer] = str(error).split("\n", 1)[0][:160]
                 torch.cuda.empty_cache()
@@ -152,6 +177,7 @@ def measure(arguments, clock, shape, dtype, peers):
         rows[peer].append({
             "pass": which, "dtype": dtype, "batch": shape[0], "heads_q": shape[1],
             "seqlen_q": shape[2], "head_dim": shape[3],
+            "head_dim_v": dim_of_v(shape),
             "mask": "causal-top-left" if shape[4] else "none",
             "flashlab_ms": statistics.median(s[0] for s in samples),
             "torch_ms": statistics.median(s[1] for s in samples),
@@ -199,6 +225,7 @@ def main():
     parser.add_argument("--implementation", default="", help="default: the production one")
     parser.add_argument("--grid", choices=sorted(GRIDS), default="papers")
     parser.add_argument("--peers", default="", help="default: those of the grid")
+    parser.add_argument("--pass", dest="which", choices=("both", "forward"), default="both")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--budget-ms", type=float, default=60, help="per measurement")
     parser.add_argument("--json", required=True, help="start of the files' names")

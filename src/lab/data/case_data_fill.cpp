@@ -258,7 +258,8 @@ double hiding_value(DType dtype, std::uint64_t choice) {
   return choice % 3 == 0 ? -kInfinity : choice % 3 == 1 ? lowest : lowest / 2;
 }
 
-// Visible: three pairs of four, but no row of sixteen at all and no block of 64 keys of eight.
+// Visible: three pairs of four, but no row of sixteen at all and no block of 64 keys of eight; in
+// another of eight, all. A block is of 64 rows.
 void fill_mask(const Case& c, const Tensor& tensor) {
   const TensorSpec& spec = tensor.spec;
   const std::uint64_t stream = stream_of(c, TensorRole::kMask);
@@ -271,10 +272,11 @@ void fill_mask(const Case& c, const Tensor& tensor) {
         const std::int64_t base = b * spec.strides[0] + h * spec.strides[1] + i * spec.strides[2];
         for (std::int64_t j = 0; j < spec.shape[3]; ++j) {
           const std::uint64_t index = row * 0x100000000u + static_cast<std::uint64_t>(j);
-          const bool block_hidden =
-              spec.shape[3] > 64 &&
-              hash(stream + 2, (row / 64) * 4096 + static_cast<std::uint64_t>(j / 64)) % 8 == 0;
-          const bool hidden = row_hidden || block_hidden || hash(stream + 3, index) % 4 == 0;
+          const std::uint64_t block =
+              hash(stream + 2, (row / 64) * 4096 + static_cast<std::uint64_t>(j / 64)) % 8;
+          const bool blocks = spec.shape[3] > 64, pair_hidden = hash(stream + 3, index) % 4 == 0;
+          const bool hidden =
+              row_hidden || (blocks && block == 0) || (!(blocks && block == 1) && pair_hidden);
           if (spec.dtype == DType::kBool) {
             static_cast<std::uint8_t*>(tensor.data)[base + j] = hidden ? 0 : 1;
             continue;

@@ -43,6 +43,12 @@ struct MaskRows {
                                       : Config::kMaskElement == Element::kFp32 ? 0xff800000u
                                       : Config::kMaskElement == Element::kBf16 ? 0xff80u
                                                                                : 0xfc00u;
+  /// The bits of hiding_value in 16: those of what hides are not less, as unsigned numbers. Those
+  /// of a negative NaN, which does not hide, are not less either.
+  static constexpr unsigned kFirstHiding =
+      Config::kMaskElement == Element::kBf16
+          ? __builtin_bit_cast(unsigned, hiding_value<Element::kBf16>()) >> 16
+          : 0xf7ffu;
   /// Of two neighbouring keys, as they lie in memory: who reads them waits only when they are used.
   struct Pair {
     unsigned words[kBits == 32 ? 2 : 1];

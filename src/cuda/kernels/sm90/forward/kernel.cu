@@ -145,7 +145,7 @@ struct Sm90Consumer {
                             int place) const {
     Warpgroup::arrange_mask(elements);
     if (Warpgroup::kTransformed && !range.masked(place)) {
-      warpgroup.template transform<true>(rS, args.call, elements, range.first_key(place));
+      warpgroup.transform_inside(rS, args.call, elements, range.first_key(place));
     } else if (range.masked(place)) {
       warpgroup.template transform<false>(rS, args.call, elements, range.first_key(place));
     }

@@ -13,10 +13,27 @@
 
 namespace flashlab::device {
 
+/// Whether a quad reads 64 keys of a row of the mask, 16 bytes at a time, and exchanges them.
+template <class Config>
+inline constexpr bool kSm90WideMask =
+    Config::kMask != MaskTensor::kNone&& Config::kMaskWide&& Config::kBlockKeys == 64;
+
+/// Index of key 0 in the mask of each of a thread's rows, where a thread keeps that rather than
+/// finding out every step: bounds take the registers. A base, so that it is nothing otherwise.
+template <bool kKept>
+struct Sm90MaskRows {
+  Int64 mask_begins[2];
+};
+template <>
+struct Sm90MaskRows<false> {};
+template <class Config>
+inline constexpr bool kSm90KeptMask =
+    kSm90WideMask<Config> && !Config::kBoundedRight && !Config::kBoundedLeft;
+
 /// A warpgroup's 64 rows. With warp w of it, g = lane / 4 and t = lane % 4 a thread holds rows
 /// 16 w + g and 16 w + g + 8: index 4 j + 2 h + i is row half h, column 8 j + 2 t + i.
 template <class Config>
-struct Sm90Warpgroup {
+struct Sm90Warpgroup : Sm90MaskRows<kSm90KeptMask<Config>> {
   using Tiles = Sm90Tiles<Config>;
   static constexpr Element kElement = Config::kElement;
   static constexpr int kBlocks = Config::kBlockKeys / 8;  ///< of 8 keys
@@ -32,8 +49,7 @@ struct Sm90Warpgroup {
   /// Whether a mask is read a block early, or while the block's own products are under way: the
   /// registers of larger heads are taken between.
   static constexpr bool kEarlyMask = Config::kHeadDimV <= 128;
-  /// A quad reads 64 keys of a row, 16 bytes at a time, and exchanges them.
-  static constexpr bool kWideMask = kMasked && Config::kMaskWide && kBlocks == 8;
+  static constexpr bool kWideMask = kSm90WideMask<Config>;
 
   float rO[larger(Tiles::kFullSlabs, 1)][32];          // [slab]: 64 features each
   float rO_last[larger(Tiles::kLastColumns, 16) / 2];  // the rest of the features
@@ -48,9 +64,32 @@ struct Sm90Warpgroup {
     return unit_of<Config>(args.score, args.shape);
   }
 
+  /// Index of a key of one of a thread's rows in the mask tensor.
+  __device__ Int64 mask_index(const ForwardArguments& args, const Sm90Task<Config>& task, int half,
+                              int key) const {
+    const int own = smaller(row(half), Rows::count(args.shape) - 1);
+    const Mask mask(args.mask, task.batch, Rows::head(args.shape, task.head_q, own));
+    return mask.index(Rows::position(args.shape, own), key);
+  }
+
+  __device__ Int64 wide_index(const ForwardArguments& args, const Sm90Task<Config>& task, int half,
+                              int key) const {
+    if constexpr (kSm90KeptMask<Config>) {
+      return this->mask_begins[half] + key;
+    } else {
+      return mask_index(args, task, half, key);
+    }
+  }
+
   /// Before a tile's first block.
   __device__ void begin(const ForwardArguments& args, const Sm90Task<Config>& task) {
     statistics.clear();
+    if constexpr (kSm90KeptMask<Config>) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        this->mask_begins[half] = mask_index(args, task, half, 0);
+      }
+    }
     if constexpr (Config::kAlibi) {
       const float unit = args.score.slope_unit;
 #pragma unroll
@@ -126,24 +165,23 @@ struct Sm90Warpgroup {
   __device__ void read_mask(Elements& elements, const ForwardArguments& args,
                             const Sm90Task<Config>& task, int first_key) const {
     const Shape& shape = args.shape;
+    const int lane = ptx::thread_index() % 4;
+    const Mask mask(args.mask, task.batch, 0);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int own = smaller(row(half), Rows::count(shape) - 1), lane = ptx::thread_index() % 4;
-      const Mask mask(args.mask, task.batch, Rows::head(shape, task.head_q, own));
-      const int position = Rows::position(shape, own);
       if constexpr (kWideMask) {
         // Lane t of a quad has keys 16 t to 16 t + 15 (arrange_mask).
         const int key = first_key + 16 * lane;
 #pragma unroll
         for (int part = 0; part < 2; ++part) {
           if (!kAllSeen && key + 8 * part >= shape.seqlen_k) continue;
-          const uint4 eight = mask.eight(mask.index(position, key + 8 * part));
+          const uint4 eight = mask.eight(wide_index(args, task, half, key + 8 * part));
           elements[4 * part][half] = {{eight.x}}, elements[4 * part + 1][half] = {{eight.y}};
           elements[4 * part + 2][half] = {{eight.z}}, elements[4 * part + 3][half] = {{eight.w}};
         }
       } else {
         const int key = first_key + 2 * lane;
-        const Int64 first = mask.index(position, key);
+        const Int64 first = mask_index(args, task, half, key);
 #pragma unroll
         for (int j = 0; j < kBlocks; ++j) {
           const Int64 index = first + mask.distance(8 * j);
@@ -172,8 +210,8 @@ struct Sm90Warpgroup {
   }
 
   /// Products become scores, or values that a factor makes scores, and those that the rows do not
-  /// see are hidden. kAllSeen: no edge hides keys of the block.
-  template <bool kAllSeen>
+  /// see are hidden. kAllSeen: no edge hides keys of the block; kNoneHidden: nor does the mask.
+  template <bool kAllSeen, bool kNoneHidden = false>
   __device__ void transform(Scores& rS, const ForwardArguments& args, const Elements& elements,
                             int first_key) const {
     const Shape& shape = args.shape;
@@ -195,7 +233,8 @@ struct Sm90Warpgroup {
           }
           if constexpr (kMasked) {
             const unsigned element = elements[j][half].bits(i);
-            if (!Mask::reveal(score, element, args.score.slope_unit)) score = kMinusInfinity;
+            const bool seen_by_mask = Mask::reveal(score, element, args.score.slope_unit);
+            if (!kNoneHidden && !seen_by_mask) score = kMinusInfinity;
           }
           if constexpr (!kAllSeen) {
             if (!seen.contains(key + 8 * j + i)) score = kMinusInfinity;
@@ -203,6 +242,27 @@ struct Sm90Warpgroup {
         }
       }
     }
+  }
+
+  /// Whether a warp's elements of an additive mask hide no key of the block; if in doubt it says
+  /// no.
+  __device__ static bool hide_nothing(const Elements& elements) {
+    unsigned largest = 0;
+#pragma unroll
+    for (int j = 0; j < kBlocks; ++j) {
+      largest = __vimax3_u16x2(largest, elements[j][0].words[0], elements[j][1].words[0]);
+    }
+    const bool hiding = larger(largest >> 16, largest & 0xffff) >= Mask::kFirstHiding;
+    return !__any_sync(ptx::kFullMask, hiding);
+  }
+  /// Transform of a block that no edge crosses. Half of an additive mask's work is for what it
+  /// hides.
+  __device__ void transform_inside(Scores& rS, const ForwardArguments& args,
+                                   const Elements& elements, int first_key) const {
+    if constexpr (Config::kMask == MaskTensor::kAdditive && Mask::kBits == 16) {
+      if (hide_nothing(elements)) return transform<true, true>(rS, args, elements, first_key);
+    }
+    transform<true>(rS, args, elements, first_key);
   }
 
   /// Scores become probabilities in their place, summed in statistics.step.

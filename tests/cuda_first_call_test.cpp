@@ -3,6 +3,7 @@
 
 #include <dlfcn.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -110,6 +111,59 @@ TEST_F(FirstCall, ALongCompilationIsToldOfOnce) {
   ASSERT_TRUE(forward_of(DType::kBf16, 64, 64, 104, false).ok());
   EXPECT_EQ(told, 1);
   lab::when_compiling_takes_long({});
+}
+
+class ShippedNear : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    std::string name = (fs::temp_directory_path() / "flashlab-shipped-XXXXXX").string();
+    ASSERT_NE(mkdtemp(name.data()), nullptr);
+    root_ = fs::canonical(name);
+    fs::create_directories(root_ / "lib/machine");
+    std::ofstream(file()) << "a library";
+  }
+  void TearDown() override { fs::remove_all(root_); }
+
+  std::string file() const { return (root_ / "lib/machine/library.so").string(); }
+  std::string found() const { return cuda::KernelCache::shipped_near(file().c_str()); }
+  std::string put(const char* below) const {
+    const fs::path folder = root_ / below / "share/flashlab/kernels";
+    fs::create_directories(folder);
+    return folder.string();
+  }
+
+  fs::path root_;
+};
+
+TEST_F(ShippedNear, TheNearestOfThreeFoldersCounts) {
+  EXPECT_EQ(found(), "");
+  EXPECT_EQ(cuda::KernelCache::shipped_near((file() + "?").c_str()), "");
+  for (const char* below : {"", "lib", "lib/machine"}) {
+    const std::string folder = put(below);
+    EXPECT_EQ(found(), folder);
+  }
+  fs::create_symlink(file(), root_ / "link.so");
+  EXPECT_EQ(cuda::KernelCache::shipped_near((root_ / "link.so").c_str()), put("lib/machine"));
+}
+
+// Whoever can replace the library may say what it runs; nobody else but root.
+TEST_F(ShippedNear, OnlyFoldersOfTheLibrarysOwnerOrOfRootCount) {
+  if (::geteuid() != 0) GTEST_SKIP() << "skipped: only root can give a file away";
+  constexpr uid_t kSomebody = 12345, kAnother = 23456;
+  const std::string near = put("lib"), far = put("");
+  const auto own = [](const std::string& path, uid_t user) {
+    ASSERT_EQ(::chown(path.c_str(), user, static_cast<gid_t>(-1)), 0);
+  };
+  own(near, kAnother);
+  EXPECT_EQ(found(), far) << "the library is root's";
+  own(far, kAnother);
+  EXPECT_EQ(found(), "");
+  own(file(), kSomebody);
+  EXPECT_EQ(found(), "");
+  own(far, kSomebody);
+  EXPECT_EQ(found(), far);
+  own(near, 0);
+  EXPECT_EQ(found(), near);
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 
 #include "cuda_tile_kernels.h"
 #include "dropout_pattern.h"
+#include "tile/dropped.h"
 #include "tile/key_range.h"
 #include "tile/swizzle.h"
 
@@ -246,16 +247,21 @@ TEST_F(Tile, NumbersOfDropout) {
   Words in, expected;
   const device::DropoutWords words = device::dropout_words(7, 5, 1 * 3 + 2);
   for (int lane = 0; lane < 32; ++lane) {
-    const int query = 37 * lane + 1, key = 1001 * lane;
+    const int query = 37 * lane + 32, key = 1001 * lane;
     in.push_back(static_cast<std::uint32_t>(query));
     in.push_back(static_cast<std::uint32_t>(key));
+    const device::DropoutQueries queries = device::dropout_queries(words, query);
     const device::DropoutNumbers numbers =
-        device::dropout_numbers(words.key, device::dropout_queries(words, query),
-                                words.keys ^ device::dropout_key_group(key));
+        device::dropout_numbers(words.key, queries, words.keys ^ device::dropout_key_group(key));
+    const device::DropoutLimit limit(device::dropout_limit(0.1));
+    const unsigned phase = device::dropout_phase(words, queries, key);
+    device::DroppedOfColumns<2, 4> dropped;
+    dropped.draw(words, limit, 32, 0, lane);
     expected.insert(expected.end(),
-                    {numbers.words[0], numbers.words[1], std::bit_cast<std::uint32_t>(1.25f)});
+                    {numbers.words[0], numbers.words[1], std::bit_cast<std::uint32_t>(1.25f),
+                     limit.of(phase), limit.addend(phase), dropped.bits});
   }
-  EXPECT_TRUE(same("keep", run("keep", in, Words(96, 0xdeadbeef)), expected));
+  EXPECT_TRUE(same("keep", run("keep", in, Words(192, 0xdeadbeef)), expected));
 }
 
 struct MergeRow {

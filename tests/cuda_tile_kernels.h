@@ -249,20 +249,29 @@ inline Primitive score_kernel() {
 }
 
 /// Lane t: the numbers of dropout's group of the pair (in[2 t], in[2 t + 1]), for seed 7, offset 5,
-/// batch 1 and head 2 of 3; then what keeps them is multiplied by, as bits. 3 words a lane.
+/// batch 1 and head 2 of 3; then what keeps them is multiplied by, as bits, their limit at p 0.1
+/// and what compares with it, and what the lane drops of keys as rows from (in[0], in[1]) on. 6
+/// words.
 inline Primitive keep_kernel() {
   return primitive("keep", "struct Config { static constexpr bool kDropout = true; };",
-                   {"tile/probability.h"}, "const unsigned* in, unsigned* out", R"(
+                   {"tile/dropped.h", "tile/probability.h"}, "const unsigned* in, unsigned* out",
+                   R"(
   Shape shape = {};
   shape.heads_q = 3;
   DropoutArguments dropout = {};
-  dropout.seed = 7, dropout.offset = 5, dropout.scale = 1.25f;
+  dropout.seed = 7, dropout.offset = 5, dropout.scale = 1.25f, dropout.limit = 58982;
   const auto keep = KeepMask<Config>(dropout, shape, 1, 2);
-  const DropoutNumbers numbers =
-      keep.of_keys(dropout_queries(keep.words, in[2 * t]), in[2 * t + 1]);
-  out[3 * t] = numbers.words[0];
-  out[3 * t + 1] = numbers.words[1];
-  out[3 * t + 2] = __float_as_uint(keep_scale<Config>(dropout));
+  const DropoutQueries queries = dropout_queries(keep.words, in[2 * t]);
+  const DropoutNumbers numbers = keep.of_keys(queries, in[2 * t + 1]);
+  unsigned* mine = out + 6 * t;
+  mine[0] = numbers.words[0];
+  mine[1] = numbers.words[1];
+  mine[2] = __float_as_uint(keep_scale<Config>(dropout));
+  mine[3] = keep.limit(dropout, queries, in[2 * t + 1]);
+  mine[4] = keep.addend(dropout, queries, in[2 * t + 1]);
+  DroppedOfColumns<2, 4> dropped;
+  dropped.draw(keep.words, DropoutLimit(dropout.limit), in[0], in[1], t);
+  mine[5] = dropped.bits;
 )");
 }
 

@@ -155,35 +155,15 @@ std::string variable(const char* name) {
   return value != nullptr ? value : "";
 }
 
-// `below` in one of the places that the file lies in: its folder and the two above that. A folder
-// of somebody who could not replace the file (one in /tmp, say) does not count.
-std::string near_file(const char* file, const std::string& below) {
-  char* real = ::realpath(file, nullptr);
-  if (real == nullptr) return "";
-  std::string folder = real;
-  std::free(real);
-  struct stat own {};
-  struct stat found {};
-  if (::stat(folder.c_str(), &own) != 0) return "";
-  for (int up = 0; up < 3; ++up) {
-    folder.resize(std::min(folder.rfind('/'), folder.size()));
-    const std::string path = folder + below;
-    if (::access(path.c_str(), X_OK) != 0 || ::stat(path.c_str(), &found) != 0) continue;
-    if (found.st_uid == own.st_uid || found.st_uid == 0) return path;
-  }
-  return "";
-}
-
 std::optional<KernelCache> find_shipped() {
   static const char kHere = 0;
-  const std::string below = "/share/flashlab/kernels";
   Dl_info info{};
   std::string path;
   if (::dladdr(&kHere, &info) != 0 && info.dli_fname != nullptr) {
-    path = near_file(info.dli_fname, below);
+    path = KernelCache::shipped_near(info.dli_fname);
   }
   // Of a program that was found on the PATH the loader knows no more than its name.
-  if (path.empty()) path = near_file("/proc/self/exe", below);
+  if (path.empty()) path = KernelCache::shipped_near("/proc/self/exe");
   if (!path.empty()) return KernelCache(path, KernelCache::Access::kShipped);
   std::string home = variable("XDG_DATA_HOME");
   if (home.empty() && !variable("HOME").empty()) home = variable("HOME") + "/.local/share";
@@ -217,6 +197,23 @@ std::string KernelCache::default_folder() {
   }
   const std::string home = variable("HOME");
   return home.empty() ? "" : home + "/.cache/flashlab/kernels";
+}
+
+std::string KernelCache::shipped_near(const char* file) {
+  char* real = ::realpath(file, nullptr);
+  if (real == nullptr) return "";
+  std::string folder = real;
+  std::free(real);
+  struct stat own {};
+  struct stat found {};
+  if (::stat(folder.c_str(), &own) != 0) return "";
+  for (int up = 0; up < 3; ++up) {
+    folder.resize(std::min(folder.rfind('/'), folder.size()));
+    const std::string path = folder + "/share/flashlab/kernels";
+    if (::access(path.c_str(), X_OK) != 0 || ::stat(path.c_str(), &found) != 0) continue;
+    if (found.st_uid == own.st_uid || found.st_uid == 0) return path;
+  }
+  return "";
 }
 
 const KernelCache* KernelCache::shipped() {

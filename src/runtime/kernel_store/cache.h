@@ -63,6 +63,10 @@ class KernelCache {
   /// Python, bin/flashlab, lib/x86_64-linux-gnu/libflashlab.so); else in the user's XDG_DATA_HOME
   /// or ~/.local/share, where `make install` puts them. Looked for once; null where there are none.
   static const KernelCache* shipped();
+  /// share/flashlab/kernels of the places that `file` lies in: its folder and the two above that.
+  /// Only a folder of the file's owner or of root counts: a file in /tmp, say, would else read
+  /// kernels that anybody has put beside it. Empty where there is none.
+  static std::string shipped_near(const char* file);
 
   /// `max_bytes`: what entries may take together, 0 without a limit.
   explicit KernelCache(std::string folder, Access access = Access::kReadWrite,

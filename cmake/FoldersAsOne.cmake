@@ -3,12 +3,17 @@
 # cores, clang++ 14: 1180 s of processor time, so 370; 2026-11-23). Included after the targets.
 # Left alone are files that name something as a neighbour does.
 set(apart cli/bench_step cli/completion cli/explain cli/explain_step cli/flags_profile
-  cli/flags_steps cli/flags_training cli/info cli/monitor cli/profile_ncu cli/profile_step cli/train
-  lab/machine/monitor lab/measure/gpu_roof lab/measure/gpu_ruler lab/measure/statistics
+  cli/flags_steps cli/flags_training cli/info cli/monitor cli/profile_nsight cli/profile_step
+  cli/train lab/machine/monitor lab/measure/gpu_roof lab/measure/gpu_ruler lab/measure/statistics
   lab/report/monitor_picture lab/results/results_json_parse lab/results/verdict
   lab/subjects/weighted_sum/weighted_sum_gpu profile/ledger profile/questions profile/roofline
   runtime/cuda/cupti train/run/device_parameters train/run/safetensors train/run/train_config
   train/run/trainer)
+foreach(name IN LISTS apart)
+  if(NOT EXISTS ${PROJECT_SOURCE_DIR}/src/${name}.cpp)
+    message(FATAL_ERROR "cmake/FoldersAsOne.cmake names src/${name}.cpp, which is not there")
+  endif()
+endforeach()
 foreach(target IN ITEMS flashlab flashlab_lab flashlab_train flashlab_profile flashlab_cli)
   if(NOT TARGET ${target})
     continue()

@@ -92,6 +92,7 @@ class Instruments(Gpu):
     def test_a_step_without_cupti_is_timed_by_events_and_says_why(self):
         for variables, why in (({"FLASHLAB_CUPTI": "/no/libcupti.so"}, "was not found"),
                                ({"FAKE_CUPTI": "old"}, "API 10"),
+                               ({"FAKE_CUPTI": "new"}, "API 140000"),
                                ({"FAKE_CUPTI": "refused"}, "RestrictProfilingToAdminUsers"),
                                ({"FAKE_CUPTI": "busy"}, "another profiler"),
                                ({"FAKE_CUPTI": "lost"}, "3 lost records"),
@@ -190,6 +191,22 @@ class Cut(Gpu):
         self.assertIn(self.path("p"), done.stderr)
         self.assertIn("adamw", self.read("ledger.csv"))
         self.assertIn("## Answers", self.read("SUMMARY.md"))
+
+    def test_ctrl_c_while_ncu_counts_keeps_the_run_before_it(self):
+        waits = self.tool("waits", f"#!/bin/sh\ntouch {self.path('waits-now')}\nsleep 100\n")
+        environment = self.environment()
+        environment["FLASHLAB_NCU"] = waits
+        with subprocess.Popen([program(), *STEP, "--ncu", "--output", self.path("p")], text=True,
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                              env=environment) as child:
+            end = time.monotonic() + 60
+            while not os.path.exists(self.path("waits-now")) and time.monotonic() < end:
+                time.sleep(0.02)
+            child.send_signal(signal.SIGINT)
+            _, errors = child.communicate(timeout=60)
+        self.assertEqual(child.returncode, 130, errors)
+        self.assertRegex(self.read("SUMMARY.md"), "- counters by ncu: .*interrupted")
+        self.assertLessEqual(ALWAYS | MEMORY, set(os.listdir(self.path("p"))))
 
     def test_ctrl_c_while_the_gpu_records_keeps_the_steps_so_far(self):
         command = [program(), *STEP, "--steps", "5000", "--output", self.path("p")]

@@ -177,13 +177,13 @@ int cuMemAllocAsync(unsigned long long* address, std::size_t bytes, void*) {
   return bytes <= kMemoryBytes ? kSuccess : kOutOfMemory;
 }
 
-// From the same half on, and from its start again when nothing is left.
+// In the other half, and from its start again when nothing is left.
 std::size_t next_byte = 512;
 int allocations = 0;
 int cuMemAlloc_v2(unsigned long long* address, std::size_t bytes) {
   if (std::getenv("FAKE_MEMORY") == nullptr) return kUnknownError;
   if (next_byte + bytes > kMemoryBytes / 2) return kOutOfMemory;
-  *address = kMemory + kMemoryBytes / 2 + next_byte;
+  *address = kMemory + next_byte;
   next_byte += (bytes + 511) / 256 * 256;
   ++allocations;
   return kSuccess;

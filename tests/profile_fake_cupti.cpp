@@ -1,7 +1,8 @@
 // Stands in for libcupti.so, with records as long as those of CUDA 13.0.
-// FAKE_CUPTI: old (API 10), refused (no permission), busy (another profiler), lost (records were
-// dropped); else each flush brings one copy from the host, a kernel, a memset and a second kernel
-// that began before them. It is a tool of NVTX, too, and writes ranges to the file FAKE_NVTX_LOG.
+// FAKE_CUPTI: old (API 10), new (of CUDA 14), refused (no permission), busy (another profiler),
+// lost (records were dropped); else each flush brings one copy from the host, a kernel, a memset
+// and a second kernel that began before them. It is a tool of NVTX, too, and writes ranges to the
+// file FAKE_NVTX_LOG.
 
 #include <cstdint>
 #include <cstdio>
@@ -56,7 +57,7 @@ std::uint8_t* add_kernel(std::uint8_t* at, const char* name, std::uint64_t start
 extern "C" {
 
 int cuptiGetVersion(std::uint32_t* version) {
-  *version = is("old") ? 10 : 130001;
+  *version = is("old") ? 10 : is("new") ? 140000 : 130001;
   return 0;
 }
 int cuptiGetResultString(int result, const char** text) {

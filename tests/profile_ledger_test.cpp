@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "profile/ledger.h"
@@ -163,6 +164,29 @@ TEST(Trace, KernelsOfOneOperationShareItsMemoryAndNeverCross) {
   EXPECT_EQ(memory, (std::vector<double>{10, 20}));
   ASSERT_EQ(starts.size(), 3u);
   EXPECT_EQ(starts[2], 7000) << "from the end of the kernel before it";
+}
+
+TEST(Trace, StreamsHaveTracksAndRunBesideEachOther) {
+  Recording r = recording_of({{"a", "a", "product"}, {"b", "b", "copy"}, {"c", "c", "product"}}, 1);
+  r.events[1].stream = 1;
+  r.events[1].start_ms = r.events[0].start_ms + 0.5;
+  r.events[1].duration_ms = 4;
+  const auto json = nlohmann::json::parse(chrome_trace(r, {}));
+  std::map<std::string, std::pair<int, double>> tracks;  // by kernel: thread and begin
+  double step_end = 0;
+  std::size_t named = 0;
+  for (const auto& e : json["traceEvents"]) {
+    named += e["name"] == "thread_name" ? 1 : 0;
+    if (e["ph"] == "X" && e["args"].contains("kernel")) {
+      tracks[e["args"]["kernel"]] = {e["tid"], e["ts"]};
+    }
+    if (e["name"] == "step 1") step_end = e["ts"].get<double>() + e["dur"].get<double>();
+  }
+  EXPECT_EQ(named, 2u);
+  EXPECT_EQ(tracks["a"], std::pair(1, 5000.0));
+  EXPECT_EQ(tracks["b"], std::pair(2, 5500.0));
+  EXPECT_EQ(tracks["c"], std::pair(1, 7000.0)) << "it does not wait for the other stream";
+  EXPECT_DOUBLE_EQ(step_end, 9500) << "a step ends with the last of all streams";
 }
 
 TEST(Trace, FoldedStacksAddUpToOneStep) {

@@ -127,7 +127,7 @@ std::string counters_table(const Profile& p, std::span<const NcuMetric> metrics,
   std::vector<std::vector<HtmlCell>> rows;
   bool any = false;
   for (const KernelCounters& counters : p.counters) {
-    rows.push_back({{counters.kernel, "", ""}, {fmt::format("{}", counters.calls), "n", ""}});
+    rows.push_back({{counters.kernel, "long", ""}, {fmt::format("{}", counters.calls), "n", ""}});
     for (const NcuMetric& metric : metrics) {
       const auto found = counters.metrics.find(metric.name);
       const bool there = found != counters.metrics.end();

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "lab/report/numbers.h"
 #include "lab/report/svg.h"
@@ -174,6 +175,12 @@ std::string chrome_trace(const Recording& recording, const std::vector<double>& 
                     {"pid", 1},
                     {"args", {{"name", "flashlab: " + recording.title}}}});
   events.push_back(thread_name(1, recording.device));
+  std::set<int> streams;
+  for (const Event& event : recording.events) streams.insert(event.stream);
+  streams.erase(0);
+  for (const int stream : streams) {
+    events.push_back(thread_name(1 + stream, fmt::format("stream {}", stream)));
+  }
   std::size_t at = 0;
   int step = 0;
   // Events that were timed by another clock than their step's can end after it: what follows them
@@ -192,17 +199,22 @@ std::string chrome_trace(const Recording& recording, const std::vector<double>& 
     }
     OpenRanges ranges(events);
     double end = begin;
+    std::map<int, double> ends;  // of the other streams' tracks
     int operation = -1;
     for (; at < recording.events.size() && recording.events[at].step == step; ++at) {
       const Event& event = recording.events[at];
       std::vector<std::string> stack = stack_of(event);
       stack.pop_back();
-      // A kernel may begin a moment before the one before it ends.
-      const double start = std::max(event.start_ms + late, end);
-      end = std::max(start, event.start_ms + late + event.duration_ms);
-      ranges.move_to(stack, start);
-      ranges.advance(end);
-      events.push_back(leaf(event, start, end));
+      // A kernel may begin a moment before the one before it ends. Ranges are around the first
+      // stream's; each of the others has a track of its own.
+      double& there = event.stream == 0 ? end : ends.try_emplace(event.stream, begin).first->second;
+      const double start = std::max(event.start_ms + late, there);
+      there = std::max(start, event.start_ms + late + event.duration_ms);
+      if (event.stream == 0) {
+        ranges.move_to(stack, start);
+        ranges.advance(end);
+      }
+      events.push_back(leaf(event, start, there));
       const int now = event.operation >= 0 ? event.operation : static_cast<int>(at);
       if (step == 0 && now != operation && static_cast<std::size_t>(now) < memory_bytes.size()) {
         events.push_back({{"name", "memory"},
@@ -215,6 +227,7 @@ std::string chrome_trace(const Recording& recording, const std::vector<double>& 
     }
     ranges.close_to(0);
     reached = std::max(reached, end);
+    for (const auto& [stream, last] : ends) reached = std::max(reached, last);
     step_range();
     ++step;
   }

@@ -35,8 +35,6 @@ SPILLS = {
     ("flash_bwd_sm80", "sm_90a"): 20,
     # A window, softcap, ALiBi and dropout together, d 256: nine words.
     ("flash_fwd_sm80", "sm_90a"): 36,
-    # LayerNorm of 768 in bf16, 16 stored and loaded. No such GPU was run; NVRTC 13.0.
-    ("flash_bwd_norm", "sm_120a"): 32,
 }
 
 

@@ -34,7 +34,8 @@ from processes import run, stop_with_this_script
 REACH = ("fp32-bool-mask-form-0,bf16-064,fp16-head-dim-2,fp32-060,bf16-003,"
          "fp32-decode-bottom-right,fp16-044,bf16-080,fp32-055,bf16-095,fp32-115,fp16-020,"
          "bf16-padded-gqa-accumulate,bf16-082,fp32-fill-2,fp32-fill-4-causal,"
-         "fp32-deterministic-uneven")
+         "fp32-deterministic-uneven,bf16-additive-mask-own-type,bf16-softcap-mask,"
+         "bf16-alibi-both-sides,bf16-group-of-8")
 # Of cublas' kernels these reach the rest: masks of bf16, rows aligned to 8 bytes, empty rows.
 REACH_CUBLAS = REACH + (",bf16-000,bf16-023,head-dim-4,all-rows-but-one-empty,fp16-038,bf16-010,"
                         "bf16-111")
@@ -42,7 +43,8 @@ REACH_CUBLAS = REACH + (",bf16-000,bf16-023,head-dim-4,all-rows-but-one-empty,fp
 # of cublas' every kind of mask.
 SMALL = {"sm80": "bare-causal,bf16-padded-gqa-accumulate,bf16-decode-bottom-right,"
                  "fp32-decode-bottom-right,head-dim-192,fp32-head-dim-7",
-         "sm90": "bf16-bare-causal,bf16-head-dim-192",
+         "sm90": "bf16-bare-causal,bf16-head-dim-192,bf16-additive-mask-own-type,"
+                 "bf16-softcap-mask,bf16-alibi-both-sides,bf16-group-of-8",
          "cublas": "bare-causal,bool-mask-form-0,bf16-000,fp32-055"}
 SMALL_LADDER = "bf16-bare-causal,fp16-head-dim-33"
 # `check` fills the workspace before a call, which would hide what was never written: initcheck

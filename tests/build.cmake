@@ -5,6 +5,8 @@ add_test(NAME lint_rules_test
   COMMAND Python3::Interpreter ${CMAKE_CURRENT_SOURCE_DIR}/lint_rules_test.py)
 add_test(NAME docs_rules_test
   COMMAND Python3::Interpreter ${CMAKE_CURRENT_SOURCE_DIR}/docs_rules_test.py)
+add_test(NAME bench_tools_test
+  COMMAND Python3::Interpreter ${CMAKE_CURRENT_SOURCE_DIR}/bench_tools_test.py)
 add_test(NAME lint_tools_test
   COMMAND Python3::Interpreter ${CMAKE_CURRENT_SOURCE_DIR}/lint_tools_test.py)
 set_tests_properties(docs_rules_test PROPERTIES ENVIRONMENT CXX=${CMAKE_CXX_COMPILER})

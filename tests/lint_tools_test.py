@@ -332,30 +332,6 @@ def running(pid):
         return False
 
 
-class KernelVariants(unittest.TestCase):
-    def run_in(self, folder):
-        return subprocess.run([sys.executable, os.path.join(ROOT, "bench", "kernel_variants.py"),
-                               folder, "--dry-run"], capture_output=True, text=True, check=False)
-
-    def test_the_patches_in_the_tree_apply(self):
-        variants = os.path.join(ROOT, "bench", "variants")
-        for name in os.listdir(variants):
-            done = self.run_in(os.path.join(variants, name))
-            self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-
-    def test_a_patch_that_does_not_apply_is_named(self):
-        with tempfile.TemporaryDirectory() as folder:
-            for name, text in (
-                    ("cases.json", '{"one": {"flags": [], "variants": ["old", "gone"]}}'),
-                    ("old.patch", "--- a/arguments.h\n+++ b/arguments.h\n@@ -1 +1 @@\n-o\n+n\n")):
-                with open(os.path.join(folder, name), "w", encoding="utf-8") as stream:
-                    stream.write(text)
-            done = self.run_in(folder)
-            self.assertEqual(done.returncode, 1)
-            self.assertIn("old: does not apply", done.stdout)
-            self.assertIn("no variant gone", done.stdout)
-
-
 SCRIPT = """
 import sys
 import processes

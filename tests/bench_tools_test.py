@@ -1,0 +1,84 @@
+#!/usr/bin/env python3
+"""The scripts of bench/ that need no GPU: patches of kernels, records beside their bars."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+
+ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")
+sys.dont_write_bytecode = True
+
+
+def run(script, *arguments):
+    return subprocess.run([sys.executable, os.path.join(ROOT, "bench", script), *arguments],
+                          capture_output=True, text=True, check=False)
+
+
+class KernelVariants(unittest.TestCase):
+    def test_the_patches_in_the_tree_apply(self):
+        variants = os.path.join(ROOT, "bench", "variants")
+        for name in os.listdir(variants):
+            done = run("kernel_variants.py", os.path.join(variants, name), "--dry-run")
+            self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+
+    def test_a_patch_that_does_not_apply_is_named(self):
+        with tempfile.TemporaryDirectory() as folder:
+            for name, text in (
+                    ("cases.json", '{"one": {"flags": [], "variants": ["old", "gone"]}}'),
+                    ("old.patch", "--- a/arguments.h\n+++ b/arguments.h\n@@ -1 +1 @@\n-o\n+n\n")):
+                with open(os.path.join(folder, name), "w", encoding="utf-8") as stream:
+                    stream.write(text)
+            done = run("kernel_variants.py", folder, "--dry-run")
+            self.assertEqual(done.returncode, 1)
+            self.assertIn("old: does not apply", done.stdout)
+            self.assertIn("no variant gone", done.stdout)
+
+
+class Bars(unittest.TestCase):
+    """Two rows: 2 ms against 3 (flash) and 1 (cuDNN); 2 ms against 2 (cuDNN)."""
+
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.addCleanup(self.folder.cleanup)
+        self.cudnn = self.record("torch.cudnn", {512: 0.5, 1024: 1.0})
+        self.flash = self.record("torch.flash", {512: 1.5})
+
+    def path(self, name):
+        return os.path.join(self.folder.name, name)
+
+    def record(self, peer, ratios):
+        rows = [{"pass": "forward", "dtype": "bf16", "batch": 1, "heads_q": 8, "seqlen_q": seqlen,
+                 "head_dim": 64, "mask": "none", "flashlab_ms": 2.0, "torch_over_flashlab": ratio}
+                for seqlen, ratio in ratios.items()]
+        with open(self.path(peer), "w", encoding="utf-8") as stream:
+            json.dump({"peer": f"PyTorch 2 {peer}, a GPU", "results": rows}, stream)
+        return self.path(peer)
+
+    def test_the_best_peer_of_each_row_counts(self):
+        done = run("peers/bars.py", self.cudnn, self.flash)
+        self.assertEqual(done.returncode, 1, done.stderr)
+        self.assertIn("2 shapes: geometric mean 0.707, least 0.500", done.stdout)
+        self.assertIn("S 512, d 64, full: ours 2000.0 us, torch.cudnn 1000.0", done.stdout)
+        self.assertNotIn("S 1024", done.stdout)
+        done = run("peers/bars.py", self.cudnn, self.flash, "--least", "0.4", "--mean", "0.7")
+        self.assertEqual(done.returncode, 0)
+        done = run("peers/bars.py", self.cudnn, self.flash, "--least", "0.4", "--mean", "0.8")
+        self.assertEqual(done.returncode, 1)
+
+    def test_recorded_figures_follow_cudnns(self):
+        with open(self.path("then.csv"), "w", encoding="utf-8") as stream:
+            stream.write("peer,pass,dtype,hdim,causal,batch,seqlen,heads,median_ms\n"
+                         "cudnn,fwd,bfloat16,64,0,1,1024,8,4.0\n"
+                         "fa3,fwd,bfloat16,64,0,1,1024,8,3.0\n"
+                         "fa4_graph,fwd,bfloat16,64,0,1,1024,8,0.1\n"
+                         "fa3,fwd,bfloat16,64,0,1,512,8,0.1\n")
+        done = run("peers/bars.py", self.cudnn, "--recorded", self.path("then.csv"))
+        self.assertIn("S 1024, d 64, full: ours 2000.0 us, fa3 then 1500.0", done.stdout)
+        self.assertIn("least 0.500", done.stdout)
+
+
+if __name__ == "__main__":
+    unittest.main()

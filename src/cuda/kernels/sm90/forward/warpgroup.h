@@ -381,12 +381,20 @@ struct Sm90Warpgroup : Sm90MaskRows<kSm90KeptMask<Config>> {
     }
   }
 
+  /// Whether a lane has 16 neighbouring bytes of each 32 features.
+  static constexpr bool kWideStores =
+      Config::kOutput != Element::kFp32 && Config::kAlignO >= 16 && Config::kHeadDimV % 8 == 0;
+  /// Bytes between a row of results and what a lane stores of it first: the rest is at constant
+  /// distances from there.
+  __device__ static int first_byte() {
+    const int lane = static_cast<int>(threadIdx.x) % 4;
+    return kWideStores ? 16 * lane : 0;
+  }
+
   template <int kGroup>
   __device__ void store_group(unsigned char* to, bool exists, int half, float inverse) const {
     const int lane = static_cast<int>(threadIdx.x) % 4;
-    constexpr bool kWide =
-        Config::kOutput != Element::kFp32 && Config::kAlignO >= 16 && Config::kHeadDimV % 8 == 0;
-    if constexpr (kWide) {
+    if constexpr (kWideStores) {
       unsigned words[4];
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
@@ -394,9 +402,9 @@ struct Sm90Warpgroup : Sm90MaskRows<kSm90KeptMask<Config>> {
                                          output<kGroup>(half, j, 1) * inverse);
       }
       transpose_quad(words);
-      const int column = 32 * kGroup + 8 * lane;
-      if (exists && column < Config::kHeadDimV) {
-        *reinterpret_cast<uint4*>(to + 2 * column) =
+      constexpr bool kWhole = 32 * (kGroup + 1) <= Config::kHeadDimV;
+      if (exists && (kWhole || 32 * kGroup + 8 * lane < Config::kHeadDimV)) {
+        *reinterpret_cast<uint4*>(to + 64 * kGroup) =
             make_uint4(words[0], words[1], words[2], words[3]);
       }
     } else if (exists) {
@@ -438,7 +446,7 @@ struct Sm90Warpgroup : Sm90MaskRows<kSm90KeptMask<Config>> {
                                       position * lse.row_stride] = statistics.lse(0, half, offset);
       }
       unsigned char* to = row_address<Config::kOutput>(call.o, task.batch, head(), position);
-      store_group<0>(to, exists, half, inverse);
+      store_group<0>(to + first_byte(), exists, half, inverse);
     }
   }
 
@@ -447,15 +455,17 @@ struct Sm90Warpgroup : Sm90MaskRows<kSm90KeptMask<Config>> {
                              float inverse, float offset) const {
     const Int64 at = Int64(task.slot) * Tiles::kTileQ + row(half) - task.first_row;
     if (threadIdx.x % 4 == 0) stream.lse[at] = statistics.lse(0, half, offset);
-    store_part_group<0>(stream.o + at * Config::kHeadDimV, half, inverse);
+    const int lane = static_cast<int>(threadIdx.x) % 4;
+    store_part_group<0>(stream.o + at * Config::kHeadDimV + 2 * lane, half, inverse);
   }
+  /// `to`: where a lane's first two features belong.
   template <int kGroup>
   __device__ void store_part_group(float* to, int half, float inverse) const {
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      const int column = 32 * kGroup + 8 * j + 2 * (static_cast<int>(threadIdx.x) % 4);
-      if (column >= Config::kHeadDimV) continue;
-      *reinterpret_cast<float2*>(to + column) =
+      // Head dims are multiples of 8: all of a quad's features or none exist.
+      if (32 * kGroup + 8 * j >= Config::kHeadDimV) continue;
+      *reinterpret_cast<float2*>(to + 32 * kGroup + 8 * j) =
           make_float2(output<kGroup>(half, j, 0) * inverse, output<kGroup>(half, j, 1) * inverse);
     }
     if constexpr (32 * (kGroup + 1) < Config::kHeadDimV) {

@@ -15,6 +15,9 @@ class BadInput(Folder):
         self.assertNotIn("did you mean", self.refused(["bench", "--dtype", "fp8"],
                                                       '"fp8" is unknown').stderr)
         self.refused(["bensh"], 'no command "bensh"', "did you mean bench?")
+        for words in (["profile"], ["profile", "--help"], ["profile", "--seqlen", "5"]):
+            self.refused(words, "profile takes a second word",
+                         "flashlab profile attention or flashlab profile step")
         self.refused(["--frobnicate"], "no flag --frobnicate without a command")
         self.refused(["--seqlen", "4k"], "before the command", "flashlab COMMAND --seqlen")
         for later in "report tune".split():

@@ -1,6 +1,7 @@
 // flashlab: exact attention, and the instruments that prove it.
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -47,8 +48,15 @@ bool asks_for_help(const std::vector<std::string>& words) {
                            "there is",
                            name));
   }
-  std::vector<std::string> names;
-  for (const CommandSpec& spec : commands()) names.emplace_back(spec.name);
+  std::vector<std::string> names, longer;
+  for (const CommandSpec& spec : commands()) {
+    names.emplace_back(spec.name);
+    if (spec.name.starts_with(name + " ")) longer.emplace_back(spec.name);
+  }
+  if (!longer.empty()) {
+    fail_usage(fmt::format("{} takes a second word; write flashlab {}", name,
+                           fmt::join(longer, " or flashlab ")));
+  }
   const std::string near = closest(name, names);
   fail_usage(fmt::format("there is no command \"{}\"; {}flashlab --help lists what there is", name,
                          near.empty() ? "" : fmt::format("did you mean {}? ", near)));

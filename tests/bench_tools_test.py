@@ -3,10 +3,12 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
 import unittest
+import unittest.mock
 
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")
 sys.dont_write_bytecode = True
@@ -35,6 +37,22 @@ class KernelVariants(unittest.TestCase):
             self.assertEqual(done.returncode, 1)
             self.assertIn("old: does not apply", done.stdout)
             self.assertIn("no variant gone", done.stdout)
+
+
+class Grids(unittest.TestCase):
+    def test_the_presets_are_those_of_the_program(self):
+        absent = {name: unittest.mock.MagicMock()
+                  for name in ("torch", "torch.nn", "torch.nn.functional", "torch.nn.attention")}
+        with unittest.mock.patch.dict(sys.modules, absent), unittest.mock.patch.object(
+                sys, "path", [os.path.join(ROOT, "bench", "peers"), *sys.path]):
+            import torch_gpu  # pylint: disable=import-outside-toplevel
+        with open(os.path.join(ROOT, "cases/presets.cpp"), encoding="utf-8") as stream:
+            listed = re.findall(r'preset\("[\w-]+", (\d+), (\d+), (\d+), (\d+), Causal::k(\w+)',
+                                stream.read())
+        self.assertGreater(len(listed), 5)
+        self.assertEqual(torch_gpu.GRIDS["presets"][0], [
+            (int(batch), int(heads), int(seqlen), int(dim), causal != "None")
+            for batch, seqlen, heads, dim, causal in listed])
 
 
 class Bars(unittest.TestCase):

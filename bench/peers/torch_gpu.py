@@ -45,7 +45,7 @@ def papers():
 def presets():
     """The shapes of `--preset`, one after the other."""
     return [(8, 12, 1024, 64, True), (2, 96, 2048, 128, True), (16, 12, 512, 64, False),
-            (8, 16, 512, 64, False), (1, 8, 8192, 64, True), (1, 8, 16384, 64, True),
+            (8, 16, 512, 64, False), (1, 8, 8192, 64, False), (1, 8, 16384, 64, False),
             (32, 8, 512, 64, False)]
 
 

@@ -7,6 +7,7 @@
 #             PYTHON's too
 #   sanitize  compute-sanitizer's memcheck, racecheck and initcheck on small cases of every kernel
 #             but the instruments' own, where it works (bench/sanitize.py)
+#   repeat    a thousand equal results of Hopper's forward with masks, ALiBi, softcap, packed groups
 #   costs     compiling, loading from the disk cache, the host's share of a call, a thousand equal
 #             results (gpu_costs beside PROGRAM: cmake --build build --target gpu_costs)
 #   ladder    the rungs beside each other: one long head, and enough heads to fill the GPU
@@ -35,7 +36,7 @@ python=${5:-python3}
 here=$(cd "$(dirname "$0")" && pwd)
 mkdir -p "$folder"
 [ "$parts" = all ] &&
-  parts=check,suite,sanitize,costs,ladder,bench,torch,torch32,grids,variants,python,training
+  parts=check,suite,sanitize,repeat,costs,ladder,bench,torch,torch32,grids,variants,python,training
 failed=0
 
 say() { printf '== %s\n' "$*"; }
@@ -72,6 +73,12 @@ part_sanitize() {
       *) failed=1 && say "FAILED" ;;
     esac
   done
+}
+
+part_repeat() {
+  step "repeat: a thousand equal results" "$program" check --device cuda --implementation sm90 \
+    --dtype bf16 --repeat-bitwise 1000 --json "$folder/$name-repeat.json" --case \
+    additive-mask-own-type,bool-mask-form-0,softcap-mask,softcap-large,alibi-both-sides,group-of
 }
 
 part_costs() {
@@ -177,13 +184,13 @@ part_training() {
 "$program" info --json "$folder/$name-info.json"
 for part in ${parts//,/ }; do
   case $part in
-    check | suite | sanitize | costs | ladder | bench | torch | torch32 | grids | variants | \
-      python | training)
+    check | suite | sanitize | repeat | costs | ladder | bench | torch | torch32 | grids | \
+      variants | python | training)
       "part_$part"
       ;;
     *)
-      echo "bench/gpu.sh: no part \"$part\"; there are check, suite, sanitize, costs, ladder," \
-        "bench, torch, torch32, grids, variants, python, training, all" >&2
+      echo "bench/gpu.sh: no part \"$part\"; there are check, suite, sanitize, repeat, costs," \
+        "ladder, bench, torch, torch32, grids, variants, python, training, all" >&2
       exit 2
       ;;
   esac

@@ -135,9 +135,11 @@ struct ForwardWarp {
   /// draws its numbers itself, or the usual one would keep them for it.
   template <bool kAgain>
   __device__ void exponentials(int index) {
-    // Blocks n and n + 1 of every row have their numbers from the same draws.
-    const int half = index % 2, n = index / (4 * kBlocks) * 2 + index / 2 % 2,
-              m = index / 4 % kBlocks;
+    // Row by row; with dropout two blocks of keys, whose draws all rows share, after the other.
+    const int half = index % 2;
+    const int n =
+        Config::kDropout ? index / (4 * kBlocks) * 2 + index / 2 % 2 : index / 2 % kPieceBlocks;
+    const int m = Config::kDropout ? index / 4 % kBlocks : index / 2 / kPieceBlocks;
     const float reference = statistics.reference[m][half];
     float p0 = ptx::exp2_fast(__fmaf_rn(rS[m][n][2 * half], factor, -reference));
     float p1 = ptx::exp2_fast(__fmaf_rn(rS[m][n][2 * half + 1], factor, -reference));

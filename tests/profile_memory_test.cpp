@@ -118,6 +118,7 @@ TEST(StepRun, RecordsEveryOperationInsideItsStep) {
   ASSERT_EQ(r.events.size(), 3 * plan.operations.size());
   EXPECT_GT(r.first_step_ms, 0);
   EXPECT_TRUE(r.plain_step_ms.has_value());
+  EXPECT_GT(r.batch_ms.value_or(0), 0);
   for (const Event& event : r.events) {
     const StepSpan& span = r.spans[static_cast<std::size_t>(1 + event.step)];
     EXPECT_GE(event.start_ms, span.start_ms);

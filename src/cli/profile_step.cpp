@@ -189,6 +189,7 @@ profile::AdviceInput advice_input(const profile::Profile& p, const Request& requ
                                   const train::ModelConfig& model, const train::StepPlan& plan) {
   profile::AdviceInput in;
   in.recording = p.recording;
+  in.data_wait_ms = p.recording.batch_ms;
   in.matrix_type = train::to_string(request.options.precision);
   in.peak_bytes = p.memory->persistent_bytes + p.memory->arena_bytes;
   in.gpu = !p.environment.gpu.empty();

@@ -280,6 +280,7 @@ std::string ledger_json(const Profile& p) {
   figure("plain_step_ms", p.recording.plain_step_ms);
   figure("device_step_ms", p.recording.device_step_ms);
   figure("enqueue_ms", p.recording.enqueue_ms);
+  figure("batch_ms", p.recording.batch_ms);
   if (p.memory) {
     out["planned_bytes"] = p.memory->persistent_bytes + p.memory->arena_bytes;
     out["measured_bytes"] = nullptr;

@@ -127,6 +127,11 @@ std::vector<Answer> answers(const Recording& r) {
     out.push_back({"Between operations",
                    fmt::format("{} a step ({})", ms(idle * r.whole_ms()), percent(idle))});
   }
+  if (r.batch_ms) {
+    out.push_back(
+        {"Drawing a step's batch before it",
+         fmt::format("{} ({} of the step)", ms(*r.batch_ms), percent(*r.batch_ms / step))});
+  }
   if (r.first_step_ms > 0) {
     out.push_back({"First step", fmt::format("{}, {:.2f} times a later one", ms(r.first_step_ms),
                                              r.first_step_ms / step)});

@@ -80,6 +80,7 @@ struct Recording {
   /// and how long the host took to enqueue it.
   std::optional<double> device_step_ms, enqueue_ms;
   std::optional<double> plain_step_ms;  ///< median of steps that nobody recorded
+  std::optional<double> batch_ms;       ///< median time of drawing a step's batch before it
   double first_step_ms = 0;             ///< with what happens only once
   bool interrupted = false;             ///< fewer steps than asked for
 

@@ -17,8 +17,10 @@ using Clock = std::chrono::steady_clock;
 
 class Session {
  public:
-  Session(StepRecorder& recorder, const StepRunOptions& options, Recording& out)
-      : recorder_(recorder),
+  Session(const train::StepExecutor& executor, StepRecorder& recorder,
+          const StepRunOptions& options, Recording& out)
+      : executor_(executor),
+        recorder_(recorder),
         options_(options),
         out_(out),
         planned_(options.warmup + 2 * options.steps) {}
@@ -63,8 +65,17 @@ class Session {
     return std::chrono::duration<double, std::milli>(duration).count();
   }
 
+  // Each step draws its batch as training does; it is the same one each time.
+  void draw_batch() {
+    const Clock::time_point begin = Clock::now();
+    train::draw_batch(executor_, options_.seed);
+    batch_.push_back(milliseconds(Clock::now() - begin));
+    out_.batch_ms = lab::median_of(batch_);
+  }
+
   Status plain_step() {
     if (options_.progress) options_.progress(done_, planned_, "");
+    draw_batch();
     const runtime::NvtxRange range("step");
     const Result<StepTimes> times = recorder_.plain();
     if (!times.ok()) return times.status();
@@ -80,6 +91,7 @@ class Session {
 
   Status step(StepSpan& span, std::vector<Event>* events) {
     if (options_.progress) options_.progress(done_, planned_, span.name);
+    draw_batch();
     span.start_ms = milliseconds(Clock::now() - begin_);
     const runtime::NvtxRange range(span.warmup ? "warm-up" : "recorded step");
     const Result<StepTimes> times =
@@ -97,12 +109,13 @@ class Session {
     return true;
   }
 
+  const train::StepExecutor& executor_;
   StepRecorder& recorder_;
   const StepRunOptions& options_;
   Recording& out_;
   const Clock::time_point begin_ = Clock::now();
   int done_ = 0, planned_ = 0;
-  std::vector<double> wall_, enqueue_, device_;
+  std::vector<double> wall_, enqueue_, device_, batch_;
 };
 
 // How much more of the device's memory is taken than before. The process' own peak tells more of a
@@ -144,7 +157,8 @@ Result<StepRun> record_step(const Context& context, const train::StepPlan& plan,
   step->executor->set_scalar(train::kLearningRate, 0);
   auto recorder = instruments->make(*step);
   if (!recorder.ok()) return recorder.status();
-  if (Status s = Session(**recorder, options, out.recording).run(); !s.ok()) return s;
+  if (Status s = Session(*step->executor, **recorder, options, out.recording).run(); !s.ok())
+    return s;
   out.recording.clock = (*recorder)->clock();
   out.why_not_better = (*recorder)->why_not_better();
   out.measured_bytes = growth.now();

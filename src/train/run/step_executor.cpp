@@ -5,9 +5,7 @@
 #include "train/run/cuda_executor.h"
 
 namespace flashlab::train {
-namespace {
 
-// Tokens and targets drawn alike from the whole vocabulary.
 void draw_batch(const StepExecutor& executor, std::uint64_t seed) {
   const StepPlan& plan = executor.plan();
   std::int64_t vocabulary = 0;
@@ -26,8 +24,6 @@ void draw_batch(const StepExecutor& executor, std::uint64_t seed) {
     }
   }
 }
-
-}  // namespace
 
 Result<std::unique_ptr<StepExecutor>> make_executor(const Context& context, StepPlan plan,
                                                     ParameterStore& parameters) {

@@ -57,6 +57,9 @@ Result<std::unique_ptr<StepExecutor>> make_executor(const Context& context, Step
 /// Writes the first loss scale, where the step has one.
 void begin_loss_scale(const StepExecutor& executor);
 
+/// Tokens and targets drawn alike from the whole vocabulary: the same ones for a seed.
+void draw_batch(const StepExecutor& executor, std::uint64_t seed);
+
 /// A step with parameters of its own.
 struct BoundStep {
   std::unique_ptr<ParameterStore> parameters;

@@ -106,6 +106,18 @@ class Docs(unittest.TestCase):
                                       "README.zh-CN.md": code.replace("run", "test")})
         self.assertEqual([path for path, _, _ in differ], ["README.zh-CN.md"])
 
+    def test_the_glossary_has_the_same_rows_in_both_languages(self):
+        def found(english, chinese):
+            pages = {"docs/glossary.md": english, "docs/glossary.zh-CN.md": chinese}
+            return [path for path, _, _ in complaints_of("", **pages)]
+
+        row = "| `batch`, B | {} |\n"
+        self.assertEqual(found(row.format("problems"), row.format("问题数")), [])
+        self.assertEqual(found(row.format("problems") * 2, row.format("问题数")),
+                         ["docs/glossary.zh-CN.md"])
+        self.assertEqual(found(row.format("problems"), "| `lse`, B | 问题数 |\n"),
+                         ["docs/glossary.zh-CN.md"])
+
     def test_records_name_no_place_of_a_machine(self):
         record = "bench/results/gpu/a.json"
         good = complaints_of("", **{record: '{"command": "flashlab bench --json a/tmp/b"}'})

@@ -183,6 +183,21 @@ def check_translation(tree):
                f"{len(chinese)} code blocks; README.md has {len(english)}")
 
 
+def check_glossary(tree):
+    """The glossary's two languages have the same rows: their code, row by row."""
+    def rows(path):
+        return [re.findall(r"`[^`]+`", line) for line in tree.text(path).splitlines()
+                if line.startswith("|")]
+
+    path = "docs/glossary.zh-CN.md"
+    english, chinese = rows("docs/glossary.md"), rows(path)
+    for number, (one, other) in enumerate(zip(english, chinese), 1):
+        if one != other:
+            yield path, 1, f"table row {number} has the code {other}; glossary.md's has {one}"
+    if len(english) != len(chinese):
+        yield path, 1, f"{len(chinese)} table rows; glossary.md has {len(english)}"
+
+
 def check_records(tree):
     """A record's commands work elsewhere."""
     for path in tree.files:
@@ -213,7 +228,8 @@ def check_tree(root, compiler):
             for check in (check_paths, check_make, check_command, check_cmake):
                 found += check(tree, line, code)
         complaints += [(path, line, what) for line, what in found]
-    return tree, [*complaints, *check_translation(tree), *check_records(tree),
+    return tree, [*complaints, *check_translation(tree), *check_glossary(tree),
+                  *check_records(tree),
                   *check_picture(tree)]
 
 

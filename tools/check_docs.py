@@ -229,8 +229,7 @@ def check_tree(root, compiler):
                 found += check(tree, line, code)
         complaints += [(path, line, what) for line, what in found]
     return tree, [*complaints, *check_translation(tree), *check_glossary(tree),
-                  *check_records(tree),
-                  *check_picture(tree)]
+                  *check_records(tree), *check_picture(tree)]
 
 
 def main():

@@ -94,7 +94,8 @@ def main():
     os.chdir(SOURCE)
     step = console.Step(label, "build")
     try:
-        steps = build(step, "build", ["-DCMAKE_BUILD_TYPE=Release"], targets)
+        steps = build(step, "build", ["-DCMAKE_BUILD_TYPE=Release", "-DFLASHLAB_FOLDERS_AS_ONE=ON"],
+                      targets)
     except BuildError as error:
         step.finish("failed")
         print(f"flashlab: {error}", file=sys.stderr)

@@ -141,7 +141,8 @@ struct Problem {
   std::optional<TensorSpec> alibi_slopes{};
   /// To come.
   std::optional<TensorSpec> sinks{}, cu_seqlens_q{}, cu_seqlens_k{}, block_table{},
-      row_statistics{}, dropout_state{};
+      row_statistics{};
+  std::optional<TensorSpec> dropout_state{};  ///< seed and offset, as in ForwardTensors
   Options options{};
 };
 

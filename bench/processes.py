@@ -34,6 +34,21 @@ def run(command, limit=None):
     return code, text, time.monotonic() - start
 
 
+class Deadline:
+    """The seconds that a script may take, from now on."""
+
+    def __init__(self, seconds):
+        self.seconds = seconds
+        self.end = time.monotonic() + seconds
+
+    def left(self):
+        return self.end - time.monotonic()
+
+    def say(self, text):
+        """One line, after the seconds that have passed."""
+        print(f"{self.seconds - self.left():6.1f} s  {text}", flush=True)
+
+
 def stop_with_this_script():
     """From now on SIGTERM ends the script's programs before the script: `timeout` sends it."""
     def stop(number, _frame):

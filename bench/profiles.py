@@ -20,7 +20,6 @@ import os
 import shutil
 import sys
 import tempfile
-import time
 
 import processes
 
@@ -39,20 +38,14 @@ TIME = "gpu__time_duration.sum"
 LEAST_SECONDS = 5  # nothing is begun with less
 
 
-class Run:
+class Run(processes.Deadline):
     """The command's arguments, the time that is left, and what was found."""
 
     def __init__(self, arguments, scratch):
+        super().__init__(arguments.seconds)
         self.arguments = arguments
         self.scratch = scratch
-        self.end = time.monotonic() + arguments.seconds
         self.failed = False
-
-    def left(self):
-        return self.end - time.monotonic()
-
-    def say(self, text):
-        print(f"{self.arguments.seconds - self.left():6.1f} s  {text}", flush=True)
 
     def start(self, name, command, limit=None):
         """The output of a command, or None."""

@@ -103,20 +103,14 @@ class Peer:
         self.process.wait()
 
 
-class Run:
+class Run(processes.Deadline):
     """The command's arguments, the time that is left, and what was found."""
 
     def __init__(self, arguments):
+        super().__init__(arguments.seconds)
         self.arguments = arguments
-        self.end = time.monotonic() + arguments.seconds
         self.found = {}
         self.failed = False
-
-    def left(self):
-        return self.end - time.monotonic()
-
-    def say(self, text):
-        print(f"{self.arguments.seconds - self.left():6.1f} s  {text}", flush=True)
 
     def flashlab(self, name, arguments, limit=None):
         """The JSON of a command with --json, or None."""
@@ -162,7 +156,7 @@ def parity(run):
 def memory(run):
     out = []
     for group in (8, 1, 2, 4):
-        if run.left() < run.arguments.seconds / 2:
+        if run.left() < run.seconds / 2:
             run.say("memory: no time for the rest")
             break
         got = run.flashlab(
@@ -335,7 +329,7 @@ def prepared(run, pool):
 
 def ready_peers(run, peers, futures):
     """The peers that are compiled in time; at least a third of the time is left for measuring."""
-    concurrent.futures.wait(futures.values(), max(run.left() - run.arguments.seconds / 3, 1))
+    concurrent.futures.wait(futures.values(), max(run.left() - run.seconds / 3, 1))
     out = {}
     for name, future in futures.items():
         future.cancel()

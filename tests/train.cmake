@@ -7,17 +7,10 @@ if(FLASHLAB_BUILD_CLI)
   flashlab_test(train_cuda_test SOURCES train_cuda_test.cpp LIBRARIES flashlab_train)
   flashlab_test(train_kernels_test SOURCES train_kernels_test.cpp train_kernels_rows.cpp
     train_kernels_tokens.cpp LIBRARIES flashlab_train)
-  if(NOT FLASHLAB_SANITIZE)  # fibers have stacks that sanitizers do not know
-    set(emulated_flags "")
-    if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-      set(emulated_flags " -fno-gnu-unique")
-    endif()
+  if(TARGET flashlab_emulated)
     flashlab_test(train_emulated_test SOURCES train_emulated_test.cpp train_kernels_rows.cpp
-      train_kernels_tokens.cpp LIBRARIES flashlab_train ${CMAKE_DL_LIBS}
-      DEFINITIONS FLASHLAB_CXX="${CMAKE_CXX_COMPILER}" FLASHLAB_CXX_FLAGS="${emulated_flags}"
-        FLASHLAB_SOURCES="${PROJECT_SOURCE_DIR}"
-        FLASHLAB_KERNELS="${PROJECT_SOURCE_DIR}/src/cuda/kernels"
-        FLASHLAB_EMULATED="${CMAKE_CURRENT_SOURCE_DIR}/emulated")
+      train_kernels_tokens.cpp LIBRARIES flashlab_train flashlab_emulated)
+    set_target_properties(train_emulated_test PROPERTIES ENABLE_EXPORTS ON)
   endif()
   flashlab_test(train_run_test SOURCES train_run_test.cpp LIBRARIES flashlab_train
     DEFINITIONS FLASHLAB_GOLDENS="${CMAKE_CURRENT_SOURCE_DIR}/goldens")

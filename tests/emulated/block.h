@@ -1,229 +1,171 @@
 #pragma once
 
-// A block of CUDA threads on a CPU, for kernels without tensor cores: each thread is a fiber, which
-// gives way at barriers and shuffles only, and warps run ahead of others in orders drawn at random.
-// What lacks a barrier reads something else in some order. Copies to shared memory happen when they
-// are waited for. Compiled before a kernel's source without its `extern __shared__`.
+// CUDA's words for a kernel's text that the host's compiler reads: included before it. What runs
+// the threads is machine.h.
 
-#include <ucontext.h>
-
-#include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
-#include <vector>
+
+#include "launch.h"
+#include "machine.h"
 
 #define __device__
+#define __forceinline__ inline
+#define __host__
 #define __global__
 #define __shared__ static
 #define __grid_constant__
 #define __launch_bounds__(...)
 #define __align__(bytes) alignas(bytes)
 
-struct Dimensions {
-  unsigned x = 0, y = 0, z = 0;
-};
 struct alignas(8) uint2 {
   unsigned x, y;
 };
 struct alignas(16) uint4 {
   unsigned x, y, z, w;
 };
+struct alignas(8) ushort4 {
+  unsigned short x, y, z, w;
+};
+struct alignas(8) float2 {
+  float x, y;
+};
 struct alignas(16) float4 {
   float x, y, z, w;
 };
+inline float2 make_float2(float x, float y) {
+  return {x, y};
+}
 inline float4 make_float4(float x, float y, float z, float w) {
   return {x, y, z, w};
 }
 inline uint2 make_uint2(unsigned x, unsigned y) {
   return {x, y};
 }
-template <class To, class From>
-To bits_as(From from) {
-  static_assert(sizeof(To) == sizeof(From));
-  To to;
-  std::memcpy(&to, &from, sizeof to);
-  return to;
+inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) {
+  return {x, y, z, w};
 }
+
 inline float __uint_as_float(unsigned bits) {
-  return bits_as<float>(bits);
+  return __builtin_bit_cast(float, bits);
 }
 inline float __int_as_float(int bits) {
-  return bits_as<float>(bits);
+  return __builtin_bit_cast(float, bits);
 }
 inline int __float_as_int(float value) {
-  return bits_as<int>(value);
+  return __builtin_bit_cast(int, value);
+}
+inline unsigned __float_as_uint(float value) {
+  return __builtin_bit_cast(unsigned, value);
 }
 inline float rsqrtf(float x) {
   return 1 / std::sqrt(x);
 }
+inline float __fmaf_rn(float a, float b, float c) {
+  return fmaf(a, b, c);
+}
+inline int __ffs(int bits) {
+  return __builtin_ffs(bits);
+}
 using std::isfinite;
-using std::max;
-using std::min;
+template <class T>
+T max(T a, T b) {
+  return a < b ? b : a;
+}
+template <class T>
+T min(T a, T b) {
+  return b < a ? b : a;
+}
+/// Of both halves the largest of three.
+inline unsigned __vimax3_u16x2(unsigned a, unsigned b, unsigned c) {
+  const unsigned low = max(max(a & 0xffff, b & 0xffff), c & 0xffff);
+  return max(max(a >> 16, b >> 16), c >> 16) << 16 | low;
+}
 
-inline Dimensions threadIdx, blockIdx, gridDim, blockDim;
+template <class T>
+T atomicAdd(T* at, T value) {
+  const T before = *at;
+  *at += value;
+  return before;
+}
+template <class T>
+T atomicMax(T* at, T value) {
+  const T before = *at;
+  *at = max(before, value);
+  return before;
+}
+inline void __threadfence() {}
+inline void __nanosleep(unsigned) {
+  emulated::give_way();
+}
 
-namespace flashlab::device {
-inline constexpr std::size_t kEmulatedSharedBytes = 232448;
-alignas(16) inline char shared_bytes[kEmulatedSharedBytes];
-inline float* const sScores = reinterpret_cast<float*>(shared_bytes);
-}  // namespace flashlab::device
+inline void __syncthreads() {
+  emulated::meet_all(false);
+}
+inline bool __syncthreads_or(int condition) {
+  return emulated::meet_all(condition != 0);
+}
 
 namespace emulated {
 
-struct Copy {
-  void* to;
-  const void* from;
-  int group;
+/// What a launch asks for; a source's `extern __shared__` array begins there (kernels.cpp).
+alignas(1024) inline char shared_memory[kSharedMemoryBytes];
+
+/// A lane's share of an exchange.
+template <class T>
+struct Exchanged {
+  T value;
+  int from;
+  T got;
 };
-
-struct Thread {
-  ucontext_t context{};
-  std::vector<char> stack;
-  std::vector<Copy> copies;
-  int groups = 0;      ///< that were closed
-  int waits_for = -1;  ///< a barrier; -1: may run
-  int exchanges = 0;   ///< shuffles so far
-  bool ended = false;
-};
-
-struct Meeting {
-  int arrived = 0;
-};
-
-constexpr int kBlockBarrier = 0, kNamedBarriers = 16, kWarpBarriers = kNamedBarriers;
-
-struct Block {
-  std::vector<Thread> threads;
-  std::vector<Meeting> meetings;
-  std::vector<float> exchanged[2];  ///< by thread
-  std::vector<int> order;           ///< of the warps
-  ucontext_t scheduler{};
-  int current = 0;
-  unsigned random = 1;
-  void (*kernel)(const void*) = nullptr;
-  const void* arguments = nullptr;
-};
-inline Block block;
-
-inline void give_way() {
-  swapcontext(&block.threads[block.current].context, &block.scheduler);
+template <class T>
+T exchange(T value, int from) {
+  Exchanged<T> mine{value, from, value};
+  together(
+      [](void* const* lanes) {
+        for (int lane = 0; lane < 32; ++lane) {
+          if (lanes[lane] == nullptr) continue;
+          auto& to = *static_cast<Exchanged<T>*>(lanes[lane]);
+          const auto* source = static_cast<const Exchanged<T>*>(lanes[to.from % 32]);
+          if (source != nullptr) to.got = source->value;
+        }
+      },
+      &mine);
+  return mine.got;
 }
-
-/// Waits until `count` threads have come to the barrier.
-inline void meet(int barrier, int count) {
-  Meeting& meeting = block.meetings[barrier];
-  block.threads[block.current].waits_for = barrier;
-  if (++meeting.arrived == count) {
-    meeting.arrived = 0;
-    for (Thread& each : block.threads) {
-      if (each.waits_for == barrier) each.waits_for = -1;
-    }
-  }
-  give_way();
+inline int lane() {
+  return static_cast<int>(threadIdx.x % 32);
 }
-
-inline float shuffle_xor(float value, int lanes) {
-  const int self = block.current, warp = self / 32;
-  std::vector<float>& slots = block.exchanged[block.threads[self].exchanges++ % 2];
-  slots[self] = value;
-  const int width = std::min<int>(32, static_cast<int>(block.threads.size()) - 32 * warp);
-  meet(kWarpBarriers + warp, width);
-  return slots[self ^ lanes];
-}
-
-/// What is in groups that are at least `pending` groups old.
-inline void finish_copies(int pending) {
-  Thread& self = block.threads[block.current];
-  const int last = self.groups - pending;
-  std::erase_if(self.copies, [&](const Copy& copy) {
-    if (copy.group >= last) return false;
-    std::memcpy(copy.to, copy.from, 16);
-    return true;
-  });
-}
-
-inline void enter() {
-  block.kernel(block.arguments);
-  block.threads[block.current].ended = true;
-  give_way();
-}
-
-inline unsigned draw(unsigned end) {
-  block.random = block.random * 1664525u + 1013904223u;
-  return (block.random >> 8) % end;
-}
-
-/// Runs the threads of the first warp, in an order that is drawn anew now and then, that may run:
-/// it goes ahead of the others as far as barriers let it. False: no thread may.
-inline bool step() {
-  const auto threads = static_cast<int>(block.threads.size());
-  if (draw(64) == 0) {
-    for (std::size_t i = block.order.size(); i > 1; --i) {
-      std::swap(block.order[i - 1], block.order[draw(static_cast<unsigned>(i))]);
-    }
-  }
-  for (const int warp : block.order) {
-    bool ran = false;
-    const int first = static_cast<int>(draw(32));
-    for (int i = 0; i < 32; ++i) {
-      const int thread = 32 * warp + (first + i) % 32;
-      if (thread >= threads) continue;
-      const Thread& each = block.threads[thread];
-      if (each.ended || each.waits_for >= 0) continue;
-      ran = true;
-      block.current = thread;
-      threadIdx.x = static_cast<unsigned>(thread);
-      swapcontext(&block.scheduler, &block.threads[thread].context);
-    }
-    if (ran) return true;
-  }
-  return false;
-}
-
-/// Every block of a grid, one after the other. False: threads wait for others that never come.
-inline bool launch(void (*kernel)(const void*), const void* arguments, unsigned blocks_x,
-                   unsigned blocks_y, unsigned threads) {
-  constexpr std::size_t kStackBytes = 128 * 1024;
-  gridDim = {blocks_x, blocks_y, 1};
-  blockDim = {threads, 1, 1};
-  block.kernel = kernel;
-  block.arguments = arguments;
-  block.threads.resize(threads);
-  for (unsigned i = 0; i < blocks_x * blocks_y; ++i) {
-    blockIdx = {i % blocks_x, i / blocks_x, 0};
-    block.meetings.assign(kWarpBarriers + (threads + 31) / 32, {});
-    for (std::vector<float>& slots : block.exchanged) slots.assign(threads, NAN);
-    block.order.resize((threads + 31) / 32);
-    for (std::size_t warp = 0; warp < block.order.size(); ++warp) {
-      block.order[warp] = static_cast<int>(warp);
-    }
-    // What a block before has left in shared memory is none of this one's.
-    std::memset(flashlab::device::shared_bytes, 0xff, sizeof flashlab::device::shared_bytes);
-    for (Thread& each : block.threads) {
-      each.copies.clear();
-      each.groups = each.exchanges = 0;
-      each.waits_for = -1;
-      each.ended = false;
-      each.stack.resize(kStackBytes);
-      getcontext(&each.context);
-      each.context.uc_stack.ss_sp = each.stack.data();
-      each.context.uc_stack.ss_size = each.stack.size();
-      each.context.uc_link = nullptr;
-      makecontext(&each.context, enter, 0);
-    }
-    while (step()) {
-    }
-    for (const Thread& each : block.threads) {
-      if (!each.ended) return false;
-    }
-  }
-  return true;
+inline void need_all_lanes(unsigned mask) {
+  if (mask != 0xffffffffu) fail("only exchanges of all lanes of a warp are known here");
 }
 
 }  // namespace emulated
 
-inline void __syncthreads() {
-  emulated::meet(emulated::kBlockBarrier, static_cast<int>(blockDim.x));
+inline void __syncwarp() {
+  emulated::exchange(0, emulated::lane());
+}
+template <class T>
+T __shfl_sync(unsigned mask, T value, int lane) {
+  emulated::need_all_lanes(mask);
+  return emulated::exchange(value, lane);
+}
+template <class T>
+T __shfl_xor_sync(unsigned mask, T value, int lanes) {
+  emulated::need_all_lanes(mask);
+  return emulated::exchange(value, emulated::lane() ^ lanes);
+}
+inline bool __any_sync(unsigned mask, bool condition) {
+  emulated::need_all_lanes(mask);
+  emulated::together(
+      [](void* const* lanes) {
+        bool any = false;
+        for (int i = 0; i < 32; ++i) any |= lanes[i] != nullptr && *static_cast<bool*>(lanes[i]);
+        for (int i = 0; i < 32; ++i) {
+          if (lanes[i] != nullptr) *static_cast<bool*>(lanes[i]) = any;
+        }
+      },
+      &condition);
+  return condition;
 }

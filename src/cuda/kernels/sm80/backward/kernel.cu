@@ -59,11 +59,11 @@ struct BackwardKernel : BackwardBlock<Config> {
   using Base = BackwardBlock<Config>;
   using typename Base::Sizes, typename Base::Storage, typename Base::TileGradO,
       typename Base::TileKey, typename Base::TileQuery, typename Base::TileScores,
-      typename Base::TileValue, typename Base::Visibility, Base::kDim, Base::kDimV, Base::kElement,
-      Base::kExchange, Base::kGradKN, Base::kGradVN, Base::kKSteps, Base::kLoadAfterReading,
-      Base::kM, Base::kN, Base::kPieceQ, Base::kPieces, Base::kStages, Base::kThreads, Base::kTileK,
-      Base::kTileQ, Base::kWarpKeys, Base::kWarpQueries, Base::load_keys, Base::load_queries,
-      Base::work_of;
+      typename Base::TileValue, typename Base::Visibility;
+  using Base::kDim, Base::kDimV, Base::kElement, Base::kExchange, Base::kGradKN, Base::kGradVN,
+      Base::kKSteps, Base::kLoadAfterReading, Base::kM, Base::kN, Base::kPieceQ, Base::kPieces,
+      Base::kStages, Base::kThreads, Base::kTileK, Base::kTileQ, Base::kWarpKeys,
+      Base::kWarpQueries, Base::load_keys, Base::load_queries, Base::work_of;
 
   /// Which of a lane's pairs count under a mask tensor, one bit each. One element at a time:
   /// unrolled, the compiler reads the mask of all of them at once, and spills.

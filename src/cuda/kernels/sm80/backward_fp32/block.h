@@ -27,14 +27,14 @@ __device__ __forceinline__ float grad_v_factor(const QueryTile& q) {
 template <class Config>
 struct BackwardFp32Block : BackwardFp32Products<Config> {
   using Base = BackwardFp32Products<Config>;
-  using typename Base::Stage, typename Base::Storage, typename Base::KeyTerms, Base::add_to_grad_q,
-      Base::grad_q_sums, Base::grad_s_bound, Base::kColumns, Base::kColumnsV, Base::kDim,
-      Base::kDimV, Base::kHalfKeys, Base::kHalves, Base::kKeyWarps, Base::kKeys, Base::kPark,
-      Base::kQueryTiles, Base::kRows, Base::kTerms, Base::kThreads, Base::kUnrollGradP,
+  using Base::add_to_grad_q, Base::grad_q_sums, Base::grad_s_bound, Base::kColumns, Base::kColumnsV,
+      Base::kDim, Base::kDimV, Base::kHalfKeys, Base::kHalves, Base::kKeyWarps, Base::kKeys,
+      Base::kPark, Base::kQueryTiles, Base::kRows, Base::kTerms, Base::kThreads, Base::kUnrollGradP,
       Base::kUnrollScores, Base::key_block, Base::mask_value, Base::park, Base::path_of,
       Base::row_lse, Base::row_tiles, Base::split_two, Base::store_grad_s, Base::take_ticket,
       Base::to_terms, Base::turn_of, Base::turns_before, Base::unpark, Base::warp_key,
       Base::warp_query;
+  using typename Base::Stage, typename Base::Storage, typename Base::KeyTerms;
 
   /// Starts the copies of kCount rows of a tile's terms, from `g` on; kSharedRows: rows of a term
   /// in shared memory. `bytes` 16, or 0 for zeros.

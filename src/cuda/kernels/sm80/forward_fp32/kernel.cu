@@ -42,7 +42,8 @@ template <class Config>
 struct ForwardFp32Kernel : ForwardFp32Block<Config> {
   using Base = ForwardFp32Block<Config>;
   using typename Base::Storage, typename Base::Probabilities, typename Base::Scores,
-      typename Base::WarpState, Base::block_work, Base::first_column, Base::kBlockRows, Base::kDim,
+      typename Base::WarpState;
+  using Base::block_work, Base::first_column, Base::kBlockRows, Base::kDim,
       Base::kDimV, Base::kKeySteps, Base::kKeys, Base::kPlaneV, Base::kQueryShared, Base::kRowTiles,
       Base::kScoreTiles, Base::kSteps, Base::kTerms, Base::kThreads, Base::kValueTiles,
       Base::kWarpRows, Base::load_queries, Base::mark_of, Base::masked, Base::needs_mask,

@@ -1,0 +1,159 @@
+// Proves that the emulated block sees what is wrong: kernels with one deliberate fault each, which
+// the acceptance rule or the block itself must reject. The faults of tile/mutation.h are wrong
+// arithmetic; the others are wrong order, which shows because copies and products take their time
+// at random. FLASHLAB_EMULATED=all plants all of them.
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+
+#include "attention_emulated.h"
+
+namespace flashlab::testing {
+namespace {
+
+using cases::Case;
+using emulated::Edit;
+
+// Several tiles for a block, more keys than a ring has places, scores that outgrow their reference.
+Case rings() {
+  Case out;
+  out.name = "rings";
+  out.batch = 1;
+  out.heads_q = 8;
+  out.heads_k = 4;
+  out.seqlen_q = 130;
+  out.seqlen_k = 520;
+  out.head_dim = out.head_dim_v = 64;
+  out.dtype = DType::kBf16;
+  out.fill = cases::Fill::kGrowing;
+  return out;
+}
+
+// Tiles that follow each other closely: queries and tasks are ahead.
+Case short_tiles() {
+  Case out = rings();
+  out.name = "short tiles";
+  out.seqlen_k = 70;
+  out.fill = cases::Fill::kNormal;
+  return out;
+}
+
+// As many places for keys as for values: else a place of keys waits for values that are read later.
+Case equal_rings() {
+  Case out = rings();
+  out.name = "equal rings";
+  out.head_dim = 256;
+  return out;
+}
+
+struct Planted {
+  const char* name;
+  std::vector<Edit> edits;
+  bool always = false;         ///< without FLASHLAB_EMULATED too
+  Case (*problem)() = &rings;  ///< where it shows
+};
+
+// What `check` says of a case with edited sources: empty if it is accepted.
+std::string rejection(const Case& problem, const std::vector<Edit>& edits,
+                      const char* implementation, Pass pass) {
+  emulated::Kernels kernels(edits);
+  for (const std::string& each : kernels.problems()) ADD_FAILURE() << each;
+  use_gpu({.multiprocessors = 1, .kernels = &kernels});
+  const Context context = emulated_context();
+  lab::CheckOptions options;
+  options.passes = {pass};
+  options.repeat = pass == Pass::kForward;
+  options.memory = emulated_memory();
+  return lab::check_case(context, *lab::CaseTruth::create(problem, options), implementation,
+                         options)
+      .failure();
+}
+
+void expect_all_are_seen(const char* implementation, Pass pass, const std::vector<Planted>& list) {
+  for (const Case& each : {rings(), short_tiles(), equal_rings()}) {
+    EXPECT_EQ(rejection(each, {}, implementation, pass), "");
+  }
+  for (const Planted& each : list) {
+    if (!each.always && std::getenv("FLASHLAB_EMULATED") == nullptr) continue;
+    const std::string seen = rejection(each.problem(), each.edits, implementation, pass);
+    EXPECT_NE(seen, "") << each.name << ": nobody noticed";
+    fmt::print("{}: {}\n", each.name, seen);
+  }
+}
+
+constexpr const char* kKernel = "sm90/forward/kernel.cu";
+constexpr const char* kProducer = "sm90/forward/producer.h";
+constexpr const char* kTiles = "sm90/forward/tiles.h";
+constexpr const char* kPipeline = "tile/pipeline.h";
+
+TEST(AttentionEmulatedFaults, OfTheHopperForwardAreSeen) {
+  const std::string release_k = "    ring_k.release();\n    ring_k.advance();\n  }\n";
+  const std::vector<Planted> list = {
+      {"keys are not waited for",
+       {{kKernel, "    ring_k.wait_full();\n    warpgroup.start_scores",
+         "    warpgroup.start_scores"}},
+       true},
+      {"values are not waited for",
+       {{kKernel, "    ring_v.wait_full();\n    warpgroup.start_outputs",
+         "    warpgroup.start_outputs"}}},
+      {"queries are not waited for", {{kKernel, "if (queries) ring_q.wait_full();", ""}}},
+      {"keys are released before the products have read them",
+       {{kKernel, "    warpgroup.start_scores(rS, keys_at(ring_k.stage));",
+         "    warpgroup.start_scores(rS, keys_at(ring_k.stage));\n    ring_k.release();"},
+        {kKernel, "    warpgroup.accept(rS);\n    ring_k.release();", "    warpgroup.accept(rS);"}},
+       true,
+       &equal_rings},
+      {"values are released before the products have read them",
+       {{kKernel, "    } else {\n      ptx::wgmma_wait<0>();\n    }", "    }"}},
+       true},
+      {"scores are read while their products are under way",
+       {{kKernel, "      ptx::wgmma_wait<1>();", ""}},
+       true},
+      {"queries are released before the last products",
+       {{kKernel, "    if (range.begin < range.end) walk(range);",
+         "    if (queries) ring_q.release();\n    if (range.begin < range.end) walk(range);"},
+        {kKernel, "      ring_q.release();\n", ""}},
+       true,
+       &short_tiles},
+      {"a phase that does not turn", {{kPipeline, "      phase ^= 1;", ""}}, true},
+      {"the first round waits",
+       {{kPipeline, "wait_for_phase(empty(), phase ^ 1)", "wait_for_phase(empty(), phase)"}},
+       true},
+      {"nobody waits for an empty place",
+       {{kProducer,
+         "    ring.wait_empty();\n    ptx::barrier_arrive_expect(ring.full(), Tile::kBytes);",
+         "    ptx::barrier_arrive_expect(ring.full(), Tile::kBytes);"}}},
+      {"too few bytes are announced",
+       {{kProducer, "Tile::kBytes);\n    copy_tile", "Tile::kBytes - 16);\n    copy_tile"}}},
+      {"too many bytes are announced",
+       {{kProducer, "Tile::kBytes);\n    copy_tile", "Tile::kBytes + 16);\n    copy_tile"}}},
+      {"one arrival too few is expected",
+       {{kTiles, "ring_k.init(1, kConsumerWarps);", "ring_k.init(1, kConsumerWarps - 1);"}}},
+      {"one arrival too many is expected",
+       {{kTiles, "ring_v.init(1, kConsumerWarps);", "ring_v.init(1, kConsumerWarps + 1);"}}},
+      {"barriers are used before they are there", {{kKernel, "  __syncthreads();\n", ""}}, true},
+      {"no fence before products", {{"sm90/forward/warpgroup.h", "    ptx::wgmma_fence();\n", ""}}},
+      {"a descriptor of the wrong step",
+       {{"tile/slab.h", "step % 4 * 2 * kChunkBytes", "step % 4 * 4 * kChunkBytes"}}},
+      {"chunks are looked for where they would lie without a swizzle",
+       {{"tile/slab.h", "((chunk % 8) ^ (row % 8)) * kChunkBytes", "(chunk % 8) * kChunkBytes"}},
+       true},
+      {"a task is given up before its last use",
+       {{kKernel, "      const int skipped = walk_tile(task);\n",
+         "      ring_tasks.release();\n      const int skipped = walk_tile(task);\n"},
+        {kKernel, "      }\n      ring_tasks.release();\n", "      }\n"}},
+       false,
+       &short_tiles},
+      {"nobody passes the turn",
+       {{kKernel, "      pass_turn();\n      if constexpr (!Warpgroup::kEarlyMask)",
+         "      if constexpr (!Warpgroup::kEarlyMask)"}}},
+      {"the first turn is nobody's",
+       {{kKernel, "if (consumer == Tiles::kConsumers - 1) walker.pass_turn();", ""}}},
+  };
+  expect_all_are_seen("sm90", Pass::kForward, list);
+}
+
+}  // namespace
+}  // namespace flashlab::testing

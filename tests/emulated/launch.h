@@ -1,0 +1,26 @@
+#pragma once
+
+// Runs a compiled kernel: every block of a grid, one after the other in an order drawn at random.
+
+#include <cstddef>
+#include <string>
+
+#include "machine.h"
+
+namespace emulated {
+
+inline constexpr std::size_t kSharedMemoryBytes = 232448;  ///< what a block can have on sm_90
+
+struct Launch {
+  void (*kernel)(const void* arguments);
+  const void* arguments;
+  Dimensions grid;
+  unsigned threads;
+  char* shared;  ///< the kernel's, kSharedMemoryBytes
+  unsigned shared_bytes;
+};
+
+/// What went wrong, empty if nothing did.
+std::string launch(const Launch& what);
+
+}  // namespace emulated

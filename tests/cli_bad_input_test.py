@@ -20,8 +20,7 @@ class BadInput(Folder):
                          "flashlab profile attention or flashlab profile step")
         self.refused(["--frobnicate"], "no flag --frobnicate without a command")
         self.refused(["--seqlen", "4k"], "before the command", "flashlab COMMAND --seqlen")
-        for later in "report tune".split():
-            self.refused([later], f"the command {later} is planned")
+        self.refused(["report"], "the command report is planned")
         nothing = run()
         self.assertEqual(nothing.returncode, 2)
         self.assertIn("Commands", nothing.stderr)

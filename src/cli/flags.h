@@ -30,6 +30,7 @@ enum CommandBit : unsigned {
   kProfileStep = 1u << 15,
   kProfileAttention = 1u << 16,
   kBenchStep = 1u << 14,
+  kTune = 1u << 17,
   kBenchPrecision = 1u << 18,
   kCheckStep = 1u << 19,
   kMonitor = 1u << 20,

@@ -120,6 +120,8 @@ int dispatch(std::vector<std::string> words) {
       return run_precompile(arguments);
     case kCache:
       return run_cache(arguments);
+    case kTune:
+      return run_tune(arguments);
     case kTrain:
       return run_train(arguments);
     case kGenerate:

@@ -11,6 +11,7 @@
 #include "cuda/launch/arguments.h"
 #include "cuda/launch/config.h"
 #include "cuda/launch/gpu_plan.h"
+#include "cuda/launch/sm90_forward_table.h"
 #include "runtime/kernel_store/config.h"
 
 namespace flashlab::cuda {
@@ -25,14 +26,9 @@ constexpr std::int64_t kMaxStrideBytes = std::int64_t{1} << 40;
 constexpr int kMapAlignment = 16;  // of a tensor map's address and strides, in bytes
 constexpr int kWarpgroupRows = 64, kWarpgroupThreads = 128;
 constexpr int kSlabColumns = 64, kSlabRowBytes = 128;  // kernels/tile/slab.h
-constexpr int kSharedAlignment = 1024;
-constexpr int kMaxStages = 5;
-// MEASURED (H200, 2026-11-22, kernels/sm90/NOTES.md): at head dim 64 steps of 128 keys are faster
-// than of 64 from this many keys on; causal calls with fewer lose more at the diagonal.
-constexpr std::int64_t kLongCausal = 2048;
-// MEASURED (the same, 2026-11-23): beyond this many keys, or bytes of a head's K and V, the shorter
-// half of the tiles of all heads is left for the end, where a section's longest tile would have
-// nothing beside it. With fewer the second reading of K and V costs more.
+// MEASURED (H200, 2026-11-23, kernels/sm90/NOTES.md): beyond this many keys, or bytes of a head's K
+// and V, the shorter half of the tiles of all heads is left for the end, where a section's longest
+// tile would have nothing beside it. With fewer the second reading of K and V costs more.
 constexpr std::int64_t kShortCausal = 2048, kSmallHeadBytes = (1 << 21) - 1;
 // MEASURED (H200, 2026-11-23, kernels/sm90/README.md): sm80's smaller tiles are faster for fewer
 // rows of a head or packed group. Few queries before few keys are not measured: they stay with
@@ -47,13 +43,6 @@ constexpr std::int64_t kMaxStreamBlocks = 1 << 30;  // 31 bits in the kernel
 // tiles and their merge cost.
 constexpr double kFlopPerUs = 4.9e6, kLeastBlockUs = 0.7, kMergeUs = 4, kMergeUsPerByte = 1.2e-6;
 constexpr double kLeastShare = 0.005;  // of the whole rounds' time: less is no gain one can see
-
-constexpr int divide_up(int a, int b) {
-  return (a + b - 1) / b;
-}
-constexpr int slabs(int dim) {
-  return divide_up(dim, kSlabColumns);
-}
 
 struct Choice {
   Sm90ForwardTiling tiling;
@@ -177,19 +166,13 @@ bool has_many_score_terms(const Problem& problem, const Geometry& g) {
   return wide_mask || large || count_score_terms(problem, g) > 1;
 }
 
-Choice choose(const Problem& problem, const Geometry& g, const DeviceInfo& device) {
+Choice choose(const Problem& problem, const Geometry& g, const DeviceInfo& device,
+              const Sm90ForwardTiling& tiling) {
   const int multiprocessors =
       problem.options.deterministic ? kNominalMultiprocessors : device.multiprocessors;
   Choice choice;
-  choice.bounded = std::min(g.bounds.left, g.bounds.right) < g.bounds.kUnbounded;
-  choice.tiling = choose_sm90_forward_tiling(
-      {.head_dim = static_cast<int>(g.head_dim),
-       .head_dim_v = static_cast<int>(g.head_dim_v),
-       .seqlen_k = g.seqlen_k,
-       .bounded = choice.bounded,
-       .window = g.bounds.left<g.bounds.kUnbounded, .score_terms = count_score_terms(problem, g)> 0,
-       .many_score_terms = has_many_score_terms(problem, g)},
-      device.shared_bytes_per_block);
+  choice.bounded = g.bounds.bounded();
+  choice.tiling = tiling;
   device::TileOrder& order = choice.order;
   choice.group = packed_heads(g);
   const std::int64_t rows = g.seqlen_q * choice.group;
@@ -357,38 +340,56 @@ runtime::ParameterBlock parameters(GpuPlan& plan, const Choice& choice) {
   return block;
 }
 
-}  // namespace
-
-int sm90_forward_shared_bytes(const Sm90ForwardTiling& t, int head_dim, int head_dim_v) {
-  const int q = t.consumers * t.stages_q * kWarpgroupRows * kSlabRowBytes * slabs(head_dim);
-  const int k = t.stages_k * t.block_keys * kSlabRowBytes * slabs(head_dim);
-  const int v = t.stages_v * t.block_keys * kSlabRowBytes * slabs(head_dim_v);
-  constexpr int kTasks = 4;  // queued: a task of eight numbers and two barriers each
-  const int barriers =
-      kTasks * (32 + 16) + 16 * (t.consumers * t.stages_q + t.stages_k + t.stages_v);
-  return divide_up(q + k + v + barriers, kSharedAlignment) * kSharedAlignment;
+// A measured one, else the rule's.
+Sm90ForwardTiling tiling_of(const internal::ContextState& context, const Problem& problem,
+                            const Geometry& g, std::vector<std::string>& reasons) {
+  const DeviceInfo& device = context.gpu()->info();
+  const Sm90ForwardNeeds needs = sm90_forward_needs(problem, g);
+  const Sm90ForwardTable* table =
+      context.tuning ? context.tuning.get() : users_sm90_forward_table(*context.gpu());
+  if (table != nullptr && !problem.options.deterministic) {
+    Sm90TableAnswer answer = ask(*table, device, sm90_forward_call(problem, g), needs);
+    if (!answer.reason.empty()) reasons.push_back(std::move(answer.reason));
+    if (answer.tiling) return *answer.tiling;
+  }
+  return choose_sm90_forward_tiling(needs, device.shared_bytes_per_block);
 }
 
-Sm90ForwardTiling choose_sm90_forward_tiling(const Sm90ForwardNeeds& needs, int shared_limit) {
-  Sm90ForwardTiling t;
-  // Registers: O takes head_dim_v / 2 of a thread's, and three consumers have 160.
-  t.consumers = needs.head_dim_v <= 128 && !needs.many_score_terms ? 3 : 2;
-  const bool small = needs.head_dim <= 64 && needs.head_dim_v <= 64;
-  // With 128 keys a window's two edges spill, and what scores are made of beside products.
-  if (small && !needs.window && !needs.score_terms &&
-      (!needs.bounded || needs.seqlen_k >= kLongCausal)) {
-    t.block_keys = 128;
+}  // namespace
+
+Sm90ForwardNeeds sm90_forward_needs(const Problem& problem, const Geometry& g) {
+  return {.head_dim = static_cast<int>(g.head_dim),
+          .head_dim_v = static_cast<int>(g.head_dim_v),
+          .seqlen_k = g.seqlen_k,
+          .bounded = g.bounds.bounded(),
+          .window = g.bounds.left != g.bounds.kUnbounded,
+          .score_terms = count_score_terms(problem, g) != 0,
+          .many_score_terms = has_many_score_terms(problem, g)};
+}
+
+Sm90ForwardCall sm90_forward_call(const Problem& problem, const Geometry& g) {
+  Sm90ForwardCall call;
+  call.dtype = to_string(g.dtype);
+  call.bounds = g.bounds.left < g.bounds.kUnbounded ? "window"
+                : g.bounds.bounded()                ? "causal"
+                                                    : "none";
+  if (g.softcap > 0) call.scores += "softcap ";
+  if (problem.alibi_slopes) call.scores += "alibi ";
+  if (problem.mask) {
+    const bool pairs = form_of(problem) == CallForm::kPairs;
+    call.scores += fmt::format("{} mask{} ", to_string(problem.mask->dtype),
+                               has_wide_mask(problem, g) ? ""
+                               : pairs                   ? " by pairs"
+                                                         : " by element");
   }
-  t.turns = small && !needs.bounded;
-  if (small) t.stages_q = 2;
-  const auto fits = [&](const Sm90ForwardTiling& tiling) {
-    return sm90_forward_shared_bytes(tiling, needs.head_dim, needs.head_dim_v) <= shared_limit;
-  };
-  Sm90ForwardTiling more = t;
-  while (more.stages_v < kMaxStages && (++more.stages_k, ++more.stages_v, fits(more))) t = more;
-  more = t;
-  if (++more.stages_k; fits(more)) t = more;
-  return t;
+  call.scores = call.scores.empty() ? "none" : call.scores.substr(0, call.scores.size() - 1);
+  call.head_dim = g.head_dim;
+  call.head_dim_v = g.head_dim_v;
+  call.group = g.group();
+  call.heads = g.batch * g.heads_q;
+  call.seqlen_q = g.seqlen_q;
+  call.seqlen_k = g.seqlen_k;
+  return call;
 }
 
 Result<std::shared_ptr<internal::PlanState>> plan_sm90_forward(
@@ -401,8 +402,9 @@ Result<std::shared_ptr<internal::PlanState>> plan_sm90_forward(
     return unsupported("query rows of implementation 'sm90'", fmt::format("{}", rows_of_heads),
                        fmt::format("at most {}", std::int64_t{kMaxTiles} * kWarpgroupRows));
   }
-  const Choice choice = choose(problem, g, device.info());
   auto plan = std::make_shared<GpuPlan>(device, problem, g);
+  const Sm90ForwardTiling tiling = tiling_of(context, problem, g, plan->reasons);
+  const Choice choice = choose(problem, g, device.info(), tiling);
   const ConfigPrinter config = print(problem, g, choice);
   GpuStep step;
   step.name = "flash_fwd_sm90";

@@ -4,6 +4,8 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "api/implementation.h"
 
@@ -32,7 +34,32 @@ struct Sm90ForwardNeeds {
   bool many_score_terms = false;  ///< several, or a mask with many registers to read
 };
 
+/// What of a call a measured tiling belongs to.
+struct Sm90ForwardCall {
+  std::string dtype;   ///< "bf16"
+  std::string bounds;  ///< "none", "causal", "window"
+  std::string scores;  ///< "none", "softcap alibi", "bf16 mask", "bool mask by element", ...
+  std::int64_t head_dim = 0, head_dim_v = 0;
+  std::int64_t group = 1;  ///< query heads of a key head
+  std::int64_t heads = 0;  ///< batch x query heads
+  std::int64_t seqlen_q = 0, seqlen_k = 0;
+};
+
+Sm90ForwardCall sm90_forward_call(const Problem& problem, const internal::Geometry& geometry);
+Sm90ForwardNeeds sm90_forward_needs(const Problem& problem, const internal::Geometry& geometry);
+
+/// The rule: what runs where no table has measured better (sm90_forward_table.h).
 Sm90ForwardTiling choose_sm90_forward_tiling(const Sm90ForwardNeeds& needs, int shared_limit);
+
+/// Everything that fits registers and shared memory, each with as many places for K and V as shared
+/// memory has: what `flashlab tune` measures, the rule's choice among them.
+std::vector<Sm90ForwardTiling> legal_sm90_forward_tilings(const Sm90ForwardNeeds& needs,
+                                                          int shared_limit);
+
+/// What a consumer's thread needs: O, S and P, and 32 for all else. Legal tilings keep within
+/// sm90_forward_register_limit.
+int sm90_forward_registers(const Sm90ForwardTiling& tiling, int head_dim_v);
+int sm90_forward_register_limit(const Sm90ForwardTiling& tiling);
 
 /// Dynamic shared memory of the kernel, which asserts that it agrees.
 int sm90_forward_shared_bytes(const Sm90ForwardTiling& tiling, int head_dim, int head_dim_v);

@@ -1,0 +1,104 @@
+// How the Hopper forward kernel may cut a problem, by registers and shared memory, and how it does
+// where nothing better was measured (kernels/sm90/README.md, "Budgets").
+
+#include <algorithm>
+
+#include "cuda/launch/sm90_forward.h"
+
+namespace flashlab::cuda {
+namespace {
+
+constexpr int kWarpgroupRows = 64;
+constexpr int kSlabColumns = 64, kSlabRowBytes = 128;  // kernels/tile/slab.h
+constexpr int kSharedAlignment = 1024;
+constexpr int kMinStages = 2, kMaxStages = 5;
+constexpr int kOtherRegisters = 32;
+// MEASURED (H200, 2026-11-22, kernels/sm90/NOTES.md): at head dim 64 steps of 128 keys are faster
+// than of 64 from this many keys on; causal calls with fewer lose more at the diagonal.
+constexpr std::int64_t kLongCausal = 2048;
+
+constexpr int divide_up(int a, int b) {
+  return (a + b - 1) / b;
+}
+constexpr int slabs(int dim) {
+  return divide_up(dim, kSlabColumns);
+}
+
+// As many places for K and V as shared memory has: one more for K, which is waited for first.
+void add_stages(Sm90ForwardTiling& t, const Sm90ForwardNeeds& needs, int shared_limit) {
+  const auto fits = [&](const Sm90ForwardTiling& tiling) {
+    return sm90_forward_shared_bytes(tiling, needs.head_dim, needs.head_dim_v) <= shared_limit;
+  };
+  Sm90ForwardTiling more = t;
+  while (more.stages_v < kMaxStages && (++more.stages_k, ++more.stages_v, fits(more))) t = more;
+  more = t;
+  if (++more.stages_k; fits(more)) t = more;
+}
+
+}  // namespace
+
+int sm90_forward_shared_bytes(const Sm90ForwardTiling& t, int head_dim, int head_dim_v) {
+  const int q = t.consumers * t.stages_q * kWarpgroupRows * kSlabRowBytes * slabs(head_dim);
+  const int k = t.stages_k * t.block_keys * kSlabRowBytes * slabs(head_dim);
+  const int v = t.stages_v * t.block_keys * kSlabRowBytes * slabs(head_dim_v);
+  constexpr int kTasks = 4;  // queued: a task of eight numbers and two barriers each
+  const int barriers =
+      kTasks * (32 + 16) + 16 * (t.consumers * t.stages_q + t.stages_k + t.stages_v);
+  return divide_up(q + k + v + barriers, kSharedAlignment) * kSharedAlignment;
+}
+
+int sm90_forward_registers(const Sm90ForwardTiling& t, int head_dim_v) {
+  const int outputs = divide_up(head_dim_v, 16) * 8, scores = t.block_keys / 2;
+  return outputs + scores + scores / 2 + kOtherRegisters;
+}
+
+int sm90_forward_register_limit(const Sm90ForwardTiling& t) {
+  return t.consumers == 3 ? 160 : 232;
+}
+
+std::vector<Sm90ForwardTiling> legal_sm90_forward_tilings(const Sm90ForwardNeeds& needs,
+                                                          int shared_limit) {
+  std::vector<Sm90ForwardTiling> legal;
+  const auto add = [&](Sm90ForwardTiling t) {
+    t.stages_k = t.stages_v = kMinStages;
+    if (t.consumers == 3 && needs.many_score_terms) return;
+    // With 128 keys a window's two edges spill, and what scores are made of beside products.
+    if (t.block_keys > 64 && (needs.window || needs.score_terms)) return;
+    if (t.turns && needs.bounded) return;  // turns need equally many steps
+    if (sm90_forward_registers(t, needs.head_dim_v) > sm90_forward_register_limit(t)) return;
+    const int bytes = sm90_forward_shared_bytes(t, needs.head_dim, needs.head_dim_v);
+    if (bytes > shared_limit) return;
+    add_stages(t, needs, shared_limit);
+    legal.push_back(t);
+  };
+  for (const int consumers : {3, 2}) {
+    for (const int block_keys : {64, 128}) {
+      for (const int stages_q : {1, 2}) {
+        for (const bool turns : {false, true}) {
+          add({.consumers = consumers,
+               .block_keys = block_keys,
+               .stages_q = stages_q,
+               .turns = turns});
+        }
+      }
+    }
+  }
+  return legal;
+}
+
+Sm90ForwardTiling choose_sm90_forward_tiling(const Sm90ForwardNeeds& needs, int shared_limit) {
+  Sm90ForwardTiling t;
+  // Registers: O takes head_dim_v / 2 of a thread's, and three consumers have 160.
+  t.consumers = needs.head_dim_v <= 128 && !needs.many_score_terms ? 3 : 2;
+  const bool small = needs.head_dim <= 64 && needs.head_dim_v <= 64;
+  if (small && !needs.window && !needs.score_terms &&
+      (!needs.bounded || needs.seqlen_k >= kLongCausal)) {
+    t.block_keys = 128;
+  }
+  t.turns = small && !needs.bounded;
+  if (small) t.stages_q = 2;
+  add_stages(t, needs, shared_limit);
+  return t;
+}
+
+}  // namespace flashlab::cuda

@@ -328,13 +328,13 @@ INSTANTIATE_TEST_SUITE_P(
     ToCome, Refusal,
     ::testing::Values(Bad{"sinks",
                           [](Call& c) { c.forward.sinks = c.small({kH}, DType::kFp32); },
-                          {"required: forward, fp32", "supported:", "missing: attention sinks",
-                           "device: cpu"},
+                          {"'cpu' on cpu lacks attention sinks:", "requires forward, fp32",
+                           "at most forward", "no implementation on cpu has all of it"},
                           false,
                           kUnsupported},
                       Bad{"ragged",
                           [](Call& c) { c.make_ragged(); },
-                          {"missing: variable lengths"},
+                          {"lacks variable lengths"},
                           false,
                           kUnsupported},
                       Bad{"paged",
@@ -342,14 +342,14 @@ INSTANTIATE_TEST_SUITE_P(
                             c.forward.mask.reset();
                             c.forward.block_table = c.small({kB, 3}, DType::kInt32);
                           },
-                          {"missing: paged keys"},
+                          {"lacks paged keys"},
                           false,
                           kUnsupported},
                       Bad{"row_statistics",
                           [](Call& c) {
                             c.backward.row_statistics = c.small({kB, kH, kSq, 2}, DType::kFp32);
                           },
-                          {"missing: row statistics"},
+                          {"lacks row statistics"},
                           true,
                           kUnsupported},
                       Bad{"dropout_state",
@@ -358,7 +358,7 @@ INSTANTIATE_TEST_SUITE_P(
                           false},
                       Bad{"tf32",
                           [](Call& c) { c.options.precision = Precision::kTf32; },
-                          {"missing: tf32"},
+                          {"lacks tf32"},
                           false,
                           kUnsupported},
                       Bad{"tf32_of_bf16",
@@ -374,12 +374,12 @@ INSTANTIATE_TEST_SUITE_P(
                             for (ConstTensor* t : {&c.forward.q, &c.forward.k, &c.forward.v})
                               t->spec.dtype = DType::kE4m3;
                           },
-                          {"missing: fp8"},
+                          {"lacks fp8"},
                           false,
                           kUnsupported},
                       Bad{"tiles_of_production",
                           [](Call& c) { c.options.tiles.tile_q = 64; },
-                          {"missing: tile sizes"},
+                          {"lacks tile sizes", "use fa2-plain"},
                           false,
                           kUnsupported}),
     [](const auto& info) { return std::string(info.param.name); });

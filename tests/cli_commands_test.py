@@ -80,6 +80,30 @@ class Commands(Folder):
         huge = run("explain", "--seqlen", "16777216k", "--memory", "--implementation", "cpu")
         self.assertEqual(huge.returncode, 0, huge.stderr)
 
+    def test_explain_describes_a_gpu_that_is_not_here(self):
+        words = ["explain", "--arch", "sm_90a,sm_80", "--dtype", "bf16", "--head-dim", "128",
+                 "--seqlen", "16k", "--causal", "--pass", "both"]
+        done = run(*words)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        hopper, ampere = done.stdout.split("A100 (sm_80)")
+        self.assertIn("H200 (sm_90a), described: 132 multiprocessors", hopper)
+        self.assertRegex(hopper, r"\d+ tiles of \d+ queries, in steps of \d+ keys · \d+ stages")
+        self.assertRegex(ampere, r"tile of \d+ queries x \d+ keys · \d stages · \d+ blocks of \d+ "
+                                 r"warps · [0-9.]+ KiB\s+of\s+shared\s+memory each")
+        self.assertNotIn("kTile", done.stdout)
+        constants = run(*words, "--verbose").stdout
+        self.assertIn("constants  flash_bwd_sm80, src/cuda/kernels/sm80/backward/kernel.cu",
+                      constants)
+        self.assertRegex(constants, r"kTileQ \d+")
+        bytes_of = run("explain", "--arch", "sm_80", "--memory", "--implementation", "naive")
+        self.assertRegex(bytes_of.stdout, r"together +\d")
+        self.refused(["explain", "--arch", "sm_12"], "sm_12", "sm_90a")
+        self.refused(["explain", "--arch", "sm_80", "--device", "cpu"], "use one of them")
+        self.refused(["explain", "--arch", "sm_80", "--implementation", "fa1",
+                      "--pass", "backward"], "'fa1' on cuda:0 lacks backward", "use sm80")
+        self.refused(["explain", "--implementation", "fa2", "--device", "cpu"],
+                     "got 'fa2', which runs on cuda", "use fa2-plain")
+
     def test_weighted_sum(self):
         done = run("bench", "weighted-sum", "--rows", "64,128", "--dim", "32", "--repeats", "3",
                    "--check", "--json", "-")

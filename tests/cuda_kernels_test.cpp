@@ -411,7 +411,7 @@ TEST(Default, OnTuringRefusesTf32InWords) {
     ASSERT_FALSE(plan.ok());
     EXPECT_EQ(plan.status().code(), StatusCode::kUnsupported);
     EXPECT_THAT(plan.status().message(),
-                AllOf(HasSubstr("missing: tf32"), HasSubstr("fa2-shuffle"), HasSubstr("naive")));
+                AllOf(HasSubstr("lacks tf32"), HasSubstr("fa2-shuffle"), HasSubstr("naive")));
   }
 }
 

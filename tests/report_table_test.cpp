@@ -208,6 +208,24 @@ TEST(ReportTable, BenchColumnsDoNotMove) {
   EXPECT_THAT(lines[6].substr(status), StartsWith("unsupported  required backward"));
 }
 
+TEST(ReportTable, ARoofThatIsPassedIsNamed) {
+  ResultFile file = sample_comparison();
+  const auto note = [&] {
+    const std::string text = comparison_table(file, {"naive", 80, false});
+    const std::size_t at = text.find("roof above 100%");
+    return at == std::string::npos ? "" : text.substr(at, text.find('\n', at) - at);
+  };
+  file.results[2][kRoofShare] = 1.02;
+  EXPECT_EQ(note(), "") << "a CPU's roof has no name: its clock changed";
+  file.results[2].roof_name = "fp32 FMA";
+  EXPECT_EQ(note(),
+            "roof above 100%: of fp32 FMA; tensor cores multiply the operands in parts, and");
+  file.results[2].roof_name = "mma.sync bf16";
+  EXPECT_EQ(note(), "roof above 100%: of mma.sync bf16; wgmma multiplies faster");
+  file.results[2][kRoofShare] = 0.98;
+  EXPECT_EQ(note(), "");
+}
+
 TEST(ReportTable, OnANarrowTerminalWhatIsSharedStandsOnce) {
   cases::Case a = sample_case(), b = sample_case();
   b.seqlen_q = b.seqlen_k = 4 * a.seqlen_q;

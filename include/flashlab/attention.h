@@ -59,7 +59,7 @@ struct TileOptions {
 };
 
 /// Everything about the computation that is not a tensor. Members marked "to come" are refused with
-/// kUnsupported (required / supported / missing / device) until a kernel implements them.
+/// kUnsupported until a kernel implements them.
 struct Options {
   /// Default 1/sqrt(head_dim); any finite number, 0 and negative too. Rounded to fp32 unless the
   /// tensors are fp64.
@@ -193,7 +193,8 @@ class Plan {
 /// Validates the problem and chooses kernels. Pure: equal problems on equal contexts give equal
 /// plans. Plans are cached in the Context.
 /// Errors: kInvalidArgument (shapes, strides, dtypes, scale, heads, causal without alignment),
-/// kUnsupported (required, supported, missing, device).
+/// kUnsupported (what the implementation lacks, what is required and supported, and which
+/// implementation of the device has it).
 Result<Plan> plan(const Context& context, const Problem& problem);
 
 std::size_t workspace_bytes(const Plan& plan) noexcept;

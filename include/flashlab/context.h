@@ -77,10 +77,10 @@ class Context {
   CpuIsa cpu_isa() const noexcept;
   Allocator& allocator() const noexcept;
 
+  explicit Context(std::unique_ptr<internal::ContextState> state);
   internal::ContextState& state() const noexcept { return *state_; }
 
  private:
-  explicit Context(std::unique_ptr<internal::ContextState> state);
   std::unique_ptr<internal::ContextState> state_;
 };
 

@@ -113,13 +113,14 @@ FeatureSet required_features(const Problem& p, const Geometry& g) {
 }
 
 Status refuse(FeatureSet required, FeatureSet supported, std::string_view implementation,
-              Device device) {
+              Device device, const std::string& others) {
   return Status::unsupported(
-      {fmt::format("implementation '{}' on {}", implementation, to_string(device)),
-       fmt::format("required: {}", to_string(required)),
-       fmt::format("supported: {}", to_string(supported)),
-       fmt::format("missing: {}; device: {}", to_string(required.minus(supported)),
-                   to_string(device))});
+      {fmt::format("implementation '{}' on {} lacks {}", implementation, to_string(device),
+                   to_string(required.minus(supported))),
+       fmt::format("a call that requires {}", to_string(required)),
+       fmt::format("at most {}", to_string(supported)),
+       others.empty() ? fmt::format("no implementation on {} has all of it", to_string(device))
+                      : "use " + others});
 }
 
 }  // namespace flashlab::internal

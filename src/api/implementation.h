@@ -150,8 +150,9 @@ Result<std::shared_ptr<PlanState>> plan_with_first(
     const ContextState& context, const std::vector<const Implementation*>& candidates,
     const Problem& problem, const Geometry& geometry);
 
-/// The refusal everyone gives: required / supported / missing / device.
+/// The refusal everyone gives: what is missing and on which device, what is required and supported,
+/// and `others`, the implementations there that have it ("fa2 or sm80").
 Status refuse(FeatureSet required, FeatureSet supported, std::string_view implementation,
-              Device device);
+              Device device, const std::string& others);
 
 }  // namespace flashlab::internal

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <new>
 
 #include "api/backend.h"
@@ -79,6 +80,21 @@ Status check_extents(const ContextState& context, const Geometry& g) {
   return {};
 }
 
+bool has(const Backend& backend, const std::string& name) {
+  const auto list = backend.implementations();
+  const auto named = [&](const Implementation* each) { return each->name == name; };
+  return std::any_of(list.begin(), list.end(), named);
+}
+
+// Of the same algorithm, which the name's first word says: "fa2-plain" for "fa2-mma". Empty: none.
+std::string relative_of(const std::string& name, const Backend& backend) {
+  const std::string algorithm = name.substr(0, name.find('-'));
+  for (const Implementation* each : backend.implementations()) {
+    if (each->name.substr(0, each->name.find('-')) == algorithm) return std::string(each->name);
+  }
+  return {};
+}
+
 // The implementation that is named, or what is tried where none is.
 Result<std::vector<const Implementation*>> choose(const ContextState& context,
                                                   const std::string& name) {
@@ -90,15 +106,40 @@ Result<std::vector<const Implementation*>> choose(const ContextState& context,
     if (implementation->name == name) return std::vector{implementation};
     known += fmt::format("{}{}", known.empty() ? "" : ", ", implementation->name);
   }
-  return Status::invalid({"options.implementation", fmt::format("'{}'", name),
-                          fmt::format("one of: {}", known),
-                          "leave it empty for the production kernels"});
+  const DeviceKind other =
+      context.device.kind == DeviceKind::kCpu ? DeviceKind::kCuda : DeviceKind::kCpu;
+  const bool elsewhere = has(backend_of(other), name);
+  const std::string relative = elsewhere ? relative_of(name, backend) : std::string();
+  return Status::invalid(
+      {"options.implementation",
+       elsewhere ? fmt::format("'{}', which runs on {}", name,
+                               other == DeviceKind::kCuda ? "cuda" : "cpu")
+                 : fmt::format("'{}'", name),
+       fmt::format("one of: {}", known),
+       relative.empty() ? "leave it empty for the production kernels" : "use " + relative});
 }
 
 // Where several are tried in turn.
 std::string explain_choice(const PlanState& plan, const std::string& passed_over) {
   std::string text = fmt::format("{} is the first that serves the problem", plan.implementation);
   if (!passed_over.empty()) text += fmt::format("; tried before it: {}", passed_over);
+  return text;
+}
+
+// Of the context's device, those that declare what is required, at most three: "fa2 or sm80".
+std::string others_with(FeatureSet required, const ContextState& context) {
+  constexpr std::size_t kMost = 3;
+  const cuda::DeviceInfo* gpu = context.gpu() != nullptr ? &context.gpu()->info() : nullptr;
+  std::vector<std::string_view> names;
+  for (const Implementation* each : backend_of(context.device.kind).implementations()) {
+    const bool has_all = required.minus(each->supported).empty() && each->runs_on_device(gpu);
+    if (has_all && names.size() < kMost) names.push_back(each->name);
+  }
+  std::string text;
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    const char* between = i == 0 ? "" : i + 1 == names.size() ? " or " : ", ";
+    text += fmt::format("{}{}", between, names[i]);
+  }
   return text;
 }
 
@@ -160,7 +201,7 @@ Result<std::shared_ptr<PlanState>> plan_with_first(
     supported = candidates.back()->supported;
     names = candidates.back()->name;
   }
-  return refuse(required, supported, names, context.device);
+  return refuse(required, supported, names, context.device, others_with(required, context));
 }
 
 Status check_context(const ContextState& context, const PlanState& plan) {

@@ -9,6 +9,7 @@
 #include "cli/failure.h"
 #include "cli/problems.h"
 #include "cli/terminal.h"
+#include "lab/kernels/described.h"
 #include "lab/machine/memory.h"
 #include "lab/report/group.h"
 #include "lab/report/text.h"
@@ -43,6 +44,21 @@ std::string step_kind(PlanStep::Kind kind) {
   return "kernel";
 }
 
+void print_wrapped(std::string_view head, const std::string& text, int width) {
+  std::string margin(head);
+  for (const std::string& line : lab::report::wrap(text, width)) {
+    print_line(margin + line);
+    margin.assign(margin.size(), ' ');
+  }
+}
+
+void print_constants(const Plan& plan) {
+  for (const lab::PlanKernel& kernel : lab::kernels_of(plan)) {
+    print_line(fmt::format("  constants  {}, src/cuda/kernels/{}", kernel.name, kernel.source));
+    print_wrapped("                 ", kernel.configuration, 84);
+  }
+}
+
 void print_plan(const Plan& plan, Pass pass) {
   print_line(fmt::format("  plan   {} {}", plan.implementation(), pass_name(pass)));
   int index = 0;
@@ -53,9 +69,7 @@ void print_plan(const Plan& plan, Pass pass) {
     if (!after.empty()) after = fmt::format("  (after {})", after);
     print_line(fmt::format("    {}  {} {}{}", index++, pad_right(step_kind(step.kind), 7),
                            step.name, after));
-    for (const std::string& line : lab::report::wrap(step.configuration, 84)) {
-      print_line("                 " + line);
-    }
+    if (!step.configuration.empty()) print_wrapped("                 ", step.configuration, 84);
   }
   print_line(fmt::format("  workspace  {}{}",
                          lab::format_bytes(static_cast<double>(plan.workspace_bytes())),
@@ -67,10 +81,8 @@ void print_plan(const Plan& plan, Pass pass) {
   }
   const char* head = "  why    ";
   for (const std::string& reason : plan.reasons()) {
-    for (const std::string& line : lab::report::wrap(reason, 90)) {
-      print_line(head + line);
-      head = "         ";
-    }
+    print_wrapped(head, reason, 90);
+    head = "         ";
   }
 }
 
@@ -97,10 +109,9 @@ void print_memory(const Context& context, const Job& job, Pass pass, const std::
   row("together", "", lab::total_bytes(*tensors));
 }
 
-}  // namespace
-
-int run_explain(const Arguments& arguments) {
-  const Context context = make_context(arguments, DefaultDevice::kGpuIfThere);
+// Explains every problem on one device. Gives how many plans or byte accounts it printed; a refusal
+// that it did not print goes to `refused`.
+int explain_on(const Context& context, const Arguments& arguments, Status& refused) {
   const ProblemSet problems = problems_of(arguments, bench_defaults());
   const TileOptions tiles = tile_options(arguments);
   const bool memory = arguments.has("--memory");
@@ -109,14 +120,13 @@ int run_explain(const Arguments& arguments) {
       implementation_names(arguments, memory ? implementations(context.device())
                                              : std::vector<std::string>(1, std::string()));
 
-  Status refused;
   int explained = 0;
   for (const Job& job : problems.jobs) {
     print_line(fmt::format("{}{}", explained > 0 ? "\n" : "",
                            lab::attention_subject().title(lab::labels_of(job.problem), " · ")));
     for (const Pass pass : job.passes) {
       for (const std::string& name : names) {
-        if (interrupted()) return kExitInterrupted;
+        if (interrupted()) return explained;
         if (memory) {
           print_memory(context, job, pass, name);
           ++explained;
@@ -125,6 +135,7 @@ int run_explain(const Arguments& arguments) {
         const Result<Plan> made = plan_of(context, job, pass, name, tiles);
         if (made.ok()) {
           print_plan(*made, pass);
+          if (arguments.has("--verbose")) print_constants(*made);
           ++explained;
           continue;
         }
@@ -136,6 +147,29 @@ int run_explain(const Arguments& arguments) {
       }
     }
   }
+  return explained;
+}
+
+}  // namespace
+
+int run_explain(const Arguments& arguments) {
+  const std::vector<std::string> architectures = arguments.list("--arch");
+  if (!architectures.empty() && arguments.has("--device")) {
+    fail_usage("--arch describes a GPU and --device takes one of this machine; use one of them");
+  }
+  Status refused;
+  int explained = 0;
+  if (architectures.empty()) {
+    const Context context = make_context(arguments, DefaultDevice::kGpuIfThere);
+    explained = explain_on(context, arguments, refused);
+  }
+  for (const std::string& name : architectures) {
+    const auto gpu = lab::described_gpu(name);
+    if (!gpu.ok()) fail(gpu.status());
+    print_line((explained > 0 ? "\n" : "") + gpu->words);
+    explained += explain_on(gpu->context, arguments, refused);
+  }
+  if (interrupted()) return kExitInterrupted;
   if (explained == 0) fail(refused);
   return kExitOk;
 }

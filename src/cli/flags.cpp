@@ -207,8 +207,12 @@ std::vector<FlagSpec> flags_of_results() {
       {"--log", "", "FILE.md", kFile, kSaved, kOutput, "append a dated result to this file"},
       {"--output", "", "DIR", kFolder, kSaved, kOutput,
        "report.html, json, csv and plots go here (compare: default results/<date>)"},
+      {"--arch", "", "NAME[,NAME]", kList, kExplain, kExecution,
+       "in place of --device: GPUs that need not be here, sm_80, sm_90a, ..."},
       {"--memory", "", "", kSwitch, kExplain, kOutput,
        "bytes of every tensor and workspace, implementation by implementation"},
+      {"--verbose", "", "", kSwitch, kExplain, kOutput,
+       "also the constants that every kernel is compiled with"},
 
       {"--arch", "", "NAME[,NAME]", kList, kPrecompile, kKernels,
        "what to compile for: sm_80, sm_90a, ... (default: the GPUs of this machine)"},
@@ -319,12 +323,13 @@ std::vector<CommandSpec> commands_of_attention() {
       {kExplain,
        "explain",
        "what would run, and why",
-       "Prints the plan without running it: kernels, tiles, workspace, reasons; with --memory "
-       "every "
-       "tensor's bytes for each implementation.",
+       "Prints the plan without running it: kernels, tiles, stages, warps, blocks, shared memory, "
+       "workspace, reasons; with --memory every tensor's bytes for each implementation. A GPU may "
+       "be named by its architecture, and need not be here.",
        "",
        nullptr,
        {{"flashlab explain --head-dim 128 --seqlen 16k --causal", "the plan"},
+        {"flashlab explain --arch sm_90a --dtype bf16 --verbose", "of an H100 or H200"},
         {"flashlab explain --preset gpt3-large --memory", "the bytes, without allocating them"}}},
       {kCompletion,
        "completion",

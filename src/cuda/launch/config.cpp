@@ -88,6 +88,10 @@ bool copied_by_element(const TensorSpec& spec, CallForm form) {
   return kernel_alignment(spec, form) < 4;
 }
 
+std::string stage_words(int stages) {
+  return fmt::format("{} stage{}", stages, stages == 1 ? "" : "s");
+}
+
 void explain_copies(std::vector<std::string>& reasons, const char* name, const TensorSpec& spec,
                     CallForm form) {
   const int bytes = row_alignment_bytes(spec), taken = kernel_alignment(spec, form);

@@ -60,6 +60,9 @@ bool mask_has_pairs(const TensorSpec& mask);
 /// Whether kernels of a form copy rows element by element: cp.async copies at least 4 bytes.
 bool copied_by_element(const TensorSpec& spec, CallForm form);
 
+/// "1 stage", "2 stages": how many tiles are under way.
+std::string stage_words(int stages);
+
 /// Adds to a plan's reasons why a tensor's rows are not copied 16 bytes at a time, if they are not.
 void explain_copies(std::vector<std::string>& reasons, const char* name, const TensorSpec& spec,
                     CallForm form);

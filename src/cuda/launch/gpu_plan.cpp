@@ -1,5 +1,7 @@
 #include "cuda/launch/gpu_plan.h"
 
+#include <fmt/format.h>
+
 #include <array>
 
 #include "cuda/launch/arguments.h"
@@ -22,6 +24,27 @@ Status enqueue(const runtime::CudaExecutor& executor, Stream stream, const Tenso
                            .workspaces = {&workspace.data, 1},
                            .streams = {&stream, 1},
                            .scalars = scalars});
+}
+
+std::string memory_words(unsigned bytes) {
+  return bytes % 1024 == 0 ? fmt::format("{} KiB", bytes / 1024)
+                           : fmt::format("{:.1f} KiB", bytes / 1024.0);
+}
+
+// "512 blocks of 4 warps · 48 KiB of shared memory each"
+std::string launch_words(const LaunchShape& shape) {
+  const std::uint64_t blocks = std::uint64_t{shape.grid_x} * shape.grid_y * shape.grid_z;
+  const bool warps = shape.threads % 32 == 0;
+  const unsigned each = warps ? shape.threads / 32 : shape.threads;
+  std::string text = fmt::format("{} block{} of {} {}{}", blocks, blocks == 1 ? "" : "s", each,
+                                 warps ? "warp" : "thread", each == 1 ? "" : "s");
+  if (shape.shared_bytes > 0) {
+    text += fmt::format(" · {} of shared memory{}", memory_words(shape.shared_bytes),
+                        blocks == 1 ? "" : " each");
+  }
+  const unsigned cluster = shape.cluster_x * shape.cluster_y * shape.cluster_z;
+  if (cluster > 1) text += fmt::format(" · clusters of {}", cluster);
+  return text;
 }
 
 }  // namespace
@@ -62,7 +85,8 @@ int GpuPlan::add_kernel(GpuStep step) {
   if (!step.after) step.after = {before};
   std::erase(*step.after, -1);
   PlanStep shown;
-  shown.configuration = step.configuration + " · " + runtime::to_string(step.shape);
+  shown.configuration =
+      step.words.empty() ? launch_words(step.shape) : step.words + " · " + launch_words(step.shape);
   return add(
       {.name = std::move(step.name),
        .configuration = std::move(step.configuration),

@@ -18,7 +18,8 @@ struct GpuStep {
   std::string name;  ///< for people and profilers; equals spec.entry unless it must differ
   KernelSpec spec;
   LaunchShape shape;
-  std::string configuration;  ///< ConfigPrinter::summary() and what the launch adds
+  std::string configuration;  ///< ConfigPrinter::summary(): what the kernel is compiled with
+  std::string words;          ///< for people: formula or tile, stages; blocks and memory follow
   /// What the kernel is launched with. Empty: the pass's ForwardArguments or BackwardArguments,
   /// with every tensor and region.
   runtime::ParameterBlock parameters;

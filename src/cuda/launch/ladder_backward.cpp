@@ -196,7 +196,8 @@ class BackwardPlanner {
     step.shape.grid_x = static_cast<unsigned>(blocks);
     step.shape.threads = threads;
     step.shape.shared_bytes = shared;
-    step.configuration = fmt::format("{} · {}", what, config_.summary());
+    step.configuration = config_.summary();
+    step.words = what;
     step.after = std::move(after);
     return plan_->add_kernel(std::move(step));
   }

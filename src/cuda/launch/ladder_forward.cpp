@@ -175,8 +175,8 @@ Result<std::shared_ptr<internal::PlanState>> plan_forward(const Rung& rung, GpuD
   step.shape.grid_x = static_cast<unsigned>(blocks);
   step.shape.threads = static_cast<unsigned>(ladder_threads(rung.step, tiles.q, tiles.k));
   step.shape.shared_bytes = static_cast<unsigned>(shared_bytes);
-  step.configuration =
-      fmt::format("{} blocks of {} threads · {}", blocks, step.shape.threads, config.summary());
+  step.configuration = config.summary();
+  step.words = fmt::format("tile of {} queries x {} keys", tiles.q, tiles.k);
   plan->add_kernel(std::move(step));
   plan->reasons.push_back(fmt::format(
       "tiles of {} queries x {} keys: {} of {} bytes of shared memory, {} of {} threads", tiles.q,

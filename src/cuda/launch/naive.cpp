@@ -56,7 +56,8 @@ class Planner {
     most_blocks_ = std::max(most_blocks_, blocks);
     step.shape.grid_x = static_cast<unsigned>(blocks);
     step.shape.threads = kThreads;
-    step.configuration = fmt::format("{} · {}", formula, config_.summary());
+    step.configuration = config_.summary();
+    step.words = formula;
     step.after = std::move(after);
     return plan_->add_kernel(std::move(step));
   }

@@ -230,23 +230,23 @@ void add_steps(GpuPlan& plan, const ConfigPrinter& config, const BackwardChoice&
     step.shape.grid_x = static_cast<unsigned>(blocks);
     step.shape.threads = threads;
     step.shape.shared_bytes = shared_bytes;
-    step.configuration = std::move(what);
+    step.configuration = config.summary();
+    step.words = std::move(what);
     plan.add_kernel(std::move(step));
   };
   const auto threads = static_cast<unsigned>(32 * choice.tiling.warps());
   const std::int64_t query_blocks = g.batch * g.heads_q * choice.tiles_q;
   const std::int64_t key_blocks = g.batch * g.heads_k * choice.tiles_k;
   add("sm80/backward/prepare.cu", "flash_bwd_sm80_prepare", query_blocks, kPrepareThreads, 0,
-      fmt::format("delta, LSE in base 2, zeros · {} blocks of {} queries", query_blocks,
-                  choice.tiling.tile_q));
+      fmt::format("delta, LSE in base 2, zeros · tile of {} queries", choice.tiling.tile_q));
   if (key_blocks > 0) {
     add("sm80/backward/kernel.cu", "flash_bwd_sm80", key_blocks, threads,
         static_cast<unsigned>(choice.shared_bytes),
-        fmt::format("{} · {} blocks of {} keys", config.summary(), key_blocks,
-                    choice.tiling.tile_k));
+        fmt::format("tile of {} keys, in steps of {} queries · {}", choice.tiling.tile_k,
+                    choice.tiling.tile_q, stage_words(choice.tiling.stages)));
   }
   add("sm80/backward/finish.cu", "flash_bwd_sm80_finish", query_blocks, threads, 0,
-      fmt::format("dQ = scale dQ_fp32 in dq's type · {} blocks", query_blocks));
+      "dQ = scale dQ_fp32 in dq's type");
 }
 
 }  // namespace

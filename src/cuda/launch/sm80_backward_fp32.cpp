@@ -130,13 +130,18 @@ ConfigPrinter print(const Problem& problem, const Geometry& g, const Choice& cho
   return config;
 }
 
+std::string words(const BackwardFp32Tiling& t) {
+  return fmt::format("tile of {} keys, in steps of {} queries · {}", t.keys(), t.rows,
+                     stage_words(t.stages));
+}
+
 struct Launch {
   const char* entry;
   const char* source;
   std::int64_t blocks;
   unsigned threads;
   int shared_bytes;
-  std::string note;
+  std::string words;
   std::vector<int> after;
 };
 
@@ -147,7 +152,8 @@ int add_launch(GpuPlan& plan, const ConfigPrinter& config, const Launch& launch)
   step.shape.grid_x = static_cast<unsigned>(launch.blocks);
   step.shape.threads = launch.threads;
   step.shape.shared_bytes = static_cast<unsigned>(launch.shared_bytes);
-  step.configuration = launch.note;
+  step.configuration = config.summary();
+  step.words = launch.words;
   step.after = launch.after;
   return plan.add_kernel(std::move(step));
 }
@@ -158,12 +164,13 @@ int add_guarded(GpuPlan& plan, const Problem& problem, const Geometry& g, const 
   const BackwardFp32Tiling& t = choice.guarded;
   const ConfigPrinter config = print(problem, g, choice, regions, true);
   const std::int64_t blocks = choice.key_blocks * (choice.tiling.keys() / t.keys()) * t.parts;
-  return add_launch(plan, config,
-                    {"flash_bwd_fp32_guarded", "sm80/backward_fp32/guarded.cu", blocks,
-                     static_cast<unsigned>(32 * t.warps),
-                     backward_fp32_shared_bytes(t, static_cast<int>(g.head_dim),
-                                                static_cast<int>(g.head_dim_v), kWideTerms),
-                     config.summary(), std::move(after)});
+  return add_launch(
+      plan, config,
+      {"flash_bwd_fp32_guarded", "sm80/backward_fp32/guarded.cu", blocks,
+       static_cast<unsigned>(32 * t.warps),
+       backward_fp32_shared_bytes(t, static_cast<int>(g.head_dim), static_cast<int>(g.head_dim_v),
+                                  kWideTerms),
+       "the blocks that the guard marked so, in three bf16 terms · " + words(t), std::move(after)});
 }
 
 void add_launches(GpuPlan& plan, const Problem& problem, const Geometry& g, const Choice& choice,
@@ -181,7 +188,7 @@ void add_launches(GpuPlan& plan, const Problem& problem, const Geometry& g, cons
                                choice.query_tiles,
                                kRowThreads,
                                0,
-                               fmt::format("{} tiles of 64 queries", choice.query_tiles),
+                               "delta, LSE in base 2, zeros · tile of 64 queries",
                                {split}});
   std::vector<int> sums{rows};  // what dQ's sums come from
   if (choice.key_blocks > 0) {
@@ -193,18 +200,18 @@ void add_launches(GpuPlan& plan, const Problem& problem, const Geometry& g, cons
                     choice.key_blocks,
                     32,
                     0,
-                    fmt::format("{} blocks of {} keys", choice.key_blocks, t.keys()),
+                    fmt::format("which kernel takes a tile of {} keys", t.keys()),
                     {rows}})};
     if (in_turns) marked.push_back(zero);
     sums.clear();
     const auto after = [&] {
       return in_turns && !sums.empty() ? std::vector{sums.back()} : marked;
     };
-    sums.push_back(add_launch(
-        plan, config,
-        {"flash_bwd_fp32", "sm80/backward_fp32/kernel.cu", choice.key_blocks * t.parts,
-         static_cast<unsigned>(32 * t.warps),
-         backward_fp32_shared_bytes(t, dim, dim_v, choice.terms), config.summary(), after()}));
+    sums.push_back(
+        add_launch(plan, config,
+                   {"flash_bwd_fp32", "sm80/backward_fp32/kernel.cu", choice.key_blocks * t.parts,
+                    static_cast<unsigned>(32 * t.warps),
+                    backward_fp32_shared_bytes(t, dim, dim_v, choice.terms), words(t), after()}));
     if (choice.guarded_fits) {
       sums.push_back(add_guarded(plan, problem, g, choice, regions, after()));
     }
@@ -216,7 +223,7 @@ void add_launches(GpuPlan& plan, const Problem& problem, const Geometry& g, cons
   }
   add_launch(plan, config,
              {"flash_bwd_fp32_result", kRowSource, choice.query_tiles, kRowThreads, 0,
-              fmt::format("{} tiles of 64 queries", choice.query_tiles), std::move(sums)});
+              "dQ, dK, dV in their types · tile of 64 queries", std::move(sums)});
 }
 
 void explain(GpuPlan& plan, const Problem& problem, const Choice& choice) {

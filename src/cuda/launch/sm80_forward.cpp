@@ -201,17 +201,20 @@ Result<std::shared_ptr<internal::PlanState>> plan_sm80_forward(
   step.shape.grid_y = static_cast<unsigned>(choice.splits);
   step.shape.threads = static_cast<unsigned>(32 * choice.tiling.warps);
   step.shape.shared_bytes = static_cast<unsigned>(shared_bytes(g, choice.tiling));
-  step.configuration = fmt::format("{} · {} blocks of {} queries", config.summary(),
-                                   blocks * choice.splits, choice.tiling.tile_q());
+  step.configuration = config.summary();
+  step.words = fmt::format("tile of {} queries x {} keys · {}", choice.tiling.tile_q(),
+                           choice.tiling.tile_k, stage_words(choice.tiling.stages));
   plan->add_kernel(std::move(step));
   if (choice.splits > 1) {
     GpuStep merge;
     merge.name = "flash_fwd_sm80_merge";
-    merge.spec = {"sm80/forward/merge.cu", merge.name, print_merge(problem, g).text(), {}};
+    const ConfigPrinter config_of_merge = print_merge(problem, g);
+    merge.spec = {"sm80/forward/merge.cu", merge.name, config_of_merge.text(), {}};
     const std::int64_t rows = g.batch * g.heads_q * g.seqlen_q;
     merge.shape.grid_x = static_cast<unsigned>(rows);
     merge.shape.threads = 32 * kMergeWarps;
-    merge.configuration = fmt::format("{} parts, {} rows", choice.splits, rows);
+    merge.configuration = config_of_merge.summary();
+    merge.words = fmt::format("{} parts, {} rows", choice.splits, rows);
     plan->add_kernel(std::move(merge));
   }
   explain(*plan, problem, choice);

@@ -176,8 +176,9 @@ void add_forward(GpuPlan& plan, const Problem& problem, const Geometry& g, const
   step.shape.grid_z = static_cast<unsigned>(value_blocks(static_cast<int>(g.head_dim_v)));
   step.shape.threads = static_cast<unsigned>(32 * t.warps);
   step.shape.shared_bytes = static_cast<unsigned>(shared);
-  step.configuration = fmt::format("{} · {} blocks of {} queries", config.summary(),
-                                   choice.blocks * choice.parts, t.tile_q());
+  step.configuration = config.summary();
+  step.words =
+      fmt::format("tile of {} queries x {} keys · {}", t.tile_q(), t.keys, stage_words(t.stages));
   plan.add_kernel(std::move(step));
 }
 
@@ -201,6 +202,8 @@ void add_guarded(GpuPlan& plan, const Problem& problem, const Geometry& g, const
   step.shape.threads = static_cast<unsigned>(32 * t.warps);
   step.shape.shared_bytes = static_cast<unsigned>(shared);
   step.configuration = config.summary();
+  step.words = fmt::format("the tiles that were marked, in three bf16 terms · {} queries x {} keys",
+                           16 * t.warps, t.keys);
   plan.add_kernel(std::move(step));
 }
 
@@ -225,7 +228,8 @@ void add_merge(GpuPlan& plan, const Problem& problem, const Geometry& g, const C
   step.shape.grid_x = static_cast<unsigned>(
       divide_up(choice.rows * divide_up(g.head_dim_v, std::int64_t{4}), kMergeThreads));
   step.shape.threads = kMergeThreads;
-  step.configuration = fmt::format("{} parts, {} rows", choice.parts, choice.rows);
+  step.configuration = config.summary();
+  step.words = fmt::format("{} parts, {} rows", choice.parts, choice.rows);
   plan.add_kernel(std::move(step));
 }
 

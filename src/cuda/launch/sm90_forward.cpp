@@ -340,6 +340,15 @@ runtime::ParameterBlock parameters(GpuPlan& plan, const Choice& choice) {
   return block;
 }
 
+std::string words(const Choice& choice) {
+  const Sm90ForwardTiling& t = choice.tiling;
+  return fmt::format(
+      "{} tiles of {} queries, in steps of {} keys · {} of K, {} of V · {} warpgroups multiply, "
+      "one copies",
+      choice.order.tiles + choice.stream.tiles, t.tile_q(), t.block_keys, stage_words(t.stages_k),
+      stage_words(t.stages_v), t.consumers);
+}
+
 // A measured one, else the rule's.
 Sm90ForwardTiling tiling_of(const internal::ContextState& context, const Problem& problem,
                             const Geometry& g, std::vector<std::string>& reasons) {
@@ -414,9 +423,8 @@ Result<std::shared_ptr<internal::PlanState>> plan_sm90_forward(
   step.shape.threads = static_cast<unsigned>((choice.tiling.consumers + 1) * kWarpgroupThreads);
   step.shape.shared_bytes = static_cast<unsigned>(sm90_forward_shared_bytes(
       choice.tiling, static_cast<int>(g.head_dim), static_cast<int>(g.head_dim_v)));
-  step.configuration =
-      fmt::format("{} · {} tiles of {} queries", config.summary(),
-                  choice.order.tiles + choice.stream.tiles, choice.tiling.tile_q());
+  step.configuration = config.summary();
+  step.words = words(choice);
   GpuStep merge;
   merge.name = "flash_fwd_sm90_merge";
   merge.spec = {"sm90/forward/merge.cu", merge.name, config.text(), {}};
@@ -425,7 +433,8 @@ Result<std::shared_ptr<internal::PlanState>> plan_sm90_forward(
       static_cast<unsigned>(choice.stream.tiles * choice.tiling.tile_q() / kMergeWarps);
   merge.shape.threads = 32 * kMergeWarps;
   merge.shape.programmatic = true;
-  merge.configuration = fmt::format("parts of {} tiles", choice.stream.tiles);
+  merge.configuration = config.summary();
+  merge.words = fmt::format("parts of {} tiles", choice.stream.tiles);
   plan->add_kernel(std::move(step));
   if (choice.streams()) plan->add_kernel(std::move(merge));
   return std::shared_ptr<internal::PlanState>(std::move(plan));

@@ -81,6 +81,7 @@ int add_split_step(GpuPlan& plan, const Problem& problem, const Geometry& g,
   step.shape.grid_x = static_cast<unsigned>(blocks);
   step.shape.threads = kSplitThreads;
   step.configuration = config.summary();
+  step.words = terms == 1 ? "one fp16 term of every number" : "two fp16 terms of every number";
   step.after.emplace();  // it reads the call's tensors
   return plan.add_kernel(std::move(step));
 }

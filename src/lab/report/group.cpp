@@ -238,6 +238,22 @@ std::optional<double> geometric_mean(const std::vector<double>& values) {
   return std::exp(sum / static_cast<double>(values.size()));
 }
 
+std::string roof_words(const Group& group) {
+  const Measurement* above = nullptr;
+  for (const Row& row : group.rows) {
+    for (std::size_t pass = 0; pass < group.passes.size(); ++pass) {
+      const Measurement* r = row.ok(pass);
+      const bool named = r != nullptr && !r->roof_name.empty();
+      if (named && (*r)[kRoofShare].value_or(0) > 1) above = r;
+    }
+  }
+  if (above == nullptr) return "";
+  const char* what = above->roof_name == "fp32 FMA"
+                         ? "tensor cores multiply the operands in parts, and faster"
+                         : "wgmma multiplies faster";
+  return fmt::format("roof above 100%: of {}; {}", clean(above->roof_name), what);
+}
+
 std::string failure_words(const Measurement& result) {
   const char* word = result.status == RunStatus::kOutOfMemory   ? "out of memory"
                      : result.status == RunStatus::kUnsupported ? "unsupported"

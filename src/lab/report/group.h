@@ -87,6 +87,9 @@ std::string labels(const Best& best);  ///< "cpu", "cpu and fa2-plain alike"
 /// Geometric mean; empty for no values.
 std::optional<double> geometric_mean(const std::vector<double>& values);
 
+/// Which roof a share above 100% is of and what passes it; empty where none is above.
+std::string roof_words(const Group& group);
+
 /// "out of memory: ...", "unsupported: ...", "error: ...": why a result has no figures.
 std::string failure_words(const Measurement& result);
 

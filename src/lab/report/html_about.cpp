@@ -114,8 +114,9 @@ Section reading_section(const Page& page) {
   out.body +=
       definition("roof",
                  "That rate as a share of the highest rate the machine reached with nothing but "
-                 "multiply-adds, measured beside it. 100% cannot be passed by much; a clock that "
-                 "changed in between can show a little more.");
+                 "multiply-adds, measured beside it: on a GPU FMA for fp32, mma.sync for other "
+                 "types. fp32 kernels that split their operands for tensor cores, and wgmma, can "
+                 "pass 100%; elsewhere a clock that changed in between can show a little more.");
   out.body +=
       definition("peak memory",
                  "Inputs, outputs and the most the call held at any time, the larger of its "

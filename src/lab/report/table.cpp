@@ -81,6 +81,7 @@ class GroupTable {
     header();
     for (const Row& row : group_.rows) figures(row);
     if (!forward_only_.empty()) hanging("forward only: " + join(forward_only_, ", "), 2);
+    if (const std::string words = roof_words(group_); !words.empty()) hanging(words, 2);
     ratios();
     winners();
     return out_;

@@ -61,6 +61,7 @@ Json to_json_value(const Measurement& r) {
   }
   out["error_sample"] = or_null(r.error_sample);
   out["plan"] = or_null(r.plan);
+  if (!r.roof_name.empty()) out["roof_name"] = r.roof_name;
   Json parts = Json::array();
   for (const Measurement::Part& part : r.parts) {
     parts.push_back({{"name", part.name}, {"median_ms", part.median_ms}});

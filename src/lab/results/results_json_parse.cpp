@@ -189,6 +189,7 @@ void read(Reader& in, Measurement& r) {
   }
   in.text("error_sample", r.error_sample, false);
   in.text("plan", r.plan, false);
+  in.text("roof_name", r.roof_name, false);
   in.integer("samples", r.samples, false, true);
   in.boolean("cut_short", r.cut_short);
   in.objects("parts", false, [&r](Reader& part) {

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <future>
 
+#include "api/context_state.h"
 #include "lab/check/check.h"
 #include "lab/measure/cpu_roof.h"
 #include "lab/measure/gpu_clock.h"
@@ -13,6 +14,7 @@
 #include "lab/subjects/attention/attention_subject.h"
 #include "lab/subjects/attention/run_parts.h"
 #include "lab/subjects/time_in_turns.h"
+#include "runtime/cuda/device.h"
 
 namespace flashlab::lab {
 namespace {
@@ -406,6 +408,9 @@ class ProblemRun {
     if (!share.ok() || share->pair_shares.empty()) return;
     result[kRoofShare] = share->share;
     result[kRoofTflops] = share->roof_gflops * 1e-3;
+    if (const cuda::GpuDevice* gpu = context_.state().gpu()) {
+      result.roof_name = gpu_roof(gpu->info(), problem_.dtype, problem_.precision).name;
+    }
   }
 
   // The oracle's answer, the same for every implementation of a pass.

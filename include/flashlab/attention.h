@@ -231,8 +231,9 @@ Status prepare(const Context& context, const Plan& plan);
 /// Non-finite  a row that sees NaN or +inf in a score becomes NaN (o and lse). Keys beyond the
 ///             length are never read. NaN or Inf in v at a masked key may make that row non-finite.
 /// Sizes       B, Hq or Sq = 0: success, nothing written. Sk = 0: empty rows. D = 0 is an error.
-/// Workspace   plan.workspace_bytes(), never Sq x Sk. CPU: packed K and V, O(B Hk Sk (D + Dv)).
-///             GPU: none in 16 bits unless the keys are split; fp32: K and V in 16-bit terms.
+/// Workspace   plan.workspace_bytes(); Sq x Sk in `naive` and `cublas` alone. CPU: packed K and V,
+///             O(B Hk Sk (D + Dv)). GPU: in 16 bits a counter, and parts of O where keys are split;
+///             fp32: K and V in 16-bit terms.
 /// Stream      enqueued on `stream`, never synchronises; on the CPU complete on return
 /// Repeat      bitwise repeatable on one context; with Options::deterministic on any number of
 ///             threads or multiprocessors
@@ -259,7 +260,7 @@ Status forward(const Context& context, Stream stream, const ForwardTensors& tens
 /// Empty rows  contribute nothing and get dq = 0; their dLSE is ignored
 /// Mode        Options::gradient_mode: overwrite, or add to dq, dk, dv
 /// Sizes       without a query (B, Hq or Sq = 0) dk and dv are zeros (accumulate: unchanged)
-/// Workspace   O(B Hq Sq D + B Hk Sk (D + Dv)), never Sq x Sk
+/// Workspace   O((B Hq Sq + B Hk Sk) (D + Dv)); Sq x Sk in `naive` and `cublas` alone
 /// Stream      as forward
 /// Repeat      bitwise repeatable on a CPU context; on a GPU dQ is summed by atomic additions in
 ///             an order that varies, unless Options::deterministic is set
@@ -289,7 +290,7 @@ Status merge(const Context& context, Stream stream, std::span<const Partial> par
              std::optional<Tensor> lse);
 
 /// Names accepted by Options::implementation on a device, e.g. {"cpu", "fa2-plain", "naive",
-/// "reference"}; the first is the production one.
+/// "reference"}, production first. The list is the same for every GPU; sm90 runs on Hopper alone.
 std::vector<std::string> implementations(Device device);
 
 }  // namespace flashlab

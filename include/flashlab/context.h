@@ -31,7 +31,7 @@ class Allocator {
   virtual void deallocate(void* pointer, std::size_t bytes, Stream stream) noexcept = 0;
 };
 
-/// The process-wide allocator of a CPU: aligned operator new.
+/// The process-wide allocator of a CPU: std::aligned_alloc.
 Allocator& default_cpu_allocator() noexcept;
 
 /// Instruction sets a CPU kernel can be compiled for, weakest first.
@@ -60,8 +60,8 @@ class ContextState;
 /// A device, its allocator, its thread pool and its cache of plans.
 ///
 /// Thread-safe: several threads may plan and run through one Context. The CPU pool survives fork():
-/// a child starts its own threads on first use. Cost: creation starts no thread until work needs
-/// one.
+/// a child starts its own threads on first use. Creation starts no thread: the first call that
+/// needs one does.
 class Context {
  public:
   /// Errors: kInvalidArgument (threads < 0), kUnsupported (a device or instruction set that is not
@@ -77,6 +77,7 @@ class Context {
   CpuIsa cpu_isa() const noexcept;
   Allocator& allocator() const noexcept;
 
+  /// For the library itself: a context of a GPU that is only described.
   explicit Context(std::unique_ptr<internal::ContextState> state);
   internal::ContextState& state() const noexcept { return *state_; }
 

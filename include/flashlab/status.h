@@ -21,8 +21,7 @@ enum class StatusCode {
 /// "invalid argument", "unsupported", ...
 const char* to_string(StatusCode code) noexcept;
 
-/// The parts of an error message. Every error names all four; an empty one is left out when
-/// printed.
+/// The parts of an error message; message() leaves out empty ones.
 struct ErrorDetail {
   std::string argument;  ///< which argument, e.g. "k.shape[2]"
   std::string got;       ///< what was found there
@@ -58,8 +57,8 @@ class [[nodiscard]] Status {
 
  private:
   StatusCode code_ = StatusCode::kOk;
-  // Not the detail itself: a call returns some twenty statuses on its way, and four strings to make
-  // and to destroy in each took as long as the call's checks.
+  // Not the detail itself: a call returns some twenty statuses on its way, and to make and destroy
+  // four strings in each takes as long as the call's checks.
   std::shared_ptr<const ErrorDetail> detail_;
 };
 

@@ -8,8 +8,8 @@
 
 namespace flashlab {
 
-/// Element types. fp8 types have their place and are refused until a kernel reads them; integers
-/// are lengths, tables and seeds.
+/// Element types. No kernel reads the fp8 types: they are refused. Integers are lengths, tables and
+/// seeds.
 enum class DType : std::uint8_t { kFp64, kFp32, kFp16, kBf16, kE4m3, kE5m2, kBool, kInt32, kInt64 };
 
 /// "fp64", "fp32", "fp16", "bf16", "e4m3", "e5m2", "bool", "int32", "int64".
@@ -47,8 +47,8 @@ std::string to_string(Device device);
 /// What a tensor looks like, without where it is: everything a plan may depend on.
 ///
 /// Strides are in elements, int64, ignored where the extent is <= 1. 0 is allowed on inputs
-/// (broadcast) except in the innermost dimension, whose stride must be 1. Element alignment is
-/// enough for correctness; 16-byte aligned rows select the fast path on devices that care.
+/// (broadcast) except in the innermost dimension, whose stride must be 1. Rows need no more than
+/// their elements' alignment; on a GPU rows aligned to 16 bytes are read faster.
 struct TensorSpec {
   static constexpr int kMaxRank = 4;
 

@@ -151,7 +151,7 @@ std::string command_help(const CommandSpec& spec, int width) {
 std::string markdown_help() {
   using lab::report::escape_markdown;
   std::string out =
-      "# The command line\n\n"
+      "# The command line\n\n[中文](command-line.zh-CN.md)\n\n"
       "Written by `flashlab --help-markdown` out of the program's own table of flags; a test fails "
       "when the two differ.\n\n"
       "Lists are written with commas, `k` is 1024. Every command has `--help` with examples.\n";

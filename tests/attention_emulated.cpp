@@ -35,8 +35,8 @@ EmulatedGpu& chosen() {
   return gpu;
 }
 
-cuda::KernelSpec with_fault(cuda::KernelSpec spec) {
-  if (chosen().fault == device::Mutation::kNone) return spec;
+cuda::KernelSpec with_fault(cuda::KernelSpec spec, Pass pass) {
+  if (chosen().fault == device::Mutation::kNone || chosen().faulty != pass) return spec;
   spec.config.insert(spec.config.rfind("};"), "  static constexpr int kMutation = " +
                                                   std::to_string(static_cast<int>(chosen().fault)) +
                                                   ";\n");
@@ -56,7 +56,7 @@ class EmulatedPlan : public PlanState {
     for (const auto& step : program_.steps()) {
       changed_.push_back(step);
       if (auto* kernel = std::get_if<runtime::KernelWork>(&changed_.back().work)) {
-        kernel->spec = with_fault(kernel->spec);
+        kernel->spec = with_fault(kernel->spec, plan_->problem.pass);
       }
     }
   }

@@ -18,9 +18,10 @@ namespace flashlab::testing {
 
 /// What plans are made for and run with. Not for several threads at a time.
 struct EmulatedGpu {
-  std::string architecture = "sm_90a";  ///< of "sm90"; others have sm_80's GPU
-  int multiprocessors = 3;              ///< few: a block has several tiles
-  device::Mutation fault = device::Mutation::kNone;
+  std::string architecture = "sm_90a";               ///< of "sm90"; others have sm_80's GPU
+  int multiprocessors = 3;                           ///< few: a block has several tiles
+  device::Mutation fault = device::Mutation::kNone;  ///< of every kernel of a pass
+  Pass faulty = Pass::kForward;
   emulated::Kernels* kernels = nullptr;
 };
 void use_gpu(const EmulatedGpu& gpu);

@@ -71,22 +71,40 @@ TEST_P(AttentionEmulated, KernelsAreTheOracle) {
       fmt::print("{} {}: {:.2f} s\n", selection.name, report.problem.name, report.seconds);
     }
   }
-  EXPECT_GT(ran, 0);
-  if (asked() == nullptr) EXPECT_EQ(ran, static_cast<int>(list.size()));
+  EXPECT_GE(ran, asked() != nullptr ? 1 : static_cast<int>(list.size()));
 }
 
 constexpr Pass kForward = Pass::kForward, kBackward = Pass::kBackward;
 
-INSTANTIATE_TEST_SUITE_P(Cases, AttentionEmulated,
-                         ::testing::Values(Selection{
-                             "sm90_forward",
-                             "sm90",
-                             kForward,
-                             DType::kBf16,
-                             {"fill-1-causal", "additive-mask-own-type", "bool-mask-form-1",
-                              "growing-full", "softcap-mask", "alibi-unequal", "window-both",
-                              "group-of-8", "empty-rows-bottom-right"}}),
-                         [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(
+    Cases, AttentionEmulated,
+    ::testing::Values(
+        Selection{"sm90_forward",
+                  "sm90",
+                  kForward,
+                  DType::kBf16,
+                  {"fill-1-causal", "additive-mask-own-type", "bool-mask-form-1", "growing-full",
+                   "softcap-mask", "alibi-unequal", "window-both", "group-of-8",
+                   "empty-rows-bottom-right"}},
+        Selection{"sm90_forward_fp16",
+                  "sm90",
+                  kForward,
+                  DType::kFp16,
+                  {"additive-mask-own-type", "growing-causal"}},
+        Selection{"sm80_forward",
+                  "sm80",
+                  kForward,
+                  DType::kBf16,
+                  {"fill-1-causal", "additive-mask-own-type", "growing-full", "dropout-mask"}},
+        Selection{"sm80_forward_fp16", "sm80", kForward, DType::kFp16, {"features-unequal"}},
+        Selection{"sm80_backward", "sm80", kBackward, DType::kBf16, {"features-unequal"}},
+        Selection{"sm80_backward_fp16", "sm80", kBackward, DType::kFp16, {"dropout-window"}},
+        Selection{"fp32_forward", "sm80", kForward, DType::kFp32, {"features-unequal"}},
+        Selection{"fp32_backward", "sm80", kBackward, DType::kFp32, {"features-unequal"}},
+        Selection{"fa1_mma", "fa1-mma", kForward, DType::kFp16, {"fill-1-causal"}},
+        Selection{"fa2_mma", "fa2-mma", kForward, DType::kFp16, {"fill-1-causal"}},
+        Selection{"fa2_mma_backward", "fa2-mma", kBackward, DType::kFp16, {"fill-1-causal"}}),
+    [](const auto& info) { return info.param.name; });
 
 }  // namespace
 }  // namespace flashlab::testing

@@ -95,6 +95,10 @@ T atomicMax(T* at, T value) {
   *at = max(before, value);
   return before;
 }
+template <class T>
+void __stcs(T* at, T value) {
+  *at = value;
+}
 inline void __threadfence() {}
 inline void __nanosleep(unsigned) {
   emulated::give_way();

@@ -22,8 +22,8 @@ RECORD = re.compile(r"<!-- (.+?): begin -->.*?<!-- \1: end -->", re.S)  # other 
 FENCE = re.compile(r"^```\w*[^\n]*\n(.*?)^```", re.M | re.S)
 SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 COMMAND = re.compile(r"(?:^|&& *)(?:build/)?flashlab +([a-z].*)$")
-# Whole pages are records of other machines, or the list of every flag.
-LEFT_OUT = ("bench/", "docs/command-line.md", "docs/decisions/", "src/cuda/", "THIRD_PARTY")
+# Whole pages are records of other machines, or the list of every flag in both languages.
+LEFT_OUT = ("bench/", "docs/command-line", "docs/decisions/", "src/cuda/", "THIRD_PARTY")
 PLACEHOLDER = re.compile(r"[<>|…]|\.\.\.|\bN\b|\bNAME\b|\bFILE\b|\bDIR\b")
 TIMED = ("bench", "compare")
 SMALL_LISTS = {"--seqlen": 32, "--seqlen-k": 32, "--rows": 16, "--dim": 16, "--batch": 1}

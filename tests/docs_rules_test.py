@@ -46,6 +46,8 @@ class Docs(unittest.TestCase):
         self.assert_bad("[a](missing.md)\n")
         self.assert_bad("[a](other.md#no-such)\n")
         self.assert_bad("text\n\n![picture](missing.svg)\n", line=3)
+        self.assert_good("![a picture of it](other.md)\n")
+        self.assert_bad("text\n\n![](other.md)\n", line=3)
         self.assert_good('<picture><source srcset="other.md"><img src="other.md"></picture>\n')
         self.assert_bad('<picture>\n<source media="dark" srcset="missing.svg">\n', line=2)
         self.assert_bad('<img alt="x" src="missing.svg">\n')

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Holds the documents to the tree:  tools/check_docs.py [--root FOLDER] [--compiler g++]
 
-In every *.md: links and their anchors exist; paths in `code` exist; `make` targets, `flashlab`
-commands and flags, and CMake options exist; C++ blocks with a main() compile; README.zh-CN.md
-shows the same commands and code as README.md; the architecture's dark picture is the light one in
-other colours. Records below bench/results/ name no place of the
-machine that made them: their commands can be typed in a checkout.
+In every *.md: links and their anchors exist; pictures have alt text; paths in `code` exist; `make`
+targets, `flashlab` commands and flags, and CMake options exist; C++ blocks with a main() compile;
+README.zh-CN.md shows the same commands and code as README.md; the architecture's dark picture is
+the light one in other colours. Records below bench/results/ name no place of the machine that made
+them: their commands can be typed in a checkout.
 Exit code 0 when everything named is there.
 """
 
@@ -92,6 +92,8 @@ def check_links(tree, path, text):
         target = os.path.normpath(os.path.join(os.path.dirname(path), target)) if target else path
         if not tree.has(target):
             yield line_of(prose, match.start()), f"the link {link} leads nowhere"
+        elif match.group(0).startswith("![]"):
+            yield line_of(prose, match.start()), f"the picture {link} has no alt text"
         elif anchor and target.endswith(".md") and anchor not in anchors(tree.text(target)):
             yield line_of(prose, match.start()), f"{target} has no heading for #{anchor}"
 

@@ -132,14 +132,18 @@ class EmulatedProgram {
     std::memcpy(region(lowered_.constants_buffer), lowered_.constants.data(),
                 4 * lowered_.constants.size());
   }
-  void run() {
+  /// The steps of a phase; all of them where none is named.
+  void run(std::string_view phase = "") {
     std::byte* batch = region(lowered_.batch_buffer);
-    if (lowered_.batch.micro_batches > 0) sort_tokens(lowered_.batch, vocabulary_, batch);
+    if (phase.empty() && lowered_.batch.micro_batches > 0)
+      sort_tokens(lowered_.batch, vocabulary_, batch);
     void* tensors[] = {store_->values(), store_->copies(), store_->first_moments(),
                        store_->second_moments(), nullptr};
     void* workspace = workspace_.data();
     const runtime::Call call = {.tensors = tensors, .workspaces = {&workspace, 1}};
-    for (const runtime::Step& step : program_.steps()) run_emulated(program_, step, call);
+    for (const runtime::Step& step : program_.steps()) {
+      if (step.scope.starts_with(phase)) run_emulated(program_, step, call);
+    }
   }
   void* data(TensorId id) {
     const int buffer =
@@ -149,10 +153,10 @@ class EmulatedProgram {
   Numbers numbers(TensorId id) {
     return from_bytes(plan_.tensor(id).element, data(id), plan_.tensor(id).elements());
   }
-  const std::byte* gradients() {
+  std::byte* gradients() {
     return region(lowered_.gradients.buffer) + lowered_.gradients.offset_bytes;
   }
-  const std::byte* values() { return store_->values(); }
+  const ParameterStore& store() const { return *store_; }
   const StepPlan& plan() const { return plan_; }
 
  private:
@@ -248,7 +252,7 @@ TEST_P(TrainEmulatedSteps, AreTheCpusInFp64) {
   EXPECT_LT(error_of(parameters_of(plan, Element::kFp32, program.gradients()), wanted.gradients),
             each.bound);
   // AdamW's first steps are signs of gradients: those count that are more than rounding.
-  const Numbers values = parameters_of(plan, Element::kFp32, program.values());
+  const Numbers values = parameters_of(plan, Element::kFp32, program.store().values());
   double largest = 0;
   for (const double gradient : wanted.gradients) largest = std::max(largest, std::abs(gradient));
   Numbers got_updates, wanted_updates;
@@ -266,6 +270,140 @@ INSTANTIATE_TEST_SUITE_P(
     Cases, TrainEmulatedSteps,
     ::testing::Values(StepCase{"course_unfused", Family::kCourse, false, 0, Precision::kFp32, 1e-5},
                       StepCase{"gpt2_bf16", Family::kGpt2, true, 0.25, Precision::kBf16, 3e-2}),
+    [](const auto& info) { return info.param.name; });
+
+// ---------------------------------------------------------------------------------------------
+// The optimizer: what a step makes of its gradients, by the formula in fp64.
+// ---------------------------------------------------------------------------------------------
+
+struct Learned {
+  Numbers values, first, second;
+};
+
+Learned learned_in(const StepPlan& plan, const ParameterStore& store) {
+  return {parameters_of(plan, Element::kFp32, store.values()),
+          parameters_of(plan, Element::kFp32, store.first_moments()),
+          parameters_of(plan, Element::kFp32, store.second_moments())};
+}
+
+// Weight decay of each number, as parameters_of orders them.
+Numbers decays_of(const StepPlan& plan, const OptimizerOptions& options) {
+  Numbers out;
+  for (const Parameter& each : plan.parameters) {
+    out.insert(out.end(), static_cast<std::size_t>(each.elements),
+               each.decays ? options.weight_decay : 0);
+  }
+  return out;
+}
+
+// AdamW of step `step` (Loshchilov and Hutter, algorithm 2) on gradients that are already clipped.
+void advance(Learned& state, const Numbers& gradients, const Numbers& decays, double rate, int step,
+             const OptimizerOptions& o) {
+  const double rest1 = 1 - std::pow(o.beta1, step), rest2 = 1 - std::pow(o.beta2, step);
+  for (std::size_t i = 0; i < gradients.size(); ++i) {
+    double& m = state.first[i];
+    double& v = state.second[i];
+    m = o.beta1 * m + (1 - o.beta1) * gradients[i];
+    v = o.beta2 * v + (1 - o.beta2) * gradients[i] * gradients[i];
+    const double update = o.convention == AdamWConvention::kTorch
+                              ? rate * (m / rest1) / (std::sqrt(v / rest2) + o.epsilon)
+                              : rate * std::sqrt(rest2) / rest1 * m / (std::sqrt(v) + o.epsilon);
+    state.values[i] = state.values[i] * (1 - rate * decays[i]) - update;
+  }
+}
+
+Numbers difference(const Numbers& a, const Numbers& b) {
+  Numbers out(a.size());
+  for (std::size_t i = 0; i < a.size(); ++i) out[i] = a[i] - b[i];
+  return out;
+}
+
+double norm_of(const Numbers& gradients) {
+  double sum = 0;
+  for (const double g : gradients) sum += g * g;
+  return std::sqrt(sum);
+}
+
+struct OptimizerCase {
+  std::string name;
+  Precision precision;
+  OptimizerOptions optimizer;
+  friend void PrintTo(const OptimizerCase& each, std::ostream* out) { *out << each.name; }
+};
+
+class TrainEmulatedOptimizer : public ::testing::TestWithParam<OptimizerCase> {};
+
+// Gradients of a step, `scale` times too large; the first of fp16 holds an infinity.
+void fill_gradients(EmulatedProgram& program, int step, double scale) {
+  for (const Parameter& each : program.plan().parameters) {
+    Numbers numbers(static_cast<std::size_t>(each.elements));
+    for (std::size_t i = 0; i < numbers.size(); ++i) {
+      const std::uint64_t place = static_cast<std::uint64_t>(each.offset) + i;
+      numbers[i] = scale * (2 * random_unit({11, 0, static_cast<std::uint64_t>(step)}, place) - 1);
+    }
+    if (scale > 1 && step == 1) numbers.back() = INFINITY;
+    to_bytes(Element::kFp32, numbers, program.gradients() + 4 * each.offset);
+  }
+}
+
+TEST_P(TrainEmulatedOptimizer, IsTheFormula) {
+  const OptimizerCase& each = GetParam();
+  const bool scaled = each.precision == Precision::kFp16;
+  EmulatedProgram program(
+      small_model(Family::kGpt2),
+      {.batch = 2, .precision = each.precision, .attention = "naive", .optimizer = each.optimizer});
+  const StepPlan& plan = program.plan();
+  ASSERT_EQ(plan.loss_scale != kNoTensor, scaled);
+  auto* scalars = static_cast<double*>(program.data(plan.scalars));
+  scalars[kLearningRate] = 1e-3;
+  float* scale = scaled ? static_cast<float*>(program.data(plan.loss_scale)) : nullptr;
+  if (scaled) std::fill_n(scale, kLossScaleNumbers, 0.0f), scale[0] = 65536;
+  const Numbers decays = decays_of(plan, each.optimizer);
+  for (int step = 1; step <= 4; ++step) {
+    scalars[kStepIndex] = step;
+    if (scaled && step == 4) scale[1] = 1999;  // the last good step of an interval
+    const double divisor = scaled ? static_cast<double>(scale[0]) : 1;
+    fill_gradients(program, step, divisor);
+    Numbers gradients = parameters_of(plan, Element::kFp32, program.gradients());
+    for (double& g : gradients) g /= divisor;
+    const Learned before = learned_in(plan, program.store());
+    Learned wanted = before;
+    program.run("optimizer");
+    const double norm = norm_of(gradients), got_norm = program.numbers(plan.gradient_norm).front();
+    const bool skips = scaled && step == 1;
+    if (skips) {
+      EXPECT_FALSE(std::isfinite(got_norm));
+    } else {
+      EXPECT_NEAR(got_norm, norm, 1e-6 * norm);
+      const double most = each.optimizer.max_norm;
+      for (double& g : gradients) g *= most > 0 ? std::min(1.0, most / (norm + 1e-6)) : 1;
+      advance(wanted, gradients, decays, 1e-3, scaled ? step - 1 : step, each.optimizer);
+    }
+    const Learned got = learned_in(plan, program.store());
+    // An update is a thousandth of the values it is rounded with.
+    EXPECT_LT(
+        error_of(difference(got.values, before.values), difference(wanted.values, before.values)),
+        3e-4)
+        << "step " << step;
+    EXPECT_LT(error_of(got.first, wanted.first), 1e-6) << "step " << step;
+    EXPECT_LT(error_of(got.second, wanted.second), 1e-6) << "step " << step;
+    if (!scaled) continue;
+    EXPECT_EQ(static_cast<double>(scale[0]), skips ? 32768 : step == 4 ? 65536 : 32768);
+    EXPECT_EQ(scale[2], 1) << "steps skipped";
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Cases, TrainEmulatedOptimizer,
+    ::testing::Values(OptimizerCase{"torch_clipped", Precision::kBf16, {.max_norm = 0.05}},
+                      OptimizerCase{"course_unclipped",
+                                    Precision::kFp32,
+                                    {.convention = AdamWConvention::kCs336,
+                                     .epsilon = 1e-3,
+                                     .weight_decay = 0.1,
+                                     .max_norm = 0,
+                                     .decay_vectors = true}},
+                      OptimizerCase{"fp16_scaled", Precision::kFp16, {.beta2 = 0.95}}),
     [](const auto& info) { return info.param.name; });
 
 TEST(TrainEmulatedDecoding, LogitsAreThoseOfTheCpu) {

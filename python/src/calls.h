@@ -2,29 +2,9 @@
 
 #include <nanobind/nanobind.h>
 
+#include "options.h"
+
 namespace flashlab::python {
-
-namespace nb = nanobind;
-
-/// What changes scores and probabilities, as Python gave it.
-struct ScoreOptions {
-  nb::handle window = nb::none();        ///< None, (left, right) or (left, right, alignment)
-  nb::handle softcap = nb::none();       ///< None or a number > 0
-  nb::handle alibi_slopes = nb::none();  ///< None, [heads] or [batch, heads]
-  double dropout_p = 0;
-  nb::handle dropout_seed = nb::none();  ///< None, (seed, offset), or an array of both, [2] int64
-};
-
-/// The options that forward and backward share, as Python gave them.
-struct CallOptions {
-  nb::handle causal, scale, precision;
-  bool deterministic = false;
-  nb::handle implementation = nb::none();
-  /// Tensors of rank 4 are [batch, heads, seqlen, head_dim], results too (dense as [batch, seqlen,
-  /// heads, head_dim] in memory). PyTorch's alone.
-  bool heads_first = false;
-  ScoreOptions scores{};
-};
 
 nb::object forward(nb::handle q, nb::handle k, nb::handle v, const CallOptions& options,
                    nb::handle mask, bool return_lse, nb::handle out);

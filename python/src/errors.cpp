@@ -72,4 +72,11 @@ void raise_in(const std::string& argument) {
   nb::raise_from(cause, type, "%s: %s", argument.c_str(), line.c_str());
 }
 
+std::string shown(nb::handle value) {
+  constexpr std::size_t kLongest = 60;
+  const std::string text = nb::repr(value).c_str();
+  if (text.size() <= kLongest && text.find('\n') == std::string::npos) return text;
+  return std::string("a ") + nb::type_name(value.type()).c_str();
+}
+
 }  // namespace flashlab::python

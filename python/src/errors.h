@@ -35,4 +35,7 @@ inline void require(const Status& status) {
 /// Puts the argument's name before the exception that a framework has set, and throws it.
 [[noreturn]] void raise_in(const std::string& argument);
 
+/// A value as a message shows it: of an array its type, since its repr would be pages.
+std::string shown(nb::handle value);
+
 }  // namespace flashlab::python

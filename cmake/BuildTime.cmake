@@ -40,7 +40,7 @@ endforeach()
 if(FLASHLAB_BUILD_CLI)
   get_target_property(sources flashlab_train SOURCES)
   foreach(file IN LISTS sources)
-    if(file MATCHES "/src/train/(cpu|data)/")
+    if(file MATCHES "/src/train/(cpu/|data/bpe.cpp)")
       set_property(SOURCE ${file} TARGET_DIRECTORY flashlab_train APPEND PROPERTY
         COMPILE_OPTIONS $<$<CONFIG:Release>:-O3>)
       set_property(SOURCE ${file} TARGET_DIRECTORY flashlab_train PROPERTY

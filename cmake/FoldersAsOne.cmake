@@ -3,13 +3,10 @@
 # line, g++ 12, 354 s, so 277 (make run: 2:59, so 2:26); the sanitizers' libraries, clang++ 14,
 # 1180 s, so 370. Presets for development compile file by file. Included after the targets.
 # Left alone are files that name something as a neighbour does.
-set(apart cli/bench_step cli/completion cli/explain cli/explain_step cli/flags_profile
-  cli/flags_steps cli/flags_training cli/info cli/monitor cli/profile_nsight cli/profile_step
-  cli/train lab/machine/monitor lab/measure/gpu_roof lab/measure/gpu_ruler lab/measure/statistics
+set(apart lab/machine/monitor lab/measure/gpu_roof lab/measure/gpu_ruler
   lab/report/monitor_picture lab/results/results_json_parse lab/results/verdict
   lab/subjects/weighted_sum/weighted_sum_gpu profile/ledger profile/questions profile/roofline
-  runtime/cuda/cupti train/run/device_parameters train/run/safetensors train/run/train_config
-  train/run/trainer)
+  train/data/bpe)
 foreach(name IN LISTS apart)
   if(NOT EXISTS ${PROJECT_SOURCE_DIR}/src/${name}.cpp)
     message(FATAL_ERROR "cmake/FoldersAsOne.cmake names src/${name}.cpp, which is not there")
@@ -25,7 +22,7 @@ foreach(target IN ITEMS flashlab flashlab_lab flashlab_train flashlab_profile fl
   foreach(file IN LISTS sources)
     cmake_path(ABSOLUTE_PATH file BASE_DIRECTORY ${folder} NORMALIZE)
     string(REGEX REPLACE "^${PROJECT_SOURCE_DIR}/src/(.*)\\.cpp$" "\\1" name ${file})
-    if(name MATCHES "^(api|runtime|lab|cli|profile|train/(plan|model|layers|run))/"
+    if(name MATCHES "^(api|runtime|lab|cli|profile|train/(plan|model|layers|run|data))/"
         AND NOT name IN_LIST apart)
       string(REGEX REPLACE "/[^/]*$" "" group ${name})
       string(REPLACE "/" "_" group ${group})

@@ -130,6 +130,8 @@ struct Workspace {
 // ---------------------------------------------------------------------------------------------
 
 enum class Pass : std::uint8_t { kForward, kBackward };
+/// "forward", "backward".
+const char* to_string(Pass pass) noexcept;
 
 /// What is asked, without addresses: equal Problems get equal Plans. Built by `describe` from
 /// tensors (whose data may be null), or filled by hand.

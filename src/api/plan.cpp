@@ -256,11 +256,14 @@ std::size_t Plan::workspace_bytes() const noexcept {
   return state_->workspace_bytes;
 }
 
+const char* to_string(Pass pass) noexcept {
+  return pass == Pass::kForward ? "forward" : "backward";
+}
+
 std::string Plan::to_string() const {
   const Problem& p = problem();
-  std::string text =
-      fmt::format("{} on {}: {}\n", p.pass == Pass::kForward ? "forward" : "backward",
-                  flashlab::to_string(p.q.device), implementation());
+  std::string text = fmt::format("{} on {}: {}\n", flashlab::to_string(p.pass),
+                                 flashlab::to_string(p.q.device), implementation());
   int index = 0;
   for (const PlanStep& step : steps()) {
     text += fmt::format("  step {}  {}", index++, step.name);

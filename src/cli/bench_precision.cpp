@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <cmath>
-#include <ctime>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
@@ -11,6 +10,7 @@
 #include "cli/execution.h"
 #include "cli/failure.h"
 #include "cli/model_flags.h"
+#include "cli/outputs.h"
 #include "cli/terminal.h"
 #include "cli/values.h"
 #include "lab/machine/memory.h"
@@ -137,13 +137,6 @@ void print_row(const Run& run) {
       pad_left(run.diverged ? "diverged" : fmt::format("{:.4f}", run.validation), 12)));
 }
 
-fs::path default_folder() {
-  const std::time_t now = std::time(nullptr);
-  char text[32];
-  std::strftime(text, sizeof text, "%Y-%m-%d-%H%M%S", std::localtime(&now));
-  return fmt::format("results/precision-{}", text);
-}
-
 }  // namespace
 
 int run_bench_precision(const Arguments& arguments) {
@@ -154,7 +147,7 @@ int run_bench_precision(const Arguments& arguments) {
     config.warmup_steps = 30;
   }
   config.evaluate_every = config.sample_every = config.save_every = 0;
-  const fs::path folder = arguments.value("--output").value_or(default_folder().string());
+  const fs::path folder = arguments.value("--output").value_or(dated_folder("precision"));
   std::vector<std::string> names = arguments.list("--precision");
   if (names.empty()) names = {"fp32", "bf16", "fp16", "bf16-pure"};
   for (const std::string& name : names) {

@@ -22,7 +22,7 @@ namespace flashlab::cli {
 namespace {
 
 // With more lines than this the table alone is easier to read.
-constexpr std::size_t kDetailedResults = 9;
+constexpr std::size_t kDetailedSteps = 9;
 
 std::vector<std::string> list_or(const Arguments& arguments, std::string_view flag,
                                  std::string fallback) {
@@ -43,12 +43,6 @@ std::vector<train::StepMode> modes_of(const Arguments& arguments) {
 // "production" is no name of an implementation: it is what a call takes that names none.
 std::string attention_of(const std::string& word) {
   return word == "production" ? "" : word;
-}
-
-std::string joined(const std::vector<std::string>& words) {
-  std::string out;
-  for (const std::string& word : words) out += (out.empty() ? "" : ".") + word;
-  return out;
 }
 
 // One model and types: all ways of making its step, and PyTorch's.
@@ -139,7 +133,7 @@ class Sweep {
             way.options.checkpoint = std::move(*parsed);
             all.push_back("checkpoint=" + groups);
           }
-          way.variant = joined(all);
+          way.variant = fmt::format("{}", fmt::join(all, "."));
           out.push_back(way);
         }
       }
@@ -257,7 +251,7 @@ int run_bench_step(const Arguments& arguments) {
   }
   progress.clear();
   const std::vector<lab::Measurement>& results = outputs.file().results;
-  if (text && results.size() <= kDetailedResults) {
+  if (text && results.size() <= kDetailedSteps) {
     print_line("");
     for (const lab::Measurement& result : results) print_details(result);
   }

@@ -12,17 +12,13 @@
 namespace flashlab::cli {
 namespace {
 
-std::string bytes_text(std::int64_t bytes) {
-  return lab::format_bytes(static_cast<double>(bytes));
-}
-
 void print_list(const lab::KernelCacheReport& report) {
   for (const auto& entry : report.entries) {
-    print_line(
-        fmt::format("{}  {}", lab::report::pad_left(bytes_text(entry.bytes), 10), entry.name));
+    print_line(fmt::format("{}  {}", lab::report::pad_left(lab::format_bytes(entry.bytes), 10),
+                           entry.name));
   }
-  print_line(fmt::format("{} kernels, {} in {}", report.entries.size(), bytes_text(report.bytes),
-                         report.folder));
+  print_line(fmt::format("{} kernels, {} in {}", report.entries.size(),
+                         lab::format_bytes(report.bytes), report.folder));
   if (report.shipped_folder.empty()) return;
   print_line(
       fmt::format("{} kernels came with FlashLab in {}", report.shipped, report.shipped_folder));
@@ -43,7 +39,7 @@ int run_cache(const Arguments& arguments) {
     const Result<std::int64_t> freed = lab::clear_kernel_cache();
     if (!freed.ok()) fail(freed.status());
     print_line(fmt::format("removed {} kernels, {} from {}", report->entries.size(),
-                           bytes_text(*freed), report->folder));
+                           lab::format_bytes(*freed), report->folder));
     return kExitOk;
   }
   print_list(*report);

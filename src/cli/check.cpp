@@ -29,10 +29,6 @@ using Json = nlohmann::ordered_json;
 // --quick takes every n-th case: neighbours in the list differ in one thing only.
 constexpr std::size_t kQuickStride = 8;
 
-const char* pass_name(Pass pass) {
-  return pass == Pass::kForward ? "forward" : "backward";
-}
-
 std::vector<cases::Case> chosen_cases(const Arguments& arguments) {
   std::vector<cases::Case> all;
   const std::vector<std::string> dtypes = arguments.list("--dtype");
@@ -249,7 +245,7 @@ void check_values(const Context& context, const Job& job, const lab::CaseValues&
       break;
     }
     report.sample = error->sample;
-    report.items.push_back({pass_name(pass), error->accepted,
+    report.items.push_back({to_string(pass), error->accepted,
                             fmt::format("error {:.3g} vs fp64, naive {:.3g}; {}", error->error,
                                         error->naive_error, error->worst),
                             std::nullopt});

@@ -21,10 +21,6 @@ namespace {
 using lab::report::pad_left;
 using lab::report::pad_right;
 
-const char* pass_name(Pass pass) {
-  return pass == Pass::kForward ? "forward" : "backward";
-}
-
 Result<Plan> plan_of(const Context& context, const Job& job, Pass pass, const std::string& name,
                      TileOptions tiles) {
   Problem problem = lab::problem_of(job.problem, pass, name, context.device());
@@ -60,7 +56,7 @@ void print_constants(const Plan& plan) {
 }
 
 void print_plan(const Plan& plan, Pass pass) {
-  print_line(fmt::format("  plan   {} {}", plan.implementation(), pass_name(pass)));
+  print_line(fmt::format("  plan   {} {}", plan.implementation(), to_string(pass)));
   int index = 0;
   for (const PlanStep& step : plan.steps()) {
     std::string after;
@@ -90,10 +86,10 @@ void print_plan(const Plan& plan, Pass pass) {
 void print_memory(const Context& context, const Job& job, Pass pass, const std::string& name) {
   Result<std::vector<lab::TensorBytes>> tensors = lab::accounting(context, job.problem, pass, name);
   if (!tensors.ok()) {
-    print_line(fmt::format("  {} {}: {}", name, pass_name(pass), tensors.status().message()));
+    print_line(fmt::format("  {} {}: {}", name, to_string(pass), tensors.status().message()));
     return;
   }
-  print_line(fmt::format("  {} {}", name, pass_name(pass)));
+  print_line(fmt::format("  {} {}", name, to_string(pass)));
   int name_width = 0;
   int shape_width = 0;
   for (const lab::TensorBytes& tensor : *tensors) {
@@ -141,7 +137,7 @@ int explain_on(const Context& context, const Arguments& arguments, Status& refus
         }
         refused = made.status();
         if (names.size() * problems.jobs.size() * job.passes.size() > 1) {
-          print_line(fmt::format("  {} {}: {}", name.empty() ? "default" : name, pass_name(pass),
+          print_line(fmt::format("  {} {}: {}", name.empty() ? "default" : name, to_string(pass),
                                  refused.message()));
         }
       }

@@ -20,6 +20,7 @@
 namespace flashlab::cli {
 namespace {
 
+using lab::format_bytes;
 using lab::report::pad_left;
 using lab::report::pad_right;
 using train::Phase;
@@ -34,10 +35,6 @@ struct DeviceSize {
 constexpr DeviceSize kDevices[] = {{"80 GB", 79}, {"141 GB", 139}, {"180 GB", 178}};
 constexpr double kReservedGibibytes = 1.5;
 constexpr double kGiB = 1024.0 * 1024 * 1024;
-
-std::string bytes_text(std::int64_t bytes) {
-  return lab::format_bytes(static_cast<double>(bytes));
-}
 
 std::string flops_text(double flops) {
   if (flops >= 1e12) return fmt::format("{:.4g} TFLOP", flops * 1e-12);
@@ -103,10 +100,10 @@ void print_plan(const Explained& e) {
 void print_peak_row(const Explained& e, const std::string& name, const train::Peak& peak) {
   if (peak.operation < 0) return;
   std::string row =
-      fmt::format("    {}{}", pad_right(name, 11), pad_left(bytes_text(peak.total()), 10));
+      fmt::format("    {}{}", pad_right(name, 11), pad_left(format_bytes(peak.total()), 10));
   for (const Role role : {Role::kParameter, Role::kGradient, Role::kOptimizerState,
                           Role::kSavedActivation, Role::kTemporary}) {
-    row += pad_left(bytes_text(peak.bytes[static_cast<std::size_t>(role)]), 11);
+    row += pad_left(format_bytes(peak.bytes[static_cast<std::size_t>(role)]), 11);
   }
   const auto& operation = e.plan.operations[static_cast<std::size_t>(peak.operation)];
   print_line(
@@ -136,17 +133,17 @@ void print_layers(const Explained& e) {
     }
     const std::string name =
         end - first > 1 ? fmt::format("{} to {}", first, end - 1) : fmt::format("{}", first);
-    print_line(fmt::format("    {}{}{}{}", pad_right(name, 11), pad_left(bytes_text(peak), 10),
-                           pad_left(bytes_text(saved[first]), 11),
-                           pad_left(bytes_text(parameters[first]), 12)));
+    print_line(fmt::format("    {}{}{}{}", pad_right(name, 11), pad_left(format_bytes(peak), 10),
+                           pad_left(format_bytes(saved[first]), 11),
+                           pad_left(format_bytes(parameters[first]), 12)));
     first = end;
   }
 }
 
 void print_memory(const Explained& e) {
   print_line(fmt::format("  memory   peak {} · arena of activations {} · on the device {}",
-                         bytes_text(e.memory.peak.total()), bytes_text(e.memory.arena_bytes),
-                         bytes_text(e.memory.device_bytes())));
+                         format_bytes(e.memory.peak.total()), format_bytes(e.memory.arena_bytes),
+                         format_bytes(e.memory.device_bytes())));
   print_line(fmt::format("    {}{}{}{}{}{}{}  at", pad_right("phase", 11), pad_left("peak", 10),
                          pad_left("parameters", 11), pad_left("gradients", 11),
                          pad_left("optimizer", 11), pad_left("saved", 11),
@@ -164,7 +161,8 @@ std::string remedy(const Explained& e, const DeviceSize& device) {
   const Result<train::Fit> fit = train::fit_step(e.model, e.options, usable_bytes(device));
   if (!fit.ok()) return "; no checkpointing makes it fit";
   return fmt::format("; --checkpoint {} needs {} and {:.1f}% more FLOPs", fit->checkpoint,
-                     bytes_text(fit->device_bytes), 100 * fit->repeated_flops / all_flops(e.plan));
+                     format_bytes(fit->device_bytes),
+                     100 * fit->repeated_flops / all_flops(e.plan));
 }
 
 void print_fit(const Explained& e) {

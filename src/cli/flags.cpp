@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "case.h"
+#include "cli/flag_words.h"
 #include "cli/flags_profile.h"
 #include "cli/flags_steps.h"
 #include "cli/flags_training.h"
@@ -81,8 +82,6 @@ constexpr unsigned kSaved = kTimed | kBenchStep;
 
 constexpr std::string_view kProblem = "Problem";
 constexpr std::string_view kExecution = "What runs it";
-constexpr std::string_view kMeasurement = "Measurement";
-constexpr std::string_view kOutput = "Results";
 constexpr std::string_view kKernels = "Kernels";
 constexpr std::string_view kOther = "Other";
 
@@ -199,19 +198,19 @@ std::vector<FlagSpec> flags_of_results() {
       {"--dtype", "", "TYPE[,TYPE]", kList, kCheck, kMeasurement, "only cases of these types",
        check_dtype_choices},
 
-      {"--json", "", "FILE", kFile, kSaved | kInfo | kCheck, kOutput,
+      {"--json", "", "FILE", kFile, kSaved | kInfo | kCheck, kResults,
        "results by the schema flashlab.bench/1; - is stdout, and nothing else goes there"},
-      {"--csv", "", "FILE", kFile, kSaved, kOutput, "one line per result; - is stdout"},
-      {"--markdown", "", "FILE", kFile, kSaved, kOutput, "tables for a README; - is stdout"},
-      {"--latex", "", "FILE", kFile, kSaved, kOutput, "a table for a paper; - is stdout"},
-      {"--log", "", "FILE.md", kFile, kSaved, kOutput, "append a dated result to this file"},
-      {"--output", "", "DIR", kFolder, kSaved, kOutput,
+      {"--csv", "", "FILE", kFile, kSaved, kResults, "one line per result; - is stdout"},
+      {"--markdown", "", "FILE", kFile, kSaved, kResults, "tables for a README; - is stdout"},
+      {"--latex", "", "FILE", kFile, kSaved, kResults, "a table for a paper; - is stdout"},
+      {"--log", "", "FILE.md", kFile, kSaved, kResults, "append a dated result to this file"},
+      {"--output", "", "DIR", kFolder, kSaved, kResults,
        "report.html, json, csv and plots go here (compare: default results/<date>)"},
       {"--arch", "", "NAME[,NAME]", kList, kExplain, kExecution,
        "in place of --device: GPUs that need not be here, sm_80, sm_90a, ..."},
-      {"--memory", "", "", kSwitch, kExplain, kOutput,
+      {"--memory", "", "", kSwitch, kExplain, kResults,
        "bytes of every tensor and workspace, implementation by implementation"},
-      {"--verbose", "", "", kSwitch, kExplain, kOutput,
+      {"--verbose", "", "", kSwitch, kExplain, kResults,
        "also the constants that every kernel is compiled with"},
 
       {"--arch", "", "NAME[,NAME]", kList, kPrecompile, kKernels,

@@ -89,12 +89,6 @@ std::string cache_words(const lab::Environment& environment) {
   return out.empty() ? "unknown" : out;
 }
 
-std::string joined(const std::vector<std::string>& words) {
-  std::string out;
-  for (const std::string& word : words) out += (out.empty() ? "" : ", ") + word;
-  return out;
-}
-
 void print_gpu(const lab::Environment& e) {
   if (e.gpu.empty()) return print_row("gpu", lab::describe_cuda());
   print_row("gpu", lab::describe_gpu(e));
@@ -149,10 +143,11 @@ void print_text(const Context& context, const lab::Environment& environment) {
     const std::vector<std::string> defaults = lab::default_implementations(device);
     const std::string production =
         defaults.size() == 1 ? "first: production"
-                             : "where none is named, what serves first of: " + joined(defaults);
+                             : fmt::format("where none is named, what serves first of: {}",
+                                           fmt::join(defaults, ", "));
     print_row(device.kind == DeviceKind::kCpu ? "implementations" : "",
               fmt::format("{}: {} ({})", device.kind == DeviceKind::kCpu ? "cpu" : "cuda",
-                          joined(names), production));
+                          fmt::join(names, ", "), production));
   }
   for (const lab::VendorLibrary& each : libraries()) {
     const std::string version = each.version.empty() ? "" : ", " + each.version;

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <ctime>
 #include <filesystem>
 #include <map>
 #include <system_error>
@@ -36,6 +37,13 @@ void make_folder(const std::string& path) {
 }
 
 }  // namespace
+
+std::string dated_folder(std::string_view kind) {
+  const std::time_t now = std::time(nullptr);
+  char text[32];
+  std::strftime(text, sizeof text, "%Y-%m-%d-%H%M%S", std::localtime(&now));
+  return fmt::format("results/{}-{}", kind, text);
+}
 
 Outputs::Outputs(const Arguments& arguments, bool report) : arguments_(arguments) {
   for (const char* flag : kFileFlags) {

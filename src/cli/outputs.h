@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "cli/flags.h"
@@ -15,6 +16,9 @@
 #include "lab/results/results_json.h"
 
 namespace flashlab::cli {
+
+/// "results/train-2026-11-23-101500": a new folder's name by the clock.
+std::string dated_folder(std::string_view kind);
 
 /// Everything that can be told before measuring is checked when it is made: a target that cannot be
 /// written, two results for stdout, a baseline that cannot be read.

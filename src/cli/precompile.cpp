@@ -62,7 +62,7 @@ nlohmann::ordered_json json_of(const lab::CompiledVariant& compiled) {
   out["architecture"] = compiled.architecture;
   out["implementation"] = variant.implementation;
   out["production"] = variant.production;
-  out["pass"] = variant.pass == Pass::kForward ? "forward" : "backward";
+  out["pass"] = to_string(variant.pass);
   out["kernel"] = variant.spec.entry;
   out["source"] = variant.spec.source;
   out["element"] = variant.element;

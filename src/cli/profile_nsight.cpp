@@ -19,7 +19,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::size_t kKernels = 5;
+constexpr std::size_t kTopKernels = 5;
 constexpr double kLongestSeconds = 120;
 
 // This process' own words, without those that the second run has of its own.
@@ -58,7 +58,7 @@ std::vector<std::string> longest_kernels(const profile::Recording& recording) {
     if (plain && row.key != "product" && row.key != "memset" && row.key != "copy") {
       out.push_back(row.key);
     }
-    if (out.size() == kKernels) break;
+    if (out.size() == kTopKernels) break;
   }
   return out;
 }

@@ -2,9 +2,8 @@
 
 #include <fmt/format.h>
 
-#include <ctime>
-
 #include "cli/failure.h"
+#include "cli/outputs.h"
 #include "cli/terminal.h"
 #include "cli/values.h"
 #include "lab/report/text.h"
@@ -40,15 +39,7 @@ void make_profile_folder(const fs::path& folder) {
 }
 
 fs::path profile_folder(const Arguments& arguments) {
-  fs::path folder;
-  if (const auto given = arguments.value("--output")) {
-    folder = *given;
-  } else {
-    const std::time_t now = std::time(nullptr);
-    char text[40];
-    std::strftime(text, sizeof text, "results/profile-%Y-%m-%d-%H%M%S", std::localtime(&now));
-    folder = text;
-  }
+  const fs::path folder = arguments.value("--output").value_or(dated_folder("profile"));
   make_profile_folder(folder);
   return folder;
 }

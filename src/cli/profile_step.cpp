@@ -26,12 +26,9 @@ namespace flashlab::cli {
 namespace {
 
 namespace fs = std::filesystem;
+using lab::format_bytes;
 using lab::report::pad_left;
 using lab::report::pad_right;
-
-std::string bytes_text(std::int64_t bytes) {
-  return lab::format_bytes(static_cast<double>(bytes));
-}
 
 struct Request : StepRequest {
   std::vector<std::int64_t> contexts;
@@ -80,11 +77,11 @@ profile::Profile planned_profile(const Arguments& arguments, const Request& requ
 void print_memory(const profile::Profile& p) {
   const profile::MemoryTimeline& m = *p.memory;
   print_line(fmt::format(
-      "  memory     predicted peak {} at {}{}", bytes_text(m.peak_bytes()),
+      "  memory     predicted peak {} at {}{}", format_bytes(m.peak_bytes()),
       m.operations[static_cast<std::size_t>(m.peak_operation)],
       p.measured_bytes
-          ? fmt::format(" · memory grew by {}, planned {}", bytes_text(*p.measured_bytes),
-                        bytes_text(m.persistent_bytes + m.arena_bytes))
+          ? fmt::format(" · memory grew by {}, planned {}", format_bytes(*p.measured_bytes),
+                        format_bytes(m.persistent_bytes + m.arena_bytes))
           : ""));
 }
 
@@ -94,20 +91,21 @@ void print_memory_details(const profile::Profile& p) {
        {train::Phase::kForward, train::Phase::kBackward, train::Phase::kOptimizer}) {
     if (m.peak_bytes(phase) == 0) continue;
     print_line(fmt::format("    {}{}", pad_right(train::to_string(phase), 12),
-                           pad_left(bytes_text(m.peak_bytes(phase)), 10)));
+                           pad_left(format_bytes(m.peak_bytes(phase)), 10)));
   }
   print_line("    largest activations");
   for (const profile::Allocation& a : profile::largest(m, 5)) {
-    print_line(fmt::format("      {}  {}  {}", pad_left(bytes_text(a.bytes), 9), a.name, a.shape));
+    print_line(
+        fmt::format("      {}  {}  {}", pad_left(format_bytes(a.bytes), 9), a.name, a.shape));
   }
   if (!p.block || p.block->saved_bytes == 0) return;
   print_line(fmt::format("    layer {} keeps {} for backward; residual stream {}; its gradients {}",
-                         p.block->layer, bytes_text(p.block->saved_bytes),
-                         bytes_text(p.block->residual_stream_bytes),
-                         bytes_text(p.block->parameter_gradient_bytes)));
+                         p.block->layer, format_bytes(p.block->saved_bytes),
+                         format_bytes(p.block->residual_stream_bytes),
+                         format_bytes(p.block->parameter_gradient_bytes)));
   for (std::size_t i = 0; i < p.block->saved.size() && i < 5; ++i) {
     const auto& part = p.block->saved[i];
-    print_line(fmt::format("      {} {:5.1f}%  {}", pad_left(bytes_text(part.bytes), 9),
+    print_line(fmt::format("      {} {:5.1f}%  {}", pad_left(format_bytes(part.bytes), 9),
                            100 * part.share, part.name));
   }
 }
@@ -147,9 +145,9 @@ int dry_run(const Arguments& arguments, const Request& request) {
                                     train::size_of(train::policy_of(precision).activation);
       print_line(fmt::format("  {}{}{}{}{}", pad_left(fmt::format("{}", context), 8),
                              pad_left(train::to_string(precision), 11),
-                             pad_left(bytes_text(train::plan_memory(forward).device_bytes()), 12),
-                             pad_left(bytes_text(train::plan_memory(full).device_bytes()), 12),
-                             pad_left(bytes_text(residual), 17)));
+                             pad_left(format_bytes(train::plan_memory(forward).device_bytes()), 12),
+                             pad_left(format_bytes(train::plan_memory(full).device_bytes()), 12),
+                             pad_left(format_bytes(residual), 17)));
       if (precision != precisions.front()) continue;
       profiles.push_back(planned_profile(arguments, request, model, full));
       profiles.back().environment.date_utc = lab::utc_now();

@@ -4,7 +4,6 @@
 
 #include <chrono>
 #include <cmath>
-#include <ctime>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -13,6 +12,7 @@
 #include "cli/execution.h"
 #include "cli/failure.h"
 #include "cli/model_flags.h"
+#include "cli/outputs.h"
 #include "cli/terminal.h"
 #include "lab/machine/memory.h"
 #include "lab/report/chart.h"
@@ -25,13 +25,6 @@ namespace flashlab::cli {
 namespace {
 
 namespace fs = std::filesystem;
-
-std::string default_folder() {
-  const std::time_t now = std::time(nullptr);
-  char text[32];
-  std::strftime(text, sizeof text, "train-%Y-%m-%d-%H%M%S", std::localtime(&now));
-  return fmt::format("results/{}", text);
-}
 
 // FLOPs of a token by the usual convention: 6 for every number in a product, attention's two
 // products with every pair counted.
@@ -181,7 +174,7 @@ std::unique_ptr<train::Trainer> make_trainer(const Arguments& arguments, const C
     return std::move(*trainer);
   }
   const train::TrainConfig config = train_config_of(arguments);
-  const std::string folder = arguments.value("--output").value_or(default_folder());
+  const std::string folder = arguments.value("--output").value_or(dated_folder("train"));
   if (const auto old = train::find_run(folder)) {
     fail_usage(
         fmt::format("--output {} holds a run already ({}); give a new folder, or --resume {}",

@@ -26,8 +26,8 @@ struct Found {
 void look_up(const GpuDevice& device, const void* data, Found& found) {
   int attributes[] = {kPointerMemoryType, kPointerDeviceOrdinal};
   void* values[] = {&found.memory_type, &found.ordinal};
-  const CUresult result = device.api().cuPointerGetAttributes(2, attributes, values,
-                                                              reinterpret_cast<CUdeviceptr>(data));
+  const CUresult result =
+      device.api().cuPointerGetAttributes(2, attributes, values, pointer_of(data));
   if (result != kCudaSuccess) found = {};
 }
 
@@ -36,8 +36,8 @@ bool is_managed(const GpuDevice& device, const void* data) {
   unsigned managed = 0;
   int attributes[] = {kPointerIsManaged};
   void* values[] = {&managed};
-  const CUresult result = device.api().cuPointerGetAttributes(1, attributes, values,
-                                                              reinterpret_cast<CUdeviceptr>(data));
+  const CUresult result =
+      device.api().cuPointerGetAttributes(1, attributes, values, pointer_of(data));
   return result == kCudaSuccess && managed != 0;
 }
 

@@ -15,9 +15,9 @@ Status zero_rows(const GpuDevice& device, Stream stream, const Tensor& tensor) {
     for (std::int64_t h = 0; h < s.shape[2]; ++h) {
       const auto* rows =
           static_cast<char*>(tensor.data) + (b * s.strides[0] + h * s.strides[2]) * size;
-      const CUresult result = device.api().cuMemsetD2D8Async(
-          reinterpret_cast<CUdeviceptr>(rows), pitch, 0, width,
-          static_cast<std::size_t>(s.shape[1]), static_cast<CUstream>(stream.handle));
+      const CUresult result = device.api().cuMemsetD2D8Async(pointer_of(rows), pitch, 0, width,
+                                                             static_cast<std::size_t>(s.shape[1]),
+                                                             static_cast<CUstream>(stream.handle));
       if (Status status = device.driver().check(result, "cuMemsetD2D8Async"); !status.ok()) {
         return status;
       }

@@ -15,10 +15,6 @@ namespace {
 namespace ref = flashlab::reference;
 using cases::Case;
 
-const char* name_of(Pass pass) {
-  return pass == Pass::kForward ? "forward" : "backward";
-}
-
 bool wants(const CheckOptions& options, Pass pass) {
   return std::find(options.passes.begin(), options.passes.end(), pass) != options.passes.end();
 }
@@ -109,8 +105,8 @@ class Checker {
  private:
   void item(Pass pass, const char* what, bool passed, std::string message,
             std::optional<ref::Verdict> verdict = {}) {
-    report_.items.push_back({fmt::format("{} {}", name_of(pass), what), passed, std::move(message),
-                             std::move(verdict)});
+    report_.items.push_back({fmt::format("{} {}", to_string(pass), what), passed,
+                             std::move(message), std::move(verdict)});
   }
 
   bool refuse(Pass pass, const Status& status) {
@@ -118,7 +114,7 @@ class Checker {
     const bool forward_only = pass == Pass::kBackward && !report_.items.empty() &&
                               status.code() == StatusCode::kUnsupported;
     if (!forward_only) report_.status = run_status(status);
-    report_.message = fmt::format("{}: {}", name_of(pass), status.message());
+    report_.message = fmt::format("{}: {}", to_string(pass), status.message());
     return false;
   }
 

@@ -12,10 +12,6 @@ namespace {
 using cuda::CUdeviceptr;
 using cuda::CUstream;
 
-CUdeviceptr address(const void* memory) {
-  return reinterpret_cast<CUdeviceptr>(memory);
-}
-
 class GpuMemory final : public DeviceMemory {
  public:
   GpuMemory(cuda::GpuDevice& gpu, CUstream stream) : gpu_(gpu), stream_(stream) {}
@@ -51,20 +47,21 @@ class GpuMemory final : public DeviceMemory {
   void release(void* memory) noexcept override {
     if (memory == nullptr) return;
     const auto current = gpu_.current();
-    gpu_.api().cuMemFree(address(memory));
+    gpu_.api().cuMemFree(cuda::pointer_of(memory));
   }
 
   Status fill(void* memory, int byte, std::size_t bytes) override {
     if (bytes == 0) return {};
     const auto current = gpu_.current();
-    return check(gpu_.api().cuMemsetD8Async(address(memory), static_cast<unsigned char>(byte),
-                                            bytes, stream_),
+    return check(gpu_.api().cuMemsetD8Async(cuda::pointer_of(memory),
+                                            static_cast<unsigned char>(byte), bytes, stream_),
                  "cuMemsetD8Async");
   }
   Status upload(void* to, const void* from_host, std::size_t bytes) override {
     const auto current = gpu_.current();
     if (bytes > 0) {
-      const auto result = gpu_.api().cuMemcpyHtoDAsync(address(to), from_host, bytes, stream_);
+      const auto result =
+          gpu_.api().cuMemcpyHtoDAsync(cuda::pointer_of(to), from_host, bytes, stream_);
       if (Status s = check(result, "cuMemcpyHtoDAsync"); !s.ok()) return s;
     }
     return wait();
@@ -72,7 +69,8 @@ class GpuMemory final : public DeviceMemory {
   Status download(void* to_host, const void* from, std::size_t bytes) override {
     const auto current = gpu_.current();
     if (bytes > 0) {
-      const auto result = gpu_.api().cuMemcpyDtoHAsync(to_host, address(from), bytes, stream_);
+      const auto result =
+          gpu_.api().cuMemcpyDtoHAsync(to_host, cuda::pointer_of(from), bytes, stream_);
       if (Status s = check(result, "cuMemcpyDtoHAsync"); !s.ok()) return s;
     }
     return wait();

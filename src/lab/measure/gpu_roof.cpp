@@ -152,9 +152,8 @@ std::optional<double> gpu_copy_gb_per_s(std::shared_ptr<DeviceMemory> memory) {
     {
       const auto current = (*gpu)->current();
       const auto stream = static_cast<cuda::CUstream>(memory->stream().handle);
-      if ((*gpu)->api().cuMemcpyDtoDAsync(reinterpret_cast<cuda::CUdeviceptr>(*to),
-                                          reinterpret_cast<cuda::CUdeviceptr>(*from), kCopyBytes,
-                                          stream) != cuda::kCudaSuccess) {
+      if ((*gpu)->api().cuMemcpyDtoDAsync(cuda::pointer_of(*to), cuda::pointer_of(*from),
+                                          kCopyBytes, stream) != cuda::kCudaSuccess) {
         break;
       }
     }

@@ -145,7 +145,7 @@ Measurement read_result(Line& line, const PythonRequest& asked, const std::strin
   }
   out.pass = line.text("pass");
   const auto pass = std::find_if(asked.passes.begin(), asked.passes.end(),
-                                 [&](Pass each) { return out.pass == name_of(each); });
+                                 [&](Pass each) { return out.pass == to_string(each); });
   if (pass == asked.passes.end()) line.fail("pass", "one that was asked for");
   const auto status = parse_status(line.text("status"));
   if (!status) line.fail("status", "ok, oom, unsupported or error");
@@ -200,7 +200,7 @@ std::string to_json_line(const PythonRequest& request) {
                   {"seed", c.seed},
                   {"scale", c.scale ? Json(*c.scale) : Json(nullptr)}};
   Json passes = Json::array();
-  for (const Pass pass : request.passes) passes.push_back(name_of(pass));
+  for (const Pass pass : request.passes) passes.push_back(to_string(pass));
   const Json out = {
       {"problem", std::move(problem)},
       {"passes", std::move(passes)},

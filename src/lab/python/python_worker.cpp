@@ -200,7 +200,7 @@ PythonRun PythonWorker::run(const cases::Case& problem, std::span<const Pass> pa
   for (const Pass pass : passes) {
     for (const std::string& name : implementations) {
       const bool given = std::any_of(out.results.begin(), out.results.end(), [&](const auto& row) {
-        return row.implementation == name && row.pass == name_of(pass);
+        return row.implementation == name && row.pass == to_string(pass);
       });
       if (given) continue;
       Measurement row = attention_measurement(name, options_.device, pass, problem);

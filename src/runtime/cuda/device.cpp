@@ -129,7 +129,7 @@ Result<void*> GpuAllocator::allocate(std::size_t bytes, std::size_t alignment, S
 
 void GpuAllocator::deallocate(void* pointer, std::size_t, Stream stream) noexcept {
   const ContextGuard current = device_.current();
-  device_.api().cuMemFreeAsync(pieces().take(reinterpret_cast<CUdeviceptr>(pointer)),
+  device_.api().cuMemFreeAsync(pieces().take(pointer_of(pointer)),
                                static_cast<CUstream>(stream.handle));
 }
 

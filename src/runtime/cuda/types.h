@@ -22,6 +22,9 @@ namespace flashlab::cuda {
 using CUresult = int;
 using CUdevice = int;
 using CUdeviceptr = unsigned long long;
+inline CUdeviceptr pointer_of(const void* address) noexcept {
+  return reinterpret_cast<CUdeviceptr>(address);
+}
 using CUcontext = ::CUctx_st*;
 using CUfunction = ::CUfunc_st*;
 using CUstream = ::CUstream_st*;

@@ -53,7 +53,7 @@ class Bench {
   ~Bench() {
     for (void* piece : {memory.a, memory.b, memory.c, memory.scratch}) {
       if (piece != nullptr) {
-        api_.cuMemFreeAsync(reinterpret_cast<CUdeviceptr>(piece), memory.stream);
+        api_.cuMemFreeAsync(cuda::pointer_of(piece), memory.stream);
       }
     }
     if (memory.stream != nullptr) api_.cuStreamSynchronize(memory.stream);

@@ -22,10 +22,6 @@ CUstream handle_of(Stream stream) {
   return static_cast<CUstream>(stream.handle);
 }
 
-cuda::CUdeviceptr pointer_of(void* address) {
-  return reinterpret_cast<cuda::CUdeviceptr>(address);
-}
-
 Status no_context() {
   return Status(StatusCode::kDeviceError,
                 {"device", "the GPU's context cannot be made current", "a working context",
@@ -222,16 +218,16 @@ class CudaExecutor::Run {
     return {};
   }
   Status run(std::size_t index, const MemsetWork& work) {
-    return check(
-        current_device_->api().cuMemsetD8Async(pointer_of(program_.address(call_, work.target)),
-                                               work.value, work.bytes, step_stream(index)),
-        "cuMemsetD8Async");
+    return check(current_device_->api().cuMemsetD8Async(
+                     cuda::pointer_of(program_.address(call_, work.target)), work.value, work.bytes,
+                     step_stream(index)),
+                 "cuMemsetD8Async");
   }
   // Addresses are unified: the driver finds the devices, and the copy may go from one to another.
   Status run(std::size_t index, const CopyWork& work) {
     return check(
-        current_device_->api().cuMemcpyAsync(pointer_of(program_.address(call_, work.to)),
-                                             pointer_of(program_.address(call_, work.from)),
+        current_device_->api().cuMemcpyAsync(cuda::pointer_of(program_.address(call_, work.to)),
+                                             cuda::pointer_of(program_.address(call_, work.from)),
                                              work.bytes, step_stream(index)),
         "cuMemcpyAsync");
   }

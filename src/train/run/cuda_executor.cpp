@@ -43,10 +43,6 @@ class OperationTimes final : public internal::StepObserver {
   double milliseconds_ = 0;
 };
 
-cuda::CUdeviceptr pointer_of(const void* address) {
-  return reinterpret_cast<cuda::CUdeviceptr>(address);
-}
-
 std::int64_t vocabulary_of(const StepPlan& plan) {
   for (const Operation& operation : plan.operations) {
     if (operation.kind == OperationKind::kEmbedding) {
@@ -137,7 +133,7 @@ Status CudaStepExecutor::allocate() {
   }
   if (lowered_.constants.empty()) return {};
   const cuda::CUresult copied = api.cuMemcpyHtoDAsync(
-      pointer_of(region(lowered_.constants_buffer)), lowered_.constants.data(),
+      cuda::pointer_of(region(lowered_.constants_buffer)), lowered_.constants.data(),
       4 * lowered_.constants.size(), parameters_->stream());
   if (Status s = device_.driver().check(copied, "cuMemcpyHtoDAsync"); !s.ok()) return s;
   return wait();
@@ -172,8 +168,9 @@ Status CudaStepExecutor::stage() {
   write_dropout_states(lowered_.batch, batch_.data());
   const auto bytes = static_cast<std::size_t>(lowered_.batch.bytes);
   std::memcpy(staged.bytes.data(), batch_.data(), bytes);
-  const cuda::CUresult copied = api.cuMemcpyHtoDAsync(
-      pointer_of(region(lowered_.batch_buffer)), staged.bytes.data(), bytes, parameters_->stream());
+  const cuda::CUresult copied =
+      api.cuMemcpyHtoDAsync(cuda::pointer_of(region(lowered_.batch_buffer)), staged.bytes.data(),
+                            bytes, parameters_->stream());
   if (Status s = device_.driver().check(copied, "cuMemcpyHtoDAsync"); !s.ok()) return s;
   staged.pending = true;
   return device_.driver().check(api.cuEventRecord(staged.read, parameters_->stream()),
@@ -197,7 +194,7 @@ Status CudaStepExecutor::run(OperationObserver* observer) {
   if (Status s = stage(); !s.ok()) return s;
   if (Status s = enqueue(observer); !s.ok()) return s;
   const cuda::CUresult copied = device_.api().cuMemcpyDtoHAsync(
-      results_.data(), pointer_of(region(lowered_.results_buffer)),
+      results_.data(), cuda::pointer_of(region(lowered_.results_buffer)),
       static_cast<std::size_t>(lowered_.results_bytes), parameters_->stream());
   return device_.driver().check(copied, "cuMemcpyDtoHAsync");
 }
@@ -216,7 +213,7 @@ Status CudaStepExecutor::push_loss_scale() {
   const cuda::ContextGuard current = device_.current();
   const std::int64_t offset = lowered_.offsets[static_cast<std::size_t>(id)];
   const cuda::CUresult copied = device_.api().cuMemcpyHtoDAsync(
-      pointer_of(region(lowered_.results_buffer) + offset), data(id),
+      cuda::pointer_of(region(lowered_.results_buffer) + offset), data(id),
       static_cast<std::size_t>(plan_.tensor(id).bytes()), parameters_->stream());
   return device_.driver().check(copied, "cuMemcpyHtoDAsync");
 }
@@ -238,7 +235,7 @@ Result<std::byte*> CudaStepExecutor::gradients() {
   const cuda::ContextGuard current = device_.current();
   const std::byte* from = region(lowered_.gradients.buffer) + lowered_.gradients.offset_bytes;
   const cuda::CUresult copied = device_.api().cuMemcpyDtoHAsync(
-      gradients_.data(), pointer_of(from), static_cast<std::size_t>(gradients_.size()),
+      gradients_.data(), cuda::pointer_of(from), static_cast<std::size_t>(gradients_.size()),
       parameters_->stream());
   if (Status s = device_.driver().check(copied, "cuMemcpyDtoHAsync"); !s.ok()) return s;
   if (Status s = wait(); !s.ok()) return s;

@@ -7,17 +7,13 @@
 namespace flashlab::train {
 namespace {
 
-cuda::CUdeviceptr pointer_of(const void* address) {
-  return reinterpret_cast<cuda::CUdeviceptr>(address);
-}
-
 // The store's arenas by slot; null where it has none.
 std::array<std::byte*, kArenaSlots> arenas_of(const ParameterStore& store) {
   return {store.values(), store.copies(), store.first_moments(), store.second_moments(), nullptr};
 }
 
-constexpr std::array<const char*, kArenaSlots> kNames = {"parameters", "copies of the parameters",
-                                                         "first moments", "second moments", ""};
+constexpr std::array<const char*, kArenaSlots> kArenaNames = {
+    "parameters", "copies of the parameters", "first moments", "second moments", ""};
 
 }  // namespace
 
@@ -91,8 +87,8 @@ Result<std::shared_ptr<DeviceParameters>> DeviceParameters::create(const cuda::G
   const std::array<std::byte*, kArenaSlots> host = arenas_of(store);
   for (std::size_t i = 0; i < kArenaSlots; ++i) {
     if (host[i] == nullptr) continue;
-    auto memory =
-        DeviceBytes::allocate(device, store.arena_bytes(static_cast<int>(i) == kCopies), kNames[i]);
+    auto memory = DeviceBytes::allocate(device, store.arena_bytes(static_cast<int>(i) == kCopies),
+                                        kArenaNames[i]);
     if (!memory.ok()) return memory.status();
     out->arenas_[i] = std::move(*memory);
   }
@@ -121,7 +117,7 @@ Status DeviceParameters::push(const ParameterStore& store) const {
   for (std::size_t i = 0; i < kArenaSlots; ++i) {
     if (host[i] == nullptr) continue;
     const cuda::CUresult result =
-        device_.api().cuMemcpyHtoDAsync(pointer_of(arenas_[i].data()), host[i],
+        device_.api().cuMemcpyHtoDAsync(cuda::pointer_of(arenas_[i].data()), host[i],
                                         static_cast<std::size_t>(arenas_[i].size()), stream_);
     if (Status s = device_.driver().check(result, "cuMemcpyHtoDAsync"); !s.ok()) return s;
   }
@@ -134,7 +130,7 @@ Status DeviceParameters::pull(const ParameterStore& store) const {
   for (std::size_t i = 0; i < kArenaSlots; ++i) {
     if (host[i] == nullptr) continue;
     const cuda::CUresult result =
-        device_.api().cuMemcpyDtoHAsync(host[i], pointer_of(arenas_[i].data()),
+        device_.api().cuMemcpyDtoHAsync(host[i], cuda::pointer_of(arenas_[i].data()),
                                         static_cast<std::size_t>(arenas_[i].size()), stream_);
     if (Status s = device_.driver().check(result, "cuMemcpyDtoHAsync"); !s.ok()) return s;
   }

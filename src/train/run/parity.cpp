@@ -17,7 +17,7 @@
 namespace flashlab::train {
 namespace {
 
-using Json = nlohmann::json;
+using Json = nlohmann::ordered_json;
 using Numbers = std::vector<double>;
 
 Numbers numbers_of(Element element, const void* data, std::int64_t count) {

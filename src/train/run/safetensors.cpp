@@ -10,10 +10,10 @@
 namespace flashlab::train {
 namespace {
 
-constexpr std::pair<Element, const char*> kNames[] = {{Element::kFp64, "F64"},
-                                                      {Element::kFp32, "F32"},
-                                                      {Element::kFp16, "F16"},
-                                                      {Element::kBf16, "BF16"}};
+constexpr std::pair<Element, const char*> kTypeNames[] = {{Element::kFp64, "F64"},
+                                                          {Element::kFp32, "F32"},
+                                                          {Element::kFp16, "F16"},
+                                                          {Element::kBf16, "BF16"}};
 
 Status damaged(const std::filesystem::path& path, std::string got, std::string expected) {
   return Status::invalid({path.string(), std::move(got), std::move(expected),
@@ -33,7 +33,7 @@ Status read_entry(const std::filesystem::path& path, const std::string& name,
   }
   StoredTensor tensor;
   bool known = false;
-  for (const auto& [element, text] : kNames) {
+  for (const auto& [element, text] : kTypeNames) {
     if (*dtype == text) {
       tensor.element = element;
       known = true;
@@ -67,7 +67,7 @@ Status write_safetensors(const std::filesystem::path& path, const StoredTensors&
   std::uint64_t offset = 0;
   for (const auto& [name, tensor] : tensors) {
     const char* dtype = "F32";
-    for (const auto& [element, text] : kNames) {
+    for (const auto& [element, text] : kTypeNames) {
       if (element == tensor.element) dtype = text;
     }
     header[name] = {{"dtype", dtype},

@@ -336,17 +336,13 @@ std::optional<cases::Case> attention_case(const Measurement& measurement) {
   return case_of(measurement.labels);
 }
 
-const char* name_of(Pass pass) noexcept {
-  return pass == Pass::kForward ? "forward" : "backward";
-}
-
 Measurement attention_measurement(std::string implementation, Device device, Pass pass,
                                   const cases::Case& problem) {
   Measurement out;
   out.subject = attention_subject().name;
   out.implementation = std::move(implementation);
   out.device = to_string(device);
-  out.pass = name_of(pass);
+  out.pass = to_string(pass);
   out.labels = labels_of(problem);
   return out;
 }

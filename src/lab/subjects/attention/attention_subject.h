@@ -18,8 +18,6 @@ cases::Case case_of(const Labels& labels);
 /// The case of a measurement of attention; empty for another subject.
 std::optional<cases::Case> attention_case(const Measurement& measurement);
 
-const char* name_of(Pass pass) noexcept;  ///< "forward", "backward"
-
 /// Nothing measured yet.
 Measurement attention_measurement(std::string implementation, Device device, Pass pass,
                                   const cases::Case& problem);

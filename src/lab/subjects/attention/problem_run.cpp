@@ -195,7 +195,7 @@ class ProblemRun {
   // Compiles what the plans need, all of them at the same time.
   void prepare_all(Pass pass, const std::vector<Runnable>& runnable) {
     if (!on_gpu() || runnable.empty()) return;
-    stage(fmt::format("compiling {}", name_of(pass)));
+    stage(fmt::format("compiling {}", to_string(pass)));
     std::vector<std::future<void>> jobs;
     for (const Runnable& each : runnable) {
       // A failure is the first call's failure too, and is reported there.
@@ -315,7 +315,7 @@ class ProblemRun {
 
   void time_all(Pass pass, const std::vector<Runnable>& runnable) {
     if (runnable.empty() || cancelled()) return;
-    stage(fmt::format("timing {}", name_of(pass)));
+    stage(fmt::format("timing {}", to_string(pass)));
     std::vector<StepTimes> steps(runnable.size());
     std::vector<Contestant> contestants;
     for (std::size_t i = 0; i < runnable.size(); ++i) {

@@ -90,7 +90,8 @@ ladder() {  # ladder FILE SHAPE...
   local file=$1 rungs
   shift
   rungs=naive,fa1,fa1-vector,fa1-shuffle,fa1-mma
-  rungs+=,fa2,fa2-vector,fa2-shuffle,fa2-mma,fa2-deterministic,sm80
+  rungs+=,fa2,fa2-vector,fa2-shuffle,fa2-mma,fa2-tma,fa2-wgmma,fa3,fa3-turns,fa3-frozen
+  rungs+=,fa2-deterministic,sm80
   step "ladder: fp32 and bf16, $*" "$program" compare --device cuda --implementation "$rungs" "$@" \
     --head-dim 64 --dtype fp32,bf16 --pass both --output "$folder" --json "$folder/$file.json"
 }

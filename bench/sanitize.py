@@ -47,6 +47,9 @@ SMALL = {"sm80": "bare-causal,bf16-padded-gqa-accumulate,bf16-decode-bottom-righ
                  "bf16-softcap-mask,bf16-alibi-both-sides,bf16-group-of-8",
          "cublas": "bare-causal,bool-mask-form-0,bf16-000,fp32-055"}
 SMALL_LADDER = "bf16-bare-causal,fp16-head-dim-33"
+# Those with a ring of tiles, several times around it, and the repair of a row.
+HOPPER_LADDER = ("fa2-tma", "fa2-wgmma", "fa3", "fa3-turns", "fa3-frozen")
+SMALL |= dict.fromkeys(HOPPER_LADDER, "bf16-growing-causal,fp16-bare-causal")
 # `check` fills the workspace before a call, which would hide what was never written: initcheck
 # watches `bench`.
 SHAPE = "--heads 2 --kv-heads 1 --seqlen 200 --head-dim 40,64 --causal"
@@ -55,6 +58,7 @@ PROBLEMS = (
     ("sm80", "--heads 2 --seqlen 3 --seqlen-k 1500 --causal=bottom-right --dtype fp32,bf16"),
     ("sm90", f"{SHAPE} --dtype bf16,fp16"),
     ("fa2-mma", f"{SHAPE} --dtype bf16 --pass both"),
+    (",".join(HOPPER_LADDER), f"{SHAPE} --dtype bf16,fp16"),
     ("fa1,fa1-vector,fa1-shuffle,fa2-vector,fa2-shuffle", f"{SHAPE} --dtype fp32,bf16"),
     ("fa1-mma", f"{SHAPE} --dtype bf16"),
     # The first half of the rows sees no key: they are cleared by a kernel of their own.

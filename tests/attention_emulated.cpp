@@ -14,6 +14,7 @@
 #include "cuda/launch/arguments.h"
 #include "cuda/launch/implementations.h"
 #include "cuda/launch/ladder_forward.h"
+#include "cuda/launch/ladder_hopper.h"
 #include "cuda/launch/naive.h"
 #include "cuda/launch/sm80.h"
 #include "cuda/launch/sm90.h"
@@ -110,6 +111,7 @@ std::vector<const Implementation*> library_implementations() {
   std::vector<const Implementation*> all{&cuda::sm90_implementation(), &cuda::sm80_implementation(),
                                          &cuda::naive_implementation()};
   for (const Implementation* rung : cuda::ladder_forward_implementations()) all.push_back(rung);
+  for (const Implementation* rung : cuda::ladder_hopper_implementations()) all.push_back(rung);
   return all;
 }
 
@@ -117,8 +119,8 @@ Result<std::shared_ptr<PlanState>> make_emulated_plan(const ContextState&, const
                                                       const internal::Geometry& geometry) {
   for (const Implementation* each : library_implementations()) {
     if (each->name != problem.options.implementation) continue;
-    cuda::DeviceInfo info =
-        *cuda::known_gpu(each->name == "sm90" ? chosen().architecture : "sm_80");
+    cuda::DeviceInfo info = *cuda::known_gpu("sm_80");
+    if (!each->runs_on_device(&info)) info = *cuda::known_gpu(chosen().architecture);
     info.multiprocessors = chosen().multiprocessors;
     const auto gpu = cuda::GpuDevice::described(info);
     ContextOptions options;

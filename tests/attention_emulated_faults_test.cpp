@@ -276,6 +276,7 @@ TEST(AttentionEmulatedFaults, OfArithmeticAreSeen) {
       {"sm80 backward causal", "sm80", backward, causal(backward_rows()), shifted},
       {"sm80 backward features", "sm80", backward, dropped(featured(backward_rows())), features},
       {"sm80 backward dropout", "sm80", backward, dropped(featured(backward_rows())), drops},
+      {"fa3-frozen", "fa3-frozen", forward, half, sums},
       {"fp32", "sm80", forward, single, {Mutation::kDroppedTile, Mutation::kWrongScale}},
       {"fp32 backward", "sm80", backward, single, gradients},
   };
@@ -285,6 +286,61 @@ TEST(AttentionEmulatedFaults, OfArithmeticAreSeen) {
       const std::string name = fmt::format("{} with fault {}", each.name, static_cast<int>(fault));
       expect_seen(name, rejection(each.problem, {}, each.implementation, each.pass, fault));
     }
+  }
+}
+
+// A fault of one of the ladder's rungs for Hopper, by an edit of its file.
+struct RungFault {
+  const char* implementation;
+  const char* file;
+  const char* name;
+  const char *from, *to;
+  bool always = false;  ///< without FLASHLAB_EMULATED too
+};
+
+constexpr const char* kLanded =
+    "    wait_for_phase(shared.landed[stage].address(), StageOf<kStages>::phase(tile) % 2);\n";
+constexpr const char* kMet = "    __syncthreads();  // everybody has read the place\n";
+constexpr const char* kScoresAwaited = "    ptx::wgmma_wait<0>();\n    pin_scores(s);\n";
+
+const RungFault kRungFaults[] = {
+    {"fa2-tma", "fa2_tma.cu", "a place is filled before everybody has read it", kMet, "", true},
+    {"fa2-tma", "fa2_tma.cu", "tiles are not waited for", kLanded, ""},
+    {"fa2-tma", "fa2_tma.cu", "queries are not waited for",
+     "  wait_for_phase(shared.q_landed.address(), 0);\n", ""},
+    {"fa2-wgmma", "fa2_wgmma.cu", "scores are read while their products are under way",
+     kScoresAwaited, "", true},
+    {"fa2-wgmma", "fa2_wgmma.cu", "a place is filled before everybody has read it", kMet, ""},
+    {"fa2-wgmma", "fa2_wgmma.cu", "tiles are not waited for", kLanded, ""},
+    {"fa3", "fa3.cu", "values are released before the products have read them",
+     "    ptx::wgmma_wait<0>();\n    pin_outputs(o);\n", "", true},
+    {"fa3", "fa3.cu", "keys are not waited for", "    ring_k.wait_full();\n", ""},
+    {"fa3", "fa3.cu", "values are not waited for", "    ring_v.wait_full();\n", ""},
+    {"fa3", "fa3.cu", "a place is not given back", "    leave_place(ring_k);\n",
+     "    ring_k.advance();\n"},
+    {"fa3-turns", "fa3_turns.cu", "nobody passes the turn", "    pass_turn(consumer);\n\n", "",
+     true},
+    {"fa3-turns", "fa3_turns.cu", "the first turn is nobody's",
+     "  if (consumer == 1) pass_turn(consumer);", ""},
+    {"fa3-turns", "fa3_turns.cu", "scores are read while their products are under way",
+     kScoresAwaited, ""},
+    {"fa3-frozen", "fa3_frozen.cu", "no row is repaired", "if (passed_bound(added))", "if (false)",
+     true},
+    {"fa3-frozen", "fa3_frozen.cu", "the repair does not correct what was summed",
+     "      correct_outputs(o, correction);\n", ""},
+    {"fa3-frozen", "fa3_frozen.cu", "keys are given back before the repair",
+     "    rows.exponentials(s, added, factor);\n",
+     "    rows.exponentials(s, added, factor);\n    ring_k.release();\n"},
+};
+
+TEST(AttentionEmulatedFaults, OfTheHopperRungsAreSeen) {
+  Case problem = rings();
+  problem.dtype = DType::kFp16;  // whose P leaves its range where no row is repaired
+  for (const RungFault& each : kRungFaults) {
+    if (!each.always && !plant_all()) continue;
+    expect_seen(fmt::format("{}, {}", each.implementation, each.name),
+                rejection(problem, {{std::string("ladder/") + each.file, each.from, each.to}},
+                          each.implementation, Pass::kForward));
   }
 }
 

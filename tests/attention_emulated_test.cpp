@@ -76,6 +76,11 @@ TEST_P(AttentionEmulated, KernelsAreTheOracle) {
 
 constexpr Pass kForward = Pass::kForward, kBackward = Pass::kBackward;
 
+// Rows are repaired; a diagonal, a group, two slabs of features; tails of tiles.
+Selection hopper_rung(const char* name, const char* implementation, DType dtype) {
+  return {name, implementation, kForward, dtype, {"growing-full", "group-of-8"}};
+}
+
 INSTANTIATE_TEST_SUITE_P(
     Cases, AttentionEmulated,
     ::testing::Values(
@@ -103,7 +108,12 @@ INSTANTIATE_TEST_SUITE_P(
         Selection{"fp32_backward", "sm80", kBackward, DType::kFp32, {"features-unequal"}},
         Selection{"fa1_mma", "fa1-mma", kForward, DType::kFp16, {"fill-1-causal"}},
         Selection{"fa2_mma", "fa2-mma", kForward, DType::kFp16, {"fill-1-causal"}},
-        Selection{"fa2_mma_backward", "fa2-mma", kBackward, DType::kFp16, {"fill-1-causal"}}),
+        Selection{"fa2_mma_backward", "fa2-mma", kBackward, DType::kFp16, {"fill-1-causal"}},
+        hopper_rung("fa2_tma", "fa2-tma", DType::kBf16),
+        hopper_rung("fa2_wgmma", "fa2-wgmma", DType::kFp16),
+        hopper_rung("fa3", "fa3", DType::kBf16),
+        hopper_rung("fa3_turns", "fa3-turns", DType::kFp16),
+        hopper_rung("fa3_frozen", "fa3-frozen", DType::kFp16)),
     [](const auto& info) { return info.param.name; });
 
 }  // namespace

@@ -16,6 +16,14 @@ inline bool in_ci() {
   return ci != nullptr && std::string_view(ci) == "true";
 }
 
+/// Whether a kernel's source has instructions of Hopper alone.
+inline bool needs_hopper(std::string_view source) {
+  for (const char* start : {"sm90/", "ladder/fa2_tma", "ladder/fa2_wgmma", "ladder/fa3"}) {
+    if (source.starts_with(start)) return true;
+  }
+  return false;
+}
+
 }  // namespace flashlab::testing
 
 // Under CI a missing compiler is a failure: nothing else there sees the kernels.

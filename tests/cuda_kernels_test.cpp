@@ -146,7 +146,7 @@ TEST(KernelVariants, EveryKernelOfTheSourcesIsListedForEveryArchitecture) {
     for (const std::string& kernel : there) {
       const bool newer = kernel.starts_with("sm80/") || kernel.starts_with("train/") ||
                          kernel.ends_with("flash_bwd_fa2_mma");
-      const bool hopper = kernel.starts_with("sm90/");
+      const bool hopper = flashlab::testing::needs_hopper(kernel);
       EXPECT_EQ(listed.contains(kernel),
                 !(newer && name == "sm_75") && !(hopper && name != "sm_90a"))
           << name << " " << kernel;

@@ -11,6 +11,7 @@
 #include "api/context_state.h"
 #include "cuda/launch/gpu_plan.h"
 #include "cuda/launch/ladder_forward.h"
+#include "cuda/launch/ladder_hopper.h"
 #include "runtime/cuda/device.h"
 #include "runtime/cuda/known_gpus.h"
 
@@ -52,6 +53,9 @@ PlanResult make(std::string_view name, const Described& on, const Problem& probl
   const Result<internal::Geometry> geometry = internal::validate(problem, &normalised);
   if (!geometry.ok()) return geometry.status();
   for (const Implementation* rung : ladder_forward_implementations()) {
+    if (rung->name == name) return rung->make_plan(on.context, normalised, *geometry);
+  }
+  for (const Implementation* rung : ladder_hopper_implementations()) {
     if (rung->name == name) return rung->make_plan(on.context, normalised, *geometry);
   }
   return Status(StatusCode::kInternal, {std::string(name), "no such rung", "", ""});
@@ -143,6 +147,61 @@ TEST(LadderForward, TensorCoreRungsDeclareNoFp32) {
     const bool mma = rung->name.ends_with("-mma");
     EXPECT_EQ(rung->supported.has(internal::Feature::kFp32), !mma) << rung->name;
   }
+}
+
+TEST(LadderHopper, RunsOnHopperAlone) {
+  for (const std::string& architecture : known_architectures()) {
+    const Described on(architecture);
+    for (const Implementation* rung : ladder_hopper_implementations()) {
+      SCOPED_TRACE(architecture + " " + std::string(rung->name));
+      EXPECT_EQ(rung->runs_on_device(&on.gpu->info()), architecture == "sm_90a");
+      if (architecture == "sm_90a") continue;
+      EXPECT_THAT(refusal(rung->name, architecture.c_str(), forward_problem(DType::kFp16, 64)),
+                  HasSubstr("9.0"));
+    }
+  }
+}
+
+TEST(LadderHopper, EveryHeadDimFitsWithEitherTile) {
+  const Described on("sm_90a");
+  for (const Implementation* rung : ladder_hopper_implementations()) {
+    for (const std::int64_t dim : {8, 64, 72, 128}) {
+      for (const int tile_k : {0, 64, 128}) {
+        SCOPED_TRACE(std::string(rung->name) + " " + std::to_string(dim));
+        const PlanResult plan =
+            make(rung->name, on, forward_problem(DType::kBf16, dim, {.tile_k = tile_k}));
+        ASSERT_TRUE(plan.ok()) << plan.status().message();
+        const runtime::KernelWork& step = only_step(**plan);
+        EXPECT_EQ(step.shape.grid_x, 2u * 4u);  // 65 queries are one tile of 128
+        EXPECT_LE(step.shape.shared_bytes,
+                  static_cast<unsigned>(on.gpu->info().shared_bytes_per_block));
+        EXPECT_EQ((*plan)->workspace_bytes, 0u);
+      }
+    }
+  }
+}
+
+TEST(LadderHopper, WhatItCannotServeIsRefused) {
+  for (const Implementation* rung : ladder_hopper_implementations()) {
+    const auto refused = [&](const Problem& problem) {
+      return refusal(rung->name, "sm_90a", problem);
+    };
+    EXPECT_THAT(refused(forward_problem(DType::kFp16, 136)), HasSubstr("up to 128"));
+    EXPECT_THAT(refused(forward_problem(DType::kFp16, 33)), HasSubstr("multiple of 8"));
+    EXPECT_THAT(refused(forward_problem(DType::kFp16, 64, {.tile_q = 64})), HasSubstr("tile_q"));
+    EXPECT_THAT(refused(forward_problem(DType::kFp16, 64, {.tile_k = 96})), HasSubstr("tile_k"));
+    Problem narrow = forward_problem(DType::kFp16, 64);
+    narrow.q.alignment_bytes = 8;
+    EXPECT_THAT(refused(narrow), HasSubstr("16 bytes"));
+    Problem empty = forward_problem(DType::kFp16, 64);
+    empty.k = empty.v = contiguous_spec(DType::kFp16, {2, 0, 2, 64}, kGpu);
+    EXPECT_THAT(refused(empty), HasSubstr("sequence length"));
+    EXPECT_FALSE(rung->supported.has(internal::Feature::kFp32)) << rung->name;
+  }
+  Problem turned = forward_problem(DType::kFp16, 64);
+  turned.options.scale = -1.0;
+  EXPECT_THAT(refusal("fa3-frozen", "sm_90a", turned), HasSubstr("positive"));
+  EXPECT_TRUE(make("fa3-turns", Described("sm_90a"), turned).ok());
 }
 
 }  // namespace

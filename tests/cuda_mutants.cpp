@@ -9,6 +9,7 @@
 #include "cuda/launch/gpu_plan.h"
 #include "cuda/launch/implementations.h"
 #include "cuda/launch/ladder_forward.h"
+#include "cuda/launch/ladder_hopper.h"
 #include "cuda/launch/naive.h"
 #include "cuda/launch/sm80.h"
 #include "cuda/launch/sm90.h"
@@ -25,6 +26,7 @@ std::vector<const Implementation*> library_implementations() {
   std::vector<const Implementation*> all{&cuda::sm90_implementation(), &cuda::sm80_implementation(),
                                          &cuda::naive_implementation()};
   for (const Implementation* rung : cuda::ladder_forward_implementations()) all.push_back(rung);
+  for (const Implementation* rung : cuda::ladder_hopper_implementations()) all.push_back(rung);
   return all;
 }
 
@@ -57,7 +59,7 @@ std::shared_ptr<internal::PlanState> mutated(const cuda::GpuPlan& plan, const Mu
     cuda::KernelSpec spec = kernel.spec;
     if (mutant.entry.empty() || mutant.entry == spec.entry) change(spec, mutant);
     out->add_kernel(
-        {step.name, std::move(spec), kernel.shape, step.configuration, kernel.parameters});
+        {step.name, std::move(spec), kernel.shape, step.configuration, {}, kernel.parameters, {}});
   }
   out->parts = plan.parts;
   out->implementation = plan.implementation;

@@ -52,6 +52,8 @@ const std::vector<Mutation> kBackwardFaults = {
     Mutation::kWrongScale,   Mutation::kShiftedMask,   Mutation::kDroppedTile,
     Mutation::kMissingDelta, Mutation::kUnscaledGradQ, Mutation::kMissingLseGradient};
 
+constexpr const char* kHopperRungs[] = {"fa2-tma", "fa2-wgmma", "fa3", "fa3-turns", "fa3-frozen"};
+
 // Lengths beside the edges of all tiles, with room for a tail in the last one; grouped heads.
 Case small(DType dtype) {
   Case out;
@@ -135,6 +137,9 @@ std::vector<Family> families() {
   }
   add("fa1-mma", "fa1-mma", forward, "", fp16, kForwardFaults);
   add("fa2-mma", "fa2-mma", forward, "", fp16, kForwardFaults);
+  for (const char* rung : kHopperRungs) {
+    add(rung, rung, forward, "", fp16, kForwardFaults);
+  }
   add("fa2_backward", "fa2", backward, "", fp32, kBackwardFaults);
   add("fa2-deterministic", "fa2-deterministic", backward, "", fp32, kBackwardFaults);
   add("fa2-mma_backward", "fa2-mma", backward, "", fp16, kBackwardFaults);
@@ -232,8 +237,8 @@ class Compiler {
   static constexpr int kMaxAttempts = 30;
 
   static std::string compiled(const cuda::KernelSpec& spec) {
-    const bool hopper = spec.source.starts_with("sm90/");
-    const auto image = cuda::compile_image(spec, hopper ? "compute_90a" : "compute_80");
+    const auto image =
+        cuda::compile_image(spec, needs_hopper(spec.source) ? "compute_90a" : "compute_80");
     EXPECT_TRUE(image.ok()) << spec.entry << ": " << image.status().message();
     return image.ok() ? code_of(image->kernel.image) : "";
   }
@@ -327,9 +332,10 @@ void compile_all(const Context& context, const Family& family) {
 TEST_P(EveryFamily, MutantsAreRejected) {
   auto context = Context::create({.device = kGpu});
   if (!context.ok()) GTEST_SKIP() << "no GPU: " << context.status().message();
-  if (GetParam().kernels.implementation == "sm90" &&
-      context->state().gpu()->info().architecture() != "sm_90a") {
-    GTEST_SKIP() << "sm90 runs on Hopper alone";
+  const std::string& name = GetParam().kernels.implementation;
+  const bool hopper = name == "sm90" || std::ranges::count(kHopperRungs, name) > 0;
+  if (hopper && context->state().gpu()->info().architecture() != "sm_90a") {
+    GTEST_SKIP() << name << " runs on Hopper alone";
   }
   std::string folder =
       (std::filesystem::temp_directory_path() / "flashlab-mutants-XXXXXX").string();

@@ -3,13 +3,9 @@
 // What the Hopper forward kernel is launched with: the same text on host and device.
 
 #include "arguments.h"
+#include "encoded_tensor_map.h"
 
 namespace flashlab::device {
-
-/// What the driver encodes for the copy engine (CUtensorMap).
-struct alignas(64) EncodedTensorMap {
-  unsigned char bytes[128];
-};
 
 /// In which order tiles of queries are worked off. A tile is rows of one (batch, head); its rank
 /// among those of its head is 0 for the one with most keys. Sections of heads share L2 while their

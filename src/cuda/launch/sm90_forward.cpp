@@ -12,6 +12,7 @@
 #include "cuda/launch/config.h"
 #include "cuda/launch/gpu_plan.h"
 #include "cuda/launch/sm90_forward_table.h"
+#include "cuda/launch/tensor_map.h"
 #include "runtime/kernel_store/config.h"
 
 namespace flashlab::cuda {
@@ -22,10 +23,7 @@ using internal::Geometry;
 
 constexpr int kMaxHeadDim = 256, kMaxMaskedHeadDim = 192, kMaxUnpairedHeadDim = 128;
 constexpr std::int64_t kMaxLength = INT32_MAX - 1024;  // positions are 32-bit in the kernel
-constexpr std::int64_t kMaxStrideBytes = std::int64_t{1} << 40;
-constexpr int kMapAlignment = 16;  // of a tensor map's address and strides, in bytes
 constexpr int kWarpgroupRows = 64, kWarpgroupThreads = 128;
-constexpr int kSlabColumns = 64, kSlabRowBytes = 128;  // kernels/tile/slab.h
 // MEASURED (H200, 2026-11-23, kernels/sm90/NOTES.md): beyond this many keys, or bytes of a head's K
 // and V, the shorter half of the tiles of all heads is left for the end, where a section's longest
 // tile would have nothing beside it. With fewer the second reading of K and V costs more.
@@ -187,16 +185,6 @@ Choice choose(const Problem& problem, const Geometry& g, const DeviceInfo& devic
   return choice;
 }
 
-bool describable(const TensorSpec& spec) {
-  if (row_alignment_bytes(spec) < kMapAlignment) return false;
-  const auto size = static_cast<std::int64_t>(size_of(spec.dtype));
-  for (std::size_t i = 0; i < 3; ++i) {
-    const std::int64_t bytes = spec.strides[i] * size;
-    if (spec.shape[i] > 1 && (bytes <= 0 || bytes >= kMaxStrideBytes)) return false;
-  }
-  return true;
-}
-
 Status unsupported(const char* what, std::string got, std::string expected) {
   return Status::unsupported(
       {what, std::move(got), std::move(expected), "name no implementation, or 'sm80'"});
@@ -268,29 +256,6 @@ ConfigPrinter print(const Problem& problem, const Geometry& g, const Choice& cho
       .integer("kSharedBytes", sm90_forward_shared_bytes(t, static_cast<int>(g.head_dim),
                                                          static_cast<int>(g.head_dim_v)));
   return config;
-}
-
-/// [batch, seqlen, heads, dim] in boxes of `rows` x 64, of `group` heads each. A dimension of one
-/// element has no stride of its own: any valid one does.
-runtime::TensorMap tensor_map(const TensorSpec& spec, int rows, std::int64_t group = 1) {
-  runtime::TensorMap map;
-  map.dtype = spec.dtype;
-  map.rank = 4;
-  using Axes = std::array<std::size_t, 4>;
-  const Axes innermost_first = group > 1 ? Axes{3, 2, 1, 0} : Axes{3, 1, 2, 0};
-  for (std::size_t i = 0; i < 4; ++i) {
-    const std::size_t axis = innermost_first[i];
-    map.extents[i] = static_cast<std::uint64_t>(spec.shape[axis]);
-    if (i == 0) continue;
-    map.strides_bytes[i - 1] =
-        spec.shape[axis] > 1 ? static_cast<std::uint64_t>(spec.strides[axis]) * size_of(spec.dtype)
-                             : kSlabRowBytes;
-  }
-  const auto heads = static_cast<std::uint32_t>(group);
-  map.box = {kSlabColumns, static_cast<std::uint32_t>(rows), 1, 1};
-  if (group > 1) map.box = {kSlabColumns, heads, static_cast<std::uint32_t>(rows) / heads, 1};
-  map.swizzle = runtime::TensorMap::Swizzle::k128Bytes;
-  return map;
 }
 
 /// Workspace: where blocks count their tiles, and the parts of tiles. Returns what both kernels are

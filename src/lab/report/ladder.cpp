@@ -25,6 +25,11 @@ std::vector<Rung> rungs_of(DeviceKind kind) {
           {"fa2-vector", "128-bit loads"},
           {"fa2-shuffle", "rows reduced by warp shuffles"},
           {"fa2-mma", "tensor cores"},
+          {"fa2-tma", "tiles by the copy engine"},
+          {"fa2-wgmma", "products of warpgroups"},
+          {"fa3", "a warp that copies, warpgroups that multiply"},
+          {"fa3-turns", "softmax beside the other's products"},
+          {"fa3-frozen", "no running maximum"},
           {"sm80", "asynchronous copies, swizzles, registers kept between products"},
           {"sm90", "wgmma, TMA, a warp for the copies"}};
 }

@@ -10,7 +10,7 @@
 //
 // As fa1-mma, but Q, O, m and l of a warp's 16 queries stay in registers from the first tile of
 // keys to the last; shared memory is only the way of K and V to all warps. fp16 from sm_75 on, bf16
-// from sm_80. Next: copies that run while the tensor cores do (the kernels of sm80/).
+// from sm_80. Next: copies that run while the tensor cores do (fa2-tma; the kernels of sm80/).
 
 #include "ladder/elements.h"
 #include "ladder/mma_products.h"

@@ -1,0 +1,22 @@
+#pragma once
+
+// Tensor maps of a call's q, k and v: how the copy engine of sm_90 and later finds their boxes.
+
+#include <cstdint>
+
+#include "api/problem.h"
+#include "runtime/program/parameters.h"
+
+namespace flashlab::cuda {
+
+inline constexpr int kMapAlignment = 16;                      ///< of address and strides, in bytes
+inline constexpr int kSlabColumns = 64, kSlabRowBytes = 128;  ///< kernels/tile/slab.h
+
+/// Whether a tensor map can describe [batch, seqlen, heads, dim] as it lies.
+bool describable(const TensorSpec& spec);
+
+/// [batch, seqlen, heads, dim] in boxes of `rows` x 64, of `group` heads each, swizzled as
+/// kernels/tile/slab.h has them.
+runtime::TensorMap tensor_map(const TensorSpec& spec, int rows, std::int64_t group = 1);
+
+}  // namespace flashlab::cuda

@@ -167,7 +167,8 @@ def gpu_front():
 # ---- the ladder ------------------------------------------------------------------------------
 
 RUNGS = ["naive", "fa1", "fa1-vector", "fa1-shuffle", "fa1-mma", "fa2", "fa2-vector",
-         "fa2-shuffle", "fa2-mma"]
+         "fa2-shuffle", "fa2-mma", "fa2-tma", "fa2-wgmma", "fa3", "fa3-turns", "fa3-frozen"]
+HOPPER_RUNGS = RUNGS[RUNGS.index("fa2-mma"):]
 BESIDE_THE_RUNGS = ["fa2-deterministic", "sm80"]
 FORWARD, BACKWARD = "forward", "backward"
 
@@ -181,6 +182,11 @@ def rung(document, name, which, dtype):
     """A rung's result, or None where it does not run."""
     row = find(document["results"], implementation=name, dtype=dtype, **{"pass": which})
     return row if row is not None and row["status"] == "ok" else None
+
+
+def recorded(document, names):
+    """Those of `names` that were there when the record was made."""
+    return [name for name in names if find(document["results"], implementation=name) is not None]
 
 
 def milliseconds(row):
@@ -235,7 +241,7 @@ def ladder_table(names, which, chinese):
     heads = [f"{shape_words(d, chinese)}: {t}" for d in documents for t in ("fp32", "bf16")]
     title = {FORWARD: ("forward", "前向"), BACKWARD: ("backward", "反向")}[which][chinese]
     lines = [f"| {title} | " + " | ".join(heads) + " |", "|---|" + "---:|" * len(heads)]
-    for name in names:
+    for name in recorded(documents[0], names):
         cells = [milliseconds(rung(d, name, which, t)) for d in documents
                  for t in ("fp32", "bf16")]
         lines.append(f"| `{name}` | " + " | ".join(cells) + " |")
@@ -285,7 +291,7 @@ def ladder(chinese=False, folder=""):
                if chinese else ["forward fp32, ms", "bf16", "backward fp32", "bf16",
                                 "workspace forward, MiB", "backward"])
     lines = ["| | " + " | ".join(columns) + " |", "|---|" + "---:|" * len(columns)]
-    for name in [*RUNGS, *BESIDE_THE_RUNGS]:
+    for name in recorded(document, [*RUNGS, *BESIDE_THE_RUNGS]):
         rows = [rung(document, name, which, t) for which in (FORWARD, BACKWARD)
                 for t in ("fp32", "bf16")]
         memory = [mebibytes(rows[0] or rows[1]), mebibytes(rows[2] or rows[3])]
@@ -316,7 +322,7 @@ def learn_tables(chinese):
     forward = {"vector": ["fa1", "fa1-vector", "fa2", "fa2-vector"],
                "shuffle": ["fa1-vector", "fa1-shuffle", "fa2-vector", "fa2-shuffle"],
                "mma": ["fa1-shuffle", "fa1-mma", "fa2-shuffle", "fa2-mma"],
-               "all": RUNGS}
+               "all": RUNGS, "hopper": HOPPER_RUNGS}
     tables = {f"ladder {tag}": ladder_table(names, FORWARD, chinese)
               for tag, names in forward.items()}
     tables["ladder backward"] = ladder_table(["naive", "fa2", "fa2-deterministic", "fa2-mma"],
@@ -347,7 +353,7 @@ def main():
         documents[f"README{ending}"] = {"results": front(), "gpu": gpu_front(),
                                         "ladder": ladder(chinese, "docs/learn/")}
         for page in ("README", "fa1", "vector-loads", "warp-shuffles", "tensor-cores", "fa2",
-                     "fa2-backward"):
+                     "fa2-backward", "frozen-maximum"):
             documents[f"docs/learn/{page}{ending}"] = learn_tables(chinese)
     made_of = {path: lambda text, tables=tables: with_tables(text, tables)
                for path, tables in documents.items()}

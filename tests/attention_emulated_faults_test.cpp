@@ -256,7 +256,8 @@ Case of_type(DType dtype, Case out) {
 
 TEST(AttentionEmulatedFaults, OfArithmeticAreSeen) {
   const std::vector<Mutation> sums = {Mutation::kStaleSums, Mutation::kDroppedTile,
-                                      Mutation::kUnmaskedTail, Mutation::kWrongScale};
+                                      Mutation::kWrongScale};
+  const std::vector<Mutation> tail = {Mutation::kUnmaskedTail};
   const std::vector<Mutation> features = {Mutation::kShiftedLeft, Mutation::kShiftedDistance};
   const std::vector<Mutation> drops = {Mutation::kOtherPairs, Mutation::kUnscaledKeep};
   const std::vector<Mutation> gradients = {Mutation::kMissingDelta, Mutation::kMissingLseGradient,
@@ -266,9 +267,11 @@ TEST(AttentionEmulatedFaults, OfArithmeticAreSeen) {
   const Case half = rings(), single = of_type(DType::kFp32, backward_rows());
   const std::vector<Mutated> list = {
       {"sm90", "sm90", forward, half, sums},
+      {"sm90 tail", "sm90", forward, short_tiles(), tail},
       {"sm90 causal", "sm90", forward, causal(half), shifted},
       {"sm90 features", "sm90", forward, featured(half), features},
       {"sm80", "sm80", forward, half, sums},
+      {"sm80 tail", "sm80", forward, short_tiles(), tail},
       {"sm80 causal", "sm80", forward, causal(half), shifted},
       {"sm80 features", "sm80", forward, dropped(featured(half)), features},
       {"sm80 dropout", "sm80", forward, dropped(featured(half)), drops},

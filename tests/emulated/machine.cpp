@@ -153,6 +153,7 @@ void begin_block() {
   block.barriers.clear();
   block.boxes.clear();
   block.thread_copies = 0;
+  block.prompt = draw(2) == 0;
   block.live = static_cast<int>(threads);
   block.idle_turns = 0;
   // What a block before has left in shared memory is none of this one's.

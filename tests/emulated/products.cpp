@@ -1,7 +1,5 @@
 // Products of matrices: of a warp at once, of a warpgroup while its threads go on.
 
-#undef _FORTIFY_SOURCE
-
 #include <algorithm>
 #include <cmath>
 #include <cstring>

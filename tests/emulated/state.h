@@ -88,6 +88,7 @@ struct Block {
   std::map<unsigned, PhaseBarrier> barriers;  ///< by shared address
   std::vector<BoxCopy> boxes;
   std::size_t thread_copies = 0;  ///< of all threads
+  bool prompt = false;            ///< arrivals do not lag behind the copies that they are for
   jmp_buf scheduler;
   int current = -1, live = 0;  ///< current: the thread that runs
   bool any = false;            ///< of conditions at a meeting of all

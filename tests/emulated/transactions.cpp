@@ -1,7 +1,5 @@
 // Barriers that count arrivals and bytes, and copies that are under way.
 
-#undef _FORTIFY_SOURCE
-
 #include <algorithm>
 #include <cstring>
 
@@ -186,8 +184,9 @@ void copy_async_wait(int pending) {
   Thread& thread = self();
   for (std::size_t i = 0; i < thread.copies.size();) {
     const ThreadCopy& copy = thread.copies[i];
+    const bool arrival = copy.to == nullptr && block.prompt;
     const bool waited_for = copy.to != nullptr && copy.group < thread.copy_groups - pending;
-    if (!waited_for || !land_one(thread, i)) ++i;
+    if ((!waited_for && !arrival) || !land_one(thread, i)) ++i;
   }
 }
 

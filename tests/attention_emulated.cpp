@@ -126,7 +126,8 @@ Result<std::shared_ptr<PlanState>> make_emulated_plan(const ContextState&, const
     ContextOptions options;
     options.device = kGpu;
     options.threads = 1;
-    const ContextState described(options, gpu.get());
+    ContextState described(options, gpu.get());
+    described.tuning = chosen().tuning;
     auto plan = each->make_plan(described, problem, geometry);
     if (!plan.ok()) return plan.status();
     return std::shared_ptr<PlanState>(std::make_shared<EmulatedPlan>(*plan));

@@ -14,6 +14,10 @@
 #include "lab/check/check.h"
 #include "lab/machine/device_memory.h"
 
+namespace flashlab::cuda {
+struct Sm90ForwardTable;
+}
+
 namespace flashlab::testing {
 
 /// What plans are made for and run with. Not for several threads at a time.
@@ -23,6 +27,7 @@ struct EmulatedGpu {
   device::Mutation fault = device::Mutation::kNone;  ///< of every kernel of a pass
   Pass faulty = Pass::kForward;
   emulated::Kernels* kernels = nullptr;
+  std::shared_ptr<const cuda::Sm90ForwardTable> tuning;  ///< that plans follow
 };
 void use_gpu(const EmulatedGpu& gpu);
 

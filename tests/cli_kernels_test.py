@@ -254,6 +254,16 @@ class Tune(Folder):
         self.refused(["tune", "--repeats", "0"], "--repeats")
         self.refused(["tune", "--device", "cpu"], "tune measures on a GPU", "--dry-run")
 
+    def test_the_loop_alone_is_no_attention(self):
+        for command in (["check"], ["explain"], ["profile", "attention"]):
+            self.refused([*command, "--implementation", "sm90.loop"], "results are no attention",
+                         "flashlab bench --implementation sm90.loop")
+        self.refused(["compare", "--implementation", "sm90.loop"], '"sm90.loop"')
+        loop = ["bench", "--device", "cpu", "--implementation"]
+        self.refused([*loop, "sm90.loop"], "Hopper GPU")
+        self.refused([*loop, "sm90.loop,cpu"], "name it alone")
+        self.refused([*loop, "sm90.loop", "--json", "-"], "--json")
+
     def test_a_tuning_table_is_explained(self):
         folder = os.path.join(os.path.dirname(cli_harness.program()), "tests", "fake_driver")
         if not os.path.isdir(folder):

@@ -16,7 +16,8 @@ if(NOT FLASHLAB_SANITIZE)
     FLASHLAB_EMULATED="${CMAKE_CURRENT_SOURCE_DIR}/emulated")
   if(FLASHLAB_BUILD_CLI)
     flashlab_test(attention_emulated_test SOURCES attention_emulated_test.cpp
-      attention_emulated_faults_test.cpp attention_emulated.cpp
+      attention_emulated_faults_test.cpp attention_emulated_tilings_test.cpp
+      attention_emulated.cpp
       LIBRARIES flashlab_emulated flashlab_lab)
     set_target_properties(attention_emulated_test PROPERTIES ENABLE_EXPORTS ON)
   endif()

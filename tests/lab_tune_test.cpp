@@ -16,10 +16,10 @@
 #include "cuda_described_plan.h"
 #include "cuda_gpu.h"
 #include "flashlab/version.h"
+#include "lab/measure/gpu_loop.h"
 #include "lab/tune/tune.h"
 #include "runtime/kernel_store/compile.h"
 #include "runtime/program/program.h"
-#include "runtime/tuning/json.h"
 
 namespace flashlab::lab {
 namespace {
@@ -200,8 +200,9 @@ TEST(TuningTable, IsRefusedWithOneMessageWhereItIsDamagedOrForeign) {
     EXPECT_EQ(config(*made), rule);
     EXPECT_THAT(reasons(*made), HasSubstr(why));
   };
-  refused("", "the end in line 1");
-  refused(good.substr(0, good.size() / 2), "in line");
+  refused("", "no JSON");
+  refused(good.substr(0, good.size() / 2), "no JSON");
+  refused(std::string(100000, '['), "no JSON");
   refused("[]", "schema");
   refused(replaced(good, "tuning/1", "tuning/2"), "flashlab.tuning/2");
   refused(replaced(good, std::string("\"version\": \"") + version(), "\"version\": \"9.9.9"),
@@ -234,22 +235,6 @@ TEST(TuningTable, IsReadOnlyFromAFileThatOthersCannotWrite) {
   EXPECT_THAT(cuda::read_sm90_forward_table(path, false).status().message(),
               AllOf(HasSubstr("others may write"), HasSubstr("chmod go-w")));
   std::remove(path.c_str());
-}
-
-TEST(SmallJson, ReadsWhatIsJsonAndNothingElse) {
-  const auto read = [](std::string_view text) { return runtime::parse_json(text); };
-  const auto value = read(R"( {"a": [1, -2.5e3, true, null], "b\n\u00e9": {"c": "\u20ac"}} )");
-  ASSERT_TRUE(value.ok()) << value.status().message();
-  EXPECT_EQ(value->find("a")->items[1].number, -2500);
-  EXPECT_TRUE(value->find("a")->items[2].truth);
-  EXPECT_EQ(value->find("b\n\xc3\xa9")->find("c")->text, "\xe2\x82\xac");
-  EXPECT_EQ(value->find("c"), nullptr);
-  for (const char* text : {"", "{", "[1,]", "{\"a\" 1}", "{1: 2}", "tru", "1 2", ".5", "+1", "1e",
-                           "\"a", "\"\\x\"", "\"\\ud800\"", "\"\\u12\"", "\"\t\"", "nan", "[}"}) {
-    EXPECT_FALSE(read(text).ok()) << text;
-  }
-  EXPECT_TRUE(read(std::string(16, '[') + std::string(16, ']')).ok());
-  EXPECT_FALSE(read(std::string(100000, '[')).ok());
 }
 
 // The formula of registers, by the compiler: the tightest legal tiling of either number of
@@ -293,7 +278,38 @@ TEST(TuneCandidates, DoNotSpill) {
   }
 }
 
+// The instrument's launch: the tiling of the problem's plan, and what the products of a step need.
+TEST(Sm90Loop, IsTheKernelsLoopInClocks) {
+  const auto loop = sm90_loop(hopper(), problem_of_dim(128, Causal::kTopLeft));
+  ASSERT_TRUE(loop.ok()) << loop.status().message();
+  EXPECT_EQ(loop->spec.entry, "flash_fwd_sm90_loop");
+  EXPECT_EQ(loop->ideal_clocks, 1536);  // 3 x 64 queries, 64 keys, 2 x 128 columns
+  EXPECT_EQ(sm90_loop(hopper(), problem_of_dim(256, Causal::kNone))->ideal_clocks, 2048);
+  cases::Case capped = problem_of_dim(128, Causal::kNone);
+  capped.softcap = 30.0f;
+  EXPECT_THAT(sm90_loop(hopper(), capped).status().message(), HasSubstr("got softcap"));
+  EXPECT_FALSE(sm90_loop(*cuda::known_gpu("sm_80"), problem_of_dim(64, Causal::kNone)).ok());
+  // Two consumers of two blocks: from the first beginning to the last end.
+  const auto clocks = loop_clocks({100, 300, 110, 320, 7, 207, 5, 205}, 2, 10);
+  ASSERT_TRUE(clocks.ok());
+  EXPECT_THAT(*clocks, ::testing::ElementsAre(22, 20.2));
+  EXPECT_FALSE(loop_clocks({100, 300, 110, 0}, 2, 10).ok());
+}
+
 class TuneOnGpu : public testing::GpuTest {};
+
+TEST_F(TuneOnGpu, TheLoopKeepsTensorCoresBusy) {
+  if (gpu_->info().major != 9) GTEST_SKIP() << "no Hopper GPU";
+  MeasureOptions options;
+  options.warmup = 1;
+  options.repeats = 3;
+  for (const std::int64_t dim : {64, 128, 256}) {
+    const auto reading = read_sm90_loop(*context_, problem_of_dim(dim, Causal::kNone), options);
+    ASSERT_TRUE(reading.ok()) << reading.status().message();
+    EXPECT_GE(reading->clocks.median, reading->ideal_clocks);
+    EXPECT_LE(reading->clocks.median, 3 * reading->ideal_clocks);
+  }
+}
 
 // A row of a table changes results by rounding alone: every legal tiling is accepted beside fp64.
 TEST_F(TuneOnGpu, EveryLegalTilingIsRight) {

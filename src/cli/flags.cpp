@@ -9,6 +9,7 @@
 #include "cli/flags_training.h"
 #include "cli/peers.h"
 #include "flashlab/attention.h"
+#include "lab/measure/gpu_loop.h"
 
 namespace flashlab::cli {
 namespace {
@@ -52,6 +53,12 @@ Words implementation_choices() {
   for (std::string& name : implementations({DeviceKind::kCuda, 0})) {
     if (std::find(out.begin(), out.end(), name) == out.end()) out.push_back(std::move(name));
   }
+  return out;
+}
+// And the instrument of `bench`.
+Words measured_choices() {
+  Words out = implementation_choices();
+  out.emplace_back(lab::kSm90LoopName);
   return out;
 }
 // What stands in a row of `compare`.
@@ -144,8 +151,9 @@ std::vector<FlagSpec> flags_of_runs() {
        "check, generate, info and weighted-sum: cpu)"},
       {"--implementation", "", "NAME[,NAME]", kList, kBench | kExplain | kCheck | kProfileAttention,
        kExecution,
-       "names (default: the production one; check: all but reference and other people's)",
-       implementation_choices},
+       "names (default: the production one; check: all but reference and other people's); bench: "
+       "sm90.loop is the Hopper forward's main loop alone, in clocks",
+       measured_choices},
       {"--implementation", "", "NAME[,NAME]", kList, kCompare, kExecution,
        "names (default: all of the device but reference, cuBLASLt and cuDNN where they are found)",
        contestant_choices},

@@ -80,6 +80,17 @@ std::string output_path(const Arguments& arguments) {
   return path;
 }
 
+// The library refuses a table that others may write to, whatever the user's mask lets them.
+void write_table(const std::string& path, const std::string& text) {
+  if (const Status written = lab::write_text_file(path, text); !written.ok()) fail(written);
+  std::error_code ignored;
+  if (std::filesystem::is_regular_file(path, ignored)) {
+    using std::filesystem::perms;
+    std::filesystem::permissions(path, perms::group_write | perms::others_write,
+                                 std::filesystem::perm_options::remove, ignored);
+  }
+}
+
 }  // namespace
 
 int run_tune(const Arguments& arguments) {
@@ -116,8 +127,7 @@ int run_tune(const Arguments& arguments) {
     if (!row.ok()) fail(row.status());
     print_tilings(row->candidates, &*row);
     rows.push_back(std::move(*row));
-    const Status written = lab::write_text_file(path, lab::tuning_table(environment, rows));
-    if (!written.ok()) fail(written);
+    write_table(path, lab::tuning_table(environment, rows));
   }
   print_line(fmt::format("{} rows in {}", rows.size(), path));
   return kExitOk;

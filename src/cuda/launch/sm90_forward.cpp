@@ -35,6 +35,7 @@ constexpr std::int64_t kMinRows = 32, kFewQueries = 64, kManyKeys = 1024;
 constexpr std::int64_t kPackedQueries = 128;  // per head: up to here a group's heads share tiles
 constexpr int kNominalMultiprocessors = 128;  // of a deterministic plan, whatever the real number
 constexpr int kMaxTiles = 1 << 30;
+constexpr double kFlopPerClock = 4096;              // of a multiprocessor's tensor cores, 16 bits
 constexpr int kMergeWarps = 4;                      // kernels/sm90/forward/merge.cu
 constexpr std::int64_t kMaxStreamBlocks = 1 << 30;  // 31 bits in the kernel
 // MEASURED (H200, 2026-11-23, kernels/sm90/NOTES.md): what a block of keys takes, and what parts of
@@ -364,6 +365,36 @@ Sm90ForwardCall sm90_forward_call(const Problem& problem, const Geometry& g) {
   call.seqlen_q = g.seqlen_q;
   call.seqlen_k = g.seqlen_k;
   return call;
+}
+
+Result<Sm90Loop> plan_sm90_loop(const internal::ContextState& context, const Problem& problem,
+                                const Geometry& g, int steps) {
+  if (Status s = check(problem, g); !s.ok()) return s;
+  if (count_score_terms(problem, g) > 0) {
+    return unsupported("scores of 'sm90.loop'", sm90_forward_call(problem, g).scores,
+                       "products alone, without softcap, ALiBi and mask");
+  }
+  std::vector<std::string> reasons;
+  Choice choice;
+  choice.bounded = g.bounds.bounded();
+  choice.tiling = tiling_of(context, problem, g, reasons);
+  const Sm90ForwardTiling& t = choice.tiling;
+  Sm90Loop out{};
+  out.tiling = t;
+  out.spec = {"sm90/forward/loop.cu", "flash_fwd_sm90_loop", print(problem, g, choice).text(), {}};
+  out.shape.grid_x = static_cast<unsigned>(context.gpu()->info().multiprocessors);
+  out.shape.threads = static_cast<unsigned>((t.consumers + 1) * kWarpgroupThreads);
+  out.shape.shared_bytes = static_cast<unsigned>(
+      sm90_forward_shared_bytes(t, static_cast<int>(g.head_dim), static_cast<int>(g.head_dim_v)));
+  out.arguments.forward.call = forward_arguments(problem, g);
+  device::Shape& shape = out.arguments.forward.call.shape;
+  shape.seqlen_q = t.tile_q();
+  shape.seqlen_k = steps * t.block_keys;
+  out.arguments.steps = steps;
+  const auto padded = [](std::int64_t dim) { return static_cast<double>((dim + 15) / 16 * 16); };
+  out.ideal_clocks =
+      2.0 * t.tile_q() * t.block_keys * (padded(g.head_dim) + padded(g.head_dim_v)) / kFlopPerClock;
+  return out;
 }
 
 Result<std::shared_ptr<internal::PlanState>> plan_sm90_forward(

@@ -8,6 +8,8 @@
 #include <vector>
 
 #include "api/implementation.h"
+#include "cuda/kernels/sm90_forward_arguments.h"
+#include "runtime/kernel_store/kernel.h"
 
 namespace flashlab::cuda {
 
@@ -63,6 +65,21 @@ int sm90_forward_register_limit(const Sm90ForwardTiling& tiling);
 
 /// Dynamic shared memory of the kernel, which asserts that it agrees.
 int sm90_forward_shared_bytes(const Sm90ForwardTiling& tiling, int head_dim, int head_dim_v);
+
+/// The launch of the kernel's main loop alone (kernels/sm90/forward/loop.cu).
+struct Sm90Loop {
+  Sm90ForwardTiling tiling;
+  KernelSpec spec;
+  LaunchShape shape;  ///< one block per multiprocessor
+  device::Sm90LoopArguments arguments;
+
+  /// What the tensor cores need for a step of all consumers, at 4096 FLOP per clock.
+  double ideal_clocks = 0;
+};
+/// With the tiling of a problem's plan, without its bounds. Errors: kUnsupported (what the kernel
+/// does not serve; softcap, ALiBi and masks, which work beside the products).
+Result<Sm90Loop> plan_sm90_loop(const internal::ContextState& context, const Problem& problem,
+                                const internal::Geometry& geometry, int steps);
 
 /// One kernel; where tiles of queries differ in their keys (causal, a window) behind a memset of 4
 /// bytes. Where whole tiles would leave multiprocessors idle, the keys of the last or of all tiles

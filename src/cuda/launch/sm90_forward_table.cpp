@@ -11,15 +11,15 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <nlohmann/json.hpp>
 
 #include "flashlab/version.h"
 #include "runtime/cuda/device.h"
-#include "runtime/tuning/json.h"
 
 namespace flashlab::cuda {
 namespace {
 
-using runtime::Json;
+using Json = nlohmann::json;
 
 constexpr std::int64_t kMaxTableBytes = std::int64_t{4} << 20;
 constexpr const char* kRemedy = "run flashlab tune again, or set FLASHLAB_TUNING=off";
@@ -35,28 +35,29 @@ struct Members {
   std::string where;  ///< "row 2, call: "
   std::string& wrong;
 
-  const Json* take(const char* name, Json::Kind kind) const {
-    const Json* found = object.find(name);
-    if (found != nullptr && found->kind == kind) return found;
+  using Is = bool (Json::*)() const noexcept;
+  const Json* take(const char* name, Is right) const {
+    const auto found = object.find(name);
+    if (found != object.end() && ((*found).*right)()) return &*found;
     if (wrong.empty()) {
       wrong = fmt::format("{}\"{}\" {}", where, name,
-                          found == nullptr ? "is missing" : "has another type");
+                          found == object.end() ? "is missing" : "has another type");
     }
     return nullptr;
   }
   Members object_of(const char* name, std::string place) const {
     static const Json kEmpty;
-    const Json* found = take(name, Json::Kind::kObject);
+    const Json* found = take(name, &Json::is_object);
     return {found != nullptr ? *found : kEmpty, std::move(place), wrong};
   }
   void read(const char* name, std::string& out) const {
-    if (const Json* found = take(name, Json::Kind::kText)) out = found->text;
+    if (const Json* found = take(name, &Json::is_string)) out = found->get<std::string>();
   }
   void read(const char* name, bool& out) const {
-    if (const Json* found = take(name, Json::Kind::kBool)) out = found->truth;
+    if (const Json* found = take(name, &Json::is_boolean)) out = found->get<bool>();
   }
   void read(const char* name, double& out) const {
-    if (const Json* found = take(name, Json::Kind::kNumber)) out = found->number;
+    if (const Json* found = take(name, &Json::is_number)) out = found->get<double>();
   }
   template <class Integer>
   void read_whole(const char* name, Integer& out) const {
@@ -152,15 +153,12 @@ Result<Sm90ForwardTable> parse_sm90_forward_table(std::string_view text, const s
   const auto damaged = [&](std::string got, std::string expected) {
     return refused(StatusCode::kInvalidArgument, path, std::move(got), std::move(expected));
   };
-  const Result<Json> json = runtime::parse_json(text);
-  if (!json.ok()) {
-    const ErrorDetail& detail = json.status().detail();
-    return damaged(fmt::format("{} in {}", detail.got, detail.argument), detail.expected);
-  }
+  const Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (json.is_discarded()) return damaged("no JSON", "a whole table");
   std::string wrong, schema, made_by;
   Sm90ForwardTable table;
   table.path = path;
-  const Members file{*json, "", wrong};
+  const Members file{json, "", wrong};
   file.read("schema", schema);
   if (!wrong.empty() || schema != kTuningSchema) {
     return damaged(wrong.empty() ? "schema \"" + schema + "\"" : wrong,
@@ -171,8 +169,8 @@ Result<Sm90ForwardTable> parse_sm90_forward_table(std::string_view text, const s
   file.read("driver", table.driver);
   file.read("date", table.date);
   file.read("commit", table.commit);
-  if (const Json* rows = file.take("rows", Json::Kind::kList)) {
-    for (const Json& row : rows->items) {
+  if (const Json* rows = file.take("rows", &Json::is_array)) {
+    for (const Json& row : *rows) {
       const std::string where = fmt::format("row {}, ", table.rows.size() + 1);
       table.rows.push_back(row_of({row, where, wrong}, where));
     }
@@ -203,7 +201,7 @@ std::string default_tuning_path() {
 }
 
 const Sm90ForwardTable* users_sm90_forward_table(const GpuDevice& gpu) {
-  if (gpu.is_described() && variable("FLASHLAB_TUNING").empty()) return nullptr;
+  if (gpu.is_described()) return nullptr;
   static const Sm90ForwardTable table = find_users_table();
   return table.path.empty() ? nullptr : &table;
 }

@@ -49,8 +49,8 @@ Result<Sm90ForwardTable> read_sm90_forward_table(const std::string& path, bool o
 std::string default_tuning_path();
 
 /// The file that FLASHLAB_TUNING names, else the one at default_tuning_path() where there is one;
-/// read once per process. Null: there is none, FLASHLAB_TUNING=off, or the GPU is only described
-/// and no variable names one: what is compiled for other machines does not follow this user's.
+/// read once per process. Null: there is none, FLASHLAB_TUNING=off, or the GPU is only described:
+/// what is compiled for other machines does not follow this one's table.
 const Sm90ForwardTable* users_sm90_forward_table(const GpuDevice& gpu);
 
 /// Ok, or why no plan for this GPU follows the table: its status, or the figures are of another

@@ -13,27 +13,19 @@
 namespace flashlab::lab {
 namespace {
 
-/// Plans of the context follow a table of one row while this lives.
-class OneRow {
- public:
-  OneRow(const Context& context, const TilingCandidates& all, std::size_t tiling)
-      : state_(context.state()), before_(state_.tuning) {
-    cuda::Sm90ForwardTable table;
-    table.gpu = state_.gpu()->info().name;
-    table.rows.push_back({.call = all.call, .tiling = all.tilings[tiling]});
-    state_.tuning = std::make_shared<const cuda::Sm90ForwardTable>(std::move(table));
-  }
-  ~OneRow() { state_.tuning = before_; }
-  OneRow(const OneRow&) = delete;
-  OneRow& operator=(const OneRow&) = delete;
+std::shared_ptr<const cuda::Sm90ForwardTable> table_of(const std::string& gpu,
+                                                       const TilingCandidates& all,
+                                                       std::size_t tiling) {
+  auto table = std::make_shared<cuda::Sm90ForwardTable>();
+  table->gpu = gpu;
+  table->rows.push_back({.call = all.call, .tiling = all.tilings[tiling]});
+  return table;
+}
 
- private:
-  internal::ContextState& state_;
-  std::shared_ptr<const cuda::Sm90ForwardTable> before_;
-};
-
+/// A context keeps the plan of a problem: each tiling has its own.
 struct PreparedTiling {
   std::size_t index = 0;  ///< of the candidates
+  Context context;
   Plan plan;
 };
 
@@ -57,21 +49,22 @@ TilingTimes measure_tilings(const Context& context, const MeasureOptions& option
   std::vector<PreparedTiling> prepared;
   std::size_t workspace_bytes = 1;
   for (std::size_t i = 0; i < all.tilings.size(); ++i) {
-    const OneRow row(context, all, i);
-    Result<Plan> made =
-        plan(context, problem_of(all.problem, Pass::kForward, "sm90", context.device()));
-    const Status status = made.ok() ? prepare(context, *made) : made.status();
+    Result<Context> own = Context::create({.device = context.device(), .threads = 1});
+    if (!own.ok()) return own.status();
+    own->state().tuning = table_of(own->state().gpu()->info().name, all, i);
+    Result<Plan> made = plan(*own, problem_of(all.problem, Pass::kForward, "sm90", own->device()));
+    const Status status = made.ok() ? prepare(*own, *made) : made.status();
     if (!status.ok()) {
       out[i] = status;
       continue;
     }
     workspace_bytes = std::max(workspace_bytes, made->workspace_bytes());
-    prepared.push_back({i, std::move(*made)});
+    prepared.push_back({i, std::move(*own), std::move(*made)});
   }
   Result<void*> workspace = (*memory)->allocate(workspace_bytes);
   if (!workspace.ok()) return workspace.status();
-  const auto run = [&](const Plan& plan) {
-    return forward(context, (*memory)->stream(), plan, data->forward_tensors(),
+  const auto run = [&](const PreparedTiling& each) {
+    return forward(each.context, (*memory)->stream(), each.plan, data->forward_tensors(),
                    {*workspace, workspace_bytes});
   };
   // Only what is right is timed.
@@ -79,7 +72,7 @@ TilingTimes measure_tilings(const Context& context, const MeasureOptions& option
   std::vector<TimedCall> calls;
   for (const PreparedTiling& each : prepared) {
     Status status = data->reset_outputs(Pass::kForward);
-    if (status.ok()) status = run(each.plan);
+    if (status.ok()) status = run(each);
     if (status.ok()) status = data->fetch_outputs(Pass::kForward);
     if (status.ok()) {
       const ErrorVsFp64 error = oracle->error_of(*data);
@@ -93,7 +86,7 @@ TilingTimes measure_tilings(const Context& context, const MeasureOptions& option
       continue;
     }
     right.push_back(each.index);
-    calls.emplace_back([&run, &each] { return run(each.plan); });
+    calls.emplace_back([&run, &each] { return run(each); });
   }
   MeasureOptions timing = options;
   timing.clock = clock->get();

@@ -12,4 +12,11 @@ __device__ inline unsigned long long global_timer_ns() {
   return out;
 }
 
+/// Clocks of this multiprocessor. PTX ISA, "%clock64".
+__device__ inline unsigned long long clock() {
+  unsigned long long out;
+  asm volatile("mov.u64 %0, %%clock64;" : "=l"(out)::"memory");
+  return out;
+}
+
 }  // namespace flashlab::ptx

@@ -52,6 +52,7 @@ struct Sm90Range {
   __device__ int first_key(int place) const { return task.block_at(place) * Config::kBlockKeys; }
   __device__ bool masked(int place) const { return has_edge(task.block_at(place)); }
   __device__ bool has_edge(int block) const {
+    if constexpr (!sm90_has_edges<Config>()) return false;
     return (Config::kBoundedLeft && block < clear_begin) || block >= clear_end;
   }
 };

@@ -57,6 +57,8 @@ PROBLEMS = (
     ("sm80,naive,fa2,fa2-deterministic", f"{SHAPE} --dtype fp32,bf16 --pass both"),
     ("sm80", "--heads 2 --seqlen 3 --seqlen-k 1500 --causal=bottom-right --dtype fp32,bf16"),
     ("sm90", f"{SHAPE} --dtype bf16,fp16"),
+    ("sm90", "--heads 2 --kv-heads 1 --seqlen 200 --head-dim 64,128 --causal --dtype bf16 "
+             "--pass backward"),
     ("fa2-mma", f"{SHAPE} --dtype bf16 --pass both"),
     (",".join(HOPPER_LADDER), f"{SHAPE} --dtype bf16,fp16"),
     ("fa1,fa1-vector,fa1-shuffle,fa2-vector,fa2-shuffle", f"{SHAPE} --dtype fp32,bf16"),

@@ -219,6 +219,48 @@ TEST(AttentionEmulatedFaults, OfTheAmpereBackwardAreSeen) {
   expect_all_are_seen("sm80", Pass::kBackward, list);
 }
 
+// Several tiles of queries for a block, of two heads that share keys.
+Case group() {
+  Case out = rings();
+  out.name = "group";
+  out.heads_q = 2;
+  out.heads_k = 1;
+  out.seqlen_q = 300;
+  out.seqlen_k = 130;
+  out.head_dim = out.head_dim_v = 128;
+  out.fill = cases::Fill::kNormal;
+  return out;
+}
+
+TEST(AttentionEmulatedFaults, OfTheHopperBackwardAreSeen) {
+  constexpr const char* kMain = "sm90/backward/kernel.cu";
+  constexpr const char* kSizes = "sm90/backward/tiles.h";
+  std::vector<Planted> list = {
+      {"the other keys' dS is not waited for",
+       {{kMain, "    wait_for_phase(ring_scores.full(), ring_scores.phase ^ 1);\n", ""}},
+       true},
+      {"dS is overwritten while it is read", {{kMain, "    ring_scores.wait_empty();\n", ""}}},
+      {"queries are released before the products have read them",
+       {{kMain, "    warpgroup.start_gradients(d_o, q);\n",
+         "    ring_queries.release();\n    warpgroup.start_gradients(d_o, q);\n"},
+        {kMain, "    ring_queries.release();\n    ring_queries.advance();",
+         "    ring_queries.advance();"}}},
+      {"queries are not waited for", {{kMain, "    ring_queries.wait_full();\n", ""}}},
+      {"scores are read while their products are under way",
+       {{kMain, "    ptx::wgmma_wait<1>();\n    pin(s);", "    pin(s);"}}},
+      {"nobody waits for an empty place", {{kMain, "    ring.wait_empty();\n", ""}}},
+      {"too few bytes are announced",
+       {{kSizes, "2 * 4 * Tiles::kTileQ;", "1 * 4 * Tiles::kTileQ;"}}},
+      {"one arrival too few is expected",
+       {{kSizes, "ring_scores.init(kConsumerWarps, kConsumerWarps);",
+         "ring_scores.init(kConsumerWarps - 1, kConsumerWarps);"}}},
+      {"the last dQ is of the tile before",
+       {{kMain, "      ring_scores.advance();  // nothing is stored any more\n", ""}}},
+  };
+  for (Planted& each : list) each.problem = &group;
+  expect_all_are_seen("sm90", Pass::kBackward, list);
+}
+
 // Wrong arithmetic, as cuda_mutation_test plants it.
 struct Mutated {
   const char* name;
@@ -270,6 +312,8 @@ TEST(AttentionEmulatedFaults, OfArithmeticAreSeen) {
       {"sm90 tail", "sm90", forward, short_tiles(), tail},
       {"sm90 causal", "sm90", forward, causal(half), shifted},
       {"sm90 features", "sm90", forward, featured(half), features},
+      {"sm90 backward", "sm90", backward, backward_rows(), gradients},
+      {"sm90 backward causal", "sm90", backward, causal(backward_rows()), shifted},
       {"sm80", "sm80", forward, half, sums},
       {"sm80 tail", "sm80", forward, short_tiles(), tail},
       {"sm80 causal", "sm80", forward, causal(half), shifted},

@@ -69,6 +69,26 @@ TEST_F(Hopper, ProductsOfTilesInSharedMemory) {
   }
 }
 
+TEST_F(Hopper, ProductsOfTilesByRows) {
+  for (const bool bf16 : {true, false}) {
+    const HalfFormat& format = bf16 ? kBf16Format : kFp16Format;
+    const Halves in = whole_numbers(format, 2 * 32 * 64);
+    std::vector<Expected> expected(64 * 64);
+    for (std::size_t i = 0; i < 64; ++i) {
+      for (std::size_t j = 0; j < 64; ++j) {
+        for (std::size_t k = 0; k < 32; ++k) {
+          expected[i * 64 + j].value +=
+              number(format, in[64 * k + i]) * number(format, in[64 * (32 + k) + j]);
+        }
+      }
+    }
+    const std::string name = bf16 ? "wgmma_shared_rows_bf16" : "wgmma_shared_rows_fp16";
+    const auto held = run<float>(name, in, std::vector<float>(64 * 64), 128);
+    ASSERT_FALSE(held.empty());
+    EXPECT_TRUE(close(name, by_rows(held, 64), expected));
+  }
+}
+
 TEST_F(Hopper, ProductsOfRegistersAndATile) {
   for (const bool bf16 : {true, false}) {
     const HalfFormat& format = bf16 ? kBf16Format : kFp16Format;

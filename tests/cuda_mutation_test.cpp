@@ -122,6 +122,7 @@ std::vector<Family> families() {
        Mutation::kUnmaskedTail});
   add("sm90_merge", "sm90", forward, "flash_fwd_sm90_merge", many_keys(DType::kFp16),
       {Mutation::kStaleSums});
+  add("sm90_backward", "sm90", backward, "", fp16, kBackwardFaults);
   add("fp32_forward", "sm80", forward, "flash_fwd_fp32", fp32, kForwardFaults);
   add("fp32_forward_guarded", "sm80", forward, "flash_fwd_fp32_guarded", guarded, kForwardFaults);
   add("fp32_merge", "sm80", forward, "flash_fwd_fp32_merge", few_queries(DType::kFp32),

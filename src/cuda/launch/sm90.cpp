@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "api/context_state.h"
+#include "cuda/launch/sm90_backward.h"
 #include "cuda/launch/sm90_forward.h"
 #include "runtime/cuda/device.h"
 
@@ -25,7 +26,8 @@ Result<std::shared_ptr<internal::PlanState>> make_plan(const internal::ContextSt
                                 fmt::format("compute capability {}.{}", device.major, device.minor),
                                 "9.0", "name none, or 'sm80'"});
   }
-  return plan_sm90_forward(context, problem, geometry);
+  return problem.pass == Pass::kForward ? plan_sm90_forward(context, problem, geometry)
+                                        : plan_sm90_backward(context, problem, geometry);
 }
 
 }  // namespace
@@ -34,10 +36,11 @@ const internal::Implementation& sm90_implementation() {
   static const internal::Implementation implementation{
       "sm90",
       DeviceKind::kCuda,
-      "Hopper's tensor cores and copy engine (wgmma, TMA), sm_90 only: forward in fp16 and bf16",
-      {Feature::kForward, Feature::kFp16, Feature::kBf16, Feature::kCausal, Feature::kGroupedQuery,
-       Feature::kUnequalHeadDims, Feature::kLse, Feature::kDeterministic, Feature::kWindow,
-       Feature::kBoolMask, Feature::kAdditiveMask, Feature::kSoftcap, Feature::kAlibi},
+      "Hopper's tensor cores and copy engine (wgmma, TMA), sm_90 only: fp16 and bf16",
+      {Feature::kForward, Feature::kBackward, Feature::kFp16, Feature::kBf16, Feature::kCausal,
+       Feature::kGroupedQuery, Feature::kUnequalHeadDims, Feature::kLse, Feature::kLseGradient,
+       Feature::kAccumulate, Feature::kDeterministic, Feature::kWindow, Feature::kBoolMask,
+       Feature::kAdditiveMask, Feature::kSoftcap, Feature::kAlibi},
       make_plan,
       runs_on};
   return implementation;

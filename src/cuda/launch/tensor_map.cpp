@@ -44,4 +44,15 @@ runtime::TensorMap tensor_map(const TensorSpec& spec, int rows, std::int64_t gro
   return map;
 }
 
+runtime::TensorMap row_map(std::int64_t rows, std::int64_t columns, int box) {
+  const auto row_bytes = static_cast<std::uint64_t>(columns) * sizeof(float);
+  runtime::TensorMap map;
+  map.dtype = DType::kFp32;
+  map.rank = 4;
+  map.extents = {static_cast<std::uint64_t>(columns), static_cast<std::uint64_t>(rows), 1, 1};
+  map.strides_bytes = {row_bytes, row_bytes, row_bytes};
+  map.box = {static_cast<std::uint32_t>(box), 1, 1, 1};
+  return map;
+}
+
 }  // namespace flashlab::cuda

@@ -1,6 +1,6 @@
 #pragma once
 
-// Tensor maps of a call's q, k and v: how the copy engine of sm_90 and later finds their boxes.
+// Tensor maps of a call's tensors: how the copy engine of sm_90 and later finds their boxes.
 
 #include <cstdint>
 
@@ -18,5 +18,8 @@ bool describable(const TensorSpec& spec);
 /// [batch, seqlen, heads, dim] in boxes of `rows` x 64, of `group` heads each, swizzled as
 /// kernels/tile/slab.h has them.
 runtime::TensorMap tensor_map(const TensorSpec& spec, int rows, std::int64_t group = 1);
+
+/// [rows, columns] of fp32, dense, in boxes of `box` columns of a row.
+runtime::TensorMap row_map(std::int64_t rows, std::int64_t columns, int box);
 
 }  // namespace flashlab::cuda

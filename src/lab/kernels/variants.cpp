@@ -233,7 +233,8 @@ const char* burden_of(const Case& c) {
 struct Planner {
   const internal::ContextState& context;
   std::vector<const internal::Implementation*> candidates;
-  bool production;  ///< they are what runs where none is named
+  bool production;  ///< the first one runs where none is named
+  bool named;       ///< problems name it: it then serves what it else leaves to others
 };
 
 void add_plan(List& list, const Planner& planner, const Problem& problem, const Case& c) {
@@ -260,7 +261,8 @@ void add_plan(List& list, const Planner& planner, const Problem& problem, const 
 void add_plans(List& list, const Planner& planner, const std::vector<Case>& problems) {
   for (const Case& c : problems) {
     for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
-      Problem problem = problem_of(c, pass, "", planner.context.device);
+      const std::string name(planner.named ? planner.candidates.front()->name : "");
+      Problem problem = problem_of(c, pass, name, planner.context.device);
       add_plan(list, planner, problem, c);
       if (pass == Pass::kBackward) continue;
       problem.lse.reset();
@@ -355,13 +357,14 @@ std::vector<KernelVariant> variants_of(const cuda::DeviceInfo& device,
   const internal::ContextState context(options, gpu.get());
   List list;
   const auto defaults = internal::backend_of(DeviceKind::kCuda).candidates(&device);
-  add_plans(list, {context, defaults, /*production=*/true}, problems);
+  add_plans(list, {context, defaults, /*production=*/true, /*named=*/false}, problems);
   if (production_only) return list.take();
   std::vector<const internal::Implementation*> others = cuda::implementations();
   others.push_back(&peers::cublas_implementation());  // cuDNN's kernels are all NVIDIA's own
   for (const internal::Implementation* implementation : others) {
-    if (defaults.size() == 1 && implementation == defaults.front()) continue;
-    add_plans(list, {context, {implementation}, /*production=*/false}, problems);
+    const bool production = implementation == defaults.front();
+    if (defaults.size() == 1 && production) continue;
+    add_plans(list, {context, {implementation}, production, /*named=*/true}, problems);
   }
   return list.take();
 }

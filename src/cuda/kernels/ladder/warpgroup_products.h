@@ -12,8 +12,6 @@
 
 namespace flashlab::device {
 
-constexpr int kWarpgroupRows = 64, kWarpgroupThreads = 128;
-
 using Scores = float[kTileK / 8][4];
 using Outputs = float[kBlocksV][4];
 using Probabilities = unsigned[kTileK / 16][4];  // two elements each: operand A, per 16 keys

@@ -5,9 +5,10 @@
 // Pure arithmetic, proved on the host (tests/cuda_tile_test.cpp).
 //
 // As an operand whose rows are its M or N and whose columns are K (Q, K of S = Q K^T) a tile is
-// K-major: 8 rows are 1024 bytes, a k16 step is 32 bytes inside a slab. As B with rows as K (V of
-// O = P V) it is MN-major: a k16 step is 16 rows. HW: the swizzle acts on address bits 4 to 6 with
-// bits 7 to 9, so tiles begin at multiples of 1024. PTX ISA, "Matrix Descriptor", "Strides".
+// K-major: 8 rows are 1024 bytes, a k16 step is 32 bytes inside a slab. With rows as K (V of
+// O = P V; dS^T and K of dQ = dS K) it is MN-major: a k16 step is 16 rows. HW: the swizzle acts on
+// address bits 4 to 6 with bits 7 to 9, so tiles begin at multiples of 1024. PTX ISA, "Matrix
+// Descriptor", "Strides".
 
 #include "tile/swizzle.h"
 

@@ -8,6 +8,8 @@
 
 namespace flashlab::device {
 
+inline constexpr int kWarpgroupThreads = 128, kWarpgroupRows = 64;
+
 /// Registers stay where they are, before and behind products under way.
 template <class Value, int kCount>
 __device__ inline void pin(Value (&values)[kCount]) {
@@ -23,6 +25,17 @@ __device__ inline void multiply_shared(float (&d)[kCount], unsigned long long a,
     ptx::wgmma_shared_bf16(d, a, b, accumulate);
   } else {
     ptx::wgmma_shared_fp16(d, a, b, accumulate);
+  }
+}
+
+/// d [64, 64] = or += A^T B, one k16 step: 16 rows of each of two tiles in shared memory.
+template <Element kElement>
+__device__ inline void multiply_shared_rows(float (&d)[32], unsigned long long a,
+                                            unsigned long long b, bool accumulate) {
+  if constexpr (kElement == Element::kBf16) {
+    ptx::wgmma_shared_rows_bf16(d, a, b, accumulate);
+  } else {
+    ptx::wgmma_shared_rows_fp16(d, a, b, accumulate);
   }
 }
 

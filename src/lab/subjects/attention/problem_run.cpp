@@ -153,11 +153,13 @@ class ProblemRun {
     return plan(context_, problem);
   }
 
-  // What a pass is measured with. Where no candidate serves it, the first says why.
+  // What a pass is measured with: a call without a name decides, since a name may get what has not
+  // been timed. Where no candidate serves it, the first says why.
   std::span<const std::string> names_of(Pass pass) const {
     if (!options_.first_that_serves) return names_;
+    const Result<Plan> chosen = plan_of(pass, "");
     for (std::size_t i = 0; i < names_.size(); ++i) {
-      if (plan_of(pass, names_[i]).ok()) return names_.subspan(i, 1);
+      if (chosen.ok() && names_[i] == chosen->implementation()) return names_.subspan(i, 1);
     }
     return names_.first(1);
   }

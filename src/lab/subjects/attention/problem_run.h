@@ -30,7 +30,7 @@ struct ProblemRunOptions {
   bool error = false;      ///< error_vs_fp64 of every implementation
   bool roof = true;        ///< share of the roof, by alternating windows
   double roof_max_ms = 0;  ///< per implementation, once 3 pairs exist; 0: all pairs, however long
-  /// The implementations are candidates in order: a pass is measured with the first that serves it.
+  /// The implementations are candidates: a pass is measured with the one that an unnamed call gets.
   bool first_that_serves = false;
   TileOptions tiles;
   std::optional<CaseValues> values;     ///< instead of random tensors

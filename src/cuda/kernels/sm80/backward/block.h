@@ -1,10 +1,11 @@
 #pragma once
 
-// What a block of the main backward kernel works on: its sizes, shared memory, tile of keys, the
-// stream of query tiles, and which pairs count. For kernel.cu alone: it reads the global Config.
+// What a block of the main backward kernel works on: its sizes, shared memory and loads. For
+// kernel.cu alone: it reads the global Config.
 
 #include "sm80/backward/operands.h"
 #include "tile/pipeline.h"
+#include "tile/query_walk.h"
 
 namespace flashlab::device {
 
@@ -38,30 +39,6 @@ struct StepBarriers<false, kArrivals> {
   __device__ void wait_stored(unsigned) const { __syncthreads(); }
   __device__ void arrive_read() const {}
   __device__ void wait_read(unsigned) const {}
-};
-
-/// What a block works on: a tile of keys of one key head.
-struct Work {
-  int batch, head_k, tile, key0;
-  int first_tile, end_tile;  ///< tiles of queries that see a key of the tile
-  int tiles_q, tiles_k;
-  __device__ int per_head() const { return larger(end_tile - first_tile, 0); }
-};
-
-/// Into [0, limit].
-__device__ inline int clamp_to(Int64 value, int limit) {
-  return value < 0 ? 0 : (value > limit ? limit : static_cast<int>(value));
-}
-
-/// The stream of query tiles: of every head of the group, in order.
-struct Cursor {
-  int head, tile, left;
-  __device__ Cursor(const Work& w, const Shape& shape)
-      : head(w.head_k * shape.group), tile(w.first_tile), left(w.per_head() * shape.group) {}
-  __device__ void next(const Work& w) {
-    --left;
-    if (++tile == w.end_tile) tile = w.first_tile, ++head;
-  }
 };
 
 /// Sizes, memory and loads of a block.
@@ -119,26 +96,7 @@ struct BackwardBlock {
   static_assert(sizeof(Storage) == Config::kSharedBytes);
 
   static __device__ Work work_of(const Shape& shape, unsigned index) {
-    Work w;
-    w.tiles_q = (shape.seqlen_q + kTileQ - 1) / kTileQ;
-    w.tiles_k = (shape.seqlen_k + kTileK - 1) / kTileK;
-    // Ascending tiles are longest first when the mask is causal. In a fixed order of additions the
-    // last tile goes first: it is the first contributor of the queries it begins with.
-    w.tile = index % w.tiles_k;
-    if constexpr (Config::kDeterministic) w.tile = w.tiles_k - 1 - w.tile;
-    const int head_index = index / w.tiles_k;
-    w.batch = head_index / shape.heads_k, w.head_k = head_index % shape.heads_k;
-    w.key0 = w.tile * kTileK;
-    w.first_tile = 0, w.end_tile = mutation::last_tile<Config>(w.tiles_q);
-    if constexpr (Config::kBoundedRight) {
-      const Int64 first = w.key0 - shape.right;
-      w.first_tile = clamp_to(first > 0 ? first / kTileQ : 0, w.tiles_q);
-    }
-    if constexpr (Config::kBoundedLeft) {
-      const Int64 end = Int64(w.key0) + kTileK + shape.left;
-      w.end_tile = (clamp_to(end, shape.seqlen_q) + kTileQ - 1) / kTileQ;
-    }
-    return w;
+    return tile_of_keys<Config>(shape, index);
   }
 
   static __device__ void load_keys(Storage& shared, const BackwardArguments& args, const Work& w) {
@@ -199,38 +157,7 @@ struct BackwardBlock {
     }
   }
 
-  /// Which pairs of a tile count.
-  struct Visibility {
-    int right, left, seqlen_k;
-    __device__ explicit Visibility(const Shape& shape)
-        : right(static_cast<int>(clamp_bound(mutation::right<Config>(shape.right)))),
-          left(static_cast<int>(clamp_bound(mutation::left<Config>(shape.left)))),
-          seqlen_k(shape.seqlen_k) {}
-    static __device__ Int64 clamp_bound(Int64 bound) {
-      constexpr Int64 kFar = 0x7fffffff;
-      return bound > kFar ? kFar : (bound < -kFar ? -kFar : bound);
-    }
-    __device__ bool sees(int query, int key) const {
-      bool yes = key < seqlen_k;
-      if constexpr (Config::kBoundedRight) yes &= key - query <= right;
-      if constexpr (Config::kBoundedLeft) yes &= query - key <= left;
-      return yes;
-    }
-    /// Every pair of these queries and keys.
-    __device__ bool sees_all(int query, int queries, int key, int keys) const {
-      bool yes = key + keys <= seqlen_k;
-      if constexpr (Config::kBoundedRight) yes &= key + keys - 1 - query <= right;
-      if constexpr (Config::kBoundedLeft) yes &= query + queries - 1 - key <= left;
-      return yes;
-    }
-    /// No pair of them.
-    __device__ bool sees_none(int query, int queries, int key, int keys) const {
-      bool none = key >= seqlen_k;
-      if constexpr (Config::kBoundedRight) none |= key - (query + queries - 1) > right;
-      if constexpr (Config::kBoundedLeft) none |= query - (key + keys - 1) > left;
-      return none;
-    }
-  };
+  using Visibility = PairVisibility<Config>;
 };
 
 }  // namespace flashlab::device

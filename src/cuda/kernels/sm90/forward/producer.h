@@ -2,21 +2,10 @@
 
 // Of the Hopper forward kernel (kernel.cu): the warps that start copies.
 
-#include "ptx/tensor_copy.h"
 #include "sm90/forward/tiles.h"
+#include "tile/slab_copy.h"
 
 namespace flashlab::device {
-
-/// Copies a tile's rows from `row` on, all slabs, to shared memory.
-template <class Tile>
-__device__ inline void copy_tile(unsigned shared, const EncodedTensorMap& map, int row, int head,
-                                 int batch, unsigned barrier, unsigned long long policy) {
-#pragma unroll
-  for (int slab = 0; slab < Tile::kSlabs; ++slab) {
-    ptx::copy_box_4(shared + slab * Tile::kSlabBytes, &map, slab * kSlabColumns, row, head, batch,
-                    barrier, policy);
-  }
-}
 
 /// One thread: which tiles the block works off, and blocks of K and V in the order in which they
 /// are read, tile after tile. It runs ahead of the consumers as far as the rings have places,
@@ -45,7 +34,7 @@ struct Sm90KeyProducer {
                        const Sm90Task<Config>& task, int place) {
     ring.wait_empty();
     ptx::barrier_arrive_expect(ring.full(), Tile::kBytes);
-    copy_tile<Tile>(ptx::shared_address(to) + ring.stage * Tile::kBytes, map,
+    copy_tile<Tile>(ptx::shared_address(to) + ring.stage * Tile::kBytes, &map,
                     task.block_at(place) * Config::kBlockKeys, task.head_k, task.batch, ring.full(),
                     ptx::kEvictLast);
     ring.advance();
@@ -112,7 +101,7 @@ __device__ inline void copy_queries(const Sm90ForwardArguments& args, const Sm90
                                     int row, unsigned shared, unsigned barrier) {
   using TileQ = typename Sm90Tiles<Config>::TileQ;
   const int position = Sm90Rows<Config>::position(args.call.shape, row);
-  copy_tile<TileQ>(shared, args.q, Config::kPackGroup ? task.head_q : position,
+  copy_tile<TileQ>(shared, &args.q, Config::kPackGroup ? task.head_q : position,
                    Config::kPackGroup ? position : task.head_q, task.batch, barrier,
                    ptx::kEvictFirst);
 }

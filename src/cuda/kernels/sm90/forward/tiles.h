@@ -8,10 +8,10 @@
 #include "tile/mutation.h"
 #include "tile/pipeline.h"
 #include "tile/slab.h"
+#include "tile/warpgroup.h"
 
 namespace flashlab::device {
 
-inline constexpr int kWarpgroupThreads = 128, kWarpgroupRows = 64;
 inline constexpr int kQueuedTasks = 4;  ///< tiles known ahead, the current one included
 
 /// Whether blocks of keys may be cut by an edge of what a row sees: the instrument's are whole

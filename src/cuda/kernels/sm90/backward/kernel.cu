@@ -1,0 +1,246 @@
+// Attention backward for fp16 and bf16 on Hopper (sm_90a), step 2 of 3: the five products, one
+// block per tile of 128 keys. Steps 1 and 3 are sm80's (sm80/backward/prepare.cu, finish.cu).
+//
+//     P = exp2(scale_log2 S + lse2)   dS = P * (dP - delta)   S = Q K^T, dP = dO V^T
+//     dV += P^T dO    dK += dS^T Q (x scale at the end)    dQ += dS K (fp32, reduced in memory)
+//
+// K and V stay in shared memory, dK and dV in registers; tiles of queries (Q, dO, lse2, delta) of
+// all heads of the group come through a ring. Each of two consumer warpgroups has 64 keys, and its
+// part of dQ of all 128:
+//
+//     producer      K V, tile 0, tile 1 ...
+//     consumer      S^T dP^T | P^T | dS^T -> registers, shared memory | dV dK | dQ of the tile
+//                                                                               before -> red
+//
+// S is made transposed: P^T and dS^T leave the tensor cores as the left operands of dV and dK, in
+// the registers where they are. Only dQ needs the other warpgroup's dS. It comes a step late: by
+// then the other's dS has usually been there for long, and the warpgroups run apart, one's
+// exponentials beside the other's products.
+
+#include "ptx/special.h"
+#include "ptx/warpgroup.h"
+#include "sm90/backward/warpgroup.h"
+#include "tile/slab_copy.h"
+
+namespace flashlab::device {
+
+/// One thread: K and V, then the tiles of queries in the order in which they are read.
+template <class Config>
+__device__ inline void produce(const Sm90BackwardArguments& args,
+                               Sm90BackwardStorage<Config>& shared, const Work& work) {
+  using Tiles = Sm90BackwardTiles<Config>;
+  using TileKey = typename Tiles::TileKey;
+  using TileQuery = typename Tiles::TileQuery;
+  const Shape& shape = args.call.shape;
+  Cursor at(work, shape);
+  if (at.left == 0) return;
+  const unsigned keys = shared.keys.address();
+  ptx::barrier_arrive_expect(keys, 2 * TileKey::kBytes);
+  copy_tile<TileKey>(ptx::shared_address(shared.k), &args.k, work.key0, work.head_k, work.batch,
+                     keys, ptx::kEvictFirst);
+  copy_tile<TileKey>(ptx::shared_address(shared.v), &args.v, work.key0, work.head_k, work.batch,
+                     keys, ptx::kEvictFirst);
+  Ring<Config::kStages> ring(shared.ring_queries);
+#pragma unroll 1
+  for (; at.left > 0; at.next(work)) {
+    ring.wait_empty();
+    ptx::barrier_arrive_expect(ring.full(), shared.kQueryBytes);
+    const int row = at.tile * Config::kTileQ, head = work.batch * shape.heads_q + at.head;
+    const int stage = ring.stage;
+    copy_tile<TileQuery>(ptx::shared_address(shared.q[stage]), &args.q, row, at.head, work.batch,
+                         ring.full(), ptx::kEvictLast);
+    copy_tile<TileQuery>(ptx::shared_address(shared.d_o[stage]), &args.d_o, row, at.head,
+                         work.batch, ring.full(), ptx::kEvictLast);
+    ptx::copy_box_4(ptx::shared_address(shared.lse2[stage]), &args.lse2, row, head, 0, 0,
+                    ring.full(), ptx::kEvictLast);
+    ptx::copy_box_4(ptx::shared_address(shared.delta[stage]), &args.delta, row, head, 0, 0,
+                    ring.full(), ptx::kEvictLast);
+    ring.advance();
+  }
+}
+
+/// One consumer warpgroup's walk over the tiles of queries.
+template <class Config>
+struct Sm90KeyConsumer {
+  using Tiles = Sm90BackwardTiles<Config>;
+  using TileQuery = typename Tiles::TileQuery;
+  using Warpgroup = Sm90KeyWarpgroup<Config>;
+  static constexpr int kTileQ = Config::kTileQ;
+  static constexpr int kConsumerThreads = Tiles::kConsumers * kWarpgroupThreads;
+  const BackwardArguments& args;
+  Sm90BackwardStorage<Config>& shared;
+  const Work& work;
+  PairVisibility<Config> visibility;
+  Ring<Config::kStages> ring_queries;
+  Ring<kScoreStages> ring_scores;  ///< where the next dS^T is stored
+  Warpgroup warpgroup;
+
+  __device__ Sm90KeyConsumer(const BackwardArguments& args_, Sm90BackwardStorage<Config>& shared_,
+                             const Work& work_, int consumer)
+      : args(args_),
+        shared(shared_),
+        work(work_),
+        visibility(args.shape),
+        ring_queries(shared.ring_queries),
+        ring_scores(shared.ring_scores),
+        warpgroup(consumer) {}
+
+  /// Whether a tile has a row without keys. Every warp finds the same.
+  __device__ bool has_empty_row(int query0, const float* lse2) const {
+    bool empty = false;
+#pragma unroll
+    for (int row = 0; row < kTileQ; row += 32) {
+      const int own = row + Warpgroup::lane();
+      empty |= query0 + own < args.shape.seqlen_q && lse2[own] == kMinusInfinity;
+    }
+    return __any_sync(ptx::kFullMask, empty);
+  }
+  /// Empty rows give nothing, even if their Q or dO are not finite: they are cleared in shared
+  /// memory, when no consumer's products with them are under way.
+  __device__ void clear_empty_rows(int stage) const {
+    constexpr int kChunks = Tiles::kDim / 8;
+    const int thread = static_cast<int>(threadIdx.x) - kWarpgroupThreads;
+    ptx::meet(1, kConsumerThreads);
+#pragma unroll 1
+    for (int i = thread; i < kTileQ * kChunks; i += kConsumerThreads) {
+      if (shared.lse2[stage][i / kChunks] != kMinusInfinity) continue;
+      const int at = TileQuery::offset(i / kChunks, i % kChunks);
+      *reinterpret_cast<uint4*>(shared.q[stage] + at) = make_uint4(0, 0, 0, 0);
+      *reinterpret_cast<uint4*>(shared.d_o[stage] + at) = make_uint4(0, 0, 0, 0);
+    }
+    ptx::async_proxy_fence();
+    ptx::meet(1, kConsumerThreads);
+  }
+
+  /// P^T and dS^T of a tile of queries: to registers, dS^T to shared memory, too.
+  __device__ void make_scores(int query0, unsigned q, unsigned d_o) {
+    const int stage = ring_queries.stage;
+    typename Warpgroup::Pairs s, dp;
+    warpgroup.start_scores(s, dp, ptx::shared_address(shared.k), q, ptx::shared_address(shared.v),
+                           d_o);
+    const float *lse2 = shared.lse2[stage], *delta = shared.delta[stage];
+    const bool empty = has_empty_row(query0, lse2);
+    ptx::wgmma_wait<1>();
+    pin(s);
+    warpgroup.exponentials(s, lse2, unit_of<Config>(args.score, args.shape));
+    // The branch stands before the wait, or the compiler moves exponentials behind it.
+    if (empty) {
+      ptx::wgmma_wait<0>();
+      clear_empty_rows(stage);
+    } else {
+      ptx::wgmma_wait<0>();
+    }
+    pin(dp);
+    const int first_key = work.key0 + kWarpgroupRows * warpgroup.consumer;
+    if (!empty && visibility.sees_all(query0, kTileQ, first_key, kWarpgroupRows)) {
+      warpgroup.template differentiate<false>(s, dp, lse2, delta, visibility, query0, work.key0);
+    } else {
+      warpgroup.template differentiate<true>(s, dp, lse2, delta, visibility, query0, work.key0);
+    }
+    ring_scores.wait_empty();
+    warpgroup.store_scores(shared.d_s[ring_scores.stage]);
+    ptx::async_proxy_fence();
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) ptx::barrier_arrive(ring_scores.full());
+    ring_scores.advance();
+  }
+
+  /// Of the tile before the last one that was stored: its dS^T lies where the next one comes.
+  __device__ void start_grad_q(float (&sum)[32]) const {
+    static_assert(kScoreStages == 2);
+    wait_for_phase(ring_scores.full(), ring_scores.phase ^ 1);
+    warpgroup.start_grad_q(sum, ptx::shared_address(shared.d_s[ring_scores.stage]),
+                           ptx::shared_address(shared.k));
+  }
+  /// `tile`: of the queries, among those of all heads.
+  __device__ void finish_grad_q(float (&sum)[32], int tile) {
+    ptx::wgmma_wait<0>();
+    pin(sum);
+    ring_scores.release();
+    warpgroup.reduce(sum, static_cast<float*>(args.regions[kRegionGradQ]) +
+                              Int64(tile) * Tiles::Sizes::kTileFloats);
+  }
+  __device__ void release_queries() {
+    warpgroup.pin_gradients();
+    ring_queries.release();
+    ring_queries.advance();
+  }
+
+  /// A tile of queries, and dQ of the tile before it unless it is the first.
+  template <bool kFirst>
+  __device__ void step(int query0, int tile_before) {
+    ring_queries.wait_full();
+    const int stage = ring_queries.stage;
+    const unsigned q = ptx::shared_address(shared.q[stage]);
+    const unsigned d_o = ptx::shared_address(shared.d_o[stage]);
+    make_scores(query0, q, d_o);
+    warpgroup.start_gradients(d_o, q);
+    if constexpr (kFirst) {
+      ptx::wgmma_wait<0>();
+      release_queries();
+    } else {
+      float sum[32];
+      start_grad_q(sum);
+      ptx::wgmma_wait<1>();
+      release_queries();
+      finish_grad_q(sum, tile_before);
+    }
+  }
+
+  __device__ void run() {
+    Cursor at(work, args.shape);
+    const auto tile = [&] {
+      return (work.batch * args.shape.heads_q + at.head) * work.tiles_q + at.tile;
+    };
+    if (at.left > 0) {
+      wait_for_phase(shared.keys.address(), 0);
+      step<true>(at.tile * kTileQ, 0);
+      int before = tile();
+      at.next(work);
+#pragma unroll 1
+      for (; at.left > 0; at.next(work)) {
+        step<false>(at.tile * kTileQ, before);
+        before = tile();
+      }
+      float sum[32];
+      ring_scores.advance();  // nothing is stored any more
+      start_grad_q(sum);
+      finish_grad_q(sum, before);
+    }
+    // Found again: the loop has no register to keep it.
+    warpgroup.store(args, tile_of_keys<Config>(args.shape, ptx::block_index_again()));
+  }
+};
+
+template <class Config>
+__device__ void sm90_backward(const Sm90BackwardArguments& args) {
+  using Tiles = Sm90BackwardTiles<Config>;
+  extern __shared__ __align__(1024) unsigned char memory[];
+  auto& shared = *reinterpret_cast<Sm90BackwardStorage<Config>*>(memory);
+  static_assert(sizeof(Sm90BackwardStorage<Config>) == Config::kSharedBytes);
+
+  if (threadIdx.x == 0) {
+    ptx::prefetch_tensor_map(&args.k);
+    ptx::prefetch_tensor_map(&args.v);
+    ptx::prefetch_tensor_map(&args.q);
+    ptx::prefetch_tensor_map(&args.d_o);
+    shared.init_barriers();
+  }
+  __syncthreads();
+  const Work work = tile_of_keys<Config>(args.call.shape, blockIdx.x);
+  const int warpgroup = __shfl_sync(ptx::kFullMask, threadIdx.x / kWarpgroupThreads, 0);
+  if (warpgroup == 0) {
+    ptx::give_registers<Tiles::kProducerRegisters>();
+    if (threadIdx.x == 0) produce<Config>(args, shared, work);
+  } else {
+    ptx::take_registers<Tiles::kConsumerRegisters>();
+    Sm90KeyConsumer<Config>(args.call, shared, work, warpgroup - 1).run();
+  }
+}
+
+}  // namespace flashlab::device
+
+extern "C" __global__ void __launch_bounds__((Config::kTileK / 64 + 1) * 128, 1)
+    flash_bwd_sm90(const __grid_constant__ flashlab::device::Sm90BackwardArguments args) {
+  flashlab::device::sm90_backward<Config>(args);
+}

@@ -1,0 +1,75 @@
+#pragma once
+
+// Of the Hopper backward kernel (kernel.cu): sizes and shared memory.
+
+#include "sm80/backward/operands.h"
+#include "sm90_backward_arguments.h"
+#include "tile/pipeline.h"
+#include "tile/query_walk.h"
+#include "tile/slab.h"
+#include "tile/warpgroup.h"
+
+namespace flashlab::device {
+
+/// Sizes that follow from a Config. The order of the dQ accumulator is that of the sm80 kernels,
+/// which fill it with zeros and read it in the end: BackwardSizes.
+template <class Config>
+struct Sm90BackwardTiles {
+  using Sizes = BackwardSizes<Config>;
+  static constexpr int kDim = Config::kHeadDim, kTileQ = Config::kTileQ, kTileK = Config::kTileK;
+  static constexpr int kConsumers = kTileK / kWarpgroupRows;  ///< warpgroups with 64 keys each
+  static constexpr int kThreads = (kConsumers + 1) * kWarpgroupThreads;
+  static constexpr int kSlabs = kDim / kSlabColumns;
+  static constexpr int kDimSteps = kDim / 16, kQuerySteps = kTileQ / 16, kKeySteps = kTileK / 16;
+  static constexpr int kPairs = kTileQ / 2;  ///< a thread's share of S^T or dP^T
+  using TileKey = SlabTile<kTileK, kDim>;
+  using TileQuery = SlabTile<kTileQ, kDim>;
+  using TileScores = SlabTile<kTileK, kTileQ>;  ///< dS^T: a row per key
+  /// Consumers share out dQ [kTileQ, kDim] in parts of 64 x 64: of the queries, or of the features.
+  static constexpr bool kSplitQueries = kTileQ > kWarpgroupRows;
+  static_assert(kTileK == 128 && kTileQ * kDim == 128 * 64 && Config::kHeadDimV == kDim);
+
+  /// Where the fragment of rows 16 `row` and columns 8 `column` lies in a tile of the accumulator;
+  /// linear in `column` from a multiple of 4 on.
+  static constexpr int fragment(int row, int column) {
+    const int part = row / Sizes::kGradQM * Sizes::kFeatureParts + column / Sizes::kGradQN;
+    return part * (Sizes::kGradQM * Sizes::kGradQN) +
+           Sizes::fragment(row % Sizes::kGradQM, column % Sizes::kGradQN);
+  }
+
+  /// Registers per thread: what the block is launched with, divided anew (ptx::take_registers).
+  static constexpr int kConsumerRegisters = 240, kProducerRegisters = 24;
+  static constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8;
+  static_assert(kConsumers * kConsumerRegisters + kProducerRegisters <=
+                (kConsumers + 1) * kLaunchRegisters);
+};
+
+inline constexpr int kScoreStages = 2;  ///< tiles of dS^T: consumers may be a step apart
+
+template <class Config>
+struct alignas(kSlabAlignment) Sm90BackwardStorage {
+  using Tiles = Sm90BackwardTiles<Config>;
+  unsigned char k[Tiles::TileKey::kBytes], v[Tiles::TileKey::kBytes];
+  unsigned char q[Config::kStages][Tiles::TileQuery::kBytes];
+  unsigned char d_o[Config::kStages][Tiles::TileQuery::kBytes];
+  unsigned char d_s[kScoreStages][Tiles::TileScores::kBytes];
+  alignas(128) float lse2[Config::kStages][Tiles::kTileQ];
+  alignas(128) float delta[Config::kStages][Tiles::kTileQ];
+  PhaseBarrier keys;                           ///< K and V have landed
+  RingBarriers<Config::kStages> ring_queries;  ///< Q, dO, lse2, delta of a tile
+  RingBarriers<kScoreStages> ring_scores;      ///< full: every consumer has stored its dS^T
+
+  /// Bytes of a tile of queries.
+  static constexpr int kQueryBytes = 2 * Tiles::TileQuery::kBytes + 2 * 4 * Tiles::kTileQ;
+
+  /// By one thread, before the block's first barrier.
+  __device__ void init_barriers() {
+    constexpr int kConsumerWarps = Tiles::kConsumers * kWarpgroupThreads / 32;
+    keys.init(1);
+    ring_queries.init(1, kConsumerWarps);
+    ring_scores.init(kConsumerWarps, kConsumerWarps);
+    ptx::barrier_init_fence();
+  }
+};
+
+}  // namespace flashlab::device

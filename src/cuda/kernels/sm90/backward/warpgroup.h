@@ -1,0 +1,225 @@
+#pragma once
+
+// Of the Hopper backward kernel (kernel.cu): what a consumer warpgroup holds in registers, and its
+// products.
+
+#include "ptx/atomic.h"
+#include "ptx/math.h"
+#include "ptx/special.h"
+#include "sm90/backward/tiles.h"
+#include "tile/score.h"
+
+namespace flashlab::device {
+
+/// A warpgroup's 64 keys. With warp w of it, g = lane / 4 and t = lane % 4 a thread holds keys
+/// 16 w + g and 16 w + g + 8: index 4 j + 2 h + i is key half h, column 8 j + 2 t + i. Columns are
+/// queries in S^T and dP^T, features in dK and dV.
+template <class Config>
+struct Sm90KeyWarpgroup {
+  using Tiles = Sm90BackwardTiles<Config>;
+  using TileKey = typename Tiles::TileKey;
+  using TileQuery = typename Tiles::TileQuery;
+  using TileScores = typename Tiles::TileScores;
+  using Visibility = PairVisibility<Config>;
+  using Pairs = float[Tiles::kPairs];
+  using Operand = unsigned[Tiles::kQuerySteps][4];  ///< left operands, per 16 queries
+  using Gradient = float[Tiles::kSlabs][32];        ///< [slab]: 64 features each
+  static constexpr Element kElement = Config::kElement;
+
+  int consumer;
+  Gradient rK, rV;
+  Operand rP, rS;  ///< P^T, dS^T
+
+  __device__ explicit Sm90KeyWarpgroup(int consumer_) : consumer(consumer_) {
+    clear(rK);
+    clear(rV);
+  }
+
+  /// The thread's index is read anew: the loop has no registers for what follows from it.
+  __device__ static int lane() { return ptx::thread_index() % 32; }
+  __device__ static int warp() { return ptx::thread_index() % kWarpgroupThreads / 32; }
+  /// A thread's first key among the block's.
+  __device__ int key() const { return kWarpgroupRows * consumer + 16 * warp() + lane() / 4; }
+
+  __device__ static void clear(Gradient& sum) {
+#pragma unroll
+    for (auto& slab : sum) {
+#pragma unroll
+      for (float& value : slab) value = 0;
+    }
+  }
+  template <class Value, int kRows, int kColumns>
+  __device__ static void pin_all(Value (&values)[kRows][kColumns]) {
+#pragma unroll
+    for (auto& row : values) pin(row);
+  }
+  __device__ void pin_gradients() {
+    pin_all(rK);
+    pin_all(rV);
+  }
+
+  /// d = A B^T of the warpgroup's rows of a tile of keys and a tile of queries, a group of its own.
+  __device__ void start_pairs(Pairs& d, unsigned keys, unsigned queries) const {
+    // Found anew every time: the loop has no registers to keep it.
+    const unsigned own = keys + ptx::anew(consumer) * (kWarpgroupRows * kSlabRowBytes);
+    const unsigned long long a = slab_descriptor(own);
+    const unsigned long long b = slab_descriptor(queries);
+#pragma unroll
+    for (int step = 0; step < Tiles::kDimSteps; ++step) {
+      multiply_shared<kElement>(d, a + (TileKey::step_offset(step) >> 4),
+                                b + (TileQuery::step_offset(step) >> 4), step > 0);
+    }
+    ptx::wgmma_commit();
+  }
+  /// sum += A B over the queries of a tile.
+  __device__ void add_queries(Gradient& sum, const Operand& a, unsigned queries) const {
+    const unsigned long long b = slab_descriptor(queries);
+#pragma unroll
+    for (int step = 0; step < Tiles::kQuerySteps; ++step) {
+#pragma unroll
+      for (int slab = 0; slab < Tiles::kSlabs; ++slab) {
+        multiply_registers<kElement>(sum[slab], a[step],
+                                     b + (TileQuery::step_offset_rows(step, slab) >> 4));
+      }
+    }
+  }
+
+  /// Starts S^T = K Q^T, then dP^T = V dO^T.
+  __device__ void start_scores(Pairs& s, Pairs& dp, unsigned k, unsigned q, unsigned v,
+                               unsigned d_o) const {
+    pin(s);
+    pin(dp);
+    ptx::wgmma_fence();
+    start_pairs(s, k, q);
+    start_pairs(dp, v, d_o);
+  }
+  /// Starts dV += P^T dO and dK += dS^T Q.
+  __device__ void start_gradients(unsigned d_o, unsigned q) {
+    pin_gradients();
+    pin_all(rP);
+    pin_all(rS);
+    ptx::wgmma_fence();
+    add_queries(rV, rP, d_o);
+    add_queries(rK, rS, q);
+    ptx::wgmma_commit();
+  }
+  /// Starts the warpgroup's 64 x 64 of dQ = dS K.
+  __device__ void start_grad_q(float (&sum)[32], unsigned d_s, unsigned k) const {
+    pin(sum);
+    ptx::wgmma_fence();
+    const int own_queries = Tiles::kSplitQueries ? consumer : 0,
+              own_features = consumer - own_queries;
+    const unsigned long long a = slab_descriptor(d_s + own_queries * TileScores::kSlabBytes);
+    const unsigned long long b = slab_descriptor(k + own_features * TileKey::kSlabBytes);
+#pragma unroll
+    for (int step = 0; step < Tiles::kKeySteps; ++step) {
+      multiply_shared_rows<kElement>(sum, a + (TileScores::step_offset_rows(step, 0) >> 4),
+                                     b + (TileKey::step_offset_rows(step, 0) >> 4), step > 0);
+    }
+    ptx::wgmma_commit();
+  }
+
+  /// Of values per query, `values` at a thread's first, its two of 8 queries.
+  __device__ static float2 of_queries(const float* values, int block) {
+    return *reinterpret_cast<const float2*>(values + 8 * block);
+  }
+
+  /// S^T -> P^T in place, of every pair.
+  __device__ void exponentials(Pairs& s, const float* lse2, float unit) const {
+    lse2 += 2 * (lane() % 4);
+#pragma unroll
+    for (int j = 0; j < Tiles::kTileQ / 8; ++j) {
+      const float2 row = of_queries(lse2, j);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        float& value = s[4 * j + i];
+        value = ptx::exp2_fast(__fmaf_rn(value, unit, i % 2 ? row.y : row.x));
+      }
+    }
+  }
+
+  /// P^T and dP^T to the operands P^T and dS^T. kSelect: of hidden pairs and empty rows both are 0,
+  /// whatever they hold.
+  template <bool kSelect>
+  __device__ void differentiate(const Pairs& p, const Pairs& dp, const float* lse2,
+                                const float* delta, const Visibility& visibility, int query0,
+                                int key0) {
+    const int own = 2 * (lane() % 4), first_key = key0 + key();
+    lse2 += own;
+    delta += own;
+#pragma unroll
+    for (int j = 0; j < Tiles::kTileQ / 8; ++j) {
+      const float2 row = of_queries(delta, j), row_lse = of_queries(lse2, j);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float probability[2], d_s[2];
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const int index = 4 * j + 2 * half + i;
+          probability[i] = p[index];
+          d_s[i] = p[index] * (dp[index] - (i ? row.y : row.x));
+          if constexpr (kSelect) {
+            const int query = query0 + own + 8 * j + i;
+            const bool counts = visibility.sees(query, first_key + 8 * half) &&
+                                (i ? row_lse.y : row_lse.x) != kMinusInfinity;
+            probability[i] = counts ? probability[i] : 0.0f;
+            d_s[i] = counts ? d_s[i] : 0.0f;
+          }
+        }
+        rP[j / 2][j % 2 * 2 + half] = pack<kElement>(probability[0], probability[1]);
+        rS[j / 2][j % 2 * 2 + half] = pack<kElement>(d_s[0], d_s[1]);
+      }
+    }
+  }
+
+  /// dS^T to its place in a tile. Without bank conflicts: 8 rows of one chunk lie in 8 different
+  /// places modulo 128 bytes.
+  __device__ void store_scores(unsigned char* tile) const {
+    const int own = TileScores::offset(key(), 0) + 4 * (lane() % 4);
+#pragma unroll
+    for (int step = 0; step < Tiles::kQuerySteps; ++step) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int chunk = 2 * step + i / 2;
+        const int at = (own ^ chunk % 8 * kChunkBytes) + chunk / 8 * TileScores::kSlabBytes +
+                       i % 2 * 8 * kSlabRowBytes;
+        *reinterpret_cast<unsigned*>(tile + at) = rS[step][i];
+      }
+    }
+  }
+
+  /// Adds the warpgroup's part of dQ to the accumulator of a tile of queries.
+  __device__ void reduce(const float (&sum)[32], float* accumulator) const {
+    const int row = Tiles::kSplitQueries ? 4 * consumer + warp() : warp();
+    const int column = Tiles::kSplitQueries ? 0 : 8 * consumer;
+    float* const own = accumulator + Tiles::fragment(row, column) * kFragmentFloats + 4 * lane();
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      ptx::add_global_4(own + Tiles::fragment(0, j) * kFragmentFloats, sum[4 * j], sum[4 * j + 1],
+                        sum[4 * j + 2], sum[4 * j + 3]);
+    }
+  }
+
+  /// dK and dV of the warpgroup's keys.
+  __device__ void store(const BackwardArguments& args, const Work& work) const {
+    const int key0 = work.key0 + kWarpgroupRows * consumer + 16 * warp();
+    store_gradient<Config::kGradK, Config::kAlignGradK>(rK, args.dk, args.shape, work, key0,
+                                                        args.shape.scale);
+    store_gradient<Config::kGradV, Config::kAlignGradV>(rV, args.dv, args.shape, work, key0, 1.0f);
+  }
+  template <Element kGradient, int kAlign>
+  __device__ void store_gradient(const Gradient& sum, const Rows& to, const Shape& shape,
+                                 const Work& work, int key0, float scale) const {
+    using Writer = GradientWriter<kGradient, Tiles::kDim, kAlign, Config::kAccumulate>;
+#pragma unroll
+    for (int slab = 0; slab < Tiles::kSlabs; ++slab) {
+      Writer::write(reinterpret_cast<const float(&)[8][4]>(sum[slab]), scale, slab * kSlabColumns,
+                    lane(), [&](int row) -> unsigned char* {
+                      if (key0 + row >= shape.seqlen_k) return nullptr;
+                      return row_address<kGradient>(to, work.batch, work.head_k, key0 + row);
+                    });
+    }
+  }
+};
+
+}  // namespace flashlab::device

@@ -1,0 +1,96 @@
+#pragma once
+
+// Of the backward kernels whose blocks keep a tile of keys: which one a block has, which tiles of
+// queries come by, and which of their pairs count.
+
+#include "arguments.h"
+#include "tile/mutation.h"
+#include "tile/swizzle.h"
+
+namespace flashlab::device {
+
+/// What a block works on: a tile of keys of one key head.
+struct Work {
+  int batch, head_k, tile, key0;
+  int first_tile, end_tile;  ///< tiles of queries that see a key of the tile
+  int tiles_q, tiles_k;
+  __device__ int per_head() const { return larger(end_tile - first_tile, 0); }
+};
+
+/// Into [0, limit].
+__device__ inline int clamp_to(Int64 value, int limit) {
+  return value < 0 ? 0 : (value > limit ? limit : static_cast<int>(value));
+}
+
+/// The stream of query tiles: of every head of the group, in order.
+struct Cursor {
+  int head, tile, left;
+  __device__ Cursor(const Work& w, const Shape& shape)
+      : head(w.head_k * shape.group), tile(w.first_tile), left(w.per_head() * shape.group) {}
+  __device__ void next(const Work& w) {
+    --left;
+    if (++tile == w.end_tile) tile = w.first_tile, ++head;
+  }
+};
+
+/// The work of the block with this index.
+template <class Config>
+__device__ inline Work tile_of_keys(const Shape& shape, unsigned index) {
+  constexpr int kTileQ = Config::kTileQ, kTileK = Config::kTileK;
+  Work w;
+  w.tiles_q = (shape.seqlen_q + kTileQ - 1) / kTileQ;
+  w.tiles_k = (shape.seqlen_k + kTileK - 1) / kTileK;
+  // Ascending tiles are longest first when the mask is causal. In a fixed order of additions the
+  // last tile goes first: it is the first contributor of the queries it begins with.
+  w.tile = index % w.tiles_k;
+  if constexpr (Config::kDeterministic) w.tile = w.tiles_k - 1 - w.tile;
+  const int head_index = index / w.tiles_k;
+  w.batch = head_index / shape.heads_k, w.head_k = head_index % shape.heads_k;
+  w.key0 = w.tile * kTileK;
+  w.first_tile = 0, w.end_tile = mutation::last_tile<Config>(w.tiles_q);
+  if constexpr (Config::kBoundedRight) {
+    const Int64 first = w.key0 - shape.right;
+    w.first_tile = clamp_to(first > 0 ? first / kTileQ : 0, w.tiles_q);
+  }
+  if constexpr (Config::kBoundedLeft) {
+    const Int64 end = Int64(w.key0) + kTileK + shape.left;
+    w.end_tile = (clamp_to(end, shape.seqlen_q) + kTileQ - 1) / kTileQ;
+  }
+  return w;
+}
+
+/// Which pairs of a tile count.
+template <class Config>
+struct PairVisibility {
+  int right, left, seqlen_k;
+  __device__ explicit PairVisibility(const Shape& shape)
+      : right(static_cast<int>(clamp_bound(mutation::right<Config>(shape.right)))),
+        left(static_cast<int>(clamp_bound(mutation::left<Config>(shape.left)))),
+        seqlen_k(shape.seqlen_k) {}
+  static __device__ Int64 clamp_bound(Int64 bound) {
+    constexpr Int64 kFar = 0x7fffffff;
+    return bound > kFar ? kFar : (bound < -kFar ? -kFar : bound);
+  }
+  __device__ bool sees(int query, int key) const {
+    bool yes = key < seqlen_k;
+    if constexpr (Config::kBoundedRight) yes &= key - query <= right;
+    if constexpr (Config::kBoundedLeft) yes &= query - key <= left;
+    return yes;
+  }
+  /// Every pair of these queries and keys.
+  __device__ bool sees_all(int query, int queries, int key, int keys) const {
+    bool yes = key + keys <= seqlen_k;
+    if constexpr (Config::kBoundedRight) yes &= key + keys - 1 - query <= right;
+    if constexpr (Config::kBoundedLeft) yes &= query + queries - 1 - key <= left;
+    return yes;
+  }
+  /// No pair of them.
+  __device__ bool sees_none(int query, int queries, int key, int keys) const {
+    bool none = key >= seqlen_k;
+    if constexpr (Config::kBoundedRight) none |= key - (query + queries - 1) > right;
+    if constexpr (Config::kBoundedLeft) none |= query - (key + keys - 1) > left;
+    return none;
+  }
+};
+
+}  // namespace flashlab::device

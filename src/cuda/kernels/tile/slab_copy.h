@@ -1,0 +1,21 @@
+#pragma once
+
+// Tiles of slabs by the copy engine.
+
+#include "ptx/tensor_copy.h"
+#include "tile/slab.h"
+
+namespace flashlab::device {
+
+/// Copies a tile's rows from `row` on, all slabs, to shared memory. `map`: of the tensor.
+template <class Tile>
+__device__ inline void copy_tile(unsigned shared, const void* map, int row, int head, int batch,
+                                 unsigned barrier, unsigned long long policy) {
+#pragma unroll
+  for (int slab = 0; slab < Tile::kSlabs; ++slab) {
+    ptx::copy_box_4(shared + slab * Tile::kSlabBytes, map, slab * kSlabColumns, row, head, batch,
+                    barrier, policy);
+  }
+}
+
+}  // namespace flashlab::device

@@ -1,0 +1,210 @@
+#include "cuda/launch/sm90_backward.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <string>
+#include <utility>
+
+#include "api/context_state.h"
+#include "cuda/kernels/sm90_backward_arguments.h"
+#include "cuda/launch/arguments.h"
+#include "cuda/launch/config.h"
+#include "cuda/launch/gpu_plan.h"
+#include "cuda/launch/tensor_map.h"
+#include "runtime/kernel_store/config.h"
+
+namespace flashlab::cuda {
+namespace {
+
+using device::Sm90BackwardArguments;
+using internal::Geometry;
+
+constexpr std::int64_t kMaxLength = INT32_MAX - 1024;  // positions are 32-bit in the kernel
+constexpr int kSharedAlignment = 1024, kWarpgroupThreads = 128;
+constexpr int kScoreStages = 2;       // kernels/sm90/backward/tiles.h
+constexpr int kPrepareThreads = 256;  // kernels/sm80/backward/prepare.cu
+constexpr int kFinishColumns = 16;    // of dQ, for each of finish's warps: whole 16-byte stores
+
+constexpr std::int64_t divide_up(std::int64_t a, std::int64_t b) {
+  return (a + b - 1) / b;
+}
+
+Status unsupported(const char* what, std::string got, std::string expected) {
+  return Status::unsupported(
+      {what, std::move(got), std::move(expected), "name no implementation, or 'sm80'"});
+}
+
+Status check_shapes(const Geometry& g) {
+  if (g.head_dim != g.head_dim_v || (g.head_dim != 64 && g.head_dim != 128)) {
+    return unsupported("head_dim of the backward of implementation 'sm90'",
+                       fmt::format("{} and {} (v)", g.head_dim, g.head_dim_v), "64 or 128, both");
+  }
+  if (std::max(g.seqlen_q, g.seqlen_k) > kMaxLength || std::min(g.seqlen_q, g.seqlen_k) < 1) {
+    return unsupported("sequence length of the backward of implementation 'sm90'",
+                       fmt::format("{} and {}", g.seqlen_q, g.seqlen_k),
+                       fmt::format("1 to {}", kMaxLength));
+  }
+  return {};
+}
+
+Status check_features(const Problem& problem, const Geometry& g) {
+  const char* lacks = problem.mask                    ? "a mask tensor"
+                      : g.softcap > 0                 ? "softcap"
+                      : problem.alibi_slopes          ? "ALiBi"
+                      : g.dropout > 0                 ? "dropout"
+                      : problem.options.deterministic ? "deterministic"
+                                                      : nullptr;
+  if (lacks == nullptr) return {};
+  return unsupported("backward of implementation 'sm90'", lacks,
+                     "causal, windows, nothing else; dQ in an order that varies");
+}
+
+Status check_tensors(const Problem& problem) {
+  if (problem.d_o->dtype != problem.q.dtype) {
+    return unsupported("d_o of the backward of implementation 'sm90'",
+                       std::string(to_string(problem.d_o->dtype)), "the type of q");
+  }
+  const std::pair<const char*, const TensorSpec*> tensors[] = {
+      {"q", &problem.q}, {"k", &problem.k}, {"v", &problem.v}, {"d_o", &*problem.d_o}};
+  for (const auto& [name, spec] : tensors) {
+    if (describable(*spec)) continue;
+    return unsupported("rows of the backward of implementation 'sm90'",
+                       fmt::format("{} aligned to {} bytes", name, row_alignment_bytes(*spec)),
+                       "strides and addresses that are positive multiples of 16 bytes");
+  }
+  return {};
+}
+
+Status check(const Problem& problem, const Geometry& g) {
+  if (Status s = check_shapes(g); !s.ok()) return s;
+  if (Status s = check_features(problem, g); !s.ok()) return s;
+  if (Status s = check_tensors(problem); !s.ok()) return s;
+  if (!problem.options.implementation.empty()) return {};
+  return unsupported("a call of its backward", "one without a name",
+                     "one that names it, since it has not been timed");
+}
+
+/// The grids of the three kernels.
+struct Blocks {
+  std::int64_t query_tiles, query_blocks, key_blocks;
+};
+
+// What the sm80 kernels of steps 1 and 3 ask of a Config: kTileQ to kDeterministic, kCopyGradO.
+ConfigPrinter print(const Problem& problem, const Geometry& g, const Sm90BackwardTiling& t) {
+  const int head_dim = static_cast<int>(g.head_dim);
+  ConfigPrinter config;
+  print_call(config, problem, g);
+  config.integer("kTileQ", t.tile_q)
+      .integer("kTileK", t.tile_k)
+      .integer("kStages", t.stages)
+      .integer("kWarpsQ", 1)
+      .integer("kWarpsK", head_dim / kFinishColumns)
+      .integer("kGradQPasses", 1)
+      .boolean("kVectorReduction", true)
+      .boolean("kDeterministic", false)
+      .boolean("kCopyGradO", false)
+      .integer("kSharedBytes", sm90_backward_shared_bytes(t, head_dim));
+  return config;
+}
+
+// In the order of BackwardRegion (kernels/sm80/backward/operands.h).
+void add_regions(GpuPlan& plan, std::int64_t rows) {
+  const auto region = [&](const char* name, std::int64_t bytes) {
+    return plan.add_gpu_region(name, static_cast<std::size_t>(bytes));
+  };
+  region("lse in base 2", rows * 4);
+  region("delta", rows * 4);
+  region("dq in fp32", rows * plan.geometry.head_dim * 4);
+}
+
+runtime::ParameterBlock parameters(const GpuPlan& plan, const Sm90BackwardTiling& t,
+                                   std::int64_t query_tiles) {
+  const Problem& problem = plan.problem;
+  const Geometry& g = plan.geometry;
+  Sm90BackwardArguments arguments{};
+  arguments.call = backward_arguments(problem, g);
+  runtime::ParameterBlock block(arguments);
+  patch_addresses(block, problem, static_cast<int>(plan.regions.size()),
+                  offsetof(Sm90BackwardArguments, call));
+  const auto map = [&](std::size_t offset, TensorRole role, const TensorSpec& spec, int rows) {
+    block.tensor_map(offset, {buffer_of(role)}, tensor_map(spec, rows));
+  };
+  map(offsetof(Sm90BackwardArguments, q), TensorRole::kQ, problem.q, t.tile_q);
+  map(offsetof(Sm90BackwardArguments, k), TensorRole::kK, problem.k, t.tile_k);
+  map(offsetof(Sm90BackwardArguments, v), TensorRole::kV, problem.v, t.tile_k);
+  map(offsetof(Sm90BackwardArguments, d_o), TensorRole::kDO, *problem.d_o, t.tile_q);
+  const runtime::TensorMap rows = row_map(g.batch * g.heads_q, query_tiles * t.tile_q, t.tile_q);
+  block.tensor_map(offsetof(Sm90BackwardArguments, lse2), {buffer_of_region(0)}, rows);
+  block.tensor_map(offsetof(Sm90BackwardArguments, delta), {buffer_of_region(1)}, rows);
+  return block;
+}
+
+void add_steps(GpuPlan& plan, const ConfigPrinter& config, const Sm90BackwardTiling& t,
+               const Blocks& blocks) {
+  const int head_dim = static_cast<int>(plan.geometry.head_dim);
+  const auto step = [&](const char* source, const char* entry, std::int64_t grid, int threads,
+                        std::string what) {
+    GpuStep out;
+    out.name = entry;
+    out.spec = {source, entry, config.text(), {}};
+    out.shape.grid_x = static_cast<unsigned>(grid);
+    out.shape.threads = static_cast<unsigned>(threads);
+    out.configuration = std::move(what);
+    return out;
+  };
+  plan.add_kernel(step("sm80/backward/prepare.cu", "flash_bwd_sm80_prepare", blocks.query_blocks,
+                       kPrepareThreads,
+                       fmt::format("delta, LSE in base 2, zeros · {} blocks of {} queries",
+                                   blocks.query_blocks, t.tile_q)));
+  GpuStep products =
+      step("sm90/backward/kernel.cu", "flash_bwd_sm90", blocks.key_blocks,
+           (t.tile_k / 64 + 1) * kWarpgroupThreads,
+           fmt::format("{} · {} blocks of {} keys", config.summary(), blocks.key_blocks, t.tile_k));
+  products.shape.shared_bytes = static_cast<unsigned>(sm90_backward_shared_bytes(t, head_dim));
+  products.parameters = parameters(plan, t, blocks.query_tiles);
+  plan.add_kernel(std::move(products));
+  plan.add_kernel(
+      step("sm80/backward/finish.cu", "flash_bwd_sm80_finish", blocks.query_blocks,
+           32 * head_dim / kFinishColumns,
+           fmt::format("dQ = scale dQ_fp32 in dq's type · {} blocks", blocks.query_blocks)));
+}
+
+}  // namespace
+
+Sm90BackwardTiling choose_sm90_backward_tiling(int head_dim) {
+  return {.tile_q = head_dim <= 64 ? 128 : 64};
+}
+
+int sm90_backward_shared_bytes(const Sm90BackwardTiling& t, int head_dim) {
+  const int keys = 2 * t.tile_k * head_dim * 2;
+  const int queries = t.stages * 2 * t.tile_q * (head_dim * 2 + 4);
+  const int scores = kScoreStages * t.tile_k * t.tile_q * 2;
+  const int barriers = 8 + 16 * (t.stages + kScoreStages);
+  return static_cast<int>(divide_up(keys + queries + scores + barriers, kSharedAlignment)) *
+         kSharedAlignment;
+}
+
+Result<std::shared_ptr<internal::PlanState>> plan_sm90_backward(
+    const internal::ContextState& context, const Problem& problem, const Geometry& g) {
+  if (Status s = check(problem, g); !s.ok()) return s;
+  const Sm90BackwardTiling tiling = choose_sm90_backward_tiling(static_cast<int>(g.head_dim));
+  Blocks blocks{};
+  blocks.query_tiles = divide_up(g.seqlen_q, tiling.tile_q);
+  blocks.query_blocks = g.batch * g.heads_q * blocks.query_tiles;
+  blocks.key_blocks = g.batch * g.heads_k * divide_up(g.seqlen_k, tiling.tile_k);
+  const std::int64_t most = std::max(blocks.query_blocks, blocks.key_blocks);
+  if (most > INT32_MAX) {
+    return Status::unsupported({"blocks of one launch", fmt::format("{}", most),
+                                fmt::format("at most {}", INT32_MAX), "split the batch"});
+  }
+  auto plan = std::make_shared<GpuPlan>(*context.gpu(), problem, g);
+  add_regions(*plan, blocks.query_blocks * tiling.tile_q);
+  add_steps(*plan, print(problem, g, tiling), tiling, blocks);
+  plan->reasons.push_back("dQ is added atomically: its last bits vary from run to run");
+  plan->reasons.push_back("the backward of 'sm90' has not been timed: sm80 serves unnamed calls");
+  return std::shared_ptr<internal::PlanState>(std::move(plan));
+}
+
+}  // namespace flashlab::cuda

@@ -1,0 +1,32 @@
+#pragma once
+
+// Backward on Hopper: fp16 and bf16 (kernels/sm90/backward/kernel.cu).
+
+#include <memory>
+
+#include "api/implementation.h"
+
+namespace flashlab::cuda {
+
+/// How the Hopper backward kernel cuts a problem. The names are the kernel's Config constants.
+struct Sm90BackwardTiling {
+  int tile_q = 64;   ///< queries of a step
+  int tile_k = 128;  ///< keys of a block, 64 for each consumer warpgroup
+  int stages = 2;    ///< tiles of queries under way
+};
+
+Sm90BackwardTiling choose_sm90_backward_tiling(int head_dim);
+
+/// Dynamic shared memory of the kernel, which asserts that it agrees.
+int sm90_backward_shared_bytes(const Sm90BackwardTiling& tiling, int head_dim);
+
+/// Three kernels, of which the first and the last are sm80's: delta and LSE in base 2 and zeros;
+/// the five products; dQ to its type. Workspace: dQ in fp32, two fp32 numbers per row of q.
+/// Errors: kUnsupported (where it is not named, because it is not timed yet; head dims other than
+/// 64 and 128; a fixed order of additions; masks, softcap, ALiBi; d_o of another type; rows that
+/// the copy engine cannot describe).
+Result<std::shared_ptr<internal::PlanState>> plan_sm90_backward(
+    const internal::ContextState& context, const Problem& problem,
+    const internal::Geometry& geometry);
+
+}  // namespace flashlab::cuda

@@ -1,0 +1,93 @@
+// Which calls the Hopper backward kernel serves, and that none gets it unasked: on any machine.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "api/backend.h"
+#include "cuda/launch/sm90_backward.h"
+#include "cuda_described_plan.h"
+
+namespace flashlab::cuda {
+namespace {
+
+constexpr int kSharedLimit = 232448;  // bytes a block may have
+
+Problem usual(std::int64_t dim, Options options = {}) {
+  return testing::described_problem(
+      DType::kBf16, Pass::kBackward,
+      {.batch = 2, .seqlen_q = 300, .seqlen_k = 500, .heads = 4, .dim = dim}, std::move(options));
+}
+
+Options named() {
+  Options options;
+  options.implementation = "sm90";
+  return options;
+}
+
+bool serves(const Problem& problem) {
+  return testing::plan_on(plan_sm90_backward, "sm_90a", problem) != nullptr;
+}
+
+TEST(Sm90Backward, FitsSharedMemory) {
+  for (const int dim : {64, 128}) {
+    const Sm90BackwardTiling tiling = choose_sm90_backward_tiling(dim);
+    EXPECT_LE(sm90_backward_shared_bytes(tiling, dim), kSharedLimit);
+    EXPECT_EQ(tiling.tile_q * dim, 128 * 64) << "dQ is shared out in parts of 64 x 64";
+  }
+}
+
+TEST(Sm90Backward, ThreeStepsOfWhichTwoAreSm80s) {
+  const auto made = testing::plan_on(plan_sm90_backward, "sm_90a", usual(128, named()));
+  ASSERT_NE(made, nullptr);
+  ASSERT_EQ(made->steps.size(), 3u);
+  EXPECT_EQ(made->steps[0].name, "flash_bwd_sm80_prepare");
+  EXPECT_EQ(made->steps[1].name, "flash_bwd_sm90");
+  EXPECT_EQ(made->steps[2].name, "flash_bwd_sm80_finish");
+  // Rows are filled up to whole tiles of 64 queries.
+  ASSERT_EQ(made->regions.size(), 3u);
+  EXPECT_EQ(made->regions[1].bytes, 2u * 4 * 320 * 4);
+  EXPECT_EQ(made->regions[2].bytes, 2u * 4 * 320 * 128 * 4);
+}
+
+TEST(Sm90Backward, IsNotChosenUnasked) {
+  const auto choose = [](const internal::ContextState& context, const Problem& problem,
+                         const internal::Geometry& geometry) {
+    return internal::plan_with_first(
+        context, internal::backend_of(DeviceKind::kCuda).candidates(&context.gpu()->info()),
+        problem, geometry);
+  };
+  const auto made = testing::plan_on(choose, "sm_90a", usual(64));
+  ASSERT_NE(made, nullptr);
+  EXPECT_EQ(made->implementation, "sm80");
+  std::string reasons;
+  for (const std::string& reason : made->reasons) reasons += reason + "\n";
+  EXPECT_THAT(reasons, ::testing::HasSubstr("has not been timed"));
+}
+
+TEST(Sm90Backward, LeavesTheRestToSm80) {
+  EXPECT_TRUE(serves(usual(64, named())));
+  EXPECT_FALSE(serves(usual(96, named())));
+  EXPECT_FALSE(serves(usual(256, named())));
+  Options options = named();
+  options.causal = Causal::kBottomRight;
+  EXPECT_TRUE(serves(usual(64, options)));
+  options.deterministic = true;
+  EXPECT_FALSE(serves(usual(64, options)));
+  options = named();
+  options.softcap = 30.0f;
+  EXPECT_FALSE(serves(usual(64, options)));
+  Problem problem = usual(64, named());
+  problem.mask = contiguous_spec(DType::kBool, {1, 1, 300, 500}, problem.q.device);
+  EXPECT_FALSE(serves(problem));
+  problem = usual(64, named());
+  problem.d_o->alignment_bytes = 8;
+  EXPECT_FALSE(serves(problem));
+  problem = usual(64, named());
+  problem.d_o->dtype = DType::kFp32;
+  EXPECT_FALSE(serves(problem));
+}
+
+}  // namespace
+}  // namespace flashlab::cuda

@@ -248,7 +248,7 @@ class Tune(Folder):
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertEqual(done.stdout.count("the rule's"), 2)
         self.assertEqual(len(done.stdout.splitlines()), 2 * 2 + 1 + 8)
-        self.refused(["tune", "--dry-run", "--dtype", "fp32"], "missing: fp32")
+        self.refused(["tune", "--dry-run", "--dtype", "fp32"], "lacks fp32")
         self.refused(["tune", "--dry-run", "--head-dim", "20"], "head_dim", "a multiple of 8")
         self.refused(["tune", "--dry-run", "--pass", "backward"], "tune does not take --pass")
         self.refused(["tune", "--repeats", "0"], "--repeats")

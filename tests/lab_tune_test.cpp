@@ -84,7 +84,7 @@ TEST(TuneCandidates, HoldTheRulesForEveryCall) {
 TEST(TuneCandidates, RefuseWhatTheKernelDoesNotServe) {
   cases::Case fp32 = problem_of_dim(64, Causal::kNone);
   fp32.dtype = DType::kFp32;
-  EXPECT_THAT(tiling_candidates(hopper(), fp32).status().message(), HasSubstr("missing: fp32"));
+  EXPECT_THAT(tiling_candidates(hopper(), fp32).status().message(), HasSubstr("lacks fp32"));
   EXPECT_THAT(tiling_candidates(*cuda::known_gpu("sm_80"), problem_of_dim(64, Causal::kNone))
                   .status()
                   .message(),

@@ -252,6 +252,8 @@ inline const Primitives& ptx_primitives() {
     out[i] = last = now;
   }
 )"),
+        ptx_kernel("clock", "const int*, unsigned long long* out",
+                   "  for (int i = 0; i < 64; ++i) out[i] = ptx::clock();"),
         mma_kernel("mma_bf16_16816", 4, "b"), mma_kernel("mma_fp16_16816", 4, "b"),
         mma_kernel("mma_fp16_1688", 2, "b[0]"), mma_kernel("mma_tf32_1688", 4, "b")};
     add_memory_kernels(list);

@@ -133,6 +133,12 @@ TEST_F(Ptx, SpecialRegisters) {
   EXPECT_TRUE(same("block_index_again, multiprocessors", got, expected));
 }
 
+TEST_F(Ptx, ClocksGoOn) {
+  const auto times = run("clock", Words{0}, std::vector<std::uint64_t>(64, 0), 1);
+  ASSERT_EQ(times.size(), 64u);
+  for (std::size_t i = 1; i < times.size(); ++i) EXPECT_GT(times[i], times[i - 1]);
+}
+
 // Later and later, and in nanoseconds by the host's clock.
 TEST_F(Ptx, GlobalTimer) {
   using Times = std::vector<std::uint64_t>;

@@ -138,6 +138,9 @@ struct MergeCase {
   DType dtype;
   bool lse;
   std::int64_t padding;  ///< elements behind each row of the parts
+  friend void PrintTo(const MergeCase& each, std::ostream* out) {
+    *out << each.parts << " parts of " << each.columns << " columns";
+  }
 };
 
 class Merge : public Inputs, public ::testing::WithParamInterface<MergeCase> {};

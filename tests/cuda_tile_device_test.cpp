@@ -12,6 +12,7 @@
 #include "dropout_pattern.h"
 #include "tile/dropped.h"
 #include "tile/key_range.h"
+#include "tile/query_walk.h"
 #include "tile/swizzle.h"
 
 namespace flashlab::testing {
@@ -37,12 +38,14 @@ TEST(TileKernels, CompileForSm90) {
   expect_all_compile(tile_primitives(), "sm_90a", 90);
 }
 // Of load.h the rest is reached through load_tile and ThreadCopy. Kernels name MaskRows and
-// ThreadCopy by aliases. warpgroup.h chooses between the products that cuda_hopper_test runs.
+// ThreadCopy by aliases. copy_tile is how every Hopper kernel begins. warpgroup.h chooses between
+// the products that cuda_hopper_test runs.
 TEST(TileKernels, CallEveryPart) {
-  expect_all_called(tile_primitives(), "tile/",
-                    {"chunk_bytes", "chunk_column", "exists", "gather_chunk", "load_chunk",
-                     "load_elements", "load_passes", "merge_weight", "multiply_registers",
-                     "multiply_shared", "negative_infinity", "pin", "MaskRows", "ThreadCopy"});
+  expect_all_called(
+      tile_primitives(), "tile/",
+      {"chunk_bytes", "chunk_column", "copy_tile", "exists", "gather_chunk", "load_chunk",
+       "load_elements", "load_passes", "merge_weight", "multiply_registers", "multiply_shared",
+       "multiply_shared_rows", "negative_infinity", "pin", "MaskRows", "ThreadCopy"});
 }
 
 // Lane 8 m + r names row r of matrix m. Rows first: matrices below each other, then the next chunk;
@@ -385,6 +388,8 @@ TEST_F(Tile, EightElementsOfAMaskAreReadAtOnce) {
 template <bool kRight, bool kLeft>
 struct Bounds {
   static constexpr bool kBoundedRight = kRight, kBoundedLeft = kLeft;
+  static constexpr int kTileQ = 8, kTileK = 16;
+  static constexpr bool kDeterministic = false;
 };
 
 TEST_F(Tile, KeyRanges) {
@@ -412,6 +417,39 @@ TEST_F(Tile, KeyRanges) {
   check("key_range_both", Bounds<true, true>{}, 50, 7, 3);
   check("key_range_both", Bounds<true, true>{}, 50, -3, 9);
   check("key_range_both", Bounds<true, true>{}, 50, kNoBound, -kNoBound);
+}
+
+TEST_F(Tile, QueryWalks) {
+  const auto check = [&]<class Config>(const std::string& name, const Config&, device::Int64 left,
+                                       device::Int64 right) {
+    device::Shape shape{};
+    shape.seqlen_q = 50, shape.seqlen_k = 70, shape.left = left, shape.right = right;
+    shape.heads_k = 2, shape.group = 3;
+    const unsigned blocks = 3 * 2 * 5;  // batch, key heads, tiles of 16 keys
+    Words expected;
+    for (unsigned block = 0; block < blocks; ++block) {
+      const device::Work work = device::tile_of_keys<Config>(shape, block);
+      const device::PairVisibility<Config> visibility(shape);
+      device::Cursor at(work, shape);
+      const int head = at.head, tile = at.tile, query = work.first_tile * Config::kTileQ;
+      while (at.left > 1) at.next(work);
+      const int seen = visibility.sees_all(query, Config::kTileQ, work.key0, Config::kTileK) +
+                       2 * visibility.sees_none(query, Config::kTileQ, work.key0, Config::kTileK) +
+                       4 * (visibility.clamp_bound(right) == device::clamp_to(right, 0x7fffffff));
+      for (const int number : {work.batch, work.head_k, work.key0, work.per_head(), head, tile,
+                               at.head, at.tile, int{visibility.sees(query, work.key0)}, seen}) {
+        expected.push_back(static_cast<std::uint32_t>(number));
+      }
+    }
+    const Words got = run(name, std::vector{shape}, Words(expected.size(), 0xdeadbeef), blocks);
+    EXPECT_TRUE(same(name, got, expected)) << left << " " << right;
+  };
+  constexpr device::Int64 kNoBound = device::Int64{1} << 61;
+  check("query_walk_unbounded", Bounds<false, false>{}, kNoBound, kNoBound);
+  check("query_walk_right", Bounds<true, false>{}, kNoBound, 0);
+  check("query_walk_right", Bounds<true, false>{}, kNoBound, -20);
+  check("query_walk_both", Bounds<true, true>{}, 7, 3);
+  check("query_walk_both", Bounds<true, true>{}, kNoBound, -kNoBound);
 }
 
 template <class Bits>

@@ -3,6 +3,7 @@
 // Small kernels over src/cuda/kernels/tile: one per part that can be called alone.
 
 #include "cuda_primitives.h"
+#include "cuda_tile_range_kernels.h"
 
 namespace flashlab::testing {
 
@@ -426,22 +427,6 @@ inline Primitive mask_eight_kernel() {
                    "  out[t] = MaskRows<Config>({in, 0, 0, 0, 1}, 0, 0).eight(8 * t);\n");
 }
 
-/// What positions 0 to 63 see, and tiles of 4 positions: six numbers each. `in`: the Shape.
-inline Primitive key_range_kernel(const std::string& name, bool right, bool left) {
-  return primitive(name,
-                   fmt::format("struct Config {{\n  static constexpr bool kBoundedRight = {}, "
-                               "kBoundedLeft = {};\n}};\n",
-                               right, left),
-                   {"tile/key_range.h"}, "const Shape* in, int* out", R"(
-  const KeyRange one = visible_keys<Config>(*in, t);
-  const KeyRange any = keys_seen_by_any<Config>(*in, t, t + 3);
-  const KeyRange all = keys_seen_by_all<Config>(*in, t, t + 3);
-  int* mine = out + 6 * t;
-  mine[0] = one.begin, mine[1] = one.end, mine[2] = any.begin, mine[3] = any.end;
-  mine[4] = all.begin, mine[5] = all.end;
-)");
-}
-
 /// 12 rows, of which pairs at columns 0, 2, 4, 6 are stored with 0, 1, 2 and 5 features left.
 inline Primitive store_kernel(const std::string& element) {
   return primitive("store_pair_" + element, "", {"tile/output.h"},
@@ -504,9 +489,10 @@ inline const Primitives& tile_primitives() {
     list.push_back(merge_kernel(4));
     for (const MaskCase& mask : kMaskCases) list.push_back(mask_kernel(mask));
     list.push_back(mask_eight_kernel());
-    list.push_back(key_range_kernel("key_range_unbounded", false, false));
-    list.push_back(key_range_kernel("key_range_right", true, false));
-    list.push_back(key_range_kernel("key_range_both", true, true));
+    for (const auto& [right, left] : {std::pair(false, false), {true, false}, {true, true}}) {
+      list.push_back(key_range_kernel(right, left));
+      list.push_back(query_walk_kernel(right, left));
+    }
     for (const char* element : {"kFp32", "kFp16", "kBf16"}) list.push_back(store_kernel(element));
     list.push_back(primitive("read_element", "struct Config {};", {"tile/mask.h"},
                              "const unsigned* in, float* out",

@@ -9,6 +9,7 @@
 #include "ladder/strides.h"
 #include "tile/dropped.h"
 #include "tile/key_range.h"
+#include "tile/query_walk.h"
 #include "tile/swizzle.h"
 
 namespace flashlab::device {
@@ -212,6 +213,64 @@ TEST(KeyRange, OfTiles) {
   EXPECT_EQ(any.end, 53);
   EXPECT_EQ(all.begin, 37);
   EXPECT_EQ(all.end, 38);
+}
+
+// Tiles of 8 queries and 16 keys.
+template <class Bounded>
+struct Walk : Bounded {
+  static constexpr int kTileQ = 8, kTileK = 16;
+  static constexpr bool kDeterministic = false;
+};
+
+// The tiles of queries that a tile of keys walks over, and their pairs, by the definition.
+template <class Bounded>
+void expect_walks(int seqlen_q, int seqlen_k, Int64 left, Int64 right) {
+  using Config = Walk<Bounded>;
+  Shape shape = shape_with(seqlen_k, left, right);
+  shape.seqlen_q = seqlen_q, shape.heads_k = 2, shape.group = 3;
+  const PairVisibility<Config> visibility(shape);
+  const int tiles_k = (seqlen_k + 15) / 16, tiles_q = (seqlen_q + 7) / 8;
+  for (int block = 0; block < 2 * 2 * tiles_k; ++block) {
+    const Work work = tile_of_keys<Config>(shape, static_cast<unsigned>(block));
+    EXPECT_EQ(work.key0, block % tiles_k * 16);
+    EXPECT_EQ(work.head_k, block / tiles_k % 2);
+    EXPECT_EQ(work.batch, block / tiles_k / 2);
+    std::set<std::pair<int, int>> walked;
+    for (Cursor at(work, shape); at.left > 0; at.next(work)) {
+      EXPECT_TRUE(walked.insert({at.head, at.tile}).second);
+      EXPECT_EQ(at.head / 3, work.head_k);
+    }
+    for (int tile = 0; tile < tiles_q; ++tile) {
+      int seen = 0, pairs = 0, rows_that_are = 0;
+      for (int i = tile * 8; i < tile * 8 + 8; ++i) {
+        for (int j = work.key0; j < work.key0 + 16; ++j, ++pairs) {
+          const bool yes = j < seqlen_k && -left <= Int64(j) - i && Int64(j) - i <= right;
+          EXPECT_EQ(visibility.sees(i, j), yes) << i << " " << j;
+          seen += yes;
+          rows_that_are += yes && i < seqlen_q;
+        }
+      }
+      EXPECT_EQ(visibility.sees_all(tile * 8, 8, work.key0, 16), seen == pairs);
+      // Keys behind the last one may hide the rest of a tile without its being told.
+      const bool none = visibility.sees_none(tile * 8, 8, work.key0, 16);
+      EXPECT_TRUE(none == (seen == 0) || (!none && work.key0 + 16 > seqlen_k));
+      if (rows_that_are == 0) continue;  // may be walked over for nothing
+      for (int head = 0; head < 3; ++head) {
+        EXPECT_EQ(walked.count({3 * work.head_k + head, tile}), 1u) << tile;
+      }
+    }
+  }
+}
+
+TEST(QueryWalk, AgreesWithTheDefinition) {
+  expect_walks<Unbounded>(20, 40, kNoBound, kNoBound);
+  expect_walks<Causal>(40, 40, kNoBound, 0);
+  expect_walks<Causal>(20, 50, kNoBound, 30);   // bottom-right
+  expect_walks<Causal>(50, 20, kNoBound, -30);  // bottom-right: the first queries see nothing
+  expect_walks<Window>(60, 60, 5, 2);
+  expect_walks<Window>(60, 60, 12, -9);
+  EXPECT_EQ(clamp_to(-5, 9), 0);
+  EXPECT_EQ(clamp_to(kNoBound, 9), 9);
 }
 
 constexpr DropoutWords kHeadWords = dropout_words(123, 45, 6);

@@ -1,7 +1,8 @@
 #pragma once
 
 // Of the backward kernels whose blocks keep a tile of keys: which one a block has, which tiles of
-// queries come by, and which of their pairs count.
+// queries come by, and which of their pairs count: pure arithmetic, proved on the host
+// (tests/cuda_tile_test.cpp).
 
 #include "arguments.h"
 #include "tile/mutation.h"
@@ -14,20 +15,20 @@ struct Work {
   int batch, head_k, tile, key0;
   int first_tile, end_tile;  ///< tiles of queries that see a key of the tile
   int tiles_q, tiles_k;
-  __device__ int per_head() const { return larger(end_tile - first_tile, 0); }
+  constexpr int per_head() const { return larger(end_tile - first_tile, 0); }
 };
 
 /// Into [0, limit].
-__device__ inline int clamp_to(Int64 value, int limit) {
+constexpr int clamp_to(Int64 value, int limit) {
   return value < 0 ? 0 : (value > limit ? limit : static_cast<int>(value));
 }
 
 /// The stream of query tiles: of every head of the group, in order.
 struct Cursor {
   int head, tile, left;
-  __device__ Cursor(const Work& w, const Shape& shape)
+  constexpr Cursor(const Work& w, const Shape& shape)
       : head(w.head_k * shape.group), tile(w.first_tile), left(w.per_head() * shape.group) {}
-  __device__ void next(const Work& w) {
+  constexpr void next(const Work& w) {
     --left;
     if (++tile == w.end_tile) tile = w.first_tile, ++head;
   }
@@ -35,7 +36,7 @@ struct Cursor {
 
 /// The work of the block with this index.
 template <class Config>
-__device__ inline Work tile_of_keys(const Shape& shape, unsigned index) {
+constexpr Work tile_of_keys(const Shape& shape, unsigned index) {
   constexpr int kTileQ = Config::kTileQ, kTileK = Config::kTileK;
   Work w;
   w.tiles_q = (shape.seqlen_q + kTileQ - 1) / kTileQ;
@@ -63,29 +64,29 @@ __device__ inline Work tile_of_keys(const Shape& shape, unsigned index) {
 template <class Config>
 struct PairVisibility {
   int right, left, seqlen_k;
-  __device__ explicit PairVisibility(const Shape& shape)
+  constexpr explicit PairVisibility(const Shape& shape)
       : right(static_cast<int>(clamp_bound(mutation::right<Config>(shape.right)))),
         left(static_cast<int>(clamp_bound(mutation::left<Config>(shape.left)))),
         seqlen_k(shape.seqlen_k) {}
-  static __device__ Int64 clamp_bound(Int64 bound) {
+  static constexpr Int64 clamp_bound(Int64 bound) {
     constexpr Int64 kFar = 0x7fffffff;
     return bound > kFar ? kFar : (bound < -kFar ? -kFar : bound);
   }
-  __device__ bool sees(int query, int key) const {
+  constexpr bool sees(int query, int key) const {
     bool yes = key < seqlen_k;
     if constexpr (Config::kBoundedRight) yes &= key - query <= right;
     if constexpr (Config::kBoundedLeft) yes &= query - key <= left;
     return yes;
   }
   /// Every pair of these queries and keys.
-  __device__ bool sees_all(int query, int queries, int key, int keys) const {
+  constexpr bool sees_all(int query, int queries, int key, int keys) const {
     bool yes = key + keys <= seqlen_k;
     if constexpr (Config::kBoundedRight) yes &= key + keys - 1 - query <= right;
     if constexpr (Config::kBoundedLeft) yes &= query + queries - 1 - key <= left;
     return yes;
   }
   /// No pair of them.
-  __device__ bool sees_none(int query, int queries, int key, int keys) const {
+  constexpr bool sees_none(int query, int queries, int key, int keys) const {
     bool none = key >= seqlen_k;
     if constexpr (Config::kBoundedRight) none |= key - (query + queries - 1) > right;
     if constexpr (Config::kBoundedLeft) none |= query - (key + keys - 1) > left;

@@ -381,11 +381,11 @@ std::vector<CommandSpec> commands_of_kernels() {
        "tune",
        "which tilings of the Hopper forward kernel are fastest here",
        "Measures every tiling that fits registers and shared memory, in turns with the one that "
-       "the "
-       "planner's rule chooses, and writes a table that the planner follows afterwards: "
+       "the planner's rule chooses, and writes a table that the planner follows afterwards: "
        "FLASHLAB_TUNING=FILE, else $XDG_CACHE_HOME/flashlab/tuning/sm90-forward.json or the same "
        "below ~/.cache; FLASHLAB_TUNING=off: none. A row is for one type, head dims, bounds and "
-       "mask, and for lengths and batch x heads between the same powers of two.",
+       "mask, and for lengths and batch x heads between the same powers of two. A table is that of "
+       "one run, which replaces the one before: name all problems at once.",
        "",
        nullptr,
        {{"flashlab tune --dry-run --head-dim 64,128", "what would be measured, on any machine"},

@@ -4,12 +4,12 @@
 #include <algorithm>
 
 #include "cuda/launch/sm90_forward.h"
+#include "cuda/launch/tensor_map.h"
 
 namespace flashlab::cuda {
 namespace {
 
 constexpr int kWarpgroupRows = 64;
-constexpr int kSlabColumns = 64, kSlabRowBytes = 128;  // kernels/tile/slab.h
 constexpr int kSharedAlignment = 1024;
 constexpr int kMinStages = 2, kMaxStages = 5;
 constexpr int kOtherRegisters = 32;

@@ -41,14 +41,16 @@ __device__ inline void fill_place(Ring<kStages>& ring, const unsigned char* plac
                                   const EncodedTensorMap& map, const Place& at, int k0) {
   ring.wait_empty();
   ptx::barrier_arrive_expect(ring.full(), Tile::kBytes);
-  start_copy<Tile>(places + ring.stage * Tile::kBytes, map, at.batch, at.head_k, k0, ring.full());
+  copy_tile<Tile>(ptx::shared_address(places) + ring.stage * Tile::kBytes, &map, k0, at.head_k,
+                  at.batch, ring.full(), ptx::kEvictLast);
   ring.advance();
 }
 
 /// One thread's work for the whole block: every copy, as early as there is a place for it.
 __device__ inline void produce(Storage& shared, const HopperArguments& args, const Place& at) {
   ptx::barrier_arrive_expect(shared.q_landed.address(), TileQ::kBytes);
-  start_copy<TileQ>(shared.q, args.q, at.batch, at.head, at.q0, shared.q_landed.address());
+  copy_tile<TileQ>(ptx::shared_address(shared.q), &args.q, at.q0, at.head, at.batch,
+                   shared.q_landed.address(), ptx::kEvictLast);
   Ring<kStages> ring_k(shared.ring_k), ring_v(shared.ring_v);
 #pragma unroll 1
   for (int tile = 0; tile < at.tiles; ++tile) {

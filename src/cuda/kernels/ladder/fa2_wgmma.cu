@@ -31,8 +31,10 @@ __device__ inline void start_keys(Storage& shared, const HopperArguments& args, 
   const int stage = StageOf<kStages>::stage(tile);
   const unsigned barrier = shared.landed[stage].address();
   ptx::barrier_arrive_expect(barrier, TileK::kBytes + TileV::kBytes);
-  start_copy<TileK>(shared.k[stage], args.k, at.batch, at.head_k, tile * kTileK, barrier);
-  start_copy<TileV>(shared.v[stage], args.v, at.batch, at.head_k, tile * kTileK, barrier);
+  copy_tile<TileK>(ptx::shared_address(shared.k[stage]), &args.k, tile * kTileK, at.head_k,
+                   at.batch, barrier, ptx::kEvictLast);
+  copy_tile<TileV>(ptx::shared_address(shared.v[stage]), &args.v, tile * kTileK, at.head_k,
+                   at.batch, barrier, ptx::kEvictLast);
 }
 
 }  // namespace flashlab::device
@@ -56,7 +58,8 @@ extern "C" __global__ void __launch_bounds__(kTileQ * 2)
   __syncthreads();
   if (starts) {
     ptx::barrier_arrive_expect(shared.q_landed.address(), TileQ::kBytes);
-    start_copy<TileQ>(shared.q, args.q, at.batch, at.head, at.q0, shared.q_landed.address());
+    copy_tile<TileQ>(ptx::shared_address(shared.q), &args.q, at.q0, at.head, at.batch,
+                     shared.q_landed.address(), ptx::kEvictLast);
     for (int tile = 0; tile < kStages && tile < at.tiles; ++tile) {
       start_keys(shared, args, at, tile);
     }

@@ -10,10 +10,9 @@
 #include "ladder/softmax.h"
 #include "ladder/visibility.h"
 #include "ladder_hopper_arguments.h"
-#include "ptx/tensor_copy.h"
 #include "ptx/transaction.h"
 #include "tile/pipeline.h"
-#include "tile/slab.h"
+#include "tile/slab_copy.h"
 
 namespace flashlab::device {
 
@@ -50,19 +49,6 @@ struct LaneRows {
     }
   }
 };
-
-/// One thread starts the copy of a tile whose first row is `row`. `barrier` counts the bytes that
-/// land, those of rows and features that do not exist, too: they land as zeros. K and V are read
-/// again by other blocks, so they shall stay in L2.
-template <class Tile>
-__device__ inline void start_copy(const unsigned char* to, const EncodedTensorMap& map, int batch,
-                                  int head, int row, unsigned barrier) {
-#pragma unroll
-  for (int slab = 0; slab < Tile::kSlabs; ++slab) {
-    ptx::copy_box_4(ptx::shared_address(to) + slab * Tile::kSlabBytes, &map, slab * kSlabColumns,
-                    row, head, batch, barrier, ptx::kEvictLast);
-  }
-}
 
 __device__ inline void scale_scores(float (&s)[kTileK / 8][4], float scale) {
 #pragma unroll

@@ -7,7 +7,9 @@
 
 namespace flashlab::device {
 
-/// Copies a tile's rows from `row` on, all slabs, to shared memory. `map`: of the tensor.
+/// One thread starts the copies of a tile's rows from `row` on, all slabs, to shared memory. `map`:
+/// of the tensor. Rows and features that do not exist land as zeros, and `barrier` counts them,
+/// too.
 template <class Tile>
 __device__ inline void copy_tile(unsigned shared, const void* map, int row, int head, int batch,
                                  unsigned barrier, unsigned long long policy) {

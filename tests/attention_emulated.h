@@ -27,7 +27,7 @@ struct EmulatedGpu {
   device::Mutation fault = device::Mutation::kNone;  ///< of every kernel of a pass
   Pass faulty = Pass::kForward;
   emulated::Kernels* kernels = nullptr;
-  std::shared_ptr<const cuda::Sm90ForwardTable> tuning;  ///< that plans follow
+  std::shared_ptr<const cuda::Sm90ForwardTable> tuning{};  ///< that plans follow
 };
 void use_gpu(const EmulatedGpu& gpu);
 

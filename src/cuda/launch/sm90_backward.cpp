@@ -82,8 +82,8 @@ Status check(const Problem& problem, const Geometry& g) {
   if (Status s = check_features(problem, g); !s.ok()) return s;
   if (Status s = check_tensors(problem); !s.ok()) return s;
   if (!problem.options.implementation.empty()) return {};
-  return unsupported("a call of its backward", "one without a name",
-                     "one that names it, since it has not been timed");
+  return unsupported("its backward", "a call without a name",
+                     "only by its name, since it has not been timed");
 }
 
 /// The grids of the three kernels.

@@ -2,16 +2,19 @@
 """Where a GPU's time goes, as a record:  bench/profiles.py PROGRAM FOLDER NAME
      [--cases CASE,...] [--steps N] [--seconds N]
 
-Runs `profile step` and `profile attention` on the CASES, the first of them once more with ncu's
-counters, ncu on one phase by its NVTX range, and `monitor`; prints what is asked of them:
+Runs `profile step` and `profile attention` on the CASES, `monitor`, the first case once more with
+ncu's counters, and ncu on one phase by its NVTX range; the large cases come last. Prints what is
+asked of them:
 
   explained  kernels and gaps by CUPTI's clock over the step's time between events: within 2%
   recording  what recording adds to a step: below 5%
-  ncu        CUPTI's mean time of a kernel over ncu's: within 5%
+  ncu        CUPTI's time over ncu's, of the kernels that ncu counted, weighted by their calls in a
+             step: within 5%; of each of them, too
   memory     what the run held over what was planned: within 3%
 
-What no longer fits into --seconds is left out and said. Writes FOLDER/NAME-profile.json. The exit
-code is not 0 when a run has failed; a figure that misses its limit is marked, not a failure.
+What no longer fits into --seconds is left out and said. Writes FOLDER/NAME-profile.json: ledgers by
+class, phase and kernel. The exit code is not 0 when a run has failed; a figure that misses its
+limit is marked, not a failure.
 """
 
 import argparse
@@ -26,16 +29,18 @@ import processes
 COURSE = ["--precision", "bf16", "--context", "512", "--batch", "4"]
 CASES = {
     "small": ["step", "--size", "small", *COURSE],
-    "large": ["step", "--size", "large", *COURSE],
-    "2.7B": ["step", "--size", "2.7B", *COURSE, "--checkpoint", "4"],
     "attention": ["attention", "--dtype", "bf16", "--batch", "4", "--heads", "16",
                   "--head-dim", "128", "--seqlen", "4096", "--causal", "--quick"],
     "tiny-attention": ["attention", "--dtype", "bf16", "--head-dim", "64", "--seqlen", "128",
                        "--pass", "forward", "--quick"],
     "tiny": ["step", "--layers", "1", "--width", "64", "--heads", "1", "--hidden", "64",
-             "--batch", "1", "--vocabulary", "64", "--context", "64"]}
+             "--batch", "1", "--vocabulary", "64", "--context", "64"],
+    "large": ["step", "--size", "large", *COURSE],
+    "2.7B": ["step", "--size", "2.7B", *COURSE, "--checkpoint", "4"]}
 TIME = "gpu__time_duration.sum"
 LEAST_SECONDS = 5  # nothing is begun with less
+LARGE = {"large": 25, "2.7B": 70}  # begun after everything else, and with no fewer seconds
+KEPT = ("class", "phase", "kernel")  # of a ledger; operations and layers are too many for a record
 
 
 class Run(processes.Deadline):
@@ -49,7 +54,7 @@ class Run(processes.Deadline):
 
     def start(self, name, command, limit=None):
         """The output of a command, or None."""
-        if self.left() < LEAST_SECONDS:
+        if self.left() < LARGE.get(name, LEAST_SECONDS):
             self.say(f"{name}: no time left")
             return None
         code, text, _ = processes.run(command, min(self.left(), limit or self.left()))
@@ -59,16 +64,18 @@ class Run(processes.Deadline):
         self.say(f"{name}: ended with {code}: {text.strip()[-300:]}")
         return None
 
-    def profile(self, name, *more):
+    def profile(self, name, *more, limit=None):
         """The ledger of a case, or None."""
         folder = os.path.join(self.scratch, name)
         words = [self.arguments.program, "profile", *CASES[name], "--device", "cuda", *more]
         if CASES[name][0] == "step":
             words += ["--steps", str(self.arguments.steps)]
-        if self.start(name, [*words, "--output", folder]) is None:
+        if self.start(name, [*words, "--output", folder], limit) is None:
             return None
         with open(os.path.join(folder, "ledger.json"), encoding="utf-8") as file:
-            return json.load(file)
+            ledger = json.load(file)
+        ledger["by"] = {key: ledger["by"][key] for key in KEPT if key in ledger["by"]}
+        return ledger
 
 
 def judged(figures, name, value, least, most):
@@ -95,17 +102,22 @@ def figures_of(run, name, ledger):
 
 def counters(run, name):
     """CUPTI's mean times over ncu's, of the kernels that ncu counted."""
-    ledger = run.profile(name, "--ncu")
+    # ncu runs a kernel once for every few counters: half of the time is left for what follows.
+    ledger = run.profile(name, "--ncu", limit=run.left() / 2)
     if ledger is None:
         return None
-    mean = {row["key"]: row["mean_ms"] * 1e3 for row in ledger["by"]["kernel"]}
-    figures = {}
+    kernels = {row["key"]: row for row in ledger["by"]["kernel"]}
+    figures, cupti_us, ncu_us = {}, 0, 0
     for row in ledger.get("counters", []):
-        time_us = row["metrics"].get(TIME)
-        if time_us and row["kernel"] in mean:
-            run.say("ncu: " + judged(figures, row["kernel"], mean[row["kernel"]] / time_us,
+        time_us, kernel = row["metrics"].get(TIME), kernels.get(row["kernel"])
+        if time_us and kernel:
+            cupti_us += kernel["total_ms"] * 1e3
+            ncu_us += time_us * kernel["calls"]
+            run.say("ncu: " + judged(figures, row["kernel"], kernel["mean_ms"] * 1e3 / time_us,
                                      0.95, 1.05))
-    if not figures:
+    if figures:
+        run.say("ncu: " + judged(figures, "together", cupti_us / ncu_us, 0.95, 1.05))
+    else:
         run.say("ncu: " + "; ".join(m["reason"] for m in ledger.get("missing", [])
                                     if "ncu" in m["what"]))
     return {"counters": ledger.get("counters", []), "cupti_over_ncu": figures}
@@ -123,7 +135,7 @@ def one_phase(run, name):
                    TIME, "--launch-count", "8", run.arguments.program, "profile", *CASES[name],
                    "--device", "cuda", "--quick", "--steps", "1", "--output",
                    os.path.join(run.scratch, "phase")]
-        if run.start(phase, command, 60) is None:
+        if run.start(phase, command, run.left() / 2) is None:
             continue
         with open(log, encoding="utf-8", errors="replace") as file:
             rows = [line.split('","') for line in file if line.startswith('"')]
@@ -133,13 +145,36 @@ def one_phase(run, name):
     return found
 
 
+def monitored(run):
+    """Two seconds of `monitor`, or None."""
+    path = os.path.join(run.scratch, "monitor.json")
+    if run.start("monitor", [run.arguments.program, "monitor", "--device", "cuda", "--interval",
+                             "0.2", "--duration", "2", "--json", path]) is None:
+        return None
+    with open(path, encoding="utf-8") as file:
+        samples = json.load(file)
+    run.say(f"monitor: {len(samples['samples'])} samples")
+    return samples
+
+
+def add_profile(run, out, name):
+    """A case's ledger and figures into the record."""
+    ledger = run.profile(name)
+    if ledger is None:
+        return
+    environment = ledger.pop("environment", None)
+    out["environment"] = out["environment"] or environment
+    out["profiles"][name] = ledger
+    out["figures"][name] = figures_of(run, name, ledger)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("program")
     parser.add_argument("folder")
     parser.add_argument("name")
-    parser.add_argument("--cases", default="small,large,2.7B,attention")
+    parser.add_argument("--cases", default=",".join(CASES))
     parser.add_argument("--steps", type=int, default=9)
     parser.add_argument("--seconds", type=float, default=600)
     arguments = parser.parse_args()
@@ -153,23 +188,19 @@ def main():
         out = {"schema": "flashlab.profile_record/1", "environment": None, "profiles": {},
                "figures": {}}
         for name in cases:
-            if (ledger := run.profile(name)) is not None:
-                out["environment"] = out["environment"] or ledger.get("environment")
-                ledger.pop("environment", None)
-                out["profiles"][name] = ledger
-                out["figures"][name] = figures_of(run, name, ledger)
-        path = os.path.join(scratch, "monitor.json")
-        if run.start("monitor", [arguments.program, "monitor", "--device", "cuda", "--interval",
-                                 "0.2", "--duration", "2", "--json", path]) is not None:
-            with open(path, encoding="utf-8") as file:
-                out["monitor"] = json.load(file)
-            run.say(f"monitor: {len(out['monitor']['samples'])} samples")
+            if name not in LARGE:
+                add_profile(run, out, name)
+        out["monitor"] = monitored(run)
         out["ncu"] = counters(run, cases[0])
         out["phases"] = one_phase(run, cases[0])
+        for name in cases:
+            if name in LARGE:
+                add_profile(run, out, name)
+        # A record names no place of the machine that made it.
+        text = json.dumps(out, indent=1, ensure_ascii=False).replace(scratch + os.sep, "")
     path = os.path.join(arguments.folder, arguments.name + "-profile.json")
     with open(path, "w", encoding="utf-8") as file:
-        json.dump(out, file, indent=1)
-        file.write("\n")
+        file.write(text + "\n")
     return 1 if run.failed else 0
 
 

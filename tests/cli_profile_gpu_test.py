@@ -8,6 +8,7 @@ import os
 import resource
 import signal
 import subprocess
+import tempfile
 import time
 import unittest
 
@@ -173,9 +174,12 @@ class Record(Gpu):
         kernel = record["ncu"]["cupti_over_ncu"]["flash_fwd_test"]
         self.assertAlmostEqual(kernel["value"], 1 / 3)
         self.assertFalse(kernel["holds"])
+        self.assertAlmostEqual(record["ncu"]["cupti_over_ncu"]["together"]["value"], 1 / 3)
         self.assertIn("(missed)", done.stdout)
         self.assertEqual(record["phases"]["optimizer/"], ["flash_fwd_test"])
         self.assertGreater(len(record["monitor"]["samples"]), 5)
+        self.assertNotIn("operation", record["profiles"]["tiny"]["by"])
+        self.assertNotIn(tempfile.gettempdir(), json.dumps(record))
 
 
 class Cut(Gpu):

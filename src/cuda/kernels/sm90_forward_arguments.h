@@ -8,13 +8,14 @@
 namespace flashlab::device {
 
 /// In which order tiles of queries are worked off. A tile is rows of one (batch, head); its rank
-/// among those of its head is 0 for the one with most keys. Sections of heads share L2 while their
-/// first `long_ranks` ranks are worked off; the other ranks of all heads follow, so that the tiles
-/// at the end are short ones.
+/// among those of its head is 0 for the one with most keys. Where a row's last key depends on its
+/// position, sections of heads share L2 while their first `long_ranks` ranks are worked off, rank
+/// by rank; otherwise tiles are equally long, and those of a head follow one another. The other
+/// ranks of all heads come last, so that the tiles at the end are short ones.
 struct TileOrder {
   int tiles_q;        ///< per head
   int heads;          ///< batch * heads_q
-  int section_heads;  ///< heads of a section
+  int section_heads;  ///< heads of a section, where tiles differ
   int long_ranks;     ///< tiles of a head in sections
   int tiles;          ///< that one block works off whole: the first of tiles_q * heads
   int* counter;       ///< zero at launch: blocks take tiles as they come; null: in fixed turns

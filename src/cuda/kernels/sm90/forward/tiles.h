@@ -85,16 +85,21 @@ struct Sm90Tile {
   __device__ Sm90Tile(const TileOrder& order, int index) {
     const int sectioned = order.long_ranks * order.heads;
     int rank;
-    if (index < sectioned) {
+    if (index >= sectioned) {
+      rank = index / order.heads;  // whole ranks are in front
+      head = index - rank * order.heads;
+    } else if constexpr (!Config::kBoundedRight) {
+      // Tiles of a head side by side: K and V come from memory all the time, and not in bursts at
+      // the first ranks.
+      head = index / order.long_ranks;
+      rank = index - head * order.long_ranks;
+    } else {
       const int section_tiles = order.section_heads * order.long_ranks;
       const int section = index / section_tiles, rest = index - section * section_tiles;
       const int first_head = section * order.section_heads;
       const int heads = smaller(order.section_heads, order.heads - first_head);
       rank = rest / heads;
       head = first_head + rest - rank * heads;
-    } else {
-      rank = index / order.heads;  // whole ranks are in front
-      head = index - rank * order.heads;
     }
     first_row =
         (Config::kBoundedRight ? order.tiles_q - 1 - rank : rank) * Sm90Tiles<Config>::kTileQ;

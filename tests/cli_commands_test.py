@@ -92,6 +92,8 @@ class Commands(Folder):
                                  r"warps · [0-9.]+ KiB\s+of\s+shared\s+memory each")
         self.assertNotIn("kTile", done.stdout)
         constants = run(*words, "--verbose").stdout
+        self.assertIn("constants  flash_bwd_sm90, src/cuda/kernels/sm90/backward/kernel.cu",
+                      constants)
         self.assertIn("constants  flash_bwd_sm80, src/cuda/kernels/sm80/backward/kernel.cu",
                       constants)
         self.assertRegex(constants, r"kTileQ \d+")

@@ -1,4 +1,4 @@
-// Which calls the Hopper backward kernel serves, and that none gets it unasked: on any machine.
+// Which calls the Hopper backward kernel serves, and what the planner gives to sm80: anywhere.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -51,19 +51,39 @@ TEST(Sm90Backward, ThreeStepsOfWhichTwoAreSm80s) {
   EXPECT_EQ(made->regions[2].bytes, 2u * 4 * 320 * 128 * 4);
 }
 
-TEST(Sm90Backward, IsNotChosenUnasked) {
+TEST(Sm90Backward, IsChosenUnlessTheCallNeedsWhatItLacks) {
   const auto choose = [](const internal::ContextState& context, const Problem& problem,
                          const internal::Geometry& geometry) {
     return internal::plan_with_first(
         context, internal::backend_of(DeviceKind::kCuda).candidates(&context.gpu()->info()),
         problem, geometry);
   };
-  const auto made = testing::plan_on(choose, "sm_90a", usual(64));
+  for (const int dim : {64, 128}) {
+    const auto made = testing::plan_on(choose, "sm_90a", usual(dim));
+    ASSERT_NE(made, nullptr);
+    EXPECT_EQ(made->implementation, "sm90");
+  }
+  Options options;
+  options.deterministic = true;
+  const auto made = testing::plan_on(choose, "sm_90a", usual(64, options));
   ASSERT_NE(made, nullptr);
   EXPECT_EQ(made->implementation, "sm80");
   std::string reasons;
   for (const std::string& reason : made->reasons) reasons += reason + "\n";
-  EXPECT_THAT(reasons, ::testing::HasSubstr("has not been timed"));
+  EXPECT_THAT(reasons, ::testing::HasSubstr("deterministic"));
+}
+
+// What a training step calls it with: q, k and v are columns of one matrix, dq, dk and dv too.
+TEST(Sm90Backward, ServesColumnsOfOneMatrix) {
+  Problem problem = usual(64);
+  const std::int64_t row = 3 * 4 * 64;
+  problem.k = problem.v = problem.q;
+  for (TensorSpec* spec : {&problem.q, &problem.k, &problem.v}) {
+    spec->strides = {300 * row, row, 64, 1};
+    spec->alignment_bytes = 16;
+  }
+  problem.dq = problem.dk = problem.dv = problem.q;
+  EXPECT_TRUE(serves(problem));
 }
 
 TEST(Sm90Backward, LeavesTheRestToSm80) {

@@ -162,6 +162,7 @@ TEST(VariantCount, RandomShapesNeedFewKernels) {
 // It plans where tensors can be described to its copies; the others are sm80's.
 TEST(VariantCount, RandomShapesNeedFewKernelsOnHopper) {
   expect_few_kernels(sm90_implementation(), {DType::kBf16}, {Pass::kForward}, 1);
+  expect_few_kernels(sm90_implementation(), {DType::kBf16}, {Pass::kBackward}, 0);
 }
 
 // What a first call of a common shape needs stands in what a wheel and `make install` carry.

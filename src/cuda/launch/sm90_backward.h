@@ -22,9 +22,9 @@ int sm90_backward_shared_bytes(const Sm90BackwardTiling& tiling, int head_dim);
 
 /// Three kernels, of which the first and the last are sm80's: delta and LSE in base 2 and zeros;
 /// the five products; dQ to its type. Workspace: dQ in fp32, two fp32 numbers per row of q.
-/// Errors: kUnsupported (where it is not named, because it is not timed yet; head dims other than
-/// 64 and 128; a fixed order of additions; masks, softcap, ALiBi; d_o of another type; rows that
-/// the copy engine cannot describe).
+/// Errors: kUnsupported (head dims other than 64 and 128; a fixed order of additions; masks,
+/// softcap, ALiBi, dropout; d_o of another type; rows that the copy engine cannot describe), which
+/// 'sm80' serves.
 Result<std::shared_ptr<internal::PlanState>> plan_sm90_backward(
     const internal::ContextState& context, const Problem& problem,
     const internal::Geometry& geometry);

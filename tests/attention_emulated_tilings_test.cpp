@@ -30,6 +30,7 @@ std::shared_ptr<const Sm90ForwardTable> table_of(const lab::TilingCandidates& al
 bool selected(const cases::Case& problem, const Sm90ForwardTiling& t) {
   if (std::getenv("FLASHLAB_EMULATED") != nullptr) return true;
   if (problem.head_dim == 128) return t.block_keys == 128 && t.stages_q == 2;
+  if (t.consumers == 1) return t.block_keys == 64;
   return (t.consumers == 3 && t.block_keys == 64 && t.stages_q == 1 && t.turns) ||
          (t.consumers == 2 && t.block_keys == 128 && t.stages_q == 2 && !t.turns);
 }

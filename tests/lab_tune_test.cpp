@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <fstream>
 #include <string>
@@ -58,17 +59,40 @@ TEST(TuneCandidates, AreWhatFitsRegistersAndSharedMemory) {
   EXPECT_EQ(candidates(256, Causal::kTopLeft).tilings.size(), 1u);
 }
 
+TilingCandidates candidates_of_one_head(std::int64_t dim) {
+  cases::Case one_head = problem_of_dim(dim, Causal::kTopLeft);
+  one_head.batch = one_head.heads_q = one_head.heads_k = 1;
+  auto made = tiling_candidates(hopper(), one_head);
+  EXPECT_TRUE(made.ok()) << made.status().message();
+  return *made;
+}
+
+// One consumer has nothing beside its exponentials: only where tiles are fewer than
+// multiprocessors.
+TEST(TuneCandidates, AreOfOneConsumerWhereTilesAreFew) {
+  const auto few = candidates_of_one_head(128).tilings;
+  const auto many = candidates(128, Causal::kTopLeft).tilings;
+  const auto alone = [](const auto& tilings) {
+    return std::count_if(tilings.begin(), tilings.end(),
+                         [](const auto& tiling) { return tiling.consumers == 1; });
+  };
+  EXPECT_EQ(alone(few), 4);
+  EXPECT_EQ(alone(many), 0);
+  EXPECT_EQ(few.size(), many.size() + 4);
+}
+
 TEST(TuneCandidates, HoldTheRulesForEveryCall) {
   for (int dim = 8; dim <= 256; dim += 8) {
     for (const int dim_v : {8, 64, 128, dim, 256}) {
-      for (int bits = 0; bits < 32; ++bits) {
+      for (int bits = 0; bits < 64; ++bits) {
         const cuda::Sm90ForwardNeeds needs{.head_dim = dim,
                                            .head_dim_v = dim_v,
                                            .seqlen_k = (bits & 1) != 0 ? 512 : 8192,
                                            .bounded = (bits & 2) != 0,
                                            .window = (bits & 6) == 6,
                                            .score_terms = (bits & 8) != 0,
-                                           .many_score_terms = (bits & 24) == 24};
+                                           .many_score_terms = (bits & 24) == 24,
+                                           .few_tiles = (bits & 32) != 0};
         const auto legal = cuda::legal_sm90_forward_tilings(needs, kSharedLimit);
         EXPECT_THAT(legal,
                     ::testing::Contains(cuda::choose_sm90_forward_tiling(needs, kSharedLimit)))
@@ -237,7 +261,7 @@ TEST(TuningTable, IsReadOnlyFromAFileThatOthersCannotWrite) {
   std::remove(path.c_str());
 }
 
-// The formula of registers, by the compiler: the tightest legal tiling of either number of
+// The formula of registers, by the compiler: the tightest legal tiling of each number of
 // consumers that no plan of the rule compiles.
 TEST(TuneCandidates, DoNotSpill) {
   NEED_COMPILER();
@@ -245,8 +269,10 @@ TEST(TuneCandidates, DoNotSpill) {
     std::int64_t dim;
     int consumers, block_keys, stages_q;
   };
-  for (const Tight& tight : {Tight{64, 3, 128, 1}, Tight{128, 2, 128, 2}}) {
-    const TilingCandidates all = candidates(tight.dim, Causal::kTopLeft);
+  for (const Tight& tight : {Tight{64, 3, 128, 1}, Tight{128, 2, 128, 2}, Tight{128, 1, 128, 2}}) {
+    const bool one_head = tight.consumers == 1;
+    const TilingCandidates all =
+        one_head ? candidates_of_one_head(tight.dim) : candidates(tight.dim, Causal::kTopLeft);
     cuda::Sm90ForwardTable table;
     table.gpu = hopper().name;
     for (const auto& t : all.tilings) {
@@ -259,17 +285,20 @@ TEST(TuneCandidates, DoNotSpill) {
     const auto gpu = cuda::GpuDevice::described(hopper());
     internal::ContextState context(ContextOptions{}, gpu.get());
     context.tuning = std::make_shared<cuda::Sm90ForwardTable>(table);
-    const Problem problem = testing::described_problem(
-        DType::kBf16, Pass::kForward,
-        {.batch = 4, .seqlen_q = 4096, .seqlen_k = 4096, .heads = 16, .dim = tight.dim},
-        {.causal = Causal::kTopLeft});
+    const Problem problem = testing::described_problem(DType::kBf16, Pass::kForward,
+                                                       {.batch = one_head ? 1 : 4,
+                                                        .seqlen_q = 4096,
+                                                        .seqlen_k = 4096,
+                                                        .heads = one_head ? 1 : 16,
+                                                        .dim = tight.dim},
+                                                       {.causal = Causal::kTopLeft});
     Problem normalised;
     const auto geometry = internal::validate(problem, &normalised);
     ASSERT_TRUE(geometry.ok());
     const auto made = cuda::plan_sm90_forward(context, normalised, *geometry);
     ASSERT_TRUE(made.ok());
     ASSERT_THAT(reasons(**made), HasSubstr("row 1"));
-    const auto& spec = (*made)->program()->kernels().back().kernel->spec;
+    const auto& spec = (*made)->program()->kernels().front().kernel->spec;
     const auto compiled = cuda::compile_image(spec, "sm_90a");
     ASSERT_TRUE(compiled.ok()) << compiled.status().message();
     const auto use = cuda::resource_use(compiled->kernel.log, spec.entry);

@@ -34,6 +34,7 @@ constexpr std::int64_t kShortCausal = 2048, kSmallHeadBytes = (1 << 21) - 1;
 constexpr std::int64_t kMinRows = 32, kFewQueries = 64, kManyKeys = 1024;
 constexpr std::int64_t kPackedQueries = 128;  // per head: up to here a group's heads share tiles
 constexpr int kNominalMultiprocessors = 128;  // of a deterministic plan, whatever the real number
+constexpr std::int64_t kUsualTile = 192;      // queries of three consumers
 constexpr int kMaxTiles = 1 << 30;
 constexpr double kFlopPerClock = 4096;              // of a multiprocessor's tensor cores, 16 bits
 constexpr int kMergeWarps = 4;                      // kernels/sm90/forward/merge.cu
@@ -339,7 +340,9 @@ Sm90ForwardNeeds sm90_forward_needs(const Problem& problem, const Geometry& g) {
           .bounded = g.bounds.bounded(),
           .window = g.bounds.left != g.bounds.kUnbounded,
           .score_terms = count_score_terms(problem, g) != 0,
-          .many_score_terms = has_many_score_terms(problem, g)};
+          .many_score_terms = has_many_score_terms(problem, g),
+          .few_tiles = g.batch * g.heads_q * ((g.seqlen_q + kUsualTile - 1) / kUsualTile) <
+                       kNominalMultiprocessors};
 }
 
 Sm90ForwardCall sm90_forward_call(const Problem& problem, const Geometry& g) {

@@ -34,6 +34,7 @@ struct Sm90ForwardNeeds {
   bool window = false;            ///< they do at their first key, too
   bool score_terms = false;       ///< softcap, ALiBi, a mask tensor
   bool many_score_terms = false;  ///< several, or a mask with many registers to read
+  bool few_tiles = false;         ///< of three consumers: multiprocessors would be left idle
 };
 
 /// What of a call a measured tiling belongs to.

@@ -64,14 +64,15 @@ std::vector<Sm90ForwardTiling> legal_sm90_forward_tilings(const Sm90ForwardNeeds
     if (t.consumers == 3 && needs.many_score_terms) return;
     // With 128 keys a window's two edges spill, and what scores are made of beside products.
     if (t.block_keys > 64 && (needs.window || needs.score_terms)) return;
-    if (t.turns && needs.bounded) return;  // turns need equally many steps
+    if (t.turns && (needs.bounded || t.consumers == 1)) return;  // turns need equally many steps
+    if (t.consumers == 1 && !needs.few_tiles) return;  // nothing else beside its exponentials
     if (sm90_forward_registers(t, needs.head_dim_v) > sm90_forward_register_limit(t)) return;
     const int bytes = sm90_forward_shared_bytes(t, needs.head_dim, needs.head_dim_v);
     if (bytes > shared_limit) return;
     add_stages(t, needs, shared_limit);
     legal.push_back(t);
   };
-  for (const int consumers : {3, 2}) {
+  for (const int consumers : {3, 2, 1}) {
     for (const int block_keys : {64, 128}) {
       for (const int stages_q : {1, 2}) {
         for (const bool turns : {false, true}) {

@@ -264,11 +264,11 @@ __device__ void sm90_forward(const Sm90ForwardArguments& args) {
   if constexpr (Config::kStream) ptx::launch_dependents();  // the merge waits for all of this one
   const int warpgroup = __shfl_sync(ptx::kFullMask, threadIdx.x / kWarpgroupThreads, 0);
   if (warpgroup == 0) {
-    ptx::give_registers<Tiles::kProducerRegisters>();
+    if constexpr (Tiles::kDividesRegisters) ptx::give_registers<Tiles::kProducerRegisters>();
     if (threadIdx.x == 0) Sm90KeyProducer<Config>{args, shared}.run();
     if (threadIdx.x == 32) produce_queries<Config>(args, shared);
   } else {
-    ptx::take_registers<Tiles::kConsumerRegisters>();
+    if constexpr (Tiles::kDividesRegisters) ptx::take_registers<Tiles::kConsumerRegisters>();
     const int consumer = warpgroup - 1;
     Sm90Consumer<Config> walker(args, shared, consumer);
     if (consumer == Tiles::kConsumers - 1) walker.pass_turn();  // the first turn is consumer 0's

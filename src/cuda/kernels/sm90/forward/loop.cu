@@ -86,10 +86,14 @@ extern "C" __global__ void __launch_bounds__((Config::kConsumers + 1) * 128, 1)
   const int warpgroup =
       __shfl_sync(flashlab::ptx::kFullMask, threadIdx.x / kWarpgroupThreads, 0);
   if (warpgroup == 0) {
-    flashlab::ptx::give_registers<Tiles::kProducerRegisters>();
+    if constexpr (Tiles::kDividesRegisters) {
+      flashlab::ptx::give_registers<Tiles::kProducerRegisters>();
+    }
     if (threadIdx.x == 0) call_places_full(shared, args.steps);
   } else {
-    flashlab::ptx::take_registers<Tiles::kConsumerRegisters>();
+    if constexpr (Tiles::kDividesRegisters) {
+      flashlab::ptx::take_registers<Tiles::kConsumerRegisters>();
+    }
     time_loop(args, shared, warpgroup - 1);
   }
 }

@@ -47,6 +47,8 @@ struct Sm90Tiles {
   static constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8;
   static_assert(kConsumers * kConsumerRegisters + kProducerRegisters <=
                 (kConsumers + 1) * kLaunchRegisters);
+  /// One consumer is launched with all that a thread can have.
+  static constexpr bool kDividesRegisters = kConsumers > 1;
 };
 
 /// What a tile's rows are: positions of one query head or, packed, of all heads that share a key

@@ -380,6 +380,24 @@ TEST_F(Programs, AMergeOfManyPartsGoesInTurns) {
 // ---------------------------------------------------------------------------------------------
 
 // A program of a product, a host function and a kernel runs as far as it can.
+TEST(CpuPrograms, AreAppendedFromAStepOn) {
+  Program part;
+  const int region = part.add_region("counter", 4);
+  part.add({.name = "zero", .work = MemsetWork{{region}, 4, 0}});
+  part.add({.name = "first", .work = MemsetWork{{region}, 4, 1}, .depends_on = {0}});
+  part.add({.name = "second", .work = MemsetWork{{region}, 4, 2}, .depends_on = {0, 1}});
+  Program whole;
+  const Place place{whole.add_tensor("memory"), 16};
+  whole.add({.name = "before", .work = MemsetWork{place, 4, 0}});
+  whole.append(part, {&place, 1}, 1);
+  ASSERT_EQ(whole.steps().size(), 3u);
+  EXPECT_EQ(whole.steps()[1].name, "first");
+  EXPECT_THAT(whole.steps()[1].depends_on, ElementsAre());
+  EXPECT_THAT(whole.steps()[2].depends_on, ElementsAre(1));
+  EXPECT_EQ(std::get<MemsetWork>(whole.steps()[2].work).target, place);
+  EXPECT_TRUE(whole.check().ok()) << whole.check().message();
+}
+
 TEST(CpuPrograms, RunUntilAStepNeedsAGpu) {
   constexpr int kM = 3, kN = 5, kK = 4, kBatch = 2;
   std::vector<float> a(kBatch * kM * kK), b(kBatch * kN * kK), c(kBatch * kM * kN, 1.0f);

@@ -100,14 +100,16 @@ int Program::add(Step step) {
   return static_cast<int>(steps_.size()) - 1;
 }
 
-void Program::append(const Program& other, std::span<const Place> places) {
+void Program::append(const Program& other, std::span<const Place> places, std::size_t from) {
   const auto moved = [&](Place place) -> Place {
     if (place.buffer < 0) return place;
     const Place& base = places[static_cast<std::size_t>(place.buffer)];
     return {base.buffer, base.offset_bytes + place.offset_bytes};
   };
-  const int first = static_cast<int>(steps_.size());
-  for (Step step : other.steps()) {
+  const int first = static_cast<int>(steps_.size()) - static_cast<int>(from);
+  for (std::size_t i = from; i < other.steps().size(); ++i) {
+    Step step = other.steps()[i];
+    std::erase_if(step.depends_on, [&](int earlier) { return earlier < static_cast<int>(from); });
     for (int& earlier : step.depends_on) earlier += first;
     std::visit(
         Overloaded{

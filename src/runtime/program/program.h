@@ -91,9 +91,9 @@ class Program {
   void set_scope(std::string scope) { scope_ = std::move(scope); }
   /// Adds a step after those there are. Returns its index.
   int add(Step step);
-  /// Adds the steps of another program of one stream, which become steps of stream 0; `places[i]`
-  /// is where its buffer i lies here. Its scalars keep their numbers.
-  void append(const Program& other, std::span<const Place> places);
+  /// Adds the steps of another program of one stream from step `from` on, which become steps of
+  /// stream 0; `places[i]` is where its buffer i lies here. Its scalars keep their numbers.
+  void append(const Program& other, std::span<const Place> places, std::size_t from = 0);
 
   const std::vector<Buffer>& buffers() const noexcept { return buffers_; }
   const std::vector<Step>& steps() const noexcept { return steps_; }

@@ -45,7 +45,34 @@ Problem problem_of(const StepPlan& plan, const Operation& operation, const Conte
   return out;
 }
 
+// A memset between two kernels costs more than its time: the GPU is idle before it and after it. So
+// the counters that a call begins by clearing lie together, and one memset clears those of all
+// calls of the step.
+constexpr std::int64_t kCounterBytes = 64;
+
+/// The counter that a step clears; null for any other step.
+const runtime::MemsetWork* cleared_counter(const runtime::Program& program,
+                                           const runtime::Step& step) {
+  const auto* work = std::get_if<runtime::MemsetWork>(&step.work);
+  if (work == nullptr || work->value != 0 || work->target.offset_bytes != 0) return nullptr;
+  const runtime::Buffer& buffer = program.buffers()[static_cast<std::size_t>(work->target.buffer)];
+  const bool whole = !buffer.external && work->bytes == buffer.bytes;
+  return whole && work->bytes <= kCounterBytes ? work : nullptr;
+}
+
+/// How many of a program's first steps only clear counters.
+std::size_t clearing_steps(const runtime::Program& program) {
+  const auto first = std::ranges::find_if(program.steps(), [&](const runtime::Step& step) {
+    return cleared_counter(program, step) == nullptr;
+  });
+  return static_cast<std::size_t>(first - program.steps().begin());
+}
+
 }  // namespace
+
+const runtime::Program& AttentionSteps::program_of(std::size_t operation) const {
+  return *plans_[static_cast<std::size_t>(plan_of_[operation])].state().program();
+}
 
 Status AttentionSteps::plan() {
   plan_of_.assign(plan_.operations.size(), -1);
@@ -74,6 +101,11 @@ Status AttentionSteps::plan() {
     plans_.push_back(std::move(*planned));
   }
   workspace_ = program_.add_region("attention's workspace", workspace);
+  std::size_t counters = 0;
+  for (std::size_t i = 0; i < plan_of_.size(); ++i) {
+    if (plan_of_[i] >= 0) counters += clearing_steps(program_of(i));
+  }
+  counters_ = program_.add_region("attention's counters", kCounterBytes * counters);
   return {};
 }
 
@@ -111,13 +143,22 @@ std::vector<runtime::Place> AttentionSteps::tensor_places(const Operation& opera
 
 void AttentionSteps::append(std::size_t index) {
   const Operation& operation = plan_.operations[index];
-  const runtime::Program& steps =
-      *plans_[static_cast<std::size_t>(plan_of_[index])].state().program();
+  const runtime::Program& steps = program_of(index);
   std::vector<runtime::Place> places = tensor_places(operation);
   for (std::size_t i = places.size(); i < steps.buffers().size(); ++i) {
     places.push_back({workspace_, static_cast<std::int64_t>(steps.buffers()[i].offset_bytes)});
   }
-  program_.append(steps, places);
+  const std::size_t clearing = clearing_steps(steps);
+  if (clearing > 0 && next_counter_ == 0) {
+    const std::size_t bytes = program_.buffers()[static_cast<std::size_t>(counters_)].bytes;
+    program_.add(
+        {.name = operation.name + " counters", .work = runtime::MemsetWork{{counters_}, bytes, 0}});
+  }
+  for (std::size_t i = 0; i < clearing; ++i, next_counter_ += kCounterBytes) {
+    const runtime::MemsetWork& work = *cleared_counter(steps, steps.steps()[i]);
+    places[static_cast<std::size_t>(work.target.buffer)] = {counters_, next_counter_};
+  }
+  program_.append(steps, places, clearing);
 }
 
 }  // namespace flashlab::train

@@ -18,7 +18,7 @@ class AttentionSteps {
                  const Context* context, const LoweredStep& lowered, runtime::Program& program)
       : plan_(plan), places_(places), context_(context), lowered_(lowered), program_(program) {}
 
-  /// Plans every distinct call and adds the region of their workspace.
+  /// Plans every distinct call and adds the regions of their workspace and of their counters.
   /// Errors: those of flashlab::plan, kUnsupported (an implementation that is no program).
   Status plan();
   /// Appends the steps of operation `index`. Precondition: plan() succeeded.
@@ -26,6 +26,7 @@ class AttentionSteps {
 
  private:
   std::vector<runtime::Place> tensor_places(const Operation& operation) const;
+  const runtime::Program& program_of(std::size_t operation) const;
 
   const StepPlan& plan_;
   const std::vector<runtime::Place>& places_;
@@ -35,6 +36,8 @@ class AttentionSteps {
   std::vector<Plan> plans_;
   std::vector<int> plan_of_;  ///< per operation; -1: no attention
   int workspace_ = -1;
+  int counters_ = -1;              ///< kCounterBytes for each one of each call
+  std::int64_t next_counter_ = 0;  ///< offset: those before belong to steps that were appended
 };
 
 }  // namespace flashlab::train

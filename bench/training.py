@@ -223,7 +223,8 @@ def least_bytes(case, calls):
     out = {"flash_fwd_norm": 2 * rows * width * calls,
            "flash_bwd_norm": (4 * calls - 1) * rows * width,
            "flash_fwd_rope": 4 * rows * width * calls,
-           "flash_fwd_cross_entropy": 2 * rows * case.vocabulary}
+           "flash_fwd_cross_entropy": 2 * rows * case.vocabulary,
+           "flash_bwd_gelu_sums": 3 * rows * hidden * calls}
     if not gpt2:
         parameters = 2 * case.vocabulary * width + layers * (
             4 * width * width + 3 * width * hidden + 2 * width) + width

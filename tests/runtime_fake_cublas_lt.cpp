@@ -1,6 +1,6 @@
 // Stands in for cuBLASLt beside the stand-in for the driver, in the same library. It offers four
 // algorithms, numbered from fake_first_algorithm on, for any product: they take 3, 1 and 2 ms, and
-// the last one fails when it runs.
+// the last one fails when it runs. The second has a form with a workspace, which takes 0.5 ms more.
 
 #include <cstddef>
 #include <cstdint>
@@ -13,6 +13,8 @@ extern float fake_clock_ms;
 std::uint64_t fake_first_algorithm = 100;
 std::uint64_t fake_algorithm = 0;  // that ran last
 int fake_products = 0;             // that ran
+
+static std::size_t most_workspace_bytes = 0;  // as a preference says
 
 int cublasLtCreate(void** handle) {
   *handle = &fake_algorithm;
@@ -43,7 +45,8 @@ int cublasLtMatmulDescSetAttribute(void*, int, const void*, std::size_t) {
 int cublasLtMatrixLayoutSetAttribute(void*, int, const void*, std::size_t) {
   return 0;
 }
-int cublasLtMatmulPreferenceSetAttribute(void*, int, const void*, std::size_t) {
+int cublasLtMatmulPreferenceSetAttribute(void*, int which, const void* value, std::size_t bytes) {
+  if (which == 1) std::memcpy(&most_workspace_bytes, value, bytes);
   return 0;
 }
 int cublasLtMatmulDescDestroy(void*) {
@@ -69,17 +72,18 @@ int cublasLtMatmulAlgoGetHeuristic(void*, void*, void*, void*, void*, void*, voi
   for (int i = 0; i < *found; ++i) {
     out[i] = {};
     out[i].algorithm[0] = fake_first_algorithm + static_cast<std::uint64_t>(i);
+    out[i].workspace_bytes = i == 1 && most_workspace_bytes > 0 ? 64 : 0;
   }
   return 0;
 }
 
 int cublasLtMatmul(void*, void*, const void*, const void*, void*, const void*, void*, const void*,
                    const void*, void*, void*, void*, const std::uint64_t* algorithm, void*,
-                   std::size_t, void*) {
+                   std::size_t workspace_bytes, void*) {
   constexpr float kMilliseconds[] = {3, 1, 2};
   const std::uint64_t which = algorithm[0] - fake_first_algorithm;
   if (which > 2) return 13;
-  fake_clock_ms += kMilliseconds[which];
+  fake_clock_ms += kMilliseconds[which] + (workspace_bytes > 0 ? 0.5f : 0.0f);
   fake_algorithm = algorithm[0];
   ++fake_products;
   return 0;

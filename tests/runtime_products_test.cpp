@@ -53,7 +53,7 @@ class Products : public ::testing::Test {
   std::uint64_t algorithm(int gpu, const Product& wanted) {
     const auto prepared = library_[gpu]->prepare(wanted);
     EXPECT_TRUE(prepared.ok()) << prepared.status().message();
-    return prepared.ok() ? (*prepared)->algorithm.data[0] : 0;
+    return prepared.ok() ? (*prepared)->choice.algorithm.data[0] : 0;
   }
   std::size_t kept() const {
     const auto files = cuda::KernelCache(folder_).list();
@@ -73,6 +73,19 @@ TEST_F(Products, TheFastestAlgorithmRuns) {
   const auto prepared = library_[0]->prepare(p);
   ASSERT_TRUE(library_[0]->run(**prepared, p, nullptr, nullptr, nullptr, nullptr, nullptr).ok());
   EXPECT_EQ(*last_, 101u);
+}
+
+// The same algorithm with a workspace takes longer: what is in it is cleared before.
+TEST_F(Products, TheFastestIsOneWithoutAWorkspace) {
+  const auto prepared = library_[0]->prepare(product(21));
+  ASSERT_TRUE(prepared.ok()) << prepared.status().message();
+  EXPECT_EQ((*prepared)->choice.workspace_bytes, 0u);
+  // The other GPU finds on the disk which of the two it was.
+  const int measured = *ran_;
+  const auto other = library_[1]->prepare(product(21));
+  ASSERT_TRUE(other.ok()) << other.status().message();
+  EXPECT_EQ((*other)->choice.workspace_bytes, 0u);
+  EXPECT_EQ(*ran_, measured);
 }
 
 TEST_F(Products, AProductIsMeasuredOnce) {

@@ -10,7 +10,10 @@
 #include <string>
 #include <vector>
 
+#include "api/context_state.h"
+#include "runtime/cuda/device.h"
 #include "runtime/cuda/known_gpus.h"
+#include "train/cuda/attention_steps.h"
 #include "train/cuda/kernel_steps.h"
 #include "train/cuda/lowering.h"
 #include "train/plan/memory_plan.h"
@@ -355,20 +358,19 @@ TEST(TrainLowering, ProductsTakeInTheirNeighbours) {
     const auto* work = std::get_if<runtime::ProductWork>(&lowered.program.steps()[i].work);
     if (work == nullptr) continue;
     ++found[work->product.epilogue];
-    const bool aux = work->product.epilogue == Epilogue::kBiasGelu ||
-                     work->product.epilogue == Epilogue::kGeluBackward;
+    const bool aux = work->product.epilogue == Epilogue::kBiasGelu;
     EXPECT_EQ(work->aux.buffer >= 0, aux);
     EXPECT_FALSE(aux && work->aux == work->c);
   }
   EXPECT_EQ(found[Epilogue::kBiasGelu], 2);
-  EXPECT_EQ(found[Epilogue::kGeluBackward], 2);
   for (const runtime::Step& step : lowered.program.steps()) {
-    EXPECT_EQ(step.name.find("gelu"), std::string::npos) << step.name;
+    const bool forward = step.name.find("/ gelu") != std::string::npos;
+    EXPECT_FALSE(forward) << step.name;
   }
 }
 
-// A norm's backward adds up what it writes: of the four biases of a layer, two.
-TEST(TrainLowering, NormsAddUpTheBiasesBeforeThem) {
+// Backward of a norm and of GELU adds up what it writes: of the four biases of a layer, three.
+TEST(TrainLowering, KernelsAddUpTheBiasesBeforeThem) {
   StepOptions options = {.batch = 3};
   const auto entries_of = [&](const ModelConfig& model) {
     std::map<std::string, int> out;
@@ -386,15 +388,58 @@ TEST(TrainLowering, NormsAddUpTheBiasesBeforeThem) {
   std::map<std::string, int> found = entries_of(gpt2);
   EXPECT_EQ(found["flash_bwd_norm"], 5);
   EXPECT_EQ(found["with sums"], 4);
-  EXPECT_EQ(found["flash_bwd_column_partials"], 4);
+  EXPECT_EQ(found["flash_bwd_gelu_sums"], 2);
+  EXPECT_EQ(found["flash_bwd_column_partials"], 2);
   EXPECT_EQ(found["flash_bwd_column_finish"], 5 + 4);
   // What is made again for a group comes after the sum, so that gradients keep their bits.
   options.checkpoint = {{1, {}}, {1, {}}};
   EXPECT_EQ(entries_of(gpt2)["flash_bwd_column_finish"], found["flash_bwd_column_finish"]);
   options.checkpoint.clear();
   gpt2.dropout = 0.1;
-  EXPECT_EQ(entries_of(gpt2)["flash_bwd_column_partials"], 8);
+  EXPECT_EQ(entries_of(gpt2)["flash_bwd_column_partials"], 6);
   EXPECT_EQ(entries_of(gpu_model(Family::kCourse, 104, 64))["with sums"], 0);
+}
+
+// Each call of attention counts its tiles in a place of its own; one memset clears all of them.
+TEST(TrainLowering, CountersOfAttentionAreClearedTogether) {
+  const auto gpu = cuda::GpuDevice::described(*cuda::known_gpu("sm_90a"));
+  const ContextOptions on_gpu = {.device = {DeviceKind::kCuda, 0}};
+  const Context context(std::make_unique<internal::ContextState>(on_gpu, gpu.get()));
+  ModelConfig model = gpu_model(Family::kGpt2, 104, 128);
+  model.heads = 2;
+  model.context = 1024;
+  const auto plan = build_step(model, {.batch = 8, .precision = Precision::kBf16});
+  ASSERT_TRUE(plan.ok()) << plan.status().message();
+  runtime::Program program;
+  const LoweredStep lowered;
+  const std::vector<runtime::Place> places(plan->tensors.size(), {program.add_region("all", 1)});
+  AttentionSteps steps(*plan, places, &context, lowered, program);
+  const Status planned = steps.plan();
+  ASSERT_TRUE(planned.ok()) << planned.message();
+  std::size_t calls = 0;
+  for (std::size_t i = 0; i < plan->operations.size(); ++i) {
+    const OperationKind kind = plan->operations[i].kind;
+    if (kind == OperationKind::kAttention) ++calls;
+    if (kind == OperationKind::kAttention || kind == OperationKind::kAttentionBackward) {
+      steps.append(i);
+    }
+  }
+  EXPECT_TRUE(program.check().ok()) << program.check().message();
+  const auto* memset = std::get_if<runtime::MemsetWork>(&program.steps().front().work);
+  ASSERT_NE(memset, nullptr);
+  std::map<std::int64_t, int> counters;
+  for (const runtime::Step& step : program.steps()) {
+    if (&step != &program.steps().front()) {
+      EXPECT_FALSE(std::holds_alternative<runtime::MemsetWork>(step.work)) << step.name;
+    }
+    const auto* kernel = std::get_if<runtime::KernelWork>(&step.work);
+    if (kernel == nullptr) continue;
+    for (const auto& pointer : kernel->parameters.pointers()) {
+      if (pointer.place.buffer == memset->target.buffer) ++counters[pointer.place.offset_bytes];
+    }
+  }
+  EXPECT_EQ(counters.size(), calls);
+  EXPECT_EQ(memset->bytes, 64 * calls);
 }
 
 TEST(TrainLowering, SaysWhatAGpuHasNoKernelFor) {

@@ -65,7 +65,6 @@ inline void run_product(const runtime::Program& program, const runtime::Call& ca
         aux.put(batch, row, column, sum);
         sum = gelu(sum);
       }
-      if (p.epilogue == Epilogue::kGeluBackward) sum *= slope(gelu, aux.get(batch, row, column));
       c.put(batch, row, column, sum);
     }
   }

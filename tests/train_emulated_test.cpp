@@ -34,6 +34,8 @@ std::vector<KernelCase> emulated_cases() {
                                     "rms_norm_4608_backward",
                                     "layer_norm_44",
                                     "column_sum_odd",
+                                    "gelu_backward_sums",
+                                    "swiglu_264",
                                     "swiglu_45_backward",
                                     "silu_backward",
                                     "dropout_odd",

@@ -160,6 +160,29 @@ Problem swiglu(Element type, std::int64_t rows, std::int64_t hidden, bool backwa
   return p;
 }
 
+// GELU's gradient, and its sums over rows: the gradient of the bias before.
+Problem gelu_backward_sums(Element type, std::int64_t rows, std::int64_t hidden) {
+  Problem p(type);
+  const TensorId x = p.random({rows, hidden}, 4), dy = p.random({rows, hidden});
+  const TensorId dx = p.result({rows, hidden});
+  const TensorId sums = p.add(p.statistic, {hidden}, Numbers(1, 3.0));
+  RowsAttributes a = {.rows = rows, .width = hidden};
+  p.run(OperationKind::kGeluBackward, {dy, x}, {dx}, a);
+  a.accumulate = true;
+  p.run(OperationKind::kColumnSum, {dx}, {sums}, a);
+  Numbers dx_wanted, sums_wanted = p.of(sums);
+  for (std::int64_t r = 0; r < rows; ++r) {
+    for (std::int64_t c = 0; c < hidden; ++c) {
+      const std::size_t i = at(r, hidden, c);
+      dx_wanted.push_back(p.of(dy)[i] * slope(gelu, p.of(x)[i]));
+      sums_wanted[static_cast<std::size_t>(c)] += dx_wanted.back();
+    }
+  }
+  p.expect(dx, std::move(dx_wanted));
+  p.expect(sums, std::move(sums_wanted));
+  return p;
+}
+
 Problem gelu_problem(Element type, std::int64_t rows, std::int64_t hidden, bool backward) {
   Problem p(type);
   const TensorId x = p.random({rows, hidden}, 4), dy = p.random({rows, hidden});
@@ -240,6 +263,8 @@ std::vector<KernelCase> row_cases() {
     }
   }
   add("column_sum", [](Element type) { return column_sum(type, 1000, 768); });
+  add("gelu_backward_sums", [](Element type) { return gelu_backward_sums(type, 1000, 776); });
+  add("gelu_backward_sums_odd", [](Element type) { return gelu_backward_sums(type, 77, 45); });
   add("column_sum_odd", [](Element type) { return column_sum(type, 77, 45); });
   for (const bool backward : {false, true}) {
     const std::string end = backward ? "_backward" : "";

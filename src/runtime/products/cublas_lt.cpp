@@ -34,8 +34,6 @@ int constant_of(runtime::Epilogue epilogue) {
       return kCublasEpilogueBias;
     case runtime::Epilogue::kBiasGelu:
       return kCublasEpilogueBiasGelu;
-    case runtime::Epilogue::kGeluBackward:
-      return kCublasEpilogueGeluBackward;
     case runtime::Epilogue::kNone:
       break;
   }
@@ -47,7 +45,7 @@ bool has_bias(runtime::Epilogue epilogue) {
 }
 
 bool has_aux(runtime::Epilogue epilogue) {
-  return epilogue == runtime::Epilogue::kBiasGelu || epilogue == runtime::Epilogue::kGeluBackward;
+  return epilogue == runtime::Epilogue::kBiasGelu;
 }
 
 std::string key_of(const Product& p) {
@@ -55,6 +53,10 @@ std::string key_of(const Product& p) {
                                 static_cast<int>(p.epilogue), p.measured);
   for (const Matrix* matrix : {&p.a, &p.b, &p.c}) append(key, *matrix);
   return key;
+}
+
+std::string bytes_of(const CublasLtChoice& choice) {
+  return std::string(reinterpret_cast<const char*>(&choice), sizeof choice);
 }
 
 }  // namespace
@@ -155,8 +157,9 @@ Status CublasLt::describe(const Product& p, PreparedProduct& out) const {
   return status;
 }
 
-Result<std::vector<CublasLtAlgorithm>> CublasLt::candidates(const Product& p,
-                                                            const PreparedProduct& made) const {
+// The library's first algorithms whose workspace is at most so large, those that `out` lacks.
+Status CublasLt::offer(const Product& p, const PreparedProduct& made,
+                       std::size_t most_workspace_bytes, std::vector<CublasLtChoice>& out) const {
   CublasLtDescriptor preference = nullptr;
   Status status =
       check(api_.cublasLtMatmulPreferenceCreate(&preference), "cublasLtMatmulPreferenceCreate");
@@ -166,7 +169,7 @@ Result<std::vector<CublasLtAlgorithm>> CublasLt::candidates(const Product& p,
         api_.cublasLtMatmulPreferenceSetAttribute(preference, which, &value, sizeof value);
     if (status.ok()) status = check(result, "cublasLtMatmulPreferenceSetAttribute");
   };
-  prefer(kCublasMaxWorkspaceBytes, kWorkspaceBytes);
+  prefer(kCublasMaxWorkspaceBytes, most_workspace_bytes);
   const bool narrow = size_of(p.c.dtype) < 4;  // sums that meet there would be rounded on the way
   prefer(kCublasReductionMask,
          static_cast<std::uint32_t>(kCublasReduceInFp32 | (narrow ? 0 : kCublasReduceInPlace)));
@@ -181,10 +184,24 @@ Result<std::vector<CublasLtAlgorithm>> CublasLt::candidates(const Product& p,
       p.measured ? kCandidates : 1, heuristics.data(), &found);
   api_.cublasLtMatmulPreferenceDestroy(preference);
   if (!status.ok()) return status;
-  std::vector<CublasLtAlgorithm> out;
   for (int i = 0; chosen == 0 && i < found; ++i) {
     const CublasLtHeuristic& each = heuristics[static_cast<std::size_t>(i)];
-    if (each.state == 0) out.push_back(each.algorithm);
+    const CublasLtChoice choice = {each.algorithm, each.workspace_bytes};
+    const bool known = std::ranges::any_of(
+        out, [&](const CublasLtChoice& other) { return bytes_of(other) == bytes_of(choice); });
+    if (each.state == 0 && !known) out.push_back(choice);
+  }
+  return {};
+}
+
+// Those without a workspace are asked for, too: a persistent kernel with one has its counter of
+// tiles cleared before it, and the GPU is idle on both sides of a memset.
+Result<std::vector<CublasLtChoice>> CublasLt::candidates(const Product& p,
+                                                         const PreparedProduct& made) const {
+  std::vector<CublasLtChoice> out;
+  if (Status s = offer(p, made, kWorkspaceBytes, out); !s.ok()) return s;
+  if (p.measured) {
+    if (Status s = offer(p, made, 0, out); !s.ok()) return s;
   }
   if (!out.empty()) return out;
   return Status::unsupported(
@@ -192,12 +209,9 @@ Result<std::vector<CublasLtAlgorithm>> CublasLt::candidates(const Product& p,
        "a product it has one for", "use another implementation"});
 }
 
-CublasLtAlgorithm CublasLt::fastest(const Product& product, const std::string& key,
-                                    PreparedProduct described,
-                                    const std::vector<CublasLtAlgorithm>& candidates) const {
-  const auto bytes_of = [](const CublasLtAlgorithm& algorithm) {
-    return std::string(reinterpret_cast<const char*>(&algorithm), sizeof algorithm);
-  };
+CublasLtChoice CublasLt::fastest(const Product& product, const std::string& key,
+                                 PreparedProduct described,
+                                 const std::vector<CublasLtChoice>& candidates) const {
   const DeviceInfo& gpu = device_->info();
   const KernelKey entry{
       .sources = version(),
@@ -208,14 +222,14 @@ CublasLtAlgorithm CublasLt::fastest(const Product& product, const std::string& k
   const KernelCache cache = KernelCache::of_user();
   if (const auto kept = cache.find(entry); kept.ok() && *kept) {
     // Only what the library offers is run, whatever the file says.
-    for (const CublasLtAlgorithm& each : candidates) {
+    for (const CublasLtChoice& each : candidates) {
       if (bytes_of(each) == (*kept)->image) return each;
     }
   }
   std::vector<runtime::TimedRun> runs;
-  for (const CublasLtAlgorithm& each : candidates) {
+  for (const CublasLtChoice& each : candidates) {
     runs.push_back([&, described, each](const runtime::ProductMemory& memory) mutable {
-      described.algorithm = each;
+      described.choice = each;
       // Any address serves as bias or aux: c is at least as long.
       return run(described, product, memory.a, memory.b, memory.c, memory.scratch, memory.stream,
                  nullptr, memory.c, memory.c);
@@ -224,7 +238,7 @@ CublasLtAlgorithm CublasLt::fastest(const Product& product, const std::string& k
   const std::vector<float> times = runtime::time_product(*device_, product, kWorkspaceBytes, runs);
   if (times.empty()) return candidates.front();
   const auto best = std::min_element(times.begin(), times.end());
-  const CublasLtAlgorithm& chosen = candidates[static_cast<std::size_t>(best - times.begin())];
+  const CublasLtChoice& chosen = candidates[static_cast<std::size_t>(best - times.begin())];
   // Where it cannot be kept, the next process measures again.
   static_cast<void>(cache.store(entry, {.image = bytes_of(chosen),
                                         .log = fmt::format("{:.4f} ms, the first of {}: {:.4f} ms",
@@ -242,7 +256,7 @@ Result<const PreparedProduct*> CublasLt::prepare(const Product& p) const {
   if (Status s = describe(p, *made); !s.ok()) return s;
   const auto offered = candidates(p, *made);
   if (!offered.ok()) return offered.status();
-  made->algorithm = offered->size() == 1 ? offered->front() : fastest(p, key, *made, *offered);
+  made->choice = offered->size() == 1 ? offered->front() : fastest(p, key, *made, *offered);
   return prepared_.emplace(std::move(key), std::move(made)).first->second.get();
 }
 
@@ -262,10 +276,11 @@ Status CublasLt::run(const PreparedProduct& p, const Product& product, const voi
   if (has_aux(product.epilogue)) {
     if (Status s = set(kCublasAuxPointer, aux); !s.ok()) return s;
   }
-  return check(api_.cublasLtMatmul(handle_, p.product, &product.alpha, b, p.first, a, p.second,
-                                   &product.beta, addend == nullptr ? c : addend, p.result, c,
-                                   p.result, &p.algorithm, workspace, kWorkspaceBytes, stream),
-               "cublasLtMatmul");
+  return check(
+      api_.cublasLtMatmul(handle_, p.product, &product.alpha, b, p.first, a, p.second,
+                          &product.beta, addend == nullptr ? c : addend, p.result, c, p.result,
+                          &p.choice.algorithm, workspace, p.choice.workspace_bytes, stream),
+      "cublasLtMatmul");
 }
 
 }  // namespace flashlab::cuda

@@ -31,7 +31,6 @@ enum CublasLtConstant : int {
   kCublasAuxRowStride = 12,
   kCublasEpilogueBias = 4,
   kCublasEpilogueBiasGelu = 164,
-  kCublasEpilogueGeluBackward = 192,
   kCublasBatchCount = 5,
   kCublasBatchOffset = 6,
   kCublasMaxWorkspaceBytes = 1,
@@ -87,11 +86,17 @@ struct CublasLtHeuristic {
                  std::size_t, CUstream))
 // clang-format on
 
+/// One way of running a product.
+struct CublasLtChoice {
+  CublasLtAlgorithm algorithm{};
+  std::size_t workspace_bytes = 0;
+};
+
 /// A product with its descriptors and its algorithm. cuBLASLt counts columns first: what is C = A B
 /// in rows is C^T = B^T A^T to it, so that its first operand is our second.
 struct PreparedProduct {
   CublasLtDescriptor product = nullptr, first = nullptr, second = nullptr, result = nullptr;
-  CublasLtAlgorithm algorithm{};
+  CublasLtChoice choice;
 };
 
 /// cuBLASLt on one GPU: its handle and its table of algorithms, one per product that was prepared
@@ -105,9 +110,9 @@ class CublasLt {
   /// Errors: kUnsupported with what was tried, kDeviceError.
   static Result<const CublasLt*> of(const GpuDevice& device);
 
-  /// The product's algorithm: from the table, else from the cache, else measured, which takes some
-  /// ten runs of the product on memory of its own and waits for them. Where that memory is not to
-  /// be had the library's first choice serves this process.
+  /// The product's algorithm: from the table, else from the cache, else measured, which takes up to
+  /// a hundred runs of the product on memory of its own and waits for them. Where that memory is
+  /// not to be had the library's first choice serves this process.
   /// Errors: kUnsupported (it has none for this product), kDeviceError.
   Result<const PreparedProduct*> prepare(const runtime::Product& product) const;
 
@@ -129,11 +134,13 @@ class CublasLt {
   static Result<std::unique_ptr<CublasLt>> create(const GpuDevice& device);
   Status check(CublasStatus status, const char* call) const;
   Status describe(const runtime::Product& product, PreparedProduct& out) const;
-  Result<std::vector<CublasLtAlgorithm>> candidates(const runtime::Product& product,
-                                                    const PreparedProduct& described) const;
-  CublasLtAlgorithm fastest(const runtime::Product& product, const std::string& key,
-                            PreparedProduct described,
-                            const std::vector<CublasLtAlgorithm>& candidates) const;
+  Result<std::vector<CublasLtChoice>> candidates(const runtime::Product& product,
+                                                 const PreparedProduct& described) const;
+  Status offer(const runtime::Product& product, const PreparedProduct& described,
+               std::size_t most_workspace_bytes, std::vector<CublasLtChoice>& out) const;
+  CublasLtChoice fastest(const runtime::Product& product, const std::string& key,
+                         PreparedProduct described,
+                         const std::vector<CublasLtChoice>& candidates) const;
 
   const Functions& api_;
   CublasLtHandle handle_ = nullptr;

@@ -18,10 +18,9 @@ struct Matrix {
 
 /// What is done to a product before it is stored. Y = alpha op(A) op(B) + beta C:
 enum class Epilogue : std::uint8_t {
-  kNone,          ///< C = Y
-  kBias,          ///< C = Y + bias, bias [n]
-  kBiasGelu,      ///< aux = Y + bias, C = gelu(aux): the form with tanh
-  kGeluBackward,  ///< C = Y gelu'(aux)
+  kNone,      ///< C = Y
+  kBias,      ///< C = Y + bias, bias [n]
+  kBiasGelu,  ///< aux = Y + bias, C = gelu(aux): the form with tanh
 };
 
 /// op(A) [m, k], op(B) [k, n], C and aux [m, n], for each of a batch. Products of 16-bit elements

@@ -54,15 +54,16 @@ KernelSteps::KernelSteps(const StepPlan& plan, const std::vector<Place>& places,
   scratch_ = program.add_region("partial sums", static_cast<std::size_t>(bytes));
 }
 
-// A backward norm adds up what it writes where the next operation, a bias's gradient, wants that.
-const Operation* KernelSteps::column_sum_after(std::size_t norm) const {
-  if (norm + 1 >= plan_.operations.size() || !is_backward_norm(plan_.operations[norm])) {
-    return nullptr;
-  }
-  const Operation &operation = plan_.operations[norm], &next = plan_.operations[norm + 1];
+// A backward norm or GELU adds up what it writes where the next operation, a bias's gradient, wants
+// that.
+const Operation* KernelSteps::column_sum_after(std::size_t index) const {
+  if (index + 1 >= plan_.operations.size()) return nullptr;
+  const Operation &operation = plan_.operations[index], &next = plan_.operations[index + 1];
   if (next.kind != OperationKind::kColumnSum || next.inputs[0] != operation.outputs[0]) {
     return nullptr;
   }
+  if (operation.kind == OperationKind::kGeluBackward) return &next;
+  if (!is_backward_norm(operation)) return nullptr;
   const auto& a = std::get<RowsAttributes>(operation.attributes);
   const bool accumulates = std::get<RowsAttributes>(next.attributes).accumulate;
   return accumulates == a.accumulate_parameters ? &next : nullptr;
@@ -249,6 +250,17 @@ Status KernelSteps::activation(const Operation& operation) {
   block.pointer(FLASHLAB_AT(ActivationArguments, x), place(x))
       .pointer(FLASHLAB_AT(ActivationArguments, out), place(operation.outputs[0]));
   if (backward) block.pointer(FLASHLAB_AT(ActivationArguments, dy), place(operation.inputs[0]));
+  if (const Operation* sum = column_sum_after(index_of(operation))) {
+    const int blocks = column_blocks(a, size_of(element(x)), device_);
+    block.pointer(FLASHLAB_AT(ActivationArguments, partials), {scratch_});
+    add(operation,
+        {"train/activation.cu", "flash_bwd_gelu_sums", config, div_up(a.width, 32 * vector), blocks,
+         kColumnThreads},
+        std::move(block));
+    const bool accumulate = std::get<RowsAttributes>(sum->attributes).accumulate;
+    column_finish(operation, {sum->outputs[0]}, a.width, accumulate, blocks);
+    return {};
+  }
   add(operation,
       {"train/activation.cu", backward ? "flash_bwd_activation" : "flash_fwd_activation", config,
        div_up(a.rows * a.width / vector, kRowThreads), 1, kRowThreads},

@@ -49,7 +49,7 @@ class KernelSteps {
   Status column_sum(const Operation& operation);
   void column_finish(const Operation& operation, const std::vector<TensorId>& outs,
                      std::int64_t width, bool accumulate, int blocks);
-  const Operation* column_sum_after(std::size_t norm) const;
+  const Operation* column_sum_after(std::size_t index) const;
   Status activation(const Operation& operation);
   Status pointwise(const Operation& operation);
   Status softmax(const Operation& operation);

@@ -50,31 +50,22 @@ bool ProductSteps::reads(std::size_t operation, OperationKind kind, std::size_t 
 }
 
 // An epilogue saves the neighbour's reading and writing. GELU is rounded as 16-bit results are:
-// fp32 ones keep the kernel's, which is exact to its last bits.
+// fp32 ones keep the kernel's, which is exact to its last bits. GELU's gradient stays a kernel,
+// which adds up the bias's, too: cuBLASLt's epilogue of it costs more than it saves.
 void ProductSteps::take_in(std::size_t i) {
   const Operation& product = plan_.operations[i];
   const auto& p = std::get<ProductAttributes>(product.attributes);
-  ProductWork& work = works_[i].front();
-  ProductWork wanted = work;
-  const auto replace = [&] {
-    if (!serves(wanted.product)) return;
-    work = wanted;
-    taken_[i + 1] = true;
-  };
   const TensorId c = product.outputs[0];
   const bool narrow = size_of(plan_.tensor(c).element) == 2 && p.c.leading % 8 == 0;
   const bool plain = !p.has_addend && !p.accumulate;
-  if (narrow && plain && p.has_bias && reads(i + 1, OperationKind::kGelu, 0, c)) {
-    wanted.product.epilogue = Epilogue::kBiasGelu;
-    wanted.aux = work.c;
-    wanted.c = place(plan_.operations[i + 1].outputs[0]);
-    replace();
-  } else if (narrow && plain && !p.has_bias && reads(i + 1, OperationKind::kGeluBackward, 0, c)) {
-    wanted.product.epilogue = Epilogue::kGeluBackward;
-    wanted.aux = place(plan_.operations[i + 1].inputs[1]);
-    wanted.c = place(plan_.operations[i + 1].outputs[0]);
-    replace();
-  }
+  if (!narrow || !plain || !p.has_bias || !reads(i + 1, OperationKind::kGelu, 0, c)) return;
+  ProductWork wanted = works_[i].front();
+  wanted.product.epilogue = Epilogue::kBiasGelu;
+  wanted.aux = wanted.c;
+  wanted.c = place(plan_.operations[i + 1].outputs[0]);
+  if (!serves(wanted.product)) return;
+  works_[i].front() = wanted;
+  taken_[i + 1] = true;
 }
 
 std::vector<ProductWork> ProductSteps::of(std::size_t operation) const {

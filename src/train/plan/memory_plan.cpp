@@ -29,8 +29,7 @@ std::vector<Life> lives_of(const StepPlan& plan) {
   for (std::size_t i = 0; i < plan.operations.size(); ++i) {
     const Operation& operation = plan.operations[i];
     // A GPU's product may do the work of the GELU behind it: it writes the GELU's result.
-    const bool gelu =
-        operation.kind == OperationKind::kGelu || operation.kind == OperationKind::kGeluBackward;
+    const bool gelu = operation.kind == OperationKind::kGelu;
     const int begin = static_cast<int>(i) - (gelu && i > 0 ? 1 : 0);
     for (const std::vector<TensorId>* list : {&operation.inputs, &operation.outputs}) {
       for (const TensorId id : *list) {

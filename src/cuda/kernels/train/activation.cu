@@ -4,11 +4,14 @@
 //   GELU     y = x/2 (1 + t),  t = tanh(sqrt(2/pi) (x + 0.044715 x^3))
 //            dx = dy ((1 + t)/2 + x/2 (1 - t^2) sqrt(2/pi) (1 + 3 0.044715 x^2))
 //
-// One pack of columns a thread; the loads of a warp are neighbours.
+// One pack of columns a thread; the loads of a warp are neighbours. The last rows come first: the
+// product before wrote them last, so that some are in L2 still.
 //
 // Config: Element kElement; bool kGelu; int kHidden, kVector.
 
+#include "ptx/math.h"
 #include "train/arguments.h"
+#include "train/column_sums.h"
 #include "train/packs.h"
 
 namespace flashlab::device {
@@ -16,7 +19,8 @@ namespace flashlab::device {
 inline constexpr int kActivationBlock = 256;
 
 __device__ inline float sigmoid(float x) {
-  return 1.0f / (1.0f + expf(-x));
+  constexpr float kLog2E = 1.4426950408889634f;
+  return ptx::reciprocal_fast(1.0f + ptx::exp2_fast(-kLog2E * x));
 }
 
 inline constexpr float kGeluScale = 0.7978845608028654f;  // sqrt(2 / pi)
@@ -26,11 +30,17 @@ __device__ inline float gelu_tanh(float x) {
   return 2.0f * sigmoid(2.0f * kGeluScale * (x + kGeluCube * x * x * x)) - 1.0f;
 }
 
+__device__ inline float gelu_gradient(float x, float dy) {
+  const float t = gelu_tanh(x), inner = kGeluScale * (1.0f + 3.0f * kGeluCube * x * x);
+  return dy * 0.5f * (1.0f + t + x * (1.0f - t * t) * inner);
+}
+
 /// The pack of this thread: its row and first column; false past the end.
 template <class Config>
 __device__ inline bool find_pack(const ActivationArguments& args, Index& row, int& column) {
   constexpr int kRowPacks = Config::kHidden / Config::kVector;
-  const Index pack = static_cast<Index>(blockIdx.x) * kActivationBlock + threadIdx.x;
+  const Index block = gridDim.x - 1 - blockIdx.x;
+  const Index pack = block * kActivationBlock + threadIdx.x;
   row = pack / kRowPacks;
   column = static_cast<int>(pack % kRowPacks) * Config::kVector;
   return row < args.rows;
@@ -65,11 +75,7 @@ __device__ inline void activation_backward(const ActivationArguments& args) {
   if constexpr (Config::kGelu) {
     const auto x = load_pack<Config::kElement, kVector>(args.x, row * kHidden + column);
     Pack<kVector> dx;
-    for (int i = 0; i < kVector; ++i) {
-      const float v = x.at[i], t = gelu_tanh(v);
-      const float inner = kGeluScale * (1.0f + 3.0f * kGeluCube * v * v);
-      dx.at[i] = dy.at[i] * 0.5f * (1.0f + t + v * (1.0f - t * t) * inner);
-    }
+    for (int i = 0; i < kVector; ++i) dx.at[i] = gelu_gradient(x.at[i], dy.at[i]);
     store_pack<Config::kElement>(args.out, row * kHidden + column, dx);
   } else {
     const Index at = row * 2 * kHidden + column;
@@ -86,6 +92,43 @@ __device__ inline void activation_backward(const ActivationArguments& args) {
   }
 }
 
+/// GELU's gradient and the sums over its rows, the gradient of the bias before: a block has a range
+/// of columns and every gridDim.y-th group of rows. Two rows of a warp are on their way at a time.
+template <class Config>
+__device__ inline void gelu_backward_sums(const ActivationArguments& args) {
+  constexpr int kVector = Config::kVector, kHidden = Config::kHidden, kAhead = 2;
+  constexpr Element kT = Config::kElement;
+  const int column = (static_cast<int>(blockIdx.x) * 32 + threadIdx.x % 32) * kVector;
+  const Index stride = static_cast<Index>(gridDim.y) * kColumnRows;
+  Pack<kVector> sum{};
+  Index row = column < kHidden
+                  ? args.rows - 1 - (blockIdx.y * kColumnRows + static_cast<int>(threadIdx.x / 32))
+                  : -1;
+  while (row >= 0) {
+    RawPack<kT, kVector> x[kAhead], dy[kAhead];
+#pragma unroll
+    for (int r = 0; r < kAhead; ++r) {
+      const Index at = row - r * stride;
+      if (at < 0) continue;
+      x[r] = load_raw<kT, kVector>(args.x, at * kHidden + column);
+      dy[r] = load_raw<kT, kVector>(args.dy, at * kHidden + column);
+    }
+#pragma unroll
+    for (int r = 0; r < kAhead; ++r, row -= stride) {
+      if (row < 0) continue;
+      const auto xs = floats_of<kT, kVector>(x[r]), dys = floats_of<kT, kVector>(dy[r]);
+      Pack<kVector> dx;
+      for (int i = 0; i < kVector; ++i) {
+        dx.at[i] = gelu_gradient(xs.at[i], dys.at[i]);
+        sum.at[i] += dx.at[i];
+      }
+      store_pack<kT>(args.out, row * kHidden + column, dx);
+    }
+  }
+  ptx::launch_dependents();
+  leave_column_sums<kHidden, kVector>(sum, args.partials);
+}
+
 }  // namespace flashlab::device
 
 extern "C" __global__ void __launch_bounds__(flashlab::device::kActivationBlock)
@@ -96,4 +139,9 @@ extern "C" __global__ void __launch_bounds__(flashlab::device::kActivationBlock)
 extern "C" __global__ void __launch_bounds__(flashlab::device::kActivationBlock)
     flash_bwd_activation(const __grid_constant__ flashlab::device::ActivationArguments args) {
   flashlab::device::activation_backward<Config>(args);
+}
+
+extern "C" __global__ void __launch_bounds__(flashlab::device::kColumnBlock)
+    flash_bwd_gelu_sums(const __grid_constant__ flashlab::device::ActivationArguments args) {
+  flashlab::device::gelu_backward_sums<Config>(args);
 }

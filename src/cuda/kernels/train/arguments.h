@@ -34,11 +34,12 @@ struct ColumnArguments {
 };
 
 /// gate_up, dgate_up [rows, 2 hidden] with the gate first; y, dy [rows, hidden]. GELU has x and dx
-/// [rows, hidden] in their place.
+/// [rows, hidden] in their place, and partial sums of dx [blocks along the rows, hidden].
 struct ActivationArguments {
   const void* x{};
   const void* dy{};
   void* out{};
+  float* partials{};
   long long rows{};
 };
 

@@ -7,19 +7,16 @@
 //
 // Config: Element kElement (of x), kGradient (of out); int kWidth, kVector; bool kAccumulate.
 
-#include "ptx/dependency.h"
 #include "train/arguments.h"
-#include "train/packs.h"
+#include "train/column_sums.h"
 
 namespace flashlab::device {
 
-inline constexpr int kColumnBlock = 256;  // threads: 32 lanes of columns, 8 rows at a time
 inline constexpr int kFinishSlices = 32;  // shares of the partial sums of a column
 
 template <class Config>
 __device__ inline void column_partials(const ColumnArguments& args) {
-  constexpr int kVector = Config::kVector, kRows = kColumnBlock / 32;
-  __shared__ float sSums[kRows][32 * kVector];
+  constexpr int kVector = Config::kVector, kRows = kColumnRows;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int column = (blockIdx.x * 32 + lane) * kVector;
   Pack<kVector> sum{};
@@ -31,15 +28,7 @@ __device__ inline void column_partials(const ColumnArguments& args) {
     }
   }
   ptx::launch_dependents();
-  for (int i = 0; i < kVector; ++i) sSums[warp][lane * kVector + i] = sum.at[i];
-  __syncthreads();
-  for (int i = threadIdx.x; i < 32 * kVector; i += kColumnBlock) {
-    const int at = blockIdx.x * 32 * kVector + i;
-    if (at >= Config::kWidth) continue;
-    float total = 0;
-    for (int other = 0; other < kRows; ++other) total += sSums[other][i];
-    args.partials[static_cast<Index>(blockIdx.y) * Config::kWidth + at] = total;
-  }
+  leave_column_sums<Config::kWidth, kVector>(sum, args.partials);
 }
 
 template <class Config>

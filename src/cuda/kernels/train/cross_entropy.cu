@@ -7,6 +7,7 @@
 // exponentials below their own maximum, which stay in registers: backward multiplies them. The next
 // kShared packs wait in shared memory, where they were on their way meanwhile, and only what is
 // left of a very long row is read again; these have a running maximum and are exponentiated twice.
+// The last rows come first: the product before wrote them last, so that some are in L2 still.
 // kAhead: a block stays and goes from row to row; while it has one in shared memory, the next one
 // is on its way to where the one before stood.
 //
@@ -229,18 +230,19 @@ __device__ inline LogitsRow<Config> row_at(const CrossEntropyArguments& args, In
 template <class Config>
 __device__ inline void cross_entropy(const CrossEntropyArguments& args) {
   if constexpr (!Config::kAhead) {
-    const auto row = row_at<Config>(args, blockIdx.x, 0);
+    const Index index = args.rows - 1 - static_cast<Index>(blockIdx.x);
+    const auto row = row_at<Config>(args, index, 0);
     row.fetch_shared();
-    row_loss<Config>(args, row, blockIdx.x, 0);
+    row_loss<Config>(args, row, index, 0);
     return;
   }
   int turn = 0;
-  row_at<Config>(args, blockIdx.x, 0).fetch_shared();
+  const Index stride = gridDim.x;
+  Index index = args.rows - 1 - static_cast<Index>(blockIdx.x);
+  row_at<Config>(args, index, 0).fetch_shared();
   ptx::copy_async_commit();
-  for (Index index = blockIdx.x; index < args.rows; index += gridDim.x, turn ^= 1) {
-    if (index + gridDim.x < args.rows) {
-      row_at<Config>(args, index + gridDim.x, turn ^ 1).fetch_shared();
-    }
+  for (; index >= 0; index -= stride, turn ^= 1) {
+    if (index >= stride) row_at<Config>(args, index - stride, turn ^ 1).fetch_shared();
     ptx::copy_async_commit();
     ptx::copy_async_wait<1>();
     row_loss<Config>(args, row_at<Config>(args, index, turn), index, turn);

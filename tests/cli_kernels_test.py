@@ -255,14 +255,19 @@ class Tune(Folder):
         self.refused(["tune", "--device", "cpu"], "tune measures on a GPU", "--dry-run")
 
     def test_the_loop_alone_is_no_attention(self):
-        for command in (["check"], ["explain"], ["profile", "attention"]):
+        for command in (["check"], ["profile", "attention"]):
             self.refused([*command, "--implementation", "sm90.loop"], "results are no attention",
                          "flashlab bench --implementation sm90.loop")
         self.refused(["compare", "--implementation", "sm90.loop"], '"sm90.loop"')
         loop = ["bench", "--device", "cpu", "--implementation"]
         self.refused([*loop, "sm90.loop"], "Hopper GPU")
         self.refused([*loop, "sm90.loop,cpu"], "name it alone")
-        self.refused([*loop, "sm90.loop", "--json", "-"], "--json")
+        self.refused([*loop, "sm90.loop", "--csv", "-"], "--csv")
+        self.refused(["explain", "--implementation", "sm90.loop", "--arch", "sm_80"], "sm_90a")
+        done = run("explain", "--implementation", "sm90.loop", "--head-dim", "64,128")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("products alone 1536", done.stdout)
+        self.assertIn("flash_fwd_sm90_loop", done.stdout)
 
     def test_a_tuning_table_is_explained(self):
         folder = os.path.join(os.path.dirname(cli_harness.program()), "tests", "fake_driver")

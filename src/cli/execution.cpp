@@ -126,8 +126,8 @@ std::vector<std::string> implementation_names(const Arguments& arguments,
   if (out.empty()) return fallback;
   if (names_loop(arguments)) {
     fail_usage(
-        "sm90.loop is an instrument: its results are no attention, so there is nothing to check, "
-        "to explain or to profile; use flashlab bench --implementation sm90.loop");
+        "sm90.loop is an instrument: its results are no attention, so there is nothing to check or "
+        "to profile; use flashlab bench --implementation sm90.loop, or explain for what it is");
   }
   for (std::size_t i = 0; i < out.size(); ++i) {
     if (std::find(out.begin(), out.begin() + static_cast<std::ptrdiff_t>(i), out[i]) !=

@@ -7,6 +7,7 @@
 #include "cuda/launch/sm90.h"
 #include "lab/data/case_data.h"
 #include "lab/machine/gpu_memory.h"
+#include "runtime/cuda/known_gpus.h"
 #include "runtime/program/cuda_executor.h"
 
 namespace flashlab::lab {
@@ -37,6 +38,10 @@ Result<cuda::Sm90Loop> sm90_loop(const cuda::DeviceInfo& device, const cases::Ca
   const auto gpu = cuda::GpuDevice::described(device);
   const internal::ContextState context(ContextOptions{.device = {DeviceKind::kCuda, 0}}, gpu.get());
   return loop_of(context, problem);
+}
+
+Result<cuda::Sm90Loop> described_sm90_loop(const cases::Case& problem) {
+  return sm90_loop(*cuda::known_gpu(kSm90LoopArchitecture), problem);
 }
 
 Result<std::vector<double>> loop_clocks(const std::vector<unsigned long long>& written,

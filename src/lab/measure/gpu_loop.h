@@ -20,6 +20,10 @@ inline constexpr std::string_view kSm90LoopName = "sm90.loop";
 /// (what `sm90` does not serve; softcap, ALiBi, masks), kInvalidArgument.
 Result<cuda::Sm90Loop> sm90_loop(const cuda::DeviceInfo& device, const cases::Case& problem);
 
+/// The only architecture that has it, and its launch on a GPU of that kind that is only described.
+inline constexpr const char* kSm90LoopArchitecture = "sm_90a";
+Result<cuda::Sm90Loop> described_sm90_loop(const cases::Case& problem);
+
 struct LoopReading {
   cuda::Sm90ForwardTiling tiling;
   int steps = 0;            ///< of one launch

@@ -46,7 +46,7 @@ enum class Better : std::uint8_t { kNeither, kLower, kHigher };
 struct Column {
   std::string_view name;     ///< in files: "median_ms"
   std::string_view heading;  ///< in tables: "median ms"
-  std::string_view unit;     ///< "ms", "TFLOP/s", "GB/s", "bytes", "share" (0..1), "error"
+  std::string_view unit;     ///< "ms", "TFLOP/s", "bytes", "clocks", "share" (0..1), ...
   Better better = Better::kNeither;
   std::string_view best;  ///< who has the best of it is called so: "fastest"; empty: nobody is
 };

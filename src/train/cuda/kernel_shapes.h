@@ -122,9 +122,9 @@ struct LogitsShape {
 };
 
 /// A row in registers if that goes. Else, if two rows go into shared memory, a block reads the next
-/// one there while it has this one; else what is left in shared memory, else read twice. A thread
-/// has 64 registers: with one block a row, one block of a multiprocessor reads while another
-/// writes.
+/// one there while it has this one; else what is left in shared memory, of which one block of a
+/// multiprocessor gets all where two would have to read some of their rows twice. A thread has 64
+/// registers.
 inline LogitsShape logits_shape(std::int64_t vocabulary, std::int64_t element_bytes,
                                 const cuda::DeviceInfo& device) {
   LogitsShape out{vector_of(vocabulary, element_bytes), 256, 4, 0, 0, 0, false, 0};
@@ -136,12 +136,14 @@ inline LogitsShape logits_shape(std::int64_t vocabulary, std::int64_t element_by
     most = out.vector == 1 ? 24 : 32 / out.vector;  // single elements need more for their places
     const std::int64_t two_rows = 2 * pack_bytes * packs_of(1024) * 1024;
     out.ahead = pack_bytes == kAccessBytes && two_rows <= device.shared_bytes_per_block - 1024;
-    out.block = out.ahead ? 1024 : 512;
-    out.blocks = out.ahead ? 1 : 2;
+    const std::int64_t half = 512 * most + device.shared_bytes_per_block / 2 / pack_bytes;
+    out.blocks = out.ahead || packs > half ? 1 : 2;
+    out.block = 1024 / out.blocks;
   }
   out.packs = packs_of(out.block);
   out.registers = static_cast<int>(std::min<std::int64_t>(out.packs, most));
-  const std::int64_t budget = std::max<std::int64_t>(device.shared_bytes_per_block / 2 - 2048, 0);
+  const std::int64_t budget =
+      std::max<std::int64_t>(device.shared_bytes_per_block / (out.blocks == 1 ? 1 : 2) - 2048, 0);
   out.shared = out.ahead ? out.packs
                          : static_cast<int>(std::min<std::int64_t>(
                                out.packs - out.registers, budget / (pack_bytes * out.block)));

@@ -62,6 +62,8 @@ struct LogitsRow {
   }
   /// The first pack in shared memory: with kAhead all of them are there.
   static constexpr int kFirstShared = Config::kAhead ? 0 : Config::kRegisters;
+  /// Without kAhead a row comes in two groups of copies: to here, and the rest meanwhile.
+  static constexpr int kHalf = (Config::kRegisters + kInMemory) / 2;
   __device__ Raw& shared_pack(int pack) const {
     return shared[(pack - kFirstShared) * Config::kBlock + threadIdx.x];
   }
@@ -70,10 +72,10 @@ struct LogitsRow {
     if constexpr (Config::kAhead) return shared_pack(pack);
     return read(pack);
   }
-  /// The packs for shared memory set out.
-  __device__ void fetch_shared() const {
+  /// Packs for shared memory set out.
+  __device__ void fetch_shared(int first, int end) const {
 #pragma unroll 4
-    for (int p = kFirstShared; p < kInMemory; ++p) {
+    for (int p = first; p < end; ++p) {
       if (!inside(p)) continue;
       if constexpr (kAsync) {
         const char* from = data + static_cast<Index>(column(p)) * kSizeOf<Config::kElement>;
@@ -83,13 +85,17 @@ struct LogitsRow {
       }
     }
   }
-  /// body(pack, raw bits) for this thread's packs that are not in registers.
+  /// body(pack, raw bits) for this thread's packs in shared memory.
   template <class Body>
-  __device__ void each_other(const Body& body) const {
+  __device__ void each_shared(int first, int end, const Body& body) const {
 #pragma unroll 2
-    for (int p = Config::kRegisters; p < kInMemory; ++p) {
+    for (int p = first; p < end; ++p) {
       if (inside(p)) body(p, shared_pack(p));
     }
+  }
+  /// The same for those that stay in memory.
+  template <class Body>
+  __device__ void each_in_memory(const Body& body) const {
 #pragma unroll 2
     for (int p = kInMemory; p < Config::kPacks; ++p) {
       if (inside(p)) body(p, read(p));
@@ -181,8 +187,7 @@ __device__ inline void row_loss(const CrossEntropyArguments& args, const LogitsR
   KeptPacks<Config> kept;
   kept.load(row);
   RunningSum mine = kept.own;
-  if constexpr (!Config::kAhead) ptx::copy_async_wait_all();
-  row.each_other([&](int, const Raw& raw) {
+  const auto add = [&](int, const Raw& raw) {
     const auto x = floats_of<kT, kVector>(raw);
     float top = x.at[0];
     for (int i = 1; i < kVector; ++i) top = fmaxf(top, x.at[i]);
@@ -192,7 +197,13 @@ __device__ inline void row_loss(const CrossEntropyArguments& args, const LogitsR
     }
     const float max_log2 = mine.max * kLog2E;
     for (int i = 0; i < kVector; ++i) mine.sum += exp_below(x.at[i], max_log2);
-  });
+  };
+  using Row = LogitsRow<Config>;
+  if constexpr (!Config::kAhead) ptx::copy_async_wait<1>();
+  row.each_shared(Config::kRegisters, Row::kHalf, add);
+  if constexpr (!Config::kAhead) ptx::copy_async_wait<0>();
+  row.each_shared(Row::kHalf, Row::kInMemory, add);
+  row.each_in_memory(add);
   const RunningSum all = sum_over_block<Config::kBlock>(mine, turn);
   if (threadIdx.x == 0) args.losses[index] = logf(all.sum) + (all.max - target_logit);
   if constexpr (Config::kGradient) {
@@ -205,12 +216,14 @@ __device__ inline void row_loss(const CrossEntropyArguments& args, const LogitsR
       for (int i = 0; i < kVector; ++i) kept.at[p].at[i] *= kept_scale;
       store_gradient<Config>(row, p, target, unit, kept.at[p]);
     }
-    row.each_other([&](int pack, const Raw& raw) {
+    const auto put = [&](int pack, const Raw& raw) {
       auto x = floats_of<kT, kVector>(raw);
 #pragma unroll
       for (int i = 0; i < kVector; ++i) x.at[i] = exp_below(x.at[i], max_log2) * scale;
       store_gradient<Config>(row, pack, target, unit, x);
-    });
+    };
+    row.each_shared(Config::kRegisters, Row::kInMemory, put);
+    row.each_in_memory(put);
   }
 }
 
@@ -232,17 +245,22 @@ __device__ inline void cross_entropy(const CrossEntropyArguments& args) {
   if constexpr (!Config::kAhead) {
     const Index index = args.rows - 1 - static_cast<Index>(blockIdx.x);
     const auto row = row_at<Config>(args, index, 0);
-    row.fetch_shared();
+    using Row = LogitsRow<Config>;
+    row.fetch_shared(Row::kFirstShared, Row::kHalf);
+    ptx::copy_async_commit();
+    row.fetch_shared(Row::kHalf, Row::kInMemory);
+    ptx::copy_async_commit();
     row_loss<Config>(args, row, index, 0);
     return;
   }
   int turn = 0;
   const Index stride = gridDim.x;
   Index index = args.rows - 1 - static_cast<Index>(blockIdx.x);
-  row_at<Config>(args, index, 0).fetch_shared();
+  constexpr int kPacks = Config::kPacks;
+  row_at<Config>(args, index, 0).fetch_shared(0, kPacks);
   ptx::copy_async_commit();
   for (; index >= 0; index -= stride, turn ^= 1) {
-    if (index >= stride) row_at<Config>(args, index - stride, turn ^ 1).fetch_shared();
+    if (index >= stride) row_at<Config>(args, index - stride, turn ^ 1).fetch_shared(0, kPacks);
     ptx::copy_async_commit();
     ptx::copy_async_wait<1>();
     row_loss<Config>(args, row_at<Config>(args, index, turn), index, turn);

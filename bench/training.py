@@ -4,8 +4,8 @@
                     [--seconds N] [--jobs N]
 
   steps    whole steps (clipping, AdamW) of the CASES: PyTorch, ours, PyTorch again; time, tokens/s
-           and peak memory. PyTorch's models are compiled beside the parts before, --jobs at a
-           time
+           and peak memory. PyTorch's models are compiled --jobs at a time in groups that fit
+           on the device together, small ones first: the first group beside the parts before
   parity   `flashlab check step` against records that bench/peers/train_parity.py makes here
   memory   2.7B at context 2048, batch 4, bf16, with checkpointing in groups of 1, 2, 4 and 8:
            predicted and held bytes
@@ -37,6 +37,11 @@ PARTS = ("parity", "memory", "steps", "head", "kernels", "idle")
 SIZES = {"small": (768, 3072, 12, 12), "medium": (1024, 4096, 24, 16),
          "large": (1280, 5120, 36, 20), "xl-2025": (1600, 6400, 48, 25),
          "gpt2": (768, 3072, 12, 12), "gpt2-xl": (1600, 6400, 48, 25)}
+# GiB that PyTorch's step takes at most, on the way to its compiled form, too.
+PEER_GIB = {"small": 4, "gpt2": 5, "small-tf32": 5, "small-fp32": 5, "medium": 10,
+            "medium-tf32": 12, "medium-fp32": 12, "large": 20, "gpt2-batch64": 32, "xl-2025": 42,
+            "gpt2-xl": 75}
+ROOM_GIB = 75  # for peers that hold memory together: the rest of 139 is for our step
 REPEATS = 20
 LEAST_SECONDS = 8  # a part is not begun with less
 
@@ -303,17 +308,37 @@ def step(run, name, peer):
     run.found.setdefault("steps", []).extend(record["results"])
 
 
-def steps(run, peers):
-    names = list(run.arguments.cases)
-    names.sort(key=lambda name: name not in peers)
-    for name in names:
+def groups_of(names):
+    """The cases with peers, small ones first, in lists that fit on the device together."""
+    out, held = [], 0
+    for name in sorted(names, key=PEER_GIB.get):
+        if not out or held + PEER_GIB[name] > ROOM_GIB:
+            out.append([])
+            held = 0
+        out[-1].append(name)
+        held += PEER_GIB[name]
+    return out
+
+
+def steps(run, pool, groups, begun):
+    """Group by group: no peer compiles while another one or ours is timed."""
+    waiting = list(run.arguments.cases)
+    for index, group in enumerate(groups):
+        peers, futures = begun if index == 0 else prepared(run, pool, group)
+        for name, peer in ready_peers(run, peers, futures, len(waiting)).items():
+            if run.left() < LEAST_SECONDS:
+                peer.close()
+            else:
+                step(run, name, peer)
+                waiting.remove(name)
+    for name in waiting:
         if run.left() < LEAST_SECONDS:
             run.say(f"{name}: no time left")
         else:
-            step(run, name, peers.get(name))
+            step(run, name, None)
 
 
-def prepared(run, pool):
+def prepared(run, pool, names):
     """(peers, futures) of the cases whose PyTorch is being compiled, by their names."""
     peers = {}
 
@@ -325,12 +350,12 @@ def prepared(run, pool):
                 f"{time.monotonic() - begin:.0f} s")
         return answer["status"] == "ok"
 
-    return peers, {name: pool.submit(prepare, name) for name in run.arguments.peers}
+    return peers, {name: pool.submit(prepare, name) for name in names}
 
 
-def ready_peers(run, peers, futures):
-    """The peers that are compiled in time; at least a third of the time is left for measuring."""
-    concurrent.futures.wait(futures.values(), max(run.left() - run.seconds / 3, 1))
+def ready_peers(run, peers, futures, cases):
+    """The peers that are compiled while there is time to measure so many cases."""
+    concurrent.futures.wait(futures.values(), max(run.left() - cases * LEAST_SECONDS, 1))
     out = {}
     for name, future in futures.items():
         future.cancel()
@@ -338,7 +363,7 @@ def ready_peers(run, peers, futures):
             out[name] = peers[name]
         elif name in peers:
             run.say(f"torch {name}: not ready")
-            peers[name].close()
+            peers[name].close()  # one that has failed holds memory, too
     return out
 
 
@@ -374,16 +399,18 @@ def main():
     run = Run(arguments)
     if "steps" not in arguments.parts:
         arguments.peers = []
-    peers, futures = prepared(run, concurrent.futures.ThreadPoolExecutor(arguments.jobs))
+    pool = concurrent.futures.ThreadPoolExecutor(arguments.jobs)
+    groups = groups_of([name for name in arguments.peers if name in arguments.cases])
+    begun = prepared(run, pool, groups[0]) if groups else ({}, {})
     for name in arguments.parts:
         if run.left() < LEAST_SECONDS:
             run.say(f"{name}: no time left")
         elif name == "steps":
-            steps(run, ready_peers(run, peers, futures))
+            steps(run, pool, groups, begun)
         else:
             {"parity": parity, "memory": memory, "head": head, "kernels": kernels,
              "idle": idle}[name](run)
-    for peer in peers.values():
+    for peer in begun[0].values():
         peer.close()
     run.save("training", {"schema": "flashlab.training/1", **run.found})
     os._exit(1 if run.failed else 0)  # a compiler that was given up may still hold a thread

@@ -33,12 +33,6 @@ __device__ inline float exp_below(float x, float max_log2) {
 /// A maximum and the sum of exponentials below it.
 struct RunningSum {
   float max = kLowest, sum = 0;
-
-  __device__ void add(const RunningSum& other) {
-    const float top = fmaxf(max, other.max);
-    sum = sum * expf(max - top) + other.sum * expf(other.max - top);
-    max = top;
-  }
 };
 
 template <class Config>
@@ -135,28 +129,28 @@ struct KeptPacks {
   }
 };
 
+/// The warp's running sum, the same bits in every lane.
+__device__ inline RunningSum sum_over_warp(RunningSum mine) {
+  RunningSum all = mine;
+  for (int lanes = 16; lanes > 0; lanes /= 2) {
+    all.max = fmaxf(all.max, ptx::shuffle_xor(all.max, lanes));
+  }
+  all.sum = mine.sum * expf(mine.max - all.max);
+  for (int lanes = 16; lanes > 0; lanes /= 2) all.sum += ptx::shuffle_xor(all.sum, lanes);
+  return all;
+}
+
 /// The block's running sum, the same bits in every thread. `turn` is 0 and 1 by turns, so that one
 /// barrier is enough.
 template <int kBlock>
 __device__ inline RunningSum sum_over_block(RunningSum mine, int turn) {
   __shared__ RunningSum sSums[2][kBlock / 32];
-  for (int lanes = 16; lanes > 0; lanes /= 2) {
-    RunningSum other;
-    other.max = ptx::shuffle_xor(mine.max, lanes);
-    other.sum = ptx::shuffle_xor(mine.sum, lanes);
-    mine.add(other);
-  }
+  mine = sum_over_warp(mine);
   const int lane = threadIdx.x % 32;
   if (lane == 0) sSums[turn][threadIdx.x / 32] = mine;
   __syncthreads();
   const RunningSum warps = lane < kBlock / 32 ? sSums[turn][lane] : RunningSum{};
-  RunningSum all = warps;
-  for (int lanes = 16; lanes > 0; lanes /= 2) {
-    all.max = fmaxf(all.max, ptx::shuffle_xor(all.max, lanes));
-  }
-  all.sum = warps.sum * expf(warps.max - all.max);
-  for (int lanes = 16; lanes > 0; lanes /= 2) all.sum += ptx::shuffle_xor(all.sum, lanes);
-  return all;
+  return sum_over_warp(warps);
 }
 
 /// One pack of the gradient.

@@ -27,11 +27,13 @@ struct RawPack {
 };
 template <>
 struct RawPack<Element::kFp16, 1> {
-  unsigned words[1];
+  static constexpr int kWords = 1;
+  unsigned words[kWords];
 };
 template <>
 struct RawPack<Element::kBf16, 1> {
-  unsigned words[1];
+  static constexpr int kWords = 1;
+  unsigned words[kWords];
 };
 
 template <Element kElement>

@@ -35,6 +35,12 @@ PYTHON_TESTS = os.path.join(HERE, "..", "tests", "python")
 PROGRAM_LIMIT_S = 590
 COUNTS = ("passed", "failed", "skipped")
 # Groups of programs by name, the first that fits, and how many GPUs one needs to run at all.
+# Programs that take longest, as H200 records have them, the longest first: none of them may be the
+# last to start.
+LONGEST = ("cuda_mutation", "conformance", "test_torch_operator", "test_flash_attention_rule",
+           "test_peers", "test_examples", "test_torch_dropins", "test_torch_autograd",
+           "attention_emulated", "lab_tune", "test_core_frameworks", "test_torch_cuda",
+           "train_.*_test", "test_torch", "cuda_kernels", "cuda_calls")
 GROUPS = (("two GPUs", "two_gpus", 2), ("mutations", "cuda_mutation", 1),
           ("primitives", "cuda_(ptx|mma|tile)", 1), ("PyTorch", "test_torch", 0),
           ("GPU", "^cuda_|^peers_|test_core_frameworks", 1), ("all else", "", 0))
@@ -96,21 +102,21 @@ def has_package(python):
 
 
 def programs(folder, python):
-    """[(name, function of a time limit)], the longest kinds first."""
-    found = [path for path in glob.glob(os.path.join(folder, "*_test"))
+    """[(name, function of a time limit)], the longest first."""
+    found = [path for path in sorted(glob.glob(os.path.join(folder, "*_test")))
              if os.path.isfile(path) and os.access(path, os.X_OK)]
-    def order(path):
-        return not re.search("mutation|conformance|kernels", path), path
-    long_first = sorted(found, key=order)
     out = [(os.path.basename(path), lambda limit, path=path: gtest_record(path, limit))
-           for path in long_first]
+           for path in found]
     if python and has_package(python):
         for file in sorted(glob.glob(os.path.join(PYTHON_TESTS, "test_*.py"))):
             out.append((f"python {os.path.basename(file)}",
                         lambda limit, file=file: python_record(python, file, limit)))
     elif python:
         print(f"python tests: skipped, {python} has no flashlab or no PyTorch")
-    return out
+
+    def place(one):
+        return next((i for i, name in enumerate(LONGEST) if re.search(name, one[0])), len(LONGEST))
+    return sorted(out, key=place)
 
 
 def group_of(program):

@@ -1,5 +1,6 @@
 """flashlab.torch on a GPU: streams, graphs, torch's allocator, reduce-overhead compilation."""
 
+import statistics
 import unittest
 
 from torch_cases import Judge, formula, gradients, inputs, needs_cuda
@@ -185,11 +186,18 @@ class Memory(Judge):
         o.sum().backward()
         peak = torch.cuda.max_memory_allocated() - before
         self.assertLess(peak, 40 * q.nbytes)  # the scores alone would be 128 of q's size
-        free = torch.cuda.mem_get_info()[0]
-        for _ in range(50):
-            flash.attention(q, k, v, causal=True).sum().backward()
-        torch.cuda.synchronize()
-        self.assertLess(free - torch.cuda.mem_get_info()[0], 1 << 20, "memory leaks")
+
+        def taken():
+            """Bytes of the GPU that 50 calls take and do not give back."""
+            free = torch.cuda.mem_get_info()[0]
+            for _ in range(50):
+                flash.attention(q, k, v, causal=True).sum().backward()
+            torch.cuda.synchronize()
+            return free - torch.cuda.mem_get_info()[0]
+
+        # The driver counts the whole GPU. Other programs take or give back memory in some rounds, a
+        # leak takes it in every round.
+        self.assertLess(statistics.median(taken() for _ in range(9)), 1 << 20, "memory leaks")
 
     def test_out_of_memory_is_an_exception(self):
         q = torch.empty(1, 1, 1, 64, device="cuda", dtype=BF16)

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """Training steps on a GPU beside PyTorch's torch.compile, in one run:
   bench/training.py PROGRAM FOLDER NAME [--parts PART,...] [--cases CASE,...] [--python P]
-                    [--seconds N] [--jobs N]
+                    [--seconds N] [--jobs N] [--groups N,...]
 
   steps    whole steps (clipping, AdamW) of the CASES: PyTorch, ours, PyTorch again; time, tokens/s
            and peak memory. PyTorch's models are compiled --jobs at a time in groups that fit
            on the device together, small ones first: the first group beside the parts before
   parity   `flashlab check step` against records that bench/peers/train_parity.py makes here
-  memory   2.7B at context 2048, batch 4, bf16, with checkpointing in groups of 1, 2, 4 and 8:
+  memory   2.7B at context 2048, batch 4, bf16, with checkpointing in groups of --groups layers:
            predicted and held bytes
   head     the chunked LM head with its loss, 8192 x 4096 x 151936: TFLOP/s, bytes of the logits
   idle     what a step's time is above the sum of its kernels' times
@@ -160,8 +160,8 @@ def parity(run):
 
 def memory(run):
     out = []
-    for group in (8, 1, 2, 4):
-        if run.left() < run.seconds / 2:
+    for group in run.arguments.groups:
+        if run.left() < 2 * LEAST_SECONDS:
             run.say("memory: no time for the rest")
             break
         got = run.flashlab(
@@ -386,6 +386,8 @@ def main():
     parser.add_argument("--parts", type=listed(PARTS), default=list(PARTS))
     parser.add_argument("--cases", type=listed(CASES), default=list(CASES))
     parser.add_argument("--peers", type=listed(CASES), default=None, help="default: the cases")
+    parser.add_argument("--groups", type=lambda text: [int(n) for n in text.split(",")],
+                        default=[8, 1, 2, 4])
     parser.add_argument("--python", default=sys.executable)
     parser.add_argument("--seconds", type=float, default=3600)
     parser.add_argument("--jobs", type=int, default=5)

@@ -1,15 +1,21 @@
-// Proves that `check` can fail. This program carries the scalar CPU kernels compiled with one
-// deliberate fault (src/cpu/simd/mutation.h) instead of the library's; its argument says which, and
-// whether the faulty code belongs to the forward (f) or backward (b) pass. Faults that only vectors
-// can have come with the AVX2 kernels and a third argument. Without a fault every
-// case below passes; with one, at least one case must be rejected in an output of that pass.
+// Proves that `check` can fail. This program carries CPU kernels with deliberate faults
+// (src/cpu/simd/mutation.h) instead of the library's; its arguments say which fault, whether the
+// faulty code belongs to the forward (f) or backward (b) pass, and of which instruction set the
+// kernels are: some faults only vectors can have. Without a fault every case below passes; with
+// one, at least one case must be rejected in an output of that pass.
 
 #include <cstdio>
+#include <cstdlib>
 #include <string_view>
 #include <vector>
 
+#include "cpu/simd/mutation.h"
 #include "flashlab/flashlab.h"
 #include "lab/check/check.h"
+
+namespace flashlab::internal::simd {
+Mutation kMutation = Mutation::kNone;
+}  // namespace flashlab::internal::simd
 
 namespace flashlab::lab {
 namespace {
@@ -96,5 +102,7 @@ int main(int argc, char** argv) {
     return 2;
   }
   using flashlab::CpuIsa;
+  namespace simd = flashlab::internal::simd;
+  simd::kMutation = static_cast<simd::Mutation>(std::atoi(argv[1]));
   return flashlab::lab::run(argv[1], argv[2], isa == "avx2" ? CpuIsa::kAvx2 : CpuIsa::kScalar);
 }

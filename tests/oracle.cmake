@@ -16,36 +16,35 @@ if(FLASHLAB_BUILD_CLI)
     SOURCES api_memory_workspace_test.cpp api_memory_offsets_test.cpp
     LIBRARIES flashlab_lab)
 
-  # One program per deliberate fault: the scalar kernels compiled with it take the place of the
-  # library's, because the linker looks into an archive only for what is still missing.
-  add_library(mutation_check OBJECT mutation_check_test.cpp)
-  target_include_directories(mutation_check PRIVATE ${PROJECT_SOURCE_DIR}/src)
-  target_link_libraries(mutation_check PRIVATE flashlab_lab flashlab_flags)
-  function(flashlab_mutation number pass isa)
-    set(name mutation_${number}_${pass})
-    if(NOT TARGET mutation_${number})
-      add_executable(mutation_${number} $<TARGET_OBJECTS:mutation_check>
-        ${PROJECT_SOURCE_DIR}/src/cpu/simd/${isa}.cpp)
-      target_include_directories(mutation_${number} PRIVATE ${PROJECT_SOURCE_DIR}/src)
-      target_compile_definitions(mutation_${number} PRIVATE FLASHLAB_MUTATION=${number})
-      target_link_libraries(mutation_${number} PRIVATE flashlab_lab flashlab_flags)
-    endif()
-    add_test(NAME ${name} COMMAND mutation_${number} ${number} ${pass} ${isa})
-    set_tests_properties(${name} PROPERTIES SKIP_RETURN_CODE 77)
-  endfunction()
   if(NOT FLASHLAB_SANITIZE)
-    flashlab_mutation(0 f scalar)
-    foreach(fault 1 2 3 4 6 7 8)
-      flashlab_mutation(${fault} f scalar)
-    endforeach()
+    add_library(mutation_check OBJECT mutation_check_test.cpp)
+    target_include_directories(mutation_check PRIVATE ${PROJECT_SOURCE_DIR}/src)
+    target_compile_definitions(mutation_check PRIVATE FLASHLAB_MUTATION)
+    target_link_libraries(mutation_check PRIVATE flashlab_lab flashlab_flags)
+
+    # flashlab_mutation_check(isa f|b fault...): a program per instruction set, a test per fault.
+    function(flashlab_mutation_check isa pass)
+      foreach(fault IN LISTS ARGN)
+        add_test(NAME mutation_${fault}_${pass}
+          COMMAND mutation_check_${isa} ${fault} ${pass} ${isa})
+        set_tests_properties(mutation_${fault}_${pass} PROPERTIES SKIP_RETURN_CODE 77)
+      endforeach()
+    endfunction()
+
+    add_executable(mutation_check_scalar $<TARGET_OBJECTS:mutation_check>
+      $<TARGET_OBJECTS:cpu_scalar_mutant>)
+    target_link_libraries(mutation_check_scalar PRIVATE flashlab_lab flashlab_flags)
+    flashlab_mutation_check(scalar f 0 1 2 3 4 6 7 8)
+    flashlab_mutation_check(scalar b 1 2 7 20 21 22 23 24 25)
     # A tail is what vectors overrun, and scalar kernels have none.
     if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
-      flashlab_mutation(5 f avx2)
-      set_source_files_properties(${PROJECT_SOURCE_DIR}/src/cpu/simd/avx2.cpp
-        PROPERTIES COMPILE_OPTIONS "-march=haswell;-maes")
+      set(avx2 ${PROJECT_SOURCE_DIR}/src/cpu/simd/avx2.cpp)
+      add_executable(mutation_check_avx2 $<TARGET_OBJECTS:mutation_check> ${avx2})
+      target_include_directories(mutation_check_avx2 PRIVATE ${PROJECT_SOURCE_DIR}/src)
+      target_compile_definitions(mutation_check_avx2 PRIVATE FLASHLAB_MUTATION)
+      target_link_libraries(mutation_check_avx2 PRIVATE flashlab_lab flashlab_flags)
+      set_source_files_properties(${avx2} PROPERTIES COMPILE_OPTIONS "-march=haswell;-maes")
+      flashlab_mutation_check(avx2 f 5)
     endif()
-    foreach(fault 1 2 7 20 21 22 23 24 25)
-      flashlab_mutation(${fault} b scalar)
-    endforeach()
   endif()
 endif()

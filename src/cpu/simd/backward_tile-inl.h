@@ -40,7 +40,7 @@ struct QueryTile {
 HWY_INLINE void set_visible_keys(const BackwardCall& call, int64_t key_begin, int64_t keys,
                                  int64_t query, TileRow& row) {
   int64_t end = query + call.band.end - key_begin;
-  if constexpr (kMutation == Mutation::kShiftedMask) end += 1;
+  if (kMutation == Mutation::kShiftedMask) end += 1;
   row.first = static_cast<int32_t>(clamp_to(query + call.band.begin - key_begin, keys));
   row.end = static_cast<int32_t>(clamp_to(end, keys));
   if (row.first >= row.end) row.first = row.end = 0;
@@ -51,7 +51,7 @@ HWY_INLINE void set_visible_keys(const BackwardCall& call, int64_t key_begin, in
 HWY_INLINE void visible_rows(const BackwardCall& call, const QueryTile& tile, int64_t key,
                              int64_t count, int64_t& first, int64_t& end) {
   int64_t band_end = call.band.end;
-  if constexpr (kMutation == Mutation::kShiftedMask) band_end += 1;
+  if (kMutation == Mutation::kShiftedMask) band_end += 1;
   first = clamp_to(key - band_end + 1 - tile.query_begin, tile.rows);
   end = clamp_to(key + count - call.band.begin - tile.query_begin, tile.rows);
 }
@@ -225,7 +225,7 @@ HWY_NOINLINE void query_strips(const KeyBlock<Multiply>& block, const QueryTile&
       end = most(end, row.end);
     }
     Strip strip{s.rows + i, count, block.columns, nullptr, s.tile_stride, call.scale};
-    if constexpr (kMutation == Mutation::kWrongScale) strip.scale *= 1.01f;
+    if (kMutation == Mutation::kWrongScale) strip.scale *= 1.01f;
     const bool extended = call.scores.active || call.dropout.row != nullptr;
     alignas(64) float keep[kMostKeep];
     if (call.dropout.row != nullptr) {

@@ -83,7 +83,7 @@ void pack_queries(const ForwardCall& call, const ForwardTask& task,
     const int64_t position = r % call.seqlen_q;
     const int64_t count = smaller(task.row_end - r, call.seqlen_q - position);
     int64_t head = task.key_head * call.group + in_group;
-    if constexpr (kMutation == Mutation::kWrongHead) head = task.key_head * call.group;
+    if (kMutation == Mutation::kWrongHead) head = task.key_head * call.group;
     const MatrixView view{element_at(call.q.data,
                                      task.batch * call.q.batch_stride +
                                          position * call.q.row_stride + head * call.q.head_stride,
@@ -105,7 +105,7 @@ void find_visible(const ForwardCall& call, const ForwardTask& task,
     const int64_t i = r - task.row_begin;
     const int64_t position = r % call.seqlen_q;
     int64_t limit = position + call.band.end;
-    if constexpr (kMutation == Mutation::kShiftedMask) limit += 1;
+    if (kMutation == Mutation::kShiftedMask) limit += 1;
     scratch.first_key[i] =
         smaller(larger(position + call.band.begin, task.key_begin), task.key_end);
     scratch.end_key[i] = larger(smaller(limit, task.key_end), task.key_begin);
@@ -217,7 +217,7 @@ void strip_against_block(const ForwardCall& call, const ForwardTask& task,
 
   alignas(64) float rescale[kStatistics];
   float factor = power_factor(call);
-  if constexpr (kMutation == Mutation::kWrongScale) factor *= 1.01f;
+  if (kMutation == Mutation::kWrongScale) factor *= 1.01f;
   softmax_strip<Multiply>(what.rows, padded, factor, scratch.scores, scratch.weights,
                           scratch.score_stride, scratch.row_max + strip * kStatistics,
                           scratch.row_sum + strip * kStatistics, rescale);
@@ -271,7 +271,7 @@ HWY_INLINE void write_row(const ForwardCall& call, int64_t batch, int64_t key_he
     const double scale = is_additive(call) ? 1.0 : static_cast<double>(call.score_factor);
     lse = scale * static_cast<double>(max) + log(static_cast<double>(sum));
   }
-  if constexpr (kMutation == Mutation::kWrongLse) lse /= kLn2;
+  if (kMutation == Mutation::kWrongLse) lse /= kLn2;
   call.lse[batch * call.lse_batch_stride + head * call.lse_head_stride +
            position * call.lse_row_stride] = static_cast<float>(lse);
 }
@@ -313,7 +313,7 @@ void visit_blocks(const ForwardCall& call, const ForwardTask& task,
   find_visible(call, task, scratch, &first, &end);
   for (int64_t begin = first / call.key_block * call.key_block; begin < end;
        begin += call.key_block) {
-    if constexpr (kMutation == Mutation::kDroppedTile) {
+    if (kMutation == Mutation::kDroppedTile) {
       if (begin / call.key_block == 1) continue;
     }
     const int64_t block_end = smaller(begin + call.key_block, call.seqlen_k);

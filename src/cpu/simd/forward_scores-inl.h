@@ -62,7 +62,7 @@ HWY_INLINE void apply_band(const StripBlock& block, int64_t padded, float* score
     float* row = scores + i * score_stride;
     const int64_t begin = larger(block.row_first[i] - block.first_key, 0);
     int64_t end = block.row_end[i] - block.first_key;
-    if constexpr (kMutation == Mutation::kUnmaskedTail) end = end >= block.columns ? padded : end;
+    if (kMutation == Mutation::kUnmaskedTail) end = end >= block.columns ? padded : end;
     hide(row, 0, smaller(begin, padded));
     hide(row, larger(smaller(end, padded), 0), padded);
   }
@@ -156,7 +156,7 @@ HWY_INLINE void softmax_strip(int rows, int64_t padded, float factor, float* sco
     const Floats new_max = hn::Max(old_max, load(block_max + i));
     const Floats used = hn::IfThenElse(hn::Eq(new_max, set(-kInfinity)), zero(), new_max);
     Floats scale = exp2<5>(hn::Mul(hn::Sub(old_max, used), set(factor)));
-    if constexpr (kMutation == Mutation::kStaleMaximum) scale = set(1.0f);
+    if (kMutation == Mutation::kStaleMaximum) scale = set(1.0f);
     store(scale, rescale + i);
     store(new_max, row_max + i);
     store(used, used_max + i);

@@ -1,7 +1,7 @@
 #pragma once
 
 // Deliberate faults for the tests that prove the checks can fail. A release is compiled without
-// FLASHLAB_MUTATION, so every `if constexpr (kMutation == ...)` below vanishes from it.
+// FLASHLAB_MUTATION, so every `if (kMutation == ...)` in the kernels vanishes from it.
 
 namespace flashlab::internal::simd {
 
@@ -24,7 +24,8 @@ enum class Mutation : int {
 };
 
 #ifdef FLASHLAB_MUTATION
-inline constexpr Mutation kMutation = static_cast<Mutation>(FLASHLAB_MUTATION);
+/// Defined and chosen by a test, before its first call: one program has all faults.
+extern Mutation kMutation;
 #else
 inline constexpr Mutation kMutation = Mutation::kNone;
 #endif

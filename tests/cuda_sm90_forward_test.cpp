@@ -29,8 +29,12 @@ TEST(Sm90ForwardTiling, FitsEveryHeadDim) {
     for (const int dim_v : {8, dim, 256}) {
       for (const bool bounded : {false, true}) {
         for (const std::int64_t seqlen_k : {1, 1024, 65536}) {
-          const auto t =
-              choose_sm90_forward_tiling({dim, dim_v, seqlen_k, bounded, false}, kSharedLimit);
+          const auto t = choose_sm90_forward_tiling({.head_dim = dim,
+                                                     .head_dim_v = dim_v,
+                                                     .seqlen_k = seqlen_k,
+                                                     .bounded = bounded,
+                                                     .seqlen_q = 4096},
+                                                    kSharedLimit);
           EXPECT_LE(sm90_forward_shared_bytes(t, dim, dim_v), kSharedLimit) << dim << " " << dim_v;
           EXPECT_GE(t.stages_k, 2);
           EXPECT_GE(t.stages_v, 2);
@@ -40,6 +44,23 @@ TEST(Sm90ForwardTiling, FitsEveryHeadDim) {
       }
     }
   }
+}
+
+// Where 192 queries of a tile would leave an eighth of it empty, and where tiles are few.
+TEST(Sm90ForwardTiling, TakesSmallerTilesBeforeFewKeys) {
+  Sm90ForwardNeeds needs{.head_dim = 128, .head_dim_v = 128, .seqlen_k = 512, .seqlen_q = 512};
+  const auto tile_q = [&] { return choose_sm90_forward_tiling(needs, kSharedLimit).tile_q(); };
+  EXPECT_EQ(tile_q(), 128);
+  needs.seqlen_q = 384;
+  EXPECT_EQ(tile_q(), 192);
+  needs = {.head_dim = 128, .head_dim_v = 128, .seqlen_k = 512, .bounded = true, .seqlen_q = 512};
+  EXPECT_EQ(tile_q(), 192);
+  needs.few_tiles = needs.one_round = true;
+  EXPECT_EQ(tile_q(), 64);
+  needs.seqlen_k = 1024;
+  EXPECT_EQ(tile_q(), 128);
+  needs.seqlen_k = 1025;
+  EXPECT_EQ(tile_q(), 192);
 }
 
 std::shared_ptr<internal::PlanState> plan(const Problem& problem, const char* architecture) {

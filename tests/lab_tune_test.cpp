@@ -92,7 +92,9 @@ TEST(TuneCandidates, HoldTheRulesForEveryCall) {
                                            .window = (bits & 6) == 6,
                                            .score_terms = (bits & 8) != 0,
                                            .many_score_terms = (bits & 24) == 24,
-                                           .few_tiles = (bits & 32) != 0};
+                                           .few_tiles = (bits & 32) != 0,
+                                           .one_round = (bits & 32) != 0,
+                                           .seqlen_q = (bits & 1) != 0 ? 512 : 8192};
         const auto legal = cuda::legal_sm90_forward_tilings(needs, kSharedLimit);
         EXPECT_THAT(legal,
                     ::testing::Contains(cuda::choose_sm90_forward_tiling(needs, kSharedLimit)))

@@ -10,8 +10,10 @@ namespace flashlab::device {
 /// In which order tiles of queries are worked off. A tile is rows of one (batch, head); its rank
 /// among those of its head is 0 for the one with most keys. Where a row's last key depends on its
 /// position, sections of heads share L2 while their first `long_ranks` ranks are worked off, rank
-/// by rank; otherwise tiles are equally long, and those of a head follow one another. The other
-/// ranks of all heads come last, so that the tiles at the end are short ones.
+/// by rank, and the other ranks of all heads come last, so that the tiles at the end are short
+/// ones. Where no ranks are left for the end, only the last section goes rank by rank. Otherwise,
+/// and where tiles are equally long, those of a head follow one another: K and V come from memory
+/// all the time, and not in bursts at the first ranks.
 struct TileOrder {
   int tiles_q;        ///< per head
   int heads;          ///< batch * heads_q

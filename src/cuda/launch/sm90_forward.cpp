@@ -334,6 +334,9 @@ Sm90ForwardTiling tiling_of(const internal::ContextState& context, const Problem
 }  // namespace
 
 Sm90ForwardNeeds sm90_forward_needs(const Problem& problem, const Geometry& g) {
+  const auto tiles_of = [&](std::int64_t rows) {
+    return g.batch * g.heads_q * ((g.seqlen_q + rows - 1) / rows);
+  };
   return {.head_dim = static_cast<int>(g.head_dim),
           .head_dim_v = static_cast<int>(g.head_dim_v),
           .seqlen_k = g.seqlen_k,
@@ -341,8 +344,9 @@ Sm90ForwardNeeds sm90_forward_needs(const Problem& problem, const Geometry& g) {
           .window = g.bounds.left != g.bounds.kUnbounded,
           .score_terms = count_score_terms(problem, g) != 0,
           .many_score_terms = has_many_score_terms(problem, g),
-          .few_tiles = g.batch * g.heads_q * ((g.seqlen_q + kUsualTile - 1) / kUsualTile) <
-                       kNominalMultiprocessors};
+          .few_tiles = tiles_of(kUsualTile) < kNominalMultiprocessors,
+          .one_round = tiles_of(kWarpgroupRows) <= kNominalMultiprocessors,
+          .seqlen_q = g.seqlen_q};
 }
 
 Sm90ForwardCall sm90_forward_call(const Problem& problem, const Geometry& g) {

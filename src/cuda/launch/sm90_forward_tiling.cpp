@@ -16,6 +16,14 @@ constexpr int kOtherRegisters = 32;
 // MEASURED (H200, 2026-11-22, kernels/sm90/NOTES.md): at head dim 64 steps of 128 keys are faster
 // than of 64 from this many keys on; causal calls with fewer lose more at the diagonal.
 constexpr std::int64_t kLongCausal = 2048;
+// MEASURED (H200, 2026-11-24, kernels/sm90/NOTES.md), head dim 128: up to so many keys one head is
+// fastest in tiles of one consumer, each by one block of threads, and in those of two, shared out
+// in longer steps.
+constexpr std::int64_t kWholeTilesOfOne = 512, kSharedTilesOfTwo = 1024;
+// MEASURED (as above): many heads of so many queries and keys, of which tiles of 192 leave an
+// eighth empty, are faster in tiles of 128 by two consumers in turns.
+constexpr std::int64_t kFullTilesOfTwo = 512;
+constexpr std::int64_t kTileOfTwo = 128, kTileOfThree = 192;
 
 constexpr int divide_up(int a, int b) {
   return (a + b - 1) / b;
@@ -33,6 +41,31 @@ void add_stages(Sm90ForwardTiling& t, const Sm90ForwardNeeds& needs, int shared_
   while (more.stages_v < kMaxStages && (++more.stages_k, ++more.stages_v, fits(more))) t = more;
   more = t;
   if (++more.stages_k; fits(more)) t = more;
+}
+
+// Heads of 65 to 128 elements before few keys. False: nothing but the usual was measured.
+bool choose_for_few_keys(Sm90ForwardTiling& t, const Sm90ForwardNeeds& needs) {
+  const int least = std::min(needs.head_dim, needs.head_dim_v);
+  if (least <= 64 || std::max(needs.head_dim, needs.head_dim_v) > 128) return false;
+  if (needs.window || needs.score_terms) return false;
+  if (needs.one_round && needs.seqlen_k <= kWholeTilesOfOne) {
+    t.consumers = 1;
+    return true;
+  }
+  if (needs.one_round && needs.seqlen_k <= kSharedTilesOfTwo) {
+    t.consumers = 2;
+    t.block_keys = 128;
+    return true;
+  }
+  const auto rows = [&](std::int64_t tile) { return (needs.seqlen_q + tile - 1) / tile * tile; };
+  if (needs.few_tiles || needs.bounded || needs.seqlen_k > kFullTilesOfTwo ||
+      needs.seqlen_q > kFullTilesOfTwo || 9 * rows(kTileOfTwo) > 8 * rows(kTileOfThree)) {
+    return false;
+  }
+  t.consumers = 2;
+  t.block_keys = 128;
+  t.turns = true;
+  return true;
 }
 
 }  // namespace
@@ -89,6 +122,10 @@ std::vector<Sm90ForwardTiling> legal_sm90_forward_tilings(const Sm90ForwardNeeds
 
 Sm90ForwardTiling choose_sm90_forward_tiling(const Sm90ForwardNeeds& needs, int shared_limit) {
   Sm90ForwardTiling t;
+  if (choose_for_few_keys(t, needs)) {
+    add_stages(t, needs, shared_limit);
+    return t;
+  }
   // Registers: O takes head_dim_v / 2 of a thread's, and three consumers have 160.
   t.consumers = needs.head_dim_v <= 128 && !needs.many_score_terms ? 3 : 2;
   const bool small = needs.head_dim <= 64 && needs.head_dim_v <= 64;

@@ -91,8 +91,6 @@ struct Sm90Tile {
       rank = index / order.heads;  // whole ranks are in front
       head = index - rank * order.heads;
     } else if constexpr (!Config::kBoundedRight) {
-      // Tiles of a head side by side: K and V come from memory all the time, and not in bursts at
-      // the first ranks.
       head = index / order.long_ranks;
       rank = index - head * order.long_ranks;
     } else {
@@ -100,8 +98,10 @@ struct Sm90Tile {
       const int section = index / section_tiles, rest = index - section * section_tiles;
       const int first_head = section * order.section_heads;
       const int heads = smaller(order.section_heads, order.heads - first_head);
-      rank = rest / heads;
-      head = first_head + rest - rank * heads;
+      // Of short calls the last section alone, so that they end with short tiles.
+      const bool by_rank = first_head + heads == order.heads || order.long_ranks < order.tiles_q;
+      rank = by_rank ? rest / heads : rest % order.long_ranks;
+      head = first_head + (by_rank ? rest % heads : rest / order.long_ranks);
     }
     first_row =
         (Config::kBoundedRight ? order.tiles_q - 1 - rank : rank) * Sm90Tiles<Config>::kTileQ;

@@ -2,13 +2,13 @@
 """Where a GPU's time goes, as a record:  bench/profiles.py PROGRAM FOLDER NAME
      [--cases CASE,...] [--steps N] [--seconds N]
 
-Runs `profile step` and `profile attention` on the CASES, `monitor`, the first case once more with
-ncu's counters, and ncu on one phase by its NVTX range; the large cases come last. Prints what is
-asked of them:
+Runs `profile step` and `profile attention` on the CASES, then `monitor`, the first step's longest
+kernels and its phases (by their NVTX ranges) under ncu, and the first call of attention once more
+with `--ncu`; the large cases come last. Prints what is asked of them:
 
   explained  kernels and gaps by CUPTI's clock over the step's time between events: within 2%
   recording  what recording adds to a step: below 5%
-  ncu        CUPTI's time over ncu's, of the kernels that ncu counted, weighted by their calls in a
+  ncu        CUPTI's time of the five longest kernels over ncu's, weighted by their calls in a
              step: within 5%; of each of them, too
   memory     what the run held over what was planned: within 3%
 
@@ -18,6 +18,7 @@ limit is marked, not a failure.
 """
 
 import argparse
+import csv
 import json
 import os
 import shutil
@@ -37,6 +38,7 @@ CASES = {
              "--batch", "1", "--vocabulary", "64", "--context", "64"],
     "large": ["step", "--size", "large", *COURSE],
     "2.7B": ["step", "--size", "2.7B", *COURSE, "--checkpoint", "4"]}
+TOP = 5  # kernels whose times are held against ncu's
 TIME = "gpu__time_duration.sum"
 LEAST_SECONDS = 5  # nothing is begun with less
 LARGE = {"large": 25, "2.7B": 70}  # begun after everything else, and with no fewer seconds
@@ -100,48 +102,80 @@ def figures_of(run, name, ledger):
     return figures
 
 
+def ncu_of(run):
+    ncu = os.environ.get("FLASHLAB_NCU") or shutil.which("ncu")
+    if ncu is None:
+        run.say("ncu is not installed")
+    return ncu
+
+
+def under_ncu(run, ncu, name, flags, limit):
+    """Kernel and time in us of each launch of a short run of a case that ncu counts, or None."""
+    log = os.path.join(run.scratch, "ncu.csv")
+    short = ["--steps", "1", "--warmup", "1"] if CASES[name][0] == "step" else ["--repeats", "2"]
+    quick = [] if "--quick" in CASES[name] else ["--quick"]
+    command = [ncu, *flags, "--csv", "--log-file", log, "--metrics", TIME, "--clock-control",
+               "none", "--cache-control", "none", run.arguments.program, "profile", *CASES[name],
+               "--device", "cuda", *quick, *short, "--output", os.path.join(run.scratch, "ncu")]
+    if run.start(f"ncu {name}", command, limit) is None:
+        return None
+    with open(log, encoding="utf-8", errors="replace") as file:
+        lines = file.read().splitlines()
+    rows = list(csv.DictReader(line for line in lines if line.startswith('"')))
+    if not rows:
+        run.say(f"ncu {name}: no launch; " + "; ".join(lines[-3:]))
+    scale = {"ns": 1e-3, "nsecond": 1e-3, "ms": 1e3, "msecond": 1e3}
+    return [(row["Kernel Name"].split("(")[0],
+             float(row["Metric Value"].replace(",", "")) * scale.get(row["Metric Unit"], 1))
+            for row in rows if row["Metric Name"] == TIME]
+
+
+def counted_times(run, name, ledger):
+    """CUPTI's mean times over ncu's, of the kernels with the most time."""
+    ncu = ncu_of(run)
+    kernels = {row["key"]: row for row in ledger["by"]["kernel"] if row["key"].isidentifier()}
+    longest = sorted(kernels.values(), key=lambda row: -row["total_ms"])[:TOP]
+    if ncu is None or not longest:
+        return None
+    names = "|".join(row["key"] for row in longest)
+    launches = under_ncu(run, ncu, name, ["--kernel-name-base", "function", "--kernel-name",
+                                          f"regex:^({names})$"], run.left() / 2)
+    figures, times, cupti_us, ncu_us = {}, {}, 0, 0
+    for kernel, time_us in launches or []:
+        if kernel in kernels:
+            times.setdefault(kernel, []).append(time_us)
+    for kernel, each in times.items():
+        row, mean_us = kernels[kernel], sum(each) / len(each)
+        cupti_us += row["total_ms"] * 1e3
+        ncu_us += mean_us * row["calls"]
+        run.say("ncu: " + judged(figures, kernel, row["mean_ms"] * 1e3 / mean_us, 0.95, 1.05)
+                + f", {len(each)} launches")
+    if times:
+        run.say("ncu: " + judged(figures, "together", cupti_us / ncu_us, 0.95, 1.05))
+    return {"ncu_us": {kernel: sum(each) / len(each) for kernel, each in times.items()},
+            "cupti_over_ncu": figures}
+
+
 def counters(run, name):
-    """CUPTI's mean times over ncu's, of the kernels that ncu counted."""
-    # ncu runs a kernel once for every few counters: half of the time is left for what follows.
+    """What `--ncu` finds of a case: ncu runs a kernel once for every few counters."""
     ledger = run.profile(name, "--ncu", limit=run.left() / 2)
     if ledger is None:
         return None
-    kernels = {row["key"]: row for row in ledger["by"]["kernel"]}
-    figures, cupti_us, ncu_us = {}, 0, 0
-    for row in ledger.get("counters", []):
-        time_us, kernel = row["metrics"].get(TIME), kernels.get(row["kernel"])
-        if time_us and kernel:
-            cupti_us += kernel["total_ms"] * 1e3
-            ncu_us += time_us * kernel["calls"]
-            run.say("ncu: " + judged(figures, row["kernel"], kernel["mean_ms"] * 1e3 / time_us,
-                                     0.95, 1.05))
-    if figures:
-        run.say("ncu: " + judged(figures, "together", cupti_us / ncu_us, 0.95, 1.05))
-    else:
-        run.say("ncu: " + "; ".join(m["reason"] for m in ledger.get("missing", [])
-                                    if "ncu" in m["what"]))
-    return {"counters": ledger.get("counters", []), "cupti_over_ncu": figures}
+    found = ledger.get("counters", [])
+    run.say(f"{name} --ncu: " + (", ".join(row["kernel"] for row in found) or "; ".join(
+        m["reason"] for m in ledger.get("missing", []) if "ncu" in m["what"])))
+    return found
 
 
-def one_phase(run, name):
+def phases(run, name):
     """Kernels that ncu sees inside a phase's range."""
-    ncu = os.environ.get("FLASHLAB_NCU") or shutil.which("ncu")
-    if ncu is None:
-        run.say("phases: ncu is not installed")
-        return None
-    log, found = os.path.join(run.scratch, "phase.csv"), {}
-    for phase in ("optimizer/", "backward/"):
-        command = [ncu, "--nvtx", "--nvtx-include", phase, "--csv", "--log-file", log, "--metrics",
-                   TIME, "--launch-count", "8", run.arguments.program, "profile", *CASES[name],
-                   "--device", "cuda", "--quick", "--steps", "1", "--output",
-                   os.path.join(run.scratch, "phase")]
-        if run.start(phase, command, run.left() / 2) is None:
-            continue
-        with open(log, encoding="utf-8", errors="replace") as file:
-            rows = [line.split('","') for line in file if line.startswith('"')]
-        at = rows[0].index("Kernel Name") if rows and "Kernel Name" in rows[0] else None
-        found[phase] = sorted({row[at].split("(")[0] for row in rows[1:]}) if at else []
-        run.say(f"phase {phase}: " + ", ".join(found[phase]))
+    ncu, found = ncu_of(run), {}
+    for phase in ("optimizer/", "backward/") if ncu else ():
+        launches = under_ncu(run, ncu, name, ["--nvtx", "--nvtx-include", phase, "--launch-count",
+                                              "8"], run.left() / 2)
+        if launches is not None:
+            found[phase] = sorted({kernel for kernel, _ in launches})
+            run.say(f"phase {phase}: " + ", ".join(found[phase]))
     return found
 
 
@@ -191,8 +225,13 @@ def main():
             if name not in LARGE:
                 add_profile(run, out, name)
         out["monitor"] = monitored(run)
-        out["ncu"] = counters(run, cases[0])
-        out["phases"] = one_phase(run, cases[0])
+        steps = [name for name in out["profiles"] if CASES[name][0] == "step"]
+        calls = [name for name in out["profiles"] if CASES[name][0] == "attention"]
+        if steps:
+            out["ncu"] = counted_times(run, steps[0], out["profiles"][steps[0]])
+            out["phases"] = phases(run, steps[0])
+        if calls:
+            out["counters"] = counters(run, calls[0])
         for name in cases:
             if name in LARGE:
                 add_profile(run, out, name)

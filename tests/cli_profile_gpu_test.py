@@ -36,6 +36,7 @@ cat > "$2" <<END
 "ID","Kernel Name","Metric Name","Metric Unit","Metric Value"
 "0","flash_fwd_test","gpu__time_duration.sum","ns","1,500"
 "0","flash_fwd_test","smsp__average_warps_issue_stalled_barrier_per_issue_active.ratio","inst","2.5"
+"1","flash_bwd_fp32(int)","gpu__time_duration.sum","ms","7"
 END
 """
 NSYS = """#!/bin/sh
@@ -170,13 +171,17 @@ class Record(Gpu):
             record = json.load(file)
         self.assertEqual(set(record["profiles"]), {"tiny-attention", "tiny"})
         self.assertIn("Fake H200", record["environment"]["gpu"])
-        # The stand-in's kernel takes 0.5 us by CUPTI and 1.5 us by ncu.
-        kernel = record["ncu"]["cupti_over_ncu"]["flash_fwd_test"]
-        self.assertAlmostEqual(kernel["value"], 1 / 3)
-        self.assertFalse(kernel["holds"])
-        self.assertAlmostEqual(record["ncu"]["cupti_over_ncu"]["together"]["value"], 1 / 3)
+        # This kernel of the step takes 3.5 ms by the stand-in for CUPTI, 7 by that for ncu.
+        self.assertEqual(record["ncu"]["ncu_us"], {"flash_bwd_fp32": 7000})
+        for name in ("flash_bwd_fp32", "together"):
+            figure = record["ncu"]["cupti_over_ncu"][name]
+            self.assertAlmostEqual(figure["value"], 0.5)
+            self.assertFalse(figure["holds"])
         self.assertIn("(missed)", done.stdout)
-        self.assertEqual(record["phases"]["optimizer/"], ["flash_fwd_test"])
+        self.assertEqual(record["phases"]["optimizer/"],
+                         ["flash_bwd_fp32", "flash_fwd_test"])
+        self.assertEqual([row["kernel"] for row in record["counters"]],
+                         ["flash_fwd_test", "flash_bwd_fp32"])
         self.assertGreater(len(record["monitor"]["samples"]), 5)
         self.assertNotIn("operation", record["profiles"]["tiny"]["by"])
         self.assertNotIn(tempfile.gettempdir(), json.dumps(record))

@@ -345,7 +345,7 @@ Sm90ForwardNeeds sm90_forward_needs(const Problem& problem, const Geometry& g) {
           .score_terms = count_score_terms(problem, g) != 0,
           .many_score_terms = has_many_score_terms(problem, g),
           .few_tiles = tiles_of(kUsualTile) < kNominalMultiprocessors,
-          .one_round = tiles_of(kWarpgroupRows) <= kNominalMultiprocessors,
+          .one_round = packed_heads(g) == 1 && tiles_of(kWarpgroupRows) <= kNominalMultiprocessors,
           .seqlen_q = g.seqlen_q};
 }
 

@@ -35,7 +35,8 @@ struct Sm90ForwardNeeds {
   bool score_terms = false;       ///< softcap, ALiBi, a mask tensor
   bool many_score_terms = false;  ///< several, or a mask with many registers to read
   bool few_tiles = false;         ///< of three consumers: multiprocessors would be left idle
-  bool one_round = false;         ///< tiles of one consumer are no more than multiprocessors
+  /// Tiles of one consumer are no more than multiprocessors; no packed groups.
+  bool one_round = false;
   std::int64_t seqlen_q = 0;
 };
 

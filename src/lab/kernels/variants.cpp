@@ -52,7 +52,7 @@ constexpr std::array<Sizes, 4> kSizes = {
     {{8, 16, 16, 2048, 2048}, {1, 32, 8, 1, 16384}, {1, 1, 1, 4096, 4096}, {1, 4, 2, 64, 64}}};
 
 // Of usual calls also short ones and few queries of groups, with whole and with shared-out tiles.
-constexpr std::array<Sizes, 10> kUsualSizes = {{kSizes[0],
+constexpr std::array<Sizes, 13> kUsualSizes = {{kSizes[0],
                                                 kSizes[1],
                                                 kSizes[2],
                                                 kSizes[3],
@@ -61,7 +61,10 @@ constexpr std::array<Sizes, 10> kUsualSizes = {{kSizes[0],
                                                 {4, 32, 4, 90, 500},
                                                 {1, 32, 4, 7, 1470},
                                                 {4, 32, 8, 11, 8180},
-                                                {64, 32, 8, 40, 4096}}};
+                                                {64, 32, 8, 40, 4096},
+                                                {1, 8, 8, 448, 448},
+                                                {1, 8, 8, 768, 768},
+                                                {1, 1, 1, 1024, 1024}}};
 
 // Aligned at the end, the first queries see no key.
 constexpr Sizes kRowsWithoutKeys{1, 4, 2, 128, 64};

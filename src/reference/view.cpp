@@ -35,19 +35,27 @@ Format format_of(DType dtype) {
   }
 }
 
+double power_of_two(int exponent) {
+  return std::bit_cast<double>(static_cast<std::uint64_t>(exponent + 1023) << 52);
+}
+
+// Of a positive value; subnormal ones lie below every 16-bit format.
+int exponent_of(double magnitude) {
+  return static_cast<int>(std::bit_cast<std::uint64_t>(magnitude) >> 52) - 1023;
+}
+
+// To one of the 16-bit formats. The conformance list in bf16: 45.6 s of user time with frexp, ldexp
+// and nearbyint, so 25.9 (an EPYC, 2026-11-24).
 double round_to_format(const Format& format, double value) {
-  if (value == 0 || !std::isfinite(value)) return value;
-  int exponent = 0;
-  std::frexp(value, &exponent);  // |value| in [2^(exponent-1), 2^exponent)
-  const int ulp = std::max(exponent - 1, format.min_exponent) - format.mantissa_bits;
-  // Exact: the division by a power of two, and the multiplication back.
-  const double rounded = std::ldexp(std::nearbyint(std::ldexp(value, -ulp)), ulp);
-  const double largest =
-      std::ldexp(2.0 - std::ldexp(1.0, -format.mantissa_bits), format.max_exponent);
-  if (std::fabs(rounded) > largest) {
-    return std::copysign(std::numeric_limits<double>::infinity(), value);
-  }
-  return rounded;
+  const double magnitude = std::fabs(value);
+  const double beyond = power_of_two(format.max_exponent + 1);
+  const double infinity = std::copysign(std::numeric_limits<double>::infinity(), value);
+  if (!(magnitude < beyond)) return std::isnan(value) ? value : infinity;
+  // Adding and taking away 1.5 x 2^52 ulps leaves the sum with no bits below one ulp.
+  const int exponent = std::max(exponent_of(magnitude), format.min_exponent);
+  const double big = 1.5 * power_of_two(exponent - format.mantissa_bits + 52);
+  const double rounded = (magnitude + big) - big;
+  return rounded < beyond ? std::copysign(rounded, value) : infinity;
 }
 
 double decode16(const Format& format, std::uint16_t bits) {
@@ -74,13 +82,11 @@ std::uint16_t encode16(const Format& format, double value) {
   const double rounded = std::fabs(round_to_format(format, value));
   if (std::isinf(rounded)) return static_cast<std::uint16_t>(sign | infinity);
   if (rounded == 0) return static_cast<std::uint16_t>(sign);
-  int exponent = 0;
-  std::frexp(rounded, &exponent);
-  const int clamped = std::max(exponent - 1, format.min_exponent);
-  const int mantissa = static_cast<int>(std::ldexp(rounded, format.mantissa_bits - clamped));
+  const int exponent = std::max(exponent_of(rounded), format.min_exponent);
+  const int mantissa = static_cast<int>(rounded * power_of_two(format.mantissa_bits - exponent));
   // A normal value's implicit bit adds one to the exponent field; a subnormal has neither.
   return static_cast<std::uint16_t>(
-      sign | (((clamped - format.min_exponent) << format.mantissa_bits) + mantissa));
+      sign | (((exponent - format.min_exponent) << format.mantissa_bits) + mantissa));
 }
 
 template <class T>

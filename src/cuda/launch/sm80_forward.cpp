@@ -35,8 +35,8 @@ Status too_long(const char* what, std::int64_t got, std::int64_t limit) {
 
 struct ForwardChoice {
   ForwardTiling tiling;
-  bool few_rows = false;    ///< the kernel for few query rows, which may pack
-  bool general = false;     ///< the kernel of CallForm::kGeneral
+  bool few_rows = false;    ///< the kernel for few query rows, which may pack and split
+  bool general = false;     ///< the kernel of CallForm::kGeneral, which may split
   bool pack_group = false;  ///< the heads of a group share tiles
   int splits = 1;
   std::int64_t tiles_q = 0;  ///< per (batch, head or group)
@@ -106,21 +106,22 @@ ForwardChoice choose(const Problem& problem, const Geometry& g, const DeviceInfo
   choice.splits = choose_key_splits(choice.tiles_q * choice.heads * g.batch,
                                     std::int64_t{multiprocessors} * resident,
                                     keys_of_tile(g, choice.tiling.tile_q()), choice.tiling.tile_k);
-  // A loop of its own gains little before few rows and where rows are copied by element; where Q is
-  // read from shared memory it costs registers.
-  const bool small = choice.few_rows || choice.general;
-  if (small && choice.tiling.query_steps <= kFewQuerySteps) choice.tiling.steady_loop = false;
+  // MEASURED (H200, 2026-11-21): with split keys the steady loop gains nothing at head dims 80 to
+  // 128 (38.5, 63.8, 146 us with it, 38.8, 62.8, 144.7 without), and it spills 144 bytes there.
+  const bool may_split = choice.splits > 1 || choice.few_rows || choice.general;
+  if (may_split && choice.tiling.query_steps <= kFewQuerySteps) choice.tiling.steady_loop = false;
   return choice;
 }
 
 ConfigPrinter print(const Problem& problem, const Geometry& g, const ForwardChoice& choice) {
   const ForwardTiling& t = choice.tiling;
   ConfigPrinter config;
-  // The kernel for few rows reads masks one by one: for one query that is faster (H200,
+  // The kernels that may split read masks one by one: for one query that is faster (H200,
   // 2026-11-21). The others look whether they can read pairs.
-  const CallForm form = choice.general    ? CallForm::kGeneral
-                        : choice.few_rows ? CallForm::kAligned
-                                          : CallForm::kPairs;
+  const bool may_split = choice.few_rows || choice.general || choice.splits > 1;
+  const CallForm form = choice.general ? CallForm::kGeneral
+                        : may_split    ? CallForm::kAligned
+                                       : CallForm::kPairs;
   print_call(config, problem, g, form);
   config.integer("kWarps", t.warps)
       .integer("kWarpRows", t.warp_rows)
@@ -131,6 +132,7 @@ ConfigPrinter print(const Problem& problem, const Geometry& g, const ForwardChoi
       .integer("kQuerySteps", t.query_steps)
       .integer("kSharedBytes", shared_bytes(g, t))
       .boolean("kSteadyLoop", t.steady_loop)
+      .boolean("kSplit", may_split)
       .boolean("kPackGroup", choice.few_rows)
       .integer("kPackedQueries", kPackedQueries)
       .boolean("kPrescaled", needs_prescaling(problem, g));

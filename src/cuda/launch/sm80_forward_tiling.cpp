@@ -10,7 +10,7 @@ namespace {
 
 // k16 steps of Q kept in registers: by the tiling of head dims 80 to 128, by masked ones up to 256.
 constexpr int kFewQuerySteps = 2, kSomeQuerySteps = 8, kAllQuerySteps = 16;
-constexpr int kWindowQuerySteps = 2;   // of windows at head dims to 64
+constexpr int kWindowQuerySteps = 3;   // of windows at head dims to 64
 constexpr int kFeatureQuerySteps = 4;  // of softcap, ALiBi or dropout at head dims to 256
 constexpr int kMinTilesPerSplit = 4, kMinKeysPerSplit = 64;
 constexpr int kMaxSplits = 256;

@@ -111,12 +111,15 @@ struct ForwardTask {
 
     const KeyRange seen = seen_by_any(shape, first_row, kTileQ);
     first_tile = seen.begin / Config::kTileK;
-    const int end_tile = mutation::last_tile<Config>(divide_up(seen.end, Config::kTileK));
-    // The first parts have one tile more where the tiles do not divide.
-    const int all = larger(end_tile - first_tile, 0), part = blockIdx.y;
-    const int each = all / parts, more = all % parts;
-    first_tile += part * each + smaller(part, more);
-    tiles = each + (part < more ? 1 : 0);
+    int end_tile = mutation::last_tile<Config>(divide_up(seen.end, Config::kTileK));
+    if constexpr (Config::kSplit) {
+      // The first parts have one tile more where the tiles do not divide.
+      const int all = larger(end_tile - first_tile, 0), part = blockIdx.y;
+      const int each = all / parts, more = all % parts;
+      first_tile += part * each + smaller(part, more);
+      end_tile = first_tile + each + (part < more ? 1 : 0);
+    }
+    tiles = larger(end_tile - first_tile, 0);
   }
 };
 

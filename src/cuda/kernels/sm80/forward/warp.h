@@ -437,12 +437,13 @@ __device__ void store_rows(const ForwardArguments& args, const ForwardTask<Confi
   }
 }
 
-/// The number of parts is an argument of the launch: calls with and without split keys share a
-/// kernel.
+/// With kSplit the number of parts is an argument, and may be 1.
 template <class Config>
 __device__ void store_results(const ForwardArguments& args, const ForwardTask<Config>& task,
                               ForwardWarp<Config>& warp, int first_row, unsigned char* staging) {
-  if (args.parts > 1) return store_rows<Config, true>(args, task, warp, first_row, staging);
+  if constexpr (Config::kSplit) {
+    if (args.parts > 1) return store_rows<Config, true>(args, task, warp, first_row, staging);
+  }
   store_rows<Config, false>(args, task, warp, first_row, staging);
 }
 

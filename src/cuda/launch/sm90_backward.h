@@ -12,7 +12,7 @@ namespace flashlab::cuda {
 struct Sm90BackwardTiling {
   int tile_q = 64;   ///< queries of a step
   int tile_k = 128;  ///< keys of a block, 64 for each consumer warpgroup
-  int stages = 3;    ///< tiles of queries under way
+  int stages = 2;    ///< tiles of queries under way
 };
 
 Sm90BackwardTiling choose_sm90_backward_tiling(int head_dim);

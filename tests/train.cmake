@@ -4,7 +4,8 @@ if(FLASHLAB_BUILD_CLI)
   flashlab_test(train_gradient_test SOURCES train_gradient_test.cpp train_optimizer_test.cpp
     train_precision_test.cpp
     LIBRARIES flashlab_train)
-  flashlab_test(train_cuda_test SOURCES train_cuda_test.cpp LIBRARIES flashlab_train)
+  flashlab_test(train_cuda_test SOURCES train_cuda_test.cpp train_lowering_test.cpp
+    LIBRARIES flashlab_train)
   flashlab_test(train_kernels_test SOURCES train_kernels_test.cpp train_kernels_rows.cpp
     train_kernels_tokens.cpp LIBRARIES flashlab_train)
   if(TARGET flashlab_emulated)

@@ -1,42 +1,23 @@
-// Steps on a GPU against the same list on the CPU in fp64: loss, every gradient, ten updates. And
-// the lowering, which needs no GPU.
+// Steps on a GPU against the same list on the CPU in fp64: loss, every gradient, ten
+// updates.
 
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <cstring>
-#include <map>
 #include <ostream>
 #include <string>
 #include <vector>
 
-#include "api/context_state.h"
-#include "runtime/cuda/device.h"
-#include "runtime/cuda/known_gpus.h"
-#include "train/cuda/attention_steps.h"
-#include "train/cuda/kernel_steps.h"
-#include "train/cuda/lowering.h"
-#include "train/plan/memory_plan.h"
 #include "train/run/generator.h"
 #include "train/run/step_executor.h"
+#include "train_cuda_cases.h"
 #include "train_model.h"
 
 namespace flashlab::train {
 namespace {
 
 constexpr int kSteps = 10;
-
-// Sizes at which every kernel has an edge: rows that fill no block, packs that fill no warp.
-ModelConfig gpu_model(Family family, std::int64_t vocabulary, std::int64_t width) {
-  return {.name = "test",
-          .family = family,
-          .vocabulary = vocabulary,
-          .context = 40,
-          .width = width,
-          .hidden = width * 3,
-          .layers = 2,
-          .heads = 2};
-}
 
 /// What a run leaves: the losses, and after the first step every gradient, in the end every value.
 struct Trajectory {
@@ -114,61 +95,6 @@ double error_of(const std::vector<double>& got, const std::vector<double>& refer
     worst = std::isnan(difference) ? HUGE_VAL : std::max(worst, difference);
   }
   return worst / scale;
-}
-
-struct CudaCase {
-  std::string name;
-  ModelConfig model;
-  StepOptions options;
-  friend void PrintTo(const CudaCase& each, std::ostream* out) { *out << each.name; }
-};
-
-std::vector<CudaCase> cuda_cases() {
-  const StepOptions base = {.batch = 3};
-  const ModelConfig course = gpu_model(Family::kCourse, 104, 64);
-  const ModelConfig gpt2 = gpu_model(Family::kGpt2, 104, 64);
-  std::vector<CudaCase> out = {{"course", course, base}, {"gpt2", gpt2, base}};
-  out.push_back({"course_odd_vocabulary", gpu_model(Family::kCourse, 65, 48), base});
-  out.push_back({"gpt2_odd_width", gpu_model(Family::kGpt2, 65, 44), base});
-  ModelConfig wide = gpu_model(Family::kCourse, 104, 1056);
-  wide.heads = 11;
-  wide.hidden = 264;
-  out.push_back({"course_wide", wide, base});
-  StepOptions options = base;
-  options.logits_bytes = std::int64_t{104} * 4 * 50;
-  options.accumulate = 2;
-  out.push_back({"course_chunks_and_micro_batches", course, options});
-  out.push_back({"gpt2_chunks_and_micro_batches", gpt2, options});
-  options = base;
-  options.checkpoint = {{2, {{1, {}}, {1, {}}}}};
-  options.optimizer.convention = AdamWConvention::kCs336;
-  ModelConfig dropping = course;
-  dropping.dropout = 0.3;
-  out.push_back({"course_checkpoint_dropout_cs336", dropping, options});
-  options = base;
-  options.accumulate = 2;
-  dropping = gpt2;
-  dropping.dropout = 0.3;
-  out.push_back({"gpt2_dropout_micro_batches", dropping, options});
-  options = base;
-  options.checkpoint = {{1, {}}, {1, {}}};
-  out.push_back({"gpt2_checkpoint", gpt2, options});
-  // 16-bit rows that go from block to block through shared memory, more of them than blocks.
-  out.push_back({"gpt2_long_rows", gpu_model(Family::kGpt2, 16392, 64), {.batch = 8}});
-  options = base;
-  options.fused = false;
-  out.push_back({"course_unfused", course, options});
-  out.push_back({"gpt2_unfused", gpt2, options});
-  options.attention = "naive";
-  out.push_back({"course_unfused_naive", course, options});
-  dropping.dropout = 0.2;
-  options.fused = true;
-  out.push_back({"gpt2_naive_dropout", dropping, options});
-  options = base;
-  options.context = 33;
-  options.optimizer.max_norm = 0;
-  out.push_back({"gpt2_shorter_unclipped", gpt2, options});
-  return out;
 }
 
 class TrainCuda : public testing::TestWithParam<CudaCase> {
@@ -288,247 +214,6 @@ TEST(TrainCudaDecoding, LogitsAreThoseOfTheCpu) {
 
 INSTANTIATE_TEST_SUITE_P(Cases, TrainCuda, testing::ValuesIn(cuda_cases()),
                          [](const auto& info) { return info.param.name; });
-
-// ---------------------------------------------------------------------------------------------
-// The lowering, on a GPU that is only described
-// ---------------------------------------------------------------------------------------------
-
-struct Lowered {
-  StepPlan plan;
-  runtime::Program program;
-  LoweredStep step;
-};
-
-Lowered lowered_of(const ModelConfig& model, const StepOptions& options) {
-  Lowered out;
-  Result<StepPlan> plan = build_step(model, options);
-  EXPECT_TRUE(plan.ok());
-  out.plan = std::move(*plan);
-  auto step =
-      lower(out.plan, plan_memory(out.plan), *cuda::known_gpu("sm_90a"), nullptr, out.program);
-  EXPECT_TRUE(step.ok()) << step.status().message();
-  if (step.ok()) out.step = std::move(*step);
-  return out;
-}
-
-TEST(TrainLowering, EveryStepReadsAndWritesInsideItsBuffer) {
-  for (const CudaCase& each : cuda_cases()) {
-    StepOptions options = each.options;
-    options.precision = Precision::kBf16;
-    const Lowered lowered = lowered_of(each.model, options);
-    EXPECT_TRUE(lowered.program.check().ok()) << lowered.program.check().message();
-    const std::int64_t arena = lowered.plan.arena_elements * 4;
-    for (const runtime::Step& step : lowered.program.steps()) {
-      const auto* kernel = std::get_if<runtime::KernelWork>(&step.work);
-      if (kernel == nullptr) continue;
-      for (const auto& pointer : kernel->parameters.pointers()) {
-        const runtime::Buffer& buffer =
-            lowered.program.buffers()[static_cast<std::size_t>(pointer.place.buffer)];
-        const std::int64_t bytes =
-            buffer.external ? arena : static_cast<std::int64_t>(buffer.bytes);
-        EXPECT_GE(pointer.place.offset_bytes, 0) << step.name;
-        EXPECT_LE(pointer.place.offset_bytes, bytes) << step.name << " in " << buffer.name;
-      }
-    }
-    EXPECT_EQ(lowered.step.operation_of.size(), lowered.program.steps().size());
-  }
-}
-
-TEST(TrainLowering, AResidualIsTheAddendOfItsProduct) {
-  const Lowered lowered = lowered_of(gpu_model(Family::kGpt2, 104, 64), {.batch = 3});
-  int found = 0;
-  for (const runtime::Step& step : lowered.program.steps()) {
-    if (step.name != "layer 1 / attention / output") continue;
-    const auto& product = std::get<runtime::ProductWork>(step.work);
-    EXPECT_EQ(product.product.epilogue, runtime::Epilogue::kBias);
-    EXPECT_EQ(product.product.beta, 1);
-    EXPECT_NE(product.addend, product.c);
-    ++found;
-  }
-  EXPECT_EQ(found, 1);
-}
-
-// What a product does on the way is written where the neighbour would have written it.
-TEST(TrainLowering, ProductsTakeInTheirNeighbours) {
-  const Lowered lowered =
-      lowered_of(gpu_model(Family::kGpt2, 104, 64), {.batch = 3, .precision = Precision::kBf16});
-  using runtime::Epilogue;
-  std::map<Epilogue, int> found;
-  for (std::size_t i = 0; i < lowered.program.steps().size(); ++i) {
-    const auto* work = std::get_if<runtime::ProductWork>(&lowered.program.steps()[i].work);
-    if (work == nullptr) continue;
-    ++found[work->product.epilogue];
-    const bool aux = work->product.epilogue == Epilogue::kBiasGelu;
-    EXPECT_EQ(work->aux.buffer >= 0, aux);
-    EXPECT_FALSE(aux && work->aux == work->c);
-  }
-  EXPECT_EQ(found[Epilogue::kBiasGelu], 2);
-  for (const runtime::Step& step : lowered.program.steps()) {
-    const bool forward = step.name.find("/ gelu") != std::string::npos;
-    EXPECT_FALSE(forward) << step.name;
-  }
-}
-
-// Backward of a norm and of GELU adds up what it writes: of the four biases of a layer, three.
-TEST(TrainLowering, KernelsAddUpTheBiasesBeforeThem) {
-  StepOptions options = {.batch = 3};
-  const auto entries_of = [&](const ModelConfig& model) {
-    std::map<std::string, int> out;
-    const Lowered lowered = lowered_of(model, options);
-    for (const runtime::Step& step : lowered.program.steps()) {
-      const auto* kernel = std::get_if<runtime::KernelWork>(&step.work);
-      if (kernel == nullptr) continue;
-      ++out[kernel->spec.entry];
-      const bool sums = kernel->spec.config.find("kSums = true") != std::string::npos;
-      if (kernel->spec.entry == "flash_bwd_norm") out["with sums"] += sums ? 1 : 0;
-    }
-    return out;
-  };
-  ModelConfig gpt2 = gpu_model(Family::kGpt2, 104, 64);
-  std::map<std::string, int> found = entries_of(gpt2);
-  EXPECT_EQ(found["flash_bwd_norm"], 5);
-  EXPECT_EQ(found["with sums"], 4);
-  EXPECT_EQ(found["flash_bwd_gelu_sums"], 2);
-  EXPECT_EQ(found["flash_bwd_column_partials"], 2);
-  EXPECT_EQ(found["flash_bwd_column_finish"], 5 + 4);
-  // What is made again for a group comes after the sum, so that gradients keep their bits.
-  options.checkpoint = {{1, {}}, {1, {}}};
-  EXPECT_EQ(entries_of(gpt2)["flash_bwd_column_finish"], found["flash_bwd_column_finish"]);
-  options.checkpoint.clear();
-  gpt2.dropout = 0.1;
-  EXPECT_EQ(entries_of(gpt2)["flash_bwd_column_partials"], 6);
-  EXPECT_EQ(entries_of(gpu_model(Family::kCourse, 104, 64))["with sums"], 0);
-}
-
-// Each call of attention counts its tiles in a place of its own; one memset clears all of them.
-TEST(TrainLowering, CountersOfAttentionAreClearedTogether) {
-  const auto gpu = cuda::GpuDevice::described(*cuda::known_gpu("sm_90a"));
-  const ContextOptions on_gpu = {.device = {DeviceKind::kCuda, 0}};
-  const Context context(std::make_unique<internal::ContextState>(on_gpu, gpu.get()));
-  ModelConfig model = gpu_model(Family::kGpt2, 104, 128);
-  model.heads = 2;
-  model.context = 1024;
-  const auto plan = build_step(model, {.batch = 8, .precision = Precision::kBf16});
-  ASSERT_TRUE(plan.ok()) << plan.status().message();
-  runtime::Program program;
-  const LoweredStep lowered;
-  const std::vector<runtime::Place> places(plan->tensors.size(), {program.add_region("all", 1)});
-  AttentionSteps steps(*plan, places, &context, lowered, program);
-  const Status planned = steps.plan();
-  ASSERT_TRUE(planned.ok()) << planned.message();
-  std::size_t calls = 0;
-  for (std::size_t i = 0; i < plan->operations.size(); ++i) {
-    const OperationKind kind = plan->operations[i].kind;
-    if (kind == OperationKind::kAttention) ++calls;
-    if (kind == OperationKind::kAttention || kind == OperationKind::kAttentionBackward) {
-      steps.append(i);
-    }
-  }
-  EXPECT_TRUE(program.check().ok()) << program.check().message();
-  const auto* memset = std::get_if<runtime::MemsetWork>(&program.steps().front().work);
-  ASSERT_NE(memset, nullptr);
-  std::map<std::int64_t, int> counters;
-  for (const runtime::Step& step : program.steps()) {
-    if (&step != &program.steps().front()) {
-      EXPECT_FALSE(std::holds_alternative<runtime::MemsetWork>(step.work)) << step.name;
-    }
-    const auto* kernel = std::get_if<runtime::KernelWork>(&step.work);
-    if (kernel == nullptr) continue;
-    for (const auto& pointer : kernel->parameters.pointers()) {
-      if (pointer.place.buffer == memset->target.buffer) ++counters[pointer.place.offset_bytes];
-    }
-  }
-  EXPECT_EQ(counters.size(), calls);
-  EXPECT_EQ(memset->bytes, 64 * calls);
-}
-
-TEST(TrainLowering, SaysWhatAGpuHasNoKernelFor) {
-  // Each stands beside a list that is accepted: the refusal is of this one thing.
-  StepOptions options = {.batch = 3};
-  ModelConfig model = gpu_model(Family::kCourse, 104, 64);
-  const auto refusal = [&] {
-    Result<StepPlan> plan = build_step(model, options);
-    runtime::Program program;
-    const auto step =
-        lower(*plan, plan_memory(*plan), *cuda::known_gpu("sm_90a"), nullptr, program);
-    return step.ok() ? std::string("accepted") : step.status().message();
-  };
-  EXPECT_EQ(refusal(), "accepted");
-  options.precision = Precision::kFp64;
-  EXPECT_NE(refusal().find("fp64"), std::string::npos) << refusal();
-  options.precision = Precision::kFp16;
-  options.attention = "naive";
-  options.fused = false;
-  EXPECT_EQ(refusal(), "accepted");
-  options = {.batch = 1, .mode = StepMode::kDecode};
-  EXPECT_EQ(refusal(), "accepted");
-  model.context = 100'000;
-  EXPECT_NE(refusal().find("when a GPU decodes"), std::string::npos) << refusal();
-}
-
-// One sequence's heads are a batch of products whose matrices lie a head apart.
-TEST(TrainLowering, NaiveAttentionIsAProductOfAllHeadsForEachSequence) {
-  const Lowered lowered =
-      lowered_of(gpu_model(Family::kCourse, 104, 64), {.batch = 3, .attention = "naive"});
-  std::vector<runtime::ProductWork> scores;
-  for (const runtime::Step& step : lowered.program.steps()) {
-    if (step.name != "layer 0 / attention / scores") continue;
-    scores.push_back(std::get<runtime::ProductWork>(step.work));
-  }
-  ASSERT_EQ(scores.size(), 3u);
-  for (std::size_t i = 0; i < scores.size(); ++i) {
-    const auto sequence = static_cast<std::int64_t>(i);
-    EXPECT_EQ(scores[i].product.batch, 2);
-    EXPECT_EQ(scores[i].product.a.batch_stride, 32);
-    EXPECT_EQ(scores[i].product.c.batch_stride, 40 * 40);
-    EXPECT_EQ(scores[i].a.offset_bytes - scores[0].a.offset_bytes, sequence * 40 * 3 * 64 * 4);
-    EXPECT_EQ(scores[i].c.offset_bytes - scores[0].c.offset_bytes, sequence * 2 * 40 * 40 * 4);
-  }
-}
-
-// Cached keys and values are no part of what is sent with every token.
-TEST(TrainLowering, TheCacheStaysOnTheGpu) {
-  const Lowered lowered =
-      lowered_of(gpu_model(Family::kGpt2, 104, 64), {.batch = 1, .mode = StepMode::kDecode});
-  EXPECT_LT(lowered.step.batch.bytes, 4096);
-  int found = 0;
-  for (const runtime::Buffer& buffer : lowered.program.buffers()) {
-    if (buffer.name != "cached keys and values") continue;
-    EXPECT_EQ(buffer.bytes, 2u * 2 * 40 * 64 * 4);
-    ++found;
-  }
-  EXPECT_EQ(found, 1);
-}
-
-TEST(TrainLowering, TokensAreSortedByTheirRows) {
-  const std::vector<std::int32_t> tokens = {3, 0, 3, 7, 0, 3};
-  BatchLayout layout;
-  layout.rows = 6;
-  layout.groups = 6;
-  layout.micro_batches = 1;
-  layout.order = 256;
-  layout.starts = 512;
-  std::vector<std::byte> batch(1024);
-  std::memcpy(batch.data(), tokens.data(), 4 * tokens.size());
-  sort_tokens(layout, 8, batch.data());
-  const auto* order = reinterpret_cast<const std::int32_t*>(batch.data() + layout.order);
-  const auto* starts = reinterpret_cast<const std::int32_t*>(batch.data() + layout.starts);
-  EXPECT_EQ(std::vector<std::int32_t>(order, order + 6),
-            (std::vector<std::int32_t>{1, 4, 0, 2, 5, 3}));
-  EXPECT_EQ(std::vector<std::int32_t>(starts, starts + 7),
-            (std::vector<std::int32_t>{0, 2, 5, 6, 6, 6, 6}));
-}
-
-TEST(TrainLowering, DecayBitsFollowTheRanges) {
-  Result<StepPlan> plan = build_step(gpu_model(Family::kCourse, 104, 64), {.batch = 3});
-  const std::vector<std::uint32_t> bits = decay_bits(*plan);
-  for (const Parameter& parameter : plan->parameters) {
-    for (std::int64_t i : {parameter.offset, parameter.offset + parameter.elements - 1}) {
-      const bool decays = bits[static_cast<std::size_t>(i / 2048)] >> (i / 64 % 32) & 1;
-      EXPECT_EQ(decays, parameter.decays) << parameter.name;
-    }
-  }
-}
 
 }  // namespace
 }  // namespace flashlab::train

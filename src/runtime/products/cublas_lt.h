@@ -123,7 +123,7 @@ class CublasLt {
              const void* b, void* c, void* workspace, CUstream stream, const void* addend = nullptr,
              const void* bias = nullptr, const void* aux = nullptr) const;
 
-  static constexpr std::size_t kWorkspaceBytes = std::size_t{24} << 20;
+  static constexpr std::size_t kWorkspaceBytes = std::size_t{32} << 20;
 
   std::string version() const;
 

@@ -21,13 +21,11 @@ TensorId head_weight(StepBuilder& b, const ModelConfig& model) {
 // GPU's product.
 std::int64_t chunk_rows(std::int64_t rows, std::int64_t row_bytes, std::int64_t limit_bytes) {
   constexpr std::int64_t kTile = 128;
-  std::int64_t most = std::max<std::int64_t>(limit_bytes / row_bytes, 1);
-  if (rows <= most) return rows;
-  const std::int64_t unit = most < kTile ? 1 : kTile;
-  most = most / unit * unit;
+  const std::int64_t most = std::max<std::int64_t>(limit_bytes / row_bytes, 1);
   const std::int64_t chunks = (rows + most - 1) / most;
   const std::int64_t equal = (rows + chunks - 1) / chunks;
-  return (equal + unit - 1) / unit * unit;
+  const std::int64_t whole_tiles = (equal + kTile - 1) / kTile * kTile;
+  return chunks > 1 && whole_tiles <= most ? whole_tiles : equal;
 }
 
 struct Chunk {

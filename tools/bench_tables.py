@@ -160,7 +160,7 @@ def gpu_front():
               f"{documents['papers-torch.flash']['peer'].split(' torch.')[0]}, {e['gpu']}, driver "
               f"{e['driver']}, {e['gpu_clock_mhz']:.0f} MHz, {e['date_utc'][:10]}, {commits}: "
               f"`{command}`, and `--grid fp32`. "
-              "On this GPU forward runs on `sm90`, backward and fp32 on `sm80`."]
+              "In these runs forward is `sm90`'s, backward and fp32 `sm80`'s."]
     return "\n".join(lines)
 
 

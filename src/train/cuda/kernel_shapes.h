@@ -52,12 +52,12 @@ inline int warps_with(int registers) {
 
 /// Forward: as many blocks as are there at once, each with row after row; fewer where that gives
 /// every block as many rows.
-inline std::int64_t norm_forward_blocks(const NormShape& shape, std::int64_t rows,
+inline std::int64_t norm_forward_blocks(const NormShape& shape, bool layer, std::int64_t rows,
                                         std::int64_t element_bytes,
                                         const cuda::DeviceInfo& device) {
   const std::int64_t groups = shape.block / shape.row_threads;
   const auto words = static_cast<int>(std::max<std::int64_t>(shape.vector * element_bytes / 4, 1));
-  const int registers = 28 + shape.packs * words * 3;
+  const int registers = 28 + shape.packs * words * (layer ? 4 : 3);
   const int at_once = std::max(4 * 32 * warps_with(registers) / shape.block, 1);
   const std::int64_t turns_of_rows = (rows + groups - 1) / groups;
   const std::int64_t most = static_cast<std::int64_t>(at_once) * device.multiprocessors;

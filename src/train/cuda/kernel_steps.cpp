@@ -181,7 +181,7 @@ Status KernelSteps::norm(const Operation& operation) {
     }
     add(operation,
         {"train/norm.cu", "flash_fwd_norm", config,
-         norm_forward_blocks(shape, a.rows, bytes, device_), 1, shape.block},
+         norm_forward_blocks(shape, layer, a.rows, bytes, device_), 1, shape.block},
         std::move(block));
     return {};
   }

@@ -43,16 +43,6 @@ struct RowShare {
   }
 };
 
-/// Registers of forward: two rows and one of weights, and blocks of a multiprocessor with so many.
-template <class Config>
-inline constexpr int kForwardRegisters =
-    (28 + 3 * Config::kPacks * RowShare<Config>::Raw::kWords + 7) / 8 * 8;
-template <class Config>
-inline constexpr int kForwardBlocks =
-    kForwardRegisters<Config> * Config::kBlock > 32768
-        ? 1
-        : 65536 / (kForwardRegisters<Config> * Config::kBlock);
-
 template <class Config>
 __device__ inline void norm_forward(const NormArguments& args) {
   using Share = RowShare<Config>;
@@ -61,14 +51,13 @@ __device__ inline void norm_forward(const NormArguments& args) {
   const Share share;
   const Index stride = static_cast<Index>(gridDim.x) * Share::kGroups;
   Index row = static_cast<Index>(blockIdx.x) * Share::kGroups + share.group;
-  // RMSNorm's weights are under way with the row: behind the sums they would be waited for again.
-  // LayerNorm would have fewer warps then: it reads weights and biases out of L1 for every row.
-  constexpr bool kKeepsWeight = !Config::kLayer;
-  typename Share::Raw x[kPacks], next[kPacks], weight[kPacks];
+  // The weights are under way with the row: behind the sums they would be waited for again.
+  typename Share::Raw x[kPacks], next[kPacks], weight[kPacks], bias[Config::kLayer ? kPacks : 1];
 #pragma unroll
   for (int p = 0; p < kPacks; ++p) {
     next[p] = row < args.rows ? share.load(args.x, row, p) : typename Share::Raw{};
-    if constexpr (kKeepsWeight) weight[p] = share.load(args.weight, 0, p);
+    weight[p] = share.load(args.weight, 0, p);
+    if constexpr (Config::kLayer) bias[p] = share.load(args.bias, 0, p);
   }
   for (int turn = 0; row < args.rows; row += stride, turn ^= 1) {
 #pragma unroll
@@ -106,10 +95,9 @@ __device__ inline void norm_forward(const NormArguments& args) {
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       if (!share.inside(p)) continue;
-      if constexpr (!kKeepsWeight) weight[p] = share.load(args.weight, 0, p);
       const auto xs = floats_of<kT, kVector>(x[p]), w = floats_of<kT, kVector>(weight[p]);
       Pack<kVector> b{}, y;
-      if constexpr (Config::kLayer) b = floats_of<kT, kVector>(share.load(args.bias, 0, p));
+      if constexpr (Config::kLayer) b = floats_of<kT, kVector>(bias[p]);
       for (int i = 0; i < kVector; ++i) {
         y.at[i] = w.at[i] * ((xs.at[i] - mean) * rstd) + b.at[i];
       }
@@ -258,8 +246,7 @@ __device__ inline void norm_backward(const NormArguments& args) {
 
 }  // namespace flashlab::device
 
-extern "C" __global__ void
-    __launch_bounds__(Config::kBlock, flashlab::device::kForwardBlocks<Config>)
+extern "C" __global__ void __launch_bounds__(Config::kBlock)
     flash_fwd_norm(const __grid_constant__ flashlab::device::NormArguments args) {
   flashlab::device::norm_forward<Config>(args);
 }

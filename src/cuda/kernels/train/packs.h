@@ -27,13 +27,11 @@ struct RawPack {
 };
 template <>
 struct RawPack<Element::kFp16, 1> {
-  static constexpr int kWords = 1;
-  unsigned words[kWords];
+  unsigned words[1];
 };
 template <>
 struct RawPack<Element::kBf16, 1> {
-  static constexpr int kWords = 1;
-  unsigned words[kWords];
+  unsigned words[1];
 };
 
 template <Element kElement>

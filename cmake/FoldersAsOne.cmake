@@ -31,9 +31,9 @@ foreach(target IN ITEMS flashlab flashlab_lab flashlab_train flashlab_profile fl
   endforeach()
 endforeach()
 
-# g++ looks for garbage only once a file has taken half a gigabyte: user seconds of
-# tests/cuda_ptx_test.cpp 6.4, so 6.0, of profile/ 11.7, so 10.7 with 155 MB more (g++ 12, means on
-# two cores of an EPYC, 2026-11-24).
+# With it g++ collects garbage only once a file has taken half a gigabyte. User seconds without and
+# with it: tests/cuda_ptx_test.cpp 6.4 and 6.0; profile/ 11.7 and 10.7, with 155 MB more memory
+# (g++ 12, means of three runs on two cores of an EPYC, 2026-11-24).
 if(CMAKE_CXX_COMPILER_ID STREQUAL GNU)
   target_compile_options(flashlab_flags INTERFACE --param=ggc-min-heapsize=500000)
 endif()

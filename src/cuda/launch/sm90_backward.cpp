@@ -160,15 +160,12 @@ void add_steps(GpuPlan& plan, const ConfigPrinter& config, const Sm90BackwardTil
            (t.tile_k / 64 + 1) * kWarpgroupThreads,
            fmt::format("{} · {} blocks of {} keys", config.summary(), blocks.key_blocks, t.tile_k));
   products.shape.shared_bytes = static_cast<unsigned>(sm90_backward_shared_bytes(t, head_dim));
-  products.shape.programmatic = true;
   products.parameters = parameters(plan, t, blocks.query_tiles);
   plan.add_kernel(std::move(products));
-  GpuStep finish =
+  plan.add_kernel(
       step("sm80/backward/finish.cu", "flash_bwd_sm80_finish", blocks.query_blocks,
            32 * head_dim / kFinishColumns,
-           fmt::format("dQ = scale dQ_fp32 in dq's type · {} blocks", blocks.query_blocks));
-  finish.shape.programmatic = true;
-  plan.add_kernel(std::move(finish));
+           fmt::format("dQ = scale dQ_fp32 in dq's type · {} blocks", blocks.query_blocks)));
 }
 
 }  // namespace

@@ -1,7 +1,6 @@
 // Backward, step 3 of 3: dQ = scale dQ_fp32, from the accumulator's order to rows, in dq's type.
 // One block per tile of queries and head. Bound by memory: 4 B Hq Sq D bytes read, 2 written.
 
-#include "ptx/dependency.h"
 #include "sm80/backward/operands.h"
 #include "tile/mutation.h"
 
@@ -41,7 +40,6 @@ extern "C" __global__ void __launch_bounds__(32 * Config::kWarpsQ * Config::kWar
       row_address<Config::kGradQ>(args.dq, batch, head, tile * Sizes::kTileQ);
   const Int64 row_bytes = args.dq.row_stride * (Config::kGradQ == Element::kFp32 ? 4 : 2);
 
-  flashlab::ptx::wait_for_kernel_before();
 #pragma unroll
   for (int m = 0; m < Sizes::kGradQM; ++m) {
     const int part_row = (warp / Sizes::kFeatureParts * Sizes::kGradQM + m) * 16;

@@ -17,7 +17,6 @@
 // then the other's dS has usually been there for long, and the warpgroups run apart, one's
 // exponentials beside the other's products.
 
-#include "ptx/dependency.h"
 #include "ptx/special.h"
 #include "ptx/warpgroup.h"
 #include "sm90/backward/warpgroup.h"
@@ -41,7 +40,6 @@ __device__ inline void produce(const Sm90BackwardArguments& args,
                      keys, ptx::kEvictFirst);
   copy_tile<TileKey>(ptx::shared_address(shared.v), &args.v, work.key0, work.head_k, work.batch,
                      keys, ptx::kEvictFirst);
-  ptx::wait_for_kernel_before();  // which leaves lse2 and delta
   Ring<Config::kStages> ring(shared.ring_queries);
 #pragma unroll 1
   for (; at.left > 0; at.next(work)) {
@@ -236,7 +234,6 @@ __device__ void sm90_backward(const Sm90BackwardArguments& args) {
     if (threadIdx.x == 0) produce<Config>(args, shared, work);
   } else {
     ptx::take_registers<Tiles::kConsumerRegisters>();
-    ptx::wait_for_kernel_before();  // which leaves zeros to add dQ to
     Sm90KeyConsumer<Config>(args.call, shared, work, warpgroup - 1).run();
   }
 }

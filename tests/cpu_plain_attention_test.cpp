@@ -153,6 +153,17 @@ TEST(PlainAttention, ScalesOfEverySign) {
   }
 }
 
+TEST(PlainAttention, AScaleKeepsItsBitsInFp64) {
+  Trial trial({.seqlen_q = 20,
+               .seqlen_k = 30,
+               .dtype = DType::kFp64,
+               .scale = 0.1,  // 1.5e-9 away from the nearest float
+               .lse_gradient = true,
+               .fp64_lse = true});
+  run(trial, make_context());
+  expect_close(trial);
+}
+
 TEST(PlainAttention, LargeScoresKeepTheirDifferences) {
   Trial trial({.seqlen_q = 40, .seqlen_k = 150, .head_dim = 16, .scale = 40.0f});
   run(trial, make_context());

@@ -65,6 +65,14 @@ class Forward(unittest.TestCase):
             with self.subTest(scale=scale):
                 self.check(q, k, v, "float32", scale=scale)
 
+    def test_a_scale_keeps_its_bits_in_float64(self):
+        q, k, v, d_o = oracle.arrays(3, 1, 9, 13, 2, 2, 16, dtype="float64")
+        self.check(q, k, v, "float64", scale=0.1)
+        options = dict(scale=0.1)
+        gradients = both(q, k, v, d_o, options)[1:]
+        for got, expected in zip(gradients, oracle.backward(d_o, q, k, v, **options)):
+            oracle.close(self, got, expected, "float64")
+
     def test_seed_of_dropout_in_an_array(self):
         q, k, v, d_o = oracle.arrays(3, 1, 9, 9, 2, 2, 16)
         numbers = dict(dropout_p=0.5, dropout_seed=(5, -7))

@@ -30,6 +30,8 @@ class BadInput(Folder):
         self.refused(["bench", "--zzzzzzzzzz"], "no flag --zzzzzzzzzz", "bench --help")
         self.refused(["bench", "--rows", "5"], "bench does not take --rows", "bench weighted-sum")
         self.refused(["bench", "--seqlen", "1k", "2k"], 'the word "2k"', "commas")
+        self.refused(["bench", "stpe"], 'the word "stpe"', "did you mean bench step?")
+        self.refused(["explain", "precisoin"], "did you mean explain precision?")
         self.refused(["bench", "--seqlen", "1k", "--seqlen", "2k"], "given twice",
                      "--seqlen 1k,2k")
         self.refused(["bench", "--seqlen"], "--seqlen", "needs a value")
@@ -131,15 +133,28 @@ class BadInput(Folder):
         path = self.path("good.safetensors", good)
         self.refused([*bench, path, "--seqlen", "5"], "--seqlen contradicts --input")
         self.refused([*bench, path, "--preset", "gpt2-small"], "--preset contradicts --input")
-        self.refused([*bench, self.path("masked.safetensors", safetensors(
-            {**{name: ((1, 2, 1, 4), [1.0] * 8) for name in "qkv"},
-             "attn_mask": ((1, 1, 2, 2), [0.0] * 4)}))], "attn_mask", "--causal")
+        for name in ("mask", "attn_mask"):
+            masked = self.path("masked.safetensors", safetensors(
+                {**{tensor: ((1, 2, 1, 4), [1.0] * 8) for tensor in "qkv"},
+                 name: ((1, 1, 2, 2), [0.0] * 4)}))
+            for command in ("bench", "check"):
+                self.refused([command, "--input", masked], f" {name}: got a tensor", "--causal")
         huge = self.path("huge.safetensors", safetensors(
             {name: ((1, 2, 1, 4), [1e38] * 8) for name in "qkv"}))
         for command in ("bench", "check"):
             self.refused([command, "--input", huge], "beyond fp32", "scale the values down")
         forward_only = self.path("forward.safetensors", attention_file(gradient=False))
         self.refused([*bench, forward_only, "--pass", "both"], 'no tensor "do"')
+
+    def test_deeply_nested_files(self):
+        deep = b"[" * 80_000 + b"]" * 80_000
+        header = b'{"q": {"dtype": "F32", "shape": [1], "data_offsets": ' + deep + b"}}"
+        tensors = self.path("deep.safetensors", struct.pack("<Q", len(header)) + header)
+        results = self.path("deep.json", b'{"schema": ' + deep + b"}")
+        for command in ("bench", "check"):
+            self.refused([command, "--input", tensors], "nested over 64 levels")
+        for command in ("bench", "compare"):
+            self.refused([command, *SMALL, "--baseline", results], "nested over 64 levels")
 
     def test_result_files(self):
         unreadable = self.path("not.json", b"{ this is no json")

@@ -3,13 +3,13 @@
 
 import json
 import os
-import pty
+import re
 import signal
 import subprocess
 import time
 
 import cli_harness
-from cli_harness import SMALL, Folder, program, run
+from cli_harness import SMALL, Folder, on_terminal, program, run
 
 
 class Commands(Folder):
@@ -245,33 +245,39 @@ class Interrupts(Folder):
             self.assertGreaterEqual(len(json.load(file)["results"]), 3)
 
     def test_progress_and_colours_only_on_a_terminal(self):
-        def on_terminal(env):
-            try:
-                parent, child = pty.openpty()
-            except OSError as error:  # e.g. a container without /dev/pts
-                self.skipTest(f"no terminal to be had here: {error}")
-            process = subprocess.Popen(
-                [program(), "compare", *SMALL, "--dtype", "fp32", "--pass", "forward", "--output",
-                 self.path("report")], stdout=child, stderr=child, env=env)
-            os.close(child)
-            text = b""
-            while True:
-                try:
-                    piece = os.read(parent, 65536)
-                except OSError:
-                    break
-                if not piece:
-                    break
-                text += piece
-            os.close(parent)
-            self.assertEqual(process.wait(timeout=60), 0, text)
-            return text.decode()
+        command = ["compare", *SMALL, "--dtype", "fp32", "--pass", "forward", "--output",
+                   self.path("report")]
         plain = {k: v for k, v in os.environ.items() if k != "NO_COLOR"}
-        plain["TERM"] = "xterm"
-        coloured = on_terminal(plain)
+        code, coloured = on_terminal(self, *command, env=plain)
+        self.assertEqual(code, 0, coloured)
         self.assertIn("█", coloured)
         self.assertRegex(coloured, "\x1b\\[[0-9;]*m")
-        self.assertNotRegex(on_terminal({**plain, "NO_COLOR": "1"}), "\x1b\\[[0-9;]*m")
+        self.assertNotRegex(on_terminal(self, *command, env={**plain, "NO_COLOR": "1"})[1],
+                            "\x1b\\[[0-9;]*m")
+
+    def test_progress_says_how_long_it_takes(self):
+        code, text = on_terminal(self, "bench", "--seqlen", "512", "--implementation", "naive",
+                                 "--repeats", "20000", until=" left")
+        self.assertRegex(text, r"% .* · about \d+(\.\d)? (s|min|h) left")
+        self.assertEqual(code, 130)
+
+    def test_nothing_is_wider_than_80_columns(self):
+        steps = ["--warmup", "0", "--repeats", "2"]
+        gpu = ["explain", "--arch", "sm_90a", "--pass", "both"]
+        for command in (["bench", *SMALL, "--pass", "both", "--check"],
+                        ["bench", *SMALL[:-6], "--seqlen", "16,32", *steps],
+                        ["bench", *SMALL, "--implementation", "fa2-plain", "--pass", "backward"],
+                        ["bench", "weighted-sum", "--rows", "64,128", "--dim", "32", *steps],
+                        ["bench", "step", *steps],
+                        ["compare", *SMALL, "--dtype", "fp32", "--output", self.path("report")],
+                        ["explain", "--pass", "both"], gpu, [*gpu, "--verbose"],
+                        ["explain", "--memory"], ["explain", "step"], ["info"],
+                        ["check", "--case", "fp32-window-both"], ["bench", "--help"]):
+            code, text = on_terminal(self, *command, columns=80)
+            self.assertEqual(code, 0, text)
+            for line in re.sub("\x1b\\[[0-9;]*[A-Za-z]", "", text).split("\n"):
+                line = line.rstrip("\r").split("\r")[-1]
+                self.assertLessEqual(len(line), 80, f"{command}: {line}")
 
 
 if __name__ == "__main__":

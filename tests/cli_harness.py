@@ -4,14 +4,18 @@ Each tests/cli_*_test.py is called with the program and the source tree:
     tests/cli_help_test.py build/flashlab . [unittest arguments]
 """
 
+import fcntl
 import io
 import json
 import os
+import pty
 import shutil
+import signal
 import struct
 import subprocess
 import sys
 import tempfile
+import termios
 import unittest
 import zipfile
 
@@ -27,6 +31,33 @@ os.environ["CUDA_VISIBLE_DEVICES"] = ""
 def run(*arguments, timeout=120, env=None, cwd=None, stdout=subprocess.PIPE):
     return subprocess.run([program(), *arguments], stdout=stdout, stderr=subprocess.PIPE, text=True,
                           timeout=timeout, env=env, cwd=cwd, stdin=subprocess.DEVNULL)
+
+
+def on_terminal(test, *arguments, columns=100, env=None, until=None):
+    """What the program writes to a terminal of so many columns; interrupts it at a text."""
+    try:
+        parent, child = pty.openpty()
+    except OSError as error:  # e.g. a container without /dev/pts
+        test.skipTest(f"no terminal to be had here: {error}")
+    fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
+    process = subprocess.Popen([program(), *arguments], stdout=child, stderr=child,
+                               stdin=subprocess.DEVNULL,
+                               env={**(env or os.environ), "TERM": "xterm"})
+    os.close(child)
+    text = b""
+    while True:
+        try:
+            piece = os.read(parent, 65536)
+        except OSError:
+            break
+        if not piece:
+            break
+        text += piece
+        if until and until.encode() in text:
+            process.send_signal(signal.SIGINT)
+            until = None
+    os.close(parent)
+    return process.wait(timeout=60), text.decode()
 
 
 def safetensors(tensors):

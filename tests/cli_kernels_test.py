@@ -11,7 +11,7 @@ import tempfile
 import unittest
 
 import cli_harness
-from cli_harness import Folder, run
+from cli_harness import Folder, program, run
 
 def environment(**changes):
     out = {**os.environ, **changes}
@@ -102,6 +102,17 @@ class Kernels(Folder):
         again = json.loads(run(*command, timeout=600).stdout)
         self.assertEqual([k["compile_seconds"] for k in again["kernels"]],
                          [0] * len(first["kernels"]))
+
+    def test_a_long_list_is_told_of_before_it_is_compiled(self):
+        process = subprocess.Popen([program(), "precompile", "--arch", "sm_90a", "--output",
+                                    self.path("kernels")], stdout=subprocess.PIPE,
+                                   stderr=subprocess.PIPE, text=True)
+        first = process.stdout.readline()
+        process.kill()
+        text = process.communicate(timeout=60)[1]
+        if not first and "NVRTC" in text and os.environ.get("CI") != "true":
+            self.skipTest(text.strip())
+        self.assertRegex(first, r"^\d{3,} kernels on \d+ threads?: about \d+ (s|min)")
 
     def test_cache_lists_and_clears(self):
         folder = self.path("cache")

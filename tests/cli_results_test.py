@@ -10,7 +10,7 @@ import zipfile
 import xml.etree.ElementTree as ElementTree
 
 import cli_harness
-from cli_harness import SMALL, Folder, attention_file, attention_npz, run
+from cli_harness import SMALL, Folder, attention_file, attention_npz, run, safetensors
 
 BENCH_KEYS = {
     "implementation", "device", "pass", "dtype", "batch", "heads_q", "heads_k", "head_dim",
@@ -277,6 +277,16 @@ class Results(Folder):
             self.assertEqual(json.loads(done.stdout)["results"][0]["heads_k"], 2)
         other = run("bench", "--repeats", "2", "--input", path, "--dtype", "bf16", "--json", "-")
         self.assertEqual(json.loads(other.stdout)["results"][0]["dtype"], "bf16")
+
+    def test_nan_of_an_input_file_is_remarked(self):
+        path = self.path("nan.safetensors", safetensors(
+            {name: ((1, 2, 1, 4), [float("nan") if name == "k" else 1.0] * 8) for name in "qkv"}))
+        for words in (("check",), ("bench", "--repeats", "2")):
+            done = run(*words, "--input", path)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertIn("k holds NaN; rows of the output that it reaches become NaN",
+                          done.stderr)
+            self.assertNotIn("q holds", done.stderr)
 
 
 if __name__ == "__main__":

@@ -44,6 +44,15 @@ TEST(Doctor, OtherProgramsAreNamed) {
   EXPECT_THAT(warnings[0].remedy, HasSubstr("wait"));
 }
 
+TEST(Doctor, NoProgramUsesMoreThanThereIs) {
+  MachineState state = quiet_machine();
+  state.busy = {{123, "cc1plus", 1e6}};
+  const auto warnings = diagnose(state);
+  ASSERT_EQ(warnings.size(), 1u);
+  const std::string all = std::to_string(100 * sysconf(_SC_NPROCESSORS_ONLN));
+  EXPECT_THAT(warnings[0].what, HasSubstr("cc1plus (pid 123, " + all + "% of a core)"));
+}
+
 TEST(Doctor, LoadWithoutAVisibleProgram) {
   MachineState state = quiet_machine();
   state.load_average = 1.9;

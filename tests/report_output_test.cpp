@@ -139,7 +139,8 @@ TEST(ReportOutput, WithoutTheProgramThereIsANote) {
   const WrittenFiles written = write_report(folder.path(), sample_comparison(), options);
   EXPECT_TRUE(written.status.ok()) << "PNGs are a convenience";
   ASSERT_EQ(written.notes.size(), 1u);
-  EXPECT_THAT(written.notes[0], HasSubstr("no PNG pictures"));
+  EXPECT_THAT(written.notes[0],
+              HasSubstr("no PNG pictures: no-such-converter-anywhere: got no such program"));
   EXPECT_THAT(written.notes[0], HasSubstr("librsvg2-bin"));
 
   const fs::path svg = folder.path() / "plots" / "roof_shares.svg", png = folder.path() / "x.png";

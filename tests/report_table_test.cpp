@@ -24,6 +24,7 @@ std::string title_of(const cases::Case& problem, std::string_view separator = " 
 
 using ::testing::Contains;
 using ::testing::ElementsAre;
+using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
@@ -236,6 +237,7 @@ TEST(ReportTable, OnANarrowTerminalWhatIsSharedStandsOnce) {
   EXPECT_THAT(one.text, StartsWith("cpu · dtype "));
   EXPECT_THAT(one.text, HasSubstr(" · Sq "));
   EXPECT_THAT(two.text, Not(HasSubstr(" · Sq ")));
+  EXPECT_THAT(two.text, HasSubstr(" · Sk = Sq "));
   const Measurement r = sample_result("cpu", "forward", a, 2000, 0);
   for (const SharedLabels* each : {&one, &two}) {
     const SharedLabels& shared = *each;
@@ -243,9 +245,9 @@ TEST(ReportTable, OnANarrowTerminalWhatIsSharedStandsOnce) {
         lines_of(bench_table_header(subject, RateUnit::kGflops, shared) +
                  bench_table_line(r, RateUnit::kGflops, shared));
     ASSERT_EQ(lines.size(), 3u);
-    EXPECT_EQ(lines[1].substr(lines[1].find("status") - 1).size(), std::string(" status").size());
+    EXPECT_THAT(lines[1], EndsWith(" status"));
     EXPECT_EQ(lines[2].substr(lines[1].find("status"), 2), "ok");
-    EXPECT_LE(lines[1].size(), each == &one ? 80u : 98u);
+    EXPECT_LE(lines[1].size(), 80u);
   }
 }
 

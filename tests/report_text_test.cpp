@@ -1,5 +1,6 @@
 // Escapes, widths and figures.
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -46,6 +47,19 @@ TEST(ReportText, WrapsAtSpacesAndCutsLongWords) {
   EXPECT_EQ(wrap("ab", 0), (std::vector<std::string>{"a", "b"}));
   EXPECT_EQ(wrap("\xe4\xb8\xad\xe4\xb8\xad", 3),
             (std::vector<std::string>{"\xe4\xb8\xad", "\xe4\xb8\xad"}));
+}
+
+TEST(ReportText, FoldsUnderWhatALineNames) {
+  using testing::ElementsAre;
+  EXPECT_THAT(fold("  plan   one two", 80), ElementsAre("  plan   one two"));
+  EXPECT_THAT(fold("  plan   one two and three", 20),
+              ElementsAre("  plan   one two and", "         three"));
+  EXPECT_THAT(fold("  time  min 1 · mean 2 · std 3 ms", 31),
+              ElementsAre("  time  min 1 · mean 2 ·", "        std 3 ms"));
+  EXPECT_THAT(fold("a sentence of words", 10), ElementsAre("a sentence", "  of words"));
+  EXPECT_THAT(fold("  path  /a/long/word/that/stays", 20),
+              ElementsAre("  path  /a/long/word/that/stays"));
+  EXPECT_THAT(fold("", 5), ElementsAre(""));
 }
 
 TEST(ReportText, Escapes) {

@@ -68,13 +68,10 @@ void print_details(const lab::Measurement& r, const lab::Environment& environmen
   print_hanging("  plan      ", r.plan);
 }
 
-// In a file or a pipe every line says all of its problem, for grep and diff.
-lab::report::SharedLabels shared_on_terminal(const ProblemSet& problems, Device device) {
-  if (::isatty(STDOUT_FILENO) != 1) return {};
+std::vector<lab::Labels> labels_of(const ProblemSet& problems) {
   std::vector<lab::Labels> labels;
   for (const Job& job : problems.jobs) labels.push_back(lab::labels_of(job.problem));
-  return lab::report::shared_labels(lab::attention_subject(), labels, to_string(device),
-                                    terminal_width());
+  return labels;
 }
 
 bool wants_files(const Arguments& arguments) {
@@ -104,7 +101,8 @@ int run_bench(const Arguments& arguments) {
 
   const bool text = !outputs.stdout_taken();
   const lab::report::RateUnit unit = rate_unit(engine.context.device());
-  const lab::report::SharedLabels shared = shared_on_terminal(problems, engine.context.device());
+  const lab::report::SharedLabels shared =
+      shared_on_terminal(lab::attention_subject(), labels_of(problems), engine.context.device());
   if (text) print(lab::report::bench_table_header(lab::attention_subject(), unit, shared));
   const bool complete = run_jobs(engine, problems, names, options, outputs,
                                  [&](const std::vector<lab::Measurement>& results) {

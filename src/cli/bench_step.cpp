@@ -182,6 +182,16 @@ std::unique_ptr<lab::TorchSteps> start_torch(const Arguments& arguments, const C
   return std::move(*torch);
 }
 
+std::vector<lab::Labels> labels_of(const std::vector<Group>& groups) {
+  std::vector<lab::Labels> out;
+  for (const Group& group : groups) {
+    for (const lab::StepProblem& way : group.ways) {
+      out.push_back(lab::empty_step(way, "", "", "").labels);
+    }
+  }
+  return out;
+}
+
 void print_details(const lab::Measurement& r) {
   using lab::report::format_ms;
   if (r.status != lab::RunStatus::kOk) return;
@@ -223,17 +233,19 @@ int run_bench_step(const Arguments& arguments) {
   const bool text = !outputs.stdout_taken();
   const auto unit = context.device().kind == DeviceKind::kCuda ? lab::report::RateUnit::kTflops
                                                                : lab::report::RateUnit::kGflops;
+  const lab::report::SharedLabels shared =
+      shared_on_terminal(lab::step_subject(), labels_of(groups), context.device());
   if (text) {
     print_line(fmt::format("training step · {}{}\n", device_words(context),
                            torch ? " · " + torch->words() : ""));
-    print(lab::report::bench_table_header(lab::step_subject(), unit));
+    print(lab::report::bench_table_header(lab::step_subject(), unit, shared));
   }
   ProgressLine progress;
   const auto add = [&](const std::vector<lab::Measurement>& results) {
     progress.clear();
     for (const lab::Measurement& result : results) {
       if (interrupted() && result.samples == 0) continue;
-      if (text) print(lab::report::bench_table_line(result, unit));
+      if (text) print(lab::report::bench_table_line(result, unit, shared));
       outputs.add(result);
     }
   };

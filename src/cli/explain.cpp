@@ -41,9 +41,10 @@ std::string step_kind(PlanStep::Kind kind) {
   return "kernel";
 }
 
-void print_wrapped(std::string_view head, const std::string& text, int width) {
+void print_wrapped(std::string_view head, const std::string& text) {
   std::string margin(head);
-  for (const std::string& line : lab::report::wrap(text, width)) {
+  const int room = std::max(std::min(terminal_width(), 100) - static_cast<int>(head.size()), 20);
+  for (const std::string& line : lab::report::wrap(text, room)) {
     print_line(margin + line);
     margin.assign(margin.size(), ' ');
   }
@@ -52,7 +53,7 @@ void print_wrapped(std::string_view head, const std::string& text, int width) {
 void print_constants(const Plan& plan) {
   for (const lab::PlanKernel& kernel : lab::kernels_of(plan)) {
     print_line(fmt::format("  constants  {}, src/cuda/kernels/{}", kernel.name, kernel.source));
-    print_wrapped("                 ", kernel.configuration, 84);
+    print_wrapped("                 ", kernel.configuration);
   }
 }
 
@@ -66,7 +67,7 @@ void print_plan(const Plan& plan, Pass pass) {
     if (!after.empty()) after = fmt::format("  (after {})", after);
     print_line(fmt::format("    {}  {} {}{}", index++, pad_right(step_kind(step.kind), 7),
                            step.name, after));
-    if (!step.configuration.empty()) print_wrapped("                 ", step.configuration, 84);
+    if (!step.configuration.empty()) print_wrapped("                 ", step.configuration);
   }
   print_line(fmt::format("  workspace  {}{}",
                          lab::format_bytes(static_cast<double>(plan.workspace_bytes())),
@@ -78,7 +79,7 @@ void print_plan(const Plan& plan, Pass pass) {
   }
   const char* head = "  why    ";
   for (const std::string& reason : plan.reasons()) {
-    print_wrapped(head, reason, 90);
+    print_wrapped(head, reason);
     head = "         ";
   }
 }
@@ -91,15 +92,22 @@ void print_memory(const Context& context, const Job& job, Pass pass, const std::
     return;
   }
   print_line(fmt::format("  {} {}", name, to_string(pass)));
+  // What has no shape, a part of the workspace, takes its column too.
   int name_width = 0;
-  int shape_width = 0;
+  int width = 0;
   for (const lab::TensorBytes& tensor : *tensors) {
+    if (tensor.shape.empty()) continue;
     name_width = std::max(name_width, lab::report::display_width(tensor.name));
-    shape_width = std::max(shape_width, lab::report::display_width(tensor.shape));
+  }
+  const auto left = [&](std::string_view what, std::string_view shape) {
+    if (shape.empty()) return std::string(what);
+    return fmt::format("{}  {}", pad_right(what, name_width), shape);
+  };
+  for (const lab::TensorBytes& tensor : *tensors) {
+    width = std::max(width, lab::report::display_width(left(tensor.name, tensor.shape)));
   }
   const auto row = [&](std::string_view what, std::string_view shape, std::int64_t bytes) {
-    print_line(fmt::format("    {}  {} {}", pad_right(what, name_width),
-                           pad_right(shape, shape_width),
+    print_line(fmt::format("    {} {}", pad_right(left(what, shape), width),
                            pad_left(lab::format_bytes(static_cast<double>(bytes)), 10)));
   };
   for (const lab::TensorBytes& tensor : *tensors) row(tensor.name, tensor.shape, tensor.bytes);

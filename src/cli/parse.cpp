@@ -35,9 +35,16 @@ std::vector<std::string> join_optional_values(CommandBit bit, std::vector<std::s
   const CommandSpec& spec = command(bit);
   const std::string name = word.substr(0, word.find('='));
   if (name.size() < 2 || name[0] != '-') {
-    fail_usage(fmt::format(
-        "{} does not take the word \"{}\"; lists are written with commas: --seqlen 1k,2k",
-        spec.name, word));
+    const std::string lead = fmt::format("{} does not take the word \"{}\"; ", spec.name, word);
+    std::vector<std::string> seconds;  // of commands of two words: "step" of "bench step"
+    for (const CommandSpec& other : commands()) {
+      const std::size_t size = spec.name.size() + 1;
+      if (other.name.starts_with(fmt::format("{} ", spec.name)))
+        seconds.emplace_back(other.name.substr(size));
+    }
+    const std::string near = closest(word, seconds);
+    if (!near.empty()) fail_usage(fmt::format("{}did you mean {} {}?", lead, spec.name, near));
+    fail_usage(lead + "lists are written with commas: --seqlen 1k,2k");
   }
   std::vector<std::string> owners;
   for (const CommandSpec& other : commands()) {

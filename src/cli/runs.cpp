@@ -1,6 +1,7 @@
 #include "cli/runs.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -99,6 +100,13 @@ lab::Environment run_environment(const Engine& engine, const lab::ProblemRunOpti
                                    .threads = engine.context.threads(),
                                    .cpu_isa = engine.context.cpu_isa(),
                                    .device = device});
+}
+
+lab::report::SharedLabels shared_on_terminal(const lab::Subject& subject,
+                                             const std::vector<lab::Labels>& problems,
+                                             Device device) {
+  if (::isatty(STDOUT_FILENO) != 1) return {};
+  return lab::report::shared_labels(subject, problems, to_string(device), terminal_width());
 }
 
 std::size_t planned_results(const ProblemSet& problems, std::size_t implementations) {

@@ -10,6 +10,7 @@
 #include "cli/flags.h"
 #include "cli/outputs.h"
 #include "cli/problems.h"
+#include "lab/report/table.h"
 #include "lab/subjects/attention/problem_run.h"
 
 namespace flashlab::cli {
@@ -42,6 +43,12 @@ std::string clock_words(Device device);
 
 /// The environment of a run, with the protocol in words.
 lab::Environment run_environment(const Engine& engine, const lab::ProblemRunOptions& options);
+
+/// What the lines of a table need not repeat on a terminal too narrow for them. In a file or a pipe
+/// every line says all of its problem, for grep and diff.
+lab::report::SharedLabels shared_on_terminal(const lab::Subject& subject,
+                                             const std::vector<lab::Labels>& problems,
+                                             Device device);
 
 /// How many results the jobs give with so many implementations.
 std::size_t planned_results(const ProblemSet& problems, std::size_t implementations);

@@ -75,9 +75,33 @@ bool colours() {
          !(term && std::string_view(term) == "dumb");
 }
 
-void print(std::string_view text) {
+namespace {
+
+std::string folded(std::string_view text, int width) {
+  std::string out;
+  while (!text.empty()) {
+    const std::size_t end = text.find('\n');
+    const std::string_view line = text.substr(0, end);
+    // Colours take no columns; tables that have them keep to the width themselves.
+    if (line.find('\x1b') == std::string_view::npos) {
+      out += lab::report::join(lab::report::fold(line, width), "\n");
+    } else {
+      out += line;
+    }
+    if (end == std::string_view::npos) break;
+    out += '\n';
+    text.remove_prefix(end + 1);
+  }
+  return out;
+}
+
+}  // namespace
+
+void print(std::string_view given) {
   if (g_reader_left) return;
   clear_line();
+  std::string text(given);
+  if (::isatty(STDOUT_FILENO) == 1) text = folded(given, terminal_width());
   const bool written =
       std::fwrite(text.data(), 1, text.size(), stdout) == text.size() && std::fflush(stdout) == 0;
   if (written) return;

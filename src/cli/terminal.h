@@ -17,8 +17,9 @@ int terminal_width();
 /// Whether stdout shows colours: a terminal, NO_COLOR unset or empty, TERM not "dumb".
 bool colours();
 
-/// Writes to stdout at once, taking a progress line away first. Throws Failure when it cannot
-/// (a full disk); a reader that has left (head) ends the output quietly.
+/// Writes to stdout at once, taking a progress line away first; on a terminal, lines that are wider
+/// than it are broken at spaces. Throws Failure when it cannot (a full disk); a reader that has
+/// left (head) ends the output quietly.
 void print(std::string_view text);
 void print_line(std::string_view text);
 

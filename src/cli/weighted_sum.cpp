@@ -23,6 +23,22 @@ std::vector<DType> dtypes_of(const Arguments& arguments) {
   return out.empty() ? std::vector<DType>{DType::kFp32} : out;
 }
 
+std::vector<lab::Labels> labels_of(lab::WeightedSumOptions options,
+                                   const std::vector<DType>& dtypes,
+                                   const std::vector<std::int64_t>& rows,
+                                   const std::vector<std::int64_t>& dims) {
+  std::vector<lab::Labels> out;
+  for (const DType dtype : dtypes) {
+    for (const std::int64_t r : rows) {
+      for (const std::int64_t d : dims) {
+        options.dtype = dtype, options.rows = r, options.dim = d;
+        out.push_back(lab::weighted_sum_labels(options));
+      }
+    }
+  }
+  return out;
+}
+
 }  // namespace
 
 int run_weighted_sum(const Arguments& arguments) {
@@ -49,9 +65,11 @@ int run_weighted_sum(const Arguments& arguments) {
       /*planned=*/4 * dtypes.size() * rows.size() * dims.size());
   const bool text = !outputs.stdout_taken();
   const auto unit = lab::report::RateUnit::kGflops;
+  const lab::report::SharedLabels shared = shared_on_terminal(
+      lab::weighted_sum_subject(), labels_of(options, dtypes, rows, dims), context.device());
   if (text) {
     print_line(fmt::format("weighted sum · {}\n", device_words(context)));
-    print(lab::report::bench_table_header(lab::weighted_sum_subject(), unit));
+    print(lab::report::bench_table_header(lab::weighted_sum_subject(), unit, shared));
   }
   ProgressLine progress;
   const auto measure = [&] {
@@ -62,7 +80,7 @@ int run_weighted_sum(const Arguments& arguments) {
     progress.show(0, 1, what);
     for (const lab::Measurement& result : lab::bench_weighted_sum(context, options)) {
       if (interrupted() && result.samples == 0) continue;
-      if (text) print(lab::report::bench_table_line(result, unit));
+      if (text) print(lab::report::bench_table_line(result, unit, shared));
       outputs.add(result);
     }
   };

@@ -147,9 +147,9 @@ Status convert_to_png(const std::string& converter, const fs::path& svg, const f
       posix_spawnp(&child, converter.c_str(), &actions, nullptr, arguments.data(), environ);
   posix_spawn_file_actions_destroy(&actions);
   if (error != 0) {
-    return Status::unsupported({converter, std::generic_category().message(error),
-                                "this program on the PATH",
-                                "install librsvg2-bin; the SVG pictures are complete without it"});
+    return Status::unsupported(
+        {converter, error == ENOENT ? "no such program" : std::generic_category().message(error),
+         "it on the PATH", "install librsvg2-bin; the SVG pictures are complete without it"});
   }
   const int status = wait_for(child);
   if (status != 0) {

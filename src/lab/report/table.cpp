@@ -263,6 +263,11 @@ bool has_cell(const SharedLabels& shared, std::string_view name) {
   return std::find(shared.names.begin(), shared.names.end(), name) == shared.names.end();
 }
 
+// Where all has its cell, the longest name has room.
+int implementation_cell(const SharedLabels& shared) {
+  return shared.text.empty() ? 18 : 14;
+}
+
 std::string label_text(const Labels& labels, const LabelSpec& spec) {
   const LabelValue* value = labels.find(spec.name);
   return value != nullptr ? clean(lab::to_string(*value)) : kAbsent;
@@ -325,35 +330,55 @@ std::string comparison_table(const ResultFile& file, const TableOptions& options
 
 SharedLabels shared_labels(const Subject& subject, const std::vector<Labels>& problems,
                            std::string_view device, int width) {
-  if (problems.empty() || display_width(bench_table_header(subject, RateUnit::kGflops)) <= width) {
-    return {};
-  }
+  const auto fits = [&](const SharedLabels& shared) {
+    const std::string header = bench_table_header(subject, RateUnit::kGflops, shared);
+    const std::size_t below = header.rfind('\n', header.size() - 2) + 1;
+    return display_width(header.substr(below, header.size() - 1 - below)) <= width;
+  };
+  if (problems.empty() || fits({})) return {};
   SharedLabels out{{kDeviceLabel}, clean(device)};
   const LabelSpec* last = last_label(subject);
   const std::string more = labels_without_cell(subject, problems[0]);
+  const LabelSpec* before = nullptr;
   for (const LabelSpec& spec : subject.labels) {
     if (spec.width == 0) continue;
     const std::string first = label_text(problems[0], spec);
-    const bool shared = std::all_of(problems.begin(), problems.end(), [&](const Labels& labels) {
-      return label_text(labels, spec) == first &&
-             (&spec != last || labels_without_cell(subject, labels) == more);
-    });
-    if (!shared) continue;
-    out.names.push_back(spec.name);
-    out.text += fmt::format(" · {} {}{}", spec.heading, first, &spec == last ? more : "");
+    const auto all = [&](auto holds) {
+      return std::all_of(problems.begin(), problems.end(), [&](const Labels& labels) {
+        return holds(labels) && (&spec != last || labels_without_cell(subject, labels) == more);
+      });
+    };
+    if (all([&](const Labels& labels) { return label_text(labels, spec) == first; })) {
+      out.names.push_back(spec.name);
+      out.text += fmt::format(" · {} {}{}", spec.heading, first, &spec == last ? more : "");
+    } else if (before != nullptr && &spec != last && all([&](const Labels& labels) {
+                 return label_text(labels, spec) == label_text(labels, *before);
+               })) {
+      out.names.push_back(spec.name);
+      out.text += fmt::format(" · {} = {}", spec.heading, before->heading);
+    }
+    before = &spec;
   }
+  const auto drop = [&](auto goes) {
+    for (std::size_t i = subject.columns.size(); i-- > 0 && !fits(out);) {
+      const ShownColumn& shown = subject.columns[i];
+      if (shown.width != 0 && goes(shown)) out.names.push_back(shown.column.name);
+    }
+  };
+  drop([](const ShownColumn& shown) { return shown.place == Place::kDetails; });
+  drop([](const ShownColumn& shown) { return shown.column.unit == "share"; });
   return out;
 }
 
 std::string bench_table_header(const Subject& subject, RateUnit unit, const SharedLabels& shared) {
-  std::string out = "implementation     ";
+  std::string out = pad_right("implementation", implementation_cell(shared)) + " ";
   if (has_cell(shared, kDeviceLabel)) out += "device  ";
-  out += "pass     ";
+  out += pad_right("pass", subject.pass_width) + " ";
   for (const LabelSpec& spec : subject.labels) {
     if (spec.width != 0 && has_cell(shared, spec.name)) out += cell(spec.heading, spec.width) + " ";
   }
   for (const ShownColumn& shown : subject.columns) {
-    if (shown.width == 0) continue;
+    if (shown.width == 0 || !has_cell(shared, shown.column.name)) continue;
     const std::string heading = heading_of(shown.column, unit);
     out += pad_left(heading.substr(0, heading.find(' ')), shown.width) + " ";
   }
@@ -362,9 +387,9 @@ std::string bench_table_header(const Subject& subject, RateUnit unit, const Shar
 
 std::string bench_table_line(const Measurement& r, RateUnit unit, const SharedLabels& shared) {
   const Subject& subject = subject_of(r);
-  std::string out = pad_right(clean(r.implementation), 18) + " ";
+  std::string out = pad_right(clean(r.implementation), implementation_cell(shared)) + " ";
   if (has_cell(shared, kDeviceLabel)) out += pad_right(clean(r.device), 7) + " ";
-  out += pad_right(clean(r.pass), 8) + " ";
+  out += pad_right(clean(r.pass), subject.pass_width) + " ";
   const LabelSpec* last = last_label(subject);
   for (const LabelSpec& spec : subject.labels) {
     if (spec.width == 0 || !has_cell(shared, spec.name)) continue;
@@ -373,7 +398,7 @@ std::string bench_table_line(const Measurement& r, RateUnit unit, const SharedLa
   }
   const bool ok = r.status == RunStatus::kOk;
   for (const ShownColumn& shown : subject.columns) {
-    if (shown.width == 0) continue;
+    if (shown.width == 0 || !has_cell(shared, shown.column.name)) continue;
     const bool known = ok || shown.column.unit == "bytes";
     std::string text = known ? format_figure(shown.column, r[shown.column], unit) : kAbsent;
     std::erase(text, ' ');

@@ -25,10 +25,11 @@ std::string comparison_table(const ResultFile& file, const TableOptions& options
 
 /// `bench`: one line per result, the same columns for any file, nothing that changes from run to
 /// run but the measured figures, so that grep and diff work on it. The header says the unit.
-/// On a narrow terminal what all problems share stands once above the lines, and not in them.
+/// On a narrow terminal what all problems share stands once above the lines, and not in them; if
+/// that does not suffice, columns of details go, then shares.
 struct SharedLabels {
-  std::vector<std::string_view> names;  ///< without a cell in the lines
-  std::string text;  ///< "cpu · dtype fp32 · B 1 · Hq 2"; empty: every label has its cell
+  std::vector<std::string_view> names;  ///< labels and columns without a cell in the lines
+  std::string text;  ///< "cpu · dtype fp32 · B 1 · Sk = Sq"; empty: everything has its cell
 };
 SharedLabels shared_labels(const Subject& subject, const std::vector<Labels>& problems,
                            std::string_view device, int width);

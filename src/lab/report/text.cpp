@@ -143,6 +143,38 @@ std::vector<std::string> wrap(std::string_view text, int width) {
   return lines;
 }
 
+std::vector<std::string> fold(std::string_view line, int width) {
+  const std::size_t words = std::min(line.find_first_not_of(' '), line.size());
+  // Two spaces end the first words, unless they would leave too little room.
+  const std::size_t gap = line.find("  ", words);
+  const std::size_t named = line.find_first_not_of(' ', gap);
+  std::size_t indent = words + 2;
+  if (named != std::string_view::npos && static_cast<int>(named) * 2 < width) indent = named;
+  std::vector<std::string> lines;
+  std::string out;
+  while (display_width(out) + display_width(line) > width) {
+    // The last space within the width, else the first behind it; before it, in the line's second
+    // half, the last end of a part.
+    std::size_t cut = std::string_view::npos, part = 0;
+    for (std::size_t at = line.find(' ', lines.empty() ? indent : 0); at < line.size();
+         at = line.find(' ', at + 1)) {
+      const int columns = display_width(out) + display_width(line.substr(0, at));
+      if (columns <= width || cut == std::string_view::npos) cut = at;
+      if (columns > width) break;
+      const std::string_view head = line.substr(0, at);
+      if ((head.ends_with("·") || head.ends_with(',')) && columns * 2 > width) part = at;
+    }
+    if (cut == std::string_view::npos) break;
+    if (part > 0) cut = part;
+    out += line.substr(0, cut);
+    lines.push_back(out.substr(0, out.find_last_not_of(' ') + 1));
+    line.remove_prefix(std::min(line.find_first_not_of(' ', cut), line.size()));
+    out.assign(indent, ' ');
+  }
+  lines.push_back(out + std::string(line));
+  return lines;
+}
+
 std::string escape_xml(std::string_view text) {
   std::string out;
   for (const char c : clean(text)) {

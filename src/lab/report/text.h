@@ -22,6 +22,10 @@ std::string pad_right(std::string_view text, int width);
 /// Lines of at most `width` columns (at least 1), broken at spaces; a longer word is cut.
 std::vector<std::string> wrap(std::string_view text, int width);
 
+/// A line of output in lines of at most `width` columns, broken at spaces; further lines stand
+/// under what the first words name ("  plan   flash_fwd ..."). A line without a space stays.
+std::vector<std::string> fold(std::string_view line, int width);
+
 /// Text or attribute value of XML and HTML.
 std::string escape_xml(std::string_view text);
 

@@ -46,6 +46,7 @@ struct Subject {
   std::string_view heading;  ///< of a report: "Attention"
   std::span<const LabelSpec> labels;
   std::span<const ShownColumn> columns;
+  int pass_width = 8;  ///< of the cell of a pass in a line of `bench`
 
   std::string_view work;   ///< what a call computes: "Forward: 2 B H pairs (D + Dv)"
   std::string_view names;  ///< what the letters of a title mean

@@ -55,6 +55,7 @@ const Subject& step_subject() {
       .heading = "Training step",
       .labels = kLabels,
       .columns = kColumns,
+      .pass_width = 16,
       .work = "What the plan's operations compute; what checkpointing repeats is not counted.",
       .names = "Context: tokens of a sequence; batch: sequences of a micro-batch.",
       .title =

@@ -122,10 +122,7 @@ std::vector<Measurement> empty_results(const WeightedSumOptions& options, Device
       result.implementation = form;
       result.device = to_string(device);
       result.pass = pass;
-      result.labels.set("dtype", std::string(to_string(options.dtype)));
-      result.labels.set("rows", static_cast<std::uint64_t>(options.rows));
-      result.labels.set("dim", static_cast<std::uint64_t>(options.dim));
-      result.labels.set("seed", options.seed);
+      result.labels = weighted_sum_labels(options);
     }
   }
   return results;
@@ -159,6 +156,15 @@ void measure_forms(const WeightedSumOptions& options, const MeasureOptions& meas
       result[kError] = backward ? backward_error(memory) : forward_error(memory);
     }
   }
+}
+
+Labels weighted_sum_labels(const WeightedSumOptions& options) {
+  Labels out;
+  out.set("dtype", std::string(to_string(options.dtype)));
+  out.set("rows", static_cast<std::uint64_t>(options.rows));
+  out.set("dim", static_cast<std::uint64_t>(options.dim));
+  out.set("seed", options.seed);
+  return out;
 }
 
 const Subject& weighted_sum_subject() {

@@ -28,6 +28,7 @@ struct WeightedSumOptions {
 
 /// Labels dtype, rows, dim; the implementations are its forms: naive, vector, warp.
 const Subject& weighted_sum_subject();
+Labels weighted_sum_labels(const WeightedSumOptions& options);
 
 /// Both forms, forward and backward; the forms of a pass take turns. Inputs are random normal.
 /// Out of memory is a result, and so is a type that the device's kernels do not know. Cost: 4 (2

@@ -239,12 +239,20 @@ TEST(CuptiDeclarations, Numbers) {
 #ifdef HAVE_NVTX_HEADER
 TEST(NvtxDeclarations, Tables) {
   namespace nvtx = flashlab::runtime;
-  EXPECT_EQ(nvtx::kNvtxModuleCore, NVTX_CB_MODULE_CORE);
+  const std::array<unsigned, NVTX_CB_MODULE_SIZE> functions = {0,
+                                                               NVTX_CBID_CORE_SIZE,
+                                                               NVTX_CBID_CUDA_SIZE,
+                                                               NVTX_CBID_OPENCL_SIZE,
+                                                               NVTX_CBID_CUDART_SIZE,
+                                                               NVTX_CBID_CORE2_SIZE,
+                                                               NVTX_CBID_SYNC_SIZE};
+  EXPECT_EQ(nvtx::kNvtxFunctions, functions);
+  EXPECT_EQ(nvtx::kNvtxModuleCore, static_cast<std::size_t>(NVTX_CB_MODULE_CORE));
+  EXPECT_EQ(nvtx::kNvtxVersion, static_cast<unsigned>(NVTX_VERSION));
   EXPECT_EQ(nvtx::kNvtxTableCallbacks, static_cast<unsigned>(NVTX_ETID_CALLBACKS));
   EXPECT_EQ(nvtx::kNvtxTableVersion, static_cast<unsigned>(NVTX_ETID_VERSIONINFO));
   EXPECT_EQ(nvtx::kNvtxRangePushA, static_cast<std::size_t>(NVTX_CBID_CORE_RangePushA));
   EXPECT_EQ(nvtx::kNvtxRangePop, static_cast<std::size_t>(NVTX_CBID_CORE_RangePop));
-  EXPECT_EQ(nvtx::kNvtxCoreFunctions, static_cast<std::size_t>(NVTX_CBID_CORE_SIZE));
   EXPECT_EQ(sizeof(nvtx::NvtxCallbacks), sizeof(::NvtxExportTableCallbacks));
   EXPECT_EQ(sizeof(nvtx::NvtxVersionInfo), sizeof(::NvtxExportTableVersionInfo));
   EXPECT_EQ(offsetof(nvtx::NvtxVersionInfo, SetInjectionNvtxVersion),

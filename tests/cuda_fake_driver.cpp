@@ -16,6 +16,8 @@
 #include <map>
 #include <string>
 
+#include "nvtx_tool.h"
+
 namespace {
 
 constexpr int kSuccess = 0, kOutOfMemory = 2, kInvalidHandle = 400, kUnknownError = 999;
@@ -362,14 +364,8 @@ void fake_on_launch(void (*hook)(const void*, void**)) {
 
 // A tool of NVTX asks for the table of functions and sets those it cares for.
 int InitializeInjectionNvtx2(const void* (*tables)(std::uint32_t)) {
-  struct Callbacks {
-    std::size_t size;
-    int (*functions)(int, void****, unsigned*);
-  };
-  const auto* callbacks = static_cast<const Callbacks*>(tables(1));
-  void*** table = nullptr;
-  unsigned count = 0;
-  if (callbacks == nullptr || callbacks->functions(1, &table, &count) == 0 || count < 12) return 0;
+  const nvtx_tool::Slots core = nvtx_tool::core_of(tables);
+  if (core == nullptr) return 0;
   int (*push)(const char*) = [](const char* name) {
     log() += std::string("push ") + name + "\n";
     return 0;
@@ -378,8 +374,8 @@ int InitializeInjectionNvtx2(const void* (*tables)(std::uint32_t)) {
     log() += "pop\n";
     return 0;
   };
-  *table[9] = reinterpret_cast<void*>(push);
-  *table[11] = reinterpret_cast<void*>(pop);
+  *core[nvtx_tool::kPush] = reinterpret_cast<void*>(push);
+  *core[nvtx_tool::kPop] = reinterpret_cast<void*>(pop);
   return 1;
 }
 

@@ -9,6 +9,8 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "nvtx_tool.h"
+
 namespace {
 
 constexpr int kMemcpy = 1, kMemset = 2, kKernel = 10;
@@ -111,23 +113,15 @@ int cuptiActivityGetNumDroppedRecords(void*, std::uint32_t, std::size_t* dropped
 }
 
 int InitializeInjectionNvtx2(const void* (*tables)(std::uint32_t)) {
-  struct Callbacks {
-    std::size_t size;
-    int (*functions)(int, void****, unsigned*);
-  };
   static std::FILE* log = nullptr;
   const char* path = std::getenv("FAKE_NVTX_LOG");
   if (path != nullptr) log = std::fopen(path, "w");
-  const auto* callbacks = static_cast<const Callbacks*>(tables(1));
-  void*** table = nullptr;
-  unsigned count = 0;
-  if (log == nullptr || callbacks == nullptr || callbacks->functions(1, &table, &count) == 0) {
-    return 0;
-  }
+  const nvtx_tool::Slots core = nvtx_tool::core_of(tables);
+  if (log == nullptr || core == nullptr) return 0;
   int (*push)(const char*) = [](const char* name) { return std::fprintf(log, "(%s\n", name); };
   int (*pop)() = [] { return std::fprintf(log, ")\n"); };
-  *table[9] = reinterpret_cast<void*>(push);
-  *table[11] = reinterpret_cast<void*>(pop);
+  *core[nvtx_tool::kPush] = reinterpret_cast<void*>(push);
+  *core[nvtx_tool::kPop] = reinterpret_cast<void*>(pop);
   return 1;
 }
 

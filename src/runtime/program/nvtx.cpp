@@ -1,4 +1,4 @@
-// NVTX without its header: a tool's library asks for a table of addresses and writes its functions
+// NVTX without its header: a tool's library asks for tables of addresses and writes its functions
 // there. Tables and numbers are those of nvtxTypes.h (NVTX 3); a test compares them.
 
 #include "runtime/program/nvtx.h"
@@ -7,7 +7,7 @@
 
 #include <algorithm>
 #include <array>
-#include <cstddef>
+#include <atomic>
 #include <cstdint>
 #include <cstdlib>
 
@@ -16,56 +16,64 @@
 namespace flashlab::runtime {
 namespace {
 
-struct Tables {
-  std::array<void*, kNvtxCoreFunctions> functions{};  // a tool sets them
-  std::array<void**, kNvtxCoreFunctions + 1> core{};  // their addresses, then null
-  std::uint32_t tool_version = 0;
+// A tool refuses a program that lacks a module, also one whose functions are never called.
+struct Module {
+  std::array<void*, 16> functions{};  // a tool sets them
+  std::array<void**, 17> table{};     // their addresses between two nulls
 };
-
-Tables& tables() {
-  static Tables made;
-  return made;
-}
+constinit std::array<Module, kNvtxFunctions.size()> modules;
 
 int module_functions(int module, void**** table, unsigned* size) {
-  if (module != kNvtxModuleCore) return 0;
-  *table = tables().core.data();
-  *size = kNvtxCoreFunctions;
+  if (module <= 0 || module >= static_cast<int>(kNvtxFunctions.size())) return 0;
+  const auto index = static_cast<std::size_t>(module);
+  Module& asked = modules[index];
+  for (std::size_t i = 1; i < kNvtxFunctions[index]; ++i) asked.table[i] = &asked.functions[i];
+  if (table != nullptr) *table = asked.table.data();
+  if (size != nullptr) *size = kNvtxFunctions[index];
   return 1;
 }
 
-void set_version(std::uint32_t version) {
-  tables().tool_version = version;
-}
+void ignore_version(std::uint32_t) {}
 
-const void* export_table(std::uint32_t which) {
-  static const NvtxCallbacks callbacks{sizeof(NvtxCallbacks), module_functions};
-  static const NvtxVersionInfo version{sizeof(NvtxVersionInfo), 3, 0, set_version};
-  if (which == kNvtxTableCallbacks) return &callbacks;
-  return which == kNvtxTableVersion ? &version : nullptr;
-}
-
-NvtxFunctions attach() {
+bool attach() {
   const char* path = std::getenv("NVTX_INJECTION64_PATH");
-  if (path == nullptr || *path == '\0') return {};
-  Tables& made = tables();
-  for (std::size_t i = 0; i < kNvtxCoreFunctions; ++i) made.core[i] = &made.functions[i];
+  if (path == nullptr || *path == '\0') return false;
   void* tool = dlopen(path, RTLD_LAZY | RTLD_LOCAL);
-  if (tool == nullptr) return {};
+  if (tool == nullptr) return false;
   using Initialize = int(const void* (*)(std::uint32_t));
   auto* initialize = reinterpret_cast<Initialize*>(dlsym(tool, "InitializeInjectionNvtx2"));
-  if (initialize == nullptr || initialize(export_table) == 0) return {};
-  NvtxFunctions out;
-  out.push = reinterpret_cast<int (*)(const char*)>(made.functions[kNvtxRangePushA]);
-  out.pop = reinterpret_cast<int (*)()>(made.functions[kNvtxRangePop]);
-  return out.push != nullptr && out.pop != nullptr ? out : NvtxFunctions{};
+  return initialize != nullptr && initialize(nvtx_export_table) != 0;
+}
+
+// A tool may set a function long after it was loaded, and take it back.
+void* function(std::size_t number) {
+  static const bool attached = attach();
+  if (!attached) return nullptr;
+  return std::atomic_ref(modules[kNvtxModuleCore].functions[number])
+      .load(std::memory_order_acquire);
 }
 
 }  // namespace
 
-const NvtxFunctions& NvtxFunctions::get() {
-  static const NvtxFunctions functions = attach();
-  return functions;
+const void* nvtx_export_table(std::uint32_t which) {
+  static const NvtxCallbacks callbacks{sizeof(NvtxCallbacks), module_functions};
+  static const NvtxVersionInfo version{sizeof(NvtxVersionInfo), kNvtxVersion, 0, ignore_version};
+  if (which == kNvtxTableCallbacks) return &callbacks;
+  return which == kNvtxTableVersion ? &version : nullptr;
+}
+
+bool nvtx_listened_to() {
+  return function(kNvtxRangePushA) != nullptr;
+}
+
+bool nvtx_push(const char* name) {
+  void* push = function(kNvtxRangePushA);
+  if (push != nullptr) reinterpret_cast<int (*)(const char*)>(push)(name);
+  return push != nullptr;
+}
+
+void nvtx_pop() {
+  if (void* pop = function(kNvtxRangePop); pop != nullptr) reinterpret_cast<int (*)()>(pop)();
 }
 
 void NvtxPath::follow(std::string_view scope, std::string_view name) {
@@ -88,13 +96,13 @@ void NvtxPath::follow(std::string_view scope, std::string_view name) {
   while (same < open_.size() && same < outer && open_[same] == wanted[same]) ++same;
   close_to(same);
   for (std::size_t i = same; i < wanted.size(); ++i) {
-    NvtxFunctions::get().push(wanted[i].c_str());
+    if (!nvtx_push(wanted[i].c_str())) return;
     open_.push_back(std::move(wanted[i]));
   }
 }
 
 void NvtxPath::close_to(std::size_t depth) {
-  for (; open_.size() > depth; open_.pop_back()) NvtxFunctions::get().pop();
+  for (; open_.size() > depth; open_.pop_back()) nvtx_pop();
 }
 
 }  // namespace flashlab::runtime

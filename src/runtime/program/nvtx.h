@@ -10,26 +10,25 @@
 
 namespace flashlab::runtime {
 
-/// NVTX's functions that a tool has put in place; null without a tool.
-struct NvtxFunctions {
-  int (*push)(const char*) = nullptr;
-  int (*pop)() = nullptr;
-  static const NvtxFunctions& get();
-  /// Whether a tool listens to ranges.
-  static bool listened_to() { return get().push != nullptr; }
-};
+/// Whether a tool listens to ranges now.
+bool nvtx_listened_to();
+/// Opens a range of this thread; false without a tool.
+bool nvtx_push(const char* name);
+/// Closes the range that this thread opened last.
+void nvtx_pop();
 
 /// A range of this thread while it lives.
 class NvtxRange {
  public:
-  explicit NvtxRange(const std::string& name) {
-    if (NvtxFunctions::get().push != nullptr) NvtxFunctions::get().push(name.c_str());
-  }
+  explicit NvtxRange(const char* name) : open_(nvtx_push(name)) {}
   ~NvtxRange() {
-    if (NvtxFunctions::get().pop != nullptr) NvtxFunctions::get().pop();
+    if (open_) nvtx_pop();
   }
   NvtxRange(const NvtxRange&) = delete;
   NvtxRange& operator=(const NvtxRange&) = delete;
+
+ private:
+  bool open_;
 };
 
 /// Ranges inside each other that follow a path like "forward / layer 0 / attention": what two paths
@@ -42,7 +41,7 @@ class NvtxPath {
   NvtxPath& operator=(const NvtxPath&) = delete;
   /// Opens `scope` and, inside of it, `name`; a scope that ends with the name has it already.
   void move_to(std::string_view scope, std::string_view name) {
-    if (NvtxFunctions::listened_to()) follow(scope, name);
+    if (nvtx_listened_to()) follow(scope, name);
   }
 
  private:

@@ -181,8 +181,7 @@ Status CudaStepExecutor::enqueue(OperationObserver* observer) {
   if (observer == nullptr) {
     // Ranges are of this thread: a profiler tells phases apart only in work that is launched inside
     // of them, which a graph's is not.
-    return runtime::NvtxFunctions::listened_to() ? program_.enqueue(call())
-                                                 : graph_->launch(stream_);
+    return runtime::nvtx_listened_to() ? program_.enqueue(call()) : graph_->launch(stream_);
   }
   OperationTimes times(lowered_.operation_of, *observer);
   const internal::ObserveSteps scope(times);

@@ -138,8 +138,10 @@ def counted_times(run, name, ledger):
     if ncu is None or not longest:
         return None
     names = "|".join(row["key"] for row in longest)
+    calls = str(max(1, round(sum(row["calls"] for row in longest))))  # of a step: after the warm-up
     launches = under_ncu(run, ncu, name, ["--kernel-name-base", "function", "--kernel-name",
-                                          f"regex:^({names})$"], run.left() / 2)
+                                          f"regex:^({names})$", "--launch-skip", calls,
+                                          "--launch-count", calls], run.left() / 2)
     figures, times, cupti_us, ncu_us = {}, {}, 0, 0
     for kernel, time_us in launches or []:
         if kernel in kernels:
@@ -167,15 +169,15 @@ def counters(run, name):
     return found
 
 
-def phases(run, name):
-    """Kernels that ncu sees inside a phase's range."""
+def ranges(run, name, expressions):
+    """Kernels that ncu sees inside of NVTX ranges."""
     ncu, found = ncu_of(run), {}
-    for phase in ("optimizer/", "backward/") if ncu else ():
-        launches = under_ncu(run, ncu, name, ["--nvtx", "--nvtx-include", phase, "--launch-count",
-                                              "8"], run.left() / 2)
+    for expression in expressions if ncu else ():
+        launches = under_ncu(run, ncu, name, ["--nvtx", "--nvtx-include", expression,
+                                              "--launch-count", "8"], run.left() / 2)
         if launches is not None:
-            found[phase] = sorted({kernel for kernel, _ in launches})
-            run.say(f"phase {phase}: " + ", ".join(found[phase]))
+            found[expression] = sorted({kernel for kernel, _ in launches})
+            run.say(f"{name} inside of {expression}: " + (", ".join(found[expression]) or "none"))
     return found
 
 
@@ -229,8 +231,9 @@ def main():
         calls = [name for name in out["profiles"] if CASES[name][0] == "attention"]
         if steps:
             out["ncu"] = counted_times(run, steps[0], out["profiles"][steps[0]])
-            out["phases"] = phases(run, steps[0])
+            out["phases"] = ranges(run, steps[0], ("optimizer/", "backward/"))
         if calls:
+            out["samples"] = ranges(run, calls[0], ("sample/",))
             out["counters"] = counters(run, calls[0])
         for name in cases:
             if name in LARGE:

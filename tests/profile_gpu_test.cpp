@@ -241,21 +241,24 @@ TEST(Counters, BandwidthsAreInOneUnitAndTheLongestWaitsInWords) {
 
 TEST(Counters, TheCommandNamesKernelsAndLeavesClocksAlone) {
   using Detail = profile::NcuDetail;
-  const auto words =
-      profile::ncu_command("/opt/ncu", {"log.csv"}, {"a", "b"}, {"flashlab", "x"}, Detail::kFew);
+  const auto words = profile::ncu_command("/opt/ncu", {"log.csv"}, {{"a", "b"}, 49},
+                                          {"flashlab", "x"}, Detail::kFew);
   EXPECT_EQ(words.front(), "/opt/ncu");
   EXPECT_EQ(words.back(), "x");
   const auto value = [&](const char* flag) {
     return *(std::find(words.begin(), words.end(), flag) + 1);
   };
   EXPECT_EQ(value("--kernel-name"), "regex:^(a|b)$");
+  EXPECT_EQ(value("--launch-skip"), "49");
+  EXPECT_EQ(value("--launch-count"), "49");
   EXPECT_EQ(value("--clock-control"), "none");
   EXPECT_EQ(value("--log-file"), "log.csv");
   const std::string metrics = value("--metrics");
   EXPECT_EQ(std::count(metrics.begin(), metrics.end(), ','), 3);
   const auto of = [](Detail detail) {
-    const auto all = profile::ncu_command("ncu", {"f", true}, {"a"}, {"x"}, detail);
+    const auto all = profile::ncu_command("ncu", {"f", true}, {{"a"}}, {"x"}, detail);
     EXPECT_EQ(all[1], "--export");
+    EXPECT_EQ(std::find(all.begin(), all.end(), "--launch-count"), all.end());
     return *(std::find(all.begin(), all.end(), "--metrics") + 1);
   };
   EXPECT_NE(of(Detail::kAll).find("stalled_gmma"), std::string::npos);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <fstream>
 #include <set>
 
@@ -20,7 +21,12 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::size_t kTopKernels = 5;
+constexpr double kMostLaunches = 200;
 constexpr double kLongestSeconds = 120;
+
+bool is_step(const std::vector<std::string>& words) {
+  return std::find(words.begin(), words.end(), "step") != words.end();
+}
 
 // This process' own words, without those that the second run has of its own.
 std::vector<std::string> program_words(const fs::path& output) {
@@ -39,7 +45,7 @@ std::vector<std::string> program_words(const fs::path& output) {
     }
     out.push_back(words[i]);
   }
-  const bool step = std::find(out.begin(), out.end(), "step") != out.end();
+  const bool step = is_step(out);
   for (const char* word :
        {"--quick", "--warmup", "1", step ? "--steps" : "--repeats", step ? "1" : "2", "--output"}) {
     out.emplace_back(word);
@@ -48,18 +54,23 @@ std::vector<std::string> program_words(const fs::path& output) {
   return out;
 }
 
-// Names that are functions as they stand: those of C++ templates would need escapes.
-std::vector<std::string> longest_kernels(const profile::Recording& recording) {
-  std::vector<std::string> out;
+// Names that are functions as they stand: those of C++ templates would need escapes. Of a step as
+// many launches as it has, after the warm-up's; calls of attention follow one another pass by pass,
+// each as often as the roof beside it takes, and are counted one and all.
+profile::NcuLaunches longest_kernels(const profile::Recording& recording, bool step) {
+  profile::NcuLaunches out;
+  double calls = 0;
   for (const profile::LedgerRow& row : profile::make_ledger(recording, {})) {
     const bool plain =
         row.key.find_first_not_of(
             "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_") == std::string::npos;
     if (plain && row.key != "product" && row.key != "memset" && row.key != "copy") {
-      out.push_back(row.key);
+      out.kernels.push_back(row.key);
+      calls += row.calls;
     }
-    if (out.size() == kTopKernels) break;
+    if (out.kernels.size() == kTopKernels) break;
   }
+  if (step) out.count = static_cast<int>(std::clamp(std::round(calls), 1.0, kMostLaunches));
   return out;
 }
 
@@ -95,9 +106,10 @@ void add_counters(const fs::path& folder, profile::Profile& p) {
   if (ncu.empty()) {
     return say("ncu is not installed: it comes with NVIDIA's toolkit; FLASHLAB_NCU names a file");
   }
-  const std::vector<std::string> kernels = longest_kernels(p.recording);
-  if (kernels.empty()) return say("no kernel of this run has a plain name");
   const fs::path second = folder / "under-ncu";
+  const std::vector<std::string> words = program_words(second);
+  const profile::NcuLaunches launches = longest_kernels(p.recording, is_step(words));
+  if (launches.kernels.empty()) return say("no kernel of this run has a plain name");
   const std::string log = (folder / "ncu.csv").string(), report = (folder / "ncu").string();
   std::string why;
   // A metric that this GPU or this ncu does not know can end the run: then fewer are asked for.
@@ -105,8 +117,8 @@ void add_counters(const fs::path& folder, profile::Profile& p) {
   for (const auto& [detail, as_report] :
        {std::pair{Detail::kAll, true}, std::pair{Detail::kAll, false},
         std::pair{Detail::kCommon, false}, std::pair{Detail::kFew, false}}) {
-    why = run_child(profile::ncu_command(ncu, {as_report ? report : log, as_report}, kernels,
-                                         program_words(second), detail));
+    why = run_child(
+        profile::ncu_command(ncu, {as_report ? report : log, as_report}, launches, words, detail));
     if (as_report && fs::exists(report + ".ncu-rep")) {
       why = run_child(profile::ncu_table_command(ncu, report, log));
     }

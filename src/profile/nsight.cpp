@@ -145,7 +145,7 @@ std::string find_nsys() {
 }
 
 std::vector<std::string> ncu_command(const std::string& ncu, const NcuOutput& output,
-                                     const std::vector<std::string>& kernels,
+                                     const NcuLaunches& launches,
                                      const std::vector<std::string>& program, NcuDetail detail) {
   std::vector<std::string> names;
   for (std::size_t i = 0; i < (detail == NcuDetail::kFew ? kFew : kMetrics.size()); ++i) {
@@ -161,10 +161,14 @@ std::vector<std::string> ncu_command(const std::string& ncu, const NcuOutput& ou
   } else {
     out.insert(out.end(), {"--csv", "--log-file", output.path});
   }
-  out.insert(out.end(),
-             {"--force-overwrite", "--clock-control", "none", "--cache-control", "none",
-              "--metrics", lab::report::join(names, ","), "--kernel-name-base", "function",
-              "--kernel-name", fmt::format("regex:^({})$", lab::report::join(kernels, "|"))});
+  out.insert(out.end(), {"--force-overwrite", "--clock-control", "none", "--cache-control", "none",
+                         "--metrics", lab::report::join(names, ","), "--kernel-name-base",
+                         "function", "--kernel-name",
+                         fmt::format("regex:^({})$", lab::report::join(launches.kernels, "|"))});
+  if (launches.count > 0) {
+    const std::string count = fmt::to_string(launches.count);
+    out.insert(out.end(), {"--launch-skip", count, "--launch-count", count});
+  }
   out.insert(out.end(), program.begin(), program.end());
   return out;
 }

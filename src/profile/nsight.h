@@ -46,9 +46,16 @@ struct NcuOutput {
   bool report = false;
 };
 
-/// `program` under ncu; only kernels of these names, clocks and caches as they are.
+/// Which launches ncu counts: of kernels of these names `count` after as many, or all with 0. It
+/// runs a launch once for every few counters.
+struct NcuLaunches {
+  std::vector<std::string> kernels;
+  int count = 0;
+};
+
+/// `program` under ncu, clocks and caches as they are.
 std::vector<std::string> ncu_command(const std::string& ncu, const NcuOutput& output,
-                                     const std::vector<std::string>& kernels,
+                                     const NcuLaunches& launches,
                                      const std::vector<std::string>& program, NcuDetail detail);
 
 /// Writes the counters of `report` + ".ncu-rep" as CSV into `log`.

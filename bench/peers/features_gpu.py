@@ -7,18 +7,21 @@ Needs PyTorch with CUDA in the Python that runs it. Windows and dropout are comp
 FlashAttention-2 as PyTorch carries it (aten::_flash_attention_forward), softcap and ALiBi with
 FlexAttention, compiled. The figure is a slowdown: a call's time with the feature over the time of
 the same call without it, for each library against itself, the median over rounds. The window is
-compared with full causal attention of the same length. --warm compiles FlexAttention's kernels
+compared with full causal attention of the same length. Features of one shape share the calls
+without any; rows are printed and written as they come. --warm compiles FlexAttention's kernels
 into Inductor's cache, for one feature and head dim, and measures nothing.
 """
 
 import argparse
 import datetime
+import itertools
 import json
 import math
 import os
 import statistics
 import subprocess
 import sys
+import time
 
 import torch
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
@@ -119,36 +122,65 @@ def time_peer(peer, clock):
     return {"forward": forward, "backward": backward}
 
 
-def measure(arguments, clock, feature, dim):
-    """The rows of one feature and head dim, and the environment that ours saw."""
-    flags, peer_name, _ = FEATURES[feature]
-    shape = shape_of(feature, dim)
-    torch._dynamo.reset()  # FlexAttention runs unfused where one function was compiled eight times
-    peers = {name: PEERS[peer_name](shape, name) for name in ("", feature)}
-    samples, environment = {which: [] for which in PASSES}, None
-    for _ in range(arguments.rounds):
-        ours = {}
-        for name in ("", feature):
-            ours[name], environment = run_flashlab(
-                arguments.flashlab, arguments.implementation, shape, flags if name else [])
-        theirs = {name: time_peer(peer, clock) for name, peer in peers.items()}
+def groups(features):
+    """{(batch, tokens, heads times head dim): its features}: calls without a feature are shared."""
+    out = {}
+    for feature in features:
+        out.setdefault(FEATURES[feature][2], []).append(feature)
+    return out
+
+
+def rows_of(shape, features, rounds):
+    """Medians over the rounds, each {(library, feature or ""): {pass: ms}}."""
+    rows = []
+    for feature in features:
+        peer = FEATURES[feature][1]
         for which in PASSES:
-            samples[which].append((ours[""][which], ours[feature][which],
-                                   theirs[""][which], theirs[feature][which]))
+            samples = [[times[library, name][which] for library in ("flashlab", peer)
+                        for name in ("", feature)] for times in rounds]
+            columns = [statistics.median(column) for column in zip(*samples)]
+            rows.append({
+                "feature": feature, "pass": which, "dtype": "bf16", "batch": shape[0],
+                "heads_q": shape[1], "seqlen_q": shape[2], "head_dim": shape[3], "mask": "causal",
+                "flashlab_without_ms": columns[0], "flashlab_ms": columns[1],
+                "flashlab_slowdown": statistics.median(s[1] / s[0] for s in samples),
+                "peer": peer, "peer_without_ms": columns[2], "peer_ms": columns[3],
+                "peer_slowdown": statistics.median(s[3] / s[2] for s in samples),
+                "rounds": len(rounds),
+            })
+    return rows
+
+
+def measure(arguments, clock, features, dim, end):
+    """Rows of the features of one shape and head dim after every round, and our environment."""
+    shape = shape_of(features[0], dim)
+    torch._dynamo.reset()  # FlexAttention runs unfused where one function was compiled eight times
+    peers = {(FEATURES[feature][1], name): PEERS[FEATURES[feature][1]](shape, name)
+             for feature in features for name in ("", feature)}
+    rounds, slowest = [], 0
+    while len(rounds) < arguments.rounds and (not rounds or time.monotonic() + slowest < end):
+        start = time.monotonic()
+        times = {}
+        for name in ("", *features):
+            times["flashlab", name], environment = run_flashlab(
+                arguments.flashlab, arguments.implementation, shape,
+                FEATURES[name][0] if name else [])
+        for key, peer in peers.items():
+            times[key] = time_peer(peer, clock)
+        rounds.append(times)
+        slowest = time.monotonic() - start
+        yield rows_of(shape, features, rounds), environment
     del peers
     torch.cuda.empty_cache()
-    rows = []
-    for which in PASSES:
-        columns = [statistics.median(column) for column in zip(*samples[which])]
-        rows.append({
-            "feature": feature, "pass": which, "dtype": "bf16", "batch": shape[0],
-            "heads_q": shape[1], "seqlen_q": shape[2], "head_dim": dim, "mask": "causal",
-            "flashlab_without_ms": columns[0], "flashlab_ms": columns[1],
-            "flashlab_slowdown": statistics.median(s[1] / s[0] for s in samples[which]),
-            "peer": peer_name, "peer_without_ms": columns[2], "peer_ms": columns[3],
-            "peer_slowdown": statistics.median(s[3] / s[2] for s in samples[which]),
-        })
-    return rows, environment
+
+
+def line_of(row):
+    verdict = "within" if row["flashlab_slowdown"] <= row["peer_slowdown"] else "MORE"
+    return (f"{row['feature']:<8} d{row['head_dim']:<4}{row['pass']:<9}"
+            f"ours {row['flashlab_without_ms']:8.3f} -> {row['flashlab_ms']:8.3f} ms "
+            f"{row['flashlab_slowdown']:.3f}x   {row['peer']} "
+            f"{row['peer_without_ms']:8.3f} -> {row['peer_ms']:8.3f} ms "
+            f"{row['peer_slowdown']:.3f}x   {verdict}, {row['rounds']} rounds")
 
 
 def write(arguments, environment, rows):
@@ -175,26 +207,30 @@ def main():
     parser.add_argument("--head-dims", default="64,128")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--budget-ms", type=float, default=60, help="per measurement")
+    parser.add_argument("--seconds", type=float, default=3600,
+                        help="no shape is begun after them, nor a further round of one")
     parser.add_argument("--json", default="features.json")
     parser.add_argument("--warm", action="store_true")
     arguments = parser.parse_args()
+    end = time.monotonic() + arguments.seconds
     clock, rows = Clock(1 if arguments.warm else arguments.budget_ms), []
-    for feature in arguments.features.split(","):
-        for dim in map(int, arguments.head_dims.split(",")):
-            if arguments.warm:
-                for name in ("", feature):
-                    time_peer(FlexAttention(shape_of(feature, dim), name), clock)
-                continue
-            more, environment = measure(arguments, clock, feature, dim)
-            rows += more
-            for row in more:
-                verdict = "within" if row["flashlab_slowdown"] <= row["peer_slowdown"] else "MORE"
-                print(f"{feature:<8} d{dim:<4}{row['pass']:<9}"
-                      f"ours {row['flashlab_without_ms']:8.3f} -> {row['flashlab_ms']:8.3f} ms "
-                      f"{row['flashlab_slowdown']:.3f}x   {row['peer']} "
-                      f"{row['peer_without_ms']:8.3f} -> {row['peer_ms']:8.3f} ms "
-                      f"{row['peer_slowdown']:.3f}x   {verdict}", flush=True)
-            write(arguments, environment, rows)
+    dims = [int(dim) for dim in arguments.head_dims.split(",")]
+    features = arguments.features.split(",")
+    if arguments.warm:
+        for feature, dim in itertools.product(features, dims):
+            for name in ("", feature):
+                time_peer(FlexAttention(shape_of(feature, dim), name), clock)
+        return
+    for dim, group in itertools.product(dims, groups(features).values()):
+        if time.monotonic() > end:
+            print(f"no time left for {', '.join(group)} with head dim {dim}", flush=True)
+            continue
+        more = []
+        for more, environment in measure(arguments, clock, group, dim, end):
+            write(arguments, environment, rows + more)
+        rows += more
+        for row in more:
+            print(line_of(row), flush=True)
     if rows:
         ratios = [row["flashlab_slowdown"] / row["peer_slowdown"] for row in rows]
         print(f"our slowdown over the peer's, geometric mean: "

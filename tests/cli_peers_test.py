@@ -159,6 +159,59 @@ def answer(request):
             self.assertIn("oom", {line["status"] for line in csv.DictReader(file)})
 
 
+class Found(Peers):
+    """Nobody asked for PyTorch: a Python that has it is used, one that has not is no error."""
+
+    ROWS = """
+def answer(request):
+    rows(request, {"torch.flash": 0.5, "torch.math": 4.0})
+    say(event="end", cancelled=False, lost=False)
+""" + ANSWERS
+
+    def compare(self, text, *more):
+        """The comparison where python3 is `text`."""
+        self.folder_out = self.path("report")
+        os.rename(self.fake(text), self.path("python3"))
+        env = {**os.environ, "PATH": self.folder + os.pathsep + os.environ["PATH"]}
+        done = run("compare", *SHAPE, "--repeats", "3", "--pass", "forward", "--output",
+                   self.folder_out, *more, env=env)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        with open(os.path.join(self.folder_out, "results.json"), encoding="utf-8") as file:
+            return done, json.load(file)["results"]
+
+    def test_its_backends_are_in_the_first_table(self):
+        done, rows = self.compare(self.ROWS)
+        names = [r["implementation"] for r in rows]
+        self.assertEqual(names, ["cpu", "fa2-plain", "naive", "torch.flash", "torch.math"])
+        table = done.stdout[:done.stdout.index("compared with")]
+        for row in rows:
+            cells = next(line.split() for line in table.split("\n")
+                         if line.startswith(row["implementation"] + " "))
+            # ms, GFLOP/s, roof, memory with its unit, error: all have figures.
+            self.assertNotIn("-", cells)
+            self.assertGreater(row["roof_share"], 0)
+            self.assertEqual(row["peak_bytes"], 1000)
+        with open(os.path.join(self.folder_out, "report.html"), encoding="utf-8") as page:
+            # torch.flash takes half the time of ours.
+            self.assertIn("The quickest peer takes 0.50x the time of the quickest of ours",
+                          page.read())
+        self.assertIn("verdict  cpu forward", done.stdout)
+        self.assertIn("torch.flash takes 0.50x its time", done.stdout)
+
+    def test_a_python_without_torch_is_passed_over(self):
+        done, rows = self.compare("say(event='missing', modules=['torch'])")
+        self.assertEqual(done.stderr, "")
+        self.assertEqual([r["implementation"] for r in rows], ["cpu", "fa2-plain", "naive"])
+        done, rows = self.compare("os.abort()")
+        self.assertEqual(len(rows), 3)
+        self.assertIn("python3", done.stderr)
+
+    def test_what_python_does_not_know_is_measured_without_it(self):
+        for more in (("--peers", "none"), ("--window", "8,0")):
+            _, rows = self.compare(self.ROWS, *more)
+            self.assertNotIn("torch.flash", [r["implementation"] for r in rows])
+
+
 class Missing(Peers):
     QUICK = ["--implementation", "cpu", "--repeats", "3"]
 
@@ -222,9 +275,12 @@ class Missing(Peers):
         self.assertIn("python3 cannot be started", done.stdout)
 
     def test_flags_that_mean_nothing(self):
-        self.refused(["compare", *SHAPE, "--python", "python3"], "--python", "--peers torch")
-        self.refused(["compare", *SHAPE, "--peers", "torch", "--tile-q", "16"], "--tile-q",
-                     "measured in Python")
+        self.refused(["compare", *SHAPE, "--implementation", "cpu", "--python", "python3"],
+                     "--python", "--peers torch")
+        for flag in (("--tile-q", "16"), ("--window", "8,0"), ("--softcap", "5"), ("--alibi",),
+                     ("--dropout", "0.5")):
+            self.refused(["compare", *SHAPE, "--peers", "torch", *flag], flag[0],
+                         "measured in Python")
         self.refused(["compare", *SHAPE, "--peers", "torch", "--python-timeout", "0"],
                      "--python-timeout")
         self.refused(["bench", "--implementation", "torch.flash"], '"torch.flash" is unknown')
@@ -383,6 +439,8 @@ class Real(Folder):
                 self.assertEqual(row["status"], "ok", row["message"])
                 self.assertGreater(row["median_ms"], 0)
                 self.assertLess(row["error_vs_fp64"], 1e-4)
+                self.assertGreater(row["peak_bytes"], 0)
+                self.assertGreater(row["roof_share"], 0)
         self.assertIn("CUDA", rows["torch.cudnn", "forward"]["message"])
 
     def test_two_lengths(self):

@@ -178,6 +178,11 @@ TEST(Headline, ComesAgainstTheQuickestPeer) {
               HasSubstr("The quickest peer takes 1.25x the time of the quickest"));
   EXPECT_THAT(head.sentences[1], HasSubstr("cuBLASLt's composition takes 4.00x the time"));
   EXPECT_EQ(head.tiles[0].figure, "1.25x");
+  // One that is quicker than all of ours is said just so.
+  file.results.push_back(sample_result("torch.cudnn", "forward", problem, 400, 0));
+  const Headline lost = headline(file, "naive");
+  EXPECT_THAT(lost.sentences[0], HasSubstr("The quickest peer takes 0.50x the time"));
+  EXPECT_EQ(lost.tiles[0].figure, "0.50x");
 }
 
 TEST(Subjects, AnInterruptedRunSaysSoEverywhere) {

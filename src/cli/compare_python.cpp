@@ -16,14 +16,22 @@ constexpr int kSilenceSeconds = 300;
 
 // Flags that the Python side does not know; without this they would silently mean nothing.
 void refuse_flags(const Arguments& arguments, const std::string& peer) {
-  const auto refuse = [&](const char* flag, const char* remedy) {
-    if (!arguments.has(flag)) return;
+  for (const auto& [flag, remedy] : flags_unknown_to_python()) {
+    if (!arguments.has(flag)) continue;
     fail_usage(
         fmt::format("{} does not go with {}, which is measured in Python; {}", flag, peer, remedy));
-  };
-  refuse("--input", "give the shape by flags");
-  refuse("--tile-q", "leave it out");
-  refuse("--tile-k", "leave it out");
+  }
+}
+
+// Python times no roof beside a call: these are shares of the roof that the run began with.
+void add_roof_share(const lab::Environment& environment, lab::Measurement& result) {
+  const std::string dtype = result.labels.text("dtype");
+  const std::optional<double> roof = dtype == "fp32" ? environment.roof_fp32_gflops
+                                     : dtype == "bf16" || dtype == "fp16"
+                                         ? environment.roof_bf16_gflops
+                                         : std::nullopt;
+  if (!roof || *roof <= 0 || !result[lab::kTflops]) return;
+  result[lab::kRoofShare] = *result[lab::kTflops] * 1e3 / *roof;
 }
 
 }  // namespace
@@ -59,7 +67,12 @@ PythonSide start_python(const Arguments& arguments, const Engine& engine,
     if (out.status.code() == StatusCode::kIoError && arguments.has("--python")) {
       fail_usage("--python " + out.status.message());
     }
-    if (!interrupted()) note(out.status.message());
+    const bool missing = out.status.code() != StatusCode::kInternal && !arguments.has("--python");
+    if (!interrupted() && !(contestants.python_if_there && missing)) note(out.status.message());
+    if (contestants.python_if_there) {
+      contestants.python.clear();
+      out.status = {};
+    }
   }
   std::erase_if(contestants.python, [&](const std::string& name) {
     const auto& optional = contestants.optional;
@@ -98,6 +111,7 @@ bool run_jobs_in_python(lab::PythonWorker& worker, const ProblemSet& problems,
     for (lab::Measurement& result : run.results) {
       result.cut_short = interrupted() && result.status == lab::RunStatus::kOk &&
                          result.samples < options.measure.repeats;
+      add_roof_share(outputs.environment(), result);
       outputs.add(result);
     }
     done(run.results);

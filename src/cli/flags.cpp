@@ -35,7 +35,7 @@ Words shell_choices() {
   return {"bash", "zsh", "fish"};
 }
 Words peer_choices() {
-  Words out = {"cublas", "cudnn", "torch"};
+  Words out = {"none", "cublas", "cudnn", "torch"};
   out.insert(out.end(), python_peers().begin(), python_peers().end());
   return out;
 }
@@ -167,8 +167,9 @@ std::vector<FlagSpec> flags_of_runs() {
        "queries per tile, where an implementation lets you choose"},
       {"--tile-k", "", "N", kValue, kShaped, kExecution, "keys per tile, likewise"},
       {"--peers", "", "NAME[,NAME]", kList, kCompare, kExecution,
-       "other libraries to run beside these; torch is PyTorch's backends, flash-attn and xformers "
-       "where they are installed. Beside any of those every time is taken in --python",
+       "other libraries to run beside these (default: those that are found; none: none); torch is "
+       "PyTorch's backends, flash-attn and xformers where they are installed. Beside any of those "
+       "every time is taken in --python",
        peer_choices},
       {"--python", "", "FILE", kFile, kCompare | kBenchStep, kExecution,
        "the Python that has torch and flashlab installed (default python3)"},

@@ -15,6 +15,30 @@ void add(std::vector<std::string>& list, const std::string& name) {
   if (!contains(list, name)) list.push_back(name);
 }
 
+// Flags that choose what runs, or that what runs in Python does not know.
+bool leaves_python_out(const Arguments& arguments) {
+  for (const char* flag : {"--implementation", "--peers", "--ladder"}) {
+    if (arguments.has(flag)) return true;
+  }
+  return std::any_of(flags_unknown_to_python().begin(), flags_unknown_to_python().end(),
+                     [&](const FlagRemedy& each) { return arguments.has(each.flag); });
+}
+
+// What a default comparison looks for in Python. FlexAttention is left out: it is compiled anew for
+// every problem.
+void add_found_in_python(Device device, Contestants& out) {
+  out.python_if_there = true;
+  if (device.kind == DeviceKind::kCpu) {
+    out.python = {"torch.flash", "torch.math"};
+    return;
+  }
+  for (const std::string& name : python_peers()) {
+    if (name == "torch.flex") continue;
+    out.python.push_back(name);
+    if (!name.starts_with("torch")) out.optional.push_back(name);
+  }
+}
+
 }  // namespace
 
 const std::vector<std::string>& python_peers() {
@@ -28,6 +52,15 @@ bool runs_in_python(std::string_view name) {
   return contains(python_peers(), name);
 }
 
+const std::vector<FlagRemedy>& flags_unknown_to_python() {
+  static const std::vector<FlagRemedy> kFlags = {
+      {"--input", "give the shape by flags"}, {"--tile-q", "leave it out"},
+      {"--tile-k", "leave it out"},           {"--window", "leave it out"},
+      {"--softcap", "leave it out"},          {"--alibi", "leave it out"},
+      {"--dropout", "leave it out"}};
+  return kFlags;
+}
+
 Contestants contestants_of(const Arguments& arguments, Device device,
                            std::vector<std::string> fallback) {
   Contestants out;
@@ -36,8 +69,13 @@ Contestants contestants_of(const Arguments& arguments, Device device,
   }
   const std::vector<std::string> here = implementations(device);
   const std::vector<std::string> peers = arguments.list("--peers");
+  if (!leaves_python_out(arguments)) add_found_in_python(device, out);
   for (const std::string& peer : peers) {
-    if (peer == "torch") {
+    if (peer == "none") {
+      if (arguments.has("--implementation")) continue;  // what is named runs
+      std::erase(out.ours, "cublas");
+      std::erase(out.ours, "cudnn");
+    } else if (peer == "torch") {
       for (const std::string& name : python_peers()) {
         // Named one by one they are asked for; as a part of the group they may be missing.
         const bool asked = contains(peers, name) || contains(out.python, name);

@@ -1,6 +1,7 @@
 """What a call needs beside its inputs, and what there is."""
 
 import contextlib
+import ctypes
 import gc
 
 import torch
@@ -20,7 +21,8 @@ def available_bytes(device):
 
 
 class Watch:
-    """High-water marks around calls: the allocator's on a GPU, the process's on a CPU."""
+    """High-water marks around calls: the allocator's on a GPU; on a CPU, where there is none that
+    all share, what the process has in memory."""
 
     def __init__(self, device):
         self._gpu = device.type == "cuda"
@@ -28,7 +30,8 @@ class Watch:
     def settle(self):
         """Bytes in use, everything finished."""
         if not self._gpu:
-            return 0
+            _give_back_free_memory()
+            return _process_bytes("VmRSS") or 0
         torch.cuda.synchronize()
         return torch.cuda.memory_allocated()
 
@@ -43,7 +46,14 @@ class Watch:
             return result, torch.cuda.max_memory_allocated() - before, None
         known = _reset_process_peak()
         result = call()
-        return result, None, _process_peak() if known else None
+        peak = _process_bytes("VmHWM") if known else None
+        return result, None if peak is None else max(0, peak - before), peak
+
+
+def _give_back_free_memory():
+    """Else what an earlier call freed would serve the next, which would seem to need nothing."""
+    with contextlib.suppress(OSError, AttributeError):  # the C library may be another one
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _reset_process_peak():
@@ -55,11 +65,11 @@ def _reset_process_peak():
         return False
 
 
-def _process_peak():
+def _process_bytes(which):
     try:
         with open("/proc/self/status", encoding="ascii") as lines:
             for line in lines:
-                if line.startswith("VmHWM:"):
+                if line.startswith(which + ":"):
                     return int(line.split()[1]) << 10
     except (OSError, ValueError, IndexError):
         pass

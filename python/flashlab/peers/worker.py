@@ -214,7 +214,7 @@ class Run:
             contestant.forget()
             before = self.watch.settle()
             contestant.prepare_backward()
-            kept = self.watch.settle() - before
+            kept = max(0, self.watch.settle() - before)
             result, own, process_peak = self.watch.around(contestant.backward)
             outputs = contestant.gradients(result)
             if own is not None:

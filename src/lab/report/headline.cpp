@@ -184,7 +184,7 @@ void about_rate(const Tally& t, Headline* out) {
   const std::string beside =
       roof ? fmt::format("{} of {} {} in the same windows", format_rate(*share * *roof, unit),
                          format_rate(roof, unit), to_string(unit))
-           : std::string("in windows beside it");
+           : std::string("measured in the same run");
   out->sentences.push_back(
       fmt::format("There it reaches {} of the measured roof ({}).", format_percent(share), beside));
   out->tiles.push_back({format_percent(share), "of the measured roof: " + beside});

@@ -236,9 +236,11 @@ TEST(AttentionEmulatedFaults, OfTheHopperBackwardAreSeen) {
   constexpr const char* kMain = "sm90/backward/kernel.cu";
   constexpr const char* kSizes = "sm90/backward/tiles.h";
   std::vector<Planted> list = {
-      {"the other keys' dS is not waited for",
-       {{kMain, "    wait_for_phase(ring_scores.full(), ring_scores.phase ^ 1);\n", ""}},
+      {"the last of the other keys' dS is not waited for",
+       {{kMain, "      wait_for_phase(ring_scores.full(), ring_scores.phase ^ 1);\n", ""}},
        true},
+      {"the turn is not waited for",
+       {{kMain, "    await_turn();\n    float sum[32];", "    float sum[32];"}}},
       {"dS is overwritten while it is read", {{kMain, "    ring_scores.wait_empty();\n", ""}}},
       {"queries are released before the products have read them",
        {{kMain, "    warpgroup.start_gradients(d_o, q);\n",

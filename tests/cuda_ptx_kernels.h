@@ -107,6 +107,14 @@ inline void add_memory_kernels(Primitives& list) {
   list.push_back(matrix_kernel("load_matrix_4_transposed", 4));
   list.push_back(matrix_kernel("load_matrix_2", 2));
   list.push_back(matrix_kernel("load_matrix_2_transposed", 2));
+  list.push_back(ptx_kernel("store_matrix_4", "const unsigned* in, unsigned* out", R"(
+  __shared__ __align__(16) unsigned tile[32 * 12];
+  const unsigned r[4] = {in[4 * t], in[4 * t + 1], in[4 * t + 2], in[4 * t + 3]};
+  ptx::store_matrix_4(ptx::shared_address(tile + 12 * ((5 * t + 3) % 32)), r);
+  __syncthreads();
+  for (int i = 0; i < 4; ++i) out[4 * t + i] = tile[12 * t + i];
+)",
+                            90));
 }
 
 inline void add_synchronisation_kernels(Primitives& list) {

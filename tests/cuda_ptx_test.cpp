@@ -388,6 +388,19 @@ INSTANTIATE_TEST_SUITE_P(Loads, PtxMatrix,
                                            MatrixLoad{"load_matrix_2_transposed", 2, true}),
                          [](const auto& info) { return std::string(info.param.name); });
 
+// The other way round: lane t's word m is row t / 4 of matrix m, at stored row (5 (8 m + t / 4) +
+// 3) % 32, elements 2 (t % 4) and the next. PTX ISA, "stmatrix".
+TEST_F(Ptx, StoresMatrices) {
+  Words in(32 * 4), expected(32 * 4);
+  for (unsigned i = 0; i < in.size(); ++i) in[i] = (2 * i + 1) << 16 | (2 * i);
+  for (unsigned t = 0; t < 32; ++t) {
+    for (unsigned m = 0; m < 4; ++m) {
+      expected[4 * ((5 * (8 * m + t / 4) + 3) % 32) + t % 4] = in[4 * t + m];
+    }
+  }
+  EXPECT_TRUE(same("store_matrix_4", run("store_matrix_4", in, Words(32 * 4, kPoison)), expected));
+}
+
 // Numbers whose sums are exact in fp32, in any order.
 class PtxAdd : public Ptx, public ::testing::WithParamInterface<const char*> {};
 

@@ -72,6 +72,7 @@ void copy_box(unsigned to, const void* map, const int* at, int rank, unsigned ba
 enum class Number { kBf16, kFp16, kTf32 };
 
 void load_matrices(unsigned* out, int count, unsigned address, bool transposed);
+void store_matrices(const unsigned* matrices, int count, unsigned address);
 /// D [16, 8] += A [16, depth] B [depth, 8] of a warp; registers as ptx/mma.h says.
 void multiply_warp(Number number, int depth, float* d, const unsigned* a, const unsigned* b);
 

@@ -37,6 +37,24 @@ void load_for_all(void* const* lanes) {
   }
 }
 
+struct MatrixStore {
+  const unsigned* matrices;
+  int count;
+  unsigned address;
+};
+
+void store_for_all(void* const* lanes) {
+  const auto store = [&](int lane) { return static_cast<const MatrixStore*>(lanes[lane]); };
+  if (std::count(lanes, lanes + 32, nullptr) != 0) stop("stmatrix lacks lanes of its warp");
+  for (int m = 0; m < store(0)->count; ++m) {
+    for (int lane = 0; lane < 32; ++lane) {
+      const unsigned address = store(8 * m + lane / 4)->address;
+      if (address % 16 != 0) stop("an address of stmatrix is no multiple of 16");
+      std::memcpy(shared_at(address + 4 * (lane % 4), 4), &store(lane)->matrices[m], 4);
+    }
+  }
+}
+
 float number_of(Number number, std::uint16_t bits) {
   return number == Number::kBf16 ? float_of_bf16(bits) : float_of_fp16(bits);
 }
@@ -222,6 +240,11 @@ bool advance_products(bool anything) {
 void load_matrices(unsigned* out, int count, unsigned address, bool transposed) {
   MatrixLoad mine{out, count, address, transposed};
   together(load_for_all, &mine);
+}
+
+void store_matrices(const unsigned* matrices, int count, unsigned address) {
+  MatrixStore mine{matrices, count, address};
+  together(store_for_all, &mine);
 }
 
 void multiply_warp(Number number, int depth, float* d, const unsigned* a, const unsigned* b) {

@@ -38,5 +38,8 @@ inline void load_matrix_2(unsigned (&r)[2], unsigned shared) {
 inline void load_matrix_2_transposed(unsigned (&r)[2], unsigned shared) {
   emulated::load_matrices(r, 2, shared, true);
 }
+inline void store_matrix_4(unsigned shared, const unsigned (&matrices)[4]) {
+  emulated::store_matrices(matrices, 4, shared);
+}
 
 }  // namespace flashlab::ptx

@@ -87,4 +87,13 @@ __device__ inline void load_matrix_2_transposed(unsigned (&r)[2], unsigned share
                : "memory");
 }
 
+/// Four 8 x 8 matrices of 16-bit elements: lane l gives the address of row l % 8 of matrix l / 8,
+/// and holds of every matrix the two neighbours of row l / 4 that an mma's result has. sm_90. PTX
+/// ISA, "stmatrix".
+__device__ inline void store_matrix_4(unsigned shared, const unsigned (&matrices)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared),
+               "r"(matrices[0]), "r"(matrices[1]), "r"(matrices[2]), "r"(matrices[3])
+               : "memory");
+}
+
 }  // namespace flashlab::ptx

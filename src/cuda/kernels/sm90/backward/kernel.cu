@@ -9,13 +9,13 @@
 // part of dQ of all 128:
 //
 //     producer      K V, tile 0, tile 1 ...
-//     consumer      S^T dP^T | P^T | dS^T -> registers, shared memory | dV dK | dQ of the tile
-//                                                                               before -> red
+//     consumer 0    dQ(i-1) dV dK(i) S dP(i+1) | P, dS(i+1)               | dQ(i) dV dK(i+1) ...
+//     consumer 1    P, dS(i)                   | dQ(i-1) dV dK(i) S dP(i+1) | P, dS(i+1) ...
 //
 // S is made transposed: P^T and dS^T leave the tensor cores as the left operands of dV and dK, in
-// the registers where they are. Only dQ needs the other warpgroup's dS. It comes a step late: by
-// then the other's dS has usually been there for long, and the warpgroups run apart, one's
-// exponentials beside the other's products.
+// the registers where they are. Only dQ needs the other warpgroup's dS, through shared memory, and
+// comes a step late. The warpgroups multiply in turns, one's exponentials beside the other's
+// products. dQ goes first: it is added to memory while dV and dK are computed.
 
 #include "ptx/special.h"
 #include "ptx/warpgroup.h"
@@ -90,7 +90,7 @@ struct Sm90KeyConsumer {
     bool empty = false;
 #pragma unroll
     for (int row = 0; row < kTileQ; row += 32) {
-      const int own = row + Warpgroup::lane();
+      const int own = row + warpgroup.lane();
       empty |= query0 + own < args.shape.seqlen_q && lse2[own] == kMinusInfinity;
     }
     return __any_sync(ptx::kFullMask, empty);
@@ -112,17 +112,29 @@ struct Sm90KeyConsumer {
     ptx::meet(1, kConsumerThreads);
   }
 
+  /// Who has the turn starts dQ of a tile, dV and dK of the next one, S and dP of the one after
+  /// that, and passes it before the last two have ended.
+  __device__ void await_turn() const {
+    ptx::meet(2 + warpgroup.consumer, kConsumerThreads);
+  }
+  __device__ void pass_turn() const {
+    ptx::meet_later(3 - warpgroup.consumer, kConsumerThreads);
+  }
+
   /// P^T and dS^T of a tile of queries: to registers, dS^T to shared memory, too.
   __device__ void make_scores(int query0, unsigned q, unsigned d_o) {
     const int stage = ring_queries.stage;
     typename Warpgroup::Pairs s, dp;
     warpgroup.start_scores(s, dp, ptx::shared_address(shared.k), q, ptx::shared_address(shared.v),
                            d_o);
-    const float *lse2 = shared.lse2[stage], *delta = shared.delta[stage];
+    pass_turn();
+    const float* lse2 = shared.lse2[stage];
     const bool empty = has_empty_row(query0, lse2);
+    const typename Warpgroup::PerQuery rows_lse2(lse2, warpgroup.thread);
     ptx::wgmma_wait<1>();
     pin(s);
-    warpgroup.exponentials(s, lse2, unit_of<Config>(args.score, args.shape));
+    warpgroup.exponentials(s, rows_lse2, unit_of<Config>(args.score, args.shape));
+    const typename Warpgroup::PerQuery rows_delta(shared.delta[stage], warpgroup.thread);
     // The branch stands before the wait, or the compiler moves exponentials behind it.
     if (empty) {
       ptx::wgmma_wait<0>();
@@ -133,28 +145,31 @@ struct Sm90KeyConsumer {
     pin(dp);
     const int first_key = work.key0 + kWarpgroupRows * warpgroup.consumer;
     if (!empty && visibility.sees_all(query0, kTileQ, first_key, kWarpgroupRows)) {
-      warpgroup.template differentiate<false>(s, dp, lse2, delta, visibility, query0, work.key0);
+      warpgroup.template differentiate<false>(s, dp, rows_lse2, rows_delta, visibility, query0,
+                                              work.key0);
     } else {
-      warpgroup.template differentiate<true>(s, dp, lse2, delta, visibility, query0, work.key0);
+      warpgroup.template differentiate<true>(s, dp, rows_lse2, rows_delta, visibility, query0,
+                                             work.key0);
     }
     ring_scores.wait_empty();
-    warpgroup.store_scores(shared.d_s[ring_scores.stage]);
+    warpgroup.store_scores(ptx::shared_address(shared.d_s[ring_scores.stage]));
     ptx::async_proxy_fence();
     __syncwarp();
-    if (threadIdx.x % 32 == 0) ptx::barrier_arrive(ring_scores.full());
+    if (warpgroup.lane() == 0) ptx::barrier_arrive(ring_scores.full());
     ring_scores.advance();
   }
 
-  /// Of the tile before the last one that was stored: its dS^T lies where the next one comes.
+  /// Of the tile before the last one that was stored: its dS^T lies where the next one comes. The
+  /// turn says that the other's is there: it was stored before the other's last turn.
   __device__ void start_grad_q(float (&sum)[32]) const {
     static_assert(kScoreStages == 2);
-    wait_for_phase(ring_scores.full(), ring_scores.phase ^ 1);
     warpgroup.start_grad_q(sum, ptx::shared_address(shared.d_s[ring_scores.stage]),
                            ptx::shared_address(shared.k));
   }
   /// `tile`: of the queries, among those of all heads.
+  template <int kUnderWay>
   __device__ void finish_grad_q(float (&sum)[32], int tile) {
-    ptx::wgmma_wait<0>();
+    ptx::wgmma_wait<kUnderWay>();
     pin(sum);
     ring_scores.release();
     warpgroup.reduce(sum, static_cast<float*>(args.regions[kRegionGradQ]) +
@@ -174,17 +189,13 @@ struct Sm90KeyConsumer {
     const unsigned q = ptx::shared_address(shared.q[stage]);
     const unsigned d_o = ptx::shared_address(shared.d_o[stage]);
     make_scores(query0, q, d_o);
+    await_turn();
+    float sum[32];
+    if constexpr (!kFirst) start_grad_q(sum);
     warpgroup.start_gradients(d_o, q);
-    if constexpr (kFirst) {
-      ptx::wgmma_wait<0>();
-      release_queries();
-    } else {
-      float sum[32];
-      start_grad_q(sum);
-      ptx::wgmma_wait<1>();
-      release_queries();
-      finish_grad_q(sum, tile_before);
-    }
+    if constexpr (!kFirst) finish_grad_q<1>(sum, tile_before);
+    ptx::wgmma_wait<0>();
+    release_queries();
   }
 
   __device__ void run() {
@@ -194,6 +205,8 @@ struct Sm90KeyConsumer {
     };
     if (at.left > 0) {
       wait_for_phase(shared.keys.address(), 0);
+      if (warpgroup.consumer == 1) pass_turn();  // the first turn is consumer 0's
+      await_turn();
       step<true>(at.tile * kTileQ, 0);
       int before = tile();
       at.next(work);
@@ -202,10 +215,13 @@ struct Sm90KeyConsumer {
         step<false>(at.tile * kTileQ, before);
         before = tile();
       }
+      pass_turn();
       float sum[32];
       ring_scores.advance();  // nothing is stored any more
+      wait_for_phase(ring_scores.full(), ring_scores.phase ^ 1);
       start_grad_q(sum);
-      finish_grad_q(sum, before);
+      finish_grad_q<0>(sum, before);
+      if (warpgroup.consumer == 0) await_turn();  // nothing is left at a barrier
     }
     // Found again: the loop has no register to keep it.
     warpgroup.store(args, tile_of_keys<Config>(args.shape, ptx::block_index_again()));

@@ -90,7 +90,7 @@ struct Sm90Tile {
     if (index >= sectioned) {
       rank = index / order.heads;  // whole ranks are in front
       head = index - rank * order.heads;
-    } else if constexpr (!Config::kBoundedRight) {
+    } else if constexpr (!Config::kBoundedRight && Config::kHeadDim > 64) {
       head = index / order.long_ranks;
       rank = index - head * order.long_ranks;
     } else {

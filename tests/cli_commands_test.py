@@ -4,12 +4,31 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import time
 
 import cli_harness
 from cli_harness import SMALL, Folder, on_terminal, program, run
+
+# The comparison's width and what there is for it, and its rows before and after two clicks.
+PROBE = """<script>
+addEventListener("load", () => {
+  const box = document.querySelector("#comparison .scroll");
+  const rows = () => [...box.querySelectorAll("tbody tr")].map(
+    row => row.classList.contains("note") ? "note" : row.cells[0].textContent);
+  const out = [[box.scrollWidth, box.clientWidth], rows()];
+  for (let click = 0; click !== 2; click += 1) {
+    box.querySelectorAll("thead th:not(.over)")[1].click();
+    out.push(rows());
+  }
+  const text = document.createElement("pre");
+  text.id = "probe";
+  text.textContent = JSON.stringify(out);
+  document.body.append(text);
+});
+</script>"""
 
 
 class Commands(Folder):
@@ -159,6 +178,32 @@ class Commands(Folder):
         for result in results:
             if result["status"] == "ok":
                 self.assertIsNotNone(result["error_vs_fp64"])
+
+    def test_the_page_in_a_browser(self):
+        browser = shutil.which("chromium") or shutil.which("google-chrome")
+        if not browser:
+            self.skipTest("no chromium")
+        folder = self.path("report")
+        self.assertEqual(run("compare", *SMALL, "--dtype", "fp32", "--output",
+                             folder).returncode, 0)
+        with open(os.path.join(folder, "report.html"), encoding="utf-8") as file:
+            page = file.read()
+        probed = self.path("probed.html", page.replace("</body>", PROBE + "</body>").encode())
+        for width in (1400, 1920):
+            shown = subprocess.run(
+                [browser, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom",
+                 f"--user-data-dir={self.path('browser')}", f"--window-size={width},1200", probed],
+                capture_output=True, text=True, timeout=120, check=False).stdout
+            found = re.search("<pre id=\"probe\">(.*?)</pre>", shown, re.S)
+            if not found:
+                self.skipTest("the browser does not run here")
+            table, before, once, twice = json.loads(found.group(1))
+            self.assertLessEqual(table[0], table[1], f"cut at {width} pixels")
+            # By time, the slowest first, then the other way; what naive notes stays below it.
+            self.assertEqual(sorted(before), sorted(once))
+            self.assertNotEqual(once, twice)
+            for order in (once, twice):
+                self.assertEqual(order.index("note"), order.index("naive") + 1)
 
     def test_compare_makes_a_dated_folder(self):
         done = run("compare", *SMALL, "--pass", "forward", "--dtype", "fp32", cwd=self.folder)

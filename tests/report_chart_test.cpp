@@ -16,6 +16,7 @@ namespace flashlab::lab::report {
 namespace {
 
 using ::testing::Contains;
+using ::testing::ContainsRegex;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -128,6 +129,26 @@ TEST(ReportPlots, ASingleProblemGivesBars) {
               UnorderedElementsAre("roof_shares", "performance_B1_H8_d64_fp32_S2048",
                                    "memory_B1_H8_d64_fp32_S2048"));
   EXPECT_THAT(make_plots({}), IsEmpty());
+}
+
+TEST(ReportPlots, ARooflineHasEveryRateUnderTheRoofs) {
+  ResultFile file = sample_comparison();
+  const auto rooflines = [&] {
+    std::vector<std::string> out;
+    for (const Plot& plot : make_plots(file)) {
+      if (plot.kind == PlotKind::kRoofline) out.push_back(plot.file_svg);
+    }
+    return out;
+  };
+  file.environment.copy_gb_per_s = 20;
+  const std::vector<std::string> drawn = rooflines();
+  ASSERT_EQ(drawn.size(), 1u);
+  EXPECT_THAT(drawn[0], HasSubstr("236 GFLOP/s, 20.0 GB/s"));
+  EXPECT_THAT(drawn[0], HasSubstr(">cpu forward<"));
+  EXPECT_THAT(drawn[0], HasSubstr(">naive forward<"));
+  EXPECT_THAT(drawn[0], ContainsRegex("cpu forward: 200 GFLOP/s at [0-9.]+ FLOPs per byte"));
+  file.environment.copy_gb_per_s.reset();
+  EXPECT_TRUE(rooflines().empty());
 }
 
 TEST(ReportPlots, AnImplementationKeepsItsColour) {

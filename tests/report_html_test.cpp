@@ -5,7 +5,10 @@
 
 #include <fstream>
 
+#include "lab/report/cells.h"
+#include "lab/report/group.h"
 #include "lab/report/html.h"
+#include "lab/report/svg.h"
 #include "lab/results/baseline.h"
 #include "report_process.h"
 #include "report_samples.h"
@@ -51,6 +54,38 @@ TEST(ReportHtml, SaysWhatWasMeasured) {
   }
   EXPECT_THAT(html, Not(HasSubstr("id=\"crossover\""))) << "there is one length only";
   EXPECT_THAT(html, Not(HasSubstr("id=\"baseline\"")));
+}
+
+TEST(ReportHtml, NamesAreExplained) {
+  ResultFile file = sample_comparison();
+  file.results.push_back(sample_result("torch.flash", "forward", sample_case(), 100, 0));
+  file.results.push_back(sample_result("nobody's", "forward", sample_case(), 100, 0));
+  const std::string html = to_html(file, {"naive", nullptr, ""});
+  EXPECT_THAT(html, HasSubstr("<dt>naive</dt><dd>the formula, scores in memory</dd>"));
+  EXPECT_THAT(html, HasSubstr("<dt>torch.flash</dt><dd>peer: PyTorch&#39;s "));
+  EXPECT_THAT(html, Not(HasSubstr("<dt>nobody")));
+}
+
+// Figures and heads do not wrap, so that a column is as wide as its widest text.
+TEST(ReportHtml, TheComparisonFitsAPageOf1400Pixels) {
+  const ResultFile file = sample_comparison();
+  const std::string html = to_html(file, {"naive", nullptr, ""});
+  const std::string style = "main.wrap{max-width:";
+  const std::size_t at = html.find(style);
+  ASSERT_NE(at, std::string::npos);
+  const double page = std::min(std::stod(html.substr(at + style.size())), 1400.0 - 15);
+  constexpr double kPadding = 24, kAround = 40 + 50 + 2;  // of a cell; of page, section and frame
+  const CellTable table = cells_of(group_by_problem(file).at(0), "naive");
+  double width = 9 * 14 + kPadding;
+  for (std::size_t i = 0; i < table.columns.size(); ++i) {
+    double widest = text_width(table.columns[i].name, 13);
+    for (const CellRow& row : table.rows) {
+      widest = std::max(widest, text_width(row.cells.at(i).text, 14));
+    }
+    width += widest + kPadding;
+  }
+  EXPECT_GT(table.columns.size(), 9u);
+  EXPECT_LT(width, page - kAround);
 }
 
 TEST(ReportHtml, PassesTheCheckWhateverTheResults) {

@@ -4,9 +4,11 @@
 
 #include "lab/report/cells.h"
 #include "lab/report/html_parts.h"
+#include "lab/report/ladder.h"
 #include "lab/report/monitor_picture.h"
 #include "lab/report/numbers.h"
 #include "lab/report/text.h"
+#include "lab/subjects/attention/attention_subject.h"
 
 namespace flashlab::lab::report {
 namespace {
@@ -15,6 +17,22 @@ constexpr std::size_t kMostDetails = 400;
 
 std::string definition(const std::string& term, const std::string& meaning) {
   return "<dt>" + escape_xml(term) + "</dt><dd>" + escape_xml(meaning) + "</dd>\n";
+}
+
+/// What each name in the page's tables is, by the rungs' ideas and the peers' libraries.
+std::string names_of_implementations(const Page& page) {
+  std::vector<std::string> seen;
+  std::string out;
+  for (const Measurement& r : page.file.results) {
+    if (r.subject != attention_subject().name) continue;
+    const std::string name = clean(r.implementation);
+    if (std::find(seen.begin(), seen.end(), name) != seen.end()) continue;
+    seen.push_back(name);
+    const DeviceKind kind = r.device == "cpu" ? DeviceKind::kCpu : DeviceKind::kCuda;
+    const std::string idea = idea_of(r.implementation, kind);
+    if (!idea.empty()) out += definition(name, idea);
+  }
+  return out;
 }
 
 }  // namespace
@@ -111,6 +129,7 @@ Section reading_section(const Page& page) {
     out.body += definition(fmt::format("letters of {}", group.subject->name),
                            std::string(group.subject->names));
   }
+  out.body += names_of_implementations(page);
   out.body +=
       definition("roof",
                  "That rate as a share of the highest rate the machine reached with nothing but "

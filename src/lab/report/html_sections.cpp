@@ -136,10 +136,15 @@ Section model_section(const Page& page) {
                            rows, true);
   }
   if (out.body.empty()) return out;
+  const std::string pictures = figures(page, {PlotKind::kRoofline});
+  out.body += pictures;
   out.body = lead(std::string("Counted, not measured: matrix arithmetic, and the traffic that each "
                               "algorithm causes beyond the caches. Few FLOP per byte means that "
                               "memory, not arithmetic, sets the pace.") +
-                  (page.groups.size() > shown.size() ? " Shown for the largest problem." : "")) +
+                  (page.groups.size() > shown.size() ? " Shown for the largest problem." : "") +
+                  (pictures.empty() ? ""
+                                    : " The picture puts the measured rates over these counts, "
+                                      "below the measured roofs of arithmetic and of copies.")) +
              out.body;
   return out;
 }

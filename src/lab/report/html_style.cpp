@@ -113,8 +113,8 @@ thead{display:table-header-group}tr,.tiles li{break-inside:avoid}h2,h3{break-aft
 .plots{grid-template-columns:1fr 1fr}td.best{background:none}}
 )css";
 
-// No "less than" and no ampersand: the page is well-formed XML, too. Tables whose rows belong
-// together (a note under its row, heads over several columns) stay as they are.
+// No "less than" and no ampersand: the page is well-formed XML, too. A note stays under its row;
+// where heads stand over several columns those below them sort.
 constexpr const char* kPageScript = R"js(
 const units = {KiB: 1, MiB: 2, GiB: 3, TiB: 4};
 const valueOf = cell => {
@@ -129,16 +129,23 @@ const compare = (a, b) => {
   return x - y;
 };
 for (const table of document.querySelectorAll("table")) {
-  const titles = [...table.querySelectorAll("thead th")];
-  if (table.querySelector("tr.note, [colspan], [rowspan]")) continue;
-  if (table.querySelectorAll("thead tr").length !== 1) continue;
+  const titles = [...table.querySelectorAll("thead th:not(.over)")];
   const sort = column => {
     const up = titles[column].getAttribute("aria-sort") === "descending";
     titles.forEach(title => title.setAttribute("aria-sort", "none"));
     titles[column].setAttribute("aria-sort", up ? "ascending" : "descending");
     const body = table.tBodies[0];
-    const rows = [...body.rows].sort((a, b) => compare(a.cells[column], b.cells[column]));
-    body.append(...(up ? rows : rows.reverse()));
+    const groups = [];
+    for (const row of body.rows) {
+      if (row.classList.contains("note")) groups.at(-1).push(row);
+      else groups.push([row]);
+    }
+    // A row without figures has one cell in their place, and stays at the end.
+    const whole = groups.filter(([row]) => row.cells.length === titles.length);
+    const rest = groups.filter(([row]) => row.cells.length !== titles.length);
+    whole.sort(([a], [b]) => compare(a.cells[column], b.cells[column]));
+    if (!up) whole.reverse();
+    body.append(...whole.flat(), ...rest.flat());
   };
   titles.forEach((title, column) => {
     title.setAttribute("aria-sort", "none");

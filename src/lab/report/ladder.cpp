@@ -34,6 +34,28 @@ std::vector<Rung> rungs_of(DeviceKind kind) {
           {"sm90", "wgmma, TMA, a warp for the copies"}};
 }
 
+std::string idea_of(std::string_view name, DeviceKind kind) {
+  for (const Rung& rung : rungs_of(kind)) {
+    if (rung.name == name) return std::string(rung.idea);
+  }
+  constexpr Rung kOthers[] = {
+      {"reference", "the formula in fp64, the yardstick of errors"},
+      {"fa2-deterministic", "fa2 with gradients added in one order"},
+      {"cublas", "peer: products of cuBLASLt, softmax between them, scores in memory"},
+      {"cudnn", "peer: cuDNN's fused attention"},
+      {"torch.cudnn", "peer: PyTorch's scaled_dot_product_attention over cuDNN"},
+      {"torch.flash", "peer: PyTorch's scaled_dot_product_attention, its FlashAttention"},
+      {"torch.efficient", "peer: PyTorch's scaled_dot_product_attention, memory-efficient kernels"},
+      {"torch.math", "peer: PyTorch's products and softmax, scores in memory"},
+      {"torch.flex", "peer: PyTorch's FlexAttention, compiled for the problem"},
+      {"flash-attn", "peer: the package flash-attn"},
+      {"xformers", "peer: memory_efficient_attention of xformers"}};
+  for (const Rung& other : kOthers) {
+    if (other.name == name) return std::string(other.idea);
+  }
+  return {};
+}
+
 std::string ladder_table(const ResultFile& file, const std::vector<Rung>& rungs) {
   std::string out;
   for (const Group& group : group_by_problem(file)) {

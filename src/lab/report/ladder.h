@@ -19,6 +19,9 @@ struct Rung {
 /// Bottom first, production last. What a machine lacks is left out by who measures.
 std::vector<Rung> rungs_of(DeviceKind kind);
 
+/// What an implementation or a peer is, in a few words; empty for a name that nobody knows.
+std::string idea_of(std::string_view name, DeviceKind kind);
+
 /// One block per problem and pass: a line per rung with its time, its gain over the rung below and
 /// over the bottom, and its idea. A rung that did not run is left out.
 std::string ladder_table(const ResultFile& file, const std::vector<Rung>& rungs);

@@ -7,7 +7,9 @@
 
 #include "lab/report/chart.h"
 #include "lab/report/group.h"
+#include "lab/report/model.h"
 #include "lab/report/numbers.h"
+#include "lab/report/roofline.h"
 #include "lab/report/text.h"
 
 namespace flashlab::lab::report {
@@ -44,7 +46,9 @@ std::vector<Family> families_of(const std::vector<Group>& groups) {
 class Maker {
  public:
   explicit Maker(const ResultFile& file)
-      : groups_(group_by_problem(file)), colours_(chart_colours(file)) {}
+      : environment_(file.environment),
+        groups_(group_by_problem(file)),
+        colours_(chart_colours(file)) {}
 
   std::vector<Plot> plots() {
     roof_shares();
@@ -54,6 +58,7 @@ class Maker {
       } else {
         bars(family, *family.groups.front());
       }
+      roofline(family, *family.groups.back());
     }
     return std::move(plots_);
   }
@@ -263,6 +268,39 @@ class Maker {
     }
   }
 
+  /// Measured rates over modelled intensities, where both roofs of the type were measured.
+  void roofline(const Family& family, const Group& group) {
+    const std::string dtype = group.labels.text("dtype");
+    const bool half = dtype == "bf16" || dtype == "fp16";
+    const auto roof = half              ? environment_.roof_bf16_gflops
+                      : dtype == "fp32" ? environment_.roof_fp32_gflops
+                                        : std::nullopt;
+    if (!roof || !environment_.copy_gb_per_s) return;
+    Roofline chart;
+    chart.subtitle = group.title();
+    chart.description = "Measured rate over modelled FLOPs per byte, below the measured roofs.";
+    chart.width = 500, chart.height = 360;
+    chart.gflops = *roof, chart.gb_per_s = *environment_.copy_gb_per_s;
+    for (const ModelRow& model : model_rows(group, caches_of(environment_))) {
+      const auto at = std::find(group.passes.begin(), group.passes.end(), model.pass);
+      const Row* row = group.find(model.label);
+      const Measurement* r =
+          row == nullptr ? nullptr : row->ok(static_cast<std::size_t>(at - group.passes.begin()));
+      const double gflops = r == nullptr ? 0 : finite((*r)[kTflops]).value_or(0) * 1e3;
+      const double intensity = model.cost.intensity();
+      if (gflops <= 0 || intensity <= 0) continue;
+      const std::string name = model.label + " " + clean(model.pass);
+      constexpr std::size_t kNames = 12;  // beside more dots they would cover each other
+      chart.dots.push_back(
+          {chart.dots.size() < kNames ? name : "", colours_.at(model.label), intensity, gflops,
+           fmt::format("{}: {} GFLOP/s at {} FLOPs per byte", name, format_significant(gflops, 3),
+                       format_significant(intensity, 3))});
+    }
+    if (chart.dots.empty()) return;
+    add(PlotKind::kRoofline, "roofline_" + family.slug, family.title, std::move(chart));
+  }
+
+  const Environment& environment_;
   std::vector<Group> groups_;
   std::map<std::string, int> colours_;
   std::set<std::string> names_;

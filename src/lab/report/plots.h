@@ -11,7 +11,7 @@
 
 namespace flashlab::lab::report {
 
-enum class PlotKind : std::uint8_t { kTime, kPerformance, kMemory, kRoof };
+enum class PlotKind : std::uint8_t { kTime, kPerformance, kMemory, kRoof, kRoofline };
 
 /// One picture, in both its uses.
 struct Plot {
@@ -24,7 +24,8 @@ struct Plot {
 
 /// Per (batch, heads, d, dtype, mask, pass) with two lengths or more: time, FLOP/s and memory
 /// against the length, one line per implementation. Problems alone in their family get bars of
-/// FLOP/s and of memory. With a measured roof, bars of shares of it first.
+/// FLOP/s and of memory. With a measured roof, bars of shares of it first, and a roofline of each
+/// family's longest problem: measured rates over modelled FLOPs per byte.
 std::vector<Plot> make_plots(const ResultFile& file);
 
 /// A colour for every row label of a file, the same in all its pictures: 0 is naive's.

@@ -180,6 +180,18 @@ TEST(CpuForwardPlan, KernelsFollowTheInstructionSet) {
   }
 }
 
+// K and V stream from L3 once for every tile of queries: where 48 rows of short vectors are not
+// enough to hide that, 96 are.
+TEST(CpuForwardPlan, ShortVectorsTakeLargerTilesOfQueries) {
+  Call call({.seqlen_q = 1536, .seqlen_k = 1536});
+  for (const auto& [isa, words] :
+       {std::pair(CpuIsa::kAvx2, "query tile 96"), std::pair(CpuIsa::kAvx512, "query tile 48")}) {
+    if (!supported(isa)) continue;
+    const auto context = Context::create({.threads = 1, .cpu_isa = isa});
+    EXPECT_THAT(plan_of(*context, call).to_string(), HasSubstr(words));
+  }
+}
+
 TEST(CpuForwardPlan, AbsurdProblemsAreRefusedNotWrapped) {
   auto context = Context::create({.threads = 1});
   const std::int64_t huge = std::int64_t{1} << 40;

@@ -3,6 +3,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -277,6 +278,16 @@ class Results(Folder):
             self.assertEqual(json.loads(done.stdout)["results"][0]["heads_k"], 2)
         other = run("bench", "--repeats", "2", "--input", path, "--dtype", "bf16", "--json", "-")
         self.assertEqual(json.loads(other.stdout)["results"][0]["dtype"], "bf16")
+
+    def test_the_mean_rate_stands_beside_the_median(self):
+        done = run("bench", *SMALL, "--dtype", "fp32", "--json", self.path("r.json"))
+        with open(self.path("r.json"), encoding="utf-8") as file:
+            row = json.load(file)["results"][0]
+        rates = re.search(r"rate +median ([0-9.]+) · mean ([0-9.]+) · peak", done.stdout)
+        self.assertIsNotNone(rates, done.stdout)
+        for shown, ms in zip(rates.groups(), (row["median_ms"], row["mean_ms"])):
+            exact = 1e3 * row["tflops"] * row["median_ms"] / ms
+            self.assertAlmostEqual(float(shown) / exact, 1, delta=0.01)
 
     def test_nan_of_an_input_file_is_remarked(self):
         path = self.path("nan.safetensors", safetensors(

@@ -44,9 +44,13 @@ void print_details(const lab::Measurement& r, const lab::Environment& environmen
   const auto rate = [unit](std::optional<double> tflops) {
     return lab::report::format_rate(tflops, unit);
   };
+  std::optional<double> mean;  // of the mean time
+  if (r[lab::kTflops] && r[lab::kMedianMs] && r[lab::kMeanMs] && *r[lab::kMeanMs] > 0) {
+    mean = *r[lab::kTflops] * *r[lab::kMedianMs] / *r[lab::kMeanMs];
+  }
   print_line(
-      fmt::format("  rate      median {} · peak {} {} · {} GB/s", rate(r[lab::kTflops]),
-                  rate(r[lab::kTflopsPeak]), lab::report::to_string(unit),
+      fmt::format("  rate      median {} · mean {} · peak {} {} · {} GB/s", rate(r[lab::kTflops]),
+                  rate(mean), rate(r[lab::kTflopsPeak]), lab::report::to_string(unit),
                   r[lab::kGbPerS] ? lab::report::format_significant(*r[lab::kGbPerS], 3) : "-"));
   std::string memory = fmt::format("  memory    peak {} · workspace {}", bytes(r[lab::kPeakBytes]),
                                    bytes(r[lab::kWorkspaceBytes]));

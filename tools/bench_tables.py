@@ -132,19 +132,25 @@ def gpu_front():
     documents = {name: load(f"{GPU}-{name}.json")
                  for name in ("papers-torch.flash", "papers-torch.cudnn", "fp32-torch.efficient",
                               "fp32-torch.math")}
+    rest = {name: load(f"{GPU}-{name.replace('papers', 'papers-rest')}.json")
+            for name in documents if name.startswith("papers")}
     lines = ["| | TFLOP/s | FlashAttention-2 | cuDNN | memory-efficient | math |",
              "|---|---:|---:|---:|---:|---:|"]
-    for dtype in ("bf16", "fp32"):
-        for which in ("forward", "backward"):
-            cells, rates = [], []
-            for document in documents.values():
-                rows = [r for r in document["results"]
-                        if r["dtype"] == dtype and r["pass"] == which]
-                rates += [round(tflops(r)) for r in rows]
-                cells.append(
-                    f"{geometric_mean([r['torch_over_flashlab'] for r in rows]):.2f}x"
-                    if rows else "")
-            lines.append(f"| {dtype} {which} | {span(rates)} | " + " | ".join(cells) + " |")
+    for label, dtype, which, dims in (("bf16 forward", "bf16", "forward", (64, 128, 256)),
+                                      ("bf16 backward, head dims 64 and 128", "bf16", "backward",
+                                       (64, 128)),
+                                      ("bf16 backward, head dim 256", "bf16", "backward", (256,)),
+                                      ("fp32 forward", "fp32", "forward", None),
+                                      ("fp32 backward", "fp32", "backward", None)):
+        cells, rates = [], []
+        for name, document in documents.items():
+            rows = [r for r in document["results"] + rest.get(name, {"results": []})["results"]
+                    if r["dtype"] == dtype and r["pass"] == which
+                    and (dims is None or r["head_dim"] in dims)]
+            rates += [round(tflops(r)) for r in rows]
+            cells.append(f"{geometric_mean([r['torch_over_flashlab'] for r in rows]):.2f}x"
+                         if rows else "")
+        lines.append(f"| {label} | {span(rates)} | " + " | ".join(cells) + " |")
     e = documents["papers-torch.flash"]["environment"]
     command = documents["papers-torch.flash"]["command"].split(" --json")[0]
     columns = {}  # commit: what was measured with it
@@ -160,7 +166,10 @@ def gpu_front():
               f"{documents['papers-torch.flash']['peer'].split(' torch.')[0]}, {e['gpu']}, driver "
               f"{e['driver']}, {e['gpu_clock_mhz']:.0f} MHz, {e['date_utc'][:10]}, {commits}: "
               f"`{command}`, and `--grid fp32`. "
-              "In these runs forward is `sm90`'s, backward and fp32 `sm80`'s."]
+              "Head dim 256 and causal shapes of head dim 128 from 4k on are an earlier run's "
+              f"({rest['papers-torch.flash']['environment']['commit'][:12]}), the latter forward "
+              "alone. bf16 is `sm90`'s but for backward of head dim 256, which with fp32 is "
+              "`sm80`'s."]
     return "\n".join(lines)
 
 

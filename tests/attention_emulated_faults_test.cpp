@@ -253,9 +253,9 @@ TEST(AttentionEmulatedFaults, OfTheHopperBackwardAreSeen) {
       {"nobody waits for an empty place", {{kMain, "    ring.wait_empty();\n", ""}}},
       {"too few bytes are announced",
        {{kSizes, "2 * 4 * Tiles::kTileQ;", "1 * 4 * Tiles::kTileQ;"}}},
-      {"one arrival too few is expected",
+      {"one arrival too many is expected",
        {{kSizes, "ring_scores.init(kConsumerWarps, kConsumerWarps);",
-         "ring_scores.init(kConsumerWarps - 1, kConsumerWarps);"}}},
+         "ring_scores.init(kConsumerWarps + 1, kConsumerWarps);"}}},
       {"the last dQ is of the tile before",
        {{kMain, "      ring_scores.advance();  // nothing is stored any more\n", ""}}},
   };

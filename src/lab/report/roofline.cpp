@@ -12,16 +12,16 @@
 namespace flashlab::lab::report {
 namespace {
 
-constexpr double kLeft = 76, kRight = 24, kBottom = 58;
+constexpr double kPictureLeft = 76, kPictureRight = 24, kPictureBottom = 58;
 
-struct Frame {
+struct PlotFrame {
   AxisRange x, y;
   double left, right, top, bottom;  ///< of the plot, in pixels
   double px(double intensity) const { return left + x.position(intensity) * (right - left); }
   double py(double gflops) const { return bottom - y.position(gflops) * (bottom - top); }
 };
 
-Frame frame_of(const Roofline& p, double top) {
+PlotFrame plot_frame(const Roofline& p, double top) {
   const double ridge = p.gflops / p.gb_per_s;
   double low_x = ridge, high_x = ridge, low_y = p.gflops, high_y = p.gflops;
   for (const RooflineDot& dot : p.dots) {
@@ -32,10 +32,10 @@ Frame frame_of(const Roofline& p, double top) {
   }
   return {nice_axis(Scale::kLog, low_x / 2, high_x * 2),
           nice_axis(Scale::kLog, low_y / 2, high_y * 2),
-          kLeft,
-          p.width - kRight,
+          kPictureLeft,
+          p.width - kPictureRight,
           top,
-          p.height - kBottom};
+          p.height - kPictureBottom};
 }
 
 struct Label {
@@ -59,7 +59,7 @@ double place(Label label, std::vector<Label>& labels) {
   return label.y;
 }
 
-void draw_axes(Svg& svg, const Frame& frame) {
+void draw_axes(Svg& svg, const PlotFrame& frame) {
   for (const Tick& tick : frame.x.ticks) {
     svg.line(frame.px(tick.value), frame.top, frame.px(tick.value), frame.bottom, "fl-grid");
     svg.text(frame.px(tick.value), frame.bottom + 18, tick.label, "fl-muted", Anchor::kMiddle);
@@ -73,7 +73,7 @@ void draw_axes(Svg& svg, const Frame& frame) {
   svg.text(8, frame.top - 20, "GFLOP/s", "fl-muted");
 }
 
-void draw_roofs(Svg& svg, const Frame& frame, const Roofline& p) {
+void draw_roofs(Svg& svg, const PlotFrame& frame, const Roofline& p) {
   const double ridge = p.gflops / p.gb_per_s;
   const double left = std::max(frame.x.low, frame.y.low / p.gb_per_s);
   svg.path(fmt::format("M{:.2f} {:.2f}L{:.2f} {:.2f}L{:.2f} {:.2f}", frame.px(left),
@@ -86,7 +86,7 @@ void draw_roofs(Svg& svg, const Frame& frame, const Roofline& p) {
            "fl-muted", Anchor::kEnd);
 }
 
-void draw_dots(Svg& svg, const Frame& frame, const Roofline& p) {
+void draw_dots(Svg& svg, const PlotFrame& frame, const Roofline& p) {
   std::vector<Label> labels;
   for (const RooflineDot& dot : p.dots) {
     svg.begin_group(colour_class(dot.style));
@@ -114,7 +114,7 @@ std::string render(const Roofline& p, SvgUse use) {
     for (const std::string& line : wrap(p.subtitle, 66)) svg.text(14, y += 17, line, "fl-muted");
     top = y + 44;
   }
-  const Frame frame = frame_of(p, top);
+  const PlotFrame frame = plot_frame(p, top);
   draw_axes(svg, frame);
   svg.begin_group(colour_class(0));
   draw_roofs(svg, frame, p);

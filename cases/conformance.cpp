@@ -413,6 +413,7 @@ void add_score_features(std::vector<Case>& list, DType t) {
   add("dropout-mask", wide, drop, hidden, added);
   add("dropout-decode", decode, drop);
   add("dropout-large-heads", large, drop);
+  add("alibi-dropout", plain, slopes, drop);
   add("dropout-window", longer, drop, [](Case& c) { c.window = Window{70, -1}; });
   add("features", plain, all);
   add("features-unequal", longer, all, sure);

@@ -286,6 +286,11 @@ Case dropped(Case out) {
   return out;
 }
 
+Case without_softcap(Case out) {
+  out.softcap.reset();
+  return out;
+}
+
 Case causal(Case out) {
   out.seqlen_k = out.seqlen_q;
   out.causal = Causal::kTopLeft;
@@ -308,14 +313,18 @@ TEST(AttentionEmulatedFaults, OfArithmeticAreSeen) {
                                            Mutation::kUnscaledGradQ, Mutation::kDroppedTile};
   const std::vector<Mutation> shifted = {Mutation::kShiftedMask};
   const Pass forward = Pass::kForward, backward = Pass::kBackward;
+  const Case hopper_gradients = without_softcap(dropped(featured(backward_rows())));
   const Case half = rings(), single = of_type(DType::kFp32, backward_rows());
   const std::vector<Mutated> list = {
       {"sm90", "sm90", forward, half, sums},
       {"sm90 tail", "sm90", forward, short_tiles(), tail},
       {"sm90 causal", "sm90", forward, causal(half), shifted},
-      {"sm90 features", "sm90", forward, featured(half), features},
+      {"sm90 features", "sm90", forward, dropped(featured(half)), features},
+      {"sm90 dropout", "sm90", forward, dropped(featured(half)), drops},
       {"sm90 backward", "sm90", backward, backward_rows(), gradients},
       {"sm90 backward causal", "sm90", backward, causal(backward_rows()), shifted},
+      {"sm90 backward features", "sm90", backward, hopper_gradients, features},
+      {"sm90 backward dropout", "sm90", backward, hopper_gradients, drops},
       {"sm80", "sm80", forward, half, sums},
       {"sm80 tail", "sm80", forward, short_tiles(), tail},
       {"sm80 causal", "sm80", forward, causal(half), shifted},

@@ -96,6 +96,8 @@ TEST(Sm90Backward, LeavesTheRestToSm80) {
   options.deterministic = true;
   EXPECT_FALSE(serves(usual(64, options)));
   options = named();
+  options.dropout = 0.1f;
+  EXPECT_TRUE(serves(usual(64, options)));
   options.softcap = 30.0f;
   EXPECT_FALSE(serves(usual(64, options)));
   Problem problem = usual(64, named());

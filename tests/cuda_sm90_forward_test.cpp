@@ -120,10 +120,7 @@ TEST(Sm90Forward, LeavesTheRestToSm80AndSaysWhy) {
     EXPECT_THAT(reasons(*made), HasSubstr(why));
   };
   expect_sm80(usual(DType::kFp32), "lacks fp32");
-  Problem problem = usual(DType::kBf16);
-  problem.options.dropout = 0.1f;
-  expect_sm80(problem, "dropout");
-  problem = testing::described_problem(
+  Problem problem = testing::described_problem(
       DType::kBf16, Pass::kForward,
       {.batch = 8, .seqlen_q = 2048, .seqlen_k = 2048, .heads = 16, .dim = 256}, {});
   problem.mask = contiguous_spec(DType::kFp32, {1, 1, 2048, 2048}, problem.q.device);
@@ -180,6 +177,10 @@ TEST(Sm90Forward, ServesScoresOfMoreThanProducts) {
   EXPECT_THAT(config(odd), AllOf(HasSubstr("kConsumers = 2"), HasSubstr("kMaskPairs = false")));
   EXPECT_THAT(config(usual(DType::kBf16, {.softcap = 30.0f})),
               AllOf(HasSubstr("kSoftcap = true"), HasSubstr("kBlockKeys = 64")));
+  Problem dropped = usual(DType::kBf16, {.dropout = 0.1f});
+  EXPECT_THAT(config(dropped), AllOf(HasSubstr("kConsumers = 3"), HasSubstr("kBlockKeys = 128")));
+  dropped.options.softcap = 30.0f;
+  EXPECT_THAT(config(dropped), AllOf(HasSubstr("kConsumers = 2"), HasSubstr("kBlockKeys = 64")));
 }
 
 TEST(Sm90Forward, PacksTheHeadsOfAGroupWhereThatFillsTiles) {

@@ -344,6 +344,8 @@ TEST(Dropped, LanesOfForwardAndBackwardFollowThePattern) {
         expect_columns_dropped<2, 2>(limit, other, first);
         expect_columns_dropped<1, 4>(limit, first, other);
         expect_columns_dropped<2, 4>(limit, first, 3 * first);
+        expect_columns_dropped<1, 8>(limit, first, other);
+        expect_columns_dropped<1, 16>(limit, 2 * first, 3 * other);
       }
       expect_rows_dropped<2>(limit, first, 7 * first, 32);
     }

@@ -40,7 +40,7 @@ const internal::Implementation& sm90_implementation() {
       {Feature::kForward, Feature::kBackward, Feature::kFp16, Feature::kBf16, Feature::kCausal,
        Feature::kGroupedQuery, Feature::kUnequalHeadDims, Feature::kLse, Feature::kLseGradient,
        Feature::kAccumulate, Feature::kDeterministic, Feature::kWindow, Feature::kBoolMask,
-       Feature::kAdditiveMask, Feature::kSoftcap, Feature::kAlibi},
+       Feature::kAdditiveMask, Feature::kSoftcap, Feature::kAlibi, Feature::kDropout},
       make_plan,
       runs_on};
   return implementation;

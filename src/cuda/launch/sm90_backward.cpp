@@ -52,13 +52,11 @@ Status check_shapes(const Geometry& g) {
 Status check_features(const Problem& problem, const Geometry& g) {
   const char* lacks = problem.mask                    ? "a mask tensor"
                       : g.softcap > 0                 ? "softcap"
-                      : problem.alibi_slopes          ? "ALiBi"
-                      : g.dropout > 0                 ? "dropout"
                       : problem.options.deterministic ? "deterministic"
                                                       : nullptr;
   if (lacks == nullptr) return {};
   return unsupported("backward of implementation 'sm90'", lacks,
-                     "causal, windows, nothing else; dQ in an order that varies");
+                     "causal, windows, ALiBi, dropout, nothing else; dQ in an order that varies");
 }
 
 Status check_tensors(const Problem& problem) {
@@ -179,7 +177,9 @@ int sm90_backward_shared_bytes(const Sm90BackwardTiling& t, int head_dim) {
   const int queries = t.stages * 2 * t.tile_q * (head_dim * 2 + 4);
   const int scores = kScoreStages * t.tile_k * t.tile_q * 2;
   const int barriers = 8 + 16 * (t.stages + kScoreStages);
-  return static_cast<int>(divide_up(keys + queries + scores + barriers, kSharedAlignment)) *
+  const int dropout = t.tile_k / 16 * 12;  // three words for each consumer warp
+  return static_cast<int>(
+             divide_up(keys + queries + scores + barriers + dropout, kSharedAlignment)) *
          kSharedAlignment;
 }
 

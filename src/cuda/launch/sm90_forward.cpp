@@ -74,6 +74,7 @@ int heads_of_section(const Geometry& g, std::int64_t packed, std::int64_t l2_byt
 std::int64_t packed_heads(const Geometry& g) {
   const std::int64_t group = g.group();
   if (group == 1 || kWarpgroupRows % group != 0 || g.seqlen_q > kPackedQueries) return 1;
+  if (g.dropout > 0) return 1;  // drawn for one head
   const auto warpgroups = [](std::int64_t rows) {
     return (rows + kWarpgroupRows - 1) / kWarpgroupRows;
   };
@@ -138,9 +139,10 @@ void choose_stream(Choice& choice, const Geometry& g, int multiprocessors) {
   choice.grid = order.tiles > 0 ? multiprocessors : ranges;
 }
 
-// Softcap, ALiBi and mask tensors: work on scores that no edge crosses.
+// Softcap, ALiBi, mask tensors and dropout: work on scores or probabilities of every block.
 int count_score_terms(const Problem& problem, const Geometry& g) {
-  return (g.softcap > 0) + problem.alibi_slopes.has_value() + problem.mask.has_value();
+  return (g.softcap > 0) + problem.alibi_slopes.has_value() + problem.mask.has_value() +
+         (g.dropout > 0);
 }
 
 // Two elements of a mask are read at once; the last pair of a row must not reach beyond it.
@@ -164,6 +166,13 @@ bool has_many_score_terms(const Problem& problem, const Geometry& g) {
       problem.mask && (problem.mask->dtype == DType::kFp32 || form_of(problem) != CallForm::kPairs);
   const bool large = problem.mask && g.head_dim > 128;
   return wide_mask || large || count_score_terms(problem, g) > 1;
+}
+
+// Whether a step of 128 keys would spill at head dim 64. Dropout alone does not, nor ALiBi of rows
+// of one head.
+bool has_score_terms(const Problem& problem, const Geometry& g) {
+  return g.softcap > 0 || problem.mask || count_score_terms(problem, g) > 1 ||
+         (problem.alibi_slopes && packed_heads(g) > 1);
 }
 
 Choice choose(const Problem& problem, const Geometry& g, const DeviceInfo& device,
@@ -215,11 +224,13 @@ Status check(const Problem& problem, const Geometry& g) {
   const bool wide = window || (problem.mask && problem.mask->dtype == DType::kFp32);
   if (problem.mask &&
       ((g.head_dim_v > kMaxUnpairedHeadDim && !pairs) ||
+       (g.head_dim_v > kMaxUnpairedHeadDim && g.dropout > 0) ||
        (g.head_dim_v > kMaxMaskedHeadDim && (wide || count_score_terms(problem, g) > 1)))) {
     return unsupported("mask of implementation 'sm90'",
                        fmt::format("head_dim {} of v", g.head_dim_v),
-                       fmt::format("up to {}, {} where elements of a mask are not read in pairs; "
-                                   "beyond only 16-bit or bool without window, softcap, ALiBi",
+                       fmt::format("up to {}, {} with dropout or where elements of a mask are not "
+                                   "read in pairs; beyond only 16-bit or bool without window, "
+                                   "softcap, ALiBi",
                                    kMaxMaskedHeadDim, kMaxUnpairedHeadDim));
   }
   for (const auto& [name, spec] :
@@ -342,7 +353,7 @@ Sm90ForwardNeeds sm90_forward_needs(const Problem& problem, const Geometry& g) {
           .seqlen_k = g.seqlen_k,
           .bounded = g.bounds.bounded(),
           .window = g.bounds.left != g.bounds.kUnbounded,
-          .score_terms = count_score_terms(problem, g) != 0,
+          .score_terms = has_score_terms(problem, g),
           .many_score_terms = has_many_score_terms(problem, g),
           .few_tiles = tiles_of(kUsualTile) < kNominalMultiprocessors,
           .one_round = packed_heads(g) == 1 && tiles_of(kWarpgroupRows) <= kNominalMultiprocessors,
@@ -357,6 +368,7 @@ Sm90ForwardCall sm90_forward_call(const Problem& problem, const Geometry& g) {
                                                     : "none";
   if (g.softcap > 0) call.scores += "softcap ";
   if (problem.alibi_slopes) call.scores += "alibi ";
+  if (g.dropout > 0) call.scores += "dropout ";
   if (problem.mask) {
     const bool pairs = form_of(problem) == CallForm::kPairs;
     call.scores += fmt::format("{} mask{} ", to_string(problem.mask->dtype),
@@ -379,7 +391,7 @@ Result<Sm90Loop> plan_sm90_loop(const internal::ContextState& context, const Pro
   if (Status s = check(problem, g); !s.ok()) return s;
   if (count_score_terms(problem, g) > 0) {
     return unsupported("scores of 'sm90.loop'", sm90_forward_call(problem, g).scores,
-                       "products alone, without softcap, ALiBi and mask");
+                       "products alone, without softcap, ALiBi, mask and dropout");
   }
   std::vector<std::string> reasons;
   Choice choice;

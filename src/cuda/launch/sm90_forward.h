@@ -32,7 +32,7 @@ struct Sm90ForwardNeeds {
   std::int64_t seqlen_k = 0;
   bool bounded = false;           ///< rows differ in the keys they see: causal, a window
   bool window = false;            ///< they do at their first key, too
-  bool score_terms = false;       ///< softcap, ALiBi, a mask tensor
+  bool score_terms = false;       ///< what long steps have no registers for: softcap, a mask, two
   bool many_score_terms = false;  ///< several, or a mask with many registers to read
   bool few_tiles = false;         ///< of three consumers: multiprocessors would be left idle
   /// Tiles of one consumer are no more than multiprocessors; no packed groups.

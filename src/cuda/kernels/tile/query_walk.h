@@ -5,6 +5,7 @@
 // (tests/cuda_tile_test.cpp).
 
 #include "arguments.h"
+#include "tile/key_range.h"
 #include "tile/mutation.h"
 #include "tile/swizzle.h"
 
@@ -77,6 +78,17 @@ struct PairVisibility {
     if constexpr (Config::kBoundedRight) yes &= key - query <= right;
     if constexpr (Config::kBoundedLeft) yes &= query - key <= left;
     return yes;
+  }
+  /// Which of so many queries from `query` on see a key, counted from `query`.
+  constexpr KeyRange queries_of(int query, int queries, int key) const {
+    KeyRange seen{0, key < seqlen_k ? queries : 0};
+    if constexpr (Config::kBoundedRight) {
+      seen.begin = clamp_to(Int64(key) - right - query, queries);
+    }
+    if constexpr (Config::kBoundedLeft) {
+      seen.end = smaller(seen.end, clamp_to(Int64(key) + left - query + 1, queries));
+    }
+    return seen;
   }
   /// Every pair of these queries and keys.
   constexpr bool sees_all(int query, int queries, int key, int keys) const {

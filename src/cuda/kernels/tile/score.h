@@ -97,6 +97,15 @@ struct HeadSlope {
   }
 };
 
+/// Whether no pair that counts has its key behind the one that is aligned with its query, of
+/// queries from `query` on and keys to `key`: ALiBi's distances have one sign then.
+template <class Config>
+constexpr bool looks_back(const Shape& shape, int query, int key) {
+  const int aligned = shape.seqlen_k - shape.seqlen_q;
+  return key <= query + aligned ||
+         (Config::kBoundedRight && mutation::right<Config>(shape.right) <= aligned);
+}
+
 /// Of the fp32 kernels: the score of a scaled product, both in units of log2.
 template <class Config>
 __device__ inline float score_of_scaled(const ScoreArguments& score, const HeadSlope<Config>& slope,

@@ -121,8 +121,49 @@ struct Sm90KeyConsumer {
     ptx::meet_later(3 - warpgroup.consumer, kConsumerThreads);
   }
 
+  /// Which pairs of a tile dropout drops: before its scores, beside products of the tile before it.
+  /// `new_head`: no tile of its head was before it.
+  __device__ void draw(const Cursor& at, bool new_head) {
+    DropoutWords& words = shared.dropout[4 * warpgroup.consumer + warpgroup.warp()];
+    if (new_head) {
+      __syncwarp();
+      const KeepMask<Config> keep(args.dropout, args.shape, work.batch, at.head);
+      if (warpgroup.lane() == 0) words = keep.words;
+      __syncwarp();
+    }
+    warpgroup.draw(words, args.dropout, at.tile * kTileQ, work.key0);
+  }
+  __device__ void draw_next(const Cursor& at) {
+    if constexpr (Config::kDropout) {
+      Cursor next = at;
+      next.next(work);
+      if (next.left > 0) draw(next, next.head != at.head);
+    }
+  }
+
+  /// S^T -> P^T of a tile whose first query and key are given.
+  __device__ void exponentials(typename Warpgroup::Pairs& s,
+                               const typename Warpgroup::PerQuery& lse2,
+                               const HeadSlope<Config>& slope, int query0) const {
+    const float unit = unit_of<Config>(args.score, args.shape);
+    if constexpr (!Config::kAlibi) {
+      warpgroup.exponentials(s, lse2, unit);
+    } else {
+      const int thread = static_cast<int>(warpgroup.thread);
+      const int first_key = work.key0 + kWarpgroupRows * warpgroup.consumer;
+      const float distance =
+          HeadSlope<Config>::distance(args.shape, query0 + 2 * (thread % 4),
+                                      first_key + thread / 32 * 16 + thread % 32 / 4);
+      if (looks_back<Config>(args.shape, query0, first_key + kWarpgroupRows - 1)) {
+        warpgroup.exponentials_aside(s, lse2, unit, slope.slope, distance);
+      } else {
+        warpgroup.exponentials(s, lse2, unit, slope, distance);
+      }
+    }
+  }
+
   /// P^T and dS^T of a tile of queries: to registers, dS^T to shared memory, too.
-  __device__ void make_scores(int query0, unsigned q, unsigned d_o) {
+  __device__ void make_scores(int query0, int head, unsigned q, unsigned d_o) {
     const int stage = ring_queries.stage;
     typename Warpgroup::Pairs s, dp;
     warpgroup.start_scores(s, dp, ptx::shared_address(shared.k), q, ptx::shared_address(shared.v),
@@ -131,9 +172,10 @@ struct Sm90KeyConsumer {
     const float* lse2 = shared.lse2[stage];
     const bool empty = has_empty_row(query0, lse2);
     const typename Warpgroup::PerQuery rows_lse2(lse2, warpgroup.thread);
+    const HeadSlope<Config> slope(args.slopes, work.batch, head, kLog2E);
     ptx::wgmma_wait<1>();
     pin(s);
-    warpgroup.exponentials(s, rows_lse2, unit_of<Config>(args.score, args.shape));
+    exponentials(s, rows_lse2, slope, query0);
     const typename Warpgroup::PerQuery rows_delta(shared.delta[stage], warpgroup.thread);
     // The branch stands before the wait, or the compiler moves exponentials behind it.
     if (empty) {
@@ -144,12 +186,13 @@ struct Sm90KeyConsumer {
     }
     pin(dp);
     const int first_key = work.key0 + kWarpgroupRows * warpgroup.consumer;
+    const float scale = keep_scale<Config>(args.dropout);
     if (!empty && visibility.sees_all(query0, kTileQ, first_key, kWarpgroupRows)) {
       warpgroup.template differentiate<false>(s, dp, rows_lse2, rows_delta, visibility, query0,
-                                              work.key0);
+                                              work.key0, scale);
     } else {
       warpgroup.template differentiate<true>(s, dp, rows_lse2, rows_delta, visibility, query0,
-                                             work.key0);
+                                             work.key0, scale);
     }
     ring_scores.wait_empty();
     warpgroup.store_scores(ptx::shared_address(shared.d_s[ring_scores.stage]));
@@ -183,17 +226,18 @@ struct Sm90KeyConsumer {
 
   /// A tile of queries, and dQ of the tile before it unless it is the first.
   template <bool kFirst>
-  __device__ void step(int query0, int tile_before) {
+  __device__ void step(const Cursor& at, int tile_before) {
     ring_queries.wait_full();
     const int stage = ring_queries.stage;
     const unsigned q = ptx::shared_address(shared.q[stage]);
     const unsigned d_o = ptx::shared_address(shared.d_o[stage]);
-    make_scores(query0, q, d_o);
+    make_scores(at.tile * kTileQ, at.head, q, d_o);
     await_turn();
     float sum[32];
     if constexpr (!kFirst) start_grad_q(sum);
     warpgroup.start_gradients(d_o, q);
     if constexpr (!kFirst) finish_grad_q<1>(sum, tile_before);
+    draw_next(at);
     ptx::wgmma_wait<0>();
     release_queries();
   }
@@ -206,13 +250,14 @@ struct Sm90KeyConsumer {
     if (at.left > 0) {
       wait_for_phase(shared.keys.address(), 0);
       if (warpgroup.consumer == 1) pass_turn();  // the first turn is consumer 0's
+      if constexpr (Config::kDropout) draw(at, true);
       await_turn();
-      step<true>(at.tile * kTileQ, 0);
+      step<true>(at, 0);
       int before = tile();
       at.next(work);
 #pragma unroll 1
       for (; at.left > 0; at.next(work)) {
-        step<false>(at.tile * kTileQ, before);
+        step<false>(at, before);
         before = tile();
       }
       pass_turn();

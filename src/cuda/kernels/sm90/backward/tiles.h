@@ -2,6 +2,7 @@
 
 // Of the Hopper backward kernel (kernel.cu): sizes and shared memory.
 
+#include "dropout_pattern.h"
 #include "sm80/backward/operands.h"
 #include "sm90_backward_arguments.h"
 #include "tile/pipeline.h"
@@ -58,6 +59,8 @@ struct alignas(kSlabAlignment) Sm90BackwardStorage {
   PhaseBarrier keys;                           ///< K and V have landed
   RingBarriers<Config::kStages> ring_queries;  ///< Q, dO, lse2, delta of a tile
   RingBarriers<kScoreStages> ring_scores;      ///< full: every consumer has stored its dS^T
+  /// Of every consumer warp: dropout of the head that it is at. Threads have no registers for it.
+  DropoutWords dropout[Config::kTileK / 16];
 
   /// Bytes of a tile of queries.
   static constexpr int kQueryBytes = 2 * Tiles::TileQuery::kBytes + 2 * 4 * Tiles::kTileQ;

@@ -8,6 +8,8 @@
 #include "ptx/memory.h"
 #include "ptx/special.h"
 #include "sm90/backward/tiles.h"
+#include "tile/dropped.h"
+#include "tile/probability.h"
 #include "tile/score.h"
 
 namespace flashlab::device {
@@ -30,7 +32,8 @@ struct Sm90KeyWarpgroup {
   int consumer;
   unsigned thread;  ///< of the warpgroup, kept: reading it anew took 5 % of a step (d 64)
   Gradient rK, rV;
-  Operand rP, rS;  ///< P^T, dS^T
+  Operand rP, rS;                                    ///< P^T, dS^T
+  DroppedOfColumns<1, Tiles::kTileQ / 8> dropped{};  ///< of the tile whose scores come next
 
   __device__ explicit Sm90KeyWarpgroup(int consumer_)
       : consumer(consumer_), thread(ptx::anew(threadIdx.x % kWarpgroupThreads)) {
@@ -153,14 +156,56 @@ struct Sm90KeyWarpgroup {
       }
     }
   }
+  /// The same with ALiBi. `distance`: of the thread's first query and key.
+  __device__ static void exponentials(Pairs& s, const PerQuery& lse2, float unit,
+                                      const HeadSlope<Config>& slope, float distance) {
+#pragma unroll
+    for (int j = 0; j < Tiles::kTileQ / 8; ++j) {
+      const float2 row = lse2.pair(j);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        float& value = s[4 * j + i];
+        const float exponent = __fmaf_rn(value, unit, i % 2 ? row.y : row.x);
+        value = ptx::exp2_fast(
+            slope.apply(exponent, distance + static_cast<float>(i / 2 * 8 - 8 * j - i % 2)));
+      }
+    }
+  }
+  /// The same where all distances that count have one sign: a sum of what depends on the query and
+  /// on the key, one addition for a pair. `slope`: what a distance is multiplied by.
+  __device__ static void exponentials_aside(Pairs& s, const PerQuery& lse2, float unit, float slope,
+                                            float distance) {
+    const float keys[2] = {slope * distance, slope * (distance + 8)};
+#pragma unroll
+    for (int j = 0; j < Tiles::kTileQ / 8; ++j) {
+      const float2 row = lse2.pair(j);
+      const float queries[2] = {__fmaf_rn(slope, static_cast<float>(-8 * j), row.x),
+                                __fmaf_rn(slope, static_cast<float>(-8 * j - 1), row.y)};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        float& value = s[4 * j + i];
+        value = ptx::exp2_fast(__fmaf_rn(value, unit, queries[i % 2] + keys[i / 2]));
+      }
+    }
+  }
+
+  /// Finds out which pairs of a tile of queries dropout drops.
+  __device__ void draw(const DropoutWords& words, const DropoutArguments& dropout, int query0,
+                       int key0) {
+    dropped = {};
+    dropped.draw(words, DropoutLimit(dropout.limit), query0,
+                 key0 + kWarpgroupRows * consumer + 16 * warp(), lane());
+  }
 
   /// P^T and dP^T to the operands P^T and dS^T. kSelect: of hidden pairs and empty rows both are 0,
-  /// whatever they hold.
+  /// whatever they hold. keep_scale: 1 / (1 - p) of dropout.
   template <bool kSelect>
   __device__ void differentiate(const Pairs& p, const Pairs& dp, const PerQuery& lse2,
                                 const PerQuery& delta, const Visibility& visibility, int query0,
-                                int key0) {
-    const int own = static_cast<int>(2 * (thread % 4)), first_key = key0 + key();
+                                int key0, float keep_scale) {
+    const int query = query0 + static_cast<int>(2 * (thread % 4));
+    const KeyRange seen[2] = {visibility.queries_of(query, Tiles::kTileQ, key0 + key()),
+                              visibility.queries_of(query, Tiles::kTileQ, key0 + key() + 8)};
 #pragma unroll
     for (int j = 0; j < Tiles::kTileQ / 8; ++j) {
       const float2 row = delta.pair(j), row_lse = lse2.read(j);
@@ -171,11 +216,17 @@ struct Sm90KeyWarpgroup {
         for (int i = 0; i < 2; ++i) {
           const int index = 4 * j + 2 * half + i;
           probability[i] = p[index];
-          d_s[i] = p[index] * (dp[index] - (i ? row.y : row.x));
+          if constexpr (Config::kDropout) {
+            float grad_p = dp[index];
+            ptx::clear_both_if(probability[i], grad_p, dropped.word(0, j, 2 * half + i),
+                               dropped.bit(0, j, 2 * half + i));
+            d_s[i] = p[index] * __fmaf_rn(grad_p, keep_scale, -(i ? row.y : row.x));
+          } else {
+            d_s[i] = p[index] * (dp[index] - (i ? row.y : row.x));
+          }
           if constexpr (kSelect) {
-            const int query = query0 + own + 8 * j + i;
-            const bool counts = visibility.sees(query, first_key + 8 * half) &&
-                                (i ? row_lse.y : row_lse.x) != kMinusInfinity;
+            const bool counts =
+                seen[half].contains(8 * j + i) && (i ? row_lse.y : row_lse.x) != kMinusInfinity;
             probability[i] = counts ? probability[i] : 0.0f;
             d_s[i] = counts ? d_s[i] : 0.0f;
           }
@@ -217,7 +268,8 @@ struct Sm90KeyWarpgroup {
     const int key0 = work.key0 + kWarpgroupRows * consumer + 16 * warp();
     store_gradient<Config::kGradK, Config::kAlignGradK>(rK, args.dk, args.shape, work, key0,
                                                         args.shape.scale);
-    store_gradient<Config::kGradV, Config::kAlignGradV>(rV, args.dv, args.shape, work, key0, 1.0f);
+    store_gradient<Config::kGradV, Config::kAlignGradV>(rV, args.dv, args.shape, work, key0,
+                                                        keep_scale<Config>(args.dropout));
   }
   template <Element kGradient, int kAlign>
   __device__ void store_gradient(const Gradient& sum, const Rows& to, const Shape& shape,

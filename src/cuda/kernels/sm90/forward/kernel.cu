@@ -143,7 +143,7 @@ struct Sm90Consumer {
   }
   /// Products become scores.
   __device__ void transform(Scores& rS, Elements& elements, const Sm90Range<Config>& range,
-                            int place) const {
+                            int place) {
     Warpgroup::arrange_mask(elements);
     if (Warpgroup::kTransformed && !range.masked(place)) {
       warpgroup.transform_inside(rS, args.call, elements, range.first_key(place));
@@ -158,7 +158,7 @@ struct Sm90Consumer {
     transform(rS, elements, range, range.begin);
     warpgroup.template raise_references<false>(rS, args.call);
     warpgroup.exponentials(rS, args.call);
-    finish_softmax(rS);
+    finish_softmax(rS, range.first_key(range.begin));
   }
 
   /// Exponentials of a block while products are under way, then the end of these. The branch stands
@@ -176,8 +176,8 @@ struct Sm90Consumer {
       ptx::wgmma_wait<0>();
     }
   }
-  __device__ void finish_softmax(Scores& rS) {
-    warpgroup.accept(rS);
+  __device__ void finish_softmax(Scores& rS, int first_key) {
+    warpgroup.accept(rS, args.call, first_key);
     ring_k.release();
     ring_k.advance();
   }
@@ -202,7 +202,7 @@ struct Sm90Consumer {
       pin(rS);
       exponentials(rS, elements, range, place);
       finish_outputs();
-      finish_softmax(rS);
+      finish_softmax(rS, range.first_key(place));
     }
   }
 
@@ -215,6 +215,9 @@ struct Sm90Consumer {
     skip(range.begin - task.first_block);
     if (queries) ring_q.wait_full();
     warpgroup.shared_q = shared_q + ring_q.stage * Tiles::TileQ::kBytes;
+    if constexpr (Config::kDropout) {
+      if (queries) warpgroup.pair_rows(consumer);
+    }
     if (range.begin < range.end) walk(range);
     if (queries) {
       ring_q.release();

@@ -3,10 +3,13 @@
 // Of the Hopper forward kernel (kernel.cu): what a consumer warpgroup holds in registers, its
 // products, its softmax and its results.
 
+#include "ptx/convert.h"
 #include "sm90/forward/tiles.h"
+#include "tile/dropped.h"
 #include "tile/fragments.h"
 #include "tile/mask.h"
 #include "tile/output.h"
+#include "tile/probability.h"
 #include "tile/score.h"
 #include "tile/softmax.h"
 #include "tile/warpgroup.h"
@@ -30,10 +33,20 @@ template <class Config>
 inline constexpr bool kSm90KeptMask =
     kSm90WideMask<Config> && !Config::kBoundedRight && !Config::kBoundedLeft;
 
-/// A warpgroup's 64 rows. With warp w of it, g = lane / 4 and t = lane % 4 a thread holds rows
-/// 16 w + g and 16 w + g + 8: index 4 j + 2 h + i is row half h, column 8 j + 2 t + i.
+/// What a thread keeps of dropout. A base, so that it is nothing otherwise.
+template <class Config, bool kDropout>
+struct Sm90Dropped {
+  KeepMask<Config> keep;
+  DropoutQueries keep_rows;  ///< of this thread's rows, which are of one group
+};
 template <class Config>
-struct Sm90Warpgroup : Sm90MaskRows<kSm90KeptMask<Config>> {
+struct Sm90Dropped<Config, false> {};
+
+/// A warpgroup's 64 rows. With warp w of it, g = lane / 4 and t = lane % 4 a thread holds rows
+/// 16 w + g and 16 w + g + 8: index 4 j + 2 h + i is row half h, column 8 j + 2 t + i. With dropout
+/// rows are in the order of position_of_paired_row().
+template <class Config>
+struct Sm90Warpgroup : Sm90MaskRows<kSm90KeptMask<Config>>, Sm90Dropped<Config, Config::kDropout> {
   using Tiles = Sm90Tiles<Config>;
   static constexpr Element kElement = Config::kElement;
   static constexpr int kBlocks = Config::kBlockKeys / 8;  ///< of 8 keys
@@ -43,7 +56,7 @@ struct Sm90Warpgroup : Sm90MaskRows<kSm90KeptMask<Config>> {
   static constexpr bool kMasked = Config::kMask != MaskTensor::kNone;
   /// Whether scores are more than a factor times their product where no edge hides them, too.
   static constexpr bool kTransformed = kMasked || kTransformedScores<Config>;
-  static_assert(!Config::kDropout);
+  static_assert(!Config::kDropout || !Config::kPackGroup, "dropout is drawn for one head");
   /// The mask tensor's elements of a thread's rows, per 8 keys.
   using Elements = typename Mask::Pair[kMasked ? kBlocks : 1][2];
   /// Whether a mask is read a block early, or while the block's own products are under way: the
@@ -58,6 +71,7 @@ struct Sm90Warpgroup : Sm90MaskRows<kSm90KeptMask<Config>> {
   int first_row;  ///< of the warpgroup
   unsigned shared_q;
   HeadSlope<Config> slopes[Config::kPackGroup ? 2 : 1];  ///< packed: of each of a thread's rows
+  float alibi[2];  ///< of the current block: what each row's scores still lack of ALiBi
 
   /// From values of scores to units of log2.
   __device__ static float factor_of(const ForwardArguments& args) {
@@ -97,6 +111,10 @@ struct Sm90Warpgroup : Sm90MaskRows<kSm90KeptMask<Config>> {
         slopes[half] = HeadSlope<Config>(args.slopes, task.batch,
                                          Rows::head(args.shape, task.head_q, row(half)), unit);
       }
+    }
+    if constexpr (Config::kDropout) {
+      this->keep = KeepMask<Config>(args.dropout, args.shape, task.batch, task.head_q);
+      this->keep_rows = dropout_queries(this->keep.words, row(0));
     }
 #pragma unroll
     for (auto& slab : rO) {
@@ -155,8 +173,43 @@ struct Sm90Warpgroup : Sm90MaskRows<kSm90KeptMask<Config>> {
   /// The first of a thread's rows and, 8 further, the second. The thread's index is read anew: the
   /// loop has no registers for what follows from it.
   __device__ int row(int half) const {
+    if constexpr (Config::kDropout) {
+      const int thread = ptx::thread_index() % kWarpgroupThreads;
+      return first_row + position_of_paired_row(thread / 32 * 16 + thread % 32 / 4) + 8 * half;
+    }
     return first_row + ptx::thread_index() % kWarpgroupThreads / 32 * 16 +
            ptx::thread_index() % 32 / 4 + 8 * half;
+  }
+
+  /// Brings a tile of Q into the order of position_of_paired_row(): 16 pairs of rows change places.
+  __device__ void pair_rows(int consumer) const {
+    const int thread = ptx::thread_index() % kWarpgroupThreads, pair = thread / 8;
+    const int row = (pair & 8) << 2 | (pair & 4) << 1 | (pair & 3) | 4;
+#pragma unroll
+    for (int slab = 0; slab < Tiles::TileQ::kBytes / Tiles::TileQ::kSlabBytes; ++slab) {
+      const int chunk = 8 * slab + thread % 8;
+      const unsigned a = shared_q + Tiles::TileQ::offset(row, chunk);
+      const unsigned b = shared_q + Tiles::TileQ::offset(position_of_paired_row(row), chunk);
+      unsigned x[4], y[4];  // 32 chunks, by the lanes' addresses
+      ptx::load_matrix_4(x, a);
+      ptx::load_matrix_4(y, b);
+      ptx::store_matrix_4(a, y);
+      ptx::store_matrix_4(b, x);
+    }
+    ptx::async_proxy_fence();
+    ptx::meet(1 + Tiles::kConsumers + consumer, kWarpgroupThreads);
+  }
+
+  /// Which of a thread's pairs with 16 keys dropout drops.
+  __device__ DroppedOfPairedRows draw(const DropoutArguments& dropout, int first_key,
+                                      int lane) const {
+    const int key = first_key + DroppedOfPairedRows::drawn_key(lane);
+    const auto exchange = [](unsigned word) {
+      return __float_as_uint(ptx::shuffle_xor(__uint_as_float(word), 16));
+    };
+    return DroppedOfPairedRows(
+        this->keep.words.key, this->keep_rows, this->keep.words.keys ^ dropout_key_group(key),
+        this->keep.addend(dropout, this->keep_rows, first_key), lane, exchange);
   }
 
   /// Reads what the mask tensor says of the block that begins at `first_key`. kAllSeen: all its
@@ -211,9 +264,11 @@ struct Sm90Warpgroup : Sm90MaskRows<kSm90KeptMask<Config>> {
 
   /// Products become scores, or values that a factor makes scores, and those that the rows do not
   /// see are hidden. kAllSeen: no edge hides keys of the block; kNoneHidden: nor does the mask.
-  template <bool kAllSeen, bool kNoneHidden = false>
+  /// kLooksBack: with ALiBi, no key of it is behind the one that is aligned with its query: a score
+  /// gets what depends on its place in the block, one instruction, and `alibi` the rest.
+  template <bool kAllSeen, bool kNoneHidden = false, bool kLooksBack = false>
   __device__ void transform(Scores& rS, const ForwardArguments& args, const Elements& elements,
-                            int first_key) const {
+                            int first_key) {
     const Shape& shape = args.shape;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -221,6 +276,8 @@ struct Sm90Warpgroup : Sm90MaskRows<kSm90KeptMask<Config>> {
       const KeyRange seen = visible_keys<Config>(shape, position);
       const int key = first_key + 2 * (ptx::thread_index() % 4);
       const float distance = HeadSlope<Config>::distance(shape, position, key);
+      const HeadSlope<Config>& slope = slopes[Config::kPackGroup ? half : 0];
+      if constexpr (Config::kAlibi) alibi[half] = kLooksBack ? slope.slope * distance : 0.0f;
 #pragma unroll
       for (int j = 0; j < kBlocks; ++j) {
 #pragma unroll
@@ -228,8 +285,11 @@ struct Sm90Warpgroup : Sm90MaskRows<kSm90KeptMask<Config>> {
           float& score = rS[4 * j + 2 * half + i];
           if constexpr (kTransformedScores<Config>) {
             score = value_of<Config>(args.score, score);
-            score = slopes[Config::kPackGroup ? half : 0].apply(
-                score, distance + static_cast<float>(8 * j + i));
+            if constexpr (kLooksBack) {
+              score = fmaf(slope.slope, static_cast<float>(8 * j + i), score);
+            } else {
+              score = slope.apply(score, distance + static_cast<float>(8 * j + i));
+            }
           }
           if constexpr (kMasked) {
             const unsigned element = elements[j][half].bits(i);
@@ -258,21 +318,41 @@ struct Sm90Warpgroup : Sm90MaskRows<kSm90KeptMask<Config>> {
   /// Transform of a block that no edge crosses. Half of an additive mask's work is for what it
   /// hides.
   __device__ void transform_inside(Scores& rS, const ForwardArguments& args,
-                                   const Elements& elements, int first_key) const {
-    if constexpr (Config::kMask == MaskTensor::kAdditive && Mask::kBits == 16) {
-      if (hide_nothing(elements)) return transform<true, true>(rS, args, elements, first_key);
+                                   const Elements& elements, int first_key) {
+    if constexpr (Config::kAlibi) {
+      const int last = first_key + Config::kBlockKeys - 1;
+      if (looks_back<Config>(args.shape, Rows::position(args.shape, first_row), last)) {
+        return transform_inside<true>(rS, args, elements, first_key);
+      }
     }
-    transform<true>(rS, args, elements, first_key);
+    transform_inside<false>(rS, args, elements, first_key);
+  }
+  template <bool kLooksBack>
+  __device__ void transform_inside(Scores& rS, const ForwardArguments& args,
+                                   const Elements& elements, int first_key) {
+    if constexpr (Config::kMask == MaskTensor::kAdditive && Mask::kBits == 16) {
+      if (hide_nothing(elements)) {
+        return transform<true, true, kLooksBack>(rS, args, elements, first_key);
+      }
+    }
+    transform<true, false, kLooksBack>(rS, args, elements, first_key);
   }
 
   /// Scores become probabilities in their place, summed in statistics.step.
   __device__ void exponentials(Scores& rS, const ForwardArguments& args) {
     const float factor = factor_of(args);
+    float references[2] = {statistics.reference[0][0], statistics.reference[0][1]};
+    if constexpr (Config::kAlibi) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        references[half] = fmaf(-factor, alibi[half], references[half]);
+      }
+    }
     float sums[2][2] = {};
 #pragma unroll
     for (int i = 0; i < Tiles::kScores; ++i) {
       const int half = i / 2 % 2;
-      rS[i] = ptx::exp2_fast(__fmaf_rn(rS[i], factor, -statistics.reference[0][half]));
+      rS[i] = ptx::exp2_fast(__fmaf_rn(rS[i], factor, -references[half]));
       sums[half][i % 2] += rS[i];
     }
     statistics.step[0][0] = sums[0][0] + sums[0][1];
@@ -291,6 +371,7 @@ struct Sm90Warpgroup : Sm90MaskRows<kSm90KeptMask<Config>> {
       for (int j = 0; j < kBlocks; ++j) {
         largest = fmaxf(largest, fmaxf(rS[4 * j + 2 * half], rS[4 * j + 2 * half + 1]));
       }
+      if constexpr (Config::kAlibi) largest += alibi[half];
       const float scale = statistics.raise(0, half, largest, factor);
       if constexpr (kScaleO) {
 #pragma unroll
@@ -340,14 +421,23 @@ struct Sm90Warpgroup : Sm90MaskRows<kSm90KeptMask<Config>> {
   }
 
   /// Probabilities become the left operand of O += P V. The accumulator's columns are the operand's
-  /// k in the same threads: no exchange.
-  __device__ void accept(const Scores& rS) {
+  /// k in the same threads: no exchange. What dropout drops is 0 there, and counts in the sums.
+  __device__ void accept(const Scores& rS, const ForwardArguments& args, int first_key) {
     statistics.accept();
+    const int lane = Config::kDropout ? ptx::thread_index() % 32 : 0;
 #pragma unroll
     for (int step = 0; step < Tiles::kKeySteps; ++step) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         rP[step][i] = pack<kElement>(rS[8 * step + 2 * i], rS[8 * step + 2 * i + 1]);
+      }
+      if constexpr (Config::kDropout) {
+        const DroppedOfPairedRows dropped = draw(args.dropout, first_key + 16 * step, lane);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          rP[step][i] &=
+              ~ptx::permute_bytes(dropped.own, dropped.other, dropped.selector(i % 2, i / 2));
+        }
       }
     }
   }
@@ -433,7 +523,7 @@ struct Sm90Warpgroup : Sm90MaskRows<kSm90KeptMask<Config>> {
       const bool exists = own < Rows::count(call.shape);
       const float total = statistics.sum[0][half];
       // An empty row has P = 0 throughout; 0 is right unless V holds what is not finite.
-      const float inverse = total == 0 ? 0.0f : 1.0f / total;
+      const float inverse = total == 0 ? 0.0f : keep_scale<Config>(call.dropout) / total;
       if constexpr (Config::kStream) {
         if (task.slot >= 0) {
           if (exists) store_part(args.stream, task, half, inverse, offset);

@@ -413,7 +413,7 @@ void add_score_features(std::vector<Case>& list, DType t) {
   add("dropout-mask", wide, drop, hidden, added);
   add("dropout-decode", decode, drop);
   add("dropout-large-heads", large, drop);
-  add("alibi-dropout", plain, slopes, drop);
+  add("alibi-dropout", plain, slopes, drop, [](Case& c) { c.batch = 1; });
   add("dropout-window", longer, drop, [](Case& c) { c.window = Window{70, -1}; });
   add("features", plain, all);
   add("features-unequal", longer, all, sure);

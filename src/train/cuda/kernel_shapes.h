@@ -30,18 +30,9 @@ inline int vector_of(std::int64_t width, std::int64_t element_bytes) {
 
 struct NormShape {
   int vector, row_threads, packs, block;
+  int ahead = 1;   ///< forward: rows on their way
+  int blocks = 1;  ///< forward: of a multiprocessor
 };
-
-/// The fewest threads that keep a row in at most 32 numbers each.
-inline NormShape norm_shape(std::int64_t width, std::int64_t element_bytes) {
-  NormShape out{vector_of(width, element_bytes), 32, 0, kRowThreads};
-  const std::int64_t most = std::min(32 / out.vector, 8);
-  const std::int64_t columns = width / out.vector;
-  while (out.row_threads < 1024 && columns > most * out.row_threads) out.row_threads *= 2;
-  out.packs = static_cast<int>((columns + out.row_threads - 1) / out.row_threads);
-  out.block = std::max(out.block, out.row_threads);
-  return out;
-}
 
 /// Warps of a quarter of a multiprocessor that may have `registers` each thread.
 inline int warps_with(int registers) {
@@ -50,17 +41,31 @@ inline int warps_with(int registers) {
   return warps;
 }
 
-/// Forward: as many blocks as are there at once, each with row after row; fewer where that gives
-/// every block as many rows.
-inline std::int64_t norm_forward_blocks(const NormShape& shape, bool layer, std::int64_t rows,
-                                        std::int64_t element_bytes,
+/// Forward: the fewest threads that keep a row in at most 32 numbers each. Where that is little,
+/// two rows are under way. Weights stay in registers as floats.
+inline NormShape norm_forward_shape(std::int64_t width, std::int64_t element_bytes, bool layer,
+                                    const cuda::DeviceInfo& device) {
+  NormShape out{vector_of(width, element_bytes), 32, 0, kRowThreads};
+  const std::int64_t most = std::min(32 / out.vector, 8);
+  const std::int64_t columns = width / out.vector;
+  while (out.row_threads < 1024 && columns > most * out.row_threads) out.row_threads *= 2;
+  out.packs = static_cast<int>((columns + out.row_threads - 1) / out.row_threads);
+  out.block = std::max(out.block, out.row_threads);
+  const auto words = static_cast<int>(std::max<std::int64_t>(out.vector * element_bytes / 4, 1));
+  if (out.packs * words <= 12) out.ahead = 2;
+  const int base = device.major >= 12 ? 36 : 28;  // as in backward, by NVRTC 13.0
+  const int registers = base + out.packs * (words * (1 + out.ahead) + out.vector * (layer ? 2 : 1));
+  out.blocks = std::max(4 * 32 * warps_with(registers) / out.block, 1);
+  return out;
+}
+
+/// As many blocks as are there at once, each with row after row; fewer where that gives every block
+/// as many rows.
+inline std::int64_t norm_forward_blocks(const NormShape& shape, std::int64_t rows,
                                         const cuda::DeviceInfo& device) {
   const std::int64_t groups = shape.block / shape.row_threads;
-  const auto words = static_cast<int>(std::max<std::int64_t>(shape.vector * element_bytes / 4, 1));
-  const int registers = 28 + shape.packs * words * (layer ? 4 : 3);
-  const int at_once = std::max(4 * 32 * warps_with(registers) / shape.block, 1);
   const std::int64_t turns_of_rows = (rows + groups - 1) / groups;
-  const std::int64_t most = static_cast<std::int64_t>(at_once) * device.multiprocessors;
+  const std::int64_t most = static_cast<std::int64_t>(shape.blocks) * device.multiprocessors;
   const std::int64_t turns = (turns_of_rows + most - 1) / most;
   return (turns_of_rows + turns - 1) / turns;
 }
@@ -117,37 +122,44 @@ inline EmbeddingShape embedding_shape(std::int64_t width, std::int64_t element_b
 
 struct LogitsShape {
   int vector, block, blocks, packs, registers, shared;
-  bool ahead;  ///< blocks stay: two rows of `shared` packs
+  int ahead;  ///< not 0: blocks stay, with so many rows of `shared` packs each
   std::int64_t shared_bytes;
 };
 
-/// A row in registers if that goes. Else, if two rows go into shared memory, a block reads the next
-/// one there while it has this one; else what is left in shared memory, of which one block of a
-/// multiprocessor gets all where two would have to read some of their rows twice. A thread has 64
-/// registers.
+/// A row goes to registers where that is possible: to those of a block of four a multiprocessor, or
+/// by way of shared memory to those of its only one, which then stays and reads one or two rows
+/// ahead. Else what is left waits in shared memory, of which one block of a multiprocessor gets all
+/// where two would have to read some of their rows twice. The only block of 512 threads leaves each
+/// 128 registers, the others 64.
 inline LogitsShape logits_shape(std::int64_t vocabulary, std::int64_t element_bytes,
                                 const cuda::DeviceInfo& device) {
-  LogitsShape out{vector_of(vocabulary, element_bytes), 256, 4, 0, 0, 0, false, 0};
+  LogitsShape out{vector_of(vocabulary, element_bytes), 256, 4, 0, 0, 0, 0, 0};
   const std::int64_t packs = vocabulary / out.vector;
-  std::int64_t most = 40 / out.vector;
   const std::int64_t pack_bytes = std::max<std::int64_t>(out.vector * element_bytes, 4);
   const auto packs_of = [&](int block) { return static_cast<int>((packs + block - 1) / block); };
-  if (packs > most * out.block) {
-    most = out.vector == 1 ? 24 : 32 / out.vector;  // single elements need more for their places
-    const std::int64_t two_rows = 2 * pack_bytes * packs_of(1024) * 1024;
-    out.ahead = pack_bytes == kAccessBytes && two_rows <= device.shared_bytes_per_block - 1024;
-    const std::int64_t half = 512 * most + device.shared_bytes_per_block / 2 / pack_bytes;
-    out.blocks = out.ahead || packs > half ? 1 : 2;
-    out.block = 1024 / out.blocks;
+  const std::int64_t row_bytes = pack_bytes * packs_of(512) * 512;
+  const std::int64_t rows_ahead = (device.shared_bytes_per_block - 1024) / row_bytes;
+  int most = 40 / out.vector;
+  if (packs_of(256) > most) {
+    most = 104 / out.vector;
+    if (pack_bytes == kAccessBytes && packs_of(512) <= most && rows_ahead > 0) {
+      out.block = 512, out.blocks = 1;
+      out.ahead = static_cast<int>(std::min<std::int64_t>(rows_ahead, 2));
+    } else {
+      most = out.vector == 1 ? 24 : 32 / out.vector;  // single elements need more for their places
+      const std::int64_t half = 512 * most + device.shared_bytes_per_block / 2 / pack_bytes;
+      out.blocks = packs > half ? 1 : 2;
+      out.block = 1024 / out.blocks;
+    }
   }
   out.packs = packs_of(out.block);
-  out.registers = static_cast<int>(std::min<std::int64_t>(out.packs, most));
+  out.registers = std::min(out.packs, most);
   const std::int64_t budget =
       std::max<std::int64_t>(device.shared_bytes_per_block / (out.blocks == 1 ? 1 : 2) - 2048, 0);
-  out.shared = out.ahead ? out.packs
-                         : static_cast<int>(std::min<std::int64_t>(
-                               out.packs - out.registers, budget / (pack_bytes * out.block)));
-  out.shared_bytes = (out.ahead ? 2 : 1) * out.shared * pack_bytes * out.block;
+  out.shared = out.ahead != 0 ? out.packs
+                              : static_cast<int>(std::min<std::int64_t>(
+                                    out.packs - out.registers, budget / (pack_bytes * out.block)));
+  out.shared_bytes = std::max(out.ahead, 1) * out.shared * pack_bytes * out.block;
   return out;
 }
 

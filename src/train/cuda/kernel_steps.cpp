@@ -161,12 +161,13 @@ Status KernelSteps::norm(const Operation& operation) {
   const std::int64_t bytes = size_of(element(x));
   const Operation* column_sum = column_sum_after(index_of(operation));
   const int sums = (layer ? 2 : 1) + (column_sum != nullptr ? 1 : 0);
-  const NormShape shape =
-      backward ? norm_backward_shape(a.width, bytes, sums, device_) : norm_shape(a.width, bytes);
+  const NormShape shape = backward ? norm_backward_shape(a.width, bytes, sums, device_)
+                                   : norm_forward_shape(a.width, bytes, layer, device_);
   ConfigPrinter config = config_of("kElement", element(x));
   config.boolean("kLayer", layer).integer("kWidth", a.width).integer("kVector", shape.vector);
   config.integer("kRowThreads", shape.row_threads).integer("kPacks", shape.packs);
-  config.integer("kBlock", shape.block).boolean("kAccumulate", backward && a.accumulate);
+  config.integer("kBlock", shape.block).integer("kBlocks", shape.blocks);
+  config.integer("kAhead", shape.ahead).boolean("kAccumulate", backward && a.accumulate);
   config.boolean("kSums", column_sum != nullptr);
   ParameterBlock block(
       device::NormArguments{.rows = a.rows, .epsilon = static_cast<float>(a.epsilon)});
@@ -180,8 +181,8 @@ Status KernelSteps::norm(const Operation& operation) {
           .pointer(FLASHLAB_AT(NormArguments, mean), place(operation.outputs[1]));
     }
     add(operation,
-        {"train/norm.cu", "flash_fwd_norm", config,
-         norm_forward_blocks(shape, layer, a.rows, bytes, device_), 1, shape.block},
+        {"train/norm.cu", "flash_fwd_norm", config, norm_forward_blocks(shape, a.rows, device_), 1,
+         shape.block},
         std::move(block));
     return {};
   }

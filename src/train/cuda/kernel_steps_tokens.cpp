@@ -191,13 +191,13 @@ Status KernelSteps::cross_entropy(const Operation& operation) {
   const Element type = element(operation.inputs[0]);
   const LogitsShape shape = logits_shape(a.vocabulary, size_of(type), device_);
   const std::int64_t blocks =
-      shape.ahead ? std::min<std::int64_t>(a.rows, device_.multiprocessors) : a.rows;
+      shape.ahead != 0 ? std::min<std::int64_t>(a.rows, device_.multiprocessors) : a.rows;
   ConfigPrinter config = config_of("kElement", type);
   config.integer("kVocabulary", a.vocabulary).integer("kVector", shape.vector);
   config.integer("kBlock", shape.block).integer("kBlocks", shape.blocks);
   config.integer("kPacks", shape.packs).integer("kRegisters", shape.registers);
-  config.integer("kShared", shape.shared);
-  config.boolean("kGradient", a.gradient_scale != 0).boolean("kAhead", shape.ahead);
+  config.integer("kShared", shape.shared).integer("kAhead", shape.ahead);
+  config.boolean("kGradient", a.gradient_scale != 0);
   ParameterBlock block(device::CrossEntropyArguments{
       .rows = a.rows, .gradient_scale = static_cast<float>(a.gradient_scale)});
   block.pointer(FLASHLAB_AT(CrossEntropyArguments, logits), place(operation.inputs[0]))

@@ -56,6 +56,11 @@ __device__ inline void copy_async_wait_all() {
   asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
+/// The compiler reads memory again after this instead of keeping what it has read.
+__device__ inline void forget_memory() {
+  asm volatile("" ::: "memory");
+}
+
 /// Four 8x8 matrices of 16-bit elements; lane 8 m + r gives the address of row r of matrix m, a
 /// multiple of 16. Lane t receives of each matrix row t / 4, columns 2 (t % 4) and the next.
 __device__ inline void load_matrix_4(unsigned (&r)[4], unsigned shared) {

@@ -8,15 +8,15 @@
 // kShared packs wait in shared memory, where they were on their way meanwhile, and only what is
 // left of a very long row is read again; these have a running maximum and are exponentiated twice.
 // The last rows come first: the product before wrote them last, so that some are in L2 still.
-// kAhead: a block stays and goes from row to row; while it has one in shared memory, the next one
-// is on its way to where the one before stood.
+// kAhead: a block stays and goes from row to row. All of a row goes to registers, by way of kAhead
+// buffers in shared memory: its buffer is free for a further row before the gradient is written.
 //
 // Config: Element kElement; int kVocabulary, kVector, kBlock (threads), kBlocks (of a
-// multiprocessor), kPacks (of a thread), kRegisters, kShared; bool kGradient (false: losses only),
-// kAhead.
+// multiprocessor), kPacks (of a thread), kRegisters, kShared, kAhead (0, 1, 2); bool kGradient
+// (false: losses only).
 
-#include "ptx/memory.h"
 #include "ptx/math.h"
+#include "ptx/memory.h"
 #include "train/arguments.h"
 #include "train/packs.h"
 
@@ -38,10 +38,14 @@ struct RunningSum {
 template <class Config>
 struct LogitsRow {
   static constexpr int kVector = Config::kVector;
+  /// The first pack in shared memory: with kAhead all of them are there.
+  static constexpr int kFirstShared = Config::kAhead != 0 ? 0 : Config::kRegisters;
   /// The first pack that stays in memory.
-  static constexpr int kInMemory = Config::kShared + (Config::kAhead ? 0 : Config::kRegisters);
+  static constexpr int kInMemory = kFirstShared + Config::kShared;
   using Raw = RawPack<Config::kElement, kVector>;
   static constexpr bool kAsync = sizeof(Raw) == 16;
+  /// The row goes to registers directly.
+  static constexpr bool kDirect = Config::kAhead == 0 && Config::kRegisters == Config::kPacks;
 
   char* data;  // of the row
   char* gradient;
@@ -50,12 +54,13 @@ struct LogitsRow {
   __device__ static int column(int pack) {
     return (pack * Config::kBlock + static_cast<int>(threadIdx.x)) * kVector;
   }
-  __device__ static bool inside(int pack) { return column(pack) < Config::kVocabulary; }
+  __device__ static bool inside(int pack) {
+    return (pack + 1) * Config::kBlock * kVector <= Config::kVocabulary ||
+           column(pack) < Config::kVocabulary;
+  }
   __device__ Raw read(int pack) const {
     return load_raw<Config::kElement, kVector>(data, column(pack));
   }
-  /// The first pack in shared memory: with kAhead all of them are there.
-  static constexpr int kFirstShared = Config::kAhead ? 0 : Config::kRegisters;
   /// Without kAhead a row comes in two groups of copies: to here, and the rest meanwhile.
   static constexpr int kHalf = (Config::kRegisters + kInMemory) / 2;
   __device__ Raw& shared_pack(int pack) const {
@@ -63,7 +68,7 @@ struct LogitsRow {
   }
   /// A pack that goes to registers. A thread reads from shared memory what it copied there itself.
   __device__ Raw first_read(int pack) const {
-    if constexpr (Config::kAhead) return shared_pack(pack);
+    if constexpr (Config::kAhead != 0) return shared_pack(pack);
     return read(pack);
   }
   /// Packs for shared memory set out.
@@ -116,10 +121,13 @@ struct KeptPacks {
       const auto x = floats_of<Config::kElement, Config::kVector>(raw[p]);
       for (int i = 0; i < Config::kVector; ++i) own.max = fmaxf(own.max, x.at[i]);
     }
+    // Shared memory is read again: raw bits and exponentials together are too many registers.
+    if constexpr (Config::kAhead != 0) ptx::forget_memory();
     const float max_log2 = own.max * kLog2E;
 #pragma unroll
     for (int p = 0; p < Config::kRegisters; ++p) {
       if (!Row::inside(p)) continue;
+      if constexpr (Config::kAhead != 0) raw[p] = row.first_read(p);
       const auto x = floats_of<Config::kElement, Config::kVector>(raw[p]);
       for (int i = 0; i < Config::kVector; ++i) {
         at[p].at[i] = exp_below(x.at[i], max_log2);
@@ -153,12 +161,13 @@ __device__ inline RunningSum sum_over_block(RunningSum mine, int turn) {
   return sum_over_warp(warps);
 }
 
-/// One pack of the gradient.
+/// One pack of the gradient. Of a row that goes to registers directly the target is taken into
+/// account on the way (12 % faster for 10,000 columns, H200), of others afterwards.
 template <class Config>
 __device__ inline void store_gradient(const LogitsRow<Config>& row, int pack, int target,
                                       float gradient_scale, Pack<Config::kVector> x) {
   const int column = LogitsRow<Config>::column(pack);
-  if (target >= column && target < column + Config::kVector) {
+  if (LogitsRow<Config>::kDirect && target >= column && target < column + Config::kVector) {
 #pragma unroll
     for (int i = 0; i < Config::kVector; ++i) {
       if (column + i == target) x.at[i] -= gradient_scale;
@@ -167,17 +176,21 @@ __device__ inline void store_gradient(const LogitsRow<Config>& row, int pack, in
   store_pack<Config::kElement>(row.gradient, column, x);
 }
 
-/// A row whose packs for shared memory have arrived: the loss, then the gradient.
-template <class Config>
+/// A row whose packs for shared memory have arrived: the loss, then the gradient. `next` is called
+/// between them, by when nobody reads what came to registers by way of shared memory.
+template <class Config, class Next>
 __device__ inline void row_loss(const CrossEntropyArguments& args, const LogitsRow<Config>& row,
-                                Index index, int turn) {
+                                Index index, int turn, const Next& next) {
   constexpr Element kT = Config::kElement;
   constexpr int kVector = Config::kVector;
-  using Raw = typename LogitsRow<Config>::Raw;
+  using Row = LogitsRow<Config>;
+  using Raw = typename Row::Raw;
   const int target = args.targets[index];
-  // Read before anyone writes: the barrier of the sum stands between.
-  const float target_logit =
-      threadIdx.x == 0 ? load_pack<kT, 1>(row.data, target).at[0] : 0.0f;
+  // Read before anyone writes: the barrier of the sum stands between. Where the target's gradient
+  // is written afterwards, by the thread that writes its pack.
+  const int reader = Row::kDirect ? 0 : target / kVector % Config::kBlock;
+  const bool has_target = static_cast<int>(threadIdx.x) == reader;
+  const float target_logit = has_target ? load_pack<kT, 1>(row.data, target).at[0] : 0.0f;
   KeptPacks<Config> kept;
   kept.load(row);
   RunningSum mine = kept.own;
@@ -192,21 +205,23 @@ __device__ inline void row_loss(const CrossEntropyArguments& args, const LogitsR
     const float max_log2 = mine.max * kLog2E;
     for (int i = 0; i < kVector; ++i) mine.sum += exp_below(x.at[i], max_log2);
   };
-  using Row = LogitsRow<Config>;
-  if constexpr (!Config::kAhead) ptx::copy_async_wait<1>();
-  row.each_shared(Config::kRegisters, Row::kHalf, add);
-  if constexpr (!Config::kAhead) ptx::copy_async_wait<0>();
-  row.each_shared(Row::kHalf, Row::kInMemory, add);
-  row.each_in_memory(add);
+  if constexpr (Config::kAhead == 0) {
+    ptx::copy_async_wait<1>();
+    row.each_shared(Config::kRegisters, Row::kHalf, add);
+    ptx::copy_async_wait<0>();
+    row.each_shared(Row::kHalf, Row::kInMemory, add);
+    row.each_in_memory(add);
+  }
   const RunningSum all = sum_over_block<Config::kBlock>(mine, turn);
-  if (threadIdx.x == 0) args.losses[index] = logf(all.sum) + (all.max - target_logit);
+  next();
+  if (has_target) args.losses[index] = logf(all.sum) + (all.max - target_logit);
   if constexpr (Config::kGradient) {
     const float unit = args.gradient_scale * (args.loss_scale == nullptr ? 1.0f : *args.loss_scale);
     const float scale = unit / all.sum, max_log2 = all.max * kLog2E;
     const float kept_scale = exp_below(kept.own.max, max_log2) * scale;
 #pragma unroll
     for (int p = 0; p < Config::kRegisters; ++p) {
-      if (!LogitsRow<Config>::inside(p)) continue;
+      if (!Row::inside(p)) continue;
       for (int i = 0; i < kVector; ++i) kept.at[p].at[i] *= kept_scale;
       store_gradient<Config>(row, p, target, unit, kept.at[p]);
     }
@@ -216,8 +231,14 @@ __device__ inline void row_loss(const CrossEntropyArguments& args, const LogitsR
       for (int i = 0; i < kVector; ++i) x.at[i] = exp_below(x.at[i], max_log2) * scale;
       store_gradient<Config>(row, pack, target, unit, x);
     };
-    row.each_shared(Config::kRegisters, Row::kInMemory, put);
-    row.each_in_memory(put);
+    if constexpr (Config::kAhead == 0) {
+      row.each_shared(Config::kRegisters, Row::kInMemory, put);
+      row.each_in_memory(put);
+    }
+    if (!Row::kDirect && has_target) {
+      const float gradient = exp_below(target_logit, max_log2) * scale - unit;
+      store_pack<kT>(row.gradient, target, Pack<1>{gradient});
+    }
   }
 }
 
@@ -236,28 +257,29 @@ __device__ inline LogitsRow<Config> row_at(const CrossEntropyArguments& args, In
 
 template <class Config>
 __device__ inline void cross_entropy(const CrossEntropyArguments& args) {
-  if constexpr (!Config::kAhead) {
-    const Index index = args.rows - 1 - static_cast<Index>(blockIdx.x);
+  using Row = LogitsRow<Config>;
+  Index index = args.rows - 1 - static_cast<Index>(blockIdx.x);
+  if constexpr (Config::kAhead == 0) {
     const auto row = row_at<Config>(args, index, 0);
-    using Row = LogitsRow<Config>;
     row.fetch_shared(Row::kFirstShared, Row::kHalf);
     ptx::copy_async_commit();
     row.fetch_shared(Row::kHalf, Row::kInMemory);
     ptx::copy_async_commit();
-    row_loss<Config>(args, row, index, 0);
-    return;
-  }
-  int turn = 0;
-  const Index stride = gridDim.x;
-  Index index = args.rows - 1 - static_cast<Index>(blockIdx.x);
-  constexpr int kPacks = Config::kPacks;
-  row_at<Config>(args, index, 0).fetch_shared(0, kPacks);
-  ptx::copy_async_commit();
-  for (; index >= 0; index -= stride, turn ^= 1) {
-    if (index >= stride) row_at<Config>(args, index - stride, turn ^ 1).fetch_shared(0, kPacks);
-    ptx::copy_async_commit();
-    ptx::copy_async_wait<1>();
-    row_loss<Config>(args, row_at<Config>(args, index, turn), index, turn);
+    row_loss<Config>(args, row, index, 0, [] {});
+  } else {
+    constexpr int kBuffers = Config::kAhead;
+    const Index stride = gridDim.x;
+    const auto fetch = [&](Index at, int buffer) {
+      if (at >= 0) row_at<Config>(args, at, buffer).fetch_shared(0, Config::kPacks);
+      ptx::copy_async_commit();
+    };
+    for (int i = 0; i < kBuffers; ++i) fetch(index - i * stride, i);
+    for (int turn = 0; index >= 0; index -= stride, turn ^= 1) {
+      const int buffer = turn % kBuffers;
+      ptx::copy_async_wait<kBuffers - 1>();
+      row_loss<Config>(args, row_at<Config>(args, index, buffer), index, turn,
+                       [&] { fetch(index - kBuffers * stride, buffer); });
+    }
   }
 }
 

@@ -7,14 +7,16 @@
 //               dw = sum over rows of dy n,  db = sum over rows of dy
 //
 // kRowThreads threads own a row and keep it in registers: it is read once. They wait for each other
-// only, and while they have a row the next one is on its way. In backward a thread has the same
-// columns in every row, so that d weight grows in registers; so do the sums over rows of what dx
-// has become, the gradient of the bias before the norm. Each block leaves one row of partial sums
-// of each, which columns.cu adds in order.
+// only, and while they have a row the next ones are on their way. Forward takes the last rows
+// first: the product before wrote them last, so that they are in L2 still. In backward a thread has
+// the same columns in every row, so that d weight grows in registers; so do the sums over rows of
+// what dx has become, the gradient of the bias before the norm. Each block leaves one row of
+// partial sums of each, which columns.cu adds in order.
 //
 // Config: Element kElement; bool kLayer; int kWidth, kVector (columns per access: 16 bytes of them,
 // or one where the width is no multiple of that), kRowThreads, kPacks (of a thread), kBlock
-// (threads); bool kAccumulate (dx is added to), kSums (the columns of dx are added up, too).
+// (threads); of forward kBlocks (of a multiprocessor), kAhead (rows); of backward bool kAccumulate
+// (dx is added to), kSums (the columns of dx are added up, too).
 
 #include "ptx/dependency.h"
 #include "train/arguments.h"
@@ -41,29 +43,38 @@ struct RowShare {
                ? load_raw<Config::kElement, kVector>(data, row * Config::kWidth + column(pack))
                : Raw{};
   }
+  /// Zeros of a row below the first one.
+  __device__ Raw load_from(const void* data, Index row, int pack) const {
+    return row >= 0 ? load(data, row, pack) : Raw{};
+  }
 };
 
 template <class Config>
 __device__ inline void norm_forward(const NormArguments& args) {
   using Share = RowShare<Config>;
-  constexpr int kPacks = Share::kPacks, kVector = Share::kVector;
+  constexpr int kPacks = Share::kPacks, kVector = Share::kVector, kAhead = Config::kAhead;
   constexpr Element kT = Config::kElement;
+  constexpr float kOneOverWidth = 1.0f / Config::kWidth;
   const Share share;
   const Index stride = static_cast<Index>(gridDim.x) * Share::kGroups;
-  Index row = static_cast<Index>(blockIdx.x) * Share::kGroups + share.group;
+  Index row = args.rows - 1 - static_cast<Index>(blockIdx.x) * Share::kGroups - share.group;
   // The weights are under way with the row: behind the sums they would be waited for again.
-  typename Share::Raw x[kPacks], next[kPacks], weight[kPacks], bias[Config::kLayer ? kPacks : 1];
+  typename Share::Raw weight[kPacks], bias[Config::kLayer ? kPacks : 1];
+  typename Share::Raw x[kPacks], next[kAhead][kPacks];
 #pragma unroll
   for (int p = 0; p < kPacks; ++p) {
-    next[p] = row < args.rows ? share.load(args.x, row, p) : typename Share::Raw{};
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) next[i][p] = share.load_from(args.x, row - i * stride, p);
     weight[p] = share.load(args.weight, 0, p);
     if constexpr (Config::kLayer) bias[p] = share.load(args.bias, 0, p);
   }
-  for (int turn = 0; row < args.rows; row += stride, turn ^= 1) {
+  for (int turn = 0; row >= 0; row -= stride, turn ^= 1) {
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
-      x[p] = next[p];
-      if (row + stride < args.rows) next[p] = share.load(args.x, row + stride, p);
+      x[p] = next[0][p];
+#pragma unroll
+      for (int i = 1; i < kAhead; ++i) next[i - 1][p] = next[i][p];
+      next[kAhead - 1][p] = share.load_from(args.x, row - kAhead * stride, p);
     }
     float mean = 0;
     if constexpr (Config::kLayer) {
@@ -71,23 +82,27 @@ __device__ inline void norm_forward(const NormArguments& args) {
 #pragma unroll
       for (int p = 0; p < kPacks; ++p) {
         const auto xs = floats_of<kT, kVector>(x[p]);
-        for (int i = 0; i < kVector; ++i) sum[0] += xs.at[i];
+        float of_pack = 0;
+        for (int i = 0; i < kVector; ++i) of_pack += xs.at[i];
+        sum[0] += of_pack;
       }
       sum_over_row<Share::kRowThreads, Config::kBlock>(sum, 0);
-      mean = sum[0] / Config::kWidth;
+      mean = sum[0] * kOneOverWidth;
     }
     float squares[1] = {0};
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       if (!share.inside(p)) continue;
       const auto xs = floats_of<kT, kVector>(x[p]);
+      float of_pack = 0;
       for (int i = 0; i < kVector; ++i) {
         const float centred = xs.at[i] - mean;
-        squares[0] += centred * centred;
+        of_pack += centred * centred;
       }
+      squares[0] += of_pack;
     }
     sum_over_row<Share::kRowThreads, Config::kBlock>(squares, Config::kLayer ? 1 : turn);
-    const float rstd = 1.0f / sqrtf(squares[0] / Config::kWidth + args.epsilon);
+    const float rstd = rsqrtf(squares[0] * kOneOverWidth + args.epsilon);
     if (share.thread == 0) {
       args.rstd[row] = rstd;
       if constexpr (Config::kLayer) args.mean[row] = mean;
@@ -246,7 +261,7 @@ __device__ inline void norm_backward(const NormArguments& args) {
 
 }  // namespace flashlab::device
 
-extern "C" __global__ void __launch_bounds__(Config::kBlock)
+extern "C" __global__ void __launch_bounds__(Config::kBlock, Config::kBlocks)
     flash_fwd_norm(const __grid_constant__ flashlab::device::NormArguments args) {
   flashlab::device::norm_forward<Config>(args);
 }

@@ -10,7 +10,8 @@
   memory   2.7B at context 2048, batch 4, bf16, with checkpointing in groups of --groups layers:
            predicted and held bytes
   head     the chunked LM head with its loss, 8192 x 4096 x 151936: TFLOP/s, bytes of the logits
-  idle     what a step's time is above the sum of its kernels' times
+  idle     what a step's time is above the sum of its kernels' times, and the gaps between them
+           in the steps that were recorded, as a share of these
   kernels  the kernels of a step of 16,384 tokens at their least bytes, as a share of --roof
 
 Parts run in the order given; what no longer fits into --seconds is left out and said. Writes
@@ -213,9 +214,12 @@ def idle(run):
         if got is None or not got["device_step_ms"]:
             continue
         share = 1 - got["operations_ms"] / got["device_step_ms"]
+        gaps = got["account"]["gaps_ms"] / got["account"]["span_ms"]
         out[name] = {"device_step_ms": got["device_step_ms"],
-                     "operations_ms": got["operations_ms"], "idle": share}
-        run.say(f"idle {name}: {100 * share:.2f} % of {got['device_step_ms']:.3f} ms")
+                     "operations_ms": got["operations_ms"], "idle": share,
+                     "gaps": got["account"]["gaps"], "gaps_share": gaps}
+        run.say(f"idle {name}: {100 * share:.2f} % of {got['device_step_ms']:.3f} ms; "
+                f"{got['account']['gaps']:.0f} gaps, {100 * gaps:.2f} % of a recorded step")
     run.found["idle"] = out
 
 

@@ -239,8 +239,11 @@ TEST_P(TrainEmulatedSteps, AreTheCpusInFp64) {
   const StepCase& each = GetParam();
   ModelConfig model = small_model(each.family);
   model.dropout = each.dropout;
-  const StepOptions options = {
-      .batch = 2, .precision = each.precision, .attention = "naive", .fused = each.fused};
+  const StepOptions options = {.batch = 1,
+                               .accumulate = 2,
+                               .precision = each.precision,
+                               .attention = "naive",
+                               .fused = each.fused};
   const Outcome wanted = outcome_on_the_cpu(model, options);
   EmulatedProgram program(model, options);
   const StepPlan& plan = program.plan();

@@ -12,6 +12,7 @@
 #include "runtime/cuda/device.h"
 #include "runtime/cuda/known_gpus.h"
 #include "train/cuda/attention_steps.h"
+#include "train/cuda/column_sums.h"
 #include "train/cuda/kernel_steps.h"
 #include "train/cuda/lowering.h"
 #include "train/plan/memory_plan.h"
@@ -117,17 +118,65 @@ TEST(TrainLowering, KernelsAddUpTheBiasesBeforeThem) {
   EXPECT_EQ(found["with sums"], 4);
   EXPECT_EQ(found["flash_bwd_gelu_sums"], 2);
   EXPECT_EQ(found["flash_bwd_column_partials"], 2);
-  EXPECT_EQ(found["flash_bwd_column_finish"], 5 + 4);
+  EXPECT_EQ(found["flash_bwd_column_finish"], 1);
   // What is made again for a group comes after the sum, so that gradients keep their bits.
   options.checkpoint = {{1, {}}, {1, {}}};
-  EXPECT_EQ(entries_of(gpt2)["flash_bwd_column_finish"], found["flash_bwd_column_finish"]);
+  EXPECT_EQ(entries_of(gpt2)["with sums"], found["with sums"]);
   options.checkpoint.clear();
   gpt2.dropout = 0.1;
   EXPECT_EQ(entries_of(gpt2)["flash_bwd_column_partials"], 6);
   EXPECT_EQ(entries_of(gpu_model(Family::kCourse, 104, 64))["with sums"], 0);
 }
 
-// Each call of attention counts its tiles in a place of its own; one memset clears all of them.
+// Partial sums lie apart until they are finished: once each, before anybody reads the result.
+TEST(TrainLowering, SumsAreFinishedTogetherBeforeTheyAreRead) {
+  const cuda::DeviceInfo gpu = *cuda::known_gpu("sm_90a");
+  std::vector<std::pair<ModelConfig, StepOptions>> all;
+  for (const CudaCase& each : cuda_cases()) all.emplace_back(each.model, each.options);
+  all.emplace_back(*find_model("gpt2-xl"), StepOptions{.batch = 1, .accumulate = 2});
+  int groups = 0;
+  for (const auto& [model, options] : all) {
+    const Result<StepPlan> plan = build_step(model, options);
+    ASSERT_TRUE(plan.ok()) << plan.status().message();
+    const ColumnSums sums(*plan, gpu);
+    std::map<TensorId, int> finished, waiting;
+    std::map<std::int64_t, std::int64_t> used;  // from, to
+    groups = 0;
+    for (std::size_t i = 0; i < plan->operations.size(); ++i) {
+      for (const TensorId id : plan->operations[i].inputs) EXPECT_FALSE(waiting.contains(id));
+      const ColumnSum* sum = sums.of(i);
+      if (sum == nullptr) continue;
+      for (const TensorId id : sum->outs) {
+        EXPECT_TRUE(waiting.emplace(id, 1).second);
+        EXPECT_EQ(sum->accumulate, finished[id]++ > 0);
+      }
+      const auto after = used.lower_bound(sum->offset);
+      EXPECT_TRUE(after == used.end() || after->first >= sum->offset + sum->bytes());
+      EXPECT_TRUE(after == used.begin() || std::prev(after)->second <= sum->offset);
+      EXPECT_LE(sum->offset + sum->bytes(), sums.region_bytes());
+      used[sum->offset] = sum->offset + sum->bytes();
+      std::size_t vectors = 0;
+      for (const ColumnSum* each : sums.finished_after(i)) {
+        EXPECT_EQ(each->accumulate, sum->accumulate);
+        for (const TensorId id : each->outs) EXPECT_EQ(waiting.erase(id), 1u);
+        vectors += each->outs.size();
+      }
+      EXPECT_LE(vectors, static_cast<std::size_t>(device::kMostFinishedSums));
+      if (vectors == 0) continue;
+      EXPECT_TRUE(waiting.empty());
+      used.clear();
+      ++groups;
+    }
+    EXPECT_TRUE(waiting.empty());
+    for (const Parameter& parameter : plan->parameters) {
+      if (plan->tensor(parameter.gradient).shape.size() > 1) continue;
+      EXPECT_EQ(finished[parameter.gradient], options.accumulate) << parameter.name;
+    }
+  }
+  EXPECT_GT(groups, 4);  // of gpt2-xl, whose sums no kernel's parameters hold together
+}
+
+// Each call of attention counts its tiles in a place of its own; one kernel clears all of them.
 TEST(TrainLowering, CountersOfAttentionAreClearedTogether) {
   const auto gpu = cuda::GpuDevice::described(*cuda::known_gpu("sm_90a"));
   const ContextOptions on_gpu = {.device = {DeviceKind::kCuda, 0}};
@@ -152,21 +201,27 @@ TEST(TrainLowering, CountersOfAttentionAreClearedTogether) {
     }
   }
   EXPECT_TRUE(program.check().ok()) << program.check().message();
-  const auto* memset = std::get_if<runtime::MemsetWork>(&program.steps().front().work);
-  ASSERT_NE(memset, nullptr);
+  const auto* zero = std::get_if<runtime::KernelWork>(&program.steps().front().work);
+  ASSERT_NE(zero, nullptr);
+  EXPECT_EQ(zero->spec.entry, "flash_zero");
+  const runtime::Place cleared = zero->parameters.pointers().front().place;
+  EXPECT_EQ(cleared.offset_bytes, 0);
   std::map<std::int64_t, int> counters;
   for (const runtime::Step& step : program.steps()) {
     if (&step != &program.steps().front()) {
       EXPECT_FALSE(std::holds_alternative<runtime::MemsetWork>(step.work)) << step.name;
     }
     const auto* kernel = std::get_if<runtime::KernelWork>(&step.work);
-    if (kernel == nullptr) continue;
+    if (kernel == nullptr || kernel == zero) continue;
     for (const auto& pointer : kernel->parameters.pointers()) {
-      if (pointer.place.buffer == memset->target.buffer) ++counters[pointer.place.offset_bytes];
+      if (pointer.place.buffer == cleared.buffer) ++counters[pointer.place.offset_bytes];
     }
   }
   EXPECT_EQ(counters.size(), calls);
-  EXPECT_EQ(memset->bytes, 64 * calls);
+  EXPECT_EQ(program.buffers()[static_cast<std::size_t>(cleared.buffer)].bytes, 64 * calls);
+  device::ZeroArguments arguments;
+  std::memcpy(&arguments, zero->parameters.bytes().data(), sizeof arguments);
+  EXPECT_EQ(static_cast<std::size_t>(arguments.bytes), 64 * calls);
 }
 
 TEST(TrainLowering, SaysWhatAGpuHasNoKernelFor) {

@@ -4,6 +4,7 @@
 
 #include "api/implementation.h"
 #include "flashlab/tensor_table.h"
+#include "train/cuda/kernel_config.h"
 #include "train/cuda/lowering.h"
 
 namespace flashlab::train {
@@ -46,7 +47,7 @@ Problem problem_of(const StepPlan& plan, const Operation& operation, const Conte
 }
 
 // A memset between two kernels costs more than its time: the GPU is idle before it and after it. So
-// the counters that a call begins by clearing lie together, and one memset clears those of all
+// the counters that a call begins by clearing lie together, and one kernel clears those of all
 // calls of the step.
 constexpr std::int64_t kCounterBytes = 64;
 
@@ -152,7 +153,7 @@ void AttentionSteps::append(std::size_t index) {
   if (clearing > 0 && next_counter_ == 0) {
     const std::size_t bytes = program_.buffers()[static_cast<std::size_t>(counters_)].bytes;
     program_.add(
-        {.name = operation.name + " counters", .work = runtime::MemsetWork{{counters_}, bytes, 0}});
+        zero_step(operation.name + " counters", {counters_}, static_cast<std::int64_t>(bytes)));
   }
   for (std::size_t i = 0; i < clearing; ++i, next_counter_ += kCounterBytes) {
     const runtime::MemsetWork& work = *cleared_counter(steps, steps.steps()[i]);

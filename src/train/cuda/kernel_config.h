@@ -4,6 +4,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
+#include <utility>
 
 #include "cuda/kernels/train/arguments.h"
 #include "runtime/kernel_store/config.h"
@@ -27,6 +29,24 @@ inline cuda::ConfigPrinter config_of(const char* name, Element element) {
   cuda::ConfigPrinter out;
   out.choice(name, "Element", name_of(element));
   return out;
+}
+
+/// Clears memory by a kernel: before and after a memset between two kernels the GPU is idle. The
+/// address and `bytes` are even; buffers begin on multiples of 16.
+inline runtime::Step zero_step(std::string name, runtime::Place target, std::int64_t bytes) {
+  constexpr std::int64_t kThreads = 256;
+  const std::int64_t access = (target.offset_bytes | bytes) % 16 == 0 ? 16 : 2;
+  cuda::ConfigPrinter config;
+  config.integer("kBytes", access);
+  runtime::ParameterBlock block(device::ZeroArguments{.bytes = bytes});
+  block.pointer(FLASHLAB_AT(ZeroArguments, to), target);
+  const std::int64_t blocks = div_up(bytes / access, kThreads);
+  return {.name = std::move(name),
+          .configuration = config.summary(),
+          .work = runtime::KernelWork{
+              {"train/zero.cu", "flash_zero", config.text(), {}},
+              {.grid_x = static_cast<unsigned>(blocks), .threads = static_cast<unsigned>(kThreads)},
+              std::move(block)}};
 }
 
 inline runtime::Place shifted(runtime::Place place, std::int64_t bytes) {

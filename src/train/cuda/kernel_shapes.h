@@ -13,14 +13,23 @@ namespace flashlab::train {
 inline constexpr int kAccessBytes = 16;
 inline constexpr int kRowThreads = 256;  // of kernels that work on packs
 inline constexpr int kColumnThreads = 256;
-inline constexpr int kNormThreads = 512;  // of the gradients' norm
+inline constexpr int kNormThreads = 512;    // of the gradients' norm
+inline constexpr int kFinishThreads = 256;  // that end it
 inline constexpr int kMostNormBlocks = 1024;
 inline constexpr int kUpdatedByBlock = 64 * 32;  // elements: a bit of decay for each 64
 inline constexpr std::int64_t kFactorsOffset = 8 * kMostNormBlocks;  // after the sums of the norm
-inline constexpr std::int64_t kMostNormSums = 3;  // of backward: d weight, d bias, dx
 inline constexpr std::int64_t kWidestNorm = 12288;
 /// Shared memory of a block without asking for more, less what sums of a row take.
 inline constexpr std::int64_t kPartialsBytes = 48 * 1024 - 512;
+
+inline bool is_layer_norm(const Operation& operation) {
+  return operation.kind == OperationKind::kLayerNorm ||
+         operation.kind == OperationKind::kLayerNormBackward;
+}
+inline bool is_backward_norm(const Operation& operation) {
+  return operation.kind == OperationKind::kRmsNormBackward ||
+         operation.kind == OperationKind::kLayerNormBackward;
+}
 
 /// Elements per access of rows of `width`.
 inline int vector_of(std::int64_t width, std::int64_t element_bytes) {

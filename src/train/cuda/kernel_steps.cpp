@@ -10,23 +10,10 @@
 #include "train/cuda/lowering.h"
 
 namespace flashlab::train {
-namespace {
 
 using cuda::ConfigPrinter;
 using runtime::ParameterBlock;
 using runtime::Place;
-
-bool is_layer_norm(const Operation& operation) {
-  return operation.kind == OperationKind::kLayerNorm ||
-         operation.kind == OperationKind::kLayerNormBackward;
-}
-
-bool is_backward_norm(const Operation& operation) {
-  return operation.kind == OperationKind::kRmsNormBackward ||
-         operation.kind == OperationKind::kLayerNormBackward;
-}
-
-}  // namespace
 
 std::vector<std::uint32_t> decay_bits(const StepPlan& plan) {
   std::vector<std::uint32_t> out;
@@ -46,61 +33,27 @@ std::vector<std::uint32_t> decay_bits(const StepPlan& plan) {
 KernelSteps::KernelSteps(const StepPlan& plan, const std::vector<Place>& places,
                          const cuda::DeviceInfo& device, const LoweredStep& lowered,
                          runtime::Program& program)
-    : plan_(plan), places_(places), device_(device), lowered_(lowered), program_(program) {
-  std::int64_t bytes = 0;
-  for (const Operation& operation : plan.operations) {
-    bytes = std::max(bytes, scratch_bytes(operation));
-  }
-  scratch_ = program.add_region("partial sums", static_cast<std::size_t>(bytes));
-}
-
-// A backward norm or GELU adds up what it writes where the next operation, a bias's gradient, wants
-// that.
-const Operation* KernelSteps::column_sum_after(std::size_t index) const {
-  if (index + 1 >= plan_.operations.size()) return nullptr;
-  const Operation &operation = plan_.operations[index], &next = plan_.operations[index + 1];
-  if (next.kind != OperationKind::kColumnSum || next.inputs[0] != operation.outputs[0]) {
-    return nullptr;
-  }
-  if (operation.kind == OperationKind::kGeluBackward) return &next;
-  if (!is_backward_norm(operation)) return nullptr;
-  const auto& a = std::get<RowsAttributes>(operation.attributes);
-  const bool accumulates = std::get<RowsAttributes>(next.attributes).accumulate;
-  return accumulates == a.accumulate_parameters ? &next : nullptr;
-}
-
-std::int64_t KernelSteps::scratch_bytes(const Operation& operation) const {
-  if (is_backward_norm(operation)) {
-    // Room for the columns of dx, too, whether or not they are wanted.
-    const auto& a = std::get<RowsAttributes>(operation.attributes);
-    return 4 * kMostNormSums * device_.multiprocessors * a.width;
-  }
-  if (operation.kind == OperationKind::kColumnSum) {
-    const auto& a = std::get<RowsAttributes>(operation.attributes);
-    return 4 * column_blocks(a, size_of(element(operation.inputs[0])), device_) * a.width;
-  }
-  if (operation.kind == OperationKind::kGradientNorm || operation.kind == OperationKind::kAdamW) {
-    return kFactorsOffset + static_cast<std::int64_t>(sizeof(device::AdamWFactors));
-  }
-  return 0;
+    : plan_(plan),
+      places_(places),
+      device_(device),
+      lowered_(lowered),
+      program_(program),
+      sums_(plan, device) {
+  constexpr std::int64_t kOptimizerBytes = kFactorsOffset + sizeof(device::AdamWFactors);
+  scratch_ = program.add_region(
+      "partial sums", static_cast<std::size_t>(std::max(sums_.region_bytes(), kOptimizerBytes)));
 }
 
 void KernelSteps::add(const Operation& operation, const Launch& launch, ParameterBlock parameters) {
   const cuda::LaunchShape shape = {.grid_x = static_cast<unsigned>(launch.blocks),
                                    .grid_y = static_cast<unsigned>(launch.blocks_y),
                                    .threads = static_cast<unsigned>(launch.threads),
-                                   .shared_bytes = static_cast<unsigned>(launch.shared_bytes),
-                                   .programmatic = launch.programmatic};
+                                   .shared_bytes = static_cast<unsigned>(launch.shared_bytes)};
   program_.add(
       {.name = operation.name,
        .configuration = launch.config.summary(),
        .work = runtime::KernelWork{
            {launch.source, launch.entry, launch.config.text(), {}}, shape, std::move(parameters)}});
-}
-
-void KernelSteps::add_zero(const Operation& operation, Place target, std::int64_t bytes) {
-  program_.add({.name = operation.name,
-                .work = runtime::MemsetWork{target, static_cast<std::size_t>(bytes), 0}});
 }
 
 Status KernelSteps::append(const Operation& operation) {
@@ -159,16 +112,17 @@ Status KernelSteps::norm(const Operation& operation) {
   }
   const TensorId x = operation.inputs[backward ? 1 : 0];
   const std::int64_t bytes = size_of(element(x));
-  const Operation* column_sum = column_sum_after(index_of(operation));
-  const int sums = (layer ? 2 : 1) + (column_sum != nullptr ? 1 : 0);
-  const NormShape shape = backward ? norm_backward_shape(a.width, bytes, sums, device_)
-                                   : norm_forward_shape(a.width, bytes, layer, device_);
+  const ColumnSum* sum = sums_.of(index_of(operation));
+  const std::size_t sums = backward ? sum->outs.size() : 0;
+  const NormShape shape = backward
+                              ? norm_backward_shape(a.width, bytes, static_cast<int>(sums), device_)
+                              : norm_forward_shape(a.width, bytes, layer, device_);
   ConfigPrinter config = config_of("kElement", element(x));
   config.boolean("kLayer", layer).integer("kWidth", a.width).integer("kVector", shape.vector);
   config.integer("kRowThreads", shape.row_threads).integer("kPacks", shape.packs);
   config.integer("kBlock", shape.block).integer("kBlocks", shape.blocks);
   config.integer("kAhead", shape.ahead).boolean("kAccumulate", backward && a.accumulate);
-  config.boolean("kSums", column_sum != nullptr);
+  config.boolean("kSums", sums == operation.outputs.size());
   ParameterBlock block(
       device::NormArguments{.rows = a.rows, .epsilon = static_cast<float>(a.epsilon)});
   block.pointer(FLASHLAB_AT(NormArguments, x), place(x));
@@ -190,51 +144,63 @@ Status KernelSteps::norm(const Operation& operation) {
       .pointer(FLASHLAB_AT(NormArguments, weight), place(operation.inputs[2]))
       .pointer(FLASHLAB_AT(NormArguments, rstd), place(operation.inputs[layer ? 4 : 3]))
       .pointer(FLASHLAB_AT(NormArguments, dx), place(operation.outputs[0]))
-      .pointer(FLASHLAB_AT(NormArguments, partials), {scratch_});
+      .pointer(FLASHLAB_AT(NormArguments, partials), {scratch_, sum->offset});
   if (layer) block.pointer(FLASHLAB_AT(NormArguments, mean), place(operation.inputs[3]));
-  const int blocks = norm_blocks(shape, a.rows, device_);
-  add(operation, {"train/norm.cu", "flash_bwd_norm", config, blocks, 1, shape.block},
+  add(operation, {"train/norm.cu", "flash_bwd_norm", config, sum->blocks, 1, shape.block},
       std::move(block));
-  std::vector<TensorId> outs(operation.outputs.begin() + 1, operation.outputs.end());
-  if (column_sum != nullptr) outs.push_back(column_sum->outputs[0]);
-  column_finish(operation, outs, a.width, a.accumulate_parameters, blocks);
+  finish_sums(operation);
   return {};
 }
 
-// The partial sums [outs, blocks, width] go to one to three vectors.
-void KernelSteps::column_finish(const Operation& operation, const std::vector<TensorId>& outs,
-                                std::int64_t width, bool accumulate, int blocks) {
+// The partial sums that wait for this operation's go to their results.
+void KernelSteps::finish_sums(const Operation& operation) {
+  const std::vector<const ColumnSum*> sums = sums_.finished_after(index_of(operation));
+  if (sums.empty()) return;
+  device::FinishArguments arguments;
+  std::vector<std::pair<Place, Place>> places;  // of partial sums and results
+  std::int64_t widest = 0;
+  for (const ColumnSum* sum : sums) {
+    widest = std::max(widest, sum->width);
+    for (std::size_t i = 0; i < sum->outs.size(); ++i) {
+      device::FinishedSum& vector = arguments.sums[places.size()];
+      vector.width = static_cast<int>(sum->width);
+      vector.blocks = sum->blocks;
+      const std::int64_t offset = sum->offset + static_cast<std::int64_t>(i) * sum->vector_bytes();
+      places.push_back({{scratch_, offset}, place(sum->outs[i])});
+    }
+  }
+  ParameterBlock block(arguments);
+  for (std::size_t i = 0; i < places.size(); ++i) {
+    const std::size_t at = i * sizeof(device::FinishedSum);
+    block.pointer(at + FLASHLAB_AT(FinishedSum, partials), places[i].first)
+        .pointer(at + FLASHLAB_AT(FinishedSum, out), places[i].second);
+  }
   ConfigPrinter config = config_of("kElement", Element::kFp32);
-  config.choice("kGradient", "Element", name_of(element(outs.front())));
-  config.integer("kWidth", width).integer("kVector", 1).boolean("kAccumulate", accumulate);
-  ParameterBlock block(device::ColumnArguments{.blocks = blocks});
-  block.pointer(FLASHLAB_AT(ColumnArguments, partials), {scratch_})
-      .pointer(FLASHLAB_AT(ColumnArguments, out), place(outs[0]));
-  if (outs.size() > 1) block.pointer(FLASHLAB_AT(ColumnArguments, second_out), place(outs[1]));
-  if (outs.size() > 2) block.pointer(FLASHLAB_AT(ColumnArguments, third_out), place(outs[2]));
-  Launch launch{"train/columns.cu", "flash_bwd_column_finish",     config,
-                div_up(width, 32),  static_cast<int>(outs.size()), 1024};
-  launch.programmatic = device_.major >= 9;
-  add(operation, launch, std::move(block));
+  config.choice("kGradient", "Element", name_of(element(sums.front()->outs.front())));
+  config.integer("kWidth", 1).integer("kVector", 1);
+  config.boolean("kAccumulate", sums.front()->accumulate);
+  add(operation,
+      {"train/columns.cu", "flash_bwd_column_finish", config, div_up(widest, 32),
+       static_cast<int>(places.size()), 1024},
+      std::move(block));
 }
 
 Status KernelSteps::column_sum(const Operation& operation) {
   const auto& a = std::get<RowsAttributes>(operation.attributes);
-  const std::size_t index = index_of(operation);
-  if (index > 0 && column_sum_after(index - 1) != nullptr) return {};
-  const std::int64_t bytes = size_of(element(operation.inputs[0]));
-  const int vector = vector_of(a.width, bytes), blocks = column_blocks(a, bytes, device_);
+  const ColumnSum* sum = sums_.of(index_of(operation));
+  if (sum == nullptr) return {};  // the kernel before has added it up
+  const int vector = vector_of(a.width, size_of(element(operation.inputs[0])));
   ConfigPrinter config = config_of("kElement", element(operation.inputs[0]));
   config.choice("kGradient", "Element", name_of(element(operation.outputs[0])));
   config.integer("kWidth", a.width).integer("kVector", vector).boolean("kAccumulate", false);
-  ParameterBlock block(device::ColumnArguments{.rows = a.rows, .blocks = blocks});
+  ParameterBlock block(device::ColumnArguments{.rows = a.rows});
   block.pointer(FLASHLAB_AT(ColumnArguments, x), place(operation.inputs[0]))
-      .pointer(FLASHLAB_AT(ColumnArguments, partials), {scratch_});
+      .pointer(FLASHLAB_AT(ColumnArguments, partials), {scratch_, sum->offset});
   add(operation,
       {"train/columns.cu", "flash_bwd_column_partials", config, div_up(a.width, 32 * vector),
-       blocks, kColumnThreads},
+       sum->blocks, kColumnThreads},
       std::move(block));
-  column_finish(operation, {operation.outputs[0]}, a.width, a.accumulate, blocks);
+  finish_sums(operation);
   return {};
 }
 
@@ -251,15 +217,13 @@ Status KernelSteps::activation(const Operation& operation) {
   block.pointer(FLASHLAB_AT(ActivationArguments, x), place(x))
       .pointer(FLASHLAB_AT(ActivationArguments, out), place(operation.outputs[0]));
   if (backward) block.pointer(FLASHLAB_AT(ActivationArguments, dy), place(operation.inputs[0]));
-  if (const Operation* sum = column_sum_after(index_of(operation))) {
-    const int blocks = column_blocks(a, size_of(element(x)), device_);
-    block.pointer(FLASHLAB_AT(ActivationArguments, partials), {scratch_});
+  if (const ColumnSum* sum = sums_.of(index_of(operation))) {
+    block.pointer(FLASHLAB_AT(ActivationArguments, partials), {scratch_, sum->offset});
     add(operation,
-        {"train/activation.cu", "flash_bwd_gelu_sums", config, div_up(a.width, 32 * vector), blocks,
-         kColumnThreads},
+        {"train/activation.cu", "flash_bwd_gelu_sums", config, div_up(a.width, 32 * vector),
+         sum->blocks, kColumnThreads},
         std::move(block));
-    const bool accumulate = std::get<RowsAttributes>(sum->attributes).accumulate;
-    column_finish(operation, {sum->outputs[0]}, a.width, accumulate, blocks);
+    finish_sums(operation);
     return {};
   }
   add(operation,
@@ -367,10 +331,10 @@ Status KernelSteps::optimizer(const Operation& operation) {
   }
   if (operation.kind == OperationKind::kGradientNorm) {
     add(operation, {source, "flash_opt_norm_sums", config, blocks, 1, kNormThreads}, block);
-    add(operation, {source, "flash_opt_norm_finish", config, 1, 1, 1024}, std::move(block));
+    add(operation, {source, "flash_opt_norm_finish", config, 1, 1, kFinishThreads},
+        std::move(block));
     return {};
   }
-  add(operation, {source, "flash_opt_adamw_factors", config, 1, 1, 1}, block);
   add(operation,
       {source, "flash_opt_adamw", config, div_up(plan_.arena_elements, kUpdatedByBlock), 1,
        kRowThreads},

@@ -11,6 +11,7 @@
 #include "runtime/cuda/driver.h"
 #include "runtime/kernel_store/config.h"
 #include "runtime/program/program.h"
+#include "train/cuda/column_sums.h"
 #include "train/plan/step_plan.h"
 
 namespace flashlab::train {
@@ -40,16 +41,12 @@ class KernelSteps {
     int blocks_y = 1;
     int threads = 1;
     std::int64_t shared_bytes = 0;
-    bool programmatic = false;  ///< starts before the kernel before has ended, and waits for it
   };
   void add(const Operation& operation, const Launch& launch, runtime::ParameterBlock parameters);
-  void add_zero(const Operation& operation, runtime::Place target, std::int64_t bytes);
 
   Status norm(const Operation& operation);
   Status column_sum(const Operation& operation);
-  void column_finish(const Operation& operation, const std::vector<TensorId>& outs,
-                     std::int64_t width, bool accumulate, int blocks);
-  const Operation* column_sum_after(std::size_t index) const;
+  void finish_sums(const Operation& operation);
   Status activation(const Operation& operation);
   Status pointwise(const Operation& operation);
   Status softmax(const Operation& operation);
@@ -62,7 +59,6 @@ class KernelSteps {
   Status mean_loss(const Operation& operation);
   Status optimizer(const Operation& operation);
 
-  std::int64_t scratch_bytes(const Operation& operation) const;
   runtime::Place place(TensorId id) const { return places_[static_cast<std::size_t>(id)]; }
   Element element(TensorId id) const { return plan_.tensor(id).element; }
   std::size_t index_of(const Operation& operation) const {
@@ -74,6 +70,7 @@ class KernelSteps {
   const cuda::DeviceInfo& device_;
   const LoweredStep& lowered_;
   runtime::Program& program_;
+  const ColumnSums sums_;
   int scratch_ = -1;
   std::int64_t micro_batch_ = 0;  ///< of the embedding's gradients that were appended
 };

@@ -113,14 +113,17 @@ Status KernelSteps::embedding_backward(const Operation& operation) {
   }
   ++micro_batch_;
   const int threads = shape.slices * shape.columns;
-  if (!a.accumulate) add_zero(operation, place(table), bytes * a.vocabulary * a.width);
+  if (!a.accumulate) {
+    program_.add(zero_step(operation.name, place(table), bytes * a.vocabulary * a.width));
+  }
   add(operation, {"train/embedding.cu", "flash_bwd_embedding", config, layout.groups, 1, threads},
       block);
   if (!a.has_positions) return {};
   // A context shorter than the model's leaves positions without a gradient.
   if (!a.accumulate_positions && a.table_positions > a.context) {
-    add_zero(operation, shifted(place(operation.outputs[1]), bytes * a.context * a.width),
-             bytes * (a.table_positions - a.context) * a.width);
+    program_.add(zero_step(operation.name,
+                           shifted(place(operation.outputs[1]), bytes * a.context * a.width),
+                           bytes * (a.table_positions - a.context) * a.width));
   }
   add(operation,
       {"train/embedding.cu", "flash_bwd_embedding_positions", config, a.context, 1, threads},

@@ -125,7 +125,6 @@ __device__ inline void gelu_backward_sums(const ActivationArguments& args) {
       store_pack<kT>(args.out, row * kHidden + column, dx);
     }
   }
-  ptx::launch_dependents();
   leave_column_sums<kHidden, kVector>(sum, args.partials);
 }
 

@@ -21,16 +21,27 @@ struct NormArguments {
   float epsilon{};
 };
 
-/// Sums over rows: x [rows, width] -> partials [blocks, width] -> out [width]; partials of further
-/// vectors follow.
+/// Sums over rows: x [rows, width] -> partials [blocks, width].
 struct ColumnArguments {
   const void* x{};
   float* partials{};
-  void* out{};
-  void* second_out{};
-  void* third_out{};
   long long rows{};
-  int blocks{};
+};
+
+/// The end of a sum over rows: partials [blocks, width] -> out [width].
+struct FinishedSum {
+  const float* partials{};
+  void* out{};
+  int width{}, blocks{};
+};
+inline constexpr int kMostFinishedSums = 160;  // parameters of a kernel end at 4096 bytes
+struct FinishArguments {
+  FinishedSum sums[kMostFinishedSums]{};
+};
+
+struct ZeroArguments {
+  void* to{};
+  long long bytes{};
 };
 
 /// gate_up, dgate_up [rows, 2 hidden] with the gate first; y, dy [rows, hidden]. GELU has x and dx

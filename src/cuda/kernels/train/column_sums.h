@@ -2,7 +2,6 @@
 
 // What a block leaves of sums over rows: its warps have rows, its lanes columns.
 
-#include "ptx/dependency.h"
 #include "train/packs.h"
 
 namespace flashlab::device {

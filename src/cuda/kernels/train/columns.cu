@@ -3,9 +3,11 @@
 //   out[c] (+)= sum over rows of x[r, c]
 //
 // A block owns a range of columns and every gridDim.y-th group of rows and leaves one row of
-// partial sums; the second kernel adds these in order, so that every run gives the same bits.
+// partial sums. The second kernel adds these in order, so that every run gives the same bits, of
+// many sums at once: blockIdx.y says which.
 //
-// Config: Element kElement (of x), kGradient (of out); int kWidth, kVector; bool kAccumulate.
+// Config: Element kElement (of x), kGradient (of out); int kWidth, kVector (of x); bool
+// kAccumulate.
 
 #include "train/arguments.h"
 #include "train/column_sums.h"
@@ -27,37 +29,34 @@ __device__ inline void column_partials(const ColumnArguments& args) {
       for (int i = 0; i < kVector; ++i) sum.at[i] += x.at[i];
     }
   }
-  ptx::launch_dependents();
   leave_column_sums<Config::kWidth, kVector>(sum, args.partials);
 }
 
 template <class Config>
-__device__ inline void column_finish(const ColumnArguments& args) {
+__device__ inline void column_finish(const FinishArguments& args) {
   __shared__ float sSums[kFinishSlices][33];
+  const FinishedSum& of = args.sums[blockIdx.y];
   const int lane = threadIdx.x % 32, slice = threadIdx.x / 32;
+  if (static_cast<int>(blockIdx.x) * 32 >= of.width) return;
   const int column = blockIdx.x * 32 + lane;
-  const float* partials =
-      args.partials + static_cast<Index>(blockIdx.y) * args.blocks * Config::kWidth;
-  void* out = blockIdx.y == 0 ? args.out : blockIdx.y == 1 ? args.second_out : args.third_out;
-  const int share = (args.blocks + kFinishSlices - 1) / kFinishSlices;
-  const int first = slice * share, end = min(first + share, args.blocks);
+  const int share = (of.blocks + kFinishSlices - 1) / kFinishSlices;
+  const int first = slice * share, end = min(first + share, of.blocks);
   float sum = 0;
-  ptx::wait_for_kernel_before();  // which leaves the partial sums
-  if (column < Config::kWidth) {
+  if (column < of.width) {
 #pragma unroll 8
     for (int block = first; block < end; ++block) {
-      sum += partials[static_cast<Index>(block) * Config::kWidth + column];
+      sum += of.partials[static_cast<Index>(block) * of.width + column];
     }
   }
   sSums[slice][lane] = sum;
   __syncthreads();
-  if (slice != 0 || column >= Config::kWidth) return;
+  if (slice != 0 || column >= of.width) return;
   Pack<1> total{};
   for (int other = 0; other < kFinishSlices; ++other) total.at[0] += sSums[other][lane];
   if constexpr (Config::kAccumulate) {
-    total.at[0] += load_pack<Config::kGradient, 1>(out, column).at[0];
+    total.at[0] += load_pack<Config::kGradient, 1>(of.out, column).at[0];
   }
-  store_pack<Config::kGradient>(out, column, total);
+  store_pack<Config::kGradient>(of.out, column, total);
 }
 
 }  // namespace flashlab::device
@@ -68,6 +67,6 @@ extern "C" __global__ void __launch_bounds__(flashlab::device::kColumnBlock)
 }
 
 extern "C" __global__ void __launch_bounds__(32 * flashlab::device::kFinishSlices)
-    flash_bwd_column_finish(const __grid_constant__ flashlab::device::ColumnArguments args) {
+    flash_bwd_column_finish(const __grid_constant__ flashlab::device::FinishArguments args) {
   flashlab::device::column_finish<Config>(args);
 }

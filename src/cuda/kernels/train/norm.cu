@@ -18,7 +18,6 @@
 // (threads); of forward kBlocks (of a multiprocessor), kAhead (rows); of backward bool kAccumulate
 // (dx is added to), kSums (the columns of dx are added up, too).
 
-#include "ptx/dependency.h"
 #include "train/arguments.h"
 #include "train/packs.h"
 
@@ -255,7 +254,6 @@ __device__ inline void norm_backward(const NormArguments& args) {
       now.load(args, share, row + stride);
     }
   }
-  ptx::launch_dependents();
   columns.store(args.partials);
 }
 

@@ -21,7 +21,7 @@
 
 namespace flashlab::device {
 
-inline constexpr int kNormBlock = 512, kFinishBlock = 1024, kUpdateBlock = 256;
+inline constexpr int kNormBlock = 512, kFinishBlock = 256, kUpdateBlock = 256;
 inline constexpr int kUpdatePack = 4;  // 16 bytes of fp32: a warp's accesses are whole lines
 inline constexpr int kRateScalar = 0, kStepScalar = 1;  // of the step's scalars
 
@@ -54,25 +54,14 @@ __device__ inline void norm_sums(const OptimizerArguments& args) {
 }
 
 template <class Config>
-__device__ inline void norm_finish(const OptimizerArguments& args) {
-  double sum = 0;
-  for (int i = threadIdx.x; i < Config::kNormBlocks; i += kFinishBlock) sum += args.sums[i];
-  const double total = sum_of_block<kFinishBlock>(sum);
-  if (threadIdx.x != 0) return;
-  double norm = sqrt(total);
-  if constexpr (Config::kScaled) norm /= args.loss_scale[0];
-  args.norm[0] = static_cast<float>(norm);
-}
-
-template <class Config>
-__device__ inline void adamw_factors(const OptimizerArguments& args) {
+__device__ inline void adamw_factors(const OptimizerArguments& args, float norm) {
   const double lr = args.scalars[kRateScalar];
   double step = args.scalars[kStepScalar];
   // Moments have seen only the steps that were taken.
   if constexpr (Config::kScaled) step -= args.loss_scale[2];
   const double correction1 = 1 - pow(args.beta1, step), correction2 = 1 - pow(args.beta2, step);
   AdamWFactors out;
-  const double clipped = args.max_norm / (static_cast<double>(args.norm[0]) + 1e-6);
+  const double clipped = args.max_norm / (static_cast<double>(norm) + 1e-6);
   // A norm that is no number stays one.
   out.gradient_scale = args.max_norm > 0 && !(clipped >= 1) ? static_cast<float>(clipped) : 1.0f;
   out.rate =
@@ -81,9 +70,22 @@ __device__ inline void adamw_factors(const OptimizerArguments& args) {
   out.keep = static_cast<float>(1 - lr * args.weight_decay);
   if constexpr (Config::kScaled) {
     out.gradient_scale /= args.loss_scale[0];
-    out.skips = !isfinite(args.norm[0]);
+    out.skips = !isfinite(norm);
   }
   *args.factors = out;
+}
+
+// What the blocks have left becomes the norm and, with it, the factors of the update.
+template <class Config>
+__device__ inline void norm_finish(const OptimizerArguments& args) {
+  double sum = 0;
+  for (int i = threadIdx.x; i < Config::kNormBlocks; i += kFinishBlock) sum += args.sums[i];
+  const double total = sum_of_block<kFinishBlock>(sum);
+  if (threadIdx.x != 0) return;
+  double norm = sqrt(total);
+  if constexpr (Config::kScaled) norm /= args.loss_scale[0];
+  args.norm[0] = static_cast<float>(norm);
+  adamw_factors<Config>(args, static_cast<float>(norm));
 }
 
 // What the step's norm says of the scale, after the update.
@@ -168,11 +170,6 @@ extern "C" __global__ void __launch_bounds__(flashlab::device::kNormBlock)
 extern "C" __global__ void __launch_bounds__(flashlab::device::kFinishBlock)
     flash_opt_norm_finish(const __grid_constant__ flashlab::device::OptimizerArguments args) {
   flashlab::device::norm_finish<Config>(args);
-}
-
-extern "C" __global__ void __launch_bounds__(1)
-    flash_opt_adamw_factors(const __grid_constant__ flashlab::device::OptimizerArguments args) {
-  flashlab::device::adamw_factors<Config>(args);
 }
 
 extern "C" __global__ void __launch_bounds__(flashlab::device::kUpdateBlock)

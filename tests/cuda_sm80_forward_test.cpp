@@ -19,13 +19,13 @@ constexpr int kHopper = 232448, kAmpere = 166912, kAda = 101376;  // bytes a blo
 
 TEST(ForwardTiling, FitsEveryHeadDimOnEveryDevice) {
   for (const int limit : {kHopper, kAmpere, kAda}) {
-    for (const std::int64_t rows : {1, 17, 40, 65, 4096}) {
+    for (const bool few_rows : {false, true}) {
       for (int dim = 1; dim <= 256; ++dim) {
         for (const int dim_v : {1, dim, 256}) {
           for (int needs = 0; needs < 64; ++needs) {
             const auto bit = [&](int i) { return (needs >> i & 1) != 0; };
             const ForwardTiling t =
-                choose_forward_tiling({.rows = rows,
+                choose_forward_tiling({.few_rows = few_rows,
                                        .head_dim = dim,
                                        .head_dim_v = dim_v,
                                        .transformed = bit(0),
@@ -35,7 +35,7 @@ TEST(ForwardTiling, FitsEveryHeadDimOnEveryDevice) {
                                        .features = bit(0) ? 0 : bit(4) + 2 * bit(5)},
                                       limit);
             EXPECT_LE(forward_shared_bytes(t, dim, dim_v), limit)
-                << dim << " " << dim_v << " rows " << rows;
+                << dim << " " << dim_v << " few rows " << few_rows;
             EXPECT_EQ(t.tile_k % t.piece_k, 0);
             EXPECT_GE(t.stages, 2);
             EXPECT_LE(t.warps, 8);
@@ -47,14 +47,13 @@ TEST(ForwardTiling, FitsEveryHeadDimOnEveryDevice) {
 }
 
 TEST(ForwardTiling, FewRowsGetSmallTiles) {
-  EXPECT_EQ(choose_forward_tiling({1, 128, 128, false}, kHopper).tile_q(), 16);
-  EXPECT_EQ(choose_forward_tiling({33, 128, 128, false}, kHopper).tile_q(), 64);
-  EXPECT_EQ(choose_forward_tiling({4096, 128, 128, false}, kHopper).tile_q(), 128);
+  EXPECT_EQ(choose_forward_tiling({true, 128, 128, false}, kHopper).tile_q(), 64);
+  EXPECT_EQ(choose_forward_tiling({false, 128, 128, false}, kHopper).tile_q(), 128);
 }
 
 TEST(ForwardTiling, MaskedTilesFollowBoundsAndWhatTheDeviceHolds) {
   const auto masked = [](int dim, bool bounded, int limit) {
-    return choose_forward_tiling({4096, dim, dim, true, bounded}, limit);
+    return choose_forward_tiling({false, dim, dim, true, bounded}, limit);
   };
   EXPECT_EQ(masked(64, false, kHopper).warp_rows, 32);
   EXPECT_EQ(masked(64, true, kHopper).warp_rows, 16);
@@ -62,14 +61,14 @@ TEST(ForwardTiling, MaskedTilesFollowBoundsAndWhatTheDeviceHolds) {
   EXPECT_EQ(masked(128, false, kAda).warp_rows, 16);  // two blocks of 32 rows do not fit
   EXPECT_EQ(masked(256, true, kHopper).tile_k, 32);
   EXPECT_EQ(masked(256, true, kAda).tile_k, 16);
-  EXPECT_EQ(choose_forward_tiling({64, 256, 256, true, false}, kHopper).tile_k, 16);
+  EXPECT_EQ(choose_forward_tiling({true, 256, 256, true, false}, kHopper).tile_k, 16);
   for (const int dim : {8, 64, 128, 256}) EXPECT_FALSE(masked(dim, false, kHopper).steady_loop);
 }
 
 // Softcap, ALiBi, dropout and windows keep the loop for tiles without an edge, on smaller pieces.
 TEST(ForwardTiling, FeaturesKeepTheSteadyLoop) {
   for (const int dim : {64, 128, 256}) {
-    const ForwardNeeds plain{.rows = 4096, .head_dim = dim, .head_dim_v = dim, .bounded = true};
+    const ForwardNeeds plain{.head_dim = dim, .head_dim_v = dim, .bounded = true};
     const ForwardTiling base = choose_forward_tiling(plain, kHopper);
     for (const int features : {0, 1, 3}) {
       ForwardNeeds needs = plain;
@@ -84,8 +83,8 @@ TEST(ForwardTiling, FeaturesKeepTheSteadyLoop) {
 }
 
 TEST(ForwardTiling, CopiesByElementTakeTheRegistersOfQ) {
-  EXPECT_EQ(choose_forward_tiling({4096, 127, 127, false, false, true}, kHopper).query_steps, 0);
-  EXPECT_GT(choose_forward_tiling({4096, 127, 127, false, false, false}, kHopper).query_steps, 0);
+  EXPECT_EQ(choose_forward_tiling({false, 127, 127, false, false, true}, kHopper).query_steps, 0);
+  EXPECT_GT(choose_forward_tiling({false, 127, 127, false, false, false}, kHopper).query_steps, 0);
 }
 
 TEST(ForwardTiling, ResidentBlocksAreWhatSharedMemoryHolds) {

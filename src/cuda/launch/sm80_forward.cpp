@@ -17,7 +17,6 @@ using internal::Geometry;
 
 constexpr int kMaxHeadDim = 256;
 constexpr std::int64_t kMaxLength = INT32_MAX - 1024;  // positions are 32-bit in the kernel
-constexpr int kFewQuerySteps = 2;  // in registers: the others are read from shared memory
 constexpr std::int64_t kFewRows = 64;
 constexpr std::int64_t kPackedQueries = 8;  // per head: up to here a group's heads share tiles
 constexpr unsigned kMergeWarps = 4;         // kernels/sm80/forward/merge.cu
@@ -33,10 +32,16 @@ Status too_long(const char* what, std::int64_t got, std::int64_t limit) {
                               "split the call into shorter ones and merge them"});
 }
 
+// Three kernels serve all lengths.
+enum class Form : std::uint8_t {
+  kMany,     ///< whole keys of many rows
+  kFew,      ///< tiles of few rows: heads may share them, and keys be split
+  kGeneral,  ///< CallForm::kGeneral; keys may be split
+};
+
 struct ForwardChoice {
+  Form form = Form::kMany;
   ForwardTiling tiling;
-  bool few_rows = false;    ///< the kernel for few query rows, which may pack and split
-  bool general = false;     ///< the kernel of CallForm::kGeneral, which may split
   bool pack_group = false;  ///< the heads of a group share tiles
   int splits = 1;
   std::int64_t tiles_q = 0;  ///< per (batch, head or group)
@@ -77,8 +82,7 @@ ForwardChoice choose(const Problem& problem, const Geometry& g, const DeviceInfo
   const int limit = device.shared_bytes_per_block;
   const bool transformed = problem.mask.has_value() || needs_prescaling(problem, g);
   const bool bounded = std::min(g.bounds.left, g.bounds.right) < g.bounds.kUnbounded;
-  ForwardNeeds needs{.rows = g.seqlen_q,
-                     .head_dim = static_cast<int>(g.head_dim),
+  ForwardNeeds needs{.head_dim = static_cast<int>(g.head_dim),
                      .head_dim_v = static_cast<int>(g.head_dim_v),
                      .transformed = transformed,
                      .bounded = bounded,
@@ -86,42 +90,43 @@ ForwardChoice choose(const Problem& problem, const Geometry& g, const DeviceInfo
                                    copied_by_element(problem.v, form_of(problem, g)),
                      .window = g.bounds.left < g.bounds.kUnbounded,
                      .features = transformed ? 0 : count_features(problem, g)};
-  choice.general = form_of(problem, g) == CallForm::kGeneral;
-  choice.pack_group =
-      !choice.general && g.dropout == 0 && g.group() > 1 && g.seqlen_q <= kPackedQueries;
-  if (choice.pack_group) needs.rows *= g.group();
-  choice.few_rows =
-      !choice.general && g.dropout == 0 && (choice.pack_group || needs.rows <= kFewRows);
-  // One tiling for all lengths in the general form; packed heads stay with the kernel that packs.
-  ForwardNeeds chosen_by = needs;
-  if (choice.general) chosen_by.rows = kMaxLength;
-  if (choice.few_rows) chosen_by.rows = std::min(needs.rows, kFewRows);
-  choice.tiling = choose_forward_tiling(chosen_by, limit);
-  choice.tiles_q = divide_up(needs.rows, std::int64_t{choice.tiling.tile_q()});
+  const bool general = form_of(problem, g) == CallForm::kGeneral;
+  choice.pack_group = !general && g.dropout == 0 && g.group() > 1 && g.seqlen_q <= kPackedQueries;
+  const std::int64_t rows = g.seqlen_q * (choice.pack_group ? g.group() : 1);
   choice.heads = choice.pack_group ? g.heads_k : g.heads_q;
   const int multiprocessors =
       problem.options.deterministic ? kNominalMultiprocessors : device.multiprocessors;
-  const int resident =
-      forward_resident_blocks(choice.tiling, shared_bytes(g, choice.tiling), limit);
-  choice.splits = choose_key_splits(choice.tiles_q * choice.heads * g.batch,
-                                    std::int64_t{multiprocessors} * resident,
-                                    keys_of_tile(g, choice.tiling.tile_q()), choice.tiling.tile_k);
-  // MEASURED (H200, 2026-11-21): with split keys the steady loop gains nothing at head dims 80 to
-  // 128 (38.5, 63.8, 146 us with it, 38.8, 62.8, 144.7 without), and it spills 144 bytes there.
-  const bool may_split = choice.splits > 1 || choice.few_rows || choice.general;
-  if (may_split && choice.tiling.query_steps <= kFewQuerySteps) choice.tiling.steady_loop = false;
+  const auto take = [&](Form form) {
+    choice.form = form;
+    needs.few_rows = form == Form::kFew;
+    choice.tiling = choose_forward_tiling(needs, limit);
+    choice.tiles_q = divide_up(rows, std::int64_t{choice.tiling.tile_q()});
+    const int resident =
+        forward_resident_blocks(choice.tiling, shared_bytes(g, choice.tiling), limit);
+    choice.splits = choose_key_splits(
+        choice.tiles_q * choice.heads * g.batch, std::int64_t{multiprocessors} * resident,
+        keys_of_tile(g, choice.tiling.tile_q()), choice.tiling.tile_k);
+  };
+  if (general) {
+    take(Form::kGeneral);
+  } else if (choice.pack_group || rows <= kFewRows) {
+    take(Form::kFew);
+  } else {
+    // Tiles that would leave multiprocessors idle are cut smaller, then along their keys.
+    take(Form::kMany);
+    if (choice.splits > 1) take(Form::kFew);
+  }
   return choice;
 }
 
 ConfigPrinter print(const Problem& problem, const Geometry& g, const ForwardChoice& choice) {
   const ForwardTiling& t = choice.tiling;
   ConfigPrinter config;
-  // The kernels that may split read masks one by one: for one query that is faster (H200,
-  // 2026-11-21). The others look whether they can read pairs.
-  const bool may_split = choice.few_rows || choice.general || choice.splits > 1;
-  const CallForm form = choice.general ? CallForm::kGeneral
-                        : may_split    ? CallForm::kAligned
-                                       : CallForm::kPairs;
+  // Few rows read masks one by one: for one query that is faster (H200, 2026-11-21). Many look
+  // whether they can read pairs.
+  const CallForm form = choice.form == Form::kGeneral ? CallForm::kGeneral
+                        : choice.form == Form::kFew   ? CallForm::kAligned
+                                                      : CallForm::kPairs;
   print_call(config, problem, g, form);
   config.integer("kWarps", t.warps)
       .integer("kWarpRows", t.warp_rows)
@@ -132,8 +137,8 @@ ConfigPrinter print(const Problem& problem, const Geometry& g, const ForwardChoi
       .integer("kQuerySteps", t.query_steps)
       .integer("kSharedBytes", shared_bytes(g, t))
       .boolean("kSteadyLoop", t.steady_loop)
-      .boolean("kSplit", may_split)
-      .boolean("kPackGroup", choice.few_rows)
+      .boolean("kSplit", choice.form != Form::kMany)
+      .boolean("kPackGroup", choice.form == Form::kFew && g.dropout == 0)
       .integer("kPackedQueries", kPackedQueries)
       .boolean("kPrescaled", needs_prescaling(problem, g));
   return config;

@@ -28,7 +28,7 @@ int forward_shared_bytes(const ForwardTiling& tiling, int head_dim, int head_dim
 
 /// What the tiling depends on.
 struct ForwardNeeds {
-  std::int64_t rows = 0;  ///< query rows per head, or per group of heads that share a tile
+  bool few_rows = false;  ///< the kernel for few query rows or split keys
   int head_dim = 0, head_dim_v = 0;
   bool transformed = false;  ///< scores are masked by a tensor or scaled before the softmax
   bool bounded = false;      ///< causal, or a window: rows differ in the keys they see

@@ -114,28 +114,22 @@ ForwardTiling feature_tiling(const ForwardNeeds& needs, int held, int shared_lim
           .query_steps = many ? kSomeQuerySteps : kFeatureQuerySteps};
 }
 
-// At most 64 rows.
-ForwardTiling few_rows_tiling(const ForwardNeeds& needs, int held) {
-  if (needs.rows <= 16) {
-    // Bound by memory: three blocks of one warp (H200, 2026-11-21, kernels/sm80/forward/NOTES.md).
-    const int keys = held <= 96 ? 32 : 16;
-    return {
-        .warps = 1, .warp_rows = 16, .tile_k = keys, .piece_k = keys, .stages = 4, .min_blocks = 3};
-  }
-  // MEASURED: with a mask tensor tiles of one piece are 12 to 29 % faster (H200, 2026-11-21).
-  const bool one_piece = (needs.transformed || needs.features > 0) && held > 96;
+// Few rows, or split keys. One query and 64 share the tiling: warps without rows copy for the
+// others. MEASURED (H200, 2026-11-24, kernels/sm80/forward/NOTES.md).
+ForwardTiling few_rows_tiling(int held) {
+  const int keys = held <= 192 ? 32 : 16;
   return {.warps = 4,
           .warp_rows = 16,
-          .tile_k = one_piece ? 16 : 32,
-          .piece_k = 16,
-          .stages = one_piece ? 4 : 3,
-          .min_blocks = 2};
+          .tile_k = keys,
+          .piece_k = keys,
+          .stages = 4,
+          .min_blocks = held <= 96 ? 3 : 2};
 }
 
 // Registers per thread: O and Q take dim_v + dim / 2 with 32 rows per warp, half with 16; scores
 // and probabilities of a piece take about as many as it has keys.
 ForwardTiling fastest_tiling(const ForwardNeeds& needs, int held, int shared_limit) {
-  if (needs.rows <= 64) return few_rows_tiling(needs, held);
+  if (needs.few_rows) return few_rows_tiling(held);
   if (needs.transformed) return masked_tiling(needs, held, shared_limit);
   if (needs.features > 0) return feature_tiling(needs, held, shared_limit);
   // A window's edges need registers: two operands of Q, or half a piece.
@@ -207,13 +201,14 @@ int forward_resident_blocks(const ForwardTiling& t, int shared_bytes, int shared
 ForwardTiling choose_forward_tiling(const ForwardNeeds& needs, int shared_limit) {
   const int held = divide_up(needs.head_dim_v, 16) * 16 + divide_up(needs.head_dim, 16) * 8;
   ForwardTiling t = fastest_tiling(needs, held, shared_limit);
-  if (needs.transformed || (needs.features > 0 && needs.rows <= 64)) {
+  if (needs.transformed || (needs.features > 0 && needs.few_rows)) {
     t.steady_loop = false;
     if (held > 288) t.query_steps = std::min(t.query_steps, kSomeQuerySteps);
   }
   // Elements on their way from row to tile need the registers of Q.
   if (needs.by_element) {
     t.query_steps = 0;
+    if (needs.few_rows) t.steady_loop = false;
     if (needs.transformed || needs.features > 0) t.piece_k = 16;
   }
   const auto fits = [&] {

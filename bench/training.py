@@ -11,7 +11,7 @@
            predicted and held bytes
   head     the chunked LM head with its loss, 8192 x 4096 x 151936: TFLOP/s, bytes of the logits
   idle     what a step's time is above the sum of its kernels' times, and the gaps between them
-           in the steps that were recorded, as a share of these
+           in the steps that were recorded, as a share of these; small, gpt2 and large, if in CASES
   kernels  the kernels of a step of 16,384 tokens at their least bytes, as a share of --roof
 
 Parts run in the order given; what no longer fits into --seconds is left out and said. Writes
@@ -205,6 +205,8 @@ def head(run):
 def idle(run):
     out = {}
     for name in ("small", "gpt2", "large"):
+        if name not in run.arguments.cases:
+            continue
         if run.left() < LEAST_SECONDS:
             run.say(f"idle {name}: no time left")
             continue
@@ -416,9 +418,9 @@ def main():
         else:
             {"parity": parity, "memory": memory, "head": head, "kernels": kernels,
              "idle": idle}[name](run)
+        run.save("training", {"schema": "flashlab.training/1", **run.found})
     for peer in begun[0].values():
         peer.close()
-    run.save("training", {"schema": "flashlab.training/1", **run.found})
     os._exit(1 if run.failed else 0)  # a compiler that was given up may still hold a thread
 
 

@@ -262,7 +262,7 @@ TEST_F(Tile, NumbersOfDropout) {
     dropped.draw(words, limit, 32, 0, lane);
     expected.insert(expected.end(),
                     {numbers.words[0], numbers.words[1], std::bit_cast<std::uint32_t>(1.25f),
-                     limit.of(phase), limit.addend(phase), dropped.bits});
+                     limit.of(phase), limit.addend(phase), dropped.bits[0]});
   }
   EXPECT_TRUE(same("keep", run("keep", in, Words(192, 0xdeadbeef)), expected));
 }

@@ -272,7 +272,7 @@ inline Primitive keep_kernel() {
   mine[4] = keep.addend(dropout, queries, in[2 * t + 1]);
   DroppedOfColumns<2, 4> dropped;
   dropped.draw(keep.words, DropoutLimit(dropout.limit), in[0], in[1], t);
-  mine[5] = dropped.bits;
+  mine[5] = dropped.bits[0];
 )");
 }
 

@@ -93,6 +93,7 @@ inline void add_memory_kernels(Primitives& list) {
     ptx::copy_async_commit();
   }
   ptx::copy_async_wait<2>();
+  ptx::forget_memory();
   out[t] = tile[0][t];
   ptx::copy_async_wait<1>();
   out[32 + t] = tile[1][t];

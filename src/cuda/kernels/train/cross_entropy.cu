@@ -54,9 +54,11 @@ struct LogitsRow {
   __device__ static int column(int pack) {
     return (pack * Config::kBlock + static_cast<int>(threadIdx.x)) * kVector;
   }
+  /// Known for most packs when compiled; said of those that go to registers directly it costs 12 %
+  /// of the time (10,000 columns, H200, 2026-11-24).
   __device__ static bool inside(int pack) {
-    return (pack + 1) * Config::kBlock * kVector <= Config::kVocabulary ||
-           column(pack) < Config::kVocabulary;
+    const bool known = !kDirect && (pack + 1) * Config::kBlock * kVector <= Config::kVocabulary;
+    return known || column(pack) < Config::kVocabulary;
   }
   __device__ Raw read(int pack) const {
     return load_raw<Config::kElement, kVector>(data, column(pack));

@@ -147,7 +147,7 @@ void CpuExecutor::adamw(const Operation& operation) {
       kernels.adamw(range, gradients + at, values + at, first + at, second + at, count);
     });
   }
-  parameters_->round_copies();
+  parameters_->round_copies(context_.state().pool());
 }
 
 #define FLASHLAB_INSTANTIATE(T)                                  \

@@ -95,7 +95,7 @@ Result<std::shared_ptr<DeviceParameters>> DeviceParameters::create(const cuda::G
   const cuda::ContextGuard current = device.current();
   const cuda::CUresult made = device.api().cuStreamCreate(&out->stream_, cuda::kStreamNonBlocking);
   if (Status s = device.driver().check(made, "cuStreamCreate"); !s.ok()) return s;
-  if (Status s = out->push(store); !s.ok()) return s;
+  if (Status s = out->push(store, {kValues, kCopies}); !s.ok()) return s;
   return out;
 }
 
@@ -112,9 +112,14 @@ std::int64_t DeviceParameters::bytes() const {
 }
 
 Status DeviceParameters::push(const ParameterStore& store) const {
+  return push(store, {kValues, kCopies, kFirstMoments, kSecondMoments});
+}
+
+Status DeviceParameters::push(const ParameterStore& store,
+                              std::initializer_list<ArenaSlot> slots) const {
   const cuda::ContextGuard current = device_.current();
   const std::array<std::byte*, kArenaSlots> host = arenas_of(store);
-  for (std::size_t i = 0; i < kArenaSlots; ++i) {
+  for (const std::size_t i : slots) {
     if (host[i] == nullptr) continue;
     const cuda::CUresult result =
         device_.api().cuMemcpyHtoDAsync(cuda::pointer_of(arenas_[i].data()), host[i],

@@ -6,6 +6,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <memory>
 
 #include "flashlab/context.h"
@@ -51,6 +52,7 @@ class HostBytes {
 
 class DeviceParameters {
  public:
+  /// The store's values and copies; moments are zero.
   static Result<std::shared_ptr<DeviceParameters>> create(const cuda::GpuDevice& device,
                                                           const ParameterStore& store);
   ~DeviceParameters();
@@ -67,6 +69,7 @@ class DeviceParameters {
 
  private:
   explicit DeviceParameters(const cuda::GpuDevice& device) : device_(device) {}
+  Status push(const ParameterStore& store, std::initializer_list<ArenaSlot> slots) const;
   const cuda::GpuDevice& device_;
   std::array<DeviceBytes, kArenaSlots> arenas_;
   cuda::CUstream stream_ = nullptr;

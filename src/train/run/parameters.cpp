@@ -5,10 +5,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
-#include <cstring>
 #include <thread>
 
-#include "runtime/cpu/thread_pool.h"
 #include "train/cpu/narrow.h"
 #include "train/cpu/random.h"
 
@@ -49,6 +47,10 @@ double draw(const Initializer& initializer, const RandomKey& key, std::uint64_t 
   return initializer.value * x;
 }
 
+int all_threads() {
+  return static_cast<int>(std::max(std::thread::hardware_concurrency(), 1u));
+}
+
 template <class T>
 void fill(internal::ThreadPool& pool, T* values, const Parameter& parameter, std::uint64_t seed) {
   constexpr std::int64_t kGrain = 1 << 14;
@@ -63,21 +65,24 @@ void fill(internal::ThreadPool& pool, T* values, const Parameter& parameter, std
 
 }  // namespace
 
-void AlignedBytes::Free::operator()(std::byte* p) const noexcept {
+void AlignedBytes::Free::operator()(void* p) const noexcept {
   std::free(p);
 }
 
+// Zeros without writing them: pages of a large block come with the first touch, which tasks of
+// several threads do.
 Result<AlignedBytes> AlignedBytes::allocate(std::int64_t bytes, const char* what) {
   AlignedBytes out;
-  const std::size_t size = (static_cast<std::size_t>(bytes) + kLine - 1) / kLine * kLine;
-  void* memory = std::aligned_alloc(kLine, std::max(size, kLine));
+  std::size_t size = static_cast<std::size_t>(bytes) + kLine;
+  out.block_.reset(std::calloc(size, 1));
+  void* memory = out.block_.get();
   if (!memory) {
     return Status::out_of_memory({what, fmt::format("{} bytes asked for", bytes),
                                   "memory that the system gives",
                                   "a smaller model, batch or context"});
   }
-  std::memset(memory, 0, size);
-  out.data_.reset(static_cast<std::byte*>(memory));
+  out.data_ =
+      static_cast<std::byte*>(std::align(kLine, static_cast<std::size_t>(bytes), memory, size));
   out.bytes_ = bytes;
   return out;
 }
@@ -114,7 +119,7 @@ Result<ParameterStore> ParameterStore::create(const StepPlan& plan) {
 }
 
 void ParameterStore::initialize(std::uint64_t seed) {
-  internal::ThreadPool pool(static_cast<int>(std::max(std::thread::hardware_concurrency(), 1u)));
+  internal::ThreadPool pool(all_threads());
   for (const Parameter& parameter : parameters_) {
     if (element_ == Element::kFp64) {
       fill(pool, reinterpret_cast<double*>(values()) + parameter.offset, parameter, seed);
@@ -128,13 +133,24 @@ void ParameterStore::initialize(std::uint64_t seed) {
                   parameter.elements);
     }
   }
-  round_copies();
+  round_copies(pool);
 }
 
 void ParameterStore::round_copies() const {
   if (!copies()) return;
-  cpu::narrow(copy_element_, reinterpret_cast<const float*>(values()),
-              reinterpret_cast<std::uint16_t*>(copies()), elements_);
+  internal::ThreadPool pool(all_threads());
+  round_copies(pool);
+}
+
+void ParameterStore::round_copies(internal::ThreadPool& pool) const {
+  if (!copies()) return;
+  constexpr std::int64_t kGrain = 1 << 16;
+  pool.run((elements_ + kGrain - 1) / kGrain, [&](std::int64_t task, int) {
+    const std::int64_t first = task * kGrain;
+    cpu::narrow(copy_element_, reinterpret_cast<const float*>(values()) + first,
+                reinterpret_cast<std::uint16_t*>(copies()) + first,
+                std::min(kGrain, elements_ - first));
+  });
 }
 
 bool ParameterStore::matches(const StepPlan& plan) const {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "flashlab/status.h"
+#include "runtime/cpu/thread_pool.h"
 #include "train/plan/step_plan.h"
 
 namespace flashlab::train {
@@ -21,14 +22,15 @@ class AlignedBytes {
   AlignedBytes() = default;
   /// Errors: kOutOfMemory, naming `what`.
   static Result<AlignedBytes> allocate(std::int64_t bytes, const char* what);
-  std::byte* data() const { return data_.get(); }
+  std::byte* data() const { return data_; }
   std::int64_t size() const { return bytes_; }
 
  private:
   struct Free {
-    void operator()(std::byte* p) const noexcept;
+    void operator()(void* p) const noexcept;
   };
-  std::unique_ptr<std::byte[], Free> data_;
+  std::unique_ptr<void, Free> block_;
+  std::byte* data_ = nullptr;  // inside it
   std::int64_t bytes_ = 0;
 };
 
@@ -54,6 +56,7 @@ class ParameterStore {
   bool matches(const StepPlan& plan) const;
 
   /// Rounds the values to what forward reads, where that is a copy in another type.
+  void round_copies(internal::ThreadPool& pool) const;
   void round_copies() const;
 
   std::byte* values() const { return values_.data(); }

@@ -117,7 +117,7 @@ class Check {
                          .max_norm = o.value("max_norm", 0.0)};
     Result<StepPlan> plan = build_step(*model, options);
     if (!plan.ok()) return plan.status();
-    Result<BoundStep> bound = make_step(context_, std::move(*plan));
+    Result<BoundStep> bound = make_step(context_, std::move(*plan), {});
     if (!bound.ok()) return bound.status();
     parameters_ = std::move(bound->parameters);
     executor_ = std::move(bound->executor);

@@ -51,11 +51,14 @@ void begin_loss_scale(const StepExecutor& executor) {
   }
 }
 
-Result<BoundStep> make_step(const Context& context, StepPlan plan) {
+// Numbers are drawn before the executor is made, which takes them to a GPU.
+Result<BoundStep> make_step(const Context& context, StepPlan plan,
+                            std::optional<std::uint64_t> seed) {
   Result<ParameterStore> parameters = ParameterStore::create(plan);
   if (!parameters.ok()) return parameters.status();
   BoundStep out;
   out.parameters = std::make_unique<ParameterStore>(std::move(*parameters));
+  if (seed) out.parameters->initialize(*seed);
   auto executor = make_executor(context, std::move(plan), *out.parameters);
   if (!executor.ok()) return executor.status();
   out.executor = std::move(*executor);
@@ -63,10 +66,8 @@ Result<BoundStep> make_step(const Context& context, StepPlan plan) {
 }
 
 Result<BoundStep> bind_step(const Context& context, StepPlan plan, std::uint64_t seed) {
-  Result<BoundStep> out = make_step(context, std::move(plan));
+  Result<BoundStep> out = make_step(context, std::move(plan), seed);
   if (!out.ok()) return out.status();
-  out->parameters->initialize(seed);
-  if (Status s = out->executor->push_parameters(); !s.ok()) return s;
   draw_batch(*out->executor, seed);
   out->executor->set_scalar(kLearningRate, 1e-4);
   out->executor->set_scalar(kStepIndex, 1);

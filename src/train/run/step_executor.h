@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 
 #include "flashlab/context.h"
 #include "flashlab/status.h"
@@ -66,10 +67,11 @@ struct BoundStep {
   std::unique_ptr<StepExecutor> executor;  ///< reads `parameters`
 };
 
-/// Parameters that are zero, and make_executor's.
-Result<BoundStep> make_step(const Context& context, StepPlan plan);
+/// Parameters drawn from `seed`, without one zeros, and make_executor's.
+Result<BoundStep> make_step(const Context& context, StepPlan plan,
+                            std::optional<std::uint64_t> seed);
 
-/// The same with parameters drawn from `seed` and a batch of random tokens.
+/// The same with a batch of random tokens.
 Result<BoundStep> bind_step(const Context& context, StepPlan plan, std::uint64_t seed);
 
 }  // namespace flashlab::train

@@ -92,9 +92,7 @@ Result<std::unique_ptr<Trainer>> Trainer::start(const Context& context, const Tr
   out->text_ = std::make_unique<RunText>(std::move(*text));
   out->config_.model.vocabulary = out->tokenizer().vocabulary();
   if (Status s = write_file(folder / "config.json", out->config_.to_json()); !s.ok()) return s;
-  if (Status s = out->bind(); !s.ok()) return s;
-  out->parameters_->initialize(config.seed);
-  if (Status s = out->executor_->push_parameters(); !s.ok()) return s;
+  if (Status s = out->bind(config.seed); !s.ok()) return s;
   return out;
 }
 
@@ -112,7 +110,7 @@ Result<std::unique_ptr<Trainer>> Trainer::resume(const Context& context, const f
   Result<RunText> text = open_text(folder, text_options(*config));
   if (!text.ok()) return text.status();
   out->text_ = std::make_unique<RunText>(std::move(*text));
-  if (Status s = out->bind(); !s.ok()) return s;
+  if (Status s = out->bind({}); !s.ok()) return s;
   if (Status s = load_weights(*checkpoint / "model.safetensors", *out->parameters_); !s.ok()) {
     return s;
   }
@@ -128,11 +126,11 @@ Result<std::unique_ptr<Trainer>> Trainer::resume(const Context& context, const f
   return out;
 }
 
-Status Trainer::bind() {
+Status Trainer::bind(std::optional<std::uint64_t> seed) {
   StepOptions options = config_.step_options();
   Result<StepPlan> plan = build_step(config_.model, options);
   if (!plan.ok()) return plan.status();
-  Result<BoundStep> bound = make_step(context_, std::move(*plan));
+  Result<BoundStep> bound = make_step(context_, std::move(*plan), seed);
   if (!bound.ok()) return bound.status();
   parameters_ = std::move(bound->parameters);
   executor_ = std::move(bound->executor);

@@ -75,7 +75,8 @@ class Trainer {
  private:
   class Log;
   Trainer(const Context& context, TrainConfig config, std::filesystem::path folder);
-  Status bind();
+  /// Weights drawn from `seed`, or zeros.
+  Status bind(std::optional<std::uint64_t> seed);
   float* loss_scale() const;
   Status step(StepReport& report);
   Status save(TrainObserver& observer);

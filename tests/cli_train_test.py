@@ -106,6 +106,10 @@ class Train(Folder):
             self.assertAlmostEqual(each["losses"][0], runs[0]["losses"][0], delta=0.05)
         self.assertLess(runs[3]["peak_bytes"], runs[1]["peak_bytes"])
         self.assertIn("<svg", read(os.path.join(folder, "precision.svg")).decode())
+        other = run("bench", "precision", *TINY[:-2], "--steps", "2", "--precision", "tf32,fp64",
+                    "--output", self.path("other"))
+        self.assertEqual(other.returncode, 0, other.stderr)
+        self.train(*TINY, "--precision", "tf32", "--steps", "2", "--output", self.path("tf32"))
         overflowing = run("bench", "precision", *TINY[:-2], "--steps", "3", "--precision", "fp16",
                           "--loss-scale", "1e12", "--output", self.path("high"))
         self.assertEqual(overflowing.returncode, 0, overflowing.stderr)

@@ -15,7 +15,7 @@ using Words = std::vector<std::string>;
 inline Words precision_choices() {
   return train::precision_names();
 }
-inline Words cpu_precision_choices() {
+inline Words checked_precision_choices() {
   return {"fp32", "bf16", "fp16", "bf16-pure", "fp64"};
 }
 inline Words operator_choices() {

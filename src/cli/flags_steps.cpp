@@ -20,9 +20,9 @@ std::vector<FlagSpec> flags_of_steps() {
        "tokens of a sequence (default: the model's); largest is the longest power of two that "
        "fits"},
       {"--precision", "", "NAME[,NAME]", kList, kBenchPrecision, kSteps,
-       "types (default fp32,bf16,fp16,bf16-pure)", cpu_precision_choices},
+       "types (default fp32,bf16,fp16,bf16-pure)", precision_choices},
       {"--precision", "", "NAME[,NAME]", kList, kCheckStep, kSteps, "types (default fp64,fp32)",
-       cpu_precision_choices},
+       checked_precision_choices},
       {"--threads", "", "N", kValue, kCheckStep, kSteps, "CPU threads (default: all that may run)"},
       {"--record", "", "FILE[,FILE]", kList, kCheckStep, kText,
        "what bench/peers/train_parity.py has written: FILE.json beside FILE.safetensors"},

@@ -55,8 +55,9 @@ std::vector<FlagSpec> flags_of_training() {
        "types of activations, parameters and gradients (default fp32; explain precision: bf16)",
        precision_choices},
       {"--precision", "", "NAME", kValue, kTrain, kSteps,
-       "types: bf16 and fp16 keep fp32 masters and sums, bf16-pure nothing (default fp32)",
-       cpu_precision_choices},
+       "types: bf16 and fp16 keep fp32 masters and sums, bf16-pure nothing (default fp32; a CPU's "
+       "products are fp32 in tf32, too)",
+       precision_choices},
       {"--loss-scale", "", "SCALE", kValue, kRuns, kSteps,
        "of fp16: dynamic, none, or a number that stays (default dynamic, from 65536)"},
       {"--attention", "", "NAME", kValue, kPlanned | kExplainPrecision, kSteps,

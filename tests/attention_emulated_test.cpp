@@ -6,7 +6,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
+#include <numeric>
+#include <random>
 #include <string_view>
 
 #include "attention_emulated.h"
@@ -127,6 +130,77 @@ INSTANTIATE_TEST_SUITE_P(
         hopper_rung("fa3_turns", "fa3-turns", DType::kFp16),
         hopper_rung("fa3_frozen", "fa3-frozen", DType::kFp16)),
     [](const auto& info) { return info.param.name; });
+
+/// One head of fp32 rows whose own key has nearly all the weight: with dO = 1 dv is 1, but for what
+/// backward's scores and forward's LSE differ in.
+class OwnKeys {
+ public:
+  static constexpr std::int64_t kKeys = 8, kDim = 64;
+  using Rows = std::vector<float>;
+  Rows q, k, v, o, lse, ones, dq, dk, dv;
+
+  OwnKeys()
+      : q(kKeys * kDim), k(q), v(q), o(q), lse(kKeys), ones(q.size(), 1.0f), dq(q), dk(q), dv(q) {
+    std::mt19937 random(5);
+    std::normal_distribution<float> normal;
+    std::uniform_real_distribution<float> part(0.6f, 1.4f);
+    for (float& x : k) x = normal(random);
+    for (float& x : v) x = normal(random);
+    for (std::size_t row = 0; row < kKeys; ++row) {
+      const float* keys = &k[row * kDim];
+      const float square = std::inner_product(keys, keys + kDim, keys, 0.0f);
+      const float factor = 1500 * part(random) * std::sqrt(static_cast<float>(kDim)) / square;
+      std::transform(keys, keys + kDim, &q[row * kDim], [&](float x) { return x * factor; });
+    }
+  }
+  static Tensor rows(Rows& data) {
+    return tensor(data.data(), {1, kKeys, 1, kDim}, DType::kFp32, {DeviceKind::kCuda, 0});
+  }
+  static Tensor scalars(Rows& data) {
+    return tensor(data.data(), {1, 1, kKeys}, DType::kFp32, {DeviceKind::kCuda, 0});
+  }
+};
+
+template <class Tensors>
+void run_emulated(const Context& context, const Tensors& tensors,
+                  Status (*pass)(const Context&, Stream, const Plan&, const Tensors&, Workspace)) {
+  const auto made = plan(context, describe(tensors, {.implementation = "sm80"}));
+  ASSERT_TRUE(made.ok()) << made.status().message();
+  ASSERT_TRUE(prepare(context, *made).ok());
+  const auto memory = emulated_memory();
+  const auto workspace = memory->allocate(std::max<std::size_t>(made->workspace_bytes(), 1));
+  ASSERT_TRUE(workspace.ok());
+  const Status done = pass(context, {}, *made, tensors, {*workspace, made->workspace_bytes()});
+  EXPECT_TRUE(done.ok()) << done.message();
+  memory->release(*workspace);
+}
+
+// Forward's guarded path holds every bit of a few keys' scores: so must backward's, or P is off by
+// several units in the last place of LSE.
+TEST(AttentionEmulatedFewKeys, BackwardMeetsForwardsScores) {
+  OwnKeys x;
+  emulated::Kernels kernels;
+  use_gpu({.kernels = &kernels});
+  const Context context = emulated_context();
+  ForwardTensors forward_call{
+      .q = x.rows(x.q), .k = x.rows(x.k), .v = x.rows(x.v), .o = x.rows(x.o)};
+  forward_call.lse = x.scalars(x.lse);
+  run_emulated<ForwardTensors>(context, forward_call, &forward);
+  const BackwardTensors backward_call{.q = x.rows(x.q),
+                                      .k = x.rows(x.k),
+                                      .v = x.rows(x.v),
+                                      .o = x.rows(x.o),
+                                      .lse = x.scalars(x.lse),
+                                      .d_o = x.rows(x.ones),
+                                      .dq = x.rows(x.dq),
+                                      .dk = x.rows(x.dk),
+                                      .dv = x.rows(x.dv)};
+  run_emulated<BackwardTensors>(context, backward_call, &backward);
+  for (std::size_t row = 0; row < OwnKeys::kKeys; ++row) {
+    const float ulp = std::nextafter(x.lse[row], 1e30f) - x.lse[row];
+    EXPECT_NEAR(x.dv[row * OwnKeys::kDim], 1.0f, 1.25f * ulp) << "LSE " << x.lse[row];
+  }
+}
 
 }  // namespace
 }  // namespace flashlab::testing

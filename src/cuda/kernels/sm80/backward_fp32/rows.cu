@@ -133,7 +133,7 @@ struct BackwardFp32Rows : BackwardFp32<Config> {
     bool terms = !kPlainPairs<Config>;
     terms &= fabsf(s.scale) < 1e18f && (fabsf(s.scale) >= 1e-18f || s.scale == 0);
     terms &= Config::kHeadDim >= kFewChannels && Config::kHeadDimV >= kFewChannels;
-    unsigned guarded = 0;
+    unsigned guarded = Config::kTerms > 1 && s.seqlen_k <= kFewKeys ? kGuardWide : 0;
     for (int tile = w.first_key / kSplitRows;
          tile < tiles_k && tile * kSplitRows < w.first_key + kKeys; ++tile) {
       const SplitTile k = k_tiles[w.bh * tiles_k + tile], v = v_tiles[w.bh * tiles_k + tile];

@@ -41,10 +41,6 @@ __device__ inline float natural_lse(const Shape& s, float reference, float above
   return static_cast<float>(largest * unit - above * kLn2Double + log(static_cast<double>(sum)));
 }
 
-/// So few keys are all guarded: with one visible key o is v to the bit, as the formula has it, and
-/// 22 of 24 bits would show. The guarded path's three terms hold every bit.
-inline constexpr int kFewKeys = 16;
-
 /// One block's share of the work: rows of one head, and steps of kKeys keys.
 struct BlockWork {
   int batch, head, head_k, part;

@@ -22,6 +22,11 @@ inline constexpr int kSplitRows = 64;
 /// their rounding, and nothing is gained by them.
 inline constexpr int kFewChannels = 8;
 
+/// So few keys are all guarded, of calls of more than one term: with one visible key o is v to the
+/// bit, as the formula has it, and 22 of 24 bits would show. The guarded path's three terms hold
+/// every bit. Backward's P = exp(S - LSE) meets forward's LSE, and so needs forward's S.
+inline constexpr int kFewKeys = 16;
+
 /// Why a tile is guarded: fp16 terms would not keep fp32's accuracy over its range; or it holds
 /// Inf, NaN or a magnitude from 2^60 up.
 inline constexpr unsigned kGuardWide = 1, kGuardHuge = 2;

@@ -46,6 +46,18 @@ TEST(Sm90ForwardTiling, FitsEveryHeadDim) {
   }
 }
 
+// At head dim 64 causal calls before few keys take short steps, unless they share keys.
+TEST(Sm90ForwardTiling, CallsThatShareKeysHaveOneTiling) {
+  Sm90ForwardNeeds needs{.head_dim = 64, .head_dim_v = 64, .bounded = true};
+  for (const std::int64_t keys : {512, 8192}) {
+    needs.seqlen_k = needs.seqlen_q = keys;
+    needs.shares = false;
+    EXPECT_EQ(choose_sm90_forward_tiling(needs, kSharedLimit).block_keys, keys < 1024 ? 64 : 128);
+    needs.shares = true;
+    EXPECT_EQ(choose_sm90_forward_tiling(needs, kSharedLimit).block_keys, 128);
+  }
+}
+
 // Where 192 queries of a tile would leave an eighth of it empty, and where tiles are few.
 TEST(Sm90ForwardTiling, TakesSmallerTilesBeforeFewKeys) {
   Sm90ForwardNeeds needs{.head_dim = 128, .head_dim_v = 128, .seqlen_k = 512, .seqlen_q = 512};
@@ -56,9 +68,12 @@ TEST(Sm90ForwardTiling, TakesSmallerTilesBeforeFewKeys) {
   needs = {.head_dim = 128, .head_dim_v = 128, .seqlen_k = 512, .bounded = true, .seqlen_q = 512};
   EXPECT_EQ(tile_q(), 192);
   needs.few_tiles = needs.one_round = true;
-  EXPECT_EQ(tile_q(), 64);
+  EXPECT_EQ(tile_q(), 128);
   needs.seqlen_k = 1024;
   EXPECT_EQ(tile_q(), 128);
+  needs.packed = true;
+  EXPECT_EQ(tile_q(), 192);
+  needs.packed = false;
   needs.seqlen_k = 1025;
   EXPECT_EQ(tile_q(), 192);
 }
@@ -133,6 +148,9 @@ TEST(Sm90Forward, LeavesTheRestToSm80AndSaysWhy) {
   problem = usual(DType::kBf16);
   problem.k.alignment_bytes = 8;
   expect_sm80(problem, "k aligned to 8 bytes");
+  problem = usual(DType::kBf16);
+  problem.o.alignment_bytes = 8;
+  expect_sm80(problem, "o aligned to 8 bytes");
   PlannedSizes few{.batch = 1, .seqlen_q = 16, .seqlen_k = 16384, .heads = 8};
   expect_sm80(testing::described_problem(DType::kBf16, Pass::kForward, few, {}), "queries");
   few.seqlen_q = 48;

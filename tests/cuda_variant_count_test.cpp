@@ -116,13 +116,8 @@ Kernels kernels_of(const Kind& kind, const internal::Implementation& implementat
   return out;
 }
 
-// What a kernel may be compiled to at most, whatever the shapes. The bar is three; Hopper's
-// forward needs more: its tilings, shared keys and ways to read a mask are constants of it.
-int most_of(const std::string& entry) {
-  static const std::map<std::string, int> more{{"flash_fwd_sm90", 11}, {"flash_fwd_sm90_merge", 5}};
-  const auto found = more.find(entry);
-  return found == more.end() ? 3 : found->second;
-}
+// What a kernel may be compiled to at most, whatever the shapes.
+constexpr int kMostVariants = 3;
 
 void expect_few_kernels(const char* architecture, const internal::Implementation& implementation,
                         const std::vector<DType>& dtypes, const std::vector<Pass>& passes,
@@ -147,7 +142,7 @@ void expect_few_kernels(const char* architecture, const internal::Implementation
   }
   for (const auto& [entry, count] : largest) {
     ::testing::Test::RecordProperty(entry, static_cast<int>(count));
-    EXPECT_LE(static_cast<int>(count), most_of(entry)) << architecture << " " << entry;
+    EXPECT_LE(static_cast<int>(count), kMostVariants) << architecture << " " << entry;
   }
   EXPECT_FALSE(largest.empty());
 }

@@ -33,6 +33,8 @@ SPILLS = {
     ("flash_fwd_sm80", "sm_120a"): 132,
     # With dropout, d 128: one word, stored and loaded once in a step of 64 queries.
     ("flash_bwd_sm80", "sm_90a"): 20,
+    # With ALiBi and packed heads, d 64: one word.
+    ("flash_fwd_sm90", "sm_90a"): 8,
     # A window, softcap, ALiBi and dropout together, d 256: nine words.
     ("flash_fwd_sm80", "sm_90a"): 36,
 }

@@ -36,6 +36,7 @@ struct Shape {
   Int64 left, right;
   float scale;       ///< multiplies Q K^T
   float scale_log2;  ///< scale * log2(e)
+  int packed_log2;   ///< sm90's forward: of the query heads whose rows share tiles; 0: one head's
 };
 
 /// ALiBi's slopes [batch, heads]; a broadcast dimension has stride 0. Null without them.

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <utility>
 
@@ -22,6 +23,7 @@ using device::Sm90ForwardArguments;
 using internal::Geometry;
 
 constexpr int kMaxHeadDim = 256, kMaxMaskedHeadDim = 192, kMaxUnpairedHeadDim = 128;
+constexpr int kWideMaskHeadDim = 64, kRowAlignment = 16;
 constexpr std::int64_t kMaxLength = INT32_MAX - 1024;  // positions are 32-bit in the kernel
 constexpr int kWarpgroupRows = 64, kWarpgroupThreads = 128;
 // MEASURED (H200, 2026-11-23, kernels/sm90/NOTES.md): beyond this many keys, or bytes of a head's K
@@ -53,6 +55,7 @@ struct Choice {
   int grid = 0;
 
   bool streams() const { return stream.tiles > 0; }
+  bool shares() const { return streams() || group > 1; }  ///< keys, or tiles
   bool counts() const { return bounded && !streams(); }
 };
 
@@ -145,25 +148,31 @@ int count_score_terms(const Problem& problem, const Geometry& g) {
          (g.dropout > 0);
 }
 
-// Two elements of a mask are read at once; the last pair of a row must not reach beyond it.
-CallForm form_of(const Problem& problem) {
-  const CallForm form = call_form(problem);
-  if (!problem.mask || problem.mask->shape[3] % 2 == 0) return form;
-  return std::max(form, CallForm::kAligned);
+// Whether eight neighbouring elements of a mask are read at once, where its rows allow it. Larger
+// heads have no registers for the exchange, and longer steps to read pairs in.
+bool takes_wide_mask(const Problem& problem, const Geometry& g) {
+  return problem.mask && g.head_dim_v <= kWideMaskHeadDim && size_of(problem.mask->dtype) == 2;
 }
 
-// Whether eight neighbouring elements of a 16-bit mask are read at once. Larger heads have no
-// registers for the exchange, and longer steps to read pairs in.
+// Two or eight elements of a mask are read at once, of which the last of a row do not reach beyond
+// it; those of all other masks are read one by one.
+CallForm form_of(const Problem& problem, const Geometry& g) {
+  if (!problem.mask) return CallForm::kPairs;
+  const bool wide = takes_wide_mask(problem, g);
+  const bool aligned = !wide || row_alignment_bytes(*problem.mask) == kRowAlignment;
+  const bool whole = problem.mask->shape[3] % (wide ? 8 : 2) == 0;
+  return call_form(problem) == CallForm::kPairs && aligned && whole ? CallForm::kPairs
+                                                                    : CallForm::kGeneral;
+}
+
 bool has_wide_mask(const Problem& problem, const Geometry& g) {
-  return problem.mask && g.head_dim_v <= 64 && size_of(problem.mask->dtype) == 2 &&
-         form_of(problem) == CallForm::kPairs && problem.mask->shape[3] % 8 == 0 &&
-         row_alignment_bytes(*problem.mask) == 16;
+  return takes_wide_mask(problem, g) && form_of(problem, g) == CallForm::kPairs;
 }
 
 // Whether a thread holds more of what scores are made of than three consumers have registers for.
 bool has_many_score_terms(const Problem& problem, const Geometry& g) {
-  const bool wide_mask =
-      problem.mask && (problem.mask->dtype == DType::kFp32 || form_of(problem) != CallForm::kPairs);
+  const bool wide_mask = problem.mask && (problem.mask->dtype == DType::kFp32 ||
+                                          form_of(problem, g) != CallForm::kPairs);
   const bool large = problem.mask && g.head_dim > 128;
   return wide_mask || large || count_score_terms(problem, g) > 1;
 }
@@ -220,7 +229,7 @@ Status check(const Problem& problem, const Geometry& g) {
   }
   // O has 128 of a thread's registers there: such masks would spill.
   const bool window = g.bounds.left < g.bounds.kUnbounded;
-  const bool pairs = form_of(problem) == CallForm::kPairs;
+  const bool pairs = form_of(problem, g) == CallForm::kPairs;
   const bool wide = window || (problem.mask && problem.mask->dtype == DType::kFp32);
   if (problem.mask &&
       ((g.head_dim_v > kMaxUnpairedHeadDim && !pairs) ||
@@ -240,6 +249,11 @@ Status check(const Problem& problem, const Geometry& g) {
                        fmt::format("{} aligned to {} bytes", name, row_alignment_bytes(*spec)),
                        "strides and addresses that are positive multiples of 16 bytes");
   }
+  if (row_alignment_bytes(problem.o) < kRowAlignment) {
+    return unsupported("rows of implementation 'sm90'",
+                       fmt::format("o aligned to {} bytes", row_alignment_bytes(problem.o)),
+                       "strides and addresses that are multiples of 16 bytes");
+  }
   return {};
 }
 
@@ -253,18 +267,26 @@ Status check_worth(const Problem& problem, const Geometry& g) {
                   kFewQueries, kManyKeys, kMinRows));
 }
 
+// Calls that share nothing have kernels without the means to. One more kernel serves all others,
+// and masks read one by one. Tiles of few keys have one kernel, which may share keys. With ALiBi,
+// whose packed heads take a register too many, packed calls have their own, and dropout packs none.
 ConfigPrinter print(const Problem& problem, const Geometry& g, const Choice& choice) {
   const Sm90ForwardTiling& t = choice.tiling;
+  const CallForm form = form_of(problem, g);
+  const bool general = choice.shares() || form != CallForm::kPairs;
+  const bool few_keys = for_few_keys(t);
+  const bool may_pack = !few_keys && !problem.alibi_slopes && g.dropout == 0;
+  const bool packs = choice.group > 1 || (general && may_pack);
   ConfigPrinter config;
-  print_call(config, problem, g, form_of(problem));
+  print_call(config, problem, g, form);
   config.integer("kConsumers", t.consumers)
       .integer("kBlockKeys", t.block_keys)
       .integer("kStagesQ", t.stages_q)
       .integer("kStagesK", t.stages_k)
       .integer("kStagesV", t.stages_v)
       .boolean("kTurns", t.turns)
-      .boolean("kStream", choice.streams())
-      .boolean("kPackGroup", choice.group > 1)
+      .boolean("kStream", general || few_keys)
+      .boolean("kPackGroup", packs)
       .boolean("kMaskWide", has_wide_mask(problem, g))
       .integer("kSharedBytes", sm90_forward_shared_bytes(t, static_cast<int>(g.head_dim),
                                                          static_cast<int>(g.head_dim_v)));
@@ -277,6 +299,7 @@ runtime::ParameterBlock parameters(GpuPlan& plan, const Choice& choice) {
   const Problem& problem = plan.problem;
   Sm90ForwardArguments arguments{};
   arguments.call = forward_arguments(problem, plan.geometry);
+  arguments.call.shape.packed_log2 = std::countr_zero(static_cast<unsigned>(choice.group));
   arguments.order = choice.order;
   arguments.stream = choice.stream;
   runtime::ParameterBlock block(arguments);
@@ -327,22 +350,30 @@ std::string words(const Choice& choice) {
       stage_words(t.stages_v), t.consumers);
 }
 
-// A measured one, else the rule's.
+// A measured tiling, else the rule's.
 Sm90ForwardTiling tiling_of(const internal::ContextState& context, const Problem& problem,
                             const Geometry& g, std::vector<std::string>& reasons) {
   const DeviceInfo& device = context.gpu()->info();
-  const Sm90ForwardNeeds needs = sm90_forward_needs(problem, g);
   const Sm90ForwardTable* table =
       context.tuning ? context.tuning.get() : users_sm90_forward_table(*context.gpu());
   if (table != nullptr && !problem.options.deterministic) {
-    Sm90TableAnswer answer = ask(*table, device, sm90_forward_call(problem, g), needs);
+    Sm90TableAnswer answer =
+        ask(*table, device, sm90_forward_call(problem, g), sm90_forward_needs(problem, g));
     if (!answer.reason.empty()) reasons.push_back(std::move(answer.reason));
     if (answer.tiling) return *answer.tiling;
   }
-  return choose_sm90_forward_tiling(needs, device.shared_bytes_per_block);
+  return sm90_forward_rule(device, problem, g);
 }
 
 }  // namespace
+
+Sm90ForwardTiling sm90_forward_rule(const DeviceInfo& device, const Problem& problem,
+                                    const Geometry& g) {
+  Sm90ForwardNeeds needs = sm90_forward_needs(problem, g);
+  const Sm90ForwardTiling t = choose_sm90_forward_tiling(needs, device.shared_bytes_per_block);
+  needs.shares = choose(problem, g, device, t).shares();
+  return needs.shares ? choose_sm90_forward_tiling(needs, device.shared_bytes_per_block) : t;
+}
 
 Sm90ForwardNeeds sm90_forward_needs(const Problem& problem, const Geometry& g) {
   const auto tiles_of = [&](std::int64_t rows) {
@@ -357,7 +388,8 @@ Sm90ForwardNeeds sm90_forward_needs(const Problem& problem, const Geometry& g) {
           .many_score_terms = has_many_score_terms(problem, g),
           .few_tiles = tiles_of(kUsualTile) < kNominalMultiprocessors,
           .one_round = packed_heads(g) == 1 && tiles_of(kWarpgroupRows) <= kNominalMultiprocessors,
-          .seqlen_q = g.seqlen_q};
+          .seqlen_q = g.seqlen_q,
+          .packed = packed_heads(g) > 1};
 }
 
 Sm90ForwardCall sm90_forward_call(const Problem& problem, const Geometry& g) {
@@ -370,7 +402,7 @@ Sm90ForwardCall sm90_forward_call(const Problem& problem, const Geometry& g) {
   if (problem.alibi_slopes) call.scores += "alibi ";
   if (g.dropout > 0) call.scores += "dropout ";
   if (problem.mask) {
-    const bool pairs = form_of(problem) == CallForm::kPairs;
+    const bool pairs = form_of(problem, g) == CallForm::kPairs;
     call.scores += fmt::format("{} mask{} ", to_string(problem.mask->dtype),
                                has_wide_mask(problem, g) ? ""
                                : pairs                   ? " by pairs"

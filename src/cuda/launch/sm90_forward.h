@@ -38,6 +38,8 @@ struct Sm90ForwardNeeds {
   /// Tiles of one consumer are no more than multiprocessors; no packed groups.
   bool one_round = false;
   std::int64_t seqlen_q = 0;
+  bool packed = false;  ///< a group's heads share tiles
+  bool shares = false;  ///< they do, or tiles share keys: one kernel, whatever the lengths
 };
 
 /// What of a call a measured tiling belongs to.
@@ -55,7 +57,17 @@ Sm90ForwardCall sm90_forward_call(const Problem& problem, const internal::Geomet
 Sm90ForwardNeeds sm90_forward_needs(const Problem& problem, const internal::Geometry& geometry);
 
 /// The rule: what runs where no table has measured better (sm90_forward_table.h).
+Sm90ForwardTiling sm90_forward_rule(const DeviceInfo& device, const Problem& problem,
+                                    const internal::Geometry& geometry);
+
+/// What it follows from.
 Sm90ForwardTiling choose_sm90_forward_tiling(const Sm90ForwardNeeds& needs, int shared_limit);
+
+/// Whether a tiling is the rule's for few keys at head dims of 65 to 128: its kernel may share
+/// keys.
+constexpr bool for_few_keys(const Sm90ForwardTiling& tiling) {
+  return tiling.consumers == 2 && tiling.block_keys == 128;
+}
 
 /// Everything that fits registers and shared memory, each with as many places for K and V as shared
 /// memory has: what `flashlab tune` measures, the rule's choice among them.

@@ -13,16 +13,13 @@ constexpr int kWarpgroupRows = 64;
 constexpr int kSharedAlignment = 1024;
 constexpr int kMinStages = 2, kMaxStages = 5;
 constexpr int kOtherRegisters = 32;
-// MEASURED (H200, 2026-11-22, kernels/sm90/NOTES.md): at head dim 64 steps of 128 keys are faster
+// MEASURED (H200, 2026-11-24, kernels/sm90/NOTES.md): at head dim 64 steps of 128 keys are faster
 // than of 64 from this many keys on; causal calls with fewer lose more at the diagonal.
-constexpr std::int64_t kLongCausal = 2048;
-// MEASURED (H200, 2026-11-24, kernels/sm90/NOTES.md), head dim 128: up to so many keys one head is
-// fastest in tiles of one consumer, each by one block of threads, and in those of two, shared out
-// in longer steps.
-constexpr std::int64_t kWholeTilesOfOne = 512, kSharedTilesOfTwo = 1024;
-// MEASURED (as above): many heads of so many queries and keys, of which tiles of 192 leave an
-// eighth empty, are faster in tiles of 128 by two consumers in turns.
-constexpr std::int64_t kFullTilesOfTwo = 512;
+constexpr std::int64_t kLongCausal = 1024;
+// MEASURED (as above), head dim 128, up to so many keys: one head is fastest in tiles of two
+// consumers, shared out in longer steps, and many heads of so many queries, of which tiles of 192
+// leave an eighth empty, in such tiles in turns.
+constexpr std::int64_t kFewKeys = 1024;
 constexpr std::int64_t kTileOfTwo = 128, kTileOfThree = 192;
 
 constexpr int divide_up(int a, int b) {
@@ -47,24 +44,14 @@ void add_stages(Sm90ForwardTiling& t, const Sm90ForwardNeeds& needs, int shared_
 bool choose_for_few_keys(Sm90ForwardTiling& t, const Sm90ForwardNeeds& needs) {
   const int least = std::min(needs.head_dim, needs.head_dim_v);
   if (least <= 64 || std::max(needs.head_dim, needs.head_dim_v) > 128) return false;
-  if (needs.window || needs.score_terms) return false;
-  if (needs.one_round && needs.seqlen_k <= kWholeTilesOfOne) {
-    t.consumers = 1;
-    return true;
-  }
-  if (needs.one_round && needs.seqlen_k <= kSharedTilesOfTwo) {
-    t.consumers = 2;
-    t.block_keys = 128;
-    return true;
-  }
+  if (needs.window || needs.score_terms || needs.packed || needs.seqlen_k > kFewKeys) return false;
   const auto rows = [&](std::int64_t tile) { return (needs.seqlen_q + tile - 1) / tile * tile; };
-  if (needs.few_tiles || needs.bounded || needs.seqlen_k > kFullTilesOfTwo ||
-      needs.seqlen_q > kFullTilesOfTwo || 9 * rows(kTileOfTwo) > 8 * rows(kTileOfThree)) {
-    return false;
-  }
+  const bool many = !needs.few_tiles && !needs.bounded && needs.seqlen_q <= kFewKeys &&
+                    9 * rows(kTileOfTwo) <= 8 * rows(kTileOfThree);
+  if (!needs.one_round && !many) return false;
   t.consumers = 2;
   t.block_keys = 128;
-  t.turns = true;
+  t.turns = !needs.bounded;
   return true;
 }
 
@@ -130,7 +117,7 @@ Sm90ForwardTiling choose_sm90_forward_tiling(const Sm90ForwardNeeds& needs, int 
   t.consumers = needs.head_dim_v <= 128 && !needs.many_score_terms ? 3 : 2;
   const bool small = needs.head_dim <= 64 && needs.head_dim_v <= 64;
   if (small && !needs.window && !needs.score_terms &&
-      (!needs.bounded || needs.seqlen_k >= kLongCausal)) {
+      (!needs.bounded || needs.shares || needs.seqlen_k >= kLongCausal)) {
     t.block_keys = 128;
   }
   t.turns = small && !needs.bounded;

@@ -79,7 +79,7 @@ Result<TilingCandidates> tiling_candidates(const cuda::DeviceInfo& device,
   out.call = cuda::sm90_forward_call(normalised, *geometry);
   out.tilings = cuda::legal_sm90_forward_tilings(needs, device.shared_bytes_per_block);
   const auto rule = std::find(out.tilings.begin(), out.tilings.end(),
-                              choose_sm90_forward_tiling(needs, device.shared_bytes_per_block));
+                              cuda::sm90_forward_rule(device, normalised, *geometry));
   if (rule == out.tilings.end()) {
     return Status(StatusCode::kInternal, {"tilings of " + problem.describe(), "none of the rule's",
                                           "the rule's among the legal ones", "report this"});

@@ -43,7 +43,7 @@ struct Sm90Parts {
 /// A lane's columns of a row of O.
 template <class Config, int kVector>
 __device__ inline void store_columns(unsigned char* row, int column, const float (&o)[kVector]) {
-  if constexpr (Config::kOutput != Element::kFp32 && Config::kAlignO >= 16) {
+  if constexpr (Config::kOutput != Element::kFp32) {
     unsigned words[kVector / 2];
 #pragma unroll
     for (int v = 0; v < kVector; v += 2) words[v / 2] = pack<Config::kOutput>(o[v], o[v + 1]);
@@ -76,7 +76,7 @@ __device__ void sm90_merge(const Sm90ForwardArguments& args) {
   const int own = place.first_row + row, position = Rows::position(shape, own);
   const int batch = place.head / Rows::heads(shape);
   const int group = place.head - batch * Rows::heads(shape);
-  const int head = Rows::head(shape, Config::kPackGroup ? group * shape.group : group, own);
+  const int head = Rows::head(shape, group << Rows::members_log2(shape), own);
   unsigned char* to = row_address<Config::kOutput>(args.call.o, batch, head, position);
   const int column = kVector * lane;
   const bool exists = column < Config::kHeadDimV;

@@ -101,9 +101,9 @@ __device__ inline void copy_queries(const Sm90ForwardArguments& args, const Sm90
                                     int row, unsigned shared, unsigned barrier) {
   using TileQ = typename Sm90Tiles<Config>::TileQ;
   const int position = Sm90Rows<Config>::position(args.call.shape, row);
-  copy_tile<TileQ>(shared, &args.q, Config::kPackGroup ? task.head_q : position,
-                   Config::kPackGroup ? position : task.head_q, task.batch, barrier,
-                   ptx::kEvictFirst);
+  const bool packed = Sm90Rows<Config>::members_log2(args.call.shape) > 0;
+  copy_tile<TileQ>(shared, &args.q, packed ? task.head_q : position,
+                   packed ? position : task.head_q, task.batch, barrier, ptx::kEvictFirst);
 }
 
 /// One thread: the tile of Q of every consumer, as soon as that one is done with the tile before.

@@ -53,21 +53,19 @@ struct Sm90Tiles {
 
 /// What a tile's rows are: positions of one query head or, packed, of all heads that share a key
 /// head: row = position * group + member. A group divides 64, so that a warpgroup's rows are whole
-/// positions, one box for the copy engine.
+/// positions, one box for the copy engine; so it is a power of two. A kernel that may pack finds
+/// out how many heads when it runs, at the price of shifts.
 template <class Config>
 struct Sm90Rows {
-  static __device__ int heads(const Shape& shape) {
-    return Config::kPackGroup ? shape.heads_k : shape.heads_q;
+  static __device__ int members_log2(const Shape& shape) {
+    return Config::kPackGroup ? shape.packed_log2 : 0;
   }
-  static __device__ int count(const Shape& shape) {
-    return Config::kPackGroup ? shape.seqlen_q * shape.group : shape.seqlen_q;
-  }
-  static __device__ int position(const Shape& shape, int row) {
-    return Config::kPackGroup ? row / shape.group : row;
-  }
+  static __device__ int heads(const Shape& shape) { return shape.heads_q >> members_log2(shape); }
+  static __device__ int count(const Shape& shape) { return shape.seqlen_q << members_log2(shape); }
+  static __device__ int position(const Shape& shape, int row) { return row >> members_log2(shape); }
   /// `first`: the query head of the first member.
   static __device__ int head(const Shape& shape, int first, int row) {
-    return Config::kPackGroup ? first + row % shape.group : first;
+    return first + (row & ((1 << members_log2(shape)) - 1));
   }
   /// Keys that some row, and that every row of [first, last] sees.
   static __device__ KeyRange seen_by_any(const Shape& shape, int first, int last) {
@@ -124,9 +122,8 @@ struct Sm90Task {
     const Sm90Tile<Config> tile(args.order, index);
     const int heads = Sm90Rows<Config>::heads(shape);
     batch = tile.head / heads;
-    const int head = tile.head - batch * heads;
-    head_q = Config::kPackGroup ? head * shape.group : head;
-    head_k = Config::kPackGroup ? head : head_q / shape.group;
+    head_q = (tile.head - batch * heads) << Sm90Rows<Config>::members_log2(shape);
+    head_k = head_q / shape.group;
     first_row = tile.first_row;
     const KeyRange seen = Sm90Rows<Config>::seen_by_any(
         shape, first_row,

@@ -473,7 +473,7 @@ struct Sm90Warpgroup : Sm90MaskRows<kSm90KeptMask<Config>>, Sm90Dropped<Config, 
 
   /// Whether a lane has 16 neighbouring bytes of each 32 features.
   static constexpr bool kWideStores =
-      Config::kOutput != Element::kFp32 && Config::kAlignO >= 16 && Config::kHeadDimV % 8 == 0;
+      Config::kOutput != Element::kFp32 && Config::kHeadDimV % 8 == 0;
   /// Bytes between a row of results and what a lane stores of it first: the rest is at constant
   /// distances from there.
   __device__ static int first_byte() {

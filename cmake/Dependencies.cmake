@@ -4,7 +4,6 @@ find_package(fmt REQUIRED)
 find_package(hwy REQUIRED)
 find_package(nlohmann_json REQUIRED)
 if(FLASHLAB_BUILD_CLI)
-  find_package(CLI11 REQUIRED)
   # Static: the program asks its user's machine for nothing but libc and libm.
   set(ZLIB_USE_STATIC_LIBS ON)
   find_package(ZLIB REQUIRED)

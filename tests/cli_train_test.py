@@ -273,6 +273,8 @@ class ExplainStep(Folder):
         less = whole["device_bytes"] * 9 // 10
         out = run("explain", "step", "--size", "small", f"--fit={less}").stdout
         self.assertRegex(out, r"keeps    --checkpoint (norms|mlp)")
+        bare = run("explain", "step", "--size", "tiny", "--fit")  # what is left here
+        self.assertIn("keeps    everything", bare.stdout, bare.stderr)
         self.refused(["explain", "step", "--size", "small", "--fit=1MB"], "at most 1000000")
         self.refused(["explain", "step", "--size", "small", "--fit=1MB", "--checkpoint", "1"],
                      "leave one of them out")

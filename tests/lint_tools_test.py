@@ -24,8 +24,8 @@ import run_tests  # noqa: E402
 import suite  # noqa: E402
 
 BASICS = ("bash", "dirname", "grep", "sed", "sort", "head", "tail", "mkdir", "cat", "env", "touch")
-PRESENT = "cmake ninja-build python3 libhwy-dev libfmt-dev libcli11-dev nlohmann-json3-dev " \
-          "zlib1g-dev libopenblas-pthread-dev libgtest-dev libgmock-dev".split()
+PRESENT = "cmake ninja-build python3 libhwy-dev libfmt-dev nlohmann-json3-dev zlib1g-dev " \
+          "libopenblas-pthread-dev libgtest-dev libgmock-dev".split()
 
 
 class Machine:

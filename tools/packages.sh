@@ -14,8 +14,8 @@ shift
 by_hand="sudo apt-get update && sudo apt-get install -y --no-install-recommends"
 
 declare -A packages=(
-  [build]="g++ cmake ninja-build python3 libhwy-dev libfmt-dev libcli11-dev nlohmann-json3-dev
-    zlib1g-dev libopenblas-pthread-dev libgtest-dev libgmock-dev"
+  [build]="g++ cmake ninja-build python3 libhwy-dev libfmt-dev nlohmann-json3-dev zlib1g-dev
+    libopenblas-pthread-dev libgtest-dev libgmock-dev"
   [verify]="clang-format clang libclang-rt-14-dev"
   [python]="python3-venv"
   [extension]="python3-venv python3-dev"
@@ -29,8 +29,7 @@ declare -A probes=(
   [g++]="command g++" [cmake]="command cmake" [ninja-build]="command ninja"
   [python3]="command python3" [clang-format]="command clang-format" [clang]="command clang++"
   [libhwy-dev]="header hwy/highway.h" [libfmt-dev]="header fmt/format.h"
-  [libcli11-dev]="header CLI/CLI.hpp" [nlohmann-json3-dev]="header nlohmann/json.hpp"
-  [zlib1g-dev]="header zlib.h"
+  [nlohmann-json3-dev]="header nlohmann/json.hpp" [zlib1g-dev]="header zlib.h"
   [libopenblas-pthread-dev]="archive libopenblas.a" [libgtest-dev]="header gtest/gtest.h"
   [libgmock-dev]="header gmock/gmock.h" [python3-venv]="module ensurepip"
   [python3-dev]="python-headers"

@@ -115,7 +115,7 @@ class Arguments {
 };
 
 /// argv[1] .. argv[argc - 1] after the command's words have been taken. Throws Failure.
-Arguments parse_arguments(CommandBit bit, std::vector<std::string> words);
+Arguments parse_arguments(CommandBit bit, const std::vector<std::string>& words);
 
 /// The candidate closest to a misspelled word, or empty when none is close.
 std::string closest(std::string_view word, std::span<const std::string> candidates);

@@ -102,7 +102,7 @@ int dispatch(std::vector<std::string> words) {
     print(command_help(spec, terminal_width()));
     return kExitOk;
   }
-  const Arguments arguments = parse_arguments(spec.bit, std::move(words));
+  const Arguments arguments = parse_arguments(spec.bit, words);
   switch (spec.bit) {
     case kInfo:
       return run_info(arguments);

@@ -1,35 +1,14 @@
-// Words of the command line into Arguments. The one place that includes CLI11.
+// Words of the command line into Arguments.
 
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
-#include <deque>
 
 #include "cli/failure.h"
 #include "cli/flags.h"
 
 namespace flashlab::cli {
 namespace {
-
-// A bare --causal must not swallow the next word, which CLI11 would let it: it becomes --causal=,
-// and --causal top-left becomes --causal=top-left.
-std::vector<std::string> join_optional_values(CommandBit bit, std::vector<std::string> words) {
-  std::vector<std::string> out;
-  for (std::size_t i = 0; i < words.size(); ++i) {
-    const FlagSpec* flag = find_flag(words[i]);
-    if (!flag || flag->kind != FlagKind::kOptionalValue || (flag->commands & bit) == 0) {
-      out.push_back(words[i]);
-      continue;
-    }
-    const std::vector<std::string> choices = flag->choices();
-    const bool valued = i + 1 < words.size() &&
-                        std::find(choices.begin(), choices.end(), words[i + 1]) != choices.end();
-    out.push_back(words[i] + "=" + (valued ? words[i + 1] : std::string("?")));
-    i += valued;
-  }
-  return out;
-}
 
 [[noreturn]] void refuse_word(CommandBit bit, const std::string& word) {
   const CommandSpec& spec = command(bit);
@@ -83,97 +62,62 @@ void check_choices(const FlagSpec& flag, const std::string& spelling, const std:
   }
 }
 
+[[noreturn]] void fail_without_value(const FlagSpec& flag, const std::string& spelling) {
+  fail_usage(fmt::format("{0} needs a value: {0} {1}", spelling, flag.value));
+}
+
+// The words of one flag, words[i] and perhaps the next one. Returns the index of its last.
+std::size_t take_flag(const FlagSpec& flag, const std::vector<std::string>& words, std::size_t i,
+                      Arguments& out) {
+  const std::size_t equals = words[i].find('=');
+  const std::string spelling = words[i].substr(0, equals);
+  const bool joined = equals != std::string::npos;
+  if (flag.kind == FlagKind::kSwitch) {
+    if (joined) fail_usage(fmt::format("{0} takes no value; write {0} alone", spelling));
+    if (!out.has(flag.name)) out.add(flag, spelling, "");
+    return i;
+  }
+  std::string value = joined ? words[i].substr(equals + 1) : "";
+  bool bare = false;
+  if (!joined && flag.kind == FlagKind::kOptionalValue) {
+    // A bare --causal must not swallow the next word, unless that is one of its choices.
+    const auto choices = flag.choices ? flag.choices() : std::vector<std::string>{};
+    bare = i + 1 == words.size() ||
+           std::find(choices.begin(), choices.end(), words[i + 1]) == choices.end();
+  }
+  if (!joined && !bare) {
+    if (i + 1 == words.size() || words[i + 1].starts_with("--")) fail_without_value(flag, spelling);
+    value = words[++i];
+  }
+  if (value.empty() && !bare) fail_without_value(flag, spelling);
+  if (const std::optional<std::string> first = out.value(flag.name)) {
+    fail_usage(fmt::format("{0} is given twice; lists are written with commas: {0} {1},{2}",
+                           spelling, *first, value));
+  }
+  if (!bare) check_choices(flag, spelling, value);
+  out.add(flag, spelling, std::move(value));
+  return i;
+}
+
 }  // namespace
 
-Arguments parse_arguments(CommandBit bit, std::vector<std::string> words) {
-  CLI::App app;
-  app.set_help_flag();
-  app.allow_extras();
-  struct Bound {
-    const FlagSpec* flag;
-    CLI::Option* option;
-    std::vector<std::string> values;
-  };
-  std::deque<Bound> bound;  // options keep pointers into it
-  for (const FlagSpec* flag : flags_of(bit)) {
-    std::string names(flag->name);
-    if (!flag->alias.empty()) names += "," + std::string(flag->alias);
-    Bound& entry = bound.emplace_back(Bound{flag, nullptr, {}});
-    if (flag->kind == FlagKind::kSwitch) {
-      entry.option = app.add_flag(names);
-      entry.option->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
-    } else {
-      entry.option = app.add_option(names, entry.values)
-                         ->expected(1)
-                         ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
-      entry.option->allow_extra_args(false);
-    }
-  }
-
-  std::vector<std::string> joined = join_optional_values(bit, std::move(words));
-  const std::vector<std::string> typed = joined;
-  std::reverse(joined.begin(), joined.end());  // CLI11 takes them from the back
-  try {
-    app.parse(std::move(joined));
-  } catch (const CLI::ArgumentMismatch&) {
-    // The flag at the end has no value; which one, CLI11 says in words that we do not want to
-    // parse.
-    fail_usage(fmt::format("{} needs a value; flashlab {} --help shows which", typed.back(),
-                           command(bit).name));
-  } catch (const CLI::ParseError& error) {
-    fail_usage(fmt::format("{}; flashlab {} --help shows what is accepted", error.what(),
-                           command(bit).name));
-  }
-
+Arguments parse_arguments(CommandBit bit, const std::vector<std::string>& words) {
+  const std::vector<const FlagSpec*> known = flags_of(bit);
   Arguments out;
   out.set_command(bit);
-  for (const Bound& entry : bound) {
-    if (entry.flag->kind != FlagKind::kSwitch) continue;
-    for (const std::string& word : typed) {
-      if (word.starts_with(std::string(entry.flag->name) + "=")) {
-        fail_usage(
-            fmt::format("{} takes no value; write {} alone", entry.flag->name, entry.flag->name));
-      }
-    }
-  }
-  // First what misled the parser: a flag that took the next flag for its value.
-  for (const Bound& entry : bound) {
-    if (entry.values.empty() || !entry.values.front().starts_with("--")) continue;
-    fail_usage(fmt::format("{0} needs a value: {0} {1}", entry.flag->name, entry.flag->value));
-  }
-  for (const std::string& word : app.remaining()) {
-    if (word.size() > 1 && word[0] == '-') refuse_word(bit, word);
-  }
-  for (const std::string& word : app.remaining()) {
-    if (command(bit).positional.empty()) refuse_word(bit, word);
-    out.add_positional(word);
-  }
-  for (const Bound& entry : bound) {
-    if (entry.option->count() == 0) continue;
-    std::string spelling(entry.flag->name);
-    for (const std::string& word : typed) {
-      if (!entry.flag->alias.empty() && word.substr(0, word.find('=')) == entry.flag->alias) {
-        spelling = word.substr(0, word.find('='));
-      }
-    }
-    if (entry.flag->kind == FlagKind::kSwitch) {
-      out.add(*entry.flag, spelling, "");
+  for (std::size_t i = 0; i < words.size(); ++i) {
+    const std::string& word = words[i];
+    if (word.size() < 2 || word[0] != '-') {
+      if (command(bit).positional.empty()) refuse_word(bit, word);
+      out.add_positional(word);
       continue;
     }
-    if (entry.values.size() > 1) {
-      fail_usage(fmt::format("{} is given twice; lists are written with commas: {} {},{}", spelling,
-                             spelling, entry.values[0], entry.values[1]));
-    }
-    std::string value = entry.values.empty() ? "" : entry.values.front();
-    if (entry.flag->kind == FlagKind::kOptionalValue && value == "?") {
-      out.add(*entry.flag, spelling, "");
-      continue;
-    }
-    if (value.empty()) {
-      fail_usage(fmt::format("{} needs a value: {} {}", spelling, spelling, entry.flag->value));
-    }
-    check_choices(*entry.flag, spelling, value);
-    out.add(*entry.flag, spelling, std::move(value));
+    const std::string name = word.substr(0, word.find('='));
+    const auto flag = std::find_if(known.begin(), known.end(), [&](const FlagSpec* one) {
+      return one->name == name || one->alias == name;
+    });
+    if (flag == known.end()) refuse_word(bit, word);
+    i = take_flag(**flag, words, i, out);
   }
   return out;
 }

@@ -1,18 +1,18 @@
-# What keeps every build short; a wheel's does more (cmake/Wheel.cmake), and the tests have headers
-# of their own (tests/CMakeLists.txt). Included after the targets. Seconds are of one file, g++ 12,
-# a Xeon of two cores, 2026-11-22.
+# What keeps every build short; the tests have headers of their own (tests/CMakeLists.txt). Included
+# after the targets. Seconds are of one file, g++ 12, where nothing else stands of a Xeon of two
+# cores, 2026-11-22.
 
-# What prepares, checks and talks does not gain from -O3: cli/parse.cpp 18.1 s, with -O1 13.7;
-# `flashlab check --device cpu` takes as long with either.
-# Of the training library so only what prepares: train/plan/step_plan.cpp 4.7 s, so and with read
-# headers 2.0; loops over tensors and over text are in its cpu/ and data/.
+# What prepares, checks and talks does not gain from -O3, nor the command line and the instruments
+# from more than -Og: launch/sm90_forward.cpp 1.8 s, with -O1 1.2; profile/ 12.0 s with -O1, with
+# -Og 9.5 (two busy cores of an EPYC, 2026-11-24). Loops over tensors and over text keep -O3, below.
 set(talkers flashlab_cases)
 if(FLASHLAB_BUILD_CLI)
   list(APPEND talkers flashlab_lab flashlab_profile flashlab_train flashlab_cli)
 endif()
 if(CMAKE_BUILD_TYPE STREQUAL "Release")
+  target_compile_options(flashlab PRIVATE -O1)
   foreach(target IN LISTS talkers)
-    target_compile_options(${target} PRIVATE -O1)
+    target_compile_options(${target} PRIVATE -Og)
   endforeach()
 endif()
 
@@ -26,34 +26,44 @@ if(fmt_version AND NOT BUILD_SHARED_LIBS)
   set_target_properties(fmt::fmt-header-only PROPERTIES INTERFACE_COMPILE_DEFINITIONS "")
 endif()
 
-# What nearly every file of a target includes is read once; the presets dev and tsan go without, so
-# that a file that includes too little is found. Kernels of an instruction set stay out: what they
-# include is compiled for their own instruction set and must not become anybody else's
-# (docs/decisions/0003).
-get_target_property(sources flashlab SOURCES)
-foreach(file IN LISTS sources)
-  cmake_path(ABSOLUTE_PATH file BASE_DIRECTORY ${PROJECT_SOURCE_DIR}/src NORMALIZE)
-  if(file MATCHES "/src/cpu/.*(simd/|tile_kernels|weighted_sum)")
-    set_property(SOURCE ${file} TARGET_DIRECTORY flashlab PROPERTY SKIP_PRECOMPILE_HEADERS ON)
+# What nearly every file includes is read once; the presets dev and tsan go without, so that a file
+# that includes too little is found. Kernels of an instruction set stay out: what they include is
+# compiled for their own instruction set and must not become anybody else's (docs/decisions/0003).
+foreach(target IN ITEMS flashlab flashlab_train)
+  if(NOT TARGET ${target})
+    continue()
+  endif()
+  get_target_property(sources ${target} SOURCES)
+  get_target_property(folder ${target} SOURCE_DIR)
+  foreach(file IN LISTS sources)
+    cmake_path(ABSOLUTE_PATH file BASE_DIRECTORY ${folder} NORMALIZE)
+    if(file MATCHES "/src/(cpu|reference|train/cpu|train/data/bpe.cpp)")
+      set_property(SOURCE ${file} TARGET_DIRECTORY ${target} APPEND PROPERTY
+        COMPILE_OPTIONS $<$<CONFIG:Release>:-O3>)
+    endif()
+    if(file MATCHES "/src/(cpu/.*(simd/|tile_kernels|weighted_sum)|train/cpu/|train/data/bpe.cpp)")
+      set_property(SOURCE ${file} TARGET_DIRECTORY ${target} PROPERTY SKIP_PRECOMPILE_HEADERS ON)
+    endif()
+  endforeach()
+endforeach()
+set(headers <fmt/format.h> <algorithm> <cstdint> <functional> <map> <memory> <mutex>
+  <optional> <span> <string> <string_view> <unordered_map> <vector>
+  ${PROJECT_SOURCE_DIR}/include/flashlab/flashlab.h)
+add_library(flashlab_headers OBJECT ${CMAKE_CURRENT_LIST_DIR}/headers.cpp)
+target_include_directories(flashlab_headers PRIVATE ${PROJECT_SOURCE_DIR}/include)
+target_link_libraries(flashlab_headers PRIVATE flashlab_flags fmt::fmt-header-only)
+target_precompile_headers(flashlab_headers PRIVATE ${headers})
+foreach(target IN ITEMS flashlab ${talkers})
+  get_target_property(unwatched ${target} FLASHLAB_UNWATCHED)
+  if(unwatched OR BUILD_SHARED_LIBS)  # other flags, other headers
+    target_precompile_headers(${target} PRIVATE ${headers})
+  else()
+    target_precompile_headers(${target} REUSE_FROM flashlab_headers)
   endif()
 endforeach()
 if(FLASHLAB_BUILD_CLI)
-  get_target_property(sources flashlab_train SOURCES)
-  foreach(file IN LISTS sources)
-    if(file MATCHES "/src/train/(cpu/|data/bpe.cpp)")
-      set_property(SOURCE ${file} TARGET_DIRECTORY flashlab_train APPEND PROPERTY
-        COMPILE_OPTIONS $<$<CONFIG:Release>:-O3>)
-      set_property(SOURCE ${file} TARGET_DIRECTORY flashlab_train PROPERTY
-        SKIP_PRECOMPILE_HEADERS ON)
-    endif()
-  endforeach()
+  target_compile_options(flashlab_cli PRIVATE -fPIC)  # as the libraries, whose headers it reads
 endif()
-set(headers <fmt/format.h> <algorithm> <cstdint> <functional> <map> <memory> <mutex> <optional>
-  <span> <string> <string_view> <unordered_map> <vector>
-  ${PROJECT_SOURCE_DIR}/include/flashlab/flashlab.h)
-foreach(target IN ITEMS flashlab ${talkers})
-  target_precompile_headers(${target} PRIVATE ${headers})
-endforeach()
 if(CMAKE_CXX_COMPILER_ID STREQUAL GNU AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13
     AND NOT CMAKE_DISABLE_PRECOMPILE_HEADERS)
   # Read so, g++ 12 forgets that std::string is the system's and tells its false alarms (its bug

@@ -1,0 +1,1 @@
+// What the headers of all targets are read for (BuildTime.cmake).

@@ -5,6 +5,8 @@ option(FLASHLAB_BUILD_FUZZERS "Build the fuzz targets" OFF)
 option(FLASHLAB_BUILD_WHEEL "Build the Python package; pyproject.toml asks for it" OFF)
 option(FLASHLAB_FOLDERS_AS_ONE "Compile a folder's files as one: short builds, no incremental ones"
   ${FLASHLAB_BUILD_WHEEL})
+set(FLASHLAB_BUILT "" CACHE PATH
+  "For a wheel: a build folder of this tree whose library and command line are taken as they are")
 option(FLASHLAB_WERROR "Treat warnings as errors" OFF)
 option(BUILD_SHARED_LIBS "Build libflashlab.so instead of libflashlab.a" OFF)
 set(FLASHLAB_SANITIZE "" CACHE STRING "Sanitizers: address+undefined, thread")

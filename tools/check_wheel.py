@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""A wheel from nothing, and whether it is what it should be:  tools/check_wheel.py [--keep] [--all]
+"""A wheel, and whether it is what it should be:
+  tools/check_wheel.py [--keep] [--all] [--built FOLDER]
 
-Builds the wheel as pip does, in an environment of its own and without what this machine has of CUDA
-or PyTorch; looks at what it links and which glibc it asks for, and tags it with the manylinux
-platform that this makes true (pip's own tag, linux_x86_64, says nothing and no index takes it);
-installs it with NumPy into a fresh environment and calls it there. Where there is a compiler of GPU
-kernels the wheel must carry the common ones compiled: of one architecture here, with --all of every
-one that a published wheel has. Exit code 0, 1 when something is wrong, 77 without a network.
+Builds the wheel as pip does, from nothing or around the library and the command line of a build
+folder, in an environment of its own and without what this machine has of CUDA or PyTorch; looks at
+what it links and which glibc it asks for, and tags it with the manylinux platform that this makes
+true (pip's own tag, linux_x86_64, says nothing and no index takes it); installs it with NumPy into
+a fresh environment and calls it there. Where there is a compiler of GPU kernels the wheel must
+carry the common ones compiled: of one architecture here, with --all of every one that a published
+wheel has. Exit code 0, 1 when something is wrong, 77 without a network.
 """
 
 import argparse
@@ -126,7 +128,7 @@ def tag(python, wheel, glibc):
     return tagged[0]
 
 
-def check(folder, everything):
+def check(folder, everything, built):
     python = environment(os.path.join(folder, "env"))
     if not online(python):
         print("skipped: pip reaches no package index")
@@ -136,6 +138,8 @@ def check(folder, everything):
     settings = [f"build-dir={os.path.join(folder, 'build')}"]
     if not everything:
         settings.append("cmake.define.FLASHLAB_KERNEL_ARCHITECTURES=sm_80")  # the fewest
+    if built:
+        settings.append(f"cmake.define.FLASHLAB_BUILT={os.path.abspath(built)}")
     run(python, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", wheels,
         *[word for one in settings for word in ("--config-settings", one)], source.ROOT,
         env={**os.environ, **nvrtc.environment()})
@@ -154,10 +158,12 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--keep", action="store_true", help="leave the folder, and say where it is")
     parser.add_argument("--all", action="store_true", help="kernels of every architecture")
+    parser.add_argument("--built", metavar="FOLDER", help="a build folder with libflashlab.a and "
+                        "the command line, which are then not compiled again")
     asked = parser.parse_args()
     folder = tempfile.mkdtemp(prefix="flashlab-wheel-")
     try:
-        return check(folder, asked.all)
+        return check(folder, asked.all, asked.built)
     except Wrong as wrong:
         print(f"wrong: {wrong}", file=sys.stderr)
         return 1

@@ -8,6 +8,7 @@ library, clang-tidy. Exit code 0 when nothing failed.
 """
 
 import argparse
+import concurrent.futures
 import json
 import os
 import re
@@ -15,6 +16,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 import build
@@ -105,7 +107,7 @@ class Verify:
     def __init__(self, label, everything, only):
         self.label, self.everything, self.only = label, everything, only
         self.passed = self.failed = self.skipped = 0
-        self.clang = None
+        self.lock = threading.Lock()
 
     def wants(self, *names):
         """Whether --only leaves a check with one of these names, or that begins so."""
@@ -123,26 +125,32 @@ class Verify:
         verdict, detail = "ok", ""
         try:
             function(*arguments)
-            self.passed += 1
         except Skip as reason:
             verdict = f"skipped: {reason}"
-            self.skipped += 1
         except (Failure, build.BuildError) as failure:
             verdict, detail = "FAILED", str(failure)
-            self.failed += 1
         clear = "\r\033[K" if live else ""
-        print(f"{clear}{self.label:<5} {'verify':<10} {name:<44} {verdict:<11} "
-              f"{console.seconds(time.monotonic() - start)}", flush=True)
-        if detail:
-            print("  " + detail.replace("\n", "\n  "), flush=True)
+        with self.lock:
+            self.passed += verdict == "ok"
+            self.failed += verdict == "FAILED"
+            self.skipped += verdict.startswith("skipped")
+            print(f"{clear}{self.label:<5} {'verify':<10} {name:<44} {verdict:<11} "
+                  f"{console.seconds(time.monotonic() - start)}", flush=True)
+            if detail:
+                print("  " + detail.replace("\n", "\n  "), flush=True)
         return verdict == "ok"
 
+    def check_together(self, checks):
+        """As many at once as there are cores, for checks that wait or keep one core busy."""
+        with concurrent.futures.ThreadPoolExecutor(console.jobs()) as pool:
+            list(pool.map(lambda one: self.check(*one), checks))
+
     def read_the_tree(self):
-        self.check("format", run, ["tools/format.sh", "--check"], "format")
-        self.check("lint", run, ["tools/lint.py"], "lint")
-        self.check("docs", run, ["tools/check_docs.py"], "docs")
-        self.check("tables", run, ["tools/bench_tables.py", "--check"], "tables")
-        self.check("headers", run, ["tools/check_headers.py"], "headers")
+        self.check_together([("headers", run, ["tools/check_headers.py"], "headers"),
+                             ("format", run, ["tools/format.sh", "--check"], "format"),
+                             ("lint", run, ["tools/lint.py"], "lint"),
+                             ("docs", run, ["tools/check_docs.py"], "docs"),
+                             ("tables", run, ["tools/bench_tables.py", "--check"], "tables")])
 
     def kernels(self):
         """Every kernel compiles, fits and does not spill; the table stands in the log."""
@@ -150,6 +158,13 @@ class Verify:
         build.build(step, "build", [], ["flashlab_cli"])
         run(["tools/check_kernels.py", *(["--all"] if self.everything else [])], "kernels",
             timeout=6 * 3600 if self.everything else 900)
+
+    def wheel(self):
+        """Around what is built already, or as it is published: from nothing."""
+        if not self.everything:
+            build.build(console.Step(self.label, "wheel"), "build", [], ["flashlab_cli"])
+        run(["tools/check_wheel.py", *(["--all"] if self.everything else ["--built", "build"])],
+            "wheel")
 
     def gpu_kernels(self):
         self.check("kernels", self.kernels)
@@ -182,10 +197,9 @@ class Verify:
         if not self.check(f"asan build ({compiler})", self.build_preset, "asan", compiler,
                           lambda folder: [*test_programs(folder, wanted), *FUZZ_TARGETS]):
             return
-        for name in test_programs("build/asan", wanted):
-            self.check(f"asan {name}", self.run_test, "asan", name)
-        for name in FUZZ_TARGETS:
-            self.check(f"fuzz {name}", self.fuzz, name)
+        self.check_together([*((f"fuzz {name}", self.fuzz, name) for name in FUZZ_TARGETS),
+                             *((f"asan {name}", self.run_test, "asan", name)
+                               for name in test_programs("build/asan", wanted))])
 
     def fuzz(self, name):
         seconds = FUZZ_SECONDS_ALL if self.everything else FUZZ_SECONDS
@@ -211,8 +225,8 @@ class Verify:
         wanted = None if self.everything else TSAN_TESTS
         if self.check("tsan build (g++)", self.build_preset, "tsan", "g++",
                       lambda folder: test_programs(folder, wanted)):
-            for name in test_programs("build/tsan", wanted):
-                self.check(f"tsan {name}", self.run_test, "tsan", name, launcher)
+            self.check_together([(f"tsan {name}", self.run_test, "tsan", name, launcher)
+                                 for name in test_programs("build/tsan", wanted)])
 
     @staticmethod
     def skip(reason):
@@ -241,8 +255,7 @@ class Verify:
     def all_checks(self):
         self.read_the_tree()
         self.gpu_kernels()
-        self.check("wheel", run, ["tools/check_wheel.py", *(["--all"] if self.everything else [])],
-                   "wheel")
+        self.check("wheel", self.wheel)
         self.thread_sanitizer()
         self.address_sanitizer()
         if self.everything:

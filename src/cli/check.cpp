@@ -18,6 +18,7 @@
 #include "lab/measure/gpu_ruler.h"
 #include "lab/report/text.h"
 #include "lab/results/results_json.h"
+#include "train/data/files.h"
 
 namespace flashlab::cli {
 namespace {
@@ -212,7 +213,7 @@ void write_json(const std::string& path, const lab::CheckSummary& summary, const
   const std::string text = out.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
   if (path == "-") {
     print(text);
-  } else if (Status status = lab::write_text_file(path, text); !status.ok()) {
+  } else if (Status status = train::write_file(path, text); !status.ok()) {
     fail("--json " + status.message());
   }
 }

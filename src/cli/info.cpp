@@ -20,6 +20,7 @@
 #include "lab/measure/cpu_roof.h"
 #include "lab/report/text.h"
 #include "lab/results/results_json.h"
+#include "train/data/files.h"
 
 namespace flashlab::cli {
 namespace {
@@ -196,7 +197,7 @@ void print_json(const std::string& path, const Context& context,
     print(text);
     return;
   }
-  if (Status status = lab::write_text_file(path, text); !status.ok()) {
+  if (Status status = train::write_file(path, text); !status.ok()) {
     fail("--json " + status.message());
   }
 }

@@ -18,7 +18,7 @@
 #include "lab/machine/monitor.h"
 #include "lab/report/numbers.h"
 #include "lab/report/text.h"
-#include "lab/results/results_json.h"
+#include "train/data/files.h"
 
 namespace flashlab::cli {
 namespace {
@@ -152,7 +152,7 @@ bool write_files(const Asked& asked, const lab::Monitor& monitor,
   bool complete = true;
   const auto write = [&](const char* flag, const std::string& path, const std::string& text) {
     if (path.empty() || path == "-") return;
-    if (const Status s = lab::write_text_file(path, text); !s.ok()) {
+    if (const Status s = train::write_file(path, text); !s.ok()) {
       note(std::string(flag) + " " + s.message());
       complete = false;
     }

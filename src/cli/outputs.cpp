@@ -19,6 +19,7 @@
 #include "lab/report/formats.h"
 #include "lab/report/group.h"
 #include "lab/report/output.h"
+#include "train/data/files.h"
 
 namespace flashlab::cli {
 namespace {
@@ -146,7 +147,7 @@ void Outputs::begin(lab::Environment environment, std::size_t planned) {
     const std::string path = arguments_.value(flag).value_or("");
     // An empty file now says "no permission" before anything is measured, not after.
     if (path.empty() || path == "-" || std::filesystem::exists(path)) continue;
-    if (Status status = lab::write_text_file(path, ""); !status.ok()) {
+    if (Status status = train::write_file(path, ""); !status.ok()) {
       throw Failure{kExitUsage, std::string(flag) + " " + status.message()};
     }
   }
@@ -174,7 +175,7 @@ void Outputs::write(const char* flag, const std::string& text) {
   const std::string path = arguments_.value(flag).value_or("");
   if (path == "-") {
     print(text);
-  } else if (Status status = lab::write_text_file(path, text); !status.ok()) {
+  } else if (Status status = train::write_file(path, text); !status.ok()) {
     report_failure(flag, status);
   }
 }

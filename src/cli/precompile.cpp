@@ -12,7 +12,7 @@
 #include "lab/kernels/precompile.h"
 #include "lab/kernels/problem_file.h"
 #include "lab/machine/memory.h"
-#include "lab/results/results_json.h"
+#include "train/data/files.h"
 
 namespace flashlab::cli {
 namespace {
@@ -98,7 +98,7 @@ void write_json(const std::string& path, const std::vector<lab::CompiledVariant>
   const std::string text =
       out.dump(1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
   if (path == "-") return print(text);
-  if (const Status s = lab::write_text_file(path, text); !s.ok()) fail("--json " + s.message());
+  if (const Status s = train::write_file(path, text); !s.ok()) fail("--json " + s.message());
 }
 
 }  // namespace

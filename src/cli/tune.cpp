@@ -12,9 +12,9 @@
 #include "cli/terminal.h"
 #include "cli/values.h"
 #include "lab/machine/environment.h"
-#include "lab/results/results_json.h"
 #include "lab/subjects/attention/attention_subject.h"
 #include "lab/tune/tune.h"
+#include "train/data/files.h"
 
 namespace flashlab::cli {
 namespace {
@@ -82,7 +82,7 @@ std::string output_path(const Arguments& arguments) {
 
 // The library refuses a table that others may write to, whatever the user's mask lets them.
 void write_table(const std::string& path, const std::string& text) {
-  if (const Status written = lab::write_text_file(path, text); !written.ok()) fail(written);
+  if (const Status written = train::write_file(path, text); !written.ok()) fail(written);
   std::error_code ignored;
   if (std::filesystem::is_regular_file(path, ignored)) {
     using std::filesystem::perms;

@@ -17,6 +17,7 @@
 #include "lab/report/plots.h"
 #include "lab/report/text.h"
 #include "lab/results/results_json.h"
+#include "train/data/files.h"
 
 extern char** environ;  // NOLINT: POSIX names it so
 
@@ -91,7 +92,7 @@ class Writer {
 
   bool write(const fs::path& name, std::string_view text) {
     const fs::path path = folder_ / name;
-    Status status = write_text_file(path, text);
+    Status status = train::write_file(path, text);
     if (status.ok()) {
       out.files.push_back(path);
       return true;

@@ -25,12 +25,7 @@ Result<ResultFile> parse_results(std::string_view text, std::string_view source 
 /// Errors: kIoError (cannot be read), kInvalidArgument as parse_results.
 Result<ResultFile> read_results(const std::filesystem::path& path);
 
-/// Replaces the file at once: a reader, or a crash, sees the old contents or the new, never half.
-/// A target that is no regular file (a pipe, a device) is written in place.
-/// Errors: kIoError (full disk, no permission, no such folder); the old file is then untouched.
-Status write_text_file(const std::filesystem::path& path, std::string_view text);
-
-/// write_text_file of to_json.
+/// train::write_file of to_json.
 Status write_results(const std::filesystem::path& path, const ResultFile& file);
 
 /// Results saved as they come: after every `add` the file on disk holds all of them, so that an

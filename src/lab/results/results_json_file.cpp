@@ -10,6 +10,7 @@
 
 #include "lab/machine/memory.h"
 #include "lab/results/results_json.h"
+#include "train/data/files.h"
 
 namespace flashlab::lab {
 namespace {
@@ -25,19 +26,6 @@ Status io_error(const fs::path& path, std::string got, std::string expected, std
           {path.string(), std::move(got), std::move(expected), std::move(remedy)}};
 }
 
-Status write_error(const fs::path& path, int error, std::size_t bytes) {
-  std::string remedy = "choose another file";
-  if (error == ENOSPC || error == EDQUOT) {
-    remedy = "free some space there, or choose a file on another disk";
-  } else if (error == EACCES || error == EPERM || error == EROFS) {
-    remedy = "choose a folder that you may write to";
-  } else if (error == ENOENT || error == ENOTDIR) {
-    remedy = "make the folder first, or choose another one";
-  }
-  return io_error(path, error_text(error), fmt::format("a file that takes {} bytes", bytes),
-                  std::move(remedy));
-}
-
 /// Closes on every way out.
 class File {
  public:
@@ -48,78 +36,15 @@ class File {
   File(const File&) = delete;
   File& operator=(const File&) = delete;
   int get() const { return descriptor_; }
-  /// 0, or the errno of a close that reports a late write error (network file systems do).
-  int close_now() {
-    const int result = close(descriptor_) == 0 ? 0 : errno;
-    descriptor_ = -1;
-    return result;
-  }
 
  private:
   int descriptor_;
 };
 
-/// 0 or errno.
-int write_all(int descriptor, std::string_view text) {
-  while (!text.empty()) {
-    const ssize_t written = write(descriptor, text.data(), text.size());
-    if (written < 0) {
-      if (errno == EINTR) continue;
-      return errno;
-    }
-    if (written == 0) return EIO;
-    text.remove_prefix(static_cast<std::size_t>(written));
-  }
-  return 0;
-}
-
-/// Whether the path names, or will name, a regular file: only such a one can be replaced.
-bool replaceable(const fs::path& path) {
-  struct stat info {};
-  if (stat(path.c_str(), &info) != 0) return true;
-  return S_ISREG(info.st_mode);
-}
-
 }  // namespace
 
-Status write_text_file(const fs::path& path, std::string_view text) {
-  if (path.empty()) {
-    return io_error("file", "an empty name", "a path", "name the file to write");
-  }
-  if (!replaceable(path)) {
-    File file(open(path.c_str(), O_WRONLY | O_CLOEXEC));
-    if (file.get() < 0) return write_error(path, errno, text.size());
-    if (const int error = write_all(file.get(), text)) return write_error(path, error, text.size());
-    if (const int error = file.close_now()) return write_error(path, error, text.size());
-    return {};
-  }
-
-  // Through a symbolic link the file it names is replaced, not the link.
-  std::error_code ignored;
-  const fs::path canonical = fs::weakly_canonical(path, ignored);
-  const fs::path target = canonical.empty() ? path : canonical;
-  // In the same folder: rename is atomic only inside one file system.
-  const fs::path temporary = target.string() + fmt::format(".{}.tmp", getpid());
-  int error = 0;
-  {
-    File file(open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
-    if (file.get() < 0) return write_error(path, errno, text.size());
-    error = write_all(file.get(), text);
-    // A full disk may show only when delayed blocks are laid out.
-    if (error == 0 && fsync(file.get()) != 0 && errno != EINVAL) error = errno;
-    const int late = file.close_now();
-    if (error == 0) error = late;
-  }
-  if (error == 0 && rename(temporary.c_str(), target.c_str()) != 0) error = errno;
-  if (error != 0) {
-    unlink(temporary.c_str());
-    return write_error(path, error, text.size());
-  }
-  return {};
-}
-
 Status write_results(const fs::path& path, const ResultFile& file) {
-  return write_text_file(path, to_json(file));
+  return train::write_file(path, to_json(file));
 }
 
 Result<ResultFile> read_results(const fs::path& path) {
@@ -155,13 +80,13 @@ Result<ResultFile> read_results(const fs::path& path) {
 }
 
 Result<ResultWriter> ResultWriter::create(fs::path path, ResultFile file) {
-  const bool rewritable = replaceable(path);
+  const bool rewritable = train::replaceable(path);
   ResultWriter out(std::move(path), rewritable);
   out.file_ = std::move(file);
   if (rewritable) {
     if (Status status = write_results(out.path_, out.file_); !status.ok()) return status;
   } else if (access(out.path_.c_str(), W_OK) != 0) {
-    return write_error(out.path_, errno, to_json(out.file_).size());
+    return train::write_error(out.path_, errno, to_json(out.file_).size());
   }
   return out;
 }

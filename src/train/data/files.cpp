@@ -2,14 +2,41 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
 #include <fstream>
 #include <iterator>
+#include <system_error>
 
 namespace flashlab::train {
+namespace {
+
+namespace fs = std::filesystem;
+
+// 0 or errno. Closes the file on every way.
+int write_and_close(int file, std::string_view bytes, bool sync) {
+  if (file < 0) return errno;
+  int error = 0;
+  while (error == 0 && !bytes.empty()) {
+    const ssize_t written = ::write(file, bytes.data(), bytes.size());
+    if (written < 0) {
+      if (errno != EINTR) error = errno;
+    } else if (written == 0) {
+      error = EIO;
+    } else {
+      bytes.remove_prefix(static_cast<std::size_t>(written));
+    }
+  }
+  // A full disk may show only when delayed blocks are laid out, and a network's only at the end.
+  if (error == 0 && sync && ::fsync(file) != 0 && errno != EINVAL) error = errno;
+  if (::close(file) != 0 && error == 0) error = errno;
+  return error;
+}
+
+}  // namespace
 
 Status io_error(const std::filesystem::path& path, const char* doing) {
   return {StatusCode::kIoError,
@@ -31,29 +58,47 @@ Result<std::string> read_file(const std::filesystem::path& path) {
   return text;
 }
 
-Status write_file(const std::filesystem::path& path, std::string_view bytes) {
-  const std::filesystem::path temporary = path.string() + fmt::format(".{}.tmp", ::getpid());
-  const int file = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-  if (file < 0) return io_error(path, "write");
-  while (!bytes.empty()) {
-    const ssize_t written = ::write(file, bytes.data(), bytes.size());
-    if (written < 0 && errno == EINTR) continue;
-    if (written <= 0) {
-      const Status failed = io_error(path, "write");
-      ::close(file);
-      ::unlink(temporary.c_str());
-      return failed;
-    }
-    bytes.remove_prefix(static_cast<std::size_t>(written));
+Status write_error(const fs::path& path, int error, std::size_t bytes) {
+  std::string remedy = "choose another file";
+  if (error == ENOSPC || error == EDQUOT) {
+    remedy = "free some space there, or choose a file on another disk";
+  } else if (error == EACCES || error == EPERM || error == EROFS) {
+    remedy = "choose a folder that you may write to";
+  } else if (error == ENOENT || error == ENOTDIR) {
+    remedy = "make the folder first, or choose another one";
   }
-  const bool synced = ::fsync(file) == 0;
-  const bool closed = ::close(file) == 0;
-  if (!synced || !closed || ::rename(temporary.c_str(), path.c_str()) != 0) {
-    const Status failed = io_error(path, "write");
-    ::unlink(temporary.c_str());
-    return failed;
+  return {StatusCode::kIoError,
+          {path.string(), std::generic_category().message(error),
+           fmt::format("a file that takes {} bytes", bytes), std::move(remedy)}};
+}
+
+bool replaceable(const fs::path& path) {
+  struct stat info {};
+  return ::stat(path.c_str(), &info) != 0 || S_ISREG(info.st_mode);
+}
+
+Status write_file(const fs::path& path, std::string_view bytes) {
+  if (path.empty()) {
+    return {StatusCode::kIoError, {"file", "an empty name", "a path", "name the file to write"}};
   }
-  return {};
+  int error = 0;
+  if (!replaceable(path)) {
+    error = write_and_close(::open(path.c_str(), O_WRONLY | O_CLOEXEC), bytes, /*sync=*/false);
+    return error == 0 ? Status() : write_error(path, error, bytes.size());
+  }
+  // Through a symbolic link the file it names is replaced, not the link.
+  std::error_code ignored;
+  const fs::path canonical = fs::weakly_canonical(path, ignored);
+  const fs::path target = canonical.empty() ? path : canonical;
+  // In the same folder: rename is atomic only inside one file system.
+  const fs::path temporary = target.string() + fmt::format(".{}.tmp", ::getpid());
+  const int file = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  if (file < 0) return write_error(path, errno, bytes.size());
+  error = write_and_close(file, bytes, /*sync=*/true);
+  if (error == 0 && ::rename(temporary.c_str(), target.c_str()) != 0) error = errno;
+  if (error == 0) return {};
+  ::unlink(temporary.c_str());
+  return write_error(path, error, bytes.size());
 }
 
 void sync_folder(const std::filesystem::path& folder) {

@@ -16,9 +16,16 @@ Status io_error(const std::filesystem::path& path, const char* doing);
 /// Errors: kIoError (missing, a folder, not readable).
 Result<std::string> read_file(const std::filesystem::path& path);
 
+/// kIoError of a file that could not be written for `error`, an errno, with what to do about it.
+Status write_error(const std::filesystem::path& path, int error, std::size_t bytes);
+
+/// Whether the path names, or will name, a regular file: only such a one can be replaced.
+bool replaceable(const std::filesystem::path& path);
+
 /// Writes to a temporary name beside `path`, syncs and renames, so that a reader finds the old file
-/// or the new one, whatever ends the process. The temporary is gone after a failure.
-/// Errors: kIoError (a full disk, no permission).
+/// or the new one, whatever ends the process. The temporary is gone after a failure. A device or a
+/// pipe is written to, never replaced; through a symbolic link the file it names is.
+/// Errors: kIoError (a full disk, no permission, an empty name).
 Status write_file(const std::filesystem::path& path, std::string_view bytes);
 
 /// Syncs the folder's own entries, after a rename inside it.

@@ -61,8 +61,27 @@ TEST(Ledger, SortsCutsAndFiltersByPhase) {
   EXPECT_DOUBLE_EQ(backward[0].share, 1);
 }
 
+TEST(Ledger, TheHostsTimeIsAColumnWhereItIsKnown) {
+  Recording r = layered_recording();
+  EXPECT_EQ(ledger_table(make_ledger(r, {}), LedgerKey::kKernel, 100).find("host ms"),
+            std::string::npos);
+  for (Event& event : r.events) event.host_ms = 0.004;
+  const std::vector<LedgerRow> rows = make_ledger(r, {});
+  EXPECT_NEAR(rows.front().host_ms, 0.016, 1e-12) << "four products";
+  EXPECT_NE(ledger_table(rows, LedgerKey::kKernel, 100).find("host ms"), std::string::npos);
+  EXPECT_NE(ledger_csv(rows, LedgerKey::kKernel).find("product,product,,4,8,2,0.8,0.016,"),
+            std::string::npos)
+      << ledger_csv(rows, LedgerKey::kKernel);
+  const auto all = answers(r);
+  EXPECT_TRUE(std::any_of(all.begin(), all.end(), [](const Answer& answer) {
+    return answer.answer == "0.0280 ms for 7 operations, 4.00 us each";
+  }));
+}
+
 TEST(Ledger, TableFitsEightyColumns) {
-  const auto rows = make_ledger(layered_recording(), {.key = LedgerKey::kOperation});
+  Recording r = layered_recording();
+  r.events.front().host_ms = 1;
+  const auto rows = make_ledger(r, {.key = LedgerKey::kOperation});
   const std::string table = ledger_table(rows, LedgerKey::kOperation, 80);
   for (std::size_t at = 0; at < table.size();) {
     const std::size_t end = table.find('\n', at);

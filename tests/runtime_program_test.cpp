@@ -253,7 +253,9 @@ struct Times : internal::StepObserver {
     names.emplace_back(name);
     total += milliseconds;
   }
+  void step_enqueued(double host_milliseconds) override { host.push_back(host_milliseconds); }
   std::vector<std::string> names;
+  std::vector<double> host;
   double total = 0;
 };
 
@@ -270,6 +272,8 @@ TEST_F(Programs, StepsAreTimedForAnObserverAndNamedForAProfiler) {
   }
   EXPECT_THAT(times.names, ElementsAre("a", "b", "c"));
   EXPECT_EQ(times.total, 1.5);
+  EXPECT_EQ(times.host.size(), 3u);
+  EXPECT_THAT(times.host, ::testing::Each(::testing::Gt(0.0)));
   EXPECT_THAT(log_(), HasSubstr("push a\n"));
   EXPECT_THAT(log_(), HasSubstr("push c\nwait"));
   EXPECT_THAT(log_(), HasSubstr("pop\n"));

@@ -68,6 +68,7 @@ void finish_row(LedgerRow& row, int steps, double all_ms, const Roofs& roofs) {
   row.mean_ms = row.total_ms / row.calls;
   row.calls *= scale;
   row.total_ms *= scale;
+  row.host_ms *= scale;
   row.flops *= scale;
   row.bytes *= scale;
   row.share = all_ms > 0 ? row.total_ms / all_ms : 0;
@@ -117,6 +118,7 @@ std::vector<LedgerRow> make_ledger(const Recording& recording, const LedgerOptio
     if (row.phase != event.phase) row.phase.clear();
     row.calls += 1;
     row.total_ms += event.duration_ms;
+    row.host_ms += event.host_ms;
     row.flops += event.flops;
     row.bytes += event.bytes;
     all_ms += event.duration_ms;
@@ -147,27 +149,34 @@ std::string ledger_table(const std::vector<LedgerRow>& rows, LedgerKey key, int 
   using lab::report::format_significant;
   using lab::report::pad_left;
   using lab::report::pad_right;
-  constexpr int kFigures = 66;
+  constexpr int kFigures = 66, kHost = 9, kShortestName = 14;
+  // On a narrow terminal the files have it.
+  const bool host =
+      width >= kShortestName + kFigures + kHost &&
+      std::any_of(rows.begin(), rows.end(), [](const auto& row) { return row.host_ms > 0; });
+  const int figures = host ? kFigures + kHost : kFigures;
   int name_width = lab::report::display_width(to_string(key));
   for (const LedgerRow& row : rows) {
     name_width = std::max(name_width, lab::report::display_width(row.key));
   }
-  name_width = std::min(name_width, std::max(14, width - kFigures));
+  name_width = std::min(name_width, std::max(kShortestName, width - figures));
   const auto figure = [](std::optional<double> value) {
     return value ? format_significant(*value, 3) : std::string("-");
   };
-  std::string out = fmt::format("{}{}{}{}{}{}{}{}  {}\n", pad_right(to_string(key), name_width),
-                                pad_left("calls", 7), pad_left("ms", 9), pad_left("share", 7),
-                                pad_left("ms/call", 9), pad_left("GFLOP/s", 9), pad_left("GB/s", 7),
-                                pad_left("roof", 6), "bound");
+  std::string out =
+      fmt::format("{}{}{}{}{}{}{}{}{}  {}\n", pad_right(to_string(key), name_width),
+                  pad_left("calls", 7), pad_left("ms", 9), pad_left("share", 7),
+                  pad_left("ms/call", 9), host ? pad_left("host ms", 9) : "",
+                  pad_left("GFLOP/s", 9), pad_left("GB/s", 7), pad_left("roof", 6), "bound");
   for (const LedgerRow& row : rows) {
     const std::vector<std::string> name = lab::report::wrap(row.key, name_width);
     for (std::size_t i = 0; i + 1 < name.size(); ++i) out += name[i] + "\n";
-    out += fmt::format("{}{}{}{}{}{}{}{}  {}\n", pad_right(name.back(), name_width),
+    out += fmt::format("{}{}{}{}{}{}{}{}{}  {}\n", pad_right(name.back(), name_width),
                        pad_left(format_significant(row.calls, 3), 7),
                        pad_left(format_significant(row.total_ms, 3), 9),
                        pad_left(fmt::format("{:.1f}%", 100 * row.share), 7),
                        pad_left(format_significant(row.mean_ms, 3), 9),
+                       host ? pad_left(format_significant(row.host_ms, 3), 9) : "",
                        pad_left(figure(row.gflops_per_s), 9), pad_left(figure(row.gb_per_s), 7),
                        pad_left(format_percent(row.roof_share), 6), row.bound);
   }
@@ -177,17 +186,18 @@ std::string ledger_table(const std::vector<LedgerRow>& rows, LedgerKey key, int 
 std::string ledger_csv(const std::vector<LedgerRow>& rows, LedgerKey key) {
   using lab::report::csv_field;
   std::string out = fmt::format(
-      "{},class,phase,calls,total_ms,mean_ms,share,flops,bytes,gflops_per_s,gb_per_s,roof_share,"
-      "bound\r\n",
+      "{},class,phase,calls,total_ms,mean_ms,share,host_ms,flops,bytes,gflops_per_s,gb_per_s,"
+      "roof_share,bound\r\n",
       to_string(key));
   const auto figure = [](std::optional<double> value) {
     return value ? fmt::format("{}", *value) : std::string();
   };
   for (const LedgerRow& row : rows) {
-    out += fmt::format("{},{},{},{},{},{},{},{},{},{},{},{},{}\r\n", csv_field(row.key),
-                       csv_field(row.event_class), csv_field(row.phase), row.calls, row.total_ms,
-                       row.mean_ms, row.share, row.flops, row.bytes, figure(row.gflops_per_s),
-                       figure(row.gb_per_s), figure(row.roof_share), row.bound);
+    out += fmt::format(
+        "{},{},{},{},{},{},{},{},{},{},{},{},{},{}\r\n", csv_field(row.key),
+        csv_field(row.event_class), csv_field(row.phase), row.calls, row.total_ms, row.mean_ms,
+        row.share, row.host_ms > 0 ? fmt::format("{}", row.host_ms) : "", row.flops, row.bytes,
+        figure(row.gflops_per_s), figure(row.gb_per_s), figure(row.roof_share), row.bound);
   }
   return out;
 }

@@ -30,6 +30,7 @@ struct LedgerRow {
   double total_ms = 0;
   double mean_ms = 0;  ///< of one call
   double share = 0;    ///< of all events' time, 0..1
+  double host_ms = 0;  ///< of a GPU: to enqueue them one by one; 0: not known
   double flops = 0;
   double bytes = 0;
   std::optional<double> gflops_per_s;

@@ -103,6 +103,15 @@ std::vector<Answer> answers(const Recording& r) {
         {"Until the host was free again",
          fmt::format("{} of {} ({})", ms(*r.enqueue_ms), ms(step), percent(*r.enqueue_ms / step))});
   }
+  double host_ms = 0;
+  for (const Event& event : r.events) host_ms += event.host_ms / r.steps();
+  const auto operations =
+      static_cast<double>(make_ledger(r, {.key = LedgerKey::kOperation}).size());
+  if (host_ms > 0) {
+    out.push_back({"The host's time to launch the operations one by one",
+                   fmt::format("{} for {:g} operations, {} us each", ms(host_ms), operations,
+                               format_significant(1e3 * host_ms / operations, 3))});
+  }
   out.push_back({"Kernel with the most time in forward", top_kernel(r, "forward")});
   const bool learns = has_phase(r, "backward");
   if (learns) out.push_back({"Kernel with the most time in the step", top_kernel(r, "")});

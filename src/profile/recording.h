@@ -35,6 +35,9 @@ struct Event {
   double start_ms = 0;  ///< from the beginning of the recording
   double duration_ms = 0;
   std::optional<LaunchFacts> launch{};
+  /// Of a GPU: the host's time to enqueue it where operations are launched one by one. Of an
+  /// operation in several kernels the first has it.
+  double host_ms = 0;
 };
 
 /// One step from its call to its end.

@@ -62,6 +62,7 @@ void OperationRecorder::operation_finished(std::size_t index, Clock::time_point 
   Event event = event_of(plan_, index);
   event.start_ms = milliseconds(start - begin_);
   event.duration_ms = milliseconds(end - start);
+  event.host_ms = host_ms_;
   out_.push_back(std::move(event));
 }
 

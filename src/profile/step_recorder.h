@@ -56,8 +56,12 @@ class OperationRecorder final : public train::OperationObserver {
       : plan_(plan), begin_(Clock::now()), out_(out) {}
   void operation_finished(std::size_t index, Clock::time_point start,
                           Clock::time_point end) override;
+  void operation_enqueued(std::size_t /*index*/, double host_milliseconds) override {
+    host_ms_ = host_milliseconds;
+  }
 
  private:
+  double host_ms_ = 0;  // of the operation that is reported next
   const train::StepPlan& plan_;
   Clock::time_point begin_;
   std::vector<Event>& out_;

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <chrono>
 #include <future>
 
 #include "runtime/guard.h"
@@ -92,9 +93,14 @@ class CudaExecutor::Run {
         if (Status s = wait(step.stream, earlier); !s.ok()) return s;
       }
       if (observer != nullptr) mark(step.stream);
+      const auto begin = Clock::now();
       const Status status = std::visit([&](const auto& work) { return run(i, work); }, step.work);
       if (!status.ok()) return status;
-      if (observer != nullptr) mark(step.stream);
+      if (observer != nullptr) {
+        const std::chrono::duration<double, std::milli> busy = Clock::now() - begin;
+        host_ms_.push_back(busy.count());
+        mark(step.stream);
+      }
       if (Status s = record(loaded_.steps[i].event, step.stream); !s.ok()) return s;
     }
     if (Status s = join(); !s.ok()) return s;
@@ -107,6 +113,7 @@ class CudaExecutor::Run {
 
  private:
   using StepObserver = internal::StepObserver;
+  using Clock = std::chrono::steady_clock;
 
   const cuda::GpuDevice& device_of(int stream) const {
     return executor_.device(program_.streams()[index_of(stream)]);
@@ -282,6 +289,7 @@ class CudaExecutor::Run {
       if (start != nullptr && stop != nullptr &&
           api.cuEventSynchronize(stop) == cuda::kCudaSuccess &&
           api.cuEventElapsedTime(&milliseconds, start, stop) == cuda::kCudaSuccess) {
+        observer.step_enqueued(host_ms_[i]);
         observer.step_finished(step.name, milliseconds);
       }
       for (const cuda::CUevent event : {start, stop}) {
@@ -310,6 +318,7 @@ class CudaExecutor::Run {
   const cuda::GpuDevice* current_device_ = nullptr;
   Loaded::Events events_;
   std::vector<cuda::CUevent> marks_;
+  std::vector<double> host_ms_;  // of the steps, where marks are set
   alignas(cuda::CUtensorMap) std::byte block_[ParameterBlock::kMaxBytes];  // as the kernel gets it
 };
 

@@ -12,6 +12,8 @@ class StepObserver {
  public:
   virtual ~StepObserver() = default;
   virtual void step_finished(std::string_view name, double milliseconds) = 0;
+  /// Of a GPU, before that: how long the host was busy enqueueing the step.
+  virtual void step_enqueued(double /*host_milliseconds*/) {}
 };
 
 /// While one of these lives, calls made by this thread report their steps to `observer`. Scopes

@@ -20,8 +20,11 @@ class OperationTimes final : public internal::StepObserver {
   OperationTimes(const OperationTimes&) = delete;
   OperationTimes& operator=(const OperationTimes&) = delete;
 
-  void step_finished(std::string_view, double milliseconds) override {
+  void step_enqueued(double host_milliseconds) override {
     if (step_ > 0 && operation_of_[step_] != operation_of_[step_ - 1]) report();
+    host_milliseconds_ += host_milliseconds;
+  }
+  void step_finished(std::string_view, double milliseconds) override {
     milliseconds_ += milliseconds;
     ++step_;
   }
@@ -32,15 +35,16 @@ class OperationTimes final : public internal::StepObserver {
     const auto start = end_;
     end_ += std::chrono::duration_cast<OperationObserver::Clock::duration>(
         std::chrono::duration<double, std::milli>(milliseconds_));
+    observer_.operation_enqueued(operation_of_[step_ - 1], host_milliseconds_);
     observer_.operation_finished(operation_of_[step_ - 1], start, end_);
-    milliseconds_ = 0;
+    milliseconds_ = host_milliseconds_ = 0;
   }
 
   const std::vector<std::size_t>& operation_of_;
   OperationObserver& observer_;
   OperationObserver::Clock::time_point end_;
   std::size_t step_ = 0;
-  double milliseconds_ = 0;
+  double milliseconds_ = 0, host_milliseconds_ = 0;
 };
 
 std::int64_t vocabulary_of(const StepPlan& plan) {

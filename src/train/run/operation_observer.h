@@ -15,6 +15,8 @@ class OperationObserver {
   /// `index`: in the plan's list.
   virtual void operation_finished(std::size_t index, Clock::time_point start,
                                   Clock::time_point end) = 0;
+  /// Of a GPU, before that: how long the host was busy enqueueing the operation.
+  virtual void operation_enqueued(std::size_t /*index*/, double /*host_milliseconds*/) {}
 };
 
 }  // namespace flashlab::train

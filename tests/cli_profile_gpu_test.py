@@ -20,8 +20,8 @@ STEP = ["profile", "step", "--device", "cuda", "--quick", "--layers", "1", "--wi
         "--heads", "1", "--hidden", "64", "--batch", "1", "--vocabulary", "64", "--context", "64"]
 ATTENTION = ["profile", "attention", "--device", "cuda", "--quick", "--dtype", "bf16",
              "--head-dim", "64", "--seqlen", "128", "--pass", "forward"]
-ALWAYS = {"SUMMARY.md", "report.html", "ledger.txt", "ledger.csv", "ledger.json", "trace.json",
-          "stacks.folded", "flame.svg"}
+ALWAYS = {"SUMMARY.md", "report.html", "environment.json", "ledger.txt", "ledger.csv",
+          "ledger.json", "trace.json", "stacks.folded", "flame.svg"}
 MEMORY = {"memory.svg", "memory.json", "memory.pickle"}
 
 # Its report is the list of its arguments. With NO_REPORTS it makes none.
@@ -200,6 +200,7 @@ class Cut(Gpu):
         self.assertIn(self.path("p"), done.stderr)
         self.assertIn("adamw", self.read("ledger.csv"))
         self.assertIn("## Answers", self.read("SUMMARY.md"))
+        self.assertRegex(self.read("SUMMARY.md"), r"\*\*Not written: .*ledger\.json")
 
     def test_ctrl_c_while_ncu_counts_keeps_the_run_before_it(self):
         waits = self.tool("waits", f"#!/bin/sh\ntouch {self.path('waits-now')}\nsleep 100\n")

@@ -3,12 +3,16 @@
 import json
 import os
 import pickle
+import signal
+import stat
+import subprocess
+import time
 import unittest
 import xml.etree.ElementTree as xml
 
 import cli_harness
 import trace_format
-from cli_harness import Folder, run
+from cli_harness import Folder, program, run
 
 SMALL = ["--layers", "2", "--width", "16", "--heads", "2", "--hidden", "24", "--batch", "2",
          "--vocabulary", "50", "--threads", "2", "--context", "16", "--quick"]
@@ -28,14 +32,15 @@ class ProfileStep(Folder):
         out = self.profile(*SMALL, "--attention", "naive", "--output", self.path("p"), "--memory")
         self.assertIn("step ", out)
         self.assertIn("predicted peak", out)
-        self.assertIn("largest activations", out)
+        self.assertIn("largest allocations", out)
         self.assertEqual(set(os.listdir(self.path("p"))),
-                         {"SUMMARY.md", "report.html", "ledger.txt", "ledger.csv", "ledger.json",
+                         {"SUMMARY.md", "report.html", "environment.json",
+                          "ledger.txt", "ledger.csv", "ledger.json",
                           "trace.json", "stacks.folded", "flame.svg", "roofline.svg", "memory.svg",
                           "memory.json", "memory.pickle"})
         summary = self.read("p", "SUMMARY.md").decode()
         for part in ("Softmax against the products", "Matrix products' share", "First step",
-                     "keeps"):
+                     "keeps", "- processor: ", "- times: a clock around every operation"):
             self.assertIn(part, summary)
         for picture in ("flame.svg", "roofline.svg", "memory.svg"):
             self.assertEqual(xml.fromstring(self.read("p", picture)).tag,
@@ -132,6 +137,40 @@ class ProfileStep(Folder):
                      "recorded step / forward / layer 1 / attention / values",
                      "recorded step / backward / layer 0", "recorded step / optimizer"):
             self.assertIn(path, paths)
+
+    def test_a_pipe_a_link_and_a_device_are_written_to_not_replaced(self):
+        pipe, link, real = self.path("pipe"), self.path("link"), self.path("real", b"")
+        os.mkfifo(pipe)
+        os.symlink(real, link)
+        reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+        self.addCleanup(os.close, reader)
+        # A dry run's ledger is short enough for a pipe that nobody empties meanwhile.
+        for file in (pipe, link):
+            self.profile("--size", "small", "--dry-run", "--output", self.path("p"),
+                         "--json", file)
+        self.assertEqual(json.loads(os.read(reader, 1 << 20))["schema"], "flashlab.ledger/1")
+        self.assertTrue(stat.S_ISFIFO(os.stat(pipe).st_mode))
+        self.assertTrue(os.path.islink(link))
+        with open(real, encoding="utf-8") as file:
+            self.assertEqual(json.load(file)["schema"], "flashlab.ledger/1")
+
+    def test_ctrl_c_before_the_first_step_says_what_that_leaves_out(self):
+        command = [program(), "profile", "step", "--warmup", "1000", "--context", "512",
+                   "--device", "cpu", "--output", self.path("p")]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                              text=True) as child:
+            end = time.monotonic() + 60
+            while not os.path.exists(self.path("p")) and time.monotonic() < end:
+                time.sleep(0.02)
+            time.sleep(1)
+            child.send_signal(signal.SIGINT)
+            out, errors = child.communicate(timeout=120)
+        self.assertEqual(child.returncode, 130, errors)
+        self.assertIn(os.path.join("p", "SUMMARY.md"), out)
+        self.assertRegex(self.read("p", "SUMMARY.md").decode(),
+                         "- ledger, trace, .*: interrupted before the first recorded step")
+        self.assertLessEqual({"memory.svg", "environment.json", "report.html"},
+                             set(os.listdir(self.path("p"))))
 
     def test_json_alone_on_stdout(self):
         out = self.profile(*SMALL, "--json", "-", "--output", self.path("p"))

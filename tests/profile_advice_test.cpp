@@ -167,6 +167,17 @@ TEST(Judgements, GoodFairAndPoorByShare) {
   EXPECT_EQ(verdict_at(4), Verdict::kPoor);
 }
 
+TEST(Judgements, AShareJustBelowALimitIsNotShownAtIt) {
+  const auto text_at = [](double share) {
+    Recording r =
+        recording_of({{"mlp / down", "product", "product", "forward", 1 / share, 1e9, 1e3}});
+    r.roofs = {1000, 100, "given"};
+    return judge(r)[1].text;
+  };
+  EXPECT_TRUE(text_at(0.4998).starts_with("poor: 49%")) << text_at(0.4998);
+  EXPECT_TRUE(text_at(0.5).starts_with("fair: 50%")) << text_at(0.5);
+}
+
 TEST(Judgements, AnA100HasItsPublishedLimits) {
   const auto text_at = [](double tflops) {
     Recording r =

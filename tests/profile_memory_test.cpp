@@ -91,6 +91,28 @@ TEST(MemoryTimeline, ABlockKeepsWhatTheHandoutCounts) {
   EXPECT_NEAR(share, 1, 1e-12);
 }
 
+TEST(MemoryTimeline, TheLargestAllocationsOfAllLayersAreOneRow) {
+  train::StepOptions options;
+  train::ModelConfig model = train::small_model();
+  model.layers = 12;  // "layer 1" begins "layer 11"
+  const train::StepPlan plan = plan_of(model, options);
+  const MemoryTimeline timeline = make_timeline(plan, train::plan_memory(plan));
+  const auto kinds = largest(timeline, 1000);
+  int allocations = 0;
+  for (const auto& [each, count] : kinds) allocations += count;
+  EXPECT_EQ(static_cast<std::size_t>(allocations), timeline.activations.size());
+  const auto qkv = std::find_if(kinds.begin(), kinds.end(), [](const auto& kind) {
+    return kind.each.name == "layer * / attention / qkv";
+  });
+  ASSERT_NE(qkv, kinds.end());
+  EXPECT_EQ(qkv->count, 12);
+  EXPECT_EQ(qkv->each.allocated_by, "layer * / attention / qkv");
+  EXPECT_TRUE(std::is_sorted(kinds.begin(), kinds.end(), [](const auto& a, const auto& b) {
+    return a.each.bytes > b.each.bytes;
+  }));
+  EXPECT_EQ(largest(timeline, 3).size(), 3u);
+}
+
 TEST(MemoryTimeline, ThePictureHidesSmallTensorsAndSaysSo) {
   train::StepOptions options;
   const train::StepPlan plan = plan_of(train::small_model(), options);

@@ -91,7 +91,7 @@ int run_profile_attention(const Arguments& arguments) {
   p.recording = profile::recording_of(
       results, gpu ? instrument->calls() : std::vector<profile::CallKernels>());
   const cases::Case& problem = one.jobs.front().problem;
-  if (!results.empty()) p.recording.title = lab::title_of(results.front());
+  p.recording.title = results.empty() ? "attention" : lab::title_of(results.front());
   p.recording.device = device_words(engine.context);
   p.recording.roofs = roofs_of(p.environment, problem);
   p.recording.interrupted = interrupted().load();
@@ -110,6 +110,7 @@ int run_profile_attention(const Arguments& arguments) {
   profile::add_monitor(p.environment, monitor.max_clock_mhz(), in);
   p.advice = profile::advise(in);
   p.missing = missing_instruments(gpu, gpu ? instrument->why_not() : "", arguments);
+  add_interruption(p);
   if (gpu) add_nsight(arguments, folder, p);
   const bool text = arguments.value("--json") != "-";
   if (text) print_profile(arguments, p);

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "cli/failure.h"
 #include "cli/outputs.h"
 #include "cli/terminal.h"
@@ -99,8 +101,13 @@ bool write_profile_folder(const Arguments& arguments, const fs::path& folder,
     print(profile::ledger_json(p));
   } else {
     const bool ran = !p.recording.events.empty();
-    print_line(
-        fmt::format("  report     {}", (folder / (ran ? "report.html" : "SUMMARY.md")).string()));
+    const fs::path page = folder / "report.html", summary = folder / "SUMMARY.md";
+    const auto& files = written.files;
+    const auto has = [&](const fs::path& file) {
+      return std::find(files.begin(), files.end(), file) != files.end();
+    };
+    const fs::path& start = ran && has(page) ? page : summary;
+    if (has(start)) print_line(fmt::format("  report     {}", start.string()));
   }
   if (!written.status.ok()) note("--output " + written.status.message());
   if (json.empty() || json == "-") return written.status.ok();
@@ -122,6 +129,13 @@ std::vector<profile::Profile::Missing> missing_instruments(bool gpu,
   if (!arguments.has("--ncu")) out.push_back({"counters by ncu", "--ncu collects them"});
   if (!arguments.has("--nsys")) out.push_back({"report of nsys", "--nsys makes it"});
   return out;
+}
+
+void add_interruption(profile::Profile& p) {
+  if (!p.recording.interrupted || p.recording.steps() > 0) return;
+  p.missing.insert(p.missing.begin(),
+                   {"ledger, trace, flame graph and roofline",
+                    "interrupted before the first recorded step or call; --quick needs fewer"});
 }
 
 }  // namespace flashlab::cli

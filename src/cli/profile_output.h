@@ -39,4 +39,7 @@ std::vector<profile::Profile::Missing> missing_instruments(bool gpu,
                                                            const std::string& why_no_cupti,
                                                            const Arguments& arguments);
 
+/// What an interruption before anything was recorded leaves out, among what is missing.
+void add_interruption(profile::Profile& p);
+
 }  // namespace flashlab::cli

@@ -93,10 +93,11 @@ void print_memory_details(const profile::Profile& p) {
     print_line(fmt::format("    {}{}", pad_right(train::to_string(phase), 12),
                            pad_left(format_bytes(m.peak_bytes(phase)), 10)));
   }
-  print_line("    largest activations");
-  for (const profile::Allocation& a : profile::largest(m, 5)) {
-    print_line(
-        fmt::format("      {}  {}  {}", pad_left(format_bytes(a.bytes), 9), a.name, a.shape));
+  print_line("    largest allocations of the arena");
+  for (const auto& [each, count] : profile::largest(m, 5)) {
+    print_line(fmt::format("      {}{}  {}  {}", pad_left(format_bytes(each.bytes), 9),
+                           pad_left(count > 1 ? fmt::format(" x {}", count) : "", 6), each.name,
+                           each.shape));
   }
   if (!p.block || p.block->saved_bytes == 0) return;
   print_line(fmt::format("    layer {} keeps {} for backward; residual stream {}; its gradients {}",
@@ -243,6 +244,7 @@ profile::Profile run_one(const Arguments& arguments, const Request& request,
   out.environment = environment;
   out.environment.monitor = monitor.stop();
   out.missing = missing_instruments(gpu, run->why_not_better, arguments);
+  add_interruption(out);
   if (out.recording.steps() > 0) {
     profile::AdviceInput in = advice_input(out, request, model, plan);
     profile::add_monitor(out.environment, monitor.max_clock_mhz(), in);

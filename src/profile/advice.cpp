@@ -204,9 +204,11 @@ Judgement judgement(std::string metric, double share, double good, double fair,
   const Verdict verdict = share >= good   ? Verdict::kGood
                           : share >= fair ? Verdict::kFair
                                           : Verdict::kPoor;
+  // Rounded down: 59.7% is shown below the limit of 60% that it misses.
+  const double whole_percent = std::floor(100 * share + 1e-9) / 100;
   return {std::move(metric), verdict,
-          fmt::format("{}: {} {} (good from {}, fair from {})", to_string(verdict), percent(share),
-                      of, percent(good), percent(fair))};
+          fmt::format("{}: {} {} (good from {}, fair from {})", to_string(verdict),
+                      percent(whole_percent), of, percent(good), percent(fair))};
 }
 
 bool is_arithmetic(const Event& event) {

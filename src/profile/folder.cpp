@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "lab/report/numbers.h"
@@ -13,6 +14,7 @@
 #include "profile/questions.h"
 #include "profile/roofline.h"
 #include "profile/trace.h"
+#include "train/data/files.h"
 
 namespace flashlab::profile {
 namespace {
@@ -123,10 +125,11 @@ std::string memory_markdown(const Profile& p) {
     if (m.peak_bytes(phase) == 0) continue;
     out += fmt::format("| {} | {} |\n", train::to_string(phase), bytes_text(m.peak_bytes(phase)));
   }
-  out += "\n| largest activations | shape | bytes | since |\n|---|---|---:|---|\n";
-  for (const Allocation& a : largest(m, kHeadRows)) {
-    out += fmt::format("| {} | {} | {} | {} |\n", escape_markdown(a.name), escape_markdown(a.shape),
-                       bytes_text(a.bytes), escape_markdown(a.allocated_by));
+  out += "\n| largest allocations | times | shape | bytes | since |\n|---|---:|---|---:|---|\n";
+  for (const auto& [each, count] : largest(m, kHeadRows)) {
+    out += fmt::format("| {} | {} | {} | {} | {} |\n", escape_markdown(each.name), count,
+                       escape_markdown(each.shape), bytes_text(each.bytes),
+                       escape_markdown(each.allocated_by));
   }
   if (p.block && p.block->saved_bytes > 0) {
     out += fmt::format(
@@ -160,6 +163,7 @@ nlohmann::ordered_json json_of(const LedgerRow& row) {
     out[name] = nullptr;
     if (value) out[name] = *value;
   };
+  set("host_ms", row.host_ms > 0 ? std::optional(row.host_ms) : std::nullopt);
   set("gflops_per_s", row.gflops_per_s);
   set("gb_per_s", row.gb_per_s);
   set("roof_share", row.roof_share);
@@ -171,6 +175,41 @@ nlohmann::ordered_json json_of(const LedgerRow& row) {
         {"occupancy", row.launch->occupancy}, {"waves", row.launch->waves}};
   }
   return out;
+}
+
+// What the folder holds besides, and where it opens.
+std::string files_markdown(const Profile& p) {
+  std::string out = "\n## Files\n\n- `report.html`: this with every table and picture\n";
+  if (!p.recording.events.empty()) {
+    out +=
+        "- `ledger.txt`, `ledger.csv`, `ledger.json`: the ledger by kernel, operation, class, "
+        "layer and phase\n"
+        "- `trace.json`: open it at ui.perfetto.dev or chrome://tracing\n"
+        "- `stacks.folded`, `flame.svg`, `roofline.svg`: pictures; speedscope opens the stacks\n";
+  }
+  if (p.memory) {
+    out +=
+        "- `memory.svg`, `memory.json`: every allocation; `memory.pickle`: drop it on "
+        "pytorch.org/memory_viz\n";
+  }
+  return out + "- `environment.json`: the machine, its warnings and its samples over time\n";
+}
+
+std::string environment_json(const Profile& p) {
+  nlohmann::ordered_json out;
+  out["schema"] = "flashlab.environment/1";
+  lab::ResultFile file;
+  file.environment = p.environment;
+  out["environment"] = nlohmann::ordered_json::parse(lab::to_json(file))["environment"];
+  return out.dump(1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
+}
+
+// Behind the summary, in place: a full disk may have room for a line and none for a second summary.
+void tell_unwritten(const std::filesystem::path& summary, const std::vector<std::string>& names) {
+  std::error_code ignored;
+  if (names.empty() || !std::filesystem::exists(summary, ignored)) return;
+  std::ofstream(summary, std::ios::app)
+      << fmt::format("\n**Not written: {}.** Is the disk full?\n", lab::report::join(names, ", "));
 }
 
 // Live bytes while each event of the first recorded step ran.
@@ -208,6 +247,23 @@ std::vector<Judgement> judgements(const Profile& p) {
   return out;
 }
 
+std::vector<std::pair<std::string, std::string>> environment_facts(const Profile& p) {
+  const lab::Environment& e = p.environment;
+  std::vector<std::pair<std::string, std::string>> out = {
+      {"command", p.command},
+      {"processor", e.cpu_model},
+      {"GPU", e.gpu},
+      {"driver", e.driver},
+      {"instruction set", e.cpu_isa},
+      {"threads", e.threads_used > 0 ? fmt::format("{}", e.threads_used) : ""},
+      {"commit", e.commit},
+      {"date", e.date_utc},
+      {"roofs", p.recording.roofs.source},
+      {"times", p.recording.clock}};
+  std::erase_if(out, [](const auto& fact) { return fact.second.empty(); });
+  return out;
+}
+
 std::string summary_markdown(const Profile& p) {
   const Recording& r = p.recording;
   std::string out =
@@ -242,7 +298,6 @@ std::string summary_markdown(const Profile& p) {
            markdown_rows(make_ledger(r, {.key = LedgerKey::kKernel, .top = kHeadRows}),
                          LedgerKey::kKernel) +
            launches_markdown(r);
-    if (!r.clock.empty()) out += fmt::format("\nTimes: {}.\n", r.clock);
     if (!r.roofs.source.empty()) {
       out += fmt::format("\nRoofs: {} GFLOP/s, {} GB/s ({}).\n",
                          r.roofs.gflops ? format_significant(*r.roofs.gflops, 3) : "-",
@@ -252,6 +307,15 @@ std::string summary_markdown(const Profile& p) {
   }
   out += counters_markdown(p) + timeline_markdown(p);
   if (p.memory) out += memory_markdown(p);
+  out += "\n## Where and how\n\n";
+  for (const auto& [name, value] : environment_facts(p)) {
+    out += fmt::format("- {}: {}\n", name, escape_markdown(value));
+  }
+  for (const lab::EnvironmentWarning& warning : p.environment.warnings) {
+    out += fmt::format("- **{}**; {}\n", escape_markdown(warning.what),
+                       escape_markdown(warning.remedy));
+  }
+  out += files_markdown(p);
   if (!p.missing.empty()) {
     out += "\n## Not there\n\n";
     for (const Profile::Missing& m : p.missing) {
@@ -310,9 +374,7 @@ std::string ledger_json(const Profile& p) {
   for (const Profile::Missing& m : p.missing) {
     out["missing"].push_back({{"what", m.what}, {"reason", m.reason}});
   }
-  lab::ResultFile file;
-  file.environment = p.environment;
-  out["environment"] = nlohmann::ordered_json::parse(lab::to_json(file))["environment"];
+  out["environment"] = nlohmann::ordered_json::parse(environment_json(p))["environment"];
   for (const Advice& advice : p.advice) {
     out["advice"].push_back(
         {{"rule", advice.rule}, {"what", advice.what}, {"remedy", advice.remedy}});
@@ -322,13 +384,15 @@ std::string ledger_json(const Profile& p) {
 
 WrittenProfile write_profile(const std::filesystem::path& folder, const Profile& p) {
   WrittenProfile out;
+  std::vector<std::string> unwritten;
   const auto write = [&](const char* name, const std::string& text) {
     if (text.empty()) return;
     const std::filesystem::path path = folder / name;
-    if (Status s = lab::write_text_file(path, text); s.ok()) {
+    if (Status s = train::write_file(path, text); s.ok()) {
       out.files.push_back(path);
-    } else if (out.status.ok()) {
-      out.status = s;
+    } else {
+      if (out.status.ok()) out.status = s;
+      unwritten.emplace_back(name);
     }
   };
   // Figures first, pictures last: a full disk takes what can be made again.
@@ -345,6 +409,7 @@ WrittenProfile write_profile(const std::filesystem::path& folder, const Profile&
     write("ledger.txt", text);
   }
   write("SUMMARY.md", summary_markdown(p));
+  write("environment.json", environment_json(p));
   write("report.html", report_html(p));
   if (ran) {
     write("trace.json", chrome_trace(p.recording, memory_counter(p)));
@@ -357,6 +422,7 @@ WrittenProfile write_profile(const std::filesystem::path& folder, const Profile&
     write("memory.pickle", memory_snapshot(*p.memory));
     write("memory.svg", timeline_picture(*p.memory, {.detail_bytes = p.detail_bytes}));
   }
+  tell_unwritten(folder / "SUMMARY.md", unwritten);
   return out;
 }
 

@@ -41,6 +41,9 @@ struct Profile {
 /// judge() of the recording, and of measured attention its rate and its speed against naive.
 std::vector<Judgement> judgements(const Profile& profile);
 
+/// Command, machine, clock, roofs: what is known of it, name and value.
+std::vector<std::pair<std::string, std::string>> environment_facts(const Profile& profile);
+
 /// SUMMARY.md: what limits the step, the answers, the ledger's head, where everything is.
 std::string summary_markdown(const Profile& profile);
 
@@ -56,9 +59,10 @@ struct WrittenProfile {
   Status status;  ///< the first failure; files before and after it stay
 };
 
-/// SUMMARY.md, report.html, ledger.txt, ledger.csv, ledger.json, trace.json, stacks.folded,
-/// flame.svg, roofline.svg, memory.svg, memory.json and memory.pickle in an existing folder; those
-/// that have nothing to say are left out.
+/// SUMMARY.md, environment.json, report.html, ledger.txt, ledger.csv, ledger.json, trace.json,
+/// stacks.folded, flame.svg, roofline.svg, memory.svg, memory.json and memory.pickle in an existing
+/// folder; those that have nothing to say are left out. SUMMARY.md names those that could not be
+/// written.
 WrittenProfile write_profile(const std::filesystem::path& folder, const Profile& profile);
 
 }  // namespace flashlab::profile

@@ -1,6 +1,9 @@
 #include "profile/memory_timeline.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <map>
 #include <nlohmann/json.hpp>
 
 namespace flashlab::profile {
@@ -31,6 +34,19 @@ void add_persistent(const train::StepPlan& plan, const train::MemoryPlan& memory
     out.persistent.push_back(std::move(a));
   }
   out.persistent_bytes = address;
+}
+
+// "layer 7 / attention / qkv" and "layers.7.norm" with a star for the number.
+std::string without_layer(std::string name, int layer) {
+  for (const std::string before : {"layer ", "layers."}) {
+    const std::string numbered = before + std::to_string(layer);
+    const std::size_t at = name.find(numbered);
+    const std::size_t end = at + numbered.size();
+    if (at == std::string::npos) continue;
+    if (end < name.size() && name[end] >= '0' && name[end] <= '9') continue;
+    return name.replace(at, numbered.size(), before + "*");
+  }
+  return name;
 }
 
 }  // namespace
@@ -83,12 +99,25 @@ std::int64_t MemoryTimeline::peak_bytes(train::Phase phase) const {
   return peak;
 }
 
-std::vector<Allocation> largest(const MemoryTimeline& timeline, std::size_t count) {
-  std::vector<Allocation> out = timeline.activations;
-  std::stable_sort(out.begin(), out.end(),
-                   [](const Allocation& a, const Allocation& b) { return a.bytes > b.bytes; });
-  out.resize(std::min(count, out.size()));
-  return out;
+std::vector<LikeAllocations> largest(const MemoryTimeline& timeline, std::size_t most) {
+  std::vector<LikeAllocations> kinds;
+  std::map<std::string, std::size_t> places;
+  for (const Allocation& a : timeline.activations) {
+    const std::string kind = fmt::format("{} {} {} {}", without_layer(a.name, a.layer), a.shape,
+                                         a.bytes, train::to_string(a.role));
+    const auto [place, is_new] = places.try_emplace(kind, kinds.size());
+    if (is_new) kinds.push_back({a, 0});
+    ++kinds[place->second].count;
+  }
+  std::stable_sort(kinds.begin(), kinds.end(),
+                   [](const auto& a, const auto& b) { return a.each.bytes > b.each.bytes; });
+  kinds.resize(std::min(most, kinds.size()));
+  for (LikeAllocations& kind : kinds) {
+    if (kind.count == 1) continue;
+    kind.each.name = without_layer(kind.each.name, kind.each.layer);
+    kind.each.allocated_by = without_layer(kind.each.allocated_by, kind.each.layer);
+  }
+  return kinds;
 }
 
 BlockMemory block_memory(const train::StepPlan& plan, int layer, std::int64_t residual_elements) {

@@ -41,8 +41,13 @@ struct MemoryTimeline {
 
 MemoryTimeline make_timeline(const train::StepPlan& plan, const train::MemoryPlan& memory);
 
-/// The `count` largest activations, the largest first.
-std::vector<Allocation> largest(const MemoryTimeline& timeline, std::size_t count);
+/// Allocations that every layer makes alike: names have "*" for the layer where there are several.
+struct LikeAllocations {
+  Allocation each;
+  int count = 0;
+};
+/// The `most` largest kinds of the arena's allocations, the largest first.
+std::vector<LikeAllocations> largest(const MemoryTimeline& timeline, std::size_t most);
 
 /// What one block keeps for backward, by tensor, and the gradients that its backward makes.
 struct BlockMemory {

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <iterator>
 
 #include "lab/report/html_parts.h"
@@ -49,6 +50,11 @@ std::string ledger_html(const Recording& r, LedgerKey key, const std::string& ca
   const auto cell = [](std::optional<double> value) {
     return HtmlCell{value ? format_significant(*value, 3) : lab::report::kAbsent, "n", ""};
   };
+  const bool host = std::any_of(ledger.begin(), ledger.end(),
+                                [](const LedgerRow& row) { return row.host_ms > 0; });
+  std::vector<std::string> head = {to_string(key), "calls", "ms",   "share", "ms/call",
+                                   "GFLOP/s",      "GB/s",  "roof", "bound"};
+  if (host) head.insert(head.begin() + 5, "host ms");
   for (const LedgerRow& row : ledger) {
     rows.push_back({{row.key, "", ""},
                     {fmt::format("{:g}", row.calls), "n", ""},
@@ -59,11 +65,9 @@ std::string ledger_html(const Recording& r, LedgerKey key, const std::string& ca
                     cell(row.gb_per_s),
                     {lab::report::format_percent(row.roof_share), "n", ""},
                     {row.bound, "", ""}});
+    if (host) rows.back().insert(rows.back().begin() + 5, cell(row.host_ms));
   }
-  std::string out = html_table(
-      caption,
-      {to_string(key), "calls", "ms", "share", "ms/call", "GFLOP/s", "GB/s", "roof", "bound"}, rows,
-      true);
+  std::string out = html_table(caption, head, rows, true);
   if (left_out > 0) {
     out += lead(fmt::format("{} further rows are in ledger.csv beside this page.", left_out));
   }
@@ -196,15 +200,16 @@ Section memory_section(const Profile& p) {
   out.body =
       figure(timeline_picture(*p.memory, {.detail_bytes = p.detail_bytes, .inline_in_page = true}));
   std::vector<std::vector<HtmlCell>> rows;
-  for (const Allocation& a : largest(*p.memory, kMostRows / 2)) {
-    rows.push_back({{a.name, "", ""},
-                    {a.shape, "", ""},
-                    {train::to_string(a.role), "", ""},
-                    {format_bytes(static_cast<double>(a.bytes)), "n", ""},
-                    {a.allocated_by, "long", ""}});
+  for (const auto& [each, count] : largest(*p.memory, kMostRows / 2)) {
+    rows.push_back({{each.name, "", ""},
+                    {fmt::format("{}", count), "n", ""},
+                    {each.shape, "", ""},
+                    {train::to_string(each.role), "", ""},
+                    {format_bytes(static_cast<double>(each.bytes)), "n", ""},
+                    {each.allocated_by, "long", ""}});
   }
-  out.body +=
-      html_table("Largest activations", {"tensor", "shape", "role", "bytes", "since"}, rows, true);
+  out.body += html_table("Largest allocations of the arena",
+                         {"tensor", "times", "shape", "role", "bytes", "since"}, rows, true);
   if (p.block && p.block->saved_bytes > 0) {
     rows.clear();
     for (const BlockMemory::Part& part : p.block->saved) {
@@ -222,21 +227,10 @@ Section memory_section(const Profile& p) {
 Section environment_section(const Profile& p) {
   Section out{"environment", "Where and how", ""};
   const lab::Environment& e = p.environment;
-  const auto row = [&](const char* name, const std::string& value) {
-    if (value.empty()) return;
-    out.body += fmt::format("<dt>{}</dt><dd>{}</dd>\n", name, escape_xml(value));
-  };
   out.body = "<dl>\n";
-  row("command", p.command);
-  row("processor", e.cpu_model);
-  row("GPU", e.gpu);
-  row("driver", e.driver);
-  row("instruction set", e.cpu_isa);
-  row("threads", fmt::format("{}", e.threads_used));
-  row("commit", e.commit);
-  row("date", e.date_utc);
-  row("roofs", p.recording.roofs.source);
-  row("times", p.recording.clock);
+  for (const auto& [name, value] : environment_facts(p)) {
+    out.body += fmt::format("<dt>{}</dt><dd>{}</dd>\n", name, escape_xml(value));
+  }
   out.body += "</dl>\n";
   const std::string monitor = lab::report::monitor_picture(e.monitor, lab::report::SvgUse::kInline);
   if (!monitor.empty()) out.body += figure(monitor, "half");

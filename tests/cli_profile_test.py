@@ -201,6 +201,10 @@ class ProfileAttention(Folder):
         self.assertAlmostEqual(flops["scores"], 2 * 64 * 64 * 2 * 16, delta=1)
         self.assertAlmostEqual(flops["softmax"], 2 * 64 * 64 * 5, delta=1)
         self.assertAlmostEqual(flops["dq"], flops["scores"], delta=1)
+        # Softmax reads and writes them in fp32.
+        by_kernel = {row["key"]: row for row in ledger["by"]["kernel"]}
+        self.assertAlmostEqual(by_kernel["softmax"]["bytes"], 2 * 64 * 64 * 8, delta=1)
+        self.assertEqual(by_kernel["softmax"]["bound"], "memory")
         with open(self.path("p/SUMMARY.md")) as file:
             summary = file.read()
         self.assertIn("Softmax against the products", summary)

@@ -95,6 +95,7 @@ lab::Measurement measured(const char* implementation) {
   out.pass = "forward";
   out[lab::kMedianMs] = 0.002;
   out[lab::kTflops] = 3;  // 6e6 FLOPs
+  out[lab::kGbPerS] = 500;
   return out;
 }
 
@@ -118,6 +119,7 @@ TEST_F(Records, KernelsOfAnAttentionCall) {
   EXPECT_DOUBLE_EQ(main.duration_ms, 5e-4);
   EXPECT_DOUBLE_EQ(main.start_ms, 2e-4);
   EXPECT_DOUBLE_EQ(main.flops, 6e6) << "the longest has the call's work";
+  EXPECT_DOUBLE_EQ(main.bytes, 1e6) << "and its traffic";
   ASSERT_TRUE(main.launch.has_value());
   EXPECT_EQ(main.launch->registers, 168);
   EXPECT_DOUBLE_EQ(main.launch->occupancy, 12.0 / 64);

@@ -19,16 +19,19 @@ struct KnownStep {
   std::string_view name;
   const char* event_class;
   bool has_product;  ///< multiplies matrices once over all scores
+  /// Matrices of scores that it reads or writes: S in fp32, P, dP and dS at least in the inputs'
+  /// type.
+  int scores, weights;
 };
-constexpr std::array<KnownStep, 9> kKnownSteps = {{{"scores", "product", true},
-                                                   {"softmax", "softmax", false},
-                                                   {"values", "product", true},
-                                                   {"probabilities", "softmax", true},
-                                                   {"dv", "product", true},
-                                                   {"ds", "softmax", true},
-                                                   {"dq", "product", true},
-                                                   {"dk", "product", true},
-                                                   {"memset", "copy", false}}};
+constexpr std::array<KnownStep, 9> kKnownSteps = {{{"scores", "product", true, 1, 0},
+                                                   {"softmax", "softmax", false, 1, 1},
+                                                   {"values", "product", true, 0, 1},
+                                                   {"probabilities", "softmax", true, 0, 1},
+                                                   {"dv", "product", true, 0, 1},
+                                                   {"ds", "softmax", true, 0, 2},
+                                                   {"dq", "product", true, 0, 1},
+                                                   {"dk", "product", true, 0, 1},
+                                                   {"memset", "copy", false, 0, 0}}};
 
 const KnownStep* known_step(std::string_view name) {
   const std::string_view last = name.substr(name.find_last_of('_') + 1);
@@ -46,17 +49,26 @@ double work_of(const Measurement& m) {
   return m[lab::kTflops] && m[lab::kMedianMs] ? *m[lab::kTflops] * *m[lab::kMedianMs] * 1e9 : 0;
 }
 
-// FLOPs over the parts as the header says.
-void share_out_flops(const Measurement& m, std::vector<Event>& parts) {
+double bytes_of(const Measurement& m) {
+  return m[lab::kGbPerS] && m[lab::kMedianMs] ? *m[lab::kGbPerS] * *m[lab::kMedianMs] * 1e6 : 0;
+}
+
+// FLOPs and bytes over the parts as the header says.
+void share_out_work(const Measurement& m, std::vector<Event>& parts) {
   const double flops = work_of(m);
   const auto products = static_cast<double>(std::count_if(parts.begin(), parts.end(), has_product));
   if (products > 0) {
     const auto problem = lab::attention_case(m);
     const double per_score = problem ? 2.0 * static_cast<double>(problem->head_dim) : 0;
     const double scores = per_score > 0 ? flops / products / per_score : 0;
+    const double weight = problem ? static_cast<double>(size_of(problem->dtype)) : 0;
+    const double score = std::max(4.0, weight);
     for (Event& part : parts) {
       if (has_product(part)) part.flops = flops / products;
       if (part.event_class == "softmax") part.flops += kSoftmaxFlopsPerScore * scores;
+      if (const KnownStep* step = known_step(part.kernel)) {
+        part.bytes = scores * (step->scores * score + step->weights * weight);
+      }
     }
     return;
   }
@@ -64,6 +76,7 @@ void share_out_flops(const Measurement& m, std::vector<Event>& parts) {
       parts.begin(), parts.end(),
       [](const Event& a, const Event& b) { return a.duration_ms < b.duration_ms; });
   longest->flops = flops;
+  longest->bytes = bytes_of(m);
 }
 
 const CallKernels* recorded_call(std::span<const CallKernels> recorded, const Measurement& m) {
@@ -111,9 +124,9 @@ std::vector<Event> events_of(const Measurement& m, const CallKernels* recorded) 
   }
   if (out.size() == 1) {
     out[0].flops = work_of(m);
-    out[0].bytes = m[lab::kGbPerS] ? *m[lab::kGbPerS] * *m[lab::kMedianMs] * 1e6 : 0;
+    out[0].bytes = bytes_of(m);
   } else {
-    share_out_flops(m, out);
+    share_out_work(m, out);
   }
   return out;
 }

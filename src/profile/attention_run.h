@@ -14,8 +14,8 @@ namespace flashlab::profile {
 /// where the call is among them, else the steps that the measurement timed in calls of their own,
 /// so that nothing is known of what passes between them. A call of one kernel
 /// has the pass' FLOPs and least bytes. Of a call in several, those that multiply matrices share
-/// the FLOPs, softmax has five for every score, or else the longest kernel has all of them; bytes
-/// of single kernels are not known. Measurements that are not ok are left out.
+/// the FLOPs, softmax has five for every score, and bytes are those of the matrices of scores; or
+/// else the longest kernel has all FLOPs and bytes. Measurements that are not ok are left out.
 Recording recording_of(std::span<const lab::Measurement> measurements,
                        std::span<const CallKernels> recorded = {});
 

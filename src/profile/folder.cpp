@@ -395,8 +395,10 @@ WrittenProfile write_profile(const std::filesystem::path& folder, const Profile&
       unwritten.emplace_back(name);
     }
   };
-  // Figures first, pictures last: a full disk takes what can be made again.
+  // The summary first, which says what else there is, then figures, pictures last: a full disk
+  // takes what can be made again.
   const bool ran = !p.recording.events.empty();
+  write("SUMMARY.md", summary_markdown(p));
   if (ran) {
     write("ledger.json", ledger_json(p));
     const std::vector<LedgerRow> operations =
@@ -408,7 +410,6 @@ WrittenProfile write_profile(const std::filesystem::path& folder, const Profile&
     }
     write("ledger.txt", text);
   }
-  write("SUMMARY.md", summary_markdown(p));
   write("environment.json", environment_json(p));
   write("report.html", report_html(p));
   if (ran) {

@@ -208,15 +208,19 @@ class Train(Folder):
 
     def test_damaged_and_foreign_checkpoints(self):
         folder = self.path("run")
-        self.train(*TINY, "--steps", "2", "--output", folder)
+        self.train(*TINY, "--steps", "2", "--save-every", "1", "--output", folder)
         weights = os.path.join(folder, "step-2", "model.safetensors")
+        self.refused(["train", "--resume", os.path.join(folder, "step-2")],
+                     "expected a run's folder; --resume " + folder)
+        self.refused(["train", "--resume", self.path("nothing")], "no checkpoint")
         good = read(weights)
         for bad, part in ((good[:100], "a header of"), (good[:-4], "inside the file"),
                           (b"\x08" + b"\0" * 7 + b"[[[[[[[[", "a header that is none"),
                           (b"{}", "8 bytes of header length")):
             with open(weights, "wb") as file:
                 file.write(bad)
-            self.refused(["train", "--resume", folder], part)
+            self.refused(["train", "--resume", folder], part,
+                         "remove " + os.path.join(folder, "step-2") + " to go on from step-1")
         other = self.path("other")
         self.train("--layers", "2", *TINY[2:], "--steps", "1", "--output", other)
         with open(weights, "wb") as file:

@@ -140,7 +140,7 @@ void print_row(const Run& run) {
 }  // namespace
 
 int run_bench_precision(const Arguments& arguments) {
-  const Context context = make_context(arguments);
+  const Context context = make_context(arguments, DefaultDevice::kGpuIfThere);
   train::TrainConfig config = train_config_of(arguments);
   if (!arguments.has("--steps")) {
     config.steps = 300;
@@ -149,7 +149,10 @@ int run_bench_precision(const Arguments& arguments) {
   config.evaluate_every = config.sample_every = config.save_every = 0;
   const fs::path folder = arguments.value("--output").value_or(dated_folder("precision"));
   std::vector<std::string> names = arguments.list("--precision");
-  if (names.empty()) names = {"fp32", "bf16", "fp16", "bf16-pure"};
+  if (names.empty()) {
+    names = {"fp32", "bf16", "fp16", "bf16-pure"};
+    if (context.device().kind == DeviceKind::kCuda) names.insert(names.begin() + 1, "tf32");
+  }
   for (const std::string& name : names) {
     if (const auto old = train::find_run(folder / name)) {
       fail_usage(fmt::format("--output {} holds a run already; give a new folder", old->string()));

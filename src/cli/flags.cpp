@@ -145,7 +145,7 @@ std::vector<FlagSpec> flags_of_runs() {
 
       {"--device", "", "DEVICE", kValue,
        kShaped | kCheck | kWeightedSum | kInfo | kBenchStep | kCheckStep | kTrain | kProfileStep |
-           kMonitor | kGenerate | kTune,
+           kMonitor | kGenerate | kTune | kBenchPrecision,
        kExecution,
        "cpu or cuda[:N] (default: the GPU where there is one that can run what is asked, else cpu; "
        "check, generate, info and weighted-sum: cpu)"},

@@ -20,7 +20,7 @@ std::vector<FlagSpec> flags_of_steps() {
        "tokens of a sequence (default: the model's); largest is the longest power of two that "
        "fits"},
       {"--precision", "", "NAME[,NAME]", kList, kBenchPrecision, kSteps,
-       "types (default fp32,bf16,fp16,bf16-pure)", precision_choices},
+       "types (default fp32,bf16,fp16,bf16-pure; on a GPU tf32, too)", precision_choices},
       {"--precision", "", "NAME[,NAME]", kList, kCheckStep, kSteps, "types (default fp64,fp32)",
        checked_precision_choices},
       {"--threads", "", "N", kValue, kCheckStep, kSteps, "CPU threads (default: all that may run)"},
@@ -72,6 +72,7 @@ std::vector<CommandSpec> commands_of_steps() {
        "",
        nullptr,
        {{"flashlab bench precision", "300 steps of the tiny model in four precisions"},
+        {"flashlab bench precision --size small --batch 8", "on a GPU, where that is quick"},
         {"flashlab bench precision --precision fp32,fp16 --loss-scale none",
          "without loss scaling"},
         {"flashlab bench precision --steps 2000 --output results/precision", "a longer run"}}},

@@ -223,6 +223,15 @@ Result<fs::path> find_checkpoint(const fs::path& path) {
                           "flashlab train writes one into results/"});
 }
 
+std::optional<fs::path> older_checkpoint(const fs::path& checkpoint) {
+  std::optional<fs::path> out;
+  for (const auto& [step, folder] : checkpoints_in(checkpoint.parent_path())) {
+    if (folder == checkpoint) return out;
+    out = folder;
+  }
+  return std::nullopt;
+}
+
 std::optional<fs::path> find_run(const fs::path& folder) {
   std::error_code ignored;
   const auto all = checkpoints_in(folder);

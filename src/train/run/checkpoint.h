@@ -37,6 +37,8 @@ Status save_checkpoint(const std::filesystem::path& folder, const RunState& stat
 /// The newest whole checkpoint of a run, or `path` itself where it is one.
 /// Errors: kInvalidArgument (no checkpoint there).
 Result<std::filesystem::path> find_checkpoint(const std::filesystem::path& path);
+/// The one before this one in the same folder.
+std::optional<std::filesystem::path> older_checkpoint(const std::filesystem::path& checkpoint);
 
 /// The newest checkpoint of a run where `folder` holds one, or its config.json: nothing where the
 /// folder is free for a new run.

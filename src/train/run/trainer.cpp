@@ -96,26 +96,44 @@ Result<std::unique_ptr<Trainer>> Trainer::start(const Context& context, const Tr
   return out;
 }
 
+namespace {
+
+// What an unreadable checkpoint's message says to do, where an older one stands beside it.
+Status with_older(const Status& failed, const fs::path& checkpoint) {
+  const auto older = older_checkpoint(checkpoint);
+  if (!older) return failed;
+  ErrorDetail detail = failed.detail();
+  detail.remedy += fmt::format("{}remove {} to go on from {}", detail.remedy.empty() ? "" : "; ",
+                               checkpoint.string(), older->filename().string());
+  return {failed.code(), std::move(detail)};
+}
+
+}  // namespace
+
 Result<std::unique_ptr<Trainer>> Trainer::resume(const Context& context, const fs::path& folder) {
+  Result<fs::path> checkpoint = find_checkpoint(folder);
+  if (!checkpoint.ok()) return checkpoint.status();
+  if (*checkpoint == folder) {
+    return Status::invalid({folder.string(), "a checkpoint", "a run's folder",
+                            fmt::format("--resume {}", folder.parent_path().string())});
+  }
   const fs::path file = folder / "config.json";
   Result<std::string> json = read_file(file);
   if (!json.ok()) return json.status();
   Result<TrainConfig> config = parse_train_config(*json, file.string(), TrainConfig());
   if (!config.ok()) return config.status();
-  Result<fs::path> checkpoint = find_checkpoint(folder);
-  if (!checkpoint.ok()) return checkpoint.status();
   Result<RunState> state = load_state(*checkpoint);
-  if (!state.ok()) return state.status();
+  if (!state.ok()) return with_older(state.status(), *checkpoint);
   std::unique_ptr<Trainer> out(new Trainer(context, *config, folder));
   Result<RunText> text = open_text(folder, text_options(*config));
   if (!text.ok()) return text.status();
   out->text_ = std::make_unique<RunText>(std::move(*text));
   if (Status s = out->bind({}); !s.ok()) return s;
   if (Status s = load_weights(*checkpoint / "model.safetensors", *out->parameters_); !s.ok()) {
-    return s;
+    return with_older(s, *checkpoint);
   }
   if (Status s = load_moments(*checkpoint / "optimizer.safetensors", *out->parameters_); !s.ok()) {
-    return s;
+    return with_older(s, *checkpoint);
   }
   if (float* scale = out->loss_scale()) {
     std::copy(state->loss_scale.begin(), state->loss_scale.end(), scale);

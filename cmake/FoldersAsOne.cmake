@@ -3,10 +3,8 @@
 # line, g++ 12, 354 s, so 277 (make run: 2:59, so 2:26); the sanitizers' libraries, clang++ 14,
 # 1180 s, so 370. Presets for development compile file by file. Included after the targets.
 # Left alone are files that name something as a neighbour does.
-set(apart lab/machine/monitor lab/measure/gpu_roof lab/measure/gpu_ruler
-  lab/report/monitor_picture lab/results/results_json_parse lab/results/verdict
-  lab/subjects/weighted_sum/weighted_sum_gpu profile/ledger profile/questions profile/roofline
-  train/data/bpe)
+set(apart lab/report/monitor_picture lab/results/verdict
+  lab/subjects/weighted_sum/weighted_sum_gpu train/data/bpe)
 foreach(name IN LISTS apart)
   if(NOT EXISTS ${PROJECT_SOURCE_DIR}/src/${name}.cpp)
     message(FATAL_ERROR "cmake/FoldersAsOne.cmake names src/${name}.cpp, which is not there")

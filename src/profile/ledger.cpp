@@ -12,7 +12,7 @@
 namespace flashlab::profile {
 namespace {
 
-constexpr std::array<const char*, 5> kKeys = {"kernel", "operation", "class", "layer", "phase"};
+constexpr std::array<const char*, 5> kKeyNames = {"kernel", "operation", "class", "layer", "phase"};
 constexpr std::array<const char*, 6> kOrders = {"total", "mean", "calls", "flops", "bytes", "name"};
 
 template <class Enum, std::size_t N>
@@ -84,13 +84,13 @@ void finish_row(LedgerRow& row, int steps, double all_ms, const Roofs& roofs) {
 }  // namespace
 
 const char* to_string(LedgerKey key) noexcept {
-  return kKeys[static_cast<std::size_t>(key)];
+  return kKeyNames[static_cast<std::size_t>(key)];
 }
 const char* to_string(LedgerOrder order) noexcept {
   return kOrders[static_cast<std::size_t>(order)];
 }
 std::optional<LedgerKey> parse_ledger_key(std::string_view name) {
-  return parse<LedgerKey>(kKeys, name);
+  return parse<LedgerKey>(kKeyNames, name);
 }
 std::optional<LedgerOrder> parse_ledger_order(std::string_view name) {
   return parse<LedgerOrder>(kOrders, name);

@@ -16,7 +16,7 @@ using lab::report::format_significant;
 std::string ms(double value) {
   return format_significant(value, 3) + " ms";
 }
-std::string percent(double share) {
+std::string percent_of(double share) {
   return fmt::format("{:.1f}%", 100 * share);
 }
 
@@ -32,7 +32,7 @@ std::string top_kernel(const Recording& r, const std::string& phase) {
       make_ledger(r, {.key = LedgerKey::kKernel, .top = 1, .phase = phase});
   if (rows.empty()) return "none";
   return fmt::format("{}, {} calls, {} ({})", rows[0].key, fmt::format("{:g}", rows[0].calls),
-                     ms(rows[0].total_ms), percent(rows[0].share));
+                     ms(rows[0].total_ms), percent_of(rows[0].share));
 }
 
 double product_share(const Recording& r, const std::string& phase) {
@@ -83,11 +83,11 @@ std::vector<Answer> answers(const Recording& r) {
   const double forward = time_of(r, [](const Event& e) { return e.phase == "forward"; });
   out.push_back(
       {"Time in forward's operations against the step",
-       fmt::format("{} of {} wall time ({})", ms(forward), ms(step), percent(forward / step))});
+       fmt::format("{} of {} wall time ({})", ms(forward), ms(step), percent_of(forward / step))});
   if (r.device_step_ms && *r.device_step_ms > 0) {
     out.push_back({"The GPU's time of a step, by a pair of events around it",
                    fmt::format("{}: {} in kernels ({}), {} between them", ms(*r.device_step_ms),
-                               ms(busy), percent(busy / *r.device_step_ms),
+                               ms(busy), percent_of(busy / *r.device_step_ms),
                                ms(std::max(0.0, *r.device_step_ms - busy)))});
   }
   if (const auto account = r.account(); account && account->explained) {
@@ -95,13 +95,13 @@ std::vector<Answer> answers(const Recording& r) {
                    fmt::format("{} in kernels and {} in {:g} gaps are {}: {} of what the events "
                                "measured; the longest gap, {}, is after {}",
                                ms(account->covered_ms), ms(account->gaps_ms), account->gaps,
-                               ms(account->span_ms), percent(*account->explained),
+                               ms(account->span_ms), percent_of(*account->explained),
                                ms(account->longest_gap_ms), account->longest_gap_after)});
   }
   if (r.enqueue_ms) {
     out.push_back(
-        {"Until the host was free again",
-         fmt::format("{} of {} ({})", ms(*r.enqueue_ms), ms(step), percent(*r.enqueue_ms / step))});
+        {"Until the host was free again", fmt::format("{} of {} ({})", ms(*r.enqueue_ms), ms(step),
+                                                      percent_of(*r.enqueue_ms / step))});
   }
   double host_ms = 0;
   for (const Event& event : r.events) host_ms += event.host_ms / r.steps();
@@ -118,28 +118,28 @@ std::vector<Answer> answers(const Recording& r) {
   std::vector<std::string> others;
   for (const LedgerRow& row : make_ledger(r, {.key = LedgerKey::kKernel})) {
     if (row.event_class != "product" && row.share >= 0.02) {
-      others.push_back(fmt::format("{} {}", row.key, percent(row.share)));
+      others.push_back(fmt::format("{} {}", row.key, percent_of(row.share)));
     }
   }
   if (!others.empty()) {
     out.push_back(
         {"Kernels other than matrix products with 2% or more", lab::report::join(others, ", ")});
   }
-  out.push_back(
-      {"Matrix products' share",
-       learns ? fmt::format("{} of forward alone (inference), {} of the step",
-                            percent(product_share(r, "forward")), percent(product_share(r, "")))
-              : percent(product_share(r, "forward"))});
+  out.push_back({"Matrix products' share",
+                 learns ? fmt::format("{} of forward alone (inference), {} of the step",
+                                      percent_of(product_share(r, "forward")),
+                                      percent_of(product_share(r, "")))
+                        : percent_of(product_share(r, "forward"))});
   ask_about_attention(r, out);
   if (const auto account = r.account(); account && account->filled > 0) {
     const double idle = std::max(0.0, 1 - account->filled);
     out.push_back({"Between operations",
-                   fmt::format("{} a step ({})", ms(idle * r.whole_ms()), percent(idle))});
+                   fmt::format("{} a step ({})", ms(idle * r.whole_ms()), percent_of(idle))});
   }
   if (r.batch_ms) {
     out.push_back(
         {"Drawing a step's batch before it",
-         fmt::format("{} ({} of the step)", ms(*r.batch_ms), percent(*r.batch_ms / step))});
+         fmt::format("{} ({} of the step)", ms(*r.batch_ms), percent_of(*r.batch_ms / step))});
   }
   if (r.first_step_ms > 0) {
     out.push_back({"First step", fmt::format("{}, {:.2f} times a later one", ms(r.first_step_ms),

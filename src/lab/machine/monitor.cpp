@@ -29,7 +29,7 @@ std::int64_t now_ns() {
       .count();
 }
 
-std::optional<double> number_in(const std::string& path) {
+std::optional<double> decimal_in(const std::string& path) {
   std::ifstream file(path);
   double value = 0;
   if (file >> value) return value;
@@ -50,7 +50,7 @@ std::vector<std::string> entries(const std::string& folder, std::string_view pre
 
 // The first processor's: reading all takes milliseconds on a machine with many.
 std::optional<double> cpu_clock_mhz() {
-  if (const auto khz = number_in("/sys/devices/system/cpu/cpu0/cpufreq/scaling_cur_freq")) {
+  if (const auto khz = decimal_in("/sys/devices/system/cpu/cpu0/cpufreq/scaling_cur_freq")) {
     return *khz * 1e-3;
   }
   std::ifstream file("/proc/cpuinfo");
@@ -65,7 +65,7 @@ std::optional<double> cpu_clock_mhz() {
 std::optional<double> cpu_temperature() {
   std::optional<double> out;
   const auto add = [&](const std::string& path) {
-    if (const auto value = number_in(path)) out = std::max(out.value_or(0), *value * 1e-3);
+    if (const auto value = decimal_in(path)) out = std::max(out.value_or(0), *value * 1e-3);
   };
   for (const std::string& name : entries("/sys/class/hwmon", "hwmon")) {
     const std::string folder = "/sys/class/hwmon/" + name;
@@ -115,7 +115,7 @@ std::string throttle_words(unsigned long long reasons) {
 Monitor::Monitor(Device device) : device_(device), begin_ns_(now_ns()) {
   if (device.kind == DeviceKind::kCpu) {
     name_ = "cpu";
-    if (const auto khz = number_in("/sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq")) {
+    if (const auto khz = decimal_in("/sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq")) {
       max_clock_mhz_ = *khz * 1e-3;
     }
     MonitorSample first;

@@ -20,9 +20,9 @@ namespace {
 // Two blocks of 8 warps give every scheduler 4 warps of 16 independent chains: more change nothing.
 constexpr unsigned kBlocksPerMultiprocessor = 2;
 constexpr int kChains = 16;  // of roof.cu
-constexpr int kWindows = 7;
+constexpr int kGpuWindows = 7;
 constexpr double kLaunchMs = 1;  // of one launch: far above the cost of launching
-constexpr std::size_t kCopyBytes = std::size_t{1} << 30;
+constexpr std::size_t kGpuCopyBytes = std::size_t{1} << 30;
 
 // The roof's kernel, its output and its clock.
 class RoofLoop {
@@ -143,24 +143,24 @@ std::optional<double> gpu_copy_gb_per_s(std::shared_ptr<DeviceMemory> memory) {
   auto gpu = gpu_of(memory->device());
   auto clock = gpu_clock(memory);
   if (!gpu.ok() || !clock.ok()) return std::nullopt;
-  const Result<void*> from = memory->allocate(kCopyBytes), to = memory->allocate(kCopyBytes);
+  const Result<void*> from = memory->allocate(kGpuCopyBytes), to = memory->allocate(kGpuCopyBytes);
   // What was never written must not be read: initcheck would say so a million times.
-  const bool there = from.ok() && to.ok() && memory->fill(*from, 1, kCopyBytes).ok();
+  const bool there = from.ok() && to.ok() && memory->fill(*from, 1, kGpuCopyBytes).ok();
   std::vector<double> rates;
-  for (int i = 0; i < kWindows + 1 && there; ++i) {
+  for (int i = 0; i < kGpuWindows + 1 && there; ++i) {
     if (!(*clock)->start().ok()) break;
     {
       const auto current = (*gpu)->current();
       const auto stream = static_cast<cuda::CUstream>(memory->stream().handle);
       if ((*gpu)->api().cuMemcpyDtoDAsync(cuda::pointer_of(*to), cuda::pointer_of(*from),
-                                          kCopyBytes, stream) != cuda::kCudaSuccess) {
+                                          kGpuCopyBytes, stream) != cuda::kCudaSuccess) {
         break;
       }
     }
     const Result<double> ms = (*clock)->stop();
     if (!ms.ok() || !(*ms > 0)) break;
     // The first one warms up.
-    if (i > 0) rates.push_back(2.0 * static_cast<double>(kCopyBytes) / *ms * 1e-6);
+    if (i > 0) rates.push_back(2.0 * static_cast<double>(kGpuCopyBytes) / *ms * 1e-6);
   }
   if (from.ok()) memory->release(*from);
   if (to.ok()) memory->release(*to);
@@ -188,7 +188,7 @@ Status add_gpu_roofs(std::shared_ptr<DeviceMemory> memory, Environment& environm
       continue;
     }
     std::vector<double> rates;
-    for (int i = 0; i < kWindows; ++i) rates.push_back((*window)(window_seconds));
+    for (int i = 0; i < kGpuWindows; ++i) rates.push_back((*window)(window_seconds));
     each.gflops = median_of(rates).value_or(0) * 1e-9;
     names += fmt::format("{}{}", names.empty() ? "" : ", ",
                          gpu_roof((*gpu)->info(), dtype, Precision::kIeee).name);

@@ -12,7 +12,7 @@ namespace {
 
 // A launch between two events costs 2 to 5 us beside its kernel, and the device's timer moves in
 // steps of up to 1 us.
-constexpr double kLaunchMs = 0.006;
+constexpr double kLaunchCostMs = 0.006;
 constexpr double kTimerStepMs = 0.001;
 
 RulerReading read_kernel(cuda::GpuDevice& gpu, DeviceMemory& memory, SampleClock& clock,
@@ -21,7 +21,7 @@ RulerReading read_kernel(cuda::GpuDevice& gpu, DeviceMemory& memory, SampleClock
   out.name = fmt::format("kernel of {} ms on {}", ms, to_string(memory.device()));
   out.unit = "ms";
   out.expected = ms;
-  out.tolerance = 0.01 + kLaunchMs / ms;
+  out.tolerance = 0.01 + kLaunchCostMs / ms;
   // The kernel's only parameter is its duration.
   runtime::CudaExecutor executor({&gpu});
   executor.program().add(

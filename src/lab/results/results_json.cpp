@@ -11,40 +11,40 @@
 namespace flashlab::lab {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 // What is not known is null: an empty text, a size of 0, a figure that was not measured. JSON has
 // no NaN or infinity either.
-Json or_null(const std::string& text) {
-  return text.empty() ? Json(nullptr) : Json(text);
+OrderedJson or_null(const std::string& text) {
+  return text.empty() ? OrderedJson(nullptr) : OrderedJson(text);
 }
 template <std::integral T>
-Json or_null(T value) {
-  return value > 0 ? Json(value) : Json(nullptr);
+OrderedJson or_null(T value) {
+  return value > 0 ? OrderedJson(value) : OrderedJson(nullptr);
 }
-Json or_null(const std::optional<double>& value) {
-  return value && std::isfinite(*value) ? Json(*value) : Json(nullptr);
+OrderedJson or_null(const std::optional<double>& value) {
+  return value && std::isfinite(*value) ? OrderedJson(*value) : OrderedJson(nullptr);
 }
 
 /// Bytes are whole numbers, and stay so in the file as far as a double counts them.
-Json figure(const Column& column, const std::optional<double>& value) {
+OrderedJson figure(const Column& column, const std::optional<double>& value) {
   constexpr double kExact = 9007199254740992;
   if (column.unit == "bytes" && value && *value >= 0 && *value < kExact) {
-    return Json(static_cast<std::int64_t>(*value));
+    return OrderedJson(static_cast<std::int64_t>(*value));
   }
   return or_null(value);
 }
 
-Json label(const LabelSpec& spec, const LabelValue* value) {
+OrderedJson label(const LabelSpec& spec, const LabelValue* value) {
   if (value != nullptr) {
-    return std::visit([](const auto& each) { return Json(each); }, *value);
+    return std::visit([](const auto& each) { return OrderedJson(each); }, *value);
   }
-  return spec.kind == LabelKind::kFlag ? Json(false) : Json(nullptr);
+  return spec.kind == LabelKind::kFlag ? OrderedJson(false) : OrderedJson(nullptr);
 }
 
-Json to_json_value(const Measurement& r) {
+OrderedJson to_json_value(const Measurement& r) {
   const Subject& subject = subject_of(r);
-  Json out = Json::object();
+  OrderedJson out = OrderedJson::object();
   if (&subject != subjects().front()) out["subject"] = subject.name;
   out["implementation"] = r.implementation;
   out["device"] = r.device;
@@ -62,7 +62,7 @@ Json to_json_value(const Measurement& r) {
   out["error_sample"] = or_null(r.error_sample);
   out["plan"] = or_null(r.plan);
   if (!r.roof_name.empty()) out["roof_name"] = r.roof_name;
-  Json parts = Json::array();
+  OrderedJson parts = OrderedJson::array();
   for (const Measurement::Part& part : r.parts) {
     parts.push_back({{"name", part.name}, {"median_ms", part.median_ms}});
   }
@@ -70,16 +70,16 @@ Json to_json_value(const Measurement& r) {
   return out;
 }
 
-Json to_json_value(const Environment& e) {
-  Json out = Json::object();
+OrderedJson to_json_value(const Environment& e) {
+  OrderedJson out = OrderedJson::object();
   for_each_field(e, [&out](const char* name, const auto& value) { out[name] = or_null(value); });
-  Json warnings = Json::array();
+  OrderedJson warnings = OrderedJson::array();
   for (const EnvironmentWarning& warning : e.warnings) {
     warnings.push_back({{"what", warning.what}, {"remedy", warning.remedy}});
   }
   out["warnings"] = std::move(warnings);
   for (const MonitorSample& sample : e.monitor) {
-    Json row = {{"seconds", sample.seconds}};
+    OrderedJson row = {{"seconds", sample.seconds}};
     for (const MonitorFigure& figure : monitor_figures()) {
       row[figure.name] = or_null(sample.*figure.value);
     }
@@ -92,16 +92,16 @@ Json to_json_value(const Environment& e) {
 }  // namespace
 
 std::string to_json(const ResultFile& file, int indent) {
-  Json out = Json::object();
+  OrderedJson out = OrderedJson::object();
   out["schema"] = kResultSchema;
   if (file.planned > 0) out["planned"] = file.planned;
   if (file.planned > 0 || file.interrupted()) out["interrupted"] = file.interrupted();
   out["environment"] = to_json_value(file.environment);
-  Json results = Json::array();
+  OrderedJson results = OrderedJson::array();
   for (const Measurement& result : file.results) results.push_back(to_json_value(result));
   out["results"] = std::move(results);
   // Messages may quote bytes of a user's file: what is not UTF-8 is replaced, never refused.
-  return out.dump(indent, ' ', false, Json::error_handler_t::replace) + '\n';
+  return out.dump(indent, ' ', false, OrderedJson::error_handler_t::replace) + '\n';
 }
 
 }  // namespace flashlab::lab

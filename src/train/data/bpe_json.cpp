@@ -1,4 +1,4 @@
-// Hugging Face's tokenizer.json, where it is a byte-level BPE.
+// Hugging Face's tokenizer.json, where it is a byte-level BPE: read and written.
 
 #include <fmt/format.h>
 
@@ -215,6 +215,37 @@ Result<BytePairs> BytePairs::from_json(std::string_view json, std::string_view s
     return Status::invalid({std::string(source), error.what(),
                             "a tokenizer.json as Hugging Face writes it", "the file is damaged"});
   }
+}
+
+void BytePairs::write_json() {
+  using Json = nlohmann::ordered_json;
+  Json vocabulary = Json::object(), merges = Json::array();
+  for (std::size_t i = 0; i < tokens_.size(); ++i) vocabulary[spelt(tokens_[i])] = i;
+  for (const std::uint64_t key : merge_order_) {
+    merges.push_back(spelt(bytes(static_cast<std::int32_t>(key >> 32))) + " " +
+                     spelt(bytes(static_cast<std::int32_t>(key))));
+  }
+  const Json byte_level = {{"type", "ByteLevel"},
+                           {"add_prefix_space", false},
+                           {"trim_offsets", true},
+                           {"use_regex", true}};
+  Json json;
+  json["version"] = "1.0";
+  for (const char* name : {"truncation", "padding", "normalizer", "post_processor"}) {
+    json[name] = nullptr;
+  }
+  json["added_tokens"] = Json::array();
+  json["pre_tokenizer"] = json["decoder"] = byte_level;
+  json["model"] = {{"type", "BPE"},
+                   {"dropout", nullptr},
+                   {"unk_token", nullptr},
+                   {"continuing_subword_prefix", nullptr},
+                   {"end_of_word_suffix", nullptr},
+                   {"fuse_unk", false},
+                   {"byte_fallback", false},
+                   {"vocab", std::move(vocabulary)},
+                   {"merges", std::move(merges)}};
+  json_ = json.dump(1) + "\n";
 }
 
 }  // namespace flashlab::train

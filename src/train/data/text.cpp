@@ -98,8 +98,8 @@ Status check_tokenizer(const std::string& name) {
   return Status::invalid(
       {"tokenizer", fmt::format("\"{}\"", name),
        "byte, character, bpe, or a tokenizer.json of Hugging Face with a byte-level BPE",
-       pieces ? "models of SentencePiece are not read; encode the text with its own program and "
-                "give the numbers as --tokens"
+       pieces ? "models of SentencePiece are not read; encode the text with its own package and "
+                "give a .bin of the numbers as --tokens (docs/training.md, \"Text\")"
               : ""});
 }
 

@@ -86,10 +86,13 @@ constexpr DropoutNumbers dropout_numbers(unsigned key, const DropoutQueries& que
   return {{c0, c1}};
 }
 
+/// From the phase of 32 keys to that of the next ones.
+constexpr unsigned kDropoutPhaseStep = 0x9E3779B9u;
+
 /// Which of the two limits the 32 keys that `key` is one of have.
 constexpr unsigned dropout_phase(const DropoutWords& words, const DropoutQueries& queries,
                                  int key) {
-  return queries.low + words.keys + (static_cast<unsigned>(key) >> 5) * 0x9E3779B9u;
+  return queries.low + words.keys + (static_cast<unsigned>(key) >> 5) * kDropoutPhaseStep;
 }
 
 /// The probability that a pair is kept, in 65536ths: 65536 (1 - p), rounded.

@@ -46,16 +46,30 @@ struct DroppedOfPairedRows {
   unsigned own, other;  ///< of the key that the lane drew, and that the other drew
   unsigned swap;        ///< of selectors: where the lane drew the second key
 
-  /// The key that a lane draws, behind the first of 16.
-  static constexpr int drawn_key(int lane) { return 2 * (lane % 4) + lane / 16; }
-  /// `keys`: words.keys with dropout_key_group() of the drawn key in it. `exchange`: gives a word
-  /// to the other lane and returns its.
+  /// What a lane keeps of its queries: the key that it draws behind the first of 16 is in it.
+  struct Rows {
+    unsigned key;            ///< words.key
+    DropoutQueries queries;  ///< high: with words.keys and the drawn key
+    unsigned phase;          ///< of the first 32 keys
+
+    constexpr Rows() : key(0), queries{}, phase(0) {}
+    constexpr Rows(const DropoutWords& words, int query, unsigned lane)
+        : key(words.key),
+          queries(dropout_queries(words, query)),
+          phase(dropout_phase(words, queries, 0)) {
+      const unsigned drawn = 2 * (lane % 4) + lane / 16;
+      queries.high ^= words.keys ^ dropout_key_group(static_cast<int>(drawn));
+    }
+  };
+
+  /// `keys`: dropout_key_group() of the first of the 16. `exchange`: gives a word to the other lane
+  /// and returns its.
   template <class Exchange>
-  constexpr DroppedOfPairedRows(unsigned key, const DropoutQueries& rows, unsigned keys,
-                                unsigned addend, int lane, const Exchange& exchange)
+  constexpr DroppedOfPairedRows(const Rows& rows, unsigned keys, unsigned addend, unsigned lane,
+                                const Exchange& exchange)
       : own(0), other(0), swap(lane / 16 * 0x4444u) {
     const bool upper = lane / 16 != 0;
-    const DropoutNumbers numbers = dropout_numbers(key, rows, keys);
+    const DropoutNumbers numbers = dropout_numbers(rows.key, rows.queries, keys);
     own = DropoutLimit::dropped(upper ? numbers.words[1] : numbers.words[0], addend);
     const unsigned given = upper ? numbers.words[0] : numbers.words[1];
     other = DropoutLimit::dropped(exchange(given), addend);

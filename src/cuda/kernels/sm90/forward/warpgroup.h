@@ -36,8 +36,7 @@ inline constexpr bool kSm90KeptMask =
 /// What a thread keeps of dropout. A base, so that it is nothing otherwise.
 template <class Config, bool kDropout>
 struct Sm90Dropped {
-  KeepMask<Config> keep;
-  DropoutQueries keep_rows;  ///< of this thread's rows, which are of one group
+  DroppedOfPairedRows::Rows keep_rows;  ///< of this thread's rows, which are of one group
 };
 template <class Config>
 struct Sm90Dropped<Config, false> {};
@@ -113,8 +112,8 @@ struct Sm90Warpgroup : Sm90MaskRows<kSm90KeptMask<Config>>, Sm90Dropped<Config, 
       }
     }
     if constexpr (Config::kDropout) {
-      this->keep = KeepMask<Config>(args.dropout, args.shape, task.batch, task.head_q);
-      this->keep_rows = dropout_queries(this->keep.words, row(0));
+      const KeepMask<Config> keep(args.dropout, args.shape, task.batch, task.head_q);
+      this->keep_rows = DroppedOfPairedRows::Rows(keep.words, row(0), lane());
     }
 #pragma unroll
     for (auto& slab : rO) {
@@ -181,6 +180,10 @@ struct Sm90Warpgroup : Sm90MaskRows<kSm90KeptMask<Config>>, Sm90Dropped<Config, 
            ptx::thread_index() % 32 / 4 + 8 * half;
   }
 
+  __device__ static unsigned lane() {
+    return static_cast<unsigned>(ptx::thread_index()) % 32;
+  }
+
   /// Brings a tile of Q into the order of position_of_paired_row(): 16 pairs of rows change places.
   __device__ void pair_rows(int consumer) const {
     const int thread = ptx::thread_index() % kWarpgroupThreads, pair = thread / 8;
@@ -198,18 +201,6 @@ struct Sm90Warpgroup : Sm90MaskRows<kSm90KeptMask<Config>>, Sm90Dropped<Config, 
     }
     ptx::async_proxy_fence();
     ptx::meet(1 + Tiles::kConsumers + consumer, kWarpgroupThreads);
-  }
-
-  /// Which of a thread's pairs with 16 keys dropout drops.
-  __device__ DroppedOfPairedRows draw(const DropoutArguments& dropout, int first_key,
-                                      int lane) const {
-    const int key = first_key + DroppedOfPairedRows::drawn_key(lane);
-    const auto exchange = [](unsigned word) {
-      return __float_as_uint(ptx::shuffle_xor(__uint_as_float(word), 16));
-    };
-    return DroppedOfPairedRows(
-        this->keep.words.key, this->keep_rows, this->keep.words.keys ^ dropout_key_group(key),
-        this->keep.addend(dropout, this->keep_rows, first_key), lane, exchange);
   }
 
   /// Reads what the mask tensor says of the block that begins at `first_key`. kAllSeen: all its
@@ -424,20 +415,33 @@ struct Sm90Warpgroup : Sm90MaskRows<kSm90KeptMask<Config>>, Sm90Dropped<Config, 
   /// k in the same threads: no exchange. What dropout drops is 0 there, and counts in the sums.
   __device__ void accept(const Scores& rS, const ForwardArguments& args, int first_key) {
     statistics.accept();
-    const int lane = Config::kDropout ? ptx::thread_index() % 32 : 0;
 #pragma unroll
     for (int step = 0; step < Tiles::kKeySteps; ++step) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         rP[step][i] = pack<kElement>(rS[8 * step + 2 * i], rS[8 * step + 2 * i + 1]);
       }
-      if constexpr (Config::kDropout) {
-        const DroppedOfPairedRows dropped = draw(args.dropout, first_key + 16 * step, lane);
+    }
+    if constexpr (Config::kDropout) drop(args.dropout, first_key);
+  }
+  __device__ void drop(const DropoutArguments& dropout, int first_key) {
+    const unsigned own_lane = lane(), keys = dropout_key_group(first_key);
+    const unsigned phase =
+        this->keep_rows.phase + (static_cast<unsigned>(first_key) >> 5) * kDropoutPhaseStep;
+    const DropoutLimit limit(dropout.limit);
+    const auto exchange = [](unsigned word) {
+      return __float_as_uint(ptx::shuffle_xor(__uint_as_float(word), 16));
+    };
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          rP[step][i] &=
-              ~ptx::permute_bytes(dropped.own, dropped.other, dropped.selector(i % 2, i / 2));
-        }
+    for (unsigned step = 0; step < Tiles::kKeySteps; ++step) {
+      // Blocks begin at a multiple of their keys.
+      const DroppedOfPairedRows dropped(this->keep_rows, keys ^ 8 * step,
+                                        limit.addend(phase + step / 2 * kDropoutPhaseStep),
+                                        own_lane, exchange);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        rP[step][i] &=
+            ~ptx::permute_bytes(dropped.own, dropped.other, dropped.selector(i % 2, i / 2));
       }
     }
   }

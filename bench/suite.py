@@ -58,7 +58,7 @@ def gtest_record(program, limit):
         report = os.path.join(folder, "report.json")
         code, text, seconds = run([program, f"--gtest_output=json:{report}"], limit)
         out = {"program": os.path.basename(program), "seconds": round(seconds, 1),
-               "exit_code": code, **dict.fromkeys(COUNTS, 0)}
+               "exit_code": code, **dict.fromkeys(COUNTS, 0), "skip_reasons": {}}
         if not os.path.exists(report):
             why = f"stopped after {limit:.0f} s" if code == TOO_LONG else "it wrote no report"
             return out | {"failed": 1, "failures": [f"{why}: {text[-2000:]}"]}

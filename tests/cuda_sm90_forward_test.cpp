@@ -151,6 +151,17 @@ TEST(Sm90Forward, LeavesTheRestToSm80AndSaysWhy) {
   problem = usual(DType::kBf16);
   problem.o.alignment_bytes = 8;
   expect_sm80(problem, "o aligned to 8 bytes");
+  for (const std::int64_t keys : {2046, 2045}) {  // two elements of a mask at once, or one by one
+    problem = testing::described_problem(
+        DType::kBf16, Pass::kForward,
+        {.batch = 8, .seqlen_q = 2048, .seqlen_k = keys, .heads = 16, .dim = 64}, {});
+    problem.mask = contiguous_spec(DType::kBf16, {1, 1, 2048, keys}, problem.q.device);
+    if (keys % 2 == 0) {
+      expect_sm80(problem, "2046 keys");
+    } else {
+      EXPECT_EQ(plan(problem, "sm_90a")->implementation, "sm90");
+    }
+  }
   PlannedSizes few{.batch = 1, .seqlen_q = 16, .seqlen_k = 16384, .heads = 8};
   expect_sm80(testing::described_problem(DType::kBf16, Pass::kForward, few, {}), "queries");
   few.seqlen_q = 48;

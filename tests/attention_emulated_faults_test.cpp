@@ -245,7 +245,10 @@ TEST(AttentionEmulatedFaults, OfTheHopperBackwardAreSeen) {
   constexpr const char* kSizes = "sm90/backward/tiles.h";
   std::vector<Planted> list = {
       {"the last of the other keys' dS is not waited for",
-       {{kMain, "      wait_for_phase(ring_scores.full(), ring_scores.phase ^ 1);\n", ""}},
+       {{kMain, "      wait_for_phase(ring_scores.full(), ring_scores.phase ^ 1);\n", ""},
+        {kMain, "    ring_scores.wait_empty();\n",  // one of them is late
+         "    for (int i = 0; i < 100 * warpgroup.consumer; ++i) __syncwarp();\n"
+         "    ring_scores.wait_empty();\n"}},
        true},
       {"the turn is not waited for",
        {{kMain, "    await_turn();\n    float sum[32];", "    float sum[32];"}}},

@@ -8,10 +8,11 @@
            on the device together, small ones first: the first group beside the parts before
   parity   `flashlab check step` against records that bench/peers/train_parity.py makes here
   memory   2.7B at context 2048, batch 4, bf16, with checkpointing in groups of --groups layers:
-           predicted and held bytes
+           bytes that are predicted, and by which the device's free memory shrinks
   head     the chunked LM head with its loss, 8192 x 4096 x 151936: TFLOP/s, bytes of the logits
-  idle     what a step's time is above the sum of its kernels' times, and the gaps between them
-           in the steps that were recorded, as a share of these; small, gpt2 and large, if in CASES
+  idle     the gaps between kernels in the steps that CUPTI recorded, as a share of these, and what
+           the time of a step that nobody records, launched behind another one, is above that of the
+           kernels; small, gpt2 and large, if in CASES
   kernels  the kernels of a step of 16,384 tokens at their least bytes, as a share of --roof
 
 Parts run in the order given; what no longer fits into --seconds is left out and said. Writes
@@ -128,7 +129,10 @@ class Run(processes.Deadline):
             self.say(f"{name}: ended with {code}: {text.strip()[-300:]}")
             return None
         with open(path, encoding="utf-8") as file:
-            return json.load(file)
+            got = json.load(file)
+        if "environment" in got:
+            self.found.setdefault("environment", got["environment"])
+        return got
 
     def save(self, name, content):
         path = os.path.join(self.arguments.folder, f"{self.arguments.name}-{name}.json")
@@ -165,19 +169,21 @@ def memory(run):
         if run.left() < 2 * LEAST_SECONDS:
             run.say("memory: no time for the rest")
             break
+        # What the device has less than before the step was made: nothing else may run on it.
         got = run.flashlab(
-            f"step-2.7B-checkpoint-{group}",
-            ["bench", "step", "--device", "cuda", "--mode", "full", "--size", "2.7B", "--context",
-             "2048", "--batch", "4", "--precision", "bf16", "--checkpoint", str(group), "--warmup",
-             "1", "--repeats", "3"])
+            f"memory-{group}",
+            ["profile", "step", "--device", "cuda", "--size", "2.7B", "--context", "2048",
+             "--batch", "4", "--precision", "bf16", "--checkpoint", str(group), "--warmup", "1",
+             "--steps", "1", "--quick", "--output",
+             os.path.join(run.arguments.folder, f"memory-{group}")])
         if got is None:
             continue
-        row = got["results"][0]
-        row["share"] = row["predicted_bytes"] / row["peak_bytes"] if row["peak_bytes"] else None
-        out.append({key: row[key] for key in ("implementation", "status", "median_ms",
-                                              "peak_bytes", "predicted_bytes", "share")})
-        run.say(f"memory, groups of {group}: {row['status']}, held {row['peak_bytes'] / 2**30:.2f} "
-                f"GiB, predicted {row['share'] or 0:.4f} of it, {row['median_ms']} ms a step")
+        row = {"checkpoint": group, **{key: got[key] for key in (
+            "title", "planned_bytes", "measured_bytes", "plain_step_ms")}}
+        row["share"] = row["planned_bytes"] / row["measured_bytes"]
+        out.append(row)
+        run.say(f"memory, groups of {group}: measured {row['measured_bytes'] / 2**30:.2f} GiB, "
+                f"predicted {row['share']:.4f} of it, {row['plain_step_ms']:.1f} ms a step")
     run.found["memory"] = out
 
 
@@ -211,17 +217,21 @@ def idle(run):
             run.say(f"idle {name}: no time left")
             continue
         got = run.flashlab(f"profile-{name}",
-                           ["profile", "step", "--device", "cuda", *CASES[name].flags(), "--steps",
-                            "9", "--output", os.path.join(run.arguments.folder, "profile-" + name)])
+                           ["profile", "step", "--device", "cuda", *CASES[name].flags(), "--warmup",
+                            "20", "--steps", "15", "--output",
+                            os.path.join(run.arguments.folder, "profile-" + name)])
         if got is None or not got["device_step_ms"]:
             continue
-        share = 1 - got["operations_ms"] / got["device_step_ms"]
-        gaps = got["account"]["gaps_ms"] / got["account"]["span_ms"]
-        out[name] = {"device_step_ms": got["device_step_ms"],
-                     "operations_ms": got["operations_ms"], "idle": share,
-                     "gaps": got["account"]["gaps"], "gaps_share": gaps}
-        run.say(f"idle {name}: {100 * share:.2f} % of {got['device_step_ms']:.3f} ms; "
-                f"{got['account']['gaps']:.0f} gaps, {100 * gaps:.2f} % of a recorded step")
+        account = got["account"]
+        share = 1 - account["covered_ms"] / got["device_step_ms"]
+        gaps = account["gaps_ms"] / account["span_ms"]
+        out[name] = {"device_step_ms": got["device_step_ms"], "enqueue_ms": got["enqueue_ms"],
+                     "covered_ms": account["covered_ms"], "idle": share,
+                     "recorded_ms": account["span_ms"], "gaps": account["gaps"],
+                     "gaps_share": gaps}
+        run.say(f"idle {name}: {100 * gaps:.2f} % in {account['gaps']:.0f} gaps of a recorded "
+                f"step of {account['span_ms']:.3f} ms; {100 * share:.2f} % of "
+                f"{got['device_step_ms']:.3f} ms, an unrecorded step behind another")
     run.found["idle"] = out
 
 

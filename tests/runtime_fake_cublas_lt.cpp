@@ -1,6 +1,8 @@
 // Stands in for cuBLASLt beside the stand-in for the driver, in the same library. It offers four
 // algorithms, numbered from fake_first_algorithm on, for any product: they take 3, 1 and 2 ms, and
 // the last one fails when it runs. The second has a form with a workspace, which takes 0.5 ms more.
+// A long product whose rows are no whole tiles is offered two others, of half a millisecond; only
+// the first of these serves products of whole tiles, too.
 
 #include <cstddef>
 #include <cstdint>
@@ -15,6 +17,7 @@ std::uint64_t fake_algorithm = 0;  // that ran last
 int fake_products = 0;             // that ran
 
 static std::size_t most_workspace_bytes = 0;  // as a preference says
+static std::uint64_t last_rows = 0;           // of a layout, counted as FlashLab does
 
 int cublasLtCreate(void** handle) {
   *handle = &fake_algorithm;
@@ -31,7 +34,8 @@ int cublasLtMatmulDescCreate(void** made, int, int) {
   *made = &fake_algorithm;
   return 0;
 }
-int cublasLtMatrixLayoutCreate(void** made, int, std::uint64_t, std::uint64_t, std::int64_t) {
+int cublasLtMatrixLayoutCreate(void** made, int, std::uint64_t, std::uint64_t rows, std::int64_t) {
+  last_rows = rows;
   *made = &fake_algorithm;
   return 0;
 }
@@ -68,6 +72,11 @@ struct Heuristic {
 };
 int cublasLtMatmulAlgoGetHeuristic(void*, void*, void*, void*, void*, void*, void*, int wanted,
                                    Heuristic* out, int* found) {
+  if (last_rows > 1024 && last_rows % 128 != 0) {
+    *found = 2;
+    for (std::uint64_t i = 0; i < 2; ++i) out[i] = {.algorithm = {fake_first_algorithm + 10 + i}};
+    return 0;
+  }
   *found = wanted < 4 ? wanted : 4;
   for (int i = 0; i < *found; ++i) {
     out[i] = {};
@@ -77,13 +86,19 @@ int cublasLtMatmulAlgoGetHeuristic(void*, void*, void*, void*, void*, void*, voi
   return 0;
 }
 
+int cublasLtMatmulAlgoCheck(void*, void*, void*, void*, void*, void*,
+                            const std::uint64_t* algorithm, Heuristic* out) {
+  *out = {};
+  return algorithm[0] == fake_first_algorithm + 10 ? 0 : 15;
+}
+
 int cublasLtMatmul(void*, void*, const void*, const void*, void*, const void*, void*, const void*,
                    const void*, void*, void*, void*, const std::uint64_t* algorithm, void*,
                    std::size_t workspace_bytes, void*) {
   constexpr float kMilliseconds[] = {3, 1, 2};
   const std::uint64_t which = algorithm[0] - fake_first_algorithm;
-  if (which > 2) return 13;
-  fake_clock_ms += kMilliseconds[which] + (workspace_bytes > 0 ? 0.5f : 0.0f);
+  if (which > 2 && which < 10) return 13;
+  fake_clock_ms += which < 10 ? kMilliseconds[which] + (workspace_bytes > 0 ? 0.5f : 0.0f) : 0.5f;
   fake_algorithm = algorithm[0];
   ++fake_products;
   return 0;

@@ -88,6 +88,14 @@ TEST_F(Products, TheFastestIsOneWithoutAWorkspace) {
   EXPECT_EQ(*ran_, measured);
 }
 
+TEST_F(Products, ALongProductOfWholeTilesIsOfferedWhatFewerRowsAre) {
+  Product p = product(1664);
+  p.n = 4096;
+  EXPECT_EQ(algorithm(0, p), 101u);  // not long
+  p.k = 151936;
+  EXPECT_EQ(algorithm(0, p), 110u);
+}
+
 TEST_F(Products, AProductIsMeasuredOnce) {
   EXPECT_EQ(algorithm(0, product(17)), 101u);
   const int measured = *ran_;

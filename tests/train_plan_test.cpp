@@ -143,7 +143,7 @@ TEST(TrainPlan, TheHeadTakesChunksOfTheBatch) {
     }
     return out;
   };
-  EXPECT_EQ(rows_of(151936, 8), (std::vector<std::int64_t>{1639, 1639, 1639, 1639, 1636}));
+  EXPECT_EQ(rows_of(151936, 8), (std::vector<std::int64_t>{1664, 1664, 1664, 1664, 1536}));
   EXPECT_EQ(rows_of(50304, 8), (std::vector<std::int64_t>{4096, 4096}));
   EXPECT_EQ(rows_of(50304, 11), (std::vector<std::int64_t>{3840, 3840, 3584}));
   EXPECT_EQ(rows_of(50304, 4), (std::vector<std::int64_t>{4096}));

@@ -79,6 +79,10 @@ struct CublasLtHeuristic {
     CublasStatus(CublasLtHandle, CublasLtDescriptor, CublasLtDescriptor, CublasLtDescriptor,      \
                  CublasLtDescriptor, CublasLtDescriptor, CublasLtDescriptor, int,                 \
                  CublasLtHeuristic*, int*))                                                       \
+  X(cublasLtMatmulAlgoCheck,                                                                      \
+    CublasStatus(CublasLtHandle, CublasLtDescriptor, CublasLtDescriptor, CublasLtDescriptor,      \
+                 CublasLtDescriptor, CublasLtDescriptor, const CublasLtAlgorithm*,                \
+                 CublasLtHeuristic*))                                                             \
   X(cublasLtMatmul,                                                                               \
     CublasStatus(CublasLtHandle, CublasLtDescriptor, const void*, const void*,                    \
                  CublasLtDescriptor, const void*, CublasLtDescriptor, const void*, const void*,   \
@@ -123,7 +127,8 @@ class CublasLt {
              const void* b, void* c, void* workspace, CUstream stream, const void* addend = nullptr,
              const void* bias = nullptr, const void* aux = nullptr) const;
 
-  static constexpr std::size_t kWorkspaceBytes = std::size_t{32} << 20;
+  /// With the logits of a chunk of the LM head, 483 MiB, 512 MiB.
+  static constexpr std::size_t kWorkspaceBytes = std::size_t{29} << 20;
 
   std::string version() const;
 
@@ -138,6 +143,8 @@ class CublasLt {
                                                  const PreparedProduct& described) const;
   Status offer(const runtime::Product& product, const PreparedProduct& described,
                std::size_t most_workspace_bytes, std::vector<CublasLtChoice>& out) const;
+  Status offer_of_fewer_rows(const runtime::Product& product, const PreparedProduct& described,
+                             std::vector<CublasLtChoice>& out) const;
   CublasLtChoice fastest(const runtime::Product& product, const std::string& key,
                          PreparedProduct described,
                          const std::vector<CublasLtChoice>& candidates) const;

@@ -53,7 +53,7 @@ struct StepOptions {
   bool fused = true;
   OptimizerOptions optimizer{};
   std::vector<CheckpointGroup> checkpoint{};
-  std::int64_t logits_bytes = std::int64_t{480} << 20;  ///< the most that logits may take at once
+  std::int64_t logits_bytes = std::int64_t{483} << 20;  ///< the most that logits may take at once
   std::uint64_t seed = 1337;                            ///< of dropout
 };
 

@@ -33,6 +33,13 @@ foreach(target IN ITEMS flashlab flashlab_lab flashlab_train flashlab_profile fl
   endforeach()
 endforeach()
 
+# Test programs are made as one by tests/CMakeLists.txt; these are what they and Python need.
+foreach(target IN ITEMS nanobind-static nanobind-static-abi3 flashlab_core flashlab_emulated)
+  if(TARGET ${target})
+    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 0)
+  endif()
+endforeach()
+
 # With it g++ collects garbage only once a file has taken half a gigabyte. User seconds without and
 # with it: tests/cuda_ptx_test.cpp 6.4 and 6.0; profile/ 11.7 and 10.7, with 155 MB more memory
 # (g++ 12, means of three runs on two cores of an EPYC, 2026-11-24).

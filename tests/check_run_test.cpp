@@ -16,7 +16,7 @@ namespace {
 using cases::Case;
 using testing::HasSubstr;
 
-Case small_case(const char* name = "small") {
+Case plain_case(const char* name = "small") {
   Case c;
   c.name = name;
   c.batch = 1;
@@ -34,7 +34,7 @@ Context context() {
 }
 
 TEST(CheckCase, TheReferencePassesAndSaysWhatWasChecked) {
-  Case c = small_case();
+  Case c = plain_case();
   c.deterministic = true;
   const CheckReport report = check_case(context(), c, "reference");
   EXPECT_TRUE(report.passed()) << report.failure();
@@ -52,17 +52,17 @@ TEST(CheckCase, PassesCanBeChosen) {
   CheckOptions options;
   options.passes = {Pass::kForward};
   options.repeat = false;
-  const CheckReport report = check_case(context(), small_case(), "reference", options);
+  const CheckReport report = check_case(context(), plain_case(), "reference", options);
   EXPECT_TRUE(report.passed());
   EXPECT_EQ(report.items.size(), 3u);  // o, lse, guards
   options.passes = {Pass::kBackward};
-  for (const CheckItem& item : check_case(context(), small_case(), "reference", options).items) {
+  for (const CheckItem& item : check_case(context(), plain_case(), "reference", options).items) {
     EXPECT_THAT(item.what, HasSubstr("backward"));
   }
 }
 
 TEST(CheckCase, ARefusalIsNoFailureAndAnErrorIs) {
-  Case c = small_case();
+  Case c = plain_case();
   c.precision = Precision::kTf32;
   CheckReport report = check_case(context(), c, "reference");
   EXPECT_EQ(report.status, RunStatus::kUnsupported);
@@ -70,14 +70,14 @@ TEST(CheckCase, ARefusalIsNoFailureAndAnErrorIs) {
   EXPECT_FALSE(report.passed());
   EXPECT_THAT(report.message, HasSubstr("tf32"));
 
-  report = check_case(context(), small_case(), "no-such-implementation");
+  report = check_case(context(), plain_case(), "no-such-implementation");
   EXPECT_EQ(report.status, RunStatus::kError);
   EXPECT_TRUE(report.failed());
   EXPECT_THAT(report.failure(), HasSubstr("no-such-implementation"));
 
   CheckOptions options;
   options.memory_limit_bytes = 100;
-  report = check_case(context(), small_case(), "reference", options);
+  report = check_case(context(), plain_case(), "reference", options);
   EXPECT_EQ(report.status, RunStatus::kOutOfMemory);
   EXPECT_TRUE(report.failed());
 }
@@ -86,7 +86,7 @@ TEST(CheckCases, ReportsInOrderWithProgress) {
   const Context ctx = context();
   CheckRun run;
   for (int n = 0; n < 6; ++n)
-    run.cases.push_back(small_case(("case-" + std::to_string(n)).c_str()));
+    run.cases.push_back(plain_case(("case-" + std::to_string(n)).c_str()));
   run.implementations = {"reference", "no-such-implementation"};
   run.jobs = 3;
   int calls = 0, last = 0;
@@ -112,7 +112,7 @@ TEST(CheckCases, CancellationKeepsWhatWasDone) {
   const Context ctx = context();
   std::atomic<bool> cancel{false};
   CheckRun run;
-  run.cases.assign(10, small_case());
+  run.cases.assign(10, plain_case());
   run.implementations = {"reference"};
   run.jobs = 1;
   run.cancel = &cancel;
@@ -141,7 +141,7 @@ void run_reference(const CaseData& data) {
 }
 
 TEST(ErrorVsFp64, SeesOneWrongElementOfAnyOutput) {
-  const CaseData data = CaseData::create(small_case()).value();
+  const CaseData data = CaseData::create(plain_case()).value();
   run_reference(data);
   const ErrorVsFp64 right = error_vs_fp64(data, Pass::kForward).value();
   EXPECT_TRUE(right.accepted) << right.worst;
@@ -193,7 +193,7 @@ TEST(ErrorVsFp64, TakesASampleOfLargeProblemsAndSaysSo) {
 }
 
 TEST(ErrorVsFp64, RefusesWhatItCannotKnow) {
-  Case c = small_case();
+  Case c = plain_case();
   c.gradient_mode = GradientMode::kAccumulate;
   const CaseData data = CaseData::create(c).value();
   EXPECT_EQ(error_vs_fp64(data, Pass::kBackward).status().code(), StatusCode::kInvalidArgument);
@@ -201,10 +201,10 @@ TEST(ErrorVsFp64, RefusesWhatItCannotKnow) {
 
 TEST(Accounting, AddsTheWorkspaceOfAnImplementation) {
   const Context ctx = context();
-  const auto list = accounting(ctx, small_case(), Pass::kForward, "reference");
+  const auto list = accounting(ctx, plain_case(), Pass::kForward, "reference");
   ASSERT_TRUE(list.ok()) << list.status().message();
   EXPECT_EQ(list->size(), 5u);
-  Case c = small_case();
+  Case c = plain_case();
   c.head_dim = 0;
   EXPECT_FALSE(accounting(ctx, c, Pass::kForward, "reference").ok());
 }

@@ -1,15 +1,9 @@
 // Products of tensor cores (src/cuda/kernels/ptx/mma.h) against sums in fp64.
 
-#include <limits>
-
 #include "cuda_ptx_kernels.h"
 
 namespace flashlab::testing {
 namespace {
-
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
-constexpr unsigned kPoison = 0xdeadbeef;
 
 // D += A B. PTX ISA, "Matrix Fragments for mma": with g = lane / 4 and
 // t = lane % 4, register r of A holds row g + 8 (r % 2), columns from 2 t + 8 (r / 2) on (tf32: the

@@ -3,10 +3,16 @@
 // One kernel per primitive of src/cuda/kernels/ptx. Waits are bounded, so that a fault gives a
 // wrong result and not a GPU that hangs.
 
+#include <limits>
+
 #include "cuda_hopper_kernels.h"
 #include "cuda_primitives.h"
 
 namespace flashlab::testing {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+constexpr unsigned kPoison = 0xdeadbeef;
 
 inline Primitive ptx_kernel(const std::string& name, const std::string& parameters,
                             const std::string& body, int minimum = 80) {

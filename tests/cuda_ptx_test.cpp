@@ -17,10 +17,6 @@ using ::testing::HasSubstr;
 using Words = std::vector<std::uint32_t>;
 using Bytes = std::vector<std::uint8_t>;
 
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-constexpr unsigned kPoison = 0xdeadbeef;
-
 Words random_words(std::size_t count) {
   std::mt19937 random(7);
   Words words(count);

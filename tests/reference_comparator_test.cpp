@@ -11,7 +11,7 @@
 namespace flashlab::reference {
 namespace {
 
-constexpr double kInf = std::numeric_limits<double>::infinity();
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr float kInfF = std::numeric_limits<float>::infinity();
 constexpr float kNaNF = std::numeric_limits<float>::quiet_NaN();
 
@@ -101,8 +101,8 @@ TEST_F(Comparator, AMovedNaNIsRejected) {
 }
 
 TEST_F(Comparator, InfinitiesAgreeInSign) {
-  expected[0] = kInf;
-  naive[0] = kInf;
+  expected[0] = kInfinity;
+  naive[0] = kInfinity;
   element(0, 0) = kInfF;
   EXPECT_TRUE(judge().passed);
   element(0, 0) = -kInfF;
@@ -120,7 +120,7 @@ TEST_F(Comparator, AnInventedInfinityIsRejected) {
 
 TEST_F(Comparator, AnInfinityIsRightWhereTheTypeEnds) {
   expected[0] = 1e39;
-  naive[0] = kInf;
+  naive[0] = kInfinity;
   element(0, 0) = kInfF;
   EXPECT_TRUE(judge().passed) << judge().message();
   element(0, 0) = -kInfF;
@@ -141,13 +141,13 @@ TEST_F(Comparator, TheDontCareSetAndNothingElseIsLeftOut) {
 }
 
 TEST_F(Comparator, ANaiveFormulaThatOverflowsDoesNotLoosenTheBound) {
-  naive[6] = kInf;
+  naive[6] = kInfinity;
   naive[7] = std::nan("");
   EXPECT_LT(judge().bound, 2.3e-6);
 }
 
 TEST_F(Comparator, LseWithinItsOwnRule) {
-  std::vector<double> lse = {0, 3, -40, 300, -kInf, std::nan("")};
+  std::vector<double> lse = {0, 3, -40, 300, -kInfinity, std::nan("")};
   std::vector<double> magnitude(6, 8.0);              // 64 features of size 1 at the default scale
   std::vector<float> values(lse.begin(), lse.end());  // [1, 2, 3] is the rows' own order
   const auto check = [&] {

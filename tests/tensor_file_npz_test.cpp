@@ -15,7 +15,7 @@ namespace {
 using testing::AllOf;
 using testing::HasSubstr;
 
-const std::string kShape = "(1, 2, 1, 3)";
+const std::string kTuple = "(1, 2, 1, 3)";
 
 std::string numbers(int count, float first) {
   std::vector<float> out(static_cast<std::size_t>(count));
@@ -24,7 +24,7 @@ std::string numbers(int count, float first) {
 }
 
 std::string array(float first) {
-  return npy(dictionary("<f4", kShape), numbers(6, first));
+  return npy(dictionary("<f4", kTuple), numbers(6, first));
 }
 
 std::vector<Member> good(bool deflated = false) {
@@ -33,7 +33,7 @@ std::vector<Member> good(bool deflated = false) {
           {"v.npy", array(13), deflated, false, false, {}}};
 }
 
-Status failure(const std::string& file, const TensorFileLimits& limits = {}) {
+Status npz_failure(const std::string& file, const TensorFileLimits& limits = {}) {
   return parse_attention_inputs(as_bytes(file), "a.npz", limits).status();
 }
 
@@ -42,13 +42,13 @@ Status failure_with(const std::string& q, bool deflated = false) {
   std::vector<Member> members = good();
   members[0].contents = q;
   members[0].deflated = deflated;
-  return failure(zip(members));
+  return npz_failure(zip(members));
 }
 
 Status failure_with(std::function<void(std::string&)> falsify, bool deflated = true) {
   std::vector<Member> members = good(deflated);
   members[0].falsify = std::move(falsify);
-  return failure(zip(members));
+  return npz_failure(zip(members));
 }
 
 std::function<void(std::string&)> overwrite(std::size_t at, const std::string& bytes) {
@@ -97,8 +97,8 @@ TEST(TensorFileNpz, ReadsLargeDeflatedArraysAcrossChunks) {
 
 TEST(TensorFileNpz, ReadsVersionsTypesAndFortranOrder) {
   const std::vector<double> doubles = {1, 2, 3, 4, 5, 6};
-  const std::string fortran = npy(dictionary("<f8", kShape, true), raw(doubles), 2);
-  const std::string plain = npy(dictionary("<f8", kShape), raw(doubles), 3);
+  const std::string fortran = npy(dictionary("<f8", kTuple, true), raw(doubles), 2);
+  const std::string plain = npy(dictionary("<f8", kTuple), raw(doubles), 3);
   const std::string file = zip({{"q.npy", fortran, false, false, false, {}},
                                 {"k.npy", plain, false, false, false, {}},
                                 {"v.npy", plain, false, false, false, {}},
@@ -116,7 +116,7 @@ TEST(TensorFileNpz, EveryTruncationIsAnError) {
   for (const bool deflated : {false, true}) {
     const std::string file = zip(good(deflated));
     for (std::size_t length = 0; length < file.size(); ++length) {
-      const Status status = failure(file.substr(0, length));
+      const Status status = npz_failure(file.substr(0, length));
       ASSERT_EQ(status.code(), StatusCode::kInvalidArgument) << "length " << length;
       ASSERT_THAT(status.message(), HasSubstr("a.npz")) << "length " << length;
     }
@@ -158,7 +158,7 @@ TEST(TensorFileNpz, LyingDirectories) {
               HasSubstr("equal sizes of a stored member"));
   std::vector<Member> twice = good();
   twice[1].name = "q.npy";
-  EXPECT_THAT(failure(zip(twice)).message(), HasSubstr("\"q.npy\" twice"));
+  EXPECT_THAT(npz_failure(zip(twice)).message(), HasSubstr("\"q.npy\" twice"));
 }
 
 TEST(TensorFileNpz, BombsAreRefusedBeforeMemoryIsTaken) {
@@ -169,7 +169,7 @@ TEST(TensorFileNpz, BombsAreRefusedBeforeMemoryIsTaken) {
   std::vector<Member> members = good();
   members[0].contents = honest;
   members[0].deflated = true;
-  const Status status = failure(zip(members), {.max_bytes = 1000});
+  const Status status = npz_failure(zip(members), {.max_bytes = 1000});
   EXPECT_EQ(status.code(), StatusCode::kOutOfMemory);
   EXPECT_THAT(status.message(), HasSubstr("at most 1000 bytes"));
 }
@@ -182,13 +182,13 @@ TEST(TensorFileNpz, MalformedArrays) {
   EXPECT_THAT(failure_with(std::string("nothing that is an array at all")).message(),
               HasSubstr("an .npy array"));
   EXPECT_THAT(failure_with(std::string("short")).message(), HasSubstr("5 bytes"));
-  EXPECT_THAT(failure_with(npy(dictionary("<f4", kShape), data, 4)).message(),
+  EXPECT_THAT(failure_with(npy(dictionary("<f4", kTuple), data, 4)).message(),
               HasSubstr("got 4, expected 1, 2 or 3"));
-  EXPECT_THAT(npy_failure(dictionary(">f4", kShape)),
+  EXPECT_THAT(npy_failure(dictionary(">f4", kTuple)),
               AllOf(HasSubstr("q.npy: descr: got \">f4\""), HasSubstr("little-endian")));
-  EXPECT_THAT(npy_failure(dictionary("<i4", kShape)), HasSubstr("astype('float32')"));
-  EXPECT_THAT(npy_failure(dictionary("|V2", kShape)), HasSubstr("bf16 needs .safetensors"));
-  EXPECT_THAT(npy_failure(dictionary("|O", kShape)), HasSubstr("descr"));
+  EXPECT_THAT(npy_failure(dictionary("<i4", kTuple)), HasSubstr("astype('float32')"));
+  EXPECT_THAT(npy_failure(dictionary("|V2", kTuple)), HasSubstr("bf16 needs .safetensors"));
+  EXPECT_THAT(npy_failure(dictionary("|O", kTuple)), HasSubstr("descr"));
   EXPECT_THAT(npy_failure("{'descr': [('a', '<f4')], 'fortran_order': False, 'shape': (1,)}"),
               HasSubstr("descr (one type)"));
   EXPECT_THAT(npy_failure("{'descr': '<f4', 'fortran_order': False}"),
@@ -212,16 +212,16 @@ TEST(TensorFileNpz, LyingNpyHeaderLengths) {
     text.replace(8, 2, little_endian(static_cast<std::uint64_t>(length), 2));
     EXPECT_EQ(failure_with(text).code(), StatusCode::kInvalidArgument) << length;
   }
-  std::string second = npy(dictionary("<f4", kShape), numbers(6, 1), 2);
+  std::string second = npy(dictionary("<f4", kTuple), numbers(6, 1), 2);
   second.replace(8, 4, little_endian(0xffffffff, 4));
   EXPECT_THAT(failure_with(second).message(), HasSubstr("header length: got 4294967295"));
 }
 
 TEST(TensorFileNpz, OtherFiles) {
-  EXPECT_THAT(failure(array(1)).message(), HasSubstr("numpy.savez"));
-  EXPECT_THAT(failure("").message(), HasSubstr("0 bytes"));
-  EXPECT_THAT(failure("PK\x03\x04 and no more").message(), HasSubstr("truncated"));
-  EXPECT_THAT(failure(zip({})).message(), HasSubstr("no tensors"));
+  EXPECT_THAT(npz_failure(array(1)).message(), HasSubstr("numpy.savez"));
+  EXPECT_THAT(npz_failure("").message(), HasSubstr("0 bytes"));
+  EXPECT_THAT(npz_failure("PK\x03\x04 and no more").message(), HasSubstr("truncated"));
+  EXPECT_THAT(npz_failure(zip({})).message(), HasSubstr("no tensors"));
 }
 
 }  // namespace

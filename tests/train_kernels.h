@@ -22,6 +22,11 @@ namespace flashlab::train::testing {
 using Numbers = std::vector<double>;
 using Shape = std::vector<std::int64_t>;
 
+/// Where a row's element lies.
+inline std::size_t at(std::int64_t row, std::int64_t width, std::int64_t column) {
+  return static_cast<std::size_t>(row * width + column);
+}
+
 /// The nearest number of the type.
 inline double rounded(Element element, double value) {
   if (element == Element::kFp32) return static_cast<float>(value);

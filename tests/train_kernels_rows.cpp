@@ -3,10 +3,6 @@
 namespace flashlab::train::testing {
 namespace {
 
-std::size_t at(std::int64_t row, std::int64_t width, std::int64_t column) {
-  return static_cast<std::size_t>(row * width + column);
-}
-
 struct Norm {
   bool layer = false;
   std::int64_t rows = 0, width = 0;

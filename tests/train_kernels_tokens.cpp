@@ -5,9 +5,6 @@
 namespace flashlab::train::testing {
 namespace {
 
-std::size_t at(std::int64_t row, std::int64_t width, std::int64_t column) {
-  return static_cast<std::size_t>(row * width + column);
-}
 std::int64_t whole(double number) {
   return static_cast<std::int64_t>(number);
 }

@@ -21,6 +21,7 @@ from cli_harness import Folder, program, run
 
 SHAPE = ["--batch", "1", "--heads", "2", "--head-dim", "16", "--seqlen", "64", "--dtype", "fp32",
          "--device", "cpu"]
+QUICK = ["--repeats", "3"]
 
 READY = {"event": "ready", "protocol": 1, "python": "3.99.1", "executable": "/fake", "torch": "9.8",
          "flashlab": "0.1.0", "device": "cpu", "clock": "warm caches", "threads": 2,
@@ -63,7 +64,8 @@ class Peers(Folder):
     def compare(self, text, *more, ready=None, peers="torch"):
         """(process, rows) of a comparison whose Python is `text`."""
         self.folder_out = self.path("report")
-        done = run("compare", *SHAPE, "--peers", peers, "--python", self.fake(text, ready),
+        quick = [] if "--repeats" in more else QUICK
+        done = run("compare", *SHAPE, *quick, "--peers", peers, "--python", self.fake(text, ready),
                    "--output", self.folder_out, *more)
         with open(os.path.join(self.folder_out, "results.json"), encoding="utf-8") as file:
             self.document = json.load(file)
@@ -173,7 +175,7 @@ def answer(request):
         self.folder_out = self.path("report")
         os.rename(self.fake(text), self.path("python3"))
         env = {**os.environ, "PATH": self.folder + os.pathsep + os.environ["PATH"]}
-        done = run("compare", *SHAPE, "--repeats", "3", "--pass", "forward", "--output",
+        done = run("compare", *SHAPE, *QUICK, "--pass", "forward", "--output",
                    self.folder_out, *more, env=env)
         self.assertEqual(done.returncode, 0, done.stderr)
         with open(os.path.join(self.folder_out, "results.json"), encoding="utf-8") as file:
@@ -213,10 +215,10 @@ def answer(request):
 
 
 class Missing(Peers):
-    QUICK = ["--implementation", "cpu", "--repeats", "3"]
+    CPU = ["--implementation", "cpu"]
 
     def compare(self, text, *more, **options):
-        return super().compare(text, *self.QUICK, *more, **options)
+        return super().compare(text, *self.CPU, *more, **options)
 
     def ours_are_measured_all_the_same(self, done, rows, reason, status="unsupported"):
         # They were asked for and could not be had.
@@ -257,7 +259,7 @@ class Missing(Peers):
         os.chmod(shell, 0o755)
         folder = self.path("report")
         os.makedirs(self.path("flashlab/peers"))  # a folder of that name is not the package
-        done = run("compare", *SHAPE, *self.QUICK, "--peers", "torch.math", "--python", shell,
+        done = run("compare", *SHAPE, *self.CPU, *QUICK, "--peers", "torch.math", "--python", shell,
                    "--output", folder, cwd=self.folder)
         self.assertEqual(done.returncode, 1, done.stderr)
         self.assertIn("has no flashlab and no torch", done.stderr)
@@ -269,7 +271,7 @@ class Missing(Peers):
         self.refused(["compare", *SHAPE, "--peers", "torch", "--python", path],
                      "cannot be started", "Permission denied")
         empty = {**os.environ, "PATH": self.folder}
-        done = run("compare", *SHAPE, *self.QUICK, "--peers", "torch.math", "--output",
+        done = run("compare", *SHAPE, *self.CPU, *QUICK, "--peers", "torch.math", "--output",
                    self.path("report"), env=empty)
         self.assertEqual(done.returncode, 1, done.stderr)
         self.assertIn("python3 cannot be started", done.stdout)
@@ -305,8 +307,8 @@ def answer(request):
     def broken(self, text, *reasons, more=()):
         arguments = [a for a in SHAPE if a not in ("--seqlen", "64")]
         folder = self.path("report")
-        done = run("compare", *arguments, *self.TWO, *more, "--peers", "torch.flash", "--python",
-                   self.fake(self.FIRST + text + ANSWERS), "--output", folder,
+        done = run("compare", *arguments, *QUICK, *self.TWO, *more, "--peers", "torch.flash",
+                   "--python", self.fake(self.FIRST + text + ANSWERS), "--output", folder,
                    "--implementation", "cpu")
         self.assertEqual(done.returncode, 1, done.stderr)
         with open(os.path.join(folder, "results.json"), encoding="utf-8") as file:
@@ -360,9 +362,9 @@ class Interrupted(Peers):
     def interrupt(self, text, wait_for):
         folder = self.path("report")
         process = subprocess.Popen(
-            [program(), "compare", *SHAPE, "--implementation", "cpu", "--peers", "torch.flash",
-             "--python", self.fake(text), "--output", folder], stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE, text=True)
+            [program(), "compare", *SHAPE, *QUICK, "--implementation", "cpu", "--peers",
+             "torch.flash", "--python", self.fake(text), "--output", folder],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         deadline = time.monotonic() + 60
         while not os.path.exists(self.path(wait_for)) and time.monotonic() < deadline:
             time.sleep(0.02)

@@ -101,7 +101,9 @@ int run_bench(const Arguments& arguments) {
   outputs.require_relative_to(names);
   outputs.begin(run_environment(engine, options),
                 planned_results(problems, options.first_that_serves ? 1 : names.size()));
-  if (wants_files(arguments)) lab::add_roofs(engine.context, outputs.environment());
+  if (wants_files(arguments)) {
+    lab::add_roofs(engine.context, outputs.environment(), roof_window_seconds(options));
+  }
 
   const bool text = !outputs.stdout_taken();
   const lab::report::RateUnit unit = rate_unit(engine.context.device());

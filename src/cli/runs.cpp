@@ -18,6 +18,7 @@
 #include "cli/values.h"
 #include "lab/machine/environment.h"
 #include "lab/machine/gpu_memory.h"
+#include "lab/measure/cpu_roof.h"
 #include "lab/measure/gpu_clock.h"
 
 namespace flashlab::cli {
@@ -43,6 +44,10 @@ lab::ProblemRunOptions run_options(const Arguments& arguments, const ProblemSet&
   out.tiles = tile_options(arguments);
   out.values = problems.values;
   return out;
+}
+
+double roof_window_seconds(const lab::ProblemRunOptions& options) {
+  return lab::is_quick_look(options.measure) ? lab::kQuickWindowSeconds : 0.03;
 }
 
 void check_plans(const Arguments& arguments, const Context& context, const ProblemSet& problems,

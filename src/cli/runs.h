@@ -33,6 +33,9 @@ struct Budget {
 lab::ProblemRunOptions run_options(const Arguments& arguments, const ProblemSet& problems,
                                    Budget budget);
 
+/// A window of the machine's roofs, short where few repeats are asked for.
+double roof_window_seconds(const lab::ProblemRunOptions& options);
+
 /// Refuses what can be told without running: invalid problems, tiles that do not fit. Throws
 /// Failure.
 void check_plans(const Arguments& arguments, const Context& context, const ProblemSet& problems,

@@ -25,8 +25,9 @@ double seconds_since(Clock::time_point start) {
 // A chunk of the roof's loop long enough that reading the clock costs nothing beside it.
 constexpr std::int64_t kChunkIterations = 200'000;
 constexpr int kWindows = 7;
-// Well beyond the last-level cache that a core can reach (32 to 96 MiB on Zen).
+// Two of them lie well beyond the last-level cache that a core can reach (32 to 96 MiB on Zen).
 constexpr std::size_t kCopyBytes = std::size_t{256} << 20;
+constexpr std::size_t kQuickCopyBytes = std::size_t{128} << 20;
 
 // One value per thread, a cache line apart.
 struct alignas(64) PerThread {
@@ -63,27 +64,28 @@ RoofWindow cpu_roof_window(const Context& context, DType dtype) {
   };
 }
 
-std::optional<double> measure_copy_gb_per_s(const Context& context) {
-  const std::unique_ptr<char[]> from(new (std::nothrow) char[kCopyBytes]);
-  const std::unique_ptr<char[]> to(new (std::nothrow) char[kCopyBytes]);
+std::optional<double> measure_copy_gb_per_s(const Context& context, bool quick) {
+  const std::size_t bytes = quick ? kQuickCopyBytes : kCopyBytes;
+  const std::unique_ptr<char[]> from(new (std::nothrow) char[bytes]);
+  const std::unique_ptr<char[]> to(new (std::nothrow) char[bytes]);
   if (!from || !to) return std::nullopt;
-  std::memset(from.get(), 1, kCopyBytes);
-  std::memset(to.get(), 2, kCopyBytes);
+  std::memset(from.get(), 1, bytes);
+  std::memset(to.get(), 2, bytes);
   const std::int64_t parts = context.threads();
   const auto copy = [&] {
     context.state().pool().run(parts, [&](std::int64_t part, int) {
       const std::size_t begin =
-          kCopyBytes * static_cast<std::size_t>(part) / static_cast<std::size_t>(parts);
+          bytes * static_cast<std::size_t>(part) / static_cast<std::size_t>(parts);
       const std::size_t end =
-          kCopyBytes * static_cast<std::size_t>(part + 1) / static_cast<std::size_t>(parts);
+          bytes * static_cast<std::size_t>(part + 1) / static_cast<std::size_t>(parts);
       std::memcpy(to.get() + begin, from.get() + begin, end - begin);
     });
   };
   std::vector<double> rates;
-  for (int i = 0; i < kWindows; ++i) {
+  for (int i = 0; i < (quick ? 3 : kWindows); ++i) {
     const Clock::time_point start = Clock::now();
     copy();
-    rates.push_back(2.0 * static_cast<double>(kCopyBytes) / seconds_since(start) * 1e-9);
+    rates.push_back(2.0 * static_cast<double>(bytes) / seconds_since(start) * 1e-9);
   }
   return median_of(rates);
 }
@@ -102,7 +104,8 @@ void add_roofs(const Context& context, Environment& environment, double window_s
   if (const RoofWindow window = cpu_roof_window(context, DType::kBf16)) {
     environment.roof_bf16_gflops = median_of_windows(window, window_seconds) * 1e-9;
   }
-  environment.copy_gb_per_s = measure_copy_gb_per_s(context);
+  environment.copy_gb_per_s =
+      measure_copy_gb_per_s(context, /*quick=*/window_seconds <= kQuickWindowSeconds);
 }
 
 }  // namespace flashlab::lab

@@ -15,11 +15,14 @@ namespace flashlab::lab {
 RoofWindow cpu_roof_window(const Context& context, DType dtype);
 
 /// Bytes read and written per second by copies between buffers larger than all caches; empty when
-/// the memory for them could not be had.
-std::optional<double> measure_copy_gb_per_s(const Context& context);
+/// the memory for them could not be had. Quick: fewer copies of half the size.
+std::optional<double> measure_copy_gb_per_s(const Context& context, bool quick);
+
+/// A window of add_roofs for whoever wants a quick look.
+constexpr double kQuickWindowSeconds = 0.01;
 
 /// Fills the environment's roofs, of the context's device: the median of several windows each.
-/// Cost: 14 windows and about 0.5 s.
+/// Cost: 14 windows and about 0.5 s; with quick windows a processor copies quickly, too.
 void add_roofs(const Context& context, Environment& environment, double window_seconds = 0.03);
 
 }  // namespace flashlab::lab

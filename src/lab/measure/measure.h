@@ -55,6 +55,11 @@ struct MeasureOptions {
   std::function<void(const std::vector<std::span<const double>>&)> before_long_sample;
 };
 
+/// Few repeats ask for a look, not for figures to publish: what is measured beside them is short.
+inline bool is_quick_look(const MeasureOptions& options) {
+  return options.repeats < 9;
+}
+
 /// What the protocol saw. `ms` holds one time per call: sample duration / calls_per_sample.
 struct Samples {
   std::vector<double> ms;

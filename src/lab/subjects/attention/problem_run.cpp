@@ -394,8 +394,11 @@ class ProblemRun {
     if (!window) return;
     stage(fmt::format("roof beside {} {}", result.implementation, result.pass));
     RoofShareOptions roof;
-    // Few repeats ask for a quick look: then few pairs will do.
-    roof.pairs = std::clamp(options_.measure.repeats, 3, roof.pairs);
+    // Few repeats ask for a quick look: then few pairs of short windows will do.
+    if (is_quick_look(options_.measure)) {
+      roof.pairs = std::clamp(options_.measure.repeats, 3, roof.pairs);
+      roof.window_ms = 10;
+    }
     roof.max_total_ms = options_.roof_max_ms;
     roof.cancel = options_.measure.cancel;
     // A GPU's window is filled in one go: waiting after every call would leave it idle in between.

@@ -89,7 +89,7 @@ Kernels::~Kernels() {
 
 Kernels::Built Kernels::compiled(const KernelSpec& spec, const std::string& stem) const {
   std::ofstream(stem + ".cpp")
-      << "#include <type_traits>\n#include \"block.h\"\n#include \"config_types.h\"\n"
+      << "#include \"block.h\"\n#include <type_traits>\n#include \"config_types.h\"\n"
       << spec.config << "\n#include \"" << spec.source << "\"\n"
       << "template <class A> void call(void (*kernel)(A), const void* arguments) {\n"
       << "  kernel(*static_cast<const std::remove_cv_t<A>*>(arguments));\n}\n"
@@ -98,9 +98,10 @@ Kernels::Built Kernels::compiled(const KernelSpec& spec, const std::string& stem
       << ", arguments); }\n"
       << "extern \"C\" char* shared() { return emulated::shared_memory; }\n";
   // Each library has its own shared memory: no symbol is another one's, too.
-  std::string command = FLASHLAB_CXX " -std=c++20 -O0 -w -fvisibility=hidden -shared -fPIC";
-  command += FLASHLAB_CXX_FLAGS;
-  for (const std::string& folder : {std::string(FLASHLAB_EMULATED), folder_.string()}) {
+  std::string command = FLASHLAB_CXX " " FLASHLAB_CXX_FLAGS " -shared";
+  // Where block.h is precompiled comes first.
+  for (const std::string& folder :
+       {std::string(FLASHLAB_EMULATED_HEADERS), std::string(FLASHLAB_EMULATED), folder_.string()}) {
     command += " -I " + folder;
   }
   command += " " + stem + ".cpp -o " + stem + ".so 2> " + stem + ".log";

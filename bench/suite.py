@@ -8,9 +8,10 @@ Runs the test programs of BUILD_FOLDER, `*_test`; with an interpreter that has P
 (BUILD_FOLDER/python counts), tests/python; and with --memcheck, bench/sanitize.py's memcheck cases
 for at most that long. It needs neither ctest nor a compiler: a build can be carried to a machine
 with a GPU, to a folder of the same path, which some tests know. OUTPUT.json gets the environment,
-of each program its counts, failures and reasons of skips, and the sums of groups: GPU tests,
-mutations, primitives, two GPUs, PyTorch, all else. It is written anew after each, so that nothing
-is lost when time runs out: what did not start is listed as such. --dry-run lists what would run.
+of each program, or of each part of a long one, its counts, failures and reasons of skips, and the
+sums of groups: GPU tests, mutations, primitives, two GPUs, PyTorch, all else. It is written anew
+after each, so that nothing is lost when time runs out: what did not start is listed as such.
+--dry-run lists what would run.
 Exit code 1 when a test failed, a program ended badly, the sanitizer found something, not every
 program ran, or tests that this machine could run skipped themselves.
 """
@@ -41,6 +42,9 @@ LONGEST = ("cuda_mutation", "conformance", "test_torch_operator", "test_flash_at
            "test_peers", "test_examples", "test_torch_dropins", "test_torch_autograd",
            "attention_emulated", "lab_tune", "test_core_frameworks", "test_torch_cuda",
            "train_.*_test", "test_torch", "cuda_kernels", "cuda_calls")
+# Programs of one thread for minutes, and into how many parts GoogleTest cuts them: cuda_mutation
+# took over 220 s beside eleven others on an H200 (2026-11-24).
+PARTS = {"cuda_mutation_test": 6, "attention_emulated_test": 2}
 GROUPS = (("two GPUs", "two_gpus", 2), ("mutations", "cuda_mutation", 1),
           ("primitives", "cuda_(ptx|mma|tile)", 1), ("PyTorch", "test_torch", 0),
           ("GPU", "^cuda_|^peers_|test_core_frameworks", 1), ("all else", "", 0))
@@ -52,12 +56,24 @@ def reasons_of(text):
     return collections.Counter(reason.strip().removeprefix("skipped: ") for reason in said)
 
 
-def gtest_record(program, limit):
-    """Counts of one GoogleTest program, from its own report."""
+def parts_of(program):
+    """The names under which a GoogleTest program runs, and the environment of each."""
+    name = os.path.basename(program)
+    count = PARTS.get(name, 1)
+    if count == 1:
+        return [(name, [])]
+    return [(f"{name} {part + 1}/{count}",
+             [f"GTEST_TOTAL_SHARDS={count}", f"GTEST_SHARD_INDEX={part}"])
+            for part in range(count)]
+
+
+def gtest_record(program, name, variables, limit):
+    """Counts of one GoogleTest program, or of a part of it, from its own report."""
     with tempfile.TemporaryDirectory() as folder:
         report = os.path.join(folder, "report.json")
-        code, text, seconds = run([program, f"--gtest_output=json:{report}"], limit)
-        out = {"program": os.path.basename(program), "seconds": round(seconds, 1),
+        code, text, seconds = run(["env", *variables, program, f"--gtest_output=json:{report}"],
+                                  limit)
+        out = {"program": name, "seconds": round(seconds, 1),
                "exit_code": code, **dict.fromkeys(COUNTS, 0), "skip_reasons": {}}
         if not os.path.exists(report):
             why = f"stopped after {limit:.0f} s" if code == TOO_LONG else "it wrote no report"
@@ -105,8 +121,8 @@ def programs(folder, python):
     """[(name, function of a time limit)], the longest first."""
     found = [path for path in sorted(glob.glob(os.path.join(folder, "*_test")))
              if os.path.isfile(path) and os.access(path, os.X_OK)]
-    out = [(os.path.basename(path), lambda limit, path=path: gtest_record(path, limit))
-           for path in found]
+    out = [(name, lambda limit, one=(path, name, variables): gtest_record(*one, limit))
+           for path in found for name, variables in parts_of(path)]
     if python and has_package(python):
         for file in sorted(glob.glob(os.path.join(PYTHON_TESTS, "test_*.py"))):
             out.append((f"python {os.path.basename(file)}",

@@ -180,10 +180,12 @@ class Packages(unittest.TestCase):
 
 
 class Suite(unittest.TestCase):
-    """bench/suite.py runs with a stand-in for a GoogleTest program and for nvidia-smi."""
+    """bench/suite.py runs with a stand-in for a GoogleTest program, whose first part has the tests,
+    and for nvidia-smi."""
 
     PROGRAM = """#!/bin/sh
 for argument; do report=${argument#--gtest_output=json:}; done
+[ "$GTEST_SHARD_INDEX" = 0 ] || { echo '{"testsuites": []}' > "$report"; exit; }
 echo 'test.cpp:9: Skipped
 skipped: no GPU: none was found
 '
@@ -213,13 +215,16 @@ echo '{"testsuites": [{"name": "S", "testsuite": [
         done, document = self.run_suite(0)
         self.assertEqual(done.returncode, 0, done.stdout)
         self.assertEqual(document["groups"]["mutations"], {"passed": 1, "failed": 0, "skipped": 1})
-        self.assertEqual(document["programs"][0]["skip_reasons"], {"no GPU: none was found": 1})
+        self.assertEqual([p["program"] for p in document["programs"] if p["passed"]],
+                         ["cuda_mutation_test 1/6"])
+        self.assertEqual([p["skip_reasons"] for p in document["programs"] if p["skipped"]],
+                         [{"no GPU: none was found": 1}])
         self.assertTrue(document["ok"])
 
     def test_a_gpu_that_is_there_must_be_used(self):
         done, document = self.run_suite(1)
         self.assertEqual(done.returncode, 1)
-        self.assertEqual(document["idle"], ["cuda_mutation_test"])
+        self.assertEqual(document["idle"], ["cuda_mutation_test 1/6"])
         self.assertFalse(document["ok"])
 
     def test_a_dry_run_lists_and_writes_nothing(self):

@@ -49,10 +49,15 @@ class TemporaryFolder {
   std::filesystem::path path_;
 };
 
+/// The interpreter of the build; on another machine, to which a test was carried, the one there.
+inline std::string python() {
+  return access(FLASHLAB_PYTHON, X_OK) == 0 ? FLASHLAB_PYTHON : "python3";
+}
+
 inline Outcome run_python(std::vector<std::string> arguments) {
   const TemporaryFolder folder;
   const std::string log = (folder.path() / "output").string();
-  arguments.insert(arguments.begin(), FLASHLAB_PYTHON);
+  arguments.insert(arguments.begin(), python());
   std::vector<char*> words;
   for (std::string& argument : arguments) words.push_back(argument.data());
   words.push_back(nullptr);
@@ -62,10 +67,10 @@ inline Outcome run_python(std::vector<std::string> arguments) {
   posix_spawn_file_actions_adddup2(&actions, 1, 2);
   pid_t child = 0;
   Outcome out;
-  const int error = posix_spawn(&child, FLASHLAB_PYTHON, &actions, nullptr, words.data(), environ);
+  const int error = posix_spawnp(&child, words[0], &actions, nullptr, words.data(), environ);
   posix_spawn_file_actions_destroy(&actions);
   if (error != 0) {
-    ADD_FAILURE() << FLASHLAB_PYTHON << " did not start";
+    ADD_FAILURE() << arguments[0] << " did not start";
     return out;
   }
   int status = 0;

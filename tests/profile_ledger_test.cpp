@@ -68,8 +68,10 @@ TEST(Ledger, TheHostsTimeIsAColumnWhereItIsKnown) {
   for (Event& event : r.events) event.host_ms = 0.004;
   const std::vector<LedgerRow> rows = make_ledger(r, {});
   EXPECT_NEAR(rows.front().host_ms, 0.016, 1e-12) << "four products";
-  EXPECT_NE(ledger_table(rows, LedgerKey::kKernel, 100).find("host ms"), std::string::npos);
-  EXPECT_NE(ledger_csv(rows, LedgerKey::kKernel).find("product,product,,4,8,2,0.8,0.016,"),
+  EXPECT_NEAR(rows.front().host_mean_ms, 0.004, 1e-12);
+  EXPECT_NE(ledger_table(rows, LedgerKey::kKernel, 100).find("host ms  host/op"),
+            std::string::npos);
+  EXPECT_NE(ledger_csv(rows, LedgerKey::kKernel).find("product,product,,4,8,2,0.8,0.016,0.004,"),
             std::string::npos)
       << ledger_csv(rows, LedgerKey::kKernel);
   const auto all = answers(r);

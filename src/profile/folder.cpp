@@ -164,6 +164,7 @@ nlohmann::ordered_json json_of(const LedgerRow& row) {
     if (value) out[name] = *value;
   };
   set("host_ms", row.host_ms > 0 ? std::optional(row.host_ms) : std::nullopt);
+  set("host_mean_ms", row.host_mean_ms > 0 ? std::optional(row.host_mean_ms) : std::nullopt);
   set("gflops_per_s", row.gflops_per_s);
   set("gb_per_s", row.gb_per_s);
   set("roof_share", row.roof_share);

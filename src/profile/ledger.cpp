@@ -63,9 +63,10 @@ double order_value(const LedgerRow& row, LedgerOrder order) {
   }
 }
 
-void finish_row(LedgerRow& row, int steps, double all_ms, const Roofs& roofs) {
+void finish_row(LedgerRow& row, double enqueued, int steps, double all_ms, const Roofs& roofs) {
   const double scale = 1.0 / steps;
   row.mean_ms = row.total_ms / row.calls;
+  if (enqueued > 0) row.host_mean_ms = row.host_ms / enqueued;
   row.calls *= scale;
   row.total_ms *= scale;
   row.host_ms *= scale;
@@ -100,7 +101,7 @@ std::vector<LedgerRow> make_ledger(const Recording& recording, const LedgerOptio
                                    std::size_t* left_out) {
   const int steps = std::max(1, recording.steps());
   std::map<std::string, LedgerRow> rows;
-  std::map<std::string, double> longest;
+  std::map<std::string, double> longest, enqueued;
   double all_ms = 0;
   for (const Event& event : recording.events) {
     if (!options.phase.empty() && event.phase != options.phase) continue;
@@ -119,6 +120,7 @@ std::vector<LedgerRow> make_ledger(const Recording& recording, const LedgerOptio
     row.calls += 1;
     row.total_ms += event.duration_ms;
     row.host_ms += event.host_ms;
+    enqueued[key] += event.host_ms > 0 ? 1 : 0;
     row.flops += event.flops;
     row.bytes += event.bytes;
     all_ms += event.duration_ms;
@@ -126,7 +128,7 @@ std::vector<LedgerRow> make_ledger(const Recording& recording, const LedgerOptio
   std::vector<LedgerRow> out;
   for (auto& [key, row] : rows) {
     row.key = key;
-    finish_row(row, steps, all_ms / steps, recording.roofs);
+    finish_row(row, enqueued[key], steps, all_ms / steps, recording.roofs);
     out.push_back(std::move(row));
   }
   std::stable_sort(out.begin(), out.end(), [&](const LedgerRow& a, const LedgerRow& b) {
@@ -149,7 +151,7 @@ std::string ledger_table(const std::vector<LedgerRow>& rows, LedgerKey key, int 
   using lab::report::format_significant;
   using lab::report::pad_left;
   using lab::report::pad_right;
-  constexpr int kFigures = 66, kHost = 9, kShortestName = 14;
+  constexpr int kFigures = 66, kHost = 18, kShortestName = 14;
   // On a narrow terminal the files have it.
   const bool host =
       width >= kShortestName + kFigures + kHost &&
@@ -163,11 +165,11 @@ std::string ledger_table(const std::vector<LedgerRow>& rows, LedgerKey key, int 
   const auto figure = [](std::optional<double> value) {
     return value ? format_significant(*value, 3) : std::string("-");
   };
-  std::string out =
-      fmt::format("{}{}{}{}{}{}{}{}{}  {}\n", pad_right(to_string(key), name_width),
-                  pad_left("calls", 7), pad_left("ms", 9), pad_left("share", 7),
-                  pad_left("ms/call", 9), host ? pad_left("host ms", 9) : "",
-                  pad_left("GFLOP/s", 9), pad_left("GB/s", 7), pad_left("roof", 6), "bound");
+  std::string out = fmt::format(
+      "{}{}{}{}{}{}{}{}{}  {}\n", pad_right(to_string(key), name_width), pad_left("calls", 7),
+      pad_left("ms", 9), pad_left("share", 7), pad_left("ms/call", 9),
+      host ? pad_left("host ms", 9) + pad_left("host/op", 9) : "", pad_left("GFLOP/s", 9),
+      pad_left("GB/s", 7), pad_left("roof", 6), "bound");
   for (const LedgerRow& row : rows) {
     const std::vector<std::string> name = lab::report::wrap(row.key, name_width);
     for (std::size_t i = 0; i + 1 < name.size(); ++i) out += name[i] + "\n";
@@ -176,7 +178,9 @@ std::string ledger_table(const std::vector<LedgerRow>& rows, LedgerKey key, int 
                        pad_left(format_significant(row.total_ms, 3), 9),
                        pad_left(fmt::format("{:.1f}%", 100 * row.share), 7),
                        pad_left(format_significant(row.mean_ms, 3), 9),
-                       host ? pad_left(format_significant(row.host_ms, 3), 9) : "",
+                       host ? pad_left(format_significant(row.host_ms, 3), 9) +
+                                  pad_left(format_significant(row.host_mean_ms, 3), 9)
+                            : "",
                        pad_left(figure(row.gflops_per_s), 9), pad_left(figure(row.gb_per_s), 7),
                        pad_left(format_percent(row.roof_share), 6), row.bound);
   }
@@ -186,18 +190,22 @@ std::string ledger_table(const std::vector<LedgerRow>& rows, LedgerKey key, int 
 std::string ledger_csv(const std::vector<LedgerRow>& rows, LedgerKey key) {
   using lab::report::csv_field;
   std::string out = fmt::format(
-      "{},class,phase,calls,total_ms,mean_ms,share,host_ms,flops,bytes,gflops_per_s,gb_per_s,"
+      "{},class,phase,calls,total_ms,mean_ms,share,host_ms,host_mean_ms,flops,bytes,gflops_per_s,"
+      "gb_per_s,"
       "roof_share,bound\r\n",
       to_string(key));
   const auto figure = [](std::optional<double> value) {
     return value ? fmt::format("{}", *value) : std::string();
   };
+  const auto known = [](double value) {
+    return value > 0 ? fmt::format("{}", value) : std::string();
+  };
   for (const LedgerRow& row : rows) {
-    out += fmt::format(
-        "{},{},{},{},{},{},{},{},{},{},{},{},{},{}\r\n", csv_field(row.key),
-        csv_field(row.event_class), csv_field(row.phase), row.calls, row.total_ms, row.mean_ms,
-        row.share, row.host_ms > 0 ? fmt::format("{}", row.host_ms) : "", row.flops, row.bytes,
-        figure(row.gflops_per_s), figure(row.gb_per_s), figure(row.roof_share), row.bound);
+    out += fmt::format("{},{},{},{},{},{},{},{},{},{},{},{},{},{},{}\r\n", csv_field(row.key),
+                       csv_field(row.event_class), csv_field(row.phase), row.calls, row.total_ms,
+                       row.mean_ms, row.share, known(row.host_ms), known(row.host_mean_ms),
+                       row.flops, row.bytes, figure(row.gflops_per_s), figure(row.gb_per_s),
+                       figure(row.roof_share), row.bound);
   }
   return out;
 }

@@ -21,16 +21,18 @@ const char* to_string(LedgerOrder order) noexcept;
 std::optional<LedgerKey> parse_ledger_key(std::string_view name);
 std::optional<LedgerOrder> parse_ledger_order(std::string_view name);
 
-/// Figures are those of one step: sums over the recording divided by its steps.
+/// Figures are those of one step: sums over the recording divided by its steps. Events hold no
+/// other events: a row's own time is its total.
 struct LedgerRow {
   std::string key;
   std::string event_class;  ///< of all its events; empty where they differ
   std::string phase;        ///< likewise
   double calls = 0;
   double total_ms = 0;
-  double mean_ms = 0;  ///< of one call
-  double share = 0;    ///< of all events' time, 0..1
-  double host_ms = 0;  ///< of a GPU: to enqueue them one by one; 0: not known
+  double mean_ms = 0;       ///< of one call
+  double share = 0;         ///< of all events' time, 0..1
+  double host_ms = 0;       ///< of a GPU: to enqueue them one by one; 0: not known
+  double host_mean_ms = 0;  ///< of one operation, which may be several calls; 0: not known
   double flops = 0;
   double bytes = 0;
   std::optional<double> gflops_per_s;

@@ -54,7 +54,7 @@ std::string ledger_html(const Recording& r, LedgerKey key, const std::string& ca
                                 [](const LedgerRow& row) { return row.host_ms > 0; });
   std::vector<std::string> head = {to_string(key), "calls", "ms",   "share", "ms/call",
                                    "GFLOP/s",      "GB/s",  "roof", "bound"};
-  if (host) head.insert(head.begin() + 5, "host ms");
+  if (host) head.insert(head.begin() + 5, {"host ms", "host ms/op"});
   for (const LedgerRow& row : ledger) {
     rows.push_back({{row.key, "", ""},
                     {fmt::format("{:g}", row.calls), "n", ""},
@@ -65,7 +65,9 @@ std::string ledger_html(const Recording& r, LedgerKey key, const std::string& ca
                     cell(row.gb_per_s),
                     {lab::report::format_percent(row.roof_share), "n", ""},
                     {row.bound, "", ""}});
-    if (host) rows.back().insert(rows.back().begin() + 5, cell(row.host_ms));
+    if (host) {
+      rows.back().insert(rows.back().begin() + 5, {cell(row.host_ms), cell(row.host_mean_ms)});
+    }
   }
   std::string out = html_table(caption, head, rows, true);
   if (left_out > 0) {

@@ -32,6 +32,20 @@ TEST(MemoryTimeline, SaysWhatThePlannerSays) {
       EXPECT_EQ(timeline.peak_bytes(static_cast<train::Phase>(phase)),
                 memory.phase_peaks[static_cast<std::size_t>(phase)].total());
     }
+    // Every tensor of an arena, and nothing between them.
+    std::int64_t bytes = 0;
+    for (const Allocation& arena : timeline.arenas) {
+      EXPECT_EQ(arena.bytes, memory.persistent[static_cast<std::size_t>(arena.role)]);
+      std::int64_t at = arena.address;
+      for (const Allocation& a : timeline.persistent) {
+        if (a.role != arena.role) continue;
+        EXPECT_EQ(a.address, at) << a.name;
+        at += a.bytes;
+      }
+      EXPECT_EQ(at - arena.address, arena.bytes);
+      bytes += arena.bytes;
+    }
+    EXPECT_EQ(bytes, train::sum(memory.persistent));
     for (const Allocation& a : timeline.activations) {
       EXPECT_LE(a.address + a.bytes, timeline.persistent_bytes + timeline.arena_bytes);
     }
@@ -119,6 +133,9 @@ TEST(MemoryTimeline, ThePictureHidesSmallTensorsAndSaysSo) {
   const MemoryTimeline timeline = make_timeline(plan, train::plan_memory(plan));
   const std::string all = timeline_picture(timeline, {});
   EXPECT_NE(all.find("layer 0 / attention / qkv"), std::string::npos);
+  for (const char* hover : {"optimizer state, there before the step", "<title>m "}) {
+    EXPECT_NE(all.find(hover), std::string::npos) << hover;
+  }
   const std::string none = timeline_picture(timeline, {.detail_bytes = 1 << 30});
   EXPECT_EQ(none.find("layer 0 / attention / qkv"), std::string::npos);
   EXPECT_NE(none.find("are not drawn"), std::string::npos);

@@ -17,12 +17,13 @@ using lab::report::Svg;
 using train::Role;
 
 constexpr double kWidth = 1160, kLeft = 84, kRight = 12;
+constexpr double kLeastHeight = 0.5;  // less is nothing that a pointer finds
 constexpr double kTop = 64, kRolesHeight = 220, kGap = 44, kMapHeight = 300, kFoot = 34;
 
 // Roles from the bottom up: what stays below what comes and goes.
-constexpr std::array<Role, 7> kStack = {Role::kParameter, Role::kGradient, Role::kOptimizerState,
-                                        Role::kBatch,     Role::kResult,   Role::kSavedActivation,
-                                        Role::kTemporary};
+constexpr std::array<Role, 7> kStack = {
+    Role::kParameter, Role::kOptimizerState,  Role::kBatch,    Role::kResult,
+    Role::kGradient,  Role::kSavedActivation, Role::kTemporary};
 
 int style_of(Role role) {
   switch (role) {
@@ -121,6 +122,7 @@ class Picture {
     axis(bottom, kRolesHeight, full, "");
     std::vector<double> below(timeline_.live_bytes.size(), 0);
     for (const Role role : kStack) {
+      const double base = below.empty() ? 0 : below[0];
       std::string top, back;
       bool any = false;
       for (std::size_t i = 0; i < below.size(); ++i) {
@@ -136,7 +138,23 @@ class Picture {
       if (!any) continue;
       svg_.begin_group(lab::report::colour_class(style_of(role)));
       svg_.path(top + back + "Z", "fl-fill fl-band");
+      draw_tensors(role, bottom - base / full * kRolesHeight, full);
       svg_.end_group();
+    }
+  }
+
+  // What is there from the first operation to the last, tensor by tensor: a pointer names each.
+  void draw_tensors(Role role, double bottom, double full) {
+    double below = 0;
+    for (const Allocation& a : timeline_.persistent) {
+      if (a.role != role) continue;
+      const double height = static_cast<double>(a.bytes) / full * kRolesHeight;
+      const double low = bottom - below / full * kRolesHeight;
+      below += static_cast<double>(a.bytes);
+      if (a.bytes < options_.detail_bytes || height < kLeastHeight) continue;
+      svg_.rect(kLeft, low - height, kWidth - kLeft - kRight, height, "fl-cell",
+                fmt::format("{} · {} · {} · {}, there before the step", a.name, a.shape,
+                            bytes_text(static_cast<double>(a.bytes)), train::to_string(role)));
     }
   }
 

@@ -138,7 +138,7 @@ void put_trace(Pickle& p, const MemoryTimeline& timeline, const std::vector<Aren
     trace.entry("segment_alloc", arena.address, arena.bytes, "", "arena");
   }
   for (const Allocation& a : timeline.persistent) {
-    trace.entry("alloc", a.address, a.bytes, "before the step", a.name);
+    trace.entry("alloc", a.address, a.bytes, "before the step", a.name + " " + a.shape);
   }
   std::vector<std::vector<const Allocation*>> ends(timeline.operations.size());
   std::size_t next = 0;
@@ -161,7 +161,12 @@ void put_trace(Pickle& p, const MemoryTimeline& timeline, const std::vector<Aren
 
 std::string memory_snapshot(const MemoryTimeline& timeline) {
   std::vector<Arena> arenas;
-  for (const Allocation& a : timeline.persistent) arenas.push_back({a.address, a.bytes, {&a}});
+  for (const Allocation& arena : timeline.arenas) {
+    Arena& one = arenas.emplace_back(Arena{arena.address, arena.bytes, {}});
+    for (const Allocation& a : timeline.persistent) {
+      if (a.role == arena.role) one.blocks.push_back(&a);
+    }
+  }
   if (timeline.arena_bytes > 0) {
     arenas.push_back({timeline.persistent_bytes, timeline.arena_bytes, {}});
   }

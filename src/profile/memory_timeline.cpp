@@ -17,22 +17,76 @@ std::int64_t aligned(std::int64_t bytes) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
 
+Allocation allocation_of(const train::PlanTensor& tensor, std::int64_t bytes,
+                         std::int64_t address) {
+  Allocation a;
+  a.name = tensor.name;
+  a.shape = train::describe(tensor);
+  a.role = tensor.role;
+  a.layer = tensor.layer;
+  a.bytes = bytes;
+  a.address = address;
+  return a;
+}
+
+// The tensors of parameters that lie in flat arenas: each arena's, in the order of the offsets.
+std::vector<std::vector<train::TensorId>> flat_arenas(
+    const std::vector<train::Parameter>& parameters) {
+  std::vector<std::vector<train::TensorId>> out(4);
+  for (const train::Parameter& p : parameters) {
+    const auto value = p.value == p.master ? train::kNoTensor : p.value;
+    std::size_t arena = 0;
+    for (const train::TensorId id : {p.master, value, p.first_moment, p.second_moment}) {
+      out[arena++].push_back(id);
+    }
+  }
+  return out;
+}
+
 void add_persistent(const train::StepPlan& plan, const train::MemoryPlan& memory,
                     MemoryTimeline& out) {
-  const int last = static_cast<int>(plan.operations.size()) - 1;
+  std::vector<train::Parameter> parameters = plan.parameters;
+  std::sort(parameters.begin(), parameters.end(),
+            [](const auto& a, const auto& b) { return a.offset < b.offset; });
+  const auto flat = flat_arenas(parameters);
+  std::vector<bool> placed(plan.tensors.size());
   std::int64_t address = 0;
-  for (int role = 0; role < train::kRoles; ++role) {
-    const std::int64_t bytes = memory.persistent[static_cast<std::size_t>(role)];
+  for (int r = 0; r < train::kRoles; ++r) {
+    const auto role = static_cast<Role>(r);
+    const std::int64_t bytes = memory.persistent[static_cast<std::size_t>(r)];
     if (bytes == 0) continue;
-    Allocation a;
-    a.role = static_cast<Role>(role);
-    a.name = train::to_string(a.role);
-    a.last = std::max(0, last);
-    a.bytes = bytes;
-    a.address = address;
+    Allocation arena;
+    arena.role = role;
+    arena.name = train::to_string(role);
+    arena.bytes = bytes;
+    arena.address = address;
+    out.arenas.push_back(arena);
+    std::int64_t at = address;
+    for (const std::vector<train::TensorId>& ids : flat) {
+      std::int64_t end = at;
+      for (std::size_t i = 0; i < ids.size(); ++i) {
+        if (ids[i] == train::kNoTensor || plan.tensor(ids[i]).role != role) continue;
+        const train::PlanTensor& tensor = plan.tensor(ids[i]);
+        const std::int64_t size = train::size_of(tensor.element);
+        const std::int64_t next =
+            i + 1 < ids.size() ? parameters[i + 1].offset : plan.arena_elements;
+        const std::int64_t offset = parameters[i].offset;
+        out.persistent.push_back(allocation_of(tensor, (next - offset) * size, at + offset * size));
+        placed[static_cast<std::size_t>(ids[i])] = true;
+        end = at + plan.arena_elements * size;
+      }
+      at = end;
+    }
+    for (std::size_t id = 0; id < plan.tensors.size(); ++id) {
+      const train::PlanTensor& tensor = plan.tensors[id];
+      if (placed[id] || tensor.role != role || memory.offsets[id] >= 0) continue;
+      out.persistent.push_back(allocation_of(tensor, aligned(tensor.bytes()), at));
+      at += aligned(tensor.bytes());
+    }
     address += aligned(bytes);
-    out.persistent.push_back(std::move(a));
   }
+  const int last = static_cast<int>(plan.operations.size()) - 1;
+  for (Allocation& a : out.persistent) a.last = std::max(0, last);
   out.persistent_bytes = address;
 }
 
@@ -64,15 +118,10 @@ MemoryTimeline make_timeline(const train::StepPlan& plan, const train::MemoryPla
   for (std::size_t id = 0; id < plan.tensors.size(); ++id) {
     if (memory.offsets[id] < 0) continue;
     const train::PlanTensor& tensor = plan.tensors[id];
-    Allocation a;
-    a.name = tensor.name;
-    a.shape = train::describe(tensor);
-    a.role = tensor.role;
-    a.layer = tensor.layer;
+    Allocation a =
+        allocation_of(tensor, aligned(tensor.bytes()), out.persistent_bytes + memory.offsets[id]);
     a.first = memory.lives[id].first;
     a.last = memory.lives[id].last;
-    a.bytes = aligned(tensor.bytes());
-    a.address = out.persistent_bytes + memory.offsets[id];
     a.allocated_by = out.operations[static_cast<std::size_t>(a.first)];
     for (int i = a.first; i <= a.last; ++i) {
       out.live_bytes[static_cast<std::size_t>(i)][static_cast<std::size_t>(a.role)] += a.bytes;

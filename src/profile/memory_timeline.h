@@ -19,14 +19,15 @@ struct Allocation {
   train::Role role = train::Role::kTemporary;
   int layer = -1;
   int first = 0, last = 0;   ///< operations, both included
-  std::int64_t bytes = 0;    ///< as the arena holds it
+  std::int64_t bytes = 0;    ///< as the arena holds it, the gap behind it included
   std::int64_t address = 0;  ///< from the beginning of the device's memory as planned
   std::string allocated_by;  ///< the first operation's name; empty: before the step
 };
 
 struct MemoryTimeline {
   std::string title;
-  std::vector<Allocation> persistent;   ///< whole arenas: parameters, gradients, moments; the batch
+  std::vector<Allocation> arenas;       ///< of what outlives the step, one for each role
+  std::vector<Allocation> persistent;   ///< in them: parameters, moments, the batch, results
   std::vector<Allocation> activations;  ///< in order of their first operation
   std::vector<std::string> operations;
   std::vector<train::Phase> phases;          ///< of each operation

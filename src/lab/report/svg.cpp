@@ -57,7 +57,8 @@ std::string chart_styles() {
       ".fl-fill{fill:currentColor}.fl-mark{fill:currentColor;stroke:none}"
       ".fl-whisker{stroke:#1f2937;stroke-width:1.5}"
       ".fl-chart .fl-small{font-size:12px}.fl-flame{fill-opacity:.35}.fl-band{fill-opacity:.6}"
-      ".fl-hover{fill:transparent}";
+      ".fl-hover{fill:transparent}.fl-cell{fill:transparent;stroke:currentColor;stroke-width:.5;"
+      "stroke-opacity:.4}";
   std::string dark =
       ".fl-chart text{fill:#e6e9ee}.fl-chart .fl-muted{fill:#a4adba}"
       ".fl-grid{stroke:#2c333d}.fl-axis{stroke:#6d7684}.fl-back{fill:#14181e}"

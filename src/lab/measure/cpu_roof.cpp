@@ -24,7 +24,7 @@ double seconds_since(Clock::time_point start) {
 
 // A chunk of the roof's loop long enough that reading the clock costs nothing beside it.
 constexpr std::int64_t kChunkIterations = 200'000;
-constexpr int kWindows = 7;
+constexpr int kWindows = 7, kQuickWindows = 3;
 // Two of them lie well beyond the last-level cache that a core can reach (32 to 96 MiB on Zen).
 constexpr std::size_t kCopyBytes = std::size_t{256} << 20;
 constexpr std::size_t kQuickCopyBytes = std::size_t{128} << 20;
@@ -34,9 +34,14 @@ struct alignas(64) PerThread {
   double flops_per_s = 0;
 };
 
+bool is_quick(double window_seconds) {
+  return window_seconds <= kQuickWindowSeconds;
+}
+
 double median_of_windows(const RoofWindow& window, double seconds) {
   std::vector<double> rates;
-  for (int i = 0; i < kWindows; ++i) rates.push_back(window(seconds));
+  for (int i = 0; i < (is_quick(seconds) ? kQuickWindows : kWindows); ++i)
+    rates.push_back(window(seconds));
   return median_of(rates).value_or(0);
 }
 
@@ -82,7 +87,7 @@ std::optional<double> measure_copy_gb_per_s(const Context& context, bool quick) 
     });
   };
   std::vector<double> rates;
-  for (int i = 0; i < (quick ? 3 : kWindows); ++i) {
+  for (int i = 0; i < (quick ? kQuickWindows : kWindows); ++i) {
     const Clock::time_point start = Clock::now();
     copy();
     rates.push_back(2.0 * static_cast<double>(bytes) / seconds_since(start) * 1e-9);
@@ -104,8 +109,7 @@ void add_roofs(const Context& context, Environment& environment, double window_s
   if (const RoofWindow window = cpu_roof_window(context, DType::kBf16)) {
     environment.roof_bf16_gflops = median_of_windows(window, window_seconds) * 1e-9;
   }
-  environment.copy_gb_per_s =
-      measure_copy_gb_per_s(context, /*quick=*/window_seconds <= kQuickWindowSeconds);
+  environment.copy_gb_per_s = measure_copy_gb_per_s(context, is_quick(window_seconds));
 }
 
 }  // namespace flashlab::lab

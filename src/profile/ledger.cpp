@@ -165,6 +165,9 @@ std::string ledger_table(const std::vector<LedgerRow>& rows, LedgerKey key, int 
   const auto figure = [](std::optional<double> value) {
     return value ? format_significant(*value, 3) : std::string("-");
   };
+  const auto known = [&](double value) {
+    return pad_left(figure(value > 0 ? std::optional(value) : std::nullopt), 9);
+  };
   std::string out = fmt::format(
       "{}{}{}{}{}{}{}{}{}  {}\n", pad_right(to_string(key), name_width), pad_left("calls", 7),
       pad_left("ms", 9), pad_left("share", 7), pad_left("ms/call", 9),
@@ -178,9 +181,7 @@ std::string ledger_table(const std::vector<LedgerRow>& rows, LedgerKey key, int 
                        pad_left(format_significant(row.total_ms, 3), 9),
                        pad_left(fmt::format("{:.1f}%", 100 * row.share), 7),
                        pad_left(format_significant(row.mean_ms, 3), 9),
-                       host ? pad_left(format_significant(row.host_ms, 3), 9) +
-                                  pad_left(format_significant(row.host_mean_ms, 3), 9)
-                            : "",
+                       host ? known(row.host_ms) + known(row.host_mean_ms) : "",
                        pad_left(figure(row.gflops_per_s), 9), pad_left(figure(row.gb_per_s), 7),
                        pad_left(format_percent(row.roof_share), 6), row.bound);
   }

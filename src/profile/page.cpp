@@ -66,7 +66,11 @@ std::string ledger_html(const Recording& r, LedgerKey key, const std::string& ca
                     {lab::report::format_percent(row.roof_share), "n", ""},
                     {row.bound, "", ""}});
     if (host) {
-      rows.back().insert(rows.back().begin() + 5, {cell(row.host_ms), cell(row.host_mean_ms)});
+      // Later kernels of an operation are launched with its first.
+      const bool known = row.host_ms > 0;
+      rows.back().insert(rows.back().begin() + 5,
+                         {cell(known ? std::optional(row.host_ms) : std::nullopt),
+                          cell(known ? std::optional(row.host_mean_ms) : std::nullopt)});
     }
   }
   std::string out = html_table(caption, head, rows, true);

@@ -232,46 +232,68 @@ Case group() {
   return out;
 }
 
-// Blocks enough that in one of them the late consumer's last dS is not there yet.
+// One block has several tiles of keys, the last of which has some for every consumer.
 Case groups() {
   Case out = group();
   out.name = "groups";
-  out.batch = 4;
+  out.batch = 2;
+  out.seqlen_k = 250;
+  return out;
+}
+
+// One tile of queries for each of several tiles of keys: their places are needed again at once.
+Case few_queries() {
+  Case out = group();
+  out.name = "few queries";
+  out.batch = 2;
+  out.heads_q = 1;
+  out.seqlen_q = 60;
+  out.seqlen_k = 520;
   return out;
 }
 
 TEST(AttentionEmulatedFaults, OfTheHopperBackwardAreSeen) {
   constexpr const char* kMain = "sm90/backward/kernel.cu";
   constexpr const char* kSizes = "sm90/backward/tiles.h";
+  const Edit late = {kMain, "    ring_scores.wait_empty();\n",  // one of the consumers is
+                     "    for (int i = 0; i < 100 * warpgroup.consumer; ++i) __syncwarp();\n"
+                     "    ring_scores.wait_empty();\n"};
   std::vector<Planted> list = {
       {"the last of the other keys' dS is not waited for",
-       {{kMain, "      wait_for_phase(ring_scores.full(), ring_scores.phase ^ 1);\n", ""},
-        {kMain, "    ring_scores.wait_empty();\n",  // one of them is late
-         "    for (int i = 0; i < 100 * warpgroup.consumer; ++i) __syncwarp();\n"
-         "    ring_scores.wait_empty();\n"}},
+       {{kMain, "    wait_for_phase(ring_scores.full(), ring_scores.phase ^ 1);\n", ""}, late},
        true},
       {"the turn is not waited for",
-       {{kMain, "    await_turn();\n    float sum[32];", "    float sum[32];"}}},
+       {{kMain, "    await_turn();\n    float sum[32];", "    float sum[32];"}, late}},
       {"dS is overwritten while it is read", {{kMain, "    ring_scores.wait_empty();\n", ""}}},
       {"queries are released before the products have read them",
-       {{kMain, "    warpgroup.start_gradients(d_o, q);\n",
-         "    ring_queries.release();\n    warpgroup.start_gradients(d_o, q);\n"},
+       {{kMain, "    warpgroup.start_gradients(ptx",
+         "    ring_queries.release();\n    warpgroup.start_gradients(ptx"},
         {kMain, "    ring_queries.release();\n    ring_queries.advance();",
          "    ring_queries.advance();"}}},
       {"queries are not waited for", {{kMain, "    ring_queries.wait_full();\n", ""}}},
       {"scores are read while their products are under way",
        {{kMain, "    ptx::wgmma_wait<1>();\n    pin(s);", "    pin(s);"}}},
-      {"nobody waits for an empty place", {{kMain, "    ring.wait_empty();\n", ""}}},
+      {"nobody waits for an empty place", {{kMain, "    ring_queries.wait_empty();\n", ""}}},
+      {"keys are overwritten before the last dQ has read them",
+       {{kMain, "    ring_keys.wait_empty();\n    const int stage", "    const int stage"}},
+       true,
+       &few_queries},
+      {"the last dQ of a tile of keys is of the next one's",
+       {{kMain, "Place::kNextKeys ? stage_before() : ring_keys.stage",
+         "Place::kFirst ? 0 : ring_keys.stage"}}},
+      {"dK and dV go on from tile of keys to tile of keys",
+       {{kMain, "    warpgroup.clear_gradients();\n  }\n", "  }\n"}},
+       true},
       {"too few bytes are announced",
        {{kSizes, "2 * 4 * Tiles::kTileQ;", "1 * 4 * Tiles::kTileQ;"}}},
       {"one arrival too many is expected",
-       {{kSizes, "ring_scores.init(kConsumerWarps, kConsumerWarps);",
-         "ring_scores.init(kConsumerWarps + 1, kConsumerWarps);"}}},
+       {{kSizes, "ring_keys.init(1, kConsumerWarps);", "ring_keys.init(1, kConsumerWarps + 1);"}}},
       {"the last dQ is of the tile before",
-       {{kMain, "      ring_scores.advance();  // nothing is stored any more\n", ""}}},
+       {{kMain, "    ring_scores.advance();  // nothing is stored any more\n", ""}}},
   };
-  for (Planted& each : list) each.problem = &group;
-  list.front().problem = &groups;
+  for (Planted& each : list) {
+    if (each.problem == &rings) each.problem = &groups;
+  }
   expect_all_are_seen("sm90", Pass::kBackward, list);
 }
 

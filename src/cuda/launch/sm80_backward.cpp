@@ -185,6 +185,7 @@ ConfigPrinter print(const Problem& problem, const Geometry& g, const BackwardCho
       .boolean("kVectorReduction", vector_reduction)
       .boolean("kPrefetch", form.prefetch)
       .boolean("kDeterministic", problem.options.deterministic)
+      .boolean("kTickets", problem.options.deterministic)
       .boolean("kCopyGradO", choice.copy_grad_o);
   return config;
 }

@@ -10,9 +10,10 @@ namespace flashlab::cuda {
 
 /// How the Hopper backward kernel cuts a problem. The names are the kernel's Config constants.
 struct Sm90BackwardTiling {
-  int tile_q = 64;   ///< queries of a step
-  int tile_k = 128;  ///< keys of a block, 64 for each consumer warpgroup
-  int stages = 2;    ///< tiles of queries under way
+  int tile_q = 64;     ///< queries of a step
+  int tile_k = 128;    ///< keys of a tile, 64 for each consumer warpgroup
+  int stages = 2;      ///< tiles of queries under way
+  int key_stages = 2;  ///< tiles of keys: the next one's K and V come beside the present one
 };
 
 Sm90BackwardTiling choose_sm90_backward_tiling(int head_dim);
@@ -21,10 +22,10 @@ Sm90BackwardTiling choose_sm90_backward_tiling(int head_dim);
 int sm90_backward_shared_bytes(const Sm90BackwardTiling& tiling, int head_dim);
 
 /// Three kernels, of which the first and the last are sm80's: delta and LSE in base 2 and zeros;
-/// the five products; dQ to its type. Workspace: dQ in fp32, two fp32 numbers per row of q.
-/// Errors: kUnsupported (head dims other than 64 and 128; a fixed order of additions; masks,
-/// softcap, ALiBi, dropout; d_o of another type; rows that the copy engine cannot describe), which
-/// 'sm80' serves.
+/// the five products; dQ to its type. Workspace: dQ in fp32, two fp32 numbers per row of q, a
+/// counter. Errors: kUnsupported (head dims other than 64 and 128; a fixed order of additions;
+/// masks, softcap, ALiBi, dropout; d_o of another type; rows that the copy engine cannot describe),
+/// which 'sm80' serves.
 Result<std::shared_ptr<internal::PlanState>> plan_sm90_backward(
     const internal::ContextState& context, const Problem& problem,
     const internal::Geometry& geometry);

@@ -35,6 +35,13 @@ struct Cursor {
   }
 };
 
+/// How many tiles of keys there are, of all heads.
+template <class Config>
+constexpr unsigned tiles_of_keys(const Shape& shape) {
+  const int tiles = (shape.seqlen_k + Config::kTileK - 1) / Config::kTileK;
+  return static_cast<unsigned>(shape.batch * shape.heads_k * tiles);
+}
+
 /// The work of the block with this index.
 template <class Config>
 constexpr Work tile_of_keys(const Shape& shape, unsigned index) {

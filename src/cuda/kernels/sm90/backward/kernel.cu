@@ -1,5 +1,5 @@
-// Attention backward for fp16 and bf16 on Hopper (sm_90a), step 2 of 3: the five products, one
-// block per tile of 128 keys. Steps 1 and 3 are sm80's (sm80/backward/prepare.cu, finish.cu).
+// Attention backward for fp16 and bf16 on Hopper (sm_90a), step 2 of 3: the five products. A block
+// works off tiles of 128 keys. Steps 1 and 3 are sm80's (sm80/backward/prepare.cu, finish.cu).
 //
 //     P = exp2(scale_log2 S + lse2)   dS = P * (dP - delta)   S = Q K^T, dP = dO V^T
 //     dV += P^T dO    dK += dS^T Q (x scale at the end)    dQ += dS K (fp32, reduced in memory)
@@ -24,40 +24,82 @@
 
 namespace flashlab::device {
 
-/// One thread: K and V, then the tiles of queries in the order in which they are read.
+/// One thread: K and V of the block's tiles of keys, and the tiles of queries of each in the order
+/// in which they are read. It runs ahead of the consumers, beyond the end of a tile of keys, too.
 template <class Config>
-__device__ inline void produce(const Sm90BackwardArguments& args,
-                               Sm90BackwardStorage<Config>& shared, const Work& work) {
+struct Sm90QueryProducer {
   using Tiles = Sm90BackwardTiles<Config>;
   using TileKey = typename Tiles::TileKey;
   using TileQuery = typename Tiles::TileQuery;
-  const Shape& shape = args.call.shape;
-  Cursor at(work, shape);
-  if (at.left == 0) return;
-  const unsigned keys = shared.keys.address();
-  ptx::barrier_arrive_expect(keys, 2 * TileKey::kBytes);
-  copy_tile<TileKey>(ptx::shared_address(shared.k), &args.k, work.key0, work.head_k, work.batch,
-                     keys, ptx::kEvictFirst);
-  copy_tile<TileKey>(ptx::shared_address(shared.v), &args.v, work.key0, work.head_k, work.batch,
-                     keys, ptx::kEvictFirst);
-  Ring<Config::kStages> ring(shared.ring_queries);
-#pragma unroll 1
-  for (; at.left > 0; at.next(work)) {
-    ring.wait_empty();
-    ptx::barrier_arrive_expect(ring.full(), shared.kQueryBytes);
-    const int row = at.tile * Config::kTileQ, head = work.batch * shape.heads_q + at.head;
-    const int stage = ring.stage;
-    copy_tile<TileQuery>(ptx::shared_address(shared.q[stage]), &args.q, row, at.head, work.batch,
-                         ring.full(), ptx::kEvictLast);
-    copy_tile<TileQuery>(ptx::shared_address(shared.d_o[stage]), &args.d_o, row, at.head,
-                         work.batch, ring.full(), ptx::kEvictLast);
-    ptx::copy_box_4(ptx::shared_address(shared.lse2[stage]), &args.lse2, row, head, 0, 0,
-                    ring.full(), ptx::kEvictLast);
-    ptx::copy_box_4(ptx::shared_address(shared.delta[stage]), &args.delta, row, head, 0, 0,
-                    ring.full(), ptx::kEvictLast);
-    ring.advance();
+  const Sm90BackwardArguments& args;
+  Sm90BackwardStorage<Config>& shared;
+  Ring<Config::kKeyStages> ring_keys{shared.ring_keys};
+  Ring<Config::kStages> ring_queries{shared.ring_queries};
+
+  /// The next of what is left for all blocks: the first ones were given out by the launch.
+  __device__ unsigned take_ticket() const {
+    return atomicAdd(static_cast<unsigned*>(args.call.regions[kRegionTurns]), 1u);
   }
-}
+
+  __device__ void load_keys(const Work& work, unsigned index) {
+    ring_keys.wait_empty();
+    const int stage = ring_keys.stage;
+    shared.work[stage] = static_cast<int>(index);
+    ptx::barrier_arrive_expect(ring_keys.full(), 2 * TileKey::kBytes);
+    copy_tile<TileKey>(ptx::shared_address(shared.k[stage]), &args.k, work.key0, work.head_k,
+                       work.batch, ring_keys.full(), ptx::kEvictFirst);
+    copy_tile<TileKey>(ptx::shared_address(shared.v[stage]), &args.v, work.key0, work.head_k,
+                       work.batch, ring_keys.full(), ptx::kEvictFirst);
+    ring_keys.advance();
+  }
+  __device__ void end() {
+    ring_keys.wait_empty();
+    shared.work[ring_keys.stage] = -1;
+    ptx::barrier_arrive(ring_keys.full());
+  }
+  __device__ void load_queries(const Work& work, const Cursor& at) {
+    ring_queries.wait_empty();
+    const unsigned full = ring_queries.full();
+    ptx::barrier_arrive_expect(full, shared.kQueryBytes);
+    const int row = at.tile * Config::kTileQ;
+    const int head = work.batch * args.call.shape.heads_q + at.head;
+    const int stage = ring_queries.stage;
+    copy_tile<TileQuery>(ptx::shared_address(shared.q[stage]), &args.q, row, at.head, work.batch,
+                         full, ptx::kEvictLast);
+    copy_tile<TileQuery>(ptx::shared_address(shared.d_o[stage]), &args.d_o, row, at.head,
+                         work.batch, full, ptx::kEvictLast);
+    ptx::copy_box_4(ptx::shared_address(shared.lse2[stage]), &args.lse2, row, head, 0, 0, full,
+                    ptx::kEvictLast);
+    ptx::copy_box_4(ptx::shared_address(shared.delta[stage]), &args.delta, row, head, 0, 0, full,
+                    ptx::kEvictLast);
+    ring_queries.advance();
+  }
+
+  __device__ void run() {
+    const Shape& shape = args.call.shape;
+    const unsigned end_index = tiles_of_keys<Config>(shape);
+    unsigned index = blockIdx.x;
+#pragma unroll 1
+    while (index < end_index) {
+      const Work work = tile_of_keys<Config>(shape, index);
+      unsigned ticket = 0;
+      Cursor at(work, shape);
+      if (at.left == 0) {
+        ticket = take_ticket();
+      } else {
+        load_keys(work, index);
+      }
+#pragma unroll 1
+      for (; at.left > 0; at.next(work)) {
+        // Taken late, so that blocks end together; early enough that nobody waits for it.
+        if (at.left == 1) ticket = take_ticket();
+        load_queries(work, at);
+      }
+      index = gridDim.x + ticket;
+    }
+    end();
+  }
+};
 
 /// One consumer warpgroup's walk over the tiles of queries.
 template <class Config>
@@ -65,22 +107,26 @@ struct Sm90KeyConsumer {
   using Tiles = Sm90BackwardTiles<Config>;
   using TileQuery = typename Tiles::TileQuery;
   using Warpgroup = Sm90KeyWarpgroup<Config>;
+  /// Of a tile of queries: the block's first, the first of another tile of keys, any other.
+  enum class Place { kFirst, kNextKeys, kSameKeys };
   static constexpr int kTileQ = Config::kTileQ;
   static constexpr int kConsumerThreads = Tiles::kConsumers * kWarpgroupThreads;
   const BackwardArguments& args;
   Sm90BackwardStorage<Config>& shared;
-  const Work& work;
+  Work work;  ///< its tile of keys is at `ring_keys`
   PairVisibility<Config> visibility;
+  Ring<Config::kKeyStages> ring_keys;
   Ring<Config::kStages> ring_queries;
   Ring<kScoreStages> ring_scores;  ///< where the next dS^T is stored
   Warpgroup warpgroup;
+  HeadSlope<Config> slope;  ///< of the head whose tiles of queries come by
 
   __device__ Sm90KeyConsumer(const BackwardArguments& args_, Sm90BackwardStorage<Config>& shared_,
-                             const Work& work_, int consumer)
+                             int consumer)
       : args(args_),
         shared(shared_),
-        work(work_),
         visibility(args.shape),
+        ring_keys(shared.ring_keys),
         ring_queries(shared.ring_queries),
         ring_scores(shared.ring_scores),
         warpgroup(consumer) {}
@@ -143,39 +189,61 @@ struct Sm90KeyConsumer {
 
   /// S^T -> P^T of a tile whose first query and key are given.
   __device__ void exponentials(typename Warpgroup::Pairs& s,
-                               const typename Warpgroup::PerQuery& lse2,
-                               const HeadSlope<Config>& slope, int query0) const {
+                               const typename Warpgroup::PerQuery& lse2, int query0) const {
     const float unit = unit_of<Config>(args.score, args.shape);
     if constexpr (!Config::kAlibi) {
       warpgroup.exponentials(s, lse2, unit);
     } else {
       const int thread = static_cast<int>(warpgroup.thread);
       const int first_key = work.key0 + kWarpgroupRows * warpgroup.consumer;
-      const float distance =
-          HeadSlope<Config>::distance(args.shape, query0 + 2 * (thread % 4),
-                                      first_key + thread / 32 * 16 + thread % 32 / 4);
-      if (looks_back<Config>(args.shape, query0, first_key + kWarpgroupRows - 1)) {
-        warpgroup.exponentials_aside(s, lse2, unit, slope.slope, distance);
-      } else {
-        warpgroup.exponentials(s, lse2, unit, slope, distance);
-      }
+      const float distance = HeadSlope<Config>::distance(
+          args.shape, query0 + 2 * (thread % 4), first_key + thread / 32 * 16 + thread % 32 / 4);
+      warpgroup.exponentials(s, lse2, unit, slope, distance);
     }
   }
 
+  /// Waits for the tile of keys whose place is `ring_keys`. False: there are no more.
+  __device__ bool open() {
+    ring_keys.wait_full();
+    const int index = __shfl_sync(ptx::kFullMask, shared.work[ring_keys.stage], 0);
+    if (index >= 0) work = tile_of_keys<Config>(args.shape, static_cast<unsigned>(index));
+    return index >= 0;
+  }
+  /// Where the tile of keys before lies.
+  __device__ int stage_before() const {
+    return (ring_keys.stage == 0 ? Config::kKeyStages : ring_keys.stage) - 1;
+  }
+  /// dK and dV of the tile of keys at a place, and zeros for the next one's.
+  __device__ void store_gradients(int stage) {
+    const int index = __shfl_sync(ptx::kFullMask, shared.work[stage], 0);
+    warpgroup.store(args, tile_of_keys<Config>(args.shape, static_cast<unsigned>(index)));
+    warpgroup.clear_gradients();
+  }
+
   /// P^T and dS^T of a tile of queries: to registers, dS^T to shared memory, too.
-  __device__ void make_scores(int query0, int head, unsigned q, unsigned d_o) {
-    const int stage = ring_queries.stage;
+  template <Place kPlace>
+  __device__ void make_scores(const Cursor& at) {
+    const int stage = ring_queries.stage, query0 = at.tile * kTileQ;
     typename Warpgroup::Pairs s, dp;
-    warpgroup.start_scores(s, dp, ptx::shared_address(shared.k), q, ptx::shared_address(shared.v),
-                           d_o);
+    warpgroup.start_scores(
+        s, dp, ptx::shared_address(shared.k[ring_keys.stage]), ptx::shared_address(shared.q[stage]),
+        ptx::shared_address(shared.v[ring_keys.stage]), ptx::shared_address(shared.d_o[stage]));
     pass_turn();
+    if constexpr (kPlace == Place::kNextKeys) {
+      store_gradients(stage_before());
+      if constexpr (Config::kDropout) draw(at, true);
+    }
     const float* lse2 = shared.lse2[stage];
     const bool empty = has_empty_row(query0, lse2);
     const typename Warpgroup::PerQuery rows_lse2(lse2, warpgroup.thread);
-    const HeadSlope<Config> slope(args.slopes, work.batch, head, kLog2E);
+    if constexpr (Config::kAlibi) {
+      if (at.tile == work.first_tile) {
+        slope = HeadSlope<Config>(args.slopes, work.batch, at.head, kLog2E);
+      }
+    }
     ptx::wgmma_wait<1>();
     pin(s);
-    exponentials(s, rows_lse2, slope, query0);
+    exponentials(s, rows_lse2, query0);
     const typename Warpgroup::PerQuery rows_delta(shared.delta[stage], warpgroup.thread);
     // The branch stands before the wait, or the compiler moves exponentials behind it.
     if (empty) {
@@ -195,6 +263,8 @@ struct Sm90KeyConsumer {
                                              work.key0, scale);
     }
     ring_scores.wait_empty();
+    // With dropout the loop has no registers to keep what follows from it.
+    if constexpr (Config::kDropout) warpgroup.thread = ptx::anew(warpgroup.thread);
     warpgroup.store_scores(ptx::shared_address(shared.d_s[ring_scores.stage]));
     ptx::async_proxy_fence();
     __syncwarp();
@@ -203,11 +273,12 @@ struct Sm90KeyConsumer {
   }
 
   /// Of the tile before the last one that was stored: its dS^T lies where the next one comes. The
-  /// turn says that the other's is there: it was stored before the other's last turn.
-  __device__ void start_grad_q(float (&sum)[32]) const {
+  /// turn says that the other's is there: it was stored before the other's last turn. `stage`: of
+  /// its keys.
+  __device__ void start_grad_q(float (&sum)[32], int stage) const {
     static_assert(kScoreStages == 2);
     warpgroup.start_grad_q(sum, ptx::shared_address(shared.d_s[ring_scores.stage]),
-                           ptx::shared_address(shared.k));
+                           ptx::shared_address(shared.k[stage]));
   }
   /// `tile`: of the queries, among those of all heads.
   template <int kUnderWay>
@@ -224,52 +295,78 @@ struct Sm90KeyConsumer {
     ring_queries.advance();
   }
 
-  /// A tile of queries, and dQ of the tile before it unless it is the first.
-  template <bool kFirst>
+  /// A tile of queries, and dQ of the tile before it if there is one.
+  template <Place kPlace>
   __device__ void step(const Cursor& at, int tile_before) {
     ring_queries.wait_full();
-    const int stage = ring_queries.stage;
-    const unsigned q = ptx::shared_address(shared.q[stage]);
-    const unsigned d_o = ptx::shared_address(shared.d_o[stage]);
-    make_scores(at.tile * kTileQ, at.head, q, d_o);
+    make_scores<kPlace>(at);
     await_turn();
     float sum[32];
-    if constexpr (!kFirst) start_grad_q(sum);
-    warpgroup.start_gradients(d_o, q);
-    if constexpr (!kFirst) finish_grad_q<1>(sum, tile_before);
+    if constexpr (kPlace != Place::kFirst) {
+      start_grad_q(sum, kPlace == Place::kNextKeys ? stage_before() : ring_keys.stage);
+    }
+    const int stage = ring_queries.stage;
+    warpgroup.start_gradients(ptx::shared_address(shared.d_o[stage]),
+                              ptx::shared_address(shared.q[stage]));
+    if constexpr (kPlace != Place::kFirst) finish_grad_q<1>(sum, tile_before);
+    if constexpr (kPlace == Place::kNextKeys) ring_keys.release(stage_before());
     draw_next(at);
     ptx::wgmma_wait<0>();
     release_queries();
   }
 
+  /// From tile of keys to tile of keys without a pause: the next one's first S and dP start in the
+  /// turn in which dV and dK of this one's last tile of queries do, and dK and dV are stored
+  /// beside.
   __device__ void run() {
+    if (!open()) return;
     Cursor at(work, args.shape);
     const auto tile = [&] {
       return (work.batch * args.shape.heads_q + at.head) * work.tiles_q + at.tile;
     };
-    if (at.left > 0) {
-      wait_for_phase(shared.keys.address(), 0);
-      if (warpgroup.consumer == 1) pass_turn();  // the first turn is consumer 0's
-      if constexpr (Config::kDropout) draw(at, true);
-      await_turn();
-      step<true>(at, 0);
-      int before = tile();
-      at.next(work);
+    if (warpgroup.consumer == 1) pass_turn();  // the first turn is consumer 0's
+    if constexpr (Config::kDropout) draw(at, true);
+    await_turn();
+    step<Place::kFirst>(at, 0);
+    int before = tile();
 #pragma unroll 1
-      for (; at.left > 0; at.next(work)) {
-        step<false>(at, before);
+    for (;;) {
+#pragma unroll 1
+      for (at.next(work); at.left > 0; at.next(work)) {
+        step<Place::kSameKeys>(at, before);
         before = tile();
       }
-      pass_turn();
-      float sum[32];
-      ring_scores.advance();  // nothing is stored any more
-      wait_for_phase(ring_scores.full(), ring_scores.phase ^ 1);
-      start_grad_q(sum);
-      finish_grad_q<0>(sum, before);
-      if (warpgroup.consumer == 0) await_turn();  // nothing is left at a barrier
+      // The other consumer gives the tile of keys before back in its next turn. Where its place is
+      // what the next tile waits for, that turn comes first.
+      if (Config::kKeyStages == 2 && work.per_head() * args.shape.group == 1) {
+        pass_turn();
+        await_turn();
+      }
+      ring_keys.advance();
+      if (!open()) break;
+      at = Cursor(work, args.shape);
+      step<Place::kNextKeys>(at, before);
+      before = tile();
     }
-    // Found again: the loop has no register to keep it.
-    warpgroup.store(args, tile_of_keys<Config>(args.shape, ptx::block_index_again()));
+    pass_turn();
+    float sum[32];
+    ring_scores.advance();  // nothing is stored any more
+    wait_for_phase(ring_scores.full(), ring_scores.phase ^ 1);
+    start_grad_q(sum, stage_before());
+    finish_grad_q<0>(sum, before);
+    if (warpgroup.consumer == 0) await_turn();  // nothing is left at a barrier
+    warpgroup.store(args, work);
+  }
+
+  /// Tiles of keys that no query sees have zeros. Nobody is given them.
+  __device__ void store_unseen() {
+    warpgroup.clear_gradients();
+    const unsigned end_index = tiles_of_keys<Config>(args.shape);
+#pragma unroll 1
+    for (unsigned index = blockIdx.x; index < end_index; index += gridDim.x) {
+      const Work unseen = tile_of_keys<Config>(args.shape, index);
+      if (unseen.per_head() == 0) warpgroup.store(args, unseen);
+    }
   }
 };
 
@@ -288,14 +385,15 @@ __device__ void sm90_backward(const Sm90BackwardArguments& args) {
     shared.init_barriers();
   }
   __syncthreads();
-  const Work work = tile_of_keys<Config>(args.call.shape, blockIdx.x);
   const int warpgroup = __shfl_sync(ptx::kFullMask, threadIdx.x / kWarpgroupThreads, 0);
   if (warpgroup == 0) {
     ptx::give_registers<Tiles::kProducerRegisters>();
-    if (threadIdx.x == 0) produce<Config>(args, shared, work);
+    if (threadIdx.x == 0) Sm90QueryProducer<Config>{args, shared}.run();
   } else {
     ptx::take_registers<Tiles::kConsumerRegisters>();
-    Sm90KeyConsumer<Config>(args.call, shared, work, warpgroup - 1).run();
+    Sm90KeyConsumer<Config> consumer(args.call, shared, warpgroup - 1);
+    consumer.run();
+    if constexpr (Config::kBoundedRight || Config::kBoundedLeft) consumer.store_unseen();
   }
 }
 

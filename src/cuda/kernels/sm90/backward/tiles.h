@@ -50,17 +50,19 @@ inline constexpr int kScoreStages = 2;  ///< tiles of dS^T: consumers may be a s
 template <class Config>
 struct alignas(kSlabAlignment) Sm90BackwardStorage {
   using Tiles = Sm90BackwardTiles<Config>;
-  unsigned char k[Tiles::TileKey::kBytes], v[Tiles::TileKey::kBytes];
+  unsigned char k[Config::kKeyStages][Tiles::TileKey::kBytes],
+      v[Config::kKeyStages][Tiles::TileKey::kBytes];
   unsigned char q[Config::kStages][Tiles::TileQuery::kBytes];
   unsigned char d_o[Config::kStages][Tiles::TileQuery::kBytes];
   unsigned char d_s[kScoreStages][Tiles::TileScores::kBytes];
   alignas(128) float lse2[Config::kStages][Tiles::kTileQ];
   alignas(128) float delta[Config::kStages][Tiles::kTileQ];
-  PhaseBarrier keys;                           ///< K and V have landed
+  RingBarriers<Config::kKeyStages> ring_keys;  ///< K and V of a tile of keys, and `work`
   RingBarriers<Config::kStages> ring_queries;  ///< Q, dO, lse2, delta of a tile
   RingBarriers<kScoreStages> ring_scores;      ///< full: every consumer has stored its dS^T
   /// Of every consumer warp: dropout of the head that it is at. Threads have no registers for it.
   DropoutWords dropout[Config::kTileK / 16];
+  int work[Config::kKeyStages];  ///< the index of the tile of keys (tile_of_keys), -1: no more
 
   /// Bytes of a tile of queries.
   static constexpr int kQueryBytes = 2 * Tiles::TileQuery::kBytes + 2 * 4 * Tiles::kTileQ;
@@ -68,7 +70,7 @@ struct alignas(kSlabAlignment) Sm90BackwardStorage {
   /// By one thread, before the block's first barrier.
   __device__ void init_barriers() {
     constexpr int kConsumerWarps = Tiles::kConsumers * kWarpgroupThreads / 32;
-    keys.init(1);
+    ring_keys.init(1, kConsumerWarps);
     ring_queries.init(1, kConsumerWarps);
     ring_scores.init(kConsumerWarps, kConsumerWarps);
     ptx::barrier_init_fence();

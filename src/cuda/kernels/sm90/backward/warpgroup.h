@@ -37,8 +37,7 @@ struct Sm90KeyWarpgroup {
 
   __device__ explicit Sm90KeyWarpgroup(int consumer_)
       : consumer(consumer_), thread(ptx::anew(threadIdx.x % kWarpgroupThreads)) {
-    clear(rK);
-    clear(rV);
+    clear_gradients();
   }
 
   __device__ int lane() const { return static_cast<int>(thread % 32); }
@@ -54,6 +53,10 @@ struct Sm90KeyWarpgroup {
 #pragma unroll
       for (float& value : slab) value = 0;
     }
+  }
+  __device__ void clear_gradients() {
+    clear(rK);
+    clear(rV);
   }
   template <class Value, int kRows, int kColumns>
   __device__ static void pin_all(Value (&values)[kRows][kColumns]) {
@@ -171,24 +174,6 @@ struct Sm90KeyWarpgroup {
       }
     }
   }
-  /// The same where all distances that count have one sign: a sum of what depends on the query and
-  /// on the key, one addition for a pair. `slope`: what a distance is multiplied by.
-  __device__ static void exponentials_aside(Pairs& s, const PerQuery& lse2, float unit, float slope,
-                                            float distance) {
-    const float keys[2] = {slope * distance, slope * (distance + 8)};
-#pragma unroll
-    for (int j = 0; j < Tiles::kTileQ / 8; ++j) {
-      const float2 row = lse2.pair(j);
-      const float queries[2] = {__fmaf_rn(slope, static_cast<float>(-8 * j), row.x),
-                                __fmaf_rn(slope, static_cast<float>(-8 * j - 1), row.y)};
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        float& value = s[4 * j + i];
-        value = ptx::exp2_fast(__fmaf_rn(value, unit, queries[i % 2] + keys[i / 2]));
-      }
-    }
-  }
-
   /// Finds out which pairs of a tile of queries dropout drops.
   __device__ void draw(const DropoutWords& words, const DropoutArguments& dropout, int query0,
                        int key0) {

@@ -11,6 +11,8 @@ if(FLASHLAB_BUILD_CLI)
     add_test(NAME cli_${part}_test
       COMMAND Python3::Interpreter ${CMAKE_CURRENT_SOURCE_DIR}/cli_${part}_test.py
         $<TARGET_FILE:flashlab_cli> ${PROJECT_SOURCE_DIR})
+    # These take longest, up to 45 s, and wait for half of it: ctest begins with them.
+    set_tests_properties(cli_${part}_test PROPERTIES COST 50)
   endforeach()
 
   # NVML of a machine with one GPU.
@@ -25,4 +27,5 @@ if(FLASHLAB_BUILD_CLI)
   add_test(NAME docs_commands_test
     COMMAND Python3::Interpreter ${CMAKE_CURRENT_SOURCE_DIR}/docs_commands_test.py
       $<TARGET_FILE:flashlab_cli> ${PROJECT_SOURCE_DIR})
+  set_tests_properties(docs_commands_test PROPERTIES COST 50)
 endif()

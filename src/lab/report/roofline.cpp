@@ -80,8 +80,9 @@ void draw_roofs(Svg& svg, const PlotFrame& frame, const Roofline& p) {
                        frame.py(left * p.gb_per_s), frame.px(ridge), frame.py(p.gflops),
                        frame.px(frame.x.high), frame.py(p.gflops)),
            "fl-line");
-  svg.text(frame.right, frame.py(p.gflops) - 8,
-           fmt::format("{} GFLOP/s, {} GB/s", format_significant(p.gflops, 3),
+  // Above the frame: dots lie on the roofs and above them.
+  svg.text(frame.right, frame.top - 20,
+           fmt::format("roofs {} GFLOP/s, {} GB/s", format_significant(p.gflops, 3),
                        format_significant(p.gb_per_s, 3)),
            "fl-muted", Anchor::kEnd);
 }

@@ -232,7 +232,7 @@ Case group() {
   return out;
 }
 
-// One block has several tiles of keys, the last of which has some for every consumer.
+// Several tiles of keys, the last of which has some for every consumer.
 Case groups() {
   Case out = group();
   out.name = "groups";
@@ -241,11 +241,18 @@ Case groups() {
   return out;
 }
 
+// One block has them all.
+Case one_block() {
+  Case out = groups();
+  out.name = "one block";
+  out.head_dim = out.head_dim_v = 64;
+  return out;
+}
+
 // One tile of queries for each of several tiles of keys: their places are needed again at once.
 Case few_queries() {
-  Case out = group();
+  Case out = one_block();
   out.name = "few queries";
-  out.batch = 2;
   out.heads_q = 1;
   out.seqlen_q = 60;
   out.seqlen_k = 520;
@@ -280,14 +287,19 @@ TEST(AttentionEmulatedFaults, OfTheHopperBackwardAreSeen) {
        &few_queries},
       {"the last dQ of a tile of keys is of the next one's",
        {{kMain, "Place::kNextKeys ? stage_before() : ring_keys.stage",
-         "Place::kFirst ? 0 : ring_keys.stage"}}},
+         "Place::kFirst ? 0 : ring_keys.stage"}},
+       false,
+       &one_block},
       {"dK and dV go on from tile of keys to tile of keys",
        {{kMain, "    warpgroup.clear_gradients();\n  }\n", "  }\n"}},
-       true},
+       true,
+       &one_block},
       {"too few bytes are announced",
        {{kSizes, "2 * 4 * Tiles::kTileQ;", "1 * 4 * Tiles::kTileQ;"}}},
       {"one arrival too many is expected",
-       {{kSizes, "ring_keys.init(1, kConsumerWarps);", "ring_keys.init(1, kConsumerWarps + 1);"}}},
+       {{kSizes, "ring_keys.init(1, kConsumerWarps);", "ring_keys.init(1, kConsumerWarps + 1);"}},
+       false,
+       &few_queries},
       {"the last dQ is of the tile before",
        {{kMain, "    ring_scores.advance();  // nothing is stored any more\n", ""}}},
   };

@@ -48,29 +48,24 @@ TEST(Sm90Backward, ThreeStepsOfWhichTwoAreSm80s) {
   EXPECT_EQ(made->steps[1].name, "flash_bwd_sm90");
   EXPECT_EQ(made->steps[2].name, "flash_bwd_sm80_finish");
   // Rows are filled up to whole tiles of 64 queries.
-  ASSERT_EQ(made->regions.size(), 4u);
+  ASSERT_EQ(made->regions.size(), 3u);
   EXPECT_EQ(made->regions[1].bytes, 2u * 4 * 320 * 4);
   EXPECT_EQ(made->regions[2].bytes, 2u * 4 * 320 * 128 * 4);
 }
 
-// Where a tile of keys has little work, blocks take tile after tile.
-TEST(Sm90Backward, ShortTilesShareBlocks) {
-  const auto blocks = [](std::int64_t dim, std::int64_t seqlen, bool causal) {
-    Options options = named();
-    if (causal) options.causal = Causal::kTopLeft;
+TEST(Sm90Backward, BlocksStayAtHeadDim64) {
+  const auto blocks = [](std::int64_t dim, std::int64_t seqlen) {
     const Problem problem = testing::described_problem(
         DType::kBf16, Pass::kBackward,
-        {.batch = 8, .seqlen_q = seqlen, .seqlen_k = seqlen, .heads = 16, .dim = dim},
-        std::move(options));
+        {.batch = 8, .seqlen_q = seqlen, .seqlen_k = seqlen, .heads = 16, .dim = dim}, named());
     const auto made = testing::plan_on(plan_sm90_backward, "sm_90a", problem, 100);
     if (made == nullptr) return 0u;
     return std::get<runtime::KernelWork>(made->program()->steps()[1].work).shape.grid_x;
   };
-  EXPECT_EQ(blocks(64, 128, false), 100u);
-  EXPECT_EQ(blocks(64, 8192, false), 100u);
-  EXPECT_EQ(blocks(128, 1024, false), 100u);
-  EXPECT_EQ(blocks(128, 2048, true), 100u);
-  EXPECT_EQ(blocks(128, 4096, true), 8u * 16 * 32);
+  EXPECT_EQ(blocks(64, 128), 100u);
+  EXPECT_EQ(blocks(64, 8192), 100u);
+  EXPECT_EQ(blocks(128, 128), 8u * 16);
+  EXPECT_EQ(blocks(128, 8192), 8u * 16 * 64);
 }
 
 TEST(Sm90Backward, IsChosenUnlessTheCallNeedsWhatItLacks) {

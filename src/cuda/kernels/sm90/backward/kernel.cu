@@ -75,7 +75,17 @@ struct Sm90QueryProducer {
     ring_queries.advance();
   }
 
-  __device__ void run() {
+  /// Of one tile of keys, the block's only one.
+  __device__ void run_one(const Work& work) {
+    Cursor at(work, args.call.shape);
+    if (at.left == 0) return;
+    load_keys(work, blockIdx.x);
+#pragma unroll 1
+    for (; at.left > 0; at.next(work)) load_queries(work, at);
+  }
+
+  __device__ void run(const Work& first) {
+    if constexpr (!Tiles::kStays) return run_one(first);
     const Shape& shape = args.call.shape;
     const unsigned end_index = tiles_of_keys<Config>(shape);
     unsigned index = blockIdx.x;
@@ -122,9 +132,10 @@ struct Sm90KeyConsumer {
   HeadSlope<Config> slope;  ///< of the head whose tiles of queries come by
 
   __device__ Sm90KeyConsumer(const BackwardArguments& args_, Sm90BackwardStorage<Config>& shared_,
-                             int consumer)
+                             const Work& first, int consumer)
       : args(args_),
         shared(shared_),
+        work(first),
         visibility(args.shape),
         ring_keys(shared.ring_keys),
         ring_queries(shared.ring_queries),
@@ -209,7 +220,7 @@ struct Sm90KeyConsumer {
     if (index >= 0) work = tile_of_keys<Config>(args.shape, static_cast<unsigned>(index));
     return index >= 0;
   }
-  /// Where the tile of keys before lies.
+  /// Where the tile of keys before lies. With one place: where the tile of keys does.
   __device__ int stage_before() const {
     return (ring_keys.stage == 0 ? Config::kKeyStages : ring_keys.stage) - 1;
   }
@@ -318,8 +329,7 @@ struct Sm90KeyConsumer {
   /// From tile of keys to tile of keys without a pause: the next one's first S and dP start in the
   /// turn in which dV and dK of this one's last tile of queries do, and dK and dV are stored
   /// beside.
-  __device__ void run() {
-    if (!open()) return;
+  __device__ void walk() {
     Cursor at(work, args.shape);
     const auto tile = [&] {
       return (work.batch * args.shape.heads_q + at.head) * work.tiles_q + at.tile;
@@ -336,12 +346,7 @@ struct Sm90KeyConsumer {
         step<Place::kSameKeys>(at, before);
         before = tile();
       }
-      // The other consumer gives the tile of keys before back in its next turn. Where its place is
-      // what the next tile waits for, that turn comes first.
-      if (Config::kKeyStages == 2 && work.per_head() * args.shape.group == 1) {
-        pass_turn();
-        await_turn();
-      }
+      if constexpr (!Tiles::kStays) break;
       ring_keys.advance();
       if (!open()) break;
       at = Cursor(work, args.shape);
@@ -355,7 +360,6 @@ struct Sm90KeyConsumer {
     start_grad_q(sum, stage_before());
     finish_grad_q<0>(sum, before);
     if (warpgroup.consumer == 0) await_turn();  // nothing is left at a barrier
-    warpgroup.store(args, work);
   }
 
   /// Tiles of keys that no query sees have zeros. Nobody is given them.
@@ -366,6 +370,23 @@ struct Sm90KeyConsumer {
     for (unsigned index = blockIdx.x; index < end_index; index += gridDim.x) {
       const Work unseen = tile_of_keys<Config>(args.shape, index);
       if (unseen.per_head() == 0) warpgroup.store(args, unseen);
+    }
+  }
+
+  __device__ void run() {
+    if constexpr (Tiles::kStays) {
+      if (open()) {
+        walk();
+        warpgroup.store(args, work);
+      }
+      if constexpr (Config::kBoundedRight || Config::kBoundedLeft) store_unseen();
+    } else {
+      if (work.per_head() > 0) {
+        ring_keys.wait_full();
+        walk();
+      }
+      // Found again: the loop has no register to keep it.
+      warpgroup.store(args, tile_of_keys<Config>(args.shape, ptx::block_index_again()));
     }
   }
 };
@@ -386,14 +407,16 @@ __device__ void sm90_backward(const Sm90BackwardArguments& args) {
   }
   __syncthreads();
   const int warpgroup = __shfl_sync(ptx::kFullMask, threadIdx.x / kWarpgroupThreads, 0);
+  // A block's only tile is found before roles part, or the compiler finds shared addresses anew in
+  // every step.
+  Work first{};
+  if constexpr (!Tiles::kStays) first = tile_of_keys<Config>(args.call.shape, blockIdx.x);
   if (warpgroup == 0) {
     ptx::give_registers<Tiles::kProducerRegisters>();
-    if (threadIdx.x == 0) Sm90QueryProducer<Config>{args, shared}.run();
+    if (threadIdx.x == 0) Sm90QueryProducer<Config>{args, shared}.run(first);
   } else {
     ptx::take_registers<Tiles::kConsumerRegisters>();
-    Sm90KeyConsumer<Config> consumer(args.call, shared, warpgroup - 1);
-    consumer.run();
-    if constexpr (Config::kBoundedRight || Config::kBoundedLeft) consumer.store_unseen();
+    Sm90KeyConsumer<Config>(args.call, shared, first, warpgroup - 1).run();
   }
 }
 

@@ -28,6 +28,10 @@ struct Sm90BackwardTiles {
   using TileScores = SlabTile<kTileK, kTileQ>;  ///< dS^T: a row per key
   /// Consumers share out dQ [kTileQ, kDim] in parts of 64 x 64: of the queries, or of the features.
   static constexpr bool kSplitQueries = kTileQ > kWarpgroupRows;
+  /// Whether blocks take tile of keys after tile of keys.
+  static constexpr bool kStays = Config::kKeyStages > 1;
+  /// With two places a tile of keys with one tile of queries would wait for the one before.
+  static_assert(Config::kKeyStages != 2);
   static_assert(kTileK == 128 && kTileQ * kDim == 128 * 64 && Config::kHeadDimV == kDim);
 
   /// Where the fragment of rows 16 `row` and columns 8 `column` lies in a tile of the accumulator;

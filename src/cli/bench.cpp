@@ -102,7 +102,7 @@ int run_bench(const Arguments& arguments) {
   outputs.begin(run_environment(engine, options),
                 planned_results(problems, options.first_that_serves ? 1 : names.size()));
   if (wants_files(arguments)) {
-    lab::add_roofs(engine.context, outputs.environment(), roof_window_seconds(options));
+    lab::add_roofs(engine.context, outputs.environment(), roof_look(options));
   }
 
   const bool text = !outputs.stdout_taken();

@@ -180,7 +180,7 @@ int run_compare(const Arguments& arguments) {
                                               contestants.absent.size()));
   const bool text = !outputs.stdout_taken();
   if (text) print_machine(engine, outputs.environment(), python);
-  lab::add_roofs(engine.context, outputs.environment(), roof_window_seconds(options));
+  lab::add_roofs(engine.context, outputs.environment(), roof_look(options));
 
   const lab::report::TableOptions table{
       // What a person asks first, unless they named another.

@@ -219,7 +219,7 @@ int run_info(const Arguments& arguments) {
   if (arguments.has("--roof")) {
     ProgressLine progress;
     progress.show(0, 1, "measuring the roofs");
-    lab::add_roofs(context, environment, /*window_seconds=*/0.1);
+    lab::add_roofs(context, environment, {.window_seconds = 0.1});
   }
   const std::optional<std::string> json = arguments.value("--json");
   if (!json || *json != "-") print_text(context, environment);

@@ -18,7 +18,6 @@
 #include "cli/values.h"
 #include "lab/machine/environment.h"
 #include "lab/machine/gpu_memory.h"
-#include "lab/measure/cpu_roof.h"
 #include "lab/measure/gpu_clock.h"
 
 namespace flashlab::cli {
@@ -46,8 +45,8 @@ lab::ProblemRunOptions run_options(const Arguments& arguments, const ProblemSet&
   return out;
 }
 
-double roof_window_seconds(const lab::ProblemRunOptions& options) {
-  return lab::is_quick_look(options.measure) ? lab::kQuickWindowSeconds : 0.03;
+lab::RoofLook roof_look(const lab::ProblemRunOptions& options) {
+  return lab::is_quick_look(options.measure) ? lab::kQuickLook : lab::RoofLook{};
 }
 
 void check_plans(const Arguments& arguments, const Context& context, const ProblemSet& problems,

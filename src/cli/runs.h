@@ -10,6 +10,7 @@
 #include "cli/flags.h"
 #include "cli/outputs.h"
 #include "cli/problems.h"
+#include "lab/measure/cpu_roof.h"
 #include "lab/report/table.h"
 #include "lab/subjects/attention/problem_run.h"
 
@@ -33,8 +34,8 @@ struct Budget {
 lab::ProblemRunOptions run_options(const Arguments& arguments, const ProblemSet& problems,
                                    Budget budget);
 
-/// A window of the machine's roofs, short where few repeats are asked for.
-double roof_window_seconds(const lab::ProblemRunOptions& options);
+/// How long the machine's roofs are looked at: shortly where few repeats are asked for.
+lab::RoofLook roof_look(const lab::ProblemRunOptions& options);
 
 /// Refuses what can be told without running: invalid problems, tiles that do not fit. Throws
 /// Failure.

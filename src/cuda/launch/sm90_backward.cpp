@@ -86,7 +86,7 @@ struct Blocks {
   std::int64_t query_tiles, query_blocks, key_tiles, key_blocks;
 };
 
-// What the sm80 kernels of steps 1 and 3 ask of a Config: kTileQ to kDeterministic, kCopyGradO.
+// What the sm80 kernels of steps 1 and 3 ask of a Config: kTileQ to kTickets, kCopyGradO.
 ConfigPrinter print(const Problem& problem, const Geometry& g, const Sm90BackwardTiling& t) {
   const int head_dim = static_cast<int>(g.head_dim);
   ConfigPrinter config;

@@ -23,9 +23,9 @@ Sm90BackwardTiling choose_sm90_backward_tiling(int head_dim);
 int sm90_backward_shared_bytes(const Sm90BackwardTiling& tiling, int head_dim);
 
 /// Three kernels, of which the first and the last are sm80's: delta and LSE in base 2 and zeros;
-/// the five products; dQ to its type. Workspace: dQ in fp32, two fp32 numbers per row of q, a
-/// counter. Errors: kUnsupported (head dims other than 64 and 128; a fixed order of additions;
-/// masks, softcap, ALiBi, dropout; d_o of another type; rows that the copy engine cannot describe),
+/// the five products; dQ to its type. Workspace: dQ in fp32, two fp32 numbers per row of q; a
+/// counter where blocks stay. Errors: kUnsupported (head dims other than 64 and 128; a fixed order
+/// of additions; masks, softcap; d_o of another type; rows that the copy engine cannot describe),
 /// which 'sm80' serves.
 Result<std::shared_ptr<internal::PlanState>> plan_sm90_backward(
     const internal::ContextState& context, const Problem& problem,

@@ -24,24 +24,15 @@ double seconds_since(Clock::time_point start) {
 
 // A chunk of the roof's loop long enough that reading the clock costs nothing beside it.
 constexpr std::int64_t kChunkIterations = 200'000;
-constexpr int kWindows = 7, kQuickWindows = 3;
-// Two of them lie well beyond the last-level cache that a core can reach (32 to 96 MiB on Zen).
-constexpr std::size_t kCopyBytes = std::size_t{256} << 20;
-constexpr std::size_t kQuickCopyBytes = std::size_t{128} << 20;
 
 // One value per thread, a cache line apart.
 struct alignas(64) PerThread {
   double flops_per_s = 0;
 };
 
-bool is_quick(double window_seconds) {
-  return window_seconds <= kQuickWindowSeconds;
-}
-
-double median_of_windows(const RoofWindow& window, double seconds) {
+double median_of_windows(const RoofWindow& window, const RoofLook& look) {
   std::vector<double> rates;
-  for (int i = 0; i < (is_quick(seconds) ? kQuickWindows : kWindows); ++i)
-    rates.push_back(window(seconds));
+  for (int i = 0; i < look.windows; ++i) rates.push_back(window(look.window_seconds));
   return median_of(rates).value_or(0);
 }
 
@@ -69,8 +60,8 @@ RoofWindow cpu_roof_window(const Context& context, DType dtype) {
   };
 }
 
-std::optional<double> measure_copy_gb_per_s(const Context& context, bool quick) {
-  const std::size_t bytes = quick ? kQuickCopyBytes : kCopyBytes;
+std::optional<double> measure_copy_gb_per_s(const Context& context, const RoofLook& look) {
+  const std::size_t bytes = look.copy_bytes;
   const std::unique_ptr<char[]> from(new (std::nothrow) char[bytes]);
   const std::unique_ptr<char[]> to(new (std::nothrow) char[bytes]);
   if (!from || !to) return std::nullopt;
@@ -87,7 +78,7 @@ std::optional<double> measure_copy_gb_per_s(const Context& context, bool quick) 
     });
   };
   std::vector<double> rates;
-  for (int i = 0; i < (quick ? kQuickWindows : kWindows); ++i) {
+  for (int i = 0; i < look.windows; ++i) {
     const Clock::time_point start = Clock::now();
     copy();
     rates.push_back(2.0 * static_cast<double>(bytes) / seconds_since(start) * 1e-9);
@@ -95,21 +86,21 @@ std::optional<double> measure_copy_gb_per_s(const Context& context, bool quick) 
   return median_of(rates);
 }
 
-void add_roofs(const Context& context, Environment& environment, double window_seconds) {
+void add_roofs(const Context& context, Environment& environment, const RoofLook& look) {
   if (context.device().kind == DeviceKind::kCuda) {
     // What a GPU does not tell stays empty, like a processor's.
     if (auto memory = device_memory(context); memory.ok()) {
-      (void)add_gpu_roofs(*memory, environment, window_seconds);
+      (void)add_gpu_roofs(*memory, environment, look.window_seconds);
     }
     return;
   }
   if (const RoofWindow window = cpu_roof_window(context, DType::kFp32)) {
-    environment.roof_fp32_gflops = median_of_windows(window, window_seconds) * 1e-9;
+    environment.roof_fp32_gflops = median_of_windows(window, look) * 1e-9;
   }
   if (const RoofWindow window = cpu_roof_window(context, DType::kBf16)) {
-    environment.roof_bf16_gflops = median_of_windows(window, window_seconds) * 1e-9;
+    environment.roof_bf16_gflops = median_of_windows(window, look) * 1e-9;
   }
-  environment.copy_gb_per_s = measure_copy_gb_per_s(context, is_quick(window_seconds));
+  environment.copy_gb_per_s = measure_copy_gb_per_s(context, look);
 }
 
 }  // namespace flashlab::lab

@@ -2,6 +2,9 @@
 
 // What the processor can do at most: multiply-adds in registers on all threads, and copying.
 
+#include <cstddef>
+#include <optional>
+
 #include "flashlab/context.h"
 #include "flashlab/tensor.h"
 #include "lab/measure/measure.h"
@@ -14,15 +17,22 @@ namespace flashlab::lab {
 /// it.
 RoofWindow cpu_roof_window(const Context& context, DType dtype);
 
-/// Bytes read and written per second by copies between buffers larger than all caches; empty when
-/// the memory for them could not be had. Quick: fewer copies of half the size.
-std::optional<double> measure_copy_gb_per_s(const Context& context, bool quick);
+/// How long roofs are looked at. A GPU has its own number of windows.
+struct RoofLook {
+  double window_seconds = 0.03;
+  int windows = 7;
+  /// Two of them lie well beyond the last-level cache that a core can reach (32 to 96 MiB on Zen).
+  std::size_t copy_bytes = std::size_t{256} << 20;
+};
+/// Of a processor 6 windows and 0.1 s of copies instead of 14 and 0.5 s.
+constexpr RoofLook kQuickLook = {
+    .window_seconds = 0.01, .windows = 3, .copy_bytes = std::size_t{128} << 20};
 
-/// A window of add_roofs for whoever wants a quick look.
-constexpr double kQuickWindowSeconds = 0.01;
+/// Bytes read and written per second by copies between buffers larger than all caches; empty when
+/// the memory for them could not be had.
+std::optional<double> measure_copy_gb_per_s(const Context& context, const RoofLook& look = {});
 
 /// Fills the environment's roofs, of the context's device: the median of several windows each.
-/// Cost: 14 windows and about 0.5 s; of a processor and quick windows, 6 and 0.1 s.
-void add_roofs(const Context& context, Environment& environment, double window_seconds = 0.03);
+void add_roofs(const Context& context, Environment& environment, const RoofLook& look = {});
 
 }  // namespace flashlab::lab

@@ -143,8 +143,8 @@ class CublasLt {
                                                  const PreparedProduct& described) const;
   Status offer(const runtime::Product& product, const PreparedProduct& described,
                std::size_t most_workspace_bytes, std::vector<CublasLtChoice>& out) const;
-  Status offer_of_fewer_rows(const runtime::Product& product, const PreparedProduct& described,
-                             std::vector<CublasLtChoice>& out) const;
+  void offer_of_fewer_rows(const runtime::Product& product, const PreparedProduct& described,
+                           std::vector<CublasLtChoice>& out) const;
   CublasLtChoice fastest(const runtime::Product& product, const std::string& key,
                          PreparedProduct described,
                          const std::vector<CublasLtChoice>& candidates) const;

@@ -95,7 +95,7 @@ extern "C" __global__ void __launch_bounds__(256)
   for (int i = thread; i < Sizes::kTileFloats / 4; i += kThreads) {
     accumulator[i] = make_float4(0, 0, 0, 0);
   }
-  if constexpr (Config::kDeterministic || Config::kTickets) {
+  if constexpr (Config::kTickets) {
     auto* turns = static_cast<unsigned*>(args.regions[kRegionTurns]);
     if (Config::kDeterministic && thread == 0) turns[1 + blockIdx.x] = 0;
     if (thread == 0 && blockIdx.x == 0) turns[0] = 0;

@@ -174,6 +174,7 @@ struct Sm90KeyWarpgroup {
       }
     }
   }
+
   /// Finds out which pairs of a tile of queries dropout drops.
   __device__ void draw(const DropoutWords& words, const DropoutArguments& dropout, int query0,
                        int key0) {

@@ -9,7 +9,7 @@
   parity   `flashlab check step` against records that bench/peers/train_parity.py makes here
   memory   2.7B at context 2048, batch 4, bf16, with checkpointing in groups of --groups layers:
            bytes that are predicted, and by which the device's free memory shrinks
-  head     the chunked LM head with its loss, 8192 x 4096 x 151936: TFLOP/s, bytes of the logits
+  head     the chunked LM head with its loss, 8192 x 4096 x 151936: TFLOP/s, beside torch.compile
   idle     the gaps between kernels in the steps that CUPTI recorded, as a share of these, and what
            the time of a step that nobody records, launched behind another one, is above that of the
            kernels; small, gpt2 and large, if in CASES
@@ -187,8 +187,8 @@ def memory(run):
     run.found["memory"] = out
 
 
-def head(run):
-    rows, width, vocabulary = 8192, 4096, 151936
+def own_head(run, rows, width, vocabulary):
+    """Milliseconds of the head's operations in a backward pass of one layer, or None."""
     got = run.flashlab(
         "head", ["profile", "step", "--device", "cuda", "--precision", "bf16", "--mode", "backward",
                  "--layers", "1", "--width", str(width), "--hidden", "256", "--heads", "32",
@@ -196,16 +196,42 @@ def head(run):
                  "3", "--quick", "--by", "operation", "--output",
                  os.path.join(run.arguments.folder, "head")])
     if got is None:
-        return
+        return None
     names = ("logits", "cross-entropy", "d head", "d head weight")
-    parts = {name: sum(row["total_ms"] for row in got["by"]["operation"]
-                       if row["key"] == f"model / head / {name}") for name in names}
-    ms = sum(parts.values())
+    return {name: sum(row["total_ms"] for row in got["by"]["operation"]
+                      if row["key"] == f"model / head / {name}") for name in names}
+
+
+def torch_head(run, *shape):
+    code, text, _ = processes.run([run.arguments.python,
+                                   os.path.join(HERE, "peers", "torch_head.py"),
+                                   *map(str, shape)], run.left())
+    if code != 0:
+        run.say(f"head: PyTorch ended with {code}: {text.strip()[-300:]}")
+        return None
+    return json.loads(text.strip().splitlines()[-1])
+
+
+def head(run):
+    """Ours before and after PyTorch's: the power limit and the card's warmth move both."""
+    rows, width, vocabulary = 8192, 4096, 151936
+    ours, peers = [], []
+    for side in (ours, peers, ours, peers, ours):
+        got = (own_head if side is ours else torch_head)(run, rows, width, vocabulary)
+        if got is not None:
+            side.append(got)
+    if not ours:
+        return
+    parts = {name: statistics.median(one[name] for one in ours) for name in ours[0]}
+    each = [sum(one.values()) for one in ours]
+    ms = statistics.median(each)
     tflops = 3 * 2 * rows * width * vocabulary / ms / 1e9
     run.found["head"] = {"rows": rows, "width": width, "vocabulary": vocabulary, "ms": ms,
-                         "tflops": tflops, "parts_ms": parts}
+                         "each_ms": each, "tflops": tflops, "parts_ms": parts,
+                         "torch_compile": peers}
     run.say(f"head: {ms:.2f} ms, {tflops:.0f} TFLOP/s; " +
-            ", ".join(f"{name} {part:.2f}" for name, part in parts.items()))
+            ", ".join(f"{name} {part:.2f}" for name, part in parts.items()) +
+            "".join(f"; torch.compile {one['tflops']:.0f}" for one in peers))
 
 
 def idle(run):

@@ -7,7 +7,7 @@ kernels and its phases (by their NVTX ranges) under ncu, and the first call of a
 with `--ncu`; the large cases come last. Prints what is asked of them:
 
   explained  kernels and gaps by CUPTI's clock over the step's time between events: within 2%
-  recording  what recording adds to a step: below 5%
+  recording  what recording adds to the GPU's time of a step launched behind another: below 5%
   ncu        CUPTI's time of the five longest kernels over ncu's, weighted by their calls in a
              step: within 5%; of each of them, too. ncu's time of a kernel has the same share of its
              launch in it whatever the kernel does ("Nsight Compute measures do contain some of the

@@ -92,6 +92,18 @@ TEST(Ledger, TableFitsEightyColumns) {
   }
 }
 
+TEST(Overhead, IsOfTheGpusTimeOfAStepWhereThereIsOne) {
+  Recording r;
+  r.spans = {{"warm-up 1", true, 0, 50, 50}, {"step 1", false, 50, 5.6, 4.8}};
+  EXPECT_FALSE(r.overhead().has_value()) << "nothing to compare with";
+  r.plain_step_ms = 5.0;
+  EXPECT_NEAR(*r.overhead(), 0.12, 1e-9) << "wall clocks";
+  r.device_step_ms = 4.7;
+  EXPECT_NEAR(*r.overhead(), 4.8 / 4.7 - 1, 1e-9);
+  r.spans[1].device_ms.reset();
+  EXPECT_NEAR(*r.overhead(), 0.12, 1e-9) << "recorded by pairs of events";
+}
+
 TEST(Account, KernelsAndGapsAreTheWholeSpan) {
   Recording r = recording_of({{"a", "a", "product", "forward", 2},
                               {"b", "b", "product", "forward", 3},

@@ -27,7 +27,15 @@ double Recording::busy_ms() const {
 }
 
 std::optional<double> Recording::overhead() const {
-  if (!plain_step_ms || *plain_step_ms <= 0 || steps() == 0) return std::nullopt;
+  if (steps() == 0) return std::nullopt;
+  std::vector<double> of_device;
+  for (const StepSpan& span : spans) {
+    if (!span.warmup && span.device_ms) of_device.push_back(*span.device_ms);
+  }
+  if (const auto recorded = lab::median_of(of_device); recorded && device_step_ms.value_or(0) > 0) {
+    return *recorded / *device_step_ms - 1;
+  }
+  if (plain_step_ms.value_or(0) <= 0) return std::nullopt;
   return step_ms() / *plain_step_ms - 1;
 }
 

@@ -95,7 +95,9 @@ struct Recording {
   double busy_ms() const;
   /// The time that operations could fill: a step's, of a GPU that of the GPU.
   double whole_ms() const { return device_step_ms.value_or(step_ms()); }
-  /// What recording costs: step_ms over plain_step_ms, less 1. Empty: nothing to compare with.
+  /// What recording costs: a recorded step's time over another's, less 1. Of a GPU its own times of
+  /// steps launched behind others, as training launches them: a step alone begins later while CUPTI
+  /// listens to its launch (step_ms, plain_step_ms). Empty: nothing to compare with.
   std::optional<double> overhead() const;
   /// Empty without events.
   std::optional<TimeAccount> account() const;

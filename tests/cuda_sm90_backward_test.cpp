@@ -35,7 +35,8 @@ bool serves(const Problem& problem) {
 TEST(Sm90Backward, FitsSharedMemory) {
   for (const int dim : {64, 128}) {
     const Sm90BackwardTiling tiling = choose_sm90_backward_tiling(dim);
-    EXPECT_LE(sm90_backward_shared_bytes(tiling, dim), kSharedLimit);
+    EXPECT_LE(sm90_backward_shared_bytes(tiling), kSharedLimit);
+    EXPECT_EQ(tiling.tile_dim, dim);
     EXPECT_EQ(tiling.tile_q * dim, 128 * 64) << "dQ is shared out in parts of 64 x 64";
   }
 }
@@ -90,6 +91,18 @@ TEST(Sm90Backward, IsChosenUnlessTheCallNeedsWhatItLacks) {
   EXPECT_THAT(reasons, ::testing::HasSubstr("deterministic"));
 }
 
+// Head dims between: the tile of the next larger one, and dQ's rows of as many features.
+TEST(Sm90Backward, FillsHeadDimsUp) {
+  const auto floats_of_dq = [](std::int64_t dim) {
+    const auto made = testing::plan_on(plan_sm90_backward, "sm_90a", usual(dim, named()));
+    return made == nullptr ? 0u : made->regions[2].bytes / 4;
+  };
+  EXPECT_EQ(floats_of_dq(8), 2u * 4 * 384 * 64);
+  EXPECT_EQ(floats_of_dq(40), 2u * 4 * 384 * 64);
+  EXPECT_EQ(floats_of_dq(80), 2u * 4 * 320 * 128);
+  EXPECT_EQ(floats_of_dq(128), 2u * 4 * 320 * 128);
+}
+
 // What a training step calls it with: q, k and v are columns of one matrix, dq, dk and dv too.
 TEST(Sm90Backward, ServesColumnsOfOneMatrix) {
   Problem problem = usual(64);
@@ -105,8 +118,9 @@ TEST(Sm90Backward, ServesColumnsOfOneMatrix) {
 
 TEST(Sm90Backward, LeavesTheRestToSm80) {
   EXPECT_TRUE(serves(usual(64, named())));
-  EXPECT_FALSE(serves(usual(96, named())));
-  EXPECT_FALSE(serves(usual(256, named())));
+  EXPECT_TRUE(serves(usual(96, named())));
+  EXPECT_FALSE(serves(usual(100, named()))) << "rows of 200 bytes";
+  EXPECT_FALSE(serves(usual(136, named())));
   Options options = named();
   options.causal = Causal::kBottomRight;
   EXPECT_TRUE(serves(usual(64, options)));

@@ -177,6 +177,7 @@ ConfigPrinter print(const Problem& problem, const Geometry& g, const BackwardCho
       .integer("kTileK", t.tile_k)
       .integer("kWarpsQ", t.warps_q)
       .integer("kWarpsK", t.warps_k)
+      .integer("kDimUnit", 32)
       .integer("kStages", t.stages)
       .boolean("kOneBarrier", t.one_barrier)
       .integer("kMinBlocks", t.min_blocks)

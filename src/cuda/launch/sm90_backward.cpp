@@ -22,6 +22,7 @@ using device::Sm90BackwardArguments;
 using internal::Geometry;
 
 constexpr std::int64_t kMaxLength = INT32_MAX - 1024;  // positions are 32-bit in the kernel
+constexpr int kMaxHeadDim = 128;
 constexpr int kSharedAlignment = 1024, kWarpgroupThreads = 128;
 constexpr int kScoreStages = 2;       // kernels/sm90/backward/tiles.h
 constexpr int kPrepareThreads = 256;  // kernels/sm80/backward/prepare.cu
@@ -37,9 +38,10 @@ Status unsupported(const char* what, std::string got, std::string expected) {
 }
 
 Status check_shapes(const Geometry& g) {
-  if (g.head_dim != g.head_dim_v || (g.head_dim != 64 && g.head_dim != 128)) {
+  if (std::max(g.head_dim, g.head_dim_v) > kMaxHeadDim) {
     return unsupported("head_dim of the backward of implementation 'sm90'",
-                       fmt::format("{} and {} (v)", g.head_dim, g.head_dim_v), "64 or 128, both");
+                       fmt::format("{} and {} (v)", g.head_dim, g.head_dim_v),
+                       fmt::format("at most {}", kMaxHeadDim));
   }
   if (std::max(g.seqlen_q, g.seqlen_k) > kMaxLength || std::min(g.seqlen_q, g.seqlen_k) < 1) {
     return unsupported("sequence length of the backward of implementation 'sm90'",
@@ -88,33 +90,33 @@ struct Blocks {
 
 // What the sm80 kernels of steps 1 and 3 ask of a Config: kTileQ to kTickets, kCopyGradO.
 ConfigPrinter print(const Problem& problem, const Geometry& g, const Sm90BackwardTiling& t) {
-  const int head_dim = static_cast<int>(g.head_dim);
   ConfigPrinter config;
   print_call(config, problem, g);
   config.integer("kTileQ", t.tile_q)
       .integer("kTileK", t.tile_k)
+      .integer("kDimUnit", t.tile_dim)
       .integer("kStages", t.stages)
       .integer("kKeyStages", t.key_stages)
       .integer("kWarpsQ", 1)
-      .integer("kWarpsK", head_dim / kFinishColumns)
+      .integer("kWarpsK", t.tile_dim / kFinishColumns)
       .integer("kGradQPasses", 1)
       .boolean("kVectorReduction", true)
       .boolean("kDeterministic", false)
       .boolean("kTickets", t.key_stages > 1)
       .boolean("kCopyGradO", false)
-      .integer("kSharedBytes", sm90_backward_shared_bytes(t, head_dim));
+      .integer("kSharedBytes", sm90_backward_shared_bytes(t));
   return config;
 }
 
 // In the order of BackwardRegion (kernels/sm80/backward/operands.h).
-void add_regions(GpuPlan& plan, std::int64_t rows, bool tickets) {
+void add_regions(GpuPlan& plan, std::int64_t rows, const Sm90BackwardTiling& t) {
   const auto region = [&](const char* name, std::int64_t bytes) {
     return plan.add_gpu_region(name, static_cast<std::size_t>(bytes));
   };
   region("lse in base 2", rows * 4);
   region("delta", rows * 4);
-  region("dq in fp32", rows * plan.geometry.head_dim * 4);
-  if (tickets) region("tickets", 4);
+  region("dq in fp32", rows * t.tile_dim * 4);
+  if (t.key_stages > 1) region("tickets", 4);
 }
 
 runtime::ParameterBlock parameters(const GpuPlan& plan, const Sm90BackwardTiling& t,
@@ -141,7 +143,6 @@ runtime::ParameterBlock parameters(const GpuPlan& plan, const Sm90BackwardTiling
 
 void add_steps(GpuPlan& plan, const ConfigPrinter& config, const Sm90BackwardTiling& t,
                const Blocks& blocks) {
-  const int head_dim = static_cast<int>(plan.geometry.head_dim);
   const auto step = [&](const char* source, const char* entry, std::int64_t grid, int threads,
                         std::string what) {
     GpuStep out;
@@ -161,12 +162,12 @@ void add_steps(GpuPlan& plan, const ConfigPrinter& config, const Sm90BackwardTil
            (t.tile_k / 64 + 1) * kWarpgroupThreads,
            fmt::format("{} · {} blocks work off {} tiles of {} keys", config.summary(),
                        blocks.key_blocks, blocks.key_tiles, t.tile_k));
-  products.shape.shared_bytes = static_cast<unsigned>(sm90_backward_shared_bytes(t, head_dim));
+  products.shape.shared_bytes = static_cast<unsigned>(sm90_backward_shared_bytes(t));
   products.parameters = parameters(plan, t, blocks.query_tiles);
   plan.add_kernel(std::move(products));
   plan.add_kernel(
       step("sm80/backward/finish.cu", "flash_bwd_sm80_finish", blocks.query_blocks,
-           32 * head_dim / kFinishColumns,
+           32 * t.tile_dim / kFinishColumns,
            fmt::format("dQ = scale dQ_fp32 in dq's type · {} blocks", blocks.query_blocks)));
 }
 
@@ -175,14 +176,14 @@ void add_steps(GpuPlan& plan, const ConfigPrinter& config, const Sm90BackwardTil
 // Blocks that stay save 1.6 to 2.3 us from one tile of keys to the next. At head dim 128, where a
 // second tile's K and V take 64 KiB, calls with 512 keys took 0.97 of the time with them and causal
 // ones from 4k on 1.02 to 1.03 (H200, 2026-11-24).
-Sm90BackwardTiling choose_sm90_backward_tiling(int head_dim) {
-  if (head_dim <= 64) return {.tile_q = 128, .key_stages = 3};
-  return {.tile_q = 64};
+Sm90BackwardTiling choose_sm90_backward_tiling(std::int64_t head_dim) {
+  if (head_dim <= 64) return {.tile_q = 128, .tile_dim = 64, .key_stages = 3};
+  return {.tile_q = 64, .tile_dim = 128};
 }
 
-int sm90_backward_shared_bytes(const Sm90BackwardTiling& t, int head_dim) {
-  const int keys = t.key_stages * (2 * t.tile_k * head_dim * 2);
-  const int queries = t.stages * 2 * t.tile_q * (head_dim * 2 + 4);
+int sm90_backward_shared_bytes(const Sm90BackwardTiling& t) {
+  const int keys = t.key_stages * (2 * t.tile_k * t.tile_dim * 2);
+  const int queries = t.stages * 2 * t.tile_q * (t.tile_dim * 2 + 4);
   const int scores = kScoreStages * t.tile_k * t.tile_q * 2;
   const int barriers = 16 * (t.key_stages + t.stages + kScoreStages);
   const int dropout = t.tile_k / 16 * 12;  // three words for each consumer warp
@@ -195,7 +196,7 @@ int sm90_backward_shared_bytes(const Sm90BackwardTiling& t, int head_dim) {
 Result<std::shared_ptr<internal::PlanState>> plan_sm90_backward(
     const internal::ContextState& context, const Problem& problem, const Geometry& g) {
   if (Status s = check(problem, g); !s.ok()) return s;
-  const Sm90BackwardTiling tiling = choose_sm90_backward_tiling(static_cast<int>(g.head_dim));
+  const Sm90BackwardTiling tiling = choose_sm90_backward_tiling(std::max(g.head_dim, g.head_dim_v));
   Blocks blocks{};
   blocks.query_tiles = divide_up(g.seqlen_q, tiling.tile_q);
   blocks.query_blocks = g.batch * g.heads_q * blocks.query_tiles;
@@ -211,7 +212,7 @@ Result<std::shared_ptr<internal::PlanState>> plan_sm90_backward(
                                 fmt::format("at most {}", INT32_MAX), "split the batch"});
   }
   auto plan = std::make_shared<GpuPlan>(*context.gpu(), problem, g);
-  add_regions(*plan, blocks.query_blocks * tiling.tile_q, tiling.key_stages > 1);
+  add_regions(*plan, blocks.query_blocks * tiling.tile_q, tiling);
   add_steps(*plan, print(problem, g, tiling), tiling, blocks);
   plan->reasons.push_back("dQ is added atomically: its last bits vary from run to run");
   return std::shared_ptr<internal::PlanState>(std::move(plan));

@@ -2,6 +2,7 @@
 
 // Backward on Hopper: fp16 and bf16 (kernels/sm90/backward/kernel.cu).
 
+#include <cstdint>
 #include <memory>
 
 #include "api/implementation.h"
@@ -12,20 +13,22 @@ namespace flashlab::cuda {
 struct Sm90BackwardTiling {
   int tile_q = 64;   ///< queries of a step
   int tile_k = 128;  ///< keys of a tile, 64 for each consumer warpgroup
+  int tile_dim;      ///< features of a tile; those beyond the head dims are zeros
   int stages = 2;    ///< tiles of queries under way
   /// 1: a block for each tile of keys. Above: blocks that stay, so many tiles of keys under way.
   int key_stages = 1;
 };
 
-Sm90BackwardTiling choose_sm90_backward_tiling(int head_dim);
+/// head_dim: the larger one.
+Sm90BackwardTiling choose_sm90_backward_tiling(std::int64_t head_dim);
 
 /// Dynamic shared memory of the kernel, which asserts that it agrees.
-int sm90_backward_shared_bytes(const Sm90BackwardTiling& tiling, int head_dim);
+int sm90_backward_shared_bytes(const Sm90BackwardTiling& tiling);
 
 /// Three kernels, of which the first and the last are sm80's: delta and LSE in base 2 and zeros;
 /// the five products; dQ to its type. Workspace: dQ in fp32, two fp32 numbers per row of q; a
-/// counter where blocks stay. Errors: kUnsupported (head dims other than 64 and 128; a fixed order
-/// of additions; masks, softcap; d_o of another type; rows that the copy engine cannot describe),
+/// counter where blocks stay. Errors: kUnsupported (head dims above 128; a fixed order of
+/// additions; masks, softcap; d_o of another type; rows that the copy engine cannot describe),
 /// which 'sm80' serves.
 Result<std::shared_ptr<internal::PlanState>> plan_sm90_backward(
     const internal::ContextState& context, const Problem& problem,

@@ -129,15 +129,16 @@ struct RightFromColumns {
   }
 };
 
-/// Sizes shared by the three kernels, from the Config. Head dims are padded to 32 in shared memory
-/// and in the accumulator, so that every warp's part is whole fragments.
+/// Sizes shared by the three kernels, from the Config. Head dims are padded to a multiple of
+/// Config::kDimUnit, at least 32, in shared memory and in the accumulator, so that every warp's
+/// part is whole fragments.
 template <class Config>
 struct BackwardSizes {
   static constexpr int kTileQ = Config::kTileQ, kTileK = Config::kTileK;
   static constexpr int kWarpsQ = Config::kWarpsQ, kWarpsK = Config::kWarpsK;
   static constexpr int kWarps = kWarpsQ * kWarpsK;
-  static constexpr int kDim = round_up(Config::kHeadDim, 32);
-  static constexpr int kDimV = round_up(Config::kHeadDimV, 32);
+  static constexpr int kDim = round_up(Config::kHeadDim, Config::kDimUnit);
+  static constexpr int kDimV = round_up(Config::kHeadDimV, Config::kDimUnit);
   // dQ [kTileQ, kDim] is cut into 2 x (kWarps / 2) parts.
   static constexpr int kQueryParts = 2, kFeatureParts = kWarps / 2;
   static constexpr int kGradQM = kTileQ / kQueryParts / 16;  ///< fragments of a warp's part

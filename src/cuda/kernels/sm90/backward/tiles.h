@@ -17,11 +17,14 @@ namespace flashlab::device {
 template <class Config>
 struct Sm90BackwardTiles {
   using Sizes = BackwardSizes<Config>;
-  static constexpr int kDim = Config::kHeadDim, kTileQ = Config::kTileQ, kTileK = Config::kTileK;
+  static constexpr int kDim = Config::kDimUnit, kTileQ = Config::kTileQ, kTileK = Config::kTileK;
   static constexpr int kConsumers = kTileK / kWarpgroupRows;  ///< warpgroups with 64 keys each
   static constexpr int kThreads = (kConsumers + 1) * kWarpgroupThreads;
   static constexpr int kSlabs = kDim / kSlabColumns;
-  static constexpr int kDimSteps = kDim / 16, kQuerySteps = kTileQ / 16, kKeySteps = kTileK / 16;
+  /// Of the products over features: those beyond the head dims are zeros.
+  static constexpr int kDimSteps = round_up(Config::kHeadDim, 16) / 16,
+                       kDimStepsV = round_up(Config::kHeadDimV, 16) / 16;
+  static constexpr int kQuerySteps = kTileQ / 16, kKeySteps = kTileK / 16;
   static constexpr int kPairs = kTileQ / 2;  ///< a thread's share of S^T or dP^T
   using TileKey = SlabTile<kTileK, kDim>;
   using TileQuery = SlabTile<kTileQ, kDim>;
@@ -32,7 +35,8 @@ struct Sm90BackwardTiles {
   static constexpr bool kStays = Config::kKeyStages > 1;
   /// With two places a tile of keys with one tile of queries would wait for the one before.
   static_assert(Config::kKeyStages != 2);
-  static_assert(kTileK == 128 && kTileQ * kDim == 128 * 64 && Config::kHeadDimV == kDim);
+  static_assert(kTileK == 128 && kTileQ * kDim == 128 * 64 && Sizes::kDim == kDim &&
+                Sizes::kDimV == kDim);
 
   /// Where the fragment of rows 16 `row` and columns 8 `column` lies in a tile of the accumulator;
   /// linear in `column` from a multiple of 4 on.

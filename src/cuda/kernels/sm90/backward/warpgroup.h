@@ -69,13 +69,14 @@ struct Sm90KeyWarpgroup {
   }
 
   /// d = A B^T of the warpgroup's rows of a tile of keys and a tile of queries, a group of its own.
+  template <int kSteps>
   __device__ void start_pairs(Pairs& d, unsigned keys, unsigned queries) const {
     // Found anew every time: the loop has no registers to keep it.
     const unsigned own = keys + ptx::anew(consumer) * (kWarpgroupRows * kSlabRowBytes);
     const unsigned long long a = slab_descriptor(own);
     const unsigned long long b = slab_descriptor(queries);
 #pragma unroll
-    for (int step = 0; step < Tiles::kDimSteps; ++step) {
+    for (int step = 0; step < kSteps; ++step) {
       multiply_shared<kElement>(d, a + (TileKey::step_offset(step) >> 4),
                                 b + (TileQuery::step_offset(step) >> 4), step > 0);
     }
@@ -100,8 +101,8 @@ struct Sm90KeyWarpgroup {
     pin(s);
     pin(dp);
     ptx::wgmma_fence();
-    start_pairs(s, k, q);
-    start_pairs(dp, v, d_o);
+    start_pairs<Tiles::kDimSteps>(s, k, q);
+    start_pairs<Tiles::kDimStepsV>(dp, v, d_o);
   }
   /// Starts dV += P^T dO and dK += dS^T Q.
   __device__ void start_gradients(unsigned d_o, unsigned q) {
@@ -252,15 +253,17 @@ struct Sm90KeyWarpgroup {
   /// dK and dV of the warpgroup's keys.
   __device__ void store(const BackwardArguments& args, const Work& work) const {
     const int key0 = work.key0 + kWarpgroupRows * consumer + 16 * warp();
-    store_gradient<Config::kGradK, Config::kAlignGradK>(rK, args.dk, args.shape, work, key0,
-                                                        args.shape.scale);
-    store_gradient<Config::kGradV, Config::kAlignGradV>(rV, args.dv, args.shape, work, key0,
-                                                        keep_scale<Config>(args.dropout));
+    using WriterK =
+        GradientWriter<Config::kGradK, Config::kHeadDim, Config::kAlignGradK, Config::kAccumulate>;
+    using WriterV =
+        GradientWriter<Config::kGradV, Config::kHeadDimV, Config::kAlignGradV, Config::kAccumulate>;
+    store_gradient<WriterK, Config::kGradK>(rK, args.dk, args.shape, work, key0, args.shape.scale);
+    store_gradient<WriterV, Config::kGradV>(rV, args.dv, args.shape, work, key0,
+                                            keep_scale<Config>(args.dropout));
   }
-  template <Element kGradient, int kAlign>
+  template <class Writer, Element kGradient>
   __device__ void store_gradient(const Gradient& sum, const Rows& to, const Shape& shape,
                                  const Work& work, int key0, float scale) const {
-    using Writer = GradientWriter<kGradient, Tiles::kDim, kAlign, Config::kAccumulate>;
 #pragma unroll
     for (int slab = 0; slab < Tiles::kSlabs; ++slab) {
       Writer::write(reinterpret_cast<const float(&)[8][4]>(sum[slab]), scale, slab * kSlabColumns,

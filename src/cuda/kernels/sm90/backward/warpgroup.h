@@ -26,7 +26,7 @@ struct Sm90KeyWarpgroup {
   using Visibility = PairVisibility<Config>;
   using Pairs = float[Tiles::kPairs];
   using Operand = unsigned[Tiles::kQuerySteps][4];  ///< left operands, per 16 queries
-  using Gradient = float[Tiles::kSlabs][32];        ///< [slab]: 64 features each
+  using Gradient = float[Tiles::kSlabs][32];        ///< [slab]: 64 features each, the last fewer
   static constexpr Element kElement = Config::kElement;
 
   int consumer;
@@ -47,6 +47,15 @@ struct Sm90KeyWarpgroup {
     return kWarpgroupRows * consumer + 16 * warp() + static_cast<int>(thread % 32 / 4);
   }
 
+  /// Calls `work` with each slab and what a thread holds of a head's kHeadDim features there.
+  template <int kHeadDim, class Work>
+  __device__ static void for_slabs(Gradient& sum, const Work& work) {
+    constexpr int kColumns = round_up(kHeadDim, 16), kLast = (kColumns - 1) / kSlabColumns;
+#pragma unroll
+    for (int slab = 0; slab < kLast; ++slab) work(slab, sum[slab]);
+    constexpr int kCount = (kColumns - kLast * kSlabColumns) / 2;
+    work(kLast, reinterpret_cast<float(&)[kCount]>(sum[kLast]));
+  }
   __device__ static void clear(Gradient& sum) {
 #pragma unroll
     for (auto& slab : sum) {
@@ -58,14 +67,14 @@ struct Sm90KeyWarpgroup {
     clear(rK);
     clear(rV);
   }
+  __device__ void pin_gradients() {
+    for_slabs<Config::kHeadDim>(rK, [](int, auto& slab) { pin(slab); });
+    for_slabs<Config::kHeadDimV>(rV, [](int, auto& slab) { pin(slab); });
+  }
   template <class Value, int kRows, int kColumns>
   __device__ static void pin_all(Value (&values)[kRows][kColumns]) {
 #pragma unroll
     for (auto& row : values) pin(row);
-  }
-  __device__ void pin_gradients() {
-    pin_all(rK);
-    pin_all(rV);
   }
 
   /// d = A B^T of the warpgroup's rows of a tile of keys and a tile of queries, a group of its own.
@@ -83,15 +92,15 @@ struct Sm90KeyWarpgroup {
     ptx::wgmma_commit();
   }
   /// sum += A B over the queries of a tile.
+  template <int kHeadDim>
   __device__ void add_queries(Gradient& sum, const Operand& a, unsigned queries) const {
     const unsigned long long b = slab_descriptor(queries);
 #pragma unroll
     for (int step = 0; step < Tiles::kQuerySteps; ++step) {
-#pragma unroll
-      for (int slab = 0; slab < Tiles::kSlabs; ++slab) {
-        multiply_registers<kElement>(sum[slab], a[step],
+      for_slabs<kHeadDim>(sum, [&](int slab, auto& part) {
+        multiply_registers<kElement>(part, a[step],
                                      b + (TileQuery::step_offset_rows(step, slab) >> 4));
-      }
+      });
     }
   }
 
@@ -110,8 +119,8 @@ struct Sm90KeyWarpgroup {
     pin_all(rP);
     pin_all(rS);
     ptx::wgmma_fence();
-    add_queries(rV, rP, d_o);
-    add_queries(rK, rS, q);
+    add_queries<Config::kHeadDimV>(rV, rP, d_o);
+    add_queries<Config::kHeadDim>(rK, rS, q);
     ptx::wgmma_commit();
   }
   /// Starts the warpgroup's 64 x 64 of dQ = dS K.
@@ -242,9 +251,12 @@ struct Sm90KeyWarpgroup {
   __device__ void reduce(const float (&sum)[32], float* accumulator) const {
     const int row = Tiles::kSplitQueries ? 4 * consumer + warp() : warp();
     const int column = Tiles::kSplitQueries ? 0 : 8 * consumer;
+    constexpr int kBlocks = divide_up(Config::kHeadDim, 8);
+    constexpr bool kWhole = 8 * kBlocks == Tiles::kDim;
     float* const own = accumulator + Tiles::fragment(row, column) * kFragmentFloats + 4 * lane();
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
+      if (!kWhole && column + j >= kBlocks) break;  // zeros are there already
       ptx::add_global_4(own + Tiles::fragment(0, j) * kFragmentFloats, sum[4 * j], sum[4 * j + 1],
                         sum[4 * j + 2], sum[4 * j + 3]);
     }

@@ -46,6 +46,13 @@ TEST(Sm90ForwardTiling, FitsEveryHeadDim) {
   }
 }
 
+TEST(Sm90ForwardTiling, TwoConsumersOfWideHeadsTakeTurnsWithoutBounds) {
+  Sm90ForwardNeeds needs{.head_dim = 256, .head_dim_v = 256, .seqlen_k = 4096, .seqlen_q = 4096};
+  EXPECT_TRUE(choose_sm90_forward_tiling(needs, kSharedLimit).turns);
+  needs.bounded = true;
+  EXPECT_FALSE(choose_sm90_forward_tiling(needs, kSharedLimit).turns);
+}
+
 // At head dim 64 causal calls before few keys take short steps, unless they share keys.
 TEST(Sm90ForwardTiling, CallsThatShareKeysHaveOneTiling) {
   Sm90ForwardNeeds needs{.head_dim = 64, .head_dim_v = 64, .bounded = true};

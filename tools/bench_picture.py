@@ -49,15 +49,8 @@ def curves(documents, **wanted):
     return out
 
 
-def with_rest(file):
-    """A record, and of an earlier one the shapes that it lacks."""
-    document = load(f"gpu/h200-{file}")
-    rest = load(f"gpu/h200-{file.replace('papers', 'papers-rest')}")
-    return document | {"results": document["results"] + rest["results"]}
-
-
 def panels():
-    gpu = [(name, with_rest(file)) for name, file in GPU_PEERS]
+    gpu = [(name, load(f"gpu/h200-{file}")) for name, file in GPU_PEERS]
     name = gpu[0][1]["environment"]["gpu"].replace("NVIDIA ", "")
     made = []
     for which, mask in (("forward", "none"), ("forward", "causal-top-left"),

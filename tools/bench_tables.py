@@ -132,8 +132,6 @@ def gpu_front():
     documents = {name: load(f"{GPU}-{name}.json")
                  for name in ("papers-torch.flash", "papers-torch.cudnn", "fp32-torch.efficient",
                               "fp32-torch.math")}
-    rest = {name: load(f"{GPU}-{name.replace('papers', 'papers-rest')}.json")
-            for name in documents if name.startswith("papers")}
     lines = ["| | TFLOP/s | FlashAttention-2 | cuDNN | memory-efficient | math |",
              "|---|---:|---:|---:|---:|---:|"]
     for label, dtype, which, dims in (("bf16 forward", "bf16", "forward", (64, 128, 256)),
@@ -144,7 +142,7 @@ def gpu_front():
                                       ("fp32 backward", "fp32", "backward", None)):
         cells, rates = [], []
         for name, document in documents.items():
-            rows = [r for r in document["results"] + rest.get(name, {"results": []})["results"]
+            rows = [r for r in document["results"]
                     if r["dtype"] == dtype and r["pass"] == which
                     and (dims is None or r["head_dim"] in dims)]
             rates += [round(tflops(r)) for r in rows]
@@ -166,10 +164,7 @@ def gpu_front():
               f"{documents['papers-torch.flash']['peer'].split(' torch.')[0]}, {e['gpu']}, driver "
               f"{e['driver']}, {e['gpu_clock_mhz']:.0f} MHz, {e['date_utc'][:10]}, {commits}: "
               f"`{command}`, and `--grid fp32`. "
-              "Head dim 256 and causal shapes of head dim 128 from 4k on are an earlier run's "
-              f"({rest['papers-torch.flash']['environment']['commit'][:12]}), the latter forward "
-              "alone. bf16 is `sm90`'s but for backward of head dim 256, which with fp32 is "
-              "`sm80`'s."]
+              "bf16 is `sm90`'s but for backward of head dim 256, which with fp32 is `sm80`'s."]
     return "\n".join(lines)
 
 

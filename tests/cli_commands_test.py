@@ -278,7 +278,8 @@ class Interrupts(Folder):
         process = subprocess.Popen(
             [program(), "compare", "--batch", "1", "--heads", "1", "--head-dim", "16", "--dtype",
              "fp32", "--pass", "forward", "--seqlen", ",".join(str(n) for n in range(16, 400)),
-             "--output", folder], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+             "--repeats", "3", "--output", folder],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         line = ""
         while "fastest" not in line:  # the first problem's block is complete
             line = process.stdout.readline()

@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <string_view>
 
+#include "runtime/kernel_store/compile.h"
 #include "runtime/kernel_store/nvrtc.h"
 
 namespace flashlab::testing {
@@ -22,6 +23,14 @@ inline bool needs_hopper(std::string_view source) {
     if (source.starts_with(start)) return true;
   }
   return false;
+}
+
+/// The same kernel compiled with little optimisation, where nobody looks at how good its code is:
+/// Hopper's backward to PTX 2.3 s, so 0.1 (NVRTC 13.0). Older compilers may not know the option.
+inline cuda::KernelSpec quick(cuda::KernelSpec spec) {
+  const auto nvrtc = cuda::Nvrtc::get();
+  if (nvrtc.ok() && (*nvrtc)->major() >= 13) spec.options.emplace_back("-Ofc=max");
+  return spec;
 }
 
 }  // namespace flashlab::testing

@@ -243,7 +243,7 @@ class Compiler {
 
   static std::string compiled(const cuda::KernelSpec& spec) {
     const auto image =
-        cuda::compile_image(spec, needs_hopper(spec.source) ? "compute_90a" : "compute_80");
+        cuda::compile_image(quick(spec), needs_hopper(spec.source) ? "compute_90a" : "compute_80");
     EXPECT_TRUE(image.ok()) << spec.entry << ": " << image.status().message();
     return image.ok() ? code_of(image->kernel.image) : "";
   }

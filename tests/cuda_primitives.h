@@ -217,7 +217,7 @@ inline void expect_all_compile(const Primitives& list, const std::string& archit
   for (const Primitive& one : list) {
     EXPECT_TRUE(names.insert(one.name).second) << one.name << " is listed twice";
     if (sm < one.minimum) continue;
-    const auto image = cuda::compile_image(one.spec(), architecture);
+    const auto image = cuda::compile_image(quick(one.spec()), architecture);
     EXPECT_TRUE(image.ok()) << one.name << " for " << architecture << ": "
                             << image.status().message() << "\n"
                             << one.text;

@@ -85,6 +85,8 @@ def made_small(words):
             at += 1
     timed = out[0] in TIMED and out[1:2] not in (["step"], ["accumulate"], ["precision"])
     sized = "weighted-sum" in out or flag_value(out, "--seqlen") or flag_value(out, "--input")
+    if timed and "weighted-sum" in out and flag_value(out, "--rows") is None:
+        out += ["--rows", "16"]
     if timed and not sized:
         out += ["--seqlen", "64"]
     if timed and "weighted-sum" not in out and flag_value(out, "--batch") is None:
@@ -93,10 +95,12 @@ def made_small(words):
         out += ["--repeats", "2"]
     if out[0] == "check":
         out += ["--quick"] if "--quick" not in out else []
-        out += ["--dtype", "fp64"] if flag_value(out, "--dtype") is None else []
+        out += ["--dtype", "bf16"] if flag_value(out, "--dtype") is None else []
     precisions = out[:2] == ["bench", "precision"]
     if (out[0] == "train" or precisions) and flag_value(out, "--steps") is None:
         out += ["--steps", "2"]
+    if out[0] == "train" and flag_value(out, "--evaluate-every") is None:
+        out += ["--evaluate-every", "0"]
     if precisions:
         out += ["--context", "32", "--layers", "1", "--batch", "1",
                 "--text", os.path.join(ROOT, "README.md")]

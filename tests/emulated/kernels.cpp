@@ -60,6 +60,7 @@ std::vector<std::byte> parameters_of(const runtime::Program& program,
 }  // namespace
 
 Kernels::Kernels(const std::vector<Edit>& edits) {
+  begin_draws();
   std::string name = (fs::temp_directory_path() / "flashlab-emulated-XXXXXX").string();
   folder_ = mkdtemp(name.data());
   const char* elsewhere = std::getenv("FLASHLAB_KERNEL_SOURCES");

@@ -20,6 +20,9 @@ struct Launch {
   unsigned shared_bytes;
 };
 
+/// What is drawn from now on does not depend on what ran before.
+void begin_draws();
+
 /// What went wrong, empty if nothing did.
 std::string launch(const Launch& what);
 

@@ -211,6 +211,10 @@ void fail(const char* message) {
   stop(message);
 }
 
+void begin_draws() {
+  block.random = 1;
+}
+
 unsigned draw(unsigned end) {
   block.random = block.random * 1664525u + 1013904223u;
   return (block.random >> 8) % end;

@@ -293,10 +293,11 @@ void add_named(std::vector<Case>& list, DType t) {
   // Head dims at vector edges that the covering leaves out, and large ones.
   for (std::int64_t d :
        {2, 4, 5, 7, 15, 24, 32, 33, 48, 63, 65, 72, 127, 129, 192, 257, 320, 512}) {
-    const std::string name = fmt::format("head-dim-{}", d);
-    with(sized(name.c_str(), t, 1, {2, 2}, 51, 70, {d, d}, d % 3 == 0 ? bottom : Causal::kNone),
+    with(sized(fmt::format("head-dim-{}", d).c_str(), t, 1, {2, 2}, 51, 70, {d, d},
+               d % 3 == 0 ? bottom : Causal::kNone),
          [&](Case& c) { c.seed = static_cast<std::uint64_t>(d); });
   }
+  add(sized("head-dims-72-and-112", t, 1, {2, 1}, 90, 150, {72, 112}, bottom));
   with(sized("padded-gqa-accumulate", t, 2, {6, 2}, 101, 64, {64, 40}, top), [](Case& c) {
     c.layout = Layout::kPaddedRows;
     c.gradient_mode = GradientMode::kAccumulate;

@@ -202,7 +202,7 @@ def write(arguments, environment, rows):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--flashlab", default="build/flashlab")
-    parser.add_argument("--implementation", default="sm80", help="empty: what a call gets")
+    parser.add_argument("--implementation", default="", help="default: the production one")
     parser.add_argument("--features", default=",".join(FEATURES))
     parser.add_argument("--head-dims", default="64,128")
     parser.add_argument("--rounds", type=int, default=3)

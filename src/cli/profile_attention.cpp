@@ -73,7 +73,7 @@ int run_profile_attention(const Arguments& arguments) {
   const std::filesystem::path folder = profile_folder(arguments);
   profile::Profile p;
   p.environment = run_environment(engine, options);
-  lab::add_roofs(engine.context, p.environment, quick ? lab::kQuickLook : lab::RoofLook{});
+  lab::add_roofs(engine.context, p.environment, lab::roof_look(quick));
   lab::MonitorThread monitor(engine.context.device(), kMonitorSeconds);
   const bool gpu = engine.context.device().kind == DeviceKind::kCuda;
   std::optional<profile::AttentionInstrument> instrument;

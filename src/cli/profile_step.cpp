@@ -274,7 +274,7 @@ int run_profile_step(const Arguments& arguments) {
   asked.cpu_isa = context.cpu_isa();
   asked.device = context.device();
   lab::Environment environment = lab::collect_environment(asked);
-  lab::add_roofs(context, environment, quick ? lab::kQuickLook : lab::RoofLook{});
+  lab::add_roofs(context, environment, lab::roof_look(quick));
   const bool to_stdout = arguments.value("--json") == "-";
   bool complete = true;
   for (const std::int64_t tokens : request.contexts) {

@@ -46,7 +46,7 @@ lab::ProblemRunOptions run_options(const Arguments& arguments, const ProblemSet&
 }
 
 lab::RoofLook roof_look(const lab::ProblemRunOptions& options) {
-  return lab::is_quick_look(options.measure) ? lab::kQuickLook : lab::RoofLook{};
+  return lab::roof_look(lab::is_quick_look(options.measure));
 }
 
 void check_plans(const Arguments& arguments, const Context& context, const ProblemSet& problems,

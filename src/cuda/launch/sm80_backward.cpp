@@ -21,6 +21,7 @@ constexpr std::int64_t kMaxLength = INT32_MAX - 1024;  // positions are 32-bit i
 constexpr int kReservedSharedBytes = 1024;             // per block, by the system
 constexpr unsigned kPrepareThreads = 256;
 constexpr int kBarrierBytes = 16;  // of the two barriers of a block
+constexpr int kDimUnit = 32;       // to whose multiples head dims are padded
 
 constexpr int round_up(int value, int multiple) {
   return (value + multiple - 1) / multiple * multiple;
@@ -126,7 +127,7 @@ struct BackwardForm {
 
 // Of a warp's part of dQ, 8 features each.
 int grad_q_fragments(const BackwardTiling& t, int head_dim) {
-  return round_up(head_dim, 32) / (t.warps() / 2) / 8;
+  return round_up(head_dim, kDimUnit) / (t.warps() / 2) / 8;
 }
 
 // A warp computes its part of dQ in passes of whole pairs of fragments: fewer accumulators, and
@@ -177,7 +178,7 @@ ConfigPrinter print(const Problem& problem, const Geometry& g, const BackwardCho
       .integer("kTileK", t.tile_k)
       .integer("kWarpsQ", t.warps_q)
       .integer("kWarpsK", t.warps_k)
-      .integer("kDimUnit", 32)
+      .integer("kDimUnit", kDimUnit)
       .integer("kStages", t.stages)
       .boolean("kOneBarrier", t.one_barrier)
       .integer("kMinBlocks", t.min_blocks)
@@ -200,10 +201,11 @@ void add_regions(GpuPlan& plan, const Geometry& g, const BackwardChoice& choice)
   // In the order of BackwardRegion (kernels/sm80/backward/operands.h).
   region("lse in base 2", rows * 4);
   region("delta", rows * 4);
-  region("dq in fp32", rows * round_up(static_cast<int>(g.head_dim), 32) * 4);
+  region("dq in fp32", rows * round_up(static_cast<int>(g.head_dim), kDimUnit) * 4);
   region("turns", plan.problem.options.deterministic ? (tiles + 1) * 4 : 0);
   if (choice.copy_grad_o) {
-    region("d_o in 16 bits", heads * g.seqlen_q * round_up(static_cast<int>(g.head_dim_v), 32) * 2);
+    region("d_o in 16 bits",
+           heads * g.seqlen_q * round_up(static_cast<int>(g.head_dim_v), kDimUnit) * 2);
   }
 }
 
@@ -254,7 +256,7 @@ void add_steps(GpuPlan& plan, const ConfigPrinter& config, const BackwardChoice&
 }  // namespace
 
 int backward_shared_bytes(const BackwardTiling& t, int head_dim, int head_dim_v) {
-  const int dim = round_up(head_dim, 32), dim_v = round_up(head_dim_v, 32);
+  const int dim = round_up(head_dim, kDimUnit), dim_v = round_up(head_dim_v, kDimUnit);
   const int scores = (t.one_barrier ? 2 : 1) * (t.warps_q > 1 ? 2 : 1);
   const auto part = [](int bytes) { return round_up(bytes, 128); };
   return part(t.tile_k * pitch_bytes(dim)) + part(t.tile_k * pitch_bytes(dim_v)) +

@@ -178,7 +178,7 @@ void add_steps(GpuPlan& plan, const ConfigPrinter& config, const Sm90BackwardTil
 // ones from 4k on 1.02 to 1.03 (H200, 2026-11-24).
 Sm90BackwardTiling choose_sm90_backward_tiling(std::int64_t head_dim) {
   if (head_dim <= 64) return {.tile_q = 128, .tile_dim = 64, .key_stages = 3};
-  return {.tile_q = 64, .tile_dim = 128};
+  return {};
 }
 
 int sm90_backward_shared_bytes(const Sm90BackwardTiling& t) {

@@ -11,10 +11,10 @@ namespace flashlab::cuda {
 
 /// How the Hopper backward kernel cuts a problem. The names are the kernel's Config constants.
 struct Sm90BackwardTiling {
-  int tile_q = 64;   ///< queries of a step
-  int tile_k = 128;  ///< keys of a tile, 64 for each consumer warpgroup
-  int tile_dim;      ///< features of a tile; those beyond the head dims are zeros
-  int stages = 2;    ///< tiles of queries under way
+  int tile_q = 64;     ///< queries of a step
+  int tile_k = 128;    ///< keys of a tile, 64 for each consumer warpgroup
+  int tile_dim = 128;  ///< features of a tile (kDimUnit); those beyond the head dims are zeros
+  int stages = 2;      ///< tiles of queries under way
   /// 1: a block for each tile of keys. Above: blocks that stay, so many tiles of keys under way.
   int key_stages = 1;
 };

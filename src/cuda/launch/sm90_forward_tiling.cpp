@@ -120,8 +120,8 @@ Sm90ForwardTiling choose_sm90_forward_tiling(const Sm90ForwardNeeds& needs, int 
       (!needs.bounded || needs.shares || needs.seqlen_k >= kLongCausal)) {
     t.block_keys = 128;
   }
-  // MEASURED (H200, 2026-11-25, kernels/sm90/NOTES.md): at head dim 256 consumers in turns take
-  // 0.96 to 0.99 of the time up to 4k keys, and as long beyond.
+  // MEASURED (H200, 2026-11-25, kernels/sm90/NOTES.md): at head dims 192 and 256 consumers in
+  // turns take 0.96 to 0.99 of the time up to 4k keys, and as long beyond.
   const bool wide = needs.head_dim > 128 && needs.head_dim_v > 128 && !needs.score_terms;
   t.turns = (small || wide) && !needs.bounded;
   if (small) t.stages_q = 2;

@@ -31,7 +31,7 @@ from torch_gpu import Clock
 CAP, PROBABILITY, WINDOW = 50.0, 0.1, 1024
 # feature: (flags of `flashlab bench`, peer, (batch, tokens of a sequence, heads times head dim))
 FEATURES = {
-    "window": (["--window", f"{WINDOW},0"], "flash-attention-2", (1, 16384, 1024)),
+    "window": (["--window", f"{WINDOW},0"], "flash-attention-2", (1, 16384, 2048)),
     "dropout": (["--dropout", str(PROBABILITY)], "flash-attention-2", (2, 4096, 2048)),
     "softcap": (["--softcap", str(CAP)], "flex-attention", (2, 4096, 2048)),
     "alibi": (["--alibi"], "flex-attention", (2, 4096, 2048)),

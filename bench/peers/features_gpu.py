@@ -29,20 +29,21 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch_gpu import Clock
 
 CAP, PROBABILITY, WINDOW = 50.0, 0.1, 1024
-# feature: (flags of `flashlab bench`, peer, (batch, tokens of a sequence, heads times head dim))
+WIDTH = 2048  # heads times head dim, as on the papers' grid
+# feature: (flags of `flashlab bench`, peer, (batch, tokens of a sequence))
 FEATURES = {
-    "window": (["--window", f"{WINDOW},0"], "flash-attention-2", (1, 16384, 2048)),
-    "dropout": (["--dropout", str(PROBABILITY)], "flash-attention-2", (2, 4096, 2048)),
-    "softcap": (["--softcap", str(CAP)], "flex-attention", (2, 4096, 2048)),
-    "alibi": (["--alibi"], "flex-attention", (2, 4096, 2048)),
+    "window": (["--window", f"{WINDOW},0"], "flash-attention-2", (1, 16384)),
+    "dropout": (["--dropout", str(PROBABILITY)], "flash-attention-2", (2, 4096)),
+    "softcap": (["--softcap", str(CAP)], "flex-attention", (2, 4096)),
+    "alibi": (["--alibi"], "flex-attention", (2, 4096)),
 }
 PASSES = ("forward", "backward")
 
 
 def shape_of(feature, dim):
     """(batch, heads, seqlen, head_dim)"""
-    batch, seqlen, width = FEATURES[feature][2]
-    return batch, width // dim, seqlen, dim
+    batch, seqlen = FEATURES[feature][2]
+    return batch, WIDTH // dim, seqlen, dim
 
 
 def run_flashlab(program, implementation, shape, flags):
@@ -123,7 +124,7 @@ def time_peer(peer, clock):
 
 
 def groups(features):
-    """{(batch, tokens, heads times head dim): its features}: calls without a feature are shared."""
+    """{(batch, tokens): its features}: calls without a feature are shared."""
     out = {}
     for feature in features:
         out.setdefault(FEATURES[feature][2], []).append(feature)

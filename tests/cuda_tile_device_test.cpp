@@ -8,6 +8,7 @@
 #include <limits>
 #include <numeric>
 
+#include "cuda_tile_bytes.h"
 #include "cuda_tile_kernels.h"
 #include "dropout_pattern.h"
 #include "tile/dropped.h"
@@ -254,17 +255,18 @@ TEST_F(Tile, NumbersOfDropout) {
     in.push_back(static_cast<std::uint32_t>(query));
     in.push_back(static_cast<std::uint32_t>(key));
     const device::DropoutQueries queries = device::dropout_queries(words, query);
-    const device::DropoutNumbers numbers =
-        device::dropout_numbers(words.key, queries, words.keys ^ device::dropout_key_group(key));
+    const device::DropoutDraw draw =
+        device::dropout_draw(words.key, queries, words.keys ^ device::dropout_group(key));
     const device::DropoutLimit limit(device::dropout_limit(0.1));
     const unsigned phase = device::dropout_phase(words, queries, key);
     device::DroppedOfColumns<2, 4> dropped;
-    dropped.draw(words, limit, 32, 0, lane);
+    dropped.draw(words, limit, 32, 0, lane, device::permuted);
     expected.insert(expected.end(),
-                    {numbers.words[0], numbers.words[1], std::bit_cast<std::uint32_t>(1.25f),
-                     limit.of(phase), limit.addend(phase), dropped.bits[0]});
+                    {draw.words[0], draw.words[1], std::bit_cast<std::uint32_t>(1.25f),
+                     limit.of(phase), limit.addend(phase), dropped.bits[0],
+                     device::DropoutDraw::of(draw.word(query, key), query, key)});
   }
-  EXPECT_TRUE(same("keep", run("keep", in, Words(192, 0xdeadbeef)), expected));
+  EXPECT_TRUE(same("keep", run("keep", in, Words(224, 0xdeadbeef)), expected));
 }
 
 struct MergeRow {

@@ -249,10 +249,10 @@ inline Primitive score_kernel() {
                   kTestedCap, kTestedSlope));
 }
 
-/// Lane t: the numbers of dropout's group of the pair (in[2 t], in[2 t + 1]), for seed 7, offset 5,
+/// Lane t: the draw of dropout's group of the pair (in[2 t], in[2 t + 1]), for seed 7, offset 5,
 /// batch 1 and head 2 of 3; then what keeps them is multiplied by, as bits, their limit at p 0.1
-/// and what compares with it, and what the lane drops of keys as rows from (in[0], in[1]) on. 6
-/// words.
+/// and what compares with it, what the lane drops of keys as rows from (in[0], in[1]) on, and the
+/// pair's number. 7 words.
 inline Primitive keep_kernel() {
   return primitive("keep", "struct Config { static constexpr bool kDropout = true; };",
                    {"tile/dropped.h", "tile/probability.h"}, "const unsigned* in, unsigned* out",
@@ -263,16 +263,17 @@ inline Primitive keep_kernel() {
   dropout.seed = 7, dropout.offset = 5, dropout.scale = 1.25f, dropout.limit = 58982;
   const auto keep = KeepMask<Config>(dropout, shape, 1, 2);
   const DropoutQueries queries = dropout_queries(keep.words, in[2 * t]);
-  const DropoutNumbers numbers = keep.of_keys(queries, in[2 * t + 1]);
-  unsigned* mine = out + 6 * t;
-  mine[0] = numbers.words[0];
-  mine[1] = numbers.words[1];
+  const DropoutDraw draw = keep.of_keys(queries, in[2 * t + 1]);
+  unsigned* mine = out + 7 * t;
+  mine[0] = draw.words[0];
+  mine[1] = draw.words[1];
   mine[2] = __float_as_uint(keep_scale<Config>(dropout));
   mine[3] = keep.limit(dropout, queries, in[2 * t + 1]);
   mine[4] = keep.addend(dropout, queries, in[2 * t + 1]);
   DroppedOfColumns<2, 4> dropped;
-  dropped.draw(keep.words, DropoutLimit(dropout.limit), in[0], in[1], t);
+  dropped.draw(keep.words, DropoutLimit(dropout.limit), in[0], in[1], t, kPermuteBytes);
   mine[5] = dropped.bits[0];
+  mine[6] = keep.number(draw, in[2 * t], in[2 * t + 1]);
 )");
 }
 

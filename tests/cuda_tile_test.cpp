@@ -6,6 +6,7 @@
 #include <set>
 #include <vector>
 
+#include "cuda_tile_bytes.h"
 #include "ladder/strides.h"
 #include "tile/dropped.h"
 #include "tile/key_range.h"
@@ -275,16 +276,8 @@ TEST(QueryWalk, AgreesWithTheDefinition) {
 
 constexpr DropoutWords kHeadWords = dropout_words(123, 45, 6);
 
-// prmt.b32: a selector's digit takes one of eight bytes or, with its top bit, that byte's top bit.
-unsigned permuted(unsigned a, unsigned b, unsigned selector) {
-  const unsigned long long both = static_cast<unsigned long long>(b) << 32 | a;
-  unsigned out = 0;
-  for (int i = 0; i < 4; ++i) {
-    const unsigned digit = selector >> (4 * i) & 15;
-    const auto byte = static_cast<unsigned>(both >> (8 * (digit & 7)) & 0xff);
-    out |= ((digit & 8) == 0 ? byte : (byte & 0x80) != 0 ? 0xffu : 0u) << (8 * i);
-  }
-  return out;
+bool keeps(const DropoutLimit& limit, int query, int key) {
+  return dropout_keeps(kHeadWords, limit, query, key);
 }
 
 template <int kBlocks>
@@ -292,12 +285,13 @@ void expect_rows_dropped(const DropoutLimit& limit, int first_row, int first_key
   for (int lane = 0; lane < 32; ++lane) {
     const int g = lane / 4, t = lane % 4;
     const DropoutQueries rows = dropout_queries(kHeadWords, first_row + g);
-    const unsigned keys = kHeadWords.keys ^ dropout_key_group(first_key + 2 * t);
+    const unsigned keys = kHeadWords.keys ^ dropout_group(first_key + 2 * t);
     const unsigned addend = limit.addend(dropout_phase(kHeadWords, rows, first_key));
+    DroppedOfRows<kBlocks> dropped{};
+    dropped.draw(kHeadWords.key, rows, keys);
     for (int n = 0; n < piece / 8; n += 2) {
-      DroppedOfRows<kBlocks> dropped{};
-      dropped.draw(kHeadWords.key, rows, keys ^ static_cast<unsigned>(4 * n), addend,
-                   kBlocks == 1 && (first_row & 16) != 0);
+      dropped.take(dropout_selectors(first_row, first_key + 8 * n), addend, (first_row & 16) != 0,
+                   permuted);
       for (int m = 0; m < kBlocks; ++m) {
         for (int half = 0; half < 2; ++half) {
           for (int block = 0; block < 2; ++block) {
@@ -305,10 +299,42 @@ void expect_rows_dropped(const DropoutLimit& limit, int first_row, int first_key
                 permuted(dropped.words[m][0], dropped.words[m][1], dropped.selector(half, block));
             const int query = first_row + 16 * m + g + 8 * half;
             const int key = first_key + 8 * (n + block) + 2 * t;
-            EXPECT_EQ(mask & 0xffffu, dropout_keeps(kHeadWords, limit, query, key) ? 0 : 0xffffu);
-            EXPECT_EQ(mask >> 16, dropout_keeps(kHeadWords, limit, query, key + 1) ? 0 : 0xffffu);
+            EXPECT_EQ(mask & 0xffffu, keeps(limit, query, key) ? 0 : 0xffffu);
+            EXPECT_EQ(mask >> 16, keeps(limit, query, key + 1) ? 0 : 0xffffu);
           }
         }
+      }
+    }
+  }
+}
+
+// A warp of a warpgroup, whose lanes draw for one another, and 64 keys.
+void expect_paired_rows_dropped(const DropoutLimit& limit, int first_row, int first_key, int warp) {
+  const auto query_of = [&](int lane) {
+    return first_row + position_of_paired_row(16 * warp + lane / 4);
+  };
+  unsigned given[32][4] = {};
+  for (const bool gives : {true, false}) {
+    for (int lane = 0; lane < 32; ++lane) {
+      const int query = query_of(lane);
+      const PairedRows rows(kHeadWords, query, static_cast<unsigned>(lane));
+      const unsigned phase =
+          rows.phase + (static_cast<unsigned>(first_key) >> 6) * kDropoutPhaseStep;
+      int turn = 0;
+      const auto exchange = [&](unsigned word) {
+        if (gives) given[lane][turn] = word;
+        return given[lane ^ 16][turn++];
+      };
+      const DroppedOfPairedRows dropped(rows, (query & 32) != 0, dropout_group(first_key),
+                                        limit.addend(phase), static_cast<unsigned>(lane), exchange,
+                                        permuted);
+      for (int i = 0; i < 16 && !gives; ++i) {
+        const int step = i / 4, half = i % 2, block = i / 2 % 2;
+        const unsigned mask =
+            permuted(dropped.own[step], dropped.other[step], dropped.selector(half, block));
+        const int key = first_key + 16 * step + 8 * block + 2 * (lane % 4);
+        EXPECT_EQ(mask & 0xffffu, keeps(limit, query + 8 * half, key) ? 0 : 0xffffu);
+        EXPECT_EQ(mask >> 16, keeps(limit, query + 8 * half, key + 1) ? 0 : 0xffffu);
       }
     }
   }
@@ -318,14 +344,13 @@ template <int kM, int kN>
 void expect_columns_dropped(const DropoutLimit& limit, int query0, int key0) {
   for (int lane = 0; lane < 32; ++lane) {
     DroppedOfColumns<kM, kN> pairs;
-    pairs.draw(kHeadWords, limit, query0, key0, lane);
+    pairs.draw(kHeadWords, limit, query0, key0, lane, permuted);
     for (int m = 0; m < kM; ++m) {
       for (int n = 0; n < kN; ++n) {
         for (int i = 0; i < 4; ++i) {
           const int query = query0 + 8 * n + lane % 4 * 2 + i % 2;
           const int key = key0 + 16 * m + lane / 4 + i / 2 * 8;
-          EXPECT_EQ(pairs.dropped(m, n, i), !dropout_keeps(kHeadWords, limit, query, key))
-              << query << " " << key;
+          EXPECT_EQ(pairs.dropped(m, n, i), !keeps(limit, query, key)) << query << " " << key;
         }
       }
     }
@@ -344,8 +369,11 @@ TEST(Dropped, LanesOfForwardAndBackwardFollowThePattern) {
         expect_columns_dropped<2, 2>(limit, other, first);
         expect_columns_dropped<1, 4>(limit, first, other);
         expect_columns_dropped<2, 4>(limit, first, 3 * first);
-        expect_columns_dropped<1, 8>(limit, first, other);
-        expect_columns_dropped<1, 16>(limit, 2 * first, 3 * other);
+        expect_columns_dropped<1, 8>(limit, 2 * first, other);
+        expect_columns_dropped<1, 16>(limit, 4 * first, 3 * other);
+        for (int warp = 0; warp < 4; ++warp) {
+          expect_paired_rows_dropped(limit, 2 * first, 4 * other, warp);
+        }
       }
       expect_rows_dropped<2>(limit, first, 7 * first, 32);
     }

@@ -3,9 +3,12 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <set>
 #include <vector>
 
 #include "cpu/dropout.h"
@@ -38,8 +41,8 @@ TEST(DropoutPattern, IsTheSameForKernelsAndReference) {
     const auto expected = rule(p);
     const internal::DropoutMask mask = internal::dropout_mask(geometry(p), kSeed);
     EXPECT_DOUBLE_EQ(mask.scale, expected.scale());
-    for (std::int64_t i : {0, 1, 7, 8, 15, 16, 1000003}) {
-      for (std::int64_t first : {0, 3, 8, 13, 2000000}) {
+    for (std::int64_t i : {0, 1, 7, 8, 15, 16, 37, 56, 1000003}) {
+      for (std::int64_t first : {0, 3, 8, 13, 61, 2000000}) {
         std::vector<float> keep(100);
         internal::dropout_row(mask, 2, 3, i, first, 100, keep.data());
         for (std::int64_t n = 0; n < 100; ++n) {
@@ -51,17 +54,63 @@ TEST(DropoutPattern, IsTheSameForKernelsAndReference) {
   }
 }
 
+// A set of a draw's eight bytes for each of a group's 64 pairs, found by draws of one byte.
+std::vector<unsigned> summed_bytes() {
+  std::vector<unsigned> out(64);
+  for (int query = 0; query < 64; query += 8) {
+    for (int key = 0; key < 64; key += 8) {
+      for (unsigned byte = 0; byte < 8; ++byte) {
+        device::DropoutDraw draw = {};
+        draw.words[byte / 4] = 0x7Fu << byte % 4 * 8;
+        const unsigned number = device::DropoutDraw::of(draw.word(query, key), query, key);
+        EXPECT_TRUE(number == 0 || number == 0x7F);
+        if (number != 0) out[static_cast<std::size_t>(query + key / 8)] |= 1u << byte;
+      }
+    }
+  }
+  return out;
+}
+
+std::size_t rank(const std::vector<unsigned>& sets) {
+  std::vector<unsigned> basis;
+  for (unsigned set : sets) {
+    for (const unsigned b : basis) set = std::min(set, set ^ b);
+    if (set != 0) basis.push_back(set);
+  }
+  return basis.size();
+}
+
+// Odd sets that differ: two of them make an even one, so no third is their sum.
+TEST(DropoutPattern, AnyThreeOfAGroupAreIndependent) {
+  const std::vector<unsigned> sets = summed_bytes();
+  EXPECT_EQ(std::set<unsigned>(sets.begin(), sets.end()).size(), 64u);
+  for (const unsigned set : sets) EXPECT_TRUE(std::popcount(set) == 1 || std::popcount(set) == 3);
+}
+
+TEST(DropoutPattern, TheKeysOfAQueryAndTheQueriesOfAKeyAreIndependent) {
+  const std::vector<unsigned> sets = summed_bytes();
+  for (std::size_t i = 0; i < 8; ++i) {
+    std::vector<unsigned> keys, queries;
+    for (std::size_t j = 0; j < 8; ++j) {
+      keys.push_back(sets[8 * i + j]);
+      queries.push_back(sets[8 * j + i]);
+    }
+    EXPECT_EQ(rank(keys), 8u) << i;
+    EXPECT_EQ(rank(queries), 8u) << i;
+  }
+}
+
 // The share of kept pairs, and the correlations of neighbours: by key, by query, by head, across
-// bit 3 of either and bit 4 of the query, by seed and by offset. Sums of n independent signs stay
-// within 5 sqrt(n).
+// the bits that share a draw, by seed and by offset. Sums of n independent signs stay within
+// 5 sqrt(n).
 TEST(DropoutPattern, PairsAreIndependent) {
   constexpr float kP = 0.3f;
   const auto base = rule(kP), other_seed = rule(kP, {kSeed.seed + 1, kSeed.offset}),
              other_offset = rule(kP, {kSeed.seed, kSeed.offset + 1});
   constexpr std::int64_t kLength = 256;
   const double n = static_cast<double>(kLength * kLength);
-  double kept = 0, by_key = 0, by_query = 0, by_head = 0, across_key = 0, across_query = 0,
-         far_query = 0, by_seed = 0, by_offset = 0;
+  double kept = 0, by_key = 0, by_query = 0, by_head = 0, by_seed = 0, by_offset = 0;
+  double across_key[3] = {}, across_query[3] = {};
   const auto sign = [](const reference::DropoutRule& r, std::int64_t h, std::int64_t i,
                        std::int64_t j) {
     // Mean 0 and variance 1.
@@ -75,18 +124,21 @@ TEST(DropoutPattern, PairsAreIndependent) {
       by_key += x * sign(base, 2, i, j + 1);
       by_query += x * sign(base, 2, i + 1, j);
       by_head += x * sign(base, 3, i, j);
-      across_key += x * sign(base, 2, i, j ^ 8);
-      across_query += x * sign(base, 2, i ^ 8, j);
-      far_query += x * sign(base, 2, i ^ 16, j);
+      for (std::size_t bit = 0; bit < 3; ++bit) {
+        across_key[bit] += x * sign(base, 2, i, j ^ (8 << bit));
+        across_query[bit] += x * sign(base, 2, i ^ (8 << bit), j);
+      }
       by_seed += x * sign(other_seed, 2, i, j);
       by_offset += x * sign(other_offset, 2, i, j);
     }
   }
-  // Sums over j and j ^ 8 count every product twice.
-  for (const double sum :
-       {kept, by_key, by_query, by_head, across_key / std::sqrt(2.0), across_query / std::sqrt(2.0),
-        far_query / std::sqrt(2.0), by_seed, by_offset}) {
+  for (const double sum : {kept, by_key, by_query, by_head, by_seed, by_offset}) {
     EXPECT_LT(std::fabs(sum), 5 * std::sqrt(n));
+  }
+  // Sums over j and j ^ 8 count every product twice.
+  for (std::size_t bit = 0; bit < 3; ++bit) {
+    EXPECT_LT(std::fabs(across_key[bit]), 5 * std::sqrt(2 * n)) << bit;
+    EXPECT_LT(std::fabs(across_query[bit]), 5 * std::sqrt(2 * n)) << bit;
   }
 }
 
@@ -112,7 +164,7 @@ TEST(DropoutPattern, FourNumbersAreComparedAtOnce) {
       ASSERT_EQ(limits.of(phase), least) << limit << " " << turn;
       for (unsigned number = 0; number < 128; ++number) {
         const unsigned others[4] = {number, number ^ 85u, 127 - number, number * 37u % 128};
-        unsigned word = 0x80008000u;  // the eighth bits are nobody's
+        unsigned word = 0;
         for (int n = 0; n < 4; ++n) word |= others[n] << 8 * n;
         const unsigned dropped = device::DropoutLimit::dropped(word, limits.addend(phase));
         for (int n = 0; n < 4; ++n) {

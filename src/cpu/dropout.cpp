@@ -17,18 +17,21 @@ void for_each_key(const DropoutMask& mask, std::int64_t batch, std::int64_t head
   const device::DropoutQueries queries = device::dropout_queries(words, query);
   const device::DropoutLimit limits(mask.limit);
   const std::int64_t end = key + count;
-  // Keys j and j + 8 of sixteen share the numbers of a group.
-  for (std::int64_t first = key / 16 * 16; first < end; first += 16) {
-    std::uint32_t numbers[16];
+  // Eight keys of 64 share a draw.
+  for (std::int64_t first = key / 64 * 64; first < end; first += 64) {
+    std::uint8_t numbers[64];
     for (int n = 0; n < 8; ++n) {
-      const unsigned keys = device::dropout_key_group(static_cast<int>(first) + n);
-      const auto group = device::dropout_numbers(words.key, queries, words.keys ^ keys);
-      numbers[n] = group.of(query, 0);
-      numbers[n + 8] = group.of(query, 8);
+      const unsigned keys = device::dropout_group(static_cast<int>(first) + n);
+      const auto draw = device::dropout_draw(words.key, queries, words.keys ^ keys);
+      for (int block = 0; block < 64; block += 16) {
+        const unsigned word = draw.word(query, block) >> (query & 8) * 2;
+        numbers[block + n] = static_cast<std::uint8_t>(word);
+        numbers[block + n + 8] = static_cast<std::uint8_t>(word >> 8);
+      }
     }
     const unsigned limit =
         limits.of(device::dropout_phase(words, queries, static_cast<int>(first)));
-    const std::int64_t to = std::min(first + 16, end);
+    const std::int64_t to = std::min(first + 64, end);
     for (std::int64_t j = std::max(first, key); j < to; ++j) {
       use(j - key, numbers[j - first] < limit);
     }

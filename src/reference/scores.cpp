@@ -36,10 +36,28 @@ std::array<std::uint32_t, 2> philox_2x32_7(std::array<std::uint32_t, 2> counter,
   return counter;
 }
 
-// Positions come in eights; `eights` of them in a row share a group.
-std::uint32_t group_of(std::int64_t position, std::int64_t eights) {
-  return static_cast<std::uint32_t>(position / (8 * eights) * 8 + position % 8);
+// Positions come in eights; eight of them in a row share a group.
+std::uint32_t group_of(std::int64_t position) {
+  return static_cast<std::uint32_t>(position / 64 * 8 + position % 8);
 }
+
+// A byte of a draw: of the word that the query's 16 names (false) or of the other one, so many
+// places on.
+struct Byte {
+  bool other;
+  std::uint32_t places;
+};
+
+// What is added to a pair's own byte, by the query's 32 and the key's 16: the pair's number is the
+// sum of one or three of a draw's eight bytes, and no two pairs of 64 have the same.
+constexpr Byte kAdded[2][4][2] = {{{{true, 2}, {true, 1}},
+                                   {{false, 2}, {false, 0}},
+                                   {{true, 3}, {false, 2}},
+                                   {{false, 3}, {true, 0}}},
+                                  {{{false, 2}, {true, 0}},
+                                   {{true, 2}, {true, 3}},
+                                   {{false, 3}, {false, 1}},
+                                   {{true, 3}, {false, 3}}}};
 
 std::uint32_t low_word(std::uint64_t value) {
   return static_cast<std::uint32_t>(value);
@@ -91,13 +109,18 @@ std::array<std::uint32_t, 4> DropoutRule::head_words(std::int64_t b, std::int64_
 
 bool DropoutRule::keeps(const std::array<std::uint32_t, 4>& words, std::int64_t i,
                         std::int64_t j) const {
-  const std::uint32_t query = words[1] ^ group_of(i, 4);
-  const auto bits = philox_2x32_7({query, words[2] ^ group_of(j, 2)}, words[0]);
-  const auto byte = static_cast<std::uint32_t>(i / 8 % 2 * 2 + j / 8 % 2);
-  const std::uint32_t number = (bits[static_cast<std::size_t>(i / 16 % 2)] >> (8 * byte)) % 128;
+  const std::uint32_t query = words[1] ^ group_of(i);
+  const auto bits = philox_2x32_7({query, words[2] ^ group_of(j)}, words[0]);
+  const auto half = static_cast<std::size_t>(i / 16 % 2);
+  const auto place = static_cast<std::uint32_t>(i / 8 % 2 * 2 + j / 8 % 2);
+  std::uint32_t number = bits[half] >> (8 * place);
+  for (const Byte& byte : kAdded[i / 32 % 2][j / 16 % 4]) {
+    number ^= bits[byte.other ? 1 - half : half] >> (8 * ((place + byte.places) % 4));
+  }
+  number %= 128;
   // A fraction of 512ths that goes around with the blocks of keys, evenly.
   const std::uint32_t turn = multiply(0xD256D193u, query).low + words[2] +
-                             static_cast<std::uint32_t>(j / 32) * 0x9E3779B9u;
+                             static_cast<std::uint32_t>(j / 64) * 0x9E3779B9u;
   return number < (limit_ + turn / 0x800000u) / 512;
 }
 

@@ -5,10 +5,13 @@
 //
 // What decides on a pair depends on seed, offset, batch, head, query and key alone, never on
 // threads or tiles, so that forward, backward and every device agree. A head gets three words of
-// Philox-4x32-10. Eight pairs, (i, i + 8, i + 16, i + 24) x (j, j + 8), share the 64 bits of one
-// Philox-2x32-7, 7 of 8 bits each: what a lane of mma.sync holds of 32 queries and 16 keys,
-// whichever of them are the rows. A pair is kept where its number is below a limit out of 128; so
-// that the probability is right to 16 bits, the limit of the pairs of four queries and 32 keys is
+// Philox-4x32-10. Queries and keys that differ in their bits 3, 4 and 5 alone, eight by eight, are
+// a group: all that a lane of mma.sync holds of 64 queries and 64 keys, whichever of them are the
+// rows. A group draws 64 bits, one Philox-2x32-7, of which each byte gives seven. Its 64 pairs have
+// the 64 sums (exclusive or) of one or three of these eight bytes. A sum of two of them is that of
+// an even number of bytes, so any three pairs are independent; so are the eight keys of a query
+// and the eight queries of a key. A pair is kept where its number is below a limit out of 128; so
+// that the probability is right to 16 bits, the limit of a group's pairs is
 // one of the two whole numbers beside it, by a third word. Source: Salmon et al. 2011, "Parallel
 // random numbers: as easy as 1, 2, 3".
 
@@ -42,16 +45,10 @@ constexpr DropoutWords dropout_words(unsigned long long seed, unsigned long long
   return {c0, c1, c2};
 }
 
-/// A position without its bits 3 and 4: those that share a query's numbers.
-constexpr unsigned dropout_query_group(int position) {
+/// A position without its bits 3, 4 and 5: those that share numbers.
+constexpr unsigned dropout_group(int position) {
   const auto bits = static_cast<unsigned>(position);
-  return (bits >> 5 << 3) | (bits & 7u);
-}
-
-/// A position without its bit 3.
-constexpr unsigned dropout_key_group(int position) {
-  const auto bits = static_cast<unsigned>(position);
-  return (bits >> 4 << 3) | (bits & 7u);
+  return (bits >> 6 << 3) | (bits & 7u);
 }
 
 /// The first of a group's seven rounds, as far as its queries go.
@@ -60,39 +57,114 @@ struct DropoutQueries {
 };
 
 constexpr DropoutQueries dropout_queries(const DropoutWords& words, int query) {
-  const unsigned counter = words.query ^ dropout_query_group(query);
+  const unsigned counter = words.query ^ dropout_group(query);
   return {dropout_high(0xD256D193u, counter) ^ words.key, 0xD256D193u * counter};
 }
 
-/// The numbers of a group.
-struct DropoutNumbers {
-  unsigned words[2];  ///< by bit 4 of the query; a byte for each of 2 * (its bit 3) + (the key's)
+/// A byte of a draw: `places` further on in the own word of a pair or in the other one.
+struct DropoutByte {
+  bool other;
+  unsigned places;
+};
 
-  constexpr unsigned of(int query, int key) const {
-    const unsigned word = (query >> 4 & 1) != 0 ? words[1] : words[0];
+/// Two bytes that are added (exclusive or) to a pair's own: they may be the same or its own.
+struct DropoutBytes {
+  DropoutByte first, second;
+};
+
+/// By bit 5 of the query and bits 4 and 5 of the key. Of the arrangements of the 64 sums this has
+/// independent rows and columns, and `first` differs between the queries in its word alone.
+constexpr DropoutBytes dropout_bytes(int query, int key) {
+  const bool far = (query & 32) != 0;
+  switch (key >> 4 & 3) {
+    case 0:
+      return {{!far, 2}, {true, far ? 0u : 1u}};
+    case 1:
+      return {{far, 2}, {far, far ? 3u : 0u}};
+    case 2:
+      return {{!far, 3}, {false, far ? 1u : 2u}};
+    default:
+      return {{far, 3}, {!far, far ? 3u : 0u}};
+  }
+}
+
+/// DropoutBytes of all four bytes of a word as selectors of permute_bytes(own, other), in 16 bits.
+struct DropoutSelectors {
+  unsigned first, second;
+};
+
+constexpr unsigned dropout_selector(const DropoutByte& byte) {
+  return (0x32103210u >> 4 * byte.places & 0xFFFFu) + (byte.other ? 0x4444u : 0);
+}
+
+/// Of the four blocks of 16 keys, the first in the low bits.
+consteval unsigned long long dropout_selectors_of_keys(int query, DropoutByte DropoutBytes::*byte) {
+  unsigned long long out = 0;
+  for (int key = 48; key >= 0; key -= 16) {
+    out = out << 16 | dropout_selector(dropout_bytes(query, key).*byte);
+  }
+  return out;
+}
+
+constexpr DropoutSelectors dropout_selectors(int query, int key) {
+  constexpr unsigned long long kFirst = dropout_selectors_of_keys(0, &DropoutBytes::first),
+                               kNear = dropout_selectors_of_keys(0, &DropoutBytes::second),
+                               kFar = dropout_selectors_of_keys(32, &DropoutBytes::second);
+  const unsigned shift = static_cast<unsigned>(key) & 48u;
+  const bool far = (query & 32) != 0;
+  return {static_cast<unsigned>(kFirst >> shift) ^ (far ? 0x4444u : 0),
+          static_cast<unsigned>((far ? kFar : kNear) >> shift)};
+}
+
+/// A group's draw: eight numbers of seven bits.
+struct DropoutDraw {
+  unsigned words[2];
+
+  /// The sums of four pairs: a byte for each of 2 * (bit 3 of the query) + (that of the key).
+  constexpr unsigned word(int query, int key) const {
+    const bool upper = (query & 16) != 0;
+    const unsigned own = upper ? words[1] : words[0], other = upper ? words[0] : words[1];
+    const DropoutBytes bytes = dropout_bytes(query, key);
+    return own ^ turned(bytes.first.other ? other : own, bytes.first.places) ^
+           turned(bytes.second.other ? other : own, bytes.second.places);
+  }
+  /// The same where the positions are not known when compiled, by an instruction for any bytes.
+  template <class Permute>
+  constexpr unsigned word(bool upper, const DropoutSelectors& selectors,
+                          const Permute& permute) const {
+    // Selectors, not words, change places: those of a far and of an upper query are then the same.
+    const unsigned places = upper ? 0x4444u : 0;
+    return (upper ? words[1] : words[0]) ^ permute(words[0], words[1], selectors.first ^ places) ^
+           permute(words[0], words[1], selectors.second ^ places);
+  }
+  static constexpr unsigned of(unsigned word, int query, int key) {
     return word >> ((query >> 3 & 1) * 16 + (key >> 3 & 1) * 8) & 0x7Fu;
+  }
+
+ private:
+  static constexpr unsigned turned(unsigned word, unsigned places) {
+    return places == 0 ? word : word >> 8 * places | word << (32 - 8 * places);
   }
 };
 
-/// `key`: words.key; `keys`: words.keys with dropout_key_group() in it.
-constexpr DropoutNumbers dropout_numbers(unsigned key, const DropoutQueries& queries,
-                                         unsigned keys) {
+/// `key`: words.key; `keys`: words.keys with dropout_group() of the keys in it.
+constexpr DropoutDraw dropout_draw(unsigned key, const DropoutQueries& queries, unsigned keys) {
   unsigned c0 = queries.high ^ keys, c1 = queries.low;
   for (unsigned round = 1; round < 7; ++round) {
     const unsigned long long product = static_cast<unsigned long long>(0xD256D193u) * c0;
     c0 = static_cast<unsigned>(product >> 32) ^ c1 ^ (key + round * 0x9E3779B9u);
     c1 = static_cast<unsigned>(product);
   }
-  return {{c0, c1}};
+  return {{c0 & 0x7F7F7F7Fu, c1 & 0x7F7F7F7Fu}};
 }
 
-/// From the phase of 32 keys to that of the next ones.
+/// From the phase of 64 keys to that of the next ones.
 constexpr unsigned kDropoutPhaseStep = 0x9E3779B9u;
 
-/// Which of the two limits the 32 keys that `key` is one of have.
+/// Which of the two limits the 64 keys that `key` is one of have.
 constexpr unsigned dropout_phase(const DropoutWords& words, const DropoutQueries& queries,
                                  int key) {
-  return queries.low + words.keys + (static_cast<unsigned>(key) >> 5) * kDropoutPhaseStep;
+  return queries.low + words.keys + (static_cast<unsigned>(key) >> 6) * kDropoutPhaseStep;
 }
 
 /// The probability that a pair is kept, in 65536ths: 65536 (1 - p), rounded.
@@ -117,15 +189,14 @@ struct DropoutLimit {
     return at_phase < phase ? least + 0x01010101u : least;
   }
   /// Top bits of bytes: of the dropped pairs. The others are anything.
-  static constexpr unsigned dropped(unsigned word, unsigned addend) {
-    return (word & 0x7F7F7F7Fu) + addend;
-  }
+  static constexpr unsigned dropped(unsigned word, unsigned addend) { return word + addend; }
 };
 
 constexpr bool dropout_keeps(const DropoutWords& words, const DropoutLimit& limit, int query,
                              int key) {
   const DropoutQueries queries = dropout_queries(words, query);
-  return dropout_numbers(words.key, queries, words.keys ^ dropout_key_group(key)).of(query, key) <
+  const DropoutDraw draw = dropout_draw(words.key, queries, words.keys ^ dropout_group(key));
+  return DropoutDraw::of(draw.word(query, key), query, key) <
          limit.of(dropout_phase(words, queries, key));
 }
 

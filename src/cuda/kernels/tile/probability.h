@@ -6,9 +6,15 @@
 #include "arguments.h"
 #include "config_types.h"
 #include "dropout_pattern.h"
+#include "ptx/convert.h"
 #include "tile/mutation.h"
 
 namespace flashlab::device {
+
+/// What DropoutDraw::word() takes bytes by.
+inline constexpr auto kPermuteBytes = [](unsigned low, unsigned high, unsigned selector) {
+  return ptx::permute_bytes(low, high, selector);
+};
 
 /// Dropout of one (batch, head); nothing without it.
 template <class Config>
@@ -26,15 +32,19 @@ struct KeepMask {
     }
   }
 
-  __device__ DropoutNumbers of_keys(const DropoutQueries& queries, int key) const {
-    return dropout_numbers(words.key, queries, words.keys ^ dropout_key_group(key));
+  __device__ DropoutDraw of_keys(const DropoutQueries& queries, int key) const {
+    return dropout_draw(words.key, queries, words.keys ^ dropout_group(key));
   }
-  /// What a number of the 32 keys that `key` is one of must be below.
+  __device__ static unsigned number(const DropoutDraw& draw, int query, int key) {
+    return DropoutDraw::of(
+        draw.word((query & 16) != 0, dropout_selectors(query, key), kPermuteBytes), query, key);
+  }
+  /// What a number of the 64 keys that `key` is one of must be below.
   __device__ unsigned limit(const DropoutArguments& dropout, const DropoutQueries& queries,
                             int key) const {
     return DropoutLimit(dropout.limit).of(dropout_phase(words, queries, key));
   }
-  /// DropoutLimit::addend() of the 32 keys that `key` is one of.
+  /// DropoutLimit::addend() of the 64 keys that `key` is one of.
   __device__ unsigned addend(const DropoutArguments& dropout, const DropoutQueries& queries,
                              int key) const {
     return DropoutLimit(dropout.limit).addend(dropout_phase(words, queries, key));

@@ -139,7 +139,8 @@ struct BackwardKernel : BackwardBlock<Config> {
       revealed = revealed_pairs(lse2, visibility, rules.mask, query0, key0, lane);
     }
     if constexpr (Config::kDropout) {
-      dropout.draw(rules.keep.words, DropoutLimit(rules.args.dropout.limit), query0, key0, lane);
+      dropout.draw(rules.keep.words, DropoutLimit(rules.args.dropout.limit), query0, key0, lane,
+                   kPermuteBytes);
     }
 #pragma unroll
     for (int n = 0; n < kN; ++n) {

@@ -37,9 +37,10 @@ struct ForwardWarp {
   HeadSlope<Config> slopes[Config::kPackGroup ? kBlocks : 1][Config::kPackGroup ? 2 : 1];
   KeepMask<Config> keep;
   DropoutQueries keep_rows;  ///< of this lane's rows, which are of one group
+  int keep_query;            ///< the first of them
   unsigned keep_keys;        ///< the group of its first key, in their word
+  int keep_key;              ///< the first of the current piece
   unsigned keep_addend;      ///< of the current piece
-  bool keep_upper = false;   ///< of a warp of 16 rows: it has the upper ones of its group
   DroppedOfRows<kBlocks> dropped;
   RowStatistics<Config, kBlocks> statistics;
   float factor;  ///< from rS to units of log2
@@ -63,7 +64,7 @@ struct ForwardWarp {
     if constexpr (Config::kDropout) {
       keep = KeepMask<Config>(args.dropout, args.shape, task.batch, task.head_q);
       keep_rows = dropout_queries(keep.words, first_row + static_cast<int>(threadIdx.x) % 32 / 4);
-      keep_upper = kBlocks == 1 && (first_row & 16) != 0;
+      keep_query = first_row;
     }
     clear();
   }
@@ -72,7 +73,8 @@ struct ForwardWarp {
   __device__ void begin_piece(const DropoutArguments& dropout, int first_key) {
     if constexpr (Config::kDropout) {
       keep_keys =
-          keep.words.keys ^ dropout_key_group(first_key + 2 * (static_cast<int>(threadIdx.x) % 4));
+          keep.words.keys ^ dropout_group(first_key + 2 * (static_cast<int>(threadIdx.x) % 4));
+      keep_key = first_key;
       keep_addend = keep.addend(dropout, keep_rows, first_key);
     }
   }
@@ -135,7 +137,7 @@ struct ForwardWarp {
   /// draws its numbers itself, or the usual one would keep them for it.
   template <bool kAgain>
   __device__ void exponentials(int index) {
-    // Row by row; with dropout two blocks of keys, whose draws all rows share, after the other.
+    // Row by row; with dropout two blocks of keys, whose words all rows share, after the other.
     const int half = index % 2;
     const int n =
         Config::kDropout ? index / (4 * kBlocks) * 2 + index / 2 % 2 : index / 2 % kPieceBlocks;
@@ -147,7 +149,11 @@ struct ForwardWarp {
     unsigned& packed = rP_next[m][n / 2][n % 2 * 2 + half];
     packed = pack<kElement>(p0, p1);
     if constexpr (Config::kDropout) {
-      if (index % (4 * kBlocks) == 0) draw<kAgain>(n);
+      if (index == 0) draw<kAgain>();
+      if (index % (4 * kBlocks) == 0) {
+        dropped.take(dropout_selectors(keep_query, keep_key + 8 * n), keep_addend,
+                     (keep_query & 16) != 0, kPermuteBytes);
+      }
       // A byte's top bit in all bits of a half: 2t from the first word, 2t + 1 from the second.
       packed &= ~ptx::permute_bytes(dropped.words[m][0], dropped.words[m][1],
                                     dropped.selector(half, n % 2));
@@ -156,10 +162,10 @@ struct ForwardWarp {
   static constexpr int kPairs = kBlocks * kPieceBlocks * 2;
 
   template <bool kAgain>
-  __device__ void draw(int n) {
+  __device__ void draw() {
     DropoutQueries rows = keep_rows;
     if constexpr (kAgain) rows.high = ptx::anew(rows.high);
-    dropped.draw(keep.words.key, rows, keep_keys ^ 4 * n, keep_addend, keep_upper);
+    dropped.draw(keep.words.key, rows, keep_keys);
   }
 
   /// O += P V of the previous piece, whose values begin at `shared_v`.

@@ -228,19 +228,20 @@ struct ForwardFp32Guarded : ForwardFp32<Config> {
       const int lane = threadIdx.x % 32;
       const int row = w.first_row + static_cast<int>(threadIdx.x) / 32 * 16 + lane / 4;
       const DropoutQueries queries = dropout_queries(keep.words, row);
+      DropoutDraw draws[2];  // of this lane's two keys of a block, and of the next blocks'
+      unsigned limit = 0;
 #pragma unroll
-      for (int n = 0; n < kKeys / 8; n += 2) {
-        const unsigned limit = keep.limit(args.dropout, queries, first_key + 8 * n);
+      for (int n = 0; n < kKeys / 8; ++n) {
+        const int key = first_key + 8 * n;
+        if (n % 8 == 0) limit = keep.limit(args.dropout, queries, key);
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
-          const DropoutNumbers numbers =
-              keep.of_keys(queries, first_key + 8 * n + lane % 4 * 2 + j);
+          if (n % 8 == 0) draws[j] = keep.of_keys(queries, key + lane % 4 * 2 + j);
 #pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            const int block = n + i % 2, at = 2 * (i / 2) + j;
-            if (numbers.of(row + 8 * (i / 2), 8 * block) < limit) continue;
-            rP[block][at] = 0;
-            visible &= ~(1u << (block * 4 + at));
+          for (int half = 0; half < 2; ++half) {
+            if (keep.number(draws[j], row + 8 * half, key) < limit) continue;
+            rP[n][2 * half + j] = 0;
+            visible &= ~(1u << (n * 4 + 2 * half + j));
           }
         }
       }

@@ -161,7 +161,7 @@ struct ForwardFp32Kernel : ForwardFp32Block<Config> {
     for (int m = 0; m < kRowTiles; ++m) {
       constexpr float kFactor = 16384;  // 2^kShift
       float sum[2] = {0, 0};
-      DropoutNumbers numbers[2];  // of this lane's two keys of a block, and of the next block's
+      DropoutDraw draws[2];  // of this lane's two keys of a block, and of the next blocks'
       unsigned limit = 0;
       const int row = row0 + 16 * m + g;
 #pragma unroll
@@ -169,9 +169,9 @@ struct ForwardFp32Kernel : ForwardFp32Block<Config> {
         if constexpr (Config::kDropout) {
           const DropoutQueries queries = dropout_queries(state.keep.words, row);
           const int key = first_key + 8 * n;
-          if (n % 4 == 0) limit = state.keep.limit(args.dropout, queries, key);
-          for (int j = 0; n % 2 == 0 && j < 2; ++j) {
-            numbers[j] = state.keep.of_keys(queries, key + 2 * t + j);
+          if (n % 8 == 0) limit = state.keep.limit(args.dropout, queries, key);
+          for (int j = 0; n % 8 == 0 && j < 2; ++j) {
+            draws[j] = state.keep.of_keys(queries, key + 2 * t + j);
           }
         }
 #pragma unroll
@@ -181,8 +181,9 @@ struct ForwardFp32Kernel : ForwardFp32Block<Config> {
           if constexpr (Config::kDropout) x *= kFactor, y *= kFactor;
           sum[half] += x + y;
           if constexpr (Config::kDropout) {
-            if (numbers[0].of(row + 8 * half, 8 * n) >= limit) x = 0;
-            if (numbers[1].of(row + 8 * half, 8 * n) >= limit) y = 0;
+            const int query = row + 8 * half, key = first_key + 8 * n;
+            if (KeepMask<Config>::number(draws[0], query, key) >= limit) x = 0;
+            if (KeepMask<Config>::number(draws[1], query, key) >= limit) y = 0;
           }
           const int at = n % 2 * 2 + half;
           if constexpr (kTerms == 2) {

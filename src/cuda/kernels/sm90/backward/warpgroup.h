@@ -190,7 +190,7 @@ struct Sm90KeyWarpgroup {
                        int key0) {
     dropped = {};
     dropped.draw(words, DropoutLimit(dropout.limit), query0,
-                 key0 + kWarpgroupRows * consumer + 16 * warp(), lane());
+                 key0 + kWarpgroupRows * consumer + 16 * warp(), lane(), kPermuteBytes);
   }
 
   /// P^T and dP^T to the operands P^T and dS^T. kSelect: of hidden pairs and empty rows both are 0,

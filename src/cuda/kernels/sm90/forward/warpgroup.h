@@ -36,7 +36,7 @@ inline constexpr bool kSm90KeptMask =
 /// What a thread keeps of dropout. A base, so that it is nothing otherwise.
 template <class Config, bool kDropout>
 struct Sm90Dropped {
-  DroppedOfPairedRows::Rows keep_rows;  ///< of this thread's rows, which are of one group
+  PairedRows keep_rows;  ///< of this thread's rows, which are of one group
 };
 template <class Config>
 struct Sm90Dropped<Config, false> {};
@@ -113,7 +113,7 @@ struct Sm90Warpgroup : Sm90MaskRows<kSm90KeptMask<Config>>, Sm90Dropped<Config, 
     }
     if constexpr (Config::kDropout) {
       const KeepMask<Config> keep(args.dropout, args.shape, task.batch, task.head_q);
-      this->keep_rows = DroppedOfPairedRows::Rows(keep.words, row(0), lane());
+      this->keep_rows = PairedRows(keep.words, row(0), lane());
     }
 #pragma unroll
     for (auto& slab : rO) {
@@ -425,23 +425,27 @@ struct Sm90Warpgroup : Sm90MaskRows<kSm90KeptMask<Config>>, Sm90Dropped<Config, 
     if constexpr (Config::kDropout) drop(args.dropout, first_key);
   }
   __device__ void drop(const DropoutArguments& dropout, int first_key) {
-    const unsigned own_lane = lane(), keys = dropout_key_group(first_key);
+    static_assert(!Config::kDropout || Tiles::kKeySteps % 4 == 0, "draws are for 64 keys");
+    const unsigned own_lane = lane(), keys = dropout_group(first_key);
+    const bool far = (ptx::thread_index() & 64) != 0;  // bit 1 of the warp is bit 5 of its rows
     const unsigned phase =
-        this->keep_rows.phase + (static_cast<unsigned>(first_key) >> 5) * kDropoutPhaseStep;
+        this->keep_rows.phase + (static_cast<unsigned>(first_key) >> 6) * kDropoutPhaseStep;
     const DropoutLimit limit(dropout.limit);
     const auto exchange = [](unsigned word) {
       return __float_as_uint(ptx::shuffle_xor(__uint_as_float(word), 16));
     };
 #pragma unroll
-    for (unsigned step = 0; step < Tiles::kKeySteps; ++step) {
-      // Blocks begin at a multiple of their keys.
-      const DroppedOfPairedRows dropped(this->keep_rows, keys ^ 8 * step,
-                                        limit.addend(phase + step / 2 * kDropoutPhaseStep),
-                                        own_lane, exchange);
+    for (unsigned drawn = 0; drawn < Tiles::kKeySteps / 4; ++drawn) {
+      const DroppedOfPairedRows dropped(this->keep_rows, far, keys + 8 * drawn,
+                                        limit.addend(phase + drawn * kDropoutPhaseStep), own_lane,
+                                        exchange, kPermuteBytes);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        rP[step][i] &=
-            ~ptx::permute_bytes(dropped.own, dropped.other, dropped.selector(i % 2, i / 2));
+      for (int step = 0; step < 4; ++step) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          rP[4 * drawn + step][i] &= ~ptx::permute_bytes(dropped.own[step], dropped.other[step],
+                                                         dropped.selector(i % 2, i / 2));
+        }
       }
     }
   }

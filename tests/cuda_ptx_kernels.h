@@ -248,10 +248,8 @@ inline const Primitives& ptx_primitives() {
                         "out[i] = ptx::log2_fast(in[i]);"),
         ptx_elementwise("max_nan", "const float* in, float* out",
                         "out[i] = ptx::max_nan(in[2 * i], in[2 * i + 1]);"),
-        ptx_elementwise("clear_both_if", "const float* in, float* out",
-                        "float a = in[2 * i], b = in[2 * i + 1];\n"
-                        "  ptx::clear_both_if(a, b, i, 0x14);\n"
-                        "  out[2 * i] = a, out[2 * i + 1] = b;"),
+        ptx_elementwise("clear_if", "const float* in, float* out",
+                        "out[i] = ptx::clear_if(in[i], i, 0x14);"),
         // Bytes in order, mixed, and their top bits in all of a byte.
         ptx_elementwise("permute_bytes", "const unsigned* in, unsigned* out",
                         "const unsigned low = ptx::anew(in[2 * i]), high = in[2 * i + 1];\n"

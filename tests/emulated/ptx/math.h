@@ -12,8 +12,8 @@ inline float exp2_fast(float x) {
 inline float reciprocal_fast(float x) {
   return flushed(1 / flushed(x));
 }
-inline void clear_both_if(float& a, float& b, unsigned word, unsigned mask) {
-  if ((word & mask) != 0) a = b = 0;
+inline float clear_if(float value, unsigned word, unsigned mask) {
+  return (word & mask) != 0 ? 0.0f : value;
 }
 inline float log2_fast(float x) {
   return std::log2(flushed(x));

@@ -20,14 +20,16 @@ __device__ inline float reciprocal_fast(float x) {
   return y;
 }
 
-/// Both become 0 where `word` has a bit of `mask`: one test and two selections. The compiler takes
-/// a shift and a comparison more.
-__device__ inline void clear_both_if(float& a, float& b, unsigned word, unsigned mask) {
+/// 0 where `word` has a bit of `mask`: one test and one selection. The compiler takes a shift and a
+/// comparison more.
+__device__ inline float clear_if(float value, unsigned word, unsigned mask) {
+  float out;
   asm("{\n\t.reg .pred has;\n\t.reg .b32 bits;\n\t"
       "and.b32 bits, %2, %3;\n\tsetp.ne.u32 has, bits, 0;\n\t"
-      "selp.f32 %0, 0f00000000, %0, has;\n\tselp.f32 %1, 0f00000000, %1, has;\n\t}"
-      : "+f"(a), "+f"(b)
-      : "r"(word), "r"(mask));
+      "selp.f32 %0, 0f00000000, %1, has;\n\t}"
+      : "=f"(out)
+      : "f"(value), "r"(word), "r"(mask));
+  return out;
 }
 
 /// log2 by the special-function unit: absolute error at most 2^-22 near 1, log2(0) = -inf.

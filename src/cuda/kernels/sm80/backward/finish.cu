@@ -1,4 +1,5 @@
-// Backward, step 3 of 3: dQ = scale dQ_fp32, from the accumulator's order to rows, in dq's type.
+// Backward, step 3 of 3: dQ = scale / (1 - p) dQ_fp32, from the order of the accumulator to rows,
+// in the type of dq. p: of dropout.
 // One block per tile of queries and head. Bound by memory: 4 B Hq Sq D bytes read, 2 written.
 
 #include "sm80/backward/operands.h"
@@ -35,7 +36,7 @@ extern "C" __global__ void __launch_bounds__(32 * Config::kWarpsQ * Config::kWar
   const auto* lse2 = static_cast<const float*>(args.regions[kRegionLse]) +
                      (Int64(head_index) * tiles + tile) * Sizes::kTileQ;
   const int column = warp % Sizes::kFeatureParts * (Sizes::kGradQN * 8);
-  const float scale = mutation::grad_q_scale<Config>(shape.scale);
+  const float scale = mutation::grad_q_scale<Config>(shape.scale * args.dropout.scale);
   unsigned char* const first =
       row_address<Config::kGradQ>(args.dq, batch, head, tile * Sizes::kTileQ);
   const Int64 row_bytes = args.dq.row_stride * (Config::kGradQ == Element::kFp32 ? 4 : 2);

@@ -126,8 +126,9 @@ struct BackwardKernel : BackwardBlock<Config> {
     }
   }
 
-  /// dP^T -> dS^T in place; `s` holds P^T, or S^T with kLateExponentials, and then P^T. kSelect:
-  /// pairs may be hidden or rows empty; both become exactly 0 there, whatever S and dP hold.
+  /// dP^T -> dS^T in place, with dropout (1 - p) times it; `s` holds P^T, or S^T with
+  /// kLateExponentials, and then P^T. kSelect: pairs may be hidden or rows empty; both become
+  /// exactly 0 there, whatever S and dP hold.
   template <bool kSelect>
   static __device__ void differentiate(float (&s)[kM][kN][4], float (&dp)[kM][kN][4],
                                        const float* lse2, const float* delta, float scale_log2,
@@ -178,8 +179,7 @@ struct BackwardKernel : BackwardBlock<Config> {
           float ds = p * (dp[m][n][i] - d);
           if constexpr (Config::kDropout) {
             stays = !dropout.dropped(m, n, i);
-            const float scale = rules.args.dropout.scale;
-            ds = fmaf(stays ? p : 0.0f, scale * dp[m][n][i], -(p * d));
+            ds = fmaf(stays ? p : 0.0f, dp[m][n][i], -(p * d));
           }
           if constexpr (Config::kSoftcap) ds *= slope;
           s[m][n][i] = counts && stays ? p : 0.0f;
@@ -521,9 +521,9 @@ struct BackwardKernel : BackwardBlock<Config> {
                 (key0 + r) * rows.row_stride) *
                    bytes;
       };
-      WriterK::write(sum.k[m], args.shape.scale, warp.wq * kGradKN * 8, warp.lane, [&](int r) {
-        return row_of(args.dk, Config::kGradK == Element::kFp32 ? 4 : 2, r);
-      });
+      WriterK::write(
+          sum.k[m], args.shape.scale * args.dropout.scale, warp.wq * kGradKN * 8, warp.lane,
+          [&](int r) { return row_of(args.dk, Config::kGradK == Element::kFp32 ? 4 : 2, r); });
       WriterV::write(
           sum.v[m], keep_scale<Config>(args.dropout), warp.wq * kGradVN * 8, warp.lane,
           [&](int r) { return row_of(args.dv, Config::kGradV == Element::kFp32 ? 4 : 2, r); });

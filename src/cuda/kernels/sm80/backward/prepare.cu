@@ -2,6 +2,9 @@
 //
 //   lse2 = -LSE log2(e)      delta = rowsum(dO * O) - dLSE      both fp32 [B Hq, Sq rounded up]
 //
+// With dropout of probability p delta is (1 - p) times that: kept terms of dP need no factor then,
+// and dQ and dK are multiplied by 1 / (1 - p) where their sums end.
+//
 // and a dQ accumulator of zeros. One block per tile of queries and head; a quarter of a warp's
 // lanes per row at head dim 64, whole warps from 256 on. Bound by memory: 4 B Hq Sq Dv bytes read,
 // 4 B Hq Sq D written.
@@ -125,6 +128,6 @@ extern "C" __global__ void __launch_bounds__(256)
     if constexpr (kOffsetScores<Config>) lse2 = fmaf(-lse, kLog2E, args.score.offset);
     static_cast<float*>(args.regions[kRegionLse])[first + r] = empty ? kMinusInfinity : lse2;
     static_cast<float*>(args.regions[kRegionDelta])[first + r] =
-        empty ? 0.0f : mutation::delta<Config>(sum, d_lse);
+        empty ? 0.0f : mutation::delta<Config>(sum, d_lse) / args.dropout.scale;
   }
 }

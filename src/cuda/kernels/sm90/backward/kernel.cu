@@ -265,13 +265,12 @@ struct Sm90KeyConsumer {
     }
     pin(dp);
     const int first_key = work.key0 + kWarpgroupRows * warpgroup.consumer;
-    const float scale = keep_scale<Config>(args.dropout);
     if (!empty && visibility.sees_all(query0, kTileQ, first_key, kWarpgroupRows)) {
       warpgroup.template differentiate<false>(s, dp, rows_lse2, rows_delta, visibility, query0,
-                                              work.key0, scale);
+                                              work.key0);
     } else {
       warpgroup.template differentiate<true>(s, dp, rows_lse2, rows_delta, visibility, query0,
-                                             work.key0, scale);
+                                             work.key0);
     }
     ring_scores.wait_empty();
     // With dropout the loop has no registers to keep what follows from it.

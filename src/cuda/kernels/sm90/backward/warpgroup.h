@@ -194,11 +194,11 @@ struct Sm90KeyWarpgroup {
   }
 
   /// P^T and dP^T to the operands P^T and dS^T. kSelect: of hidden pairs and empty rows both are 0,
-  /// whatever they hold. keep_scale: 1 / (1 - p) of dropout.
+  /// whatever they hold. With dropout dS is (1 - p) times what it is: delta comes so.
   template <bool kSelect>
   __device__ void differentiate(const Pairs& p, const Pairs& dp, const PerQuery& lse2,
                                 const PerQuery& delta, const Visibility& visibility, int query0,
-                                int key0, float keep_scale) {
+                                int key0) {
     const int query = query0 + static_cast<int>(2 * (thread % 4));
     const KeyRange seen[2] = {visibility.queries_of(query, Tiles::kTileQ, key0 + key()),
                               visibility.queries_of(query, Tiles::kTileQ, key0 + key() + 8)};
@@ -213,10 +213,9 @@ struct Sm90KeyWarpgroup {
           const int index = 4 * j + 2 * half + i;
           probability[i] = p[index];
           if constexpr (Config::kDropout) {
-            float grad_p = dp[index];
-            ptx::clear_both_if(probability[i], grad_p, dropped.word(0, j, 2 * half + i),
-                               dropped.bit(0, j, 2 * half + i));
-            d_s[i] = p[index] * __fmaf_rn(grad_p, keep_scale, -(i ? row.y : row.x));
+            probability[i] = ptx::clear_if(p[index], dropped.word(0, j, 2 * half + i),
+                                           dropped.bit(0, j, 2 * half + i));
+            d_s[i] = __fmaf_rn(probability[i], dp[index], -p[index] * (i ? row.y : row.x));
           } else {
             d_s[i] = p[index] * (dp[index] - (i ? row.y : row.x));
           }
@@ -269,7 +268,8 @@ struct Sm90KeyWarpgroup {
         GradientWriter<Config::kGradK, Config::kHeadDim, Config::kAlignGradK, Config::kAccumulate>;
     using WriterV =
         GradientWriter<Config::kGradV, Config::kHeadDimV, Config::kAlignGradV, Config::kAccumulate>;
-    store_gradient<WriterK, Config::kGradK>(rK, args.dk, args.shape, work, key0, args.shape.scale);
+    store_gradient<WriterK, Config::kGradK>(rK, args.dk, args.shape, work, key0,
+                                            args.shape.scale * args.dropout.scale);
     store_gradient<WriterV, Config::kGradV>(rV, args.dv, args.shape, work, key0,
                                             keep_scale<Config>(args.dropout));
   }

@@ -181,7 +181,8 @@ Status ForwardPlan::forward(ContextState& context, Stream, const ForwardTensors&
 
 // Rows of a query tile and keys of a block. Measured (see README.md): 48 rows on Zen 4 and 96 on
 // Zen 3 keep Q, the sums and a key block in L2 while K and V stream from L3 once per tile; blocks
-// of 256 fp32 scores per row keep six rows of S in L1, bf16 pairs leave room for 512.
+// of 256 fp32 scores per row keep six rows of S in L1, bf16 pairs leave room for 512. AVX2's panels
+// of 16 columns cost more per strip, so small heads, whose blocks L2 holds, take more keys.
 void choose_tiles(ForwardPlan& plan, const Geometry& g) {
   const bool pairs = plan.table->depth_per == 2;
   const std::int64_t strip = plan.table->strip_rows;
@@ -190,6 +191,10 @@ void choose_tiles(ForwardPlan& plan, const Geometry& g) {
   const std::int64_t rows = plan.table->lanes >= 16 ? 48 : 96;
   const std::int64_t strips = std::max<std::int64_t>(4, rows / strip);
   plan.call.tile_rows = std::min(strips * strip, round_up(plan.rows_per_head(), strip));
+  const bool several_tiles = plan.rows_per_head() > plan.call.tile_rows;
+  if (plan.table->lanes == 8 && several_tiles && g.head_dim + g.head_dim_v <= 128) {
+    plan.call.key_block = 384;
+  }
 }
 
 // With fewer tiles than threads want, first smaller tiles, then splits along the keys.

@@ -18,6 +18,10 @@ namespace FLASHLAB_SIMD_NAMESPACE {
 namespace {
 namespace forward_pass {
 
+/// Whether a register tile's rows are those of its strip, so that it can keep their maxima: not
+/// AMX's.
+constexpr bool kTileMaxima = kStripRows <= 8;
+
 /// Where the parts of a thread's scratch lie. Elements are 4 bytes in every policy.
 template <class Multiply>
 struct Scratch {
@@ -29,7 +33,7 @@ struct Scratch {
   Element* weights;      ///< [kStripRows, score_stride] (fp32: the scores themselves)
   float* sums;           ///< [as queries, sum_stride]: acc, unnormalised O
   float* row_max;        ///< [strips, kStatistics] in units of S: see power_factor
-  float* row_sum;        ///< [strips, kStatistics]
+  float* lane_sum;       ///< [as queries, kLanes]: parts of each row's sum
   int64_t* first_key;    ///< [tile_rows]
   int64_t* end_key;      ///< [tile_rows]
   Element* keys;         ///< one packed block of K, if the task packs
@@ -60,7 +64,7 @@ struct Scratch {
     }
     sums = static_cast<float*>(take(strips * kStripRows * sum_stride, 4));
     row_max = static_cast<float*>(take(strips * kStatistics, 4));
-    row_sum = static_cast<float*>(take(strips * kStatistics, 4));
+    lane_sum = static_cast<float*>(take(strips * kStripRows * kLanes, 4));
     first_key = static_cast<int64_t*>(take(call.tile_rows, 8));
     end_key = static_cast<int64_t*>(take(call.tile_rows, 8));
     keys = nullptr;
@@ -186,7 +190,25 @@ void strip_against_block(const ForwardCall& call, const ForwardTask& task,
   score_tile.b_depth_stride = kPanel;
   score_tile.c = scratch.scores;
   score_tile.c_row_stride = scratch.score_stride;
-  multiply_scores<Multiply>(what.rows, what.columns, depth * kPanel, score_tile);
+  bool trimmed = padded != what.columns;
+  for (int i = 0; i < what.rows; ++i) {
+    trimmed |= what.row_first[i] > what.first_key;
+    trimmed |= what.row_end[i] < what.first_key + what.columns;
+  }
+  // PERF: the maxima of scores that nothing changes are taken from the registers that hold them.
+  alignas(64) float lane_max[kStripRows * kLanes];
+  const bool final_products = kTileMaxima && depth <= kLongestSum && !trimmed &&
+                              !call.scores.active && call.mask.data == nullptr;
+  if (final_products) {
+    if constexpr (kTileMaxima) {
+      for (int i = 0; i < kStripRows; ++i) store(set(-kInfinity), lane_max + i * kLanes);
+      score_tile.lane_max = lane_max;
+      multiply_panels<Multiply, Start::kZeroAndMaxima>(what.rows, what.columns, depth * kPanel,
+                                                       score_tile);
+    }
+  } else {
+    multiply_scores<Multiply>(what.rows, what.columns, depth * kPanel, score_tile);
+  }
 
   const auto for_rows = [&](const auto& use) {
     for (int i = 0; i < what.rows; ++i) {
@@ -201,11 +223,6 @@ void strip_against_block(const ForwardCall& call, const ForwardTask& task,
                        scratch.scores + i * scratch.score_stride);
     });
   }
-  bool trimmed = padded != what.columns;
-  for (int i = 0; i < what.rows; ++i) {
-    trimmed |= what.row_first[i] > what.first_key;
-    trimmed |= what.row_end[i] < what.first_key + what.columns;
-  }
   if (trimmed) apply_band(what, padded, scratch.scores, scratch.score_stride);
   if (call.mask.data != nullptr && kMutation != Mutation::kIgnoredMask) {
     const float factor = call.scores.active ? 1.0f : call.score_factor;
@@ -219,8 +236,9 @@ void strip_against_block(const ForwardCall& call, const ForwardTask& task,
   float factor = power_factor(call);
   if (kMutation == Mutation::kWrongScale) factor *= 1.01f;
   softmax_strip<Multiply>(what.rows, padded, factor, scratch.scores, scratch.weights,
-                          scratch.score_stride, scratch.row_max + strip * kStatistics,
-                          scratch.row_sum + strip * kStatistics, rescale);
+                          scratch.score_stride, final_products ? lane_max : nullptr,
+                          scratch.row_max + strip * kStatistics, scratch.lane_sum + row * kLanes,
+                          rescale);
   if (call.dropout.row != nullptr) {
     for_rows([&](int i, int64_t head, int64_t position) {
       drop_weights<Multiply>(call.dropout, task.batch, head, position, what.first_key, what.columns,
@@ -288,16 +306,17 @@ void write_results(const ForwardCall& call, const ForwardTask& task,
                    const Scratch<Multiply>& scratch) {
   for (int64_t r = task.row_begin; r < task.row_end; ++r) {
     const int64_t i = r - task.row_begin;
-    const int64_t s = i / kStripRows * kStatistics + i % kStripRows;
+    const float max = scratch.row_max[i / kStripRows * kStatistics + i % kStripRows];
+    const float sum = hn::GetLane(hn::SumOfLanes(FloatTag(), load(scratch.lane_sum + i * kLanes)));
     const float* sums = scratch.sums + i * scratch.sum_stride;
     if (task.split < 0) {
-      write_row(call, task.batch, task.key_head, r, sums, scratch.row_max[s], scratch.row_sum[s]);
+      write_row(call, task.batch, task.key_head, r, sums, max, sum);
       continue;
     }
     const int64_t index = partial_row(call, call.batches, task.split, task.batch, task.key_head, r);
-    call.partial_max[index] = scratch.row_max[s];
-    call.partial_sum[index] = scratch.row_sum[s];
-    if (scratch.row_sum[s] == 0.0f) continue;  // merge skips empty partials
+    call.partial_max[index] = max;
+    call.partial_sum[index] = sum;
+    if (sum == 0.0f) continue;  // merge skips empty partials
     memcpy(call.partial_o + index * scratch.sum_stride, sums,
            static_cast<size_t>(scratch.sum_stride) * sizeof(float));
   }
@@ -346,10 +365,8 @@ template <class Multiply>
 void run_task(const ForwardCall& call, const ForwardTask& task, void* memory) {
   const Scratch<Multiply> scratch(call, call.packed_keys == nullptr, memory);
   const int64_t strips = (task.row_end - task.row_begin + kStripRows - 1) / kStripRows;
-  for (int64_t i = 0; i < strips * kStatistics; ++i) {
-    scratch.row_max[i] = -kInfinity;
-    scratch.row_sum[i] = 0.0f;
-  }
+  for (int64_t i = 0; i < strips * kStatistics; ++i) scratch.row_max[i] = -kInfinity;
+  for (int64_t i = 0; i < strips * kStripRows * kLanes; ++i) scratch.lane_sum[i] = 0.0f;
   pack_queries(call, task, scratch);
   visit_blocks(call, task, scratch);
   write_results(call, task, scratch);

@@ -125,29 +125,61 @@ HWY_INLINE void apply_mask_row(const ForwardCall& call, const ForwardTask& task,
   }
 }
 
+/// The largest of a row's columns, by lane.
+HWY_INLINE Floats maxima(const float* row, int64_t padded) {
+  Floats max0 = set(-kInfinity), max1 = max0;
+  int64_t j = 0;
+  for (; j + 2 * kLanes <= padded; j += 2 * kLanes) {
+    max0 = hn::Max(max0, load(row + j));
+    max1 = hn::Max(max1, load(row + j + kLanes));
+  }
+  if (j < padded) max0 = hn::Max(max0, load(row + j));
+  return hn::Max(max0, max1);
+}
+
+/// P = 2^(factor (S - max)) of a row.
+struct Power {
+  Floats max, factor;
+
+  HWY_INLINE Floats exponent(const float* s) const {
+    return hn::Mul(hn::Sub(load(s), max), factor);
+  }
+  /// P of kVectors vectors (even) of the row's scores s from column j on, stored and added up.
+  template <class Multiply, int kVectors>
+  HWY_INLINE void weigh(const float* s, int64_t j, typename Multiply::Element* weights,
+                        Floats* sum0, Floats* sum1) const {
+    Floats p[kVectors];
+#pragma GCC unroll 4
+    for (int i = 0; i < kVectors; ++i) p[i] = exponent(s + j + i * kLanes);
+    exp2<Multiply::kExpDegree>(p);
+#pragma GCC unroll 4
+    for (int i = 0; i < kVectors; i += 2) {
+      *sum0 = hn::Add(*sum0, p[i]);
+      *sum1 = hn::Add(*sum1, p[i + 1]);
+      store_weights(Multiply(), p[i], p[i + 1], weights, j + i * kLanes);
+    }
+  }
+};
+
 /// Turns a strip's scores [rows, padded columns] into probabilities, updates the rows' maxima and
-/// sums and gives the factor that what was summed before must be scaled by.
+/// sums and gives the factor that what was summed before must be scaled by. `lane_max` [rows,
+/// kLanes] are the scores' maxima where they are known, else null; sums stay in their lanes.
 ///
 /// P = 2^(factor (S - max)) with factor = scale log2(e), and max S as it is: the difference of two
 /// scores loses nothing where it matters, and P of the largest is exactly 1. A product factor S
 /// rounded first would shift a score by |S| 2^-24, and P with it.
 template <class Multiply>
 HWY_INLINE void softmax_strip(int rows, int64_t padded, float factor, float* scores,
-                              typename Multiply::Element* weights, int64_t stride, float* row_max,
-                              float* row_sum, float* rescale) {
+                              typename Multiply::Element* weights, int64_t stride,
+                              const float* lane_max, float* row_max, float* lane_sum,
+                              float* rescale) {
   alignas(64) float block_max[kStatistics];
   alignas(64) float used_max[kStatistics];
   for (int i = 0; i < kStatistics; ++i) block_max[i] = -kInfinity;
   for (int i = 0; i < rows; ++i) {
-    const float* s = scores + i * stride;
-    Floats max0 = set(-kInfinity), max1 = max0;
-    int64_t j = 0;
-    for (; j + 2 * kLanes <= padded; j += 2 * kLanes) {
-      max0 = hn::Max(max0, load(s + j));
-      max1 = hn::Max(max1, load(s + j + kLanes));
-    }
-    if (j < padded) max0 = hn::Max(max0, load(s + j));
-    block_max[i] = hn::GetLane(hn::MaxOfLanes(FloatTag(), hn::Max(max0, max1)));
+    const Floats max =
+        lane_max != nullptr ? load(lane_max + i * kLanes) : maxima(scores + i * stride, padded);
+    block_max[i] = hn::GetLane(hn::MaxOfLanes(FloatTag(), max));
   }
   // All rows of the strip at once. A row that has seen nothing keeps -inf and uses 0 instead, so
   // that its P is 2^-inf = 0 and not NaN.
@@ -160,31 +192,28 @@ HWY_INLINE void softmax_strip(int rows, int64_t padded, float factor, float* sco
     store(scale, rescale + i);
     store(new_max, row_max + i);
     store(used, used_max + i);
-    store(hn::Mul(load(row_sum + i), scale), row_sum + i);
   }
-  const Floats vector_factor = set(factor);
   for (int i = 0; i < rows; ++i) {
     const float* s = scores + i * stride;
     typename Multiply::Element* w = weights + i * stride;
-    const Floats max = set(used_max[i]);
-    const auto probability = [&](Floats score) HWY_ATTR {
-      return exp2<Multiply::kExpDegree>(hn::Mul(hn::Sub(score, max), vector_factor));
-    };
+    const Power power{set(used_max[i]), set(factor)};
     Floats sum0 = zero(), sum1 = sum0;
     int64_t j = 0;
-    for (; j + 2 * kLanes <= padded; j += 2 * kLanes) {
-      const Floats low = probability(load(s + j));
-      const Floats high = probability(load(s + j + kLanes));
-      sum0 = hn::Add(sum0, low);
-      sum1 = hn::Add(sum1, high);
-      store_weights(Multiply(), low, high, w, j);
+    for (; j + 4 * kLanes <= padded; j += 4 * kLanes) {
+      power.weigh<Multiply, 4>(s, j, w, &sum0, &sum1);
+    }
+    if (j + 2 * kLanes <= padded) {
+      power.weigh<Multiply, 2>(s, j, w, &sum0, &sum1);
+      j += 2 * kLanes;
     }
     if (j < padded) {  // score_stride leaves room for the second vector
-      const Floats low = probability(load(s + j));
-      sum0 = hn::Add(sum0, low);
-      store_weights(Multiply(), low, zero(), w, j);
+      Floats last[1] = {power.exponent(s + j)};
+      exp2<Multiply::kExpDegree>(last);
+      sum0 = hn::Add(sum0, last[0]);
+      store_weights(Multiply(), last[0], zero(), w, j);
     }
-    row_sum[i] += hn::GetLane(hn::SumOfLanes(FloatTag(), hn::Add(sum0, sum1)));
+    float* sum = lane_sum + i * kLanes;
+    store(hn::MulAdd(load(sum), set(rescale[i]), hn::Add(sum0, sum1)), sum);
   }
 }
 

@@ -21,10 +21,11 @@ namespace {
 
 /// What C holds before the products are added.
 enum class Start {
-  kZero,   ///< nothing: C is overwritten
-  kAdd,    ///< C
-  kScale,  ///< row_scale[i] * C[i, :]
-  kSum,    ///< C, added once the products are summed from zero
+  kZero,           ///< nothing: C is overwritten
+  kAdd,            ///< C
+  kScale,          ///< row_scale[i] * C[i, :]
+  kSum,            ///< C, added once the products are summed from zero
+  kZeroAndMaxima,  ///< nothing; lane_max takes in what C becomes
 };
 
 /// fp32 products and sums.
@@ -74,6 +75,7 @@ struct TileArguments {
   float* c;
   int64_t c_row_stride;
   const float* row_scale;  ///< [rows], Start::kScale only
+  float* lane_max;         ///< [rows, kLanes], Start::kZeroAndMaxima only
 };
 
 /// C [kRows, kVectors * kLanes]. All accumulators live in registers; kRows <= kStripRows and
@@ -86,7 +88,7 @@ HWY_INLINE void micro_kernel(const TileArguments<Multiply>& t) {
 #pragma GCC unroll 8
     for (int j = 0; j < kVectors; ++j) {
       const float* c = t.c + i * t.c_row_stride + j * kLanes;
-      if constexpr (kStart == Start::kZero || kStart == Start::kSum) sum[i][j] = zero();
+      sum[i][j] = zero();
       if constexpr (kStart == Start::kAdd) sum[i][j] = load(c);
       if constexpr (kStart == Start::kScale) sum[i][j] = hn::Mul(set(t.row_scale[i]), load(c));
     }
@@ -117,6 +119,12 @@ HWY_INLINE void micro_kernel(const TileArguments<Multiply>& t) {
     for (int j = 0; j < kVectors; ++j) {
       float* c = t.c + i * t.c_row_stride + j * kLanes;
       store(kStart == Start::kSum ? hn::Add(load(c), sum[i][j]) : sum[i][j], c);
+    }
+    if constexpr (kStart == Start::kZeroAndMaxima) {
+      Floats max = load(t.lane_max + i * kLanes);
+#pragma GCC unroll 8
+      for (int j = 0; j < kVectors; ++j) max = hn::Max(max, sum[i][j]);
+      store(max, t.lane_max + i * kLanes);
     }
   }
 }

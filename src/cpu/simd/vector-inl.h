@@ -108,25 +108,51 @@ HWY_INLINE Ints nearest_int(Floats t) {
 /// is 0, so p's NaN is returned.
 /// PERF: max, round and subtract go to the ADD pipes; the polynomial alone occupies FMA slots.
 /// vscalefps would cost two of them (Zen 4, 2026-11).
+///
+/// Several vectors go in step: one needs 14 instructions, each waiting for the one before.
+template <int kDegree, int kVectors>
+HWY_INLINE void exp2(Floats (&t)[kVectors]) {
+  static_assert(kDegree == 4 || kDegree == 5);
+  Floats f[kVectors], p[kVectors];
+  Ints n[kVectors];
+#pragma GCC unroll 4
+  for (int i = 0; i < kVectors; ++i) t[i] = max_keep_second(set(-127.0f), t[i]);
+#pragma GCC unroll 4
+  for (int i = 0; i < kVectors; ++i) f[i] = hn::Round(t[i]);
+#pragma GCC unroll 4
+  for (int i = 0; i < kVectors; ++i) n[i] = nearest_int(t[i]);
+#pragma GCC unroll 4
+  for (int i = 0; i < kVectors; ++i) f[i] = hn::Sub(t[i], f[i]);
+#pragma GCC unroll 4
+  for (int i = 0; i < kVectors; ++i) n[i] = hn::ShiftLeft<23>(n[i]);
+  const auto add_term = [&](float coefficient) HWY_ATTR {
+#pragma GCC unroll 4
+    for (int i = 0; i < kVectors; ++i) p[i] = hn::MulAdd(p[i], f[i], set(coefficient));
+  };
+#pragma GCC unroll 4
+  for (int i = 0; i < kVectors; ++i) p[i] = set(kDegree == 5 ? 0.001326479507f : 0.009582859579f);
+  if constexpr (kDegree == 5) {
+    add_term(0.009671537838f);
+    add_term(0.05550733819f);
+    add_term(0.2402224171f);
+    add_term(0.6931469774f);
+  } else {
+    add_term(0.05590645533f);
+    add_term(0.2402409868f);
+    add_term(0.6931241899f);
+  }
+  add_term(1.0f);
+#pragma GCC unroll 4
+  for (int i = 0; i < kVectors; ++i) {
+    t[i] = hn::BitCast(FloatTag(), hn::Add(hn::BitCast(IntTag(), p[i]), n[i]));
+  }
+}
+
 template <int kDegree>
 HWY_INLINE Floats exp2(Floats t) {
-  static_assert(kDegree == 4 || kDegree == 5);
-  t = max_keep_second(set(-127.0f), t);
-  const Ints n = nearest_int(t);
-  const Floats f = hn::Sub(t, hn::Round(t));
-  Floats p;
-  if constexpr (kDegree == 5) {
-    p = hn::MulAdd(set(0.001326479507f), f, set(0.009671537838f));
-    p = hn::MulAdd(p, f, set(0.05550733819f));
-    p = hn::MulAdd(p, f, set(0.2402224171f));
-    p = hn::MulAdd(p, f, set(0.6931469774f));
-  } else {
-    p = hn::MulAdd(set(0.009582859579f), f, set(0.05590645533f));
-    p = hn::MulAdd(p, f, set(0.2402409868f));
-    p = hn::MulAdd(p, f, set(0.6931241899f));
-  }
-  p = hn::MulAdd(p, f, set(1.0f));
-  return hn::BitCast(FloatTag(), hn::Add(hn::BitCast(IntTag(), p), hn::ShiftLeft<23>(n)));
+  Floats one[1] = {t};
+  exp2<kDegree>(one);
+  return one[0];
 }
 
 // ---------------------------------------------------------------------------------------------

@@ -280,8 +280,10 @@ struct RangeConfig {
 
 /// Blocks of keys of a tile as the kernel counts them.
 template <class Config>
-int blocks_in_kernel(const device::Shape& shape, int rank, int tiles_q, int tile_q) {
-  const int first = (Config::kBoundedRight ? tiles_q - 1 - rank : rank) * tile_q;
+int blocks_in_kernel(const device::Shape& shape, int rank, const device::TileOrder& order,
+                     int tile_q) {
+  const int tile = Config::kBoundedRight ? order.tiles_q - 1 - rank : rank;
+  const int first = tile * tile_q - order.rows_before;
   const device::KeyRange seen =
       device::keys_seen_by_any<Config>(shape, first, std::min(first + tile_q, shape.seqlen_q) - 1);
   const int begin = seen.begin / Config::kBlockKeys;
@@ -294,13 +296,21 @@ void expect_the_kernels_blocks(const device::Sm90ForwardArguments& arguments, in
   const device::KeyStream& stream = arguments.stream;
   for (int rank = 0; rank < stream.period; ++rank) {
     const auto in_kernel = [&]<int kKeys>() {
-      return blocks_in_kernel<RangeConfig<kRight, kLeft, 3, kKeys>>(
-          arguments.call.shape, rank, arguments.order.tiles_q, tile_q);
+      return blocks_in_kernel<RangeConfig<kRight, kLeft, 3, kKeys>>(arguments.call.shape, rank,
+                                                                    arguments.order, tile_q);
     };
     EXPECT_EQ(stream.begins[rank + 1] - stream.begins[rank],
               block_keys == 64 ? in_kernel.template operator()<64>()
                                : in_kernel.template operator()<128>());
   }
+}
+
+device::Sm90ForwardArguments arguments_of(const internal::PlanState& made) {
+  const auto* kernel = made.program()->kernels().front().kernel;
+  device::Sm90ForwardArguments arguments;
+  EXPECT_EQ(kernel->parameters.bytes().size(), sizeof arguments);
+  std::memcpy(&arguments, kernel->parameters.bytes().data(), sizeof arguments);
+  return arguments;
 }
 
 /// Whether a call's keys are shared out; if so, that this is sound.
@@ -310,10 +320,8 @@ bool shares_out_keys(const PlannedSizes& sizes, const Options& options) {
   EXPECT_TRUE(made);
   if (!made) return false;
   EXPECT_EQ(made->implementation, "sm90");
+  const device::Sm90ForwardArguments arguments = arguments_of(*made);
   const auto* kernel = made->program()->kernels().front().kernel;
-  device::Sm90ForwardArguments arguments;
-  EXPECT_EQ(kernel->parameters.bytes().size(), sizeof arguments);
-  std::memcpy(&arguments, kernel->parameters.bytes().data(), sizeof arguments);
   const device::KeyStream& stream = arguments.stream;
   EXPECT_EQ(made->program()->kernels().size(), stream.tiles > 0 ? 2u : 1u);
   EXPECT_EQ(arguments.order.tiles + stream.tiles, arguments.order.tiles_q * arguments.order.heads);
@@ -332,6 +340,27 @@ bool shares_out_keys(const PlannedSizes& sizes, const Options& options) {
                   : expect_the_kernels_blocks<false, false>);
   expect(arguments, tile_q, block_keys);
   return true;
+}
+
+// Of tiles of 192 queries: the last one ends with the last whole warpgroup.
+TEST(Sm90Forward, WarpgroupsWithoutRowsAreInFrontWhereTilesDiffer) {
+  const auto rows_before = [](int seqlen, Causal causal, std::optional<Window> window = {}) {
+    Options options;
+    options.causal = causal;
+    options.window = window;
+    const PlannedSizes sizes{
+        .batch = 8, .seqlen_q = seqlen, .seqlen_k = seqlen, .heads = 32, .dim = 128};
+    const auto made =
+        plan(testing::described_problem(DType::kBf16, Pass::kForward, sizes, options), "sm_90a");
+    EXPECT_TRUE(made);
+    return made ? arguments_of(*made).order.rows_before : -1;
+  };
+  EXPECT_EQ(rows_before(1152, Causal::kBottomRight), 0);
+  EXPECT_EQ(rows_before(1153, Causal::kBottomRight), 128);
+  EXPECT_EQ(rows_before(1216, Causal::kTopLeft), 128);
+  EXPECT_EQ(rows_before(1217, Causal::kTopLeft), 64);
+  EXPECT_EQ(rows_before(1153, Causal::kNone), 0);
+  EXPECT_EQ(rows_before(1153, Causal::kBottomRight, Window{100, -1}), 0);
 }
 
 TEST(Sm90Forward, SharesOutKeysWhereTilesAreFew) {

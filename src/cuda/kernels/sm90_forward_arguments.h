@@ -16,8 +16,11 @@ namespace flashlab::device {
 /// all the time, and not in bursts at the first ranks. At head dims up to 64 equally long tiles go
 /// by sections, too (H200, 2026-11-24: full 512 and 1k 1.5 % faster).
 struct TileOrder {
-  int tiles_q;        ///< per head
-  int heads;          ///< batch * heads_q
+  int tiles_q;  ///< per head
+  int heads;    ///< batch * heads_q
+  /// Where tiles differ, rows that a head's first tile, the shortest, lacks in front: whole
+  /// warpgroups'. Behind the last row they would be idle beside a head's most keys.
+  int rows_before;
   int section_heads;  ///< heads of a section, where tiles differ
   int long_ranks;     ///< tiles of a head in sections
   int tiles;          ///< that one block works off whole: the first of tiles_q * heads

@@ -115,7 +115,7 @@ void choose_stream(Choice& choice, const Geometry& g, int multiprocessors) {
   int longest = 0;
   for (int rank = 0; rank < stream.period; ++rank) {
     const int tile = from_last ? order.tiles_q - 1 - rank : rank;
-    const int blocks = blocks_of_tile(shape, choice, tile * tile_q);
+    const int blocks = blocks_of_tile(shape, choice, tile * tile_q - order.rows_before);
     stream.begins[rank + 1] = stream.begins[rank] + blocks;
     longest = std::max(longest, blocks);
   }
@@ -197,6 +197,10 @@ Choice choose(const Problem& problem, const Geometry& g, const DeviceInfo& devic
   order.tiles_q = static_cast<int>((rows + choice.tiling.tile_q() - 1) / choice.tiling.tile_q());
   order.heads = static_cast<int>(g.batch * g.heads_q / choice.group);
   order.tiles = order.tiles_q * order.heads;
+  if (g.bounds.right < g.bounds.kUnbounded && g.bounds.left == g.bounds.kUnbounded) {
+    const std::int64_t empty = std::int64_t{order.tiles_q} * choice.tiling.tile_q() - rows;
+    order.rows_before = static_cast<int>(empty / kWarpgroupRows) * kWarpgroupRows;
+  }
   order.section_heads = heads_of_section(g, choice.group, device.l2_bytes);
   const bool long_tiles = g.seqlen_k > kShortCausal || bytes_of_group(g) > kSmallHeadBytes;
   order.long_ranks = choice.bounded && long_tiles ? order.tiles_q / 2 : order.tiles_q;

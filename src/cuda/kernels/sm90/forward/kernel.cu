@@ -40,7 +40,7 @@ struct Sm90Range {
     constexpr int kBlockKeys = Config::kBlockKeys;
     begin = larger(any.begin / kBlockKeys, task.first_block);
     end = smaller(divide_up(any.end, kBlockKeys), task.end_block);
-    if (first_row >= Rows::count(shape) || end < begin) end = begin = task.first_block;
+    if (!Rows::exist(shape, first_row) || end < begin) end = begin = task.first_block;
     if (Config::kTurns && begin < end) begin = task.first_block, end = task.end_block;
     clear_begin = divide_up(all.begin, kBlockKeys);
     clear_end = all.end / kBlockKeys;
@@ -240,7 +240,7 @@ struct Sm90Consumer {
       const Sm90Task<Config>& task = shared.tasks[ring_tasks.stage];
       if (!task.exists) break;
       const int skipped = walk_tile(task);
-      if (warpgroup.first_row < Sm90Rows<Config>::count(args.call.shape)) {
+      if (Sm90Rows<Config>::exist(args.call.shape, warpgroup.first_row)) {
         warpgroup.store(args, task);
       }
       ring_tasks.release();

@@ -81,7 +81,7 @@ __device__ void sm90_merge(const Sm90ForwardArguments& args) {
   const int column = kVector * lane;
   const bool exists = column < Config::kHeadDimV;
   ptx::wait_for_kernel_before();
-  if (parts.count == 1 || own >= Rows::count(shape)) return;
+  if (parts.count == 1 || !Rows::exist(shape, own)) return;
 
   float sum[kVector] = {};
   float merged = 0;

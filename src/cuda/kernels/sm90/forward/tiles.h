@@ -63,6 +63,10 @@ struct Sm90Rows {
   static __device__ int heads(const Shape& shape) { return shape.heads_q >> members_log2(shape); }
   static __device__ int count(const Shape& shape) { return shape.seqlen_q << members_log2(shape); }
   static __device__ int position(const Shape& shape, int row) { return row >> members_log2(shape); }
+  /// Whether rows from this one on exist. A head's first tile may begin in front of them.
+  static __device__ bool exist(const Shape& shape, int row) {
+    return static_cast<unsigned>(row) < static_cast<unsigned>(count(shape));
+  }
   /// `first`: the query head of the first member.
   static __device__ int head(const Shape& shape, int first, int row) {
     return first + (row & ((1 << members_log2(shape)) - 1));
@@ -101,8 +105,9 @@ struct Sm90Tile {
       rank = by_rank ? rest / heads : rest % order.long_ranks;
       head = first_head + (by_rank ? rest % heads : rest / order.long_ranks);
     }
-    first_row =
-        (Config::kBoundedRight ? order.tiles_q - 1 - rank : rank) * Sm90Tiles<Config>::kTileQ;
+    first_row = Config::kBoundedRight
+                    ? (order.tiles_q - 1 - rank) * Sm90Tiles<Config>::kTileQ - order.rows_before
+                    : rank * Sm90Tiles<Config>::kTileQ;
   }
 };
 
@@ -150,7 +155,7 @@ struct Sm90Task {
   }
   /// Whether a warpgroup has rows of the tile and the tile has keys: then it gets a tile of Q.
   __device__ bool needs_queries(const Shape& shape, int warpgroup) const {
-    return !empty() && first_row + warpgroup * kWarpgroupRows < Sm90Rows<Config>::count(shape);
+    return !empty() && Sm90Rows<Config>::exist(shape, first_row + warpgroup * kWarpgroupRows);
   }
 };
 

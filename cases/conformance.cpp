@@ -381,6 +381,7 @@ void add_score_features(std::vector<Case>& list, DType t) {
   const Case odd = sized("", t, 1, {3, 1}, 67, 101, {31, 31}, none);
   const Case large = sized("", t, 1, {2, 2}, 80, 130, {192, 256}, top);
   const Case decode = sized("", t, 2, {4, 1}, 3, 777, {128, 128}, bottom);
+  const Case both = sized("", t, 1, {1, 1}, 140, 200, {64, 64}, none);  // whole blocks ahead, too
   const auto mask = [](Case& c) { c.mask = MaskKind::kAdditive; };
   const auto hidden = [](Case& c) { c.mask = MaskKind::kBool; };
   const auto sure = [](Case& c) { c.deterministic = c.lse_gradient = true; };
@@ -404,6 +405,7 @@ void add_score_features(std::vector<Case>& list, DType t) {
   add("alibi-per-batch", plain, slopes, batches);
   add("alibi-unequal", longer, slopes, sure);
   add("alibi-both-sides", wide, slopes, added);
+  add("alibi-softcap", both, slopes, cap);
   add("alibi-mask", odd, slopes, hidden);
   add("alibi-decode", decode, slopes);
   add("alibi-window", longer, slopes, [](Case& c) { c.window = Window{70, -1}; });

@@ -86,25 +86,18 @@ struct HeadSlope {
   }
 
   /// From the key that is aligned with the query to `key`.
+  static __device__ int keys_to(const Shape& shape, int query, int key) {
+    return mutation::distance<Config>(key - (query + shape.seqlen_k - shape.seqlen_q));
+  }
   static __device__ float distance(const Shape& shape, int query, int key) {
     if constexpr (!Config::kAlibi) return 0;
-    const int keys = key - (query + shape.seqlen_k - shape.seqlen_q);
-    return static_cast<float>(mutation::distance<Config>(keys));
+    return static_cast<float>(keys_to(shape, query, key));
   }
   __device__ float apply(float value, float distance) const {
     if constexpr (Config::kAlibi) return fmaf(-slope, fabsf(distance), value);
     return value;
   }
 };
-
-/// Whether no pair that counts has its key behind the one that is aligned with its query, of
-/// queries from `query` on and keys to `key`: ALiBi's distances have one sign then.
-template <class Config>
-constexpr bool looks_back(const Shape& shape, int query, int key) {
-  const int aligned = shape.seqlen_k - shape.seqlen_q;
-  return key <= query + aligned ||
-         (Config::kBoundedRight && mutation::right<Config>(shape.right) <= aligned);
-}
 
 /// Of the fp32 kernels: the score of a scaled product, both in units of log2.
 template <class Config>

@@ -25,11 +25,13 @@
 namespace flashlab::device {
 
 /// A consumer's keys of one tile: places [begin, end) of the task. Blocks outside
-/// [clear_begin, clear_end) need a mask.
+/// [clear_begin, clear_end) need a mask. With ALiBi, no key of those before behind_end is ahead of
+/// the one that is aligned with its row, and no key of those from ahead_begin on behind.
 template <class Config>
 struct Sm90Range {
   const Sm90Task<Config>& task;
-  int begin, end, clear_begin, clear_end;
+  int begin, end, clear_begin, clear_end, behind_end, ahead_begin;
+  int mirror;  ///< Sm90Task::mirror(), which the loop does not read again
 
   __device__ Sm90Range(const Shape& shape, const Sm90Task<Config>& task_, int first_row)
       : task(task_) {
@@ -44,16 +46,32 @@ struct Sm90Range {
     if (Config::kTurns && begin < end) begin = task.first_block, end = task.end_block;
     clear_begin = divide_up(all.begin, kBlockKeys);
     clear_end = all.end / kBlockKeys;
+    behind_end = clear_end;
+    if constexpr (Config::kAlibi) {
+      static_assert(kWarpgroupRows <= kBlockKeys);
+      const int aligned = Rows::position(shape, first_row) + shape.seqlen_k - shape.seqlen_q;
+      const int crossed = (aligned + 1) / kBlockKeys;
+      behind_end = smaller(clear_end, crossed);
+      ahead_begin = crossed + 2;
+    }
+    mirror = task.mirror();
     if constexpr (Sm90Tiles<Config>::kBackward) {
-      const int last = task.block_at(begin);
-      if (begin < end) begin = task.block_at(end - 1), end = last + 1;
+      const int last = block_at(begin);
+      if (begin < end) begin = block_at(end - 1), end = last + 1;
     }
   }
-  __device__ int first_key(int place) const { return task.block_at(place) * Config::kBlockKeys; }
-  __device__ bool masked(int place) const { return has_edge(task.block_at(place)); }
-  __device__ bool has_edge(int block) const {
+  __device__ int block_at(int place) const { return Sm90Task<Config>::block_at(place, mirror); }
+  __device__ int first_key(int place) const { return block_at(place) * Config::kBlockKeys; }
+  /// Whether a block needs a mask or, with ALiBi, has keys ahead.
+  __device__ bool masked(int place) const { return has_edge(block_at(place), behind_end); }
+  /// Whether no key of a block without an edge is behind.
+  __device__ bool ahead(int place) const {
+    if constexpr (!Config::kAlibi) return false;
+    return block_at(place) >= ahead_begin && !has_edge(block_at(place), clear_end);
+  }
+  __device__ bool has_edge(int block, int end_block) const {
     if constexpr (!sm90_has_edges<Config>()) return false;
-    return (Config::kBoundedLeft && block < clear_begin) || block >= clear_end;
+    return (Config::kBoundedLeft && block < clear_begin) || block >= end_block;
   }
 };
 
@@ -146,7 +164,9 @@ struct Sm90Consumer {
                             int place) {
     Warpgroup::arrange_mask(elements);
     if (Warpgroup::kTransformed && !range.masked(place)) {
-      warpgroup.transform_inside(rS, args.call, elements, range.first_key(place));
+      warpgroup.template transform_clear<false>(rS, args.call, elements, range.first_key(place));
+    } else if (range.ahead(place)) {
+      warpgroup.template transform_clear<true>(rS, args.call, elements, range.first_key(place));
     } else if (range.masked(place)) {
       warpgroup.template transform<false>(rS, args.call, elements, range.first_key(place));
     }

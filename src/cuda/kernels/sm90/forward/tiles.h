@@ -150,8 +150,10 @@ struct Sm90Task {
 
   __device__ bool empty() const { return end_block <= first_block; }
   /// The block that comes at a place of [first_block, end_block), and the place of a block.
-  __device__ int block_at(int place) const {
-    return Sm90Tiles<Config>::kBackward ? first_block + end_block - 1 - place : place;
+  __device__ int block_at(int place) const { return block_at(place, mirror()); }
+  __device__ int mirror() const { return first_block + end_block - 1; }
+  static __device__ int block_at(int place, int mirror) {
+    return Sm90Tiles<Config>::kBackward ? mirror - place : place;
   }
   /// Whether a warpgroup has rows of the tile and the tile has keys: then it gets a tile of Q.
   __device__ bool needs_queries(const Shape& shape, int warpgroup) const {

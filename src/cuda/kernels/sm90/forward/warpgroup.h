@@ -69,8 +69,10 @@ struct Sm90Warpgroup : Sm90MaskRows<kSm90KeptMask<Config>>, Sm90Dropped<Config, 
   RowStatistics<Config, 1> statistics;
   int first_row;  ///< of the warpgroup
   unsigned shared_q;
-  HeadSlope<Config> slopes[Config::kPackGroup ? 2 : 1];  ///< packed: of each of a thread's rows
-  float alibi[2];  ///< of the current block: what each row's scores still lack of ALiBi
+  static constexpr int kSlopes = Config::kPackGroup ? 2 : 1;
+  HeadSlope<Config> slopes[kSlopes];  ///< packed: of each of a thread's rows
+  int alibi_keys[kSlopes];  ///< of a block's first key 0: from the aligned key to a thread's first
+  float alibi[2];           ///< of the current block: what each row's scores still lack of ALiBi
 
   /// From values of scores to units of log2.
   __device__ static float factor_of(const ForwardArguments& args) {
@@ -106,9 +108,11 @@ struct Sm90Warpgroup : Sm90MaskRows<kSm90KeptMask<Config>>, Sm90Dropped<Config, 
     if constexpr (Config::kAlibi) {
       const float unit = args.score.slope_unit;
 #pragma unroll
-      for (int half = 0; half < (Config::kPackGroup ? 2 : 1); ++half) {
+      for (int half = 0; half < kSlopes; ++half) {
         slopes[half] = HeadSlope<Config>(args.slopes, task.batch,
                                          Rows::head(args.shape, task.head_q, row(half)), unit);
+        alibi_keys[half] = HeadSlope<Config>::keys_to(
+            args.shape, Rows::position(args.shape, row(half)), 2 * (ptx::thread_index() % 4));
       }
     }
     if constexpr (Config::kDropout) {
@@ -253,11 +257,19 @@ struct Sm90Warpgroup : Sm90MaskRows<kSm90KeptMask<Config>>, Sm90Dropped<Config, 
     }
   }
 
+  /// ALiBi of a thread's first key of a block in one of its rows. Rows of one head are 8 apart.
+  __device__ float alibi_of(float by_key, int half, int first_key) const {
+    const int own = Config::kPackGroup ? half : 0;
+    const float first = by_key * static_cast<float>(first_key + alibi_keys[own]);
+    return own == half ? first : fmaf(by_key, -8.0f, first);
+  }
+
   /// Products become scores, or values that a factor makes scores, and those that the rows do not
-  /// see are hidden. kAllSeen: no edge hides keys of the block; kNoneHidden: nor does the mask.
-  /// kLooksBack: with ALiBi, no key of it is behind the one that is aligned with its query: a score
-  /// gets what depends on its place in the block, one instruction, and `alibi` the rest.
-  template <bool kAllSeen, bool kNoneHidden = false, bool kLooksBack = false>
+  /// see are hidden. kClear: no edge hides keys of the block and, with ALiBi, none is ahead of the
+  /// one that is aligned with its row, or, with kAhead, behind: a score gets what depends on its
+  /// place in the block, one instruction, and `alibi` the rest. kNoneHidden: nor does the mask hide
+  /// any.
+  template <bool kClear, bool kAhead = false, bool kNoneHidden = false>
   __device__ void transform(Scores& rS, const ForwardArguments& args, const Elements& elements,
                             int first_key) {
     const Shape& shape = args.shape;
@@ -266,9 +278,10 @@ struct Sm90Warpgroup : Sm90MaskRows<kSm90KeptMask<Config>>, Sm90Dropped<Config, 
       const int position = Rows::position(shape, smaller(row(half), Rows::count(shape) - 1));
       const KeyRange seen = visible_keys<Config>(shape, position);
       const int key = first_key + 2 * (ptx::thread_index() % 4);
-      const float distance = HeadSlope<Config>::distance(shape, position, key);
       const HeadSlope<Config>& slope = slopes[Config::kPackGroup ? half : 0];
-      if constexpr (Config::kAlibi) alibi[half] = kLooksBack ? slope.slope * distance : 0.0f;
+      const float distance = HeadSlope<Config>::distance(shape, position, key);
+      const float by_key = kAhead ? -slope.slope : slope.slope;
+      if constexpr (Config::kAlibi) alibi[half] = kClear ? alibi_of(by_key, half, first_key) : 0.0f;
 #pragma unroll
       for (int j = 0; j < kBlocks; ++j) {
 #pragma unroll
@@ -276,8 +289,8 @@ struct Sm90Warpgroup : Sm90MaskRows<kSm90KeptMask<Config>>, Sm90Dropped<Config, 
           float& score = rS[4 * j + 2 * half + i];
           if constexpr (kTransformedScores<Config>) {
             score = value_of<Config>(args.score, score);
-            if constexpr (kLooksBack) {
-              score = fmaf(slope.slope, static_cast<float>(8 * j + i), score);
+            if constexpr (Config::kAlibi && kClear) {
+              if (8 * j + i > 0) score = fmaf(by_key, static_cast<float>(8 * j + i), score);
             } else {
               score = slope.apply(score, distance + static_cast<float>(8 * j + i));
             }
@@ -287,7 +300,7 @@ struct Sm90Warpgroup : Sm90MaskRows<kSm90KeptMask<Config>>, Sm90Dropped<Config, 
             const bool seen_by_mask = Mask::reveal(score, element, args.score.slope_unit);
             if (!kNoneHidden && !seen_by_mask) score = kMinusInfinity;
           }
-          if constexpr (!kAllSeen) {
+          if constexpr (!kClear) {
             if (!seen.contains(key + 8 * j + i)) score = kMinusInfinity;
           }
         }
@@ -306,27 +319,16 @@ struct Sm90Warpgroup : Sm90MaskRows<kSm90KeptMask<Config>>, Sm90Dropped<Config, 
     const bool hiding = larger(largest >> 16, largest & 0xffff) >= Mask::kFirstHiding;
     return !__any_sync(ptx::kFullMask, hiding);
   }
-  /// Transform of a block that no edge crosses. Half of an additive mask's work is for what it
-  /// hides.
-  __device__ void transform_inside(Scores& rS, const ForwardArguments& args,
-                                   const Elements& elements, int first_key) {
-    if constexpr (Config::kAlibi) {
-      const int last = first_key + Config::kBlockKeys - 1;
-      if (looks_back<Config>(args.shape, Rows::position(args.shape, first_row), last)) {
-        return transform_inside<true>(rS, args, elements, first_key);
-      }
-    }
-    transform_inside<false>(rS, args, elements, first_key);
-  }
-  template <bool kLooksBack>
-  __device__ void transform_inside(Scores& rS, const ForwardArguments& args,
-                                   const Elements& elements, int first_key) {
+  /// Transform of a clear block. Half of an additive mask's work is for what it hides.
+  template <bool kAhead>
+  __device__ void transform_clear(Scores& rS, const ForwardArguments& args,
+                                  const Elements& elements, int first_key) {
     if constexpr (Config::kMask == MaskTensor::kAdditive && Mask::kBits == 16) {
       if (hide_nothing(elements)) {
-        return transform<true, true, kLooksBack>(rS, args, elements, first_key);
+        return transform<true, kAhead, true>(rS, args, elements, first_key);
       }
     }
-    transform<true, false, kLooksBack>(rS, args, elements, first_key);
+    transform<true, kAhead>(rS, args, elements, first_key);
   }
 
   /// Scores become probabilities in their place, summed in statistics.step.

@@ -259,6 +259,15 @@ Case few_queries() {
   return out;
 }
 
+// The same with two places for tiles of keys.
+Case few_queries_in_a_window() {
+  Case out = few_queries();
+  out.name = "few queries in a window";
+  out.head_dim = out.head_dim_v = 128;
+  out.window = Window{30, 500, Alignment::kTopLeft};
+  return out;
+}
+
 TEST(AttentionEmulatedFaults, OfTheHopperBackwardAreSeen) {
   constexpr const char* kMain = "sm90/backward/kernel.cu";
   constexpr const char* kSizes = "sm90/backward/tiles.h";
@@ -285,6 +294,10 @@ TEST(AttentionEmulatedFaults, OfTheHopperBackwardAreSeen) {
        {{kMain, "    ring_keys.wait_empty();\n    const int stage", "    const int stage"}},
        true,
        &few_queries},
+      {"a place of keys is waited for that the other consumer's next turn gives back",
+       {{kMain, "        pass_turn();\n        await_turn();\n", ""}},
+       true,
+       &few_queries_in_a_window},
       {"the last dQ of a tile of keys is of the next one's",
        {{kMain, "Place::kNextKeys ? stage_before() : ring_keys.stage",
          "Place::kFirst ? 0 : ring_keys.stage"}},

@@ -34,10 +34,12 @@ bool serves(const Problem& problem) {
 
 TEST(Sm90Backward, FitsSharedMemory) {
   for (const int dim : {64, 128}) {
-    const Sm90BackwardTiling tiling = choose_sm90_backward_tiling(dim);
-    EXPECT_LE(sm90_backward_shared_bytes(tiling), kSharedLimit);
-    EXPECT_EQ(tiling.tile_dim, dim);
-    EXPECT_EQ(tiling.tile_q * dim, 128 * 64) << "dQ is shared out in parts of 64 x 64";
+    for (const bool short_window : {false, true}) {
+      const Sm90BackwardTiling tiling = choose_sm90_backward_tiling(dim, short_window);
+      EXPECT_LE(sm90_backward_shared_bytes(tiling), kSharedLimit);
+      EXPECT_EQ(tiling.tile_dim, dim);
+      EXPECT_EQ(tiling.tile_q * dim, 128 * 64) << "dQ is shared out in parts of 64 x 64";
+    }
   }
 }
 
@@ -54,11 +56,13 @@ TEST(Sm90Backward, ThreeStepsOfWhichTwoAreSm80s) {
   EXPECT_EQ(made->regions[2].bytes, 2u * 4 * 320 * 128 * 4);
 }
 
-TEST(Sm90Backward, BlocksStayAtHeadDim64) {
-  const auto blocks = [](std::int64_t dim, std::int64_t seqlen) {
+TEST(Sm90Backward, BlocksStayAtHeadDim64AndInShortWindows) {
+  const auto blocks = [](std::int64_t dim, std::int64_t seqlen, std::optional<Window> window = {}) {
+    Options options = named();
+    options.window = window;
     const Problem problem = testing::described_problem(
         DType::kBf16, Pass::kBackward,
-        {.batch = 8, .seqlen_q = seqlen, .seqlen_k = seqlen, .heads = 16, .dim = dim}, named());
+        {.batch = 8, .seqlen_q = seqlen, .seqlen_k = seqlen, .heads = 16, .dim = dim}, options);
     const auto made = testing::plan_on(plan_sm90_backward, "sm_90a", problem, 100);
     if (made == nullptr) return 0u;
     return std::get<runtime::KernelWork>(made->program()->steps()[1].work).shape.grid_x;
@@ -67,6 +71,9 @@ TEST(Sm90Backward, BlocksStayAtHeadDim64) {
   EXPECT_EQ(blocks(64, 8192), 100u);
   EXPECT_EQ(blocks(128, 128), 8u * 16);
   EXPECT_EQ(blocks(128, 8192), 8u * 16 * 64);
+  EXPECT_EQ(blocks(128, 8192, Window{1024, 0}), 100u);
+  EXPECT_EQ(blocks(128, 8192, Window{1024, 1024}), 8u * 16 * 64);
+  EXPECT_EQ(blocks(128, 8192, Window{1024, -1}), 8u * 16 * 64);
 }
 
 TEST(Sm90Backward, IsChosenUnlessTheCallNeedsWhatItLacks) {

@@ -24,9 +24,10 @@ using internal::Geometry;
 constexpr std::int64_t kMaxLength = INT32_MAX - 1024;  // positions are 32-bit in the kernel
 constexpr int kMaxHeadDim = 128;
 constexpr int kSharedAlignment = 1024, kWarpgroupThreads = 128;
-constexpr int kScoreStages = 2;       // kernels/sm90/backward/tiles.h
-constexpr int kPrepareThreads = 256;  // kernels/sm80/backward/prepare.cu
-constexpr int kFinishColumns = 16;    // of dQ, for each of finish's warps: whole 16-byte stores
+constexpr int kScoreStages = 2;              // kernels/sm90/backward/tiles.h
+constexpr int kPrepareThreads = 256;         // kernels/sm80/backward/prepare.cu
+constexpr std::int64_t kShortWindow = 2048;  // queries of a group's heads that see a key
+constexpr int kFinishColumns = 16;  // of dQ, for each of finish's warps: whole 16-byte stores
 
 constexpr std::int64_t divide_up(std::int64_t a, std::int64_t b) {
   return (a + b - 1) / b;
@@ -174,11 +175,12 @@ void add_steps(GpuPlan& plan, const ConfigPrinter& config, const Sm90BackwardTil
 }  // namespace
 
 // Blocks that stay save 1.6 to 2.3 us from one tile of keys to the next. At head dim 128, where a
-// second tile's K and V take 64 KiB, calls with 512 keys took 0.97 of the time with them and causal
-// ones from 4k on 1.02 to 1.03 (H200, 2026-11-24).
-Sm90BackwardTiling choose_sm90_backward_tiling(std::int64_t head_dim) {
+// second tile's K and V take 64 KiB, calls with 512 keys took 0.97 of the time with them, a window
+// of 1024 0.98, and causal ones from 4k on 1.02 to 1.03 (H200, 2026-11-24 and 25). Windows have
+// kernels of their own anyway.
+Sm90BackwardTiling choose_sm90_backward_tiling(std::int64_t head_dim, bool short_window) {
   if (head_dim <= 64) return {.tile_q = 128, .tile_dim = 64, .key_stages = 3};
-  return {};
+  return {.key_stages = short_window ? 2 : 1};
 }
 
 int sm90_backward_shared_bytes(const Sm90BackwardTiling& t) {
@@ -196,7 +198,9 @@ int sm90_backward_shared_bytes(const Sm90BackwardTiling& t) {
 Result<std::shared_ptr<internal::PlanState>> plan_sm90_backward(
     const internal::ContextState& context, const Problem& problem, const Geometry& g) {
   if (Status s = check(problem, g); !s.ok()) return s;
-  const Sm90BackwardTiling tiling = choose_sm90_backward_tiling(std::max(g.head_dim, g.head_dim_v));
+  const bool short_window = g.bounds.left + g.bounds.right < kShortWindow / g.group();
+  const Sm90BackwardTiling tiling =
+      choose_sm90_backward_tiling(std::max(g.head_dim, g.head_dim_v), short_window);
   Blocks blocks{};
   blocks.query_tiles = divide_up(g.seqlen_q, tiling.tile_q);
   blocks.query_blocks = g.batch * g.heads_q * blocks.query_tiles;

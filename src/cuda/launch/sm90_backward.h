@@ -19,8 +19,8 @@ struct Sm90BackwardTiling {
   int key_stages = 1;
 };
 
-/// head_dim: the larger one.
-Sm90BackwardTiling choose_sm90_backward_tiling(std::int64_t head_dim);
+/// head_dim: the larger one. short_window: every key is seen by few queries.
+Sm90BackwardTiling choose_sm90_backward_tiling(std::int64_t head_dim, bool short_window);
 
 /// Dynamic shared memory of the kernel, which asserts that it agrees.
 int sm90_backward_shared_bytes(const Sm90BackwardTiling& tiling);

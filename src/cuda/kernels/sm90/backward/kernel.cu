@@ -346,6 +346,12 @@ struct Sm90KeyConsumer {
         before = tile();
       }
       if constexpr (!Tiles::kStays) break;
+      // The other consumer gives the tile of keys before back in its next turn. Where its place is
+      // what the next tile waits for, that turn comes first.
+      if (Config::kKeyStages == 2 && work.per_head() * args.shape.group == 1) {
+        pass_turn();
+        await_turn();
+      }
       ring_keys.advance();
       if (!open()) break;
       at = Cursor(work, args.shape);

@@ -33,8 +33,6 @@ struct Sm90BackwardTiles {
   static constexpr bool kSplitQueries = kTileQ > kWarpgroupRows;
   /// Whether blocks take tile of keys after tile of keys.
   static constexpr bool kStays = Config::kKeyStages > 1;
-  /// With two places a tile of keys with one tile of queries would wait for the one before.
-  static_assert(Config::kKeyStages != 2);
   static_assert(kTileK == 128 && kTileQ * kDim == 128 * 64 && Sizes::kDim == kDim &&
                 Sizes::kDimV == kDim);
 

@@ -113,8 +113,12 @@ inline bool __syncthreads_or(int condition) {
 
 namespace emulated {
 
-/// What a launch asks for; a source's `extern __shared__` array begins there (kernels.cpp).
-alignas(1024) inline char shared_memory[kSharedMemoryBytes];
+/// What a launch asks for, of each block of a cluster.
+alignas(1024) inline char shared_memory[kLargestCluster][kSharedMemoryBytes];
+/// Where a source's `extern __shared__` array begins (kernels.cpp).
+inline char* own_shared_memory() {
+  return shared_memory[cluster_rank()];
+}
 
 /// A lane's share of an exchange.
 template <class T>

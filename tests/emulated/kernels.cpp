@@ -29,8 +29,8 @@ std::string text_of(const fs::path& file) {
 std::string for_a_cpu(const std::string& text) {
   static const std::regex declaration(
       R"(extern __shared__ (?:__align__\(\d+\) )?([\w ]+) (\w+)\[\];)");
-  return std::regex_replace(text, declaration,
-                            "$1* const $2 = reinterpret_cast<$1*>(::emulated::shared_memory);");
+  return std::regex_replace(
+      text, declaration, "$1* const $2 = reinterpret_cast<$1*>(::emulated::own_shared_memory());");
 }
 
 std::string key_of(const KernelSpec& spec) {
@@ -97,7 +97,7 @@ Kernels::Built Kernels::compiled(const KernelSpec& spec, const std::string& stem
       << "#pragma GCC visibility push(default)\n"
       << "extern \"C\" void run(const void* arguments) { call(&" << spec.entry
       << ", arguments); }\n"
-      << "extern \"C\" char* shared() { return emulated::shared_memory; }\n";
+      << "extern \"C\" char* shared() { return emulated::shared_memory[0]; }\n";
   // Each library has its own shared memory: no symbol is another one's, too.
   std::string command = FLASHLAB_CXX " " FLASHLAB_CXX_FLAGS " -shared";
   // Where block.h is precompiled comes first.
@@ -166,7 +166,8 @@ std::string run_step(Kernels& kernels, const runtime::Program& program, const ru
                   {shape.grid_x, shape.grid_y, shape.grid_z},
                   shape.threads,
                   built.shared,
-                  shape.shared_bytes});
+                  shape.shared_bytes,
+                  shape.cluster_x});
   return error.empty() ? "" : step.name + ": " + error;
 }
 

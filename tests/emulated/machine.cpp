@@ -16,8 +16,11 @@ Dimensions threadIdx, blockIdx, gridDim, blockDim;
 namespace emulated {
 
 Block block;
+Cluster cluster;
 
 namespace {
+
+unsigned randomness = 1;
 
 constexpr std::size_t kStackBytes = 64 * 1024;
 // What stops a block while none of its threads runs.
@@ -25,6 +28,7 @@ struct Stopped {
   std::string message;
 };
 
+constexpr int kClusterBarrier = 16;
 constexpr int kPatience = 100000;  // turns of a thread that waits for another block
 
 unsigned lanes_of(std::size_t warp) {
@@ -99,6 +103,8 @@ void stall(Warp& warp) {
 void run(std::size_t thread) {
   Thread& each = block.threads[thread];
   block.current = static_cast<int>(thread);
+  blockIdx = cluster.first;
+  blockIdx.x += cluster.rank;
   threadIdx.x = static_cast<unsigned>(thread);
   if (_setjmp(block.scheduler) != 0) {
     block.current = -1;
@@ -152,6 +158,7 @@ void begin_block() {
   for (Meeting& each : block.meetings) each = {};
   block.barriers.clear();
   block.boxes.clear();
+  block.deliveries.clear();
   block.thread_copies = 0;
   block.prompt = draw(2) == 0;
   block.live = static_cast<int>(threads);
@@ -174,10 +181,24 @@ void begin_block() {
   }
 }
 
+unsigned blocks_of_cluster() {
+  return static_cast<unsigned>(cluster.others.size());
+}
+
+// Threads of the cluster that have not ended.
+int live_threads() {
+  int live = block.live;
+  for (const Block& each : cluster.others) live += each.live;
+  return live;
+}
+
 void describe_waiting() {
   std::map<std::string, int> reasons;
-  for (const Thread& each : block.threads) {
-    if (!each.ended) ++reasons[each.waits_for];
+  for (unsigned rank = 0; rank < blocks_of_cluster(); ++rank) {
+    turn_to(rank);
+    for (const Thread& each : block.threads) {
+      if (!each.ended) ++reasons[each.waits_for];
+    }
   }
   block.error = "threads wait for ever:";
   for (const auto& [reason, count] : reasons) {
@@ -185,23 +206,58 @@ void describe_waiting() {
   }
 }
 
-void run_block() {
-  begin_block();
-  try {
-    while (block.error.empty() && block.live > 0) {
-      if (!step()) describe_waiting();
-    }
-  } catch (const Stopped& stopped) {
-    block.error = stopped.message;
+// A block of the cluster does something. False: nothing can happen any more.
+bool step_cluster() {
+  if (blocks_of_cluster() > 1 && draw(4) == 0) turn_to(draw(blocks_of_cluster()));
+  for (unsigned i = 0; i < blocks_of_cluster(); ++i) {
+    if (step()) return true;
+    turn_to((cluster.rank + 1) % blocks_of_cluster());
   }
-  if (block.error.empty() && !block.boxes.empty()) {
-    block.error = "the block ended before a copy of a box had landed";
+  return false;
+}
+
+void look_at_end() {
+  if (!block.boxes.empty() || !block.deliveries.empty()) {
+    block.error = "the block ended before a copy to its shared memory had landed";
   }
   for (unsigned i = block.shared_bytes; block.error.empty() && i < kSharedMemoryBytes; ++i) {
     if (block.shared[i] != '\xff') {
       block.error = "byte " + std::to_string(i) + " of shared memory was written, beyond the " +
                     std::to_string(block.shared_bytes) + " of the launch";
     }
+  }
+}
+
+void run_cluster() {
+  cluster.arrived = 0;
+  for (unsigned rank = 0; rank < blocks_of_cluster(); ++rank) {
+    turn_to(rank);
+    begin_block();
+  }
+  try {
+    while (block.error.empty() && live_threads() > 0) {
+      if (!step_cluster()) describe_waiting();
+    }
+  } catch (const Stopped& stopped) {
+    block.error = stopped.message;
+  }
+  for (unsigned i = 0; i < blocks_of_cluster() && block.error.empty(); ++i) {
+    turn_to(i);
+    look_at_end();
+  }
+}
+
+void prepare_cluster(const Launch& what) {
+  turn_to(0);
+  cluster.others.resize(what.cluster);
+  for (unsigned rank = 0; rank < what.cluster; ++rank) {
+    turn_to(rank);
+    block.kernel = what.kernel;
+    block.arguments = what.arguments;
+    block.shared = what.shared + rank * kSharedMemoryBytes;
+    block.shared_bytes = what.shared_bytes;
+    block.error.clear();
+    block.threads.resize(what.threads);
   }
 }
 
@@ -212,12 +268,12 @@ void fail(const char* message) {
 }
 
 void begin_draws() {
-  block.random = 1;
+  randomness = 1;
 }
 
 unsigned draw(unsigned end) {
-  block.random = block.random * 1664525u + 1013904223u;
-  return (block.random >> 8) % end;
+  randomness = randomness * 1664525u + 1013904223u;
+  return (randomness >> 8) % end;
 }
 
 void sleep() {
@@ -298,25 +354,56 @@ unsigned shared_address(const void* pointer) {
   return static_cast<unsigned>(static_cast<const char*>(pointer) - block.shared);
 }
 
+void turn_to(unsigned rank) {
+  if (rank == cluster.rank) return;
+  std::swap(block, cluster.others[cluster.rank]);
+  std::swap(block, cluster.others[rank]);
+  cluster.rank = rank;
+}
+
+int cluster_rank() {
+  return static_cast<int>(cluster.rank);
+}
+
+void meet_cluster() {
+  if (++cluster.arrived < live_threads()) {
+    self().barrier = kClusterBarrier;
+    self().waits_for = "its cluster";
+    return sleep();
+  }
+  const unsigned own = cluster.rank;
+  cluster.arrived = 0;
+  for (unsigned rank = 0; rank < blocks_of_cluster(); ++rank) {
+    turn_to(rank);
+    release(kClusterBarrier);
+  }
+  turn_to(own);
+}
+
 std::string launch(const Launch& what) {
-  const unsigned blocks = what.grid.x * what.grid.y * what.grid.z;
+  if (what.cluster > kLargestCluster || what.grid.x % what.cluster != 0) {
+    return "a grid of " + std::to_string(what.grid.x) + " is not cut into clusters of " +
+           std::to_string(what.cluster);
+  }
+  const unsigned clusters = what.grid.x / what.cluster * what.grid.y * what.grid.z;
   gridDim = what.grid;
   blockDim = {what.threads, 1, 1};
-  block.kernel = what.kernel;
-  block.arguments = what.arguments;
-  block.shared = what.shared;
-  block.shared_bytes = what.shared_bytes;
-  block.error.clear();
-  block.threads.resize(what.threads);
-  std::vector<unsigned> order(blocks);
-  for (unsigned i = 0; i < blocks; ++i) order[i] = i;
-  for (unsigned i = blocks; i > 1; --i) std::swap(order[i - 1], order[draw(i)]);
+  prepare_cluster(what);
+  std::vector<unsigned> order(clusters);
+  for (unsigned i = 0; i < clusters; ++i) order[i] = i;
+  for (unsigned i = clusters; i > 1; --i) std::swap(order[i - 1], order[draw(i)]);
   for (const unsigned i : order) {
-    blockIdx = {i % what.grid.x, i / what.grid.x % what.grid.y, i / what.grid.x / what.grid.y};
-    run_block();
+    const unsigned at = i * what.cluster;
+    cluster.first = {at % what.grid.x, at / what.grid.x % what.grid.y,
+                     at / what.grid.x / what.grid.y};
+    run_cluster();
     if (block.error.empty()) continue;
-    block.threads.clear();  // they stand where they were
-    return "block " + std::to_string(i) + ": " + block.error;
+    const std::string error = "block " + std::to_string(at + cluster.rank) + ": " + block.error;
+    // The threads stand where they were.
+    turn_to(0);
+    block.threads.clear();
+    for (Block& each : cluster.others) each.threads.clear();
+    return error;
   }
   return "";
 }

@@ -11,8 +11,10 @@
 // kernel of a KernelSpec, and run_step runs a step of a program over the host's memory. What a new
 // instruction needs is a function of the same name in ptx/, which calls one of these.
 //
-// Not shown: what weak memory order permits (fences do nothing), blocks that run at the same time
-// (they run one after the other, in any order), bank conflicts and times.
+// Blocks of a cluster run at the same time, in turns; their kernel has no variables in shared
+// memory but what the launch asks for. Not shown: what weak memory order permits (fences do
+// nothing), other blocks that run at the same time (they run one after the other, in any order),
+// bank conflicts and times.
 
 #include <cstdint>
 
@@ -45,6 +47,11 @@ bool meet_all(bool condition);
 using WarpWork = void (*)(void* const* lanes);
 void together(WarpWork work, void* brought);
 
+/// The block's number in its cluster.
+int cluster_rank();
+/// Waits for all threads of the cluster.
+void meet_cluster();
+
 /// From an address that instructions take to the memory, of which it says that it is the block's.
 char* shared_at(unsigned address, unsigned bytes);
 unsigned shared_address(const void* pointer);
@@ -62,6 +69,11 @@ bool barrier_passed(unsigned barrier, unsigned parity);
 void copy_async(unsigned to, const void* from, int bytes, int valid);
 void copy_async_commit();
 void copy_async_wait(int pending);
+
+/// cp.async.bulk: bytes to shared memory.
+void copy_bytes(unsigned to, const void* from, int bytes, unsigned barrier);
+/// st.async: eight bytes to a block of the cluster.
+void send_in_cluster(unsigned to, int rank, float x, float y, unsigned barrier);
 
 /// A box of a tensor that tensor_map.h describes, at coordinates, innermost first.
 void copy_box(unsigned to, const void* map, const int* at, int rank, unsigned barrier);

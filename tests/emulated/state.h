@@ -32,6 +32,15 @@ struct BoxCopy {
   bool late;  ///< lands only when nothing else can happen
 };
 
+/// Bytes that the copy engine or another block of the cluster brings.
+struct Delivery {
+  unsigned to, barrier;
+  const void* from;  ///< null: what was sent
+  unsigned bytes;
+  float sent[2];
+  bool late;  ///< lands only when nothing else can happen
+};
+
 /// Accumulators of a warp while products with them are under way: [16, columns].
 struct Accumulator {
   float* lanes[32] = {};
@@ -83,17 +92,17 @@ struct PhaseBarrier {
 struct Block {
   std::vector<Thread> threads;
   std::vector<Warp> warps;
-  std::vector<int> order;  ///< of the warps
-  Meeting meetings[16];
+  std::vector<int> order;                     ///< of the warps
+  Meeting meetings[17];                       ///< the last one is the cluster's
   std::map<unsigned, PhaseBarrier> barriers;  ///< by shared address
   std::vector<BoxCopy> boxes;
+  std::vector<Delivery> deliveries;
   std::size_t thread_copies = 0;  ///< of all threads
   bool prompt = false;            ///< arrivals do not lag behind the copies that they are for
   jmp_buf scheduler;
   int current = -1, live = 0;  ///< current: the thread that runs
   bool any = false;            ///< of conditions at a meeting of all
   int idle_turns = 0;
-  unsigned random = 1;
   char* shared = nullptr;
   unsigned shared_bytes = 0;
   std::string error;
@@ -101,6 +110,18 @@ struct Block {
   const void* arguments = nullptr;
 };
 extern Block block;
+
+/// Blocks of the cluster, but for the one that runs: that is `block`.
+struct Cluster {
+  std::vector<Block> others;  ///< by rank; the place of the one that runs is empty
+  unsigned rank = 0;          ///< of the one that runs
+  Dimensions first;           ///< the place of rank 0 in the grid
+  int arrived = 0;            ///< at the meeting of the cluster
+};
+extern Cluster cluster;
+
+/// `rank` becomes the block that runs.
+void turn_to(unsigned rank);
 
 inline Thread& self() {
   return block.threads[static_cast<std::size_t>(block.current)];

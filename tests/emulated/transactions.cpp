@@ -112,6 +112,24 @@ bool land_a_box(bool anything) {
   return true;
 }
 
+void land(const Delivery& delivery) {
+  const void* from = delivery.from != nullptr ? delivery.from : delivery.sent;
+  std::memcpy(shared_at(delivery.to, delivery.bytes), from, delivery.bytes);
+  PhaseBarrier& barrier = barrier_at(delivery.barrier);
+  barrier.bytes -= static_cast<int>(delivery.bytes);
+  look_at(delivery.barrier, barrier);
+}
+
+bool land_a_delivery(bool anything) {
+  if (block.deliveries.empty()) return false;
+  const std::size_t index = draw(static_cast<unsigned>(block.deliveries.size()));
+  if (block.deliveries[index].late && !anything) return false;
+  const Delivery delivery = block.deliveries[index];
+  block.deliveries.erase(block.deliveries.begin() + static_cast<std::ptrdiff_t>(index));
+  land(delivery);
+  return true;
+}
+
 bool land_a_threads_copy(bool anything) {
   if (block.thread_copies == 0) return false;
   const std::size_t threads = block.threads.size(), first = draw(static_cast<unsigned>(threads));
@@ -128,7 +146,7 @@ bool land_a_threads_copy(bool anything) {
 bool happen(bool anything) {
   switch (draw(3)) {
     case 0:
-      if (land_a_box(anything)) return true;
+      if (land_a_box(anything) || land_a_delivery(anything)) return true;
       break;
     case 1:
       if (land_a_threads_copy(anything)) return true;
@@ -136,7 +154,8 @@ bool happen(bool anything) {
     default:
       if (advance_products(anything)) return true;
   }
-  return anything && (land_a_box(true) || land_a_threads_copy(true) || advance_products(true));
+  return anything && (land_a_box(true) || land_a_delivery(true) || land_a_threads_copy(true) ||
+                      advance_products(true));
 }
 
 void barrier_init(unsigned barrier, int arrivals) {
@@ -188,6 +207,26 @@ void copy_async_wait(int pending) {
     const bool waited_for = copy.to != nullptr && copy.group < thread.copy_groups - pending;
     if ((!waited_for && !arrival) || !land_one(thread, i)) ++i;
   }
+}
+
+void copy_bytes(unsigned to, const void* from, int bytes, unsigned barrier) {
+  if (to % 16 != 0 || reinterpret_cast<std::uintptr_t>(from) % 16 != 0 || bytes % 16 != 0) {
+    stop("an address or the bytes of cp.async.bulk are no multiple of 16");
+  }
+  const auto count = static_cast<unsigned>(bytes);
+  std::memset(shared_at(to, count), 0xff, count);
+  barrier_at(barrier);
+  block.deliveries.push_back({to, barrier, from, count, {}, draw(2) == 0});
+}
+
+void send_in_cluster(unsigned to, int rank, float x, float y, unsigned barrier) {
+  const unsigned own = cluster.rank;
+  turn_to(static_cast<unsigned>(rank));
+  const bool lives = block.live > 0;
+  if (lives) block.deliveries.push_back({to, barrier, nullptr, 8, {x, y}, draw(2) == 0});
+  turn_to(own);
+  if (!lives) stop("something was sent to a block of the cluster that has ended");
+  perhaps_give_way();
 }
 
 void copy_box(unsigned to, const void* map, const int* at, int rank, unsigned barrier) {

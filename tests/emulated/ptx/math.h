@@ -1,5 +1,7 @@
 #pragma once
 
+#include "../numbers.h"
+
 namespace flashlab::ptx {
 
 /// Subnormal numbers are zeros of their sign.
@@ -20,6 +22,20 @@ inline float log2_fast(float x) {
 }
 inline float max_nan(float a, float b) {
   return a != a || b != b ? std::nanf("") : std::fmax(a, b);
+}
+
+template <float (*kFloat)(unsigned short)>
+unsigned larger_halves(unsigned a, unsigned b) {
+  const auto larger = [](unsigned x, unsigned y) {
+    return kFloat(static_cast<unsigned short>(x)) < kFloat(static_cast<unsigned short>(y)) ? y : x;
+  };
+  return larger(a >> 16, b >> 16) << 16 | larger(a & 0xffff, b & 0xffff);
+}
+inline unsigned max_bf16_2(unsigned a, unsigned b) {
+  return larger_halves<emulated::float_of_bf16>(a, b);
+}
+inline unsigned max_fp16_2(unsigned a, unsigned b) {
+  return larger_halves<emulated::float_of_fp16>(a, b);
 }
 
 }  // namespace flashlab::ptx

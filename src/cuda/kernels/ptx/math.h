@@ -46,4 +46,16 @@ __device__ inline float max_nan(float a, float b) {
   return y;
 }
 
+/// Of both halves the larger of two numbers, bf16 or fp16 (sm_80). NaN is dropped.
+__device__ inline unsigned max_bf16_2(unsigned a, unsigned b) {
+  unsigned y;
+  asm("max.bf16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
+  return y;
+}
+__device__ inline unsigned max_fp16_2(unsigned a, unsigned b) {
+  unsigned y;
+  asm("max.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
+  return y;
+}
+
 }  // namespace flashlab::ptx

@@ -180,6 +180,27 @@ TEST_F(Programs, ALaunchHasItsAttributes) {
               HasSubstr("cluster 2 x 1 x 1 · cooperative · programmatic launch"));
 }
 
+// The stand-in has room for three clusters.
+TEST_F(Programs, BlocksThatStayAreNoMoreThanRunAtOnce) {
+  CudaExecutor executor({gpus_[0]});
+  for (const unsigned blocks : {16u, 4u}) {
+    for (const bool staying : {true, false}) {
+      executor.program().add(
+          {.name = "cluster",
+           .work =
+               KernelWork{kSpin,
+                          {.grid_x = blocks, .threads = 128, .cluster_x = 2, .staying = staying},
+                          ParameterBlock(Arguments{})}});
+    }
+  }
+  ASSERT_TRUE(executor.enqueue({.streams = {&kFirst, 1}}).ok());
+  ASSERT_EQ(grids.size(), 4u);
+  EXPECT_EQ(grids[0].grid_x, 6u);
+  EXPECT_EQ(grids[1].grid_x, 16u);
+  EXPECT_EQ(grids[2].grid_x, 4u);
+  EXPECT_EQ(grids[3].grid_x, 4u);
+}
+
 // Device 0: a, then c, which needs b of device 1. b needs a.
 Program& two_devices(CudaExecutor& executor) {
   Program& program = executor.program();

@@ -200,6 +200,8 @@ struct CUlaunchConfig {
   X(cuKernelGetFunction, "cuKernelGetFunction", CUresult(CUfunction*, CUkernel))                  \
   X(cuLaunchKernelEx, "cuLaunchKernelEx",                                                         \
     CUresult(const CUlaunchConfig*, CUfunction, void**, void**))                                  \
+  X(cuOccupancyMaxActiveClusters, "cuOccupancyMaxActiveClusters",                                 \
+    CUresult(int*, CUfunction, const CUlaunchConfig*))                                            \
   X(cuLaunchHostFunc, "cuLaunchHostFunc", CUresult(CUstream, void (*)(void*), void*))             \
   X(cuTensorMapEncodeTiled, "cuTensorMapEncodeTiled",                                             \
     CUresult(CUtensorMap*, int, std::uint32_t, void*, const std::uint64_t*, const std::uint64_t*, \

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <future>
 #include <map>
 #include <mutex>
@@ -151,6 +152,20 @@ unsigned attributes_of(const LaunchShape& shape, CUlaunchAttribute* out) {
   return count;
 }
 
+CUlaunchConfig config_of(const LaunchShape& shape, CUstream stream, CUlaunchAttribute* attributes) {
+  CUlaunchConfig config{};
+  config.gridDimX = shape.grid_x;
+  config.gridDimY = shape.grid_y;
+  config.gridDimZ = shape.grid_z;
+  config.blockDimX = shape.threads;
+  config.blockDimY = config.blockDimZ = 1;
+  config.sharedMemBytes = shape.shared_bytes;
+  config.hStream = stream;
+  config.attrs = attributes;
+  config.numAttrs = attributes_of(shape, attributes);
+  return config;
+}
+
 }  // namespace
 
 Result<const Kernel*> load_kernel(const GpuDevice& device, const KernelSpec& spec,
@@ -167,19 +182,29 @@ Result<const Kernel*> load_kernel(const GpuDevice& device, const KernelSpec& spe
   });
 }
 
+Result<LaunchShape> fitted(const GpuDevice& device, const Kernel& kernel,
+                           const LaunchShape& shape) {
+  if (!shape.staying) return shape;
+  const ContextGuard current = device.current();
+  CUlaunchAttribute attributes[3];
+  const CUlaunchConfig config = config_of(shape, nullptr, attributes);
+  int clusters = 0;
+  if (Status s = device.driver().check(
+          device.api().cuOccupancyMaxActiveClusters(&clusters, kernel.function, &config),
+          "cuOccupancyMaxActiveClusters");
+      !s.ok()) {
+    return s;
+  }
+  LaunchShape out = shape;
+  const auto most = static_cast<unsigned>(std::max(clusters, 1)) * shape.cluster_x;
+  out.grid_x = std::min(shape.grid_x, most);
+  return out;
+}
+
 Status launch(const GpuDevice& device, const Kernel& kernel, const LaunchShape& shape,
               CUstream stream, void** arguments) {
-  CUlaunchConfig config{};
-  config.gridDimX = shape.grid_x;
-  config.gridDimY = shape.grid_y;
-  config.gridDimZ = shape.grid_z;
-  config.blockDimX = shape.threads;
-  config.blockDimY = config.blockDimZ = 1;
-  config.sharedMemBytes = shape.shared_bytes;
-  config.hStream = stream;
   CUlaunchAttribute attributes[3];
-  config.attrs = attributes;
-  config.numAttrs = attributes_of(shape, attributes);
+  const CUlaunchConfig config = config_of(shape, stream, attributes);
   const CUresult result =
       device.api().cuLaunchKernelEx(&config, kernel.function, arguments, nullptr);
   if (result == kCudaSuccess) return {};

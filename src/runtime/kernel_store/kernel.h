@@ -27,6 +27,9 @@ struct LaunchShape {
   /// Blocks may start before the stream's kernel before has ended: griddepcontrol.wait in the
   /// kernel says from where on it needs that one's results (PTX ISA, "griddepcontrol").
   bool programmatic = false;
+  /// Blocks of a cluster go on as long as there is work, by the size of the grid: it has no more of
+  /// them than run at once (`fitted`).
+  bool staying = false;
 };
 
 /// The kernel of a spec, found or compiled and loaded on first use; thread-safe, and different
@@ -34,6 +37,9 @@ struct LaunchShape {
 /// with. Loading is not allowed while a stream is being captured on some drivers: prepare first.
 Result<const Kernel*> load_kernel(const GpuDevice& device, const KernelSpec& spec,
                                   unsigned shared_bytes = 0);
+
+/// The shape to launch the kernel with: where blocks stay, its grid is cut in x.
+Result<LaunchShape> fitted(const GpuDevice& device, const Kernel& kernel, const LaunchShape& shape);
 
 /// Enqueues a launch. `arguments` are pointers to the parameters, in order.
 Status launch(const GpuDevice& device, const Kernel& kernel, const LaunchShape& shape,

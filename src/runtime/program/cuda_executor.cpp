@@ -49,6 +49,7 @@ void run_host_call(void* data) {
 struct CudaExecutor::Loaded {
   struct StepState {
     const cuda::Kernel* kernel = nullptr;
+    cuda::LaunchShape shape;
     const cuda::CublasLt* library = nullptr;
     const cuda::PreparedProduct* product = nullptr;
     std::size_t first_map = 0;   ///< number of its first tensor map among the program's
@@ -204,7 +205,8 @@ class CudaExecutor::Run {
       if (Status s = patch(work.parameters, state.first_map); !s.ok()) return s;
     }
     void* arguments[] = {block_};
-    return cuda::launch(*current_device_, *state.kernel, work.shape, step_stream(index), arguments);
+    return cuda::launch(*current_device_, *state.kernel, state.shape, step_stream(index),
+                        arguments);
   }
   Status patch(const ParameterBlock& parameters, std::size_t map) {
     std::memcpy(block_, parameters.bytes().data(), parameters.bytes().size());
@@ -365,6 +367,9 @@ Status CudaExecutor::load() const {
         auto found = cuda::load_kernel(device, kernel->spec, kernel->shape.shared_bytes);
         if (!found.ok()) return found.status();
         state.kernel = *found;
+        auto shape = cuda::fitted(device, **found, kernel->shape);
+        if (!shape.ok()) return shape.status();
+        state.shape = *shape;
       } else if (const auto* product = std::get_if<ProductWork>(&steps[i].work)) {
         auto library = cuda::CublasLt::of(device);
         if (!library.ok()) return library.status();

@@ -195,6 +195,7 @@ std::string to_string(const cuda::LaunchShape& s) {
   }
   if (s.cooperative) text += " · cooperative";
   if (s.programmatic) text += " · programmatic launch";
+  if (s.staying) text += " · staying";
   return text;
 }
 

@@ -45,6 +45,8 @@ std::vector<KernelCase> emulated_cases() {
                                     "cross_entropy_1000_apart",
                                     "cross_entropy_50304",
                                     "cross_entropy_50257",
+                                    "cross_entropy_151936",
+                                    "cross_entropy_151936_loss",
                                     "softmax_backward",
                                     "cached_attention"};
   std::vector<KernelCase> out = all_cases();

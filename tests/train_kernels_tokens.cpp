@@ -286,10 +286,13 @@ std::vector<KernelCase> token_cases() {
     add("rope" + end, [=](Element type) { return rope(type, 32, inverse); });
     add("rope_odd" + end, [=](Element type) { return rope(type, 22, inverse); });
   }
-  // In registers; by way of shared memory, more rows than buffers; single elements; read twice.
-  for (const Logits& l : {Logits{300, 1000}, Logits{3, 1000, false}, Logits{3, 1000, true, true},
-                          Logits{3, 1000, true, false, true}, Logits{300, 16392}, Logits{8, 50304},
-                          Logits{5, 50257}, Logits{3, 151936}}) {
+  // In registers; by way of shared memory, more rows than buffers; single elements; read twice, or
+  // shared by clusters: more rows than these, losses only, apart, the longest.
+  for (const Logits& l :
+       {Logits{300, 1000}, Logits{3, 1000, false}, Logits{3, 1000, true, true},
+        Logits{3, 1000, true, false, true}, Logits{300, 16392}, Logits{8, 50304}, Logits{5, 50257},
+        Logits{5, 151936}, Logits{80, 74504}, Logits{3, 151936, false},
+        Logits{2, 151936, true, true, true}, Logits{1, 425984}}) {
     const std::string name = "cross_entropy_" + std::to_string(l.vocabulary) +
                              (l.learns ? "" : "_loss") + (l.apart ? "_apart" : "") +
                              (l.scaled ? "_scaled" : "");

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 
 #include "runtime/cuda/driver.h"
 #include "train/plan/operation.h"
@@ -133,7 +134,38 @@ struct LogitsShape {
   int vector, block, blocks, packs, registers, shared;
   int ahead;  ///< not 0: blocks stay, with so many rows of `shared` packs each
   std::int64_t shared_bytes;
+  int split = 1;  ///< blocks of a cluster that shares a row (cross_entropy_cluster.cu)
 };
+
+/// Rows of which a Hopper's block would exponentiate most logits twice are shared by clusters of
+/// the most blocks that it has room for everywhere: two of 256 threads a multiprocessor, or one of
+/// 512 for the longest. Nothing where those are longer than their registers, too.
+inline std::optional<LogitsShape> cluster_logits_shape(std::int64_t vocabulary,
+                                                       std::int64_t element_bytes,
+                                                       const cuda::DeviceInfo& device) {
+  constexpr std::int64_t kSplit = 8, kLine = 128;
+  const int vector = vector_of(vocabulary, element_bytes), most = 104 / vector;
+  const std::int64_t row_bytes = vocabulary * element_bytes;
+  if (device.major != 9 || row_bytes % kAccessBytes != 0) return {};
+  const std::int64_t part_bytes = (row_bytes + kLine * kSplit - 1) / (kLine * kSplit) * kLine;
+  const std::int64_t columns = part_bytes / kAccessBytes;
+  const int block = columns <= 256 * most ? 256 : 512, blocks = 512 / block;
+  const auto packs = static_cast<int>((columns + block - 1) / block);
+  // Barriers and what warps have found, of two rows; the driver has 1 KiB of each block.
+  const std::int64_t own_bytes = 2 * kSplit * (block / 32) * 8 + 64;
+  const std::int64_t budget = (device.shared_bytes_per_block + 1024) / blocks - 1024 - own_bytes;
+  const std::int64_t ahead = std::min<std::int64_t>(budget / part_bytes, blocks == 1 ? 3 : 2);
+  if (packs > most || ahead == 0) return {};
+  return LogitsShape{vector,
+                     block,
+                     blocks,
+                     packs,
+                     packs,
+                     packs,
+                     static_cast<int>(ahead),
+                     ahead * part_bytes + own_bytes,
+                     kSplit};
+}
 
 /// A row goes to registers where that is possible: to those of a block of four a multiprocessor, or
 /// by way of shared memory to those of its only one, which then stays and reads one or two rows
@@ -157,6 +189,9 @@ inline LogitsShape logits_shape(std::int64_t vocabulary, std::int64_t element_by
     } else {
       most = out.vector == 1 ? 24 : 32 / out.vector;  // single elements need more for their places
       const std::int64_t half = 512 * most + device.shared_bytes_per_block / 2 / pack_bytes;
+      if (packs > half) {
+        if (auto shared = cluster_logits_shape(vocabulary, element_bytes, device)) return *shared;
+      }
       out.blocks = packs > half ? 1 : 2;
       out.block = 1024 / out.blocks;
     }

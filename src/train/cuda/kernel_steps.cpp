@@ -48,7 +48,9 @@ void KernelSteps::add(const Operation& operation, const Launch& launch, Paramete
   const cuda::LaunchShape shape = {.grid_x = static_cast<unsigned>(launch.blocks),
                                    .grid_y = static_cast<unsigned>(launch.blocks_y),
                                    .threads = static_cast<unsigned>(launch.threads),
-                                   .shared_bytes = static_cast<unsigned>(launch.shared_bytes)};
+                                   .shared_bytes = static_cast<unsigned>(launch.shared_bytes),
+                                   .cluster_x = static_cast<unsigned>(launch.cluster),
+                                   .staying = launch.cluster > 1};
   program_.add(
       {.name = operation.name,
        .configuration = launch.config.summary(),

@@ -41,6 +41,7 @@ class KernelSteps {
     int blocks_y = 1;
     int threads = 1;
     std::int64_t shared_bytes = 0;
+    int cluster = 1;  ///< blocks of one; clusters stay
   };
   void add(const Operation& operation, const Launch& launch, runtime::ParameterBlock parameters);
 

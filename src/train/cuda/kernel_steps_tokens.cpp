@@ -193,13 +193,21 @@ Status KernelSteps::cross_entropy(const Operation& operation) {
   const auto& a = std::get<CrossEntropyAttributes>(operation.attributes);
   const Element type = element(operation.inputs[0]);
   const LogitsShape shape = logits_shape(a.vocabulary, size_of(type), device_);
+  const bool shares = shape.split > 1;
+  const std::int64_t at_once =
+      std::max(device_.multiprocessors * shape.blocks / shape.split, 1);  // rows, at most
   const std::int64_t blocks =
-      shape.ahead != 0 ? std::min<std::int64_t>(a.rows, device_.multiprocessors) : a.rows;
+      (shape.ahead != 0 ? std::min<std::int64_t>(a.rows, at_once) : a.rows) * shape.split;
   ConfigPrinter config = config_of("kElement", type);
   config.integer("kVocabulary", a.vocabulary).integer("kVector", shape.vector);
   config.integer("kBlock", shape.block).integer("kBlocks", shape.blocks);
-  config.integer("kPacks", shape.packs).integer("kRegisters", shape.registers);
-  config.integer("kShared", shape.shared).integer("kAhead", shape.ahead);
+  config.integer("kPacks", shape.packs);
+  if (shares) {
+    config.integer("kSplit", shape.split).integer("kBuffers", shape.ahead);
+  } else {
+    config.integer("kRegisters", shape.registers).integer("kShared", shape.shared);
+    config.integer("kAhead", shape.ahead);
+  }
   config.boolean("kGradient", a.gradient_scale != 0);
   ParameterBlock block(device::CrossEntropyArguments{
       .rows = a.rows, .gradient_scale = static_cast<float>(a.gradient_scale)});
@@ -214,8 +222,8 @@ Status KernelSteps::cross_entropy(const Operation& operation) {
     block.pointer(FLASHLAB_AT(CrossEntropyArguments, loss_scale), place(operation.inputs[2]));
   }
   add(operation,
-      {"train/cross_entropy.cu", "flash_fwd_cross_entropy", config, blocks, 1, shape.block,
-       shape.shared_bytes},
+      {shares ? "train/cross_entropy_cluster.cu" : "train/cross_entropy.cu",
+       "flash_fwd_cross_entropy", config, blocks, 1, shape.block, shape.shared_bytes, shape.split},
       std::move(block));
   return {};
 }

@@ -6,7 +6,6 @@
 // their number in the stream: StageOf. Where one warp copies for others (TMA, sm90) each side keeps
 // its place: Ring.
 
-#include "arguments.h"
 #include "ptx/barrier.h"
 #include "ptx/memory.h"
 #include "ptx/transaction.h"
@@ -16,7 +15,7 @@ namespace flashlab::device {
 /// An mbarrier: a phase ends when the expected number of arrivals is complete, then the next
 /// begins. Phases count from 0; the barrier holds only their parity, so nobody may be two behind.
 struct PhaseBarrier {
-  Int64 word;
+  long long word;
 
   __device__ unsigned address() const { return ptx::shared_address(&word); }
   /// By one thread, before a block barrier.

@@ -15,25 +15,12 @@
 // multiprocessor), kPacks (of a thread), kRegisters, kShared, kAhead (0, 1, 2); bool kGradient
 // (false: losses only).
 
-#include "ptx/math.h"
 #include "ptx/memory.h"
 #include "train/arguments.h"
 #include "train/packs.h"
+#include "train/running_sum.h"
 
 namespace flashlab::device {
-
-inline constexpr float kLowest = -3.402823466e38f;
-inline constexpr float kLog2E = 1.4426950408889634f;
-
-/// exp(x - max) by one multiplication and one ex2: the logits are what bounds the arithmetic.
-__device__ inline float exp_below(float x, float max_log2) {
-  return ptx::exp2_fast(fmaf(x, kLog2E, -max_log2));
-}
-
-/// A maximum and the sum of exponentials below it.
-struct RunningSum {
-  float max = kLowest, sum = 0;
-};
 
 template <class Config>
 struct LogitsRow {
@@ -138,17 +125,6 @@ struct KeptPacks {
     }
   }
 };
-
-/// The warp's running sum, the same bits in every lane.
-__device__ inline RunningSum sum_over_warp(RunningSum mine) {
-  RunningSum all = mine;
-  for (int lanes = 16; lanes > 0; lanes /= 2) {
-    all.max = fmaxf(all.max, ptx::shuffle_xor(all.max, lanes));
-  }
-  all.sum = mine.sum * expf(mine.max - all.max);
-  for (int lanes = 16; lanes > 0; lanes /= 2) all.sum += ptx::shuffle_xor(all.sum, lanes);
-  return all;
-}
 
 /// The block's running sum, the same bits in every thread. `turn` is 0 and 1 by turns, so that one
 /// barrier is enough.

@@ -13,7 +13,7 @@ inline Primitive hopper_kernel(const std::string& name, const std::string& param
                                const std::string& body) {
   return primitive(name, "",
                    {"ptx/barrier.h", "ptx/memory.h", "ptx/tensor_copy.h", "ptx/transaction.h",
-                    "ptx/warpgroup.h", "ptx/wgmma.h", "tile/slab.h"},
+                    "ptx/warpgroup.h", "ptx/wgmma.h", "ptx/wgmma_rows.h", "tile/slab.h"},
                    parameters, body, kHopper);
 }
 
@@ -50,33 +50,40 @@ inline Primitive shared_product_kernel(const std::string& element, int columns) 
                                    columns, element));
 }
 
-/// A [32, 64] and B [32, 64], both by rows; D [64, 64] = A^T B in the threads' order.
-inline Primitive shared_rows_product_kernel(const std::string& element) {
-  return hopper_kernel("wgmma_shared_rows_" + element, "const uint4* in, float* out",
+/// A [32, 64] and B [32, columns], both by rows; D [64, columns] = A^T B in the threads' order.
+inline Primitive shared_rows_product_kernel(const std::string& element, int columns) {
+  return hopper_kernel(fmt::format("wgmma_shared_rows_{}_{}", element, columns),
+                       "const uint4* in, float* out",
                        fmt::format(R"(
-  using Tile = SlabTile<32, 64>;
-  __shared__ __align__(1024) unsigned char memory[2 * Tile::kBytes];
-  for (int i = t; i < 64 * 8; i += 128) {{
-    *reinterpret_cast<uint4*>(memory + i / 256 * Tile::kBytes +
-                              Tile::offset(i % 256 / 8, i % 8)) = in[i];
+  using TileA = SlabTile<32, 64>;
+  using TileB = SlabTile<32, {0}>;
+  __shared__ __align__(1024) unsigned char memory[TileA::kBytes + TileB::kBytes];
+  for (int i = t; i < 32 * 8; i += 128) {{
+    *reinterpret_cast<uint4*>(memory + TileA::offset(i / 8, i % 8)) = in[i];
+  }}
+  constexpr int kChunks = {0} / 8;
+  for (int i = t; i < 32 * kChunks; i += 128) {{
+    *reinterpret_cast<uint4*>(memory + TileA::kBytes + TileB::offset(i / kChunks, i % kChunks)) =
+        in[256 + i];
   }}
   ptx::async_proxy_fence();
   __syncthreads();
   const unsigned long long a = slab_descriptor(ptx::shared_address(memory));
-  const unsigned long long b = slab_descriptor(ptx::shared_address(memory + Tile::kBytes));
-  float d[32];
+  const unsigned long long b =
+      slabs_descriptor(ptx::shared_address(memory + TileA::kBytes), TileB::kSlabBytes);
+  float d[{0} / 2];
   for (float& value : d) value = 1000;
   for (float& value : d) ptx::pin(value);
   ptx::wgmma_fence();
-  ptx::wgmma_shared_rows_{0}(d, a, b, false);
-  constexpr int kStep = Tile::step_offset_rows(1, 0) >> 4;
-  ptx::wgmma_shared_rows_{0}(d, a + kStep, b + kStep, true);
+  ptx::wgmma_shared_rows_{1}(d, a, b, false);
+  constexpr int kStep = TileA::step_offset_rows(1, 0) >> 4;
+  ptx::wgmma_shared_rows_{1}(d, a + kStep, b + kStep, true);
   ptx::wgmma_commit();
   ptx::wgmma_wait<0>();
   for (float& value : d) ptx::pin(value);
-  for (int i = 0; i < 32; ++i) out[32 * t + i] = d[i];
+  for (int i = 0; i < {0} / 2; ++i) out[{0} / 2 * t + i] = d[i];
 )",
-                                   element));
+                                   columns, element));
 }
 
 /// A [64, 16] by rows, B [16, 64] by rows, of which `columns` are multiplied; D starts at 0.5.
@@ -161,7 +168,9 @@ inline Primitive warpgroup_kernel() {
 inline void add_hopper_kernels(Primitives& list) {
   for (const char* element : {"bf16", "fp16"}) {
     for (const int columns : {64, 128}) list.push_back(shared_product_kernel(element, columns));
-    list.push_back(shared_rows_product_kernel(element));
+    for (const int columns : {64, 192, 256}) {
+      list.push_back(shared_rows_product_kernel(element, columns));
+    }
     for (const int columns : {16, 32, 48, 64}) {
       list.push_back(register_product_kernel(element, columns));
     }

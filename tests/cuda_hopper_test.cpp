@@ -72,20 +72,24 @@ TEST_F(Hopper, ProductsOfTilesInSharedMemory) {
 TEST_F(Hopper, ProductsOfTilesByRows) {
   for (const bool bf16 : {true, false}) {
     const HalfFormat& format = bf16 ? kBf16Format : kFp16Format;
-    const Halves in = whole_numbers(format, 2 * 32 * 64);
-    std::vector<Expected> expected(64 * 64);
-    for (std::size_t i = 0; i < 64; ++i) {
-      for (std::size_t j = 0; j < 64; ++j) {
-        for (std::size_t k = 0; k < 32; ++k) {
-          expected[i * 64 + j].value +=
-              number(format, in[64 * k + i]) * number(format, in[64 * (32 + k) + j]);
+    for (const int columns : {64, 192, 256}) {
+      const auto n = static_cast<std::size_t>(columns);
+      const Halves in = whole_numbers(format, 32 * (64 + n));
+      std::vector<Expected> expected(64 * n);
+      for (std::size_t i = 0; i < 64; ++i) {
+        for (std::size_t j = 0; j < n; ++j) {
+          for (std::size_t k = 0; k < 32; ++k) {
+            expected[i * n + j].value +=
+                number(format, in[64 * k + i]) * number(format, in[64 * 32 + n * k + j]);
+          }
         }
       }
+      const std::string name =
+          fmt::format("wgmma_shared_rows_{}_{}", bf16 ? "bf16" : "fp16", columns);
+      const auto held = run<float>(name, in, std::vector<float>(64 * n), 128);
+      ASSERT_FALSE(held.empty());
+      EXPECT_TRUE(close(name, by_rows(held, columns), expected));
     }
-    const std::string name = bf16 ? "wgmma_shared_rows_bf16" : "wgmma_shared_rows_fp16";
-    const auto held = run<float>(name, in, std::vector<float>(64 * 64), 128);
-    ASSERT_FALSE(held.empty());
-    EXPECT_TRUE(close(name, by_rows(held, 64), expected));
   }
 }
 

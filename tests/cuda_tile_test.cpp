@@ -255,12 +255,27 @@ void expect_walks(int seqlen_q, int seqlen_k, Int64 left, Int64 right) {
       // Keys behind the last one may hide the rest of a tile without its being told.
       const bool none = visibility.sees_none(tile * 8, 8, work.key0, 16);
       EXPECT_TRUE(none == (seen == 0) || (!none && work.key0 + 16 > seqlen_k));
+      // What leaves something at a tile of queries is what the tile looks for.
+      const KeyRange found = tiles_seen_by<Config>(shape, tile);
+      EXPECT_EQ(found.contains(work.tile), walked.count({3 * work.head_k, tile}) == 1u) << tile;
       if (rows_that_are == 0) continue;  // may be walked over for nothing
       for (int head = 0; head < 3; ++head) {
         EXPECT_EQ(walked.count({3 * work.head_k + head, tile}), 1u) << tile;
       }
     }
   }
+}
+
+TEST(QueryWalk, SectionsHaveEveryTileOfEveryHeadOnce) {
+  for (const int section : {1, 2, 3, 7, 9}) {
+    std::set<std::pair<int, int>> seen;
+    for (int index = 0; index < 7 * 5; ++index) {
+      const HeadTile at = in_sections(index, 7, 5, section);
+      EXPECT_TRUE(at.head >= 0 && at.head < 7 && at.tile >= 0 && at.tile < 5);
+      EXPECT_TRUE(seen.insert({at.head, at.tile}).second) << index;
+    }
+  }
+  EXPECT_EQ(in_sections(4, 7, 5, 3).tile, 1) << "the first tile of each head goes first";
 }
 
 TEST(QueryWalk, AgreesWithTheDefinition) {

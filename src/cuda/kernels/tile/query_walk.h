@@ -68,6 +68,36 @@ constexpr Work tile_of_keys(const Shape& shape, unsigned index) {
   return w;
 }
 
+/// The tiles of keys whose stream has a tile of queries: tile_of_keys seen from the other side.
+template <class Config>
+constexpr KeyRange tiles_seen_by(const Shape& shape, int tile_q) {
+  constexpr int kTileQ = Config::kTileQ, kTileK = Config::kTileK;
+  const int tiles = (shape.seqlen_k + kTileK - 1) / kTileK, query0 = tile_q * kTileQ;
+  KeyRange seen{0, query0 < shape.seqlen_q ? tiles : 0};
+  if constexpr (Config::kBoundedRight) {
+    const Int64 last = query0 + kTileQ - 1 + shape.right;
+    seen.end = last < 0 ? 0 : clamp_to(last / kTileK + 1, seen.end);
+  }
+  if constexpr (Config::kBoundedLeft) {
+    const Int64 first = query0 - shape.left;
+    seen.begin = first > 0 ? clamp_to(first / kTileK, tiles) : 0;
+  }
+  return seen;
+}
+
+/// A head among some, and one of its tiles.
+struct HeadTile {
+  int head, tile;
+};
+
+/// The block with this index: sections of heads, in a section tile after tile of every head, so
+/// that what begins first with a causal mask, the longest, comes first.
+constexpr HeadTile in_sections(int index, int heads, int tiles, int section) {
+  const int before = index / (section * tiles) * section;
+  const int here = smaller(section, heads - before), rest = index - before * tiles;
+  return {before + rest % here, rest / here};
+}
+
 /// Which pairs of a tile count.
 template <class Config>
 struct PairVisibility {

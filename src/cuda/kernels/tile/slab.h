@@ -48,4 +48,11 @@ constexpr unsigned long long slab_descriptor(unsigned shared) {
   return kSwizzle128 | kEightRows | kUnusedStride | ((shared & 0x3ffff) >> 4);
 }
 
+/// The same of an MN-major operand that is several slabs wide, each `slab_bytes` behind the last.
+constexpr unsigned long long slabs_descriptor(unsigned shared, unsigned slab_bytes) {
+  constexpr unsigned long long kStrideField = 0x3fffull << 16;
+  return (slab_descriptor(shared) & ~kStrideField) |
+         (static_cast<unsigned long long>(slab_bytes >> 4) << 16);
+}
+
 }  // namespace flashlab::device

@@ -4,6 +4,7 @@
 
 #include "config_types.h"
 #include "ptx/wgmma.h"
+#include "ptx/wgmma_rows.h"
 #include "tile/slab.h"
 
 namespace flashlab::device {
@@ -28,9 +29,9 @@ __device__ inline void multiply_shared(float (&d)[kCount], unsigned long long a,
   }
 }
 
-/// d [64, 64] = or += A^T B, one k16 step: 16 rows of each of two tiles in shared memory.
-template <Element kElement>
-__device__ inline void multiply_shared_rows(float (&d)[32], unsigned long long a,
+/// d [64, 2 kCount] = or += A^T B, one k16 step: 16 rows of each of two tiles in shared memory.
+template <Element kElement, int kCount>
+__device__ inline void multiply_shared_rows(float (&d)[kCount], unsigned long long a,
                                             unsigned long long b, bool accumulate) {
   if constexpr (kElement == Element::kBf16) {
     ptx::wgmma_shared_rows_bf16(d, a, b, accumulate);

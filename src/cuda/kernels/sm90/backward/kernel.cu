@@ -199,8 +199,8 @@ struct Sm90KeyConsumer {
   }
 
   /// S^T -> P^T of a tile whose first query and key are given.
-  __device__ void exponentials(typename Warpgroup::Pairs& s,
-                               const typename Warpgroup::PerQuery& lse2, int query0) const {
+  __device__ void exponentials(typename Warpgroup::Pairs& s, const PerQuery& lse2,
+                               int query0) const {
     const float unit = unit_of<Config>(args.score, args.shape);
     if constexpr (!Config::kAlibi) {
       warpgroup.exponentials(s, lse2, unit);
@@ -246,7 +246,7 @@ struct Sm90KeyConsumer {
     }
     const float* lse2 = shared.lse2[stage];
     const bool empty = has_empty_row(query0, lse2);
-    const typename Warpgroup::PerQuery rows_lse2(lse2, warpgroup.thread);
+    const PerQuery rows_lse2(lse2, warpgroup.thread);
     if constexpr (Config::kAlibi) {
       if (at.tile == work.first_tile) {
         slope = HeadSlope<Config>(args.slopes, work.batch, at.head, kLog2E);
@@ -255,7 +255,7 @@ struct Sm90KeyConsumer {
     ptx::wgmma_wait<1>();
     pin(s);
     exponentials(s, rows_lse2, query0);
-    const typename Warpgroup::PerQuery rows_delta(shared.delta[stage], warpgroup.thread);
+    const PerQuery rows_delta(shared.delta[stage], warpgroup.thread);
     // The branch stands before the wait, or the compiler moves exponentials behind it.
     if (empty) {
       ptx::wgmma_wait<0>();

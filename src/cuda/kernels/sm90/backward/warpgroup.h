@@ -8,15 +8,14 @@
 #include "ptx/memory.h"
 #include "ptx/special.h"
 #include "sm90/backward/tiles.h"
+#include "sm90/key_rows.h"
 #include "tile/dropped.h"
 #include "tile/probability.h"
 #include "tile/score.h"
 
 namespace flashlab::device {
 
-/// A warpgroup's 64 keys. With warp w of it, g = lane / 4 and t = lane % 4 a thread holds keys
-/// 16 w + g and 16 w + g + 8: index 4 j + 2 h + i is key half h, column 8 j + 2 t + i. Columns are
-/// queries in S^T and dP^T, features in dK and dV.
+/// A warpgroup's 64 keys. sm90/key_rows.h says what a thread holds of them.
 template <class Config>
 struct Sm90KeyWarpgroup {
   using Tiles = Sm90BackwardTiles<Config>;
@@ -47,25 +46,9 @@ struct Sm90KeyWarpgroup {
     return kWarpgroupRows * consumer + 16 * warp() + static_cast<int>(thread % 32 / 4);
   }
 
-  /// Calls `work` with each slab and what a thread holds of a head's kHeadDim features there.
-  template <int kHeadDim, class Work>
-  __device__ static void for_slabs(Gradient& sum, const Work& work) {
-    constexpr int kColumns = round_up(kHeadDim, 16), kLast = (kColumns - 1) / kSlabColumns;
-#pragma unroll
-    for (int slab = 0; slab < kLast; ++slab) work(slab, sum[slab]);
-    constexpr int kCount = (kColumns - kLast * kSlabColumns) / 2;
-    work(kLast, reinterpret_cast<float(&)[kCount]>(sum[kLast]));
-  }
-  __device__ static void clear(Gradient& sum) {
-#pragma unroll
-    for (auto& slab : sum) {
-#pragma unroll
-      for (float& value : slab) value = 0;
-    }
-  }
   __device__ void clear_gradients() {
-    clear(rK);
-    clear(rV);
+    clear_slabs(rK);
+    clear_slabs(rV);
   }
   __device__ void pin_gradients() {
     for_slabs<Config::kHeadDim>(rK, [](int, auto& slab) { pin(slab); });
@@ -138,24 +121,6 @@ struct Sm90KeyWarpgroup {
     }
     ptx::wgmma_commit();
   }
-
-  /// A value per query of a tile: a thread has two of every 8. The first are read at once, so that
-  /// nobody waits for them when the products are there that they are used with.
-  struct PerQuery {
-    static constexpr int kEarly = 8;
-    const float* own;
-    float2 early[kEarly];
-    __device__ PerQuery(const float* values, unsigned thread) : own(values + 2 * (thread % 4)) {
-#pragma unroll
-      for (int j = 0; j < kEarly; ++j) early[j] = read(j);
-    }
-    __device__ float2 read(int block) const {
-      return *reinterpret_cast<const float2*>(own + 8 * block);
-    }
-    __device__ float2 pair(int block) const {
-      return block < kEarly ? early[block < kEarly ? block : 0] : read(block);
-    }
-  };
 
   /// S^T -> P^T in place, of every pair.
   __device__ static void exponentials(Pairs& s, const PerQuery& lse2, float unit) {

@@ -1,0 +1,4 @@
+#pragma once
+
+// wgmma.h takes every number of columns.
+#include "ptx/wgmma.h"

@@ -311,6 +311,26 @@ void add_named(std::vector<Case>& list, DType t) {
        [](Case& c) { c.deterministic = true; });
 }
 
+// Head dims above 128 have kernels of their own: several tiles of queries and keys, groups, keys
+// and queries without partner, rows without keys, head dims between.
+void add_large_heads(std::vector<Case>& list, DType t) {
+  if (t != DType::kFp16 && t != DType::kBf16) return;
+  const Causal top = Causal::kTopLeft, bottom = Causal::kBottomRight;
+  list.push_back(sized("large-heads-full", t, 1, {1, 1}, 70, 130, {256, 256}));
+  list.push_back(sized("large-heads-causal", t, 1, {1, 1}, 130, 130, {256, 256}, top));
+  list.push_back(sized("large-heads-group", t, 1, {2, 1}, 70, 130, {256, 256}, bottom));
+  list.push_back(sized("large-heads-empty-rows", t, 1, {2, 1}, 193, 65, {192, 128}, bottom));
+  list.push_back(sized("large-heads-unseen-keys", t, 1, {1, 1}, 65, 255, {160, 232}, top));
+  Case special = sized("large-heads-special", t, 1, {1, 1}, 98, 98, {256, 256}, top);
+  special.fill = Fill::kSpecial;
+  special.lse_gradient = true;
+  list.push_back(special);
+  Case added = sized("large-heads-accumulate", t, 1, {1, 1}, 66, 70, {256, 256});
+  added.gradient_mode = GradientMode::kAccumulate;
+  added.deterministic = added.lse_gradient = true;
+  list.push_back(added);
+}
+
 Window window(std::int64_t left, std::int64_t right, Alignment alignment = Alignment::kOfCausal) {
   return {left, right, alignment};
 }
@@ -459,6 +479,7 @@ std::vector<Case> conformance_cases(std::optional<DType> dtype) {
   for (const Share& share : kShares) {
     if (dtype && *dtype != share.dtype) continue;
     add_named(list, share.dtype);
+    add_large_heads(list, share.dtype);
     add_windows(list, share.dtype);
     add_score_features(list, share.dtype);
     add_covering(list, share.dtype, share.covering, share.seed);

@@ -128,7 +128,11 @@ Result<std::shared_ptr<PlanState>> make_emulated_plan(const ContextState&, const
     options.threads = 1;
     ContextState described(options, gpu.get());
     described.tuning = chosen().tuning;
-    auto plan = each->make_plan(described, problem, geometry);
+    const bool wide = problem.options.implementation == "sm90" && problem.pass == Pass::kBackward &&
+                      cuda::is_wide_sm90_backward(geometry);
+    auto plan =
+        wide ? cuda::plan_sm90_backward_wide(described, problem, geometry, chosen().scores_bytes)
+             : each->make_plan(described, problem, geometry);
     if (!plan.ok()) return plan.status();
     return std::shared_ptr<PlanState>(std::make_shared<EmulatedPlan>(*plan));
   }

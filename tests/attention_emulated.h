@@ -10,6 +10,7 @@
 
 #include "case.h"
 #include "cuda/kernels/tile/mutation.h"
+#include "cuda/launch/sm90_backward_wide.h"
 #include "emulated/kernels.h"
 #include "lab/check/check.h"
 #include "lab/machine/device_memory.h"
@@ -28,6 +29,7 @@ struct EmulatedGpu {
   Pass faulty = Pass::kForward;
   emulated::Kernels* kernels = nullptr;
   std::shared_ptr<const cuda::Sm90ForwardTable> tuning{};  ///< that plans follow
+  std::int64_t scores_bytes = cuda::kWideScoresBytes;      ///< of dS at a time, head dims above 128
 };
 void use_gpu(const EmulatedGpu& gpu);
 

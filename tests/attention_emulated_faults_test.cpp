@@ -322,6 +322,65 @@ TEST(AttentionEmulatedFaults, OfTheHopperBackwardAreSeen) {
   expect_all_are_seen("sm90", Pass::kBackward, list);
 }
 
+// Head dims above 128: groups, a diagonal, more tiles of queries and of keys than places.
+Case wide_heads() {
+  Case out = groups();
+  out.name = "wide heads";
+  out.seqlen_q = 350;
+  out.seqlen_k = 330;
+  out.head_dim = 192;
+  out.head_dim_v = 136;
+  out.causal = Causal::kTopLeft;
+  return out;
+}
+
+TEST(AttentionEmulatedFaults, OfTheWideHopperBackwardAreSeen) {
+  constexpr const char* kMain = "sm90/backward_wide/kernel.cu";
+  constexpr const char* kSizes = "sm90/backward_wide/tiles.h";
+  constexpr const char* kGradQ = "sm90/backward_wide/grad_q.cu";
+  std::vector<Planted> list = {
+      {"P is not waited for", {{kMain, "    ring_p.wait_full();\n", ""}}, true},
+      {"P is overwritten while it is read", {{kMain, "    ring_p.wait_empty();\n", ""}}},
+      {"queries are not waited for",
+       {{kMain, "    ring_q.wait_full();\n    warpgroup", "    warpgroup"}}},
+      {"dO is not waited for",
+       {{kMain, "    ring_d_o.wait_full();\n    warpgroup", "    warpgroup"}}},
+      {"nobody waits for an empty place", {{kMain, "      ring.wait_empty();\n", ""}}, true},
+      {"K is not waited for", {{kMain, "      shared.k_full.wait(0);\n", ""}}},
+      {"V is not waited for", {{kMain, "      shared.v_full.wait(0);\n", ""}}},
+      {"queries are released before dK has read them",
+       {{kMain, "    warpgroup.start_sum(ptx::shared_address(q));",
+         "    ring_q.release();\n    warpgroup.start_sum(ptx::shared_address(q));"},
+        {kMain, "    ring_q.release();\n    ring_q.advance();\n  }\n",
+         "    ring_q.advance();\n  }\n"}},
+       true},
+      {"scores are read while their products are under way",
+       {{kMain, "    ptx::wgmma_wait<0>();\n    pin(warpgroup.pairs);",
+         "    pin(warpgroup.pairs);"}}},
+      {"too few bytes are announced",
+       {{kMain, "TileStreamed::kBytes + 4 * Config::kTileQ", "TileStreamed::kBytes"}}},
+      {"one arrival too few is expected",
+       {{kSizes, "ring_q.init(1, 2 * kWarps);", "ring_q.init(1, kWarps);"}}},
+      {"dS of another tile",
+       {{kSizes, "(head * part.tiles + tile_k) * tiles_q + tile_q",
+         "(head * part.tiles + tile_k) * tiles_q"}}},
+      {"dQ lacks the last tile of keys",
+       {{"tile/query_walk.h", "last / kTileK + 1, seen.end", "last / kTileK, seen.end"}},
+       true},
+      {"dQ: tiles are not waited for",
+       {{kGradQ, "    ring.wait_full();\n    start();", "    start();"}}},
+      {"dQ: nobody waits for an empty place", {{kGradQ, "    ring.wait_empty();\n", ""}}},
+      {"dQ: keys are released before the products have read them",
+       {{kGradQ, "      ptx::wgmma_wait<1>();\n      pin(sum);\n      ring.release(stage);",
+         "      ring.release(stage);\n      ring.release(ring.stage);"}}},
+      {"dQ: slabs of features lie elsewhere",
+       {{kGradQ, "TileKey::kSlabBytes);\n#pragma", "TileScores::kSlabBytes / 2);\n#pragma"}},
+       true},
+  };
+  for (Planted& each : list) each.problem = &wide_heads;
+  expect_all_are_seen("sm90", Pass::kBackward, list);
+}
+
 // Wrong arithmetic, as cuda_mutation_test plants it.
 struct Mutated {
   const char* name;
@@ -382,6 +441,8 @@ TEST(AttentionEmulatedFaults, OfArithmeticAreSeen) {
       {"sm90 dropout", "sm90", forward, dropped(featured(half)), drops},
       {"sm90 backward", "sm90", backward, backward_rows(), gradients},
       {"sm90 backward causal", "sm90", backward, causal(backward_rows()), shifted},
+      {"sm90 wide backward", "sm90", backward, wide_heads(), gradients},
+      {"sm90 wide backward causal", "sm90", backward, wide_heads(), shifted},
       {"sm90 backward features", "sm90", backward, hopper_gradients, features},
       {"sm90 backward dropout", "sm90", backward, hopper_gradients, drops},
       {"sm80", "sm80", forward, half, sums},

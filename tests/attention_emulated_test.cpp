@@ -112,6 +112,14 @@ INSTANTIATE_TEST_SUITE_P(
                   kBackward,
                   DType::kBf16,
                   {"dropout-half", "alibi-both-sides", "alibi-dropout"}},
+        Selection{"sm90_backward_wide",
+                  "sm90",
+                  kBackward,
+                  DType::kBf16,
+                  {"large-heads-group", "large-heads-empty-rows", "large-heads-unseen-keys",
+                   "large-heads-special", "large-heads-accumulate", "window-large-heads"}},
+        Selection{
+            "sm90_backward_wide_fp16", "sm90", kBackward, DType::kFp16, {"large-heads-causal"}},
         Selection{"sm80_forward",
                   "sm80",
                   kForward,
@@ -131,6 +139,40 @@ INSTANTIATE_TEST_SUITE_P(
         hopper_rung("fa3_turns", "fa3-turns", DType::kFp16),
         hopper_rung("fa3_frozen", "fa3-frozen", DType::kFp16)),
     [](const auto& info) { return info.param.name; });
+
+// Head dims above 128, dS of a few tiles at a time: heads in parts, keys of a head in parts, of
+// which the last ones see fewer queries.
+TEST(AttentionEmulatedParts, OfTheWideBackwardAreTheOracle) {
+  constexpr std::int64_t kTileBytes = 64 * 64 * 2;
+  Case problem;
+  problem.name = "parts";
+  problem.dtype = DType::kBf16;
+  problem.batch = 3;
+  problem.heads_q = 2;
+  problem.heads_k = 1;
+  problem.seqlen_q = 130;
+  problem.seqlen_k = 320;
+  problem.head_dim = problem.head_dim_v = 136;
+  problem.causal = Causal::kTopLeft;
+  problem.deterministic = true;
+  const std::int64_t of_keys = 2 * 3 * kTileBytes;  // 64 keys, 3 tiles of queries of two heads
+  const std::pair<std::int64_t, std::size_t> parts[] = {
+      {15 * of_keys, 1}, {10 * of_keys, 2}, {5 * of_keys, 3}, {2 * of_keys, 9}, {of_keys, 15}};
+  emulated::Kernels kernels;
+  lab::CheckOptions options;
+  options.passes = {Pass::kBackward};
+  options.repeat = true;
+  options.memory = emulated_memory();
+  const auto truth = lab::CaseTruth::create(problem, options);
+  ASSERT_TRUE(truth.ok()) << truth.status().message();
+  for (const auto& [bytes, count] : parts) {
+    use_gpu({.kernels = &kernels, .scores_bytes = bytes});
+    const Context context = emulated_context();
+    EXPECT_EQ(kernels_of(context, {problem}, "sm90", {Pass::kBackward}).size(), 1 + 2 * count);
+    const auto report = lab::check_case(context, *truth, "sm90", options);
+    EXPECT_TRUE(report.passed()) << bytes << " bytes: " << report.failure();
+  }
+}
 
 /// One head of fp32 rows whose own key has nearly all the weight: with dO = 1 dv is 1, but for what
 /// backward's scores and forward's LSE differ in.

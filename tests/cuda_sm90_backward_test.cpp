@@ -127,7 +127,7 @@ TEST(Sm90Backward, LeavesTheRestToSm80) {
   EXPECT_TRUE(serves(usual(64, named())));
   EXPECT_TRUE(serves(usual(96, named())));
   EXPECT_FALSE(serves(usual(100, named()))) << "rows of 200 bytes";
-  EXPECT_FALSE(serves(usual(136, named())));
+  EXPECT_FALSE(serves(usual(136, named()))) << "plan_sm90_backward_wide's";
   Options options = named();
   options.causal = Causal::kBottomRight;
   EXPECT_TRUE(serves(usual(64, options)));

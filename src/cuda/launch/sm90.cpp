@@ -4,6 +4,7 @@
 
 #include "api/context_state.h"
 #include "cuda/launch/sm90_backward.h"
+#include "cuda/launch/sm90_backward_wide.h"
 #include "cuda/launch/sm90_forward.h"
 #include "runtime/cuda/device.h"
 
@@ -26,8 +27,9 @@ Result<std::shared_ptr<internal::PlanState>> make_plan(const internal::ContextSt
                                 fmt::format("compute capability {}.{}", device.major, device.minor),
                                 "9.0", "name none, or 'sm80'"});
   }
-  return problem.pass == Pass::kForward ? plan_sm90_forward(context, problem, geometry)
-                                        : plan_sm90_backward(context, problem, geometry);
+  if (problem.pass == Pass::kForward) return plan_sm90_forward(context, problem, geometry);
+  return is_wide_sm90_backward(geometry) ? plan_sm90_backward_wide(context, problem, geometry)
+                                         : plan_sm90_backward(context, problem, geometry);
 }
 
 }  // namespace

@@ -62,7 +62,9 @@ Status check_features(const Problem& problem, const Geometry& g) {
                      "causal, windows, ALiBi, dropout, nothing else; dQ in an order that varies");
 }
 
-Status check_tensors(const Problem& problem) {
+}  // namespace
+
+Status check_sm90_backward_tensors(const Problem& problem) {
   if (problem.d_o->dtype != problem.q.dtype) {
     return unsupported("d_o of the backward of implementation 'sm90'",
                        std::string(to_string(problem.d_o->dtype)), "the type of q");
@@ -78,10 +80,12 @@ Status check_tensors(const Problem& problem) {
   return {};
 }
 
+namespace {
+
 Status check(const Problem& problem, const Geometry& g) {
   if (Status s = check_shapes(g); !s.ok()) return s;
   if (Status s = check_features(problem, g); !s.ok()) return s;
-  return check_tensors(problem);
+  return check_sm90_backward_tensors(problem);
 }
 
 /// The grids of the three kernels.
@@ -104,6 +108,7 @@ ConfigPrinter print(const Problem& problem, const Geometry& g, const Sm90Backwar
       .boolean("kVectorReduction", true)
       .boolean("kDeterministic", false)
       .boolean("kTickets", t.key_stages > 1)
+      .boolean("kZeroGradQ", true)
       .boolean("kCopyGradO", false)
       .integer("kSharedBytes", sm90_backward_shared_bytes(t));
   return config;

@@ -25,6 +25,9 @@ Sm90BackwardTiling choose_sm90_backward_tiling(std::int64_t head_dim, bool short
 /// Dynamic shared memory of the kernel, which asserts that it agrees.
 int sm90_backward_shared_bytes(const Sm90BackwardTiling& tiling);
 
+/// Whether the copy engine can read q, k, v and d_o, and d_o has their type. Errors: kUnsupported.
+Status check_sm90_backward_tensors(const Problem& problem);
+
 /// Three kernels, of which the first and the last are sm80's: delta and LSE in base 2 and zeros;
 /// the five products; dQ to its type. Workspace: dQ in fp32, two fp32 numbers per row of q; a
 /// counter where blocks stay. Errors: kUnsupported (head dims above 128; a fixed order of

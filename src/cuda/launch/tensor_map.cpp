@@ -44,6 +44,17 @@ runtime::TensorMap tensor_map(const TensorSpec& spec, int rows, std::int64_t gro
   return map;
 }
 
+runtime::TensorMap slab_map(DType dtype, std::int64_t rows, int box) {
+  runtime::TensorMap map;
+  map.dtype = dtype;
+  map.rank = 4;
+  map.extents = {kSlabColumns, static_cast<std::uint64_t>(rows), 1, 1};
+  map.strides_bytes = {kSlabRowBytes, kSlabRowBytes, kSlabRowBytes};
+  map.box = {kSlabColumns, static_cast<std::uint32_t>(box), 1, 1};
+  map.swizzle = runtime::TensorMap::Swizzle::k128Bytes;
+  return map;
+}
+
 runtime::TensorMap row_map(std::int64_t rows, std::int64_t columns, int box) {
   const auto row_bytes = static_cast<std::uint64_t>(columns) * sizeof(float);
   runtime::TensorMap map;

@@ -19,6 +19,9 @@ bool describable(const TensorSpec& spec);
 /// kernels/tile/slab.h has them.
 runtime::TensorMap tensor_map(const TensorSpec& spec, int rows, std::int64_t group = 1);
 
+/// [rows, 64] of 16-bit elements, dense, in boxes of `box` rows, swizzled likewise.
+runtime::TensorMap slab_map(DType dtype, std::int64_t rows, int box);
+
 /// [rows, columns] of fp32, dense, in boxes of `box` columns of a row.
 runtime::TensorMap row_map(std::int64_t rows, std::int64_t columns, int box);
 

@@ -5,9 +5,9 @@
 // With dropout of probability p delta is (1 - p) times that: kept terms of dP need no factor then,
 // and dQ and dK are multiplied by 1 / (1 - p) where their sums end.
 //
-// and a dQ accumulator of zeros. One block per tile of queries and head; a quarter of a warp's
-// lanes per row at head dim 64, whole warps from 256 on. Bound by memory: 4 B Hq Sq Dv bytes read,
-// 4 B Hq Sq D written.
+// Where dQ is added in memory (kZeroGradQ), an accumulator of zeros, too. One block per tile of
+// queries and head; a quarter of a warp's lanes per row at head dim 64, whole warps from 256 on.
+// Bound by memory: 4 B Hq Sq Dv bytes read, 4 B Hq Sq D written.
 //
 // lse2 takes the offset of softcap's values, too (tile/score.h).
 //
@@ -93,10 +93,12 @@ extern "C" __global__ void __launch_bounds__(256)
   const int batch = head_index / shape.heads_q, head = head_index % shape.heads_q;
   const int thread = threadIdx.x, lane = thread % 32;
 
-  auto* accumulator = static_cast<float4*>(args.regions[kRegionGradQ]) +
-                      accumulator_tile<Sizes>(head_index, tiles, tile) / 4;
-  for (int i = thread; i < Sizes::kTileFloats / 4; i += kThreads) {
-    accumulator[i] = make_float4(0, 0, 0, 0);
+  if constexpr (Config::kZeroGradQ) {
+    auto* accumulator = static_cast<float4*>(args.regions[kRegionGradQ]) +
+                        accumulator_tile<Sizes>(head_index, tiles, tile) / 4;
+    for (int i = thread; i < Sizes::kTileFloats / 4; i += kThreads) {
+      accumulator[i] = make_float4(0, 0, 0, 0);
+    }
   }
   if constexpr (Config::kTickets) {
     auto* turns = static_cast<unsigned*>(args.regions[kRegionTurns]);

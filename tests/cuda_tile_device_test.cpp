@@ -42,11 +42,11 @@ TEST(TileKernels, CompileForSm90) {
 // ThreadCopy by aliases. copy_tile is how every Hopper kernel begins. warpgroup.h chooses between
 // the products that cuda_hopper_test runs.
 TEST(TileKernels, CallEveryPart) {
-  expect_all_called(
-      tile_primitives(), "tile/",
-      {"chunk_bytes", "chunk_column", "copy_tile", "exists", "gather_chunk", "load_chunk",
-       "load_elements", "load_passes", "merge_weight", "multiply_registers", "multiply_shared",
-       "multiply_shared_rows", "negative_infinity", "pin", "MaskRows", "ThreadCopy"});
+  expect_all_called(tile_primitives(), "tile/",
+                    {"chunk_bytes", "chunk_column", "copy_tile", "exists", "gather_chunk",
+                     "keys_to", "load_chunk", "load_elements", "load_passes", "merge_weight",
+                     "multiply_registers", "multiply_shared", "multiply_shared_rows",
+                     "negative_infinity", "pin", "MaskRows", "ThreadCopy"});
 }
 
 // Lane 8 m + r names row r of matrix m. Rows first: matrices below each other, then the next chunk;

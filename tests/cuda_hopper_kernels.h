@@ -11,10 +11,11 @@ inline constexpr int kHopper = 90;
 
 inline Primitive hopper_kernel(const std::string& name, const std::string& parameters,
                                const std::string& body) {
-  return primitive(name, "",
-                   {"ptx/barrier.h", "ptx/memory.h", "ptx/tensor_copy.h", "ptx/transaction.h",
-                    "ptx/warpgroup.h", "ptx/wgmma.h", "ptx/wgmma_rows.h", "tile/slab.h"},
-                   parameters, body, kHopper);
+  return primitive(
+      name, "",
+      {"ptx/barrier.h", "ptx/bulk_copy.h", "ptx/cluster.h", "ptx/memory.h", "ptx/tensor_copy.h",
+       "ptx/transaction.h", "ptx/warpgroup.h", "ptx/wgmma.h", "ptx/wgmma_rows.h", "tile/slab.h"},
+      parameters, body, kHopper);
 }
 
 /// A [64, 32] and B [columns, 32], both by rows; D [64, columns] in the threads' order.
@@ -138,6 +139,34 @@ inline Primitive box_kernel() {
 )");
 }
 
+/// A cluster of two blocks of a warp: each copies 32 numbers of its own, and sends the other lane
+/// by lane a number and, in the second half, one that counts from the end.
+inline Primitive cluster_kernel() {
+  return hopper_kernel("cluster_exchange", "const float* in, float* out", R"(
+  __shared__ __align__(128) float own[32];
+  __shared__ __align__(8) float2 got[32];
+  __shared__ unsigned long long barriers[2];
+  const unsigned copied = ptx::shared_address(&barriers[0]);
+  const unsigned sent = ptx::shared_address(&barriers[1]);
+  const int rank = ptx::cluster_rank();
+  if (t == 0) {
+    ptx::barrier_init(copied, 1);
+    ptx::barrier_init(sent, 1);
+    ptx::barrier_init_fence();
+    ptx::barrier_arrive_expect(copied, sizeof own);
+    ptx::copy_bytes(ptx::shared_address(own), in + 32 * rank, sizeof own, copied, ptx::kEvictFirst);
+    ptx::barrier_arrive_expect(sent, sizeof got);
+  }
+  ptx::meet_cluster();
+  for (int i = 0; i < 1 << 18 && !ptx::barrier_passed_soon(copied, 0); ++i) {}
+  ptx::send_in_cluster(ptx::shared_address(&got[t]), 1 - rank, own[t], own[31 - t], sent);
+  for (int i = 0; i < 1 << 18 && !ptx::barrier_passed_soon(sent, 0); ++i) {}
+  out[64 * rank + t] = got[t].x;
+  out[64 * rank + 32 + t] = got[t].y;
+  ptx::meet_cluster();
+)");
+}
+
 /// The second warpgroup, with registers that the first gave it, reverses what that hands over.
 inline Primitive warpgroup_kernel() {
   Primitive kernel = hopper_kernel("warpgroup_hand_over", "const unsigned* in, unsigned* out", R"(
@@ -176,6 +205,7 @@ inline void add_hopper_kernels(Primitives& list) {
     }
   }
   list.push_back(box_kernel());
+  list.push_back(cluster_kernel());
   list.push_back(warpgroup_kernel());
 }
 

@@ -145,6 +145,17 @@ TEST_F(Hopper, ABoxArrivesSwizzledAndFilledWithZeros) {
       same("copy_box_4", run<std::uint16_t>("copy_box_4", in, Halves(64 * 64, 0xeeee)), expected));
 }
 
+TEST_F(Hopper, BlocksOfAClusterCopyAndSend) {
+  std::vector<float> in(64), expected;
+  for (std::size_t i = 0; i < in.size(); ++i) in[i] = static_cast<float>(i) + 0.5f;
+  for (const std::size_t sender : {1, 0}) {
+    for (std::size_t i = 0; i < 32; ++i) expected.push_back(in[32 * sender + i]);
+    for (std::size_t i = 0; i < 32; ++i) expected.push_back(in[32 * sender + 31 - i]);
+  }
+  const auto got = run("cluster_exchange", in, std::vector<float>(128, -7), 32, 2, 2);
+  EXPECT_TRUE(same("cluster_exchange", bits_of(got), bits_of(expected)));
+}
+
 TEST_F(Hopper, WarpgroupsMeetAndExchangeRegisters) {
   std::vector<std::uint32_t> in(16 * 128), expected;
   for (auto& word : in) word = static_cast<std::uint32_t>(random_());

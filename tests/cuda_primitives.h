@@ -179,7 +179,7 @@ class PrimitiveTest : public GpuTest {
   /// what it holds afterwards, or empty if something failed.
   template <class Out, class In>
   std::vector<Out> run(const std::string& name, const std::vector<In>& in, std::vector<Out> out,
-                       unsigned threads = 32, unsigned blocks = 1) {
+                       unsigned threads = 32, unsigned blocks = 1, unsigned cluster = 1) {
     const Primitive* one = found(name);
     if (one == nullptr) {
       ADD_FAILURE() << name << ": no such kernel in this test's list";
@@ -196,7 +196,8 @@ class PrimitiveTest : public GpuTest {
     void* arguments[] = {&from, &to};
     const auto current = gpu_->current();
     const Status status =
-        cuda::launch(*gpu_, **kernel, {.grid_x = blocks, .threads = threads}, nullptr, arguments);
+        cuda::launch(*gpu_, **kernel, {.grid_x = blocks, .threads = threads, .cluster_x = cluster},
+                     nullptr, arguments);
     if (!status.ok()) {
       ADD_FAILURE() << name << ": " << status.message();
       return {};

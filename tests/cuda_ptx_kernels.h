@@ -248,6 +248,10 @@ inline const Primitives& ptx_primitives() {
                         "out[i] = ptx::log2_fast(in[i]);"),
         ptx_elementwise("max_nan", "const float* in, float* out",
                         "out[i] = ptx::max_nan(in[2 * i], in[2 * i + 1]);"),
+        ptx_elementwise("max_bf16_2", "const unsigned* in, unsigned* out",
+                        "out[i] = ptx::max_bf16_2(in[2 * i], in[2 * i + 1]);"),
+        ptx_elementwise("max_fp16_2", "const unsigned* in, unsigned* out",
+                        "out[i] = ptx::max_fp16_2(in[2 * i], in[2 * i + 1]);"),
         ptx_elementwise("clear_if", "const float* in, float* out",
                         "out[i] = ptx::clear_if(in[i], i, 0x14);"),
         // Bytes in order, mixed, and their top bits in all of a byte.

@@ -305,6 +305,33 @@ TEST_F(Ptx, MaxNan) {
   EXPECT_TRUE(same("max_nan", bits_of(got), bits_of(expected)));
 }
 
+// Halves are compared for themselves, and a NaN loses.
+TEST_F(Ptx, MaximaOfPackedHalves) {
+  for (const bool bf16 : {true, false}) {
+    const HalfFormat& format = bf16 ? kBf16Format : kFp16Format;
+    std::vector<std::uint32_t> halves, in, expected;
+    for (const double value : {0.0, 1.0, -1.0, 2.5, -3.25, 1e-3, HUGE_VAL, -HUGE_VAL}) {
+      halves.push_back(rounded(format, value));
+    }
+    halves.push_back(0x7fff);  // NaN
+    const auto larger = [&](std::uint32_t a, std::uint32_t b) {
+      const double x = number(format, static_cast<std::uint16_t>(a));
+      const double y = number(format, static_cast<std::uint16_t>(b));
+      return std::isnan(x) || y > x ? b : a;
+    };
+    for (const std::uint32_t a : halves) {
+      for (const std::uint32_t b : halves) {
+        const std::uint32_t low = halves[3], high = halves[4];
+        in.insert(in.end(), {a | low << 16, b | high << 16});
+        expected.push_back(larger(a, b) | larger(low, high) << 16);
+      }
+    }
+    const std::string name = bf16 ? "max_bf16_2" : "max_fp16_2";
+    EXPECT_TRUE(
+        same(name, run(name, in, std::vector<std::uint32_t>(expected.size(), 7), 9, 9), expected));
+  }
+}
+
 TEST_F(Ptx, ClearIf) {
   std::vector<float> in(32), expected(32);
   for (unsigned i = 0; i < 32; ++i) {

@@ -19,7 +19,8 @@ inline bool in_ci() {
 
 /// Whether a kernel's source has instructions of Hopper alone.
 inline bool needs_hopper(std::string_view source) {
-  for (const char* start : {"sm90/", "ladder/fa2_tma", "ladder/fa2_wgmma", "ladder/fa3"}) {
+  for (const char* start : {"sm90/", "ladder/fa2_tma", "ladder/fa2_wgmma", "ladder/fa3",
+                            "train/cross_entropy_cluster"}) {
     if (source.starts_with(start)) return true;
   }
   return false;

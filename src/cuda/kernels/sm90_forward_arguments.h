@@ -9,12 +9,12 @@ namespace flashlab::device {
 
 /// In which order tiles of queries are worked off. A tile is rows of one (batch, head); its rank
 /// among those of its head is 0 for the one with most keys. Where a row's last key depends on its
-/// position, sections of heads share L2 while their first `long_ranks` ranks are worked off, rank
-/// by rank, and the other ranks of all heads come last, so that the tiles at the end are short
-/// ones. Where no ranks are left for the end, only the last section goes rank by rank. Otherwise,
-/// and where tiles are equally long, those of a head follow one another: K and V come from memory
-/// all the time, and not in bursts at the first ranks. At head dims up to 64 equally long tiles go
-/// by sections, too (H200, 2026-11-24: full 512 and 1k 1.5 % faster).
+/// position, sections of heads share L2 while their first `long_ranks` ranks are worked off, and
+/// the other ranks of all heads come last, so that the tiles at the end are short ones. Where no
+/// ranks are left for the end, the last section goes rank by rank. Otherwise, and where tiles are
+/// equally long, those of a head follow one another: K and V come from memory all the time, and not
+/// in bursts at the first ranks. At head dims up to 64 equally long tiles go by sections, too
+/// (H200, 2026-11-24: full 512 and 1k 1.5 % faster).
 struct TileOrder {
   int tiles_q;  ///< per head
   int heads;    ///< batch * heads_q

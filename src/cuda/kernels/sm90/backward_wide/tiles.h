@@ -77,7 +77,7 @@ struct alignas(kSlabAlignment) WideStorage {
     v_full.init(1);
     ring_q.init(1, 2 * kWarps);
     ring_d_o.init(1, 2 * kWarps);
-    ring_p.init(kWarps, kWarps);
+    ring_p.init(kWarpgroupThreads, kWarps);
     ptx::barrier_init_fence();
   }
 };

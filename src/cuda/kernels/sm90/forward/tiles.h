@@ -100,8 +100,8 @@ struct Sm90Tile {
       const int section = index / section_tiles, rest = index - section * section_tiles;
       const int first_head = section * order.section_heads;
       const int heads = smaller(order.section_heads, order.heads - first_head);
-      // Of short calls the last section alone, so that they end with short tiles.
-      const bool by_rank = first_head + heads == order.heads || order.long_ranks < order.tiles_q;
+      // Rank by rank in the last section of short calls, which end so with short tiles.
+      const bool by_rank = first_head + heads == order.heads && order.long_ranks == order.tiles_q;
       rank = by_rank ? rest / heads : rest % order.long_ranks;
       head = first_head + (by_rank ? rest % heads : rest / order.long_ranks);
     }

@@ -197,6 +197,10 @@ struct Sm90KeyWarpgroup {
     }
   }
 
+  __device__ void clear_scores() {
+#pragma unroll
+    for (auto& step : rS) step[0] = step[1] = step[2] = step[3] = 0;
+  }
   /// dS^T to its place in a tile. Without bank conflicts: 8 rows of one chunk lie in 8 different
   /// places modulo 128 bytes.
   __device__ void store_scores(unsigned tile) const {

@@ -78,24 +78,44 @@ struct Scratch {
   }
 };
 
-/// Q of the task's rows, packed; rows of one head are one strided matrix.
+/// Rows of a task's q or o from `r` on, before `end`, as far as they are of one head.
+HWY_INLINE MatrixView rows_of_head(const ForwardCall& call, const ForwardTask& task,
+                                   const RowsView& rows, int64_t columns, int64_t r, int64_t end) {
+  const int64_t position = r % call.seqlen_q;
+  int64_t head = task.key_head * call.group + r / call.seqlen_q;
+  if (kMutation == Mutation::kWrongHead) head = task.key_head * call.group;
+  const int64_t index =
+      task.batch * rows.batch_stride + position * rows.row_stride + head * rows.head_stride;
+  return {element_at(rows.data, index, rows.dtype), rows.dtype,
+          smaller(end - r, call.seqlen_q - position), columns, rows.row_stride};
+}
+
+/// Q of rows [begin, end), packed.
 template <class Multiply>
 void pack_queries(const ForwardCall& call, const ForwardTask& task,
-                  const Scratch<Multiply>& scratch) {
-  for (int64_t r = task.row_begin; r < task.row_end;) {
-    const int64_t in_group = r / call.seqlen_q;
-    const int64_t position = r % call.seqlen_q;
-    const int64_t count = smaller(task.row_end - r, call.seqlen_q - position);
-    int64_t head = task.key_head * call.group + in_group;
-    if (kMutation == Mutation::kWrongHead) head = task.key_head * call.group;
-    const MatrixView view{element_at(call.q.data,
-                                     task.batch * call.q.batch_stride +
-                                         position * call.q.row_stride + head * call.q.head_stride,
-                                     call.q.dtype),
-                          call.q.dtype, count, call.head_dim, call.q.row_stride};
+                  const Scratch<Multiply>& scratch, int64_t begin, int64_t end) {
+  for (int64_t r = begin; r < end;) {
+    const MatrixView view = rows_of_head(call, task, call.q, call.head_dim, r, end);
     pack_rows<Multiply>(view, call.query_factor,
                         scratch.queries + (r - task.row_begin) * depth_of<Multiply>(call.head_dim));
-    r += count;
+    r += view.rows;
+  }
+}
+
+/// Rows [begin, end) of q or o are fetched into L2 beside what is computed meanwhile.
+/// PERF: they lie in pieces too short for the hardware's own prefetching. Not into L1: there they
+/// would take the buffers that K's panels pass through.
+HWY_INLINE void prefetch_rows(const ForwardCall& call, const ForwardTask& task,
+                              const RowsView& rows, int64_t columns, int64_t begin, int64_t end) {
+  for (int64_t r = begin; r < end;) {
+    const MatrixView view = rows_of_head(call, task, rows, columns, r, end);
+    for (int64_t i = 0; i < view.rows; ++i) {
+      const char* row = element_at(view.data, i * view.row_stride, view.dtype);
+      for (int64_t byte = 0; byte < columns * element_bytes(view.dtype); byte += 64) {
+        __builtin_prefetch(row + byte, 0, 2);
+      }
+    }
+    r += view.rows;
   }
 }
 
@@ -339,6 +359,7 @@ void visit_blocks(const ForwardCall& call, const ForwardTask& task,
     const PackedBlock<Multiply> block = key_block_at(call, task, scratch, begin, block_end);
     for (int64_t strip = 0; strip < strips; ++strip) {
       const int64_t row = strip * kStripRows;
+      const int64_t r = task.row_begin + row;
       StripBlock what;
       what.rows = static_cast<int>(smaller(kStripRows, rows - row));
       what.row_first = scratch.first_key + row;
@@ -352,6 +373,14 @@ void visit_blocks(const ForwardCall& call, const ForwardTask& task,
       low = larger(low, begin);
       high = smaller(high, block_end);
       if (low >= high) continue;
+      if ((started >> strip & 1) == 0) {
+        pack_queries(call, task, scratch, r, r + what.rows);
+        prefetch_rows(call, task, call.q, call.head_dim, r + what.rows,
+                      smaller(r + 2 * kStripRows, task.row_end));
+      }
+      if (block_end >= end && task.split < 0) {
+        prefetch_rows(call, task, call.o, call.head_dim_v, r, r + what.rows);
+      }
       what.first_key = begin + (low - begin) / kPanel * kPanel;
       what.columns = high - what.first_key;
       strip_against_block<Multiply>(call, task, scratch, block, strip, (started >> strip & 1) != 0,
@@ -367,7 +396,6 @@ void run_task(const ForwardCall& call, const ForwardTask& task, void* memory) {
   const int64_t strips = (task.row_end - task.row_begin + kStripRows - 1) / kStripRows;
   for (int64_t i = 0; i < strips * kStatistics; ++i) scratch.row_max[i] = -kInfinity;
   for (int64_t i = 0; i < strips * kStripRows * kLanes; ++i) scratch.lane_sum[i] = 0.0f;
-  pack_queries(call, task, scratch);
   visit_blocks(call, task, scratch);
   write_results(call, task, scratch);
 }

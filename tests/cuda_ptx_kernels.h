@@ -252,8 +252,13 @@ inline const Primitives& ptx_primitives() {
                         "out[i] = ptx::max_bf16_2(in[2 * i], in[2 * i + 1]);"),
         ptx_elementwise("max_fp16_2", "const unsigned* in, unsigned* out",
                         "out[i] = ptx::max_fp16_2(in[2 * i], in[2 * i + 1]);"),
-        ptx_elementwise("clear_if", "const float* in, float* out",
-                        "out[i] = ptx::clear_if(in[i], i, 0x14);"),
+        ptx_elementwise("clear_if_negative", "const unsigned* in, unsigned* out",
+                        "const unsigned value = in[3 * i], a = in[3 * i + 1], b = in[3 * i + 2];\n"
+                        "  out[2 * i] = ptx::clear_if_negative_2(value, a, b);\n"
+                        "  out[2 * i + 1] = __float_as_uint(\n"
+                        "      ptx::clear_if_negative(__uint_as_float(value), a, b));"),
+        ptx_elementwise("dot_bytes", "const unsigned* in, unsigned* out",
+                        "out[i] = ptx::dot_bytes(in[3 * i], in[3 * i + 1], in[3 * i + 2]);"),
         // Bytes in order, mixed, and their top bits in all of a byte.
         ptx_elementwise("permute_bytes", "const unsigned* in, unsigned* out",
                         "const unsigned low = ptx::anew(in[2 * i]), high = in[2 * i + 1];\n"

@@ -332,14 +332,33 @@ TEST_F(Ptx, MaximaOfPackedHalves) {
   }
 }
 
-TEST_F(Ptx, ClearIf) {
-  std::vector<float> in(32), expected(32);
-  for (unsigned i = 0; i < 32; ++i) {
-    in[i] = i % 7 == 0 ? kNan : i % 5 == 0 ? kInfinity : 1.0f + static_cast<float>(i);
-    expected[i] = (i & 0x14) != 0 ? 0 : in[i];
+// Numbers of seven bits before and behind a limit, and values up to the largest finite ones.
+TEST_F(Ptx, ClearIfNegative) {
+  Words in, expected;
+  for (const unsigned value : {0u, 1u, 0x3f803c00u, 0x7f7f7bffu, 0x0001ffffu & 0x7fff7f7fu}) {
+    for (unsigned i = 0; i < 128; ++i) {
+      const unsigned low = i, high = i * 37 % 128, limit = i * 5 % 129;
+      in.insert(in.end(), {value, high << 16 | low, 0x80008000u - limit * 0x10001u});
+      expected.push_back((low < limit ? value & 0xffffu : 0) |
+                         (high < limit ? value & 0xffff0000u : 0));
+      expected.push_back(high < limit ? value : 0);
+    }
   }
-  const auto got = run("clear_if", in, std::vector<float>(32, -7), 32, 1);
-  EXPECT_TRUE(same("clear_if", bits_of(got), bits_of(expected)));
+  EXPECT_TRUE(same("clear_if_negative",
+                   run("clear_if_negative", in, Words(expected.size(), kPoison), 128, 5),
+                   expected));
+}
+
+TEST_F(Ptx, DotBytes) {
+  Words in, expected;
+  for (unsigned i = 0; i < 64; ++i) {
+    const unsigned a = i * 0x9e3779b9u + 0xffu, b = i * 0x85ebca6bu, sum = i * 0xc2b2ae35u;
+    in.insert(in.end(), {a, b, sum});
+    unsigned out = sum;
+    for (int byte = 0; byte < 4; ++byte) out += (a >> 8 * byte & 255) * (b >> 8 * byte & 255);
+    expected.push_back(out);
+  }
+  EXPECT_TRUE(same("dot_bytes", run("dot_bytes", in, Words(64, kPoison), 64, 1), expected));
 }
 
 // Piece t of `bytes` has t valid bytes, and zeros after them.

@@ -43,10 +43,10 @@ TEST(TileKernels, CompileForSm90) {
 // the products that cuda_hopper_test runs.
 TEST(TileKernels, CallEveryPart) {
   expect_all_called(tile_primitives(), "tile/",
-                    {"chunk_bytes", "chunk_column", "copy_tile", "exists", "gather_chunk",
+                    {"chunk_bytes", "chunk_column", "copy_tile", "dot", "exists", "gather_chunk",
                      "keys_to", "load_chunk", "load_elements", "load_passes", "merge_weight",
                      "multiply_registers", "multiply_shared", "multiply_shared_rows",
-                     "negative_infinity", "pin", "MaskRows", "ThreadCopy"});
+                     "negative_infinity", "permute", "pin", "MaskRows", "ThreadCopy"});
 }
 
 // Lane 8 m + r names row r of matrix m. Rows first: matrices below each other, then the next chunk;
@@ -251,22 +251,22 @@ TEST_F(Tile, NumbersOfDropout) {
   Words in, expected;
   const device::DropoutWords words = device::dropout_words(7, 5, 1 * 3 + 2);
   for (int lane = 0; lane < 32; ++lane) {
-    const int query = 37 * lane + 32, key = 1001 * lane;
+    const int query = 37 * lane + 64, key = 1001 * lane + 64;
     in.push_back(static_cast<std::uint32_t>(query));
     in.push_back(static_cast<std::uint32_t>(key));
     const device::DropoutQueries queries = device::dropout_queries(words, query);
-    const device::DropoutDraw draw =
-        device::dropout_draw(words.key, queries, words.keys ^ device::dropout_group(key));
-    const device::DropoutLimit limit(device::dropout_limit(0.1));
-    const unsigned phase = device::dropout_phase(words, queries, key);
-    device::DroppedOfColumns<2, 4> dropped;
-    dropped.draw(words, limit, 32, 0, lane, device::permuted);
-    expected.insert(expected.end(),
-                    {draw.words[0], draw.words[1], std::bit_cast<std::uint32_t>(1.25f),
-                     limit.of(phase), limit.addend(phase), dropped.bits[0],
-                     device::DropoutDraw::of(draw.word(query, key), query, key)});
+    const unsigned keys = words.keys ^ device::dropout_group(key);
+    const device::DropoutDraw draw = device::dropout_draw(words.key, queries, keys);
+    const unsigned row_bytes = device::dropout_bytes(lane / 4) | device::LaneNumbers::kRow8;
+    constexpr device::HostArithmetic kArithmetic;
+    const device::DropoutColumns drawn(words, 64, 64, row_bytes, lane, kArithmetic);
+    auto kept = device::KeptDropoutColumns(drawn, kArithmetic).numbers(kArithmetic);
+    kept.change_columns();
+    expected.insert(expected.end(), {draw.queries, draw.keys, device::dropout_phase(queries, key),
+                                     std::bit_cast<std::uint32_t>(1.25f),
+                                     drawn.numbers.word(1, 1, 7), kept.word(0, 1, 7)});
   }
-  EXPECT_TRUE(same("keep", run("keep", in, Words(224, 0xdeadbeef)), expected));
+  EXPECT_TRUE(same("keep", run("keep", in, Words(192, 0xdeadbeef)), expected));
 }
 
 struct MergeRow {

@@ -249,10 +249,9 @@ inline Primitive score_kernel() {
                   kTestedCap, kTestedSlope));
 }
 
-/// Lane t: the draw of dropout's group of the pair (in[2 t], in[2 t + 1]), for seed 7, offset 5,
-/// batch 1 and head 2 of 3; then what keeps them is multiplied by, as bits, their limit at p 0.1
-/// and what compares with it, what the lane drops of keys as rows from (in[0], in[1]) on, and the
-/// pair's number. 7 words.
+/// Lane t: of the pair (in[2 t], in[2 t + 1]), for seed 7, offset 5, batch 1 and head 2 of 3,
+/// dropout's draw and phase; then what keeps them is multiplied by, as bits, and with keys as rows,
+/// from (in[0], in[1]) on, a word of numbers as they are drawn and one as they are kept. 6 words.
 inline Primitive keep_kernel() {
   return primitive("keep", "struct Config { static constexpr bool kDropout = true; };",
                    {"tile/dropped.h", "tile/probability.h"}, "const unsigned* in, unsigned* out",
@@ -260,20 +259,24 @@ inline Primitive keep_kernel() {
   Shape shape = {};
   shape.heads_q = 3;
   DropoutArguments dropout = {};
-  dropout.seed = 7, dropout.offset = 5, dropout.scale = 1.25f, dropout.limit = 58982;
+  dropout.seed = 7, dropout.offset = 5, dropout.scale = 1.25f;
   const auto keep = KeepMask<Config>(dropout, shape, 1, 2);
-  const DropoutQueries queries = dropout_queries(keep.words, in[2 * t]);
-  const DropoutDraw draw = keep.of_keys(queries, in[2 * t + 1]);
-  unsigned* mine = out + 7 * t;
-  mine[0] = draw.words[0];
-  mine[1] = draw.words[1];
-  mine[2] = __float_as_uint(keep_scale<Config>(dropout));
-  mine[3] = keep.limit(dropout, queries, in[2 * t + 1]);
-  mine[4] = keep.addend(dropout, queries, in[2 * t + 1]);
-  DroppedOfColumns<2, 4> dropped;
-  dropped.draw(keep.words, DropoutLimit(dropout.limit), in[0], in[1], t, kPermuteBytes);
-  mine[5] = dropped.bits[0];
-  mine[6] = keep.number(draw, in[2 * t], in[2 * t + 1]);
+  const int query = in[2 * t], key = in[2 * t + 1];
+  const DropoutQueries queries = dropout_queries(keep.words, query);
+  const unsigned keys = keep.words.keys ^ dropout_group(key);
+  const DropoutDraw draw = dropout_draw(keep.words.key, queries, keys);
+  unsigned* mine = out + 6 * t;
+  mine[0] = draw.queries;
+  mine[1] = draw.keys;
+  mine[2] = dropout_phase(queries, key);
+  mine[3] = __float_as_uint(keep_scale<Config>(dropout));
+  constexpr PtxArithmetic kArithmetic;
+  const unsigned row_bytes = row_bytes_of_thread(t, kArithmetic);
+  const DropoutColumns drawn(keep.words, in[0], in[1], row_bytes, t, kArithmetic);
+  mine[4] = drawn.numbers.word(1, 1, 7);
+  LaneNumbers kept = KeptDropoutColumns(drawn, kArithmetic).numbers(kArithmetic);
+  kept.change_columns();
+  mine[5] = kept.word(0, 1, 7);
 )");
 }
 

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <set>
 #include <vector>
 
@@ -291,107 +292,91 @@ TEST(QueryWalk, AgreesWithTheDefinition) {
 
 constexpr DropoutWords kHeadWords = dropout_words(123, 45, 6);
 
-bool keeps(const DropoutLimit& limit, int query, int key) {
-  return dropout_keeps(kHeadWords, limit, query, key);
-}
-
-template <int kBlocks>
-void expect_rows_dropped(const DropoutLimit& limit, int first_row, int first_key, int piece) {
-  for (int lane = 0; lane < 32; ++lane) {
-    const int g = lane / 4, t = lane % 4;
-    const DropoutQueries rows = dropout_queries(kHeadWords, first_row + g);
-    const unsigned keys = kHeadWords.keys ^ dropout_group(first_key + 2 * t);
-    const unsigned addend = limit.addend(dropout_phase(kHeadWords, rows, first_key));
-    DroppedOfRows<kBlocks> dropped{};
-    dropped.draw(kHeadWords.key, rows, keys);
-    for (int n = 0; n < piece / 8; n += 2) {
-      dropped.take(dropout_selectors(first_row, first_key + 8 * n), addend, (first_row & 16) != 0,
-                   permuted);
-      for (int m = 0; m < kBlocks; ++m) {
-        for (int half = 0; half < 2; ++half) {
-          for (int block = 0; block < 2; ++block) {
-            const unsigned mask =
-                permuted(dropped.words[m][0], dropped.words[m][1], dropped.selector(half, block));
-            const int query = first_row + 16 * m + g + 8 * half;
-            const int key = first_key + 8 * (n + block) + 2 * t;
-            EXPECT_EQ(mask & 0xffffu, keeps(limit, query, key) ? 0 : 0xffffu);
-            EXPECT_EQ(mask >> 16, keeps(limit, query, key + 1) ? 0 : 0xffffu);
-          }
-        }
-      }
-    }
+// What a lane drops, by its words and by what is compared with them.
+void expect_dropped(const LaneNumbers& numbers, unsigned addend, unsigned limit, int m, int half,
+                    int block, const std::function<bool(int i)>& keeps) {
+  const unsigned word = numbers.word(m, half, block);
+  EXPECT_EQ(word & ~0x007F007Fu, 0u);
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_EQ(LaneNumbers::dropped(word, i, addend), !keeps(i)) << limit;
+    const unsigned sum = (word >> 16 * i) + (addend >> 16 * i) & 0xffffu;
+    // A probability, as bits of 16: the largest finite ones are 0x7f7f and 0x7bff.
+    EXPECT_TRUE(keeps(i) ? sum >= 0x7f80u && sum < 0x8000u : sum >= 0x8000u) << sum;
   }
 }
 
-// A warp of a warpgroup, whose lanes draw for one another, and 64 keys.
-void expect_paired_rows_dropped(const DropoutLimit& limit, int first_row, int first_key, int warp) {
-  const auto query_of = [&](int lane) {
-    return first_row + position_of_paired_row(16 * warp + lane / 4);
-  };
-  unsigned given[32][4] = {};
-  for (const bool gives : {true, false}) {
-    for (int lane = 0; lane < 32; ++lane) {
-      const int query = query_of(lane);
-      const PairedRows rows(kHeadWords, query, static_cast<unsigned>(lane));
-      const unsigned phase =
-          rows.phase + (static_cast<unsigned>(first_key) >> 6) * kDropoutPhaseStep;
-      int turn = 0;
-      const auto exchange = [&](unsigned word) {
-        if (gives) given[lane][turn] = word;
-        return given[lane ^ 16][turn++];
-      };
-      const DroppedOfPairedRows dropped(rows, (query & 32) != 0, dropout_group(first_key),
-                                        limit.addend(phase), static_cast<unsigned>(lane), exchange,
-                                        permuted);
-      for (int i = 0; i < 16 && !gives; ++i) {
-        const int step = i / 4, half = i % 2, block = i / 2 % 2;
-        const unsigned mask =
-            permuted(dropped.own[step], dropped.other[step], dropped.selector(half, block));
-        const int key = first_key + 16 * step + 8 * block + 2 * (lane % 4);
-        EXPECT_EQ(mask & 0xffffu, keeps(limit, query + 8 * half, key) ? 0 : 0xffffu);
-        EXPECT_EQ(mask >> 16, keeps(limit, query + 8 * half, key + 1) ? 0 : 0xffffu);
-      }
+// Pieces of 16 to 64 keys begin at multiples of their own length.
+template <int kBlocks>
+void expect_rows_dropped(unsigned limit, int first_row, int first_key, int piece) {
+  for (int lane = 0; lane < 32; ++lane) {
+    const int g = lane / 4, t = lane % 4;
+    const DropoutRows rows(kHeadWords, first_row + g, lane + 96);
+    const unsigned row_bytes = dropout_bytes(first_row + g) | LaneNumbers::kRow8;
+    LaneNumbers numbers = rows.numbers(row_bytes, first_row, first_key, HostArithmetic{});
+    const unsigned addend = dropout_addend(limit, rows.phase(first_key));
+    for (int i = 0; i < piece / 8 * 2 * kBlocks; ++i) {
+      const int n = i / 2 / kBlocks, half = i % 2, m = i / 2 % kBlocks;
+      if (n == 8 && half == 0 && m == 0) numbers.change_columns();
+      expect_dropped(numbers, addend, limit, m, half, n % 8, [&](int j) {
+        return dropout_keeps(kHeadWords, limit, first_row + 16 * m + g + 8 * half,
+                             first_key + 8 * n + 2 * t + j);
+      });
     }
   }
 }
 
 template <int kM, int kN>
-void expect_columns_dropped(const DropoutLimit& limit, int query0, int key0) {
+void expect_columns_dropped(unsigned limit, int query0, int key0) {
   for (int lane = 0; lane < 32; ++lane) {
-    DroppedOfColumns<kM, kN> pairs;
-    pairs.draw(kHeadWords, limit, query0, key0, lane, permuted);
-    for (int m = 0; m < kM; ++m) {
-      for (int n = 0; n < kN; ++n) {
-        for (int i = 0; i < 4; ++i) {
-          const int query = query0 + 8 * n + lane % 4 * 2 + i % 2;
-          const int key = key0 + 16 * m + lane / 4 + i / 2 * 8;
-          EXPECT_EQ(pairs.dropped(m, n, i), !keeps(limit, query, key)) << query << " " << key;
-        }
-      }
+    const int g = lane / 4, t = lane % 4;
+    const unsigned row_bytes = dropout_bytes(key0 + g) | LaneNumbers::kRow8;
+    const DropoutColumns drawn(kHeadWords, query0, key0, row_bytes, lane, HostArithmetic{});
+    // What is kept for later is for one block of rows, and columns from a multiple of 64 on.
+    const KeptDropoutColumns kept(drawn, HostArithmetic{});
+    const bool keeps = kM == 1 && kN >= 8;
+    LaneNumbers numbers = keeps ? kept.numbers(HostArithmetic{}) : drawn.numbers;
+    for (int i = 0; i < kM * kN * 2; ++i) {
+      const int n = i / 2 / kM, half = i % 2, m = i / 2 % kM;
+      if (n == 8 && half == 0 && m == 0) numbers.change_columns();
+      expect_dropped(numbers, dropout_addend(limit, drawn.phase), limit, m, half, n % 8,
+                     [&](int j) {
+                       return dropout_keeps(kHeadWords, limit, query0 + 8 * n + 2 * t + j,
+                                            key0 + 16 * m + g + 8 * half);
+                     });
     }
+    EXPECT_EQ(kept.phase, drawn.phase);
   }
 }
 
 // Forward and backward drop the pairs of the pattern, whatever a warp holds of it.
 TEST(Dropped, LanesOfForwardAndBackwardFollowThePattern) {
   for (const double p : {0.1, 0.35, 0.9}) {
-    const DropoutLimit limit(dropout_limit(p));
+    const unsigned limit = dropout_limit(p);
     for (const int first : {0, 32, 96, 4096}) {
       for (const int other : {0, 16, 48, 1024}) {
         expect_rows_dropped<2>(limit, first, other, 16);
         expect_rows_dropped<1>(limit, other, first, 32);
+        expect_rows_dropped<1>(limit, other, 2 * first, 64);
+        expect_rows_dropped<1>(limit, other, 4 * first, 128);
         expect_columns_dropped<1, 2>(limit, other, 3 * other);
         expect_columns_dropped<2, 2>(limit, other, first);
         expect_columns_dropped<1, 4>(limit, first, other);
         expect_columns_dropped<2, 4>(limit, first, 3 * first);
         expect_columns_dropped<1, 8>(limit, 2 * first, other);
         expect_columns_dropped<1, 16>(limit, 4 * first, 3 * other);
-        for (int warp = 0; warp < 4; ++warp) {
-          expect_paired_rows_dropped(limit, 2 * first, 4 * other, warp);
-        }
       }
       expect_rows_dropped<2>(limit, first, 7 * first, 32);
     }
+  }
+}
+
+// Of a warpgroup's rows, whole bytes where seven bits of them count.
+TEST(Dropped, AThreadKnowsTheBytesOfItsRow) {
+  for (unsigned thread = 0; thread < 384; ++thread) {
+    const auto row = static_cast<int>(thread % 128 / 32 * 16 + thread % 32 / 4);
+    const unsigned bytes = row_bytes_of_thread(thread, HostArithmetic{});
+    EXPECT_EQ(bytes & 0x7F7F7F7Fu, dropout_bytes(row) | LaneNumbers::kRow8) << thread;
+    EXPECT_EQ(bytes >> 31, 0u);
   }
 }
 

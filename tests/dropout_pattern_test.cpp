@@ -54,91 +54,107 @@ TEST(DropoutPattern, IsTheSameForKernelsAndReference) {
   }
 }
 
-// A set of a draw's eight bytes for each of a group's 64 pairs, found by draws of one byte.
-std::vector<unsigned> summed_bytes() {
-  std::vector<unsigned> out(64);
-  for (int query = 0; query < 64; query += 8) {
-    for (int key = 0; key < 64; key += 8) {
-      for (unsigned byte = 0; byte < 8; ++byte) {
-        device::DropoutDraw draw = {};
-        draw.words[byte / 4] = 0x7Fu << byte % 4 * 8;
-        const unsigned number = device::DropoutDraw::of(draw.word(query, key), query, key);
-        EXPECT_TRUE(number == 0 || number == 0x7F);
-        if (number != 0) out[static_cast<std::size_t>(query + key / 8)] |= 1u << byte;
-      }
+// Which numbers a pair's is the sum of: a bit for each of a draw's eight bytes, one for the origin
+// and two for the numbers of bit 6. Found by words in which one number is not 0.
+unsigned summed_numbers(int query, int key) {
+  unsigned out = 0;
+  for (unsigned n = 0; n < 11; ++n) {
+    device::DropoutDraw draw = {};
+    if (n < 8) (n < 4 ? draw.queries : draw.keys) = 0x7Fu << n % 4 * 8;
+    if (n == 8) draw.queries = 0x80u;  // the origin of this word is 1
+    const unsigned origin = draw.origin(device::DropoutArithmetic{}) >> 8;
+    const unsigned phase = n == 9 ? 0x7F00u : n == 10 ? 0x7F0000u : 0;
+    const unsigned number = draw.number(query, key, phase);
+    if (n == 8) {
+      EXPECT_EQ(origin, 1u);
+      if (number == 1) out |= 1u << n;
+    } else {
+      EXPECT_TRUE(number == origin || number == (origin ^ 0x7Fu));
+      if (number != origin) out |= 1u << n;
     }
   }
   return out;
 }
 
-std::size_t rank(const std::vector<unsigned>& sets) {
-  std::vector<unsigned> basis;
-  for (unsigned set : sets) {
-    for (const unsigned b : basis) set = std::min(set, set ^ b);
-    if (set != 0) basis.push_back(set);
-  }
-  return basis.size();
-}
-
-// Odd sets that differ: two of them make an even one, so no third is their sum.
+// Sets that differ and have the origin: two of them make one without, so no third is their sum.
 TEST(DropoutPattern, AnyThreeOfAGroupAreIndependent) {
-  const std::vector<unsigned> sets = summed_bytes();
-  EXPECT_EQ(std::set<unsigned>(sets.begin(), sets.end()).size(), 64u);
-  for (const unsigned set : sets) EXPECT_TRUE(std::popcount(set) == 1 || std::popcount(set) == 3);
+  std::set<unsigned> sets;
+  for (int query = 0; query < 128; ++query) {
+    for (int key = 0; key < 128; ++key) {
+      if (device::dropout_group(query) != 0 || device::dropout_group(key) != 0) continue;
+      const unsigned set = summed_numbers(query, key);
+      EXPECT_NE(set & 0x100u, 0u);
+      EXPECT_TRUE(sets.insert(set).second) << query << " " << key;
+    }
+  }
+  EXPECT_EQ(sets.size(), 1024u);
 }
 
-TEST(DropoutPattern, TheKeysOfAQueryAndTheQueriesOfAKeyAreIndependent) {
-  const std::vector<unsigned> sets = summed_bytes();
-  for (std::size_t i = 0; i < 8; ++i) {
-    std::vector<unsigned> keys, queries;
-    for (std::size_t j = 0; j < 8; ++j) {
-      keys.push_back(sets[8 * i + j]);
-      queries.push_back(sets[8 * j + i]);
+// Seven top bits of bytes decide on the origin, whatever the other bits are: nine numbers of a draw
+// are as independent as its bits.
+TEST(DropoutPattern, TheOriginIsIndependentOfTheBytes) {
+  for (unsigned i = 0; i < 1000; ++i) {
+    const unsigned low[2] = {i * 0x9E3779B9u & 0x7F7F7F7Fu, i * 0x85EBCA6Bu & 0x7F7F7F7Fu};
+    std::set<unsigned> origins;
+    for (unsigned tops = 0; tops < 128; ++tops) {
+      device::DropoutDraw draw{low[0], low[1]};
+      for (unsigned bit = 0; bit < 7; ++bit) {
+        if ((tops >> bit & 1) == 0) continue;
+        (bit < 4 ? draw.queries : draw.keys) |= 0x80u << bit % 4 * 8;
+      }
+      const unsigned origin = draw.origin(device::DropoutArithmetic{});
+      EXPECT_LT(origin, 0x10000u);
+      origins.insert(origin >> 8 & 0x7F);
     }
-    EXPECT_EQ(rank(keys), 8u) << i;
-    EXPECT_EQ(rank(queries), 8u) << i;
+    EXPECT_EQ(origins.size(), 128u);
   }
 }
 
-// The share of kept pairs, and the correlations of neighbours: by key, by query, by head, across
-// the bits that share a draw, by seed and by offset. Sums of n independent signs stay within
-// 5 sqrt(n).
+// The share of kept pairs, and the correlations of two and of three: by key, by query, by head,
+// across the bits that share a draw, by seed and by offset. One pair of every group, anywhere in
+// it: sums of n independent signs stay within 5 sqrt(n).
 TEST(DropoutPattern, PairsAreIndependent) {
   constexpr float kP = 0.3f;
   const auto base = rule(kP), other_seed = rule(kP, {kSeed.seed + 1, kSeed.offset}),
              other_offset = rule(kP, {kSeed.seed, kSeed.offset + 1});
-  constexpr std::int64_t kLength = 256;
-  const double n = static_cast<double>(kLength * kLength);
+  constexpr std::int64_t kGroups = 200;
+  constexpr std::int64_t kBits[] = {1, 8, 16, 32, 64};
   double kept = 0, by_key = 0, by_query = 0, by_head = 0, by_seed = 0, by_offset = 0;
-  double across_key[3] = {}, across_query[3] = {};
+  double across_key[5] = {}, across_query[5] = {}, across_both[5] = {};
   const auto sign = [](const reference::DropoutRule& r, std::int64_t h, std::int64_t i,
                        std::int64_t j) {
     // Mean 0 and variance 1.
     const double p = static_cast<double>(kP);
     return ((r.keeps(1, h, i, j) ? 1.0 : 0.0) - (1 - p)) / std::sqrt(p * (1 - p));
   };
-  for (std::int64_t i = 0; i < kLength; ++i) {
-    for (std::int64_t j = 0; j < kLength; ++j) {
+  for (std::int64_t a = 0; a < kGroups; ++a) {
+    for (std::int64_t b = 0; b < kGroups; ++b) {
+      const std::int64_t i = 128 * a + (37 * a + 11 * b) % 128,
+                         j = 128 * b + (59 * a + 91 * b) % 128;
       const double x = sign(base, 2, i, j);
       kept += x;
       by_key += x * sign(base, 2, i, j + 1);
       by_query += x * sign(base, 2, i + 1, j);
       by_head += x * sign(base, 3, i, j);
-      for (std::size_t bit = 0; bit < 3; ++bit) {
-        across_key[bit] += x * sign(base, 2, i, j ^ (8 << bit));
-        across_query[bit] += x * sign(base, 2, i ^ (8 << bit), j);
+      for (std::size_t bit = 0; bit < 5; ++bit) {
+        const double other_query = sign(base, 2, i ^ kBits[bit], j);
+        const double other_key = sign(base, 2, i, j ^ kBits[bit]);
+        across_key[bit] += x * other_key;
+        across_query[bit] += x * other_query;
+        across_both[bit] += x * other_key * other_query;
       }
       by_seed += x * sign(other_seed, 2, i, j);
       by_offset += x * sign(other_offset, 2, i, j);
     }
   }
+  constexpr double kBound = 5.0 * kGroups;
   for (const double sum : {kept, by_key, by_query, by_head, by_seed, by_offset}) {
-    EXPECT_LT(std::fabs(sum), 5 * std::sqrt(n));
+    EXPECT_LT(std::fabs(sum), kBound);
   }
-  // Sums over j and j ^ 8 count every product twice.
-  for (std::size_t bit = 0; bit < 3; ++bit) {
-    EXPECT_LT(std::fabs(across_key[bit]), 5 * std::sqrt(2 * n)) << bit;
-    EXPECT_LT(std::fabs(across_query[bit]), 5 * std::sqrt(2 * n)) << bit;
+  for (std::size_t bit = 0; bit < 5; ++bit) {
+    EXPECT_LT(std::fabs(across_key[bit]), kBound) << bit;
+    EXPECT_LT(std::fabs(across_query[bit]), kBound) << bit;
+    EXPECT_LT(std::fabs(across_both[bit]), kBound) << bit;
   }
 }
 
@@ -155,21 +171,20 @@ TEST(DropoutPattern, AHeadIsCountedThroughTheBatch) {
 static_assert(device::dropout_limit(0.5) == 32768);
 static_assert(device::dropout_limit(0.0) == 65536);
 
-// Kernels compare four numbers at a time: as one by one, for every number, limit and phase.
-TEST(DropoutPattern, FourNumbersAreComparedAtOnce) {
+// Kernels compare two numbers at a time: as one by one, for every number, limit and phase.
+TEST(DropoutPattern, TwoNumbersAreComparedAtOnce) {
   for (const unsigned limit : {0u, 1u, 2u, 511u, 512u, 0x7fffu, 0x8000u, 58982u, 0xffffu, 65536u}) {
-    const device::DropoutLimit limits(limit);
     for (unsigned turn = 0; turn < 512; ++turn) {
-      const unsigned phase = turn << 23 | 0x12345u, least = (limit + turn) / 512;
-      ASSERT_EQ(limits.of(phase), least) << limit << " " << turn;
+      const unsigned phase = turn << 23 | 0x12345u, bound = (limit + turn) / 512;
+      ASSERT_EQ(device::dropout_bound(limit, phase), bound) << limit << " " << turn;
       for (unsigned number = 0; number < 128; ++number) {
-        const unsigned others[4] = {number, number ^ 85u, 127 - number, number * 37u % 128};
-        unsigned word = 0;
-        for (int n = 0; n < 4; ++n) word |= others[n] << 8 * n;
-        const unsigned dropped = device::DropoutLimit::dropped(word, limits.addend(phase));
-        for (int n = 0; n < 4; ++n) {
-          ASSERT_EQ(dropped >> (8 * n + 7) & 1, others[n] >= least) << limit << " " << number;
-        }
+        const unsigned other = number * 37u % 128;
+        const unsigned sums = (other << 16 | number) + device::dropout_addend(limit, phase);
+        // Kept: not negative, and above the largest finite bf16.
+        ASSERT_EQ((sums & 0xffff) < 0x8000, number < bound) << limit << " " << number;
+        ASSERT_EQ(sums >> 16 < 0x8000, other < bound) << limit << " " << number;
+        ASSERT_GE(sums & 0xffff, 0x7f80u);
+        ASSERT_GE(sums >> 16, 0x7f80u);
       }
     }
   }

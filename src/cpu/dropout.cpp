@@ -15,25 +15,26 @@ void for_each_key(const DropoutMask& mask, std::int64_t batch, std::int64_t head
       mask.seed, mask.offset, static_cast<std::uint64_t>(batch * mask.heads_q + head));
   const int query = static_cast<int>(i);
   const device::DropoutQueries queries = device::dropout_queries(words, query);
-  const device::DropoutLimit limits(mask.limit);
   const std::int64_t end = key + count;
-  // Eight keys of 64 share a draw.
+  // Sixteen keys of 64 share a draw.
   for (std::int64_t first = key / 64 * 64; first < end; first += 64) {
     std::uint8_t numbers[64];
-    for (int n = 0; n < 8; ++n) {
-      const unsigned keys = device::dropout_group(static_cast<int>(first) + n);
-      const auto draw = device::dropout_draw(words.key, queries, words.keys ^ keys);
-      for (int block = 0; block < 64; block += 16) {
-        const unsigned word = draw.word(query, block) >> (query & 8) * 2;
-        numbers[block + n] = static_cast<std::uint8_t>(word);
-        numbers[block + n + 8] = static_cast<std::uint8_t>(word >> 8);
+    const unsigned phase = device::dropout_phase(queries, static_cast<int>(first));
+    for (int n = 0; n < 8; n += 2) {
+      const int of_group = static_cast<int>(first) + n;
+      const unsigned keys = words.keys ^ device::dropout_group(of_group);
+      const auto draw = device::dropout_draw(words.key, queries, keys);
+      const unsigned own = draw.number(query, of_group, phase);
+      for (int bits = 0; bits < 16; ++bits) {
+        const int more = (bits & 1) | (bits >> 1) * 8;
+        const unsigned added = device::DropoutDraw::sum(draw.keys & device::dropout_bytes(more));
+        numbers[n + more] = static_cast<std::uint8_t>(own ^ added);
       }
     }
-    const unsigned limit =
-        limits.of(device::dropout_phase(words, queries, static_cast<int>(first)));
+    const unsigned bound = device::dropout_bound(mask.limit, phase);
     const std::int64_t to = std::min(first + 64, end);
     for (std::int64_t j = std::max(first, key); j < to; ++j) {
-      use(j - key, numbers[j - first] < limit);
+      use(j - key, numbers[j - first] < bound);
     }
   }
 }

@@ -36,28 +36,31 @@ std::array<std::uint32_t, 2> philox_2x32_7(std::array<std::uint32_t, 2> counter,
   return counter;
 }
 
-// Positions come in eights; eight of them in a row share a group.
+// Positions that differ in bits 0, 3, 4, 5 and 6 alone share a group.
 std::uint32_t group_of(std::int64_t position) {
-  return static_cast<std::uint32_t>(position / 64 * 8 + position % 8);
+  return static_cast<std::uint32_t>(position / 128 * 4 + position / 2 % 4);
 }
 
-// A byte of a draw: of the word that the query's 16 names (false) or of the other one, so many
-// places on.
-struct Byte {
-  bool other;
-  std::uint32_t places;
-};
+// The number that a word of a draw has for a position: the sum (exclusive or) of a byte for each of
+// the position's bits 0, 4, 5 and 3 that is set, in this order.
+std::uint32_t sum_of_bytes(std::uint32_t word, std::int64_t position) {
+  std::uint32_t out = 0;
+  for (const std::int64_t bit : {1, 16, 32, 8}) {
+    if (position / bit % 2 == 1) out ^= word % 256;
+    word /= 256;
+  }
+  return out;
+}
 
-// What is added to a pair's own byte, by the query's 32 and the key's 16: the pair's number is the
-// sum of one or three of a draw's eight bytes, and no two pairs of 64 have the same.
-constexpr Byte kAdded[2][4][2] = {{{{true, 2}, {true, 1}},
-                                   {{false, 2}, {false, 0}},
-                                   {{true, 3}, {false, 2}},
-                                   {{false, 3}, {true, 0}}},
-                                  {{{false, 2}, {true, 0}},
-                                   {{true, 2}, {true, 3}},
-                                   {{false, 3}, {false, 1}},
-                                   {{true, 3}, {false, 3}}}};
+// The number of pairs with none of these bits: a weighted sum of bytes, in which the top bits of
+// seven of them are the digits.
+std::uint32_t origin_of(const std::array<std::uint32_t, 2>& bits) {
+  std::uint32_t sum = 0;
+  for (std::uint32_t byte = 0; byte < 7; ++byte) {
+    sum += (bits[byte / 4] >> (8 * (byte % 4))) % 256 * (2u << byte);
+  }
+  return sum / 256;
+}
 
 std::uint32_t low_word(std::uint64_t value) {
   return static_cast<std::uint32_t>(value);
@@ -111,17 +114,13 @@ bool DropoutRule::keeps(const std::array<std::uint32_t, 4>& words, std::int64_t 
                         std::int64_t j) const {
   const std::uint32_t query = words[1] ^ group_of(i);
   const auto bits = philox_2x32_7({query, words[2] ^ group_of(j)}, words[0]);
-  const auto half = static_cast<std::size_t>(i / 16 % 2);
-  const auto place = static_cast<std::uint32_t>(i / 8 % 2 * 2 + j / 8 % 2);
-  std::uint32_t number = bits[half] >> (8 * place);
-  for (const Byte& byte : kAdded[i / 32 % 2][j / 16 % 4]) {
-    number ^= bits[byte.other ? 1 - half : half] >> (8 * ((place + byte.places) % 4));
-  }
-  number %= 128;
-  // A fraction of 512ths that goes around with the blocks of keys, evenly.
-  const std::uint32_t turn = multiply(0xD256D193u, query).low + words[2] +
-                             static_cast<std::uint32_t>(j / 64) * 0x9E3779B9u;
-  return number < (limit_ + turn / 0x800000u) / 512;
+  // Goes around with the blocks of 128 keys, evenly: a fraction of 512ths, and two numbers.
+  const std::uint32_t turn =
+      multiply(0xD256D193u, query).low + static_cast<std::uint32_t>(j / 128) * 0x9E3779B9u;
+  std::uint32_t number = origin_of(bits) ^ sum_of_bytes(bits[0], i) ^ sum_of_bytes(bits[1], j);
+  if (i / 64 % 2 == 1) number ^= turn / 0x100u;
+  if (j / 64 % 2 == 1) number ^= turn / 0x10000u;
+  return number % 128 < (limit_ + turn / 0x800000u) / 512;
 }
 
 bool DropoutRule::keeps(std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) const {

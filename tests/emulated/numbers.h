@@ -2,6 +2,8 @@
 
 // Numbers of 16 bits and floats, as the GPU's conversions have them: to the nearest, ties to even.
 
+#include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <cstring>

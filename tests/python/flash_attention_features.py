@@ -71,18 +71,21 @@ def head_words(seed, offset, head):
     return c[:3]
 
 
-# By the query's 32 and the key's 16, twice: a byte of the pair's own word (0) or of the other (1),
-# and how many places on from the pair's own byte. They are added to it.
-ADDED = torch.tensor([[[[1, 2], [1, 1]], [[0, 2], [0, 0]], [[1, 3], [0, 2]], [[0, 3], [1, 0]]],
-                      [[[0, 2], [1, 0]], [[1, 2], [1, 3]], [[0, 3], [0, 1]], [[1, 3], [0, 3]]]])
+def sum_of_bytes(word, position):
+    """Exclusive or of a byte of the word for each of bits 0, 4, 5 and 3 of the position."""
+    out = torch.zeros_like(word)
+    for byte, bit in enumerate((0, 4, 5, 3)):
+        out ^= torch.where(position >> bit & 1 == 1, word >> 8 * byte & 127, 0)
+    return out
 
 
 def kept_pairs(shape, probability, seed, offset, device):
     """[batch, heads, Sq, Sk] bool: a pair's 7 bits are below 128 (1 - p), or nearly so.
 
-    The pairs (i, i + 8, ...) x (j, j + 8, ...) of 64 queries and 64 keys share the 64 bits of one
-    Philox-2x32-7: each has the sum of one or three of its bytes. What is no whole 128th of 1 - p
-    goes around with the blocks of 64 keys.
+    Pairs whose positions differ in bits 0, 3, 4, 5 and 6 alone share eleven numbers: one for each
+    bit and one for all, whose sum is a pair's. They are the 64 bits of one Philox-2x32-7, but for
+    those of bit 6, which go around with the blocks of 128 keys. So does what is no whole 128th of
+    1 - p.
     """
     batch, heads, seqlen_q, seqlen_k = shape
     limit = int(65536 * (1 - float(torch.tensor(probability, dtype=torch.float32))) + 0.5)
@@ -92,21 +95,18 @@ def kept_pairs(shape, probability, seed, offset, device):
     out = torch.empty(batch * heads, seqlen_q, seqlen_k, dtype=torch.bool, device=device)
     for head in range(batch * heads):
         key, query_word, key_word = (word[head] for word in words)
-        c0 = query_word ^ ((i >> 6 << 3) | (i & 7))[:, None]
-        c1 = key_word ^ ((j >> 6 << 3) | (j & 7))[None, :]
+        c0 = query_word ^ ((i >> 7 << 2) | (i >> 1 & 3))[:, None]
+        c1 = key_word ^ ((j >> 7 << 2) | (j >> 1 & 3))[None, :]
         c0, c1 = (c.expand(seqlen_q, seqlen_k) for c in (c0, c1))
-        turn = (c0 * 0xD256D193 + key_word + (j >> 6)[None, :] * 0x9E3779B9) >> 23 & 511
+        turn = (c0 * 0xD256D193 + (j >> 7)[None, :] * 0x9E3779B9) & MASK_32
         for round_number in range(7):
             product = c0 * 0xD256D193  # modulo 2^64: the shift below leaves what is wanted
             round_key = (key + round_number * 0x9E3779B9) & MASK_32
             c0, c1 = (product >> 32 & MASK_32) ^ c1 ^ round_key, product & MASK_32
-        upper = (i >> 4 & 1)[:, None] == 1
-        own, other = torch.where(upper, c1, c0), torch.where(upper, c0, c1)
-        place = (i >> 3 & 1)[:, None] * 2 + (j >> 3 & 1)[None, :]
-        added = ADDED.to(device)[(i >> 5 & 1)[:, None], (j >> 4 & 3)[None, :]]
-        number = own >> place * 8
-        for source, places in added.unbind(2):
-            number ^= torch.where(source == 1, other, own) >> (place + places) % 4 * 8
-        number &= 127
-        out[head] = number < (limit + turn) // 512
+        origin = sum((c >> 8 * byte & 255) << byte + 1 + first
+                     for c, first in ((c0, 0), (c1, 4)) for byte in range(4) if first + byte < 7)
+        number = origin >> 8 & 127 ^ sum_of_bytes(c0, i[:, None]) ^ sum_of_bytes(c1, j[None, :])
+        number ^= torch.where((i >> 6 & 1)[:, None] == 1, turn >> 8 & 127, 0)
+        number ^= torch.where((j >> 6 & 1)[None, :] == 1, turn >> 16 & 127, 0)
+        out[head] = number < (limit + (turn >> 23)) // 512
     return out.reshape(shape)

@@ -5,15 +5,16 @@
 //
 // What decides on a pair depends on seed, offset, batch, head, query and key alone, never on
 // threads or tiles, so that forward, backward and every device agree. A head gets three words of
-// Philox-4x32-10. Queries and keys that differ in their bits 3, 4 and 5 alone, eight by eight, are
-// a group: all that a lane of mma.sync holds of 64 queries and 64 keys, whichever of them are the
-// rows. A group draws 64 bits, one Philox-2x32-7, of which each byte gives seven. Its 64 pairs have
-// the 64 sums (exclusive or) of one or three of these eight bytes. A sum of two of them is that of
-// an even number of bytes, so any three pairs are independent; so are the eight keys of a query
-// and the eight queries of a key. A pair is kept where its number is below a limit out of 128; so
-// that the probability is right to 16 bits, the limit of a group's pairs is
-// one of the two whole numbers beside it, by a third word. Source: Salmon et al. 2011, "Parallel
-// random numbers: as easy as 1, 2, 3".
+// Philox-4x32-10. Queries that differ in their bits 0, 3, 4, 5 and 6 alone and keys that do, 32 by
+// 32, are a group: of 128 queries and 128 keys what two lanes of mma.sync hold, whichever of them
+// are the rows. A group has eleven numbers of seven bits: an origin and one for each of those bits.
+// A pair's is the sum (exclusive or) of the origin and of those of the bits that are set in its
+// positions, so any three pairs of a group are independent; four are not where each of the bits is
+// set in an even number of them. Nine numbers are the bits of one Philox-2x32-7; those of bit 6 go
+// around with the keys, evenly. A pair is kept where its number is below a limit out of 128; so
+// that the probability is right to 16 bits, a group's limit is one of the two whole numbers beside
+// it, which go around, too. Source: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2,
+// 3".
 
 namespace flashlab::device {
 
@@ -45,10 +46,10 @@ constexpr DropoutWords dropout_words(unsigned long long seed, unsigned long long
   return {c0, c1, c2};
 }
 
-/// A position without its bits 3, 4 and 5: those that share numbers.
+/// A position without its bits 0, 3, 4, 5 and 6: those that share numbers.
 constexpr unsigned dropout_group(int position) {
   const auto bits = static_cast<unsigned>(position);
-  return (bits >> 6 << 3) | (bits & 7u);
+  return (bits >> 7 << 2) | (bits >> 1 & 3u);
 }
 
 /// The first of a group's seven rounds, as far as its queries go.
@@ -56,94 +57,51 @@ struct DropoutQueries {
   unsigned high, low;
 };
 
-constexpr DropoutQueries dropout_queries(const DropoutWords& words, int query) {
-  const unsigned counter = words.query ^ dropout_group(query);
-  return {dropout_high(0xD256D193u, counter) ^ words.key, 0xD256D193u * counter};
+/// Of query `query` + `behind`: no bit is set in both.
+constexpr DropoutQueries dropout_queries(const DropoutWords& words, int query, int behind = 0) {
+  const unsigned counter = words.query ^ dropout_group(query) ^ dropout_group(behind);
+  const unsigned long long product = static_cast<unsigned long long>(0xD256D193u) * counter;
+  return {static_cast<unsigned>(product >> 32) ^ words.key, static_cast<unsigned>(product)};
 }
 
-/// A byte of a draw: `places` further on in the own word of a pair or in the other one.
-struct DropoutByte {
-  bool other;
-  unsigned places;
-};
+/// Which bytes of its word a position's number is the sum of, and which bits of them count: bytes 0
+/// to 3 belong to its bits 0, 4, 5 and 3.
+constexpr unsigned dropout_bytes(int position) {
+  const auto bits = static_cast<unsigned>(position);
+  return ((bits & 1u) | (bits >> 4 & 1u) << 8 | (bits >> 5 & 1u) << 16 | (bits >> 3 & 1u) << 24) *
+         0x7Fu;
+}
 
-/// Two bytes that are added (exclusive or) to a pair's own: they may be the same or its own.
-struct DropoutBytes {
-  DropoutByte first, second;
-};
-
-/// By bit 5 of the query and bits 4 and 5 of the key. Of the arrangements of the 64 sums this has
-/// independent rows and columns, and `first` differs between the queries in its word alone.
-constexpr DropoutBytes dropout_bytes(int query, int key) {
-  const bool far = (query & 32) != 0;
-  switch (key >> 4 & 3) {
-    case 0:
-      return {{!far, 2}, {true, far ? 0u : 1u}};
-    case 1:
-      return {{far, 2}, {far, far ? 3u : 0u}};
-    case 2:
-      return {{!far, 3}, {false, far ? 1u : 2u}};
-    default:
-      return {{far, 3}, {!far, far ? 3u : 0u}};
+/// Arithmetic of a word's four bytes, as device code has it as instructions.
+struct DropoutArithmetic {
+  /// sum + the products of the bytes of a and b.
+  static constexpr unsigned dot(unsigned a, unsigned b, unsigned sum) {
+    for (int shift = 0; shift < 32; shift += 8) {
+      sum += (a >> shift & 0xFFu) * (b >> shift & 0xFFu);
+    }
+    return sum;
   }
-}
-
-/// DropoutBytes of all four bytes of a word as selectors of permute_bytes(own, other), in 16 bits.
-struct DropoutSelectors {
-  unsigned first, second;
 };
 
-constexpr unsigned dropout_selector(const DropoutByte& byte) {
-  return (0x32103210u >> 4 * byte.places & 0xFFFFu) + (byte.other ? 0x4444u : 0);
-}
-
-/// Of the four blocks of 16 keys, the first in the low bits.
-consteval unsigned long long dropout_selectors_of_keys(int query, DropoutByte DropoutBytes::*byte) {
-  unsigned long long out = 0;
-  for (int key = 48; key >= 0; key -= 16) {
-    out = out << 16 | dropout_selector(dropout_bytes(query, key).*byte);
-  }
-  return out;
-}
-
-constexpr DropoutSelectors dropout_selectors(int query, int key) {
-  constexpr unsigned long long kFirst = dropout_selectors_of_keys(0, &DropoutBytes::first),
-                               kNear = dropout_selectors_of_keys(0, &DropoutBytes::second),
-                               kFar = dropout_selectors_of_keys(32, &DropoutBytes::second);
-  const unsigned shift = static_cast<unsigned>(key) & 48u;
-  const bool far = (query & 32) != 0;
-  return {static_cast<unsigned>(kFirst >> shift) ^ (far ? 0x4444u : 0),
-          static_cast<unsigned>((far ? kFar : kNear) >> shift)};
-}
-
-/// A group's draw: eight numbers of seven bits.
+/// A group's draw: a word for its queries and one for its keys.
 struct DropoutDraw {
-  unsigned words[2];
+  unsigned queries, keys;
 
-  /// The sums of four pairs: a byte for each of 2 * (bit 3 of the query) + (that of the key).
-  constexpr unsigned word(int query, int key) const {
-    const bool upper = (query & 16) != 0;
-    const unsigned own = upper ? words[1] : words[0], other = upper ? words[0] : words[1];
-    const DropoutBytes bytes = dropout_bytes(query, key);
-    return own ^ turned(bytes.first.other ? other : own, bytes.first.places) ^
-           turned(bytes.second.other ? other : own, bytes.second.places);
+  /// Bits 8 to 14 are the origin: the top bits of seven bytes decide on them, whatever the other
+  /// bits are. No bit is set above bit 15.
+  template <class Arithmetic>
+  constexpr unsigned origin(const Arithmetic& arithmetic) const {
+    return arithmetic.dot(keys, 0x00804020u, arithmetic.dot(queries, 0x10080402u, 0));
   }
-  /// The same where the positions are not known when compiled, by an instruction for any bytes.
-  template <class Permute>
-  constexpr unsigned word(bool upper, const DropoutSelectors& selectors,
-                          const Permute& permute) const {
-    // Selectors, not words, change places: those of a far and of an upper query are then the same.
-    const unsigned places = upper ? 0x4444u : 0;
-    return (upper ? words[1] : words[0]) ^ permute(words[0], words[1], selectors.first ^ places) ^
-           permute(words[0], words[1], selectors.second ^ places);
+  /// Of a word's four bytes, as the origin in their low seven bits.
+  static constexpr unsigned sum(unsigned bytes) {
+    const unsigned halves = bytes ^ bytes >> 16;
+    return (halves ^ halves >> 8) & 0x7Fu;
   }
-  static constexpr unsigned of(unsigned word, int query, int key) {
-    return word >> ((query >> 3 & 1) * 16 + (key >> 3 & 1) * 8) & 0x7Fu;
-  }
-
- private:
-  static constexpr unsigned turned(unsigned word, unsigned places) {
-    return places == 0 ? word : word >> 8 * places | word << (32 - 8 * places);
+  constexpr unsigned number(int query, int key, unsigned phase) const {
+    const unsigned bytes = (queries & dropout_bytes(query)) ^ (keys & dropout_bytes(key));
+    const unsigned far = ((query & 64) != 0 ? phase >> 8 : 0) ^ ((key & 64) != 0 ? phase >> 16 : 0);
+    return sum(bytes) ^ ((origin(DropoutArithmetic{}) >> 8 ^ far) & 0x7Fu);
   }
 };
 
@@ -155,16 +113,13 @@ constexpr DropoutDraw dropout_draw(unsigned key, const DropoutQueries& queries, 
     c0 = static_cast<unsigned>(product >> 32) ^ c1 ^ (key + round * 0x9E3779B9u);
     c1 = static_cast<unsigned>(product);
   }
-  return {{c0 & 0x7F7F7F7Fu, c1 & 0x7F7F7F7Fu}};
+  return {c0, c1};
 }
 
-/// From the phase of 64 keys to that of the next ones.
-constexpr unsigned kDropoutPhaseStep = 0x9E3779B9u;
-
-/// Which of the two limits the 64 keys that `key` is one of have.
-constexpr unsigned dropout_phase(const DropoutWords& words, const DropoutQueries& queries,
-                                 int key) {
-  return queries.low + words.keys + (static_cast<unsigned>(key) >> 6) * kDropoutPhaseStep;
+/// Of a group: decides which of two limits it has, and has the numbers of bit 6 of its queries,
+/// bits 8 to 14, and of its keys, bits 16 to 22.
+constexpr unsigned dropout_phase(const DropoutQueries& queries, int key) {
+  return queries.low + (static_cast<unsigned>(key) >> 7) * 0x9E3779B9u;
 }
 
 /// The probability that a pair is kept, in 65536ths: 65536 (1 - p), rounded.
@@ -172,32 +127,24 @@ constexpr unsigned dropout_limit(double probability) {
   return static_cast<unsigned>(65536.0 * (1.0 - probability) + 0.5);
 }
 
-/// The limit of a number in 128ths: the next whole one above or, below a phase, one less.
-struct DropoutLimit {
-  unsigned above;  ///< 0 to 128
-  unsigned phase;
+/// What numbers are below where the pair is kept, 0 to 128: the next whole number below 1 - p in
+/// 128ths, or above, whose share of the phases is what lies between.
+constexpr unsigned dropout_bound(unsigned limit, unsigned phase) {
+  return (limit + (phase >> 23)) >> 9;
+}
 
-  constexpr explicit DropoutLimit(unsigned limit)
-      : above((limit + 511) / 512), phase((above * 512 - limit) << 23) {}
+/// What added to a number in 16 bits gives a negative one where the pair is dropped and, where it
+/// is kept, one above every finite bf16 and fp16; in both halves of a word.
+constexpr unsigned dropout_addend(unsigned limit, unsigned phase) {
+  return 0x80008000u - dropout_bound(limit, phase) * 0x10001u;
+}
 
-  constexpr unsigned of(unsigned at_phase) const { return above - (at_phase < phase ? 1 : 0); }
-
-  /// What added to a number has the top bit of its byte set where the pair is dropped, in all four
-  /// bytes of a word.
-  constexpr unsigned addend(unsigned at_phase) const {
-    const unsigned least = (128 - above) * 0x01010101u;
-    return at_phase < phase ? least + 0x01010101u : least;
-  }
-  /// Top bits of bytes: of the dropped pairs. The others are anything.
-  static constexpr unsigned dropped(unsigned word, unsigned addend) { return word + addend; }
-};
-
-constexpr bool dropout_keeps(const DropoutWords& words, const DropoutLimit& limit, int query,
-                             int key) {
+/// `limit`: dropout_limit().
+constexpr bool dropout_keeps(const DropoutWords& words, unsigned limit, int query, int key) {
   const DropoutQueries queries = dropout_queries(words, query);
   const DropoutDraw draw = dropout_draw(words.key, queries, words.keys ^ dropout_group(key));
-  return DropoutDraw::of(draw.word(query, key), query, key) <
-         limit.of(dropout_phase(words, queries, key));
+  const unsigned phase = dropout_phase(queries, key);
+  return draw.number(query, key, phase) < dropout_bound(limit, phase);
 }
 
 }  // namespace flashlab::device

@@ -14,8 +14,22 @@ inline float exp2_fast(float x) {
 inline float reciprocal_fast(float x) {
   return flushed(1 / flushed(x));
 }
-inline float clear_if(float value, unsigned word, unsigned mask) {
-  return (word & mask) != 0 ? 0.0f : value;
+/// As sm_90 has it: what is larger than a sum that is not negative becomes that.
+inline float clear_if_negative(float value, unsigned a, unsigned b) {
+  const int sum = std::bit_cast<int>(a + b);
+  return std::bit_cast<float>(std::max(0, std::min(sum, std::bit_cast<int>(value))));
+}
+inline unsigned clear_if_negative_2(unsigned value, unsigned a, unsigned b) {
+  const auto half = [&](int shift) {
+    const auto sum = static_cast<short>((a >> shift) + (b >> shift));
+    const auto own = static_cast<short>(value >> shift);
+    return static_cast<unsigned>(std::max<short>(0, std::min(sum, own))) << shift;
+  };
+  return half(0) | half(16);
+}
+inline unsigned dot_bytes(unsigned a, unsigned b, unsigned sum) {
+  for (int shift = 0; shift < 32; shift += 8) sum += (a >> shift & 255) * (b >> shift & 255);
+  return sum;
 }
 inline float log2_fast(float x) {
   return std::log2(flushed(x));

@@ -20,15 +20,37 @@ __device__ inline float reciprocal_fast(float x) {
   return y;
 }
 
-/// 0 where `word` has a bit of `mask`: one test and one selection. The compiler takes a shift and a
-/// comparison more.
-__device__ inline float clear_if(float value, unsigned word, unsigned mask) {
-  float out;
-  asm("{\n\t.reg .pred has;\n\t.reg .b32 bits;\n\t"
-      "and.b32 bits, %2, %3;\n\tsetp.ne.u32 has, bits, 0;\n\t"
-      "selp.f32 %0, 0f00000000, %1, has;\n\t}"
-      : "=f"(out)
-      : "f"(value), "r"(word), "r"(mask));
+/// Of both halves, numbers of 16 bits with a sign: `value` or, where a + b is negative, 0. Values
+/// are not negative, and where a + b is not it is not below the value. One instruction on sm_90.
+__device__ inline unsigned clear_if_negative_2(unsigned value, unsigned a, unsigned b) {
+#if __CUDA_ARCH__ >= 900
+  unsigned sum, out;
+  asm("add.s16x2 %0, %1, %2;" : "=r"(sum) : "r"(a), "r"(b));
+  asm("min.s16x2.relu %0, %1, %2;" : "=r"(out) : "r"(sum), "r"(value));
+  return out;
+#else
+  unsigned negative;
+  asm("prmt.b32 %0, %1, 0, 0xBB99;" : "=r"(negative) : "r"(a + b));
+  return value & ~negative;
+#endif
+}
+
+/// The same of the bits of a float, and of numbers of 32 bits.
+__device__ inline float clear_if_negative(float value, unsigned a, unsigned b) {
+  const int sum = static_cast<int>(a + b);
+#if __CUDA_ARCH__ >= 900
+  int out;
+  asm("min.s32.relu %0, %1, %2;" : "=r"(out) : "r"(sum), "r"(__float_as_int(value)));
+  return __int_as_float(out);
+#else
+  return sum < 0 ? 0.0f : value;
+#endif
+}
+
+/// sum + the products of the bytes of a and b, without signs.
+__device__ inline unsigned dot_bytes(unsigned a, unsigned b, unsigned sum) {
+  unsigned out;
+  asm("dp4a.u32.u32 %0, %1, %2, %3;" : "=r"(out) : "r"(a), "r"(b), "r"(sum));
   return out;
 }
 

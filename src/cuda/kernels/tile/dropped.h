@@ -1,143 +1,160 @@
 #pragma once
 
-// Which of the pairs that a lane of mma.sync holds dropout drops: plain arithmetic, which a CPU can
-// run and test. g = lane / 4, t = lane % 4.
+// The numbers of dropout of the pairs that a lane of mma.sync holds: plain arithmetic, which a CPU
+// can run and test. g = lane / 4, t = lane % 4. A lane holds rows g and g + 8 of blocks of 16, and
+// columns 2 t and 2 t + 1 of blocks of eight: in 128 rows and 128 columns they are of one group,
+// and lane ^ 4 has the rest of it. Queries are the rows, or the columns.
 
 #include "dropout_pattern.h"
 
 namespace flashlab::device {
 
-/// Queries are rows, kBlocks times 16: of the keys 2 t and 2 t + 1 of blocks of eight.
-template <int kBlocks>
-struct DroppedOfRows {
-  DropoutDraw draws[2];  ///< of 64 keys
-  /// Of two blocks of keys; the top bit of byte 2 half + (block): row g + 8 half.
-  unsigned words[kBlocks][2];
+/// Numbers of a lane's pairs of 64 rows and 64 columns, two in a word: column 2 t in the low half.
+struct LaneNumbers {
+  unsigned first;          ///< of row g and the first block of columns
+  unsigned row_8, row_16;  ///< what rows so much further add (exclusive or), in both halves
+  unsigned columns[3];     ///< the same of bits 0 to 2 of a block's index
+  unsigned columns_64;     ///< the same of the other 64 columns of 128
 
-  /// `keys`: words.keys with dropout_group() of the first of the two keys in it.
-  constexpr void draw(unsigned key, const DropoutQueries& rows, unsigned keys) {
-    for (unsigned i = 0; i < 2; ++i) draws[i] = dropout_draw(key, rows, keys ^ i);
+  LaneNumbers() = default;
+  /// Of the words and the origin of a draw. `row_bytes`: those of row g by dropout_bytes(), and
+  /// kRow8, in whole bytes or seven bits each; `column_bytes`: those of the first block's first
+  /// column, 0 at a multiple of 64.
+  static constexpr unsigned kRow8 = dropout_bytes(8);
+  template <class Arithmetic>
+  constexpr LaneNumbers(unsigned rows, unsigned row_bytes, unsigned columns_, unsigned column_bytes,
+                        unsigned origin, const Arithmetic& arithmetic)
+      : first(0), row_8(0), row_16(0), columns{}, columns_64(0) {
+    const unsigned numbers = columns_ & 0x7F7F7F7Fu;
+    const unsigned own = (rows & row_bytes) ^ (columns_ & column_bytes);
+    // Digits of a selector, the first byte's last: 0 to 3 of the word, 5 the origin, 6 zero.
+    const auto place = [&](unsigned word, unsigned selector) {
+      return arithmetic.permute(word, origin, selector);
+    };
+    const unsigned folded = place(own, 0x1010u) ^ place(own, 0x5252u) ^ place(numbers, 0x6066u);
+    first = (folded ^ folded >> 8) & 0x007F007Fu;
+    row_8 = place(own, 0x6363u);
+    row_16 = place(rows & 0x7F7F7F7Fu, 0x6161u);
+    columns[0] = place(numbers, 0x6363u);
+    columns[1] = place(numbers, 0x6161u);
+    columns[2] = place(numbers, 0x6262u);
   }
-  /// upper_rows: of 16 rows, that they have bit 4.
-  template <class Permute>
-  constexpr void take(const DropoutSelectors& sums, unsigned addend, bool upper_rows,
-                      const Permute& permute) {
-    for (int i = 0; i < 2; ++i) {
-      for (int m = 0; m < kBlocks; ++m) {
-        const unsigned word = draws[i].word(kBlocks == 1 ? upper_rows : m != 0, sums, permute);
-        words[m][i] = DropoutLimit::dropped(word, addend);
-      }
+  /// What bit 6 of rows and of columns adds, and whether the first ones have it.
+  constexpr void add_far(unsigned rows_64, bool far_rows, unsigned columns_64_, bool far_columns) {
+    columns_64 = columns_64_ & 0x007F007Fu;
+    if (far_rows) first ^= rows_64 & 0x007F007Fu;
+    if (far_columns) change_columns();
+  }
+  /// To the other 64 columns of 128.
+  constexpr void change_columns() { first ^= columns_64; }
+
+  /// Of row 16 m + 8 half + g and a block of columns.
+  constexpr unsigned word(int m, int half, int block) const {
+    unsigned out = first;
+    if (half != 0) out ^= row_8;
+    if (m != 0) out ^= row_16;
+    for (int bit = 0; bit < 3; ++bit) {
+      if ((block >> bit & 1) != 0) out ^= columns[bit];
     }
+    return out;
   }
-
-  /// Of ptx::permute_bytes(words[m][0], words[m][1]): all bits of a half where its key is dropped.
-  static constexpr unsigned selector(int half, int block) {
-    const auto byte = static_cast<unsigned>(2 * half + block);
-    return (byte | 8) * 0x11 | (byte | 12) * 0x1100;
+  /// A word with the number of column 2 t + i in its upper half.
+  static constexpr unsigned upper(unsigned word, int i) { return i == 0 ? word << 16 : word; }
+  /// `addend`: dropout_addend().
+  static constexpr bool dropped(unsigned word, int i, unsigned addend) {
+    return static_cast<int>(upper(word, i) + addend) < 0;
   }
 };
 
-/// Which position of 64 has row `row` of a warpgroup's product, its bits 2 and 4 exchanged: then a
-/// lane and the one 16 further have the four queries that share numbers with one another, and each
-/// draws for both. The function is its own inverse.
-constexpr int position_of_paired_row(int row) {
-  return (row & ~20) | (row & 4) << 2 | (row & 16) >> 2;
+/// The numbers of bit 6 of queries and of keys, in both halves, and other bits.
+template <class Arithmetic>
+constexpr unsigned far_queries(unsigned phase, const Arithmetic& arithmetic) {
+  return arithmetic.permute(phase, 0, 0x4141u);
+}
+template <class Arithmetic>
+constexpr unsigned far_keys(unsigned phase, const Arithmetic& arithmetic) {
+  return arithmetic.permute(phase, 0, 0x4242u);
 }
 
-/// What a lane keeps of its queries: the key that it draws behind the first of 16 is in it.
-struct PairedRows {
+/// What a lane keeps of its rows where they are queries.
+struct DropoutRows {
   unsigned key;            ///< words.key
-  DropoutQueries queries;  ///< high: with words.keys and the drawn key
-  unsigned phase;          ///< of the first 64 keys
+  DropoutQueries queries;  ///< high: with words.keys and the group of keys 2 t in it
 
-  constexpr PairedRows() : key(0), queries{}, phase(0) {}
-  constexpr PairedRows(const DropoutWords& words, int query, unsigned lane)
-      : key(words.key),
-        queries(dropout_queries(words, query)),
-        phase(dropout_phase(words, queries, 0)) {
-    const unsigned drawn = 2 * (lane % 4) + lane / 16;
-    queries.high ^= words.keys ^ dropout_group(static_cast<int>(drawn));
+  DropoutRows() = default;
+  constexpr DropoutRows(const DropoutWords& words, int query, int lane)
+      : key(words.key), queries(dropout_queries(words, query)) {
+    queries.high ^= words.keys ^ dropout_group(lane % 4 * 2);
+  }
+  constexpr unsigned phase(int first_key) const { return dropout_phase(queries, first_key); }
+  /// Of 64 queries that `query` is one of, and keys from `first_key` on, a multiple of 8.
+  /// `row_bytes`: LaneNumbers'.
+  template <class Arithmetic>
+  constexpr LaneNumbers numbers(unsigned row_bytes, int query, int first_key,
+                                const Arithmetic& arithmetic) const {
+    const DropoutDraw draw = dropout_draw(key, queries, dropout_group(first_key));
+    LaneNumbers out(draw.queries, row_bytes, draw.keys, dropout_bytes(first_key),
+                    draw.origin(arithmetic), arithmetic);
+    const unsigned of_group = phase(first_key);
+    out.add_far(far_queries(of_group, arithmetic), (query & 64) != 0,
+                far_keys(of_group, arithmetic), (first_key & 64) != 0);
+    return out;
   }
 };
 
-/// Queries are rows of a warpgroup's product in that order: of the keys 2 t and 2 t + 1 of the
-/// eight blocks of 64, two words for each two blocks, in which a top bit of a byte is as in
-/// DroppedOfRows. A lane draws the numbers of one of the keys.
-struct DroppedOfPairedRows {
-  unsigned own[4], other[4];  ///< of the key that the lane drew, and of the other
-  unsigned swap;              ///< of selectors: where the lane drew the second key
+/// What a lane draws where keys are rows, queries columns.
+struct DropoutColumns {
+  LaneNumbers numbers;
+  unsigned queries;  ///< the word that they have of columns from
+  unsigned phase;
 
-  /// far: bit 5 of the lane's queries. `keys`: dropout_group() of the first of the 64. `exchange`:
-  /// gives a word to the other lane and returns its.
-  template <class Exchange, class Permute>
-  constexpr DroppedOfPairedRows(const PairedRows& rows, bool far, unsigned keys, unsigned addend,
-                                unsigned lane, const Exchange& exchange, const Permute& permute)
-      : own{}, other{}, swap(lane / 16 * 0x4444u) {
-    const bool upper = lane / 16 != 0;
-    const DropoutDraw draw = dropout_draw(rows.key, rows.queries, keys);
-    const unsigned x = upper ? draw.words[1] : draw.words[0];
-    const unsigned y = upper ? draw.words[0] : draw.words[1];
-    // Eight of the 16 permutations repeat others where a given word's are those of x and y, too.
-    const auto sum = [&](unsigned word, bool given, int key) {
-      const DropoutBytes near_bytes = dropout_bytes(0, key), far_bytes = dropout_bytes(32, key);
-      const auto permuted = [&](DropoutByte near_byte, DropoutByte far_byte) {
-        near_byte.other ^= given, far_byte.other ^= given;
-        return permute(x, y, far ? dropout_selector(far_byte) : dropout_selector(near_byte));
-      };
-      return word ^ permuted(near_bytes.first, far_bytes.first) ^
-             permuted(near_bytes.second, far_bytes.second);
-    };
-    for (int step = 0; step < 4; ++step) {
-      own[step] = DropoutLimit::dropped(sum(x, false, 16 * step), addend);
-      other[step] = DropoutLimit::dropped(exchange(sum(y, true, 16 * step)), addend);
-    }
-  }
-  /// Of ptx::permute_bytes(own[step], other[step]): as DroppedOfRows::selector().
-  constexpr unsigned selector(int half, int block) const {
-    return DroppedOfRows<1>::selector(half, block) ^ swap;
+  /// Of queries from `query0` on and keys from `key0` on, multiples of 8. `row_bytes`:
+  /// LaneNumbers'.
+  template <class Arithmetic>
+  constexpr DropoutColumns(const DropoutWords& words, int query0, int key0, unsigned row_bytes,
+                           int lane, const Arithmetic& arithmetic)
+      : queries(0), phase(0) {
+    const DropoutQueries first = dropout_queries(words, query0, lane % 4 * 2);
+    const unsigned keys = words.keys ^ dropout_group(key0) ^ dropout_group(lane / 4);
+    const DropoutDraw draw = dropout_draw(words.key, first, keys);
+    queries = draw.queries, phase = dropout_phase(first, key0);
+    numbers = LaneNumbers(draw.keys, row_bytes, queries, dropout_bytes(query0),
+                          draw.origin(arithmetic), arithmetic);
+    numbers.add_far(far_keys(phase, arithmetic), (key0 & 64) != 0, far_queries(phase, arithmetic),
+                    (query0 & 64) != 0);
   }
 };
 
-/// Keys are rows: a bit for each pair of kM x kN products of 16 keys by 8 queries.
-template <int kM, int kN>
-struct DroppedOfColumns {
-  static_assert(kN == 2 || kN == 4 || kN % 8 == 0, "whole groups of queries, or a part of one");
-  static constexpr int kSlots = kM * kN;  ///< a bit of each of a word's bytes
-  static constexpr int kWords = (kSlots + 7) / 8;
-  unsigned bits[kWords] = {};
+/// The same in three words, for one block of rows.
+struct KeptDropoutColumns {
+  unsigned rows;  ///< LaneNumbers::first, and row_8 in byte 1
+  unsigned queries, phase;
 
-  static constexpr int slot(int m, int n, int query) { return (m * 2 + query) * (kN / 2) + n / 2; }
+  constexpr KeptDropoutColumns() : rows(0), queries(0), phase(0) {}
+  template <class Arithmetic>
+  constexpr KeptDropoutColumns(const DropoutColumns& drawn, const Arithmetic& arithmetic)
+      : rows(arithmetic.permute(drawn.numbers.first, drawn.numbers.row_8, 0x3240u)),
+        queries(drawn.queries & 0x7F7F7F7Fu),
+        phase(drawn.phase) {}
 
-  template <class Permute>
-  constexpr void draw(const DropoutWords& words, const DropoutLimit& limit, int query0, int key0,
-                      int lane, const Permute& permute) {
-    const unsigned keys = words.keys ^ dropout_group(key0 + lane / 4);
-    for (int first = 0; first < kN; first += 8) {
-      for (int i = 0; i < 2; ++i) {
-        const DropoutQueries queries =
-            dropout_queries(words, query0 + 8 * first + lane % 4 * 2 + i);
-        const unsigned addend = limit.addend(dropout_phase(words, queries, key0));
-        const DropoutDraw drawn = dropout_draw(words.key, queries, keys);
-        for (int m = 0; m < kM; ++m) {
-          for (int n = first; n < kN && n < first + 8; n += 2) {
-            // Whole groups begin at a multiple of 64.
-            const int query = (kN % 8 == 0 ? 0 : query0) + 8 * n;
-            const DropoutSelectors sums = dropout_selectors(query, key0 + 16 * m);
-            const unsigned word =
-                DropoutLimit::dropped(drawn.word((query & 16) != 0, sums, permute), addend);
-            bits[slot(m, n, i) / 8] |= (word & 0x80808080u) >> slot(m, n, i) % 8;
-          }
-        }
-      }
-    }
+  template <class Arithmetic>
+  constexpr LaneNumbers numbers(const Arithmetic& arithmetic) const {
+    LaneNumbers out;
+    out.first = rows & 0x007F007Fu;
+    out.row_8 = arithmetic.permute(rows, 0, 0x4141u);
+    out.columns[0] = arithmetic.permute(queries, 0, 0x4343u);
+    out.columns[1] = arithmetic.permute(queries, 0, 0x4141u);
+    out.columns[2] = arithmetic.permute(queries, 0, 0x4242u);
+    out.columns_64 = far_queries(phase, arithmetic) & 0x007F007Fu;
+    return out;
   }
-
-  /// Where the bit of element i of a lane's four of product (m, n) is.
-  constexpr unsigned word(int m, int n, int i) const { return bits[slot(m, n, i % 2) / 8]; }
-  static constexpr unsigned bit(int m, int n, int i) {
-    return 0x80u >> slot(m, n, i % 2) % 8 << 8 * (n % 2 * 2 + i / 2);
-  }
-  constexpr bool dropped(int m, int n, int i) const { return (word(m, n, i) & bit(m, n, i)) != 0; }
 };
+
+/// LaneNumbers' row_bytes of a thread's first row of a warpgroup's product: bits 0, 4 and 5 of the
+/// row are bits 2, 5 and 6 of the thread's index, which a product brings to the tops of bytes.
+template <class Arithmetic>
+constexpr unsigned row_bytes_of_thread(unsigned thread, const Arithmetic& arithmetic) {
+  return arithmetic.permute((thread & 0x64u) * 0x20420u, 0, 0x4A98u) | LaneNumbers::kRow8;
+}
 
 }  // namespace flashlab::device

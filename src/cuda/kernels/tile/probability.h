@@ -7,13 +7,19 @@
 #include "config_types.h"
 #include "dropout_pattern.h"
 #include "ptx/convert.h"
+#include "ptx/math.h"
 #include "tile/mutation.h"
 
 namespace flashlab::device {
 
-/// What DropoutDraw::word() takes bytes by.
-inline constexpr auto kPermuteBytes = [](unsigned low, unsigned high, unsigned selector) {
-  return ptx::permute_bytes(low, high, selector);
+/// What LaneNumbers come from.
+struct PtxArithmetic {
+  __device__ static unsigned permute(unsigned low, unsigned high, unsigned selector) {
+    return ptx::permute_bytes(low, high, selector);
+  }
+  __device__ static unsigned dot(unsigned a, unsigned b, unsigned sum) {
+    return ptx::dot_bytes(a, b, sum);
+  }
 };
 
 /// Dropout of one (batch, head); nothing without it.
@@ -30,24 +36,6 @@ struct KeepMask {
                             static_cast<unsigned long long>(batch) * shape.heads_q +
                                 mutation::drawn_head<Config>(head));
     }
-  }
-
-  __device__ DropoutDraw of_keys(const DropoutQueries& queries, int key) const {
-    return dropout_draw(words.key, queries, words.keys ^ dropout_group(key));
-  }
-  __device__ static unsigned number(const DropoutDraw& draw, int query, int key) {
-    return DropoutDraw::of(
-        draw.word((query & 16) != 0, dropout_selectors(query, key), kPermuteBytes), query, key);
-  }
-  /// What a number of the 64 keys that `key` is one of must be below.
-  __device__ unsigned limit(const DropoutArguments& dropout, const DropoutQueries& queries,
-                            int key) const {
-    return DropoutLimit(dropout.limit).of(dropout_phase(words, queries, key));
-  }
-  /// DropoutLimit::addend() of the 64 keys that `key` is one of.
-  __device__ unsigned addend(const DropoutArguments& dropout, const DropoutQueries& queries,
-                             int key) const {
-    return DropoutLimit(dropout.limit).addend(dropout_phase(words, queries, key));
   }
 };
 

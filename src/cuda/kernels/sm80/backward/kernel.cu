@@ -134,20 +134,24 @@ struct BackwardKernel : BackwardBlock<Config> {
                                        const float* lse2, const float* delta, float scale_log2,
                                        const Visibility& visibility, const PairRules& rules,
                                        int query0, int key0, int lane) {
-    unsigned revealed = 0;
-    DroppedOfColumns<kM, kN> dropout;
+    unsigned revealed = 0, addend = 0;
+    LaneNumbers numbers;
     if constexpr (kSelect && Config::kMask != MaskTensor::kNone) {
       revealed = revealed_pairs(lse2, visibility, rules.mask, query0, key0, lane);
     }
     if constexpr (Config::kDropout) {
-      dropout.draw(rules.keep.words, DropoutLimit(rules.args.dropout.limit), query0, key0, lane,
-                   kPermuteBytes);
+      static_assert(kN <= 16, "pieces of 128 queries");
+      const unsigned row_bytes = dropout_bytes(key0 + lane / 4) | LaneNumbers::kRow8;
+      const DropoutColumns drawn(rules.keep.words, query0, key0, row_bytes, lane, PtxArithmetic{});
+      numbers = drawn.numbers;
+      addend = dropout_addend(rules.args.dropout.limit, drawn.phase);
     }
 #pragma unroll
     for (int n = 0; n < kN; ++n) {
       const int column = n * 8 + lane % 4 * 2;
       const float2 row_lse = *reinterpret_cast<const float2*>(lse2 + column);
       const float2 row_delta = *reinterpret_cast<const float2*>(delta + column);
+      if (Config::kDropout && n == 8) numbers.change_columns();
 #pragma unroll
       for (int m = 0; m < kM; ++m) {
 #pragma unroll
@@ -175,14 +179,14 @@ struct BackwardKernel : BackwardBlock<Config> {
             }
             p = ptx::exp2_fast(p);
           }
-          bool stays = true;
-          float ds = p * (dp[m][n][i] - d);
+          float kept = p, ds = p * (dp[m][n][i] - d);
           if constexpr (Config::kDropout) {
-            stays = !dropout.dropped(m, n, i);
-            ds = fmaf(stays ? p : 0.0f, dp[m][n][i], -(p * d));
+            const unsigned word = numbers.word(m, i / 2, n % 8);
+            kept = ptx::clear_if_negative(p, LaneNumbers::upper(word, i % 2), addend);
+            ds = fmaf(kept, dp[m][n][i], -(p * d));
           }
           if constexpr (Config::kSoftcap) ds *= slope;
-          s[m][n][i] = counts && stays ? p : 0.0f;
+          s[m][n][i] = counts ? kept : 0.0f;
           dp[m][n][i] = counts ? ds : 0.0f;
         }
       }

@@ -118,8 +118,8 @@ struct BackwardFp32Plain : BackwardFp32<Config> {
         const float p = visible ? exp2f((score - lse) * kLog2e) : 0.0f;
         bool kept = true;
         if constexpr (Config::kDropout) {
-          kept = dropout_keeps(keep.words, DropoutLimit(args.dropout.limit),
-                               static_cast<int>(query), static_cast<int>(key));
+          kept = dropout_keeps(keep.words, args.dropout.limit, static_cast<int>(query),
+                               static_cast<int>(key));
           rGradP[a][b] = kept ? rGradP[a][b] * args.dropout.scale : 0.0f;
         }
         float grad_s = p * (rGradP[a][b] - shared.delta[row]);

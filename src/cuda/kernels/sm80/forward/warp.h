@@ -22,7 +22,7 @@ struct ForwardWarp {
   using Tiles = ForwardTiles<Config>;
   static constexpr Element kElement = Config::kElement;
   static constexpr int kBlocks = Tiles::kBlocks, kPieceBlocks = Tiles::kPieceBlocks;
-  static_assert(!Config::kDropout || Config::kPieceK <= 32, "a piece has one limit of dropout");
+  static_assert(!Config::kDropout || Config::kPieceK <= 64, "a piece has one draw of dropout");
   static constexpr bool kMasked = Config::kMask != MaskTensor::kNone;
   using Mask = MaskRows<Config>;
   static_assert(!(kMasked && Config::kSteadyLoop), "the steady loop has no mask");
@@ -36,12 +36,11 @@ struct ForwardWarp {
   typename Mask::Pair rM[kBlocks][kPieceBlocks][2];  // the mask tensor's elements of rows g, g + 8
   HeadSlope<Config> slopes[Config::kPackGroup ? kBlocks : 1][Config::kPackGroup ? 2 : 1];
   KeepMask<Config> keep;
-  DropoutQueries keep_rows;  ///< of this lane's rows, which are of one group
-  int keep_query;            ///< the first of them
-  unsigned keep_keys;        ///< the group of its first key, in their word
-  int keep_key;              ///< the first of the current piece
+  DropoutRows keep_rows;     ///< of this lane's rows, which are of one group
+  unsigned keep_bytes;       ///< of the first of them: LaneNumbers' row_bytes
+  int keep_query, keep_key;  ///< that row, and the first key of the current piece
   unsigned keep_addend;      ///< of the current piece
-  DroppedOfRows<kBlocks> dropped;
+  LaneNumbers keep_numbers;
   RowStatistics<Config, kBlocks> statistics;
   float factor;  ///< from rS to units of log2
 
@@ -63,8 +62,10 @@ struct ForwardWarp {
     }
     if constexpr (Config::kDropout) {
       keep = KeepMask<Config>(args.dropout, args.shape, task.batch, task.head_q);
-      keep_rows = dropout_queries(keep.words, first_row + static_cast<int>(threadIdx.x) % 32 / 4);
-      keep_query = first_row;
+      const int thread = static_cast<int>(threadIdx.x), row = first_row + thread % 32 / 4;
+      keep_rows = DropoutRows(keep.words, row, thread);
+      keep_query = row;
+      keep_bytes = dropout_bytes(row) | LaneNumbers::kRow8;
     }
     clear();
   }
@@ -72,10 +73,8 @@ struct ForwardWarp {
   /// The keys of the piece that begins at `first_key` are the current ones.
   __device__ void begin_piece(const DropoutArguments& dropout, int first_key) {
     if constexpr (Config::kDropout) {
-      keep_keys =
-          keep.words.keys ^ dropout_group(first_key + 2 * (static_cast<int>(threadIdx.x) % 4));
       keep_key = first_key;
-      keep_addend = keep.addend(dropout, keep_rows, first_key);
+      keep_addend = dropout_addend(dropout.limit, keep_rows.phase(first_key));
     }
   }
 
@@ -137,11 +136,7 @@ struct ForwardWarp {
   /// draws its numbers itself, or the usual one would keep them for it.
   template <bool kAgain>
   __device__ void exponentials(int index) {
-    // Row by row; with dropout two blocks of keys, whose words all rows share, after the other.
-    const int half = index % 2;
-    const int n =
-        Config::kDropout ? index / (4 * kBlocks) * 2 + index / 2 % 2 : index / 2 % kPieceBlocks;
-    const int m = Config::kDropout ? index / 4 % kBlocks : index / 2 / kPieceBlocks;
+    const int half = index % 2, n = index / 2 % kPieceBlocks, m = index / 2 / kPieceBlocks;
     const float reference = statistics.reference[m][half];
     float p0 = ptx::exp2_fast(__fmaf_rn(rS[m][n][2 * half], factor, -reference));
     float p1 = ptx::exp2_fast(__fmaf_rn(rS[m][n][2 * half + 1], factor, -reference));
@@ -150,22 +145,16 @@ struct ForwardWarp {
     packed = pack<kElement>(p0, p1);
     if constexpr (Config::kDropout) {
       if (index == 0) draw<kAgain>();
-      if (index % (4 * kBlocks) == 0) {
-        dropped.take(dropout_selectors(keep_query, keep_key + 8 * n), keep_addend,
-                     (keep_query & 16) != 0, kPermuteBytes);
-      }
-      // A byte's top bit in all bits of a half: 2t from the first word, 2t + 1 from the second.
-      packed &= ~ptx::permute_bytes(dropped.words[m][0], dropped.words[m][1],
-                                    dropped.selector(half, n % 2));
+      packed = ptx::clear_if_negative_2(packed, keep_numbers.word(m, half, n), keep_addend);
     }
   }
   static constexpr int kPairs = kBlocks * kPieceBlocks * 2;
 
   template <bool kAgain>
   __device__ void draw() {
-    DropoutQueries rows = keep_rows;
-    if constexpr (kAgain) rows.high = ptx::anew(rows.high);
-    dropped.draw(keep.words.key, rows, keep_keys);
+    DropoutRows rows = keep_rows;
+    if constexpr (kAgain) rows.queries.high = ptx::anew(rows.queries.high);
+    keep_numbers = rows.numbers(keep_bytes, keep_query, keep_key, PtxArithmetic{});
   }
 
   /// O += P V of the previous piece, whose values begin at `shared_v`.

@@ -16,6 +16,7 @@
 #include "ptx/math.h"
 #include "ptx/warp.h"
 #include "sm80/terms/terms.h"
+#include "tile/dropped.h"
 #include "tile/mutation.h"
 #include "tile/probability.h"
 #include "tile/score.h"

@@ -227,22 +227,23 @@ struct ForwardFp32Guarded : ForwardFp32<Config> {
       const KeepMask<Config> keep(args.dropout, args.shape, w.batch, w.head);
       const int lane = threadIdx.x % 32;
       const int row = w.first_row + static_cast<int>(threadIdx.x) / 32 * 16 + lane / 4;
-      const DropoutQueries queries = dropout_queries(keep.words, row);
-      DropoutDraw draws[2];  // of this lane's two keys of a block, and of the next blocks'
-      unsigned limit = 0;
+      const DropoutRows rows(keep.words, row, lane);
+      LaneNumbers numbers;  // of 64 keys
+      unsigned addend = 0;
 #pragma unroll
       for (int n = 0; n < kKeys / 8; ++n) {
-        const int key = first_key + 8 * n;
-        if (n % 8 == 0) limit = keep.limit(args.dropout, queries, key);
+        if (n % 8 == 0) {
+          const int key = first_key + 8 * n;
+          const unsigned row_bytes = dropout_bytes(row) | LaneNumbers::kRow8;
+          numbers = rows.numbers(row_bytes, row, key, PtxArithmetic{});
+          addend = dropout_addend(args.dropout.limit, rows.phase(key));
+        }
 #pragma unroll
-        for (int j = 0; j < 2; ++j) {
-          if (n % 8 == 0) draws[j] = keep.of_keys(queries, key + lane % 4 * 2 + j);
-#pragma unroll
-          for (int half = 0; half < 2; ++half) {
-            if (keep.number(draws[j], row + 8 * half, key) < limit) continue;
-            rP[n][2 * half + j] = 0;
-            visible &= ~(1u << (n * 4 + 2 * half + j));
-          }
+        for (int i = 0; i < 4; ++i) {
+          const unsigned word = numbers.word(0, i / 2, n % 8);
+          if (!LaneNumbers::dropped(word, i % 2, addend)) continue;
+          rP[n][i] = 0;
+          visible &= ~(1u << (n * 4 + i));
         }
       }
     }

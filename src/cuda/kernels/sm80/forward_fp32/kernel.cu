@@ -161,17 +161,17 @@ struct ForwardFp32Kernel : ForwardFp32Block<Config> {
     for (int m = 0; m < kRowTiles; ++m) {
       constexpr float kFactor = 16384;  // 2^kShift
       float sum[2] = {0, 0};
-      DropoutDraw draws[2];  // of this lane's two keys of a block, and of the next blocks'
-      unsigned limit = 0;
-      const int row = row0 + 16 * m + g;
+      LaneNumbers numbers;  // of 64 keys
+      unsigned addend = 0;
 #pragma unroll
       for (int n = 0; n < kKeys / 8; ++n) {
         if constexpr (Config::kDropout) {
-          const DropoutQueries queries = dropout_queries(state.keep.words, row);
-          const int key = first_key + 8 * n;
-          if (n % 8 == 0) limit = state.keep.limit(args.dropout, queries, key);
-          for (int j = 0; n % 8 == 0 && j < 2; ++j) {
-            draws[j] = state.keep.of_keys(queries, key + 2 * t + j);
+          if (n % 8 == 0) {
+            const int row = row0 + 16 * m + g, key = first_key + 8 * n;
+            const DropoutRows rows(state.keep.words, row, t);
+            const unsigned row_bytes = dropout_bytes(row) | LaneNumbers::kRow8;
+            numbers = rows.numbers(row_bytes, row, key, PtxArithmetic{});
+            addend = dropout_addend(args.dropout.limit, rows.phase(key));
           }
         }
 #pragma unroll
@@ -181,9 +181,9 @@ struct ForwardFp32Kernel : ForwardFp32Block<Config> {
           if constexpr (Config::kDropout) x *= kFactor, y *= kFactor;
           sum[half] += x + y;
           if constexpr (Config::kDropout) {
-            const int query = row + 8 * half, key = first_key + 8 * n;
-            if (KeepMask<Config>::number(draws[0], query, key) >= limit) x = 0;
-            if (KeepMask<Config>::number(draws[1], query, key) >= limit) y = 0;
+            const unsigned word = numbers.word(0, half, n % 8);
+            x = ptx::clear_if_negative(x, LaneNumbers::upper(word, 0), addend);
+            y = ptx::clear_if_negative(y, LaneNumbers::upper(word, 1), addend);
           }
           const int at = n % 2 * 2 + half;
           if constexpr (kTerms == 2) {

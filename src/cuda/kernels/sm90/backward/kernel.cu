@@ -188,7 +188,7 @@ struct Sm90KeyConsumer {
       if (warpgroup.lane() == 0) words = keep.words;
       __syncwarp();
     }
-    warpgroup.draw(words, args.dropout, at.tile * kTileQ, work.key0);
+    warpgroup.draw(words, at.tile * kTileQ, work.key0);
   }
   __device__ void draw_next(const Cursor& at) {
     if constexpr (Config::kDropout) {
@@ -279,10 +279,10 @@ struct Sm90KeyConsumer {
     const int first_key = work.key0 + kWarpgroupRows * warpgroup.consumer;
     if (!empty && visibility.sees_all(query0, kTileQ, first_key, kWarpgroupRows)) {
       warpgroup.template differentiate<false>(s, dp, rows_lse2, rows_delta, visibility, query0,
-                                              work.key0);
+                                              work.key0, args.dropout.limit);
     } else {
       warpgroup.template differentiate<true>(s, dp, rows_lse2, rows_delta, visibility, query0,
-                                             work.key0);
+                                             work.key0, args.dropout.limit);
     }
     send_scores();
   }

@@ -31,8 +31,8 @@ struct Sm90KeyWarpgroup {
   int consumer;
   unsigned thread;  ///< of the warpgroup, kept: reading it anew took 5 % of a step (d 64)
   Gradient rK, rV;
-  Operand rP, rS;                                    ///< P^T, dS^T
-  DroppedOfColumns<1, Tiles::kTileQ / 8> dropped{};  ///< of the tile whose scores come next
+  Operand rP, rS;              ///< P^T, dS^T
+  KeptDropoutColumns dropout;  ///< of the tile whose scores come next
 
   __device__ explicit Sm90KeyWarpgroup(int consumer_)
       : consumer(consumer_), thread(ptx::anew(threadIdx.x % kWarpgroupThreads)) {
@@ -150,12 +150,13 @@ struct Sm90KeyWarpgroup {
     }
   }
 
-  /// Finds out which pairs of a tile of queries dropout drops.
-  __device__ void draw(const DropoutWords& words, const DropoutArguments& dropout, int query0,
-                       int key0) {
-    dropped = {};
-    dropped.draw(words, DropoutLimit(dropout.limit), query0,
-                 key0 + kWarpgroupRows * consumer + 16 * warp(), lane(), kPermuteBytes);
+  /// What dropout needs of a tile of queries.
+  __device__ void draw(const DropoutWords& words, int query0, int key0) {
+    constexpr PtxArithmetic kArithmetic;
+    const unsigned row_bytes = row_bytes_of_thread(thread, kArithmetic);
+    const DropoutColumns drawn(words, query0, key0 + kWarpgroupRows * consumer, row_bytes, lane(),
+                               kArithmetic);
+    dropout = KeptDropoutColumns(drawn, kArithmetic);
   }
 
   /// P^T and dP^T to the operands P^T and dS^T. kSelect: of hidden pairs and empty rows both are 0,
@@ -163,13 +164,20 @@ struct Sm90KeyWarpgroup {
   template <bool kSelect>
   __device__ void differentiate(const Pairs& p, const Pairs& dp, const PerQuery& lse2,
                                 const PerQuery& delta, const Visibility& visibility, int query0,
-                                int key0) {
+                                int key0, unsigned limit) {
     const int query = query0 + static_cast<int>(2 * (thread % 4));
     const KeyRange seen[2] = {visibility.queries_of(query, Tiles::kTileQ, key0 + key()),
                               visibility.queries_of(query, Tiles::kTileQ, key0 + key() + 8)};
+    LaneNumbers numbers;
+    unsigned addend = 0;
+    if constexpr (Config::kDropout) {
+      numbers = dropout.numbers(PtxArithmetic{});
+      addend = dropout_addend(limit, dropout.phase);
+    }
 #pragma unroll
     for (int j = 0; j < Tiles::kTileQ / 8; ++j) {
       const float2 row = delta.pair(j), row_lse = lse2.read(j);
+      if (Config::kDropout && j == 8) numbers.change_columns();
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         float probability[2], d_s[2];
@@ -178,8 +186,8 @@ struct Sm90KeyWarpgroup {
           const int index = 4 * j + 2 * half + i;
           probability[i] = p[index];
           if constexpr (Config::kDropout) {
-            probability[i] = ptx::clear_if(p[index], dropped.word(0, j, 2 * half + i),
-                                           dropped.bit(0, j, 2 * half + i));
+            probability[i] = ptx::clear_if_negative(
+                p[index], LaneNumbers::upper(numbers.word(0, half, j % 8), i), addend);
             d_s[i] = __fmaf_rn(probability[i], dp[index], -p[index] * (i ? row.y : row.x));
           } else {
             d_s[i] = p[index] * (dp[index] - (i ? row.y : row.x));

@@ -178,7 +178,7 @@ struct Sm90Consumer {
     transform(rS, elements, range, range.begin);
     warpgroup.template raise_references<false>(rS, args.call);
     warpgroup.exponentials(rS, args.call);
-    finish_softmax(rS, range.first_key(range.begin));
+    finish_softmax<true>(rS, range.first_key(range.begin));
   }
 
   /// Exponentials of a block while products are under way, then the end of these. The branch stands
@@ -196,8 +196,10 @@ struct Sm90Consumer {
       ptx::wgmma_wait<0>();
     }
   }
+  /// kFirst: of a tile's first block.
+  template <bool kFirst>
   __device__ void finish_softmax(Scores& rS, int first_key) {
-    warpgroup.accept(rS, args.call, first_key);
+    warpgroup.template accept<kFirst>(rS, args.call, first_key);
     ring_k.release();
     ring_k.advance();
   }
@@ -222,7 +224,7 @@ struct Sm90Consumer {
       pin(rS);
       exponentials(rS, elements, range, place);
       finish_outputs();
-      finish_softmax(rS, range.first_key(place));
+      finish_softmax<false>(rS, range.first_key(place));
     }
   }
 
@@ -235,9 +237,6 @@ struct Sm90Consumer {
     skip(range.begin - task.first_block);
     if (queries) ring_q.wait_full();
     warpgroup.shared_q = shared_q + ring_q.stage * Tiles::TileQ::kBytes;
-    if constexpr (Config::kDropout) {
-      if (queries) warpgroup.pair_rows(consumer);
-    }
     if (range.begin < range.end) walk(range);
     if (queries) {
       ring_q.release();

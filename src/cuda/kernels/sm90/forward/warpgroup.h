@@ -33,17 +33,26 @@ template <class Config>
 inline constexpr bool kSm90KeptMask =
     kSm90WideMask<Config> && !Config::kBoundedRight && !Config::kBoundedLeft;
 
+/// Whether a thread keeps the numbers of 128 keys for two blocks.
+template <class Config>
+inline constexpr bool kSm90KeptNumbers = Config::kBlockKeys == 64 && Config::kHeadDimV <= 128;
+/// Whether it keeps LaneNumbers' row_bytes or, for want of registers, finds them anew.
+template <class Config>
+inline constexpr bool kSm90KeptRowBytes = kSm90KeptNumbers<Config> || Config::kHeadDimV <= 48;
+
 /// What a thread keeps of dropout. A base, so that it is nothing otherwise.
 template <class Config, bool kDropout>
 struct Sm90Dropped {
-  PairedRows keep_rows;  ///< of this thread's rows, which are of one group
+  DropoutRows keep_rows;  ///< of this thread's rows, which are of one group
+  unsigned row_bytes;     ///< LaneNumbers', where kSm90KeptRowBytes
+  LaneNumbers numbers;    ///< of 64 keys, from block to block where kSm90KeptNumbers
+  unsigned addend;        ///< what they are compared by
 };
 template <class Config>
 struct Sm90Dropped<Config, false> {};
 
 /// A warpgroup's 64 rows. With warp w of it, g = lane / 4 and t = lane % 4 a thread holds rows
-/// 16 w + g and 16 w + g + 8: index 4 j + 2 h + i is row half h, column 8 j + 2 t + i. With dropout
-/// rows are in the order of position_of_paired_row().
+/// 16 w + g and 16 w + g + 8: index 4 j + 2 h + i is row half h, column 8 j + 2 t + i.
 template <class Config>
 struct Sm90Warpgroup : Sm90MaskRows<kSm90KeptMask<Config>>, Sm90Dropped<Config, Config::kDropout> {
   using Tiles = Sm90Tiles<Config>;
@@ -117,7 +126,8 @@ struct Sm90Warpgroup : Sm90MaskRows<kSm90KeptMask<Config>>, Sm90Dropped<Config, 
     }
     if constexpr (Config::kDropout) {
       const KeepMask<Config> keep(args.dropout, args.shape, task.batch, task.head_q);
-      this->keep_rows = PairedRows(keep.words, row(0), lane());
+      this->keep_rows = DropoutRows(keep.words, row(0), ptx::thread_index());
+      this->row_bytes = row_bytes_of_thread();
     }
 #pragma unroll
     for (auto& slab : rO) {
@@ -176,35 +186,8 @@ struct Sm90Warpgroup : Sm90MaskRows<kSm90KeptMask<Config>>, Sm90Dropped<Config, 
   /// The first of a thread's rows and, 8 further, the second. The thread's index is read anew: the
   /// loop has no registers for what follows from it.
   __device__ int row(int half) const {
-    if constexpr (Config::kDropout) {
-      const int thread = ptx::thread_index() % kWarpgroupThreads;
-      return first_row + position_of_paired_row(thread / 32 * 16 + thread % 32 / 4) + 8 * half;
-    }
     return first_row + ptx::thread_index() % kWarpgroupThreads / 32 * 16 +
            ptx::thread_index() % 32 / 4 + 8 * half;
-  }
-
-  __device__ static unsigned lane() {
-    return static_cast<unsigned>(ptx::thread_index()) % 32;
-  }
-
-  /// Brings a tile of Q into the order of position_of_paired_row(): 16 pairs of rows change places.
-  __device__ void pair_rows(int consumer) const {
-    const int thread = ptx::thread_index() % kWarpgroupThreads, pair = thread / 8;
-    const int row = (pair & 8) << 2 | (pair & 4) << 1 | (pair & 3) | 4;
-#pragma unroll
-    for (int slab = 0; slab < Tiles::TileQ::kBytes / Tiles::TileQ::kSlabBytes; ++slab) {
-      const int chunk = 8 * slab + thread % 8;
-      const unsigned a = shared_q + Tiles::TileQ::offset(row, chunk);
-      const unsigned b = shared_q + Tiles::TileQ::offset(position_of_paired_row(row), chunk);
-      unsigned x[4], y[4];  // 32 chunks, by the lanes' addresses
-      ptx::load_matrix_4(x, a);
-      ptx::load_matrix_4(y, b);
-      ptx::store_matrix_4(a, y);
-      ptx::store_matrix_4(b, x);
-    }
-    ptx::async_proxy_fence();
-    ptx::meet(1 + Tiles::kConsumers + consumer, kWarpgroupThreads);
   }
 
   /// Reads what the mask tensor says of the block that begins at `first_key`. kAllSeen: all its
@@ -415,6 +398,7 @@ struct Sm90Warpgroup : Sm90MaskRows<kSm90KeptMask<Config>>, Sm90Dropped<Config, 
 
   /// Probabilities become the left operand of O += P V. The accumulator's columns are the operand's
   /// k in the same threads: no exchange. What dropout drops is 0 there, and counts in the sums.
+  template <bool kFirst>
   __device__ void accept(const Scores& rS, const ForwardArguments& args, int first_key) {
     statistics.accept();
 #pragma unroll
@@ -424,30 +408,31 @@ struct Sm90Warpgroup : Sm90MaskRows<kSm90KeptMask<Config>>, Sm90Dropped<Config, 
         rP[step][i] = pack<kElement>(rS[8 * step + 2 * i], rS[8 * step + 2 * i + 1]);
       }
     }
-    if constexpr (Config::kDropout) drop(args.dropout, first_key);
+    if constexpr (Config::kDropout) drop<kFirst>(args.dropout, first_key);
   }
+  __device__ static unsigned row_bytes_of_thread() {
+    const auto thread = static_cast<unsigned>(ptx::thread_index());
+    return device::row_bytes_of_thread(thread, PtxArithmetic{});
+  }
+  /// kFirst: of the first block. Two blocks of 64 keys share numbers, where there are registers.
+  template <bool kFirst>
   __device__ void drop(const DropoutArguments& dropout, int first_key) {
-    static_assert(!Config::kDropout || Tiles::kKeySteps % 4 == 0, "draws are for 64 keys");
-    const unsigned own_lane = lane(), keys = dropout_group(first_key);
-    const bool far = (ptx::thread_index() & 64) != 0;  // bit 1 of the warp is bit 5 of its rows
-    const unsigned phase =
-        this->keep_rows.phase + (static_cast<unsigned>(first_key) >> 6) * kDropoutPhaseStep;
-    const DropoutLimit limit(dropout.limit);
-    const auto exchange = [](unsigned word) {
-      return __float_as_uint(ptx::shuffle_xor(__uint_as_float(word), 16));
-    };
+    static_assert(!Config::kDropout || Config::kBlockKeys == 64 || Config::kBlockKeys == 128);
+    if (kFirst || !kSm90KeptNumbers<Config> || first_key % 128 == (Tiles::kBackward ? 64 : 0)) {
+      if constexpr (!kSm90KeptRowBytes<Config>) this->row_bytes = row_bytes_of_thread();
+      this->numbers =
+          this->keep_rows.numbers(this->row_bytes, first_row, first_key, PtxArithmetic{});
+      this->addend = dropout_addend(dropout.limit, this->keep_rows.phase(first_key));
+    } else {
+      this->numbers.change_columns();
+    }
 #pragma unroll
-    for (unsigned drawn = 0; drawn < Tiles::kKeySteps / 4; ++drawn) {
-      const DroppedOfPairedRows dropped(this->keep_rows, far, keys + 8 * drawn,
-                                        limit.addend(phase + drawn * kDropoutPhaseStep), own_lane,
-                                        exchange, kPermuteBytes);
+    for (int block = 0; block < kBlocks; ++block) {
+      if (block == 8) this->numbers.change_columns();
 #pragma unroll
-      for (int step = 0; step < 4; ++step) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          rP[4 * drawn + step][i] &= ~ptx::permute_bytes(dropped.own[step], dropped.other[step],
-                                                         dropped.selector(i % 2, i / 2));
-        }
+      for (int half = 0; half < 2; ++half) {
+        unsigned& pair = rP[block / 2][block % 2 * 2 + half];
+        pair = ptx::clear_if_negative_2(pair, this->numbers.word(0, half, block % 8), this->addend);
       }
     }
   }

@@ -94,6 +94,19 @@ void expect_all_are_seen(const char* implementation, Pass pass, const std::vecto
   }
 }
 
+// Steps of 64 keys, two of which share dropout's numbers, from the last to the first.
+Case dropout_of_steps() {
+  Case out = rings();
+  out.name = "dropout of steps";
+  out.head_dim = out.head_dim_v = 128;
+  out.seqlen_q = out.seqlen_k = 300;
+  out.causal = Causal::kTopLeft;
+  out.alibi = true;
+  out.dropout = 0.3f;
+  out.fill = cases::Fill::kNormal;
+  return out;
+}
+
 constexpr const char* kKernel = "sm90/forward/kernel.cu";
 constexpr const char* kProducer = "sm90/forward/producer.h";
 constexpr const char* kTiles = "sm90/forward/tiles.h";
@@ -162,6 +175,14 @@ TEST(AttentionEmulatedFaults, OfTheHopperForwardAreSeen) {
          "      if constexpr (!Warpgroup::kEarlyMask)"}}},
       {"the first turn is nobody's",
        {{kKernel, "if (consumer == Tiles::kConsumers - 1) walker.pass_turn();", ""}}},
+      {"numbers of dropout serve one step too many",
+       {{"sm90/forward/warpgroup.h", "first_key % 128 == (Tiles::kBackward ? 64 : 0)", "false"}},
+       true,
+       &dropout_of_steps},
+      {"numbers of dropout serve the other two steps",
+       {{"sm90/forward/warpgroup.h", "(Tiles::kBackward ? 64 : 0)", "(Tiles::kBackward ? 0 : 64)"}},
+       false,
+       &dropout_of_steps},
   };
   expect_all_are_seen("sm90", Pass::kForward, list);
 }
@@ -268,6 +289,22 @@ Case few_queries_in_a_window() {
   return out;
 }
 
+// The first tile of queries sees no key of the second consumer.
+Case diagonal() {
+  Case out = group();
+  out.name = "diagonal";
+  out.causal = Causal::kTopLeft;
+  return out;
+}
+
+// The same, and some of its rows see no key at all.
+Case diagonal_behind_empty_rows() {
+  Case out = diagonal();
+  out.name = "diagonal behind empty rows";
+  out.causal = Causal::kBottomRight;
+  return out;
+}
+
 TEST(AttentionEmulatedFaults, OfTheHopperBackwardAreSeen) {
   constexpr const char* kMain = "sm90/backward/kernel.cu";
   constexpr const char* kSizes = "sm90/backward/tiles.h";
@@ -315,6 +352,22 @@ TEST(AttentionEmulatedFaults, OfTheHopperBackwardAreSeen) {
        &few_queries},
       {"the last dQ is of the tile before",
        {{kMain, "    ring_scores.advance();  // nothing is stored any more\n", ""}}},
+      {"a first tile of queries that sees keys is left out",
+       {{kMain,
+         "    if (!visibility.sees_none(query0, kTileQ, first_key, kWarpgroupRows)) return "
+         "false;\n",
+         ""}},
+       false,
+       &diagonal},
+      {"dS of a tile that is left out is not zeros",
+       {{"sm90/backward/warpgroup.h", "step[3] = 0;", "step[3] = 0x3f803f80;"}},
+       true,
+       &diagonal},
+      {"rows are cleared by one consumer alone",
+       {{kMain, "    return !has_empty_row(query0, shared.lse2[ring_queries.stage]);\n",
+         "    return true;\n"}},
+       false,
+       &diagonal_behind_empty_rows},
   };
   for (Planted& each : list) {
     if (each.problem == &rings) each.problem = &groups;

@@ -24,10 +24,7 @@ __device__ inline float reciprocal_fast(float x) {
 /// are not negative, and where a + b is not it is not below the value. One instruction on sm_90.
 __device__ inline unsigned clear_if_negative_2(unsigned value, unsigned a, unsigned b) {
 #if __CUDA_ARCH__ >= 900
-  unsigned sum, out;
-  asm("add.s16x2 %0, %1, %2;" : "=r"(sum) : "r"(a), "r"(b));
-  asm("min.s16x2.relu %0, %1, %2;" : "=r"(out) : "r"(sum), "r"(value));
-  return out;
+  return __viaddmin_s16x2_relu(a, b, value);
 #else
   unsigned negative;
   asm("prmt.b32 %0, %1, 0, 0xBB99;" : "=r"(negative) : "r"(a + b));
@@ -37,13 +34,11 @@ __device__ inline unsigned clear_if_negative_2(unsigned value, unsigned a, unsig
 
 /// The same of the bits of a float, and of numbers of 32 bits.
 __device__ inline float clear_if_negative(float value, unsigned a, unsigned b) {
-  const int sum = static_cast<int>(a + b);
 #if __CUDA_ARCH__ >= 900
-  int out;
-  asm("min.s32.relu %0, %1, %2;" : "=r"(out) : "r"(sum), "r"(__float_as_int(value)));
-  return __int_as_float(out);
+  return __int_as_float(
+      __viaddmin_s32_relu(static_cast<int>(a), static_cast<int>(b), __float_as_int(value)));
 #else
-  return sum < 0 ? 0.0f : value;
+  return static_cast<int>(a + b) < 0 ? 0.0f : value;
 #endif
 }
 

@@ -16,11 +16,12 @@ struct LaneNumbers {
   unsigned columns[3];     ///< the same of bits 0 to 2 of a block's index
   unsigned columns_64;     ///< the same of the other 64 columns of 128
 
+  static constexpr unsigned kRow8 = dropout_bytes(8);
+
   LaneNumbers() = default;
   /// Of the words and the origin of a draw. `row_bytes`: those of row g by dropout_bytes(), and
   /// kRow8, in whole bytes or seven bits each; `column_bytes`: those of the first block's first
   /// column, 0 at a multiple of 64.
-  static constexpr unsigned kRow8 = dropout_bytes(8);
   template <class Arithmetic>
   constexpr LaneNumbers(unsigned rows, unsigned row_bytes, unsigned columns_, unsigned column_bytes,
                         unsigned origin, const Arithmetic& arithmetic)

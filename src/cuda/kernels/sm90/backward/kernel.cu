@@ -331,7 +331,7 @@ struct Sm90KeyConsumer {
   }
 
   /// Whether the block's first tile of queries sees none of this consumer's keys, as on a diagonal
-  /// the second consumer's: half of a tile's products less (H200: 0.986 of the time at 512 and 1k).
+  /// the second consumer's: half of a tile's products less (H200: 0.988 of the time at 512).
   /// Not where rows are to be cleared: consumers do that together.
   __device__ bool sees_none(const Cursor& at) {
     if constexpr (Tiles::kStays || !Config::kBoundedRight) return false;

@@ -208,6 +208,20 @@ def answer(request):
         self.assertEqual(len(rows), 3)
         self.assertIn("python3", done.stderr)
 
+    def test_libraries_on_a_gpu_are_measured_unasked(self):
+        folder = os.path.join(os.path.dirname(program()), "tests", "fake_driver")
+        if not os.path.isdir(folder):
+            self.skipTest("this build has no stand-in for the driver")
+        library = os.path.join(folder, "libcuda.so.1")  # cuBLASLt's, too
+        done = run("compare", *SHAPE[:-2], "--device", "cuda", *QUICK,
+                   "--output", self.path("report"),
+                   env={**os.environ, "LD_LIBRARY_PATH": folder, "FAKE_CUDA": "gpu",
+                        "FLASHLAB_CUBLASLT": library, "FLASHLAB_NVRTC": library,
+                        "FLASHLAB_CACHE": self.path("cache"), "PATH": self.folder})
+        with open(self.path("report/results.json"), encoding="utf-8") as file:
+            names = {r["implementation"] for r in json.load(file)["results"]}
+        self.assertLessEqual({"sm80", "cublas", "cudnn"}, names, done.stderr)
+
     def test_what_python_does_not_know_is_measured_without_it(self):
         for more in (("--peers", "none"), ("--window", "8,0")):
             _, rows = self.compare(self.ROWS, *more)

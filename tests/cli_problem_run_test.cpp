@@ -80,7 +80,7 @@ TEST(CliProblemRun, OfCandidatesAPassHasTheFirstThatServesIt) {
   EXPECT_EQ(results[1].pass, "backward");
   results = fixture.run(small_case(), {Pass::kForward}, {"sm90", "sm80"}, options);
   ASSERT_EQ(results.size(), 1u);
-  EXPECT_EQ(results[0].implementation, "sm90");
+  EXPECT_EQ(results[0].implementation, "sm80");
   EXPECT_NE(results[0].status, RunStatus::kOk);
 }
 

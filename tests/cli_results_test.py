@@ -4,6 +4,7 @@
 import json
 import os
 import re
+import resource
 import signal
 import subprocess
 import time
@@ -259,6 +260,8 @@ class Results(Folder):
         row = json.loads(done.stdout)["results"][0]
         self.assertEqual(row["status"], "oom")
         self.assertIn("keeps no scores", row["message"])
+        most = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+        self.assertLess(most, 2 << 20, "KiB: tensors of 4 GiB were filled")
 
     def test_input_files(self):
         path = self.path("mine.safetensors", attention_file())

@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -102,6 +103,18 @@ TEST_F(BadInput, AnAllocatorAlignsAsAsked) {
   allocator.deallocate(*fine, 1000, {});
   EXPECT_EQ(*freed, piece);
   EXPECT_EQ(allocator.allocate(SIZE_MAX, 4096, {}, {}).status().code(), StatusCode::kOutOfMemory);
+}
+
+// A kernel counts in 32 bits.
+TEST_F(BadInput, MergeOfExtentsBeyondAKernels) {
+  const std::int64_t rows = std::int64_t{1} << 31;
+  const Tensor o = tensor(at(kMemory), {1, rows, 1, 1}, DType::kFp32, kGpu);
+  const Partial part{tensor(at(kMemory + 0x8000000000), {1, rows, 1, 1}, DType::kFp32, kGpu),
+                     tensor(at(kMemory + 0x4000000000), {1, 1, rows}, DType::kFp32, kGpu)};
+  const Status status = merge(*context_, Stream{}, std::span(&part, 1), o, std::nullopt);
+  EXPECT_EQ(status.code(), StatusCode::kUnsupported);
+  EXPECT_THAT(status.message(), AllOf(HasSubstr("o.shape[1]: got 2147483648, expected at most"),
+                                      HasSubstr("split the merge")));
 }
 
 TEST_F(BadInput, HostMemory) {

@@ -426,6 +426,12 @@ TEST(Default, OnNewerGpusIsSm80) {
     ASSERT_EQ(defaults.size(), name == "sm_90a" ? 2u : 1u) << name;
     EXPECT_EQ(defaults.back()->name, "sm80") << name;
     EXPECT_EQ(defaults.front()->name, name == "sm_90a" ? "sm90" : "sm80") << name;
+    // The last one serves most and so says what would.
+    const cases::Case wide = case_of({DType::kBf16, 320, cases::MaskKind::kNone, false});
+    for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
+      EXPECT_THAT(newer.plan(wide, pass).status().message(),
+                  HasSubstr("use implementation 'naive'"));
+    }
     for (const Call& call : default_calls()) {
       cases::Case c = case_of(call);
       c.precision = c.dtype == DType::kFp32 ? Precision::kTf32 : Precision::kIeee;

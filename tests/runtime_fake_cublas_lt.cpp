@@ -14,13 +14,16 @@ extern float fake_clock_ms;
 
 std::uint64_t fake_first_algorithm = 100;
 std::uint64_t fake_algorithm = 0;  // that ran last
+void* fake_handle = nullptr;       // by which it ran
 int fake_products = 0;             // that ran
 
 static std::size_t most_workspace_bytes = 0;  // as a preference says
 static std::uint64_t last_rows = 0;           // of a layout, counted as FlashLab does
 
 int cublasLtCreate(void** handle) {
-  *handle = &fake_algorithm;
+  static char handles[16];
+  static std::size_t made = 0;
+  *handle = &handles[made++];
   return 0;
 }
 std::size_t cublasLtGetVersion() {
@@ -92,14 +95,15 @@ int cublasLtMatmulAlgoCheck(void*, void*, void*, void*, void*, void*,
   return algorithm[0] == fake_first_algorithm + 10 ? 0 : 15;
 }
 
-int cublasLtMatmul(void*, void*, const void*, const void*, void*, const void*, void*, const void*,
-                   const void*, void*, void*, void*, const std::uint64_t* algorithm, void*,
-                   std::size_t workspace_bytes, void*) {
+int cublasLtMatmul(void* handle, void*, const void*, const void*, void*, const void*, void*,
+                   const void*, const void*, void*, void*, void*, const std::uint64_t* algorithm,
+                   void*, std::size_t workspace_bytes, void*) {
   constexpr float kMilliseconds[] = {3, 1, 2};
   const std::uint64_t which = algorithm[0] - fake_first_algorithm;
   if (which > 2 && which < 10) return 13;
   fake_clock_ms += which < 10 ? kMilliseconds[which] + (workspace_bytes > 0 ? 0.5f : 0.0f) : 0.5f;
   fake_algorithm = algorithm[0];
+  fake_handle = handle;
   ++fake_products;
   return 0;
 }

@@ -26,6 +26,7 @@ class Products : public ::testing::Test {
     ran_ = static_cast<int*>(dlsym(fake, "fake_products"));
     last_ = static_cast<std::uint64_t*>(dlsym(fake, "fake_algorithm"));
     first_ = static_cast<std::uint64_t*>(dlsym(fake, "fake_first_algorithm"));
+    handle_ = static_cast<void**>(dlsym(fake, "fake_handle"));
     *ran_ = 0;
     std::string name = (fs::temp_directory_path() / "flashlab-products-XXXXXX").string();
     folder_ = mkdtemp(name.data());
@@ -61,6 +62,7 @@ class Products : public ::testing::Test {
   }
 
   int* ran_ = nullptr;
+  void** handle_ = nullptr;
   std::uint64_t *last_ = nullptr, *first_ = nullptr;
   const cuda::CublasLt* library_[2] = {};
   std::string folder_;
@@ -73,6 +75,21 @@ TEST_F(Products, TheFastestAlgorithmRuns) {
   const auto prepared = library_[0]->prepare(p);
   ASSERT_TRUE(library_[0]->run(**prepared, p, nullptr, nullptr, nullptr, nullptr, nullptr).ok());
   EXPECT_EQ(*last_, 101u);
+}
+
+// A handle is of the GPU that was current when it was made.
+TEST_F(Products, EachGpuHasAHandleOfItsOwn) {
+  const Product p = product(22);
+  void* handles[3];
+  for (int turn = 0; turn < 3; ++turn) {
+    const cuda::CublasLt& library = *library_[turn % 2];
+    const auto prepared = library.prepare(p);
+    ASSERT_TRUE(prepared.ok()) << prepared.status().message();
+    ASSERT_TRUE(library.run(**prepared, p, nullptr, nullptr, nullptr, nullptr, nullptr).ok());
+    handles[turn] = *handle_;
+  }
+  EXPECT_NE(handles[0], handles[1]);
+  EXPECT_EQ(handles[0], handles[2]);
 }
 
 // The same algorithm with a workspace takes longer: what is in it is cleared before.

@@ -184,7 +184,7 @@ Result<std::shared_ptr<PlanState>> plan_with_first(
         return state;
       }
       if (state.status().code() != StatusCode::kUnsupported) return state.status();
-      if (refused.ok()) refused = state.status();
+      refused = state.status();  // the last, which serves most, speaks for all
       const ErrorDetail& detail = state.status().detail();
       why = fmt::format("{}: {}, not {}", detail.argument, detail.expected, detail.got);
     } else {
@@ -195,8 +195,7 @@ Result<std::shared_ptr<PlanState>> plan_with_first(
     names += fmt::format("{}{}", names.empty() ? "" : ", ", candidate->name);
   }
   if (!refused.ok()) return refused;
-  // Each lacks something, though perhaps another thing than the next one: then the last, which
-  // serves most, speaks for all.
+  // Each lacks something, though perhaps another thing than the next one: the last speaks again.
   if (required.minus(supported).empty()) {
     supported = candidates.back()->supported;
     names = candidates.back()->name;

@@ -154,14 +154,14 @@ class ProblemRun {
   }
 
   // What a pass is measured with: a call without a name decides, since a name may get what has not
-  // been timed. Where no candidate serves it, the first says why.
+  // been timed. Where no candidate serves it, the last says why: it serves most.
   std::span<const std::string> names_of(Pass pass) const {
     if (!options_.first_that_serves) return names_;
     const Result<Plan> chosen = plan_of(pass, "");
     for (std::size_t i = 0; i < names_.size(); ++i) {
       if (chosen.ok() && names_[i] == chosen->implementation()) return names_.subspan(i, 1);
     }
-    return names_.first(1);
+    return names_.last(1);
   }
 
   // Complete on a CPU, enqueued on a GPU.

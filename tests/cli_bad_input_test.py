@@ -119,7 +119,8 @@ class BadInput(Folder):
     def test_input_files(self):
         good = attention_file()
         bench = ["bench", "--repeats", "2", "--input"]
-        self.refused([*bench, self.path("none.safetensors")], "--input", "No such file")
+        self.refused([*bench, self.path("none.safetensors")], "--input", "got No such file",
+                     "a .safetensors or .npz file that can be read; check its name")
         self.refused([*bench, self.folder], "got a folder")
         self.refused([*bench, self.path("cut.safetensors", good[:-5])], "truncated")
         self.refused([*bench, self.path("empty.npz", b"")], "0 bytes", "a .safetensors or .npz")

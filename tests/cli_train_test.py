@@ -191,7 +191,7 @@ class Train(Folder):
             (["train", "--heads", "3"], ["a divisor of the width 128"]),
             (["train", "--text", short, *fresh], ["8 tokens for training", "more than"]),
             (["train", "--text", binary, *fresh], ["no UTF-8", "--tokenizer byte"]),
-            (["train", "--text", self.path("absent"), *fresh], ["No such file"]),
+            (["train", "--text", self.path("absent"), *fresh], ["text ", "No such file", "can be read; check"]),
             (["train", "--config", broken, *fresh], ["did you mean steps?"]),
             (["train", "--learning-rate", "fast", *fresh], ["is no number"]),
             (["train", "--checkpoint", "9x", *fresh], ["groups of 4 layers"]),

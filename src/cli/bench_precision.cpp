@@ -134,7 +134,10 @@ void print_row(const Run& run) {
       pad_left(fmt::format("{:.0f}", run.tokens_per_s), 10),
       pad_left(lab::format_bytes(run.peak_bytes), 12), pad_left(fmt::format("{}", run.skipped), 9),
       pad_left(run.losses.empty() ? "-" : fmt::format("{:.4f}", run.losses.back()), 12),
-      pad_left(run.diverged ? "diverged" : fmt::format("{:.4f}", run.validation), 12)));
+      pad_left(run.diverged                 ? "diverged"
+               : std::isnan(run.validation) ? "-"
+                                            : fmt::format("{:.4f}", run.validation),
+               12)));
 }
 
 }  // namespace

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "cli/command.h"
 #include "cli/execution.h"
 #include "cli/failure.h"
@@ -233,8 +235,13 @@ int run_bench_step(const Arguments& arguments) {
   const bool text = !outputs.stdout_taken();
   const auto unit = context.device().kind == DeviceKind::kCuda ? lab::report::RateUnit::kTflops
                                                                : lab::report::RateUnit::kGflops;
-  const lab::report::SharedLabels shared =
+  lab::report::SharedLabels shared =
       shared_on_terminal(lab::step_subject(), labels_of(groups), context.device());
+  for (const Group& group : groups) {
+    for (const lab::StepProblem& way : group.ways) {
+      shared.name_width = std::max(shared.name_width, static_cast<int>(name_of(way).size()));
+    }
+  }
   if (text) {
     print_line(fmt::format("training step · {}{}\n", device_words(context),
                            torch ? " · " + torch->words() : ""));

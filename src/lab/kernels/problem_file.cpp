@@ -194,6 +194,10 @@ Result<std::vector<Case>> read_problem_file(const std::string& path) {
                             "flashlab precompile --help shows one"});
   }
   if (json.is_object() && json.contains("num_attention_heads")) return read_model(json, path);
+  if (json.empty()) {
+    return Status::invalid({path, "an empty list or object", "at least one problem",
+                            "flashlab precompile --help shows one"});
+  }
   std::vector<Case> out;
   for (const Json& each : json.is_array() ? json : Json::array({json})) {
     if (!each.is_object()) {

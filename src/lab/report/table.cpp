@@ -263,9 +263,9 @@ bool has_cell(const SharedLabels& shared, std::string_view name) {
   return std::find(shared.names.begin(), shared.names.end(), name) == shared.names.end();
 }
 
-// Where all has its cell, the longest name has room.
+// Where all has its cell, the longest name of attention has room.
 int implementation_cell(const SharedLabels& shared) {
-  return shared.text.empty() ? 18 : 14;
+  return std::max(shared.text.empty() ? 18 : 14, shared.name_width);
 }
 
 std::string label_text(const Labels& labels, const LabelSpec& spec) {
@@ -336,7 +336,7 @@ SharedLabels shared_labels(const Subject& subject, const std::vector<Labels>& pr
     return display_width(header.substr(below, header.size() - 1 - below)) <= width;
   };
   if (problems.empty() || fits({})) return {};
-  SharedLabels out{{kDeviceLabel}, clean(device)};
+  SharedLabels out{{kDeviceLabel}, clean(device), 0};
   const LabelSpec* last = last_label(subject);
   const std::string more = labels_without_cell(subject, problems[0]);
   const LabelSpec* before = nullptr;

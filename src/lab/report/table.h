@@ -29,7 +29,8 @@ std::string comparison_table(const ResultFile& file, const TableOptions& options
 /// that does not suffice, columns of details go, then shares.
 struct SharedLabels {
   std::vector<std::string_view> names;  ///< labels and columns without a cell in the lines
-  std::string text;  ///< "cpu · dtype fp32 · B 1 · Sk = Sq"; empty: everything has its cell
+  std::string text;    ///< "cpu · dtype fp32 · B 1 · Sk = Sq"; empty: everything has its cell
+  int name_width = 0;  ///< of the longest implementation's name, where it is known
 };
 SharedLabels shared_labels(const Subject& subject, const std::vector<Labels>& problems,
                            std::string_view device, int width);

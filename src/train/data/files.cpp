@@ -38,10 +38,10 @@ int write_and_close(int file, std::string_view bytes, bool sync) {
 
 }  // namespace
 
-Status io_error(const std::filesystem::path& path, const char* doing) {
+Status io_error(const std::filesystem::path& path, const char* done) {
   return {StatusCode::kIoError,
-          {path.string(), fmt::format("{} ({})", std::strerror(errno), doing),
-           "a file that can be read and written", ""}};
+          {path.string(), std::strerror(errno), fmt::format("a path that can be {}", done),
+           "check its name and permissions"}};
 }
 
 Result<std::string> read_file(const std::filesystem::path& path) {

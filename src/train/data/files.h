@@ -10,8 +10,8 @@
 
 namespace flashlab::train {
 
-/// kIoError with the system's reason for the last failed call.
-Status io_error(const std::filesystem::path& path, const char* doing);
+/// kIoError with the system's reason for the last failed call; `done` is "read", "written", ...
+Status io_error(const std::filesystem::path& path, const char* done);
 
 /// Errors: kIoError (missing, a folder, not readable).
 Result<std::string> read_file(const std::filesystem::path& path);

@@ -14,7 +14,11 @@ Result<std::string> read_all(const std::vector<std::string>& files) {
   for (const std::string& file : files) {
     Result<std::string> text = read_file(file);
     // What the person named cannot be used: not the machine's fault.
-    if (!text.ok()) return Status::invalid(text.status().detail());
+    if (!text.ok()) {
+      ErrorDetail detail = text.status().detail();
+      detail.argument = "text " + detail.argument;
+      return Status::invalid(std::move(detail));
+    }
     out += *text;
   }
   return out;

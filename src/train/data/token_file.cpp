@@ -62,7 +62,7 @@ Result<TokenFile> TokenFile::open(const std::filesystem::path& path, std::int64_
   ::close(file);
   if (mapping == MAP_FAILED) {
     errno = mapping_error;
-    return io_error(path, "map");
+    return io_error(path, "mapped");
   }
   out.mapping_ = mapping;
   std::int32_t header[3];

@@ -53,7 +53,10 @@ Result<Tokenizer> Tokenizer::characters_of(std::string_view text) {
     if (!found.contains(character)) found.emplace(character);
     at += length;
   }
-  if (found.empty()) return Status::invalid({"text", "nothing", "at least one character", ""});
+  if (found.empty()) {
+    return Status::invalid(
+        {"text", "nothing", "at least one character", "name a file that holds text"});
+  }
   Tokenizer out;
   out.kind_ = Kind::kCharacter;
   for (const std::string& character : found) {

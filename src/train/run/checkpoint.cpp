@@ -196,7 +196,7 @@ Status save_checkpoint(const fs::path& folder, const RunState& state, const Para
   fs::create_directories(unfinished, error);
   if (error) {
     errno = error.value();
-    return io_error(unfinished, "create");
+    return io_error(unfinished, "created");
   }
   if (Status s = write_contents(unfinished, state, store); !s.ok()) {
     fs::remove_all(unfinished, error);
@@ -207,7 +207,7 @@ Status save_checkpoint(const fs::path& folder, const RunState& state, const Para
   fs::rename(unfinished, finished, error);
   if (error) {
     errno = error.value();
-    return io_error(finished, "rename");
+    return io_error(finished, "renamed");
   }
   sync_folder(folder);
   remove_leftovers(folder, keep);

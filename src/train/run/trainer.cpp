@@ -60,7 +60,7 @@ class Trainer::Log {
     if (!file_.is_open()) file_.open(path_, std::ios::app);
     errno = 0;
     file_ << line.dump(-1, ' ', false, Json::error_handler_t::replace) << '\n' << std::flush;
-    if (!file_) return io_error(path_, "write");
+    if (!file_) return io_error(path_, "written");
     return {};
   }
 
@@ -84,7 +84,7 @@ Result<std::unique_ptr<Trainer>> Trainer::start(const Context& context, const Tr
   fs::create_directories(folder, error);
   if (error) {
     errno = error.value();
-    return io_error(folder, "create");
+    return io_error(folder, "created");
   }
   std::unique_ptr<Trainer> out(new Trainer(context, config, folder));
   Result<RunText> text = prepare_text(folder, text_options(config));

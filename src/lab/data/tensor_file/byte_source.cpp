@@ -83,8 +83,9 @@ Result<std::unique_ptr<ByteSource>> open_file(const std::filesystem::path& path)
   // O_NONBLOCK: opening a pipe that nobody writes would otherwise wait for ever.
   const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (descriptor < 0) {
-    return io_error(name, "cannot be read: " + system_reason(errno),
-                    "check the path and its rights");
+    return Status{StatusCode::kIoError,
+                  {name, system_reason(errno), "a .safetensors or .npz file that can be read",
+                   "check its name and permissions"}};
   }
   struct stat info {};
   if (::fstat(descriptor, &info) != 0 || !S_ISREG(info.st_mode)) {

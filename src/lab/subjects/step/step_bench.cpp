@@ -168,11 +168,14 @@ std::string memory_account(const train::StepPlan& plan, const train::MemoryPlan&
   return out + ")";
 }
 
+std::string name_of(const StepProblem& problem) {
+  return problem.variant.empty() ? "flashlab" : "flashlab." + problem.variant;
+}
+
 std::vector<Measurement> bench_step(const Context& context, const StepProblem& problem,
                                     const StepBenchOptions& options) {
   std::vector<Measurement> out;
-  const std::string name =
-      problem.variant.empty() ? std::string("flashlab") : "flashlab." + problem.variant;
+  const std::string name = name_of(problem);
   for (const StepMode mode : modes_of(options)) {
     if (options.cancel && options.cancel->load()) break;
     Measurement& result =

@@ -34,6 +34,9 @@ struct StepBenchOptions {
   std::function<void(std::string_view, int, int)> stage;
 };
 
+/// "flashlab", "flashlab.naive", ...
+std::string name_of(const StepProblem& problem);
+
 /// The options' modes, or all three.
 std::vector<train::StepMode> modes_of(const StepBenchOptions& options);
 

@@ -262,7 +262,8 @@ Status forward(const Context& context, Stream stream, const ForwardTensors& tens
 /// Empty rows  contribute nothing and get dq = 0; their dLSE is ignored
 /// Mode        Options::gradient_mode: overwrite, or add to dq, dk, dv
 /// Sizes       without a query (B, Hq or Sq = 0) dk and dv are zeros (accumulate: unchanged)
-/// Workspace   O((B Hq Sq + B Hk Sk) (D + Dv)); Sq x Sk in `naive` and `cublas` alone
+/// Workspace   O((B Hq Sq + B Hk Sk) (D + Dv)); Sq x Sk in `naive` and `cublas` alone (`sm90` above
+///             head dim 128: at most 1 GiB of it)
 /// Stream      as forward
 /// Repeat      bitwise repeatable on a CPU context; on a GPU dQ is summed by atomic additions in
 ///             an order that varies, unless Options::deterministic is set

@@ -207,6 +207,16 @@ TEST(ReportTable, BenchColumnsDoNotMove) {
   }
   EXPECT_THAT(lines[1].substr(status), StartsWith("ok"));
   EXPECT_THAT(lines[6].substr(status), StartsWith("unsupported  required backward"));
+
+  Measurement& longest = file.results[0];
+  longest.implementation = "flashlab.naive.checkpoint=qkv";
+  const SharedLabels shared{
+      .names = {}, .text = "", .name_width = static_cast<int>(longest.implementation.size())};
+  const std::string header = bench_table_header(attention_subject(), RateUnit::kGflops, shared);
+  for (const Measurement& r : file.results) {
+    EXPECT_THAT(bench_table_line(r, RateUnit::kGflops, shared).substr(header.find("device")),
+                StartsWith("cpu "));
+  }
 }
 
 TEST(ReportTable, ARoofThatIsPassedIsNamed) {

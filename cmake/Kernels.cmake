@@ -9,7 +9,9 @@ set(kernels_permissions OWNER_READ OWNER_WRITE OWNER_EXECUTE GROUP_READ GROUP_EX
 
 if(FLASHLAB_KERNEL_ARCHITECTURES STREQUAL "none")
   set(compile_kernels ${CMAKE_COMMAND} -E rm -rf ${shipped_kernels})
+  set(kernels_comment "Leaving out compiled kernels")
 else()
+  set(kernels_comment "Compiling the common kernels of ${FLASHLAB_KERNEL_ARCHITECTURES}")
   set(compile_kernels flashlab_cli precompile --selection shipped --prune
     --arch ${FLASHLAB_KERNEL_ARCHITECTURES} --output ${shipped_kernels} || ${CMAKE_COMMAND} -E echo
     "No kernels are compiled ahead: the first call of each compiles it.")
@@ -19,7 +21,7 @@ if(FLASHLAB_BUILD_WHEEL)
   set(in_all ALL)
 endif()
 add_custom_target(flashlab_kernels ${in_all} COMMAND ${compile_kernels} USES_TERMINAL
-  COMMENT "Compiling the common kernels of ${FLASHLAB_KERNEL_ARCHITECTURES}")
+  COMMENT "${kernels_comment}")
 
 # The library looks in share/flashlab/kernels, beside itself or up to two folders above
 # (src/runtime/kernel_store/cache.h), and refuses a folder that others may write to.

@@ -289,6 +289,14 @@ Case few_queries_in_a_window() {
   return out;
 }
 
+// What dropout drops of each is drawn by a warp beside those that multiply.
+Case drawn_tiles() {
+  Case out = one_block();
+  out.name = "drawn tiles";
+  out.dropout = 0.3f;
+  return out;
+}
+
 // The first tile of queries sees no key of the second consumer.
 Case diagonal() {
   Case out = group();
@@ -326,7 +334,22 @@ TEST(AttentionEmulatedFaults, OfTheHopperBackwardAreSeen) {
       {"queries are not waited for", {{kMain, "    ring_queries.wait_full();\n", ""}}},
       {"scores are read while their products are under way",
        {{kMain, "    ptx::wgmma_wait<1>();\n    pin(s);", "    pin(s);"}}},
-      {"nobody waits for an empty place", {{kMain, "    ring_queries.wait_empty();\n", ""}}},
+      {"nobody waits for an empty place",
+       {{kMain, "    ring_queries.wait_empty();\n    const unsigned full",
+         "    const unsigned full"}}},
+      {"draws overwrite those that are read",
+       {{kMain, "    ring_queries.wait_empty();\n    const int lane", "    const int lane"}},
+       true,
+       &drawn_tiles},
+      {"draws are not waited for",
+       {{kMain, "    const int lane = static_cast<int>(ptx::anew(threadIdx.x) % 32);",
+         "    ptx::barrier_arrive(ring_queries.full());\n"
+         "    for (int i = 0; i < 100; ++i) __syncwarp();\n"
+         "    const int lane = static_cast<int>(threadIdx.x % 32);"},
+        {kMain, "    ptx::barrier_arrive(ring_queries.full());\n    ring_queries.advance();\n",
+         "    ring_queries.advance();\n"}},
+       false,
+       &drawn_tiles},
       {"keys are overwritten before the last dQ has read them",
        {{kMain, "    ring_keys.wait_empty();\n    const int stage", "    const int stage"}},
        true,
@@ -347,7 +370,7 @@ TEST(AttentionEmulatedFaults, OfTheHopperBackwardAreSeen) {
       {"too few bytes are announced",
        {{kSizes, "2 * 4 * Tiles::kTileQ;", "1 * 4 * Tiles::kTileQ;"}}},
       {"one arrival too many is expected",
-       {{kSizes, "ring_keys.init(1, kConsumerWarps);", "ring_keys.init(1, kConsumerWarps + 1);"}},
+       {{kSizes, "ring_keys.init(1, kConsumerWarps +", "ring_keys.init(1, kConsumerWarps + 1 +"}},
        false,
        &few_queries},
       {"the last dQ is of the tile before",
@@ -485,6 +508,8 @@ TEST(AttentionEmulatedFaults, OfArithmeticAreSeen) {
   const std::vector<Mutation> shifted = {Mutation::kShiftedMask};
   const Pass forward = Pass::kForward, backward = Pass::kBackward;
   const Case hopper_gradients = without_softcap(dropped(featured(backward_rows())));
+  Case wide = wide_heads();
+  wide.lse_gradient = true;
   const Case half = rings(), single = of_type(DType::kFp32, backward_rows());
   const std::vector<Mutated> list = {
       {"sm90", "sm90", forward, half, sums},
@@ -494,7 +519,7 @@ TEST(AttentionEmulatedFaults, OfArithmeticAreSeen) {
       {"sm90 dropout", "sm90", forward, dropped(featured(half)), drops},
       {"sm90 backward", "sm90", backward, backward_rows(), gradients},
       {"sm90 backward causal", "sm90", backward, causal(backward_rows()), shifted},
-      {"sm90 wide backward", "sm90", backward, wide_heads(), gradients},
+      {"sm90 wide backward", "sm90", backward, wide, gradients},
       {"sm90 wide backward causal", "sm90", backward, wide_heads(), shifted},
       {"sm90 backward features", "sm90", backward, hopper_gradients, features},
       {"sm90 backward dropout", "sm90", backward, hopper_gradients, drops},

@@ -260,11 +260,16 @@ TEST_F(Tile, NumbersOfDropout) {
     const unsigned row_bytes = device::dropout_bytes(lane / 4) | device::LaneNumbers::kRow8;
     constexpr device::HostArithmetic kArithmetic;
     const device::DropoutColumns drawn(words, 64, 64, row_bytes, lane, kArithmetic);
-    auto kept = device::KeptDropoutColumns(drawn, kArithmetic).numbers(kArithmetic);
+    device::DropoutTile tile;
+    for (int drawing = 0; drawing < 32; ++drawing) {
+      tile.draw(words, 50000, 64, 128, drawing, kArithmetic);
+    }
+    device::LaneNumbers kept = tile.numbers(lane % 8, lane);
     kept.change_columns();
-    expected.insert(expected.end(), {draw.queries, draw.keys, device::dropout_phase(queries, key),
-                                     std::bit_cast<std::uint32_t>(1.25f),
-                                     drawn.numbers.word(1, 1, 7), kept.word(0, 1, 7)});
+    expected.insert(expected.end(),
+                    {draw.queries, draw.keys, device::dropout_phase(queries, key),
+                     std::bit_cast<std::uint32_t>(1.25f), drawn.numbers.word(1, 1, 7),
+                     kept.word(0, 1, 7) + tile.addend(lane)});
   }
   EXPECT_TRUE(same("keep", run("keep", in, Words(192, 0xdeadbeef)), expected));
 }

@@ -331,10 +331,7 @@ void expect_columns_dropped(unsigned limit, int query0, int key0) {
     const int g = lane / 4, t = lane % 4;
     const unsigned row_bytes = dropout_bytes(key0 + g) | LaneNumbers::kRow8;
     const DropoutColumns drawn(kHeadWords, query0, key0, row_bytes, lane, HostArithmetic{});
-    // What is kept for later is for one block of rows, and columns from a multiple of 64 on.
-    const KeptDropoutColumns kept(drawn, HostArithmetic{});
-    const bool keeps = kM == 1 && kN >= 8;
-    LaneNumbers numbers = keeps ? kept.numbers(HostArithmetic{}) : drawn.numbers;
+    LaneNumbers numbers = drawn.numbers;
     for (int i = 0; i < kM * kN * 2; ++i) {
       const int n = i / 2 / kM, half = i % 2, m = i / 2 % kM;
       if (n == 8 && half == 0 && m == 0) numbers.change_columns();
@@ -344,7 +341,26 @@ void expect_columns_dropped(unsigned limit, int query0, int key0) {
                                             key0 + 16 * m + g + 8 * half);
                      });
     }
-    EXPECT_EQ(kept.phase, drawn.phase);
+  }
+}
+
+// What a warp draws of a tile for all that multiply it.
+void expect_tile_dropped(unsigned limit, int query0, int key0, int queries) {
+  DropoutTile tile;
+  for (int lane = 0; lane < 32; ++lane) {
+    tile.draw(kHeadWords, limit, query0, key0, lane, HostArithmetic{});
+  }
+  for (int i = 0; i < 8 * 32; ++i) {
+    const int warp = i / 32, lane = i % 32;
+    LaneNumbers numbers = tile.numbers(warp, lane);
+    for (int column = 0; column < queries; column += 4) {
+      const int n = column / 8, half = column % 8 / 4;
+      if (column == 64) numbers.change_columns();
+      expect_dropped(numbers, tile.addend(lane), limit, 0, half, n % 8, [&](int j) {
+        return dropout_keeps(kHeadWords, limit, query0 + 8 * n + 2 * (lane % 4) + j,
+                             key0 + 16 * warp + lane / 4 + 8 * half);
+      });
+    }
   }
 }
 
@@ -364,6 +380,8 @@ TEST(Dropped, LanesOfForwardAndBackwardFollowThePattern) {
         expect_columns_dropped<2, 4>(limit, first, 3 * first);
         expect_columns_dropped<1, 8>(limit, 2 * first, other);
         expect_columns_dropped<1, 16>(limit, 4 * first, 3 * other);
+        expect_tile_dropped(limit, 64 * other, 128 * first, 64);
+        expect_tile_dropped(limit, 128 * first, 128 * other, 128);
       }
       expect_rows_dropped<2>(limit, first, 7 * first, 32);
     }

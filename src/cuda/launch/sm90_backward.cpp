@@ -25,6 +25,7 @@ constexpr std::int64_t kMaxLength = INT32_MAX - 1024;  // positions are 32-bit i
 constexpr int kMaxHeadDim = 128;
 constexpr int kSharedAlignment = 1024, kWarpgroupThreads = 128;
 constexpr int kScoreStages = 2;              // kernels/sm90/backward/tiles.h
+constexpr int kDrawnBytes = 1536;            // DropoutTile, kernels/tile/dropped.h
 constexpr int kPrepareThreads = 256;         // kernels/sm80/backward/prepare.cu
 constexpr std::int64_t kShortWindow = 2048;  // queries of a group's heads that see a key
 constexpr int kFinishColumns = 16;  // of dQ, for each of finish's warps: whole 16-byte stores
@@ -183,9 +184,13 @@ void add_steps(GpuPlan& plan, const ConfigPrinter& config, const Sm90BackwardTil
 // second tile's K and V take 64 KiB, calls with 512 keys took 0.97 of the time with them, a window
 // of 1024 0.98, and causal ones from 4k on 1.02 to 1.03 (H200, 2026-11-24 and 25). Windows have
 // kernels of their own anyway.
-Sm90BackwardTiling choose_sm90_backward_tiling(std::int64_t head_dim, bool short_window) {
-  if (head_dim <= 64) return {.tile_q = 128, .tile_dim = 64, .key_stages = 3};
-  return {.key_stages = short_window ? 2 : 1};
+Sm90BackwardTiling choose_sm90_backward_tiling(std::int64_t head_dim, bool short_window,
+                                               bool dropout) {
+  // What dropout draws takes the room of one place.
+  if (head_dim <= 64) {
+    return {.tile_q = 128, .tile_dim = 64, .key_stages = dropout ? 2 : 3, .dropout = dropout};
+  }
+  return {.key_stages = short_window && !dropout ? 2 : 1, .dropout = dropout};
 }
 
 int sm90_backward_shared_bytes(const Sm90BackwardTiling& t) {
@@ -193,10 +198,10 @@ int sm90_backward_shared_bytes(const Sm90BackwardTiling& t) {
   const int queries = t.stages * 2 * t.tile_q * (t.tile_dim * 2 + 4);
   const int scores = kScoreStages * t.tile_k * t.tile_q * 2;
   const int barriers = 16 * (t.key_stages + t.stages + kScoreStages);
-  const int dropout = t.tile_k / 16 * 12;  // three words for each consumer warp
+  const int drawn = t.dropout ? t.stages * kDrawnBytes + 16 : 16;
   const int work = t.key_stages * 4;
   return static_cast<int>(
-             divide_up(keys + queries + scores + barriers + dropout + work, kSharedAlignment)) *
+             divide_up(keys + queries + scores + barriers + drawn + work, kSharedAlignment)) *
          kSharedAlignment;
 }
 
@@ -205,7 +210,7 @@ Result<std::shared_ptr<internal::PlanState>> plan_sm90_backward(
   if (Status s = check(problem, g); !s.ok()) return s;
   const bool short_window = g.bounds.left + g.bounds.right < kShortWindow / g.group();
   const Sm90BackwardTiling tiling =
-      choose_sm90_backward_tiling(std::max(g.head_dim, g.head_dim_v), short_window);
+      choose_sm90_backward_tiling(std::max(g.head_dim, g.head_dim_v), short_window, g.dropout > 0);
   Blocks blocks{};
   blocks.query_tiles = divide_up(g.seqlen_q, tiling.tile_q);
   blocks.query_blocks = g.batch * g.heads_q * blocks.query_tiles;

@@ -17,10 +17,12 @@ struct Sm90BackwardTiling {
   int stages = 2;      ///< tiles of queries under way
   /// 1: a block for each tile of keys. Above: blocks that stay, so many tiles of keys under way.
   int key_stages = 1;
+  bool dropout = false;  ///< draws lie beside the tiles of queries
 };
 
 /// head_dim: the larger one. short_window: every key is seen by few queries.
-Sm90BackwardTiling choose_sm90_backward_tiling(std::int64_t head_dim, bool short_window);
+Sm90BackwardTiling choose_sm90_backward_tiling(std::int64_t head_dim, bool short_window,
+                                               bool dropout);
 
 /// Dynamic shared memory of the kernel, which asserts that it agrees.
 int sm90_backward_shared_bytes(const Sm90BackwardTiling& tiling);

@@ -106,7 +106,7 @@ struct DropoutRows {
 /// What a lane draws where keys are rows, queries columns.
 struct DropoutColumns {
   LaneNumbers numbers;
-  unsigned queries;  ///< the word that they have of columns from
+  unsigned keys;  ///< the word that they have of rows from
   unsigned phase;
 
   /// Of queries from `query0` on and keys from `key0` on, multiples of 8. `row_bytes`:
@@ -114,41 +114,60 @@ struct DropoutColumns {
   template <class Arithmetic>
   constexpr DropoutColumns(const DropoutWords& words, int query0, int key0, unsigned row_bytes,
                            int lane, const Arithmetic& arithmetic)
-      : queries(0), phase(0) {
+      : keys(0), phase(0) {
     const DropoutQueries first = dropout_queries(words, query0, lane % 4 * 2);
-    const unsigned keys = words.keys ^ dropout_group(key0) ^ dropout_group(lane / 4);
-    const DropoutDraw draw = dropout_draw(words.key, first, keys);
-    queries = draw.queries, phase = dropout_phase(first, key0);
-    numbers = LaneNumbers(draw.keys, row_bytes, queries, dropout_bytes(query0),
+    const unsigned group = words.keys ^ dropout_group(key0) ^ dropout_group(lane / 4);
+    const DropoutDraw draw = dropout_draw(words.key, first, group);
+    keys = draw.keys, phase = dropout_phase(first, key0);
+    numbers = LaneNumbers(keys, row_bytes, draw.queries, dropout_bytes(query0),
                           draw.origin(arithmetic), arithmetic);
     numbers.add_far(far_keys(phase, arithmetic), (key0 & 64) != 0, far_queries(phase, arithmetic),
                     (query0 & 64) != 0);
   }
 };
 
-/// The same in three words, for one block of rows.
-struct KeptDropoutColumns {
-  unsigned rows;  ///< LaneNumbers::first, and row_8 in byte 1
-  unsigned queries, phase;
+/// What one warp draws of 128 keys, the rows, and up to 128 queries for all that multiply them: a
+/// warp of these has 16 keys. 16 groups are drawn, each by two lanes.
+struct DropoutTile {
+  struct alignas(16) Group {
+    unsigned row_8, addend, columns[3], columns_64;
+  };
+  unsigned first[8][32];  ///< LaneNumbers::first of each warp's lanes
+  Group groups[16];       ///< the rest of LaneNumbers, and dropout_addend()
 
-  constexpr KeptDropoutColumns() : rows(0), queries(0), phase(0) {}
-  template <class Arithmetic>
-  constexpr KeptDropoutColumns(const DropoutColumns& drawn, const Arithmetic& arithmetic)
-      : rows(arithmetic.permute(drawn.numbers.first, drawn.numbers.row_8, 0x3240u)),
-        queries(drawn.queries & 0x7F7F7F7Fu),
-        phase(drawn.phase) {}
+  static constexpr int group_of(int lane) { return lane / 8 * 4 + lane % 4; }
 
+  /// The share of each lane of the warp that draws. Multiples: query0 of 64, key0 of 128.
   template <class Arithmetic>
-  constexpr LaneNumbers numbers(const Arithmetic& arithmetic) const {
+  constexpr void draw(const DropoutWords& words, unsigned limit, int query0, int key0, int lane,
+                      const Arithmetic& arithmetic) {
+    const unsigned row_bytes = dropout_bytes(lane / 4) | LaneNumbers::kRow8;
+    const DropoutColumns drawn(words, query0, key0, row_bytes, lane, arithmetic);
+    const LaneNumbers& numbers = drawn.numbers;
+    const unsigned row_32 = arithmetic.permute(drawn.keys & 0x7F7F7F7Fu, 0, 0x4242u);
+    const unsigned row_64 = far_keys(drawn.phase, arithmetic) & 0x007F007Fu;
+    for (int warp = 0; warp < 8; ++warp) {
+      first[warp][lane] = numbers.first ^ ((warp & 1) != 0 ? numbers.row_16 : 0) ^
+                          ((warp & 2) != 0 ? row_32 : 0) ^ ((warp & 4) != 0 ? row_64 : 0);
+    }
+    if ((lane & 4) != 0) return;
+    groups[group_of(lane)] = {numbers.row_8,
+                              dropout_addend(limit, drawn.phase),
+                              {numbers.columns[0], numbers.columns[1], numbers.columns[2]},
+                              numbers.columns_64};
+  }
+
+  /// Of a lane of the warp with keys 16 `warp` to 16 `warp` + 15.
+  constexpr LaneNumbers numbers(int warp, int lane) const {
+    const Group& group = groups[group_of(lane)];
     LaneNumbers out;
-    out.first = rows & 0x007F007Fu;
-    out.row_8 = arithmetic.permute(rows, 0, 0x4141u);
-    out.columns[0] = arithmetic.permute(queries, 0, 0x4343u);
-    out.columns[1] = arithmetic.permute(queries, 0, 0x4141u);
-    out.columns[2] = arithmetic.permute(queries, 0, 0x4242u);
-    out.columns_64 = far_queries(phase, arithmetic) & 0x007F007Fu;
+    out.first = first[warp][lane];
+    out.row_8 = group.row_8;
+    for (int bit = 0; bit < 3; ++bit) out.columns[bit] = group.columns[bit];
+    out.columns_64 = group.columns_64;
     return out;
   }
+  constexpr unsigned addend(int lane) const { return groups[group_of(lane)].addend; }
 };
 
 /// LaneNumbers' row_bytes of a thread's first row of a warpgroup's product: bits 0, 4 and 5 of the

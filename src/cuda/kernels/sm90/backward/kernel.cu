@@ -111,6 +111,55 @@ struct Sm90QueryProducer {
   }
 };
 
+/// One warp: what dropout drops of each tile of queries, to the place that the tile comes to. It
+/// has 24 registers: what can be found anew is not kept from tile to tile.
+template <class Config>
+struct Sm90DropoutProducer {
+  const BackwardArguments& args;
+  Sm90BackwardStorage<Config>& shared;
+  Ring<Config::kKeyStages> ring_keys{shared.ring_keys};
+  Ring<Config::kStages> ring_queries{shared.ring_queries};
+
+  __device__ void draw_tile(int query0, int key0) {
+    ring_queries.wait_empty();
+    const int lane = static_cast<int>(ptx::anew(threadIdx.x) % 32);
+    shared.drawn.of[ring_queries.stage].draw(shared.drawn.words, args.dropout.limit, query0,
+                                             ptx::anew(key0), lane, PtxArithmetic{});
+    ptx::barrier_arrive(ring_queries.full());
+    ring_queries.advance();
+  }
+  /// Of a tile of keys.
+  __device__ void draw(unsigned index) {
+#pragma unroll 1
+    for (int member = 0; member < args.shape.group; ++member) {
+      const Work work = tile_of_keys<Config>(args.shape, ptx::anew(index));
+      const int head = work.head_k * args.shape.group + member;
+      __syncwarp();
+      if (ptx::anew(threadIdx.x) % 32 == 0) {
+        shared.drawn.words = KeepMask<Config>(args.dropout, args.shape, work.batch, head).words;
+      }
+      __syncwarp();
+#pragma unroll 1
+      for (int tile = work.first_tile; tile < work.end_tile; ++tile) {
+        draw_tile(tile * Config::kTileQ, work.key0);
+      }
+    }
+  }
+
+  __device__ void run() {
+    if constexpr (!Sm90BackwardTiles<Config>::kStays) return draw(blockIdx.x);
+#pragma unroll 1
+    for (;;) {
+      ring_keys.wait_full();
+      const int index = shared.work[ring_keys.stage];
+      ring_keys.release();
+      ring_keys.advance();
+      if (index < 0) break;
+      draw(static_cast<unsigned>(index));
+    }
+  }
+};
+
 /// One consumer warpgroup's walk over the tiles of queries.
 template <class Config>
 struct Sm90KeyConsumer {
@@ -172,30 +221,14 @@ struct Sm90KeyConsumer {
   /// Who has the turn starts dQ of a tile, dV and dK of the next one, S and dP of the one after
   /// that, and passes it before the last two have ended.
   __device__ void await_turn() const {
-    ptx::meet(2 + warpgroup.consumer, kConsumerThreads);
+    ptx::meet(2 + turn(), kConsumerThreads);
   }
   __device__ void pass_turn() const {
-    ptx::meet_later(3 - warpgroup.consumer, kConsumerThreads);
+    ptx::meet_later(3 - turn(), kConsumerThreads);
   }
-
-  /// Which pairs of a tile dropout drops: before its scores, beside products of the tile before it.
-  /// `new_head`: no tile of its head was before it.
-  __device__ void draw(const Cursor& at, bool new_head) {
-    DropoutWords& words = shared.dropout[4 * warpgroup.consumer + warpgroup.warp()];
-    if (new_head) {
-      __syncwarp();
-      const KeepMask<Config> keep(args.dropout, args.shape, work.batch, at.head);
-      if (warpgroup.lane() == 0) words = keep.words;
-      __syncwarp();
-    }
-    warpgroup.draw(words, at.tile * kTileQ, work.key0);
-  }
-  __device__ void draw_next(const Cursor& at) {
-    if constexpr (Config::kDropout) {
-      Cursor next = at;
-      next.next(work);
-      if (next.left > 0) draw(next, next.head != at.head);
-    }
+  /// With dropout the loop has no registers to keep what follows from it.
+  __device__ int turn() const {
+    return Config::kDropout && Tiles::kStays ? ptx::anew(warpgroup.consumer) : warpgroup.consumer;
   }
 
   /// S^T -> P^T of a tile whose first query and key are given.
@@ -254,7 +287,6 @@ struct Sm90KeyConsumer {
     pass_turn();
     if constexpr (kPlace == Place::kNextKeys) {
       store_gradients(stage_before());
-      if constexpr (Config::kDropout) draw(at, true);
     }
     const float* lse2 = shared.lse2[stage];
     const bool empty = has_empty_row(query0, lse2);
@@ -276,13 +308,15 @@ struct Sm90KeyConsumer {
       ptx::wgmma_wait<0>();
     }
     pin(dp);
+    const DropoutTile* drawn = nullptr;
+    if constexpr (Config::kDropout) drawn = &shared.drawn.of[stage];
     const int first_key = work.key0 + kWarpgroupRows * warpgroup.consumer;
     if (!empty && visibility.sees_all(query0, kTileQ, first_key, kWarpgroupRows)) {
       warpgroup.template differentiate<false>(s, dp, rows_lse2, rows_delta, visibility, query0,
-                                              work.key0, args.dropout.limit);
+                                              work.key0, drawn);
     } else {
       warpgroup.template differentiate<true>(s, dp, rows_lse2, rows_delta, visibility, query0,
-                                             work.key0, args.dropout.limit);
+                                             work.key0, drawn);
     }
     send_scores();
   }
@@ -325,7 +359,6 @@ struct Sm90KeyConsumer {
                               ptx::shared_address(shared.q[stage]));
     if constexpr (kPlace != Place::kFirst) finish_grad_q<1>(sum, tile_before);
     if constexpr (kPlace == Place::kNextKeys) ring_keys.release(stage_before());
-    draw_next(at);
     ptx::wgmma_wait<0>();
     release_queries();
   }
@@ -347,7 +380,6 @@ struct Sm90KeyConsumer {
     warpgroup.clear_scores();
     send_scores();
     await_turn();
-    draw_next(at);
     release_queries();
   }
 
@@ -360,7 +392,6 @@ struct Sm90KeyConsumer {
       return (work.batch * args.shape.heads_q + at.head) * work.tiles_q + at.tile;
     };
     if (warpgroup.consumer == 1) pass_turn();  // the first turn is consumer 0's
-    if constexpr (Config::kDropout) draw(at, true);
     await_turn();
     if (sees_none(at)) {
       step_unseen(at);
@@ -449,6 +480,9 @@ __device__ void sm90_backward(const Sm90BackwardArguments& args) {
   if (warpgroup == 0) {
     ptx::give_registers<Tiles::kProducerRegisters>();
     if (threadIdx.x == 0) Sm90QueryProducer<Config>{args, shared}.run(first);
+    if constexpr (Config::kDropout) {
+      if (threadIdx.x / 32 == 1) Sm90DropoutProducer<Config>{args.call, shared}.run();
+    }
   } else {
     ptx::take_registers<Tiles::kConsumerRegisters>();
     Sm90KeyConsumer<Config>(args.call, shared, first, warpgroup - 1).run();

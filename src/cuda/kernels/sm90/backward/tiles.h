@@ -2,9 +2,9 @@
 
 // Of the Hopper backward kernel (kernel.cu): sizes and shared memory.
 
-#include "dropout_pattern.h"
 #include "sm80/backward/operands.h"
 #include "sm90_backward_arguments.h"
+#include "tile/dropped.h"
 #include "tile/pipeline.h"
 #include "tile/query_walk.h"
 #include "tile/slab.h"
@@ -53,6 +53,15 @@ struct Sm90BackwardTiles {
 
 inline constexpr int kScoreStages = 2;  ///< tiles of dS^T: consumers may be a step apart
 
+/// What dropout drops, of the tiles of queries in the ring.
+template <class Config, bool kDropout>
+struct Sm90DrawnTiles {
+  DropoutTile of[Config::kStages];
+  DropoutWords words;  ///< of the head that is drawn
+};
+template <class Config>
+struct Sm90DrawnTiles<Config, false> {};
+
 template <class Config>
 struct alignas(kSlabAlignment) Sm90BackwardStorage {
   using Tiles = Sm90BackwardTiles<Config>;
@@ -64,10 +73,9 @@ struct alignas(kSlabAlignment) Sm90BackwardStorage {
   alignas(128) float lse2[Config::kStages][Tiles::kTileQ];
   alignas(128) float delta[Config::kStages][Tiles::kTileQ];
   RingBarriers<Config::kKeyStages> ring_keys;  ///< K and V of a tile of keys, and `work`
-  RingBarriers<Config::kStages> ring_queries;  ///< Q, dO, lse2, delta of a tile
+  RingBarriers<Config::kStages> ring_queries;  ///< Q, dO, lse2, delta and draws of a tile
   RingBarriers<kScoreStages> ring_scores;      ///< full: every consumer has stored its dS^T
-  /// Of every consumer warp: dropout of the head that it is at. Threads have no registers for it.
-  DropoutWords dropout[Config::kTileK / 16];
+  alignas(16) Sm90DrawnTiles<Config, Config::kDropout> drawn;
   int work[Config::kKeyStages];  ///< the index of the tile of keys (tile_of_keys), -1: no more
 
   /// Bytes of a tile of queries.
@@ -76,8 +84,9 @@ struct alignas(kSlabAlignment) Sm90BackwardStorage {
   /// By one thread, before the block's first barrier.
   __device__ void init_barriers() {
     constexpr int kConsumerWarps = Tiles::kConsumers * kWarpgroupThreads / 32;
-    ring_keys.init(1, kConsumerWarps);
-    ring_queries.init(1, kConsumerWarps);
+    constexpr int kDrawingWarps = Config::kDropout;
+    ring_keys.init(1, kConsumerWarps + kDrawingWarps);
+    ring_queries.init(1 + 32 * kDrawingWarps, kConsumerWarps);
     ring_scores.init(kConsumerWarps, kConsumerWarps);
     ptx::barrier_init_fence();
   }

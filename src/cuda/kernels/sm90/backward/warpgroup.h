@@ -31,8 +31,7 @@ struct Sm90KeyWarpgroup {
   int consumer;
   unsigned thread;  ///< of the warpgroup, kept: reading it anew took 5 % of a step (d 64)
   Gradient rK, rV;
-  Operand rP, rS;              ///< P^T, dS^T
-  KeptDropoutColumns dropout;  ///< of the tile whose scores come next
+  Operand rP, rS;  ///< P^T, dS^T
 
   __device__ explicit Sm90KeyWarpgroup(int consumer_)
       : consumer(consumer_), thread(ptx::anew(threadIdx.x % kWarpgroupThreads)) {
@@ -150,29 +149,20 @@ struct Sm90KeyWarpgroup {
     }
   }
 
-  /// What dropout needs of a tile of queries.
-  __device__ void draw(const DropoutWords& words, int query0, int key0) {
-    constexpr PtxArithmetic kArithmetic;
-    const unsigned row_bytes = row_bytes_of_thread(thread, kArithmetic);
-    const DropoutColumns drawn(words, query0, key0 + kWarpgroupRows * consumer, row_bytes, lane(),
-                               kArithmetic);
-    dropout = KeptDropoutColumns(drawn, kArithmetic);
-  }
-
   /// P^T and dP^T to the operands P^T and dS^T. kSelect: of hidden pairs and empty rows both are 0,
   /// whatever they hold. With dropout dS is (1 - p) times what it is: delta comes so.
   template <bool kSelect>
   __device__ void differentiate(const Pairs& p, const Pairs& dp, const PerQuery& lse2,
                                 const PerQuery& delta, const Visibility& visibility, int query0,
-                                int key0, unsigned limit) {
+                                int key0, const DropoutTile* drawn) {
     const int query = query0 + static_cast<int>(2 * (thread % 4));
     const KeyRange seen[2] = {visibility.queries_of(query, Tiles::kTileQ, key0 + key()),
                               visibility.queries_of(query, Tiles::kTileQ, key0 + key() + 8)};
     LaneNumbers numbers;
     unsigned addend = 0;
     if constexpr (Config::kDropout) {
-      numbers = dropout.numbers(PtxArithmetic{});
-      addend = dropout_addend(limit, dropout.phase);
+      numbers = drawn->numbers(4 * consumer + warp(), lane());
+      addend = drawn->addend(lane());
     }
 #pragma unroll
     for (int j = 0; j < Tiles::kTileQ / 8; ++j) {

@@ -1,5 +1,5 @@
 # Kernels of the usual problems, compiled for the GPUs that are in use, so that a first call on them
-# compiles nothing: `make install` and wheels carry them, 4 to 6 MiB an architecture. Their target is
+# compiles nothing: `make install` and wheels carry them, 4 to 6 MiB for each. Their target is
 # no part of a usual build: it takes minutes on two cores, and a compiler of GPU kernels.
 set(FLASHLAB_KERNEL_ARCHITECTURES sm_80,sm_86,sm_89,sm_90a,sm_100a,sm_120a CACHE STRING
   "Architectures whose common kernels are compiled ahead, by commas; none: kernels are left out")

@@ -9,6 +9,8 @@ add_test(NAME bench_tools_test
   COMMAND Python3::Interpreter ${CMAKE_CURRENT_SOURCE_DIR}/bench_tools_test.py)
 add_test(NAME lint_tools_test
   COMMAND Python3::Interpreter ${CMAKE_CURRENT_SOURCE_DIR}/lint_tools_test.py)
+add_test(NAME install_script_test
+  COMMAND Python3::Interpreter ${CMAKE_CURRENT_SOURCE_DIR}/install_script_test.py)
 set_tests_properties(docs_rules_test PROPERTIES ENVIRONMENT CXX=${CMAKE_CXX_COMPILER})
 
 # A sanitized library asks its user for the sanitizer's run time: nothing to install.

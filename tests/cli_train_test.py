@@ -193,6 +193,8 @@ class Train(Folder):
             (["train", "--text", binary, *fresh], ["no UTF-8", "--tokenizer byte"]),
             (["train", "--text", self.path("absent"), *fresh],
              ["text ", "No such file", "can be read; check"]),
+            (["train", "--tokens", self.path("absent"), *fresh], ["tokens ", "No such file"]),
+            (["train", "--tokenizer", "absent.json", *fresh], ["tokenizer absent.json: got No"]),
             (["train", "--config", broken, *fresh], ["did you mean steps?"]),
             (["train", "--learning-rate", "fast", *fresh], ["is no number"]),
             (["train", "--checkpoint", "9x", *fresh], ["groups of 4 layers"]),

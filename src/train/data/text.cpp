@@ -8,17 +8,19 @@
 namespace flashlab::train {
 namespace {
 
+// What the person named cannot be used: not the machine's fault.
+Status unusable(const char* role, const Status& status) {
+  ErrorDetail detail = status.detail();
+  detail.argument = fmt::format("{} {}", role, detail.argument);
+  return Status::invalid(std::move(detail));
+}
+
 Result<std::string> read_all(const std::vector<std::string>& files) {
   if (files.empty()) return std::string(shipped_text());
   std::string out;
   for (const std::string& file : files) {
     Result<std::string> text = read_file(file);
-    // What the person named cannot be used: not the machine's fault.
-    if (!text.ok()) {
-      ErrorDetail detail = text.status().detail();
-      detail.argument = "text " + detail.argument;
-      return Status::invalid(std::move(detail));
-    }
+    if (!text.ok()) return unusable("text", text.status());
     out += *text;
   }
   return out;
@@ -32,7 +34,7 @@ Status too_short(std::int64_t tokens, const char* part, std::int64_t context) {
 
 Result<Tokenizer> read_tokenizer(const std::filesystem::path& file) {
   Result<std::string> json = read_file(file);
-  if (!json.ok()) return Status::invalid(json.status().detail());
+  if (!json.ok()) return unusable("tokenizer", json.status());
   return Tokenizer::from_json(*json, file.string());
 }
 
@@ -70,8 +72,7 @@ Result<std::vector<TokenFile>> open_files(const std::vector<std::string>& paths,
   std::vector<TokenFile> out;
   for (const std::string& path : paths) {
     Result<TokenFile> file = TokenFile::open(path, vocabulary);
-    // What the person named cannot be used: not the machine's fault.
-    if (!file.ok()) return Status::invalid(file.status().detail());
+    if (!file.ok()) return unusable("tokens", file.status());
     out.push_back(std::move(*file));
   }
   return out;

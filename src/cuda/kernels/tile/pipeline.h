@@ -92,6 +92,9 @@ struct Ring {
     __syncwarp();
     if (threadIdx.x % 32 == 0) ptx::barrier_arrive(barriers + 8 * (kStages + of_stage));
   }
+  /// This thread is. Every thread arrives where others store what it has read: racecheck does not
+  /// see that one lane's arrival behind __syncwarp stands for all.
+  __device__ void release_own() const { ptx::barrier_arrive(empty()); }
   __device__ void advance() {
     if (++stage == kStages) {
       stage = 0;

@@ -340,7 +340,11 @@ struct Sm90KeyConsumer {
   }
   __device__ void release_queries() {
     warpgroup.pin_gradients();
-    ring_queries.release();
+    if constexpr (Config::kDropout) {
+      ring_queries.release_own();
+    } else {
+      ring_queries.release();
+    }
     ring_queries.advance();
   }
 

@@ -86,7 +86,7 @@ struct alignas(kSlabAlignment) Sm90BackwardStorage {
     constexpr int kConsumerWarps = Tiles::kConsumers * kWarpgroupThreads / 32;
     constexpr int kDrawingWarps = Config::kDropout;
     ring_keys.init(1, kConsumerWarps + kDrawingWarps);
-    ring_queries.init(1 + 32 * kDrawingWarps, kConsumerWarps);
+    ring_queries.init(1 + 32 * kDrawingWarps, kConsumerWarps * (Config::kDropout ? 32 : 1));
     ring_scores.init(kConsumerWarps, kConsumerWarps);
     ptx::barrier_init_fence();
   }

@@ -39,6 +39,12 @@ __device__ inline unsigned load_half_if(bool wanted, const void* global) {
   return out;
 }
 
+/// Gives up the 128 bytes at an address that is a multiple of that: undefined until they are
+/// written again, they need not reach memory. PTX ISA, "discard".
+__device__ inline void discard_line(void* global) {
+  asm volatile("discard.global.L2 [%0], 128;" ::"l"(global) : "memory");
+}
+
 /// Closes the group of copies this thread has issued.
 __device__ inline void copy_async_commit() {
   asm volatile("cp.async.commit_group;" ::: "memory");

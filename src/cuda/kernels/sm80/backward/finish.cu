@@ -17,6 +17,17 @@ __device__ inline float4 read_fragment(const float* fragment, int lane) {
   }
 }
 
+/// Gives up so many floats of the accumulator, whole lines: what is still in L2 need not go to
+/// memory. By a warp, behind its reads.
+template <int kFloats>
+__device__ inline void discard(float* first, int lane) {
+  constexpr int kLine = 128 / 4;
+  static_assert(kFloats % kLine == 0);
+  __syncwarp();
+#pragma unroll
+  for (int at = lane * kLine; at < kFloats; at += 32 * kLine) ptx::discard_line(first + at);
+}
+
 }  // namespace flashlab::device
 
 extern "C" __global__ void __launch_bounds__(32 * Config::kWarpsQ * Config::kWarpsK)
@@ -27,12 +38,15 @@ extern "C" __global__ void __launch_bounds__(32 * Config::kWarpsQ * Config::kWar
       GradientWriter<Config::kGradQ, Config::kHeadDim, Config::kAlignGradQ, Config::kAccumulate>;
   const Shape& shape = args.shape;
   const int tiles = (shape.seqlen_q + Sizes::kTileQ - 1) / Sizes::kTileQ;
-  const int tile = blockIdx.x % tiles, head_index = blockIdx.x / tiles;
+  // From the last tile on: the last ones that the main kernel added to are still in L2.
+  const int index = static_cast<int>(gridDim.x - 1 - blockIdx.x);
+  const int tile = index % tiles, head_index = index / tiles;
   const int batch = head_index / shape.heads_q, head = head_index % shape.heads_q;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 
-  const auto* accumulator = static_cast<const float*>(args.regions[kRegionGradQ]) +
-                            accumulator_tile<Sizes>(head_index, tiles, tile);
+  constexpr int kWarpFloats = Sizes::kGradQM * Sizes::kGradQN * kFragmentFloats;
+  float* const own = static_cast<float*>(args.regions[kRegionGradQ]) +
+                     accumulator_tile<Sizes>(head_index, tiles, tile) + warp * kWarpFloats;
   const auto* lse2 = static_cast<const float*>(args.regions[kRegionLse]) +
                      (Int64(head_index) * tiles + tile) * Sizes::kTileQ;
   const int column = warp % Sizes::kFeatureParts * (Sizes::kGradQN * 8);
@@ -41,25 +55,29 @@ extern "C" __global__ void __launch_bounds__(32 * Config::kWarpsQ * Config::kWar
       row_address<Config::kGradQ>(args.dq, batch, head, tile * Sizes::kTileQ);
   const Int64 row_bytes = args.dq.row_stride * (Config::kGradQ == Element::kFp32 ? 4 : 2);
 
+  float acc[Sizes::kGradQM][Sizes::kGradQN][4];
+#pragma unroll
+  for (int m = 0; m < Sizes::kGradQM; ++m) {
+#pragma unroll
+    for (int n = 0; n < Sizes::kGradQN; ++n) {
+      const float4 v = read_fragment<Config>(own + Sizes::fragment(m, n) * kFragmentFloats, lane);
+      acc[m][n][0] = v.x, acc[m][n][1] = v.y, acc[m][n][2] = v.z, acc[m][n][3] = v.w;
+    }
+  }
 #pragma unroll
   for (int m = 0; m < Sizes::kGradQM; ++m) {
     const int part_row = (warp / Sizes::kFeatureParts * Sizes::kGradQM + m) * 16;
     // An empty row's dQ is 0 whatever its K and V hold.
-    const bool empty[2] = {lse2[part_row + lane / 4] == kMinusInfinity,
-                           lse2[part_row + lane / 4 + 8] == kMinusInfinity};
-    float acc[Sizes::kGradQN][4];
 #pragma unroll
-    for (int n = 0; n < Sizes::kGradQN; ++n) {
-      const float4 v = read_fragment<Config>(
-          accumulator +
-              (warp * Sizes::kGradQM * Sizes::kGradQN + Sizes::fragment(m, n)) * kFragmentFloats,
-          lane);
-      acc[n][0] = empty[0] ? 0.0f : v.x, acc[n][1] = empty[0] ? 0.0f : v.y;
-      acc[n][2] = empty[1] ? 0.0f : v.z, acc[n][3] = empty[1] ? 0.0f : v.w;
+    for (int half = 0; half < 2; ++half) {
+      if (lse2[part_row + lane / 4 + 8 * half] != kMinusInfinity) continue;
+#pragma unroll
+      for (auto& pairs : acc[m]) pairs[2 * half] = pairs[2 * half + 1] = 0;
     }
-    Writer::write(acc, scale, column, lane, [&](int r) -> unsigned char* {
+    Writer::write(acc[m], scale, column, lane, [&](int r) -> unsigned char* {
       const int row = part_row + r;
       return tile * Sizes::kTileQ + row < shape.seqlen_q ? first + row * row_bytes : nullptr;
     });
   }
+  discard<kWarpFloats>(own, lane);
 }

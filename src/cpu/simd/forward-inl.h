@@ -102,19 +102,12 @@ void pack_queries(const ForwardCall& call, const ForwardTask& task,
   }
 }
 
-/// Rows [begin, end) of q or o are fetched into L2 beside what is computed meanwhile.
-/// PERF: they lie in pieces too short for the hardware's own prefetching. Not into L1: there they
-/// would take the buffers that K's panels pass through.
+/// Rows [begin, end) of q or o are fetched beside what is computed meanwhile.
 HWY_INLINE void prefetch_rows(const ForwardCall& call, const ForwardTask& task,
                               const RowsView& rows, int64_t columns, int64_t begin, int64_t end) {
   for (int64_t r = begin; r < end;) {
     const MatrixView view = rows_of_head(call, task, rows, columns, r, end);
-    for (int64_t i = 0; i < view.rows; ++i) {
-      const char* row = element_at(view.data, i * view.row_stride, view.dtype);
-      for (int64_t byte = 0; byte < columns * element_bytes(view.dtype); byte += 64) {
-        __builtin_prefetch(row + byte, 0, 2);
-      }
-    }
+    FLASHLAB_SIMD_NAMESPACE::prefetch_rows(view, 0, view.rows);
     r += view.rows;
   }
 }

@@ -80,7 +80,7 @@ std::size_t region_bytes(const Plan& plan, const std::string& name) {
 TEST(CpuForwardPlan, WorkspaceIsLinearInTheLengths) {
   auto context = Context::create({.threads = 2});
   std::size_t last = 0;
-  for (std::int64_t s : {4096, 8192, 16384}) {
+  for (std::int64_t s : {8192, 16384, 32768}) {
     Problem problem;
     problem.q = problem.k = problem.v = problem.o = contiguous_spec(DType::kFp32, {1, s, 8, 64});
     auto made = plan(*context, problem);
@@ -96,6 +96,29 @@ TEST(CpuForwardPlan, WorkspaceIsLinearInTheLengths) {
     last = rest;
   }
   EXPECT_LT(last, 2u << 20);
+}
+
+// Heads that a thread's cache holds: memory for as many as there are threads, and whoever takes a
+// tile, of its own head or of another thread's last one, the bits are those of one thread.
+TEST(CpuForwardPlan, ThreadsPackTheirOwnHeads) {
+  const Shape shape{.batch = 2, .seqlen_q = 500, .seqlen_k = 300, .heads_q = 10, .heads_k = 5};
+  auto one = Context::create({.threads = 1});
+  auto three = Context::create({.threads = 3});
+  for (Causal causal : {Causal::kNone, Causal::kBottomRight}) {
+    const Options options{.causal = causal};
+    Call first(shape);
+    ASSERT_TRUE(forward(*one, {}, first.tensors(), options).ok());
+    const Plan plan = plan_of(*three, first, options);
+    EXPECT_THAT(plan.to_string(), HasSubstr("by the thread that takes its tiles"));
+    EXPECT_EQ(region_bytes(plan, "packed_keys"),
+              3 * region_bytes(plan_of(*one, first, options), "packed_keys"));
+    for (int round = 0; round < 50; ++round) {
+      Call again(shape);
+      ASSERT_TRUE(forward(*three, {}, again.tensors(), options).ok());
+      ASSERT_EQ(again.o, first.o);
+      ASSERT_EQ(again.lse, first.lse);
+    }
+  }
 }
 
 TEST(CpuForwardPlan, FewQueriesSplitTheKeysAndPackNothingAhead) {

@@ -149,11 +149,10 @@ PackedBlock<Multiply> key_block_at(const ForwardCall& call, const ForwardTask& t
   PackedBlock<Multiply> block{scratch.keys, scratch.values, scratch.values_panel_stride, begin,
                               end};
   if (call.packed_keys != nullptr) {
-    const int64_t head = task.batch * call.heads_k + task.key_head;
-    block.keys = static_cast<const Element*>(call.packed_keys) + head * call.packed_keys_stride +
-                 begin * depth_of<Multiply>(call.head_dim);
+    block.keys = static_cast<const Element*>(call.packed_keys) +
+                 task.packed * call.packed_keys_stride + begin * depth_of<Multiply>(call.head_dim);
     block.values = static_cast<const Element*>(call.packed_values) +
-                   head * call.packed_values_stride + begin / Multiply::kDepthPer * kPanel;
+                   task.packed * call.packed_values_stride + begin / Multiply::kDepthPer * kPanel;
     block.values_panel_stride = call.packed_values_panel_stride;
     return block;
   }

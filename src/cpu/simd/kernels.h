@@ -114,10 +114,10 @@ struct ForwardCall {
   ScoreView scores;
   DropoutView dropout;
 
-  /// Packed K and V of all (batch, key head), or null: every task packs the blocks it visits.
+  /// Packed K and V of several (batch, key head), or null: every task packs the blocks it visits.
   const void* packed_keys = nullptr;
   const void* packed_values = nullptr;
-  int64_t packed_keys_stride;          ///< Elements from one (batch, key head) to the next
+  int64_t packed_keys_stride;          ///< Elements from one packed head to the next
   int64_t packed_values_stride;        ///< the same of V
   int64_t packed_values_panel_stride;  ///< Elements from one panel of V to the next
 
@@ -142,7 +142,8 @@ struct ForwardTask {
   int64_t key_head;
   int64_t row_begin, row_end;
   int64_t key_begin, key_end;
-  int64_t split;  ///< which partial to write; -1: write o and lse
+  int64_t split;   ///< which partial to write; -1: write o and lse
+  int64_t packed;  ///< place of its K and V among the packed heads
 };
 
 struct ForwardKernels {

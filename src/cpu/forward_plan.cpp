@@ -31,6 +31,11 @@ constexpr std::int64_t kTasksPerThread = 3;
 // Packed K and V of a head up to which each thread packs its own: its L2 and its part of L3 hold
 // them. Measured: gains up to 2 MiB, none at 4.
 constexpr std::size_t kOwnHeadBytes = std::size_t{2} << 20;
+// Bytes of K and V beyond which their next rows are fetched while others are packed: with less, a
+// call before may have left them in cache. A decode step does little but pack: fetching cost it up
+// to 10% at 4 MiB (two threads), and halves its time at 32.
+constexpr std::size_t kFarBytes = std::size_t{2} << 20;
+constexpr std::size_t kFarBytesByTask = std::size_t{16} << 20;
 // Keys that one packing task takes: enough to amortise handing it out, a multiple of every panel.
 constexpr std::int64_t kPackKeys = 1024;
 
@@ -61,7 +66,7 @@ simd::MatrixView chunk_view(const simd::RowsView& rows, std::int64_t batch, std:
       batch * rows.batch_stride + begin * rows.row_stride + head * rows.head_stride;
   const auto* data =
       static_cast<const char*>(rows.data) + offset * static_cast<std::int64_t>(size_of(rows.dtype));
-  return {data, rows.dtype, end - begin, columns, rows.row_stride};
+  return {data, rows.dtype, end - begin, columns, rows.row_stride, rows.far};
 }
 
 class ForwardPlan final : public PlanState {
@@ -77,8 +82,9 @@ class ForwardPlan final : public PlanState {
   /// Who packs K and V: a task the blocks it visits, all threads every head before the tasks, or a
   /// thread the head whose tiles it takes.
   enum class Packing { kByTask, kAhead, kOwnHead } packing = Packing::kByTask;
-  std::int64_t tiles = 0;   ///< query tiles of a key head
-  std::int64_t splits = 1;  ///< along the keys
+  bool fetches_rows = false;  ///< of K and V while others are packed: caches do not hold them
+  std::int64_t tiles = 0;     ///< query tiles of a key head
+  std::int64_t splits = 1;    ///< along the keys
   std::int64_t split_keys = 0;
   int workers = 1;
   std::size_t scratch_bytes = 0;  ///< of one worker
@@ -197,6 +203,9 @@ Status ForwardPlan::forward(ContextState& context, Stream, const ForwardTensors&
   c.q = rows_view(t.q.data, t.q.spec);
   c.k = rows_view(t.k.data, t.k.spec);
   c.v = rows_view(t.v.data, t.v.spec);
+  // The hardware fetches rows that lie one after the other.
+  c.k.far = fetches_rows && c.k.row_stride != c.head_dim;
+  c.v.far = fetches_rows && c.v.row_stride != c.head_dim_v;
   c.o = rows_view(t.o.data, t.o.spec);
   if (t.lse) {
     c.lse = static_cast<float*>(t.lse->data);
@@ -401,6 +410,9 @@ Result<std::shared_ptr<PlanState>> plan_forward(const ContextState& context, con
   plan->workers =
       static_cast<int>(std::clamp<std::int64_t>(tasks, 1, std::max(1, context.threads)));
   add_regions(*plan, g);
+  const auto bytes = static_cast<std::size_t>(problem.k.bytes() + problem.v.bytes());
+  const bool by_task = plan->packing == ForwardPlan::Packing::kByTask;
+  plan->fetches_rows = bytes > (by_task ? kFarBytesByTask : kFarBytes);
   describe_plan(*plan, g, deterministic, threads);
   return std::shared_ptr<PlanState>(std::move(plan));
 }

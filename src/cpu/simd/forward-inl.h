@@ -161,7 +161,11 @@ PackedBlock<Multiply> key_block_at(const ForwardCall& call, const ForwardTask& t
                                  task.batch * rows.batch_stride + begin * rows.row_stride +
                                      task.key_head * rows.head_stride,
                                  rows.dtype),
-                      rows.dtype, end - begin, columns, rows.row_stride};
+                      rows.dtype,
+                      end - begin,
+                      columns,
+                      rows.row_stride,
+                      rows.far};
   };
   pack_transposed<Multiply>(view(call.k, call.head_dim), scratch.keys);
   pack_straight<Multiply>(view(call.v, call.head_dim_v), scratch.values,

@@ -23,6 +23,7 @@ struct MatrixView {
   int64_t rows = 0;
   int64_t columns = 0;
   int64_t row_stride = 0;  ///< elements
+  bool far = false;        ///< rows come from beyond L2: those to be packed next are fetched
 };
 
 /// Packed operands have one Element per step of the reduction: a float, or a pair of bf16 (an odd
@@ -60,6 +61,7 @@ struct RowsView {
   int64_t batch_stride = 0;
   int64_t row_stride = 0;
   int64_t head_stride = 0;
+  bool far = false;  ///< as in MatrixView
 };
 
 /// A mask tensor, element (batch, head, query, key); broadcast dimensions have stride 0.

@@ -117,7 +117,7 @@ HWY_INLINE void pack_transposed_as(const MatrixView& source, void* destination) 
     int64_t j = 0;
 #if HWY_TARGET != HWY_SCALAR
     for (; j + 4 <= kPanel && first + j + 4 <= source.rows; j += 4) {
-      prefetch_rows(source, first + j + kRowsAhead, first + j + kRowsAhead + 4);
+      if (source.far) prefetch_rows(source, first + j + kRowsAhead, first + j + kRowsAhead + 4);
       const char* rows[4];
       for (int i = 0; i < 4; ++i) {
         rows[i] = element_at(source.data, (first + j + i) * source.row_stride, kType);
@@ -169,26 +169,36 @@ HWY_INLINE Uints straight_elements(const MatrixView& source, int64_t k, int64_t 
   }
 }
 
+/// Steps [begin, end) of the reduction.
+template <class Multiply, DType kType>
+HWY_INLINE void pack_straight_steps(const MatrixView& source, void* destination,
+                                    int64_t panel_stride, int64_t begin, int64_t end) {
+  for (int64_t first = 0; first < source.columns; first += kPanel) {
+    uint32_t* panel = static_cast<uint32_t*>(destination) + first / kPanel * panel_stride;
+    for (int64_t k = begin; k < end; ++k) {
+      for (int64_t j = 0; j < kPanel; j += kLanes) {
+        const int64_t left = source.columns - first - j;
+        const Uints v = left > 0 ? straight_elements<Multiply, kType>(source, k, first + j, left)
+                                 : hn::Zero(UintTag());
+        hn::StoreU(v, UintTag(), panel + k * kPanel + j);
+      }
+    }
+  }
+}
+
 template <class Multiply, DType kType>
 HWY_INLINE void pack_straight_as(const MatrixView& source, void* destination,
                                  int64_t panel_stride) {
   const int64_t depth = depth_of<Multiply>(source.rows);
+  if (!source.far) {
+    return pack_straight_steps<Multiply, kType>(source, destination, panel_stride, 0, depth);
+  }
   constexpr int64_t kSteps = 16;  // whose rows stay in L1 from one panel to the next
   for (int64_t begin = 0; begin < depth; begin += kSteps) {
     const int64_t end = begin + kSteps < depth ? begin + kSteps : depth;
     prefetch_rows(source, begin * Multiply::kDepthPer + kRowsAhead,
                   end * Multiply::kDepthPer + kRowsAhead);
-    for (int64_t first = 0; first < source.columns; first += kPanel) {
-      uint32_t* panel = static_cast<uint32_t*>(destination) + first / kPanel * panel_stride;
-      for (int64_t k = begin; k < end; ++k) {
-        for (int64_t j = 0; j < kPanel; j += kLanes) {
-          const int64_t left = source.columns - first - j;
-          const Uints v = left > 0 ? straight_elements<Multiply, kType>(source, k, first + j, left)
-                                   : hn::Zero(UintTag());
-          hn::StoreU(v, UintTag(), panel + k * kPanel + j);
-        }
-      }
-    }
+    pack_straight_steps<Multiply, kType>(source, destination, panel_stride, begin, end);
   }
 }
 

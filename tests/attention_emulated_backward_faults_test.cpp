@@ -83,6 +83,7 @@ Case diagonal_behind_empty_rows() {
 TEST(AttentionEmulatedFaults, OfTheHopperBackwardAreSeen) {
   constexpr const char* kMain = "sm90/backward/kernel.cu";
   constexpr const char* kSizes = "sm90/backward/tiles.h";
+  constexpr const char* kZeros = "sm90/backward/zeros.h";
   const Edit late = {kMain, "    ring_scores.wait_empty();\n",  // one of the consumers is
                      "    for (int i = 0; i < 100 * warpgroup.consumer; ++i) __syncwarp();\n"
                      "    ring_scores.wait_empty();\n"};
@@ -111,7 +112,7 @@ TEST(AttentionEmulatedFaults, OfTheHopperBackwardAreSeen) {
       {"draws are not waited for",
        {{kMain, "    const int lane = static_cast<int>(ptx::anew(threadIdx.x) % 32);",
          "    ptx::barrier_arrive(ring_queries.full());\n"
-         "    for (int i = 0; i < 100; ++i) __syncwarp();\n"
+         "    for (int i = 0; i < 1000; ++i) __syncwarp();\n"
          "    const int lane = static_cast<int>(threadIdx.x % 32);"},
         {kMain, "    ptx::barrier_arrive(ring_queries.full());\n    ring_queries.advance();\n",
          "    ring_queries.advance();\n"}},
@@ -153,6 +154,15 @@ TEST(AttentionEmulatedFaults, OfTheHopperBackwardAreSeen) {
        {{"sm90/backward/warpgroup.h", "step[3] = 0;", "step[3] = 0x3f803f80;"}},
        true,
        &diagonal},
+      {"zeros are written behind additions",
+       {{kMain, "    if (at.left == work.per_head() * shape.group) {\n", "    if (false) {\n"},
+        {kZeros, "    write(blockIdx.x);\n", ""},
+        {kZeros, "      if (index < 0) return;\n      write(index);\n",
+         "      if (index < 0) return write(0);\n"}},
+       true,
+       &one_block},
+      {"a tile of the accumulator is not zeros everywhere",
+       {{kZeros, "i < Tiles::Sizes::kTileFloats / 4; i += 32", "i < 32; i += 32"}}},
       {"rows are cleared by one consumer alone",
        {{kMain, "    return !has_empty_row(query0, shared.lse2[ring_queries.stage]);\n",
          "    return true;\n"}},

@@ -52,9 +52,10 @@ TEST(Sm90Backward, ThreeStepsOfWhichTwoAreSm80s) {
   EXPECT_EQ(made->steps[1].name, "flash_bwd_sm90");
   EXPECT_EQ(made->steps[2].name, "flash_bwd_sm80_finish");
   // Rows are filled up to whole tiles of 64 queries.
-  ASSERT_EQ(made->regions.size(), 3u);
+  ASSERT_EQ(made->regions.size(), 4u);
   EXPECT_EQ(made->regions[1].bytes, 2u * 4 * 320 * 4);
   EXPECT_EQ(made->regions[2].bytes, 2u * 4 * 320 * 128 * 4);
+  EXPECT_EQ(made->regions[3].bytes, (2u * 4 * 5 + 2) * 4) << "a counter for each block of prepare";
 }
 
 TEST(Sm90Backward, BlocksStayAtHeadDim64AndInShortWindows) {

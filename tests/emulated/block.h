@@ -96,6 +96,10 @@ T atomicMax(T* at, T value) {
   return before;
 }
 template <class T>
+T __ldcs(const T* at) {
+  return *at;
+}
+template <class T>
 void __stcs(T* at, T value) {
   *at = value;
 }

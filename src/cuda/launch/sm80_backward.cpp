@@ -203,7 +203,7 @@ void add_regions(GpuPlan& plan, const Geometry& g, const BackwardChoice& choice)
   region("lse in base 2", rows * 4);
   region("delta", rows * 4);
   region("dq in fp32", rows * round_up(static_cast<int>(g.head_dim), kDimUnit) * 4);
-  region("turns", plan.problem.options.deterministic ? (tiles + 1) * 4 : 0);
+  region("turns", plan.problem.options.deterministic ? (tiles + 2) * 4 : 0);
   if (choice.copy_grad_o) {
     region("d_o in 16 bits",
            heads * g.seqlen_q * round_up(static_cast<int>(g.head_dim_v), kDimUnit) * 2);

@@ -108,8 +108,8 @@ ConfigPrinter print(const Problem& problem, const Geometry& g, const Sm90Backwar
       .integer("kGradQPasses", 1)
       .boolean("kVectorReduction", true)
       .boolean("kDeterministic", false)
-      .boolean("kTickets", t.key_stages > 1)
-      .boolean("kZeroGradQ", true)
+      .boolean("kTickets", true)
+      .boolean("kZeroGradQ", false)
       .boolean("kCopyGradO", false)
       .integer("kSharedBytes", sm90_backward_shared_bytes(t));
   return config;
@@ -123,7 +123,7 @@ void add_regions(GpuPlan& plan, std::int64_t rows, const Sm90BackwardTiling& t) 
   region("lse in base 2", rows * 4);
   region("delta", rows * 4);
   region("dq in fp32", rows * t.tile_dim * 4);
-  if (t.key_stages > 1) region("tickets", 4);
+  region("turns", (rows / t.tile_q + 2) * 4);
 }
 
 runtime::ParameterBlock parameters(const GpuPlan& plan, const Sm90BackwardTiling& t,
@@ -162,7 +162,7 @@ void add_steps(GpuPlan& plan, const ConfigPrinter& config, const Sm90BackwardTil
   };
   plan.add_kernel(step("sm80/backward/prepare.cu", "flash_bwd_sm80_prepare", blocks.query_blocks,
                        kPrepareThreads,
-                       fmt::format("delta, LSE in base 2, zeros · {} blocks of {} queries",
+                       fmt::format("delta, LSE in base 2 · {} blocks of {} queries",
                                    blocks.query_blocks, t.tile_q)));
   GpuStep products =
       step("sm90/backward/kernel.cu", "flash_bwd_sm90", blocks.key_blocks,

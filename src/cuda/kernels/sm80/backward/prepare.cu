@@ -5,9 +5,10 @@
 // With dropout of probability p delta is (1 - p) times that: kept terms of dP need no factor then,
 // and dQ and dK are multiplied by 1 / (1 - p) where their sums end.
 //
-// Where dQ is added in memory (kZeroGradQ), an accumulator of zeros, too. One block per tile of
-// queries and head; a quarter of a warp's lanes per row at head dim 64, whole warps from 256 on.
-// Bound by memory: 4 B Hq Sq Dv bytes read, 4 B Hq Sq D written.
+// Where dQ is added in memory and the main kernel does not do it (kZeroGradQ), an accumulator of
+// zeros, too. One block per tile of queries and head; a quarter of a warp's lanes per row at head
+// dim 64, whole warps from 256 on. Bound by memory: 4 B Hq Sq Dv bytes read, with zeros 4 B Hq Sq D
+// written.
 //
 // lse2 takes the offset of softcap's values, too (tile/score.h).
 //
@@ -28,11 +29,13 @@ constexpr int prepare_lanes() {
   return lanes;
 }
 
-/// 8 features of a row from `column` on, zeros beyond the head dim.
-template <Element kElement, int kAlign, int kDim>
+/// 8 features of a row from `column` on, zeros beyond the head dim. kStream: evicted first, 6 % of
+/// the kernel where it writes no zeros, nothing where it does (H200, 2026-11-25).
+template <Element kElement, int kAlign, int kDim, bool kStream>
 __device__ inline void read_eight(float (&out)[8], const unsigned char* row, int column) {
   if constexpr (kElement != Element::kFp32 && kAlign >= 16 && kDim % 8 == 0) {
-    const uint4 chunk = *reinterpret_cast<const uint4*>(row + column * 2);
+    const auto* at = reinterpret_cast<const uint4*>(row + column * 2);
+    const uint4 chunk = kStream ? __ldcs(at) : *at;
     const unsigned words[4] = {chunk.x, chunk.y, chunk.z, chunk.w};
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -57,14 +60,15 @@ __device__ inline float product_of_row(const BackwardArguments& args, int batch,
                                        Int64 copy_row, int lane) {
   using Sizes = BackwardSizes<Config>;
   constexpr int kLanes = prepare_lanes<Config>();
+  constexpr bool kStream = !Config::kZeroGradQ;
   const unsigned char* o = row_address<Config::kO>(args.o, batch, head, row);
   const unsigned char* d_o = row_address<Config::kGradO>(args.d_o, batch, head, row);
   float sum = 0;
 #pragma unroll
   for (int column = lane % kLanes * 8; column < Config::kHeadDimV; column += kLanes * 8) {
     float x[8], y[8];
-    read_eight<Config::kO, Config::kAlignO, Config::kHeadDimV>(x, o, column);
-    read_eight<Config::kGradO, Config::kAlignGradO, Config::kHeadDimV>(y, d_o, column);
+    read_eight<Config::kO, Config::kAlignO, Config::kHeadDimV, kStream>(x, o, column);
+    read_eight<Config::kGradO, Config::kAlignGradO, Config::kHeadDimV, kStream>(y, d_o, column);
 #pragma unroll
     for (int i = 0; i < 8; ++i) sum += x[i] * y[i];
     if constexpr (Config::kCopyGradO) {
@@ -102,8 +106,8 @@ extern "C" __global__ void __launch_bounds__(256)
   }
   if constexpr (Config::kTickets) {
     auto* turns = static_cast<unsigned*>(args.regions[kRegionTurns]);
-    if (Config::kDeterministic && thread == 0) turns[1 + blockIdx.x] = 0;
-    if (thread == 0 && blockIdx.x == 0) turns[0] = 0;
+    if (thread == 0) turns[2 + blockIdx.x] = 0;
+    if (blockIdx.x == 0 && thread < 2) turns[thread] = 0;
   }
 
   const Int64 first = (Int64(head_index) * tiles + tile) * Sizes::kTileQ;

@@ -20,6 +20,7 @@
 #include "ptx/special.h"
 #include "ptx/warpgroup.h"
 #include "sm90/backward/warpgroup.h"
+#include "sm90/backward/zeros.h"
 #include "tile/slab_copy.h"
 
 namespace flashlab::device {
@@ -60,7 +61,6 @@ struct Sm90QueryProducer {
   __device__ void load_queries(const Work& work, const Cursor& at) {
     ring_queries.wait_empty();
     const unsigned full = ring_queries.full();
-    ptx::barrier_arrive_expect(full, shared.kQueryBytes);
     const int row = at.tile * Config::kTileQ;
     const int head = work.batch * args.call.shape.heads_q + at.head;
     const int stage = ring_queries.stage;
@@ -72,6 +72,12 @@ struct Sm90QueryProducer {
                     ptx::kEvictLast);
     ptx::copy_box_4(ptx::shared_address(shared.delta[stage]), &args.delta, row, head, 0, 0, full,
                     ptx::kEvictLast);
+    // The first tile is on its way while the zeros are waited for that dQ is added to.
+    const Shape& shape = args.call.shape;
+    if (at.left == work.per_head() * shape.group) {
+      Sm90Zeros<Config>(args.call).await(work.batch * shape.heads_k + work.head_k);
+    }
+    ptx::barrier_arrive_expect(full, shared.kQueryBytes);
     ring_queries.advance();
   }
 
@@ -487,6 +493,7 @@ __device__ void sm90_backward(const Sm90BackwardArguments& args) {
     if constexpr (Config::kDropout) {
       if (threadIdx.x / 32 == 1) Sm90DropoutProducer<Config>{args.call, shared}.run();
     }
+    if (threadIdx.x / 32 == 2) Sm90Zeros<Config>(args.call).run(shared);
   } else {
     ptx::take_registers<Tiles::kConsumerRegisters>();
     Sm90KeyConsumer<Config>(args.call, shared, first, warpgroup - 1).run();

@@ -82,6 +82,7 @@ Case diagonal_behind_empty_rows() {
 
 TEST(AttentionEmulatedFaults, OfTheHopperBackwardAreSeen) {
   constexpr const char* kMain = "sm90/backward/kernel.cu";
+  constexpr const char* kDraws = "sm90/backward/draws.h";
   constexpr const char* kSizes = "sm90/backward/tiles.h";
   constexpr const char* kZeros = "sm90/backward/zeros.h";
   const Edit late = {kMain, "    ring_scores.wait_empty();\n",  // one of the consumers is
@@ -106,15 +107,15 @@ TEST(AttentionEmulatedFaults, OfTheHopperBackwardAreSeen) {
        {{kMain, "    ring_queries.wait_empty();\n    const unsigned full",
          "    const unsigned full"}}},
       {"draws overwrite those that are read",
-       {{kMain, "    ring_queries.wait_empty();\n    const int lane", "    const int lane"}},
+       {{kDraws, "    ring_queries.wait_empty();\n    const int lane", "    const int lane"}},
        true,
        &drawn_tiles},
       {"draws are not waited for",
-       {{kMain, "    const int lane = static_cast<int>(ptx::anew(threadIdx.x) % 32);",
+       {{kDraws, "    const int lane = static_cast<int>(ptx::anew(threadIdx.x) % 32);",
          "    ptx::barrier_arrive(ring_queries.full());\n"
          "    for (int i = 0; i < 1000; ++i) __syncwarp();\n"
          "    const int lane = static_cast<int>(threadIdx.x % 32);"},
-        {kMain, "    ptx::barrier_arrive(ring_queries.full());\n    ring_queries.advance();\n",
+        {kDraws, "    ptx::barrier_arrive(ring_queries.full());\n    ring_queries.advance();\n",
          "    ring_queries.advance();\n"}},
        false,
        &drawn_tiles},

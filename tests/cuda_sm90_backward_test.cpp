@@ -55,7 +55,8 @@ TEST(Sm90Backward, ThreeStepsOfWhichTwoAreSm80s) {
   ASSERT_EQ(made->regions.size(), 4u);
   EXPECT_EQ(made->regions[1].bytes, 2u * 4 * 320 * 4);
   EXPECT_EQ(made->regions[2].bytes, 2u * 4 * 320 * 128 * 4);
-  EXPECT_EQ(made->regions[3].bytes, (2u * 4 * 5 + 2) * 4) << "a counter for each block of prepare";
+  EXPECT_EQ(made->regions[3].bytes, (2u * 4 * 5 + 2 + 2 * 4) * 4)
+      << "a counter for each block of prepare, and for each head";
 }
 
 TEST(Sm90Backward, BlocksStayAtHeadDim64AndInShortWindows) {

@@ -188,6 +188,7 @@ ConfigPrinter print(const Problem& problem, const Geometry& g, const BackwardCho
       .boolean("kPrefetch", form.prefetch)
       .boolean("kDeterministic", problem.options.deterministic)
       .boolean("kTickets", problem.options.deterministic)
+      .boolean("kCountsHeads", false)
       .boolean("kZeroGradQ", true)
       .boolean("kCopyGradO", choice.copy_grad_o);
   return config;

@@ -109,6 +109,7 @@ ConfigPrinter print(const Problem& problem, const Geometry& g, const Sm90Backwar
       .boolean("kVectorReduction", true)
       .boolean("kDeterministic", false)
       .boolean("kTickets", true)
+      .boolean("kCountsHeads", t.key_stages > 1)
       .boolean("kZeroGradQ", false)
       .boolean("kCopyGradO", false)
       .integer("kSharedBytes", sm90_backward_shared_bytes(t));
@@ -117,13 +118,14 @@ ConfigPrinter print(const Problem& problem, const Geometry& g, const Sm90Backwar
 
 // In the order of BackwardRegion (kernels/sm80/backward/operands.h).
 void add_regions(GpuPlan& plan, std::int64_t rows, const Sm90BackwardTiling& t) {
+  const std::int64_t heads = plan.geometry.batch * plan.geometry.heads_q;
   const auto region = [&](const char* name, std::int64_t bytes) {
     return plan.add_gpu_region(name, static_cast<std::size_t>(bytes));
   };
   region("lse in base 2", rows * 4);
   region("delta", rows * 4);
   region("dq in fp32", rows * t.tile_dim * 4);
-  region("turns", (rows / t.tile_q + 2) * 4);
+  region("turns", (rows / t.tile_q + 2 + heads) * 4);
 }
 
 runtime::ParameterBlock parameters(const GpuPlan& plan, const Sm90BackwardTiling& t,
@@ -172,10 +174,12 @@ void add_steps(GpuPlan& plan, const ConfigPrinter& config, const Sm90BackwardTil
   products.shape.shared_bytes = static_cast<unsigned>(sm90_backward_shared_bytes(t));
   products.parameters = parameters(plan, t, blocks.query_tiles);
   plan.add_kernel(std::move(products));
-  plan.add_kernel(
+  GpuStep finish =
       step("sm80/backward/finish.cu", "flash_bwd_sm80_finish", blocks.query_blocks,
            32 * t.tile_dim / kFinishColumns,
-           fmt::format("dQ = scale dQ_fp32 in dq's type · {} blocks", blocks.query_blocks)));
+           fmt::format("dQ = scale dQ_fp32 in dq's type · {} blocks", blocks.query_blocks));
+  finish.shape.programmatic = t.key_stages > 1;
+  plan.add_kernel(std::move(finish));
 }
 
 }  // namespace

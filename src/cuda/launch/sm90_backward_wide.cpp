@@ -85,6 +85,7 @@ ConfigPrinter print(const Problem& problem, const Geometry& g, const WideTiling&
       .integer("kGradQPasses", 1)
       .boolean("kDeterministic", false)
       .boolean("kTickets", false)
+      .boolean("kCountsHeads", false)
       .boolean("kZeroGradQ", false)
       .boolean("kCopyGradO", false)
       .integer("kSharedBytes", wide_shared_bytes(t))

@@ -19,4 +19,8 @@ inline void store_release(unsigned* global, unsigned value) {
   *global = value;
 }
 
+inline void add_release(unsigned* global, unsigned value) {
+  *global += value;
+}
+
 }  // namespace flashlab::ptx

@@ -31,4 +31,9 @@ __device__ inline void store_release(unsigned* global, unsigned value) {
   asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(global), "r"(value) : "memory");
 }
 
+/// Counts; what this thread wrote or saw written before is visible to who sees the count.
+__device__ inline void add_release(unsigned* global, unsigned value) {
+  asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(global), "r"(value) : "memory");
+}
+
 }  // namespace flashlab::ptx

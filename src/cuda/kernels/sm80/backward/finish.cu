@@ -2,6 +2,8 @@
 // in the type of dq. p: of dropout.
 // One block per tile of queries and head. Bound by memory: 4 B Hq Sq D bytes read, 2 written.
 
+#include "ptx/atomic.h"
+#include "ptx/dependency.h"
 #include "sm80/backward/operands.h"
 #include "tile/mutation.h"
 
@@ -28,6 +30,20 @@ __device__ inline void discard(float* first, int lane) {
   for (int at = lane * kLine; at < kFloats; at += 32 * kLine) ptx::discard_line(first + at);
 }
 
+/// Where the kernel before counts the tiles of keys of each head that it is done with, blocks begin
+/// beside its last ones.
+template <class Config>
+__device__ inline void await_head(const BackwardArguments& args, int batch, int head_q) {
+  const Shape& shape = args.shape;
+  const auto tiles = static_cast<unsigned>(divide_up(shape.seqlen_k, Config::kTileK));
+  const auto* done = static_cast<const unsigned*>(args.regions[kRegionTurns]) + 2 + gridDim.x +
+                     batch * shape.heads_k + head_q / shape.group;
+  if (threadIdx.x == 0) {
+    while (ptx::load_acquire(done) != tiles) __nanosleep(100);
+  }
+  __syncthreads();
+}
+
 }  // namespace flashlab::device
 
 extern "C" __global__ void __launch_bounds__(32 * Config::kWarpsQ * Config::kWarpsK)
@@ -38,11 +54,14 @@ extern "C" __global__ void __launch_bounds__(32 * Config::kWarpsQ * Config::kWar
       GradientWriter<Config::kGradQ, Config::kHeadDim, Config::kAlignGradQ, Config::kAccumulate>;
   const Shape& shape = args.shape;
   const int tiles = (shape.seqlen_q + Sizes::kTileQ - 1) / Sizes::kTileQ;
-  // From the last tile on: the last ones that the main kernel added to are still in L2.
-  const int index = static_cast<int>(gridDim.x - 1 - blockIdx.x);
+  // From the last tile on: the last ones that the main kernel added to are still in L2. Beside it
+  // in its order.
+  const auto index =
+      static_cast<int>(Config::kCountsHeads ? blockIdx.x : gridDim.x - 1 - blockIdx.x);
   const int tile = index % tiles, head_index = index / tiles;
   const int batch = head_index / shape.heads_q, head = head_index % shape.heads_q;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  if constexpr (Config::kCountsHeads) await_head<Config>(args, batch, head);
 
   constexpr int kWarpFloats = Sizes::kGradQM * Sizes::kGradQN * kFragmentFloats;
   float* const own = static_cast<float*>(args.regions[kRegionGradQ]) +
@@ -80,4 +99,6 @@ extern "C" __global__ void __launch_bounds__(32 * Config::kWarpsQ * Config::kWar
     });
   }
   discard<kWarpFloats>(own, lane);
+  // The kernel before has stored dK and dV when this one ends.
+  if (Config::kCountsHeads && blockIdx.x + 1 == gridDim.x) flashlab::ptx::wait_for_kernel_before();
 }

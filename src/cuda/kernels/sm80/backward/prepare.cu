@@ -108,6 +108,7 @@ extern "C" __global__ void __launch_bounds__(256)
     auto* turns = static_cast<unsigned*>(args.regions[kRegionTurns]);
     if (thread == 0) turns[2 + blockIdx.x] = 0;
     if (blockIdx.x == 0 && thread < 2) turns[thread] = 0;
+    if (Config::kCountsHeads && tile == 0 && thread == 0) turns[2 + gridDim.x + head_index] = 0;
   }
 
   const Int64 first = (Int64(head_index) * tiles + tile) * Sizes::kTileQ;

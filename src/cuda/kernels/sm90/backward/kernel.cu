@@ -17,8 +17,11 @@
 // comes a step late. The warpgroups multiply in turns, one's exponentials beside the other's
 // products. dQ goes first: it is added to memory while dV and dK are computed.
 
+#include "ptx/dependency.h"
 #include "ptx/special.h"
 #include "ptx/warpgroup.h"
+#include "sm90/backward/draws.h"
+#include "sm90/backward/heads_done.h"
 #include "sm90/backward/warpgroup.h"
 #include "sm90/backward/zeros.h"
 #include "tile/slab_copy.h"
@@ -102,6 +105,7 @@ struct Sm90QueryProducer {
       Cursor at(work, shape);
       if (at.left == 0) {
         ticket = take_ticket();
+        Sm90HeadCounter<Config>{args.call, shared}.count(work);
       } else {
         load_keys(work, index);
       }
@@ -114,55 +118,6 @@ struct Sm90QueryProducer {
       index = gridDim.x + ticket;
     }
     end();
-  }
-};
-
-/// One warp: what dropout drops of each tile of queries, to the place that the tile comes to. It
-/// has 24 registers: what can be found anew is not kept from tile to tile.
-template <class Config>
-struct Sm90DropoutProducer {
-  const BackwardArguments& args;
-  Sm90BackwardStorage<Config>& shared;
-  Ring<Config::kKeyStages> ring_keys{shared.ring_keys};
-  Ring<Config::kStages> ring_queries{shared.ring_queries};
-
-  __device__ void draw_tile(int query0, int key0) {
-    ring_queries.wait_empty();
-    const int lane = static_cast<int>(ptx::anew(threadIdx.x) % 32);
-    shared.drawn.of[ring_queries.stage].draw(shared.drawn.words, args.dropout.limit, query0,
-                                             ptx::anew(key0), lane, PtxArithmetic{});
-    ptx::barrier_arrive(ring_queries.full());
-    ring_queries.advance();
-  }
-  /// Of a tile of keys.
-  __device__ void draw(unsigned index) {
-#pragma unroll 1
-    for (int member = 0; member < args.shape.group; ++member) {
-      const Work work = tile_of_keys<Config>(args.shape, ptx::anew(index));
-      const int head = work.head_k * args.shape.group + member;
-      __syncwarp();
-      if (ptx::anew(threadIdx.x) % 32 == 0) {
-        shared.drawn.words = KeepMask<Config>(args.dropout, args.shape, work.batch, head).words;
-      }
-      __syncwarp();
-#pragma unroll 1
-      for (int tile = work.first_tile; tile < work.end_tile; ++tile) {
-        draw_tile(tile * Config::kTileQ, work.key0);
-      }
-    }
-  }
-
-  __device__ void run() {
-    if constexpr (!Sm90BackwardTiles<Config>::kStays) return draw(blockIdx.x);
-#pragma unroll 1
-    for (;;) {
-      ring_keys.wait_full();
-      const int index = shared.work[ring_keys.stage];
-      ring_keys.release();
-      ring_keys.advance();
-      if (index < 0) break;
-      draw(static_cast<unsigned>(index));
-    }
   }
 };
 
@@ -435,6 +390,7 @@ struct Sm90KeyConsumer {
     wait_for_phase(ring_scores.full(), ring_scores.phase ^ 1);
     start_grad_q(sum, stage_before());
     finish_grad_q<0>(sum, before);
+    if constexpr (Tiles::kStays) ring_keys.release(stage_before());
     if (warpgroup.consumer == 0) await_turn();  // nothing is left at a barrier
   }
 
@@ -482,6 +438,7 @@ __device__ void sm90_backward(const Sm90BackwardArguments& args) {
     shared.init_barriers();
   }
   __syncthreads();
+  if constexpr (Tiles::kStays) ptx::launch_dependents();
   const int warpgroup = __shfl_sync(ptx::kFullMask, threadIdx.x / kWarpgroupThreads, 0);
   // A block's only tile is found before roles part, or the compiler finds shared addresses anew in
   // every step.
@@ -494,6 +451,9 @@ __device__ void sm90_backward(const Sm90BackwardArguments& args) {
       if (threadIdx.x / 32 == 1) Sm90DropoutProducer<Config>{args.call, shared}.run();
     }
     if (threadIdx.x / 32 == 2) Sm90Zeros<Config>(args.call).run(shared);
+    if constexpr (Tiles::kStays) {
+      if (threadIdx.x == 96) Sm90HeadCounter<Config>{args.call, shared}.run();
+    }
   } else {
     ptx::take_registers<Tiles::kConsumerRegisters>();
     Sm90KeyConsumer<Config>(args.call, shared, first, warpgroup - 1).run();

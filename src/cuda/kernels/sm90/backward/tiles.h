@@ -85,7 +85,8 @@ struct alignas(kSlabAlignment) Sm90BackwardStorage {
   __device__ void init_barriers() {
     constexpr int kConsumerWarps = Tiles::kConsumers * kWarpgroupThreads / 32;
     constexpr int kDrawingWarps = Config::kDropout;
-    ring_keys.init(1, kConsumerWarps + kDrawingWarps + 1);  // 1: Sm90Zeros
+    constexpr int kZeroingWarps = 1, kCountingThreads = Tiles::kStays;
+    ring_keys.init(1, kConsumerWarps + kDrawingWarps + kZeroingWarps + kCountingThreads);
     ring_queries.init(1 + 32 * kDrawingWarps, kConsumerWarps * (Config::kDropout ? 32 : 1));
     ring_scores.init(kConsumerWarps, kConsumerWarps);
     ptx::barrier_init_fence();

@@ -1,0 +1,39 @@
+#pragma once
+
+// Of the Hopper backward kernel (kernel.cu), where blocks stay: which heads' dQ is complete.
+// `finish` begins beside the last tiles of keys, on multiprocessors that have none left.
+
+#include "ptx/atomic.h"
+#include "sm90/backward/zeros.h"
+
+namespace flashlab::device {
+
+/// One thread: counts the tiles of keys of each head whose dQ is added. `finish` waits for these.
+template <class Config>
+struct Sm90HeadCounter {
+  const BackwardArguments& args;
+  Sm90BackwardStorage<Config>& shared;
+  Ring<Config::kKeyStages> ring_keys{shared.ring_keys};
+
+  __device__ void count(const Work& work) const {
+    // Behind the counters of zeros, which are as many as there are tiles of queries.
+    const int before = args.shape.batch * args.shape.heads_q * work.tiles_q;
+    ptx::add_release(static_cast<unsigned*>(args.regions[kRegionTurns]) + kZeroedOfHeads + before +
+                         work.batch * args.shape.heads_k + work.head_k,
+                     1);
+  }
+  __device__ void run() {
+#pragma unroll 1
+    for (;;) {
+      ring_keys.wait_full();
+      const int index = shared.work[ring_keys.stage];
+      ptx::barrier_arrive(ring_keys.empty());
+      if (index < 0) break;
+      wait_for_phase(ring_keys.empty(), ring_keys.phase);
+      count(tile_of_keys<Config>(args.shape, static_cast<unsigned>(index)));
+      ring_keys.advance();
+    }
+  }
+};
+
+}  // namespace flashlab::device

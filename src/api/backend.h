@@ -21,7 +21,9 @@ class Backend {
 
   /// What a plan that names no implementation tries in turn; the first that serves its problem is
   /// it. `gpu` is null on a CPU, and where the GPU is not known: sm_80 or newer is then meant.
-  virtual std::vector<const Implementation*> candidates(const cuda::DeviceInfo* gpu) const = 0;
+  /// `head_dim`: the larger one of a problem, 0: one that is usual.
+  virtual std::vector<const Implementation*> candidates(const cuda::DeviceInfo* gpu,
+                                                        std::int64_t head_dim = 0) const = 0;
 
   /// The largest batch, length, head count or head dim that kernels can count.
   virtual std::int64_t largest_extent() const = 0;

@@ -97,10 +97,10 @@ std::string relative_of(const std::string& name, const Backend& backend) {
 
 // The implementation that is named, or what is tried where none is.
 Result<std::vector<const Implementation*>> choose(const ContextState& context,
-                                                  const std::string& name) {
+                                                  const std::string& name, std::int64_t head_dim) {
   const Backend& backend = backend_of(context.device.kind);
   const cuda::GpuDevice* gpu = context.gpu();
-  if (name.empty()) return backend.candidates(gpu != nullptr ? &gpu->info() : nullptr);
+  if (name.empty()) return backend.candidates(gpu != nullptr ? &gpu->info() : nullptr, head_dim);
   std::string known;
   for (const Implementation* implementation : backend.implementations()) {
     if (implementation->name == name) return std::vector{implementation};
@@ -153,7 +153,8 @@ Result<Plan> make_plan(const ContextState& context, const Problem& problem) {
                             "use a context of the tensors' device"});
   }
   if (Status s = check_extents(context, *geometry); !s.ok()) return s;
-  auto chosen = choose(context, problem.options.implementation);
+  auto chosen = choose(context, problem.options.implementation,
+                       std::max(geometry->head_dim, geometry->head_dim_v));
   if (!chosen.ok()) return chosen.status();
   auto state = plan_with_first(context, *chosen, normalised, *geometry);
   if (!state.ok()) return state.status();

@@ -10,7 +10,8 @@ class CpuBackend final : public Backend {
   explicit CpuBackend(std::vector<const Implementation*> list) : list_(std::move(list)) {}
 
   std::vector<const Implementation*> implementations() const override { return list_; }
-  std::vector<const Implementation*> candidates(const cuda::DeviceInfo*) const override {
+  std::vector<const Implementation*> candidates(const cuda::DeviceInfo*,
+                                                std::int64_t) const override {
     return {list_.front()};
   }
   std::int64_t largest_extent() const override { return INT64_MAX; }

@@ -12,6 +12,7 @@ namespace flashlab::cuda {
 namespace {
 
 constexpr std::array<std::string_view, 2> kProduction{"sm90", "sm80"};
+constexpr std::int64_t kMostProduction = 256;  // head dim
 // fa2-mma takes fp16 forward on sm_75; bf16, fp32 and backward come to the next ones; fa2 leaves
 // the deterministic backward to fa2-deterministic. No rung takes masks or head dims beyond 128.
 // Times: the table in README.md, docs/learn/fa2.md.
@@ -33,7 +34,12 @@ CudaBackend::Implementations running(const CudaBackend::Implementations& all,
 
 }  // namespace
 
-CudaBackend::Implementations CudaBackend::candidates(const DeviceInfo* gpu) const {
+CudaBackend::Implementations CudaBackend::candidates(const DeviceInfo* gpu,
+                                                     std::int64_t head_dim) const {
+  if (head_dim > kMostProduction) {
+    constexpr std::array<std::string_view, 1> kAny{"naive"};
+    return running(list_, kAny, gpu);
+  }
   Implementations production = running(list_, kProduction, gpu);
   return production.empty() ? running(list_, kElsewhere, gpu) : production;
 }

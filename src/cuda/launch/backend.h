@@ -12,8 +12,9 @@ class CudaBackend final : public internal::Backend {
 
   Implementations implementations() const override { return list_; }
   /// The production kernels that run on the GPU, in order of speed; where none does, the rungs of
-  /// the ladder that serve most, fastest first.
-  Implementations candidates(const DeviceInfo* gpu) const override;
+  /// the ladder that serve most, fastest first. Head dims that no production kernel serves are left
+  /// to `naive`, which has its scores in memory.
+  Implementations candidates(const DeviceInfo* gpu, std::int64_t head_dim) const override;
   std::int64_t largest_extent() const override { return INT32_MAX; }
   Status check_stream(const internal::ContextState& context, Stream stream) const override;
   Status check_memory(const internal::ContextState& context, const char* name,

@@ -152,9 +152,19 @@ inline void add_synchronisation_kernels(Primitives& list) {
       wait_for(ready, round + 1);
       kept[32 * round + t] = box[t];
       __syncwarp();
-      if (t == 0) ptx::store_release(taken, round + 1);
+      if (t == 0) ptx::add_release(taken, 1);
     }
   }
+)"));
+  // A line is written, given up and written again.
+  list.push_back(ptx_kernel("discard_line", "const unsigned* in, unsigned* out", R"(
+  out[t] = ~in[t];
+  __threadfence();
+  __syncwarp();
+  if (t == 0) ptx::discard_line(out);
+  __threadfence();
+  __syncwarp();
+  out[t] = in[t];
 )"));
   // What a barrier for two arrivals says of both parities, before and after each arrival.
   list.push_back(ptx_kernel("barrier_phases", "const unsigned*, unsigned* out", R"(

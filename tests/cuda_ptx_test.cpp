@@ -481,6 +481,11 @@ TEST_F(Ptx, ReleaseAcquire) {
   EXPECT_TRUE(same("release_acquire", got, in));
 }
 
+TEST_F(Ptx, ALineThatIsGivenUpIsWrittenAgain) {
+  const Words in = random_words(32);
+  EXPECT_TRUE(same("discard_line", run("discard_line", in, Words(32, kPoison)), in));
+}
+
 TEST_F(Ptx, BarrierPhases) {
   Words expected;
   for (unsigned arrivals = 0; arrivals < 7; ++arrivals) {

@@ -450,13 +450,13 @@ inline Primitive store_kernel(const std::string& element) {
 }
 
 /// Warp 0 hands 32 words to warp 1 through a ring of 3 places, 16 times; warp 1 reverses them. Only
-/// lane 0 of the first ends a place's phase.
+/// lane 0 of the first ends a place's phase. The second gives it back both ways.
 inline Primitive hopper_ring_kernel() {
   return primitive("ring_hand_over", "", {"tile/pipeline.h"}, "const unsigned* in, unsigned* out",
                    R"(
   __shared__ RingBarriers<3> barriers;
   __shared__ unsigned places[3][32];
-  if (t == 0) barriers.init(1, 1);
+  if (t == 0) barriers.init(1, 1 + 32);
   __syncthreads();
   auto ring = Ring<3>(barriers);
   ring.attach(barriers);
@@ -471,6 +471,7 @@ inline Primitive hopper_ring_kernel() {
       ring.wait_full();
       out[32 * round + lane] = places[ring.stage][31 - lane];
       ring.release();
+      ring.release_own();
     }
     ring.advance();
   }

@@ -36,8 +36,8 @@ template <class Config>
 __device__ inline void await_head(const BackwardArguments& args, int batch, int head_q) {
   const Shape& shape = args.shape;
   const auto tiles = static_cast<unsigned>(divide_up(shape.seqlen_k, Config::kTileK));
-  const auto* done = static_cast<const unsigned*>(args.regions[kRegionTurns]) + 2 + gridDim.x +
-                     batch * shape.heads_k + head_q / shape.group;
+  const unsigned* done =
+      done_counter(args, static_cast<int>(gridDim.x), batch, head_q / shape.group);
   if (threadIdx.x == 0) {
     while (ptx::load_acquire(done) != tiles) __nanosleep(100);
   }

@@ -156,6 +156,17 @@ struct BackwardSizes {
 /// The workspace regions, in the plan's order (launch/sm80_backward.cpp).
 enum BackwardRegion { kRegionLse, kRegionDelta, kRegionGradQ, kRegionTurns, kRegionGradO };
 
+/// Counters in the region of turns, which `prepare` clears. Behind the first of tiles there is one
+/// for each block of `prepare`, then one for each head.
+enum TurnCounter { kTicketsOfKeys, kTicketsOfZeros, kFirstOfTiles };
+
+/// Counts the tiles of keys of a key head that are done. `tiles`: of queries, of all heads.
+__device__ inline unsigned* done_counter(const BackwardArguments& args, int tiles, int batch,
+                                         int head_k) {
+  return static_cast<unsigned*>(args.regions[kRegionTurns]) + kFirstOfTiles + tiles +
+         batch * args.shape.heads_k + head_k;
+}
+
 inline constexpr int kFragmentFloats = 128;  ///< of a [16, 8] product: 4 per lane
 
 /// The fp32 dQ accumulator is tile after tile, each in the order in which warps hold it: fragment

@@ -106,9 +106,10 @@ extern "C" __global__ void __launch_bounds__(256)
   }
   if constexpr (Config::kTickets) {
     auto* turns = static_cast<unsigned*>(args.regions[kRegionTurns]);
-    if (thread == 0) turns[2 + blockIdx.x] = 0;
-    if (blockIdx.x == 0 && thread < 2) turns[thread] = 0;
-    if (Config::kCountsHeads && tile == 0 && thread == 0) turns[2 + gridDim.x + head_index] = 0;
+    if (thread == 0) turns[kFirstOfTiles + blockIdx.x] = 0;
+    if (blockIdx.x == 0 && thread < kFirstOfTiles) turns[thread] = 0;
+    if (Config::kCountsHeads && tile == 0 && thread == 0)
+      turns[kFirstOfTiles + gridDim.x + head_index] = 0;
   }
 
   const Int64 first = (Int64(head_index) * tiles + tile) * Sizes::kTileQ;

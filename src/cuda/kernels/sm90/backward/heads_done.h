@@ -4,7 +4,7 @@
 // `finish` begins beside the last tiles of keys, on multiprocessors that have none left.
 
 #include "ptx/atomic.h"
-#include "sm90/backward/zeros.h"
+#include "sm90/backward/tiles.h"
 
 namespace flashlab::device {
 
@@ -16,11 +16,8 @@ struct Sm90HeadCounter {
   Ring<Config::kKeyStages> ring_keys{shared.ring_keys};
 
   __device__ void count(const Work& work) const {
-    // Behind the counters of zeros, which are as many as there are tiles of queries.
-    const int before = args.shape.batch * args.shape.heads_q * work.tiles_q;
-    ptx::add_release(static_cast<unsigned*>(args.regions[kRegionTurns]) + kZeroedOfHeads + before +
-                         work.batch * args.shape.heads_k + work.head_k,
-                     1);
+    const int tiles = args.shape.batch * args.shape.heads_q * work.tiles_q;
+    ptx::add_release(done_counter(args, tiles, work.batch, work.head_k), 1);
   }
   __device__ void run() {
 #pragma unroll 1

@@ -8,9 +8,6 @@
 
 namespace flashlab::device {
 
-/// Counters in the region of turns; `prepare` clears them.
-enum Sm90Counter { kTicketsOfKeys, kTicketsOfZeros, kZeroedOfHeads };
-
 /// The next tile of the accumulator is taken by a warp of any block. What a block waits for was
 /// taken by a block that runs, or its own warp takes it: nobody waits for a block to start.
 template <class Config>
@@ -32,7 +29,7 @@ struct Sm90Zeros {
 
   /// Returns when a key head's tiles are zeros.
   __device__ void await(int head) const {
-    while (ptx::load_acquire(counters + kZeroedOfHeads + head) != tiles) __nanosleep(32);
+    while (ptx::load_acquire(counters + kFirstOfTiles + head) != tiles) __nanosleep(32);
   }
 
   /// The next tile if a block that begins with this tile of keys is to see to it, by one thread.
@@ -60,7 +57,7 @@ struct Sm90Zeros {
       __syncwarp();
       if (lane == 0) {
         __threadfence();
-        atomicAdd(counters + kZeroedOfHeads + tile / tiles, 1u);
+        atomicAdd(counters + kFirstOfTiles + tile / tiles, 1u);
       }
     }
   }

@@ -116,6 +116,9 @@ TEST(ReportNumbers, Units) {
   EXPECT_EQ(format_percent(1.02), "102%");
   EXPECT_EQ(format_percent(1e300), "1e+302%");
   EXPECT_EQ(format_ratio(8.714), "8.71x");
+  EXPECT_EQ(format_ratio(1.004), "1.00x");
+  EXPECT_EQ(format_ratio(0.996), "1.00x") << "the columns of a table stay two decimals wide";
+  EXPECT_EQ(format_ratio(0.9949), "0.99x");
   EXPECT_EQ(format_ratio(0.1234), "0.12x");
   EXPECT_EQ(format_ratio(0.0601), "0.060x");
   EXPECT_EQ(format_length(16384), "16k");

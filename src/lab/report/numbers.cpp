@@ -75,7 +75,10 @@ std::string format_error(std::optional<double> error) {
 std::string format_ratio(std::optional<double> ratio) {
   if (!ratio) return kAbsent;
   if (const std::string word = special(*ratio); !word.empty()) return word;
-  return format_significant(*ratio, std::fabs(*ratio) < 0.995 ? 2 : 3) + "x";
+  // 0.996 has two decimals as its neighbours on both sides have: 1.00.
+  const double magnitude = std::fabs(*ratio);
+  if (magnitude >= 0.995 && magnitude < 1) return fmt::format("{:.2f}x", *ratio);
+  return format_significant(*ratio, magnitude < 1 ? 2 : 3) + "x";
 }
 
 std::string format_flops(double flops) {

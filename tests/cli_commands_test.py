@@ -72,8 +72,10 @@ class Commands(Folder):
         table = done.stdout[done.stdout.index("ladder   "):].split("\n")[2:5]
         self.assertEqual([line.split()[0] for line in table], ["naive", "fa2-plain", "cpu"])
         self.assertEqual(table[0].split()[2:4], ["-", "-"])
-        for line in table[1:]:
-            self.assertRegex(line, r"\d\.\d\dx")
+        for line in table[1:]:  # a busy machine makes any ratio, so its digits are not asked for
+            for ratio in line.split()[2:4]:
+                self.assertRegex(ratio, r"^\d[\d.]*x$")
+                self.assertGreater(float(ratio[:-1]), 0)
         self.refused(["compare", "--ladder", "--implementation", "cpu"], "--ladder chooses")
 
     def test_warmup_may_be_left_out(self):
@@ -143,7 +145,8 @@ class Commands(Folder):
         done = run("bench", "weighted-sum", "--rows", "64,128", "--dim", "32", "--repeats", "3",
                    "--json", saved, "--output", self.path("sums"))
         self.assertEqual(done.returncode, 0, done.stderr)
-        page = open(os.path.join(self.path("sums"), "report.html"), encoding="utf-8").read()
+        with open(os.path.join(self.path("sums"), "report.html"), encoding="utf-8") as report:
+            page = report.read()
         self.assertIn("Weighted sum on", page)
         self.assertIn("rows 128", page)
         again = run("bench", "weighted-sum", "--rows", "64", "--dim", "32", "--repeats", "3",

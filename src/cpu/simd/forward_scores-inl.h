@@ -137,27 +137,46 @@ HWY_INLINE Floats maxima(const float* row, int64_t padded) {
   return hn::Max(max0, max1);
 }
 
-/// P = 2^(factor (S - max)) of a row.
-struct Power {
+/// A row's scores, which become the exponents t = factor (S - max) of its powers, in their place.
+struct Exponents {
+  float* row;
   Floats max, factor;
 
-  HWY_INLINE Floats exponent(const float* s) const {
-    return hn::Mul(hn::Sub(load(s), max), factor);
+  HWY_INLINE void at(int64_t j) const {
+    const Floats t = hn::Mul(hn::Sub(load(row + j), max), factor);
+    store(clamp_exponent(t), row + j);
   }
-  /// P of kVectors vectors (even) of the row's scores s from column j on, stored and added up.
-  template <class Multiply, int kVectors>
-  HWY_INLINE void weigh(const float* s, int64_t j, typename Multiply::Element* weights,
-                        Floats* sum0, Floats* sum1) const {
+};
+
+/// P = 2^t of a row's exponents, stored and added up by lane. `beside(j)` is called for each
+/// vector.
+template <class Multiply>
+struct Powers {
+  const float* exponents;
+  typename Multiply::Element* weights;
+
+  /// P of kVectors vectors from column j on.
+  template <int kVectors, class Beside>
+  HWY_INLINE void weigh(int64_t j, const Beside& beside, Floats (&sum)[2]) const {
     Floats p[kVectors];
-#pragma GCC unroll 4
-    for (int i = 0; i < kVectors; ++i) p[i] = exponent(s + j + i * kLanes);
-    exp2<Multiply::kExpDegree>(p);
-#pragma GCC unroll 4
-    for (int i = 0; i < kVectors; i += 2) {
-      *sum0 = hn::Add(*sum0, p[i]);
-      *sum1 = hn::Add(*sum1, p[i + 1]);
-      store_weights(Multiply(), p[i], p[i + 1], weights, j + i * kLanes);
-    }
+#pragma GCC unroll 2
+    for (int i = 0; i < kVectors; ++i) p[i] = load(exponents + j + i * kLanes);
+#pragma GCC unroll 2
+    for (int i = 0; i < kVectors; ++i) beside(j + i * kLanes);
+    exp2_of_clamped<Multiply::kExpDegree>(p);
+#pragma GCC unroll 2
+    for (int i = 0; i < kVectors; ++i) sum[i] = hn::Add(sum[i], p[i]);
+    // score_stride leaves room for the second vector
+    store_weights(Multiply(), p[0], kVectors == 2 ? p[kVectors - 1] : zero(), weights, j);
+  }
+
+  template <class Beside>
+  HWY_INLINE Floats of_columns(int64_t padded, const Beside& beside) const {
+    Floats sum[2] = {zero(), zero()};
+    int64_t j = 0;
+    for (; j + 2 * kLanes <= padded; j += 2 * kLanes) weigh<2>(j, beside, sum);
+    if (j < padded) weigh<1>(j, beside, sum);
+    return hn::Add(sum[0], sum[1]);
   }
 };
 
@@ -193,27 +212,23 @@ HWY_INLINE void softmax_strip(int rows, int64_t padded, float factor, float* sco
     store(new_max, row_max + i);
     store(used, used_max + i);
   }
+  const auto exponents_of = [&](int i) HWY_ATTR {
+    return Exponents{scores + i * stride, set(used_max[i]), set(factor)};
+  };
+  for (int64_t j = 0; j < padded; j += kLanes) exponents_of(0).at(j);
+  // PERF: the next row's exponents are found beside this row's powers: a power's instructions wait
+  // for one another, and the core looks too few of them ahead to fill its pipes from one row.
   for (int i = 0; i < rows; ++i) {
-    const float* s = scores + i * stride;
-    typename Multiply::Element* w = weights + i * stride;
-    const Power power{set(used_max[i]), set(factor)};
-    Floats sum0 = zero(), sum1 = sum0;
-    int64_t j = 0;
-    for (; j + 4 * kLanes <= padded; j += 4 * kLanes) {
-      power.weigh<Multiply, 4>(s, j, w, &sum0, &sum1);
+    const Powers<Multiply> powers{scores + i * stride, weights + i * stride};
+    Floats sum;
+    if (i + 1 < rows) {
+      const Exponents next = exponents_of(i + 1);
+      sum = powers.of_columns(padded, [&](int64_t j) HWY_ATTR { next.at(j); });
+    } else {
+      sum = powers.of_columns(padded, [](int64_t) {});
     }
-    if (j + 2 * kLanes <= padded) {
-      power.weigh<Multiply, 2>(s, j, w, &sum0, &sum1);
-      j += 2 * kLanes;
-    }
-    if (j < padded) {  // score_stride leaves room for the second vector
-      Floats last[1] = {power.exponent(s + j)};
-      exp2<Multiply::kExpDegree>(last);
-      sum0 = hn::Add(sum0, last[0]);
-      store_weights(Multiply(), last[0], zero(), w, j);
-    }
-    float* sum = lane_sum + i * kLanes;
-    store(hn::MulAdd(load(sum), set(rescale[i]), hn::Add(sum0, sum1)), sum);
+    float* lanes = lane_sum + i * kLanes;
+    store(hn::MulAdd(load(lanes), set(rescale[i]), sum), lanes);
   }
 }
 

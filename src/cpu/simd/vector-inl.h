@@ -72,7 +72,7 @@ HWY_INLINE void store(Floats v, float* p) {
   hn::StoreU(v, FloatTag(), p);
 }
 
-/// The larger of both, b where either is NaN. The order matters: see exp2.
+/// The larger of both, b where either is NaN. The order matters: see clamp_exponent.
 HWY_INLINE Floats max_keep_second(Floats a, Floats b) {
 #if HWY_TARGET == HWY_SCALAR
   return Floats(a.raw > b.raw ? a.raw : b.raw);
@@ -97,9 +97,14 @@ HWY_INLINE Ints nearest_int(Floats t) {
 #endif
 }
 
-/// 2^t for t <= 127, polynomial of degree 5 (relative error 1e-7) or 4 (3e-6).
+/// The least exponent that exp2 takes; NaN stays.
+HWY_INLINE Floats clamp_exponent(Floats t) {
+  return max_keep_second(set(-127.0f), t);
+}
+
+/// 2^t for -127 <= t <= 127, polynomial of degree 5 (relative error 1e-7) or 4 (3e-6).
 ///
-/// Exactly 0 for t < -127, so that a masked score (-inf) has probability 0 and not 2^-127; NaN
+/// Exactly 0 for t = -127, so that a masked score (-inf) has probability 0 and not 2^-127; NaN
 /// stays NaN whatever its payload. Results below 2^-126 are not accurate (they are at most 2^-126).
 ///
 /// t = n + f with n an integer and |f| <= 1/2; 2^f by a minimax polynomial p with p(0) = 1 exactly,
@@ -109,14 +114,12 @@ HWY_INLINE Ints nearest_int(Floats t) {
 /// PERF: max, round and subtract go to the ADD pipes; the polynomial alone occupies FMA slots.
 /// vscalefps would cost two of them (Zen 4, 2026-11).
 ///
-/// Several vectors go in step: one needs 14 instructions, each waiting for the one before.
+/// Several vectors go in step: one needs 13 instructions, each waiting for the one before.
 template <int kDegree, int kVectors>
-HWY_INLINE void exp2(Floats (&t)[kVectors]) {
+HWY_INLINE void exp2_of_clamped(Floats (&t)[kVectors]) {
   static_assert(kDegree == 4 || kDegree == 5);
   Floats f[kVectors], p[kVectors];
   Ints n[kVectors];
-#pragma GCC unroll 4
-  for (int i = 0; i < kVectors; ++i) t[i] = max_keep_second(set(-127.0f), t[i]);
 #pragma GCC unroll 4
   for (int i = 0; i < kVectors; ++i) f[i] = hn::Round(t[i]);
 #pragma GCC unroll 4
@@ -148,10 +151,11 @@ HWY_INLINE void exp2(Floats (&t)[kVectors]) {
   }
 }
 
+/// 2^t for any t <= 127.
 template <int kDegree>
 HWY_INLINE Floats exp2(Floats t) {
-  Floats one[1] = {t};
-  exp2<kDegree>(one);
+  Floats one[1] = {clamp_exponent(t)};
+  exp2_of_clamped<kDegree>(one);
   return one[0];
 }
 

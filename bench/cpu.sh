@@ -9,7 +9,7 @@ program=$1
 folder=$2
 name=$3
 python=${4:-}
-here=$(cd "$(dirname "$0")" && pwd)
+here=$(dirname "$0")
 mkdir -p "$folder/peers"
 
 shapes=(--batch 1 --heads "${HEADS:-8}" --head-dim 64,128 --seqlen 1536,2k,4k,8k --pass both

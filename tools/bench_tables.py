@@ -16,7 +16,7 @@ import sys
 import bench_picture
 
 GPU = "bench/results/gpu/h200"  # the start of the names of the GPU's files
-FRONT = "zen4-2threads"  # the machine of the README's table
+FRONT = "zen5-2threads"  # the machine of the README's table
 
 
 def load(path):

@@ -72,9 +72,9 @@ class Commands(Folder):
         table = done.stdout[done.stdout.index("ladder   "):].split("\n")[2:5]
         self.assertEqual([line.split()[0] for line in table], ["naive", "fa2-plain", "cpu"])
         self.assertEqual(table[0].split()[2:4], ["-", "-"])
-        for line in table[1:]:  # a busy machine makes any ratio, so its digits are not asked for
-            for ratio in line.split()[2:4]:
-                self.assertRegex(ratio, r"^\d[\d.]*x$")
+        for line in table[1:]:
+            for ratio in line.split()[2:4]:  # any number: a busy machine decides how large
+                self.assertEqual(ratio[-1], "x", line)
                 self.assertGreater(float(ratio[:-1]), 0)
         self.refused(["compare", "--ladder", "--implementation", "cpu"], "--ladder chooses")
 

@@ -181,8 +181,9 @@ struct Powers {
 };
 
 /// Turns a strip's scores [rows, padded columns] into probabilities, updates the rows' maxima and
-/// sums and gives the factor that what was summed before must be scaled by. `lane_max` [rows,
-/// kLanes] are the scores' maxima where they are known, else null; sums stay in their lanes.
+/// sums and gives the factor that what was summed before must be scaled by. The scores are gone
+/// afterwards. `lane_max` [rows, kLanes] are their maxima where they are known, else null; sums
+/// stay in their lanes.
 ///
 /// P = 2^(factor (S - max)) with factor = scale log2(e), and max S as it is: the difference of two
 /// scores loses nothing where it matters, and P of the largest is exactly 1. A product factor S
@@ -217,7 +218,8 @@ HWY_INLINE void softmax_strip(int rows, int64_t padded, float factor, float* sco
   };
   for (int64_t j = 0; j < padded; j += kLanes) exponents_of(0).at(j);
   // PERF: the next row's exponents are found beside this row's powers: a power's instructions wait
-  // for one another, and the core looks too few of them ahead to fill its pipes from one row.
+  // for one another, and a core looks too few of them ahead to fill its pipes from one row (Zen 5,
+  // AVX2: 5.2 to 4.35 cycles a vector, 2026-11-26).
   for (int i = 0; i < rows; ++i) {
     const Powers<Multiply> powers{scores + i * stride, weights + i * stride};
     Floats sum;

@@ -97,7 +97,7 @@ HWY_INLINE Ints nearest_int(Floats t) {
 #endif
 }
 
-/// The least exponent that exp2 takes; NaN stays.
+/// t, but at least -127, where 2^t is 0; NaN stays NaN.
 HWY_INLINE Floats clamp_exponent(Floats t) {
   return max_keep_second(set(-127.0f), t);
 }
@@ -151,7 +151,7 @@ HWY_INLINE void exp2_of_clamped(Floats (&t)[kVectors]) {
   }
 }
 
-/// 2^t for any t <= 127.
+/// 2^t for t <= 127, NaN for NaN.
 template <int kDegree>
 HWY_INLINE Floats exp2(Floats t) {
   Floats one[1] = {clamp_exponent(t)};

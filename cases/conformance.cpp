@@ -407,6 +407,7 @@ void add_score_features(std::vector<Case>& list, DType t) {
   const auto sure = [](Case& c) { c.deterministic = c.lse_gradient = true; };
   const auto added = [](Case& c) { c.gradient_mode = GradientMode::kAccumulate; };
   const auto batches = [](Case& c) { c.seed = 3; };  // slopes of every batch entry
+  const auto dim_128 = [](Case& c) { c.head_dim = c.head_dim_v = 128; };
   const auto all = [&](Case& c) {
     cap(c);
     slopes(c);
@@ -429,6 +430,8 @@ void add_score_features(std::vector<Case>& list, DType t) {
   add("alibi-mask", odd, slopes, hidden);
   add("alibi-decode", decode, slopes);
   add("alibi-window", longer, slopes, [](Case& c) { c.window = Window{70, -1}; });
+  add("alibi-causal-128", plain, slopes, dim_128);
+  add("alibi-window-128", longer, slopes, dim_128, [](Case& c) { c.window = Window{150, -1}; });
   add("dropout", plain, drop);
   add("dropout-half", wide, [](Case& c) { c.dropout = 0.5f; });
   add("dropout-most", odd, [](Case& c) { c.dropout = 0.95f; });

@@ -192,6 +192,14 @@ struct Sm90KeyConsumer {
     return Config::kDropout && Tiles::kStays ? ptx::anew(warpgroup.consumer) : warpgroup.consumer;
   }
 
+  /// With a head's first tile of queries, whether or not this consumer's keys are seen there.
+  __device__ void read_slope(const Cursor& at) {
+    if constexpr (Config::kAlibi) {
+      if (at.tile == work.first_tile) {
+        slope = HeadSlope<Config>(args.slopes, work.batch, at.head, kLog2E);
+      }
+    }
+  }
   /// S^T -> P^T of a tile whose first query and key are given.
   __device__ void exponentials(typename Warpgroup::Pairs& s, const PerQuery& lse2,
                                int query0) const {
@@ -252,11 +260,7 @@ struct Sm90KeyConsumer {
     const float* lse2 = shared.lse2[stage];
     const bool empty = has_empty_row(query0, lse2);
     const PerQuery rows_lse2(lse2, warpgroup.thread);
-    if constexpr (Config::kAlibi) {
-      if (at.tile == work.first_tile) {
-        slope = HeadSlope<Config>(args.slopes, work.batch, at.head, kLog2E);
-      }
-    }
+    read_slope(at);
     ptx::wgmma_wait<1>();
     pin(s);
     exponentials(s, rows_lse2, query0);
@@ -342,6 +346,7 @@ struct Sm90KeyConsumer {
   /// That tile: its dS^T is zeros.
   __device__ void step_unseen(const Cursor& at) {
     pass_turn();
+    read_slope(at);
     warpgroup.clear_scores();
     send_scores();
     await_turn();

@@ -316,27 +316,40 @@ struct Sm90KeyConsumer {
   /// A tile of queries, and dQ of the tile before it if there is one.
   template <Place kPlace>
   __device__ void step(const Cursor& at, int tile_before) {
+    if (sees_none<kPlace>(at)) return step_unseen<kPlace>(at, tile_before);
     ring_queries.wait_full();
     make_scores<kPlace>(at);
     await_turn();
     float sum[32];
-    if constexpr (kPlace != Place::kFirst) {
-      start_grad_q(sum, kPlace == Place::kNextKeys ? stage_before() : ring_keys.stage);
-    }
+    start_grad_q_before<kPlace>(sum);
     const int stage = ring_queries.stage;
     warpgroup.start_gradients(ptx::shared_address(shared.d_o[stage]),
                               ptx::shared_address(shared.q[stage]));
-    if constexpr (kPlace != Place::kFirst) finish_grad_q<1>(sum, tile_before);
-    if constexpr (kPlace == Place::kNextKeys) ring_keys.release(stage_before());
+    finish_grad_q_before<kPlace, 1>(sum, tile_before);
     ptx::wgmma_wait<0>();
     release_queries();
   }
+  template <Place kPlace>
+  __device__ void start_grad_q_before(float (&sum)[32]) const {
+    if constexpr (kPlace == Place::kFirst) return;
+    start_grad_q(sum, kPlace == Place::kNextKeys ? stage_before() : ring_keys.stage);
+  }
+  template <Place kPlace, int kUnderWay>
+  __device__ void finish_grad_q_before(float (&sum)[32], int tile_before) {
+    if constexpr (kPlace != Place::kFirst) finish_grad_q<kUnderWay>(sum, tile_before);
+    if constexpr (kPlace == Place::kNextKeys) ring_keys.release(stage_before());
+  }
 
-  /// Whether the block's first tile of queries sees none of this consumer's keys, as on a diagonal
-  /// the second consumer's: half of a tile's products less (H200: 0.988 of the time at 512).
+  /// Whether a tile of queries sees none of this consumer's keys: on a diagonal the first one does
+  /// not see consumer 1's, at a window's end the last one not consumer 0's. Half of a tile's
+  /// products less (H200: 0.988 of the time at causal 512). Where blocks do not stay only the
+  /// first tile is asked about; where a tile has as many queries as keys there is none.
   /// Not where rows are to be cleared: consumers do that together.
+  template <Place kPlace>
   __device__ bool sees_none(const Cursor& at) {
-    if constexpr (Tiles::kStays || !Config::kBoundedRight) return false;
+    constexpr bool kAsks = Tiles::kStays ? !Tiles::kSplitQueries : kPlace == Place::kFirst;
+    constexpr bool kBounded = Config::kBoundedRight || (Tiles::kStays && Config::kBoundedLeft);
+    if constexpr (!kAsks || !kBounded) return false;
     const int query0 = at.tile * kTileQ;
     const int first_key = work.key0 + kWarpgroupRows * warpgroup.consumer;
     if (!visibility.sees_none(query0, kTileQ, first_key, kWarpgroupRows)) return false;
@@ -344,12 +357,17 @@ struct Sm90KeyConsumer {
     return !has_empty_row(query0, shared.lse2[ring_queries.stage]);
   }
   /// That tile: its dS^T is zeros.
-  __device__ void step_unseen(const Cursor& at) {
+  template <Place kPlace>
+  __device__ void step_unseen(const Cursor& at, int tile_before) {
     pass_turn();
+    if constexpr (kPlace == Place::kNextKeys) store_gradients(stage_before());
     read_slope(at);
     warpgroup.clear_scores();
     send_scores();
     await_turn();
+    float sum[32];
+    start_grad_q_before<kPlace>(sum);
+    finish_grad_q_before<kPlace, 0>(sum, tile_before);
     release_queries();
   }
 
@@ -363,11 +381,7 @@ struct Sm90KeyConsumer {
     };
     if (warpgroup.consumer == 1) pass_turn();  // the first turn is consumer 0's
     await_turn();
-    if (sees_none(at)) {
-      step_unseen(at);
-    } else {
-      step<Place::kFirst>(at, 0);
-    }
+    step<Place::kFirst>(at, 0);
     int before = tile();
 #pragma unroll 1
     for (;;) {

@@ -430,8 +430,10 @@ void add_score_features(std::vector<Case>& list, DType t) {
   add("alibi-mask", odd, slopes, hidden);
   add("alibi-decode", decode, slopes);
   add("alibi-window", longer, slopes, [](Case& c) { c.window = Window{70, -1}; });
-  add("alibi-causal-128", plain, slopes, dim_128);
-  add("alibi-window-128", longer, slopes, dim_128, [](Case& c) { c.window = Window{150, -1}; });
+  add("alibi-causal-128", plain, slopes, dim_128, [](Case& c) { c.batch = 1; });
+  add("alibi-softcap-window-128", longer, slopes, cap, dim_128, [](Case& c) {
+    c.window = Window{150, -1};
+  });
   add("dropout", plain, drop);
   add("dropout-half", wide, [](Case& c) { c.dropout = 0.5f; });
   add("dropout-most", odd, [](Case& c) { c.dropout = 0.95f; });

@@ -217,7 +217,7 @@ TEST_F(Conformance, EveryLengthHeadDimAndFeatureIsThereForEveryType) {
 TEST_F(Conformance, CostsWhatTwoCoresDoInAMinute) {
   double multiply_adds = 0;
   for (const Case& c : list) multiply_adds += c.flops(Pass::kForward) / 2;
-  EXPECT_LT(multiply_adds, 6.1e9);
+  EXPECT_LT(multiply_adds, 6.2e9);
 }
 
 TEST(Presets, AreTheKnownOnes) {

@@ -157,9 +157,7 @@ std::vector<Family> families() {
   add("sm80_forward_features", "sm80", forward, "", thin, forward_features);
   add("sm80_backward_features", "sm80", backward, "", featured(fp16), backward_features);
   add("sm90_forward_features", "sm90", forward, "", featured(fp16), forward_features);
-  Case on_hopper = featured(fp16);
-  on_hopper.softcap.reset();
-  add("sm90_backward_features", "sm90", backward, "", on_hopper, forward_features);
+  add("sm90_backward_features", "sm90", backward, "", featured(fp16), backward_features);
   add("fp32_forward_features", "sm80", forward, "flash_fwd_fp32", featured(fp32), forward_features);
   add("fp32_backward_features", "sm80", backward, "flash_bwd_fp32_plain", featured(fp32),
       backward_features);

@@ -55,12 +55,12 @@ Status check_shapes(const Geometry& g) {
 
 Status check_features(const Problem& problem, const Geometry& g) {
   const char* lacks = problem.mask                    ? "a mask tensor"
-                      : g.softcap > 0                 ? "softcap"
                       : problem.options.deterministic ? "deterministic"
                                                       : nullptr;
   if (lacks == nullptr) return {};
-  return unsupported("backward of implementation 'sm90'", lacks,
-                     "causal, windows, ALiBi, dropout, nothing else; dQ in an order that varies");
+  return unsupported(
+      "backward of implementation 'sm90'", lacks,
+      "causal, windows, softcap, ALiBi, dropout, nothing else; dQ in an order that varies");
 }
 
 }  // namespace

@@ -33,7 +33,7 @@ Status check_sm90_backward_tensors(const Problem& problem);
 /// Three kernels, of which the first and the last are sm80's: delta and LSE in base 2 and zeros;
 /// the five products; dQ to its type. Workspace: dQ in fp32, two fp32 numbers per row of q; a
 /// counter where blocks stay. Errors: kUnsupported (head dims above 128; a fixed order of
-/// additions; masks, softcap; d_o of another type; rows that the copy engine cannot describe),
+/// additions; masks; d_o of another type; rows that the copy engine cannot describe),
 /// which 'sm80' serves.
 Result<std::shared_ptr<internal::PlanState>> plan_sm90_backward(
     const internal::ContextState& context, const Problem& problem,

@@ -200,19 +200,13 @@ struct Sm90KeyConsumer {
       }
     }
   }
-  /// S^T -> P^T of a tile whose first query and key are given.
-  __device__ void exponentials(typename Warpgroup::Pairs& s, const PerQuery& lse2,
-                               int query0) const {
-    const float unit = unit_of<Config>(args.score, args.shape);
-    if constexpr (!Config::kAlibi) {
-      warpgroup.exponentials(s, lse2, unit);
-    } else {
-      const int thread = static_cast<int>(warpgroup.thread);
-      const int first_key = work.key0 + kWarpgroupRows * warpgroup.consumer;
-      const float distance = HeadSlope<Config>::distance(
-          args.shape, query0 + 2 * (thread % 4), first_key + thread / 32 * 16 + thread % 32 / 4);
-      warpgroup.exponentials(s, lse2, unit, slope, distance);
-    }
+  /// Of the tile of queries whose first one is given.
+  __device__ typename Warpgroup::Exponents exponents(int query0) const {
+    const int thread = static_cast<int>(warpgroup.thread);
+    const int first_key = work.key0 + kWarpgroupRows * warpgroup.consumer;
+    return {unit_of<Config>(args.score, args.shape), slope,
+            HeadSlope<Config>::distance(args.shape, query0 + 2 * (thread % 4),
+                                        first_key + thread / 32 * 16 + thread % 32 / 4)};
   }
 
   /// Waits for the tile of keys whose place is `ring_keys`. False: there are no more.
@@ -263,7 +257,8 @@ struct Sm90KeyConsumer {
     read_slope(at);
     ptx::wgmma_wait<1>();
     pin(s);
-    exponentials(s, rows_lse2, query0);
+    const auto to_powers = exponents(query0);
+    warpgroup.exponentials(s, rows_lse2, args.score, to_powers);
     const PerQuery rows_delta(shared.delta[stage], warpgroup.thread);
     // The branch stands before the wait, or the compiler moves exponentials behind it.
     if (empty) {
@@ -277,11 +272,11 @@ struct Sm90KeyConsumer {
     if constexpr (Config::kDropout) drawn = &shared.drawn.of[stage];
     const int first_key = work.key0 + kWarpgroupRows * warpgroup.consumer;
     if (!empty && visibility.sees_all(query0, kTileQ, first_key, kWarpgroupRows)) {
-      warpgroup.template differentiate<false>(s, dp, rows_lse2, rows_delta, visibility, query0,
-                                              work.key0, drawn);
+      warpgroup.template differentiate<false>(s, dp, rows_lse2, rows_delta, to_powers, visibility,
+                                              query0, work.key0, drawn);
     } else {
-      warpgroup.template differentiate<true>(s, dp, rows_lse2, rows_delta, visibility, query0,
-                                             work.key0, drawn);
+      warpgroup.template differentiate<true>(s, dp, rows_lse2, rows_delta, to_powers, visibility,
+                                             query0, work.key0, drawn);
     }
     send_scores();
   }

@@ -121,40 +121,43 @@ struct Sm90KeyWarpgroup {
     ptx::wgmma_commit();
   }
 
-  /// S^T -> P^T in place, of every pair.
-  __device__ static void exponentials(Pairs& s, const PerQuery& lse2, float unit) {
-#pragma unroll
-    for (int j = 0; j < Tiles::kTileQ / 8; ++j) {
-      const float2 row = lse2.pair(j);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        float& value = s[4 * j + i];
-        value = ptx::exp2_fast(__fmaf_rn(value, unit, i % 2 ? row.y : row.x));
-      }
+  /// From values (tile/score.h) to P, as exponents of 2.
+  struct Exponents {
+    float unit;
+    HeadSlope<Config> slope;
+    float distance;  ///< of the thread's first query and key, for ALiBi
+    __device__ float of(float value, float lse2, int j, int i) const {
+      const float exponent = __fmaf_rn(value, unit, lse2);
+      return slope.apply(exponent, distance + static_cast<float>(i / 2 * 8 - 8 * j - i % 2));
     }
-  }
-  /// The same with ALiBi. `distance`: of the thread's first query and key.
-  __device__ static void exponentials(Pairs& s, const PerQuery& lse2, float unit,
-                                      const HeadSlope<Config>& slope, float distance) {
+  };
+
+  /// S^T -> P^T in place, of every pair; with softcap to what P^T and its derivative follow from.
+  __device__ static void exponentials(Pairs& s, const PerQuery& lse2, const ScoreArguments& score,
+                                      const Exponents& exponents) {
 #pragma unroll
     for (int j = 0; j < Tiles::kTileQ / 8; ++j) {
       const float2 row = lse2.pair(j);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         float& value = s[4 * j + i];
-        const float exponent = __fmaf_rn(value, unit, i % 2 ? row.y : row.x);
-        value = ptx::exp2_fast(
-            slope.apply(exponent, distance + static_cast<float>(i / 2 * 8 - 8 * j - i % 2)));
+        if constexpr (Config::kSoftcap) {
+          value = value_of<Config>(score, value);
+        } else {
+          value = ptx::exp2_fast(exponents.of(value, i % 2 ? row.y : row.x, j, i));
+        }
       }
     }
   }
 
-  /// P^T and dP^T to the operands P^T and dS^T. kSelect: of hidden pairs and empty rows both are 0,
-  /// whatever they hold. With dropout dS is (1 - p) times what it is: delta comes so.
+  /// What `exponentials` left and dP^T to the operands P^T and dS^T. kSelect: of hidden pairs and
+  /// empty rows both are 0, whatever they hold. With dropout dS is (1 - p) times what it is: delta
+  /// comes so.
   template <bool kSelect>
-  __device__ void differentiate(const Pairs& p, const Pairs& dp, const PerQuery& lse2,
-                                const PerQuery& delta, const Visibility& visibility, int query0,
-                                int key0, const DropoutTile* drawn) {
+  __device__ void differentiate(Pairs& p, const Pairs& dp, const PerQuery& lse2,
+                                const PerQuery& delta, const Exponents& exponents,
+                                const Visibility& visibility, int query0, int key0,
+                                const DropoutTile* drawn) {
     const int query = query0 + static_cast<int>(2 * (thread % 4));
     const KeyRange seen[2] = {visibility.queries_of(query, Tiles::kTileQ, key0 + key()),
                               visibility.queries_of(query, Tiles::kTileQ, key0 + key() + 8)};
@@ -174,6 +177,12 @@ struct Sm90KeyWarpgroup {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           const int index = 4 * j + 2 * half + i;
+          float derivative = 1;
+          if constexpr (Config::kSoftcap) {
+            derivative = slope_of<Config>(p[index]);
+            p[index] =
+                ptx::exp2_fast(exponents.of(p[index], i ? row_lse.y : row_lse.x, j, 2 * half + i));
+          }
           probability[i] = p[index];
           if constexpr (Config::kDropout) {
             probability[i] = ptx::clear_if_negative(
@@ -182,6 +191,7 @@ struct Sm90KeyWarpgroup {
           } else {
             d_s[i] = p[index] * (dp[index] - (i ? row.y : row.x));
           }
+          if constexpr (Config::kSoftcap) d_s[i] *= derivative;
           if constexpr (kSelect) {
             const bool counts =
                 seen[half].contains(8 * j + i) && (i ? row_lse.y : row_lse.x) != kMinusInfinity;

@@ -44,7 +44,8 @@ REACH_CUBLAS = REACH + (",bf16-000,bf16-023,head-dim-4,all-rows-but-one-empty,fp
 SMALL = {"sm80": "bare-causal,bf16-padded-gqa-accumulate,bf16-decode-bottom-right,"
                  "fp32-decode-bottom-right,head-dim-192,fp32-head-dim-7",
          "sm90": "bf16-bare-causal,bf16-head-dim-192,bf16-additive-mask-own-type,"
-                 "bf16-softcap-mask,bf16-alibi-both-sides,bf16-group-of-8",
+                 "bf16-softcap-mask,bf16-alibi-both-sides,bf16-group-of-8,"
+                 "bf16-alibi-softcap-window-128",
          "cublas": "bare-causal,bool-mask-form-0,bf16-000,fp32-055"}
 SMALL_LADDER = "bf16-bare-causal,fp16-head-dim-33"
 # Those with a ring of tiles, several times around it, and the repair of a row.

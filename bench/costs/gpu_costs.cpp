@@ -25,6 +25,7 @@
 #include "lab/machine/environment.h"
 #include "lab/measure/gpu_ruler.h"
 #include "lab/results/results_json.h"
+#include "train/data/files.h"
 #include "loading.h"
 #include "runtime/kernel_store/kernel.h"
 
@@ -198,7 +199,7 @@ bool all_within(const Json& rows) {
 int record(const std::string& path, const std::string& command) {
   Json document{{"schema", "flashlab.gpu_costs/1"}, {"environment", nullptr}, {"ok", false}};
   // After every part, so that what is measured is kept; the first time before anything is measured.
-  const auto save = [&] { require(lab::write_text_file(path, document.dump(1) + "\n"), "record"); };
+  const auto save = [&] { require(train::write_file(path, document.dump(1) + "\n"), "record"); };
   save();
   // First, in child processes: they need a parent that has not used CUDA.
   auto loading = measure_loading();

@@ -40,9 +40,10 @@ REACH = ("fp32-bool-mask-form-0,bf16-064,fp16-head-dim-2,fp32-060,bf16-003,"
 REACH_CUBLAS = REACH + (",bf16-000,bf16-023,head-dim-4,all-rows-but-one-empty,fp16-038,bf16-010,"
                         "bf16-111")
 # For racecheck: of production kernels every pipeline, of the ladder's one shape of several tiles,
-# of cublas' every kind of mask.
-SMALL = {"sm80": "bare-causal,bf16-padded-gqa-accumulate,bf16-decode-bottom-right,"
-                 "fp32-decode-bottom-right,head-dim-192,fp32-head-dim-7",
+# of cublas' every kind of mask. In sm80's 16-bit forward one lane gives a place back for its warp,
+# behind a barrier of the warp: racecheck does not follow that, so the rings do not go round here.
+SMALL = {"sm80": "bare-causal,bf16-padded-gqa-accumulate,fp32-decode-bottom-right,head-dim-192,"
+                 "fp32-head-dim-7",
          "sm90": "bf16-bare-causal,bf16-head-dim-192,bf16-additive-mask-own-type,"
                  "bf16-softcap-mask,bf16-alibi-both-sides,bf16-group-of-8,"
                  "bf16-alibi-softcap-window-128",

@@ -169,8 +169,7 @@ def gpu_front():
               f"{documents['papers-torch.cudnn']['peer'].split(' torch.')[0]}, {e['gpu']}, driver "
               f"{e['driver']}, {e['gpu_clock_mhz']:.0f} MHz, {e['date_utc'][:10]}, {commits}: "
               f"`{command}`, and `--grid fp32`. "
-              "TFLOP/s are the newest record's. bf16 is `sm90`'s and fp32 `sm80`'s; in "
-              "FlashAttention-2's record backward of head dim 256 was still `sm80`'s."]
+              "TFLOP/s are the newest record's. bf16 is `sm90`'s and fp32 `sm80`'s."]
     return "\n".join(lines)
 
 

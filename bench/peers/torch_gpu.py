@@ -32,6 +32,7 @@ DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16,
 BACKENDS = {"torch.flash": SDPBackend.FLASH_ATTENTION, "torch.cudnn": SDPBackend.CUDNN_ATTENTION,
             "torch.efficient": SDPBackend.EFFICIENT_ATTENTION, "torch.math": SDPBackend.MATH}
 FLUSH_BYTES = 256 << 20
+REST_S = 0.3  # as `flashlab bench` rests before a pass, so that no clock is what the calls before left
 
 
 def papers():
@@ -82,13 +83,14 @@ def dim_of_v(shape):
 
 
 class Clock:
-    """Median time of calls on the GPU, the L2 flushed before each."""
+    """Median time of calls on the GPU, the L2 flushed before each, behind a rest as ours has."""
 
     def __init__(self, budget_ms):
         self.budget_ms = budget_ms
         self.flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device="cuda")
 
     def median_ms(self, call):
+        time.sleep(REST_S)
         for _ in range(3):
             call()
         torch.cuda.synchronize()

@@ -32,7 +32,7 @@ DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16,
 BACKENDS = {"torch.flash": SDPBackend.FLASH_ATTENTION, "torch.cudnn": SDPBackend.CUDNN_ATTENTION,
             "torch.efficient": SDPBackend.EFFICIENT_ATTENTION, "torch.math": SDPBackend.MATH}
 FLUSH_BYTES = 256 << 20
-REST_S = 0.3  # as `flashlab bench` rests before a pass, so that no clock is what the calls before left
+REST_S = 0.3  # before a measurement, as in `flashlab bench`: the clock recovers from the one before
 
 
 def papers():

@@ -25,9 +25,9 @@
 #include "lab/machine/environment.h"
 #include "lab/measure/gpu_ruler.h"
 #include "lab/results/results_json.h"
-#include "train/data/files.h"
 #include "loading.h"
 #include "runtime/kernel_store/kernel.h"
+#include "train/data/files.h"
 
 namespace flashlab::costs {
 namespace {

@@ -120,6 +120,21 @@ class Docs(unittest.TestCase):
         self.assertEqual(found(row.format("problems"), "| `lse`, B | 问题数 |\n"),
                          ["docs/glossary.zh-CN.md"])
 
+    def test_the_page_of_tests_names_each_once(self):
+        def found(page):
+            lists = "flashlab_test(api_test\n  SOURCES api_a_test.cpp LIBRARIES x)"
+            files = {"docs/tests.md": page, "tests/api.cmake": lists,
+                     "tests/api_a_test.cpp": "", "tests/python/test_b.py": ""}
+            return [what for path, _, what in complaints_of("", **files) if path == "docs/tests.md"]
+
+        self.assertEqual(found("| claim | api_test, test_b |\n"), [])
+        self.assertEqual(found("| claim | api_a_test, test_b |\n"), [])
+        self.assertEqual(found("| claim | api_test |\n"), ["the test test_b is missing"])
+        self.assertEqual(found("| claim | api_test, test_b, api_test |\n"),
+                         ["api_test stands here twice"])
+        self.assertEqual(found("| claim | api_test, test_b, api_c_test |\n"),
+                         ["api_c_test is no test"])
+
     def test_records_name_no_place_of_a_machine(self):
         record = "bench/results/gpu/a.json"
         good = complaints_of("", **{record: '{"command": "flashlab bench --json a/tmp/b"}'})

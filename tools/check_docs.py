@@ -4,8 +4,8 @@
 In every *.md: links and their anchors exist; pictures have alt text; paths in `code` exist; `make`
 targets, `flashlab` commands and flags, and CMake options exist; C++ blocks with a main() compile;
 README.zh-CN.md shows the same commands and code as README.md; the architecture's dark picture is
-the light one in other colours. Records below bench/results/ name no place of the machine that made
-them: their commands can be typed in a checkout.
+the light one in other colours; docs/tests.md names every test once. Records below bench/results/
+name no place of the machine that made them: their commands can be typed in a checkout.
 Exit code 0 when everything named is there.
 """
 
@@ -218,6 +218,32 @@ def check_picture(tree):
         yield dark, 1, "is not what tools/architecture_picture.py makes"
 
 
+def check_tests(tree):
+    """docs/tests.md names every test once: a program of tests/*.cmake, or a file by its stem."""
+    page = "docs/tests.md"
+    if page not in tree.files:
+        return
+    lists = "".join(tree.text(f) for f in tree.files
+                    if f.startswith("tests/") and f.endswith((".cmake", "CMakeLists.txt")))
+    programs = {name: {os.path.splitext(f)[0] for f in re.findall(r"\w+_test\.cpp", sources)}
+                for name, sources in re.findall(r"flashlab_test\(\s*(\w+)\s+([^)]*)\)", lists)}
+    stems = {os.path.splitext(os.path.basename(f))[0] for f in tree.files
+             if re.fullmatch(r"tests/(?:\w+_test\.\w+|python/test_\w+\.py)", f)}
+    named, covered = set(), set()
+    for number, text in enumerate(tree.text(page).splitlines(), 1):
+        if not text.startswith("|"):
+            continue
+        for name in re.findall(r"\b\w+_test\b|\btest_\w+", text):
+            if name in named:
+                yield page, number, f"{name} stands here twice"
+            if name not in stems and name not in programs:
+                yield page, number, f"{name} is no test"
+            named.add(name)
+            covered |= {name} | programs.get(name, set())
+    for stem in sorted(stems - covered):
+        yield page, 1, f"the test {stem} is missing"
+
+
 def check_tree(root, compiler):
     tree = Tree(root)
     tree.named_elsewhere = lambda flag: any(
@@ -231,7 +257,7 @@ def check_tree(root, compiler):
                 found += check(tree, line, code)
         complaints += [(path, line, what) for line, what in found]
     return tree, [*complaints, *check_translation(tree), *check_glossary(tree),
-                  *check_records(tree), *check_picture(tree)]
+                  *check_records(tree), *check_picture(tree), *check_tests(tree)]
 
 
 def main():

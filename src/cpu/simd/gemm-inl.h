@@ -74,8 +74,8 @@ struct TileArguments {
   int64_t b_depth_stride;
   float* c;
   int64_t c_row_stride;
-  const float* row_scale;  ///< [rows], Start::kScale only
-  float* lane_max;         ///< [rows, kLanes], Start::kZeroAndMaxima only
+  const float* row_scale;     ///< [rows], Start::kScale only
+  float* lane_max = nullptr;  ///< [rows, kLanes], Start::kZeroAndMaxima only
 };
 
 /// C [kRows, kVectors * kLanes]. All accumulators live in registers; kRows <= kStripRows and

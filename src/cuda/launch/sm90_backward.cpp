@@ -53,7 +53,7 @@ Status check_shapes(const Geometry& g) {
   return {};
 }
 
-Status check_features(const Problem& problem, const Geometry& g) {
+Status check_features(const Problem& problem) {
   const char* lacks = problem.mask                    ? "a mask tensor"
                       : problem.options.deterministic ? "deterministic"
                                                       : nullptr;
@@ -85,7 +85,7 @@ namespace {
 
 Status check(const Problem& problem, const Geometry& g) {
   if (Status s = check_shapes(g); !s.ok()) return s;
-  if (Status s = check_features(problem, g); !s.ok()) return s;
+  if (Status s = check_features(problem); !s.ok()) return s;
   return check_sm90_backward_tensors(problem);
 }
 

@@ -39,6 +39,48 @@ class KernelVariants(unittest.TestCase):
             self.assertIn("no variant gone", done.stdout)
 
 
+PROGRAM = """#!/usr/bin/env python3
+import json, sys
+at = sys.argv.index("--json")
+row = {"implementation": "sm90", "pass": "forward", "batch": 1, "median_ms": %s}
+with open(sys.argv[at + 1], "w") as stream:
+    json.dump({"results": [row], "environment": {"commit": "%s"}}, stream)
+"""
+
+
+class Turns(unittest.TestCase):
+    def ran(self, folder, *arguments, old=1.0, new=1.0):
+        programs = [os.path.join(folder, name) for name in ("old", "new")]
+        for path, time_ms in zip(programs, (old, new)):
+            with open(path, "w", encoding="utf-8") as stream:
+                stream.write(PROGRAM % (time_ms, os.path.basename(path)))
+            os.chmod(path, 0o755)
+        return run("turns.py", *programs, *arguments)
+
+    def test_the_ratio_is_of_the_new_program_over_the_old_one(self):
+        with tempfile.TemporaryDirectory() as folder:
+            record = os.path.join(folder, "turns.json")
+            done = self.ran(folder, "--series", "step", "--json", record, old=2.0, new=2.5)
+            self.assertEqual(done.returncode, 3, done.stderr)
+            with open(record, encoding="utf-8") as stream:
+                result = json.load(stream)
+            self.assertEqual(result["series"]["step"]["geometric_mean"], 1.25)
+            self.assertEqual((result["old"]["commit"], result["new"]["commit"]), ("old", "new"))
+            same = self.ran(folder, "--series", "step")
+            self.assertEqual(same.returncode, 0, same.stdout)
+
+    def test_a_program_that_fails_is_named(self):
+        with tempfile.TemporaryDirectory() as folder:
+            done = self.ran(folder, "--series", "step", new="x")
+            self.assertEqual(done.returncode, 1)
+            self.assertIn("exit code 1", done.stdout)
+
+    def test_bad_series(self):
+        done = run("turns.py", "a", "b", "--series", "paper")
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("--series paper: expected papers,", done.stderr)
+
+
 class Grids(unittest.TestCase):
     def test_the_presets_are_those_of_the_program(self):
         absent = {name: unittest.mock.MagicMock()

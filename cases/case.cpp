@@ -109,7 +109,7 @@ bool Case::gives(TensorRole role) const {
     case TensorRole::kAlibiSlopes:
       return alibi;
     case TensorRole::kDropoutState:
-      return false;  // cases have their seed by value
+      return dropout_state;
     default:
       return row_of(role).to_come == nullptr;
   }
@@ -160,6 +160,7 @@ std::string Case::features() const {
   if (softcap) text += fmt::format(" softcap {}", *softcap);
   if (alibi) text += " alibi";
   if (dropout > 0) text += fmt::format(" dropout {}", dropout);
+  if (dropout_state) text += " dropout-state";
   return text;
 }
 

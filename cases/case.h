@@ -52,6 +52,7 @@ struct Case {
   bool alibi = false;  ///< slopes of the ALiBi paper, [1, heads_q] or [batch, heads_q] by the seed
   float dropout = 0;   ///< probability
   std::optional<std::uint64_t> dropout_pattern;  ///< which pairs; empty: by the seed
+  bool dropout_state = false;  ///< what dropout is drawn by is given as a tensor, not by value
   std::optional<float> scale;
   Precision precision = Precision::kIeee;
   bool lse_gradient = false;  ///< backward gets a dLSE

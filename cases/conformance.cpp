@@ -443,6 +443,11 @@ void add_score_features(std::vector<Case>& list, DType t) {
   add("dropout-large-heads", large, drop);
   add("alibi-dropout", plain, slopes, drop, [](Case& c) { c.batch = 1; });
   add("dropout-window", longer, drop, [](Case& c) { c.window = Window{70, -1}; });
+  add("dropout-state", plain, drop, [](Case& c) {
+    c.dropout_state = true;
+    c.batch = 1;
+    c.seqlen_q = c.seqlen_k = 90;
+  });
   add("features", plain, all);
   add("features-unequal", longer, all, sure);
   add("features-mask", wide, all, mask);

@@ -79,13 +79,31 @@ TEST(Sm90Backward, BlocksStayAtHeadDim64AndInShortWindows) {
   EXPECT_EQ(blocks(128, 8192, Window{1024, -1}), 8u * 16 * 64);
 }
 
+Result<std::shared_ptr<internal::PlanState>> choose(const internal::ContextState& context,
+                                                    const Problem& problem,
+                                                    const internal::Geometry& geometry) {
+  return internal::plan_with_first(
+      context, internal::backend_of(DeviceKind::kCuda).candidates(&context.gpu()->info()), problem,
+      geometry);
+}
+
+// A captured graph draws anew at every replay, by numbers on the device: decisions/0015.
+TEST(Sm90Dropout, IsChosenWhereSeedAndOffsetAreOnTheDevice) {
+  for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
+    for (const int dim : {64, 128}) {
+      Problem problem = testing::described_problem(
+          DType::kBf16, pass,
+          {.batch = 2, .seqlen_q = 300, .seqlen_k = 500, .heads = 4, .dim = dim}, {});
+      problem.options.dropout = 0.1f;
+      problem.dropout_state = contiguous_spec(DType::kInt64, {2}, {DeviceKind::kCuda, 0});
+      const auto made = testing::plan_on(choose, "sm_90a", problem);
+      ASSERT_NE(made, nullptr);
+      EXPECT_EQ(made->implementation, "sm90") << "head dim " << dim;
+    }
+  }
+}
+
 TEST(Sm90Backward, IsChosenUnlessTheCallNeedsWhatItLacks) {
-  const auto choose = [](const internal::ContextState& context, const Problem& problem,
-                         const internal::Geometry& geometry) {
-    return internal::plan_with_first(
-        context, internal::backend_of(DeviceKind::kCuda).candidates(&context.gpu()->info()),
-        problem, geometry);
-  };
   for (const int dim : {64, 128}) {
     const auto made = testing::plan_on(choose, "sm_90a", usual(dim));
     ASSERT_NE(made, nullptr);

@@ -39,10 +39,7 @@ const internal::Implementation& sm90_implementation() {
       "sm90",
       DeviceKind::kCuda,
       "Hopper's tensor cores and copy engine (wgmma, TMA), sm_90 only: fp16 and bf16",
-      {Feature::kForward, Feature::kBackward, Feature::kFp16, Feature::kBf16, Feature::kCausal,
-       Feature::kGroupedQuery, Feature::kUnequalHeadDims, Feature::kLse, Feature::kLseGradient,
-       Feature::kAccumulate, Feature::kDeterministic, Feature::kWindow, Feature::kBoolMask,
-       Feature::kAdditiveMask, Feature::kSoftcap, Feature::kAlibi, Feature::kDropout},
+      internal::dense_features() | internal::FeatureSet{Feature::kFp16, Feature::kBf16},
       make_plan,
       runs_on};
   return implementation;

@@ -69,7 +69,7 @@ Status check_sizes(const Case& c) {
 template <class Tensors, class Get>
 Tensors views(const Case& problem, const CaseLayout& layout, const Get& get) {
   Tensors tensors;
-  tensors.dropout_seed = problem.dropout_seed();
+  if (!problem.dropout_state) tensors.dropout_seed = problem.dropout_seed();
   for (const Placement& p : layout.tensors) {
     const TensorMember<Tensors>& member = row_of(p.role).template member<Tensors>();
     if (member.access() != Access::kNone) member.set(tensors, get(p.role));

@@ -324,6 +324,12 @@ void fill_slopes(const Case& c, const Tensor& tensor) {
   }
 }
 
+void fill_dropout_state(const Case& c, const Tensor& tensor) {
+  const DropoutSeed seed = c.dropout_seed();
+  const std::uint64_t words[2] = {seed.seed, seed.offset};
+  std::memcpy(tensor.data, words, sizeof(words));
+}
+
 void fill_scalars(const Case& c, TensorRole role, const Tensor& tensor) {
   std::uint64_t linear = 0;
   for_each_run(tensor.spec, [&](std::int64_t offset, std::int64_t count) {
@@ -345,6 +351,7 @@ void fill_tensor(const Case& problem, TensorRole role, const Tensor& tensor) {
   if (tensor.spec.elements() == 0) return;
   if (role == TensorRole::kMask) return fill_mask(problem, tensor);
   if (role == TensorRole::kAlibiSlopes) return fill_slopes(problem, tensor);
+  if (role == TensorRole::kDropoutState) return fill_dropout_state(problem, tensor);
   if (tensor.spec.rank == 4) return fill_rows(problem, role, tensor);
   fill_scalars(problem, role, tensor);
 }

@@ -84,29 +84,9 @@ def attention(q: Array, k: Array, v: Array, *, causal: Union[bool, str, None] = 
     Cost        2 B Hq pairs (D + Dv) FLOPs, pairs = visible (query, key) pairs of a head
     Source      FlashAttention-2 (Dao 2023), algorithm 1
     """
-    if window is not None or softcap is not None or alibi_slopes is not None or dropout_p:
-        return _with_features(
-            q, k, v, out, return_lse, causal=causal, scale=scale, mask=mask, precision=precision,
-            deterministic=deterministic, window=window, softcap=softcap,
-            alibi_slopes=alibi_slopes, dropout_p=dropout_p, dropout_seed=dropout_seed)
-    if _is_compiling():
-        return _by_torch(q, k, v, causal, scale, mask, return_lse, precision, deterministic, out)
-    return _core.attention(q, k, v, causal, scale, mask, return_lse, precision, deterministic, out)
-
-
-def _with_features(q: Any, k: Any, v: Any, out: Any, return_lse: bool, **options: Any) -> Any:
-    """A call whose scores or probabilities are changed. Tensors of PyTorch draw their own seed."""
-    torch = sys.modules.get("torch")
-    if out is None and options["dropout_seed"] is None and torch is not None \
-            and isinstance(q, torch.Tensor):
-        import flashlab.torch
-        del options["dropout_seed"]
-        return flashlab.torch.attention(q, k, v, return_lse=return_lse, **options)
-    if options["dropout_p"] and options["dropout_seed"] is None:
-        raise ValueError("dropout_seed: got None beside dropout_p, expected (seed, offset); two "
-                         "integers that change from call to call")
-    o, lse = _core.forward(q, k, v, return_lse=return_lse, out=out, **options)
-    return (o, lse) if return_lse else o
+    run = _by_torch if _is_compiling() else _core.attention
+    return run(q, k, v, causal, scale, mask, return_lse, precision, deterministic, out, window,
+               softcap, alibi_slopes, dropout_p, dropout_seed)
 
 
 def _is_compiling() -> bool:
@@ -116,20 +96,24 @@ def _is_compiling() -> bool:
 
 
 def _by_torch(q: Any, k: Any, v: Any, causal: Any, scale: Any, mask: Any, return_lse: bool,
-              precision: str, deterministic: bool, out: Any) -> Any:
-    """A call on tensors that need more than kernels: gradients, autocast, an operator to see."""
+              precision: str, deterministic: bool, out: Any, window: Any, softcap: Any,
+              alibi_slopes: Any, dropout_p: Any, dropout_seed: Any) -> Any:
+    """A call on tensors that need more than kernels: gradients, autocast, an operator to see, a
+    seed of dropout."""
+    options = {"causal": causal, "scale": scale, "mask": mask, "return_lse": return_lse,
+               "precision": precision, "deterministic": deterministic, "window": window,
+               "softcap": softcap, "alibi_slopes": alibi_slopes, "dropout_p": dropout_p,
+               "dropout_seed": dropout_seed}
     import flashlab.torch
     if out is None:
-        return flashlab.torch.attention(q, k, v, causal=causal, scale=scale, mask=mask,
-                                        return_lse=return_lse, precision=precision,
-                                        deterministic=deterministic)
+        return flashlab.torch.attention(q, k, v, **options)
     import torch
-    for name, tensor in (("q", q), ("k", k), ("v", v), ("mask", mask)):
+    for name, tensor in (("q", q), ("k", k), ("v", v), ("mask", mask),
+                         ("alibi_slopes", alibi_slopes)):
         if torch.is_grad_enabled() and getattr(tensor, "requires_grad", False):
             raise ValueError(f"out: got an output beside {name} with requires_grad, expected no "
                              "gradient; leave out= away, or call under torch.no_grad()")
-    o, lse = _core.forward(q, k, v, causal=causal, scale=scale, mask=mask, precision=precision,
-                           deterministic=deterministic, return_lse=return_lse, out=out)
+    o, lse = _core.forward(q, k, v, out=out, **options)
     return (o, lse) if return_lse else o
 
 

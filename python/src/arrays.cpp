@@ -62,6 +62,13 @@ std::string text_of(dlpack::ElementType type) {
     raise(PyExc_TypeError, argument, got, "bool (true is visible), fp32 or q's dtype",
           "a mask of 0 and 1, as attention_mask is, becomes one by mask != 0");
   }
+  if (name == "dropout_seed") {
+    raise(PyExc_TypeError, argument, got, "int64: an array of seed and offset",
+          "convert it, or pass (seed, offset) as two integers");
+  }
+  if (name == "alibi_slopes") {
+    raise(PyExc_TypeError, argument, got, "fp32", "convert it");
+  }
   if (got.starts_with("float8") || got.starts_with("float6") || got.starts_with("float4")) {
     raise(PyExc_NotImplementedError, argument, got, kFloats,
           "attention in 8 bits is not supported yet: convert it to one of these");

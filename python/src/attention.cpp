@@ -20,6 +20,11 @@ enum : Py_ssize_t {
   kPrecision,
   kDeterministic,
   kOut,
+  kWindow,
+  kSoftcap,
+  kAlibiSlopes,
+  kDropoutP,
+  kDropoutSeed,
   kCount
 };
 
@@ -59,9 +64,10 @@ bool plain(const Framework& framework, PyObject* const* arguments) {
   if (!framework.gate.is_valid()) return false;
   const Gate gate(framework.gate);
   bool leaf = requires_grad(arguments[kQ]);
-  for (const auto& [name, index] : {std::pair{"k", kK}, {"v", kV}, {"mask", kMask}}) {
+  for (const auto& [name, index] :
+       {std::pair{"k", kK}, {"v", kV}, {"mask", kMask}, {"alibi_slopes", kAlibiSlopes}}) {
     PyObject* array = arguments[index];
-    if (array == Py_None && index == kMask) continue;
+    if (array == Py_None && (index == kMask || index == kAlibiSlopes)) continue;
     if (!framework_of(array, name).gate.is_valid()) return false;
     leaf = leaf || requires_grad(array);
   }
@@ -78,13 +84,17 @@ nb::object by_torch(PyObject* const* arguments) {
 nb::object run(PyObject* const* arguments) {
   const Framework& framework = framework_of(arguments[kQ], "q");
   bool deterministic = is_true(arguments[kDeterministic]);
+  const ScoreOptions scores{arguments[kWindow], arguments[kSoftcap], arguments[kAlibiSlopes],
+                            arguments[kDropoutP], arguments[kDropoutSeed]};
   if (framework.torch) {
-    if (!plain(framework, arguments)) return by_torch(arguments);
+    // PyTorch's generator draws a seed.
+    const bool draws = arguments[kDropoutSeed] == Py_None && dropout_of(scores) != 0;
+    if (draws || !plain(framework, arguments)) return by_torch(arguments);
     deterministic = deterministic || Gate(framework.gate).deterministic();
   }
   const bool return_lse = is_true(arguments[kReturnLse]);
   const CallOptions options{arguments[kCausal], arguments[kScale], arguments[kPrecision],
-                            deterministic};
+                            deterministic, scores};
   nb::object both = forward(arguments[kQ], arguments[kK], arguments[kV], options, arguments[kMask],
                             return_lse, arguments[kOut]);
   return return_lse ? both : nb::object(nb::borrow(PyTuple_GetItem(both.ptr(), 0)));

@@ -318,7 +318,7 @@ nb::object call(std::span<const Given> given, const CallOptions& call_options, b
   }
 
   Tensors tensors = in.tensors();
-  tensors.dropout_seed = seed_of(call_options.scores.dropout_seed);
+  tensors.dropout_seed = seed_of(call_options.scores);
   std::array<Memory, kMaxResults> memory;
   std::array<nb::object, kMaxResults> results;
   std::size_t count = 0, made = 0;
@@ -356,7 +356,7 @@ nb::object forward(nb::handle q, nb::handle k, nb::handle v, const CallOptions& 
                           {TensorRole::kO, "out", out},
                           {TensorRole::kMask, "mask", mask},
                           {TensorRole::kAlibiSlopes, "alibi_slopes", given.scores.alibi_slopes},
-                          {TensorRole::kDropoutState, "dropout_seed", state_of(given)}};
+                          {TensorRole::kDropoutState, "dropout_seed", state_of(given.scores)}};
   return call<ForwardTensors>(arrays, given, return_lse, [](const auto&... arguments) {
     return flashlab::forward(arguments...);
   });
@@ -377,7 +377,7 @@ nb::object backward(nb::handle d_o, nb::handle q, nb::handle k, nb::handle v, nb
                           {TensorRole::kDV, "dv", gradients.dv},
                           {TensorRole::kMask, "mask", mask},
                           {TensorRole::kAlibiSlopes, "alibi_slopes", given.scores.alibi_slopes},
-                          {TensorRole::kDropoutState, "dropout_seed", state_of(given)}};
+                          {TensorRole::kDropoutState, "dropout_seed", state_of(given.scores)}};
   return call<BackwardTensors>(arrays, given, true, [](const auto&... arguments) {
     return flashlab::backward(arguments...);
   });

@@ -46,6 +46,11 @@ Status renamed(const Status& status, std::string_view from, std::string_view to)
     return status;
   }
   detail.argument.replace(0, from.size(), to);
+  // "8: o must be [batch, …" names it once more.
+  const std::string again = ": " + std::string(from) + " must be ";
+  if (const auto at = detail.expected.find(again); at != std::string::npos) {
+    detail.expected.replace(at + 2, from.size(), to);
+  }
   return {status.code(), std::move(detail)};
 }
 

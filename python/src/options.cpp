@@ -2,7 +2,9 @@
 
 #include "options.h"
 
+#include <cmath>
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "errors.h"
@@ -34,49 +36,102 @@ Causal causal_of(nb::handle given, const Argument& q, const Argument& k) {
   return Causal::kTopLeft;
 }
 
+// A float of Python, or what becomes one. `expected` also says what is wrong with others.
+double number_of(const char* name, nb::handle given, const char* expected) {
+  const double value = PyFloat_AsDouble(given.ptr());
+  if (value == -1.0 && PyErr_Occurred() != nullptr) {
+    PyErr_Clear();
+    raise(PyExc_TypeError, name, shown(given), expected, "");
+  }
+  return value;
+}
+
 [[noreturn]] void refuse_window(nb::handle given) {
   raise(PyExc_ValueError, "window", shown(given),
         "(left, right) or (left, right, \"top-left\" or \"bottom-right\"), keys, -1 for no bound",
         "");
 }
 
-Window window_of(nb::handle given) {
-  const auto parts = nb::steal<nb::list>(PySequence_List(given.ptr()));
+std::optional<Alignment> alignment_of(nb::handle given) {
+  if (equal(given, "top-left")) return Alignment::kTopLeft;
+  if (equal(given, "bottom-right")) return Alignment::kBottomRight;
+  return std::nullopt;
+}
+
+Window window_of(const ScoreOptions& given) {
+  const auto parts = nb::steal<nb::list>(PySequence_List(given.window.ptr()));
   if (!parts.is_valid()) PyErr_Clear();
-  if (!parts.is_valid() || nb::len(parts) < 2 || nb::len(parts) > 3) refuse_window(given);
+  if (!parts.is_valid() || nb::len(parts) < 2 || nb::len(parts) > 3) refuse_window(given.window);
   Window window;
   std::int64_t* const sides[] = {&window.left, &window.right};
   for (std::size_t side = 0; side < 2; ++side) {
     const long long value = PyLong_AsLongLong(nb::object(parts[side]).ptr());
-    if (value == -1 && PyErr_Occurred() != nullptr) {
-      PyErr_Clear();
-      refuse_window(given);
-    }
+    const bool failed = PyErr_Occurred() != nullptr;
+    PyErr_Clear();
+    if (failed || value < -1) refuse_window(given.window);
     *sides[side] = value;
   }
-  if (nb::len(parts) == 2) return window;
-  const nb::object alignment = parts[2];
-  if (equal(alignment, "top-left")) {
-    window.alignment = Alignment::kTopLeft;
-  } else if (equal(alignment, "bottom-right")) {
-    window.alignment = Alignment::kBottomRight;
-  } else {
-    refuse_window(given);
-  }
+  const nb::object alignment =
+      nb::len(parts) == 3 ? nb::object(parts[2]) : nb::borrow(given.alignment);
+  if (alignment.is_none() && nb::len(parts) == 2) return window;
+  const std::optional<Alignment> known = alignment_of(alignment);
+  if (!known) refuse_window(given.window);
+  window.alignment = *known;
   return window;
 }
 
-void set_score_options(const ScoreOptions& given, Options& options) {
-  if (!given.window.is_none()) options.window = window_of(given.window);
-  if (!given.softcap.is_none()) {
-    const double cap = PyFloat_AsDouble(given.softcap.ptr());
-    if (cap == -1.0 && PyErr_Occurred() != nullptr) {
-      PyErr_Clear();
-      raise(PyExc_TypeError, "softcap", shown(given.softcap), "a number > 0, or None", "");
-    }
-    options.softcap = static_cast<float>(cap);
+// One alignment of window and causal, where lengths differ.
+void check_alignment(nb::handle given, const Options& options, const Argument& q,
+                     const Argument& k) {
+  const std::int64_t seqlen_q = q.spec().shape[1], seqlen_k = k.spec().shape[1];
+  if (q.spec().rank != 4 || k.spec().rank != 4 || seqlen_q == seqlen_k) return;
+  const Alignment alignment = options.window->alignment;
+  const std::string lengths =
+      "seqlen_q " + std::to_string(seqlen_q) + " and seqlen_k " + std::to_string(seqlen_k);
+  if (options.causal == Causal::kNone && alignment == Alignment::kOfCausal) {
+    raise(PyExc_ValueError, "window", shown(given) + " with " + lengths,
+          "an alignment, because the lengths differ",
+          "pass (left, right, \"top-left\") (around key i of query i) or (left, right, "
+          "\"bottom-right\") (around key i + seqlen_k - seqlen_q, as flash-attn)");
   }
-  if (given.dropout_p != 0) options.dropout = static_cast<float>(given.dropout_p);
+  const bool unlike = options.causal == Causal::kTopLeft ? alignment == Alignment::kBottomRight
+                                                         : options.causal == Causal::kBottomRight &&
+                                                               alignment == Alignment::kTopLeft;
+  if (unlike) {
+    raise(PyExc_ValueError, "window", shown(given) + " beside causal with " + lengths,
+          "causal's alignment", "pass (left, right), which takes it over");
+  }
+}
+
+void set_score_options(const ScoreOptions& given, Options& options, const Argument& q,
+                       const Argument& k) {
+  if (!given.window.is_none()) {
+    const Window window = window_of(given);
+    if (window.left >= 0 || window.right >= 0) {
+      options.window = window;
+      check_alignment(given.window, options, q, k);
+    }
+  }
+  if (!given.softcap.is_none()) {
+    constexpr const char* kExpected = "a finite number > 0 in fp32, or None";
+    const auto cap = static_cast<float>(number_of("softcap", given.softcap, kExpected));
+    if (!(cap > 0 && std::isfinite(cap))) {
+      raise(PyExc_ValueError, "softcap", shown(given.softcap), kExpected, "");
+    }
+    options.softcap = cap;
+  }
+  if (const float p = dropout_of(given); p != 0) options.dropout = p;
+}
+
+void set_scale(nb::handle given, const Argument& q, Options& options) {
+  const bool wide = q.spec().dtype == DType::kFp64;
+  const char* expected = wide ? "a finite number, or None for 1/sqrt(head_dim)"
+                              : "a number that is finite in fp32, or None for 1/sqrt(head_dim)";
+  const double scale = number_of("scale", given, expected);
+  if (!std::isfinite(wide ? scale : static_cast<double>(static_cast<float>(scale)))) {
+    raise(PyExc_ValueError, "scale", shown(given), expected, "");
+  }
+  options.scale = scale;
 }
 
 // A tuple or a list has numbers; anything else is an array on q's device.
@@ -86,21 +141,37 @@ bool is_state(nb::handle seed) {
 
 }  // namespace
 
-nb::handle state_of(const CallOptions& given) {
-  return is_state(given.scores.dropout_seed) ? given.scores.dropout_seed : nb::handle(nb::none());
+float dropout_of(const ScoreOptions& given) {
+  constexpr const char* kExpected = "a probability from 0 to below 1 in fp32; 0 drops nothing";
+  const double p = number_of("dropout_p", given.dropout_p, kExpected);
+  if (!(p >= 0 && static_cast<float>(p) < 1)) {
+    raise(PyExc_ValueError, "dropout_p", shown(given.dropout_p), kExpected, "");
+  }
+  return static_cast<float>(p);
 }
 
-DropoutSeed seed_of(nb::handle given) {
-  if (given.is_none() || is_state(given)) return {};
-  const auto parts = nb::steal<nb::list>(PySequence_List(given.ptr()));
+nb::handle state_of(const ScoreOptions& given) {
+  const bool read = is_state(given.dropout_seed) && dropout_of(given) != 0;
+  return read ? given.dropout_seed : nb::handle(nb::none());
+}
+
+DropoutSeed seed_of(const ScoreOptions& given) {
+  if (is_state(given.dropout_seed) || dropout_of(given) == 0) return {};
   DropoutSeed seed;
-  if (parts.is_valid() && nb::len(parts) == 2) {
-    seed.seed = PyLong_AsUnsignedLongLongMask(nb::object(parts[0]).ptr());
-    seed.offset = PyLong_AsUnsignedLongLongMask(nb::object(parts[1]).ptr());
-  }
-  if (!parts.is_valid() || nb::len(parts) != 2 || PyErr_Occurred() != nullptr) {
+  bool read = false;
+  if (!given.dropout_seed.is_none()) {
+    const auto parts = nb::steal<nb::list>(PySequence_List(given.dropout_seed.ptr()));
+    if (parts.is_valid() && nb::len(parts) == 2) {
+      seed.seed = PyLong_AsUnsignedLongLongMask(nb::object(parts[0]).ptr());
+      seed.offset = PyLong_AsUnsignedLongLongMask(nb::object(parts[1]).ptr());
+      read = PyErr_Occurred() == nullptr;
+    }
     PyErr_Clear();
-    raise(PyExc_ValueError, "dropout_seed", shown(given), "(seed, offset), two integers", "");
+  }
+  if (!read) {
+    raise(PyExc_ValueError, "dropout_seed", shown(given.dropout_seed),
+          "(seed, offset), two integers, or an int64 array of both on q's device",
+          "attention and attention_backward take the same pair, each step of training another");
   }
   return seed;
 }
@@ -115,21 +186,13 @@ Options options_of(const CallOptions& given, const Argument& q, const Argument& 
     raise(PyExc_TypeError, "implementation", shown(given.implementation),
           "a name, or None for the device's own choice", "");
   }
-  if (!given.scale.is_none()) {
-    const double scale = PyFloat_AsDouble(given.scale.ptr());
-    if (scale == -1.0 && PyErr_Occurred() != nullptr) {
-      PyErr_Clear();
-      raise(PyExc_TypeError, "scale", shown(given.scale), "a number, or None for 1/sqrt(head_dim)",
-            "");
-    }
-    options.scale = scale;
-  }
+  if (!given.scale.is_none()) set_scale(given.scale, q, options);
   if (equal(given.precision, "tf32")) {
     options.precision = Precision::kTf32;
   } else if (!equal(given.precision, "ieee")) {
     raise(PyExc_ValueError, "precision", shown(given.precision), "\"ieee\" or \"tf32\"", "");
   }
-  set_score_options(given.scores, options);
+  set_score_options(given.scores, options, q, k);
   return options;
 }
 

@@ -4,18 +4,59 @@
 #include "positional.h"
 
 namespace flashlab::python {
+namespace {
+
+// flashlab.torch._call.Call, a named tuple.
+class TorchCall {
+ public:
+  explicit TorchCall(PyObject* call) : call_(call) {}
+
+  nb::handle mask() const { return at(kMask); }
+  CallOptions options(PyObject* heads_first) const {
+    const ScoreOptions scores{at(kWindow),   at(kSoftcap),     at(kAlibiSlopes),
+                              at(kDropoutP), at(kDropoutSeed), at(kAlignment)};
+    return {at(kCausal), at(kScale), at(kPrecision),      is_true(at(kDeterministic).ptr()),
+            scores,      nb::none(), is_true(heads_first)};
+  }
+
+ private:
+  // In the order of its members.
+  enum Member : Py_ssize_t {
+    kMask,
+    kScale,
+    kCausal,
+    kPrecision,
+    kDeterministic,
+    kWindow,
+    kAlignment,
+    kSoftcap,
+    kDropoutP,
+    kAlibiSlopes,
+    kDropoutSeed,
+  };
+
+  nb::handle at(Member member) const {
+    PyObject* value = PyTuple_GetItem(call_, member);
+    if (value == nullptr) throw nb::python_error();
+    return value;
+  }
+  PyObject* call_;
+};
+
+}  // namespace
+
 PyObject* torch_forward(PyObject*, PyObject* const* a, Py_ssize_t count) noexcept {
-  return guarded("torch_forward", count, 9, [&] {
-    const CallOptions options{a[5], a[4], a[6], is_true(a[7]), nb::none(), is_true(a[8])};
-    return forward(a[0], a[1], a[2], options, a[3], true, nb::none());
+  return guarded("torch_forward", count, 5, [&] {
+    const TorchCall call(a[3]);
+    return forward(a[0], a[1], a[2], call.options(a[4]), call.mask(), true, nb::none());
   });
 }
 
 PyObject* torch_backward(PyObject*, PyObject* const* a, Py_ssize_t count) noexcept {
-  return guarded("torch_backward", count, 13, [&] {
-    const CallOptions options{a[9], a[8], a[10], is_true(a[11]), nb::none(), is_true(a[12])};
-    return backward(a[0], a[1], a[2], a[3], a[4], a[5], a[6], options, a[7],
-                    {nb::none(), nb::none(), nb::none()});
+  return guarded("torch_backward", count, 12, [&] {
+    const TorchCall call(a[7]);
+    return backward(a[0], a[1], a[2], a[3], a[4], a[5], a[6], call.options(a[8]), call.mask(),
+                    {a[9], a[10], a[11]});
   });
 }
 

@@ -80,10 +80,11 @@ void TensorRules::shape(std::string_view name, const TensorSpec& spec, const Sha
                   fmt::format("1 or {}: {} must be {}", wanted, name, to_string(rule)),
                   "broadcast by an extent of 1 or a stride of 0");
     }
+    const std::string names = to_string(rule), extents = shape_text(expected.data(), rule.rank);
     return fail(fmt::format("{}.shape[{}]", name, i), fmt::format("{}", got),
-                fmt::format("{}: {} must be {} = {}", wanted, name, to_string(rule),
-                            shape_text(expected.data(), rule.rank)),
-                "check the order of the dimensions");
+                fmt::format("{}: {} must be {}", wanted, name,
+                            names == extents ? names : names + " = " + extents),
+                rule.rank > 1 ? "check the order of the dimensions" : "");
   }
 }
 

@@ -10,6 +10,28 @@ import flashlab
 from flashlab import _core
 
 
+NAN, INF = float("nan"), float("inf")
+WORDS = ("0.1", b"1", [0.1], (1,), 1j, object(), np.ones(2))
+# Argument, exception, and what it refuses.
+NUMBERS = [
+    ("scale", ValueError, (NAN, INF, -INF, 1e300)),
+    ("scale", TypeError, WORDS),
+    ("softcap", ValueError, (NAN, INF, -INF, -1.0, -1, 0, 0.0, 1e300, 1e-300)),
+    ("softcap", TypeError, WORDS),
+    ("dropout_p", ValueError, (NAN, INF, -INF, -1.0, -1, 1, 1.0, 1.5, True, 1 - 1e-12)),
+    ("dropout_p", TypeError, (None, *WORDS)),
+    ("dropout_seed", ValueError, (None, (1,), (1, 2, 3), (1.5, 2), (NAN, 1), ("1", "2"),
+                                  np.array([1, 2, 3]))),
+    ("dropout_seed", TypeError, (3, "ab", np.array([1, 2], "int32"), np.array([1.0, 2.0]),
+                                 np.array([1, 2], "uint64"))),
+    ("window", ValueError, (3, "ab", (1,), (1.5, 2), (NAN, 1), (None, 1), ("1", "2"), (-2, 0),
+                            (2**70, 0), (1, 2, "top"), (1, 2, None), (1, 2, 3, 4))),
+    ("alibi_slopes", TypeError, (1.0, "a", [0.1] * 4, np.ones(4), np.ones(4, "int64"))),
+    ("alibi_slopes", ValueError, (np.ones(3, "float32"), np.ones((3, 4), "float32"))),
+    ("precision", ValueError, (None, 1, "fp32", b"ieee")),
+]
+
+
 class Errors(unittest.TestCase):
     def setUp(self):
         self.q, self.k, self.v, self.d_o = oracle.arrays(1, 2, 8, 12, 4, 2, 16)
@@ -66,12 +88,65 @@ class Errors(unittest.TestCase):
         self.refused(TypeError, ["scale", "'x'"], scale="x")
         self.refused(NotImplementedError, ["tf32", "cpu"], precision="tf32")
 
+    def test_numbers_of_both_passes(self):
+        """What is no number, or none to compute with, is refused by name; nothing is ignored."""
+        o, lse = flashlab.attention(self.q, self.k, self.v, return_lse=True)
+        passes = {
+            "forward": lambda **given: flashlab.attention(self.q, self.k, self.v, **given),
+            "backward": lambda **given: flashlab.attention_backward(
+                self.d_o, self.q, self.k, self.v, o, lse, **given),
+        }
+        seeded = {"dropout_seed": (1, 2)}
+        for which, run in passes.items():
+            for name, kind, values in NUMBERS:
+                for value in values:
+                    given = {name: value, **(seeded if name == "dropout_p" else {})}
+                    if name == "dropout_seed":
+                        given["dropout_p"] = 0.5
+                    with self.subTest(which, **{name: str(value)}), \
+                            self.assertRaisesRegex(kind, rf"^{name}(\.\w+)?(\[\d\])?: got "):
+                        run(**given)
+
+    def test_a_call_before_hides_no_refusal(self):
+        """A plan that is remembered without a softcap or a window does not serve one with it."""
+        flashlab.attention(self.q, self.k, self.v)
+        for given in ({"softcap": 0.0}, {"softcap": 1e-300}, {"window": (-1, -2)}):
+            with self.assertRaises(ValueError):
+                flashlab.attention(self.q, self.k, self.v, **given)
+
+    def test_windows_need_an_alignment(self):
+        self.refused(ValueError, ["window", "seqlen_q 8", "seqlen_k 12", '"top-left"',
+                                  '"bottom-right"'], window=(2, 1))
+        self.refused(ValueError, ["window", "causal's alignment"], causal="top-left",
+                     window=(2, 0, "bottom-right"))
+        for whole in ((-1, -1), (-1, -1, "top-left")):
+            np.testing.assert_array_equal(
+                flashlab.attention(self.q, self.k, self.v, window=whole),
+                flashlab.attention(self.q, self.k, self.v))
+
+    def test_seeds_of_dropout(self):
+        self.refused(TypeError, ["dropout_seed.dtype", "int32", "int64"], dropout_p=0.5,
+                     dropout_seed=np.array([1, 2], "int32"))
+        self.refused(ValueError, ["dropout_seed.shape[0]: got 3", "dropout_seed must be [2]"],
+                     dropout_p=0.5, dropout_seed=np.array([1, 2, 3]))
+        self.refused(ValueError, ["dropout_seed: got None", "(seed, offset)"], dropout_p=0.5)
+        numbers = flashlab.attention(self.q, self.k, self.v, dropout_p=0.5, dropout_seed=(1, 2))
+        stored = flashlab.attention(self.q, self.k, self.v, dropout_p=0.5,
+                                    dropout_seed=np.array([1, 2]))
+        np.testing.assert_array_equal(numbers, stored)
+        # Without dropout nobody reads it.
+        for seed in ((1, 2), np.array([1, 2])):
+            np.testing.assert_array_equal(
+                flashlab.attention(self.q, self.k, self.v, dropout_seed=seed),
+                flashlab.attention(self.q, self.k, self.v))
+
     def test_outputs(self):
         fixed = np.empty_like(self.q)
         fixed.flags.writeable = False
         self.refused(ValueError, ["out", "read-only"], out=fixed)
         self.refused(ValueError, ["out", "overlaps"], out=self.q)
-        self.refused(ValueError, ["out.shape[1]", "8"], out=np.empty((2, 9, 4, 16), "f4"))
+        self.refused(ValueError, ["out.shape[1]", "8", "out must be"],
+                     out=np.empty((2, 9, 4, 16), "f4"))
         self.refused(ValueError, ["out.strides[3]"], out=np.empty((2, 8, 4, 32), "f4")[..., ::2])
         self.refused(ValueError, ["out.strides[1]"], out=np.empty_like(self.q)[:, ::-1])
         self.refused(TypeError, ["out.dtype", "fp64"], out=np.empty(self.q.shape))

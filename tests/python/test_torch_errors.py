@@ -10,6 +10,23 @@ import torch
 import flashlab.torch as flash
 
 
+NAN, INF = float("nan"), float("inf")
+WORDS = ("0.1", [0.1], 1j, torch.ones(2))
+EITHER = (TypeError, ValueError)
+# Argument, exception, and what it refuses. flashlab.torch.attention takes words for causal.
+NUMBERS = [
+    ("scale", ValueError, (NAN, INF, -INF)), ("scale", TypeError, WORDS),
+    ("softcap", ValueError, (NAN, INF, -1.0, 0.0)), ("softcap", TypeError, WORDS),
+    ("dropout_p", ValueError, (NAN, INF, -1.0, 1, 1.5)), ("dropout_p", TypeError, (None, *WORDS)),
+    ("window", EITHER, (3, "ab", (1,), (1.5, 2), (NAN, 1), (None, 1), ("1", "2"), (2**70, 0),
+                        (1, 2, 3, 4), (1, 2, "top"))),
+    ("causal", TypeError, ("top-left", "bottom-right")),
+]
+FLASH_ATTN = {"scale": "softmax_scale", "window": "window_size"}
+FLASH_ATTN_NONE = ("-1.0", "0.0")  # softcaps: flash-attn takes what is not above 0 for none
+SDPA = {"softcap": None, "window": None, "causal": "is_causal"}
+
+
 @on_devices
 class Refused:
 
@@ -66,6 +83,8 @@ class Refused:
         self.raises(TypeError, "^key: got builtins.int", flash.scaled_dot_product_attention,
                     q, 1, v)
         self.raises(TypeError, "^qkv: got builtins.NoneType", flash.flash_attn_qkvpacked_func, None)
+        self.raises(TypeError, "^q: got builtins.int", flash.flash_attn_kvpacked_func, 1,
+                    torch.stack([k, v], 2))
         self.raises(NotImplementedError, "^q: nested and sparse", flash.attention,
                     q.detach().to_sparse(), k, v)
 
@@ -103,6 +122,55 @@ class Refused:
         if self.device == "cpu":
             self.raises(NotImplementedError, "tf32", flash.attention, q, k, v, precision="tf32")
 
+    def test_numbers(self):
+        """As for other arrays, and where no kernel runs; each function by its own names."""
+        q, k, v = inputs((2, 5, 4, 8), device=self.device)
+        t = [x.transpose(1, 2) for x in (q, k, v)]
+        qkv, kv = torch.stack([q, k, v], 2), torch.stack([k, v], 2)
+        meta = [x.detach().to("meta") for x in (q, k, v)]
+        doors = {
+            "attention": (lambda **given: flash.attention(q, k, v, **given), {}),
+            "meta": (lambda **given: flash.attention(*meta, **given), {}),
+            "sdpa": (lambda **given: flash.scaled_dot_product_attention(*t, **given), SDPA),
+            "flash-attn": (lambda **given: flash.flash_attn_func(q, k, v, **given), FLASH_ATTN),
+            "qkvpacked": (lambda **given: flash.flash_attn_qkvpacked_func(qkv, **given),
+                          FLASH_ATTN),
+            "kvpacked": (lambda **given: flash.flash_attn_kvpacked_func(q, kv, **given),
+                         FLASH_ATTN),
+        }
+        for door, (run, names) in doors.items():
+            for name, kinds, values in NUMBERS:
+                name = names.get(name, name) if names or name != "causal" else None
+                for value in values if name else ():
+                    if names is FLASH_ATTN and name == "softcap" and repr(value) in FLASH_ATTN_NONE:
+                        run(**{name: value})
+                        continue
+                    with self.subTest(door, **{name: str(value)}), \
+                            self.assertRaisesRegex(kinds, rf"^{name}\b.*got "):
+                        run(**{name: value})
+        self.assertEqual(flash.attention(q, k, v).shape, q.shape)  # alive
+
+    def test_seeds_of_dropout(self):
+        q, k, v = inputs((2, 5, 4, 8), device=self.device, requires_grad=False)
+        for kinds, seed in ((ValueError, (1,)), (ValueError, (1.5, 2)), (ValueError, (1, 2, 3)),
+                            ((ValueError, TypeError), 3), ((ValueError, TypeError), "ab"),
+                            (TypeError, torch.tensor([1, 2], dtype=torch.int32)),
+                            (ValueError, torch.tensor([1, 2, 3]))):
+            self.both(kinds, "^dropout_seed.*got .*expected", q, k, v, dropout_p=0.5,
+                      dropout_seed=seed.to(self.device) if isinstance(seed, torch.Tensor) else seed)
+
+    def test_shapes_of_slopes_and_windows(self):
+        q, k, v = inputs((2, 5, 4, 8), 7, device=self.device, requires_grad=False)
+        for slopes in (torch.ones(3), torch.ones(3, 4), torch.ones(1, 1, 4)):
+            self.both(ValueError, "^alibi_slopes", q, k, v, alibi_slopes=slopes.to(self.device))
+        self.both(TypeError, "^alibi_slopes.*(fp64|float64)", q, k, v,
+                  alibi_slopes=torch.ones(4, dtype=torch.float64, device=self.device))
+        self.raises(TypeError, "^alibi_slopes: got builtins.list", flash.attention, q, k, v,
+                    alibi_slopes=[1.0] * 4)
+        self.both(ValueError, "^window.*top-left.*bottom-right", q, k, v, window=(2, 1))
+        self.both(ValueError, "^window.*alignment", q, k, v, window=(2, 1, "top-left"),
+                  causal="bottom-right")
+
     def test_mask_gradients(self):
         q, k, v = inputs((2, 5, 4, 8), device=self.device)
         mask = torch.zeros(5, 5, device=self.device, requires_grad=True)
@@ -119,7 +187,8 @@ class Refused:
     def test_flash_attn(self):
         q, k, v = inputs((2, 5, 4, 8), device=self.device)
         qkv, kv = torch.stack([q, k, v], 2), torch.stack([k, v], 2)
-        self.raises(ValueError, "^dropout_p", flash.flash_attn_func, q, k, v, 1.5)
+        self.raises(TypeError, r"^window_size: got None, expected \(left, right\)",
+                    flash.flash_attn_func, q, k, v, window_size=None)
         self.raises(ValueError, r"^qkv: got shape \(2, 5, 2, 4, 8\)",
                     flash.flash_attn_qkvpacked_func, kv)
         self.raises(ValueError, "^kv: got shape", flash.flash_attn_kvpacked_func, q, qkv)

@@ -6,8 +6,18 @@ from unittest import mock
 
 from torch_cases import torch
 
+import flashlab
 import flashlab.torch as flash
-from flashlab.torch import _features
+from flashlab.torch import _autograd, _call
+
+
+FEATURES = ({"window": (3, 1)}, {"window": (3, -1), "causal": True}, {"softcap": 2.0},
+            {"alibi_slopes": torch.tensor([0.5, 0.25])}, {"dropout_p": 0.3})
+
+
+def of_flash_attn(features):
+    """The features in flash-attn's words."""
+    return {{"window": "window_size"}.get(name, name): value for name, value in features.items()}
 
 
 def inputs(*shape, dtype, seqlen_k=None, heads_k=None):
@@ -157,37 +167,169 @@ class Features(unittest.TestCase):
             drops = "dropout_p" in options
             self.assertEqual(torch.equal(results[1][0], results[2][0]), not drops, options)
 
+    def test_compiled_calls_draw_for_each(self):
+        """Queries that attend twice drop other pairs each time, also compiled by default."""
+        torch.compiler.reset()
+        q, k, v = inputs(1, 16, 2, 16, dtype=torch.float32)
+        twice = torch.compile(lambda q, k, v: [flash.attention(q, k, v, dropout_p=0.5)
+                                               for _ in range(2)], fullgraph=True)
+        first, second = twice(q, k, v)
+        self.assertFalse(torch.equal(first, second))
+        torch.autograd.grad((first + second).sum(), (q, k, v))
+
     def test_operators_keep_their_word(self):
         q, k, v = inputs(2, 9, 2, 8, dtype=torch.float32)
-        operator = torch.ops.flashlab.features_forward.default
-        for p in (0.0, 0.5):
-            # What is drawn differs from call to call: only without dropout can two be compared.
-            tests = ("test_schema", "test_faketensor", "test_autograd_registration")
+        slopes = torch.tensor([0.5, 0.1])
+        forward = torch.ops.flashlab.attention_forward.default
+        seed = torch.ops.flashlab.dropout_seed.default(q)
+        self.assertEqual((seed.dtype, tuple(seed.shape)), (torch.int64, (2,)))
+        torch.library.opcheck(torch.ops.flashlab.dropout_seed.default, (q,),
+                              test_utils=("test_schema", "test_faketensor"))
+        for rest in ((None, None, None, "ieee", False, [3, 1], "top-left", 2.0, 0.0, slopes),
+                     (None, None, None, "ieee", False, None, None, None, 0.5, None, seed)):
+            torch.library.opcheck(forward, (q, k, v, *rest))
+            o, lse = (t.detach() for t in forward(q, k, v, *rest))
             torch.library.opcheck(
-                operator, (q, k, v, None, None, p, 2.0, [3, 1], "top-left", None, None, "ieee",
-                           False),
-                test_utils=tests if p else (*tests, "test_aot_dispatch_dynamic"))
-        o, _, state = operator(q, k, v, None, None, 0.5, *[None] * 5, "ieee", False)
-        dq, = torch.autograd.grad(o.sum(), q, create_graph=True)
-        self.assertEqual((state.dtype, tuple(state.shape)), (torch.int64, (2,)))
-        with self.assertRaisesRegex(NotImplementedError, "second"):
-            torch.autograd.grad(dq.sum(), q)
+                torch.ops.flashlab.attention_backward.default,
+                (o, q.detach(), k.detach(), v.detach(), o, lse, None, *rest),
+                test_utils=("test_schema", "test_faketensor"))
+
+    def test_second_derivative_raises(self):
+        q, k, v = inputs(1, 9, 2, 8, dtype=torch.float64)
+        ways = {
+            "attention": lambda **f: flash.attention(q, k, v, **f),
+            "with lse": lambda **f: flash.attention(q, k, v, return_lse=True, **f)[1],
+            "qkvpacked": lambda **f: flash.flash_attn_qkvpacked_func(
+                torch.stack([q, k, v], 2), **of_flash_attn(f)),
+            "kvpacked": lambda **f: flash.flash_attn_kvpacked_func(
+                q, torch.stack([k, v], 2), **of_flash_attn(f)),
+        }
+        for features in FEATURES:
+            for name, way in ways.items():
+                with self.subTest(name, features=list(features)):
+                    dq, = torch.autograd.grad(way(**features).sum(), q, create_graph=True)
+                    with self.assertRaisesRegex(NotImplementedError, "differentiable once"):
+                        torch.autograd.grad(dq.sum(), q)
+        x = torch.tensor([1.0, 2.0], dtype=torch.float64).reshape(1, 2, 1, 1)
+        with self.assertRaisesRegex(NotImplementedError, "differentiable once"):
+            torch.autograd.functional.hessian(
+                lambda x: flash.attention(torch.ones_like(x), x, x, softcap=1e6).sum(), x)
+
+    def test_torch_func(self):
+        q, k, v = (t.detach() for t in inputs(3, 9, 2, 8, dtype=torch.float32))
+        for features in FEATURES:
+            if "dropout_p" in features:
+                features = {**features, "dropout_seed": (5, 6)}
+
+            def loss(q, k, v):
+                o, lse = flash.attention(q[None], k[None], v[None], return_lse=True, **features)
+                return (o * o).sum() + lse.sum()
+
+            each = torch.vmap(torch.func.grad(loss, (0, 1, 2)))(q, k, v)
+            for i in range(3):
+                leaves = [t[i].clone().requires_grad_() for t in (q, k, v)]
+                for a, b in zip(each, torch.autograd.grad(loss(*leaves), leaves)):
+                    torch.testing.assert_close(a[i], b, rtol=1e-5, atol=1e-5)
+            with self.assertRaisesRegex(NotImplementedError, "differentiable once"):
+                torch.func.grad(lambda q: torch.func.grad(loss)(q, k[0], v[0]).sum())(q[0])
+
+    def test_vmap_over_slopes(self):
+        q, k, v = (t.detach() for t in inputs(2, 9, 4, 8, dtype=torch.float32))
+        for shape in ((4,), (2, 4)):
+            slopes = torch.rand(3, *shape)
+            got = torch.vmap(lambda s: flash.attention(q, k, v, alibi_slopes=s))(slopes)
+            for i in range(3):
+                torch.testing.assert_close(got[i], flash.attention(q, k, v, alibi_slopes=slopes[i]))
+
+    def test_vmap_and_dropout(self):
+        """vmap's own rule for random numbers: entries draw apart, together or not at all."""
+        q, k, v = (t.detach()[:1].expand(3, 1, 24, 2, 8)
+                   for t in inputs(1, 24, 2, 8, dtype=torch.float32))
+
+        def drop(q, k, v):
+            return flash.attention(q, k, v, dropout_p=0.5)
+
+        torch.manual_seed(7)
+        one = drop(q[0], k[0], v[0])
+        torch.manual_seed(7)
+        same = torch.vmap(drop, randomness="same")(q, k, v)
+        for entry in same:
+            self.assertTrue(torch.equal(entry, one))
+        other = torch.vmap(drop, randomness="different")(q, k, v)
+        self.assertFalse(torch.equal(other[0], other[1]))
+        with self.assertRaisesRegex(RuntimeError, "randomness"):
+            torch.vmap(drop)(q, k, v)
+
+    def test_autocast(self):
+        q, k, v = inputs(1, 9, 2, 8, dtype=torch.float32)
+        for features in FEATURES:
+            features = {**features, "dropout_seed": (1, 2)}
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                o = flash.attention(q, k, v, **features)
+            expected = flash.attention(*(t.bfloat16() for t in (q, k, v)), **features)
+            self.assertTrue(torch.equal(o, expected))
+            self.assertEqual(torch.autograd.grad(o.sum(), q)[0].dtype, torch.float32)
+
+    def test_a_seed_that_is_given(self):
+        """Equal seeds, equal patterns, whichever door; gradients in each."""
+        q, k, v = inputs(1, 24, 2, 8, dtype=torch.float32)
+        first = flash.attention(q, k, v, dropout_p=0.5, dropout_seed=(3, 2**64 - 1))
+        stored = torch.tensor([3, -1])
+        others = {
+            "a tensor": flash.attention(q, k, v, dropout_p=0.5, dropout_seed=stored),
+            "flashlab": flashlab.attention(q, k, v, dropout_p=0.5, dropout_seed=(3, -1)),
+            "compiled": torch.compile(
+                lambda *t: flash.attention(*t, dropout_p=0.5, dropout_seed=(3, 2**64 - 1)),
+                fullgraph=True, backend="aot_eager")(q, k, v),
+        }
+        expected = torch.autograd.grad(first.sum(), (q, k, v))
+        for name, o in others.items():
+            with self.subTest(name):
+                self.assertTrue(torch.equal(o, first))
+                for a, b in zip(torch.autograd.grad(o.sum(), (q, k, v)), expected):
+                    self.assertTrue(torch.equal(a, b))
+        # Without dropout it changes nothing.
+        self.assertTrue(torch.equal(flash.attention(q, k, v, dropout_seed=(3, 4)),
+                                    flash.attention(q, k, v)))
+
+    def test_an_output_that_is_given_has_no_gradient(self):
+        q, k, v = inputs(1, 9, 2, 8, dtype=torch.float32)
+        out = torch.empty(1, 9, 2, 8)
+        with self.assertRaisesRegex(ValueError, "^out: got an output beside q"):
+            flashlab.attention(q, k, v, softcap=2.0, out=out)
+        with torch.no_grad():
+            flashlab.attention(q, k, v, softcap=2.0, out=out)
+            self.assertTrue(torch.equal(out, flash.attention(q, k, v, softcap=2.0)))
+
+    def test_gradients_of_slopes(self):
+        q, k, v = inputs(1, 9, 2, 8, dtype=torch.float32)
+        slopes = torch.ones(2, requires_grad=True)
+        doors = (lambda: flash.attention(q, k, v, alibi_slopes=slopes),
+                 lambda: flashlab.attention(q, k, v, alibi_slopes=slopes),
+                 lambda: flash.flash_attn_qkvpacked_func(torch.stack([q, k, v], 2),
+                                                         alibi_slopes=slopes),
+                 lambda: torch.ops.flashlab.attention_forward(q, k, v, alibi_slopes=slopes))
+        for door in doors:
+            with self.assertRaisesRegex(NotImplementedError, "^alibi_slopes: a gradient"):
+                door()
+            with torch.no_grad():
+                door()
 
     def test_a_captured_call_draws_a_tensor(self):
         # A stand-in for a tensor on a GPU whose stream is captured.
         q = types.SimpleNamespace(is_cuda=True, device=torch.device("cpu"), shape=(1, 4, 2, 8))
         with mock.patch.object(torch.cuda, "is_current_stream_capturing", lambda: True):
             torch.manual_seed(1)
-            first, second = (_features.dropout_seed(q, 2) for _ in range(2))
+            first, second = (_call.draw_seed(q, 2) for _ in range(2))
             torch.manual_seed(1)
-            self.assertTrue(torch.equal(first, _features.dropout_seed(q, 2)))
+            self.assertTrue(torch.equal(first, _call.draw_seed(q, 2)))
         self.assertEqual((first.dtype, tuple(first.shape)), (torch.int64, (2,)))
         self.assertFalse(torch.equal(first, second))
         # Forward and backward read it when they run.
         q, k, v = inputs(1, 24, 2, 8, dtype=torch.float32)
-        with mock.patch.object(_features, "dropout_seed", lambda q, heads: tuple(first.tolist())):
+        with mock.patch.object(_autograd, "draw_seed", lambda q, heads: tuple(first.tolist())):
             numbers = flash.attention(q, k, v, dropout_p=0.5)
-        with mock.patch.object(_features, "dropout_seed", lambda q, heads: first):
+        with mock.patch.object(_autograd, "draw_seed", lambda q, heads: first):
             stored = flash.attention(q, k, v, dropout_p=0.5)
         self.assertTrue(torch.equal(numbers, stored))
         for a, b in zip(torch.autograd.grad(numbers.sum(), (q, k, v)),

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from . import _checks
 from ._autograd import attend
-from ._features import Features, probability
+from ._call import Call
 
 
 @overload
@@ -30,7 +30,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool | str | None = Fa
               scale: float | None = None, mask: Tensor | None = None, return_lse: bool = False,
               precision: str = "ieee", deterministic: bool = False, window: tuple | None = None,
               softcap: float | None = None, alibi_slopes: Tensor | None = None,
-              dropout_p: float = 0.0) -> Tensor | tuple[Tensor, Tensor]:
+              dropout_p: float = 0.0, dropout_seed: tuple[int, int] | Tensor | None = None
+              ) -> Tensor | tuple[Tensor, Tensor]:
     """Exact softmax attention with gradients: o = softmax(scale q k^T + mask) v.
 
     Shapes      q [B, Sq, Hq, D], k [B, Sk, Hk, D], v [B, Sk, Hk, Dv] -> o [B, Sq, Hq, Dv] and, with
@@ -50,8 +51,10 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool | str | None = Fa
                 "top-left" or "bottom-right", which is needed where Sq != Sk without causal
     softcap     scores become softcap tanh(score / softcap)
     alibi_slopes  [Hq] or [B, Hq] float32: adds -slope |i + Sk - Sq - j|; gets no gradient
-    dropout_p   probability, below 1, of dropping a probability; seed and offset come from torch's
-                generator of the device, which moves on
+    dropout_p, dropout_seed  probability, below 1, of dropping a probability. The pattern is a
+                function of (seed, offset), batch, head, query and key; None takes both from torch's
+                generator of the device, which moves on; an int64 tensor of both on q's device is
+                read when the call runs
     precision   "ieee", or "tf32" for float32 tensors on a GPU with tensor cores for it
     deterministic  bitwise equal gradients at every call; also switched on by
                 torch.use_deterministic_algorithms(True)
@@ -67,10 +70,9 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool | str | None = Fa
         causal = _checks.resolve_causal(causal, *_lengths(q, k))
     else:
         causal = None
-    features = Features(window, softcap, alibi_slopes,
-                        probability("dropout_p", dropout_p) if dropout_p else 0.0)
-    return attend(q, k, v, mask, scale, causal, precision, deterministic, return_lse,
-                  features=features if features else None)
+    call = Call(mask, scale, causal, precision, deterministic, *_checks.window(window), softcap,
+                dropout_p, alibi_slopes, dropout_seed)
+    return attend(q, k, v, call, return_lse)
 
 
 def _lengths(q, k):

@@ -6,6 +6,10 @@ tensors, tracing) and for arguments that the kernels never see.
 
 from __future__ import annotations
 
+import math
+import operator
+import re
+
 import torch
 from torch.autograd import forward_ad
 
@@ -25,6 +29,9 @@ FORWARD_MODE = ("flashlab attention has no forward-mode derivative (torch.autogr
 MASK_GRADIENT = ("mask: a gradient of the mask is not supported yet (mask.requires_grad is set); "
                  "pass mask.detach() if it is a constant, else use "
                  "torch.nn.functional.scaled_dot_product_attention")
+SLOPES_GRADIENT = ("alibi_slopes: a gradient of the slopes is not supported "
+                   "(alibi_slopes.requires_grad is set); pass alibi_slopes.detach()")
+WINDOW = '(left, right) or (left, right, "top-left" or "bottom-right"), keys, -1 for no bound'
 
 
 def resolve_causal(causal, seqlen_q, seqlen_k) -> str | None:
@@ -42,6 +49,92 @@ def resolve_causal(causal, seqlen_q, seqlen_k) -> str | None:
         return causal
     raise ValueError(f'causal: got {causal!r}, expected False, True, "top-left" or "bottom-right"')
 
+
+# ---------------------------------------------------------------------------------------------
+# Numbers
+# ---------------------------------------------------------------------------------------------
+
+def number(name: str, value, expected: str) -> float:
+    """The value as a float; TypeError for what is none."""
+    if isinstance(value, (int, float)):
+        return float(value)
+    if not isinstance(value, (str, bytes)):
+        try:
+            return float(value)
+        except (TypeError, ValueError, RuntimeError):
+            pass
+    raise TypeError(f"{name}: got {_shown(value)}, expected {expected}")
+
+
+def probability(name: str, value) -> float:
+    """A probability of dropping that can be computed with."""
+    expected = "a probability from 0 to below 1; 0 drops nothing"
+    p = number(name, value, expected)
+    if not 0.0 <= p < 1.0:
+        raise ValueError(f"{name}: got {p}, expected {expected}")
+    return p
+
+
+def softcap(value) -> float | None:
+    """A cap that can be computed with; None is none."""
+    if value is None:
+        return None
+    expected = "a finite number > 0; None leaves the scores as they are"
+    cap = number("softcap", value, expected)
+    if not 0.0 < cap < math.inf:
+        raise ValueError(f"softcap: got {cap}, expected {expected}")
+    return cap
+
+
+def window(value) -> tuple:
+    """((left, right), alignment) of a window, or (None, None)."""
+    if value is None:
+        return None, None
+    try:
+        left, right, *rest = value
+        sides = operator.index(left), operator.index(right)
+    except (TypeError, ValueError):
+        sides, rest = (-2, -2), ()
+    if (min(sides) < -1 or max(sides) >= 2**63 or len(rest) > 1
+            or (rest and rest[0] not in ALIGNMENTS)):
+        raise ValueError(f"window: got {_shown(value)}, expected {WINDOW}")
+    return sides, rest[0] if rest else None
+
+
+def seed(value):
+    """A seed of dropout: a tensor, which is read when the call runs, or two integers."""
+    if isinstance(value, torch.Tensor):
+        return value
+    try:
+        first, second = value
+        return operator.index(first), operator.index(second)
+    except (TypeError, ValueError):
+        raise ValueError(f"dropout_seed: got {_shown(value)}, expected (seed, offset), two "
+                         "integers, or an int64 tensor of both on q's device") from None
+
+
+def flag(name: str, value) -> bool:
+    """A switch; TypeError for a word, which would be true whatever it says."""
+    if isinstance(value, (str, bytes)):
+        raise TypeError(f"{name}: got {value!r}, expected True or False; flashlab.torch.attention "
+                        "takes words")
+    return bool(value)
+
+
+def _shown(value) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 and "\n" not in text else f"a {type(value).__name__}"
+
+
+def renamed(error: Exception, names: dict) -> Exception:
+    """The error in the caller's words: its names of the arguments."""
+    text = re.sub(r"^\w+", lambda at: names.get(at[0], at[0]), str(error))
+    return type(error)(text)
+
+
+# ---------------------------------------------------------------------------------------------
+# Tensors
+# ---------------------------------------------------------------------------------------------
 
 def tensors(**named) -> None:
     """TypeError for the first argument that is not a strided torch.Tensor."""
@@ -68,16 +161,20 @@ def no_tangents(*given) -> None:
             raise NotImplementedError(FORWARD_MODE)
 
 
+def no_gradients(call) -> None:
+    """NotImplementedError where a tensor beside q, k and v waits for a gradient."""
+    if call.mask is not None and call.mask.requires_grad:
+        raise NotImplementedError(MASK_GRADIENT)
+    if call.alibi_slopes is not None and call.alibi_slopes.requires_grad:
+        raise NotImplementedError(SLOPES_GRADIENT)
+
+
 def packed(name, tensor, parts) -> None:
     """The shape of flash-attn's packed tensors."""
     tensors(**{name: tensor})
     if tensor.dim() != 5 or tensor.shape[2] != parts:
         raise ValueError(f"{name}: got shape {tuple(tensor.shape)}, expected [batch, seqlen, "
                          f"{parts}, heads, head_dim]")
-
-
-def unsupported(argument: str, got, remedy: str) -> NotImplementedError:
-    return NotImplementedError(f"{argument}: {got!r} is not supported yet; {remedy}")
 
 
 def devices(device, **named) -> None:
@@ -119,8 +216,61 @@ def _check_mask(mask, q, k) -> None:
             f"seqlen_q, seqlen_k] = {tuple(full)}")
 
 
-def forward(q, k, v, mask, causal, precision) -> None:
+def _check_slopes(slopes, q) -> None:
+    torch._check_type(slopes.dtype == torch.float32, lambda: f"alibi_slopes: got dtype "
+                      f"{slopes.dtype}, expected float32")
+    torch._check_value(slopes.device == q.device, lambda: f"alibi_slopes: is on {slopes.device}, "
+                       f"expected q's device {q.device}")
+    full = (q.shape[0], q.shape[2])
+    torch._check_value(
+        slopes.dim() in (1, 2) and all(got in (1, extent) for got, extent in
+                                       zip(reversed(slopes.shape), reversed(full))),
+        lambda: f"alibi_slopes: got shape {tuple(slopes.shape)}, expected [heads] or [batch, "
+        f"heads] = {tuple(full)}")
+
+
+def _check_seed(seed, q) -> None:
+    torch._check_type(seed.dtype == torch.int64, lambda: f"dropout_seed: got dtype {seed.dtype}, "
+                      "expected int64")
+    torch._check_value(seed.device == q.device, lambda: f"dropout_seed: is on {seed.device}, "
+                       f"expected q's device {q.device}")
+    torch._check_value(tuple(seed.shape) == (2,), lambda: f"dropout_seed: got shape "
+                       f"{tuple(seed.shape)}, expected [2]: seed and offset")
+
+
+def _check_alignment(call, seqlen_q, seqlen_k) -> None:
+    if call.window is None or seqlen_q == seqlen_k:
+        return
+    got = call.alignment or call.causal
+    torch._check_value(
+        got is not None, lambda: f"window: got no alignment with {seqlen_q} queries and "
+        f'{seqlen_k} keys, expected (left, right, "top-left" or "bottom-right")')
+    torch._check_value(
+        call.causal in (None, got), lambda: f'window: got "{got}" beside causal="{call.causal}", '
+        "expected one alignment for both")
+
+
+def options(call):
+    """The call with its numbers as the operators take them; raises for what they are not."""
+    if call.precision not in PRECISIONS:
+        raise ValueError(f'precision: got {call.precision!r}, expected "ieee" or "tf32"')
+    if call.causal is not None and call.causal not in ALIGNMENTS:
+        raise ValueError(f'causal: got {call.causal!r}, expected None, "top-left" or '
+                         '"bottom-right"')
+    scale = call.scale
+    if scale is not None:
+        expected = "a finite number, or None for 1/sqrt(head_dim)"
+        scale = number("scale", scale, expected)
+        if not abs(scale) < math.inf:
+            raise ValueError(f"scale: got {scale}, expected {expected}")
+    return call._replace(scale=scale, deterministic=flag("deterministic", call.deterministic),
+                         softcap=softcap(call.softcap),
+                         dropout_p=probability("dropout_p", call.dropout_p))
+
+
+def forward(q, k, v, call) -> None:
     """Raises what the kernels would raise for these shapes, dtypes and devices."""
+    options(call)
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         _check_tensor(name, tensor, q.dtype, q.device)
     check = torch._check_value
@@ -134,12 +284,13 @@ def forward(q, k, v, mask, causal, precision) -> None:
     check(v.shape[3] > 0, lambda: "v: got head_dim 0, expected at least 1")
     check(q.shape[2] == 0 or (k.shape[2] > 0 and q.shape[2] % k.shape[2] == 0),
           lambda: f"k: got {k.shape[2]} heads, expected a number that divides q's {q.shape[2]}")
-    if mask is not None:
-        _check_mask(mask, q, k)
-    if causal is not None and causal not in ALIGNMENTS:
-        raise ValueError(f'causal: got {causal!r}, expected None, "top-left" or "bottom-right"')
-    if precision == "tf32" and q.dtype != torch.float32:
+    if call.mask is not None:
+        _check_mask(call.mask, q, k)
+    if call.alibi_slopes is not None:
+        _check_slopes(call.alibi_slopes, q)
+    if call.dropout_seed is not None:
+        _check_seed(call.dropout_seed, q)
+    _check_alignment(call, q.shape[1], k.shape[1])
+    if call.precision == "tf32" and q.dtype != torch.float32:
         raise ValueError(f'precision: got "tf32" with {q.dtype} tensors, expected "ieee"; tf32 is '
                          "how float32 tensors may be multiplied")
-    if precision not in PRECISIONS:
-        raise ValueError(f'precision: got {precision!r}, expected "ieee" or "tf32"')

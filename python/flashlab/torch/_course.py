@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from . import _autograd, _checks, _operators
+from ._call import Call
 
 
 class FlashAttention(torch.autograd.Function):
@@ -31,21 +32,21 @@ class FlashAttention(torch.autograd.Function):
         if torch.is_autocast_enabled(q.device.type):
             dtype = torch.get_autocast_dtype(q.device.type)
             q, k, v = (_operators.autocast(tensor, dtype) for tensor in (q, k, v))
-        options = (None, "top-left" if is_causal else None, "ieee",
-                   torch.are_deterministic_algorithms_enabled())
+        call = _autograd.determined(Call(causal="top-left" if is_causal else None))
         eager = not torch.compiler.is_compiling() and _autograd.direct(q, k, v)
-        run = _operators.run_forward if eager else _operators.attention_forward
-        o, lse = run(*_with_head(q, k, v), None, *options)
+        given = _with_head(q, k, v)
+        o, lse = (_operators.run_forward(*given, call) if eager else
+                  _operators.attention_forward(*given, *call))
         o, lse = o.squeeze(2), lse.squeeze(1)
         ctx.save_for_backward(q, k, v, o, lse)
-        ctx.options = options
+        ctx.call = call
         return o
 
     @staticmethod
     def backward(ctx, d_o):
         q, k, v, o, lse = ctx.saved_tensors
         d_o, q, k, v, o = _with_head(d_o, q, k, v, o)
-        grads = _autograd.gradients(d_o, q, k, v, o, lse.unsqueeze(1), None, None, ctx.options)
+        grads = _autograd.gradients(d_o, q, k, v, o, lse.unsqueeze(1), None, ctx.call)
         return (*(grad.squeeze(2).to(dtype) for grad, dtype in zip(grads, ctx.dtypes)), None)
 
 
@@ -73,8 +74,8 @@ def flash_attention_pytorch(q: Tensor, k: Tensor, v: Tensor, causal: bool = Fals
     """
     _checks.tensors(q=q, k=k, v=v)
     if q.dim() == 4:
-        return _autograd.attend(q, k, v, None, None, "top-left" if causal else None, "ieee", False,
-                                False, heads_first=True)
+        call = Call(causal="top-left" if causal else None)
+        return _autograd.attend(q, k, v, call, return_lse=False, heads_first=True)
     return FlashAttention.apply(q, k, v, causal)
 
 

@@ -8,21 +8,43 @@ NotImplementedError.
 
 from __future__ import annotations
 
+import operator
+
 import torch
 from torch import Tensor
 
 from . import _checks
 from ._autograd import attend
-from ._features import Features, probability
+from ._call import Call
 from ._packed import attend_packed
 
 
-def _features_of(dropout_p, window_size, softcap, alibi_slopes) -> Features:
+_NAMES = {"scale": "softmax_scale", "window": "window_size"}
+
+
+def _call_of(softmax_scale, causal, dropout_p, window_size, softcap, alibi_slopes,
+             deterministic) -> Call:
     """flash-attn's arguments: a negative side of the window, softcap 0 and p 0 are none."""
-    left, right = (max(int(side), -1) for side in window_size)
-    window = None if (left, right) == (-1, -1) else (left, right, "bottom-right")
-    return Features(window, float(softcap) if softcap and softcap > 0.0 else None, alibi_slopes,
-                    probability("dropout_p", dropout_p))
+    causal = _checks.flag("causal", causal)
+    try:
+        left, right = (max(operator.index(side), -1) for side in window_size)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"window_size: got {window_size!r}, expected (left, right), two "
+                          "integers; (-1, -1) is no window") from None
+    window = None if (left, right) == (-1, -1) else (left, right)
+    if softcap is not None:
+        softcap = _checks.number("softcap", softcap, "a finite number; 0 is no cap")
+        softcap = None if softcap <= 0.0 else _checks.softcap(softcap)
+    return Call(None, softmax_scale, "bottom-right" if causal else None, "ieee", deterministic,
+                window, window and "bottom-right", softcap, dropout_p, alibi_slopes)
+
+
+def _attend(function, *arguments):
+    """The results, or an error in flash-attn's words."""
+    try:
+        return function(*arguments)
+    except (TypeError, ValueError, NotImplementedError) as error:
+        raise _checks.renamed(error, _NAMES) from None
 
 
 def _results(outputs, return_attn_probs):
@@ -49,10 +71,9 @@ def flash_attn_func(
     which moves on as with flash-attn; the pairs themselves differ from flash-attn's. Errors as
     flashlab.torch.attention.
     """
-    alignment = "bottom-right" if causal else None
-    features = _features_of(dropout_p, window_size, softcap, alibi_slopes)
-    outputs = attend(q, k, v, None, softmax_scale, alignment, "ieee", deterministic,
-                     return_attn_probs, features=features)
+    call = _call_of(softmax_scale, causal, dropout_p, window_size, softcap, alibi_slopes,
+                    deterministic)
+    outputs = _attend(attend, q, k, v, call, return_attn_probs)
     return _results(outputs, return_attn_probs)
 
 
@@ -67,10 +88,9 @@ def flash_attn_qkvpacked_func(
     qkv [B, S, 3, H, D] -> as flash_attn_func. The gradient is written into one tensor like qkv.
     """
     _checks.packed("qkv", qkv, 3)
-    alignment = "bottom-right" if causal else None
-    features = _features_of(dropout_p, window_size, softcap, alibi_slopes)
-    outputs = attend_packed(None, qkv, softmax_scale, alignment, deterministic, return_attn_probs,
-                            features)
+    call = _call_of(softmax_scale, causal, dropout_p, window_size, softcap, alibi_slopes,
+                    deterministic)
+    outputs = _attend(attend_packed, None, qkv, call, return_attn_probs)
     return _results(outputs, return_attn_probs)
 
 
@@ -86,8 +106,7 @@ def flash_attn_kvpacked_func(
     into one tensor like kv.
     """
     _checks.packed("kv", kv, 2)
-    alignment = "bottom-right" if causal else None
-    features = _features_of(dropout_p, window_size, softcap, alibi_slopes)
-    outputs = attend_packed(q, kv, softmax_scale, alignment, deterministic, return_attn_probs,
-                            features)
+    call = _call_of(softmax_scale, causal, dropout_p, window_size, softcap, alibi_slopes,
+                    deterministic)
+    outputs = _attend(attend_packed, q, kv, call, return_attn_probs)
     return _results(outputs, return_attn_probs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from . import _checks, _operators
+from ._call import Call, save, saved
 
 
 def active() -> bool:
@@ -27,42 +28,58 @@ def _fold(tensor, axis, size):
     return tensor.reshape(size * tensor.shape[1], *tensor.shape[2:])
 
 
-def _fold_mask(mask, axis, size, q):
-    """The same for a mask that broadcasts against [batch, heads, seqlen_q, seqlen_k]."""
-    if mask is None or (axis is None and (mask.dim() < 4 or mask.shape[0] == 1)):
-        return mask
-    mask = mask.unsqueeze(0) if axis is None else mask.movedim(axis, 0)
-    own = (1,) * (5 - mask.dim()) + tuple(mask.shape[1:])
-    mask = mask.reshape(mask.shape[0], *own)
-    return mask.expand(size, q.shape[0] // size, *own[1:]).reshape(q.shape[0], *own[1:])
+def _fold_broadcast(tensor, axis, size, batch, rank):
+    """The same for a tensor that broadcasts against `rank` dimensions, the first of them batch."""
+    if tensor is None or (axis is None and (tensor.dim() < rank or tensor.shape[0] == 1)):
+        return tensor
+    tensor = tensor.unsqueeze(0) if axis is None else tensor.movedim(axis, 0)
+    own = (1,) * (rank + 1 - tensor.dim()) + tuple(tensor.shape[1:])
+    tensor = tensor.reshape(tensor.shape[0], *own)
+    return tensor.expand(size, batch, *own[1:]).reshape(size * batch, *own[1:])
 
 
-def _unfold(outputs, size):
-    return tuple(t.reshape(size, t.shape[0] // size, *t.shape[1:]) for t in outputs)
+def _mapped(run, own, results, info, in_dims, given):
+    """An operator with `own` tensors before the call, mapped over the batch."""
+    size, tensors, call = info.batch_size, given[:own], Call(*given[own:])
+    in_dims = (*in_dims, *(None,) * (own + len(call) - len(in_dims)))
+    axes = Call(*in_dims[own:])
+    if call.dropout_p:
+        # Dropout's pattern depends on the place in the batch: each entry is a call of its own.
+        each = [run(*(value if axis is None else value.select(axis, i)
+                      for value, axis in zip((*tensors, *call), in_dims))) for i in range(size)]
+        return tuple(torch.stack(parts) for parts in zip(*each)), (0,) * results
+    tensors = [_fold(tensor, axis, size) for tensor, axis in zip(tensors, in_dims)]
+    batch = tensors[0].shape[0] // size
+    call = call._replace(
+        mask=_fold_broadcast(call.mask, axes.mask, size, batch, 4),
+        alibi_slopes=_fold_broadcast(call.alibi_slopes, axes.alibi_slopes, size, batch, 2))
+    outputs = run(*tensors, *call)
+    return (tuple(t.reshape(size, batch, *t.shape[1:]) for t in outputs), (0,) * results)
 
 
-def _vmap_forward(info, in_dims, q, k, v, mask=None, *options):
-    size = info.batch_size
-    q, k, v = (_fold(t, axis, size) for t, axis in zip((q, k, v), in_dims))
-    mask = _fold_mask(mask, in_dims[3] if len(in_dims) > 3 else None, size, q)
-    return _unfold(_operators.attention_forward(q, k, v, mask, *options), size), (0, 0)
+def _vmap_forward(info, in_dims, *given):
+    return _mapped(_operators.attention_forward, 3, 2, info, in_dims, given)
 
 
-def _vmap_backward(info, in_dims, d_o, q, k, v, o, lse, d_lse=None, mask=None, *options):
-    size = info.batch_size
-    given = (d_o, q, k, v, o, lse, d_lse)
-    d_o, q, k, v, o, lse, d_lse = (
-        _fold(t, axis, size) for t, axis in zip(given, (*in_dims, None)[:7]))
-    mask = _fold_mask(mask, in_dims[7] if len(in_dims) > 7 else None, size, q)
-    grads = _operators.attention_backward(d_o, q, k, v, o, lse, d_lse, mask, *options)
-    return _unfold(grads, size), (0, 0, 0)
+def _vmap_backward(info, in_dims, *given):
+    given = given if len(given) > 6 else (*given, None)  # d_lse
+    return _mapped(_operators.attention_backward, 7, 3, info, in_dims, given)
+
+
+def _vmap_seed(info, in_dims, q):
+    """As torch's own random operators: vmap's `randomness` says what entries share."""
+    if info.randomness == "error":
+        raise RuntimeError("vmap: attention with dropout draws random numbers; say by vmap's "
+                           'randomness= whether entries drop "different" or the "same" pairs')
+    draws = [_operators.dropout_seed(q.select(in_dims[0], i))
+             for i in range(info.batch_size if info.randomness == "different" else 1)]
+    return (draws[0], None) if info.randomness == "same" else (torch.stack(draws), 0)
 
 
 if hasattr(torch.library, "register_vmap"):  # torch 2.5
-    torch.library.register_vmap("flashlab::attention_forward", _vmap_forward,
-                                lib=_operators.LIBRARY)
-    torch.library.register_vmap("flashlab::attention_backward", _vmap_backward,
-                                lib=_operators.LIBRARY)
+    for _name, _rule in (("attention_forward", _vmap_forward),
+                         ("attention_backward", _vmap_backward), ("dropout_seed", _vmap_seed)):
+        torch.library.register_vmap(f"flashlab::{_name}", _rule, lib=_operators.LIBRARY)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -74,19 +91,19 @@ class FlashLabAttentionTransformed(torch.autograd.Function):
     """The operator with its gradient, for torch.func."""
 
     @staticmethod
-    def forward(q, k, v, mask, *options):
-        return _operators.attention_forward(q, k, v, mask, *options)
+    def forward(q, k, v, *call):
+        return _operators.attention_forward(q, k, v, *call)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        q, k, v, mask, *ctx.options = inputs
-        ctx.save_for_backward(q, k, v, mask, *output)
+        q, k, v, *call = inputs
+        save(ctx, Call(*call), q, k, v, *output)
 
     @staticmethod
     def backward(ctx, d_o, d_lse):
-        q, k, v, mask, o, lse = ctx.saved_tensors
-        grads = _GradientsTransformed.apply(d_o, q, k, v, o, lse, d_lse, mask, *ctx.options)
-        return (*grads, None, None, None, None, None)
+        call, (q, k, v, o, lse) = saved(ctx)
+        grads = _GradientsTransformed.apply(d_o, q, k, v, o, lse, d_lse, *call)
+        return (*grads, *(None,) * len(call))
 
     vmap = staticmethod(_vmap_forward)
 

@@ -1,6 +1,6 @@
-"""The custom operators flashlab::attention_forward and flashlab::attention_backward.
+"""The custom operators flashlab::attention_forward, attention_backward and dropout_seed.
 
-Both know [batch, seqlen, heads, head_dim] only and are what torch.compile, torch.export, dispatch
+They know [batch, seqlen, heads, head_dim] only and are what torch.compile, torch.export, dispatch
 modes and tensor subclasses see. They are registered on the dispatcher directly: one call costs the
 host 15.8 us so, and 16.8 us by torch.library.custom_op, whose Python layers come on top (without
 gradients; H200, torch 2.11, November 2026).
@@ -13,67 +13,72 @@ from torch.library import Library
 
 from .. import _core
 from . import _checks
+from ._call import SCHEMA, Call, draw_seed, save, saved, stored_seed
 
 LIBRARY = Library("flashlab", "FRAGMENT")
 TAGS = tuple(tag for tag in (
     torch.Tag.pt2_compliant_tag,
     getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order)))
 
-LIBRARY.define(
-    "attention_forward(Tensor q, Tensor k, Tensor v, Tensor? mask=None, float? scale=None, "
-    "str? causal=None, str precision='ieee', bool deterministic=False) -> (Tensor o, Tensor lse)",
-    tags=TAGS)
-LIBRARY.define(
-    "attention_backward(Tensor d_o, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, "
-    "Tensor? d_lse=None, Tensor? mask=None, float? scale=None, str? causal=None, "
-    "str precision='ieee', bool deterministic=False) -> (Tensor dq, Tensor dk, Tensor dv)",
-    tags=TAGS)
+LIBRARY.define(f"attention_forward(Tensor q, Tensor k, Tensor v, {SCHEMA}) -> "
+               "(Tensor o, Tensor lse)", tags=TAGS)
+LIBRARY.define("attention_backward(Tensor d_o, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, "
+               f"Tensor? d_lse=None, {SCHEMA}) -> (Tensor dq, Tensor dk, Tensor dv)", tags=TAGS)
+LIBRARY.define("dropout_seed(Tensor q) -> Tensor", tags=(*TAGS, torch.Tag.nondeterministic_seeded))
 
 attention_forward = torch.ops.flashlab.attention_forward.default
 attention_backward = torch.ops.flashlab.attention_backward.default
+# [2] int64 on q's device: draw_seed's numbers for a call with these queries.
+dropout_seed = torch.ops.flashlab.dropout_seed.default
 
 
 # ---------------------------------------------------------------------------------------------
 # Kernels
 # ---------------------------------------------------------------------------------------------
 
-def run_forward(q, k, v, mask=None, scale=None, causal=None, precision="ieee",
-                deterministic=False, heads_first=False):
+def run_forward(q, k, v, call, heads_first=False):
     """o [B, Sq, Hq, Dv] and lse [B, Hq, Sq], below autograd and the dispatcher.
 
     heads_first: q, k, v and o are [batch, heads, seqlen, head_dim], in the layout of torch's own
     scaled_dot_product_attention; cheaper than four transposes.
     """
-    _checks.no_tangents(q, k, v, mask)
+    _checks.no_tangents(q, k, v, call.mask, call.alibi_slopes)
     try:
-        return _core.torch_forward(q, k, v, mask, scale, causal, precision, deterministic,
-                                   heads_first)
+        return _core.torch_forward(q, k, v, call, heads_first)
     except (RuntimeError, ValueError):
         # What has no address fails in the exchange; say better why, and look only then.
-        _checks.tensors(q=q, k=k, v=v, mask=q if mask is None else mask)
-        _checks.devices(q.device, k=k, v=v, mask=mask)
+        named = {"mask": call.mask, "alibi_slopes": call.alibi_slopes}
+        named = {name: tensor for name, tensor in named.items() if tensor is not None}
+        _checks.tensors(q=q, k=k, v=v, **named)
+        _checks.devices(q.device, k=k, v=v, **named)
         raise
 
 
-def run_backward(d_o, q, k, v, o, lse, d_lse=None, mask=None, scale=None, causal=None,
-                 precision="ieee", deterministic=False, heads_first=False):
-    """dq, dk, dv, below autograd and the dispatcher; heads_first as in run_forward."""
-    _checks.no_tangents(d_o, q, k, v, o, lse, d_lse, mask)
-    return _core.torch_backward(d_o, q, k, v, o, lse, d_lse, mask, scale, causal, precision,
-                                deterministic, heads_first)
+def run_backward(d_o, q, k, v, o, lse, d_lse, call, heads_first=False, dq=None, dk=None,
+                 dv=None):
+    """dq, dk, dv, below autograd and the dispatcher; heads_first as in run_forward. Those that are
+    given are written into."""
+    _checks.no_tangents(d_o, q, k, v, o, lse, d_lse, call.mask, call.alibi_slopes)
+    return _core.torch_backward(d_o, q, k, v, o, lse, d_lse, call, heads_first, dq, dk,
+                                dv)
 
 
-def run_backward_into(dq, dk, dv, d_o, q, k, v, o, lse, d_lse, scale, causal, precision,
-                      deterministic):
-    """As run_backward, with the tensors that the gradients are written into."""
-    _checks.no_tangents(d_o, q, k, v, o, lse, d_lse)
-    _core.backward(d_o, q, k, v, o, lse, d_lse=d_lse, causal=causal, scale=scale,
-                   precision=precision, deterministic=deterministic, dq=dq, dk=dk, dv=dv)
+def _forward_kernel(q, k, v, *call):
+    return run_forward(q, k, v, Call(*call))
+
+
+def _backward_kernel(d_o, q, k, v, o, lse, d_lse=None, *call):
+    return run_backward(d_o, q, k, v, o, lse, d_lse, Call(*call))
+
+
+def _seed_kernel(q):
+    return stored_seed(draw_seed(q, q.shape[2]), q.device)
 
 
 for _device in ("CPU", "CUDA"):
-    LIBRARY.impl("attention_forward", run_forward, _device)
-    LIBRARY.impl("attention_backward", run_backward, _device)
+    LIBRARY.impl("attention_forward", _forward_kernel, _device)
+    LIBRARY.impl("attention_backward", _backward_kernel, _device)
+    LIBRARY.impl("dropout_seed", _seed_kernel, _device)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -86,19 +91,22 @@ def lse_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 @torch.library.register_fake("flashlab::attention_forward", lib=LIBRARY)
-def _fake_forward(q, k, v, mask=None, scale=None, causal=None, precision="ieee",
-                  deterministic=False):
-    _checks.forward(q, k, v, mask, causal, precision)
+def _fake_forward(q, k, v, *call):
+    _checks.forward(q, k, v, Call(*call))
     batch, seqlen_q, heads, _ = q.shape
     return (q.new_empty((batch, seqlen_q, heads, v.shape[3])),
             q.new_empty((batch, heads, seqlen_q), dtype=lse_dtype(q.dtype)))
 
 
 @torch.library.register_fake("flashlab::attention_backward", lib=LIBRARY)
-def _fake_backward(d_o, q, k, v, o, lse, d_lse=None, mask=None, scale=None, causal=None,
-                   precision="ieee", deterministic=False):
-    _checks.forward(q, k, v, mask, causal, precision)
+def _fake_backward(d_o, q, k, v, o, lse, d_lse=None, *call):
+    _checks.forward(q, k, v, Call(*call))
     return tuple(tensor.new_empty(tensor.shape) for tensor in (q, k, v))
+
+
+@torch.library.register_fake("flashlab::dropout_seed", lib=LIBRARY)
+def _fake_seed(q):
+    return q.new_empty((2,), dtype=torch.int64)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -106,24 +114,21 @@ def _fake_backward(d_o, q, k, v, o, lse, d_lse=None, mask=None, scale=None, caus
 # ---------------------------------------------------------------------------------------------
 
 def _save(ctx, inputs, output) -> None:
-    q, k, v, mask, *options = inputs
-    if mask is not None and ctx.needs_input_grad[3]:
-        raise NotImplementedError(_checks.MASK_GRADIENT)
+    q, k, v, *given = inputs
+    call = Call(*given)
+    _checks.no_gradients(call)
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(q, k, v, mask, *output)
-    ctx.options = tuple(options)
+    save(ctx, call, q, k, v, *output)
 
 
 def _gradients(ctx, d_o, d_lse):
+    none = (None,) * len(Call._fields)
     if d_o is None and d_lse is None:
-        return (None,) * 8
-    q, k, v, mask, o, lse = ctx.saved_tensors
+        return (None, None, None, *none)
+    call, (q, k, v, o, lse) = saved(ctx)
     if d_o is None:
         d_o = torch.zeros_like(o)
-    scale, causal, precision, deterministic = ctx.options
-    grads = attention_backward(d_o, q, k, v, o, lse, d_lse, mask, scale, causal, precision,
-                               deterministic)
-    return (*grads, None, None, None, None, None)
+    return (*attention_backward(d_o, q, k, v, o, lse, d_lse, *call), *none)
 
 
 def _refuse(ctx, *grads):
@@ -147,26 +152,25 @@ def autocast(tensor, dtype):
     return tensor.to(dtype)
 
 
-def autocast_mask(mask, q):
-    """An additive mask is read in fp32 or in q's dtype: only others are cast."""
-    return mask if mask is None or mask.dtype == torch.float32 else autocast(mask, q.dtype)
-
-
-def autocast_precision(precision, q):
-    """tf32 is for float32 tensors, which a region of 16 bits leaves none of."""
-    return precision if q.dtype == torch.float32 else "ieee"
+def autocast_call(call, q):
+    """What changes beside q, k and v, which have their dtype already. An additive mask is read in
+    fp32 or in q's dtype: only others are cast. tf32 is for fp32 tensors, which a region of 16 bits
+    leaves none of."""
+    mask = call.mask
+    if mask is not None and mask.dtype != torch.float32:
+        mask = autocast(mask, q.dtype)
+    return call._replace(mask=mask, precision=call.precision if q.dtype == torch.float32
+                         else "ieee")
 
 
 def _register_autocast(device: str, key: str) -> None:
     below = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
 
-    def kernel(_, q, k, v, mask=None, scale=None, causal=None, precision="ieee",
-               deterministic=False):
+    def kernel(_, q, k, v, *call):
         dtype = torch.get_autocast_dtype(device)
         with torch._C._ExcludeDispatchKeyGuard(below):
             q, k, v = (autocast(tensor, dtype) for tensor in (q, k, v))
-            return attention_forward(q, k, v, autocast_mask(mask, q), scale, causal,
-                                     autocast_precision(precision, q), deterministic)
+            return attention_forward(q, k, v, *autocast_call(Call(*call), q))
 
     LIBRARY.impl("attention_forward", kernel, key, with_keyset=True)
 

@@ -8,34 +8,34 @@ from __future__ import annotations
 
 import torch
 
-from . import _autograd, _operators
+from . import _autograd, _checks, _operators
+from ._call import save, saved
 
 
 class FlashLabPackedAttention(torch.autograd.Function):
     """The eager autograd function of packed [.., 3, ..] (q is None) or [.., 2, ..] tensors."""
 
     @staticmethod
-    def forward(ctx, q, packed, options, return_lse):
-        o, lse = _operators.run_forward(*_apart(q, packed), None, *options)
+    def forward(ctx, q, packed, call, return_lse):
+        o, lse = _operators.run_forward(*_apart(q, packed), call)
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(q, packed, o, lse)
-        ctx.options = options
+        save(ctx, call, q, packed, o, lse)
         return (o, lse) if return_lse else o
 
     @staticmethod
     def backward(ctx, d_o, d_lse=None):
         if d_o is None and d_lse is None:
             return None, None, None, None
-        q, packed, o, lse = ctx.saved_tensors
+        call, (q, packed, o, lse) = saved(ctx)
         if d_o is None:
             d_o = torch.zeros_like(o)
         if not _autograd.direct_gradients(d_o, packed, q, None):
-            grads = _autograd.gradients(d_o, *_apart(q, packed), o, lse, d_lse, None, ctx.options)
+            grads = _autograd.gradients(d_o, *_apart(q, packed), o, lse, d_lse, call)
             return (*_together(q, grads), None, None)
         d_q = None if q is None else torch.empty_like(q)
         d_packed = torch.empty_like(packed)
-        _operators.run_backward_into(*_apart(d_q, d_packed), d_o, *_apart(q, packed), o, lse, d_lse,
-                                     *_autograd.determined(ctx.options))
+        _operators.run_backward(d_o, *_apart(q, packed), o, lse, d_lse,
+                                _autograd.determined(call), False, *_apart(d_q, d_packed))
         return d_q, d_packed, None, None
 
 
@@ -47,17 +47,13 @@ def _together(q, grads):
     return (None, torch.stack(grads, 2)) if q is None else (grads[0], torch.stack(grads[1:], 2))
 
 
-def attend_packed(q, packed, scale, causal, deterministic, return_lse, features=None):
+def attend_packed(q, packed, call, return_lse):
     """As _autograd.attend, for packed tensors."""
-    if features:
-        return _autograd.attend(*_apart(q, packed), None, scale, causal, "ieee", deterministic,
-                                return_lse, features=features)
-    device = None if torch.compiler.is_compiling() else _autograd.direct(packed, q, None)
-    needed = packed.requires_grad or (q is not None and q.requires_grad)
-    if (device is None or not needed or not torch.is_grad_enabled()
-            or torch.is_autocast_enabled(device)):
-        return _autograd.attend(*_apart(q, packed), None, scale, causal, "ieee", deterministic,
-                                return_lse)
-    options = (scale, causal, "ieee",
-               bool(deterministic) or torch.are_deterministic_algorithms_enabled())
-    return FlashLabPackedAttention.apply(q, packed, options, return_lse)
+    device = (None if torch.compiler.is_compiling() else
+              _autograd.direct(packed, q, None, call.alibi_slopes))
+    if (device is None or not torch.is_grad_enabled() or torch.is_autocast_enabled(device)
+            or not (packed.requires_grad or (q is not None and q.requires_grad))):
+        return _autograd.attend(*_apart(q, packed), call, return_lse)
+    _checks.no_gradients(call)
+    call = _autograd.with_seed(_autograd.determined(call), packed.select(2, 0) if q is None else q)
+    return FlashLabPackedAttention.apply(q, packed, call, return_lse)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from . import _checks
 from ._autograd import attend
-from ._features import Features, probability
+from ._call import Call
 
 _NAMES = {"q": "query", "k": "key", "v": "value", "mask": "attn_mask"}
 
@@ -34,16 +34,15 @@ def scaled_dot_product_attention(
     A query that sees no key gives zeros, as in torch. Nested and sparse tensors raise
     NotImplementedError; other errors as flashlab.torch.attention.
     """
-    features = Features(dropout_p=probability("dropout_p", dropout_p)) if dropout_p else None
-    causal = "top-left" if is_causal else None
+    causal = "top-left" if _checks.flag("is_causal", is_causal) else None
     try:
         if attn_mask is not None:
             attn_mask, causal = _mask(attn_mask, is_causal, query, key)
         fold = not _agree(query.shape, key.shape, value.shape, enable_gqa)
         if fold:
             shape, query, key, value, attn_mask = _fold(query, key, value, attn_mask, enable_gqa)
-        o = attend(query, key, value, attn_mask, scale, causal, _precision(query), False, False,
-                   True, features)
+        call = Call(attn_mask, scale, causal, _precision(query), dropout_p=dropout_p)
+        o = attend(query, key, value, call, return_lse=False, heads_first=True)
     except (TypeError, ValueError, NotImplementedError) as error:
         raise _renamed(error) from None
     except (AttributeError, RuntimeError):
@@ -70,7 +69,7 @@ def _renamed(error):
                   str(error))
     text = _SHAPE.sub(lambda at: f"{_NAMES[at[1]]} must be [{at[2]}, {at[4]}, {at[3]}, {at[5]}] = "
                       f"[{at[6]}, {at[8]}, {at[7]}, {at[9]}]", text)
-    return type(error)(re.sub(r"^(q|k|v|mask)\b", lambda name: _NAMES[name[0]], text))
+    return _checks.renamed(type(error)(text), _NAMES)
 
 
 # ---------------------------------------------------------------------------------------------

@@ -209,6 +209,32 @@ class FlashAttn:
                 self.assert_close(dq, truth[0], "dq", 1e-5)
                 self.assert_close(dkv, torch.stack(truth[1:], 2), "dkv", 1e-5)
 
+    def test_packed_tensors_of_any_strides(self):
+        dense = torch.randn(2, 9, 3, 4, 8, device=self.device)
+        layouts = {
+            "dense": dense,
+            "innermost last but one": dense.mT.contiguous().mT,
+            "reversed": dense.permute(4, 3, 2, 1, 0).contiguous().permute(4, 3, 2, 1, 0),
+            "heads first": dense.transpose(1, 3).contiguous().transpose(1, 3),
+            "part of a larger": torch.cat([dense, dense], 4)[..., :8],
+            "every second": torch.stack([dense, dense], 5)[..., 0],
+            "expanded": dense[:1, :, :, :, :1].expand(2, 9, 3, 4, 8),
+            "one of each": dense[:1, :1, :, :1, :1].permute(0, 4, 2, 3, 1),
+        }
+        for name, layout in layouts.items():
+            with self.subTest(name):
+                qkv = layout.detach().requires_grad_()
+                q, kv = (part.detach().requires_grad_() for part in (layout[:, :, 0],
+                                                                     layout[:, :, 1:]))
+                leaves = [part.detach().contiguous().requires_grad_()
+                          for part in layout.unbind(2)]
+                truth = gradients(flash.flash_attn_func(*leaves, causal=True), leaves)
+                dqkv, = gradients(flash.flash_attn_qkvpacked_func(qkv, causal=True), [qkv])
+                dq, dkv = gradients(flash.flash_attn_kvpacked_func(q, kv, causal=True), [q, kv])
+                self.assert_close(dqkv, torch.stack(truth, 2), "dqkv", 1e-5)
+                self.assert_close(dq, truth[0], "dq", 1e-5)
+                self.assert_close(dkv, torch.stack(truth[1:], 2), "dkv", 1e-5)
+
     def test_packed_without_gradients_under_autocast_and_twice(self):
         qkv = torch.randn(2, 9, 3, 4, 8, device=self.device, requires_grad=True)
         with torch.no_grad():

@@ -32,11 +32,19 @@ class FlashLabPackedAttention(torch.autograd.Function):
         if not _autograd.direct_gradients(d_o, packed, q, None):
             grads = _autograd.gradients(d_o, *_apart(q, packed), o, lse, d_lse, call)
             return (*_together(q, grads), None, None)
-        d_q = None if q is None else torch.empty_like(q)
-        d_packed = torch.empty_like(packed)
+        d_q = None if q is None else _gradient_of(q)
+        d_packed = _gradient_of(packed)
         _operators.run_backward(d_o, *_apart(q, packed), o, lse, d_lse,
                                 _autograd.determined(call), False, *_apart(d_q, d_packed))
         return d_q, d_packed, None, None
+
+
+def _gradient_of(tensor):
+    """Memory for a gradient: laid out as the tensor where kernels can write so."""
+    gradient = torch.empty_like(tensor)
+    if gradient.stride(-1) == 1:
+        return gradient
+    return torch.empty_like(tensor, memory_format=torch.contiguous_format)
 
 
 def _apart(q, packed):

@@ -108,7 +108,7 @@ def attention_for_transformers(module, query, key, value, attention_mask, dropou
                                scaling=None, is_causal=None, **_):
     """Attention as transformers calls it: [batch, heads, seqlen, head_dim] in, heads inside out.
 
-    What FlashLab cannot do yet (dropout) raises, as it should in training.
+    A dropout above 0 comes from torch's generator, as with the model's own attention.
     """
     causal = module.is_causal if is_causal is None else is_causal
     causal = bool(causal) and attention_mask is None and query.shape[2] > 1

@@ -2,8 +2,8 @@
 
 // A run's state on disk, and weights by the names that other programs know.
 //
-//   FOLDER/step-1200/model.safetensors      parameters: the course's names, or Hugging Face's
-//   GPT-2's FOLDER/step-1200/optimizer.safetensors  both moments under the same names
+//   FOLDER/step-1200/model.safetensors      parameters, by the course's or Hugging Face's names
+//   FOLDER/step-1200/optimizer.safetensors  both moments under the same names
 //   FOLDER/step-1200/state.json             step, model, what was reached
 //
 // A checkpoint is written under a temporary name and renamed when all of it is on the disk: a

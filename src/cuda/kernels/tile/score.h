@@ -6,9 +6,11 @@
 // In the 16-bit kernels a product x becomes a value v, and the score in units of log2 is
 // unit v + offset, so that the factor and the sum pass into the exponential, and LSE:
 //
-//     no softcap          v = x                               unit = scale log2(e)
-//     softcap             v = -1 / (1 + exp(2 scale x / cap)) unit = 2 cap log2(e), offset = unit /
-//     2 softcap, kWideCap   v = tanh(scale x / cap)             unit = cap log2(e)
+//     no softcap         v = x                                unit = scale log2(e)
+//     softcap            v = -1 / (1 + exp(2 scale x / cap))  unit = 2 cap log2(e)
+//     softcap, kWideCap  v = tanh(scale x / cap)              unit = cap log2(e)
+//
+// The offset is unit / 2 in the second row, else 0.
 //
 // The first form of softcap is tanh y = 1 - 2 / (1 + exp 2y), by one power of two and one
 // reciprocal. Its error is at most 2e-7 cap, and least where scores are largest: within LSE's 1e-5

@@ -13,6 +13,7 @@
 #include "lab/report/model.h"
 #include "lab/report/table.h"
 #include "lab/report/text.h"
+#include "lab/results/results_json.h"
 #include "report_samples.h"
 
 namespace flashlab::lab::report {
@@ -328,12 +329,26 @@ TEST(ReportModel, LongSequencesFavourTiles) {
   }
 }
 
-TEST(ReportModel, TilesComeFromThePlan) {
-  EXPECT_EQ(tile_from_plan("x: query tile 48 x key block 256, 86 tasks").q, 48);
-  EXPECT_EQ(tile_from_plan("x: query tile 48 x key block 256, 86 tasks").k, 256);
-  EXPECT_EQ(tile_from_plan("query tile 128 · key tile 176").k, 176);
-  EXPECT_EQ(tile_from_plan("query tile -3, key tile x").q, Tile().q);
-  EXPECT_EQ(tile_from_plan("").k, Tile().k);
+TEST(ReportModel, TilesAreTheResults) {
+  ResultFile file = sample_comparison();
+  const auto tile_of_cpu = [&] {
+    for (const ModelRow& row : model_rows(group_by_problem(file).front(), {})) {
+      if (row.label == "cpu" && row.pass == "forward") return row.tile;
+    }
+    return Tile{0, 0};
+  };
+  EXPECT_EQ(tile_of_cpu().q, Tile().q) << "a record without tiles";
+  file.results[2].plan = "query tile 96 x key block 192";  // words are for people
+  file.results[2].tile_q = 128;
+  file.results[2].tile_k = 176;
+  const auto again = parse_results(to_json(file), "again");
+  ASSERT_TRUE(again.ok()) << again.status().message();
+  file = *again;
+  EXPECT_EQ(tile_of_cpu().q, 128);
+  EXPECT_EQ(tile_of_cpu().k, 176);
+}
+
+TEST(ReportModel, KnowsHowAnImplementationGoesAboutIt) {
   EXPECT_EQ(algorithm_of("reference"), std::nullopt);
   EXPECT_EQ(algorithm_of("naive"), Algorithm::kNaive);
   EXPECT_EQ(algorithm_of("sm90"), Algorithm::kFlash);

@@ -182,6 +182,9 @@ class Plan {
   std::span<const WorkspaceRegion> regions() const noexcept;
   std::span<const std::string> reasons() const noexcept;  ///< why this plan, what was rejected
   std::size_t workspace_bytes() const noexcept;
+  /// Queries and keys of a tile of the scores; 0 where none is cut, or a library cuts them.
+  std::int64_t tile_q() const noexcept;
+  std::int64_t tile_k() const noexcept;
 
   /// Several lines for a person: steps, workspace, reasons.
   std::string to_string() const;

@@ -116,6 +116,7 @@ class PlanState {
   std::vector<WorkspaceRegion> regions;
   std::vector<std::string> reasons;
   std::size_t workspace_bytes = 0;
+  std::int64_t tile_q = 0, tile_k = 0;  ///< see Plan::tile_q
 
   /// Appends a 256-byte aligned region and returns its offset.
   std::size_t add_region(std::string name, std::size_t bytes);

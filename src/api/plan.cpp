@@ -256,6 +256,14 @@ std::size_t Plan::workspace_bytes() const noexcept {
   return state_->workspace_bytes;
 }
 
+std::int64_t Plan::tile_q() const noexcept {
+  return state_->tile_q;
+}
+
+std::int64_t Plan::tile_k() const noexcept {
+  return state_->tile_k;
+}
+
 const char* to_string(Pass pass) noexcept {
   return pass == Pass::kForward ? "forward" : "backward";
 }

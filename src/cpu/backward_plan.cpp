@@ -184,6 +184,8 @@ void describe_plan(BackwardPlan& plan, const Geometry& g, const BackwardSchedule
                           {0}});
   }
   const int statistics = static_cast<int>(plan.steps.size()) - 1;
+  plan.tile_q = c.tiles.query_rows;
+  plan.tile_k = c.tiles.block_keys;
   plan.steps.push_back(
       {PlanStep::Kind::kKernel,
        pairs ? fmt::format("flash_bwd_{}", table.name)

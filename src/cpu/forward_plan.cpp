@@ -339,6 +339,8 @@ void describe_plan(ForwardPlan& plan, const Geometry& g, bool deterministic, int
         {PlanStep::Kind::kKernel, std::move(name), std::move(configuration), after});
     ++last;
   };
+  plan.tile_q = c.tile_rows;
+  plan.tile_k = c.key_block;
   const std::string suffix = pairs ? table.name : fmt::format("{}_fp32", table.name);
   if (plan.packing != ForwardPlan::Packing::kByTask) {
     add("pack_" + suffix, fmt::format("K and V of {} (batch, key head), panels of {} columns",

@@ -91,6 +91,8 @@ Result<std::shared_ptr<PlanState>> make(const ContextState& context, const Probl
   plan->geometry = geometry;
   plan->implementation = "fa2-plain";
   plan->tile = *tile;
+  plan->tile_q = tile->q;
+  plan->tile_k = tile->k;
   plan->kernels = &tile_kernels<Acc>(context.cpu_isa);
   plan->scale = static_cast<Acc>(geometry.scale);
   plan->scratch_bytes = scratch_bytes<Acc>(geometry, problem.pass, *tile);

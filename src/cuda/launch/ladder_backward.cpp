@@ -131,6 +131,8 @@ class BackwardPlanner {
         threads_(family.threads(tiles)),
         shared_bytes_(family.shared_bytes(tiles, g)) {
     plan_->implementation = implementation;
+    plan_->tile_q = tiles.q;
+    plan_->tile_k = tiles.k;
     print_call(config_, problem, g);
     config_.integer("kTileQ", tiles.q)
         .integer("kTileK", tiles.k)

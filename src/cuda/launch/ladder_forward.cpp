@@ -162,6 +162,8 @@ Result<std::shared_ptr<internal::PlanState>> plan_forward(const Rung& rung, GpuD
     plan->add_gpu_region("O, not yet divided", rows * columns * sizeof(float));
     plan->add_gpu_region("m and l", rows * 2 * sizeof(float));
   }
+  plan->tile_q = tiles.q;
+  plan->tile_k = tiles.k;
   const std::int64_t shared_bytes =
       ladder_shared_bytes(rung.step, tiles.q, tiles.k, g.head_dim, g.head_dim_v);
   ConfigPrinter config;

@@ -128,6 +128,8 @@ Result<std::shared_ptr<internal::PlanState>> plan_hopper(const HopperRung& rung,
   }
   auto plan = std::make_shared<GpuPlan>(device, problem, g);
   plan->implementation = rung.name;
+  plan->tile_q = kTileQ;
+  plan->tile_k = tile_k;
   const std::int64_t shared_bytes = ladder_hopper_shared_bytes(tile_k, g.head_dim, g.head_dim_v);
   ConfigPrinter config;
   print_call(config, problem, g);

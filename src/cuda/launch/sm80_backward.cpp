@@ -321,6 +321,8 @@ Result<std::shared_ptr<internal::PlanState>> plan_sm80_backward(
                                 fmt::format("at most {}", INT32_MAX), "split the batch"});
   }
   auto plan = std::make_shared<GpuPlan>(device, problem, g);
+  plan->tile_q = choice.tiling.tile_q;
+  plan->tile_k = choice.tiling.tile_k;
   add_regions(*plan, g, choice);
   // red.global.add.v4.f32 begins with sm_90.
   const bool vector_reduction = info.major >= 9;

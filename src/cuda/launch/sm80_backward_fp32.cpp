@@ -323,6 +323,8 @@ Result<std::shared_ptr<internal::PlanState>> plan_sm80_backward_fp32(
                      "use smaller head dims or implementation 'naive'");
   }
   auto plan = std::make_shared<GpuPlan>(device, problem, g);
+  plan->tile_q = choice.tiling.rows;
+  plan->tile_k = choice.tiling.keys();
   const Regions regions = add_regions(*plan, problem, g, choice);
   add_launches(*plan, problem, g, choice, regions);
   explain(*plan, problem, choice);

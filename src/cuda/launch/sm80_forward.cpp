@@ -192,6 +192,8 @@ Result<std::shared_ptr<internal::PlanState>> plan_sm80_forward(
   }
 
   auto plan = std::make_shared<GpuPlan>(device, problem, g);
+  plan->tile_q = choice.tiling.tile_q();
+  plan->tile_k = choice.tiling.tile_k;
   if (choice.splits > 1) {  // in the order of device::PartRegion
     const auto rows = static_cast<std::size_t>(choice.splits * g.batch * g.heads_q * g.seqlen_q);
     plan->add_gpu_region("partial_o", rows * static_cast<std::size_t>(g.head_dim_v) * 4);

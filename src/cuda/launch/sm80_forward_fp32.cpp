@@ -318,6 +318,8 @@ Result<std::shared_ptr<internal::PlanState>> plan_sm80_forward_fp32(
                      "split the batch into smaller calls");
   }
   auto plan = std::make_shared<GpuPlan>(device, problem, g);
+  plan->tile_q = choice.tiling.tile_q();
+  plan->tile_k = choice.tiling.keys;
   const Regions regions = add_regions(*plan, g, choice);
   if (tiles > 0) add_split_step(*plan, problem, g, regions.split, choice.terms);
   add_forward(*plan, problem, g, choice, regions);

@@ -230,6 +230,8 @@ Result<std::shared_ptr<internal::PlanState>> plan_sm90_backward(
                                 fmt::format("at most {}", INT32_MAX), "split the batch"});
   }
   auto plan = std::make_shared<GpuPlan>(*context.gpu(), problem, g);
+  plan->tile_q = tiling.tile_q;
+  plan->tile_k = tiling.tile_k;
   add_regions(*plan, blocks.query_blocks * tiling.tile_q, tiling);
   add_steps(*plan, print(problem, g, tiling), tiling, blocks);
   plan->reasons.push_back("dQ is added atomically: its last bits vary from run to run");

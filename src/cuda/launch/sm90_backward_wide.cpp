@@ -276,6 +276,7 @@ Result<std::shared_ptr<internal::PlanState>> plan_sm90_backward_wide(
   }
   const WideTiling tiling = choose_wide_tiling(g);
   auto plan = std::make_shared<GpuPlan>(*context.gpu(), problem, g);
+  plan->tile_q = plan->tile_k = kTile;
   add_regions(*plan, tiling, parts);
   add_steps(*plan, print(problem, g, tiling), tiling, parts);
   plan->reasons.push_back(fmt::format(

@@ -481,6 +481,8 @@ Result<std::shared_ptr<internal::PlanState>> plan_sm90_forward(
   auto plan = std::make_shared<GpuPlan>(device, problem, g);
   const Sm90ForwardTiling tiling = tiling_of(context, problem, g, plan->reasons);
   const Choice choice = choose(problem, g, device.info(), tiling);
+  plan->tile_q = choice.tiling.tile_q();
+  plan->tile_k = choice.tiling.block_keys;
   const ConfigPrinter config = print(problem, g, choice);
   GpuStep step;
   step.name = "flash_fwd_sm90";

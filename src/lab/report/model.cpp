@@ -1,7 +1,6 @@
 #include "lab/report/model.h"
 
 #include <algorithm>
-#include <charconv>
 #include <string>
 
 #include "lab/subjects/attention/attention_subject.h"
@@ -10,16 +9,6 @@ namespace flashlab::lab::report {
 namespace {
 
 constexpr std::int64_t kLongest = std::int64_t{1} << 40;
-
-/// The whole number after `words`, 0 where there is none.
-std::int64_t number_after(std::string_view text, std::string_view words) {
-  const std::size_t at = text.find(words);
-  if (at == std::string_view::npos) return 0;
-  text.remove_prefix(at + words.size());
-  std::int64_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  return error == std::errc() && value > 0 ? value : 0;
-}
 
 /// How many tiles of `size` cover `length`.
 double tiles(std::int64_t length, std::int64_t size) {
@@ -85,15 +74,6 @@ std::optional<Algorithm> algorithm_of(std::string_view implementation) {
     return Algorithm::kNaive;
   }
   return Algorithm::kFlash;
-}
-
-Tile tile_from_plan(std::string_view plan) {
-  Tile tile;
-  if (const std::int64_t q = number_after(plan, "query tile ")) tile.q = q;
-  for (const std::string_view words : {"key tile ", "key block "}) {
-    if (const std::int64_t k = number_after(plan, words)) tile.k = k;
-  }
-  return tile;
 }
 
 Caches caches_of(const Environment& e) {
@@ -174,7 +154,9 @@ std::vector<ModelRow> model_rows(const Group& group, Caches caches) {
       const bool known = group.passes[pass] == "forward" || group.passes[pass] == "backward";
       if (!known || result == nullptr) continue;
       if (result->status != RunStatus::kOk && result->status != RunStatus::kOutOfMemory) continue;
-      const Tile tile = tile_from_plan(result->plan);
+      Tile tile;
+      if (result->tile_q > 0) tile.q = result->tile_q;
+      if (result->tile_k > 0) tile.k = result->tile_k;
       const Pass which = group.passes[pass] == "forward" ? Pass::kForward : Pass::kBackward;
       out.push_back({row.label, group.passes[pass], *algorithm, tile,
                      modelled_cost(problem, which, *algorithm, tile, caches)});

@@ -26,14 +26,11 @@ const char* to_string(Algorithm algorithm) noexcept;  ///< "naive", "flash"
 /// has no model; everything else is tiled.
 std::optional<Algorithm> algorithm_of(std::string_view implementation);
 
+/// Of the plan. The default stands for a peer or a record that does not say.
 struct Tile {
   std::int64_t q = 64;
   std::int64_t k = 64;
 };
-
-/// Tile sizes out of a plan's words ("query tile 48 x key block 256"); the default where it names
-/// none.
-Tile tile_from_plan(std::string_view plan);
 
 /// What stays on the chip between two uses, so that memory sees it once. 0: nothing does.
 struct Caches {

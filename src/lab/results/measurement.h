@@ -109,7 +109,9 @@ class Measurement {
   bool cut_short = false;    ///< interrupted before all its samples, its roof or its error
   std::string error_sample;  ///< "all" or "64 rows of 8 heads, seed 1"
   std::string plan;          ///< one line: what ran
-  std::string roof_name;     ///< on a GPU, what the share's roof multiplies with: "fp32 FMA"
+  /// Queries and keys of the plan's tiles; 0: it has none, or they are not known.
+  std::int64_t tile_q = 0, tile_k = 0;
+  std::string roof_name;  ///< on a GPU, what the share's roof multiplies with: "fp32 FMA"
 
   /// Separately timed parts (naive: scores, softmax, values), name and median.
   struct Part {

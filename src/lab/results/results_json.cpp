@@ -61,6 +61,8 @@ OrderedJson to_json_value(const Measurement& r) {
   }
   out["error_sample"] = or_null(r.error_sample);
   out["plan"] = or_null(r.plan);
+  if (r.tile_q > 0) out["tile_q"] = r.tile_q;
+  if (r.tile_k > 0) out["tile_k"] = r.tile_k;
   if (!r.roof_name.empty()) out["roof_name"] = r.roof_name;
   OrderedJson parts = OrderedJson::array();
   for (const Measurement::Part& part : r.parts) {

@@ -189,6 +189,8 @@ void read(Reader& in, Measurement& r) {
   }
   in.text("error_sample", r.error_sample, false);
   in.text("plan", r.plan, false);
+  in.integer("tile_q", r.tile_q, false, true);
+  in.integer("tile_k", r.tile_k, false, true);
   in.text("roof_name", r.roof_name, false);
   in.integer("samples", r.samples, false, true);
   in.boolean("cut_short", r.cut_short);

@@ -223,6 +223,8 @@ class ProblemRun {
       if (made.ok()) {
         result[kWorkspaceBytes] = static_cast<double>(made->workspace_bytes());
         result.plan = plan_words(*made);
+        result.tile_q = made->tile_q();
+        result.tile_k = made->tile_k();
       }
       // A refusal says more than the memory that it would not have had.
       Status status = made.status();

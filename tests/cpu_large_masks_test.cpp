@@ -1,5 +1,6 @@
 // Additive masks that are huge and finite over whole rows: P must still be a probability in
-// backward, where an fp32 LSE keeps nothing of log(keys).
+// backward, where an fp32 LSE keeps nothing of log(keys); with every feature that changes scores or
+// probabilities besides.
 
 #include <gtest/gtest.h>
 
@@ -61,9 +62,11 @@ struct Problem {
     f.o = view(o, kQueries, kHeads);
     f.lse = row_lse;
     f.mask = bias;
+    if (alibi) f.alibi_slopes = ConstTensor{kSlopes, contiguous_spec(DType::kFp32, {1, kHeads})};
     if (Status s = forward(context, Stream{}, f, options); !s.ok()) return s;
     BackwardTensors b;
     b.q = f.q, b.k = f.k, b.v = f.v, b.o = f.o, b.lse = row_lse, b.mask = bias;
+    b.alibi_slopes = f.alibi_slopes;
     b.d_o = view(d_o, kQueries, kHeads);
     b.dq = view(dq, kQueries, kHeads);
     b.dk = view(dk, kKeys, kKeyHeads);
@@ -97,6 +100,8 @@ struct Problem {
     return worst;
   }
 
+  static constexpr float kSlopes[kHeads] = {0.25f, 0.0625f};
+  bool alibi = false;
   std::mt19937 random{7};
   std::normal_distribution<double> normal;
   std::vector<char> q, k, v, d_o, o, dq, dk, dv;
@@ -120,19 +125,79 @@ std::vector<Subject> subjects() {
   return list;
 }
 
+struct Feature {
+  const char* name;
+  Options options;
+  bool alibi = false;
+};
+
+const std::vector<Feature>& features() {
+  static const std::vector<Feature> list = {
+      {"none", {}},
+      {"causal", {.causal = Causal::kBottomRight}},
+      {"window", {.causal = Causal::kBottomRight, .window = Window{200, 0}}},
+      {"softcap", {.softcap = 2.0f}},
+      {"alibi", {}, true},
+      {"dropout", {.dropout = 0.1f}},
+      {"softcap, alibi and dropout", {.softcap = 30.0f, .dropout = 0.5f}, true}};
+  return list;
+}
+
+TEST(LargeMasks, OneNumberForEveryKeyChangesNoGradient) {
+  for (const Subject& subject : subjects()) {
+    const auto context = Context::create({.threads = 2, .cpu_isa = subject.isa});
+    ASSERT_TRUE(context.ok());
+    for (const Feature& feature : features()) {
+      SCOPED_TRACE(subject.implementation + " " + to_string(subject.isa) + " " + feature.name);
+      Options options = feature.options;
+      options.implementation = subject.implementation;
+      const auto gradients = [&](float value) {
+        Problem problem(DType::kFp32, 0);
+        problem.alibi = feature.alibi;
+        std::fill(problem.mask.begin(), problem.mask.end(), value);
+        const Status status = problem.run(*context, options);
+        EXPECT_TRUE(status.ok()) << status.message();
+        std::vector<double> all;
+        for (const auto* data : {&problem.dq, &problem.dk, &problem.dv}) {
+          for (std::size_t n = 0; n < data->size() / sizeof(float); ++n) {
+            all.push_back(problem.get(*data, static_cast<std::int64_t>(n)));
+          }
+        }
+        return all;
+      };
+      const std::vector<double> plain = gradients(0);
+      // A score near 1000 is rounded to 2^-14; gradients are sums of some hundred products.
+      const std::vector<double> shifted = gradients(-1000);
+      double most = 0, worst = 0;
+      for (std::size_t n = 0; n < plain.size(); ++n) {
+        most = std::max(most, std::fabs(plain[n]));
+        worst = std::max(worst, std::fabs(shifted[n] - plain[n]));
+      }
+      EXPECT_GT(most, 0.1);
+      EXPECT_LT(worst, 2e-3);
+    }
+  }
+}
+
 TEST(LargeMasks, RowsOfPAddUpToOneInBackward) {
   for (const Subject& subject : subjects()) {
     const auto context = Context::create({.threads = 2, .cpu_isa = subject.isa});
     ASSERT_TRUE(context.ok());
     for (DType dtype : {DType::kFp32, DType::kBf16, DType::kFp16}) {
       for (double value : {-1e9, -3e4, 1e6, -1e30, -1.6e38}) {
-        SCOPED_TRACE(subject.implementation + " " + to_string(subject.isa) + " " +
-                     to_string(dtype) + " " + std::to_string(value));
-        Problem problem(dtype, value);
-        const Status status = problem.run(*context, {.implementation = subject.implementation});
-        ASSERT_TRUE(status.ok()) << status.message();
-        // 140 rows of P over 300 keys; 16 bits keep P to 2e-3 and each dv to 4e-3 of about 1.
-        EXPECT_LT(problem.probability_defect(), dtype == DType::kFp32 ? 2e-2 : 1.0);
+        for (const Feature& feature : features()) {
+          if (feature.options.dropout) continue;  // its rows add up to what is kept
+          SCOPED_TRACE(subject.implementation + " " + to_string(subject.isa) + " " +
+                       to_string(dtype) + " " + std::to_string(value) + " " + feature.name);
+          Problem problem(dtype, value);
+          problem.alibi = feature.alibi;
+          Options options = feature.options;
+          options.implementation = subject.implementation;
+          const Status status = problem.run(*context, options);
+          ASSERT_TRUE(status.ok()) << status.message();
+          // 140 rows of P over 300 keys; 16 bits keep P to 2e-3 and each dv to 4e-3 of about 1.
+          EXPECT_LT(problem.probability_defect(), dtype == DType::kFp32 ? 2e-2 : 1.0);
+        }
       }
     }
   }

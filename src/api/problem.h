@@ -54,11 +54,6 @@ struct MaskBounds {
   }
 };
 
-/// Whether softcap or ALiBi change scores: LSE then stays one number.
-inline bool changes_scores(const Problem& problem) {
-  return problem.options.softcap.has_value() || problem.alibi_slopes.has_value();
-}
-
 /// Backward's LSE with an additive mask. P = exp(S - LSE) needs LSE to an absolute accuracy that
 /// one fp32 number has only while |LSE| is small: where every key of a row carries -1e9, LSE = -1e9
 /// + log(keys) keeps nothing of the logarithm. From kLargeLse on (1.5e-5 of P) backward makes the

@@ -263,8 +263,7 @@ Result<std::shared_ptr<PlanState>> plan_backward(const ContextState& context,
 
   const std::int64_t padded_dim = ceil_div(g.head_dim, plan->table->lanes) * plan->table->lanes;
   plan->delta_offset = plan->add_region("delta", region_bytes({g.batch, g.heads_q, g.seqlen_q}));
-  plan->additive_mask =
-      problem.mask && problem.mask->dtype != DType::kBool && !changes_scores(problem);
+  plan->additive_mask = problem.mask && problem.mask->dtype != DType::kBool;
   if (plan->additive_mask) {
     plan->lse_parts_offset =
         plan->add_region("lse_parts", region_bytes({2, g.batch, g.heads_q, g.seqlen_q}));

@@ -91,7 +91,7 @@ void lse_in_parts(const BackwardCall<Acc>& call, std::int64_t batch, std::int64_
     kernels.multiply_add(rows, t.ld_k, g.head_dim, t.q, t.ld_d, 1, t.kt, t.ld_k, t.p, t.ld_k);
     for (std::int64_t r = 0; r < rows; ++r) {
       Acc* s = t.p + r * t.ld_k;
-      for (std::int64_t j = 0; j < t.ld_k; ++j) s[j] *= call.plan.scale;
+      call.transform.apply(batch, head, first + r, key, keys, s);
       call.mask.apply(batch, head, first + r, key, keys, t.ld_k, s);
       const Acc old = t.lse[r];
       t.lse[r] = std::max(old, *std::max_element(s, s + t.ld_k));

@@ -103,8 +103,7 @@ Result<std::shared_ptr<PlanState>> make(const ContextState& context, const Probl
     Arena delta;
     delta.take<Acc>(geometry.batch * geometry.heads_q, geometry.seqlen_q);
     plan->delta_offset = plan->add_region("delta", delta.bytes());
-    plan->additive_mask =
-        problem.mask && problem.mask->dtype != DType::kBool && !changes_scores(problem);
+    plan->additive_mask = problem.mask && problem.mask->dtype != DType::kBool;
     if (plan->additive_mask) {
       delta.take<Acc>(geometry.batch * geometry.heads_q, geometry.seqlen_q);
       plan->parts_offset = plan->add_region("lse_parts", delta.bytes());

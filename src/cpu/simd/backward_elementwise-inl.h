@@ -4,11 +4,10 @@
 //
 //   P = exp(scale S + bias - LSE)      dS = P * (dP - delta)
 //
-// With softcap scale S becomes cap tanh(scale S / cap) and dS gets the factor 1 - tanh^2; with
-// dropout dP is multiplied by keep / (1 - p) and P by keep once dS is known.
-//
-// with both exactly 0 where a key is not visible, whatever S and dP hold there. dS lacks the factor
-// scale, which dQ and dK get once at the end.
+// with both exactly 0 where a key is not visible, whatever S and dP hold there. With softcap scale
+// S becomes cap tanh(scale S / cap) and dS gets the factor 1 - tanh^2. With dropout dP is
+// multiplied by keep / (1 - p), and P by keep once dS is known. dS lacks the factor scale, which dQ
+// and dK get once at the end.
 
 #include "cpu/simd/backward_pack-inl.h"
 #include "cpu/simd/score_hooks-inl.h"
@@ -74,6 +73,26 @@ struct RowScalars {
         keep_scale(strip.keep_scale) {}
 };
 
+/// Products become scores with everything but LSE: scaled, capped, with their bias.
+struct NaturalScores {
+  Floats score;
+  Floats slope;  ///< of softcap at the score; 1 without it
+
+  template <Form kForm>
+  static HWY_INLINE NaturalScores of(Floats product, Floats scale, float cap, const float* bias) {
+    if constexpr (kForm != Form::kExtended) {
+      return {hn::MulAdd(product, scale, load(bias)), set(1.0f)};
+    }
+    Floats score = hn::Mul(product, scale), slope = set(1.0f);
+    if (cap > 0) {
+      const Floats t = tanh(hn::Mul(score, set(1.0f / cap)));
+      score = hn::Mul(set(cap), t);
+      slope = hn::NegMulAdd(t, t, set(1.0f));
+    }
+    return {hn::Add(score, load(bias)), slope};
+  }
+};
+
 /// kLanes scores at column j. kEdge: some keys may lie outside [first, end) or be hidden by bias.
 ///
 /// The scaled score meets LSE in one rounding and only then becomes a power of two: in base 2 from
@@ -85,17 +104,10 @@ HWY_INLINE ProbabilityAndGradient gradients_at(const RowScalars& row, const floa
   constexpr float kLog2E = 1.44269504f;
   constexpr bool kBias = kForm != Form::kPlain;
   Floats x, slope = set(1.0f);
-  if constexpr (kForm == Form::kExtended) {
-    Floats score = hn::Mul(load(s + j), row.scale);
-    if (row.cap > 0) {
-      const Floats t = tanh(hn::Mul(score, set(1.0f / row.cap)));
-      score = hn::Mul(set(row.cap), t);
-      slope = hn::NegMulAdd(t, t, set(1.0f));
-    }
-    x = hn::Add(hn::Add(score, load(row.bias + j)), row.negative_lse);
-  } else if constexpr (kBias) {
-    x = hn::Add(hn::MulAdd(load(s + j), row.scale, load(row.bias + j)), row.negative_lse);
-    x = hn::Sub(x, row.lse_rest);
+  if constexpr (kBias) {
+    const auto natural = NaturalScores::of<kForm>(load(s + j), row.scale, row.cap, row.bias + j);
+    x = hn::Sub(hn::Add(natural.score, row.negative_lse), row.lse_rest);
+    slope = natural.slope;
   } else {
     x = hn::MulAdd(load(s + j), row.scale, row.negative_lse);
   }

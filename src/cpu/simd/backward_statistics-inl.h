@@ -53,8 +53,9 @@ HWY_INLINE bool is_large(float lse) {
 }
 
 /// Adds one row's scores S [columns] of the block to its maximum and sum. S is overwritten.
-HWY_INLINE void add_scores(const TileRow& row, float scale, const float* bias, int64_t columns,
-                           float* s, float* maximum, float* sum) {
+template <Form kForm>
+HWY_INLINE void add_scores(const TileRow& row, float scale, float cap, const float* bias,
+                           int64_t columns, float* s, float* maximum, float* sum) {
   constexpr float kLog2E = 1.44269504f;
   const Floats hidden = set(-HUGE_VALF);
   const Ints first = hn::Set(IntTag(), row.first), end = hn::Set(IntTag(), row.end);
@@ -64,8 +65,8 @@ HWY_INLINE void add_scores(const TileRow& row, float scale, const float* bias, i
     const auto outside =
         hn::RebindMask(FloatTag(), hn::Or(hn::Lt(key, first), hn::Not(hn::Lt(key, end))));
     const Floats added = hn::IfThenElse(outside, hidden, load(bias + j));
-    // The same operation as in gradients_at: the maximum is one of the scores there, bit for bit.
-    const Floats score = hn::MulAdd(load(s + j), set(scale), added);
+    // As in gradients_at: the maximum is one of the scores there, bit for bit.
+    const Floats score = NaturalScores::of<kForm>(load(s + j), set(scale), cap, bias + j).score;
     const Floats shown = hn::IfThenElse(hn::Eq(added, hidden), hidden, score);
     largest = hn::Max(largest, shown);
     store(shown, s + j);
@@ -105,10 +106,10 @@ HWY_NOINLINE void add_tile_scores(const KeyBlock<Multiply>& block, const QueryTi
     for (int r = 0; r < count; ++r) {
       const TileRow& row = s.rows[i + r];
       if (row.first >= row.end) continue;
-      fill_bias(call.mask, block.batch, tile.head, tile.query_begin + i + r, block.key_begin, row,
-                s.bias);
-      add_scores(row, call.scale, s.bias, round_up(row.end, kLanes), scores + r * s.tile_stride,
-                 maxima + i + r, sums + i + r);
+      fill_score_bias(block, tile, i + r, s.bias);
+      const auto add = is_extended(call) ? add_scores<Form::kExtended> : add_scores<Form::kBias>;
+      add(row, call.scale, call.scores.cap, s.bias, round_up(row.end, kLanes),
+          scores + r * s.tile_stride, maxima + i + r, sums + i + r);
     }
   }
 }

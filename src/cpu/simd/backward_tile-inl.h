@@ -210,6 +210,24 @@ struct ColumnOperand {
 /// Room for what dropout keeps of a strip: blocks have at most 192 keys, rows some padding.
 constexpr int64_t kMostKeep = kStripRows * (192 + 2 * kLanes + 16);
 
+/// Whether scores are more than scaled products with a mask.
+HWY_INLINE bool is_extended(const BackwardCall& call) {
+  return call.scores.active || call.dropout.row != nullptr;
+}
+
+/// What is added to the scores of query i of the tile: the mask and ALiBi; -inf hides a key.
+template <class Multiply>
+HWY_INLINE void fill_score_bias(const KeyBlock<Multiply>& block, const QueryTile& tile, int64_t i,
+                                float* bias) {
+  const BackwardCall& call = block.call;
+  const TileRow& row = block.scratch.rows[i];
+  const int64_t query = tile.query_begin + i;
+  fill_bias(call.mask, block.batch, tile.head, query, block.key_begin, row, bias);
+  if (call.scores.slopes == nullptr) return;
+  add_alibi(call.scores, slope_of(call.scores, block.batch, tile.head), query, block.key_begin,
+            row.first, row.end, bias);
+}
+
 /// The first half of a tile: P, dS and dQ, a strip of queries at a time.
 template <class Multiply>
 HWY_NOINLINE void query_strips(const KeyBlock<Multiply>& block, const QueryTile& tile) {
@@ -226,7 +244,7 @@ HWY_NOINLINE void query_strips(const KeyBlock<Multiply>& block, const QueryTile&
     }
     Strip strip{s.rows + i, count, block.columns, nullptr, s.tile_stride, call.scale};
     if (kMutation == Mutation::kWrongScale) strip.scale *= 1.01f;
-    const bool extended = call.scores.active || call.dropout.row != nullptr;
+    const bool extended = is_extended(call);
     alignas(64) float keep[kMostKeep];
     if (call.dropout.row != nullptr) {
       strip.keep = keep;
@@ -240,12 +258,7 @@ HWY_NOINLINE void query_strips(const KeyBlock<Multiply>& block, const QueryTile&
     if (extended || (call.mask.data != nullptr && kMutation != Mutation::kIgnoredMask)) {
       strip.bias = s.bias;
       for (int r = 0; r < count; ++r) {
-        fill_bias(call.mask, block.batch, tile.head, tile.query_begin + i + r, block.key_begin,
-                  s.rows[i + r], s.bias + r * s.tile_stride);
-        if (call.scores.slopes == nullptr) continue;
-        add_alibi(call.scores, slope_of(call.scores, block.batch, tile.head),
-                  tile.query_begin + i + r, block.key_begin, s.rows[i + r].first, s.rows[i + r].end,
-                  s.bias + r * s.tile_stride);
+        fill_score_bias(block, tile, i + r, s.bias + r * s.tile_stride);
       }
     }
     if constexpr (kPair == 1) {

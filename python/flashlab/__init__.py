@@ -31,21 +31,30 @@ Array = TypeVar("Array")
 def attention(q: Array, k: Array, v: Array, *, causal: Union[bool, str, None] = ...,
               scale: Optional[float] = ..., mask: Optional[Any] = ...,
               return_lse: Literal[False] = ..., precision: str = ..., deterministic: bool = ...,
-              out: Optional[Any] = ...) -> Array: ...
+              out: Optional[Any] = ..., window: Optional[Tuple[Any, ...]] = ...,
+              softcap: Optional[float] = ..., alibi_slopes: Optional[Any] = ...,
+              dropout_p: float = ..., dropout_seed: Union[Tuple[int, int], Any, None] = ...
+              ) -> Array: ...
 @overload
 def attention(q: Array, k: Array, v: Array, *, causal: Union[bool, str, None] = ...,
               scale: Optional[float] = ..., mask: Optional[Any] = ...,
               return_lse: Literal[True], precision: str = ..., deterministic: bool = ...,
-              out: Optional[Any] = ...) -> Tuple[Array, Array]: ...
+              out: Optional[Any] = ..., window: Optional[Tuple[Any, ...]] = ...,
+              softcap: Optional[float] = ..., alibi_slopes: Optional[Any] = ...,
+              dropout_p: float = ..., dropout_seed: Union[Tuple[int, int], Any, None] = ...
+              ) -> Tuple[Array, Array]: ...
 @overload
 def attention(q: Array, k: Array, v: Array, *, causal: Union[bool, str, None] = ...,
               scale: Optional[float] = ..., mask: Optional[Any] = ...,
               return_lse: bool = ..., precision: str = ..., deterministic: bool = ...,
-              out: Optional[Any] = ...) -> Union[Array, Tuple[Array, Array]]: ...
+              out: Optional[Any] = ..., window: Optional[Tuple[Any, ...]] = ...,
+              softcap: Optional[float] = ..., alibi_slopes: Optional[Any] = ...,
+              dropout_p: float = ..., dropout_seed: Union[Tuple[int, int], Any, None] = ...
+              ) -> Union[Array, Tuple[Array, Array]]: ...
 def attention(q: Array, k: Array, v: Array, *, causal: Union[bool, str, None] = False,
               scale: Optional[float] = None, mask: Optional[Any] = None,
               return_lse: bool = False, precision: str = "ieee", deterministic: bool = False,
-              out: Optional[Any] = None, window: Optional[tuple] = None,
+              out: Optional[Any] = None, window: Optional[Tuple[Any, ...]] = None,
               softcap: Optional[float] = None, alibi_slopes: Optional[Any] = None,
               dropout_p: float = 0.0,
               dropout_seed: Union[Tuple[int, int], Any, None] = None
@@ -121,7 +130,7 @@ def attention_backward(d_o: Array, q: Array, k: Array, v: Array, o: Array, lse: 
                        d_lse: Optional[Array] = None, causal: Union[bool, str, None] = False,
                        scale: Optional[float] = None, mask: Optional[Array] = None,
                        precision: str = "ieee", deterministic: bool = False,
-                       window: Optional[tuple] = None, softcap: Optional[float] = None,
+                       window: Optional[Tuple[Any, ...]] = None, softcap: Optional[float] = None,
                        alibi_slopes: Optional[Array] = None, dropout_p: float = 0.0,
                        dropout_seed: Union[Tuple[int, int], Array, None] = None
                        ) -> Tuple[Array, Array, Array]:

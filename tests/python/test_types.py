@@ -17,6 +17,8 @@ a: npt.NDArray[np.float32] = np.zeros((1, 2, 1, 4), np.float32)
 print(flashlab.attention(a, a, a).shape)
 o, lse = flashlab.attention(a, a, a, return_lse=True, mask=np.ones((2, 2), np.bool_))
 print(o.shape, lse.shape, flashlab.merge([(o, lse)]).shape)
+print(flashlab.attention(a, a, a, window=(1, 0), softcap=2.0, alibi_slopes=a, dropout_p=0.5,
+                         dropout_seed=(1, 2)).shape)
 reveal_type(flashlab.attention(a, a, a, return_lse=True))
 """
 
@@ -26,7 +28,8 @@ import flashlab.torch as flash
 
 t = torch.zeros(1, 2, 1, 4)
 print(flash.attention(t, t, t).shape)
-o, lse = flash.attention(t, t, t, return_lse=True)
+o, lse = flash.attention(t, t, t, return_lse=True, window=(1, 0, "top-left"), softcap=2.0,
+                         alibi_slopes=t, dropout_p=0.5, dropout_seed=(1, 2))
 print(o.shape, lse.shape)
 """
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, overload
+from typing import Any, Literal, overload
 
 from torch import Tensor
 
@@ -15,22 +15,32 @@ from ._call import Call
 def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool | str | None = ...,
               scale: float | None = ..., mask: Tensor | None = ...,
               return_lse: Literal[False] = ..., precision: str = ...,
-              deterministic: bool = ...) -> Tensor: ...
+              deterministic: bool = ..., window: tuple[Any, ...] | None = ...,
+              softcap: float | None = ..., alibi_slopes: Tensor | None = ...,
+              dropout_p: float = ..., dropout_seed: tuple[int, int] | Tensor | None = ...
+              ) -> Tensor: ...
 @overload
 def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool | str | None = ...,
               scale: float | None = ..., mask: Tensor | None = ...,
               return_lse: Literal[True], precision: str = ...,
-              deterministic: bool = ...) -> tuple[Tensor, Tensor]: ...
+              deterministic: bool = ..., window: tuple[Any, ...] | None = ...,
+              softcap: float | None = ..., alibi_slopes: Tensor | None = ...,
+              dropout_p: float = ..., dropout_seed: tuple[int, int] | Tensor | None = ...
+              ) -> tuple[Tensor, Tensor]: ...
 @overload
 def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool | str | None = ...,
               scale: float | None = ..., mask: Tensor | None = ...,
               return_lse: bool = ..., precision: str = ...,
-              deterministic: bool = ...) -> Tensor | tuple[Tensor, Tensor]: ...
+              deterministic: bool = ..., window: tuple[Any, ...] | None = ...,
+              softcap: float | None = ..., alibi_slopes: Tensor | None = ...,
+              dropout_p: float = ..., dropout_seed: tuple[int, int] | Tensor | None = ...
+              ) -> Tensor | tuple[Tensor, Tensor]: ...
 def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool | str | None = False,
               scale: float | None = None, mask: Tensor | None = None, return_lse: bool = False,
-              precision: str = "ieee", deterministic: bool = False, window: tuple | None = None,
-              softcap: float | None = None, alibi_slopes: Tensor | None = None,
-              dropout_p: float = 0.0, dropout_seed: tuple[int, int] | Tensor | None = None
+              precision: str = "ieee", deterministic: bool = False,
+              window: tuple[Any, ...] | None = None, softcap: float | None = None,
+              alibi_slopes: Tensor | None = None, dropout_p: float = 0.0,
+              dropout_seed: tuple[int, int] | Tensor | None = None
               ) -> Tensor | tuple[Tensor, Tensor]:
     """Exact softmax attention with gradients: o = softmax(scale q k^T + mask) v.
 

@@ -40,7 +40,7 @@ COUNTS = ("passed", "failed", "skipped")
 # last to start.
 LONGEST = ("cuda_mutation", "conformance", "test_torch_operator", "test_flash_attention_rule",
            "test_peers", "test_examples", "test_torch_dropins", "test_torch_autograd",
-           "attention_emulated", "lab_tune", "test_core_frameworks", "test_torch_cuda",
+           "attention_emulated", "test_core_frameworks", "test_torch_cuda",
            "train_.*_test", "test_torch", "cuda_kernels", "cuda_calls")
 # Programs of one thread for minutes, and into how many parts GoogleTest cuts them: cuda_mutation
 # took over 220 s beside eleven others on an H200 (2026-11-24).

@@ -127,7 +127,6 @@ Result<std::shared_ptr<PlanState>> make_emulated_plan(const ContextState&, const
     options.device = kGpu;
     options.threads = 1;
     ContextState described(options, gpu.get());
-    described.tuning = chosen().tuning;
     const bool wide = problem.options.implementation == "sm90" && problem.pass == Pass::kBackward &&
                       cuda::is_wide_sm90_backward(geometry);
     auto plan =

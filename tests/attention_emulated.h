@@ -28,8 +28,7 @@ struct EmulatedGpu {
   device::Mutation fault = device::Mutation::kNone;  ///< of every kernel of a pass
   Pass faulty = Pass::kForward;
   emulated::Kernels* kernels = nullptr;
-  std::shared_ptr<const cuda::Sm90ForwardTable> tuning{};  ///< that plans follow
-  std::int64_t scores_bytes = cuda::kWideScoresBytes;      ///< of dS at a time, head dims above 128
+  std::int64_t scores_bytes = cuda::kWideScoresBytes;  ///< of dS at a time, head dims above 128
 };
 void use_gpu(const EmulatedGpu& gpu);
 

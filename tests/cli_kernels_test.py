@@ -263,48 +263,13 @@ class Drivers(unittest.TestCase):
             self.assertEqual(done.returncode, 0, done.stderr)
 
 
-class Tune(Folder):
-    def test_tune_lists_what_it_would_measure(self):
-        done = run("tune", "--dry-run", "--head-dim", "256,64", "--causal")
-        self.assertEqual(done.returncode, 0, done.stderr)
-        self.assertEqual(done.stdout.count("the rule's"), 2)
-        self.assertEqual(len(done.stdout.splitlines()), 2 * 2 + 1 + 8)
-        self.refused(["tune", "--dry-run", "--dtype", "fp32"], "lacks fp32")
-        self.refused(["tune", "--dry-run", "--head-dim", "20"], "head_dim", "a multiple of 8")
-        self.refused(["tune", "--dry-run", "--pass", "backward"], "tune does not take --pass")
-        self.refused(["tune", "--repeats", "0"], "--repeats")
-        self.refused(["tune", "--device", "cpu"], "tune measures on a GPU", "--dry-run")
-
-    def test_the_loop_alone_is_no_attention(self):
-        for command in (["check"], ["profile", "attention"]):
-            self.refused([*command, "--implementation", "sm90.loop"], "results are no attention",
-                         "flashlab bench --implementation sm90.loop")
-        self.refused(["compare", "--implementation", "sm90.loop"], '"sm90.loop"')
-        loop = ["bench", "--device", "cpu", "--implementation"]
-        self.refused([*loop, "sm90.loop"], "Hopper GPU")
-        self.refused([*loop, "sm90.loop,cpu"], "name it alone")
-        self.refused([*loop, "sm90.loop", "--csv", "-"], "--csv")
-        self.refused(["explain", "--implementation", "sm90.loop", "--arch", "sm_80"], "sm_90a")
-        done = run("explain", "--implementation", "sm90.loop", "--head-dim", "64,128")
-        self.assertEqual(done.returncode, 0, done.stderr)
-        self.assertIn("products alone 1536", done.stdout)
-        self.assertIn("flash_fwd_sm90_loop", done.stdout)
-
-    def test_a_tuning_table_is_explained(self):
-        folder = os.path.join(os.path.dirname(cli_harness.program()), "tests", "fake_driver")
-        if not os.path.isdir(folder):
-            self.skipTest("this build has no stand-in for the driver")
-        table = self.path("table.json", b'{"schema": "flashlab.tuning/0"}')
-        def words(path, *command):
-            done = run(*command, env=environment(LD_LIBRARY_PATH=folder, FAKE_CUDA="gpu",
-                                                 FLASHLAB_TUNING=path))
-            self.assertEqual(done.returncode, 0, done.stderr)
-            return " ".join(done.stdout.split())
-        explain = ["explain", "--device", "cuda", "--dtype", "bf16", "--implementation", "sm90"]
-        for command in (explain, ["info"]):
-            self.assertIn("flashlab.tuning/0", words(table, *command))
-            self.assertIn("No such file", words("/nowhere", *command))
-            self.assertNotIn("tuning", words("off", *command))
+class Removed(Folder):
+    def test_old_names_say_that_they_are_gone(self):
+        self.refused(["tune", "--dry-run", "--head-dim", "64"], "tune is no command any more",
+                     "flashlab explain")
+        for command in ("bench", "check", "compare", "explain", "profile attention"):
+            self.refused([*command.split(), "--implementation", "sm90.loop"], "sm90.loop is gone",
+                         "flashlab bench --implementation sm90")
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ if(NOT FLASHLAB_SANITIZE)
   if(FLASHLAB_BUILD_CLI)
     flashlab_test(attention_emulated_test SOURCES attention_emulated_test.cpp
       attention_emulated_faults_test.cpp attention_emulated_backward_faults_test.cpp
-      attention_emulated_faults.cpp attention_emulated_tilings_test.cpp
+      attention_emulated_faults.cpp
       attention_emulated.cpp
       LIBRARIES flashlab_emulated flashlab_lab)
     set_target_properties(attention_emulated_test PROPERTIES ENABLE_EXPORTS ON)

@@ -6,7 +6,6 @@ if(FLASHLAB_BUILD_CLI)
             lab_measure_statistics_test.cpp
     LIBRARIES flashlab_lab)
   flashlab_test(lab_plan_tiles_test SOURCES lab_plan_tiles_test.cpp LIBRARIES flashlab_lab)
-  flashlab_test(lab_tune_test SOURCES lab_tune_test.cpp LIBRARIES flashlab_lab)
   flashlab_test(lab_device_test SOURCES lab_device_test.cpp LIBRARIES flashlab_lab)
   flashlab_test(lab_python_test
     SOURCES lab_python_test.cpp LIBRARIES flashlab_lab nlohmann_json::nlohmann_json)

@@ -16,7 +16,6 @@
 #include "lab/report/table.h"
 #include "lab/results/baseline.h"
 #include "lab/results/results_json.h"
-#include "lab/subjects/loop/loop_subject.h"
 #include "report_samples.h"
 
 namespace flashlab::lab::report {
@@ -76,27 +75,6 @@ TEST(Subjects, AFileOfAnotherSubjectComesBack) {
   std::string other = text;
   other.replace(other.find("weighted-sum"), 12, "unheard-of-x");
   EXPECT_THAT(parse_results(other).status().message(), HasSubstr("results[0].subject"));
-}
-
-// The instrument has clocks and no times: what is not measured is null.
-TEST(Subjects, ALoopsClocksComeBack) {
-  LoopReading reading;
-  reading.steps = 512;
-  reading.ideal_clocks = 1536;
-  const double clocks[] = {1900, 1920, 1950};
-  reading.clocks = *summarize(clocks);
-  cases::Case problem;
-  problem.dtype = DType::kBf16;
-  problem.head_dim = problem.head_dim_v = 128;
-  ResultFile file;
-  file.results.push_back(measurement_of(problem, {DeviceKind::kCuda, 0}, reading));
-  EXPECT_EQ(title_of(file.results[0]), "bf16 · 192 queries x 64 keys · d 128");
-  const std::string text = to_json(file);
-  EXPECT_THAT(text, AllOf(HasSubstr("\"tensor_share\": 0.8"), HasSubstr("\"median_ms\": null")));
-  const auto back = parse_results(text);
-  ASSERT_TRUE(back.ok()) << back.status().message();
-  EXPECT_EQ(to_json(*back), text);
-  EXPECT_EQ(back->results[0][kStepClocks], 1920);
 }
 
 TEST(Subjects, TablesPlotsAndPagesTakeIt) {

@@ -67,7 +67,7 @@ struct Options {
   Causal causal = Causal::kNone;
   Precision precision = Precision::kIeee;
   GradientMode gradient_mode = GradientMode::kOverwrite;
-  bool deterministic = false;    ///< bitwise equal for any thread count, SM count and tuning table
+  bool deterministic = false;    ///< bitwise equal for any thread count and SM count
   std::string implementation{};  ///< empty: the device's production kernels; or e.g. "naive"
   TileOptions tiles{};
   std::optional<Window> window{};  ///< keys around the aligned position

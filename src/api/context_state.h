@@ -9,7 +9,6 @@
 
 namespace flashlab::cuda {
 class GpuDevice;
-struct Sm90ForwardTable;
 }  // namespace flashlab::cuda
 
 namespace flashlab::internal {
@@ -36,9 +35,6 @@ class ContextState {
   cuda::GpuDevice* gpu() const noexcept { return gpu_; }
 
   PlanCache plans;
-
-  /// The tuning table that plans of this context follow; null: the user's, if there is one.
-  std::shared_ptr<const cuda::Sm90ForwardTable> tuning;
 
  private:
   std::unique_ptr<ThreadPool> pool_;

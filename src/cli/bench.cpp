@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include "cli/bench_loop.h"
 #include "cli/command.h"
 #include "cli/execution.h"
 #include "cli/runs.h"
@@ -88,7 +87,6 @@ bool wants_files(const Arguments& arguments) {
 }  // namespace
 
 int run_bench(const Arguments& arguments) {
-  if (names_loop(arguments)) return run_bench_loop(arguments);
   const Engine engine = make_engine(arguments);
   const ProblemSet problems = problems_of(arguments, bench_defaults());
   const std::vector<std::string> names =

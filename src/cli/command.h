@@ -16,7 +16,6 @@ int run_compare(const Arguments& arguments);
 int run_explain(const Arguments& arguments);
 int run_precompile(const Arguments& arguments);
 int run_cache(const Arguments& arguments);
-int run_tune(const Arguments& arguments);
 int run_train(const Arguments& arguments);
 int run_generate(const Arguments& arguments);
 int run_explain_step(const Arguments& arguments);

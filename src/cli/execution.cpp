@@ -4,13 +4,11 @@
 
 #include <algorithm>
 
-#include "cli/bench_loop.h"
 #include "cli/failure.h"
 #include "cli/peers.h"
 #include "cli/values.h"
 #include "lab/machine/gpu_choice.h"
 #include "lab/machine/peer_libraries.h"
-#include "lab/measure/gpu_loop.h"
 
 namespace flashlab::cli {
 namespace {
@@ -28,7 +26,6 @@ bool gpu_fits(const Arguments& arguments) {
   const std::vector<std::string> here = implementations({DeviceKind::kCuda, 0});
   if (here.empty()) return false;
   for (const std::string& name : arguments.list("--implementation")) {
-    if (name == lab::kSm90LoopName) continue;
     if (!contains(here, name) && !runs_in_python(name)) return false;
   }
   const std::vector<std::string> dtypes = arguments.list("--dtype");
@@ -124,11 +121,6 @@ std::vector<std::string> implementation_names(const Arguments& arguments,
                                               std::vector<std::string> fallback) {
   std::vector<std::string> out = arguments.list("--implementation");
   if (out.empty()) return fallback;
-  if (names_loop(arguments)) {
-    fail_usage(
-        "sm90.loop is an instrument: its results are no attention, so there is nothing to check or "
-        "to profile; use flashlab bench --implementation sm90.loop, or explain for what it is");
-  }
   for (std::size_t i = 0; i < out.size(); ++i) {
     if (std::find(out.begin(), out.begin() + static_cast<std::ptrdiff_t>(i), out[i]) !=
         out.begin() + static_cast<std::ptrdiff_t>(i)) {

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 
-#include "cli/bench_loop.h"
 #include "cli/command.h"
 #include "cli/execution.h"
 #include "cli/failure.h"
@@ -158,7 +157,6 @@ int explain_on(const Context& context, const Arguments& arguments, Status& refus
 }  // namespace
 
 int run_explain(const Arguments& arguments) {
-  if (names_loop(arguments)) return run_explain_loop(arguments);
   const std::vector<std::string> architectures = arguments.list("--arch");
   if (!architectures.empty() && arguments.has("--device")) {
     fail_usage("--arch describes a GPU and --device takes one of this machine; use one of them");

@@ -9,7 +9,6 @@
 #include "cli/flags_training.h"
 #include "cli/peers.h"
 #include "flashlab/attention.h"
-#include "lab/measure/gpu_loop.h"
 
 namespace flashlab::cli {
 namespace {
@@ -55,12 +54,6 @@ Words implementation_choices() {
   }
   return out;
 }
-// And the instrument of `bench`.
-Words measured_choices() {
-  Words out = implementation_choices();
-  out.emplace_back(lab::kSm90LoopName);
-  return out;
-}
 // What stands in a row of `compare`.
 Words contestant_choices() {
   Words out = implementation_choices();
@@ -96,43 +89,39 @@ constexpr std::string_view kOther = "Other";
 std::vector<FlagSpec> flags_of_runs() {
   using enum FlagKind;
   return {
-      {"--batch", "", "N[,N]", kList, kShaped | kTune, kProblem,
-       "sequences (default 2; compare: 1; tune: 4)"},
-      {"--heads", "--nheads", "N[,N]", kList, kShaped | kTune, kProblem,
-       "query heads (default 8; tune: 16)"},
-      {"--kv-heads", "", "N[,N]", kList, kShaped | kTune, kProblem,
+      {"--batch", "", "N[,N]", kList, kShaped, kProblem, "sequences (default 2; compare: 1)"},
+      {"--heads", "--nheads", "N[,N]", kList, kShaped, kProblem, "query heads (default 8)"},
+      {"--kv-heads", "", "N[,N]", kList, kShaped, kProblem,
        "key and value heads, a divisor of --heads (default: as --heads)"},
-      {"--head-dim", "--headdim", "N[,N]", kList, kShaped | kTune, kProblem,
-       "elements of a head of q and k (default 64; tune: 128)"},
-      {"--head-dim-v", "", "N[,N]", kList, kShaped | kTune, kProblem,
+      {"--head-dim", "--headdim", "N[,N]", kList, kShaped, kProblem,
+       "elements of a head of q and k (default 64)"},
+      {"--head-dim-v", "", "N[,N]", kList, kShaped, kProblem,
        "elements of a head of v (default: as --head-dim)"},
-      {"--seqlen", "", "N[,N]", kList, kShaped | kTune, kProblem,
-       "queries of a sequence; k is 1024: 512,1k,16k (default 1024; compare: 2k, 4k on a GPU; "
-       "tune: 4k)"},
-      {"--seqlen-k", "", "N[,N]", kList, kShaped | kTune, kProblem,
+      {"--seqlen", "", "N[,N]", kList, kShaped, kProblem,
+       "queries of a sequence; k is 1024: 512,1k,16k (default 1024; compare: 2k, 4k on a GPU)"},
+      {"--seqlen-k", "", "N[,N]", kList, kShaped, kProblem,
        "keys of a sequence (default: as --seqlen)"},
-      {"--causal", "", "ALIGNMENT", kOptionalValue, kShaped | kTune, kProblem,
+      {"--causal", "", "ALIGNMENT", kOptionalValue, kShaped, kProblem,
        "hide later keys; the alignment must be named where the lengths differ", causal_choices},
-      {"--window", "", "LEFT,RIGHT", kValue, kShaped | kTune, kProblem,
+      {"--window", "", "LEFT,RIGHT", kValue, kShaped, kProblem,
        "hide keys further than LEFT before or RIGHT after the query's own; -1 is no bound; "
        "LEFT,RIGHT,top-left or LEFT,RIGHT,bottom-right where the lengths differ"},
-      {"--softcap", "", "CAP", kValue, kShaped | kTune, kProblem,
-       "bend scores: CAP tanh(score / CAP)"},
-      {"--alibi", "", "", kSwitch, kShaped | kTune, kProblem,
+      {"--softcap", "", "CAP", kValue, kShaped, kProblem, "bend scores: CAP tanh(score / CAP)"},
+      {"--alibi", "", "", kSwitch, kShaped, kProblem,
        "add ALiBi's biases, -slope |distance|, with the slopes of the paper"},
       {"--dropout", "", "P", kValue, kShaped, kProblem, "drop probabilities with probability P"},
       {"--dropout-seed", "", "N", kValue, kShaped, kProblem,
        "of the dropped pairs (default: as --seed)"},
-      {"--scale", "", "X", kValue, kShaped | kTune, kProblem,
+      {"--scale", "", "X", kValue, kShaped, kProblem,
        "factor of the scores (default 1/sqrt(head dim))"},
-      {"--dtype", "", "TYPE[,TYPE]", kList, kShaped | kTune, kProblem,
-       "element types (default fp32; compare: fp32,bf16; tune: bf16)", dtype_choices},
+      {"--dtype", "", "TYPE[,TYPE]", kList, kShaped, kProblem,
+       "element types (default fp32; compare: fp32,bf16)", dtype_choices},
       {"--pass", "", "PASS", kValue, kShaped, kProblem,
        "what is computed (default forward; compare: both)", pass_choices},
       {"--no-grad", "", "", kSwitch, kShaped, kProblem, "the same as --pass forward"},
-      {"--preset", "", "NAME[,NAME]", kList, kShaped | kTune, kProblem,
+      {"--preset", "", "NAME[,NAME]", kList, kShaped, kProblem,
        "problems known by name; other flags change what they name", preset_choices},
-      {"--sweep", "", "NAME", kValue, kMeasured | kTune, kProblem,
+      {"--sweep", "", "NAME", kValue, kMeasured, kProblem,
        "a family of problems over lengths, head dims or types", sweep_choices},
       {"--input", "", "FILE", kFile, kMeasured | kCheck, kProblem,
        "tensors q, k, v (and do), each [batch, seqlen, heads, head_dim], from a .safetensors or "
@@ -145,15 +134,14 @@ std::vector<FlagSpec> flags_of_runs() {
 
       {"--device", "", "DEVICE", kValue,
        kShaped | kCheck | kWeightedSum | kInfo | kBenchStep | kCheckStep | kTrain | kProfileStep |
-           kMonitor | kGenerate | kTune | kBenchPrecision,
+           kMonitor | kGenerate | kBenchPrecision,
        kExecution,
        "cpu or cuda[:N] (default: the GPU where there is one that can run what is asked, else cpu; "
        "check, generate, info and weighted-sum: cpu)"},
       {"--implementation", "", "NAME[,NAME]", kList, kBench | kExplain | kCheck | kProfileAttention,
        kExecution,
-       "names (default: the production one; check: all but reference and other people's); bench: "
-       "sm90.loop is the Hopper forward's main loop alone, in clocks",
-       measured_choices},
+       "names (default: the production one; check: all but reference and other people's)",
+       implementation_choices},
       {"--implementation", "", "NAME[,NAME]", kList, kCompare, kExecution,
        "names (default: all of the device but reference, cuBLASLt and cuDNN where they are found)",
        contestant_choices},
@@ -182,11 +170,11 @@ std::vector<FlagSpec> flags_of_runs() {
 std::vector<FlagSpec> flags_of_results() {
   using enum FlagKind;
   return {
-      {"--warmup", "", "N", kValue, kTimed | kTune, kMeasurement,
+      {"--warmup", "", "N", kValue, kTimed, kMeasurement,
        "calls before the first sample (default 3); 0: the first call is the first sample"},
-      {"--repeats", "", "N", kValue, kTimed | kTune, kMeasurement,
+      {"--repeats", "", "N", kValue, kTimed, kMeasurement,
        "samples (default 30; compare without it: as many as fit in a few seconds)"},
-      {"--seed", "", "N", kValue, kSaved | kTune, kMeasurement, "of the random inputs (default 1)"},
+      {"--seed", "", "N", kValue, kSaved, kMeasurement, "of the random inputs (default 1)"},
       {"--check", "", "", kSwitch, kBench | kWeightedSum, kMeasurement,
        "the error against fp64 as well (compare always does)"},
       {"--baseline", "", "FILE", kFile, kSaved, kMeasurement,
@@ -239,10 +227,6 @@ std::vector<FlagSpec> flags_of_results() {
        "remove what else the folder holds, such as kernels of earlier sources"},
       {"--json", "", "FILE", kFile, kPrecompile, kKernels,
        "every kernel with its registers, spills and shared memory; - is stdout"},
-      {"--dry-run", "", "", kSwitch, kTune, kKernels,
-       "list what would be measured, with registers, shared memory and occupancy, on any machine"},
-      {"--output", "", "FILE", kFile, kTune, kKernels,
-       "the table, which is written anew (default: where the library looks)"},
       {"--list", "", "", kSwitch, kCache, kKernels, "folder, entries and bytes (the default)"},
       {"--clear", "", "", kSwitch, kCache, kKernels, "remove every entry"},
 
@@ -377,23 +361,7 @@ std::vector<CommandSpec> commands_of_kernels() {
        "",
        nullptr,
        {{"flashlab cache --list", "folder, entries, bytes"},
-        {"flashlab cache --clear", "remove them"}}},
-      {kTune,
-       "tune",
-       "which tilings of the Hopper forward kernel are fastest here",
-       "Measures every tiling that fits registers and shared memory, in turns with the one that "
-       "the planner's rule chooses, and writes a table that the planner follows afterwards: "
-       "FLASHLAB_TUNING=FILE, else $XDG_CACHE_HOME/flashlab/tuning/sm90-forward.json or the same "
-       "below ~/.cache; FLASHLAB_TUNING=off: none. A row is for one type, head dims, bounds and "
-       "mask, and for lengths and batch x heads between the same powers of two. A table is that of "
-       "one run, which replaces the one before: name all problems at once.",
-       "",
-       nullptr,
-       {{"flashlab tune --dry-run --head-dim 64,128", "what would be measured, on any machine"},
-        {"flashlab tune --sweep papers", "every shape of the papers' grid"},
-        {"flashlab tune --causal --seqlen 1k,4k,16k --output table.json", "into a file"},
-        {"FLASHLAB_TUNING=table.json flashlab explain --dtype bf16",
-         "what the planner makes of it"}}}};
+        {"flashlab cache --clear", "remove them"}}}};
 }
 
 // Training stands before `completion`, the last.
@@ -450,6 +418,18 @@ const FlagSpec* find_flag(std::string_view name) {
     if (flag.name == name || (!flag.alias.empty() && flag.alias == name)) return &flag;
   }
   return nullptr;
+}
+
+std::string removed(std::string_view name) {
+  if (name == "tune") {
+    return "tune is no command any more: nobody had measured a table with it, and the planner's "
+           "rule chooses tilings; flashlab explain shows which";
+  }
+  if (name == "sm90.loop") {
+    return "sm90.loop is gone: it was no implementation but the main loop of sm90's forward alone; "
+           "flashlab bench --implementation sm90 measures the kernel";
+  }
+  return "";
 }
 
 std::span<const std::string_view> future_commands() {

@@ -30,7 +30,6 @@ enum CommandBit : unsigned {
   kProfileStep = 1u << 15,
   kProfileAttention = 1u << 16,
   kBenchStep = 1u << 14,
-  kTune = 1u << 17,
   kBenchPrecision = 1u << 18,
   kCheckStep = 1u << 19,
   kMonitor = 1u << 20,
@@ -81,6 +80,9 @@ std::span<const FlagSpec> flags();
 std::vector<const FlagSpec*> flags_of(CommandBit bit);
 /// By name or alias, whatever command it belongs to.
 const FlagSpec* find_flag(std::string_view name);
+
+/// Why what had this name is not there any more; empty for every other word.
+std::string removed(std::string_view name);
 
 /// Names of commands of later versions: known, and refused with a clear sentence.
 std::span<const std::string_view> future_commands();

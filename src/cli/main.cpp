@@ -31,6 +31,7 @@ bool asks_for_help(const std::vector<std::string>& words) {
 }
 
 [[noreturn]] void refuse_command(const std::string& name) {
+  if (const std::string gone = removed(name); !gone.empty()) fail_usage(gone);
   for (std::string_view future : future_commands()) {
     if (name == future) {
       fail_usage(
@@ -120,8 +121,6 @@ int dispatch(std::vector<std::string> words) {
       return run_precompile(arguments);
     case kCache:
       return run_cache(arguments);
-    case kTune:
-      return run_tune(arguments);
     case kTrain:
       return run_train(arguments);
     case kGenerate:

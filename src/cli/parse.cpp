@@ -53,6 +53,7 @@ void check_choices(const FlagSpec& flag, const std::string& spelling, const std:
     const std::size_t end = comma == std::string::npos ? value.size() : comma;
     const std::string word = value.substr(begin, end - begin);
     if (std::find(choices.begin(), choices.end(), word) == choices.end()) {
+      if (const std::string gone = removed(word); !gone.empty()) fail_usage(gone);
       const std::string near = closest(word, choices);
       fail_usage(fmt::format("{} \"{}\" is unknown; {}use {}", spelling, word,
                              near.empty() ? "" : fmt::format("did you mean {}? ", near),

@@ -80,11 +80,4 @@ struct Sm90ForwardArguments {
   KeyStream stream;
 };
 
-/// What flash_fwd_sm90_loop is launched with: of `forward` lengths and factors of scores count.
-struct Sm90LoopArguments {
-  Sm90ForwardArguments forward;
-  int steps;                   ///< blocks of keys
-  unsigned long long* clocks;  ///< [block, consumer, 2]: before the loop and behind it
-};
-
 }  // namespace flashlab::device

@@ -12,7 +12,6 @@
 #include "cuda/launch/arguments.h"
 #include "cuda/launch/config.h"
 #include "cuda/launch/gpu_plan.h"
-#include "cuda/launch/sm90_forward_table.h"
 #include "cuda/launch/tensor_map.h"
 #include "runtime/kernel_store/config.h"
 
@@ -38,7 +37,6 @@ constexpr std::int64_t kPackedQueries = 128;  // per head: up to here a group's 
 constexpr int kNominalMultiprocessors = 128;  // of a deterministic plan, whatever the real number
 constexpr std::int64_t kUsualTile = 192;      // queries of three consumers
 constexpr int kMaxTiles = 1 << 30;
-constexpr double kFlopPerClock = 4096;              // of a multiprocessor's tensor cores, 16 bits
 constexpr int kMergeWarps = 4;                      // kernels/sm90/forward/merge.cu
 constexpr std::int64_t kMaxStreamBlocks = 1 << 30;  // 31 bits in the kernel
 // MEASURED (H200, 2026-11-23, kernels/sm90/NOTES.md): what a block of keys takes, and what parts of
@@ -370,21 +368,6 @@ std::string words(const Choice& choice) {
       stage_words(t.stages_v), t.consumers);
 }
 
-// A measured tiling, else the rule's.
-Sm90ForwardTiling tiling_of(const internal::ContextState& context, const Problem& problem,
-                            const Geometry& g, std::vector<std::string>& reasons) {
-  const DeviceInfo& device = context.gpu()->info();
-  const Sm90ForwardTable* table =
-      context.tuning ? context.tuning.get() : users_sm90_forward_table(*context.gpu());
-  if (table != nullptr && !problem.options.deterministic) {
-    Sm90TableAnswer answer =
-        ask(*table, device, sm90_forward_call(problem, g), sm90_forward_needs(problem, g));
-    if (!answer.reason.empty()) reasons.push_back(std::move(answer.reason));
-    if (answer.tiling) return *answer.tiling;
-  }
-  return sm90_forward_rule(device, problem, g);
-}
-
 }  // namespace
 
 Sm90ForwardTiling sm90_forward_rule(const DeviceInfo& device, const Problem& problem,
@@ -412,62 +395,6 @@ Sm90ForwardNeeds sm90_forward_needs(const Problem& problem, const Geometry& g) {
           .packed = packed_heads(g) > 1};
 }
 
-Sm90ForwardCall sm90_forward_call(const Problem& problem, const Geometry& g) {
-  Sm90ForwardCall call;
-  call.dtype = to_string(g.dtype);
-  call.bounds = g.bounds.left < g.bounds.kUnbounded ? "window"
-                : g.bounds.bounded()                ? "causal"
-                                                    : "none";
-  if (g.softcap > 0) call.scores += "softcap ";
-  if (problem.alibi_slopes) call.scores += "alibi ";
-  if (g.dropout > 0) call.scores += "dropout ";
-  if (problem.mask) {
-    const bool pairs = form_of(problem, g) == CallForm::kPairs;
-    call.scores += fmt::format("{} mask{} ", to_string(problem.mask->dtype),
-                               has_wide_mask(problem, g) ? ""
-                               : pairs                   ? " by pairs"
-                                                         : " by element");
-  }
-  call.scores = call.scores.empty() ? "none" : call.scores.substr(0, call.scores.size() - 1);
-  call.head_dim = g.head_dim;
-  call.head_dim_v = g.head_dim_v;
-  call.group = g.group();
-  call.heads = g.batch * g.heads_q;
-  call.seqlen_q = g.seqlen_q;
-  call.seqlen_k = g.seqlen_k;
-  return call;
-}
-
-Result<Sm90Loop> plan_sm90_loop(const internal::ContextState& context, const Problem& problem,
-                                const Geometry& g, int steps) {
-  if (Status s = check(problem, g); !s.ok()) return s;
-  if (count_score_terms(problem, g) > 0) {
-    return unsupported("scores of 'sm90.loop'", sm90_forward_call(problem, g).scores,
-                       "products alone, without softcap, ALiBi, mask and dropout");
-  }
-  std::vector<std::string> reasons;
-  Choice choice;
-  choice.bounded = g.bounds.bounded();
-  choice.tiling = tiling_of(context, problem, g, reasons);
-  const Sm90ForwardTiling& t = choice.tiling;
-  Sm90Loop out{};
-  out.tiling = t;
-  out.spec = {"sm90/forward/loop.cu", "flash_fwd_sm90_loop", print(problem, g, choice).text(), {}};
-  out.shape.grid_x = static_cast<unsigned>(context.gpu()->info().multiprocessors);
-  out.shape.threads = static_cast<unsigned>((t.consumers + 1) * kWarpgroupThreads);
-  out.shape.shared_bytes = static_cast<unsigned>(
-      sm90_forward_shared_bytes(t, static_cast<int>(g.head_dim), static_cast<int>(g.head_dim_v)));
-  out.arguments.forward.call = forward_arguments(problem, g);
-  device::Shape& shape = out.arguments.forward.call.shape;
-  shape.seqlen_q = t.tile_q();
-  shape.seqlen_k = steps * t.block_keys;
-  out.arguments.steps = steps;
-  const auto padded = [](std::int64_t dim) { return static_cast<double>((dim + 15) / 16 * 16); };
-  out.ideal_clocks =
-      2.0 * t.tile_q() * t.block_keys * (padded(g.head_dim) + padded(g.head_dim_v)) / kFlopPerClock;
-  return out;
-}
-
 Result<std::shared_ptr<internal::PlanState>> plan_sm90_forward(
     const internal::ContextState& context, const Problem& problem, const Geometry& g) {
   const GpuDevice& device = *context.gpu();
@@ -479,7 +406,7 @@ Result<std::shared_ptr<internal::PlanState>> plan_sm90_forward(
                        fmt::format("at most {}", std::int64_t{kMaxTiles} * kWarpgroupRows));
   }
   auto plan = std::make_shared<GpuPlan>(device, problem, g);
-  const Sm90ForwardTiling tiling = tiling_of(context, problem, g, plan->reasons);
+  const Sm90ForwardTiling tiling = sm90_forward_rule(device.info(), problem, g);
   const Choice choice = choose(problem, g, device.info(), tiling);
   plan->tile_q = choice.tiling.tile_q();
   plan->tile_k = choice.tiling.block_keys;

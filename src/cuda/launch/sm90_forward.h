@@ -42,21 +42,9 @@ struct Sm90ForwardNeeds {
   bool shares = false;  ///< they do, or tiles share keys: one kernel, whatever the lengths
 };
 
-/// What of a call a measured tiling belongs to.
-struct Sm90ForwardCall {
-  std::string dtype;   ///< "bf16"
-  std::string bounds;  ///< "none", "causal", "window"
-  std::string scores;  ///< "none", "softcap alibi", "bf16 mask", "bool mask by element", ...
-  std::int64_t head_dim = 0, head_dim_v = 0;
-  std::int64_t group = 1;  ///< query heads of a key head
-  std::int64_t heads = 0;  ///< batch x query heads
-  std::int64_t seqlen_q = 0, seqlen_k = 0;
-};
-
-Sm90ForwardCall sm90_forward_call(const Problem& problem, const internal::Geometry& geometry);
 Sm90ForwardNeeds sm90_forward_needs(const Problem& problem, const internal::Geometry& geometry);
 
-/// The rule: what runs where no table has measured better (sm90_forward_table.h).
+/// What a call runs with.
 Sm90ForwardTiling sm90_forward_rule(const DeviceInfo& device, const Problem& problem,
                                     const internal::Geometry& geometry);
 
@@ -69,33 +57,8 @@ constexpr bool for_few_keys(const Sm90ForwardTiling& tiling) {
   return tiling.consumers == 2 && tiling.block_keys == 128;
 }
 
-/// Everything that fits registers and shared memory, each with as many places for K and V as shared
-/// memory has: what `flashlab tune` measures, the rule's choice among them.
-std::vector<Sm90ForwardTiling> legal_sm90_forward_tilings(const Sm90ForwardNeeds& needs,
-                                                          int shared_limit);
-
-/// What a consumer's thread needs: O, S and P, and 32 for all else. Legal tilings keep within
-/// sm90_forward_register_limit.
-int sm90_forward_registers(const Sm90ForwardTiling& tiling, int head_dim_v);
-int sm90_forward_register_limit(const Sm90ForwardTiling& tiling);
-
 /// Dynamic shared memory of the kernel, which asserts that it agrees.
 int sm90_forward_shared_bytes(const Sm90ForwardTiling& tiling, int head_dim, int head_dim_v);
-
-/// The launch of the kernel's main loop alone (kernels/sm90/forward/loop.cu).
-struct Sm90Loop {
-  Sm90ForwardTiling tiling;
-  KernelSpec spec;
-  LaunchShape shape;  ///< one block per multiprocessor
-  device::Sm90LoopArguments arguments;
-
-  /// What the tensor cores need for a step of all consumers, at 4096 FLOP per clock.
-  double ideal_clocks = 0;
-};
-/// With the tiling of a problem's plan, without its bounds. Errors: kUnsupported (what the kernel
-/// does not serve; softcap, ALiBi and masks, which work beside the products).
-Result<Sm90Loop> plan_sm90_loop(const internal::ContextState& context, const Problem& problem,
-                                const internal::Geometry& geometry, int steps);
 
 /// One kernel; where tiles of queries differ in their keys (causal, a window) behind a memset of 4
 /// bytes. Where whole tiles would leave multiprocessors idle, the keys of the last or of all tiles

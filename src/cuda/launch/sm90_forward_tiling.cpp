@@ -1,5 +1,5 @@
-// How the Hopper forward kernel may cut a problem, by registers and shared memory, and how it does
-// where nothing better was measured (kernels/sm90/README.md, "Budgets").
+// How the Hopper forward kernel cuts a problem, by registers and shared memory
+// (kernels/sm90/README.md, "Budgets").
 
 #include <algorithm>
 
@@ -11,8 +11,7 @@ namespace {
 
 constexpr int kWarpgroupRows = 64;
 constexpr int kSharedAlignment = 1024;
-constexpr int kMinStages = 2, kMaxStages = 5;
-constexpr int kOtherRegisters = 32;
+constexpr int kMaxStages = 5;
 // MEASURED (H200, 2026-11-24, kernels/sm90/NOTES.md): at head dim 64 steps of 128 keys are faster
 // than of 64 from this many keys on; causal calls with fewer lose more at the diagonal.
 constexpr std::int64_t kLongCausal = 1024;
@@ -65,46 +64,6 @@ int sm90_forward_shared_bytes(const Sm90ForwardTiling& t, int head_dim, int head
   const int barriers =
       kTasks * (32 + 16) + 16 * (t.consumers * t.stages_q + t.stages_k + t.stages_v);
   return divide_up(q + k + v + barriers, kSharedAlignment) * kSharedAlignment;
-}
-
-int sm90_forward_registers(const Sm90ForwardTiling& t, int head_dim_v) {
-  const int outputs = divide_up(head_dim_v, 16) * 8, scores = t.block_keys / 2;
-  return outputs + scores + scores / 2 + kOtherRegisters;
-}
-
-int sm90_forward_register_limit(const Sm90ForwardTiling& t) {
-  return t.consumers == 3 ? 160 : 232;
-}
-
-std::vector<Sm90ForwardTiling> legal_sm90_forward_tilings(const Sm90ForwardNeeds& needs,
-                                                          int shared_limit) {
-  std::vector<Sm90ForwardTiling> legal;
-  const auto add = [&](Sm90ForwardTiling t) {
-    t.stages_k = t.stages_v = kMinStages;
-    if (t.consumers == 3 && needs.many_score_terms) return;
-    // With 128 keys a window's two edges spill, and what scores are made of beside products.
-    if (t.block_keys > 64 && (needs.window || needs.score_terms)) return;
-    if (t.turns && (needs.bounded || t.consumers == 1)) return;  // turns need equally many steps
-    if (t.consumers == 1 && !needs.few_tiles) return;  // nothing else beside its exponentials
-    if (sm90_forward_registers(t, needs.head_dim_v) > sm90_forward_register_limit(t)) return;
-    const int bytes = sm90_forward_shared_bytes(t, needs.head_dim, needs.head_dim_v);
-    if (bytes > shared_limit) return;
-    add_stages(t, needs, shared_limit);
-    legal.push_back(t);
-  };
-  for (const int consumers : {3, 2, 1}) {
-    for (const int block_keys : {64, 128}) {
-      for (const int stages_q : {1, 2}) {
-        for (const bool turns : {false, true}) {
-          add({.consumers = consumers,
-               .block_keys = block_keys,
-               .stages_q = stages_q,
-               .turns = turns});
-        }
-      }
-    }
-  }
-  return legal;
 }
 
 Sm90ForwardTiling choose_sm90_forward_tiling(const Sm90ForwardNeeds& needs, int shared_limit) {

@@ -7,7 +7,6 @@
 
 #include "cuda/launch/merge.h"
 #include "cuda/launch/weighted_sum.h"
-#include "lab/measure/gpu_loop.h"
 #include "lab/measure/gpu_roof.h"
 #include "lab/measure/gpu_ruler.h"
 
@@ -67,17 +66,6 @@ std::vector<KernelVariant> instrument_variants(const cuda::DeviceInfo& device) {
       out.push_back(variant_of("roof", tf32 ? "tf32" : to_string(dtype), roof_kernel(roof),
                                kRoofThreads, roof.name));
     }
-  }
-  for (const std::int64_t dim : {64, 128}) {
-    cases::Case problem;
-    problem.dtype = DType::kBf16;
-    problem.head_dim = problem.head_dim_v = dim;
-    const auto loop = sm90_loop(device, problem);
-    if (!loop.ok()) continue;
-    out.push_back(variant_of("sm90.loop", "bf16", loop->spec, loop->shape.threads,
-                             fmt::format("the main loop at head dim {}", dim)));
-    out.back().head_dim = dim;
-    out.back().shared_bytes = loop->shape.shared_bytes;
   }
   out.push_back(variant_of("ruler", "", spin_kernel(), 1, "a kernel of known duration"));
   return out;

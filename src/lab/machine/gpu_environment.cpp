@@ -6,7 +6,6 @@
 #include <cstdlib>
 #include <string_view>
 
-#include "cuda/launch/sm90_forward_table.h"
 #include "lab/machine/memory.h"
 #include "runtime/kernel_store/cache.h"
 #include "runtime/kernel_store/nvrtc.h"
@@ -100,13 +99,6 @@ void diagnose_kernel_folders(std::vector<EnvironmentWarning>& out) {
   check(KernelCache(KernelCache::default_folder()), "every process compiles its kernels anew");
 }
 
-void diagnose_tuning(const cuda::GpuDevice& gpu, std::vector<EnvironmentWarning>& out) {
-  const cuda::Sm90ForwardTable* table = cuda::users_sm90_forward_table(gpu);
-  if (table == nullptr) return;
-  const Status status = check_table(*table, gpu.info());
-  if (!status.ok()) out.push_back({status.message(), "until then the planner's rule chooses"});
-}
-
 }  // namespace
 
 std::vector<EnvironmentWarning> diagnose_gpu(const GpuFacts& facts) {
@@ -165,7 +157,6 @@ void add_gpu_environment(cuda::GpuDevice& gpu, Environment& environment) {
     environment.warnings.push_back(std::move(warning));
   }
   diagnose_kernel_folders(environment.warnings);
-  diagnose_tuning(gpu, environment.warnings);
 }
 
 std::string describe_gpu(const Environment& environment) {

@@ -3,7 +3,6 @@
 #include <array>
 
 #include "lab/subjects/attention/attention_subject.h"
-#include "lab/subjects/loop/loop_subject.h"
 #include "lab/subjects/step/step_subject.h"
 #include "lab/subjects/weighted_sum/weighted_sum_bench.h"
 
@@ -11,7 +10,7 @@ namespace flashlab::lab {
 
 std::span<const Subject* const> subjects() {
   static const std::array kSubjects = {&attention_subject(), &weighted_sum_subject(),
-                                       &step_subject(), &loop_subject()};
+                                       &step_subject()};
   return kSubjects;
 }
 

@@ -70,7 +70,6 @@ struct Sm90Range {
     return block_at(place) >= ahead_begin && !has_edge(block_at(place), clear_end);
   }
   __device__ bool has_edge(int block, int end_block) const {
-    if constexpr (!sm90_has_edges<Config>()) return false;
     return (Config::kBoundedLeft && block < clear_begin) || block >= end_block;
   }
 };

@@ -14,13 +14,6 @@ namespace flashlab::device {
 
 inline constexpr int kQueuedTasks = 4;  ///< tiles known ahead, the current one included
 
-/// Whether blocks of keys may be cut by an edge of what a row sees: the instrument's are whole
-/// (loop.cu).
-template <class Config>
-constexpr bool sm90_has_edges() {
-  return true;
-}
-
 /// Sizes that follow from a Config.
 template <class Config>
 struct Sm90Tiles {

@@ -270,6 +270,43 @@ TEST(CaseData, TakesGivenValues) {
   EXPECT_THAT(refused.status().message(), HasSubstr("k: got"));
 }
 
+TEST(CaseData, TakesGivenValuesByTheirStrides) {
+  Case c = small_case();
+  const auto shape_of = [](std::int64_t heads) {
+    return std::array<std::int64_t, 4>{2, 9, heads, 5};
+  };
+  // Axes from the one that runs fastest: C order, Fortran order, and the last axis in the middle.
+  for (const std::array<std::size_t, 4> order :
+       {std::array<std::size_t, 4>{3, 2, 1, 0}, {0, 1, 2, 3}, {1, 3, 0, 2}}) {
+    std::vector<float> memory[3];
+    const auto given = [&](std::size_t which, std::int64_t heads) {
+      const auto shape = shape_of(heads);
+      ConstTensor out{nullptr, contiguous_spec(DType::kFp32, {2, 9, heads, 5})};
+      std::int64_t stride = 1;
+      for (const std::size_t axis : order) {
+        out.spec.strides[axis] = stride;
+        stride *= shape[axis];
+      }
+      memory[which].resize(static_cast<std::size_t>(stride));
+      for (std::int64_t n = 0; n < stride; ++n) {
+        std::int64_t at = 0, rest = n;
+        for (std::size_t axis = 4; axis-- > 0; rest /= shape[axis]) {
+          at += rest % shape[axis] * out.spec.strides[axis];
+        }
+        memory[which][static_cast<std::size_t>(at)] = static_cast<float>(n);
+      }
+      out.data = memory[which].data();
+      return out;
+    };
+    CaseDataOptions options;
+    options.values = CaseValues{given(0, 4), given(1, 2), given(2, 2), std::nullopt};
+    const CaseData data = CaseData::create(c, options).value();
+    EXPECT_EQ(at(data.forward_tensors().q, 1, 2, 3, 4), ((1 * 9 + 2) * 4 + 3) * 5 + 4);
+    EXPECT_EQ(at(data.forward_tensors().k, 1, 8, 0, 2), ((1 * 9 + 8) * 2 + 0) * 5 + 2);
+    EXPECT_EQ(at(data.forward_tensors().v, 0, 3, 1, 1), ((0 * 9 + 3) * 2 + 1) * 5 + 1);
+  }
+}
+
 TEST(CaseData, MasksTakeEveryBroadcastForm) {
   Case c = small_case();
   c.mask = cases::MaskKind::kBool;

@@ -290,21 +290,27 @@ void fill_mask(const Case& c, const Tensor& tensor) {
   }
 }
 
-// Calls use(offset, count) for every run of consecutive elements.
+// Calls use(offset, count) for every run of consecutive elements, in logical order: a row where its
+// elements lie side by side, else each element alone.
 void for_each_run(const TensorSpec& spec, auto&& use) {
   if (spec.elements() == 0) return;
-  const int inner = spec.rank - 1;
+  const auto inner = static_cast<std::size_t>(spec.rank - 1);
+  const std::int64_t width = spec.shape[inner];
+  const std::int64_t step = width > 1 ? spec.strides[inner] : 1;
   std::array<std::int64_t, 4> shape{1, 1, 1, 1}, strides{};
-  for (int d = 0; d < inner; ++d) {
-    const auto n = static_cast<std::size_t>(d);
+  for (std::size_t n = 0; n < inner; ++n) {
     shape[n] = spec.shape[n];
     strides[n] = spec.shape[n] > 1 ? spec.strides[n] : 0;
   }
   for (std::int64_t a = 0; a < shape[0]; ++a) {
     for (std::int64_t b = 0; b < shape[1]; ++b) {
       for (std::int64_t c = 0; c < shape[2]; ++c) {
-        use(a * strides[0] + b * strides[1] + c * strides[2],
-            spec.shape[static_cast<std::size_t>(inner)]);
+        const std::int64_t row = a * strides[0] + b * strides[1] + c * strides[2];
+        if (step == 1) {
+          use(row, width);
+        } else {
+          for (std::int64_t d = 0; d < width; ++d) use(row + d * step, std::int64_t{1});
+        }
       }
     }
   }
@@ -373,14 +379,16 @@ void append_elements(const ConstTensor& tensor, std::vector<std::uint8_t>& out) 
 }
 
 void copy_tensor(const ConstTensor& from, const Tensor& to) {
-  std::vector<std::int64_t> sources;
-  for_each_run(from.spec, [&](std::int64_t offset, std::int64_t) { sources.push_back(offset); });
-  std::size_t row = 0;
+  std::vector<std::int64_t> sources;  // of each element, in logical order
+  sources.reserve(static_cast<std::size_t>(from.spec.elements()));
+  for_each_run(from.spec, [&](std::int64_t offset, std::int64_t count) {
+    for (std::int64_t d = 0; d < count; ++d) sources.push_back(offset + d);
+  });
+  auto source = sources.begin();
   for_each_run(to.spec, [&](std::int64_t offset, std::int64_t count) {
-    const std::int64_t source = sources[row++];
     for (std::int64_t d = 0; d < count; ++d) {
       reference::store(to.data, to.spec.dtype, offset + d,
-                       reference::load(from.data, from.spec.dtype, source + d));
+                       reference::load(from.data, from.spec.dtype, *source++));
     }
   });
 }

@@ -73,18 +73,18 @@ TEST_F(TrainFiles, TokensKeepTheFormatOfLlmC) {
   EXPECT_EQ(header[2], 4);
   ASSERT_TRUE(write_token_file(folder_ / "wide.bin", tokens, 100000).ok());
   for (const char* name : {"narrow.bin", "wide.bin"}) {
-    const Result<TokenFile> file = TokenFile::open(folder_ / name, 65536);
+    const Result<TokenFile> file = TokenFile::open(folder_ / name);
     ASSERT_TRUE(file.ok()) << file.status().message();
     for (std::size_t i = 0; i < tokens.size(); ++i) {
       EXPECT_EQ((*file)[static_cast<std::int64_t>(i)], tokens[i]);
     }
-    const std::string refused = TokenFile::open(folder_ / name, 100).status().message();
+    const std::string refused = file->check(100).message();
     EXPECT_NE(refused.find("token 65535 at 2"), std::string::npos) << refused;
   }
   ASSERT_TRUE(write_file(folder_ / "cut.bin", bytes.substr(0, 1030)).ok());
-  EXPECT_FALSE(TokenFile::open(folder_ / "cut.bin", 65536).ok());
+  EXPECT_FALSE(TokenFile::open(folder_ / "cut.bin").ok());
   ASSERT_TRUE(write_file(folder_ / "none.bin", std::string(2000, 'x')).ok());
-  EXPECT_FALSE(TokenFile::open(folder_ / "none.bin", 65536).ok());
+  EXPECT_FALSE(TokenFile::open(folder_ / "none.bin").ok());
 }
 
 TEST_F(TrainFiles, TheShippedTextIsSplitAtItsEnd) {

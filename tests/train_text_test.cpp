@@ -155,6 +155,30 @@ TEST_F(TrainText, ShardsAreOneText) {
   EXPECT_FALSE(again->tokenizer.encode("ROMEO").ok());
 }
 
+TEST_F(TrainText, ShardsOfTwoTokenizersAreRefused) {
+  const std::string narrow = shard("narrow.bin", 0, 2000);
+  const std::string wide = (folder_ / "wide.bin").string();
+  const std::vector<std::int32_t> tokens(2000, 100000);
+  ASSERT_TRUE(write_token_file(wide, tokens, 128256).ok());
+  TextOptions options;
+  options.context = 8;
+  options.tokens = {narrow, wide};
+  EXPECT_NE(refusal(options).find("2 bytes a token in " + narrow + ", 4 in " + wide),
+            std::string::npos)
+      << refusal(options);
+  options.tokens = {wide, narrow};
+  EXPECT_NE(refusal(options).find("4 bytes a token in"), std::string::npos) << refusal(options);
+}
+
+TEST_F(TrainText, EveryShardHasTokensOfTheVocabularyThatIsUsed) {
+  const std::string high = (folder_ / "high.bin").string();
+  ASSERT_TRUE(write_token_file(high, std::vector<std::int32_t>(100, 60000), 65536).ok());
+  TextOptions options;
+  options.context = 8;
+  options.tokens = {shard("low.bin", 0, 2000), high};
+  EXPECT_NE(refusal(options).find("token 60000 at 0"), std::string::npos) << refusal(options);
+}
+
 TEST_F(TrainText, WhatCannotBeUsedIsSaid) {
   TextOptions options;
   options.context = 64;

@@ -67,13 +67,24 @@ Result<RunText> split_tokens(Tokenizer tokenizer, std::vector<TokenFile> files,
   return RunText{std::move(tokenizer), all.part(0, *kept), all.part(*kept, all.size() - *kept)};
 }
 
-Result<std::vector<TokenFile>> open_files(const std::vector<std::string>& paths,
+// All files have tokens below one vocabulary: `vocabulary`, or where that is 0 the first file's
+// usual one. The width of a token says which tokenizer made a file: unlike ones are no one text.
+Result<std::vector<TokenFile>> open_files(const std::vector<std::filesystem::path>& paths,
                                           std::int64_t vocabulary) {
   std::vector<TokenFile> out;
-  for (const std::string& path : paths) {
-    Result<TokenFile> file = TokenFile::open(path, vocabulary);
+  for (const std::filesystem::path& path : paths) {
+    Result<TokenFile> file = TokenFile::open(path);
     if (!file.ok()) return unusable("tokens", file.status());
     out.push_back(std::move(*file));
+    const int first = out.front().token_bytes(), bytes = out.back().token_bytes();
+    if (first != bytes) {
+      return Status::invalid({"tokens",
+                              fmt::format("{} bytes a token in {}, {} in {}", first,
+                                          paths.front().string(), bytes, path.string()),
+                              "shards of one tokenizer", "give files that one tokenizer made"});
+    }
+    if (vocabulary == 0) vocabulary = out.front().usual_vocabulary();
+    if (Status s = out.back().check(vocabulary); !s.ok()) return unusable("tokens", s);
   }
   return out;
 }
@@ -85,7 +96,8 @@ Result<RunText> prepare_tokens(const std::filesystem::path& folder, const TextOp
     if (!read.ok()) return read.status();
     tokenizer = std::move(*read);
   }
-  Result<std::vector<TokenFile>> files = open_files(options.tokens, tokenizer.vocabulary());
+  Result<std::vector<TokenFile>> files =
+      open_files({options.tokens.begin(), options.tokens.end()}, tokenizer.vocabulary());
   if (!files.ok()) return files.status();
   if (tokenizer.vocabulary() == 0) {
     tokenizer = Tokenizer::numbers(files->front().usual_vocabulary());
@@ -140,18 +152,17 @@ Result<RunText> open_text(const std::filesystem::path& folder, const TextOptions
   if (!tokenizer.ok()) return tokenizer.status();
   const std::int64_t vocabulary = tokenizer->vocabulary();
   if (!options.tokens.empty()) {
-    Result<std::vector<TokenFile>> files = open_files(options.tokens, vocabulary);
+    Result<std::vector<TokenFile>> files =
+        open_files({options.tokens.begin(), options.tokens.end()}, vocabulary);
     if (!files.ok()) return files.status();
     return split_tokens(std::move(*tokenizer), std::move(*files), options);
   }
   Tokens parts[2];
   const char* const kNames[] = {"train.bin", "validation.bin"};
   for (int i = 0; i < 2; ++i) {
-    Result<TokenFile> opened = TokenFile::open(folder / kNames[i], vocabulary);
+    Result<std::vector<TokenFile>> opened = open_files({folder / kNames[i]}, vocabulary);
     if (!opened.ok()) return opened.status();
-    std::vector<TokenFile> one;
-    one.push_back(std::move(*opened));
-    parts[i] = Tokens(std::move(one));
+    parts[i] = Tokens(std::move(*opened));
   }
   return RunText{std::move(*tokenizer), parts[0], parts[1]};
 }

@@ -43,7 +43,7 @@ Status write_token_file(const std::filesystem::path& path, std::span<const std::
   return write_file(path, bytes);
 }
 
-Result<TokenFile> TokenFile::open(const std::filesystem::path& path, std::int64_t vocabulary) {
+Result<TokenFile> TokenFile::open(const std::filesystem::path& path) {
   const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
   struct stat info = {};
   if (file < 0 || ::fstat(file, &info) != 0) {
@@ -80,14 +80,19 @@ Result<TokenFile> TokenFile::open(const std::filesystem::path& path, std::int64_
     return malformed(path, fmt::format("{} bytes for {} tokens", out.bytes_, header[2]),
                      fmt::format("1024 and {} a token", element));
   }
-  if (vocabulary == 0) vocabulary = out.usual_vocabulary();
-  for (std::int64_t i = 0; i < out.count_; ++i) {
-    if (out[i] < 0 || out[i] >= vocabulary) {
-      return malformed(path, fmt::format("token {} at {}", out[i], i),
+  out.path_ = path;
+  return out;
+}
+
+Status TokenFile::check(std::int64_t vocabulary) const {
+  for (std::int64_t i = 0; i < count_; ++i) {
+    const std::int32_t token = (*this)[i];
+    if (token < 0 || token >= vocabulary) {
+      return malformed(path_, fmt::format("token {} at {}", token, i),
                        fmt::format("tokens below the vocabulary's {}", vocabulary));
     }
   }
-  return out;
+  return {};
 }
 
 TokenFile::TokenFile(TokenFile&& other) noexcept {
@@ -95,6 +100,7 @@ TokenFile::TokenFile(TokenFile&& other) noexcept {
 }
 
 TokenFile& TokenFile::operator=(TokenFile&& other) noexcept {
+  std::swap(path_, other.path_);
   std::swap(mapping_, other.mapping_);
   std::swap(bytes_, other.bytes_);
   std::swap(count_, other.count_);

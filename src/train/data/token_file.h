@@ -24,21 +24,25 @@ Status write_token_file(const std::filesystem::path& path, std::span<const std::
 
 class TokenFile {
  public:
-  /// Errors: kIoError; kInvalidArgument (no header, a size that does not fit, a token at or beyond
-  /// `vocabulary`; 0: usual_vocabulary()).
-  static Result<TokenFile> open(const std::filesystem::path& path, std::int64_t vocabulary);
+  /// Errors: kIoError; kInvalidArgument (no header, a size that does not fit).
+  static Result<TokenFile> open(const std::filesystem::path& path);
   TokenFile(TokenFile&& other) noexcept;
   TokenFile& operator=(TokenFile&& other) noexcept;
   ~TokenFile();
 
   std::int64_t size() const { return count_; }
+  const std::filesystem::path& path() const { return path_; }
+  /// Errors: kInvalidArgument, a token at or beyond `vocabulary`. Reads the whole file.
+  Status check(std::int64_t vocabulary) const;
   /// What the format's own programs take its tokens from: GPT-2's vocabulary, or Llama 3's.
   std::int64_t usual_vocabulary() const { return wide_ ? 128256 : 50257; }
+  int token_bytes() const { return wide_ ? 4 : 2; }
   std::int32_t operator[](std::int64_t i) const;
 
  private:
   TokenFile() = default;
   void unmap() noexcept;
+  std::filesystem::path path_;
   void* mapping_ = nullptr;
   std::size_t bytes_ = 0;
   std::int64_t count_ = 0;

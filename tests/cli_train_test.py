@@ -204,6 +204,8 @@ class Train(Folder):
             (["generate", "--checkpoint", self.folder], ["no checkpoint"]),
             (["generate", "--size", "tiny", "--top-p", "2"], ["--top-p"]),
             (["explain", "step", "--size", "medum"], ["did you mean medium?"]),
+            (["explain", "step", "--layers", "1000000000"], ["got 1000000000", "at most 4096"]),
+            (["explain", "step", "--layers", "4096", "--accumulate", "64"], ["32768 layers"]),
         ]
         for arguments, parts in cases:
             with self.subTest(arguments=arguments):
@@ -266,6 +268,18 @@ class Precision(Folder):
 
 
 class ExplainStep(Folder):
+    def test_a_signal_ends_a_long_plan(self):
+        child = subprocess.Popen([program(), "explain", "step", "--layers", "4096", "--checkpoint",
+                                  "1"], stdout=subprocess.DEVNULL)
+        self.addCleanup(child.kill)
+        caught = 0
+        while not caught >> (signal.SIGTERM - 1) & 1:
+            with open(f"/proc/{child.pid}/status") as file:
+                line = next(each for each in file if each.startswith("SigCgt"))
+            caught = int(line.split()[1], 16)
+        child.terminate()
+        self.assertEqual(child.wait(timeout=60), 130)
+
     def test_prints_the_peak_and_what_it_fits(self):
         start = time.time()
         result = run("explain", "step", "--size", "10B", "--context", "2048", "--precision", "bf16")

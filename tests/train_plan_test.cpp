@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <numeric>
 #include <set>
 
 #include "train/model/fit.h"
@@ -36,10 +38,13 @@ ModelConfig handout_blocks(std::int64_t layers) {
   return model;
 }
 
-double saved_mib(const StepPlan& plan, int layers) {
-  std::int64_t bytes = 0;
-  for (int layer = 0; layer < layers; ++layer) bytes += saved_bytes(plan, layer);
-  return static_cast<double>(bytes) / kMiB;
+double saved_mib(const StepPlan& plan, std::size_t layers) {
+  const std::vector<std::int64_t> bytes = saved_bytes(plan);
+  return static_cast<double>(std::accumulate(
+             bytes.begin(),
+             bytes.begin() + static_cast<std::ptrdiff_t>(std::min(layers, bytes.size())),
+             std::int64_t{0})) /
+         kMiB;
 }
 
 TEST(TrainModel, NamedSizesHaveTheirPublishedParameters) {
@@ -241,7 +246,7 @@ TEST(TrainLadder, EveryRungKeepsWhatItNames) {
     const StepPlan plan = build(model, options);
     // The angles of RoPE are all layers' together.
     const double angles = 2.0 * 512 * 32 * 4;
-    EXPECT_NEAR(static_cast<double>(saved_bytes(plan, 5)), bytes, angles) << to_string(rung);
+    EXPECT_NEAR(static_cast<double>(saved_bytes(plan)[5]), bytes, angles) << to_string(rung);
     double again = 0;
     for (const Operation& operation : plan.operations) {
       if (operation.generation > 0) again += operation.flops;
@@ -336,6 +341,63 @@ TEST(TrainPlan, BadOptionsAreRefused) {
   EXPECT_NE(message({.context = 65}).find("1 to the model's 64"), std::string::npos);
   EXPECT_NE(message({.checkpoint = {{5, {}}}}).find("at most the model's 4"), std::string::npos);
   EXPECT_NE(message({.checkpoint = {{0, {}}}}).find("at least 1 layer"), std::string::npos);
+}
+
+// The rule in plain words: the largest first, each at the lowest place where no tensor of its time
+// lies.
+TEST(TrainMemory, EveryTensorHasTheLowestPlaceOfItsTime) {
+  const auto aligned = [](std::int64_t bytes) { return (bytes + 255) / 256 * 256; };
+  ModelConfig gpt = *find_model("gpt2");
+  gpt.layers = 3;
+  for (const ModelConfig& model : {tiny(), gpt}) {
+    for (const char* groups : {"", "1", "mlp*2,block*1"}) {
+      StepOptions options = {.batch = 2, .context = 32, .accumulate = 2};
+      options.precision = Precision::kBf16;
+      if (*groups) options.checkpoint = *parse_checkpoint(groups, model.layers);
+      const StepPlan plan = build(model, options);
+      const MemoryPlan memory = plan_memory(plan);
+      std::vector<std::size_t> fixed, order;
+      for (std::size_t i = 0; i < plan.tensors.size(); ++i) {
+        if (memory.offsets[i] < 0) continue;
+        (plan.tensors[i].role == Role::kGradient ? fixed : order).push_back(i);
+      }
+      std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+        return aligned(plan.tensors[a].bytes()) > aligned(plan.tensors[b].bytes());
+      });
+      std::vector<std::size_t> placed = fixed;
+      for (const std::size_t i : order) {
+        std::int64_t lowest = 0;
+        for (bool moved = true; moved;) {
+          moved = false;
+          for (const std::size_t other : placed) {
+            const Life &a = memory.lives[i], &b = memory.lives[other];
+            if (a.last < b.first || b.last < a.first) continue;
+            const std::int64_t end =
+                aligned(memory.offsets[other] + aligned(plan.tensors[other].bytes()));
+            if (memory.offsets[other] < lowest + aligned(plan.tensors[i].bytes()) && end > lowest) {
+              lowest = end;
+              moved = true;
+            }
+          }
+        }
+        ASSERT_EQ(memory.offsets[i], lowest) << plan.tensors[i].name << " " << groups;
+        placed.push_back(i);
+      }
+    }
+  }
+}
+
+TEST(TrainModel, AStepOfTooManyPartsIsRefused) {
+  ModelConfig model = tiny();
+  model.layers = kMostLayers + 1;
+  EXPECT_NE(validate(model).message().find("at most 4096"), std::string::npos);
+  model.layers = 100;
+  EXPECT_NE(build_step(model, {.accumulate = 4096}).status().message().find("32768 layers"),
+            std::string::npos);
+  model.context = 1 << 30;
+  model.vocabulary = 1 << 30;
+  EXPECT_NE(build_step(model, {.batch = 4}).status().message().find("logits of a step"),
+            std::string::npos);
 }
 
 }  // namespace

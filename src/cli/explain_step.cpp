@@ -120,10 +120,8 @@ void print_layers(const Explained& e) {
       parameters[static_cast<std::size_t>(tensor.layer)] += tensor.bytes();
     }
   }
-  std::vector<std::int64_t> saved;
-  for (std::size_t i = 0; i < parameters.size(); ++i) {
-    saved.push_back(train::saved_bytes(e.plan, static_cast<int>(i)));
-  }
+  std::vector<std::int64_t> saved = train::saved_bytes(e.plan);
+  saved.resize(parameters.size());
   for (std::size_t first = 0; first < parameters.size();) {
     std::size_t end = first;
     std::int64_t peak = 0;
@@ -207,9 +205,11 @@ nlohmann::ordered_json json_of(const Explained& e) {
     out["phases"][train::to_string(static_cast<Phase>(phase))] =
         peak_json(e.memory.phase_peaks[static_cast<std::size_t>(phase)]);
   }
-  for (std::size_t layer = 0; layer < e.memory.layer_peaks.size(); ++layer) {
+  std::vector<std::int64_t> saved = train::saved_bytes(e.plan);
+  saved.resize(e.memory.layer_peaks.size());
+  for (std::size_t layer = 0; layer < saved.size(); ++layer) {
     nlohmann::ordered_json row = peak_json(e.memory.layer_peaks[layer]);
-    row["saved_bytes"] = train::saved_bytes(e.plan, static_cast<int>(layer));
+    row["saved_bytes"] = saved[layer];
     out["layers"].push_back(row);
   }
   for (const DeviceSize& device : kDevices) {

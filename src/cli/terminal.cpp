@@ -19,12 +19,14 @@ namespace flashlab::cli {
 namespace {
 
 std::atomic<bool> g_interrupted{false};
+std::atomic<bool> g_looked_at{false};   // by what ends in an order of its own
 std::atomic<bool> g_line_shown{false};  // compilations tell from threads of their own
 bool g_reader_left = false;
 
 extern "C" void on_interrupt(int) {
+  // Until a command looks at the flag there is nothing to save: a long plan or a search ends here.
   // A second Ctrl-C means that the person will not wait for the sample to end.
-  if (g_interrupted.exchange(true)) ::_exit(kExitInterrupted);
+  if (!g_looked_at || g_interrupted.exchange(true)) ::_exit(kExitInterrupted);
 }
 
 int columns_of(int descriptor) {
@@ -51,6 +53,7 @@ void clear_line() {
 }  // namespace
 
 const std::atomic<bool>& interrupted() {
+  g_looked_at = true;
   return g_interrupted;
 }
 

@@ -8,7 +8,8 @@
 
 namespace flashlab::cli {
 
-/// Set by the first Ctrl-C; the second ends the process at once.
+/// Set by the first Ctrl-C or SIGTERM; the second ends the process at once. So does the first one
+/// before anybody has asked for this flag: what looks at it asks before it has something to save.
 const std::atomic<bool>& interrupted();
 void catch_interrupts();
 

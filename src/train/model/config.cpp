@@ -165,6 +165,11 @@ Status validate(const ModelConfig& model) {
       return Status::invalid({name, fmt::format("{}", value), "1 to 2^31 - 1", ""});
     }
   }
+  if (model.layers > kMostLayers) {
+    return Status::invalid({"layers", fmt::format("{}", model.layers),
+                            fmt::format("at most {}", kMostLayers),
+                            "a step is a list of every layer's operations"});
+  }
   if (model.width % model.heads != 0) {
     return Status::invalid({"heads", fmt::format("{}", model.heads),
                             fmt::format("a divisor of the width {}", model.width),

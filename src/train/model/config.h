@@ -18,6 +18,9 @@ namespace flashlab::train {
 enum class Family : std::uint8_t { kCourse, kGpt2 };
 const char* to_string(Family family) noexcept;
 
+/// Blocks of a model. A step is a list of all their operations: so many are planned in seconds.
+inline constexpr std::int64_t kMostLayers = 4096;
+
 struct ModelConfig {
   std::string name = "custom";
   Family family = Family::kCourse;

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "train/layers/layers.h"
 #include "train/plan/builder.h"
 #include "train/plan/recompute.h"
@@ -18,6 +20,28 @@ Status check(const ModelConfig& model, const StepOptions& options) {
   if (options.accumulate < 1 || options.accumulate > 4096) {
     return Status::invalid(
         {"accumulate", fmt::format("{}", options.accumulate), "1 to 4096 micro-batches", ""});
+  }
+  // A step lists layers and chunks of logits of every micro-batch: more of them than this would be
+  // planned for minutes and in gigabytes.
+  constexpr std::int64_t kMostParts = 8 * kMostLayers;
+  if (model.layers * options.accumulate > kMostParts) {
+    return Status::invalid(
+        {"accumulate",
+         fmt::format("{} micro-batches of {} layers", options.accumulate, model.layers),
+         fmt::format("at most {} layers in all micro-batches", kMostParts),
+         "a larger batch makes fewer of them"});
+  }
+  const std::int64_t context = options.context == 0 ? model.context : options.context;
+  const double logits = static_cast<double>(options.batch) * static_cast<double>(context) *
+                        static_cast<double>(model.vocabulary) *
+                        static_cast<double>(options.accumulate);
+  const double most_logits = static_cast<double>(kMostParts) *
+                             static_cast<double>(std::max<std::int64_t>(options.logits_bytes, 1)) /
+                             8;
+  if (options.fused && logits > most_logits) {
+    return Status::invalid({"batch", fmt::format("{:.3g} logits of a step", logits),
+                            fmt::format("at most {:.3g}", most_logits),
+                            "a smaller batch, context or vocabulary"});
   }
   if (options.context < 0 || options.context > model.context) {
     return Status::invalid({"context", fmt::format("{}", options.context),

@@ -1,6 +1,7 @@
 #include "train/plan/memory_plan.h"
 
 #include <algorithm>
+#include <bit>
 #include <map>
 #include <numeric>
 
@@ -77,35 +78,114 @@ std::vector<Placed> gradients(const StepPlan& plan, std::vector<Life>& lives) {
   return out;
 }
 
-// The largest tensors choose first; each takes the lowest place where nothing that lives at the
-// same time lies. `placed` holds what has a place, in order of offsets.
-std::int64_t lowest_gap(const std::vector<Placed>& placed, const Placed& wanted) {
-  std::int64_t offset = 0;
-  for (const Placed& other : placed) {
-    if (other.life.last < wanted.life.first || other.life.first > wanted.life.last) continue;
-    if (other.offset >= offset + wanted.bytes) break;
-    offset = std::max(offset, aligned(other.offset + other.bytes));
+// Bytes of the arena that are taken, in order: ranges that touch are one.
+class Ranges {
+ public:
+  void add(std::int64_t begin, std::int64_t end) {
+    auto first = std::lower_bound(ranges_.begin(), ranges_.end(), begin,
+                                  [](const Range& r, std::int64_t at) { return r.end < at; });
+    auto last = first;
+    for (; last != ranges_.end() && last->begin <= end; ++last) {
+      begin = std::min(begin, last->begin);
+      end = std::max(end, last->end);
+    }
+    if (first == last) {
+      ranges_.insert(first, {begin, end});
+      return;
+    }
+    *first = {begin, end};
+    ranges_.erase(first + 1, last);
   }
-  return offset;
-}
 
-void place(std::vector<Placed> tensors, std::vector<Placed> placed, MemoryPlan& out) {
+  /// The lowest place from `offset` on where so many bytes are free.
+  std::int64_t free_from(std::int64_t offset, std::int64_t bytes) const {
+    auto range = std::upper_bound(ranges_.begin(), ranges_.end(), offset,
+                                  [](std::int64_t at, const Range& r) { return at < r.end; });
+    for (; range != ranges_.end() && range->begin < offset + bytes; ++range) offset = range->end;
+    return offset;
+  }
+
+ private:
+  struct Range {
+    std::int64_t begin, end;
+  };
+  std::vector<Range> ranges_;
+};
+
+// What lies where and when: a tree over the operations, each half of a node's time a node below it.
+// A life is a few nodes, so that a place is found without a look at every tensor of that time.
+class Occupied {
+ public:
+  explicit Occupied(std::size_t operations) : size_(std::bit_ceil(operations + 1)) {
+    nodes_.resize(2 * size_);
+  }
+
+  void add(const Placed& each) {
+    const std::int64_t end = aligned(each.offset + each.bytes);
+    visit({1, 0, size_}, each.life, [&](Node& node, bool covered) {
+      node.sometimes.add(each.offset, end);
+      if (covered) node.always.add(each.offset, end);
+    });
+  }
+
+  /// The lowest place where nothing lies that lives at the same time.
+  std::int64_t lowest_gap(const Placed& wanted) {
+    std::vector<const Ranges*> taken;
+    visit({1, 0, size_}, wanted.life, [&](const Node& node, bool covered) {
+      taken.push_back(covered ? &node.sometimes : &node.always);
+    });
+    std::int64_t offset = 0;
+    for (std::size_t agreed = 0, i = 0; agreed < taken.size(); i = (i + 1) % taken.size()) {
+      const std::int64_t free = taken[i]->free_from(offset, wanted.bytes);
+      agreed = free == offset ? agreed + 1 : 1;
+      offset = free;
+    }
+    return offset;
+  }
+
+ private:
+  struct Node {
+    Ranges always;     ///< of tensors that live in all of its time, and not in all of its parent's
+    Ranges sometimes;  ///< of all that live in some of it, and not in all of its parent's
+  };
+  struct Span {
+    std::size_t node, first, size;
+  };
+
+  template <class Visit>
+  void visit(const Span& span, const Life& life, const Visit& each) {
+    const auto first = static_cast<std::size_t>(life.first);
+    const auto last = static_cast<std::size_t>(life.last);
+    if (last < span.first || first >= span.first + span.size) return;
+    const bool covered = first <= span.first && last >= span.first + span.size - 1;
+    each(nodes_[span.node], covered);
+    if (covered) return;
+    const std::size_t half = span.size / 2;
+    visit({2 * span.node, span.first, half}, life, each);
+    visit({2 * span.node + 1, span.first + half, half}, life, each);
+  }
+
+  std::size_t size_;
+  std::vector<Node> nodes_;
+};
+
+// The largest tensors choose first; each takes the lowest place that is free in its time.
+void place(std::vector<Placed> tensors, const std::vector<Placed>& fixed, std::size_t operations,
+           MemoryPlan& out) {
+  Occupied occupied(operations);
   const auto settle = [&](const Placed& each) {
+    occupied.add(each);
     out.arena_bytes = std::max(out.arena_bytes, aligned(each.offset + each.bytes));
     if (each.tensor == kNoTensor) return;
     out.offsets[static_cast<std::size_t>(each.tensor)] = each.offset;
   };
-  for (const Placed& each : placed) settle(each);
+  for (const Placed& each : fixed) settle(each);
   std::sort(tensors.begin(), tensors.end(), [](const Placed& a, const Placed& b) {
     return a.bytes != b.bytes ? a.bytes > b.bytes : a.tensor < b.tensor;
   });
   for (Placed& each : tensors) {
-    each.offset = lowest_gap(placed, each);
+    each.offset = occupied.lowest_gap(each);
     settle(each);
-    const auto at =
-        std::upper_bound(placed.begin(), placed.end(), each.offset,
-                         [](std::int64_t value, const Placed& p) { return value < p.offset; });
-    placed.insert(at, each);
   }
 }
 
@@ -182,7 +262,7 @@ MemoryPlan plan_memory(const StepPlan& plan) {
   out.persistent = persistent_bytes(plan);
   out.lives = lives_of(plan);
   std::vector<Placed> tensors = movable(plan, out.lives), fixed = gradients(plan, out.lives);
-  place(tensors, fixed, out);
+  place(tensors, fixed, plan.operations.size(), out);
   tensors.insert(tensors.end(), fixed.begin(), fixed.end());
   find_peaks(plan, tensors, out);
   return out;

@@ -47,7 +47,7 @@ struct MemoryPlan {
   std::int64_t device_bytes() const { return sum(persistent) + arena_bytes; }
 };
 
-/// Cost: about the square of the tensors that live at once. Deterministic.
+/// Cost: about n log^2 n of n tensors. Deterministic.
 MemoryPlan plan_memory(const StepPlan& plan);
 
 }  // namespace flashlab::train

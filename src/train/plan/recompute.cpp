@@ -23,9 +23,10 @@ class Rewrite {
   }
 
   void run(const std::function<bool(const Operation&)>& target) {
-    std::vector<Operation> old = old_;
-    for (Operation& operation : old) {
+    plan_.operations.reserve(old_.size());
+    for (Operation& operation : old_) {
       if (target(operation)) redirect(operation.inputs);
+      moved_to_.push_back(plan_.operations.size());
       plan_.operations.push_back(std::move(operation));
     }
   }
@@ -55,7 +56,7 @@ class Rewrite {
 
   void repeat(std::size_t index) {
     if (std::exchange(repeated_[index], true)) return;
-    Operation again = old_[index];
+    Operation again = plan_.operations[moved_to_[index]];
     redirect(again.inputs);
     for (TensorId& id : again.outputs) id = new_tensor(id);
     again.phase = Phase::kBackward;
@@ -65,6 +66,7 @@ class Rewrite {
 
   StepPlan& plan_;
   std::vector<Operation> old_;
+  std::vector<std::size_t> moved_to_;  ///< where old operations are in the new list
   std::unordered_map<TensorId, std::vector<std::size_t>> producers_;
   std::unordered_map<TensorId, TensorId> copies_;
   std::unordered_map<std::size_t, bool> repeated_;
@@ -75,16 +77,13 @@ void repeat_group(StepPlan& plan, const CheckpointGroup& group, int first, int g
   const auto inside = [first, end](const Operation& operation) {
     return operation.layer >= first && operation.layer < end;
   };
-  recompute(
-      plan,
-      [&](const Operation& operation) {
-        const Phase phase = generation == 0 ? Phase::kForward : Phase::kBackward;
-        return inside(operation) && operation.phase == phase && operation.generation == generation;
-      },
-      [&](const Operation& operation) {
-        return inside(operation) && operation.phase == Phase::kBackward &&
-               operation.generation == 0;
-      });
+  Rewrite rewrite(plan, [&](const Operation& operation) {
+    const Phase phase = generation == 0 ? Phase::kForward : Phase::kBackward;
+    return inside(operation) && operation.phase == phase && operation.generation == generation;
+  });
+  rewrite.run([&](const Operation& operation) {
+    return inside(operation) && operation.phase == Phase::kBackward && operation.generation == 0;
+  });
 }
 
 void checkpoint_from(StepPlan& plan, const std::vector<CheckpointGroup>& groups, int first,
@@ -103,8 +102,7 @@ void checkpoint_from(StepPlan& plan, const std::vector<CheckpointGroup>& groups,
 
 void recompute(StepPlan& plan, const std::function<bool(const Operation&)>& source,
                const std::function<bool(const Operation&)>& target) {
-  Rewrite rewrite(plan, source);
-  rewrite.run(target);
+  Rewrite(plan, source).run(target);
   finish(plan);
 }
 
@@ -128,6 +126,7 @@ void checkpoint(StepPlan& plan, const std::vector<CheckpointGroup>& groups) {
         [](const Operation& operation) { return operation.phase == Phase::kBackward; });
   }
   checkpoint_from(plan, groups, 0, 0);
+  finish(plan);
 }
 
 namespace {

@@ -221,9 +221,12 @@ std::string to_string(const StepPlan& plan) {
   return out;
 }
 
-std::vector<SavedTensor> saved_for_backward(const StepPlan& plan, int layer) {
+namespace {
+
+// What each layer's backward reads of forward, as pairs of both: in one walk for all layers.
+std::set<std::pair<int, TensorId>> kept_by_layer(const StepPlan& plan) {
   std::vector<bool> written_forward(plan.tensors.size());
-  std::set<TensorId> saved;
+  std::set<std::pair<int, TensorId>> out;
   for (const Operation& operation : plan.operations) {
     if (operation.phase == Phase::kForward) {
       for (const TensorId id : operation.outputs) {
@@ -231,25 +234,36 @@ std::vector<SavedTensor> saved_for_backward(const StepPlan& plan, int layer) {
       }
       continue;
     }
-    if (operation.layer != layer) continue;
     for (const TensorId id : operation.inputs) {
       if (!is_persistent(plan.tensor(id).role) && written_forward[static_cast<std::size_t>(id)]) {
-        saved.insert(id);
+        out.emplace(operation.layer, id);
       }
     }
   }
+  return out;
+}
+
+}  // namespace
+
+std::vector<SavedTensor> saved_for_backward(const StepPlan& plan, int layer) {
   std::vector<SavedTensor> out;
-  for (const TensorId id : saved) out.push_back({id, plan.tensor(id).bytes()});
+  for (const auto& [reader, id] : kept_by_layer(plan)) {
+    if (reader == layer) out.push_back({id, plan.tensor(id).bytes()});
+  }
   std::sort(out.begin(), out.end(), [](const SavedTensor& a, const SavedTensor& b) {
     return a.bytes != b.bytes ? a.bytes > b.bytes : a.tensor < b.tensor;
   });
   return out;
 }
 
-std::int64_t saved_bytes(const StepPlan& plan, int layer) {
-  std::int64_t sum = 0;
-  for (const SavedTensor& tensor : saved_for_backward(plan, layer)) sum += tensor.bytes;
-  return sum;
+std::vector<std::int64_t> saved_bytes(const StepPlan& plan) {
+  std::vector<std::int64_t> out;
+  for (const auto& [layer, id] : kept_by_layer(plan)) {
+    if (layer < 0) continue;
+    out.resize(std::max(out.size(), static_cast<std::size_t>(layer) + 1));
+    out[static_cast<std::size_t>(layer)] += plan.tensor(id).bytes();
+  }
+  return out;
 }
 
 }  // namespace flashlab::train

@@ -85,6 +85,7 @@ struct SavedTensor {
   std::int64_t bytes = 0;
 };
 std::vector<SavedTensor> saved_for_backward(const StepPlan& plan, int layer);
-std::int64_t saved_bytes(const StepPlan& plan, int layer);
+/// Their sum for every layer; no entry for layers behind the last that keeps something.
+std::vector<std::int64_t> saved_bytes(const StepPlan& plan);
 
 }  // namespace flashlab::train

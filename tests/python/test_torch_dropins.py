@@ -317,6 +317,9 @@ class Course:
         q, k, v = self.tensors(shape=(2, 16, 16))
         with self.assertRaisesRegex(ValueError, "k: got 4 dimensions, expected 3"):
             flash.FlashAttention.apply(q, k[None], v)
+        for call in (flash.FlashAttention.apply, flash.flash_attention_pytorch):
+            with self.assertRaisesRegex(TypeError, "causal: got 'bottom-right', expected True or"):
+                call(q, k, v, "bottom-right")
         o = flash.FlashAttention.apply(q, k, v)
         dq, = torch.autograd.grad(o.sum(), q, create_graph=True)
         with self.assertRaisesRegex(NotImplementedError, "differentiable once"):

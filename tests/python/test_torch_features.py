@@ -6,6 +6,8 @@ from unittest import mock
 
 from torch_cases import torch
 
+from torch.utils.checkpoint import checkpoint
+
 import flashlab
 import flashlab.torch as flash
 from flashlab.torch import _autograd, _call
@@ -176,6 +178,25 @@ class Features(unittest.TestCase):
         first, second = twice(q, k, v)
         self.assertFalse(torch.equal(first, second))
         torch.autograd.grad((first + second).sum(), (q, k, v))
+
+    def test_a_checkpoint_drops_again_what_it_dropped(self):
+        q, k, _ = inputs(1, 16, 2, 16, dtype=torch.float32)
+        v = torch.eye(16).reshape(1, 16, 1, 16).repeat(1, 1, 2, 1).requires_grad_()
+        d_o = torch.randn(1, 16, 2, 16)
+
+        def block(q, k, v):
+            return flash.attention(q * 2, k, v, dropout_p=0.4)
+
+        def again(q, k, v):
+            return checkpoint(block, q, k, v, use_reentrant=False)
+
+        compiled = torch.compile(again, fullgraph=True, backend="aot_eager")
+        for run in (block, again, compiled):
+            o = run(q, k, v)
+            dv, = torch.autograd.grad(o, v, d_o)
+            # With v = 1 for one key after the other, o is the weights themselves.
+            expected = torch.einsum("bihj,bihd->bjhd", o.detach(), d_o)
+            torch.testing.assert_close(dv, expected, rtol=1e-4, atol=1e-4)
 
     def test_operators_keep_their_word(self):
         q, k, v = inputs(2, 9, 2, 8, dtype=torch.float32)

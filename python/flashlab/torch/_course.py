@@ -24,6 +24,7 @@ class FlashAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, is_causal=False):
         _checks.tensors(q=q, k=k, v=v)
+        causal = "top-left" if _checks.flag("is_causal", is_causal) else None
         for name, tensor in (("q", q), ("k", k), ("v", v)):
             if tensor.dim() != 3:
                 raise ValueError(f"{name}: got {tensor.dim()} dimensions, expected 3: [batch, "
@@ -32,7 +33,7 @@ class FlashAttention(torch.autograd.Function):
         if torch.is_autocast_enabled(q.device.type):
             dtype = torch.get_autocast_dtype(q.device.type)
             q, k, v = (_operators.autocast(tensor, dtype) for tensor in (q, k, v))
-        call = _autograd.determined(Call(causal="top-left" if is_causal else None))
+        call = _autograd.determined(Call(causal=causal))
         eager = not torch.compiler.is_compiling() and _autograd.direct(q, k, v)
         given = _with_head(q, k, v)
         o, lse = (_operators.run_forward(*given, call) if eager else
@@ -73,6 +74,7 @@ def flash_attention_pytorch(q: Tensor, k: Tensor, v: Tensor, causal: bool = Fals
     layout of torch's scaled_dot_product_attention; causal is top-left. CPU or GPU.
     """
     _checks.tensors(q=q, k=k, v=v)
+    causal = _checks.flag("causal", causal)
     if q.dim() == 4:
         call = Call(causal="top-left" if causal else None)
         return _autograd.attend(q, k, v, call, return_lse=False, heads_first=True)

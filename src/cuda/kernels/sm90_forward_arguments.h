@@ -18,8 +18,8 @@ namespace flashlab::device {
 struct TileOrder {
   int tiles_q;  ///< per head
   int heads;    ///< batch * heads_q
-  /// Where tiles differ, rows that a head's first tile, the shortest, lacks in front: whole
-  /// warpgroups'. Behind the last row they would be idle beside a head's most keys.
+  /// Empty rows, whole warpgroups, in front of a head where tiles differ. The first tile has the
+  /// fewest keys. Idle warpgroups in the last tile would waste the longest loop.
   int rows_before;
   int section_heads;  ///< heads of a section, where tiles differ
   int long_ranks;     ///< tiles of a head in sections

@@ -3,7 +3,7 @@
 # cores, 2026-11-22.
 
 # What prepares, checks and talks does not gain from -O3, nor the command line and the instruments
-# from more than -Og: launch/sm90_forward.cpp 1.8 s, with -O1 1.2; profile/ 12.0 s with -O1, with
+# from more than -Og: sm90/forward/plan.cpp 1.8 s, with -O1 1.2; profile/ 12.0 s with -O1, with
 # -Og 9.5 (two busy cores of an EPYC, 2026-11-24). Loops over tensors and over text keep -O3, below.
 set(talkers flashlab_cases)
 if(FLASHLAB_BUILD_CLI)

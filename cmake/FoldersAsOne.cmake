@@ -10,10 +10,9 @@ foreach(name IN LISTS apart)
     message(FATAL_ERROR "cmake/FoldersAsOne.cmake names src/${name}.cpp, which is not there")
   endif()
 endforeach()
-# What several planners of kernels share; the planners themselves use the same names.
-set(launch "arguments|backend|config|gpu_plan|merge|split_terms|tensor_map|zero")
-set(rooms api backends cli lab peers profile runtime train/cuda train/data train/layers train/model
-  train/plan train/run)
+# Not the planners beside the kernels, which use the same names.
+set(rooms api backends cli cuda/launch lab peers profile runtime train/cuda train/data train/layers
+  train/model train/plan train/run)
 list(JOIN rooms "|" rooms)
 foreach(target IN ITEMS flashlab flashlab_lab flashlab_train flashlab_profile flashlab_cli)
   if(NOT TARGET ${target})
@@ -25,7 +24,7 @@ foreach(target IN ITEMS flashlab flashlab_lab flashlab_train flashlab_profile fl
   foreach(file IN LISTS sources)
     cmake_path(ABSOLUTE_PATH file BASE_DIRECTORY ${folder} NORMALIZE)
     string(REGEX REPLACE "^${PROJECT_SOURCE_DIR}/src/(.*)\\.cpp$" "\\1" name ${file})
-    if(name MATCHES "^((${rooms})/|cuda/launch/(${launch})$)" AND NOT name IN_LIST apart)
+    if(name MATCHES "^(${rooms})/" AND NOT name IN_LIST apart)
       string(REGEX REPLACE "/[^/]*$" "" group ${name})
       string(REPLACE "/" "_" group ${group})
       set_property(SOURCE ${file} TARGET_DIRECTORY ${target} PROPERTY UNITY_GROUP ${group})

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "case.h"
+#include "cuda/kernels/sm90/backward_wide/plan.h"
 #include "cuda/kernels/tile/mutation.h"
-#include "cuda/launch/sm90_backward_wide.h"
 #include "emulated/kernels.h"
 #include "lab/check/check.h"
 #include "lab/machine/device_memory.h"

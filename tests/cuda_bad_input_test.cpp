@@ -16,8 +16,8 @@
 
 #include "api/context_state.h"
 #include "api/implementation.h"
+#include "cuda/kernels/ladder/naive_plan.h"
 #include "cuda/launch/gpu_plan.h"
-#include "cuda/launch/naive.h"
 #include "flashlab/attention.h"
 #include "runtime/cuda/device.h"
 #include "runtime/kernel_store/cache.h"

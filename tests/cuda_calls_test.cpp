@@ -311,7 +311,7 @@ TEST_P(Calls, KernelsCompileAndAreReadFromTheCache) {
   ASSERT_TRUE(status.ok()) << status.message();
   RecordProperty("prepare_seconds", std::to_string(compiled));
   // What this process loaded stays loaded, so the folder is asked for the image itself.
-  const cuda::KernelSpec spec{"merge.cu",
+  const cuda::KernelSpec spec{"merge/kernel.cu",
                               "flash_fwd_merge",
                               "struct Config { static constexpr Element kOutput = Element::kFp32; "
                               "static constexpr int kVector = 1; };\n",

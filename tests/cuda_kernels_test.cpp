@@ -17,8 +17,8 @@
 #include "api/backend.h"
 #include "api/context_state.h"
 #include "api/implementation.h"
+#include "cuda/kernels/merge/plan.h"
 #include "cuda/launch/gpu_plan.h"
-#include "cuda/launch/merge.h"
 #include "cuda_compiler.h"
 #include "lab/data/case_data.h"
 #include "lab/kernels/precompile.h"
@@ -65,7 +65,7 @@ TEST(DescribedGpu, MakesPlansAndRunsNothing) {
   const auto gpu = cuda::GpuDevice::described(*cuda::known_gpu("sm_80"));
   EXPECT_TRUE(gpu->is_described());
   const auto kernel =
-      cuda::load_kernel(*gpu, {"merge.cu", "flash_fwd_merge", "struct Config {};", {}});
+      cuda::load_kernel(*gpu, {"merge/kernel.cu", "flash_fwd_merge", "struct Config {};", {}});
   ASSERT_FALSE(kernel.ok());
   EXPECT_THAT(kernel.status().message(), HasSubstr("only described"));
   cuda::GpuAllocator allocator(*gpu);

@@ -11,10 +11,10 @@
 #include <vector>
 
 #include "api/context_state.h"
+#include "cuda/kernels/ladder/backward_plan.h"
+#include "cuda/kernels/ladder/naive_plan.h"
+#include "cuda/kernels/ladder/weighted_sum_plan.h"
 #include "cuda/launch/gpu_plan.h"
-#include "cuda/launch/ladder_backward.h"
-#include "cuda/launch/naive.h"
-#include "cuda/launch/weighted_sum.h"
 #include "cuda_described_plan.h"
 #include "runtime/cuda/device.h"
 #include "runtime/cuda/known_gpus.h"

@@ -5,14 +5,14 @@
 #include <deque>
 
 #include "api/backend.h"
+#include "cuda/kernels/ladder/forward_plan.h"
+#include "cuda/kernels/ladder/hopper_plan.h"
+#include "cuda/kernels/ladder/naive_plan.h"
+#include "cuda/kernels/sm80/plan.h"
+#include "cuda/kernels/sm90/plan.h"
 #include "cuda/launch/arguments.h"
 #include "cuda/launch/gpu_plan.h"
 #include "cuda/launch/implementations.h"
-#include "cuda/launch/ladder_forward.h"
-#include "cuda/launch/ladder_hopper.h"
-#include "cuda/launch/naive.h"
-#include "cuda/launch/sm80.h"
-#include "cuda/launch/sm90.h"
 #include "cuda_gpu.h"
 #include "lab/data/case_data.h"
 

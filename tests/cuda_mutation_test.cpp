@@ -20,9 +20,9 @@
 
 #include "api/context_state.h"
 #include "api/implementation.h"
+#include "cuda/kernels/merge/plan.h"
 #include "cuda/kernels/merge_arguments.h"
 #include "cuda/launch/gpu_plan.h"
-#include "cuda/launch/merge.h"
 #include "cuda_compiler.h"
 #include "cuda_gpu.h"
 #include "cuda_mutants.h"

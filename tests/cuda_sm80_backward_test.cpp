@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "cuda/launch/sm80_backward.h"
+#include "cuda/kernels/sm80/backward/plan.h"
 #include "cuda_described_plan.h"
 
 namespace flashlab::cuda {

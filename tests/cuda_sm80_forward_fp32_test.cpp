@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "cuda/launch/sm80_forward_fp32.h"
+#include "cuda/kernels/sm80/forward_fp32/plan.h"
 #include "cuda_described_plan.h"
 
 namespace flashlab::cuda {

@@ -7,9 +7,9 @@
 #include <string>
 
 #include "api/problem.h"
+#include "cuda/kernels/sm80/forward/plan.h"
 #include "cuda/launch/config.h"
 #include "cuda/launch/gpu_plan.h"
-#include "cuda/launch/sm80_forward.h"
 #include "cuda_described_plan.h"
 
 namespace flashlab::cuda {

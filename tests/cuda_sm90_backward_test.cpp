@@ -7,7 +7,7 @@
 #include <variant>
 
 #include "api/backend.h"
-#include "cuda/launch/sm90_backward.h"
+#include "cuda/kernels/sm90/backward/plan.h"
 #include "cuda_described_plan.h"
 #include "runtime/program/program.h"
 

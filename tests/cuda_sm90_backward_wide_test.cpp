@@ -6,8 +6,8 @@
 #include <string>
 
 #include "api/backend.h"
-#include "cuda/launch/sm90.h"
-#include "cuda/launch/sm90_backward_wide.h"
+#include "cuda/kernels/sm90/backward_wide/plan.h"
+#include "cuda/kernels/sm90/plan.h"
 #include "cuda_described_plan.h"
 
 namespace flashlab::cuda {

@@ -13,9 +13,9 @@
 #include <vector>
 
 #include "api/backend.h"
+#include "cuda/kernels/sm80/plan.h"
+#include "cuda/kernels/sm90/plan.h"
 #include "cuda/launch/gpu_plan.h"
-#include "cuda/launch/sm80.h"
-#include "cuda/launch/sm90.h"
 #include "cuda_described_plan.h"
 #include "lab/kernels/variants.h"
 

@@ -13,8 +13,8 @@
 #include <string>
 #include <vector>
 
+#include "cuda/kernels/merge/plan.h"
 #include "cuda/kernels/merge_arguments.h"
-#include "cuda/launch/merge.h"
 #include "runtime/kernel_store/cache.h"
 #include "runtime/program/cpu_executor.h"
 #include "runtime/program/cuda_executor.h"

@@ -24,7 +24,7 @@ def headers():
         if path.endswith(".h") and not path.endswith("-inl.h"):
             # Device headers are compiled by NVRTC, not here.
             if path.startswith(("include/", "src/", "cases/", "fuzz/")) and \
-                    not path.startswith("src/cuda/kernels/"):
+                    (path.endswith("plan.h") or not path.startswith("src/cuda/kernels/")):
                 yield path
 
 

@@ -110,7 +110,7 @@ def lint_forbidden(path, code):
         return
     if path.startswith(LIBRARY_ROOMS):
         for rule, pattern in FORBIDDEN_IN_LIBRARY.items():
-            if rule == "exits" and path.startswith("src/cuda/kernels/"):
+            if rule == "exits" and path.startswith("src/cuda/kernels/") and not is_planner(path):
                 continue  # device code cannot, and may call a function `raise`
             for line, what in matches(pattern, code):
                 yield Complaint(path, line, rule, f"`{what}`: the library {rule} nowhere; "
@@ -130,7 +130,14 @@ def lint_asm(path, text):
                             "src/cuda/kernels/ptx; use an intrinsic")
 
 
+def is_planner(path):
+    """Of a kernel's room: the host's half, which plans what the device sources beside it do."""
+    return path.startswith("src/cuda/kernels/") and path.endswith(("plan.h", ".cpp"))
+
+
 def room_of(path):
+    if is_planner(path):
+        return "src/cuda/"
     return max((room for room in MAY_INCLUDE if path.startswith(room)), key=len, default=None)
 
 
@@ -172,6 +179,9 @@ def lint_includes(path, text, files):
         if match.group(1) == "<":
             yield Complaint(path, number, "includes", f"{match.group(2)} is the tree's own: use "
                             "quotes")
+        if room.startswith("src/cuda/kernels/") and is_planner(target):
+            yield Complaint(path, number, "includes", f"{target} is the host's; device sources "
+                            "include device sources")
         if not target.startswith(MAY_INCLUDE[room]):
             allowed = ", ".join(MAY_INCLUDE[room])
             yield Complaint(path, number, "direction", f"{room}* may include from {allowed}; "
@@ -187,7 +197,7 @@ def lint_lengths(path, text, code):
         yield Complaint(path, 1, "length", f"{lines} lines; split it by role before "
                         f"{MAX_FILE_LINES}", warning=lines <= MAX_FILE_LINES)
     for room, most in MAX_FILE_LINES_IN.items():
-        if path.startswith(room) and lines > most:
+        if path.startswith(room) and lines > most and not is_planner(path):
             yield Complaint(path, 1, "length", f"{lines} lines; in {room} at most {most}: split it "
                             "by role")
     if not source.is_cpp(path):

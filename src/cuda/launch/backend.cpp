@@ -4,7 +4,7 @@
 #include <string_view>
 
 #include "api/context_state.h"
-#include "cuda/launch/merge.h"
+#include "cuda/kernels/merge/plan.h"
 #include "cuda/launch/pointers.h"
 #include "cuda/launch/zero.h"
 

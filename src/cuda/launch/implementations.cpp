@@ -1,10 +1,10 @@
 #include "cuda/launch/implementations.h"
 
-#include "cuda/launch/ladder_forward.h"
-#include "cuda/launch/ladder_hopper.h"
-#include "cuda/launch/naive.h"
-#include "cuda/launch/sm80.h"
-#include "cuda/launch/sm90.h"
+#include "cuda/kernels/ladder/forward_plan.h"
+#include "cuda/kernels/ladder/hopper_plan.h"
+#include "cuda/kernels/ladder/naive_plan.h"
+#include "cuda/kernels/sm80/plan.h"
+#include "cuda/kernels/sm90/plan.h"
 
 namespace flashlab::cuda {
 

@@ -5,8 +5,8 @@
 #include <array>
 #include <utility>
 
-#include "cuda/launch/merge.h"
-#include "cuda/launch/weighted_sum.h"
+#include "cuda/kernels/ladder/weighted_sum_plan.h"
+#include "cuda/kernels/merge/plan.h"
 #include "lab/measure/gpu_roof.h"
 #include "lab/measure/gpu_ruler.h"
 

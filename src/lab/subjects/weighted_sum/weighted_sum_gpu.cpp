@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "cuda/launch/weighted_sum.h"
+#include "cuda/kernels/ladder/weighted_sum_plan.h"
 #include "lab/machine/gpu_memory.h"
 #include "lab/measure/gpu_clock.h"
 #include "lab/subjects/weighted_sum/weighted_sum_parts.h"

@@ -153,7 +153,7 @@ struct BackwardSizes {
   static constexpr int fragment(int m, int n) { return n * kGradQM + m; }
 };
 
-/// The workspace regions, in the plan's order (launch/sm80_backward.cpp).
+/// The workspace regions, in the plan's order (plan.cpp).
 enum BackwardRegion { kRegionLse, kRegionDelta, kRegionGradQ, kRegionTurns, kRegionGradO };
 
 /// Counters in the region of turns, which `prepare` clears. Behind the first of tiles there is one

@@ -95,7 +95,7 @@ struct ForwardTask {
   /// `parts`: of the keys, one per blockIdx.y.
   __device__ ForwardTask(const Shape& shape, int parts) {
     constexpr int kTileQ = ForwardTiles<Config>::kTileQ;
-    // As launch/sm80_forward.cpp decides: few queries per head share tiles with their group's.
+    // As plan.cpp decides: few queries per head share tiles with their group's.
     group = Config::kPackGroup && shape.seqlen_q <= Config::kPackedQueries ? shape.group : 1;
     rows = shape.seqlen_q * group;
     const int heads = shape.heads_q / group;

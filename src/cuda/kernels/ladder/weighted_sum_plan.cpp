@@ -1,4 +1,4 @@
-#include "cuda/launch/weighted_sum.h"
+#include "cuda/kernels/ladder/weighted_sum_plan.h"
 
 #include <fmt/format.h>
 

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "cuda/launch/sm80_forward.h"
+#include "cuda/kernels/sm80/forward/plan.h"
 
 namespace flashlab::cuda {
 namespace {

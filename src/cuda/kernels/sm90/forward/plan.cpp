@@ -1,4 +1,4 @@
-#include "cuda/launch/sm90_forward.h"
+#include "cuda/kernels/sm90/forward/plan.h"
 
 #include <fmt/format.h>
 

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "cuda/launch/sm90_forward.h"
+#include "cuda/kernels/sm90/forward/plan.h"
 #include "cuda/launch/tensor_map.h"
 
 namespace flashlab::cuda {

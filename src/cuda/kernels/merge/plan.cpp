@@ -1,4 +1,4 @@
-#include "cuda/launch/merge.h"
+#include "cuda/kernels/merge/plan.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -106,7 +106,7 @@ Partial running_partial(const TensorSpec& model) {
 KernelSpec merge_kernel(DType output, int vector) {
   ConfigPrinter config;
   config.choice("kOutput", "Element", element_name(output)).integer("kVector", vector);
-  return {"merge.cu", "flash_fwd_merge", config.text(), {}};
+  return {"merge/kernel.cu", "flash_fwd_merge", config.text(), {}};
 }
 
 Status merge_on_gpu(const GpuDevice& device, Allocator& allocator, Stream stream,

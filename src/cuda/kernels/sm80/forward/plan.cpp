@@ -1,4 +1,4 @@
-#include "cuda/launch/sm80_forward.h"
+#include "cuda/kernels/sm80/forward/plan.h"
 
 #include <fmt/format.h>
 

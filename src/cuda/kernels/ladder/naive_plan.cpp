@@ -1,4 +1,4 @@
-#include "cuda/launch/naive.h"
+#include "cuda/kernels/ladder/naive_plan.h"
 
 #include <fmt/format.h>
 

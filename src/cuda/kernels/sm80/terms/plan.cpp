@@ -1,4 +1,4 @@
-#include "cuda/launch/split_terms.h"
+#include "cuda/kernels/sm80/terms/plan.h"
 
 #include <utility>
 

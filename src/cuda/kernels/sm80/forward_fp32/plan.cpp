@@ -1,4 +1,4 @@
-#include "cuda/launch/sm80_forward_fp32.h"
+#include "cuda/kernels/sm80/forward_fp32/plan.h"
 
 #include <fmt/format.h>
 
@@ -7,9 +7,9 @@
 #include <utility>
 
 #include "api/context_state.h"
+#include "cuda/kernels/sm80/terms/plan.h"
 #include "cuda/launch/config.h"
 #include "cuda/launch/gpu_plan.h"
-#include "cuda/launch/split_terms.h"
 
 namespace flashlab::cuda {
 namespace {

@@ -1,11 +1,11 @@
-#include "cuda/launch/sm90.h"
+#include "cuda/kernels/sm90/plan.h"
 
 #include <fmt/format.h>
 
 #include "api/context_state.h"
-#include "cuda/launch/sm90_backward.h"
-#include "cuda/launch/sm90_backward_wide.h"
-#include "cuda/launch/sm90_forward.h"
+#include "cuda/kernels/sm90/backward/plan.h"
+#include "cuda/kernels/sm90/backward_wide/plan.h"
+#include "cuda/kernels/sm90/forward/plan.h"
 #include "runtime/cuda/device.h"
 
 namespace flashlab::cuda {

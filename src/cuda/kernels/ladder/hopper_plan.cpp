@@ -1,4 +1,4 @@
-#include "cuda/launch/ladder_hopper.h"
+#include "cuda/kernels/ladder/hopper_plan.h"
 
 #include <fmt/format.h>
 

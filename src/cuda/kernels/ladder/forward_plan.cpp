@@ -1,4 +1,4 @@
-#include "cuda/launch/ladder_forward.h"
+#include "cuda/kernels/ladder/forward_plan.h"
 
 #include <fmt/format.h>
 
@@ -7,9 +7,9 @@
 #include <utility>
 
 #include "api/context_state.h"
+#include "cuda/kernels/ladder/backward_plan.h"
 #include "cuda/launch/config.h"
 #include "cuda/launch/gpu_plan.h"
-#include "cuda/launch/ladder_backward.h"
 
 namespace flashlab::cuda {
 namespace {

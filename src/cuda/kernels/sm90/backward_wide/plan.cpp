@@ -1,4 +1,4 @@
-#include "cuda/launch/sm90_backward_wide.h"
+#include "cuda/kernels/sm90/backward_wide/plan.h"
 
 #include <fmt/format.h>
 
@@ -8,11 +8,11 @@
 #include <utility>
 
 #include "api/context_state.h"
+#include "cuda/kernels/sm90/backward/plan.h"
 #include "cuda/kernels/sm90_backward_wide_arguments.h"
 #include "cuda/launch/arguments.h"
 #include "cuda/launch/config.h"
 #include "cuda/launch/gpu_plan.h"
-#include "cuda/launch/sm90_backward.h"
 #include "cuda/launch/tensor_map.h"
 #include "runtime/kernel_store/config.h"
 

@@ -1,4 +1,4 @@
-#include "cuda/launch/ladder_backward.h"
+#include "cuda/kernels/ladder/backward_plan.h"
 
 #include <fmt/format.h>
 

@@ -1,4 +1,4 @@
-#include "cuda/launch/sm80_backward.h"
+#include "cuda/kernels/sm80/backward/plan.h"
 
 #include <fmt/format.h>
 

@@ -1,12 +1,12 @@
-#include "cuda/launch/sm80.h"
+#include "cuda/kernels/sm80/plan.h"
 
 #include <fmt/format.h>
 
 #include "api/context_state.h"
-#include "cuda/launch/sm80_backward.h"
-#include "cuda/launch/sm80_backward_fp32.h"
-#include "cuda/launch/sm80_forward.h"
-#include "cuda/launch/sm80_forward_fp32.h"
+#include "cuda/kernels/sm80/backward/plan.h"
+#include "cuda/kernels/sm80/backward_fp32/plan.h"
+#include "cuda/kernels/sm80/forward/plan.h"
+#include "cuda/kernels/sm80/forward_fp32/plan.h"
 #include "runtime/cuda/device.h"
 
 namespace flashlab::cuda {

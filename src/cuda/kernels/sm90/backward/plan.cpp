@@ -1,4 +1,4 @@
-#include "cuda/launch/sm90_backward.h"
+#include "cuda/kernels/sm90/backward/plan.h"
 
 #include <fmt/format.h>
 

@@ -1,4 +1,4 @@
-#include "cuda/launch/sm80_backward_fp32.h"
+#include "cuda/kernels/sm80/backward_fp32/plan.h"
 
 #include <fmt/format.h>
 
@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "api/context_state.h"
+#include "cuda/kernels/sm80/terms/plan.h"
 #include "cuda/launch/config.h"
 #include "cuda/launch/gpu_plan.h"
-#include "cuda/launch/split_terms.h"
 #include "runtime/cuda/device.h"
 
 namespace flashlab::cuda {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "train/cpu/product.h"
+#include "train/plan/builder.h"
 #include "train_model.h"
 
 namespace flashlab::train {
@@ -272,6 +273,73 @@ TEST(TrainRefusals, WhatTheCpuDoesNotCompute) {
   auto unknown =
       CpuExecutor::create(*step.context, *build_step(small_model(), options), *step.parameters);
   EXPECT_FALSE(unknown.ok());
+}
+
+// Forward and backward of calls on the same q, k, v and gradient of o: the results of each.
+std::vector<std::vector<float>> attention_results(const std::vector<AttentionAttributes>& calls) {
+  constexpr std::int64_t kRows = 6, kWidth = 8;
+  StepBuilder b({.batch = 1, .mode = StepMode::kForward, .precision = Precision::kFp32});
+  StepPlan& plan = b.plan();
+  plan.scalars = b.persistent("scalars", {kScalars}, Element::kFp64, Role::kBatch);
+  const auto given = [&](const char* name, std::int64_t width) {
+    return b.persistent(name, {kRows, width}, Element::kFp32, Role::kBatch);
+  };
+  const TensorId qkv = given("qkv", 3 * kWidth), d_o = given("d o", kWidth);
+  std::vector<TensorId> results;
+  for (const AttentionAttributes& a : calls) {
+    const auto result = [&](const char* name, std::vector<std::int64_t> shape) {
+      results.push_back(b.persistent(name, std::move(shape), Element::kFp32, Role::kResult));
+      return results.back();
+    };
+    const TensorId o = result("o", {kRows, kWidth}), dqkv = result("d qkv", {kRows, 3 * kWidth});
+    const TensorId lse = result("lse", {a.batch, a.heads, a.context});
+    b.append({.name = "attention",
+              .kind = OperationKind::kAttention,
+              .operation_class = OperationClass::kAttention,
+              .inputs = {qkv},
+              .outputs = {o, lse},
+              .attributes = a});
+    b.append({.name = "d attention",
+              .kind = OperationKind::kAttentionBackward,
+              .operation_class = OperationClass::kAttention,
+              .inputs = {d_o, qkv, o, lse},
+              .outputs = {dqkv},
+              .attributes = a});
+  }
+  const Result<Context> context = Context::create({.threads = 1});
+  const Result<BoundStep> step = make_step(*context, b.take(), std::nullopt);
+  EXPECT_TRUE(step.ok()) << step.status().message();
+  const StepExecutor& executor = *step->executor;
+  for (const TensorId id : {qkv, d_o}) {
+    auto* values = static_cast<float*>(executor.data(id));
+    for (std::int64_t i = 0; i < executor.plan().tensor(id).elements(); ++i) {
+      values[i] = static_cast<float>(i * 7 % 11) / 8 - 0.5f;
+    }
+  }
+  EXPECT_TRUE(step->executor->run().ok());
+  std::vector<std::vector<float>> out;
+  for (const TensorId id : results) {
+    const auto* values = static_cast<const float*>(executor.data(id));
+    out.emplace_back(values, values + executor.plan().tensor(id).elements());
+  }
+  return out;
+}
+
+// Layers may differ in their mask, their heads and their sequences.
+TEST(TrainSame, BitsOfUnlikeAttentionInOneStep) {
+  AttentionAttributes causal;
+  causal.batch = 1, causal.context = 6, causal.heads = 2, causal.head_dim = 4;
+  AttentionAttributes open = causal, heads = causal, short_context = causal;
+  open.causal = false;
+  heads.heads = 1, heads.head_dim = 8;
+  short_context.batch = 2, short_context.context = 3;
+  const std::vector<AttentionAttributes> all = {causal, open, heads, short_context, causal};
+  std::vector<std::vector<float>> expected;
+  for (const AttentionAttributes& one : all) {
+    for (std::vector<float>& result : attention_results({one})) expected.push_back(result);
+  }
+  EXPECT_EQ(attention_results(all), expected);
+  EXPECT_NE(expected[0], expected[3]);
 }
 
 }  // namespace

@@ -224,6 +224,55 @@ TEST(TrainLowering, CountersOfAttentionAreClearedTogether) {
   EXPECT_EQ(static_cast<std::size_t>(arguments.bytes), 64 * calls);
 }
 
+// The kernels of attention in each layer, with what is compiled into them.
+std::map<int, std::vector<std::string>> attention_kernels(const StepPlan& plan,
+                                                          const Context& context) {
+  runtime::Program program;
+  const LoweredStep lowered;
+  const std::vector<runtime::Place> places(plan.tensors.size(), {program.add_region("all", 1)});
+  AttentionSteps steps(plan, places, &context, lowered, program);
+  const Status planned = steps.plan();
+  EXPECT_TRUE(planned.ok()) << planned.message();
+  std::map<int, std::vector<std::string>> out;
+  for (std::size_t i = 0; i < plan.operations.size(); ++i) {
+    const Operation& operation = plan.operations[i];
+    const std::size_t before = program.steps().size();
+    if (operation.operation_class == OperationClass::kAttention) steps.append(i);
+    for (std::size_t n = before; n < program.steps().size(); ++n) {
+      const auto* kernel = std::get_if<runtime::KernelWork>(&program.steps()[n].work);
+      if (kernel == nullptr || kernel->spec.entry == "flash_zero") continue;
+      out[operation.layer].push_back(kernel->spec.entry + kernel->spec.config);
+    }
+  }
+  return out;
+}
+
+// Layers may have unlike attention: each gets the kernels of its own problem.
+TEST(TrainLowering, EachLayerHasTheKernelsOfItsOwnAttention) {
+  const auto gpu = cuda::GpuDevice::described(*cuda::known_gpu("sm_90a"));
+  const ContextOptions on_gpu = {.device = {DeviceKind::kCuda, 0}};
+  const Context context(std::make_unique<internal::ContextState>(on_gpu, gpu.get()));
+  const auto plan =
+      build_step(gpu_model(Family::kGpt2, 104, 128), {.batch = 2, .precision = Precision::kBf16});
+  ASSERT_TRUE(plan.ok()) << plan.status().message();
+  const auto with_open = [&](bool first, bool second) {
+    StepPlan out = *plan;
+    for (Operation& operation : out.operations) {
+      if (operation.operation_class != OperationClass::kAttention) continue;
+      std::get<AttentionAttributes>(operation.attributes).causal =
+          !(operation.layer == 0 ? first : second);
+    }
+    return attention_kernels(out, context);
+  };
+  auto causal = with_open(false, false), open = with_open(true, true);
+  auto mixed = with_open(false, true), turned = with_open(true, false);
+  EXPECT_NE(causal[1], open[1]);
+  EXPECT_EQ(mixed[0], causal[0]);
+  EXPECT_EQ(mixed[1], open[1]);
+  EXPECT_EQ(turned[0], open[0]);
+  EXPECT_EQ(turned[1], causal[1]);
+}
+
 TEST(TrainLowering, SaysWhatAGpuHasNoKernelFor) {
   // Each stands beside a list that is accepted: the refusal is of this one thing.
   StepOptions options = {.batch = 3};

@@ -6,45 +6,10 @@
 #include "flashlab/tensor_table.h"
 #include "train/cuda/kernel_config.h"
 #include "train/cuda/lowering.h"
+#include "train/plan/attention_problem.h"
 
 namespace flashlab::train {
 namespace {
-
-TensorSpec heads_spec(const Context& context, const AttentionAttributes& a, Element element,
-                      std::int64_t row_elements) {
-  TensorSpec spec = contiguous_spec(dtype_of(element), {a.batch, a.context, a.heads, a.head_dim},
-                                    context.device());
-  spec.strides = {a.context * row_elements, row_elements, a.head_dim, 1};
-  // Rows of q, k and v begin on multiples of a head of elements; tensors begin on 256 bytes.
-  int alignment = 16;
-  while (a.head_dim * size_of(element) % alignment != 0) alignment /= 2;
-  spec.alignment_bytes = alignment;
-  return spec;
-}
-
-Problem problem_of(const StepPlan& plan, const Operation& operation, const Context& context) {
-  const auto& a = std::get<AttentionAttributes>(operation.attributes);
-  const bool backward = operation.kind == OperationKind::kAttentionBackward;
-  const TensorId qkv = operation.inputs[backward ? 1 : 0];
-  const Element element = plan.tensor(qkv).element;
-  Problem out;
-  out.pass = backward ? Pass::kBackward : Pass::kForward;
-  out.q = out.k = out.v = heads_spec(context, a, element, 3 * a.width());
-  out.o = heads_spec(context, a, element, a.width());
-  out.lse = contiguous_spec(DType::kFp32, {a.batch, a.heads, a.context}, context.device());
-  if (backward) {
-    out.d_o = out.o;
-    out.dq = out.dk = out.dv = out.q;
-  }
-  out.options.causal = a.causal ? Causal::kTopLeft : Causal::kNone;
-  out.options.implementation = a.implementation;
-  if (plan.tf32) out.options.precision = flashlab::Precision::kTf32;
-  if (a.dropout > 0) {
-    out.options.dropout = static_cast<float>(a.dropout);
-    out.dropout_state = contiguous_spec(DType::kInt64, {2}, context.device());
-  }
-  return out;
-}
 
 // A memset between two kernels costs more than its time: the GPU is idle before it and after it. So
 // the counters that a call begins by clearing lie together, and one kernel clears those of all
@@ -72,24 +37,18 @@ std::size_t clearing_steps(const runtime::Program& program) {
 }  // namespace
 
 const runtime::Program& AttentionSteps::program_of(std::size_t operation) const {
-  return *plans_[static_cast<std::size_t>(plan_of_[operation])].state().program();
+  return *plan_of_[operation]->state().program();
 }
 
 Status AttentionSteps::plan() {
-  plan_of_.assign(plan_.operations.size(), -1);
-  std::vector<OperationKind> kinds;
+  plan_of_.resize(plan_.operations.size());
   std::size_t workspace = 0;
   for (std::size_t i = 0; i < plan_.operations.size(); ++i) {
     const Operation& operation = plan_.operations[i];
-    if (operation.kind != OperationKind::kAttention &&
-        operation.kind != OperationKind::kAttentionBackward) {
-      continue;
-    }
-    // Every layer has the same problem: one plan for each pass.
-    const auto known = std::find(kinds.begin(), kinds.end(), operation.kind);
-    plan_of_[i] = static_cast<int>(known - kinds.begin());
-    if (known != kinds.end()) continue;
-    Result<Plan> planned = flashlab::plan(*context_, problem_of(plan_, operation, *context_));
+    if (!is_attention(operation)) continue;
+    // The library gives equal problems equal plans: those of like layers are one.
+    Result<Plan> planned =
+        flashlab::plan(*context_, attention_problem(plan_, operation, context_->device()));
     if (!planned.ok()) return planned.status();
     const runtime::Program* program = planned->state().program();
     if (program == nullptr || program->streams().size() != 1) {
@@ -98,13 +57,12 @@ Status AttentionSteps::plan() {
                                   "leave --attention out"});
     }
     workspace = std::max(workspace, planned->workspace_bytes());
-    kinds.push_back(operation.kind);
-    plans_.push_back(std::move(*planned));
+    plan_of_[i] = std::move(*planned);
   }
   workspace_ = program_.add_region("attention's workspace", workspace);
   std::size_t counters = 0;
   for (std::size_t i = 0; i < plan_of_.size(); ++i) {
-    if (plan_of_[i] >= 0) counters += clearing_steps(program_of(i));
+    if (plan_of_[i]) counters += clearing_steps(program_of(i));
   }
   counters_ = program_.add_region("attention's counters", kCounterBytes * counters);
   return {};
@@ -112,32 +70,17 @@ Status AttentionSteps::plan() {
 
 std::vector<runtime::Place> AttentionSteps::tensor_places(const Operation& operation) const {
   std::vector<runtime::Place> out(kTensorRoles, {kNoArena});
-  const auto set = [&](TensorRole role, TensorId id, std::int64_t offset) {
-    runtime::Place place = places_[static_cast<std::size_t>(id)];
-    place.offset_bytes += offset;
-    out[static_cast<std::size_t>(role)] = place;
-  };
+  for (const AttentionTensor& each : attention_tensors(plan_, operation)) {
+    out[static_cast<std::size_t>(each.role)] =
+        shifted(places_[static_cast<std::size_t>(each.tensor)], each.offset_bytes);
+  }
   const auto& a = std::get<AttentionAttributes>(operation.attributes);
-  const bool backward = operation.kind == OperationKind::kAttentionBackward;
-  const TensorId qkv = operation.inputs[backward ? 1 : 0];
-  const std::int64_t part = a.width() * size_of(plan_.tensor(qkv).element);
-  set(TensorRole::kQ, qkv, 0);
-  set(TensorRole::kK, qkv, part);
-  set(TensorRole::kV, qkv, 2 * part);
-  set(TensorRole::kO, backward ? operation.inputs[2] : operation.outputs[0], 0);
-  set(TensorRole::kLse, backward ? operation.inputs[3] : operation.outputs[1], 0);
   if (a.dropout > 0) {
     const BatchLayout& batch = lowered_.batch;
     const auto site = std::find(batch.dropouts.begin(), batch.dropouts.end(), a.site);
     out[static_cast<std::size_t>(TensorRole::kDropoutState)] = {
         lowered_.batch_buffer,
         batch.dropout_states + kDropoutStateBytes * (site - batch.dropouts.begin())};
-  }
-  if (backward) {
-    set(TensorRole::kDO, operation.inputs[0], 0);
-    set(TensorRole::kDQ, operation.outputs[0], 0);
-    set(TensorRole::kDK, operation.outputs[0], part);
-    set(TensorRole::kDV, operation.outputs[0], 2 * part);
   }
   return out;
 }

@@ -2,6 +2,7 @@
 
 // Attention of a step by the library's plans, whose steps are merged into the step's program.
 
+#include <optional>
 #include <vector>
 
 #include "flashlab/attention.h"
@@ -18,7 +19,7 @@ class AttentionSteps {
                  const Context* context, const LoweredStep& lowered, runtime::Program& program)
       : plan_(plan), places_(places), context_(context), lowered_(lowered), program_(program) {}
 
-  /// Plans every distinct call and adds the regions of their workspace and of their counters.
+  /// Plans every call and adds the regions of their workspace and of their counters.
   /// Errors: those of flashlab::plan, kUnsupported (an implementation that is no program).
   Status plan();
   /// Appends the steps of operation `index`. Precondition: plan() succeeded.
@@ -33,8 +34,7 @@ class AttentionSteps {
   const Context* context_;
   const LoweredStep& lowered_;
   runtime::Program& program_;
-  std::vector<Plan> plans_;
-  std::vector<int> plan_of_;  ///< per operation; -1: no attention
+  std::vector<std::optional<Plan>> plan_of_;  ///< per operation of attention
   int workspace_ = -1;
   int counters_ = -1;              ///< kCounterBytes for each one of each call
   std::int64_t next_counter_ = 0;  ///< offset: those before belong to steps that were appended

@@ -13,6 +13,7 @@
 #include "train/cuda/attention_steps.h"
 #include "train/cuda/kernel_steps.h"
 #include "train/cuda/product_steps.h"
+#include "train/plan/attention_problem.h"
 
 namespace flashlab::train {
 namespace {
@@ -146,11 +147,6 @@ class Placement {
   std::vector<runtime::Place> places_;
   std::vector<bool> is_cache_;
 };
-
-bool is_attention(const Operation& operation) {
-  return operation.kind == OperationKind::kAttention ||
-         operation.kind == OperationKind::kAttentionBackward;
-}
 
 }  // namespace
 

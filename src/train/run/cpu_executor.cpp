@@ -11,72 +11,10 @@
 #include "train/cpu/call.h"
 #include "train/cpu/narrow.h"
 #include "train/cpu/random.h"
+#include "train/plan/attention_problem.h"
 
 namespace flashlab::train {
 namespace {
-
-TensorSpec heads_spec(const AttentionAttributes& a, Element element, std::int64_t row_elements) {
-  TensorSpec spec = contiguous_spec(dtype_of(element), {a.batch, a.context, a.heads, a.head_dim});
-  spec.strides = {a.context * row_elements, row_elements, a.head_dim, 1};
-  spec.alignment_bytes = static_cast<int>(size_of(element));
-  return spec;
-}
-
-// q, k and v as views of one tensor, [batch, context, heads, head_dim] each.
-struct HeadViews {
-  Tensor q, k, v;
-};
-
-HeadViews head_views(const AttentionAttributes& a, Element element, std::byte* qkv) {
-  const TensorSpec spec = heads_spec(a, element, 3 * a.width());
-  const std::int64_t step = a.width() * size_of(element);
-  const auto at = [&](std::int64_t i) { return qkv ? qkv + i * step : nullptr; };
-  return {{at(0), spec}, {at(1), spec}, {at(2), spec}};
-}
-
-Options attention_options(const AttentionAttributes& a) {
-  Options options;
-  options.causal = a.causal ? Causal::kTopLeft : Causal::kNone;
-  options.implementation = a.implementation;
-  if (a.dropout > 0) options.dropout = static_cast<float>(a.dropout);
-  return options;
-}
-
-struct AttentionOperands {
-  const AttentionAttributes& a;
-  Element element;
-  std::byte* qkv;
-  std::byte* o;
-  std::byte* lse;
-};
-
-ForwardTensors forward_tensors(const AttentionOperands& x) {
-  const HeadViews heads = head_views(x.a, x.element, x.qkv);
-  ForwardTensors out;
-  out.q = heads.q;
-  out.k = heads.k;
-  out.v = heads.v;
-  out.o = {x.o, heads_spec(x.a, x.element, x.a.width())};
-  const Element lse = x.element == Element::kFp64 ? Element::kFp64 : Element::kFp32;
-  out.lse = Tensor{x.lse, contiguous_spec(dtype_of(lse), {x.a.batch, x.a.heads, x.a.context})};
-  return out;
-}
-
-BackwardTensors backward_tensors(const AttentionOperands& x, std::byte* d_o, std::byte* dqkv) {
-  const ForwardTensors forward = forward_tensors(x);
-  const HeadViews gradients = head_views(x.a, x.element, dqkv);
-  BackwardTensors out;
-  out.q = forward.q;
-  out.k = forward.k;
-  out.v = forward.v;
-  out.o = forward.o;
-  out.lse = *forward.lse;
-  out.d_o = {d_o, forward.o.spec};
-  out.dq = gradients.q;
-  out.dk = gradients.k;
-  out.dv = gradients.v;
-  return out;
-}
 
 // The operation's distinct 16-bit operands, in order.
 std::vector<TensorId> narrow_operands(const StepPlan& plan, const Operation& operation) {
@@ -96,9 +34,8 @@ std::int64_t widened_tensor_bytes(const PlanTensor& tensor) {
 
 // Attention reads 16-bit types itself; norm and AdamW go over the arenas.
 bool reads_narrow_itself(const Operation& operation) {
-  return operation.kind == OperationKind::kAttention ||
-         operation.kind == OperationKind::kAttentionBackward ||
-         operation.kind == OperationKind::kGradientNorm || operation.kind == OperationKind::kAdamW;
+  return is_attention(operation) || operation.kind == OperationKind::kGradientNorm ||
+         operation.kind == OperationKind::kAdamW;
 }
 
 std::int64_t bytes_widened(const StepPlan& plan, const Operation& operation) {
@@ -110,16 +47,17 @@ std::int64_t bytes_widened(const StepPlan& plan, const Operation& operation) {
   return bytes;
 }
 
-// Operands of kAttention and kAttentionBackward in the order of plan/operation.h.
-AttentionOperands operands_of(const StepPlan& plan, const Operation& operation,
-                              const std::vector<std::byte*>& addresses) {
-  const bool backward = operation.kind == OperationKind::kAttentionBackward;
-  const TensorId qkv = operation.inputs[backward ? 1 : 0];
-  const TensorId o = backward ? operation.inputs[2] : operation.outputs[0];
-  const TensorId lse = backward ? operation.inputs[3] : operation.outputs[1];
-  const auto at = [&](TensorId id) { return addresses[static_cast<std::size_t>(id)]; };
-  return {std::get<AttentionAttributes>(operation.attributes), plan.tensor(qkv).element, at(qkv),
-          at(o), at(lse)};
+// The library's tensors of a call of attention, at the step's addresses.
+template <class Tensors>
+Tensors tensors_of(const StepPlan& plan, const Operation& operation, const Problem& problem,
+                   const std::vector<std::byte*>& addresses) {
+  Tensors out;
+  for (const AttentionTensor& each : attention_tensors(plan, operation)) {
+    const TensorRow& row = row_of(each.role);
+    std::byte* data = addresses[static_cast<std::size_t>(each.tensor)] + each.offset_bytes;
+    row.member<Tensors>().set(out, {data, *row.problem.get(problem)});
+  }
+  return out;
 }
 
 }  // namespace
@@ -192,32 +130,16 @@ Status CpuExecutor::bind(ParameterStore& parameters) {
 
 // Attention is planned here, so that a step neither plans nor allocates.
 Status CpuExecutor::bind_attention() {
-  attention_of_operation_.assign(plan_.operations.size(), -1);
+  attention_plans_.resize(plan_.operations.size());
   std::size_t workspace = 0;
-  std::vector<std::pair<OperationKind, int>> known;
   for (std::size_t i = 0; i < plan_.operations.size(); ++i) {
-    const Operation& operation = plan_.operations[i];
-    const bool backward = operation.kind == OperationKind::kAttentionBackward;
-    if (!backward && operation.kind != OperationKind::kAttention) continue;
-    const AttentionOperands x = operands_of(plan_, operation, addresses_);
-    const Options options = attention_options(x.a);
-    std::byte* output = addresses_[static_cast<std::size_t>(operation.outputs[0])];
-    std::byte* input = addresses_[static_cast<std::size_t>(operation.inputs[0])];
-    // Every layer has the same problem: one plan for each pass.
-    const auto same = std::find_if(known.begin(), known.end(),
-                                   [&](const auto& k) { return k.first == operation.kind; });
-    if (same != known.end()) {
-      attention_of_operation_[i] = same->second;
-      continue;
-    }
+    if (!is_attention(plan_.operations[i])) continue;
+    // The library gives equal problems equal plans: those of like layers are one.
     Result<Plan> planned =
-        flashlab::plan(context_, backward ? describe(backward_tensors(x, input, output), options)
-                                          : describe(forward_tensors(x), options));
+        flashlab::plan(context_, attention_problem(plan_, plan_.operations[i], context_.device()));
     if (!planned.ok()) return planned.status();
     workspace = std::max(workspace, planned->workspace_bytes());
-    attention_of_operation_[i] = static_cast<int>(attention_plans_.size());
-    known.emplace_back(operation.kind, attention_of_operation_[i]);
-    attention_plans_.push_back(std::move(*planned));
+    attention_plans_[i] = std::move(*planned);
   }
   // A workspace stands on 256 bytes, an allocation here on 64.
   Result<AlignedBytes> memory =
@@ -227,26 +149,21 @@ Status CpuExecutor::bind_attention() {
   return {};
 }
 
-template <class T>
 Status CpuExecutor::run_attention(std::size_t index) {
   const Operation& operation = plan_.operations[index];
-  const AttentionOperands x = operands_of(plan_, operation, addresses_);
-  const Plan& planned = attention_plans_[static_cast<std::size_t>(attention_of_operation_[index])];
+  const auto& a = std::get<AttentionAttributes>(operation.attributes);
+  const Plan& planned = *attention_plans_[index];
   const std::uintptr_t at = reinterpret_cast<std::uintptr_t>(workspace_.data());
   std::byte* aligned = workspace_.data() + ((at + 255) / 256 * 256 - at);
   const Workspace workspace = {aligned, planned.workspace_bytes()};
   DropoutSeed seed;
-  if (x.a.dropout > 0) {
-    seed = seed_of(x.a.site, static_cast<const double*>(data(plan_.scalars)));
-  }
+  if (a.dropout > 0) seed = seed_of(a.site, static_cast<const double*>(data(plan_.scalars)));
   if (operation.kind == OperationKind::kAttention) {
-    ForwardTensors tensors = forward_tensors(x);
+    auto tensors = tensors_of<ForwardTensors>(plan_, operation, planned.problem(), addresses_);
     tensors.dropout_seed = seed;
     return forward(context_, {}, planned, tensors, workspace);
   }
-  std::byte* d_o = addresses_[static_cast<std::size_t>(operation.inputs[0])];
-  std::byte* dqkv = addresses_[static_cast<std::size_t>(operation.outputs[0])];
-  BackwardTensors tensors = backward_tensors(x, d_o, dqkv);
+  auto tensors = tensors_of<BackwardTensors>(plan_, operation, planned.problem(), addresses_);
   tensors.dropout_seed = seed;
   return backward(context_, {}, planned, tensors, workspace);
 }
@@ -361,7 +278,7 @@ Status CpuExecutor::run_operation(std::size_t index) {
   switch (operation.kind) {
     case OperationKind::kAttention:
     case OperationKind::kAttentionBackward:
-      return run_attention<T>(index);
+      return run_attention(index);
     case OperationKind::kGradientNorm:
       gradient_norm<T>(operation);
       return {};

@@ -4,6 +4,7 @@
 // calls of functions.
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "flashlab/attention.h"
@@ -33,7 +34,6 @@ class CpuExecutor final : public StepExecutor {
   void* data(TensorId id) const override { return addresses_[static_cast<std::size_t>(id)]; }
 
  private:
-  struct AttentionCall;
   explicit CpuExecutor(const Context& context) : context_(context) {}
   Status bind(ParameterStore& parameters);
   Status bind_attention();
@@ -41,7 +41,6 @@ class CpuExecutor final : public StepExecutor {
   Status run_as(OperationObserver* observer);
   template <class T>
   Status run_operation(std::size_t index);
-  template <class T>
   Status run_attention(std::size_t index);
   template <class T>
   void run_rows(const Operation& operation, std::byte* const* addresses);
@@ -66,9 +65,8 @@ class CpuExecutor final : public StepExecutor {
   ParameterStore* parameters_ = nullptr;
   AlignedBytes arena_, persistent_, scratch_, widened_, workspace_;
   std::vector<std::byte*> addresses_;
-  std::vector<std::byte*> wide_addresses_;   ///< while run_widened runs: its operands in fp32
-  std::vector<Plan> attention_plans_;        ///< one for each distinct problem
-  std::vector<int> attention_of_operation_;  ///< index into attention_plans_; -1: no attention
+  std::vector<std::byte*> wide_addresses_;  ///< while run_widened runs: its operands in fp32
+  std::vector<std::optional<Plan>> attention_plans_;  ///< per operation of attention
 };
 
 }  // namespace flashlab::train

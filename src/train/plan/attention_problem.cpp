@@ -1,0 +1,69 @@
+#include "train/plan/attention_problem.h"
+
+namespace flashlab::train {
+namespace {
+
+TensorSpec heads_spec(const AttentionAttributes& a, Element element, std::int64_t row_elements,
+                      Device device) {
+  TensorSpec spec =
+      contiguous_spec(dtype_of(element), {a.batch, a.context, a.heads, a.head_dim}, device);
+  spec.strides = {a.context * row_elements, row_elements, a.head_dim, 1};
+  // Rows of q, k and v begin on multiples of a head of elements; tensors begin on 256 bytes.
+  int alignment = 16;
+  while (a.head_dim * size_of(element) % alignment != 0) alignment /= 2;
+  spec.alignment_bytes = alignment;
+  return spec;
+}
+
+}  // namespace
+
+std::vector<AttentionTensor> attention_tensors(const StepPlan& plan, const Operation& operation) {
+  const auto& in = operation.inputs;
+  const auto& out = operation.outputs;
+  const bool backward = operation.kind == OperationKind::kAttentionBackward;
+  const TensorId qkv = in[backward ? 1 : 0];
+  const std::int64_t part = std::get<AttentionAttributes>(operation.attributes).width() *
+                            size_of(plan.tensor(qkv).element);
+  std::vector<AttentionTensor> all = {{TensorRole::kQ, qkv, 0},
+                                      {TensorRole::kK, qkv, part},
+                                      {TensorRole::kV, qkv, 2 * part},
+                                      {TensorRole::kO, backward ? in[2] : out[0]},
+                                      {TensorRole::kLse, backward ? in[3] : out[1]}};
+  if (backward) {
+    all.push_back({TensorRole::kDO, in[0]});
+    all.push_back({TensorRole::kDQ, out[0], 0});
+    all.push_back({TensorRole::kDK, out[0], part});
+    all.push_back({TensorRole::kDV, out[0], 2 * part});
+  }
+  return all;
+}
+
+Problem attention_problem(const StepPlan& plan, const Operation& operation, Device device) {
+  const auto& a = std::get<AttentionAttributes>(operation.attributes);
+  const bool backward = operation.kind == OperationKind::kAttentionBackward;
+  const Element element = plan.tensor(operation.inputs[backward ? 1 : 0]).element;
+  const DType lse = element == Element::kFp64 ? DType::kFp64 : DType::kFp32;
+  Problem out;
+  out.pass = backward ? Pass::kBackward : Pass::kForward;
+  out.q = out.k = out.v = heads_spec(a, element, 3 * a.width(), device);
+  out.o = heads_spec(a, element, a.width(), device);
+  out.lse = contiguous_spec(lse, {a.batch, a.heads, a.context}, device);
+  if (backward) {
+    out.d_o = out.o;
+    out.dq = out.dk = out.dv = out.q;
+  }
+  out.options.causal = a.causal ? Causal::kTopLeft : Causal::kNone;
+  out.options.implementation = a.implementation;
+  if (plan.tf32 && device.kind == DeviceKind::kCuda) {
+    out.options.precision = flashlab::Precision::kTf32;
+  }
+  if (a.dropout > 0) {
+    out.options.dropout = static_cast<float>(a.dropout);
+    if (device.kind == DeviceKind::kCuda) {
+      out.dropout_state = contiguous_spec(DType::kInt64, {2}, device);
+    }
+  }
+  return out;
+}
+
+}  // namespace flashlab::train

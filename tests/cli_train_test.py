@@ -154,6 +154,11 @@ class Train(Folder):
         child.wait()
 
     @staticmethod
+    def available_bytes():
+        with open("/proc/meminfo") as file:
+            return next(1024 * int(line.split()[1]) for line in file if "MemAvailable" in line)
+
+    @staticmethod
     def saved_steps(folder):
         if not os.path.isdir(folder):
             return []
@@ -198,7 +203,7 @@ class Train(Folder):
             (["train", "--config", broken, *fresh], ["did you mean steps?"]),
             (["train", "--learning-rate", "fast", *fresh], ["is no number"]),
             (["train", "--checkpoint", "9x", *fresh], ["groups of 4 layers"]),
-            (["train", "--output", run_folder], ["holds a run already", "--resume"]),
+            (["train", "--output", run_folder], ["got a run already", "--resume"]),
             (["train", "--resume", run_folder, "--steps", "3"], ["--steps stands beside"]),
             (["generate"], ["needs --checkpoint"]),
             (["generate", "--checkpoint", self.folder], ["no checkpoint"]),
@@ -231,6 +236,86 @@ class Train(Folder):
         with open(weights, "wb") as file:
             file.write(read(os.path.join(other, "step-1", "model.safetensors")))
         self.refused(["train", "--resume", folder], "another model's file?")
+
+    def test_a_run_is_the_only_one_in_its_folder(self):
+        folder = self.path("run")
+        child = subprocess.Popen([program(), "train", *TINY, "--steps", "1000000", "--save-every",
+                                  "1", "--output", folder], stdout=subprocess.DEVNULL)
+        self.addCleanup(child.wait)
+        self.addCleanup(child.kill)
+        while not self.saved_steps(folder):
+            self.assertIsNone(child.poll())
+            time.sleep(0.01)
+        config = read(os.path.join(folder, "config.json"))
+        for arguments in (["--output", folder, *TINY], ["--resume", folder]):
+            self.refused(["train", *arguments], f"a run is going on there (pid {child.pid})")
+        self.assertEqual(read(os.path.join(folder, "config.json")), config)
+        child.terminate()
+        self.assertEqual(child.wait(timeout=60), 130)
+        steps = max(self.saved_steps(folder))
+        with open(os.path.join(folder, "log.jsonl")) as file:
+            logged = [json.loads(line)["step"] for line in file if '"loss"' in line]
+        self.assertEqual(logged, list(range(1, steps + 1)))
+
+    def test_runs_of_one_second_have_folders_of_their_own(self):
+        children = [subprocess.Popen([program(), "train", *TINY, "--steps", "1"], cwd=self.folder,
+                                     stdout=subprocess.DEVNULL) for _ in range(4)]
+        self.assertEqual([child.wait(timeout=120) for child in children], [0] * 4)
+        results = self.path("results")
+        self.assertEqual([sorted(self.saved_steps(os.path.join(results, name)))
+                          for name in os.listdir(results)], [[1]] * 4)
+
+    def test_a_resumed_run_is_that_of_its_checkpoint(self):
+        folder = self.path("run")
+        self.train(*TINY, "--steps", "4", "--save-every", "2", "--output", folder)
+        file, state = os.path.join(folder, "config.json"), os.path.join(folder, "step-4",
+                                                                        "state.json")
+        for path, change, parts in (
+                (file, lambda json: json["model"].update(heads=4),
+                 ["model's heads: got 4, expected 2, by which step-4 was made"]),
+                (file, lambda json: json.update(seed=7), ["seed: got 7, expected 1337"]),
+                (file, lambda json: json.update(steps=9), ["steps: got 9, expected 4"]),
+                (file, lambda json: json.update(learning_rate=0.5), ["expected 0.002"]),
+                (state, lambda json: json.update(step=-4), ["got step -4", "to go on from step-2"]),
+                (state, lambda json: json.update(step=3), ["got step 3, expected 4"])):
+            whole = read(path)
+            edited = json.loads(whole)
+            change(edited)
+            with open(path, "w") as out:
+                json.dump(edited, out)
+            self.refused(["train", "--resume", folder], *parts)
+            with open(path, "wb") as out:
+                out.write(whole)
+        self.train("--resume", folder)
+
+    def test_a_flipped_bit_is_seen(self):
+        folder = self.path("run")
+        self.train(*TINY, "--steps", "2", "--save-every", "1", "--output", folder)
+        for name in ("model.safetensors", "optimizer.safetensors"):
+            path = os.path.join(folder, "step-2", name)
+            whole = read(path)
+            with open(path, "wb") as out:
+                out.write(whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:])
+            self.refused(["train", "--resume", folder], "a digest of", "to go on from step-1")
+            if name == "model.safetensors":
+                self.refused(["generate", "--checkpoint", folder], "a digest of")
+            with open(path, "wb") as out:
+                out.write(whole)
+
+    def test_what_does_not_fit_is_told_before_anything_is_made(self):
+        huge = ["--size", "10B", "--layers", "4096"]
+        folder = self.path("huge")
+        cases = [["generate", "--size", "10B"]] if self.available_bytes() < 50 << 30 else []
+        for arguments in (["train", *huge, "--output", folder], *cases,
+                          ["profile", "step", *huge, "--output", folder],
+                          ["bench", "precision", *huge, "--output", folder]):
+            self.refused(arguments, "step: got ", "at most", "a smaller batch or context",
+                         "validation, samples and saving take more")
+            self.assertFalse(os.path.exists(folder))
+        # Nor does a start that fails for another reason leave one.
+        self.refused(["train", "--text", self.path("absent"), "--output",
+                      self.path("a/b/run")], "No such file")
+        self.assertFalse(os.path.exists(self.path("a")))
 
     def test_a_diverging_run_says_so(self):
         folder = self.path("run")

@@ -152,6 +152,21 @@ TEST_F(TrainFiles, AFullDiskLeavesTheLastCheckpoint) {
   EXPECT_TRUE(load_weights(folder_ / "step-1" / "model.safetensors", *step.parameters).ok());
 }
 
+TEST_F(TrainFiles, AWeightThatIsNoNumberIsRefused) {
+  for (const Precision precision : {Precision::kFp64, Precision::kFp32, Precision::kPureBf16}) {
+    const TestStep step = TestStep::make(small_model(), {.batch = 1, .precision = precision});
+    const std::filesystem::path file = folder_ / "model.safetensors";
+    StoredTensors tensors = stored(*step.parameters, step.parameters->values());
+    std::string& bytes = tensors.begin()->second.bytes;
+    bytes[bytes.size() - 1] = '\x7f';
+    bytes[bytes.size() - 2] = '\xff';
+    ASSERT_TRUE(write_safetensors(file, tensors).ok());
+    const std::string message = load_weights(file, *step.parameters).message();
+    EXPECT_NE(message.find(tensors.begin()->first + ": got NaN or infinity"), std::string::npos)
+        << message;
+  }
+}
+
 // Weights and losses of tests/goldens/make_train_goldens.py, which shares nothing with src/train.
 TEST(TrainGolden, EveryTokensLossIsTheOtherImplementations) {
   for (const Family family : {Family::kCourse, Family::kGpt2}) {

@@ -60,11 +60,16 @@ class Collector final : public train::TrainObserver {
   ProgressLine bar_;
 };
 
-Run run_one(const Context& context, const train::TrainConfig& config, const fs::path& folder) {
+Run run_one(const Context& context, const train::TrainConfig& config, const fs::path& folder,
+            bool first) {
   Run out;
   out.precision = train::to_string(config.precision);
-  auto trainer = train::Trainer::start(context, config, folder);
+  auto trainer =
+      train::Trainer::start(context, config, folder, train::RunFolder::Name::kExact,
+                            [&](const train::StepPlan& plan) { return admit_step(context, plan); });
   if (!trainer.ok()) {
+    // What is wrong with the input is wrong in every precision: nothing is made.
+    if (first && trainer.status().code() == StatusCode::kInvalidArgument) fail(trainer.status());
     out.status = trainer.status();
     return out;
   }
@@ -173,7 +178,7 @@ int run_bench_precision(const Arguments& arguments) {
   for (const std::string& name : names) {
     if (interrupted()) break;
     config.precision = *train::parse_precision(name);
-    runs.push_back(run_one(context, config, folder / name));
+    runs.push_back(run_one(context, config, folder / name, runs.empty()));
     print_row(runs.back());
     any = any || runs.back().status.ok();
   }

@@ -82,6 +82,7 @@ int run_generate(const Arguments& arguments) {
   options.mode = train::StepMode::kDecode;
   const Result<train::StepPlan> plan = train::build_step(source.model, options);
   if (!plan.ok()) fail(plan.status());
+  if (const Status s = admit_step(context, *plan); !s.ok()) fail(s);
   Result<train::ParameterStore> parameters = train::ParameterStore::create(*plan);
   if (!parameters.ok()) fail(parameters.status());
   if (source.weights) {

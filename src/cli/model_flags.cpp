@@ -9,6 +9,7 @@
 #include "cli/failure.h"
 #include "cli/values.h"
 #include "lab/data/case_data.h"
+#include "lab/subjects/step/step_bench.h"
 #include "train/data/files.h"
 #include "train/model/fit.h"
 #include "train/plan/recompute.h"
@@ -67,6 +68,14 @@ train::ModelConfig sized_model(const Arguments& arguments, train::ModelConfig ba
 train::Precision precision_of(const Arguments& arguments, train::Precision fallback) {
   const std::optional<std::string> name = arguments.value("--precision");
   return name ? train::parse_precision(*name).value_or(fallback) : fallback;
+}
+
+Status admit_step(const Context& context, const train::StepPlan& plan) {
+  const Status fits = lab::fits_memory(context, plan);
+  if (fits.ok()) return fits;
+  ErrorDetail detail = fits.detail();
+  detail.remedy += "; this is the plan of one step: validation, samples and saving take more";
+  return Status::invalid(std::move(detail));
 }
 
 std::string checkpoint_of(const Arguments& arguments, const train::ModelConfig& model,

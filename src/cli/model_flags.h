@@ -7,7 +7,9 @@
 #include <string_view>
 
 #include "cli/flags.h"
+#include "flashlab/context.h"
 #include "train/model/config.h"
+#include "train/plan/step_plan.h"
 #include "train/run/train_config.h"
 
 namespace flashlab::cli {
@@ -40,6 +42,10 @@ StepRequest step_request_of(const Arguments& arguments, const char* fallback);
 /// left). Throws Failure: no such groups, nothing that fits.
 std::string checkpoint_of(const Arguments& arguments, const train::ModelConfig& model,
                           const train::StepOptions& options);
+
+/// Whether a step's planned memory is there: asked before anything is drawn or made. What is not is
+/// the input's fault: exit code 2.
+Status admit_step(const Context& context, const train::StepPlan& plan);
 
 /// --precision; fp32 when it was not given.
 train::Precision precision_of(const Arguments& arguments, train::Precision fallback);

@@ -264,6 +264,10 @@ int run_profile_step(const Arguments& arguments) {
   static_cast<void>(request_of(arguments, DeviceKind::kCpu));
   const Context context = make_context(arguments, DefaultDevice::kGpuIfThere);
   const Request request = request_of(arguments, context.device().kind);
+  for (const std::int64_t tokens : request.contexts) {
+    const train::StepPlan plan = plan_of(with_context(request.model, tokens), request.options);
+    if (const Status s = admit_step(context, plan); !s.ok()) fail(s);
+  }
   // A folder that cannot be made is told before anything runs.
   const fs::path parent = profile_folder(arguments);
   const bool quick = arguments.has("--quick");

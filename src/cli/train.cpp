@@ -157,6 +157,7 @@ void print_header(const train::Trainer& trainer, const Context& context) {
 }
 
 std::unique_ptr<train::Trainer> make_trainer(const Arguments& arguments, const Context& context) {
+  const auto admits = [&](const train::StepPlan& plan) { return admit_step(context, plan); };
   if (const auto folder = arguments.value("--resume")) {
     for (const FlagSpec* flag : flags_of(kTrain)) {
       const bool allowed = flag->name == "--resume" || flag->name == "--threads" ||
@@ -169,18 +170,15 @@ std::unique_ptr<train::Trainer> make_trainer(const Arguments& arguments, const C
                         flag->name, *folder));
       }
     }
-    auto trainer = train::Trainer::resume(context, *folder);
+    auto trainer = train::Trainer::resume(context, *folder, admits);
     if (!trainer.ok()) fail(trainer.status());
     return std::move(*trainer);
   }
   const train::TrainConfig config = train_config_of(arguments);
-  const std::string folder = arguments.value("--output").value_or(dated_folder("train"));
-  if (const auto old = train::find_run(folder)) {
-    fail_usage(
-        fmt::format("--output {} holds a run already ({}); give a new folder, or --resume {}",
-                    folder, old->filename().string(), folder));
-  }
-  auto trainer = train::Trainer::start(context, config, folder);
+  const auto output = arguments.value("--output");
+  auto trainer = train::Trainer::start(
+      context, config, output.value_or(dated_folder("train")),
+      output ? train::RunFolder::Name::kExact : train::RunFolder::Name::kNumbered, admits);
   if (!trainer.ok()) fail(trainer.status());
   return std::move(*trainer);
 }

@@ -75,6 +75,31 @@ void collect(const ParameterStore& store, std::byte* arena, const std::string& p
   });
 }
 
+// Whether every number is finite: its exponent's bits are not all ones.
+template <class Word>
+bool finite(const std::string& bytes, Word exponent) {
+  bool out = true;
+  for (std::size_t at = 0; at + sizeof(Word) <= bytes.size(); at += sizeof(Word)) {
+    Word word;
+    std::memcpy(&word, bytes.data() + at, sizeof word);
+    out = out && static_cast<Word>(word & exponent) != exponent;
+  }
+  return out;
+}
+
+bool finite(const StoredTensor& tensor) {
+  switch (tensor.element) {
+    case Element::kFp64:
+      return finite<std::uint64_t>(tensor.bytes, 0x7ff0000000000000u);
+    case Element::kFp32:
+      return finite<std::uint32_t>(tensor.bytes, 0x7f800000u);
+    case Element::kFp16:
+      return finite<std::uint16_t>(tensor.bytes, 0x7c00);
+    default:
+      return finite<std::uint16_t>(tensor.bytes, 0x7f80);
+  }
+}
+
 std::string shape_text(const std::vector<std::int64_t>& shape) {
   return fmt::format("[{}]", fmt::join(shape, ", "));
 }
@@ -100,6 +125,9 @@ Status distribute(const fs::path& file, const ParameterStore& store, std::byte* 
            fmt::format("{} {}", to_string(tensor.element), shape_text(tensor.shape)),
            fmt::format("{} {}", to_string(store.element()), shape_text(file_shape(part))),
            "another model's file?"});
+    } else if (!finite(tensor)) {
+      status = Status::invalid({fmt::format("{}: {}", file.string(), found->first),
+                                "NaN or infinity", "finite numbers", "the file is damaged"});
     }
   });
   if (!status.ok()) return status;
@@ -166,6 +194,7 @@ Status write_contents(const fs::path& at, const RunState& state, const Parameter
   json["step"] = state.step;
   json["model"] = nlohmann::ordered_json::parse(state.model.to_json());
   if (state.loss_scale[0] != 0) json["loss_scale"] = state.loss_scale;
+  if (!state.config.empty()) json["config"] = nlohmann::ordered_json::parse(state.config);
   return write_file(at / "state.json", json.dump(1) + "\n");
 }
 
@@ -252,6 +281,15 @@ Result<RunState> load_state(const fs::path& checkpoint) {
   Result<ModelConfig> model = parse_model(json["model"].dump(), file.string());
   if (!model.ok()) return model.status();
   RunState out = {json["step"].get<std::int64_t>(), *model};
+  // A folder that was renamed on purpose has no step in its name.
+  const std::int64_t named = step_of(fs::absolute(checkpoint).lexically_normal());
+  if (out.step < 0 || (named >= 0 && named != out.step)) {
+    return Status::invalid(
+        {file.string(), fmt::format("step {}", out.step),
+         named >= 0 ? fmt::format("{}, as its folder says", named) : std::string("at least 0"),
+         "the file is damaged or edited"});
+  }
+  if (const auto config = json.find("config"); config != json.end()) out.config = config->dump();
   const auto scale = json.find("loss_scale");
   if (scale == json.end()) return out;
   const bool numbers = scale->is_array() && scale->size() == out.loss_scale.size() &&

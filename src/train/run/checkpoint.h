@@ -27,6 +27,8 @@ struct RunState {
   ModelConfig model;
   /// LossScaleAttributes' numbers, where the run has them.
   std::array<float, kLossScaleNumbers> loss_scale{};
+  /// The run's configuration, as TrainConfig::to_json writes it; empty: the checkpoint has none.
+  std::string config{};
 };
 
 /// Writes FOLDER/step-N and removes all but the newest `keep` of them.

@@ -21,8 +21,9 @@ struct StoredTensor {
 };
 using StoredTensors = std::map<std::string, StoredTensor>;
 
-/// Whole or not at all. `metadata` is the header's "__metadata__".
-/// Errors: kIoError.
+/// Whole or not at all. `metadata` is the header's "__metadata__", to which a digest of the tensors
+/// is added: read_safetensors refuses a file that does not have the one written in it. Errors:
+/// kIoError.
 Status write_safetensors(const std::filesystem::path& path, const StoredTensors& tensors,
                          const std::map<std::string, std::string>& metadata = {});
 

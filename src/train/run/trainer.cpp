@@ -69,30 +69,38 @@ class Trainer::Log {
   std::ofstream file_;
 };
 
-Trainer::Trainer(const Context& context, TrainConfig config, fs::path folder)
+Trainer::Trainer(const Context& context, TrainConfig config, RunFolder folder)
     : context_(context),
       config_(std::move(config)),
       folder_(std::move(folder)),
-      log_(std::make_unique<Log>(folder_ / "log.jsonl")) {}
+      log_(std::make_unique<Log>(folder_.path() / "log.jsonl")) {}
 
 Trainer::~Trainer() = default;
 
 Result<std::unique_ptr<Trainer>> Trainer::start(const Context& context, const TrainConfig& config,
-                                                const fs::path& folder) {
+                                                const fs::path& folder, RunFolder::Name name,
+                                                const Admission& admits) {
   if (Status s = validate(config); !s.ok()) return s;
-  std::error_code error;
-  fs::create_directories(folder, error);
-  if (error) {
-    errno = error.value();
-    return io_error(folder, "created");
-  }
-  std::unique_ptr<Trainer> out(new Trainer(context, config, folder));
-  Result<RunText> text = prepare_text(folder, text_options(config));
+  // What does not fit with one word in its vocabulary does not fit with those of the text either,
+  // which may take minutes to learn.
+  ModelConfig least = config.model;
+  least.vocabulary = 1;
+  Result<StepPlan> plan = build_step(least, config.step_options());
+  if (!plan.ok()) return plan.status();
+  if (Status s = admits(*plan); !s.ok()) return s;
+  Result<RunFolder> held = RunFolder::create(folder, name);
+  if (!held.ok()) return held.status();
+  std::unique_ptr<Trainer> out(new Trainer(context, config, std::move(*held)));
+  Result<RunText> text = prepare_text(out->folder(), text_options(config));
   if (!text.ok()) return text.status();
   out->text_ = std::make_unique<RunText>(std::move(*text));
   out->config_.model.vocabulary = out->tokenizer().vocabulary();
-  if (Status s = write_file(folder / "config.json", out->config_.to_json()); !s.ok()) return s;
-  if (Status s = out->bind(config.seed); !s.ok()) return s;
+  if (Status s = out->bind(config.seed, admits); !s.ok()) return s;
+  // The last file: where it stands, a run has begun.
+  if (Status s = write_file(out->folder() / "config.json", out->config_.to_json()); !s.ok()) {
+    return s;
+  }
+  out->folder_.keep();
   return out;
 }
 
@@ -108,15 +116,61 @@ Status with_older(const Status& failed, const fs::path& checkpoint) {
   return {failed.code(), std::move(detail)};
 }
 
+// A step is a function of the configuration and its number: an edited file would go on as another
+// run. What only says where text lies and when to look may change.
+Status check_same_run(const TrainConfig& config, const RunState& state, const fs::path& file,
+                      const fs::path& checkpoint) {
+  Json now = Json::parse(config.to_json());
+  Json then = Json::parse(state.config, nullptr, false);
+  if (!then.is_object()) then = now;  // of a checkpoint without one the model alone is known
+  then["model"] = Json::parse(state.model.to_json());
+  for (const auto& [key, value] : then.items()) {
+    bool free = false;
+    for (const char* name :
+         {"text", "tokens", "evaluate_every", "save_every", "sample_every", "sample_tokens"}) {
+      free = free || key == name;
+    }
+    if (free || !now.contains(key) || now[key] == value) continue;
+    Json got = now[key], expected = value;
+    std::string name = key;
+    if (key == "model") {
+      for (const auto& [part, there] : value.items()) {
+        if (now[key][part] == there) continue;
+        name = "model's " + part;
+        got = now[key][part];
+        expected = there;
+        break;
+      }
+    }
+    return Status::invalid(
+        {fmt::format("{}: {}", file.string(), name), got.dump(),
+         fmt::format("{}, by which {} was made", expected.dump(), checkpoint.filename().string()),
+         "put it back, or begin a new run"});
+  }
+  if (state.step > config.steps) {
+    return Status::invalid({(checkpoint / "state.json").string(),
+                            fmt::format("step {}", state.step),
+                            fmt::format("at most the run's {} steps", config.steps), ""});
+  }
+  return {};
+}
+
 }  // namespace
 
-Result<std::unique_ptr<Trainer>> Trainer::resume(const Context& context, const fs::path& folder) {
+Result<std::unique_ptr<Trainer>> Trainer::resume(const Context& context, const fs::path& folder,
+                                                 const Admission& admits) {
+  const auto run = find_run(folder);
   Result<fs::path> checkpoint = find_checkpoint(folder);
-  if (!checkpoint.ok()) return checkpoint.status();
-  if (*checkpoint == folder) {
+  if (!checkpoint.ok() && !run) return checkpoint.status();
+  if (checkpoint.ok() && *checkpoint == folder) {
     return Status::invalid({folder.string(), "a checkpoint", "a run's folder",
                             fmt::format("--resume {}", folder.parent_path().string())});
   }
+  Result<RunFolder> held = RunFolder::open(folder);
+  if (!held.ok()) return held.status();
+  // Until the folder was held another run could have saved.
+  checkpoint = find_checkpoint(folder);
+  if (!checkpoint.ok()) return checkpoint.status();
   const fs::path file = folder / "config.json";
   Result<std::string> json = read_file(file);
   if (!json.ok()) return json.status();
@@ -124,11 +178,12 @@ Result<std::unique_ptr<Trainer>> Trainer::resume(const Context& context, const f
   if (!config.ok()) return config.status();
   Result<RunState> state = load_state(*checkpoint);
   if (!state.ok()) return with_older(state.status(), *checkpoint);
-  std::unique_ptr<Trainer> out(new Trainer(context, *config, folder));
+  if (Status s = check_same_run(*config, *state, file, *checkpoint); !s.ok()) return s;
+  std::unique_ptr<Trainer> out(new Trainer(context, *config, std::move(*held)));
   Result<RunText> text = open_text(folder, text_options(*config));
   if (!text.ok()) return text.status();
   out->text_ = std::make_unique<RunText>(std::move(*text));
-  if (Status s = out->bind({}); !s.ok()) return s;
+  if (Status s = out->bind({}, admits); !s.ok()) return s;
   if (Status s = load_weights(*checkpoint / "model.safetensors", *out->parameters_); !s.ok()) {
     return with_older(s, *checkpoint);
   }
@@ -144,10 +199,11 @@ Result<std::unique_ptr<Trainer>> Trainer::resume(const Context& context, const f
   return out;
 }
 
-Status Trainer::bind(std::optional<std::uint64_t> seed) {
+Status Trainer::bind(std::optional<std::uint64_t> seed, const Admission& admits) {
   StepOptions options = config_.step_options();
   Result<StepPlan> plan = build_step(config_.model, options);
   if (!plan.ok()) return plan.status();
+  if (Status s = admits(*plan); !s.ok()) return s;
   Result<BoundStep> bound = make_step(context_, std::move(*plan), seed);
   if (!bound.ok()) return bound.status();
   parameters_ = std::move(bound->parameters);
@@ -237,12 +293,13 @@ Status Trainer::save(TrainObserver& observer) {
   if (saved_ == done_) return {};
   if (Status s = executor_->pull_parameters(); !s.ok()) return s;
   RunState state = {done_, config_.model};
+  state.config = config_.to_json();
   if (const float* scale = loss_scale()) {
     std::copy(scale, scale + state.loss_scale.size(), state.loss_scale.begin());
   }
-  if (Status s = save_checkpoint(folder_, state, *parameters_); !s.ok()) return s;
+  if (Status s = save_checkpoint(folder(), state, *parameters_); !s.ok()) return s;
   saved_ = done_;
-  observer.saved(folder_ / fmt::format("step-{}", done_));
+  observer.saved(folder() / fmt::format("step-{}", done_));
   return {};
 }
 

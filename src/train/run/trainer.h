@@ -8,12 +8,14 @@
 #include <atomic>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 
 #include "train/data/text.h"
 #include "train/run/generator.h"
+#include "train/run/run_folder.h"
 #include "train/run/train_config.h"
 
 namespace flashlab::train {
@@ -48,19 +50,25 @@ struct TrainOutcome {
   std::optional<double> validation_loss;  ///< over the whole validation text
 };
 
+/// Whether a step may be bound here, by its memory: asked before weights are drawn.
+using Admission = std::function<Status(const StepPlan&)>;
+
 class Trainer {
  public:
   /// A new run in `folder`, which is made: text prepared, weights drawn, config.json written. The
-  /// model's vocabulary becomes the tokenizer's.
+  /// model's vocabulary becomes the tokenizer's. A failed start leaves no folder that it made.
   static Result<std::unique_ptr<Trainer>> start(const Context& context, const TrainConfig& config,
-                                                const std::filesystem::path& folder);
-  /// The run in `folder` from its newest checkpoint, by its own config.json.
+                                                const std::filesystem::path& folder,
+                                                RunFolder::Name name, const Admission& admits);
+  /// The run in `folder` from its newest checkpoint, by its own config.json, which must be the one
+  /// that the checkpoint was made by.
   static Result<std::unique_ptr<Trainer>> resume(const Context& context,
-                                                 const std::filesystem::path& folder);
+                                                 const std::filesystem::path& folder,
+                                                 const Admission& admits);
   ~Trainer();
 
   const TrainConfig& config() const { return config_; }
-  const std::filesystem::path& folder() const { return folder_; }
+  const std::filesystem::path& folder() const { return folder_.path(); }
   const Tokenizer& tokenizer() const { return text_->tokenizer; }
   const StepExecutor& executor() const { return *executor_; }
   std::int64_t steps_done() const { return done_; }
@@ -74,9 +82,9 @@ class Trainer {
 
  private:
   class Log;
-  Trainer(const Context& context, TrainConfig config, std::filesystem::path folder);
+  Trainer(const Context& context, TrainConfig config, RunFolder folder);
   /// Weights drawn from `seed`, or zeros.
-  Status bind(std::optional<std::uint64_t> seed);
+  Status bind(std::optional<std::uint64_t> seed, const Admission& admits);
   float* loss_scale() const;
   Status step(StepReport& report);
   Status save(TrainObserver& observer);
@@ -85,7 +93,7 @@ class Trainer {
 
   const Context& context_;
   TrainConfig config_;
-  std::filesystem::path folder_;
+  RunFolder folder_;
   std::unique_ptr<RunText> text_;
   std::unique_ptr<ParameterStore> parameters_;
   std::unique_ptr<StepExecutor> executor_, evaluator_;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 
+#include "lab/data/case_data.h"
 #include "lab/machine/device_memory.h"
 #include "lab/machine/memory.h"
 #include "lab/subjects/step/step_subject.h"
@@ -83,13 +84,9 @@ Status run_mode(const Context& context, const StepProblem& problem, const StepBe
   const train::MemoryPlan memory = train::plan_memory(*plan);
   result[kPredictedBytes] = static_cast<double>(memory.device_bytes());
   result.plan = fmt::format("{} operations", plan->operations.size());
-  const std::int64_t available =
-      options.limit_bytes > 0 ? options.limit_bytes : bytes_for_a_step(context);
-  if (memory.device_bytes() > available) {
+  if (Status s = fits_memory(context, *plan, options.limit_bytes); !s.ok()) {
     result[kPeakBytes] = static_cast<double>(memory.device_bytes());
-    return Status::out_of_memory({"step", memory_account(*plan, memory),
-                                  fmt::format("at most {}", bytes_words(available)),
-                                  "a smaller batch or context, or --checkpoint"});
+    return s;
   }
   Result<train::BoundStep> bound = train::bind_step(context, std::move(*plan), options.seed);
   if (!bound.ok()) return bound.status();
@@ -166,6 +163,25 @@ std::string memory_account(const train::StepPlan& plan, const train::MemoryPlan&
   }
   out.resize(out.size() - 2);
   return out + ")";
+}
+
+Status fits_memory(const Context& context, const train::StepPlan& plan, std::int64_t limit_bytes) {
+  const train::MemoryPlan memory = train::plan_memory(plan);
+  const std::int64_t available = limit_bytes > 0 ? limit_bytes : bytes_for_a_step(context);
+  if (memory.device_bytes() > available) {
+    return Status::out_of_memory({"step", memory_account(plan, memory),
+                                  fmt::format("at most {}", bytes_words(available)),
+                                  "a smaller batch or context, or --checkpoint"});
+  }
+  if (context.device().kind == DeviceKind::kCpu) return {};
+  // Weights are drawn, and moments kept for files, in the host's memory.
+  const auto of = [&](Role role) { return memory.persistent[static_cast<std::size_t>(role)]; };
+  const std::int64_t host = of(Role::kParameter) + of(Role::kOptimizerState);
+  const std::int64_t left = available_memory_bytes() / 20 * 19;
+  if (host <= left) return {};
+  return Status::out_of_memory(
+      {"step", fmt::format("{} of parameters and optimizer state on the host", bytes_words(host)),
+       fmt::format("at most {}", bytes_words(left)), "a smaller model"});
 }
 
 std::string name_of(const StepProblem& problem) {

@@ -51,6 +51,11 @@ Measurement empty_step(const StepProblem& problem, const std::string& implementa
 /// of 2 GiB)": where a step's memory goes, without running it.
 std::string memory_account(const train::StepPlan& plan, const train::MemoryPlan& memory);
 
+/// Whether the planned arenas fit what the device has left (or the limit; 0: none), and on a GPU
+/// what the host keeps of them, too. Executors' own buffers are in no plan. Errors: kOutOfMemory.
+Status fits_memory(const Context& context, const train::StepPlan& plan,
+                   std::int64_t limit_bytes = 0);
+
 /// One measurement per mode. Every mode begins with a fresh executor, so that its first step is a
 /// first step; a step that does not fit, or that the device cannot run, is a result with the
 /// reason. The full step's parts are forward, backward and optimizer as differences of medians.

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <iterator>
 #include <limits>
 #include <memory>
 #include <utility>
@@ -24,6 +25,10 @@ struct Tiles {
   std::int64_t q = 0, k = 0;
 };
 
+using MakePlan = Result<std::shared_ptr<internal::PlanState>> (*)(const internal::ContextState&,
+                                                                  const Problem&,
+                                                                  const internal::Geometry&);
+
 struct Rung {
   const char* name;
   const char* source;
@@ -31,25 +36,34 @@ struct Rung {
   LadderStep step;
   bool queries_inside;  ///< FlashAttention-1: keys outside, queries inside, O in global memory
   Tiles tiles;          ///< default; measured, see kernels/ladder/README.md
+  const char* summary;
+  MakePlan backward = nullptr;  ///< null: forward alone
+  bool repeats = true;          ///< of backward; false: dQ is added atomically
 };
 
+// In the order of the ladder.
 // clang-format off
-constexpr Rung kFa1{"fa1", "ladder/fa1.cu", "flash_fwd_fa1", LadderStep::kFirst, true, {32, 32}};
-constexpr Rung kFa1Vector{"fa1-vector", "ladder/fa1_vector.cu", "flash_fwd_fa1_vector",
-                          LadderStep::kVector, true, {32, 32}};
-constexpr Rung kFa1Shuffle{"fa1-shuffle", "ladder/fa1_shuffle.cu", "flash_fwd_fa1_shuffle",
-                           LadderStep::kShuffle, true, {32, 32}};
-constexpr Rung kFa1Mma{"fa1-mma", "ladder/fa1_mma.cu", "flash_fwd_fa1_mma",
-                       LadderStep::kMma, true, {128, 128}};
-constexpr Rung kFa2{"fa2", "ladder/fa2.cu", "flash_fwd_fa2", LadderStep::kFirst, false, {16, 32}};
-constexpr Rung kFa2Deterministic{"fa2-deterministic", "ladder/fa2.cu", "flash_fwd_fa2",
-                                 LadderStep::kFirst, false, {16, 32}};
-constexpr Rung kFa2Vector{"fa2-vector", "ladder/fa2_vector.cu", "flash_fwd_fa2_vector",
-                          LadderStep::kVector, false, {16, 32}};
-constexpr Rung kFa2Shuffle{"fa2-shuffle", "ladder/fa2_shuffle.cu", "flash_fwd_fa2_shuffle",
-                           LadderStep::kShuffle, false, {16, 32}};
-constexpr Rung kFa2Mma{"fa2-mma", "ladder/fa2_mma.cu", "flash_fwd_fa2_mma",
-                       LadderStep::kMma, false, {128, 64}};
+constexpr Rung kRungs[] = {
+    {"fa1", "ladder/fa1.cu", "flash_fwd_fa1", LadderStep::kFirst, true, {32, 32},
+     "FlashAttention-1: one block per head, O rewritten in memory per tile of keys"},
+    {"fa1-vector", "ladder/fa1_vector.cu", "flash_fwd_fa1_vector", LadderStep::kVector, true,
+     {32, 32}, "fa1 with 128-bit loads"},
+    {"fa1-shuffle", "ladder/fa1_shuffle.cu", "flash_fwd_fa1_shuffle", LadderStep::kShuffle, true,
+     {32, 32}, "fa1-vector with row reductions by warp shuffles"},
+    {"fa1-mma", "ladder/fa1_mma.cu", "flash_fwd_fa1_mma", LadderStep::kMma, true, {128, 128},
+     "fa1 on tensor cores (fp16, bf16: fp32 would be rounded to 11 bits)"},
+    {"fa2", "ladder/fa2.cu", "flash_fwd_fa2", LadderStep::kFirst, false, {16, 32},
+     "FlashAttention-2: one block per tile of queries; backward with atomic dQ",
+     plan_fa2_backward, false},
+    {"fa2-deterministic", "ladder/fa2.cu", "flash_fwd_fa2", LadderStep::kFirst, false, {16, 32},
+     "fa2 with a backward in two passes, equal bit for bit", plan_fa2_deterministic_backward},
+    {"fa2-vector", "ladder/fa2_vector.cu", "flash_fwd_fa2_vector", LadderStep::kVector, false,
+     {16, 32}, "fa2 with 128-bit loads"},
+    {"fa2-shuffle", "ladder/fa2_shuffle.cu", "flash_fwd_fa2_shuffle", LadderStep::kShuffle, false,
+     {16, 32}, "fa2-vector with row reductions by warp shuffles"},
+    {"fa2-mma", "ladder/fa2_mma.cu", "flash_fwd_fa2_mma", LadderStep::kMma, false, {128, 64},
+     "fa2 on tensor cores (fp16, bf16: fp32 would be rounded to 11 bits)",
+     plan_fa2_mma_backward, false}};
 // clang-format on
 
 constexpr std::int64_t round_up(std::int64_t value, std::int64_t unit) {
@@ -187,56 +201,38 @@ Result<std::shared_ptr<internal::PlanState>> plan_forward(const Rung& rung, GpuD
   return std::shared_ptr<internal::PlanState>(std::move(plan));
 }
 
-template <const Rung& kRung>
+template <std::size_t kIndex>
 Result<std::shared_ptr<internal::PlanState>> make_plan(const internal::ContextState& context,
                                                        const Problem& problem,
                                                        const internal::Geometry& geometry) {
-  return plan_forward(kRung, *context.gpu(), problem, geometry);
-}
-
-Status refuse_deterministic(const Problem& problem) {
-  if (!problem.options.deterministic) return {};
-  return Status::unsupported({"options.deterministic", "true",
-                              "false: dQ is summed by atomic additions, in any order",
-                              "use fa2-deterministic"});
-}
-
-Result<std::shared_ptr<internal::PlanState>> make_fa2_plan(const internal::ContextState& context,
-                                                           const Problem& problem,
-                                                           const internal::Geometry& geometry) {
+  constexpr const Rung& kRung = kRungs[kIndex];
   if (problem.pass == Pass::kForward) {
-    return plan_forward(kFa2, *context.gpu(), problem, geometry);
+    return plan_forward(kRung, *context.gpu(), problem, geometry);
   }
-  if (Status status = refuse_deterministic(problem); !status.ok()) return status;
-  return plan_fa2_backward(context, problem, geometry);
+  if (!kRung.repeats && problem.options.deterministic) {
+    return Status::unsupported({"options.deterministic", "true",
+                                "false: dQ is summed by atomic additions, in any order",
+                                "use fa2-deterministic"});
+  }
+  return kRung.backward(context, problem, geometry);
 }
 
-Result<std::shared_ptr<internal::PlanState>> make_fa2_deterministic_plan(
-    const internal::ContextState& context, const Problem& problem,
-    const internal::Geometry& geometry) {
-  if (problem.pass == Pass::kBackward) {
-    return plan_fa2_deterministic_backward(context, problem, geometry);
-  }
-  return plan_forward(kFa2Deterministic, *context.gpu(), problem, geometry);
+internal::FeatureSet features_of(const Rung& rung) {
+  internal::FeatureSet out{Feature::kForward, Feature::kFp16,          Feature::kBf16,
+                           Feature::kCausal,  Feature::kGroupedQuery,  Feature::kUnequalHeadDims,
+                           Feature::kLse,     Feature::kDeterministic, Feature::kTileSizes};
+  if (rung.step != LadderStep::kMma) out.add(Feature::kFp32);
+  if (rung.backward == nullptr) return out;
+  return out |
+         internal::FeatureSet{Feature::kBackward, Feature::kLseGradient, Feature::kAccumulate};
 }
 
-Result<std::shared_ptr<internal::PlanState>> make_fa2_mma_plan(
-    const internal::ContextState& context, const Problem& problem,
-    const internal::Geometry& geometry) {
-  if (problem.pass == Pass::kForward) {
-    return plan_forward(kFa2Mma, *context.gpu(), problem, geometry);
-  }
-  if (Status status = refuse_deterministic(problem); !status.ok()) return status;
-  return plan_fa2_mma_backward(context, problem, geometry);
+template <std::size_t... kIndex>
+std::vector<internal::Implementation> implementations(std::index_sequence<kIndex...>) {
+  return {{kRungs[kIndex].name, DeviceKind::kCuda, kRungs[kIndex].summary,
+           features_of(kRungs[kIndex]), make_plan<kIndex>}...};
 }
 
-const internal::FeatureSet kForwardFeatures{
-    Feature::kForward, Feature::kFp16,          Feature::kBf16,
-    Feature::kCausal,  Feature::kGroupedQuery,  Feature::kUnequalHeadDims,
-    Feature::kLse,     Feature::kDeterministic, Feature::kTileSizes};
-const internal::FeatureSet kWithFp32 = kForwardFeatures | internal::FeatureSet{Feature::kFp32};
-const internal::FeatureSet kBackwardFeatures{Feature::kBackward, Feature::kLseGradient,
-                                             Feature::kAccumulate};
 }  // namespace
 
 std::int64_t ladder_shared_bytes(LadderStep step, std::int64_t tile_q, std::int64_t tile_k,
@@ -258,24 +254,7 @@ std::int64_t ladder_threads(LadderStep step, std::int64_t tile_q, std::int64_t t
 }
 
 std::vector<const internal::Implementation*> ladder_forward_implementations() {
-  constexpr DeviceKind kGpu = DeviceKind::kCuda;
-  static const internal::Implementation rungs[] = {
-      {"fa1", kGpu, "FlashAttention-1: one block per head, O rewritten in memory per tile of keys",
-       kWithFp32, make_plan<kFa1>},
-      {"fa1-vector", kGpu, "fa1 with 128-bit loads", kWithFp32, make_plan<kFa1Vector>},
-      {"fa1-shuffle", kGpu, "fa1-vector with row reductions by warp shuffles", kWithFp32,
-       make_plan<kFa1Shuffle>},
-      {"fa1-mma", kGpu, "fa1 on tensor cores (fp16, bf16: fp32 would be rounded to 11 bits)",
-       kForwardFeatures, make_plan<kFa1Mma>},
-      {"fa2", kGpu, "FlashAttention-2: one block per tile of queries; backward with atomic dQ",
-       kWithFp32 | kBackwardFeatures, make_fa2_plan},
-      {"fa2-deterministic", kGpu, "fa2 with a backward in two passes, equal bit for bit",
-       kWithFp32 | kBackwardFeatures, make_fa2_deterministic_plan},
-      {"fa2-vector", kGpu, "fa2 with 128-bit loads", kWithFp32, make_plan<kFa2Vector>},
-      {"fa2-shuffle", kGpu, "fa2-vector with row reductions by warp shuffles", kWithFp32,
-       make_plan<kFa2Shuffle>},
-      {"fa2-mma", kGpu, "fa2 on tensor cores (fp16, bf16: fp32 would be rounded to 11 bits)",
-       kForwardFeatures | kBackwardFeatures, make_fa2_mma_plan}};
+  static const auto rungs = implementations(std::make_index_sequence<std::size(kRungs)>());
   std::vector<const internal::Implementation*> out;
   for (const internal::Implementation& rung : rungs) out.push_back(&rung);
   return out;

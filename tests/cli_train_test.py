@@ -303,7 +303,7 @@ class Train(Folder):
                 out.write(whole)
 
     def test_what_does_not_fit_is_told_before_anything_is_made(self):
-        huge = ["--size", "10B", "--layers", "4096"]
+        huge = ["--size", "10B", "--layers", "500"]
         folder = self.path("huge")
         cases = [["generate", "--size", "10B"]] if self.available_bytes() < 50 << 30 else []
         for arguments in (["train", *huge, "--output", folder], *cases,

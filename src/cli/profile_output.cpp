@@ -43,6 +43,8 @@ void make_profile_folder(const fs::path& folder) {
 fs::path profile_folder(const Arguments& arguments) {
   const fs::path folder = arguments.value("--output").value_or(dated_folder("profile"));
   make_profile_folder(folder);
+  // From here on an interruption leaves a folder that says what is missing.
+  static_cast<void>(interrupted());
   return folder;
 }
 

@@ -10,7 +10,6 @@
 #include <cctype>
 #include <chrono>
 #include <fstream>
-#include <map>
 #include <sstream>
 #include <thread>
 
@@ -20,42 +19,6 @@
 
 namespace flashlab::lab {
 namespace {
-
-struct ProcessTime {
-  std::string name;
-  double seconds = 0;
-};
-
-/// CPU seconds of every process that can be seen, this one left out.
-std::map<int, ProcessTime> process_times() {
-  std::map<int, ProcessTime> out;
-  DIR* directory = opendir("/proc");
-  if (directory == nullptr) return out;
-  const double ticks = static_cast<double>(sysconf(_SC_CLK_TCK));
-  while (const dirent* entry = readdir(directory)) {
-    if (!std::isdigit(static_cast<unsigned char>(entry->d_name[0]))) continue;
-    const int pid = std::atoi(entry->d_name);
-    if (pid == getpid()) continue;
-    std::ifstream file(std::string("/proc/") + entry->d_name + "/stat");
-    std::string line;
-    if (!std::getline(file, line)) continue;
-    // pid (name) state ppid ...: the name may hold spaces and brackets, so count from its end.
-    const auto open = line.find('(');
-    const auto close = line.rfind(')');
-    if (open == std::string::npos || close == std::string::npos || close < open) continue;
-    std::istringstream rest(line.substr(close + 1));
-    std::string field;
-    constexpr int kFieldsBeforeUserTime = 11;
-    for (int i = 0; i < kFieldsBeforeUserTime; ++i) rest >> field;
-    double user = 0;
-    double system = 0;
-    if (rest >> user >> system) {
-      out[pid] = {line.substr(open + 1, close - open - 1), (user + system) / ticks};
-    }
-  }
-  closedir(directory);
-  return out;
-}
 
 /// Seconds stolen from all processors since boot: the 8th number of /proc/stat's first line.
 std::optional<double> stolen_seconds() {
@@ -105,6 +68,51 @@ void diagnose_other_work(const MachineState& state, std::vector<EnvironmentWarni
 
 }  // namespace
 
+std::map<int, ProcessTime> process_times(const std::string& proc) {
+  std::map<int, ProcessTime> out;
+  DIR* directory = opendir(proc.c_str());
+  if (directory == nullptr) return out;
+  const double ticks = static_cast<double>(sysconf(_SC_CLK_TCK));
+  while (const dirent* entry = readdir(directory)) {
+    if (!std::isdigit(static_cast<unsigned char>(entry->d_name[0]))) continue;
+    const int pid = std::atoi(entry->d_name);
+    if (pid == getpid()) continue;
+    std::ifstream file(proc + "/" + entry->d_name + "/stat");
+    std::string line;
+    if (!std::getline(file, line)) continue;
+    // pid (name) state ppid ...: the name may hold spaces and brackets, so count from its end.
+    const auto open = line.find('(');
+    const auto close = line.rfind(')');
+    if (open == std::string::npos || close == std::string::npos || close < open) continue;
+    std::istringstream rest(line.substr(close + 1));
+    std::string field;
+    constexpr int kFieldsBeforeUserTime = 11;
+    for (int i = 0; i < kFieldsBeforeUserTime; ++i) rest >> field;
+    double user = 0;
+    double system = 0;
+    if (rest >> user >> system) {
+      out[pid] = {line.substr(open + 1, close - open - 1), (user + system) / ticks};
+    }
+  }
+  closedir(directory);
+  return out;
+}
+
+std::vector<BusyProcess> busy_between(const std::map<int, ProcessTime>& before,
+                                      const std::map<int, ProcessTime>& after, double seconds) {
+  // The kernel counts in ticks of 10 ms, so less than a quarter of a core may be one stray tick.
+  constexpr double kBusy = 0.25;
+  std::vector<BusyProcess> out;
+  for (const auto& [pid, now] : after) {
+    const auto earlier = before.find(pid);
+    const double used = now.seconds - (earlier == before.end() ? 0.0 : earlier->second.seconds);
+    if (used / seconds >= kBusy) out.push_back({pid, now.name, used / seconds});
+  }
+  std::stable_sort(out.begin(), out.end(),
+                   [](const BusyProcess& a, const BusyProcess& b) { return a.cores > b.cores; });
+  return out;
+}
+
 MachineState observe_machine(double observe_ms) {
   using Clock = std::chrono::steady_clock;
   MachineState out;
@@ -131,15 +139,7 @@ MachineState observe_machine(double observe_ms) {
   const auto after = process_times();
   const auto stolen_after = stolen_seconds();
   const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
-  // The kernel counts in ticks of 10 ms, so less than a quarter of a core may be one stray tick.
-  constexpr double kBusy = 0.25;
-  for (const auto& [pid, now] : after) {
-    const auto earlier = before.find(pid);
-    const double used = now.seconds - (earlier == before.end() ? 0.0 : earlier->second.seconds);
-    if (used / seconds >= kBusy) out.busy.push_back({pid, now.name, used / seconds});
-  }
-  std::stable_sort(out.busy.begin(), out.busy.end(),
-                   [](const BusyProcess& a, const BusyProcess& b) { return a.cores > b.cores; });
+  out.busy = busy_between(before, after, seconds);
   if (stolen_before && stolen_after) {
     out.stolen_cores = std::max(0.0, *stolen_after - *stolen_before) / seconds;
   }

@@ -2,6 +2,7 @@
 
 // What about this machine, right now, would spoil a measurement, and what to do about it.
 
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -30,6 +31,18 @@ struct MachineState {
   bool sanitized = false;    ///< this build is instrumented by a sanitizer
   bool unoptimized = false;  ///< this build was compiled without optimisation
 };
+
+struct ProcessTime {
+  std::string name;
+  double seconds = 0;  ///< of processor time since its start
+};
+
+/// Of every process that `proc` shows, this one left out, by its pid.
+std::map<int, ProcessTime> process_times(const std::string& proc = "/proc");
+
+/// Who used a quarter of a core or more between two looks, busiest first.
+std::vector<BusyProcess> busy_between(const std::map<int, ProcessTime>& before,
+                                      const std::map<int, ProcessTime>& after, double seconds);
 
 /// Looks for `observe_ms` at who uses the processor. Cost: that time. Parts that the system does
 /// not show stay empty.

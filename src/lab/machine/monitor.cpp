@@ -193,8 +193,16 @@ MonitorSample Monitor::sample() {
   return out;
 }
 
+void ThinnedSamples::add(MonitorSample sample) {
+  kept_.push_back(std::move(sample));
+  if (kept_.size() < kMost) return;
+  for (std::size_t i = 0; 2 * i < kept_.size(); ++i) kept_[i] = kept_[2 * i];
+  kept_.resize((kept_.size() + 1) / 2);
+  interval_seconds_ *= 2;
+}
+
 MonitorThread::MonitorThread(Device device, double interval_seconds)
-    : monitor_(device), interval_seconds_(interval_seconds) {
+    : monitor_(device), samples_(interval_seconds) {
   if (monitor_.why_nothing().empty()) thread_ = std::thread([this] { run(); });
 }
 
@@ -204,15 +212,11 @@ MonitorThread::~MonitorThread() {
 
 void MonitorThread::run() {
   std::unique_lock lock(mutex_);
-  while (!stopping_) {
-    const auto interval = std::chrono::duration<double>(interval_seconds_);
+  do {
+    const auto interval = std::chrono::duration<double>(samples_.interval_seconds());
     wake_.wait_for(lock, interval, [this] { return stopping_; });
-    samples_.push_back(monitor_.sample());
-    if (samples_.size() < kMostSamples) continue;
-    for (std::size_t i = 0; 2 * i < samples_.size(); ++i) samples_[i] = samples_[2 * i];
-    samples_.resize((samples_.size() + 1) / 2);
-    interval_seconds_ *= 2;
-  }
+    samples_.add(monitor_.sample());
+  } while (!stopping_);
 }
 
 std::vector<MonitorSample> MonitorThread::stop() {
@@ -222,7 +226,7 @@ std::vector<MonitorSample> MonitorThread::stop() {
   }
   wake_.notify_all();
   if (thread_.joinable()) thread_.join();
-  return samples_;
+  return samples_.kept();
 }
 
 std::string monitor_csv_header() {

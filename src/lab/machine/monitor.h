@@ -40,11 +40,24 @@ class Monitor {
   std::int64_t begin_ns_ = 0;
 };
 
-/// Samples in the background from its making until stop(). At most kMostSamples are kept: then
-/// every second one is dropped and the interval doubles.
+/// Few samples of a run of any length: at kMost every second one is dropped and the interval to the
+/// next doubles.
+class ThinnedSamples {
+ public:
+  static constexpr std::size_t kMost = 512;
+  explicit ThinnedSamples(double interval_seconds) : interval_seconds_(interval_seconds) {}
+  void add(MonitorSample sample);
+  double interval_seconds() const noexcept { return interval_seconds_; }
+  const std::vector<MonitorSample>& kept() const noexcept { return kept_; }
+
+ private:
+  double interval_seconds_;
+  std::vector<MonitorSample> kept_;
+};
+
+/// Samples in the background from its making until stop(), one at the end at least.
 class MonitorThread {
  public:
-  static constexpr std::size_t kMostSamples = 512;
   MonitorThread(Device device, double interval_seconds);
   ~MonitorThread();
   MonitorThread(const MonitorThread&) = delete;
@@ -55,8 +68,7 @@ class MonitorThread {
  private:
   void run();
   Monitor monitor_;
-  double interval_seconds_;
-  std::vector<MonitorSample> samples_;
+  ThinnedSamples samples_;
   std::mutex mutex_;
   std::condition_variable wake_;
   bool stopping_ = false;

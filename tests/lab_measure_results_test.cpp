@@ -133,6 +133,27 @@ TEST(Baseline, TheSameBinaryIsTheSame) {
       << "an interval that would hide a third says nothing";
 }
 
+TEST(Baseline, AWideSpreadAllowsNoFirmVerdict) {
+  Measurement before = timed(30);
+  before[kLowMs] = 25;
+  before[kHighMs] = 42;  // 57% of the median apart
+  const CaseChange change = judge_one(before, timed(10));
+  EXPECT_EQ(change.change, Change::kAmbiguous);
+  EXPECT_THAT(change.note, HasSubstr("the baseline's time lies anywhere from 25 to 42 ms"));
+  EXPECT_EQ(judge_one(timed(10), before).change, Change::kAmbiguous);
+  EXPECT_EQ(judge_one(timed(30), timed(10)).change, Change::kFaster);
+}
+
+TEST(Baseline, ACaseThatStandsTwiceIsSaid) {
+  ResultFile before = file_of(timed(20));
+  before.results.push_back(timed(10));
+  const BaselineReport report = compare_with_baseline(before, file_of(timed(10)));
+  EXPECT_EQ(report.same, 1);
+  EXPECT_THAT(report.cautions, testing::Contains(HasSubstr("1 of 2 results in the baseline")));
+  EXPECT_THAT(compare_with_baseline(file_of(timed(10)), file_of(timed(10))).cautions,
+              testing::Not(testing::Contains(HasSubstr("the last of each case counts"))));
+}
+
 TEST(Baseline, OnlyAMeasuredRoofMakesTheMachineTheCause) {
   Measurement before = timed(10);
   Measurement now = timed(13);

@@ -73,6 +73,17 @@ std::vector<std::string> find_cautions(const Environment& old_one, const Environ
   return out;
 }
 
+/// Which of the two times has an interval so wide that a change cannot be told from its noise.
+std::string unsteady(Interval old_ms, Interval new_ms, double tolerance) {
+  const auto wide = [tolerance](Interval ms) { return ms.high > (1 + 6 * tolerance) * ms.low; };
+  const auto words = [](const char* whose, Interval ms) {
+    return fmt::format("{} time lies anywhere from {:.4g} to {:.4g} ms: measure it again", whose,
+                       ms.low, ms.high);
+  };
+  if (wide(old_ms)) return words("the baseline's", old_ms);
+  return wide(new_ms) ? words("this run's", new_ms) : std::string();
+}
+
 /// Judges two measurements of the same case, both with a time.
 void judge_times(const Measurement& old_one, const Measurement& new_one, double tolerance,
                  CaseChange& out) {
@@ -81,12 +92,18 @@ void judge_times(const Measurement& old_one, const Measurement& new_one, double 
   out.speed_ratio = *old_one[kMedianMs] / *new_one[kMedianMs];
   out.speed_interval = {old_ms.low / new_ms.high, old_ms.high / new_ms.low};
   out.change = classify(*out.speed_ratio, out.speed_interval, tolerance);
+  const bool firm = out.change == Change::kSlower || out.change == Change::kFaster;
+  if (const std::string why = unsteady(old_ms, new_ms, tolerance); firm && !why.empty()) {
+    out.change = Change::kAmbiguous;
+    out.note = why;
+    return;
+  }
   // The pace of the machine itself, where both runs measured it beside the kernel.
   const std::optional<double>&then = old_one[kRoofTflops], &now = new_one[kRoofTflops];
   if (!then || !now || *then <= 0 || *now <= 0) return;
   const double pace = *now / *then;
   const bool steady = pace <= 1 + tolerance && pace >= 1 / (1 + tolerance);
-  if (steady || (out.change != Change::kSlower && out.change != Change::kFaster)) return;
+  if (steady || !firm) return;
   const Change against_roof =
       classify(*out.speed_ratio / pace,
                {out.speed_interval.low / pace, out.speed_interval.high / pace}, tolerance);
@@ -218,8 +235,17 @@ BaselineReport compare_with_baseline(const ResultFile& baseline, const ResultFil
 
   // A key that occurs twice counts once, by its last result: that is what a re-run meant.
   std::unordered_map<std::string, const Measurement*> old_results, new_results;
-  for (const Measurement& result : baseline.results) old_results[case_key(result)] = &result;
-  for (const Measurement& result : current.results) new_results[case_key(result)] = &result;
+  const auto collect = [&out](const ResultFile& file, const char* where, auto& by_key) {
+    for (const Measurement& result : file.results) by_key[case_key(result)] = &result;
+    const std::size_t again = file.results.size() - by_key.size();
+    if (again == 0) return;
+    out.cautions.push_back(
+        fmt::format("{} of {} results in {} have the case of a later one: the "
+                    "last of each case counts",
+                    again, file.results.size(), where));
+  };
+  collect(baseline, "the baseline", old_results);
+  collect(current, "this run", new_results);
   for (const auto& [key, result] : new_results) {
     const auto old_one = old_results.find(key);
     out.changes.push_back(judge(old_one == old_results.end() ? nullptr : old_one->second, result,

@@ -3,6 +3,9 @@
 // One operation of a training step, its tensors, and what they shall be after it by a formula in
 // fp64. It runs on the CPU in fp64, where the formula is proved, and on a GPU in every type.
 
+#include <gtest/gtest.h>
+
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -84,10 +87,15 @@ inline double gelu(double x) {
 /// The derivative by central differences: no formula of a kernel's.
 template <class Function>
 double slope(const Function& function, double x) {
-  constexpr double kStep = 1e-4;
-  return (8 * (function(x + kStep) - function(x - kStep)) - function(x + 2 * kStep) +
-          function(x - 2 * kStep)) /
-         (12 * kStep);
+  const double step = 1e-4 * std::max(1.0, std::abs(x));
+  return (8 * (function(x + step) - function(x - step)) - function(x + 2 * step) +
+          function(x - 2 * step)) /
+         (12 * step);
+}
+inline double pointwise_formula(Pointwise function, double a, double b) {
+  if (function == Pointwise::kMultiply) return a * b;
+  if (function == Pointwise::kSilu) return silu(a);
+  return function == Pointwise::kSiluBackward ? a * slope(silu, b) : a + b;
 }
 
 class Problem {
@@ -99,6 +107,8 @@ class Problem {
   StepPlan plan;
   std::vector<Numbers> values;                           ///< per tensor, as its type has them
   std::vector<std::pair<TensorId, Numbers>> expected{};  ///< after all operations
+  bool hostile = false;  ///< results are compared element by element (hostile_difference)
+  double slack = 0;      ///< what a hostile result may be off beside its type's bound
 
   TensorId add(Element element, Shape shape, Numbers numbers = {}) {
     plan.tensors.push_back({.name = "tensor " + std::to_string(plan.tensors.size()),
@@ -161,6 +171,11 @@ struct KernelCase {
 std::vector<KernelCase> row_cases();
 /// Tokens and positions: embedding, RoPE, the parts of attention, the loss.
 std::vector<KernelCase> token_cases();
+/// Numbers at which elementwise functions saturate, wrap, underflow or are no numbers.
+std::vector<KernelCase> hostile_cases(double largest_logit);
+/// A GPU multiplies a logit by log2 e before it takes the maximum from it: beyond this the rounding
+/// is all that is left of the difference.
+inline constexpr double kLargestGpuLogit = 1e4;
 
 inline std::vector<KernelCase> all_cases() {
   std::vector<KernelCase> out = row_cases();
@@ -185,6 +200,23 @@ inline double bound_of(Element type) {
   if (type == Element::kFp64) return 1e-10;
   if (type == Element::kFp32) return 5e-6;
   return type == Element::kBf16 ? 6e-3 : 8e-4;
+}
+
+/// "", or the first element of a result that is neither within its type's bound nor, where the
+/// formula has an infinity or a NaN, the same.
+std::string hostile_difference(Element type, const Numbers& got, const Numbers& wanted,
+                               double slack);
+
+/// Whether `got` is what the problem expects of a tensor.
+inline void expect_formula(const Problem& problem, const PlanTensor& tensor, const Numbers& got,
+                           const Numbers& wanted) {
+  if (problem.hostile) {
+    EXPECT_EQ(hostile_difference(tensor.element, got, wanted, problem.slack), "")
+        << tensor.name << " of a step in " << to_string(problem.type);
+  } else {
+    EXPECT_LT(error_of(got, wanted), bound_of(tensor.element))
+        << tensor.name << " of a step in " << to_string(problem.type);
+  }
 }
 
 /// Tokens and the order of their rows, which the embedding's gradient reads.

@@ -209,11 +209,7 @@ Problem pointwise(Element type, Pointwise function, std::int64_t width) {
         PointwiseAttributes{.function = function, .rows = kRows, .width = width});
   Numbers wanted(p.of(a).size());
   for (std::size_t i = 0; i < wanted.size(); ++i) {
-    const double left = p.of(a)[i], right = p.of(b)[i % p.of(b).size()];
-    wanted[i] = function == Pointwise::kMultiply       ? left * right
-                : function == Pointwise::kSilu         ? silu(left)
-                : function == Pointwise::kSiluBackward ? left * slope(silu, right)
-                                                       : left + right;
+    wanted[i] = pointwise_formula(function, p.of(a)[i], p.of(b)[i % p.of(b).size()]);
   }
   p.expect(y, std::move(wanted));
   return p;

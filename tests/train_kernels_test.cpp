@@ -62,32 +62,31 @@ TEST_P(TrainKernels, AreTheFormula) {
     const std::vector<Numbers> got = run(problem);
     for (const auto& [id, wanted] : problem.expected) {
       const PlanTensor& tensor = problem.plan.tensor(id);
-      EXPECT_LT(error_of(got[static_cast<std::size_t>(id)], wanted), bound_of(tensor.element))
-          << tensor.name << " of a step in " << to_string(type);
+      expect_formula(problem, tensor, got[static_cast<std::size_t>(id)], wanted);
     }
   }
 }
 
 INSTANTIATE_TEST_SUITE_P(Cases, TrainKernels, ::testing::ValuesIn(all_cases()),
                          [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(Hostile, TrainKernels,
+                         ::testing::ValuesIn(hostile_cases(kLargestGpuLogit)),
+                         [](const auto& info) { return info.param.name; });
 
 // A CPU's executor takes its type of numbers from the parameters'.
-void add_parameter(StepPlan& plan) {
+void add_parameter(StepPlan& plan, Element element) {
   Parameter parameter;
   parameter.name = "parameter";
   parameter.value = parameter.master = static_cast<TensorId>(plan.tensors.size());
   parameter.elements = plan.arena_elements = 64;
   plan.tensors.push_back(
-      {.name = parameter.name, .shape = {64}, .element = Element::kFp64, .role = Role::kParameter});
+      {.name = parameter.name, .shape = {64}, .element = element, .role = Role::kParameter});
   plan.parameters.push_back(std::move(parameter));
 }
 
-class TrainFormulas : public ::testing::TestWithParam<KernelCase> {};
-
-TEST_P(TrainFormulas, AreTheCpusLoopsInFp64) {
-  Problem problem = GetParam().make(Element::kFp64);
-  add_parameter(problem.plan);
-  Result<Context> context = Context::create({.threads = 2});
+void expect_formula_on_cpu(Problem problem, CpuIsa isa) {
+  add_parameter(problem.plan, problem.statistic);
+  Result<Context> context = Context::create({.threads = 2, .cpu_isa = isa});
   ASSERT_TRUE(context.ok());
   Result<ParameterStore> store = ParameterStore::create(problem.plan);
   ASSERT_TRUE(store.ok());
@@ -101,11 +100,32 @@ TEST_P(TrainFormulas, AreTheCpusLoopsInFp64) {
   for (const auto& [id, wanted] : problem.expected) {
     const PlanTensor& tensor = problem.plan.tensor(id);
     const Numbers got = from_bytes(tensor.element, (*executor)->data(id), tensor.elements());
-    EXPECT_LT(error_of(got, wanted), bound_of(Element::kFp64)) << tensor.name;
+    expect_formula(problem, tensor, got, wanted);
   }
 }
 
+class TrainFormulas : public ::testing::TestWithParam<KernelCase> {};
+
+TEST_P(TrainFormulas, AreTheCpusLoopsInFp64) {
+  expect_formula_on_cpu(GetParam().make(Element::kFp64), CpuIsa::kAutomatic);
+}
+
 INSTANTIATE_TEST_SUITE_P(Cases, TrainFormulas, ::testing::ValuesIn(all_cases()),
+                         [](const auto& info) { return info.param.name; });
+
+class TrainHostileNumbers : public ::testing::TestWithParam<KernelCase> {};
+
+TEST_P(TrainHostileNumbers, AreTheFormulaOnEveryInstructionSetInEveryType) {
+  for (const CpuIsa isa : {CpuIsa::kScalar, CpuIsa::kNeon, CpuIsa::kAvx2, CpuIsa::kAvx512}) {
+    if (!supported(isa)) continue;
+    for (const Element type : {Element::kFp64, Element::kFp32, Element::kBf16, Element::kFp16}) {
+      SCOPED_TRACE(std::string(to_string(isa)) + ", " + to_string(type));
+      expect_formula_on_cpu(GetParam().make(type), isa);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, TrainHostileNumbers, ::testing::ValuesIn(hostile_cases(HUGE_VAL)),
                          [](const auto& info) { return info.param.name; });
 
 }  // namespace

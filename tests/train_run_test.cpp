@@ -202,6 +202,28 @@ TEST(TrainGolden, EveryTokensLossIsTheOtherImplementations) {
   }
 }
 
+// Beyond GELU's saturation nothing passes, however negative its input is.
+TEST(TrainLoss, IsTheSameForEveryBiasThatClosesAGelu) {
+  ModelConfig model = small_model(Family::kGpt2);
+  model.layers = 1;
+  std::vector<double> losses;
+  for (const float bias : {-13.0f, -14.0f, -100.0f, -1e30f}) {
+    const TestStep step = TestStep::make(model, {.batch = 2});
+    int closed = 0;
+    for (const Parameter& each : step.executor->plan().parameters) {
+      const bool weight = each.name == "h.0.mlp.c_fc.weight";
+      if (!weight && each.name != "h.0.mlp.c_fc.bias") continue;
+      auto* values = reinterpret_cast<float*>(step.parameters->values()) + each.offset;
+      std::fill_n(values, each.elements, weight ? 0.0f : bias);
+      ++closed;
+    }
+    EXPECT_EQ(closed, 2);
+    losses.push_back(step.loss());
+  }
+  EXPECT_TRUE(std::isfinite(losses.front()));
+  EXPECT_EQ(losses, std::vector<double>(losses.size(), losses.front()));
+}
+
 TEST(TrainConfiguration, TheEffectiveOneIsReadBack) {
   TrainConfig config;
   config.model = small_model();

@@ -172,10 +172,19 @@ void layer_norm_backward(const T* dy, const T* x, const T* w, const T* mean, con
 // Activations
 // ---------------------------------------------------------------------------------------------
 
+/// e^x: infinity where it overflows, NaN for NaN. hn::Exp alone wraps round from 256 ln 2 on (fp64:
+/// 2048 ln 2) and makes a NaN 0. Every exponential of this file is this one.
+template <class T>
+HWY_INLINE Vector<T> exponential(Vector<T> x) {
+  constexpr double kOverflows = sizeof(T) == 4 ? 104 : 1000;
+  const Vector<T> e = hn::Exp(Tag<T>(), hn::Min(x, set<T>(kOverflows)));
+  return hn::IfThenElse(hn::IsNaN(x), x, e);
+}
+
 template <class T>
 HWY_INLINE Vector<T> sigmoid(Vector<T> x) {
   const Vector<T> one = set<T>(1);
-  return hn::Div(one, hn::Add(one, hn::Exp(Tag<T>(), hn::Neg(x))));
+  return hn::Div(one, hn::Add(one, exponential<T>(hn::Neg(x))));
 }
 
 template <class T>
@@ -233,8 +242,10 @@ void gelu_backward(const T* dy, const T* x, T* dx, int64_t count) {
   const Vector<T> half = set<T>(0.5), one = set<T>(1);
   each_vector<T>(count, [&](int64_t i, int64_t n) {
     const Vector<T> v = load(x + i, n), t = gelu_tanh<T>(v);
+    // 1 - t^2 is 0 long before x^2 overflows: their product must not be 0 times infinity.
     const Vector<T> inner =
-        hn::Mul(set<T>(kGeluScale), hn::MulAdd(set<T>(3 * kGeluCube), hn::Mul(v, v), one));
+        hn::Min(hn::Mul(set<T>(kGeluScale), hn::MulAdd(set<T>(3 * kGeluCube), hn::Mul(v, v), one)),
+                hn::Set(Tag<T>(), hwy::HighestValue<T>()));
     const Vector<T> curve = hn::Mul(hn::Mul(v, hn::NegMulAdd(t, t, one)), inner);
     const Vector<T> slope = hn::Mul(half, hn::Add(hn::Add(one, t), curve));
     store(hn::Mul(load(dy + i, n), slope), dx + i, n);
@@ -251,7 +262,7 @@ HWY_INLINE T exponentials(const T* s, T max, T* p, int64_t count) {
   const Vector<T> top = hn::Set(Tag<T>(), max);
   Vector<T> total = set<T>(0);
   each_vector<T>(count, [&](int64_t i, int64_t n) {
-    Vector<T> e = hn::Exp(Tag<T>(), hn::Sub(load(s + i, n), top));
+    Vector<T> e = exponential<T>(hn::Sub(load(s + i, n), top));
     if (n < kLanes<T>) e = hn::IfThenElseZero(hn::FirstN(Tag<T>(), size_t(n)), e);
     store(e, p + i, n);
     total = hn::Add(total, e);

@@ -31,7 +31,10 @@ __device__ inline float gelu_tanh(float x) {
 }
 
 __device__ inline float gelu_gradient(float x, float dy) {
-  const float t = gelu_tanh(x), inner = kGeluScale * (1.0f + 3.0f * kGeluCube * x * x);
+  constexpr float kHighest = 3.402823466e38f;
+  const float t = gelu_tanh(x);
+  // 1 - t^2 is 0 long before x^2 overflows: their product must not be 0 times infinity.
+  const float inner = fminf(kGeluScale * (1.0f + 3.0f * kGeluCube * x * x), kHighest);
   return dy * 0.5f * (1.0f + t + x * (1.0f - t * t) * inner);
 }
 

@@ -7,8 +7,9 @@
 
 namespace flashlab::device {
 
-inline constexpr float kLowest = -3.402823466e38f;
 inline constexpr float kLog2E = 1.4426950408889634f;
+/// Below any logit. Times log2 e it is finite, so that logits of -inf give 0 below it, not NaN.
+inline constexpr float kLowest = -2e38f;
 
 /// exp(x - max) by one multiplication and one ex2: the logits are what bounds the arithmetic.
 __device__ inline float exp_below(float x, float max_log2) {

@@ -6,7 +6,7 @@
 
 #include "profile/memory_timeline.h"
 #include "profile/step_run.h"
-#include "train/model/step.h"
+#include "train/step/step.h"
 #include "train_model.h"
 
 namespace flashlab::profile {

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "train/model/step.h"
+#include "train/step/step.h"
 
 namespace flashlab::train {
 

@@ -9,9 +9,9 @@
 
 #include "runtime/cuda/known_gpus.h"
 #include "train/cuda/kernel_steps.h"
-#include "train/model/step.h"
 #include "train/run/generator.h"
 #include "train/run/step_executor.h"
+#include "train/step/step.h"
 #include "train_emulated.h"
 
 namespace flashlab::train::testing {

@@ -8,8 +8,8 @@
 #include <utility>
 
 #include "train/cpu/random.h"
-#include "train/model/step.h"
 #include "train/run/cpu_executor.h"
+#include "train/step/step.h"
 
 namespace flashlab::train {
 

@@ -6,10 +6,10 @@
 #include <numeric>
 #include <set>
 
-#include "train/model/fit.h"
-#include "train/model/step.h"
 #include "train/plan/memory_plan.h"
 #include "train/plan/recompute.h"
+#include "train/step/fit.h"
+#include "train/step/step.h"
 
 namespace flashlab::train {
 namespace {

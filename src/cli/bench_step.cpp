@@ -17,8 +17,8 @@
 #include "lab/report/table.h"
 #include "lab/subjects/step/step_subject.h"
 #include "lab/subjects/step/torch_steps.h"
-#include "train/model/fit.h"
 #include "train/plan/recompute.h"
+#include "train/step/fit.h"
 
 namespace flashlab::cli {
 namespace {

@@ -13,9 +13,9 @@
 #include "lab/machine/memory.h"
 #include "lab/report/text.h"
 #include "train/data/files.h"
-#include "train/model/fit.h"
-#include "train/model/step.h"
 #include "train/plan/memory_plan.h"
+#include "train/step/fit.h"
+#include "train/step/step.h"
 
 namespace flashlab::cli {
 namespace {

@@ -12,9 +12,9 @@
 #include "cli/values.h"
 #include "train/data/files.h"
 #include "train/data/tokenizer.h"
-#include "train/model/step.h"
 #include "train/run/checkpoint.h"
 #include "train/run/generator.h"
+#include "train/step/step.h"
 
 namespace flashlab::cli {
 namespace {

@@ -11,8 +11,8 @@
 #include "lab/data/case_data.h"
 #include "lab/subjects/step/step_bench.h"
 #include "train/data/files.h"
-#include "train/model/fit.h"
 #include "train/plan/recompute.h"
+#include "train/step/fit.h"
 
 namespace flashlab::cli {
 

@@ -14,8 +14,8 @@
 #include "lab/report/text.h"
 #include "train/cpu/accumulate.h"
 #include "train/data/files.h"
-#include "train/model/step.h"
 #include "train/plan/autocast.h"
+#include "train/step/step.h"
 
 namespace flashlab::cli {
 namespace {

@@ -20,7 +20,7 @@
 #include "profile/folder.h"
 #include "profile/ledger.h"
 #include "profile/step_run.h"
-#include "train/model/step.h"
+#include "train/step/step.h"
 
 namespace flashlab::cli {
 namespace {

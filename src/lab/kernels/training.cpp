@@ -5,7 +5,7 @@
 #include <unordered_set>
 
 #include "train/cuda/lowering.h"
-#include "train/model/step.h"
+#include "train/step/step.h"
 
 namespace flashlab::lab {
 namespace {

@@ -8,7 +8,7 @@
 
 #include "train/cpu/narrow.h"
 #include "train/cpu/random.h"
-#include "train/model/step.h"
+#include "train/step/step.h"
 
 namespace flashlab::train {
 

@@ -9,10 +9,10 @@
 
 #include "train/cpu/narrow.h"
 #include "train/data/files.h"
-#include "train/model/step.h"
 #include "train/run/checkpoint.h"
 #include "train/run/safetensors.h"
 #include "train/run/step_executor.h"
+#include "train/step/step.h"
 
 namespace flashlab::train {
 namespace {

@@ -10,8 +10,8 @@
 #include <utility>
 
 #include "train/data/files.h"
-#include "train/model/step.h"
 #include "train/run/checkpoint.h"
+#include "train/step/step.h"
 
 namespace flashlab::train {
 namespace {

@@ -9,8 +9,8 @@
 #include "lab/machine/device_memory.h"
 #include "lab/machine/memory.h"
 #include "lab/subjects/step/step_subject.h"
-#include "train/model/step.h"
 #include "train/run/step_executor.h"
+#include "train/step/step.h"
 
 namespace flashlab::lab {
 namespace {

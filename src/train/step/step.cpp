@@ -1,4 +1,4 @@
-#include "train/model/step.h"
+#include "train/step/step.h"
 
 #include <fmt/format.h>
 

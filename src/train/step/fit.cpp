@@ -1,13 +1,13 @@
-#include "train/model/fit.h"
+#include "train/step/fit.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <optional>
 
-#include "train/model/step.h"
 #include "train/plan/memory_plan.h"
 #include "train/plan/recompute.h"
+#include "train/step/step.h"
 
 namespace flashlab::train {
 namespace {

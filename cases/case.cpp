@@ -183,6 +183,8 @@ std::string Case::describe() const {
   if (fill == Fill::kSpecial) text += " special";
   if (fill == Fill::kEqual) text += " equal";
   if (fill == Fill::kGrowing) text += " growing";
+  if (fill == Fill::kShifted) text += " shifted";
+  if (fill == Fill::kEmptyRows) text += " empty-rows";
   return text;
 }
 

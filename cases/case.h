@@ -33,6 +33,8 @@ enum class Fill : std::uint8_t {
   kSpecial,      ///< some NaN and infinities at seeded places
   kEqual,        ///< all scores equal: a uniform softmax
   kGrowing,      ///< every 64 keys twice the scores of those before; the first key's far below all
+  kShifted,      ///< a number near -1000 in every score: an additive mask's, else of q and k
+  kEmptyRows,    ///< a mask hides a tile of queries and one query in four; rest as kNormal
 };
 
 struct Case {
@@ -98,6 +100,14 @@ std::optional<Window> parse_window(std::string_view text);
 /// The conformance list: every combination that has ever been worth a test, small enough that the
 /// whole list runs in about a minute on two cores. `dtype` empty: all.
 std::vector<Case> conformance_cases(std::optional<DType> dtype = {});
+
+/// The list of pairs: every two of {causal, window, softcap, ALiBi, dropout, boolean mask, additive
+/// mask, grouped heads, dLSE, deterministic, unequal lengths, unequal head dims}, but the two
+/// masks, with every fill of {normal, large scores, shifted, empty rows}, at head dims 64 and 128,
+/// for every type. Lengths are two and three tiles, one more or one less. Two features of a case
+/// may have a third that its fill needs: rows without keys come from more queries than keys where
+/// no mask is.
+std::vector<Case> pair_cases(std::int64_t tile, std::optional<DType> dtype = {});
 
 /// Presets by name (gpt2-small, gpt3-large, bert-base, bert-large, long-8k, long-16k,
 /// batch-inference, ...); empty when the name is unknown. A preset fixes sizes, mask and pass.

@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdlib>
+#include <map>
 #include <set>
 
 #include "case.h"
@@ -218,6 +220,45 @@ TEST_F(Conformance, CostsWhatTwoCoresDoInAMinute) {
   double multiply_adds = 0;
   for (const Case& c : list) multiply_adds += c.flops(Pass::kForward) / 2;
   EXPECT_LT(multiply_adds, 6.2e9);
+}
+
+int features_of(const Case& c) {
+  return (c.causal != Causal::kNone) + c.window.has_value() + c.softcap.has_value() + c.alibi +
+         (c.dropout > 0) + (c.mask != MaskKind::kNone) + (c.heads_q != c.heads_k) + c.lse_gradient +
+         c.deterministic + (c.seqlen_q != c.seqlen_k) + (c.head_dim != c.head_dim_v);
+}
+
+// A mask hides rows; else the first query's last key lies before the first one.
+bool has_empty_rows(const Case& c) {
+  if (c.mask != MaskKind::kNone) return true;
+  const bool causal = c.causal != Causal::kNone;
+  const bool last_keys = causal ? c.causal == Causal::kBottomRight
+                                : c.window && c.window->alignment == Alignment::kBottomRight;
+  return last_keys && c.seqlen_k - c.seqlen_q + (causal ? 0 : c.window->right) < 0;
+}
+
+TEST(Pairs, AreEveryTwoFeaturesWithEveryFillAtTwoHeadDims) {
+  for (const std::int64_t tile : {64, 128}) {
+    const std::vector<Case> list = pair_cases(tile);
+    EXPECT_EQ(list.size(), 65u * 4 * 2 * 4);
+    std::set<std::string> names;
+    std::map<Fill, int> fills;
+    for (const Case& c : list) {
+      SCOPED_TRACE(c.name + ": " + c.describe());
+      EXPECT_TRUE(names.insert(c.name).second);
+      ++fills[c.fill];
+      for (const std::int64_t length : {c.seqlen_q, c.seqlen_k}) {
+        EXPECT_TRUE(std::abs(length - 2 * tile) == 1 || std::abs(length - 3 * tile) == 1);
+      }
+      // Rows without keys may need causal and more queries than keys.
+      EXPECT_GE(features_of(c), 2);
+      EXPECT_LE(features_of(c), c.fill == Fill::kEmptyRows ? 4 : 2);
+      if (c.fill == Fill::kEmptyRows) EXPECT_TRUE(has_empty_rows(c));
+    }
+    for (const auto& [fill, count] : fills) EXPECT_EQ(count, 65 * 2 * 4);
+    EXPECT_EQ(pair_cases(tile, DType::kBf16).size(), list.size() / 4);
+    EXPECT_EQ(pair_cases(tile, DType::kBf16).front().describe(), list[520].describe());
+  }
 }
 
 TEST(Presets, AreTheKnownOnes) {

@@ -69,6 +69,28 @@ INSTANTIATE_TEST_SUITE_P(Cpu, Conformance,
                          testing::Values(DType::kFp32, DType::kBf16, DType::kFp16, DType::kFp64),
                          [](const auto& test) { return std::string(to_string(test.param)); });
 
+// Every two features at once: of fp32 each pair with two fills, of bf16 with one, of the others a
+// part. `flashlab check --pairs` runs the whole list.
+TEST_P(Conformance, EveryImplementationTakesPairs) {
+  constexpr std::int64_t kTile = 64;
+  const std::size_t part = GetParam() == DType::kFp32   ? 4
+                           : GetParam() == DType::kBf16 ? 8
+                           : GetParam() == DType::kFp16 ? 16
+                                                        : 32;
+  auto context = Context::create();
+  ASSERT_TRUE(context.ok()) << context.status().message();
+  CheckRun run;
+  run.cases = every_nth(cases::pair_cases(kTile, GetParam()), part * FLASHLAB_TEST_SELECTION, 1);
+  run.implementations = implementations({});
+  std::erase(run.implementations, "reference");
+  run.jobs = 2;
+  const CheckSummary summary = check_cases(*context, run);
+  EXPECT_EQ(summary.reports.size(), run.cases.size() * run.implementations.size());
+  for (const CheckReport& report : summary.reports) {
+    EXPECT_TRUE(report.passed()) << report.failure() << report.message;
+  }
+}
+
 TEST(ConformanceIsa, OtherInstructionSetsPassAPartOfTheList) {
   std::vector<Context> contexts;
   for (CpuIsa isa : {CpuIsa::kScalar, CpuIsa::kNeon, CpuIsa::kAvx2, CpuIsa::kAvx512,

@@ -30,7 +30,14 @@ using Json = nlohmann::ordered_json;
 // --quick takes every n-th case: neighbours in the list differ in one thing only.
 constexpr std::size_t kQuickStride = 8;
 
-std::vector<cases::Case> chosen_cases(const Arguments& arguments) {
+// Lengths of the list of pairs are those of two and three tiles: most kernels' tiles of queries or
+// keys are 128 long on a GPU, and blocks of queries 64 on a CPU.
+std::vector<cases::Case> listed_cases(const Arguments& arguments, const Context& context) {
+  if (!arguments.has("--pairs")) return cases::conformance_cases();
+  return cases::pair_cases(context.device().kind == DeviceKind::kCpu ? 64 : 128);
+}
+
+std::vector<cases::Case> chosen_cases(const Arguments& arguments, const Context& context) {
   std::vector<cases::Case> all;
   const std::vector<std::string> dtypes = arguments.list("--dtype");
   const auto asked = [&](const std::string& dtype) {
@@ -42,7 +49,9 @@ std::vector<cases::Case> chosen_cases(const Arguments& arguments) {
              return name.find(part) != std::string::npos;
            });
   };
-  for (cases::Case& problem : cases::conformance_cases()) {
+  std::vector<cases::Case> list = listed_cases(arguments, context);
+  const std::string example = list.front().name;
+  for (cases::Case& problem : list) {
     if (!named(problem.name)) continue;
     // tf32 is a way to multiply fp32 tensors: the same cases, and only where it is asked for.
     if (problem.dtype == DType::kFp32 && asked("tf32")) {
@@ -54,8 +63,7 @@ std::vector<cases::Case> chosen_cases(const Arguments& arguments) {
   if (all.empty()) {
     fail_usage(fmt::format("no case matches --case \"{}\"{}; names look like {}",
                            arguments.value("--case").value_or(""),
-                           dtypes.empty() ? "" : " with this --dtype",
-                           cases::conformance_cases().front().name));
+                           dtypes.empty() ? "" : " with this --dtype", example));
   }
   if (!arguments.has("--quick") || !parts.empty()) return all;
   std::vector<cases::Case> some;
@@ -64,14 +72,16 @@ std::vector<cases::Case> chosen_cases(const Arguments& arguments) {
 }
 
 // The command that repeats one report alone.
-std::string reproduce(const lab::CheckReport& report, const Context& context) {
+std::string reproduce(const lab::CheckReport& report, const Arguments& arguments,
+                      const Context& context) {
   const std::string where = context.device().kind == DeviceKind::kCuda
                                 ? fmt::format("--device {}", to_string(context.device()))
                                 : fmt::format("--cpu-isa {} --threads {}",
                                               to_string(context.cpu_isa()), context.threads());
   const char* dtype = report.problem.precision == Precision::kTf32 ? " --dtype tf32" : "";
-  return fmt::format("flashlab check --case {}{} --implementation {} {}", report.problem.name,
-                     dtype, report.implementation, where);
+  const char* list = arguments.has("--pairs") ? "--pairs " : "";
+  return fmt::format("flashlab check {}--case {}{} --implementation {} {}", list,
+                     report.problem.name, dtype, report.implementation, where);
 }
 
 struct Counts {
@@ -105,11 +115,12 @@ void print_groups(const std::vector<lab::CheckReport>& reports) {
   }
 }
 
-void print_failures(const std::vector<lab::CheckReport>& reports, const Context& context) {
+void print_failures(const std::vector<lab::CheckReport>& reports, const Arguments& arguments,
+                    const Context& context) {
   for (const lab::CheckReport& report : reports) {
     if (!report.failed() || (report.items.empty() && report.message.empty())) continue;
     print_line(fmt::format("\nFAILED  {}\n        {}\n        {}", report.failure(),
-                           report.problem.describe(), reproduce(report, context)));
+                           report.problem.describe(), reproduce(report, arguments, context)));
   }
 }
 
@@ -288,7 +299,7 @@ lab::CheckSummary check_input(const Arguments& arguments, const Context& context
 lab::CheckSummary check_list(const Arguments& arguments, const Context& context,
                              const std::vector<std::string>& names, bool text) {
   lab::CheckRun run;
-  run.cases = chosen_cases(arguments);
+  run.cases = chosen_cases(arguments, context);
   run.implementations = names;
   run.cancel = &interrupted();
   run.options.bitwise_calls =
@@ -336,20 +347,22 @@ int run_check(const Arguments& arguments) {
   const std::optional<std::string> json = arguments.value("--json");
   const bool text = !json || *json != "-";
   const bool input = arguments.has("--input");
-  for (const char* flag : {"--quick", "--case", "--repeat-bitwise"}) {
+  for (const char* flag : {"--pairs", "--quick", "--case", "--repeat-bitwise"}) {
     if (input && arguments.has(flag)) {
       fail_usage(fmt::format("{} chooses from the list and contradicts --input; give one", flag));
     }
   }
-  // Cases that are named are asked for to look at them: the instrument is not the question.
-  const Ruler ruler = input || arguments.has("--case") ? Ruler{} : read_ruler(context);
+  // Cases that are named, and pairs, are asked for to look at them: the instrument is not the
+  // question.
+  const bool chosen = input || arguments.has("--case") || arguments.has("--pairs");
+  const Ruler ruler = chosen ? Ruler{} : read_ruler(context);
   const lab::CheckSummary summary =
       input ? check_input(arguments, context, names) : check_list(arguments, context, names, text);
   if (text) {
     print_ruler(ruler);
     if (input) print_input_items(summary.reports);
     print_groups(summary.reports);
-    if (!input) print_failures(summary.reports, context);
+    if (!input) print_failures(summary.reports, arguments, context);
     if (!summary.device_lost.empty()) {
       print_line(
           fmt::format("\n{} cannot work any more after {}\nWhat was checked before is kept, "

@@ -166,6 +166,14 @@ void shape_row(const Case& c, TensorRole role, const RowIndex& row, std::int64_t
         out[d] = normal_at(stream_of(c, role) + 4, head * 4096 + static_cast<std::uint64_t>(d));
       }
       return;
+    case Fill::kShifted:  // by -1024 at head dim 64, -724 at 128
+      if (c.mask == cases::MaskKind::kAdditive) return;
+      for (std::int64_t d = 0; score && d < std::min<std::int64_t>(width, 8); ++d) {
+        out[d] = role == TensorRole::kQ ? -32 : 32;
+      }
+      return;
+    case Fill::kEmptyRows:
+      return;
     case Fill::kGrowing:  // the first column brings 2^-3, 2^-2, ... to 2^8 in turn, at head dim 64
       if (role == TensorRole::kQ) out[0] = 8;
       if (role == TensorRole::kK) {
@@ -259,16 +267,20 @@ double hiding_value(DType dtype, std::uint64_t choice) {
 }
 
 // Visible: three pairs of four, but no row of sixteen at all and no block of 64 keys of eight; in
-// another of eight, all. A block is of 64 rows.
+// another of eight, all. A block is of 64 rows. Rows are hidden, and keys shifted, by the fill,
+// too.
 void fill_mask(const Case& c, const Tensor& tensor) {
   const TensorSpec& spec = tensor.spec;
   const std::uint64_t stream = stream_of(c, TensorRole::kMask);
   const std::int64_t heads = spec.strides[1] == 0 ? 1 : spec.shape[1];
+  const std::int64_t tile = spec.shape[2] >= 255 ? 128 : 64;  // two tiles and more are there
   std::uint64_t row = 0;
   for (std::int64_t b = 0; b < spec.shape[0]; ++b) {
     for (std::int64_t h = 0; h < heads; ++h) {
       for (std::int64_t i = 0; i < spec.shape[2]; ++i, ++row) {
-        const bool row_hidden = hash(stream + 1, row) % 16 == 0;
+        const bool row_hidden = c.fill == Fill::kEmptyRows
+                                    ? i / tile == 1 || hash(stream + 1, row) % 4 == 0
+                                    : hash(stream + 1, row) % 16 == 0;
         const std::int64_t base = b * spec.strides[0] + h * spec.strides[1] + i * spec.strides[2];
         for (std::int64_t j = 0; j < spec.shape[3]; ++j) {
           const std::uint64_t index = row * 0x100000000u + static_cast<std::uint64_t>(j);
@@ -281,8 +293,9 @@ void fill_mask(const Case& c, const Tensor& tensor) {
             static_cast<std::uint8_t*>(tensor.data)[base + j] = hidden ? 0 : 1;
             continue;
           }
-          const double value =
-              hidden ? hiding_value(spec.dtype, hash(stream + 4, index)) : normal_at(stream, index);
+          const double value = c.fill == Fill::kShifted ? -1000
+                               : hidden ? hiding_value(spec.dtype, hash(stream + 4, index))
+                                        : normal_at(stream, index);
           write_row(tensor.data, spec.dtype, base + j, &value, 1);
         }
       }

@@ -31,6 +31,10 @@ const char* fill_words(cases::Fill fill) {
       return "equal scores";
     case cases::Fill::kGrowing:
       return "growing scores";
+    case cases::Fill::kShifted:
+      return "shifted scores";
+    case cases::Fill::kEmptyRows:
+      return "empty rows";
   }
   return "";
 }

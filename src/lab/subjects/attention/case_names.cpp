@@ -24,6 +24,8 @@ constexpr std::array kFills = {
     std::pair{cases::Fill::kSpecial, "special"},
     std::pair{cases::Fill::kEqual, "equal"},
     std::pair{cases::Fill::kGrowing, "growing"},
+    std::pair{cases::Fill::kShifted, "shifted"},
+    std::pair{cases::Fill::kEmptyRows, "empty-rows"},
 };
 
 template <class Table, class Enum>

@@ -78,6 +78,88 @@ TEST(TrainTokenizer, LearnsTheMostFrequentPairs) {
   EXPECT_EQ(again->encode(text), tokens);
 }
 
+// The definition, word by word: every pair counted anew before each merge.
+std::vector<std::string> learned_by_counting(std::string_view text, std::size_t merges) {
+  std::vector<std::vector<int>> words;
+  const Result<BytePairs> none = BytePairs::learn("", 256);
+  split_words(text, {}, [&](std::string_view word) {
+    words.emplace_back();
+    for (const std::int32_t token : none->encode(word)) words.back().push_back(token);
+  });
+  std::vector<std::string> tokens;
+  for (int i = 0; i < 256; ++i) tokens.push_back(none->bytes(i));
+  std::vector<std::string> out;
+  while (out.size() < merges) {
+    std::map<std::pair<int, int>, int> counts;
+    for (const auto& word : words) {
+      for (std::size_t i = 0; i + 1 < word.size(); ++i) ++counts[{word[i], word[i + 1]}];
+    }
+    const auto best = std::max_element(counts.begin(), counts.end(), [](auto& a, auto& b) {
+      return a.second < b.second;  // of equal ones the first: the one of smaller tokens
+    });
+    if (best == counts.end() || best->second < 2) break;
+    const auto [left, right] = best->first;
+    const int token = static_cast<int>(tokens.size());
+    tokens.push_back(tokens[static_cast<std::size_t>(left)] +
+                     tokens[static_cast<std::size_t>(right)]);
+    out.push_back(tokens.back());
+    for (auto& word : words) {
+      for (std::size_t i = 0; i + 1 < word.size(); ++i) {
+        if (word[i] != left || word[i + 1] != right) continue;
+        word[i] = token;
+        word.erase(word.begin() + static_cast<std::ptrdiff_t>(i) + 1);
+      }
+    }
+  }
+  return out;
+}
+
+std::string letters(std::size_t count, unsigned alphabet, unsigned seed) {
+  std::string out;
+  for (std::size_t i = 0; i < count; ++i) {
+    seed = seed * 1664525u + 1013904223u;
+    out += static_cast<char>('a' + (seed >> 16) % alphabet);
+  }
+  return out;
+}
+
+TEST(TrainTokenizer, LearnsAndMergesAsTheDefinitionSays) {
+  std::vector<std::string> texts = {std::string(97, 'a'), "aaaa aaa aaaaa aa aaaa", "ababababa"};
+  for (unsigned seed = 0; seed < 12; ++seed) {
+    texts.push_back(letters(400, 2 + seed % 4, seed));  // one word
+    std::string words;
+    for (unsigned i = 0; i < 60; ++i) words += letters(1 + i % 11, 3, seed * 100 + i) + ' ';
+    texts.push_back(words);
+  }
+  for (const std::string& text : texts) {
+    const std::vector<std::string> expected = learned_by_counting(text, 80);
+    const Result<BytePairs> pairs = BytePairs::learn(text, 256 + 80);
+    ASSERT_TRUE(pairs.ok());
+    ASSERT_EQ(pairs->vocabulary(), 256 + static_cast<std::int64_t>(expected.size())) << text;
+    for (std::size_t i = 0; i < expected.size(); ++i) {
+      ASSERT_EQ(pairs->bytes(static_cast<std::int32_t>(256 + i)), expected[i]) << text;
+    }
+    EXPECT_EQ(decoded(*pairs, pairs->encode(text)), text);
+  }
+}
+
+// A word of n letters costs n log n: with n^2 this test does not end.
+TEST(TrainTokenizer, OneLongWord) {
+  const std::string word = letters(500'000, 26, 1);
+  const Result<BytePairs> pairs = BytePairs::learn(word, 1000);
+  ASSERT_TRUE(pairs.ok());
+  EXPECT_EQ(pairs->vocabulary(), 1000);
+  EXPECT_EQ(decoded(*pairs, pairs->encode(word)), word);
+}
+
+TEST(TrainTokenizer, AStopEndsTheWork) {
+  const std::string word = letters(1000, 4, 1);
+  std::atomic<bool> stop = true;
+  EXPECT_EQ(BytePairs::learn(word, 400, &stop)->vocabulary(), 256);
+  const Result<BytePairs> pairs = BytePairs::learn(word, 400);
+  EXPECT_TRUE(pairs->encode(word, &stop).empty());
+}
+
 TEST(TrainTokenizer, OtherKindsAndDamagedFilesAreRefused) {
   const std::string good = golden("tokenizer_gpt2.json");
   const auto refused = [&](const std::string& from, const std::string& to, const char* words) {
@@ -205,6 +287,20 @@ TEST_F(TrainText, WhatCannotBeUsedIsSaid) {
   EXPECT_NE(check_tokenizer("llama.model").message().find("SentencePiece"), std::string::npos);
   EXPECT_NE(check_tokenizer("words").message().find("character, bpe"), std::string::npos);
   EXPECT_TRUE(check_tokenizer("mine/tokenizer.json").ok());
+}
+
+TEST_F(TrainText, AStopLeavesNoTokens) {
+  const std::atomic<bool> stop = true;
+  for (const char* tokenizer : {"bpe", "character"}) {
+    TextOptions options;
+    options.tokenizer = tokenizer;
+    options.context = 64;
+    options.stop = &stop;
+    const Result<RunText> text = prepare_text(folder_, options);
+    ASSERT_FALSE(text.ok());
+    EXPECT_NE(text.status().message().find("a stop"), std::string::npos) << text.status().message();
+    EXPECT_TRUE(fs::is_empty(folder_));
+  }
 }
 
 TEST_F(TrainText, BytePairsOfAText) {

@@ -14,7 +14,7 @@ import sys
 
 import source
 
-LIBRARY_ROOMS = ("include/", "src/api/", "src/cpu/", "src/reference/", "src/cuda/",
+LIBRARY_ROOMS = ("include/", "src/base/", "src/api/", "src/cpu/", "src/reference/", "src/cuda/",
                  "src/peers/", "src/runtime/", "src/train/", "src/lab/", "src/profile/", "cases/")
 TEXT_FILES = (".h", ".cpp", ".cu", ".cuh", ".py", ".sh", ".cmake", ".txt", ".md", ".json", "/run")
 CPP_ROOMS = ("include/", "src/", "cases/", "tests/", "examples/", "fuzz/", "python/")
@@ -52,6 +52,8 @@ MAY_INCLUDE = {
     "include/": ("include/",),
     "cases/": ("include/", "cases/"),
     "src/reference/": ("include/", "src/reference/"),
+    # What every room above may need and none should have twice: files, text, JSON.
+    "src/base/": ("include/", "src/base/"),
     # The runtime knows nothing of attention, and goes from libraries to devices to kernels.
     "src/runtime/guard.": ("include/",),
     "src/runtime/per_process.": ("include/", "src/runtime/per_process.h"),
@@ -59,24 +61,26 @@ MAY_INCLUDE = {
     "src/runtime/library/": ("include/", "src/runtime/library/"),
     "src/runtime/cuda/": ("include/", "src/runtime/guard.h", "src/runtime/library/",
                           "src/runtime/cuda/"),
-    "src/runtime/": ("include/", "src/runtime/"),
-    "src/api/": ("include/", "src/api/", "src/runtime/"),
+    "src/runtime/": ("include/", "src/base/", "src/runtime/"),
+    "src/api/": ("include/", "src/base/", "src/api/", "src/runtime/"),
     "src/cpu/": ("include/", "src/runtime/", "src/api/", "src/cpu/",
                  "src/cuda/kernels/dropout_pattern.h"),
     "src/cuda/": ("include/", "src/runtime/", "src/api/", "src/cuda/"),
     "src/peers/": ("include/", "src/runtime/", "src/api/", "src/cuda/", "src/peers/"),
     # The training engine: above attention and the runtime, below the instruments.
     # What its kernels are launched with is the same text on host and device.
-    "src/train/": ("include/", "src/runtime/", "src/api/", "src/train/", "src/cuda/kernels/train/"),
+    "src/train/": ("include/", "src/base/", "src/runtime/", "src/api/", "src/train/",
+                   "src/cuda/kernels/train/"),
     # Where the backends of the API are put together.
     "src/backends/": ("include/", "src/runtime/", "src/api/", "src/cpu/", "src/cuda/",
                       "src/peers/", "src/reference/", "src/backends/"),
-    "src/lab/": ("include/", "cases/", "src/runtime/", "src/api/", "src/cpu/", "src/cuda/",
-                 "src/peers/", "src/reference/", "src/train/", "src/lab/"),
+    "src/lab/": ("include/", "cases/", "src/base/", "src/runtime/", "src/api/", "src/cpu/",
+                 "src/cuda/", "src/peers/", "src/reference/", "src/train/", "src/lab/"),
     # Joins the training engine's lists with the instruments.
-    "src/profile/": ("include/", "src/runtime/", "src/api/", "src/lab/", "src/train/",
-                     "src/profile/"),
-    "src/cli/": ("include/", "cases/", "src/lab/", "src/train/", "src/profile/", "src/cli/"),
+    "src/profile/": ("include/", "src/base/", "src/runtime/", "src/api/", "src/lab/",
+                     "src/train/", "src/profile/"),
+    "src/cli/": ("include/", "cases/", "src/base/", "src/lab/", "src/train/", "src/profile/",
+                 "src/cli/"),
     "src/cuda/kernels/ptx/": ("src/cuda/kernels/ptx/",),
     "src/cuda/kernels/tile/": ("src/cuda/kernels/ptx/", "src/cuda/kernels/tile/",
                                "src/cuda/kernels/arguments.h", "src/cuda/kernels/config_types.h",

@@ -178,7 +178,11 @@ std::unique_ptr<train::Trainer> make_trainer(const Arguments& arguments, const C
   const auto output = arguments.value("--output");
   auto trainer = train::Trainer::start(
       context, config, output.value_or(dated_folder("train")),
-      output ? train::RunFolder::Name::kExact : train::RunFolder::Name::kNumbered, admits);
+      output ? train::RunFolder::Name::kExact : train::RunFolder::Name::kNumbered, admits,
+      &interrupted());
+  if (!trainer.ok() && interrupted()) {
+    throw Failure{kExitInterrupted, "interrupted before the text was all tokens; nothing is kept"};
+  }
   if (!trainer.ok()) fail(trainer.status());
   return std::move(*trainer);
 }

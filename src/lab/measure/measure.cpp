@@ -13,6 +13,7 @@
 #include <new>
 #include <thread>
 
+#include "base/stop.h"
 #include "runtime/program/nvtx.h"
 
 namespace flashlab::lab {
@@ -28,10 +29,6 @@ constexpr double kLongSampleMs = 200;
 
 double ms_between(Clock::time_point from, Clock::time_point to) {
   return std::chrono::duration<double, std::milli>(to - from).count();
-}
-
-bool is_set(const std::atomic<bool>* flag) {
-  return flag != nullptr && flag->load(std::memory_order_relaxed);
 }
 
 Status check(const MeasureOptions& options) {
@@ -88,7 +85,7 @@ Status warm_up(const MeasureOptions& options, double budget_ms, Contestant& cont
   const runtime::NvtxRange range("warm-up");
   const auto start = Clock::now();
   for (int i = 0; i < options.warmup; ++i) {
-    if (is_set(options.cancel)) return {};
+    if (base::is_set(options.cancel)) return {};
     const Result<double> elapsed = time_calls(options.clock, *contestant.call, 1);
     if (!elapsed.ok()) return elapsed.status();
     contestant.last_ms = *elapsed;
@@ -97,7 +94,7 @@ Status warm_up(const MeasureOptions& options, double budget_ms, Contestant& cont
   if (options.cold_cache) return {};  // a second call in the sample would find warm caches
 
   int calls = 1;
-  while (!is_set(options.cancel)) {
+  while (!base::is_set(options.cancel)) {
     const Result<double> elapsed = time_calls(options.clock, *contestant.call, calls);
     if (!elapsed.ok()) return elapsed.status();
     if (*elapsed >= options.min_sample_ms || calls >= kMaxCallsPerSample) break;
@@ -184,7 +181,7 @@ std::vector<Result<Samples>> measure_interleaved(const MeasureOptions& options,
   bool lost = false;
   for (int round = 0; round < options.repeats && !cancelled && !out_of_time && !lost; ++round) {
     for (std::size_t i = 0; i < contestants.size(); ++i) {
-      if (is_set(options.cancel)) {
+      if (base::is_set(options.cancel)) {
         cancelled = true;
         break;
       }
@@ -311,7 +308,7 @@ Result<RoofShare> measure_against_roof(const RoofShareOptions& options, const Ro
     shares.push_back(kernel_rate / roof_rate);
     roof_rates.push_back(roof_rate);
     kernel_rates.push_back(kernel_rate);
-    cancelled = is_set(options.cancel);
+    cancelled = base::is_set(options.cancel);
     const bool late = options.max_total_ms > 0 && shares.size() >= 3 &&
                       ms_between(start, Clock::now()) >= options.max_total_ms;
     if (cancelled || late) break;

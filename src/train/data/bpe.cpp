@@ -4,7 +4,13 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
+#include <limits>
+#include <optional>
 #include <queue>
+#include <utility>
+
+#include "base/stop.h"
 
 namespace flashlab::train {
 namespace {
@@ -41,21 +47,78 @@ std::vector<int> byte_order() {
   return out;
 }
 
-// Counts of neighbouring tokens in distinct words, kept up to date while words are merged.
+constexpr std::uint64_t pair_key(std::int32_t left, std::int32_t right) {
+  return static_cast<std::uint64_t>(left) << 32 | static_cast<std::uint32_t>(right);
+}
+constexpr std::int32_t left_of(std::uint64_t key) {
+  return static_cast<std::int32_t>(key >> 32);
+}
+constexpr std::int32_t right_of(std::uint64_t key) {
+  return static_cast<std::int32_t>(key);
+}
+
+// Tokens of a text that are merged in place. A token stands where its first byte stood.
+class MergedText {
+ public:
+  static constexpr std::size_t kNone = std::numeric_limits<std::size_t>::max();
+
+  // A token behind the ones before it; `joined` tells whether it may be merged with the last one.
+  void append(std::int32_t token, bool joined) {
+    const std::size_t at = places_.size();
+    if (joined) places_.back().next = at;
+    places_.push_back({token, joined ? at - 1 : kNone, kNone});
+  }
+  std::size_t size() const { return places_.size(); }
+  std::int32_t token(std::size_t at) const { return places_[at].token; }
+  std::size_t previous(std::size_t at) const { return places_[at].previous; }
+  std::size_t next(std::size_t at) const { return places_[at].next; }
+  // The pair that begins here, where there is one.
+  std::optional<std::uint64_t> pair_at(std::size_t at) const {
+    const Place& here = places_[at];
+    if (here.token < 0 || here.next == kNone) return std::nullopt;
+    return pair_key(here.token, places_[here.next].token);
+  }
+  // Precondition: a pair begins here.
+  void merge(std::size_t at, std::int32_t token) {
+    Place& gone = places_[places_[at].next];
+    places_[at].token = token;
+    places_[at].next = gone.next;
+    if (gone.next != kNone) places_[gone.next].previous = at;
+    gone.token = -1;
+  }
+
+ private:
+  struct Place {
+    std::int32_t token;  ///< -1: merged into the one before it
+    std::size_t previous, next;
+  };
+  std::vector<Place> places_;
+};
+
+// Counts of neighbouring tokens in distinct words, kept up to date while words are merged. A merge
+// looks only at the places of its pair and at their neighbours: a word of n bytes is merged at
+// most n times, however long it is.
 class Learner {
  public:
-  explicit Learner(std::string_view text, const std::int32_t* byte_ids) {
+  Learner(std::string_view text, const std::int32_t* byte_ids, const std::atomic<bool>* stop)
+      : stop_(stop) {
     std::unordered_map<std::string_view, std::int64_t> counts;
     std::vector<std::string_view> order;
     split_words(text, {}, [&](std::string_view word) {
-      if (counts[word]++ == 0) order.push_back(word);
+      if (!base::is_set(stop_) && counts[word]++ == 0) order.push_back(word);
     });
     for (const std::string_view word : order) {
-      std::vector<std::int32_t> tokens;
-      for (const char c : word) tokens.push_back(byte_ids[static_cast<unsigned char>(c)]);
-      words_.push_back({std::move(tokens), counts[word]});
+      if (base::is_set(stop_)) return;
+      for (std::size_t i = 0; i < word.size(); ++i) {
+        text_.append(byte_ids[static_cast<unsigned char>(word[i])], i > 0);
+      }
+      words_.push_back({text_.size(), counts[word]});
     }
-    for (std::size_t i = 0; i < words_.size(); ++i) count_word(i, 1);
+    std::size_t word = 0;
+    for (std::size_t at = 0; at < text_.size(); ++at) {
+      if (at == words_[word].end) ++word;
+      add(at, words_[word].count);
+    }
     for (const auto& [key, pair] : pairs_) queue_.push({pair.count, key});
   }
 
@@ -68,9 +131,9 @@ class Learner {
     }
   };
 
-  // The pair to merge next; count 0: there is none.
+  // The pair to merge next; count 0: there is none, or the work is stopped.
   Best next() {
-    while (!queue_.empty()) {
+    while (!queue_.empty() && !base::is_set(stop_)) {
       const Best best = queue_.top();
       queue_.pop();
       const std::int64_t now = pairs_[best.key].count;
@@ -81,55 +144,61 @@ class Learner {
   }
 
   void merge(std::uint64_t key, std::int32_t token) {
-    const auto left = static_cast<std::int32_t>(key >> 32), right = static_cast<std::int32_t>(key);
-    std::vector<std::size_t> where = std::move(pairs_[key].words);
-    std::sort(where.begin(), where.end());
-    where.erase(std::unique(where.begin(), where.end()), where.end());
-    for (const std::size_t index : where) {
-      count_word(index, -1);
-      std::vector<std::int32_t>& tokens = words_[index].tokens;
-      std::size_t kept = 0;
-      for (std::size_t i = 0; i < tokens.size(); ++i) {
-        const bool here = i + 1 < tokens.size() && tokens[i] == left && tokens[i + 1] == right;
-        tokens[kept++] = here ? token : tokens[i];
-        i += here;
-      }
-      tokens.resize(kept);
-      count_word(index, 1);
-      for (std::size_t i = 0; i + 1 < tokens.size(); ++i) {
-        if (tokens[i] != token && tokens[i + 1] != token) continue;
-        const std::uint64_t fresh = key_of(tokens[i], tokens[i + 1]);
-        queue_.push({pairs_[fresh].count, fresh});
-      }
+    std::vector<std::size_t> places = std::move(pairs_[key].places);
+    pairs_.erase(key);
+    std::vector<std::uint64_t> fresh;
+    // From the front, as the places stand: of "aaa" the first two become one.
+    for (const std::size_t at : places) {
+      if (base::is_set(stop_)) return;
+      if (text_.pair_at(at) != key) continue;
+      const std::int64_t count = count_at(at);
+      const std::size_t before = text_.previous(at), gone = text_.next(at);
+      if (before != MergedText::kNone) take(before, count);
+      take(gone, count);
+      text_.merge(at, token);
+      if (before != MergedText::kNone) fresh.push_back(add(before, count));
+      if (text_.pair_at(at)) fresh.push_back(add(at, count));
     }
+    std::sort(fresh.begin(), fresh.end());
+    fresh.erase(std::unique(fresh.begin(), fresh.end()), fresh.end());
+    for (const std::uint64_t each : fresh) queue_.push({pairs_[each].count, each});
   }
 
  private:
-  struct Word {
-    std::vector<std::int32_t> tokens;
-    std::int64_t count = 0;
+  struct Words {
+    std::size_t end;     ///< the place behind the word
+    std::int64_t count;  ///< how often the text has it
   };
   struct Pair {
     std::int64_t count = 0;
-    std::vector<std::size_t> words;  ///< where it was seen, some more than once
+    // Where it was seen, from the front: one merge alone makes the pairs of its token.
+    std::vector<std::size_t> places;
   };
 
-  static std::uint64_t key_of(std::int32_t left, std::int32_t right) {
-    return static_cast<std::uint64_t>(left) << 32 | static_cast<std::uint32_t>(right);
+  std::int64_t count_at(std::size_t at) const {
+    return std::upper_bound(words_.begin(), words_.end(), at,
+                            [](std::size_t place, const Words& word) { return place < word.end; })
+        ->count;
   }
 
-  void count_word(std::size_t index, int sign) {
-    const Word& word = words_[index];
-    for (std::size_t i = 0; i + 1 < word.tokens.size(); ++i) {
-      Pair& pair = pairs_[key_of(word.tokens[i], word.tokens[i + 1])];
-      pair.count += sign * word.count;
-      if (sign > 0 && (pair.words.empty() || pair.words.back() != index)) {
-        pair.words.push_back(index);
-      }
-    }
+  std::uint64_t add(std::size_t at, std::int64_t count) {
+    const auto key = text_.pair_at(at);
+    if (!key) return 0;
+    Pair& pair = pairs_[*key];
+    pair.count += count;
+    pair.places.push_back(at);
+    return *key;
   }
 
-  std::vector<Word> words_;
+  void take(std::size_t at, std::int64_t count) {
+    const auto key = text_.pair_at(at);
+    const auto pair = key ? pairs_.find(*key) : pairs_.end();
+    if (pair != pairs_.end()) pair->second.count -= count;
+  }
+
+  const std::atomic<bool>* stop_;
+  MergedText text_;
+  std::vector<Words> words_;
   std::unordered_map<std::uint64_t, Pair> pairs_;
   std::priority_queue<Best> queue_;
 };
@@ -152,26 +221,26 @@ void BytePairs::begin_with_bytes() {
 }
 
 void BytePairs::add_merge(std::int32_t left, std::int32_t right, std::int32_t token) {
-  const std::uint64_t key = pair(left, right);
+  const std::uint64_t key = pair_key(left, right);
   if (merges_.try_emplace(key, Merge{static_cast<std::int32_t>(merge_order_.size()), token})
           .second) {
     merge_order_.push_back(key);
   }
 }
 
-Result<BytePairs> BytePairs::learn(std::string_view text, std::int64_t vocabulary) {
+Result<BytePairs> BytePairs::learn(std::string_view text, std::int64_t vocabulary,
+                                   const std::atomic<bool>* stop) {
   if (vocabulary < kBytes || vocabulary > 10'000'000) {
     return Status::invalid(
         {"vocabulary", fmt::format("{}", vocabulary), "256 (the bytes) to 10 million tokens", ""});
   }
   BytePairs out;
   out.begin_with_bytes();
-  Learner learner(text, out.byte_ids_);
+  Learner learner(text, out.byte_ids_, stop);
   while (out.vocabulary() < vocabulary) {
     const Learner::Best best = learner.next();
     if (best.count < 2) break;
-    const auto left = static_cast<std::int32_t>(best.key >> 32);
-    const auto right = static_cast<std::int32_t>(best.key);
+    const std::int32_t left = left_of(best.key), right = right_of(best.key);
     const auto token = static_cast<std::int32_t>(out.tokens_.size());
     out.tokens_.push_back(out.bytes(left) + out.bytes(right));
     out.ids_.emplace(out.tokens_.back(), token);
@@ -183,44 +252,56 @@ Result<BytePairs> BytePairs::learn(std::string_view text, std::int64_t vocabular
 }
 
 // Always the merge that was learned first, wherever it is.
-void BytePairs::merge_word(std::string_view word, std::vector<std::int32_t>& out) const {
+void BytePairs::merge_word(std::string_view word, const std::atomic<bool>* stop,
+                           std::vector<std::int32_t>& out) const {
   if (whole_words_first_) {
     if (const auto whole = ids_.find(std::string(word)); whole != ids_.end()) {
       out.push_back(whole->second);
       return;
     }
   }
-  std::vector<std::int32_t> tokens;
-  for (const char c : word) tokens.push_back(byte_ids_[static_cast<unsigned char>(c)]);
-  while (tokens.size() > 1) {
-    std::size_t at = tokens.size();
-    Merge first = {};
-    for (std::size_t i = 0; i + 1 < tokens.size(); ++i) {
-      const auto merge = merges_.find(pair(tokens[i], tokens[i + 1]));
-      if (merge == merges_.end()) continue;
-      if (at == tokens.size() || merge->second.rank < first.rank) {
-        first = merge->second;
-        at = i;
-      }
-    }
-    if (at == tokens.size()) break;
-    tokens[at] = first.token;
-    tokens.erase(tokens.begin() + static_cast<std::ptrdiff_t>(at) + 1);
+  MergedText text;
+  // The merge that was learned first, then the place nearest to the front.
+  using Candidate = std::pair<std::int32_t, std::size_t>;
+  std::priority_queue<Candidate, std::vector<Candidate>, std::greater<>> queue;
+  const auto merge_at = [&](std::size_t at) -> const Merge* {
+    const auto key = text.pair_at(at);
+    const auto merge = key ? merges_.find(*key) : merges_.end();
+    return merge == merges_.end() ? nullptr : &merge->second;
+  };
+  const auto look_at = [&](std::size_t at) {
+    if (const Merge* merge = merge_at(at)) queue.emplace(merge->rank, at);
+  };
+  for (const char c : word) {
+    text.append(byte_ids_[static_cast<unsigned char>(c)], text.size() > 0);
+    if (text.size() > 1) look_at(text.size() - 2);
   }
-  out.insert(out.end(), tokens.begin(), tokens.end());
+  while (!queue.empty() && !base::is_set(stop)) {
+    const auto [rank, at] = queue.top();
+    queue.pop();
+    const Merge* merge = merge_at(at);
+    if (!merge || merge->rank != rank) continue;  // merged otherwise meanwhile
+    text.merge(at, merge->token);
+    look_at(at);
+    if (text.previous(at) != MergedText::kNone) look_at(text.previous(at));
+  }
+  for (std::size_t at = 0; at < text.size(); at = text.next(at)) out.push_back(text.token(at));
 }
 
-void BytePairs::encode_words(std::string_view text, std::vector<std::int32_t>& out) const {
+void BytePairs::encode_words(std::string_view text, const std::atomic<bool>* stop,
+                             std::vector<std::int32_t>& out) const {
   // A language's words are few: each is merged once.
   std::unordered_map<std::string_view, std::vector<std::int32_t>> known;
   split_words(text, words_, [&](std::string_view word) {
+    if (base::is_set(stop)) return;
     const auto [entry, fresh] = known.try_emplace(word);
-    if (fresh) merge_word(word, entry->second);
+    if (fresh) merge_word(word, stop, entry->second);
     out.insert(out.end(), entry->second.begin(), entry->second.end());
   });
 }
 
-std::vector<std::int32_t> BytePairs::encode(std::string_view text) const {
+std::vector<std::int32_t> BytePairs::encode(std::string_view text,
+                                            const std::atomic<bool>* stop) const {
   std::string prefixed;
   if (prefix_space_ && !text.empty() && text[0] != ' ') {
     prefixed = ' ' + std::string(text);
@@ -240,7 +321,7 @@ std::vector<std::int32_t> BytePairs::encode(std::string_view text) const {
       first = next[i];
       found = &added_[i];
     }
-    encode_words(text.substr(at, first - at), out);
+    encode_words(text.substr(at, first - at), stop, out);
     if (!found) break;
     out.push_back(found->token);
     at = first + found->text.size();

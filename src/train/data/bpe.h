@@ -3,6 +3,7 @@
 // Byte-pair encoding: bytes joined into tokens by merges in the order in which they were learned.
 // Learned from a text, or read from a Hugging Face tokenizer.json of that kind.
 
+#include <atomic>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -19,7 +20,10 @@ class BytePairs {
   /// Merges the most frequent pair again and again until there are `vocabulary` tokens or no pair
   /// comes twice; of equally frequent pairs the one of smaller tokens. The words are GPT-2's.
   /// Errors: kInvalidArgument (a vocabulary below the 256 bytes).
-  static Result<BytePairs> learn(std::string_view text, std::int64_t vocabulary);
+  /// n log n in the text's bytes, whatever the words' lengths. Set `stop` ends it: what was
+  /// learned.
+  static Result<BytePairs> learn(std::string_view text, std::int64_t vocabulary,
+                                 const std::atomic<bool>* stop = nullptr);
 
   /// A Hugging Face tokenizer.json with a byte-level BPE model.
   /// Errors: kInvalidArgument, naming the part that is missing, damaged or of a kind not read here.
@@ -28,7 +32,9 @@ class BytePairs {
   const std::string& to_json() const { return json_; }
 
   std::int64_t vocabulary() const { return static_cast<std::int64_t>(tokens_.size()); }
-  std::vector<std::int32_t> encode(std::string_view text) const;
+  /// n log n in the text's bytes. Set `stop` ends it: the tokens are of no use then.
+  std::vector<std::int32_t> encode(std::string_view text,
+                                   const std::atomic<bool>* stop = nullptr) const;
   /// The bytes of a token; none for a number that no token has.
   const std::string& bytes(std::int32_t token) const {
     return tokens_[static_cast<std::size_t>(token)];
@@ -38,18 +44,16 @@ class BytePairs {
   struct Merge {
     std::int32_t rank, token;
   };
-  struct Word;
   struct WholeToken {
     std::string text;
     std::int32_t token;
   };
-  static std::uint64_t pair(std::int32_t left, std::int32_t right) {
-    return static_cast<std::uint64_t>(left) << 32 | static_cast<std::uint32_t>(right);
-  }
   void begin_with_bytes();
   void add_merge(std::int32_t left, std::int32_t right, std::int32_t token);
-  void merge_word(std::string_view word, std::vector<std::int32_t>& out) const;
-  void encode_words(std::string_view text, std::vector<std::int32_t>& out) const;
+  void merge_word(std::string_view word, const std::atomic<bool>* stop,
+                  std::vector<std::int32_t>& out) const;
+  void encode_words(std::string_view text, const std::atomic<bool>* stop,
+                    std::vector<std::int32_t>& out) const;
   void write_json();
   friend class BytePairReader;
 

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "base/stop.h"
 #include "train/data/files.h"
 #include "train/data/shipped_text.h"
 
@@ -42,8 +43,8 @@ Result<Tokenizer> make_tokenizer(const TextOptions& options, std::string_view te
   if (options.tokenizer == "byte") return Tokenizer::bytes();
   if (options.tokenizer == "character") return Tokenizer::characters_of(text);
   if (options.tokenizer != "bpe") return read_tokenizer(options.tokenizer);
-  Result<BytePairs> pairs =
-      BytePairs::learn(text, options.vocabulary > 0 ? options.vocabulary : kLearnedVocabulary);
+  const std::int64_t vocabulary = options.vocabulary > 0 ? options.vocabulary : kLearnedVocabulary;
+  Result<BytePairs> pairs = BytePairs::learn(text, vocabulary, options.stop);
   if (!pairs.ok()) return pairs.status();
   return Tokenizer::byte_pairs(std::move(*pairs));
 }
@@ -126,8 +127,11 @@ Result<RunText> prepare_text(const std::filesystem::path& folder, const TextOpti
   if (!text.ok()) return text.status();
   Result<Tokenizer> tokenizer = make_tokenizer(options, *text);
   if (!tokenizer.ok()) return tokenizer.status();
-  Result<std::vector<std::int32_t>> tokens = tokenizer->encode(*text);
+  Result<std::vector<std::int32_t>> tokens = tokenizer->encode(*text, options.stop);
   if (!tokens.ok()) return tokens.status();
+  if (base::is_set(options.stop)) {
+    return Status(StatusCode::kIoError, {"text", "a stop before it was all tokens", "", ""});
+  }
   const std::span<const std::int32_t> all = *tokens;
   const Result<std::int64_t> kept = training_part(static_cast<std::int64_t>(all.size()), options);
   if (!kept.ok()) return kept.status();

@@ -3,6 +3,7 @@
 // A run's text: read, turned into tokens, split, written as two token files; or token files that
 // somebody else has made.
 
+#include <atomic>
 #include <filesystem>
 #include <string>
 #include <vector>
@@ -19,7 +20,8 @@ struct TextOptions {
   std::string tokenizer = "character";  ///< byte, character, bpe, or a tokenizer.json
   std::int64_t vocabulary = 0;  ///< of bpe, or of token files without a tokenizer; 0: the usual one
   double validation_fraction = 0.1;
-  std::int64_t context = 0;  ///< both parts must be longer
+  std::int64_t context = 0;                 ///< both parts must be longer
+  const std::atomic<bool>* stop = nullptr;  ///< set by somebody else: give up, write nothing
 };
 
 /// Tokens that bpe learns where the vocabulary is not given.
@@ -34,8 +36,8 @@ struct RunText {
 };
 
 /// Writes FOLDER/train.bin, validation.bin and tokenizer.json; of token files only the last.
-/// Errors: kIoError; kInvalidArgument (no UTF-8 for characters, a text too short, a tokenizer that
-/// cannot be read, a token that it does not have).
+/// Errors: kIoError (also where `stop` was set); kInvalidArgument (no UTF-8 for characters, a text
+/// too short, a tokenizer that cannot be read, a token that it does not have).
 Result<RunText> prepare_text(const std::filesystem::path& folder, const TextOptions& options);
 
 /// What prepare_text has written, and the token files of `options`.

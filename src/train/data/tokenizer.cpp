@@ -120,8 +120,9 @@ Result<std::vector<std::int32_t>> Tokenizer::encode_numbers(std::string_view tex
   return out;
 }
 
-Result<std::vector<std::int32_t>> Tokenizer::encode(std::string_view text) const {
-  if (kind_ == Kind::kBytePairs) return pairs_->encode(text);
+Result<std::vector<std::int32_t>> Tokenizer::encode(std::string_view text,
+                                                    const std::atomic<bool>* stop) const {
+  if (kind_ == Kind::kBytePairs) return pairs_->encode(text, stop);
   if (kind_ == Kind::kNumber) return encode_numbers(text);
   std::vector<std::int32_t> out;
   out.reserve(text.size());

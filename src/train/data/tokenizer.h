@@ -2,6 +2,7 @@
 
 // Text to tokens and back.
 
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -35,7 +36,9 @@ class Tokenizer {
   std::int64_t vocabulary() const;
 
   /// Errors: kInvalidArgument, naming the first character that the vocabulary lacks.
-  Result<std::vector<std::int32_t>> encode(std::string_view text) const;
+  /// Of byte pairs, a set `stop` ends the work: the tokens are of no use then.
+  Result<std::vector<std::int32_t>> encode(std::string_view text,
+                                           const std::atomic<bool>* stop = nullptr) const;
   /// Precondition: every token is below vocabulary(). Bytes that are no UTF-8 stay as they are.
   std::string decode(const std::vector<std::int32_t>& tokens) const;
 

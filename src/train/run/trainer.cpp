@@ -79,7 +79,8 @@ Trainer::~Trainer() = default;
 
 Result<std::unique_ptr<Trainer>> Trainer::start(const Context& context, const TrainConfig& config,
                                                 const fs::path& folder, RunFolder::Name name,
-                                                const Admission& admits) {
+                                                const Admission& admits,
+                                                const std::atomic<bool>* stop) {
   if (Status s = validate(config); !s.ok()) return s;
   // What does not fit with one word in its vocabulary does not fit with those of the text either,
   // which may take minutes to learn.
@@ -91,7 +92,9 @@ Result<std::unique_ptr<Trainer>> Trainer::start(const Context& context, const Tr
   Result<RunFolder> held = RunFolder::create(folder, name);
   if (!held.ok()) return held.status();
   std::unique_ptr<Trainer> out(new Trainer(context, config, std::move(*held)));
-  Result<RunText> text = prepare_text(out->folder(), text_options(config));
+  TextOptions options = text_options(config);
+  options.stop = stop;
+  Result<RunText> text = prepare_text(out->folder(), options);
   if (!text.ok()) return text.status();
   out->text_ = std::make_unique<RunText>(std::move(*text));
   out->config_.model.vocabulary = out->tokenizer().vocabulary();

@@ -56,10 +56,12 @@ using Admission = std::function<Status(const StepPlan&)>;
 class Trainer {
  public:
   /// A new run in `folder`, which is made: text prepared, weights drawn, config.json written. The
-  /// model's vocabulary becomes the tokenizer's. A failed start leaves no folder that it made.
+  /// model's vocabulary becomes the tokenizer's. A failed start leaves no folder that it made; a
+  /// set `stop` ends the preparation of the text so (kIoError).
   static Result<std::unique_ptr<Trainer>> start(const Context& context, const TrainConfig& config,
                                                 const std::filesystem::path& folder,
-                                                RunFolder::Name name, const Admission& admits);
+                                                RunFolder::Name name, const Admission& admits,
+                                                const std::atomic<bool>* stop = nullptr);
   /// The run in `folder` from its newest checkpoint, by its own config.json, which must be the one
   /// that the checkpoint was made by.
   static Result<std::unique_ptr<Trainer>> resume(const Context& context,

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "api/context_state.h"
+#include "base/stop.h"
 #include "lab/check/check.h"
 #include "lab/measure/cpu_roof.h"
 #include "lab/measure/gpu_clock.h"
@@ -20,10 +21,6 @@
 
 namespace flashlab::lab {
 namespace {
-
-bool is_set(const std::atomic<bool>* flag) {
-  return flag != nullptr && flag->load(std::memory_order_relaxed);
-}
 
 // What a GPU gets before a pass is timed. For 100 ms behind a roof's windows the power limit holds
 // its clock down (H200, 2026-11-26, bf16, 4 x 16 heads, d 128, 4k causal backward: 1.33 ms without
@@ -60,7 +57,7 @@ class ProblemRun {
   }
 
  private:
-  bool cancelled() const { return is_set(options_.measure.cancel); }
+  bool cancelled() const { return base::is_set(options_.measure.cancel); }
   bool on_gpu() const { return context_.device().kind == DeviceKind::kCuda; }
 
   // The device's memory and clock.

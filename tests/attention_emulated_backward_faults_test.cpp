@@ -80,6 +80,15 @@ Case diagonal_behind_empty_rows() {
   return out;
 }
 
+// The list of pairs has it.
+Case causal_with_alibi() {
+  for (const Case& pair : cases::pair_cases(64, DType::kBf16)) {
+    if (pair.name == "bf16-pair-causal-alibi-normal-d128") return pair;
+  }
+  ADD_FAILURE() << "the pair has another name now";
+  return {};
+}
+
 TEST(AttentionEmulatedFaults, OfTheHopperBackwardAreSeen) {
   constexpr const char* kMain = "sm90/backward/kernel.cu";
   constexpr const char* kDraws = "sm90/backward/draws.h";
@@ -155,6 +164,11 @@ TEST(AttentionEmulatedFaults, OfTheHopperBackwardAreSeen) {
        {{"sm90/backward/warpgroup.h", "step[3] = 0;", "step[3] = 0x3f803f80;"}},
        true,
        &diagonal},
+      {"a head's slope is not read with a tile that is left out",
+       {{kMain, "    read_slope(at);\n    warpgroup.clear_scores();",
+         "    warpgroup.clear_scores();"}},
+       true,
+       &causal_with_alibi},
       {"zeros are written behind additions",
        {{kMain, "    if (at.left == work.per_head() * shape.group) {\n", "    if (false) {\n"},
         {kZeros, "    write(blockIdx.x);\n", ""},

@@ -37,7 +37,12 @@ std::vector<Case> cases_of(const Selection& selection) {
   const std::string prefix = std::string(to_string(selection.dtype)) + "-";
   const std::string_view part = asked() == nullptr ? "" : asked();
   std::size_t found = 0;
-  for (const Case& each : cases::conformance_cases(selection.dtype)) {
+  std::vector<Case> list = cases::conformance_cases(selection.dtype);
+  if (part != "all") {
+    const std::vector<Case> pairs = cases::pair_cases(64, selection.dtype);
+    list.insert(list.end(), pairs.begin(), pairs.end());
+  }
+  for (const Case& each : list) {
     const bool named = std::any_of(selection.cases.begin(), selection.cases.end(),
                                    [&](const char* name) { return each.name == prefix + name; });
     found += named ? 1 : 0;
@@ -112,6 +117,21 @@ INSTANTIATE_TEST_SUITE_P(
                   kBackward,
                   DType::kBf16,
                   {"dropout-half", "dropout-state", "alibi-both-sides", "alibi-dropout"}},
+        Selection{"sm90_backward_shifted",
+                  "sm90",
+                  kBackward,
+                  DType::kBf16,
+                  {"pair-dropout-grouped-shifted-d64"}},
+        Selection{"sm80_backward_shifted",
+                  "sm80",
+                  kBackward,
+                  DType::kBf16,
+                  {"pair-dropout-additive-mask-shifted-d64"}},
+        Selection{"fp32_backward_shifted",
+                  "sm80",
+                  kBackward,
+                  DType::kFp32,
+                  {"pair-dropout-additive-mask-shifted-d64"}},
         Selection{"sm90_backward_wide",
                   "sm90",
                   kBackward,
@@ -139,6 +159,24 @@ INSTANTIATE_TEST_SUITE_P(
         hopper_rung("fa3_turns", "fa3-turns", DType::kFp16),
         hopper_rung("fa3_frozen", "fa3-frozen", DType::kFp16)),
     [](const auto& info) { return info.param.name; });
+
+// No two features are refused together: fp64 is of CPUs, Hopper's kernels are of 16-bit types, and
+// its backward takes no mask and no order of dQ's sums, with or without another feature.
+TEST(AttentionEmulatedPairs, AreRefusedForATypeOrOneFeature) {
+  use_gpu({});
+  const Context context = emulated_context();
+  for (const Case& each : cases::pair_cases(128)) {
+    const bool half = each.dtype == DType::kFp16 || each.dtype == DType::kBf16;
+    const bool plain = each.mask == cases::MaskKind::kNone && !each.deterministic;
+    for (const Pass pass : {kForward, kBackward}) {
+      const auto taken_by = [&](const char* implementation) {
+        return plan(context, lab::problem_of(each, pass, implementation, context.device())).ok();
+      };
+      EXPECT_EQ(taken_by("sm80"), half || each.dtype == DType::kFp32) << each.name;
+      EXPECT_EQ(taken_by("sm90"), half && (plain || pass == kForward)) << each.name;
+    }
+  }
+}
 
 // Head dims above 128, dS of a few tiles at a time: heads in parts, keys of a head in parts, of
 // which the last ones see fewer queries.

@@ -57,6 +57,9 @@ std::vector<Case> problems() {
     c.fill = cases::Fill::kLargeScores;
   });
   add("tail", [](Case& c) { c.seqlen_k = 33; });
+  for (const Case& pair : cases::pair_cases(64, DType::kFp32)) {
+    if (pair.name == "fp32-pair-dropout-additive-mask-shifted-d64") list.push_back(pair);
+  }
   return list;
 }
 

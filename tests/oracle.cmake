@@ -36,7 +36,7 @@ if(FLASHLAB_BUILD_CLI)
     target_link_libraries(mutation_check_scalar PRIVATE flashlab_lab flashlab_flags)
     target_link_options(mutation_check_scalar PRIVATE ${test_link_options})
     flashlab_mutation_check(scalar f 0 1 2 3 4 6 7 8)
-    flashlab_mutation_check(scalar b 1 2 7 20 21 22 23 24 25)
+    flashlab_mutation_check(scalar b 1 2 7 20 21 22 23 24 25 26)
     # A tail is what vectors overrun, and scalar kernels have none.
     if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
       set(avx2 ${PROJECT_SOURCE_DIR}/src/cpu/simd/avx2.cpp)

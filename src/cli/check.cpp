@@ -86,11 +86,13 @@ std::string reproduce(const lab::CheckReport& report, const Arguments& arguments
 
 struct Counts {
   int passed = 0, failed = 0, unsupported = 0;
+  int forward_only = 0;  // of those that passed: their backward was refused
 };
 
 void count(Counts& counts, const lab::CheckReport& report) {
   if (report.passed()) {
     ++counts.passed;
+    counts.forward_only += report.message.empty() ? 0 : 1;
   } else if (report.failed()) {
     ++counts.failed;
   } else {
@@ -105,13 +107,17 @@ void print_groups(const std::vector<lab::CheckReport>& reports) {
     if (report.items.empty() && report.message.empty()) continue;  // not reached before Ctrl-C
     count(groups[{dtype_name(report.problem), report.implementation}], report);
   }
-  print_line(fmt::format("{}{}{}{}", pad_right("group", 24), pad_left("passed", 8),
-                         pad_left("failed", 8), pad_left("refused", 9)));
+  const auto print_row = [](const std::string& group, const std::string& passed,
+                            const std::string& failed, const std::string& refused,
+                            const std::string& forward_only) {
+    print_line(pad_right(group, 24) + pad_left(passed, 8) + pad_left(failed, 8) +
+               pad_left(refused, 9) + pad_left(forward_only, 26));
+  };
+  print_row("group", "passed", "failed", "refused", "passed: backward refused");
   for (const auto& [key, counts] : groups) {
-    print_line(fmt::format("{}{}{}{}", pad_right(fmt::format("{} {}", key.first, key.second), 24),
-                           pad_left(std::to_string(counts.passed), 8),
-                           pad_left(std::to_string(counts.failed), 8),
-                           pad_left(std::to_string(counts.unsupported), 9)));
+    print_row(key.first + " " + key.second, std::to_string(counts.passed),
+              std::to_string(counts.failed), std::to_string(counts.unsupported),
+              std::to_string(counts.forward_only));
   }
 }
 

@@ -106,7 +106,9 @@ HWY_INLINE ProbabilityAndGradient gradients_at(const RowScalars& row, const floa
   Floats x, slope = set(1.0f);
   if constexpr (kBias) {
     const auto natural = NaturalScores::of<kForm>(load(s + j), row.scale, row.cap, row.bias + j);
-    x = hn::Sub(hn::Add(natural.score, row.negative_lse), row.lse_rest);
+    x = hn::Add(natural.score, row.negative_lse);
+    constexpr bool kExtended = kForm == Form::kExtended;
+    if (!kExtended || kMutation != Mutation::kSingleLse) x = hn::Sub(x, row.lse_rest);
     slope = natural.slope;
   } else {
     x = hn::MulAdd(load(s + j), row.scale, row.negative_lse);

@@ -21,6 +21,7 @@ enum class Mutation : int {
   kUnscaledDk = 23,     ///< backward: dk lacks the scale
   kDroppedBlock = 24,   ///< backward: the second key block is not visited
   kSingleHeadDkv = 25,  ///< backward: dk, dv count only the first query head of a group
+  kSingleLse = 26,      ///< backward: LSE's second number is not subtracted where dropout draws
 };
 
 #ifdef FLASHLAB_MUTATION

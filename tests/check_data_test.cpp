@@ -13,6 +13,7 @@
 
 #include "lab/data/case_data.h"
 #include "lab/data/case_data_fill.h"
+#include "lab/machine/memory.h"
 #include "reference/view.h"
 
 namespace flashlab::lab {

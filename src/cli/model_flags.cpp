@@ -9,6 +9,7 @@
 #include "cli/failure.h"
 #include "cli/values.h"
 #include "lab/data/case_data.h"
+#include "lab/machine/memory.h"
 #include "lab/subjects/step/step_bench.h"
 #include "train/data/files.h"
 #include "train/plan/recompute.h"

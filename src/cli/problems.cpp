@@ -11,6 +11,7 @@
 #include "cli/failure.h"
 #include "cli/terminal.h"
 #include "cli/values.h"
+#include "lab/machine/memory.h"
 
 namespace flashlab::cli {
 namespace {

@@ -1,4 +1,5 @@
 #include "lab/check/check_heads.h"
+#include "lab/machine/memory.h"
 
 #include <algorithm>
 #include <atomic>

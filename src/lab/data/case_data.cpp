@@ -5,10 +5,8 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <fstream>
 #include <limits>
 #include <new>
-#include <sstream>
 
 #include "lab/data/case_data_fill.h"
 #include "lab/data/case_data_layout.h"
@@ -75,28 +73,6 @@ Tensors views(const Case& problem, const CaseLayout& layout, const Get& get) {
     if (member.access() != Access::kNone) member.set(tensors, get(p.role));
   }
   return tensors;
-}
-
-std::optional<std::int64_t> read_number(const char* path) {
-  std::ifstream file(path);
-  std::int64_t value = 0;
-  if (file >> value) return value;
-  return std::nullopt;
-}
-
-// The value of a line "key value" or "key: value kB".
-std::optional<std::int64_t> read_field(const char* path, std::string_view key) {
-  std::ifstream file(path);
-  std::string line;
-  while (std::getline(file, line)) {
-    std::istringstream words(line);
-    std::string name, unit;
-    std::int64_t value = 0;
-    if (!(words >> name >> value) || name != key) continue;
-    words >> unit;
-    return unit == "kB" ? value * 1024 : value;
-  }
-  return std::nullopt;
 }
 
 Status check_values(const Case& c, const CaseValues& values) {
@@ -250,25 +226,6 @@ std::string to_string(std::span<const TensorBytes> tensors) {
                         format_bytes(static_cast<double>(tensor.bytes)));
   }
   return text + "together " + format_bytes(static_cast<double>(total_bytes(tensors)));
-}
-
-std::int64_t available_memory_bytes() {
-  std::int64_t available = read_field("/proc/meminfo", "MemAvailable:").value_or(kMaxBytes);
-  struct Group {
-    const char *limit, *used, *statistics;
-  };
-  const Group groups[] = {
-      {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory.stat"},
-      {"/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes",
-       "/sys/fs/cgroup/memory/memory.stat"}};
-  for (const Group& group : groups) {
-    const auto limit = read_number(group.limit), used = read_number(group.used);
-    if (!limit || !used) continue;
-    // Cached file pages count as used but give way.
-    const std::int64_t cached = read_field(group.statistics, "inactive_file").value_or(0);
-    available = std::min(available, std::max<std::int64_t>(0, *limit - (*used - cached)));
-  }
-  return available;
 }
 
 CaseData::CaseData(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}

@@ -42,10 +42,6 @@ std::int64_t total_bytes(std::span<const TensorBytes> tensors);
 /// "q fp32 [2, 1024, 8, 64] = 4.0 MiB; k ...; together 16.1 MiB".
 std::string to_string(std::span<const TensorBytes> tensors);
 
-/// What this process may still take without being killed: the kernel's estimate of available
-/// memory, and the control group's limit where there is one.
-std::int64_t available_memory_bytes();
-
 /// Values to copy instead of drawing them, e.g. from a file. Shapes are those of the case; any
 /// strides; floating dtypes, converted to the case's.
 struct CaseValues {

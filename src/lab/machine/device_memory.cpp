@@ -1,8 +1,9 @@
 #include "lab/machine/device_memory.h"
 
+#include "lab/machine/memory.h"
+
 #include <cstring>
 
-#include "lab/data/case_data.h"
 #include "lab/machine/gpu_memory.h"
 
 namespace flashlab::lab {

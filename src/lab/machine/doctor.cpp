@@ -13,7 +13,6 @@
 #include <sstream>
 #include <thread>
 
-#include "lab/data/case_data.h"
 #include "lab/machine/memory.h"
 #include "runtime/cpu/processors.h"
 

@@ -11,20 +11,23 @@
 #include <cstring>
 #include <exception>
 #include <fstream>
+#include <limits>
 #include <sstream>
 
 namespace flashlab::lab {
 namespace {
 
-/// The number of kB behind "Name:" in a file like /proc/meminfo, in bytes.
-std::optional<std::int64_t> proc_kilobytes(const char* path, std::string_view name) {
+/// The value of a line "key value" or "key: value kB", in bytes where it has that unit.
+std::optional<std::int64_t> field_in(const char* path, std::string_view key) {
   std::ifstream file(path);
   std::string line;
   while (std::getline(file, line)) {
-    if (line.size() <= name.size() || !line.starts_with(name) || line[name.size()] != ':') continue;
-    std::istringstream rest(line.substr(name.size() + 1));
-    std::int64_t kilobytes = 0;
-    if (rest >> kilobytes) return kilobytes * 1024;
+    std::istringstream words(line);
+    std::string name, unit;
+    std::int64_t value = 0;
+    if (!(words >> name >> value) || name != key) continue;
+    words >> unit;
+    return unit == "kB" ? value * 1024 : value;
   }
   return {};
 }
@@ -169,14 +172,34 @@ std::string format_bytes(double bytes) {
   return fmt::format("{} {}", digits, kUnits[unit]);
 }
 
+std::int64_t available_memory_bytes() {
+  std::int64_t available =
+      field_in("/proc/meminfo", "MemAvailable:").value_or(std::numeric_limits<std::int64_t>::max());
+  struct Group {
+    const char *limit, *used, *statistics;
+  };
+  const Group groups[] = {
+      {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory.stat"},
+      {"/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes",
+       "/sys/fs/cgroup/memory/memory.stat"}};
+  for (const Group& group : groups) {
+    const auto limit = number_in(group.limit), used = number_in(group.used);
+    if (!limit || !used) continue;
+    // Cached file pages count as used but give way.
+    const std::int64_t cached = field_in(group.statistics, "inactive_file").value_or(0);
+    available = std::min(available, std::max<std::int64_t>(0, *limit - (*used - cached)));
+  }
+  return available;
+}
+
 std::optional<std::int64_t> total_memory_bytes() {
-  std::optional<std::int64_t> total = proc_kilobytes("/proc/meminfo", "MemTotal");
+  std::optional<std::int64_t> total = field_in("/proc/meminfo", "MemTotal:");
   if (const auto limit = group_limit()) total = total ? std::min(*total, *limit) : *limit;
   return total;
 }
 
 std::optional<std::int64_t> process_peak_bytes() {
-  return proc_kilobytes("/proc/self/status", "VmHWM");
+  return field_in("/proc/self/status", "VmHWM:");
 }
 
 bool reset_process_peak() {
@@ -188,7 +211,7 @@ bool reset_process_peak() {
   if (!written) return false;
   // Some kernels accept the write and ignore it: believe only what can be seen.
   const auto peak = process_peak_bytes();
-  const auto now = proc_kilobytes("/proc/self/status", "VmRSS");
+  const auto now = field_in("/proc/self/status", "VmRSS:");
   constexpr std::int64_t kSlack = 16 * 1024 * 1024;
   return peak && now && *peak <= *now + kSlack;
 }

@@ -73,6 +73,10 @@ std::string format_bytes(double bytes);
 /// What there is at all: the least of the system's memory and the control group's limit.
 std::optional<std::int64_t> total_memory_bytes();
 
+/// What this process may still take without being killed: the kernel's estimate of available
+/// memory, and the control group's limit where there is one.
+std::int64_t available_memory_bytes();
+
 /// Highest resident size of this process since it began or since the last successful reset.
 std::optional<std::int64_t> process_peak_bytes();
 

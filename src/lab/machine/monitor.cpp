@@ -9,7 +9,6 @@
 #include <fstream>
 #include <sstream>
 
-#include "lab/data/case_data.h"
 #include "lab/machine/memory.h"
 #include "runtime/cuda/nvml.h"
 

@@ -7,8 +7,8 @@
 
 #include "flashlab/context.h"
 #include "flashlab/tensor.h"
+#include "lab/machine/machine.h"
 #include "lab/measure/measure.h"
-#include "lab/results/measurement.h"
 
 namespace flashlab::lab {
 

@@ -8,8 +8,8 @@
 
 #include "flashlab/attention.h"
 #include "lab/machine/device_memory.h"
+#include "lab/machine/machine.h"
 #include "lab/measure/measure.h"
-#include "lab/results/measurement.h"
 #include "runtime/cuda/device.h"
 #include "runtime/kernel_store/compile.h"
 

@@ -96,6 +96,37 @@ class BadInput(Folder):
         self.refused(["completion", "tcsh"], '"tcsh" is unknown')
         self.refused(["completion", "bash", "zsh"], "one shell")
 
+    def test_flags_without_effect(self):
+        config = self.path("run.json", b'{"precision": "fp32", "tokenizer": "byte"}')
+        shard, dry = self.path("a.bin", b""), ["profile", "step", "--dry-run"]
+        idle = {
+            "--loss-scale": [["train", "--loss-scale", "8"],
+                             ["train", "--config", config, "--loss-scale", "none"],
+                             ["train", "--precision", "bf16", "--loss-scale", "dynamic"],
+                             ["bench", "precision", "--precision", "fp32,bf16", "--loss-scale",
+                              "8"]],
+            "--vocabulary": [["train", "--vocabulary", "300"],
+                             ["train", "--config", config, "--vocabulary", "300"]],
+            "--tokenizer": [["train", "--tokens", shard, "--tokenizer", "bpe"]],
+            "--top-k": [["generate", "--size", "tiny", "--temperature", "0", "--top-k", "3"]],
+            "--top-p": [["generate", "--size", "tiny", "--temperature", "0.0", "--top-p", "0.5"]],
+            "--seed": [["generate", "--checkpoint", "x", "--temperature", "0", "--seed", "3"],
+                       [*dry, "--seed", "1"]],
+            "--checkpoint": [["explain", "step", "--mode", "forward", "--checkpoint", "1"],
+                             ["bench", "step", "--mode", "forward", "--checkpoint", "1"]],
+            "--fit": [["profile", "step", "--mode", "forward", "--fit"]],
+            "--size": [["explain", "precision", "--toy", "--size", "small"]],
+            "--steps": [[*dry, "--steps", "9"]],
+            "--json": [[*dry, "--json", self.path("none.json")]],
+            "--python": [["bench", "step", "--python", "python3"]],
+            "--dropout-seed": [["bench", "--dropout-seed", "3"],
+                               ["explain", "--dropout", "0", "--dropout-seed", "3"]],
+        }
+        for flag, commands in idle.items():
+            for arguments in commands:
+                with self.subTest(arguments=arguments):
+                    self.refused(arguments, flag + " has no effect", "leave it out")
+
     def test_instruction_set_that_is_not_here(self):
         known = json.loads(run("info", "--json", "-").stdout)["cpu_isas"]
         missing = [isa for isa in ("neon", "avx2", "avx512", "avx512-bf16", "amx")

@@ -163,13 +163,7 @@ class Sweep {
 };
 
 std::unique_ptr<lab::TorchSteps> start_torch(const Arguments& arguments, const Context& context) {
-  if (!arguments.has("--peers")) {
-    for (const char* flag : {"--python", "--python-timeout"}) {
-      if (!arguments.has(flag)) continue;
-      fail_usage(fmt::format("{} is for peers that run in Python; name them: --peers torch", flag));
-    }
-    return nullptr;
-  }
+  if (!arguments.has("--peers")) return nullptr;
   lab::TorchStepOptions options;
   options.python = arguments.value("--python").value_or("python3");
   options.device = to_string(context.device());

@@ -14,6 +14,7 @@
 #include "cli/command.h"
 #include "cli/failure.h"
 #include "cli/help.h"
+#include "cli/idle_flags.h"
 #include "cli/terminal.h"
 #include "flashlab/version.h"
 #include "lab/kernels/precompile.h"
@@ -104,6 +105,8 @@ int dispatch(std::vector<std::string> words) {
     return kExitOk;
   }
   const Arguments arguments = parse_arguments(spec.bit, words);
+  // Of a training run a file of --config decides, too: model_flags.cpp asks when it is read.
+  if ((spec.bit & (kTrain | kBenchPrecision)) == 0) refuse_idle_flags(arguments);
   switch (spec.bit) {
     case kInfo:
       return run_info(arguments);

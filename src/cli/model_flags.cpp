@@ -7,6 +7,7 @@
 #include <filesystem>
 
 #include "cli/failure.h"
+#include "cli/idle_flags.h"
 #include "cli/values.h"
 #include "lab/data/case_data.h"
 #include "lab/machine/memory.h"
@@ -189,6 +190,12 @@ train::TrainConfig train_config_of(const Arguments& arguments) {
   out.optimizer.weight_decay = real(arguments, "--weight-decay", out.optimizer.weight_decay);
   out.optimizer.max_norm = real(arguments, "--max-norm", out.optimizer.max_norm);
   if (const Status s = train::validate(out); !s.ok()) fail_usage("--" + s.message());
+  RunFacts facts = {{train::to_string(out.precision)}, out.tokenizer, !out.tokens.empty()};
+  if (arguments.command_bit() == kBenchPrecision) {
+    facts.precisions = arguments.list("--precision");
+    if (facts.precisions.empty()) facts.precisions = {"fp16"};  // among the default ones
+  }
+  refuse_idle_flags(arguments, facts);
   return out;
 }
 

@@ -1,0 +1,110 @@
+#include "cli/idle_flags.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "cli/failure.h"
+#include "cli/model_flags.h"
+
+namespace flashlab::cli {
+namespace {
+
+constexpr unsigned kRuns = kTrain | kBenchPrecision;
+constexpr unsigned kAttention = kBench | kCompare | kExplain | kProfileAttention;
+
+bool is(const Arguments& a, std::string_view flag, std::string_view value) {
+  return a.value(flag) == value;
+}
+
+bool likeliest(const Arguments& a, const RunFacts&) {
+  return a.has("--temperature") && real(a, "--temperature", 1) == 0;
+}
+bool likeliest_of_weights(const Arguments& a, const RunFacts& facts) {
+  return likeliest(a, facts) && a.has("--checkpoint");  // without one it draws the weights
+}
+bool without_fp16(const Arguments&, const RunFacts& facts) {
+  return std::find(facts.precisions.begin(), facts.precisions.end(), "fp16") ==
+         facts.precisions.end();
+}
+bool vocabulary_of_text(const Arguments&, const RunFacts& facts) {
+  return !facts.tokens && facts.tokenizer != "bpe";
+}
+bool numbers(const Arguments&, const RunFacts& facts) {
+  return facts.tokens && !facts.tokenizer.ends_with(".json");
+}
+bool forward_alone(const Arguments& a, const RunFacts&) {
+  return is(a, "--mode", "forward");
+}
+bool toy(const Arguments& a, const RunFacts&) {
+  return a.has("--toy");
+}
+bool dry(const Arguments& a, const RunFacts&) {
+  return a.has("--dry-run");
+}
+bool dry_without_folder(const Arguments& a, const RunFacts&) {
+  return a.has("--dry-run") && !a.has("--output");
+}
+bool nothing_dropped(const Arguments& a, const RunFacts&) {
+  return !a.has("--dropout") || real(a, "--dropout", 0) == 0;
+}
+bool without_peers(const Arguments& a, const RunFacts&) {
+  return !a.has("--peers");
+}
+
+struct IdleFlag {
+  std::string_view flag;
+  unsigned commands;
+  bool (*idle)(const Arguments&, const RunFacts&);
+  std::string_view why;  ///< when, and what would give it one
+};
+
+constexpr IdleFlag kTable[] = {
+    {"--loss-scale", kRuns, without_fp16, "without fp16; --precision fp16 has a loss scale"},
+    {"--vocabulary", kRuns, vocabulary_of_text,
+     "where the tokenizer or the text says how many tokens there are; --tokenizer bpe and --tokens "
+     "take it"},
+    {"--tokenizer", kRuns, numbers,
+     "beside --tokens, which are numbers already; a tokenizer.json says what they mean"},
+    {"--top-k", kGenerate, likeliest, "at --temperature 0, which takes the likeliest token"},
+    {"--top-p", kGenerate, likeliest, "at --temperature 0, which takes the likeliest token"},
+    {"--seed", kGenerate, likeliest_of_weights, "at --temperature 0, where nothing is drawn"},
+    {"--checkpoint", kExplainStep | kProfileStep | kBenchStep, forward_alone,
+     "with --mode forward; only a backward pass makes activations again"},
+    {"--fit", kExplainStep | kProfileStep | kBenchStep, forward_alone,
+     "with --mode forward; only a backward pass makes activations again"},
+    {"--size", kExplainPrecision, toy, "beside --toy, which is a model of its own"},
+    {"--attention", kExplainPrecision, toy, "beside --toy, which has none"},
+    {"--operators", kExplainPrecision, toy, "beside --toy, which is a model of its own"},
+    {"--steps", kProfileStep, dry, "with --dry-run, which runs nothing"},
+    {"--warmup", kProfileStep, dry, "with --dry-run, which runs nothing"},
+    {"--seed", kProfileStep, dry, "with --dry-run, which runs nothing"},
+    {"--quick", kProfileStep, dry, "with --dry-run, which runs nothing"},
+    {"--ncu", kProfileStep, dry, "with --dry-run, which runs nothing"},
+    {"--nsys", kProfileStep, dry, "with --dry-run, which runs nothing"},
+    {"--by", kProfileStep, dry, "with --dry-run, which has no times to add up"},
+    {"--sort", kProfileStep, dry, "with --dry-run, which has no times to add up"},
+    {"--top", kProfileStep, dry, "with --dry-run, which has no times to add up"},
+    {"--device", kProfileStep, dry, "with --dry-run, which runs nothing"},
+    {"--threads", kProfileStep, dry, "with --dry-run, which runs nothing"},
+    {"--cpu-isa", kProfileStep, dry, "with --dry-run, which runs nothing"},
+    {"--json", kProfileStep, dry_without_folder, "with --dry-run alone; add --output"},
+    {"--detail", kProfileStep, dry_without_folder, "with --dry-run alone; add --output"},
+    {"--python", kBenchStep, without_peers, "without peers that run in Python; add --peers torch"},
+    {"--python-timeout", kBenchStep, without_peers,
+     "without peers that run in Python; add --peers torch"},
+    {"--dropout-seed", kAttention, nothing_dropped, "where nothing is dropped; add --dropout 0.1"},
+};
+
+}  // namespace
+
+void refuse_idle_flags(const Arguments& arguments, const RunFacts& facts) {
+  for (const IdleFlag& row : kTable) {
+    if ((row.commands & arguments.command_bit()) == 0 || !arguments.has(row.flag)) continue;
+    if (!row.idle(arguments, facts)) continue;
+    fail_usage(
+        fmt::format("{} has no effect {}, or leave it out", arguments.spelling(row.flag), row.why));
+  }
+}
+
+}  // namespace flashlab::cli

@@ -9,6 +9,7 @@ gradients; H200, torch 2.11, November 2026).
 from __future__ import annotations
 
 import torch
+from torch._functorch import compile_utils
 from torch.library import Library
 
 from .. import _core
@@ -25,6 +26,10 @@ LIBRARY.define(f"attention_forward(Tensor q, Tensor k, Tensor v, {SCHEMA}) -> "
 LIBRARY.define("attention_backward(Tensor d_o, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, "
                f"Tensor? d_lse=None, {SCHEMA}) -> (Tensor dq, Tensor dk, Tensor dv)", tags=TAGS)
 LIBRARY.define("dropout_seed(Tensor q) -> Tensor", tags=(*TAGS, torch.Tag.nondeterministic_seeded))
+
+# A compiled graph merges equal calls. Newer versions leave out what is tagged as random; older ones
+# (2.11 among them) only what is on this list: two draws for the same q would be one pattern.
+getattr(compile_utils, "rand_ops", []).append(torch.ops.flashlab.dropout_seed)
 
 attention_forward = torch.ops.flashlab.attention_forward.default
 attention_backward = torch.ops.flashlab.attention_backward.default

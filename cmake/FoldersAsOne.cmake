@@ -2,8 +2,9 @@
 # what it shares with its neighbours. Processor time on two cores of a Xeon, 2026-11-23: the command
 # line, g++ 12, 354 s, so 277 (make run: 2:59, so 2:26); the sanitizers' libraries, clang++ 14,
 # 1180 s, so 370. Presets for development compile file by file. Included after the targets.
-# Left alone are files that name something as a neighbour does.
-set(apart lab/report/monitor_picture lab/results/verdict
+# Left alone are files that name something as a neighbour does, and the list of implementations,
+# which a test replaces by its own.
+set(apart cuda/launch/implementations lab/report/monitor_picture lab/results/verdict
   lab/subjects/weighted_sum/weighted_sum_gpu train/data/bpe)
 foreach(name IN LISTS apart)
   if(NOT EXISTS ${PROJECT_SOURCE_DIR}/src/${name}.cpp)
@@ -12,7 +13,7 @@ foreach(name IN LISTS apart)
 endforeach()
 # Not the planners beside the kernels, which use the same names.
 set(rooms api backends cli cuda/launch lab peers profile runtime train/cuda train/data train/layers
-  train/model train/plan train/run)
+  train/model train/plan train/run train/step)
 list(JOIN rooms "|" rooms)
 foreach(target IN ITEMS flashlab flashlab_lab flashlab_train flashlab_profile flashlab_cli)
   if(NOT TARGET ${target})

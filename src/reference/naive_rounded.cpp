@@ -392,7 +392,7 @@ void keep_worst(const std::vector<double>& exact, const std::vector<double>& oth
 std::vector<NaiveVariant> variants(const Sizes& sizes, const Options& options,
                                    const Sample& sample) {
   std::vector<NaiveVariant> out = {{0, false}, {1, true}};
-  if (sample.all && multiply_adds(sizes, options) < 1e7) {
+  if (sample.all && multiply_adds(sizes, options) < kSmallProblem) {
     out.insert(out.end(), {{2, false}, {3, true}, {4, true}, {5, false}});
   }
   return out;

@@ -11,6 +11,9 @@
 
 namespace flashlab::reference {
 
+/// Multiply-adds below which a problem is small: its yardstick is the worst of six variants.
+inline constexpr double kSmallProblem = 2e7;
+
 /// The formula leaves the order of its sums open, and how exp is computed. Where a problem is
 /// small, or its exact answer is a cancellation (one visible key: dS = dP - delta = 0), one order
 /// can be right by luck, so the yardstick is the worst of several.
@@ -31,8 +34,8 @@ Result<BackwardRows> naive_backward(const BackwardTensors& tensors, const Option
                                     const NaiveVariant& variant = {});
 
 /// Element by element the variant that is furthest from `exact`: two variants, six where the
-/// problem has less than 1e7 multiply-adds. Values that are not finite count only where no
-/// variant's is.
+/// problem has less than kSmallProblem multiply-adds. Values that are not finite count only where
+/// no variant's is.
 Result<ForwardRows> naive_yardstick(const ForwardTensors& tensors, const Options& options,
                                     const Sample& sample, const ForwardRows& exact);
 

@@ -13,7 +13,7 @@ namespace {
 namespace ref = flashlab::reference;
 
 // Below this a head has other yardsticks (naive_rounded.h), and is not worth a task.
-constexpr double kSmallHead = 1e7;
+constexpr double kSmallHead = ref::kSmallProblem;
 
 // One entry of a dimension; a dimension of extent 1 is broadcast and stays.
 template <class View>

@@ -34,6 +34,8 @@ enum CommandBit : unsigned {
   kCheckStep = 1u << 19,
   kMonitor = 1u << 20,
 };
+/// Commands that train a model on a text.
+constexpr unsigned kRuns = kTrain | kBenchPrecision;
 
 enum class FlagKind {
   kSwitch,         ///< takes no value

@@ -5,7 +5,6 @@
 namespace flashlab::cli {
 namespace {
 
-constexpr unsigned kRuns = kTrain | kBenchPrecision;
 constexpr unsigned kStep = kRuns | kExplainStep;
 constexpr unsigned kPlanned = kStep | kProfileStep;
 constexpr unsigned kModels = kPlanned | kGenerate | kExplainPrecision;

@@ -10,7 +10,6 @@
 namespace flashlab::cli {
 namespace {
 
-constexpr unsigned kRuns = kTrain | kBenchPrecision;
 constexpr unsigned kAttention = kBench | kCompare | kExplain | kProfileAttention;
 
 bool is(const Arguments& a, std::string_view flag, std::string_view value) {

@@ -106,7 +106,7 @@ int dispatch(std::vector<std::string> words) {
   }
   const Arguments arguments = parse_arguments(spec.bit, words);
   // Of a training run a file of --config decides, too: model_flags.cpp asks when it is read.
-  if ((spec.bit & (kTrain | kBenchPrecision)) == 0) refuse_idle_flags(arguments);
+  if ((spec.bit & kRuns) == 0) refuse_idle_flags(arguments);
   switch (spec.bit) {
     case kInfo:
       return run_info(arguments);

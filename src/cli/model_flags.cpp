@@ -37,7 +37,7 @@ train::ModelConfig model_of(const Arguments& arguments, train::ModelConfig base)
     Result<train::ModelConfig> named = train::find_model(*size);
     if (!named.ok()) fail_usage("--" + named.status().message());
     base = *named;
-    if ((arguments.command_bit() & (kTrain | kBenchPrecision)) != 0) base.vocabulary = vocabulary;
+    if ((arguments.command_bit() & kRuns) != 0) base.vocabulary = vocabulary;
   }
   // Where a command takes several contexts it makes one step for each.
   if (arguments.list("--context").size() <= 1) {
@@ -55,9 +55,8 @@ train::ModelConfig sized_model(const Arguments& arguments, train::ModelConfig ba
                 {"--heads", &base.heads},
                 {"--width", &base.width},
                 {"--hidden", &base.hidden}};
-  // What train calls so is the tokenizer's.
-  const unsigned learns = kTrain | kBenchPrecision;
-  if ((arguments.command_bit() & learns) == 0) {
+  // Where a model is trained on a text, the flag of this name belongs to the tokenizer.
+  if ((arguments.command_bit() & kRuns) == 0) {
     base.vocabulary = whole(arguments, "--vocabulary", base.vocabulary, 1, std::int64_t{1} << 30);
   }
   for (const auto& size : kSizes) {

@@ -2,11 +2,12 @@
 """flashlab check of every GPU kernel, side by side: one process per implementation and type.
 
   bench/check.py PROGRAM OUTPUT.json [--implementation NAME[,NAME]] [--dtype TYPE[,TYPE]] [--jobs N]
+                 [--pairs]
 
 Most of a check is the fp64 oracle on the host, so one process after the other would take longer
-than ten minutes. OUTPUT.json gets each command, its counts, and the failures whole; it is written
-anew after each, so that nothing is lost when time runs out. Exit code 1 when a case failed or a
-process ended badly.
+than ten minutes. --pairs checks the list of pairs of features instead. OUTPUT.json gets each
+command, its counts, and the failures whole; it is written anew after each, so that nothing is lost
+when time runs out. Exit code 1 when a case failed or a process ended badly.
 """
 
 import argparse
@@ -37,11 +38,12 @@ def ours(program):
     return ",".join(name for name in info(program)["cuda_implementations"] if name not in OTHERS)
 
 
-def check(program, implementation, dtype, threads):
+def check(program, implementation, dtype, threads, pairs=False):
     """(environment, record) of one process."""
     # Every case's name has a dash; naming cases leaves out the ruler, which wants a quiet machine.
     command = [program, "check", "--device", "cuda", "--implementation", implementation,
-               "--dtype", dtype, "--case=-", "--threads", str(threads)]
+               "--dtype", dtype, "--case=-", "--threads", str(threads),
+               *(["--pairs"] if pairs else [])]
     with tempfile.TemporaryDirectory() as folder:
         results = os.path.join(folder, "check.json")
         code, text, seconds = run([*command, "--json", results])
@@ -85,6 +87,7 @@ def main():
     parser.add_argument("--implementation", default="", help="default: all of this project")
     parser.add_argument("--dtype", default=DTYPES)
     cores = len(os.sched_getaffinity(0))
+    parser.add_argument("--pairs", action="store_true", help="the list of pairs of features")
     parser.add_argument("--jobs", type=int, default=max(1, cores // 3))
     asked = parser.parse_args()
     stop_with_this_script()
@@ -92,7 +95,8 @@ def main():
     # Idle processors of one check help another: most of its cases are small.
     threads = max(1, 2 * cores // asked.jobs)
     with concurrent.futures.ThreadPoolExecutor(asked.jobs) as pool:
-        running = [pool.submit(check, asked.program, implementation, dtype, threads)
+        running = [pool.submit(check, asked.program, implementation, dtype, threads,
+                               asked.pairs)
                    for implementation in (asked.implementation or ours(asked.program)).split(",")
                    for dtype in asked.dtype.split(",")]
         for done in concurrent.futures.as_completed(running):

@@ -94,7 +94,7 @@ Problem activation(Element type, OperationKind kind, std::int64_t width) {
   return p;
 }
 
-Problem pointwise(Element type, Pointwise function, std::int64_t width) {
+Problem hostile_pointwise(Element type, Pointwise function, std::int64_t width) {
   Problem p = hostile_problem(type);
   const Numbers all = hostile_numbers();
   const bool row = function == Pointwise::kAddRow, derived = function == Pointwise::kSiluBackward;
@@ -114,7 +114,7 @@ Problem pointwise(Element type, Pointwise function, std::int64_t width) {
   return p;
 }
 
-Problem dropout(Element type, std::int64_t elements) {
+Problem hostile_dropout(Element type, std::int64_t elements) {
   constexpr double kDropped = 0.25;
   Problem p = hostile_problem(type);
   const TensorId scalars = p.scalars(7);
@@ -246,10 +246,11 @@ std::vector<KernelCase> hostile_cases(double largest_logit) {
       add(name + end, [=, k = kind](Element type) { return activation(type, k, width); });
     }
     for (const auto& [function, name] : kFunctions) {
-      add(name + end, [=, f = function](Element type) { return pointwise(type, f, width); });
+      add(name + end,
+          [=, f = function](Element type) { return hostile_pointwise(type, f, width); });
     }
   }
-  add("dropout", [](Element type) { return dropout(type, 301); });
+  add("dropout", [](Element type) { return hostile_dropout(type, 301); });
   add("softmax", [](Element type) { return softmax(type, 50); });
   for (const std::int64_t vocabulary : {64, 1001}) {
     add("cross_entropy_" + std::to_string(vocabulary),

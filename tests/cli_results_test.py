@@ -12,7 +12,8 @@ import zipfile
 import xml.etree.ElementTree as ElementTree
 
 import cli_harness
-from cli_harness import SMALL, Folder, attention_file, attention_npz, run, safetensors
+from cli_harness import (SMALL, Folder, attention_file, attention_npz, run, safetensors,
+                         with_times)
 
 BENCH_KEYS = {
     "implementation", "device", "pass", "dtype", "batch", "heads_q", "heads_k", "head_dim",
@@ -177,19 +178,14 @@ class Results(Folder):
         with open(saved, encoding="utf-8") as file:
             results = json.load(file)
         def changed(factor, share):
-            for result in results["results"]:
-                for key in list(result):
-                    if key.endswith("_ms") and result[key] is not None:
-                        result[key] *= factor
+            for result in with_times(results, factor)["results"]:
                 result["roof_share"] = result["roof_share"] * share
             return self.path("changed.json", json.dumps(results).encode())
         # As if it had been a thousand times faster, at a thousand times the share.
         done = run("bench", *SMALL, "--baseline", changed(1e-3, 1e3))
-        self.assertEqual(done.returncode, 3, done.stdout + done.stderr)
-        self.assertIn("slower", done.stdout)
+        self.verdict(done, "slower", 3)
         done = run("bench", *SMALL, "--baseline", changed(1e6, 1e-6))
-        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-        self.assertIn("faster", done.stdout)
+        self.verdict(done, "faster", 0)
 
     def test_a_baseline_of_other_threads_is_named_and_fails(self):
         saved = self.path("saved.json")

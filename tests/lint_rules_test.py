@@ -77,6 +77,11 @@ class Forbidden(unittest.TestCase):
         barrier = 'void f(int x) { asm volatile("" : "+r"(x)); }'
         self.assertEqual(self.rule_of(barrier, "src/lab/a.cpp"), [])
 
+    def test_json_is_written_by_one_function(self):
+        line = "std::string f(const Json& j) { return j.dump(1); }"
+        self.assertEqual(self.rule_of(line, "src/train/run/a.cpp"), ["json"])
+        self.assertEqual(self.rule_of("#pragma once\n" + line, "src/base/json.h"), [])
+
 
 class Includes(unittest.TestCase):
     HEADERS = {path: "#pragma once\n" for path in (

@@ -11,6 +11,7 @@
 #include "train/data/files.h"
 #include "train/data/shipped_text.h"
 #include "train/data/text.h"
+#include "train/run/train_config.h"
 
 namespace flashlab::train {
 namespace {
@@ -76,6 +77,28 @@ TEST(TrainTokenizer, LearnsTheMostFrequentPairs) {
   const Result<BytePairs> again = BytePairs::from_json(learned->to_json(), "again");
   ASSERT_TRUE(again.ok()) << again.status().message();
   EXPECT_EQ(again->encode(text), tokens);
+}
+
+// Surrogates, overlong forms, beyond U+10FFFF, a cut character, a lone byte: none is a character,
+// and a writer of JSON would throw at each.
+TEST(TrainTokenizer, BytesThatAreNoUtf8AreNamedByTheirPlace) {
+  const Result<Tokenizer> known = Tokenizer::characters_of("ab\xC3\xA9");
+  ASSERT_TRUE(known.ok());
+  for (const std::string bad : {"\xED\xA0\x80", "\xE0\x80\xAF", "\xF0\x80\x80\xAF",
+                                "\xF4\x90\x80\x80", "\xC0\x80", "\xE2\x82", "\xFF"}) {
+    const std::string text = "ab\xC3\xA9" + bad + "b";
+    for (const Status& status :
+         {Tokenizer::characters_of(text).status(), known->encode(text).status()}) {
+      EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+      EXPECT_NE(status.message().find("a byte at 4 that is no UTF-8"), std::string::npos)
+          << status.message();
+    }
+    TrainConfig config;
+    config.text = {"fine.txt", bad + ".txt"};
+    EXPECT_NE(validate(config).message().find("a byte at 0 that is no UTF-8"), std::string::npos)
+        << validate(config).message();
+  }
+  EXPECT_TRUE(Tokenizer::characters_of("\xED\x9F\xBF\xF4\x8F\xBF\xBF").ok());
 }
 
 // The definition, word by word: every pair counted anew before each merge.

@@ -37,6 +37,7 @@ FORBIDDEN_ANYWHERE = {
 }
 # An empty template emits no instruction: it only holds the optimiser back, as rulers must.
 ASM = re.compile(r"(?<![\w])(?:asm|__asm__|__asm)\b(?!\s*(?:volatile|__volatile__)?\s*\(\s*\"\")")
+JSON_DUMP = re.compile(r"(?:\.|->)dump\s*\(")
 ALLOW = re.compile(r"//\s*lint:\s*allow\(([\w-]+)\)\s*(\S?)")
 
 MAX_FILE_LINES, WARN_FILE_LINES = 600, 500
@@ -123,6 +124,14 @@ def lint_forbidden(path, code):
         for line, what in matches(pattern, code):
             yield Complaint(path, line, rule, f"`{what}`: nothing here {rule}, and nothing depends "
                             "on NDEBUG")
+
+
+def lint_json(path, text):
+    """json"""
+    if source.is_cpp(path) and path.startswith("src/") and path != "src/base/json.h":
+        for line, what in matches(JSON_DUMP, source.without_comments(text, keep_strings=True)):
+            yield Complaint(path, line, "json", f"`{what}` throws at bytes that are no UTF-8; use "
+                            "base::json_text")
 
 
 def lint_asm(path, text):
@@ -269,7 +278,7 @@ def lint_tree(root):
             continue
         text = source.read(path, root)
         code = source.without_comments(text) if source.is_cpp(path) else text
-        found = [*lint_forbidden(path, code), *lint_asm(path, text),
+        found = [*lint_forbidden(path, code), *lint_asm(path, text), *lint_json(path, text),
                  *lint_includes(path, text, known), *lint_lengths(path, text, code),
                  *lint_layout(path, text)]
         lines = text.split("\n")

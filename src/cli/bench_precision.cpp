@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "base/json.h"
 #include "cli/command.h"
 #include "cli/execution.h"
 #include "cli/failure.h"
@@ -191,7 +192,8 @@ int run_bench_precision(const Arguments& arguments) {
   const struct {
     const char* name;
     std::string text;
-  } kFiles[] = {{"precision.json", json.dump(1) + "\n"}, {"precision.svg", curves(runs, subtitle)}};
+  } kFiles[] = {{"precision.json", base::json_text(json, 1) + "\n"},
+                {"precision.svg", curves(runs, subtitle)}};
   for (const auto& file : kFiles) {
     if (const Status s = train::write_file(folder / file.name, file.text); !s.ok()) {
       fail(s.message());

@@ -7,6 +7,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "base/json.h"
 #include "cli/command.h"
 #include "cli/execution.h"
 #include "cli/failure.h"
@@ -227,7 +228,7 @@ void write_json(const std::string& path, const lab::CheckSummary& summary, const
   }
   out["reports"] = Json::array();
   for (const lab::CheckReport& report : summary.reports) out["reports"].push_back(json_of(report));
-  const std::string text = out.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+  const std::string text = base::json_text(out, 2) + "\n";
   if (path == "-") {
     print(text);
   } else if (Status status = train::write_file(path, text); !status.ok()) {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "base/json.h"
 #include "cli/command.h"
 #include "cli/failure.h"
 #include "cli/model_flags.h"
@@ -223,7 +224,7 @@ nlohmann::ordered_json json_of(const Explained& e) {
 int run_explain_step(const Arguments& arguments) {
   const Explained e = explained_of(arguments);
   if (const auto path = arguments.value("--json")) {
-    const std::string text = json_of(e).dump(1) + "\n";
+    const std::string text = base::json_text(json_of(e), 1) + "\n";
     if (*path == "-") {
       print(text);
       return kExitOk;

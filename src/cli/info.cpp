@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <nlohmann/json.hpp>
 
+#include "base/json.h"
 #include "cli/command.h"
 #include "cli/execution.h"
 #include "cli/failure.h"
@@ -191,8 +192,7 @@ void print_json(const std::string& path, const Context& context,
         each.path.empty() ? nlohmann::ordered_json(nullptr) : nlohmann::ordered_json(each.path);
   }
   for (const Extra& extra : kPrograms) out["programs"][extra.name] = program_found(extra.name);
-  const std::string text =
-      out.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
+  const std::string text = base::json_text(out, 2) + "\n";
   if (path == "-") {
     print(text);
     return;

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
+#include "base/json.h"
 #include "cli/command.h"
 #include "cli/execution.h"
 #include "cli/failure.h"
@@ -111,7 +112,7 @@ std::string json_of(const lab::Monitor& monitor, const std::vector<MonitorSample
     row["throttle"] = sample.throttle;
     rows.push_back(std::move(row));
   }
-  return out.dump(1) + "\n";
+  return base::json_text(out, 1) + "\n";
 }
 
 // The next sample's time is a multiple of the interval: late samples do not add up.

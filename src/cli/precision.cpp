@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "base/json.h"
 #include "cli/command.h"
 #include "cli/failure.h"
 #include "cli/model_flags.h"
@@ -24,7 +25,7 @@ using lab::report::pad_left;
 using lab::report::pad_right;
 
 void write_json(const std::string& path, const nlohmann::ordered_json& json) {
-  const std::string text = json.dump(1) + "\n";
+  const std::string text = base::json_text(json, 1) + "\n";
   if (path == "-") return print(text);
   if (const Status s = train::write_file(path, text); !s.ok()) fail("--json " + s.message());
 }

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "base/json.h"
 #include "cli/command.h"
 #include "cli/execution.h"
 #include "cli/failure.h"
@@ -95,8 +96,7 @@ void write_json(const std::string& path, const std::vector<lab::CompiledVariant>
   out["command"] = typed_command();
   out["kernels"] = nlohmann::ordered_json::array();
   for (const lab::CompiledVariant& kernel : kernels) out["kernels"].push_back(json_of(kernel));
-  const std::string text =
-      out.dump(1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
+  const std::string text = base::json_text(out, 1) + "\n";
   if (path == "-") return print(text);
   if (const Status s = train::write_file(path, text); !s.ok()) fail("--json " + s.message());
 }

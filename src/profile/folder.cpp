@@ -6,6 +6,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "base/json.h"
 #include "lab/report/numbers.h"
 #include "lab/report/text.h"
 #include "lab/results/results_json.h"
@@ -202,7 +203,7 @@ std::string environment_json(const Profile& p) {
   lab::ResultFile file;
   file.environment = p.environment;
   out["environment"] = nlohmann::ordered_json::parse(lab::to_json(file))["environment"];
-  return out.dump(1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
+  return base::json_text(out, 1) + "\n";
 }
 
 // Behind the summary, in place: a full disk may have room for a line and none for a second summary.
@@ -380,7 +381,7 @@ std::string ledger_json(const Profile& p) {
     out["advice"].push_back(
         {{"rule", advice.rule}, {"what", advice.what}, {"remedy", advice.remedy}});
   }
-  return out.dump(1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
+  return base::json_text(out, 1) + "\n";
 }
 
 WrittenProfile write_profile(const std::filesystem::path& folder, const Profile& p) {

@@ -6,6 +6,8 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "base/json.h"
+
 namespace flashlab::profile {
 namespace {
 
@@ -233,7 +235,7 @@ std::string timeline_json(const MemoryTimeline& timeline) {
     for (const Allocation* a : ends[i]) events.push_back(row("free", operation, *a));
   }
   out["operations"] = timeline.operations;
-  return out.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
+  return base::json_text(out, 1) + "\n";
 }
 
 }  // namespace flashlab::profile

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "base/json.h"
 #include "lab/report/numbers.h"
 #include "lab/report/svg.h"
 
@@ -232,7 +233,7 @@ std::string chrome_trace(const Recording& recording, const std::vector<double>& 
     ++step;
   }
   const Json out = {{"displayTimeUnit", "ms"}, {"traceEvents", std::move(events)}};
-  return out.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
+  return base::json_text(out) + "\n";
 }
 
 std::string folded_stacks(const Recording& recording) {

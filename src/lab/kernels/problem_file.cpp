@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "base/json.h"
 #include "lab/results/json_depth.h"
 
 namespace flashlab::lab {
@@ -70,10 +71,9 @@ class Members {
 
   void fail(const char* name, const Json& got, std::string expected) {
     if (!status_.ok()) return;
-    status_ =
-        Status::invalid({fmt::format("{}: \"{}\"", path_, name),
-                         got.dump(-1, ' ', true, Json::error_handler_t::replace),
-                         std::move(expected), "flashlab precompile --help names the members"});
+    status_ = Status::invalid({fmt::format("{}: \"{}\"", path_, name),
+                               base::json_text(got, -1, /*ascii=*/true), std::move(expected),
+                               "flashlab precompile --help names the members"});
   }
 
   // Refuses what nobody has asked for: a misspelt member would change nothing.

@@ -1,4 +1,5 @@
 #include "lab/python/python_messages.h"
+#include "base/json.h"
 #include "lab/results/json_depth.h"
 
 #include <fmt/format.h>
@@ -209,7 +210,7 @@ std::string to_json_line(const PythonRequest& request) {
       {"warmup", request.measure.warmup},
       {"repeats", request.measure.repeats},
       {"max_total_ms", request.measure.max_total_ms}};
-  return out.dump();
+  return base::json_text(out);
 }
 
 Result<PythonMessage> parse_message(std::string_view text, const PythonRequest* asked,

@@ -4,37 +4,12 @@
 #include <cstdint>
 #include <iterator>
 
+#include "base/utf8.h"
+
 namespace flashlab::lab::report {
 namespace {
 
 constexpr std::string_view kReplacement = "\xEF\xBF\xBD";
-
-struct CodePoint {
-  std::uint32_t value = 0;
-  std::size_t bytes = 1;
-  bool valid = false;
-};
-
-bool continues(std::string_view text, std::size_t at) {
-  return at < text.size() && (static_cast<unsigned char>(text[at]) & 0xC0) == 0x80;
-}
-
-/// Decodes the character at `at`. Overlong forms, surrogates and values past U+10FFFF are invalid.
-CodePoint decode(std::string_view text, std::size_t at) {
-  const auto lead = static_cast<unsigned char>(text[at]);
-  if (lead < 0x80) return {lead, 1, true};
-  const std::size_t bytes = lead >= 0xF0 ? 4 : lead >= 0xE0 ? 3 : 2;
-  if (lead < 0xC2 || lead > 0xF4) return {};
-  std::uint32_t value = lead & (0xFFu >> (bytes + 1));
-  for (std::size_t i = 1; i < bytes; ++i) {
-    if (!continues(text, at + i)) return {};
-    value = (value << 6) | (static_cast<unsigned char>(text[at + i]) & 0x3F);
-  }
-  const std::uint32_t smallest = bytes == 4 ? 0x10000 : bytes == 3 ? 0x800 : 0x80;
-  const bool surrogate = value >= 0xD800 && value <= 0xDFFF;
-  if (value < smallest || value > 0x10FFFF || surrogate) return {};
-  return {value, bytes, true};
-}
 
 struct Range {
   std::uint32_t first, last;
@@ -75,7 +50,7 @@ std::string clean(std::string_view text) {
   std::string out;
   out.reserve(text.size());
   for (std::size_t at = 0; at < text.size();) {
-    const CodePoint c = decode(text, at);
+    const base::CodePoint c = base::code_point_at(text, at);
     if (c.valid && (c.value == '\n' || c.value == '\r' || c.value == '\t')) {
       if (!out.empty() && out.back() != ' ') out += ' ';
     } else if (!c.valid || unwanted(c.value)) {
@@ -91,7 +66,7 @@ std::string clean(std::string_view text) {
 int display_width(std::string_view text) {
   int width = 0;
   for (std::size_t at = 0; at < text.size();) {
-    const CodePoint c = decode(text, at);
+    const base::CodePoint c = base::code_point_at(text, at);
     width += c.valid ? width_of(c.value) : 1;
     at += c.bytes;
   }
@@ -126,7 +101,7 @@ std::vector<std::string> wrap(std::string_view text, int width) {
       ++line_width;
     }
     for (std::size_t at = 0; at < word.size();) {
-      const CodePoint c = decode(word, at);
+      const base::CodePoint c = base::code_point_at(word, at);
       const int w = c.valid ? width_of(c.value) : 1;
       if (line_width > 0 && line_width + w > width) flush();
       line.append(word, at, c.bytes);

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "base/json.h"
 #include "lab/machine/monitor.h"
 #include "lab/results/environment_fields.h"
 #include "lab/results/subject.h"
@@ -103,7 +104,7 @@ std::string to_json(const ResultFile& file, int indent) {
   for (const Measurement& result : file.results) results.push_back(to_json_value(result));
   out["results"] = std::move(results);
   // Messages may quote bytes of a user's file: what is not UTF-8 is replaced, never refused.
-  return out.dump(indent, ' ', false, OrderedJson::error_handler_t::replace) + '\n';
+  return base::json_text(out, indent) + '\n';
 }
 
 }  // namespace flashlab::lab

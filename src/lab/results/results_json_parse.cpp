@@ -5,6 +5,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
+#include "base/json.h"
 #include "lab/machine/monitor.h"
 #include "lab/results/environment_fields.h"
 #include "lab/results/json_depth.h"
@@ -21,7 +22,7 @@ constexpr const char* kRemedy =
 
 /// What stands in the file, short enough for a message.
 std::string quote(const Json& value) {
-  std::string text = value.dump(-1, ' ', true, Json::error_handler_t::replace);
+  std::string text = base::json_text(value, -1, /*ascii=*/true);
   constexpr std::size_t kShown = 60;
   if (text.size() > kShown) text = text.substr(0, kShown) + "...";
   return fmt::format("{} ({})", text, value.type_name());

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "base/json.h"
 #include "train/data/bpe.h"
 
 namespace flashlab::train {
@@ -38,7 +39,7 @@ class BytePairReader {
   }
 
   static std::string shown(const nlohmann::json& value) {
-    return value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace).substr(0, 80);
+    return base::json_text(value).substr(0, 80);
   }
 
   const nlohmann::json& model() const { return json_["model"]; }
@@ -245,7 +246,7 @@ void BytePairs::write_json() {
                    {"byte_fallback", false},
                    {"vocab", std::move(vocabulary)},
                    {"merges", std::move(merges)}};
-  json_ = json.dump(1) + "\n";
+  json_ = base::json_text(json, 1) + "\n";
 }
 
 }  // namespace flashlab::train

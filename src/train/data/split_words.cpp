@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <iterator>
 
+#include "base/utf8.h"
+
 namespace flashlab::train {
 namespace {
 
@@ -33,15 +35,8 @@ struct Sign {
 // The character at the front; a byte that begins none is one by itself.
 Sign sign_at(std::string_view text) {
   if (text.empty()) return {};
-  const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
-  const unsigned char lead = byte(0);
-  std::size_t bytes = lead < 0x80 ? 1 : lead < 0xc2 ? 0 : lead < 0xe0 ? 2 : lead < 0xf0 ? 3 : 4;
-  if (bytes == 0 || bytes > text.size()) return {Class::kOther, 1};
-  std::uint32_t code = bytes == 1 ? lead : lead & (0xffu >> (bytes + 1));
-  for (std::size_t i = 1; i < bytes; ++i) {
-    if ((byte(i) & 0xc0) != 0x80) return {Class::kOther, 1};
-    code = code << 6 | (byte(i) & 0x3f);
-  }
+  const auto [code, bytes, valid] = base::code_point_at(text, 0);
+  if (!valid) return {Class::kOther, 1};
   if (code == '\n' || code == '\r') return {Class::kNewline, bytes};
   if (within(kSpaces, code)) return {Class::kSpace, bytes};
   if (within(kLetters, code)) return {Class::kLetter, bytes};

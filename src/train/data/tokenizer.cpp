@@ -8,25 +8,11 @@
 #include <optional>
 #include <set>
 
+#include "base/json.h"
+#include "base/utf8.h"
+
 namespace flashlab::train {
 namespace {
-
-// Bytes of the UTF-8 character at the beginning of `text`; 0 where there is none.
-std::size_t character_length(std::string_view text) {
-  const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
-  const unsigned char lead = byte(0);
-  const std::size_t length = lead < 0x80   ? 1
-                             : lead < 0xc2 ? 0
-                             : lead < 0xe0 ? 2
-                             : lead < 0xf0 ? 3
-                             : lead < 0xf5 ? 4
-                                           : 0;
-  if (length == 0 || length > text.size()) return 0;
-  for (std::size_t i = 1; i < length; ++i) {
-    if ((byte(i) & 0xc0) != 0x80) return 0;
-  }
-  return length;
-}
 
 Status no_utf8(std::size_t at) {
   return Status::invalid({"text", fmt::format("a byte at {} that is no UTF-8", at),
@@ -47,8 +33,9 @@ Tokenizer Tokenizer::bytes() {
 Result<Tokenizer> Tokenizer::characters_of(std::string_view text) {
   std::set<std::string, std::less<>> found;
   for (std::size_t at = 0; at < text.size();) {
-    const std::size_t length = character_length(text.substr(at));
-    if (length == 0) return no_utf8(at);
+    const base::CodePoint here = base::code_point_at(text, at);
+    if (!here.valid) return no_utf8(at);
+    const std::size_t length = here.bytes;
     const std::string_view character = text.substr(at, length);
     if (!found.contains(character)) found.emplace(character);
     at += length;
@@ -131,8 +118,9 @@ Result<std::vector<std::int32_t>> Tokenizer::encode(std::string_view text,
     return out;
   }
   for (std::size_t at = 0; at < text.size();) {
-    const std::size_t length = character_length(text.substr(at));
-    if (length == 0) return no_utf8(at);
+    const base::CodePoint here = base::code_point_at(text, at);
+    if (!here.valid) return no_utf8(at);
+    const std::size_t length = here.bytes;
     const auto known = index_.find(text.substr(at, length));
     if (known == index_.end()) {
       return Status::invalid(
@@ -168,7 +156,7 @@ std::string Tokenizer::to_json() const {
   if (kind_ == Kind::kNumber) out["vocabulary"] = numbers_;
   out["kind"] = to_string(kind_);
   if (kind_ == Kind::kCharacter) out["characters"] = characters_;
-  return out.dump() + "\n";
+  return base::json_text(out) + "\n";
 }
 
 Result<Tokenizer> Tokenizer::from_json(std::string_view json, std::string_view source) {

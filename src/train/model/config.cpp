@@ -6,6 +6,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "base/json.h"
 #include "train/model/nearest.h"
 
 namespace flashlab::train {
@@ -112,7 +113,7 @@ std::string ModelConfig::to_json() const {
   out["dropout"] = dropout;
   out["rope_theta"] = rope_theta;
   out["norm_epsilon"] = norm_epsilon;
-  return out.dump();
+  return base::json_text(out);
 }
 
 std::span<const ModelConfig> named_models() {

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
+#include "base/json.h"
 #include "train/data/files.h"
 
 namespace flashlab::train {
@@ -195,7 +196,7 @@ Status write_contents(const fs::path& at, const RunState& state, const Parameter
   json["model"] = nlohmann::ordered_json::parse(state.model.to_json());
   if (state.loss_scale[0] != 0) json["loss_scale"] = state.loss_scale;
   if (!state.config.empty()) json["config"] = nlohmann::ordered_json::parse(state.config);
-  return write_file(at / "state.json", json.dump(1) + "\n");
+  return write_file(at / "state.json", base::json_text(json, 1) + "\n");
 }
 
 }  // namespace
@@ -278,7 +279,7 @@ Result<RunState> load_state(const fs::path& checkpoint) {
       !json.contains("model")) {
     return Status::invalid({file.string(), "no state of a run", "what flashlab train writes", ""});
   }
-  Result<ModelConfig> model = parse_model(json["model"].dump(), file.string());
+  Result<ModelConfig> model = parse_model(base::json_text(json["model"]), file.string());
   if (!model.ok()) return model.status();
   RunState out = {json["step"].get<std::int64_t>(), *model};
   // A folder that was renamed on purpose has no step in its name.
@@ -289,7 +290,8 @@ Result<RunState> load_state(const fs::path& checkpoint) {
          named >= 0 ? fmt::format("{}, as its folder says", named) : std::string("at least 0"),
          "the file is damaged or edited"});
   }
-  if (const auto config = json.find("config"); config != json.end()) out.config = config->dump();
+  if (const auto config = json.find("config"); config != json.end())
+    out.config = base::json_text(*config);
   const auto scale = json.find("loss_scale");
   if (scale == json.end()) return out;
   const bool numbers = scale->is_array() && scale->size() == out.loss_scale.size() &&

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 
+#include "base/json.h"
 #include "train/cpu/narrow.h"
 #include "train/data/files.h"
 #include "train/run/checkpoint.h"
@@ -104,7 +105,7 @@ class Check {
 
   // A record's tensor in the store's type.
   Status bind() {
-    Result<ModelConfig> model = parse_model(json_["model"].dump(), record_.string());
+    Result<ModelConfig> model = parse_model(base::json_text(json_["model"]), record_.string());
     if (!model.ok()) return model.status();
     const Json& o = json_["optimizer"];
     StepOptions options;

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 
+#include "base/json.h"
 #include "train/data/files.h"
 
 namespace flashlab::train {
@@ -41,7 +42,8 @@ Status read_entry(const std::filesystem::path& path, const std::string& name,
       known = true;
     }
   }
-  if (!known) return damaged(path, name + " of type " + dtype->dump(), "F64, F32, F16 or BF16");
+  if (!known)
+    return damaged(path, name + " of type " + base::json_text(*dtype), "F64, F32, F16 or BF16");
   std::uint64_t bytes = static_cast<std::uint64_t>(size_of(tensor.element));
   for (const auto& extent : *shape) {
     if (!extent.is_number_unsigned() ||
@@ -108,7 +110,7 @@ Status write_safetensors(const std::filesystem::path& path, const StoredTensors&
                     {"data_offsets", {offset, offset + tensor.bytes.size()}}};
     offset += tensor.bytes.size();
   }
-  std::string text = header.dump();
+  std::string text = base::json_text(header);
   text.resize((text.size() + 7) / 8 * 8, ' ');  // data on 8 bytes, as the format's own writer does
   const std::uint64_t length = text.size();
   std::string out(reinterpret_cast<const char*>(&length), sizeof length);

@@ -6,6 +6,8 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "base/json.h"
+#include "base/utf8.h"
 #include "train/data/text.h"
 #include "train/model/nearest.h"
 #include "train/plan/recompute.h"
@@ -55,8 +57,8 @@ std::vector<std::string> known_keys() {
 }
 
 Status bad(std::string_view source, const std::string& key, const Json& got, std::string expected) {
-  return Status::invalid(
-      {fmt::format("{}: {}", source, key), got.dump().substr(0, 60), std::move(expected), ""});
+  return Status::invalid({fmt::format("{}: {}", source, key), base::json_text(got).substr(0, 60),
+                          std::move(expected), ""});
 }
 
 Status read_words(const std::string& key, const Json& value, std::string_view source,
@@ -120,7 +122,8 @@ Status read_key(const std::string& key, const Json& value, std::string_view sour
     return {};
   }
   if (key == "model") {
-    const std::string text = value.is_string() ? Json{{"model", value}}.dump() : value.dump();
+    const std::string text =
+        value.is_string() ? base::json_text(Json{{"model", value}}) : base::json_text(value);
     Result<ModelConfig> model = parse_model(text, fmt::format("{}: model", source));
     if (!model.ok()) return model.status();
     out.model = *model;
@@ -182,7 +185,7 @@ std::string TrainConfig::to_json() const {
   for (const RealKey& key : kRealKeys) {
     out[key.name] = key.field ? this->*key.field : optimizer.*key.optimizer_field;
   }
-  return out.dump(1) + "\n";
+  return base::json_text(out, 1) + "\n";
 }
 
 Result<TrainConfig> parse_train_config(std::string_view json, std::string_view source,
@@ -208,6 +211,17 @@ Status validate(const TrainConfig& config) {
                             "dynamic, none, or a number of at least 1", "65536 is usual"});
   }
   if (Status s = check_tokenizer(config.tokenizer); !s.ok()) return s;
+  // config.json carries these names: a resumed run finds the same files.
+  std::vector<std::string> names = config.text;
+  names.insert(names.end(), config.tokens.begin(), config.tokens.end());
+  names.push_back(config.tokenizer);
+  for (const std::string& name : names) {
+    if (const auto at = base::find_no_utf8(name)) {
+      return Status::invalid({fmt::format("the file name \"{}\"", name),
+                              fmt::format("a byte at {} that is no UTF-8", *at), "UTF-8",
+                              "rename the file, or give a link to it"});
+    }
+  }
   if (!config.text.empty() && !config.tokens.empty()) {
     return Status::invalid({"tokens", "text and token files", "one of them", ""});
   }

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "base/json.h"
 #include "train/data/files.h"
 #include "train/run/checkpoint.h"
 #include "train/step/step.h"
@@ -59,7 +60,7 @@ class Trainer::Log {
   Status write(const Json& line) {
     if (!file_.is_open()) file_.open(path_, std::ios::app);
     errno = 0;
-    file_ << line.dump(-1, ' ', false, Json::error_handler_t::replace) << '\n' << std::flush;
+    file_ << base::json_text(line) << '\n' << std::flush;
     if (!file_) return io_error(path_, "written");
     return {};
   }
@@ -145,10 +146,10 @@ Status check_same_run(const TrainConfig& config, const RunState& state, const fs
         break;
       }
     }
-    return Status::invalid(
-        {fmt::format("{}: {}", file.string(), name), got.dump(),
-         fmt::format("{}, by which {} was made", expected.dump(), checkpoint.filename().string()),
-         "put it back, or begin a new run"});
+    return Status::invalid({fmt::format("{}: {}", file.string(), name), base::json_text(got),
+                            fmt::format("{}, by which {} was made", base::json_text(expected),
+                                        checkpoint.filename().string()),
+                            "put it back, or begin a new run"});
   }
   if (state.step > config.steps) {
     return Status::invalid({(checkpoint / "state.json").string(),

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "base/json.h"
 #include "lab/data/tensor_file/formats.h"
 #include "lab/results/json_depth.h"
 
@@ -62,9 +63,7 @@ Result<Entry> parse_entry(const std::string& source, const std::string& name,
   const auto wrong = [&](const char* key, const std::string& expected) {
     const auto found = value.is_object() ? value.find(key) : value.end();
     const std::string got =
-        value.is_object() && found != value.end()
-            ? excerpt(found->dump(-1, ' ', false, nlohmann::json::error_handler_t::replace))
-            : "nothing";
+        value.is_object() && found != value.end() ? excerpt(base::json_text(*found)) : "nothing";
     return malformed(fmt::format("{}: {}", place, key), got, expected, "write the file again");
   };
   if (!value.is_object()) return wrong("dtype", "an object with dtype, shape, data_offsets");

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <nlohmann/json.hpp>
 
+#include "base/json.h"
 #include "lab/subjects/step/step_subject.h"
 
 namespace flashlab::lab {
@@ -39,7 +40,7 @@ std::string request_of(const StepProblem& problem, const StepBenchOptions& optio
                         {"repeats", options.repeats},
                         {"device", torch.device},
                         {"threads", torch.threads}};
-  return request.dump();
+  return base::json_text(request);
 }
 
 void read_answer(const std::string& line, const StepProblem& problem, Measurement& result) {

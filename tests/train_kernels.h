@@ -92,11 +92,6 @@ double slope(const Function& function, double x) {
           function(x - 2 * step)) /
          (12 * step);
 }
-inline double pointwise_formula(Pointwise function, double a, double b) {
-  if (function == Pointwise::kMultiply) return a * b;
-  if (function == Pointwise::kSilu) return silu(a);
-  return function == Pointwise::kSiluBackward ? a * slope(silu, b) : a + b;
-}
 
 class Problem {
  public:
@@ -166,6 +161,10 @@ struct KernelCase {
   std::function<Problem(Element)> make;
   friend void PrintTo(const KernelCase& each, std::ostream* out) { *out << each.name; }
 };
+
+/// Adds the operation over a and b [rows, width] (b [width] for kAddRow) and what is expected of
+/// it.
+void run_pointwise(Problem& p, Pointwise function, TensorId a, TensorId b, std::int64_t width);
 
 /// Rows: norms, sums over columns, activations, one element at a time.
 std::vector<KernelCase> row_cases();

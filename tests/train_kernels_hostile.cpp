@@ -101,16 +101,7 @@ Problem hostile_pointwise(Element type, Pointwise function, std::int64_t width) 
   const TensorId a = p.add(type, {kRows, width}, in_turn(derived ? kFactors : all, kRows * width));
   const TensorId b = p.add(type, row ? Shape{width} : Shape{kRows, width},
                            in_turn(all, row ? width : kRows * width, 5));
-  const TensorId y = p.result({kRows, width});
-  std::vector<TensorId> inputs = {a, b};
-  if (function == Pointwise::kSilu) inputs.pop_back();
-  p.run(OperationKind::kPointwise, std::move(inputs), {y},
-        PointwiseAttributes{.function = function, .rows = kRows, .width = width});
-  Numbers wanted(p.of(a).size());
-  for (std::size_t i = 0; i < wanted.size(); ++i) {
-    wanted[i] = pointwise_formula(function, p.of(a)[i], p.of(b)[i % p.of(b).size()]);
-  }
-  p.expect(y, std::move(wanted));
+  run_pointwise(p, function, a, b, width);
   return p;
 }
 

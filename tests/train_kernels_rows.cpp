@@ -201,17 +201,9 @@ Problem pointwise(Element type, Pointwise function, std::int64_t width) {
   constexpr std::int64_t kRows = 37;
   Problem p(type);
   const bool row = function == Pointwise::kAddRow;
-  const TensorId a = p.random({kRows, width}, 2), y = p.result({kRows, width});
+  const TensorId a = p.random({kRows, width}, 2);
   const TensorId b = p.random(row ? Shape{width} : Shape{kRows, width}, 2);
-  std::vector<TensorId> inputs = {a, b};
-  if (function == Pointwise::kSilu) inputs.pop_back();
-  p.run(OperationKind::kPointwise, inputs, {y},
-        PointwiseAttributes{.function = function, .rows = kRows, .width = width});
-  Numbers wanted(p.of(a).size());
-  for (std::size_t i = 0; i < wanted.size(); ++i) {
-    wanted[i] = pointwise_formula(function, p.of(a)[i], p.of(b)[i % p.of(b).size()]);
-  }
-  p.expect(y, std::move(wanted));
+  run_pointwise(p, function, a, b, width);
   return p;
 }
 
@@ -234,6 +226,25 @@ Problem dropout(Element type, std::int64_t elements) {
 }
 
 }  // namespace
+
+void run_pointwise(Problem& p, Pointwise function, TensorId a, TensorId b, std::int64_t width) {
+  const auto elements = static_cast<std::int64_t>(p.of(a).size()), rows = elements / width;
+  const TensorId y = p.result({rows, width});
+  std::vector<TensorId> inputs = {a, b};
+  if (function == Pointwise::kSilu) inputs.pop_back();
+  p.run(OperationKind::kPointwise, std::move(inputs), {y},
+        PointwiseAttributes{.function = function, .rows = rows, .width = width});
+  const auto formula = [&](double left, double right) {
+    if (function == Pointwise::kMultiply) return left * right;
+    if (function == Pointwise::kSilu) return silu(left);
+    return function == Pointwise::kSiluBackward ? left * slope(silu, right) : left + right;
+  };
+  Numbers wanted(p.of(a).size());
+  for (std::size_t i = 0; i < wanted.size(); ++i) {
+    wanted[i] = formula(p.of(a)[i], p.of(b)[i % p.of(b).size()]);
+  }
+  p.expect(y, std::move(wanted));
+}
 
 std::vector<KernelCase> row_cases() {
   std::vector<KernelCase> out;

@@ -331,6 +331,32 @@ TEST(TrainLowering, TheCacheStaysOnTheGpu) {
   EXPECT_EQ(found, 1);
 }
 
+// A step that learns tells the host its loss, its norm and its loss scale; validation the loss of
+// every token, generation the logits.
+TEST(TrainLowering, TheHostIsGivenNoMoreThanItReads) {
+  StepOptions options = {.batch = 3, .precision = Precision::kFp16};
+  const ModelConfig model = gpu_model(Family::kGpt2, 104, 64);
+  const auto check = [&](TensorId StepPlan::*result, bool read) {
+    const Lowered lowered = lowered_of(model, options);
+    const TensorId id = lowered.plan.*result;
+    const std::int64_t at = lowered.step.offsets[static_cast<std::size_t>(id)];
+    const std::int64_t end = at + lowered.plan.tensor(id).bytes();
+    const auto buffer = static_cast<std::size_t>(lowered.step.results_buffer);
+    EXPECT_EQ(end <= lowered.step.read_bytes, read) << lowered.plan.tensor(id).name;
+    EXPECT_EQ(at < lowered.step.read_bytes, read) << lowered.plan.tensor(id).name;
+    EXPECT_LE(end, static_cast<std::int64_t>(lowered.program.buffers()[buffer].bytes));
+  };
+  for (const auto result : {&StepPlan::loss, &StepPlan::gradient_norm, &StepPlan::loss_scale}) {
+    check(result, true);
+  }
+  check(&StepPlan::losses, false);
+  options.mode = StepMode::kForward;
+  check(&StepPlan::losses, true);
+  options.mode = StepMode::kDecode;
+  options.batch = 1;
+  check(&StepPlan::logits, true);
+}
+
 TEST(TrainLowering, TokensAreSortedByTheirRows) {
   const std::vector<std::int32_t> tokens = {3, 0, 3, 7, 0, 3};
   BatchLayout layout;

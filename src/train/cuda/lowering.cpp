@@ -127,14 +127,21 @@ class Placement {
       if (in_batch(i)) places_[i] = {out.batch_buffer, out.offsets[i]};
     }
   }
+  // What the host reads lies in front, in one range. Of a step that learns, that is not the loss of
+  // every token.
   void results(LoweredStep& out) {
-    for (std::size_t i = 0; i < plan_.tensors.size(); ++i) {
-      if (plan_.tensors[i].role != Role::kResult) continue;
-      out.offsets[i] = out.results_bytes;
-      out.results_bytes += rounded(plan_.tensors[i].bytes());
+    const bool learns = !plan_.parameters.empty() && plan_.parameters.front().gradient != kNoTensor;
+    std::int64_t bytes = 0;
+    for (const bool read : {true, false}) {
+      for (std::size_t i = 0; i < plan_.tensors.size(); ++i) {
+        const bool unread = learns && static_cast<TensorId>(i) == plan_.losses;
+        if (plan_.tensors[i].role != Role::kResult || unread == read) continue;
+        out.offsets[i] = bytes;
+        bytes += rounded(plan_.tensors[i].bytes());
+      }
+      if (read) out.read_bytes = bytes;
     }
-    out.results_buffer =
-        program_.add_region("results", static_cast<std::size_t>(out.results_bytes));
+    out.results_buffer = program_.add_region("results", static_cast<std::size_t>(bytes));
     for (std::size_t i = 0; i < plan_.tensors.size(); ++i) {
       if (plan_.tensors[i].role != Role::kResult) continue;
       places_[i] = {out.results_buffer, out.offsets[i]};

@@ -36,7 +36,7 @@ struct LoweredStep {
   int batch_buffer = -1, results_buffer = -1, constants_buffer = -1;
   runtime::Place gradients{};  ///< the first parameter's
   BatchLayout batch;
-  std::int64_t results_bytes = 0;
+  std::int64_t read_bytes = 0;            ///< of the results' region: what the host reads
   std::vector<std::int64_t> offsets;      ///< of tensors of the batch and results, in their region
   std::vector<std::uint32_t> constants;   ///< what the constants' region holds: AdamW's decay bits
   std::vector<std::size_t> operation_of;  ///< per step of the program

@@ -123,7 +123,7 @@ Status CudaStepExecutor::allocate() {
   auto batch = AlignedBytes::allocate(lowered_.batch.bytes, "batch");
   if (!batch.ok()) return batch.status();
   batch_ = std::move(*batch);
-  auto results = HostBytes::allocate(device_, lowered_.results_bytes);
+  auto results = HostBytes::allocate(device_, lowered_.read_bytes);
   if (!results.ok()) return results.status();
   results_ = std::move(*results);
   const cuda::ContextGuard current = device_.current();
@@ -198,7 +198,7 @@ Status CudaStepExecutor::run(OperationObserver* observer) {
   if (Status s = enqueue(observer); !s.ok()) return s;
   const cuda::CUresult copied = device_.api().cuMemcpyDtoHAsync(
       results_.data(), cuda::pointer_of(region(lowered_.results_buffer)),
-      static_cast<std::size_t>(lowered_.results_bytes), parameters_->stream());
+      static_cast<std::size_t>(lowered_.read_bytes), parameters_->stream());
   return device_.driver().check(copied, "cuMemcpyDtoHAsync");
 }
 
@@ -252,6 +252,7 @@ std::int64_t CudaStepExecutor::held_bytes() const {
 void* CudaStepExecutor::data(TensorId id) const {
   const std::int64_t offset = lowered_.offsets[static_cast<std::size_t>(id)];
   const bool result = plan_.tensor(id).role == Role::kResult;
+  if (result && offset >= lowered_.read_bytes) return nullptr;
   return (result ? results_.data() : batch_.data()) + offset;
 }
 

@@ -36,9 +36,9 @@ class StepExecutor {
   /// Memory of the device that step and parameters hold, scratch included.
   virtual std::int64_t held_bytes() const = 0;
 
-  /// The loss scale is both: push_parameters() takes it from there.
   /// Host memory of a tensor of the batch, which the next run() reads, or of a result, which is
-  /// there after wait().
+  /// there after wait(); null on a GPU for the loss of every token where the step learns. The
+  /// loss scale is both: push_parameters() takes it from there.
   virtual void* data(TensorId id) const = 0;
 
   std::int32_t* tokens() const { return static_cast<std::int32_t*>(data(plan().tokens)); }

@@ -6,9 +6,13 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 
 namespace flashlab::cases {
 namespace {
+
+// How a window writes a side without a bound.
+constexpr std::string_view kAllKeys = "all";
 
 const char* causal_name(Causal causal) {
   switch (causal) {
@@ -26,18 +30,24 @@ const char* causal_name(Causal causal) {
 // Query i sees the keys from i + left to i + right; empty: no bound on that side.
 struct Bounds {
   std::optional<double> left, right;
+  bool crossed() const { return left && right && *right < *left; }
 };
 
-Bounds bounds_of(const Case& c) {
+double diagonal_of(const Case& c) {
   const bool bottom_right = c.causal == Causal::kBottomRight ||
                             (c.window && c.window->alignment == Alignment::kBottomRight);
-  const double diagonal = bottom_right ? static_cast<double>(c.seqlen_k - c.seqlen_q) : 0.0;
+  return bottom_right ? static_cast<double>(c.seqlen_k - c.seqlen_q) : 0.0;
+}
+
+Bounds bounds_of(const Case& c) {
+  const double diagonal = diagonal_of(c);
   Bounds out;
   if (c.causal != Causal::kNone) out.right = diagonal;
   if (!c.window) return out;
-  if (c.window->left >= 0) out.left = diagonal - static_cast<double>(c.window->left);
-  if (c.window->right >= 0 && !out.right) {
-    out.right = diagonal + static_cast<double>(c.window->right);
+  if (c.window->left) out.left = diagonal - static_cast<double>(*c.window->left);
+  if (c.window->right) {
+    const double right = diagonal + static_cast<double>(*c.window->right);
+    out.right = std::min(out.right.value_or(right), right);
   }
   return out;
 }
@@ -52,10 +62,12 @@ double keys_in_window(const Case& c) {
   return std::max(end - first, 0.0);
 }
 
-std::optional<std::int64_t> parse_bound(std::string_view text) {
+// Empty: neither a number nor kAllKeys, which is an empty bound.
+std::optional<std::optional<std::int64_t>> parse_bound(std::string_view text) {
+  if (text == kAllKeys) return std::optional<std::int64_t>();
   std::int64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() || value < -1) return {};
+  if (error != std::errc() || end != text.data() + text.size()) return {};
   return value;
 }
 
@@ -69,11 +81,28 @@ double causal_pairs(double rows, double keys, double first) {
   return growing * smallest + growing * (growing - 1) / 2 + (rows - full_from) * keys;
 }
 
+// Row by row: chunks are short lists of causal ones.
+double pairs_in_chunks(const Case& c, const Bounds& bounds) {
+  const auto size = static_cast<double>(*c.chunk), keys = static_cast<double>(c.seqlen_k);
+  const double shift = diagonal_of(c);
+  double pairs = 0;
+  for (std::int64_t i = 0; i < c.seqlen_q; ++i) {
+    const auto row = static_cast<double>(i);
+    const double begin = std::floor((row + shift) / size) * size;
+    const double first = std::max({begin, 0.0, row + bounds.left.value_or(-row)});
+    const double end = std::min({begin + size, keys, row + bounds.right.value_or(keys) + 1});
+    pairs += std::max(end - first, 0.0);
+  }
+  return pairs;
+}
+
 }  // namespace
 
 double Case::visible_pairs() const {
   const auto rows = static_cast<double>(seqlen_q), keys = static_cast<double>(seqlen_k);
   const Bounds bounds = bounds_of(*this);
+  if (bounds.crossed()) return 0;
+  if (chunk) return pairs_in_chunks(*this, bounds);
   // Ends less begins of the rows' ranges: a row's key i + right + 1 is never before its i - left.
   const double ends = bounds.right ? causal_pairs(rows, keys, *bounds.right) : rows * keys;
   return ends - (bounds.left ? causal_pairs(rows, keys, *bounds.left - 1) : 0);
@@ -157,6 +186,7 @@ std::string Case::mask_name() const {
 std::string Case::features() const {
   std::string text;
   if (window) text += " window " + to_string(*window);
+  if (chunk) text += fmt::format(" chunk {}", *chunk);
   if (softcap) text += fmt::format(" softcap {}", *softcap);
   if (alibi) text += " alibi";
   if (dropout > 0) text += fmt::format(" dropout {}", dropout);
@@ -198,6 +228,7 @@ Options Case::options() const {
   out.scale = scale;
   out.causal = causal;
   out.window = window;
+  out.attention_chunk = chunk;
   out.softcap = softcap;
   if (dropout > 0) out.dropout = dropout;
   out.precision = precision;
@@ -207,7 +238,10 @@ Options Case::options() const {
 }
 
 std::string to_string(const Window& window) {
-  std::string text = fmt::format("{},{}", window.left, window.right);
+  const auto side = [](const std::optional<std::int64_t>& keys) {
+    return keys ? fmt::format("{}", *keys) : std::string(kAllKeys);
+  };
+  std::string text = fmt::format("{},{}", side(window.left), side(window.right));
   if (window.alignment == Alignment::kTopLeft) text += ",top-left";
   if (window.alignment == Alignment::kBottomRight) text += ",bottom-right";
   return text;
@@ -219,7 +253,7 @@ std::optional<Window> parse_window(std::string_view text) {
     text.remove_prefix(std::min(part.size() + 1, text.size()));
     return part;
   };
-  const std::optional<std::int64_t> left = parse_bound(take()), right = parse_bound(take());
+  const auto left = parse_bound(take()), right = parse_bound(take());
   if (!left || !right) return {};
   Window out{*left, *right, Alignment::kOfCausal};
   if (text == "top-left") out.alignment = Alignment::kTopLeft;

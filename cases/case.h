@@ -49,6 +49,7 @@ struct Case {
   DType dtype = DType::kFp32;
   Causal causal = Causal::kNone;
   std::optional<Window> window;
+  std::optional<std::int64_t> chunk;  ///< Options::attention_chunk
   MaskKind mask = MaskKind::kNone;
   std::optional<float> softcap;
   bool alibi = false;  ///< slopes of the ALiBi paper, [1, heads_q] or [batch, heads_q] by the seed
@@ -93,7 +94,8 @@ struct Case {
   Options options() const;
 };
 
-/// "LEFT,RIGHT" with ",top-left" or ",bottom-right" where an alignment is given: "128,0,top-left".
+/// "LEFT,RIGHT", each a number of either sign or "all", with ",top-left" or ",bottom-right" where
+/// an alignment is given: "128,0,top-left".
 std::string to_string(const Window& window);
 std::optional<Window> parse_window(std::string_view text);
 

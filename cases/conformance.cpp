@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "case.h"
+#include "sequences.h"
 
 namespace flashlab::cases {
 namespace {
@@ -331,7 +332,8 @@ void add_large_heads(std::vector<Case>& list, DType t) {
   list.push_back(added);
 }
 
-Window window(std::int64_t left, std::int64_t right, Alignment alignment = Alignment::kOfCausal) {
+Window window(std::optional<std::int64_t> left, std::optional<std::int64_t> right,
+              Alignment alignment = Alignment::kOfCausal) {
   return {left, right, alignment};
 }
 
@@ -348,23 +350,29 @@ void add_windows(std::vector<Case>& list, DType t) {
     Window window;
   };
   const Form forms[] = {
-      {"left", 257, 257, {64, 64}, none, window(31, -1)},
-      {"right", 257, 257, {64, 64}, none, window(-1, 47)},
+      {"left", 257, 257, {64, 64}, none, window(31, {})},
+      {"right", 257, 257, {64, 64}, none, window({}, 47)},
       {"both", 300, 300, {64, 64}, none, window(40, 17)},
       {"own-key", 130, 130, {64, 64}, none, window(0, 0)},
-      {"causal", 385, 385, {64, 64}, top, window(100, -1)},
+      {"causal", 385, 385, {64, 64}, top, window(100, {})},
       {"causal-wide", 193, 193, {64, 64}, top, window(500, 5)},
       {"wide-heads", 200, 200, {128, 128}, top, window(63, 0)},
       {"large-heads", 150, 150, {192, 256}, none, window(33, 20)},
       {"odd-heads", 131, 131, {17, 5}, none, window(9, 30)},
       {"bottom-right", 129, 301, {64, 64}, none, window(64, 3, br)},
       {"top-left", 129, 301, {64, 64}, none, window(64, 3, tl)},
-      {"causal-bottom-right", 100, 333, {64, 64}, bottom, window(50, -1)},
+      {"causal-bottom-right", 100, 333, {64, 64}, bottom, window(50, {})},
       {"empty-rows", 301, 129, {64, 64}, none, window(20, 10, br)},
       {"empty-rows-top-left", 301, 129, {64, 64}, none, window(20, 10, tl)},
-      {"few-queries", 3, 1500, {64, 64}, none, window(700, -1, br)},
-      {"one-query", 1, 777, {128, 128}, bottom, window(300, -1)},
+      {"few-queries", 3, 1500, {64, 64}, none, window(700, {}, br)},
+      {"one-query", 1, 777, {128, 128}, bottom, window(300, {})},
       {"few-keys", 700, 5, {64, 64}, none, window(2, 1, tl)},
+      {"before", 150, 150, {64, 64}, none, window(90, -7)},
+      {"before-wide-heads", 129, 301, {128, 128}, none, window({}, -65, br)},
+      {"behind", 150, 150, {64, 64}, none, window(-40, 120)},
+      {"behind-bottom-right", 201, 129, {64, 64}, none, window(-3, {}, br)},
+      {"causal-before", 130, 130, {64, 64}, top, window(100, -1)},
+      {"crossed", 65, 130, {64, 64}, none, window(-9, 5, br)},
   };
   for (const Form& form : forms) {
     const std::string name = fmt::format("window-{}", form.name);
@@ -372,7 +380,7 @@ void add_windows(std::vector<Case>& list, DType t) {
         sized(name.c_str(), t, 1, {4, 2}, form.seqlen_q, form.seqlen_k, form.dims, form.causal);
     c.window = form.window;
     list.push_back(c);
-    if (form.window.left == 40 || form.window.left == 50) {
+    if (form.window.left == 40 || form.window.left == 50 || form.window.left == -40) {
       c.name += "-deterministic";
       c.deterministic = c.lse_gradient = true;
       list.push_back(c);
@@ -429,11 +437,10 @@ void add_score_features(std::vector<Case>& list, DType t) {
   add("alibi-softcap", both, slopes, cap);
   add("alibi-mask", odd, slopes, hidden);
   add("alibi-decode", decode, slopes);
-  add("alibi-window", longer, slopes, [](Case& c) { c.window = Window{70, -1}; });
+  add("alibi-window", longer, slopes, [](Case& c) { c.window = Window{.left = 70}; });
   add("alibi-causal-128", plain, slopes, dim_128, [](Case& c) { c.batch = 1; });
-  add("alibi-softcap-window-128", longer, slopes, cap, dim_128, [](Case& c) {
-    c.window = Window{150, -1};
-  });
+  add("alibi-softcap-window-128", longer, slopes, cap, dim_128,
+      [](Case& c) { c.window = Window{.left = 150}; });
   add("dropout", plain, drop);
   add("dropout-half", wide, [](Case& c) { c.dropout = 0.5f; });
   add("dropout-most", odd, [](Case& c) { c.dropout = 0.95f; });
@@ -442,7 +449,7 @@ void add_score_features(std::vector<Case>& list, DType t) {
   add("dropout-decode", decode, drop);
   add("dropout-large-heads", large, drop);
   add("alibi-dropout", plain, slopes, drop, [](Case& c) { c.batch = 1; });
-  add("dropout-window", longer, drop, [](Case& c) { c.window = Window{70, -1}; });
+  add("dropout-window", longer, drop, [](Case& c) { c.window = Window{.left = 70}; });
   add("dropout-state", plain, drop, [](Case& c) {
     c.dropout_state = true;
     c.batch = 1;
@@ -491,6 +498,7 @@ std::vector<Case> conformance_cases(std::optional<DType> dtype) {
     add_named(list, share.dtype);
     add_large_heads(list, share.dtype);
     add_windows(list, share.dtype);
+    add_sequence_cases(list, share.dtype);
     add_score_features(list, share.dtype);
     add_covering(list, share.dtype, share.covering, share.seed);
     add_long(list, share.dtype);

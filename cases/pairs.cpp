@@ -60,7 +60,8 @@ void set_features(Case& c, const Pair& pair, std::int64_t tile) {
   if (pair.has(kCausal)) c.causal = last_keys ? Causal::kBottomRight : Causal::kTopLeft;
   if (pair.has(kWindow)) {
     // Narrower than two tiles and no whole tile wide; the diagonal is causal's where there is one.
-    const std::int64_t right = pair.has(kCausal) || pair.n % 3 == 0 ? -1 : tile / 4 + 1;
+    std::optional<std::int64_t> right;
+    if (!pair.has(kCausal) && pair.n % 3 != 0) right = tile / 4 + 1;
     const Alignment own = last_keys ? Alignment::kBottomRight : Alignment::kTopLeft;
     c.window = Window{tile + 5, right, pair.has(kCausal) ? Alignment::kOfCausal : own};
   }
@@ -91,7 +92,7 @@ void set_fill(Case& c, Fill fill, std::int64_t tile) {
   c.seqlen_k = 2 * tile - 1;
   if (c.window && c.causal == Causal::kNone) {
     c.window->alignment = Alignment::kBottomRight;
-    if (c.window->right < 0) c.window->right = tile / 4 + 1;
+    if (!c.window->right) c.window->right = tile / 4 + 1;
   } else {
     c.causal = Causal::kBottomRight;
   }

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "api/implementation.h"
 #include "flashlab/flashlab.h"
 
 namespace flashlab {
@@ -220,7 +221,7 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{"scale_beyond_fp32",
             [](Call& c) { c.options.scale = 1e300; },
             {"options.scale: got 1e+300", "finite in fp32"}},
-        Bad{"window", [](Call& c) { c.options.window = Window{-2, 0}; }, {"left -2, right 0"}},
+        Bad{"chunk", [](Call& c) { c.options.attention_chunk = 0; }, {"attention_chunk", "0"}},
         Bad{"softcap", [](Call& c) { c.options.softcap = 0.0f; }, {"options.softcap: got 0"}},
         Bad{"dropout",
             [](Call& c) {
@@ -540,14 +541,32 @@ TEST(Normalisation, AWindowIsAsNarrowAsItHides) {
   EXPECT_FALSE(normalised(Causal::kNone, {9, 5, bottom}).window.has_value());  // 6 x 10
   EXPECT_TRUE(normalised(Causal::kNone, {8, 5, bottom}).window.has_value());
   EXPECT_TRUE(normalised(Causal::kNone, {9, 4, bottom}).window.has_value());
-  const Options causal = normalised(Causal::kNone, {-1, 0, bottom});
+  const Options causal = normalised(Causal::kNone, {{}, 0, bottom});
   EXPECT_FALSE(causal.window.has_value());
   EXPECT_EQ(causal.causal, Causal::kBottomRight);
   const Options both = normalised(Causal::kBottomRight, {3, 7});
   ASSERT_TRUE(both.window.has_value());
-  EXPECT_EQ(both.window->left, 3);
-  EXPECT_EQ(both.window->right, 0);
+  EXPECT_EQ(both.window->left, std::optional<std::int64_t>(3));
+  EXPECT_EQ(both.window->right, std::optional<std::int64_t>(0));
   EXPECT_EQ(both.window->alignment, bottom);
+  // Beside the diagonal: what hides nothing there, and what causal cannot widen.
+  EXPECT_EQ(normalised(Causal::kBottomRight, {{}, -2}).window->right,
+            std::optional<std::int64_t>(-2));
+}
+
+TEST(Features, OfCallsOnSequencesAreNotThoseOfDenseKernels) {
+  internal::Geometry geometry;
+  geometry.bounds.left = -1;
+  Problem problem;
+  problem.options.attention_chunk = 5;
+  const internal::FeatureSet missing =
+      internal::required_features(problem, geometry).minus(internal::dense_features());
+  EXPECT_TRUE(missing.has(internal::Feature::kBesideDiagonal));
+  EXPECT_TRUE(missing.has(internal::Feature::kChunk));
+  EXPECT_TRUE(
+      missing.minus(internal::sequence_features()).minus({internal::Feature::kFp32}).empty());
+  EXPECT_EQ(to_string(missing.minus({internal::Feature::kFp32})),
+            "window beside the diagonal, attention chunks");
 }
 
 }  // namespace

@@ -46,8 +46,7 @@ TEST(CpuBackwardSchedule, SplitsOwnEveryKeyOnce) {
             next = split.key_end;
             // Every query that sees one of the keys is in the range.
             for (std::int64_t i = 0; i < g.seqlen_q; ++i) {
-              const bool sees = g.bounds.first_key(i, g.seqlen_k) < split.key_end &&
-                                g.bounds.end_key(i, g.seqlen_k) > split.key_begin;
+              const bool sees = g.first_key(i) < split.key_end && g.end_key(i) > split.key_begin;
               const bool inside = i >= split.query_begin && i < split.query_end;
               EXPECT_TRUE(inside || !sees) << "query " << i;
             }

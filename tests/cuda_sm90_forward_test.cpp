@@ -374,7 +374,7 @@ TEST(Sm90Forward, SharesOutKeysWhereTilesAreFew) {
           for (const Causal causal : {Causal::kNone, Causal::kTopLeft, Causal::kBottomRight}) {
             streamed += shares_out_keys(sizes, {.causal = causal});
           }
-          for (const Window window : {Window{700, -1}, Window{700, 30}}) {
+          for (const Window window : {Window{.left = 700}, Window{700, 30}}) {
             Options options{.causal = Causal::kNone};
             options.window = window;
             options.window->alignment = Alignment::kTopLeft;

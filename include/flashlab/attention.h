@@ -36,11 +36,13 @@ enum class GradientMode : std::uint8_t { kOverwrite, kAccumulate };
 enum class Alignment : std::uint8_t { kOfCausal, kTopLeft, kBottomRight };
 
 /// A sliding window. Query i sees key j iff  -left <= j - (i + offset) <= right,  offset = 0
-/// (kTopLeft) or seqlen_k - seqlen_q (kBottomRight: flash-attn's window_size). With causal, right
-/// is 0 and both have one alignment. Time is proportional to the visible pairs.
+/// (kTopLeft) or seqlen_k - seqlen_q (kBottomRight: flash-attn's window_size). Bounds have a sign:
+/// a window with left = -3 begins three keys behind the diagonal, one with right = -1 ends before
+/// it. With causal, right is at most 0 and both have one alignment. Time is proportional to the
+/// visible pairs.
 struct Window {
-  std::int64_t left = -1;  ///< keys before the aligned position; -1: unbounded
-  std::int64_t right = -1;
+  std::optional<std::int64_t> left{};  ///< keys before the aligned position; empty: unbounded
+  std::optional<std::int64_t> right{};
   Alignment alignment = Alignment::kOfCausal;
 };
 
@@ -71,6 +73,10 @@ struct Options {
   std::string implementation{};  ///< empty: the device's production kernels; or e.g. "naive"
   TileOptions tiles{};
   std::optional<Window> window{};  ///< keys around the aligned position
+  /// Chunks of c keys: query i sees the keys of the chunk that its aligned key lies in, [n c, n c +
+  /// c) with n = floor((i + offset) / c), offset as a window's (kBottomRight where causal and
+  /// window have no alignment and the lengths differ, as flash-attn's attention_chunk).
+  std::optional<std::int64_t> attention_chunk{};
   std::optional<float> softcap{};  ///< cap > 0: scores become cap * tanh(score / cap)
   std::optional<float> dropout{};  ///< probability p in [0, 1) of dropping a probability
   /// At least the longest sequence where cu_seqlens_* are given, which lie on the device. To come.

@@ -73,9 +73,10 @@ def attention(q: Array, k: Array, v: Array, *, causal: Union[bool, str, None] = 
     mask        bool (True is visible) or floating (float32 or q's dtype; added to the scores; at
                 or below half of the dtype's lowest finite number, -inf included, it hides),
                 broadcastable to [B, Hq, Sq, Sk]; combines with causal
-    window      (left, right): query i sees keys i + d - left to i + d + right, -1 is no bound; d
-                is 0 top-left, Sk - Sq bottom-right: causal's alignment, or the third element,
-                "top-left" or "bottom-right", which is needed where Sq != Sk without causal
+    window      (left, right): query i sees keys i + d - left to i + d + right; None is no bound, a
+                negative side leaves the diagonal out; d is 0 top-left, Sk - Sq bottom-right:
+                causal's alignment, or the third element, "top-left" or "bottom-right", which is
+                needed where Sq != Sk without causal
     softcap     scores become softcap tanh(score / softcap)
     alibi_slopes  [Hq] or [B, Hq] float32: adds -slope |i + Sk - Sq - j|
     dropout_p, dropout_seed  probability, below 1, of dropping a probability; the pattern is a

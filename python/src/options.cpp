@@ -48,7 +48,7 @@ double number_of(const char* name, nb::handle given, const char* expected) {
 
 [[noreturn]] void refuse_window(nb::handle given) {
   raise(PyExc_ValueError, "window", shown(given),
-        "(left, right) or (left, right, \"top-left\" or \"bottom-right\"), keys, -1 for no bound",
+        "(left, right) or (left, right, \"top-left\" or \"bottom-right\"), keys, None for no bound",
         "");
 }
 
@@ -63,12 +63,14 @@ Window window_of(const ScoreOptions& given) {
   if (!parts.is_valid()) PyErr_Clear();
   if (!parts.is_valid() || nb::len(parts) < 2 || nb::len(parts) > 3) refuse_window(given.window);
   Window window;
-  std::int64_t* const sides[] = {&window.left, &window.right};
+  std::optional<std::int64_t>* const sides[] = {&window.left, &window.right};
   for (std::size_t side = 0; side < 2; ++side) {
-    const long long value = PyLong_AsLongLong(nb::object(parts[side]).ptr());
+    const nb::object part = parts[side];
+    if (part.is_none()) continue;
+    const long long value = PyLong_AsLongLong(part.ptr());
     const bool failed = PyErr_Occurred() != nullptr;
     PyErr_Clear();
-    if (failed || value < -1) refuse_window(given.window);
+    if (failed) refuse_window(given.window);
     *sides[side] = value;
   }
   const nb::object alignment =
@@ -107,7 +109,7 @@ void set_score_options(const ScoreOptions& given, Options& options, const Argume
                        const Argument& k) {
   if (!given.window.is_none()) {
     const Window window = window_of(given);
-    if (window.left >= 0 || window.right >= 0) {
+    if (window.left || window.right) {
       options.window = window;
       check_alignment(given.window, options, q, k);
     }

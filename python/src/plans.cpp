@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <string>
 #include <type_traits>
 #include <unordered_map>
@@ -55,8 +56,9 @@ CallKey::CallKey(Pass pass, const Options& options, Device device, const void* p
   head_.with_lse = with_lse ? 1 : 0;
   head_.implementation = number_of(options.implementation, device);
   const Window window = options.window.value_or(Window{});
-  head_.window_left = window.left;
-  head_.window_right = window.right;
+  constexpr std::int64_t kNoBound = std::numeric_limits<std::int64_t>::max();
+  head_.window_left = window.left.value_or(kNoBound);
+  head_.window_right = window.right.value_or(kNoBound);
   head_.window_alignment = static_cast<std::uint8_t>(window.alignment);
   head_.softcap = options.softcap.value_or(0.0f);
   head_.dropout = options.dropout.value_or(0.0f);

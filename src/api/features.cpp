@@ -9,7 +9,7 @@
 namespace flashlab::internal {
 namespace {
 
-constexpr std::array<std::pair<Feature, const char*>, 27> kNames{{
+constexpr std::array<std::pair<Feature, const char*>, 29> kNames{{
     {Feature::kForward, "forward"},
     {Feature::kBackward, "backward"},
     {Feature::kFp64, "fp64"},
@@ -37,6 +37,8 @@ constexpr std::array<std::pair<Feature, const char*>, 27> kNames{{
     {Feature::kPaged, "paged keys"},
     {Feature::kRowStatistics, "row statistics"},
     {Feature::kDropoutState, "dropout state on the device"},
+    {Feature::kBesideDiagonal, "window beside the diagonal"},
+    {Feature::kChunk, "attention chunks"},
 }};
 
 Feature dtype_feature(DType dtype) {
@@ -103,6 +105,8 @@ FeatureSet required_features(const Problem& p, const Geometry& g) {
   if (p.options.deterministic) set.add(Feature::kDeterministic);
   if (p.options.tiles.tile_q != 0 || p.options.tiles.tile_k != 0) set.add(Feature::kTileSizes);
   if (p.options.window) set.add(Feature::kWindow);
+  if (g.bounds.left < 0 || g.bounds.right < 0) set.add(Feature::kBesideDiagonal);
+  if (p.options.attention_chunk) set.add(Feature::kChunk);
   if (p.options.softcap) set.add(Feature::kSoftcap);
   if (p.options.dropout) set.add(Feature::kDropout);
   for (const TensorRow& row : kTensors) {

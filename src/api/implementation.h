@@ -24,44 +24,46 @@ namespace flashlab::internal {
 class ContextState;
 
 /// Things a problem can require of an implementation. One bit each.
-enum class Feature : std::uint32_t {
-  kForward = 1u << 0,
-  kBackward = 1u << 1,
-  kFp64 = 1u << 2,
-  kFp32 = 1u << 3,
-  kFp16 = 1u << 4,
-  kBf16 = 1u << 5,
-  kFp8 = 1u << 6,
-  kTf32 = 1u << 7,
-  kCausal = 1u << 8,
-  kBoolMask = 1u << 9,
-  kAdditiveMask = 1u << 10,
-  kGroupedQuery = 1u << 11,
-  kUnequalHeadDims = 1u << 12,
-  kLse = 1u << 13,
-  kLseGradient = 1u << 14,
-  kAccumulate = 1u << 15,
-  kDeterministic = 1u << 16,
-  kTileSizes = 1u << 17,
-  kWindow = 1u << 18,
-  kSoftcap = 1u << 19,
-  kDropout = 1u << 20,
-  kAlibi = 1u << 21,
-  kSinks = 1u << 22,
-  kRagged = 1u << 23,
-  kPaged = 1u << 24,
-  kRowStatistics = 1u << 25,
-  kDropoutState = 1u << 26,  ///< seed and offset on the device
+enum class Feature : std::uint64_t {
+  kForward = 1ull << 0,
+  kBackward = 1ull << 1,
+  kFp64 = 1ull << 2,
+  kFp32 = 1ull << 3,
+  kFp16 = 1ull << 4,
+  kBf16 = 1ull << 5,
+  kFp8 = 1ull << 6,
+  kTf32 = 1ull << 7,
+  kCausal = 1ull << 8,
+  kBoolMask = 1ull << 9,
+  kAdditiveMask = 1ull << 10,
+  kGroupedQuery = 1ull << 11,
+  kUnequalHeadDims = 1ull << 12,
+  kLse = 1ull << 13,
+  kLseGradient = 1ull << 14,
+  kAccumulate = 1ull << 15,
+  kDeterministic = 1ull << 16,
+  kTileSizes = 1ull << 17,
+  kWindow = 1ull << 18,
+  kSoftcap = 1ull << 19,
+  kDropout = 1ull << 20,
+  kAlibi = 1ull << 21,
+  kSinks = 1ull << 22,
+  kRagged = 1ull << 23,
+  kPaged = 1ull << 24,
+  kRowStatistics = 1ull << 25,
+  kDropoutState = 1ull << 26,    ///< seed and offset on the device
+  kBesideDiagonal = 1ull << 27,  ///< a window with a bound below zero
+  kChunk = 1ull << 28,
 };
 
 struct FeatureSet {
-  std::uint32_t bits = 0;
+  std::uint64_t bits = 0;
   FeatureSet() = default;
   FeatureSet(std::initializer_list<Feature> features) {
-    for (Feature f : features) bits |= static_cast<std::uint32_t>(f);
+    for (Feature f : features) bits |= static_cast<std::uint64_t>(f);
   }
-  bool has(Feature f) const noexcept { return (bits & static_cast<std::uint32_t>(f)) != 0; }
-  void add(Feature f) noexcept { bits |= static_cast<std::uint32_t>(f); }
+  bool has(Feature f) const noexcept { return (bits & static_cast<std::uint64_t>(f)) != 0; }
+  void add(Feature f) noexcept { bits |= static_cast<std::uint64_t>(f); }
   FeatureSet operator|(FeatureSet other) const noexcept {
     FeatureSet out;
     out.bits = bits | other.bits;
@@ -84,6 +86,11 @@ inline FeatureSet dense_features() {
       Feature::kSoftcap,  Feature::kAlibi,        Feature::kDropout,      Feature::kDropoutState,
       Feature::kBoolMask, Feature::kAdditiveMask, Feature::kGroupedQuery, Feature::kUnequalHeadDims,
       Feature::kLse,      Feature::kLseGradient,  Feature::kAccumulate,   Feature::kDeterministic};
+}
+
+/// What calls can be asked for beside dense_features(). Only CPUs have all of it.
+inline FeatureSet sequence_features() {
+  return {Feature::kBesideDiagonal, Feature::kChunk};
 }
 
 /// "forward, fp32, causal".

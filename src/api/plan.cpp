@@ -52,8 +52,8 @@ std::string cache_key(const Problem& p) {
   KeyWriter key;
   const Options& o = p.options;
   key << p.pass << o.scale << o.causal << o.precision << o.gradient_mode << o.deterministic
-      << o.implementation << o.tiles.tile_q << o.tiles.tile_k << o.window << o.softcap << o.dropout
-      << o.max_seqlen_q << o.max_seqlen_k;
+      << o.implementation << o.tiles.tile_q << o.tiles.tile_k << o.window << o.attention_chunk
+      << o.softcap << o.dropout << o.max_seqlen_q << o.max_seqlen_k;
   for (const TensorRow& row : kTensors) {
     const TensorSpec* spec = row.problem.get(p);
     key << (spec != nullptr);

@@ -2,6 +2,7 @@
 
 // A validated call: the one description every implementation plans from and runs by.
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -27,30 +28,29 @@ constexpr bool hides_key(DType dtype, double value) {
   }
 }
 
-/// Visible keys as signed bounds around the aligned diagonal. Query i sees key j iff
-///   -left <= (j + key_offset) - (i + query_offset) <= right.
-/// Causal is right = 0; windows and context parallelism use the rest.
+/// Visible keys as signed bounds around the diagonal, as they are asked for: no length enters them,
+/// so that they serve sequences of any. With a = i + shift, query i sees key j iff
+///   max(a - left, floor(a / chunk) chunk) <= j <= min(a + right, floor(a / chunk) chunk + chunk -
+///   1).
+/// Causal is right = 0.
 struct MaskBounds {
   static constexpr std::int64_t kUnbounded = std::numeric_limits<std::int64_t>::max() / 4;
   std::int64_t left = kUnbounded;
   std::int64_t right = kUnbounded;
-  std::int64_t query_offset = 0;
-  std::int64_t key_offset = 0;
+  std::int64_t chunk = 0;     ///< keys; 0: no chunks
+  bool bottom_right = false;  ///< the diagonal ends in the last key; else it begins in the first
 
-  bool bounded() const noexcept { return left < kUnbounded || right < kUnbounded; }
+  bool bounded() const noexcept { return left < kUnbounded || right < kUnbounded || chunk > 0; }
 
-  /// First visible key of query i, clamped to [0, seqlen_k].
-  std::int64_t first_key(std::int64_t i, std::int64_t seqlen_k) const noexcept {
-    return clamp(i + query_offset - key_offset - left, seqlen_k);
-  }
-  /// One past the last visible key of query i, clamped to [0, seqlen_k].
-  std::int64_t end_key(std::int64_t i, std::int64_t seqlen_k) const noexcept {
-    return clamp(i + query_offset - key_offset + right + 1, seqlen_k);
+  /// Query i is aligned with key i + shift.
+  std::int64_t shift(std::int64_t seqlen_q, std::int64_t seqlen_k) const noexcept {
+    return bottom_right ? seqlen_k - seqlen_q : 0;
   }
 
- private:
-  static std::int64_t clamp(std::int64_t key, std::int64_t seqlen_k) noexcept {
-    return key < 0 ? 0 : (key > seqlen_k ? seqlen_k : key);
+  /// The first key of the chunk that key `at` lies in, below 0 too.
+  std::int64_t chunk_begin(std::int64_t at) const noexcept {
+    const std::int64_t rest = at % chunk;
+    return at - rest - (rest < 0 ? chunk : 0);
   }
 };
 
@@ -84,10 +84,29 @@ struct Geometry {
   float dropout = 0;  ///< probability of dropping a probability
 
   std::int64_t group() const noexcept { return heads_k == 0 ? 0 : heads_q / heads_k; }
+  std::int64_t shift() const noexcept { return bounds.shift(seqlen_q, seqlen_k); }
+
+  /// Visible keys of query i by the bounds: [first_key, end_key), clamped to [0, seqlen_k]. Both
+  /// grow with i; where they cross, it sees none.
+  std::int64_t first_key(std::int64_t i) const noexcept {
+    const std::int64_t at = i + shift();
+    const std::int64_t first = at - bounds.left;
+    return clamp_key(bounds.chunk > 0 ? std::max(first, bounds.chunk_begin(at)) : first);
+  }
+  std::int64_t end_key(std::int64_t i) const noexcept {
+    const std::int64_t at = i + shift();
+    const std::int64_t end = at + bounds.right + 1;
+    return clamp_key(bounds.chunk > 0 ? std::min(end, bounds.chunk_begin(at) + bounds.chunk) : end);
+  }
   bool nothing_to_write() const noexcept { return batch == 0 || heads_q == 0 || seqlen_q == 0; }
 
   /// Visible (query, key) pairs per head by the bounds alone (a mask tensor is not counted).
   double visible_pairs() const noexcept;
+
+ private:
+  std::int64_t clamp_key(std::int64_t key) const noexcept {
+    return key < 0 ? 0 : (key > seqlen_k ? seqlen_k : key);
+  }
 };
 
 /// Checks everything about a Problem that does not depend on an implementation.

@@ -140,27 +140,33 @@ void check_tensor(TensorRules& check, const Problem& p, const TensorRow& row,
   if (row.access(p.pass) == Access::kWrite) check.output(row.name, *spec);
 }
 
-Result<Causal> resolve_causal(Causal causal, std::int64_t seqlen_q, std::int64_t seqlen_k) {
+// What planning knows of the lengths of queries and keys.
+struct Lengths {
+  std::int64_t q = 0, k = 0;
+  bool equal() const { return q == k; }
+};
+
+Result<Causal> resolve_causal(Causal causal, const Lengths& lengths) {
   if (causal != Causal::kCausal) return causal;
-  if (seqlen_q == seqlen_k) return Causal::kTopLeft;
+  if (lengths.equal()) return Causal::kTopLeft;
   return Status::invalid(
-      {"options.causal", fmt::format("causal with seqlen_q {} and seqlen_k {}", seqlen_q, seqlen_k),
+      {"options.causal",
+       fmt::format("causal with seqlen_q {} and seqlen_k {}", lengths.q, lengths.k),
        "an alignment, because the lengths differ",
        "use Causal::kTopLeft (query i sees keys 0..i) or Causal::kBottomRight (the last query sees "
        "every key)"});
 }
 
-// The alignment of a window; an error names both choices where it is open.
-Result<Alignment> resolve_alignment(const Options& options, std::int64_t seqlen_q,
-                                    std::int64_t seqlen_k) {
-  const Alignment given = options.window->alignment;
-  const bool equal = seqlen_q == seqlen_k;
+// The alignment of a window or of chunks; an error names both choices where it is open.
+Result<Alignment> resolve_alignment(const Options& options, const Lengths& lengths) {
+  const Alignment given = options.window ? options.window->alignment : Alignment::kOfCausal;
+  const bool equal = lengths.equal();
   if (options.causal == Causal::kNone) {
     if (given != Alignment::kOfCausal) return equal ? Alignment::kTopLeft : given;
     if (equal) return Alignment::kTopLeft;
     return Status::invalid(
         {"options.window.alignment",
-         fmt::format("none with seqlen_q {} and seqlen_k {}", seqlen_q, seqlen_k),
+         fmt::format("none with seqlen_q {} and seqlen_k {}", lengths.q, lengths.k),
          "an alignment, because the lengths differ",
          "use Alignment::kTopLeft (around key i of query i) or Alignment::kBottomRight (around "
          "key i + seqlen_k - seqlen_q, as flash-attn)"});
@@ -172,31 +178,48 @@ Result<Alignment> resolve_alignment(const Options& options, std::int64_t seqlen_
                           "one diagonal for both", "leave it at Alignment::kOfCausal"});
 }
 
-// Bounds of visible keys from causal and window, both normalised: a side that hides nothing is
-// unbounded, a window that is only causal is causal, a window that hides nothing is none.
+// A window whose alignment is resolved: what hides nothing is unbounded, and the right side is that
+// of causal where this is narrower. The last query is furthest from the first key, the first query
+// from the last key.
+void normalise_window(Window& window, bool causal, const Lengths& lengths) {
+  const std::int64_t offset =
+      window.alignment == Alignment::kBottomRight ? lengths.k - lengths.q : 0;
+  if (causal) window.right = std::min<std::int64_t>(window.right.value_or(0), 0);
+  if (window.left && *window.left >= lengths.q - 1 + offset) window.left.reset();
+  if (window.right && *window.right >= lengths.k - 1 - offset && !causal) window.right.reset();
+}
+
+// Bounds of visible keys from causal, window and chunks, all normalised: a side that hides nothing
+// is unbounded, a window that is only causal is causal, a window that hides nothing is none.
 // Precondition: options.causal is resolved.
-Status resolve_bounds(Options& options, std::int64_t seqlen_q, std::int64_t seqlen_k,
-                      MaskBounds& bounds) {
-  bool bottom_right = options.causal == Causal::kBottomRight;
-  if (options.window) {
-    Window& window = *options.window;
-    auto alignment = resolve_alignment(options, seqlen_q, seqlen_k);
-    if (!alignment.ok()) return alignment.status();
-    window.alignment = *alignment;
-    bottom_right = window.alignment == Alignment::kBottomRight;
-    if (options.causal != Causal::kNone) window.right = 0;
-    const std::int64_t offset = bottom_right ? seqlen_k - seqlen_q : 0;
-    // The last query is furthest from the first key, the first query from the last key.
-    if (window.left >= seqlen_q - 1 + offset) window.left = -1;
-    if (window.right >= seqlen_k - 1 - offset && options.causal == Causal::kNone) window.right = -1;
-    if (window.right == 0) options.causal = bottom_right ? Causal::kBottomRight : Causal::kTopLeft;
-    if (window.left >= 0) bounds.left = window.left;
-    if (window.right >= 0) bounds.right = window.right;
-    if (window.left < 0 && window.right <= 0) options.window.reset();
-  } else if (options.causal != Causal::kNone) {
-    bounds.right = 0;
+Status resolve_bounds(Options& options, const Lengths& lengths, MaskBounds& bounds) {
+  bounds.bottom_right = options.causal == Causal::kBottomRight;
+  bounds.chunk = options.attention_chunk.value_or(0);
+  if (!options.window && options.attention_chunk && options.causal == Causal::kNone) {
+    options.window.emplace();  // says where chunks begin
   }
-  if (bottom_right) bounds.query_offset = seqlen_k - seqlen_q;
+  if (!options.window) {
+    if (options.causal != Causal::kNone) bounds.right = 0;
+    return {};
+  }
+  Window& window = *options.window;
+  auto alignment = resolve_alignment(options, lengths);
+  if (!alignment.ok()) return alignment.status();
+  window.alignment = *alignment;
+  bounds.bottom_right = window.alignment == Alignment::kBottomRight;
+  normalise_window(window, options.causal != Causal::kNone, lengths);
+  if (window.right == 0) {
+    options.causal = bounds.bottom_right ? Causal::kBottomRight : Causal::kTopLeft;
+  }
+  const auto bound = [](const std::optional<std::int64_t>& side) {
+    constexpr std::int64_t kFar = MaskBounds::kUnbounded;
+    return std::clamp(side.value_or(kFar), -kFar, kFar);
+  };
+  bounds.left = bound(window.left);
+  bounds.right = bound(window.right);
+  if (!window.left && window.right.value_or(0) == 0 && !options.attention_chunk) {
+    options.window.reset();
+  }
   return {};
 }
 
@@ -223,10 +246,9 @@ void check_options(TensorRules& check, const Options& options, DType dtype) {
     check.fail("options.tiles.tile_k", fmt::format("{}", options.tiles.tile_k),
                "a tile of >= 1 keys, or 0 for the default", "");
   }
-  if (options.window && (options.window->left < -1 || options.window->right < -1)) {
-    check.fail("options.window",
-               fmt::format("left {}, right {}", options.window->left, options.window->right),
-               "a number of keys >= 0 on each side, or -1 for all", "");
+  if (options.attention_chunk && *options.attention_chunk < 1) {
+    check.fail("options.attention_chunk", fmt::format("{}", *options.attention_chunk),
+               "a chunk of >= 1 keys", "leave it empty for none");
   }
   if (options.softcap && !(*options.softcap > 0 && std::isfinite(*options.softcap))) {
     check.fail("options.softcap", fmt::format("{}", *options.softcap), "a finite number > 0",
@@ -256,8 +278,7 @@ double Geometry::visible_pairs() const noexcept {
   if (!bounds.bounded()) return static_cast<double>(seqlen_q) * static_cast<double>(seqlen_k);
   double pairs = 0;
   for (std::int64_t i = 0; i < seqlen_q; ++i) {
-    pairs += static_cast<double>(
-        std::max<std::int64_t>(0, bounds.end_key(i, seqlen_k) - bounds.first_key(i, seqlen_k)));
+    pairs += static_cast<double>(std::max<std::int64_t>(0, end_key(i) - first_key(i)));
   }
   return pairs;
 }
@@ -288,10 +309,11 @@ Result<Geometry> validate(const Problem& problem, Problem* normalised) {
   g.dtype = p.q.dtype;
   const double scale = 1.0 / std::sqrt(static_cast<double>(g.head_dim));
   g.scale = rounded_scale(p.options.scale.value_or(scale), g.dtype);
-  auto causal = resolve_causal(p.options.causal, g.seqlen_q, g.seqlen_k);
+  const Lengths lengths{g.seqlen_q, g.seqlen_k};
+  auto causal = resolve_causal(p.options.causal, lengths);
   if (!causal.ok()) return causal.status();
   p.options.causal = *causal;
-  if (Status s = resolve_bounds(p.options, g.seqlen_q, g.seqlen_k, g.bounds); !s.ok()) return s;
+  if (Status s = resolve_bounds(p.options, lengths, g.bounds); !s.ok()) return s;
 
   if (p.options.dropout == 0.0f) p.options.dropout.reset();
   g.softcap = p.options.softcap.value_or(0.0f);

@@ -98,7 +98,8 @@ Result<std::shared_ptr<PlanState>> make_plan(const ContextState&, const Problem&
 const Implementation& reference_implementation() {
   static const Implementation implementation = {
       "reference", DeviceKind::kCpu, "fp64 plain loops: the truth the others are compared with",
-      dense_features() | FeatureSet{Feature::kFp64, Feature::kFp32, Feature::kFp16, Feature::kBf16},
+      dense_features() | sequence_features() |
+          FeatureSet{Feature::kFp64, Feature::kFp32, Feature::kFp16, Feature::kBf16},
       make_plan};
   return implementation;
 }

@@ -104,7 +104,7 @@ std::vector<FlagSpec> flags_of_runs() {
       {"--causal", "", "ALIGNMENT", kOptionalValue, kShaped, kProblem,
        "hide later keys; the alignment must be named where the lengths differ", causal_choices},
       {"--window", "", "LEFT,RIGHT", kValue, kShaped, kProblem,
-       "hide keys further than LEFT before or RIGHT after the query's own; -1 is no bound; "
+       "hide keys further than LEFT before or RIGHT after the query's own; all is no bound; "
        "LEFT,RIGHT,top-left or LEFT,RIGHT,bottom-right where the lengths differ"},
       {"--softcap", "", "CAP", kValue, kShaped, kProblem, "bend scores: CAP tanh(score / CAP)"},
       {"--alibi", "", "", kSwitch, kShaped, kProblem,

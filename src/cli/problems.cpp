@@ -109,7 +109,7 @@ void apply_window(const Arguments& arguments, Case& problem) {
   problem.window = cases::parse_window(*text);
   if (!problem.window) {
     fail_usage(
-        fmt::format("--window \"{}\" is no window; give LEFT,RIGHT such as 1024,0 or -1,128, "
+        fmt::format("--window \"{}\" is no window; give LEFT,RIGHT such as 1024,0 or all,128, "
                     "and ,top-left or ,bottom-right behind them where the lengths differ",
                     *text));
   }

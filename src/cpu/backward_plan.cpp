@@ -247,8 +247,7 @@ Result<std::shared_ptr<PlanState>> plan_backward(const ContextState& context,
   c.seqlen_k = g.seqlen_k;
   c.head_dim = g.head_dim;
   c.head_dim_v = g.head_dim_v;
-  const std::int64_t diagonal = g.bounds.query_offset - g.bounds.key_offset;
-  c.band = {diagonal - g.bounds.left, diagonal + g.bounds.right + 1};
+  c.band = band_of(g);
   c.scale = static_cast<float>(g.scale);
   c.accumulate = problem.options.gradient_mode == GradientMode::kAccumulate;
   c.tiles = {tiles.query_rows, schedule.block_keys};

@@ -90,11 +90,16 @@ double makespan(const std::vector<double>& sorted_costs, std::int64_t heads, int
 
 KeySplit visible_queries(const Geometry& g, std::int64_t key_begin, std::int64_t key_end) {
   KeySplit range{key_begin, key_end, 0, 0};
-  const std::int64_t diagonal = g.bounds.query_offset - g.bounds.key_offset;
   const auto clamp = [&](std::int64_t i) { return std::clamp<std::int64_t>(i, 0, g.seqlen_q); };
   if (key_begin < key_end) {
-    range.query_begin = clamp(key_begin - g.bounds.right - diagonal);
-    range.query_end = clamp(key_end - 1 + g.bounds.left - diagonal + 1);
+    const MaskBounds& b = g.bounds;
+    std::int64_t first = key_begin - b.right, end = key_end + b.left;
+    if (b.chunk > 0) {
+      first = std::max(first, b.chunk_begin(key_begin));
+      end = std::min(end, b.chunk_begin(key_end - 1) + b.chunk);
+    }
+    range.query_begin = clamp(first - g.shift());
+    range.query_end = clamp(end - g.shift());
     range.query_end = std::max(range.query_end, range.query_begin);
   }
   return range;

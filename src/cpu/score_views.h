@@ -1,6 +1,6 @@
 #pragma once
 
-// Softcap, ALiBi and dropout of a call as the kernels of src/cpu/simd read them.
+// Bounds, softcap, ALiBi and dropout of a call as the kernels of src/cpu/simd read them.
 
 #include <optional>
 
@@ -8,6 +8,11 @@
 #include "cpu/simd/kernels.h"
 
 namespace flashlab::internal {
+
+inline simd::Band band_of(const Geometry& g) {
+  const std::int64_t shift = g.shift();
+  return {shift - g.bounds.left, shift + g.bounds.right + 1, g.bounds.chunk, shift};
+}
 
 inline simd::ScoreView score_view(const Geometry& geometry,
                                   const std::optional<ConstTensor>& slopes) {

@@ -280,7 +280,11 @@ Sample Sample::seeded(const Sizes& sizes, std::int64_t rows, std::int64_t heads,
 
 Visibility::Visibility(const Sizes& sizes, const Options& options,
                        const std::optional<ConstTensor>& mask)
-    : sizes_(sizes), causal_(options.causal), window_(options.window), mask_(mask) {}
+    : sizes_(sizes),
+      causal_(options.causal),
+      window_(options.window),
+      chunk_(options.attention_chunk),
+      mask_(mask) {}
 
 std::int64_t Visibility::aligned_key(std::int64_t i) const {
   const bool bottom_right =
@@ -288,19 +292,27 @@ std::int64_t Visibility::aligned_key(std::int64_t i) const {
   return bottom_right ? i + sizes_.seqlen_k - sizes_.seqlen_q : i;
 }
 
+std::int64_t Visibility::within_reach(std::int64_t bound) const {
+  const std::int64_t far = sizes_.seqlen_q + sizes_.seqlen_k;
+  return std::clamp(bound, -far, far);
+}
+
+std::int64_t Visibility::chunk_of(std::int64_t key) const {
+  return key >= 0 ? key / *chunk_ : -((-key + *chunk_ - 1) / *chunk_);
+}
+
 std::int64_t Visibility::first_key(std::int64_t i) const {
-  if (!window_ || window_->left < 0) return 0;
-  // The window may be wider than any key is far.
-  const std::int64_t far = std::min(window_->left, sizes_.seqlen_q + sizes_.seqlen_k);
-  return std::clamp<std::int64_t>(aligned_key(i) - far, 0, sizes_.seqlen_k);
+  std::int64_t first = 0;
+  if (window_ && window_->left) first = aligned_key(i) - within_reach(*window_->left);
+  if (chunk_) first = std::max(first, chunk_of(aligned_key(i)) * *chunk_);
+  return std::clamp<std::int64_t>(first, 0, sizes_.seqlen_k);
 }
 
 std::int64_t Visibility::end_key(std::int64_t i) const {
   std::int64_t end = sizes_.seqlen_k;
-  if (window_ && window_->right >= 0) {
-    const std::int64_t far = std::min(window_->right, sizes_.seqlen_q + sizes_.seqlen_k);
-    end = std::min(end, aligned_key(i) + far + 1);
-  }
+  if (window_ && window_->right)
+    end = std::min(end, aligned_key(i) + within_reach(*window_->right) + 1);
+  if (chunk_) end = std::min(end, (chunk_of(aligned_key(i)) + 1) * *chunk_);
   if (causal_ != Causal::kNone) end = std::min(end, aligned_key(i) + 1);
   return std::max<std::int64_t>(end, 0);
 }

@@ -79,10 +79,15 @@ class Visibility {
  private:
   /// The key that is aligned with query i.
   std::int64_t aligned_key(std::int64_t i) const;
+  /// A window's bound, which may be wider than any key is far.
+  std::int64_t within_reach(std::int64_t bound) const;
+  /// Which chunk of keys a key lies in.
+  std::int64_t chunk_of(std::int64_t key) const;
 
   Sizes sizes_;
   Causal causal_;
   std::optional<Window> window_;
+  std::optional<std::int64_t> chunk_;
   std::optional<ConstTensor> mask_;
 };
 

@@ -110,7 +110,7 @@ class Errors(unittest.TestCase):
     def test_a_call_before_hides_no_refusal(self):
         """A plan that is remembered without a softcap or a window does not serve one with it."""
         flashlab.attention(self.q, self.k, self.v)
-        for given in ({"softcap": 0.0}, {"softcap": 1e-300}, {"window": (-1, -2)}):
+        for given in ({"softcap": 0.0}, {"softcap": 1e-300}, {"window": (-1, "2")}):
             with self.assertRaises(ValueError):
                 flashlab.attention(self.q, self.k, self.v, **given)
 
@@ -119,7 +119,7 @@ class Errors(unittest.TestCase):
                                   '"bottom-right"'], window=(2, 1))
         self.refused(ValueError, ["window", "causal's alignment"], causal="top-left",
                      window=(2, 0, "bottom-right"))
-        for whole in ((-1, -1), (-1, -1, "top-left")):
+        for whole in ((None, None), (None, None, "top-left")):
             np.testing.assert_array_equal(
                 flashlab.attention(self.q, self.k, self.v, window=whole),
                 flashlab.attention(self.q, self.k, self.v))

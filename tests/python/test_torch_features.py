@@ -13,7 +13,7 @@ import flashlab.torch as flash
 from flashlab.torch import _autograd, _call
 
 
-FEATURES = ({"window": (3, 1)}, {"window": (3, -1), "causal": True}, {"softcap": 2.0},
+FEATURES = ({"window": (3, 1)}, {"window": (3, None), "causal": True}, {"softcap": 2.0},
             {"alibi_slopes": torch.tensor([0.5, 0.25])}, {"dropout_p": 0.3})
 
 

@@ -22,7 +22,7 @@ class Call(NamedTuple):
     causal: Optional[str] = None           # "top-left" or "bottom-right"
     precision: str = "ieee"
     deterministic: bool = False
-    window: Optional[tuple] = None         # keys to the left and to the right, -1 for no bound
+    window: Optional[tuple] = None         # keys to the left and to the right
     alignment: Optional[str] = None        # of a window; None is causal's
     softcap: Optional[float] = None
     dropout_p: float = 0.0

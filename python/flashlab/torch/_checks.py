@@ -31,7 +31,9 @@ MASK_GRADIENT = ("mask: a gradient of the mask is not supported yet (mask.requir
                  "torch.nn.functional.scaled_dot_product_attention")
 SLOPES_GRADIENT = ("alibi_slopes: a gradient of the slopes is not supported "
                    "(alibi_slopes.requires_grad is set); pass alibi_slopes.detach()")
-WINDOW = '(left, right) or (left, right, "top-left" or "bottom-right"), keys, -1 for no bound'
+WINDOW = '(left, right) or (left, right, "top-left" or "bottom-right"), keys, None for no bound'
+# No key is so far: what a side of a window without a bound is to the operators.
+NO_BOUND = 2**62
 
 
 def resolve_causal(causal, seqlen_q, seqlen_k) -> str | None:
@@ -92,12 +94,15 @@ def window(value) -> tuple:
         return None, None
     try:
         left, right, *rest = value
-        sides = operator.index(left), operator.index(right)
+        sides = tuple(NO_BOUND if side is None else operator.index(side)
+                      for side in (left, right))
     except (TypeError, ValueError):
-        sides, rest = (-2, -2), ()
-    if (min(sides) < -1 or max(sides) >= 2**63 or len(rest) > 1
+        sides, rest = None, ()
+    if (sides is None or min(sides) < -NO_BOUND or max(sides) > NO_BOUND or len(rest) > 1
             or (rest and rest[0] not in ALIGNMENTS)):
         raise ValueError(f"window: got {_shown(value)}, expected {WINDOW}")
+    if sides == (NO_BOUND, NO_BOUND):
+        return None, None
     return sides, rest[0] if rest else None
 
 

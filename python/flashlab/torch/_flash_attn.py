@@ -27,11 +27,12 @@ def _call_of(softmax_scale, causal, dropout_p, window_size, softcap, alibi_slope
     """flash-attn's arguments: a negative side of the window, softcap 0 and p 0 are none."""
     causal = _checks.flag("causal", causal)
     try:
-        left, right = (max(operator.index(side), -1) for side in window_size)
+        left, right = (_checks.NO_BOUND if operator.index(side) < 0 else operator.index(side)
+                       for side in window_size)
     except (TypeError, ValueError) as error:
         raise type(error)(f"window_size: got {window_size!r}, expected (left, right), two "
                           "integers; (-1, -1) is no window") from None
-    window = None if (left, right) == (-1, -1) else (left, right)
+    window = None if left == right == _checks.NO_BOUND else (left, right)
     if softcap is not None:
         softcap = _checks.number("softcap", softcap, "a finite number; 0 is no cap")
         softcap = None if softcap <= 0.0 else _checks.softcap(softcap)

@@ -81,7 +81,8 @@ const Implementation& naive_implementation() {
   static const Implementation implementation{
       "naive", DeviceKind::kCpu,
       "scores, softmax and values as separate steps over a score matrix in memory",
-      dense_features() | FeatureSet{Feature::kFp64, Feature::kFp32, Feature::kFp16, Feature::kBf16},
+      dense_features() | sequence_features() |
+          FeatureSet{Feature::kFp64, Feature::kFp32, Feature::kFp16, Feature::kBf16},
       make_naive_plan};
   return implementation;
 }

@@ -129,8 +129,9 @@ const Implementation& plain_implementation() {
   static const Implementation implementation{
       "fa2-plain", DeviceKind::kCpu,
       "tiled FlashAttention-2 written for reading: forward, two-pass deterministic backward",
-      dense_features() | FeatureSet{Feature::kFp64, Feature::kFp32, Feature::kFp16, Feature::kBf16,
-                                    Feature::kTileSizes},
+      dense_features() | sequence_features() |
+          FeatureSet{Feature::kFp64, Feature::kFp32, Feature::kFp16, Feature::kBf16,
+                     Feature::kTileSizes},
       make_plain_plan};
   return implementation;
 }

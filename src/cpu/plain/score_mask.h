@@ -16,15 +16,15 @@ namespace flashlab::internal {
 class ScoreMask {
  public:
   ScoreMask(const Geometry& geometry, const std::optional<ConstTensor>& mask)
-      : bounds_(geometry.bounds), seqlen_k_(geometry.seqlen_k) {
+      : geometry_(geometry) {
     if (!mask) return;
     mask_ = *mask;
     for (int i = 0; i < 4; ++i) stride_[i] = mask_.spec.shape[i] <= 1 ? 0 : mask_.spec.strides[i];
   }
 
   /// Visible keys of query i by the bounds lie in [first_key, end_key); both grow with i.
-  std::int64_t first_key(std::int64_t i) const { return bounds_.first_key(i, seqlen_k_); }
-  std::int64_t end_key(std::int64_t i) const { return bounds_.end_key(i, seqlen_k_); }
+  std::int64_t first_key(std::int64_t i) const { return geometry_.first_key(i); }
+  std::int64_t end_key(std::int64_t i) const { return geometry_.end_key(i); }
 
   /// Whether some query of [first, first + rows) may see some key of [key, key + keys).
   bool tile_visible(std::int64_t first, std::int64_t rows, std::int64_t key,
@@ -68,8 +68,7 @@ class ScoreMask {
     return batch * stride_[0] + head * stride_[1] + i * stride_[2];
   }
 
-  MaskBounds bounds_;
-  std::int64_t seqlen_k_;
+  Geometry geometry_;
   ConstTensor mask_{};
   std::int64_t stride_[4] = {};
 };

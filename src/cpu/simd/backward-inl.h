@@ -48,8 +48,9 @@ template <class Multiply>
 HWY_INLINE void visit_queries(const KeyBlock<Multiply>& block, int64_t head_k, int64_t split) {
   const BackwardCall& call = block.call;
   BackwardScratch<Multiply>& s = block.scratch;
-  const int64_t first = clamp_to(block.key_begin - call.band.end + 1, call.seqlen_q);
-  const int64_t end = clamp_to(block.key_begin + block.keys - call.band.begin, call.seqlen_q);
+  const int64_t first = clamp_to(first_query_of(call.band, block.key_begin), call.seqlen_q);
+  const int64_t end =
+      clamp_to(end_query_of(call.band, block.key_begin + block.keys - 1), call.seqlen_q);
   for (int64_t g = 0; g < call.group; ++g) {
     const int64_t head = head_k * call.group + g;
     // Tiles start where the block's first visible query is, so that a diagonal crosses one tile.

@@ -10,6 +10,7 @@
 // per key of waste.
 
 #include "cpu/simd/backward_elementwise-inl.h"
+#include "cpu/simd/band-inl.h"
 
 namespace flashlab::internal::simd {
 namespace FLASHLAB_SIMD_NAMESPACE {
@@ -39,10 +40,8 @@ struct QueryTile {
 /// The keys of the block that query sees by the bounds: first and end of `row`.
 HWY_INLINE void set_visible_keys(const BackwardCall& call, int64_t key_begin, int64_t keys,
                                  int64_t query, TileRow& row) {
-  int64_t end = query + call.band.end - key_begin;
-  if (kMutation == Mutation::kShiftedMask) end += 1;
-  row.first = static_cast<int32_t>(clamp_to(query + call.band.begin - key_begin, keys));
-  row.end = static_cast<int32_t>(clamp_to(end, keys));
+  row.first = static_cast<int32_t>(clamp_to(first_key_of(call.band, query) - key_begin, keys));
+  row.end = static_cast<int32_t>(clamp_to(end_key_of(call.band, query) - key_begin, keys));
   if (row.first >= row.end) row.first = row.end = 0;
 }
 
@@ -50,10 +49,8 @@ HWY_INLINE void set_visible_keys(const BackwardCall& call, int64_t key_begin, in
 /// end).
 HWY_INLINE void visible_rows(const BackwardCall& call, const QueryTile& tile, int64_t key,
                              int64_t count, int64_t& first, int64_t& end) {
-  int64_t band_end = call.band.end;
-  if (kMutation == Mutation::kShiftedMask) band_end += 1;
-  first = clamp_to(key - band_end + 1 - tile.query_begin, tile.rows);
-  end = clamp_to(key + count - call.band.begin - tile.query_begin, tile.rows);
+  first = clamp_to(first_query_of(call.band, key) - tile.query_begin, tile.rows);
+  end = clamp_to(end_query_of(call.band, key + count - 1) - tile.query_begin, tile.rows);
 }
 
 /// Whether the row's LSE is -inf: it sees no key.

@@ -121,11 +121,10 @@ void find_visible(const ForwardCall& call, const ForwardTask& task,
   for (int64_t r = task.row_begin; r < task.row_end; ++r) {
     const int64_t i = r - task.row_begin;
     const int64_t position = r % call.seqlen_q;
-    int64_t limit = position + call.band.end;
-    if (kMutation == Mutation::kShiftedMask) limit += 1;
     scratch.first_key[i] =
-        smaller(larger(position + call.band.begin, task.key_begin), task.key_end);
-    scratch.end_key[i] = larger(smaller(limit, task.key_end), task.key_begin);
+        smaller(larger(first_key_of(call.band, position), task.key_begin), task.key_end);
+    scratch.end_key[i] =
+        larger(smaller(end_key_of(call.band, position), task.key_end), task.key_begin);
     if (scratch.first_key[i] < scratch.end_key[i]) {
       *first = smaller(*first, scratch.first_key[i]);
       *end = larger(*end, scratch.end_key[i]);

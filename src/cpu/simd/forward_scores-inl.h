@@ -3,6 +3,7 @@
 // What happens to a strip's scores on their way to probabilities: the band and the masks hide some,
 // the softmax turns them into powers and keeps the rows' statistics. For forward-inl.h.
 
+#include "cpu/simd/band-inl.h"
 #include "cpu/simd/score_hooks-inl.h"
 
 namespace flashlab::internal::simd {

@@ -93,11 +93,14 @@ struct DropoutView {
   float scale = 1;  ///< 1 / (1 - p)
 };
 
-/// Which keys a query position sees by its place alone: [position + begin, position + end) clamped
-/// to [0, seqlen_k). Unbounded sides are large, not infinite, so that the sums cannot overflow.
+/// Which keys a query position sees by its place alone: [position + begin, position + end) and, of
+/// these, those of the chunk that key position + shift lies in, clamped to [0, seqlen_k). Unbounded
+/// sides are large, not infinite, so that the sums cannot overflow. band-inl.h reads it.
 struct Band {
   int64_t begin = 0;
   int64_t end = 0;
+  int64_t chunk = 0;  ///< keys; 0: no chunks
+  int64_t shift = 0;
 };
 
 /// Sizes and pointers shared by all tasks of a forward call.

@@ -181,7 +181,7 @@ bool softcap_is_wide(const internal::Geometry& g) {
 device::Shape shape_of(const internal::Geometry& g) {
   constexpr float kLog2E = 1.4426950408889634f;
   const internal::MaskBounds& b = g.bounds;
-  const std::int64_t shift = b.query_offset - b.key_offset;
+  const std::int64_t shift = g.shift();
   device::Shape shape{};
   shape.batch = static_cast<int>(g.batch);
   shape.heads_q = static_cast<int>(g.heads_q);

@@ -123,10 +123,16 @@ Result<Case> read_problem(const Json& object, const std::string& path) {
                                         cases::MaskKind::kAdditive};
   c.mask = kMasks[in.word("mask", {"none", "bool", "additive"})];
   if (const Json* window = in.find("window")) {
-    const bool pair = window->is_array() && window->size() == 2 &&
-                      (*window)[0].is_number_integer() && (*window)[1].is_number_integer();
-    if (!pair) in.fail("window", *window, "[left, right]");
-    if (pair) c.window = Window{(*window)[0].get<std::int64_t>(), (*window)[1].get<std::int64_t>()};
+    const auto is_side = [](const Json& side) {
+      return side.is_null() || side.is_number_integer();
+    };
+    const auto side_of = [](const Json& side) {
+      return side.is_null() ? std::optional<std::int64_t>() : side.get<std::int64_t>();
+    };
+    const bool pair =
+        window->is_array() && window->size() == 2 && is_side((*window)[0]) && is_side((*window)[1]);
+    if (!pair) in.fail("window", *window, "[left, right], null for no bound");
+    if (pair) c.window = Window{side_of((*window)[0]), side_of((*window)[1])};
   }
   if (const auto cap = in.number("softcap")) c.softcap = static_cast<float>(*cap);
   c.alibi = in.flag("alibi");
@@ -161,7 +167,7 @@ Result<std::vector<Case>> read_model(const Json& object, const std::string& path
   std::vector<Case> out = {c};
   if (window > 0) {
     out.push_back(c);
-    out.back().window = Window{window - 1, -1};
+    out.back().window = Window{.left = window - 1};
   }
   if (dropout > 0) {
     out.push_back(c);

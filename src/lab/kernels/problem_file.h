@@ -14,7 +14,7 @@ namespace flashlab::lab {
 ///
 /// A problem, or a list of problems: each an object with "head_dim", and as it differs from the
 /// default "dtype" (bf16), "head_dim_v", "heads", "kv_heads", "batch", "seqlen", "seqlen_k",
-/// "causal" ("none", "top-left", "bottom-right"), "window" ([left, right], -1: none), "mask"
+/// "causal" ("none", "top-left", "bottom-right"), "window" ([left, right], null: none), "mask"
 /// ("none", "bool", "additive"), "softcap", "alibi", "dropout", "deterministic".
 ///
 /// A model's config.json as Hugging Face writes it: head dims and heads from "hidden_size",

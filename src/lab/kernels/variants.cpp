@@ -156,7 +156,7 @@ void add_features(std::vector<Case>& list, HeadDims dims, ElementType type) {
       }
       Case c = base;
       c.causal = causal;
-      c.window = Window{100, -1};
+      c.window = Window{.left = 100};
       list.push_back(c);
       add_score_features(list, c);
       c.window.reset();
@@ -307,7 +307,7 @@ std::vector<Case> representative_problems() {
     c.mask = cases::MaskKind::kAdditive;
     list.push_back(c);
     c.mask = cases::MaskKind::kNone;
-    c.window = Window{100, -1};
+    c.window = Window{.left = 100};
     list.push_back(c);
     c.softcap = 30.0f;
     list.push_back(c);

@@ -25,15 +25,16 @@ KeyRange keys_seen(const cases::Case& p, std::int64_t first, std::int64_t end_qu
                             (p.window && p.window->alignment == Alignment::kBottomRight);
   const std::int64_t diagonal = bottom_right ? p.seqlen_k - p.seqlen_q : 0;
   const auto clamp = [&](std::int64_t key) { return std::clamp<std::int64_t>(key, 0, p.seqlen_k); };
-  const auto side = [](std::int64_t keys) { return std::min(keys, kLongest); };
+  const auto side = [](std::int64_t keys) { return std::clamp(keys, -kLongest, kLongest); };
   KeyRange out{0, p.seqlen_k};
   if (p.causal != Causal::kNone) {
     out.end = clamp(end_query + diagonal);
-  } else if (p.window && p.window->right >= 0) {
-    out.end = clamp(end_query + diagonal + side(p.window->right));
   }
-  if (p.window && p.window->left >= 0) {
-    out.begin = std::min(clamp(first + diagonal - side(p.window->left)), out.end);
+  if (p.window && p.window->right) {
+    out.end = std::min(out.end, clamp(end_query + diagonal + side(*p.window->right)));
+  }
+  if (p.window && p.window->left) {
+    out.begin = std::min(clamp(first + diagonal - side(*p.window->left)), out.end);
   }
   return out;
 }

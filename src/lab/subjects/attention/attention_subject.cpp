@@ -181,8 +181,8 @@ std::string mask_words(const cases::Case& p) {
       break;
   }
   if (p.window) {
-    const auto side = [](std::int64_t keys) {
-      return keys < 0 ? std::string("all") : fmt::format("{}", keys);
+    const auto side = [](const std::optional<std::int64_t>& keys) {
+      return keys ? fmt::format("{}", *keys) : std::string("all");
     };
     if (!words.empty()) words += " + ";
     words += fmt::format("window {} left, {} right", side(p.window->left), side(p.window->right));

@@ -42,229 +42,85 @@ __device__ inline void pin(int& value) {
   asm volatile("" : "+r"(value)::"memory");
 }
 
+// An instruction names each of its registers. These macros spell the operands and their numbers for
+// a count of accumulators.
 // clang-format off
-/// A and B from shared memory, both K-major. Without `accumulate` D is overwritten.
-__device__ inline void wgmma_shared_bf16(float (&d)[32], unsigned long long a,
-        unsigned long long b, bool accumulate) {
-  asm volatile(
-      "{ .reg .pred p; setp.ne.b32 p, %34, 0; "
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
-      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, "
-      "%19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-      "%32, %33, p, 1, 1, 0, 0; }"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
-        "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
-        "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
-        "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
-        "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-      : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)));
-}
-/// A and B from shared memory, both K-major. Without `accumulate` D is overwritten.
-__device__ inline void wgmma_shared_fp16(float (&d)[32], unsigned long long a,
-        unsigned long long b, bool accumulate) {
-  asm volatile(
-      "{ .reg .pred p; setp.ne.b32 p, %34, 0; "
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
-      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, "
-      "%19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-      "%32, %33, p, 1, 1, 0, 0; }"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
-        "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
-        "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
-        "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
-        "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-      : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)));
-}
-/// A and B from shared memory, both K-major. Without `accumulate` D is overwritten.
-__device__ inline void wgmma_shared_bf16(float (&d)[64], unsigned long long a,
-        unsigned long long b, bool accumulate) {
-  asm volatile(
-      "{ .reg .pred p; setp.ne.b32 p, %66, 0; "
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
-      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, "
-      "%19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, "
-      "%36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, "
-      "%53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-      "%64, %65, p, 1, 1, 0, 0; }"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
-        "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
-        "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
-        "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
-        "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]),
-        "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]),
-        "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]),
-        "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
-        "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]),
-        "+f"(d[63])
-      : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)));
-}
-/// A and B from shared memory, both K-major. Without `accumulate` D is overwritten.
-__device__ inline void wgmma_shared_fp16(float (&d)[64], unsigned long long a,
-        unsigned long long b, bool accumulate) {
-  asm volatile(
-      "{ .reg .pred p; setp.ne.b32 p, %66, 0; "
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 "
-      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, "
-      "%19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, "
-      "%36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, "
-      "%53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-      "%64, %65, p, 1, 1, 0, 0; }"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
-        "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
-        "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
-        "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
-        "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]),
-        "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]),
-        "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]),
-        "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
-        "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]),
-        "+f"(d[63])
-      : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)));
-}
-/// A and B from shared memory, both MN-major. Without `accumulate` D is overwritten.
-__device__ inline void wgmma_shared_rows_bf16(float (&d)[32], unsigned long long a,
-        unsigned long long b, bool accumulate) {
-  asm volatile(
-      "{ .reg .pred p; setp.ne.b32 p, %34, 0; "
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
-      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, "
-      "%19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-      "%32, %33, p, 1, 1, 1, 1; }"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
-        "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
-        "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
-        "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
-        "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-      : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)));
-}
-/// A and B from shared memory, both MN-major. Without `accumulate` D is overwritten.
-__device__ inline void wgmma_shared_rows_fp16(float (&d)[32], unsigned long long a,
-        unsigned long long b, bool accumulate) {
-  asm volatile(
-      "{ .reg .pred p; setp.ne.b32 p, %34, 0; "
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
-      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, "
-      "%19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-      "%32, %33, p, 1, 1, 1, 1; }"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
-        "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
-        "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
-        "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
-        "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-      : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)));
-}
-/// A from registers, B from shared memory, MN-major; accumulates.
-__device__ inline void wgmma_registers_bf16(float (&d)[8], const unsigned (&a)[4],
-        unsigned long long b) {
-  asm volatile(
-      "{ .reg .pred p; setp.ne.b32 p, 1, 0; "
-      "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 "
-      "{%0, %1, %2, %3, %4, %5, %6, %7}, "
-      "{%8, %9, %10, %11}, %12, p, 1, 1, 1; }"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
-        "+f"(d[7])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-}
-/// A from registers, B from shared memory, MN-major; accumulates.
-__device__ inline void wgmma_registers_fp16(float (&d)[8], const unsigned (&a)[4],
-        unsigned long long b) {
-  asm volatile(
-      "{ .reg .pred p; setp.ne.b32 p, 1, 0; "
-      "wgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16 "
-      "{%0, %1, %2, %3, %4, %5, %6, %7}, "
-      "{%8, %9, %10, %11}, %12, p, 1, 1, 1; }"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
-        "+f"(d[7])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-}
-/// A from registers, B from shared memory, MN-major; accumulates.
-__device__ inline void wgmma_registers_bf16(float (&d)[16], const unsigned (&a)[4],
-        unsigned long long b) {
-  asm volatile(
-      "{ .reg .pred p; setp.ne.b32 p, 1, 0; "
-      "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 "
-      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
-      "{%16, %17, %18, %19}, %20, p, 1, 1, 1; }"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
-        "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
-        "+f"(d[14]), "+f"(d[15])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-}
-/// A from registers, B from shared memory, MN-major; accumulates.
-__device__ inline void wgmma_registers_fp16(float (&d)[16], const unsigned (&a)[4],
-        unsigned long long b) {
-  asm volatile(
-      "{ .reg .pred p; setp.ne.b32 p, 1, 0; "
-      "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 "
-      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
-      "{%16, %17, %18, %19}, %20, p, 1, 1, 1; }"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
-        "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
-        "+f"(d[14]), "+f"(d[15])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-}
-/// A from registers, B from shared memory, MN-major; accumulates.
-__device__ inline void wgmma_registers_bf16(float (&d)[24], const unsigned (&a)[4],
-        unsigned long long b) {
-  asm volatile(
-      "{ .reg .pred p; setp.ne.b32 p, 1, 0; "
-      "wgmma.mma_async.sync.aligned.m64n48k16.f32.bf16.bf16 "
-      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, "
-      "%19, %20, %21, %22, %23}, "
-      "{%24, %25, %26, %27}, %28, p, 1, 1, 1; }"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
-        "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
-        "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
-        "+f"(d[21]), "+f"(d[22]), "+f"(d[23])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-}
-/// A from registers, B from shared memory, MN-major; accumulates.
-__device__ inline void wgmma_registers_fp16(float (&d)[24], const unsigned (&a)[4],
-        unsigned long long b) {
-  asm volatile(
-      "{ .reg .pred p; setp.ne.b32 p, 1, 0; "
-      "wgmma.mma_async.sync.aligned.m64n48k16.f32.f16.f16 "
-      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, "
-      "%19, %20, %21, %22, %23}, "
-      "{%24, %25, %26, %27}, %28, p, 1, 1, 1; }"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
-        "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
-        "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
-        "+f"(d[21]), "+f"(d[22]), "+f"(d[23])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-}
-/// A from registers, B from shared memory, MN-major; accumulates.
-__device__ inline void wgmma_registers_bf16(float (&d)[32], const unsigned (&a)[4],
-        unsigned long long b) {
-  asm volatile(
-      "{ .reg .pred p; setp.ne.b32 p, 1, 0; "
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
-      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, "
-      "%19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-      "{%32, %33, %34, %35}, %36, p, 1, 1, 1; }"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
-        "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
-        "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
-        "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
-        "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-}
-/// A from registers, B from shared memory, MN-major; accumulates.
-__device__ inline void wgmma_registers_fp16(float (&d)[32], const unsigned (&a)[4],
-        unsigned long long b) {
-  asm volatile(
-      "{ .reg .pred p; setp.ne.b32 p, 1, 0; "
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
-      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, "
-      "%19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-      "{%32, %33, %34, %35}, %36, p, 1, 1, 1; }"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
-        "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
-        "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
-        "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
-        "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-}
+#define FLASHLAB_NUMBERS_8 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define FLASHLAB_NUMBERS_16 FLASHLAB_NUMBERS_8 \
+  ", %8, %9, %10, %11, %12, %13, %14, %15"
+#define FLASHLAB_NUMBERS_24 FLASHLAB_NUMBERS_16 \
+  ", %16, %17, %18, %19, %20, %21, %22, %23"
+#define FLASHLAB_NUMBERS_32 FLASHLAB_NUMBERS_24 \
+  ", %24, %25, %26, %27, %28, %29, %30, %31"
+#define FLASHLAB_NUMBERS_64 FLASHLAB_NUMBERS_32 \
+  ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48" \
+  ", %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define FLASHLAB_NUMBERS_96 FLASHLAB_NUMBERS_64 \
+  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80" \
+  ", %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define FLASHLAB_NUMBERS_128 FLASHLAB_NUMBERS_96 \
+  ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110" \
+  ", %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124" \
+  ", %125, %126, %127"
+#define FLASHLAB_PLACES_8(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), \
+  "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
+#define FLASHLAB_PLACES_16(i) FLASHLAB_PLACES_8(i), FLASHLAB_PLACES_8(i + 8)
+#define FLASHLAB_PLACES_24(i) FLASHLAB_PLACES_16(i), FLASHLAB_PLACES_8(i + 16)
+#define FLASHLAB_PLACES_32(i) FLASHLAB_PLACES_16(i), FLASHLAB_PLACES_16(i + 16)
+#define FLASHLAB_PLACES_64(i) FLASHLAB_PLACES_32(i), FLASHLAB_PLACES_32(i + 32)
+#define FLASHLAB_PLACES_96(i) FLASHLAB_PLACES_64(i), FLASHLAB_PLACES_32(i + 64)
+#define FLASHLAB_PLACES_128(i) FLASHLAB_PLACES_64(i), FLASHLAB_PLACES_64(i + 64)
+
+// A and B from shared memory. Without `accumulate` D is overwritten. `shape` is the instruction's,
+// `major` 0, 0 for operands that are K-major and 1, 1 for MN-major; d has `count` registers, and
+// `a`, `b`, `p` are the operands behind them.
+#define FLASHLAB_WGMMA_SHARED(name, shape, type, major, count, a_place, b_place, p_place)      \
+  __device__ inline void name(float (&d)[count], unsigned long long a, unsigned long long b,   \
+                              bool accumulate) {                                               \
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, " p_place ", 0; "                             \
+                 "wgmma.mma_async.sync.aligned." shape ".f32." type "." type " "               \
+                 "{" FLASHLAB_NUMBERS_##count "}, " a_place ", " b_place ", p, 1, 1, " major   \
+                 "; }"                                                                         \
+                 : FLASHLAB_PLACES_##count(0)                                                  \
+                 : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)));                         \
+  }
+// A from registers, the operands `a_places`, B from shared memory, MN-major; accumulates.
+#define FLASHLAB_WGMMA_REGISTERS(name, shape, type, count, a_places, b_place)                  \
+  __device__ inline void name(float (&d)[count], const unsigned (&a)[4],                       \
+                              unsigned long long b) {                                          \
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, 1, 0; "                                       \
+                 "wgmma.mma_async.sync.aligned." shape ".f32." type "." type " "               \
+                 "{" FLASHLAB_NUMBERS_##count "}, "                                            \
+                 "{" a_places "}, " b_place ", p, 1, 1, 1; }"                                  \
+                 : FLASHLAB_PLACES_##count(0)                                                  \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                        \
+  }
+
+/// Both K-major.
+FLASHLAB_WGMMA_SHARED(wgmma_shared_bf16, "m64n64k16", "bf16", "0, 0", 32, "%32", "%33", "%34")
+FLASHLAB_WGMMA_SHARED(wgmma_shared_fp16, "m64n64k16", "f16", "0, 0", 32, "%32", "%33", "%34")
+FLASHLAB_WGMMA_SHARED(wgmma_shared_bf16, "m64n128k16", "bf16", "0, 0", 64, "%64", "%65", "%66")
+FLASHLAB_WGMMA_SHARED(wgmma_shared_fp16, "m64n128k16", "f16", "0, 0", 64, "%64", "%65", "%66")
+/// Both MN-major.
+FLASHLAB_WGMMA_SHARED(wgmma_shared_rows_bf16, "m64n64k16", "bf16", "1, 1", 32, "%32", "%33", "%34")
+FLASHLAB_WGMMA_SHARED(wgmma_shared_rows_fp16, "m64n64k16", "f16", "1, 1", 32, "%32", "%33", "%34")
+/// A from registers.
+FLASHLAB_WGMMA_REGISTERS(wgmma_registers_bf16, "m64n16k16", "bf16", 8,
+                         "%8, %9, %10, %11", "%12")
+FLASHLAB_WGMMA_REGISTERS(wgmma_registers_fp16, "m64n16k16", "f16", 8,
+                         "%8, %9, %10, %11", "%12")
+FLASHLAB_WGMMA_REGISTERS(wgmma_registers_bf16, "m64n32k16", "bf16", 16,
+                         "%16, %17, %18, %19", "%20")
+FLASHLAB_WGMMA_REGISTERS(wgmma_registers_fp16, "m64n32k16", "f16", 16,
+                         "%16, %17, %18, %19", "%20")
+FLASHLAB_WGMMA_REGISTERS(wgmma_registers_bf16, "m64n48k16", "bf16", 24,
+                         "%24, %25, %26, %27", "%28")
+FLASHLAB_WGMMA_REGISTERS(wgmma_registers_fp16, "m64n48k16", "f16", 24,
+                         "%24, %25, %26, %27", "%28")
+FLASHLAB_WGMMA_REGISTERS(wgmma_registers_bf16, "m64n64k16", "bf16", 32,
+                         "%32, %33, %34, %35", "%36")
+FLASHLAB_WGMMA_REGISTERS(wgmma_registers_fp16, "m64n64k16", "f16", 32,
+                         "%32, %33, %34, %35", "%36")
 // clang-format on
 
 }  // namespace flashlab::ptx

@@ -71,12 +71,11 @@ __device__ inline void pin(int& value) {
 #define FLASHLAB_PLACES_96(i) FLASHLAB_PLACES_64(i), FLASHLAB_PLACES_32(i + 64)
 #define FLASHLAB_PLACES_128(i) FLASHLAB_PLACES_64(i), FLASHLAB_PLACES_64(i + 64)
 
-// A and B from shared memory. Without `accumulate` D is overwritten. `shape` is the instruction's,
-// `major` 0, 0 for operands that are K-major and 1, 1 for MN-major; d has `count` registers, and
-// `a`, `b`, `p` are the operands behind them.
-#define FLASHLAB_WGMMA_SHARED(name, shape, type, major, count, a_place, b_place, p_place)      \
-  __device__ inline void name(float (&d)[count], unsigned long long a, unsigned long long b,   \
-                              bool accumulate) {                                               \
+// The body of a product of A and B in shared memory. `shape` is the instruction's, `major` 0, 0 for
+// operands that are K-major and 1, 1 for MN-major; d has `count` registers, and the other places
+// are those of the operands behind them.
+#define FLASHLAB_WGMMA_SHARED(shape, type, major, count, a_place, b_place, p_place)            \
+  {                                                                                            \
     asm volatile("{ .reg .pred p; setp.ne.b32 p, " p_place ", 0; "                             \
                  "wgmma.mma_async.sync.aligned." shape ".f32." type "." type " "               \
                  "{" FLASHLAB_NUMBERS_##count "}, " a_place ", " b_place ", p, 1, 1, " major   \
@@ -84,10 +83,9 @@ __device__ inline void pin(int& value) {
                  : FLASHLAB_PLACES_##count(0)                                                  \
                  : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)));                         \
   }
-// A from registers, the operands `a_places`, B from shared memory, MN-major; accumulates.
-#define FLASHLAB_WGMMA_REGISTERS(name, shape, type, count, a_places, b_place)                  \
-  __device__ inline void name(float (&d)[count], const unsigned (&a)[4],                       \
-                              unsigned long long b) {                                          \
+// The body of a product of A in registers, the operands `a_places`, and B in shared memory.
+#define FLASHLAB_WGMMA_REGISTERS(shape, type, count, a_places, b_place)                        \
+  {                                                                                            \
     asm volatile("{ .reg .pred p; setp.ne.b32 p, 1, 0; "                                       \
                  "wgmma.mma_async.sync.aligned." shape ".f32." type "." type " "               \
                  "{" FLASHLAB_NUMBERS_##count "}, "                                            \
@@ -96,31 +94,51 @@ __device__ inline void pin(int& value) {
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                        \
   }
 
-/// Both K-major.
-FLASHLAB_WGMMA_SHARED(wgmma_shared_bf16, "m64n64k16", "bf16", "0, 0", 32, "%32", "%33", "%34")
-FLASHLAB_WGMMA_SHARED(wgmma_shared_fp16, "m64n64k16", "f16", "0, 0", 32, "%32", "%33", "%34")
-FLASHLAB_WGMMA_SHARED(wgmma_shared_bf16, "m64n128k16", "bf16", "0, 0", 64, "%64", "%65", "%66")
-FLASHLAB_WGMMA_SHARED(wgmma_shared_fp16, "m64n128k16", "f16", "0, 0", 64, "%64", "%65", "%66")
-/// Both MN-major.
-FLASHLAB_WGMMA_SHARED(wgmma_shared_rows_bf16, "m64n64k16", "bf16", "1, 1", 32, "%32", "%33", "%34")
-FLASHLAB_WGMMA_SHARED(wgmma_shared_rows_fp16, "m64n64k16", "f16", "1, 1", 32, "%32", "%33", "%34")
-/// A from registers.
-FLASHLAB_WGMMA_REGISTERS(wgmma_registers_bf16, "m64n16k16", "bf16", 8,
-                         "%8, %9, %10, %11", "%12")
-FLASHLAB_WGMMA_REGISTERS(wgmma_registers_fp16, "m64n16k16", "f16", 8,
-                         "%8, %9, %10, %11", "%12")
-FLASHLAB_WGMMA_REGISTERS(wgmma_registers_bf16, "m64n32k16", "bf16", 16,
-                         "%16, %17, %18, %19", "%20")
-FLASHLAB_WGMMA_REGISTERS(wgmma_registers_fp16, "m64n32k16", "f16", 16,
-                         "%16, %17, %18, %19", "%20")
-FLASHLAB_WGMMA_REGISTERS(wgmma_registers_bf16, "m64n48k16", "bf16", 24,
-                         "%24, %25, %26, %27", "%28")
-FLASHLAB_WGMMA_REGISTERS(wgmma_registers_fp16, "m64n48k16", "f16", 24,
-                         "%24, %25, %26, %27", "%28")
-FLASHLAB_WGMMA_REGISTERS(wgmma_registers_bf16, "m64n64k16", "bf16", 32,
-                         "%32, %33, %34, %35", "%36")
-FLASHLAB_WGMMA_REGISTERS(wgmma_registers_fp16, "m64n64k16", "f16", 32,
-                         "%32, %33, %34, %35", "%36")
+/// A and B from shared memory, both K-major. Without `accumulate` D is overwritten.
+__device__ inline void wgmma_shared_bf16(float (&d)[32], unsigned long long a,
+        unsigned long long b, bool accumulate)
+    FLASHLAB_WGMMA_SHARED("m64n64k16", "bf16", "0, 0", 32, "%32", "%33", "%34")
+__device__ inline void wgmma_shared_fp16(float (&d)[32], unsigned long long a,
+        unsigned long long b, bool accumulate)
+    FLASHLAB_WGMMA_SHARED("m64n64k16", "f16", "0, 0", 32, "%32", "%33", "%34")
+__device__ inline void wgmma_shared_bf16(float (&d)[64], unsigned long long a,
+        unsigned long long b, bool accumulate)
+    FLASHLAB_WGMMA_SHARED("m64n128k16", "bf16", "0, 0", 64, "%64", "%65", "%66")
+__device__ inline void wgmma_shared_fp16(float (&d)[64], unsigned long long a,
+        unsigned long long b, bool accumulate)
+    FLASHLAB_WGMMA_SHARED("m64n128k16", "f16", "0, 0", 64, "%64", "%65", "%66")
+/// A and B from shared memory, both MN-major. Without `accumulate` D is overwritten.
+__device__ inline void wgmma_shared_rows_bf16(float (&d)[32], unsigned long long a,
+        unsigned long long b, bool accumulate)
+    FLASHLAB_WGMMA_SHARED("m64n64k16", "bf16", "1, 1", 32, "%32", "%33", "%34")
+__device__ inline void wgmma_shared_rows_fp16(float (&d)[32], unsigned long long a,
+        unsigned long long b, bool accumulate)
+    FLASHLAB_WGMMA_SHARED("m64n64k16", "f16", "1, 1", 32, "%32", "%33", "%34")
+/// A from registers, B from shared memory, MN-major; accumulates.
+__device__ inline void wgmma_registers_bf16(float (&d)[8], const unsigned (&a)[4],
+        unsigned long long b)
+    FLASHLAB_WGMMA_REGISTERS("m64n16k16", "bf16", 8, "%8, %9, %10, %11", "%12")
+__device__ inline void wgmma_registers_fp16(float (&d)[8], const unsigned (&a)[4],
+        unsigned long long b)
+    FLASHLAB_WGMMA_REGISTERS("m64n16k16", "f16", 8, "%8, %9, %10, %11", "%12")
+__device__ inline void wgmma_registers_bf16(float (&d)[16], const unsigned (&a)[4],
+        unsigned long long b)
+    FLASHLAB_WGMMA_REGISTERS("m64n32k16", "bf16", 16, "%16, %17, %18, %19", "%20")
+__device__ inline void wgmma_registers_fp16(float (&d)[16], const unsigned (&a)[4],
+        unsigned long long b)
+    FLASHLAB_WGMMA_REGISTERS("m64n32k16", "f16", 16, "%16, %17, %18, %19", "%20")
+__device__ inline void wgmma_registers_bf16(float (&d)[24], const unsigned (&a)[4],
+        unsigned long long b)
+    FLASHLAB_WGMMA_REGISTERS("m64n48k16", "bf16", 24, "%24, %25, %26, %27", "%28")
+__device__ inline void wgmma_registers_fp16(float (&d)[24], const unsigned (&a)[4],
+        unsigned long long b)
+    FLASHLAB_WGMMA_REGISTERS("m64n48k16", "f16", 24, "%24, %25, %26, %27", "%28")
+__device__ inline void wgmma_registers_bf16(float (&d)[32], const unsigned (&a)[4],
+        unsigned long long b)
+    FLASHLAB_WGMMA_REGISTERS("m64n64k16", "bf16", 32, "%32, %33, %34, %35", "%36")
+__device__ inline void wgmma_registers_fp16(float (&d)[32], const unsigned (&a)[4],
+        unsigned long long b)
+    FLASHLAB_WGMMA_REGISTERS("m64n64k16", "f16", 32, "%32, %33, %34, %35", "%36")
 // clang-format on
 
 }  // namespace flashlab::ptx

@@ -11,12 +11,18 @@ namespace flashlab::ptx {
 // clang-format off
 /// A and B from shared memory, both MN-major, B in slabs of 64 columns that a descriptor's leading
 /// stride is between. Without `accumulate` D is overwritten.
-FLASHLAB_WGMMA_SHARED(wgmma_shared_rows_bf16, "m64n192k16", "bf16", "1, 1", 96, "%96", "%97", "%98")
-FLASHLAB_WGMMA_SHARED(wgmma_shared_rows_fp16, "m64n192k16", "f16", "1, 1", 96, "%96", "%97", "%98")
-FLASHLAB_WGMMA_SHARED(wgmma_shared_rows_bf16, "m64n256k16", "bf16", "1, 1", 128,
-                      "%128", "%129", "%130")
-FLASHLAB_WGMMA_SHARED(wgmma_shared_rows_fp16, "m64n256k16", "f16", "1, 1", 128,
-                      "%128", "%129", "%130")
+__device__ inline void wgmma_shared_rows_bf16(float (&d)[96], unsigned long long a,
+        unsigned long long b, bool accumulate)
+    FLASHLAB_WGMMA_SHARED("m64n192k16", "bf16", "1, 1", 96, "%96", "%97", "%98")
+__device__ inline void wgmma_shared_rows_fp16(float (&d)[96], unsigned long long a,
+        unsigned long long b, bool accumulate)
+    FLASHLAB_WGMMA_SHARED("m64n192k16", "f16", "1, 1", 96, "%96", "%97", "%98")
+__device__ inline void wgmma_shared_rows_bf16(float (&d)[128], unsigned long long a,
+        unsigned long long b, bool accumulate)
+    FLASHLAB_WGMMA_SHARED("m64n256k16", "bf16", "1, 1", 128, "%128", "%129", "%130")
+__device__ inline void wgmma_shared_rows_fp16(float (&d)[128], unsigned long long a,
+        unsigned long long b, bool accumulate)
+    FLASHLAB_WGMMA_SHARED("m64n256k16", "f16", "1, 1", 128, "%128", "%129", "%130")
 // clang-format on
 
 }  // namespace flashlab::ptx

@@ -296,14 +296,14 @@ std::vector<std::vector<float>> attention_results(const std::vector<AttentionAtt
     b.append({.name = "attention",
               .kind = OperationKind::kAttention,
               .operation_class = OperationClass::kAttention,
-              .inputs = {qkv},
-              .outputs = {o, lse},
+              .inputs = {{Slot::kQkv, qkv}},
+              .outputs = {{Slot::kO, o}, {Slot::kLse, lse}},
               .attributes = a});
     b.append({.name = "d attention",
               .kind = OperationKind::kAttentionBackward,
               .operation_class = OperationClass::kAttention,
-              .inputs = {d_o, qkv, o, lse},
-              .outputs = {dqkv},
+              .inputs = {{Slot::kDO, d_o}, {Slot::kQkv, qkv}, {Slot::kO, o}, {Slot::kLse, lse}},
+              .outputs = {{Slot::kDQkv, dqkv}},
               .attributes = a});
   }
   const Result<Context> context = Context::create({.threads = 1});

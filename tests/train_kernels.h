@@ -143,13 +143,21 @@ class Problem {
   TensorId result(Shape shape) { return add(type, std::move(shape)); }
   TensorId statistic_result(Shape shape) { return add(statistic, std::move(shape)); }
 
-  void run(OperationKind kind, std::vector<TensorId> inputs, std::vector<TensorId> outputs,
-           Attributes attributes) {
+  /// Operands stand in the order of the kind's row; kNoTensor where one is absent.
+  void run(OperationKind kind, const std::vector<TensorId>& inputs,
+           const std::vector<TensorId>& outputs, Attributes attributes) {
+    const auto named = [](const std::vector<Slot>& slots, const std::vector<TensorId>& ids) {
+      std::vector<Operand> out;
+      for (std::size_t i = 0; i < ids.size(); ++i) {
+        if (ids[i] != kNoTensor) out.push_back({slots.at(i), ids[i]});
+      }
+      return out;
+    };
     Operation& operation = plan.operations.emplace_back();
     operation.name = to_string(kind);
     operation.kind = kind;
-    operation.inputs = std::move(inputs);
-    operation.outputs = std::move(outputs);
+    operation.inputs = named(row_of(kind).inputs, inputs);
+    operation.outputs = named(row_of(kind).outputs, outputs);
     operation.attributes = std::move(attributes);
   }
   const Numbers& of(TensorId id) const { return values[static_cast<std::size_t>(id)]; }

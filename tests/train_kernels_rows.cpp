@@ -214,8 +214,7 @@ Problem dropout(Element type, std::int64_t elements) {
   const TensorId y = p.result({elements});
   const DropoutSite site = {.seed = 11, .site = 3};
   p.run(OperationKind::kDropout, {scalars, x, addend}, {y},
-        DropoutAttributes{
-            .elements = elements, .probability = kDropped, .site = site, .has_addend = true});
+        DropoutAttributes{.elements = elements, .probability = kDropped, .site = site});
   Numbers wanted = p.of(addend);
   for (std::size_t i = 0; i < wanted.size(); ++i) {
     const bool kept = random_bits({11, 7, 3}, i) >= dropout_limit(kDropped);

@@ -17,7 +17,6 @@ struct Table {
             .width = width,
             .vocabulary = vocabulary,
             .context = context,
-            .has_positions = positions,
             .table_positions = context + 3};
   }
 };
@@ -27,16 +26,14 @@ Problem embedding(Element type, const Table& t, std::int64_t position) {
   const std::int64_t rows = t.batch * t.context;
   const TensorId tokens = p.integers(rows, t.vocabulary), table = p.random({t.vocabulary, t.width});
   const TensorId positions = p.random({t.context + 3, t.width}), x = p.result({rows, t.width});
-  EmbeddingAttributes a = t.attributes();
-  a.at_position = position >= 0;
-  std::vector<TensorId> inputs = {tokens, table};
-  if (t.positions) inputs.push_back(positions);
-  if (a.at_position) inputs.push_back(p.scalars(1, static_cast<double>(position)));
-  p.run(OperationKind::kEmbedding, inputs, {x}, a);
+  const bool decodes = position >= 0;
+  const TensorId scalars = decodes ? p.scalars(1, static_cast<double>(position)) : kNoTensor;
+  p.run(OperationKind::kEmbedding, {tokens, table, t.positions ? positions : kNoTensor, scalars},
+        {x}, t.attributes());
   Numbers wanted(p.of(x).size());
   for (std::int64_t r = 0; r < rows; ++r) {
     const std::int64_t token = whole(p.of(tokens)[static_cast<std::size_t>(r)]);
-    const std::int64_t place = a.at_position ? position : r % t.context;
+    const std::int64_t place = decodes ? position : r % t.context;
     for (std::int64_t c = 0; c < t.width; ++c) {
       wanted[at(r, t.width, c)] = p.of(table)[at(token, t.width, c)] +
                                   (t.positions ? p.of(positions)[at(place, t.width, c)] : 0);
@@ -73,15 +70,15 @@ Problem rope_angles(Element type, std::int64_t context, std::int64_t dim, std::i
   Problem p(type);
   const TensorId cosine = p.statistic_result({context, dim / 2});
   const TensorId sine = p.statistic_result({context, dim / 2});
-  RopeAttributes a = {.context = context, .heads = 2, .head_dim = dim};
-  a.at_position = position >= 0;
+  const RopeAttributes a = {.context = context, .heads = 2, .head_dim = dim};
+  const bool decodes = position >= 0;
   std::vector<TensorId> inputs;
-  if (a.at_position) inputs.push_back(p.scalars(1, static_cast<double>(position)));
+  if (decodes) inputs.push_back(p.scalars(1, static_cast<double>(position)));
   p.run(OperationKind::kRopeAngles, inputs, {cosine, sine}, a);
   Numbers cosines, sines;
   for (std::int64_t place = 0; place < context; ++place) {
     for (std::int64_t i = 0; i < dim / 2; ++i) {
-      const auto angle = static_cast<double>(a.at_position ? position : place) /
+      const auto angle = static_cast<double>(decodes ? position : place) /
                          std::pow(10000.0, 2.0 * static_cast<double>(i) / static_cast<double>(dim));
       cosines.push_back(std::cos(angle));
       sines.push_back(std::sin(angle));
@@ -141,10 +138,8 @@ Problem cross_entropy(Element type, const Logits& l) {
   if (l.learns) outputs.push_back(gradient);
   constexpr double kScale = 0.125;
   p.run(OperationKind::kCrossEntropy, inputs, outputs,
-        CrossEntropyAttributes{.rows = l.rows,
-                               .vocabulary = l.vocabulary,
-                               .gradient_scale = l.learns ? kScale : 0,
-                               .scaled = l.scaled});
+        CrossEntropyAttributes{
+            .rows = l.rows, .vocabulary = l.vocabulary, .gradient_scale = l.learns ? kScale : 0});
   Numbers loss, wanted(p.of(logits).size());
   for (std::int64_t r = 0; r < l.rows; ++r) {
     const std::int64_t target = whole(p.of(targets)[static_cast<std::size_t>(r)]);

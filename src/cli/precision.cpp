@@ -36,7 +36,7 @@ std::string addend_text(const train::Accumulation& way) {
 }
 
 // The types of an operation's operands, each once, in order.
-std::string types(const train::StepPlan& plan, const std::vector<train::TensorId>& ids) {
+std::string types(const train::StepPlan& plan, const std::vector<train::Operand>& ids) {
   std::string out;
   std::set<train::Element> seen;
   for (const train::TensorId id : ids) {

@@ -12,10 +12,10 @@ template <class T>
 void rope_angles(const Call<T>& call) {
   const auto& a = call.template attributes<RopeAttributes>();
   const std::int64_t half = a.head_dim / 2;
-  T* cosine = call.output(0);
-  T* sine = call.output(1);
-  const std::int64_t start =
-      a.at_position ? static_cast<std::int64_t>(call.template input<double>(0)[kPosition]) : 0;
+  T* cosine = call.out(Slot::kCosine);
+  T* sine = call.out(Slot::kSine);
+  const double* scalars = call.template in<double>(Slot::kScalars);
+  const auto start = scalars ? static_cast<std::int64_t>(scalars[kPosition]) : 0;
   call.parallel(a.context, 16, [&](std::int64_t first, std::int64_t count) {
     for (std::int64_t position = first; position < first + count; ++position) {
       for (std::int64_t i = 0; i < half; ++i) {
@@ -34,9 +34,9 @@ template <class T>
 void rope(const Call<T>& call) {
   const auto& a = call.template attributes<RopeAttributes>();
   const std::int64_t half = a.head_dim / 2, row_elements = 3 * a.heads * a.head_dim;
-  const T* cosine = call.input(0);
-  const T* sine = call.input(1);
-  T* qkv = call.output(0);
+  const T* cosine = call.in(Slot::kCosine);
+  const T* sine = call.in(Slot::kSine);
+  T* qkv = call.out(Slot::kQkv);
   const T sign = a.inverse ? T(-1) : T(1);
   call.parallel(a.batch * a.context, 32, [&](std::int64_t first, std::int64_t rows) {
     for (std::int64_t row = first; row < first + rows; ++row) {
@@ -72,11 +72,11 @@ template <class T>
 void row_max(const Call<T>& call) {
   const auto& a = call.template attributes<AttentionAttributes>();
   each_row(call, a, [&](std::int64_t row, std::int64_t visible) {
-    const T* s = call.input(0) + row * a.context;
+    const T* s = call.in(Slot::kScores) + row * a.context;
     std::int64_t best = 0;
     for (std::int64_t i = 1; i < visible; ++i) best = s[i] > s[best] ? i : best;
-    call.output(0)[row] = s[best];
-    call.template output<std::int64_t>(1)[row] = best;
+    call.out(Slot::kMax)[row] = s[best];
+    call.template out<std::int64_t>(Slot::kArgmax)[row] = best;
   });
 }
 
@@ -84,9 +84,9 @@ template <class T>
 void softmax(const Call<T>& call) {
   const auto& a = call.template attributes<AttentionAttributes>();
   each_row(call, a, [&](std::int64_t row, std::int64_t visible) {
-    call.output(1)[row] =
-        call.kernels.softmax_row(call.input(0) + row * a.context, call.input(1)[row],
-                                 call.output(0) + row * a.context, visible, a.context);
+    call.out(Slot::kSum)[row] =
+        call.kernels.softmax_row(call.in(Slot::kScores) + row * a.context, call.in(Slot::kMax)[row],
+                                 call.out(Slot::kP) + row * a.context, visible, a.context);
   });
 }
 
@@ -96,10 +96,10 @@ template <class T>
 void softmax_backward(const Call<T>& call) {
   const auto& a = call.template attributes<AttentionAttributes>();
   each_row(call, a, [&](std::int64_t row, std::int64_t visible) {
-    const T* dp = call.input(0) + row * a.context;
-    T* ds = call.output(0) + row * a.context;
-    call.kernels.softmax_row(call.input(1) + row * a.context, call.input(2)[row], ds, visible,
-                             a.context);
+    const T* dp = call.in(Slot::kDP) + row * a.context;
+    T* ds = call.out(Slot::kDScores) + row * a.context;
+    call.kernels.softmax_row(call.in(Slot::kScores) + row * a.context, call.in(Slot::kMax)[row], ds,
+                             visible, a.context);
     T dot = 0;
     for (std::int64_t i = 0; i < visible; ++i) dot += ds[i] * dp[i];
     for (std::int64_t i = 0; i < visible; ++i) ds[i] *= dp[i] - dot;
@@ -111,9 +111,10 @@ template <class T>
 void cached_attention(const Call<T>& call) {
   const auto& a = call.template attributes<AttentionAttributes>();
   const std::int64_t width = a.width();
-  const auto position = static_cast<std::int64_t>(call.template input<double>(0)[kPosition]);
-  const T* qkv = call.input(1);
-  T* keys = call.output(1);
+  const auto position =
+      static_cast<std::int64_t>(call.template in<double>(Slot::kScalars)[kPosition]);
+  const T* qkv = call.in(Slot::kQkv);
+  T* keys = call.out(Slot::kCache);
   T* values = keys + a.context * width;
   const auto row_bytes = static_cast<std::size_t>(width) * sizeof(T);
   std::memcpy(keys + position * width, qkv + width, row_bytes);
@@ -130,7 +131,7 @@ void cached_attention(const Call<T>& call) {
       max = key == 0 || scores[key] > max ? scores[key] : max;
     }
     call.kernels.softmax_row(scores, max, scores, position + 1, position + 1);
-    T* o = call.output(0) + at;
+    T* o = call.out(Slot::kO) + at;
     std::fill(o, o + a.head_dim, T(0));
     for (std::int64_t key = 0; key <= position; ++key) {
       for (std::int64_t i = 0; i < a.head_dim; ++i) {

@@ -25,13 +25,14 @@ struct Call {
   const KernelTable<T>& kernels;
   std::byte* scratch;  ///< scratch_bytes(operation) of it
 
+  /// An operand of the name; null where it is absent.
   template <class U = T>
-  U* input(std::size_t i) const {
-    return reinterpret_cast<U*>(addresses[operation.inputs[i]]);
+  U* in(Slot slot) const {
+    return at<U>(operation.in(slot));
   }
   template <class U = T>
-  U* output(std::size_t i) const {
-    return reinterpret_cast<U*>(addresses[operation.outputs[i]]);
+  U* out(Slot slot) const {
+    return at<U>(operation.out(slot));
   }
   template <class A>
   const A& attributes() const {
@@ -46,49 +47,24 @@ struct Call {
       body(first, count - first < grain ? count - first : grain);
     });
   }
+
+ private:
+  template <class U>
+  U* at(TensorId id) const {
+    return id == kNoTensor ? nullptr : reinterpret_cast<U*>(addresses[id]);
+  }
 };
 
 /// Bytes of scratch memory that the operation's CPU function uses.
 std::int64_t scratch_bytes(const StepPlan& plan, const Operation& operation);
 
-// One function for each kind; attention and AdamW need more than a Call (run/cpu_executor.cpp).
+/// Of kinds whose operations an executor runs in a way of its own, or not at all.
 template <class T>
-void column_sum(const Call<T>& call);
-template <class T>
-void embedding(const Call<T>& call);
-template <class T>
-void embedding_backward(const Call<T>& call);
-template <class T>
-void rms_norm(const Call<T>& call);
-template <class T>
-void rms_norm_backward(const Call<T>& call);
-template <class T>
-void layer_norm(const Call<T>& call);
-template <class T>
-void layer_norm_backward(const Call<T>& call);
-template <class T>
-void cached_attention(const Call<T>& call);
-template <class T>
-void rope_angles(const Call<T>& call);
-template <class T>
-void rope(const Call<T>& call);
-template <class T>
-void row_max(const Call<T>& call);
-template <class T>
-void softmax(const Call<T>& call);
-template <class T>
-void softmax_backward(const Call<T>& call);
-template <class T>
-void activation(const Call<T>& call);
-template <class T>
-void pointwise(const Call<T>& call);
-template <class T>
-void dropout(const Call<T>& call);
-template <class T>
-void cross_entropy(const Call<T>& call);
-template <class T>
-void mean_loss(const Call<T>& call);
-template <class T>
-void product(const Call<T>& call);
+void none(const Call<T>&) {}
+#define FLASHLAB_OPERATION(kind, name, inputs, outputs, function, gpu) \
+  template <class T>                                                   \
+  void function(const Call<T>& call);
+#include "train/plan/operations.inc"
+#undef FLASHLAB_OPERATION
 
 }  // namespace flashlab::train::cpu

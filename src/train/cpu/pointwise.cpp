@@ -18,9 +18,9 @@ T silu_slope(T x) {
 template <class T>
 void pointwise(const Call<T>& call) {
   const auto& p = call.template attributes<PointwiseAttributes>();
-  const T* a = call.input(0);
-  const T* b = call.operation.inputs.size() > 1 ? call.input(1) : nullptr;
-  T* y = call.output(0);
+  const T* a = call.in(Slot::kA);
+  const T* b = call.in(Slot::kB);
+  T* y = call.out(Slot::kY);
   call.parallel(p.rows, 32, [&](std::int64_t first, std::int64_t rows) {
     const std::int64_t begin = first * p.width, end = begin + rows * p.width;
     switch (p.function) {

@@ -56,9 +56,8 @@ template <class T>
 void begin_tile(const ProductAttributes& p, const ProductOperands<T>& o, const Tile& tile) {
   for (std::int64_t row = tile.row; row < tile.row + tile.rows; ++row) {
     T* c = o.c + p.c.offset + row * p.c.leading + tile.column;
-    const T* addend =
-        p.has_addend ? o.addend + p.c.offset + row * p.c.leading + tile.column : nullptr;
-    if (!p.has_bias) {
+    const T* addend = o.addend ? o.addend + p.c.offset + row * p.c.leading + tile.column : nullptr;
+    if (!o.bias) {
       std::memcpy(c, addend, static_cast<std::size_t>(tile.columns) * sizeof(T));
       continue;
     }
@@ -82,7 +81,7 @@ CBLAS_TRANSPOSE transposition(const ProductAttributes::Matrix& matrix) {
 template <class T>
 void run_tile(const ProductAttributes& p, const ProductOperands<T>& o, const Tile& tile,
               std::int64_t inner, std::int64_t outer) {
-  const bool begun = p.has_bias || p.has_addend;
+  const bool begun = o.bias || o.addend;
   if (begun) begin_tile(p, o, tile);
   const T* a = at(o.a, p.a, inner, outer, tile.row, 0);
   const T* b = at(o.b, p.b, inner, outer, 0, tile.column);

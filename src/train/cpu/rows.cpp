@@ -46,11 +46,11 @@ std::int64_t scratch_bytes(const StepPlan& plan, const Operation& operation) {
     case OperationKind::kRmsNormBackward:
     case OperationKind::kLayerNormBackward: {
       const std::int64_t width = std::get<RowsAttributes>(operation.attributes).width;
-      return 2 * kReductionParts * width * bytes_of(operation.inputs[0]);
+      return 2 * kReductionParts * width * bytes_of(operation.inputs.front());
     }
     case OperationKind::kCachedAttention: {
       const auto& a = std::get<AttentionAttributes>(operation.attributes);
-      return a.heads * a.context * bytes_of(operation.inputs[1]);
+      return a.heads * a.context * bytes_of(operation.in(Slot::kQkv));
     }
     default:
       return 0;
@@ -61,7 +61,7 @@ template <class T>
 void column_sum(const Call<T>& call) {
   const auto& a = call.template attributes<RowsAttributes>();
   T* parts = reinterpret_cast<T*>(call.scratch);
-  const T* x = call.input(0);
+  const T* x = call.in(Slot::kX);
   call.pool.run(kReductionParts, [&](std::int64_t i, int) {
     T* sum = parts + i * a.width;
     std::fill(sum, sum + a.width, T(0));
@@ -70,16 +70,16 @@ void column_sum(const Call<T>& call) {
       call.kernels.add(x + row * a.width, sum, a.width);
     }
   });
-  reduce_parts(call, parts, call.output(0), a.width, a.accumulate);
+  reduce_parts(call, parts, call.out(Slot::kSum), a.width, a.accumulate);
 }
 
 template <class T>
 void rms_norm(const Call<T>& call) {
   const auto& a = call.template attributes<RowsAttributes>();
   call.parallel(a.rows, kRowGrain, [&](std::int64_t first, std::int64_t rows) {
-    call.kernels.rms_norm(call.input(0) + first * a.width, call.input(1),
-                          call.output(0) + first * a.width, call.output(1) + first, rows, a.width,
-                          a.epsilon);
+    call.kernels.rms_norm(call.in(Slot::kX) + first * a.width, call.in(Slot::kWeight),
+                          call.out(Slot::kY) + first * a.width, call.out(Slot::kRstd) + first, rows,
+                          a.width, a.epsilon);
   });
 }
 
@@ -92,20 +92,22 @@ void rms_norm_backward(const Call<T>& call) {
     std::fill(dw, dw + a.width, T(0));
     const Part part = part_of(a.rows, i);
     const std::int64_t at = part.first * a.width;
-    call.kernels.rms_norm_backward(call.input(0) + at, call.input(1) + at, call.input(2),
-                                   call.input(3) + part.first, call.output(0) + at, dw,
-                                   part.end - part.first, a.width, a.accumulate);
+    call.kernels.rms_norm_backward(call.in(Slot::kDY) + at, call.in(Slot::kX) + at,
+                                   call.in(Slot::kWeight), call.in(Slot::kRstd) + part.first,
+                                   call.out(Slot::kDX) + at, dw, part.end - part.first, a.width,
+                                   a.accumulate);
   });
-  reduce_parts(call, parts, call.output(1), a.width, a.accumulate_parameters);
+  reduce_parts(call, parts, call.out(Slot::kWeight), a.width, a.accumulate_parameters);
 }
 
 template <class T>
 void layer_norm(const Call<T>& call) {
   const auto& a = call.template attributes<RowsAttributes>();
   call.parallel(a.rows, kRowGrain, [&](std::int64_t first, std::int64_t rows) {
-    call.kernels.layer_norm(call.input(0) + first * a.width, call.input(1), call.input(2),
-                            call.output(0) + first * a.width, call.output(1) + first,
-                            call.output(2) + first, rows, a.width, a.epsilon);
+    call.kernels.layer_norm(call.in(Slot::kX) + first * a.width, call.in(Slot::kWeight),
+                            call.in(Slot::kBias), call.out(Slot::kY) + first * a.width,
+                            call.out(Slot::kMean) + first, call.out(Slot::kRstd) + first, rows,
+                            a.width, a.epsilon);
   });
 }
 
@@ -121,13 +123,13 @@ void layer_norm_backward(const Call<T>& call) {
     std::fill(db, db + a.width, T(0));
     const Part part = part_of(a.rows, i);
     const std::int64_t at = part.first * a.width;
-    call.kernels.layer_norm_backward(call.input(0) + at, call.input(1) + at, call.input(2),
-                                     call.input(3) + part.first, call.input(4) + part.first,
-                                     call.output(0) + at, dw, db, part.end - part.first, a.width,
-                                     a.accumulate);
+    call.kernels.layer_norm_backward(call.in(Slot::kDY) + at, call.in(Slot::kX) + at,
+                                     call.in(Slot::kWeight), call.in(Slot::kMean) + part.first,
+                                     call.in(Slot::kRstd) + part.first, call.out(Slot::kDX) + at,
+                                     dw, db, part.end - part.first, a.width, a.accumulate);
   });
-  reduce_parts(call, dw_parts, call.output(1), a.width, a.accumulate_parameters);
-  reduce_parts(call, db_parts, call.output(2), a.width, a.accumulate_parameters);
+  reduce_parts(call, dw_parts, call.out(Slot::kWeight), a.width, a.accumulate_parameters);
+  reduce_parts(call, db_parts, call.out(Slot::kBias), a.width, a.accumulate_parameters);
 }
 
 template <class T>
@@ -138,14 +140,15 @@ void activation(const Call<T>& call) {
     const std::int64_t at = first * a.width, count = rows * a.width;
     switch (call.operation.kind) {
       case OperationKind::kSwiGlu:
-        return k.swiglu(call.input(0) + 2 * at, call.output(0) + at, rows, a.width);
+        return k.swiglu(call.in(Slot::kX) + 2 * at, call.out(Slot::kY) + at, rows, a.width);
       case OperationKind::kSwiGluBackward:
-        return k.swiglu_backward(call.input(0) + at, call.input(1) + 2 * at,
-                                 call.output(0) + 2 * at, rows, a.width);
+        return k.swiglu_backward(call.in(Slot::kDY) + at, call.in(Slot::kX) + 2 * at,
+                                 call.out(Slot::kDX) + 2 * at, rows, a.width);
       case OperationKind::kGelu:
-        return k.gelu(call.input(0) + at, call.output(0) + at, count);
+        return k.gelu(call.in(Slot::kX) + at, call.out(Slot::kY) + at, count);
       default:
-        return k.gelu_backward(call.input(0) + at, call.input(1) + at, call.output(0) + at, count);
+        return k.gelu_backward(call.in(Slot::kDY) + at, call.in(Slot::kX) + at,
+                               call.out(Slot::kDX) + at, count);
     }
   });
 }
@@ -154,11 +157,11 @@ template <class T>
 void product(const Call<T>& call) {
   const auto& p = call.template attributes<ProductAttributes>();
   ProductOperands<T> operands;
-  operands.a = call.input(0);
-  operands.b = call.input(1);
-  operands.bias = p.has_bias ? call.input(2) : nullptr;
-  operands.addend = p.has_addend ? call.input(p.has_bias ? 3 : 2) : nullptr;
-  operands.c = call.output(0);
+  operands.a = call.in(Slot::kA);
+  operands.b = call.in(Slot::kB);
+  operands.bias = call.in(Slot::kBias);
+  operands.addend = call.in(Slot::kAddend);
+  operands.c = call.out(Slot::kC);
   multiply(call.pool, p, operands);
 }
 

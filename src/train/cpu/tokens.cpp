@@ -11,13 +11,12 @@ namespace flashlab::train::cpu {
 template <class T>
 void embedding(const Call<T>& call) {
   const auto& a = call.template attributes<EmbeddingAttributes>();
-  const std::int32_t* tokens = call.template input<std::int32_t>(0) + a.first;
-  const T* table = call.input(1);
-  const T* positions = a.has_positions ? call.input(2) : nullptr;
-  T* x = call.output(0);
-  const std::int64_t start = a.at_position ? static_cast<std::int64_t>(call.template input<double>(
-                                                 a.has_positions ? 3 : 2)[kPosition])
-                                           : 0;
+  const std::int32_t* tokens = call.template in<std::int32_t>(Slot::kTokens) + a.first;
+  const T* table = call.in(Slot::kTable);
+  const T* positions = call.in(Slot::kPositions);
+  T* x = call.out(Slot::kX);
+  const double* scalars = call.template in<double>(Slot::kScalars);
+  const auto start = scalars ? static_cast<std::int64_t>(scalars[kPosition]) : 0;
   call.parallel(a.rows, 64, [&](std::int64_t first, std::int64_t rows) {
     for (std::int64_t row = first; row < first + rows; ++row) {
       std::memcpy(x + row * a.width, table + tokens[row] * a.width,
@@ -35,11 +34,12 @@ void embedding(const Call<T>& call) {
 template <class T>
 void embedding_backward(const Call<T>& call) {
   const auto& a = call.template attributes<EmbeddingAttributes>();
-  const std::int32_t* tokens = call.template input<std::int32_t>(0) + a.first;
-  const T* dx = call.input(1);
+  const std::int32_t* tokens = call.template in<std::int32_t>(Slot::kTokens) + a.first;
+  const T* dx = call.in(Slot::kDX);
+  T* positions = call.out(Slot::kPositions);
   constexpr std::int64_t kTasks = 16;
   call.pool.run(kTasks, [&](std::int64_t task, int) {
-    T* table = call.output(0);
+    T* table = call.out(Slot::kTable);
     const std::int64_t begin = a.vocabulary * task / kTasks;
     const std::int64_t end = a.vocabulary * (task + 1) / kTasks;
     if (!a.accumulate) std::fill(table + begin * a.width, table + end * a.width, T(0));
@@ -47,8 +47,7 @@ void embedding_backward(const Call<T>& call) {
       if (tokens[row] < begin || tokens[row] >= end) continue;
       call.kernels.add(dx + row * a.width, table + tokens[row] * a.width, a.width);
     }
-    if (!a.has_positions) return;
-    T* positions = call.output(1);
+    if (!positions) return;
     for (std::int64_t p = task; p < a.context; p += kTasks) {
       T* out = positions + p * a.width;
       if (!a.accumulate_positions) std::fill(out, out + a.width, T(0));
@@ -58,8 +57,7 @@ void embedding_backward(const Call<T>& call) {
     }
   });
   // A context shorter than the model's leaves positions without a gradient.
-  if (a.has_positions && !a.accumulate_positions) {
-    T* positions = call.output(1);
+  if (positions && !a.accumulate_positions) {
     const std::int64_t all = a.table_positions * a.width;
     std::fill(positions + a.context * a.width, positions + all, T(0));
   }
@@ -68,11 +66,11 @@ void embedding_backward(const Call<T>& call) {
 template <class T>
 void dropout(const Call<T>& call) {
   const auto& a = call.template attributes<DropoutAttributes>();
-  const double* scalars = call.template input<double>(0);
+  const double* scalars = call.template in<double>(Slot::kScalars);
   const RandomKey key = key_of(a.site, scalars);
-  const T* x = call.input(1);
-  const T* addend = a.has_addend ? call.input(2) : nullptr;
-  T* y = call.output(0);
+  const T* x = call.in(Slot::kX);
+  const T* addend = call.in(Slot::kAddend);
+  T* y = call.out(Slot::kY);
   const T scale = static_cast<T>(1 / (1 - a.probability));
   const std::uint64_t limit = dropout_limit(a.probability);
   call.parallel(a.elements, 8192, [&](std::int64_t first, std::int64_t count) {
@@ -86,14 +84,14 @@ void dropout(const Call<T>& call) {
 template <class T>
 void cross_entropy(const Call<T>& call) {
   const auto& a = call.template attributes<CrossEntropyAttributes>();
-  const std::int32_t* targets = call.template input<std::int32_t>(1) + a.first;
-  T* losses = call.output(0) + a.first;
-  T* logits = call.input(0);
+  const std::int32_t* targets = call.template in<std::int32_t>(Slot::kTargets) + a.first;
+  T* losses = call.out(Slot::kLosses) + a.first;
+  T* logits = call.in(Slot::kLogits);
   // The gradient takes the logits' place, or that of a copy.
-  T* work = a.gradient_scale != 0 ? call.output(1) : logits;
-  const double scale = a.scaled
-                           ? a.gradient_scale * static_cast<double>(*call.template input<float>(2))
-                           : a.gradient_scale;
+  T* work = a.gradient_scale != 0 ? call.out(Slot::kDLogits) : logits;
+  const float* loss_scale = call.template in<float>(Slot::kLossScale);
+  const double scale =
+      loss_scale ? a.gradient_scale * static_cast<double>(*loss_scale) : a.gradient_scale;
   call.parallel(a.rows, 16, [&](std::int64_t first, std::int64_t rows) {
     const std::int64_t at = first * a.vocabulary;
     if (work != logits) {
@@ -123,7 +121,8 @@ double tree_sum(const T* x, std::int64_t count) {
 template <class T>
 void mean_loss(const Call<T>& call) {
   const auto& a = call.template attributes<RowsAttributes>();
-  *call.output(0) = static_cast<T>(tree_sum(call.input(0), a.rows) / static_cast<double>(a.rows));
+  *call.out(Slot::kLoss) =
+      static_cast<T>(tree_sum(call.in(Slot::kLosses), a.rows) / static_cast<double>(a.rows));
 }
 
 #define FLASHLAB_INSTANTIATE(T)                        \

@@ -16,7 +16,7 @@ constexpr std::int64_t kAlignment = 256;
 const Operation* ColumnSums::taken_in(std::size_t index) const {
   if (index + 1 >= plan_.operations.size()) return nullptr;
   const Operation &operation = plan_.operations[index], &next = plan_.operations[index + 1];
-  if (next.kind != OperationKind::kColumnSum || next.inputs[0] != operation.outputs[0]) {
+  if (next.kind != OperationKind::kColumnSum || next.in(Slot::kX) != operation.out(Slot::kDX)) {
     return nullptr;
   }
   if (operation.kind == OperationKind::kGeluBackward) return &next;
@@ -37,8 +37,8 @@ ColumnSum ColumnSums::sum_of(std::size_t index, const cuda::DeviceInfo& device) 
            a.width,
            0,
            a.accumulate_parameters};
-    if (next != nullptr) out.outs.push_back(next->outputs[0]);
-    const std::int64_t bytes = size_of(plan_.tensor(operation.inputs[1]).element);
+    if (next != nullptr) out.outs.push_back(next->out(Slot::kSum));
+    const std::int64_t bytes = size_of(plan_.tensor(operation.in(Slot::kX)).element);
     const auto sums = static_cast<int>(out.outs.size());
     out.blocks = norm_blocks(norm_backward_shape(a.width, bytes, sums, device), a.rows, device);
     return out;
@@ -48,8 +48,8 @@ ColumnSum ColumnSums::sum_of(std::size_t index, const cuda::DeviceInfo& device) 
   if (!alone && next == nullptr) return out;
   const Operation& sum = alone ? operation : *next;
   const auto& a = std::get<RowsAttributes>(sum.attributes);
-  const std::int64_t bytes = size_of(plan_.tensor(sum.inputs[0]).element);
-  return {{sum.outputs[0]}, a.width, column_blocks(a, bytes, device), a.accumulate};
+  const std::int64_t bytes = size_of(plan_.tensor(sum.in(Slot::kX)).element);
+  return {{sum.out(Slot::kSum)}, a.width, column_blocks(a, bytes, device), a.accumulate};
 }
 
 ColumnSums::ColumnSums(const StepPlan& plan, const cuda::DeviceInfo& device)

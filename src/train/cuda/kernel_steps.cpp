@@ -33,15 +33,15 @@ std::vector<std::uint32_t> decay_bits(const StepPlan& plan) {
 KernelSteps::KernelSteps(const StepPlan& plan, const std::vector<Place>& places,
                          const cuda::DeviceInfo& device, const LoweredStep& lowered,
                          runtime::Program& program)
-    : plan_(plan),
-      places_(places),
-      device_(device),
-      lowered_(lowered),
-      program_(program),
-      sums_(plan, device) {
+    : plan(plan),
+      places(places),
+      device(device),
+      lowered(lowered),
+      program(program),
+      sums(plan, device) {
   constexpr std::int64_t kOptimizerBytes = kFactorsOffset + sizeof(device::AdamWFactors);
-  scratch_ = program.add_region(
-      "partial sums", static_cast<std::size_t>(std::max(sums_.region_bytes(), kOptimizerBytes)));
+  scratch = program.add_region(
+      "partial sums", static_cast<std::size_t>(std::max(sums.region_bytes(), kOptimizerBytes)));
 }
 
 void KernelSteps::add(const Operation& operation, const Launch& launch, ParameterBlock parameters) {
@@ -51,7 +51,7 @@ void KernelSteps::add(const Operation& operation, const Launch& launch, Paramete
                                    .shared_bytes = static_cast<unsigned>(launch.shared_bytes),
                                    .cluster_x = static_cast<unsigned>(launch.cluster),
                                    .staying = launch.cluster > 1};
-  program_.add(
+  program.add(
       {.name = operation.name,
        .configuration = launch.config.summary(),
        .work = runtime::KernelWork{
@@ -60,51 +60,56 @@ void KernelSteps::add(const Operation& operation, const Launch& launch, Paramete
 
 Status KernelSteps::append(const Operation& operation) {
   switch (operation.kind) {
-    case OperationKind::kRmsNorm:
-    case OperationKind::kRmsNormBackward:
-    case OperationKind::kLayerNorm:
-    case OperationKind::kLayerNormBackward:
-      return norm(operation);
-    case OperationKind::kColumnSum:
-      return column_sum(operation);
-    case OperationKind::kSwiGlu:
-    case OperationKind::kSwiGluBackward:
-    case OperationKind::kGelu:
-    case OperationKind::kGeluBackward:
-      return activation(operation);
-    case OperationKind::kRopeAngles:
-    case OperationKind::kRope:
-      return rope(operation);
-    case OperationKind::kEmbedding:
-      return embedding(operation);
-    case OperationKind::kEmbeddingBackward:
-      return embedding_backward(operation);
-    case OperationKind::kPointwise:
-      return pointwise(operation);
-    case OperationKind::kRowMax:
-    case OperationKind::kSoftmax:
-    case OperationKind::kSoftmaxBackward:
-      return softmax(operation);
-    case OperationKind::kCachedAttention:
-      return cached_attention(operation);
-    case OperationKind::kDropout:
-      return dropout(operation);
-    case OperationKind::kCrossEntropy:
-      return cross_entropy(operation);
-    case OperationKind::kMeanLoss:
-      return mean_loss(operation);
-    case OperationKind::kGradientNorm:
-    case OperationKind::kAdamW:
-    case OperationKind::kLossScale:
-      return optimizer(operation);
-    default:
-      return Status::unsupported({"step",
-                                  fmt::format("{} ({})", operation.name, to_string(operation.kind)),
-                                  "an operation that has a kernel on GPUs", "use --device cpu"});
+#define FLASHLAB_OPERATION(kind, name, inputs, outputs, cpu, function) \
+  case OperationKind::kind:                                            \
+    return kernels::function(*this, operation);
+#include "train/plan/operations.inc"
+#undef FLASHLAB_OPERATION
   }
+  return {};
 }
 
-Status KernelSteps::norm(const Operation& operation) {
+void KernelSteps::finish_sums(const Operation& operation) {
+  const std::vector<const ColumnSum*> ended = sums.finished_after(index_of(operation));
+  if (ended.empty()) return;
+  device::FinishArguments arguments;
+  std::vector<std::pair<Place, Place>> pairs;  // of partial sums and results
+  std::int64_t widest = 0;
+  for (const ColumnSum* sum : ended) {
+    widest = std::max(widest, sum->width);
+    for (std::size_t i = 0; i < sum->outs.size(); ++i) {
+      device::FinishedSum& vector = arguments.sums[pairs.size()];
+      vector.width = static_cast<int>(sum->width);
+      vector.blocks = sum->blocks;
+      const std::int64_t offset = sum->offset + static_cast<std::int64_t>(i) * sum->vector_bytes();
+      pairs.push_back({{scratch, offset}, place(sum->outs[i])});
+    }
+  }
+  ParameterBlock block(arguments);
+  for (std::size_t i = 0; i < pairs.size(); ++i) {
+    const std::size_t at = i * sizeof(device::FinishedSum);
+    block.pointer(at + FLASHLAB_AT(FinishedSum, partials), pairs[i].first)
+        .pointer(at + FLASHLAB_AT(FinishedSum, out), pairs[i].second);
+  }
+  ConfigPrinter config = config_of("kElement", Element::kFp32);
+  config.choice("kGradient", "Element", name_of(element(ended.front()->outs.front())));
+  config.integer("kWidth", 1).integer("kVector", 1);
+  config.boolean("kAccumulate", ended.front()->accumulate);
+  add(operation,
+      {"train/columns.cu", "flash_bwd_column_finish", config, div_up(widest, 32),
+       static_cast<int>(pairs.size()), 1024},
+      std::move(block));
+}
+
+namespace kernels {
+
+Status none(KernelSteps&, const Operation& operation) {
+  return Status::unsupported({"step",
+                              fmt::format("{} ({})", operation.name, to_string(operation.kind)),
+                              "an operation that has a kernel on GPUs", "use --device cpu"});
+}
+
+Status norm(KernelSteps& k, const Operation& operation) {
   const auto& a = std::get<RowsAttributes>(operation.attributes);
   const bool layer = is_layer_norm(operation), backward = is_backward_norm(operation);
   if (a.width > kWidestNorm) {
@@ -112,14 +117,14 @@ Status KernelSteps::norm(const Operation& operation) {
                                 fmt::format("at most {} on a GPU", kWidestNorm),
                                 "use --device cpu"});
   }
-  const TensorId x = operation.inputs[backward ? 1 : 0];
-  const std::int64_t bytes = size_of(element(x));
-  const ColumnSum* sum = sums_.of(index_of(operation));
+  const TensorId x = operation.in(Slot::kX);
+  const std::int64_t bytes = size_of(k.element(x));
+  const ColumnSum* sum = k.sum_of(operation);
   const std::size_t sums = backward ? sum->outs.size() : 0;
-  const NormShape shape = backward
-                              ? norm_backward_shape(a.width, bytes, static_cast<int>(sums), device_)
-                              : norm_forward_shape(a.width, bytes, layer, device_);
-  ConfigPrinter config = config_of("kElement", element(x));
+  const NormShape shape =
+      backward ? norm_backward_shape(a.width, bytes, static_cast<int>(sums), k.device)
+               : norm_forward_shape(a.width, bytes, layer, k.device);
+  ConfigPrinter config = config_of("kElement", k.element(x));
   config.boolean("kLayer", layer).integer("kWidth", a.width).integer("kVector", shape.vector);
   config.integer("kRowThreads", shape.row_threads).integer("kPacks", shape.packs);
   config.integer("kBlock", shape.block).integer("kBlocks", shape.blocks);
@@ -127,183 +132,152 @@ Status KernelSteps::norm(const Operation& operation) {
   config.boolean("kSums", sums == operation.outputs.size());
   ParameterBlock block(
       device::NormArguments{.rows = a.rows, .epsilon = static_cast<float>(a.epsilon)});
-  block.pointer(FLASHLAB_AT(NormArguments, x), place(x));
+  block.pointer(FLASHLAB_AT(NormArguments, x), k.place(x));
   if (!backward) {
-    block.pointer(FLASHLAB_AT(NormArguments, weight), place(operation.inputs[1]))
-        .pointer(FLASHLAB_AT(NormArguments, y), place(operation.outputs[0]))
-        .pointer(FLASHLAB_AT(NormArguments, rstd), place(operation.outputs[layer ? 2 : 1]));
+    block.pointer(FLASHLAB_AT(NormArguments, weight), k.place(operation.in(Slot::kWeight)))
+        .pointer(FLASHLAB_AT(NormArguments, y), k.place(operation.out(Slot::kY)))
+        .pointer(FLASHLAB_AT(NormArguments, rstd), k.place(operation.out(Slot::kRstd)));
     if (layer) {
-      block.pointer(FLASHLAB_AT(NormArguments, bias), place(operation.inputs[2]))
-          .pointer(FLASHLAB_AT(NormArguments, mean), place(operation.outputs[1]));
+      block.pointer(FLASHLAB_AT(NormArguments, bias), k.place(operation.in(Slot::kBias)))
+          .pointer(FLASHLAB_AT(NormArguments, mean), k.place(operation.out(Slot::kMean)));
     }
-    add(operation,
-        {"train/norm.cu", "flash_fwd_norm", config, norm_forward_blocks(shape, a.rows, device_), 1,
-         shape.block},
-        std::move(block));
+    k.add(operation,
+          {"train/norm.cu", "flash_fwd_norm", config, norm_forward_blocks(shape, a.rows, k.device),
+           1, shape.block},
+          std::move(block));
     return {};
   }
-  block.pointer(FLASHLAB_AT(NormArguments, dy), place(operation.inputs[0]))
-      .pointer(FLASHLAB_AT(NormArguments, weight), place(operation.inputs[2]))
-      .pointer(FLASHLAB_AT(NormArguments, rstd), place(operation.inputs[layer ? 4 : 3]))
-      .pointer(FLASHLAB_AT(NormArguments, dx), place(operation.outputs[0]))
-      .pointer(FLASHLAB_AT(NormArguments, partials), {scratch_, sum->offset});
-  if (layer) block.pointer(FLASHLAB_AT(NormArguments, mean), place(operation.inputs[3]));
-  add(operation, {"train/norm.cu", "flash_bwd_norm", config, sum->blocks, 1, shape.block},
-      std::move(block));
-  finish_sums(operation);
+  block.pointer(FLASHLAB_AT(NormArguments, dy), k.place(operation.in(Slot::kDY)))
+      .pointer(FLASHLAB_AT(NormArguments, weight), k.place(operation.in(Slot::kWeight)))
+      .pointer(FLASHLAB_AT(NormArguments, rstd), k.place(operation.in(Slot::kRstd)))
+      .pointer(FLASHLAB_AT(NormArguments, dx), k.place(operation.out(Slot::kDX)))
+      .pointer(FLASHLAB_AT(NormArguments, partials), {k.scratch, sum->offset});
+  if (layer) block.pointer(FLASHLAB_AT(NormArguments, mean), k.place(operation.in(Slot::kMean)));
+  k.add(operation, {"train/norm.cu", "flash_bwd_norm", config, sum->blocks, 1, shape.block},
+        std::move(block));
+  k.finish_sums(operation);
   return {};
 }
 
-// The partial sums that wait for this operation's go to their results.
-void KernelSteps::finish_sums(const Operation& operation) {
-  const std::vector<const ColumnSum*> sums = sums_.finished_after(index_of(operation));
-  if (sums.empty()) return;
-  device::FinishArguments arguments;
-  std::vector<std::pair<Place, Place>> places;  // of partial sums and results
-  std::int64_t widest = 0;
-  for (const ColumnSum* sum : sums) {
-    widest = std::max(widest, sum->width);
-    for (std::size_t i = 0; i < sum->outs.size(); ++i) {
-      device::FinishedSum& vector = arguments.sums[places.size()];
-      vector.width = static_cast<int>(sum->width);
-      vector.blocks = sum->blocks;
-      const std::int64_t offset = sum->offset + static_cast<std::int64_t>(i) * sum->vector_bytes();
-      places.push_back({{scratch_, offset}, place(sum->outs[i])});
-    }
-  }
-  ParameterBlock block(arguments);
-  for (std::size_t i = 0; i < places.size(); ++i) {
-    const std::size_t at = i * sizeof(device::FinishedSum);
-    block.pointer(at + FLASHLAB_AT(FinishedSum, partials), places[i].first)
-        .pointer(at + FLASHLAB_AT(FinishedSum, out), places[i].second);
-  }
-  ConfigPrinter config = config_of("kElement", Element::kFp32);
-  config.choice("kGradient", "Element", name_of(element(sums.front()->outs.front())));
-  config.integer("kWidth", 1).integer("kVector", 1);
-  config.boolean("kAccumulate", sums.front()->accumulate);
-  add(operation,
-      {"train/columns.cu", "flash_bwd_column_finish", config, div_up(widest, 32),
-       static_cast<int>(places.size()), 1024},
-      std::move(block));
-}
-
-Status KernelSteps::column_sum(const Operation& operation) {
+Status column_sum(KernelSteps& k, const Operation& operation) {
   const auto& a = std::get<RowsAttributes>(operation.attributes);
-  const ColumnSum* sum = sums_.of(index_of(operation));
+  const ColumnSum* sum = k.sum_of(operation);
   if (sum == nullptr) return {};  // the kernel before has added it up
-  const int vector = vector_of(a.width, size_of(element(operation.inputs[0])));
-  ConfigPrinter config = config_of("kElement", element(operation.inputs[0]));
-  config.choice("kGradient", "Element", name_of(element(operation.outputs[0])));
+  const int vector = vector_of(a.width, size_of(k.element(operation.in(Slot::kX))));
+  ConfigPrinter config = config_of("kElement", k.element(operation.in(Slot::kX)));
+  config.choice("kGradient", "Element", name_of(k.element(operation.out(Slot::kSum))));
   config.integer("kWidth", a.width).integer("kVector", vector).boolean("kAccumulate", false);
   ParameterBlock block(device::ColumnArguments{.rows = a.rows});
-  block.pointer(FLASHLAB_AT(ColumnArguments, x), place(operation.inputs[0]))
-      .pointer(FLASHLAB_AT(ColumnArguments, partials), {scratch_, sum->offset});
-  add(operation,
-      {"train/columns.cu", "flash_bwd_column_partials", config, div_up(a.width, 32 * vector),
-       sum->blocks, kColumnThreads},
-      std::move(block));
-  finish_sums(operation);
+  block.pointer(FLASHLAB_AT(ColumnArguments, x), k.place(operation.in(Slot::kX)))
+      .pointer(FLASHLAB_AT(ColumnArguments, partials), {k.scratch, sum->offset});
+  k.add(operation,
+        {"train/columns.cu", "flash_bwd_column_partials", config, div_up(a.width, 32 * vector),
+         sum->blocks, kColumnThreads},
+        std::move(block));
+  k.finish_sums(operation);
   return {};
 }
 
-Status KernelSteps::activation(const Operation& operation) {
+Status activation(KernelSteps& k, const Operation& operation) {
   const auto& a = std::get<RowsAttributes>(operation.attributes);
   const bool gelu =
       operation.kind == OperationKind::kGelu || operation.kind == OperationKind::kGeluBackward;
-  const bool backward = operation.inputs.size() == 2;
-  const TensorId x = operation.inputs[backward ? 1 : 0];
-  const int vector = vector_of(a.width, size_of(element(x)));
-  ConfigPrinter config = config_of("kElement", element(x));
+  const bool backward = operation.has(Slot::kDY);
+  const TensorId x = operation.in(Slot::kX);
+  const int vector = vector_of(a.width, size_of(k.element(x)));
+  ConfigPrinter config = config_of("kElement", k.element(x));
   config.boolean("kGelu", gelu).integer("kHidden", a.width).integer("kVector", vector);
   ParameterBlock block(device::ActivationArguments{.rows = a.rows});
-  block.pointer(FLASHLAB_AT(ActivationArguments, x), place(x))
-      .pointer(FLASHLAB_AT(ActivationArguments, out), place(operation.outputs[0]));
-  if (backward) block.pointer(FLASHLAB_AT(ActivationArguments, dy), place(operation.inputs[0]));
-  if (const ColumnSum* sum = sums_.of(index_of(operation))) {
-    block.pointer(FLASHLAB_AT(ActivationArguments, partials), {scratch_, sum->offset});
-    add(operation,
-        {"train/activation.cu", "flash_bwd_gelu_sums", config, div_up(a.width, 32 * vector),
-         sum->blocks, kColumnThreads},
-        std::move(block));
-    finish_sums(operation);
+  block.pointer(FLASHLAB_AT(ActivationArguments, x), k.place(x))
+      .pointer(FLASHLAB_AT(ActivationArguments, out),
+               k.place(operation.out(backward ? Slot::kDX : Slot::kY)));
+  if (backward)
+    block.pointer(FLASHLAB_AT(ActivationArguments, dy), k.place(operation.in(Slot::kDY)));
+  if (const ColumnSum* sum = k.sum_of(operation)) {
+    block.pointer(FLASHLAB_AT(ActivationArguments, partials), {k.scratch, sum->offset});
+    k.add(operation,
+          {"train/activation.cu", "flash_bwd_gelu_sums", config, div_up(a.width, 32 * vector),
+           sum->blocks, kColumnThreads},
+          std::move(block));
+    k.finish_sums(operation);
     return {};
   }
-  add(operation,
-      {"train/activation.cu", backward ? "flash_bwd_activation" : "flash_fwd_activation", config,
-       div_up(a.rows * a.width / vector, kRowThreads), 1, kRowThreads},
-      std::move(block));
+  k.add(operation,
+        {"train/activation.cu", backward ? "flash_bwd_activation" : "flash_fwd_activation", config,
+         div_up(a.rows * a.width / vector, kRowThreads), 1, kRowThreads},
+        std::move(block));
   return {};
 }
 
-Status KernelSteps::pointwise(const Operation& operation) {
+Status pointwise(KernelSteps& k, const Operation& operation) {
   const auto& a = std::get<PointwiseAttributes>(operation.attributes);
-  const Element type = element(operation.outputs[0]);
+  const Element type = k.element(operation.out(Slot::kY));
   const int vector = vector_of(a.width, size_of(type));
   ConfigPrinter config = config_of("kElement", type);
   config.integer("kFunction", static_cast<int>(a.function)).integer("kWidth", a.width);
   config.integer("kVector", vector);
   ParameterBlock block(device::PointwiseArguments{.elements = a.rows * a.width});
-  block.pointer(FLASHLAB_AT(PointwiseArguments, a), place(operation.inputs[0]))
-      .pointer(FLASHLAB_AT(PointwiseArguments, y), place(operation.outputs[0]));
-  if (operation.inputs.size() > 1) {
-    block.pointer(FLASHLAB_AT(PointwiseArguments, b), place(operation.inputs[1]));
+  block.pointer(FLASHLAB_AT(PointwiseArguments, a), k.place(operation.in(Slot::kA)))
+      .pointer(FLASHLAB_AT(PointwiseArguments, y), k.place(operation.out(Slot::kY)));
+  if (operation.has(Slot::kB)) {
+    block.pointer(FLASHLAB_AT(PointwiseArguments, b), k.place(operation.in(Slot::kB)));
   }
-  add(operation,
-      {"train/pointwise.cu", "flash_fwd_pointwise", config,
-       div_up(a.rows * a.width / vector, kRowThreads), 1, kRowThreads},
-      std::move(block));
+  k.add(operation,
+        {"train/pointwise.cu", "flash_fwd_pointwise", config,
+         div_up(a.rows * a.width / vector, kRowThreads), 1, kRowThreads},
+        std::move(block));
   return {};
 }
 
-Status KernelSteps::dropout(const Operation& operation) {
+Status dropout(KernelSteps& k, const Operation& operation) {
   const auto& a = std::get<DropoutAttributes>(operation.attributes);
-  const Element type = element(operation.outputs[0]);
+  const Element type = k.element(operation.out(Slot::kY));
   const int vector = vector_of(a.elements, size_of(type));
   ConfigPrinter config = config_of("kElement", type);
-  config.integer("kVector", vector).boolean("kAddend", a.has_addend);
+  config.integer("kVector", vector).boolean("kAddend", operation.has(Slot::kAddend));
   ParameterBlock block(
       device::DropoutArguments{.elements = a.elements,
                                .seed = a.site.seed,
                                .site = static_cast<unsigned long long>(a.site.site),
                                .limit = dropout_limit(a.probability),
                                .scale = static_cast<float>(1 / (1 - a.probability))});
-  block.pointer(FLASHLAB_AT(DropoutArguments, scalars), place(operation.inputs[0]))
-      .pointer(FLASHLAB_AT(DropoutArguments, x), place(operation.inputs[1]))
-      .pointer(FLASHLAB_AT(DropoutArguments, y), place(operation.outputs[0]));
-  if (a.has_addend) {
-    block.pointer(FLASHLAB_AT(DropoutArguments, addend), place(operation.inputs[2]));
+  block.pointer(FLASHLAB_AT(DropoutArguments, scalars), k.place(operation.in(Slot::kScalars)))
+      .pointer(FLASHLAB_AT(DropoutArguments, x), k.place(operation.in(Slot::kX)))
+      .pointer(FLASHLAB_AT(DropoutArguments, y), k.place(operation.out(Slot::kY)));
+  if (operation.has(Slot::kAddend)) {
+    block.pointer(FLASHLAB_AT(DropoutArguments, addend), k.place(operation.in(Slot::kAddend)));
   }
-  add(operation,
-      {"train/dropout.cu", "flash_fwd_dropout", config, div_up(a.elements / vector, kRowThreads), 1,
-       kRowThreads},
-      std::move(block));
+  k.add(operation,
+        {"train/dropout.cu", "flash_fwd_dropout", config, div_up(a.elements / vector, kRowThreads),
+         1, kRowThreads},
+        std::move(block));
   return {};
 }
 
-Status KernelSteps::optimizer(const Operation& operation) {
+Status optimizer(KernelSteps& k, const Operation& operation) {
   // The norm and the update share a source, and a Config where both are there.
   AdamWAttributes a;
   LossScaleAttributes scaling{.dynamic = false};
-  for (const Operation& other : plan_.operations) {
+  for (const Operation& other : k.plan.operations) {
     if (other.kind == OperationKind::kAdamW) a = std::get<AdamWAttributes>(other.attributes);
     if (other.kind == OperationKind::kLossScale) {
       scaling = std::get<LossScaleAttributes>(other.attributes);
     }
   }
-  const Parameter& first = plan_.parameters.front();
+  const Parameter& first = k.plan.parameters.front();
   const bool has_copy = first.value != first.master;
   const Element state =
-      first.first_moment == kNoTensor ? Element::kFp32 : element(first.first_moment);
-  const std::int64_t blocks = optimizer_norm_blocks(device_);
-  ConfigPrinter config = config_of("kParameter", element(first.master));
-  config.choice("kGradient", "Element", name_of(element(first.gradient)));
+      first.first_moment == kNoTensor ? Element::kFp32 : k.element(first.first_moment);
+  const std::int64_t blocks = optimizer_norm_blocks(k.device);
+  ConfigPrinter config = config_of("kParameter", k.element(first.master));
+  config.choice("kGradient", "Element", name_of(k.element(first.gradient)));
   config.choice("kState", "Element", name_of(state));
-  config.choice("kCopy", "Element", name_of(element(first.value)));
+  config.choice("kCopy", "Element", name_of(k.element(first.value)));
   config.boolean("kHasCopy", has_copy);
   config.boolean("kCs336", a.convention == AdamWConvention::kCs336);
-  config.boolean("kScaled", plan_.loss_scale != kNoTensor);
+  config.boolean("kScaled", k.plan.loss_scale != kNoTensor);
   config.integer("kNormBlocks", blocks);
-  device::OptimizerArguments arguments{.elements = plan_.arena_elements,
+  device::OptimizerArguments arguments{.elements = k.plan.arena_elements,
                                        .scale_interval = scaling.dynamic ? scaling.interval : 0,
                                        .beta1 = a.beta1,
                                        .beta2 = a.beta2,
@@ -313,35 +287,36 @@ Status KernelSteps::optimizer(const Operation& operation) {
     arguments.weight_decay = std::max(arguments.weight_decay, range.weight_decay);
   }
   ParameterBlock block(arguments);
-  block.pointer(FLASHLAB_AT(OptimizerArguments, scalars), place(plan_.scalars))
-      .pointer(FLASHLAB_AT(OptimizerArguments, gradients), lowered_.gradients)
+  block.pointer(FLASHLAB_AT(OptimizerArguments, scalars), k.place(k.plan.scalars))
+      .pointer(FLASHLAB_AT(OptimizerArguments, gradients), k.lowered.gradients)
       .pointer(FLASHLAB_AT(OptimizerArguments, parameters), {kValues})
       .pointer(FLASHLAB_AT(OptimizerArguments, copies), {kCopies})
       .pointer(FLASHLAB_AT(OptimizerArguments, first), {kFirstMoments})
       .pointer(FLASHLAB_AT(OptimizerArguments, second), {kSecondMoments})
-      .pointer(FLASHLAB_AT(OptimizerArguments, sums), {scratch_})
-      .pointer(FLASHLAB_AT(OptimizerArguments, norm), place(plan_.gradient_norm))
-      .pointer(FLASHLAB_AT(OptimizerArguments, factors), {scratch_, kFactorsOffset})
-      .pointer(FLASHLAB_AT(OptimizerArguments, decays), {lowered_.constants_buffer});
-  if (plan_.loss_scale != kNoTensor) {
-    block.pointer(FLASHLAB_AT(OptimizerArguments, loss_scale), place(plan_.loss_scale));
+      .pointer(FLASHLAB_AT(OptimizerArguments, sums), {k.scratch})
+      .pointer(FLASHLAB_AT(OptimizerArguments, norm), k.place(k.plan.gradient_norm))
+      .pointer(FLASHLAB_AT(OptimizerArguments, factors), {k.scratch, kFactorsOffset})
+      .pointer(FLASHLAB_AT(OptimizerArguments, decays), {k.lowered.constants_buffer});
+  if (k.plan.loss_scale != kNoTensor) {
+    block.pointer(FLASHLAB_AT(OptimizerArguments, loss_scale), k.place(k.plan.loss_scale));
   }
   const char* source = "train/optimizer.cu";
   if (operation.kind == OperationKind::kLossScale) {
-    add(operation, {source, "flash_opt_loss_scale", config, 1, 1, 1}, std::move(block));
+    k.add(operation, {source, "flash_opt_loss_scale", config, 1, 1, 1}, std::move(block));
     return {};
   }
   if (operation.kind == OperationKind::kGradientNorm) {
-    add(operation, {source, "flash_opt_norm_sums", config, blocks, 1, kNormThreads}, block);
-    add(operation, {source, "flash_opt_norm_finish", config, 1, 1, kFinishThreads},
-        std::move(block));
+    k.add(operation, {source, "flash_opt_norm_sums", config, blocks, 1, kNormThreads}, block);
+    k.add(operation, {source, "flash_opt_norm_finish", config, 1, 1, kFinishThreads},
+          std::move(block));
     return {};
   }
-  add(operation,
-      {source, "flash_opt_adamw", config, div_up(plan_.arena_elements, kUpdatedByBlock), 1,
-       kRowThreads},
-      std::move(block));
+  k.add(operation,
+        {source, "flash_opt_adamw", config, div_up(k.plan.arena_elements, kUpdatedByBlock), 1,
+         kRowThreads},
+        std::move(block));
   return {};
 }
 
+}  // namespace kernels
 }  // namespace flashlab::train

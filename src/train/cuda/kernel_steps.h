@@ -21,8 +21,7 @@ struct LoweredStep;
 /// A bit for each 64 elements of the arenas: whether AdamW decays them.
 std::vector<std::uint32_t> decay_bits(const StepPlan& plan);
 
-class KernelSteps {
- public:
+struct KernelSteps {
   /// Adds the region that kernels leave partial sums in.
   KernelSteps(const StepPlan& plan, const std::vector<runtime::Place>& places,
               const cuda::DeviceInfo& device, const LoweredStep& lowered,
@@ -31,7 +30,6 @@ class KernelSteps {
   /// Appends the kernels of an operation of the plan. Errors: kUnsupported, by its name.
   Status append(const Operation& operation);
 
- private:
   /// One launch: `parameters` is the kernel's struct with the patches of its addresses.
   struct Launch {
     const char* source;
@@ -44,36 +42,35 @@ class KernelSteps {
     int cluster = 1;  ///< blocks of one; clusters stay
   };
   void add(const Operation& operation, const Launch& launch, runtime::ParameterBlock parameters);
-
-  Status norm(const Operation& operation);
-  Status column_sum(const Operation& operation);
+  /// What the operation's kernel leaves; null where it leaves no sums.
+  const ColumnSum* sum_of(const Operation& operation) const { return sums.of(index_of(operation)); }
+  /// The partial sums that wait for this operation's go to their results.
   void finish_sums(const Operation& operation);
-  Status activation(const Operation& operation);
-  Status pointwise(const Operation& operation);
-  Status softmax(const Operation& operation);
-  Status cached_attention(const Operation& operation);
-  Status rope(const Operation& operation);
-  Status embedding(const Operation& operation);
-  Status embedding_backward(const Operation& operation);
-  Status dropout(const Operation& operation);
-  Status cross_entropy(const Operation& operation);
-  Status mean_loss(const Operation& operation);
-  Status optimizer(const Operation& operation);
 
-  runtime::Place place(TensorId id) const { return places_[static_cast<std::size_t>(id)]; }
-  Element element(TensorId id) const { return plan_.tensor(id).element; }
+  runtime::Place place(TensorId id) const { return places[static_cast<std::size_t>(id)]; }
+  Element element(TensorId id) const { return plan.tensor(id).element; }
   std::size_t index_of(const Operation& operation) const {
-    return static_cast<std::size_t>(&operation - plan_.operations.data());
+    return static_cast<std::size_t>(&operation - plan.operations.data());
   }
 
-  const StepPlan& plan_;
-  const std::vector<runtime::Place>& places_;
-  const cuda::DeviceInfo& device_;
-  const LoweredStep& lowered_;
-  runtime::Program& program_;
-  const ColumnSums sums_;
-  int scratch_ = -1;
-  std::int64_t micro_batch_ = 0;  ///< of the embedding's gradients that were appended
+  const StepPlan& plan;
+  const std::vector<runtime::Place>& places;
+  const cuda::DeviceInfo& device;
+  const LoweredStep& lowered;
+  runtime::Program& program;
+  const ColumnSums sums;
+  int scratch = -1;
+  std::int64_t micro_batch = 0;  ///< of the embedding's gradients that were appended
 };
+
+/// One function of each row of operations.inc: it prints the kernel's Config, fills its struct and
+/// names the places of its addresses.
+namespace kernels {
+Status none(KernelSteps& steps, const Operation& operation);
+#define FLASHLAB_OPERATION(kind, name, inputs, outputs, cpu, function) \
+  Status function(KernelSteps& steps, const Operation& operation);
+#include "train/plan/operations.inc"
+#undef FLASHLAB_OPERATION
+}  // namespace kernels
 
 }  // namespace flashlab::train

@@ -15,6 +15,7 @@ using cuda::ConfigPrinter;
 using runtime::ParameterBlock;
 using runtime::Place;
 
+namespace kernels {
 namespace {
 
 // The position of the token that a step decodes, among the scalars.
@@ -24,147 +25,155 @@ Place position_in(Place scalars) {
 
 }  // namespace
 
-Status KernelSteps::rope(const Operation& operation) {
+Status rope(KernelSteps& k, const Operation& operation) {
   const auto& a = std::get<RopeAttributes>(operation.attributes);
   const bool angles = operation.kind == OperationKind::kRopeAngles;
   const std::int64_t width = a.heads * a.head_dim, rows = a.batch * a.context;
-  const Element type = angles ? Element::kFp32 : element(operation.outputs[0]);
+  const Element type = angles ? Element::kFp32 : k.element(operation.out(Slot::kQkv));
   const int vector = std::max(vector_of(a.head_dim, size_of(type)), 2);
   ConfigPrinter config = config_of("kElement", type);
   config.integer("kContext", a.context).integer("kWidth", width).integer("kHeadDim", a.head_dim);
   config.integer("kVector", vector).boolean("kInverse", a.inverse);
   ParameterBlock block(device::RopeArguments{.rows = rows, .theta = a.theta});
-  const TensorId cosine = angles ? operation.outputs[0] : operation.inputs[0];
-  const TensorId sine = angles ? operation.outputs[1] : operation.inputs[1];
-  block.pointer(FLASHLAB_AT(RopeArguments, cosine), place(cosine))
-      .pointer(FLASHLAB_AT(RopeArguments, sine), place(sine));
-  if (!angles) block.pointer(FLASHLAB_AT(RopeArguments, qkv), place(operation.outputs[0]));
-  if (angles && a.at_position) {
-    block.pointer(FLASHLAB_AT(RopeArguments, position), position_in(place(operation.inputs[0])));
+  const TensorId cosine = angles ? operation.out(Slot::kCosine) : operation.in(Slot::kCosine);
+  const TensorId sine = angles ? operation.out(Slot::kSine) : operation.in(Slot::kSine);
+  block.pointer(FLASHLAB_AT(RopeArguments, cosine), k.place(cosine))
+      .pointer(FLASHLAB_AT(RopeArguments, sine), k.place(sine));
+  if (!angles) block.pointer(FLASHLAB_AT(RopeArguments, qkv), k.place(operation.out(Slot::kQkv)));
+  if (operation.has(Slot::kScalars)) {
+    block.pointer(FLASHLAB_AT(RopeArguments, position),
+                  position_in(k.place(operation.in(Slot::kScalars))));
   }
   const std::int64_t work = angles ? a.context * a.head_dim / 2 : rows * width / vector;
-  add(operation,
-      {"train/rope.cu", angles ? "flash_fwd_rope_angles" : "flash_fwd_rope", config,
-       div_up(work, kRowThreads), 1, kRowThreads},
-      std::move(block));
+  k.add(operation,
+        {"train/rope.cu", angles ? "flash_fwd_rope_angles" : "flash_fwd_rope", config,
+         div_up(work, kRowThreads), 1, kRowThreads},
+        std::move(block));
   return {};
 }
 
 namespace {
 
-ConfigPrinter embedding_config(const EmbeddingAttributes& a, Element element, Element gradient) {
+ConfigPrinter embedding_config(const EmbeddingAttributes& a, Element element, Element gradient,
+                               bool positions) {
   const EmbeddingShape shape = embedding_shape(a.width, size_of(element));
   ConfigPrinter config = config_of("kElement", element);
   config.choice("kGradient", "Element", name_of(gradient)).integer("kContext", a.context);
   config.integer("kWidth", a.width).integer("kVector", vector_of(a.width, size_of(element)));
   config.integer("kSlices", shape.slices).integer("kColumns", shape.columns);
-  config.boolean("kPositions", a.has_positions).boolean("kAccumulate", a.accumulate);
+  config.boolean("kPositions", positions).boolean("kAccumulate", a.accumulate);
   config.boolean("kAccumulatePositions", a.accumulate_positions);
   return config;
 }
 
 }  // namespace
 
-Status KernelSteps::embedding(const Operation& operation) {
+Status embedding(KernelSteps& k, const Operation& operation) {
   const auto& a = std::get<EmbeddingAttributes>(operation.attributes);
-  const Element type = element(operation.outputs[0]);
-  const ConfigPrinter config = embedding_config(a, type, type);
+  const Element type = k.element(operation.out(Slot::kX));
+  const ConfigPrinter config = embedding_config(a, type, type, operation.has(Slot::kPositions));
   ParameterBlock block(device::EmbeddingArguments{.rows = a.rows});
   block
       .pointer(FLASHLAB_AT(EmbeddingArguments, tokens),
-               shifted(place(operation.inputs[0]), 4 * a.first))
-      .pointer(FLASHLAB_AT(EmbeddingArguments, table), place(operation.inputs[1]))
-      .pointer(FLASHLAB_AT(EmbeddingArguments, x), place(operation.outputs[0]));
-  if (a.has_positions) {
-    block.pointer(FLASHLAB_AT(EmbeddingArguments, positions), place(operation.inputs[2]));
+               shifted(k.place(operation.in(Slot::kTokens)), 4 * a.first))
+      .pointer(FLASHLAB_AT(EmbeddingArguments, table), k.place(operation.in(Slot::kTable)))
+      .pointer(FLASHLAB_AT(EmbeddingArguments, x), k.place(operation.out(Slot::kX)));
+  if (operation.has(Slot::kPositions)) {
+    block.pointer(FLASHLAB_AT(EmbeddingArguments, positions),
+                  k.place(operation.in(Slot::kPositions)));
   }
-  if (a.at_position) {
+  if (operation.has(Slot::kScalars)) {
     block.pointer(FLASHLAB_AT(EmbeddingArguments, position),
-                  position_in(place(operation.inputs.back())));
+                  position_in(k.place(operation.in(Slot::kScalars))));
   }
-  add(operation,
-      {"train/embedding.cu", "flash_fwd_embedding", config,
-       div_up(a.rows * a.width / vector_of(a.width, size_of(type)), kRowThreads), 1, kRowThreads},
-      std::move(block));
+  k.add(operation,
+        {"train/embedding.cu", "flash_fwd_embedding", config,
+         div_up(a.rows * a.width / vector_of(a.width, size_of(type)), kRowThreads), 1, kRowThreads},
+        std::move(block));
   return {};
 }
 
-Status KernelSteps::embedding_backward(const Operation& operation) {
+Status embedding_backward(KernelSteps& k, const Operation& operation) {
   const auto& a = std::get<EmbeddingAttributes>(operation.attributes);
-  const TensorId table = operation.outputs[0];
-  const std::int64_t bytes = size_of(element(table));
-  const Element type = element(operation.inputs[1]);
+  const TensorId table = operation.out(Slot::kTable);
+  const TensorId positions = operation.out(Slot::kPositions);
+  const std::int64_t bytes = size_of(k.element(table));
+  const Element type = k.element(operation.in(Slot::kDX));
   const EmbeddingShape shape = embedding_shape(a.width, size_of(type));
-  const ConfigPrinter config = embedding_config(a, type, element(table));
-  const Place batch = {lowered_.batch_buffer};
-  const BatchLayout& layout = lowered_.batch;
+  const ConfigPrinter config = embedding_config(a, type, k.element(table), positions != kNoTensor);
+  const Place batch = {k.lowered.batch_buffer};
+  const BatchLayout& layout = k.lowered.batch;
   ParameterBlock block(device::EmbeddingArguments{.rows = a.rows});
   block
       .pointer(FLASHLAB_AT(EmbeddingArguments, tokens),
-               shifted(place(operation.inputs[0]), 4 * a.first))
+               shifted(k.place(operation.in(Slot::kTokens)), 4 * a.first))
       .pointer(FLASHLAB_AT(EmbeddingArguments, order),
-               shifted(batch, layout.order + 4 * micro_batch_ * layout.rows))
+               shifted(batch, layout.order + 4 * k.micro_batch * layout.rows))
       .pointer(FLASHLAB_AT(EmbeddingArguments, starts),
-               shifted(batch, layout.starts + 4 * micro_batch_ * (layout.groups + 1)))
-      .pointer(FLASHLAB_AT(EmbeddingArguments, dx), place(operation.inputs[1]))
-      .pointer(FLASHLAB_AT(EmbeddingArguments, dtable), place(table));
-  if (a.has_positions) {
-    block.pointer(FLASHLAB_AT(EmbeddingArguments, dpositions), place(operation.outputs[1]));
+               shifted(batch, layout.starts + 4 * k.micro_batch * (layout.groups + 1)))
+      .pointer(FLASHLAB_AT(EmbeddingArguments, dx), k.place(operation.in(Slot::kDX)))
+      .pointer(FLASHLAB_AT(EmbeddingArguments, dtable), k.place(table));
+  if (positions != kNoTensor) {
+    block.pointer(FLASHLAB_AT(EmbeddingArguments, dpositions), k.place(positions));
   }
-  ++micro_batch_;
+  ++k.micro_batch;
   const int threads = shape.slices * shape.columns;
   if (!a.accumulate) {
-    program_.add(zero_step(operation.name, place(table), bytes * a.vocabulary * a.width));
+    k.program.add(zero_step(operation.name, k.place(table), bytes * a.vocabulary * a.width));
   }
-  add(operation, {"train/embedding.cu", "flash_bwd_embedding", config, layout.groups, 1, threads},
-      block);
-  if (!a.has_positions) return {};
+  k.add(operation, {"train/embedding.cu", "flash_bwd_embedding", config, layout.groups, 1, threads},
+        block);
+  if (positions == kNoTensor) return {};
   // A context shorter than the model's leaves positions without a gradient.
   if (!a.accumulate_positions && a.table_positions > a.context) {
-    program_.add(zero_step(operation.name,
-                           shifted(place(operation.outputs[1]), bytes * a.context * a.width),
-                           bytes * (a.table_positions - a.context) * a.width));
+    k.program.add(zero_step(operation.name,
+                            shifted(k.place(positions), bytes * a.context * a.width),
+                            bytes * (a.table_positions - a.context) * a.width));
   }
-  add(operation,
-      {"train/embedding.cu", "flash_bwd_embedding_positions", config, a.context, 1, threads},
-      std::move(block));
+  k.add(operation,
+        {"train/embedding.cu", "flash_bwd_embedding_positions", config, a.context, 1, threads},
+        std::move(block));
   return {};
 }
 
-Status KernelSteps::softmax(const Operation& operation) {
+Status softmax(KernelSteps& k, const Operation& operation) {
   const auto& a = std::get<AttentionAttributes>(operation.attributes);
   const std::int64_t rows = a.batch * a.heads * a.context;
   const bool backward = operation.kind == OperationKind::kSoftmaxBackward;
   const bool maximum = operation.kind == OperationKind::kRowMax;
-  const std::vector<TensorId>&in = operation.inputs, &out = operation.outputs;
-  ConfigPrinter config = config_of("kElement", element(in[0]));
+  const TensorId scores = operation.in(Slot::kScores);
+  ConfigPrinter config = config_of("kElement", k.element(scores));
   config.integer("kContext", a.context).boolean("kCausal", a.causal);
   ParameterBlock block(device::SoftmaxArguments{.rows = rows});
-  block.pointer(FLASHLAB_AT(SoftmaxArguments, scores), place(in[backward ? 1 : 0]))
-      .pointer(FLASHLAB_AT(SoftmaxArguments, max), place(maximum ? out[0] : in[backward ? 2 : 1]));
+  block.pointer(FLASHLAB_AT(SoftmaxArguments, scores), k.place(scores))
+      .pointer(FLASHLAB_AT(SoftmaxArguments, max),
+               k.place(maximum ? operation.out(Slot::kMax) : operation.in(Slot::kMax)));
   if (maximum) {
-    block.pointer(FLASHLAB_AT(SoftmaxArguments, argmax), place(out[1]));
+    block.pointer(FLASHLAB_AT(SoftmaxArguments, argmax), k.place(operation.out(Slot::kArgmax)));
   } else {
-    block.pointer(FLASHLAB_AT(SoftmaxArguments, p), place(out[0]))
-        .pointer(FLASHLAB_AT(SoftmaxArguments, sum), place(backward ? in[4] : out[1]));
+    block
+        .pointer(FLASHLAB_AT(SoftmaxArguments, p),
+                 k.place(operation.out(backward ? Slot::kDScores : Slot::kP)))
+        .pointer(FLASHLAB_AT(SoftmaxArguments, sum),
+                 k.place(backward ? operation.in(Slot::kSum) : operation.out(Slot::kSum)));
   }
-  if (backward) block.pointer(FLASHLAB_AT(SoftmaxArguments, dp), place(in[0]));
+  if (backward) block.pointer(FLASHLAB_AT(SoftmaxArguments, dp), k.place(operation.in(Slot::kDP)));
   const char* entry = maximum    ? "flash_fwd_row_max"
                       : backward ? "flash_bwd_softmax"
                                  : "flash_fwd_softmax";
-  add(operation,
-      {"train/softmax.cu", entry, config, div_up(rows, kRowThreads / 32), 1, kRowThreads},
-      std::move(block));
+  k.add(operation,
+        {"train/softmax.cu", entry, config, div_up(rows, kRowThreads / 32), 1, kRowThreads},
+        std::move(block));
   return {};
 }
 
-Status KernelSteps::cached_attention(const Operation& operation) {
+Status cached_attention(KernelSteps& k, const Operation& operation) {
   const auto& a = std::get<AttentionAttributes>(operation.attributes);
-  const Element type = element(operation.outputs[0]);
+  const Element type = k.element(operation.out(Slot::kO));
   const int vector = vector_of(a.head_dim, size_of(type));
   // The block's other arrays: the query, and sums of each slice of the keys.
   const std::int64_t own_bytes = 4 * (a.head_dim + std::int64_t{kRowThreads} * vector) + 1024;
-  const std::int64_t most = (device_.shared_bytes_per_block - own_bytes) / 4;
+  const std::int64_t most = (k.device.shared_bytes_per_block - own_bytes) / 4;
   if (a.context > most || a.head_dim / vector > kRowThreads) {
     return Status::unsupported({"context",
                                 fmt::format("{} tokens, head dim {}", a.context, a.head_dim),
@@ -178,24 +187,25 @@ Status KernelSteps::cached_attention(const Operation& operation) {
   ParameterBlock block(device::CachedAttentionArguments{});
   block
       .pointer(FLASHLAB_AT(CachedAttentionArguments, position),
-               position_in(place(operation.inputs[0])))
-      .pointer(FLASHLAB_AT(CachedAttentionArguments, qkv), place(operation.inputs[1]))
-      .pointer(FLASHLAB_AT(CachedAttentionArguments, cache), place(operation.outputs[1]))
-      .pointer(FLASHLAB_AT(CachedAttentionArguments, o), place(operation.outputs[0]));
-  add(operation,
-      {"train/cached_attention.cu", "flash_fwd_cached_attention", config, a.heads, 1, kRowThreads,
-       4 * a.context},
-      std::move(block));
+               position_in(k.place(operation.in(Slot::kScalars))))
+      .pointer(FLASHLAB_AT(CachedAttentionArguments, qkv), k.place(operation.in(Slot::kQkv)))
+      .pointer(FLASHLAB_AT(CachedAttentionArguments, cache), k.place(operation.out(Slot::kCache)))
+      .pointer(FLASHLAB_AT(CachedAttentionArguments, o), k.place(operation.out(Slot::kO)));
+  k.add(operation,
+        {"train/cached_attention.cu", "flash_fwd_cached_attention", config, a.heads, 1, kRowThreads,
+         4 * a.context},
+        std::move(block));
   return {};
 }
 
-Status KernelSteps::cross_entropy(const Operation& operation) {
+Status cross_entropy(KernelSteps& k, const Operation& operation) {
   const auto& a = std::get<CrossEntropyAttributes>(operation.attributes);
-  const Element type = element(operation.inputs[0]);
-  const LogitsShape shape = logits_shape(a.vocabulary, size_of(type), device_);
+  const Element type = k.element(operation.in(Slot::kLogits));
+  const TensorId gradient = operation.out(Slot::kDLogits);
+  const LogitsShape shape = logits_shape(a.vocabulary, size_of(type), k.device);
   const bool shares = shape.split > 1;
   const std::int64_t at_once =
-      std::max(device_.multiprocessors * shape.blocks / shape.split, 1);  // rows, at most
+      std::max(k.device.multiprocessors * shape.blocks / shape.split, 1);  // rows, at most
   const std::int64_t blocks =
       (shape.ahead != 0 ? std::min<std::int64_t>(a.rows, at_once) : a.rows) * shape.split;
   ConfigPrinter config = config_of("kElement", type);
@@ -211,31 +221,34 @@ Status KernelSteps::cross_entropy(const Operation& operation) {
   config.boolean("kGradient", a.gradient_scale != 0);
   ParameterBlock block(device::CrossEntropyArguments{
       .rows = a.rows, .gradient_scale = static_cast<float>(a.gradient_scale)});
-  block.pointer(FLASHLAB_AT(CrossEntropyArguments, logits), place(operation.inputs[0]))
+  block.pointer(FLASHLAB_AT(CrossEntropyArguments, logits), k.place(operation.in(Slot::kLogits)))
       .pointer(FLASHLAB_AT(CrossEntropyArguments, gradient),
-               place(operation.outputs.size() > 1 ? operation.outputs[1] : operation.inputs[0]))
+               k.place(gradient != kNoTensor ? gradient : operation.in(Slot::kLogits)))
       .pointer(FLASHLAB_AT(CrossEntropyArguments, targets),
-               shifted(place(operation.inputs[1]), 4 * a.first))
+               shifted(k.place(operation.in(Slot::kTargets)), 4 * a.first))
       .pointer(FLASHLAB_AT(CrossEntropyArguments, losses),
-               shifted(place(operation.outputs[0]), 4 * a.first));
-  if (a.scaled) {
-    block.pointer(FLASHLAB_AT(CrossEntropyArguments, loss_scale), place(operation.inputs[2]));
+               shifted(k.place(operation.out(Slot::kLosses)), 4 * a.first));
+  if (operation.has(Slot::kLossScale)) {
+    block.pointer(FLASHLAB_AT(CrossEntropyArguments, loss_scale),
+                  k.place(operation.in(Slot::kLossScale)));
   }
-  add(operation,
+  k.add(
+      operation,
       {shares ? "train/cross_entropy_cluster.cu" : "train/cross_entropy.cu",
        "flash_fwd_cross_entropy", config, blocks, 1, shape.block, shape.shared_bytes, shape.split},
       std::move(block));
   return {};
 }
 
-Status KernelSteps::mean_loss(const Operation& operation) {
+Status mean_loss(KernelSteps& k, const Operation& operation) {
   ParameterBlock block(
       device::MeanLossArguments{.rows = std::get<RowsAttributes>(operation.attributes).rows});
-  block.pointer(FLASHLAB_AT(MeanLossArguments, losses), place(operation.inputs[0]))
-      .pointer(FLASHLAB_AT(MeanLossArguments, loss), place(operation.outputs[0]));
-  add(operation, {"train/mean_loss.cu", "flash_fwd_mean_loss", ConfigPrinter(), 1, 1, 1024},
-      std::move(block));
+  block.pointer(FLASHLAB_AT(MeanLossArguments, losses), k.place(operation.in(Slot::kLosses)))
+      .pointer(FLASHLAB_AT(MeanLossArguments, loss), k.place(operation.out(Slot::kLoss)));
+  k.add(operation, {"train/mean_loss.cu", "flash_fwd_mean_loss", ConfigPrinter(), 1, 1, 1024},
+        std::move(block));
   return {};
 }
 
+}  // namespace kernels
 }  // namespace flashlab::train

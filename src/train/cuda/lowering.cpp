@@ -78,7 +78,7 @@ class Placement {
     std::int64_t bytes = 0;
     for (const Operation& operation : plan_.operations) {
       if (operation.kind != OperationKind::kCachedAttention) continue;
-      const auto id = static_cast<std::size_t>(operation.outputs[1]);
+      const auto id = static_cast<std::size_t>(operation.out(Slot::kCache));
       is_cache_[id] = true;
       found.emplace_back(id, bytes);
       bytes += rounded(plan_.tensors[id].bytes());

@@ -43,10 +43,10 @@ bool ProductSteps::serves(const runtime::Product& product) const {
   return library_ == nullptr || library_->prepare(product).ok();
 }
 
-bool ProductSteps::reads(std::size_t operation, OperationKind kind, std::size_t input,
-                         TensorId id) const {
-  return operation < plan_.operations.size() && plan_.operations[operation].kind == kind &&
-         plan_.operations[operation].inputs[input] == id;
+bool ProductSteps::is_gelu_of(std::size_t operation, TensorId id) const {
+  return operation < plan_.operations.size() &&
+         plan_.operations[operation].kind == OperationKind::kGelu &&
+         plan_.operations[operation].in(Slot::kX) == id;
 }
 
 // An epilogue saves the neighbour's reading and writing. GELU is rounded as 16-bit results are:
@@ -55,14 +55,14 @@ bool ProductSteps::reads(std::size_t operation, OperationKind kind, std::size_t 
 void ProductSteps::take_in(std::size_t i) {
   const Operation& product = plan_.operations[i];
   const auto& p = std::get<ProductAttributes>(product.attributes);
-  const TensorId c = product.outputs[0];
+  const TensorId c = product.out(Slot::kC);
   const bool narrow = size_of(plan_.tensor(c).element) == 2 && p.c.leading % 8 == 0;
-  const bool plain = !p.has_addend && !p.accumulate;
-  if (!narrow || !plain || !p.has_bias || !reads(i + 1, OperationKind::kGelu, 0, c)) return;
+  const bool plain = !product.has(Slot::kAddend) && !p.accumulate;
+  if (!narrow || !plain || !product.has(Slot::kBias) || !is_gelu_of(i + 1, c)) return;
   ProductWork wanted = works_[i].front();
   wanted.product.epilogue = Epilogue::kBiasGelu;
   wanted.aux = wanted.c;
-  wanted.c = place(plan_.operations[i + 1].outputs[0]);
+  wanted.c = place(plan_.operations[i + 1].out(Slot::kY));
   if (!serves(wanted.product)) return;
   works_[i].front() = wanted;
   taken_[i + 1] = true;
@@ -79,20 +79,20 @@ ProductWork ProductSteps::work_of(const Operation& operation, std::int64_t seque
   out.product.n = p.n;
   out.product.k = p.k;
   out.product.alpha = static_cast<float>(p.alpha);
-  out.product.beta = p.accumulate || p.has_addend ? 1.0f : 0.0f;
+  out.product.beta = p.accumulate || operation.has(Slot::kAddend) ? 1.0f : 0.0f;
   out.product.tf32 = plan_.tf32;
   out.product.batch = static_cast<int>(p.inner);
-  matrix(operation.inputs[0], p.a, sequence, out.product.a, out.a);
-  matrix(operation.inputs[1], p.b, sequence, out.product.b, out.b);
-  matrix(operation.outputs[0], p.c, sequence, out.product.c, out.c);
+  matrix(operation.in(Slot::kA), p.a, sequence, out.product.a, out.a);
+  matrix(operation.in(Slot::kB), p.b, sequence, out.product.b, out.b);
+  matrix(operation.out(Slot::kC), p.c, sequence, out.product.c, out.c);
   out.scratch = {scratch_};
-  if (p.has_bias) {
+  if (operation.has(Slot::kBias)) {
     out.product.epilogue = Epilogue::kBias;
-    out.bias = place(operation.inputs[2]);
+    out.bias = place(operation.in(Slot::kBias));
   }
-  if (p.has_addend) {
+  if (operation.has(Slot::kAddend)) {
     runtime::Matrix same;
-    matrix(operation.inputs[p.has_bias ? 3 : 2], p.c, sequence, same, out.addend);
+    matrix(operation.in(Slot::kAddend), p.c, sequence, same, out.addend);
   }
   return out;
 }

@@ -25,7 +25,7 @@ class ProductSteps {
   void take_in(std::size_t product);
   runtime::ProductWork work_of(const Operation& operation, std::int64_t sequence) const;
   bool serves(const runtime::Product& product) const;
-  bool reads(std::size_t operation, OperationKind kind, std::size_t input, TensorId id) const;
+  bool is_gelu_of(std::size_t operation, TensorId id) const;
   void matrix(TensorId id, const ProductAttributes::Matrix& from, std::int64_t sequence,
               runtime::Matrix& out, runtime::Place& place) const;
   runtime::Place place(TensorId id) const { return places_[static_cast<std::size_t>(id)]; }

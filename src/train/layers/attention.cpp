@@ -26,8 +26,8 @@ void rope(StepBuilder& b, TensorId qkv, const LayerContext& context) {
   b.append({.name = "rope",
             .kind = OperationKind::kRope,
             .operation_class = OperationClass::kElementwise,
-            .inputs = {cosine, sine, qkv},
-            .outputs = {qkv},
+            .inputs = {{Slot::kCosine, cosine}, {Slot::kSine, sine}, {Slot::kQkv, qkv}},
+            .outputs = {{Slot::kQkv, qkv}},
             .attributes = attributes,
             .flops = flops,
             .bytes = bytes,
@@ -38,8 +38,8 @@ void rope(StepBuilder& b, TensorId qkv, const LayerContext& context) {
     b.append({.name = "d rope",
               .kind = OperationKind::kRope,
               .operation_class = OperationClass::kElementwise,
-              .inputs = {cosine, sine, dqkv},
-              .outputs = {dqkv},
+              .inputs = {{Slot::kCosine, cosine}, {Slot::kSine, sine}, {Slot::kQkv, dqkv}},
+              .outputs = {{Slot::kQkv, dqkv}},
               .attributes = attributes,
               .flops = flops,
               .bytes = bytes});
@@ -52,23 +52,25 @@ TensorId fused_attention(StepBuilder& b, TensorId qkv, const AttentionAttributes
   const TensorId o = b.activation("o", {rows, a.width()});
   const TensorId lse = b.tensor("lse", {a.batch, a.heads, a.context}, b.policy().statistic);
   const double pairs = visible_pairs(a), dim = static_cast<double>(a.head_dim);
+  const TensorId scalars = a.dropout > 0 ? b.plan().scalars : kNoTensor;
   b.append({.name = "attention",
             .kind = OperationKind::kAttention,
             .operation_class = OperationClass::kAttention,
-            .inputs = a.dropout > 0 ? std::vector<TensorId>{qkv, b.plan().scalars}
-                                    : std::vector<TensorId>{qkv},
-            .outputs = {o, lse},
+            .inputs = {{Slot::kQkv, qkv}, {Slot::kScalars, scalars}},
+            .outputs = {{Slot::kO, o}, {Slot::kLse, lse}},
             .attributes = a,
             .flops = 4 * pairs * dim});
   b.on_backward([=, &b] {
-    std::vector<TensorId> inputs = {b.gradient_of(o), qkv, o, lse};
-    if (a.dropout > 0) inputs.push_back(b.plan().scalars);
     const GradientSlot slot = b.gradient(qkv);
     b.append({.name = "d attention",
               .kind = OperationKind::kAttentionBackward,
               .operation_class = OperationClass::kAttention,
-              .inputs = inputs,
-              .outputs = {slot.tensor},
+              .inputs = {{Slot::kDO, b.gradient_of(o)},
+                         {Slot::kQkv, qkv},
+                         {Slot::kO, o},
+                         {Slot::kLse, lse},
+                         {Slot::kScalars, scalars}},
+              .outputs = {{Slot::kDQkv, slot.tensor}},
               .attributes = a,
               .flops = 10 * pairs * dim});
   });
@@ -84,13 +86,14 @@ TensorId cached_attention(StepBuilder& b, TensorId qkv, const LayerContext& cont
   const TensorId o = b.activation("o", {1, model.width});
   AttentionAttributes attributes = a;
   attributes.context = model.context;
-  b.append({.name = "attention",
-            .kind = OperationKind::kCachedAttention,
-            .operation_class = OperationClass::kAttention,
-            .inputs = {b.plan().scalars, qkv, cache},
-            .outputs = {o, cache},
-            .attributes = attributes,
-            .flops = 4.0 * static_cast<double>(model.context * model.width)});
+  b.append(
+      {.name = "attention",
+       .kind = OperationKind::kCachedAttention,
+       .operation_class = OperationClass::kAttention,
+       .inputs = {{Slot::kScalars, b.plan().scalars}, {Slot::kQkv, qkv}, {Slot::kCache, cache}},
+       .outputs = {{Slot::kO, o}, {Slot::kCache, cache}},
+       .attributes = attributes,
+       .flops = 4.0 * static_cast<double>(model.context * model.width)});
   return o;
 }
 
@@ -130,8 +133,8 @@ void append_product(StepBuilder& b, const AttentionAttributes& a, const HeadProd
   b.append({.name = p.name,
             .kind = OperationKind::kProduct,
             .operation_class = OperationClass::kProduct,
-            .inputs = {p.a, p.b},
-            .outputs = {p.c},
+            .inputs = {{Slot::kA, p.a}, {Slot::kB, p.b}},
+            .outputs = {{Slot::kC, p.c}},
             .attributes = ProductAttributes{.m = p.m,
                                             .n = p.n,
                                             .k = p.k,
@@ -156,8 +159,8 @@ void append_dropout(StepBuilder& b, const AttentionAttributes& a, const char* na
   b.append({.name = name,
             .kind = OperationKind::kDropout,
             .operation_class = OperationClass::kElementwise,
-            .inputs = {b.plan().scalars, x},
-            .outputs = {y},
+            .inputs = {{Slot::kScalars, b.plan().scalars}, {Slot::kX, x}},
+            .outputs = {{Slot::kY, y}},
             .attributes =
                 DropoutAttributes{.elements = elements, .probability = a.dropout, .site = a.site},
             .flops = static_cast<double>(elements)});
@@ -181,8 +184,12 @@ void naive_backward(StepBuilder& b, const NaiveTensors& t, const AttentionAttrib
   b.append({.name = "d softmax",
             .kind = OperationKind::kSoftmaxBackward,
             .operation_class = OperationClass::kSoftmax,
-            .inputs = {dp, t.scores, t.max, t.argmax, t.sum},
-            .outputs = {ds},
+            .inputs = {{Slot::kDP, dp},
+                       {Slot::kScores, t.scores},
+                       {Slot::kMax, t.max},
+                       {Slot::kArgmax, t.argmax},
+                       {Slot::kSum, t.sum}},
+            .outputs = {{Slot::kDScores, ds}},
             .attributes = a,
             .flops = 6 * visible_pairs(a)});
   append_product(b, a,
@@ -213,15 +220,15 @@ TensorId naive_attention(StepBuilder& b, TensorId qkv, const AttentionAttributes
   b.append({.name = "row max",
             .kind = OperationKind::kRowMax,
             .operation_class = OperationClass::kSoftmax,
-            .inputs = {t.scores},
-            .outputs = {t.max, t.argmax},
+            .inputs = {{Slot::kScores, t.scores}},
+            .outputs = {{Slot::kMax, t.max}, {Slot::kArgmax, t.argmax}},
             .attributes = a,
             .flops = visible_pairs(a)});
   b.append({.name = "softmax",
             .kind = OperationKind::kSoftmax,
             .operation_class = OperationClass::kSoftmax,
-            .inputs = {t.scores, t.max},
-            .outputs = {t.p, t.sum},
+            .inputs = {{Slot::kScores, t.scores}, {Slot::kMax, t.max}},
+            .outputs = {{Slot::kP, t.p}, {Slot::kSum, t.sum}},
             .attributes = a,
             .flops = 4 * visible_pairs(a)});
   t.kept = t.p;
@@ -265,17 +272,15 @@ void rope_angles(StepBuilder& b, LayerContext& context) {
   const std::vector<std::int64_t> shape = {context.context, model.head_dim() / 2};
   context.cosine = b.tensor("rope cosine", shape, b.policy().statistic);
   context.sine = b.tensor("rope sine", shape, b.policy().statistic);
-  b.append(
-      {.name = "rope angles",
-       .kind = OperationKind::kRopeAngles,
-       .operation_class = OperationClass::kElementwise,
-       .inputs = b.decodes() ? std::vector<TensorId>{b.plan().scalars} : std::vector<TensorId>{},
-       .outputs = {context.cosine, context.sine},
-       .attributes = RopeAttributes{.context = context.context,
-                                    .heads = model.heads,
-                                    .head_dim = model.head_dim(),
-                                    .theta = model.rope_theta,
-                                    .at_position = b.decodes()}});
+  b.append({.name = "rope angles",
+            .kind = OperationKind::kRopeAngles,
+            .operation_class = OperationClass::kElementwise,
+            .inputs = {{Slot::kScalars, b.decodes() ? b.plan().scalars : kNoTensor}},
+            .outputs = {{Slot::kCosine, context.cosine}, {Slot::kSine, context.sine}},
+            .attributes = RopeAttributes{.context = context.context,
+                                         .heads = model.heads,
+                                         .head_dim = model.head_dim(),
+                                         .theta = model.rope_theta}});
 }
 
 TensorId attention(StepBuilder& b, TensorId qkv, LayerContext& context, int layer) {

@@ -27,28 +27,26 @@ TensorId dropout(StepBuilder& b, TensorId x, const DropoutOptions& options) {
     return sum_of(b, dropout(b, x, bare), options.addend, shape[0], shape[1]);
   }
   const TensorId y = b.activation("dropout", shape);
-  DropoutAttributes attributes = {.elements = b.plan().tensor(x).elements(),
-                                  .probability = options.probability,
-                                  .site = options.site,
-                                  .has_addend = options.addend != kNoTensor};
-  std::vector<TensorId> inputs = {b.plan().scalars, x};
-  if (attributes.has_addend) inputs.push_back(options.addend);
+  const DropoutAttributes attributes = {.elements = b.plan().tensor(x).elements(),
+                                        .probability = options.probability,
+                                        .site = options.site};
   b.append({.name = "dropout",
             .kind = OperationKind::kDropout,
             .operation_class = OperationClass::kElementwise,
-            .inputs = inputs,
-            .outputs = {y},
+            .inputs = {{Slot::kScalars, b.plan().scalars},
+                       {Slot::kX, x},
+                       {Slot::kAddend, options.addend}},
+            .outputs = {{Slot::kY, y}},
             .attributes = attributes,
             .flops = static_cast<double>(attributes.elements)});
   const TensorId addend = options.addend;
-  b.on_backward([&b, x, y, addend, attributes]() mutable {
+  b.on_backward([&b, x, y, addend, attributes] {
     if (addend != kNoTensor) b.share_gradient(addend, y);
-    attributes.has_addend = false;
     b.append({.name = "d dropout",
               .kind = OperationKind::kDropout,
               .operation_class = OperationClass::kElementwise,
-              .inputs = {b.plan().scalars, b.gradient_of(y)},
-              .outputs = {b.gradient(x).tensor},
+              .inputs = {{Slot::kScalars, b.plan().scalars}, {Slot::kX, b.gradient_of(y)}},
+              .outputs = {{Slot::kY, b.gradient(x).tensor}},
               .attributes = attributes,
               .flops = static_cast<double>(attributes.elements)});
   });

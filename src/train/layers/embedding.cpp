@@ -31,34 +31,31 @@ TensorId embedding(StepBuilder& b, const LayerContext& context) {
                                     .vocabulary = model.vocabulary,
                                     .context = context.context,
                                     .first = context.micro * context.rows(),
-                                    .has_positions = positions,
-                                    .table_positions = positions ? model.context : 0,
-                                    .at_position = b.decodes()};
-  std::vector<TensorId> inputs = {tokens, table};
-  if (positions) inputs.push_back(position_table);
-  if (b.decodes()) inputs.push_back(b.plan().scalars);
+                                    .table_positions = positions ? model.context : 0};
   const std::int64_t row_bytes = model.width * size_of(b.policy().activation);
   b.append({.name = "embedding",
             .kind = OperationKind::kEmbedding,
             .operation_class = OperationClass::kElementwise,
-            .inputs = inputs,
-            .outputs = {x},
+            .inputs = {{Slot::kTokens, tokens},
+                       {Slot::kTable, table},
+                       {Slot::kPositions, position_table},
+                       {Slot::kScalars, b.decodes() ? b.plan().scalars : kNoTensor}},
+            .outputs = {{Slot::kX, x}},
             .attributes = attributes,
             .bytes = context.rows() * (2 * row_bytes + 4)});
   b.on_backward([=, &b]() mutable {
     const GradientSlot slot = b.gradient(table);
     attributes.accumulate = slot.accumulate;
-    std::vector<TensorId> outputs = {slot.tensor};
+    GradientSlot position_slot;
     if (positions) {
-      const GradientSlot position_slot = b.gradient(position_table);
+      position_slot = b.gradient(position_table);
       attributes.accumulate_positions = position_slot.accumulate;
-      outputs.push_back(position_slot.tensor);
     }
     b.append({.name = "d embedding",
               .kind = OperationKind::kEmbeddingBackward,
               .operation_class = OperationClass::kElementwise,
-              .inputs = {tokens, b.gradient_of(x)},
-              .outputs = outputs,
+              .inputs = {{Slot::kTokens, tokens}, {Slot::kDX, b.gradient_of(x)}},
+              .outputs = {{Slot::kTable, slot.tensor}, {Slot::kPositions, position_slot.tensor}},
               .attributes = attributes});
   });
   return x;

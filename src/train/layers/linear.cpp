@@ -8,8 +8,8 @@ void column_sum(StepBuilder& b, TensorId dy, const LinearOptions& o) {
   b.append({.name = "d " + o.name + " bias",
             .kind = OperationKind::kColumnSum,
             .operation_class = OperationClass::kElementwise,
-            .inputs = {dy},
-            .outputs = {slot.tensor},
+            .inputs = {{Slot::kX, dy}},
+            .outputs = {{Slot::kSum, slot.tensor}},
             .attributes =
                 RowsAttributes{.rows = o.rows, .width = o.out, .accumulate = slot.accumulate}});
 }
@@ -23,8 +23,8 @@ void linear_backward(StepBuilder& b, TensorId x, TensorId y, const LinearOptions
   b.append({.name = "d " + o.name + " weight",
             .kind = OperationKind::kProduct,
             .operation_class = OperationClass::kProduct,
-            .inputs = {dy, x},
-            .outputs = {dw.tensor},
+            .inputs = {{Slot::kA, dy}, {Slot::kB, x}},
+            .outputs = {{Slot::kC, dw.tensor}},
             .attributes = ProductAttributes{.m = o.out,
                                             .n = o.in,
                                             .k = o.rows,
@@ -38,8 +38,8 @@ void linear_backward(StepBuilder& b, TensorId x, TensorId y, const LinearOptions
   b.append({.name = "d " + o.name,
             .kind = OperationKind::kProduct,
             .operation_class = OperationClass::kProduct,
-            .inputs = {dy, o.weight},
-            .outputs = {dx.tensor},
+            .inputs = {{Slot::kA, dy}, {Slot::kB, o.weight}},
+            .outputs = {{Slot::kC, dx.tensor}},
             .attributes = ProductAttributes{.m = o.rows,
                                             .n = o.in,
                                             .k = o.out,
@@ -82,22 +82,20 @@ TensorId unfused(StepBuilder& b, TensorId x, const LinearOptions& o) {
 TensorId linear(StepBuilder& b, TensorId x, const LinearOptions& o) {
   if (!b.options().fused && (o.bias != kNoTensor || o.addend != kNoTensor)) return unfused(b, x, o);
   const TensorId y = b.activation(o.name, {o.rows, o.out});
-  std::vector<TensorId> inputs = {x, o.weight};
-  if (o.bias != kNoTensor) inputs.push_back(o.bias);
-  if (o.addend != kNoTensor) inputs.push_back(o.addend);
   b.append({.name = o.name,
             .kind = OperationKind::kProduct,
             .operation_class = OperationClass::kProduct,
-            .inputs = inputs,
-            .outputs = {y},
+            .inputs = {{Slot::kA, x},
+                       {Slot::kB, o.weight},
+                       {Slot::kBias, o.bias},
+                       {Slot::kAddend, o.addend}},
+            .outputs = {{Slot::kC, y}},
             .attributes = ProductAttributes{.m = o.rows,
                                             .n = o.out,
                                             .k = o.in,
                                             .a = {.leading = o.in},
                                             .b = {.leading = o.in, .transposed = true},
-                                            .c = {.leading = o.out},
-                                            .has_bias = o.bias != kNoTensor,
-                                            .has_addend = o.addend != kNoTensor},
+                                            .c = {.leading = o.out}},
             .flops = 2.0 * static_cast<double>(o.rows) * static_cast<double>(o.in) *
                      static_cast<double>(o.out),
             .rung = o.rung});
@@ -121,8 +119,8 @@ void share_forward(StepBuilder& b, const Share& s, TensorId weight) {
       {.name = s.name,
        .kind = OperationKind::kProduct,
        .operation_class = OperationClass::kProduct,
-       .inputs = {s.x, weight},
-       .outputs = {s.y},
+       .inputs = {{Slot::kA, s.x}, {Slot::kB, weight}},
+       .outputs = {{Slot::kC, s.y}},
        .attributes =
            ProductAttributes{.m = s.rows,
                              .n = s.out,
@@ -143,8 +141,8 @@ void share_backward(StepBuilder& b, const Share& s, TensorId weight, const Gradi
   b.append({.name = "d " + s.name + " weight",
             .kind = OperationKind::kProduct,
             .operation_class = OperationClass::kProduct,
-            .inputs = {dy, s.x},
-            .outputs = {dw.tensor},
+            .inputs = {{Slot::kA, dy}, {Slot::kB, s.x}},
+            .outputs = {{Slot::kC, dw.tensor}},
             .attributes = ProductAttributes{.m = s.out,
                                             .n = s.in,
                                             .k = s.rows,
@@ -157,8 +155,8 @@ void share_backward(StepBuilder& b, const Share& s, TensorId weight, const Gradi
   b.append({.name = "d " + s.name,
             .kind = OperationKind::kProduct,
             .operation_class = OperationClass::kProduct,
-            .inputs = {dy, weight},
-            .outputs = {dx.tensor},
+            .inputs = {{Slot::kA, dy}, {Slot::kB, weight}},
+            .outputs = {{Slot::kC, dx.tensor}},
             .attributes = ProductAttributes{.m = s.rows,
                                             .n = s.in,
                                             .k = s.out,

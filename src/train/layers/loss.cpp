@@ -44,8 +44,8 @@ void chunk_logits(StepBuilder& b, const Head& head, const Chunk& chunk) {
   b.append({.name = "logits",
             .kind = OperationKind::kProduct,
             .operation_class = OperationClass::kProduct,
-            .inputs = {head.x, head.weight},
-            .outputs = {chunk.logits},
+            .inputs = {{Slot::kA, head.x}, {Slot::kB, head.weight}},
+            .outputs = {{Slot::kC, chunk.logits}},
             .attributes =
                 ProductAttributes{.m = chunk.rows,
                                   .n = head.vocabulary,
@@ -69,8 +69,8 @@ void chunk_gradients(StepBuilder& b, const Head& head, const Chunk& chunk, Tenso
   b.append({.name = "d head",
             .kind = OperationKind::kProduct,
             .operation_class = OperationClass::kProduct,
-            .inputs = {chunk.logits, head.weight},
-            .outputs = {dx},
+            .inputs = {{Slot::kA, chunk.logits}, {Slot::kB, head.weight}},
+            .outputs = {{Slot::kC, dx}},
             .attributes =
                 ProductAttributes{.m = chunk.rows,
                                   .n = head.width,
@@ -84,8 +84,8 @@ void chunk_gradients(StepBuilder& b, const Head& head, const Chunk& chunk, Tenso
   b.append({.name = "d head weight",
             .kind = OperationKind::kProduct,
             .operation_class = OperationClass::kProduct,
-            .inputs = {chunk.logits, head.x},
-            .outputs = {dw.tensor},
+            .inputs = {{Slot::kA, chunk.logits}, {Slot::kB, head.x}},
+            .outputs = {{Slot::kC, dw.tensor}},
             .attributes =
                 ProductAttributes{.m = head.vocabulary,
                                   .n = head.width,
@@ -115,27 +115,24 @@ void loss(StepBuilder& b, TensorId x, const LayerContext& context) {
     b.set_phase(Phase::kForward);
     chunk.logits = b.activation("logits", {chunk.rows, model.vocabulary});
     chunk_logits(b, head, chunk);
-    const bool scaled = b.learns() && b.plan().loss_scale != kNoTensor;
-    std::vector<TensorId> outputs = {b.plan().losses};
     const TensorId logits = chunk.logits;
-    if (b.learns()) {
-      if (!fused) chunk.logits = b.activation("d logits", {chunk.rows, model.vocabulary});
-      outputs.push_back(chunk.logits);
+    if (b.learns() && !fused) {
+      chunk.logits = b.activation("d logits", {chunk.rows, model.vocabulary});
     }
     b.append({.name = "cross-entropy",
               .kind = OperationKind::kCrossEntropy,
               .operation_class = OperationClass::kLoss,
-              .inputs = scaled
-                            ? std::vector<TensorId>{logits, b.plan().targets, b.plan().loss_scale}
-                            : std::vector<TensorId>{logits, b.plan().targets},
-              .outputs = outputs,
+              .inputs = {{Slot::kLogits, logits},
+                         {Slot::kTargets, b.plan().targets},
+                         {Slot::kLossScale, b.learns() ? b.plan().loss_scale : kNoTensor}},
+              .outputs = {{Slot::kLosses, b.plan().losses},
+                          {Slot::kDLogits, b.learns() ? chunk.logits : kNoTensor}},
               .attributes =
                   CrossEntropyAttributes{
                       .rows = chunk.rows,
                       .vocabulary = model.vocabulary,
                       .first = context.micro * context.rows() + first,
-                      .gradient_scale = b.learns() ? 1 / static_cast<double>(all_rows) : 0,
-                      .scaled = scaled},
+                      .gradient_scale = b.learns() ? 1 / static_cast<double>(all_rows) : 0},
               .flops = 5.0 * static_cast<double>(chunk.rows * model.vocabulary),
               .bytes = chunk.rows * row_bytes * (b.learns() ? 2 : 1)});
     if (!b.learns()) continue;

@@ -14,8 +14,8 @@ TensorId activate(StepBuilder& b, TensorId x, std::int64_t rows, std::int64_t hi
   b.append({.name = gelu ? "gelu" : "swiglu",
             .kind = gelu ? OperationKind::kGelu : OperationKind::kSwiGlu,
             .operation_class = OperationClass::kElementwise,
-            .inputs = {x},
-            .outputs = {y},
+            .inputs = {{Slot::kX, x}},
+            .outputs = {{Slot::kY, y}},
             .attributes = attributes,
             .flops = 8 * elements,
             .rung = Rung::kNorms});
@@ -24,8 +24,8 @@ TensorId activate(StepBuilder& b, TensorId x, std::int64_t rows, std::int64_t hi
     b.append({.name = gelu ? "d gelu" : "d swiglu",
               .kind = gelu ? OperationKind::kGeluBackward : OperationKind::kSwiGluBackward,
               .operation_class = OperationClass::kElementwise,
-              .inputs = {dy, x},
-              .outputs = {b.gradient(x).tensor},
+              .inputs = {{Slot::kDY, dy}, {Slot::kX, x}},
+              .outputs = {{Slot::kDX, b.gradient(x).tensor}},
               .attributes = attributes,
               .flops = 16 * elements});
   });

@@ -22,22 +22,16 @@ void norm_backward(StepBuilder& b, const NormTensors& t, RowsAttributes attribut
   attributes.accumulate = dx.accumulate;
   attributes.accumulate_parameters = dw.accumulate;
   const double flops = 8.0 * static_cast<double>(attributes.rows * attributes.width);
-  if (layer) {
-    const GradientSlot db = b.gradient(t.bias);
-    b.append({.name = "d norm",
-              .kind = OperationKind::kLayerNormBackward,
-              .operation_class = OperationClass::kNorm,
-              .inputs = {dy, t.x, t.weight, t.mean, t.rstd},
-              .outputs = {dx.tensor, dw.tensor, db.tensor},
-              .attributes = attributes,
-              .flops = flops});
-    return;
-  }
+  const TensorId db = layer ? b.gradient(t.bias).tensor : kNoTensor;
   b.append({.name = "d norm",
-            .kind = OperationKind::kRmsNormBackward,
+            .kind = layer ? OperationKind::kLayerNormBackward : OperationKind::kRmsNormBackward,
             .operation_class = OperationClass::kNorm,
-            .inputs = {dy, t.x, t.weight, t.rstd},
-            .outputs = {dx.tensor, dw.tensor},
+            .inputs = {{Slot::kDY, dy},
+                       {Slot::kX, t.x},
+                       {Slot::kWeight, t.weight},
+                       {Slot::kMean, t.mean},
+                       {Slot::kRstd, t.rstd}},
+            .outputs = {{Slot::kDX, dx.tensor}, {Slot::kWeight, dw.tensor}, {Slot::kBias, db}},
             .attributes = attributes,
             .flops = flops});
 }
@@ -56,20 +50,14 @@ TensorId norm(StepBuilder& b, TensorId x, const LayerContext& context, const std
   t.rstd = b.tensor("norm rstd", {context.rows()}, b.policy().statistic);
   const RowsAttributes attributes = {
       .rows = context.rows(), .width = width, .epsilon = context.model.norm_epsilon};
-  StepBuilder::Call call = {.name = "norm",
-                            .kind = OperationKind::kRmsNorm,
-                            .operation_class = OperationClass::kNorm,
-                            .inputs = {x, t.weight},
-                            .outputs = {t.y, t.rstd},
-                            .attributes = attributes,
-                            .flops = 4.0 * static_cast<double>(context.rows() * width),
-                            .rung = Rung::kNorms};
-  if (layer) {
-    call.kind = OperationKind::kLayerNorm;
-    call.inputs = {x, t.weight, t.bias};
-    call.outputs = {t.y, t.mean, t.rstd};
-  }
-  b.append(std::move(call));
+  b.append({.name = "norm",
+            .kind = layer ? OperationKind::kLayerNorm : OperationKind::kRmsNorm,
+            .operation_class = OperationClass::kNorm,
+            .inputs = {{Slot::kX, x}, {Slot::kWeight, t.weight}, {Slot::kBias, t.bias}},
+            .outputs = {{Slot::kY, t.y}, {Slot::kMean, t.mean}, {Slot::kRstd, t.rstd}},
+            .attributes = attributes,
+            .flops = 4.0 * static_cast<double>(context.rows() * width),
+            .rung = Rung::kNorms});
   b.on_backward([&b, t, attributes, layer] { norm_backward(b, t, attributes, layer); });
   return t.y;
 }

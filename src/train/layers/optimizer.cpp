@@ -13,13 +13,13 @@ void optimizer(StepBuilder& b) {
                                 .max_norm = options.max_norm,
                                 .convention = options.convention,
                                 .ranges = {}};
-  std::vector<TensorId> gradients, outputs, first, second, copies;
+  std::vector<Operand> gradients, values, first, second, copies;
   for (const Parameter& parameter : plan.parameters) {
-    gradients.push_back(parameter.gradient);
-    outputs.push_back(parameter.master);
-    first.push_back(parameter.first_moment);
-    second.push_back(parameter.second_moment);
-    if (parameter.value != parameter.master) copies.push_back(parameter.value);
+    gradients.push_back({Slot::kGradient, parameter.gradient});
+    values.push_back({Slot::kValue, parameter.master});
+    first.push_back({Slot::kFirstMoment, parameter.first_moment});
+    second.push_back({Slot::kSecondMoment, parameter.second_moment});
+    if (parameter.value != parameter.master) copies.push_back({Slot::kCopy, parameter.value});
     const double decay = parameter.decays ? options.weight_decay : 0;
     if (attributes.ranges.empty() || attributes.ranges.back().weight_decay != decay) {
       attributes.ranges.push_back({parameter.offset, parameter.offset, decay});
@@ -28,37 +28,34 @@ void optimizer(StepBuilder& b) {
   }
   plan.gradient_norm = b.persistent("gradient norm", {1}, b.policy().statistic, Role::kResult);
   const double count = static_cast<double>(plan.parameter_count());
-  const bool scaled = plan.loss_scale != kNoTensor;
-  std::vector<TensorId> summed = gradients;
-  if (scaled) summed.push_back(plan.loss_scale);
+  const Operand norm = {Slot::kNorm, plan.gradient_norm};
+  const Operand scale = {Slot::kLossScale, plan.loss_scale};
+  const auto joined = [](std::initializer_list<std::vector<Operand>> lists) {
+    std::vector<Operand> out;
+    for (const std::vector<Operand>& each : lists) out.insert(out.end(), each.begin(), each.end());
+    return out;
+  };
   b.append({.name = "gradient norm",
             .kind = OperationKind::kGradientNorm,
             .operation_class = OperationClass::kOptimizer,
-            .inputs = std::move(summed),
-            .outputs = {plan.gradient_norm},
+            .inputs = joined({gradients, {scale}}),
+            .outputs = {norm},
             .flops = 2 * count});
-  std::vector<TensorId> inputs = {plan.scalars, plan.gradient_norm};
-  inputs.insert(inputs.end(), gradients.begin(), gradients.end());
-  for (const std::vector<TensorId>* more : {&outputs, &first, &second}) {
-    inputs.insert(inputs.end(), more->begin(), more->end());
-  }
-  if (scaled) inputs.push_back(plan.loss_scale);
-  for (const std::vector<TensorId>* more : {&first, &second, &copies}) {
-    outputs.insert(outputs.end(), more->begin(), more->end());
-  }
-  b.append({.name = "adamw",
-            .kind = OperationKind::kAdamW,
-            .operation_class = OperationClass::kOptimizer,
-            .inputs = inputs,
-            .outputs = outputs,
-            .attributes = attributes,
-            .flops = 12 * count});
-  if (!scaled) return;
+  b.append(
+      {.name = "adamw",
+       .kind = OperationKind::kAdamW,
+       .operation_class = OperationClass::kOptimizer,
+       .inputs = joined(
+           {{{Slot::kScalars, plan.scalars}, norm}, gradients, values, first, second, {scale}}),
+       .outputs = joined({values, first, second, copies}),
+       .attributes = attributes,
+       .flops = 12 * count});
+  if (plan.loss_scale == kNoTensor) return;
   b.append({.name = "loss scale",
             .kind = OperationKind::kLossScale,
             .operation_class = OperationClass::kOptimizer,
-            .inputs = {plan.gradient_norm, plan.loss_scale},
-            .outputs = {plan.loss_scale},
+            .inputs = {norm, scale},
+            .outputs = {scale},
             .attributes =
                 LossScaleAttributes{.first = b.options().loss_scale,
                                     .dynamic = b.options().loss_scaling == LossScaling::kDynamic}});

@@ -4,15 +4,13 @@ namespace flashlab::train {
 
 TensorId pointwise(StepBuilder& b, const PointwiseOptions& o) {
   const TensorId y = b.activation(o.name, {o.rows, o.width});
-  std::vector<TensorId> inputs = {o.a};
-  if (o.b != kNoTensor) inputs.push_back(o.b);
   const bool silu = o.function == Pointwise::kSilu || o.function == Pointwise::kSiluBackward;
   b.append(
       {.name = o.name,
        .kind = OperationKind::kPointwise,
        .operation_class = OperationClass::kElementwise,
-       .inputs = std::move(inputs),
-       .outputs = {y},
+       .inputs = {{Slot::kA, o.a}, {Slot::kB, o.b}},
+       .outputs = {{Slot::kY, y}},
        .attributes = PointwiseAttributes{.function = o.function, .rows = o.rows, .width = o.width},
        .flops = (silu ? 5.0 : 1.0) * static_cast<double>(o.rows * o.width),
        .rung = o.rung});

@@ -18,22 +18,24 @@ TensorSpec heads_spec(const AttentionAttributes& a, Element element, std::int64_
 }  // namespace
 
 std::vector<AttentionTensor> attention_tensors(const StepPlan& plan, const Operation& operation) {
-  const auto& in = operation.inputs;
-  const auto& out = operation.outputs;
   const bool backward = operation.kind == OperationKind::kAttentionBackward;
-  const TensorId qkv = in[backward ? 1 : 0];
+  const auto of_forward = [&](Slot slot) {
+    return backward ? operation.in(slot) : operation.out(slot);
+  };
+  const TensorId qkv = operation.in(Slot::kQkv);
   const std::int64_t part = std::get<AttentionAttributes>(operation.attributes).width() *
                             size_of(plan.tensor(qkv).element);
   std::vector<AttentionTensor> all = {{TensorRole::kQ, qkv, 0},
                                       {TensorRole::kK, qkv, part},
                                       {TensorRole::kV, qkv, 2 * part},
-                                      {TensorRole::kO, backward ? in[2] : out[0]},
-                                      {TensorRole::kLse, backward ? in[3] : out[1]}};
+                                      {TensorRole::kO, of_forward(Slot::kO)},
+                                      {TensorRole::kLse, of_forward(Slot::kLse)}};
   if (backward) {
-    all.push_back({TensorRole::kDO, in[0]});
-    all.push_back({TensorRole::kDQ, out[0], 0});
-    all.push_back({TensorRole::kDK, out[0], part});
-    all.push_back({TensorRole::kDV, out[0], 2 * part});
+    const TensorId dqkv = operation.out(Slot::kDQkv);
+    all.push_back({TensorRole::kDO, operation.in(Slot::kDO)});
+    all.push_back({TensorRole::kDQ, dqkv, 0});
+    all.push_back({TensorRole::kDK, dqkv, part});
+    all.push_back({TensorRole::kDV, dqkv, 2 * part});
   }
   return all;
 }
@@ -41,7 +43,7 @@ std::vector<AttentionTensor> attention_tensors(const StepPlan& plan, const Opera
 Problem attention_problem(const StepPlan& plan, const Operation& operation, Device device) {
   const auto& a = std::get<AttentionAttributes>(operation.attributes);
   const bool backward = operation.kind == OperationKind::kAttentionBackward;
-  const Element element = plan.tensor(operation.inputs[backward ? 1 : 0]).element;
+  const Element element = plan.tensor(operation.in(Slot::kQkv)).element;
   const DType lse = element == Element::kFp64 ? DType::kFp64 : DType::kFp32;
   Problem out;
   out.pass = backward ? Pass::kBackward : Pass::kForward;

@@ -91,6 +91,9 @@ void StepBuilder::append(Call call) {
   out.layer = layer_;
   out.inputs = std::move(call.inputs);
   out.outputs = std::move(call.outputs);
+  for (std::vector<Operand>* list : {&out.inputs, &out.outputs}) {
+    std::erase_if(*list, [](const Operand& each) { return each.tensor == kNoTensor; });
+  }
   out.attributes = std::move(call.attributes);
   out.flops = call.flops;
   out.bytes = call.bytes;

@@ -63,8 +63,8 @@ class StepBuilder {
     std::string_view name;
     OperationKind kind;
     OperationClass operation_class;
-    std::vector<TensorId> inputs{};
-    std::vector<TensorId> outputs{};
+    std::vector<Operand> inputs{};  ///< those that are kNoTensor are left out
+    std::vector<Operand> outputs{};
     Attributes attributes{};
     double flops = 0;
     std::int64_t bytes = 0;  ///< 0: each operand once

@@ -32,7 +32,7 @@ std::vector<Life> lives_of(const StepPlan& plan) {
     // A GPU's product may do the work of the GELU behind it: it writes the GELU's result.
     const bool gelu = operation.kind == OperationKind::kGelu;
     const int begin = static_cast<int>(i) - (gelu && i > 0 ? 1 : 0);
-    for (const std::vector<TensorId>* list : {&operation.inputs, &operation.outputs}) {
+    for (const std::vector<Operand>* list : {&operation.inputs, &operation.outputs}) {
       for (const TensorId id : *list) {
         Life& life = out[static_cast<std::size_t>(id)];
         if (life.first < 0) life.first = begin;

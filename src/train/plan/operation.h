@@ -41,38 +41,76 @@ enum class Rung : std::uint8_t {
 /// "keep", "norms", "mlp", "qkv", "block".
 const char* to_string(Rung rung) noexcept;
 
-/// What an executor has a function for. Operands are listed as inputs -> outputs; a tensor in both
-/// is changed in place.
+/// What an executor has a function for: the rows of operations.inc.
 enum class OperationKind : std::uint8_t {
-  kProduct,            ///< a, b [, bias] [, addend] -> c
-  kColumnSum,          ///< dy -> d bias
-  kEmbedding,          ///< tokens, table [, positions] [, scalars] -> x
-  kEmbeddingBackward,  ///< tokens, dx -> d table [, d positions]
-  kRmsNorm,            ///< x, weight -> y, rstd
-  kRmsNormBackward,    ///< dy, x, weight, rstd -> dx, d weight
-  kLayerNorm,          ///< x, weight, bias -> y, mean, rstd
-  kLayerNormBackward,  ///< dy, x, weight, mean, rstd -> dx, d weight, d bias
-  kRopeAngles,         ///< [scalars] -> cosine, sine
-  kRope,               ///< cosine, sine, qkv -> qkv
-  kAttention,          ///< qkv [, scalars] -> o, lse
-  kAttentionBackward,  ///< do, qkv, o, lse [, scalars] -> dqkv
-  kCachedAttention,    ///< scalars, qkv, cache -> o, cache
-  kRowMax,             ///< scores -> max, argmax
-  kSoftmax,            ///< scores, max -> p, sum
-  kSoftmaxBackward,    ///< dp, scores, max, argmax, sum -> dscores
-  kSwiGlu,             ///< gate_up -> y
-  kSwiGluBackward,     ///< dy, gate_up -> dgate_up
-  kGelu,               ///< x -> y
-  kGeluBackward,       ///< dy, x -> dx
-  kPointwise,          ///< a [, b] -> y: see Pointwise
-  kDropout,            ///< scalars, x [, addend] -> y
-  kCrossEntropy,       ///< logits, targets [, loss scale] -> losses [, dlogits]: in place or apart
-  kMeanLoss,           ///< losses -> loss
-  kGradientNorm,       ///< gradients [, loss scale] -> norm
-  kAdamW,              ///< scalars, norm, gradients, ... [, loss scale] -> parameters, both moments
-  kLossScale,          ///< norm, loss scale -> loss scale
+#define FLASHLAB_OPERATION(kind, ...) kind,
+#include "train/plan/operations.inc"
+#undef FLASHLAB_OPERATION
 };
-const char* to_string(OperationKind kind) noexcept;
+
+/// What an operand is to its operation. Of a backward operation, an output with the name of a
+/// learned tensor is the gradient of that tensor.
+enum class Slot : std::uint8_t {
+  kA,
+  kB,
+  kC,
+  kBias,
+  kAddend,
+  kX,
+  kY,
+  kDX,
+  kDY,
+  kWeight,
+  kMean,
+  kRstd,
+  kSum,
+  kTokens,
+  kTable,
+  kPositions,
+  kScalars,
+  kCosine,
+  kSine,
+  kQkv,
+  kDQkv,
+  kO,
+  kDO,
+  kLse,
+  kCache,
+  kScores,
+  kDScores,
+  kMax,
+  kArgmax,
+  kP,
+  kDP,
+  kLogits,
+  kDLogits,
+  kTargets,
+  kLosses,
+  kLoss,
+  kLossScale,
+  kNorm,
+  kGradient,
+  kValue,
+  kFirstMoment,
+  kSecondMoment,
+  kCopy,
+};
+
+struct Operand {
+  Slot slot = Slot::kX;
+  TensorId tensor = kNoTensor;
+  operator TensorId() const noexcept { return tensor; }
+};
+
+/// The row of a kind: its name and the operands that it may have, in order.
+struct OperationRow {
+  const char* name;
+  std::vector<Slot> inputs, outputs;
+};
+const OperationRow& row_of(OperationKind kind);
+inline const char* to_string(OperationKind kind) {
+  return row_of(kind).name;
+}
 
 /// C = alpha op(A) op(B) [+ bias of the columns] [+ addend], or C += with `accumulate`.
 /// op(A) [m, k], op(B) [k, n], C [m, n], row-major with leading dimensions in elements; `batch`
@@ -91,8 +129,6 @@ struct ProductAttributes {
   std::int64_t inner = 1, outer = 1;
   double alpha = 1;
   bool accumulate = false;
-  bool has_bias = false;
-  bool has_addend = false;
 };
 
 /// Rows of `width`; the leading dimensions of both sides are `width`.
@@ -122,11 +158,9 @@ struct PointwiseAttributes {
 /// Tokens are rows `first` .. `first + rows` of the batch; `context` of them make a sequence.
 struct EmbeddingAttributes {
   std::int64_t rows = 0, width = 0, vocabulary = 0, context = 0, first = 0;
-  bool has_positions = false;
   std::int64_t table_positions = 0;  ///< rows of the table of positions
   bool accumulate = false;
   bool accumulate_positions = false;
-  bool at_position = false;  ///< of one token, at the position among the scalars
 };
 
 /// Which dropout of a run: its pattern is a function of these, of the step and of places alone, so
@@ -150,8 +184,7 @@ struct AttentionAttributes {
 struct RopeAttributes {
   std::int64_t batch = 0, context = 0, heads = 0, head_dim = 0;
   double theta = 10000;
-  bool at_position = false;  ///< of one token, at the position among the scalars
-  bool inverse = false;      ///< backward: the transposed rotation
+  bool inverse = false;  ///< backward: the transposed rotation
 };
 
 /// Mask of element i: kept iff random(seed, step, site, i) >= probability.
@@ -159,13 +192,11 @@ struct DropoutAttributes {
   std::int64_t elements = 0;
   double probability = 0;
   DropoutSite site{};
-  bool has_addend = false;
 };
 
 struct CrossEntropyAttributes {
   std::int64_t rows = 0, vocabulary = 0, first = 0;  ///< first: row of targets and losses
   double gradient_scale = 0;                         ///< of dlogits; 0: logits stay as they are
-  bool scaled = false;                               ///< and by the loss scale
 };
 
 /// Where the epsilon of AdamW stands; trajectories are compared with both.
@@ -207,8 +238,8 @@ struct Operation {
   OperationClass operation_class = OperationClass::kProduct;
   Phase phase = Phase::kForward;
   int layer = -1;
-  std::vector<TensorId> inputs;
-  std::vector<TensorId> outputs;
+  std::vector<Operand> inputs;
+  std::vector<Operand> outputs;
   Attributes attributes;
   double flops = 0;
   std::int64_t bytes = 0;  ///< least traffic: each operand once
@@ -216,6 +247,19 @@ struct Operation {
   Rung rung = Rung::kBlock;     ///< the lowest one that makes it again
   int generation = 0;           ///< above 0: a forward operation that runs again for backward
   std::vector<int> depends_on;  ///< earlier operations whose results or reads it must wait for
+
+  /// The first operand of the name; kNoTensor where it is absent.
+  TensorId in(Slot slot) const noexcept { return find(inputs, slot); }
+  TensorId out(Slot slot) const noexcept { return find(outputs, slot); }
+  bool has(Slot slot) const noexcept { return in(slot) != kNoTensor; }
+
+ private:
+  static TensorId find(const std::vector<Operand>& operands, Slot slot) noexcept {
+    for (const Operand& each : operands) {
+      if (each.slot == slot) return each.tensor;
+    }
+    return kNoTensor;
+  }
 };
 
 }  // namespace flashlab::train

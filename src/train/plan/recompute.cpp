@@ -32,8 +32,8 @@ class Rewrite {
   }
 
  private:
-  void redirect(std::vector<TensorId>& inputs) {
-    for (TensorId& id : inputs) id = copy_of(id);
+  void redirect(std::vector<Operand>& inputs) {
+    for (Operand& each : inputs) each.tensor = copy_of(each);
   }
 
   // The second copy of a tensor, made now if need be; tensors of others stay themselves.
@@ -58,7 +58,7 @@ class Rewrite {
     if (std::exchange(repeated_[index], true)) return;
     Operation again = plan_.operations[moved_to_[index]];
     redirect(again.inputs);
-    for (TensorId& id : again.outputs) id = new_tensor(id);
+    for (Operand& each : again.outputs) each.tensor = new_tensor(each);
     again.phase = Phase::kBackward;
     again.generation += 1;
     plan_.operations.push_back(std::move(again));

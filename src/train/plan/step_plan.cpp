@@ -77,35 +77,18 @@ const char* to_string(Rung rung) noexcept {
   return kNames[static_cast<int>(rung)];
 }
 
-const char* to_string(OperationKind kind) noexcept {
-  static constexpr const char* kNames[] = {"product",
-                                           "column sum",
-                                           "embedding",
-                                           "embedding backward",
-                                           "rms norm",
-                                           "rms norm backward",
-                                           "layer norm",
-                                           "layer norm backward",
-                                           "rope angles",
-                                           "rope",
-                                           "attention",
-                                           "attention backward",
-                                           "cached attention",
-                                           "row max",
-                                           "softmax",
-                                           "softmax backward",
-                                           "swiglu",
-                                           "swiglu backward",
-                                           "gelu",
-                                           "gelu backward",
-                                           "pointwise",
-                                           "dropout",
-                                           "cross-entropy",
-                                           "mean loss",
-                                           "gradient norm",
-                                           "adamw",
-                                           "loss scale"};
-  return kNames[static_cast<int>(kind)];
+const OperationRow& row_of(OperationKind kind) {
+  using enum Slot;
+#define FLASHLAB_SLOTS(...) \
+  { __VA_ARGS__ }
+#define FLASHLAB_OPERATION(kind, name, inputs, outputs, cpu, gpu) \
+  {name, FLASHLAB_SLOTS inputs, FLASHLAB_SLOTS outputs},
+  static const std::vector<OperationRow> kRows = {
+#include "train/plan/operations.inc"
+  };
+#undef FLASHLAB_OPERATION
+#undef FLASHLAB_SLOTS
+  return kRows[static_cast<std::size_t>(kind)];
 }
 
 std::string describe(const PlanTensor& tensor) {
@@ -191,7 +174,7 @@ void finish(StepPlan& plan) {
 namespace {
 
 // At most four operands are named: the optimizer has hundreds.
-std::string operand_list(const StepPlan& plan, const std::vector<TensorId>& ids) {
+std::string operand_list(const StepPlan& plan, const std::vector<Operand>& ids) {
   std::string out;
   for (std::size_t i = 0; i < ids.size(); ++i) {
     if (i == 4 && ids.size() > 5) return out + fmt::format(" and {} more", ids.size() - i);

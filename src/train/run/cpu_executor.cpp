@@ -19,7 +19,7 @@ namespace {
 // The operation's distinct 16-bit operands, in order.
 std::vector<TensorId> narrow_operands(const StepPlan& plan, const Operation& operation) {
   std::vector<TensorId> out;
-  for (const std::vector<TensorId>* list : {&operation.inputs, &operation.outputs}) {
+  for (const std::vector<Operand>* list : {&operation.inputs, &operation.outputs}) {
     for (const TensorId id : *list) {
       const bool known = std::find(out.begin(), out.end(), id) != out.end();
       if (!known && cpu::is_narrow(plan.tensor(id).element)) out.push_back(id);
@@ -175,68 +175,11 @@ void CpuExecutor::run_rows(const Operation& operation, std::byte* const* address
   const cpu::Call<T> call = {operation, addresses, context_.state().pool(), kernels,
                              scratch_.data()};
   switch (operation.kind) {
-    case OperationKind::kProduct:
-      cpu::product(call);
-      break;
-    case OperationKind::kColumnSum:
-      cpu::column_sum(call);
-      break;
-    case OperationKind::kEmbedding:
-      cpu::embedding(call);
-      break;
-    case OperationKind::kEmbeddingBackward:
-      cpu::embedding_backward(call);
-      break;
-    case OperationKind::kRmsNorm:
-      cpu::rms_norm(call);
-      break;
-    case OperationKind::kRmsNormBackward:
-      cpu::rms_norm_backward(call);
-      break;
-    case OperationKind::kLayerNorm:
-      cpu::layer_norm(call);
-      break;
-    case OperationKind::kLayerNormBackward:
-      cpu::layer_norm_backward(call);
-      break;
-    case OperationKind::kRopeAngles:
-      cpu::rope_angles(call);
-      break;
-    case OperationKind::kRope:
-      cpu::rope(call);
-      break;
-    case OperationKind::kCachedAttention:
-      cpu::cached_attention(call);
-      break;
-    case OperationKind::kRowMax:
-      cpu::row_max(call);
-      break;
-    case OperationKind::kSoftmax:
-      cpu::softmax(call);
-      break;
-    case OperationKind::kSoftmaxBackward:
-      cpu::softmax_backward(call);
-      break;
-    case OperationKind::kSwiGlu:
-    case OperationKind::kSwiGluBackward:
-    case OperationKind::kGelu:
-    case OperationKind::kGeluBackward:
-      cpu::activation(call);
-      break;
-    case OperationKind::kPointwise:
-      cpu::pointwise(call);
-      break;
-    case OperationKind::kDropout:
-      cpu::dropout(call);
-      break;
-    case OperationKind::kCrossEntropy:
-      cpu::cross_entropy(call);
-      break;
-    case OperationKind::kMeanLoss:
-      cpu::mean_loss(call);
-      break;
-    default:
-      break;
+#define FLASHLAB_OPERATION(kind, name, inputs, outputs, function, gpu) \
+  case OperationKind::kind:                                            \
+    return cpu::function(call);
+#include "train/plan/operations.inc"
+#undef FLASHLAB_OPERATION
   }
 }
 
@@ -268,7 +211,7 @@ void CpuExecutor::run_widened(const Operation& operation) {
   run_rows<float>(operation, wide_addresses_.data());
   for (const TensorId id : operands) {
     const auto& outputs = operation.outputs;
-    if (std::find(outputs.begin(), outputs.end(), id) != outputs.end()) convert(id, false);
+    if (std::ranges::count(outputs, id, &Operand::tensor) > 0) convert(id, false);
   }
 }
 

@@ -55,7 +55,7 @@ void CpuExecutor::gradient_norm(const Operation& operation) {
     }
   });
   const double scale = plan_.loss_scale == kNoTensor ? 1 : number(plan_.loss_scale);
-  *static_cast<T*>(data(operation.outputs[0])) =
+  *static_cast<T*>(data(operation.out(Slot::kNorm))) =
       static_cast<T>(std::sqrt(tree_sum(sums, chunks)) / scale);
 }
 

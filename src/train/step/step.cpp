@@ -100,8 +100,8 @@ void mean_loss(StepBuilder& b) {
   b.append({.name = "mean loss",
             .kind = OperationKind::kMeanLoss,
             .operation_class = OperationClass::kLoss,
-            .inputs = {b.plan().losses},
-            .outputs = {b.plan().loss},
+            .inputs = {{Slot::kLosses, b.plan().losses}},
+            .outputs = {{Slot::kLoss, b.plan().loss}},
             .attributes =
                 RowsAttributes{.rows = b.plan().tensor(b.plan().losses).elements(), .width = 1}});
 }

@@ -2,7 +2,7 @@
 
 #define FLASHLAB_SIMD_BF16
 #define FLASHLAB_SIMD_STRIP_ROWS 32
-#define FLASHLAB_SIMD_NAMESPACE amx_emulated
+#define FLASHLAB_ISA amx_emulated
 
 #include "cpu/simd/amx-inl.h"
 #include "cpu/simd/forward-inl.h"

@@ -3,13 +3,13 @@
 # The kernels are compiled once per instruction set. If two of those objects, or one of them and any
 # other object, define the same weak symbol (an inline function, a template of the standard
 # library), the linker keeps one copy, and an AVX2 machine may be handed the one compiled for
-# AVX-512. So these objects may define no weak symbol at all.
+# AVX-512. So these objects may define no weak symbol at all. cmake/InstructionSets.cmake gives
+# their names a prefix.
 set -euo pipefail
 nm=$1
 library=$2
-kernels='scalar|avx2|avx512|avx512_bf16|amx|neon|tile_kernels_avx2|tile_kernels_avx512'
-kernels+='|kernels_scalar|kernels_avx2|kernels_avx512|kernels_neon'
-found=$("$nm" -A -C --defined-only "$library" | grep -E "(^|:)($kernels)\.cpp\.o:" || true)
+found=$("$nm" -A -C --defined-only "$library" \
+  | grep -E '(^|:)(isa_[a-z0-9_]+|amx)\.cpp\.o:' || true)
 if [ -z "$found" ]; then
   echo "no kernel objects in $library: this check looks at nothing"
   exit 1

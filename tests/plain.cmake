@@ -5,7 +5,7 @@ flashlab_test(weighted_sum_gradient_test SOURCES weighted_sum_gradient_test.cpp 
 
 # The AMX kernels with tile registers made of plain loops: their indexing is proved where there are
 # none. The softmax around them needs AVX512_BF16; the test skips itself without it.
-if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+if(FLASHLAB_X86)
   flashlab_test(cpu_amx_tiles_test SOURCES cpu_amx_tiles_test.cpp cpu_amx_emulated.cpp
     LIBRARIES flashlab hwy::hwy)
   set_source_files_properties(cpu_amx_emulated.cpp PROPERTIES SKIP_PRECOMPILE_HEADERS ON

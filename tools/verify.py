@@ -9,6 +9,7 @@ library, clang-tidy. Exit code 0 when nothing failed.
 
 import argparse
 import concurrent.futures
+import glob
 import json
 import os
 import re
@@ -241,6 +242,7 @@ class Verify:
             raise Skip("no clang-tidy")
         sources = [f for f in source.tree_files()
                    if f.endswith(".cpp") and f.startswith(("src/", "cases/"))]
+        sources += sorted(glob.glob("build/asan/isa/*.cpp"))
         run(["xargs", "-P", str(console.jobs()), "-n", "1", "-a",
              self.list_file(sources), "clang-tidy", "--quiet", "-p", "build/asan"], "clang-tidy",
             timeout=7200)

@@ -1,4 +1,4 @@
-// Compiled once per instruction set by tile_kernels_<isa>.cpp, which names the namespace. No
+// Compiled once per instruction set (cmake/InstructionSets.cmake), which FLASHLAB_ISA names. No
 // #pragma once, and nothing from the standard library that could be emitted as a shared inline
 // function: the linker would keep one copy for all, perhaps the one an older processor cannot run.
 
@@ -6,7 +6,7 @@
 
 #include "cpu/plain/tile_kernels.h"
 
-namespace flashlab::internal::FLASHLAB_TILE_ISA {
+namespace flashlab::internal::FLASHLAB_ISA {
 namespace {
 
 #if defined(__AVX512F__)
@@ -132,9 +132,8 @@ Acc exponentials(std::int64_t n, Acc offset, Acc* row) {
 
 }  // namespace
 
-extern const TileKernels<float> kFloatKernels;
-extern const TileKernels<double> kDoubleKernels;
-const TileKernels<float> kFloatKernels{multiply_add<float>, exponentials<float>};
-const TileKernels<double> kDoubleKernels{multiply_add<double>, exponentials<double>};
+const TileKernels<float> kFloatKernels{FLASHLAB_ISA_NAME, multiply_add<float>, exponentials<float>};
+const TileKernels<double> kDoubleKernels{FLASHLAB_ISA_NAME, multiply_add<double>,
+                                         exponentials<double>};
 
-}  // namespace flashlab::internal::FLASHLAB_TILE_ISA
+}  // namespace flashlab::internal::FLASHLAB_ISA

@@ -6,11 +6,14 @@
 #include <cstdint>
 
 #include "flashlab/context.h"
+#include "runtime/cpu/isa_tables.h"
 
 namespace flashlab::internal {
 
 template <class Acc>
 struct TileKernels {
+  const char* name;
+
   /// c[m][n] += sum_k a(m, k) b[k][n],   a(m, k) = a[m * a_row + k * a_col]
   /// (a_row, a_col) = (ld, 1) multiplies by a tile, (1, ld) by its transpose.
   /// b and c are rows of ldb and ldc elements; n is a multiple of padded(1) (see below).
@@ -23,6 +26,9 @@ struct TileKernels {
   /// the normal range the result is 0, NaN stays NaN.
   Acc (*exponentials)(std::int64_t n, Acc offset, Acc* row);
 };
+
+FLASHLAB_ISA_TABLES(TileKernels<float>, kFloatKernels)
+FLASHLAB_ISA_TABLES(TileKernels<double>, kDoubleKernels)
 
 /// The strongest build of the kernels that `isa` allows. Precondition: supported(isa).
 template <class Acc>

@@ -24,7 +24,7 @@
 #endif
 
 namespace flashlab::internal::simd {
-namespace FLASHLAB_SIMD_NAMESPACE {
+namespace FLASHLAB_ISA {
 namespace {
 
 /// HW: as vdpbf16ps, tdpbf16ps takes subnormals as zero and flushes subnormal results.
@@ -174,5 +174,5 @@ HWY_INLINE void store_weights(MultiplyTiles<TileRegisters>, Floats low, Floats h
 }
 
 }  // namespace
-}  // namespace FLASHLAB_SIMD_NAMESPACE
+}  // namespace FLASHLAB_ISA
 }  // namespace flashlab::internal::simd

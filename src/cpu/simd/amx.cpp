@@ -3,7 +3,7 @@
 
 #define FLASHLAB_SIMD_BF16
 #define FLASHLAB_SIMD_STRIP_ROWS 32
-#define FLASHLAB_SIMD_NAMESPACE amx
+#define FLASHLAB_ISA amx
 
 #include "cpu/simd/amx-inl.h"
 #include "cpu/simd/amx_tiles-inl.h"

@@ -13,7 +13,7 @@
 #include <stdint.h>
 
 namespace flashlab::internal::simd {
-namespace FLASHLAB_SIMD_NAMESPACE {
+namespace FLASHLAB_ISA {
 namespace {
 
 /// g++ 12's tile loads do not say that they read memory: without a barrier it may move or drop the
@@ -117,5 +117,5 @@ struct HardwareTiles {
 };
 
 }  // namespace
-}  // namespace FLASHLAB_SIMD_NAMESPACE
+}  // namespace FLASHLAB_ISA
 }  // namespace flashlab::internal::simd

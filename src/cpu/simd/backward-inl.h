@@ -6,7 +6,7 @@
 #include "cpu/simd/backward_statistics-inl.h"
 
 namespace flashlab::internal::simd {
-namespace FLASHLAB_SIMD_NAMESPACE {
+namespace FLASHLAB_ISA {
 namespace {
 
 /// factor * sums -> one row of a gradient, replacing it or added to it.
@@ -196,5 +196,5 @@ constexpr BackwardKernels kBackwardKernels = {
 };
 
 }  // namespace
-}  // namespace FLASHLAB_SIMD_NAMESPACE
+}  // namespace FLASHLAB_ISA
 }  // namespace flashlab::internal::simd

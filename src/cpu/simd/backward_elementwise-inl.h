@@ -13,7 +13,7 @@
 #include "cpu/simd/score_hooks-inl.h"
 
 namespace flashlab::internal::simd {
-namespace FLASHLAB_SIMD_NAMESPACE {
+namespace FLASHLAB_ISA {
 namespace {
 
 /// The smaller of both, b where either is NaN (see max_keep_second).
@@ -314,5 +314,5 @@ HWY_INLINE void fill_bias(const MaskView& mask, int64_t batch, int64_t head, int
 }
 
 }  // namespace
-}  // namespace FLASHLAB_SIMD_NAMESPACE
+}  // namespace FLASHLAB_ISA
 }  // namespace flashlab::internal::simd

@@ -7,7 +7,7 @@
 #include "cpu/simd/gemm-inl.h"
 
 namespace flashlab::internal::simd {
-namespace FLASHLAB_SIMD_NAMESPACE {
+namespace FLASHLAB_ISA {
 namespace {
 
 HWY_INLINE int64_t least(int64_t a, int64_t b) {
@@ -241,5 +241,5 @@ HWY_INLINE void pair_rows(const uint16_t* HWY_RESTRICT even, const uint16_t* HWY
 }
 
 }  // namespace
-}  // namespace FLASHLAB_SIMD_NAMESPACE
+}  // namespace FLASHLAB_ISA
 }  // namespace flashlab::internal::simd

@@ -16,7 +16,7 @@
 #include "cpu/simd/backward_tile-inl.h"
 
 namespace flashlab::internal::simd {
-namespace FLASHLAB_SIMD_NAMESPACE {
+namespace FLASHLAB_ISA {
 namespace {
 
 /// From here on half a unit in the last place of LSE is more than 1.5e-5 of every probability.
@@ -168,5 +168,5 @@ void backward_row_statistics(const BackwardCall& call, int64_t batch, int64_t he
 }
 
 }  // namespace
-}  // namespace FLASHLAB_SIMD_NAMESPACE
+}  // namespace FLASHLAB_ISA
 }  // namespace flashlab::internal::simd

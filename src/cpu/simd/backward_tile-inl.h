@@ -13,7 +13,7 @@
 #include "cpu/simd/band-inl.h"
 
 namespace flashlab::internal::simd {
-namespace FLASHLAB_SIMD_NAMESPACE {
+namespace FLASHLAB_ISA {
 namespace {
 
 /// A block of keys of one (batch, key head), packed.
@@ -421,5 +421,5 @@ HWY_NOINLINE void add_bad_keys(const KeyBlock<Multiply>& block, const QueryTile&
 }
 
 }  // namespace
-}  // namespace FLASHLAB_SIMD_NAMESPACE
+}  // namespace FLASHLAB_ISA
 }  // namespace flashlab::internal::simd

@@ -14,7 +14,7 @@
 #include "cpu/simd/forward_scores-inl.h"
 
 namespace flashlab::internal::simd {
-namespace FLASHLAB_SIMD_NAMESPACE {
+namespace FLASHLAB_ISA {
 namespace {
 namespace forward_pass {
 
@@ -107,7 +107,7 @@ HWY_INLINE void prefetch_rows(const ForwardCall& call, const ForwardTask& task,
                               const RowsView& rows, int64_t columns, int64_t begin, int64_t end) {
   for (int64_t r = begin; r < end;) {
     const MatrixView view = rows_of_head(call, task, rows, columns, r, end);
-    FLASHLAB_SIMD_NAMESPACE::prefetch_rows(view, 0, view.rows);
+    FLASHLAB_ISA::prefetch_rows(view, 0, view.rows);
     r += view.rows;
   }
 }
@@ -445,5 +445,5 @@ constexpr ForwardKernels forward_kernels() {
 }
 
 }  // namespace
-}  // namespace FLASHLAB_SIMD_NAMESPACE
+}  // namespace FLASHLAB_ISA
 }  // namespace flashlab::internal::simd

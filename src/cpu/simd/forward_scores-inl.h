@@ -7,7 +7,7 @@
 #include "cpu/simd/score_hooks-inl.h"
 
 namespace flashlab::internal::simd {
-namespace FLASHLAB_SIMD_NAMESPACE {
+namespace FLASHLAB_ISA {
 namespace {
 namespace forward_pass {
 
@@ -237,5 +237,5 @@ HWY_INLINE void softmax_strip(int rows, int64_t padded, float factor, float* sco
 
 }  // namespace forward_pass
 }  // namespace
-}  // namespace FLASHLAB_SIMD_NAMESPACE
+}  // namespace FLASHLAB_ISA
 }  // namespace flashlab::internal::simd

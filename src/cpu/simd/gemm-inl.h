@@ -16,7 +16,7 @@
 #endif
 
 namespace flashlab::internal::simd {
-namespace FLASHLAB_SIMD_NAMESPACE {
+namespace FLASHLAB_ISA {
 namespace {
 
 /// What C holds before the products are added.
@@ -190,5 +190,5 @@ HWY_INLINE void multiply_scores(int rows, int64_t columns, int64_t panel_stride,
 }
 
 }  // namespace
-}  // namespace FLASHLAB_SIMD_NAMESPACE
+}  // namespace FLASHLAB_ISA
 }  // namespace flashlab::internal::simd

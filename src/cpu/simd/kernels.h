@@ -9,6 +9,7 @@
 
 #include "flashlab/context.h"
 #include "flashlab/tensor.h"
+#include "runtime/cpu/isa_tables.h"
 
 namespace flashlab::internal::simd {
 
@@ -187,26 +188,13 @@ struct KernelTable {
 /// Bytes of a packed Element, of every table: a float, or two bf16.
 inline constexpr int64_t kElementBytes = 4;
 
-namespace scalar {
-extern const KernelTable kKernels;
-}
+FLASHLAB_ISA_TABLES(KernelTable, kKernels)
 #if defined(__x86_64__)
-namespace avx2 {
-extern const KernelTable kKernels;
-}
-namespace avx512 {
-extern const KernelTable kKernels;
-}
 namespace avx512_bf16 {
 extern const KernelTable kKernels;
 }
 namespace amx {
 extern const KernelTable kKernels;  ///< forward only: its backward is null
-}
-#endif
-#if defined(__aarch64__)
-namespace neon {
-extern const KernelTable kKernels;
 }
 #endif
 

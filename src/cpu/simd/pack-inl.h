@@ -7,7 +7,7 @@
 #include "cpu/simd/gemm-inl.h"
 
 namespace flashlab::internal::simd {
-namespace FLASHLAB_SIMD_NAMESPACE {
+namespace FLASHLAB_ISA {
 namespace {
 
 template <class Multiply>
@@ -235,5 +235,5 @@ constexpr PackKernels pack_kernels() {
 }
 
 }  // namespace
-}  // namespace FLASHLAB_SIMD_NAMESPACE
+}  // namespace FLASHLAB_ISA
 }  // namespace flashlab::internal::simd

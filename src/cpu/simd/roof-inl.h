@@ -5,7 +5,7 @@
 #include "cpu/simd/gemm-inl.h"
 
 namespace flashlab::internal::simd {
-namespace FLASHLAB_SIMD_NAMESPACE {
+namespace FLASHLAB_ISA {
 namespace {
 
 // HW: "v" is any vector register of x86, "w" of ARM.
@@ -54,5 +54,5 @@ double roof(int64_t iterations) {
 }
 
 }  // namespace
-}  // namespace FLASHLAB_SIMD_NAMESPACE
+}  // namespace FLASHLAB_ISA
 }  // namespace flashlab::internal::simd

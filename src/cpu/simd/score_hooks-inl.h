@@ -6,7 +6,7 @@
 #include "cpu/simd/pack-inl.h"
 
 namespace flashlab::internal::simd {
-namespace FLASHLAB_SIMD_NAMESPACE {
+namespace FLASHLAB_ISA {
 namespace {
 
 /// tanh x, relative error 2e-7. Below 0.6 an odd polynomial, because 1 - 2 / (exp(2x) + 1) cancels;
@@ -80,5 +80,5 @@ HWY_INLINE void drop_weights(const DropoutView& dropout, int64_t batch, int64_t 
 }
 
 }  // namespace
-}  // namespace FLASHLAB_SIMD_NAMESPACE
+}  // namespace FLASHLAB_ISA
 }  // namespace flashlab::internal::simd

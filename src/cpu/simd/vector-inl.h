@@ -2,8 +2,8 @@
 
 // Vectors, exp2 and element conversions for one instruction set.
 //
-// Included once by each translation unit of src/cpu/simd, which first defines
-// FLASHLAB_SIMD_NAMESPACE (e.g. avx512) and is compiled with that instruction set's -m flags.
+// Included once by each translation unit of the kernels, which first defines FLASHLAB_ISA (e.g.
+// avx512) and is compiled with that instruction set's -m flags.
 //
 // INVARIANT: these translation units emit no symbol that another one could also emit. The linker
 // keeps one copy of every inline function; if it kept the copy compiled for AVX-512, a machine with
@@ -11,8 +11,8 @@
 // inlined) are included, everything lives in the instruction set's own anonymous namespace, and
 // tests/cpu_simd_symbols.sh reads the objects' symbol tables.
 
-#ifndef FLASHLAB_SIMD_NAMESPACE
-#error "define FLASHLAB_SIMD_NAMESPACE before including cpu/simd/*-inl.h"
+#ifndef FLASHLAB_ISA
+#error "define FLASHLAB_ISA before including cpu/simd/*-inl.h"
 #endif
 
 #include <math.h>
@@ -30,7 +30,7 @@
 #include "flashlab/tensor.h"
 
 namespace flashlab::internal::simd {
-namespace FLASHLAB_SIMD_NAMESPACE {
+namespace FLASHLAB_ISA {
 namespace {
 
 namespace hn = hwy::HWY_NAMESPACE;
@@ -260,5 +260,5 @@ HWY_INLINE void with_dtype(DType dtype, const F& f) {
 }
 
 }  // namespace
-}  // namespace FLASHLAB_SIMD_NAMESPACE
+}  // namespace FLASHLAB_ISA
 }  // namespace flashlab::internal::simd

@@ -3,9 +3,13 @@
 // Rows of a training step, written once with Highway and compiled once per instruction set. Each
 // function works on a range that its caller has chosen; sums inside it run in the element's type.
 //
-// Included by the translation units of each instruction set, so C headers only.
+// Included by the translation units of each instruction set: what is inline here they do not call,
+// so their objects hold none of it.
 
 #include <stdint.h>
+
+#include "flashlab/context.h"
+#include "runtime/cpu/isa_tables.h"
 
 namespace flashlab::train::cpu {
 
@@ -55,8 +59,19 @@ struct KernelTable {
                 int64_t count);
 };
 
-/// The table of the strongest instruction set not above `isa` (a CpuIsa's value).
+FLASHLAB_ISA_TABLES(KernelTable<float>, kFloat)
+FLASHLAB_ISA_TABLES(KernelTable<double>, kDouble)
+
+/// The table of the strongest instruction set not above `isa`.
 template <class T>
-const KernelTable<T>& kernels(int isa);
+const KernelTable<T>& kernels(CpuIsa isa);
+template <>
+inline const KernelTable<float>& kernels(CpuIsa isa) {
+  return FLASHLAB_ISA_TABLE(isa, kFloat);
+}
+template <>
+inline const KernelTable<double>& kernels(CpuIsa isa) {
+  return FLASHLAB_ISA_TABLE(isa, kDouble);
+}
 
 }  // namespace flashlab::train::cpu

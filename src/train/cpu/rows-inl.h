@@ -3,8 +3,8 @@
 // INVARIANT: as in cpu/simd/vector-inl.h, these translation units emit no symbol that another one
 // could also emit: C headers and Highway only, everything in an anonymous namespace.
 
-#ifndef FLASHLAB_TRAIN_NAMESPACE
-#error "define FLASHLAB_TRAIN_NAMESPACE before including train/cpu/rows-inl.h"
+#ifndef FLASHLAB_ISA
+#error "define FLASHLAB_ISA before including train/cpu/rows-inl.h"
 #endif
 
 #include <math.h>
@@ -20,7 +20,7 @@
 #include "train/cpu/kernels.h"
 
 namespace flashlab::train::cpu {
-namespace FLASHLAB_TRAIN_NAMESPACE {
+namespace FLASHLAB_ISA {
 namespace {
 
 namespace hn = hwy::HWY_NAMESPACE;
@@ -378,5 +378,9 @@ constexpr KernelTable<T> make_table(const char* name) {
 }
 
 }  // namespace
-}  // namespace FLASHLAB_TRAIN_NAMESPACE
+
+const KernelTable<float> kFloat = make_table<float>(FLASHLAB_ISA_NAME);
+const KernelTable<double> kDouble = make_table<double>(FLASHLAB_ISA_NAME);
+
+}  // namespace FLASHLAB_ISA
 }  // namespace flashlab::train::cpu

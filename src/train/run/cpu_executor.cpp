@@ -171,7 +171,7 @@ Status CpuExecutor::run_attention(std::size_t index) {
 // Everything but attention and the optimizer, on operands of type T at `addresses`.
 template <class T>
 void CpuExecutor::run_rows(const Operation& operation, std::byte* const* addresses) {
-  const auto& kernels = cpu::kernels<T>(static_cast<int>(context_.cpu_isa()));
+  const auto& kernels = cpu::kernels<T>(context_.cpu_isa());
   const cpu::Call<T> call = {operation, addresses, context_.state().pool(), kernels,
                              scratch_.data()};
   switch (operation.kind) {

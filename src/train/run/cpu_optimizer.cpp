@@ -36,7 +36,7 @@ std::int64_t CpuExecutor::norm_scratch_bytes() const {
 
 template <class T>
 void CpuExecutor::gradient_norm(const Operation& operation) {
-  const auto& kernels = cpu::kernels<T>(static_cast<int>(context_.cpu_isa()));
+  const auto& kernels = cpu::kernels<T>(context_.cpu_isa());
   const T* gradients = reinterpret_cast<const T*>(gradient_arena());
   double* sums = reinterpret_cast<double*>(scratch_.data());
   const std::int64_t chunks = norm_chunks(plan_), all = plan_.arena_elements;
@@ -80,7 +80,7 @@ void CpuExecutor::narrow_run(const T* wide, std::byte* arena, std::int64_t at, s
 template <class T>
 void CpuExecutor::adamw_narrow(const cpu::AdamWRange& range, std::int64_t first,
                                std::int64_t count) {
-  const auto& kernels = cpu::kernels<T>(static_cast<int>(context_.cpu_isa()));
+  const auto& kernels = cpu::kernels<T>(context_.cpu_isa());
   std::byte* const arenas[] = {parameters_->values(), parameters_->first_moments(),
                                parameters_->second_moments()};
   T wide[4][kNarrowRun];
@@ -112,7 +112,7 @@ void CpuExecutor::update_loss_scale(const Operation& operation) {
 template <class T>
 void CpuExecutor::adamw(const Operation& operation) {
   const auto& a = std::get<AdamWAttributes>(operation.attributes);
-  const auto& kernels = cpu::kernels<T>(static_cast<int>(context_.cpu_isa()));
+  const auto& kernels = cpu::kernels<T>(context_.cpu_isa());
   const double* scalars = static_cast<const double*>(data(plan_.scalars));
   const double rate = scalars[kLearningRate];
   const double norm = number(plan_.gradient_norm);

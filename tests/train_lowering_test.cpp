@@ -5,6 +5,7 @@
 #include <cstring>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -295,6 +296,86 @@ TEST(TrainLowering, SaysWhatAGpuHasNoKernelFor) {
   EXPECT_EQ(refusal(), "accepted");
   model.context = 100'000;
   EXPECT_NE(refusal().find("when a GPU decodes"), std::string::npos) << refusal();
+}
+
+// A product moved to a second stream waits there for what it reads, and the first stream for it
+// where it reads the result or takes over its operands' memory.
+TEST(TrainLowering, OperationsWaitForThoseOfOtherStreams) {
+  Result<StepPlan> plan = build_step(gpu_model(Family::kGpt2, 104, 64), {.batch = 3});
+  ASSERT_TRUE(plan.ok());
+  std::set<std::size_t> moved;
+  for (std::size_t i = 0; i < plan->operations.size(); ++i) {
+    Operation& operation = plan->operations[i];
+    if (operation.kind != OperationKind::kProduct || operation.phase != Phase::kBackward) continue;
+    if (!operation.name.ends_with(" weight")) continue;
+    operation.stream = 1;
+    moved.insert(i);
+  }
+  ASSERT_GT(moved.size(), 4u);
+  finish(*plan);
+  const MemoryPlan memory = plan_memory(*plan);
+  runtime::Program program;
+  const auto step = lower(*plan, memory, *cuda::known_gpu("sm_90a"), nullptr, program);
+  ASSERT_TRUE(step.ok()) << step.status().message();
+  EXPECT_TRUE(program.check().ok()) << program.check().message();
+  EXPECT_EQ(program.streams().size(), 2u);
+  std::set<int> scratch;
+  // What each step comes after: by its stream, and by what it waits for.
+  const std::vector<runtime::Step>& steps = program.steps();
+  std::vector<std::set<std::size_t>> after(steps.size());
+  std::map<int, std::size_t> last;
+  for (std::size_t i = 0; i < steps.size(); ++i) {
+    const Operation& operation = plan->operations[step->operation_of[i]];
+    EXPECT_EQ(steps[i].stream, operation.stream) << steps[i].name;
+    std::vector<std::size_t> before(steps[i].depends_on.begin(), steps[i].depends_on.end());
+    if (const auto known = last.find(steps[i].stream); known != last.end()) {
+      before.push_back(known->second);
+    }
+    for (const std::size_t each : before) {
+      after[i].insert(each);
+      after[i].insert(after[each].begin(), after[each].end());
+    }
+    last[steps[i].stream] = i;
+    const auto* product = std::get_if<runtime::ProductWork>(&steps[i].work);
+    if (product != nullptr && operation.stream == 1) scratch.insert(product->scratch.buffer);
+    if (product != nullptr && operation.stream == 0) {
+      EXPECT_FALSE(scratch.contains(product->scratch.buffer));
+    }
+  }
+  const auto range = [&](TensorId id) {
+    const std::int64_t at = memory.offsets[static_cast<std::size_t>(id)];
+    return std::pair(at, at < 0 ? at : at + plan->tensor(id).bytes());
+  };
+  int pairs = 0;
+  for (std::size_t i = 0; i < steps.size(); ++i) {
+    for (std::size_t j = 0; j < i; ++j) {
+      const Operation& late = plan->operations[step->operation_of[i]];
+      const Operation& early = plan->operations[step->operation_of[j]];
+      bool meet = false;
+      const auto touch = [&](const std::vector<Operand>& a, const std::vector<Operand>& b) {
+        for (const TensorId x : a) {
+          for (const TensorId y : b) {
+            meet |= range(x).first >= 0 && range(x).first < range(y).second &&
+                    range(y).first < range(x).second;
+          }
+        }
+      };
+      touch(late.outputs, early.outputs);
+      touch(late.outputs, early.inputs);
+      touch(late.inputs, early.outputs);
+      if (!meet || late.stream == early.stream) continue;
+      EXPECT_TRUE(after[i].contains(j)) << steps[i].name << " after " << steps[j].name;
+      ++pairs;
+    }
+  }
+  EXPECT_GT(pairs, 10);
+  for (Operation& operation : plan->operations) {
+    if (operation.kind == OperationKind::kAdamW) operation.stream = 1;
+  }
+  runtime::Program refused;
+  const auto bad = lower(*plan, memory, *cuda::known_gpu("sm_90a"), nullptr, refused);
+  ASSERT_FALSE(bad.ok());
+  EXPECT_NE(bad.status().message().find("on stream 1"), std::string::npos);
 }
 
 // One sequence's heads are a batch of products whose matrices lie a head apart.

@@ -96,6 +96,9 @@ int Program::add_stream(int device) {
 
 int Program::add(Step step) {
   if (step.scope.empty()) step.scope = scope_;
+  if (step.stream == 0) step.stream = stream_;
+  step.depends_on.insert(step.depends_on.end(), depends_on_.begin(), depends_on_.end());
+  depends_on_.clear();
   steps_.push_back(std::move(step));
   return static_cast<int>(steps_.size()) - 1;
 }

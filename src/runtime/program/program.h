@@ -89,10 +89,17 @@ class Program {
   int add_stream(int device);
   /// Steps that are added from here on without a scope have this one.
   void set_scope(std::string scope) { scope_ = std::move(scope); }
+  /// Steps that are added from here on without a stream are on this one; the first of them waits
+  /// for `depends_on`, too.
+  void set_stream(int stream, std::vector<int> depends_on) {
+    stream_ = stream;
+    depends_on_ = std::move(depends_on);
+  }
   /// Adds a step after those there are. Returns its index.
   int add(Step step);
   /// Adds the steps of another program of one stream from step `from` on, which become steps of
-  /// stream 0; `places[i]` is where its buffer i lies here. Its scalars keep their numbers.
+  /// the stream that is set; `places[i]` is where its buffer i lies here. Its scalars keep their
+  /// numbers.
   void append(const Program& other, std::span<const Place> places, std::size_t from = 0);
 
   const std::vector<Buffer>& buffers() const noexcept { return buffers_; }
@@ -134,6 +141,8 @@ class Program {
   std::vector<std::size_t> workspace_bytes_{0};
   int tensors_ = 0;
   std::string scope_;
+  int stream_ = 0;
+  std::vector<int> depends_on_;
 };
 
 /// "grid 4 x 1 x 1 · 128 threads · 0 shared bytes", and what attributes there are.

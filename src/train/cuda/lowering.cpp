@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <set>
 
 #include "api/context_state.h"
 #include "api/implementation.h"
@@ -11,6 +12,7 @@
 #include "flashlab/tensor_table.h"
 #include "train/cpu/random.h"
 #include "train/cuda/attention_steps.h"
+#include "train/cuda/kernel_shapes.h"
 #include "train/cuda/kernel_steps.h"
 #include "train/cuda/product_steps.h"
 #include "train/plan/attention_problem.h"
@@ -33,6 +35,63 @@ Status check_types(const StepPlan& plan) {
   }
   return {};
 }
+
+// Sums over rows, the optimizer and attention use memory that is not in the plan, one after the
+// other on the first stream.
+Status check_streams(const StepPlan& plan) {
+  for (const Operation& operation : plan.operations) {
+    const bool shares_memory = is_attention(operation) || is_backward_norm(operation) ||
+                               operation.kind == OperationKind::kColumnSum ||
+                               operation.kind == OperationKind::kGeluBackward ||
+                               operation.kind == OperationKind::kEmbeddingBackward ||
+                               operation.operation_class == OperationClass::kOptimizer;
+    if (operation.stream < 0 || (operation.stream > 0 && shares_memory)) {
+      return Status::unsupported({"step",
+                                  fmt::format("{} ({}) on stream {}", operation.name,
+                                              to_string(operation.kind), operation.stream),
+                                  "stream 0 for attention, sums over rows and the optimizer", ""});
+    }
+  }
+  return {};
+}
+
+// Which operations of other streams each one waits for: those that it depends on, and those whose
+// bytes of the arena it touches, one of both writing. The memory planner knows one order alone.
+class Waits {
+ public:
+  Waits(const StepPlan& plan, const MemoryPlan& memory) : plan_(plan), memory_(memory) {}
+
+  std::vector<std::size_t> of(std::size_t index) const {
+    const Operation& operation = plan_.operations[index];
+    std::vector<std::size_t> out;
+    for (std::size_t earlier = 0; earlier < index; ++earlier) {
+      const Operation& other = plan_.operations[earlier];
+      if (other.stream == operation.stream) continue;
+      const bool named = std::ranges::count(operation.depends_on, static_cast<int>(earlier)) > 0;
+      const bool meet = touch(operation.outputs, other.outputs) ||
+                        touch(operation.outputs, other.inputs) ||
+                        touch(operation.inputs, other.outputs);
+      if (named || meet) out.push_back(earlier);
+    }
+    return out;
+  }
+
+ private:
+  bool touch(const std::vector<Operand>& a, const std::vector<Operand>& b) const {
+    return std::ranges::any_of(a, [&](TensorId x) {
+      return std::ranges::any_of(b, [&](TensorId y) { return x == y || overlap(x, y); });
+    });
+  }
+  bool overlap(TensorId x, TensorId y) const {
+    const std::int64_t at_x = memory_.offsets[static_cast<std::size_t>(x)];
+    const std::int64_t at_y = memory_.offsets[static_cast<std::size_t>(y)];
+    return at_x >= 0 && at_y >= 0 && at_x < at_y + plan_.tensor(y).bytes() &&
+           at_y < at_x + plan_.tensor(x).bytes();
+  }
+
+  const StepPlan& plan_;
+  const MemoryPlan& memory_;
+};
 
 /// Gives every tensor its place and the program its buffers.
 class Placement {
@@ -161,6 +220,7 @@ Result<LoweredStep> lower(const StepPlan& plan, const MemoryPlan& memory,
                           const cuda::DeviceInfo& device, const Context* context,
                           runtime::Program& program) {
   if (Status s = check_types(plan); !s.ok()) return s;
+  if (Status s = check_streams(plan); !s.ok()) return s;
   LoweredStep out;
   const std::vector<runtime::Place> places = Placement(plan, memory, program).run(out);
   const cuda::CublasLt* library = nullptr;
@@ -169,8 +229,16 @@ Result<LoweredStep> lower(const StepPlan& plan, const MemoryPlan& memory,
     if (!opened.ok()) return opened.status();
     library = *opened;
   }
-  const ProductSteps products(
-      plan, places, program.add_region("products", cuda::CublasLt::kWorkspaceBytes), library);
+  int last_stream = 0;
+  for (const Operation& operation : plan.operations) {
+    last_stream = std::max(last_stream, operation.stream);
+  }
+  std::vector<int> scratch;
+  for (int stream = 0; stream <= last_stream; ++stream) {
+    if (stream > 0) program.add_stream(0);
+    scratch.push_back(program.add_region("products", cuda::CublasLt::kWorkspaceBytes));
+  }
+  const ProductSteps products(plan, places, std::move(scratch), library);
   out.constants = decay_bits(plan);
   out.constants_buffer = program.add_region("constants", 4 * out.constants.size());
   KernelSteps kernels(plan, places, device, out, program);
@@ -178,9 +246,21 @@ Result<LoweredStep> lower(const StepPlan& plan, const MemoryPlan& memory,
   if (context != nullptr) {
     if (Status s = attention.plan(); !s.ok()) return s;
   }
+  const Waits waits(plan, memory);
+  std::vector<int> last_step(plan.operations.size(), -1);
   for (std::size_t i = 0; i < plan.operations.size(); ++i) {
     const Operation& operation = plan.operations[i];
-    if (products.takes_in(i)) continue;
+    if (products.takes_in(i)) {
+      last_step[i] = last_step[i - 1];
+      continue;
+    }
+    if (last_stream > 0) {
+      std::set<int> steps;
+      for (const std::size_t earlier : waits.of(i)) {
+        if (last_step[earlier] >= 0) steps.insert(last_step[earlier]);
+      }
+      program.set_stream(operation.stream, {steps.begin(), steps.end()});
+    }
     program.set_scope(fmt::format("{} / {}", to_string(operation.phase), operation.name));
     if (operation.kind == OperationKind::kProduct) {
       for (runtime::ProductWork& work : products.of(i)) {
@@ -192,8 +272,10 @@ Result<LoweredStep> lower(const StepPlan& plan, const MemoryPlan& memory,
       return s;
     }
     out.operation_of.resize(program.steps().size(), i);
+    last_step[i] = static_cast<int>(program.steps().size()) - 1;
   }
   program.set_scope("");
+  program.set_stream(0, {});
   return out;
 }
 

@@ -44,8 +44,10 @@ struct LoweredStep {
 
 /// Appends the step to `program`. Without `context` attention is left out: what is left is the
 /// training kernels, for lists of them.
-/// Errors: kUnsupported (a type, an operation or a shape that CUDA has no kernel for, by its name),
-/// attention's.
+/// An operation's steps are on its stream; the first one waits for what the operation depends on,
+/// and for earlier operations of other streams whose bytes of the arena it takes over.
+/// Errors: kUnsupported (a type, an operation, its stream or a shape that CUDA has no kernel for,
+/// by its name), attention's.
 Result<LoweredStep> lower(const StepPlan& plan, const MemoryPlan& memory,
                           const cuda::DeviceInfo& device, const Context* context,
                           runtime::Program& program);

@@ -21,10 +21,10 @@ int alignment_of(const ProductAttributes::Matrix& matrix, std::int64_t element_b
 }  // namespace
 
 ProductSteps::ProductSteps(const StepPlan& plan, const std::vector<runtime::Place>& places,
-                           int scratch, const cuda::CublasLt* library)
+                           std::vector<int> scratch, const cuda::CublasLt* library)
     : plan_(plan),
       places_(places),
-      scratch_(scratch),
+      scratch_(std::move(scratch)),
       library_(library),
       taken_(plan.operations.size()),
       works_(plan.operations.size()) {
@@ -46,6 +46,7 @@ bool ProductSteps::serves(const runtime::Product& product) const {
 bool ProductSteps::is_gelu_of(std::size_t operation, TensorId id) const {
   return operation < plan_.operations.size() &&
          plan_.operations[operation].kind == OperationKind::kGelu &&
+         plan_.operations[operation].stream == plan_.operations[operation - 1].stream &&
          plan_.operations[operation].in(Slot::kX) == id;
 }
 
@@ -85,7 +86,7 @@ ProductWork ProductSteps::work_of(const Operation& operation, std::int64_t seque
   matrix(operation.in(Slot::kA), p.a, sequence, out.product.a, out.a);
   matrix(operation.in(Slot::kB), p.b, sequence, out.product.b, out.b);
   matrix(operation.out(Slot::kC), p.c, sequence, out.product.c, out.c);
-  out.scratch = {scratch_};
+  out.scratch = {scratch_[static_cast<std::size_t>(operation.stream)]};
   if (operation.has(Slot::kBias)) {
     out.product.epilogue = Epilogue::kBias;
     out.bias = place(operation.in(Slot::kBias));

@@ -13,8 +13,9 @@ namespace flashlab::train {
 class ProductSteps {
  public:
   /// Without `library` every epilogue is taken to be there: a GPU that is only described.
-  ProductSteps(const StepPlan& plan, const std::vector<runtime::Place>& places, int scratch,
-               const cuda::CublasLt* library);
+  /// `scratch`: a region of each stream, since products of several run at the same time.
+  ProductSteps(const StepPlan& plan, const std::vector<runtime::Place>& places,
+               std::vector<int> scratch, const cuda::CublasLt* library);
 
   /// Whether a product does this operation's work.
   bool takes_in(std::size_t operation) const { return taken_[operation]; }
@@ -32,7 +33,7 @@ class ProductSteps {
 
   const StepPlan& plan_;
   const std::vector<runtime::Place>& places_;
-  int scratch_;
+  std::vector<int> scratch_;
   const cuda::CublasLt* library_;
   std::vector<bool> taken_;
   std::vector<std::vector<runtime::ProductWork>> works_;  ///< per operation

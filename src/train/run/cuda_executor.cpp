@@ -67,6 +67,9 @@ CudaStepExecutor::~CudaStepExecutor() {
   for (const Staged& staged : staged_) {
     if (staged.read != nullptr) device_.api().cuEventDestroy(staged.read);
   }
+  for (std::size_t i = 1; i < streams_.size(); ++i) {
+    device_.api().cuStreamDestroy(static_cast<cuda::CUstream>(streams_[i].handle));
+  }
 }
 
 Result<std::unique_ptr<CudaStepExecutor>> CudaStepExecutor::create(const Context& context,
@@ -104,6 +107,14 @@ Status CudaStepExecutor::bind(ParameterStore& parameters) {
     arenas_[static_cast<std::size_t>(slot)] = parameters_->arena(static_cast<ArenaSlot>(slot));
   }
   stream_ = Stream{parameters_->stream()};
+  streams_ = {stream_};
+  while (streams_.size() < program().streams().size()) {
+    const cuda::ContextGuard current = device_.current();
+    cuda::CUstream made = nullptr;
+    const auto result = device_.api().cuStreamCreate(&made, cuda::kStreamNonBlocking);
+    if (Status s = device_.driver().check(result, "cuStreamCreate"); !s.ok()) return s;
+    streams_.push_back(Stream{made});
+  }
   if (Status s = allocate(); !s.ok()) return s;
   begin_loss_scale(*this);
   if (Status s = push_loss_scale(); !s.ok()) return s;
@@ -152,7 +163,7 @@ runtime::Call CudaStepExecutor::call() const {
   static constexpr std::array<std::uint64_t, 2> kScalarsOfAttention{};
   return {.tensors = arenas_,
           .workspaces = {&workspace_address_, 1},
-          .streams = {&stream_, 1},
+          .streams = streams_,
           .scalars = kScalarsOfAttention};
 }
 

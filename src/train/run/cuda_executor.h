@@ -79,6 +79,7 @@ class CudaStepExecutor final : public StepExecutor {
   std::array<void*, kArenaSlots> arenas_{};
   void* workspace_address_ = nullptr;
   Stream stream_{};
+  std::vector<Stream> streams_;  ///< of the program: stream_ first
 };
 
 }  // namespace flashlab::train

@@ -6,7 +6,7 @@
 #include "cpu/simd/gemm-inl.h"
 
 namespace flashlab::internal::simd {
-namespace FLASHLAB_SIMD_NAMESPACE {
+namespace FLASHLAB_ISA {
 namespace {
 
 /// The first key of the chunk that key `at` lies in, below 0 too.
@@ -47,5 +47,5 @@ HWY_INLINE int64_t end_query_of(const Band& band, int64_t key) {
 }
 
 }  // namespace
-}  // namespace FLASHLAB_SIMD_NAMESPACE
+}  // namespace FLASHLAB_ISA
 }  // namespace flashlab::internal::simd

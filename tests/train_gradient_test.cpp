@@ -268,6 +268,10 @@ TEST(TrainRefusals, WhatTheCpuDoesNotCompute) {
   auto foreign =
       CpuExecutor::create(*step.context, *build_step(other, fp32_backward()), *step.parameters);
   EXPECT_NE(foreign.status().message().find("another model"), std::string::npos);
+  // Half of a parameter is not the parameter.
+  StepPlan half = *build_step(small_model(), fp32_backward());
+  half.parameters.front().shard.end /= 2;
+  EXPECT_FALSE(step.parameters->matches(half));
   options = fp32_backward();
   options.attention = "fa9";
   auto unknown =
@@ -330,16 +334,28 @@ TEST(TrainSame, BitsOfUnlikeAttentionInOneStep) {
   AttentionAttributes causal;
   causal.batch = 1, causal.context = 6, causal.heads = 2, causal.head_dim = 4;
   AttentionAttributes open = causal, heads = causal, short_context = causal;
+  AttentionAttributes window = causal, grouped = causal, repeated = causal;
+  window.window = Window{.left = 1};
+  grouped.heads_kv = 1;
+  repeated.heads_kv = 2;
   open.causal = false;
   heads.heads = 1, heads.head_dim = 8;
   short_context.batch = 2, short_context.context = 3;
-  const std::vector<AttentionAttributes> all = {causal, open, heads, short_context, causal};
+  const std::vector<AttentionAttributes> all = {causal, open,    heads,    short_context,
+                                                window, grouped, repeated, causal};
   std::vector<std::vector<float>> expected;
   for (const AttentionAttributes& one : all) {
     for (std::vector<float>& result : attention_results({one})) expected.push_back(result);
   }
   EXPECT_EQ(attention_results(all), expected);
   EXPECT_NE(expected[0], expected[3]);
+  // Three results of each. A window of two keys changes nothing for the first two queries; heads of
+  // k and v that are as many as those of q are no groups.
+  const std::size_t o = 3 * 4;
+  EXPECT_NE(expected[o], expected[0]);
+  EXPECT_TRUE(std::equal(expected[o].begin(), expected[o].begin() + 16, expected[0].begin()));
+  EXPECT_NE(expected[o + 3], expected[0]);
+  EXPECT_EQ(expected[o + 6], expected[0]);
 }
 
 }  // namespace

@@ -3,10 +3,10 @@
 namespace flashlab::train {
 namespace {
 
-TensorSpec heads_spec(const AttentionAttributes& a, Element element, std::int64_t row_elements,
-                      Device device) {
-  TensorSpec spec =
-      contiguous_spec(dtype_of(element), {a.batch, a.context, a.heads, a.head_dim}, device);
+TensorSpec heads_spec(const AttentionAttributes& a, Element element, std::int64_t width,
+                      std::int64_t row_elements, Device device) {
+  TensorSpec spec = contiguous_spec(dtype_of(element),
+                                    {a.batch, a.context, width / a.head_dim, a.head_dim}, device);
   spec.strides = {a.context * row_elements, row_elements, a.head_dim, 1};
   // Rows of q, k and v begin on multiples of a head of elements; tensors begin on 256 bytes.
   int alignment = 16;
@@ -23,19 +23,20 @@ std::vector<AttentionTensor> attention_tensors(const StepPlan& plan, const Opera
     return backward ? operation.in(slot) : operation.out(slot);
   };
   const TensorId qkv = operation.in(Slot::kQkv);
-  const std::int64_t part = std::get<AttentionAttributes>(operation.attributes).width() *
-                            size_of(plan.tensor(qkv).element);
+  const auto& a = std::get<AttentionAttributes>(operation.attributes);
+  const std::int64_t size = size_of(plan.tensor(qkv).element);
+  const std::int64_t k = a.width() * size, v = k + a.width_kv() * size;
   std::vector<AttentionTensor> all = {{TensorRole::kQ, qkv, 0},
-                                      {TensorRole::kK, qkv, part},
-                                      {TensorRole::kV, qkv, 2 * part},
+                                      {TensorRole::kK, qkv, k},
+                                      {TensorRole::kV, qkv, v},
                                       {TensorRole::kO, of_forward(Slot::kO)},
                                       {TensorRole::kLse, of_forward(Slot::kLse)}};
   if (backward) {
     const TensorId dqkv = operation.out(Slot::kDQkv);
     all.push_back({TensorRole::kDO, operation.in(Slot::kDO)});
     all.push_back({TensorRole::kDQ, dqkv, 0});
-    all.push_back({TensorRole::kDK, dqkv, part});
-    all.push_back({TensorRole::kDV, dqkv, 2 * part});
+    all.push_back({TensorRole::kDK, dqkv, k});
+    all.push_back({TensorRole::kDV, dqkv, v});
   }
   return all;
 }
@@ -47,14 +48,17 @@ Problem attention_problem(const StepPlan& plan, const Operation& operation, Devi
   const DType lse = element == Element::kFp64 ? DType::kFp64 : DType::kFp32;
   Problem out;
   out.pass = backward ? Pass::kBackward : Pass::kForward;
-  out.q = out.k = out.v = heads_spec(a, element, 3 * a.width(), device);
-  out.o = heads_spec(a, element, a.width(), device);
+  out.q = heads_spec(a, element, a.width(), a.qkv_width(), device);
+  out.k = out.v = heads_spec(a, element, a.width_kv(), a.qkv_width(), device);
+  out.o = heads_spec(a, element, a.width(), a.width(), device);
   out.lse = contiguous_spec(lse, {a.batch, a.heads, a.context}, device);
   if (backward) {
     out.d_o = out.o;
-    out.dq = out.dk = out.dv = out.q;
+    out.dq = out.q;
+    out.dk = out.dv = out.k;
   }
   out.options.causal = a.causal ? Causal::kTopLeft : Causal::kNone;
+  out.options.window = a.window;
   out.options.implementation = a.implementation;
   if (plan.tf32 && device.kind == DeviceKind::kCuda) {
     out.options.precision = flashlab::Precision::kTf32;

@@ -55,6 +55,7 @@ TensorId StepBuilder::parameter(const ParameterSpec& spec) {
   out.master = persistent(spec.name, spec.shape, policy_.parameter, Role::kParameter);
   out.value = out.master;
   out.elements = plan_.tensor(out.master).elements();
+  out.shard = {.end = spec.shape.front()};
   if (policy_.has_masters()) {
     out.value = persistent(spec.name + fmt::format(" ({})", to_string(policy_.activation)),
                            spec.shape, policy_.activation, Role::kParameter);

@@ -3,10 +3,12 @@
 // One operation of a training step: what it computes, on which tensors, at what cost.
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <variant>
 #include <vector>
 
+#include "flashlab/attention.h"
 #include "train/plan/tensor.h"
 
 namespace flashlab::train {
@@ -171,14 +173,19 @@ struct DropoutSite {
   friend bool operator==(const DropoutSite&, const DropoutSite&) = default;
 };
 
-/// q, k and v lie side by side in rows of 3 * heads * head_dim elements.
+/// q, k and v lie side by side in rows of qkv_width() elements. Each operation's attention is
+/// planned as a Problem of its own, so that layers may differ in all of this.
 struct AttentionAttributes {
   std::int64_t batch = 0, context = 0, heads = 0, head_dim = 0;
   bool causal = true;
-  std::string implementation;  ///< empty: the device's production kernels
-  double dropout = 0;          ///< of probabilities: by the library's pattern, see DropoutSite
+  std::int64_t heads_kv = 0;       ///< of k and v, each for heads / heads_kv of q; 0: as many
+  std::optional<Window> window{};  ///< beside the mask; as heads_kv, of fused attention alone
+  std::string implementation;      ///< empty: the device's production kernels
+  double dropout = 0;              ///< of probabilities: by the library's pattern, see DropoutSite
   DropoutSite site{};
   std::int64_t width() const { return heads * head_dim; }
+  std::int64_t width_kv() const { return (heads_kv > 0 ? heads_kv : heads) * head_dim; }
+  std::int64_t qkv_width() const { return width() + 2 * width_kv(); }
 };
 
 struct RopeAttributes {

@@ -29,6 +29,13 @@ struct Initializer {
   double value = 0;  ///< the constant, or the standard deviation; truncated at three of them
 };
 
+/// The part of a learned tensor that is here: indices [begin, end) of one axis; all of them today.
+struct ShardRange {
+  int axis = 0;
+  std::int64_t begin = 0, end = 0;
+  friend bool operator==(const ShardRange&, const ShardRange&) = default;
+};
+
 /// One learned tensor with all that belongs to it. Offsets are those of the flat arenas, in
 /// elements: parameters, gradients and both moments share them.
 struct Parameter {
@@ -40,6 +47,7 @@ struct Parameter {
   TensorId second_moment = kNoTensor;
   std::int64_t offset = 0;
   std::int64_t elements = 0;
+  ShardRange shard;
   std::vector<ParameterPart> parts;
   Initializer initializer;
   bool decays = true;

@@ -156,7 +156,8 @@ void ParameterStore::round_copies(internal::ThreadPool& pool) const {
 bool ParameterStore::matches(const StepPlan& plan) const {
   return std::equal(parameters_.begin(), parameters_.end(), plan.parameters.begin(),
                     plan.parameters.end(), [](const Parameter& a, const Parameter& b) {
-                      return a.name == b.name && a.offset == b.offset && a.elements == b.elements;
+                      return a.name == b.name && a.offset == b.offset && a.elements == b.elements &&
+                             a.shard == b.shard;
                     });
 }
 

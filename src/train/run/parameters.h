@@ -52,7 +52,7 @@ class ParameterStore {
   std::int64_t bytes() const {
     return values_.size() + copies_.size() + first_.size() + second_.size();
   }
-  /// Whether another plan has the same parameters in the same places.
+  /// Whether another plan has the same parameters, the same part of each, in the same places.
   bool matches(const StepPlan& plan) const;
 
   /// Rounds the values to what forward reads, where that is a copy in another type.

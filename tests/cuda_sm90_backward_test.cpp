@@ -76,7 +76,7 @@ TEST(Sm90Backward, BlocksStayAtHeadDim64AndInShortWindows) {
   EXPECT_EQ(blocks(128, 8192), 8u * 16 * 64);
   EXPECT_EQ(blocks(128, 8192, Window{1024, 0}), 100u);
   EXPECT_EQ(blocks(128, 8192, Window{1024, 1024}), 8u * 16 * 64);
-  EXPECT_EQ(blocks(128, 8192, Window{1024, -1}), 8u * 16 * 64);
+  EXPECT_EQ(blocks(128, 8192, Window{.left = 1024}), 8u * 16 * 64);
 }
 
 Result<std::shared_ptr<internal::PlanState>> choose(const internal::ContextState& context,

@@ -360,7 +360,7 @@ TEST(Sm90Forward, WarpgroupsWithoutRowsAreInFrontWhereTilesDiffer) {
   EXPECT_EQ(rows_before(1216, Causal::kTopLeft), 128);
   EXPECT_EQ(rows_before(1217, Causal::kTopLeft), 64);
   EXPECT_EQ(rows_before(1153, Causal::kNone), 0);
-  EXPECT_EQ(rows_before(1153, Causal::kBottomRight, Window{100, -1}), 0);
+  EXPECT_EQ(rows_before(1153, Causal::kBottomRight, Window{.left = 100}), 0);
 }
 
 TEST(Sm90Forward, SharesOutKeysWhereTilesAreFew) {

@@ -9,7 +9,7 @@
 
 #include "api/context_state.h"
 #include "cuda/launch/config.h"
-#include "cuda/launch/gpu_plan.h"
+#include "cuda/launch/planning.h"
 
 namespace flashlab::cuda {
 namespace {
@@ -24,10 +24,6 @@ struct Tiles {
   int q, k;
 };
 
-constexpr std::int64_t div_up(std::int64_t count, std::int64_t size) {
-  return (count + size - 1) / size;
-}
-
 // kVectorStride of ladder/strides.h: an odd number of 16-byte units.
 constexpr std::int64_t vector_stride(std::int64_t columns) {
   return ((columns + 3) / 4 | 1) * 4;
@@ -35,8 +31,8 @@ constexpr std::int64_t vector_stride(std::int64_t columns) {
 
 // sizeof(Storage) of ladder/backward_tiles.h, which asserts that it agrees.
 std::int64_t scalar_bytes(Tiles tiles, const internal::Geometry& g) {
-  const std::int64_t d = vector_stride(div_up(g.head_dim, 16) * 16);
-  const std::int64_t dv = vector_stride(div_up(g.head_dim_v, 16) * 16);
+  const std::int64_t d = vector_stride(divide_up(g.head_dim, 16) * 16);
+  const std::int64_t dv = vector_stride(divide_up(g.head_dim_v, 16) * 16);
   const std::int64_t rows = (tiles.q + tiles.k) * (d + dv);
   const std::int64_t scores = 2 * tiles.q * vector_stride(tiles.k);
   return 4 * (rows + scores + 2 * tiles.q);
@@ -44,7 +40,7 @@ std::int64_t scalar_bytes(Tiles tiles, const internal::Geometry& g) {
 
 // HalfTile of tile/swizzle.h.
 constexpr std::int64_t half_tile_bytes(std::int64_t rows, std::int64_t dim) {
-  return rows * (div_up(dim, 16) * 2 | 1) * 16;
+  return rows * (divide_up(dim, 16) * 2 | 1) * 16;
 }
 
 // sizeof(Storage) of ladder/fa2_backward_mma.cu, which asserts that it agrees.
@@ -156,8 +152,8 @@ class BackwardPlanner {
   void add_walk(const char* source, const char* entry, bool by_keys, const char* what,
                 std::vector<int> after) {
     const internal::Geometry& g = geometry();
-    const std::int64_t blocks = by_keys ? div_up(g.seqlen_k, tiles_.k) * g.heads_k * g.batch
-                                        : div_up(g.seqlen_q, tiles_.q) * g.heads_q * g.batch;
+    const std::int64_t blocks = by_keys ? divide_up(g.seqlen_k, tiles_.k) * g.heads_k * g.batch
+                                        : divide_up(g.seqlen_q, tiles_.q) * g.heads_q * g.batch;
     add(source, entry, blocks, threads_, static_cast<unsigned>(shared_bytes_), what,
         std::move(after));
   }
@@ -182,24 +178,15 @@ class BackwardPlanner {
   int add_rows(const char* entry, const char* what) {
     const internal::Geometry& g = geometry();
     return add("ladder/fa2_backward_rows.cu", entry,
-               div_up(g.seqlen_q, kRowsPerBlock) * g.heads_q * g.batch, 32 * kRowsPerBlock, 0,
+               divide_up(g.seqlen_q, kRowsPerBlock) * g.heads_q * g.batch, 32 * kRowsPerBlock, 0,
                what);
   }
 
   int add(const char* source, const char* entry, std::int64_t blocks, unsigned threads,
           unsigned shared, const char* what, std::optional<std::vector<int>> after = {}) {
     if (blocks == 0) return -1;  // no key: nothing to walk over, and nothing of dK and dV to write
-    GpuStep step;
-    step.name = entry;
-    step.spec.source = source;
-    step.spec.entry = entry;
-    step.spec.config = config_.text();
     most_blocks_ = std::max(most_blocks_, blocks);
-    step.shape.grid_x = static_cast<unsigned>(blocks);
-    step.shape.threads = threads;
-    step.shape.shared_bytes = shared;
-    step.configuration = config_.summary();
-    step.words = what;
+    GpuStep step = kernel_step(source, entry, config_, blocks, threads, shared, what);
     step.after = std::move(after);
     return plan_->add_kernel(std::move(step));
   }

@@ -10,7 +10,7 @@
 #include "api/context_state.h"
 #include "cuda/kernels/ladder/backward_plan.h"
 #include "cuda/launch/config.h"
-#include "cuda/launch/gpu_plan.h"
+#include "cuda/launch/planning.h"
 
 namespace flashlab::cuda {
 namespace {
@@ -65,14 +65,6 @@ constexpr Rung kRungs[] = {
      "fa2 on tensor cores (fp16, bf16: fp32 would be rounded to 11 bits)",
      plan_fa2_mma_backward, false}};
 // clang-format on
-
-constexpr std::int64_t round_up(std::int64_t value, std::int64_t unit) {
-  return (value + unit - 1) / unit * unit;
-}
-
-constexpr std::int64_t tiles_in(std::int64_t length, std::int64_t tile) {
-  return (length + tile - 1) / tile;
-}
 
 bool fits(const Rung& rung, Tiles tiles, const internal::Geometry& g, const DeviceInfo& device) {
   return ladder_threads(rung.step, tiles.q, tiles.k) <= kMaxThreads &&
@@ -162,7 +154,7 @@ Result<std::shared_ptr<internal::PlanState>> plan_forward(const Rung& rung, GpuD
   if (!chosen.ok()) return chosen.status();
   const Tiles tiles = *chosen;
   const std::int64_t heads = g.batch * g.heads_q;
-  const std::int64_t blocks = rung.queries_inside ? heads : heads * tiles_in(g.seqlen_q, tiles.q);
+  const std::int64_t blocks = rung.queries_inside ? heads : heads * divide_up(g.seqlen_q, tiles.q);
   if (blocks > std::numeric_limits<std::int32_t>::max()) {
     return Status::unsupported({"batch * heads_q * seqlen_q", fmt::format("{} blocks", blocks),
                                 "at most 2^31 - 1 blocks in a launch",
@@ -185,15 +177,9 @@ Result<std::shared_ptr<internal::PlanState>> plan_forward(const Rung& rung, GpuD
   config.boolean("kLse", problem.lse.has_value());
   config.integer("kTileQ", tiles.q).integer("kTileK", tiles.k);
   config.integer("kSharedBytes", shared_bytes);
-  GpuStep step;
-  step.name = rung.entry;
-  step.spec = {rung.source, rung.entry, config.text(), {}};
-  step.shape.grid_x = static_cast<unsigned>(blocks);
-  step.shape.threads = static_cast<unsigned>(ladder_threads(rung.step, tiles.q, tiles.k));
-  step.shape.shared_bytes = static_cast<unsigned>(shared_bytes);
-  step.configuration = config.summary();
-  step.words = fmt::format("tile of {} queries x {} keys", tiles.q, tiles.k);
-  plan->add_kernel(std::move(step));
+  plan->add_kernel(kernel_step(rung.source, rung.entry, config, blocks,
+                               ladder_threads(rung.step, tiles.q, tiles.k), shared_bytes,
+                               fmt::format("tile of {} queries x {} keys", tiles.q, tiles.k)));
   plan->reasons.push_back(fmt::format(
       "tiles of {} queries x {} keys: {} of {} bytes of shared memory, {} of {} threads", tiles.q,
       tiles.k, shared_bytes, info.shared_bytes_per_block,

@@ -12,7 +12,7 @@
 #include "cuda/kernels/ladder_hopper_arguments.h"
 #include "cuda/launch/arguments.h"
 #include "cuda/launch/config.h"
-#include "cuda/launch/gpu_plan.h"
+#include "cuda/launch/planning.h"
 #include "cuda/launch/tensor_map.h"
 
 namespace flashlab::cuda {
@@ -22,10 +22,9 @@ using device::HopperArguments;
 using internal::Feature;
 
 constexpr std::int64_t kMaxHeadDim = 128;
-constexpr std::int64_t kTileQ = 128;  // two warpgroups of 64
-constexpr std::int64_t kStages = 2;   // tiles of K and V that are under way or in use
-constexpr std::int64_t kMaxLength = INT32_MAX - 1024;  // positions are 32-bit in the kernels
-constexpr float kLeastScale = 1e-30f;                  // of fa3-frozen
+constexpr std::int64_t kTileQ = 128;   // two warpgroups of 64
+constexpr std::int64_t kStages = 2;    // tiles of K and V that are under way or in use
+constexpr float kLeastScale = 1e-30f;  // of fa3-frozen
 constexpr unsigned kWarpgroupThreads = 128;
 
 struct HopperRung {
@@ -136,16 +135,11 @@ Result<std::shared_ptr<internal::PlanState>> plan_hopper(const HopperRung& rung,
   config.boolean("kLse", problem.lse.has_value());
   config.integer("kTileQ", kTileQ).integer("kTileK", tile_k).integer("kStages", kStages);
   config.integer("kSharedBytes", shared_bytes);
-  GpuStep step;
-  step.name = rung.entry;
-  step.spec = {rung.source, rung.entry, config.text(), {}};
+  GpuStep step = kernel_step(rung.source, rung.entry, config, blocks,
+                             (rung.copy_warp ? 3 : 2) * kWarpgroupThreads, shared_bytes,
+                             fmt::format("tile of {} queries x {} keys · {}", kTileQ, tile_k,
+                                         stage_words(static_cast<int>(kStages))));
   step.parameters = hopper_parameters(problem, g, tile_k);
-  step.shape.grid_x = static_cast<unsigned>(blocks);
-  step.shape.threads = (rung.copy_warp ? 3 : 2) * kWarpgroupThreads;
-  step.shape.shared_bytes = static_cast<unsigned>(shared_bytes);
-  step.configuration = config.summary();
-  step.words = fmt::format("tile of {} queries x {} keys · {}", kTileQ, tile_k,
-                           stage_words(static_cast<int>(kStages)));
   plan->add_kernel(std::move(step));
   plan->reasons.push_back(
       fmt::format("tiles of {} queries x {} keys, {} of K and V: {} of {} bytes of shared memory",

@@ -8,7 +8,7 @@
 
 #include "api/context_state.h"
 #include "cuda/launch/config.h"
-#include "cuda/launch/gpu_plan.h"
+#include "cuda/launch/planning.h"
 
 namespace flashlab::cuda {
 namespace {
@@ -20,7 +20,7 @@ constexpr std::int64_t kRowsPerBlock = 8;  // softmax, delta: one warp per row
 constexpr unsigned kThreads = 256;
 
 constexpr std::int64_t tiles(std::int64_t count) {
-  return (count + kTile - 1) / kTile;
+  return divide_up(count, kTile);
 }
 
 std::size_t matrix_bytes(const internal::Geometry& g, std::size_t element_bytes) {
@@ -48,16 +48,8 @@ class Planner {
   int add(const char* source, const char* entry, std::int64_t blocks, const char* formula,
           std::vector<int> after) {
     if (blocks == 0) return -1;  // no key: no score, and nothing of dK and dV to write
-    GpuStep step;
-    step.name = entry;
-    step.spec.source = source;
-    step.spec.entry = entry;
-    step.spec.config = config_.text();
     most_blocks_ = std::max(most_blocks_, blocks);
-    step.shape.grid_x = static_cast<unsigned>(blocks);
-    step.shape.threads = kThreads;
-    step.configuration = config_.summary();
-    step.words = formula;
+    GpuStep step = kernel_step(source, entry, config_, blocks, kThreads, 0, formula);
     step.after = std::move(after);
     return plan_->add_kernel(std::move(step));
   }

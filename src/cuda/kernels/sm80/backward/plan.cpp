@@ -8,7 +8,7 @@
 
 #include "api/context_state.h"
 #include "cuda/launch/config.h"
-#include "cuda/launch/gpu_plan.h"
+#include "cuda/launch/planning.h"
 #include "runtime/kernel_store/config.h"
 
 namespace flashlab::cuda {
@@ -17,18 +17,10 @@ namespace {
 using internal::Geometry;
 
 constexpr int kMaxHeadDim = 256;
-constexpr std::int64_t kMaxLength = INT32_MAX - 1024;  // positions are 32-bit in the kernel
-constexpr int kReservedSharedBytes = 1024;             // per block, by the system
+constexpr int kReservedSharedBytes = 1024;  // per block, by the system
 constexpr unsigned kPrepareThreads = 256;
 constexpr int kBarrierBytes = 16;  // of the two barriers of a block
 constexpr int kDimUnit = 32;       // to whose multiples head dims are padded
-
-constexpr int round_up(int value, int multiple) {
-  return (value + multiple - 1) / multiple * multiple;
-}
-constexpr std::int64_t divide_up(std::int64_t a, std::int64_t b) {
-  return (a + b - 1) / b;
-}
 
 // kernels/tile/swizzle.h, OperandTile: powers of two are swizzled, others padded.
 constexpr int pitch_bytes(int columns) {
@@ -230,15 +222,8 @@ void add_steps(GpuPlan& plan, const ConfigPrinter& config, const BackwardChoice&
   const Geometry& g = plan.geometry;
   const auto add = [&](const char* source, const char* entry, std::int64_t blocks, unsigned threads,
                        unsigned shared_bytes, std::string what) {
-    GpuStep step;
-    step.name = entry;
-    step.spec = {source, entry, config.text(), {}};
-    step.shape.grid_x = static_cast<unsigned>(blocks);
-    step.shape.threads = threads;
-    step.shape.shared_bytes = shared_bytes;
-    step.configuration = config.summary();
-    step.words = std::move(what);
-    plan.add_kernel(std::move(step));
+    plan.add_kernel(
+        kernel_step(source, entry, config, blocks, threads, shared_bytes, std::move(what)));
   };
   const auto threads = static_cast<unsigned>(32 * choice.tiling.warps());
   const std::int64_t query_blocks = g.batch * g.heads_q * choice.tiles_q;

@@ -11,7 +11,7 @@
 #include "api/context_state.h"
 #include "cuda/kernels/sm80/terms/plan.h"
 #include "cuda/launch/config.h"
-#include "cuda/launch/gpu_plan.h"
+#include "cuda/launch/planning.h"
 #include "runtime/cuda/device.h"
 
 namespace flashlab::cuda {
@@ -20,7 +20,6 @@ namespace {
 using internal::Geometry;
 
 constexpr int kMaxHeadDim = 256;
-constexpr std::int64_t kMaxLength = INT32_MAX - 1024;
 constexpr std::int64_t kSplitRows = 64;       // kernels/sm80/terms/terms.h
 constexpr std::int64_t kQueryTileBytes = 32;  // sizeof(QueryTile)
 constexpr int kBlockBytes = 80;               // what a block keeps about its keys
@@ -30,10 +29,6 @@ constexpr int kWideTerms = 3;           // bf16 terms of the guarded kernel
 constexpr int kPaths = 3;               // kernels/sm80/backward_fp32/common.h
 constexpr std::int64_t kTurnRows = 16;  // the least of any kernel's steps
 
-template <class Integer>
-constexpr Integer divide_up(Integer a, Integer b) {
-  return (a + b - 1) / b;
-}
 constexpr int padded(int dim) {
   return divide_up(dim, 16) * 16;
 }
@@ -146,14 +141,8 @@ struct Launch {
 };
 
 int add_launch(GpuPlan& plan, const ConfigPrinter& config, const Launch& launch) {
-  GpuStep step;
-  step.name = launch.entry;
-  step.spec = {launch.source, launch.entry, config.text(), {}};
-  step.shape.grid_x = static_cast<unsigned>(launch.blocks);
-  step.shape.threads = launch.threads;
-  step.shape.shared_bytes = static_cast<unsigned>(launch.shared_bytes);
-  step.configuration = config.summary();
-  step.words = launch.words;
+  GpuStep step = kernel_step(launch.source, launch.entry, config, launch.blocks, launch.threads,
+                             launch.shared_bytes, launch.words);
   step.after = launch.after;
   return plan.add_kernel(std::move(step));
 }
@@ -242,11 +231,6 @@ void explain(GpuPlan& plan, const Problem& problem, const Choice& choice) {
         "head dim beyond 128: {} blocks share the columns of one tile of keys, scores are made {}",
         choice.tiling.parts, choice.tiling.parts == 2 ? "twice" : "by each"));
   }
-}
-
-Status too_large(const char* what, std::int64_t got, std::int64_t limit, const char* remedy) {
-  return Status::unsupported(
-      {what, fmt::format("{}", got), fmt::format("at most {}", limit), remedy});
 }
 
 }  // namespace

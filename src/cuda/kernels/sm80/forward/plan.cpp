@@ -7,7 +7,7 @@
 
 #include "api/context_state.h"
 #include "cuda/launch/config.h"
-#include "cuda/launch/gpu_plan.h"
+#include "cuda/launch/planning.h"
 #include "runtime/kernel_store/config.h"
 
 namespace flashlab::cuda {
@@ -16,20 +16,12 @@ namespace {
 using internal::Geometry;
 
 constexpr int kMaxHeadDim = 256;
-constexpr std::int64_t kMaxLength = INT32_MAX - 1024;  // positions are 32-bit in the kernel
 constexpr std::int64_t kFewRows = 64;
 constexpr std::int64_t kPackedQueries = 8;  // per head: up to here a group's heads share tiles
 constexpr unsigned kMergeWarps = 4;         // kernels/sm80/forward/merge.cu
-// What a deterministic plan fills: a device of this many multiprocessors, whatever the real one.
-constexpr int kNominalMultiprocessors = 128;
-
-std::int64_t divide_up(std::int64_t a, std::int64_t b) {
-  return (a + b - 1) / b;
-}
 
 Status too_long(const char* what, std::int64_t got, std::int64_t limit) {
-  return Status::unsupported({what, fmt::format("{}", got), fmt::format("at most {}", limit),
-                              "split the call into shorter ones and merge them"});
+  return too_large(what, got, limit, "split the call into shorter ones and merge them");
 }
 
 // Three kernels serve all lengths.
@@ -201,28 +193,18 @@ Result<std::shared_ptr<internal::PlanState>> plan_sm80_forward(
     plan->parts = choice.splits;
   }
   const ConfigPrinter config = print(problem, g, choice);
-  GpuStep step;
-  step.name = "flash_fwd_sm80";
-  step.spec = {"sm80/forward/kernel.cu", step.name, config.text(), {}};
-  step.shape.grid_x = static_cast<unsigned>(blocks);
+  GpuStep step =
+      kernel_step("sm80/forward/kernel.cu", "flash_fwd_sm80", config, blocks,
+                  32 * choice.tiling.warps, shared_bytes(g, choice.tiling),
+                  fmt::format("tile of {} queries x {} keys · {}", choice.tiling.tile_q(),
+                              choice.tiling.tile_k, stage_words(choice.tiling.stages)));
   step.shape.grid_y = static_cast<unsigned>(choice.splits);
-  step.shape.threads = static_cast<unsigned>(32 * choice.tiling.warps);
-  step.shape.shared_bytes = static_cast<unsigned>(shared_bytes(g, choice.tiling));
-  step.configuration = config.summary();
-  step.words = fmt::format("tile of {} queries x {} keys · {}", choice.tiling.tile_q(),
-                           choice.tiling.tile_k, stage_words(choice.tiling.stages));
   plan->add_kernel(std::move(step));
   if (choice.splits > 1) {
-    GpuStep merge;
-    merge.name = "flash_fwd_sm80_merge";
-    const ConfigPrinter config_of_merge = print_merge(problem, g);
-    merge.spec = {"sm80/forward/merge.cu", merge.name, config_of_merge.text(), {}};
     const std::int64_t rows = g.batch * g.heads_q * g.seqlen_q;
-    merge.shape.grid_x = static_cast<unsigned>(rows);
-    merge.shape.threads = 32 * kMergeWarps;
-    merge.configuration = config_of_merge.summary();
-    merge.words = fmt::format("{} parts, {} rows", choice.splits, rows);
-    plan->add_kernel(std::move(merge));
+    plan->add_kernel(kernel_step("sm80/forward/merge.cu", "flash_fwd_sm80_merge",
+                                 print_merge(problem, g), rows, 32 * kMergeWarps, 0,
+                                 fmt::format("{} parts, {} rows", choice.splits, rows)));
   }
   explain(*plan, problem, choice);
   return std::shared_ptr<internal::PlanState>(std::move(plan));

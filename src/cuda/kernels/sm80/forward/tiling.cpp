@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "cuda/kernels/sm80/forward/plan.h"
+#include "cuda/launch/planning.h"
 
 namespace flashlab::cuda {
 namespace {
@@ -15,10 +16,6 @@ constexpr int kFeatureQuerySteps = 4;  // of softcap, ALiBi or dropout at head d
 constexpr int kMinTilesPerSplit = 4, kMinKeysPerSplit = 64;
 constexpr int kMaxSplits = 256;
 constexpr int kReservedSharedBytes = 1024;  // per block, by the system
-
-constexpr int divide_up(int a, int b) {
-  return (a + b - 1) / b;
-}
 
 // kernels/tile/swizzle.h, HalfTile: rows of whole k16 steps at an odd pitch of 16-byte chunks.
 constexpr int pitch_bytes(int dim) {

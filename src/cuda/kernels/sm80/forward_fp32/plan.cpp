@@ -9,7 +9,7 @@
 #include "api/context_state.h"
 #include "cuda/kernels/sm80/terms/plan.h"
 #include "cuda/launch/config.h"
-#include "cuda/launch/gpu_plan.h"
+#include "cuda/launch/planning.h"
 
 namespace flashlab::cuda {
 namespace {
@@ -17,7 +17,6 @@ namespace {
 using internal::Geometry;
 
 constexpr int kMaxHeadDim = 256;
-constexpr std::int64_t kMaxLength = INT32_MAX - 1024;  // positions are 32-bit in the kernel
 constexpr int kMaxParts = 16;
 constexpr int kMinStepsPerPart = 4;
 constexpr std::size_t kSmallBytes = std::size_t{1} << 20;
@@ -25,8 +24,6 @@ constexpr std::int64_t kMergeThreads = 256;  // four channels of a row each
 constexpr int kWidestValue = 128;
 constexpr int kGuardedTerms = 3;
 constexpr int kBlockBytes = 64;  // what a block keeps about its head
-// What a deterministic plan fills: a device of this many multiprocessors, whatever the real one.
-constexpr int kNominalMultiprocessors = 128;
 
 constexpr int padded(int dim) {
   return (dim + 15) / 16 * 16;
@@ -40,9 +37,6 @@ constexpr int value_columns(int dim_v) {
 }
 constexpr int value_blocks(int dim_v) {
   return padded(dim_v) <= kWidestValue ? 1 : 2;
-}
-std::int64_t divide_up(std::int64_t a, std::int64_t b) {
-  return (a + b - 1) / b;
 }
 
 /// The kernel of the guarded blocks: its block divides the other kernel's.
@@ -169,16 +163,11 @@ void add_forward(GpuPlan& plan, const Problem& problem, const Geometry& g, const
       .integer("kValueTiles", t.value_tiles)
       .integer("kBlocksPerSm", t.blocks_per_sm)
       .integer("kSharedBytes", shared);
-  GpuStep step;
-  step.name = "flash_fwd_fp32";
-  step.spec = {"sm80/forward_fp32/kernel.cu", step.name, config.text(), {}};
-  step.shape.grid_x = static_cast<unsigned>(choice.blocks * choice.parts);
+  GpuStep step = kernel_step(
+      "sm80/forward_fp32/kernel.cu", "flash_fwd_fp32", config, choice.blocks * choice.parts,
+      32 * t.warps, shared,
+      fmt::format("tile of {} queries x {} keys · {}", t.tile_q(), t.keys, stage_words(t.stages)));
   step.shape.grid_z = static_cast<unsigned>(value_blocks(static_cast<int>(g.head_dim_v)));
-  step.shape.threads = static_cast<unsigned>(32 * t.warps);
-  step.shape.shared_bytes = static_cast<unsigned>(shared);
-  step.configuration = config.summary();
-  step.words =
-      fmt::format("tile of {} queries x {} keys · {}", t.tile_q(), t.keys, stage_words(t.stages));
   plan.add_kernel(std::move(step));
 }
 
@@ -193,17 +182,13 @@ void add_guarded(GpuPlan& plan, const Problem& problem, const Geometry& g, const
       .integer("kMarkedRows", choice.tiling.tile_q())
       .integer("kMarkedKeys", choice.tiling.keys)
       .integer("kSharedBytes", shared);
-  GpuStep step;
-  step.name = "flash_fwd_fp32_guarded";
-  step.spec = {"sm80/forward_fp32/guarded.cu", step.name, config.text(), {}};
-  step.shape.grid_x = static_cast<unsigned>(choice.blocks * choice.parts *
-                                            (choice.tiling.tile_q() / (16 * t.warps)));
+  GpuStep step = kernel_step(
+      "sm80/forward_fp32/guarded.cu", "flash_fwd_fp32_guarded", config,
+      choice.blocks * choice.parts * (choice.tiling.tile_q() / (16 * t.warps)), 32 * t.warps,
+      shared,
+      fmt::format("the tiles that were marked, in three bf16 terms · {} queries x {} keys",
+                  16 * t.warps, t.keys));
   step.shape.grid_z = static_cast<unsigned>(value_blocks(static_cast<int>(g.head_dim_v)));
-  step.shape.threads = static_cast<unsigned>(32 * t.warps);
-  step.shape.shared_bytes = static_cast<unsigned>(shared);
-  step.configuration = config.summary();
-  step.words = fmt::format("the tiles that were marked, in three bf16 terms · {} queries x {} keys",
-                           16 * t.warps, t.keys);
   plan.add_kernel(std::move(step));
 }
 
@@ -222,15 +207,10 @@ ConfigPrinter print_merge(const Problem& problem, const Geometry& g, const Regio
 void add_merge(GpuPlan& plan, const Problem& problem, const Geometry& g, const Choice& choice,
                const Regions& regions) {
   const ConfigPrinter config = print_merge(problem, g, regions);
-  GpuStep step;
-  step.name = "flash_fwd_fp32_merge";
-  step.spec = {"sm80/forward_fp32/merge.cu", step.name, config.text(), {}};
-  step.shape.grid_x = static_cast<unsigned>(
-      divide_up(choice.rows * divide_up(g.head_dim_v, std::int64_t{4}), kMergeThreads));
-  step.shape.threads = kMergeThreads;
-  step.configuration = config.summary();
-  step.words = fmt::format("{} parts, {} rows", choice.parts, choice.rows);
-  plan.add_kernel(std::move(step));
+  plan.add_kernel(kernel_step("sm80/forward_fp32/merge.cu", "flash_fwd_fp32_merge", config,
+                              divide_up(choice.rows * divide_up(g.head_dim_v, 4), kMergeThreads),
+                              kMergeThreads, 0,
+                              fmt::format("{} parts, {} rows", choice.parts, choice.rows)));
 }
 
 void explain(GpuPlan& plan, const Problem& problem, const Choice& choice) {
@@ -254,11 +234,6 @@ void explain(GpuPlan& plan, const Problem& problem, const Choice& choice) {
         "keys split in {}: {} query tiles alone would load the multiprocessors unevenly",
         choice.parts, choice.blocks));
   }
-}
-
-Status too_large(const char* what, std::int64_t got, std::int64_t limit, const char* remedy) {
-  return Status::unsupported(
-      {what, fmt::format("{}", got), fmt::format("at most {}", limit), remedy});
 }
 
 }  // namespace

@@ -11,7 +11,7 @@
 #include "cuda/kernels/sm90_backward_arguments.h"
 #include "cuda/launch/arguments.h"
 #include "cuda/launch/config.h"
-#include "cuda/launch/gpu_plan.h"
+#include "cuda/launch/planning.h"
 #include "cuda/launch/tensor_map.h"
 #include "runtime/kernel_store/config.h"
 
@@ -21,7 +21,6 @@ namespace {
 using device::Sm90BackwardArguments;
 using internal::Geometry;
 
-constexpr std::int64_t kMaxLength = INT32_MAX - 1024;  // positions are 32-bit in the kernel
 constexpr int kMaxHeadDim = 128;
 constexpr int kSharedAlignment = 1024, kWarpgroupThreads = 128;
 constexpr int kScoreStages = 2;              // kernels/sm90/backward/tiles.h
@@ -29,10 +28,6 @@ constexpr int kDrawnBytes = 1536;            // DropoutTile, kernels/tile/droppe
 constexpr int kPrepareThreads = 256;         // kernels/sm80/backward/prepare.cu
 constexpr std::int64_t kShortWindow = 2048;  // queries of a group's heads that see a key
 constexpr int kFinishColumns = 16;  // of dQ, for each of finish's warps: whole 16-byte stores
-
-constexpr std::int64_t divide_up(std::int64_t a, std::int64_t b) {
-  return (a + b - 1) / b;
-}
 
 Status unsupported(const char* what, std::string got, std::string expected) {
   return Status::unsupported(

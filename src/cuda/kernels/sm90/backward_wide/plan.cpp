@@ -12,7 +12,7 @@
 #include "cuda/kernels/sm90_backward_wide_arguments.h"
 #include "cuda/launch/arguments.h"
 #include "cuda/launch/config.h"
-#include "cuda/launch/gpu_plan.h"
+#include "cuda/launch/planning.h"
 #include "cuda/launch/tensor_map.h"
 #include "runtime/kernel_store/config.h"
 
@@ -23,7 +23,6 @@ using device::Sm90WideArguments;
 using device::WidePart;
 using internal::Geometry;
 
-constexpr std::int64_t kMaxLength = INT32_MAX - 1024;  // positions are 32-bit in the kernels
 constexpr std::int64_t kMinHeadDim = 128, kMaxHeadDim = 256;
 constexpr std::int64_t kTile = 64;  // queries or keys of a tile
 constexpr std::int64_t kScoreTileBytes = kTile * kTile * 2;
@@ -33,13 +32,6 @@ constexpr unsigned kThreads = 384, kPrepareThreads = 256;
 constexpr std::int64_t kMaxParts = 1024;
 // Of Q and dO, for the heads whose blocks follow one another: about half of L2.
 constexpr std::int64_t kSectionBytes = 24 << 20;
-
-constexpr std::int64_t divide_up(std::int64_t a, std::int64_t b) {
-  return (a + b - 1) / b;
-}
-constexpr std::int64_t round_up(std::int64_t value, std::int64_t multiple) {
-  return divide_up(value, multiple) * multiple;
-}
 
 Status unsupported(const char* what, std::string got, std::string expected) {
   return Status::unsupported(
@@ -145,19 +137,6 @@ runtime::ParameterBlock parameters(const GpuPlan& plan, const WidePart& part) {
   return block;
 }
 
-GpuStep step_of(const ConfigPrinter& config, const char* source, const char* entry,
-                std::int64_t blocks, unsigned threads, int shared_bytes, std::string words) {
-  GpuStep out;
-  out.name = entry;
-  out.spec = {source, entry, config.text(), {}};
-  out.shape.grid_x = static_cast<unsigned>(blocks);
-  out.shape.threads = threads;
-  out.shape.shared_bytes = static_cast<unsigned>(shared_bytes);
-  out.configuration = config.summary();
-  out.words = std::move(words);
-  return out;
-}
-
 // The two kernels of a part.
 void add_part(GpuPlan& plan, const ConfigPrinter& config, const WideTiling& t,
               const WidePart& part) {
@@ -170,17 +149,17 @@ void add_part(GpuPlan& plan, const ConfigPrinter& config, const WideTiling& t,
           : "";
   const std::string which = fmt::format("heads of keys {} to {} of {}{}", part.first_head,
                                         part.first_head + part.heads - 1, tiles.heads_k, keys);
-  GpuStep products = step_of(
-      config, "sm90/backward_wide/kernel.cu", "flash_bwd_sm90_wide",
+  GpuStep products = kernel_step(
+      "sm90/backward_wide/kernel.cu", "flash_bwd_sm90_wide", config,
       std::int64_t{part.heads} * part.tiles, kThreads, wide_shared_bytes(t),
       fmt::format("dK, dV, dS: tile of {} keys, in steps of {} queries · {}", kTile, kTile, which));
   products.parameters = parameters(plan, part);
   plan.add_kernel(std::move(products));
-  GpuStep grad_q = step_of(config, "sm90/backward_wide/grad_q.cu", "flash_bwd_sm90_wide_grad_q",
-                           part.heads * g.group() * divide_up(tiles.queries, 2), kThreads,
-                           wide_grad_q_shared_bytes(t),
-                           fmt::format("dQ = scale dS K: {} queries, in steps of {} keys · {}",
-                                       2 * kTile, kTile, which));
+  GpuStep grad_q = kernel_step("sm90/backward_wide/grad_q.cu", "flash_bwd_sm90_wide_grad_q", config,
+                               part.heads * g.group() * divide_up(tiles.queries, 2), kThreads,
+                               wide_grad_q_shared_bytes(t),
+                               fmt::format("dQ = scale dS K: {} queries, in steps of {} keys · {}",
+                                           2 * kTile, kTile, which));
   grad_q.parameters = parameters(plan, part);
   plan.add_kernel(std::move(grad_q));
 }
@@ -190,8 +169,8 @@ void add_steps(GpuPlan& plan, const ConfigPrinter& config, const WideTiling& t,
   const Geometry& g = plan.geometry;
   const Tiles tiles(g);
   const std::int64_t query_blocks = g.batch * g.heads_q * tiles.queries;
-  plan.add_kernel(step_of(config, "sm80/backward/prepare.cu", "flash_bwd_sm80_prepare",
-                          query_blocks, kPrepareThreads, 0, "delta, LSE in base 2"));
+  plan.add_kernel(kernel_step("sm80/backward/prepare.cu", "flash_bwd_sm80_prepare", config,
+                              query_blocks, kPrepareThreads, 0, "delta, LSE in base 2"));
   const std::int64_t head_bytes = g.group() * g.seqlen_q * (t.head_dim + t.head_dim_v) * 2;
   const std::int64_t section = std::clamp<std::int64_t>(kSectionBytes / head_bytes, 1, parts.heads);
   for (std::int64_t head = 0; head < tiles.heads_k; head += parts.heads) {

@@ -11,7 +11,7 @@
 #include "cuda/kernels/sm90_forward_arguments.h"
 #include "cuda/launch/arguments.h"
 #include "cuda/launch/config.h"
-#include "cuda/launch/gpu_plan.h"
+#include "cuda/launch/planning.h"
 #include "cuda/launch/tensor_map.h"
 #include "runtime/kernel_store/config.h"
 
@@ -23,7 +23,6 @@ using internal::Geometry;
 
 constexpr int kMaxHeadDim = 256, kMaxMaskedHeadDim = 192, kMaxUnpairedHeadDim = 128;
 constexpr int kWideMaskHeadDim = 64, kRowAlignment = 16;
-constexpr std::int64_t kMaxLength = INT32_MAX - 1024;  // positions are 32-bit in the kernel
 constexpr int kWarpgroupRows = 64, kWarpgroupThreads = 128;
 // MEASURED (H200, 2026-11-23, kernels/sm90/NOTES.md): beyond this many keys, or bytes of a head's K
 // and V, the shorter half of the tiles of all heads is left for the end, where a section's longest
@@ -34,7 +33,6 @@ constexpr std::int64_t kShortCausal = 2048, kSmallHeadBytes = (1 << 21) - 1;
 // sm80.
 constexpr std::int64_t kMinRows = 32, kFewQueries = 64, kManyKeys = 1024;
 constexpr std::int64_t kPackedQueries = 128;  // per head: up to here a group's heads share tiles
-constexpr int kNominalMultiprocessors = 128;  // of a deterministic plan, whatever the real number
 constexpr std::int64_t kUsualTile = 192;      // queries of three consumers
 constexpr int kMaxTiles = 1 << 30;
 constexpr int kMergeWarps = 4;                      // kernels/sm90/forward/merge.cu
@@ -411,26 +409,18 @@ Result<std::shared_ptr<internal::PlanState>> plan_sm90_forward(
   plan->tile_q = choice.tiling.tile_q();
   plan->tile_k = choice.tiling.block_keys;
   const ConfigPrinter config = print(problem, g, choice);
-  GpuStep step;
-  step.name = "flash_fwd_sm90";
-  step.spec = {"sm90/forward/kernel.cu", step.name, config.text(), {}};
+  GpuStep step = kernel_step("sm90/forward/kernel.cu", "flash_fwd_sm90", config, choice.grid,
+                             (choice.tiling.consumers + 1) * kWarpgroupThreads,
+                             sm90_forward_shared_bytes(choice.tiling, static_cast<int>(g.head_dim),
+                                                       static_cast<int>(g.head_dim_v)),
+                             words(choice));
   step.parameters = parameters(*plan, choice);
-  step.shape.grid_x = static_cast<unsigned>(choice.grid);
-  step.shape.threads = static_cast<unsigned>((choice.tiling.consumers + 1) * kWarpgroupThreads);
-  step.shape.shared_bytes = static_cast<unsigned>(sm90_forward_shared_bytes(
-      choice.tiling, static_cast<int>(g.head_dim), static_cast<int>(g.head_dim_v)));
-  step.configuration = config.summary();
-  step.words = words(choice);
-  GpuStep merge;
-  merge.name = "flash_fwd_sm90_merge";
-  merge.spec = {"sm90/forward/merge.cu", merge.name, config.text(), {}};
+  GpuStep merge =
+      kernel_step("sm90/forward/merge.cu", "flash_fwd_sm90_merge", config,
+                  choice.stream.tiles * choice.tiling.tile_q() / kMergeWarps, 32 * kMergeWarps, 0,
+                  fmt::format("parts of {} tiles", choice.stream.tiles));
   merge.parameters = step.parameters;
-  merge.shape.grid_x =
-      static_cast<unsigned>(choice.stream.tiles * choice.tiling.tile_q() / kMergeWarps);
-  merge.shape.threads = 32 * kMergeWarps;
   merge.shape.programmatic = true;
-  merge.configuration = config.summary();
-  merge.words = fmt::format("parts of {} tiles", choice.stream.tiles);
   plan->add_kernel(std::move(step));
   if (choice.streams()) plan->add_kernel(std::move(merge));
   return std::shared_ptr<internal::PlanState>(std::move(plan));

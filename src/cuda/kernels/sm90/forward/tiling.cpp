@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "cuda/kernels/sm90/forward/plan.h"
+#include "cuda/launch/planning.h"
 #include "cuda/launch/tensor_map.h"
 
 namespace flashlab::cuda {
@@ -21,9 +22,6 @@ constexpr std::int64_t kLongCausal = 1024;
 constexpr std::int64_t kFewKeys = 1024;
 constexpr std::int64_t kTileOfTwo = 128, kTileOfThree = 192;
 
-constexpr int divide_up(int a, int b) {
-  return (a + b - 1) / b;
-}
 constexpr int slabs(int dim) {
   return divide_up(dim, kSlabColumns);
 }

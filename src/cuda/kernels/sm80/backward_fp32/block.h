@@ -329,7 +329,7 @@ struct BackwardFp32Block : BackwardFp32Products<Config> {
 
   static __device__ __forceinline__ void key_gradients(const BackwardArguments& args,
                                                        Storage& shared, unsigned block, int part) {
-    constexpr Path kPath = Config::kWideTerms ? kWideTerms : kFp16Terms;
+    constexpr Path kPath = Config::kWideTerms ? kBf16Terms : kFp16Terms;
     const Shape& s = args.shape;
     const unsigned heads = static_cast<unsigned>(s.batch) * static_cast<unsigned>(s.heads_k);
     if (path_of(args, static_cast<int>(block / heads), static_cast<int>(block % heads)) != kPath)
@@ -431,7 +431,7 @@ struct BackwardFp32Block : BackwardFp32Products<Config> {
   static __device__ __forceinline__ void run(const BackwardArguments& args) {
     extern __shared__ __align__(128) unsigned char memory[];
     auto& shared = *reinterpret_cast<Storage*>(memory);
-    const unsigned ticket = take_ticket(args, Config::kWideTerms ? kWideTerms : kFp16Terms);
+    const unsigned ticket = take_ticket(args, Config::kWideTerms ? kBf16Terms : kFp16Terms);
     key_gradients(args, shared, ticket / Config::kParts, static_cast<int>(ticket % Config::kParts));
   }
 };

@@ -24,6 +24,7 @@
 #include "ptx/math.h"
 #include "ptx/special.h"
 #include "ptx/warp.h"
+#include "sm80/backward_fp32/tiles.h"
 #include "sm80/terms/terms.h"
 #include "tile/mutation.h"
 #include "tile/probability.h"
@@ -36,23 +37,10 @@ inline constexpr float kLog2e = 1.4426950408889634f;
 // P is made 2^kShift times larger: its terms then keep 22 bits down to P = 2^-17.
 inline constexpr int kShift = 14;
 
-/// Which kernel computes a block of keys: on fp16 terms, on three bf16 terms, in plain fp32.
-enum Path : unsigned { kFp16Terms, kWideTerms, kPlain, kPaths };
-
 /// Whether pairs are more than products: then every block is the plain kernel's, which looks at
 /// each by itself. The others fold scores into powers of two that a bend or a dropped pair breaks.
 template <class Config>
 inline constexpr bool kPlainPairs = kTransformedScores<Config> || Config::kDropout;
-
-/// What is known of 64 query rows of one head.
-struct QueryTile {
-  float unscale_q, unscale_grad_o;  ///< of the tile's terms
-  float norm;                       ///< largest Euclidean norm of a row of dO
-  float delta;                      ///< largest |delta|
-  unsigned guarded;                 ///< as SplitTile's, of q, dO and the rows' numbers
-  float grad_q_scale;               ///< dq's sums are kept this many times larger
-  unsigned unused[2];
-};
 
 __device__ inline Int64 query_tiles(const Shape& s) {
   return split_tile_count(s.seqlen_q);
@@ -221,7 +209,7 @@ struct BackwardFp32 {
   static __device__ unsigned* turn_of(const BackwardArguments& args, Path path, int part, Int64 bh,
                                       int step) {
     const Shape& s = args.shape;
-    const Int64 steps = (Int64(s.seqlen_q) + 15) / 16;
+    const Int64 steps = (Int64(s.seqlen_q) + kTurnRows - 1) / kTurnRows;
     return static_cast<unsigned*>(args.regions[Config::kTurnRegion]) + kPaths +
            ((Int64(path) * Config::kParts + part) * s.batch * s.heads_q + bh) * steps + step;
   }

@@ -9,7 +9,9 @@
 #include <vector>
 
 #include "api/context_state.h"
+#include "cuda/kernels/sm80/backward_fp32/tiles.h"
 #include "cuda/kernels/sm80/terms/plan.h"
+#include "cuda/kernels/sm80/terms/tiles.h"
 #include "cuda/launch/config.h"
 #include "cuda/launch/planning.h"
 #include "runtime/cuda/device.h"
@@ -20,18 +22,8 @@ namespace {
 using internal::Geometry;
 
 constexpr int kMaxHeadDim = 256;
-constexpr std::int64_t kSplitRows = 64;       // kernels/sm80/terms/terms.h
-constexpr std::int64_t kQueryTileBytes = 32;  // sizeof(QueryTile)
-constexpr int kBlockBytes = 80;               // what a block keeps about its keys
 constexpr unsigned kRowThreads = 256;
 constexpr unsigned kPlainThreads = 256;
-constexpr int kWideTerms = 3;           // bf16 terms of the guarded kernel
-constexpr int kPaths = 3;               // kernels/sm80/backward_fp32/common.h
-constexpr std::int64_t kTurnRows = 16;  // the least of any kernel's steps
-
-constexpr int padded(int dim) {
-  return divide_up(dim, 16) * 16;
-}
 
 struct Choice {
   BackwardFp32Tiling tiling;
@@ -49,7 +41,9 @@ struct Regions {
 };
 
 int plain_shared_bytes(int tile, int head_dim, int head_dim_v) {
-  const int rows = 2 * tile * (padded(head_dim) + 4 + padded(head_dim_v) + 4);
+  const int rows =
+      2 * tile *
+      (device::backward_fp32_padded(head_dim) + 4 + device::backward_fp32_padded(head_dim_v) + 4);
   return 4 * (rows + 2 * tile * (tile + 1) + 2 * tile);
 }
 
@@ -60,14 +54,16 @@ Choice choose(const Problem& problem, const Geometry& g, const DeviceInfo& devic
   choice.tiling =
       choose_backward_fp32_tiling(dim, dim_v, choice.terms, device.shared_bytes_per_block);
   choice.guarded =
-      choose_backward_fp32_tiling(dim, dim_v, kWideTerms, device.shared_bytes_per_block);
-  choice.guarded_fits = backward_fp32_shared_bytes(choice.guarded, dim, dim_v, kWideTerms) <=
-                        device.shared_bytes_per_block;
+      choose_backward_fp32_tiling(dim, dim_v, device::kGuardedTerms, device.shared_bytes_per_block);
+  choice.guarded_fits =
+      backward_fp32_shared_bytes(choice.guarded, dim, dim_v, device::kGuardedTerms) <=
+      device.shared_bytes_per_block;
   // A mark is for the keys of a block of the main kernel: the guarded one may have fewer.
   choice.guarded.warps =
       std::min(choice.guarded.warps, choice.tiling.warps * choice.guarded.groups);
-  choice.plain_tile = padded(std::max(dim, dim_v)) <= 128 ? 32 : 16;
-  choice.query_tiles = g.batch * g.heads_q * divide_up(g.seqlen_q, kSplitRows);
+  choice.plain_tile = device::backward_fp32_padded(std::max(dim, dim_v)) <= 128 ? 32 : 16;
+  choice.query_tiles =
+      g.batch * g.heads_q * divide_up(g.seqlen_q, std::int64_t{device::kSplitRows});
   choice.key_blocks =
       g.batch * g.heads_k * divide_up(g.seqlen_k, std::int64_t{choice.tiling.keys()});
   return choice;
@@ -76,19 +72,22 @@ Choice choose(const Problem& problem, const Geometry& g, const DeviceInfo& devic
 // Turns: a ticket per kernel, then a counter per kernel, part, query head and step.
 std::size_t turn_bytes(const Geometry& g, const BackwardFp32Tiling& t) {
   return static_cast<std::size_t>(
-      4 * kPaths * (1 + t.parts * g.batch * g.heads_q * divide_up(g.seqlen_q, kTurnRows)));
+      4 * device::kPaths *
+      (1 + t.parts * g.batch * g.heads_q * divide_up(g.seqlen_q, device::kTurnRows)));
 }
 
 Regions add_regions(GpuPlan& plan, const Problem& problem, const Geometry& g,
                     const Choice& choice) {
-  const std::int64_t rows = choice.query_tiles * kSplitRows;
+  const std::int64_t rows = choice.query_tiles * std::int64_t{device::kSplitRows};
   Regions r;
   r.split =
       add_split_regions(plan, g, {.q = true, .k = true, .v = true, .grad_o = true}, choice.terms);
   r.grad_q = plan.add_gpu_region(
-      "grad_q_sums", static_cast<std::size_t>(rows * padded(static_cast<int>(g.head_dim)) * 4));
+      "grad_q_sums", static_cast<std::size_t>(
+                         rows * device::backward_fp32_padded(static_cast<int>(g.head_dim)) * 4));
   r.rows = plan.add_gpu_region(
-      "rows", static_cast<std::size_t>(rows * 8 + choice.query_tiles * kQueryTileBytes));
+      "rows", static_cast<std::size_t>(rows * 8 + choice.query_tiles *
+                                                      std::int64_t{sizeof(device::QueryTile)}));
   r.guard = plan.add_gpu_region("guard", static_cast<std::size_t>(choice.key_blocks * 4));
   if (problem.options.deterministic) {
     r.turns = plan.add_gpu_region("turns", turn_bytes(g, choice.tiling));
@@ -100,7 +99,7 @@ Regions add_regions(GpuPlan& plan, const Problem& problem, const Geometry& g,
 ConfigPrinter print(const Problem& problem, const Geometry& g, const Choice& choice,
                     const Regions& regions, bool wide) {
   const BackwardFp32Tiling& t = wide ? choice.guarded : choice.tiling;
-  const int terms = wide ? kWideTerms : choice.terms;
+  const int terms = wide ? device::kGuardedTerms : choice.terms;
   const int dim = static_cast<int>(g.head_dim), dim_v = static_cast<int>(g.head_dim_v);
   ConfigPrinter config;
   print_call(config, problem, g, std::max(call_form(problem), CallForm::kAligned));
@@ -158,7 +157,7 @@ int add_guarded(GpuPlan& plan, const Problem& problem, const Geometry& g, const 
       {"flash_bwd_fp32_guarded", "sm80/backward_fp32/guarded.cu", blocks,
        static_cast<unsigned>(32 * t.warps),
        backward_fp32_shared_bytes(t, static_cast<int>(g.head_dim), static_cast<int>(g.head_dim_v),
-                                  kWideTerms),
+                                  device::kGuardedTerms),
        "the blocks that the guard marked so, in three bf16 terms · " + words(t), std::move(after)});
 }
 
@@ -237,16 +236,13 @@ void explain(GpuPlan& plan, const Problem& problem, const Choice& choice) {
 
 int backward_fp32_shared_bytes(const BackwardFp32Tiling& t, int head_dim, int head_dim_v,
                                int terms) {
-  const int pitches = padded(head_dim) + 8 + padded(head_dim_v) + 8;
-  const int keys = 2 * terms * t.keys() * pitches;
-  const int stage = 2 * terms * t.rows * pitches + 8 * t.rows + static_cast<int>(kQueryTileBytes);
-  return keys + t.stages * stage + 2 * terms * t.keys() * (t.rows + 8) + kBlockBytes;
+  return device::shared_bytes({t.keys(), t.rows, t.stages, terms, head_dim, head_dim_v});
 }
 
 BackwardFp32Tiling choose_backward_fp32_tiling(int head_dim, int head_dim_v, int terms,
                                                int shared_limit) {
   using Tiling = BackwardFp32Tiling;
-  const int widest = padded(std::max(head_dim, head_dim_v));
+  const int widest = device::backward_fp32_padded(std::max(head_dim, head_dim_v));
   const int parts = widest > 128 ? 2 : 1;  // registers hold at most 16 x 256 sums per warp
   const int rows = widest <= 16 ? 64 : (widest > 128 ? 16 : 32);
   const int few = widest > 64 ? 16 : rows;  // two stages' addresses take registers, too
@@ -274,7 +270,7 @@ BackwardFp32Tiling choose_backward_fp32_tiling(int head_dim, int head_dim_v, int
       Tiling{.warps = 2, .rows = 16, .stages = 1, .parts = parts, .min_blocks = 1},
       Tiling{.warps = 1, .rows = 16, .stages = 1, .parts = parts, .min_blocks = 1},
   };
-  if (terms == kWideTerms) {
+  if (terms == device::kGuardedTerms) {
     const auto* at = std::find_if(made.begin(), made.end(), fits);
     return at == made.end() ? made.back() : *at;
   }

@@ -38,7 +38,7 @@ struct BackwardFp32Products : BackwardFp32<Config> {
   using Base = BackwardFp32<Config>;
   using Base::kDim, Base::kDimV, Base::kKeys, Base::kRows;
 
-  static constexpr int kTerms = Config::kWideTerms ? 3 : Config::kTerms;
+  static constexpr int kTerms = Config::kWideTerms ? kGuardedTerms : Config::kTerms;
   static constexpr int kThreads = 32 * Config::kWarps;
   static constexpr int kHalves =
       kKeys > kSplitRows ? 2 : 1;  // tiles of 64 keys, each with its scale
@@ -84,7 +84,9 @@ struct BackwardFp32Products : BackwardFp32<Config> {
     Int64 all_rows;  // queries of all heads, whole tiles
   };
 
-  static_assert(sizeof(Storage) == Config::kSharedBytes);
+  static_assert(sizeof(Storage) == shared_bytes({kKeys, kRows, Config::kStages, kTerms,
+                                                 Config::kHeadDim, Config::kHeadDimV}) &&
+                sizeof(Storage) == Config::kSharedBytes);
 
   /// Passes over the depth of a product, small products first: pass p multiplies the terms whose
   /// numbers (0: the largest) add to kTerms - 1 - p.

@@ -151,7 +151,7 @@ struct BackwardFp32Rows : BackwardFp32<Config> {
     const bool wide = __any_sync(ptx::kFullMask, guarded != 0);
     if (lane != 0) return;
     static_cast<unsigned*>(args.regions[Config::kGuardRegion])[block] =
-        !plain && !wide ? kFp16Terms : (plain || !Config::kWideFits ? kPlain : kWideTerms);
+        !plain && !wide ? kFp16Terms : (plain || !Config::kWideFits ? kPlain : kBf16Terms);
   }
 
   static __device__ void store_result(const BackwardArguments& args, Int64 tile) {

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "cuda/kernels/sm80/terms/tiles.h"
 #include "cuda/launch/config.h"
 
 namespace flashlab::cuda {
@@ -9,24 +10,17 @@ namespace {
 
 using internal::Geometry;
 
-// As kernels/sm80/terms/terms.h has them.
-constexpr std::int64_t kSplitRows = 64;
-constexpr std::int64_t kSplitTileBytes = 16;  // sizeof(SplitTile)
-constexpr unsigned kSplitThreads = 256;
+constexpr unsigned kSplitThreads = 256;  // kernels/sm80/terms/split.h
 
-std::int64_t tiles_of(std::int64_t seqlen) {
-  return (seqlen + kSplitRows - 1) / kSplitRows;
-}
 std::int64_t query_tiles(const Geometry& g) {
-  return g.batch * g.heads_q * tiles_of(g.seqlen_q);
+  return g.batch * g.heads_q * device::split_tile_count(g.seqlen_q);
 }
 std::int64_t key_tiles(const Geometry& g) {
-  return g.batch * g.heads_k * tiles_of(g.seqlen_k);
+  return g.batch * g.heads_k * device::split_tile_count(g.seqlen_k);
 }
 
 std::size_t region_bytes(std::int64_t tiles, std::int64_t dim, int terms) {
-  const std::int64_t padded = (dim + 15) / 16 * 16;
-  return static_cast<std::size_t>(tiles * (terms * kSplitRows * padded * 2 + kSplitTileBytes));
+  return static_cast<std::size_t>(device::split_region_bytes(tiles, static_cast<int>(dim), terms));
 }
 
 }  // namespace

@@ -14,10 +14,10 @@
 
 #include "arguments.h"
 #include "ptx/convert.h"
+#include "sm80/terms/tiles.h"
 
 namespace flashlab::device {
 
-inline constexpr int kSplitRows = 64;
 /// Head dims below this never take fp16 terms: with so few products per score nothing averages out
 /// their rounding, and nothing is gained by them.
 inline constexpr int kFewChannels = 8;
@@ -30,29 +30,6 @@ inline constexpr int kFewKeys = 16;
 /// Why a tile is guarded: fp16 terms would not keep fp32's accuracy over its range; or it holds
 /// Inf, NaN or a magnitude from 2^60 up.
 inline constexpr unsigned kGuardWide = 1, kGuardHuge = 2;
-
-/// What is known of one tile of 64 rows.
-struct SplitTile {
-  float unscale;     ///< 1 / s: x = (hi + lo) unscale, a power of two from 2^-126 to 2^46
-  float largest;     ///< largest magnitude; Inf or NaN if an element is
-  unsigned guarded;  ///< 0, or a sum of kGuardWide and kGuardHuge
-  unsigned unused;
-};
-
-__host__ __device__ constexpr int split_padded_dim(int dim) {
-  return (dim + 15) / 16 * 16;
-}
-__host__ __device__ constexpr Int64 split_tile_count(Int64 seqlen) {
-  return (seqlen + kSplitRows - 1) / kSplitRows;
-}
-/// fp16 elements of one tile, all terms.
-__host__ __device__ constexpr int split_tile_elements(int dim, int terms) {
-  return terms * kSplitRows * split_padded_dim(dim);
-}
-/// Bytes of a region for `tiles` tiles in all heads and batches.
-__host__ __device__ constexpr Int64 split_region_bytes(Int64 tiles, int dim, int terms) {
-  return tiles * (split_tile_elements(dim, terms) * 2 + Int64(sizeof(SplitTile)));
-}
 
 /// The tiles of one tensor in its region.
 struct SplitTensor {

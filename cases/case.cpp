@@ -139,6 +139,9 @@ bool Case::gives(TensorRole role) const {
       return alibi;
     case TensorRole::kDropoutState:
       return dropout_state;
+    case TensorRole::kSinks:
+    case TensorRole::kDSinks:
+      return sinks;
     default:
       return row_of(role).to_come == nullptr;
   }
@@ -190,6 +193,7 @@ std::string Case::features() const {
   if (softcap) text += fmt::format(" softcap {}", *softcap);
   if (alibi) text += " alibi";
   if (dropout > 0) text += fmt::format(" dropout {}", dropout);
+  if (sinks) text += " sinks";
   if (dropout_state) text += " dropout-state";
   return text;
 }

@@ -55,6 +55,7 @@ struct Case {
   bool alibi = false;  ///< slopes of the ALiBi paper, [1, heads_q] or [batch, heads_q] by the seed
   float dropout = 0;   ///< probability
   std::optional<std::uint64_t> dropout_pattern;  ///< which pairs; empty: by the seed
+  bool sinks = false;                            ///< attention sinks, and their gradients
   bool dropout_state = false;  ///< what dropout is drawn by is given as a tensor, not by value
   std::optional<float> scale;
   Precision precision = Precision::kIeee;
@@ -104,11 +105,11 @@ std::optional<Window> parse_window(std::string_view text);
 std::vector<Case> conformance_cases(std::optional<DType> dtype = {});
 
 /// The list of pairs: every two of {causal, window, softcap, ALiBi, dropout, boolean mask, additive
-/// mask, grouped heads, dLSE, deterministic, unequal lengths, unequal head dims}, but the two
-/// masks, with every fill of {normal, large scores, shifted, empty rows}, at head dims 64 and 128,
-/// for every type. Lengths are two and three tiles, one more or one less. Two features of a case
-/// may have a third that its fill needs: rows without keys come from more queries than keys where
-/// no mask is.
+/// mask, grouped heads, dLSE, deterministic, unequal lengths, unequal head dims, sinks}, but the
+/// two masks, with every fill of {normal, large scores, shifted, empty rows}, at head dims 64 and
+/// 128, for every type. Lengths are two and three tiles, one more or one less. Two features of a
+/// case may have a third that its fill needs: rows without keys come from more queries than keys
+/// where no mask is.
 std::vector<Case> pair_cases(std::int64_t tile, std::optional<DType> dtype = {});
 
 /// Presets by name (gpt2-small, gpt3-large, bert-base, bert-large, long-8k, long-16k,

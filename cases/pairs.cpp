@@ -23,11 +23,13 @@ enum Feature : std::size_t {
   kDeterministic,
   kUnequalLengths,
   kUnequalHeadDims,
+  kSinks,
   kFeatures
 };
 constexpr std::array<const char*, kFeatures> kNames = {
-    "causal",        "window",  "softcap", "alibi",         "dropout",         "bool-mask",
-    "additive-mask", "grouped", "dlse",    "deterministic", "unequal-lengths", "unequal-dims"};
+    "causal",          "window",        "softcap", "alibi", "dropout",
+    "bool-mask",       "additive-mask", "grouped", "dlse",  "deterministic",
+    "unequal-lengths", "unequal-dims",  "sinks"};
 
 struct Filled {
   Fill fill;
@@ -76,6 +78,7 @@ void set_features(Case& c, const Pair& pair, std::int64_t tile) {
   }
   c.lse_gradient = pair.has(kDLse);
   c.deterministic = pair.has(kDeterministic);
+  c.sinks = pair.has(kSinks);
   if (pair.has(kUnequalHeadDims)) c.head_dim_v = c.head_dim == 64 ? 128 : 64;
 }
 
@@ -126,15 +129,17 @@ Case pair_case(const Pair& pair, const Filled& filled, DType dtype, std::int64_t
 
 std::vector<Case> pair_cases(std::int64_t tile, std::optional<DType> dtype) {
   std::vector<Case> list;
-  std::uint64_t n = 0;
+  std::uint64_t n = 0, m = 1000000;
   for (const DType type : {DType::kFp32, DType::kBf16, DType::kFp16, DType::kFp64}) {
     for (const Filled& filled : kFills) {
       for (const std::int64_t dim : {64, 128}) {
         for (std::size_t a = 0; a < kFeatures; ++a) {
           for (std::size_t b = a + 1; b < kFeatures; ++b) {
-            const Pair pair{static_cast<Feature>(a), static_cast<Feature>(b), n};
+            // What GPUs have not yet takes no number of the others, which their records name.
+            std::uint64_t& number = b == kSinks ? m : n;
+            const Pair pair{static_cast<Feature>(a), static_cast<Feature>(b), number};
             if (pair.has(kBoolMask) && pair.has(kAdditiveMask)) continue;  // a call has one
-            ++n;
+            ++number;
             if (dtype && *dtype != type) continue;
             list.push_back(pair_case(pair, filled, type, dim, tile));
           }

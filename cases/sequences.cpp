@@ -1,4 +1,4 @@
-// Chunks of keys, alone and with every feature that meets them.
+// Attention sinks and chunks of keys, alone and with every feature that meets them.
 
 #include "sequences.h"
 
@@ -67,11 +67,41 @@ void add_chunks(Variations& to) {
   to.add("chunk-additive-mask", small(150, 150, 64), chunk(49), kAdded, kTopLeft, kSure);
 }
 
+// Sinks far and near, with rows that see no key, split keys and every feature.
+void add_sinks(Variations& to) {
+  const auto sinks = [](Case& c) { c.sinks = true; };
+  const auto heads = [](Case& c) { c.heads_q = 8; };  // one of each kind
+  const auto accumulate = [](Case& c) { c.gradient_mode = GradientMode::kAccumulate; };
+  const auto window = [](Case& c) { c.window = Window{20, -3, Alignment::kBottomRight}; };
+  const auto large = [](Case& c) { c.fill = Fill::kLargeScores; };
+  const auto shifted = [](Case& c) { c.fill = Fill::kShifted; };
+  const auto equal = [](Case& c) { c.fill = Fill::kEqual; };
+  const auto empty = [](Case& c) { c.fill = Fill::kEmptyRows; };
+  const auto negative = [](Case& c) { c.scale = -0.3f; };
+  const auto two = [](Case& c) { c.batch = 2; };
+  to.add("sinks", small(130, 130, 64), sinks, heads, two);
+  to.add("sinks-causal", small(129, 191, 64), sinks, heads, kBottomRight, kSure);
+  to.add("sinks-empty-rows", small(150, 70, 64), sinks, heads, kBottomRight, kSure);
+  to.add("sinks-window", small(97, 130, 128), sinks, heads, window, accumulate);
+  to.add("sinks-one-query", small(1, 777, 128), sinks, heads, kSure);
+  to.add("sinks-no-key", small(5, 0, 64), sinks, heads, kSure);
+  to.add("sinks-dropout", small(140, 140, 64), sinks, kDropped, kTopLeft, kSure);
+  to.add("sinks-all", small(100, 140, 64), sinks, kDropped, kCapped, kSloped, kBottomRight, kSure);
+  to.add("sinks-bool-mask", small(100, 140, 64), sinks, heads, kMasked, empty, kSure);
+  to.add("sinks-additive-mask", small(100, 140, 64), sinks, heads, kAdded, empty, kSure);
+  to.add("sinks-large", small(100, 140, 64), sinks, large, heads);
+  to.add("sinks-shifted", small(100, 140, 64), sinks, shifted, heads);
+  to.add("sinks-shifted-mask", small(100, 140, 64), sinks, shifted, heads, kAdded, kSure);
+  to.add("sinks-equal", small(100, 140, 31), sinks, equal, negative, two);
+  to.add("sinks-chunk", small(100, 140, 64), sinks, chunk(33), kTopLeft, accumulate, kSure);
+}
+
 }  // namespace
 
 void add_sequence_cases(std::vector<Case>& list, DType dtype) {
   Variations to(list, dtype);
   add_chunks(to);
+  add_sinks(to);
 }
 
 }  // namespace flashlab::cases

@@ -97,7 +97,7 @@ struct ForwardTensors {
   std::optional<ConstTensor> mask{};  ///< [batch|1, heads_q|1, seqlen_q|1, seqlen_k|1]; see below
   std::optional<ConstTensor> alibi_slopes{};  ///< [batch|1, heads_q|1] fp32; see below
   DropoutSeed dropout_seed{};                 ///< read where Options::dropout is set
-  std::optional<ConstTensor> sinks{};         ///< to come: [heads_q] fp32
+  std::optional<ConstTensor> sinks{};         ///< [heads_q] fp32; see below
   std::optional<ConstTensor> cu_seqlens_q{};  ///< to come: [batch + 1] int32; q [total_q, ...]
   std::optional<ConstTensor> cu_seqlens_k{};  ///< to come: [batch + 1] int32; k [total_k, ...]
   std::optional<ConstTensor> block_table{};   ///< to come: [batch, pages_per_sequence] int32
@@ -119,9 +119,10 @@ struct BackwardTensors {
   std::optional<ConstTensor> alibi_slopes{};   ///< as in forward
   DropoutSeed dropout_seed{};                  ///< forward's
   std::optional<ConstTensor> dropout_state{};  ///< with the numbers that forward read
+  std::optional<ConstTensor> sinks{};          ///< as in forward
+  std::optional<Tensor> d_sinks{};             ///< gradient of sinks: [heads_q] fp32
   /// To come, as in forward.
-  std::optional<ConstTensor> sinks{}, cu_seqlens_q{}, cu_seqlens_k{}, block_table{},
-      row_statistics{};
+  std::optional<ConstTensor> cu_seqlens_q{}, cu_seqlens_k{}, block_table{}, row_statistics{};
 };
 
 /// Scratch memory of one call: uninitialised on entry, 256-byte aligned, reusable once the stream
@@ -147,9 +148,9 @@ struct Problem {
   std::optional<TensorSpec> lse{}, mask{};
   std::optional<TensorSpec> d_o{}, d_lse{}, dq{}, dk{}, dv{};  ///< backward only
   std::optional<TensorSpec> alibi_slopes{};
+  std::optional<TensorSpec> sinks{}, d_sinks{};
   /// To come.
-  std::optional<TensorSpec> sinks{}, cu_seqlens_q{}, cu_seqlens_k{}, block_table{},
-      row_statistics{};
+  std::optional<TensorSpec> cu_seqlens_q{}, cu_seqlens_k{}, block_table{}, row_statistics{};
   std::optional<TensorSpec> dropout_state{};  ///< seed and offset, as in ForwardTensors
   Options options{};
 };
@@ -235,6 +236,9 @@ Status prepare(const Context& context, const Plan& plan);
 /// Softcap     S becomes cap tanh(S / cap), before ALiBi and mask
 /// ALiBi       alibi_slopes adds -slope |i + Sk - Sq - j| to the score of query i and key j, as
 ///             flash-attn does; extents of 1 broadcast
+/// Sinks       sinks[h] is one more score of every row of head h, to a key whose value is 0: LSE' =
+///             log(exp(LSE) + exp(sink)) is what lse gets, O' = O exp(LSE - LSE'). A row without a
+///             key has o = 0, lse = sink; a sink of -inf changes nothing. CPUs alone have them
 /// Dropout     P of a pair is kept with probability 1 - p (rounded to a multiple of 2^-16) and
 ///             multiplied by 1 / (1 - p), or dropped; LSE is that without dropout. NaN or Inf in v
 ///             at a dropped key may make the row non-finite
@@ -266,6 +270,7 @@ Status forward(const Context& context, Stream stream, const ForwardTensors& tens
 ///             (with softcap dS is also multiplied by 1 - tanh^2; with dropout dP and the P of dV
 ///             by keep / (1 - p))
 ///             (dK, dV summed over the query heads of a group)
+///             d_sinks[h] = -sum over rows of head h of exp(sink - LSE) delta, rows in order
 /// Shapes      d_o as o, dq as q, dk as k, dv as v, d_lse as lse
 /// Types       as forward; gradients have the inputs' dtype or fp32; sums in fp32 (fp64 for fp64)
 /// Empty rows  contribute nothing and get dq = 0; their dLSE is ignored

@@ -41,9 +41,10 @@ enum class TensorRole : std::uint8_t {
   kCuSeqlensK,
   kBlockTable,
   kRowStatistics,
-  kDropoutState
+  kDropoutState,
+  kDSinks
 };
-inline constexpr std::size_t kTensorRoles = 18;
+inline constexpr std::size_t kTensorRoles = 19;
 
 // ---------------------------------------------------------------------------------------------
 // Shapes
@@ -249,6 +250,7 @@ struct TensorRow {
   ShapeRule shape;  ///< with dense sequences; rule_for() turns it
   DTypeRule dtype;
   const char* to_come = nullptr;  ///< no kernel reads it yet: what it will be for
+  bool cpu_only = false;          ///< no GPU kernel reads it yet, nor has Python a name for it
 
   constexpr Access access(Pass pass) const {
     return pass == Pass::kForward ? forward.access() : backward.access();
@@ -302,8 +304,8 @@ inline constexpr std::array<TensorRow, kTensorRoles> kRows{{
     {R::kDV, "dv", kNotForward, &B::dv, &P::dv, kValues, D::kAsQOrFp32},
     {R::kAlibiSlopes, "alibi_slopes", &F::alibi_slopes, &B::alibi_slopes, &P::alibi_slopes,
      kHeadSlopes, D::kFp32},
-    {R::kSinks, "sinks", &F::sinks, &B::sinks, &P::sinks, ShapeRule{kHeadsQ}, D::kFp32,
-     "attention sinks"},
+    {R::kSinks, "sinks", &F::sinks, &B::sinks, &P::sinks, ShapeRule{kHeadsQ}, D::kFp32, nullptr,
+     true},
     {R::kCuSeqlensQ, "cu_seqlens_q", &F::cu_seqlens_q, &B::cu_seqlens_q, &P::cu_seqlens_q,
      ShapeRule{kBatchPlusOne}, D::kInt32, "variable lengths"},
     {R::kCuSeqlensK, "cu_seqlens_k", &F::cu_seqlens_k, &B::cu_seqlens_k, &P::cu_seqlens_k,
@@ -315,6 +317,8 @@ inline constexpr std::array<TensorRow, kTensorRoles> kRows{{
      "backward's accuracy"},
     {R::kDropoutState, "dropout_state", &F::dropout_state, &B::dropout_state, &P::dropout_state,
      ShapeRule{kTwo}, D::kInt64},
+    {R::kDSinks, "d_sinks", kNotForward, &B::d_sinks, &P::d_sinks, ShapeRule{kHeadsQ}, D::kFp32,
+     nullptr, true},
 }};
 
 constexpr bool rows_are_in_order() {

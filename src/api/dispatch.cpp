@@ -72,6 +72,10 @@ Status finish_empty(ContextState& context, Stream stream, const Problem& p,
                     const BackwardTensors& t) {
   if (p.options.gradient_mode == GradientMode::kAccumulate) return {};
   const Backend& backend = backend_of(context.device.kind);
+  if (p.d_sinks) {
+    TensorSpec row = contiguous_spec(DType::kFp32, {1, 1, 1, p.d_sinks->shape[0]}, p.q.device);
+    if (Status s = backend.zero(context, stream, {t.d_sinks->data, row}); !s.ok()) return s;
+  }
   const Status status = backend.zero(context, stream, {t.dk.data, *p.dk});
   return status.ok() ? backend.zero(context, stream, {t.dv.data, *p.dv}) : status;
 }

@@ -68,6 +68,7 @@ void add_tensor(FeatureSet& set, TensorRole role, const TensorSpec& spec) {
     case TensorRole::kAlibiSlopes:
       return set.add(Feature::kAlibi);
     case TensorRole::kSinks:
+    case TensorRole::kDSinks:
       return set.add(Feature::kSinks);
     case TensorRole::kCuSeqlensQ:
     case TensorRole::kCuSeqlensK:

@@ -90,7 +90,7 @@ inline FeatureSet dense_features() {
 
 /// What calls can be asked for beside dense_features(). Only CPUs have all of it.
 inline FeatureSet sequence_features() {
-  return {Feature::kBesideDiagonal, Feature::kChunk};
+  return {Feature::kBesideDiagonal, Feature::kChunk, Feature::kSinks};
 }
 
 /// "forward, fp32, causal".

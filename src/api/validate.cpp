@@ -296,6 +296,10 @@ Result<Geometry> validate(const Problem& problem, Problem* normalised) {
     check.fail("dropout_state", "given without options.dropout", "a probability of dropping",
                "set options.dropout, or leave dropout_state out");
   }
+  if (p.d_sinks && !p.sinks) {
+    check.fail("d_sinks", "given without sinks", "the sinks that forward was given",
+               "pass sinks, or leave d_sinks out");
+  }
   if (!check.ok()) return check.status();
 
   Geometry g;

@@ -63,6 +63,11 @@ class ReferencePlan final : public PlanState {
       write_rows(t.dq, result->queries, result->dq, add);
       write_rows(t.dk, result->keys, result->dk, add);
       write_rows(t.dv, result->keys, result->dv, add);
+      for (std::size_t h = 0; t.d_sinks && h < result->d_sinks.size(); ++h) {
+        const auto index = static_cast<std::int64_t>(h);
+        const double before = add ? ref::load(t.d_sinks->data, DType::kFp32, index) : 0.0;
+        ref::store(t.d_sinks->data, DType::kFp32, index, before + result->d_sinks[h]);
+      }
       return Status();
     });
   }

@@ -13,6 +13,7 @@
 #include "cpu/score_views.h"
 #include "cpu/simd/backward_kernels.h"
 #include "cpu/simd/kernels.h"
+#include "cpu/sinks.h"
 #include "runtime/cpu/thread_pool.h"
 
 namespace flashlab::internal {
@@ -94,6 +95,18 @@ class BackwardPlan final : public PlanState {
   std::size_t lse_parts_offset = 0;
 };
 
+// Of a row: LSE in the numbers that its gradients were made with.
+SinkStatistics sink_statistics(const BackwardCall& c, std::int64_t batch, std::int64_t head,
+                               std::int64_t i, std::int64_t flat) {
+  const auto delta = static_cast<double>(c.delta[flat]);
+  if (c.lse_main != nullptr) {
+    return {static_cast<double>(c.lse_main[flat]), static_cast<double>(c.lse_rest[flat]), delta};
+  }
+  const std::int64_t at =
+      batch * c.lse.batch_stride + head * c.lse.head_stride + i * c.lse.row_stride;
+  return {static_cast<double>(c.lse.data[at]), 0, delta};
+}
+
 Status BackwardPlan::backward(ContextState& context, Stream, const BackwardTensors& t,
                               Workspace workspace) const {
   BackwardCall c = call;
@@ -111,6 +124,7 @@ Status BackwardPlan::backward(ContextState& context, Stream, const BackwardTenso
   c.scores = score_view(geometry, t.alibi_slopes);
   const DropoutMask dropout = dropout_mask_of(geometry, t);
   c.dropout = dropout_view(dropout);
+  if (t.sinks) c.sinks = static_cast<const float*>(t.sinks->data);
   c.splits = splits.data();
   auto* memory = static_cast<std::byte*>(workspace.data);
   c.delta = reinterpret_cast<float*>(memory + delta_offset);
@@ -152,6 +166,11 @@ Status BackwardPlan::backward(ContextState& context, Stream, const BackwardTenso
       },
       workers);
   in_chunks(kernels.finish_dq);
+  write_sink_gradients(pool, geometry, t, c.accumulate,
+                       [&c](std::int64_t b, std::int64_t head, std::int64_t i) {
+                         const std::int64_t flat = (b * c.heads_q + head) * c.seqlen_q + i;
+                         return sink_statistics(c, b, head, i, flat);
+                       });
   return {};
 }
 

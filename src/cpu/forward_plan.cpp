@@ -221,6 +221,7 @@ Status ForwardPlan::forward(ContextState& context, Stream, const ForwardTensors&
   c.scores = score_view(geometry, t.alibi_slopes);
   const DropoutMask dropout = dropout_mask_of(geometry, t);
   c.dropout = dropout_view(dropout);
+  if (t.sinks) c.sinks = static_cast<const float*>(t.sinks->data);
   auto* memory = static_cast<std::byte*>(workspace.data);
   ThreadPool& pool = context.pool();
   if (packing != Packing::kByTask) {

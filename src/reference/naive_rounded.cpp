@@ -74,6 +74,12 @@ struct Orders {
   }
 };
 
+template <class Real, class Tensors>
+Real sink_of(const Tensors& t, std::int64_t h) {
+  if (!t.sinks) return -kInfinite<Real>;
+  return static_cast<Real>(load(t.sinks->data, t.sinks->spec.dtype, h));
+}
+
 // One row of the naive formula: S, then P in place.
 template <class Real>
 class NaiveRow {
@@ -114,9 +120,10 @@ class NaiveRow {
   Real keep_scale() const { return static_cast<Real>(dropout_.scale()); }
   double scale() const { return scale_; }
 
-  // S -> rounded softmax; returns the LSE.
-  Real softmax() {
-    Real maximum = -kInfinite<Real>;
+  // S and a score to a key without a value -> rounded softmax; returns the LSE.
+  Real softmax(Real sink) {
+    Real maximum = sink;
+    if (std::isnan(sink) || sink == kInfinite<Real>) return fill(NAN);
     for (std::size_t n = 0; n < count; ++n) {
       if (std::isnan(p[n]) || p[n] == kInfinite<Real>) return fill(NAN);
       maximum = std::max(maximum, p[n]);
@@ -125,7 +132,7 @@ class NaiveRow {
       fill(0);
       return maximum;
     }
-    Real sum = 0;
+    Real sum = sink == -kInfinite<Real> ? Real(0) : orders_.exponential(sink, maximum);
     orders_.each(count, [&](std::size_t n) {
       p[n] = orders_.exponential(p[n], maximum);
       sum += p[n];
@@ -196,7 +203,7 @@ ForwardRows forward_as(const ForwardTensors& t, const Options& options, const Sa
         for (std::size_t n = 0; n < wanted.positions.size(); ++n) {
           row.scores(&q[n * dim], all_keys, k_columns, b, h, wanted.positions[n]);
           const std::size_t slot = wanted.slots[n];
-          out.lse[slot] = static_cast<double>(row.softmax());
+          out.lse[slot] = static_cast<double>(row.softmax(sink_of<Real>(t, h)));
           std::fill(o.begin(), o.end(), Real(0));
           orders.each(row.count, [&](std::size_t j) {
             if (row.visible[j] == 0 || row.kept[j] == 0) return;
@@ -230,12 +237,14 @@ class NaiveBackward {
     out_.dq.assign(out_.queries.size() * dim(), 0.0);
     out_.dk.assign(out_.keys.size() * dim(), 0.0);
     out_.dv.assign(out_.keys.size() * dim_v(), 0.0);
+    if (t.sinks && all_) out_.d_sinks.assign(static_cast<std::size_t>(sizes_.heads_q), 0.0);
   }
 
   BackwardRows run() {
     for (std::int64_t b = 0; b < sizes_.batch; ++b) {
       for (std::int64_t hk = 0; hk < sizes_.heads_k; ++hk) key_head(b, hk);
     }
+    for (double& sum : out_.d_sinks) sum = round_to(DType::kFp32, sum);
     return std::move(out_);
   }
 
@@ -302,21 +311,27 @@ class NaiveBackward {
       for (std::size_t j = 0; j < row_.count; ++j) {
         dp_[j] = row_.kept[j] == 0 ? Real(0) : rounding_(row_.keep(j) * dp_[j]);
       }
-      Real delta = 0;
+      Real delta = 0, lse = 0;
+      const Real sink = sink_of<Real>(t_, h);
       if (statistics_ == Statistics::kGiven) {
-        row_.probabilities(static_cast<Real>(given_lse(b, h, i)));
+        lse = static_cast<Real>(given_lse(b, h, i));
+        row_.probabilities(lse);
         read_rows(t_.o, b, h, {i}, o_);
         for (std::int64_t feature : orders_.delta) {
           const auto d = static_cast<std::size_t>(feature);
           delta += d_o_[n * dim_v() + d] * o_[d];
         }
       } else {
-        row_.softmax();
+        lse = row_.softmax(sink);
         orders_.each(row_.count, [&](std::size_t j) {
           if (row_.visible[j] != 0) delta += row_.p[j] * dp_[j];
         });
       }
       if (t_.d_lse) delta -= static_cast<Real>(read_statistic(*t_.d_lse, b, h, i));
+      if (!out_.d_sinks.empty() && sink != -kInfinite<Real>) {
+        const Real share = rounding_.operand(orders_.exponential(sink, lse));
+        out_.d_sinks[static_cast<std::size_t>(h)] -= static_cast<double>(share * delta);
+      }
       for (std::size_t j = 0; j < row_.count; ++j) {
         dp_[j] = row_.visible[j] == 0
                      ? Real(0)
@@ -459,6 +474,13 @@ Result<BackwardRows> naive_yardstick(const BackwardTensors& tensors, const Optio
     keep_worst(exact.dq, next->dq, worst->dq);
     keep_worst(exact.dk, next->dk, worst->dk);
     keep_worst(exact.dv, next->dv, worst->dv);
+    keep_worst(exact.d_sinks, next->d_sinks, worst->d_sinks);
+  }
+  for (std::size_t h = 0; h < exact.d_sinks.size(); ++h) {
+    const double error = std::fabs(worst->d_sinks[h] - exact.d_sinks[h]);
+    if (error < exact.d_sinks_rounding[h]) {
+      worst->d_sinks[h] = exact.d_sinks[h] + exact.d_sinks_rounding[h];
+    }
   }
   return std::move(*worst);
 }

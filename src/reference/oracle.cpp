@@ -13,6 +13,14 @@ namespace {
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
+// A unit in the last place of 1.
+double unit_of(DType dtype) {
+  return dtype == DType::kBf16   ? 0x1p-7
+         : dtype == DType::kFp16 ? 0x1p-10
+         : dtype == DType::kFp64 ? 0x1p-52
+                                 : 0x1p-23;
+}
+
 template <class Real>
 bool all_finite(const Real* values, std::int64_t count) {
   for (std::int64_t n = 0; n < count; ++n) {
@@ -77,6 +85,7 @@ struct Scores {
   Visibility visibility;
   ScoreRule rule;
   DropoutRule dropout;
+  std::optional<ConstTensor> sinks;
   double scale;
 
   template <class Tensors>
@@ -84,7 +93,13 @@ struct Scores {
       : visibility(sizes, options, t.mask),
         rule(sizes, options, t.alibi_slopes),
         dropout(sizes, options, t),
+        sinks(t.sinks),
         scale(scale_of(options, sizes.head_dim, t.q.spec.dtype)) {}
+
+  // The score that every row of a head has beside those of its keys.
+  double sink(std::int64_t h) const {
+    return sinks ? load(sinks->data, sinks->spec.dtype, h) : -kInfinity;
+  }
 };
 
 // One row of the score matrix: the scores of visible keys, and what dropout keeps of them.
@@ -98,6 +113,7 @@ class ScoreRow {
     scores_.visibility.row(b, h, i, keys.positions, visible, bias);
     scores_.dropout.row(b, h, i, keys.positions, kept);
     count = keys.before(scores_.visibility.end_key(i));
+    sink = static_cast<Real>(scores_.sink(h));
     s.resize(keys.count());
     slope.resize(keys.count());
     dot_columns(q, order_, keys.k_columns.data(), keys.count(), count, s.data());
@@ -133,6 +149,7 @@ class ScoreRow {
   std::vector<std::uint8_t> kept;     // [keys] by dropout
   std::vector<double> bias;
   std::size_t count = 0;  // no key from here on is visible
+  Real sink = 0;
 
  private:
   const Scores& scores_;
@@ -153,7 +170,11 @@ template <class Real>
 RowLse<Real> forward_row(const ScoreRow<Real>& row, const Keys<Real>& keys, std::int64_t dim_v,
                          Real* o) {
   std::fill(o, o + dim_v, Real(0));
-  Real maximum = -static_cast<Real>(kInfinity);
+  Real maximum = row.sink;
+  if (std::isnan(row.sink) || row.sink == static_cast<Real>(kInfinity)) {
+    std::fill(o, o + dim_v, static_cast<Real>(kNaN));
+    return {static_cast<Real>(kNaN), 0};
+  }
   for (std::size_t n = 0; n < row.count; ++n) {
     if (row.visible[n] == 0) continue;
     if (std::isnan(row.s[n]) || row.s[n] == static_cast<Real>(kInfinity)) {
@@ -163,7 +184,7 @@ RowLse<Real> forward_row(const ScoreRow<Real>& row, const Keys<Real>& keys, std:
     maximum = std::max(maximum, row.s[n]);
   }
   if (maximum == -static_cast<Real>(kInfinity)) return {maximum, 0};
-  Real sum = 0;
+  Real sum = std::exp(row.sink - maximum);
   for (std::size_t n = 0; n < row.count; ++n) {
     if (row.visible[n] == 0) continue;
     const Real p = std::exp(row.s[n] - maximum);
@@ -245,6 +266,8 @@ class Backward {
     out_.dq.assign(out_.queries.size() * dim(), 0.0);
     out_.dk.assign(out_.keys.size() * dim(), 0.0);
     out_.dv.assign(out_.keys.size() * dim_v(), 0.0);
+    if (t.sinks && all_) out_.d_sinks.assign(static_cast<std::size_t>(sizes_.heads_q), 0.0);
+    out_.d_sinks_rounding = out_.d_sinks;
     out_.dq_dont_care.assign(out_.queries.size(), 0);
     out_.dk_dont_care.assign(out_.keys.size(), 0);
     out_.dv_dont_care.assign(out_.keys.size(), 0);
@@ -326,6 +349,16 @@ class Backward {
       const bool empty = out.lse[n].maximum == -static_cast<Real>(kInfinity);
       const double d_lse = t_.d_lse && !empty ? read_statistic(*t_.d_lse, b, h, i) : 0.0;
       out.delta[n] = delta - static_cast<Real>(d_lse);
+      const auto sink = static_cast<Real>(scores_.sink(h));
+      if (!out_.d_sinks.empty() && sink != -static_cast<Real>(kInfinity)) {
+        const Real share = std::exp((sink - out.lse[n].maximum) - out.lse[n].log_sum);
+        out_.d_sinks[static_cast<std::size_t>(h)] -= static_cast<double>(share * out.delta[n]);
+        double& rounding = out_.d_sinks_rounding[static_cast<std::size_t>(h)];
+        for (std::size_t d = 0; d < dim_v(); ++d) {
+          rounding = std::hypot(
+              rounding, unit_of(t_.q.spec.dtype) * static_cast<double>(share * d_o[d] * o[d]));
+        }
+      }
       const bool gradient_finite =
           all_finite(d_o, sizes_.head_dim_v) && std::isfinite(out.delta[n]);
       out.bad[n] = !gradient_finite || !(empty || std::isfinite(out.lse[n].maximum)) ||

@@ -11,6 +11,7 @@
 #include <numeric>
 
 #include "cpu/naive/products.h"
+#include "cpu/sinks.h"
 #include "runtime/program/observer.h"
 
 namespace flashlab::internal {
@@ -38,9 +39,10 @@ auto pair_counts(const ScoreMask& mask, const ConstTensor& lse, std::int64_t b, 
 // Divides row i of P by its sum, where that is what rounding the row's LSE has left
 // (api/problem.h).
 template <class Acc>
-void normalise_row(const HeadRows& p, std::int64_t i, double lse, Acc* row) {
+void normalise_row(const HeadRows& p, std::int64_t i, double lse, double sink, Acc* row) {
   load_row(p.dtype, p.data, p.row(i), p.dim, row);
-  const Acc sum = std::accumulate(row, row + p.dim, Acc(0));
+  const Acc sum =
+      std::accumulate(row, row + p.dim, Acc(0)) + static_cast<Acc>(std::exp(sink - lse));
   if (!rounds_to_lse(lse + std::log(static_cast<double>(sum)), lse)) return;
   for (std::int64_t j = 0; j < p.dim; ++j) row[j] /= sum;
   store_row(p.dtype, p.data, p.row(i), p.dim, row);
@@ -77,7 +79,7 @@ void NaivePlan<Acc>::probabilities(ContextState& context, const BackwardTensors&
     if (!x.mask || x.mask->spec.dtype == DType::kBool) return;
     for (std::int64_t i = first; i < first + rows; ++i) {
       const double lse = static_cast<double>(lse_of<Acc>(x.lse, b, h, i));
-      if (is_large_lse(lse)) normalise_row(p, i, lse, t.row);
+      if (is_large_lse(lse)) normalise_row(p, i, lse, sink_of(x.sinks, h), t.row);
     }
   });
 }
@@ -195,6 +197,22 @@ Status NaivePlan<Acc>::backward(ContextState& context, Stream, const BackwardTen
   observed_step("ds", [&] { score_gradient(context, t, workspace); });
   observed_step("dq", [&] { query_gradient(context, t, workspace); });
   observed_step("dk", [&] { key_gradient(context, t, workspace); });
+  const bool accumulate = problem.options.gradient_mode == GradientMode::kAccumulate;
+  write_sink_gradients(context.pool(), geometry, t, accumulate,
+                       [&](std::int64_t b, std::int64_t h, std::int64_t i) {
+                         const HeadRows d_o = head_rows(t.d_o, b, h), o = head_rows(t.o, b, h);
+                         Acc delta = 0;
+                         for (std::int64_t d = 0; d < o.dim; ++d) {
+                           delta += load_element<Acc>(d_o.dtype, d_o.data, d_o.row(i) + d) *
+                                    load_element<Acc>(o.dtype, o.data, o.row(i) + d);
+                         }
+                         if (t.d_lse) {
+                           delta -= load_element<Acc>(t.d_lse->spec.dtype, t.d_lse->data,
+                                                      statistic_index(t.d_lse->spec, b, h, i));
+                         }
+                         return SinkStatistics{static_cast<double>(lse_of<Acc>(t.lse, b, h, i)), 0,
+                                               static_cast<double>(delta)};
+                       });
   return {};
 }
 

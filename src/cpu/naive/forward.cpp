@@ -13,6 +13,7 @@
 #include <limits>
 
 #include "cpu/naive/products.h"
+#include "cpu/sinks.h"
 #include "runtime/program/observer.h"
 
 namespace flashlab::internal {
@@ -41,9 +42,8 @@ Acc finite_offset(Acc maximum) {
 
 template <class Acc>
 void store_lse(const Tensor& lse, std::int64_t batch, std::int64_t head, std::int64_t i,
-               Acc maximum, Acc sum) {
-  store_element(lse.spec.dtype, lse.data, statistic_index(lse.spec, batch, head, i),
-                sum == Acc(0) ? kMinusInfinity<Acc> : maximum + std::log(sum));
+               Acc value) {
+  store_element(lse.spec.dtype, lse.data, statistic_index(lse.spec, batch, head, i), value);
 }
 
 }  // namespace
@@ -81,11 +81,17 @@ void NaivePlan<Acc>::softmax(ContextState& context, const ForwardTensors& x,
       const Acc maximum = row_maximum(g.seqlen_k, s);
       std::copy_n(s, g.seqlen_k, row);
       const Acc sum = kernels->exponentials(g.seqlen_k, finite_offset(maximum), row);
-      const Acc factor = sum == Acc(0) ? Acc(0) : 1 / sum;  // an empty row stays 0
+      Acc factor = sum == Acc(0) ? Acc(0) : 1 / sum;  // an empty row stays 0
+      Acc lse = sum == Acc(0) ? kMinusInfinity<Acc> : maximum + std::log(sum);
+      if (x.sinks) {
+        const SinkRow with = with_sink(static_cast<double>(lse), sink_of(x.sinks, h));
+        factor *= static_cast<Acc>(with.factor);
+        lse = static_cast<Acc>(with.lse);
+      }
       for (std::int64_t j = 0; j < g.seqlen_k; ++j) row[j] *= factor;
       drop(dropout, b, h, i, 0, g.seqlen_k, row);
       store_row(p.dtype, p.data, p.row(i), g.seqlen_k, row);
-      if (x.lse) store_lse(*x.lse, b, h, i, maximum, sum);
+      if (x.lse) store_lse(*x.lse, b, h, i, lse);
     }
   });
 }

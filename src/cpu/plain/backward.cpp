@@ -140,6 +140,19 @@ Status PlainPlan<Acc>::backward(ContextState& context, Stream, const BackwardTen
     const std::int64_t index = tiles_q - 1 - task / heads_q, head = task % heads_q;
     query_tile(call, head / g.heads_q, head % g.heads_q, index * tile.q, t);
   });
+  const bool accumulate = problem.options.gradient_mode == GradientMode::kAccumulate;
+  write_sink_gradients(
+      context.pool(), g, tensors, accumulate,
+      [&call](std::int64_t b, std::int64_t head, std::int64_t i) {
+        const std::int64_t at = call.statistic(b, head, i);
+        const auto delta = static_cast<double>(call.delta[at]);
+        if (call.lse == nullptr) {
+          return SinkStatistics{static_cast<double>(given_lse(call, b, head, i)), 0, delta};
+        }
+        // P = factor exp(S - lse)
+        return SinkStatistics{static_cast<double>(call.lse[at]),
+                              -std::log(static_cast<double>(call.factor[at])), delta};
+      });
   return {};
 }
 

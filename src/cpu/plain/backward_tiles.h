@@ -11,6 +11,7 @@
 #include "cpu/plain/plan.h"
 #include "cpu/plain/score_mask.h"
 #include "cpu/plain/score_transform.h"
+#include "cpu/sinks.h"
 
 namespace flashlab::internal {
 
@@ -101,6 +102,14 @@ void lse_in_parts(const BackwardCall<Acc>& call, std::int64_t batch, std::int64_
     }
   }
   for (std::int64_t r = 0; r < rows; ++r) {
+    if (call.tensors.sinks) {
+      const auto sink = static_cast<Acc>(sink_of(call.tensors.sinks, head));
+      const Acc maximum = t.lse[r];
+      t.lse[r] = std::max(maximum, sink);
+      if (!std::isinf(t.lse[r])) {
+        t.delta[r] = t.delta[r] * std::exp(maximum - t.lse[r]) + std::exp(sink - t.lse[r]);
+      }
+    }
     const auto given = static_cast<double>(lse[r]);
     const double in_full =
         static_cast<double>(t.lse[r]) + std::log(static_cast<double>(t.delta[r]));

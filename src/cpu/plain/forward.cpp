@@ -19,6 +19,7 @@
 #include "cpu/plain/plan.h"
 #include "cpu/plain/score_mask.h"
 #include "cpu/plain/score_transform.h"
+#include "cpu/sinks.h"
 #include "runtime/cpu/thread_pool.h"
 
 namespace flashlab::internal {
@@ -107,13 +108,18 @@ void query_tile(const ForwardCall<Acc>& call, std::int64_t batch, std::int64_t h
   for (std::int64_t r = 0; r < rows; ++r) {
     const bool empty = t.sum[r] == Acc(0);
     if (empty) std::fill_n(t.o + r * t.ld_v, t.ld_v, Acc(0));
-    const Acc factor = empty ? Acc(1) : static_cast<Acc>(call.dropout.scale) / t.sum[r];
+    Acc factor = empty ? Acc(1) : static_cast<Acc>(call.dropout.scale) / t.sum[r];
+    Acc lse = empty ? kNone : t.maximum[r] + std::log(t.sum[r]);
+    if (tensors.sinks) {
+      const SinkRow row = with_sink(static_cast<double>(lse), sink_of(tensors.sinks, head));
+      factor *= static_cast<Acc>(row.factor);
+      lse = static_cast<Acc>(row.lse);
+    }
     store_tile(o, first + r, 1, t.ld_v, factor, false, t.o + r * t.ld_v);
     if (!tensors.lse) continue;
     const auto& strides = tensors.lse->spec.strides;
     store_element(tensors.lse->spec.dtype, tensors.lse->data,
-                  batch * strides[0] + head * strides[1] + (first + r) * strides[2],
-                  empty ? kNone : t.maximum[r] + std::log(t.sum[r]));
+                  batch * strides[0] + head * strides[1] + (first + r) * strides[2], lse);
   }
 }
 

@@ -49,6 +49,7 @@ struct BackwardCall {
   MaskView mask{};
   ScoreView scores{};
   DropoutView dropout{};
+  const float* sinks = nullptr;  ///< [query heads], or null
 
   const KeySplit* splits = nullptr;
   int64_t split_count = 0;

@@ -143,7 +143,16 @@ HWY_INLINE void tile_statistics(const BackwardCall& call, BackwardScratch<Multip
   const int64_t flat = (batch * call.heads_q + tile.head) * call.seqlen_q + tile.query_begin;
   for (int64_t i = 0; i < tile.rows; ++i) {
     if (!is_large(given(i))) continue;
-    const double rest = log(static_cast<double>(sums[i]));
+    double sum = static_cast<double>(sums[i]);
+    if (call.sinks != nullptr) {
+      const float sink = call.sinks[tile.head], largest = sink > maxima[i] ? sink : maxima[i];
+      if (largest > -HUGE_VALF) {
+        sum = sum * exp(static_cast<double>(maxima[i]) - static_cast<double>(largest)) +
+              exp(static_cast<double>(sink) - static_cast<double>(largest));
+      }
+      maxima[i] = largest;
+    }
+    const double rest = log(sum);
     const double difference = maxima[i] + rest - static_cast<double>(given(i));
     // Four units in the last place: forward may have summed in another order, or in base 2.
     if (fabs(difference) <= fabs(static_cast<double>(given(i))) * 0x1p-21) {

@@ -280,13 +280,38 @@ void strip_against_block(const ForwardCall& call, const ForwardTask& task,
   }
 }
 
+/// What a head's sink makes of a row: O' = factor O, and its LSE (cpu/sinks.h).
+struct SinkRow {
+  double factor, lse;
+};
+HWY_INLINE SinkRow with_sink(double lse, double sink) {
+  constexpr double kInfinite = __builtin_inf();
+  if (sink == -kInfinite) return {1, lse};
+  if (!(sink < kInfinite)) return {__builtin_nan(""), __builtin_nan("")};
+  if (lse == -kInfinite) return {0, sink};
+  const double less = exp(-fabs(sink - lse));
+  return sink <= lse ? SinkRow{1 / (1 + less), lse + log1p(less)}
+                     : SinkRow{less / (1 + less), sink + log1p(less)};
+}
+
 /// O and LSE of a row from its unnormalised sums, or zeros and -inf for an empty row.
 HWY_INLINE void write_row(const ForwardCall& call, int64_t batch, int64_t key_head, int64_t r,
                           const float* sums, float max, float sum) {
   const int64_t head = key_head * call.group + r / call.seqlen_q;
   const int64_t position = r % call.seqlen_q;
   const bool empty = sum == 0.0f;  // NaN is not empty
-  const Floats inverse = set(empty ? 0.0f : call.dropout.scale / sum);
+  float factor = empty ? 0.0f : call.dropout.scale / sum;
+  double lse = -static_cast<double>(kInfinity);
+  if (!empty && (call.lse != nullptr || call.sinks != nullptr)) {
+    const double scale = is_additive(call) ? 1.0 : static_cast<double>(call.score_factor);
+    lse = scale * static_cast<double>(max) + log(static_cast<double>(sum));
+  }
+  if (call.sinks != nullptr) {
+    const SinkRow row = with_sink(lse, static_cast<double>(call.sinks[head]));
+    factor = static_cast<float>(static_cast<double>(factor) * row.factor);
+    lse = row.lse;
+  }
+  const Floats inverse = set(factor);
   char* o = const_cast<char*>(element_at(
       call.o.data,
       batch * call.o.batch_stride + position * call.o.row_stride + head * call.o.head_stride,
@@ -294,16 +319,11 @@ HWY_INLINE void write_row(const ForwardCall& call, int64_t batch, int64_t key_he
   with_dtype(call.o.dtype, [&]<DType kType>() {
     for (int64_t d = 0; d < call.head_dim_v; d += kLanes) {
       // An empty row's sums may never have been written.
-      const Floats v = empty ? zero() : hn::Mul(load(sums + d), inverse);
+      const Floats v = empty ? inverse : hn::Mul(load(sums + d), inverse);
       store_as<kType>(v, o + d * element_bytes(kType), call.head_dim_v - d);
     }
   });
   if (call.lse == nullptr) return;
-  double lse = -static_cast<double>(kInfinity);
-  if (!empty) {
-    const double scale = is_additive(call) ? 1.0 : static_cast<double>(call.score_factor);
-    lse = scale * static_cast<double>(max) + log(static_cast<double>(sum));
-  }
   if (kMutation == Mutation::kWrongLse) lse /= kLn2;
   call.lse[batch * call.lse_batch_stride + head * call.lse_head_stride +
            position * call.lse_row_stride] = static_cast<float>(lse);

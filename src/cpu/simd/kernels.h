@@ -119,6 +119,7 @@ struct ForwardCall {
   MaskView mask;
   ScoreView scores;
   DropoutView dropout;
+  const float* sinks = nullptr;  ///< [query heads], or null
 
   /// Packed K and V of several (batch, key head), or null: every task packs the blocks it visits.
   const void* packed_keys = nullptr;

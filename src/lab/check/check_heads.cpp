@@ -125,8 +125,10 @@ Result<Truth> by_heads(const Tensors& t, const Options& options, const ref::Samp
                        const TruthOf& truth_of) {
   const ref::Sizes sizes = ref::sizes_of(t.q, t.k, t.v);
   const auto heads = static_cast<double>(std::max<std::int64_t>(sizes.batch * sizes.heads_k, 1));
-  // The pattern of dropout depends on where in the batch a head is.
-  if (heads < 2 || options.dropout || ref::multiply_adds(sizes, options) / heads < kSmallHead) {
+  // The pattern of dropout depends on where in the batch a head is; gradients of sinks have rows of
+  // every batch entry.
+  if (heads < 2 || options.dropout || t.sinks ||
+      ref::multiply_adds(sizes, options) / heads < kSmallHead) {
     return truth_of(t, sample);
   }
   struct Task {

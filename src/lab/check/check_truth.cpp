@@ -161,9 +161,18 @@ std::vector<ref::Verdict> judge(const ForwardTensors& t, const ForwardTruth& tru
 std::vector<ref::Verdict> judge(const BackwardTensors& t, const BackwardTruth& truth) {
   const DType type = t.q.spec.dtype;
   const ref::BackwardRows &exact = truth.exact, &naive = truth.naive;
-  return {ref::compare({"dq", t.dq, exact.queries, exact.dq, naive.dq, &exact.dq_dont_care, type}),
-          ref::compare({"dk", t.dk, exact.keys, exact.dk, naive.dk, &exact.dk_dont_care, type}),
-          ref::compare({"dv", t.dv, exact.keys, exact.dv, naive.dv, &exact.dv_dont_care, type})};
+  std::vector<ref::Verdict> out = {
+      ref::compare({"dq", t.dq, exact.queries, exact.dq, naive.dq, &exact.dq_dont_care, type}),
+      ref::compare({"dk", t.dk, exact.keys, exact.dk, naive.dk, &exact.dk_dont_care, type}),
+      ref::compare({"dv", t.dv, exact.keys, exact.dv, naive.dv, &exact.dv_dont_care, type})};
+  if (!t.d_sinks || exact.d_sinks.empty()) return out;  // a sample has not every row of a head
+  std::vector<ref::Row> heads;
+  for (std::int64_t h = 0; h < t.d_sinks->spec.shape[0]; ++h) heads.push_back({0, h, 0});
+  ConstTensor got = *t.d_sinks;  // as [batch, seqlen, heads, width]
+  got.spec = contiguous_spec(DType::kFp32, {1, 1, t.d_sinks->spec.shape[0], 1});
+  out.push_back(ref::compare({"d_sinks", got, heads, exact.d_sinks, naive.d_sinks, nullptr,
+                              type == DType::kFp64 ? DType::kFp32 : type}));
+  return out;
 }
 
 RunStatus run_status(const Status& status) {
@@ -209,6 +218,11 @@ Result<CaseTruth> CaseTruth::create(const Case& problem, const CheckOptions& opt
         add_initial(b.dq, truth.exact.queries, truth.exact.dq, truth.naive.dq);
         add_initial(b.dk, truth.exact.keys, truth.exact.dk, truth.naive.dk);
         add_initial(b.dv, truth.exact.keys, truth.exact.dv, truth.naive.dv);
+        for (std::size_t h = 0; h < truth.exact.d_sinks.size(); ++h) {
+          const auto before = static_cast<double>(static_cast<const float*>(b.d_sinks->data)[h]);
+          truth.exact.d_sinks[h] += before;
+          truth.naive.d_sinks[h] = ref::round_to(DType::kFp32, truth.naive.d_sinks[h] + before);
+        }
       }
     }
     return CaseTruth(std::move(impl));

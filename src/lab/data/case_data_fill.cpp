@@ -343,6 +343,22 @@ void fill_slopes(const Case& c, const Tensor& tensor) {
   }
 }
 
+// Near the rows' LSE, but of the heads from the third on one in four hides all keys, one nothing.
+void fill_sinks(const Case& c, const Tensor& tensor) {
+  const double shift = c.fill != Fill::kShifted ? 0
+                       : c.mask == cases::MaskKind::kAdditive
+                           ? -1000
+                           : -8192 / std::sqrt(static_cast<double>(c.head_dim));
+  const double spread = c.fill == Fill::kLargeScores ? 100 : 2;
+  for (std::int64_t h = 0; h < tensor.spec.shape[0]; ++h) {
+    const double near = normal_at(stream_of(c, TensorRole::kSinks), static_cast<std::uint64_t>(h));
+    double value = shift + 3 + spread * near;
+    if (h % 4 == 2) value = h % 8 == 2 ? -kInfinity : -1e9;
+    if (h % 4 == 3) value = 1e9;
+    write_row(tensor.data, tensor.spec.dtype, h, &value, 1);
+  }
+}
+
 void fill_dropout_state(const Case& c, const Tensor& tensor) {
   const DropoutSeed seed = c.dropout_seed();
   const std::uint64_t words[2] = {seed.seed, seed.offset};
@@ -370,6 +386,7 @@ void fill_tensor(const Case& problem, TensorRole role, const Tensor& tensor) {
   if (tensor.spec.elements() == 0) return;
   if (role == TensorRole::kMask) return fill_mask(problem, tensor);
   if (role == TensorRole::kAlibiSlopes) return fill_slopes(problem, tensor);
+  if (role == TensorRole::kSinks) return fill_sinks(problem, tensor);
   if (role == TensorRole::kDropoutState) return fill_dropout_state(problem, tensor);
   if (tensor.spec.rank == 4) return fill_rows(problem, role, tensor);
   fill_scalars(problem, role, tensor);

@@ -119,6 +119,8 @@ class BadInput(Folder):
             "--steps": [[*dry, "--steps", "9"]],
             "--json": [[*dry, "--json", self.path("none.json")]],
             "--python": [["bench", "step", "--python", "python3"]],
+            "--cpu-isa": [[command, "--device", "cuda:0", "--cpu-isa", "scalar"]
+                          for command in ("bench", "compare", "explain")],
             "--dropout-seed": [["bench", "--dropout-seed", "3"],
                                ["explain", "--dropout", "0", "--dropout-seed", "3"]],
         }

@@ -97,6 +97,10 @@ TEST(TrainTokenizer, BytesThatAreNoUtf8AreNamedByTheirPlace) {
     config.text = {"fine.txt", bad + ".txt"};
     EXPECT_NE(validate(config).message().find("a byte at 0 that is no UTF-8"), std::string::npos)
         << validate(config).message();
+    EXPECT_TRUE(validate(config).message().starts_with("text: ")) << validate(config).message();
+    config.text.clear();
+    config.tokens = {bad + ".bin"};
+    EXPECT_TRUE(validate(config).message().starts_with("tokens: ")) << validate(config).message();
   }
   EXPECT_TRUE(Tokenizer::characters_of("\xED\x9F\xBF\xF4\x8F\xBF\xBF").ok());
 }

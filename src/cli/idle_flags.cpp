@@ -47,6 +47,9 @@ bool dry_without_folder(const Arguments& a, const RunFacts&) {
 bool nothing_dropped(const Arguments& a, const RunFacts&) {
   return !a.has("--dropout") || real(a, "--dropout", 0) == 0;
 }
+bool on_gpu(const Arguments& a, const RunFacts&) {
+  return a.value("--device").value_or("").starts_with("cuda");
+}
 bool without_peers(const Arguments& a, const RunFacts&) {
   return !a.has("--peers");
 }
@@ -89,6 +92,8 @@ constexpr IdleFlag kTable[] = {
     {"--cpu-isa", kProfileStep, dry, "with --dry-run, which runs nothing"},
     {"--json", kProfileStep, dry_without_folder, "with --dry-run alone; add --output"},
     {"--detail", kProfileStep, dry_without_folder, "with --dry-run alone; add --output"},
+    {"--cpu-isa", kAttention | kProfileStep | kBenchStep, on_gpu,
+     "with --device cuda, where no kernel of the CPU runs; --device cpu takes it"},
     {"--python", kBenchStep, without_peers, "without peers that run in Python; add --peers torch"},
     {"--python-timeout", kBenchStep, without_peers,
      "without peers that run in Python; add --peers torch"},

@@ -212,14 +212,14 @@ Status validate(const TrainConfig& config) {
   }
   if (Status s = check_tokenizer(config.tokenizer); !s.ok()) return s;
   // config.json carries these names: a resumed run finds the same files.
-  std::vector<std::string> names = config.text;
-  names.insert(names.end(), config.tokens.begin(), config.tokens.end());
-  names.push_back(config.tokenizer);
-  for (const std::string& name : names) {
+  std::vector<std::pair<const char*, std::string>> names = {{"tokenizer", config.tokenizer}};
+  for (const std::string& name : config.text) names.emplace_back("text", name);
+  for (const std::string& name : config.tokens) names.emplace_back("tokens", name);
+  for (const auto& [argument, name] : names) {
     if (const auto at = base::find_no_utf8(name)) {
-      return Status::invalid({fmt::format("the file name \"{}\"", name),
-                              fmt::format("a byte at {} that is no UTF-8", *at), "UTF-8",
-                              "rename the file, or give a link to it"});
+      return Status::invalid(
+          {argument, fmt::format("the file name \"{}\": a byte at {} that is no UTF-8", name, *at),
+           "UTF-8", "rename the file, or give a link to it"});
     }
   }
   if (!config.text.empty() && !config.tokens.empty()) {

@@ -84,7 +84,7 @@ class Samples(Folder):
             for _ in range(3):
                 process.stdout.readline()
             process.send_signal(signal.SIGINT)
-            process.communicate(timeout=20)
+            process.communicate(timeout=300)
             self.assertEqual(process.returncode, code)
             with open(name) as file:
                 self.assertGreaterEqual(len(json.load(file)["samples"]), 2)

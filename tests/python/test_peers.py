@@ -351,7 +351,7 @@ class Conversation(unittest.TestCase):
         process = self.start()
         self.ask(process, repeats=1000000)
         process.stdin.close()
-        self.assertEqual(process.wait(timeout=30), 0)
+        self.assertEqual(process.wait(timeout=300), 0)
 
 
 if __name__ == "__main__":

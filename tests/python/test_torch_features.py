@@ -41,7 +41,7 @@ def scores_of(q, k, window=(-1, -1), softcap=0.0, slopes=None, causal=False):
     distance = torch.arange(k.shape[2])[None, :] - aligned
     if slopes is not None:
         scores = scores - slopes.double()[..., None, None] * distance.abs()
-    left, right = window
+    left, right = (-1 if side is None else side for side in window)
     hidden = torch.zeros_like(distance, dtype=torch.bool)
     if causal:
         hidden |= distance > 0

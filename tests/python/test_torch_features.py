@@ -18,8 +18,11 @@ FEATURES = ({"window": (3, 1)}, {"window": (3, None), "causal": True}, {"softcap
 
 
 def of_flash_attn(features):
-    """The features in flash-attn's words."""
-    return {{"window": "window_size"}.get(name, name): value for name, value in features.items()}
+    """The features in flash-attn's words, in which -1 is no bound."""
+    words = {name: value for name, value in features.items() if name != "window"}
+    if "window" in features:
+        words["window_size"] = tuple(-1 if side is None else side for side in features["window"])
+    return words
 
 
 def inputs(*shape, dtype, seqlen_k=None, heads_k=None):

@@ -5,6 +5,7 @@
 #include <deque>
 
 #include "api/backend.h"
+#include "cuda/implementations.h"
 #include "cuda/kernels/ladder/forward_plan.h"
 #include "cuda/kernels/ladder/hopper_plan.h"
 #include "cuda/kernels/ladder/naive_plan.h"
@@ -12,7 +13,6 @@
 #include "cuda/kernels/sm90/plan.h"
 #include "cuda/launch/arguments.h"
 #include "cuda/launch/gpu_plan.h"
-#include "cuda/launch/implementations.h"
 #include "cuda_gpu.h"
 #include "lab/data/case_data.h"
 

@@ -11,7 +11,7 @@
 #include <set>
 #include <vector>
 
-#include "cpu/dropout.h"
+#include "cpu/terms/dropout.h"
 #include "cuda/kernels/dropout_pattern.h"
 #include "flashlab/attention.h"
 #include "reference/scores.h"

@@ -9,7 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
-#include "lab/python/child_process.h"
+#include "lab/machine/child_process.h"
 #include "lab/python/python_messages.h"
 
 namespace flashlab::lab {

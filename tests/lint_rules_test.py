@@ -82,6 +82,11 @@ class Forbidden(unittest.TestCase):
         self.assertEqual(self.rule_of(line, "src/train/run/a.cpp"), ["json"])
         self.assertEqual(self.rule_of("#pragma once\n" + line, "src/base/json.h"), [])
 
+    def test_json_is_read_by_one_function(self):
+        line = "auto f(const std::string& s) { return nlohmann::json::parse(s); }"
+        self.assertEqual(self.rule_of(line, "src/lab/a.cpp"), ["json"])
+        self.assertEqual(self.rule_of("#pragma once\n" + line, "src/base/json.h"), [])
+
 
 class Includes(unittest.TestCase):
     HEADERS = {path: "#pragma once\n" for path in (
@@ -123,6 +128,37 @@ class Includes(unittest.TestCase):
                 ("src/cuda/kernels/sm90.h", "cuda/kernels/tile/softmax.h"),
                 ("src/cuda/kernels/tile/a.h", "cuda/kernels/ptx/mma.h")):
             self.assertEqual(self.rules(path, name), [], (path, name))
+
+    def circles(self, *arrows):
+        """What is said of a tree with these includes, each "FILE NAME"."""
+        texts = {}
+        for arrow in arrows:
+            path, name = arrow.split()
+            texts[path] = texts.get(path, "#pragma once\n") + f'#include "{name}"\n'
+            texts.setdefault("src/" + name, "#pragma once\n")
+        return complaints_of(texts)
+
+    def test_folders_include_one_another_in_no_circle_at_any_depth(self):
+        one_way = ("src/lab/report/a.h lab/results/b.h", "src/lab/results/b.h lab/machine/c.h",
+                   "src/lab/report/deep/d.h lab/report/a.h")
+        self.assertEqual(self.circles(*one_way), [])
+        for planted in ("src/lab/machine/c.h lab/report/a.h", "src/lab/report/a.h "
+                        "lab/report/deep/d.h"):
+            self.assertIn("circle", [r for _, _, r in self.circles(*one_way, planted)], planted)
+        # A detour through a third folder, in rooms that no order is written for.
+        self.assertEqual([r for _, _, r in self.circles(
+            "src/cpu/a/a.h cpu/b/b.h", "src/cpu/b/b.h cpu/c/c.h", "src/cpu/c/c.h cpu/a/z.h")],
+            ["circle"])
+
+    def test_sub_rooms_keep_their_order(self):
+        self.assertEqual(self.circles("src/lab/report/a.h lab/subjects/b.h"), [])
+        self.assertEqual([r for _, _, r in self.circles("src/lab/subjects/b.h lab/report/a.h")],
+                         ["circle"])
+
+    def test_a_kernels_planner_and_its_device_sources_are_two_rooms(self):
+        room = "src/cuda/kernels/sm90/"
+        self.assertEqual(self.circles(room + "forward/tile.h cuda/kernels/sm90/rows.h",
+                                      room + "plan.h cuda/kernels/sm90/forward/plan.h"), [])
 
     def test_public_headers_need_only_the_standard_library(self):
         self.assertEqual(self.rules("include/flashlab/a.h", "fmt/format.h"), ["includes"])

@@ -6,13 +6,13 @@
 #include <algorithm>
 #include <sstream>
 
+#include "base/text.h"
 #include "lab/report/crossover.h"
 #include "lab/report/group.h"
 #include "lab/report/headline.h"
 #include "lab/report/ladder.h"
 #include "lab/report/model.h"
 #include "lab/report/table.h"
-#include "lab/report/text.h"
 #include "lab/results/results_json.h"
 #include "report_samples.h"
 
@@ -145,7 +145,7 @@ TEST(ReportTable, FitsIntoItsWidthWhateverTheNames) {
       for (const std::string& line : lines_of(comparison_table(file, {"naive", width, false}))) {
         // Only hostile files have a third pass and figures like 1e+300, which take their room.
         const int limit = std::max(width, 80) + (groups[0].passes.size() > 2 ? 21 + 11 : 0);
-        EXPECT_LE(display_width(line), limit) << line;
+        EXPECT_LE(base::display_width(line), limit) << line;
         EXPECT_EQ(line.find('\x1b'), std::string::npos) << "no escapes but our own";
       }
     }

@@ -6,8 +6,8 @@
 #include <cmath>
 #include <limits>
 
+#include "base/text.h"
 #include "lab/report/numbers.h"
-#include "lab/report/text.h"
 
 namespace flashlab::lab::report {
 namespace {
@@ -15,67 +15,67 @@ namespace {
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
 TEST(ReportText, CleanLeavesOneLineOfValidText) {
-  EXPECT_EQ(clean("plain"), "plain");
-  EXPECT_EQ(clean("a\r\nb\tc"), "a b c");
-  EXPECT_EQ(clean("red\x1b[31m"), "red\xEF\xBF\xBD[31m");
-  EXPECT_EQ(clean("\xff"), "\xEF\xBF\xBD");
-  EXPECT_EQ(clean("\xc0\xaf"), "\xEF\xBF\xBD\xEF\xBF\xBD") << "an overlong slash";
-  EXPECT_EQ(clean("\xed\xa0\x80").find('\xed'), std::string::npos) << "a surrogate";
-  EXPECT_EQ(clean("\xe2\x80\xae"
-                  "abc"),
+  EXPECT_EQ(base::clean("plain"), "plain");
+  EXPECT_EQ(base::clean("a\r\nb\tc"), "a b c");
+  EXPECT_EQ(base::clean("red\x1b[31m"), "red\xEF\xBF\xBD[31m");
+  EXPECT_EQ(base::clean("\xff"), "\xEF\xBF\xBD");
+  EXPECT_EQ(base::clean("\xc0\xaf"), "\xEF\xBF\xBD\xEF\xBF\xBD") << "an overlong slash";
+  EXPECT_EQ(base::clean("\xed\xa0\x80").find('\xed'), std::string::npos) << "a surrogate";
+  EXPECT_EQ(base::clean("\xe2\x80\xae"
+                        "abc"),
             "\xEF\xBF\xBD"
             "abc")
       << "right-to-left override";
-  EXPECT_EQ(clean("\xe4\xb8\xad"), "\xe4\xb8\xad");
-  EXPECT_EQ(clean("cut \xe4\xb8"), "cut \xEF\xBF\xBD\xEF\xBF\xBD");
+  EXPECT_EQ(base::clean("\xe4\xb8\xad"), "\xe4\xb8\xad");
+  EXPECT_EQ(base::clean("cut \xe4\xb8"), "cut \xEF\xBF\xBD\xEF\xBF\xBD");
 }
 
 TEST(ReportText, WidthIsThatOfATerminal) {
-  EXPECT_EQ(display_width("naive"), 5);
-  EXPECT_EQ(display_width("\xe4\xb8\xad\xe6\x96\x87"), 4);
-  EXPECT_EQ(display_width("e\xcc\x81"), 1);
-  EXPECT_EQ(display_width("a \xc2\xb7 b"), 5);
-  EXPECT_EQ(pad_left("\xe4\xb8\xad", 4), "  \xe4\xb8\xad");
-  EXPECT_EQ(pad_right("\xe4\xb8\xad", 4), "\xe4\xb8\xad  ");
-  EXPECT_EQ(pad_right("longer", 3), "longer");
+  EXPECT_EQ(base::display_width("naive"), 5);
+  EXPECT_EQ(base::display_width("\xe4\xb8\xad\xe6\x96\x87"), 4);
+  EXPECT_EQ(base::display_width("e\xcc\x81"), 1);
+  EXPECT_EQ(base::display_width("a \xc2\xb7 b"), 5);
+  EXPECT_EQ(base::pad_left("\xe4\xb8\xad", 4), "  \xe4\xb8\xad");
+  EXPECT_EQ(base::pad_right("\xe4\xb8\xad", 4), "\xe4\xb8\xad  ");
+  EXPECT_EQ(base::pad_right("longer", 3), "longer");
 }
 
 TEST(ReportText, WrapsAtSpacesAndCutsLongWords) {
-  EXPECT_EQ(wrap("one two three", 7), (std::vector<std::string>{"one two", "three"}));
-  EXPECT_EQ(wrap("abcdefgh", 3), (std::vector<std::string>{"abc", "def", "gh"}));
-  EXPECT_EQ(wrap("", 10), (std::vector<std::string>{""}));
-  EXPECT_EQ(wrap("ab", 0), (std::vector<std::string>{"a", "b"}));
-  EXPECT_EQ(wrap("\xe4\xb8\xad\xe4\xb8\xad", 3),
+  EXPECT_EQ(base::wrap("one two three", 7), (std::vector<std::string>{"one two", "three"}));
+  EXPECT_EQ(base::wrap("abcdefgh", 3), (std::vector<std::string>{"abc", "def", "gh"}));
+  EXPECT_EQ(base::wrap("", 10), (std::vector<std::string>{""}));
+  EXPECT_EQ(base::wrap("ab", 0), (std::vector<std::string>{"a", "b"}));
+  EXPECT_EQ(base::wrap("\xe4\xb8\xad\xe4\xb8\xad", 3),
             (std::vector<std::string>{"\xe4\xb8\xad", "\xe4\xb8\xad"}));
 }
 
 TEST(ReportText, FoldsUnderWhatALineNames) {
   using testing::ElementsAre;
-  EXPECT_THAT(fold("  plan   one two", 80), ElementsAre("  plan   one two"));
-  EXPECT_THAT(fold("  plan   one two and three", 20),
+  EXPECT_THAT(base::fold("  plan   one two", 80), ElementsAre("  plan   one two"));
+  EXPECT_THAT(base::fold("  plan   one two and three", 20),
               ElementsAre("  plan   one two and", "         three"));
-  EXPECT_THAT(fold("  time  min 1 · mean 2 · std 3 ms", 31),
+  EXPECT_THAT(base::fold("  time  min 1 · mean 2 · std 3 ms", 31),
               ElementsAre("  time  min 1 · mean 2 ·", "        std 3 ms"));
-  EXPECT_THAT(fold("a sentence of words", 10), ElementsAre("a sentence", "  of words"));
-  EXPECT_THAT(fold("  path  /a/long/word/that/stays", 20),
+  EXPECT_THAT(base::fold("a sentence of words", 10), ElementsAre("a sentence", "  of words"));
+  EXPECT_THAT(base::fold("  path  /a/long/word/that/stays", 20),
               ElementsAre("  path  /a/long/word/that/stays"));
-  EXPECT_THAT(fold("", 5), ElementsAre(""));
+  EXPECT_THAT(base::fold("", 5), ElementsAre(""));
 }
 
 TEST(ReportText, Escapes) {
-  EXPECT_EQ(escape_xml("<a href=\"x\">'&'</a>"),
+  EXPECT_EQ(base::escape_xml("<a href=\"x\">'&'</a>"),
             "&lt;a href=&quot;x&quot;&gt;&#39;&amp;&#39;&lt;/a&gt;");
-  EXPECT_EQ(escape_markdown("a|b*c_<d>"), "a\\|b\\*c\\_&lt;d&gt;");
-  EXPECT_EQ(escape_markdown("two\nlines"), "two lines");
-  EXPECT_EQ(markdown_code("a `b` c"), "`` a `b` c ``");
-  EXPECT_EQ(markdown_code("plain"), "`plain`");
-  EXPECT_EQ(escape_latex("50% & $x_1$ #{}~^\\<"),
+  EXPECT_EQ(base::escape_markdown("a|b*c_<d>"), "a\\|b\\*c\\_&lt;d&gt;");
+  EXPECT_EQ(base::escape_markdown("two\nlines"), "two lines");
+  EXPECT_EQ(base::markdown_code("a `b` c"), "`` a `b` c ``");
+  EXPECT_EQ(base::markdown_code("plain"), "`plain`");
+  EXPECT_EQ(base::escape_latex("50% & $x_1$ #{}~^\\<"),
             "50\\% \\& \\$x\\_1\\$ \\#\\{\\}\\textasciitilde{}\\textasciicircum{}"
             "\\textbackslash{}\\textless{}");
-  EXPECT_EQ(csv_field("plain"), "plain");
-  EXPECT_EQ(csv_field("a,b"), "\"a,b\"");
-  EXPECT_EQ(csv_field("say \"hi\"\n"), "\"say \"\"hi\"\"\n\"");
-  EXPECT_EQ(file_name_part("../a b/\xc3\xa9"), "..-a-b---");
+  EXPECT_EQ(base::csv_field("plain"), "plain");
+  EXPECT_EQ(base::csv_field("a,b"), "\"a,b\"");
+  EXPECT_EQ(base::csv_field("say \"hi\"\n"), "\"say \"\"hi\"\"\n\"");
+  EXPECT_EQ(base::file_name_part("../a b/\xc3\xa9"), "..-a-b---");
 }
 
 TEST(ReportNumbers, SignificantDigits) {

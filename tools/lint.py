@@ -38,6 +38,8 @@ FORBIDDEN_ANYWHERE = {
 # An empty template emits no instruction: it only holds the optimiser back, as rulers must.
 ASM = re.compile(r"(?<![\w])(?:asm|__asm__|__asm)\b(?!\s*(?:volatile|__volatile__)?\s*\(\s*\"\")")
 JSON_DUMP = re.compile(r"(?:\.|->)dump\s*\(")
+JSON_PARSE = re.compile(r"\b(?:[jJ]son|ordered_json)::(?:parse|accept)\s*\(")
+INCLUDE = re.compile(r'\s*#\s*include\s*(["<])([^">]+)[">]')
 ALLOW = re.compile(r"//\s*lint:\s*allow\(([\w-]+)\)\s*(\S?)")
 
 MAX_FILE_LINES, WARN_FILE_LINES = 600, 500
@@ -129,9 +131,13 @@ def lint_forbidden(path, code):
 def lint_json(path, text):
     """json"""
     if source.is_cpp(path) and path.startswith("src/") and path != "src/base/json.h":
-        for line, what in matches(JSON_DUMP, source.without_comments(text, keep_strings=True)):
+        code = source.without_comments(text, keep_strings=True)
+        for line, what in matches(JSON_DUMP, code):
             yield Complaint(path, line, "json", f"`{what}` throws at bytes that are no UTF-8; use "
                             "base::json_text")
+        for line, what in matches(JSON_PARSE, code):
+            yield Complaint(path, line, "json", f"`{what}` has no limit of depth; use "
+                            "base::read_json")
 
 
 def lint_asm(path, text):
@@ -175,7 +181,7 @@ def lint_includes(path, text, files):
         if not path.endswith("-inl.h"):
             yield Complaint(path, 1, "includes", "a header starts with #pragma once")
     for number, line in enumerate(text.split("\n"), 1):
-        match = re.match(r'\s*#\s*include\s*(["<])([^">]+)[">]', line)
+        match = INCLUDE.match(line)
         if not match:
             continue
         target = resolve_include(path, match.group(2), files)
@@ -259,6 +265,84 @@ def lint_built(files, read):
                 yield Complaint(path, 1, "built", "a test is named tests/<room>_<what>_test.cpp")
 
 
+# Sub-rooms in their order: a room includes from the rooms before it. A folder that is not named
+# here only has to keep out of circles, as every folder has.
+ORDER_OF_SUB_ROOMS = {
+    "src/lab/": ("machine", "measure", "data", "results", "check", "subjects", "python", "report",
+                 "kernels"),
+    "src/train/": ("plan", "model", "layers", "step", "cpu", "cuda", "data", "run"),
+}
+
+
+def half_of(path):
+    """The path as a place among rooms: a kernel's room is two of them, the device's and, above it,
+    the host's."""
+    return path.replace("src/cuda/kernels/", "src/cuda/planners/") if is_planner(path) else path
+
+
+def siblings_of(path, target):
+    """Two nodes of the folder in which the ways to the two files part, or None within a folder.
+
+    A folder's own files are one node of it, its sub-folders are the others."""
+    here, there = half_of(path).split("/"), half_of(target).split("/")
+    depth = 0
+    while depth < min(len(here), len(there)) - 1 and here[depth] == there[depth]:
+        depth += 1
+    nodes = ["/".join(parts[:depth + 1]) if depth < len(parts) - 1
+             else "/".join(parts[:depth]) + "/*" for parts in (here, there)]
+    return tuple(nodes) if nodes[0] != nodes[1] else None
+
+
+def find_circle(arrows):
+    """The nodes of a shortest circle of {node: {node: ...}}, or None."""
+    best = None
+    for start in sorted(arrows):
+        came_from, queue = {start: None}, [start]
+        for node in queue:
+            for following in sorted(arrows.get(node, ())):
+                if following == start:
+                    way = [node]
+                    while came_from[way[-1]] is not None:
+                        way.append(came_from[way[-1]])
+                    if best is None or len(way) < len(best):
+                        best = way[::-1]
+                elif following not in came_from:
+                    came_from[following] = node
+                    queue.append(following)
+    return best
+
+
+def lint_circles(files, read):
+    """circle: no two folders, at any depth, include from one another, not even by a detour"""
+    arrows, known = {}, set(files)
+    for path in files:
+        if not path.startswith(("include/", "src/", "cases/", "python/")) or \
+                not source.is_cpp(path):
+            continue
+        for number, line in enumerate(read(path).split("\n"), 1):
+            match = INCLUDE.match(line)
+            target = match and resolve_include(path, match.group(2), known)
+            nodes = target and siblings_of(path, target)
+            if nodes:
+                arrows.setdefault(nodes[0], {}).setdefault(nodes[1], (path, number, target))
+                yield from out_of_order(path, number, target, *nodes)
+    while circle := find_circle(arrows):
+        steps = list(zip(circle, circle[1:] + circle[:1]))
+        words = "; ".join("{} includes {}".format(*arrows[a][b][::2]) for a, b in steps)
+        path, number, _ = arrows[steps[0][0]][steps[0][1]]
+        yield Complaint(path, number, "circle", f"{' -> '.join(circle + circle[:1])}: {words}; "
+                        "move what both need into a room below both")
+        del arrows[steps[0][0]][steps[0][1]]
+
+
+def out_of_order(path, number, target, here, there):
+    for room, order in ORDER_OF_SUB_ROOMS.items():
+        if here.startswith(room) and here[len(room):] in order and there[len(room):] in order and \
+                order.index(here[len(room):]) < order.index(there[len(room):]):
+            yield Complaint(path, number, "circle", f"{here} stands below {there} and may not "
+                            f"include {target}; the order is {' <- '.join(order)}")
+
+
 def excused(complaint, lines):
     """Whether the complaint's line, or the one above it, allows the rule and says why."""
     for number in (complaint.line, complaint.line - 1):
@@ -283,7 +367,11 @@ def lint_tree(root):
                  *lint_layout(path, text)]
         lines = text.split("\n")
         complaints += [c for c in found if not excused(c, lines)]
-    complaints += lint_built(files, lambda path: source.read(path, root))
+    def read(path):
+        return source.read(path, root)
+
+    complaints += lint_built(files, read)
+    complaints += lint_circles(files, read)
     return complaints
 
 

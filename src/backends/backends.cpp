@@ -6,8 +6,8 @@
 #include "cpu/backend.h"
 #include "cpu/naive/naive.h"
 #include "cpu/plain/plain.h"
-#include "cuda/launch/backend.h"
-#include "cuda/launch/implementations.h"
+#include "cuda/backend.h"
+#include "cuda/implementations.h"
 #include "peers/cublas/cublas.h"
 #include "peers/cudnn/cudnn.h"
 

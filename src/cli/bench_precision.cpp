@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/json.h"
+#include "base/text.h"
 #include "cli/command.h"
 #include "cli/execution.h"
 #include "cli/failure.h"
@@ -17,7 +18,6 @@
 #include "lab/machine/memory.h"
 #include "lab/measure/statistics.h"
 #include "lab/report/chart.h"
-#include "lab/report/text.h"
 #include "train/data/files.h"
 #include "train/run/checkpoint.h"
 #include "train/run/trainer.h"
@@ -26,8 +26,8 @@ namespace flashlab::cli {
 namespace {
 
 namespace fs = std::filesystem;
-using lab::report::pad_left;
-using lab::report::pad_right;
+using base::pad_left;
+using base::pad_right;
 using Json = nlohmann::ordered_json;
 
 struct Run {
@@ -187,7 +187,7 @@ int run_bench_precision(const Arguments& arguments) {
   json["schema"] = "flashlab.precision/1";
   json["command"] = typed_command();
   json["device"] = device_words(context);
-  json["config"] = Json::parse(config.to_json());
+  json["config"] = base::read_json<Json>(config.to_json());
   for (const Run& run : runs) json["runs"].push_back(json_of(run));
   const struct {
     const char* name;

@@ -2,20 +2,20 @@
 
 #include <fmt/format.h>
 
+#include "base/text.h"
 #include "cli/command.h"
 #include "cli/failure.h"
 #include "cli/terminal.h"
 #include "lab/kernels/precompile.h"
 #include "lab/machine/memory.h"
-#include "lab/report/text.h"
 
 namespace flashlab::cli {
 namespace {
 
 void print_list(const lab::KernelCacheReport& report) {
   for (const auto& entry : report.entries) {
-    print_line(fmt::format("{}  {}", lab::report::pad_left(lab::format_bytes(entry.bytes), 10),
-                           entry.name));
+    print_line(
+        fmt::format("{}  {}", base::pad_left(lab::format_bytes(entry.bytes), 10), entry.name));
   }
   print_line(fmt::format("{} kernels, {} in {}", report.entries.size(),
                          lab::format_bytes(report.bytes), report.folder));

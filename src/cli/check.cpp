@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/json.h"
+#include "base/text.h"
 #include "cli/command.h"
 #include "cli/execution.h"
 #include "cli/failure.h"
@@ -17,15 +18,14 @@
 #include "lab/machine/doctor.h"
 #include "lab/machine/environment.h"
 #include "lab/measure/gpu_ruler.h"
-#include "lab/report/text.h"
 #include "lab/results/results_json.h"
 #include "train/data/files.h"
 
 namespace flashlab::cli {
 namespace {
 
-using lab::report::pad_left;
-using lab::report::pad_right;
+using base::pad_left;
+using base::pad_right;
 using Json = nlohmann::ordered_json;
 
 // --quick takes every n-th case: neighbours in the list differ in one thing only.
@@ -210,7 +210,7 @@ void write_json(const std::string& path, const lab::CheckSummary& summary, const
                                                .observe_ms = 0});
   Json out;
   out["schema"] = "flashlab.check/1";
-  out["environment"] = Json::parse(lab::to_json(file))["environment"];
+  out["environment"] = base::read_json<Json>(lab::to_json(file))["environment"];
   out["passed"] = summary.passed;
   out["failed"] = summary.failed;
   out["unsupported"] = summary.unsupported;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "base/text.h"
 #include "cli/command.h"
 #include "cli/execution.h"
 #include "cli/failure.h"
@@ -12,14 +13,13 @@
 #include "lab/kernels/described.h"
 #include "lab/machine/memory.h"
 #include "lab/report/group.h"
-#include "lab/report/text.h"
 #include "lab/subjects/attention/attention_subject.h"
 
 namespace flashlab::cli {
 namespace {
 
-using lab::report::pad_left;
-using lab::report::pad_right;
+using base::pad_left;
+using base::pad_right;
 
 Result<Plan> plan_of(const Context& context, const Job& job, Pass pass, const std::string& name,
                      TileOptions tiles) {
@@ -43,7 +43,7 @@ std::string step_kind(PlanStep::Kind kind) {
 void print_wrapped(std::string_view head, const std::string& text) {
   std::string margin(head);
   const int room = std::max(std::min(terminal_width(), 100) - static_cast<int>(head.size()), 20);
-  for (const std::string& line : lab::report::wrap(text, room)) {
+  for (const std::string& line : base::wrap(text, room)) {
     print_line(margin + line);
     margin.assign(margin.size(), ' ');
   }
@@ -96,14 +96,14 @@ void print_memory(const Context& context, const Job& job, Pass pass, const std::
   int width = 0;
   for (const lab::TensorBytes& tensor : *tensors) {
     if (tensor.shape.empty()) continue;
-    name_width = std::max(name_width, lab::report::display_width(tensor.name));
+    name_width = std::max(name_width, base::display_width(tensor.name));
   }
   const auto left = [&](std::string_view what, std::string_view shape) {
     if (shape.empty()) return std::string(what);
     return fmt::format("{}  {}", pad_right(what, name_width), shape);
   };
   for (const lab::TensorBytes& tensor : *tensors) {
-    width = std::max(width, lab::report::display_width(left(tensor.name, tensor.shape)));
+    width = std::max(width, base::display_width(left(tensor.name, tensor.shape)));
   }
   const auto row = [&](std::string_view what, std::string_view shape, std::int64_t bytes) {
     print_line(fmt::format("    {} {}", pad_right(left(what, shape), width),

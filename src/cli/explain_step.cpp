@@ -6,13 +6,13 @@
 #include <nlohmann/json.hpp>
 
 #include "base/json.h"
+#include "base/text.h"
 #include "cli/command.h"
 #include "cli/failure.h"
 #include "cli/model_flags.h"
 #include "cli/terminal.h"
 #include "cli/values.h"
 #include "lab/machine/memory.h"
-#include "lab/report/text.h"
 #include "train/data/files.h"
 #include "train/plan/memory_plan.h"
 #include "train/step/fit.h"
@@ -21,9 +21,9 @@
 namespace flashlab::cli {
 namespace {
 
+using base::pad_left;
+using base::pad_right;
 using lab::format_bytes;
-using lab::report::pad_left;
-using lab::report::pad_right;
 using train::Phase;
 using train::Role;
 
@@ -179,7 +179,7 @@ nlohmann::ordered_json json_of(const Explained& e) {
   out["schema"] = "flashlab.step/1";
   out["command"] = typed_command();
   out["title"] = e.plan.title;
-  out["model"] = nlohmann::ordered_json::parse(e.model.to_json());
+  out["model"] = base::read_json<nlohmann::ordered_json>(e.model.to_json());
   out["parameters"] = e.plan.parameter_count();
   out["operations"] = e.plan.operations.size();
   for (const Phase phase : {Phase::kForward, Phase::kBackward, Phase::kOptimizer}) {

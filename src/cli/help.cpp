@@ -6,14 +6,14 @@
 
 #include <algorithm>
 
+#include "base/text.h"
 #include "flashlab/version.h"
-#include "lab/report/text.h"
 
 namespace flashlab::cli {
 namespace {
 
-using lab::report::pad_right;
-using lab::report::wrap;
+using base::pad_right;
+using base::wrap;
 
 constexpr int kFlagColumns = 30;
 constexpr int kExampleColumns = 52;
@@ -149,7 +149,7 @@ std::string command_help(const CommandSpec& spec, int width) {
 }
 
 std::string markdown_help() {
-  using lab::report::escape_markdown;
+  using base::escape_markdown;
   std::string out =
       "# The command line\n\n[中文](command-line.zh-CN.md)\n\n"
       "Written by `flashlab --help-markdown` out of the program's own table of flags; a test fails "

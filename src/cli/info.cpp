@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/json.h"
+#include "base/text.h"
 #include "cli/command.h"
 #include "cli/execution.h"
 #include "cli/failure.h"
@@ -19,14 +20,13 @@
 #include "lab/machine/memory.h"
 #include "lab/machine/peer_libraries.h"
 #include "lab/measure/cpu_roof.h"
-#include "lab/report/text.h"
 #include "lab/results/results_json.h"
 #include "train/data/files.h"
 
 namespace flashlab::cli {
 namespace {
 
-using lab::report::pad_right;
+using base::pad_right;
 
 // A library or program that something here can use.
 struct Extra {
@@ -64,7 +64,7 @@ bool program_found(std::string_view name) {
 void print_row(std::string_view name, std::string_view value) {
   const int width = terminal_width() - 20;
   std::string left = pad_right(name, 18);
-  for (const std::string& line : lab::report::wrap(value, std::max(width, 40))) {
+  for (const std::string& line : base::wrap(value, std::max(width, 40))) {
     print_line(left + line);
     left = std::string(18, ' ');
   }
@@ -175,7 +175,7 @@ void print_json(const std::string& path, const Context& context,
   file.environment = environment;
   nlohmann::ordered_json out;
   out["schema"] = "flashlab.info/1";
-  out["environment"] = nlohmann::ordered_json::parse(lab::to_json(file))["environment"];
+  out["environment"] = base::read_json<nlohmann::ordered_json>(lab::to_json(file))["environment"];
   out["device"] = to_string(context.device());
   out["cuda"] = lab::describe_cuda();
   out["implementations"] = implementations(context.device());

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "base/json.h"
+#include "base/text.h"
 #include "cli/command.h"
 #include "cli/execution.h"
 #include "cli/failure.h"
@@ -18,16 +19,15 @@
 #include "lab/machine/gpu_choice.h"
 #include "lab/machine/monitor.h"
 #include "lab/report/numbers.h"
-#include "lab/report/text.h"
 #include "train/data/files.h"
 
 namespace flashlab::cli {
 namespace {
 
+using base::pad_left;
+using base::pad_right;
 using lab::MonitorFigure;
 using lab::MonitorSample;
-using lab::report::pad_left;
-using lab::report::pad_right;
 
 std::string value_words(const MonitorFigure& figure, std::optional<double> value) {
   if (!value) return "-";

@@ -7,12 +7,12 @@
 #include <set>
 
 #include "base/json.h"
+#include "base/text.h"
 #include "cli/command.h"
 #include "cli/failure.h"
 #include "cli/model_flags.h"
 #include "cli/terminal.h"
 #include "cli/values.h"
-#include "lab/report/text.h"
 #include "train/cpu/accumulate.h"
 #include "train/data/files.h"
 #include "train/plan/autocast.h"
@@ -21,8 +21,8 @@
 namespace flashlab::cli {
 namespace {
 
-using lab::report::pad_left;
-using lab::report::pad_right;
+using base::pad_left;
+using base::pad_right;
 
 void write_json(const std::string& path, const nlohmann::ordered_json& json) {
   const std::string text = base::json_text(json, 1) + "\n";

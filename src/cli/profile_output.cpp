@@ -4,11 +4,11 @@
 
 #include <algorithm>
 
+#include "base/text.h"
 #include "cli/failure.h"
 #include "cli/outputs.h"
 #include "cli/terminal.h"
 #include "cli/values.h"
-#include "lab/report/text.h"
 #include "profile/ledger.h"
 #include "train/data/files.h"
 
@@ -85,7 +85,7 @@ void print_ledger(const Arguments& arguments, const profile::Profile& p) {
 
 void print_advice(const profile::Profile& p) {
   for (const profile::Advice& advice : p.advice) {
-    print_hanging(fmt::format("  {} ", lab::report::pad_right(advice.rule, 10)),
+    print_hanging(fmt::format("  {} ", base::pad_right(advice.rule, 10)),
                   advice.what + "; " + advice.remedy);
   }
 }

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <optional>
 
+#include "base/text.h"
 #include "cli/command.h"
 #include "cli/execution.h"
 #include "cli/failure.h"
@@ -16,7 +17,6 @@
 #include "lab/machine/memory.h"
 #include "lab/machine/monitor.h"
 #include "lab/measure/cpu_roof.h"
-#include "lab/report/text.h"
 #include "profile/folder.h"
 #include "profile/ledger.h"
 #include "profile/step_run.h"
@@ -26,9 +26,9 @@ namespace flashlab::cli {
 namespace {
 
 namespace fs = std::filesystem;
+using base::pad_left;
+using base::pad_right;
 using lab::format_bytes;
-using lab::report::pad_left;
-using lab::report::pad_right;
 
 struct Request : StepRequest {
   std::vector<std::int64_t> contexts;

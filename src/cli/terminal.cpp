@@ -12,8 +12,8 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "base/text.h"
 #include "cli/failure.h"
-#include "lab/report/text.h"
 
 namespace flashlab::cli {
 namespace {
@@ -87,7 +87,7 @@ std::string folded(std::string_view text, int width) {
     const std::string_view line = text.substr(0, end);
     // Colours take no columns; tables that have them keep to the width themselves.
     if (line.find('\x1b') == std::string_view::npos) {
-      out += lab::report::join(lab::report::fold(line, width), "\n");
+      out += base::join(base::fold(line, width), "\n");
     } else {
       out += line;
     }
@@ -128,9 +128,9 @@ std::string duration(double seconds) {
 
 void print_hanging(std::string_view head, std::string_view text) {
   if (::isatty(STDOUT_FILENO) != 1) return print_line(std::string(head) + std::string(text));
-  const int indent = lab::report::display_width(head);
+  const int indent = base::display_width(head);
   std::string lead(head);
-  for (const std::string& line : lab::report::wrap(text, std::max(terminal_width() - indent, 20))) {
+  for (const std::string& line : base::wrap(text, std::max(terminal_width() - indent, 20))) {
     print_line(lead + line);
     lead.assign(static_cast<std::size_t>(indent), ' ');
   }
@@ -169,8 +169,8 @@ void ProgressLine::draw(double done, double total, std::string_view what) {
   for (int i = 0; i < kBarColumns; ++i) bar += i < filled ? "█" : "·";
   const std::string head = fmt::format(" {:3.0f}%  ", share * 100);
   const int room = std::max(columns_of(STDERR_FILENO) - kBarColumns - 8, 1);
-  std::string words = lab::report::clean(what) + rest;
-  while (lab::report::display_width(words) > room) words.pop_back();
+  std::string words = base::clean(what) + rest;
+  while (base::display_width(words) > room) words.pop_back();
   std::fputs(fmt::format("\r{}{}{}\x1b[K", bar, head, words).c_str(), stderr);
   std::fflush(stderr);
   g_line_shown = true;

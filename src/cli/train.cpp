@@ -8,6 +8,8 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "base/json.h"
+#include "base/text.h"
 #include "cli/command.h"
 #include "cli/execution.h"
 #include "cli/failure.h"
@@ -16,7 +18,6 @@
 #include "cli/terminal.h"
 #include "lab/machine/memory.h"
 #include "lab/report/chart.h"
-#include "lab/report/text.h"
 #include "train/data/files.h"
 #include "train/run/checkpoint.h"
 #include "train/run/trainer.h"
@@ -40,7 +41,7 @@ double flops_per_token(const train::ModelConfig& model) {
 std::string one_line(const std::string& text) {
   std::string out;
   for (const char c : text) out += c == '\n' ? ' ' : c;
-  return lab::report::clean(out.substr(0, 200));
+  return base::clean(out.substr(0, 200));
 }
 
 class Progress final : public train::TrainObserver {
@@ -106,7 +107,7 @@ class Progress final : public train::TrainObserver {
     if (!text.ok()) return;
     for (std::size_t at = 0; at < text->size();) {
       const std::size_t end = std::min(text->find('\n', at), text->size());
-      const auto json = nlohmann::json::parse(text->substr(at, end - at), nullptr, false);
+      const auto json = base::read_json(text->substr(at, end - at));
       at = end + 1;
       if (!json.is_object()) continue;
       const double step = json.value("step", 0.0);
@@ -135,8 +136,7 @@ void print_header(const train::Trainer& trainer, const Context& context) {
   const train::TrainConfig& config = trainer.config();
   const train::ModelConfig& model = config.model;
   const std::vector<std::string>& files = config.tokens.empty() ? config.text : config.tokens;
-  const std::string text =
-      files.empty() ? "tinyshakespeare (shipped)" : lab::report::join(files, ", ");
+  const std::string text = files.empty() ? "tinyshakespeare (shipped)" : base::join(files, ", ");
   print_line(
       fmt::format("{} · {} · {} layers, width {}, {} heads, context {}, {:.2f} M parameters "
                   "· {} · {}",

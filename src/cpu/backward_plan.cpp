@@ -13,7 +13,7 @@
 #include "cpu/score_views.h"
 #include "cpu/simd/backward_kernels.h"
 #include "cpu/simd/kernels.h"
-#include "cpu/sinks.h"
+#include "cpu/terms/sinks.h"
 #include "runtime/cpu/thread_pool.h"
 
 namespace flashlab::internal {

@@ -4,8 +4,8 @@
 
 #include <optional>
 
-#include "cpu/dropout.h"
 #include "cpu/simd/kernels.h"
+#include "cpu/terms/dropout.h"
 
 namespace flashlab::internal {
 

@@ -7,8 +7,8 @@
 #include <nlohmann/json.hpp>
 
 #include "base/json.h"
+#include "base/text.h"
 #include "lab/report/numbers.h"
-#include "lab/report/text.h"
 #include "lab/results/results_json.h"
 #include "lab/results/verdict.h"
 #include "profile/ledger.h"
@@ -20,7 +20,7 @@
 namespace flashlab::profile {
 namespace {
 
-using lab::report::escape_markdown;
+using base::escape_markdown;
 using lab::report::format_bytes;
 using lab::report::format_significant;
 
@@ -202,7 +202,7 @@ std::string environment_json(const Profile& p) {
   out["schema"] = "flashlab.environment/1";
   lab::ResultFile file;
   file.environment = p.environment;
-  out["environment"] = nlohmann::ordered_json::parse(lab::to_json(file))["environment"];
+  out["environment"] = base::read_json<nlohmann::ordered_json>(lab::to_json(file))["environment"];
   return base::json_text(out, 1) + "\n";
 }
 
@@ -211,7 +211,7 @@ void tell_unwritten(const std::filesystem::path& summary, const std::vector<std:
   std::error_code ignored;
   if (names.empty() || !std::filesystem::exists(summary, ignored)) return;
   std::ofstream(summary, std::ios::app)
-      << fmt::format("\n**Not written: {}.** Is the disk full?\n", lab::report::join(names, ", "));
+      << fmt::format("\n**Not written: {}.** Is the disk full?\n", base::join(names, ", "));
 }
 
 // Live bytes while each event of the first recorded step ran.
@@ -376,7 +376,7 @@ std::string ledger_json(const Profile& p) {
   for (const Profile::Missing& m : p.missing) {
     out["missing"].push_back({{"what", m.what}, {"reason", m.reason}});
   }
-  out["environment"] = nlohmann::ordered_json::parse(environment_json(p))["environment"];
+  out["environment"] = base::read_json<nlohmann::ordered_json>(environment_json(p))["environment"];
   for (const Advice& advice : p.advice) {
     out["advice"].push_back(
         {{"rule", advice.rule}, {"what", advice.what}, {"remedy", advice.remedy}});

@@ -6,8 +6,8 @@
 #include <array>
 #include <map>
 
+#include "base/text.h"
 #include "lab/report/numbers.h"
-#include "lab/report/text.h"
 
 namespace flashlab::profile {
 namespace {
@@ -147,19 +147,19 @@ std::optional<LaunchFacts> longest_launch(const Recording& recording) {
 }
 
 std::string ledger_table(const std::vector<LedgerRow>& rows, LedgerKey key, int width) {
+  using base::pad_left;
+  using base::pad_right;
   using lab::report::format_percent;
   using lab::report::format_significant;
-  using lab::report::pad_left;
-  using lab::report::pad_right;
   constexpr int kFigures = 66, kHost = 18, kShortestName = 14;
   // On a narrow terminal the files have it.
   const bool host =
       width >= kShortestName + kFigures + kHost &&
       std::any_of(rows.begin(), rows.end(), [](const auto& row) { return row.host_ms > 0; });
   const int figures = host ? kFigures + kHost : kFigures;
-  int name_width = lab::report::display_width(to_string(key));
+  int name_width = base::display_width(to_string(key));
   for (const LedgerRow& row : rows) {
-    name_width = std::max(name_width, lab::report::display_width(row.key));
+    name_width = std::max(name_width, base::display_width(row.key));
   }
   name_width = std::min(name_width, std::max(kShortestName, width - figures));
   const auto figure = [](std::optional<double> value) {
@@ -174,7 +174,7 @@ std::string ledger_table(const std::vector<LedgerRow>& rows, LedgerKey key, int 
       host ? pad_left("host ms", 9) + pad_left("host/op", 9) : "", pad_left("GFLOP/s", 9),
       pad_left("GB/s", 7), pad_left("roof", 6), "bound");
   for (const LedgerRow& row : rows) {
-    const std::vector<std::string> name = lab::report::wrap(row.key, name_width);
+    const std::vector<std::string> name = base::wrap(row.key, name_width);
     for (std::size_t i = 0; i + 1 < name.size(); ++i) out += name[i] + "\n";
     out += fmt::format("{}{}{}{}{}{}{}{}{}  {}\n", pad_right(name.back(), name_width),
                        pad_left(format_significant(row.calls, 3), 7),
@@ -189,7 +189,7 @@ std::string ledger_table(const std::vector<LedgerRow>& rows, LedgerKey key, int 
 }
 
 std::string ledger_csv(const std::vector<LedgerRow>& rows, LedgerKey key) {
-  using lab::report::csv_field;
+  using base::csv_field;
   std::string out = fmt::format(
       "{},class,phase,calls,total_ms,mean_ms,share,host_ms,host_mean_ms,flops,bytes,gflops_per_s,"
       "gb_per_s,"

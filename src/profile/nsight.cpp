@@ -9,7 +9,7 @@
 #include <cstdlib>
 #include <sstream>
 
-#include "lab/report/text.h"
+#include "base/text.h"
 
 namespace flashlab::profile {
 namespace {
@@ -131,7 +131,7 @@ std::string longest_waits(const KernelCounters& kernel, std::size_t most) {
   for (std::size_t i = 0; i < std::min(most, found.size()); ++i) {
     words.push_back(fmt::format("{} {:.1f}", found[i].second, found[i].first));
   }
-  return lab::report::join(words, ", ");
+  return base::join(words, ", ");
 }
 
 std::string find_ncu() {
@@ -161,10 +161,10 @@ std::vector<std::string> ncu_command(const std::string& ncu, const NcuOutput& ou
   } else {
     out.insert(out.end(), {"--csv", "--log-file", output.path});
   }
-  out.insert(out.end(), {"--force-overwrite", "--clock-control", "none", "--cache-control", "none",
-                         "--metrics", lab::report::join(names, ","), "--kernel-name-base",
-                         "function", "--kernel-name",
-                         fmt::format("regex:^({})$", lab::report::join(launches.kernels, "|"))});
+  out.insert(out.end(),
+             {"--force-overwrite", "--clock-control", "none", "--cache-control", "none",
+              "--metrics", base::join(names, ","), "--kernel-name-base", "function",
+              "--kernel-name", fmt::format("regex:^({})$", base::join(launches.kernels, "|"))});
   if (launches.count > 0) {
     const std::string count = fmt::to_string(launches.count);
     out.insert(out.end(), {"--launch-skip", count, "--launch-count", count});

@@ -5,11 +5,11 @@
 #include <algorithm>
 #include <iterator>
 
+#include "base/text.h"
 #include "lab/report/html_parts.h"
 #include "lab/report/monitor_picture.h"
 #include "lab/report/numbers.h"
 #include "lab/report/svg.h"
-#include "lab/report/text.h"
 #include "profile/folder.h"
 #include "profile/ledger.h"
 #include "profile/questions.h"
@@ -19,7 +19,7 @@
 namespace flashlab::profile {
 namespace {
 
-using lab::report::escape_xml;
+using base::escape_xml;
 using lab::report::format_bytes;
 using lab::report::format_significant;
 using lab::report::HeadlineTile;

@@ -4,8 +4,8 @@
 
 #include <algorithm>
 
+#include "base/text.h"
 #include "lab/report/numbers.h"
-#include "lab/report/text.h"
 #include "profile/ledger.h"
 
 namespace flashlab::profile {
@@ -122,8 +122,7 @@ std::vector<Answer> answers(const Recording& r) {
     }
   }
   if (!others.empty()) {
-    out.push_back(
-        {"Kernels other than matrix products with 2% or more", lab::report::join(others, ", ")});
+    out.push_back({"Kernels other than matrix products with 2% or more", base::join(others, ", ")});
   }
   out.push_back({"Matrix products' share",
                  learns ? fmt::format("{} of forward alone (inference), {} of the step",

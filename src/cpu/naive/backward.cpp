@@ -11,7 +11,7 @@
 #include <numeric>
 
 #include "cpu/naive/products.h"
-#include "cpu/sinks.h"
+#include "cpu/terms/sinks.h"
 #include "runtime/program/observer.h"
 
 namespace flashlab::internal {

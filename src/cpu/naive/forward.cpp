@@ -13,7 +13,7 @@
 #include <limits>
 
 #include "cpu/naive/products.h"
-#include "cpu/sinks.h"
+#include "cpu/terms/sinks.h"
 #include "runtime/program/observer.h"
 
 namespace flashlab::internal {

@@ -3,11 +3,11 @@
 // The plan of `naive`: two matrices in the workspace and the steps between them.
 
 #include "api/implementation.h"
-#include "cpu/dropout.h"
 #include "cpu/plain/score_mask.h"
 #include "cpu/plain/score_transform.h"
 #include "cpu/plain/tile_kernels.h"
 #include "cpu/plain/tiles.h"
+#include "cpu/terms/dropout.h"
 
 namespace flashlab::internal {
 

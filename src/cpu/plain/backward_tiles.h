@@ -7,11 +7,11 @@
 #include <cstdint>
 #include <limits>
 
-#include "cpu/dropout.h"
 #include "cpu/plain/plan.h"
 #include "cpu/plain/score_mask.h"
 #include "cpu/plain/score_transform.h"
-#include "cpu/sinks.h"
+#include "cpu/terms/dropout.h"
+#include "cpu/terms/sinks.h"
 
 namespace flashlab::internal {
 

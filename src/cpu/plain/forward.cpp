@@ -15,11 +15,11 @@
 #include <limits>
 
 #include "api/context_state.h"
-#include "cpu/dropout.h"
 #include "cpu/plain/plan.h"
 #include "cpu/plain/score_mask.h"
 #include "cpu/plain/score_transform.h"
-#include "cpu/sinks.h"
+#include "cpu/terms/dropout.h"
+#include "cpu/terms/sinks.h"
 #include "runtime/cpu/thread_pool.h"
 
 namespace flashlab::internal {

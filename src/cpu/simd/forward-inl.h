@@ -280,7 +280,7 @@ void strip_against_block(const ForwardCall& call, const ForwardTask& task,
   }
 }
 
-/// What a head's sink makes of a row: O' = factor O, and its LSE (cpu/sinks.h).
+/// What a head's sink makes of a row: O' = factor O, and its LSE (cpu/terms/sinks.h).
 struct SinkRow {
   double factor, lse;
 };

@@ -9,7 +9,6 @@
 #include <optional>
 
 #include "base/json.h"
-#include "lab/results/json_depth.h"
 
 namespace flashlab::lab {
 namespace {
@@ -192,9 +191,9 @@ Result<std::vector<Case>> read_problem_file(const std::string& path) {
     return Status(StatusCode::kIoError, {path, "nothing that can be read", "a JSON file",
                                          "check the name and the permissions"});
   }
-  const bool deep = is_nested_too_deeply(text);
-  const Json json = deep ? Json() : Json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (deep || json.is_discarded() || !(json.is_object() || json.is_array())) {
+  const bool deep = base::is_nested_too_deeply(text);
+  const Json json = base::read_json<Json>(text);
+  if (!(json.is_object() || json.is_array())) {
     return Status::invalid({path, deep ? "brackets nested too deeply" : "no JSON object or list",
                             "a problem, a list of problems, or a model's config.json",
                             "flashlab precompile --help shows one"});

@@ -1,6 +1,5 @@
 #include "lab/python/python_messages.h"
 #include "base/json.h"
-#include "lab/results/json_depth.h"
 
 #include <fmt/format.h>
 
@@ -215,8 +214,9 @@ std::string to_json_line(const PythonRequest& request) {
 
 Result<PythonMessage> parse_message(std::string_view text, const PythonRequest* asked,
                                     const std::string& device) {
-  if (is_nested_too_deeply(text)) return not_by_protocol(text, "its JSON is nested too deeply");
-  const Json root = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (base::is_nested_too_deeply(text))
+    return not_by_protocol(text, "its JSON is nested too deeply");
+  const Json root = base::read_json<Json>(text);
   if (!root.is_object()) return not_by_protocol(text, "it is not a JSON object");
   Line line(root);
   const std::string event = line.text("event");

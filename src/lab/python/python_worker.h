@@ -14,8 +14,8 @@
 
 #include "case.h"
 #include "flashlab/attention.h"
+#include "lab/machine/child_process.h"
 #include "lab/measure/measure.h"
-#include "lab/python/child_process.h"
 #include "lab/python/python_messages.h"
 #include "lab/results/measurement.h"
 

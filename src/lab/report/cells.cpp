@@ -4,8 +4,8 @@
 
 #include <algorithm>
 
+#include "base/text.h"
 #include "lab/report/numbers.h"
-#include "lab/report/text.h"
 
 namespace flashlab::lab::report {
 namespace {
@@ -13,7 +13,7 @@ namespace {
 void add_messages(const Row& row, CellRow* out) {
   for (const Measurement* result : row.by_pass) {
     if (result == nullptr) continue;
-    const std::string pass = clean(result->pass);
+    const std::string pass = base::clean(result->pass);
     if (result->status != RunStatus::kOk) {
       out->messages.push_back(pass + ": " + failure_words(*result));
     } else if (!result->parts.empty()) {
@@ -27,9 +27,9 @@ void add_messages(const Row& row, CellRow* out) {
 std::string parts_words(const Measurement& result) {
   std::vector<std::string> words;
   for (const Measurement::Part& part : result.parts) {
-    words.push_back(clean(part.name) + " " + format_ms(part.median_ms));
+    words.push_back(base::clean(part.name) + " " + format_ms(part.median_ms));
   }
-  return join(words, " + ") + " ms";
+  return base::join(words, " + ") + " ms";
 }
 
 CellTable cells_of(const Group& group, std::string_view relative_to) {
@@ -38,7 +38,7 @@ CellTable cells_of(const Group& group, std::string_view relative_to) {
   const RateUnit unit = rate_unit_for(group.all());
   const Row* base = relative_to.empty() ? nullptr : group.find(relative_to);
   if (base != nullptr && base->passes_ok() == 0) base = nullptr;
-  const std::string versus = "vs " + clean(relative_to);
+  const std::string versus = "vs " + base::clean(relative_to);
   const std::vector<Column> timed = columns_at(*group.subject, Place::kEachPass),
                             once = columns_at(*group.subject, Place::kRow);
   const bool several = group.rows.size() > 1;
@@ -65,11 +65,12 @@ CellTable cells_of(const Group& group, std::string_view relative_to) {
   };
   for (std::size_t pass = 0; pass < group.passes.size(); ++pass) {
     for (const Column& column : timed) {
-      add(column, clean(group.passes[pass]), best_of(group, column, pass), [&](const Row& row) {
-        return row.ok(pass) != nullptr ? (*row.ok(pass))[column] : std::nullopt;
-      });
+      add(column, base::clean(group.passes[pass]), best_of(group, column, pass),
+          [&](const Row& row) {
+            return row.ok(pass) != nullptr ? (*row.ok(pass))[column] : std::nullopt;
+          });
     }
-    add_ratio(clean(group.passes[pass]), versus,
+    add_ratio(base::clean(group.passes[pass]), versus,
               [&](const Row& row) { return speed_up(base->ok(pass), row.ok(pass)); });
   }
   for (const Column& column : once) {
@@ -94,10 +95,10 @@ std::vector<std::string> winners_of(const Group& group) {
     for (std::size_t pass = 0; pass < group.passes.size() && !column.best.empty(); ++pass) {
       const Best best = best_of(group, column, pass);
       if (!best.rows.empty()) {
-        passes.push_back(clean(group.passes[pass]) + " " + words(column, best));
+        passes.push_back(base::clean(group.passes[pass]) + " " + words(column, best));
       }
     }
-    if (!passes.empty()) out.push_back(std::string(column.best) + ": " + join(passes, ", "));
+    if (!passes.empty()) out.push_back(std::string(column.best) + ": " + base::join(passes, ", "));
   }
   if (out.empty()) return {"nothing ran to its end"};
   for (const Column& column : columns_at(*group.subject, Place::kRow)) {
@@ -111,7 +112,7 @@ std::vector<std::string> winners_of(const Group& group) {
 std::vector<std::pair<std::string, std::string>> environment_rows(const Environment& e) {
   std::vector<std::pair<std::string, std::string>> rows;
   const auto add = [&](const char* name, const std::string& value) {
-    if (!value.empty()) rows.emplace_back(name, clean(value));
+    if (!value.empty()) rows.emplace_back(name, base::clean(value));
   };
   const auto add_bytes = [&](const char* name, std::int64_t bytes) {
     if (bytes > 0) add(name, format_bytes(static_cast<double>(bytes)));

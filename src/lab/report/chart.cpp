@@ -6,9 +6,9 @@
 #include <cmath>
 #include <set>
 
+#include "base/text.h"
 #include "lab/report/axis.h"
 #include "lab/report/numbers.h"
-#include "lab/report/text.h"
 
 namespace flashlab::lab::report {
 namespace {
@@ -30,12 +30,12 @@ bool plottable(const ChartPoint& p, Scale y_scale) {
 /// Title and subtitle, wrapped; returns the y below them.
 double heading(Svg* svg, const std::string& title, const std::string& subtitle) {
   double y = 8;
-  for (const std::string& line : wrap(title, 54)) {
+  for (const std::string& line : base::wrap(title, 54)) {
     y += 17;
     svg->text(14, y, line, "fl-title");
   }
   if (!subtitle.empty()) {
-    for (const std::string& line : wrap(subtitle, 66)) {
+    for (const std::string& line : base::wrap(subtitle, 66)) {
       y += 17;
       svg->text(14, y, line, "fl-muted");
     }
@@ -45,7 +45,7 @@ double heading(Svg* svg, const std::string& title, const std::string& subtitle) 
 
 double notes(Svg* svg, const std::vector<std::string>& lines, double y) {
   for (const std::string& note : lines) {
-    for (const std::string& line : wrap(clean(note), 66)) {
+    for (const std::string& line : base::wrap(base::clean(note), 66)) {
       y += 17;
       svg->text(14, y, line, "fl-muted");
     }
@@ -117,7 +117,7 @@ std::vector<std::string> coinciding(const LineChart& chart, PlaceY place_y) {
       names.push_back(chart.series[j].label);
       told.insert(j);
     }
-    if (names.size() > 1) out.push_back(join(names, ", ") + " coincide");
+    if (names.size() > 1) out.push_back(base::join(names, ", ") + " coincide");
   }
   return out;
 }

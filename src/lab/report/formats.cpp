@@ -10,10 +10,10 @@
 #include <cmath>
 #include <system_error>
 
+#include "base/text.h"
 #include "lab/report/cells.h"
 #include "lab/report/group.h"
 #include "lab/report/numbers.h"
-#include "lab/report/text.h"
 
 namespace flashlab::lab::report {
 namespace {
@@ -30,13 +30,13 @@ std::string full_heading(const CellColumn& column) {
 std::string markdown_table(const CellTable& table) {
   std::string head = "| implementation |", rule = "|---|", body;
   for (const CellColumn& column : table.columns) {
-    head += " " + escape_markdown(full_heading(column)) + " |";
+    head += " " + base::escape_markdown(full_heading(column)) + " |";
     rule += "---:|";
   }
   for (const CellRow& row : table.rows) {
-    body += "| " + escape_markdown(row.label) + " |";
+    body += "| " + base::escape_markdown(row.label) + " |";
     for (const Cell& cell : row.cells) {
-      const std::string text = escape_markdown(cell.text);
+      const std::string text = base::escape_markdown(cell.text);
       body += " " + (cell.best ? "**" + text + "**" : text) + " |";
     }
     body += '\n';
@@ -47,7 +47,7 @@ std::string markdown_table(const CellTable& table) {
 std::string latex_table(const CellTable& table) {
   std::string out =
       "\\begin{table}[ht]\n  \\centering\\footnotesize\\setlength{\\tabcolsep}{3pt}\n  \\caption{" +
-      escape_latex(table.title) + "}\n";
+      base::escape_latex(table.title) + "}\n";
   out += "  \\begin{tabular}{l" + std::string(table.columns.size(), 'r') + "}\n    \\toprule\n";
   // Passes span their columns; the rule below them stops short of the neighbours.
   std::string spans = "    ", rules = "    ", names = "    implementation";
@@ -61,17 +61,17 @@ std::string latex_table(const CellTable& table) {
       spans += " &";
     } else {
       spans += fmt::format(" & \\multicolumn{{{}}}{{c}}{{{}}}", end - i,
-                           escape_latex(table.columns[i].over));
+                           base::escape_latex(table.columns[i].over));
       rules += fmt::format("\\cmidrule(lr){{{}-{}}}", i + 2, end + 1);
     }
     i = end;
   }
-  for (const CellColumn& column : table.columns) names += " & " + escape_latex(column.name);
+  for (const CellColumn& column : table.columns) names += " & " + base::escape_latex(column.name);
   out += spans + " \\\\\n" + rules + "\n" + names + " \\\\\n    \\midrule\n";
   for (const CellRow& row : table.rows) {
-    out += "    " + escape_latex(row.label);
+    out += "    " + base::escape_latex(row.label);
     for (const Cell& cell : row.cells) {
-      const std::string text = cell.text == kAbsent ? "--" : escape_latex(cell.text);
+      const std::string text = cell.text == kAbsent ? "--" : base::escape_latex(cell.text);
       out += " & " + (cell.best ? "\\textbf{" + text + "}" : text);
     }
     out += " \\\\\n";
@@ -79,7 +79,7 @@ std::string latex_table(const CellTable& table) {
   out += "    \\bottomrule\n  \\end{tabular}\n";
   for (const CellRow& row : table.rows) {
     for (const std::string& message : row.messages) {
-      out += "  \\par\\footnotesize " + escape_latex(row.label + ", " + message) + "\n";
+      out += "  \\par\\footnotesize " + base::escape_latex(row.label + ", " + message) + "\n";
     }
   }
   return out + "\\end{table}\n";
@@ -122,19 +122,19 @@ std::string to_csv(const ResultFile& file) {
   for (const char* name : {"status", "message", "samples"}) head.emplace_back(name);
   for (const Column& column : columns) head.emplace_back(column.name);
   for (const char* name : {"error_sample", "plan"}) head.emplace_back(name);
-  std::string out = join(head, ",") + "\r\n";
+  std::string out = base::join(head, ",") + "\r\n";
   for (const Measurement& r : file.results) {
-    std::vector<std::string> fields = {csv_field(r.implementation), csv_field(r.device),
-                                       csv_field(r.pass)};
+    std::vector<std::string> fields = {base::csv_field(r.implementation), base::csv_field(r.device),
+                                       base::csv_field(r.pass)};
     for (const LabelSpec* spec : labels) {
       const LabelValue* value = r.labels.find(spec->name);
-      fields.push_back(value != nullptr ? csv_field(lab::to_string(*value)) : std::string());
+      fields.push_back(value != nullptr ? base::csv_field(lab::to_string(*value)) : std::string());
     }
-    fields.insert(fields.end(),
-                  {lab::to_string(r.status), csv_field(r.message), fmt::format("{}", r.samples)});
+    fields.insert(fields.end(), {lab::to_string(r.status), base::csv_field(r.message),
+                                 fmt::format("{}", r.samples)});
     for (const Column& column : columns) fields.push_back(number(r[column]));
-    fields.insert(fields.end(), {csv_field(r.error_sample), csv_field(r.plan)});
-    out += join(fields, ",") + "\r\n";
+    fields.insert(fields.end(), {base::csv_field(r.error_sample), base::csv_field(r.plan)});
+    out += base::join(fields, ",") + "\r\n";
   }
   if (file.interrupted()) {
     // A record of its own: programs that read the file see a status that is no result's.
@@ -142,9 +142,9 @@ std::string to_csv(const ResultFile& file) {
     const std::size_t status = 3 + labels.size();
     if (status + 1 < fields.size()) {
       fields[status] = "interrupted";
-      fields[status + 1] = csv_field(file.interruption());
+      fields[status + 1] = base::csv_field(file.interruption());
     }
-    out += join(fields, ",") + "\r\n";
+    out += base::join(fields, ",") + "\r\n";
   }
   return out;
 }
@@ -155,26 +155,28 @@ std::string to_markdown(const ResultFile& file, std::string_view relative_to, in
   if (file.interrupted()) out += "\n**" + file.interruption() + "**\n";
   for (const Group& group : group_by_problem(file)) {
     const CellTable table = cells_of(group, relative_to);
-    out +=
-        "\n" + hashes + "# " + escape_markdown(table.title) + "\n\n" + markdown_table(table) + "\n";
+    out += "\n" + hashes + "# " + base::escape_markdown(table.title) + "\n\n" +
+           markdown_table(table) + "\n";
     for (const CellRow& row : table.rows) {
       for (const std::string& message : row.messages) {
-        out += "- " + escape_markdown(row.label) + ", " + escape_markdown(message) + "\n";
+        out +=
+            "- " + base::escape_markdown(row.label) + ", " + base::escape_markdown(message) + "\n";
       }
     }
-    for (const std::string& line : winners_of(group)) out += "- " + escape_markdown(line) + "\n";
+    for (const std::string& line : winners_of(group))
+      out += "- " + base::escape_markdown(line) + "\n";
   }
   if (file.results.empty()) out += "\nNo results.\n";
   out += "\n" + hashes + "# Environment\n\n";
   if (!file.environment.command.empty()) {
-    out += "- command: " + markdown_code(file.environment.command) + "\n";
+    out += "- command: " + base::markdown_code(file.environment.command) + "\n";
   }
   for (const auto& [name, value] : environment_rows(file.environment)) {
-    out += "- " + escape_markdown(name) + ": " + escape_markdown(value) + "\n";
+    out += "- " + base::escape_markdown(name) + ": " + base::escape_markdown(value) + "\n";
   }
   for (const EnvironmentWarning& warning : file.environment.warnings) {
-    out += "- **warning**: " + escape_markdown(warning.what);
-    if (!warning.remedy.empty()) out += " (" + escape_markdown(warning.remedy) + ")";
+    out += "- **warning**: " + base::escape_markdown(warning.what);
+    if (!warning.remedy.empty()) out += " (" + base::escape_markdown(warning.remedy) + ")";
     out += "\n";
   }
   return out;
@@ -183,7 +185,7 @@ std::string to_markdown(const ResultFile& file, std::string_view relative_to, in
 std::string to_latex(const ResultFile& file, std::string_view relative_to) {
   std::string out = "% Needs \\usepackage{booktabs}\n";
   if (file.interrupted()) {
-    out += "\\par\\footnotesize " + escape_latex(file.interruption()) + "\n";
+    out += "\\par\\footnotesize " + base::escape_latex(file.interruption()) + "\n";
   }
   for (const Group& group : group_by_problem(file)) {
     out += latex_table(cells_of(group, relative_to));
@@ -196,7 +198,7 @@ std::string log_section(const ResultFile& file, std::string_view relative_to) {
   std::string body = to_markdown(file, relative_to, 2);
   // The section's own heading carries the date, which a log is read by.
   body.erase(0, body.find('\n') + 1);
-  return "## " + (e.date_utc.empty() ? "undated" : escape_markdown(e.date_utc)) + "\n" + body;
+  return "## " + (e.date_utc.empty() ? "undated" : base::escape_markdown(e.date_utc)) + "\n" + body;
 }
 
 Status append_log(const std::filesystem::path& path, const ResultFile& file,

@@ -8,8 +8,8 @@
 #include <map>
 #include <set>
 
+#include "base/text.h"
 #include "lab/report/numbers.h"
-#include "lab/report/text.h"
 #include "lab/results/baseline.h"
 
 namespace flashlab::lab::report {
@@ -135,8 +135,8 @@ std::vector<Group> group_by_problem(const ResultFile& file) {
     Group& group = groups[index.at(problem_key(result))];
     const auto pass = static_cast<std::size_t>(
         std::find(group.passes.begin(), group.passes.end(), result.pass) - group.passes.begin());
-    std::string label = clean(result.implementation);
-    if (devices[result.implementation].size() > 1) label += " (" + clean(result.device) + ")";
+    std::string label = base::clean(result.implementation);
+    if (devices[result.implementation].size() > 1) label += " (" + base::clean(result.device) + ")";
     // A second measurement of the same thing is a row of its own: nothing measured is dropped.
     for (int copy = 1;; ++copy) {
       const std::string wanted = copy == 1 ? label : fmt::format("{} #{}", label, copy);
@@ -166,9 +166,9 @@ Result<std::string> resolve_relative_to(const ResultFile& file, std::string_view
   const std::string wanted(requested.empty() ? "naive" : requested);
   if (std::find(names.begin(), names.end(), wanted) != names.end()) return wanted;
   if (requested.empty()) return std::string();
-  return Status::invalid({"--relative-to", clean(requested),
+  return Status::invalid({"--relative-to", base::clean(requested),
                           names.empty() ? "an implementation with results (there are none)"
-                                        : "one of the measured: " + join(names, ", "),
+                                        : "one of the measured: " + base::join(names, ", "),
                           "measure it too (--implementation) or choose one of these"});
 }
 
@@ -251,14 +251,14 @@ std::string roof_words(const Group& group) {
   const char* what = above->roof_name == "fp32 FMA"
                          ? "tensor cores multiply the operands in parts, and faster"
                          : "wgmma multiplies faster";
-  return fmt::format("roof above 100%: of {}; {}", clean(above->roof_name), what);
+  return fmt::format("roof above 100%: of {}; {}", base::clean(above->roof_name), what);
 }
 
 std::string failure_words(const Measurement& result) {
   const char* word = result.status == RunStatus::kOutOfMemory   ? "out of memory"
                      : result.status == RunStatus::kUnsupported ? "unsupported"
                                                                 : "error";
-  const std::string message = clean(result.message);
+  const std::string message = base::clean(result.message);
   if (message.empty()) return word;
   return message.rfind(word, 0) == 0 ? message : std::string(word) + ": " + message;
 }
@@ -308,7 +308,7 @@ std::string heading_of(const ResultFile& file) {
       names.emplace_back(subject->heading);
     }
   }
-  return names.empty() ? std::string(subjects().front()->heading) : join(names, " and ");
+  return names.empty() ? std::string(subjects().front()->heading) : base::join(names, " and ");
 }
 
 }  // namespace flashlab::lab::report

@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <map>
 
+#include "base/text.h"
 #include "lab/report/group.h"
 #include "lab/report/numbers.h"
-#include "lab/report/text.h"
 
 namespace flashlab::lab::report {
 namespace {
@@ -47,7 +47,7 @@ void count_row(const Group& group, const Row& row, const Row* base, Tally* t) {
     if (best.has(row)) {
       ++t->wins;
       t->tied = t->tied || best.rows.size() > 1;
-      ++t->wins_by_pass[clean(group.passes[pass])];
+      ++t->wins_by_pass[base::clean(group.passes[pass])];
     }
     if (base != nullptr && base != &row) {
       if (const auto ratio = speed_up(base->ok(pass), r)) t->speed_ups.push_back(*ratio);
@@ -66,9 +66,9 @@ void count_row(const Group& group, const Row& row, const Row* base, Tally* t) {
 std::string title_of(const ResultFile& file) {
   const Environment& e = file.environment;
   const std::string about = heading_of(file);
-  if (!e.gpu.empty()) return about + " on " + clean(e.gpu);
+  if (!e.gpu.empty()) return about + " on " + base::clean(e.gpu);
   if (e.cpu_model.empty()) return about + ", measured";
-  std::string title = about + " on " + clean(e.cpu_model);
+  std::string title = about + " on " + base::clean(e.cpu_model);
   if (e.threads_used > 0) {
     title += ", " + plural(static_cast<std::size_t>(e.threads_used), "thread", "threads");
   }
@@ -91,7 +91,7 @@ void about_failures(const ResultFile& file, Headline* out) {
   const std::size_t failed = file.results.size() - counts[RunStatus::kOk];
   out->sentences.push_back(fmt::format("{} of {} measurements {} no figures: {}.", failed,
                                        file.results.size(), failed == 1 ? "has" : "have",
-                                       join(words, ", ")));
+                                       base::join(words, ", ")));
 }
 
 void about_speed(const Tally& t, std::size_t contests, std::string_view relative_to,
@@ -107,7 +107,7 @@ void about_speed(const Tally& t, std::size_t contests, std::string_view relative
   const auto mean = geometric_mean(t.speed_ups);
   if (!mean) return;
   const auto [low, high] = std::minmax_element(t.speed_ups.begin(), t.speed_ups.end());
-  const std::string base = clean(relative_to);
+  const std::string base = base::clean(relative_to);
   if (t.speed_ups.size() == 1) {
     out->sentences.push_back(
         fmt::format("It runs at {} the speed of {}.", format_ratio(*mean), base));
@@ -173,10 +173,11 @@ void about_rate(const Tally& t, Headline* out) {
   if (t.best == nullptr) return;
   const RateUnit unit = *(*t.best)[kTflops] < 1 ? RateUnit::kGflops : RateUnit::kTflops;
   const std::string rate = format_rate((*t.best)[kTflops], unit) + " " + to_string(unit);
-  const std::string where = clean(t.best->pass) + ", " + title_of(*t.best);
+  const std::string where = base::clean(t.best->pass) + ", " + title_of(*t.best);
   out->sentences.push_back(fmt::format("Its highest rate is {} ({}).", rate, where));
-  out->tiles.push_back({rate, fmt::format("{}: highest rate, {} {}", t.label,
-                                          t.best->labels.text("dtype"), clean(t.best->pass))});
+  out->tiles.push_back(
+      {rate, fmt::format("{}: highest rate, {} {}", t.label, t.best->labels.text("dtype"),
+                         base::clean(t.best->pass))});
   const auto share = finite((*t.best)[kRoofShare]);
   if (!share) return;
   // Share and roof were measured in windows of their own: the rate beside them is theirs too.
@@ -244,7 +245,7 @@ Headline headline(const ResultFile& file, std::string_view relative_to) {
   }
   about_rate(winner, &out);
   if (winner.smallest_memory_ratio) {
-    about_memory(winner, clean(relative_to), &out);
+    about_memory(winner, base::clean(relative_to), &out);
   }
   if (winner.worst_error_ratio > 0) {
     out.sentences.push_back(fmt::format(

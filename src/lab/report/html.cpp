@@ -4,9 +4,9 @@
 
 #include <algorithm>
 
+#include "base/text.h"
 #include "lab/report/headline.h"
 #include "lab/report/html_parts.h"
-#include "lab/report/text.h"
 
 namespace flashlab::lab::report {
 namespace {
@@ -16,31 +16,32 @@ std::string page_head(const std::string& title, const std::string& styles) {
   return "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\"/>\n"
          "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>\n"
          "<title>" +
-         escape_xml(title) + " - FlashLab</title>\n<style>" + page_styles() + chart_styles() +
+         base::escape_xml(title) + " - FlashLab</title>\n<style>" + page_styles() + chart_styles() +
          styles + "</style>\n</head>\n";
 }
 
 std::string top(const Frame& frame) {
   std::string out = "<header class=\"top\">\n<div class=\"wrap\">\n<p class=\"brand\">" +
-                    escape_xml(frame.brand) + "</p>\n<h1>" + escape_xml(frame.title) + "</h1>\n";
+                    base::escape_xml(frame.brand) + "</p>\n<h1>" + base::escape_xml(frame.title) +
+                    "</h1>\n";
   if (!frame.meta.empty()) {
-    out += "<p class=\"meta\">" + escape_xml(join(frame.meta, " · ")) + "</p>\n";
+    out += "<p class=\"meta\">" + base::escape_xml(base::join(frame.meta, " · ")) + "</p>\n";
   }
   if (!frame.warning.empty()) {
-    out += "<p class=\"warning\"><b>" + escape_xml(frame.warning) + "</b></p>\n";
+    out += "<p class=\"warning\"><b>" + base::escape_xml(frame.warning) + "</b></p>\n";
   }
   if (!frame.tiles.empty()) {
     out += "<ul class=\"tiles\">\n";
     for (const HeadlineTile& tile : frame.tiles) {
-      out += fmt::format("<li><b>{}</b><span>{}</span></li>\n", escape_xml(tile.figure),
-                         escape_xml(tile.caption));
+      out += fmt::format("<li><b>{}</b><span>{}</span></li>\n", base::escape_xml(tile.figure),
+                         base::escape_xml(tile.caption));
     }
     out += "</ul>\n";
   }
   if (!frame.sentences.empty()) {
     out += "<ul class=\"verdict\">\n";
     for (const std::string& sentence : frame.sentences) {
-      out += "<li>" + escape_xml(sentence) + "</li>\n";
+      out += "<li>" + base::escape_xml(sentence) + "</li>\n";
     }
     out += "</ul>\n";
   }
@@ -53,10 +54,11 @@ Frame frame_of(const ResultFile& file, const HtmlOptions& options) {
   Frame out;
   out.brand = "FlashLab report";
   out.title = head.title;
-  if (!e.date_utc.empty()) out.meta.push_back(clean(e.date_utc));
-  if (!e.flashlab_version.empty()) out.meta.push_back("FlashLab " + clean(e.flashlab_version));
-  if (!e.commit.empty()) out.meta.push_back("commit " + clean(e.commit));
-  if (!e.cpu_isa.empty()) out.meta.push_back(clean(e.cpu_isa));
+  if (!e.date_utc.empty()) out.meta.push_back(base::clean(e.date_utc));
+  if (!e.flashlab_version.empty())
+    out.meta.push_back("FlashLab " + base::clean(e.flashlab_version));
+  if (!e.commit.empty()) out.meta.push_back("commit " + base::clean(e.commit));
+  if (!e.cpu_isa.empty()) out.meta.push_back(base::clean(e.cpu_isa));
   out.tiles = head.tiles;
   out.sentences = head.sentences;
   out.footer = "Written by FlashLab" +
@@ -102,7 +104,7 @@ std::string render_page(const Frame& frame, const std::vector<Section>& all) {
   if (!sections.empty()) {
     out += "<nav class=\"contents\" aria-label=\"Contents\">\n<div class=\"wrap\">\n<ul>\n";
     for (const Section* s : sections) {
-      out += fmt::format("<li><a href=\"#{}\">{}</a></li>\n", s->id, escape_xml(s->title));
+      out += fmt::format("<li><a href=\"#{}\">{}</a></li>\n", s->id, base::escape_xml(s->title));
     }
     out += "</ul>\n</div>\n</nav>\n";
   }
@@ -111,10 +113,10 @@ std::string render_page(const Frame& frame, const std::vector<Section>& all) {
     out += fmt::format(
         "<section id=\"{0}\" aria-labelledby=\"{0}-h\">\n<h2 "
         "id=\"{0}-h\">{1}</h2>\n{2}</section>\n",
-        s->id, escape_xml(s->title), s->body);
+        s->id, base::escape_xml(s->title), s->body);
   }
-  return out + "</main>\n<footer class=\"wrap\">\n" + escape_xml(frame.footer) + "\n</footer>\n" +
-         page_script() + "</body>\n</html>\n";
+  return out + "</main>\n<footer class=\"wrap\">\n" + base::escape_xml(frame.footer) +
+         "\n</footer>\n" + page_script() + "</body>\n</html>\n";
 }
 
 }  // namespace flashlab::lab::report

@@ -2,12 +2,12 @@
 
 #include <algorithm>
 
+#include "base/text.h"
 #include "lab/report/cells.h"
 #include "lab/report/html_parts.h"
 #include "lab/report/ladder.h"
 #include "lab/report/monitor_picture.h"
 #include "lab/report/numbers.h"
-#include "lab/report/text.h"
 #include "lab/subjects/attention/attention_subject.h"
 
 namespace flashlab::lab::report {
@@ -16,7 +16,7 @@ namespace {
 constexpr std::size_t kMostDetails = 400;
 
 std::string definition(const std::string& term, const std::string& meaning) {
-  return "<dt>" + escape_xml(term) + "</dt><dd>" + escape_xml(meaning) + "</dd>\n";
+  return "<dt>" + base::escape_xml(term) + "</dt><dd>" + base::escape_xml(meaning) + "</dd>\n";
 }
 
 /// What each name in the page's tables is, by the rungs' ideas and the peers' libraries.
@@ -25,7 +25,7 @@ std::string names_of_implementations(const Page& page) {
   std::string out;
   for (const Measurement& r : page.file.results) {
     if (r.subject != attention_subject().name) continue;
-    const std::string name = clean(r.implementation);
+    const std::string name = base::clean(r.implementation);
     if (std::find(seen.begin(), seen.end(), name) != seen.end()) continue;
     seen.push_back(name);
     const DeviceKind kind = r.device == "cpu" ? DeviceKind::kCpu : DeviceKind::kCuda;
@@ -60,15 +60,15 @@ Section details_section(const Page& page) {
     if (rows.size() == kMostDetails) break;
     const bool ok = r.status == RunStatus::kOk;
     std::vector<HtmlCell> row = {{title_of(r), "long", ""},
-                                 {clean(r.implementation), "", ""},
-                                 {clean(r.device), "", ""},
-                                 {clean(r.pass), "", ""},
+                                 {base::clean(r.implementation), "", ""},
+                                 {base::clean(r.device), "", ""},
+                                 {base::clean(r.pass), "", ""},
                                  {ok ? "ok" : failure_words(r), ok ? "" : "long", ""},
                                  {fmt::format("{}", r.samples), "n", ""}};
     for (const Column& column : columns) {
       row.push_back({format_figure(column, r[column], RateUnit::kTflops), "n", ""});
     }
-    row.push_back({r.plan.empty() ? kAbsent : clean(r.plan), "long", ""});
+    row.push_back({r.plan.empty() ? kAbsent : base::clean(r.plan), "long", ""});
     rows.push_back(std::move(row));
   }
   if (rows.empty()) return out;
@@ -82,8 +82,8 @@ Section details_section(const Page& page) {
 Section environment_section(const Page& page) {
   Section out{"environment", "Environment", ""};
   for (const EnvironmentWarning& warning : page.file.environment.warnings) {
-    out.body += "<p class=\"warning\"><b>Warning</b> " + escape_xml(warning.what);
-    if (!warning.remedy.empty()) out.body += "<br/>Remedy: " + escape_xml(warning.remedy);
+    out.body += "<p class=\"warning\"><b>Warning</b> " + base::escape_xml(warning.what);
+    if (!warning.remedy.empty()) out.body += "<br/>Remedy: " + base::escape_xml(warning.remedy);
     out.body += "</p>\n";
   }
   const auto rows = environment_rows(page.file.environment);
@@ -103,9 +103,9 @@ Section reproduce_section(const Page& page) {
   Section out{"reproduce", "Reproduce it", ""};
   const Environment& e = page.file.environment;
   if (e.command.empty()) return out;
-  out.body = "<pre><code>" + escape_xml(e.command) + "</code></pre>\n";
+  out.body = "<pre><code>" + base::escape_xml(e.command) + "</code></pre>\n";
   if (!e.commit.empty()) {
-    out.body += "<p class=\"lead\">At commit " + escape_xml(e.commit) +
+    out.body += "<p class=\"lead\">At commit " + base::escape_xml(e.commit) +
                 ". Figures of another machine or day differ; ratios within one run are what "
                 "carries over.</p>\n";
   }
@@ -146,7 +146,7 @@ Section reading_section(const Page& page) {
                  "problem is large, a seeded sample of rows is compared, and Accuracy says "
                  "which.");
   if (!page.options.relative_to.empty()) {
-    const std::string base = clean(page.options.relative_to);
+    const std::string base = base::clean(page.options.relative_to);
     out.body += definition("vs " + base, "Time of " + base +
                                              " divided by the time of the row: 2.00x is twice as "
                                              "fast. For memory: the row's peak divided by " +

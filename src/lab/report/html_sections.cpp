@@ -4,12 +4,12 @@
 #include <cmath>
 #include <map>
 
+#include "base/text.h"
 #include "lab/report/cells.h"
 #include "lab/report/crossover.h"
 #include "lab/report/html_parts.h"
 #include "lab/report/model.h"
 #include "lab/report/numbers.h"
-#include "lab/report/text.h"
 #include "lab/subjects/attention/attention_subject.h"
 
 namespace flashlab::lab::report {
@@ -19,7 +19,7 @@ namespace {
 constexpr std::size_t kMostRows = 400;
 
 std::string lead(const std::string& text) {
-  return "<p class=\"lead\">" + escape_xml(text) + "</p>\n";
+  return "<p class=\"lead\">" + base::escape_xml(text) + "</p>\n";
 }
 
 std::string figures(const Page& page, std::initializer_list<PlotKind> kinds) {
@@ -38,7 +38,7 @@ std::string figures(const Page& page, std::initializer_list<PlotKind> kinds) {
     const std::string& family = sizes[plot->family] > 1 ? plot->family : none;
     const bool starts = before == nullptr || (sizes[*before] > 1 ? *before : none) != family;
     if (starts && before != nullptr) out += "</div>\n";
-    if (starts && !family.empty()) out += "<h3>" + escape_xml(family) + "</h3>\n";
+    if (starts && !family.empty()) out += "<h3>" + base::escape_xml(family) + "</h3>\n";
     if (starts) out += "<div class=\"plots\">\n";
     out += "<figure>\n" + plot->inline_svg + "</figure>\n";
     before = &plot->family;
@@ -91,7 +91,7 @@ Section crossover_section(const Page& page) {
     if (!c.variant.empty()) problem += ", " + c.variant;
     const auto ratio = [](double v) { return v > 0 ? format_ratio(v) : std::string(kAbsent); };
     rows.push_back({{c.implementation, "", ""},
-                    {clean(c.pass), "", ""},
+                    {base::clean(c.pass), "", ""},
                     {problem, "", ""},
                     {fmt::format("{}", c.head_dim), "n", ""},
                     {fmt::format("{}", c.batch_heads), "n", ""},
@@ -100,7 +100,7 @@ Section crossover_section(const Page& page) {
                     {to_string(c), "", ""}});
   }
   if (rows.empty()) return out;
-  out.body = lead("From which length on an implementation is faster than " + clean(base) +
+  out.body = lead("From which length on an implementation is faster than " + base::clean(base) +
                   " at every length measured, by head dim and batch x heads.") +
              html_table("Crossover against " + base,
                         {"implementation", "pass", "problem", "d", "B x H", "speed at shortest",
@@ -124,7 +124,7 @@ Section model_section(const Page& page) {
     std::vector<std::vector<HtmlCell>> rows;
     for (const ModelRow& row : model_rows(*group, caches_of(page.file.environment))) {
       rows.push_back({{row.label, "", ""},
-                      {clean(row.pass), "", ""},
+                      {base::clean(row.pass), "", ""},
                       {format_flops(row.cost.flops), "n", ""},
                       {format_bytes(row.cost.read_bytes), "n", ""},
                       {format_bytes(row.cost.written_bytes), "n", ""},
@@ -155,12 +155,12 @@ Section accuracy_section(const Page& page) {
   for (const Accuracy& a : accuracies(page.groups)) {
     rows.push_back({{a.label, "", ""},
                     {a.dtype, "", ""},
-                    {clean(a.pass), "", ""},
+                    {base::clean(a.pass), "", ""},
                     {fmt::format("{}", a.problems), "n", ""},
                     {format_error(a.error), std::isfinite(a.error) ? "n" : "n bad", ""},
                     {format_error(a.naive), "n", ""},
                     {format_ratio(a.ratio), "n", ""},
-                    {a.sample.empty() ? kAbsent : clean(a.sample), "long", ""}});
+                    {a.sample.empty() ? kAbsent : base::clean(a.sample), "long", ""}});
   }
   if (rows.empty()) return out;
   out.body =
@@ -184,10 +184,10 @@ Section baseline_section(const Page& page) {
       fmt::format("<p class=\"callout{}\">{}{}</p>\n", report->regression() ? " regression" : "",
                   page.options.baseline_name.empty()
                       ? std::string()
-                      : "<b>" + escape_xml(page.options.baseline_name) + "</b>: ",
-                  escape_xml(report->summary()));
+                      : "<b>" + base::escape_xml(page.options.baseline_name) + "</b>: ",
+                  base::escape_xml(report->summary()));
   for (const std::string& caution : report->cautions) {
-    out.body += "<p class=\"warning\">" + escape_xml(caution) + "</p>\n";
+    out.body += "<p class=\"warning\">" + base::escape_xml(caution) + "</p>\n";
   }
   std::vector<std::vector<HtmlCell>> rows;
   for (const CaseChange& c : report->changes) {
@@ -196,13 +196,13 @@ Section baseline_section(const Page& page) {
                       : c.change == Change::kFaster ? "best"
                                                     : "";
     rows.push_back({{c.title, "long", ""},
-                    {clean(c.implementation), "", ""},
-                    {clean(c.pass), "", ""},
+                    {base::clean(c.implementation), "", ""},
+                    {base::clean(c.pass), "", ""},
                     {lab::to_string(c.change), css, ""},
                     {format_ms(c.old_ms), "n", ""},
                     {format_ms(c.new_ms), "n", ""},
                     {format_ratio(c.speed_ratio), "n", ""},
-                    {c.note.empty() ? kAbsent : clean(c.note), "long", ""}});
+                    {c.note.empty() ? kAbsent : base::clean(c.note), "long", ""}});
   }
   if (!rows.empty()) {
     out.body += html_table("Verdict per measurement",

@@ -2,18 +2,18 @@
 
 #include <algorithm>
 
+#include "base/text.h"
 #include "lab/report/cells.h"
 #include "lab/report/html_parts.h"
 #include "lab/report/numbers.h"
-#include "lab/report/text.h"
 
 namespace flashlab::lab::report {
 namespace {
 
 std::string scroll_open(const std::string& name) {
   // Focusable, so that a keyboard can scroll it; a region needs a name.
-  return "<div class=\"scroll\" tabindex=\"0\" role=\"region\" aria-label=\"" + escape_xml(name) +
-         "\">\n<table>\n";
+  return "<div class=\"scroll\" tabindex=\"0\" role=\"region\" aria-label=\"" +
+         base::escape_xml(name) + "\">\n<table>\n";
 }
 
 std::string meter(std::optional<double> share) {
@@ -31,10 +31,10 @@ std::string comparison_head(const CellTable& table) {
     const std::string& pass = table.columns[i].over;
     while (end < table.columns.size() && table.columns[end].over == pass) ++end;
     over += fmt::format("<th class=\"over\" colspan=\"{}\" scope=\"colgroup\">{}</th>", end - i,
-                        pass.empty() ? "overall" : escape_xml(pass));
+                        pass.empty() ? "overall" : base::escape_xml(pass));
     for (std::size_t c = i; c < end; ++c) {
       names += fmt::format("<th class=\"n{}\" scope=\"col\">{}</th>", c == i ? " first" : "",
-                           escape_xml(table.columns[c].name));
+                           base::escape_xml(table.columns[c].name));
     }
     i = end;
   }
@@ -45,7 +45,7 @@ std::string comparison_head(const CellTable& table) {
 std::string why_cell(const CellRow& row, std::size_t columns) {
   std::string out = fmt::format("<td class=\"first\" colspan=\"{}\">", columns);
   for (const std::string& message : row.messages) {
-    out += "<span class=\"why\">" + escape_xml(message) + "</span>";
+    out += "<span class=\"why\">" + base::escape_xml(message) + "</span>";
   }
   return out + "</td>";
 }
@@ -53,9 +53,10 @@ std::string why_cell(const CellRow& row, std::size_t columns) {
 std::string comparison_table_html(const Group& group, std::string_view relative_to) {
   const CellTable table = cells_of(group, relative_to);
   std::string out = scroll_open(table.title) + "<caption class=\"title\">" +
-                    escape_xml(table.title) + "</caption>\n" + comparison_head(table) + "<tbody>\n";
+                    base::escape_xml(table.title) + "</caption>\n" + comparison_head(table) +
+                    "<tbody>\n";
   for (const CellRow& row : table.rows) {
-    out += "<tr><th scope=\"row\">" + escape_xml(row.label) + "</th>";
+    out += "<tr><th scope=\"row\">" + base::escape_xml(row.label) + "</th>";
     // A row without a single figure has its reason in their place.
     const bool empty = std::all_of(row.cells.begin(), row.cells.end(),
                                    [](const Cell& cell) { return cell.text == kAbsent; });
@@ -63,7 +64,7 @@ std::string comparison_table_html(const Group& group, std::string_view relative_
       const bool first = i == 0 || table.columns[i].over != table.columns[i - 1].over;
       const Cell& cell = row.cells[i];
       out += fmt::format("<td class=\"n{}{}\">{}{}</td>", first ? " first" : "",
-                         cell.best ? " best" : "", escape_xml(cell.text), meter(cell.share));
+                         cell.best ? " best" : "", base::escape_xml(cell.text), meter(cell.share));
     }
     if (empty) out += why_cell(row, table.columns.size());
     out += "</tr>\n";
@@ -74,8 +75,8 @@ std::string comparison_table_html(const Group& group, std::string_view relative_
   out += "</tbody>\n</table>\n</div>\n<ul class=\"winners\">\n";
   for (const std::string& line : winners_of(group)) {
     const std::size_t colon = std::min(line.find(": "), line.size());
-    out += "<li><b>" + escape_xml(line.substr(0, colon)) + "</b>" + escape_xml(line.substr(colon)) +
-           "</li>\n";
+    out += "<li><b>" + base::escape_xml(line.substr(0, colon)) + "</b>" +
+           base::escape_xml(line.substr(colon)) + "</li>\n";
   }
   return out + "</ul>\n";
 }
@@ -112,7 +113,7 @@ std::string overview(const Page& page, const std::string& pass) {
     }
     rows.push_back(std::move(cells));
   }
-  return html_table("Milliseconds, " + clean(pass), header, rows, true);
+  return html_table("Milliseconds, " + base::clean(pass), header, rows, true);
 }
 
 }  // namespace
@@ -120,14 +121,14 @@ std::string overview(const Page& page, const std::string& pass) {
 std::string html_table(const std::string& caption, const std::vector<std::string>& header,
                        const std::vector<std::vector<HtmlCell>>& rows, bool show_caption) {
   std::string out = scroll_open(caption);
-  if (show_caption) out += "<caption>" + escape_xml(caption) + "</caption>\n";
+  if (show_caption) out += "<caption>" + base::escape_xml(caption) + "</caption>\n";
   out += "<thead>\n<tr>";
   for (std::size_t i = 0; i < header.size(); ++i) {
     // A column of figures has its head over them.
     const bool figures =
         !rows.empty() && i < rows.front().size() && rows.front()[i].css.substr(0, 1) == "n";
     out += fmt::format("<th{} scope=\"col\">{}</th>", figures ? " class=\"n\"" : "",
-                       escape_xml(header[i]));
+                       base::escape_xml(header[i]));
   }
   out += "</tr>\n</thead>\n<tbody>\n";
   for (const std::vector<HtmlCell>& row : rows) {
@@ -136,7 +137,7 @@ std::string html_table(const std::string& caption, const std::vector<std::string
       const HtmlCell& cell = row[i];
       const std::string css = cell.css.empty() ? "" : " class=\"" + cell.css + "\"";
       out += i == 0 ? "<th scope=\"row\"" + css + ">" : "<td" + css + ">";
-      out += escape_xml(cell.text) + cell.extra + (i == 0 ? "</th>" : "</td>");
+      out += base::escape_xml(cell.text) + cell.extra + (i == 0 ? "</th>" : "</td>");
     }
     out += "</tr>\n";
   }
@@ -153,7 +154,7 @@ Section comparison_section(const Page& page) {
   out.body =
       "<p class=\"lead\">Medians of one run on one machine; the best of a column is marked. " +
       (base.empty() ? std::string()
-                    : "\"vs " + escape_xml(base) +
+                    : "\"vs " + base::escape_xml(base) +
                           "\" is how many times faster an implementation is; for memory, the "
                           "multiple of what it needs. ") +
       "A dash means: not measured.</p>\n";
@@ -170,7 +171,7 @@ Section comparison_section(const Page& page) {
   }
   for (const Group& group : page.groups) {
     if (!few) {
-      out.body += "<details>\n<summary>" + escape_xml(group.title()) + "</summary>\n";
+      out.body += "<details>\n<summary>" + base::escape_xml(group.title()) + "</summary>\n";
     }
     out.body += comparison_table_html(group, base);
     if (!few) out.body += "</details>\n";

@@ -4,9 +4,9 @@
 
 #include <algorithm>
 
+#include "base/text.h"
 #include "lab/report/group.h"
 #include "lab/report/numbers.h"
-#include "lab/report/text.h"
 
 namespace flashlab::lab::report {
 
@@ -72,15 +72,17 @@ std::string ladder_table(const ResultFile& file, const std::vector<Rung>& rungs)
           return base == nullptr || base == result ? std::string("-")
                                                    : format_ratio(speed_up(base, result));
         };
-        lines += fmt::format("  {} {} {} {}  {}\n", pad_right(std::string(rung.name), 12),
-                             pad_left(format_ms((*result)[kMedianMs]), 10),
-                             pad_left(gain(below), 9), pad_left(gain(bottom), 9), rung.idea);
+        lines +=
+            fmt::format("  {} {} {} {}  {}\n", base::pad_right(std::string(rung.name), 12),
+                        base::pad_left(format_ms((*result)[kMedianMs]), 10),
+                        base::pad_left(gain(below), 9), base::pad_left(gain(bottom), 9), rung.idea);
         below = result;
       }
       if (lines.empty()) continue;
       out += fmt::format("{}ladder   {} · {}\n  {} {} {} {}  idea\n{}", out.empty() ? "" : "\n",
-                         group.title(), group.passes[pass], pad_right("rung", 12),
-                         pad_left("ms", 10), pad_left("gain", 9), pad_left("in all", 9), lines);
+                         group.title(), group.passes[pass], base::pad_right("rung", 12),
+                         base::pad_left("ms", 10), base::pad_left("gain", 9),
+                         base::pad_left("in all", 9), lines);
     }
   }
   return out;

@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <set>
 
+#include "base/text.h"
 #include "lab/machine/monitor.h"
 #include "lab/report/numbers.h"
-#include "lab/report/text.h"
 
 namespace flashlab::lab::report {
 namespace {
@@ -109,7 +109,7 @@ std::string monitor_words(const std::vector<MonitorSample>& samples) {
     if (!sample.throttle.empty()) reasons.insert(sample.throttle);
   }
   for (const std::string& reason : reasons) parts.push_back("slowed by " + reason);
-  return join(parts, ", ");
+  return base::join(parts, ", ");
 }
 
 }  // namespace flashlab::lab::report

@@ -13,9 +13,9 @@
 #include <system_error>
 #include <thread>
 
+#include "base/text.h"
 #include "lab/report/formats.h"
 #include "lab/report/plots.h"
-#include "lab/report/text.h"
 #include "lab/results/results_json.h"
 #include "train/data/files.h"
 
@@ -46,7 +46,7 @@ Status folder_error(const fs::path& path, int error) {
 
 /// "2026-11-21T03:40:00Z" as a name that every file system takes.
 std::string folder_name(std::string_view utc_time) {
-  const std::string name = file_name_part(utc_time);
+  const std::string name = base::file_name_part(utc_time);
   // Leading dots would hide the folder or leave its parent.
   const std::size_t first = name.find_first_not_of('.');
   return first == std::string::npos ? "undated" : name.substr(first, 64);

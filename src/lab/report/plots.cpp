@@ -5,12 +5,12 @@
 #include <algorithm>
 #include <set>
 
+#include "base/text.h"
 #include "lab/report/chart.h"
 #include "lab/report/group.h"
 #include "lab/report/model.h"
 #include "lab/report/numbers.h"
 #include "lab/report/roofline.h"
-#include "lab/report/text.h"
 
 namespace flashlab::lab::report {
 namespace {
@@ -92,7 +92,7 @@ class Maker {
           const Measurement* r = row.ok(i);
           const auto share = r ? finite((*r)[kRoofShare]) : std::nullopt;
           if (!share || *share < 0) continue;
-          const std::string pass = group.labels.text("dtype") + " " + clean(group.passes[i]);
+          const std::string pass = group.labels.text("dtype") + " " + base::clean(group.passes[i]);
           if (!shares.count(pass)) passes.push_back(pass);
           std::vector<double>& list = shares[pass][row.label];
           list.push_back(*share);
@@ -183,8 +183,8 @@ class Maker {
     const RateUnit unit = rate_unit_for(all);
     const double factor = unit == RateUnit::kGflops ? 1000 : 1;
     for (const std::string& pass : passes_of(family)) {
-      const std::string end = family.slug + "_" + file_name_part(pass).substr(0, 40);
-      const std::string words = clean(pass);
+      const std::string end = family.slug + "_" + base::file_name_part(pass).substr(0, 40);
+      const std::string words = base::clean(pass);
       LineChart time = line_chart(
           family, pass, [](const Measurement& r) { return r[kMedianMs]; },
           [](const Measurement& r) { return format_ms(r[kMedianMs]) + " ms"; });
@@ -230,12 +230,12 @@ class Maker {
     rate.title = std::string("Performance, ") + to_string(unit);
     memory.title = "Peak memory";
     for (std::size_t i = 0; i < group.passes.size(); ++i) {
-      BarGroup rates{clean(group.passes[i]), {}}, peaks = rates;
+      BarGroup rates{base::clean(group.passes[i]), {}}, peaks = rates;
       for (const Row& row : group.rows) {
         const Measurement* r = row.ok(i);
         if (r == nullptr) {
           if (row.by_pass[i] != nullptr) {
-            rate.notes.push_back(row.label + ", " + clean(group.passes[i]) + ": " +
+            rate.notes.push_back(row.label + ", " + base::clean(group.passes[i]) + ": " +
                                  failure_words(*row.by_pass[i]));
           }
           continue;
@@ -289,7 +289,7 @@ class Maker {
       const double gflops = r == nullptr ? 0 : finite((*r)[kTflops]).value_or(0) * 1e3;
       const double intensity = model.cost.intensity();
       if (gflops <= 0 || intensity <= 0) continue;
-      const std::string name = model.label + " " + clean(model.pass);
+      const std::string name = model.label + " " + base::clean(model.pass);
       constexpr std::size_t kNames = 12;  // beside more dots they would cover each other
       chart.dots.push_back(
           {chart.dots.size() < kNames ? name : "", colours_.at(model.label), intensity, gflops,

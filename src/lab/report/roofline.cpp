@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/text.h"
 #include "lab/report/axis.h"
 #include "lab/report/numbers.h"
-#include "lab/report/text.h"
 
 namespace flashlab::lab::report {
 namespace {
@@ -112,7 +112,8 @@ std::string render(const Roofline& p, SvgUse use) {
   if (!p.subtitle.empty()) {
     double y = 25;
     svg.text(14, y, p.title, "fl-title");
-    for (const std::string& line : wrap(p.subtitle, 66)) svg.text(14, y += 17, line, "fl-muted");
+    for (const std::string& line : base::wrap(p.subtitle, 66))
+      svg.text(14, y += 17, line, "fl-muted");
     top = y + 44;
   }
   const PlotFrame frame = plot_frame(p, top);

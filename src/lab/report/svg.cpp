@@ -4,7 +4,7 @@
 
 #include <array>
 
-#include "lab/report/text.h"
+#include "base/text.h"
 
 namespace flashlab::lab::report {
 namespace {
@@ -33,7 +33,7 @@ std::string px(double value) {
 }
 
 std::string hover_title(std::string_view hover) {
-  return hover.empty() ? "" : "<title>" + escape_xml(hover) + "</title>";
+  return hover.empty() ? "" : "<title>" + base::escape_xml(hover) + "</title>";
 }
 
 std::string element(std::string_view open, std::string_view name, std::string_view hover) {
@@ -74,22 +74,23 @@ std::string chart_styles() {
 }
 
 double text_width(std::string_view text, double font_px) {
-  return 0.56 * font_px * display_width(text);
+  return 0.56 * font_px * base::display_width(text);
 }
 
 std::string fitted(std::string_view text, double font_px, double pixels) {
-  const std::string whole = clean(text);
+  const std::string whole = base::clean(text);
   if (text_width(whole, font_px) <= pixels) return whole;
   // Names differ at their ends as often as at their starts: the middle goes.
   const int columns = std::max(3, static_cast<int>(pixels / (0.56 * font_px)));
-  const std::vector<std::string> cells = wrap(whole, 1);  // one character each, spaces dropped
+  const std::vector<std::string> cells =
+      base::wrap(whole, 1);  // one character each, spaces dropped
   std::string head, tail;
   int width = 1;
   std::size_t front = 0, back = cells.size();
   while (front < back) {
     const bool take_front = front <= cells.size() - back;
     const std::string& cell = take_front ? cells[front] : cells[back - 1];
-    width += display_width(cell);
+    width += base::display_width(cell);
     if (width > columns) break;
     if (take_front) {
       head += cell;
@@ -133,7 +134,7 @@ void Svg::text(double x, double y, std::string_view text, std::string_view css, 
                       : anchor == Anchor::kMiddle ? " text-anchor=\"middle\""
                                                   : " text-anchor=\"end\"";
   body_ += fmt::format("<text class=\"{}\" x=\"{}\" y=\"{}\"{}>{}</text>\n", css, px(x), px(y),
-                       where, escape_xml(text));
+                       where, base::escape_xml(text));
 }
 
 void Svg::marker(double x, double y, int style, std::string_view hover) {
@@ -189,7 +190,8 @@ std::string Svg::finish(double height, std::string_view id, std::string_view tit
       "<svg class=\"fl-chart\"{} viewBox=\"0 0 {} {}\" role=\"img\" aria-labelledby=\"{}-t "
       "{}-d\">\n"
       "<title id=\"{}-t\">{}</title>\n<desc id=\"{}-d\">{}</desc>\n",
-      size, px(width_), px(height), id, id, id, escape_xml(title), id, escape_xml(description));
+      size, px(width_), px(height), id, id, id, base::escape_xml(title), id,
+      base::escape_xml(description));
   if (file) {
     out += "<style>" + chart_styles() + "</style>\n";
     out += fmt::format("<rect class=\"fl-back\" width=\"{}\" height=\"{}\"/>\n", px(width_),

@@ -4,11 +4,11 @@
 
 #include <algorithm>
 
+#include "base/text.h"
 #include "lab/report/cells.h"
 #include "lab/report/crossover.h"
 #include "lab/report/group.h"
 #include "lab/report/model.h"
-#include "lab/report/text.h"
 
 namespace flashlab::lab::report {
 namespace {
@@ -50,12 +50,12 @@ void add_line(std::string* out, std::string line) {
 
 /// Right-aligned and apart from its left neighbour, however absurd the figure.
 std::string apart(const std::string& text, int width) {
-  return fmt::format(" {}", pad_left(text, width - 1));
+  return fmt::format(" {}", base::pad_left(text, width - 1));
 }
 
 std::string centred(const std::string& text, int width) {
-  const int left = std::max(0, (width - display_width(text)) / 2);
-  return pad_right(std::string(static_cast<std::size_t>(left), ' ') + text, width);
+  const int left = std::max(0, (width - base::display_width(text)) / 2);
+  return base::pad_right(std::string(static_cast<std::size_t>(left), ' ') + text, width);
 }
 
 class GroupTable {
@@ -69,18 +69,18 @@ class GroupTable {
         once_(columns_at(*group.subject, Place::kRow)) {
     unit_ = rate_unit_for(group.all());
     const int figures = width_of(timed_) * static_cast<int>(group.passes.size()) + width_of(once_);
-    int longest = display_width("implementation");
-    for (const Row& row : group.rows) longest = std::max(longest, display_width(row.label));
+    int longest = base::display_width("implementation");
+    for (const Row& row : group.rows) longest = std::max(longest, base::display_width(row.label));
     name_width_ = std::clamp(longest, 14, std::max(14, width_ - figures));
   }
 
   std::string text() {
-    for (const std::string& line : wrap(group_.title(), width_)) {
+    for (const std::string& line : base::wrap(group_.title(), width_)) {
       add_line(&out_, paint_(Style::kBold, line));
     }
     header();
     for (const Row& row : group_.rows) figures(row);
-    if (!forward_only_.empty()) hanging("forward only: " + join(forward_only_, ", "), 2);
+    if (!forward_only_.empty()) hanging("forward only: " + base::join(forward_only_, ", "), 2);
     if (const std::string words = roof_words(group_); !words.empty()) hanging(words, 2);
     ratios();
     winners();
@@ -89,19 +89,19 @@ class GroupTable {
 
  private:
   void header() {
-    std::string above = pad_right("", name_width_),
-                below = pad_right("implementation", name_width_);
+    std::string above = base::pad_right("", name_width_),
+                below = base::pad_right("implementation", name_width_);
     for (const std::string& pass : group_.passes) {
-      above += "   " + centred(clean(pass), width_of(timed_) - 3);
+      above += "   " + centred(base::clean(pass), width_of(timed_) - 3);
       for (const Column& column : timed_) {
-        below += pad_left(heading_of(column, unit_), width_of(column));
+        below += base::pad_left(heading_of(column, unit_), width_of(column));
       }
     }
     for (const Column& column : once_) {
       const std::size_t space = std::min(column.heading.find(' '), column.heading.size());
-      above += pad_left(column.heading.substr(0, space), width_of(column));
-      below += pad_left(column.heading.substr(std::min(space + 1, column.heading.size())),
-                        width_of(column));
+      above += base::pad_left(column.heading.substr(0, space), width_of(column));
+      below += base::pad_left(column.heading.substr(std::min(space + 1, column.heading.size())),
+                              width_of(column));
     }
     add_line(&out_, paint_(Style::kDim, above));
     add_line(&out_, paint_(Style::kDim, below));
@@ -109,7 +109,7 @@ class GroupTable {
 
   void hanging(const std::string& text, int indent) {
     const std::string space(static_cast<std::size_t>(indent), ' ');
-    for (const std::string& line : wrap(text, width_ - indent)) {
+    for (const std::string& line : base::wrap(text, width_ - indent)) {
       add_line(&out_, space + paint_(Style::kDim, line));
     }
   }
@@ -117,9 +117,9 @@ class GroupTable {
   /// The start of a row's line. A name that does not fit gets lines of its own: cut names are how
   /// rows get mistaken.
   std::string named(const Row& row, int column) {
-    if (display_width(row.label) <= column) return pad_right(row.label, column);
-    for (const std::string& piece : wrap(row.label, width_)) add_line(&out_, piece);
-    return pad_right("", column);
+    if (base::display_width(row.label) <= column) return base::pad_right(row.label, column);
+    for (const std::string& piece : base::wrap(row.label, width_)) add_line(&out_, piece);
+    return base::pad_right("", column);
   }
 
   void figures(const Row& row) {
@@ -148,9 +148,9 @@ class GroupTable {
       if (r->status == RunStatus::kUnsupported && r->pass == "backward") {
         forward_only_.push_back(row.label);  // said once for all of them
       } else if (r->status != RunStatus::kOk) {
-        hanging(clean(r->pass) + " " + failure_words(*r), 2);
+        hanging(base::clean(r->pass) + " " + failure_words(*r), 2);
       } else if (!r->parts.empty()) {
-        hanging(clean(r->pass) + ": " + parts_words(*r), 2);
+        hanging(base::clean(r->pass) + ": " + parts_words(*r), 2);
       }
     }
   }
@@ -165,15 +165,15 @@ class GroupTable {
       }
     }
     // What several rows share is said once.
-    const std::string why = join(messages, "; ");
+    const std::string why = base::join(messages, "; ");
     if (why == last_why_) messages = {"as " + last_failed_};
     last_why_ = why;
     if (messages.front() != "as " + last_failed_) last_failed_ = row.label;
     std::string lead = name;
     for (const std::string& message : messages) {
-      for (const std::string& line : wrap(message, width_ - name_width_ - 2)) {
+      for (const std::string& line : base::wrap(message, width_ - name_width_ - 2)) {
         add_line(&out_, lead + "  " + paint_(Style::kYellow, line));
-        lead = pad_right("", name_width_);
+        lead = base::pad_right("", name_width_);
       }
     }
   }
@@ -182,18 +182,20 @@ class GroupTable {
     const Row* base = options_.relative_to.empty() ? nullptr : group_.find(options_.relative_to);
     if (base == nullptr || base->passes_ok() == 0 || group_.rows.size() < 2) return;
     out_ += '\n';
-    const std::string title = "compared with " + clean(options_.relative_to);
-    const int column = std::clamp(display_width(title), name_width_, std::max(name_width_, 32));
-    std::string head = pad_right(title, column);
-    for (const std::string& pass : group_.passes) head += pad_left(clean(pass) + " speed", 17);
-    add_line(&out_, paint_(Style::kDim, head + pad_left("memory", 10)));
+    const std::string title = "compared with " + base::clean(options_.relative_to);
+    const int column =
+        std::clamp(base::display_width(title), name_width_, std::max(name_width_, 32));
+    std::string head = base::pad_right(title, column);
+    for (const std::string& pass : group_.passes)
+      head += base::pad_left(base::clean(pass) + " speed", 17);
+    add_line(&out_, paint_(Style::kDim, head + base::pad_left("memory", 10)));
     for (const Row& row : group_.rows) {
       if (&row == base || row.passes_ok() == 0) continue;
       std::string line = named(row, column);
       for (std::size_t pass = 0; pass < group_.passes.size(); ++pass) {
-        line += pad_left(format_ratio(speed_up(base->ok(pass), row.ok(pass))), 17);
+        line += base::pad_left(format_ratio(speed_up(base->ok(pass), row.ok(pass))), 17);
       }
-      add_line(&out_, line + pad_left(format_ratio(memory_ratio(*base, row)), 10));
+      add_line(&out_, line + base::pad_left(format_ratio(memory_ratio(*base, row)), 10));
     }
   }
 
@@ -211,10 +213,10 @@ class GroupTable {
 
   void verdict(const std::string& what, const std::string& who) {
     constexpr int kIndent = 15;
-    std::string lead = paint_(Style::kBold, pad_right(what, kIndent));
-    for (const std::string& line : wrap(who, width_ - kIndent)) {
+    std::string lead = paint_(Style::kBold, base::pad_right(what, kIndent));
+    for (const std::string& line : base::wrap(who, width_ - kIndent)) {
       add_line(&out_, lead + line);
-      lead = pad_right("", kIndent);
+      lead = base::pad_right("", kIndent);
     }
   }
 
@@ -236,7 +238,7 @@ std::string aligned(const std::vector<std::vector<std::string>>& rows, std::size
   for (const auto& row : rows) {
     widths.resize(std::max(widths.size(), row.size()));
     for (std::size_t i = 0; i < row.size(); ++i) {
-      widths[i] = std::max(widths[i], display_width(row[i]));
+      widths[i] = std::max(widths[i], base::display_width(row[i]));
     }
   }
   std::string out;
@@ -244,7 +246,7 @@ std::string aligned(const std::vector<std::vector<std::string>>& rows, std::size
     std::string line;
     for (std::size_t i = 0; i < row.size(); ++i) {
       if (i > 0) line += "  ";
-      line += i < left ? pad_right(row[i], widths[i]) : pad_left(row[i], widths[i]);
+      line += i < left ? base::pad_right(row[i], widths[i]) : base::pad_left(row[i], widths[i]);
     }
     add_line(&out, line);
   }
@@ -253,7 +255,7 @@ std::string aligned(const std::vector<std::vector<std::string>>& rows, std::size
 
 /// A cell of a line; below 0 left-aligned.
 std::string cell(std::string_view text, int width) {
-  return width < 0 ? pad_right(text, -width) : pad_left(text, width);
+  return width < 0 ? base::pad_right(text, -width) : base::pad_left(text, width);
 }
 
 // A measurement's device is no label, and has a cell like one.
@@ -270,7 +272,7 @@ int implementation_cell(const SharedLabels& shared) {
 
 std::string label_text(const Labels& labels, const LabelSpec& spec) {
   const LabelValue* value = labels.find(spec.name);
-  return value != nullptr ? clean(lab::to_string(*value)) : kAbsent;
+  return value != nullptr ? base::clean(lab::to_string(*value)) : kAbsent;
 }
 
 /// The label whose cell ends with those that have none.
@@ -290,7 +292,7 @@ std::string labels_without_cell(const Subject& subject, const Labels& labels) {
     if (spec.width != 0 || value == nullptr) continue;
     const std::string text = lab::to_string(*value);
     if (text == spec.fallback) continue;
-    more += fmt::format("+{}{}", spec.name, spec.kind == LabelKind::kFlag ? "" : clean(text));
+    more += fmt::format("+{}{}", spec.name, spec.kind == LabelKind::kFlag ? "" : base::clean(text));
   }
   return more;
 }
@@ -309,7 +311,7 @@ std::string least_traffic(const Group& group, Caches caches) {
       if (row.cost.bytes() == least) names.push_back(row.label);
     }
     if (names.empty()) continue;
-    out += fmt::format("least traffic  {} {} ({})\n", clean(pass), join(names, ", "),
+    out += fmt::format("least traffic  {} {} ({})\n", base::clean(pass), base::join(names, ", "),
                        format_bytes(least));
   }
   return out;
@@ -333,10 +335,10 @@ SharedLabels shared_labels(const Subject& subject, const std::vector<Labels>& pr
   const auto fits = [&](const SharedLabels& shared) {
     const std::string header = bench_table_header(subject, RateUnit::kGflops, shared);
     const std::size_t below = header.rfind('\n', header.size() - 2) + 1;
-    return display_width(header.substr(below, header.size() - 1 - below)) <= width;
+    return base::display_width(header.substr(below, header.size() - 1 - below)) <= width;
   };
   if (problems.empty() || fits({})) return {};
-  SharedLabels out{{kDeviceLabel}, clean(device), 0};
+  SharedLabels out{{kDeviceLabel}, base::clean(device), 0};
   const LabelSpec* last = last_label(subject);
   const std::string more = labels_without_cell(subject, problems[0]);
   const LabelSpec* before = nullptr;
@@ -371,25 +373,26 @@ SharedLabels shared_labels(const Subject& subject, const std::vector<Labels>& pr
 }
 
 std::string bench_table_header(const Subject& subject, RateUnit unit, const SharedLabels& shared) {
-  std::string out = pad_right("implementation", implementation_cell(shared)) + " ";
+  std::string out = base::pad_right("implementation", implementation_cell(shared)) + " ";
   if (has_cell(shared, kDeviceLabel)) out += "device  ";
-  out += pad_right("pass", subject.pass_width) + " ";
+  out += base::pad_right("pass", subject.pass_width) + " ";
   for (const LabelSpec& spec : subject.labels) {
     if (spec.width != 0 && has_cell(shared, spec.name)) out += cell(spec.heading, spec.width) + " ";
   }
   for (const ShownColumn& shown : subject.columns) {
     if (shown.width == 0 || !has_cell(shared, shown.column.name)) continue;
     const std::string heading = heading_of(shown.column, unit);
-    out += pad_left(heading.substr(0, heading.find(' ')), shown.width) + " ";
+    out += base::pad_left(heading.substr(0, heading.find(' ')), shown.width) + " ";
   }
   return (shared.text.empty() ? "" : shared.text + "\n") + out + " status\n";
 }
 
 std::string bench_table_line(const Measurement& r, RateUnit unit, const SharedLabels& shared) {
   const Subject& subject = subject_of(r);
-  std::string out = pad_right(clean(r.implementation), implementation_cell(shared)) + " ";
-  if (has_cell(shared, kDeviceLabel)) out += pad_right(clean(r.device), 7) + " ";
-  out += pad_right(clean(r.pass), subject.pass_width) + " ";
+  std::string out =
+      base::pad_right(base::clean(r.implementation), implementation_cell(shared)) + " ";
+  if (has_cell(shared, kDeviceLabel)) out += base::pad_right(base::clean(r.device), 7) + " ";
+  out += base::pad_right(base::clean(r.pass), subject.pass_width) + " ";
   const LabelSpec* last = last_label(subject);
   for (const LabelSpec& spec : subject.labels) {
     if (spec.width == 0 || !has_cell(shared, spec.name)) continue;
@@ -402,10 +405,10 @@ std::string bench_table_line(const Measurement& r, RateUnit unit, const SharedLa
     const bool known = ok || shown.column.unit == "bytes";
     std::string text = known ? format_figure(shown.column, r[shown.column], unit) : kAbsent;
     std::erase(text, ' ');
-    out += pad_left(text, shown.width) + " ";
+    out += base::pad_left(text, shown.width) + " ";
   }
   out += std::string(" ") + lab::to_string(r.status);
-  if (!ok && !r.message.empty()) out += "  " + clean(r.message);
+  if (!ok && !r.message.empty()) out += "  " + base::clean(r.message);
   return out + '\n';
 }
 
@@ -421,11 +424,11 @@ std::string crossover_table(const ResultFile& file, std::string_view relative_to
     const auto ratio = [](double value) {
       return value > 0 ? format_ratio(value) : std::string(kAbsent);
     };
-    rows.push_back({c.implementation, clean(c.pass), problem, fmt::format("{}", c.head_dim),
+    rows.push_back({c.implementation, base::clean(c.pass), problem, fmt::format("{}", c.head_dim),
                     fmt::format("{}", c.batch_heads), ratio(c.shortest_speed_up),
                     ratio(c.longest_speed_up), to_string(c)});
   }
-  return fmt::format("from which length on faster than {}\n", clean(relative_to)) +
+  return fmt::format("from which length on faster than {}\n", base::clean(relative_to)) +
          aligned(rows, 3);
 }
 
@@ -436,7 +439,7 @@ std::string model_table(const ResultFile& file) {
     std::vector<std::vector<std::string>> rows = {
         {"implementation", "pass", "arithmetic", "read", "written", "FLOP/byte"}};
     for (const ModelRow& row : model_rows(group, caches)) {
-      rows.push_back({row.label, clean(row.pass), format_flops(row.cost.flops),
+      rows.push_back({row.label, base::clean(row.pass), format_flops(row.cost.flops),
                       format_bytes(row.cost.read_bytes), format_bytes(row.cost.written_bytes),
                       format_significant(row.cost.intensity(), 3)});
     }

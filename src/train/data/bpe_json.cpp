@@ -202,7 +202,7 @@ class BytePairReader {
 };
 
 Result<BytePairs> BytePairs::from_json(std::string_view json, std::string_view source) {
-  const auto parsed = nlohmann::json::parse(json, nullptr, false);
+  const auto parsed = base::read_json(json);
   if (!parsed.is_object() || !parsed.contains("model") || !parsed["model"].is_object()) {
     return Status::invalid({std::string(source), parsed.is_discarded() ? "no JSON" : "no model",
                             "a tokenizer.json as Hugging Face writes it", ""});

@@ -162,7 +162,7 @@ std::string Tokenizer::to_json() const {
 Result<Tokenizer> Tokenizer::from_json(std::string_view json, std::string_view source) {
   const Status bad = Status::invalid({std::string(source), "no tokenizer",
                                       "a tokenizer.json of flashlab train or Hugging Face", ""});
-  const auto parsed = nlohmann::json::parse(json, nullptr, false);
+  const auto parsed = base::read_json(json);
   if (parsed.is_object() && parsed.contains("model")) {
     Result<BytePairs> pairs = BytePairs::from_json(json, source);
     if (!pairs.ok()) return pairs.status();

@@ -137,7 +137,7 @@ Result<ModelConfig> find_model(std::string_view name) {
 }
 
 Result<ModelConfig> parse_model(std::string_view json, std::string_view source) {
-  const auto parsed = nlohmann::json::parse(json, nullptr, /*allow_exceptions=*/false);
+  const auto parsed = base::read_json(json);
   if (!parsed.is_object()) {
     return Status::invalid({std::string(source), parsed.is_discarded() ? "no JSON" : "no object",
                             "a JSON object such as {\"width\": 768, \"layers\": 12}", ""});

@@ -193,9 +193,9 @@ Status write_contents(const fs::path& at, const RunState& state, const Parameter
   if (Status s = write_safetensors(at / "optimizer.safetensors", moments); !s.ok()) return s;
   nlohmann::ordered_json json;
   json["step"] = state.step;
-  json["model"] = nlohmann::ordered_json::parse(state.model.to_json());
+  json["model"] = base::read_json<nlohmann::ordered_json>(state.model.to_json());
   if (state.loss_scale[0] != 0) json["loss_scale"] = state.loss_scale;
-  if (!state.config.empty()) json["config"] = nlohmann::ordered_json::parse(state.config);
+  if (!state.config.empty()) json["config"] = base::read_json<nlohmann::ordered_json>(state.config);
   return write_file(at / "state.json", base::json_text(json, 1) + "\n");
 }
 
@@ -274,7 +274,7 @@ Result<RunState> load_state(const fs::path& checkpoint) {
   const fs::path file = checkpoint / "state.json";
   Result<std::string> text = read_file(file);
   if (!text.ok()) return text.status();
-  const auto json = nlohmann::json::parse(*text, nullptr, false);
+  const auto json = base::read_json(*text);
   if (!json.is_object() || !json.contains("step") || !json["step"].is_number_integer() ||
       !json.contains("model")) {
     return Status::invalid({file.string(), "no state of a run", "what flashlab train writes", ""});

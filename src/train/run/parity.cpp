@@ -80,7 +80,7 @@ class Check {
   Status read() {
     Result<std::string> text = read_file(record_);
     if (!text.ok()) return text.status();
-    json_ = Json::parse(*text, nullptr, false);
+    json_ = base::read_json<Json>(*text);
     for (const char* key : {"model", "optimizer", "losses", "tolerance", "made_by", "batch"}) {
       if (!json_.is_object() || !json_.contains(key)) return damaged(key);
     }

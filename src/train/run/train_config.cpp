@@ -170,7 +170,7 @@ StepOptions TrainConfig::step_options() const {
 
 std::string TrainConfig::to_json() const {
   Json out;
-  out["model"] = Json::parse(model.to_json());
+  out["model"] = base::read_json<Json>(model.to_json());
   out["text"] = text;
   out["tokens"] = tokens;
   out["tokenizer"] = tokenizer;
@@ -190,7 +190,7 @@ std::string TrainConfig::to_json() const {
 
 Result<TrainConfig> parse_train_config(std::string_view json, std::string_view source,
                                        const TrainConfig& base) {
-  const Json parsed = Json::parse(json, nullptr, /*allow_exceptions=*/false);
+  const Json parsed = base::read_json<Json>(json);
   if (!parsed.is_object()) {
     return Status::invalid({std::string(source), parsed.is_discarded() ? "no JSON" : "no object",
                             "a JSON object such as {\"steps\": 2000}", ""});

@@ -48,7 +48,7 @@ class Trainer::Log {
     for (std::size_t at = 0; at < text->size();) {
       const std::size_t end = std::min(text->find('\n', at), text->size());
       const std::string line = text->substr(at, end - at);
-      const auto json = Json::parse(line, nullptr, false);
+      const auto json = base::read_json<Json>(line);
       at = end + 1;
       if (!json.is_object() || !json.contains("step") || !json["step"].is_number_integer())
         continue;
@@ -124,10 +124,10 @@ Status with_older(const Status& failed, const fs::path& checkpoint) {
 // run. What only says where text lies and when to look may change.
 Status check_same_run(const TrainConfig& config, const RunState& state, const fs::path& file,
                       const fs::path& checkpoint) {
-  Json now = Json::parse(config.to_json());
-  Json then = Json::parse(state.config, nullptr, false);
+  Json now = base::read_json<Json>(config.to_json());
+  Json then = base::read_json<Json>(state.config);
   if (!then.is_object()) then = now;  // of a checkpoint without one the model alone is known
-  then["model"] = Json::parse(state.model.to_json());
+  then["model"] = base::read_json<Json>(state.model.to_json());
   for (const auto& [key, value] : then.items()) {
     bool free = false;
     for (const char* name :

@@ -10,7 +10,6 @@
 
 #include "base/json.h"
 #include "lab/data/tensor_file/formats.h"
-#include "lab/results/json_depth.h"
 
 namespace flashlab::lab {
 namespace {
@@ -169,8 +168,8 @@ class Safetensors final : public TensorContainer {
 // The header as JSON; a key that stands twice is an error, not the later one.
 Result<nlohmann::json> parse_header(const ByteSource& source, const std::string& text) {
   const std::string place = source.name() + ": header";
-  if (is_nested_too_deeply(text)) {
-    return malformed(place, fmt::format("JSON nested over {} levels deep", kMaxJsonDepth),
+  if (base::is_nested_too_deeply(text)) {
+    return malformed(place, fmt::format("JSON nested over {} levels deep", base::kMaxJsonDepth),
                      "a JSON object that maps names to tensors",
                      "the file is no .safetensors file, or damaged");
   }
@@ -183,6 +182,7 @@ Result<nlohmann::json> parse_header(const ByteSource& source, const std::string&
     }
     return true;
   };
+  // lint: allow(json) parse_header has asked for the depth, and watches for names that stand twice
   nlohmann::json header = nlohmann::json::parse(text, watch, /*allow_exceptions=*/false);
   if (header.is_discarded() || !header.is_object()) {
     return malformed(place, excerpt(text), "a JSON object that maps names to tensors",

@@ -5,15 +5,15 @@
 #include <algorithm>
 #include <limits>
 
-#include "lab/report/text.h"
+#include "base/text.h"
 #include "lab/subjects/attention/case_names.h"
 
 namespace flashlab::lab {
 namespace {
 
-using report::clean;
-using report::file_name_part;
-using report::join;
+using base::clean;
+using base::file_name_part;
+using base::join;
 
 const char* fill_words(cases::Fill fill) {
   switch (fill) {

@@ -16,7 +16,7 @@
 #include "lab/measure/gpu_roof.h"
 #include "lab/subjects/attention/attention_subject.h"
 #include "lab/subjects/attention/run_parts.h"
-#include "lab/subjects/time_in_turns.h"
+#include "lab/subjects/turns/time_in_turns.h"
 #include "runtime/cuda/device.h"
 
 namespace flashlab::lab {

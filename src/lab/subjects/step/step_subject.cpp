@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include "lab/report/text.h"
+#include "base/text.h"
 
 namespace flashlab::lab {
 namespace {
@@ -66,8 +66,8 @@ const Subject& step_subject() {
       .family = [](const Labels& labels) { return without_context(labels, " · "); },
       .family_slug =
           [](const Labels& labels) {
-            return fmt::format("step_{}_{}_B{}_W{}", report::file_name_part(labels.text("model")),
-                               report::file_name_part(labels.text("dtype")), labels.whole("batch"),
+            return fmt::format("step_{}_{}_B{}_W{}", base::file_name_part(labels.text("model")),
+                               base::file_name_part(labels.text("dtype")), labels.whole("batch"),
                                labels.whole("warmup"));
           },
       .axis = "context",

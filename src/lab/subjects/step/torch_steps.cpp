@@ -44,7 +44,7 @@ std::string request_of(const StepProblem& problem, const StepBenchOptions& optio
 }
 
 void read_answer(const std::string& line, const StepProblem& problem, Measurement& result) {
-  const Json json = Json::parse(line, nullptr, false);
+  const Json json = base::read_json<Json>(line);
   const auto status = json.is_object() ? parse_status(json.value("status", "")) : std::nullopt;
   if (!status || !json.contains("ms") || !json["ms"].is_array()) {
     result.status = RunStatus::kError;
@@ -82,7 +82,7 @@ Result<std::unique_ptr<TorchSteps>> TorchSteps::start(const TorchStepOptions& op
   out->child_ = std::move(*child);
   const Result<std::string> ready = out->answer();
   if (!ready.ok()) return ready.status();
-  const Json json = Json::parse(*ready, nullptr, false);
+  const Json json = base::read_json<Json>(*ready);
   if (!json.is_object() || !json.contains("ready")) {
     return Status::unsupported(
         {options.python, ready->substr(0, 200), "a Python with PyTorch", ""});

@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "lab/python/child_process.h"
+#include "lab/machine/child_process.h"
 #include "lab/subjects/step/step_bench.h"
 
 namespace flashlab::lab {

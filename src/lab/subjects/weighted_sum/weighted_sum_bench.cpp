@@ -10,7 +10,7 @@
 #include "lab/data/case_data.h"
 #include "lab/data/case_data_fill.h"
 #include "lab/machine/memory.h"
-#include "lab/subjects/time_in_turns.h"
+#include "lab/subjects/turns/time_in_turns.h"
 #include "lab/subjects/weighted_sum/weighted_sum_parts.h"
 
 namespace flashlab::lab {

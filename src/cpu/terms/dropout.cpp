@@ -1,4 +1,4 @@
-#include "cpu/dropout.h"
+#include "cpu/terms/dropout.h"
 
 #include <algorithm>
 

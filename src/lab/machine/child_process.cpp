@@ -1,4 +1,4 @@
-#include "lab/python/child_process.h"
+#include "lab/machine/child_process.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>

@@ -1,4 +1,4 @@
-#include "cuda/launch/implementations.h"
+#include "cuda/implementations.h"
 
 #include "cuda/kernels/ladder/forward_plan.h"
 #include "cuda/kernels/ladder/hopper_plan.h"

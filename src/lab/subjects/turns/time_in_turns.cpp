@@ -1,4 +1,4 @@
-#include "lab/subjects/time_in_turns.h"
+#include "lab/subjects/turns/time_in_turns.h"
 
 namespace flashlab::lab {
 

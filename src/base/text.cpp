@@ -1,4 +1,4 @@
-#include "lab/report/text.h"
+#include "base/text.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -6,7 +6,7 @@
 
 #include "base/utf8.h"
 
-namespace flashlab::lab::report {
+namespace flashlab::base {
 namespace {
 
 constexpr std::string_view kReplacement = "\xEF\xBF\xBD";
@@ -50,7 +50,7 @@ std::string clean(std::string_view text) {
   std::string out;
   out.reserve(text.size());
   for (std::size_t at = 0; at < text.size();) {
-    const base::CodePoint c = base::code_point_at(text, at);
+    const CodePoint c = code_point_at(text, at);
     if (c.valid && (c.value == '\n' || c.value == '\r' || c.value == '\t')) {
       if (!out.empty() && out.back() != ' ') out += ' ';
     } else if (!c.valid || unwanted(c.value)) {
@@ -66,7 +66,7 @@ std::string clean(std::string_view text) {
 int display_width(std::string_view text) {
   int width = 0;
   for (std::size_t at = 0; at < text.size();) {
-    const base::CodePoint c = base::code_point_at(text, at);
+    const CodePoint c = code_point_at(text, at);
     width += c.valid ? width_of(c.value) : 1;
     at += c.bytes;
   }
@@ -101,7 +101,7 @@ std::vector<std::string> wrap(std::string_view text, int width) {
       ++line_width;
     }
     for (std::size_t at = 0; at < word.size();) {
-      const base::CodePoint c = base::code_point_at(word, at);
+      const CodePoint c = code_point_at(word, at);
       const int w = c.valid ? width_of(c.value) : 1;
       if (line_width > 0 && line_width + w > width) flush();
       line.append(word, at, c.bytes);
@@ -277,4 +277,4 @@ std::string join(const std::vector<std::string>& parts, std::string_view separat
   return out;
 }
 
-}  // namespace flashlab::lab::report
+}  // namespace flashlab::base

@@ -1,4 +1,4 @@
-#include "cuda/launch/backend.h"
+#include "cuda/backend.h"
 
 #include <array>
 #include <string_view>

@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-namespace flashlab::lab::report {
+namespace flashlab::base {
 
 /// One line of valid UTF-8: control characters (a name may carry a terminal escape) and bytes that
 /// are not UTF-8 become U+FFFD; tabs and line ends become one space.
@@ -46,4 +46,4 @@ std::string file_name_part(std::string_view text);
 
 std::string join(const std::vector<std::string>& parts, std::string_view separator);
 
-}  // namespace flashlab::lab::report
+}  // namespace flashlab::base

@@ -4,7 +4,7 @@
 # 1180 s, so 370. Presets for development compile file by file. Included after the targets.
 # Left alone are files that name something as a neighbour does, and the list of implementations,
 # which a test replaces by its own.
-set(apart cuda/launch/implementations lab/report/monitor_picture lab/results/verdict
+set(apart lab/report/monitor_picture lab/results/verdict
   lab/subjects/weighted_sum/weighted_sum_gpu train/data/bpe)
 foreach(name IN LISTS apart)
   if(NOT EXISTS ${PROJECT_SOURCE_DIR}/src/${name}.cpp)

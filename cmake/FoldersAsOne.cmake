@@ -2,8 +2,7 @@
 # what it shares with its neighbours. Processor time on two cores of a Xeon, 2026-11-23: the command
 # line, g++ 12, 354 s, so 277 (make run: 2:59, so 2:26); the sanitizers' libraries, clang++ 14,
 # 1180 s, so 370. Presets for development compile file by file. Included after the targets.
-# Left alone are files that name something as a neighbour does, and the list of implementations,
-# which a test replaces by its own.
+# Left alone are files that name something as a neighbour does.
 set(apart lab/report/monitor_picture lab/results/verdict
   lab/subjects/weighted_sum/weighted_sum_gpu train/data/bpe)
 foreach(name IN LISTS apart)

@@ -13,12 +13,12 @@ namespace {
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
-// A unit in the last place of 1.
-double unit_of(DType dtype) {
-  return dtype == DType::kBf16   ? 0x1p-7
-         : dtype == DType::kFp16 ? 0x1p-10
-         : dtype == DType::kFp64 ? 0x1p-52
-                                 : 0x1p-23;
+// The most that rounding changes a number by, relative to it: half a unit in the last place.
+double rounding_of(DType dtype) {
+  return dtype == DType::kBf16   ? 0x1p-8
+         : dtype == DType::kFp16 ? 0x1p-11
+         : dtype == DType::kFp64 ? 0x1p-53
+                                 : 0x1p-24;
 }
 
 template <class Real>
@@ -356,7 +356,7 @@ class Backward {
         double& rounding = out_.d_sinks_rounding[static_cast<std::size_t>(h)];
         for (std::size_t d = 0; d < dim_v(); ++d) {
           rounding = std::hypot(
-              rounding, unit_of(t_.q.spec.dtype) * static_cast<double>(share * d_o[d] * o[d]));
+              rounding, rounding_of(t_.q.spec.dtype) * static_cast<double>(share * d_o[d] * o[d]));
         }
       }
       const bool gradient_finite =

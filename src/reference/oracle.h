@@ -33,8 +33,8 @@ struct BackwardRows {
   std::vector<double> dv;    ///< [keys, head_dim_v]
   /// [heads_q] where there are sinks and every row is asked for.
   std::vector<double> d_sinks;
-  /// [heads_q] what an error of one unit in the last place of T in every element of O, each by
-  /// itself, makes of d_sinks: one sum over all rows has no neighbours whose luck differs.
+  /// [heads_q] what rounding O to the type of q makes of d_sinks, half a unit in the last place of
+  /// each element by itself: one sum over all rows has no neighbours whose luck differs.
   std::vector<double> d_sinks_rounding;
   /// Rows in which a masked pair meets an operand that is not finite.
   std::vector<std::uint8_t> dq_dont_care, dk_dont_care, dv_dont_care;

@@ -12,6 +12,7 @@
 // vectors at the diagonal only. See src/cpu/README.md for the cycle budget.
 
 #include "cpu/simd/forward_scores-inl.h"
+#include "cpu/terms/sink_row.h"
 
 namespace flashlab::internal::simd {
 namespace FLASHLAB_ISA {
@@ -278,20 +279,6 @@ void strip_against_block(const ForwardCall& call, const ForwardTask& task,
     multiply_panels<Multiply, Start::kZero>(what.rows, call.head_dim_v, block.values_panel_stride,
                                             value_tile);
   }
-}
-
-/// What a head's sink makes of a row: O' = factor O, and its LSE (cpu/terms/sinks.h).
-struct SinkRow {
-  double factor, lse;
-};
-HWY_INLINE SinkRow with_sink(double lse, double sink) {
-  constexpr double kInfinite = __builtin_inf();
-  if (sink == -kInfinite) return {1, lse};
-  if (!(sink < kInfinite)) return {__builtin_nan(""), __builtin_nan("")};
-  if (lse == -kInfinite) return {0, sink};
-  const double less = exp(-fabs(sink - lse));
-  return sink <= lse ? SinkRow{1 / (1 + less), lse + log1p(less)}
-                     : SinkRow{less / (1 + less), sink + log1p(less)};
 }
 
 /// O and LSE of a row from its unnormalised sums, or zeros and -inf for an empty row.

@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "api/problem.h"
+#include "cpu/terms/sink_row.h"
 #include "runtime/cpu/thread_pool.h"
 
 namespace flashlab::internal {
@@ -17,20 +18,6 @@ namespace flashlab::internal {
 inline double sink_of(const std::optional<ConstTensor>& sinks, std::int64_t head) {
   if (!sinks) return -std::numeric_limits<double>::infinity();
   return static_cast<double>(static_cast<const float*>(sinks->data)[head]);
-}
-
-/// What a row becomes: O' = factor O, and its LSE. NaN and +inf make it NaN, as in any score.
-struct SinkRow {
-  double factor = 1, lse = 0;
-};
-inline SinkRow with_sink(double lse, double sink) {
-  constexpr double kInfinity = std::numeric_limits<double>::infinity();
-  if (sink == -kInfinity) return {1, lse};
-  if (!(sink < kInfinity)) return {std::nan(""), std::nan("")};
-  if (lse == -kInfinity) return {0, sink};
-  const double less = std::exp(-std::fabs(sink - lse));  // of the two, the smaller one's share
-  return sink <= lse ? SinkRow{1 / (1 + less), lse + std::log1p(less)}
-                     : SinkRow{less / (1 + less), sink + std::log1p(less)};
 }
 
 /// A row of backward: LSE in two numbers, and delta.

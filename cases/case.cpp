@@ -143,7 +143,7 @@ bool Case::gives(TensorRole role) const {
     case TensorRole::kDSinks:
       return sinks;
     default:
-      return row_of(role).to_come == nullptr;
+      return row_of(role).served_by != ServedBy::kNone;
   }
 }
 

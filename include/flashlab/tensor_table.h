@@ -241,6 +241,13 @@ class SpecMember {
 // The table
 // ---------------------------------------------------------------------------------------------
 
+/// Whose kernels have a tensor; others refuse it by the row's feature.
+enum class ServedBy : std::uint8_t {
+  kAll,
+  kCpuInCpp,  ///< neither GPUs nor Python
+  kNone,      ///< to come
+};
+
 struct TensorRow {
   TensorRole role;
   const char* name;
@@ -249,8 +256,10 @@ struct TensorRow {
   SpecMember problem;
   ShapeRule shape;  ///< with dense sequences; rule_for() turns it
   DTypeRule dtype;
-  const char* to_come = nullptr;  ///< no kernel reads it yet: what it will be for
-  bool cpu_only = false;          ///< no GPU kernel reads it yet, nor has Python a name for it
+  /// What a call with this tensor requires of an implementation; null for q, k, v, o and the
+  /// gradients, which every call has, and for masks, whose type decides.
+  const char* feature = nullptr;
+  ServedBy served_by = ServedBy::kAll;
 
   constexpr Access access(Pass pass) const {
     return pass == Pass::kForward ? forward.access() : backward.access();
@@ -290,35 +299,35 @@ inline constexpr ShapeRule kHeadSlopes = ShapeRule{kBatch, kHeadsQ}.broadcast();
 inline constexpr TensorMember<F> kNotForward{};
 
 inline constexpr std::array<TensorRow, kTensorRoles> kRows{{
-    // role, name, member of forward, of backward, of Problem, shape, dtype, what it is to come for
+    // role, name, member of forward, of backward, of Problem, shape, dtype, feature, served by
     {R::kQ, "q", &F::q, &B::q, &P::q, kQueries, D::kInput},
     {R::kK, "k", &F::k, &B::k, &P::k, kKeys, D::kAsQ},
     {R::kV, "v", &F::v, &B::v, &P::v, kValues, D::kAsQ},
     {R::kMask, "mask", &F::mask, &B::mask, &P::mask, kScores, D::kVisible},
     {R::kO, "o", &F::o, &B::o, &P::o, kOutputs, D::kAsQOrFp32},
-    {R::kLse, "lse", &F::lse, &B::lse, &P::lse, kRowScalars, D::kStatistic},
+    {R::kLse, "lse", &F::lse, &B::lse, &P::lse, kRowScalars, D::kStatistic, "lse"},
     {R::kDO, "d_o", kNotForward, &B::d_o, &P::d_o, kOutputs, D::kAsQOrFp32},
-    {R::kDLse, "d_lse", kNotForward, &B::d_lse, &P::d_lse, kRowScalars, D::kAsLse},
+    {R::kDLse, "d_lse", kNotForward, &B::d_lse, &P::d_lse, kRowScalars, D::kAsLse, "lse gradient"},
     {R::kDQ, "dq", kNotForward, &B::dq, &P::dq, kQueries, D::kAsQOrFp32},
     {R::kDK, "dk", kNotForward, &B::dk, &P::dk, kKeys, D::kAsQOrFp32},
     {R::kDV, "dv", kNotForward, &B::dv, &P::dv, kValues, D::kAsQOrFp32},
     {R::kAlibiSlopes, "alibi_slopes", &F::alibi_slopes, &B::alibi_slopes, &P::alibi_slopes,
-     kHeadSlopes, D::kFp32},
-    {R::kSinks, "sinks", &F::sinks, &B::sinks, &P::sinks, ShapeRule{kHeadsQ}, D::kFp32, nullptr,
-     true},
+     kHeadSlopes, D::kFp32, "alibi"},
+    {R::kSinks, "sinks", &F::sinks, &B::sinks, &P::sinks, ShapeRule{kHeadsQ}, D::kFp32,
+     "attention sinks", ServedBy::kCpuInCpp},
     {R::kCuSeqlensQ, "cu_seqlens_q", &F::cu_seqlens_q, &B::cu_seqlens_q, &P::cu_seqlens_q,
-     ShapeRule{kBatchPlusOne}, D::kInt32, "variable lengths"},
+     ShapeRule{kBatchPlusOne}, D::kInt32, "variable lengths", ServedBy::kNone},
     {R::kCuSeqlensK, "cu_seqlens_k", &F::cu_seqlens_k, &B::cu_seqlens_k, &P::cu_seqlens_k,
-     ShapeRule{kBatchPlusOne}, D::kInt32, "variable lengths"},
+     ShapeRule{kBatchPlusOne}, D::kInt32, "variable lengths", ServedBy::kNone},
     {R::kBlockTable, "block_table", &F::block_table, &B::block_table, &P::block_table,
-     ShapeRule{kBatch, kPagesPerSequence}, D::kInt32, "paged keys and values"},
+     ShapeRule{kBatch, kPagesPerSequence}, D::kInt32, "paged keys", ServedBy::kNone},
     {R::kRowStatistics, "row_statistics", &F::row_statistics, &B::row_statistics,
-     &P::row_statistics, ShapeRule{kBatch, kHeadsQ, kSeqlenQ, kTwo}, D::kFp32,
-     "backward's accuracy"},
+     &P::row_statistics, ShapeRule{kBatch, kHeadsQ, kSeqlenQ, kTwo}, D::kFp32, "row statistics",
+     ServedBy::kNone},
     {R::kDropoutState, "dropout_state", &F::dropout_state, &B::dropout_state, &P::dropout_state,
-     ShapeRule{kTwo}, D::kInt64},
+     ShapeRule{kTwo}, D::kInt64, "dropout state on the device"},
     {R::kDSinks, "d_sinks", kNotForward, &B::d_sinks, &P::d_sinks, ShapeRule{kHeadsQ}, D::kFp32,
-     nullptr, true},
+     "attention sinks", ServedBy::kCpuInCpp},
 }};
 
 constexpr bool rows_are_in_order() {

@@ -135,7 +135,7 @@ bool has_heads(const TensorRow& row) {
 template <class Tensors>
 bool is_result(const TensorRow& row, bool with_lse) {
   const TensorMember<Tensors>& member = row.template member<Tensors>();
-  return member.access() == Access::kWrite && row.to_come == nullptr && !row.cpu_only &&
+  return member.access() == Access::kWrite && row.served_by == ServedBy::kAll &&
          (member.required() || with_lse);
 }
 
@@ -145,7 +145,7 @@ constexpr std::size_t tensors_of() {
   std::size_t count = 0;
   for (const TensorRow& row : kTensors) {
     const bool has = row.template member<Tensors>().access() != Access::kNone;
-    if (has && row.to_come == nullptr && !row.cpu_only) ++count;
+    if (has && row.served_by == ServedBy::kAll) ++count;
   }
   return count;
 }

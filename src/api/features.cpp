@@ -1,7 +1,9 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
-#include <utility>
+#include <string_view>
+#include <vector>
 
 #include "api/implementation.h"
 #include "flashlab/tensor_table.h"
@@ -9,37 +11,29 @@
 namespace flashlab::internal {
 namespace {
 
-constexpr std::array<std::pair<Feature, const char*>, 29> kNames{{
-    {Feature::kForward, "forward"},
-    {Feature::kBackward, "backward"},
-    {Feature::kFp64, "fp64"},
-    {Feature::kFp32, "fp32"},
-    {Feature::kFp16, "fp16"},
-    {Feature::kBf16, "bf16"},
-    {Feature::kFp8, "fp8"},
-    {Feature::kTf32, "tf32"},
-    {Feature::kCausal, "causal"},
-    {Feature::kBoolMask, "boolean mask"},
-    {Feature::kAdditiveMask, "additive mask"},
-    {Feature::kGroupedQuery, "grouped query heads"},
-    {Feature::kUnequalHeadDims, "unequal head dims"},
-    {Feature::kLse, "lse"},
-    {Feature::kLseGradient, "lse gradient"},
-    {Feature::kAccumulate, "gradient accumulation"},
-    {Feature::kDeterministic, "deterministic"},
-    {Feature::kTileSizes, "tile sizes"},
-    {Feature::kWindow, "sliding window"},
-    {Feature::kSoftcap, "softcap"},
-    {Feature::kDropout, "dropout"},
-    {Feature::kAlibi, "alibi"},
-    {Feature::kSinks, "attention sinks"},
-    {Feature::kRagged, "variable lengths"},
-    {Feature::kPaged, "paged keys"},
-    {Feature::kRowStatistics, "row statistics"},
-    {Feature::kDropoutState, "dropout state on the device"},
-    {Feature::kBesideDiagonal, "window beside the diagonal"},
-    {Feature::kChunk, "attention chunks"},
-}};
+// In the order of Feature.
+constexpr std::array<const char*, kFeatures> kNames{"forward",
+                                                    "backward",
+                                                    "fp64",
+                                                    "fp32",
+                                                    "fp16",
+                                                    "bf16",
+                                                    "fp8",
+                                                    "tf32",
+                                                    "causal",
+                                                    "boolean mask",
+                                                    "additive mask",
+                                                    "grouped query heads",
+                                                    "unequal head dims",
+                                                    "gradient accumulation",
+                                                    "deterministic",
+                                                    "tile sizes",
+                                                    "sliding window",
+                                                    "softcap",
+                                                    "dropout",
+                                                    "window beside the diagonal",
+                                                    "attention chunks"};
+static_assert(kNames.back() != nullptr);
 
 Feature dtype_feature(DType dtype) {
   switch (dtype) {
@@ -56,42 +50,19 @@ Feature dtype_feature(DType dtype) {
   }
 }
 
-// What a tensor requires of an implementation that is given it. The others are every call's.
-void add_tensor(FeatureSet& set, TensorRole role, const TensorSpec& spec) {
-  switch (role) {
-    case TensorRole::kMask:
-      return set.add(spec.dtype == DType::kBool ? Feature::kBoolMask : Feature::kAdditiveMask);
-    case TensorRole::kLse:
-      return set.add(Feature::kLse);
-    case TensorRole::kDLse:
-      return set.add(Feature::kLseGradient);
-    case TensorRole::kAlibiSlopes:
-      return set.add(Feature::kAlibi);
-    case TensorRole::kSinks:
-    case TensorRole::kDSinks:
-      return set.add(Feature::kSinks);
-    case TensorRole::kCuSeqlensQ:
-    case TensorRole::kCuSeqlensK:
-      return set.add(Feature::kRagged);
-    case TensorRole::kBlockTable:
-      return set.add(Feature::kPaged);
-    case TensorRole::kRowStatistics:
-      return set.add(Feature::kRowStatistics);
-    case TensorRole::kDropoutState:
-      return set.add(Feature::kDropoutState);
-    default:
-      return;
-  }
-}
-
 }  // namespace
 
 std::string to_string(FeatureSet set) {
-  std::string text;
-  for (const auto& [feature, name] : kNames) {
-    if (set.has(feature)) text += std::string(text.empty() ? "" : ", ") + name;
+  std::vector<std::string_view> names;
+  for (std::size_t i = 0; i < kFeatures; ++i) {
+    if (set.has(static_cast<Feature>(i))) names.emplace_back(kNames[i]);
   }
-  return text.empty() ? "nothing" : text;
+  for (const TensorRow& row : kTensors) {  // two tensors may be one feature
+    if (!set.has(row.role)) continue;
+    const std::string_view name = row.feature;
+    if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
+  }
+  return names.empty() ? "nothing" : fmt::format("{}", fmt::join(names, ", "));
 }
 
 FeatureSet required_features(const Problem& p, const Geometry& g) {
@@ -105,14 +76,17 @@ FeatureSet required_features(const Problem& p, const Geometry& g) {
   if (p.options.gradient_mode == GradientMode::kAccumulate) set.add(Feature::kAccumulate);
   if (p.options.deterministic) set.add(Feature::kDeterministic);
   if (p.options.tiles.tile_q != 0 || p.options.tiles.tile_k != 0) set.add(Feature::kTileSizes);
+  if (p.mask) {
+    set.add(p.mask->dtype == DType::kBool ? Feature::kBoolMask : Feature::kAdditiveMask);
+  }
   if (p.options.window) set.add(Feature::kWindow);
   if (g.bounds.left < 0 || g.bounds.right < 0) set.add(Feature::kBesideDiagonal);
   if (p.options.attention_chunk) set.add(Feature::kChunk);
   if (p.options.softcap) set.add(Feature::kSoftcap);
   if (p.options.dropout) set.add(Feature::kDropout);
   for (const TensorRow& row : kTensors) {
-    const TensorSpec* spec = row.problem.get(p);
-    if (spec != nullptr && row.access(p.pass) != Access::kNone) add_tensor(set, row.role, *spec);
+    if (row.feature == nullptr || row.access(p.pass) == Access::kNone) continue;
+    if (row.problem.get(p) != nullptr) set.add(row.role);
   }
   return set;
 }

@@ -3,7 +3,10 @@
 // What an implementation of attention is to the library: a name, the features it declares, and a
 // function from a validated problem to a plan that can run.
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -11,6 +14,7 @@
 
 #include "api/problem.h"
 #include "flashlab/attention.h"
+#include "flashlab/tensor_table.h"
 
 namespace flashlab::cuda {
 struct DeviceInfo;
@@ -23,74 +27,78 @@ namespace flashlab::internal {
 
 class ContextState;
 
-/// Things a problem can require of an implementation. One bit each.
-enum class Feature : std::uint64_t {
-  kForward = 1ull << 0,
-  kBackward = 1ull << 1,
-  kFp64 = 1ull << 2,
-  kFp32 = 1ull << 3,
-  kFp16 = 1ull << 4,
-  kBf16 = 1ull << 5,
-  kFp8 = 1ull << 6,
-  kTf32 = 1ull << 7,
-  kCausal = 1ull << 8,
-  kBoolMask = 1ull << 9,
-  kAdditiveMask = 1ull << 10,
-  kGroupedQuery = 1ull << 11,
-  kUnequalHeadDims = 1ull << 12,
-  kLse = 1ull << 13,
-  kLseGradient = 1ull << 14,
-  kAccumulate = 1ull << 15,
-  kDeterministic = 1ull << 16,
-  kTileSizes = 1ull << 17,
-  kWindow = 1ull << 18,
-  kSoftcap = 1ull << 19,
-  kDropout = 1ull << 20,
-  kAlibi = 1ull << 21,
-  kSinks = 1ull << 22,
-  kRagged = 1ull << 23,
-  kPaged = 1ull << 24,
-  kRowStatistics = 1ull << 25,
-  kDropoutState = 1ull << 26,    ///< seed and offset on the device
-  kBesideDiagonal = 1ull << 27,  ///< a window with a bound below zero
-  kChunk = 1ull << 28,
+/// What a problem can require of an implementation besides its tensors.
+enum class Feature : std::uint8_t {
+  kForward,
+  kBackward,
+  kFp64,
+  kFp32,
+  kFp16,
+  kBf16,
+  kFp8,
+  kTf32,
+  kCausal,
+  kBoolMask,
+  kAdditiveMask,
+  kGroupedQuery,
+  kUnequalHeadDims,
+  kAccumulate,
+  kDeterministic,
+  kTileSizes,
+  kWindow,
+  kSoftcap,
+  kDropout,
+  kBesideDiagonal,  ///< a window with a bound below zero
+  kChunk,
+};
+inline constexpr std::size_t kFeatures = 21;
+
+/// A feature, or a tensor that not every call has (TensorRow::feature says it in words).
+struct Requirement {
+  bool is_tensor;
+  unsigned index;
+  constexpr Requirement(Feature feature)
+      : is_tensor(false), index(static_cast<unsigned>(feature)) {}
+  constexpr Requirement(TensorRole role) : is_tensor(true), index(static_cast<unsigned>(role)) {}
 };
 
-struct FeatureSet {
-  std::uint64_t bits = 0;
+class FeatureSet {
+ public:
   FeatureSet() = default;
-  FeatureSet(std::initializer_list<Feature> features) {
-    for (Feature f : features) bits |= static_cast<std::uint64_t>(f);
+  FeatureSet(std::initializer_list<Requirement> requirements) {
+    for (Requirement requirement : requirements) add(requirement);
   }
-  bool has(Feature f) const noexcept { return (bits & static_cast<std::uint64_t>(f)) != 0; }
-  void add(Feature f) noexcept { bits |= static_cast<std::uint64_t>(f); }
+  bool has(Requirement r) const noexcept { return (bits_[r.is_tensor] >> r.index & 1) != 0; }
+  void add(Requirement r) noexcept { bits_[r.is_tensor] |= std::uint64_t{1} << r.index; }
   FeatureSet operator|(FeatureSet other) const noexcept {
-    FeatureSet out;
-    out.bits = bits | other.bits;
-    return out;
+    for (std::size_t i = 0; i < bits_.size(); ++i) other.bits_[i] |= bits_[i];
+    return other;
   }
-  /// Features of this set that `other` lacks.
+  /// What this set has and `other` lacks.
   FeatureSet minus(FeatureSet other) const noexcept {
-    FeatureSet out;
-    out.bits = bits & ~other.bits;
-    return out;
+    for (std::size_t i = 0; i < bits_.size(); ++i) other.bits_[i] = bits_[i] & ~other.bits_[i];
+    return other;
   }
-  bool empty() const noexcept { return bits == 0; }
+  bool empty() const noexcept { return bits_[0] == 0 && bits_[1] == 0; }
+
+ private:
+  std::array<std::uint64_t, 2> bits_{};  ///< of features, of tensors
 };
 
 /// All that can be asked of dense tensors, but types and tile sizes: what a whole implementation
 /// declares besides those.
 inline FeatureSet dense_features() {
-  return {
-      Feature::kForward,  Feature::kBackward,     Feature::kCausal,       Feature::kWindow,
-      Feature::kSoftcap,  Feature::kAlibi,        Feature::kDropout,      Feature::kDropoutState,
-      Feature::kBoolMask, Feature::kAdditiveMask, Feature::kGroupedQuery, Feature::kUnequalHeadDims,
-      Feature::kLse,      Feature::kLseGradient,  Feature::kAccumulate,   Feature::kDeterministic};
+  return {Feature::kForward,         Feature::kBackward,     Feature::kCausal,
+          Feature::kWindow,          Feature::kSoftcap,      Feature::kDropout,
+          Feature::kBoolMask,        Feature::kAdditiveMask, Feature::kGroupedQuery,
+          Feature::kUnequalHeadDims, Feature::kAccumulate,   Feature::kDeterministic,
+          TensorRole::kLse,          TensorRole::kDLse,      TensorRole::kAlibiSlopes,
+          TensorRole::kDropoutState};
 }
 
 /// What calls can be asked for beside dense_features(). Only CPUs have all of it.
 inline FeatureSet sequence_features() {
-  return {Feature::kBesideDiagonal, Feature::kChunk, Feature::kSinks};
+  return {Feature::kBesideDiagonal, Feature::kChunk, TensorRole::kSinks, TensorRole::kDSinks};
 }
 
 /// "forward, fp32, causal".

@@ -85,9 +85,7 @@ constexpr Slot<BackwardArguments> kBackwardSlots[] = {
 template <class Arguments, std::size_t kCount>
 constexpr bool every_tensor_has_a_slot(const Slot<Arguments> (&slots)[kCount], Pass pass) {
   for (const TensorRow& row : kTensors) {
-    if (row.access(pass) == Access::kNone || row.to_come != nullptr || row.cpu_only) {
-      continue;
-    }
+    if (row.access(pass) == Access::kNone || row.served_by != ServedBy::kAll) continue;
     bool found = false;
     for (const auto& slot : slots) found |= slot.role == row.role;
     if (!found) return false;

@@ -401,8 +401,8 @@ const internal::Implementation& cublas_implementation() {
       "the naive composition with NVIDIA's cuBLASLt, a peer to measure",
       {Feature::kForward, Feature::kBackward, Feature::kFp32, Feature::kTf32, Feature::kFp16,
        Feature::kBf16, Feature::kCausal, Feature::kWindow, Feature::kBoolMask,
-       Feature::kAdditiveMask, Feature::kGroupedQuery, Feature::kUnequalHeadDims, Feature::kLse,
-       Feature::kLseGradient, Feature::kAccumulate},
+       Feature::kAdditiveMask, Feature::kGroupedQuery, Feature::kUnequalHeadDims, TensorRole::kLse,
+       TensorRole::kDLse, Feature::kAccumulate},
       make_plan};
   return implementation;
 }

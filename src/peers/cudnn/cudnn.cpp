@@ -105,7 +105,8 @@ const internal::Implementation& cudnn_implementation() {
       DeviceKind::kCuda,
       "NVIDIA's fused attention in cuDNN, a peer to measure",
       {Feature::kForward, Feature::kBackward, Feature::kFp16, Feature::kBf16, Feature::kCausal,
-       Feature::kGroupedQuery, Feature::kUnequalHeadDims, Feature::kLse, Feature::kDeterministic},
+       Feature::kGroupedQuery, Feature::kUnequalHeadDims, TensorRole::kLse,
+       Feature::kDeterministic},
       make_plan};
   return implementation;
 }

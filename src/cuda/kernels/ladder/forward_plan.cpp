@@ -206,11 +206,10 @@ Result<std::shared_ptr<internal::PlanState>> make_plan(const internal::ContextSt
 internal::FeatureSet features_of(const Rung& rung) {
   internal::FeatureSet out{Feature::kForward, Feature::kFp16,          Feature::kBf16,
                            Feature::kCausal,  Feature::kGroupedQuery,  Feature::kUnequalHeadDims,
-                           Feature::kLse,     Feature::kDeterministic, Feature::kTileSizes};
+                           TensorRole::kLse,  Feature::kDeterministic, Feature::kTileSizes};
   if (rung.step != LadderStep::kMma) out.add(Feature::kFp32);
   if (rung.backward == nullptr) return out;
-  return out |
-         internal::FeatureSet{Feature::kBackward, Feature::kLseGradient, Feature::kAccumulate};
+  return out | internal::FeatureSet{Feature::kBackward, TensorRole::kDLse, Feature::kAccumulate};
 }
 
 template <std::size_t... kIndex>

@@ -157,7 +157,7 @@ Result<std::shared_ptr<internal::PlanState>> make_hopper_plan(const internal::Co
 const internal::FeatureSet kHopperFeatures{
     Feature::kForward, Feature::kFp16,          Feature::kBf16,
     Feature::kCausal,  Feature::kGroupedQuery,  Feature::kUnequalHeadDims,
-    Feature::kLse,     Feature::kDeterministic, Feature::kTileSizes};
+    TensorRole::kLse,  Feature::kDeterministic, Feature::kTileSizes};
 
 }  // namespace
 

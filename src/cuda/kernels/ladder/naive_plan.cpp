@@ -140,7 +140,7 @@ const internal::Implementation& naive_implementation() {
       "scores, softmax and values as separate kernels over a score matrix in memory",
       {Feature::kForward, Feature::kBackward, Feature::kFp32, Feature::kFp16, Feature::kBf16,
        Feature::kCausal, Feature::kWindow, Feature::kBoolMask, Feature::kAdditiveMask,
-       Feature::kGroupedQuery, Feature::kUnequalHeadDims, Feature::kLse, Feature::kLseGradient,
+       Feature::kGroupedQuery, Feature::kUnequalHeadDims, TensorRole::kLse, TensorRole::kDLse,
        Feature::kAccumulate, Feature::kDeterministic},
       make_plan};
   return implementation;

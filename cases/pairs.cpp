@@ -129,14 +129,15 @@ Case pair_case(const Pair& pair, const Filled& filled, DType dtype, std::int64_t
 
 std::vector<Case> pair_cases(std::int64_t tile, std::optional<DType> dtype) {
   std::vector<Case> list;
-  std::uint64_t n = 0, m = 1000000;
+  std::uint64_t n = 0, with_sinks = 1000000;
   for (const DType type : {DType::kFp32, DType::kBf16, DType::kFp16, DType::kFp64}) {
     for (const Filled& filled : kFills) {
       for (const std::int64_t dim : {64, 128}) {
         for (std::size_t a = 0; a < kFeatures; ++a) {
           for (std::size_t b = a + 1; b < kFeatures; ++b) {
-            // What GPUs have not yet takes no number of the others, which their records name.
-            std::uint64_t& number = b == kSinks ? m : n;
+            // A number seeds its case. Pairs with sinks have a range of their own: the cases that
+            // records of GPUs name, which refuse sinks, keep their values.
+            std::uint64_t& number = b == kSinks ? with_sinks : n;
             const Pair pair{static_cast<Feature>(a), static_cast<Feature>(b), number};
             if (pair.has(kBoolMask) && pair.has(kAdditiveMask)) continue;  // a call has one
             ++number;

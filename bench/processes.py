@@ -11,17 +11,17 @@ import time
 TOO_LONG = 124
 _running = set()
 _stopping = threading.Event()
+_starting = False  # the main thread, which signals interrupt, makes a program that nobody knows yet
 
 
 def run(command, limit=None):
     """(exit code, output, seconds) of a command; TOO_LONG when it took more than limit seconds."""
     start = time.monotonic()
-    # A group of its own: some start further programs, and all must go.
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                          errors="replace", start_new_session=True) as process:
-        _running.add(process)
+    with _start(command) as process:
         if _stopping.is_set():
             _kill(process)
+            if _on_main_thread():
+                sys.exit(128 + signal.SIGTERM)
         try:
             text, _ = process.communicate(timeout=limit)
             code = process.returncode
@@ -32,6 +32,24 @@ def run(command, limit=None):
         finally:
             _running.discard(process)
     return code, text, time.monotonic() - start
+
+
+def _start(command):
+    global _starting
+    _starting = _starting or _on_main_thread()
+    try:
+        # A group of its own: some start further programs, and all must go.
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                   text=True, errors="replace", start_new_session=True)
+        _running.add(process)
+        return process
+    finally:
+        if _on_main_thread():
+            _starting = False
+
+
+def _on_main_thread():
+    return threading.current_thread() is threading.main_thread()
 
 
 class Deadline:
@@ -55,7 +73,8 @@ def stop_with_this_script():
         _stopping.set()
         for process in list(_running):
             _kill(process)
-        sys.exit(128 + number)
+        if not _starting:  # else run() ends the program that is being made, and the script
+            sys.exit(128 + number)
     signal.signal(signal.SIGTERM, stop)
 
 

@@ -345,7 +345,37 @@ processes.run(["sh", "-c", "echo $$ >%s.new; mv %s.new %s; exec sleep 3600" % ((
 """
 
 
+# Stopped when the program runs already and Popen has not returned.
+EARLY_SCRIPT = """
+import os
+import signal
+import subprocess
+import sys
+import time
+import processes
+processes.stop_with_this_script()
+class Interrupted(subprocess.Popen):
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        with open(sys.argv[1], "w") as stream:
+            stream.write(str(self.pid))
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.01)
+processes.subprocess.Popen = Interrupted
+processes.run(["sleep", "3600"])
+"""
+
+
 class Processes(unittest.TestCase):
+    def test_nor_one_that_is_stopped_while_it_starts_a_program(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "pid")
+            ended = subprocess.run([sys.executable, "-c", EARLY_SCRIPT, path], check=False, env={
+                **os.environ, "PYTHONPATH": os.path.join(ROOT, "bench")})
+            self.assertEqual(ended.returncode, 128 + signal.SIGTERM)
+            with open(path, encoding="utf-8") as stream:
+                self.assertFalse(running(int(stream.read())))
+
     def test_a_script_that_is_stopped_leaves_no_program_behind(self):
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "pid")

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "runtime/cpu/thread_pool.h"
-#include "train/cpu/kernels.h"
+#include "train/cpu/rows-inl.h"
 #include "train/plan/step_plan.h"
 
 namespace flashlab::train::cpu {

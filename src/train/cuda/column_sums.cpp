@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "train/cuda/kernel_shapes.h"
+#include "train/cuda/kernel_steps.h"
 
 namespace flashlab::train {
 namespace {
@@ -38,9 +38,7 @@ ColumnSum ColumnSums::sum_of(std::size_t index, const cuda::DeviceInfo& device) 
            0,
            a.accumulate_parameters};
     if (next != nullptr) out.outs.push_back(next->out(Slot::kSum));
-    const std::int64_t bytes = size_of(plan_.tensor(operation.in(Slot::kX)).element);
-    const auto sums = static_cast<int>(out.outs.size());
-    out.blocks = norm_blocks(norm_backward_shape(a.width, bytes, sums, device), a.rows, device);
+    out.blocks = blocks_of_sums(plan_, operation, static_cast<int>(out.outs.size()), device);
     return out;
   }
   const bool alone = operation.kind == OperationKind::kColumnSum;
@@ -48,8 +46,7 @@ ColumnSum ColumnSums::sum_of(std::size_t index, const cuda::DeviceInfo& device) 
   if (!alone && next == nullptr) return out;
   const Operation& sum = alone ? operation : *next;
   const auto& a = std::get<RowsAttributes>(sum.attributes);
-  const std::int64_t bytes = size_of(plan_.tensor(sum.in(Slot::kX)).element);
-  return {{sum.out(Slot::kSum)}, a.width, column_blocks(a, bytes, device), a.accumulate};
+  return {{sum.out(Slot::kSum)}, a.width, blocks_of_sums(plan_, sum, 1, device), a.accumulate};
 }
 
 ColumnSums::ColumnSums(const StepPlan& plan, const cuda::DeviceInfo& device)

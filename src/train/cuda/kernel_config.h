@@ -16,8 +16,17 @@ namespace flashlab::train {
 
 #define FLASHLAB_AT(Struct, member) offsetof(device::Struct, member)
 
+inline constexpr int kAccessBytes = 16;
+inline constexpr int kRowThreads = 256;  // of kernels that work on packs
+
 inline std::int64_t div_up(std::int64_t count, std::int64_t size) {
   return (count + size - 1) / size;
+}
+
+/// Elements per access of rows of `width`.
+inline int vector_of(std::int64_t width, std::int64_t element_bytes) {
+  const auto vector = static_cast<int>(kAccessBytes / element_bytes);
+  return width % vector == 0 ? vector : 1;
 }
 
 inline const char* name_of(Element element) {

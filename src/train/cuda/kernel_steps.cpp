@@ -6,7 +6,6 @@
 
 #include "train/cpu/random.h"
 #include "train/cuda/kernel_config.h"
-#include "train/cuda/kernel_shapes.h"
 #include "train/cuda/lowering.h"
 
 namespace flashlab::train {
@@ -14,6 +13,125 @@ namespace flashlab::train {
 using cuda::ConfigPrinter;
 using runtime::ParameterBlock;
 using runtime::Place;
+
+namespace {
+
+constexpr int kColumnThreads = 256;
+constexpr int kNormThreads = 512;    // of the gradients' norm
+constexpr int kFinishThreads = 256;  // that end it
+constexpr int kMostNormBlocks = 1024;
+constexpr int kUpdatedByBlock = 64 * 32;  // elements: a bit of decay for each 64
+constexpr std::int64_t kFactorsOffset = 8 * kMostNormBlocks;  // after the sums of the norm
+constexpr std::int64_t kWidestNorm = 12288;
+// Shared memory of a block without asking for more, less what sums of a row take.
+constexpr std::int64_t kPartialsBytes = 48 * 1024 - 512;
+
+bool is_layer_norm(const Operation& operation) {
+  return operation.kind == OperationKind::kLayerNorm ||
+         operation.kind == OperationKind::kLayerNormBackward;
+}
+
+struct NormShape {
+  int vector, row_threads, packs, block;
+  int ahead = 1;   ///< forward: rows on their way
+  int blocks = 1;  ///< forward: of a multiprocessor
+};
+
+// Warps of a quarter of a multiprocessor that may have `registers` each thread.
+int warps_with(int registers) {
+  int warps = 8;
+  while (warps > 1 && 512 / warps / 8 * 8 < registers) --warps;
+  return warps;
+}
+
+// Forward: the fewest threads that keep a row in at most 32 numbers each. Where that is little,
+// two rows are under way. Weights stay in registers as floats.
+NormShape norm_forward_shape(std::int64_t width, std::int64_t element_bytes, bool layer,
+                             const cuda::DeviceInfo& device) {
+  NormShape out{vector_of(width, element_bytes), 32, 0, kRowThreads};
+  const std::int64_t most = std::min(32 / out.vector, 8);
+  const std::int64_t columns = width / out.vector;
+  while (out.row_threads < 1024 && columns > most * out.row_threads) out.row_threads *= 2;
+  out.packs = static_cast<int>((columns + out.row_threads - 1) / out.row_threads);
+  out.block = std::max(out.block, out.row_threads);
+  const auto words = static_cast<int>(std::max<std::int64_t>(out.vector * element_bytes / 4, 1));
+  if (out.packs * words <= 12) out.ahead = 2;
+  const int base = device.major >= 12 ? 36 : 28;  // as in backward, by NVRTC 13.0
+  const int registers = base + out.packs * (words * (1 + out.ahead) + out.vector * (layer ? 2 : 1));
+  out.blocks = std::max(4 * 32 * warps_with(registers) / out.block, 1);
+  return out;
+}
+
+// As many blocks as are there at once, each with row after row; fewer where that gives every block
+// as many rows.
+std::int64_t norm_forward_blocks(const NormShape& shape, std::int64_t rows,
+                                 const cuda::DeviceInfo& device) {
+  const std::int64_t groups = shape.block / shape.row_threads;
+  const std::int64_t turns_of_rows = (rows + groups - 1) / groups;
+  const std::int64_t most = static_cast<std::int64_t>(shape.blocks) * device.multiprocessors;
+  const std::int64_t turns = (turns_of_rows + most - 1) / most;
+  return (turns_of_rows + turns - 1) / turns;
+}
+
+// Backward keeps `sums` sums over rows beside the row: up to three accesses a thread, in the
+// number of warps that leaves fewest lanes idle. One block a multiprocessor.
+NormShape norm_backward_shape(std::int64_t width, std::int64_t element_bytes, int sums,
+                              const cuda::DeviceInfo& device) {
+  const int vector = vector_of(width, element_bytes);
+  const auto columns = static_cast<int>(width / vector);
+  const auto threads = [&](int packs) { return (columns + 32 * packs - 1) / (32 * packs) * 32; };
+  int packs = 1;
+  for (const int more : {2, 3}) {
+    if (more * threads(more) <= packs * threads(packs)) packs = more;
+  }
+  while (threads(packs) > 1024) ++packs;
+  const int row_threads = threads(packs);
+  const auto words = static_cast<int>(std::max<std::int64_t>(vector * element_bytes / 4, 1));
+  // What addresses and one pack on its way through fp32 take, by NVRTC 13.0.
+  const int base = device.major >= 12 ? 64 : 46;
+  const int registers = base + packs * (vector * sums + words * (packs == 1 ? 7 : 4));
+  std::int64_t groups = std::min(4 * 32 * warps_with(registers) / row_threads, 15);
+  // A warp that has a row alone needs no barrier and no shared memory for its sums.
+  if (row_threads == 32) groups = 4 * warps_with(registers);
+  const std::int64_t bytes = kPartialsBytes + (row_threads == 32 ? 512 : 0);
+  groups = std::clamp<std::int64_t>(std::min(groups, bytes / (4 * width)), 1, 1024 / row_threads);
+  return {vector, row_threads, packs, static_cast<int>(groups) * row_threads};
+}
+
+// Backward: a block a multiprocessor, each with a row of partial sums.
+int norm_blocks(const NormShape& shape, std::int64_t rows, const cuda::DeviceInfo& device) {
+  const std::int64_t groups = shape.block / shape.row_threads;
+  return static_cast<int>(
+      std::min<std::int64_t>((rows + groups - 1) / groups, device.multiprocessors));
+}
+
+// Blocks along the rows, so that four blocks are there for each multiprocessor.
+int column_blocks(const RowsAttributes& a, std::int64_t element_bytes,
+                  const cuda::DeviceInfo& device) {
+  const std::int64_t columns = 32 * vector_of(a.width, element_bytes);
+  const std::int64_t across = (a.width + columns - 1) / columns;
+  const std::int64_t wanted = std::max<std::int64_t>(4 * device.multiprocessors / across, 1);
+  return static_cast<int>(std::clamp<std::int64_t>((a.rows + 31) / 32, 1, wanted));
+}
+
+std::int64_t optimizer_norm_blocks(const cuda::DeviceInfo& device) {
+  return std::min(4 * device.multiprocessors, kMostNormBlocks);
+}
+
+}  // namespace
+
+bool is_backward_norm(const Operation& operation) {
+  return operation.kind == OperationKind::kRmsNormBackward ||
+         operation.kind == OperationKind::kLayerNormBackward;
+}
+
+int blocks_of_sums(const StepPlan& plan, const Operation& operation, int sums,
+                   const cuda::DeviceInfo& device) {
+  const auto& a = std::get<RowsAttributes>(operation.attributes);
+  const std::int64_t bytes = size_of(plan.tensor(operation.in(Slot::kX)).element);
+  if (!is_backward_norm(operation)) return column_blocks(a, bytes, device);
+  return norm_blocks(norm_backward_shape(a.width, bytes, sums, device), a.rows, device);
+}
 
 std::vector<std::uint32_t> decay_bits(const StepPlan& plan) {
   std::vector<std::uint32_t> out;

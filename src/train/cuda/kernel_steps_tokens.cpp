@@ -3,9 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <optional>
 
 #include "train/cuda/kernel_config.h"
-#include "train/cuda/kernel_shapes.h"
 #include "train/cuda/kernel_steps.h"
 #include "train/cuda/lowering.h"
 
@@ -21,6 +21,103 @@ namespace {
 // The position of the token that a step decodes, among the scalars.
 Place position_in(Place scalars) {
   return shifted(scalars, 8 * kPosition);
+}
+
+struct EmbeddingShape {
+  int slices, columns;
+};
+EmbeddingShape embedding_shape(std::int64_t width, std::int64_t element_bytes) {
+  const std::int64_t packs = width / vector_of(width, element_bytes);
+  const auto columns = static_cast<int>(std::min<std::int64_t>((packs + 31) / 32 * 32, 256));
+  return {std::clamp(512 / columns, 1, 8), columns};
+}
+
+ConfigPrinter embedding_config(const EmbeddingAttributes& a, Element element, Element gradient,
+                               bool positions) {
+  const EmbeddingShape shape = embedding_shape(a.width, size_of(element));
+  ConfigPrinter config = config_of("kElement", element);
+  config.choice("kGradient", "Element", name_of(gradient)).integer("kContext", a.context);
+  config.integer("kWidth", a.width).integer("kVector", vector_of(a.width, size_of(element)));
+  config.integer("kSlices", shape.slices).integer("kColumns", shape.columns);
+  config.boolean("kPositions", positions).boolean("kAccumulate", a.accumulate);
+  config.boolean("kAccumulatePositions", a.accumulate_positions);
+  return config;
+}
+
+struct LogitsShape {
+  int vector, block, blocks, packs, registers, shared;
+  int ahead;  ///< not 0: blocks stay, with so many rows of `shared` packs each
+  std::int64_t shared_bytes;
+  int split = 1;  ///< blocks of a cluster that shares a row (cross_entropy_cluster.cu)
+};
+
+// Rows of which a Hopper's block would exponentiate most logits twice are shared by clusters of
+// the most blocks that it has room for everywhere: two of 256 threads a multiprocessor, or one of
+// 512 for the longest. Nothing where those are longer than their registers, too.
+std::optional<LogitsShape> cluster_logits_shape(std::int64_t vocabulary, std::int64_t element_bytes,
+                                                const cuda::DeviceInfo& device) {
+  constexpr std::int64_t kSplit = 8, kLine = 128;
+  const int vector = vector_of(vocabulary, element_bytes), most = 104 / vector;
+  const std::int64_t row_bytes = vocabulary * element_bytes;
+  if (device.major != 9 || row_bytes % kAccessBytes != 0) return {};
+  const std::int64_t part_bytes = (row_bytes + kLine * kSplit - 1) / (kLine * kSplit) * kLine;
+  const std::int64_t columns = part_bytes / kAccessBytes;
+  const int block = columns <= 256 * most ? 256 : 512, blocks = 512 / block;
+  const auto packs = static_cast<int>((columns + block - 1) / block);
+  // Barriers and what warps have found, of two rows; the driver has 1 KiB of each block.
+  const std::int64_t own_bytes = 2 * kSplit * (block / 32) * 8 + 64;
+  const std::int64_t budget = (device.shared_bytes_per_block + 1024) / blocks - 1024 - own_bytes;
+  const std::int64_t ahead = std::min<std::int64_t>(budget / part_bytes, blocks == 1 ? 3 : 2);
+  if (packs > most || ahead == 0) return {};
+  return LogitsShape{vector,
+                     block,
+                     blocks,
+                     packs,
+                     packs,
+                     packs,
+                     static_cast<int>(ahead),
+                     ahead * part_bytes + own_bytes,
+                     kSplit};
+}
+
+// A row goes to registers where that is possible: to those of a block of four a multiprocessor, or
+// by way of shared memory to those of its only one, which then stays and reads one or two rows
+// ahead. Else what is left waits in shared memory, of which one block of a multiprocessor gets all
+// where two would have to read some of their rows twice. The only block of 512 threads leaves each
+// 128 registers, the others 64.
+LogitsShape logits_shape(std::int64_t vocabulary, std::int64_t element_bytes,
+                         const cuda::DeviceInfo& device) {
+  LogitsShape out{vector_of(vocabulary, element_bytes), 256, 4, 0, 0, 0, 0, 0};
+  const std::int64_t packs = vocabulary / out.vector;
+  const std::int64_t pack_bytes = std::max<std::int64_t>(out.vector * element_bytes, 4);
+  const auto packs_of = [&](int block) { return static_cast<int>((packs + block - 1) / block); };
+  const std::int64_t row_bytes = pack_bytes * packs_of(512) * 512;
+  const std::int64_t rows_ahead = (device.shared_bytes_per_block - 1024) / row_bytes;
+  int most = 40 / out.vector;
+  if (packs_of(256) > most) {
+    most = 104 / out.vector;
+    if (pack_bytes == kAccessBytes && packs_of(512) <= most && rows_ahead > 0) {
+      out.block = 512, out.blocks = 1;
+      out.ahead = static_cast<int>(std::min<std::int64_t>(rows_ahead, 2));
+    } else {
+      most = out.vector == 1 ? 24 : 32 / out.vector;  // single elements need more for their places
+      const std::int64_t half = 512 * most + device.shared_bytes_per_block / 2 / pack_bytes;
+      if (packs > half) {
+        if (auto shared = cluster_logits_shape(vocabulary, element_bytes, device)) return *shared;
+      }
+      out.blocks = packs > half ? 1 : 2;
+      out.block = 1024 / out.blocks;
+    }
+  }
+  out.packs = packs_of(out.block);
+  out.registers = std::min(out.packs, most);
+  const std::int64_t budget =
+      std::max<std::int64_t>(device.shared_bytes_per_block / (out.blocks == 1 ? 1 : 2) - 2048, 0);
+  out.shared = out.ahead != 0 ? out.packs
+                              : static_cast<int>(std::min<std::int64_t>(
+                                    out.packs - out.registers, budget / (pack_bytes * out.block)));
+  out.shared_bytes = std::max(out.ahead, 1) * out.shared * pack_bytes * out.block;
+  return out;
 }
 
 }  // namespace
@@ -51,22 +148,6 @@ Status rope(KernelSteps& k, const Operation& operation) {
         std::move(block));
   return {};
 }
-
-namespace {
-
-ConfigPrinter embedding_config(const EmbeddingAttributes& a, Element element, Element gradient,
-                               bool positions) {
-  const EmbeddingShape shape = embedding_shape(a.width, size_of(element));
-  ConfigPrinter config = config_of("kElement", element);
-  config.choice("kGradient", "Element", name_of(gradient)).integer("kContext", a.context);
-  config.integer("kWidth", a.width).integer("kVector", vector_of(a.width, size_of(element)));
-  config.integer("kSlices", shape.slices).integer("kColumns", shape.columns);
-  config.boolean("kPositions", positions).boolean("kAccumulate", a.accumulate);
-  config.boolean("kAccumulatePositions", a.accumulate_positions);
-  return config;
-}
-
-}  // namespace
 
 Status embedding(KernelSteps& k, const Operation& operation) {
   const auto& a = std::get<EmbeddingAttributes>(operation.attributes);

@@ -12,7 +12,6 @@
 #include "flashlab/tensor_table.h"
 #include "train/cpu/random.h"
 #include "train/cuda/attention_steps.h"
-#include "train/cuda/kernel_shapes.h"
 #include "train/cuda/kernel_steps.h"
 #include "train/cuda/product_steps.h"
 #include "train/plan/attention_problem.h"

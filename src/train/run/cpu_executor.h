@@ -9,7 +9,7 @@
 
 #include "flashlab/attention.h"
 #include "flashlab/context.h"
-#include "train/cpu/kernels.h"
+#include "train/cpu/rows-inl.h"
 #include "train/run/step_executor.h"
 
 namespace flashlab::train {

@@ -92,7 +92,7 @@ class Includes(unittest.TestCase):
     HEADERS = {path: "#pragma once\n" for path in (
         "include/flashlab/tensor.h", "src/api/problem.h", "src/runtime/cpu/thread_pool.h",
         "src/cpu/attention.h",
-        "src/runtime/kernel_store/cache.h", "src/lab/result.h", "src/cli/flags.h",
+        "src/runtime/kernel_store/cache.h", "src/lab/result.h", "src/lab/lab.h", "src/cli/flags.h",
         "cases/case.h", "src/reference/reference.h",
         "src/cuda/kernels/ptx/mma.h", "src/cuda/kernels/tile/softmax.h",
         "src/cuda/kernels/sm90.h")}
@@ -113,6 +113,7 @@ class Includes(unittest.TestCase):
                 ("src/cpu/a.cpp", "case.h"), ("src/lab/a.cpp", "cli/flags.h"),
                 ("cases/a.cpp", "api/problem.h"), ("src/reference/a.cpp", "api/problem.h"),
                 ("src/reference/a.cpp", "cpu/attention.h"), ("src/cli/a.cpp", "api/problem.h"),
+                ("src/cli/a.cpp", "lab/result.h"),
                 ("include/flashlab/a.h", "api/problem.h"), ("examples/a.cpp", "api/problem.h"),
                 ("src/cuda/kernels/ptx/a.h", "cuda/kernels/tile/softmax.h"),
                 ("src/cuda/kernels/tile/a.h", "cuda/kernels/sm90.h"),
@@ -124,7 +125,7 @@ class Includes(unittest.TestCase):
                 ("src/api/plan.cpp", "flashlab/tensor.h"), ("src/cpu/a.cpp", "api/problem.h"),
                 ("src/lab/a.cpp", "runtime/cpu/thread_pool.h"), ("src/lab/a.cpp", "case.h"),
                 ("src/runtime/kernel_store/a.cpp", "runtime/cpu/thread_pool.h"),
-                ("src/cli/a.cpp", "lab/result.h"), ("src/backends/a.cpp", "cpu/attention.h"),
+                ("src/cli/a.cpp", "lab/lab.h"), ("src/backends/a.cpp", "cpu/attention.h"),
                 ("src/cuda/kernels/sm90.h", "cuda/kernels/tile/softmax.h"),
                 ("src/cuda/kernels/tile/a.h", "cuda/kernels/ptx/mma.h")):
             self.assertEqual(self.rules(path, name), [], (path, name))

@@ -7,12 +7,7 @@
 #include "cli/execution.h"
 #include "cli/runs.h"
 #include "cli/terminal.h"
-#include "lab/machine/memory.h"
-#include "lab/measure/cpu_roof.h"
-#include "lab/report/numbers.h"
-#include "lab/report/table.h"
-#include "lab/results/verdict.h"
-#include "lab/subjects/attention/attention_subject.h"
+#include "lab/lab.h"
 
 namespace flashlab::cli {
 namespace {

@@ -11,12 +11,7 @@
 #include "cli/runs.h"
 #include "cli/terminal.h"
 #include "cli/values.h"
-#include "lab/machine/environment.h"
-#include "lab/machine/memory.h"
-#include "lab/report/numbers.h"
-#include "lab/report/table.h"
-#include "lab/subjects/step/step_subject.h"
-#include "lab/subjects/step/torch_steps.h"
+#include "lab/lab.h"
 #include "train/plan/recompute.h"
 #include "train/step/fit.h"
 

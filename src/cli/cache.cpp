@@ -6,8 +6,7 @@
 #include "cli/command.h"
 #include "cli/failure.h"
 #include "cli/terminal.h"
-#include "lab/kernels/precompile.h"
-#include "lab/machine/memory.h"
+#include "lab/lab.h"
 
 namespace flashlab::cli {
 namespace {

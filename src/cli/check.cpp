@@ -1,6 +1,6 @@
 // `check`: every implementation against the fp64 oracle.
 
-#include "lab/check/check.h"
+#include "lab/lab.h"
 
 #include <fmt/format.h>
 
@@ -15,10 +15,6 @@
 #include "cli/problems.h"
 #include "cli/terminal.h"
 #include "cli/values.h"
-#include "lab/machine/doctor.h"
-#include "lab/machine/environment.h"
-#include "lab/measure/gpu_ruler.h"
-#include "lab/results/results_json.h"
 #include "train/data/files.h"
 
 namespace flashlab::cli {

@@ -12,14 +12,7 @@
 #include "cli/peers.h"
 #include "cli/runs.h"
 #include "cli/terminal.h"
-#include "lab/machine/gpu_environment.h"
-#include "lab/measure/cpu_roof.h"
-#include "lab/report/group.h"
-#include "lab/report/ladder.h"
-#include "lab/report/numbers.h"
-#include "lab/report/table.h"
-#include "lab/results/verdict.h"
-#include "lab/subjects/attention/attention_subject.h"
+#include "lab/lab.h"
 
 namespace flashlab::cli {
 namespace {

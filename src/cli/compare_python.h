@@ -9,7 +9,7 @@
 
 #include "cli/peers.h"
 #include "cli/runs.h"
-#include "lab/python/python_worker.h"
+#include "lab/lab.h"
 
 namespace flashlab::cli {
 

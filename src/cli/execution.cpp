@@ -7,8 +7,7 @@
 #include "cli/failure.h"
 #include "cli/peers.h"
 #include "cli/values.h"
-#include "lab/machine/gpu_choice.h"
-#include "lab/machine/peer_libraries.h"
+#include "lab/lab.h"
 
 namespace flashlab::cli {
 namespace {

@@ -10,10 +10,7 @@
 #include "cli/failure.h"
 #include "cli/problems.h"
 #include "cli/terminal.h"
-#include "lab/kernels/described.h"
-#include "lab/machine/memory.h"
-#include "lab/report/group.h"
-#include "lab/subjects/attention/attention_subject.h"
+#include "lab/lab.h"
 
 namespace flashlab::cli {
 namespace {

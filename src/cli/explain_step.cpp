@@ -12,7 +12,7 @@
 #include "cli/model_flags.h"
 #include "cli/terminal.h"
 #include "cli/values.h"
-#include "lab/machine/memory.h"
+#include "lab/lab.h"
 #include "train/data/files.h"
 #include "train/plan/memory_plan.h"
 #include "train/step/fit.h"

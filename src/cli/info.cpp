@@ -13,14 +13,7 @@
 #include "cli/failure.h"
 #include "cli/terminal.h"
 #include "flashlab/version.h"
-#include "lab/machine/doctor.h"
-#include "lab/machine/environment.h"
-#include "lab/machine/gpu_choice.h"
-#include "lab/machine/gpu_environment.h"
-#include "lab/machine/memory.h"
-#include "lab/machine/peer_libraries.h"
-#include "lab/measure/cpu_roof.h"
-#include "lab/results/results_json.h"
+#include "lab/lab.h"
 #include "train/data/files.h"
 
 namespace flashlab::cli {

@@ -17,8 +17,7 @@
 #include "cli/idle_flags.h"
 #include "cli/terminal.h"
 #include "flashlab/version.h"
-#include "lab/kernels/precompile.h"
-#include "lab/machine/environment.h"
+#include "lab/lab.h"
 #include "train/cpu/product.h"
 
 namespace flashlab::cli {

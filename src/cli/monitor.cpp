@@ -15,10 +15,7 @@
 #include "cli/failure.h"
 #include "cli/model_flags.h"
 #include "cli/terminal.h"
-#include "lab/machine/environment.h"
-#include "lab/machine/gpu_choice.h"
-#include "lab/machine/monitor.h"
-#include "lab/report/numbers.h"
+#include "lab/lab.h"
 #include "train/data/files.h"
 
 namespace flashlab::cli {

@@ -15,10 +15,7 @@
 #include "cli/execution.h"
 #include "cli/failure.h"
 #include "cli/terminal.h"
-#include "lab/machine/environment.h"
-#include "lab/report/formats.h"
-#include "lab/report/group.h"
-#include "lab/report/output.h"
+#include "lab/lab.h"
 #include "train/data/files.h"
 
 namespace flashlab::cli {

@@ -10,10 +10,7 @@
 #include <vector>
 
 #include "cli/flags.h"
-#include "lab/machine/monitor.h"
-#include "lab/results/baseline.h"
-#include "lab/results/measurement.h"
-#include "lab/results/results_json.h"
+#include "lab/lab.h"
 
 namespace flashlab::cli {
 

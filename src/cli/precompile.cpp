@@ -10,9 +10,7 @@
 #include "cli/execution.h"
 #include "cli/failure.h"
 #include "cli/terminal.h"
-#include "lab/kernels/precompile.h"
-#include "lab/kernels/problem_file.h"
-#include "lab/machine/memory.h"
+#include "lab/lab.h"
 #include "train/data/files.h"
 
 namespace flashlab::cli {

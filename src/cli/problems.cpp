@@ -11,7 +11,7 @@
 #include "cli/failure.h"
 #include "cli/terminal.h"
 #include "cli/values.h"
-#include "lab/machine/memory.h"
+#include "lab/lab.h"
 
 namespace flashlab::cli {
 namespace {

@@ -10,8 +10,7 @@
 
 #include "case.h"
 #include "cli/flags.h"
-#include "lab/data/case_data.h"
-#include "lab/data/tensor_file/tensor_file.h"
+#include "lab/lab.h"
 
 namespace flashlab::cli {
 

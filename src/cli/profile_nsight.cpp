@@ -10,7 +10,7 @@
 
 #include "cli/profile_output.h"
 #include "cli/terminal.h"
-#include "lab/machine/child_process.h"
+#include "lab/lab.h"
 #include "profile/ledger.h"
 #include "profile/nsight.h"
 #include "train/data/files.h"

@@ -16,9 +16,7 @@
 #include "cli/failure.h"
 #include "cli/terminal.h"
 #include "cli/values.h"
-#include "lab/machine/environment.h"
-#include "lab/machine/gpu_memory.h"
-#include "lab/measure/gpu_clock.h"
+#include "lab/lab.h"
 
 namespace flashlab::cli {
 
@@ -82,18 +80,10 @@ bool device_lost(const Context& context) {
 
 }  // namespace
 
-std::string clock_words(Device device) {
-  if (device.kind == DeviceKind::kCpu) return "warm caches";
-  auto memory = lab::gpu_memory(device);
-  if (!memory.ok()) return "CUDA events";
-  auto clock = lab::gpu_clock(*memory);
-  return clock.ok() ? (*clock)->describe(/*cold_cache=*/true) : "CUDA events";
-}
-
 lab::Environment run_environment(const Engine& engine, const lab::ProblemRunOptions& options) {
   const Device device = engine.context.device();
   std::string protocol = fmt::format("{} warm-ups, {} samples, {}, median", options.measure.warmup,
-                                     options.measure.repeats, clock_words(device));
+                                     options.measure.repeats, lab::clock_words(device));
   if (options.measure.max_total_ms > 0) {
     protocol +=
         fmt::format(", at most {:.1f} s per problem and pass", options.measure.max_total_ms * 1e-3);

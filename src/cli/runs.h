@@ -10,9 +10,7 @@
 #include "cli/flags.h"
 #include "cli/outputs.h"
 #include "cli/problems.h"
-#include "lab/measure/cpu_roof.h"
-#include "lab/report/table.h"
-#include "lab/subjects/attention/problem_run.h"
+#include "lab/lab.h"
 
 namespace flashlab::cli {
 
@@ -41,9 +39,6 @@ lab::RoofLook roof_look(const lab::ProblemRunOptions& options);
 /// Failure.
 void check_plans(const Arguments& arguments, const Context& context, const ProblemSet& problems,
                  const std::vector<std::string>& names);
-
-/// What reads the time on a device, and the state of the caches: "warm caches".
-std::string clock_words(Device device);
 
 /// The environment of a run, with the protocol in words.
 lab::Environment run_environment(const Engine& engine, const lab::ProblemRunOptions& options);

@@ -8,9 +8,7 @@
 #include "cli/runs.h"
 #include "cli/terminal.h"
 #include "cli/values.h"
-#include "lab/machine/environment.h"
-#include "lab/report/table.h"
-#include "lab/subjects/weighted_sum/weighted_sum_bench.h"
+#include "lab/lab.h"
 
 namespace flashlab::cli {
 namespace {
@@ -58,7 +56,7 @@ int run_weighted_sum(const Arguments& arguments) {
           {.command = typed_command(),
            .protocol = fmt::format("{} warm-ups, {} samples, the two forms take turns, {}",
                                    options.measure.warmup, options.measure.repeats,
-                                   clock_words(context.device())),
+                                   lab::clock_words(context.device())),
            .threads = context.threads(),
            .cpu_isa = context.cpu_isa(),
            .device = context.device()}),

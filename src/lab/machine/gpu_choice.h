@@ -37,4 +37,9 @@ struct VendorLibrary {
 };
 std::vector<VendorLibrary> vendor_libraries();
 
+/// Those that peers run on or that a timeline needs: cuBLASLt, cuDNN and CUPTI. They are loaded to
+/// ask their version (cuBLASLt: 0.1 s, 0.6 s from a cold disk), but get no handle, which would need
+/// a GPU.
+std::vector<VendorLibrary> peer_libraries();
+
 }  // namespace flashlab::lab

@@ -1,4 +1,4 @@
-#include "lab/machine/peer_libraries.h"
+#include "lab/machine/gpu_choice.h"
 
 #include <fmt/format.h>
 

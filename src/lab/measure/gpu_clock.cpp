@@ -107,4 +107,12 @@ Result<std::unique_ptr<SampleClock>> gpu_clock(std::shared_ptr<DeviceMemory> mem
   return std::unique_ptr<SampleClock>(std::move(clock));
 }
 
+std::string clock_words(Device device) {
+  if (device.kind == DeviceKind::kCpu) return "warm caches";
+  auto memory = gpu_memory(device);
+  if (!memory.ok()) return "CUDA events";
+  auto clock = gpu_clock(*memory);
+  return clock.ok() ? (*clock)->describe(/*cold_cache=*/true) : "CUDA events";
+}
+
 }  // namespace flashlab::lab

@@ -145,8 +145,7 @@ void expect_rows_apart_sound() {
 
 template <int kDim>
 void expect_strides_sound() {
-  // ladder/: 16-bit elements for ldmatrix; floats, four of which a lane reads of its own row.
-  expect_rows_apart_sound<RowsApart<64, kMmaDim<kDim> / 8, kMmaStride<kDim> * 2>>();
+  // ladder/: floats, four of which a lane reads of its own row.
   expect_rows_apart_sound<RowsApart<64, divide_up(kDim, 4), kVectorStride<kDim> * 4>>();
   // sm80/*_fp32*: rows of 16-bit terms, `padded + 8`; of floats in the plain kernel, `padded + 4`.
   constexpr int kPadded = round_up(kDim, 16);  // split_padded_dim

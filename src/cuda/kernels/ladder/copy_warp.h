@@ -1,7 +1,7 @@
 #pragma once
 
 // What the rungs with a warp for the copies share: shared memory, the handshake of its rings, that
-// warp's program, and who has how many registers.
+// warp's program, the consumers' turns, and who has how many registers.
 
 #include "ladder/hopper_tiles.h"
 #include "ladder/warpgroup_products.h"
@@ -38,7 +38,7 @@ static_assert(sizeof(Storage) == Config::kSharedBytes);
 /// Waits until a place is free and starts the copy of a tile into it.
 template <class Tile>
 __device__ inline void fill_place(Ring<kStages>& ring, const unsigned char* places,
-                                  const EncodedTensorMap& map, const Place& at, int k0) {
+                                  const EncodedTensorMap& map, const QueryBlock& at, int k0) {
   ring.wait_empty();
   ptx::barrier_arrive_expect(ring.full(), Tile::kBytes);
   copy_tile<Tile>(ptx::shared_address(places) + ring.stage * Tile::kBytes, &map, k0, at.head_k,
@@ -47,13 +47,13 @@ __device__ inline void fill_place(Ring<kStages>& ring, const unsigned char* plac
 }
 
 /// One thread's work for the whole block: every copy, as early as there is a place for it.
-__device__ inline void produce(Storage& shared, const HopperArguments& args, const Place& at) {
+__device__ inline void produce(Storage& shared, const HopperArguments& args, const QueryBlock& at) {
   ptx::barrier_arrive_expect(shared.q_landed.address(), TileQ::kBytes);
   copy_tile<TileQ>(ptx::shared_address(shared.q), &args.q, at.q0, at.head, at.batch,
                    shared.q_landed.address(), ptx::kEvictLast);
   Ring<kStages> ring_k(shared.ring_k), ring_v(shared.ring_v);
 #pragma unroll 1
-  for (int tile = 0; tile < at.tiles; ++tile) {
+  for (int tile = 0; tile < at.tiles(); ++tile) {
     fill_place<TileK>(ring_k, shared.k[0], args.k, at, tile * kTileK);
     fill_place<TileV>(ring_v, shared.v[0], args.v, at, tile * kTileK);
   }
@@ -63,6 +63,33 @@ __device__ inline void produce(Storage& shared, const HopperArguments& args, con
 __device__ inline void leave_place(Ring<kStages>& ring) {
   ring.release();
   ring.advance();
+}
+
+/// Waits until it is this consumer's turn to start products; and gives the turn to the other one.
+/// Barriers 1 and 2 of the block are theirs; both consumers' threads come to each.
+__device__ inline void await_turn(int consumer) {
+  ptx::meet(1 + consumer, kConsumers * kWarpgroupThreads);
+}
+__device__ inline void pass_turn(int consumer) {
+  ptx::meet_later(1 + (1 - consumer), kConsumers * kWarpgroupThreads);
+}
+
+/// The block's threads take their roles: the first warpgroup's first thread copies, each of the
+/// others runs consume(shared, call, at, consumer).
+template <class Consume>
+__device__ inline void divide_work(Storage& shared, const HopperArguments& args,
+                                   const Consume& consume) {
+  const QueryBlock at(args.call.shape);
+  if (threadIdx.x == 0) shared.init_barriers();
+  __syncthreads();
+  const int warpgroup = __shfl_sync(ptx::kFullMask, threadIdx.x / kWarpgroupThreads, 0);
+  if (warpgroup == 0) {
+    ptx::give_registers<kProducerRegisters>();
+    if (threadIdx.x == 0) produce(shared, args, at);
+  } else {
+    ptx::take_registers<kConsumerRegisters>();
+    consume(shared, args.call, at, warpgroup - 1);
+  }
 }
 
 }  // namespace flashlab::device

@@ -10,27 +10,25 @@
 // its own to the consumers. Next: consumers that take turns (fa3-turns).
 
 #include "ladder/copy_warp.h"
-#include "ladder/hopper_tiles.h"
-#include "ladder/mma_softmax.h"
 #include "ladder/warpgroup_products.h"
 
 namespace flashlab::device {
 
 /// One consumer's 64 queries, from the first tile of keys to the last.
-__device__ inline void consume(Storage& shared, const ForwardArguments& call, const Place& at,
+__device__ inline void consume(Storage& shared, const ForwardArguments& call, const QueryBlock& at,
                                int consumer) {
   const Shape& shape = call.shape;
   const unsigned tile_q = shared.queries_of(consumer);
   const int warp = threadIdx.x % kWarpgroupThreads / 32, q0 = at.q0 + consumer * kWarpgroupRows;
   const LaneRows lane(shape, q0 + warp * 16);
-  const int first_end = key_end<Config::kBoundedRight>(shape, q0);
+  const int first_end = key_end(shape, q0);
   Ring<kStages> ring_k(shared.ring_k), ring_v(shared.ring_v);
   RowStatistics rows[2];
   Outputs o = {};
   wait_for_phase(shared.q_landed.address(), 0);
 
 #pragma unroll 1
-  for (int k0 = 0; k0 < at.tiles * kTileK; k0 += kTileK) {
+  for (int k0 = 0; k0 < at.tiles() * kTileK; k0 += kTileK) {
     Scores s;
     ring_k.wait_full();
     start_scores(s, tile_q, ptx::shared_address(shared.k[ring_k.stage]));
@@ -42,7 +40,7 @@ __device__ inline void consume(Storage& shared, const ForwardArguments& call, co
     scale_scores(s, shape.scale);
     const bool on_the_edge = k0 + kTileK > first_end;  // the diagonal, or the end of the keys
     if (on_the_edge) hide(s, k0, lane.end);
-    softmax_rows<kTileK>(s, rows, correction);
+    softmax_rows(s, rows, correction);
     correct_outputs(o, correction);
     Probabilities p;
     round_probabilities(p, s);
@@ -65,15 +63,5 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     flash_fwd_fa3(const __grid_constant__ HopperArguments args) {
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<Storage*>(memory);
-  const Place at(args.call.shape);
-  if (threadIdx.x == 0) shared.init_barriers();
-  __syncthreads();
-  const int warpgroup = __shfl_sync(ptx::kFullMask, threadIdx.x / kWarpgroupThreads, 0);
-  if (warpgroup == 0) {
-    ptx::give_registers<kProducerRegisters>();
-    if (threadIdx.x == 0) produce(shared, args, at);
-  } else {
-    ptx::take_registers<kConsumerRegisters>();
-    consume(shared, args.call, at, warpgroup - 1);
-  }
+  divide_work(shared, args, consume);
 }

@@ -16,36 +16,26 @@
 
 #include "ladder/copy_warp.h"
 #include "ladder/frozen_softmax.h"
-#include "ladder/hopper_tiles.h"
-#include "ladder/slab_products.h"
+#include "ladder/mma_products.h"
 #include "ladder/warpgroup_products.h"
 
 namespace flashlab::device {
 
-/// Waits until it is this consumer's turn to start products; and gives the turn to the other one.
-/// Barriers 1 and 2 of the block are theirs; both consumers' threads come to each.
-__device__ inline void await_turn(int consumer) {
-  ptx::meet(1 + consumer, kConsumers * kWarpgroupThreads);
-}
-__device__ inline void pass_turn(int consumer) {
-  ptx::meet_later(1 + (1 - consumer), kConsumers * kWarpgroupThreads);
-}
-
 /// The scores of a warp's 16 queries once more, whose first row of Q is at `tile_q`.
 __device__ inline void scores_again(Scores& s, unsigned tile_q, unsigned tile_k) {
   unsigned q[kSteps][4];
-  load_queries(q, tile_q, 0);
-  scores(s, q, tile_k);
+  load_queries<TileQ>(q, tile_q, 0);
+  scores<TileK>(s, q, tile_k);
 }
 
 /// One consumer's 64 queries, from the first tile of keys to the last.
-__device__ inline void consume(Storage& shared, const ForwardArguments& call, const Place& at,
+__device__ inline void consume(Storage& shared, const ForwardArguments& call, const QueryBlock& at,
                                int consumer) {
   const Shape& shape = call.shape;
   const unsigned tile_q = shared.queries_of(consumer);
   const int warp = threadIdx.x % kWarpgroupThreads / 32, q0 = at.q0 + consumer * kWarpgroupRows;
   const LaneRows lane(shape, q0 + warp * 16);
-  const int first_end = key_end<Config::kBoundedRight>(shape, q0);
+  const int first_end = key_end(shape, q0);
   const float factor = mutation::scale<Config>(shape.scale_log2);
   Ring<kStages> ring_k(shared.ring_k), ring_v(shared.ring_v);
   FrozenRows rows;
@@ -67,7 +57,7 @@ __device__ inline void consume(Storage& shared, const ForwardArguments& call, co
   round_probabilities(p, s);
 
 #pragma unroll 1
-  for (int k0 = kTileK; k0 < at.tiles * kTileK; k0 += kTileK) {
+  for (int k0 = kTileK; k0 < at.tiles() * kTileK; k0 += kTileK) {
     ring_k.wait_full();
     ring_v.wait_full();
     const unsigned tile_k = ptx::shared_address(shared.k[ring_k.stage]);
@@ -117,15 +107,5 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     flash_fwd_fa3_frozen(const __grid_constant__ HopperArguments args) {
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<Storage*>(memory);
-  const Place at(args.call.shape);
-  if (threadIdx.x == 0) shared.init_barriers();
-  __syncthreads();
-  const int warpgroup = __shfl_sync(ptx::kFullMask, threadIdx.x / kWarpgroupThreads, 0);
-  if (warpgroup == 0) {
-    ptx::give_registers<kProducerRegisters>();
-    if (threadIdx.x == 0) produce(shared, args, at);
-  } else {
-    ptx::take_registers<kConsumerRegisters>();
-    consume(shared, args.call, at, warpgroup - 1);
-  }
+  divide_work(shared, args, consume);
 }

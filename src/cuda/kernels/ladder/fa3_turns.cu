@@ -11,29 +11,18 @@
 // Next: no running maximum (fa3-frozen).
 
 #include "ladder/copy_warp.h"
-#include "ladder/hopper_tiles.h"
-#include "ladder/mma_softmax.h"
 #include "ladder/warpgroup_products.h"
 
 namespace flashlab::device {
 
-/// Waits until it is this consumer's turn to start products; and gives the turn to the other one.
-/// Barriers 1 and 2 of the block are theirs; both consumers' threads come to each.
-__device__ inline void await_turn(int consumer) {
-  ptx::meet(1 + consumer, kConsumers * kWarpgroupThreads);
-}
-__device__ inline void pass_turn(int consumer) {
-  ptx::meet_later(1 + (1 - consumer), kConsumers * kWarpgroupThreads);
-}
-
 /// One consumer's 64 queries, from the first tile of keys to the last.
-__device__ inline void consume(Storage& shared, const ForwardArguments& call, const Place& at,
+__device__ inline void consume(Storage& shared, const ForwardArguments& call, const QueryBlock& at,
                                int consumer) {
   const Shape& shape = call.shape;
   const unsigned tile_q = shared.queries_of(consumer);
   const int warp = threadIdx.x % kWarpgroupThreads / 32, q0 = at.q0 + consumer * kWarpgroupRows;
   const LaneRows lane(shape, q0 + warp * 16);
-  const int first_end = key_end<Config::kBoundedRight>(shape, q0);
+  const int first_end = key_end(shape, q0);
   Ring<kStages> ring_k(shared.ring_k), ring_v(shared.ring_v);
   RowStatistics rows[2];
   Outputs o = {};
@@ -43,7 +32,7 @@ __device__ inline void consume(Storage& shared, const ForwardArguments& call, co
     scale_scores(s, shape.scale);
     const bool on_the_edge = k0 + kTileK > first_end;  // the diagonal, or the end of the keys
     if (on_the_edge) hide(s, k0, lane.end);
-    softmax_rows<kTileK>(s, rows, correction);
+    softmax_rows(s, rows, correction);
   };
   if (consumer == 1) pass_turn(consumer);  // the first turn is consumer 0's
   wait_for_phase(shared.q_landed.address(), 0);
@@ -58,7 +47,7 @@ __device__ inline void consume(Storage& shared, const ForwardArguments& call, co
   round_probabilities(p, s);
 
 #pragma unroll 1
-  for (int k0 = kTileK; k0 < at.tiles * kTileK; k0 += kTileK) {
+  for (int k0 = kTileK; k0 < at.tiles() * kTileK; k0 += kTileK) {
     ring_k.wait_full();
     ring_v.wait_full();
     await_turn(consumer);
@@ -94,15 +83,5 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     flash_fwd_fa3_turns(const __grid_constant__ HopperArguments args) {
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<Storage*>(memory);
-  const Place at(args.call.shape);
-  if (threadIdx.x == 0) shared.init_barriers();
-  __syncthreads();
-  const int warpgroup = __shfl_sync(ptx::kFullMask, threadIdx.x / kWarpgroupThreads, 0);
-  if (warpgroup == 0) {
-    ptx::give_registers<kProducerRegisters>();
-    if (threadIdx.x == 0) produce(shared, args, at);
-  } else {
-    ptx::take_registers<kConsumerRegisters>();
-    consume(shared, args.call, at, warpgroup - 1);
-  }
+  divide_work(shared, args, consume);
 }

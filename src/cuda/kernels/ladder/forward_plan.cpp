@@ -222,7 +222,7 @@ std::vector<internal::Implementation> implementations(std::index_sequence<kIndex
 
 std::int64_t ladder_shared_bytes(LadderStep step, std::int64_t tile_q, std::int64_t tile_k,
                                  std::int64_t head_dim, std::int64_t head_dim_v) {
-  if (step == LadderStep::kMma) {  // Q, K and V in 16 bits; kMmaStride of kernels/ladder/strides.h
+  if (step == LadderStep::kMma) {  // Q, K and V in 16 bits; HalfTile of kernels/tile/swizzle.h
     const std::int64_t row = round_up(head_dim, 16) + 8, row_v = round_up(head_dim_v, 16) + 8;
     return 2 * ((tile_q + tile_k) * row + tile_k * row_v);
   }

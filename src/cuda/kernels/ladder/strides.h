@@ -12,12 +12,4 @@ namespace flashlab::device {
 template <int kDim>
 inline constexpr int kVectorStride = ((kDim + 3) / 4 | 1) * 4;
 
-/// A dimension as the tensor cores take it, in steps of 16.
-template <int kDim>
-inline constexpr int kMmaDim = (kDim + 15) / 16 * 16;
-/// Elements per row of a tile: an odd number of 16-byte units, so that the eight rows that a matrix
-/// load reads at once lie in different banks.
-template <int kDim>
-inline constexpr int kMmaStride = kMmaDim<kDim> + 8;
-
 }  // namespace flashlab::device

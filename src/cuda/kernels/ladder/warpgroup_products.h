@@ -74,13 +74,4 @@ __device__ inline void round_probabilities(Probabilities& p, const Scores& s) {
   }
 }
 
-/// What was summed with old maxima follows the new ones.
-__device__ inline void correct_outputs(Outputs& o, const float (&correction)[2]) {
-#pragma unroll
-  for (auto& block : o) {
-    block[0] *= correction[0], block[1] *= correction[0];
-    block[2] *= correction[1], block[3] *= correction[1];
-  }
-}
-
 }  // namespace flashlab::device

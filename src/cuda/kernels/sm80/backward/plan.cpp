@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <utility>
 
 #include "api/context_state.h"
@@ -31,78 +30,25 @@ constexpr int pitch_bytes(int columns) {
 
 // For head dims up to 64, 128 and 256: the fastest first (H200), then what fits the 163 KiB of
 // sm_80 and the 99 KiB of sm_86, sm_89 and sm_120.
-struct Candidates {
+struct Candidate {
   int max_head_dim;
-  std::array<BackwardTiling, 3> tilings;
+  BackwardTiling tiling;
 };
-constexpr BackwardTiling kNarrow{.tile_q = 64,
-                                 .tile_k = 128,
-                                 .warps_q = 1,
-                                 .warps_k = 4,
-                                 .stages = 2,
-                                 .one_barrier = true,
-                                 .min_blocks = 2};
-constexpr BackwardTiling kNarrowTwoBarriers{.tile_q = 64,
-                                            .tile_k = 128,
-                                            .warps_q = 1,
-                                            .warps_k = 4,
-                                            .stages = 2,
-                                            .one_barrier = false,
-                                            .min_blocks = 2};
-constexpr BackwardTiling kNarrowOneBlock{.tile_q = 64,
-                                         .tile_k = 128,
-                                         .warps_q = 1,
-                                         .warps_k = 4,
-                                         .stages = 2,
-                                         .one_barrier = false,
-                                         .min_blocks = 1};
-constexpr BackwardTiling kMiddle{.tile_q = 64,
-                                 .tile_k = 128,
-                                 .warps_q = 2,
-                                 .warps_k = 4,
-                                 .stages = 3,
-                                 .one_barrier = true,
-                                 .min_blocks = 1};
-constexpr BackwardTiling kMiddleTwoBarriers{.tile_q = 64,
-                                            .tile_k = 128,
-                                            .warps_q = 2,
-                                            .warps_k = 4,
-                                            .stages = 2,
-                                            .one_barrier = false,
-                                            .min_blocks = 1};
-constexpr BackwardTiling kMiddleSmallTiles{.tile_q = 32,
-                                           .tile_k = 64,
-                                           .warps_q = 2,
-                                           .warps_k = 2,
-                                           .stages = 2,
-                                           .one_barrier = false,
-                                           .min_blocks = 1};
-constexpr BackwardTiling kWide{.tile_q = 64,
-                               .tile_k = 64,
-                               .warps_q = 4,
-                               .warps_k = 2,
-                               .stages = 2,
-                               .one_barrier = false,
-                               .min_blocks = 1};
-constexpr BackwardTiling kWideFewQueries{.tile_q = 32,
-                                         .tile_k = 64,
-                                         .warps_q = 2,
-                                         .warps_k = 4,
-                                         .stages = 2,
-                                         .one_barrier = false,
-                                         .min_blocks = 1};
-constexpr BackwardTiling kWideSmallTiles{.tile_q = 32,
-                                         .tile_k = 32,
-                                         .warps_q = 2,
-                                         .warps_k = 2,
-                                         .stages = 1,
-                                         .one_barrier = false,
-                                         .min_blocks = 1};
-constexpr std::array<Candidates, 3> kCandidates = {{
-    {64, {kNarrow, kNarrowTwoBarriers, kNarrowOneBlock}},
-    {128, {kMiddle, kMiddleTwoBarriers, kMiddleSmallTiles}},
-    {256, {kWide, kWideFewQueries, kWideSmallTiles}},
-}};
+// clang-format off
+constexpr Candidate kCandidates[] = {
+    // max     tile          warps
+    // dim      q    k       q  k  stages one_barrier min_blocks
+    {   64, {  64, 128,      1, 4,   2,   true,   2}},
+    {   64, {  64, 128,      1, 4,   2,   false,  2}},
+    {   64, {  64, 128,      1, 4,   2,   false,  1}},
+    {  128, {  64, 128,      2, 4,   3,   true,   1}},
+    {  128, {  64, 128,      2, 4,   2,   false,  1}},
+    {  128, {  32,  64,      2, 2,   2,   false,  1}},
+    {  256, {  64,  64,      4, 2,   2,   false,  1}},
+    {  256, {  32,  64,      2, 4,   2,   false,  1}},
+    {  256, {  32,  32,      2, 2,   1,   false,  1}},
+};
+// clang-format on
 
 struct BackwardChoice {
   BackwardTiling tiling;
@@ -255,14 +201,12 @@ int backward_shared_bytes(const BackwardTiling& t, int head_dim, int head_dim_v)
 
 std::optional<BackwardTiling> choose_backward_tiling(int head_dim, int head_dim_v, bool mask,
                                                      bool deterministic, int shared_limit) {
-  for (const Candidates& candidates : kCandidates) {
-    if (std::max(head_dim, head_dim_v) > candidates.max_head_dim) continue;
-    for (const BackwardTiling& t : candidates.tilings) {
-      // Registers are full: with a second buffer's addresses these would spill.
-      if (t.one_barrier && (t.warps_q == 1 ? mask : deterministic)) continue;
-      const int limit = (shared_limit + kReservedSharedBytes) / t.min_blocks - kReservedSharedBytes;
-      if (backward_shared_bytes(t, head_dim, head_dim_v) <= limit) return t;
-    }
+  for (const auto& [max_head_dim, t] : kCandidates) {
+    if (std::max(head_dim, head_dim_v) > max_head_dim) continue;
+    // Registers are full: with a second buffer's addresses these would spill.
+    if (t.one_barrier && (t.warps_q == 1 ? mask : deterministic)) continue;
+    const int limit = (shared_limit + kReservedSharedBytes) / t.min_blocks - kReservedSharedBytes;
+    if (backward_shared_bytes(t, head_dim, head_dim_v) <= limit) return t;
   }
   return std::nullopt;
 }

@@ -10,9 +10,8 @@ namespace flashlab::cuda {
 namespace {
 
 // k16 steps of Q kept in registers: by the tiling of head dims 80 to 128, by masked ones up to 256.
-constexpr int kFewQuerySteps = 2, kSomeQuerySteps = 8, kAllQuerySteps = 16;
-constexpr int kWindowQuerySteps = 3;   // of windows at head dims to 64
-constexpr int kFeatureQuerySteps = 4;  // of softcap, ALiBi or dropout at head dims to 256
+constexpr int kFewQuerySteps = 2, kSomeQuerySteps = 8;
+constexpr int kWindowQuerySteps = 3;  // of windows at head dims to 64
 constexpr int kMinTilesPerSplit = 4, kMinKeysPerSplit = 64;
 constexpr int kMaxSplits = 256;
 constexpr int kReservedSharedBytes = 1024;  // per block, by the system
@@ -28,99 +27,61 @@ int resident_blocks(const ForwardTiling& t, const ForwardNeeds& needs, int share
   return bytes > shared_limit ? 0 : forward_resident_blocks(t, bytes, shared_limit);
 }
 
+// clang-format off
+//                                       warp  tile piece       min   query
+//                                 warps rows  k    k    stages blocks steps
+constexpr ForwardTiling
+    kMaskedBounded              {   4,   16,   64,  32,   2,     3},
+    kMaskedUnbounded            {   4,   32,   64,  16,   2,     2},
+    kMaskedTwoBlocks            {   4,   32,   64,  16,   2,     2,     4},
+    kMaskedTwoWideBlocks        {   4,   32,   16,  16,   4,     2,     0},
+    kMaskedWidePieces           {   8,   16,   64,  32,   2,     1},
+    kMaskedLarge                {   8,   16,   32,  32,   3,     1,     kSomeQuerySteps},
+    kMaskedLargeInLittleMemory  {   8,   16,   16,  16,   4,     1},
+    kFeatures                   {   4,   32,   64,  32,   2,     2},
+    kFeaturesTwoBlocks          {   4,   32,   32,  32,   3,     2,     0},
+    kFeaturesOneBlock           {   8,   32,   32,  16,   2,     1,     0},
+    kFeaturesLarge              {   8,   16,   32,  32,   4,     1,     4},
+    kManyFeaturesLarge          {   8,   16,   32,  16,   4,     1,     kSomeQuerySteps},
+    kFewRowsTiling              {   4,   16,   32,  32,   4,     2},
+    kFewRowsLarge               {   4,   16,   16,  16,   4,     2},
+    kPlain                      {   4,   32,   64,  64,   2,     2},
+    kPlainTwoBlocks             {   4,   32,   32,  32,   3,     2,     kFewQuerySteps},
+    kPlainOneBlock              {   8,   32,   32,  16,   2,     1},
+    kPlainLarge                 {   8,   16,   32,  32,   4,     1,     14};
+// clang-format on
+
 // Where scores are masked by a tensor. MEASURED (H200, 2026-11-21, kernels/sm80/forward/NOTES.md):
 // 32 rows per warp read K and V half as often; where rows are bounded a step waits longer for its
 // mask than for its matrices, and 16 rows per warp with pieces of 32 keys are faster.
 ForwardTiling masked_tiling(const ForwardNeeds& needs, int held, int shared_limit) {
-  constexpr ForwardTiling kWidePieces{
-      .warps = 8, .warp_rows = 16, .tile_k = 64, .piece_k = 32, .stages = 2, .min_blocks = 1};
-  if (held <= 96) {
-    constexpr ForwardTiling kBounded{
-        .warps = 4, .warp_rows = 16, .tile_k = 64, .piece_k = 32, .stages = 2, .min_blocks = 3};
-    constexpr ForwardTiling kUnbounded{
-        .warps = 4, .warp_rows = 32, .tile_k = 64, .piece_k = 16, .stages = 2, .min_blocks = 2};
-    return needs.bounded ? kBounded : kUnbounded;
-  }
+  if (held <= 96) return needs.bounded ? kMaskedBounded : kMaskedUnbounded;
   if (held <= 192) {
-    if (held > 144 && needs.bounded) return kWidePieces;
-    constexpr ForwardTiling kTwoBlocks{.warps = 4,
-                                       .warp_rows = 32,
-                                       .tile_k = 64,
-                                       .piece_k = 16,
-                                       .stages = 2,
-                                       .min_blocks = 2,
-                                       .query_steps = 4};
-    constexpr ForwardTiling kTwoWideBlocks{.warps = 4,
-                                           .warp_rows = 32,
-                                           .tile_k = 16,
-                                           .piece_k = 16,
-                                           .stages = 4,
-                                           .min_blocks = 2,
-                                           .query_steps = 0};
-    const ForwardTiling& two_blocks = held <= 144 ? kTwoBlocks : kTwoWideBlocks;
-    return resident_blocks(two_blocks, needs, shared_limit) > 1 ? two_blocks : kWidePieces;
+    if (held > 144 && needs.bounded) return kMaskedWidePieces;
+    const ForwardTiling& two_blocks = held <= 144 ? kMaskedTwoBlocks : kMaskedTwoWideBlocks;
+    return resident_blocks(two_blocks, needs, shared_limit) > 1 ? two_blocks : kMaskedWidePieces;
   }
-  constexpr ForwardTiling kLarge{.warps = 8,
-                                 .warp_rows = 16,
-                                 .tile_k = 32,
-                                 .piece_k = 32,
-                                 .stages = 3,
-                                 .min_blocks = 1,
-                                 .query_steps = kSomeQuerySteps};
-  constexpr ForwardTiling kLargeInLittleMemory{
-      .warps = 8, .warp_rows = 16, .tile_k = 16, .piece_k = 16, .stages = 4, .min_blocks = 1};
-  return resident_blocks(kLarge, needs, shared_limit) > 0 ? kLarge : kLargeInLittleMemory;
+  const bool fits = resident_blocks(kMaskedLarge, needs, shared_limit) > 0;
+  return fits ? kMaskedLarge : kMaskedLargeInLittleMemory;
 }
 
 // Softcap, ALiBi and dropout need registers: pieces are smaller or Q lies in shared memory, and the
 // steady loop stays. The sizes are the largest without spills (NVRTC 13.0, sm_80 to sm_120).
 ForwardTiling feature_tiling(const ForwardNeeds& needs, int held, int shared_limit) {
   const bool many = needs.features > 1;
-  if (held <= 96) {
-    return {.warps = 4,
-            .warp_rows = 32,
-            .tile_k = 64,
-            .piece_k = many ? 16 : 32,
-            .stages = 2,
-            .min_blocks = 2};
-  }
-  if (held <= 192) {
-    const int piece = many || needs.window ? 16 : 32;
-    const ForwardTiling two_blocks{.warps = 4,
-                                   .warp_rows = 32,
-                                   .tile_k = 32,
-                                   .piece_k = piece,
-                                   .stages = 3,
-                                   .min_blocks = 2,
-                                   .query_steps = 0};
-    constexpr ForwardTiling kOneBlock{.warps = 8,
-                                      .warp_rows = 32,
-                                      .tile_k = 32,
-                                      .piece_k = 16,
-                                      .stages = 2,
-                                      .min_blocks = 1,
-                                      .query_steps = 0};
-    return resident_blocks(two_blocks, needs, shared_limit) > 1 ? two_blocks : kOneBlock;
-  }
-  return {.warps = 8,
-          .warp_rows = 16,
-          .tile_k = 32,
-          .piece_k = many ? 16 : 32,
-          .stages = 4,
-          .min_blocks = 1,
-          .query_steps = many ? kSomeQuerySteps : kFeatureQuerySteps};
+  if (held > 192) return many ? kManyFeaturesLarge : kFeaturesLarge;
+  ForwardTiling t = held <= 96 ? kFeatures : kFeaturesTwoBlocks;
+  if (many || (held > 96 && needs.window)) t.piece_k = 16;
+  if (held <= 96) return t;
+  return resident_blocks(t, needs, shared_limit) > 1 ? t : kFeaturesOneBlock;
 }
 
 // Few rows, or split keys. One query and 64 share the tiling: warps without rows copy for the
 // others. MEASURED (H200, 2026-11-24, kernels/sm80/forward/NOTES.md).
 ForwardTiling few_rows_tiling(int held) {
-  const int keys = held <= 192 ? 32 : 16;
-  return {.warps = 4,
-          .warp_rows = 16,
-          .tile_k = keys,
-          .piece_k = keys,
-          .stages = 4,
-          .min_blocks = held <= 96 ? 3 : 2};
+  ForwardTiling t = held <= 192 ? kFewRowsTiling : kFewRowsLarge;
+  if (held <= 96) t.min_blocks = 3;
+  return t;
 }
 
 // Registers per thread: O and Q take dim_v + dim / 2 with 32 rows per warp, half with 16; scores
@@ -129,49 +90,25 @@ ForwardTiling fastest_tiling(const ForwardNeeds& needs, int held, int shared_lim
   if (needs.few_rows) return few_rows_tiling(held);
   if (needs.transformed) return masked_tiling(needs, held, shared_limit);
   if (needs.features > 0) return feature_tiling(needs, held, shared_limit);
+  if (held > 192) return kPlainLarge;
   // A window's edges need registers: two operands of Q, or half a piece.
   if (held <= 128) {
-    return {.warps = 4,
-            .warp_rows = 32,
-            .tile_k = 64,
-            .piece_k = held <= 96 ? 64 : 32,
-            .stages = 2,
-            .min_blocks = 2,
-            .query_steps = needs.window ? kWindowQuerySteps : kAllQuerySteps};
-  }
-  if (held <= 192) {
-    // MEASURED at head dim 128 (H200, 2026-11-21): pieces of 32 keys with most of Q in shared
-    // memory are 7 % faster than pieces of 16, because more products of a step do not wait for each
-    // other. Where one block of them fits (made so), one of eight warps and pieces of 16 is 20 to
-    // 25 % faster.
-    constexpr ForwardTiling kTwoBlocks{.warps = 4,
-                                       .warp_rows = 32,
-                                       .tile_k = 32,
-                                       .piece_k = 32,
-                                       .stages = 3,
-                                       .min_blocks = 2,
-                                       .query_steps = kFewQuerySteps};
-    constexpr ForwardTiling kOneBlock{.warps = 8,
-                                      .warp_rows = 32,
-                                      .tile_k = 32,
-                                      .piece_k = 16,
-                                      .stages = 2,
-                                      .min_blocks = 1,
-                                      .query_steps = kAllQuerySteps};
-    ForwardTiling t = resident_blocks(kTwoBlocks, needs, shared_limit) > 1 ? kTwoBlocks : kOneBlock;
-    if (needs.window) {
-      t.piece_k = 16;
-      t.query_steps = kFewQuerySteps;
-    }
+    ForwardTiling t = kPlain;
+    if (held > 96) t.piece_k = 32;
+    if (needs.window) t.query_steps = kWindowQuerySteps;
     return t;
   }
-  return {.warps = 8,
-          .warp_rows = 16,
-          .tile_k = 32,
-          .piece_k = 32,
-          .stages = 4,
-          .min_blocks = 1,
-          .query_steps = 14};
+  // MEASURED at head dim 128 (H200, 2026-11-21): pieces of 32 keys with most of Q in shared memory
+  // are 7 % faster than pieces of 16, because more products of a step do not wait for each other.
+  // Where one block of them fits (made so), one of eight warps and pieces of 16 is 20 to 25 %
+  // faster.
+  const bool two_blocks = resident_blocks(kPlainTwoBlocks, needs, shared_limit) > 1;
+  ForwardTiling t = two_blocks ? kPlainTwoBlocks : kPlainOneBlock;
+  if (needs.window) {
+    t.piece_k = 16;
+    t.query_steps = kFewQuerySteps;
+  }
+  return t;
 }
 
 }  // namespace

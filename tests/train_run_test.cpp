@@ -167,6 +167,19 @@ TEST_F(TrainFiles, AWeightThatIsNoNumberIsRefused) {
   }
 }
 
+// The header is read by the reader of attention's inputs: what it asks of offsets holds here, too.
+TEST_F(TrainFiles, TensorsThatOverlapAreRefused) {
+  const std::string header = R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},)"
+                             R"("b":{"dtype":"F32","shape":[1],"data_offsets":[2,6]}})";
+  const std::uint64_t length = header.size();
+  std::string bytes(reinterpret_cast<const char*>(&length), sizeof length);
+  bytes += header + "123456";
+  ASSERT_TRUE(write_file(folder_ / "x", bytes).ok());
+  const std::string message = read_safetensors(folder_ / "x").status().message();
+  EXPECT_NE(message.find("tensor \"b\": got a begin at byte 2"), std::string::npos) << message;
+  EXPECT_NE(message.find("the file is damaged, or no checkpoint"), std::string::npos) << message;
+}
+
 // Weights and losses of tests/goldens/make_train_goldens.py, which shares nothing with src/train.
 TEST(TrainGolden, EveryTokensLossIsTheOtherImplementations) {
   for (const Family family : {Family::kCourse, Family::kGpt2}) {

@@ -1,5 +1,7 @@
 #include "base/text.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstdint>
 #include <iterator>
@@ -61,6 +63,20 @@ std::string clean(std::string_view text) {
     at += c.bytes;
   }
   return out;
+}
+
+std::string printable(std::string_view text) {
+  std::string out(text);
+  for (char& c : out) {
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
+  }
+  return out;
+}
+
+std::string excerpt(std::string_view text) {
+  constexpr std::size_t kShown = 60;
+  return fmt::format("\"{}{}\"", printable(text.substr(0, kShown)),
+                     text.size() > kShown ? "..." : "");
 }
 
 int display_width(std::string_view text) {

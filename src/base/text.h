@@ -12,6 +12,12 @@ namespace flashlab::base {
 /// are not UTF-8 become U+FFFD; tabs and line ends become one space.
 std::string clean(std::string_view text);
 
+/// A name from a file, fit for a message: control characters become '?'.
+std::string printable(std::string_view text);
+
+/// At most 60 characters of something found in a file, without control characters, in quotes.
+std::string excerpt(std::string_view text);
+
 /// Columns a terminal uses for `text`: 0 for combining marks, 2 for East Asian wide characters.
 int display_width(std::string_view text);
 

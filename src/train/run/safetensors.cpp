@@ -2,64 +2,33 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cstring>
 #include <nlohmann/json.hpp>
+#include <span>
+#include <string_view>
 
 #include "base/json.h"
+#include "base/safetensors.h"
 #include "train/data/files.h"
 
 namespace flashlab::train {
 namespace {
 
-constexpr std::pair<Element, const char*> kTypeNames[] = {{Element::kFp64, "F64"},
-                                                          {Element::kFp32, "F32"},
-                                                          {Element::kFp16, "F16"},
-                                                          {Element::kBf16, "BF16"}};
+struct TypeName {
+  Element element;
+  std::string_view name;
+};
+constexpr TypeName kTypeNames[] = {{Element::kFp64, "F64"},
+                                   {Element::kFp32, "F32"},
+                                   {Element::kFp16, "F16"},
+                                   {Element::kBf16, "BF16"}};
+constexpr const char* kRemedy = "the file is damaged, or no checkpoint";
 
 Status damaged(const std::filesystem::path& path, std::string got, std::string expected) {
-  return Status::invalid({path.string(), std::move(got), std::move(expected),
-                          "the file is damaged, or no checkpoint"});
-}
-
-// One entry of the header, checked against the bytes that follow it.
-Status read_entry(const std::filesystem::path& path, const std::string& name,
-                  const nlohmann::json& entry, std::string_view data, StoredTensors& out) {
-  const auto dtype = entry.find("dtype"), shape = entry.find("shape"),
-             offsets = entry.find("data_offsets");
-  if (dtype == entry.end() || shape == entry.end() || offsets == entry.end() ||
-      !shape->is_array() || !offsets->is_array() || offsets->size() != 2 ||
-      !(*offsets)[0].is_number_unsigned() || !(*offsets)[1].is_number_unsigned()) {
-    return damaged(path, fmt::format("an entry {} without dtype, shape or offsets", name),
-                   "those of every tensor");
-  }
-  StoredTensor tensor;
-  bool known = false;
-  for (const auto& [element, text] : kTypeNames) {
-    if (*dtype == text) {
-      tensor.element = element;
-      known = true;
-    }
-  }
-  if (!known)
-    return damaged(path, name + " of type " + base::json_text(*dtype), "F64, F32, F16 or BF16");
-  std::uint64_t bytes = static_cast<std::uint64_t>(size_of(tensor.element));
-  for (const auto& extent : *shape) {
-    if (!extent.is_number_unsigned() ||
-        __builtin_mul_overflow(bytes, extent.get<std::uint64_t>(), &bytes)) {
-      return damaged(path, fmt::format("{}: a shape that is none", name), "whole extents");
-    }
-    tensor.shape.push_back(extent.get<std::int64_t>());
-  }
-  const auto begin = (*offsets)[0].get<std::uint64_t>(), end = (*offsets)[1].get<std::uint64_t>();
-  if (begin > end || end > data.size() || end - begin != bytes) {
-    return damaged(path, fmt::format("{} at {} to {} of {}", name, begin, end, data.size()),
-                   fmt::format("{} bytes inside the file", bytes));
-  }
-  tensor.bytes = std::string(data.substr(begin, bytes));
-  out[name] = std::move(tensor);
-  return {};
+  return Status::invalid({path.string(), std::move(got), std::move(expected), kRemedy});
 }
 
 // Of every name, type, shape and byte: one flipped bit changes it. Four chains of multiplications
@@ -101,11 +70,8 @@ Status write_safetensors(const std::filesystem::path& path, const StoredTensors&
   header["__metadata__"][kDigest] = digest_of(tensors);
   std::uint64_t offset = 0;
   for (const auto& [name, tensor] : tensors) {
-    const char* dtype = "F32";
-    for (const auto& [element, text] : kTypeNames) {
-      if (element == tensor.element) dtype = text;
-    }
-    header[name] = {{"dtype", dtype},
+    const auto type = std::ranges::find(kTypeNames, tensor.element, &TypeName::element);
+    header[name] = {{"dtype", type->name},
                     {"shape", tensor.shape},
                     {"data_offsets", {offset, offset + tensor.bytes.size()}}};
     offset += tensor.bytes.size();
@@ -121,44 +87,32 @@ Status write_safetensors(const std::filesystem::path& path, const StoredTensors&
 }
 
 Result<StoredTensors> read_safetensors(const std::filesystem::path& path) {
-  Result<std::string> file = read_file(path);
+  const Result<std::string> file = read_file(path);
   if (!file.ok()) return file.status();
-  std::uint64_t length = 0;
-  if (file->size() < sizeof length) {
-    return damaged(path, fmt::format("{} bytes", file->size()), "8 bytes of header length");
-  }
-  std::memcpy(&length, file->data(), sizeof length);
-  if (length > file->size() - sizeof length) {
-    return damaged(path, fmt::format("a header of {} bytes", length),
-                   fmt::format("one inside the file's {}", file->size()));
-  }
-  const std::string_view all = *file;
-  const std::string_view data = all.substr(sizeof length + length);
-  // Values are objects of numbers and arrays: what is nested deeper is none of this format.
-  constexpr int kDeepest = 4;
-  bool too_deep = false;
-  // lint: allow(json) the limit of depth stands in its call-back: the format needs less
-  const auto header = nlohmann::json::parse(
-      all.substr(sizeof length, length),
-      [&](int depth, nlohmann::json::parse_event_t, nlohmann::json&) {
-        too_deep = too_deep || depth > kDeepest;
-        return depth <= kDeepest;
-      },
-      false);
-  if (too_deep || !header.is_object()) return damaged(path, "a header that is none", "JSON");
+  const Result<base::SafetensorsHeader> header = base::read_safetensors_header(
+      {.name = path.string(),
+       .bytes = file->size(),
+       .read =
+           [&](std::uint64_t offset, std::span<std::byte> out) {
+             std::memcpy(out.data(), file->data() + offset, out.size());
+             return Status();
+           },
+       .remedy = kRemedy});
+  if (!header.ok()) return header.status();
   StoredTensors out;
-  std::string written;  // by another program: without a digest
-  for (const auto& [name, entry] : header.items()) {
-    if (name == "__metadata__") {
-      const auto found = entry.is_object() ? entry.find(kDigest) : entry.end();
-      if (found != entry.end() && found->is_string()) written = found->get<std::string>();
-      continue;
+  for (const base::SafetensorsEntry& entry : header->entries) {
+    const auto known = std::ranges::find(kTypeNames, entry.dtype, &TypeName::name);
+    if (known == std::end(kTypeNames)) {
+      return damaged(path, entry.name + " of type " + entry.dtype, "F64, F32, F16 or BF16");
     }
-    if (Status s = read_entry(path, name, entry, data, out); !s.ok()) return s;
+    out[entry.name] = {known->element, entry.shape,
+                       file->substr(header->data_offset + entry.begin, entry.end - entry.begin)};
   }
-  if (written.empty()) return out;
-  if (const std::string read = digest_of(out); read != written) {
-    return damaged(path, "a digest of " + read, "the " + written + " that was written");
+  // Another program writes none.
+  const auto written = header->metadata.find(kDigest);
+  if (written == header->metadata.end()) return out;
+  if (const std::string read = digest_of(out); read != written->second) {
+    return damaged(path, "a digest of " + read, "the " + written->second + " that was written");
   }
   return out;
 }

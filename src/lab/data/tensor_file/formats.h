@@ -55,10 +55,4 @@ Result<FileTensor> make_tensor(std::string_view name, DType dtype, std::vector<s
                                bool column_major, std::int64_t max_bytes,
                                const std::string& source);
 
-/// A name from a file, fit for a message: control characters become '?'.
-std::string printable(std::string_view text);
-
-/// At most 60 characters of something found in a file, without control characters, in quotes.
-std::string excerpt(std::string_view text);
-
 }  // namespace flashlab::lab

@@ -5,6 +5,7 @@
 
 #include <limits>
 
+#include "base/text.h"
 #include "lab/data/tensor_file/formats.h"
 
 namespace flashlab::lab {
@@ -127,7 +128,7 @@ bool parse_dictionary(std::string_view text, Dictionary& out) {
 Result<NpyHeader> parse_npy_header(std::span<const std::byte> bytes, const std::string& name) {
   const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
   if (text.size() < 10 || text.substr(0, kMagic.size()) != kMagic) {
-    return malformed(name, excerpt(text.substr(0, 8)), "an .npy array (\\x93NUMPY...)",
+    return malformed(name, base::excerpt(text.substr(0, 8)), "an .npy array (\\x93NUMPY...)",
                      "write the file by numpy.savez");
   }
   const int major = std::to_integer<int>(bytes[6]);
@@ -148,7 +149,7 @@ Result<NpyHeader> parse_npy_header(std::span<const std::byte> bytes, const std::
   Dictionary dictionary;
   const std::string_view header = text.substr(begin, length);
   if (!parse_dictionary(header, dictionary)) {
-    return malformed(name + ": header", excerpt(header),
+    return malformed(name + ": header", base::excerpt(header),
                      "a dictionary of descr (one type), fortran_order, shape",
                      "write the file by numpy.savez");
   }
@@ -163,7 +164,7 @@ Result<NpyHeader> parse_npy_header(std::span<const std::byte> bytes, const std::
     out.dtype = DType::kFp16;
   } else {
     const bool big_endian = !descr.empty() && descr.front() == '>';
-    return malformed(name + ": descr", excerpt(descr), "\"<f8\", \"<f4\" or \"<f2\"",
+    return malformed(name + ": descr", base::excerpt(descr), "\"<f8\", \"<f4\" or \"<f2\"",
                      big_endian
                          ? "store it little-endian: array.astype(array.dtype.newbyteorder('<'))"
                          : "convert it by array.astype('float32'); bf16 needs .safetensors");
@@ -171,7 +172,7 @@ Result<NpyHeader> parse_npy_header(std::span<const std::byte> bytes, const std::
   out.fortran_order = *dictionary.fortran_order;
   out.shape = std::move(*dictionary.shape);
   if (!checked_bytes(out.shape, out.dtype)) {
-    return malformed(name + ": shape", excerpt(header), "a size that fits in 62 bits",
+    return malformed(name + ": shape", base::excerpt(header), "a size that fits in 62 bits",
                      "write the file again");
   }
   out.data_offset = begin + length;

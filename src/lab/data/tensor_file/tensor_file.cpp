@@ -10,6 +10,7 @@
 #include <cstring>
 #include <new>
 
+#include "base/text.h"
 #include "lab/data/tensor_file/formats.h"
 
 namespace flashlab::lab {
@@ -103,7 +104,7 @@ Result<AttentionInputs> read_from(const ByteSource& source, const TensorFileLimi
       std::vector<std::string> shown;
       for (const std::string& other : names) {
         if (shown.size() == 8) break;
-        shown.push_back(excerpt(other));
+        shown.push_back(base::excerpt(other));
       }
       const std::string more = names.size() > shown.size() ? ", ..." : "";
       const std::string held =
@@ -123,7 +124,7 @@ Result<AttentionInputs> read_from(const ByteSource& source, const TensorFileLimi
                        "a tensor that would change the result", "q, k, v and do alone",
                        "leave it out of the file; --causal hides later keys");
     }
-    inputs.unread.push_back(printable(name));
+    inputs.unread.push_back(base::printable(name));
   }
   std::int64_t left_bytes = limits.max_bytes;
   for (const std::string& name : wanted) {
@@ -227,7 +228,7 @@ Result<FileTensor> make_tensor(std::string_view name, DType dtype, std::vector<s
   const std::optional<std::int64_t> bytes = checked_bytes(shape, dtype);
   if (!bytes || *bytes > max_bytes) {
     return Status::out_of_memory(
-        {.argument = fmt::format("{}: {}", source, printable(name)),
+        {.argument = fmt::format("{}: {}", source, base::printable(name)),
          .got = fmt::format("{} [{}]", to_string(dtype), fmt::join(shape, ", ")),
          .expected = fmt::format("at most {} bytes of tensors", max_bytes),
          .remedy = "use smaller tensors or a machine with more memory"});
@@ -242,26 +243,12 @@ Result<FileTensor> make_tensor(std::string_view name, DType dtype, std::vector<s
   out.data.reset(new (std::nothrow)
                      std::byte[static_cast<std::size_t>(std::max<std::int64_t>(*bytes, 1))]);
   if (!out.data) {
-    return Status::out_of_memory({.argument = fmt::format("{}: {}", source, printable(name)),
+    return Status::out_of_memory({.argument = fmt::format("{}: {}", source, base::printable(name)),
                                   .got = fmt::format("{} bytes", *bytes),
                                   .expected = "as much free memory",
                                   .remedy = "use smaller tensors"});
   }
   return out;
-}
-
-std::string printable(std::string_view text) {
-  std::string out(text);
-  for (char& c : out) {
-    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
-  }
-  return out;
-}
-
-std::string excerpt(std::string_view text) {
-  constexpr std::size_t kShown = 60;
-  return fmt::format("\"{}{}\"", printable(text.substr(0, kShown)),
-                     text.size() > kShown ? "..." : "");
 }
 
 Result<AttentionInputs> read_attention_inputs(const std::filesystem::path& path,

@@ -4,6 +4,7 @@
 #include <optional>
 #include <set>
 
+#include "base/text.h"
 #include "lab/data/tensor_file/formats.h"
 #include "lab/data/tensor_file/zip.h"
 
@@ -158,12 +159,12 @@ Result<std::vector<ZipMember>> read_zip_directory(const ByteSource& source) {
     if (member.header_offset >= directory->offset ||
         member.compressed_bytes > directory->offset - member.header_offset) {
       return damaged(source,
-                     fmt::format("{}: {} bytes at {}", excerpt(member.name),
+                     fmt::format("{}: {} bytes at {}", base::excerpt(member.name),
                                  member.compressed_bytes, member.header_offset),
                      fmt::format("members before byte {}", directory->offset));
     }
     if (!names.insert(member.name).second) {
-      return damaged(source, fmt::format("the name {} twice", excerpt(member.name)),
+      return damaged(source, fmt::format("the name {} twice", base::excerpt(member.name)),
                      "every name once");
     }
     members.push_back(std::move(member));

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 
+#include "base/text.h"
 #include "lab/data/tensor_file/formats.h"
 #include "lab/data/tensor_file/zip.h"
 
@@ -25,8 +26,8 @@ struct ZipStream::State {
   }
 
   Status wrong(std::string got, std::string expected) const {
-    return malformed(fmt::format("{}: {}", source.name(), excerpt(member.name)), std::move(got),
-                     std::move(expected),
+    return malformed(fmt::format("{}: {}", source.name(), base::excerpt(member.name)),
+                     std::move(got), std::move(expected),
                      "the file is truncated or damaged: copy or write it again");
   }
 

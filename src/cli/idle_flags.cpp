@@ -47,6 +47,12 @@ bool dry_without_folder(const Arguments& a, const RunFacts&) {
 bool nothing_dropped(const Arguments& a, const RunFacts&) {
   return !a.has("--dropout") || real(a, "--dropout", 0) == 0;
 }
+// A file's values are not drawn. What is dropped is, and so are the rows of a large problem whose
+// error is asked for.
+bool nothing_drawn(const Arguments& a, const RunFacts& facts) {
+  const bool dropped_by_seed = !nothing_dropped(a, facts) && !a.has("--dropout-seed");
+  return a.has("--input") && !dropped_by_seed && !a.has("--check");
+}
 bool on_gpu(const Arguments& a, const RunFacts&) {
   return a.value("--device").value_or("").starts_with("cuda");
 }
@@ -97,6 +103,8 @@ constexpr IdleFlag kTable[] = {
     {"--python", kBenchStep, without_peers, "without peers that run in Python; add --peers torch"},
     {"--python-timeout", kBenchStep, without_peers,
      "without peers that run in Python; add --peers torch"},
+    {"--seed", kBench, nothing_drawn,
+     "beside --input, whose file holds the values; --dropout and --check draw by it"},
     {"--dropout-seed", kAttention, nothing_dropped, "where nothing is dropped; add --dropout 0.1"},
 };
 

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import termios
+import time
 import unittest
 import zipfile
 
@@ -31,6 +32,22 @@ os.environ["CUDA_VISIBLE_DEVICES"] = ""
 def run(*arguments, timeout=120, env=None, cwd=None, stdout=subprocess.PIPE):
     return subprocess.run([program(), *arguments], stdout=stdout, stderr=subprocess.PIPE, text=True,
                           timeout=timeout, env=env, cwd=cwd, stdin=subprocess.DEVNULL)
+
+
+def interrupt_once(test, child, path, text="", times=1):
+    """Sends Ctrl-C as soon as the file at `path` holds `text` so often; a program that ends before
+    fails the test."""
+    def there():
+        if not os.path.exists(path):
+            return False
+        with open(path, encoding="utf-8") as file:
+            return file.read().count(text) >= times
+    end = time.monotonic() + 120
+    while not there():
+        test.assertIsNone(child.poll(), "it ended before")
+        test.assertLess(time.monotonic(), end, "it never came so far")
+        time.sleep(0.01)
+    child.send_signal(signal.SIGINT)
 
 
 def on_terminal(test, *arguments, columns=100, env=None, until=None):

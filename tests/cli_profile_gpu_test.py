@@ -9,12 +9,11 @@ import resource
 import signal
 import subprocess
 import tempfile
-import time
 import unittest
 
 import cli_harness
 import trace_format
-from cli_harness import Folder, program
+from cli_harness import Folder, interrupt_once, program
 
 STEP = ["profile", "step", "--device", "cuda", "--quick", "--layers", "1", "--width", "64",
         "--heads", "1", "--hidden", "64", "--batch", "1", "--vocabulary", "64", "--context", "64"]
@@ -210,10 +209,7 @@ class Cut(Gpu):
         with subprocess.Popen([program(), *STEP, "--ncu", "--output", self.path("p")], text=True,
                               stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                               env=environment) as child:
-            end = time.monotonic() + 60
-            while not os.path.exists(self.path("waits-now")) and time.monotonic() < end:
-                time.sleep(0.02)
-            child.send_signal(signal.SIGINT)
+            interrupt_once(self, child, self.path("waits-now"))
             _, errors = child.communicate(timeout=60)
         self.assertEqual(child.returncode, 130, errors)
         self.assertRegex(self.read("SUMMARY.md"), "- counters by ncu: .*interrupted")
@@ -221,14 +217,12 @@ class Cut(Gpu):
 
     def test_ctrl_c_while_the_gpu_records_keeps_the_steps_so_far(self):
         command = [program(), *STEP, "--steps", "5000", "--output", self.path("p")]
-        environment = self.environment(FAKE_WORK_US="5000")
+        environment = self.environment(FAKE_WORK_US="5000", FAKE_NVTX_LOG=self.path("ranges"))
+        environment["NVTX_INJECTION64_PATH"] = environment["FLASHLAB_CUPTI"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                               env=environment) as child:
-            end = time.monotonic() + 60
-            while not os.path.exists(self.path("p")) and time.monotonic() < end:
-                time.sleep(0.02)
-            time.sleep(1.5)
-            child.send_signal(signal.SIGINT)
+            # The range of the third has begun: two are recorded.
+            interrupt_once(self, child, self.path("ranges"), "(recorded step", times=3)
             _, errors = child.communicate(timeout=60)
         self.assertEqual(child.returncode, 130, errors)
         ledger = json.loads(self.read("ledger.json"))

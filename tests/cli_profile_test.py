@@ -3,16 +3,14 @@
 import json
 import os
 import pickle
-import signal
 import stat
 import subprocess
-import time
 import unittest
 import xml.etree.ElementTree as xml
 
 import cli_harness
 import trace_format
-from cli_harness import Folder, program, run
+from cli_harness import Folder, interrupt_once, program, run
 
 SMALL = ["--layers", "2", "--width", "16", "--heads", "2", "--hidden", "24", "--batch", "2",
          "--vocabulary", "50", "--threads", "2", "--context", "16", "--quick"]
@@ -23,6 +21,11 @@ class ProfileStep(Folder):
         result = run("profile", "step", *arguments)
         self.assertEqual(result.returncode, code, result.stderr + result.stdout)
         return result.stdout
+
+    def listening(self):
+        """An environment in which a tool writes the names of NVTX ranges to the file "ranges"."""
+        tool = os.path.join(os.path.dirname(program()), "tests", "libflashlab_fake_cupti.so")
+        return dict(os.environ, NVTX_INJECTION64_PATH=tool, FAKE_NVTX_LOG=self.path("ranges"))
 
     def read(self, *parts):
         with open(os.path.join(self.folder, *parts), "rb") as file:
@@ -118,11 +121,8 @@ class ProfileStep(Folder):
         self.assertIn("<svg", self.read("p", "context-512", "memory.svg").decode())
 
     def test_a_profilers_ranges_name_steps_phases_layers_and_attention(self):
-        tool = os.path.join(os.path.dirname(cli_harness.program()), "tests",
-                            "libflashlab_fake_cupti.so")
         result = run("profile", "step", *SMALL, "--attention", "naive", "--output", self.path("p"),
-                     env=dict(os.environ, NVTX_INJECTION64_PATH=tool,
-                              FAKE_NVTX_LOG=self.path("ranges")))
+                     env=self.listening())
         self.assertEqual(result.returncode, 0, result.stderr)
         paths, stack = [], []
         for line in self.read("ranges").decode().splitlines():
@@ -158,12 +158,8 @@ class ProfileStep(Folder):
         command = [program(), "profile", "step", "--warmup", "1000", "--context", "512",
                    "--device", "cpu", "--output", self.path("p")]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                              text=True) as child:
-            end = time.monotonic() + 60
-            while not os.path.exists(self.path("p")) and time.monotonic() < end:
-                time.sleep(0.02)
-            time.sleep(1)
-            child.send_signal(signal.SIGINT)
+                              text=True, env=self.listening()) as child:
+            interrupt_once(self, child, self.path("ranges"), "(warm-up")
             out, errors = child.communicate(timeout=120)
         self.assertEqual(child.returncode, 130, errors)
         self.assertIn(os.path.join("p", "SUMMARY.md"), out)

@@ -98,7 +98,31 @@ double pairs_in_chunks(const Case& c, const Bounds& bounds) {
 
 }  // namespace
 
+void Case::set_sequences(std::vector<SequenceLengths> list) {
+  sequences = std::move(list);
+  batch = static_cast<std::int64_t>(sequences.size());
+  seqlen_q = seqlen_k = 0;
+  for (const SequenceLengths& s : sequences) {
+    seqlen_q = std::max(seqlen_q, s.q);
+    seqlen_k = std::max(seqlen_k, s.k);
+  }
+}
+
+Case Case::sequence(std::size_t index) const {
+  Case one = *this;
+  one.sequences.clear();
+  one.batch = 1;
+  one.seqlen_q = sequences[index].q;
+  one.seqlen_k = sequences[index].k;
+  return one;
+}
+
 double Case::visible_pairs() const {
+  if (ragged()) {
+    double pairs = 0;
+    for (std::size_t n = 0; n < sequences.size(); ++n) pairs += sequence(n).visible_pairs();
+    return pairs / static_cast<double>(batch);
+  }
   const auto rows = static_cast<double>(seqlen_q), keys = static_cast<double>(seqlen_k);
   const Bounds bounds = bounds_of(*this);
   if (bounds.crossed()) return 0;
@@ -125,11 +149,19 @@ Extents Case::extents() const {
   sizes[Extent::kHeadDim] = head_dim;
   sizes[Extent::kHeadDimV] = head_dim_v;
   sizes[Extent::kBatchPlusOne] = batch + 1;
+  for (const SequenceLengths& s : sequences) {
+    sizes[Extent::kTotalQ] += s.q + s.unused_q;
+    sizes[Extent::kTotalK] += s.k + s.unused_k;
+  }
   sizes[Extent::kTwo] = 2;
   return sizes;
 }
 
 bool Case::gives(TensorRole role) const {
+  const auto has_unused = [this](std::int64_t SequenceLengths::*rows) {
+    return std::any_of(sequences.begin(), sequences.end(),
+                       [rows](const SequenceLengths& s) { return s.*rows > 0; });
+  };
   switch (role) {
     case TensorRole::kMask:
       return mask != MaskKind::kNone;
@@ -142,6 +174,13 @@ bool Case::gives(TensorRole role) const {
     case TensorRole::kSinks:
     case TensorRole::kDSinks:
       return sinks;
+    case TensorRole::kCuSeqlensQ:
+    case TensorRole::kCuSeqlensK:
+      return ragged();
+    case TensorRole::kSeqUsedQ:
+      return has_unused(&SequenceLengths::unused_q);
+    case TensorRole::kSeqUsedK:
+      return has_unused(&SequenceLengths::unused_k);
     default:
       return row_of(role).served_by != ServedBy::kNone;
   }
@@ -151,6 +190,7 @@ DType Case::dtype_of(TensorRole role) const {
   const TensorRow& row = row_of(role);
   const DType statistic = dtype == DType::kFp64 ? DType::kFp64 : DType::kFp32;
   if (role == TensorRole::kMask) return mask == MaskKind::kBool ? DType::kBool : DType::kFp32;
+  if (row.dtype == DTypeRule::kIndex) return seed % 2 == 0 ? DType::kInt64 : DType::kInt32;
   const bool result =
       row.forward.access() == Access::kWrite || row.backward.access() == Access::kWrite;
   if (row.dtype == DTypeRule::kAsQOrFp32 && result && fp32_outputs) return DType::kFp32;
@@ -164,8 +204,9 @@ double Case::ideal_bytes(Pass pass) const {
   for (const TensorRow& row : kTensors) {
     if (row.access(pass) == Access::kNone || !gives(row.role)) continue;
     auto bytes = static_cast<double>(size_of(dtype_of(row.role)));
-    for (int i = 0; i < row.shape.rank; ++i) {
-      const Extent extent = row.shape.extents[static_cast<std::size_t>(i)];
+    const ShapeRule shape = rule_for(row.shape, {.ragged_q = ragged(), .ragged_k = ragged()});
+    for (int i = 0; i < shape.rank; ++i) {
+      const Extent extent = shape.extents[static_cast<std::size_t>(i)];
       // One mask for all batches and heads.
       const bool shared = extent == Extent::kBatch || extent == Extent::kHeadsQ;
       if (row.shape.broadcasts && shared) continue;
@@ -208,6 +249,10 @@ std::string Case::describe() const {
   if (fp32_outputs) text += " fp32-outputs";
   if (gradient_mode == GradientMode::kAccumulate) text += " accumulate";
   if (deterministic) text += " deterministic";
+  if (ragged()) {
+    const Extents sizes = extents();
+    text += fmt::format(" ragged {}x{}", sizes[Extent::kTotalQ], sizes[Extent::kTotalK]);
+  }
   if (layout == Layout::kHeadsFirst) text += " heads-first";
   if (layout == Layout::kPackedQkv) text += " packed-qkv";
   if (layout == Layout::kPaddedRows) text += " padded-rows";

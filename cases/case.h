@@ -37,6 +37,13 @@ enum class Fill : std::uint8_t {
   kEmptyRows,    ///< a mask hides a tile of queries and one query in four; rest as kNormal
 };
 
+/// Lengths of one sequence of a ragged case, and rows behind it that no sequence has: they hold
+/// NaN.
+struct SequenceLengths {
+  std::int64_t q = 0, k = 0;
+  std::int64_t unused_q = 0, unused_k = 0;
+};
+
 struct Case {
   std::string name;  ///< unique; e.g. "gpt2-small" or generated from the shape
   std::int64_t batch = 2;
@@ -66,6 +73,14 @@ struct Case {
   Layout layout = Layout::kContiguous;
   Fill fill = Fill::kNormal;
   std::uint64_t seed = 1;
+  /// Ragged where there are any; set by set_sequences.
+  std::vector<SequenceLengths> sequences;
+
+  bool ragged() const { return !sequences.empty(); }
+  /// Makes it ragged: batch is their number, seqlen_q and seqlen_k the longest.
+  void set_sequences(std::vector<SequenceLengths> list);
+  /// One sequence as the dense case that it equals.
+  Case sequence(std::size_t index) const;
 
   /// Its sizes by name, as the table of tensors asks for them.
   Extents extents() const;
@@ -74,7 +89,8 @@ struct Case {
   /// A mask's is fp32 here, where it adds.
   DType dtype_of(TensorRole role) const;
 
-  /// Visible (query, key) pairs per head under causal and window; a mask tensor is not counted.
+  /// Visible (query, key) pairs per head under causal and window, of a ragged case the mean of its
+  /// sequences; a mask tensor is not counted.
   double visible_pairs() const;
   /// 2 B Hq pairs (D + Dv) forward, 2 B Hq pairs (3 D + 2 Dv) backward.
   double flops(Pass pass) const;
@@ -105,11 +121,11 @@ std::optional<Window> parse_window(std::string_view text);
 std::vector<Case> conformance_cases(std::optional<DType> dtype = {});
 
 /// The list of pairs: every two of {causal, window, softcap, ALiBi, dropout, boolean mask, additive
-/// mask, grouped heads, dLSE, deterministic, unequal lengths, unequal head dims, sinks}, but the
-/// two masks, with every fill of {normal, large scores, shifted, empty rows}, at head dims 64 and
-/// 128, for every type. Lengths are two and three tiles, one more or one less. Two features of a
-/// case may have a third that its fill needs: rows without keys come from more queries than keys
-/// where no mask is.
+/// mask, grouped heads, dLSE, deterministic, unequal lengths, unequal head dims, sinks, ragged},
+/// but the two masks, with every fill of {normal, large scores, shifted, empty rows}, at head dims
+/// 64 and 128, for every type. Lengths are two and three tiles, one more or one less. Two features
+/// of a case may have a third that its fill needs: rows without keys come from more queries than
+/// keys where no mask is.
 std::vector<Case> pair_cases(std::int64_t tile, std::optional<DType> dtype = {});
 
 /// Presets by name (gpt2-small, gpt3-large, bert-base, bert-large, long-8k, long-16k,

@@ -24,12 +24,13 @@ enum Feature : std::size_t {
   kUnequalLengths,
   kUnequalHeadDims,
   kSinks,
+  kRagged,
   kFeatures
 };
 constexpr std::array<const char*, kFeatures> kNames = {
     "causal",          "window",        "softcap", "alibi", "dropout",
     "bool-mask",       "additive-mask", "grouped", "dlse",  "deterministic",
-    "unequal-lengths", "unequal-dims",  "sinks"};
+    "unequal-lengths", "unequal-dims",  "sinks",   "ragged"};
 
 struct Filled {
   Fill fill;
@@ -101,6 +102,12 @@ void set_fill(Case& c, Fill fill, std::int64_t tile) {
   }
 }
 
+// Beside the case's own lengths: others, none on either side, one, and rows of no sequence.
+void set_sequences(Case& c, std::int64_t tile) {
+  c.set_sequences(
+      {{c.seqlen_q, c.seqlen_k, 0, 3}, {0, 5}, {tile + 1, tile - 1, 2, 0}, {3, 0}, {1, tile}});
+}
+
 // The seed says how a mask lies (six forms, fp32 or the tensors' type) and where it hides.
 std::uint64_t seed_of(const Case& c, std::uint64_t n) {
   constexpr std::array<std::uint64_t, 4> kFormsWithRows = {0, 1, 3, 5};
@@ -121,6 +128,7 @@ Case pair_case(const Pair& pair, const Filled& filled, DType dtype, std::int64_t
   set_lengths(c, pair, tile);
   set_features(c, pair, tile);
   set_fill(c, filled.fill, tile);
+  if (pair.has(kRagged)) set_sequences(c, tile);
   c.seed = seed_of(c, pair.n);
   return c;
 }
@@ -129,15 +137,15 @@ Case pair_case(const Pair& pair, const Filled& filled, DType dtype, std::int64_t
 
 std::vector<Case> pair_cases(std::int64_t tile, std::optional<DType> dtype) {
   std::vector<Case> list;
-  std::uint64_t n = 0, with_sinks = 1000000;
+  std::uint64_t n = 0, with_sinks = 1000000, ragged = 2000000;
   for (const DType type : {DType::kFp32, DType::kBf16, DType::kFp16, DType::kFp64}) {
     for (const Filled& filled : kFills) {
       for (const std::int64_t dim : {64, 128}) {
         for (std::size_t a = 0; a < kFeatures; ++a) {
           for (std::size_t b = a + 1; b < kFeatures; ++b) {
-            // A number seeds its case. Pairs with sinks have a range of their own: the cases that
-            // records of GPUs name, which refuse sinks, keep their values.
-            std::uint64_t& number = b == kSinks ? with_sinks : n;
+            // A number seeds its case. Pairs with sinks, and ragged ones, have ranges of their own:
+            // the cases that records of GPUs name, which refuse both, keep their values.
+            std::uint64_t& number = b == kRagged ? ragged : b == kSinks ? with_sinks : n;
             const Pair pair{static_cast<Feature>(a), static_cast<Feature>(b), number};
             if (pair.has(kBoolMask) && pair.has(kAdditiveMask)) continue;  // a call has one
             ++number;

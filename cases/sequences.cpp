@@ -1,4 +1,4 @@
-// Attention sinks and chunks of keys, alone and with every feature that meets them.
+// Attention sinks, chunks of keys and ragged batches, alone and with every feature that meets them.
 
 #include "sequences.h"
 
@@ -96,12 +96,84 @@ void add_sinks(Variations& to) {
   to.add("sinks-chunk", small(100, 140, 64), sinks, chunk(33), kTopLeft, accumulate, kSure);
 }
 
+// Ragged batches: lengths of 0, 1, primes and beside tiles on either side, rows of no sequence full
+// of NaN, and everything that dense calls have.
+void add_ragged(Variations& to) {
+  const auto of = [](std::vector<SequenceLengths> list) {
+    return [list = std::move(list)](Case& c) { c.set_sequences(list); };
+  };
+  const auto equal = of({{96, 96}, {96, 96}, {96, 96}});
+  const auto lengths = of({{65, 65}, {1, 1}, {0, 0}, {127, 127}, {31, 31}, {64, 64}});
+  const auto mixed = of({{65, 97}, {1, 130}, {0, 7}, {5, 0}, {0, 0}, {97, 31}, {63, 64}});
+  const auto unused =
+      of({{50, 71, 3, 0}, {0, 0, 2, 2}, {17, 17, 0, 5}, {1, 40, 1, 1}, {83, 33, 7, 9}});
+  const auto decode = of({{1, 300}, {1, 1}, {1, 77}, {1, 0}, {1, 513}});
+  const auto one = of({{150, 150}});
+  const auto no_query = of({{0, 40}, {0, 9}});
+  const auto no_key = of({{30, 0}, {5, 0}});
+  const auto long_one = of({{300, 300}, {3, 3}, {17, 17}});
+  const Case c = small(1, 1, 64);
+  const auto layout = [](Layout which) { return [which](Case& x) { x.layout = which; }; };
+  const auto heads = [](Case& x) { x.heads_q = 6, x.heads_k = 2; };
+  const auto dims = [](Case& x) { x.head_dim = 31, x.head_dim_v = 77; };
+  const auto large = [](Case& x) { x.head_dim = x.head_dim_v = 128; };
+  const auto sinks = [](Case& x) { x.sinks = true; };
+  const auto accumulate = [](Case& x) { x.gradient_mode = GradientMode::kAccumulate; };
+  const auto window = [](Case& x) { x.window = Window{20, 9, Alignment::kBottomRight}; };
+  const auto top_window = [](Case& x) { x.window = Window{40, -2, Alignment::kTopLeft}; };
+  const auto from_left = [](Case& x) { x.window = Window{.left = 33}; };
+  const auto chunks = [](Case& x) { x.window = Window{.alignment = Alignment::kBottomRight}; };
+  const auto special = [](Case& x) { x.fill = Fill::kSpecial; };
+  const auto shifted = [](Case& x) { x.fill = Fill::kShifted; };
+  const auto empty = [](Case& x) { x.fill = Fill::kEmptyRows; };
+  const auto state = [](Case& x) { x.dropout_state = true; };
+  const auto fp32_outputs = [](Case& x) { x.fp32_outputs = x.dtype != DType::kFp64; };
+  const auto seed = [](std::uint64_t n) { return [n](Case& x) { x.seed = n; }; };
+  to.add("ragged-equal", c, equal);
+  to.add("ragged", c, mixed, heads, kSure);
+  to.add("ragged-unused", c, unused, dims, kSure);
+  to.add("ragged-one", c, one, kTopLeft);
+  to.add("ragged-decode", c, decode, large, heads, kBottomRight);
+  to.add("ragged-no-query", c, no_query, sinks);
+  to.add("ragged-no-key", c, no_key, sinks, kSure);
+  to.add("ragged-long-one", c, long_one, large, kTopLeft);
+  to.add("ragged-causal", c, mixed, kBottomRight, kSure);
+  to.add("ragged-causal-unused", c, unused, kTopLeft, accumulate, large);
+  to.add("ragged-window", c, mixed, window, heads);
+  to.add("ragged-window-beside", c, unused, top_window);
+  to.add("ragged-window-causal", c, lengths, from_left, kBottomRight, kSure);
+  to.add("ragged-chunk", c, mixed, chunks, chunk(19), seed(2));
+  to.add("ragged-softcap", c, mixed, kCapped, kSure);
+  to.add("ragged-alibi", c, mixed, kSloped, kBottomRight, heads);
+  to.add("ragged-alibi-shared", c, unused, kSloped, seed(2));
+  for (std::uint64_t form = 0; form < 6; ++form) {
+    const auto name = fmt::format("ragged-{}-mask-{}", form % 2 == 0 ? "bool" : "additive", form);
+    const auto kind = [form](Case& x) {
+      x.mask = form % 2 == 0 ? MaskKind::kBool : MaskKind::kAdditive;
+    };
+    to.add(name.c_str(), c, form < 3 ? mixed : unused, kind, seed(form), kSure);
+  }
+  to.add("ragged-mask-empty", c, mixed, kMasked, empty, sinks);
+  to.add("ragged-shifted-mask", c, unused, kAdded, shifted, kSure);
+  to.add("ragged-sinks", c, mixed, sinks, heads, kSure);
+  to.add("ragged-sinks-unused", c, unused, sinks, accumulate, kBottomRight);
+  to.add("ragged-dropout", c, mixed, kDropped, heads, kSure);
+  to.add("ragged-dropout-state", c, unused, kDropped, state);
+  to.add("ragged-heads-first", c, unused, layout(Layout::kHeadsFirst), heads);
+  to.add("ragged-packed", c, lengths, layout(Layout::kPackedQkv), kTopLeft);
+  to.add("ragged-padded-rows", c, unused, layout(Layout::kPaddedRows), kSure);
+  to.add("ragged-fp32-outputs", c, mixed, fp32_outputs, kTopLeft);
+  to.add("ragged-special", c, unused, special, kBottomRight);
+  to.add("ragged-all", c, unused, kDropped, kCapped, kSloped, kAdded, sinks, window, kSure);
+}
+
 }  // namespace
 
 void add_sequence_cases(std::vector<Case>& list, DType dtype) {
   Variations to(list, dtype);
   add_chunks(to);
   add_sinks(to);
+  add_ragged(to);
 }
 
 }  // namespace flashlab::cases

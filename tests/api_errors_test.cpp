@@ -234,9 +234,9 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{"lengths_type",
             [](Call& c) {
               c.make_ragged();
-              c.forward.cu_seqlens_q->spec.dtype = DType::kInt64;
+              c.forward.cu_seqlens_q->spec.dtype = DType::kFp32;
             },
-            {"cu_seqlens_q.dtype: got int64, expected int32"}},
+            {"cu_seqlens_q.dtype: got fp32, expected int32 or int64"}},
         Bad{"lengths_shape",
             [](Call& c) {
               c.make_ragged();
@@ -252,12 +252,39 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{"lengths_of_dense_tensors",
             [](Call& c) { c.forward.cu_seqlens_q = c.small({kB + 1}, DType::kInt32); },
             {"q.rank: got 4, expected 3: [total_q, heads_q, head_dim]"}},
-        Bad{"no_longest",
+        Bad{"negative_longest",
             [](Call& c) {
               c.make_ragged();
-              c.options.max_seqlen_q.reset();
+              c.options.max_seqlen_q = -1;
             },
-            {"options.max_seqlen_q: got nothing", "cu_seqlens_q"}},
+            {"options.max_seqlen_q: got -1", "hint"}},
+        Bad{"used_shape",
+            [](Call& c) { c.forward.seqused_k = c.small({kB + 1}, DType::kInt64); },
+            {"seqused_k.shape[0]: got 3, expected 2", "[batch]"}},
+        Bad{"ragged_causal",
+            [](Call& c) {
+              c.make_ragged();
+              c.options.causal = Causal::kCausal;
+            },
+            {"options.causal", "sequences of any lengths", "kBottomRight"}},
+        Bad{"ragged_window",
+            [](Call& c) {
+              c.make_ragged();
+              c.options.window = Window{2, 1};
+            },
+            {"options.window.alignment", "sequences of any lengths", "kTopLeft"}},
+        Bad{"ragged_chunk",
+            [](Call& c) {
+              c.make_ragged();
+              c.options.attention_chunk = 4;
+            },
+            {"options.window.alignment", "sequences of any lengths", "kTopLeft"}},
+        Bad{"ragged_key_heads",
+            [](Call& c) {
+              c.make_ragged();
+              c.forward.k.spec.shape[1] = c.forward.v.spec.shape[1] = 8;
+            },
+            {"k.shape[1]", "a divisor of the 4 query heads"}},
         Bad{"longest_of_dense_tensors",
             [](Call& c) { c.options.max_seqlen_k = kSk; },
             {"options.max_seqlen_k: got 10", "cu_seqlens_k"}},
@@ -327,18 +354,13 @@ const StatusCode kUnsupported = StatusCode::kUnsupported;
 
 INSTANTIATE_TEST_SUITE_P(
     ToCome, Refusal,
-    ::testing::Values(Bad{"ragged",
-                          [](Call& c) { c.make_ragged(); },
-                          {"'cpu' on cpu lacks variable lengths:", "requires forward, fp32",
-                           "at most forward", "no implementation on cpu has all of it"},
-                          false,
-                          kUnsupported},
-                      Bad{"paged",
+    ::testing::Values(Bad{"paged",
                           [](Call& c) {
                             c.forward.mask.reset();
                             c.forward.block_table = c.small({kB, 3}, DType::kInt32);
                           },
-                          {"lacks paged keys"},
+                          {"'cpu' on cpu lacks paged keys:", "requires forward, fp32",
+                           "at most forward", "no implementation on cpu has all of it"},
                           false,
                           kUnsupported},
                       Bad{"row_statistics",

@@ -223,6 +223,8 @@ TEST_F(Conformance, EveryLengthHeadDimAndFeatureIsThereForEveryType) {
     });
     expect_one("sinks", [](const Case& c) { return c.sinks; });
     expect_one("chunk", [](const Case& c) { return c.chunk.has_value(); });
+    expect_one("ragged", [](const Case& c) { return c.ragged(); });
+    expect_one("rows of no sequence", [](const Case& c) { return c.gives(TensorRole::kSeqUsedK); });
     expect_one("deterministic", [](const Case& c) { return c.deterministic; });
     expect_one("accumulate",
                [](const Case& c) { return c.gradient_mode == GradientMode::kAccumulate; });
@@ -236,13 +238,13 @@ TEST_F(Conformance, EveryLengthHeadDimAndFeatureIsThereForEveryType) {
 TEST_F(Conformance, CostsWhatTwoCoresDoInAMinute) {
   double multiply_adds = 0;
   for (const Case& c : list) multiply_adds += c.flops(Pass::kForward) / 2;
-  EXPECT_LT(multiply_adds, 7.2e9);
+  EXPECT_LT(multiply_adds, 7.6e9);
 }
 
 int features_of(const Case& c) {
   return (c.causal != Causal::kNone) + c.window.has_value() + c.softcap.has_value() + c.alibi +
-         (c.dropout > 0) + c.sinks + (c.mask != MaskKind::kNone) + (c.heads_q != c.heads_k) +
-         c.lse_gradient + c.deterministic + (c.seqlen_q != c.seqlen_k) +
+         (c.dropout > 0) + c.sinks + c.ragged() + (c.mask != MaskKind::kNone) +
+         (c.heads_q != c.heads_k) + c.lse_gradient + c.deterministic + (c.seqlen_q != c.seqlen_k) +
          (c.head_dim != c.head_dim_v);
 }
 
@@ -258,7 +260,7 @@ bool has_empty_rows(const Case& c) {
 TEST(Pairs, AreEveryTwoFeaturesWithEveryFillAtTwoHeadDims) {
   for (const std::int64_t tile : {64, 128}) {
     const std::vector<Case> list = pair_cases(tile);
-    EXPECT_EQ(list.size(), 77u * 4 * 2 * 4);
+    EXPECT_EQ(list.size(), 90u * 4 * 2 * 4);
     std::set<std::string> names;
     std::map<Fill, int> fills;
     for (const Case& c : list) {
@@ -273,9 +275,9 @@ TEST(Pairs, AreEveryTwoFeaturesWithEveryFillAtTwoHeadDims) {
       EXPECT_LE(features_of(c), c.fill == Fill::kEmptyRows ? 4 : 2);
       if (c.fill == Fill::kEmptyRows) EXPECT_TRUE(has_empty_rows(c));
     }
-    for (const auto& [fill, count] : fills) EXPECT_EQ(count, 77 * 2 * 4);
+    for (const auto& [fill, count] : fills) EXPECT_EQ(count, 90 * 2 * 4);
     EXPECT_EQ(pair_cases(tile, DType::kBf16).size(), list.size() / 4);
-    EXPECT_EQ(pair_cases(tile, DType::kBf16).front().describe(), list[616].describe());
+    EXPECT_EQ(pair_cases(tile, DType::kBf16).front().describe(), list[720].describe());
   }
 }
 

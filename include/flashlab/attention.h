@@ -79,7 +79,8 @@ struct Options {
   std::optional<std::int64_t> attention_chunk{};
   std::optional<float> softcap{};  ///< cap > 0: scores become cap * tanh(score / cap)
   std::optional<float> dropout{};  ///< probability p in [0, 1) of dropping a probability
-  /// At least the longest sequence where cu_seqlens_* are given, which lie on the device. To come.
+  /// Hints beside tensors of lengths: about the longest sequence. They may choose a kernel and
+  /// never change a result, so a wrong one costs time alone.
   std::optional<std::int64_t> max_seqlen_q{}, max_seqlen_k{};
 };
 
@@ -88,6 +89,13 @@ struct Options {
 // ---------------------------------------------------------------------------------------------
 
 /// Tensors of a forward call. tensor_table.h has the same as a table: shapes, dtypes, directions.
+///
+/// Ragged: with cu_seqlens_q the queries of all sequences are rows of one tensor, q [total_q,
+/// heads_q, head_dim], o [total_q, heads_q, head_dim_v], lse [heads_q, total_q]; with cu_seqlens_k
+/// k and v are [total_k, heads_k, ...]. Sequence b has the rows from cu_seqlens[b] on; it is
+/// seqused[b] rows long, or ends where the next one begins. Either side may be ragged by itself,
+/// and seqused_* may shorten the sequences of dense tensors. Cu_seqlens and seqused are int32 or
+/// int64, of the tensors' device, and read when the call runs.
 struct ForwardTensors {
   ConstTensor q;                      ///< [batch, seqlen_q, heads_q, head_dim]
   ConstTensor k;                      ///< [batch, seqlen_k, heads_k, head_dim]
@@ -98,13 +106,15 @@ struct ForwardTensors {
   std::optional<ConstTensor> alibi_slopes{};  ///< [batch|1, heads_q|1] fp32; see below
   DropoutSeed dropout_seed{};                 ///< read where Options::dropout is set
   std::optional<ConstTensor> sinks{};         ///< [heads_q] fp32; see below
-  std::optional<ConstTensor> cu_seqlens_q{};  ///< to come: [batch + 1] int32; q [total_q, ...]
-  std::optional<ConstTensor> cu_seqlens_k{};  ///< to come: [batch + 1] int32; k [total_k, ...]
+  std::optional<ConstTensor> cu_seqlens_q{};  ///< [batch + 1]: where sequences begin and end
+  std::optional<ConstTensor> cu_seqlens_k{};  ///< [batch + 1]
   std::optional<ConstTensor> block_table{};   ///< to come: [batch, pages_per_sequence] int32
   std::optional<Tensor> row_statistics{};     ///< to come: [batch, heads_q, seqlen_q, 2] fp32
   /// [2] int64, seed and offset, read in place of dropout_seed when the call runs: a replayed graph
   /// draws another pattern.
   std::optional<ConstTensor> dropout_state{};
+  std::optional<ConstTensor> seqused_q{};  ///< [batch]: queries of each sequence
+  std::optional<ConstTensor> seqused_k{};  ///< [batch]: keys of each sequence
 };
 
 /// Tensors of a backward call. o and lse are what forward gave for the same inputs.
@@ -121,8 +131,9 @@ struct BackwardTensors {
   std::optional<ConstTensor> dropout_state{};  ///< with the numbers that forward read
   std::optional<ConstTensor> sinks{};          ///< as in forward
   std::optional<Tensor> d_sinks{};             ///< gradient of sinks: [heads_q] fp32
-  /// To come, as in forward.
-  std::optional<ConstTensor> cu_seqlens_q{}, cu_seqlens_k{}, block_table{}, row_statistics{};
+  /// As in forward.
+  std::optional<ConstTensor> cu_seqlens_q{}, cu_seqlens_k{}, seqused_q{}, seqused_k{};
+  std::optional<ConstTensor> block_table{}, row_statistics{};  ///< to come
 };
 
 /// Scratch memory of one call: uninitialised on entry, 256-byte aligned, reusable once the stream
@@ -149,8 +160,8 @@ struct Problem {
   std::optional<TensorSpec> d_o{}, d_lse{}, dq{}, dk{}, dv{};  ///< backward only
   std::optional<TensorSpec> alibi_slopes{};
   std::optional<TensorSpec> sinks{}, d_sinks{};
-  /// To come.
-  std::optional<TensorSpec> cu_seqlens_q{}, cu_seqlens_k{}, block_table{}, row_statistics{};
+  std::optional<TensorSpec> cu_seqlens_q{}, cu_seqlens_k{}, seqused_q{}, seqused_k{};
+  std::optional<TensorSpec> block_table{}, row_statistics{};  ///< to come
   std::optional<TensorSpec> dropout_state{};  ///< seed and offset, as in ForwardTensors
   Options options{};
 };
@@ -239,6 +250,15 @@ Status prepare(const Context& context, const Plan& plan);
 /// Sinks       sinks[h] is one more score of every row of head h, to a key whose value is 0: LSE' =
 ///             log(exp(LSE) + exp(sink)) is what lse gets, O' = O exp(LSE - LSE'). A row without a
 ///             key has o = 0, lse = sink; a sink of -inf changes nothing. CPUs alone have them
+/// Sequences   cu_seqlens_*, seqused_*: each sequence is a dense call of its own, whose length is
+///             Sq or Sk above: causal, windows, chunks and ALiBi are aligned by its own lengths,
+///             masks [batch or 1, heads or 1, queries or 1, keys or 1] lie at its own positions
+///             (extents of at least the longest sequence), dropout's pattern is that of entry b of
+///             a batch. Bare kCausal, and windows and chunks without an alignment, are errors.
+///             What lies in other sequences, between them and behind the last changes nothing; rows
+///             of no sequence get o = 0, lse = -inf. On a CPU a sequence's bits are the same alone,
+///             in any batch and by any number of threads, and offsets that decrease or leave the
+///             tensor are errors. CPUs alone have them
 /// Dropout     P of a pair is kept with probability 1 - p (rounded to a multiple of 2^-16) and
 ///             multiplied by 1 / (1 - p), or dropped; LSE is that without dropout. NaN or Inf in v
 ///             at a dropped key may make the row non-finite

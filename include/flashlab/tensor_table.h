@@ -42,9 +42,11 @@ enum class TensorRole : std::uint8_t {
   kBlockTable,
   kRowStatistics,
   kDropoutState,
-  kDSinks
+  kDSinks,
+  kSeqUsedQ,
+  kSeqUsedK
 };
-inline constexpr std::size_t kTensorRoles = 19;
+inline constexpr std::size_t kTensorRoles = 21;
 
 // ---------------------------------------------------------------------------------------------
 // Shapes
@@ -53,7 +55,7 @@ inline constexpr std::size_t kTensorRoles = 19;
 /// A size that shapes are made of.
 enum class Extent : std::uint8_t {
   kBatch,
-  kSeqlenQ,  ///< ragged: the longest sequence, Options::max_seqlen_q
+  kSeqlenQ,  ///< ragged: of a mask
   kSeqlenK,
   kHeadsQ,
   kHeadsK,
@@ -138,7 +140,8 @@ enum class DTypeRule : std::uint8_t {
   kVisible,    ///< bool: true is visible; or added to the score: fp32 or q's
   kFp32,
   kInt32,
-  kInt64
+  kInt64,
+  kIndex  ///< int32 or int64
 };
 
 /// The types a rule allows; the first is what a result gets.
@@ -316,9 +319,9 @@ inline constexpr std::array<TensorRow, kTensorRoles> kRows{{
     {R::kSinks, "sinks", &F::sinks, &B::sinks, &P::sinks, ShapeRule{kHeadsQ}, D::kFp32,
      "attention sinks", ServedBy::kCpuInCpp},
     {R::kCuSeqlensQ, "cu_seqlens_q", &F::cu_seqlens_q, &B::cu_seqlens_q, &P::cu_seqlens_q,
-     ShapeRule{kBatchPlusOne}, D::kInt32, "variable lengths", ServedBy::kNone},
+     ShapeRule{kBatchPlusOne}, D::kIndex, "variable lengths", ServedBy::kCpuInCpp},
     {R::kCuSeqlensK, "cu_seqlens_k", &F::cu_seqlens_k, &B::cu_seqlens_k, &P::cu_seqlens_k,
-     ShapeRule{kBatchPlusOne}, D::kInt32, "variable lengths", ServedBy::kNone},
+     ShapeRule{kBatchPlusOne}, D::kIndex, "variable lengths", ServedBy::kCpuInCpp},
     {R::kBlockTable, "block_table", &F::block_table, &B::block_table, &P::block_table,
      ShapeRule{kBatch, kPagesPerSequence}, D::kInt32, "paged keys", ServedBy::kNone},
     {R::kRowStatistics, "row_statistics", &F::row_statistics, &B::row_statistics,
@@ -328,6 +331,10 @@ inline constexpr std::array<TensorRow, kTensorRoles> kRows{{
      ShapeRule{kTwo}, D::kInt64, "dropout state on the device"},
     {R::kDSinks, "d_sinks", kNotForward, &B::d_sinks, &P::d_sinks, ShapeRule{kHeadsQ}, D::kFp32,
      "attention sinks", ServedBy::kCpuInCpp},
+    {R::kSeqUsedQ, "seqused_q", &F::seqused_q, &B::seqused_q, &P::seqused_q, ShapeRule{kBatch},
+     D::kIndex, "variable lengths", ServedBy::kCpuInCpp},
+    {R::kSeqUsedK, "seqused_k", &F::seqused_k, &B::seqused_k, &P::seqused_k, ShapeRule{kBatch},
+     D::kIndex, "variable lengths", ServedBy::kCpuInCpp},
 }};
 
 constexpr bool rows_are_in_order() {

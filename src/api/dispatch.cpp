@@ -68,16 +68,29 @@ Status finish_empty(ContextState&, Stream, const Problem&, const ForwardTensors&
   return {};
 }
 
+// As [batch, seqlen, heads, dim]: ragged rows are those of one batch entry, sinks one row.
+TensorSpec as_rows(const TensorSpec& spec) {
+  TensorSpec out = spec;
+  out.rank = TensorSpec::kMaxRank;
+  out.shape = {1, 1, 1, 1};
+  out.strides = {};
+  for (int to = out.rank, from = spec.rank; from > 0;) {
+    out.shape[static_cast<std::size_t>(--to)] = spec.shape[static_cast<std::size_t>(--from)];
+    out.strides[static_cast<std::size_t>(to)] = spec.strides[static_cast<std::size_t>(from)];
+  }
+  return out;
+}
+
 Status finish_empty(ContextState& context, Stream stream, const Problem& p,
                     const BackwardTensors& t) {
   if (p.options.gradient_mode == GradientMode::kAccumulate) return {};
   const Backend& backend = backend_of(context.device.kind);
   if (p.d_sinks) {
-    TensorSpec row = contiguous_spec(DType::kFp32, {1, 1, 1, p.d_sinks->shape[0]}, p.q.device);
-    if (Status s = backend.zero(context, stream, {t.d_sinks->data, row}); !s.ok()) return s;
+    const Tensor row{t.d_sinks->data, as_rows(*p.d_sinks)};
+    if (Status s = backend.zero(context, stream, row); !s.ok()) return s;
   }
-  const Status status = backend.zero(context, stream, {t.dk.data, *p.dk});
-  return status.ok() ? backend.zero(context, stream, {t.dv.data, *p.dv}) : status;
+  const Status status = backend.zero(context, stream, {t.dk.data, as_rows(*p.dk)});
+  return status.ok() ? backend.zero(context, stream, {t.dv.data, as_rows(*p.dv)}) : status;
 }
 
 template <class Tensors>

@@ -98,7 +98,9 @@ inline FeatureSet dense_features() {
 
 /// What calls can be asked for beside dense_features(). Only CPUs have all of it.
 inline FeatureSet sequence_features() {
-  return {Feature::kBesideDiagonal, Feature::kChunk, TensorRole::kSinks, TensorRole::kDSinks};
+  return {Feature::kBesideDiagonal, Feature::kChunk,         TensorRole::kSinks,
+          TensorRole::kDSinks,      TensorRole::kCuSeqlensQ, TensorRole::kCuSeqlensK,
+          TensorRole::kSeqUsedQ,    TensorRole::kSeqUsedK};
 }
 
 /// "forward, fp32, causal".

@@ -82,6 +82,11 @@ struct Geometry {
   MaskBounds bounds{};
   float softcap = 0;  ///< scores become softcap tanh(score / softcap); 0: they do not
   float dropout = 0;  ///< probability of dropping a probability
+  /// Sequences have lengths that only the call knows; seqlen_* are then the most that one can have,
+  /// of ragged rows their number.
+  bool has_lengths = false;
+  bool ragged_q = false;
+  bool is_sequence = false;  ///< one of such a call: nothing but its own lengths may cut it
 
   std::int64_t group() const noexcept { return heads_k == 0 ? 0 : heads_q / heads_k; }
   std::int64_t shift() const noexcept { return bounds.shift(seqlen_q, seqlen_k); }
@@ -98,7 +103,9 @@ struct Geometry {
     const std::int64_t end = at + bounds.right + 1;
     return clamp_key(bounds.chunk > 0 ? std::min(end, bounds.chunk_begin(at) + bounds.chunk) : end);
   }
-  bool nothing_to_write() const noexcept { return batch == 0 || heads_q == 0 || seqlen_q == 0; }
+  bool nothing_to_write() const noexcept {
+    return (batch == 0 && !ragged_q) || heads_q == 0 || seqlen_q == 0;
+  }
 
   /// Visible (query, key) pairs per head by the bounds alone (a mask tensor is not counted).
   double visible_pairs() const noexcept;

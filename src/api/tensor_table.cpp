@@ -73,6 +73,8 @@ DTypeList allowed_dtypes(DTypeRule rule, DType q, DType lse) {
       return {DType::kInt32};
     case DTypeRule::kInt64:
       return {DType::kInt64};
+    case DTypeRule::kIndex:
+      return {DType::kInt32, DType::kInt64};
   }
   return {};
 }

@@ -7,6 +7,7 @@
 #include <array>
 #include <cmath>
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "api/problem.h"
@@ -38,19 +39,17 @@ void check_structures(TensorRules& check, Problem& p, const SequenceSource& sour
   }
 }
 
-// The longest sequence: of a dense tensor its own extent, else what the caller promises.
+// A hint at the longest sequence.
 void check_longest(TensorRules& check, const char* name, const std::optional<std::int64_t>& given,
-                   bool ragged, const char* lengths, std::int64_t& extent) {
+                   bool has_lengths, const char* lengths) {
+  if (!given || (has_lengths && *given >= 0)) return;
   const std::string argument = fmt::format("options.{}", name);
-  if (!ragged && given) {
+  if (has_lengths) {
+    check.fail(argument, fmt::format("{}", *given), "a length >= 0",
+               "leave it empty where it is not known: it is a hint");
+  } else {
     check.fail(argument, fmt::format("{}", *given), fmt::format("nothing without {}", lengths),
                "tensors of equal lengths say their length themselves");
-  } else if (ragged && (!given || *given < 0)) {
-    check.fail(argument, given ? fmt::format("{}", *given) : std::string("nothing"),
-               fmt::format("a number >= the longest sequence of {}", lengths),
-               "the lengths lie on the device, where planning does not look");
-  } else if (ragged) {
-    extent = *given;
   }
 }
 
@@ -77,10 +76,13 @@ Extents sizes_of(TensorRules& check, const Problem& p, const SequenceSource& sou
   if (source.ragged_q) sizes[Extent::kBatch] = sizes[Extent::kBatchPlusOne] - 1;
   sizes[Extent::kBatchPlusOne] = sizes[Extent::kBatch] + 1;
   sizes[Extent::kTwo] = 2;
-  check_longest(check, "max_seqlen_q", p.options.max_seqlen_q, source.ragged_q, "cu_seqlens_q",
-                sizes[Extent::kSeqlenQ]);
-  check_longest(check, "max_seqlen_k", p.options.max_seqlen_k, source.ragged_k, "cu_seqlens_k",
-                sizes[Extent::kSeqlenK]);
+  check_longest(check, "max_seqlen_q", p.options.max_seqlen_q, p.cu_seqlens_q || p.seqused_q,
+                "cu_seqlens_q");
+  check_longest(check, "max_seqlen_k", p.options.max_seqlen_k, p.cu_seqlens_k || p.seqused_k,
+                "cu_seqlens_k");
+  // Of ragged rows only a mask has an extent of one sequence's positions, and the call knows these.
+  if (source.ragged_q && p.mask) sizes[Extent::kSeqlenQ] = p.mask->shape[2];
+  if (source.ragged_k && p.mask) sizes[Extent::kSeqlenK] = p.mask->shape[3];
   if (source.paged_k && !source.ragged_k &&
       __builtin_mul_overflow(sizes[Extent::kPagesPerSequence], sizes[Extent::kPageSize],
                              &sizes[Extent::kSeqlenK])) {
@@ -140,19 +142,25 @@ void check_tensor(TensorRules& check, const Problem& p, const TensorRow& row,
   if (row.access(p.pass) == Access::kWrite) check.output(row.name, *spec);
 }
 
-// What planning knows of the lengths of queries and keys.
+// What planning knows of the lengths of queries and keys: those of every sequence, or the most that
+// one can have.
 struct Lengths {
   std::int64_t q = 0, k = 0;
-  bool equal() const { return q == k; }
+  bool known = true;
+  bool equal() const { return known && q == k; }
+  std::string text() const {
+    return known ? fmt::format("seqlen_q {} and seqlen_k {}", q, k) : "sequences of any lengths";
+  }
+  std::string reason() const {
+    return known ? "because the lengths differ" : "because lengths may differ";
+  }
 };
 
 Result<Causal> resolve_causal(Causal causal, const Lengths& lengths) {
   if (causal != Causal::kCausal) return causal;
   if (lengths.equal()) return Causal::kTopLeft;
   return Status::invalid(
-      {"options.causal",
-       fmt::format("causal with seqlen_q {} and seqlen_k {}", lengths.q, lengths.k),
-       "an alignment, because the lengths differ",
+      {"options.causal", "causal with " + lengths.text(), "an alignment, " + lengths.reason(),
        "use Causal::kTopLeft (query i sees keys 0..i) or Causal::kBottomRight (the last query sees "
        "every key)"});
 }
@@ -165,9 +173,8 @@ Result<Alignment> resolve_alignment(const Options& options, const Lengths& lengt
     if (given != Alignment::kOfCausal) return equal ? Alignment::kTopLeft : given;
     if (equal) return Alignment::kTopLeft;
     return Status::invalid(
-        {"options.window.alignment",
-         fmt::format("none with seqlen_q {} and seqlen_k {}", lengths.q, lengths.k),
-         "an alignment, because the lengths differ",
+        {"options.window.alignment", "none with " + lengths.text(),
+         "an alignment, " + lengths.reason(),
          "use Alignment::kTopLeft (around key i of query i) or Alignment::kBottomRight (around "
          "key i + seqlen_k - seqlen_q, as flash-attn)"});
   }
@@ -180,7 +187,7 @@ Result<Alignment> resolve_alignment(const Options& options, const Lengths& lengt
 
 // A window whose alignment is resolved: what hides nothing is unbounded, and the right side is that
 // of causal where this is narrower. The last query is furthest from the first key, the first query
-// from the last key.
+// from the last key. What hides nothing at the largest lengths hides nothing at others.
 void normalise_window(Window& window, bool causal, const Lengths& lengths) {
   const std::int64_t offset =
       window.alignment == Alignment::kBottomRight ? lengths.k - lengths.q : 0;
@@ -304,16 +311,18 @@ Result<Geometry> validate(const Problem& problem, Problem* normalised) {
 
   Geometry g;
   g.batch = sizes[Extent::kBatch];
-  g.seqlen_q = sizes[Extent::kSeqlenQ];
+  g.has_lengths = p.cu_seqlens_q || p.cu_seqlens_k || p.seqused_q || p.seqused_k;
+  g.ragged_q = source.ragged_q;
+  g.seqlen_q = sizes[source.ragged_q ? Extent::kTotalQ : Extent::kSeqlenQ];
   g.heads_q = sizes[Extent::kHeadsQ];
   g.head_dim = sizes[Extent::kHeadDim];
-  g.seqlen_k = sizes[Extent::kSeqlenK];
+  g.seqlen_k = sizes[source.ragged_k ? Extent::kTotalK : Extent::kSeqlenK];
   g.heads_k = sizes[Extent::kHeadsK];
   g.head_dim_v = sizes[Extent::kHeadDimV];
   g.dtype = p.q.dtype;
   const double scale = 1.0 / std::sqrt(static_cast<double>(g.head_dim));
   g.scale = rounded_scale(p.options.scale.value_or(scale), g.dtype);
-  const Lengths lengths{g.seqlen_q, g.seqlen_k};
+  const Lengths lengths{g.seqlen_q, g.seqlen_k, !g.has_lengths};
   auto causal = resolve_causal(p.options.causal, lengths);
   if (!causal.ok()) return causal.status();
   p.options.causal = *causal;

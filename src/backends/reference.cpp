@@ -2,6 +2,7 @@
 
 #include <new>
 
+#include "cpu/sequences/sequences.h"
 #include "reference/oracle.h"
 
 namespace flashlab::internal {
@@ -105,7 +106,7 @@ const Implementation& reference_implementation() {
       "reference", DeviceKind::kCpu, "fp64 plain loops: the truth the others are compared with",
       dense_features() | sequence_features() |
           FeatureSet{Feature::kFp64, Feature::kFp32, Feature::kFp16, Feature::kBf16},
-      make_plan};
+      plan_dense_or_sequences<&make_plan>};
   return implementation;
 }
 

@@ -5,6 +5,7 @@
 #include "cpu/backward_plan.h"
 #include "cpu/forward_plan.h"
 #include "cpu/plain/plain.h"
+#include "cpu/sequences/sequences.h"
 
 namespace flashlab::internal {
 namespace {
@@ -21,6 +22,15 @@ Result<std::shared_ptr<PlanState>> make_cpu_plan(const ContextState& context,
                                         : plan_backward(context, problem, g);
 }
 
+std::size_t most_bytes(const ContextState& context, const Problem& problem, const Geometry& g) {
+  if (g.dtype == DType::kFp64) {
+    auto plan = make_plain_plan(context, problem, g);
+    return plan.ok() ? (*plan)->workspace_bytes : 0;
+  }
+  return problem.pass == Pass::kForward ? most_forward_bytes(context, g)
+                                        : most_backward_bytes(context, problem, g);
+}
+
 }  // namespace
 
 const Implementation& cpu_implementation() {
@@ -30,7 +40,7 @@ const Implementation& cpu_implementation() {
       .summary = "production: packed panels, SIMD register tiles, all threads",
       .supported = dense_features() | sequence_features() |
                    FeatureSet{Feature::kFp64, Feature::kFp32, Feature::kFp16, Feature::kBf16},
-      .make_plan = &make_cpu_plan};
+      .make_plan = &plan_dense_or_sequences<&make_cpu_plan, &most_bytes>};
   return implementation;
 }
 

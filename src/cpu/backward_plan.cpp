@@ -28,6 +28,8 @@ using simd::KernelTable;
 constexpr int kDeterministicThreads = 8;
 constexpr int kDeterministicSplits = 8;
 constexpr int kMaxSplits = 32;
+// A sequence of a list with fewer pairs of all its heads is not cut: others fill the threads.
+constexpr double kLittlePairs = 1 << 20;
 
 // A task of the row passes touches at least this many rows, so that handing it out costs nothing.
 constexpr std::int64_t kMinRowsPerTask = 64;
@@ -185,6 +187,36 @@ BackwardTiles choose_tiles(const KernelTable& table, const Geometry& g) {
   return {24, 64};
 }
 
+// A sequence's splits make kDeterministicThreads tasks, so that its shares of dQ take no more than
+// those of a call with as many heads.
+int most_splits(const Geometry& g, bool deterministic) {
+  if (!g.is_sequence) return deterministic ? kDeterministicSplits : kMaxSplits;
+  const double pairs = static_cast<double>(g.seqlen_q) * static_cast<double>(g.seqlen_k);
+  if (pairs * static_cast<double>(g.heads_q) < kLittlePairs) return 1;
+  return static_cast<int>(ceil_div(kDeterministicThreads,
+                                   std::clamp<std::int64_t>(g.heads_k, 1, kDeterministicThreads)));
+}
+
+// Regions of a plan whose tiles and splits are chosen.
+void add_regions(BackwardPlan& plan, const Problem& problem, const Geometry& g) {
+  const BackwardCall& c = plan.call;
+  constexpr std::size_t kLine = 256;
+  plan.scratch_bytes =
+      (plan.table->backward->scratch_bytes(c.tiles, g.head_dim, g.head_dim_v) + kLine - 1) / kLine *
+      kLine;
+  const std::int64_t padded_dim = ceil_div(g.head_dim, plan.table->lanes) * plan.table->lanes;
+  plan.delta_offset = plan.add_region("delta", region_bytes({g.batch, g.heads_q, g.seqlen_q}));
+  plan.additive_mask = problem.mask && problem.mask->dtype != DType::kBool;
+  if (plan.additive_mask) {
+    plan.lse_parts_offset =
+        plan.add_region("lse_parts", region_bytes({2, g.batch, g.heads_q, g.seqlen_q}));
+  }
+  plan.dq_offset = plan.add_region(
+      "dq_accumulators", region_bytes({c.split_count, g.batch, g.heads_q, g.seqlen_q, padded_dim}));
+  plan.scratch_offset = plan.add_region(
+      "thread_scratch", plan.scratch_bytes * static_cast<std::size_t>(plan.workers));
+}
+
 void describe_plan(BackwardPlan& plan, const Geometry& g, const BackwardSchedule& schedule,
                    bool deterministic, int threads) {
   const KernelTable& table = *plan.table;
@@ -254,7 +286,7 @@ Result<std::shared_ptr<PlanState>> plan_backward(const ContextState& context,
   const BackwardTiles tiles = choose_tiles(*plan->table, g);
   BackwardSchedule schedule =
       schedule_backward(g, deterministic ? kDeterministicThreads : threads, tiles.block_keys,
-                        plan->table->panel, deterministic ? kDeterministicSplits : kMaxSplits);
+                        plan->table->panel, most_splits(g, deterministic));
   plan->splits = std::move(schedule.splits);
 
   BackwardCall& c = plan->call;
@@ -274,28 +306,24 @@ Result<std::shared_ptr<PlanState>> plan_backward(const ContextState& context,
 
   const std::int64_t tasks = c.split_count * c.batch * c.heads_k;
   plan->workers = static_cast<int>(std::clamp<std::int64_t>(tasks, 1, threads));
-  constexpr std::size_t kLine = 256;
-  plan->scratch_bytes =
-      (plan->table->backward->scratch_bytes(c.tiles, g.head_dim, g.head_dim_v) + kLine - 1) /
-      kLine * kLine;
-
-  const std::int64_t padded_dim = ceil_div(g.head_dim, plan->table->lanes) * plan->table->lanes;
-  plan->delta_offset = plan->add_region("delta", region_bytes({g.batch, g.heads_q, g.seqlen_q}));
-  plan->additive_mask = problem.mask && problem.mask->dtype != DType::kBool;
-  if (plan->additive_mask) {
-    plan->lse_parts_offset =
-        plan->add_region("lse_parts", region_bytes({2, g.batch, g.heads_q, g.seqlen_q}));
-  }
-  plan->dq_offset = plan->add_region(
-      "dq_accumulators", region_bytes({c.split_count, g.batch, g.heads_q, g.seqlen_q, padded_dim}));
-  plan->scratch_offset = plan->add_region(
-      "thread_scratch", plan->scratch_bytes * static_cast<std::size_t>(plan->workers));
+  add_regions(*plan, problem, g);
   describe_plan(*plan, g, schedule, deterministic, threads);
   if (context.cpu_isa == CpuIsa::kAmx && g.dtype == DType::kBf16) {
     plan->reasons.push_back(
         "AMX serves forward alone: backward widens to fp32, twice as fast there as bf16 pairs");
   }
   return std::shared_ptr<PlanState>(std::move(plan));
+}
+
+std::size_t most_backward_bytes(const ContextState& context, const Problem& problem,
+                                const Geometry& g) {
+  BackwardPlan plan;
+  plan.table = &simd::kernels_for(context.cpu_isa, g.dtype);
+  plan.workers = std::max(1, context.threads);
+  plan.call.tiles = choose_tiles(*plan.table, g);
+  plan.call.split_count = most_splits(g, true);
+  add_regions(plan, problem, g);
+  return plan.workspace_bytes;
 }
 
 }  // namespace flashlab::internal

@@ -23,4 +23,8 @@ namespace flashlab::internal {
 Result<std::shared_ptr<PlanState>> plan_backward(const ContextState& context,
                                                  const Problem& problem, const Geometry& geometry);
 
+/// Workspace that suffices for any sequence of at most these lengths. Precondition: is_sequence.
+std::size_t most_backward_bytes(const ContextState& context, const Problem& problem,
+                                const Geometry& geometry);
+
 }  // namespace flashlab::internal

@@ -24,6 +24,8 @@ using simd::KernelTable;
 
 // Deterministic plans are split as if for this many threads, whatever there are.
 constexpr int kDeterministicThreads = 8;
+// A sequence of a list with fewer pairs of all its heads is not cut finer: others fill the threads.
+constexpr double kLittlePairs = 1 << 20;
 // More splits than this cost more to merge than they bring.
 constexpr std::int64_t kMaxSplits = 64;
 // Tasks per thread that leave a balanced finish.
@@ -36,6 +38,8 @@ constexpr std::size_t kOwnHeadBytes = std::size_t{2} << 20;
 // to 10% at 4 MiB (two threads), and halves its time at 32.
 constexpr std::size_t kFarBytes = std::size_t{2} << 20;
 constexpr std::size_t kFarBytesByTask = std::size_t{16} << 20;
+// The longest block of keys that a plan takes.
+constexpr int kMostKeyBlock = 512;
 // Keys that one packing task takes: enough to amortise handing it out, a multiple of every panel.
 constexpr std::int64_t kPackKeys = 1024;
 
@@ -260,7 +264,7 @@ Status ForwardPlan::forward(ContextState& context, Stream, const ForwardTensors&
 void choose_tiles(ForwardPlan& plan, const Geometry& g) {
   const bool pairs = plan.table->depth_per == 2;
   const std::int64_t strip = plan.table->strip_rows;
-  plan.call.key_block = pairs && !g.bounds.bounded() ? 512 : 256;
+  plan.call.key_block = pairs && !g.bounds.bounded() ? kMostKeyBlock : 256;
   // AMX's strips of 32 rows are so fast that four of them have to share what a key block costs.
   const std::int64_t rows = plan.table->lanes >= 16 ? 48 : 96;
   const std::int64_t strips = std::max<std::int64_t>(4, rows / strip);
@@ -269,6 +273,12 @@ void choose_tiles(ForwardPlan& plan, const Geometry& g) {
   if (plan.table->lanes == 8 && several_tiles && g.head_dim + g.head_dim_v <= 128) {
     plan.call.key_block = 384;
   }
+}
+
+int threads_to_cut_for(const ContextState& context, const Geometry& g, bool deterministic) {
+  const double pairs = static_cast<double>(g.seqlen_q) * static_cast<double>(g.seqlen_k);
+  if (g.is_sequence && pairs * static_cast<double>(g.heads_q) < kLittlePairs) return 1;
+  return deterministic ? kDeterministicThreads : std::max(1, context.threads);
 }
 
 // With fewer tiles than threads want, first smaller tiles, then splits along the keys.
@@ -296,12 +306,26 @@ void set_scale(ForwardPlan& plan, const Geometry& g) {
   plan.call.score_factor = g.scale == 0 ? 1.0f : std::fabs(static_cast<float>(g.scale));
 }
 
-void add_regions(ForwardPlan& plan, const Geometry& g) {
+void set_packed_strides(ForwardPlan& plan, const Geometry& g) {
   const KernelTable& table = *plan.table;
   ForwardCall& c = plan.call;
   c.packed_keys_stride = round_up(g.seqlen_k, table.panel) * ceil_div(g.head_dim, table.depth_per);
   c.packed_values_panel_stride = ceil_div(g.seqlen_k, table.depth_per) * table.panel;
   c.packed_values_stride = ceil_div(g.head_dim_v, table.panel) * c.packed_values_panel_stride;
+}
+
+void add_scratch(ForwardPlan& plan, bool packs, int workers) {
+  constexpr std::size_t kPage = 4096;  // neighbours' scratch on other pages
+  plan.scratch_bytes =
+      (plan.table->forward.scratch_bytes(plan.call, packs) + kPage - 1) / kPage * kPage;
+  plan.scratch_offset =
+      plan.add_region("thread_scratch", plan.scratch_bytes * static_cast<std::size_t>(workers));
+}
+
+void add_regions(ForwardPlan& plan, const Geometry& g) {
+  const KernelTable& table = *plan.table;
+  ForwardCall& c = plan.call;
+  set_packed_strides(plan, g);
   if (plan.tiles > 1) {
     const bool own = plan.splits == 1 && plan.heads() >= plan.workers &&
                      region_bytes({c.packed_keys_stride + c.packed_values_stride}) <= kOwnHeadBytes;
@@ -320,12 +344,7 @@ void add_regions(ForwardPlan& plan, const Geometry& g) {
     plan.partial_sum_offset = plan.add_region(
         "partial_sum", region_bytes({plan.splits, plan.heads(), plan.rows_per_head()}));
   }
-  constexpr std::size_t kPage = 4096;  // neighbours' scratch on other pages
-  plan.scratch_bytes =
-      (table.forward.scratch_bytes(c, plan.packing == ForwardPlan::Packing::kByTask) + kPage - 1) /
-      kPage * kPage;
-  plan.scratch_offset = plan.add_region(
-      "thread_scratch", plan.scratch_bytes * static_cast<std::size_t>(plan.workers));
+  add_scratch(plan, plan.packing == ForwardPlan::Packing::kByTask, plan.workers);
 }
 
 void describe_plan(ForwardPlan& plan, const Geometry& g, bool deterministic, int threads) {
@@ -383,6 +402,21 @@ void describe_plan(ForwardPlan& plan, const Geometry& g, bool deterministic, int
   plan.reasons.push_back(fmt::format("{} KiB of scratch per thread", plan.scratch_bytes >> 10));
 }
 
+void set_sizes(ForwardPlan& plan, const ContextState& context, const Geometry& g) {
+  plan.table = &simd::forward_kernels_for(context.cpu_isa, g.dtype);
+  ForwardCall& c = plan.call;
+  c.batches = g.batch;
+  c.heads_k = g.heads_k;
+  c.group = g.group();
+  c.seqlen_q = g.seqlen_q;
+  c.seqlen_k = g.seqlen_k;
+  c.head_dim = g.head_dim;
+  c.head_dim_v = g.head_dim_v;
+  c.band = band_of(g);
+  set_scale(plan, g);
+  choose_tiles(plan, g);
+}
+
 }  // namespace
 
 Result<std::shared_ptr<PlanState>> plan_forward(const ContextState& context, const Problem& problem,
@@ -392,21 +426,9 @@ Result<std::shared_ptr<PlanState>> plan_forward(const ContextState& context, con
     plan->reasons.push_back("no rows: nothing runs");
     return std::shared_ptr<PlanState>(std::move(plan));
   }
-  plan->table = &simd::forward_kernels_for(context.cpu_isa, g.dtype);
-  ForwardCall& c = plan->call;
-  c.batches = g.batch;
-  c.heads_k = g.heads_k;
-  c.group = g.group();
-  c.seqlen_q = g.seqlen_q;
-  c.seqlen_k = g.seqlen_k;
-  c.head_dim = g.head_dim;
-  c.head_dim_v = g.head_dim_v;
-  c.band = band_of(g);
-  set_scale(*plan, g);
-
+  set_sizes(*plan, context, g);
   const bool deterministic = problem.options.deterministic;
-  const int threads = deterministic ? kDeterministicThreads : std::max(1, context.threads);
-  choose_tiles(*plan, g);
+  const int threads = threads_to_cut_for(context, g, deterministic);
   spread(*plan, g, threads);
   const std::int64_t tasks = plan->heads() * plan->tiles * plan->splits;
   plan->workers =
@@ -417,6 +439,25 @@ Result<std::shared_ptr<PlanState>> plan_forward(const ContextState& context, con
   plan->fetches_rows = bytes > (by_task ? kFarBytesByTask : kFarBytes);
   describe_plan(*plan, g, deterministic, threads);
   return std::shared_ptr<PlanState>(std::move(plan));
+}
+
+// The largest tiles and blocks, K and V of every head packed, and as many parts of rows as a cut
+// makes.
+std::size_t most_forward_bytes(const ContextState& context, const Geometry& g) {
+  ForwardPlan plan;
+  set_sizes(plan, context, g);
+  set_packed_strides(plan, g);
+  ForwardCall& c = plan.call;
+  plan.add_region("packed_keys", region_bytes({plan.heads(), c.packed_keys_stride}));
+  plan.add_region("packed_values", region_bytes({plan.heads(), c.packed_values_stride}));
+  // Splits of all heads' tiles: at most kTasksPerThread a thread, rounded up in each; three
+  // regions.
+  constexpr std::int64_t kParts = (kTasksPerThread + 1) * kDeterministicThreads;
+  const std::int64_t floats = round_up(g.head_dim_v, plan.table->lanes) + 2;
+  plan.add_region("partials", region_bytes({kParts, c.tile_rows, floats}) + 3 * 256);
+  c.key_block = kMostKeyBlock;
+  add_scratch(plan, true, std::max(1, context.threads));
+  return plan.workspace_bytes;
 }
 
 }  // namespace flashlab::internal

@@ -16,4 +16,7 @@ namespace flashlab::internal {
 Result<std::shared_ptr<PlanState>> plan_forward(const ContextState& context, const Problem& problem,
                                                 const Geometry& geometry);
 
+/// Workspace that suffices for any sequence of at most these lengths. Precondition: is_sequence.
+std::size_t most_forward_bytes(const ContextState& context, const Geometry& geometry);
+
 }  // namespace flashlab::internal

@@ -103,8 +103,16 @@ DropoutSeed DropoutRule::seed_of(const DropoutSeed& values,
   return out;
 }
 
+std::int64_t DropoutRule::first_head_of(const std::optional<ConstTensor>& state) {
+  std::int64_t head = 0;
+  if (state && state->spec.shape[0] > 2) {
+    std::memcpy(&head, static_cast<const char*>(state->data) + 16, 8);
+  }
+  return head;
+}
+
 std::array<std::uint32_t, 4> DropoutRule::head_words(std::int64_t b, std::int64_t h) const {
-  const auto head = static_cast<std::uint64_t>(b * heads_q_ + h);
+  const auto head = static_cast<std::uint64_t>(first_head_ + b * heads_q_ + h);
   return philox_4x32_10(
       {low_word(head), high_word(head), low_word(seed_.offset), high_word(seed_.offset)},
       {low_word(seed_.seed), high_word(seed_.seed)});

@@ -63,10 +63,13 @@ class ScoreRule {
 class DropoutRule {
  public:
   DropoutRule(const Sizes& sizes, const Options& options, const DropoutSeed& seed);
-  /// Of a call: seed and offset as values, or as dropout_state has them.
+  /// Of a call: seed and offset as values, or as dropout_state has them. A third word there is the
+  /// head index of the first head, where the tensors are one sequence of several.
   template <class Tensors>
   DropoutRule(const Sizes& sizes, const Options& options, const Tensors& tensors)
-      : DropoutRule(sizes, options, seed_of(tensors.dropout_seed, tensors.dropout_state)) {}
+      : DropoutRule(sizes, options, seed_of(tensors.dropout_seed, tensors.dropout_state)) {
+    first_head_ = first_head_of(tensors.dropout_state);
+  }
 
   bool active() const { return limit_ < 65536; }
   /// 1 / (1 - p)
@@ -79,10 +82,12 @@ class DropoutRule {
 
  private:
   static DropoutSeed seed_of(const DropoutSeed& values, const std::optional<ConstTensor>& state);
+  static std::int64_t first_head_of(const std::optional<ConstTensor>& state);
   std::array<std::uint32_t, 4> head_words(std::int64_t b, std::int64_t h) const;
   bool keeps(const std::array<std::uint32_t, 4>& words, std::int64_t i, std::int64_t j) const;
 
   std::int64_t heads_q_;
+  std::int64_t first_head_ = 0;
   DropoutSeed seed_;
   std::uint32_t limit_ = 65536;
   double scale_ = 1;

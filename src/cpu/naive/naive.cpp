@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include "cpu/naive/plan.h"
+#include "cpu/sequences/sequences.h"
 
 namespace flashlab::internal {
 namespace {
@@ -83,7 +84,7 @@ const Implementation& naive_implementation() {
       "scores, softmax and values as separate steps over a score matrix in memory",
       dense_features() | sequence_features() |
           FeatureSet{Feature::kFp64, Feature::kFp32, Feature::kFp16, Feature::kBf16},
-      make_naive_plan};
+      plan_dense_or_sequences<&make_naive_plan>};
   return implementation;
 }
 

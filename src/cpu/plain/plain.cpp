@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include "cpu/plain/plan.h"
+#include "cpu/sequences/sequences.h"
 
 namespace flashlab::internal {
 namespace {
@@ -132,7 +133,7 @@ const Implementation& plain_implementation() {
       dense_features() | sequence_features() |
           FeatureSet{Feature::kFp64, Feature::kFp32, Feature::kFp16, Feature::kBf16,
                      Feature::kTileSizes},
-      make_plain_plan};
+      plan_dense_or_sequences<&make_plain_plan>};
   return implementation;
 }
 

@@ -12,7 +12,8 @@ template <class Use>
 void for_each_key(const DropoutMask& mask, std::int64_t batch, std::int64_t head, std::int64_t i,
                   std::int64_t key, std::int64_t count, const Use& use) {
   const device::DropoutWords words = device::dropout_words(
-      mask.seed, mask.offset, static_cast<std::uint64_t>(batch * mask.heads_q + head));
+      mask.seed, mask.offset,
+      static_cast<std::uint64_t>(mask.first_head + batch * mask.heads_q + head));
   const int query = static_cast<int>(i);
   const device::DropoutQueries queries = device::dropout_queries(words, query);
   const std::int64_t end = key + count;

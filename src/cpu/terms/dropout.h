@@ -15,6 +15,7 @@ struct DropoutMask {
   double scale = 1;             ///< 1 / (1 - p)
   std::uint64_t seed = 0, offset = 0;
   std::int64_t heads_q = 0;
+  std::int64_t first_head = 0;  ///< of the pattern: a sequence's heads come after those before it
 
   bool active() const { return limit < 65536; }
 };
@@ -28,9 +29,15 @@ DropoutSeed dropout_seed_of(const Tensors& tensors) {
 }
 
 DropoutMask dropout_mask(const Geometry& geometry, const DropoutSeed& seed);
+
+/// A third word of dropout_state, which only one sequence of a list has, is the first head.
 template <class Tensors>
 DropoutMask dropout_mask_of(const Geometry& geometry, const Tensors& tensors) {
-  return dropout_mask(geometry, dropout_seed_of(tensors));
+  DropoutMask mask = dropout_mask(geometry, dropout_seed_of(tensors));
+  if (tensors.dropout_state && tensors.dropout_state->spec.shape[0] > 2) {
+    mask.first_head = static_cast<const std::int64_t*>(tensors.dropout_state->data)[2];
+  }
+  return mask;
 }
 
 /// keep[n] = 1 or 0 for query i and key `key + n`, n in [0, count).

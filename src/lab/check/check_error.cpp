@@ -3,6 +3,7 @@
 #include <new>
 
 #include "lab/check/check_heads.h"
+#include "lab/check/check_sequences.h"
 #include "lab/check/check_truth.h"
 
 namespace flashlab::lab {
@@ -30,13 +31,17 @@ Result<ErrorOracle> ErrorOracle::create(const CaseData& data, Pass pass) {
   try {
     auto impl = std::make_unique<Impl>();
     const ForwardTensors t = data.host_forward_tensors();
-    impl->sample = sample_of(c, ref::sizes_of(t.q, t.k, t.v));
+    const ref::Sizes sizes = ref::sizes_of(t.q, t.k, t.v);
+    impl->sample = c.ragged() ? ref::Sample::everything(sizes) : sample_of(c, sizes);
     if (pass == Pass::kForward) {
-      auto truth = forward_truth_by_heads(t, c.options(), impl->sample);
+      auto truth = c.ragged() ? forward_truth_by_sequences(c, t)
+                              : forward_truth_by_heads(t, c.options(), impl->sample);
       if (!truth.ok()) return truth.status();
       impl->forward = std::move(*truth);
     } else {
-      auto truth = backward_truth_by_heads(data.host_backward_tensors(), c.options(), impl->sample);
+      const BackwardTensors b = data.host_backward_tensors();
+      auto truth = c.ragged() ? backward_truth_by_sequences(c, b)
+                              : backward_truth_by_heads(b, c.options(), impl->sample);
       if (!truth.ok()) return truth.status();
       impl->backward = std::move(*truth);
     }

@@ -7,6 +7,7 @@
 #include <new>
 #include <type_traits>
 
+#include "lab/check/check_sequences.h"
 #include "lab/data/case_data_fill.h"
 
 namespace flashlab::lab {
@@ -199,8 +200,9 @@ Result<CaseTruth> CaseTruth::create(const Case& problem, const CheckOptions& opt
     auto impl = std::make_unique<Impl>(std::move(*data));
     const ForwardTensors t = impl->data.host_forward_tensors();
     const ref::Sizes sizes = ref::sizes_of(t.q, t.k, t.v);
-    impl->sample = sample_of(problem, sizes);
-    auto forward = forward_truth(t, problem.options(), impl->sample);
+    impl->sample = problem.ragged() ? ref::Sample::everything(sizes) : sample_of(problem, sizes);
+    auto forward = problem.ragged() ? forward_truth_by_sequences(problem, t)
+                                    : forward_truth(t, problem.options(), impl->sample);
     if (!forward.ok()) return forward.status();
     impl->forward = std::move(*forward);
     // A sample's keys need an implementation's o and lse: that truth is found when they exist.
@@ -209,7 +211,8 @@ Result<CaseTruth> CaseTruth::create(const Case& problem, const CheckOptions& opt
       // The naive backward starts from the naive forward, as an implementation's from its own.
       store_rows(t.o, impl->forward->naive.rows, impl->forward->naive.o);
       store_rows(*t.lse, impl->forward->naive.rows, impl->forward->naive.lse);
-      auto backward = backward_truth(b, problem.options(), impl->sample);
+      auto backward = problem.ragged() ? backward_truth_by_sequences(problem, b)
+                                       : backward_truth(b, problem.options(), impl->sample);
       if (Status s = impl->data.reset_outputs(Pass::kForward); !s.ok()) return s;
       if (!backward.ok()) return backward.status();
       impl->backward = std::move(*backward);

@@ -63,14 +63,32 @@ Status check_sizes(const Case& c) {
   return {};
 }
 
-// The tensors of a call, as `get` has them.
+// [1, total, ...], as ragged rows lie, without the batch: as calls take them.
+Tensor ragged_rows(const Tensor& flat) {
+  Tensor out = flat;
+  --out.spec.rank;
+  for (std::size_t n = 0; n + 1 < TensorSpec::kMaxRank; ++n) {
+    out.spec.shape[n] = flat.spec.shape[n + 1];
+    out.spec.strides[n] = flat.spec.strides[n + 1];
+  }
+  out.spec.shape.back() = out.spec.strides.back() = 0;
+  return out;
+}
+
+// The tensors of a call, as `get` has them. `flat`: ragged ones as the oracle wants them, rows of
+// one batch entry, and without lengths.
 template <class Tensors, class Get>
-Tensors views(const Case& problem, const CaseLayout& layout, const Get& get) {
+Tensors views(const Case& problem, const CaseLayout& layout, bool flat, const Get& get) {
   Tensors tensors;
+  const SequenceSource source{.ragged_q = problem.ragged(), .ragged_k = problem.ragged()};
   if (!problem.dropout_state) tensors.dropout_seed = problem.dropout_seed();
   for (const Placement& p : layout.tensors) {
-    const TensorMember<Tensors>& member = row_of(p.role).template member<Tensors>();
-    if (member.access() != Access::kNone) member.set(tensors, get(p.role));
+    const TensorRow& row = row_of(p.role);
+    const TensorMember<Tensors>& member = row.template member<Tensors>();
+    if (member.access() == Access::kNone) continue;
+    if (flat && row.dtype == DTypeRule::kIndex) continue;
+    const bool rows = rule_for(row.shape, source).rank < row.shape.rank;
+    member.set(tensors, rows && !flat ? ragged_rows(get(p.role)) : get(p.role));
   }
   return tensors;
 }
@@ -196,8 +214,9 @@ Problem problem_of(const Case& problem, Pass pass, std::string_view implementati
   };
   Options options = problem.options();
   options.implementation = implementation;
-  return pass == Pass::kForward ? describe(views<ForwardTensors>(problem, layout, get), options)
-                                : describe(views<BackwardTensors>(problem, layout, get), options);
+  return pass == Pass::kForward
+             ? describe(views<ForwardTensors>(problem, layout, false, get), options)
+             : describe(views<BackwardTensors>(problem, layout, false, get), options);
 }
 
 Result<std::vector<TensorBytes>> accounting(const Context& context, const Case& problem, Pass pass,
@@ -309,22 +328,22 @@ DeviceMemory& CaseData::memory() const noexcept {
 }
 
 ForwardTensors CaseData::forward_tensors() const {
-  return views<ForwardTensors>(impl_->problem, impl_->layout,
+  return views<ForwardTensors>(impl_->problem, impl_->layout, false,
                                [&](TensorRole role) { return impl_->device_view(role); });
 }
 
 BackwardTensors CaseData::backward_tensors() const {
-  return views<BackwardTensors>(impl_->problem, impl_->layout,
+  return views<BackwardTensors>(impl_->problem, impl_->layout, false,
                                 [&](TensorRole role) { return impl_->device_view(role); });
 }
 
 ForwardTensors CaseData::host_forward_tensors() const {
-  return views<ForwardTensors>(impl_->problem, impl_->layout,
+  return views<ForwardTensors>(impl_->problem, impl_->layout, true,
                                [&](TensorRole role) { return impl_->view(role); });
 }
 
 BackwardTensors CaseData::host_backward_tensors() const {
-  return views<BackwardTensors>(impl_->problem, impl_->layout,
+  return views<BackwardTensors>(impl_->problem, impl_->layout, true,
                                 [&](TensorRole role) { return impl_->view(role); });
 }
 

@@ -101,7 +101,8 @@ class CaseData {
   BackwardTensors backward_tensors() const;
 
   /// Views over this machine's copy, which the oracle and the comparator read. The same memory on a
-  /// CPU. Outputs are those of the last `fetch_outputs`.
+  /// CPU. Outputs are those of the last `fetch_outputs`. Of a ragged case rows are those of one
+  /// batch entry, [1, total, heads, dim], and there are no lengths.
   ForwardTensors host_forward_tensors() const;
   BackwardTensors host_backward_tensors() const;
 

@@ -359,6 +359,42 @@ void fill_sinks(const Case& c, const Tensor& tensor) {
   }
 }
 
+// Offsets, or lengths.
+void fill_lengths(const Case& c, TensorRole role, const Tensor& tensor) {
+  const bool of_queries = role == TensorRole::kCuSeqlensQ || role == TensorRole::kSeqUsedQ;
+  const bool offsets = role == TensorRole::kCuSeqlensQ || role == TensorRole::kCuSeqlensK;
+  std::int64_t n = 0, end = 0;
+  const auto write = [&](std::int64_t value) {
+    if (tensor.spec.dtype == DType::kInt64) static_cast<std::int64_t*>(tensor.data)[n] = value;
+    if (tensor.spec.dtype == DType::kInt32) {
+      static_cast<std::int32_t*>(tensor.data)[n] = static_cast<std::int32_t>(value);
+    }
+    ++n;
+  };
+  if (offsets) write(0);
+  for (const cases::SequenceLengths& s : c.sequences) {
+    const std::int64_t used = of_queries ? s.q : s.k;
+    end += used + (of_queries ? s.unused_q : s.unused_k);
+    write(offsets ? end : used);
+  }
+}
+
+// NaN in the rows of an input that no sequence has.
+void fill_unused(const Case& c, TensorRole role, const Tensor& tensor) {
+  const bool of_queries = role == TensorRole::kQ || role == TensorRole::kDO;
+  std::int64_t row = 0;
+  for (const cases::SequenceLengths& s : c.sequences) {
+    row += of_queries ? s.q : s.k;
+    Tensor unused = tensor;  // [1, rows, heads, dim]
+    unused.spec.shape[1] = of_queries ? s.unused_q : s.unused_k;
+    unused.data =
+        static_cast<char*>(tensor.data) +
+        row * tensor.spec.strides[1] * static_cast<std::int64_t>(size_of(tensor.spec.dtype));
+    fill_nan(unused);
+    row += unused.spec.shape[1];
+  }
+}
+
 void fill_dropout_state(const Case& c, const Tensor& tensor) {
   const DropoutSeed seed = c.dropout_seed();
   const std::uint64_t words[2] = {seed.seed, seed.offset};
@@ -388,7 +424,13 @@ void fill_tensor(const Case& problem, TensorRole role, const Tensor& tensor) {
   if (role == TensorRole::kAlibiSlopes) return fill_slopes(problem, tensor);
   if (role == TensorRole::kSinks) return fill_sinks(problem, tensor);
   if (role == TensorRole::kDropoutState) return fill_dropout_state(problem, tensor);
-  if (tensor.spec.rank == 4) return fill_rows(problem, role, tensor);
+  if (row_of(role).dtype == DTypeRule::kIndex) return fill_lengths(problem, role, tensor);
+  if (tensor.spec.rank == 4) {
+    fill_rows(problem, role, tensor);
+    const bool input = role == TensorRole::kQ || role == TensorRole::kK || role == TensorRole::kV ||
+                       role == TensorRole::kDO;
+    return input ? fill_unused(problem, role, tensor) : void();
+  }
   fill_scalars(problem, role, tensor);
 }
 

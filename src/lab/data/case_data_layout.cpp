@@ -16,7 +16,12 @@ constexpr std::int64_t kMaskPadding = 7;  // of mask form 5
 
 class Builder {
  public:
-  Builder(const Case& problem) : c_(problem) {}
+  Builder(const Case& problem) : c_(problem) {
+    if (!c_.ragged()) return;
+    batch_ = 1;
+    seqlen_q_ = c_.extents()[Extent::kTotalQ];
+    seqlen_k_ = c_.extents()[Extent::kTotalK];
+  }
 
   // One tensor in a buffer of its own: rows and row scalars as the case's layout says, the rest
   // row-major.
@@ -28,7 +33,8 @@ class Builder {
     if (row.role == TensorRole::kMask) {
       mask();
     } else if (row.shape.rank == 4 && tokens) {
-      rows(row.role, dtype, sizes[e[1]], sizes[e[2]], sizes[e[3]]);
+      rows(row.role, dtype, e[1] == Extent::kSeqlenQ ? seqlen_q_ : seqlen_k_, sizes[e[2]],
+           sizes[e[3]]);
     } else if (row.shape.rank == 3 && e[2] == Extent::kSeqlenQ) {
       statistic(row.role, dtype);
     } else if (row.role == TensorRole::kAlibiSlopes) {
@@ -48,12 +54,12 @@ class Builder {
     }
     std::int64_t offset = 0;
     for (std::size_t n = 0; n < 3; ++n) {
-      TensorSpec spec = make_spec(dtype, {c_.batch, c_.seqlen_q, heads[n], widths[n]});
-      spec.strides = {saturating_multiply(c_.seqlen_q, token), token, widths[n], 1};
+      TensorSpec spec = make_spec(dtype, {batch_, seqlen_q_, heads[n], widths[n]});
+      spec.strides = {saturating_multiply(seqlen_q_, token), token, widths[n], 1};
       out_.tensors.push_back({roles[n], spec, buffers(), offset, true});
       offset = saturating_add(offset, saturating_multiply(heads[n], widths[n]));
     }
-    const std::int64_t tokens = saturating_multiply(c_.batch, c_.seqlen_q);
+    const std::int64_t tokens = saturating_multiply(batch_, seqlen_q_);
     const auto size = static_cast<std::int64_t>(size_of(dtype));
     add_buffer(saturating_multiply(saturating_multiply(tokens, token), size), {});
   }
@@ -64,7 +70,7 @@ class Builder {
   // [batch, seqlen, heads, width] as the case's layout says.
   void rows(TensorRole role, DType dtype, std::int64_t seqlen, std::int64_t heads,
             std::int64_t width) {
-    TensorSpec spec = make_spec(dtype, {c_.batch, seqlen, heads, width});
+    TensorSpec spec = make_spec(dtype, {batch_, seqlen, heads, width});
     const bool padded = c_.layout == cases::Layout::kPaddedRows;
     const std::int64_t row = saturating_add(width, padded ? kRowPadding : 0);
     if (c_.layout == cases::Layout::kHeadsFirst) {
@@ -74,17 +80,17 @@ class Builder {
       const std::int64_t token = saturating_multiply(heads, row);
       spec.strides = {saturating_multiply(seqlen, token), token, row, 1};
     }
-    const std::int64_t count = saturating_multiply(saturating_multiply(c_.batch, seqlen), heads);
+    const std::int64_t count = saturating_multiply(saturating_multiply(batch_, seqlen), heads);
     place(role, spec, count, width, row, padded ? 1 : 0);
   }
 
   // [batch, heads, seqlen].
   void statistic(TensorRole role, DType dtype) {
-    TensorSpec spec = make_spec(dtype, {c_.batch, c_.heads_q, c_.seqlen_q});
+    TensorSpec spec = make_spec(dtype, {batch_, c_.heads_q, seqlen_q_});
     const bool padded = c_.layout == cases::Layout::kPaddedRows;
-    const std::int64_t row = saturating_add(c_.seqlen_q, padded ? kLsePadding : 0);
+    const std::int64_t row = saturating_add(seqlen_q_, padded ? kLsePadding : 0);
     spec.strides = {saturating_multiply(c_.heads_q, row), row, 1, 0};
-    place(role, spec, saturating_multiply(c_.batch, c_.heads_q), c_.seqlen_q, row, 0);
+    place(role, spec, saturating_multiply(batch_, c_.heads_q), seqlen_q_, row, 0);
   }
 
   void mask() {
@@ -154,6 +160,8 @@ class Builder {
   }
 
   const Case& c_;
+  // Of rows of tokens and their scalars: ragged ones lie as those of one batch entry.
+  std::int64_t batch_ = c_.batch, seqlen_q_ = c_.seqlen_q, seqlen_k_ = c_.seqlen_k;
   CaseLayout out_;
 };
 
@@ -168,7 +176,9 @@ const Placement* CaseLayout::find(TensorRole role) const {
 
 CaseLayout lay_out(const Case& c, bool backward) {
   using R = TensorRole;
-  const bool packed = c.layout == cases::Layout::kPackedQkv && c.seqlen_q == c.seqlen_k;
+  const Extents sizes = c.extents();
+  const bool packed = c.layout == cases::Layout::kPackedQkv && c.seqlen_q == c.seqlen_k &&
+                      sizes[Extent::kTotalQ] == sizes[Extent::kTotalK];
   Builder build(c);
   for (const TensorRow& row : kTensors) {
     if (!c.gives(row.role) || (!backward && row.forward.access() == Access::kNone)) continue;

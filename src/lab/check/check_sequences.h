@@ -1,0 +1,17 @@
+#pragma once
+
+// The oracle's work on a ragged case: it takes one sequence at a time and knows no lengths.
+
+#include "lab/check/check_truth.h"
+
+namespace flashlab::lab {
+
+/// As forward_truth and backward_truth of every row, one dense problem for each sequence. Tensors
+/// are those of CaseData::host_*_tensors, [1, total, heads, dim]; rows that no sequence has are
+/// expected to be zeros, -inf in an LSE.
+Result<ForwardTruth> forward_truth_by_sequences(const cases::Case& problem,
+                                                const ForwardTensors& tensors);
+Result<BackwardTruth> backward_truth_by_sequences(const cases::Case& problem,
+                                                  const BackwardTensors& tensors);
+
+}  // namespace flashlab::lab

@@ -60,7 +60,8 @@ class TrainEmulated : public ::testing::TestWithParam<KernelCase> {};
 
 TEST_P(TrainEmulated, KernelsAreTheFormula) {
   for (const Element type : {Element::kBf16, Element::kFp32}) {
-    const Problem problem = GetParam().make(type);
+    Problem problem = GetParam().make(type);
+    fuse(problem.plan);
     if (type == Element::kFp32 && !problem.hostile && !emulates_all()) continue;
     const StepPlan& plan = problem.plan;
     runtime::Program program;
@@ -119,8 +120,8 @@ ModelConfig small_model(Family family) {
 /// A lowered list with its memory: parameters in a store, everything else in one workspace.
 class EmulatedProgram {
  public:
-  EmulatedProgram(const ModelConfig& model, const StepOptions& options)
-      : vocabulary_(model.vocabulary) {
+  EmulatedProgram(const ModelConfig& model, StepOptions options) : vocabulary_(model.vocabulary) {
+    options.gpu = true;
     Result<StepPlan> plan = build_step(model, options);
     EXPECT_TRUE(plan.ok());
     plan_ = std::move(*plan);

@@ -277,6 +277,16 @@ TEST(TrainRefusals, WhatTheCpuDoesNotCompute) {
   auto unknown =
       CpuExecutor::create(*step.context, *build_step(small_model(), options), *step.parameters);
   EXPECT_FALSE(unknown.ok());
+  // What a GPU does in one kernel has no function here.
+  options = fp32_backward();
+  options.gpu = true;
+  const TestStep gpt2 = TestStep::make(small_model(Family::kGpt2), fp32_backward());
+  auto fused = CpuExecutor::create(*gpt2.context, *build_step(small_model(Family::kGpt2), options),
+                                   *gpt2.parameters);
+  ASSERT_FALSE(fused.ok());
+  EXPECT_NE(fused.status().message().find("layer norm backward and sum"), std::string::npos)
+      << fused.status().message();
+  EXPECT_NE(fused.status().message().find("StepOptions::gpu"), std::string::npos);
 }
 
 // Forward and backward of calls on the same q, k, v and gradient of o: the results of each.

@@ -18,6 +18,7 @@
 #include "train/cpu/narrow.h"
 #include "train/cpu/random.h"
 #include "train/cuda/lowering.h"
+#include "train/plan/fusion.h"
 #include "train/plan/step_plan.h"
 
 namespace flashlab::train::testing {

@@ -117,7 +117,7 @@ Problem column_sum(Element type, std::int64_t rows, std::int64_t width) {
   Problem p(type);
   const TensorId x = p.random({rows, width}), out = p.add(p.statistic, {width}, Numbers(1, 3.0));
   p.run(OperationKind::kColumnSum, {x}, {out},
-        RowsAttributes{.rows = rows, .width = width, .accumulate = true});
+        RowsAttributes{.rows = rows, .width = width, .accumulate_parameters = true});
   Numbers wanted = p.of(out);
   for (std::int64_t r = 0; r < rows; ++r) {
     for (std::int64_t c = 0; c < width; ++c) {
@@ -164,7 +164,7 @@ Problem gelu_backward_sums(Element type, std::int64_t rows, std::int64_t hidden)
   const TensorId sums = p.add(p.statistic, {hidden}, Numbers(1, 3.0));
   RowsAttributes a = {.rows = rows, .width = hidden};
   p.run(OperationKind::kGeluBackward, {dy, x}, {dx}, a);
-  a.accumulate = true;
+  a.accumulate_parameters = true;
   p.run(OperationKind::kColumnSum, {dx}, {sums}, a);
   Numbers dx_wanted, sums_wanted = p.of(sums);
   for (std::int64_t r = 0; r < rows; ++r) {

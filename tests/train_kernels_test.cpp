@@ -58,7 +58,8 @@ class TrainKernels : public flashlab::testing::GpuTest,
 
 TEST_P(TrainKernels, AreTheFormula) {
   for (const Element type : {Element::kFp32, Element::kBf16, Element::kFp16}) {
-    const Problem problem = GetParam().make(type);
+    Problem problem = GetParam().make(type);
+    fuse(problem.plan);
     const std::vector<Numbers> got = run(problem);
     for (const auto& [id, wanted] : problem.expected) {
       const PlanTensor& tensor = problem.plan.tensor(id);

@@ -28,8 +28,9 @@ struct Lowered {
   LoweredStep step;
 };
 
-Lowered lowered_of(const ModelConfig& model, const StepOptions& options) {
+Lowered lowered_of(const ModelConfig& model, StepOptions options) {
   Lowered out;
+  options.gpu = true;
   Result<StepPlan> plan = build_step(model, options);
   EXPECT_TRUE(plan.ok());
   out.plan = std::move(*plan);
@@ -136,7 +137,8 @@ TEST(TrainLowering, SumsAreFinishedTogetherBeforeTheyAreRead) {
   for (const CudaCase& each : cuda_cases()) all.emplace_back(each.model, each.options);
   all.emplace_back(*find_model("gpt2-xl"), StepOptions{.batch = 1, .accumulate = 2});
   int groups = 0;
-  for (const auto& [model, options] : all) {
+  for (auto& [model, options] : all) {
+    options.gpu = true;
     const Result<StepPlan> plan = build_step(model, options);
     ASSERT_TRUE(plan.ok()) << plan.status().message();
     const ColumnSums sums(*plan, gpu);

@@ -3,9 +3,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
 #include <numeric>
 #include <set>
 
+#include "train/plan/fusion.h"
 #include "train/plan/memory_plan.h"
 #include "train/plan/recompute.h"
 #include "train/step/fit.h"
@@ -328,6 +330,110 @@ TEST(TrainLadder, FitRepeatsTheLeastThatFits) {
   ASSERT_TRUE(found.ok());
   EXPECT_LE(found->device_bytes, bytes("mlp"));
   EXPECT_GT(found->repeated_flops, 0);
+}
+
+std::map<OperationKind, int> kinds_of(const StepPlan& plan) {
+  std::map<OperationKind, int> out;
+  for (const Operation& operation : plan.operations) ++out[operation.kind];
+  return out;
+}
+
+StepOptions gpt2_on_a_gpu() {
+  return {.batch = 2, .context = 64, .precision = Precision::kBf16, .gpu = true};
+}
+
+// Each layer's GELU, its gradient and the norms' gradients do the work of a neighbour, too.
+TEST(TrainFusion, NeighboursBecomeOneOperation) {
+  using enum OperationKind;
+  StepOptions options = gpt2_on_a_gpu();
+  const StepPlan one = build(*find_model("gpt2"), options);
+  options.gpu = false;
+  StepPlan apart = build(*find_model("gpt2"), options);
+  std::map<OperationKind, int> fused = kinds_of(one), separate = kinds_of(apart);
+  EXPECT_EQ(separate[kProductGelu] + separate[kLayerNormBackwardSum] + separate[kGeluBackwardSum],
+            0);
+  EXPECT_EQ(fused[kProductGelu], 12);
+  EXPECT_EQ(fused[kGelu], 0);
+  EXPECT_EQ(fused[kGeluBackwardSum], 12);
+  EXPECT_EQ(fused[kLayerNormBackwardSum], 24);  // the first layer's first norm has no bias before
+  EXPECT_EQ(fused[kLayerNormBackward], 1);
+  EXPECT_EQ(fused[kColumnSum], 12);  // of q, k and v
+  EXPECT_EQ(apart.operations.size(), one.operations.size() + 48);
+  for (const Phase phase : {Phase::kForward, Phase::kBackward}) {
+    EXPECT_DOUBLE_EQ(one.flops(phase), apart.flops(phase));
+  }
+  fuse(apart);
+  EXPECT_EQ(to_string(apart), to_string(one));
+  fuse(apart);
+  EXPECT_EQ(to_string(apart), to_string(one));
+  // GELU is rounded as its result's type: that of fp32 stays a kernel.
+  options = gpt2_on_a_gpu();
+  options.precision = Precision::kFp32;
+  fused = kinds_of(build(*find_model("gpt2"), options));
+  EXPECT_EQ(fused[kProductGelu], 0);
+  EXPECT_EQ(fused[kLayerNormBackwardSum], 24);
+}
+
+// Whoever inserts an operation needs to know nothing of fusion, and the planner nothing of both.
+TEST(TrainFusion, WhatStandsBetweenTwoOperationsKeepsThemApart) {
+  using enum OperationKind;
+  StepOptions options = gpt2_on_a_gpu();
+  options.gpu = false;
+  const StepPlan apart = build(*find_model("gpt2"), options);
+  for (const auto& [second, both] :
+       {std::pair(kGelu, kProductGelu), std::pair(kColumnSum, kLayerNormBackwardSum)}) {
+    StepPlan plan = apart;
+    fuse(plan);
+    const int everywhere = kinds_of(plan)[both];
+    plan = apart;
+    std::size_t at = 1;
+    while (plan.operations[at].kind != second ||
+           plan.operations[at - 1].kind != (second == kGelu ? kProduct : kLayerNormBackward)) {
+      ++at;
+    }
+    Operation between;
+    between.name = "between";
+    between.kind = kPointwise;
+    between.phase = plan.operations[at].phase;
+    const TensorId x = plan.operations[at].in(Slot::kX);
+    between.inputs = {{Slot::kA, x}};
+    between.outputs = {{Slot::kY, x}};
+    plan.operations.insert(plan.operations.begin() + static_cast<std::ptrdiff_t>(at), between);
+    fuse(plan);
+    EXPECT_EQ(kinds_of(plan)[both], everywhere - 1);
+    const auto found = std::ranges::find(plan.operations, "between", &Operation::name);
+    ASSERT_NE(found, plan.operations.end());
+    ASSERT_EQ((found + 1)->kind, second);
+    // What the second one writes is its own from there on, and not before.
+    const auto index = static_cast<int>(found - plan.operations.begin());
+    const MemoryPlan memory = plan_memory(plan);
+    if (second != kGelu) continue;
+    EXPECT_EQ(memory.lives[static_cast<std::size_t>((found + 1)->out(Slot::kY))].first, index + 1);
+    EXPECT_EQ(memory.lives[static_cast<std::size_t>(x)].first, index - 1);
+  }
+  // Nor do neighbours on two streams become one.
+  StepPlan plan = apart;
+  for (Operation& operation : plan.operations) {
+    if (operation.kind == kGelu) operation.stream = 1;
+  }
+  fuse(plan);
+  EXPECT_EQ(kinds_of(plan)[kProductGelu], 0);
+}
+
+// What fit, explain and admission plan is what the executor of a GPU makes of the list.
+TEST(TrainFusion, FitPlansTheListThatAGpuRuns) {
+  StepOptions options = gpt2_on_a_gpu();
+  const ModelConfig model = *find_model("gpt2");
+  for (const Precision precision : {Precision::kFp32, Precision::kBf16}) {
+    options.precision = precision;
+    const Result<Fit> found = fit_step(model, options, std::int64_t{1} << 40);
+    ASSERT_TRUE(found.ok());
+    StepOptions apart = options;
+    apart.gpu = false;
+    StepPlan plan = build(model, apart);
+    fuse(plan);
+    EXPECT_EQ(found->device_bytes, plan_memory(plan).device_bytes());
+  }
 }
 
 TEST(TrainUnfused, KeepsMoreAndComputesTheSame) {

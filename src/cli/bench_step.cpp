@@ -52,6 +52,7 @@ class Sweep {
   Sweep(const Arguments& arguments, const Context& context)
       : arguments_(arguments), context_(context) {
     base_.options.batch = whole(arguments, "--batch", 4, 1, kMaxSize);
+    base_.options.gpu = context.device().kind == DeviceKind::kCuda;
     base_.options.accumulate = whole(arguments, "--accumulate", 1, 1, 64);
     limit_bytes_ = arguments.has("--memory-limit")
                        ? parse_bytes("--memory-limit", *arguments.value("--memory-limit"))

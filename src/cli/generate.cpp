@@ -80,6 +80,7 @@ int run_generate(const Arguments& arguments) {
   const Context context = make_context(arguments);
   train::StepOptions options;
   options.mode = train::StepMode::kDecode;
+  options.gpu = context.device().kind == DeviceKind::kCuda;
   const Result<train::StepPlan> plan = train::build_step(source.model, options);
   if (!plan.ok()) fail(plan.status());
   if (const Status s = admit_step(context, *plan); !s.ok()) fail(s);

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <filesystem>
 
+#include "cli/execution.h"
 #include "cli/failure.h"
 #include "cli/idle_flags.h"
 #include "cli/values.h"
@@ -77,6 +78,17 @@ Status admit_step(const Context& context, const train::StepPlan& plan) {
   return Status::invalid(std::move(detail));
 }
 
+namespace {
+
+// What runs nowhere is asked for GPUs, which do not compute in fp64.
+bool plans_for_gpu(const Arguments& arguments, train::Precision precision) {
+  const bool nowhere = arguments.command_bit() == kExplainStep || arguments.has("--dry-run");
+  return precision != train::Precision::kFp64 &&
+         (nowhere || device_of(arguments, DefaultDevice::kCpu).kind == DeviceKind::kCuda);
+}
+
+}  // namespace
+
 std::string checkpoint_of(const Arguments& arguments, const train::ModelConfig& model,
                           const train::StepOptions& options) {
   const std::string given = arguments.value("--checkpoint").value_or("");
@@ -89,7 +101,9 @@ std::string checkpoint_of(const Arguments& arguments, const train::ModelConfig& 
   if (!given.empty()) fail_usage("--fit chooses what --checkpoint says; leave one of them out");
   const std::int64_t limit =
       fit->empty() ? lab::available_memory_bytes() / 20 * 19 : parse_bytes("--fit", *fit);
-  const Result<train::Fit> found = train::fit_step(model, options, limit);
+  train::StepOptions planned = options;
+  planned.gpu = plans_for_gpu(arguments, options.precision);
+  const Result<train::Fit> found = train::fit_step(model, planned, limit);
   if (!found.ok()) fail_usage("--" + found.status().message());
   return found->checkpoint;
 }
@@ -108,6 +122,7 @@ StepRequest step_request_of(const Arguments& arguments, const char* fallback) {
   out.options.batch = whole(arguments, "--batch", 4, 1, kMaxSize);
   out.options.accumulate = whole(arguments, "--accumulate", 1, 1, 64);
   out.options.precision = precision_of(arguments, train::Precision::kFp32);
+  out.options.gpu = plans_for_gpu(arguments, out.options.precision);
   out.options.attention = arguments.value("--attention").value_or("");
   const std::string mode = arguments.value("--mode").value_or("full");
   out.options.mode = mode == "forward"    ? train::StepMode::kForward

@@ -68,6 +68,7 @@ std::vector<KernelVariant> training_variants(const cuda::DeviceInfo& device) {
                                                 .context = decodes ? 0 : 512,
                                                 .mode = step.mode,
                                                 .precision = step.precision,
+                                                .gpu = true,
                                                 .attention = step.textbook ? "naive" : "",
                                                 .fused = !step.textbook});
     if (!plan.ok()) continue;

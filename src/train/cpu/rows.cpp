@@ -70,7 +70,7 @@ void column_sum(const Call<T>& call) {
       call.kernels.add(x + row * a.width, sum, a.width);
     }
   });
-  reduce_parts(call, parts, call.out(Slot::kSum), a.width, a.accumulate);
+  reduce_parts(call, parts, call.out(Slot::kSum), a.width, a.accumulate_parameters);
 }
 
 template <class T>

@@ -12,45 +12,19 @@ constexpr std::int64_t kAlignment = 256;
 
 }  // namespace
 
-// A backward norm or GELU adds up what it writes where the next operation wants that.
-const Operation* ColumnSums::taken_in(std::size_t index) const {
-  if (index + 1 >= plan_.operations.size()) return nullptr;
-  const Operation &operation = plan_.operations[index], &next = plan_.operations[index + 1];
-  if (next.kind != OperationKind::kColumnSum || next.in(Slot::kX) != operation.out(Slot::kDX)) {
-    return nullptr;
+std::vector<TensorId> sums_over_rows(const Operation& operation) {
+  std::vector<TensorId> out;
+  if (!std::holds_alternative<RowsAttributes>(operation.attributes)) return out;
+  for (const Operand& each : operation.outputs) {
+    const bool sum =
+        each.slot == Slot::kWeight || each.slot == Slot::kBias || each.slot == Slot::kSum;
+    if (sum) out.push_back(each);
   }
-  if (operation.kind == OperationKind::kGeluBackward) return &next;
-  if (!is_backward_norm(operation)) return nullptr;
-  const auto& a = std::get<RowsAttributes>(operation.attributes);
-  const bool accumulates = std::get<RowsAttributes>(next.attributes).accumulate;
-  return accumulates == a.accumulate_parameters ? &next : nullptr;
-}
-
-// Without `outs`: the operation's kernel leaves no sums.
-ColumnSum ColumnSums::sum_of(std::size_t index, const cuda::DeviceInfo& device) const {
-  const Operation& operation = plan_.operations[index];
-  const Operation* next = taken_in(index);
-  ColumnSum out;
-  if (is_backward_norm(operation)) {
-    const auto& a = std::get<RowsAttributes>(operation.attributes);
-    out = {{operation.outputs.begin() + 1, operation.outputs.end()},
-           a.width,
-           0,
-           a.accumulate_parameters};
-    if (next != nullptr) out.outs.push_back(next->out(Slot::kSum));
-    out.blocks = blocks_of_sums(plan_, operation, static_cast<int>(out.outs.size()), device);
-    return out;
-  }
-  const bool alone = operation.kind == OperationKind::kColumnSum;
-  if (alone && index > 0 && taken_in(index - 1) != nullptr) return out;
-  if (!alone && next == nullptr) return out;
-  const Operation& sum = alone ? operation : *next;
-  const auto& a = std::get<RowsAttributes>(sum.attributes);
-  return {{sum.out(Slot::kSum)}, a.width, blocks_of_sums(plan_, sum, 1, device), a.accumulate};
+  return out;
 }
 
 ColumnSums::ColumnSums(const StepPlan& plan, const cuda::DeviceInfo& device)
-    : plan_(plan), index_(plan.operations.size(), kNone) {
+    : index_(plan.operations.size(), kNone) {
   std::vector<bool> open(plan.tensors.size(), false);  // results of the last group
   const auto is_open = [&](TensorId id) { return open[static_cast<std::size_t>(id)]; };
   std::int64_t used = 0;
@@ -58,8 +32,13 @@ ColumnSums::ColumnSums(const StepPlan& plan, const cuda::DeviceInfo& device)
   bool ended = true;
   for (std::size_t i = 0; i < plan.operations.size(); ++i) {
     ended |= std::ranges::any_of(plan.operations[i].inputs, is_open);
-    ColumnSum sum = sum_of(i, device);
+    ColumnSum sum{.outs = sums_over_rows(plan.operations[i])};
     if (sum.outs.empty()) continue;
+    const auto& a = std::get<RowsAttributes>(plan.operations[i].attributes);
+    sum.width = a.width;
+    sum.accumulate = a.accumulate_parameters;
+    sum.blocks =
+        blocks_of_sums(plan, plan.operations[i], static_cast<int>(sum.outs.size()), device);
     ended |= std::ranges::any_of(sum.outs, is_open);
     ended |= used + sum.bytes() > kMostPartials;
     ended |= vectors + sum.outs.size() > device::kMostFinishedSums;

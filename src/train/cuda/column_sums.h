@@ -12,6 +12,9 @@
 
 namespace flashlab::train {
 
+/// The results of an operation that are sums over its rows.
+std::vector<TensorId> sums_over_rows(const Operation& operation);
+
 /// What the kernel of an operation leaves: partial sums [outs, blocks, width] in fp32.
 struct ColumnSum {
   std::vector<TensorId> outs{};
@@ -35,16 +38,11 @@ class ColumnSums {
   const ColumnSum* of(std::size_t operation) const;
   /// What is finished after this operation.
   std::vector<const ColumnSum*> finished_after(std::size_t operation) const;
-  /// The next operation, a bias's gradient, where this one's kernel adds up what it writes.
-  const Operation* taken_in(std::size_t operation) const;
 
   std::int64_t region_bytes() const { return region_bytes_; }
 
  private:
-  ColumnSum sum_of(std::size_t operation, const cuda::DeviceInfo& device) const;
-
   static constexpr std::size_t kNone = static_cast<std::size_t>(-1);
-  const StepPlan& plan_;
   std::vector<ColumnSum> sums_;
   std::vector<std::size_t> groups_;  ///< where each begins among the sums
   std::vector<std::size_t> index_;   ///< per operation: of its sum

@@ -26,11 +26,6 @@ constexpr std::int64_t kWidestNorm = 12288;
 // Shared memory of a block without asking for more, less what sums of a row take.
 constexpr std::int64_t kPartialsBytes = 48 * 1024 - 512;
 
-bool is_layer_norm(const Operation& operation) {
-  return operation.kind == OperationKind::kLayerNorm ||
-         operation.kind == OperationKind::kLayerNormBackward;
-}
-
 struct NormShape {
   int vector, row_threads, packs, block;
   int ahead = 1;   ///< forward: rows on their way
@@ -120,16 +115,11 @@ std::int64_t optimizer_norm_blocks(const cuda::DeviceInfo& device) {
 
 }  // namespace
 
-bool is_backward_norm(const Operation& operation) {
-  return operation.kind == OperationKind::kRmsNormBackward ||
-         operation.kind == OperationKind::kLayerNormBackward;
-}
-
 int blocks_of_sums(const StepPlan& plan, const Operation& operation, int sums,
                    const cuda::DeviceInfo& device) {
   const auto& a = std::get<RowsAttributes>(operation.attributes);
   const std::int64_t bytes = size_of(plan.tensor(operation.in(Slot::kX)).element);
-  if (!is_backward_norm(operation)) return column_blocks(a, bytes, device);
+  if (!operation.has(Slot::kRstd)) return column_blocks(a, bytes, device);
   return norm_blocks(norm_backward_shape(a.width, bytes, sums, device), a.rows, device);
 }
 
@@ -229,7 +219,8 @@ Status none(KernelSteps&, const Operation& operation) {
 
 Status norm(KernelSteps& k, const Operation& operation) {
   const auto& a = std::get<RowsAttributes>(operation.attributes);
-  const bool layer = is_layer_norm(operation), backward = is_backward_norm(operation);
+  const bool backward = operation.has(Slot::kDY);
+  const bool layer = operation.has(backward ? Slot::kMean : Slot::kBias);
   if (a.width > kWidestNorm) {
     return Status::unsupported({"model width", fmt::format("{}", a.width),
                                 fmt::format("at most {} on a GPU", kWidestNorm),
@@ -247,7 +238,7 @@ Status norm(KernelSteps& k, const Operation& operation) {
   config.integer("kRowThreads", shape.row_threads).integer("kPacks", shape.packs);
   config.integer("kBlock", shape.block).integer("kBlocks", shape.blocks);
   config.integer("kAhead", shape.ahead).boolean("kAccumulate", backward && a.accumulate);
-  config.boolean("kSums", sums == operation.outputs.size());
+  config.boolean("kSums", backward && operation.out(Slot::kSum) != kNoTensor);
   ParameterBlock block(
       device::NormArguments{.rows = a.rows, .epsilon = static_cast<float>(a.epsilon)});
   block.pointer(FLASHLAB_AT(NormArguments, x), k.place(x));
@@ -280,7 +271,6 @@ Status norm(KernelSteps& k, const Operation& operation) {
 Status column_sum(KernelSteps& k, const Operation& operation) {
   const auto& a = std::get<RowsAttributes>(operation.attributes);
   const ColumnSum* sum = k.sum_of(operation);
-  if (sum == nullptr) return {};  // the kernel before has added it up
   const int vector = vector_of(a.width, size_of(k.element(operation.in(Slot::kX))));
   ConfigPrinter config = config_of("kElement", k.element(operation.in(Slot::kX)));
   config.choice("kGradient", "Element", name_of(k.element(operation.out(Slot::kSum))));
@@ -298,9 +288,9 @@ Status column_sum(KernelSteps& k, const Operation& operation) {
 
 Status activation(KernelSteps& k, const Operation& operation) {
   const auto& a = std::get<RowsAttributes>(operation.attributes);
-  const bool gelu =
-      operation.kind == OperationKind::kGelu || operation.kind == OperationKind::kGeluBackward;
   const bool backward = operation.has(Slot::kDY);
+  const bool gelu =
+      operation.kind != OperationKind::kSwiGlu && operation.kind != OperationKind::kSwiGluBackward;
   const TensorId x = operation.in(Slot::kX);
   const int vector = vector_of(a.width, size_of(k.element(x)));
   ConfigPrinter config = config_of("kElement", k.element(x));
@@ -311,7 +301,8 @@ Status activation(KernelSteps& k, const Operation& operation) {
                k.place(operation.out(backward ? Slot::kDX : Slot::kY)));
   if (backward)
     block.pointer(FLASHLAB_AT(ActivationArguments, dy), k.place(operation.in(Slot::kDY)));
-  if (const ColumnSum* sum = k.sum_of(operation)) {
+  if (operation.out(Slot::kSum) != kNoTensor) {
+    const ColumnSum* sum = k.sum_of(operation);
     block.pointer(FLASHLAB_AT(ActivationArguments, partials), {k.scratch, sum->offset});
     k.add(operation,
           {"train/activation.cu", "flash_bwd_gelu_sums", config, div_up(a.width, 32 * vector),

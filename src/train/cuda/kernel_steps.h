@@ -21,8 +21,6 @@ struct LoweredStep;
 /// A bit for each 64 elements of the arenas: whether AdamW decays them.
 std::vector<std::uint32_t> decay_bits(const StepPlan& plan);
 
-bool is_backward_norm(const Operation& operation);
-
 /// Blocks of the kernel of an operation that leaves `sums` sums over rows: each has a row of
 /// partial ones.
 int blocks_of_sums(const StepPlan& plan, const Operation& operation, int sums,

@@ -10,6 +10,7 @@
 #include "api/implementation.h"
 #include "flashlab/attention.h"
 #include "flashlab/tensor_table.h"
+#include "runtime/products/cublas_lt.h"
 #include "train/cpu/random.h"
 #include "train/cuda/attention_steps.h"
 #include "train/cuda/kernel_steps.h"
@@ -39,9 +40,7 @@ Status check_types(const StepPlan& plan) {
 // other on the first stream.
 Status check_streams(const StepPlan& plan) {
   for (const Operation& operation : plan.operations) {
-    const bool shares_memory = is_attention(operation) || is_backward_norm(operation) ||
-                               operation.kind == OperationKind::kColumnSum ||
-                               operation.kind == OperationKind::kGeluBackward ||
+    const bool shares_memory = is_attention(operation) || !sums_over_rows(operation).empty() ||
                                operation.kind == OperationKind::kEmbeddingBackward ||
                                operation.operation_class == OperationClass::kOptimizer;
     if (operation.stream < 0 || (operation.stream > 0 && shares_memory)) {
@@ -213,6 +212,22 @@ class Placement {
   std::vector<bool> is_cache_;
 };
 
+// Of a library that has no epilogue for a product's GELU: the product alone, and the GELU.
+void without_gelu(runtime::ProductWork& work) {
+  work.product.epilogue = runtime::Epilogue::kBias;
+  work.c = std::exchange(work.aux, {});
+}
+Operation gelu_of(const Operation& both) {
+  const auto& p = std::get<ProductAttributes>(both.attributes);
+  Operation out;
+  out.name = both.name;
+  out.kind = OperationKind::kGelu;
+  out.inputs = {{Slot::kX, both.out(Slot::kC)}};
+  out.outputs = {{Slot::kY, both.out(Slot::kY)}};
+  out.attributes = RowsAttributes{.rows = p.m, .width = p.n};
+  return out;
+}
+
 }  // namespace
 
 Result<LoweredStep> lower(const StepPlan& plan, const MemoryPlan& memory,
@@ -237,7 +252,6 @@ Result<LoweredStep> lower(const StepPlan& plan, const MemoryPlan& memory,
     if (stream > 0) program.add_stream(0);
     scratch.push_back(program.add_region("products", cuda::CublasLt::kWorkspaceBytes));
   }
-  const ProductSteps products(plan, places, std::move(scratch), library);
   out.constants = decay_bits(plan);
   out.constants_buffer = program.add_region("constants", 4 * out.constants.size());
   KernelSteps kernels(plan, places, device, out, program);
@@ -249,10 +263,6 @@ Result<LoweredStep> lower(const StepPlan& plan, const MemoryPlan& memory,
   std::vector<int> last_step(plan.operations.size(), -1);
   for (std::size_t i = 0; i < plan.operations.size(); ++i) {
     const Operation& operation = plan.operations[i];
-    if (products.takes_in(i)) {
-      last_step[i] = last_step[i - 1];
-      continue;
-    }
     if (last_stream > 0) {
       std::set<int> steps;
       for (const std::size_t earlier : waits.of(i)) {
@@ -261,9 +271,17 @@ Result<LoweredStep> lower(const StepPlan& plan, const MemoryPlan& memory,
       program.set_stream(operation.stream, {steps.begin(), steps.end()});
     }
     program.set_scope(fmt::format("{} / {}", to_string(operation.phase), operation.name));
-    if (operation.kind == OperationKind::kProduct) {
-      for (runtime::ProductWork& work : products.of(i)) {
+    if (std::holds_alternative<ProductAttributes>(operation.attributes)) {
+      std::vector<runtime::ProductWork> works =
+          products_of(plan, places, scratch[static_cast<std::size_t>(operation.stream)], operation);
+      const bool refused = library != nullptr && operation.kind == OperationKind::kProductGelu &&
+                           !library->prepare(works.front().product).ok();
+      if (refused) without_gelu(works.front());
+      for (runtime::ProductWork& work : works) {
         program.add({.name = operation.name, .work = std::move(work)});
+      }
+      if (refused) {
+        if (Status s = kernels.append(gelu_of(operation)); !s.ok()) return s;
       }
     } else if (is_attention(operation)) {
       if (context != nullptr) attention.append(i);

@@ -1,6 +1,9 @@
 #include "train/cuda/product_steps.h"
 
 #include <numeric>
+#include <utility>
+
+#include "train/cuda/kernel_config.h"
 
 namespace flashlab::train {
 namespace {
@@ -18,96 +21,52 @@ int alignment_of(const ProductAttributes::Matrix& matrix, std::int64_t element_b
   return static_cast<int>(bytes);
 }
 
+runtime::Matrix matrix_of(const StepPlan& plan, TensorId id,
+                          const ProductAttributes::Matrix& from) {
+  const Element element = plan.tensor(id).element;
+  return {.dtype = dtype_of(element),
+          .transposed = from.transposed,
+          .row_stride = from.leading,
+          .batch_stride = from.inner_stride,
+          .alignment_bytes = alignment_of(from, size_of(element))};
+}
+
 }  // namespace
 
-ProductSteps::ProductSteps(const StepPlan& plan, const std::vector<runtime::Place>& places,
-                           std::vector<int> scratch, const cuda::CublasLt* library)
-    : plan_(plan),
-      places_(places),
-      scratch_(std::move(scratch)),
-      library_(library),
-      taken_(plan.operations.size()),
-      works_(plan.operations.size()) {
-  for (std::size_t i = 0; i < plan.operations.size(); ++i) {
-    const Operation& operation = plan.operations[i];
-    if (operation.kind != OperationKind::kProduct) continue;
-    const auto& p = std::get<ProductAttributes>(operation.attributes);
-    for (std::int64_t sequence = 0; sequence < p.outer; ++sequence) {
-      works_[i].push_back(work_of(operation, sequence));
-    }
-    if (p.inner * p.outer == 1) take_in(i);
-  }
-}
-
-bool ProductSteps::serves(const runtime::Product& product) const {
-  return library_ == nullptr || library_->prepare(product).ok();
-}
-
-bool ProductSteps::is_gelu_of(std::size_t operation, TensorId id) const {
-  return operation < plan_.operations.size() &&
-         plan_.operations[operation].kind == OperationKind::kGelu &&
-         plan_.operations[operation].stream == plan_.operations[operation - 1].stream &&
-         plan_.operations[operation].in(Slot::kX) == id;
-}
-
-// An epilogue saves the neighbour's reading and writing. GELU is rounded as 16-bit results are:
-// fp32 ones keep the kernel's, which is exact to its last bits. GELU's gradient stays a kernel,
-// which adds up the bias's, too: cuBLASLt's epilogue of it costs more than it saves.
-void ProductSteps::take_in(std::size_t i) {
-  const Operation& product = plan_.operations[i];
-  const auto& p = std::get<ProductAttributes>(product.attributes);
-  const TensorId c = product.out(Slot::kC);
-  const bool narrow = size_of(plan_.tensor(c).element) == 2 && p.c.leading % 8 == 0;
-  const bool plain = !product.has(Slot::kAddend) && !p.accumulate;
-  if (!narrow || !plain || !product.has(Slot::kBias) || !is_gelu_of(i + 1, c)) return;
-  ProductWork wanted = works_[i].front();
-  wanted.product.epilogue = Epilogue::kBiasGelu;
-  wanted.aux = wanted.c;
-  wanted.c = place(plan_.operations[i + 1].out(Slot::kY));
-  if (!serves(wanted.product)) return;
-  works_[i].front() = wanted;
-  taken_[i + 1] = true;
-}
-
-std::vector<ProductWork> ProductSteps::of(std::size_t operation) const {
-  return works_[operation];
-}
-
-ProductWork ProductSteps::work_of(const Operation& operation, std::int64_t sequence) const {
+std::vector<ProductWork> products_of(const StepPlan& plan,
+                                     const std::vector<runtime::Place>& places, int scratch,
+                                     const Operation& operation) {
   const auto& p = std::get<ProductAttributes>(operation.attributes);
-  ProductWork out;
-  out.product.m = p.m;
-  out.product.n = p.n;
-  out.product.k = p.k;
-  out.product.alpha = static_cast<float>(p.alpha);
-  out.product.beta = p.accumulate || operation.has(Slot::kAddend) ? 1.0f : 0.0f;
-  out.product.tf32 = plan_.tf32;
-  out.product.batch = static_cast<int>(p.inner);
-  matrix(operation.in(Slot::kA), p.a, sequence, out.product.a, out.a);
-  matrix(operation.in(Slot::kB), p.b, sequence, out.product.b, out.b);
-  matrix(operation.out(Slot::kC), p.c, sequence, out.product.c, out.c);
-  out.scratch = {scratch_[static_cast<std::size_t>(operation.stream)]};
-  if (operation.has(Slot::kBias)) {
-    out.product.epilogue = Epilogue::kBias;
-    out.bias = place(operation.in(Slot::kBias));
-  }
-  if (operation.has(Slot::kAddend)) {
-    runtime::Matrix same;
-    matrix(operation.in(Slot::kAddend), p.c, sequence, same, out.addend);
+  const bool gelu = operation.kind == OperationKind::kProductGelu;
+  runtime::Product product = {.m = p.m,
+                              .n = p.n,
+                              .k = p.k,
+                              .batch = static_cast<int>(p.inner),
+                              .a = matrix_of(plan, operation.in(Slot::kA), p.a),
+                              .b = matrix_of(plan, operation.in(Slot::kB), p.b),
+                              .c = matrix_of(plan, operation.out(Slot::kC), p.c),
+                              .alpha = static_cast<float>(p.alpha),
+                              .tf32 = plan.tf32};
+  if (p.accumulate || operation.has(Slot::kAddend)) product.beta = 1;
+  if (operation.has(Slot::kBias)) product.epilogue = gelu ? Epilogue::kBiasGelu : Epilogue::kBias;
+  std::vector<ProductWork> out;
+  for (std::int64_t sequence = 0; sequence < p.outer; ++sequence) {
+    const auto at = [&](TensorId id, const ProductAttributes::Matrix& from = {}) {
+      if (id == kNoTensor) return runtime::Place();
+      return shifted(
+          places[static_cast<std::size_t>(id)],
+          (from.offset + sequence * from.outer_stride) * size_of(plan.tensor(id).element));
+    };
+    ProductWork& work = out.emplace_back(ProductWork{.product = product,
+                                                     .a = at(operation.in(Slot::kA), p.a),
+                                                     .b = at(operation.in(Slot::kB), p.b),
+                                                     .c = at(operation.out(Slot::kC), p.c),
+                                                     .scratch = {scratch},
+                                                     .addend = at(operation.in(Slot::kAddend), p.c),
+                                                     .bias = at(operation.in(Slot::kBias))});
+    if (gelu) work.aux = std::exchange(work.c, at(operation.out(Slot::kY)));
   }
   return out;
-}
-
-void ProductSteps::matrix(TensorId id, const ProductAttributes::Matrix& from, std::int64_t sequence,
-                          runtime::Matrix& out, runtime::Place& where) const {
-  const Element element = plan_.tensor(id).element;
-  out.dtype = dtype_of(element);
-  out.transposed = from.transposed;
-  out.row_stride = from.leading;
-  out.batch_stride = from.inner_stride;
-  out.alignment_bytes = alignment_of(from, size_of(element));
-  where = place(id);
-  where.offset_bytes += (from.offset + sequence * from.outer_stride) * size_of(element);
 }
 
 }  // namespace flashlab::train

@@ -10,8 +10,8 @@ void column_sum(StepBuilder& b, TensorId dy, const LinearOptions& o) {
             .operation_class = OperationClass::kElementwise,
             .inputs = {{Slot::kX, dy}},
             .outputs = {{Slot::kSum, slot.tensor}},
-            .attributes =
-                RowsAttributes{.rows = o.rows, .width = o.out, .accumulate = slot.accumulate}});
+            .attributes = RowsAttributes{
+                .rows = o.rows, .width = o.out, .accumulate_parameters = slot.accumulate}});
 }
 
 void linear_backward(StepBuilder& b, TensorId x, TensorId y, const LinearOptions& o) {

@@ -29,13 +29,10 @@ std::vector<Life> lives_of(const StepPlan& plan) {
   std::vector<Life> out(plan.tensors.size());
   for (std::size_t i = 0; i < plan.operations.size(); ++i) {
     const Operation& operation = plan.operations[i];
-    // A GPU's product may do the work of the GELU behind it: it writes the GELU's result.
-    const bool gelu = operation.kind == OperationKind::kGelu;
-    const int begin = static_cast<int>(i) - (gelu && i > 0 ? 1 : 0);
     for (const std::vector<Operand>* list : {&operation.inputs, &operation.outputs}) {
       for (const TensorId id : *list) {
         Life& life = out[static_cast<std::size_t>(id)];
-        if (life.first < 0) life.first = begin;
+        if (life.first < 0) life.first = static_cast<int>(i);
         life.last = static_cast<int>(i);
       }
     }

@@ -139,7 +139,7 @@ struct RowsAttributes {
   std::int64_t width = 0;
   double epsilon = 0;
   bool accumulate = false;             ///< into the gradient of the input
-  bool accumulate_parameters = false;  ///< into the gradients of weight and bias
+  bool accumulate_parameters = false;  ///< into sums over rows: the gradients of weight and bias
 };
 
 /// What the unfused set of operations computes one element at a time.

@@ -44,6 +44,7 @@ struct StepOptions {
   std::int64_t accumulate = 1;  ///< micro-batches of a step
   StepMode mode = StepMode::kFull;
   Precision precision = Precision::kFp32;
+  bool gpu = false;  ///< the list of a GPU: what it does in one kernel is one operation (fusion.h)
   LossScaling loss_scaling = LossScaling::kDynamic;  ///< read for fp16 only
   double loss_scale = 65536;                         ///< the first one
   std::string attention{};  ///< empty: production; "naive": operations of their own; else a name

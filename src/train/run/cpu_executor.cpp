@@ -38,6 +38,20 @@ bool reads_narrow_itself(const Operation& operation) {
          operation.kind == OperationKind::kAdamW;
 }
 
+// The functions of the rows of operations.inc, in order.
+#define FLASHLAB_OPERATION(kind, name, inputs, outputs, function, gpu) &cpu::function<T>,
+template <class T>
+constexpr void (*kFunctions[])(const cpu::Call<T>&) = {
+#include "train/plan/operations.inc"
+};
+#undef FLASHLAB_OPERATION
+
+// By a function of its row, or in this executor's own way.
+bool runs(const Operation& operation) {
+  return kFunctions<float>[static_cast<std::size_t>(operation.kind)] != &cpu::none<float> ||
+         is_attention(operation) || operation.operation_class == OperationClass::kOptimizer;
+}
+
 std::int64_t bytes_widened(const StepPlan& plan, const Operation& operation) {
   if (reads_narrow_itself(operation)) return 0;
   std::int64_t bytes = 0;
@@ -67,6 +81,12 @@ Result<std::unique_ptr<CpuExecutor>> CpuExecutor::create(const Context& context,
   if (!parameters.matches(plan)) {
     return Status::invalid(
         {"parameters", "those of another model", "the parameters of the plan's model", ""});
+  }
+  for (const Operation& operation : plan.operations) {
+    if (runs(operation)) continue;
+    return Status::unsupported(
+        {"step", fmt::format("{} ({})", operation.name, to_string(operation.kind)),
+         "an operation that has a function on CPUs", "a plan without StepOptions::gpu"});
   }
   std::unique_ptr<CpuExecutor> out(new CpuExecutor(context));
   out->plan_ = std::move(plan);
@@ -174,13 +194,7 @@ void CpuExecutor::run_rows(const Operation& operation, std::byte* const* address
   const auto& kernels = cpu::kernels<T>(context_.cpu_isa());
   const cpu::Call<T> call = {operation, addresses, context_.state().pool(), kernels,
                              scratch_.data()};
-  switch (operation.kind) {
-#define FLASHLAB_OPERATION(kind, name, inputs, outputs, function, gpu) \
-  case OperationKind::kind:                                            \
-    return cpu::function(call);
-#include "train/plan/operations.inc"
-#undef FLASHLAB_OPERATION
-  }
+  kFunctions<T>[static_cast<std::size_t>(operation.kind)](call);
 }
 
 // Outputs are widened, too: an operation may write only a part of one, or add to it.

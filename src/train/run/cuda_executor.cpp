@@ -7,6 +7,7 @@
 #include "api/context_state.h"
 #include "runtime/program/nvtx.h"
 #include "runtime/program/observer.h"
+#include "train/plan/fusion.h"
 
 namespace flashlab::train {
 namespace {
@@ -86,6 +87,7 @@ Result<std::unique_ptr<CudaStepExecutor>> CudaStepExecutor::create(const Context
   }
   std::unique_ptr<CudaStepExecutor> out(new CudaStepExecutor(context, device));
   out->plan_ = std::move(plan);
+  fuse(out->plan_);
   out->memory_ = plan_memory(out->plan_);
   out->vocabulary_ = vocabulary_of(out->plan_);
   auto lowered = lower(out->plan_, out->memory_, device.info(), &context, out->program_.program());

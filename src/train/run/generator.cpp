@@ -18,6 +18,7 @@ Result<std::unique_ptr<Generator>> Generator::create(const Context& context,
                                                      ParameterStore& parameters) {
   StepOptions decode = options;
   decode.mode = StepMode::kDecode;
+  decode.gpu = context.device().kind == DeviceKind::kCuda;
   Result<StepPlan> plan = build_step(model, decode);
   if (!plan.ok()) return plan.status();
   auto executor = make_executor(context, std::move(*plan), parameters);

@@ -31,6 +31,12 @@ TextOptions text_options(const TrainConfig& config) {
           .context = config.model.context};
 }
 
+StepOptions options_on(const Context& context, const TrainConfig& config) {
+  StepOptions out = config.step_options();
+  out.gpu = context.device().kind == DeviceKind::kCuda;
+  return out;
+}
+
 }  // namespace
 
 /// log.jsonl: one object a line, each with its step.
@@ -87,7 +93,7 @@ Result<std::unique_ptr<Trainer>> Trainer::start(const Context& context, const Tr
   // which may take minutes to learn.
   ModelConfig least = config.model;
   least.vocabulary = 1;
-  Result<StepPlan> plan = build_step(least, config.step_options());
+  Result<StepPlan> plan = build_step(least, options_on(context, config));
   if (!plan.ok()) return plan.status();
   if (Status s = admits(*plan); !s.ok()) return s;
   Result<RunFolder> held = RunFolder::create(folder, name);
@@ -204,7 +210,7 @@ Result<std::unique_ptr<Trainer>> Trainer::resume(const Context& context, const f
 }
 
 Status Trainer::bind(std::optional<std::uint64_t> seed, const Admission& admits) {
-  StepOptions options = config_.step_options();
+  StepOptions options = options_on(context_, config_);
   Result<StepPlan> plan = build_step(config_.model, options);
   if (!plan.ok()) return plan.status();
   if (Status s = admits(*plan); !s.ok()) return s;

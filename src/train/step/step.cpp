@@ -6,6 +6,7 @@
 
 #include "train/layers/layers.h"
 #include "train/plan/builder.h"
+#include "train/plan/fusion.h"
 #include "train/plan/recompute.h"
 
 namespace flashlab::train {
@@ -140,6 +141,7 @@ Result<StepPlan> build_step(const ModelConfig& model, const StepOptions& request
   if (options.mode == StepMode::kFull) optimizer(b);
   StepPlan out = b.take();
   if (!options.checkpoint.empty()) checkpoint(out, options.checkpoint);
+  if (options.gpu) fuse(out);
   out.title = fmt::format("{} · batch {} x {} · {}", model.name, sequences, options.context,
                           to_string(options.precision));
   return out;

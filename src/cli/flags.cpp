@@ -3,10 +3,8 @@
 #include <algorithm>
 
 #include "case.h"
-#include "cli/flag_words.h"
-#include "cli/flags_profile.h"
-#include "cli/flags_steps.h"
-#include "cli/flags_training.h"
+#include "cli/command.h"
+#include "cli/flag_parts.h"
 #include "cli/peers.h"
 #include "flashlab/attention.h"
 
@@ -238,11 +236,11 @@ std::vector<FlagSpec> flags_of_results() {
 
 const std::vector<FlagSpec>& table() {
   static const std::vector<FlagSpec> kTable = [] {
-    std::vector<FlagSpec> out = flags_of_runs();
-    for (const FlagSpec& flag : flags_of_training()) out.push_back(flag);
-    for (const FlagSpec& flag : flags_of_steps()) out.push_back(flag);
-    for (const FlagSpec& flag : flags_of_profiles()) out.push_back(flag);
-    for (const FlagSpec& flag : flags_of_results()) out.push_back(flag);
+    std::vector<FlagSpec> out;
+    for (const auto part :
+         {flags_of_runs, flags_of_training, flags_of_steps, flags_of_profiles, flags_of_results}) {
+      for (const FlagSpec& flag : part()) out.push_back(flag);
+    }
     return out;
   }();
   return kTable;
@@ -252,23 +250,21 @@ std::vector<CommandSpec> commands_of_attention() {
   return {
       {kInfo,
        "info",
+       run_info,
        "what this machine has, what is missing, what would spoil a measurement",
        "Shows processor, memory, instruction sets, implementations, what was found of NVIDIA's "
        "libraries, and warns of anything that would make timings unreliable.",
-       "",
-       nullptr,
        {{"flashlab info", "the machine and its warnings"},
         {"flashlab info --roof", "and its measured limits"},
         {"flashlab info --roof --device cuda", "those of the GPU"},
         {"flashlab info --json -", "for a program"}}},
       {kCheck,
        "check",
+       run_check,
        "every implementation against the fp64 oracle",
        "Runs the conformance list: each implementation, forward and backward, against plain fp64 "
        "loops, and the measuring instrument against known durations. Exit code 4 when something is "
        "wrong; each failure names the worst element and the command that repeats it.",
-       "",
-       nullptr,
        {{"flashlab check", "everything, about a minute"},
         {"flashlab check --quick --implementation cpu", "a part of it"},
         {"flashlab check --pairs", "every two features at once"},
@@ -277,13 +273,12 @@ std::vector<CommandSpec> commands_of_attention() {
         {"flashlab check --input mine.safetensors", "on your own tensors"}}},
       {kBench,
        "bench",
+       run_bench,
        "time one implementation on one problem or many",
        "One line per problem and pass: time, FLOP/s, share of the measured roof, memory. Lists "
        "make "
        "a product: every combination is measured. On a narrow terminal what all problems share "
        "stands once above the lines.",
-       "",
-       nullptr,
        {{"flashlab bench", "batch 2, 1024 tokens, 8 heads of 64, fp32, forward"},
         {"flashlab bench --head-dim 64,128 --seqlen 1k,4k --causal --dtype bf16 --pass both",
          "eight cases"},
@@ -293,19 +288,17 @@ std::vector<CommandSpec> commands_of_attention() {
         {"flashlab bench --input mine.safetensors --check", "on your own tensors"}}},
       {kWeightedSum,
        "bench weighted-sum",
+       run_weighted_sum,
        "time the first kernel a learner reads",
        "y[r] = sum over d of w[d] x[r, d], and its gradients, beside the naive form.",
-       "",
-       nullptr,
        {{"flashlab bench weighted-sum", "16384 rows of 1024"},
         {"flashlab bench weighted-sum --rows 1k,64k --dim 128 --check", "with the error"}}},
       {kCompare,
        "compare",
+       run_compare,
        "all implementations on the same problem, with a report",
        "Runs the implementations in turns, so that a busy machine hits all alike; says which is "
        "fastest, leanest and most accurate; writes report.html.",
-       "",
-       nullptr,
        {{"flashlab compare",
          "a GPT decoder's layer on a GPU, else batch 1, 8 heads, 2048 tokens, d 64"},
         {"flashlab compare --device cpu", "1 x 2048 tokens, 8 heads of 64, fp32 and bf16"},
@@ -317,24 +310,14 @@ std::vector<CommandSpec> commands_of_attention() {
          "exit code 3 when slower"}}},
       {kExplain,
        "explain",
+       run_explain,
        "what would run, and why",
        "Prints the plan without running it: kernels, tiles, stages, warps, blocks, shared memory, "
        "workspace, reasons; with --memory every tensor's bytes for each implementation. A GPU may "
        "be named by its architecture, and need not be here.",
-       "",
-       nullptr,
        {{"flashlab explain --head-dim 128 --seqlen 16k --causal", "the plan"},
         {"flashlab explain --arch sm_90a --dtype bf16 --verbose", "of an H100 or H200"},
         {"flashlab explain --preset gpt3-large --memory", "the bytes, without allocating them"}}},
-      {kCompletion,
-       "completion",
-       "completion for your shell",
-       "Prints a script that completes commands, flags and their values.",
-       "SHELL",
-       shell_choices,
-       {{"source <(flashlab completion bash)", "in this shell"},
-        {"flashlab completion zsh > ~/.zfunc/_flashlab", "for zsh"},
-        {"flashlab completion fish > ~/.config/fish/completions/flashlab.fish", "for fish"}}},
   };
 }
 
@@ -342,14 +325,13 @@ std::vector<CommandSpec> commands_of_kernels() {
   return {
       {kPrecompile,
        "precompile",
+       run_precompile,
        "compile GPU kernels ahead, into a folder",
        "Fills a folder for machines that must not compile, or have no compiler: the production "
        "kernels of the usual problems (common), those of them that an installation carries "
        "(shipped), one variant of each kernel (smoke), one for each "
        "element type and class of head dims (representative), or all that the planner emits. Needs "
        "NVRTC and no GPU.",
-       "",
-       nullptr,
        {{"flashlab precompile --arch sm_90a --output kernels", "for H100 and H200"},
         {"flashlab precompile --arch sm_90a --for config.json --output kernels",
          "what one model needs"},
@@ -358,27 +340,35 @@ std::vector<CommandSpec> commands_of_kernels() {
         {"FLASHLAB_PRECOMPILED=kernels flashlab bench --device cuda", "use them"}}},
       {kCache,
        "cache",
+       run_cache,
        "the compiled GPU kernels of this user",
        "Kernels are compiled on first use and kept in FLASHLAB_CACHE, else in "
        "$XDG_CACHE_HOME/flashlab/kernels or ~/.cache/flashlab/kernels.",
-       "",
-       nullptr,
        {{"flashlab cache --list", "folder, entries, bytes"},
         {"flashlab cache --clear", "remove them"}}}};
 }
 
-// Training stands before `completion`, the last.
+CommandSpec completion() {
+  return {kCompletion,
+          "completion",
+          run_completion,
+          "completion for your shell",
+          "Prints a script that completes commands, flags and their values.",
+          {{"source <(flashlab completion bash)", "in this shell"},
+           {"flashlab completion zsh > ~/.zfunc/_flashlab", "for zsh"},
+           {"flashlab completion fish > ~/.config/fish/completions/flashlab.fish", "for fish"}},
+          "SHELL",
+          shell_choices};
+}
+
 const std::vector<CommandSpec>& command_table() {
   static const std::vector<CommandSpec> kCommands = [] {
-    std::vector<CommandSpec> out = commands_of_attention();
-    const std::vector<CommandSpec> kernels = commands_of_kernels();
-    out.insert(out.end() - 1, kernels.begin(), kernels.end());
-    const std::vector<CommandSpec> training = commands_of_training();
-    out.insert(out.end() - 1, training.begin(), training.end());
-    const std::vector<CommandSpec> steps = commands_of_steps();
-    out.insert(out.end() - 1, steps.begin(), steps.end());
-    const std::vector<CommandSpec> profiles = commands_of_profiles();
-    out.insert(out.end() - 1, profiles.begin(), profiles.end());
+    std::vector<CommandSpec> out;
+    for (const auto part : {commands_of_attention, commands_of_kernels, commands_of_training,
+                            commands_of_steps, commands_of_profiles}) {
+      for (CommandSpec& command : part()) out.push_back(std::move(command));
+    }
+    out.push_back(completion());
     return out;
   }();
   return kCommands;

@@ -62,14 +62,17 @@ struct Example {
   std::string_view what;
 };
 
+class Arguments;
+
 struct CommandSpec {
   CommandBit bit;
-  std::string_view name;        ///< "bench", "bench weighted-sum"
-  std::string_view summary;     ///< one line
-  std::string_view about;       ///< a paragraph
-  std::string_view positional;  ///< "SHELL"; empty: none
-  std::vector<std::string> (*positional_choices)() = nullptr;
+  std::string_view name;         ///< "bench", "bench weighted-sum"
+  int (*run)(const Arguments&);  ///< gives the exit code, or throws Failure
+  std::string_view summary;      ///< one line
+  std::string_view about;        ///< a paragraph
   std::vector<Example> examples;
+  std::string_view positional = {};  ///< "SHELL"; empty: none
+  std::vector<std::string> (*positional_choices)() = nullptr;
 };
 
 /// Commands in the order of help.

@@ -1,6 +1,5 @@
-#include "cli/flags_profile.h"
-
-#include "cli/flag_words.h"
+#include "cli/command.h"
+#include "cli/flag_parts.h"
 
 namespace flashlab::cli {
 namespace {
@@ -66,31 +65,30 @@ std::vector<CommandSpec> commands_of_profiles() {
   return {
       {kMonitor,
        "monitor",
+       run_monitor,
        "load, clock, power, temperature and memory of a device over time",
        "Samples a GPU by NVML, or the processor by what the kernel shows, until Ctrl-C. A terminal "
        "shows the last minute as a small chart, a pipe a line for every sample. What the system "
        "does not show stays empty.",
-       "",
-       nullptr,
        {{"flashlab monitor", "the first GPU, else the processor"},
         {"flashlab monitor --device cpu --duration 10 --csv samples.csv",
          "ten seconds into a file"},
         {"flashlab monitor --interval 2 | tee clock.log", "plain lines"}}},
       {kProfileAttention,
        "profile attention",
+       run_profile_attention,
        "the kernels of an attention call, what bounds them, what to try",
        "Measures one problem, forward and backward, kernel by kernel, and writes the folder of "
        "profile step: summary, page, ledger, trace, flame graph, roofline, and the results as "
        "bench "
        "saves them. Kernel names contain flash_fwd and flash_bwd.",
-       "",
-       nullptr,
        {{"flashlab profile attention", "the production kernels on a usual problem"},
         {"flashlab profile attention --head-dim 128 --seqlen 4k --causal --dtype bf16", "yours"},
         {"flashlab profile attention --implementation naive --dtype fp32 --seqlen 1k",
          "softmax against products"}}},
       {kProfileStep,
        "profile step",
+       run_profile_step,
        "where a training step's time and memory go",
        "Runs a training step on random tokens, measures every operation (on a GPU every kernel, by "
        "CUPTI where it is found) and writes one "
@@ -98,8 +96,6 @@ std::vector<CommandSpec> commands_of_profiles() {
        "layer, phase), a trace for ui.perfetto.dev, folded stacks and a flame graph, the roofline, "
        "the memory's timeline and a snapshot that pytorch.org/memory_viz opens. Says what limits "
        "the step and what to try.",
-       "",
-       nullptr,
        {{"flashlab profile step", "the tiny model on this machine"},
         {"flashlab profile step --attention naive --by class", "softmax against products"},
         {"flashlab profile step --size small --batch 1 --context 128 --quick", "a larger one"},

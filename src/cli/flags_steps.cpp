@@ -1,6 +1,5 @@
-#include "cli/flags_steps.h"
-
-#include "cli/flag_words.h"
+#include "cli/command.h"
+#include "cli/flag_parts.h"
 
 namespace flashlab::cli {
 namespace {
@@ -55,22 +54,20 @@ std::vector<CommandSpec> commands_of_steps() {
   return {
       {kCheckStep,
        "check step",
+       run_check_step,
        "a training step against another program's record",
        "Takes weights and batches out of a record that bench/peers/train_parity.py made with "
        "PyTorch, and compares the losses, every gradient and the weights after all steps. Exit "
        "code 4 when one is beyond its tolerance.",
-       "",
-       nullptr,
        {{"flashlab check step --record course.json,gpt2.json", "in fp64 and fp32"},
         {"flashlab check step --record course.json --precision bf16 --device cuda",
          "at most twice PyTorch's own error"}}},
       {kBenchPrecision,
        "bench precision",
+       run_bench_precision,
        "the same training run in every precision",
        "Trains one model in each precision from the same weights and batches: samples/s, memory, "
        "steps that fp16 skipped, and the losses as a picture and as JSON.",
-       "",
-       nullptr,
        {{"flashlab bench precision", "300 steps of the tiny model in four precisions"},
         {"flashlab bench precision --size small --batch 8", "on a GPU, where that is quick"},
         {"flashlab bench precision --precision fp32,fp16 --loss-scale none",

@@ -1,6 +1,5 @@
-#include "cli/flags_training.h"
-
-#include "cli/flag_words.h"
+#include "cli/command.h"
+#include "cli/flag_parts.h"
 
 namespace flashlab::cli {
 namespace {
@@ -122,13 +121,12 @@ std::vector<CommandSpec> commands_of_training() {
   return {
       {kTrain,
        "train",
+       run_train,
        "train a language model on text",
        "Trains a Transformer on a GPU or the CPU: by default a small one on the shipped text, to "
        "readable text in minutes. Shows loss, learning rate, gradient norm, tokens/s and the time "
        "left; "
        "writes a log, a curve and checkpoints. Ctrl-C saves and ends; --resume goes on.",
-       "",
-       nullptr,
        {{"flashlab train", "four layers on Shakespeare, character by character"},
         {"flashlab train --text mine.txt,more.txt --tokenizer byte", "your own text"},
         {"flashlab train --tokenizer bpe --vocabulary 2000 --context 128", "byte pairs"},
@@ -138,10 +136,9 @@ std::vector<CommandSpec> commands_of_training() {
         {"flashlab train --resume results/train-2026-11-22-101500", "go on"}}},
       {kGenerate,
        "generate",
+       run_generate,
        "text from a trained model",
        "Reads a checkpoint and continues a prompt token by token, with a cache of keys and values.",
-       "",
-       nullptr,
        {{"flashlab generate --checkpoint results/train-2026-11-22-101500 --prompt ROMEO:",
          "500 characters"},
         {"flashlab generate --checkpoint DIR --temperature 0 --tokens 50", "the likeliest ones"},
@@ -149,33 +146,30 @@ std::vector<CommandSpec> commands_of_training() {
         {"flashlab generate --size tiny --tokens 50", "random weights: noise"}}},
       {kExplainStep,
        "explain step",
+       run_explain_step,
        "what a training step does and how much memory it takes",
        "Plans a whole step on any machine, without running it: its operations, their FLOPs, the "
        "peak of memory by phase, role and layer, and whether it fits devices of 80, 141 and 180 "
        "GB.",
-       "",
-       nullptr,
        {{"flashlab explain step --size 2.7B --context 2048 --precision bf16", "does it fit"},
         {"flashlab explain step --size 10B --precision bf16 --checkpoint 2", "with recomputation"},
         {"flashlab explain step --size tiny --operations", "every operation"}}},
       {kExplainPrecision,
        "explain precision",
+       run_explain_precision,
        "which type everything in a training step has",
        "Plans a step and shows in which type parameters, gradients and moments are kept, and what "
        "each kind of operation reads and writes.",
-       "",
-       nullptr,
        {{"flashlab explain precision --precision bf16", "bf16 with fp32 masters"},
         {"flashlab explain precision --precision bf16-pure --attention naive", "scores, too"},
         {"flashlab explain precision --toy", "a small network under autocast"}}},
       {kBenchStep,
        "bench step",
+       run_bench_step,
        "time a training step",
        "Forward, forward with backward, and the full step of a model: median, mean and standard "
        "deviation, the first step apart, tokens/s and memory. Lists make a product. A step that "
        "does not fit is a result with its bytes; nothing is allocated for it.",
-       "",
-       nullptr,
        {{"flashlab bench step", "the tiny model on this machine"},
         {"flashlab bench step --size small --context 128,largest --mode full",
          "how long can it be"},
@@ -185,10 +179,9 @@ std::vector<CommandSpec> commands_of_training() {
          "beside PyTorch, with plots and a report"}}},
       {kAccumulate,
        "bench accumulate",
+       run_accumulate,
        "what a sum loses in few bits",
        "Adds the same number again and again, in fp32, fp16 and bf16 accumulators.",
-       "",
-       nullptr,
        {{"flashlab bench accumulate", "1000 times 0.01"},
         {"flashlab bench accumulate --count 100k --value 1e-3", "where 16 bits stop growing"}}},
   };

@@ -106,49 +106,7 @@ int dispatch(std::vector<std::string> words) {
   const Arguments arguments = parse_arguments(spec.bit, words);
   // Of a training run a file of --config decides, too: model_flags.cpp asks when it is read.
   if ((spec.bit & kRuns) == 0) refuse_idle_flags(arguments);
-  switch (spec.bit) {
-    case kInfo:
-      return run_info(arguments);
-    case kCheck:
-      return run_check(arguments);
-    case kBench:
-      return run_bench(arguments);
-    case kWeightedSum:
-      return run_weighted_sum(arguments);
-    case kCompare:
-      return run_compare(arguments);
-    case kExplain:
-      return run_explain(arguments);
-    case kPrecompile:
-      return run_precompile(arguments);
-    case kCache:
-      return run_cache(arguments);
-    case kTrain:
-      return run_train(arguments);
-    case kGenerate:
-      return run_generate(arguments);
-    case kExplainStep:
-      return run_explain_step(arguments);
-    case kExplainPrecision:
-      return run_explain_precision(arguments);
-    case kProfileAttention:
-      return run_profile_attention(arguments);
-    case kProfileStep:
-      return run_profile_step(arguments);
-    case kMonitor:
-      return run_monitor(arguments);
-    case kCheckStep:
-      return run_check_step(arguments);
-    case kBenchPrecision:
-      return run_bench_precision(arguments);
-    case kBenchStep:
-      return run_bench_step(arguments);
-    case kAccumulate:
-      return run_accumulate(arguments);
-    case kCompletion:
-      return run_completion(arguments);
-  }
-  return kExitUsage;
+  return spec.run(arguments);
 }
 
 // Once, and only to a person: what reads a pipe would take it for an error.

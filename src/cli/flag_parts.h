@@ -1,11 +1,12 @@
 #pragma once
 
-// Words that several parts of the table of flags share: choices of training, headings of help.
+// The parts of the table of commands and flags, and the words that several of them share.
 
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "cli/flags.h"
 #include "train/plan/precision.h"
 
 namespace flashlab::cli {
@@ -30,5 +31,13 @@ inline constexpr std::string_view kText = "Text";
 inline constexpr std::string_view kSteps = "Steps";
 inline constexpr std::string_view kMeasurement = "Measurement";
 inline constexpr std::string_view kResults = "Results";
+
+// Training on a text and what it makes; its steps, measured and checked; where their time goes.
+std::vector<FlagSpec> flags_of_training();
+std::vector<CommandSpec> commands_of_training();
+std::vector<FlagSpec> flags_of_steps();
+std::vector<CommandSpec> commands_of_steps();
+std::vector<FlagSpec> flags_of_profiles();
+std::vector<CommandSpec> commands_of_profiles();
 
 }  // namespace flashlab::cli

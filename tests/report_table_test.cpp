@@ -354,12 +354,6 @@ TEST(ReportModel, KnowsHowAnImplementationGoesAboutIt) {
   EXPECT_EQ(algorithm_of("sm90"), Algorithm::kFlash);
 }
 
-TEST(ReportModel, TheLeastTrafficIsNamed) {
-  const std::string text = model_table(sample_comparison());
-  EXPECT_THAT(text, HasSubstr("least traffic  forward cpu, fa2-plain ("));
-  EXPECT_THAT(lines_of(text), Contains(StartsWith("naive")));
-}
-
 TEST(ReportHeadline, SaysWhoWinsAndByHowMuch) {
   const Headline head = headline(sample_comparison(), "naive");
   EXPECT_EQ(head.title, "Attention on Example CPU, 2 threads");

@@ -20,7 +20,6 @@ struct Tally {
   std::map<std::string, int> wins_by_pass;
   std::vector<double> speed_ups;      ///< against the chosen implementation
   const Measurement* best = nullptr;  ///< highest FLOP/s
-  std::vector<double> memory_ratios;
   std::optional<double> smallest_memory_ratio;
   const Group* leanest = nullptr;  ///< where that was
   double worst_error_ratio = 0;    ///< against naive's error in the same type

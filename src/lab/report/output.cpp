@@ -1,25 +1,19 @@
 #include "lab/report/output.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <signal.h>
-#include <spawn.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <chrono>
 #include <system_error>
-#include <thread>
 
 #include "base/text.h"
+#include "lab/machine/child_process.h"
 #include "lab/report/formats.h"
 #include "lab/report/plots.h"
 #include "lab/results/results_json.h"
 #include "train/data/files.h"
-
-extern char** environ;  // NOLINT: POSIX names it so
 
 namespace flashlab::lab::report {
 namespace {
@@ -66,24 +60,6 @@ int make_folders(const fs::path& path, fs::path* culprit) {
     return error;
   }
   return 0;
-}
-
-/// The exit status of a child, or -1 once it had to be ended for taking too long.
-int wait_for(pid_t child) {
-  const auto deadline = std::chrono::steady_clock::now() + kConverterLimit;
-  int status = 0;
-  for (auto pause = std::chrono::microseconds(500);;) {
-    const pid_t done = waitpid(child, &status, WNOHANG);
-    if (done == child) return status;
-    if (done < 0 && errno != EINTR) return -1;
-    if (std::chrono::steady_clock::now() > deadline) break;
-    std::this_thread::sleep_for(pause);
-    pause = std::min(pause * 2, std::chrono::microseconds(10000));
-  }
-  kill(child, SIGKILL);
-  while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
-  }
-  return -1;
 }
 
 class Writer {
@@ -133,36 +109,22 @@ Result<fs::path> make_output_folder(const fs::path& parent, std::string_view utc
 Status convert_to_png(const std::string& converter, const fs::path& svg, const fs::path& png) {
   // Absolute, so that no path can be read as an option.
   const std::string in = fs::absolute(svg).string(), result = fs::absolute(png).string();
-  std::vector<std::string> words = {converter, "--format=png", "--zoom=2", "--output", result, in};
-  std::vector<char*> arguments;
-  for (std::string& word : words) arguments.push_back(word.data());
-  arguments.push_back(nullptr);
-
-  posix_spawn_file_actions_t actions;
-  posix_spawn_file_actions_init(&actions);
-  posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
-  posix_spawn_file_actions_addopen(&actions, 1, "/dev/null", O_WRONLY, 0);
-  posix_spawn_file_actions_addopen(&actions, 2, "/dev/null", O_WRONLY, 0);
-  pid_t child = 0;
-  const int error =
-      posix_spawnp(&child, converter.c_str(), &actions, nullptr, arguments.data(), environ);
-  posix_spawn_file_actions_destroy(&actions);
-  if (error != 0) {
+  auto child = ChildProcess::start({converter, "--format=png", "--zoom=2", "--output", result, in});
+  if (!child.ok()) {
+    const std::string got = child.status().detail().got;
     return Status::unsupported(
-        {converter, error == ENOENT ? "no such program" : std::generic_category().message(error),
+        {converter, got == std::generic_category().message(ENOENT) ? "no such program" : got,
          "it on the PATH", "install librsvg2-bin; the SVG pictures are complete without it"});
   }
-  const int status = wait_for(child);
-  if (status != 0) {
-    unlink(result.c_str());
-    const std::string got = status == -1        ? "it took too long"
-                            : WIFEXITED(status) ? fmt::format("exit code {}", WEXITSTATUS(status))
-                                                : fmt::format("signal {}", WTERMSIG(status));
-    return {StatusCode::kIoError,
-            {png.string(), converter + ": " + got, "a PNG picture",
-             "is the disk full? The SVG beside it holds the same picture"}};
-  }
-  return {};
+  const auto deadline = std::chrono::steady_clock::now() + kConverterLimit;
+  std::string got = "it took too long";
+  while (!(*child)->ended() && std::chrono::steady_clock::now() < deadline) (*child)->read(10);
+  if ((*child)->ended()) got = (*child)->how_it_ended();
+  if (got == "exit code 0") return {};
+  unlink(result.c_str());
+  return {StatusCode::kIoError,
+          {png.string(), converter + ": " + got, "a PNG picture",
+           "is the disk full? The SVG beside it holds the same picture"}};
 }
 
 WrittenFiles write_report(const fs::path& folder, const ResultFile& file,

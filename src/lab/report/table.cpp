@@ -8,7 +8,6 @@
 #include "lab/report/cells.h"
 #include "lab/report/crossover.h"
 #include "lab/report/group.h"
-#include "lab/report/model.h"
 
 namespace flashlab::lab::report {
 namespace {
@@ -297,26 +296,6 @@ std::string labels_without_cell(const Subject& subject, const Labels& labels) {
   return more;
 }
 
-/// "least traffic  forward cpu, sm90 (12.0 MiB)", one line per pass.
-std::string least_traffic(const Group& group, Caches caches) {
-  std::string out;
-  const std::vector<ModelRow> rows = model_rows(group, caches);
-  for (const std::string& pass : group.passes) {
-    double least = 0;
-    std::vector<std::string> names;
-    for (const ModelRow& row : rows) {
-      if (row.pass != pass) continue;
-      if (names.empty() || row.cost.bytes() < least) names.clear();
-      if (names.empty()) least = row.cost.bytes();
-      if (row.cost.bytes() == least) names.push_back(row.label);
-    }
-    if (names.empty()) continue;
-    out += fmt::format("least traffic  {} {} ({})\n", base::clean(pass), base::join(names, ", "),
-                       format_bytes(least));
-  }
-  return out;
-}
-
 }  // namespace
 
 std::string comparison_table(const ResultFile& file, const TableOptions& options) {
@@ -430,25 +409,6 @@ std::string crossover_table(const ResultFile& file, std::string_view relative_to
   }
   return fmt::format("from which length on faster than {}\n", base::clean(relative_to)) +
          aligned(rows, 3);
-}
-
-std::string model_table(const ResultFile& file) {
-  std::string out;
-  const Caches caches = caches_of(file.environment);
-  for (const Group& group : group_by_problem(file)) {
-    std::vector<std::vector<std::string>> rows = {
-        {"implementation", "pass", "arithmetic", "read", "written", "FLOP/byte"}};
-    for (const ModelRow& row : model_rows(group, caches)) {
-      rows.push_back({row.label, base::clean(row.pass), format_flops(row.cost.flops),
-                      format_bytes(row.cost.read_bytes), format_bytes(row.cost.written_bytes),
-                      format_significant(row.cost.intensity(), 3)});
-    }
-    if (rows.size() == 1) continue;
-    if (!out.empty()) out += '\n';
-    out += group.title() + "\n" + aligned(rows, 2);
-    out += least_traffic(group, caches);
-  }
-  return out;
 }
 
 }  // namespace flashlab::lab::report

@@ -43,8 +43,4 @@ std::string bench_table_line(const Measurement& result, RateUnit unit,
 /// nothing was measured at two lengths.
 std::string crossover_table(const ResultFile& file, std::string_view relative_to);
 
-/// Modelled FLOPs and memory traffic of each implementation, problem by problem, the least traffic
-/// named. Tile sizes come from the plan where it names them.
-std::string model_table(const ResultFile& file);
-
 }  // namespace flashlab::lab::report

@@ -58,15 +58,6 @@ Verdict judge_roof_share(double share) {
   return judge_share("share of the roof", share, kRoofShareThresholds, "of the measured roof");
 }
 
-Verdict judge_bandwidth(double gb_per_s, double copy_gb_per_s) {
-  return judge_share("bandwidth", copy_gb_per_s > 0 ? gb_per_s / copy_gb_per_s : 0,
-                     kBandwidthShareThresholds, "of the measured copy bandwidth");
-}
-
-Verdict judge_utilisation(double share) {
-  return judge_share("utilisation", share, kUtilisationThresholds, "of the time busy");
-}
-
 Verdict judge_speedup(double naive_ms, double ms) {
   const double ratio = ms > 0 ? naive_ms / ms : 0;
   return judge("against naive", ratio, kNaiveSpeedupThresholds,

@@ -27,10 +27,6 @@ struct Thresholds {
 inline constexpr Thresholds kRoofShareThresholds{0.60, 0.40};
 /// TFLOP/s on an A100 itself.
 inline constexpr Thresholds kA100TflopsThresholds{150, 100};
-/// Bytes per second as a share of the measured copy bandwidth.
-inline constexpr Thresholds kBandwidthShareThresholds{0.80, 0.50};
-/// Busy time of the device as a share of the time measured.
-inline constexpr Thresholds kUtilisationThresholds{0.90, 0.60};
 /// Times faster than the naive implementation in the same run.
 inline constexpr Thresholds kNaiveSpeedupThresholds{3.0, 2.0};
 
@@ -45,9 +41,7 @@ struct Verdict {
 };
 
 Verdict judge_roof_share(double share);
-Verdict judge_bandwidth(double gb_per_s, double copy_gb_per_s);
 Verdict judge_speedup(double naive_ms, double ms);
-Verdict judge_utilisation(double share);
 
 /// By the published TFLOP/s where the GPU is an A100, by the share of the roof elsewhere; empty for
 /// a result that has neither.

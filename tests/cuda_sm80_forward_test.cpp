@@ -34,7 +34,7 @@ TEST(ForwardTiling, FitsEveryHeadDimOnEveryDevice) {
                                        .window = bit(3),
                                        .features = bit(0) ? 0 : bit(4) + 2 * bit(5)},
                                       limit);
-            EXPECT_LE(forward_shared_bytes(t, dim, dim_v), limit)
+            EXPECT_LE(shared_bytes(t, dim, dim_v), limit)
                 << dim << " " << dim_v << " few rows " << few_rows;
             EXPECT_EQ(t.tile_k % t.piece_k, 0);
             EXPECT_GE(t.stages, 2);

@@ -20,7 +20,7 @@
 // data and for places, never for each other's instructions.
 
 #include "arguments.h"
-#include "sm80/forward/tiles.h"
+#include "sm80/forward/block.h"
 #include "sm80/forward/warp.h"
 #include "tile/mutation.h"
 
@@ -228,7 +228,12 @@ __device__ void forward(const ForwardArguments& args) {
   using Tiles = ForwardTiles<Config>;
   extern __shared__ __align__(128) unsigned char memory[];
   auto& shared = *reinterpret_cast<ForwardStorage<Config>*>(memory);
-  static_assert(sizeof(ForwardStorage<Config>) == Config::kSharedBytes);
+  static_assert(sizeof(ForwardStorage<Config>) == Config::kSharedBytes &&
+                Config::kSharedBytes ==
+                    shared_bytes(ForwardTiling{Config::kWarps, Config::kWarpRows, Config::kTileK,
+                                               Config::kPieceK, Config::kStages, Config::kMinBlocks,
+                                               Config::kQuerySteps},
+                                 Config::kHeadDim, Config::kHeadDimV));
 
   const ForwardTask<Config> task(args.shape, args.parts);
   const int lane = threadIdx.x % 32, warp_index = __shfl_sync(ptx::kFullMask, threadIdx.x / 32, 0);

@@ -32,6 +32,8 @@ enum class Form : std::uint8_t {
 };
 
 struct ForwardChoice {
+  CallForm call = CallForm::kGeneral;
+  bool prescaled = false;  ///< scores are scaled before the softmax
   Form form = Form::kMany;
   ForwardTiling tiling;
   bool pack_group = false;  ///< the heads of a group share tiles
@@ -47,12 +49,6 @@ CallForm form_of(const Problem& problem, const Geometry& g) {
   return g.scale > least ? call_form(problem) : CallForm::kGeneral;
 }
 
-/// Additive masks need scaled scores; the general form serves every scale.
-bool needs_prescaling(const Problem& problem, const Geometry& g) {
-  const bool additive = problem.mask && problem.mask->dtype != DType::kBool;
-  return additive || form_of(problem, g) == CallForm::kGeneral;
-}
-
 /// How many change scores or probabilities by themselves (kernels/tile/score.h, probability.h).
 int count_features(const Problem& problem, const Geometry& g) {
   return (g.softcap > 0) + problem.alibi_slopes.has_value() + (g.dropout > 0);
@@ -66,23 +62,26 @@ std::int64_t keys_of_tile(const Geometry& g, int tile_q) {
 }
 
 int shared_bytes(const Geometry& g, const ForwardTiling& t) {
-  return forward_shared_bytes(t, static_cast<int>(g.head_dim), static_cast<int>(g.head_dim_v));
+  return device::shared_bytes(t, static_cast<int>(g.head_dim), static_cast<int>(g.head_dim_v));
 }
 
 ForwardChoice choose(const Problem& problem, const Geometry& g, const DeviceInfo& device) {
   ForwardChoice choice;
   const int limit = device.shared_bytes_per_block;
-  const bool transformed = problem.mask.has_value() || needs_prescaling(problem, g);
+  choice.call = form_of(problem, g);
+  const bool general = choice.call == CallForm::kGeneral;
+  // Additive masks need scaled scores; the general form serves every scale.
+  choice.prescaled = general || (problem.mask && problem.mask->dtype != DType::kBool);
+  const bool transformed = problem.mask.has_value() || choice.prescaled;
   const bool bounded = std::min(g.bounds.left, g.bounds.right) < g.bounds.kUnbounded;
   ForwardNeeds needs{.head_dim = static_cast<int>(g.head_dim),
                      .head_dim_v = static_cast<int>(g.head_dim_v),
                      .transformed = transformed,
                      .bounded = bounded,
-                     .by_element = copied_by_element(problem.q, form_of(problem, g)) ||
-                                   copied_by_element(problem.v, form_of(problem, g)),
+                     .by_element = copied_by_element(problem.q, choice.call) ||
+                                   copied_by_element(problem.v, choice.call),
                      .window = g.bounds.left < g.bounds.kUnbounded,
                      .features = transformed ? 0 : count_features(problem, g)};
-  const bool general = form_of(problem, g) == CallForm::kGeneral;
   choice.pack_group = !general && g.dropout == 0 && g.group() > 1 && g.seqlen_q <= kPackedQueries;
   const std::int64_t rows = g.seqlen_q * (choice.pack_group ? g.group() : 1);
   choice.heads = choice.pack_group ? g.heads_k : g.heads_q;
@@ -132,7 +131,7 @@ ConfigPrinter print(const Problem& problem, const Geometry& g, const ForwardChoi
       .boolean("kSplit", choice.form != Form::kMany)
       .boolean("kPackGroup", choice.form == Form::kFew && g.dropout == 0)
       .integer("kPackedQueries", kPackedQueries)
-      .boolean("kPrescaled", needs_prescaling(problem, g));
+      .boolean("kPrescaled", choice.prescaled);
   return config;
 }
 
@@ -145,10 +144,9 @@ ConfigPrinter print_merge(const Problem& problem, const Geometry& g) {
 }
 
 void explain(GpuPlan& plan, const Problem& problem, const ForwardChoice& choice) {
-  const CallForm form = form_of(problem, plan.geometry);
-  explain_copies(plan.reasons, "q", problem.q, form);
-  explain_copies(plan.reasons, "k", problem.k, form);
-  explain_copies(plan.reasons, "v", problem.v, form);
+  explain_copies(plan.reasons, "q", problem.q, choice.call);
+  explain_copies(plan.reasons, "k", problem.k, choice.call);
+  explain_copies(plan.reasons, "v", problem.v, choice.call);
   if (choice.pack_group) {
     plan.reasons.push_back("the query heads of a group share a tile: few queries per head");
   }

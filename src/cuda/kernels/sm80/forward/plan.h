@@ -5,26 +5,11 @@
 #include <memory>
 
 #include "api/implementation.h"
+#include "cuda/kernels/sm80/forward/tiles.h"
 
 namespace flashlab::cuda {
 
-/// How the forward kernel cuts a problem. The names are the kernel's Config constants.
-struct ForwardTiling {
-  int warps = 4;            ///< per block
-  int warp_rows = 32;       ///< queries per warp: 16 or 32
-  int tile_k = 64;          ///< keys per copy into shared memory
-  int piece_k = 16;         ///< keys per softmax step
-  int stages = 2;           ///< tiles of keys under way
-  int min_blocks = 2;       ///< resident per multiprocessor
-  int query_steps = 16;     ///< k16 steps of Q that stay in registers
-  bool steady_loop = true;  ///< a loop of its own for tiles without an edge
-
-  int tile_q() const noexcept { return warps * warp_rows; }
-  friend bool operator==(const ForwardTiling&, const ForwardTiling&) = default;
-};
-
-/// Dynamic shared memory of the forward kernel; the kernel asserts that it agrees.
-int forward_shared_bytes(const ForwardTiling& tiling, int head_dim, int head_dim_v);
+using device::ForwardTiling;
 
 /// What the tiling depends on.
 struct ForwardNeeds {
@@ -41,8 +26,9 @@ struct ForwardNeeds {
 /// fits.
 ForwardTiling choose_forward_tiling(const ForwardNeeds& needs, int shared_limit);
 
-/// Blocks that a multiprocessor holds at once, at most tiling.min_blocks.
-int forward_resident_blocks(const ForwardTiling& tiling, int shared_bytes, int shared_limit);
+/// Blocks of so many bytes of shared memory that a multiprocessor holds at once, at most
+/// tiling.min_blocks.
+int forward_resident_blocks(const ForwardTiling& tiling, int bytes, int shared_limit);
 
 /// In how many parts the keys are split so that `blocks` blocks fill a device that holds
 /// `capacity` at once; 1 where the blocks fill half of it or the keys are few. `tile_k`: keys of a

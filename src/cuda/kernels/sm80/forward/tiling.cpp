@@ -16,14 +16,9 @@ constexpr int kMinTilesPerSplit = 4, kMinKeysPerSplit = 64;
 constexpr int kMaxSplits = 256;
 constexpr int kReservedSharedBytes = 1024;  // per block, by the system
 
-// kernels/tile/swizzle.h, HalfTile: rows of whole k16 steps at an odd pitch of 16-byte chunks.
-constexpr int pitch_bytes(int dim) {
-  return ((divide_up(dim, 16) * 2) | 1) * 16;
-}
-
 // What a device holds of a tiling: its blocks per multiprocessor, at most those it is made for.
 int resident_blocks(const ForwardTiling& t, const ForwardNeeds& needs, int shared_limit) {
-  const int bytes = forward_shared_bytes(t, needs.head_dim, needs.head_dim_v);
+  const int bytes = shared_bytes(t, needs.head_dim, needs.head_dim_v);
   return bytes > shared_limit ? 0 : forward_resident_blocks(t, bytes, shared_limit);
 }
 
@@ -113,22 +108,9 @@ ForwardTiling fastest_tiling(const ForwardNeeds& needs, int held, int shared_lim
 
 }  // namespace
 
-int forward_shared_bytes(const ForwardTiling& t, int head_dim, int head_dim_v) {
-  const int k = t.tile_k * pitch_bytes(head_dim), v = t.tile_k * pitch_bytes(head_dim_v);
-  const int q = t.tile_q() * pitch_bytes(head_dim);
-  const int ahead = std::max(t.stages - 2, 1);
-  const int o = t.tile_q() * pitch_bytes(head_dim_v);
-  // Q passes through memory of V that the first tiles do not use; at the end O does.
-  const int tiles = t.stages * k + std::max({(t.stages + 1) * v, ahead * v + q, o});
-  const int kept_steps = std::max(divide_up(head_dim, 16) - t.query_steps, 0);
-  const int kept_q = 16 * std::max(t.warps * kept_steps * (t.warp_rows / 16) * 32, 1);
-  const int barriers = 8 * (2 * t.stages + 1);
-  return divide_up(tiles + kept_q + barriers, 16) * 16;
-}
-
-int forward_resident_blocks(const ForwardTiling& t, int shared_bytes, int shared_limit) {
+int forward_resident_blocks(const ForwardTiling& t, int bytes, int shared_limit) {
   // A multiprocessor has what it grants one block and that block's reserve.
-  const int fit = (shared_limit + kReservedSharedBytes) / (shared_bytes + kReservedSharedBytes);
+  const int fit = (shared_limit + kReservedSharedBytes) / (bytes + kReservedSharedBytes);
   return std::clamp(fit, 1, t.min_blocks);
 }
 
@@ -146,7 +128,7 @@ ForwardTiling choose_forward_tiling(const ForwardNeeds& needs, int shared_limit)
     if (needs.transformed || needs.features > 0) t.piece_k = 16;
   }
   const auto fits = [&] {
-    return forward_shared_bytes(t, needs.head_dim, needs.head_dim_v) <= shared_limit;
+    return shared_bytes(t, needs.head_dim, needs.head_dim_v) <= shared_limit;
   };
   if (!fits()) {
     t.tile_k = std::min(t.tile_k, 32);

@@ -5,7 +5,7 @@
 
 #include "ptx/convert.h"
 #include "ptx/special.h"
-#include "sm80/forward/tiles.h"
+#include "sm80/forward/block.h"
 #include "tile/dropped.h"
 #include "tile/fragments.h"
 #include "tile/mask.h"

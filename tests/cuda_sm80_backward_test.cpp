@@ -20,7 +20,7 @@ TEST(Sm80BackwardTiling, FitsEveryHeadDimOnEveryDevice) {
         for (const int dim_v : {1, dim, 256}) {
           const auto t = choose_backward_tiling(dim, dim_v, mask, mask, limit);
           ASSERT_TRUE(t.has_value()) << "head dims " << dim << " and " << dim_v << " in " << limit;
-          EXPECT_LE(t->min_blocks * (backward_shared_bytes(*t, dim, dim_v) + kReserved),
+          EXPECT_LE(t->min_blocks * (shared_bytes(*t, dim, dim_v, 32) + kReserved),
                     limit + kReserved);
         }
       }
@@ -46,14 +46,14 @@ TEST(Sm80BackwardTiling, SharedMemoryIsWhatTheKernelLaysOut) {
   // K, V; two stages of Q, dO; dS^T of two buffers; lse2 and delta; barriers. Rows of 128 bytes, no
   // padding.
   BackwardTiling t{};
-  EXPECT_EQ(backward_shared_bytes(t, 64, 64),
+  EXPECT_EQ(shared_bytes(t, 64, 64, 32),
             2 * 128 * 128 + 2 * 2 * 64 * 128 + 2 * 128 * 128 + 2 * 2 * 64 * 4 + 128);
   t.one_barrier = false;  // a block barrier, one buffer
-  EXPECT_EQ(backward_shared_bytes(t, 64, 64),
+  EXPECT_EQ(shared_bytes(t, 64, 64, 32),
             2 * 128 * 128 + 2 * 2 * 64 * 128 + 128 * 128 + 2 * 2 * 64 * 4);
   // Head dim 40 takes 64 columns; 72 takes 96: 12 chunks, padded to 13.
-  EXPECT_EQ(backward_shared_bytes(t, 40, 64), backward_shared_bytes(t, 64, 64));
-  EXPECT_EQ(backward_shared_bytes(t, 72, 64) - backward_shared_bytes(t, 64, 64),
+  EXPECT_EQ(shared_bytes(t, 40, 64, 32), shared_bytes(t, 64, 64, 32));
+  EXPECT_EQ(shared_bytes(t, 72, 64, 32) - shared_bytes(t, 64, 64, 32),
             (128 + 2 * 64) * (13 * 16 - 128));
 }
 

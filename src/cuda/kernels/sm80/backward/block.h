@@ -93,7 +93,11 @@ struct BackwardBlock {
 
   struct Storage : StorageTiles, StepBarriers<kExchange || Config::kOneBarrier, kThreads> {};
 
-  static_assert(sizeof(Storage) == Config::kSharedBytes);
+  static_assert(sizeof(Storage) == Config::kSharedBytes &&
+                Config::kSharedBytes ==
+                    shared_bytes(BackwardTiling{kTileQ, kTileK, Sizes::kWarpsQ, Sizes::kWarpsK,
+                                                kStages, Config::kOneBarrier, Config::kMinBlocks},
+                                 Config::kHeadDim, Config::kHeadDimV, Config::kDimUnit));
 
   static __device__ Work work_of(const Shape& shape, unsigned index) {
     return tile_of_keys<Config>(shape, index);

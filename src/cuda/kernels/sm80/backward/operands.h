@@ -7,6 +7,7 @@
 #include "config_types.h"
 #include "ptx/memory.h"
 #include "ptx/warp.h"
+#include "sm80/backward/tiles.h"
 #include "tile/fragments.h"
 #include "tile/load.h"
 #include "tile/mask.h"
@@ -152,13 +153,6 @@ struct BackwardSizes {
   /// a pass are neighbours.
   static constexpr int fragment(int m, int n) { return n * kGradQM + m; }
 };
-
-/// The workspace regions, in the plan's order (plan.cpp).
-enum BackwardRegion { kRegionLse, kRegionDelta, kRegionGradQ, kRegionTurns, kRegionGradO };
-
-/// Counters in the region of turns, which `prepare` clears. Behind the first of tiles there is one
-/// for each block of `prepare`, then one for each head.
-enum TurnCounter { kTicketsOfKeys, kTicketsOfZeros, kFirstOfTiles };
 
 /// Counts the tiles of keys of a key head that are done. `tiles`: of queries, of all heads.
 __device__ inline unsigned* done_counter(const BackwardArguments& args, int tiles, int batch,

@@ -18,15 +18,7 @@ using internal::Geometry;
 constexpr int kMaxHeadDim = 256;
 constexpr int kReservedSharedBytes = 1024;  // per block, by the system
 constexpr unsigned kPrepareThreads = 256;
-constexpr int kBarrierBytes = 16;  // of the two barriers of a block
-constexpr int kDimUnit = 32;       // to whose multiples head dims are padded
-
-// kernels/tile/swizzle.h, OperandTile: powers of two are swizzled, others padded.
-constexpr int pitch_bytes(int columns) {
-  const int chunks = columns / 8;
-  const bool swizzled = chunks >= 8 && (chunks & (chunks - 1)) == 0;
-  return (swizzled ? chunks : chunks | 1) * 16;
-}
+constexpr int kDimUnit = 32;  // to whose multiples head dims are padded
 
 // For head dims up to 64, 128 and 256: the fastest first (H200), then what fits the 163 KiB of
 // sm_80 and the 99 KiB of sm_86, sm_89 and sm_120.
@@ -51,6 +43,7 @@ constexpr Candidate kCandidates[] = {
 // clang-format on
 
 struct BackwardChoice {
+  CallForm call = CallForm::kGeneral;
   BackwardTiling tiling;
   bool copy_grad_o = false;  ///< dO is converted to the inputs' type once
   int shared_bytes = 0;
@@ -96,8 +89,8 @@ BackwardForm choose_form(const Problem& problem, const Geometry& g, const Backwa
   const BackwardTiling& t = choice.tiling;
   const bool deterministic = problem.options.deterministic;
   const bool mask = judges_pairs(problem, g);
-  const CallForm form = call_form(problem);
-  const bool by_element = copied_by_element(problem.q, form) || copied_by_element(problem.v, form);
+  const bool by_element =
+      copied_by_element(problem.q, choice.call) || copied_by_element(problem.v, choice.call);
   const int passes =
       grad_q_passes(t, static_cast<int>(g.head_dim), mask, by_element, deterministic);
   // Registers are full at 255: what these variants need on top takes the prefetch's place. The
@@ -111,7 +104,7 @@ ConfigPrinter print(const Problem& problem, const Geometry& g, const BackwardCho
                     const BackwardForm& form, bool vector_reduction) {
   const BackwardTiling& t = choice.tiling;
   ConfigPrinter config;
-  print_call(config, problem, g);
+  print_call(config, problem, g, choice.call);
   config.integer("kTileQ", t.tile_q)
       .integer("kTileK", t.tile_k)
       .integer("kWarpsQ", t.warps_q)
@@ -138,7 +131,7 @@ void add_regions(GpuPlan& plan, const Geometry& g, const BackwardChoice& choice)
   const auto region = [&](const char* name, std::int64_t bytes) {
     plan.add_gpu_region(name, static_cast<std::size_t>(bytes));
   };
-  // In the order of BackwardRegion (kernels/sm80/backward/operands.h).
+  // In the order of device::BackwardRegion.
   region("lse in base 2", rows * 4);
   region("delta", rows * 4);
   region("dq in fp32", rows * round_up(static_cast<int>(g.head_dim), kDimUnit) * 4);
@@ -150,14 +143,13 @@ void add_regions(GpuPlan& plan, const Geometry& g, const BackwardChoice& choice)
 }
 
 void explain(GpuPlan& plan, const Problem& problem, const BackwardChoice& choice) {
-  const CallForm form = call_form(problem);
-  explain_copies(plan.reasons, "q", problem.q, form);
-  explain_copies(plan.reasons, "k", problem.k, form);
-  explain_copies(plan.reasons, "v", problem.v, form);
+  explain_copies(plan.reasons, "q", problem.q, choice.call);
+  explain_copies(plan.reasons, "k", problem.k, choice.call);
+  explain_copies(plan.reasons, "v", problem.v, choice.call);
   if (choice.copy_grad_o) {
     plan.reasons.push_back("d_o is fp32: converted once, beside delta");
   } else {
-    explain_copies(plan.reasons, "d_o", *problem.d_o, form);
+    explain_copies(plan.reasons, "d_o", *problem.d_o, choice.call);
   }
   plan.reasons.push_back(problem.options.deterministic
                              ? "dQ is added in a fixed order: blocks wait for their turn"
@@ -188,17 +180,6 @@ void add_steps(GpuPlan& plan, const ConfigPrinter& config, const BackwardChoice&
 
 }  // namespace
 
-int backward_shared_bytes(const BackwardTiling& t, int head_dim, int head_dim_v) {
-  const int dim = round_up(head_dim, kDimUnit), dim_v = round_up(head_dim_v, kDimUnit);
-  const int scores = (t.one_barrier ? 2 : 1) * (t.warps_q > 1 ? 2 : 1);
-  const auto part = [](int bytes) { return round_up(bytes, 128); };
-  return part(t.tile_k * pitch_bytes(dim)) + part(t.tile_k * pitch_bytes(dim_v)) +
-         part(t.stages * t.tile_q * pitch_bytes(dim)) +
-         part(t.stages * t.tile_q * pitch_bytes(dim_v)) +
-         part(scores * t.tile_k * pitch_bytes(t.tile_q)) + 2 * part(t.stages * t.tile_q * 4) +
-         (t.warps_q > 1 || t.one_barrier ? part(kBarrierBytes) : 0);
-}
-
 std::optional<BackwardTiling> choose_backward_tiling(int head_dim, int head_dim_v, bool mask,
                                                      bool deterministic, int shared_limit) {
   for (const auto& [max_head_dim, t] : kCandidates) {
@@ -206,7 +187,7 @@ std::optional<BackwardTiling> choose_backward_tiling(int head_dim, int head_dim_
     // Registers are full: with a second buffer's addresses these would spill.
     if (t.one_barrier && (t.warps_q == 1 ? mask : deterministic)) continue;
     const int limit = (shared_limit + kReservedSharedBytes) / t.min_blocks - kReservedSharedBytes;
-    if (backward_shared_bytes(t, head_dim, head_dim_v) <= limit) return t;
+    if (shared_bytes(t, head_dim, head_dim_v, kDimUnit) <= limit) return t;
   }
   return std::nullopt;
 }
@@ -238,9 +219,10 @@ Result<std::shared_ptr<internal::PlanState>> plan_sm80_backward(
          "use smaller head dims or implementation 'naive'"});
   }
   BackwardChoice choice;
+  choice.call = call_form(problem);
   choice.tiling = *tiling;
   choice.copy_grad_o = problem.d_o->dtype == DType::kFp32;
-  choice.shared_bytes = backward_shared_bytes(*tiling, dim, dim_v);
+  choice.shared_bytes = shared_bytes(*tiling, dim, dim_v, kDimUnit);
   choice.tiles_q = divide_up(g.seqlen_q, tiling->tile_q);
   choice.tiles_k = divide_up(g.seqlen_k, tiling->tile_k);
   const std::int64_t blocks =

@@ -6,25 +6,11 @@
 #include <optional>
 
 #include "api/implementation.h"
+#include "cuda/kernels/sm80/backward/tiles.h"
 
 namespace flashlab::cuda {
 
-/// How the main kernel cuts a problem. The names are the kernel's Config constants.
-struct BackwardTiling {
-  int tile_q = 64;          ///< queries per step
-  int tile_k = 128;         ///< keys per block
-  int warps_q = 1;          ///< warps that share the same keys
-  int warps_k = 4;          ///< groups of them
-  int stages = 2;           ///< tiles of queries under way
-  bool one_barrier = true;  ///< per step, at twice the memory for P and dS
-  int min_blocks = 2;       ///< resident per multiprocessor
-
-  int warps() const noexcept { return warps_q * warps_k; }
-  friend bool operator==(const BackwardTiling&, const BackwardTiling&) = default;
-};
-
-/// Dynamic shared memory of the main kernel; the kernel asserts that it agrees.
-int backward_shared_bytes(const BackwardTiling& tiling, int head_dim, int head_dim_v);
+using device::BackwardTiling;
 
 /// The tiling for head dims, with or without a mask tensor or a fixed order of additions (or what
 /// takes their registers: two of softcap, ALiBi and dropout), on a

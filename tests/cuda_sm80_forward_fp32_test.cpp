@@ -23,7 +23,7 @@ TEST(Sm80ForwardFp32Tiling, FitsEveryHeadDimOnEveryDevice) {
         for (const int dim_v : {1, dim, 256}) {
           for (const bool short_loop : {false, true}) {
             const auto t = choose_fp32_forward_tiling(4096, dim, dim_v, terms, short_loop, limit);
-            EXPECT_LE(fp32_forward_shared_bytes(t, dim, dim_v, terms), limit)
+            EXPECT_LE(shared_bytes(t, dim, dim_v, terms), limit)
                 << "head dims " << dim << " and " << dim_v << ", " << terms << " terms";
             EXPECT_EQ(64 % t.keys, 0);
           }
@@ -36,7 +36,7 @@ TEST(Sm80ForwardFp32Tiling, FitsEveryHeadDimOnEveryDevice) {
 TEST(Sm80ForwardFp32Tiling, SharedMemoryIsWhatTheKernelLaysOut) {
   // K and V: 2 stages, 2 terms, 64 rows of 72 halves; a scale per query; what the block works on.
   const Fp32ForwardTiling t{.warps = 4, .keys = 64, .stages = 2};
-  EXPECT_EQ(fp32_forward_shared_bytes(t, 64, 64, 2), 2 * 2 * 2 * 64 * 72 * 2 + 16 + 64 * 4 + 64);
+  EXPECT_EQ(shared_bytes(t, 64, 64, 2), 2 * 2 * 2 * 64 * 72 * 2 + 16 + 64 * 4 + 64);
 }
 
 TEST(Sm80ForwardFp32Tiling, FewQueriesTakeFewWarps) {

@@ -50,7 +50,11 @@ struct ForwardFp32Block : ForwardFp32<Config> {
     HeadTerms k, v;
   };
 
-  static_assert(sizeof(Storage) == Config::kSharedBytes);
+  static_assert(sizeof(Storage) == Config::kSharedBytes &&
+                Config::kSharedBytes ==
+                    shared_bytes(Fp32ForwardTiling{Config::kWarps, kRowTiles, kKeys,
+                                                   Config::kStages, kQueryShared},
+                                 Config::kHeadDim, Config::kHeadDimV, kTerms));
 
   /// What a warp keeps in registers.
   struct WarpState {

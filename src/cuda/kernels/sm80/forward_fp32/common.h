@@ -15,6 +15,7 @@
 #include "arguments.h"
 #include "ptx/math.h"
 #include "ptx/warp.h"
+#include "sm80/forward_fp32/tiles.h"
 #include "sm80/terms/terms.h"
 #include "tile/dropped.h"
 #include "tile/mutation.h"

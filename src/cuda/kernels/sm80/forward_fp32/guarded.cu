@@ -78,7 +78,9 @@ struct ForwardFp32Guarded : ForwardFp32<Config> {
     const float *gQ, *gK, *gV;  // of the block's head, and of its first column
   };
 
-  static_assert(sizeof(Storage) == Config::kSharedBytes);
+  static_assert(sizeof(Storage) == Config::kSharedBytes &&
+                Config::kSharedBytes == shared_bytes(Fp32GuardedTiling{Config::kWarps, kKeys},
+                                                     Config::kHeadDim, Config::kHeadDimV));
 
   struct RowState {
     float rO[kDimV / 8][4];

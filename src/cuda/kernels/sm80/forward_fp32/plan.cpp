@@ -21,45 +21,29 @@ constexpr int kMaxParts = 16;
 constexpr int kMinStepsPerPart = 4;
 constexpr std::size_t kSmallBytes = std::size_t{1} << 20;
 constexpr std::int64_t kMergeThreads = 256;  // four channels of a row each
-constexpr int kWidestValue = 128;
-constexpr int kGuardedTerms = 3;
-constexpr int kBlockBytes = 64;  // what a block keeps about its head
 
 constexpr int padded(int dim) {
-  return (dim + 15) / 16 * 16;
+  return round_up(dim, 16);
 }
-constexpr int pitch(int dim) {
-  return padded(dim) + 8;
-}  // elements; an odd number of chunks
-// Channels of V per block: wider ones are shared by two blocks, which both compute the scores.
-constexpr int value_columns(int dim_v) {
-  return padded(dim_v) <= kWidestValue ? padded(dim_v) : padded((dim_v + 1) / 2);
-}
-constexpr int value_blocks(int dim_v) {
-  return padded(dim_v) <= kWidestValue ? 1 : 2;
-}
+using device::fp32_value_columns;
+using GuardedTiling = device::Fp32GuardedTiling;
 
-/// The kernel of the guarded blocks: its block divides the other kernel's.
-struct GuardedTiling {
-  int warps = 4;
-  int keys = 32;
-};
-
-int guarded_shared_bytes(const GuardedTiling& t, int dim, int dim_v) {
-  const int rows = 16 * t.warps + t.keys;
-  return kGuardedTerms * rows * pitch(std::max(dim, value_columns(dim_v))) * 2 + t.keys * 4 +
-         kBlockBytes;
+// Blocks that share the channels of V.
+unsigned value_blocks(const Geometry& g) {
+  const int columns = padded(static_cast<int>(g.head_dim_v));
+  return columns > fp32_value_columns(static_cast<int>(g.head_dim_v)) ? 2 : 1;
 }
 
 GuardedTiling choose_guarded_tiling(const Fp32ForwardTiling& marked, int dim, int dim_v,
                                     int shared_limit) {
   GuardedTiling t;
   t.warps = std::min(4, marked.tile_q() / 16);
-  while (t.warps > 1 && guarded_shared_bytes(t, dim, dim_v) > shared_limit) t.warps /= 2;
+  while (t.warps > 1 && shared_bytes(t, dim, dim_v) > shared_limit) t.warps /= 2;
   return t;
 }
 
 struct Choice {
+  CallForm call = CallForm::kGeneral;
   int terms = 2;
   Fp32ForwardTiling tiling;
   GuardedTiling guarded;
@@ -100,12 +84,13 @@ Choice choose(const Problem& problem, const Geometry& g, const DeviceInfo& devic
   const int dim = static_cast<int>(g.head_dim), dim_v = static_cast<int>(g.head_dim_v);
   const int limit = device.shared_bytes_per_block;
   Choice choice;
+  choice.call = std::max(call_form(problem), CallForm::kAligned);
   choice.terms = problem.options.precision == Precision::kTf32 ? 1 : 2;
   choice.rows = g.batch * g.heads_q * g.seqlen_q;
   const bool short_loop = g.bounds.right < internal::MaskBounds::kUnbounded && !problem.mask &&
                           !problem.alibi_slopes && g.softcap == 0 && g.dropout == 0;
   // The general form has one tiling, whatever the length.
-  const std::int64_t rows = call_form(problem) == CallForm::kGeneral ? kMaxLength : g.seqlen_q;
+  const std::int64_t rows = choice.call == CallForm::kGeneral ? kMaxLength : g.seqlen_q;
   choice.tiling = choose_fp32_forward_tiling(rows, dim, dim_v, choice.terms, short_loop, limit);
   choice.guarded = choose_guarded_tiling(choice.tiling, dim, dim_v, limit);
   choice.blocks = g.batch * g.heads_q * divide_up(g.seqlen_q, std::int64_t{choice.tiling.tile_q()});
@@ -139,20 +124,20 @@ Regions add_regions(GpuPlan& plan, const Geometry& g, const Choice& choice) {
 ConfigPrinter print_common(const Problem& problem, const Geometry& g, const Choice& choice,
                            const Regions& regions) {
   ConfigPrinter config;
-  print_call(config, problem, g, std::max(call_form(problem), CallForm::kAligned));
+  print_call(config, problem, g, choice.call);
   print_split(config, regions.split, choice.terms);
   config.integer("kMarkRegion", regions.marks)
       .integer("kPartialRegion", regions.partial)
       .integer("kStatisticsRegion", regions.statistics)
-      .integer("kValueColumns", value_columns(static_cast<int>(g.head_dim_v)));
+      .integer("kValueColumns", fp32_value_columns(static_cast<int>(g.head_dim_v)));
   return config;
 }
 
 void add_forward(GpuPlan& plan, const Problem& problem, const Geometry& g, const Choice& choice,
                  const Regions& regions) {
   const Fp32ForwardTiling& t = choice.tiling;
-  const int shared = fp32_forward_shared_bytes(t, static_cast<int>(g.head_dim),
-                                               static_cast<int>(g.head_dim_v), choice.terms);
+  const int shared =
+      shared_bytes(t, static_cast<int>(g.head_dim), static_cast<int>(g.head_dim_v), choice.terms);
   ConfigPrinter config = print_common(problem, g, choice, regions);
   config.integer("kWarps", t.warps)
       .integer("kRowTiles", t.row_tiles)
@@ -167,15 +152,14 @@ void add_forward(GpuPlan& plan, const Problem& problem, const Geometry& g, const
       "sm80/forward_fp32/kernel.cu", "flash_fwd_fp32", config, choice.blocks * choice.parts,
       32 * t.warps, shared,
       fmt::format("tile of {} queries x {} keys · {}", t.tile_q(), t.keys, stage_words(t.stages)));
-  step.shape.grid_z = static_cast<unsigned>(value_blocks(static_cast<int>(g.head_dim_v)));
+  step.shape.grid_z = value_blocks(g);
   plan.add_kernel(std::move(step));
 }
 
 void add_guarded(GpuPlan& plan, const Problem& problem, const Geometry& g, const Choice& choice,
                  const Regions& regions) {
   const GuardedTiling& t = choice.guarded;
-  const int shared =
-      guarded_shared_bytes(t, static_cast<int>(g.head_dim), static_cast<int>(g.head_dim_v));
+  const int shared = shared_bytes(t, static_cast<int>(g.head_dim), static_cast<int>(g.head_dim_v));
   ConfigPrinter config = print_common(problem, g, choice, regions);
   config.integer("kWarps", t.warps)
       .integer("kKeys", t.keys)
@@ -188,7 +172,7 @@ void add_guarded(GpuPlan& plan, const Problem& problem, const Geometry& g, const
       shared,
       fmt::format("the tiles that were marked, in three bf16 terms · {} queries x {} keys",
                   16 * t.warps, t.keys));
-  step.shape.grid_z = static_cast<unsigned>(value_blocks(static_cast<int>(g.head_dim_v)));
+  step.shape.grid_z = value_blocks(g);
   plan.add_kernel(std::move(step));
 }
 
@@ -216,7 +200,7 @@ void add_merge(GpuPlan& plan, const Problem& problem, const Geometry& g, const C
 void explain(GpuPlan& plan, const Problem& problem, const Choice& choice) {
   const auto loads = [&](const char* name, const TensorSpec& spec, int wanted) {
     const int bytes = row_alignment_bytes(spec);
-    if (kernel_alignment(spec, call_form(problem)) >= wanted) return;
+    if (kernel_alignment(spec, choice.call) >= wanted) return;
     plan.reasons.push_back(
         fmt::format("{}: rows are aligned to {} bytes, so they are read element by element; {} "
                     "would be faster",
@@ -238,23 +222,16 @@ void explain(GpuPlan& plan, const Problem& problem, const Choice& choice) {
 
 }  // namespace
 
-int fp32_forward_shared_bytes(const Fp32ForwardTiling& t, int head_dim, int head_dim_v, int terms) {
-  const int keys =
-      t.stages * terms * t.keys * (pitch(head_dim) + pitch(value_columns(head_dim_v))) * 2;
-  const int queries = t.query_shared ? t.tile_q() * terms * pitch(head_dim) * 2 : 16;
-  return keys + queries + t.tile_q() * 4 + kBlockBytes;
-}
-
 Fp32ForwardTiling choose_fp32_forward_tiling(std::int64_t rows, int head_dim, int head_dim_v,
                                              int terms, bool short_loop, int shared_limit) {
-  const int widest = std::max(padded(head_dim), value_columns(head_dim_v));
+  const int widest = std::max(padded(head_dim), fp32_value_columns(head_dim_v));
   Fp32ForwardTiling t;
   t.blocks_per_sm = widest <= 32 ? 3 : 2;
   if (widest > 64 && terms == 2) t.keys = 32;  // registers
   // Q in registers is 10 % faster at d 128 (H200, 2026-11-21) where they suffice.
   // Where two blocks would not fit anyway (sm_86, sm_89, sm_120), they would spill (sm_120).
   if (padded(head_dim) > 112 && terms == 2) {
-    const int bytes = fp32_forward_shared_bytes(t, head_dim, head_dim_v, terms);
+    const int bytes = shared_bytes(t, head_dim, head_dim_v, terms);
     t.query_shared = !short_loop || 2 * bytes > shared_limit;
   }
   if (padded(head_dim) > 128) {
@@ -264,9 +241,7 @@ Fp32ForwardTiling choose_fp32_forward_tiling(std::int64_t rows, int head_dim, in
     t.blocks_per_sm = 1;
   }
   if (rows <= 16) t.warps = 1;
-  const auto fits = [&] {
-    return fp32_forward_shared_bytes(t, head_dim, head_dim_v, terms) <= shared_limit;
-  };
+  const auto fits = [&] { return shared_bytes(t, head_dim, head_dim_v, terms) <= shared_limit; };
   if (!fits()) t.stages = 1;
   while (!fits() && t.warps > 1) t.warps /= 2;
   if (!fits()) t.keys = 32;

@@ -6,27 +6,11 @@
 #include <memory>
 
 #include "api/implementation.h"
+#include "cuda/kernels/sm80/forward_fp32/tiles.h"
 
 namespace flashlab::cuda {
 
-/// How the fp32 forward kernel cuts a problem. The names are the kernel's Config constants.
-struct Fp32ForwardTiling {
-  int warps = 4;              ///< per block
-  int row_tiles = 1;          ///< 16 queries each, per warp
-  int keys = 64;              ///< per step
-  int stages = 2;             ///< steps of keys under way
-  bool query_shared = false;  ///< Q's terms in shared memory instead of registers
-  int score_tiles = 4;        ///< tiles of 8 keys computed together
-  int value_tiles = 4;        ///< tiles of 8 channels of V computed together
-  int blocks_per_sm = 2;      ///< that the registers must allow
-
-  int tile_q() const noexcept { return warps * 16 * row_tiles; }
-  friend bool operator==(const Fp32ForwardTiling&, const Fp32ForwardTiling&) = default;
-};
-
-/// Dynamic shared memory of the kernel; the kernel asserts that it agrees.
-int fp32_forward_shared_bytes(const Fp32ForwardTiling& tiling, int head_dim, int head_dim_v,
-                              int terms);
+using device::Fp32ForwardTiling;
 
 /// The tiling for a device that grants a block `shared_limit` bytes; `rows` queries per head.
 /// `short_loop`: causal and no mask tensor, so that registers are left for Q at wide heads.

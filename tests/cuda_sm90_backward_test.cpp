@@ -37,7 +37,7 @@ TEST(Sm90Backward, FitsSharedMemory) {
     for (const int features : {0, 1, 2, 3}) {
       const bool short_window = features % 2 != 0, dropout = features / 2 != 0;
       const Sm90BackwardTiling tiling = choose_sm90_backward_tiling(dim, short_window, dropout);
-      EXPECT_LE(sm90_backward_shared_bytes(tiling), kSharedLimit);
+      EXPECT_LE(shared_bytes(tiling), kSharedLimit);
       EXPECT_EQ(tiling.tile_dim, dim);
       EXPECT_EQ(tiling.tile_q * dim, 128 * 64) << "dQ is shared out in parts of 64 x 64";
     }

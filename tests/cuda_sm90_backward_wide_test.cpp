@@ -42,8 +42,8 @@ TEST(Sm90BackwardWide, FitsSharedMemory) {
   for (const int dim : {136, 192, 256}) {
     for (const int dim_v : {8, 128, 192, 256}) {
       const WideTiling tiling = choose_wide_tiling(geometry(1, 1, 64, dim, dim_v));
-      EXPECT_LE(wide_shared_bytes(tiling), kSharedLimit);
-      EXPECT_LE(wide_grad_q_shared_bytes(tiling), kSharedLimit);
+      EXPECT_LE(shared_bytes(tiling), kSharedLimit);
+      EXPECT_LE(grad_q_shared_bytes(tiling), kSharedLimit);
       EXPECT_GE(tiling.stages, 2);
     }
   }

@@ -35,7 +35,7 @@ TEST(Sm90ForwardTiling, FitsEveryHeadDim) {
                                                      .bounded = bounded,
                                                      .seqlen_q = 4096},
                                                     kSharedLimit);
-          EXPECT_LE(sm90_forward_shared_bytes(t, dim, dim_v), kSharedLimit) << dim << " " << dim_v;
+          EXPECT_LE(shared_bytes(t, dim, dim_v), kSharedLimit) << dim << " " << dim_v;
           EXPECT_GE(t.stages_k, 2);
           EXPECT_GE(t.stages_v, 2);
           EXPECT_EQ(t.consumers, dim_v <= 128 ? 3 : 2);

@@ -3,7 +3,7 @@
 // Of the Hopper backward kernel (kernel.cu): the warp that draws what dropout drops.
 
 #include "ptx/special.h"
-#include "sm90/backward/tiles.h"
+#include "sm90/backward/block.h"
 #include "tile/probability.h"
 #include "tile/query_walk.h"
 

@@ -4,7 +4,7 @@
 // `finish` begins beside the last tiles of keys, on multiprocessors that have none left.
 
 #include "ptx/atomic.h"
-#include "sm90/backward/tiles.h"
+#include "sm90/backward/block.h"
 
 namespace flashlab::device {
 

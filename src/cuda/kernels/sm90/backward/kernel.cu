@@ -442,7 +442,11 @@ __device__ void sm90_backward(const Sm90BackwardArguments& args) {
   using Tiles = Sm90BackwardTiles<Config>;
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<Sm90BackwardStorage<Config>*>(memory);
-  static_assert(sizeof(Sm90BackwardStorage<Config>) == Config::kSharedBytes);
+  static_assert(sizeof(Sm90BackwardStorage<Config>) == Config::kSharedBytes &&
+                Config::kSharedBytes ==
+                    shared_bytes(Sm90BackwardTiling{Config::kTileQ, Config::kTileK,
+                                                    Config::kDimUnit, Config::kStages,
+                                                    Config::kKeyStages, Config::kDropout}));
 
   if (threadIdx.x == 0) {
     ptx::prefetch_tensor_map(&args.k);

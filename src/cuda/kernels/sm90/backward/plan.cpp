@@ -22,9 +22,7 @@ using device::Sm90BackwardArguments;
 using internal::Geometry;
 
 constexpr int kMaxHeadDim = 128;
-constexpr int kSharedAlignment = 1024, kWarpgroupThreads = 128;
-constexpr int kScoreStages = 2;              // kernels/sm90/backward/tiles.h
-constexpr int kDrawnBytes = 1536;            // DropoutTile, kernels/tile/dropped.h
+constexpr int kWarpgroupThreads = 128;
 constexpr int kPrepareThreads = 256;         // kernels/sm80/backward/prepare.cu
 constexpr std::int64_t kShortWindow = 2048;  // queries of a group's heads that see a key
 constexpr int kFinishColumns = 16;  // of dQ, for each of finish's warps: whole 16-byte stores
@@ -107,11 +105,11 @@ ConfigPrinter print(const Problem& problem, const Geometry& g, const Sm90Backwar
       .boolean("kCountsHeads", t.key_stages > 1)
       .boolean("kZeroGradQ", false)
       .boolean("kCopyGradO", false)
-      .integer("kSharedBytes", sm90_backward_shared_bytes(t));
+      .integer("kSharedBytes", shared_bytes(t));
   return config;
 }
 
-// In the order of BackwardRegion (kernels/sm80/backward/operands.h).
+// In the order of BackwardRegion (kernels/sm80/backward/tiles.h).
 void add_regions(GpuPlan& plan, std::int64_t rows, const Sm90BackwardTiling& t) {
   const std::int64_t heads = plan.geometry.batch * plan.geometry.heads_q;
   const auto region = [&](const char* name, std::int64_t bytes) {
@@ -166,7 +164,7 @@ void add_steps(GpuPlan& plan, const ConfigPrinter& config, const Sm90BackwardTil
            (t.tile_k / 64 + 1) * kWarpgroupThreads,
            fmt::format("{} · {} blocks work off {} tiles of {} keys", config.summary(),
                        blocks.key_blocks, blocks.key_tiles, t.tile_k));
-  products.shape.shared_bytes = static_cast<unsigned>(sm90_backward_shared_bytes(t));
+  products.shape.shared_bytes = static_cast<unsigned>(shared_bytes(t));
   products.parameters = parameters(plan, t, blocks.query_tiles);
   plan.add_kernel(std::move(products));
   GpuStep finish =
@@ -190,18 +188,6 @@ Sm90BackwardTiling choose_sm90_backward_tiling(std::int64_t head_dim, bool short
     return {.tile_q = 128, .tile_dim = 64, .key_stages = dropout ? 2 : 3, .dropout = dropout};
   }
   return {.key_stages = short_window && !dropout ? 2 : 1, .dropout = dropout};
-}
-
-int sm90_backward_shared_bytes(const Sm90BackwardTiling& t) {
-  const int keys = t.key_stages * (2 * t.tile_k * t.tile_dim * 2);
-  const int queries = t.stages * 2 * t.tile_q * (t.tile_dim * 2 + 4);
-  const int scores = kScoreStages * t.tile_k * t.tile_q * 2;
-  const int barriers = 16 * (t.key_stages + t.stages + kScoreStages);
-  const int drawn = t.dropout ? t.stages * kDrawnBytes + 16 : 16;
-  const int work = t.key_stages * 4;
-  return static_cast<int>(
-             divide_up(keys + queries + scores + barriers + drawn + work, kSharedAlignment)) *
-         kSharedAlignment;
 }
 
 Result<std::shared_ptr<internal::PlanState>> plan_sm90_backward(

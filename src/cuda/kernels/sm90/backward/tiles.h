@@ -1,96 +1,32 @@
 #pragma once
 
-// Of the Hopper backward kernel (kernel.cu): sizes and shared memory.
-
-#include "sm80/backward/operands.h"
-#include "sm90_backward_arguments.h"
-#include "tile/dropped.h"
-#include "tile/pipeline.h"
-#include "tile/query_walk.h"
-#include "tile/slab.h"
-#include "tile/warpgroup.h"
+// How the backward kernel cuts a problem, and its shared memory: the same text on host and device.
+// Nothing is included, so that both can read it.
 
 namespace flashlab::device {
 
-/// Sizes that follow from a Config. The order of the dQ accumulator is that of the sm80 kernels,
-/// which fill it with zeros and read it in the end: BackwardSizes.
-template <class Config>
-struct Sm90BackwardTiles {
-  using Sizes = BackwardSizes<Config>;
-  static constexpr int kDim = Config::kDimUnit, kTileQ = Config::kTileQ, kTileK = Config::kTileK;
-  static constexpr int kConsumers = kTileK / kWarpgroupRows;  ///< warpgroups with 64 keys each
-  static constexpr int kThreads = (kConsumers + 1) * kWarpgroupThreads;
-  static constexpr int kSlabs = kDim / kSlabColumns;
-  /// Of the products over features: those beyond the head dims are zeros.
-  static constexpr int kDimSteps = round_up(Config::kHeadDim, 16) / 16,
-                       kDimStepsV = round_up(Config::kHeadDimV, 16) / 16;
-  static constexpr int kQuerySteps = kTileQ / 16, kKeySteps = kTileK / 16;
-  static constexpr int kPairs = kTileQ / 2;  ///< a thread's share of S^T or dP^T
-  using TileKey = SlabTile<kTileK, kDim>;
-  using TileQuery = SlabTile<kTileQ, kDim>;
-  using TileScores = SlabTile<kTileK, kTileQ>;  ///< dS^T: a row per key
-  /// Consumers share out dQ [kTileQ, kDim] in parts of 64 x 64: of the queries, or of the features.
-  static constexpr bool kSplitQueries = kTileQ > kWarpgroupRows;
-  /// Whether blocks take tile of keys after tile of keys.
-  static constexpr bool kStays = Config::kKeyStages > 1;
-  static_assert(kTileK == 128 && kTileQ * kDim == 128 * 64 && Sizes::kDim == kDim &&
-                Sizes::kDimV == kDim);
-
-  /// Where the fragment of rows 16 `row` and columns 8 `column` lies in a tile of the accumulator;
-  /// linear in `column` from a multiple of 4 on.
-  static constexpr int fragment(int row, int column) {
-    const int part = row / Sizes::kGradQM * Sizes::kFeatureParts + column / Sizes::kGradQN;
-    return part * (Sizes::kGradQM * Sizes::kGradQN) +
-           Sizes::fragment(row % Sizes::kGradQM, column % Sizes::kGradQN);
-  }
-
-  /// Registers per thread: what the block is launched with, divided anew (ptx::take_registers).
-  static constexpr int kConsumerRegisters = 240, kProducerRegisters = 24;
-  static constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8;
-  static_assert(kConsumers * kConsumerRegisters + kProducerRegisters <=
-                (kConsumers + 1) * kLaunchRegisters);
+/// The names are the kernel's Config constants.
+struct Sm90BackwardTiling {
+  int tile_q = 64;     ///< queries of a step
+  int tile_k = 128;    ///< keys of a tile, 64 for each consumer warpgroup
+  int tile_dim = 128;  ///< features of a tile (kDimUnit); those beyond the head dims are zeros
+  int stages = 2;      ///< tiles of queries under way
+  /// 1: a block for each tile of keys. Above: blocks that stay, so many tiles of keys under way.
+  int key_stages = 1;
+  bool dropout = false;  ///< draws lie beside the tiles of queries
 };
 
-inline constexpr int kScoreStages = 2;  ///< tiles of dS^T: consumers may be a step apart
-
-/// What dropout drops, of the tiles of queries in the ring.
-template <class Config, bool kDropout>
-struct Sm90DrawnTiles {
-  DropoutTile of[Config::kStages];
-  DropoutWords words;  ///< of the head that is drawn
-};
-template <class Config>
-struct Sm90DrawnTiles<Config, false> {};
-
-template <class Config>
-struct alignas(kSlabAlignment) Sm90BackwardStorage {
-  using Tiles = Sm90BackwardTiles<Config>;
-  unsigned char k[Config::kKeyStages][Tiles::TileKey::kBytes],
-      v[Config::kKeyStages][Tiles::TileKey::kBytes];
-  unsigned char q[Config::kStages][Tiles::TileQuery::kBytes];
-  unsigned char d_o[Config::kStages][Tiles::TileQuery::kBytes];
-  unsigned char d_s[kScoreStages][Tiles::TileScores::kBytes];
-  alignas(128) float lse2[Config::kStages][Tiles::kTileQ];
-  alignas(128) float delta[Config::kStages][Tiles::kTileQ];
-  RingBarriers<Config::kKeyStages> ring_keys;  ///< K and V of a tile of keys, and `work`
-  RingBarriers<Config::kStages> ring_queries;  ///< Q, dO, lse2, delta and draws of a tile
-  RingBarriers<kScoreStages> ring_scores;      ///< full: every consumer has stored its dS^T
-  alignas(16) Sm90DrawnTiles<Config, Config::kDropout> drawn;
-  int work[Config::kKeyStages];  ///< the index of the tile of keys (tile_of_keys), -1: no more
-
-  /// Bytes of a tile of queries.
-  static constexpr int kQueryBytes = 2 * Tiles::TileQuery::kBytes + 2 * 4 * Tiles::kTileQ;
-
-  /// By one thread, before the block's first barrier.
-  __device__ void init_barriers() {
-    constexpr int kConsumerWarps = Tiles::kConsumers * kWarpgroupThreads / 32;
-    constexpr int kDrawingWarps = Config::kDropout;
-    constexpr int kZeroingWarps = 1, kCountingThreads = Tiles::kStays;
-    ring_keys.init(1, kConsumerWarps + kDrawingWarps + kZeroingWarps + kCountingThreads);
-    ring_queries.init(1 + 32 * kDrawingWarps, kConsumerWarps * (Config::kDropout ? 32 : 1));
-    ring_scores.init(kConsumerWarps, kConsumerWarps);
-    ptx::barrier_init_fence();
-  }
-};
+/// Dynamic shared memory of a block: sizeof(Sm90BackwardStorage).
+constexpr int shared_bytes(const Sm90BackwardTiling& t) {
+  constexpr int kScoreStages = 2, kDrawnBytes = 1536, kAlignment = 1024;  // DropoutTile
+  const int keys = t.key_stages * (2 * t.tile_k * t.tile_dim * 2);
+  const int queries = t.stages * 2 * t.tile_q * (t.tile_dim * 2 + 4);
+  const int scores = kScoreStages * t.tile_k * t.tile_q * 2;
+  const int barriers = 16 * (t.key_stages + t.stages + kScoreStages);
+  const int drawn = (t.dropout ? t.stages * kDrawnBytes : 0) + 16;
+  const int work = t.key_stages * 4;
+  const int bytes = keys + queries + scores + barriers + drawn + work;
+  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
 
 }  // namespace flashlab::device

@@ -7,7 +7,7 @@
 #include "ptx/math.h"
 #include "ptx/memory.h"
 #include "ptx/special.h"
-#include "sm90/backward/tiles.h"
+#include "sm90/backward/block.h"
 #include "sm90/key_rows.h"
 #include "tile/dropped.h"
 #include "tile/probability.h"

@@ -4,7 +4,7 @@
 // else to do writes them shortly before, so that they are in L2 when they are added to.
 
 #include "ptx/atomic.h"
-#include "sm90/backward/tiles.h"
+#include "sm90/backward/block.h"
 
 namespace flashlab::device {
 

@@ -10,7 +10,7 @@
 
 #include "ptx/special.h"
 #include "ptx/warpgroup.h"
-#include "sm90/backward_wide/tiles.h"
+#include "sm90/backward_wide/block.h"
 #include "tile/mutation.h"
 #include "tile/slab_copy.h"
 
@@ -211,7 +211,10 @@ __device__ void sm90_backward_wide_grad_q(const Sm90WideArguments& args) {
   using Tiles = WideTiles<Config>;
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<WideGradQStorage<Config>*>(memory);
-  static_assert(sizeof(WideGradQStorage<Config>) == Config::kGradQSharedBytes);
+  static_assert(sizeof(WideGradQStorage<Config>) == Config::kGradQSharedBytes &&
+                Config::kGradQSharedBytes ==
+                    grad_q_shared_bytes(WideTiling{Tiles::kDim, Tiles::kDimV, Config::kStages,
+                                                   Config::kGradQStages}));
 
   if (threadIdx.x == 0) {
     ptx::prefetch_tensor_map(&args.k);

@@ -312,7 +312,10 @@ __device__ void sm90_backward_wide(const Sm90WideArguments& args) {
   using Tiles = WideTiles<Config>;
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<WideStorage<Config>*>(memory);
-  static_assert(sizeof(WideStorage<Config>) == Config::kSharedBytes);
+  static_assert(sizeof(WideStorage<Config>) == Config::kSharedBytes &&
+                Config::kSharedBytes ==
+                    shared_bytes(WideTiling{Tiles::kDim, Tiles::kDimV, Config::kStages,
+                                            Config::kGradQStages}));
 
   if (threadIdx.x == 0) {
     ptx::prefetch_tensor_map(&args.k);

@@ -26,7 +26,7 @@ using internal::Geometry;
 constexpr std::int64_t kMinHeadDim = 128, kMaxHeadDim = 256;
 constexpr std::int64_t kTile = 64;  // queries or keys of a tile
 constexpr std::int64_t kScoreTileBytes = kTile * kTile * 2;
-constexpr int kSharedLimit = 232448, kSharedAlignment = 1024;  // of a block of sm_90
+constexpr int kSharedLimit = 232448;  // of a block of sm_90
 constexpr int kMaxStages = 3;
 constexpr unsigned kThreads = 384, kPrepareThreads = 256;
 constexpr std::int64_t kMaxParts = 1024;
@@ -80,8 +80,8 @@ ConfigPrinter print(const Problem& problem, const Geometry& g, const WideTiling&
       .boolean("kCountsHeads", false)
       .boolean("kZeroGradQ", false)
       .boolean("kCopyGradO", false)
-      .integer("kSharedBytes", wide_shared_bytes(t))
-      .integer("kGradQSharedBytes", wide_grad_q_shared_bytes(t));
+      .integer("kSharedBytes", shared_bytes(t))
+      .integer("kGradQSharedBytes", grad_q_shared_bytes(t));
   return config;
 }
 
@@ -95,7 +95,7 @@ struct Tiles {
         rows(g.batch * g.heads_q * queries * kTile) {}
 };
 
-// In the order of BackwardRegion (kernels/sm80/backward/operands.h) and WideRegion.
+// In the order of BackwardRegion (kernels/sm80/backward/tiles.h) and WideRegion.
 enum Region { kLse, kDelta, kPartialQ, kScores };
 void add_regions(GpuPlan& plan, const WideTiling& t, const WideParts& parts) {
   const Geometry& g = plan.geometry;
@@ -151,13 +151,13 @@ void add_part(GpuPlan& plan, const ConfigPrinter& config, const WideTiling& t,
                                         part.first_head + part.heads - 1, tiles.heads_k, keys);
   GpuStep products = kernel_step(
       "sm90/backward_wide/kernel.cu", "flash_bwd_sm90_wide", config,
-      std::int64_t{part.heads} * part.tiles, kThreads, wide_shared_bytes(t),
+      std::int64_t{part.heads} * part.tiles, kThreads, shared_bytes(t),
       fmt::format("dK, dV, dS: tile of {} keys, in steps of {} queries · {}", kTile, kTile, which));
   products.parameters = parameters(plan, part);
   plan.add_kernel(std::move(products));
   GpuStep grad_q = kernel_step("sm90/backward_wide/grad_q.cu", "flash_bwd_sm90_wide_grad_q", config,
                                part.heads * g.group() * divide_up(tiles.queries, 2), kThreads,
-                               wide_grad_q_shared_bytes(t),
+                               grad_q_shared_bytes(t),
                                fmt::format("dQ = scale dS K: {} queries, in steps of {} keys · {}",
                                            2 * kTile, kTile, which));
   grad_q.parameters = parameters(plan, part);
@@ -194,23 +194,11 @@ bool is_wide_sm90_backward(const Geometry& g) {
   return std::max(g.head_dim, g.head_dim_v) > kMinHeadDim;
 }
 
-int wide_shared_bytes(const WideTiling& t) {
-  const std::int64_t features = kTile * 2 * (t.head_dim + t.head_dim_v);
-  const std::int64_t scores = 3 * kScoreTileBytes;  // two tiles of P, one of dS
-  const std::int64_t barriers = 16 * (1 + 2 * t.stages + 2);
-  return static_cast<int>(round_up(
-      features * (1 + t.stages) + scores + t.stages * kTile * 8 + barriers, kSharedAlignment));
-}
-
-int wide_grad_q_shared_bytes(const WideTiling& t) {
-  return static_cast<int>(round_up(
-      t.grad_q_stages * (2 * kScoreTileBytes + kTile * t.head_dim * 2 + 16), kSharedAlignment));
-}
-
 WideTiling choose_wide_tiling(const Geometry& g) {
-  WideTiling t{round_up(g.head_dim, kTile), round_up(g.head_dim_v, kTile)};
+  WideTiling t{static_cast<int>(round_up(g.head_dim, kTile)),
+               static_cast<int>(round_up(g.head_dim_v, kTile))};
   t.stages = kMaxStages;
-  while (wide_shared_bytes(t) > kSharedLimit) --t.stages;
+  while (shared_bytes(t) > kSharedLimit) --t.stages;
   return t;
 }
 

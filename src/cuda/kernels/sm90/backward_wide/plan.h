@@ -6,25 +6,17 @@
 #include <memory>
 
 #include "api/implementation.h"
+#include "cuda/kernels/sm90/backward_wide/tiles.h"
 
 namespace flashlab::cuda {
 
 /// Whether a problem's head dims are those of this plan, and not of plan_sm90_backward's.
 bool is_wide_sm90_backward(const internal::Geometry& geometry);
 
-/// Tiles of 64 queries and 64 keys, of head dims rounded up to multiples of 64.
-struct WideTiling {
-  std::int64_t head_dim = 256, head_dim_v = 256;  ///< of tiles
-  int stages = 2;         ///< tiles of queries under way in the kernel of dK and dV
-  int grad_q_stages = 4;  ///< tiles of keys under way in the kernel of dQ
-};
+using device::WideTiling;
 
 /// The tiling with as many stages as fit a block of sm_90.
 WideTiling choose_wide_tiling(const internal::Geometry& geometry);
-
-/// Dynamic shared memory of the kernels, which assert that they agree.
-int wide_shared_bytes(const WideTiling& tiling);
-int wide_grad_q_shared_bytes(const WideTiling& tiling);
 
 /// dS of a call lies in memory between the two kernels, so a call is worked off in parts.
 struct WideParts {

@@ -1,85 +1,31 @@
 #pragma once
 
-// Of Hopper's backward for head dims above 128: sizes, which blocks have what, shared memory.
-
-#include "sm80/backward/operands.h"
-#include "sm90_backward_wide_arguments.h"
-#include "tile/pipeline.h"
-#include "tile/query_walk.h"
-#include "tile/slab.h"
-#include "tile/warpgroup.h"
+// How Hopper's backward for head dims above 128 cuts a problem, and its shared memory: the same
+// text on host and device. Nothing is included, so that both can read it.
 
 namespace flashlab::device {
 
-/// The workspace regions behind those of BackwardRegion that the first step fills: dQ in fp32 (only
-/// where tiles of keys are worked off in several parts) and dS.
-enum WideRegion { kRegionPartialQ = kRegionGradQ, kRegionScores };
-
-template <class Config>
-struct WideTiles {
-  static constexpr int kTileQ = Config::kTileQ, kTileK = Config::kTileK;
-  static_assert(kTileQ == kWarpgroupRows && kTileK == kWarpgroupRows);
-  /// Features of a tile: those beyond the head dims are zeros.
-  static constexpr int kDim = round_up(Config::kHeadDim, kSlabColumns),
-                       kDimV = round_up(Config::kHeadDimV, kSlabColumns);
-  static constexpr int kSteps = 64 / 16;  ///< of a product over a tile's queries or keys
-  using TileKey = SlabTile<kTileK, kDim>;
-  using TileValue = SlabTile<kTileK, kDimV>;
-  using TileQuery = SlabTile<kTileQ, kDim>;
-  using TileGradO = SlabTile<kTileQ, kDimV>;
-  using TileScores = SlabTile<kTileK, kTileQ>;  ///< dS^T: a row per key
-  static constexpr int kPairs = kTileQ / 2;     ///< a thread's share of S^T or dP^T
-
-  /// Registers per thread: what a block is launched with, divided anew (ptx::take_registers).
-  static constexpr int kConsumerRegisters = 240, kProducerRegisters = 24;
-  static constexpr int kThreads = 3 * kWarpgroupThreads;
-  static constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8;
-  static_assert(2 * kConsumerRegisters + kProducerRegisters <= 3 * kLaunchRegisters);
+/// Tiles of 64 queries and 64 keys, of head dims rounded up to multiples of 64.
+struct WideTiling {
+  int head_dim = 256, head_dim_v = 256;  ///< of tiles
+  int stages = 2;                        ///< tiles of queries under way in the kernel of dK and dV
+  int grad_q_stages = 4;                 ///< tiles of keys under way in the kernel of dQ
 };
 
-/// The work of a block of the kernel of dK and dV.
-template <class Config>
-constexpr Work work_of(const Shape& shape, const WidePart& part, int block) {
-  const int tiles = (shape.seqlen_k + Config::kTileK - 1) / Config::kTileK;
-  const HeadTile at = in_sections(block, part.heads, part.tiles, part.section);
-  const int index = (part.first_head + at.head) * tiles + part.first_tile + at.tile;
-  return tile_of_keys<Config>(shape, static_cast<unsigned>(index));
+/// Dynamic shared memory of kernel.cu: sizeof(WideStorage).
+constexpr int shared_bytes(const WideTiling& t) {
+  constexpr int kTile = 64, kScoreTileBytes = 2 * kTile * kTile, kAlignment = 1024;
+  const int features = 2 * kTile * (t.head_dim + t.head_dim_v);
+  const int scores = 3 * kScoreTileBytes;  // two tiles of P, one of dS
+  const int barriers = 16 * (1 + 2 * t.stages + 2);
+  const int bytes = features * (1 + t.stages) + scores + t.stages * kTile * 8 + barriers;
+  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
-
-/// Where a tile of dS^T lies among those of a part: tiles of queries of one tile of keys are
-/// neighbours. `head`: of queries, `tile_k`: both counted in the part.
-constexpr int score_tile(const WidePart& part, int tiles_q, int head, int tile_k, int tile_q) {
-  return (head * part.tiles + tile_k) * tiles_q + tile_q;
+/// Of grad_q.cu: sizeof(WideGradQStorage).
+constexpr int grad_q_shared_bytes(const WideTiling& t) {
+  constexpr int kTile = 64, kScoreTileBytes = 2 * kTile * kTile, kAlignment = 1024;
+  const int bytes = t.grad_q_stages * (2 * kScoreTileBytes + 2 * kTile * t.head_dim + 16);
+  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
-
-inline constexpr int kProbabilityStages = 2;  ///< tiles of P^T that one consumer may be ahead
-
-template <class Config>
-struct alignas(kSlabAlignment) WideStorage {
-  using Tiles = WideTiles<Config>;
-  static constexpr int kStages = Config::kStages;
-  unsigned char k[Tiles::TileKey::kBytes], v[Tiles::TileValue::kBytes];
-  unsigned char q[kStages][Tiles::TileQuery::kBytes], d_o[kStages][Tiles::TileGradO::kBytes];
-  unsigned char d_s[Tiles::TileScores::kBytes];  ///< a warp's rows are its own
-  /// P^T as its threads hold it: what thread t of one consumer writes thread t of the other reads.
-  uint4 p[kProbabilityStages][Tiles::kSteps][kWarpgroupThreads];
-  alignas(128) float lse2[kStages][Tiles::kTileQ];
-  alignas(128) float delta[kStages][Tiles::kTileQ];
-  PhaseBarrier k_full, v_full;
-  RingBarriers<kStages> ring_q;    ///< Q and lse2 of a tile
-  RingBarriers<kStages> ring_d_o;  ///< dO and delta
-  RingBarriers<kProbabilityStages> ring_p;
-
-  /// By one thread, before the block's first barrier.
-  __device__ void init_barriers() {
-    constexpr int kWarps = kWarpgroupThreads / 32;  // of a consumer
-    k_full.init(1);
-    v_full.init(1);
-    ring_q.init(1, 2 * kWarps);
-    ring_d_o.init(1, 2 * kWarps);
-    ring_p.init(kWarpgroupThreads, kWarps);
-    ptx::barrier_init_fence();
-  }
-};
 
 }  // namespace flashlab::device

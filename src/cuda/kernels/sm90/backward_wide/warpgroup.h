@@ -9,7 +9,7 @@
 #include "ptx/memory.h"
 #include "ptx/special.h"
 #include "ptx/warpgroup.h"
-#include "sm90/backward_wide/tiles.h"
+#include "sm90/backward_wide/block.h"
 #include "sm90/key_rows.h"
 #include "tile/warpgroup.h"
 

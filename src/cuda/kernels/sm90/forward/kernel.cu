@@ -19,7 +19,7 @@
 #include "ptx/dependency.h"
 #include "ptx/warpgroup.h"
 #include "sm90/forward/producer.h"
-#include "sm90/forward/tiles.h"
+#include "sm90/forward/block.h"
 #include "sm90/forward/warpgroup.h"
 
 namespace flashlab::device {
@@ -273,7 +273,12 @@ __device__ void sm90_forward(const Sm90ForwardArguments& args) {
   using Tiles = Sm90Tiles<Config>;
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<Sm90ForwardStorage<Config>*>(memory);
-  static_assert(sizeof(Sm90ForwardStorage<Config>) == Config::kSharedBytes);
+  static_assert(sizeof(Sm90ForwardStorage<Config>) == Config::kSharedBytes &&
+                Config::kSharedBytes ==
+                    shared_bytes(Sm90ForwardTiling{Config::kConsumers, Config::kBlockKeys,
+                                                   Config::kStagesQ, Config::kStagesK,
+                                                   Config::kStagesV, Config::kTurns},
+                                 Config::kHeadDim, Config::kHeadDimV));
 
   if (threadIdx.x == 0) {
     ptx::prefetch_tensor_map(&args.q);

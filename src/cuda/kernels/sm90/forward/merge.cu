@@ -5,7 +5,7 @@
 // One warp per row. Tiles of one part are complete already.
 
 #include "ptx/dependency.h"
-#include "sm90/forward/tiles.h"
+#include "sm90/forward/block.h"
 #include "tile/fragments.h"
 #include "tile/merge.h"
 #include "tile/output.h"

@@ -43,6 +43,7 @@ constexpr double kFlopPerUs = 4.9e6, kLeastBlockUs = 0.7, kMergeUs = 4, kMergeUs
 constexpr double kLeastShare = 0.005;  // of the whole rounds' time: less is no gain one can see
 
 struct Choice {
+  CallForm call = CallForm::kGeneral;
   Sm90ForwardTiling tiling;
   bool bounded = false;
   std::int64_t group = 1;  ///< query heads whose rows share tiles
@@ -185,6 +186,7 @@ Choice choose(const Problem& problem, const Geometry& g, const DeviceInfo& devic
   const int multiprocessors =
       problem.options.deterministic ? kNominalMultiprocessors : device.multiprocessors;
   Choice choice;
+  choice.call = form_of(problem, g);
   choice.bounded = g.bounds.bounded();
   choice.tiling = tiling;
   device::TileOrder& order = choice.order;
@@ -288,13 +290,12 @@ Status check_worth(const Problem& problem, const Geometry& g) {
 // whose packed heads take a register too many, packed calls have their own, and dropout packs none.
 ConfigPrinter print(const Problem& problem, const Geometry& g, const Choice& choice) {
   const Sm90ForwardTiling& t = choice.tiling;
-  const CallForm form = form_of(problem, g);
-  const bool general = choice.shares() || form != CallForm::kPairs;
+  const bool general = choice.shares() || choice.call != CallForm::kPairs;
   const bool few_keys = for_few_keys(t);
   const bool may_pack = !few_keys && !problem.alibi_slopes && g.dropout == 0;
   const bool packs = choice.group > 1 || (general && may_pack);
   ConfigPrinter config;
-  print_call(config, problem, g, form);
+  print_call(config, problem, g, choice.call);
   config.integer("kConsumers", t.consumers)
       .integer("kBlockKeys", t.block_keys)
       .integer("kStagesQ", t.stages_q)
@@ -303,9 +304,9 @@ ConfigPrinter print(const Problem& problem, const Geometry& g, const Choice& cho
       .boolean("kTurns", t.turns)
       .boolean("kStream", general || few_keys)
       .boolean("kPackGroup", packs)
-      .boolean("kMaskWide", has_wide_mask(problem, g))
-      .integer("kSharedBytes", sm90_forward_shared_bytes(t, static_cast<int>(g.head_dim),
-                                                         static_cast<int>(g.head_dim_v)));
+      .boolean("kMaskWide", takes_wide_mask(problem, g) && choice.call == CallForm::kPairs)
+      .integer("kSharedBytes",
+               shared_bytes(t, static_cast<int>(g.head_dim), static_cast<int>(g.head_dim_v)));
   return config;
 }
 
@@ -409,11 +410,11 @@ Result<std::shared_ptr<internal::PlanState>> plan_sm90_forward(
   plan->tile_q = choice.tiling.tile_q();
   plan->tile_k = choice.tiling.block_keys;
   const ConfigPrinter config = print(problem, g, choice);
-  GpuStep step = kernel_step("sm90/forward/kernel.cu", "flash_fwd_sm90", config, choice.grid,
-                             (choice.tiling.consumers + 1) * kWarpgroupThreads,
-                             sm90_forward_shared_bytes(choice.tiling, static_cast<int>(g.head_dim),
-                                                       static_cast<int>(g.head_dim_v)),
-                             words(choice));
+  GpuStep step = kernel_step(
+      "sm90/forward/kernel.cu", "flash_fwd_sm90", config, choice.grid,
+      (choice.tiling.consumers + 1) * kWarpgroupThreads,
+      shared_bytes(choice.tiling, static_cast<int>(g.head_dim), static_cast<int>(g.head_dim_v)),
+      words(choice));
   step.parameters = parameters(*plan, choice);
   GpuStep merge =
       kernel_step("sm90/forward/merge.cu", "flash_fwd_sm90_merge", config,

@@ -8,23 +8,13 @@
 #include <vector>
 
 #include "api/implementation.h"
+#include "cuda/kernels/sm90/forward/tiles.h"
 #include "cuda/kernels/sm90_forward_arguments.h"
 #include "runtime/kernel_store/kernel.h"
 
 namespace flashlab::cuda {
 
-/// How the Hopper forward kernel cuts a problem. The names are the kernel's Config constants.
-struct Sm90ForwardTiling {
-  int consumers = 3;    ///< warpgroups of 64 queries each
-  int block_keys = 64;  ///< keys of a step
-  int stages_q = 1;     ///< tiles of Q per consumer
-  int stages_k = 2;     ///< blocks of K under way
-  int stages_v = 2;     ///< blocks of V under way
-  bool turns = false;   ///< consumers start their products in turn
-
-  int tile_q() const noexcept { return 64 * consumers; }
-  friend bool operator==(const Sm90ForwardTiling&, const Sm90ForwardTiling&) = default;
-};
+using device::Sm90ForwardTiling;
 
 /// What the tiling depends on.
 struct Sm90ForwardNeeds {
@@ -56,9 +46,6 @@ Sm90ForwardTiling choose_sm90_forward_tiling(const Sm90ForwardNeeds& needs, int 
 constexpr bool for_few_keys(const Sm90ForwardTiling& tiling) {
   return tiling.consumers == 2 && tiling.block_keys == 128;
 }
-
-/// Dynamic shared memory of the kernel, which asserts that it agrees.
-int sm90_forward_shared_bytes(const Sm90ForwardTiling& tiling, int head_dim, int head_dim_v);
 
 /// One kernel; where tiles of queries differ in their keys (causal, a window) behind a memset of 4
 /// bytes. Where whole tiles would leave multiprocessors idle, the keys of the last or of all tiles

@@ -2,7 +2,7 @@
 
 // Of the Hopper forward kernel (kernel.cu): the warps that start copies.
 
-#include "sm90/forward/tiles.h"
+#include "sm90/forward/block.h"
 #include "tile/slab_copy.h"
 
 namespace flashlab::device {

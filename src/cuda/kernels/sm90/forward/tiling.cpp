@@ -4,14 +4,10 @@
 #include <algorithm>
 
 #include "cuda/kernels/sm90/forward/plan.h"
-#include "cuda/launch/planning.h"
-#include "cuda/launch/tensor_map.h"
 
 namespace flashlab::cuda {
 namespace {
 
-constexpr int kWarpgroupRows = 64;
-constexpr int kSharedAlignment = 1024;
 constexpr int kMaxStages = 5;
 // MEASURED (H200, 2026-11-24, kernels/sm90/NOTES.md): at head dim 64 steps of 128 keys are faster
 // than of 64 from this many keys on; causal calls with fewer lose more at the diagonal.
@@ -22,14 +18,10 @@ constexpr std::int64_t kLongCausal = 1024;
 constexpr std::int64_t kFewKeys = 1024;
 constexpr std::int64_t kTileOfTwo = 128, kTileOfThree = 192;
 
-constexpr int slabs(int dim) {
-  return divide_up(dim, kSlabColumns);
-}
-
 // As many places for K and V as shared memory has: one more for K, which is waited for first.
 void add_stages(Sm90ForwardTiling& t, const Sm90ForwardNeeds& needs, int shared_limit) {
   const auto fits = [&](const Sm90ForwardTiling& tiling) {
-    return sm90_forward_shared_bytes(tiling, needs.head_dim, needs.head_dim_v) <= shared_limit;
+    return shared_bytes(tiling, needs.head_dim, needs.head_dim_v) <= shared_limit;
   };
   Sm90ForwardTiling more = t;
   while (more.stages_v < kMaxStages && (++more.stages_k, ++more.stages_v, fits(more))) t = more;
@@ -53,16 +45,6 @@ bool choose_for_few_keys(Sm90ForwardTiling& t, const Sm90ForwardNeeds& needs) {
 }
 
 }  // namespace
-
-int sm90_forward_shared_bytes(const Sm90ForwardTiling& t, int head_dim, int head_dim_v) {
-  const int q = t.consumers * t.stages_q * kWarpgroupRows * kSlabRowBytes * slabs(head_dim);
-  const int k = t.stages_k * t.block_keys * kSlabRowBytes * slabs(head_dim);
-  const int v = t.stages_v * t.block_keys * kSlabRowBytes * slabs(head_dim_v);
-  constexpr int kTasks = 4;  // queued: a task of eight numbers and two barriers each
-  const int barriers =
-      kTasks * (32 + 16) + 16 * (t.consumers * t.stages_q + t.stages_k + t.stages_v);
-  return divide_up(q + k + v + barriers, kSharedAlignment) * kSharedAlignment;
-}
 
 Sm90ForwardTiling choose_sm90_forward_tiling(const Sm90ForwardNeeds& needs, int shared_limit) {
   Sm90ForwardTiling t;

@@ -4,7 +4,7 @@
 // products, its softmax and its results.
 
 #include "ptx/convert.h"
-#include "sm90/forward/tiles.h"
+#include "sm90/forward/block.h"
 #include "tile/dropped.h"
 #include "tile/fragments.h"
 #include "tile/mask.h"

@@ -1,0 +1,182 @@
+#pragma once
+
+// Of the Hopper forward kernel (kernel.cu): sizes, shared memory, and which tile comes when.
+
+#include "ptx/barrier.h"
+#include "sm90/forward/tiles.h"
+#include "sm90_forward_arguments.h"
+#include "tile/key_range.h"
+#include "tile/mutation.h"
+#include "tile/pipeline.h"
+#include "tile/slab.h"
+#include "tile/warpgroup.h"
+
+namespace flashlab::device {
+
+inline constexpr int kQueuedTasks = 4;  ///< tiles known ahead, the current one included
+
+/// Sizes that follow from a Config.
+template <class Config>
+struct Sm90Tiles {
+  static constexpr int kConsumers = Config::kConsumers;  ///< warpgroups with 64 queries each
+  static constexpr int kTileQ = kConsumers * kWarpgroupRows;
+  static constexpr int kThreads = (kConsumers + 1) * kWarpgroupThreads;
+  static constexpr int kBlockKeys = Config::kBlockKeys;  ///< keys of a step
+  static constexpr int kDimSteps = divide_up(Config::kHeadDim, 16);
+  static constexpr int kKeySteps = kBlockKeys / 16;
+  using TileQ = SlabTile<kWarpgroupRows, Config::kHeadDim>;
+  using TileK = SlabTile<kBlockKeys, Config::kHeadDim>;
+  using TileV = SlabTile<kBlockKeys, Config::kHeadDimV>;
+  static constexpr int kScores = kBlockKeys / 2;  ///< a thread's share of S
+  /// ALiBi makes causal scores grow with the key, and a row's reference is the maximum of its first
+  /// block: blocks come from the last to the first then, or every one would raise it.
+  static constexpr bool kBackward = Config::kAlibi && Config::kBoundedRight;
+  /// A thread's share of O: whole slabs of 64 features, and the last one in steps of 16.
+  static constexpr int kFullSlabs = Config::kHeadDimV / kSlabColumns;
+  static constexpr int kLastColumns = round_up(Config::kHeadDimV % kSlabColumns, 16);
+  static constexpr int kOutputs = kFullSlabs * 32 + kLastColumns / 2;
+  /// Registers per thread: what the block is launched with, divided anew (ptx::take_registers).
+  static constexpr int kConsumerRegisters = kConsumers == 3 ? 160 : 232;
+  static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : 40;
+  static constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8;
+  static_assert(kConsumers * kConsumerRegisters + kProducerRegisters <=
+                (kConsumers + 1) * kLaunchRegisters);
+  /// One consumer is launched with all that a thread can have.
+  static constexpr bool kDividesRegisters = kConsumers > 1;
+};
+
+/// What a tile's rows are: positions of one query head or, packed, of all heads that share a key
+/// head: row = position * group + member. A group divides 64, so that a warpgroup's rows are whole
+/// positions, one box for the copy engine; so it is a power of two. A kernel that may pack finds
+/// out how many heads when it runs, at the price of shifts.
+template <class Config>
+struct Sm90Rows {
+  static __device__ int members_log2(const Shape& shape) {
+    return Config::kPackGroup ? shape.packed_log2 : 0;
+  }
+  static __device__ int heads(const Shape& shape) { return shape.heads_q >> members_log2(shape); }
+  static __device__ int count(const Shape& shape) { return shape.seqlen_q << members_log2(shape); }
+  static __device__ int position(const Shape& shape, int row) { return row >> members_log2(shape); }
+  /// Whether rows from this one on exist. A head's first tile may begin in front of them.
+  static __device__ bool exist(const Shape& shape, int row) {
+    return static_cast<unsigned>(row) < static_cast<unsigned>(count(shape));
+  }
+  /// `first`: the query head of the first member.
+  static __device__ int head(const Shape& shape, int first, int row) {
+    return first + (row & ((1 << members_log2(shape)) - 1));
+  }
+  /// Keys that some row, and that every row of [first, last] sees.
+  static __device__ KeyRange seen_by_any(const Shape& shape, int first, int last) {
+    return keys_seen_by_any<Config>(shape, position(shape, first), position(shape, last));
+  }
+  static __device__ KeyRange seen_by_all(const Shape& shape, int first, int last) {
+    return keys_seen_by_all<Config>(shape, position(shape, first), position(shape, last));
+  }
+};
+
+/// Which rows a tile has: its place in the order of tiles as head and first row.
+template <class Config>
+struct Sm90Tile {
+  int head;  ///< batch * Sm90Rows::heads() + head or group
+  int first_row;
+
+  __device__ Sm90Tile(const TileOrder& order, int index) {
+    const int sectioned = order.long_ranks * order.heads;
+    int rank;
+    if (index >= sectioned) {
+      rank = index / order.heads;  // whole ranks are in front
+      head = index - rank * order.heads;
+    } else if constexpr (!Config::kBoundedRight && Config::kHeadDim > 64) {
+      head = index / order.long_ranks;
+      rank = index - head * order.long_ranks;
+    } else {
+      const int section_tiles = order.section_heads * order.long_ranks;
+      const int section = index / section_tiles, rest = index - section * section_tiles;
+      const int first_head = section * order.section_heads;
+      const int heads = smaller(order.section_heads, order.heads - first_head);
+      // Rank by rank in the last section of short calls, which end so with short tiles.
+      const bool by_rank = first_head + heads == order.heads && order.long_ranks == order.tiles_q;
+      rank = by_rank ? rest / heads : rest % order.long_ranks;
+      head = first_head + (by_rank ? rest % heads : rest / order.long_ranks);
+    }
+    first_row = Config::kBoundedRight
+                    ? (order.tiles_q - 1 - rank) * Sm90Tiles<Config>::kTileQ - order.rows_before
+                    : rank * Sm90Tiles<Config>::kTileQ;
+  }
+};
+
+/// A tile of queries of one head, and the blocks of keys that some row of it sees, or a part of
+/// them.
+template <class Config>
+struct Sm90Task {
+  bool exists = false;        ///< there is one: the last of a block's tasks does not
+  int batch, head_q, head_k;  ///< head_q: of the first member
+  int first_row;
+  int first_block, end_block;
+  int slot;  ///< of KeyStream, for the results of a part; -1: they are the tile's
+
+  Sm90Task() = default;
+  __device__ Sm90Task(const Sm90ForwardArguments& args, int index) : exists(true), slot(-1) {
+    const Shape& shape = args.call.shape;
+    const Sm90Tile<Config> tile(args.order, index);
+    const int heads = Sm90Rows<Config>::heads(shape);
+    batch = tile.head / heads;
+    head_q = (tile.head - batch * heads) << Sm90Rows<Config>::members_log2(shape);
+    head_k = head_q / shape.group;
+    first_row = tile.first_row;
+    const KeyRange seen = Sm90Rows<Config>::seen_by_any(
+        shape, first_row,
+        smaller(first_row + Sm90Tiles<Config>::kTileQ, Sm90Rows<Config>::count(shape)) - 1);
+    first_block = seen.begin / Config::kBlockKeys;
+    end_block = mutation::last_tile<Config>(divide_up(seen.end, Config::kBlockKeys));
+  }
+  /// Blocks [begin, end) of the stream, which are of `tile`.
+  __device__ Sm90Task(const Sm90ForwardArguments& args, int tile, int begin, int end)
+      : Sm90Task(args, args.stream.first_tile + tile) {
+    const KeyStream& stream = args.stream;
+    const int before = stream.begin_of_tile(tile);
+    if (begin > before || end < stream.begin_of_tile(tile + 1)) {
+      slot = stream.slot(static_cast<int>(blockIdx.x), tile);
+    }
+    end_block = smaller(end_block, first_block + end - before);
+    first_block += begin - before;
+  }
+
+  __device__ bool empty() const { return end_block <= first_block; }
+  /// The block that comes at a place of [first_block, end_block), and the place of a block.
+  __device__ int block_at(int place) const { return block_at(place, mirror()); }
+  __device__ int mirror() const { return first_block + end_block - 1; }
+  static __device__ int block_at(int place, int mirror) {
+    return Sm90Tiles<Config>::kBackward ? mirror - place : place;
+  }
+  /// Whether a warpgroup has rows of the tile and the tile has keys: then it gets a tile of Q.
+  __device__ bool needs_queries(const Shape& shape, int warpgroup) const {
+    return !empty() && Sm90Rows<Config>::exist(shape, first_row + warpgroup * kWarpgroupRows);
+  }
+};
+
+template <class Config>
+struct alignas(kSlabAlignment) Sm90ForwardStorage {
+  using Tiles = Sm90Tiles<Config>;
+  unsigned char q[Tiles::kConsumers][Config::kStagesQ][Tiles::TileQ::kBytes];
+  unsigned char k[Config::kStagesK][Tiles::TileK::kBytes];
+  unsigned char v[Config::kStagesV][Tiles::TileV::kBytes];
+  Sm90Task<Config> tasks[kQueuedTasks];
+  RingBarriers<kQueuedTasks> ring_tasks;
+  RingBarriers<Config::kStagesQ> ring_q[Tiles::kConsumers];
+  RingBarriers<Config::kStagesK> ring_k;
+  RingBarriers<Config::kStagesV> ring_v;
+
+  /// By one thread, before the block's first barrier.
+  __device__ void init_barriers() {
+#pragma unroll
+    for (auto& ring : ring_q) ring.init(1, kWarpgroupThreads / 32);
+    constexpr int kConsumerWarps = Tiles::kConsumers * kWarpgroupThreads / 32;
+    ring_tasks.init(1, kConsumerWarps + 1);
+    ring_k.init(1, kConsumerWarps);
+    ring_v.init(1, kConsumerWarps);
+    ptx::barrier_init_fence();
+  }
+};
+
+}  // namespace flashlab::device

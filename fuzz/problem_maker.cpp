@@ -5,6 +5,8 @@
 #include <cmath>
 #include <cstring>
 #include <string>
+#include <type_traits>
+#include <vector>
 
 namespace flashlab::fuzz {
 namespace {
@@ -125,10 +127,58 @@ void Buffer::set(const std::int64_t* index, double value) {
   store(spec_.dtype, address(index), value);
 }
 
+namespace {
+
+template <class View>
+void without_batch(View& view) {
+  TensorSpec& s = view.spec;
+  --s.rank;
+  for (std::size_t i = 0; i + 1 < TensorSpec::kMaxRank; ++i) {
+    s.shape[i] = s.shape[i + 1];
+    s.strides[i] = s.strides[i + 1];
+  }
+}
+
+}  // namespace
+
+template <class Tensors>
+void Made::add_lengths(Tensors& t) const {
+  const auto give = [](const std::vector<std::int64_t>& from, std::optional<ConstTensor>& to) {
+    if (!from.empty()) to = flashlab::tensor(from.data(), {static_cast<std::int64_t>(from.size())});
+  };
+  give(cu_q, t.cu_seqlens_q);
+  give(cu_k, t.cu_seqlens_k);
+  give(used_q, t.seqused_q);
+  give(used_k, t.seqused_k);
+  if (!cu_k.empty()) {
+    without_batch(t.k);
+    without_batch(t.v);
+  }
+  if (!cu_q.empty()) {
+    without_batch(t.q);
+    without_batch(t.o);
+  }
+  if constexpr (std::is_same_v<Tensors, BackwardTensors>) {
+    if (!cu_q.empty()) {
+      without_batch(t.lse);
+      without_batch(t.d_o);
+      without_batch(t.dq);
+      if (t.d_lse) without_batch(*t.d_lse);
+    }
+    if (!cu_k.empty()) {
+      without_batch(t.dk);
+      without_batch(t.dv);
+    }
+  } else if (!cu_q.empty()) {
+    without_batch(*t.lse);
+  }
+}
+
 ForwardTensors Made::forward() const {
   ForwardTensors t{.q = q.tensor(), .k = k.tensor(), .v = v.tensor(), .o = o.tensor()};
   t.lse = lse.tensor();
   if (mask) t.mask = mask->tensor();
+  add_lengths(t);
   return t;
 }
 
@@ -144,6 +194,7 @@ BackwardTensors Made::backward() const {
                     .dv = dv.tensor()};
   if (mask) t.mask = mask->tensor();
   if (d_lse) t.d_lse = d_lse->tensor();
+  add_lengths(t);
   return t;
 }
 
@@ -152,8 +203,42 @@ Made Made::copy() const {
              d_o.copy(), dq.copy(), dk.copy(), dv.copy(), {},       {}};
   if (mask) other.mask = mask->copy();
   if (d_lse) other.d_lse = d_lse->copy();
+  other.cu_q = cu_q;
+  other.cu_k = cu_k;
+  other.used_q = used_q;
+  other.used_k = used_k;
   return other;
 }
+
+namespace {
+
+// Mostly growing offsets into `rows`, or mostly lengths of at most so many.
+std::vector<std::int64_t> make_lengths(Bytes& bytes, std::int64_t count, std::int64_t rows,
+                                       bool offsets) {
+  std::vector<std::int64_t> out;
+  std::int64_t last = 0;
+  for (std::int64_t n = 0; n < count; ++n) {
+    std::int64_t value = bytes.range(0, static_cast<int>(rows));
+    if (offsets) value = last = std::max(last, value / 2);
+    if (bytes.one_in(64)) value = bytes.raw<std::int64_t>();
+    out.push_back(value);
+  }
+  return out;
+}
+
+void make_sequences(Bytes& bytes, Made& m, std::int64_t batch, std::int64_t sq, std::int64_t sk) {
+  if (!bytes.one_in(3)) return;
+  std::int64_t entries = batch;
+  if (batch == 1 && bytes.one_in(2)) {
+    entries = bytes.range(0, 4);
+    m.cu_q = make_lengths(bytes, entries + 1, sq, true);
+    m.cu_k = make_lengths(bytes, entries + 1, sk, true);
+  }
+  if (m.cu_q.empty() || bytes.one_in(3)) m.used_q = make_lengths(bytes, entries, sq, false);
+  if (bytes.one_in(3)) m.used_k = make_lengths(bytes, entries, sk, false);
+}
+
+}  // namespace
 
 Made make_problem(Bytes& bytes) {
   const DType dtype = std::array{DType::kFp32, DType::kBf16, DType::kFp16,
@@ -200,6 +285,12 @@ Made make_problem(Bytes& bytes) {
     }
   }
   if (bytes.one_in(4)) m.d_lse = buffer(lse_type, 3, {batch, heads_q, sq}, false);
+  if (bytes.one_in(8)) {
+    m.options.attention_chunk = bytes.range(1, 20);
+    m.options.window = Window{.alignment = Alignment::kBottomRight};
+    if (m.options.causal == Causal::kTopLeft) m.options.causal = Causal::kBottomRight;
+  }
+  make_sequences(bytes, m, batch, sq, sk);
   return m;
 }
 
@@ -255,6 +346,7 @@ Options wild_options(Bytes& bytes) {
   }
   if (bytes.one_in(4)) o.tiles = {bytes.raw<std::int32_t>(), bytes.raw<std::int32_t>()};
   if (bytes.one_in(16)) o.window = Window{wild_number(bytes), wild_number(bytes)};
+  if (bytes.one_in(16)) o.attention_chunk = wild_number(bytes);
   if (bytes.one_in(16)) o.softcap = bytes.raw<float>();
   if (bytes.one_in(16)) o.dropout = bytes.raw<float>();
   if (bytes.one_in(16)) o.max_seqlen_q = wild_number(bytes);
@@ -286,6 +378,8 @@ Problem make_wild_problem(Bytes& bytes) {
   }
   if (bytes.one_in(16)) p.sinks = wild_spec(bytes, nullptr);
   if (bytes.one_in(16)) p.cu_seqlens_q = wild_spec(bytes, nullptr);
+  if (bytes.one_in(16)) p.cu_seqlens_k = wild_spec(bytes, nullptr);
+  if (bytes.one_in(16)) p.seqused_k = wild_spec(bytes, nullptr);
   if (bytes.one_in(16)) p.block_table = wild_spec(bytes, nullptr);
   return p;
 }

@@ -59,11 +59,20 @@ struct Made {
   Options options;
   Buffer q, k, v, o, lse, d_o, dq, dk, dv;
   std::optional<Buffer> mask, d_lse;
+  /// Offsets and lengths, perhaps hostile; with offsets the batch is one, and left out.
+  std::vector<std::int64_t> cu_q{}, cu_k{}, used_q{}, used_k{};
 
+  bool has_lengths() const {
+    return !(cu_q.empty() && cu_k.empty() && used_q.empty() && used_k.empty());
+  }
   ForwardTensors forward() const;
   BackwardTensors backward() const;
   /// The same problem with outputs of their own.
   Made copy() const;
+
+ private:
+  template <class Tensors>
+  void add_lengths(Tensors& tensors) const;
 };
 
 Made make_problem(Bytes& bytes);

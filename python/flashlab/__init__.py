@@ -33,32 +33,44 @@ def attention(q: Array, k: Array, v: Array, *, causal: Union[bool, str, None] = 
               return_lse: Literal[False] = ..., precision: str = ..., deterministic: bool = ...,
               out: Optional[Any] = ..., window: Optional[Tuple[Any, ...]] = ...,
               softcap: Optional[float] = ..., alibi_slopes: Optional[Any] = ...,
-              dropout_p: float = ..., dropout_seed: Union[Tuple[int, int], Any, None] = ...
-              ) -> Array: ...
+              dropout_p: float = ..., dropout_seed: Union[Tuple[int, int], Any, None] = ...,
+              cu_seqlens_q: Optional[Any] = ..., cu_seqlens_k: Optional[Any] = ...,
+              seqused_q: Optional[Any] = ..., seqused_k: Optional[Any] = ...,
+              max_seqlen_q: Optional[int] = ..., max_seqlen_k: Optional[int] = ...,
+              sinks: Optional[Any] = ...) -> Array: ...
 @overload
 def attention(q: Array, k: Array, v: Array, *, causal: Union[bool, str, None] = ...,
               scale: Optional[float] = ..., mask: Optional[Any] = ...,
               return_lse: Literal[True], precision: str = ..., deterministic: bool = ...,
               out: Optional[Any] = ..., window: Optional[Tuple[Any, ...]] = ...,
               softcap: Optional[float] = ..., alibi_slopes: Optional[Any] = ...,
-              dropout_p: float = ..., dropout_seed: Union[Tuple[int, int], Any, None] = ...
-              ) -> Tuple[Array, Array]: ...
+              dropout_p: float = ..., dropout_seed: Union[Tuple[int, int], Any, None] = ...,
+              cu_seqlens_q: Optional[Any] = ..., cu_seqlens_k: Optional[Any] = ...,
+              seqused_q: Optional[Any] = ..., seqused_k: Optional[Any] = ...,
+              max_seqlen_q: Optional[int] = ..., max_seqlen_k: Optional[int] = ...,
+              sinks: Optional[Any] = ...) -> Tuple[Array, Array]: ...
 @overload
 def attention(q: Array, k: Array, v: Array, *, causal: Union[bool, str, None] = ...,
               scale: Optional[float] = ..., mask: Optional[Any] = ...,
               return_lse: bool = ..., precision: str = ..., deterministic: bool = ...,
               out: Optional[Any] = ..., window: Optional[Tuple[Any, ...]] = ...,
               softcap: Optional[float] = ..., alibi_slopes: Optional[Any] = ...,
-              dropout_p: float = ..., dropout_seed: Union[Tuple[int, int], Any, None] = ...
-              ) -> Union[Array, Tuple[Array, Array]]: ...
+              dropout_p: float = ..., dropout_seed: Union[Tuple[int, int], Any, None] = ...,
+              cu_seqlens_q: Optional[Any] = ..., cu_seqlens_k: Optional[Any] = ...,
+              seqused_q: Optional[Any] = ..., seqused_k: Optional[Any] = ...,
+              max_seqlen_q: Optional[int] = ..., max_seqlen_k: Optional[int] = ...,
+              sinks: Optional[Any] = ...) -> Union[Array, Tuple[Array, Array]]: ...
 def attention(q: Array, k: Array, v: Array, *, causal: Union[bool, str, None] = False,
               scale: Optional[float] = None, mask: Optional[Any] = None,
               return_lse: bool = False, precision: str = "ieee", deterministic: bool = False,
               out: Optional[Any] = None, window: Optional[Tuple[Any, ...]] = None,
               softcap: Optional[float] = None, alibi_slopes: Optional[Any] = None,
               dropout_p: float = 0.0,
-              dropout_seed: Union[Tuple[int, int], Any, None] = None
-              ) -> Union[Array, Tuple[Array, Array]]:
+              dropout_seed: Union[Tuple[int, int], Any, None] = None,
+              cu_seqlens_q: Optional[Any] = None, cu_seqlens_k: Optional[Any] = None,
+              seqused_q: Optional[Any] = None, seqused_k: Optional[Any] = None,
+              max_seqlen_q: Optional[int] = None, max_seqlen_k: Optional[int] = None,
+              sinks: Optional[Any] = None) -> Union[Array, Tuple[Array, Array]]:
     """Exact softmax attention: o = softmax(scale q k^T + mask) v.
 
     Shapes      q [B, Sq, Hq, D], k [B, Sk, Hk, D], v [B, Sk, Hk, Dv] -> o [B, Sq, Hq, Dv] and, with
@@ -82,6 +94,17 @@ def attention(q: Array, k: Array, v: Array, *, causal: Union[bool, str, None] = 
     dropout_p, dropout_seed  probability, below 1, of dropping a probability; the pattern is a
                 function of (seed, offset), batch, head, query and key; an int64 array of both on
                 q's device is read when the call runs. lse is that without dropout
+    cu_seqlens_q, cu_seqlens_k  [B + 1] int32 or int64: sequence b has the rows from cu_seqlens[b]
+                up to cu_seqlens[b + 1] of q [rows, Hq, D], o and lse [Hq, rows], or of k and v
+                [rows, Hk, D]. Each is a call of its own: Sq and Sk are its lengths, a mask lies at
+                its own positions, slopes and dropout's pattern are those of batch entry b. causal
+                and windows need an alignment. Rows of no sequence get o = 0, lse = -inf, gradient
+                0. CPUs alone have them
+    seqused_q, seqused_k  [B] int32 or int64: how many rows of each sequence count, from its first
+                on; dense arrays may have them, too
+    max_seqlen_q, max_seqlen_k  about the longest sequence: hints, which change no result
+    sinks       [Hq] float32: one more score of every row, to a key whose value is 0; lse has it in.
+                CPUs alone have them
     precision   of float32: "ieee", or "tf32" on a GPU with tensor cores for it
     deterministic  bitwise equal on any number of threads or multiprocessors
     out         a writable array for o: its shape, q's dtype or float32; then o is this array
@@ -96,7 +119,8 @@ def attention(q: Array, k: Array, v: Array, *, causal: Union[bool, str, None] = 
     """
     run = _by_torch if _is_compiling() else _core.attention
     return run(q, k, v, causal, scale, mask, return_lse, precision, deterministic, out, window,
-               softcap, alibi_slopes, dropout_p, dropout_seed)
+               softcap, alibi_slopes, dropout_p, dropout_seed, cu_seqlens_q, cu_seqlens_k,
+               seqused_q, seqused_k, max_seqlen_q, max_seqlen_k, sinks)
 
 
 def _is_compiling() -> bool:
@@ -107,19 +131,23 @@ def _is_compiling() -> bool:
 
 def _by_torch(q: Any, k: Any, v: Any, causal: Any, scale: Any, mask: Any, return_lse: bool,
               precision: str, deterministic: bool, out: Any, window: Any, softcap: Any,
-              alibi_slopes: Any, dropout_p: Any, dropout_seed: Any) -> Any:
+              alibi_slopes: Any, dropout_p: Any, dropout_seed: Any, cu_seqlens_q: Any,
+              cu_seqlens_k: Any, seqused_q: Any, seqused_k: Any, max_seqlen_q: Any,
+              max_seqlen_k: Any, sinks: Any) -> Any:
     """A call on tensors that need more than kernels: gradients, autocast, an operator to see, a
     seed of dropout."""
     options = {"causal": causal, "scale": scale, "mask": mask, "return_lse": return_lse,
                "precision": precision, "deterministic": deterministic, "window": window,
                "softcap": softcap, "alibi_slopes": alibi_slopes, "dropout_p": dropout_p,
-               "dropout_seed": dropout_seed}
+               "dropout_seed": dropout_seed, "cu_seqlens_q": cu_seqlens_q,
+               "cu_seqlens_k": cu_seqlens_k, "seqused_q": seqused_q, "seqused_k": seqused_k,
+               "max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k, "sinks": sinks}
     import flashlab.torch
     if out is None:
         return flashlab.torch.attention(q, k, v, **options)
     import torch
     for name, tensor in (("q", q), ("k", k), ("v", v), ("mask", mask),
-                         ("alibi_slopes", alibi_slopes)):
+                         ("alibi_slopes", alibi_slopes), ("sinks", sinks)):
         if torch.is_grad_enabled() and getattr(tensor, "requires_grad", False):
             raise ValueError(f"out: got an output beside {name} with requires_grad, expected no "
                              "gradient; leave out= away, or call under torch.no_grad()")
@@ -133,17 +161,22 @@ def attention_backward(d_o: Array, q: Array, k: Array, v: Array, o: Array, lse: 
                        precision: str = "ieee", deterministic: bool = False,
                        window: Optional[Tuple[Any, ...]] = None, softcap: Optional[float] = None,
                        alibi_slopes: Optional[Array] = None, dropout_p: float = 0.0,
-                       dropout_seed: Union[Tuple[int, int], Array, None] = None
-                       ) -> Tuple[Array, Array, Array]:
+                       dropout_seed: Union[Tuple[int, int], Array, None] = None,
+                       cu_seqlens_q: Optional[Array] = None, cu_seqlens_k: Optional[Array] = None,
+                       seqused_q: Optional[Array] = None, seqused_k: Optional[Array] = None,
+                       max_seqlen_q: Optional[int] = None, max_seqlen_k: Optional[int] = None,
+                       sinks: Optional[Array] = None) -> Tuple[Array, ...]:
     """Gradients of `attention` for frameworks that have no autograd of their own.
 
     Computes    P = exp(S - lse), delta = rowsum(d_o * o) - d_lse, dS = P * (d_o v^T - delta);
                 dv = P^T d_o, dq = scale dS k, dk = scale dS^T q
     Shapes      d_o and o as attention's o, lse and d_lse as its lse; o and lse are what attention
-                gave for the same arguments. Returns dq, dk, dv, of the shapes and types of q, k, v
+                gave for the same arguments. Returns dq, dk, dv, of the shapes and types of q, k, v,
+                and with sinks d_sinks
     d_lse       gradient of lse; None is zero
     deterministic  without it a GPU adds dq up in an order that varies
-    window, softcap, alibi_slopes, dropout_p, dropout_seed  those of the forward call
+    window, softcap, alibi_slopes, dropout_p, dropout_seed, cu_seqlens_q, cu_seqlens_k, seqused_q,
+    seqused_k, sinks  those of the forward call
     Others, errors, strides: as attention
     Cost        2 B Hq pairs (3 D + 2 Dv) FLOPs
     Source      FlashAttention-2 (Dao 2023), algorithm 2
@@ -151,7 +184,9 @@ def attention_backward(d_o: Array, q: Array, k: Array, v: Array, o: Array, lse: 
     return _core.backward(d_o, q, k, v, o, lse, d_lse=d_lse, causal=causal, scale=scale, mask=mask,
                           precision=precision, deterministic=deterministic, window=window,
                           softcap=softcap, alibi_slopes=alibi_slopes, dropout_p=dropout_p,
-                          dropout_seed=dropout_seed)
+                          dropout_seed=dropout_seed, cu_seqlens_q=cu_seqlens_q,
+                          cu_seqlens_k=cu_seqlens_k, seqused_q=seqused_q, seqused_k=seqused_k,
+                          max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, sinks=sinks)
 
 
 @overload

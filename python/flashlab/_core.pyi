@@ -24,6 +24,13 @@ def forward(
     alibi_slopes: Optional[Array] = None,
     dropout_p: float = 0.0,
     dropout_seed: Union[Tuple[int, int], Any, None] = None,
+    cu_seqlens_q: Optional[Any] = None,
+    cu_seqlens_k: Optional[Any] = None,
+    seqused_q: Optional[Any] = None,
+    seqused_k: Optional[Any] = None,
+    max_seqlen_q: Optional[int] = None,
+    max_seqlen_k: Optional[int] = None,
+    sinks: Optional[Any] = None,
 ) -> Tuple[Array, Optional[Array]]: ...
 def backward(
     d_o: Array,
@@ -49,11 +56,19 @@ def backward(
     alibi_slopes: Optional[Array] = None,
     dropout_p: float = 0.0,
     dropout_seed: Union[Tuple[int, int], Any, None] = None,
-) -> Tuple[Array, Array, Array]: ...
+    cu_seqlens_q: Optional[Any] = None,
+    cu_seqlens_k: Optional[Any] = None,
+    seqused_q: Optional[Any] = None,
+    seqused_k: Optional[Any] = None,
+    max_seqlen_q: Optional[int] = None,
+    max_seqlen_k: Optional[int] = None,
+    sinks: Optional[Any] = None,
+    d_sinks: Optional[Any] = None,
+) -> Tuple[Array, ...]: ...
 def merge(
     parts: Iterable[Tuple[Array, Array]], *, dtype: str = "fp32", return_lse: bool = True
 ) -> Tuple[Array, Optional[Array]]: ...
 def configure_cpu(*, threads: int = 0, isa: str = "automatic") -> None: ...
 def attention(*arguments: object) -> Any: ...
 def torch_forward(*arguments: object) -> Tuple[Array, Array]: ...
-def torch_backward(*arguments: object) -> Tuple[Array, Array, Array]: ...
+def torch_backward(*arguments: object) -> Tuple[Array, ...]: ...

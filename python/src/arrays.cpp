@@ -43,6 +43,9 @@ bool dtype_of(dlpack::ElementType type, DType& dtype) {
     case dlpack::kInt << 8 | 64:
       dtype = DType::kInt64;
       return true;
+    case dlpack::kInt << 8 | 32:
+      dtype = DType::kInt32;
+      return true;
     default:
       return false;
   }
@@ -66,8 +69,11 @@ std::string text_of(dlpack::ElementType type) {
     raise(PyExc_TypeError, argument, got, "int64: an array of seed and offset",
           "convert it, or pass (seed, offset) as two integers");
   }
-  if (name == "alibi_slopes") {
+  if (name == "alibi_slopes" || name == "sinks") {
     raise(PyExc_TypeError, argument, got, "fp32", "convert it");
+  }
+  if (name.starts_with("cu_seqlens") || name.starts_with("seqused")) {
+    raise(PyExc_TypeError, argument, got, "int32 or int64", "convert it");
   }
   if (got.starts_with("float8") || got.starts_with("float6") || got.starts_with("float4")) {
     raise(PyExc_NotImplementedError, argument, got, kFloats,
@@ -133,8 +139,8 @@ std::int64_t integer(nb::handle value) {
 }  // namespace
 
 bool dtype_of(const char* name, DType& dtype) noexcept {
-  for (DType known :
-       {DType::kFp64, DType::kFp32, DType::kFp16, DType::kBf16, DType::kBool, DType::kInt64}) {
+  for (DType known : {DType::kFp64, DType::kFp32, DType::kFp16, DType::kBf16, DType::kBool,
+                      DType::kInt64, DType::kInt32}) {
     if (std::strcmp(name, to_string(known)) == 0) {
       dtype = known;
       return true;

@@ -64,10 +64,12 @@ class Argument {
   void take(const dlpack::View& view);
   void take_description(nb::handle description);
   bool readable() const noexcept;
-  bool fits() const noexcept { return integers_ == (spec_.dtype == DType::kInt64); }
+  bool fits() const noexcept {
+    return integers_ == (spec_.dtype == DType::kInt64 || spec_.dtype == DType::kInt32);
+  }
 
   bool present_ = false;
-  bool integers_ = false;  ///< of 64 bits; else floating or bool
+  bool integers_ = false;  ///< else floating or bool
   bool opaque_ = false;    ///< memory that strides do not describe: split elements, a pending sign
   const char* name_ = "";
   nb::handle array_;

@@ -25,6 +25,13 @@ enum : Py_ssize_t {
   kAlibiSlopes,
   kDropoutP,
   kDropoutSeed,
+  kCuSeqlensQ,
+  kCuSeqlensK,
+  kSeqUsedQ,
+  kSeqUsedK,
+  kMaxSeqlenQ,
+  kMaxSeqlenK,
+  kSinks,
   kCount
 };
 
@@ -64,10 +71,13 @@ bool plain(const Framework& framework, PyObject* const* arguments) {
   if (!framework.gate.is_valid()) return false;
   const Gate gate(framework.gate);
   bool leaf = requires_grad(arguments[kQ]);
-  for (const auto& [name, index] :
-       {std::pair{"k", kK}, {"v", kV}, {"mask", kMask}, {"alibi_slopes", kAlibiSlopes}}) {
+  for (const auto& [name, index] : {std::pair{"k", kK},
+                                    {"v", kV},
+                                    {"mask", kMask},
+                                    {"alibi_slopes", kAlibiSlopes},
+                                    {"sinks", kSinks}}) {
     PyObject* array = arguments[index];
-    if (array == Py_None && (index == kMask || index == kAlibiSlopes)) continue;
+    if (array == Py_None && index != kK && index != kV) continue;
     if (!framework_of(array, name).gate.is_valid()) return false;
     leaf = leaf || requires_grad(array);
   }
@@ -93,8 +103,17 @@ nb::object run(PyObject* const* arguments) {
     deterministic = deterministic || Gate(framework.gate).deterministic();
   }
   const bool return_lse = is_true(arguments[kReturnLse]);
-  const CallOptions options{arguments[kCausal], arguments[kScale], arguments[kPrecision],
-                            deterministic, scores};
+  const SequenceOptions sequences{
+      arguments[kCuSeqlensQ], arguments[kCuSeqlensK], arguments[kSeqUsedQ], arguments[kSeqUsedK],
+      arguments[kMaxSeqlenQ], arguments[kMaxSeqlenK], arguments[kSinks]};
+  const CallOptions options{arguments[kCausal],
+                            arguments[kScale],
+                            arguments[kPrecision],
+                            deterministic,
+                            scores,
+                            nb::none(),
+                            false,
+                            sequences};
   nb::object both = forward(arguments[kQ], arguments[kK], arguments[kV], options, arguments[kMask],
                             return_lse, arguments[kOut]);
   return return_lse ? both : nb::object(nb::borrow(PyTuple_GetItem(both.ptr(), 0)));

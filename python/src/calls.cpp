@@ -35,12 +35,12 @@ Argument read_input(const Framework& framework, const char* name, nb::handle arr
   return argument;
 }
 
-// Seed and offset of dropout.
-Argument read_state(const Framework& framework, nb::handle array) {
+// Seed and offset of dropout, offsets or lengths.
+Argument read_integers(const Framework& framework, const char* name, nb::handle array) {
   if (array.is_none()) return {};
-  Argument state = read_argument(framework, "dropout_seed", array, true);
-  state.make_readable(framework);
-  return state;
+  Argument integers = read_argument(framework, name, array, true);
+  integers.make_readable(framework);
+  return integers;
 }
 
 Argument read_optional(const Framework& framework, const char* name, nb::handle array) {
@@ -94,7 +94,7 @@ Argument read_output(const Framework& framework, const char* name, nb::handle ar
   return out;
 }
 
-constexpr std::size_t kMaxResults = 4;
+constexpr std::size_t kMaxResults = 4;  // o and lse; dq, dk, dv and d_sinks
 
 struct Output {
   Memory memory;
@@ -131,21 +131,13 @@ bool has_heads(const TensorRow& row) {
          (row.shape.extents[2] == Extent::kHeadsQ || row.shape.extents[2] == Extent::kHeadsK);
 }
 
-// What a call gives back, brought by the caller or made.
-template <class Tensors>
-bool is_result(const TensorRow& row, bool with_lse) {
-  const TensorMember<Tensors>& member = row.template member<Tensors>();
-  return member.access() == Access::kWrite && row.served_by == ServedBy::kAll &&
-         (member.required() || with_lse);
-}
-
 // How many tensors a pass has today.
 template <class Tensors>
 constexpr std::size_t tensors_of() {
   std::size_t count = 0;
   for (const TensorRow& row : kTensors) {
     const bool has = row.template member<Tensors>().access() != Access::kNone;
-    if (has && row.served_by == ServedBy::kAll) ++count;
+    if (has && row.served_by != ServedBy::kNone) ++count;
   }
   return count;
 }
@@ -163,6 +155,13 @@ class CallArguments {
   bool brought(TensorRole role) const {
     const std::size_t i = index_of(role);
     return i < given_.size() && arguments_[i];
+  }
+  // What a call gives back, brought by the caller or made.
+  bool is_result(const TensorRow& row, bool with_lse) const {
+    const TensorMember<Tensors>& member = row.template member<Tensors>();
+    if (row.role == TensorRole::kDSinks && !brought(TensorRole::kSinks)) return false;
+    return member.access() == Access::kWrite && row.served_by != ServedBy::kNone &&
+           (member.required() || with_lse);
   }
   nb::object array(TensorRole role) const { return nb::borrow(given_[index_of(role)].array); }
 
@@ -182,21 +181,23 @@ class CallArguments {
 
   // A row-major result of the call's own sizes.
   TensorSpec made_spec(const TensorRow& row, Device device) const {
-    const TensorSpec& q = (*this)[TensorRole::kQ].spec();
-    const TensorSpec& k = (*this)[TensorRole::kK].spec();
+    const SequenceSource source{.ragged_q = brought(TensorRole::kCuSeqlensQ),
+                                .ragged_k = brought(TensorRole::kCuSeqlensK)};
     Extents sizes;
-    sizes[Extent::kBatch] = q.shape[0];
-    sizes[Extent::kSeqlenQ] = q.shape[1];
-    sizes[Extent::kHeadsQ] = q.shape[2];
-    sizes[Extent::kHeadDim] = q.shape[3];
-    sizes[Extent::kSeqlenK] = k.shape[1];
-    sizes[Extent::kHeadsK] = k.shape[2];
-    sizes[Extent::kHeadDimV] = (*this)[TensorRole::kV].spec().shape[3];
+    for (TensorRole role : {TensorRole::kV, TensorRole::kK, TensorRole::kQ}) {
+      const ShapeRule rule = rule_for(row_of(role).shape, source);
+      for (int i = 0; i < rule.rank; ++i) {
+        const auto n = static_cast<std::size_t>(i);
+        sizes[rule.extents[n]] = (*this)[role].spec().shape[n];
+      }
+    }
+    const ShapeRule rule = rule_for(row.shape, source);
+    const DType q = (*this)[TensorRole::kQ].spec().dtype;
     TensorSpec spec;
-    spec.dtype = *allowed_dtypes(row.dtype, q.dtype, q.dtype).begin();
+    spec.dtype = *allowed_dtypes(row.dtype, q, q).begin();
     spec.device = device;
-    spec.rank = row.shape.rank;
-    spec.shape = row.shape.of(sizes);
+    spec.rank = rule.rank;
+    spec.shape = rule.of(sizes);
     std::int64_t stride = 1;
     for (int i = spec.rank - 1; i >= 0; --i) {
       spec.strides[i] = stride;
@@ -230,7 +231,11 @@ class CallArguments {
       return;
     }
     if (role == TensorRole::kDropoutState) {
-      argument = read_state(framework, array);
+      argument = read_integers(framework, name, array);
+      return;
+    }
+    if (row.dtype == DTypeRule::kIndex) {
+      argument = read_integers(framework, name, array);
       return;
     }
     const TensorMember<Tensors>& member = row.template member<Tensors>();
@@ -260,14 +265,14 @@ PlannedCallPointer plan_call(const Framework& framework, nb::handle like, const 
                              bool with_lse, bool heads_first) {
   Tensors t = in.tensors();
   for (const TensorRow& row : kTensors) {
-    if (!is_result<Tensors>(row, with_lse) || in.brought(row.role)) continue;
+    if (!in.is_result(row, with_lse) || in.brought(row.role)) continue;
     row.template member<Tensors>().set(t, {nullptr, in.made_spec(row, context.device())});
   }
   auto plan = prepared_plan(context, describe(t, options));
   in.require(plan.status());
   auto call = std::make_shared<PlannedCall>(std::move(*plan));
   for (const TensorRow& row : kTensors) {
-    if (!is_result<Tensors>(row, with_lse) || in.brought(row.role)) continue;
+    if (!in.is_result(row, with_lse) || in.brought(row.role)) continue;
     call->add_result(framework, like, *row.template member<Tensors>().get(t).spec,
                      heads_first && has_heads(row));
   }
@@ -324,11 +329,11 @@ nb::object call(std::span<const Given> given, const CallOptions& call_options, b
   std::size_t count = 0, made = 0;
   bool as_planned = true;
   for (const TensorRow& row : kTensors) {
-    if (!is_result<Tensors>(row, true)) continue;
+    if (!in.is_result(row, true)) continue;
     nb::object& result = results[count++];
     if (in.brought(row.role)) {
       result = in.array(row.role);
-    } else if (is_result<Tensors>(row, with_lse)) {
+    } else if (in.is_result(row, with_lse)) {
       const Output output = make_output(framework, planned->results[made]);
       row.template member<Tensors>().set(tensors, output.tensor);
       as_planned &= aligned(output.tensor);
@@ -356,7 +361,12 @@ nb::object forward(nb::handle q, nb::handle k, nb::handle v, const CallOptions& 
                           {TensorRole::kO, "out", out},
                           {TensorRole::kMask, "mask", mask},
                           {TensorRole::kAlibiSlopes, "alibi_slopes", given.scores.alibi_slopes},
-                          {TensorRole::kDropoutState, "dropout_seed", state_of(given.scores)}};
+                          {TensorRole::kDropoutState, "dropout_seed", state_of(given.scores)},
+                          {TensorRole::kSinks, "sinks", given.sequences.sinks},
+                          {TensorRole::kCuSeqlensQ, "cu_seqlens_q", given.sequences.cu_seqlens_q},
+                          {TensorRole::kCuSeqlensK, "cu_seqlens_k", given.sequences.cu_seqlens_k},
+                          {TensorRole::kSeqUsedQ, "seqused_q", given.sequences.seqused_q},
+                          {TensorRole::kSeqUsedK, "seqused_k", given.sequences.seqused_k}};
   return call<ForwardTensors>(arrays, given, return_lse, [](const auto&... arguments) {
     return flashlab::forward(arguments...);
   });
@@ -377,7 +387,13 @@ nb::object backward(nb::handle d_o, nb::handle q, nb::handle k, nb::handle v, nb
                           {TensorRole::kDV, "dv", gradients.dv},
                           {TensorRole::kMask, "mask", mask},
                           {TensorRole::kAlibiSlopes, "alibi_slopes", given.scores.alibi_slopes},
-                          {TensorRole::kDropoutState, "dropout_seed", state_of(given.scores)}};
+                          {TensorRole::kDropoutState, "dropout_seed", state_of(given.scores)},
+                          {TensorRole::kSinks, "sinks", given.sequences.sinks},
+                          {TensorRole::kDSinks, "d_sinks", gradients.d_sinks},
+                          {TensorRole::kCuSeqlensQ, "cu_seqlens_q", given.sequences.cu_seqlens_q},
+                          {TensorRole::kCuSeqlensK, "cu_seqlens_k", given.sequences.cu_seqlens_k},
+                          {TensorRole::kSeqUsedQ, "seqused_q", given.sequences.seqused_q},
+                          {TensorRole::kSeqUsedK, "seqused_k", given.sequences.seqused_k}};
   return call<BackwardTensors>(arrays, given, true, [](const auto&... arguments) {
     return flashlab::backward(arguments...);
   });

@@ -12,11 +12,12 @@ nb::object forward(nb::handle q, nb::handle k, nb::handle v, const CallOptions& 
 /// Gradients that the caller brings are written and returned; the others are made.
 struct GivenGradients {
   nb::handle dq, dk, dv;
+  nb::handle d_sinks = nb::none();
 };
 
 /// As flashlab.attention: forward for whom nothing else has to happen, else (a torch.Tensor with
 /// requires_grad, under autocast, seen by a mode or a transform) flashlab.torch.attention.
-/// Arguments by position: q, k, v, causal, scale, mask, return_lse, precision, deterministic, out.
+/// Arguments by position, in the order of flashlab.attention's.
 PyObject* attention(PyObject* module, PyObject* const* arguments, Py_ssize_t count) noexcept;
 
 /// The same two, for flashlab.torch: q, k, v, mask, scale, causal, precision, deterministic,

@@ -59,38 +59,51 @@ NB_MODULE(_core, m) {
       "forward",
       [](handle q, handle k, handle v, handle causal, handle scale, handle mask, handle precision,
          handle deterministic, handle return_lse, handle out, handle implementation, handle window,
-         handle softcap, handle alibi_slopes, handle dropout_p, handle dropout_seed) {
+         handle softcap, handle alibi_slopes, handle dropout_p, handle dropout_seed,
+         handle cu_seqlens_q, handle cu_seqlens_k, handle seqused_q, handle seqused_k,
+         handle max_seqlen_q, handle max_seqlen_k, handle sinks) {
+        const fp::SequenceOptions sequences{cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k,
+                                            max_seqlen_q, max_seqlen_k, sinks};
         const fp::ScoreOptions scores{window, softcap, alibi_slopes, dropout_p, dropout_seed};
-        return fp::forward(
-            q, k, v,
-            {causal, scale, precision, fp::is_true(deterministic.ptr()), scores, implementation},
-            mask, fp::is_true(return_lse.ptr()), out);
+        return fp::forward(q, k, v,
+                           {causal, scale, precision, fp::is_true(deterministic.ptr()), scores,
+                            implementation, false, sequences},
+                           mask, fp::is_true(return_lse.ptr()), out);
       },
       "q"_a, "k"_a, "v"_a, nb::kw_only(), "causal"_a = nb::none(), "scale"_a = nb::none(),
       "mask"_a = nb::none(), "precision"_a.none() = "ieee", "deterministic"_a.none() = false,
       "return_lse"_a.none() = true, "out"_a = nb::none(), "implementation"_a = nb::none(),
       "window"_a = nb::none(), "softcap"_a = nb::none(), "alibi_slopes"_a = nb::none(),
-      "dropout_p"_a.none() = 0.0, "dropout_seed"_a = nb::none(),
+      "dropout_p"_a.none() = 0.0, "dropout_seed"_a = nb::none(), "cu_seqlens_q"_a = nb::none(),
+      "cu_seqlens_k"_a = nb::none(), "seqused_q"_a = nb::none(), "seqused_k"_a = nb::none(),
+      "max_seqlen_q"_a = nb::none(), "max_seqlen_k"_a = nb::none(), "sinks"_a = nb::none(),
       "(o, lse or None): softmax(scale q k^T + mask) v and the scores' log-sum-exp.");
   m.def(
       "backward",
       [](handle d_o, handle q, handle k, handle v, handle o, handle lse, handle d_lse,
          handle causal, handle scale, handle mask, handle precision, handle deterministic,
          handle dq, handle dk, handle dv, handle implementation, handle window, handle softcap,
-         handle alibi_slopes, handle dropout_p, handle dropout_seed) {
+         handle alibi_slopes, handle dropout_p, handle dropout_seed, handle cu_seqlens_q,
+         handle cu_seqlens_k, handle seqused_q, handle seqused_k, handle max_seqlen_q,
+         handle max_seqlen_k, handle sinks, handle d_sinks) {
+        const fp::SequenceOptions sequences{cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k,
+                                            max_seqlen_q, max_seqlen_k, sinks};
         const fp::ScoreOptions scores{window, softcap, alibi_slopes, dropout_p, dropout_seed};
-        return fp::backward(
-            d_o, q, k, v, o, lse, d_lse,
-            {causal, scale, precision, fp::is_true(deterministic.ptr()), scores, implementation},
-            mask, {dq, dk, dv});
+        return fp::backward(d_o, q, k, v, o, lse, d_lse,
+                            {causal, scale, precision, fp::is_true(deterministic.ptr()), scores,
+                             implementation, false, sequences},
+                            mask, {dq, dk, dv, d_sinks});
       },
       "d_o"_a, "q"_a, "k"_a, "v"_a, "o"_a, "lse"_a, nb::kw_only(), "d_lse"_a = nb::none(),
       "causal"_a = nb::none(), "scale"_a = nb::none(), "mask"_a = nb::none(),
       "precision"_a.none() = "ieee", "deterministic"_a.none() = false, "dq"_a = nb::none(),
       "dk"_a = nb::none(), "dv"_a = nb::none(), "implementation"_a = nb::none(),
       "window"_a = nb::none(), "softcap"_a = nb::none(), "alibi_slopes"_a = nb::none(),
-      "dropout_p"_a.none() = 0.0, "dropout_seed"_a = nb::none(),
-      "(dq, dk, dv): the gradients of forward's inputs.");
+      "dropout_p"_a.none() = 0.0, "dropout_seed"_a = nb::none(), "cu_seqlens_q"_a = nb::none(),
+      "cu_seqlens_k"_a = nb::none(), "seqused_q"_a = nb::none(), "seqused_k"_a = nb::none(),
+      "max_seqlen_q"_a = nb::none(), "max_seqlen_k"_a = nb::none(), "sinks"_a = nb::none(),
+      "d_sinks"_a = nb::none(),
+      "(dq, dk, dv), and d_sinks where there are sinks: the gradients of forward's inputs.");
   m.def(
       "configure_cpu", [](int threads, const char* isa) { fp::configure_cpu(threads, isa); },
       nb::kw_only(), "threads"_a = 0, "isa"_a = "automatic",

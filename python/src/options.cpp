@@ -16,7 +16,8 @@ bool equal(nb::handle text, const char* expected) {
   return PyUnicode_Check(text.ptr()) && PyUnicode_CompareWithASCIIString(text.ptr(), expected) == 0;
 }
 
-Causal causal_of(nb::handle given, const Argument& q, const Argument& k) {
+Causal causal_of(const CallOptions& call, const Argument& q, const Argument& k) {
+  const nb::handle given = call.causal;
   if (given.is_none() || given.ptr() == Py_False) return Causal::kNone;
   if (equal(given, "top-left")) return Causal::kTopLeft;
   if (equal(given, "bottom-right")) return Causal::kBottomRight;
@@ -25,11 +26,14 @@ Causal causal_of(nb::handle given, const Argument& q, const Argument& k) {
           "");
   }
   const std::int64_t seqlen_q = q.spec().shape[1], seqlen_k = k.spec().shape[1];
-  if (q.spec().rank == 4 && k.spec().rank == 4 && seqlen_q != seqlen_k) {
+  const bool lists = call.sequences.have_lengths();
+  if (lists || (q.spec().rank == 4 && k.spec().rank == 4 && seqlen_q != seqlen_k)) {
     raise(PyExc_ValueError, "causal",
-          "True with seqlen_q " + std::to_string(seqlen_q) + " and seqlen_k " +
-              std::to_string(seqlen_k),
-          "an alignment, because the lengths differ",
+          lists ? "True with sequences of any lengths"
+                : "True with seqlen_q " + std::to_string(seqlen_q) + " and seqlen_k " +
+                      std::to_string(seqlen_k),
+          lists ? "an alignment, because lengths may differ"
+                : "an alignment, because the lengths differ",
           "pass \"top-left\" (query i sees keys 0..i, as PyTorch's is_causal) or "
           "\"bottom-right\" (the last query sees every key, as flash-attn's causal)");
   }
@@ -105,13 +109,40 @@ void check_alignment(nb::handle given, const Options& options, const Argument& q
   }
 }
 
-void set_score_options(const ScoreOptions& given, Options& options, const Argument& q,
+// As above, where only the call knows lengths.
+void check_alignment_of_lists(nb::handle given, const Options& options) {
+  const bool open =
+      options.causal == Causal::kNone && options.window->alignment == Alignment::kOfCausal;
+  if (!open) return;
+  raise(PyExc_ValueError, "window", shown(given) + " with sequences of any lengths",
+        "an alignment, because lengths may differ",
+        "pass (left, right, \"top-left\") or (left, right, \"bottom-right\")");
+}
+
+std::optional<std::int64_t> hint_of(const char* name, nb::handle given, bool has_lengths) {
+  if (given.is_none()) return std::nullopt;
+  const nb::object number = nb::steal(PyNumber_Index(given.ptr()));
+  const long long value = number.is_valid() ? PyLong_AsLongLong(number.ptr()) : -1;
+  PyErr_Clear();
+  if (value < 0) raise(PyExc_ValueError, name, shown(given), "a length >= 0, or None", "");
+  if (!has_lengths) {
+    raise(PyExc_ValueError, name, shown(given), "None without cu_seqlens or seqused of that side",
+          "arrays of equal lengths say theirs");
+  }
+  return value;
+}
+
+void set_score_options(const ScoreOptions& given, bool lists, Options& options, const Argument& q,
                        const Argument& k) {
   if (!given.window.is_none()) {
     const Window window = window_of(given);
     if (window.left || window.right) {
       options.window = window;
-      check_alignment(given.window, options, q, k);
+      if (lists) {
+        check_alignment_of_lists(given.window, options);
+      } else {
+        check_alignment(given.window, options, q, k);
+      }
     }
   }
   if (!given.softcap.is_none()) {
@@ -180,7 +211,7 @@ DropoutSeed seed_of(const ScoreOptions& given) {
 
 Options options_of(const CallOptions& given, const Argument& q, const Argument& k) {
   Options options;
-  options.causal = causal_of(given.causal, q, k);
+  options.causal = causal_of(given, q, k);
   options.deterministic = given.deterministic;
   if (PyUnicode_Check(given.implementation.ptr())) {
     options.implementation = nb::str(given.implementation).c_str();
@@ -194,7 +225,14 @@ Options options_of(const CallOptions& given, const Argument& q, const Argument& 
   } else if (!equal(given.precision, "ieee")) {
     raise(PyExc_ValueError, "precision", shown(given.precision), "\"ieee\" or \"tf32\"", "");
   }
-  set_score_options(given.scores, options, q, k);
+  const SequenceOptions& sequences = given.sequences;
+  set_score_options(given.scores, sequences.have_lengths(), options, q, k);
+  options.max_seqlen_q =
+      hint_of("max_seqlen_q", sequences.max_seqlen_q,
+              !sequences.cu_seqlens_q.is_none() || !sequences.seqused_q.is_none());
+  options.max_seqlen_k =
+      hint_of("max_seqlen_k", sequences.max_seqlen_k,
+              !sequences.cu_seqlens_k.is_none() || !sequences.seqused_k.is_none());
   return options;
 }
 

@@ -20,6 +20,19 @@ struct ScoreOptions {
   nb::handle alignment = nb::none();
 };
 
+/// Where sequences lie, and what every row has beside them, as Python gave it.
+struct SequenceOptions {
+  nb::handle cu_seqlens_q = nb::none(), cu_seqlens_k = nb::none();  ///< None or [batch + 1]
+  nb::handle seqused_q = nb::none(), seqused_k = nb::none();        ///< None or [batch]
+  nb::handle max_seqlen_q = nb::none(), max_seqlen_k = nb::none();  ///< None or a hint
+  nb::handle sinks = nb::none();                                    ///< None or [heads]
+
+  bool have_lengths() const {
+    return !(cu_seqlens_q.is_none() && cu_seqlens_k.is_none() && seqused_q.is_none() &&
+             seqused_k.is_none());
+  }
+};
+
 /// The options that forward and backward share, as Python gave them.
 struct CallOptions {
   nb::handle causal, scale, precision;
@@ -29,6 +42,7 @@ struct CallOptions {
   /// Tensors of rank 4 are [batch, heads, seqlen, head_dim], results too (dense as [batch, seqlen,
   /// heads, head_dim] in memory). PyTorch's alone.
   bool heads_first = false;
+  SequenceOptions sequences{};
 };
 
 /// Options as the library takes them; `q` and `k` say whether an alignment is needed. Raises

@@ -12,7 +12,8 @@
 
 namespace flashlab::python {
 
-/// Everything that a plan and the making of its results depend on, as bytes without holes.
+/// Everything that a plan and the making of its results depend on, as bytes without holes. Hints at
+/// lengths are left out: a plan serves all of them.
 class CallKey {
  public:
   /// `place` is the framework's adapter, because results are made by it.
@@ -21,7 +22,7 @@ class CallKey {
   /// Results are made in that order, too.
   void set_heads_first(bool heads_first) noexcept { head_.heads_first = heads_first ? 1 : 0; }
 
-  static constexpr int kMaxTensors = 13;  ///< that a call of either pass may bring
+  static constexpr int kMaxTensors = 19;  ///< that a call of either pass may bring
 
   bool operator==(const CallKey& other) const noexcept;
   std::size_t hash() const noexcept;

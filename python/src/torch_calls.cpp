@@ -15,8 +15,15 @@ class TorchCall {
   CallOptions options(PyObject* heads_first) const {
     const ScoreOptions scores{at(kWindow),   at(kSoftcap),     at(kAlibiSlopes),
                               at(kDropoutP), at(kDropoutSeed), at(kAlignment)};
-    return {at(kCausal), at(kScale), at(kPrecision),      is_true(at(kDeterministic).ptr()),
-            scores,      nb::none(), is_true(heads_first)};
+    return {at(kCausal),
+            at(kScale),
+            at(kPrecision),
+            is_true(at(kDeterministic).ptr()),
+            scores,
+            nb::none(),
+            is_true(heads_first),
+            {at(kCuSeqlensQ), at(kCuSeqlensK), at(kSeqUsedQ), at(kSeqUsedK), at(kMaxSeqlenQ),
+             at(kMaxSeqlenK), at(kSinks)}};
   }
 
  private:
@@ -33,6 +40,13 @@ class TorchCall {
     kDropoutP,
     kAlibiSlopes,
     kDropoutSeed,
+    kCuSeqlensQ,
+    kCuSeqlensK,
+    kSeqUsedQ,
+    kSeqUsedK,
+    kSinks,
+    kMaxSeqlenQ,
+    kMaxSeqlenK,
   };
 
   nb::handle at(Member member) const {

@@ -150,8 +150,8 @@ class FlashAttn:
             expected = [(name, inspect.Parameter.empty) for name in tensors.split()] + tail
             self.assertEqual([(p.name, p.default) for p in parameters], expected)
 
-    def test_signatures_to_come(self):
-        """What is not computed yet has flash-attn's signature all the same."""
+    def test_signatures_begin_as_flash_attns(self):
+        """So do those of what is not computed yet."""
         names = {
             flash.flash_attn_varlen_func: "q k v cu_seqlens_q cu_seqlens_k max_seqlen_q",
             flash.flash_attn_varlen_qkvpacked_func: "qkv cu_seqlens max_seqlen dropout_p",

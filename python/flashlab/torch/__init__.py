@@ -4,6 +4,9 @@
     scaled_dot_product_attention  torch's function: [batch, heads, seqlen, head_dim]
     flash_attn_func, flash_attn_qkvpacked_func, flash_attn_kvpacked_func
                                   flash-attn's functions: [batch, seqlen, heads, head_dim]
+    flash_attn_varlen_func, flash_attn_varlen_qkvpacked_func, flash_attn_varlen_kvpacked_func
+                                  the same on ragged batches: [rows, heads, head_dim]; bert_padding
+                                  has flash-attn's helpers for padded ones. CPU tensors alone
     FlashAttention                an autograd function for [batch, seqlen, dim]
     torch.ops.flashlab.attention_forward, .attention_backward
                                   the operators that torch.compile and export see
@@ -27,12 +30,11 @@ from ._course import (
 )
 from ._flash_attn import flash_attn_func, flash_attn_kvpacked_func, flash_attn_qkvpacked_func
 from ._sdpa import scaled_dot_product_attention
-from ._to_come import (
-    flash_attn_combine,
+from ._to_come import flash_attn_combine, flash_attn_with_kvcache
+from ._varlen import (
     flash_attn_varlen_func,
     flash_attn_varlen_kvpacked_func,
     flash_attn_varlen_qkvpacked_func,
-    flash_attn_with_kvcache,
 )
 
 __all__ = [

@@ -17,31 +17,43 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool | str | None = ..
               return_lse: Literal[False] = ..., precision: str = ...,
               deterministic: bool = ..., window: tuple[Any, ...] | None = ...,
               softcap: float | None = ..., alibi_slopes: Tensor | None = ...,
-              dropout_p: float = ..., dropout_seed: tuple[int, int] | Tensor | None = ...
-              ) -> Tensor: ...
+              dropout_p: float = ..., dropout_seed: tuple[int, int] | Tensor | None = ...,
+              cu_seqlens_q: Tensor | None = ..., cu_seqlens_k: Tensor | None = ...,
+              seqused_q: Tensor | None = ..., seqused_k: Tensor | None = ...,
+              max_seqlen_q: int | None = ..., max_seqlen_k: int | None = ...,
+              sinks: Tensor | None = ...) -> Tensor: ...
 @overload
 def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool | str | None = ...,
               scale: float | None = ..., mask: Tensor | None = ...,
               return_lse: Literal[True], precision: str = ...,
               deterministic: bool = ..., window: tuple[Any, ...] | None = ...,
               softcap: float | None = ..., alibi_slopes: Tensor | None = ...,
-              dropout_p: float = ..., dropout_seed: tuple[int, int] | Tensor | None = ...
-              ) -> tuple[Tensor, Tensor]: ...
+              dropout_p: float = ..., dropout_seed: tuple[int, int] | Tensor | None = ...,
+              cu_seqlens_q: Tensor | None = ..., cu_seqlens_k: Tensor | None = ...,
+              seqused_q: Tensor | None = ..., seqused_k: Tensor | None = ...,
+              max_seqlen_q: int | None = ..., max_seqlen_k: int | None = ...,
+              sinks: Tensor | None = ...) -> tuple[Tensor, Tensor]: ...
 @overload
 def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool | str | None = ...,
               scale: float | None = ..., mask: Tensor | None = ...,
               return_lse: bool = ..., precision: str = ...,
               deterministic: bool = ..., window: tuple[Any, ...] | None = ...,
               softcap: float | None = ..., alibi_slopes: Tensor | None = ...,
-              dropout_p: float = ..., dropout_seed: tuple[int, int] | Tensor | None = ...
-              ) -> Tensor | tuple[Tensor, Tensor]: ...
+              dropout_p: float = ..., dropout_seed: tuple[int, int] | Tensor | None = ...,
+              cu_seqlens_q: Tensor | None = ..., cu_seqlens_k: Tensor | None = ...,
+              seqused_q: Tensor | None = ..., seqused_k: Tensor | None = ...,
+              max_seqlen_q: int | None = ..., max_seqlen_k: int | None = ...,
+              sinks: Tensor | None = ...) -> Tensor | tuple[Tensor, Tensor]: ...
 def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool | str | None = False,
               scale: float | None = None, mask: Tensor | None = None, return_lse: bool = False,
               precision: str = "ieee", deterministic: bool = False,
               window: tuple[Any, ...] | None = None, softcap: float | None = None,
               alibi_slopes: Tensor | None = None, dropout_p: float = 0.0,
-              dropout_seed: tuple[int, int] | Tensor | None = None
-              ) -> Tensor | tuple[Tensor, Tensor]:
+              dropout_seed: tuple[int, int] | Tensor | None = None,
+              cu_seqlens_q: Tensor | None = None, cu_seqlens_k: Tensor | None = None,
+              seqused_q: Tensor | None = None, seqused_k: Tensor | None = None,
+              max_seqlen_q: int | None = None, max_seqlen_k: int | None = None,
+              sinks: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
     """Exact softmax attention with gradients: o = softmax(scale q k^T + mask) v.
 
     Shapes      q [B, Sq, Hq, D], k [B, Sk, Hk, D], v [B, Sk, Hk, Dv] -> o [B, Sq, Hq, Dv] and, with
@@ -66,6 +78,11 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool | str | None = Fa
                 function of (seed, offset), batch, head, query and key; None takes both from torch's
                 generator of the device, which moves on; an int64 tensor of both on q's device is
                 read when the call runs
+    cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k
+                ragged batches, as flashlab.attention describes them: q [rows, Hq, D], k and v
+                [rows, Hk, D], lse [Hq, rows]. CPU tensors alone
+    sinks       [Hq] float32: one more score of every row, to a key whose value is 0; with gradient
+                in eager calls. CPU tensors alone
     precision   "ieee", or "tf32" for float32 tensors on a GPU with tensor cores for it
     deterministic  bitwise equal gradients at every call; also switched on by
                 torch.use_deterministic_algorithms(True)
@@ -76,13 +93,14 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool | str | None = Fa
                 argument
     Source      FlashAttention-2 (Dao 2023)
     """
+    call = Call(mask, scale, None, precision, deterministic, *_checks.window(window), softcap,
+                dropout_p, alibi_slopes, dropout_seed, cu_seqlens_q, cu_seqlens_k, seqused_q,
+                seqused_k, sinks, max_seqlen_q, max_seqlen_k)
     if causal is not False and causal is not None:
         _checks.tensors(q=q, k=k)
-        causal = _checks.resolve_causal(causal, *_lengths(q, k))
-    else:
-        causal = None
-    call = Call(mask, scale, causal, precision, deterministic, *_checks.window(window), softcap,
-                dropout_p, alibi_slopes, dropout_seed)
+        if causal is True and call.has_lengths():
+            raise ValueError(_checks.RAGGED_CAUSAL)
+        call = call._replace(causal=_checks.resolve_causal(causal, *_lengths(q, k)))
     return attend(q, k, v, call, return_lse)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 
 from . import _checks, _functorch, _operators
-from ._call import Call, draw_seed, save, saved, stored_seed
+from ._call import Call, draw_seed, entries, save, saved, stored_seed
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, type(None)})
 # Bound once: an eager call asks all of these, and a look-up costs as much as the answer.
@@ -23,12 +23,12 @@ _is_deterministic = torch.are_deterministic_algorithms_enabled
 _is_grad_enabled = torch.is_grad_enabled
 
 
-def direct(q, k, v, mask=None, slopes=None) -> str | None:
+def direct(q, k, v, mask=None, slopes=None, sinks=None) -> str | None:
     """"cpu" or "cuda" where nobody has to see an operator (plain tensors, no mode, no transform),
     else None."""
     if (type(q) in _PLAIN and type(k) in _PLAIN and type(v) in _PLAIN and type(mask) in _PLAIN
-            and type(slopes) in _PLAIN and not _modes() and _transforms() is None
-            and _tracing() is None and q is not None):
+            and type(slopes) in _PLAIN and type(sinks) in _PLAIN and not _modes()
+            and _transforms() is None and _tracing() is None and q is not None):
         return "cuda" if q.is_cuda else "cpu" if q.is_cpu else None
     return None
 
@@ -37,7 +37,7 @@ class FlashLabAttention(torch.autograd.Function):
     """The eager autograd function; use flashlab.torch.attention."""
 
     @staticmethod
-    def forward(ctx, q, k, v, call, return_lse, heads_first):
+    def forward(ctx, q, k, v, sinks, call, return_lse, heads_first):
         o, lse = _operators.run_forward(q, k, v, call, heads_first)
         ctx.set_materialize_grads(False)
         save(ctx, call, q, k, v, o, lse)
@@ -47,11 +47,12 @@ class FlashLabAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx, d_o, d_lse=None):
         if d_o is None and d_lse is None:
-            return (None,) * 6
+            return (None,) * 7
         call, (q, k, v, o, lse) = saved(ctx)
         if d_o is None:
             d_o = torch.zeros_like(o)
-        return (*gradients(d_o, q, k, v, o, lse, d_lse, call, ctx.heads_first), None, None, None)
+        dq, dk, dv, *d_sinks = gradients(d_o, q, k, v, o, lse, d_lse, call, ctx.heads_first)
+        return (dq, dk, dv, *(d_sinks or (None,)), None, None, None)
 
 
 def determined(call: Call) -> Call:
@@ -69,10 +70,13 @@ def direct_gradients(d_o, q, k, v) -> bool:
 
 
 def gradients(d_o, q, k, v, o, lse, d_lse, call, heads_first=False):
-    """dq, dk, dv; through the operator where somebody has to see it."""
+    """dq, dk, dv, and d_sinks where there are sinks; through the operator where somebody has to see
+    it."""
     call = determined(call)
     if direct_gradients(d_o, q, k, v):
         return _operators.run_backward(d_o, q, k, v, o, lse, d_lse, call, heads_first)
+    if call.sinks is not None and call.sinks.requires_grad:
+        raise NotImplementedError(_checks.SINKS_GRADIENT)
     if heads_first:
         d_o, q, k, v, o = (tensor.transpose(1, 2) for tensor in (d_o, q, k, v, o))
     call = call._replace(dropout_seed=stored_seed(call.dropout_seed, q.device))
@@ -88,7 +92,7 @@ def with_seed(call: Call, q, heads_first=False) -> Call:
     if dropout_p == 0.0:
         seed = None
     elif seed is None:
-        seed = draw_seed(q, q.shape[1 if heads_first else 2])
+        seed = draw_seed(q, entries(q, call, 1 if heads_first else 2))
     return call._replace(dropout_p=dropout_p, dropout_seed=seed)
 
 
@@ -98,7 +102,7 @@ def attend(q, k, v, call, return_lse, heads_first=False):
     call.causal is None or an alignment; heads_first means [batch, heads, seqlen, head_dim].
     """
     call = determined(call)
-    device = None if _is_compiling() else direct(q, k, v, call.mask, call.alibi_slopes)
+    device = None if _is_compiling() else direct(q, k, v, call.mask, call.alibi_slopes, call.sinks)
     if device is None:
         return _through_operator(q, k, v, call, return_lse, heads_first)
     if k is None or v is None:
@@ -110,8 +114,10 @@ def attend(q, k, v, call, return_lse, heads_first=False):
     call = with_seed(call, q, heads_first)
     if _is_grad_enabled():
         _checks.no_gradients(call)
-        if q.requires_grad or k.requires_grad or v.requires_grad:
-            return FlashLabAttention.apply(q, k, v, call, return_lse, heads_first)
+        sinks = call.sinks
+        if (q.requires_grad or k.requires_grad or v.requires_grad
+                or (sinks is not None and sinks.requires_grad)):
+            return FlashLabAttention.apply(q, k, v, sinks, call, return_lse, heads_first)
     o, lse = _operators.run_forward(q, k, v, call, heads_first)
     return (o, lse) if return_lse else o
 
@@ -120,12 +126,19 @@ def _through_operator(q, k, v, call, return_lse, heads_first):
     _checks.tensors(q=q, k=k, v=v)
     call = _checks.options(call)
     named = {name: tensor for name, tensor in (("mask", call.mask),
-                                               ("alibi_slopes", call.alibi_slopes))
+                                               ("alibi_slopes", call.alibi_slopes),
+                                               ("cu_seqlens_q", call.cu_seqlens_q),
+                                               ("cu_seqlens_k", call.cu_seqlens_k),
+                                               ("seqused_q", call.seqused_q),
+                                               ("seqused_k", call.seqused_k),
+                                               ("sinks", call.sinks))
              if tensor is not None}
     _checks.tensors(**named)
     _checks.devices(q.device, k=k, v=v, **named)
     if torch.is_grad_enabled():
         _checks.no_gradients(call)
+        if call.sinks is not None and call.sinks.requires_grad:
+            raise NotImplementedError(_checks.SINKS_GRADIENT)
     if heads_first:
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     if call.dropout_p:

@@ -31,6 +31,11 @@ MASK_GRADIENT = ("mask: a gradient of the mask is not supported yet (mask.requir
                  "torch.nn.functional.scaled_dot_product_attention")
 SLOPES_GRADIENT = ("alibi_slopes: a gradient of the slopes is not supported "
                    "(alibi_slopes.requires_grad is set); pass alibi_slopes.detach()")
+SINKS_GRADIENT = ("sinks: a gradient of the sinks is for eager calls alone (torch.compile, "
+                  "torch.func and dispatch modes do not have it yet); call outside of them, or "
+                  "pass sinks.detach()")
+RAGGED_CAUSAL = ('causal: True with sequences of any lengths is ambiguous; say "top-left" (query i '
+                 'sees keys up to i) or "bottom-right" (the last query sees all keys)')
 WINDOW = '(left, right) or (left, right, "top-left" or "bottom-right"), keys, None for no bound'
 # No key is so far: what a side of a window without a bound is to the operators.
 NO_BOUND = 2**62
@@ -174,11 +179,12 @@ def no_gradients(call) -> None:
         raise NotImplementedError(SLOPES_GRADIENT)
 
 
-def packed(name, tensor, parts) -> None:
+def packed(name, tensor, parts, tokens="batch, seqlen") -> None:
     """The shape of flash-attn's packed tensors."""
     tensors(**{name: tensor})
-    if tensor.dim() != 5 or tensor.shape[2] != parts:
-        raise ValueError(f"{name}: got shape {tuple(tensor.shape)}, expected [batch, seqlen, "
+    rank = 5 if tokens == "batch, seqlen" else 4
+    if tensor.dim() != rank or tensor.shape[-3] != parts:
+        raise ValueError(f"{name}: got shape {tuple(tensor.shape)}, expected [{tokens}, "
                          f"{parts}, heads, head_dim]")
 
 
@@ -190,9 +196,11 @@ def devices(device, **named) -> None:
                              "it there")
 
 
-def _check_tensor(name, tensor, dtype, device) -> None:
-    torch._check_value(tensor.dim() == 4, lambda: f"{name}: got {tensor.dim()} dimensions, "
-                       "expected 4: [batch, seqlen, heads, head_dim]")
+def _check_tensor(name, tensor, dtype, device, ragged=False) -> None:
+    rank, what = ((3, "[rows, heads, head_dim] beside cu_seqlens") if ragged
+                  else (4, "[batch, seqlen, heads, head_dim]"))
+    torch._check_value(tensor.dim() == rank, lambda: f"{name}: got {tensor.dim()} dimensions, "
+                       f"expected {rank}: {what}")
     if tensor.dtype in _NARROW:
         raise NotImplementedError(f"{name}: got dtype {tensor.dtype}; attention in 8 bits is not "
                                   "supported yet, cast it to float16 or bfloat16")
@@ -243,6 +251,29 @@ def _check_seed(seed, q) -> None:
                        f"{tuple(seed.shape)}, expected [2]: seed and offset")
 
 
+def _check_lists(call, q, heads) -> None:
+    for name in ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k"):
+        tensor = getattr(call, name)
+        if tensor is None:
+            continue
+        torch._check_type(tensor.dtype in (torch.int32, torch.int64), lambda: f"{name}: got dtype "
+                          f"{tensor.dtype}, expected int32 or int64")
+        torch._check_value(tensor.device == q.device, lambda: f"{name}: is on {tensor.device}, "
+                           f"expected q's device {q.device}")
+        torch._check_value(tensor.dim() == 1, lambda: f"{name}: got {tensor.dim()} dimensions, "
+                           "expected 1")
+    if call.sinks is not None:
+        torch._check_type(call.sinks.dtype == torch.float32, lambda: "sinks: got dtype "
+                          f"{call.sinks.dtype}, expected float32")
+        torch._check_value(tuple(call.sinks.shape) == (heads,), lambda: "sinks: got shape "
+                           f"{tuple(call.sinks.shape)}, expected [heads] = [{heads}]")
+    for name, hint, lengths in (
+            ("max_seqlen_q", call.max_seqlen_q, (call.cu_seqlens_q, call.seqused_q)),
+            ("max_seqlen_k", call.max_seqlen_k, (call.cu_seqlens_k, call.seqused_k))):
+        torch._check_value(hint is None or lengths != (None, None), lambda: f"{name}: got {hint}, "
+                           "expected None without cu_seqlens or seqused of that side")
+
+
 def _check_alignment(call, seqlen_q, seqlen_k) -> None:
     if call.window is None or seqlen_q == seqlen_k:
         return
@@ -276,26 +307,35 @@ def options(call):
 def forward(q, k, v, call) -> None:
     """Raises what the kernels would raise for these shapes, dtypes and devices."""
     options(call)
+    ragged_q, ragged_k = call.cu_seqlens_q is not None, call.cu_seqlens_k is not None
     for name, tensor in (("q", q), ("k", k), ("v", v)):
-        _check_tensor(name, tensor, q.dtype, q.device)
+        _check_tensor(name, tensor, q.dtype, q.device, ragged_q if name == "q" else ragged_k)
     check = torch._check_value
-    check(k.shape[0] == q.shape[0], lambda: f"k: got batch {k.shape[0]}, expected q's {q.shape[0]}")
-    check(q.shape[3] > 0, lambda: "q: got head_dim 0, expected at least 1")
-    check(k.shape[3] == q.shape[3],
-          lambda: f"k: got head_dim {k.shape[3]}, expected q's {q.shape[3]}")
-    for axis, what in enumerate(("batch", "seqlen", "heads")):
+    heads_q, dim, heads_k = q.shape[-2], q.shape[-1], k.shape[-2]
+    if not (ragged_q or ragged_k):
+        check(k.shape[0] == q.shape[0],
+              lambda: f"k: got batch {k.shape[0]}, expected q's {q.shape[0]}")
+    check(dim > 0, lambda: "q: got head_dim 0, expected at least 1")
+    check(k.shape[-1] == dim, lambda: f"k: got head_dim {k.shape[-1]}, expected q's {dim}")
+    for axis, what in enumerate(("rows", "heads") if ragged_k else ("batch", "seqlen", "heads")):
         check(v.shape[axis] == k.shape[axis],
               lambda: f"v: got {what} {v.shape[axis]}, expected k's {k.shape[axis]}")
-    check(v.shape[3] > 0, lambda: "v: got head_dim 0, expected at least 1")
-    check(q.shape[2] == 0 or (k.shape[2] > 0 and q.shape[2] % k.shape[2] == 0),
-          lambda: f"k: got {k.shape[2]} heads, expected a number that divides q's {q.shape[2]}")
-    if call.mask is not None:
+    check(v.shape[-1] > 0, lambda: "v: got head_dim 0, expected at least 1")
+    check(heads_q == 0 or (heads_k > 0 and heads_q % heads_k == 0),
+          lambda: f"k: got {heads_k} heads, expected a number that divides q's {heads_q}")
+    _check_lists(call, q, heads_q)
+    if call.has_lengths():
+        check(call.window is None or (call.alignment or call.causal) is not None,
+              lambda: "window: got no alignment with sequences of any lengths, expected (left, "
+              'right, "top-left" or "bottom-right")')
+    if call.mask is not None and not (ragged_q or ragged_k):
         _check_mask(call.mask, q, k)
-    if call.alibi_slopes is not None:
+    if call.alibi_slopes is not None and not ragged_q:
         _check_slopes(call.alibi_slopes, q)
     if call.dropout_seed is not None:
         _check_seed(call.dropout_seed, q)
-    _check_alignment(call, q.shape[1], k.shape[1])
+    if not call.has_lengths():
+        _check_alignment(call, q.shape[1], k.shape[1])
     if call.precision == "tf32" and q.dtype != torch.float32:
         raise ValueError(f'precision: got "tf32" with {q.dtype} tensors, expected "ieee"; tf32 is '
                          "how float32 tensors may be multiplied")

@@ -43,6 +43,9 @@ def _mapped(run, own, results, info, in_dims, given):
     size, tensors, call = info.batch_size, given[:own], Call(*given[own:])
     in_dims = (*in_dims, *(None,) * (own + len(call) - len(in_dims)))
     axes = Call(*in_dims[own:])
+    if call.has_lengths():
+        raise NotImplementedError("vmap: ragged sequences (cu_seqlens, seqused) are not supported "
+                                  "yet; put the sequences of all entries into one call")
     if call.dropout_p:
         # Dropout's pattern depends on the place in the batch: each entry is a call of its own.
         each = [run(*(value if axis is None else value.select(axis, i)

@@ -14,7 +14,7 @@ from torch.library import Library
 
 from .. import _core
 from . import _checks
-from ._call import SCHEMA, Call, draw_seed, save, saved, stored_seed
+from ._call import SCHEMA, Call, draw_seed, entries, save, saved, stored_seed
 
 LIBRARY = Library("flashlab", "FRAGMENT")
 TAGS = tuple(tag for tag in (
@@ -47,12 +47,14 @@ def run_forward(q, k, v, call, heads_first=False):
     heads_first: q, k, v and o are [batch, heads, seqlen, head_dim], in the layout of torch's own
     scaled_dot_product_attention; cheaper than four transposes.
     """
-    _checks.no_tangents(q, k, v, call.mask, call.alibi_slopes)
+    _checks.no_tangents(q, k, v, call.mask, call.alibi_slopes, call.sinks)
     try:
         return _core.torch_forward(q, k, v, call, heads_first)
     except (RuntimeError, ValueError):
         # What has no address fails in the exchange; say better why, and look only then.
-        named = {"mask": call.mask, "alibi_slopes": call.alibi_slopes}
+        named = {"mask": call.mask, "alibi_slopes": call.alibi_slopes, "sinks": call.sinks,
+                 "cu_seqlens_q": call.cu_seqlens_q, "cu_seqlens_k": call.cu_seqlens_k,
+                 "seqused_q": call.seqused_q, "seqused_k": call.seqused_k}
         named = {name: tensor for name, tensor in named.items() if tensor is not None}
         _checks.tensors(q=q, k=k, v=v, **named)
         _checks.devices(q.device, k=k, v=v, **named)
@@ -61,8 +63,8 @@ def run_forward(q, k, v, call, heads_first=False):
 
 def run_backward(d_o, q, k, v, o, lse, d_lse, call, heads_first=False, dq=None, dk=None,
                  dv=None):
-    """dq, dk, dv, below autograd and the dispatcher; heads_first as in run_forward. Those that are
-    given are written into."""
+    """dq, dk, dv, and d_sinks where there are sinks, below autograd and the dispatcher; heads_first
+    as in run_forward. Those that are given are written into."""
     _checks.no_tangents(d_o, q, k, v, o, lse, d_lse, call.mask, call.alibi_slopes)
     return _core.torch_backward(d_o, q, k, v, o, lse, d_lse, call, heads_first, dq, dk,
                                 dv)
@@ -73,11 +75,12 @@ def _forward_kernel(q, k, v, *call):
 
 
 def _backward_kernel(d_o, q, k, v, o, lse, d_lse=None, *call):
-    return run_backward(d_o, q, k, v, o, lse, d_lse, Call(*call))
+    # A gradient of the sinks is an eager call's.
+    return run_backward(d_o, q, k, v, o, lse, d_lse, Call(*call))[:3]
 
 
 def _seed_kernel(q):
-    return stored_seed(draw_seed(q, q.shape[2]), q.device)
+    return stored_seed(draw_seed(q, entries(q)), q.device)
 
 
 for _device in ("CPU", "CUDA"):
@@ -98,9 +101,9 @@ def lse_dtype(dtype: torch.dtype) -> torch.dtype:
 @torch.library.register_fake("flashlab::attention_forward", lib=LIBRARY)
 def _fake_forward(q, k, v, *call):
     _checks.forward(q, k, v, Call(*call))
-    batch, seqlen_q, heads, _ = q.shape
-    return (q.new_empty((batch, seqlen_q, heads, v.shape[3])),
-            q.new_empty((batch, heads, seqlen_q), dtype=lse_dtype(q.dtype)))
+    *tokens, heads, _ = q.shape
+    return (q.new_empty((*tokens, heads, v.shape[-1])),
+            q.new_empty((*tokens[:-1], heads, tokens[-1]), dtype=lse_dtype(q.dtype)))
 
 
 @torch.library.register_fake("flashlab::attention_backward", lib=LIBRARY)

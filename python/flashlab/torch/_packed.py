@@ -48,11 +48,11 @@ def _gradient_of(tensor):
 
 
 def _apart(q, packed):
-    return packed.unbind(2) if q is None else (q, *packed.unbind(2))
+    return packed.unbind(-3) if q is None else (q, *packed.unbind(-3))
 
 
 def _together(q, grads):
-    return (None, torch.stack(grads, 2)) if q is None else (grads[0], torch.stack(grads[1:], 2))
+    return (None, torch.stack(grads, -3)) if q is None else (grads[0], torch.stack(grads[1:], -3))
 
 
 def attend_packed(q, packed, call, return_lse):
@@ -63,5 +63,5 @@ def attend_packed(q, packed, call, return_lse):
             or not (packed.requires_grad or (q is not None and q.requires_grad))):
         return _autograd.attend(*_apart(q, packed), call, return_lse)
     _checks.no_gradients(call)
-    call = _autograd.with_seed(_autograd.determined(call), packed.select(2, 0) if q is None else q)
+    call = _autograd.with_seed(_autograd.determined(call), packed.select(-3, 0) if q is None else q)
     return FlashLabPackedAttention.apply(q, packed, call, return_lse)

@@ -8,42 +8,8 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
-_PACKED = ("{}: a batch of packed sequences (cu_seqlens) is not supported yet; call "
-           "flash_attn_func on each sequence, or flashlab.torch.attention on padded sequences with "
-           "a boolean mask")
-
-
 def _refuse(message: str) -> NoReturn:
     raise NotImplementedError(message)
-
-
-def flash_attn_varlen_func(
-        q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, max_seqlen_q: int,
-        max_seqlen_k: int, dropout_p: float = 0.0, softmax_scale: float | None = None,
-        causal: bool = False, window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0,
-        alibi_slopes: Any = None, deterministic: bool = False, return_attn_probs: bool = False,
-        block_table: Any = None) -> NoReturn:
-    """Raises NotImplementedError: a batch of packed sequences is not supported yet."""
-    _refuse(_PACKED.format("flash_attn_varlen_func"))
-
-
-def flash_attn_varlen_qkvpacked_func(
-        qkv: Any, cu_seqlens: Any, max_seqlen: int, dropout_p: float = 0.0,
-        softmax_scale: float | None = None, causal: bool = False,
-        window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0, alibi_slopes: Any = None,
-        deterministic: bool = False, return_attn_probs: bool = False) -> NoReturn:
-    """Raises NotImplementedError: a batch of packed sequences is not supported yet."""
-    _refuse(_PACKED.format("flash_attn_varlen_qkvpacked_func"))
-
-
-def flash_attn_varlen_kvpacked_func(
-        q: Any, kv: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, max_seqlen_q: int,
-        max_seqlen_k: int, dropout_p: float = 0.0, softmax_scale: float | None = None,
-        causal: bool = False, window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0,
-        alibi_slopes: Any = None, deterministic: bool = False,
-        return_attn_probs: bool = False) -> NoReturn:
-    """Raises NotImplementedError: a batch of packed sequences is not supported yet."""
-    _refuse(_PACKED.format("flash_attn_varlen_kvpacked_func"))
 
 
 def flash_attn_with_kvcache(

@@ -247,8 +247,8 @@ class SpecMember {
 /// Whose kernels have a tensor; others refuse it by the row's feature.
 enum class ServedBy : std::uint8_t {
   kAll,
-  kCpu,  ///< CPUs alone
-  kNone,      ///< to come
+  kCpu,   ///< CPUs alone
+  kNone,  ///< to come
 };
 
 struct TensorRow {

@@ -367,7 +367,7 @@ class Features(unittest.TestCase):
                 (lambda: flash.attention(q, k, v, softcap=-1.0), "^softcap|^options.softcap"),
                 (lambda: flash.flash_attn_func(q, k, v, alibi_slopes=torch.ones(3)),
                  r"^alibi_slopes.shape\[1\]: got 3"),
-                (lambda: flash.attention(q, k, v, window=(-3, 0)), "window")):
+                (lambda: flash.attention(q, k, v, window=(1.5, 0)), "window")):
             with self.assertRaisesRegex(ValueError, pattern):
                 call()
 

@@ -16,8 +16,7 @@
 #include "cuda/kernels/merge/plan.h"
 #include "cuda/kernels/merge_arguments.h"
 #include "runtime/kernel_store/cache.h"
-#include "runtime/program/cpu_executor.h"
-#include "runtime/program/cuda_executor.h"
+#include "runtime/program/executor.h"
 #include "runtime/program/observer.h"
 
 namespace flashlab::runtime {
@@ -112,7 +111,7 @@ Step kernel(std::string name, ParameterBlock block = ParameterBlock(Arguments{})
 }
 
 TEST_F(Programs, EachStepHasItsOwnParameters) {
-  CudaExecutor executor({gpus_[0]});
+  Executor executor({gpus_[0]});
   Program& program = executor.program();
   const int q = program.add_tensor("q"), k = program.add_tensor("k");
   program.add_region("first", 100);
@@ -158,7 +157,7 @@ TEST_F(Programs, EachStepHasItsOwnParameters) {
 }
 
 TEST_F(Programs, ALaunchHasItsAttributes) {
-  CudaExecutor executor({gpus_[0]});
+  Executor executor({gpus_[0]});
   executor.program().add({.name = "cluster",
                           .work = KernelWork{kSpin,
                                              {.grid_x = 4,
@@ -182,7 +181,7 @@ TEST_F(Programs, ALaunchHasItsAttributes) {
 
 // The stand-in has room for three clusters.
 TEST_F(Programs, BlocksThatStayAreNoMoreThanRunAtOnce) {
-  CudaExecutor executor({gpus_[0]});
+  Executor executor({gpus_[0]});
   for (const unsigned blocks : {16u, 4u}) {
     for (const bool staying : {true, false}) {
       executor.program().add(
@@ -202,7 +201,7 @@ TEST_F(Programs, BlocksThatStayAreNoMoreThanRunAtOnce) {
 }
 
 // Device 0: a, then c, which needs b of device 1. b needs a.
-Program& two_devices(CudaExecutor& executor) {
+Program& two_devices(Executor& executor) {
   Program& program = executor.program();
   const int side = program.add_stream(1);
   const int here = program.add_region("here", 64), there = program.add_region("there", 64, 1);
@@ -216,7 +215,7 @@ Program& two_devices(CudaExecutor& executor) {
 }
 
 TEST_F(Programs, StepsOfTwoDevicesWaitForWhatTheyNeed) {
-  CudaExecutor executor({gpus_[0], gpus_[1]});
+  Executor executor({gpus_[0], gpus_[1]});
   Program& program = two_devices(executor);
   EXPECT_EQ(program.devices(), 2);
   void* workspaces[] = {reinterpret_cast<void*>(0x1000), reinterpret_cast<void*>(0x2000)};
@@ -242,7 +241,7 @@ TEST_F(Programs, StepsOfTwoDevicesWaitForWhatTheyNeed) {
 }
 
 TEST_F(Programs, AGraphReplaysHostFunctions) {
-  CudaExecutor executor({gpus_[0], gpus_[1]});
+  Executor executor({gpus_[0], gpus_[1]});
   Program& program = two_devices(executor);
   int calls = 0;
   void* seen = nullptr;
@@ -250,6 +249,7 @@ TEST_F(Programs, AGraphReplaysHostFunctions) {
                .work = HostWork{[&](std::span<void* const> addresses) {
                                   ++calls;
                                   seen = addresses[0];
+                                  return Status();
                                 },
                                 {{0, 8}}}});
   void* workspaces[] = {reinterpret_cast<void*>(0x1000), reinterpret_cast<void*>(0x2000)};
@@ -269,6 +269,24 @@ TEST_F(Programs, AGraphReplaysHostFunctions) {
   EXPECT_EQ(calls, 3) << "outside of a graph too";
 }
 
+Status refused() {
+  return Status::invalid({"batch", "none", "a number", ""});
+}
+
+// The driver calls it when its turn comes, and has nobody to tell.
+TEST_F(Programs, AHostFunctionsFailureIsToldToTheNextCall) {
+  Executor executor({gpus_[0]});
+  int left = 1;
+  executor.program().add(
+      {.name = "host",
+       .work = HostWork{[&](auto) { return left-- > 0 ? refused() : Status(); }, {}}});
+  const Call call{.streams = {&kFirst, 1}};
+  EXPECT_TRUE(executor.enqueue(call).ok());
+  EXPECT_THAT(executor.enqueue(call).message(), HasSubstr("a number"));
+  EXPECT_TRUE(executor.enqueue(call).ok()) << "told once";
+  EXPECT_EQ(left, -1) << "what was told of has enqueued nothing";
+}
+
 struct Times : internal::StepObserver {
   void step_finished(std::string_view name, double milliseconds) override {
     names.emplace_back(name);
@@ -281,7 +299,7 @@ struct Times : internal::StepObserver {
 };
 
 TEST_F(Programs, StepsAreTimedForAnObserverAndNamedForAProfiler) {
-  CudaExecutor executor({gpus_[0], gpus_[1]});
+  Executor executor({gpus_[0], gpus_[1]});
   two_devices(executor);
   void* workspaces[] = {reinterpret_cast<void*>(0x1000), reinterpret_cast<void*>(0x2000)};
   const Stream streams[] = {kFirst, kSecond};
@@ -303,7 +321,7 @@ TEST_F(Programs, StepsAreTimedForAnObserverAndNamedForAProfiler) {
 }
 
 TEST_F(Programs, ScopesBecomeRangesInsideEachOther) {
-  CudaExecutor executor({gpus_[0]});
+  Executor executor({gpus_[0]});
   Program& program = executor.program();
   const int region = program.add_region("r", 64);
   const auto add = [&](const char* scope, const char* name) {
@@ -326,25 +344,25 @@ TEST_F(Programs, ScopesBecomeRangesInsideEachOther) {
 }
 
 TEST_F(Programs, WhatFailsIsSaid) {
-  CudaExecutor late({gpus_[0]});
+  Executor late({gpus_[0]});
   late.program().add({.name = "early", .work = MemsetWork{}, .depends_on = {0}});
   EXPECT_THAT(late.prepare().message(), HasSubstr("depends on step 0"));
-  CudaExecutor nowhere({gpus_[0]});
+  Executor nowhere({gpus_[0]});
   nowhere.program().add({.name = "lost", .work = MemsetWork{{3}, 8, 0}});
   EXPECT_THAT(nowhere.prepare().message(), HasSubstr("buffer 3"));
-  CudaExecutor outside({gpus_[0]});
+  Executor outside({gpus_[0]});
   const int q = outside.program().add_tensor("q");
   ParameterBlock block(Arguments{});
   block.pointer(sizeof(Arguments), {q});
   outside.program().add(kernel("outside", block));
   EXPECT_THAT(outside.prepare().message(), HasSubstr("a patch outside it"));
-  CudaExecutor alone({gpus_[0]});
+  Executor alone({gpus_[0]});
   two_devices(alone);
   EXPECT_THAT(alone.prepare().message(), HasSubstr("2 devices"));
-  CudaExecutor few({gpus_[0]});
+  Executor few({gpus_[0]});
   few.program().add_tensor("q");
   EXPECT_THAT(few.enqueue({.streams = {&kFirst, 1}}).message(), HasSubstr("tensors of the call"));
-  CudaExecutor failing({gpus_[0]});
+  Executor failing({gpus_[0]});
   failing.program().add(kernel("failing"));
   ASSERT_EQ(setenv("FAKE_LAUNCH", "719", 1), 0);
   EXPECT_THAT(failing.enqueue({.streams = {&kFirst, 1}}).message(),
@@ -354,7 +372,7 @@ TEST_F(Programs, WhatFailsIsSaid) {
 
 TEST_F(Programs, AProductOnAGpuWithoutItsLibrarySaysWhatWasLookedFor) {
   ASSERT_EQ(setenv("FLASHLAB_CUBLASLT", "/nowhere/libcublasLt.so", 1), 0);
-  CudaExecutor executor({gpus_[0]});
+  Executor executor({gpus_[0]});
   const int a = executor.program().add_tensor("a");
   executor.program().add({.name = "c = a a", .work = ProductWork{Product{}, {a}, {a}, {a}, {a}}});
   const Status status = executor.prepare();
@@ -424,55 +442,54 @@ TEST(CpuPrograms, AreAppendedFromAStepOn) {
 }
 
 TEST(CpuPrograms, RunUntilAStepNeedsAGpu) {
-  constexpr int kM = 3, kN = 5, kK = 4, kBatch = 2;
-  std::vector<float> a(kBatch * kM * kK), b(kBatch * kN * kK), c(kBatch * kM * kN, 1.0f);
-  std::iota(a.begin(), a.end(), -7.0f);
-  std::iota(b.begin(), b.end(), 2.0f);
-  const std::vector<float> before = c;
-  Program program;
-  const int pa = program.add_tensor("a"), pb = program.add_tensor("b"),
-            pc = program.add_tensor("c");
-  const Product product{.m = kM,
-                        .n = kN,
-                        .k = kK,
-                        .batch = kBatch,
-                        .a = {.row_stride = kK, .batch_stride = kM * kK},
-                        .b = {.transposed = true, .row_stride = kK, .batch_stride = kN * kK},
-                        .c = {.row_stride = kN, .batch_stride = kM * kN},
-                        .alpha = 0.5f,
-                        .beta = 2.0f};
-  program.add({.name = "C = 0.5 A B^T + 2 C", .work = ProductWork{product, {pa}, {pb}, {pc}, {}}});
+  std::vector<float> a = {1, 2, 3, 4}, b(4);
+  Executor here;
+  Program& program = here.program();
+  const int pa = program.add_tensor("a"), pb = program.add_tensor("b");
+  const int beside = program.add_stream(0);  // is this processor, too
+  program.add({.name = "zero", .work = MemsetWork{{pa, 12}, 4, 0}});
+  program.add({.name = "copy", .work = CopyWork{{pb}, {pa}, 16}, .stream = beside});
   float sum = 0;
   program.add({.name = "sum",
                .work = HostWork{[&](std::span<void* const> at) {
                                   const auto* values = static_cast<const float*>(at[0]);
-                                  sum = std::accumulate(values, values + kBatch * kM * kN, 0.0f);
+                                  sum = std::accumulate(values, values + 4, 0.0f);
+                                  return Status();
                                 },
-                                {{pc}}}});
-  program.add(kernel("flash_example"));
-  internal::ThreadPool pool(2);
-  void* tensors[] = {a.data(), b.data(), c.data()};
-  const Stream none{};
-  const Status status = CpuExecutor(program, pool).run({.tensors = tensors, .streams = {&none, 1}});
-  EXPECT_EQ(status.code(), StatusCode::kUnsupported);
-  EXPECT_THAT(status.message(), HasSubstr("step 2 'flash_example'"));
-  EXPECT_THAT(status.message(), HasSubstr("2 of 3 steps have run"));
-  float expected_sum = 0;
-  for (int n = 0; n < kBatch; ++n) {
-    for (int i = 0; i < kM; ++i) {
-      for (int j = 0; j < kN; ++j) {
-        float dot = 0;
-        for (int k = 0; k < kK; ++k) {
-          dot += a[static_cast<std::size_t>((n * kM + i) * kK + k)] *
-                 b[static_cast<std::size_t>((n * kN + j) * kK + k)];
-        }
-        const auto at = static_cast<std::size_t>((n * kM + i) * kN + j);
-        EXPECT_EQ(c[at], 0.5f * dot + 2 * before[at]);
-        expected_sum += c[at];
-      }
-    }
+                                {{pb}}}});
+  void* tensors[] = {a.data(), b.data()};
+  const Stream streams[2]{};
+  const Call call{.tensors = tensors, .streams = streams};
+  Times times;
+  {
+    const internal::ObserveSteps observing(times);
+    EXPECT_TRUE(here.enqueue(call).ok());
   }
-  EXPECT_EQ(sum, expected_sum);
+  EXPECT_EQ(sum, 6);
+  EXPECT_THAT(times.names, ElementsAre("zero", "copy", "sum"));
+  for (const bool product : {false, true}) {
+    Executor short_of_a_gpu;
+    short_of_a_gpu.program() = program;
+    Step last = kernel("flash_example");
+    if (product) last.work = ProductWork{Product{}, {pa}, {pa}, {pb}, {}};
+    short_of_a_gpu.program().add(std::move(last));
+    const Status status = short_of_a_gpu.enqueue(call);
+    EXPECT_EQ(status.code(), StatusCode::kUnsupported);
+    EXPECT_THAT(status.message(), HasSubstr("step 3 'flash_example'"));
+    EXPECT_THAT(status.message(), HasSubstr(product ? "a GPU's product" : "a GPU's kernel"));
+    EXPECT_THAT(status.message(), HasSubstr("3 of 4 steps have run"));
+  }
+}
+
+TEST(CpuPrograms, AFailedHostFunctionEndsTheCall) {
+  Executor here;
+  bool went_on = false;
+  here.program().add({.name = "fails", .work = HostWork{[](auto) { return refused(); }, {}}});
+  here.program().add(
+      {.name = "after", .work = HostWork{[&](auto) { return went_on = true, Status(); }, {}}});
+  const Stream none{};
+  EXPECT_THAT(here.enqueue({.streams = {&none, 1}}).message(), HasSubstr("a number"));
+  EXPECT_FALSE(went_on);
 }
 
 TEST(CpuPrograms, PrintThemselves) {

@@ -10,7 +10,7 @@
 
 #include "cuda/kernels/ladder/weighted_sum_arguments.h"
 #include "runtime/products/cublas_lt.h"
-#include "runtime/program/cuda_executor.h"
+#include "runtime/program/executor.h"
 
 namespace flashlab::runtime {
 namespace {
@@ -96,7 +96,7 @@ TEST(TwoGpus, AProgramRunsOnBothInAGraphAndOutside) {
   for (const Gpu* gpu : {&first, &second}) {
     if (gpu->device() == nullptr) GTEST_SKIP() << "no second GPU: " << gpu->reason();
   }
-  CudaExecutor executor({first.device(), second.device()});
+  Executor executor({first.device(), second.device()});
   Program& program = executor.program();
   const int side = program.add_stream(1);
   const int x = program.add_tensor("x"), w = program.add_tensor("w"),
@@ -135,7 +135,9 @@ TEST(TwoGpus, AProgramRunsOnBothInAGraphAndOutside) {
         {.name = "copy", .work = CopyWork{{scaled}, {there}, kRows * 4}, .stream = side});
   }
   std::atomic<int> counted = 0;
-  program.add({.name = "count", .work = HostWork{[&](auto) { ++counted; }, {}}, .stream = side});
+  program.add({.name = "count",
+               .work = HostWork{[&](auto) { return ++counted, Status(); }, {}},
+               .stream = side});
   program.add(
       {.name = "back", .work = CopyWork{{back}, {scaled}, kRows * 4}, .depends_on = {last}});
 

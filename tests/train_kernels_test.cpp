@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "cuda_gpu.h"
-#include "runtime/program/cuda_executor.h"
+#include "runtime/program/executor.h"
 #include "train/cuda/kernel_steps.h"
 #include "train/cuda/lowering.h"
 #include "train/run/step_executor.h"
@@ -19,7 +19,7 @@ class TrainKernels : public flashlab::testing::GpuTest,
   // The tensors of the problem after its operations.
   std::vector<Numbers> run(const Problem& problem) {
     const StepPlan& plan = problem.plan;
-    runtime::CudaExecutor executor({gpu_});
+    runtime::Executor executor({gpu_});
     runtime::Program& program = executor.program();
     std::vector<runtime::Place> places;
     std::vector<void*> addresses;

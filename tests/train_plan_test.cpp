@@ -456,7 +456,6 @@ TEST(TrainUnfused, KeepsMoreAndComputesTheSame) {
     std::size_t sums = 0;
     for (const Operation& operation : apart.operations) {
       if (operation.kind != OperationKind::kProduct) continue;
-      const auto& p = std::get<ProductAttributes>(operation.attributes);
       EXPECT_FALSE(operation.has(Slot::kBias) || operation.has(Slot::kAddend)) << operation.name;
       ++sums;
     }

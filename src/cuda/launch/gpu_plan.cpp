@@ -10,7 +10,7 @@ namespace flashlab::cuda {
 namespace {
 
 template <class Tensors>
-Status enqueue(const runtime::CudaExecutor& executor, Stream stream, const Tensors& tensors,
+Status enqueue(const runtime::Executor& executor, Stream stream, const Tensors& tensors,
                Workspace workspace) {
   std::array<void*, kTensorRoles> addresses{};
   for_each_tensor(tensors, [&](const TensorRow& row, const GivenTensor& given) {

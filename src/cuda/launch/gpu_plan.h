@@ -9,7 +9,7 @@
 
 #include "api/implementation.h"
 #include "cuda/kernels/arguments.h"
-#include "runtime/program/cuda_executor.h"
+#include "runtime/program/executor.h"
 
 namespace flashlab::cuda {
 
@@ -57,7 +57,7 @@ class GpuPlan : public internal::PlanState {
  private:
   int add(runtime::Step step, PlanStep shown);
 
-  runtime::CudaExecutor executor_;
+  runtime::Executor executor_;
 };
 
 }  // namespace flashlab::cuda

@@ -12,7 +12,7 @@
 #include "lab/measure/gpu_clock.h"
 #include "lab/measure/statistics.h"
 #include "runtime/kernel_store/config.h"
-#include "runtime/program/cuda_executor.h"
+#include "runtime/program/executor.h"
 
 namespace flashlab::lab {
 namespace {
@@ -91,7 +91,7 @@ class RoofLoop {
   cuda::GpuDevice& gpu_;
   std::shared_ptr<DeviceMemory> memory_;
   std::unique_ptr<SampleClock> clock_;
-  runtime::CudaExecutor executor_;
+  runtime::Executor executor_;
   double flops_per_turn_ = 0;
   void* out_ = nullptr;
   int turns_ = 0;

@@ -5,7 +5,7 @@
 #include "lab/machine/gpu_memory.h"
 #include "lab/machine/memory.h"
 #include "lab/measure/gpu_clock.h"
-#include "runtime/program/cuda_executor.h"
+#include "runtime/program/executor.h"
 
 namespace flashlab::lab {
 namespace {
@@ -23,7 +23,7 @@ RulerReading read_kernel(cuda::GpuDevice& gpu, DeviceMemory& memory, SampleClock
   out.expected = ms;
   out.tolerance = 0.01 + kLaunchCostMs / ms;
   // The kernel's only parameter is its duration.
-  runtime::CudaExecutor executor({&gpu});
+  runtime::Executor executor({&gpu});
   executor.program().add(
       {.name = "lab_spin",
        .work = runtime::KernelWork{

@@ -47,14 +47,15 @@ struct CopyWork {
 struct ProductWork {
   Product product;
   Place a, b, c;
-  Place scratch;      ///< CublasLt::kWorkspaceBytes; on a CPU none
+  Place scratch;      ///< CublasLt::kWorkspaceBytes
   Place addend = {};  ///< what beta multiplies, laid out as c; without a buffer: c itself
   Place bias = {};    ///< of epilogues with one: [n] of c's type
   Place aux = {};     ///< of epilogues with one: laid out as c
 };
-/// A function on the host that gets the addresses of `places`. It must not call CUDA.
+/// A function on the host that gets the addresses of `places`. It must not call CUDA. Its failure
+/// ends a call on a processor; behind a GPU's stream it is what the executor's next call returns.
 struct HostWork {
-  std::function<void(std::span<void* const>)> function;
+  std::function<Status(std::span<void* const>)> function;
   std::vector<Place> places;
 };
 using Work = std::variant<KernelWork, MemsetWork, CopyWork, ProductWork, HostWork>;

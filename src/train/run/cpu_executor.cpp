@@ -7,7 +7,6 @@
 #include <cstring>
 
 #include "api/context_state.h"
-#include "runtime/program/nvtx.h"
 #include "train/cpu/call.h"
 #include "train/cpu/narrow.h"
 #include "train/cpu/random.h"
@@ -92,6 +91,7 @@ Result<std::unique_ptr<CpuExecutor>> CpuExecutor::create(const Context& context,
   out->plan_ = std::move(plan);
   if (Status s = out->bind(parameters); !s.ok()) return s;
   if (Status s = out->bind_attention(); !s.ok()) return s;
+  parameters.element() == Element::kFp64 ? out->add_steps<double>() : out->add_steps<float>();
   return out;
 }
 
@@ -255,23 +255,28 @@ Status CpuExecutor::run_operation(std::size_t index) {
   }
 }
 
+// A host function for each operation: what else a program has stands between them.
 template <class T>
-Status CpuExecutor::run_as(OperationObserver* observer) {
+void CpuExecutor::add_steps() {
   using Clock = OperationObserver::Clock;
-  runtime::NvtxPath ranges;
   for (std::size_t i = 0; i < plan_.operations.size(); ++i) {
+    const auto run = [this, i](auto) {
+      const Clock::time_point start = observer_ ? Clock::now() : Clock::time_point();
+      Status status = run_operation<T>(i);
+      if (observer_ && status.ok()) observer_->operation_finished(i, start, Clock::now());
+      return status;
+    };
     const Operation& operation = plan_.operations[i];
-    ranges.move_to(to_string(operation.phase), operation.name);
-    const Clock::time_point start = observer ? Clock::now() : Clock::time_point();
-    if (Status s = run_operation<T>(i); !s.ok()) return s;
-    if (observer) observer->operation_finished(i, start, Clock::now());
+    program_.program().add({.name = operation.name,
+                            .scope = to_string(operation.phase),
+                            .work = runtime::HostWork{run, {}}});
   }
-  return {};
 }
 
 Status CpuExecutor::run(OperationObserver* observer) {
-  return parameters_->element() == Element::kFp64 ? run_as<double>(observer)
-                                                  : run_as<float>(observer);
+  static constexpr Stream kHere{};
+  observer_ = observer;
+  return program_.enqueue({.streams = {&kHere, 1}});
 }
 
 std::int64_t CpuExecutor::held_bytes() const {

@@ -1,7 +1,7 @@
 #pragma once
 
-// Runs a step's list on the CPU: every tensor is bound to an address once, then each step is only
-// calls of functions.
+// Runs a step's list on the CPU: every tensor is bound to an address once, then each step is a
+// program of calls of functions.
 
 #include <memory>
 #include <optional>
@@ -9,6 +9,7 @@
 
 #include "flashlab/attention.h"
 #include "flashlab/context.h"
+#include "runtime/program/executor.h"
 #include "train/cpu/rows-inl.h"
 #include "train/run/step_executor.h"
 
@@ -38,7 +39,7 @@ class CpuExecutor final : public StepExecutor {
   Status bind(ParameterStore& parameters);
   Status bind_attention();
   template <class T>
-  Status run_as(OperationObserver* observer);
+  void add_steps();
   template <class T>
   Status run_operation(std::size_t index);
   Status run_attention(std::size_t index);
@@ -67,6 +68,8 @@ class CpuExecutor final : public StepExecutor {
   std::vector<std::byte*> addresses_;
   std::vector<std::byte*> wide_addresses_;  ///< while run_widened runs: its operands in fp32
   std::vector<std::optional<Plan>> attention_plans_;  ///< per operation of attention
+  runtime::Executor program_;
+  OperationObserver* observer_ = nullptr;  ///< of the call that runs
 };
 
 }  // namespace flashlab::train

@@ -7,7 +7,7 @@
 #include <memory>
 #include <optional>
 
-#include "runtime/program/cuda_executor.h"
+#include "runtime/program/executor.h"
 #include "train/cuda/lowering.h"
 #include "train/run/device_parameters.h"
 #include "train/run/step_executor.h"
@@ -67,7 +67,7 @@ class CudaStepExecutor final : public StepExecutor {
   LoweredStep lowered_;
   ParameterStore* store_ = nullptr;
   std::shared_ptr<DeviceParameters> parameters_;
-  runtime::CudaExecutor program_;
+  runtime::Executor program_;
   std::optional<runtime::CudaGraph> graph_;
   DeviceBytes workspace_;
   AlignedBytes batch_;      ///< what data() gives

@@ -6,7 +6,7 @@
 
 #include "cuda/kernels/ladder/weighted_sum_arguments.h"
 #include "runtime/kernel_store/config.h"
-#include "runtime/program/cuda_executor.h"
+#include "runtime/program/executor.h"
 
 namespace flashlab::cuda {
 namespace {
@@ -110,7 +110,7 @@ class WeightedSumPass {
   Status enqueue(Stream stream) const { return executor_.enqueue({.streams = {&stream, 1}}); }
 
  private:
-  runtime::CudaExecutor executor_;
+  runtime::Executor executor_;
   WeightedSumForm form_;
   DType dtype_;
   int vector_;

@@ -7,7 +7,7 @@
 #include "cuda/kernels/merge_arguments.h"
 #include "cuda/launch/config.h"
 #include "runtime/kernel_store/config.h"
-#include "runtime/program/cuda_executor.h"
+#include "runtime/program/executor.h"
 
 namespace flashlab::cuda {
 namespace {
@@ -112,7 +112,7 @@ KernelSpec merge_kernel(DType output, int vector) {
 Status merge_on_gpu(const GpuDevice& device, Allocator& allocator, Stream stream,
                     std::span<const Partial> parts, const Tensor& o,
                     const std::optional<Tensor>& lse) {
-  runtime::CudaExecutor executor({&device});
+  runtime::Executor executor({&device});
   runtime::Program& program = executor.program();
   const Partial running = running_partial(o.spec);
   int buffer = -1;

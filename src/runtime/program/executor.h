@@ -1,7 +1,7 @@
 #pragma once
 
-// Runs a program on GPUs: enqueues it, captures it into a graph, times its steps for an observer
-// (observer.h) and names them for a profiler (nvtx.h).
+// Runs a program: enqueues it on GPUs, or runs it on this processor; captures it into a graph,
+// times its steps for an observer (observer.h) and names them for a profiler (nvtx.h).
 
 #include <atomic>
 #include <memory>
@@ -32,15 +32,16 @@ class CudaGraph {
   cuda::CUgraphExec graph_;
 };
 
-/// A program and the GPUs it runs on, one per device of the program. Append steps first; after the
-/// first `prepare` or call it does not change and serves several threads at once. It outlives the
-/// host functions it has enqueued.
-class CudaExecutor {
+/// A program and the GPUs it runs on, one per device of the program; without any, all of its
+/// devices and streams are this processor, where memsets, copies and host functions run. Append
+/// steps first; after the first `prepare` or call the program does not change and serves several
+/// threads at once. The executor outlives the host functions it has enqueued.
+class Executor {
  public:
-  explicit CudaExecutor(std::vector<const cuda::GpuDevice*> devices);
-  ~CudaExecutor();
-  CudaExecutor(const CudaExecutor&) = delete;
-  CudaExecutor& operator=(const CudaExecutor&) = delete;
+  explicit Executor(std::vector<const cuda::GpuDevice*> devices = {});
+  ~Executor();
+  Executor(const Executor&) = delete;
+  Executor& operator=(const Executor&) = delete;
 
   /// To append steps: only before the first `prepare` or call.
   Program& program() noexcept { return program_; }
@@ -53,8 +54,11 @@ class CudaExecutor {
   Status prepare() const;
 
   /// Enqueues all steps and returns; nothing is allocated for a program of one stream without host
-  /// functions. A call that fails before its first step has written nothing.
-  /// While somebody observes this thread it waits for the steps and reports their times.
+  /// functions. A call that fails before its first step has written nothing. On this processor the
+  /// last step has ended then. While somebody observes this thread it waits for the steps and
+  /// reports their times.
+  /// Errors: as prepare; kDeviceError; kUnsupported at the first step that needs a GPU, with how
+  /// many have run; that of a host function.
   Status enqueue(const Call& call) const;
 
   /// The program as a graph of this call's addresses and scalars. `call.streams[0]` is not the

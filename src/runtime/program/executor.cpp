@@ -1,4 +1,4 @@
-#include "runtime/program/cuda_executor.h"
+#include "runtime/program/executor.h"
 
 #include <fmt/format.h>
 
@@ -7,6 +7,7 @@
 
 #include "runtime/guard.h"
 #include "runtime/products/cublas_lt.h"
+#include "runtime/program/host_call.h"
 #include "runtime/program/nvtx.h"
 #include "runtime/program/observer.h"
 #include "runtime/program/tensor_maps.h"
@@ -29,24 +30,11 @@ Status no_context() {
                  "an earlier kernel of this process may have failed"});
 }
 
-// A host function with the addresses of one enqueued call.
-struct HostCall {
-  const HostWork* work;
-  std::vector<void*> addresses;
-  bool once;  ///< deleted after it has run; in a graph it runs again
-};
-
-void run_host_call(void* data) {
-  auto* call = static_cast<HostCall*>(data);
-  call->work->function(call->addresses);
-  if (call->once) delete call;
-}
-
 }  // namespace
 
 // What a call needs beside the program: immutable once `ready_` is set, but for the parts with a
 // lock of their own.
-struct CudaExecutor::Loaded {
+struct Executor::Loaded {
   struct StepState {
     const cuda::Kernel* kernel = nullptr;
     cuda::LaunchShape shape;
@@ -66,12 +54,13 @@ struct CudaExecutor::Loaded {
   std::mutex mutex;
   std::vector<Events> free_events;
   std::vector<std::unique_ptr<HostCall>> captured;  ///< graphs may replay them at any time
+  HostFailure failure;
 };
 
 // One call on its way to the GPUs.
-class CudaExecutor::Run {
+class Executor::Run {
  public:
-  Run(const CudaExecutor& executor, const Call& call)
+  Run(const Executor& executor, const Call& call)
       : executor_(executor), program_(executor.program_), loaded_(*executor.loaded_), call_(call) {}
   ~Run() {
     if (events_.empty()) return;
@@ -82,6 +71,7 @@ class CudaExecutor::Run {
   Run& operator=(const Run&) = delete;
 
   Status all() {
+    if (here()) return all_here();
     StepObserver* observer = internal::ObserveSteps::current();
     if (Status s = fork(); !s.ok()) return s;
     NvtxPath path;
@@ -115,6 +105,28 @@ class CudaExecutor::Run {
  private:
   using StepObserver = internal::StepObserver;
   using Clock = std::chrono::steady_clock;
+
+  // On this processor a step has ended when the next one begins, whatever its stream.
+  Status all_here() {
+    NvtxPath path;
+    for (std::size_t i = 0; i < program_.steps().size(); ++i) {
+      const Step& step = program_.steps()[i];
+      path.move_to(step.scope, step.name);
+      Status status;
+      internal::observed_step(step.name, [&] {
+        status = std::visit([&](const auto& work) { return run(i, work); }, step.work);
+      });
+      if (!status.ok()) return status;
+    }
+    return {};
+  }
+  bool here() const { return executor_.devices_.empty(); }
+  Status needs_gpu(std::size_t index, const char* what) const {
+    return Status::unsupported(
+        {fmt::format("step {} '{}'", index, program_.steps()[index].name),
+         fmt::format("a GPU's {} on cpu", what), "a CUDA device",
+         fmt::format("{} of {} steps have run", index, program_.steps().size())});
+  }
 
   const cuda::GpuDevice& device_of(int stream) const {
     return executor_.device(program_.streams()[index_of(stream)]);
@@ -200,6 +212,7 @@ class CudaExecutor::Run {
   }
 
   Status run(std::size_t index, const KernelWork& work) {
+    if (here()) return needs_gpu(index, "kernel");
     const Loaded::StepState& state = loaded_.steps[index];
     if (!state.block_of_last) {
       if (Status s = patch(work.parameters, state.first_map); !s.ok()) return s;
@@ -227,20 +240,22 @@ class CudaExecutor::Run {
     return {};
   }
   Status run(std::size_t index, const MemsetWork& work) {
-    return check(current_device_->api().cuMemsetD8Async(
-                     cuda::pointer_of(program_.address(call_, work.target)), work.value, work.bytes,
-                     step_stream(index)),
+    void* target = program_.address(call_, work.target);
+    if (here()) return std::memset(target, work.value, work.bytes), Status();
+    return check(current_device_->api().cuMemsetD8Async(cuda::pointer_of(target), work.value,
+                                                        work.bytes, step_stream(index)),
                  "cuMemsetD8Async");
   }
   // Addresses are unified: the driver finds the devices, and the copy may go from one to another.
   Status run(std::size_t index, const CopyWork& work) {
-    return check(
-        current_device_->api().cuMemcpyAsync(cuda::pointer_of(program_.address(call_, work.to)),
-                                             cuda::pointer_of(program_.address(call_, work.from)),
-                                             work.bytes, step_stream(index)),
-        "cuMemcpyAsync");
+    void *to = program_.address(call_, work.to), *from = program_.address(call_, work.from);
+    if (here()) return std::memmove(to, from, work.bytes), Status();
+    return check(current_device_->api().cuMemcpyAsync(cuda::pointer_of(to), cuda::pointer_of(from),
+                                                      work.bytes, step_stream(index)),
+                 "cuMemcpyAsync");
   }
   Status run(std::size_t index, const ProductWork& work) {
+    if (here()) return needs_gpu(index, "product");
     const Loaded::StepState& state = loaded_.steps[index];
     const auto optional = [&](Place place) {
       return place.buffer < 0 ? nullptr : program_.address(call_, place);
@@ -251,11 +266,10 @@ class CudaExecutor::Run {
                               optional(work.addend), optional(work.bias), optional(work.aux));
   }
   Status run(std::size_t index, const HostWork& work) {
-    auto host = std::make_unique<HostCall>();
-    host->work = &work;
-    for (const Place& place : work.places) {
-      host->addresses.push_back(program_.address(call_, place));
-    }
+    std::vector<void*> addresses;
+    for (const Place& place : work.places) addresses.push_back(program_.address(call_, place));
+    if (here()) return work.function(addresses);
+    std::unique_ptr<HostCall> host(new HostCall{&work, std::move(addresses), &loaded_.failure});
     int capture_status = 0;
     current_device_->api().cuStreamIsCapturing(step_stream(index), &capture_status);
     host->once = capture_status == 0 && !capturing_;
@@ -266,7 +280,7 @@ class CudaExecutor::Run {
       loaded_.captured.push_back(std::move(host));
     }
     const Status status =
-        check(current_device_->api().cuLaunchHostFunc(step_stream(index), run_host_call, enqueued),
+        check(current_device_->api().cuLaunchHostFunc(step_stream(index), HostCall::run, enqueued),
               "cuLaunchHostFunc");
     if (once && status.ok()) static_cast<void>(host.release());  // it deletes itself
     return status;
@@ -301,7 +315,7 @@ class CudaExecutor::Run {
   }
 
  public:
-  static void destroy(const CudaExecutor& executor, Loaded::Events& events) {
+  static void destroy(const Executor& executor, Loaded::Events& events) {
     for (std::size_t i = 0; i < events.size(); ++i) {
       const cuda::GpuDevice& device = executor.device(executor.loaded_->event_device[i]);
       const ContextGuard current = device.current();
@@ -311,7 +325,7 @@ class CudaExecutor::Run {
   }
 
  private:
-  const CudaExecutor& executor_;
+  const Executor& executor_;
   const Program& program_;
   Loaded& loaded_;
   const Call& call_;
@@ -336,17 +350,20 @@ Status CudaGraph::launch(Stream stream) const {
                                  "cuGraphLaunch");
 }
 
-CudaExecutor::CudaExecutor(std::vector<const cuda::GpuDevice*> devices)
-    : devices_(std::move(devices)) {}
+Executor::Executor(std::vector<const cuda::GpuDevice*> devices) : devices_(std::move(devices)) {}
 
-CudaExecutor::~CudaExecutor() {
+Executor::~Executor() {
   if (loaded_ == nullptr) return;
   for (auto& events : loaded_->free_events) Run::destroy(*this, events);
 }
 
 // Nothing may be enqueued before everything is there: a call that fails writes nothing.
-Status CudaExecutor::load() const {
+Status Executor::load() const {
   if (Status s = program_.check(); !s.ok()) return s;
+  if (devices_.empty()) {
+    loaded_ = std::make_unique<Loaded>();
+    return {};
+  }
   if (devices_.size() != static_cast<std::size_t>(program_.devices())) {
     return Status(StatusCode::kInternal, {"program", fmt::format("{} devices", devices_.size()),
                                           fmt::format("{} devices", program_.devices()), ""});
@@ -425,7 +442,7 @@ Status CudaExecutor::load() const {
   return first;
 }
 
-Status CudaExecutor::prepare() const {
+Status Executor::prepare() const {
   if (ready_.load(std::memory_order_acquire)) return {};
   std::lock_guard lock(mutex_);
   if (ready_.load(std::memory_order_relaxed)) return {};
@@ -434,14 +451,15 @@ Status CudaExecutor::prepare() const {
   return {};
 }
 
-Status CudaExecutor::enqueue(const Call& call) const {
+Status Executor::enqueue(const Call& call) const {
   if (Status s = prepare(); !s.ok()) return s;
   if (Status s = program_.check(call); !s.ok()) return s;
+  if (Status s = loaded_->failure.take(); !s.ok()) return s;
   Run run(*this, call);
   return run.all();
 }
 
-Result<CudaGraph> CudaExecutor::capture(const Call& call) const {
+Result<CudaGraph> Executor::capture(const Call& call) const {
   if (Status s = prepare(); !s.ok()) return s;
   if (Status s = program_.check(call); !s.ok()) return s;
   const cuda::GpuDevice& first = device(program_.streams().front());

@@ -67,6 +67,11 @@ class Help(Folder):
             path = self.path("completion." + shell, script.stdout.encode())
             if shutil.which(shell):
                 self.assertEqual(subprocess.run([shell, "-n", path], check=False).returncode, 0)
+            if shell == "zsh":  # a second word makes another command of the first
+                cases = re.search(r'case "\$words\[2\] \$words\[3\]" in\n +(.*)\) command=',
+                                  script.stdout).group(1).split("|")
+                two = re.findall("^## flashlab (.* .*)$", run("--help-markdown").stdout, re.M)
+                self.assertEqual(set(cases), {f"'{command}'" for command in two})
 
     def complete(self, words):
         path = self.path("completion.bash", run("completion", "bash").stdout.encode())

@@ -40,7 +40,8 @@ class Tree:
                         for i in [m.end() for m in re.finditer(r"[^/]+", os.path.dirname(f))]}
         self.documents = [f for f in self.files if f.endswith(".md")]
         self.targets = set(re.findall(r"^([a-z][\w-]*):", self.text("Makefile"), re.M))
-        command_line = "".join(self.text(f) for f in self.files if f.startswith("src/cli/"))
+        command_line = "".join(self.text(f) for f in self.files
+                               if f.startswith(("src/cli/", "src/lab/subjects/")))
         literals = re.findall(r'"((?:\\.|[^"\\\n])*)"', source.without_comments(command_line, True))
         self.words = {word for text in literals for word in re.split(r"[\s,=\[\]|;:]+", text)}
         self.flags = {flag for text in literals for flag in FLAG.findall(text)} | {"--help"}

@@ -254,7 +254,7 @@ def lint_built(files, read):
              if os.path.basename(path) == "CMakeLists.txt" or path.endswith(".cmake")}
     every_list = "\n".join(lists.values())
     globs = [os.path.join(os.path.dirname(path), pattern) for path, text in lists.items()
-             for pattern in re.findall(r"\$\{CMAKE_CURRENT_SOURCE_DIR\}/([\w/]+\*\.cpp)", text)]
+             for pattern in re.findall(r"\$\{CMAKE_CURRENT_SOURCE_DIR\}/([\w/]*\*\.cpp)", text)]
     for path in files:
         if path.startswith(("src/", "cases/", "tests/", "fuzz/")) and path.endswith(".cpp"):
             name = re.escape(os.path.basename(path))

@@ -11,7 +11,7 @@ namespace flashlab::cli {
 int run_info(const Arguments& arguments);
 int run_check(const Arguments& arguments);
 int run_bench(const Arguments& arguments);
-int run_weighted_sum(const Arguments& arguments);
+int run_bench_subject(const Arguments& arguments);
 int run_compare(const Arguments& arguments);
 int run_explain(const Arguments& arguments);
 int run_precompile(const Arguments& arguments);

@@ -168,8 +168,14 @@ std::string zsh_script() {
   out +=
       "  )\n  if (( CURRENT == 2 )); then\n    _describe 'command' words_first\n    return\n  fi\n"
       "  local command=$words[2]\n"
-      "  [[ $words[3] == weighted-sum ]] && command='bench weighted-sum'\n"
-      "  case $command in\n";
+      "  case \"$words[2] $words[3]\" in\n";
+  std::string two;
+  for (const CommandSpec& spec : commands()) {
+    if (spec.name.find(' ') == std::string_view::npos) continue;
+    two += fmt::format("{}'{}'", two.empty() ? "" : "|", spec.name);
+  }
+  out += fmt::format("    {}) command=\"$words[2] $words[3]\" ;;\n  esac\n", two);
+  out += "  case $command in\n";
   for (const CommandSpec& spec : commands()) {
     out += fmt::format("    '{}')\n      _arguments -S \\\n", spec.name);
     for (const FlagSpec* flag : flags_of(spec.bit)) {

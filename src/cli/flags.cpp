@@ -7,6 +7,7 @@
 #include "cli/flag_parts.h"
 #include "cli/peers.h"
 #include "flashlab/attention.h"
+#include "lab/lab.h"
 
 namespace flashlab::cli {
 namespace {
@@ -18,9 +19,6 @@ Words dtype_choices() {
 }
 Words check_dtype_choices() {
   return dtype_choices();
-}
-Words weighted_sum_dtype_choices() {
-  return {"fp32", "fp16", "bf16"};
 }
 Words causal_choices() {
   return {"top-left", "bottom-right"};
@@ -75,13 +73,44 @@ Words selection_choices() {
 
 constexpr unsigned kMeasured = kBench | kCompare;
 constexpr unsigned kShaped = kMeasured | kExplain | kProfileAttention;
-constexpr unsigned kTimed = kMeasured | kWeightedSum;
+constexpr unsigned kTimed = kMeasured | kSubjects;
 constexpr unsigned kSaved = kTimed | kBenchStep;
 
 constexpr std::string_view kProblem = "Problem";
 constexpr std::string_view kExecution = "What runs it";
 constexpr std::string_view kKernels = "Kernels";
 constexpr std::string_view kOther = "Other";
+
+// Subjects that `bench NAME` measures, with the bit of its command.
+std::vector<std::pair<CommandBit, const lab::SubjectBench*>> benches() {
+  std::vector<std::pair<CommandBit, const lab::SubjectBench*>> out;
+  for (const lab::Subject* subject : lab::subjects()) {
+    if (subject->bench == nullptr) continue;
+    out.emplace_back(static_cast<CommandBit>(kFirstSubject << out.size()), subject->bench);
+  }
+  return out;
+}
+
+std::vector<FlagSpec> flags_of_subjects() {
+  std::vector<FlagSpec> out;
+  for (const auto& [bit, bench] : benches()) {
+    for (const lab::ProblemFlag& flag : bench->flags) {
+      out.push_back(
+          {flag.name, "", flag.value, FlagKind::kList, bit, kProblem, flag.help, flag.choices});
+    }
+  }
+  return out;
+}
+
+std::vector<CommandSpec> commands_of_subjects() {
+  std::vector<CommandSpec> out;
+  for (const auto& [bit, bench] : benches()) {
+    CommandSpec& command = out.emplace_back(
+        CommandSpec{bit, bench->command, run_bench_subject, bench->summary, bench->about, {}});
+    for (const auto& [words, what] : bench->examples) command.examples.push_back({words, what});
+  }
+  return out;
+}
 
 // What is computed and what computes it. Order is the order of help inside each group.
 std::vector<FlagSpec> flags_of_runs() {
@@ -124,14 +153,9 @@ std::vector<FlagSpec> flags_of_runs() {
       {"--input", "", "FILE", kFile, kMeasured | kCheck, kProblem,
        "tensors q, k, v (and do), each [batch, seqlen, heads, head_dim], from a .safetensors or "
        ".npz file"},
-      {"--rows", "", "N[,N]", kList, kWeightedSum, kProblem, "rows of x (default 16k)"},
-      {"--dim", "", "N[,N]", kList, kWeightedSum, kProblem,
-       "elements of a row, and of the weights (default 1k)"},
-      {"--dtype", "", "TYPE[,TYPE]", kList, kWeightedSum, kProblem,
-       "element types (default fp32; fp16 and bf16 on a GPU)", weighted_sum_dtype_choices},
 
       {"--device", "", "DEVICE", kValue,
-       kShaped | kCheck | kWeightedSum | kInfo | kBenchStep | kCheckStep | kTrain | kProfileStep |
+       kShaped | kCheck | kSubjects | kInfo | kBenchStep | kCheckStep | kTrain | kProfileStep |
            kMonitor | kGenerate | kBenchPrecision,
        kExecution,
        "cpu or cuda[:N] (default: the GPU where there is one that can run what is asked, else cpu; "
@@ -144,10 +168,10 @@ std::vector<FlagSpec> flags_of_runs() {
        "names (default: all of the device but reference, cuBLASLt and cuDNN where they are found)",
        contestant_choices},
       {"--threads", "", "N", kValue,
-       kShaped | kCheck | kWeightedSum | kInfo | kProfileStep | kBenchStep, kExecution,
+       kShaped | kCheck | kSubjects | kInfo | kProfileStep | kBenchStep, kExecution,
        "CPU threads (default: all that may run)"},
       {"--cpu-isa", "", "NAME", kValue,
-       kShaped | kCheck | kWeightedSum | kInfo | kProfileStep | kBenchStep, kExecution,
+       kShaped | kCheck | kSubjects | kInfo | kProfileStep | kBenchStep, kExecution,
        "force an instruction set (default: the best there is)", isa_choices},
       {"--tile-q", "", "N", kValue, kShaped, kExecution,
        "queries per tile, where an implementation lets you choose"},
@@ -173,7 +197,7 @@ std::vector<FlagSpec> flags_of_results() {
       {"--repeats", "", "N", kValue, kTimed, kMeasurement,
        "samples (default 30; compare without it: as many as fit in a few seconds)"},
       {"--seed", "", "N", kValue, kSaved, kMeasurement, "of the random inputs (default 1)"},
-      {"--check", "", "", kSwitch, kBench | kWeightedSum, kMeasurement,
+      {"--check", "", "", kSwitch, kBench | kSubjects, kMeasurement,
        "the error against fp64 as well (compare always does)"},
       {"--baseline", "", "FILE", kFile, kSaved, kMeasurement,
        "a saved --json file: verdict per case, exit code 3 when one is slower"},
@@ -237,8 +261,8 @@ std::vector<FlagSpec> flags_of_results() {
 const std::vector<FlagSpec>& table() {
   static const std::vector<FlagSpec> kTable = [] {
     std::vector<FlagSpec> out;
-    for (const auto part :
-         {flags_of_runs, flags_of_training, flags_of_steps, flags_of_profiles, flags_of_results}) {
+    for (const auto part : {flags_of_subjects, flags_of_runs, flags_of_training, flags_of_steps,
+                            flags_of_profiles, flags_of_results}) {
       for (const FlagSpec& flag : part()) out.push_back(flag);
     }
     return out;
@@ -286,13 +310,6 @@ std::vector<CommandSpec> commands_of_attention() {
         {"flashlab bench --preset gpt2-small --baseline today.json", "compare with them later"},
         {"flashlab bench --sweep course --output results/course", "with plots and a report"},
         {"flashlab bench --input mine.safetensors --check", "on your own tensors"}}},
-      {kWeightedSum,
-       "bench weighted-sum",
-       run_weighted_sum,
-       "time the first kernel a learner reads",
-       "y[r] = sum over d of w[d] x[r, d], and its gradients, beside the naive form.",
-       {{"flashlab bench weighted-sum", "16384 rows of 1024"},
-        {"flashlab bench weighted-sum --rows 1k,64k --dim 128 --check", "with the error"}}},
       {kCompare,
        "compare",
        run_compare,
@@ -366,7 +383,11 @@ const std::vector<CommandSpec>& command_table() {
     std::vector<CommandSpec> out;
     for (const auto part : {commands_of_attention, commands_of_kernels, commands_of_training,
                             commands_of_steps, commands_of_profiles}) {
-      for (CommandSpec& command : part()) out.push_back(std::move(command));
+      for (CommandSpec& command : part()) {
+        out.push_back(std::move(command));
+        if (out.back().bit != kBench) continue;
+        for (CommandSpec& subject : commands_of_subjects()) out.push_back(std::move(subject));
+      }
     }
     out.push_back(completion());
     return out;

@@ -16,7 +16,6 @@ enum CommandBit : unsigned {
   kInfo = 1u << 0,
   kCheck = 1u << 1,
   kBench = 1u << 2,
-  kWeightedSum = 1u << 3,
   kCompare = 1u << 4,
   kExplain = 1u << 5,
   kCompletion = 1u << 6,
@@ -33,7 +32,9 @@ enum CommandBit : unsigned {
   kBenchPrecision = 1u << 18,
   kCheckStep = 1u << 19,
   kMonitor = 1u << 20,
+  kFirstSubject = 1u << 24,  ///< and a bit each for the other subjects that have a `bench NAME`
 };
+constexpr unsigned kSubjects = ~(kFirstSubject - 1u);
 /// Commands that train a model on a text.
 constexpr unsigned kRuns = kTrain | kBenchPrecision;
 

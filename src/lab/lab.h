@@ -24,6 +24,7 @@
 // Rows, files, verdicts.
 #include "lab/results/baseline.h"
 #include "lab/results/results_json.h"
+#include "lab/results/subject.h"
 #include "lab/results/verdict.h"
 
 // Is it right.
@@ -35,7 +36,6 @@
 #include "lab/subjects/step/step_bench.h"
 #include "lab/subjects/step/step_subject.h"
 #include "lab/subjects/step/torch_steps.h"
-#include "lab/subjects/weighted_sum/weighted_sum_bench.h"
 
 // Peers that run in Python.
 #include "lab/python/python_worker.h"

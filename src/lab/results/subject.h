@@ -7,7 +7,11 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
+#include "flashlab/context.h"
+#include "lab/measure/measure.h"
 #include "lab/results/measurement.h"
 
 namespace flashlab::lab {
@@ -41,6 +45,35 @@ struct ShownColumn {
   bool required = true;  ///< every row of a file has it, measured or null
 };
 
+/// A flag of `bench NAME`: its values are those of a label, and all lists make a product.
+struct ProblemFlag {
+  std::string_view name;      ///< "--rows"
+  std::string_view label;     ///< "rows"
+  std::string_view value;     ///< what stands for it in help: "N[,N]"
+  std::string_view fallback;  ///< "16k"
+  std::string_view help;
+  std::vector<std::string> (*choices)() = nullptr;  ///< of a text; whole numbers have none
+};
+
+struct BenchOptions {
+  MeasureOptions measure;
+  bool check = false;  ///< the error against fp64 too
+};
+
+/// The command of a subject that is measured problem by problem.
+struct SubjectBench {
+  std::string_view command;  ///< "bench weighted-sum"
+  std::string_view summary;  ///< one line
+  std::string_view about;    ///< a paragraph
+  std::span<const std::pair<std::string_view, std::string_view>> examples;  ///< command, what for
+  std::span<const ProblemFlag> flags;
+  std::string_view protocol;  ///< in words: "the two forms take turns"
+  std::size_t results = 0;    ///< of one problem
+  /// Labels are those of the flags, and "seed". What cannot run is a result with the reason.
+  std::vector<Measurement> (*run)(const Context& context, const Labels& problem,
+                                  const BenchOptions& options);
+};
+
 struct Subject {
   std::string_view name;     ///< in files and labels: "attention"
   std::string_view heading;  ///< of a report: "Attention"
@@ -56,9 +89,10 @@ struct Subject {
   /// The same without the axis that lines run over; and as a part of a file name.
   std::string (*family)(const Labels& labels);
   std::string (*family_slug)(const Labels& labels);
-  std::string_view axis;        ///< the whole label that lines run over: "seqlen_k"
-  std::string_view axis_words;  ///< "sequence length S"
-  std::string_view axis_short;  ///< "S"
+  std::string_view axis;                ///< the whole label that lines run over: "seqlen_k"
+  std::string_view axis_words;          ///< "sequence length S"
+  std::string_view axis_short;          ///< "S"
+  const SubjectBench* bench = nullptr;  ///< null: commands of its own measure it
 };
 
 /// All subjects; nullptr for a name that none has.

@@ -167,6 +167,47 @@ Labels weighted_sum_labels(const WeightedSumOptions& options) {
   return out;
 }
 
+namespace {
+
+// Both forms of the problem that these labels name.
+std::vector<Measurement> bench_labels(const Context& context, const Labels& problem,
+                                      const BenchOptions& bench) {
+  WeightedSumOptions options;
+  options.rows = static_cast<std::int64_t>(problem.whole("rows"));
+  options.dim = static_cast<std::int64_t>(problem.whole("dim"));
+  options.seed = problem.whole("seed");
+  for (const DType dtype : {DType::kFp32, DType::kFp16, DType::kBf16}) {
+    if (problem.text("dtype") == to_string(dtype)) options.dtype = dtype;
+  }
+  options.check = bench.check;
+  options.measure = bench.measure;
+  return bench_weighted_sum(context, options);
+}
+
+constexpr ProblemFlag kFlags[] = {
+    {"--rows", "rows", "N[,N]", "16k", "rows of x (default 16k)"},
+    {"--dim", "dim", "N[,N]", "1k", "elements of a row, and of the weights (default 1k)"},
+    {"--dtype", "dtype", "TYPE[,TYPE]", "fp32",
+     "element types (default fp32; fp16 and bf16 on a GPU)", [] {
+       return std::vector<std::string>{"fp32", "fp16", "bf16"};
+     }}};
+
+constexpr std::pair<std::string_view, std::string_view> kExamples[] = {
+    {"flashlab bench weighted-sum", "16384 rows of 1024"},
+    {"flashlab bench weighted-sum --rows 1k,64k --dim 128 --check", "with the error"}};
+
+constexpr SubjectBench kBench{
+    .command = "bench weighted-sum",
+    .summary = "time the first kernel a learner reads",
+    .about = "y[r] = sum over d of w[d] x[r, d], and its gradients, beside the naive form.",
+    .examples = kExamples,
+    .flags = kFlags,
+    .protocol = "the two forms take turns",
+    .results = 4,
+    .run = bench_labels};
+
+}  // namespace
+
 const Subject& weighted_sum_subject() {
   static constexpr LabelSpec kLabels[] = {
       {.name = "dtype", .kind = LabelKind::kText, .heading = "dtype", .width = -5},
@@ -212,6 +253,7 @@ const Subject& weighted_sum_subject() {
       .axis = "rows",
       .axis_words = "rows of x",
       .axis_short = "rows ",
+      .bench = &kBench,
   };
   return kSubject;
 }

@@ -16,7 +16,7 @@
 
 #include "api/context_state.h"
 #include "api/implementation.h"
-#include "cuda/kernels/ladder/naive_plan.h"
+#include "cuda/kernels/ladder/plan.h"
 #include "cuda/launch/gpu_plan.h"
 #include "flashlab/attention.h"
 #include "runtime/cuda/device.h"

@@ -11,8 +11,7 @@
 #include <vector>
 
 #include "api/context_state.h"
-#include "cuda/kernels/ladder/backward_plan.h"
-#include "cuda/kernels/ladder/naive_plan.h"
+#include "cuda/kernels/ladder/plan.h"
 #include "cuda/kernels/ladder/weighted_sum_plan.h"
 #include "cuda/launch/gpu_plan.h"
 #include "cuda_described_plan.h"

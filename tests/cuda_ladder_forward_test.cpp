@@ -9,8 +9,7 @@
 #include <string_view>
 
 #include "api/context_state.h"
-#include "cuda/kernels/ladder/forward_plan.h"
-#include "cuda/kernels/ladder/hopper_plan.h"
+#include "cuda/kernels/ladder/plan.h"
 #include "cuda/launch/gpu_plan.h"
 #include "runtime/cuda/device.h"
 #include "runtime/cuda/known_gpus.h"

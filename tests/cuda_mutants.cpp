@@ -6,9 +6,7 @@
 
 #include "api/backend.h"
 #include "cuda/implementations.h"
-#include "cuda/kernels/ladder/forward_plan.h"
-#include "cuda/kernels/ladder/hopper_plan.h"
-#include "cuda/kernels/ladder/naive_plan.h"
+#include "cuda/kernels/ladder/plan.h"
 #include "cuda/kernels/sm80/plan.h"
 #include "cuda/kernels/sm90/plan.h"
 #include "cuda/launch/arguments.h"

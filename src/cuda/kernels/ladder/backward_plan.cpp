@@ -1,4 +1,4 @@
-#include "cuda/kernels/ladder/backward_plan.h"
+#include "cuda/kernels/ladder/plan.h"
 
 #include <fmt/format.h>
 

@@ -110,19 +110,4 @@ __device__ inline void add_key_gradients(const Storage& shared, float (&rDK)[kSh
   add_columns_by_columns<kTileQ, kStrideK, kStrideD>(rDK, shared.sDS, shared.sQ);
 }
 
-/// Writes [kTileK][kDim] sums of a block's keys to dK or dV.
-template <Element kElement, int kDim, int kShareDim>
-__device__ inline void store_keys(const Rows& gradient, const float (&sums)[kShareK][kShareDim],
-                                  float scale, int batch, int head_k, int key0, int seqlen_k) {
-  for (int m = 0; m < kShareK; ++m) {
-    const int j = key0 + neighbour<kShareK>(thread_y(), m);
-    for (int n = 0; n < kShareDim; ++n) {
-      const int d = neighbour<kShareDim>(thread_x(), n);
-      if (j >= seqlen_k || d >= kDim) continue;
-      store_gradient<kElement, Config::kAccumulate>(
-          gradient.data, row_index(gradient, batch, head_k, j) + d, scale * sums[m][n]);
-    }
-  }
-}
-
 }  // namespace flashlab::device

@@ -14,7 +14,7 @@
 // fa2_backward_rows.cu runs before (delta) and after (dQ to its type). Regions: 0 delta
 // [B, Hq, Sq], 1 dQ [B, Hq, Sq, D] fp32, zeros at the start.
 
-#include "ladder/backward_tiles.h"
+#include "ladder/backward_walk.h"
 #include "ptx/atomic.h"
 
 namespace flashlab::device {
@@ -43,25 +43,7 @@ extern "C" __global__ void __launch_bounds__(kBlockThreads, kBlocksPerProcessor)
     flash_bwd_fa2(const __grid_constant__ BackwardArguments args) {
   extern __shared__ __align__(128) unsigned char memory[];
   Storage& shared = *reinterpret_cast<Storage*>(memory);
-  const Shape& shape = args.shape;
-  Place at = place_by_tile(blockIdx.x, shape.heads_k, shape.batch);
-  const int key0 = at.tile * kTileK, head_k = at.head;
-
-  float rDK[kShareK][kShareD] = {}, rDV[kShareK][kShareDv] = {};
-  at.head = head_k * shape.group;
-  load_keys(shared, args, at, key0);
-  for (; at.head < (head_k + 1) * shape.group; ++at.head) {
-    const int end = end_query<Config>(shape, key0, kTileK);
-    for (int query0 = first_query<Config>(shape, key0, kTileQ); query0 < end; query0 += kTileQ) {
-      load_queries(shared, args, at, query0);
-      __syncthreads();
-      score_gradients(shared, args, at, query0, key0);
-      __syncthreads();
-      add_key_gradients(shared, rDK, rDV);
-      add_query_gradient(shared, args, at, query0);
-      __syncthreads();
-    }
-  }
-  store_keys<Config::kGradV, kDv>(args.dv, rDV, 1.0f, at.batch, head_k, key0, shape.seqlen_k);
-  store_keys<Config::kGradK, kD>(args.dk, rDK, shape.scale, at.batch, head_k, key0, shape.seqlen_k);
+  walk_queries(shared, args, [&](Place at, int query0) {
+    add_query_gradient(shared, args, at, query0);
+  });
 }

@@ -12,7 +12,7 @@
 // pair of tiles where one walk needs 5. In return nothing waits for atomics, dQ needs no fp32 copy
 // and is written once. fa2_backward_rows.cu makes delta before. Region: 0 delta [B, Hq, Sq].
 
-#include "ladder/backward_tiles.h"
+#include "ladder/backward_walk.h"
 #include "ladder/elements.h"
 
 using namespace flashlab::device;
@@ -21,26 +21,7 @@ extern "C" __global__ void __launch_bounds__(kBlockThreads, kBlocksPerProcessor)
     flash_bwd_fa2_keys(const __grid_constant__ BackwardArguments args) {
   extern __shared__ __align__(128) unsigned char memory[];
   Storage& shared = *reinterpret_cast<Storage*>(memory);
-  const Shape& shape = args.shape;
-  Place at = place_by_tile(blockIdx.x, shape.heads_k, shape.batch);
-  const int key0 = at.tile * kTileK, head_k = at.head;
-
-  float rDK[kShareK][kShareD] = {}, rDV[kShareK][kShareDv] = {};
-  at.head = head_k * shape.group;
-  load_keys(shared, args, at, key0);
-  for (; at.head < (head_k + 1) * shape.group; ++at.head) {
-    const int end = end_query<Config>(shape, key0, kTileK);
-    for (int query0 = first_query<Config>(shape, key0, kTileQ); query0 < end; query0 += kTileQ) {
-      load_queries(shared, args, at, query0);
-      __syncthreads();
-      score_gradients(shared, args, at, query0, key0);
-      __syncthreads();
-      add_key_gradients(shared, rDK, rDV);
-      __syncthreads();
-    }
-  }
-  store_keys<Config::kGradV, kDv>(args.dv, rDV, 1.0f, at.batch, head_k, key0, shape.seqlen_k);
-  store_keys<Config::kGradK, kD>(args.dk, rDK, shape.scale, at.batch, head_k, key0, shape.seqlen_k);
+  walk_queries(shared, args, [](Place, int) {});
 }
 
 extern "C" __global__ void __launch_bounds__(kBlockThreads, kBlocksPerProcessor)

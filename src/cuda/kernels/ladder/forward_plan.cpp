@@ -1,4 +1,4 @@
-#include "cuda/kernels/ladder/forward_plan.h"
+#include "cuda/kernels/ladder/plan.h"
 
 #include <fmt/format.h>
 
@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "api/context_state.h"
-#include "cuda/kernels/ladder/backward_plan.h"
 #include "cuda/launch/config.h"
 #include "cuda/launch/planning.h"
 
@@ -20,6 +19,9 @@ using internal::Feature;
 constexpr std::int64_t kMaxHeadDim = 128;
 constexpr std::int64_t kMaxThreads = 1024;
 constexpr std::int64_t kMaxMmaKeys = 128;  // 64 of 255 registers hold scores
+
+/// What distinguishes the rungs on the host: how a tile is spread over threads and memory.
+enum class LadderStep : std::uint8_t { kFirst, kVector, kShuffle, kMma };
 
 struct Tiles {
   std::int64_t q = 0, k = 0;
@@ -66,10 +68,28 @@ constexpr Rung kRungs[] = {
      plan_fa2_mma_backward, false}};
 // clang-format on
 
+// The size of a rung's `Storage`, which asserts that it agrees.
+std::int64_t ladder_shared_bytes(LadderStep step, Tiles tiles, const internal::Geometry& g) {
+  if (step == LadderStep::kMma) {  // Q, K and V in 16 bits; HalfTile of kernels/tile/swizzle.h
+    const std::int64_t row = round_up(g.head_dim, 16) + 8, row_v = round_up(g.head_dim_v, 16) + 8;
+    return 2 * ((tiles.q + tiles.k) * row + tiles.k * row_v);
+  }
+  const auto vector_row = [](std::int64_t dim) { return (round_up(dim, 4) / 4 | 1) * 4; };
+  const bool scalar = step == LadderStep::kFirst;
+  const std::int64_t row = scalar ? g.head_dim | 1 : vector_row(g.head_dim);
+  const std::int64_t row_v = scalar ? g.head_dim_v : vector_row(g.head_dim_v);
+  const std::int64_t floats =
+      (tiles.q + tiles.k) * row + tiles.k * row_v + tiles.q * (tiles.k | 1) + 2 * tiles.q;
+  return round_up(4 * floats, 16);
+}
+
+std::int64_t ladder_threads(LadderStep step, Tiles tiles) {
+  return step == LadderStep::kMma ? tiles.q / 16 * 32 : tiles.q * tiles.k;
+}
+
 bool fits(const Rung& rung, Tiles tiles, const internal::Geometry& g, const DeviceInfo& device) {
-  return ladder_threads(rung.step, tiles.q, tiles.k) <= kMaxThreads &&
-         ladder_shared_bytes(rung.step, tiles.q, tiles.k, g.head_dim, g.head_dim_v) <=
-             device.shared_bytes_per_block;
+  return ladder_threads(rung.step, tiles) <= kMaxThreads &&
+         ladder_shared_bytes(rung.step, tiles, g) <= device.shared_bytes_per_block;
 }
 
 Status wrong_tiles(Tiles tiles, std::string got, std::string expected) {
@@ -112,13 +132,12 @@ Result<Tiles> choose_tiles(const Rung& rung, const Problem& problem, const inter
     if (!can_q && !can_k) break;
     (can_q && (tiles.q >= tiles.k || !can_k) ? tiles.q : tiles.k) /= 2;
   }
-  const std::int64_t threads = ladder_threads(rung.step, tiles.q, tiles.k);
+  const std::int64_t threads = ladder_threads(rung.step, tiles);
   if (threads > kMaxThreads) {
     return wrong_tiles(tiles, fmt::format("{} threads required per block", threads),
                        fmt::format("at most {} threads available", kMaxThreads));
   }
-  const std::int64_t bytes =
-      ladder_shared_bytes(rung.step, tiles.q, tiles.k, g.head_dim, g.head_dim_v);
+  const std::int64_t bytes = ladder_shared_bytes(rung.step, tiles, g);
   if (bytes > device.shared_bytes_per_block) {
     return wrong_tiles(
         tiles,
@@ -170,20 +189,19 @@ Result<std::shared_ptr<internal::PlanState>> plan_forward(const Rung& rung, GpuD
   }
   plan->tile_q = tiles.q;
   plan->tile_k = tiles.k;
-  const std::int64_t shared_bytes =
-      ladder_shared_bytes(rung.step, tiles.q, tiles.k, g.head_dim, g.head_dim_v);
+  const std::int64_t shared_bytes = ladder_shared_bytes(rung.step, tiles, g);
   ConfigPrinter config;
   print_call(config, problem, g);
   config.boolean("kLse", problem.lse.has_value());
   config.integer("kTileQ", tiles.q).integer("kTileK", tiles.k);
   config.integer("kSharedBytes", shared_bytes);
   plan->add_kernel(kernel_step(rung.source, rung.entry, config, blocks,
-                               ladder_threads(rung.step, tiles.q, tiles.k), shared_bytes,
+                               ladder_threads(rung.step, tiles), shared_bytes,
                                fmt::format("tile of {} queries x {} keys", tiles.q, tiles.k)));
   plan->reasons.push_back(fmt::format(
       "tiles of {} queries x {} keys: {} of {} bytes of shared memory, {} of {} threads", tiles.q,
-      tiles.k, shared_bytes, info.shared_bytes_per_block,
-      ladder_threads(rung.step, tiles.q, tiles.k), kMaxThreads));
+      tiles.k, shared_bytes, info.shared_bytes_per_block, ladder_threads(rung.step, tiles),
+      kMaxThreads));
   return std::shared_ptr<internal::PlanState>(std::move(plan));
 }
 
@@ -219,24 +237,6 @@ std::vector<internal::Implementation> implementations(std::index_sequence<kIndex
 }
 
 }  // namespace
-
-std::int64_t ladder_shared_bytes(LadderStep step, std::int64_t tile_q, std::int64_t tile_k,
-                                 std::int64_t head_dim, std::int64_t head_dim_v) {
-  if (step == LadderStep::kMma) {  // Q, K and V in 16 bits; HalfTile of kernels/tile/swizzle.h
-    const std::int64_t row = round_up(head_dim, 16) + 8, row_v = round_up(head_dim_v, 16) + 8;
-    return 2 * ((tile_q + tile_k) * row + tile_k * row_v);
-  }
-  const auto vector_row = [](std::int64_t dim) { return (round_up(dim, 4) / 4 | 1) * 4; };
-  const bool scalar = step == LadderStep::kFirst;
-  const std::int64_t row = scalar ? head_dim | 1 : vector_row(head_dim);
-  const std::int64_t row_v = scalar ? head_dim_v : vector_row(head_dim_v);
-  const std::int64_t tiles = (tile_q + tile_k) * row + tile_k * row_v + tile_q * (tile_k | 1);
-  return round_up(4 * (tiles + 2 * tile_q), 16);
-}
-
-std::int64_t ladder_threads(LadderStep step, std::int64_t tile_q, std::int64_t tile_k) {
-  return step == LadderStep::kMma ? tile_q / 16 * 32 : tile_q * tile_k;
-}
 
 std::vector<const internal::Implementation*> ladder_forward_implementations() {
   static const auto rungs = implementations(std::make_index_sequence<std::size(kRungs)>());

@@ -1,9 +1,10 @@
-#include "cuda/kernels/ladder/hopper_plan.h"
+#include "cuda/kernels/ladder/plan.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cstddef>
+#include <iterator>
 #include <limits>
 #include <memory>
 #include <utility>
@@ -34,19 +35,23 @@ struct HopperRung {
   std::int64_t tile_k;  ///< default
   bool copy_warp;       ///< a warpgroup beside those that multiply
   bool positive_scale;  ///< a maximum of products is one of scores
+  const char* summary;
 };
 
 // Tiles of 64 keys leave room for a second block on a multiprocessor, which multiplies while this
 // one waits; with consumers of its own a block has one to itself, and larger tiles wait less often.
 // clang-format off
-constexpr HopperRung kFa2Tma{"fa2-tma", "ladder/fa2_tma.cu", "flash_fwd_fa2_tma", 64, false, false};
-constexpr HopperRung kFa2Wgmma{"fa2-wgmma", "ladder/fa2_wgmma.cu", "flash_fwd_fa2_wgmma",
-                               64, false, false};
-constexpr HopperRung kFa3{"fa3", "ladder/fa3.cu", "flash_fwd_fa3", 128, true, false};
-constexpr HopperRung kFa3Turns{"fa3-turns", "ladder/fa3_turns.cu", "flash_fwd_fa3_turns",
-                               128, true, false};
-constexpr HopperRung kFa3Frozen{"fa3-frozen", "ladder/fa3_frozen.cu", "flash_fwd_fa3_frozen",
-                                128, true, true};
+constexpr HopperRung kHopperRungs[] = {
+    {"fa2-tma", "ladder/fa2_tma.cu", "flash_fwd_fa2_tma", 64, false, false,
+     "fa2-mma with tiles by the copy engine (sm_90, as all that follow)"},
+    {"fa2-wgmma", "ladder/fa2_wgmma.cu", "flash_fwd_fa2_wgmma", 64, false, false,
+     "fa2-tma with products of warpgroups"},
+    {"fa3", "ladder/fa3.cu", "flash_fwd_fa3", 128, true, false,
+     "FlashAttention-3's division of work: a warp copies, warpgroups multiply"},
+    {"fa3-turns", "ladder/fa3_turns.cu", "flash_fwd_fa3_turns", 128, true, false,
+     "fa3 with consumers that multiply in turns"},
+    {"fa3-frozen", "ladder/fa3_frozen.cu", "flash_fwd_fa3_frozen", 128, true, true,
+     "fa3-turns without a running maximum"}};
 // clang-format on
 
 bool is_hopper(const DeviceInfo& gpu) {
@@ -56,6 +61,19 @@ bool is_hopper(const DeviceInfo& gpu) {
 Status refuse(std::string what, std::string got, std::string expected, std::string remedy) {
   return Status::unsupported(
       {std::move(what), std::move(got), std::move(expected), std::move(remedy)});
+}
+
+// The size of a rung's `Storage`, which asserts that it agrees.
+std::int64_t ladder_hopper_shared_bytes(std::int64_t tile_k, std::int64_t head_dim,
+                                        std::int64_t head_dim_v) {
+  constexpr std::int64_t kAlignment = 1024, kBarrierBytes = 8 * (1 + 4 * kStages);
+  const auto tile = [](std::int64_t rows, std::int64_t dim) {  // whole slabs of 64 features
+    return rows * kSlabRowBytes * ((dim + kSlabColumns - 1) / kSlabColumns);
+  };
+  const std::int64_t bytes = tile(kTileQ, head_dim) +
+                             kStages * (tile(tile_k, head_dim) + tile(tile_k, head_dim_v)) +
+                             kBarrierBytes;
+  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
 
 Status check_tiles(const TileOptions& asked) {
@@ -147,11 +165,11 @@ Result<std::shared_ptr<internal::PlanState>> plan_hopper(const HopperRung& rung,
   return std::shared_ptr<internal::PlanState>(std::move(plan));
 }
 
-template <const HopperRung& kRung>
+template <std::size_t kIndex>
 Result<std::shared_ptr<internal::PlanState>> make_hopper_plan(const internal::ContextState& context,
                                                               const Problem& problem,
                                                               const internal::Geometry& geometry) {
-  return plan_hopper(kRung, *context.gpu(), problem, geometry);
+  return plan_hopper(kHopperRungs[kIndex], *context.gpu(), problem, geometry);
 }
 
 const internal::FeatureSet kHopperFeatures{
@@ -159,33 +177,16 @@ const internal::FeatureSet kHopperFeatures{
     Feature::kCausal,  Feature::kGroupedQuery,  Feature::kUnequalHeadDims,
     TensorRole::kLse,  Feature::kDeterministic, Feature::kTileSizes};
 
-}  // namespace
-
-std::int64_t ladder_hopper_shared_bytes(std::int64_t tile_k, std::int64_t head_dim,
-                                        std::int64_t head_dim_v) {
-  constexpr std::int64_t kAlignment = 1024, kBarrierBytes = 8 * (1 + 4 * kStages);
-  const auto tile = [](std::int64_t rows, std::int64_t dim) {  // whole slabs of 64 features
-    return rows * kSlabRowBytes * ((dim + kSlabColumns - 1) / kSlabColumns);
-  };
-  const std::int64_t bytes = tile(kTileQ, head_dim) +
-                             kStages * (tile(tile_k, head_dim) + tile(tile_k, head_dim_v)) +
-                             kBarrierBytes;
-  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+template <std::size_t... kIndex>
+std::vector<internal::Implementation> hopper_rungs(std::index_sequence<kIndex...>) {
+  return {{kHopperRungs[kIndex].name, DeviceKind::kCuda, kHopperRungs[kIndex].summary,
+           kHopperFeatures, make_hopper_plan<kIndex>, is_hopper}...};
 }
 
+}  // namespace
+
 std::vector<const internal::Implementation*> ladder_hopper_implementations() {
-  constexpr DeviceKind kGpu = DeviceKind::kCuda;
-  static const internal::Implementation rungs[] = {
-      {"fa2-tma", kGpu, "fa2-mma with tiles by the copy engine (sm_90, as all that follow)",
-       kHopperFeatures, make_hopper_plan<kFa2Tma>, is_hopper},
-      {"fa2-wgmma", kGpu, "fa2-tma with products of warpgroups", kHopperFeatures,
-       make_hopper_plan<kFa2Wgmma>, is_hopper},
-      {"fa3", kGpu, "FlashAttention-3's division of work: a warp copies, warpgroups multiply",
-       kHopperFeatures, make_hopper_plan<kFa3>, is_hopper},
-      {"fa3-turns", kGpu, "fa3 with consumers that multiply in turns", kHopperFeatures,
-       make_hopper_plan<kFa3Turns>, is_hopper},
-      {"fa3-frozen", kGpu, "fa3-turns without a running maximum", kHopperFeatures,
-       make_hopper_plan<kFa3Frozen>, is_hopper}};
+  static const auto rungs = hopper_rungs(std::make_index_sequence<std::size(kHopperRungs)>());
   std::vector<const internal::Implementation*> out;
   for (const internal::Implementation& rung : rungs) out.push_back(&rung);
   return out;

@@ -1,4 +1,4 @@
-#include "cuda/kernels/ladder/naive_plan.h"
+#include "cuda/kernels/ladder/plan.h"
 
 #include <fmt/format.h>
 

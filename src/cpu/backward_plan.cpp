@@ -11,6 +11,7 @@
 #include "api/context_state.h"
 #include "cpu/backward_schedule.h"
 #include "cpu/score_views.h"
+#include "cpu/sequences/sequence_cut.h"
 #include "cpu/simd/backward_kernels.h"
 #include "cpu/simd/kernels.h"
 #include "cpu/terms/sinks.h"
@@ -28,8 +29,6 @@ using simd::KernelTable;
 constexpr int kDeterministicThreads = 8;
 constexpr int kDeterministicSplits = 8;
 constexpr int kMaxSplits = 32;
-// A sequence of a list with fewer pairs of all its heads is not cut: others fill the threads.
-constexpr double kLittlePairs = 1 << 20;
 
 // A task of the row passes touches at least this many rows, so that handing it out costs nothing.
 constexpr std::int64_t kMinRowsPerTask = 64;
@@ -187,14 +186,17 @@ BackwardTiles choose_tiles(const KernelTable& table, const Geometry& g) {
   return {24, 64};
 }
 
-// A sequence's splits make kDeterministicThreads tasks, so that its shares of dQ take no more than
-// those of a call with as many heads.
-int most_splits(const Geometry& g, bool deterministic) {
+int threads_to_cut_for(const ContextState& context, const Geometry& g, bool deterministic) {
+  if (g.is_sequence) return threads_to_cut_sequence_for(g, kDeterministicThreads);
+  return deterministic ? kDeterministicThreads : std::max(1, context.threads);
+}
+
+// A sequence's splits make a task for each thread, so that its shares of dQ take no more than those
+// of a call with as many heads.
+int most_splits(const ContextState& context, const Geometry& g, bool deterministic) {
   if (!g.is_sequence) return deterministic ? kDeterministicSplits : kMaxSplits;
-  const double pairs = static_cast<double>(g.seqlen_q) * static_cast<double>(g.seqlen_k);
-  if (pairs * static_cast<double>(g.heads_q) < kLittlePairs) return 1;
-  return static_cast<int>(ceil_div(kDeterministicThreads,
-                                   std::clamp<std::int64_t>(g.heads_k, 1, kDeterministicThreads)));
+  const int threads = threads_to_cut_for(context, g, deterministic);
+  return static_cast<int>(ceil_div(threads, std::clamp<std::int64_t>(g.heads_k, 1, threads)));
 }
 
 // Regions of a plan whose tiles and splits are chosen.
@@ -285,8 +287,8 @@ Result<std::shared_ptr<PlanState>> plan_backward(const ContextState& context,
 
   const BackwardTiles tiles = choose_tiles(*plan->table, g);
   BackwardSchedule schedule =
-      schedule_backward(g, deterministic ? kDeterministicThreads : threads, tiles.block_keys,
-                        plan->table->panel, most_splits(g, deterministic));
+      schedule_backward(g, threads_to_cut_for(context, g, deterministic), tiles.block_keys,
+                        plan->table->panel, most_splits(context, g, deterministic));
   plan->splits = std::move(schedule.splits);
 
   BackwardCall& c = plan->call;
@@ -321,7 +323,7 @@ std::size_t most_backward_bytes(const ContextState& context, const Problem& prob
   plan.table = &simd::kernels_for(context.cpu_isa, g.dtype);
   plan.workers = std::max(1, context.threads);
   plan.call.tiles = choose_tiles(*plan.table, g);
-  plan.call.split_count = most_splits(g, true);
+  plan.call.split_count = most_splits(context, g, true);
   add_regions(plan, problem, g);
   return plan.workspace_bytes;
 }

@@ -12,6 +12,7 @@
 
 #include "api/context_state.h"
 #include "cpu/score_views.h"
+#include "cpu/sequences/sequence_cut.h"
 #include "cpu/simd/kernels.h"
 #include "runtime/cpu/thread_pool.h"
 
@@ -24,8 +25,6 @@ using simd::KernelTable;
 
 // Deterministic plans are split as if for this many threads, whatever there are.
 constexpr int kDeterministicThreads = 8;
-// A sequence of a list with fewer pairs of all its heads is not cut finer: others fill the threads.
-constexpr double kLittlePairs = 1 << 20;
 // More splits than this cost more to merge than they bring.
 constexpr std::int64_t kMaxSplits = 64;
 // Tasks per thread that leave a balanced finish.
@@ -275,12 +274,6 @@ void choose_tiles(ForwardPlan& plan, const Geometry& g) {
   }
 }
 
-int threads_to_cut_for(const ContextState& context, const Geometry& g, bool deterministic) {
-  const double pairs = static_cast<double>(g.seqlen_q) * static_cast<double>(g.seqlen_k);
-  if (g.is_sequence && pairs * static_cast<double>(g.heads_q) < kLittlePairs) return 1;
-  return deterministic ? kDeterministicThreads : std::max(1, context.threads);
-}
-
 // With fewer tiles than threads want, first smaller tiles, then splits along the keys.
 void spread(ForwardPlan& plan, const Geometry& g, int threads) {
   const std::int64_t strip = plan.table->strip_rows;
@@ -428,7 +421,9 @@ Result<std::shared_ptr<PlanState>> plan_forward(const ContextState& context, con
   }
   set_sizes(*plan, context, g);
   const bool deterministic = problem.options.deterministic;
-  const int threads = threads_to_cut_for(context, g, deterministic);
+  const int threads = g.is_sequence   ? threads_to_cut_sequence_for(g, kDeterministicThreads)
+                      : deterministic ? kDeterministicThreads
+                                      : std::max(1, context.threads);
   spread(*plan, g, threads);
   const std::int64_t tasks = plan->heads() * plan->tiles * plan->splits;
   plan->workers =

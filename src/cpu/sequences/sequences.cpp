@@ -9,6 +9,8 @@
 #include <limits>
 #include <map>
 #include <mutex>
+#include <numeric>
+#include <queue>
 #include <utility>
 #include <vector>
 
@@ -20,10 +22,12 @@
 namespace flashlab::internal {
 namespace {
 
-// A sequence is one thread's where it is at most this share of what a thread has to do, so that the
-// longest such sequence unbalances the threads by little; or where it takes less time (pairs times
-// heads times head dims) than the threads take to meet.
-constexpr double kShareOfThread = 1.0 / 16;
+// A sequence is one thread's where it is at most such a share of what a thread has to do: the first
+// share by which the threads end together (but for kUnbalanced), else the last, by which no
+// sequence unbalances them much. Or where it takes less time (pairs times heads times head dims)
+// than the threads take to meet.
+constexpr double kSharesOfThread[] = {1, 1.0 / 4, 1.0 / 16};
+constexpr double kUnbalanced = 1.03;
 constexpr double kLittleWork = 1 << 20;
 // Workspace of a thread's own sequences; a longer one is all threads'.
 constexpr std::size_t kOwnBytes = std::size_t{4} << 20;
@@ -94,6 +98,28 @@ struct LengthPlans {
   std::shared_ptr<PlanState> alone, team;
   double work = 0;
 };
+
+// The longest work of a sequence that one thread takes. `sorted`: of all, longest first.
+double longest_own(const std::vector<double>& sorted, int threads) {
+  const double total = std::accumulate(sorted.begin(), sorted.end(), 0.0);
+  double longest = 0;
+  for (const double share : kSharesOfThread) {
+    longest = std::max(kLittleWork, total * share / threads);
+    std::priority_queue<double, std::vector<double>, std::greater<>> busy_until;
+    for (int t = 0; t < threads; ++t) busy_until.push(0);
+    double own = 0, last = 0;
+    for (const double work : sorted) {
+      if (work > longest) continue;
+      const double end = busy_until.top() + work;
+      busy_until.pop();
+      busy_until.push(end);
+      last = std::max(last, end);
+      own += work;
+    }
+    if (last * threads <= own * kUnbalanced) break;
+  }
+  return longest;
+}
 
 class SequencesPlan final : public PlanState {
  public:
@@ -239,17 +265,16 @@ Status SequencesPlan::run(ContextState& context, const Tensors& tensors,
   }
 
   std::vector<std::pair<const Sequence*, LengthPlans*>> order;  // longest first
-  double total = 0;
   for (const Sequence& s : list->sequences) {
-    if (s.q.length == 0) continue;
-    order.emplace_back(&s, &plans->at({s.q.length, s.k.length}));
-    total += order.back().second->work;
+    if (s.q.length > 0) order.emplace_back(&s, &plans->at({s.q.length, s.k.length}));
   }
   std::stable_sort(order.begin(), order.end(),
                    [](const auto& a, const auto& b) { return a.second->work > b.second->work; });
-  const double own_share = std::max(kLittleWork, total * kShareOfThread / context.threads);
+  std::vector<double> work;
+  for (const auto& each : order) work.push_back(each.second->work);
+  const double longest = longest_own(work, context.threads);
   const auto is_own = [&](const LengthPlans& of) {
-    return of.work <= own_share && of.alone->workspace_bytes <= own_bytes;
+    return of.work <= longest && of.alone->workspace_bytes <= own_bytes;
   };
   const auto own = std::stable_partition(order.begin(), order.end(),
                                          [&](const auto& each) { return !is_own(*each.second); });

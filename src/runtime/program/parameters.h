@@ -69,11 +69,10 @@ class ParameterBlock {
     return *this;
   }
 
-  /// Every place becomes `moved(place)`.
-  template <class Moved>
-  void move(const Moved& moved) {
-    for (Pointer& each : pointers_) each.place = moved(each.place);
-    for (Map& each : tensor_maps_) each.place = moved(each.place);
+  template <class Visit>
+  void each_place(const Visit& visit) {
+    for (Pointer& each : pointers_) visit(each.place);
+    for (Map& each : tensor_maps_) visit(each.place);
   }
 
   struct Pointer {

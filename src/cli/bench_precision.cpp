@@ -24,7 +24,6 @@ namespace flashlab::cli {
 namespace {
 
 namespace fs = std::filesystem;
-using base::pad_left;
 using base::pad_right;
 using Json = nlohmann::ordered_json;
 
@@ -132,16 +131,13 @@ Json json_of(const Run& run) {
 
 void print_row(const Run& run) {
   if (!run.status.ok()) return print_line(pad_right(run.precision, 11) + run.status.message());
-  print_line(fmt::format(
-      "{}{}{}{}{}{}{}", pad_right(run.precision, 11),
-      pad_left(fmt::format("{:.1f}", run.samples_per_s), 10),
-      pad_left(fmt::format("{:.0f}", run.tokens_per_s), 10),
-      pad_left(lab::format_bytes(run.peak_bytes), 12), pad_left(fmt::format("{}", run.skipped), 9),
-      pad_left(run.losses.empty() ? "-" : fmt::format("{:.4f}", run.losses.back()), 12),
-      pad_left(run.diverged                 ? "diverged"
-               : std::isnan(run.validation) ? "-"
-                                            : fmt::format("{:.4f}", run.validation),
-               12)));
+  print_line(fmt::format("{:<11}{:>10.1f}{:>10.0f}{:>12}{:>9}{:>12}{:>12}", run.precision,
+                         run.samples_per_s, run.tokens_per_s, lab::format_bytes(run.peak_bytes),
+                         run.skipped,
+                         run.losses.empty() ? "-" : fmt::format("{:.4f}", run.losses.back()),
+                         run.diverged                 ? "diverged"
+                         : std::isnan(run.validation) ? "-"
+                                                      : fmt::format("{:.4f}", run.validation)));
 }
 
 }  // namespace
@@ -169,9 +165,8 @@ int run_bench_precision(const Arguments& arguments) {
       fmt::format("{} layers, width {}, context {}, batch {}", config.model.layers,
                   config.model.width, config.model.context, config.batch * config.accumulate);
   print_line(fmt::format("{} · {} steps · {}", subtitle, config.steps, device_words(context)));
-  print_line(fmt::format("{}{}{}{}{}{}{}", pad_right("precision", 11), pad_left("samples/s", 10),
-                         pad_left("tok/s", 10), pad_left("memory", 12), pad_left("skipped", 9),
-                         pad_left("last loss", 12), pad_left("validation", 12)));
+  print_line(fmt::format("{:<11}{:>10}{:>10}{:>12}{:>9}{:>12}{:>12}", "precision", "samples/s",
+                         "tok/s", "memory", "skipped", "last loss", "validation"));
   std::vector<Run> runs;
   bool any = false;
   for (const std::string& name : names) {

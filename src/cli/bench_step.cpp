@@ -104,11 +104,10 @@ class Sweep {
   std::int64_t say_largest() {
     const lab::StepProblem first = ways().front();
     const std::int64_t longest = lab::largest_context(first, limit_bytes_);
-    note(fmt::format("{} {}{}: the largest context that fits {} is {}", first.model.name,
-                     train::to_string(first.options.precision),
-                     first.variant.empty() ? "" : " " + first.variant,
-                     lab::format_bytes(static_cast<double>(limit_bytes_)),
-                     longest > 0 ? fmt::format("{}", longest) : "none"));
+    note(fmt::format(
+        "{} {}{}: the largest context that fits {} is {}", first.model.name,
+        train::to_string(first.options.precision), first.variant.empty() ? "" : " " + first.variant,
+        lab::format_bytes(limit_bytes_), longest > 0 ? fmt::format("{}", longest) : "none"));
     return longest;
   }
 
@@ -213,14 +212,10 @@ int run_bench_step(const Arguments& arguments) {
   std::size_t planned = 0;
   for (const Group& group : groups) planned += group.ways.size() + (torch ? 2 : 0);
   outputs.begin(
-      lab::collect_environment(
-          {.command = typed_command(),
-           .protocol = fmt::format("{} samples of one step, each waited for, wall clock; the first "
-                                   "step of a fresh executor apart{}",
-                                   options.repeats, torch ? "; " + torch->words() : ""),
-           .threads = context.threads(),
-           .cpu_isa = context.cpu_isa(),
-           .device = context.device()}),
+      environment_of(context,
+                     fmt::format("{} samples of one step, each waited for, wall clock; the first "
+                                 "step of a fresh executor apart{}",
+                                 options.repeats, torch ? "; " + torch->words() : "")),
       planned * lab::modes_of(options).size());
   const bool text = !outputs.stdout_taken();
   const auto unit = context.device().kind == DeviceKind::kCuda ? lab::report::RateUnit::kTflops

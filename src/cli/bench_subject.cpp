@@ -68,14 +68,9 @@ int run_bench_subject(const Arguments& arguments) {
   options.measure.cancel = &interrupted();
   Outputs outputs(arguments, /*report=*/false);
   outputs.begin(
-      lab::collect_environment(
-          {.command = typed_command(),
-           .protocol = fmt::format("{} warm-ups, {} samples, {}, {}", options.measure.warmup,
-                                   options.measure.repeats, subject.bench->protocol,
-                                   lab::clock_words(context.device())),
-           .threads = context.threads(),
-           .cpu_isa = context.cpu_isa(),
-           .device = context.device()}),
+      environment_of(context, fmt::format("{} warm-ups, {} samples, {}, {}", options.measure.warmup,
+                                          options.measure.repeats, subject.bench->protocol,
+                                          lab::clock_words(context.device()))),
       /*planned=*/subject.bench->results * problems.size());
   const bool text = !outputs.stdout_taken();
   const auto unit = lab::report::RateUnit::kGflops;

@@ -13,8 +13,7 @@ namespace {
 
 void print_list(const lab::KernelCacheReport& report) {
   for (const auto& entry : report.entries) {
-    print_line(
-        fmt::format("{}  {}", base::pad_left(lab::format_bytes(entry.bytes), 10), entry.name));
+    print_line(fmt::format("{:>10}  {}", lab::format_bytes(entry.bytes), entry.name));
   }
   print_line(fmt::format("{} kernels, {} in {}", report.entries.size(),
                          lab::format_bytes(report.bytes), report.folder));

@@ -12,10 +12,10 @@
 #include "cli/command.h"
 #include "cli/execution.h"
 #include "cli/failure.h"
+#include "cli/outputs.h"
 #include "cli/problems.h"
 #include "cli/terminal.h"
 #include "cli/values.h"
-#include "train/data/files.h"
 
 namespace flashlab::cli {
 namespace {
@@ -38,11 +38,11 @@ std::vector<cases::Case> chosen_cases(const Arguments& arguments, const Context&
   std::vector<cases::Case> all;
   const std::vector<std::string> dtypes = arguments.list("--dtype");
   const auto asked = [&](const std::string& dtype) {
-    return std::find(dtypes.begin(), dtypes.end(), dtype) != dtypes.end();
+    return std::ranges::find(dtypes, dtype) != dtypes.end();
   };
   const std::vector<std::string> parts = arguments.list("--case");
   const auto named = [&](const std::string& name) {
-    return parts.empty() || std::any_of(parts.begin(), parts.end(), [&](const std::string& part) {
+    return parts.empty() || std::ranges::any_of(parts, [&](const std::string& part) {
              return name.find(part) != std::string::npos;
            });
   };
@@ -136,8 +136,8 @@ struct Ruler {
     return reading.wrong || (!reading.ok && !disturbed);
   }
   bool failed() const {
-    return std::any_of(readings.begin(), readings.end(),
-                       [this](const lab::RulerReading& reading) { return failed(reading); });
+    return std::ranges::any_of(
+        readings, [this](const lab::RulerReading& reading) { return failed(reading); });
   }
 };
 
@@ -172,10 +172,9 @@ Ruler read_ruler(const Context& context) {
 void print_ruler(const Ruler& ruler) {
   for (const lab::RulerReading& reading : ruler.readings) {
     const char* verdict = reading.ok ? "ok" : ruler.failed(reading) ? "FAILED" : "busy";
-    print_line(fmt::format(
-        "ruler  {}{}{} {}, measured {:.4g}{}", pad_right(verdict, 7), pad_right(reading.name, 42),
-        pad_left(fmt::format("{:.4g}", reading.expected), 10), reading.unit, reading.measured,
-        reading.note.empty() ? "" : "  (" + reading.note + ")"));
+    print_line(fmt::format("ruler  {:<7}{:<42}{:>10.4g} {}, measured {:.4g}{}", verdict,
+                           reading.name, reading.expected, reading.unit, reading.measured,
+                           reading.note.empty() ? "" : "  (" + reading.note + ")"));
   }
   if (!ruler.readings.empty()) print_line("");
 }
@@ -195,15 +194,10 @@ Json json_of(const lab::CheckReport& report) {
           {"items", std::move(items)}};
 }
 
-void write_json(const std::string& path, const lab::CheckSummary& summary, const Ruler& ruler,
-                const Context& context) {
+void write_reports(const std::string& path, const lab::CheckSummary& summary, const Ruler& ruler,
+                   const Context& context) {
   lab::ResultFile file;
-  file.environment = lab::collect_environment({.command = typed_command(),
-                                               .protocol = "",
-                                               .threads = context.threads(),
-                                               .cpu_isa = context.cpu_isa(),
-                                               .device = context.device(),
-                                               .observe_ms = 0});
+  file.environment = environment_of(context, "", /*observe_ms=*/0);
   Json out;
   out["schema"] = "flashlab.check/1";
   out["environment"] = base::read_json<Json>(lab::to_json(file))["environment"];
@@ -224,12 +218,7 @@ void write_json(const std::string& path, const lab::CheckSummary& summary, const
   }
   out["reports"] = Json::array();
   for (const lab::CheckReport& report : summary.reports) out["reports"].push_back(json_of(report));
-  const std::string text = base::json_text(out, 2) + "\n";
-  if (path == "-") {
-    print(text);
-  } else if (Status status = train::write_file(path, text); !status.ok()) {
-    fail("--json " + status.message());
-  }
+  write_json(path, out, 2);
 }
 
 // One pass on the user's own tensors, as a report like those of the list.
@@ -328,13 +317,12 @@ lab::CheckSummary check_list(const Arguments& arguments, const Context& context,
 void print_input_items(const std::vector<lab::CheckReport>& reports) {
   for (const lab::CheckReport& report : reports) {
     for (const lab::CheckItem& item : report.items) {
-      print_line(fmt::format("{} {} {}  {}", item.passed ? "ok    " : "FAILED",
-                             pad_right(report.implementation, 10), pad_right(item.what, 9),
-                             item.message));
+      print_line(fmt::format("{} {:<10} {:<9}  {}", item.passed ? "ok    " : "FAILED",
+                             report.implementation, item.what, item.message));
     }
     if (!report.message.empty()) {
-      print_line(fmt::format("{} {} {}", pad_right(lab::to_string(report.status), 11),
-                             pad_right(report.implementation, 10), report.message));
+      print_line(fmt::format("{:<11} {:<10} {}", lab::to_string(report.status),
+                             report.implementation, report.message));
     }
   }
   print_line("");
@@ -375,7 +363,7 @@ int run_check(const Arguments& arguments) {
     print_line(fmt::format("\n{} passed, {} failed, {} refused{}", summary.passed, summary.failed,
                            summary.unsupported, summary.cancelled ? ", interrupted" : ""));
   }
-  if (json) write_json(*json, summary, ruler, context);
+  if (json) write_reports(*json, summary, ruler, context);
   if (summary.cancelled || interrupted()) return kExitInterrupted;
   if (summary.failed > 0 || ruler.failed()) return kExitCheckFailed;
   return summary.passed > 0 ? kExitOk : kExitFailure;

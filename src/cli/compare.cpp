@@ -112,7 +112,7 @@ std::vector<std::string> rungs_here(const Arguments& arguments, const Context& c
   const std::vector<std::string> here = implementations(context.device());
   std::vector<std::string> out;
   for (const lab::report::Rung& rung : lab::report::rungs_of(context.device().kind)) {
-    if (std::find(here.begin(), here.end(), rung.name) != here.end()) out.emplace_back(rung.name);
+    if (std::ranges::find(here, rung.name) != here.end()) out.emplace_back(rung.name);
   }
   return out;
 }

@@ -76,7 +76,7 @@ PythonSide start_python(const Arguments& arguments, const Engine& engine,
   }
   std::erase_if(contestants.python, [&](const std::string& name) {
     const auto& optional = contestants.optional;
-    return std::find(optional.begin(), optional.end(), name) != optional.end() &&
+    return std::ranges::find(optional, name) != optional.end() &&
            !(out.worker && out.worker->info().has(name));
   });
   return out;

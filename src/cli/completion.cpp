@@ -52,8 +52,8 @@ std::vector<Values> flag_values() {
     if (flag.kind == FlagKind::kSwitch || flag.kind == FlagKind::kOptionalValue) continue;
     for (std::string_view spelling : {flag.name, flag.alias}) {
       if (spelling.empty()) continue;
-      const bool known = std::any_of(out.begin(), out.end(),
-                                     [&](const Values& v) { return v.spelling == spelling; });
+      const bool known =
+          std::ranges::any_of(out, [&](const Values& v) { return v.spelling == spelling; });
       if (known) continue;
       Values values{
           std::string(spelling), {}, flag.kind == FlagKind::kFile, flag.kind == FlagKind::kFolder};

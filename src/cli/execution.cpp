@@ -4,10 +4,10 @@
 
 #include <algorithm>
 
+#include "cli/command.h"
 #include "cli/failure.h"
 #include "cli/peers.h"
 #include "cli/values.h"
-#include "lab/lab.h"
 
 namespace flashlab::cli {
 namespace {
@@ -16,7 +16,7 @@ constexpr std::int64_t kMaxThreads = 4096;
 constexpr std::int64_t kMaxTile = 65536;
 
 bool contains(const std::vector<std::string>& list, const std::string& word) {
-  return std::find(list.begin(), list.end(), word) != list.end();
+  return std::ranges::find(list, word) != list.end();
 }
 
 // Whether the first GPU can run what the flags name, without being asked for by name.
@@ -28,8 +28,8 @@ bool gpu_fits(const Arguments& arguments) {
     if (!contains(here, name) && !runs_in_python(name)) return false;
   }
   const std::vector<std::string> dtypes = arguments.list("--dtype");
-  if (!dtypes.empty() && std::all_of(dtypes.begin(), dtypes.end(),
-                                     [](const std::string& name) { return name == "fp64"; })) {
+  if (!dtypes.empty() &&
+      std::ranges::all_of(dtypes, [](const std::string& name) { return name == "fp64"; })) {
     return false;
   }
   return lab::gpu_ready();
@@ -39,8 +39,8 @@ bool gpu_fits(const Arguments& arguments) {
 bool names_only_a_gpu_has(const Arguments& arguments) {
   const std::vector<std::string> on_cpu = implementations(Device{});
   const std::vector<std::string> names = arguments.list("--implementation");
-  return std::any_of(names.begin(), names.end(),
-                     [&](const std::string& name) { return !contains(on_cpu, name); });
+  return std::ranges::any_of(names,
+                             [&](const std::string& name) { return !contains(on_cpu, name); });
 }
 
 // Whatever the reason: the command asks for a device that cannot be had.
@@ -94,7 +94,7 @@ Context make_context(const Arguments& arguments, DefaultDevice fallback, Allocat
       here.emplace_back(to_string(candidate));
     }
   }
-  if (std::find(here.begin(), here.end(), isa) == here.end()) {
+  if (std::ranges::find(here, isa) == here.end()) {
     fail_usage(
         fmt::format("--cpu-isa {} does not run on this processor; use {}", isa, join_or(here)));
   }
@@ -107,6 +107,15 @@ Context make_context(const Arguments& arguments, DefaultDevice fallback, Allocat
     fail(context.status());
   }
   return std::move(context).value();
+}
+
+lab::Environment environment_of(const Context& context, std::string protocol, double observe_ms) {
+  return lab::collect_environment({.command = typed_command(),
+                                   .protocol = std::move(protocol),
+                                   .threads = context.threads(),
+                                   .cpu_isa = context.cpu_isa(),
+                                   .device = context.device(),
+                                   .observe_ms = observe_ms});
 }
 
 TileOptions tile_options(const Arguments& arguments) {
@@ -149,7 +158,7 @@ std::vector<std::string> all_but_reference(const Context& context) {
   if (context.device().kind == DeviceKind::kCpu) return names;
   const auto found = lab::peer_libraries();
   const auto is_there = [&](std::string_view part) {
-    return std::any_of(found.begin(), found.end(), [&](const lab::VendorLibrary& library) {
+    return std::ranges::any_of(found, [&](const lab::VendorLibrary& library) {
       return !library.path.empty() && library.name.find(part) != std::string::npos;
     });
   };

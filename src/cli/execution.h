@@ -8,6 +8,7 @@
 
 #include "cli/flags.h"
 #include "flashlab/attention.h"
+#include "lab/lab.h"
 
 namespace flashlab::cli {
 
@@ -31,6 +32,10 @@ std::unique_ptr<Allocator> device_allocator(Device device);
 
 /// "NVIDIA H200 (cuda:0)", or "avx512 · 8 threads".
 std::string device_words(const Context& context);
+
+/// The environment of a run in that context, observed for `observe_ms`.
+lab::Environment environment_of(const Context& context, std::string protocol,
+                                double observe_ms = 200);
 
 /// --tile-q and --tile-k; 0 where not given.
 TileOptions tile_options(const Arguments& arguments);

@@ -15,7 +15,6 @@
 namespace flashlab::cli {
 namespace {
 
-using base::pad_left;
 using base::pad_right;
 
 Result<Plan> plan_of(const Context& context, const Job& job, Pass pass, const std::string& name,
@@ -61,17 +60,14 @@ void print_plan(const Plan& plan, Pass pass) {
     for (const int other : step.depends_on)
       after += fmt::format("{}{}", after.empty() ? "" : ", ", other);
     if (!after.empty()) after = fmt::format("  (after {})", after);
-    print_line(fmt::format("    {}  {} {}{}", index++, pad_right(step_kind(step.kind), 7),
-                           step.name, after));
+    print_line(fmt::format("    {}  {:<7} {}{}", index++, step_kind(step.kind), step.name, after));
     if (!step.configuration.empty()) print_wrapped("                 ", step.configuration);
   }
-  print_line(fmt::format("  workspace  {}{}",
-                         lab::format_bytes(static_cast<double>(plan.workspace_bytes())),
+  print_line(fmt::format("  workspace  {}{}", lab::format_bytes(plan.workspace_bytes()),
                          plan.regions().empty() ? "" : ", at offsets"));
   for (const WorkspaceRegion& region : plan.regions()) {
-    print_line(fmt::format("    {}  {}  {}", pad_left(std::to_string(region.offset_bytes), 12),
-                           pad_left(lab::format_bytes(static_cast<double>(region.bytes)), 10),
-                           region.name));
+    print_line(fmt::format("    {:>12}  {:>10}  {}", std::to_string(region.offset_bytes),
+                           lab::format_bytes(region.bytes), region.name));
   }
   const char* head = "  why    ";
   for (const std::string& reason : plan.reasons()) {
@@ -103,8 +99,8 @@ void print_memory(const Context& context, const Job& job, Pass pass, const std::
     width = std::max(width, base::display_width(left(tensor.name, tensor.shape)));
   }
   const auto row = [&](std::string_view what, std::string_view shape, std::int64_t bytes) {
-    print_line(fmt::format("    {} {}", pad_right(left(what, shape), width),
-                           pad_left(lab::format_bytes(static_cast<double>(bytes)), 10)));
+    print_line(fmt::format("    {} {:>10}", pad_right(left(what, shape), width),
+                           lab::format_bytes(bytes)));
   };
   for (const lab::TensorBytes& tensor : *tensors) row(tensor.name, tensor.shape, tensor.bytes);
   row("together", "", lab::total_bytes(*tensors));

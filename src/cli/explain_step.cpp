@@ -10,10 +10,10 @@
 #include "cli/command.h"
 #include "cli/failure.h"
 #include "cli/model_flags.h"
+#include "cli/outputs.h"
 #include "cli/terminal.h"
 #include "cli/values.h"
 #include "lab/lab.h"
-#include "train/data/files.h"
 #include "train/plan/memory_plan.h"
 #include "train/step/fit.h"
 #include "train/step/step.h"
@@ -22,7 +22,6 @@ namespace flashlab::cli {
 namespace {
 
 using base::pad_left;
-using base::pad_right;
 using lab::format_bytes;
 using train::Phase;
 using train::Role;
@@ -100,8 +99,7 @@ void print_plan(const Explained& e) {
 
 void print_peak_row(const Explained& e, const std::string& name, const train::Peak& peak) {
   if (peak.operation < 0) return;
-  std::string row =
-      fmt::format("    {}{}", pad_right(name, 11), pad_left(format_bytes(peak.total()), 10));
+  std::string row = fmt::format("    {:<11}{:>10}", name, format_bytes(peak.total()));
   for (const Role role : {Role::kParameter, Role::kGradient, Role::kOptimizerState,
                           Role::kSavedActivation, Role::kTemporary}) {
     row += pad_left(format_bytes(peak.bytes[static_cast<std::size_t>(role)]), 11);
@@ -113,8 +111,7 @@ void print_peak_row(const Explained& e, const std::string& name, const train::Pe
 
 // Layers that need the same are one line.
 void print_layers(const Explained& e) {
-  print_line(fmt::format("    {}{}{}{}", pad_right("layers", 11), pad_left("peak", 10),
-                         pad_left("saved", 11), pad_left("parameters", 12)));
+  print_line(fmt::format("    {:<11}{:>10}{:>11}{:>12}", "layers", "peak", "saved", "parameters"));
   std::vector<std::int64_t> parameters(e.memory.layer_peaks.size());
   for (const train::PlanTensor& tensor : e.plan.tensors) {
     if (tensor.role == Role::kParameter && tensor.layer >= 0) {
@@ -132,9 +129,8 @@ void print_layers(const Explained& e) {
     }
     const std::string name =
         end - first > 1 ? fmt::format("{} to {}", first, end - 1) : fmt::format("{}", first);
-    print_line(fmt::format("    {}{}{}{}", pad_right(name, 11), pad_left(format_bytes(peak), 10),
-                           pad_left(format_bytes(saved[first]), 11),
-                           pad_left(format_bytes(parameters[first]), 12)));
+    print_line(fmt::format("    {:<11}{:>10}{:>11}{:>12}", name, format_bytes(peak),
+                           format_bytes(saved[first]), format_bytes(parameters[first])));
     first = end;
   }
 }
@@ -143,10 +139,8 @@ void print_memory(const Explained& e) {
   print_line(fmt::format("  memory   peak {} · arena of activations {} · on the device {}",
                          format_bytes(e.memory.peak.total()), format_bytes(e.memory.arena_bytes),
                          format_bytes(e.memory.device_bytes())));
-  print_line(fmt::format("    {}{}{}{}{}{}{}  at", pad_right("phase", 11), pad_left("peak", 10),
-                         pad_left("parameters", 11), pad_left("gradients", 11),
-                         pad_left("optimizer", 11), pad_left("saved", 11),
-                         pad_left("temporary", 11)));
+  print_line(fmt::format("    {:<11}{:>10}{:>11}{:>11}{:>11}{:>11}{:>11}  at", "phase", "peak",
+                         "parameters", "gradients", "optimizer", "saved", "temporary"));
   for (int phase = 0; phase < train::kPhases; ++phase) {
     print_peak_row(e, train::to_string(static_cast<Phase>(phase)),
                    e.memory.phase_peaks[static_cast<std::size_t>(phase)]);
@@ -169,7 +163,7 @@ void print_fit(const Explained& e) {
   for (const DeviceSize& device : kDevices) {
     const bool yes = e.memory.device_bytes() <= usable_bytes(device);
     const std::string with = yes ? "" : remedy(e, device);
-    print_line(fmt::format("{}{} {}{}", head, pad_right(device.name, 7), yes ? "yes" : "no", with));
+    print_line(fmt::format("{}{:<7} {}{}", head, device.name, yes ? "yes" : "no", with));
     head = "           ";
   }
 }
@@ -224,12 +218,8 @@ nlohmann::ordered_json json_of(const Explained& e) {
 int run_explain_step(const Arguments& arguments) {
   const Explained e = explained_of(arguments);
   if (const auto path = arguments.value("--json")) {
-    const std::string text = base::json_text(json_of(e), 1) + "\n";
-    if (*path == "-") {
-      print(text);
-      return kExitOk;
-    }
-    if (const Status s = train::write_file(*path, text); !s.ok()) fail("--json " + s.message());
+    write_json(*path, json_of(e));
+    if (*path == "-") return kExitOk;
   }
   print_plan(e);
   if (arguments.has("--fit")) {

@@ -46,7 +46,7 @@ Words isa_choices() {
 Words implementation_choices() {
   Words out = implementations(Device{});
   for (std::string& name : implementations({DeviceKind::kCuda, 0})) {
-    if (std::find(out.begin(), out.end(), name) == out.end()) out.push_back(std::move(name));
+    if (std::ranges::find(out, name) == out.end()) out.push_back(std::move(name));
   }
   return out;
 }

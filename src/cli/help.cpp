@@ -87,7 +87,7 @@ std::string usage(const CommandSpec& spec) {
 std::vector<std::string_view> groups_of(const std::vector<const FlagSpec*>& list) {
   std::vector<std::string_view> out;
   for (const FlagSpec* flag : list) {
-    if (std::find(out.begin(), out.end(), flag->group) == out.end()) out.push_back(flag->group);
+    if (std::ranges::find(out, flag->group) == out.end()) out.push_back(flag->group);
   }
   return out;
 }

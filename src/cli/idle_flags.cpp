@@ -23,8 +23,7 @@ bool likeliest_of_weights(const Arguments& a, const RunFacts& facts) {
   return likeliest(a, facts) && a.has("--checkpoint");  // without one it draws the weights
 }
 bool without_fp16(const Arguments&, const RunFacts& facts) {
-  return std::find(facts.precisions.begin(), facts.precisions.end(), "fp16") ==
-         facts.precisions.end();
+  return std::ranges::find(facts.precisions, "fp16") == facts.precisions.end();
 }
 bool vocabulary_of_text(const Arguments&, const RunFacts& facts) {
   return !facts.tokens && facts.tokenizer != "bpe";

@@ -11,10 +11,10 @@
 #include "cli/command.h"
 #include "cli/execution.h"
 #include "cli/failure.h"
+#include "cli/outputs.h"
 #include "cli/terminal.h"
 #include "flashlab/version.h"
 #include "lab/lab.h"
-#include "train/data/files.h"
 
 namespace flashlab::cli {
 namespace {
@@ -78,8 +78,7 @@ std::string cache_words(const lab::Environment& environment) {
        {std::pair{"L1d", environment.l1d_bytes}, std::pair{"L2", environment.l2_bytes},
         std::pair{"L3", environment.l3_bytes}}) {
     if (bytes <= 0) continue;
-    out += fmt::format("{}{} {}", out.empty() ? "" : " · ", name,
-                       lab::format_bytes(static_cast<double>(bytes)));
+    out += fmt::format("{}{} {}", out.empty() ? "" : " · ", name, lab::format_bytes(bytes));
   }
   return out.empty() ? "unknown" : out;
 }
@@ -114,9 +113,8 @@ void print_text(const Context& context, const lab::Environment& environment) {
                                      context.threads(), environment.cpu_threads_online));
   print_row("instructions", isa_words(context));
   print_row("caches", cache_words(environment));
-  print_row("memory", environment.memory_bytes > 0
-                          ? lab::format_bytes(static_cast<double>(environment.memory_bytes))
-                          : "unknown");
+  print_row("memory",
+            environment.memory_bytes > 0 ? lab::format_bytes(environment.memory_bytes) : "unknown");
   print_row("system", fmt::format("{} · {} · {} · {}", environment.os, environment.kernel,
                                   environment.libc, environment.compiler));
   print_gpu(environment);
@@ -185,14 +183,7 @@ void print_json(const std::string& path, const Context& context,
         each.path.empty() ? nlohmann::ordered_json(nullptr) : nlohmann::ordered_json(each.path);
   }
   for (const Extra& extra : kPrograms) out["programs"][extra.name] = program_found(extra.name);
-  const std::string text = base::json_text(out, 2) + "\n";
-  if (path == "-") {
-    print(text);
-    return;
-  }
-  if (Status status = train::write_file(path, text); !status.ok()) {
-    fail("--json " + status.message());
-  }
+  write_json(path, out, 2);
 }
 
 }  // namespace

@@ -26,8 +26,8 @@ namespace {
 std::string g_typed_command;
 
 bool asks_for_help(const std::vector<std::string>& words) {
-  return std::any_of(words.begin(), words.end(),
-                     [](const std::string& word) { return word == "--help" || word == "-h"; });
+  return std::ranges::any_of(
+      words, [](const std::string& word) { return word == "--help" || word == "-h"; });
 }
 
 [[noreturn]] void refuse_command(const std::string& name) {
@@ -152,7 +152,7 @@ int run_completion(const Arguments& arguments) {
     fail_usage(
         fmt::format("completion takes one shell, not also \"{}\"", arguments.positionals()[1]));
   }
-  if (std::find(shells.begin(), shells.end(), shell) == shells.end()) {
+  if (std::ranges::find(shells, shell) == shells.end()) {
     fail_usage(fmt::format("completion for \"{}\" is unknown; use {}", shell, join_or(shells)));
   }
   print(completion_script(shell));

@@ -33,7 +33,7 @@ std::string value_words(const MonitorFigure& figure, std::optional<double> value
 }
 
 std::string plain_line(const MonitorSample& sample) {
-  std::string out = fmt::format("{} s", pad_left(fmt::format("{:.1f}", sample.seconds), 8));
+  std::string out = fmt::format("{:>8.1f} s", sample.seconds);
   for (const MonitorFigure& figure : lab::monitor_figures()) {
     if (!(sample.*figure.value)) continue;
     out += fmt::format("  {} {}", figure.heading, value_words(figure, sample.*figure.value));
@@ -69,9 +69,8 @@ class Chart {
     std::vector<std::string> lines = {
         fmt::format("{} · {:.0f} s · Ctrl-C ends", title_, samples.back().seconds)};
     for (const MonitorFigure& figure : lab::monitor_figures()) {
-      const bool known = std::any_of(samples.begin(), samples.end(), [&](const MonitorSample& s) {
-        return (s.*figure.value).has_value();
-      });
+      const bool known = std::ranges::any_of(
+          samples, [&](const MonitorSample& s) { return (s.*figure.value).has_value(); });
       if (!known) continue;
       lines.push_back(
           fmt::format("{}{}  {}", pad_right(figure.heading, kHeading),

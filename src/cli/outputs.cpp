@@ -9,9 +9,11 @@
 #include <ctime>
 #include <filesystem>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <system_error>
 #include <utility>
 
+#include "base/json.h"
 #include "cli/execution.h"
 #include "cli/failure.h"
 #include "cli/terminal.h"
@@ -35,6 +37,12 @@ void make_folder(const std::string& path) {
 }
 
 }  // namespace
+
+void write_json(const std::string& path, const nlohmann::ordered_json& json, int indent) {
+  const std::string text = base::json_text(json, indent) + "\n";
+  if (path == "-") return print(text);
+  if (const Status s = train::write_file(path, text); !s.ok()) fail("--json " + s.message());
+}
 
 std::string dated_folder(std::string_view kind) {
   const std::time_t now = std::time(nullptr);
@@ -110,7 +118,7 @@ bool Outputs::undecided(const std::vector<lab::Measurement>& results) const {
   now.environment = file_.environment;
   now.results = results;
   const lab::BaselineReport report = lab::compare_with_baseline(*baseline_, now);
-  return std::any_of(report.changes.begin(), report.changes.end(), [](const auto& change) {
+  return std::ranges::any_of(report.changes, [](const auto& change) {
     return change.speed_ratio &&
            (change.change == lab::Change::kAmbiguous || change.change == lab::Change::kSlower);
   });
@@ -118,7 +126,7 @@ bool Outputs::undecided(const std::vector<lab::Measurement>& results) const {
 
 void Outputs::require_relative_to(const std::vector<std::string>& names) const {
   const auto& name = relative_to_;
-  if (name.empty() || std::find(names.begin(), names.end(), name) != names.end()) return;
+  if (name.empty() || std::ranges::find(names, name) != names.end()) return;
   fail_usage(
       fmt::format("--relative-to {} is not among what will be measured: {}; add it to "
                   "--implementation, or choose one of these",
@@ -186,8 +194,8 @@ void Outputs::write_report(const lab::BaselineReport* baseline) {
   if (!written.status.ok()) report_failure("--output", written.status);
   if (stdout_taken()) return;
   const std::string page = (std::filesystem::path(folder_) / "report.html").string();
-  const bool there = std::any_of(written.files.begin(), written.files.end(),
-                                 [&](const auto& file) { return file == page; });
+  const bool there =
+      std::ranges::any_of(written.files, [&](const auto& file) { return file == page; });
   if (there) print_line(fmt::format("\nreport   {}   (json, csv, plots beside it)", page));
   for (const std::string& text : written.notes) print_line("         " + text);
 }

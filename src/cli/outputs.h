@@ -4,6 +4,7 @@
 
 #include <map>
 #include <memory>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -13,6 +14,9 @@
 #include "lab/lab.h"
 
 namespace flashlab::cli {
+
+/// The text of --json, at `path` or, for "-", on stdout. Throws Failure when it cannot be written.
+void write_json(const std::string& path, const nlohmann::ordered_json& json, int indent = 1);
 
 /// "results/train-2026-11-23-101500": a new folder's name by the clock.
 std::string dated_folder(std::string_view kind);

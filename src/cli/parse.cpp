@@ -52,7 +52,7 @@ void check_choices(const FlagSpec& flag, const std::string& spelling, const std:
         flag.kind == FlagKind::kList ? value.find(',', begin) : std::string::npos;
     const std::size_t end = comma == std::string::npos ? value.size() : comma;
     const std::string word = value.substr(begin, end - begin);
-    if (std::find(choices.begin(), choices.end(), word) == choices.end()) {
+    if (std::ranges::find(choices, word) == choices.end()) {
       if (const std::string gone = removed(word); !gone.empty()) fail_usage(gone);
       const std::string near = closest(word, choices);
       fail_usage(fmt::format("{} \"{}\" is unknown; {}use {}", spelling, word,
@@ -83,8 +83,7 @@ std::size_t take_flag(const FlagSpec& flag, const std::vector<std::string>& word
   if (!joined && flag.kind == FlagKind::kOptionalValue) {
     // A bare --causal must not swallow the next word, unless that is one of its choices.
     const auto choices = flag.choices ? flag.choices() : std::vector<std::string>{};
-    bare = i + 1 == words.size() ||
-           std::find(choices.begin(), choices.end(), words[i + 1]) == choices.end();
+    bare = i + 1 == words.size() || std::ranges::find(choices, words[i + 1]) == choices.end();
   }
   if (!joined && !bare) {
     if (i + 1 == words.size() || words[i + 1].starts_with("--")) fail_without_value(flag, spelling);
@@ -114,9 +113,8 @@ Arguments parse_arguments(CommandBit bit, const std::vector<std::string>& words)
       continue;
     }
     const std::string name = word.substr(0, word.find('='));
-    const auto flag = std::find_if(known.begin(), known.end(), [&](const FlagSpec* one) {
-      return one->name == name || one->alias == name;
-    });
+    const auto flag = std::ranges::find_if(
+        known, [&](const FlagSpec* one) { return one->name == name || one->alias == name; });
     if (flag == known.end()) refuse_word(bit, word);
     i = take_flag(**flag, words, i, out);
   }

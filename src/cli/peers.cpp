@@ -8,7 +8,7 @@ namespace flashlab::cli {
 namespace {
 
 bool contains(const std::vector<std::string>& list, std::string_view name) {
-  return std::find(list.begin(), list.end(), name) != list.end();
+  return std::ranges::find(list, name) != list.end();
 }
 
 void add(std::vector<std::string>& list, const std::string& name) {

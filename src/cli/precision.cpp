@@ -6,29 +6,19 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "base/json.h"
 #include "base/text.h"
 #include "cli/command.h"
 #include "cli/failure.h"
 #include "cli/model_flags.h"
+#include "cli/outputs.h"
 #include "cli/terminal.h"
 #include "cli/values.h"
 #include "train/cpu/accumulate.h"
-#include "train/data/files.h"
 #include "train/plan/autocast.h"
 #include "train/step/step.h"
 
 namespace flashlab::cli {
 namespace {
-
-using base::pad_left;
-using base::pad_right;
-
-void write_json(const std::string& path, const nlohmann::ordered_json& json) {
-  const std::string text = base::json_text(json, 1) + "\n";
-  if (path == "-") return print(text);
-  if (const Status s = train::write_file(path, text); !s.ok()) fail("--json " + s.message());
-}
 
 std::string addend_text(const train::Accumulation& way) {
   return fmt::format("{}{}", train::to_string(way.addend),
@@ -69,13 +59,10 @@ int run_accumulate(const Arguments& arguments) {
     if (json == "-") return kExitOk;
   }
   print_line(fmt::format("{} times {}, exactly {:g}", count, value, exact));
-  print_line(fmt::format("  {}{}{}{}", pad_right("sum in", 10), pad_right("of", 20),
-                         pad_left("sum", 12), pad_left("error", 12)));
+  print_line(fmt::format("  {:<10}{:<20}{:>12}{:>12}", "sum in", "of", "sum", "error"));
   for (const train::Accumulation& way : ways) {
-    print_line(fmt::format("  {}{}{}{}", pad_right(train::to_string(way.accumulator), 10),
-                           pad_right(addend_text(way), 20),
-                           pad_left(fmt::format("{:.4f}", way.sum), 12),
-                           pad_left(fmt::format("{:+.2e}", way.sum - exact), 12)));
+    print_line(fmt::format("  {:<10}{:<20}{:>12.4f}{:>+12.2e}", train::to_string(way.accumulator),
+                           addend_text(way), way.sum, way.sum - exact));
   }
   return kExitOk;
 }
@@ -87,8 +74,7 @@ int explain_toy(train::Precision precision) {
   print_line(
       fmt::format("automatic mixed precision in {} · fp32 parameters", train::to_string(low)));
   for (const train::AutocastRow& row : train::autocast_toy(low)) {
-    print_line(fmt::format("    {}{}{}", pad_right(row.what, 26),
-                           pad_right(train::to_string(row.element), 6), row.why));
+    print_line(fmt::format("    {:<26}{:<6}{}", row.what, train::to_string(row.element), row.why));
   }
   return kExitOk;
 }
@@ -117,15 +103,14 @@ int run_explain_precision(const Arguments& arguments) {
                  {"statistics", policy.statistic}};
   print_line("  kept as");
   for (const auto& row : kStored) {
-    print_line(fmt::format("    {}{}", pad_right(row.what, 22), train::to_string(row.element)));
+    print_line(fmt::format("    {:<22}{}", row.what, train::to_string(row.element)));
   }
-  print_line(fmt::format("  {}{}{}", pad_right("operation", 24), pad_right("reads", 22), "writes"));
+  print_line(fmt::format("  {:<24}{:<22}{}", "operation", "reads", "writes"));
   std::set<train::OperationKind> seen;
   for (const train::Operation& operation : plan->operations) {
     if (!seen.insert(operation.kind).second) continue;
-    print_line(fmt::format("    {}{}{}", pad_right(train::to_string(operation.kind), 22),
-                           pad_right(types(*plan, operation.inputs), 22),
-                           types(*plan, operation.outputs)));
+    print_line(fmt::format("    {:<22}{:<22}{}", train::to_string(operation.kind),
+                           types(*plan, operation.inputs), types(*plan, operation.outputs)));
   }
   print_line("  sums inside an operation are fp32 at least");
   return kExitOk;

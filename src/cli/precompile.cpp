@@ -5,13 +5,12 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "base/json.h"
 #include "cli/command.h"
 #include "cli/execution.h"
 #include "cli/failure.h"
+#include "cli/outputs.h"
 #include "cli/terminal.h"
 #include "lab/lab.h"
-#include "train/data/files.h"
 
 namespace flashlab::cli {
 namespace {
@@ -44,8 +43,8 @@ std::vector<Architecture> architectures_of(const Arguments& arguments) {
   for (const std::string& name : names) {
     const auto exact = lab::exact_architecture(name);
     if (!exact.ok()) fail(exact.status());
-    const bool twice = std::any_of(out.begin(), out.end(),
-                                   [&](const Architecture& a) { return a.first == *exact; });
+    const bool twice =
+        std::ranges::any_of(out, [&](const Architecture& a) { return a.first == *exact; });
     if (twice) fail_usage(fmt::format("--arch names {} twice; name it once", name));
     auto list = problems.empty() ? lab::kernel_variants(*exact, selection_of(arguments))
                                  : lab::kernels_for(*exact, problems);
@@ -88,15 +87,13 @@ nlohmann::ordered_json json_of(const lab::CompiledVariant& compiled) {
   return out;
 }
 
-void write_json(const std::string& path, const std::vector<lab::CompiledVariant>& kernels) {
+void write_kernels(const std::string& path, const std::vector<lab::CompiledVariant>& kernels) {
   nlohmann::ordered_json out;
   out["schema"] = "flashlab.kernels/1";
   out["command"] = typed_command();
   out["kernels"] = nlohmann::ordered_json::array();
   for (const lab::CompiledVariant& kernel : kernels) out["kernels"].push_back(json_of(kernel));
-  const std::string text = base::json_text(out, 1) + "\n";
-  if (path == "-") return print(text);
-  if (const Status s = train::write_file(path, text); !s.ok()) fail("--json " + s.message());
+  write_json(path, out);
 }
 
 }  // namespace
@@ -145,8 +142,8 @@ int run_precompile(const Arguments& arguments) {
     }
     if (text) {
       print_line(fmt::format("{}: {} kernels, {} ({} compiled now{}) in {}", architecture,
-                             compiled->size() - bad, lab::format_bytes(static_cast<double>(bytes)),
-                             fresh, bad > 0 ? fmt::format(", {} failed", bad) : "", folder));
+                             compiled->size() - bad, lab::format_bytes(bytes), fresh,
+                             bad > 0 ? fmt::format(", {} failed", bad) : "", folder));
     }
     failed += bad;
   }
@@ -155,7 +152,7 @@ int run_precompile(const Arguments& arguments) {
     if (!removed.ok()) fail(removed.status());
     if (text && *removed > 0) print_line(fmt::format("{} other kernels removed", *removed));
   }
-  if (!json.empty()) write_json(json, kernels);
+  if (!json.empty()) write_kernels(json, kernels);
   if (interrupted()) return kExitInterrupted;
   return failed > 0 ? kExitFailure : kExitOk;
 }

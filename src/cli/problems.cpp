@@ -53,7 +53,7 @@ std::string divisors(std::int64_t heads) {
     const std::int64_t other = heads / std::stoll(out[i]);
     if (std::to_string(other) != out[i] && out.size() < 16) out.push_back(std::to_string(other));
   }
-  std::sort(out.begin(), out.end(), [](const std::string& a, const std::string& b) {
+  std::ranges::sort(out, [](const std::string& a, const std::string& b) {
     return std::stoll(a) < std::stoll(b);
   });
   return join_or(out);
@@ -217,10 +217,9 @@ void rename(const Arguments& arguments, Case& problem) {
     problem.name = fmt::format("{} {}", problem.name, problem.describe());
     return;
   }
-  const bool changed = std::any_of(std::begin(kShapeFlags), std::end(kShapeFlags),
-                                   [&](const char* flag) { return arguments.has(flag); }) ||
-                       std::any_of(std::begin(kFeatureFlags), std::end(kFeatureFlags),
-                                   [&](const char* flag) { return arguments.has(flag); });
+  const bool changed =
+      std::ranges::any_of(kShapeFlags, [&](const char* flag) { return arguments.has(flag); }) ||
+      std::ranges::any_of(kFeatureFlags, [&](const char* flag) { return arguments.has(flag); });
   if (changed) problem.name += ", changed";
 }
 
@@ -337,8 +336,7 @@ ProblemSet problems_of_input(const Arguments& arguments, const ProblemDefaults& 
   finish(arguments, defaults, out.jobs);
   look_at_values(path, *out.inputs, out.jobs.front());
   for (Job& each : out.jobs) {
-    const bool backward =
-        std::find(each.passes.begin(), each.passes.end(), Pass::kBackward) != each.passes.end();
+    const bool backward = std::ranges::find(each.passes, Pass::kBackward) != each.passes.end();
     if (!backward || out.values->d_o) continue;
     // Named on purpose: the person wants it. By default: what the file allows.
     if (!asked_passes(arguments).empty()) {

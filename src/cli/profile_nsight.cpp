@@ -25,7 +25,7 @@ constexpr double kMostLaunches = 200;
 constexpr double kLongestSeconds = 120;
 
 bool is_step(const std::vector<std::string>& words) {
-  return std::find(words.begin(), words.end(), "step") != words.end();
+  return std::ranges::find(words, "step") != words.end();
 }
 
 // This process' own words, without those that the second run has of its own.

@@ -85,8 +85,7 @@ void print_ledger(const Arguments& arguments, const profile::Profile& p) {
 
 void print_advice(const profile::Profile& p) {
   for (const profile::Advice& advice : p.advice) {
-    print_hanging(fmt::format("  {} ", base::pad_right(advice.rule, 10)),
-                  advice.what + "; " + advice.remedy);
+    print_hanging(fmt::format("  {:<10} ", advice.rule), advice.what + "; " + advice.remedy);
   }
 }
 
@@ -106,7 +105,7 @@ bool write_profile_folder(const Arguments& arguments, const fs::path& folder,
     const fs::path page = folder / "report.html", summary = folder / "SUMMARY.md";
     const auto& files = written.files;
     const auto has = [&](const fs::path& file) {
-      return std::find(files.begin(), files.end(), file) != files.end();
+      return std::ranges::find(files, file) != files.end();
     };
     const fs::path& start = ran && has(page) ? page : summary;
     if (has(start)) print_line(fmt::format("  report     {}", start.string()));

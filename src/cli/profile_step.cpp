@@ -23,8 +23,6 @@ namespace flashlab::cli {
 namespace {
 
 namespace fs = std::filesystem;
-using base::pad_left;
-using base::pad_right;
 using lab::format_bytes;
 
 struct Request : StepRequest {
@@ -87,14 +85,13 @@ void print_memory_details(const profile::Profile& p) {
   for (const train::Phase phase :
        {train::Phase::kForward, train::Phase::kBackward, train::Phase::kOptimizer}) {
     if (m.peak_bytes(phase) == 0) continue;
-    print_line(fmt::format("    {}{}", pad_right(train::to_string(phase), 12),
-                           pad_left(format_bytes(m.peak_bytes(phase)), 10)));
+    print_line(fmt::format("    {:<12}{:>10}", train::to_string(phase),
+                           format_bytes(m.peak_bytes(phase))));
   }
   print_line("    largest allocations of the arena");
   for (const auto& [each, count] : profile::largest(m, 5)) {
-    print_line(fmt::format("      {}{}  {}  {}", pad_left(format_bytes(each.bytes), 9),
-                           pad_left(count > 1 ? fmt::format(" x {}", count) : "", 6), each.name,
-                           each.shape));
+    print_line(fmt::format("      {:>9}{:>6}  {}  {}", format_bytes(each.bytes),
+                           count > 1 ? fmt::format(" x {}", count) : "", each.name, each.shape));
   }
   if (!p.block || p.block->saved_bytes == 0) return;
   print_line(fmt::format("    layer {} keeps {} for backward; residual stream {}; its gradients {}",
@@ -103,8 +100,8 @@ void print_memory_details(const profile::Profile& p) {
                          format_bytes(p.block->parameter_gradient_bytes)));
   for (std::size_t i = 0; i < p.block->saved.size() && i < 5; ++i) {
     const auto& part = p.block->saved[i];
-    print_line(fmt::format("      {} {:5.1f}%  {}", pad_left(format_bytes(part.bytes), 9),
-                           100 * part.share, part.name));
+    print_line(fmt::format("      {:>9} {:5.1f}%  {}", format_bytes(part.bytes), 100 * part.share,
+                           part.name));
   }
 }
 
@@ -123,9 +120,8 @@ int dry_run(const Arguments& arguments, const Request& request) {
                          request.model.name, request.model.layers, request.model.width,
                          request.model.heads, train::parameter_count(request.model),
                          request.options.batch));
-  print_line(fmt::format("  {}{}{}{}{}", pad_left("context", 8), pad_left("precision", 11),
-                         pad_left("forward", 12), pad_left("full step", 12),
-                         pad_left("residual stream", 17)));
+  print_line(fmt::format("  {:>8}{:>11}{:>12}{:>12}{:>17}", "context", "precision", "forward",
+                         "full step", "residual stream"));
   std::vector<train::Precision> precisions = {train::Precision::kFp32, train::Precision::kBf16};
   if (arguments.has("--precision")) precisions = {request.options.precision};
   bool complete = true;
@@ -141,11 +137,10 @@ int dry_run(const Arguments& arguments, const Request& request) {
       const train::StepPlan full = plan_of(model, options);
       const std::int64_t residual = residual_elements(request, model) *
                                     train::size_of(train::policy_of(precision).activation);
-      print_line(fmt::format("  {}{}{}{}{}", pad_left(fmt::format("{}", context), 8),
-                             pad_left(train::to_string(precision), 11),
-                             pad_left(format_bytes(train::plan_memory(forward).device_bytes()), 12),
-                             pad_left(format_bytes(train::plan_memory(full).device_bytes()), 12),
-                             pad_left(format_bytes(residual), 17)));
+      print_line(fmt::format(
+          "  {:>8}{:>11}{:>12}{:>12}{:>17}", context, train::to_string(precision),
+          format_bytes(train::plan_memory(forward).device_bytes()),
+          format_bytes(train::plan_memory(full).device_bytes()), format_bytes(residual)));
       if (precision != precisions.front()) continue;
       profiles.push_back(planned_profile(arguments, request, model, full));
       profiles.back().environment.date_utc = lab::utc_now();
@@ -268,13 +263,8 @@ int run_profile_step(const Arguments& arguments) {
   // A folder that cannot be made is told before anything runs.
   const fs::path parent = profile_folder(arguments);
   const bool quick = arguments.has("--quick");
-  lab::EnvironmentRequest asked;
-  asked.command = typed_command();
-  asked.protocol = "recorded steps beside steps without an instrument";
-  asked.threads = context.threads();
-  asked.cpu_isa = context.cpu_isa();
-  asked.device = context.device();
-  lab::Environment environment = lab::collect_environment(asked);
+  lab::Environment environment =
+      environment_of(context, "recorded steps beside steps without an instrument");
   lab::add_roofs(context, environment, lab::roof_look(quick));
   const bool to_stdout = arguments.value("--json") == "-";
   bool complete = true;

@@ -89,11 +89,7 @@ lab::Environment run_environment(const Engine& engine, const lab::ProblemRunOpti
         fmt::format(", at most {:.1f} s per problem and pass", options.measure.max_total_ms * 1e-3);
   }
   protocol += "; implementations take turns; share of the roof: alternating windows of 50 ms";
-  return lab::collect_environment({.command = typed_command(),
-                                   .protocol = std::move(protocol),
-                                   .threads = engine.context.threads(),
-                                   .cpu_isa = engine.context.cpu_isa(),
-                                   .device = device});
+  return environment_of(engine.context, std::move(protocol));
 }
 
 lab::report::SharedLabels shared_on_terminal(const lab::Subject& subject,
@@ -227,9 +223,8 @@ bool run_jobs(const Engine& engine, const ProblemSet& problems,
     progress.clear();
     for (const lab::Measurement& result : results) outputs.add(result);
     done(results);
-    const bool failed = std::any_of(results.begin(), results.end(), [](const auto& result) {
-      return result.status == lab::RunStatus::kError;
-    });
+    const bool failed = std::ranges::any_of(
+        results, [](const auto& result) { return result.status == lab::RunStatus::kError; });
     if (failed && !g_left_running && device_lost(engine.context)) {
       note(fmt::format(
           "{} cannot work any more after the error above; what was measured before is "
@@ -253,9 +248,8 @@ int finish_run(Outputs& outputs, bool complete) {
     return kExitInterrupted;
   }
   const auto& results = outputs.file().results;
-  const bool any_ok = std::any_of(results.begin(), results.end(), [](const lab::Measurement& r) {
-    return r.status == lab::RunStatus::kOk;
-  });
+  const bool any_ok = std::ranges::any_of(
+      results, [](const lab::Measurement& r) { return r.status == lab::RunStatus::kOk; });
   if ((!any_ok || !complete) && code == kExitOk) return kExitFailure;
   return code;
 }

@@ -144,15 +144,14 @@ void print_header(const train::Trainer& trainer, const Context& context) {
                   device_words(context), train::to_string(config.precision)));
   const train::MemoryPlan& memory = trainer.executor().memory();
   const auto bytes = [&](train::Role role) {
-    return lab::format_bytes(
-        static_cast<double>(memory.peak.bytes[static_cast<std::size_t>(role)]));
+    return lab::format_bytes(memory.peak.bytes[static_cast<std::size_t>(role)]);
   };
-  print_line(fmt::format(
-      "memory   predicted peak {} (parameters {}, gradients {}, optimizer {}, "
-      "saved activations {}, temporaries {})",
-      lab::format_bytes(static_cast<double>(memory.peak.total())), bytes(train::Role::kParameter),
-      bytes(train::Role::kGradient), bytes(train::Role::kOptimizerState),
-      bytes(train::Role::kSavedActivation), bytes(train::Role::kTemporary)));
+  print_line(
+      fmt::format("memory   predicted peak {} (parameters {}, gradients {}, optimizer {}, "
+                  "saved activations {}, temporaries {})",
+                  lab::format_bytes(memory.peak.total()), bytes(train::Role::kParameter),
+                  bytes(train::Role::kGradient), bytes(train::Role::kOptimizerState),
+                  bytes(train::Role::kSavedActivation), bytes(train::Role::kTemporary)));
 }
 
 std::unique_ptr<train::Trainer> make_trainer(const Arguments& arguments, const Context& context) {

@@ -174,9 +174,8 @@ std::optional<Advice> needless_recomputation(const AdviceInput& in) {
   return Advice{"needless-checkpointing", share,
                 fmt::format("{} of the FLOPs make activations again, and without that the step "
                             "would need {} of {}",
-                            percent(share),
-                            format_bytes(static_cast<double>(*in.peak_bytes_without_recomputation)),
-                            format_bytes(static_cast<double>(*in.device_bytes))),
+                            percent(share), format_bytes(*in.peak_bytes_without_recomputation),
+                            format_bytes(*in.device_bytes)),
                 "leave --checkpoint out"};
 }
 
@@ -188,11 +187,10 @@ std::optional<Advice> larger_batch(const AdviceInput& in) {
   if (factor < 2) return std::nullopt;
   std::int64_t batch = *in.batch;
   while (static_cast<double>(batch * 2) <= static_cast<double>(*in.batch) * factor) batch *= 2;
-  return Advice{
-      "larger-batch", 0,
-      fmt::format("the step needs {} of {}", format_bytes(static_cast<double>(*in.peak_bytes)),
-                  format_bytes(static_cast<double>(*in.device_bytes))),
-      fmt::format("--batch {} would still fit", batch)};
+  return Advice{"larger-batch", 0,
+                fmt::format("the step needs {} of {}", format_bytes(*in.peak_bytes),
+                            format_bytes(*in.device_bytes)),
+                fmt::format("--batch {} would still fit", batch)};
 }
 
 constexpr Rule kRules[] = {other_process, throttling,     launch_bound, waits_for_host,
@@ -259,8 +257,8 @@ std::vector<Advice> advise(const AdviceInput& input) {
   for (const Rule rule : kRules) {
     if (std::optional<Advice> advice = rule(input)) out.push_back(std::move(*advice));
   }
-  std::stable_sort(out.begin(), out.end(),
-                   [](const Advice& a, const Advice& b) { return a.weight > b.weight; });
+  std::ranges::stable_sort(out,
+                           [](const Advice& a, const Advice& b) { return a.weight > b.weight; });
   return out;
 }
 

@@ -35,8 +35,8 @@ constexpr std::array<KnownStep, 9> kKnownSteps = {{{"scores", "product", true, 1
 
 const KnownStep* known_step(std::string_view name) {
   const std::string_view last = name.substr(name.find_last_of('_') + 1);
-  const auto found = std::find_if(kKnownSteps.begin(), kKnownSteps.end(),
-                                  [&](const KnownStep& step) { return step.name == last; });
+  const auto found =
+      std::ranges::find_if(kKnownSteps, [&](const KnownStep& step) { return step.name == last; });
   return found == kKnownSteps.end() ? nullptr : &*found;
 }
 
@@ -56,7 +56,7 @@ double bytes_of(const Measurement& m) {
 // FLOPs and bytes over the parts as the header says.
 void share_out_work(const Measurement& m, std::vector<Event>& parts) {
   const double flops = work_of(m);
-  const auto products = static_cast<double>(std::count_if(parts.begin(), parts.end(), has_product));
+  const auto products = static_cast<double>(std::ranges::count_if(parts, has_product));
   if (products > 0) {
     const auto problem = lab::attention_case(m);
     const double per_score = problem ? 2.0 * static_cast<double>(problem->head_dim) : 0;
@@ -72,15 +72,14 @@ void share_out_work(const Measurement& m, std::vector<Event>& parts) {
     }
     return;
   }
-  const auto longest = std::max_element(
-      parts.begin(), parts.end(),
-      [](const Event& a, const Event& b) { return a.duration_ms < b.duration_ms; });
+  const auto longest = std::ranges::max_element(
+      parts, [](const Event& a, const Event& b) { return a.duration_ms < b.duration_ms; });
   longest->flops = flops;
   longest->bytes = bytes_of(m);
 }
 
 const CallKernels* recorded_call(std::span<const CallKernels> recorded, const Measurement& m) {
-  const auto found = std::find_if(recorded.begin(), recorded.end(), [&](const CallKernels& each) {
+  const auto found = std::ranges::find_if(recorded, [&](const CallKernels& each) {
     return each.implementation == m.implementation && each.pass == m.pass;
   });
   return found == recorded.end() ? nullptr : &*found;

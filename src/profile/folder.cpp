@@ -28,10 +28,6 @@ constexpr LedgerKey kKeys[] = {LedgerKey::kClass, LedgerKey::kKernel, LedgerKey:
                                LedgerKey::kLayer, LedgerKey::kOperation};
 constexpr std::size_t kHeadRows = 10;
 
-std::string bytes_text(std::int64_t bytes) {
-  return format_bytes(static_cast<double>(bytes));
-}
-
 std::string markdown_rows(const std::vector<LedgerRow>& rows, LedgerKey key) {
   std::string out = fmt::format(
       "| {} | calls | ms | share | GFLOP/s | GB/s | of the roof | bound |\n"
@@ -56,7 +52,7 @@ std::string launches_markdown(const Recording& r) {
     if (!row.launch) continue;
     const LaunchFacts& f = *row.launch;
     out += fmt::format("| {} | {} | {} | {} | {} | {} | {} |\n", escape_markdown(row.key), f.blocks,
-                       f.threads, f.registers, bytes_text(f.shared_bytes),
+                       f.threads, f.registers, format_bytes(f.shared_bytes),
                        lab::report::format_percent(f.occupancy), format_significant(f.waves, 3));
   }
   if (out.empty()) return out;
@@ -108,15 +104,15 @@ std::string memory_markdown(const Profile& p) {
   out += fmt::format(
       "Predicted peak {} at `{}`: parameters, gradients and optimizer {}, arena of "
       "activations {}.\n",
-      bytes_text(m.peak_bytes()),
+      format_bytes(m.peak_bytes()),
       m.operations.empty() ? "" : m.operations[static_cast<std::size_t>(m.peak_operation)],
-      bytes_text(m.persistent_bytes), bytes_text(m.arena_bytes));
+      format_bytes(m.persistent_bytes), format_bytes(m.arena_bytes));
   out += fmt::format("Reserved {}: at most {} of it in use at once, {} between two steps.\n",
-                     bytes_text(m.persistent_bytes + m.arena_bytes), bytes_text(m.peak_bytes()),
-                     bytes_text(m.persistent_bytes));
+                     format_bytes(m.persistent_bytes + m.arena_bytes), format_bytes(m.peak_bytes()),
+                     format_bytes(m.persistent_bytes));
   if (p.measured_bytes) {
     out += fmt::format("Memory grew by {}: {:.3f} times what the plan holds.\n",
-                       bytes_text(*p.measured_bytes),
+                       format_bytes(*p.measured_bytes),
                        static_cast<double>(*p.measured_bytes) /
                            static_cast<double>(m.persistent_bytes + m.arena_bytes));
   }
@@ -124,12 +120,12 @@ std::string memory_markdown(const Profile& p) {
   for (const train::Phase phase :
        {train::Phase::kForward, train::Phase::kBackward, train::Phase::kOptimizer}) {
     if (m.peak_bytes(phase) == 0) continue;
-    out += fmt::format("| {} | {} |\n", train::to_string(phase), bytes_text(m.peak_bytes(phase)));
+    out += fmt::format("| {} | {} |\n", train::to_string(phase), format_bytes(m.peak_bytes(phase)));
   }
   out += "\n| largest allocations | times | shape | bytes | since |\n|---|---:|---|---:|---|\n";
   for (const auto& [each, count] : largest(m, kHeadRows)) {
     out += fmt::format("| {} | {} | {} | {} | {} |\n", escape_markdown(each.name), count,
-                       escape_markdown(each.shape), bytes_text(each.bytes),
+                       escape_markdown(each.shape), format_bytes(each.bytes),
                        escape_markdown(each.allocated_by));
   }
   if (p.block && p.block->saved_bytes > 0) {
@@ -137,13 +133,13 @@ std::string memory_markdown(const Profile& p) {
         "\nLayer {} keeps {} for backward, and its backward makes {} of parameters' gradients. "
         "One tensor of the residual stream takes {}.\n\n| kept by layer {} | bytes | share |\n"
         "|---|---:|---:|\n",
-        p.block->layer, bytes_text(p.block->saved_bytes),
-        bytes_text(p.block->parameter_gradient_bytes), bytes_text(p.block->residual_stream_bytes),
-        p.block->layer);
+        p.block->layer, format_bytes(p.block->saved_bytes),
+        format_bytes(p.block->parameter_gradient_bytes),
+        format_bytes(p.block->residual_stream_bytes), p.block->layer);
     for (std::size_t i = 0; i < p.block->saved.size() && i < 5; ++i) {
       const BlockMemory::Part& part = p.block->saved[i];
       out += fmt::format("| {} | {} | {:.1f}% |\n", escape_markdown(part.name),
-                         bytes_text(part.bytes), 100 * part.share);
+                         format_bytes(part.bytes), 100 * part.share);
     }
   }
   return out;
@@ -236,11 +232,10 @@ std::vector<Judgement> judgements(const Profile& p) {
   for (const lab::Measurement& m : p.results) {
     if (m.status != lab::RunStatus::kOk) continue;
     if (const auto rate = lab::judge_throughput(m, p.environment)) add(m, *rate);
-    const auto naive =
-        std::find_if(p.results.begin(), p.results.end(), [&](const lab::Measurement& other) {
-          return other.implementation == "naive" && other.pass == m.pass &&
-                 other.status == lab::RunStatus::kOk;
-        });
+    const auto naive = std::ranges::find_if(p.results, [&](const lab::Measurement& other) {
+      return other.implementation == "naive" && other.pass == m.pass &&
+             other.status == lab::RunStatus::kOk;
+    });
     if (naive == p.results.end() || m.implementation == "naive") continue;
     if (m[lab::kMedianMs] && (*naive)[lab::kMedianMs]) {
       add(m, lab::judge_speedup(*(*naive)[lab::kMedianMs], *m[lab::kMedianMs]));

@@ -131,7 +131,7 @@ std::vector<LedgerRow> make_ledger(const Recording& recording, const LedgerOptio
     finish_row(row, enqueued[key], steps, all_ms / steps, recording.roofs);
     out.push_back(std::move(row));
   }
-  std::stable_sort(out.begin(), out.end(), [&](const LedgerRow& a, const LedgerRow& b) {
+  std::ranges::stable_sort(out, [&](const LedgerRow& a, const LedgerRow& b) {
     if (options.order == LedgerOrder::kName) return name_before(a, b);
     return order_value(a, options.order) > order_value(b, options.order);
   });
@@ -153,9 +153,8 @@ std::string ledger_table(const std::vector<LedgerRow>& rows, LedgerKey key, int 
   using lab::report::format_significant;
   constexpr int kFigures = 66, kHost = 18, kShortestName = 14;
   // On a narrow terminal the files have it.
-  const bool host =
-      width >= kShortestName + kFigures + kHost &&
-      std::any_of(rows.begin(), rows.end(), [](const auto& row) { return row.host_ms > 0; });
+  const bool host = width >= kShortestName + kFigures + kHost &&
+                    std::ranges::any_of(rows, [](const auto& row) { return row.host_ms > 0; });
   const int figures = host ? kFigures + kHost : kFigures;
   int name_width = base::display_width(to_string(key));
   for (const LedgerRow& row : rows) {
@@ -168,22 +167,20 @@ std::string ledger_table(const std::vector<LedgerRow>& rows, LedgerKey key, int 
   const auto known = [&](double value) {
     return pad_left(figure(value > 0 ? std::optional(value) : std::nullopt), 9);
   };
-  std::string out = fmt::format(
-      "{}{}{}{}{}{}{}{}{}  {}\n", pad_right(to_string(key), name_width), pad_left("calls", 7),
-      pad_left("ms", 9), pad_left("share", 7), pad_left("ms/call", 9),
-      host ? pad_left("host ms", 9) + pad_left("host/op", 9) : "", pad_left("GFLOP/s", 9),
-      pad_left("GB/s", 7), pad_left("roof", 6), "bound");
+  std::string out =
+      fmt::format("{}{:>7}{:>9}{:>7}{:>9}{}{:>9}{:>7}{:>6}  {}\n",
+                  pad_right(to_string(key), name_width), "calls", "ms", "share", "ms/call",
+                  host ? pad_left("host ms", 9) + pad_left("host/op", 9) : "", "GFLOP/s", "GB/s",
+                  "roof", "bound");
   for (const LedgerRow& row : rows) {
     const std::vector<std::string> name = base::wrap(row.key, name_width);
     for (std::size_t i = 0; i + 1 < name.size(); ++i) out += name[i] + "\n";
-    out += fmt::format("{}{}{}{}{}{}{}{}{}  {}\n", pad_right(name.back(), name_width),
-                       pad_left(format_significant(row.calls, 3), 7),
-                       pad_left(format_significant(row.total_ms, 3), 9),
-                       pad_left(fmt::format("{:.1f}%", 100 * row.share), 7),
-                       pad_left(format_significant(row.mean_ms, 3), 9),
-                       host ? known(row.host_ms) + known(row.host_mean_ms) : "",
-                       pad_left(figure(row.gflops_per_s), 9), pad_left(figure(row.gb_per_s), 7),
-                       pad_left(format_percent(row.roof_share), 6), row.bound);
+    out += fmt::format(
+        "{}{:>7}{:>9}{:>7}{:>9}{}{:>9}{:>7}{:>6}  {}\n", pad_right(name.back(), name_width),
+        format_significant(row.calls, 3), format_significant(row.total_ms, 3),
+        fmt::format("{:.1f}%", 100 * row.share), format_significant(row.mean_ms, 3),
+        host ? known(row.host_ms) + known(row.host_mean_ms) : "", figure(row.gflops_per_s),
+        figure(row.gb_per_s), format_percent(row.roof_share), row.bound);
   }
   return out;
 }

@@ -13,6 +13,7 @@ namespace flashlab::profile {
 namespace {
 
 using lab::report::Anchor;
+using lab::report::format_bytes;
 using lab::report::Svg;
 using train::Role;
 
@@ -42,10 +43,6 @@ int style_of(Role role) {
   }
 }
 
-std::string bytes_text(double bytes) {
-  return lab::report::format_bytes(bytes);
-}
-
 class Picture {
  public:
   Picture(const MemoryTimeline& timeline, const TimelinePicture& options)
@@ -54,7 +51,8 @@ class Picture {
         count_(std::max<std::size_t>(1, timeline.operations.size())) {}
 
   std::string draw() {
-    svg_.text(0, 16, fmt::format("{} · peak {}", timeline_.title, bytes_text(peak())), "fl-title");
+    svg_.text(0, 16, fmt::format("{} · peak {}", timeline_.title, format_bytes(peak())),
+              "fl-title");
     draw_legend();
     draw_phases();
     draw_roles();
@@ -112,7 +110,7 @@ class Picture {
     for (int i = 0; i <= 4; ++i) {
       const double y = bottom - height * i / 4;
       svg_.line(kLeft, y, kWidth - kRight, y, "fl-grid");
-      svg_.text(kLeft - 6, y + 4, bytes_text(full * i / 4), "fl-muted", Anchor::kEnd);
+      svg_.text(kLeft - 6, y + 4, format_bytes(full * i / 4), "fl-muted", Anchor::kEnd);
     }
     svg_.text(kLeft + 4, bottom - height - 6, what, "fl-small");
   }
@@ -154,7 +152,7 @@ class Picture {
       if (a.bytes < options_.detail_bytes || height < kLeastHeight) continue;
       svg_.rect(kLeft, low - height, kWidth - kLeft - kRight, height, "fl-cell",
                 fmt::format("{} · {} · {} · {}, there before the step", a.name, a.shape,
-                            bytes_text(static_cast<double>(a.bytes)), train::to_string(role)));
+                            format_bytes(static_cast<double>(a.bytes)), train::to_string(role)));
     }
   }
 
@@ -177,14 +175,14 @@ class Picture {
       svg_.rect(left, bottom - low - height, std::max(0.5, right - left), std::max(0.3, height),
                 "fl-fill fl-band",
                 fmt::format("{} · {} · {} · {} to {}", a.name, a.shape,
-                            bytes_text(static_cast<double>(a.bytes)), a.allocated_by,
+                            format_bytes(static_cast<double>(a.bytes)), a.allocated_by,
                             timeline_.operations[static_cast<std::size_t>(a.last)]));
       svg_.end_group();
     }
     if (hidden > 0) {
       svg_.text(kWidth - kRight, bottom - kMapHeight - 6,
                 fmt::format("{} tensors below {} are not drawn", hidden,
-                            bytes_text(static_cast<double>(options_.detail_bytes))),
+                            format_bytes(static_cast<double>(options_.detail_bytes))),
                 "fl-small", Anchor::kEnd);
     }
   }

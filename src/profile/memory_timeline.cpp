@@ -48,8 +48,7 @@ std::vector<std::vector<train::TensorId>> flat_arenas(
 void add_persistent(const train::StepPlan& plan, const train::MemoryPlan& memory,
                     MemoryTimeline& out) {
   std::vector<train::Parameter> parameters = plan.parameters;
-  std::sort(parameters.begin(), parameters.end(),
-            [](const auto& a, const auto& b) { return a.offset < b.offset; });
+  std::ranges::sort(parameters, [](const auto& a, const auto& b) { return a.offset < b.offset; });
   const auto flat = flat_arenas(parameters);
   std::vector<bool> placed(plan.tensors.size());
   std::int64_t address = 0;
@@ -130,8 +129,8 @@ MemoryTimeline make_timeline(const train::StepPlan& plan, const train::MemoryPla
     }
     out.activations.push_back(std::move(a));
   }
-  std::stable_sort(out.activations.begin(), out.activations.end(),
-                   [](const Allocation& a, const Allocation& b) { return a.first < b.first; });
+  std::ranges::stable_sort(
+      out.activations, [](const Allocation& a, const Allocation& b) { return a.first < b.first; });
   out.peak_operation = std::max(0, memory.peak.operation);
   return out;
 }
@@ -160,8 +159,8 @@ std::vector<LikeAllocations> largest(const MemoryTimeline& timeline, std::size_t
     if (is_new) kinds.push_back({a, 0});
     ++kinds[place->second].count;
   }
-  std::stable_sort(kinds.begin(), kinds.end(),
-                   [](const auto& a, const auto& b) { return a.each.bytes > b.each.bytes; });
+  std::ranges::stable_sort(
+      kinds, [](const auto& a, const auto& b) { return a.each.bytes > b.each.bytes; });
   kinds.resize(std::min(most, kinds.size()));
   for (LikeAllocations& kind : kinds) {
     if (kind.count == 1) continue;

@@ -125,8 +125,7 @@ std::string longest_waits(const KernelCounters& kernel, std::size_t most) {
       found.emplace_back(at->second, stall.heading);
     }
   }
-  std::stable_sort(found.begin(), found.end(),
-                   [](const auto& a, const auto& b) { return a.first > b.first; });
+  std::ranges::stable_sort(found, [](const auto& a, const auto& b) { return a.first > b.first; });
   std::vector<std::string> words;
   for (std::size_t i = 0; i < std::min(most, found.size()); ++i) {
     words.push_back(fmt::format("{} {:.1f}", found[i].second, found[i].first));
@@ -183,7 +182,7 @@ std::vector<KernelCounters> parse_ncu(std::string_view csv) {
   std::map<std::string, std::map<std::string, int>> counts;
   std::vector<std::string> head;
   const auto column = [&](const char* name) {
-    return static_cast<std::size_t>(std::find(head.begin(), head.end(), name) - head.begin());
+    return static_cast<std::size_t>(std::ranges::find(head, name) - head.begin());
   };
   std::istringstream lines{std::string(csv)};
   for (std::string line; std::getline(lines, line);) {
@@ -203,8 +202,8 @@ std::vector<KernelCounters> parse_ncu(std::string_view csv) {
     char* end = nullptr;
     const double value = std::strtod(text.c_str(), &end);
     if (end == text.c_str()) continue;  // "n/a"
-    auto row = std::find_if(out.begin(), out.end(),
-                            [&](const KernelCounters& each) { return each.kernel == name; });
+    auto row =
+        std::ranges::find_if(out, [&](const KernelCounters& each) { return each.kernel == name; });
     if (row == out.end()) row = out.insert(out.end(), KernelCounters{name, 0, {}});
     const std::string& metric = cells[column("Metric Name")];
     const int count = ++counts[name][metric];
@@ -256,12 +255,12 @@ std::vector<NsysKernel> parse_nsys(std::string_view csv) {
   for (std::string line; std::getline(lines, line);) {
     const std::vector<std::string> cells = cells_of(line);
     if (head.empty()) {
-      if (std::find(cells.begin(), cells.end(), "Instances") != cells.end()) head = cells;
+      if (std::ranges::find(cells, "Instances") != cells.end()) head = cells;
       continue;
     }
     if (cells.size() != head.size()) continue;
     const auto number = [&](const char* name) {
-      const auto at = std::find(head.begin(), head.end(), name);
+      const auto at = std::ranges::find(head, name);
       return at == head.end()
                  ? 0.0
                  : std::atof(cells[static_cast<std::size_t>(at - head.begin())].c_str());

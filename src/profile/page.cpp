@@ -50,8 +50,8 @@ std::string ledger_html(const Recording& r, LedgerKey key, const std::string& ca
   const auto cell = [](std::optional<double> value) {
     return HtmlCell{value ? format_significant(*value, 3) : lab::report::kAbsent, "n", ""};
   };
-  const bool host = std::any_of(ledger.begin(), ledger.end(),
-                                [](const LedgerRow& row) { return row.host_ms > 0; });
+  const bool host =
+      std::ranges::any_of(ledger, [](const LedgerRow& row) { return row.host_ms > 0; });
   std::vector<std::string> head = {to_string(key), "calls", "ms",   "share", "ms/call",
                                    "GFLOP/s",      "GB/s",  "roof", "bound"};
   if (host) head.insert(head.begin() + 5, {"host ms", "host ms/op"});
@@ -116,7 +116,7 @@ std::string launches_html(const Recording& r) {
                     figure(fmt::format("{}", f.blocks)),
                     figure(fmt::format("{}", f.threads)),
                     figure(fmt::format("{}", f.registers)),
-                    figure(format_bytes(static_cast<double>(f.shared_bytes))),
+                    figure(format_bytes(f.shared_bytes)),
                     figure(lab::report::format_percent(f.occupancy)),
                     figure(format_significant(f.waves, 3))});
   }
@@ -211,7 +211,7 @@ Section memory_section(const Profile& p) {
                     {fmt::format("{}", count), "n", ""},
                     {each.shape, "", ""},
                     {train::to_string(each.role), "", ""},
-                    {format_bytes(static_cast<double>(each.bytes)), "n", ""},
+                    {format_bytes(each.bytes), "n", ""},
                     {each.allocated_by, "long", ""}});
   }
   out.body += html_table("Largest allocations of the arena",
@@ -220,11 +220,11 @@ Section memory_section(const Profile& p) {
     rows.clear();
     for (const BlockMemory::Part& part : p.block->saved) {
       rows.push_back({{part.name, "", ""},
-                      {format_bytes(static_cast<double>(part.bytes)), "n", ""},
+                      {format_bytes(part.bytes), "n", ""},
                       {fmt::format("{:.1f}%", 100 * part.share), "n", ""}});
     }
     out.body += html_table(fmt::format("Kept by layer {} for backward: {}", p.block->layer,
-                                       format_bytes(static_cast<double>(p.block->saved_bytes))),
+                                       format_bytes(p.block->saved_bytes)),
                            {"tensor", "bytes", "share"}, rows, true);
   }
   return out;
@@ -271,8 +271,7 @@ std::vector<HeadlineTile> tiles(const Profile& p) {
     }
   }
   if (p.memory) {
-    out.push_back(
-        {format_bytes(static_cast<double>(p.memory->peak_bytes())), "predicted peak of memory"});
+    out.push_back({format_bytes(p.memory->peak_bytes()), "predicted peak of memory"});
   }
   return out;
 }

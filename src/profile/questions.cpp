@@ -46,8 +46,7 @@ double product_share(const Recording& r, const std::string& phase) {
 }
 
 bool has_phase(const Recording& r, const std::string& phase) {
-  return std::any_of(r.events.begin(), r.events.end(),
-                     [&](const Event& event) { return event.phase == phase; });
+  return std::ranges::any_of(r.events, [&](const Event& event) { return event.phase == phase; });
 }
 
 void ask_about_attention(const Recording& r, std::vector<Answer>& out) {

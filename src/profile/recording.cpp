@@ -57,8 +57,8 @@ std::optional<TimeAccount> Recording::account() const {
   for (std::size_t step = 0; step < by_step.size(); ++step) {
     std::vector<const Event*>& of_step = by_step[step];
     if (of_step.empty()) continue;
-    std::stable_sort(of_step.begin(), of_step.end(),
-                     [](const Event* a, const Event* b) { return a->start_ms < b->start_ms; });
+    std::ranges::stable_sort(
+        of_step, [](const Event* a, const Event* b) { return a->start_ms < b->start_ms; });
     double reached = of_step.front()->start_ms, idle = 0;
     int count = 0;
     const Event* last = of_step.front();

@@ -144,9 +144,8 @@ void draw_flame(lab::report::Svg& svg, const FlameNode& node, const FlameNode& r
                 double bottom) {
   std::vector<std::pair<std::string, const FlameNode*>> children;
   for (const auto& [name, child] : node.children) children.emplace_back(name, &child);
-  std::stable_sort(children.begin(), children.end(), [](const auto& a, const auto& b) {
-    return rank_of(a.first) < rank_of(b.first);
-  });
+  std::ranges::stable_sort(
+      children, [](const auto& a, const auto& b) { return rank_of(a.first) < rank_of(b.first); });
   for (const auto& [name, child] : children) {
     const double width = child->ms / root.ms * kFlameWidth;
     // Narrower than a third of a pixel is not to be seen, and makes large pictures slow.

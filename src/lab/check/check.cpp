@@ -119,8 +119,7 @@ class ListRun {
 }  // namespace
 
 bool CheckSummary::ok() const {
-  const bool ruler_ok =
-      std::all_of(ruler.begin(), ruler.end(), [](const RulerReading& r) { return r.ok; });
+  const bool ruler_ok = std::ranges::all_of(ruler, [](const RulerReading& r) { return r.ok; });
   return failed == 0 && !cancelled && ruler_ok;
 }
 

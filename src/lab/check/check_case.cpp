@@ -16,7 +16,7 @@ namespace ref = flashlab::reference;
 using cases::Case;
 
 bool wants(const CheckOptions& options, Pass pass) {
-  return std::find(options.passes.begin(), options.passes.end(), pass) != options.passes.end();
+  return std::ranges::find(options.passes, pass) != options.passes.end();
 }
 
 // On a GPU one call at a time, with all that touches the device for it: after an illegal address
@@ -63,8 +63,7 @@ class PoisonedWorkspace {
         !s.ok()) {
       return s;
     }
-    intact_ = intact_ && std::all_of(guards.begin(), guards.end(),
-                                     [](std::uint8_t b) { return b == kPattern; });
+    intact_ = intact_ && std::ranges::all_of(guards, [](std::uint8_t b) { return b == kPattern; });
     return {};
   }
   bool intact() const { return intact_; }
@@ -268,7 +267,7 @@ class Checker {
 
 bool CheckReport::passed() const {
   return status == RunStatus::kOk &&
-         std::all_of(items.begin(), items.end(), [](const CheckItem& i) { return i.passed; });
+         std::ranges::all_of(items, [](const CheckItem& i) { return i.passed; });
 }
 
 std::string CheckReport::failure() const {

@@ -189,8 +189,8 @@ CaseTruth::~CaseTruth() = default;
 
 Result<CaseTruth> CaseTruth::create(const Case& problem, const CheckOptions& options) {
   CaseDataOptions data_options;
-  data_options.backward = std::find(options.passes.begin(), options.passes.end(),
-                                    Pass::kBackward) != options.passes.end();
+  data_options.backward =
+      std::ranges::find(options.passes, Pass::kBackward) != options.passes.end();
   data_options.memory_limit_bytes = options.memory_limit_bytes;
   data_options.trap_reads_past_end = options.trap_reads_past_end;
   data_options.memory = options.memory;

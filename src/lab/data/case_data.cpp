@@ -242,9 +242,9 @@ std::string to_string(std::span<const TensorBytes> tensors) {
   std::string text;
   for (const TensorBytes& tensor : tensors) {
     text += fmt::format("{}{}{} = {}; ", tensor.name, tensor.shape.empty() ? "" : " ", tensor.shape,
-                        format_bytes(static_cast<double>(tensor.bytes)));
+                        format_bytes(tensor.bytes));
   }
-  return text + "together " + format_bytes(static_cast<double>(total_bytes(tensors)));
+  return text + "together " + format_bytes(total_bytes(tensors));
 }
 
 CaseData::CaseData(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -263,7 +263,7 @@ Result<CaseData> CaseData::create(const Case& problem, const CaseDataOptions& op
     const auto refusal = [&](std::int64_t limit, Device device) {
       return Status::out_of_memory(
           {problem.name.empty() ? problem.describe() : problem.name, to_string(tensors),
-           fmt::format("at most {}{}", format_bytes(static_cast<double>(limit)),
+           fmt::format("at most {}{}", format_bytes(limit),
                        device == memory->device() && device.kind == DeviceKind::kCpu
                            ? std::string()
                            : " on " + to_string(device)),

@@ -39,9 +39,8 @@ Result<DescribedGpu> described_gpu(std::string_view architecture) {
       Context(std::make_unique<internal::ContextState>(options, &kept(info))),
       fmt::format("{} ({}), described: {} multiprocessors, {} of memory, at most {} of shared "
                   "memory for a block",
-                  info.name, *exact, info.multiprocessors,
-                  format_bytes(static_cast<double>(info.memory_bytes)),
-                  format_bytes(static_cast<double>(info.shared_bytes_per_block)))};
+                  info.name, *exact, info.multiprocessors, format_bytes(info.memory_bytes),
+                  format_bytes(info.shared_bytes_per_block))};
 }
 
 std::vector<PlanKernel> kernels_of(const Plan& plan) {

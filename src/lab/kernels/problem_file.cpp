@@ -78,7 +78,7 @@ class Members {
   // Refuses what nobody has asked for: a misspelt member would change nothing.
   Status finish() {
     for (const auto& [name, value] : object_.items()) {
-      if (std::find(known_.begin(), known_.end(), name) == known_.end()) {
+      if (std::ranges::find(known_, name) == known_.end()) {
         fail(name.c_str(), value, "no such member");
       }
     }

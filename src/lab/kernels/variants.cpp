@@ -391,7 +391,7 @@ std::vector<std::string> gpu_architectures() {
   if (!driver.ok()) return names;
   for (const cuda::DeviceInfo& device : (*driver)->devices()) {
     const std::string name = device.architecture();
-    if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
+    if (std::ranges::find(names, name) == names.end()) names.push_back(name);
   }
   return names;
 }

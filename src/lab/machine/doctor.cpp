@@ -107,8 +107,8 @@ std::vector<BusyProcess> busy_between(const std::map<int, ProcessTime>& before,
     const double used = now.seconds - (earlier == before.end() ? 0.0 : earlier->second.seconds);
     if (used / seconds >= kBusy) out.push_back({pid, now.name, used / seconds});
   }
-  std::stable_sort(out.begin(), out.end(),
-                   [](const BusyProcess& a, const BusyProcess& b) { return a.cores > b.cores; });
+  std::ranges::stable_sort(
+      out, [](const BusyProcess& a, const BusyProcess& b) { return a.cores > b.cores; });
   return out;
 }
 

@@ -132,12 +132,10 @@ std::string command_line(int argc, const char* const* argv) {
   for (int i = 0; i < argc; ++i) {
     if (i > 0) out += ' ';
     const std::string_view argument = argv[i];
-    const bool plain =
-        !argument.empty() && std::all_of(argument.begin(), argument.end(), [](unsigned char c) {
-          return std::isalnum(c) != 0 ||
-                 std::string_view("-_./:,=+@%").find(static_cast<char>(c)) !=
-                     std::string_view::npos;
-        });
+    const bool plain = !argument.empty() && std::ranges::all_of(argument, [](unsigned char c) {
+      return std::isalnum(c) != 0 ||
+             std::string_view("-_./:,=+@%").find(static_cast<char>(c)) != std::string_view::npos;
+    });
     if (plain) {
       out += argument;
       continue;

@@ -46,8 +46,7 @@ void diagnose_others(const GpuFacts& facts, std::vector<EnvironmentWarning>& out
                                            kFree * static_cast<double>(facts.memory_bytes)) {
     out.push_back(
         {fmt::format("{} of {} of the GPU's memory are free: other programs hold the rest",
-                     format_bytes(static_cast<double>(facts.free_bytes)),
-                     format_bytes(static_cast<double>(facts.memory_bytes))),
+                     format_bytes(facts.free_bytes), format_bytes(facts.memory_bytes)),
          "stop them where they compute: memory alone costs nothing but large cases"});
   }
 }
@@ -165,7 +164,7 @@ std::string describe_gpu(const Environment& environment) {
     out += fmt::format(" · {} multiprocessors", environment.gpu_multiprocessors);
   }
   if (environment.gpu_memory_bytes > 0) {
-    out += " · " + format_bytes(static_cast<double>(environment.gpu_memory_bytes));
+    out += " · " + format_bytes(environment.gpu_memory_bytes);
   }
   if (!environment.driver.empty()) out += " · driver " + environment.driver;
   if (!environment.cuda_version.empty()) out += " · CUDA " + environment.cuda_version;

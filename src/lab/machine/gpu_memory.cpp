@@ -39,10 +39,9 @@ class GpuMemory final : public DeviceMemory {
     const auto result = gpu_.api().cuMemAlloc(&memory, std::max<std::size_t>(bytes, 1));
     if (result == cuda::kCudaSuccess) return reinterpret_cast<void*>(memory);
     if (result != cuda::kCudaOutOfMemory) return check(result, "cuMemAlloc");
-    return Status::out_of_memory(
-        {to_string(device()), fmt::format("no {}", format_bytes(static_cast<double>(bytes))),
-         fmt::format("at most {}", format_bytes(static_cast<double>(available_bytes()))),
-         "use a smaller batch, fewer heads or a shorter sequence"});
+    return Status::out_of_memory({to_string(device()), fmt::format("no {}", format_bytes(bytes)),
+                                  fmt::format("at most {}", format_bytes(available_bytes())),
+                                  "use a smaller batch, fewer heads or a shorter sequence"});
   }
   void release(void* memory) noexcept override {
     if (memory == nullptr) return;

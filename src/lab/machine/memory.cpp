@@ -62,12 +62,11 @@ std::size_t TrackingAllocator::entry_of(Tag tag) {
 
 Status TrackingAllocator::refusal(std::size_t bytes, Tag tag) const {
   const char* role = tag.role == nullptr || *tag.role == '\0' ? "memory" : tag.role;
-  return Status::out_of_memory(
-      {role,
-       fmt::format("{} asked for, with {} held already", format_bytes(static_cast<double>(bytes)),
-                   format_bytes(static_cast<double>(current_))),
-       fmt::format("at most {} in all", format_bytes(static_cast<double>(limit_))),
-       "choose a smaller batch, fewer heads or shorter sequences"});
+  return Status::out_of_memory({role,
+                                fmt::format("{} asked for, with {} held already",
+                                            format_bytes(bytes), format_bytes(current_)),
+                                fmt::format("at most {} in all", format_bytes(limit_)),
+                                "choose a smaller batch, fewer heads or shorter sequences"});
 }
 
 Result<void*> TrackingAllocator::allocate(std::size_t bytes, std::size_t alignment, Stream stream,
@@ -151,9 +150,8 @@ std::vector<LedgerEntry> TrackingAllocator::ledger() const {
     const std::lock_guard lock(mutex_);
     out = entries_;
   }
-  std::stable_sort(out.begin(), out.end(), [](const LedgerEntry& a, const LedgerEntry& b) {
-    return a.peak_bytes > b.peak_bytes;
-  });
+  std::ranges::stable_sort(
+      out, [](const LedgerEntry& a, const LedgerEntry& b) { return a.peak_bytes > b.peak_bytes; });
   return out;
 }
 

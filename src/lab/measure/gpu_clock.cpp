@@ -70,9 +70,9 @@ class GpuClock final : public SampleClock {
 
   std::string describe(bool cold_cache) const override {
     return fmt::format("CUDA events around each sample, {}",
-                       cold_cache ? fmt::format("L2 flushed before it by writing {}",
-                                                format_bytes(static_cast<double>(bytes_)))
-                                  : "warm L2");
+                       cold_cache
+                           ? fmt::format("L2 flushed before it by writing {}", format_bytes(bytes_))
+                           : "warm L2");
   }
 
  private:

@@ -15,11 +15,11 @@ double quantile_of_sorted(std::span<const double> sorted, double p) {
 
 std::optional<Statistics> summarize(std::span<const double> samples) {
   if (samples.empty()) return {};
-  if (!std::all_of(samples.begin(), samples.end(), [](double x) { return std::isfinite(x); })) {
+  if (!std::ranges::all_of(samples, [](double x) { return std::isfinite(x); })) {
     return {};
   }
   std::vector<double> sorted(samples.begin(), samples.end());
-  std::sort(sorted.begin(), sorted.end());
+  std::ranges::sort(sorted);
 
   Statistics out;
   out.count = sorted.size();
@@ -45,7 +45,7 @@ std::optional<Statistics> summarize(std::span<const double> samples) {
 std::optional<double> median_of(std::span<const double> samples) {
   if (samples.empty()) return {};
   std::vector<double> sorted(samples.begin(), samples.end());
-  std::sort(sorted.begin(), sorted.end());
+  std::ranges::sort(sorted);
   return quantile_of_sorted(sorted, 0.5);
 }
 

@@ -140,12 +140,12 @@ Measurement read_result(Line& line, const PythonRequest& asked, const std::strin
   out.device = device;
   out.implementation = line.text("implementation");
   const auto& names = asked.implementations;
-  if (std::find(names.begin(), names.end(), out.implementation) == names.end()) {
+  if (std::ranges::find(names, out.implementation) == names.end()) {
     line.fail("implementation", "one that was asked for");
   }
   out.pass = line.text("pass");
-  const auto pass = std::find_if(asked.passes.begin(), asked.passes.end(),
-                                 [&](Pass each) { return out.pass == to_string(each); });
+  const auto pass =
+      std::ranges::find_if(asked.passes, [&](Pass each) { return out.pass == to_string(each); });
   if (pass == asked.passes.end()) line.fail("pass", "one that was asked for");
   const auto status = parse_status(line.text("status"));
   if (!status) line.fail("status", "ok, oom, unsupported or error");
@@ -173,9 +173,8 @@ Status not_by_protocol(std::string_view line, const std::string& why) {
 }  // namespace
 
 bool PythonInfo::has(std::string_view package) const {
-  return std::any_of(packages.begin(), packages.end(), [&](const auto& each) {
-    return each.first == package && !each.second.empty();
-  });
+  return std::ranges::any_of(
+      packages, [&](const auto& each) { return each.first == package && !each.second.empty(); });
 }
 
 std::string PythonInfo::words() const {

@@ -53,8 +53,8 @@ std::string joined(const std::vector<std::string>& words, const char* between) {
 std::string installing(const std::string& python, const std::vector<std::string>& modules) {
   std::string out;
   const auto lacks = [&](const char* name) {
-    return std::any_of(modules.begin(), modules.end(),
-                       [&](const std::string& each) { return each.starts_with(name); });
+    return std::ranges::any_of(modules,
+                               [&](const std::string& each) { return each.starts_with(name); });
   };
   if (lacks("flashlab")) out += fmt::format("{} -m pip install . (in FlashLab's folder)", python);
   if (lacks("torch")) {
@@ -199,7 +199,7 @@ PythonRun PythonWorker::run(const cases::Case& problem, std::span<const Pass> pa
   if (out.status.ok() || cancelled()) return out;
   for (const Pass pass : passes) {
     for (const std::string& name : implementations) {
-      const bool given = std::any_of(out.results.begin(), out.results.end(), [&](const auto& row) {
+      const bool given = std::ranges::any_of(out.results, [&](const auto& row) {
         return row.implementation == name && row.pass == to_string(pass);
       });
       if (given) continue;

@@ -115,7 +115,7 @@ std::vector<std::pair<std::string, std::string>> environment_rows(const Environm
     if (!value.empty()) rows.emplace_back(name, base::clean(value));
   };
   const auto add_bytes = [&](const char* name, std::int64_t bytes) {
-    if (bytes > 0) add(name, format_bytes(static_cast<double>(bytes)));
+    if (bytes > 0) add(name, format_bytes(bytes));
   };
   const auto add_number = [&](const char* name, std::optional<double> value, const char* unit) {
     if (value) add(name, format_significant(*value, 4) + " " + unit);

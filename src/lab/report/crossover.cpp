@@ -120,7 +120,7 @@ std::vector<Crossover> crossovers(const ResultFile& file, std::string_view relat
     }
     out.push_back(std::move(c));
   }
-  std::stable_sort(out.begin(), out.end(), [](const Crossover& a, const Crossover& b) {
+  std::ranges::stable_sort(out, [](const Crossover& a, const Crossover& b) {
     return std::tie(a.dtype, a.variant, a.head_dim, a.batch_heads) <
            std::tie(b.dtype, b.variant, b.head_dim, b.batch_heads);
   });

@@ -106,15 +106,15 @@ std::string to_csv(const ResultFile& file) {
   std::vector<const Subject*> seen;
   for (const Measurement& r : file.results.empty() ? std::vector<Measurement>(1) : file.results) {
     const Subject& subject = subject_of(r);
-    if (std::find(seen.begin(), seen.end(), &subject) != seen.end()) continue;
+    if (std::ranges::find(seen, &subject) != seen.end()) continue;
     seen.push_back(&subject);
     for (const LabelSpec& spec : subject.labels) {
       const auto same = [&](const LabelSpec* other) { return other->name == spec.name; };
-      if (std::none_of(labels.begin(), labels.end(), same)) labels.push_back(&spec);
+      if (std::ranges::none_of(labels, same)) labels.push_back(&spec);
     }
     for (const ShownColumn& shown : subject.columns) {
       const auto same = [&](const Column& other) { return other.name == shown.column.name; };
-      if (std::none_of(columns.begin(), columns.end(), same)) columns.push_back(shown.column);
+      if (std::ranges::none_of(columns, same)) columns.push_back(shown.column);
     }
   }
   std::vector<std::string> head = {"implementation", "device", "pass"};

@@ -122,26 +122,25 @@ std::vector<Group> group_by_problem(const ResultFile& file) {
     const auto [at, fresh] = index.try_emplace(problem_key(result), groups.size());
     if (fresh) groups.push_back({&subject_of(result), result.labels, {}, {}});
     std::vector<std::string>& passes = groups[at->second].passes;
-    if (std::find(passes.begin(), passes.end(), result.pass) == passes.end()) {
+    if (std::ranges::find(passes, result.pass) == passes.end()) {
       passes.push_back(result.pass);
     }
   }
   for (Group& group : groups) {
-    std::stable_sort(group.passes.begin(), group.passes.end(),
-                     [](const auto& a, const auto& b) { return pass_order(a) < pass_order(b); });
+    std::ranges::stable_sort(
+        group.passes, [](const auto& a, const auto& b) { return pass_order(a) < pass_order(b); });
   }
 
   for (const Measurement& result : file.results) {
     Group& group = groups[index.at(problem_key(result))];
-    const auto pass = static_cast<std::size_t>(
-        std::find(group.passes.begin(), group.passes.end(), result.pass) - group.passes.begin());
+    const auto pass = static_cast<std::size_t>(std::ranges::find(group.passes, result.pass) -
+                                               group.passes.begin());
     std::string label = base::clean(result.implementation);
     if (devices[result.implementation].size() > 1) label += " (" + base::clean(result.device) + ")";
     // A second measurement of the same thing is a row of its own: nothing measured is dropped.
     for (int copy = 1;; ++copy) {
       const std::string wanted = copy == 1 ? label : fmt::format("{} #{}", label, copy);
-      auto row = std::find_if(group.rows.begin(), group.rows.end(),
-                              [&](const Row& r) { return r.label == wanted; });
+      auto row = std::ranges::find_if(group.rows, [&](const Row& r) { return r.label == wanted; });
       if (row == group.rows.end()) {
         group.rows.push_back({wanted, result.implementation, {}});
         row = std::prev(group.rows.end());
@@ -159,12 +158,12 @@ std::vector<Group> group_by_problem(const ResultFile& file) {
 Result<std::string> resolve_relative_to(const ResultFile& file, std::string_view requested) {
   std::vector<std::string> names;
   for (const Measurement& result : file.results) {
-    if (std::find(names.begin(), names.end(), result.implementation) == names.end()) {
+    if (std::ranges::find(names, result.implementation) == names.end()) {
       names.push_back(result.implementation);
     }
   }
   const std::string wanted(requested.empty() ? "naive" : requested);
-  if (std::find(names.begin(), names.end(), wanted) != names.end()) return wanted;
+  if (std::ranges::find(names, wanted) != names.end()) return wanted;
   if (requested.empty()) return std::string();
   return Status::invalid({"--relative-to", base::clean(requested),
                           names.empty() ? "an implementation with results (there are none)"
@@ -192,7 +191,7 @@ std::optional<double> memory_ratio(const Row& base, const Row& other) {
 }
 
 bool Best::has(const Row& row) const {
-  return std::find(rows.begin(), rows.end(), &row) != rows.end();
+  return std::ranges::find(rows, &row) != rows.end();
 }
 
 Best best_of(const Group& group, const Column& column, std::size_t pass) {
@@ -215,7 +214,7 @@ Best best_of(const Group& group, const Column& column, std::size_t pass) {
 Best best_of(const Group& group, const Column& column) {
   std::vector<const Row*> rows = most_complete(group);
   const auto is_reference = [](const Row* row) { return row->implementation == "reference"; };
-  if (column.name == kError.name && !std::all_of(rows.begin(), rows.end(), is_reference)) {
+  if (column.name == kError.name && !std::ranges::all_of(rows, is_reference)) {
     std::erase_if(rows, is_reference);
   }
   const auto value = [&](const Row& row) { return row.worst(column); };
@@ -280,7 +279,7 @@ std::vector<Accuracy> accuracies(const std::vector<Group>& groups) {
         const Measurement* r = row.ok(pass);
         if (r == nullptr || !(*r)[kError]) continue;
         const std::string dtype = group.labels.text("dtype");
-        auto at = std::find_if(list.begin(), list.end(), [&](const Accuracy& a) {
+        auto at = std::ranges::find_if(list, [&](const Accuracy& a) {
           return a.label == row.label && a.dtype == dtype && a.pass == group.passes[pass];
         });
         if (at == list.end()) {
@@ -304,7 +303,7 @@ std::string heading_of(const ResultFile& file) {
   std::vector<std::string> names;
   for (const Subject* subject : subjects()) {
     const auto about = [&](const Measurement& r) { return &subject_of(r) == subject; };
-    if (std::any_of(file.results.begin(), file.results.end(), about)) {
+    if (std::ranges::any_of(file.results, about)) {
       names.emplace_back(subject->heading);
     }
   }

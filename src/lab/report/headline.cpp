@@ -232,9 +232,8 @@ Headline headline(const ResultFile& file, std::string_view relative_to) {
     Tally& t = tally_of(tallies, a.label);
     t.worst_error_ratio = std::max(t.worst_error_ratio, finite(a.ratio).value_or(0));
   }
-  const Tally& winner =
-      *std::max_element(tallies.begin(), tallies.end(),
-                        [](const Tally& a, const Tally& b) { return a.wins < b.wins; });
+  const Tally& winner = *std::ranges::max_element(
+      tallies, [](const Tally& a, const Tally& b) { return a.wins < b.wins; });
   const bool alone = tallies.size() == 1;
   about_peers(groups, &out);
   if (!alone) {

@@ -26,7 +26,7 @@ std::string names_of_implementations(const Page& page) {
   for (const Measurement& r : page.file.results) {
     if (r.subject != attention_subject().name) continue;
     const std::string name = base::clean(r.implementation);
-    if (std::find(seen.begin(), seen.end(), name) != seen.end()) continue;
+    if (std::ranges::find(seen, name) != seen.end()) continue;
     seen.push_back(name);
     const DeviceKind kind = r.device == "cpu" ? DeviceKind::kCpu : DeviceKind::kCuda;
     const std::string idea = idea_of(r.implementation, kind);
@@ -47,7 +47,7 @@ Section details_section(const Page& page) {
       const auto same = [&](const Column& other) { return other.name == shown.column.name; };
       // A row's own table has these already.
       if (shown.place == Place::kRow || shown.column.unit == "share" ||
-          std::any_of(columns.begin(), columns.end(), same)) {
+          std::ranges::any_of(columns, same)) {
         continue;
       }
       columns.push_back(shown.column);
@@ -120,7 +120,7 @@ Section reading_section(const Page& page) {
                  "measurement.");
   std::vector<const Subject*> seen;
   for (const Group& group : page.groups) {
-    if (std::find(seen.begin(), seen.end(), group.subject) != seen.end()) continue;
+    if (std::ranges::find(seen, group.subject) != seen.end()) continue;
     seen.push_back(group.subject);
     out.body +=
         definition(fmt::format("GFLOP/s, TFLOP/s of {}", group.subject->name),

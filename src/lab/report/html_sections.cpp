@@ -26,7 +26,7 @@ std::string figures(const Page& page, std::initializer_list<PlotKind> kinds) {
   std::vector<const Plot*> chosen;
   std::map<std::string, int> sizes;
   for (const Plot& plot : page.plots) {
-    if (std::find(kinds.begin(), kinds.end(), plot.kind) == kinds.end()) continue;
+    if (std::ranges::find(kinds, plot.kind) == kinds.end()) continue;
     chosen.push_back(&plot);
     ++sizes[plot.family];
   }
@@ -118,7 +118,7 @@ Section model_section(const Page& page) {
     const auto smaller = [](const Group* a, const Group* b) {
       return case_of(a->labels).flops(Pass::kForward) < case_of(b->labels).flops(Pass::kForward);
     };
-    shown = {*std::max_element(shown.begin(), shown.end(), smaller)};
+    shown = {*std::ranges::max_element(shown, smaller)};
   }
   for (const Group* group : shown) {
     std::vector<std::vector<HtmlCell>> rows;

@@ -58,8 +58,8 @@ std::string comparison_table_html(const Group& group, std::string_view relative_
   for (const CellRow& row : table.rows) {
     out += "<tr><th scope=\"row\">" + base::escape_xml(row.label) + "</th>";
     // A row without a single figure has its reason in their place.
-    const bool empty = std::all_of(row.cells.begin(), row.cells.end(),
-                                   [](const Cell& cell) { return cell.text == kAbsent; });
+    const bool empty =
+        std::ranges::all_of(row.cells, [](const Cell& cell) { return cell.text == kAbsent; });
     for (std::size_t i = 0; i < row.cells.size() && !empty; ++i) {
       const bool first = i == 0 || table.columns[i].over != table.columns[i - 1].over;
       const Cell& cell = row.cells[i];
@@ -93,7 +93,7 @@ std::string overview(const Page& page, const std::string& pass) {
   }
   std::vector<std::vector<HtmlCell>> rows;
   for (const Group& group : page.groups) {
-    const auto at = std::find(group.passes.begin(), group.passes.end(), pass);
+    const auto at = std::ranges::find(group.passes, pass);
     if (at == group.passes.end()) continue;
     const auto index = static_cast<std::size_t>(at - group.passes.begin());
     const Best best = best_of(group, kMedianMs, index);
@@ -163,7 +163,7 @@ Section comparison_section(const Page& page) {
     std::vector<std::string> passes;
     for (const Group& group : page.groups) {
       for (const std::string& pass : group.passes) {
-        if (std::find(passes.begin(), passes.end(), pass) == passes.end()) passes.push_back(pass);
+        if (std::ranges::find(passes, pass) == passes.end()) passes.push_back(pass);
       }
     }
     for (const std::string& pass : passes) out.body += overview(page, pass);

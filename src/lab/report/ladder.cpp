@@ -72,17 +72,14 @@ std::string ladder_table(const ResultFile& file, const std::vector<Rung>& rungs)
           return base == nullptr || base == result ? std::string("-")
                                                    : format_ratio(speed_up(base, result));
         };
-        lines +=
-            fmt::format("  {} {} {} {}  {}\n", base::pad_right(std::string(rung.name), 12),
-                        base::pad_left(format_ms((*result)[kMedianMs]), 10),
-                        base::pad_left(gain(below), 9), base::pad_left(gain(bottom), 9), rung.idea);
+        lines += fmt::format("  {:<12} {:>10} {:>9} {:>9}  {}\n", std::string(rung.name),
+                             format_ms((*result)[kMedianMs]), gain(below), gain(bottom), rung.idea);
         below = result;
       }
       if (lines.empty()) continue;
-      out += fmt::format("{}ladder   {} · {}\n  {} {} {} {}  idea\n{}", out.empty() ? "" : "\n",
-                         group.title(), group.passes[pass], base::pad_right("rung", 12),
-                         base::pad_left("ms", 10), base::pad_left("gain", 9),
-                         base::pad_left("in all", 9), lines);
+      out += fmt::format("{}ladder   {} · {}\n  {:<12} {:>10} {:>9} {:>9}  idea\n{}",
+                         out.empty() ? "" : "\n", group.title(), group.passes[pass], "rung", "ms",
+                         "gain", "in all", lines);
     }
   }
   return out;

@@ -28,8 +28,7 @@ std::vector<Family> families_of(const std::vector<Group>& groups) {
   std::vector<Family> families;
   for (const Group& group : groups) {
     const std::string title = group.subject->family(group.labels);
-    auto at = std::find_if(families.begin(), families.end(),
-                           [&](const Family& f) { return f.title == title; });
+    auto at = std::ranges::find_if(families, [&](const Family& f) { return f.title == title; });
     if (at == families.end()) {
       families.push_back({group.subject->family_slug(group.labels), title, {}});
       at = std::prev(families.end());
@@ -37,8 +36,9 @@ std::vector<Family> families_of(const std::vector<Group>& groups) {
     at->groups.push_back(&group);
   }
   for (Family& family : families) {
-    std::stable_sort(family.groups.begin(), family.groups.end(),
-                     [](const Group* a, const Group* b) { return length_of(*a) < length_of(*b); });
+    std::ranges::stable_sort(family.groups, [](const Group* a, const Group* b) {
+      return length_of(*a) < length_of(*b);
+    });
   }
   return families;
 }
@@ -97,7 +97,7 @@ class Maker {
           std::vector<double>& list = shares[pass][row.label];
           list.push_back(*share);
           many = many || list.size() > 1;
-          if (std::find(order.begin(), order.end(), row.label) == order.end()) {
+          if (std::ranges::find(order, row.label) == order.end()) {
             order.push_back(row.label);
           }
         }
@@ -112,7 +112,7 @@ class Maker {
         const auto found = shares[pass].find(label);
         if (found == shares[pass].end()) continue;
         std::vector<double>& v = found->second;
-        std::sort(v.begin(), v.end());
+        std::ranges::sort(v);
         const double median = (v[(v.size() - 1) / 2] + v[v.size() / 2]) / 2;
         bars.bars.push_back(
             {label, colours_.at(label), median, v.front(), v.back(), format_percent(median)});
@@ -127,7 +127,7 @@ class Maker {
     std::vector<std::string> passes;
     for (const Group* group : family.groups) {
       for (const std::string& pass : group->passes) {
-        if (std::find(passes.begin(), passes.end(), pass) == passes.end()) passes.push_back(pass);
+        if (std::ranges::find(passes, pass) == passes.end()) passes.push_back(pass);
       }
     }
     return passes;
@@ -142,7 +142,7 @@ class Maker {
     std::map<std::string, Series> series;
     std::map<std::string, std::int64_t> memory_ends;
     for (const Group* group : family.groups) {
-      const auto at = std::find(group->passes.begin(), group->passes.end(), pass);
+      const auto at = std::ranges::find(group->passes, pass);
       if (at == group->passes.end()) continue;
       const auto index = static_cast<std::size_t>(at - group->passes.begin());
       for (const Row& row : group->rows) {
@@ -282,7 +282,7 @@ class Maker {
     chart.width = 500, chart.height = 360;
     chart.gflops = *roof, chart.gb_per_s = *environment_.copy_gb_per_s;
     for (const ModelRow& model : model_rows(group, caches_of(environment_))) {
-      const auto at = std::find(group.passes.begin(), group.passes.end(), model.pass);
+      const auto at = std::ranges::find(group.passes, model.pass);
       const Row* row = group.find(model.label);
       const Measurement* r =
           row == nullptr ? nullptr : row->ok(static_cast<std::size_t>(at - group.passes.begin()));

@@ -159,7 +159,7 @@ class GroupTable {
     std::vector<std::string> messages;
     for (const Measurement* r : row.by_pass) {
       if (r == nullptr) continue;
-      if (std::find(messages.begin(), messages.end(), failure_words(*r)) == messages.end()) {
+      if (std::ranges::find(messages, failure_words(*r)) == messages.end()) {
         messages.push_back(failure_words(*r));
       }
     }
@@ -261,7 +261,7 @@ std::string cell(std::string_view text, int width) {
 constexpr std::string_view kDeviceLabel = "device";
 
 bool has_cell(const SharedLabels& shared, std::string_view name) {
-  return std::find(shared.names.begin(), shared.names.end(), name) == shared.names.end();
+  return std::ranges::find(shared.names, name) == shared.names.end();
 }
 
 // Where all has its cell, the longest name of attention has room.
@@ -325,7 +325,7 @@ SharedLabels shared_labels(const Subject& subject, const std::vector<Labels>& pr
     if (spec.width == 0) continue;
     const std::string first = label_text(problems[0], spec);
     const auto all = [&](auto holds) {
-      return std::all_of(problems.begin(), problems.end(), [&](const Labels& labels) {
+      return std::ranges::all_of(problems, [&](const Labels& labels) {
         return holds(labels) && (&spec != last || labels_without_cell(subject, labels) == more);
       });
     };

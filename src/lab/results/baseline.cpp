@@ -263,7 +263,7 @@ BaselineReport compare_with_baseline(const ResultFile& baseline, const ResultFil
     out.ambiguous += change.change == Change::kAmbiguous;
     out.missing += change.change == Change::kMissing;
   }
-  std::sort(out.changes.begin(), out.changes.end(), [](const CaseChange& a, const CaseChange& b) {
+  std::ranges::sort(out.changes, [](const CaseChange& a, const CaseChange& b) {
     const int a_bad = badness(a);
     const int b_bad = badness(b);
     if (a_bad != b_bad) return a_bad < b_bad;

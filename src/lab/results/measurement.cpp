@@ -126,8 +126,8 @@ void Measurement::set_failure(const Status& why) {
 namespace {
 
 std::size_t whole_results(const std::vector<Measurement>& results) {
-  return static_cast<std::size_t>(std::count_if(results.begin(), results.end(),
-                                                [](const auto& each) { return !each.cut_short; }));
+  return static_cast<std::size_t>(
+      std::ranges::count_if(results, [](const auto& each) { return !each.cut_short; }));
 }
 
 }  // namespace

@@ -35,8 +35,8 @@ class Npz final : public TensorContainer {
   }
 
   Result<FileTensor> load(std::string_view name, std::int64_t max_bytes) const override {
-    const auto member = std::find_if(members_.begin(), members_.end(),
-                                     [&](const ZipMember& m) { return array_name(m) == name; });
+    const auto member =
+        std::ranges::find_if(members_, [&](const ZipMember& m) { return array_name(m) == name; });
     const std::string place = fmt::format("{}: {}", source_.name(), base::printable(member->name));
     Result<std::unique_ptr<ZipStream>> stream = ZipStream::open(source_, *member);
     if (!stream.ok()) return stream.status();

@@ -100,7 +100,7 @@ Result<AttentionInputs> read_from(const ByteSource& source, const TensorFileLimi
   const std::vector<std::string> names = (*container)->names();
   std::vector<std::string> wanted;
   for (const char* name : {"q", "k", "v"}) {
-    if (std::find(names.begin(), names.end(), name) == names.end()) {
+    if (std::ranges::find(names, name) == names.end()) {
       std::vector<std::string> shown;
       for (const std::string& other : names) {
         if (shown.size() == 8) break;
@@ -113,12 +113,12 @@ Result<AttentionInputs> read_from(const ByteSource& source, const TensorFileLimi
     }
     wanted.emplace_back(name);
   }
-  const auto gradient = std::find_if(names.begin(), names.end(), is_gradient);
+  const auto gradient = std::ranges::find_if(names, is_gradient);
   if (gradient != names.end()) wanted.push_back(*gradient);
 
   AttentionInputs inputs;
   for (const std::string& name : names) {
-    if (std::find(wanted.begin(), wanted.end(), name) != wanted.end()) continue;
+    if (std::ranges::find(wanted, name) != wanted.end()) continue;
     if (changes_the_result(name)) {
       return malformed(fmt::format("{}: {}", source.name(), name),
                        "a tensor that would change the result", "q, k, v and do alone",

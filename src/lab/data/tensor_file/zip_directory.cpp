@@ -99,8 +99,7 @@ Result<Directory> find_directory(const ByteSource& source) {
 // Sizes and offset of an entry that do not fit in 32 bits stand in its extra field, in this order.
 bool apply_zip64(std::span<const std::byte> extra, ZipMember& member) {
   std::uint64_t* const fields[] = {&member.bytes, &member.compressed_bytes, &member.header_offset};
-  if (std::none_of(std::begin(fields), std::end(fields),
-                   [](const std::uint64_t* f) { return *f == kAbsent32; })) {
+  if (std::ranges::none_of(fields, [](const std::uint64_t* f) { return *f == kAbsent32; })) {
     return true;
   }
   while (extra.size() >= 4) {

@@ -80,7 +80,7 @@ class ProblemRun {
   Status create_data(std::span<const Pass> passes) {
     stage(fmt::format("filling {}", problem_.describe()));
     CaseDataOptions options;
-    options.backward = std::find(passes.begin(), passes.end(), Pass::kBackward) != passes.end();
+    options.backward = std::ranges::find(passes, Pass::kBackward) != passes.end();
     options.memory_limit_bytes = options_.memory_limit_bytes;
     options.values = options_.values;
     options.memory = memory_;
@@ -135,9 +135,8 @@ class ProblemRun {
     const std::int64_t total = total_bytes(*tensors);
     if (total <= limit_bytes_) return {};
     return Status::out_of_memory(
-        {fmt::format("{}: {}", name, to_string(*tensors)), format_bytes(static_cast<double>(total)),
-         fmt::format("at most {} on {}", format_bytes(static_cast<double>(limit_bytes_)),
-                     to_string(context_.device())),
+        {fmt::format("{}: {}", name, to_string(*tensors)), format_bytes(total),
+         fmt::format("at most {} on {}", format_bytes(limit_bytes_), to_string(context_.device())),
          "use a smaller batch, fewer heads, a shorter sequence, or an implementation that keeps no "
          "scores"});
   }
@@ -270,7 +269,7 @@ class ProblemRun {
     // Smallest first, so that a large one's failure costs the others nothing.
     std::vector<std::size_t> order(runnable.size());
     for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
-    std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+    std::ranges::sort(order, [&](std::size_t a, std::size_t b) {
       return runnable[a].plan.workspace_bytes() < runnable[b].plan.workspace_bytes();
     });
     std::vector<bool> failed(runnable.size(), false);

@@ -19,7 +19,7 @@ using train::Role;
 using train::StepMode;
 
 std::string bytes_words(std::int64_t bytes) {
-  return format_bytes(static_cast<double>(bytes));
+  return format_bytes(bytes);
 }
 
 double since_ms(std::chrono::steady_clock::time_point begin) {

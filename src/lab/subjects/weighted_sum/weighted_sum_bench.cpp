@@ -59,10 +59,8 @@ Status allocate(const WeightedSumOptions& options, WeightedSumMemory& memory) {
   const std::string shape = fmt::format("x and dx fp32 [{}, {}]", options.rows, options.dim);
   if (!bytes || *bytes > available) {
     return Status::out_of_memory(
-        {"weighted sum",
-         bytes ? fmt::format("{}: {}", shape, format_bytes(static_cast<double>(*bytes))) : shape,
-         fmt::format("at most {}", format_bytes(static_cast<double>(available))),
-         "use fewer rows or a smaller dim"});
+        {"weighted sum", bytes ? fmt::format("{}: {}", shape, format_bytes(*bytes)) : shape,
+         fmt::format("at most {}", format_bytes(available)), "use fewer rows or a smaller dim"});
   }
   try {
     const auto rows = static_cast<std::size_t>(options.rows);

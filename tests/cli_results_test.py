@@ -288,6 +288,17 @@ class Results(Folder):
             exact = 1e3 * row["tflops"] * row["median_ms"] / ms
             self.assertAlmostEqual(float(shown) / exact, 1, delta=0.01)
 
+    def test_a_share_of_the_roof_stands_beside_its_own_rate(self):
+        done = run("bench", *SMALL, "--dtype", "fp32", "--json", self.path("r.json"))
+        with open(self.path("r.json"), encoding="utf-8") as file:
+            row = json.load(file)["results"][0]
+        line = re.search("roof +([0-9.]+) of ([0-9.]+) GFLOP/s in alternating windows: ([0-9]+)%",
+                         done.stdout)
+        self.assertIsNotNone(line, done.stdout)
+        rate, roof, share = map(float, line.groups())
+        self.assertAlmostEqual(rate / roof, row["roof_share"], delta=0.01)
+        self.assertAlmostEqual(share, 100 * row["roof_share"], delta=0.6)
+
     def test_nan_of_an_input_file_is_remarked(self):
         path = self.path("nan.safetensors", safetensors(
             {name: ((1, 2, 1, 4), [float("nan") if name == "k" else 1.0] * 8) for name in "qkv"}))

@@ -46,6 +46,13 @@ void print_details(const lab::Measurement& r, const lab::Environment& environmen
       fmt::format("  rate      median {} · mean {} · peak {} {} · {} GB/s", rate(r[lab::kTflops]),
                   rate(mean), rate(r[lab::kTflopsPeak]), lab::report::to_string(unit),
                   r[lab::kGbPerS] ? lab::report::format_significant(*r[lab::kGbPerS], 3) : "-"));
+  if (r[lab::kRoofShare] && r[lab::kRoofTflops]) {
+    // The share has windows of its own, so the rate beside it is theirs, not that of the samples.
+    print_line(fmt::format("  roof      {} of {} {} in alternating windows: {}",
+                           rate(*r[lab::kRoofShare] * *r[lab::kRoofTflops]),
+                           rate(r[lab::kRoofTflops]), lab::report::to_string(unit),
+                           lab::report::format_percent(r[lab::kRoofShare])));
+  }
   std::string memory = fmt::format("  memory    peak {} · workspace {}", bytes(r[lab::kPeakBytes]),
                                    bytes(r[lab::kWorkspaceBytes]));
   if (r[lab::kSavedBytes]) {

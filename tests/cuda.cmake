@@ -61,4 +61,5 @@ add_dependencies(api_test flashlab_fake_driver)
 if(FLASHLAB_BUILD_CLI)
   flashlab_test(cuda_mutation_test SOURCES cuda_mutation_test.cpp cuda_mutants.cpp
     LIBRARIES flashlab_lab)
+  target_include_directories(cuda_mutation_test PRIVATE ${PROJECT_SOURCE_DIR}/src/cuda/kernels)
 endif()

@@ -20,8 +20,8 @@
 
 #include "api/context_state.h"
 #include "api/implementation.h"
+#include "cuda/kernels/merge/launch_arguments.h"
 #include "cuda/kernels/merge/plan.h"
-#include "cuda/kernels/merge_arguments.h"
 #include "cuda/launch/gpu_plan.h"
 #include "cuda_compiler.h"
 #include "cuda_gpu.h"

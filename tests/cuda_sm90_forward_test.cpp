@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "api/backend.h"
+#include "cuda/kernels/sm90/forward/launch_arguments.h"
 #include "cuda/kernels/sm90/forward/plan.h"
-#include "cuda/kernels/sm90_forward_arguments.h"
 #include "cuda_described_plan.h"
 #include "runtime/program/program.h"
 #include "tile/key_range.h"

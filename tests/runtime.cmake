@@ -3,6 +3,7 @@
 flashlab_test(runtime_program_test SOURCES runtime_program_test.cpp LIBRARIES flashlab
   DEFINITIONS FLASHLAB_FAKE_DRIVER="$<TARGET_FILE:flashlab_fake_driver>")
 add_dependencies(runtime_program_test flashlab_fake_driver)
+target_include_directories(runtime_program_test PRIVATE ${PROJECT_SOURCE_DIR}/src/cuda/kernels)
 flashlab_test(runtime_products_test SOURCES runtime_products_test.cpp LIBRARIES flashlab
   DEFINITIONS FLASHLAB_FAKE_DRIVER="$<TARGET_FILE:flashlab_fake_driver>")
 add_dependencies(runtime_products_test flashlab_fake_driver)

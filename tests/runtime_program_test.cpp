@@ -13,8 +13,8 @@
 #include <string>
 #include <vector>
 
+#include "cuda/kernels/merge/launch_arguments.h"
 #include "cuda/kernels/merge/plan.h"
-#include "cuda/kernels/merge_arguments.h"
 #include "runtime/kernel_store/cache.h"
 #include "runtime/program/executor.h"
 #include "runtime/program/observer.h"

@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "api/context_state.h"
-#include "cuda/kernels/ladder_hopper_arguments.h"
+#include "cuda/kernels/ladder/hopper_arguments.h"
 #include "cuda/launch/arguments.h"
 #include "cuda/launch/config.h"
 #include "cuda/launch/planning.h"

@@ -7,8 +7,8 @@
 // row r change places, chunk c lies at c xor (r mod 8) (tile/slab.h).
 
 #include "ladder/forward.h"
+#include "ladder/hopper_arguments.h"
 #include "ladder/mma_softmax.h"
-#include "ladder_hopper_arguments.h"
 #include "ptx/transaction.h"
 #include "tile/pipeline.h"
 #include "tile/slab_copy.h"

@@ -7,7 +7,7 @@
 // Config: Element kOutput (of the merged o), int kVector (columns per access: 4 where every row is
 // 16-byte aligned and the columns are a multiple of 4, else 1).
 
-#include "merge_arguments.h"
+#include "merge/launch_arguments.h"
 #include "ptx/convert.h"
 #include "tile/merge.h"
 

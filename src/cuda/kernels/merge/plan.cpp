@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <vector>
 
-#include "cuda/kernels/merge_arguments.h"
+#include "cuda/kernels/merge/launch_arguments.h"
 #include "cuda/launch/config.h"
 #include "runtime/kernel_store/config.h"
 #include "runtime/program/executor.h"

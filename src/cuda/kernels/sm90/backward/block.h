@@ -3,8 +3,8 @@
 // Of the Hopper backward kernel (kernel.cu): sizes and shared memory.
 
 #include "sm80/backward/operands.h"
+#include "sm90/backward/launch_arguments.h"
 #include "sm90/backward/tiles.h"
-#include "sm90_backward_arguments.h"
 #include "tile/dropped.h"
 #include "tile/pipeline.h"
 #include "tile/query_walk.h"

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "api/context_state.h"
-#include "cuda/kernels/sm90_backward_arguments.h"
+#include "cuda/kernels/sm90/backward/launch_arguments.h"
 #include "cuda/launch/arguments.h"
 #include "cuda/launch/config.h"
 #include "cuda/launch/planning.h"

@@ -3,8 +3,8 @@
 // Of Hopper's backward for head dims above 128: sizes, which blocks have what, shared memory.
 
 #include "sm80/backward/operands.h"
+#include "sm90/backward_wide/launch_arguments.h"
 #include "sm90/backward_wide/tiles.h"
-#include "sm90_backward_wide_arguments.h"
 #include "tile/pipeline.h"
 #include "tile/query_walk.h"
 #include "tile/slab.h"

@@ -9,7 +9,7 @@
 
 #include "api/context_state.h"
 #include "cuda/kernels/sm90/backward/plan.h"
-#include "cuda/kernels/sm90_backward_wide_arguments.h"
+#include "cuda/kernels/sm90/backward_wide/launch_arguments.h"
 #include "cuda/launch/arguments.h"
 #include "cuda/launch/config.h"
 #include "cuda/launch/planning.h"

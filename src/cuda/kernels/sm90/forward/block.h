@@ -3,8 +3,8 @@
 // Of the Hopper forward kernel (kernel.cu): sizes, shared memory, and which tile comes when.
 
 #include "ptx/barrier.h"
+#include "sm90/forward/launch_arguments.h"
 #include "sm90/forward/tiles.h"
-#include "sm90_forward_arguments.h"
 #include "tile/key_range.h"
 #include "tile/mutation.h"
 #include "tile/pipeline.h"

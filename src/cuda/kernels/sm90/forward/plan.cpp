@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "api/context_state.h"
-#include "cuda/kernels/sm90_forward_arguments.h"
+#include "cuda/kernels/sm90/forward/launch_arguments.h"
 #include "cuda/launch/arguments.h"
 #include "cuda/launch/config.h"
 #include "cuda/launch/planning.h"

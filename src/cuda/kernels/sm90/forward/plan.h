@@ -9,7 +9,6 @@
 
 #include "api/implementation.h"
 #include "cuda/kernels/sm90/forward/tiles.h"
-#include "cuda/kernels/sm90_forward_arguments.h"
 #include "runtime/kernel_store/kernel.h"
 
 namespace flashlab::cuda {

@@ -46,7 +46,7 @@ struct Storage {
 static_assert(sizeof(Storage) == Config::kSharedBytes);
 
 /// Rows key0 .. of K and V; zeros beyond the end. The caller synchronises.
-__device__ inline void load_keys(Storage& shared, const BackwardArguments& args, Place at,
+__device__ inline void load_keys(Storage& shared, const BackwardArguments& args, BlockTile at,
                                  int key0) {
   const int head_k = at.head / args.shape.group;
   const HeadMatrix<kT, kD> k(args.k, at.batch, head_k, args.shape.seqlen_k);
@@ -63,7 +63,7 @@ __device__ inline float unless(bool zero, float value) {
 
 /// Rows query0 .. of Q and dO with their LSE and delta; zeros beyond the end and in empty rows,
 /// which give nothing, not even 0 times what is not finite. The caller synchronises.
-__device__ inline void load_queries(Storage& shared, const BackwardArguments& args, Place at,
+__device__ inline void load_queries(Storage& shared, const BackwardArguments& args, BlockTile at,
                                     int query0) {
   const HeadLse lse(args, at);
   const HeadMatrix<kT, kD> q(args.q, at.batch, at.head, lse.rows);
@@ -80,7 +80,7 @@ __device__ inline void load_queries(Storage& shared, const BackwardArguments& ar
 }
 
 /// sP and sDS of the loaded tiles. The caller synchronises before and after.
-__device__ inline void score_gradients(Storage& shared, const BackwardArguments& args, Place at,
+__device__ inline void score_gradients(Storage& shared, const BackwardArguments& args, BlockTile at,
                                        int query0, int key0) {
   const Shape& shape = args.shape;
   float rS[kShareQ][kShareK] = {}, rDP[kShareQ][kShareK] = {};

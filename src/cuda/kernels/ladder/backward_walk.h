@@ -27,7 +27,7 @@ template <class Each>
 __device__ inline void walk_queries(Storage& shared, const BackwardArguments& args,
                                     const Each& each) {
   const Shape& shape = args.shape;
-  Place at = place_by_tile(blockIdx.x, shape.heads_k, shape.batch);
+  BlockTile at = place_by_tile(blockIdx.x, shape.heads_k, shape.batch);
   const int key0 = at.tile * kTileK, head_k = at.head;
 
   float rDK[kShareK][kShareD] = {}, rDV[kShareK][kShareDv] = {};

@@ -66,12 +66,14 @@ __device__ inline void leave_place(Ring<kStages>& ring) {
 }
 
 /// Waits until it is this consumer's turn to start products; and gives the turn to the other one.
-/// Barriers 1 and 2 of the block are theirs; both consumers' threads come to each.
+/// Each has a barrier that hardware knows by number (0 is the block's); both consumers' threads
+/// come to it.
+enum NamedBarrier { kFirstTurn = 1 };
 __device__ inline void await_turn(int consumer) {
-  ptx::meet(1 + consumer, kConsumers * kWarpgroupThreads);
+  ptx::meet(kFirstTurn + consumer, kConsumers * kWarpgroupThreads);
 }
 __device__ inline void pass_turn(int consumer) {
-  ptx::meet_later(1 + (1 - consumer), kConsumers * kWarpgroupThreads);
+  ptx::meet_later(kFirstTurn + (1 - consumer), kConsumers * kWarpgroupThreads);
 }
 
 /// The block's threads take their roles: the first warpgroup's first thread copies, each of the

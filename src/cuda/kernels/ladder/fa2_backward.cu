@@ -21,7 +21,7 @@ namespace flashlab::device {
 
 /// Adds dS K of the tile to dQ in memory; scaled later, once.
 __device__ inline void add_query_gradient(const Storage& shared, const BackwardArguments& args,
-                                          Place at, int query0) {
+                                          BlockTile at, int query0) {
   float rDQ[kShareQ][kShareD] = {};
   add_rows_by_columns<kTileK, kStrideK, kStrideD>(rDQ, shared.sDS, shared.sK);
   float* gDQ = static_cast<float*>(args.regions[1]);
@@ -43,7 +43,7 @@ extern "C" __global__ void __launch_bounds__(kBlockThreads, kBlocksPerProcessor)
     flash_bwd_fa2(const __grid_constant__ BackwardArguments args) {
   extern __shared__ __align__(128) unsigned char memory[];
   Storage& shared = *reinterpret_cast<Storage*>(memory);
-  walk_queries(shared, args, [&](Place at, int query0) {
+  walk_queries(shared, args, [&](BlockTile at, int query0) {
     add_query_gradient(shared, args, at, query0);
   });
 }

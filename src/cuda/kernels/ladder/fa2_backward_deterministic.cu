@@ -21,7 +21,7 @@ extern "C" __global__ void __launch_bounds__(kBlockThreads, kBlocksPerProcessor)
     flash_bwd_fa2_keys(const __grid_constant__ BackwardArguments args) {
   extern __shared__ __align__(128) unsigned char memory[];
   Storage& shared = *reinterpret_cast<Storage*>(memory);
-  walk_queries(shared, args, [](Place, int) {});
+  walk_queries(shared, args, [](BlockTile, int) {});
 }
 
 extern "C" __global__ void __launch_bounds__(kBlockThreads, kBlocksPerProcessor)
@@ -29,7 +29,7 @@ extern "C" __global__ void __launch_bounds__(kBlockThreads, kBlocksPerProcessor)
   extern __shared__ __align__(128) unsigned char memory[];
   Storage& shared = *reinterpret_cast<Storage*>(memory);
   const Shape& shape = args.shape;
-  Place at = place_by_tile(blockIdx.x, shape.heads_q, shape.batch);
+  BlockTile at = place_by_tile(blockIdx.x, shape.heads_q, shape.batch);
   // Under causal the last queries see most keys: the longest walks start first.
   const int tile = Config::kBoundedRight ? div_up(shape.seqlen_q, kTileQ) - 1 - at.tile : at.tile;
   const int query0 = tile * kTileQ;

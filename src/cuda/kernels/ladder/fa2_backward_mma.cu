@@ -36,7 +36,7 @@ struct Storage {
 };
 static_assert(sizeof(Storage) == Config::kSharedBytes);
 
-__device__ inline void load_queries(Storage& shared, const BackwardArguments& args, Place at,
+__device__ inline void load_queries(Storage& shared, const BackwardArguments& args, BlockTile at,
                                     int query0) {
   const HeadLse lse(args, at);
   const auto empty = [&](int i) { return lse.empty(i); };
@@ -54,7 +54,7 @@ __device__ inline void load_queries(Storage& shared, const BackwardArguments& ar
 /// S^T -> P^T and dP^T -> dS^T of a warp's strip, in place.
 __device__ inline void score_gradients(float (&rS)[kTileQ / 8][4], float (&rDP)[kTileQ / 8][4],
                                        const Storage& shared, const BackwardArguments& args,
-                                       Place at, int query0, int key0) {
+                                       BlockTile at, int query0, int key0) {
   const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
   for (int n = 0; n < kTileQ / 8; ++n) {
     for (int e = 0; e < 4; ++e) {
@@ -73,7 +73,7 @@ __device__ inline void score_gradients(float (&rS)[kTileQ / 8][4], float (&rDP)[
 
 /// dQ += dS K, 16 queries per warp at a time; scaled later, once.
 __device__ inline void add_query_gradients(const Storage& shared, const BackwardArguments& args,
-                                           Place at, int query0) {
+                                           BlockTile at, int query0) {
   const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
   float* gDQ = static_cast<float*>(args.regions[1]);
   for (int strip = threadIdx.x / 32; strip < kTileQ / 16; strip += kWarps) {
@@ -114,7 +114,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   extern __shared__ __align__(128) unsigned char memory[];
   Storage& shared = *reinterpret_cast<Storage*>(memory);
   const Shape& shape = args.shape;
-  Place at = place_by_tile(blockIdx.x, shape.heads_k, shape.batch);
+  BlockTile at = place_by_tile(blockIdx.x, shape.heads_k, shape.batch);
   const int key0 = at.tile * kTileK, head_k = at.head, strip = threadIdx.x / 32 * 16;
   const auto none = [](int) { return false; };
   fill_half_tile<kT, kT, kD, LayoutK>(shared.sK, args.k, at.batch, head_k, key0, shape.seqlen_k,

@@ -20,7 +20,7 @@ using namespace flashlab::device;
 extern "C" __global__ void __launch_bounds__(32 * kRowsPerBlock)
     flash_bwd_delta(const __grid_constant__ BackwardArguments args) {
   const int lane = threadIdx.x % 32, rows = args.shape.seqlen_q;
-  const Place at = place_of(blockIdx.x, div_up(rows, kRowsPerBlock), args.shape.heads_q);
+  const BlockTile at = place_of(blockIdx.x, div_up(rows, kRowsPerBlock), args.shape.heads_q);
   const int i = at.tile * kRowsPerBlock + threadIdx.x / 32;
   if (i >= rows) return;
   const Int64 o = row_index(args.o, at.batch, at.head, i);
@@ -46,7 +46,7 @@ extern "C" __global__ void __launch_bounds__(32 * kRowsPerBlock)
 extern "C" __global__ void __launch_bounds__(32 * kRowsPerBlock)
     flash_bwd_round_dq(const __grid_constant__ BackwardArguments args) {
   const int lane = threadIdx.x % 32, rows = args.shape.seqlen_q;
-  const Place at = place_of(blockIdx.x, div_up(rows, kRowsPerBlock), args.shape.heads_q);
+  const BlockTile at = place_of(blockIdx.x, div_up(rows, kRowsPerBlock), args.shape.heads_q);
   const int i = at.tile * kRowsPerBlock + threadIdx.x / 32;
   if (i >= rows) return;
   const Int64 dq = row_index(args.dq, at.batch, at.head, i);

@@ -23,12 +23,12 @@ constexpr int kRowsPerBlock = 8;         // softmax: one warp each
 constexpr int kFold = 4 / kBytesOf<kT>;  // probabilities in the memory of one score
 
 /// Row i of a head's S; P's row begins at the same address.
-__device__ inline float* score_row(const ForwardArguments& args, Place at, int i) {
+__device__ inline float* score_row(const ForwardArguments& args, BlockTile at, int i) {
   return static_cast<float*>(args.regions[0]) + dense_row(args.shape, at, i) * args.shape.seqlen_k;
 }
 
 /// LSE of a row, kept for the third kernel, which must know the empty rows.
-__device__ inline float& row_lse(const ForwardArguments& args, Place at, int i) {
+__device__ inline float& row_lse(const ForwardArguments& args, BlockTile at, int i) {
   return static_cast<float*>(args.regions[1])[dense_row(args.shape, at, i)];
 }
 
@@ -40,7 +40,7 @@ extern "C" __global__ void __launch_bounds__(kBlockThreads)
     flash_fwd_naive_scores(const __grid_constant__ ForwardArguments args) {
   const Shape& shape = args.shape;
   const int tiles_k = div_up(shape.seqlen_k, kTile);
-  const Place at = place_of(blockIdx.x, div_up(shape.seqlen_q, kTile) * tiles_k, shape.heads_q);
+  const BlockTile at = place_of(blockIdx.x, div_up(shape.seqlen_q, kTile) * tiles_k, shape.heads_q);
   const int query0 = at.tile / tiles_k * kTile, key0 = at.tile % tiles_k * kTile;
   const HeadMatrix<kT, Config::kHeadDim> q(args.q, at.batch, at.head, shape.seqlen_q);
   const HeadMatrix<kT, Config::kHeadDim> k(args.k, at.batch, at.head / shape.group, shape.seqlen_k);
@@ -64,7 +64,7 @@ extern "C" __global__ void __launch_bounds__(32 * kRowsPerBlock)
     flash_fwd_naive_softmax(const __grid_constant__ ForwardArguments args) {
   const int lane = threadIdx.x % 32, keys = args.shape.seqlen_k;
   const int rows = args.shape.seqlen_q;
-  const Place at = place_of(blockIdx.x, div_up(rows, kRowsPerBlock), args.shape.heads_q);
+  const BlockTile at = place_of(blockIdx.x, div_up(rows, kRowsPerBlock), args.shape.heads_q);
   const int i = at.tile * kRowsPerBlock + threadIdx.x / 32;
   if (i >= rows) return;
   float* row = score_row(args, at, i);
@@ -95,7 +95,7 @@ extern "C" __global__ void __launch_bounds__(kBlockThreads)
     flash_fwd_naive_values(const __grid_constant__ ForwardArguments args) {
   constexpr int kTilesD = (Config::kHeadDimV + kTile - 1) / kTile;
   const Shape& shape = args.shape;
-  const Place at = place_of(blockIdx.x, div_up(shape.seqlen_q, kTile) * kTilesD, shape.heads_q);
+  const BlockTile at = place_of(blockIdx.x, div_up(shape.seqlen_q, kTile) * kTilesD, shape.heads_q);
   const int query0 = at.tile / kTilesD * kTile, d0 = at.tile % kTilesD * kTile;
   const HeadMatrix<kT, Config::kHeadDimV> v(args.v, at.batch, at.head / shape.group,
                                             shape.seqlen_k);

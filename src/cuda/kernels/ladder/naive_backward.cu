@@ -24,7 +24,7 @@ constexpr Element kT = Config::kElement;
 constexpr int kD = Config::kHeadDim, kDv = Config::kHeadDimV;
 
 /// A head's P or dS as a factor.
-__device__ inline DenseMatrix<kT> score_matrix(const BackwardArguments& args, Place at) {
+__device__ inline DenseMatrix<kT> score_matrix(const BackwardArguments& args, BlockTile at) {
   const Shape& shape = args.shape;
   const Int64 first = dense_row(shape, at, 0) * shape.seqlen_k;
   return {args.regions[1], first, shape.seqlen_k, shape.seqlen_q, shape.seqlen_k};
@@ -32,8 +32,8 @@ __device__ inline DenseMatrix<kT> score_matrix(const BackwardArguments& args, Pl
 
 /// P, or dS with `kGradient`: 64 x 64 elements per block.
 template <bool kGradient, class Left, class Right>
-__device__ inline void write_matrix(const BackwardArguments& args, Place at, int query0, int key0,
-                                    int depth, const Left& left, const Right& right) {
+__device__ inline void write_matrix(const BackwardArguments& args, BlockTile at, int query0,
+                                    int key0, int depth, const Left& left, const Right& right) {
   const DenseMatrix<kT> matrix = score_matrix(args, at);
   const HeadLse lse(args, at);
   const float* delta = static_cast<const float*>(args.regions[0]) + dense_row(args.shape, at, 0);
@@ -66,7 +66,7 @@ __device__ inline void write_key_gradient(const BackwardArguments& args, const R
                                           const Rows& gradient, float scale) {
   constexpr int kTilesD = (kDim + kTile - 1) / kTile;
   const Shape& shape = args.shape;
-  Place at = place_of(blockIdx.x, div_up(shape.seqlen_k, kTile) * kTilesD, shape.heads_k);
+  BlockTile at = place_of(blockIdx.x, div_up(shape.seqlen_k, kTile) * kTilesD, shape.heads_k);
   const int key0 = at.tile / kTilesD * kTile, d0 = at.tile % kTilesD * kTile, head_k = at.head;
   float sums[kShare][kShare] = {};
   for (at.head = head_k * shape.group; at.head < (head_k + 1) * shape.group; ++at.head) {
@@ -96,7 +96,7 @@ extern "C" __global__ void __launch_bounds__(kBlockThreads)
     flash_bwd_naive_probabilities(const __grid_constant__ BackwardArguments args) {
   const Shape& shape = args.shape;
   const int tiles_k = div_up(shape.seqlen_k, kTile);
-  const Place at = place_of(blockIdx.x, div_up(shape.seqlen_q, kTile) * tiles_k, shape.heads_q);
+  const BlockTile at = place_of(blockIdx.x, div_up(shape.seqlen_q, kTile) * tiles_k, shape.heads_q);
   const HeadMatrix<kT, kD> q(args.q, at.batch, at.head, shape.seqlen_q);
   const HeadMatrix<kT, kD> k(args.k, at.batch, at.head / shape.group, shape.seqlen_k);
   write_matrix<false>(args, at, at.tile / tiles_k * kTile, at.tile % tiles_k * kTile, kD, q, k);
@@ -111,7 +111,7 @@ extern "C" __global__ void __launch_bounds__(kBlockThreads)
     flash_bwd_naive_ds(const __grid_constant__ BackwardArguments args) {
   const Shape& shape = args.shape;
   const int tiles_k = div_up(shape.seqlen_k, kTile);
-  const Place at = place_of(blockIdx.x, div_up(shape.seqlen_q, kTile) * tiles_k, shape.heads_q);
+  const BlockTile at = place_of(blockIdx.x, div_up(shape.seqlen_q, kTile) * tiles_k, shape.heads_q);
   const HeadMatrix<Config::kGradO, kDv> d_o(args.d_o, at.batch, at.head, shape.seqlen_q);
   const HeadMatrix<kT, kDv> v(args.v, at.batch, at.head / shape.group, shape.seqlen_k);
   write_matrix<true>(args, at, at.tile / tiles_k * kTile, at.tile % tiles_k * kTile, kDv, d_o, v);
@@ -121,7 +121,7 @@ extern "C" __global__ void __launch_bounds__(kBlockThreads)
     flash_bwd_naive_dq(const __grid_constant__ BackwardArguments args) {
   constexpr int kTilesD = (kD + kTile - 1) / kTile;
   const Shape& shape = args.shape;
-  const Place at = place_of(blockIdx.x, div_up(shape.seqlen_q, kTile) * kTilesD, shape.heads_q);
+  const BlockTile at = place_of(blockIdx.x, div_up(shape.seqlen_q, kTile) * kTilesD, shape.heads_q);
   const int query0 = at.tile / kTilesD * kTile, d0 = at.tile % kTilesD * kTile;
   const HeadMatrix<kT, kD> k(args.k, at.batch, at.head / shape.group, shape.seqlen_k);
   const DenseMatrix<kT> matrix = score_matrix(args, at);

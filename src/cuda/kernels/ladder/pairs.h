@@ -16,12 +16,12 @@ __device__ inline int div_up(int count, int size) {
 
 /// What a block works on. The grid is one row of blocks, because only its x side is long enough for
 /// every batch times heads times tiles.
-struct Place {
+struct BlockTile {
   int tile, head, batch;
 };
 
 /// Tiles of a head next to each other: neighbours in time share the head's data in the L2 cache.
-__device__ inline Place place_of(unsigned block, int tiles, int heads) {
+__device__ inline BlockTile place_of(unsigned block, int tiles, int heads) {
   const unsigned head = block / tiles;
   return {static_cast<int>(block % tiles), static_cast<int>(head % heads),
           static_cast<int>(head / heads)};
@@ -29,7 +29,7 @@ __device__ inline Place place_of(unsigned block, int tiles, int heads) {
 
 /// The first tiles of all heads, then the second ones: where tiles differ in work and the longest
 /// come first, the short ones fill the gaps at the end.
-__device__ inline Place place_by_tile(unsigned block, int heads, int batches) {
+__device__ inline BlockTile place_by_tile(unsigned block, int heads, int batches) {
   const unsigned heads_in_all = static_cast<unsigned>(heads) * batches;
   const unsigned head = block % heads_in_all;
   return {static_cast<int>(block / heads_in_all), static_cast<int>(head % heads),
@@ -47,7 +47,7 @@ __device__ inline bool in_bounds(const Shape& shape, int i, int j) {
 /// Whether a pair is visible, and its score: the product scaled, plus the additive mask. The score
 /// of a hidden pair is -inf, whatever the product was. Precondition: i < seqlen_q, j < seqlen_k.
 template <class Config, class Arguments>
-__device__ inline bool score_of(float product, const Arguments& args, Place at, int i, int j,
+__device__ inline bool score_of(float product, const Arguments& args, BlockTile at, int i, int j,
                                 float& score) {
   score = kMinusInfinity;
   if (!in_bounds<Config>(args.shape, i, j)) return false;
@@ -68,7 +68,7 @@ __device__ inline bool score_of(float product, const Arguments& args, Place at, 
 }
 
 template <class Config, class Arguments>
-__device__ inline bool is_visible(const Arguments& args, Place at, int i, int j) {
+__device__ inline bool is_visible(const Arguments& args, BlockTile at, int i, int j) {
   float score;
   return score_of<Config>(0.0f, args, at, i, j, score);
 }
@@ -102,8 +102,8 @@ __device__ inline int end_key(const Shape& shape, int query0, int tile_q) {
 
 /// P of a pair from its product and its row's LSE: 0 if it is hidden or the row is empty.
 template <class Config, class Arguments>
-__device__ inline float probability_of(float product, const Arguments& args, Place at, int i, int j,
-                                       float lse) {
+__device__ inline float probability_of(float product, const Arguments& args, BlockTile at, int i,
+                                       int j, float lse) {
   float score;
   const bool visible = score_of<Config>(product, args, at, i, j, score);
   return visible && lse != kMinusInfinity ? expf(score - lse) : 0.0f;
@@ -114,7 +114,7 @@ struct HeadLse {
   const float* first;
   Int64 stride;
   int rows;
-  __device__ HeadLse(const BackwardArguments& args, Place at)
+  __device__ HeadLse(const BackwardArguments& args, BlockTile at)
       : first(static_cast<const float*>(args.lse.data) + row_index(args.lse, at.batch, at.head, 0)),
         stride(args.lse.row_stride),
         rows(args.shape.seqlen_q) {}
@@ -143,7 +143,7 @@ __device__ inline float warp_maximum(float value) {
 }
 
 /// Index of a row in a dense [B, Hq, Sq].
-__device__ inline Int64 dense_row(const Shape& shape, Place at, int i) {
+__device__ inline Int64 dense_row(const Shape& shape, BlockTile at, int i) {
   return (static_cast<Int64>(at.batch) * shape.heads_q + at.head) * shape.seqlen_q + i;
 }
 

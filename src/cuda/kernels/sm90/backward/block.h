@@ -52,6 +52,13 @@ struct Sm90BackwardTiles {
                 (kConsumers + 1) * kLaunchRegisters);
 };
 
+/// The warps of the warpgroup that does not multiply, by what they do; the first and the last are
+/// one thread.
+enum ProducerWarp { kCopies, kDraws, kZeros, kCounts };
+/// Barriers of the consumers that hardware knows by number; 0 is the block's. A consumer has its
+/// turn's at kFirstTurn and its number.
+enum NamedBarrier { kRowsCleared = 1, kFirstTurn };
+
 inline constexpr int kScoreStages = 2;  ///< tiles of dS^T: consumers may be a step apart
 
 /// What dropout drops, of the tiles of queries in the ring.

@@ -127,8 +127,9 @@ struct Sm90KeyConsumer {
   using Tiles = Sm90BackwardTiles<Config>;
   using TileQuery = typename Tiles::TileQuery;
   using Warpgroup = Sm90KeyWarpgroup<Config>;
-  /// Of a tile of queries: the block's first, the first of another tile of keys, any other.
-  enum class Place { kFirst, kNextKeys, kSameKeys };
+  /// What a step's tile of queries is: the block's first, the first of another tile of keys, any
+  /// other.
+  enum class StepOf { kFirst, kNextKeys, kSameKeys };
   static constexpr int kTileQ = Config::kTileQ;
   static constexpr int kConsumerThreads = Tiles::kConsumers * kWarpgroupThreads;
   const BackwardArguments& args;
@@ -167,7 +168,7 @@ struct Sm90KeyConsumer {
   __device__ void clear_empty_rows(int stage) const {
     constexpr int kChunks = Tiles::kDim / 8;
     const int thread = static_cast<int>(threadIdx.x) - kWarpgroupThreads;
-    ptx::meet(1, kConsumerThreads);
+    ptx::meet(kRowsCleared, kConsumerThreads);
 #pragma unroll 1
     for (int i = thread; i < kTileQ * kChunks; i += kConsumerThreads) {
       if (shared.lse2[stage][i / kChunks] != kMinusInfinity) continue;
@@ -176,16 +177,16 @@ struct Sm90KeyConsumer {
       *reinterpret_cast<uint4*>(shared.d_o[stage] + at) = make_uint4(0, 0, 0, 0);
     }
     ptx::async_proxy_fence();
-    ptx::meet(1, kConsumerThreads);
+    ptx::meet(kRowsCleared, kConsumerThreads);
   }
 
   /// Who has the turn starts dQ of a tile, dV and dK of the next one, S and dP of the one after
   /// that, and passes it before the last two have ended.
   __device__ void await_turn() const {
-    ptx::meet(2 + turn(), kConsumerThreads);
+    ptx::meet(kFirstTurn + turn(), kConsumerThreads);
   }
   __device__ void pass_turn() const {
-    ptx::meet_later(3 - turn(), kConsumerThreads);
+    ptx::meet_later(kFirstTurn + 1 - turn(), kConsumerThreads);
   }
   /// With dropout the loop has no registers to keep what follows from it.
   __device__ int turn() const {
@@ -240,7 +241,7 @@ struct Sm90KeyConsumer {
   }
 
   /// P^T and dS^T of a tile of queries: to registers, dS^T to shared memory, too.
-  template <Place kPlace>
+  template <StepOf kStep>
   __device__ void make_scores(const Cursor& at) {
     const int stage = ring_queries.stage, query0 = at.tile * kTileQ;
     typename Warpgroup::Pairs s, dp;
@@ -248,7 +249,7 @@ struct Sm90KeyConsumer {
         s, dp, ptx::shared_address(shared.k[ring_keys.stage]), ptx::shared_address(shared.q[stage]),
         ptx::shared_address(shared.v[ring_keys.stage]), ptx::shared_address(shared.d_o[stage]));
     pass_turn();
-    if constexpr (kPlace == Place::kNextKeys) {
+    if constexpr (kStep == StepOf::kNextKeys) {
       store_gradients(stage_before());
     }
     const float* lse2 = shared.lse2[stage];
@@ -309,30 +310,30 @@ struct Sm90KeyConsumer {
   }
 
   /// A tile of queries, and dQ of the tile before it if there is one.
-  template <Place kPlace>
+  template <StepOf kStep>
   __device__ void step(const Cursor& at, int tile_before) {
-    if (sees_none<kPlace>(at)) return step_unseen<kPlace>(at, tile_before);
+    if (sees_none<kStep>(at)) return step_unseen<kStep>(at, tile_before);
     ring_queries.wait_full();
-    make_scores<kPlace>(at);
+    make_scores<kStep>(at);
     await_turn();
     float sum[32];
-    start_grad_q_before<kPlace>(sum);
+    start_grad_q_before<kStep>(sum);
     const int stage = ring_queries.stage;
     warpgroup.start_gradients(ptx::shared_address(shared.d_o[stage]),
                               ptx::shared_address(shared.q[stage]));
-    finish_grad_q_before<kPlace, 1>(sum, tile_before);
+    finish_grad_q_before<kStep, 1>(sum, tile_before);
     ptx::wgmma_wait<0>();
     release_queries();
   }
-  template <Place kPlace>
+  template <StepOf kStep>
   __device__ void start_grad_q_before(float (&sum)[32]) const {
-    if constexpr (kPlace == Place::kFirst) return;
-    start_grad_q(sum, kPlace == Place::kNextKeys ? stage_before() : ring_keys.stage);
+    if constexpr (kStep == StepOf::kFirst) return;
+    start_grad_q(sum, kStep == StepOf::kNextKeys ? stage_before() : ring_keys.stage);
   }
-  template <Place kPlace, int kUnderWay>
+  template <StepOf kStep, int kUnderWay>
   __device__ void finish_grad_q_before(float (&sum)[32], int tile_before) {
-    if constexpr (kPlace != Place::kFirst) finish_grad_q<kUnderWay>(sum, tile_before);
-    if constexpr (kPlace == Place::kNextKeys) ring_keys.release(stage_before());
+    if constexpr (kStep != StepOf::kFirst) finish_grad_q<kUnderWay>(sum, tile_before);
+    if constexpr (kStep == StepOf::kNextKeys) ring_keys.release(stage_before());
   }
 
   /// Whether a tile of queries sees none of this consumer's keys: on a diagonal the first one does
@@ -340,9 +341,9 @@ struct Sm90KeyConsumer {
   /// products less (H200: 0.988 of the time at causal 512). Where blocks do not stay only the
   /// first tile is asked about; where a tile has as many queries as keys there is none.
   /// Not where rows are to be cleared: consumers do that together.
-  template <Place kPlace>
+  template <StepOf kStep>
   __device__ bool sees_none(const Cursor& at) {
-    constexpr bool kAsks = Tiles::kStays ? !Tiles::kSplitQueries : kPlace == Place::kFirst;
+    constexpr bool kAsks = Tiles::kStays ? !Tiles::kSplitQueries : kStep == StepOf::kFirst;
     constexpr bool kBounded = Config::kBoundedRight || (Tiles::kStays && Config::kBoundedLeft);
     if constexpr (!kAsks || !kBounded) return false;
     const int query0 = at.tile * kTileQ;
@@ -352,17 +353,17 @@ struct Sm90KeyConsumer {
     return !has_empty_row(query0, shared.lse2[ring_queries.stage]);
   }
   /// That tile: its dS^T is zeros.
-  template <Place kPlace>
+  template <StepOf kStep>
   __device__ void step_unseen(const Cursor& at, int tile_before) {
     pass_turn();
-    if constexpr (kPlace == Place::kNextKeys) store_gradients(stage_before());
+    if constexpr (kStep == StepOf::kNextKeys) store_gradients(stage_before());
     read_slope(at);
     warpgroup.clear_scores();
     send_scores();
     await_turn();
     float sum[32];
-    start_grad_q_before<kPlace>(sum);
-    finish_grad_q_before<kPlace, 0>(sum, tile_before);
+    start_grad_q_before<kStep>(sum);
+    finish_grad_q_before<kStep, 0>(sum, tile_before);
     release_queries();
   }
 
@@ -376,13 +377,13 @@ struct Sm90KeyConsumer {
     };
     if (warpgroup.consumer == 1) pass_turn();  // the first turn is consumer 0's
     await_turn();
-    step<Place::kFirst>(at, 0);
+    step<StepOf::kFirst>(at, 0);
     int before = tile();
 #pragma unroll 1
     for (;;) {
 #pragma unroll 1
       for (at.next(work); at.left > 0; at.next(work)) {
-        step<Place::kSameKeys>(at, before);
+        step<StepOf::kSameKeys>(at, before);
         before = tile();
       }
       if constexpr (!Tiles::kStays) break;
@@ -395,7 +396,7 @@ struct Sm90KeyConsumer {
       ring_keys.advance();
       if (!open()) break;
       at = Cursor(work, args.shape);
-      step<Place::kNextKeys>(at, before);
+      step<StepOf::kNextKeys>(at, before);
       before = tile();
     }
     pass_turn();
@@ -464,13 +465,13 @@ __device__ void sm90_backward(const Sm90BackwardArguments& args) {
   if constexpr (!Tiles::kStays) first = tile_of_keys<Config>(args.call.shape, blockIdx.x);
   if (warpgroup == 0) {
     ptx::give_registers<Tiles::kProducerRegisters>();
-    if (threadIdx.x == 0) Sm90QueryProducer<Config>{args, shared}.run(first);
+    if (threadIdx.x == 32 * kCopies) Sm90QueryProducer<Config>{args, shared}.run(first);
     if constexpr (Config::kDropout) {
-      if (threadIdx.x / 32 == 1) Sm90DropoutProducer<Config>{args.call, shared}.run();
+      if (threadIdx.x / 32 == kDraws) Sm90DropoutProducer<Config>{args.call, shared}.run();
     }
-    if (threadIdx.x / 32 == 2) Sm90Zeros<Config>(args.call).run(shared);
+    if (threadIdx.x / 32 == kZeros) Sm90Zeros<Config>(args.call).run(shared);
     if constexpr (Tiles::kStays) {
-      if (threadIdx.x == 96) Sm90HeadCounter<Config>{args.call, shared}.run();
+      if (threadIdx.x == 32 * kCounts) Sm90HeadCounter<Config>{args.call, shared}.run();
     }
   } else {
     ptx::take_registers<Tiles::kConsumerRegisters>();

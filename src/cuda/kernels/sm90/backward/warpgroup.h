@@ -30,8 +30,8 @@ struct Sm90KeyWarpgroup {
 
   int consumer;
   unsigned thread;  ///< of the warpgroup, kept: reading it anew took 5 % of a step (d 64)
-  Gradient rK, rV;
-  Operand rP, rS;  ///< P^T, dS^T
+  Gradient rDK, rDV;
+  Operand rP, rDS;  ///< P^T, dS^T
 
   __device__ explicit Sm90KeyWarpgroup(int consumer_)
       : consumer(consumer_), thread(ptx::anew(threadIdx.x % kWarpgroupThreads)) {
@@ -46,12 +46,12 @@ struct Sm90KeyWarpgroup {
   }
 
   __device__ void clear_gradients() {
-    clear_slabs(rK);
-    clear_slabs(rV);
+    clear_slabs(rDK);
+    clear_slabs(rDV);
   }
   __device__ void pin_gradients() {
-    for_slabs<Config::kHeadDim>(rK, [](int, auto& slab) { pin(slab); });
-    for_slabs<Config::kHeadDimV>(rV, [](int, auto& slab) { pin(slab); });
+    for_slabs<Config::kHeadDim>(rDK, [](int, auto& slab) { pin(slab); });
+    for_slabs<Config::kHeadDimV>(rDV, [](int, auto& slab) { pin(slab); });
   }
   template <class Value, int kRows, int kColumns>
   __device__ static void pin_all(Value (&values)[kRows][kColumns]) {
@@ -99,10 +99,10 @@ struct Sm90KeyWarpgroup {
   __device__ void start_gradients(unsigned d_o, unsigned q) {
     pin_gradients();
     pin_all(rP);
-    pin_all(rS);
+    pin_all(rDS);
     ptx::wgmma_fence();
-    add_queries<Config::kHeadDimV>(rV, rP, d_o);
-    add_queries<Config::kHeadDim>(rK, rS, q);
+    add_queries<Config::kHeadDimV>(rDV, rP, d_o);
+    add_queries<Config::kHeadDim>(rDK, rDS, q);
     ptx::wgmma_commit();
   }
   /// Starts the warpgroup's 64 x 64 of dQ = dS K.
@@ -200,14 +200,14 @@ struct Sm90KeyWarpgroup {
           }
         }
         rP[j / 2][j % 2 * 2 + half] = pack<kElement>(probability[0], probability[1]);
-        rS[j / 2][j % 2 * 2 + half] = pack<kElement>(d_s[0], d_s[1]);
+        rDS[j / 2][j % 2 * 2 + half] = pack<kElement>(d_s[0], d_s[1]);
       }
     }
   }
 
   __device__ void clear_scores() {
 #pragma unroll
-    for (auto& step : rS) step[0] = step[1] = step[2] = step[3] = 0;
+    for (auto& step : rDS) step[0] = step[1] = step[2] = step[3] = 0;
   }
   /// dS^T to its place in a tile. Without bank conflicts: 8 rows of one chunk lie in 8 different
   /// places modulo 128 bytes.
@@ -219,7 +219,7 @@ struct Sm90KeyWarpgroup {
     for (int step = 0; step < Tiles::kQuerySteps; ++step) {
       const int chunk = 2 * step;
       ptx::store_matrix_4(
-          tile + (own ^ (chunk % 8 * kChunkBytes)) + chunk / 8 * TileScores::kSlabBytes, rS[step]);
+          tile + (own ^ (chunk % 8 * kChunkBytes)) + chunk / 8 * TileScores::kSlabBytes, rDS[step]);
     }
   }
 
@@ -245,9 +245,9 @@ struct Sm90KeyWarpgroup {
         GradientWriter<Config::kGradK, Config::kHeadDim, Config::kAlignGradK, Config::kAccumulate>;
     using WriterV =
         GradientWriter<Config::kGradV, Config::kHeadDimV, Config::kAlignGradV, Config::kAccumulate>;
-    store_gradient<WriterK, Config::kGradK>(rK, args.dk, args.shape, work, key0,
+    store_gradient<WriterK, Config::kGradK>(rDK, args.dk, args.shape, work, key0,
                                             args.shape.scale * args.dropout.scale);
-    store_gradient<WriterV, Config::kGradV>(rV, args.dv, args.shape, work, key0,
+    store_gradient<WriterV, Config::kGradV>(rDV, args.dv, args.shape, work, key0,
                                             keep_scale<Config>(args.dropout));
   }
   template <class Writer, Element kGradient>

@@ -13,6 +13,11 @@
 
 namespace flashlab::device {
 
+/// The warps of the warpgroup that does not multiply, by what their first threads do.
+enum ProducerWarp { kCopiesKeys, kCopiesQueries };
+/// Barriers that hardware knows by number, 0 is the block's: one for each consumer's turns.
+enum NamedBarrier { kFirstTurn = 1 };
+
 inline constexpr int kQueuedTasks = 4;  ///< tiles known ahead, the current one included
 
 /// Sizes that follow from a Config.
@@ -30,7 +35,7 @@ struct Sm90Tiles {
   static constexpr int kScores = kBlockKeys / 2;  ///< a thread's share of S
   /// ALiBi makes causal scores grow with the key, and a row's reference is the maximum of its first
   /// block: blocks come from the last to the first then, or every one would raise it.
-  static constexpr bool kBackward = Config::kAlibi && Config::kBoundedRight;
+  static constexpr bool kLastKeysFirst = Config::kAlibi && Config::kBoundedRight;
   /// A thread's share of O: whole slabs of 64 features, and the last one in steps of 16.
   static constexpr int kFullSlabs = Config::kHeadDimV / kSlabColumns;
   static constexpr int kLastColumns = round_up(Config::kHeadDimV % kSlabColumns, 16);
@@ -147,7 +152,7 @@ struct Sm90Task {
   __device__ int block_at(int place) const { return block_at(place, mirror()); }
   __device__ int mirror() const { return first_block + end_block - 1; }
   static __device__ int block_at(int place, int mirror) {
-    return Sm90Tiles<Config>::kBackward ? mirror - place : place;
+    return Sm90Tiles<Config>::kLastKeysFirst ? mirror - place : place;
   }
   /// Whether a warpgroup has rows of the tile and the tile has keys: then it gets a tile of Q.
   __device__ bool needs_queries(const Shape& shape, int warpgroup) const {

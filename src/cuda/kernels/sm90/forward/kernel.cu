@@ -55,7 +55,7 @@ struct Sm90Range {
       ahead_begin = crossed + 2;
     }
     mirror = task.mirror();
-    if constexpr (Sm90Tiles<Config>::kBackward) {
+    if constexpr (Sm90Tiles<Config>::kLastKeysFirst) {
       const int last = block_at(begin);
       if (begin < end) begin = block_at(end - 1), end = last + 1;
     }
@@ -105,11 +105,11 @@ struct Sm90Consumer {
   /// With kTurns the warpgroups start their products in turn, so that one's exponentials run beside
   /// the others' products. Everyone takes the same number of turns.
   __device__ void await_turn() const {
-    if constexpr (Config::kTurns) ptx::meet(1 + consumer, 2 * kWarpgroupThreads);
+    if constexpr (Config::kTurns) ptx::meet(kFirstTurn + consumer, 2 * kWarpgroupThreads);
   }
   __device__ void pass_turn() const {
     if constexpr (Config::kTurns) {
-      ptx::meet_later(1 + (consumer + 1) % Tiles::kConsumers, 2 * kWarpgroupThreads);
+      ptx::meet_later(kFirstTurn + (consumer + 1) % Tiles::kConsumers, 2 * kWarpgroupThreads);
     }
   }
 
@@ -291,8 +291,8 @@ __device__ void sm90_forward(const Sm90ForwardArguments& args) {
   const int warpgroup = __shfl_sync(ptx::kFullMask, threadIdx.x / kWarpgroupThreads, 0);
   if (warpgroup == 0) {
     if constexpr (Tiles::kDividesRegisters) ptx::give_registers<Tiles::kProducerRegisters>();
-    if (threadIdx.x == 0) Sm90KeyProducer<Config>{args, shared}.run();
-    if (threadIdx.x == 32) produce_queries<Config>(args, shared);
+    if (threadIdx.x == 32 * kCopiesKeys) Sm90KeyProducer<Config>{args, shared}.run();
+    if (threadIdx.x == 32 * kCopiesQueries) produce_queries<Config>(args, shared);
   } else {
     if constexpr (Tiles::kDividesRegisters) ptx::take_registers<Tiles::kConsumerRegisters>();
     const int consumer = warpgroup - 1;

@@ -418,7 +418,8 @@ struct Sm90Warpgroup : Sm90MaskRows<kSm90KeptMask<Config>>, Sm90Dropped<Config, 
   template <bool kFirst>
   __device__ void drop(const DropoutArguments& dropout, int first_key) {
     static_assert(!Config::kDropout || Config::kBlockKeys == 64 || Config::kBlockKeys == 128);
-    if (kFirst || !kSm90KeptNumbers<Config> || first_key % 128 == (Tiles::kBackward ? 64 : 0)) {
+    if (kFirst || !kSm90KeptNumbers<Config> ||
+        first_key % 128 == (Tiles::kLastKeysFirst ? 64 : 0)) {
       if constexpr (!kSm90KeptRowBytes<Config>) this->row_bytes = row_bytes_of_thread();
       this->numbers =
           this->keep_rows.numbers(this->row_bytes, first_row, first_key, PtxArithmetic{});

@@ -46,9 +46,9 @@ template <class Config>
 struct BackwardBlock {
   using Sizes = BackwardSizes<Config>;
   static constexpr Element kElement = Config::kElement;
-  static constexpr int kTileQ = Sizes::kTileQ, kTileK = Sizes::kTileK;
+  static constexpr int kTileQ = Sizes::kTileQ, kTileK = Config::kTileK;
   static constexpr int kThreads = 32 * Sizes::kWarps;
-  static constexpr int kDim = Sizes::kDim, kDimV = Sizes::kDimV;
+  static constexpr int kDim = Sizes::kDim, kDimV = padded_dim_v<Config>();
   static constexpr int kWarpKeys = kTileK / Sizes::kWarpsK;
   static constexpr int kWarpQueries = kTileQ / Sizes::kWarpsQ;
   /// Queries of S^T in registers at a time; fewer where an additive mask, or more than one of
@@ -62,6 +62,9 @@ struct BackwardBlock {
   static constexpr int kKSteps = kPieceQ / 16;
   static constexpr int kGradKN = kDim / Sizes::kWarpsQ / 8;
   static constexpr int kGradVN = kDimV / Sizes::kWarpsQ / 8;
+  static constexpr int kPasses = Config::kGradQPasses;  ///< in which a warp computes its part of dQ
+  static constexpr int kPassN = Sizes::kGradQN / kPasses;
+  static_assert(Sizes::kGradQN % kPasses == 0);
   static constexpr bool kExchange = Sizes::kWarpsQ > 1;  ///< P and dS^T of other warps are needed
   // Stages of Q and dO. With one barrier a tile is loaded while its predecessor is in part one and
   // the one before that may still be in part two, which reads Q and dO only when warps exchange; if

@@ -61,9 +61,9 @@ struct BackwardKernel : BackwardBlock<Config> {
       typename Base::TileKey, typename Base::TileQuery, typename Base::TileScores,
       typename Base::TileValue, typename Base::Visibility;
   using Base::kDim, Base::kDimV, Base::kElement, Base::kExchange, Base::kGradKN, Base::kGradVN,
-      Base::kKSteps, Base::kLoadAfterReading, Base::kM, Base::kN, Base::kPieceQ, Base::kPieces,
-      Base::kStages, Base::kThreads, Base::kTileK, Base::kTileQ, Base::kWarpKeys,
-      Base::kWarpQueries, Base::load_keys, Base::load_queries, Base::work_of;
+      Base::kKSteps, Base::kLoadAfterReading, Base::kM, Base::kN, Base::kPassN, Base::kPasses,
+      Base::kPieceQ, Base::kPieces, Base::kStages, Base::kThreads, Base::kTileK, Base::kTileQ,
+      Base::kWarpKeys, Base::kWarpQueries, Base::load_keys, Base::load_queries, Base::work_of;
 
   /// Which of a lane's pairs count under a mask tensor, one bit each. One element at a time:
   /// unrolled, the compiler reads the mask of all of them at once, and spills.
@@ -315,14 +315,14 @@ struct BackwardKernel : BackwardBlock<Config> {
   }
 
   /// Fragments [begin, end) of a pass of dQ to the accumulator.
-  static __device__ void reduce(const float (&acc)[Sizes::kGradQM][Sizes::kPassN][4],
+  static __device__ void reduce(const float (&acc)[Sizes::kGradQM][kPassN][4],
                                 float* accumulator, int begin, int end) {
 #pragma unroll
-    for (int i = 0; i < Sizes::kGradQM * Sizes::kPassN; ++i) {
+    for (int i = 0; i < Sizes::kGradQM * kPassN; ++i) {
       if (i < begin || i >= end) continue;
-      const float(&x)[4] = acc[i / Sizes::kPassN][i % Sizes::kPassN];
+      const float(&x)[4] = acc[i / kPassN][i % kPassN];
       float* const fragment =
-          accumulator + Sizes::fragment(i / Sizes::kPassN, i % Sizes::kPassN) * kFragmentFloats;
+          accumulator + Sizes::fragment(i / kPassN, i % kPassN) * kFragmentFloats;
       if constexpr (Config::kVectorReduction) {
         ptx::add_global_4(fragment, x[0], x[1], x[2], x[3]);
       } else {
@@ -353,18 +353,18 @@ struct BackwardKernel : BackwardBlock<Config> {
   /// shared memory wait behind them (d 256, H200, 2026-11-21: four passes 3 % faster than one).
   static __device__ void part_two(Gradients& sum, Storage& shared, const Warp& warp, int stage,
                                   int buffer, const GradQTarget& target) {
-    constexpr int kItems = 2 * (Sizes::kWarpsQ - 1) * kPieces, kPasses = Sizes::kPasses;
-    constexpr int kFragments = Sizes::kGradQM * Sizes::kPassN;
+    constexpr int kItems = 2 * (Sizes::kWarpsQ - 1) * kPieces;
+    constexpr int kFragments = Sizes::kGradQM * kPassN;
     const unsigned d_s = ptx::shared_address(shared.d_s(buffer));
     const int part = threadIdx.x / 32;
     const int query = part / Sizes::kFeatureParts * (Sizes::kGradQM * 16);
     const int chunk = part % Sizes::kFeatureParts * Sizes::kGradQN;
 #pragma unroll
     for (int pass = 0; pass < kPasses; ++pass) {
-      float acc[Sizes::kGradQM][Sizes::kPassN][4] = {};
+      float acc[Sizes::kGradQM][kPassN][4] = {};
       accumulate<kElement, kTileK / 16, Config::kPrefetch>(
           acc, LeftFromColumns<TileScores>(d_s, 0, query / 8, warp.lane),
-          RightFromColumns<TileKey>(warp.k, 0, chunk + pass * Sizes::kPassN, warp.lane));
+          RightFromColumns<TileKey>(warp.k, 0, chunk + pass * kPassN, warp.lane));
       const int first = kItems * pass / kPasses, end = kItems * (pass + 1) / kPasses;
       float* const at = target.at + pass * (kFragments * kFragmentFloats);
       if constexpr (Config::kDeterministic) {

@@ -130,27 +130,35 @@ struct RightFromColumns {
   }
 };
 
-/// Sizes shared by the three kernels, from the Config. Head dims are padded to a multiple of
+/// Sizes of a tile of queries, from a Config. Head dims are padded to a multiple of
 /// Config::kDimUnit, at least 32, in shared memory and in the accumulator, so that every warp's
 /// part is whole fragments.
 template <class Config>
-struct BackwardSizes {
-  static constexpr int kTileQ = Config::kTileQ, kTileK = Config::kTileK;
+struct QueryTileSizes {
+  static constexpr int kTileQ = Config::kTileQ;
+  static constexpr int kDim = round_up(Config::kHeadDim, Config::kDimUnit);
+  static constexpr int kTileFloats = kTileQ * kDim;  ///< of the accumulator
+};
+
+/// That of V and dO, of which the accumulator knows nothing.
+template <class Config>
+constexpr int padded_dim_v() {
+  return round_up(Config::kHeadDimV, Config::kDimUnit);
+}
+
+/// And of its parts, which the warps that make dQ and those that finish it share.
+template <class Config>
+struct BackwardSizes : QueryTileSizes<Config> {
+  using QueryTileSizes<Config>::kTileQ, QueryTileSizes<Config>::kDim;
   static constexpr int kWarpsQ = Config::kWarpsQ, kWarpsK = Config::kWarpsK;
   static constexpr int kWarps = kWarpsQ * kWarpsK;
-  static constexpr int kDim = round_up(Config::kHeadDim, Config::kDimUnit);
-  static constexpr int kDimV = round_up(Config::kHeadDimV, Config::kDimUnit);
   // dQ [kTileQ, kDim] is cut into 2 x (kWarps / 2) parts.
   static constexpr int kQueryParts = 2, kFeatureParts = kWarps / 2;
   static constexpr int kGradQM = kTileQ / kQueryParts / 16;  ///< fragments of a warp's part
   static constexpr int kGradQN = kDim / kFeatureParts / 8;
-  static constexpr int kTileFloats = kTileQ * kDim;  ///< of the accumulator
   static_assert(kTileQ % (16 * kQueryParts) == 0 && kDim % (8 * kFeatureParts) == 0);
-  static constexpr int kPasses = Config::kGradQPasses;  ///< in which a warp computes its part
-  static constexpr int kPassN = kGradQN / kPasses;
-  static_assert(kGradQN % kPasses == 0);
-  /// Where fragment (m, n) of a warp's part lies in the accumulator, whatever the passes: those of
-  /// a pass are neighbours.
+  /// Where fragment (m, n) of a warp's part lies in the accumulator, in however many passes the
+  /// warp computes it: those of a pass are neighbours.
   static constexpr int fragment(int m, int n) { return n * kGradQM + m; }
 };
 

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "api/context_state.h"
-#include "cuda/launch/config.h"
+#include "cuda/launch/arguments.h"
 #include "cuda/launch/planning.h"
 #include "runtime/kernel_store/config.h"
 
@@ -118,9 +118,6 @@ ConfigPrinter print(const Problem& problem, const Geometry& g, const BackwardCho
       .boolean("kVectorReduction", vector_reduction)
       .boolean("kPrefetch", form.prefetch)
       .boolean("kDeterministic", problem.options.deterministic)
-      .boolean("kTickets", problem.options.deterministic)
-      .boolean("kCountsHeads", false)
-      .boolean("kZeroGradQ", true)
       .boolean("kCopyGradO", choice.copy_grad_o);
   return config;
 }
@@ -156,29 +153,73 @@ void explain(GpuPlan& plan, const Problem& problem, const BackwardChoice& choice
                              : "dQ is added atomically: its last bits vary from run to run");
 }
 
-void add_steps(GpuPlan& plan, const ConfigPrinter& config, const BackwardChoice& choice) {
+void add_steps(GpuPlan& plan, const ConfigPrinter& config, const BackwardChoice& choice,
+               bool vector_reduction) {
   const Geometry& g = plan.geometry;
-  const auto add = [&](const char* source, const char* entry, std::int64_t blocks, unsigned threads,
-                       unsigned shared_bytes, std::string what) {
-    plan.add_kernel(
-        kernel_step(source, entry, config, blocks, threads, shared_bytes, std::move(what)));
-  };
-  const auto threads = static_cast<unsigned>(32 * choice.tiling.warps());
-  const std::int64_t query_blocks = g.batch * g.heads_q * choice.tiles_q;
+  const BackwardTiling& t = choice.tiling;
   const std::int64_t key_blocks = g.batch * g.heads_k * choice.tiles_k;
-  add("sm80/backward/prepare.cu", "flash_bwd_sm80_prepare", query_blocks, kPrepareThreads, 0,
-      fmt::format("delta, LSE in base 2, zeros · tile of {} queries", choice.tiling.tile_q));
+  const BackwardRows rows{choice.call, t.tile_q, kDimUnit, g.batch * g.heads_q * choice.tiles_q};
+  plan.add_kernel(
+      prepare_step(plan, rows,
+                   {.zeros = true,
+                    .turns = plan.problem.options.deterministic,
+                    .copy_grad_o = choice.copy_grad_o},
+                   fmt::format("delta, LSE in base 2, zeros · tile of {} queries", t.tile_q)));
   if (key_blocks > 0) {
-    add("sm80/backward/kernel.cu", "flash_bwd_sm80", key_blocks, threads,
-        static_cast<unsigned>(choice.shared_bytes),
-        fmt::format("tile of {} keys, in steps of {} queries · {}", choice.tiling.tile_k,
-                    choice.tiling.tile_q, stage_words(choice.tiling.stages)));
+    plan.add_kernel(kernel_step("sm80/backward/kernel.cu", "flash_bwd_sm80", config, key_blocks,
+                                32 * t.warps(), choice.shared_bytes,
+                                fmt::format("tile of {} keys, in steps of {} queries · {}",
+                                            t.tile_k, t.tile_q, stage_words(t.stages))));
   }
-  add("sm80/backward/finish.cu", "flash_bwd_sm80_finish", query_blocks, threads, 0,
-      "dQ = scale dQ_fp32 in dq's type");
+  plan.add_kernel(finish_step(plan, rows, {t.warps_q, t.warps_k, t.tile_k, vector_reduction},
+                              "dQ = scale dQ_fp32 in dq's type"));
 }
 
 }  // namespace
+
+GpuStep prepare_step(const GpuPlan& plan, const BackwardRows& rows, const PreparedRows& prepared,
+                     std::string words) {
+  const Problem& problem = plan.problem;
+  const Geometry& g = plan.geometry;
+  ConfigPrinter config;
+  print_element(config, "kElement", problem.q.dtype);
+  print_element(config, "kO", problem.o.dtype);
+  print_element(config, "kGradO", problem.d_o->dtype);
+  config.integer("kHeadDim", g.head_dim)
+      .integer("kHeadDimV", g.head_dim_v)
+      .integer("kAlignO", kernel_alignment(problem.o, rows.call))
+      .integer("kAlignGradO", kernel_alignment(*problem.d_o, rows.call))
+      .boolean("kSoftcap", g.softcap > 0)
+      .boolean("kWideCap", softcap_is_wide(g))
+      .boolean("kLseGradient", problem.d_lse.has_value())
+      .integer("kTileQ", rows.tile_q)
+      .integer("kDimUnit", rows.dim_unit)
+      .boolean("kTickets", prepared.turns)
+      .boolean("kCountsHeads", rows.counts_heads)
+      .boolean("kZeroGradQ", prepared.zeros)
+      .boolean("kCopyGradO", prepared.copy_grad_o);
+  return kernel_step("sm80/backward/prepare.cu", "flash_bwd_sm80_prepare", config, rows.blocks,
+                     kPrepareThreads, 0, std::move(words));
+}
+
+GpuStep finish_step(const GpuPlan& plan, const BackwardRows& rows, const FinishedRows& finished,
+                    std::string words) {
+  const Problem& problem = plan.problem;
+  ConfigPrinter config;
+  print_element(config, "kGradQ", problem.dq->dtype);
+  config.integer("kHeadDim", plan.geometry.head_dim)
+      .integer("kAlignGradQ", kernel_alignment(*problem.dq, rows.call))
+      .boolean("kAccumulate", problem.options.gradient_mode == GradientMode::kAccumulate)
+      .integer("kTileQ", rows.tile_q)
+      .integer("kTileK", finished.tile_k)
+      .integer("kWarpsQ", finished.warps_q)
+      .integer("kWarpsK", finished.warps_k)
+      .integer("kDimUnit", rows.dim_unit)
+      .boolean("kVectorReduction", finished.vectors)
+      .boolean("kCountsHeads", rows.counts_heads);
+  return kernel_step("sm80/backward/finish.cu", "flash_bwd_sm80_finish", config, rows.blocks,
+                     32 * finished.warps_q * finished.warps_k, 0, std::move(words));
+}
 
 std::optional<BackwardTiling> choose_backward_tiling(int head_dim, int head_dim_v, bool mask,
                                                      bool deterministic, int shared_limit) {
@@ -239,7 +280,7 @@ Result<std::shared_ptr<internal::PlanState>> plan_sm80_backward(
   const bool vector_reduction = info.major >= 9;
   const BackwardForm form = choose_form(problem, g, choice);
   const ConfigPrinter config = print(problem, g, choice, form, vector_reduction);
-  add_steps(*plan, config, choice);
+  add_steps(*plan, config, choice, vector_reduction);
   explain(*plan, problem, choice);
   return std::shared_ptr<internal::PlanState>(std::move(plan));
 }

@@ -7,6 +7,8 @@
 
 #include "api/implementation.h"
 #include "cuda/kernels/sm80/backward/tiles.h"
+#include "cuda/launch/config.h"
+#include "cuda/launch/gpu_plan.h"
 
 namespace flashlab::cuda {
 
@@ -18,6 +20,31 @@ using device::BackwardTiling;
 /// fastest that fits; nothing if none does.
 std::optional<BackwardTiling> choose_backward_tiling(int head_dim, int head_dim_v, bool mask,
                                                      bool deterministic, int shared_limit);
+
+/// How query rows are cut, for the steps before and after the products, Hopper's too. Their
+/// kernels are compiled for this and for the tensors that they touch, whatever the rest of the
+/// call.
+struct BackwardRows {
+  CallForm call = CallForm::kGeneral;
+  int tile_q = 64, dim_unit = 32;
+  std::int64_t blocks = 0;    ///< tiles of queries of all heads
+  bool counts_heads = false;  ///< the tiles of keys that are done, for each key head
+};
+/// What the step before makes beside delta and LSE in base 2.
+struct PreparedRows {
+  bool zeros = false;        ///< for the sums of dQ
+  bool turns = false;        ///< counters at zero
+  bool copy_grad_o = false;  ///< d_o in the type of q
+};
+GpuStep prepare_step(const GpuPlan& plan, const BackwardRows& rows, const PreparedRows& prepared,
+                     std::string words);
+/// The step behind, by warps_q x warps_k warps as the sums lie; tile_k: what counts_heads counts.
+struct FinishedRows {
+  int warps_q = 1, warps_k = 4, tile_k = 128;
+  bool vectors = true;  ///< sums lie by fours: kVectorReduction
+};
+GpuStep finish_step(const GpuPlan& plan, const BackwardRows& rows, const FinishedRows& finished,
+                    std::string words);
 
 /// Three kernels: rows (delta, LSE in base 2, a zero accumulator), the five products by tiles of
 /// keys, dQ to its type.

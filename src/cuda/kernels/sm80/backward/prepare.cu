@@ -58,7 +58,6 @@ __device__ inline void read_eight(float (&out)[8], const unsigned char* row, int
 template <class Config>
 __device__ inline float product_of_row(const BackwardArguments& args, int batch, int head, int row,
                                        Int64 copy_row, int lane) {
-  using Sizes = BackwardSizes<Config>;
   constexpr int kLanes = prepare_lanes<Config>();
   constexpr bool kStream = !Config::kZeroGradQ;
   const unsigned char* o = row_address<Config::kO>(args.o, batch, head, row);
@@ -73,7 +72,7 @@ __device__ inline float product_of_row(const BackwardArguments& args, int batch,
     for (int i = 0; i < 8; ++i) sum += x[i] * y[i];
     if constexpr (Config::kCopyGradO) {
       auto* copy = static_cast<unsigned char*>(args.regions[kRegionGradO]) +
-                   (copy_row * Sizes::kDimV + column) * 2;
+                   (copy_row * padded_dim_v<Config>() + column) * 2;
       *reinterpret_cast<uint4*>(copy) =
           make_uint4(pack<Config::kElement>(y[0], y[1]), pack<Config::kElement>(y[2], y[3]),
                      pack<Config::kElement>(y[4], y[5]), pack<Config::kElement>(y[6], y[7]));
@@ -89,7 +88,7 @@ __device__ inline float product_of_row(const BackwardArguments& args, int batch,
 extern "C" __global__ void __launch_bounds__(256)
     flash_bwd_sm80_prepare(const __grid_constant__ flashlab::device::BackwardArguments args) {
   using namespace flashlab::device;
-  using Sizes = BackwardSizes<Config>;
+  using Sizes = QueryTileSizes<Config>;
   constexpr int kThreads = 256, kLanes = prepare_lanes<Config>(), kRowsPerPass = kThreads / kLanes;
   const Shape& shape = args.shape;
   const int tiles = (shape.seqlen_q + Sizes::kTileQ - 1) / Sizes::kTileQ;

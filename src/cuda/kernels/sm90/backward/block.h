@@ -35,7 +35,7 @@ struct Sm90BackwardTiles {
   /// Whether blocks take tile of keys after tile of keys.
   static constexpr bool kStays = Config::kKeyStages > 1;
   static_assert(kTileK == 128 && kTileQ * kDim == 128 * 64 && Sizes::kDim == kDim &&
-                Sizes::kDimV == kDim);
+                padded_dim_v<Config>() == kDim);
 
   /// Where the fragment of rows 16 `row` and columns 8 `column` lies in a tile of the accumulator;
   /// linear in `column` from a multiple of 4 on.

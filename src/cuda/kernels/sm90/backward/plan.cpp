@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "api/context_state.h"
+#include "cuda/kernels/sm80/backward/plan.h"
 #include "cuda/kernels/sm90/backward/launch_arguments.h"
 #include "cuda/launch/arguments.h"
 #include "cuda/launch/config.h"
@@ -23,7 +24,6 @@ using internal::Geometry;
 
 constexpr int kMaxHeadDim = 128;
 constexpr int kWarpgroupThreads = 128;
-constexpr int kPrepareThreads = 256;         // kernels/sm80/backward/prepare.cu
 constexpr std::int64_t kShortWindow = 2048;  // queries of a group's heads that see a key
 constexpr int kFinishColumns = 16;  // of dQ, for each of finish's warps: whole 16-byte stores
 
@@ -87,7 +87,6 @@ struct Blocks {
   std::int64_t query_tiles, query_blocks, key_tiles, key_blocks;
 };
 
-// What the sm80 kernels of steps 1 and 3 ask of a Config: kTileQ to kTickets, kCopyGradO.
 ConfigPrinter print(const Problem& problem, const Geometry& g, const Sm90BackwardTiling& t) {
   ConfigPrinter config;
   print_call(config, problem, g);
@@ -98,13 +97,7 @@ ConfigPrinter print(const Problem& problem, const Geometry& g, const Sm90Backwar
       .integer("kKeyStages", t.key_stages)
       .integer("kWarpsQ", 1)
       .integer("kWarpsK", t.tile_dim / kFinishColumns)
-      .integer("kGradQPasses", 1)
-      .boolean("kVectorReduction", true)
       .boolean("kDeterministic", false)
-      .boolean("kTickets", true)
-      .boolean("kCountsHeads", t.key_stages > 1)
-      .boolean("kZeroGradQ", false)
-      .boolean("kCopyGradO", false)
       .integer("kSharedBytes", shared_bytes(t));
   return config;
 }
@@ -145,32 +138,27 @@ runtime::ParameterBlock parameters(const GpuPlan& plan, const Sm90BackwardTiling
 
 void add_steps(GpuPlan& plan, const ConfigPrinter& config, const Sm90BackwardTiling& t,
                const Blocks& blocks) {
-  const auto step = [&](const char* source, const char* entry, std::int64_t grid, int threads,
-                        std::string what) {
-    GpuStep out;
-    out.name = entry;
-    out.spec = {source, entry, config.text(), {}};
-    out.shape.grid_x = static_cast<unsigned>(grid);
-    out.shape.threads = static_cast<unsigned>(threads);
-    out.configuration = std::move(what);
-    return out;
+  // What is shown of a step is in words.
+  const auto worded = [](GpuStep step) {
+    step.configuration = std::move(step.words);
+    step.words.clear();
+    return step;
   };
-  plan.add_kernel(step("sm80/backward/prepare.cu", "flash_bwd_sm80_prepare", blocks.query_blocks,
-                       kPrepareThreads,
-                       fmt::format("delta, LSE in base 2 · {} blocks of {} queries",
-                                   blocks.query_blocks, t.tile_q)));
-  GpuStep products =
-      step("sm90/backward/kernel.cu", "flash_bwd_sm90", blocks.key_blocks,
-           (t.tile_k / 64 + 1) * kWarpgroupThreads,
-           fmt::format("{} · {} blocks work off {} tiles of {} keys", config.summary(),
-                       blocks.key_blocks, blocks.key_tiles, t.tile_k));
-  products.shape.shared_bytes = static_cast<unsigned>(shared_bytes(t));
+  const BackwardRows rows{call_form(plan.problem), t.tile_q, t.tile_dim, blocks.query_blocks,
+                          t.key_stages > 1};
+  plan.add_kernel(worded(prepare_step(plan, rows, {.turns = true},
+                                      fmt::format("delta, LSE in base 2 · {} blocks of {} queries",
+                                                  blocks.query_blocks, t.tile_q))));
+  GpuStep products = worded(
+      kernel_step("sm90/backward/kernel.cu", "flash_bwd_sm90", config, blocks.key_blocks,
+                  (t.tile_k / 64 + 1) * kWarpgroupThreads, shared_bytes(t),
+                  fmt::format("{} · {} blocks work off {} tiles of {} keys", config.summary(),
+                              blocks.key_blocks, blocks.key_tiles, t.tile_k)));
   products.parameters = parameters(plan, t, blocks.query_tiles);
   plan.add_kernel(std::move(products));
-  GpuStep finish =
-      step("sm80/backward/finish.cu", "flash_bwd_sm80_finish", blocks.query_blocks,
-           32 * t.tile_dim / kFinishColumns,
-           fmt::format("dQ = scale dQ_fp32 in dq's type · {} blocks", blocks.query_blocks));
+  GpuStep finish = worded(
+      finish_step(plan, rows, {1, t.tile_dim / kFinishColumns, t.tile_k},
+                  fmt::format("dQ = scale dQ_fp32 in dq's type · {} blocks", blocks.query_blocks)));
   finish.shape.programmatic = t.key_stages > 1;
   plan.add_kernel(std::move(finish));
 }

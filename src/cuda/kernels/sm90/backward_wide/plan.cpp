@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "api/context_state.h"
+#include "cuda/kernels/sm80/backward/plan.h"
 #include "cuda/kernels/sm90/backward/plan.h"
 #include "cuda/kernels/sm90/backward_wide/launch_arguments.h"
 #include "cuda/launch/arguments.h"
@@ -28,7 +29,7 @@ constexpr std::int64_t kTile = 64;  // queries or keys of a tile
 constexpr std::int64_t kScoreTileBytes = kTile * kTile * 2;
 constexpr int kSharedLimit = 232448;  // of a block of sm_90
 constexpr int kMaxStages = 3;
-constexpr unsigned kThreads = 384, kPrepareThreads = 256;
+constexpr unsigned kThreads = 384;
 constexpr std::int64_t kMaxParts = 1024;
 // Of Q and dO, for the heads whose blocks follow one another: about half of L2.
 constexpr std::int64_t kSectionBytes = 24 << 20;
@@ -63,7 +64,6 @@ Status check_features(const Problem& problem, const Geometry& g) {
                      "causal, windows, nothing else");
 }
 
-// What the sm80 kernel of step 1 asks of a Config, too: kDimUnit to kCopyGradO.
 ConfigPrinter print(const Problem& problem, const Geometry& g, const WideTiling& t) {
   ConfigPrinter config;
   print_call(config, problem, g);
@@ -71,15 +71,7 @@ ConfigPrinter print(const Problem& problem, const Geometry& g, const WideTiling&
       .integer("kTileK", kTile)
       .integer("kStages", t.stages)
       .integer("kGradQStages", t.grad_q_stages)
-      .integer("kDimUnit", kTile)
-      .integer("kWarpsQ", 1)
-      .integer("kWarpsK", 2)
-      .integer("kGradQPasses", 1)
       .boolean("kDeterministic", false)
-      .boolean("kTickets", false)
-      .boolean("kCountsHeads", false)
-      .boolean("kZeroGradQ", false)
-      .boolean("kCopyGradO", false)
       .integer("kSharedBytes", shared_bytes(t))
       .integer("kGradQSharedBytes", grad_q_shared_bytes(t));
   return config;
@@ -169,8 +161,8 @@ void add_steps(GpuPlan& plan, const ConfigPrinter& config, const WideTiling& t,
   const Geometry& g = plan.geometry;
   const Tiles tiles(g);
   const std::int64_t query_blocks = g.batch * g.heads_q * tiles.queries;
-  plan.add_kernel(kernel_step("sm80/backward/prepare.cu", "flash_bwd_sm80_prepare", config,
-                              query_blocks, kPrepareThreads, 0, "delta, LSE in base 2"));
+  plan.add_kernel(prepare_step(plan, {call_form(plan.problem), kTile, kTile, query_blocks}, {},
+                               "delta, LSE in base 2"));
   const std::int64_t head_bytes = g.group() * g.seqlen_q * (t.head_dim + t.head_dim_v) * 2;
   const std::int64_t section = std::clamp<std::int64_t>(kSectionBytes / head_bytes, 1, parts.heads);
   for (std::int64_t head = 0; head < tiles.heads_k; head += parts.heads) {

@@ -87,6 +87,7 @@ class Help(Folder):
         self.assertIn("--seqlen", self.complete(["flashlab", "bench", "--seq"]))
         self.assertIn("--causal=top-left", self.complete(["flashlab", "bench", "--cau"]))
         self.assertEqual(self.complete(["flashlab", "bench", "--dtype", "bf"]), ["bf16"])
+        self.assertEqual(self.complete(["flashlab", "bench", "--dtype", "fp6"]), ["fp64"])
         self.assertEqual(self.complete(["flashlab", "bench", "--dtype", "fp32,bf"]), ["fp32,bf16"])
         self.assertIn("gpt2-small", self.complete(["flashlab", "compare", "--preset", "gpt2"]))
         self.assertEqual(self.complete(["flashlab", "bench", "weighted-sum", "--ro"]), ["--rows"])

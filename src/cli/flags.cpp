@@ -260,9 +260,13 @@ std::vector<FlagSpec> flags_of_results() {
 
 const std::vector<FlagSpec>& table() {
   static const std::vector<FlagSpec> kTable = [] {
-    std::vector<FlagSpec> out;
-    for (const auto part : {flags_of_subjects, flags_of_runs, flags_of_training, flags_of_steps,
-                            flags_of_profiles, flags_of_results}) {
+    std::vector<FlagSpec> out = flags_of_runs();
+    // Behind the other problems' flags: completion takes a flag's values from its first row.
+    const std::vector<FlagSpec> subjects = flags_of_subjects();
+    out.insert(std::ranges::find(out, kExecution, &FlagSpec::group), subjects.begin(),
+               subjects.end());
+    for (const auto part :
+         {flags_of_training, flags_of_steps, flags_of_profiles, flags_of_results}) {
       for (const FlagSpec& flag : part()) out.push_back(flag);
     }
     return out;

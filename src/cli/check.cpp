@@ -297,10 +297,8 @@ lab::CheckSummary check_list(const Arguments& arguments, const Context& context,
   run.options.bitwise_calls =
       static_cast<int>(whole(arguments, "--repeat-bitwise", 2, 2, 1'000'000)) - 1;
   if (text) {
-    std::string list;
-    for (const std::string& name : names) list += (list.empty() ? "" : ", ") + name;
-    print_line(
-        fmt::format("check  {} cases x {} · {}\n", run.cases.size(), list, device_words(context)));
+    print_line(fmt::format("check  {} cases x {} · {}\n", run.cases.size(), base::join(names, ", "),
+                           device_words(context)));
   }
   ProgressLine progress;
   int failed = 0;

@@ -4,16 +4,11 @@
 
 #include <algorithm>
 
+#include "base/text.h"
 #include "cli/help.h"
 
 namespace flashlab::cli {
 namespace {
-
-std::string joined(const std::vector<std::string>& words, const char* separator = " ") {
-  std::string out;
-  for (const std::string& word : words) out += (out.empty() ? "" : separator) + word;
-  return out;
-}
 
 // First words only: "bench weighted-sum" is completed after "bench".
 std::vector<std::string> first_words() {
@@ -98,7 +93,7 @@ std::string bash_script() {
     if (!values.words.empty()) {
       action = fmt::format(
           "COMPREPLY=( $(compgen -P \"$head\" -W \"{}\" -- \"${{current##*,}}\") ); return",
-          joined(values.words));
+          base::join(values.words, " "));
     } else if (values.file) {
       action = "COMPREPLY=( $(compgen -f -- \"$current\") ); return";
     } else if (values.folder) {
@@ -116,13 +111,13 @@ std::string bash_script() {
     const std::string pattern =
         spec.positional.empty() ? fmt::format("\"{}\"", spec.name) : fmt::format("{}*", spec.name);
     out += fmt::format("    {}) COMPREPLY=( $(compgen -W \"{}\" -- \"$current\") ) ;;\n", pattern,
-                       joined(words));
+                       base::join(words, " "));
   }
   out += fmt::format(
       "    \"\") COMPREPLY=( $(compgen -W \"{} --help --version\" -- \"$current\") ) ;;\n  "
       "esac\n}}\n"
       "complete -o bashdefault -F _flashlab flashlab\n",
-      joined(first_words()));
+      base::join(first_words(), " "));
   return out;
 }
 
@@ -142,8 +137,8 @@ std::string zsh_flag(const FlagSpec& flag, std::string_view spelling) {
     std::string action = " ";
     if (flag.choices) {
       action = flag.kind == FlagKind::kList
-                   ? fmt::format("_sequence compadd - {}", joined(flag.choices()))
-                   : fmt::format("({})", joined(flag.choices()));
+                   ? fmt::format("_sequence compadd - {}", base::join(flag.choices(), " "))
+                   : fmt::format("({})", base::join(flag.choices(), " "));
     } else if (flag.kind == FlagKind::kFile) {
       action = "_files";
     } else if (flag.kind == FlagKind::kFolder) {
@@ -188,7 +183,7 @@ std::string zsh_script() {
                                                : std::vector<std::string>{};
     // _arguments counts from the command itself: word 2 is the first behind it.
     out += words.empty() ? "        '*: :'\n"
-                         : fmt::format("        '1: :' '2: :({})'\n", joined(words));
+                         : fmt::format("        '1: :' '2: :({})'\n", base::join(words, " "));
     out += "      ;;\n";
   }
   out +=
@@ -220,14 +215,15 @@ std::string fish_flag(const FlagSpec& flag, const std::string& condition) {
     line += " -x";
   }
   if (flag.choices && flag.kind != FlagKind::kOptionalValue) {
-    line += fmt::format(" -a '{}'", joined(flag.choices()));
+    line += fmt::format(" -a '{}'", base::join(flag.choices(), " "));
   }
   return line + fmt::format(" -d '{}'\n", fish_text(flag.help));
 }
 
 std::string fish_script() {
   std::string out = "# flashlab completion for fish\ncomplete -c flashlab -f\n";
-  const std::string none = fmt::format("not __fish_seen_subcommand_from {}", joined(first_words()));
+  const std::string none =
+      fmt::format("not __fish_seen_subcommand_from {}", base::join(first_words(), " "));
   for (const CommandSpec& spec : commands()) {
     const std::size_t space = spec.name.find(' ');
     if (space == std::string_view::npos) {

@@ -3,6 +3,7 @@
 #include "cli/help.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 
@@ -92,14 +93,6 @@ std::vector<std::string_view> groups_of(const std::vector<const FlagSpec*>& list
   return out;
 }
 
-std::string future_list() {
-  std::string out;
-  for (std::string_view name : future_commands()) {
-    out += (out.empty() ? "" : ", ") + std::string(name);
-  }
-  return out;
-}
-
 constexpr const char* kExitCodes[][2] = {
     {"0", "all went well"},
     {"1", "something failed, or no case ended ok"},
@@ -178,7 +171,7 @@ std::string markdown_help() {
   out += fmt::format(
       "\n## Later\n\nKnown by name and refused with exit code 2 until they are "
       "there: {}.\n",
-      future_list());
+      fmt::join(future_commands(), ", "));
   return out;
 }
 

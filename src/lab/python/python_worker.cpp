@@ -6,6 +6,7 @@
 #include <chrono>
 #include <utility>
 
+#include "base/text.h"
 #include "lab/subjects/attention/attention_subject.h"
 
 namespace flashlab::lab {
@@ -43,12 +44,6 @@ double now_ms() {
   return std::chrono::duration<double, std::milli>(since).count();
 }
 
-std::string joined(const std::vector<std::string>& words, const char* between) {
-  std::string out;
-  for (const std::string& word : words) out += (out.empty() ? "" : between) + word;
-  return out;
-}
-
 /// How to get what `modules` names.
 std::string installing(const std::string& python, const std::vector<std::string>& modules) {
   std::string out;
@@ -72,7 +67,7 @@ bool PythonWorker::cancelled() const {
 Status PythonWorker::failure(const std::string& what) const {
   std::string text = fmt::format("{} {} while {}", options_.python, what, doing_);
   if (!said_.empty()) {
-    text += "; it said: " + joined({said_.begin(), said_.end()}, " | ");
+    text += "; it said: " + base::join({said_.begin(), said_.end()}, " | ");
   }
   return {StatusCode::kInternal, {std::move(text), "", "", ""}};
 }
@@ -138,7 +133,7 @@ Status PythonWorker::answer_of(const PythonMessage& message) {
                          installing(options_.python, {"flashlab"}));
     case PythonMessage::Kind::kMissing:
       return unsupported(
-          fmt::format("{} has no {}", options_.python, joined(message.modules, " and no ")),
+          fmt::format("{} has no {}", options_.python, base::join(message.modules, " and no ")),
           installing(options_.python, message.modules));
     case PythonMessage::Kind::kUnusable:
       return unsupported(fmt::format("{}: {}", options_.python, message.text),

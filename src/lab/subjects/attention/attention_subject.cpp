@@ -15,44 +15,6 @@ using base::clean;
 using base::file_name_part;
 using base::join;
 
-const char* fill_words(cases::Fill fill) {
-  switch (fill) {
-    case cases::Fill::kNormal:
-      return "";
-    case cases::Fill::kLargeScores:
-      return "large scores";
-    case cases::Fill::kMixedScales:
-      return "mixed scales";
-    case cases::Fill::kSubnormal:
-      return "subnormal values";
-    case cases::Fill::kSpecial:
-      return "special values";
-    case cases::Fill::kEqual:
-      return "equal scores";
-    case cases::Fill::kGrowing:
-      return "growing scores";
-    case cases::Fill::kShifted:
-      return "shifted scores";
-    case cases::Fill::kEmptyRows:
-      return "empty rows";
-  }
-  return "";
-}
-
-const char* layout_words(cases::Layout layout) {
-  switch (layout) {
-    case cases::Layout::kContiguous:
-      return "";
-    case cases::Layout::kHeadsFirst:
-      return "heads first";
-    case cases::Layout::kPackedQkv:
-      return "packed qkv";
-    case cases::Layout::kPaddedRows:
-      return "padded rows";
-  }
-  return "";
-}
-
 /// What a problem has that most have not, in words.
 std::vector<std::string> extras(const cases::Case& p) {
   std::vector<std::string> out;
@@ -266,31 +228,64 @@ const Subject& attention_subject() {
   return kSubject;
 }
 
+namespace {
+
+// The labels that are members of a case as they stand: written and read by one list.
+template <class Case, class Visit>
+void for_each_member(Case& c, Visit visit) {
+  visit("batch", c.batch);
+  visit("heads_q", c.heads_q);
+  visit("heads_k", c.heads_k);
+  visit("head_dim", c.head_dim);
+  visit("head_dim_v", c.head_dim_v);
+  visit("seqlen_q", c.seqlen_q);
+  visit("seqlen_k", c.seqlen_k);
+  visit("scale", c.scale);
+  visit("softcap", c.softcap);
+  visit("alibi", c.alibi);
+  visit("lse_gradient", c.lse_gradient);
+  visit("fp32_outputs", c.fp32_outputs);
+  visit("deterministic", c.deterministic);
+}
+
+struct MemberWriter {
+  Labels& out;
+  void operator()(std::string_view name, std::int64_t value) {
+    out.set(name, static_cast<std::uint64_t>(value));
+  }
+  void operator()(std::string_view name, const std::optional<float>& value) {
+    if (value) out.set(name, static_cast<double>(*value));
+  }
+  void operator()(std::string_view name, bool value) { out.set(name, value); }
+};
+
+struct MemberReader {
+  const Labels& labels;
+  void operator()(std::string_view name, std::int64_t& value) {
+    if (labels.find(name) == nullptr) return;
+    value = static_cast<std::int64_t>(
+        std::min<std::uint64_t>(labels.whole(name), std::numeric_limits<std::int64_t>::max()));
+  }
+  void operator()(std::string_view name, std::optional<float>& value) {
+    const LabelValue* label = labels.find(name);
+    const double* number = label == nullptr ? nullptr : std::get_if<double>(label);
+    value = number == nullptr ? std::nullopt : std::optional(static_cast<float>(*number));
+  }
+  void operator()(std::string_view name, bool& value) { value = labels.flag(name); }
+};
+
+}  // namespace
+
 Labels labels_of(const cases::Case& c) {
   Labels out;
-  const auto whole = [&out](std::string_view name, std::int64_t value) {
-    out.set(name, static_cast<std::uint64_t>(value));
-  };
+  for_each_member(c, MemberWriter{out});
   out.set("dtype", dtype_name(c));
-  whole("batch", c.batch);
-  whole("heads_q", c.heads_q);
-  whole("heads_k", c.heads_k);
-  whole("head_dim", c.head_dim);
-  whole("head_dim_v", c.head_dim_v);
-  whole("seqlen_q", c.seqlen_q);
-  whole("seqlen_k", c.seqlen_k);
   out.set("mask", mask_name(c));
   if (c.window) out.set("window", cases::to_string(*c.window));
-  if (c.softcap) out.set("softcap", static_cast<double>(*c.softcap));
-  out.set("alibi", c.alibi);
   if (c.dropout > 0) out.set("dropout", static_cast<double>(c.dropout));
   out.set("seed", c.seed);
   if (!c.name.empty()) out.set("case", c.name);
-  if (c.scale) out.set("scale", static_cast<double>(*c.scale));
-  out.set("lse_gradient", c.lse_gradient);
-  out.set("fp32_outputs", c.fp32_outputs);
   out.set("accumulate", c.gradient_mode == GradientMode::kAccumulate);
-  out.set("deterministic", c.deterministic);
   out.set("layout", std::string(layout_name(c.layout)));
   out.set("fill", std::string(fill_name(c.fill)));
   return out;
@@ -298,38 +293,17 @@ Labels labels_of(const cases::Case& c) {
 
 cases::Case case_of(const Labels& labels) {
   cases::Case c;
-  const auto whole = [&labels](std::string_view name, std::int64_t& value) {
-    if (labels.find(name) == nullptr) return;
-    value = static_cast<std::int64_t>(
-        std::min<std::uint64_t>(labels.whole(name), std::numeric_limits<std::int64_t>::max()));
-  };
+  for_each_member(c, MemberReader{labels});
   parse_dtype_name(labels.text("dtype"), c);
-  whole("batch", c.batch);
-  whole("heads_q", c.heads_q);
-  whole("heads_k", c.heads_k);
-  whole("head_dim", c.head_dim);
-  whole("head_dim_v", c.head_dim_v);
-  whole("seqlen_q", c.seqlen_q);
-  whole("seqlen_k", c.seqlen_k);
   parse_mask_name(labels.text("mask"), c);
+  c.window = cases::parse_window(labels.text("window"));
+  std::optional<float> dropout;
+  MemberReader{labels}("dropout", dropout);
+  c.dropout = dropout.value_or(0.0f);
   c.seed = labels.find("seed") != nullptr ? labels.whole("seed") : c.seed;
   c.name = labels.text("case");
-  const auto real = [&labels](std::string_view name) -> std::optional<float> {
-    const LabelValue* label = labels.find(name);
-    const double* value = label == nullptr ? nullptr : std::get_if<double>(label);
-    if (value == nullptr) return std::nullopt;
-    return static_cast<float>(*value);
-  };
-  c.scale = real("scale");
-  c.window = cases::parse_window(labels.text("window"));
-  c.softcap = real("softcap");
-  c.alibi = labels.flag("alibi");
-  c.dropout = real("dropout").value_or(0.0f);
-  c.lse_gradient = labels.flag("lse_gradient");
-  c.fp32_outputs = labels.flag("fp32_outputs");
   c.gradient_mode =
       labels.flag("accumulate") ? GradientMode::kAccumulate : GradientMode::kOverwrite;
-  c.deterministic = labels.flag("deterministic");
   c.layout = parse_layout(labels.text("layout")).value_or(c.layout);
   c.fill = parse_fill(labels.text("fill")).value_or(c.fill);
   return c;

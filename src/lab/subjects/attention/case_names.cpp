@@ -1,7 +1,7 @@
 #include "lab/subjects/attention/case_names.h"
 
 #include <array>
-#include <utility>
+#include <cstddef>
 
 namespace flashlab::lab {
 namespace {
@@ -9,38 +9,46 @@ namespace {
 constexpr std::array kDtypes = {DType::kFp64, DType::kFp32, DType::kFp16,
                                 DType::kBf16, DType::kE4m3, DType::kE5m2};
 
-constexpr std::array kLayouts = {
-    std::pair{cases::Layout::kContiguous, "contiguous"},
-    std::pair{cases::Layout::kHeadsFirst, "heads-first"},
-    std::pair{cases::Layout::kPackedQkv, "packed-qkv"},
-    std::pair{cases::Layout::kPaddedRows, "padded-rows"},
+// An enum's value, its spelling in files and its words; none for what most cases have.
+template <class Enum>
+struct Named {
+  Enum value;
+  const char* name;
+  const char* words;
 };
 
-constexpr std::array kFills = {
-    std::pair{cases::Fill::kNormal, "normal"},
-    std::pair{cases::Fill::kLargeScores, "large-scores"},
-    std::pair{cases::Fill::kMixedScales, "mixed-scales"},
-    std::pair{cases::Fill::kSubnormal, "subnormal"},
-    std::pair{cases::Fill::kSpecial, "special"},
-    std::pair{cases::Fill::kEqual, "equal"},
-    std::pair{cases::Fill::kGrowing, "growing"},
-    std::pair{cases::Fill::kShifted, "shifted"},
-    std::pair{cases::Fill::kEmptyRows, "empty-rows"},
+constexpr Named<cases::Layout> kLayouts[] = {
+    {cases::Layout::kContiguous, "contiguous", ""},
+    {cases::Layout::kHeadsFirst, "heads-first", "heads first"},
+    {cases::Layout::kPackedQkv, "packed-qkv", "packed qkv"},
+    {cases::Layout::kPaddedRows, "padded-rows", "padded rows"},
 };
 
-template <class Table, class Enum>
-const char* name_in(const Table& table, Enum value) noexcept {
-  for (const auto& [key, name] : table) {
-    if (key == value) return name;
+constexpr Named<cases::Fill> kFills[] = {
+    {cases::Fill::kNormal, "normal", ""},
+    {cases::Fill::kLargeScores, "large-scores", "large scores"},
+    {cases::Fill::kMixedScales, "mixed-scales", "mixed scales"},
+    {cases::Fill::kSubnormal, "subnormal", "subnormal values"},
+    {cases::Fill::kSpecial, "special", "special values"},
+    {cases::Fill::kEqual, "equal", "equal scores"},
+    {cases::Fill::kGrowing, "growing", "growing scores"},
+    {cases::Fill::kShifted, "shifted", "shifted scores"},
+    {cases::Fill::kEmptyRows, "empty-rows", "empty rows"},
+};
+
+template <class Enum, std::size_t N>
+const Named<Enum>& row_of(const Named<Enum> (&table)[N], Enum value) noexcept {
+  for (const Named<Enum>& row : table) {
+    if (row.value == value) return row;
   }
-  return "unknown";
+  static constexpr Named<Enum> kUnknown = {{}, "unknown", ""};
+  return kUnknown;
 }
 
-template <class Table>
-auto value_in(const Table& table, std::string_view name)
-    -> std::optional<decltype(table[0].first)> {
-  for (const auto& [key, spelling] : table) {
-    if (name == spelling) return key;
+template <class Enum, std::size_t N>
+std::optional<Enum> value_of(const Named<Enum> (&table)[N], std::string_view name) {
+  for (const Named<Enum>& row : table) {
+    if (name == row.name) return row.value;
   }
   return {};
 }
@@ -76,43 +84,39 @@ std::string mask_name(const cases::Case& problem) {
 }
 
 bool parse_mask_name(std::string_view name, cases::Case& problem) {
-  const auto plus = name.find('+');
-  const std::string_view base = name.substr(0, plus);
-  const std::string_view extra =
-      plus == std::string_view::npos ? std::string_view() : name.substr(plus);
-  if (base == "none") {
-    problem.causal = Causal::kNone;
-  } else if (base == "causal-top-left") {
-    problem.causal = Causal::kTopLeft;
-  } else if (base == "causal-bottom-right") {
-    problem.causal = Causal::kBottomRight;
-  } else {
-    return false;
+  cases::Case named;
+  for (const Causal causal : {Causal::kNone, Causal::kTopLeft, Causal::kBottomRight}) {
+    for (const cases::MaskKind mask :
+         {cases::MaskKind::kNone, cases::MaskKind::kBool, cases::MaskKind::kAdditive}) {
+      named.causal = causal;
+      named.mask = mask;
+      if (mask_name(named) != name) continue;
+      problem.causal = causal;
+      problem.mask = mask;
+      return true;
+    }
   }
-  if (extra.empty()) {
-    problem.mask = cases::MaskKind::kNone;
-  } else if (extra == "+bool") {
-    problem.mask = cases::MaskKind::kBool;
-  } else if (extra == "+additive") {
-    problem.mask = cases::MaskKind::kAdditive;
-  } else {
-    return false;
-  }
-  return true;
+  return false;
 }
 
 const char* layout_name(cases::Layout layout) noexcept {
-  return name_in(kLayouts, layout);
+  return row_of(kLayouts, layout).name;
+}
+const char* layout_words(cases::Layout layout) noexcept {
+  return row_of(kLayouts, layout).words;
 }
 std::optional<cases::Layout> parse_layout(std::string_view name) {
-  return value_in(kLayouts, name);
+  return value_of(kLayouts, name);
 }
 
 const char* fill_name(cases::Fill fill) noexcept {
-  return name_in(kFills, fill);
+  return row_of(kFills, fill).name;
+}
+const char* fill_words(cases::Fill fill) noexcept {
+  return row_of(kFills, fill).words;
 }
 std::optional<cases::Fill> parse_fill(std::string_view name) {
-  return value_in(kFills, name);
+  return value_of(kFills, name);
 }
 
 }  // namespace flashlab::lab

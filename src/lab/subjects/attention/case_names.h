@@ -20,9 +20,12 @@ std::string mask_name(const cases::Case& problem);
 bool parse_mask_name(std::string_view name, cases::Case& problem);
 
 const char* layout_name(cases::Layout layout) noexcept;
+/// "heads first"; empty for what most cases have.
+const char* layout_words(cases::Layout layout) noexcept;
 std::optional<cases::Layout> parse_layout(std::string_view name);
 
 const char* fill_name(cases::Fill fill) noexcept;
+const char* fill_words(cases::Fill fill) noexcept;
 std::optional<cases::Fill> parse_fill(std::string_view name);
 
 }  // namespace flashlab::lab

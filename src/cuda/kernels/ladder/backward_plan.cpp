@@ -4,12 +4,10 @@
 
 #include <algorithm>
 #include <array>
-#include <limits>
 #include <utility>
 
 #include "api/context_state.h"
-#include "cuda/launch/config.h"
-#include "cuda/launch/planning.h"
+#include "cuda/kernels/ladder/steps_plan.h"
 
 namespace flashlab::cuda {
 namespace {
@@ -118,22 +116,20 @@ Result<Tiles> tiles_of(const Family& family, const DeviceInfo& device, const Pro
 }
 
 // The kernels of a backward plan, all printed from the same Config.
-class BackwardPlanner {
+class BackwardPlanner : public RungPlan {
  public:
-  BackwardPlanner(GpuDevice& device, const Problem& problem, const internal::Geometry& g,
+  BackwardPlanner(const GpuDevice& device, const Problem& problem, const internal::Geometry& g,
                   const Family& family, Tiles tiles, const char* implementation)
-      : plan_(std::make_shared<GpuPlan>(device, problem, g)),
+      : RungPlan(device, problem, g, implementation),
         tiles_(tiles),
         threads_(family.threads(tiles)),
         shared_bytes_(family.shared_bytes(tiles, g)) {
-    plan_->implementation = implementation;
-    plan_->tile_q = tiles.q;
-    plan_->tile_k = tiles.k;
-    print_call(config_, problem, g);
-    config_.integer("kTileQ", tiles.q)
+    plan().tile_q = tiles.q;
+    plan().tile_k = tiles.k;
+    config.integer("kTileQ", tiles.q)
         .integer("kTileK", tiles.k)
         .integer("kSharedBytes", shared_bytes_);
-    plan_->reasons.push_back(
+    plan().reasons.push_back(
         fmt::format("tiles of {} queries x {} keys: {} of {} bytes of shared memory", tiles.q,
                     tiles.k, shared_bytes_, device.info().shared_bytes_per_block));
   }
@@ -154,27 +150,14 @@ class BackwardPlanner {
     const internal::Geometry& g = geometry();
     const std::int64_t blocks = by_keys ? divide_up(g.seqlen_k, tiles_.k) * g.heads_k * g.batch
                                         : divide_up(g.seqlen_q, tiles_.q) * g.heads_q * g.batch;
-    add(source, entry, blocks, threads_, static_cast<unsigned>(shared_bytes_), what,
-        std::move(after));
+    add(source, entry, blocks, threads_, shared_bytes_, what, std::move(after));
   }
 
   int region(const char* name, std::int64_t floats) {
-    return plan_->add_gpu_region(name, static_cast<std::size_t>(floats) * sizeof(float));
-  }
-  GpuPlan& plan() { return *plan_; }
-  Result<std::shared_ptr<internal::PlanState>> take() {
-    constexpr std::int64_t kMaxBlocks = std::numeric_limits<std::int32_t>::max();
-    if (most_blocks_ > kMaxBlocks) {
-      return Status::unsupported({"batch * heads * tiles", fmt::format("{} blocks", most_blocks_),
-                                  fmt::format("at most {} in a launch", kMaxBlocks),
-                                  "split the batch"});
-    }
-    return std::shared_ptr<internal::PlanState>(std::move(plan_));
+    return plan().add_gpu_region(name, static_cast<std::size_t>(floats) * sizeof(float));
   }
 
  private:
-  const internal::Geometry& geometry() const { return plan_->geometry; }
-
   int add_rows(const char* entry, const char* what) {
     const internal::Geometry& g = geometry();
     return add("ladder/fa2_backward_rows.cu", entry,
@@ -182,18 +165,6 @@ class BackwardPlanner {
                what);
   }
 
-  int add(const char* source, const char* entry, std::int64_t blocks, unsigned threads,
-          unsigned shared, const char* what, std::optional<std::vector<int>> after = {}) {
-    if (blocks == 0) return -1;  // no key: nothing to walk over, and nothing of dK and dV to write
-    most_blocks_ = std::max(most_blocks_, blocks);
-    GpuStep step = kernel_step(source, entry, config_, blocks, threads, shared, what);
-    step.after = std::move(after);
-    return plan_->add_kernel(std::move(step));
-  }
-
-  std::shared_ptr<GpuPlan> plan_;
-  ConfigPrinter config_;
-  std::int64_t most_blocks_ = 0;
   Tiles tiles_;
   unsigned threads_;
   std::int64_t shared_bytes_;

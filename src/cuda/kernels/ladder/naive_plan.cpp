@@ -2,13 +2,10 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <limits>
 #include <utility>
 
 #include "api/context_state.h"
-#include "cuda/launch/config.h"
-#include "cuda/launch/planning.h"
+#include "cuda/kernels/ladder/steps_plan.h"
 
 namespace flashlab::cuda {
 namespace {
@@ -35,51 +32,27 @@ std::size_t matrix_bytes(const internal::Geometry& g, std::size_t element_bytes)
   return bytes;
 }
 
-class Planner {
+class Planner : public RungPlan {
  public:
-  Planner(GpuDevice& device, const Problem& problem, const internal::Geometry& g)
-      : plan_(std::make_shared<GpuPlan>(device, problem, g)) {
-    plan_->implementation = "naive";
-    print_call(config_, problem, g);
-    if (problem.pass == Pass::kForward) config_.boolean("kLse", problem.lse.has_value());
+  Planner(const GpuDevice& device, const Problem& problem, const internal::Geometry& g)
+      : RungPlan(device, problem, g, "naive") {
+    if (problem.pass == Pass::kForward) config.boolean("kLse", problem.lse.has_value());
   }
-
-  // Returns the step's index; -1 where there is nothing to launch.
   int add(const char* source, const char* entry, std::int64_t blocks, const char* formula,
           std::vector<int> after) {
-    if (blocks == 0) return -1;  // no key: no score, and nothing of dK and dV to write
-    most_blocks_ = std::max(most_blocks_, blocks);
-    GpuStep step = kernel_step(source, entry, config_, blocks, kThreads, 0, formula);
-    step.after = std::move(after);
-    return plan_->add_kernel(std::move(step));
+    return RungPlan::add(source, entry, blocks, kThreads, 0, formula, std::move(after));
   }
-
   void region(const char* what, std::size_t bytes) {
-    const internal::Geometry& g = plan_->geometry;
-    plan_->add_gpu_region(
+    const internal::Geometry& g = geometry();
+    plan().add_gpu_region(
         fmt::format("{} [{}, {}, {}, {}]", what, g.batch, g.heads_q, g.seqlen_q, g.seqlen_k),
         bytes);
   }
   void row_region(const char* what, std::size_t bytes) {
-    const internal::Geometry& g = plan_->geometry;
-    plan_->add_gpu_region(fmt::format("{} [{}, {}, {}]", what, g.batch, g.heads_q, g.seqlen_q),
+    const internal::Geometry& g = geometry();
+    plan().add_gpu_region(fmt::format("{} [{}, {}, {}]", what, g.batch, g.heads_q, g.seqlen_q),
                           bytes);
   }
-
-  Result<std::shared_ptr<internal::PlanState>> take() {
-    constexpr std::int64_t kMaxBlocks = std::numeric_limits<std::int32_t>::max();
-    if (most_blocks_ > kMaxBlocks) {
-      return Status::unsupported({"batch * heads * tiles", fmt::format("{} blocks", most_blocks_),
-                                  fmt::format("at most {} in a launch", kMaxBlocks),
-                                  "split the batch"});
-    }
-    return std::shared_ptr<internal::PlanState>(std::move(plan_));
-  }
-
- private:
-  std::shared_ptr<GpuPlan> plan_;
-  ConfigPrinter config_;
-  std::int64_t most_blocks_ = 0;
 };
 
 void plan_forward(Planner& plan, const internal::Geometry& g) {

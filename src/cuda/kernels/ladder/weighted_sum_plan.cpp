@@ -5,7 +5,8 @@
 #include <algorithm>
 
 #include "cuda/kernels/ladder/weighted_sum_arguments.h"
-#include "runtime/kernel_store/config.h"
+#include "cuda/launch/config.h"
+#include "cuda/launch/planning.h"
 #include "runtime/program/executor.h"
 
 namespace flashlab::cuda {
@@ -21,16 +22,8 @@ constexpr std::int64_t kMaxChunks = 512, kMinRows = 32;
 constexpr std::int64_t kMaxRows = std::int64_t{1} << 38;  // of blocks of 256 rows and 8 rows alike
 constexpr std::int64_t kMaxDim = std::int64_t{1} << 30;
 
-constexpr std::int64_t div_up(std::int64_t count, std::int64_t size) {
-  return (count + size - 1) / size;
-}
 std::int64_t rows_per_chunk(std::int64_t rows) {
-  return std::max(kMinRows, div_up(rows, kMaxChunks));
-}
-
-const char* element_name(DType dtype) {
-  if (dtype == DType::kFp16) return "kFp16";
-  return dtype == DType::kBf16 ? "kBf16" : "kFp32";
+  return std::max(kMinRows, divide_up(rows, kMaxChunks));
 }
 
 Status check(const WeightedSumTensors& t, bool backward) {
@@ -73,7 +66,7 @@ device::WeightedSumArguments arguments_of(const WeightedSumTensors& t, Workspace
   out.rows = t.rows;
   out.rows_per_chunk = rows_per_chunk(t.rows);
   out.dim = static_cast<int>(t.dim);
-  out.chunks = static_cast<int>(div_up(t.rows, out.rows_per_chunk));
+  out.chunks = static_cast<int>(divide_up(t.rows, out.rows_per_chunk));
   return out;
 }
 
@@ -87,7 +80,7 @@ constexpr const char* kChunks = "flash_bwd_weighted_sum_chunks";
 KernelSpec spec_of(WeightedSumForm form, DType dtype, int vector, const char* entry) {
   const bool naive = form == WeightedSumForm::kNaive;
   ConfigPrinter config;
-  config.choice("kElement", "Element", element_name(dtype));
+  print_element(config, "kElement", dtype);
   if (!naive) config.integer("kVector", vector);
   return {
       naive ? "ladder/weighted_sum_naive.cu" : "ladder/weighted_sum.cu", entry, config.text(), {}};
@@ -126,9 +119,9 @@ Status weighted_sum_forward(GpuDevice& device, Stream stream, WeightedSumForm fo
   const device::WeightedSumArguments arguments = arguments_of(t, {});
   WeightedSumPass pass(device, form, t.dtype, vector, arguments);
   if (form == WeightedSumForm::kNaive) {
-    pass.add(kNaiveForward, div_up(t.rows, kThreads));
+    pass.add(kNaiveForward, divide_up(t.rows, kThreads));
   } else {
-    pass.add(kForward, div_up(t.rows, kWarps));
+    pass.add(kForward, divide_up(t.rows, kWarps));
   }
   return pass.enqueue(stream);
 }
@@ -140,8 +133,8 @@ Status weighted_sum_backward(GpuDevice& device, Stream stream, WeightedSumForm f
   const device::WeightedSumArguments arguments = arguments_of(t, workspace);
   WeightedSumPass pass(device, form, t.dtype, vector, arguments);
   if (form == WeightedSumForm::kNaive) {
-    pass.add(kNaiveDx, div_up(t.rows, kThreads));
-    pass.add(kNaiveDw, div_up(t.dim, kThreads));
+    pass.add(kNaiveDx, divide_up(t.rows, kThreads));
+    pass.add(kNaiveDw, divide_up(t.dim, kThreads));
     return pass.enqueue(stream);
   }
   const std::size_t needed = weighted_sum_workspace_bytes(t.rows, t.dim);
@@ -150,7 +143,7 @@ Status weighted_sum_backward(GpuDevice& device, Stream stream, WeightedSumForm f
                             fmt::format("at least {}", needed),
                             "ask weighted_sum_workspace_bytes()"});
   }
-  const std::int64_t tiles = div_up(t.dim, 32 * vector);
+  const std::int64_t tiles = divide_up(t.dim, 32 * vector);
   pass.add(kBackward, tiles * arguments.chunks);
   pass.add(kChunks, tiles);
   return pass.enqueue(stream);
@@ -174,7 +167,7 @@ std::vector<KernelSpec> weighted_sum_kernels(WeightedSumForm form, DType dtype) 
 
 std::size_t weighted_sum_workspace_bytes(std::int64_t rows, std::int64_t dim) noexcept {
   if (rows < 1 || dim < 1) return 0;
-  return static_cast<std::size_t>(div_up(rows, rows_per_chunk(rows)) * dim) * sizeof(float);
+  return static_cast<std::size_t>(divide_up(rows, rows_per_chunk(rows)) * dim) * sizeof(float);
 }
 
 }  // namespace flashlab::cuda

@@ -245,9 +245,8 @@ Result<std::shared_ptr<internal::PlanState>> plan_sm80_backward(
   }
   const std::int64_t longest = std::max(g.seqlen_q, g.seqlen_k);
   if (longest > kMaxLength) {
-    return Status::unsupported({"sequence length", fmt::format("{}", longest),
-                                fmt::format("at most {}", kMaxLength),
-                                "split the keys into several calls and add the gradients"});
+    return too_large("sequence length", longest, kMaxLength,
+                     "split the keys into several calls and add the gradients");
   }
   const int dim = static_cast<int>(g.head_dim), dim_v = static_cast<int>(g.head_dim_v);
   const auto tiling = choose_backward_tiling(
@@ -269,8 +268,7 @@ Result<std::shared_ptr<internal::PlanState>> plan_sm80_backward(
   const std::int64_t blocks =
       std::max(g.batch * g.heads_q * choice.tiles_q, g.batch * g.heads_k * choice.tiles_k);
   if (blocks > INT32_MAX) {
-    return Status::unsupported({"blocks of one launch", fmt::format("{}", blocks),
-                                fmt::format("at most {}", INT32_MAX), "split the batch"});
+    return too_large("blocks of one launch", blocks, INT32_MAX, "split the batch");
   }
   auto plan = std::make_shared<GpuPlan>(device, problem, g);
   plan->tile_q = choice.tiling.tile_q;

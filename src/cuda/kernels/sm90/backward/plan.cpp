@@ -195,8 +195,7 @@ Result<std::shared_ptr<internal::PlanState>> plan_sm90_backward(
   }
   const std::int64_t most = std::max(blocks.query_blocks, blocks.key_tiles);
   if (most > INT32_MAX) {
-    return Status::unsupported({"blocks of one launch", fmt::format("{}", most),
-                                fmt::format("at most {}", INT32_MAX), "split the batch"});
+    return too_large("blocks of one launch", most, INT32_MAX, "split the batch");
   }
   auto plan = std::make_shared<GpuPlan>(*context.gpu(), problem, g);
   plan->tile_q = tiling.tile_q;

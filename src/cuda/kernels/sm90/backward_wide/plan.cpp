@@ -230,8 +230,7 @@ Result<std::shared_ptr<internal::PlanState>> plan_sm90_backward_wide(
   }
   const Tiles tiles(g);
   if (tiles.rows / kTile > INT32_MAX || tiles.heads_k * tiles.keys > INT32_MAX) {
-    return Status::unsupported({"blocks of one launch", fmt::format("{}", tiles.rows / kTile),
-                                fmt::format("at most {}", INT32_MAX), "split the batch"});
+    return too_large("blocks of one launch", tiles.rows / kTile, INT32_MAX, "split the batch");
   }
   const WideTiling tiling = choose_wide_tiling(g);
   auto plan = std::make_shared<GpuPlan>(*context.gpu(), problem, g);

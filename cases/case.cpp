@@ -252,6 +252,7 @@ std::string Case::describe() const {
   if (ragged()) {
     const Extents sizes = extents();
     text += fmt::format(" ragged {}x{}", sizes[Extent::kTotalQ], sizes[Extent::kTotalK]);
+    if (!lengths.empty()) text += " " + lengths;
   }
   if (layout == Layout::kHeadsFirst) text += " heads-first";
   if (layout == Layout::kPackedQkv) text += " packed-qkv";

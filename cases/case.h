@@ -75,6 +75,7 @@ struct Case {
   std::uint64_t seed = 1;
   /// Ragged where there are any; set by set_sequences.
   std::vector<SequenceLengths> sequences;
+  std::string lengths;  ///< the mix and its tokens, where set_lengths has drawn them
 
   bool ragged() const { return !sequences.empty(); }
   /// Makes it ragged: batch is their number, seqlen_q and seqlen_k the longest.
@@ -127,6 +128,15 @@ std::vector<Case> conformance_cases(std::optional<DType> dtype = {});
 /// of a case may have a third that its fill needs: rows without keys come from more queries than
 /// keys where no mask is.
 std::vector<Case> pair_cases(std::int64_t tile, std::optional<DType> dtype = {});
+
+/// Names of mixes of lengths: documents (log-normal, median 600, 16 to 8k), one-long (half of the
+/// tokens in one sequence, beside 256s), chat (16 to 512), half (1 to 4k), equal (2k).
+const std::vector<std::string>& length_mixes();
+
+/// Makes a case ragged by "MIX" or "MIX:TOKENS", drawn by its seed, as many queries as keys; the
+/// last sequence ends with the tokens. False where the text is neither, and nothing is changed.
+bool set_lengths(Case& c, std::string_view text);
+inline constexpr std::int64_t kLengthTokens = 16384, kMostLengthTokens = std::int64_t{1} << 26;
 
 /// Presets by name (gpt2-small, gpt3-large, bert-base, bert-large, long-8k, long-16k,
 /// batch-inference, ...); empty when the name is unknown. A preset fixes sizes, mask and pass.

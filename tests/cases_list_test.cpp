@@ -281,6 +281,41 @@ TEST(Pairs, AreEveryTwoFeaturesWithEveryFillAtTwoHeadDims) {
   }
 }
 
+TEST(Lengths, MixesEndWithTheirTokensAndAreDrawnByTheSeed) {
+  for (const std::string& mix : length_mixes()) {
+    SCOPED_TRACE(mix);
+    Case first, again, other;
+    other.seed = 2;
+    EXPECT_TRUE(set_lengths(first, mix));
+    EXPECT_TRUE(set_lengths(again, mix + ":16384"));
+    EXPECT_TRUE(set_lengths(other, mix));
+    EXPECT_EQ(first.lengths, mix + ":16384");
+    EXPECT_EQ(first.extents()[Extent::kTotalQ], 16384);
+    EXPECT_EQ(first.batch, static_cast<std::int64_t>(first.sequences.size()));
+    const auto lengths = [](const Case& c) {
+      std::vector<std::int64_t> out;
+      for (const SequenceLengths& s : c.sequences) out.push_back(s.k);
+      return out;
+    };
+    EXPECT_EQ(lengths(first), lengths(again));
+    const bool drawn = mix != "equal" && mix != "one-long";
+    EXPECT_EQ(lengths(first) != lengths(other), drawn);
+    for (std::int64_t length : lengths(first)) EXPECT_GE(length, 1);
+    double pairs = 0;
+    for (const SequenceLengths& s : first.sequences) pairs += static_cast<double>(s.q * s.k);
+    EXPECT_DOUBLE_EQ(first.visible_pairs() * static_cast<double>(first.batch), pairs);
+  }
+  Case one;
+  EXPECT_TRUE(set_lengths(one, "one-long:32768"));
+  EXPECT_EQ(one.seqlen_q, 16384);
+  EXPECT_EQ(one.sequences.size(), 65u);
+  for (const char* wrong : {"", "long", "chat:", "chat:0", "chat:9x", "chat:-4"}) {
+    Case none;
+    EXPECT_FALSE(set_lengths(none, wrong)) << wrong;
+    EXPECT_FALSE(none.ragged());
+  }
+}
+
 TEST(Presets, AreTheKnownOnes) {
   struct Expected {
     const char* name;

@@ -79,6 +79,14 @@ class BadInput(Folder):
         self.assertIn("16", both.stderr)
         self.refused(["bench", "--causal=diagonal"], '--causal "diagonal" is unknown', "top-left")
 
+    def test_lengths(self):
+        self.refused(["bench", "--lengths", "letters"],
+                     "documents, one-long, chat, half or equal")
+        for text in ("chat:0", "chat:x"):
+            self.refused(["bench", "--lengths", text], "--lengths")
+        self.refused(["bench", "--lengths", "chat", "--batch", "3"],
+                     "--batch contradicts --lengths")
+
     def test_names(self):
         self.refused(["bench", "--implementation", "fa9"], '"fa9" is unknown', "naive", "cpu")
         self.refused(["bench", "--implementation", "cpu,cpu"], "names cpu twice")

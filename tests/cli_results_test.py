@@ -187,6 +187,21 @@ class Results(Folder):
         done = run("bench", *SMALL, "--baseline", changed(1e6, 1e-6))
         self.verdict(done, "faster", 0)
 
+    def test_ragged_batches_are_named_by_their_mix(self):
+        saved = self.path("ragged.json")
+        ragged = ("bench", "--heads", "2", "--lengths", "chat:1k", "--attention-chunk", "200",
+                  "--sinks", "--seed", "3", "--device", "cpu", "--check", "--repeats", "3")
+        done = run(*ragged, "--json", saved)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("--lengths chat:1024, seed 3: ", done.stderr)
+        with open(saved, encoding="utf-8") as file:
+            result = json.load(file)["results"][0]
+        self.assertEqual([result[name] for name in ("lengths", "chunk", "sinks", "seed")],
+                         ["chat:1024", 200, True, 3])
+        again = run(*ragged, "--baseline", saved)
+        self.assertIn("baseline", again.stdout)
+        self.assertNotIn("nothing was compared", again.stdout)
+
     def test_a_baseline_of_other_threads_is_named_and_fails(self):
         saved = self.path("saved.json")
         one = run("bench", *SMALL, "--threads", "1", "--json", saved)

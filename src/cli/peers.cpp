@@ -53,11 +53,15 @@ bool runs_in_python(std::string_view name) {
 }
 
 const std::vector<FlagRemedy>& flags_unknown_to_python() {
-  static const std::vector<FlagRemedy> kFlags = {
-      {"--input", "give the shape by flags"}, {"--tile-q", "leave it out"},
-      {"--tile-k", "leave it out"},           {"--window", "leave it out"},
-      {"--softcap", "leave it out"},          {"--alibi", "leave it out"},
-      {"--dropout", "leave it out"}};
+  static const std::vector<FlagRemedy> kFlags = {{"--input", "give the shape by flags"},
+                                                 {"--tile-q", "leave it out"},
+                                                 {"--tile-k", "leave it out"},
+                                                 {"--window", "leave it out"},
+                                                 {"--softcap", "leave it out"},
+                                                 {"--alibi", "leave it out"},
+                                                 {"--dropout", "leave it out"},
+                                                 {"--attention-chunk", "leave it out"},
+                                                 {"--sinks", "leave it out"}};
   return kFlags;
 }
 

@@ -23,8 +23,9 @@ constexpr std::size_t kMaxCases = 20'000;
 
 constexpr const char* kShapeFlags[] = {"--batch",      "--heads",  "--kv-heads", "--head-dim",
                                        "--head-dim-v", "--seqlen", "--seqlen-k"};
-constexpr const char* kFeatureFlags[] = {"--causal", "--window",  "--softcap",
-                                         "--alibi",  "--dropout", "--scale"};
+constexpr const char* kFeatureFlags[] = {"--causal",  "--window",  "--attention-chunk",
+                                         "--softcap", "--alibi",   "--dropout",
+                                         "--sinks",   "--lengths", "--scale"};
 
 // Multiplies the list of cases by the values of one flag.
 void multiply(std::vector<Job>& jobs, const std::vector<std::int64_t>& values,
@@ -131,9 +132,50 @@ float parse_real_in(const Arguments& arguments, const char* flag, float low, flo
                          *arguments.value(flag), example));
 }
 
+std::string first_lengths(const Case& problem) {
+  constexpr std::size_t kShown = 12;
+  std::string out;
+  for (std::size_t n = 0; n < std::min(kShown, problem.sequences.size()); ++n) {
+    out += fmt::format("{}{}", n > 0 ? ", " : "", problem.sequences[n].q);
+  }
+  return problem.sequences.size() > kShown ? out + ", …" : out;
+}
+
+// "documents", "chat:32k".
+void apply_lengths(const Arguments& arguments, Case& problem) {
+  const std::optional<std::string> text = arguments.value("--lengths");
+  if (!text) return;
+  for (const char* flag : {"--batch", "--seqlen", "--seqlen-k", "--input"}) {
+    if (arguments.has(flag)) fail_usage(fmt::format("{} contradicts --lengths; give one", flag));
+  }
+  const std::size_t colon = text->find(':');
+  std::string mix = text->substr(0, colon);
+  if (colon != std::string::npos) {
+    mix += fmt::format(
+        ":{}", parse_whole("--lengths", text->substr(colon + 1), 1, cases::kMostLengthTokens));
+  }
+  if (!cases::set_lengths(problem, mix)) {
+    fail_usage(fmt::format("--lengths {} is no mix of lengths; give {}, and :TOKENS behind it",
+                           *text, join_or(cases::length_mixes())));
+  }
+  note(fmt::format("--lengths {}, seed {}: {} sequences: {}", problem.lengths, problem.seed,
+                   problem.batch, first_lengths(problem)));
+  // As many queries as keys: both alignments are one.
+  if (problem.window && problem.causal == Causal::kNone) {
+    problem.window->alignment = Alignment::kTopLeft;
+  }
+}
+
 // What changes scores and probabilities.
 void apply_features(const Arguments& arguments, Case& problem) {
   apply_window(arguments, problem);
+  if (arguments.has("--attention-chunk")) {
+    problem.chunk = whole(arguments, "--attention-chunk", 1, 1, INT64_MAX);
+    // The last query is at the last key, as flash-attn has it.
+    const bool open = !problem.window && problem.causal == Causal::kNone;
+    if (open) problem.window = Window{.alignment = Alignment::kBottomRight};
+  }
+  if (arguments.has("--sinks")) problem.sinks = true;
   if (arguments.has("--softcap")) {
     problem.softcap = parse_real_in(arguments, "--softcap", 1e-30f, 1e30f, "30 or 50");
   }
@@ -234,6 +276,7 @@ void finish(const Arguments& arguments, const ProblemDefaults& defaults, std::ve
     apply_features(arguments, job.problem);
     if (scale) job.problem.scale = parse_real("--scale", *scale);
     job.problem.seed = static_cast<std::uint64_t>(seed);
+    apply_lengths(arguments, job.problem);
     if (!passes.empty()) job.passes = passes;
     if (job.passes.empty()) job.passes = defaults.passes;
     rename(arguments, job.problem);
@@ -377,10 +420,15 @@ std::string dtype_name(const cases::Case& problem) {
 }
 
 std::string problem_flags(const cases::Case& problem) {
-  std::string out = fmt::format("--dtype {} --batch {} --heads {}", dtype_name(problem),
-                                problem.batch, problem.heads_q);
+  std::string out = fmt::format("--dtype {}", dtype_name(problem));
+  if (problem.lengths.empty()) out += fmt::format(" --batch {}", problem.batch);
+  out += fmt::format(" --heads {}", problem.heads_q);
   if (problem.heads_k != problem.heads_q) out += fmt::format(" --kv-heads {}", problem.heads_k);
-  out += fmt::format(" --seqlen {}", problem.seqlen_q);
+  if (!problem.lengths.empty()) {
+    out += fmt::format(" --lengths {} --seed {}", problem.lengths, problem.seed);
+  } else {
+    out += fmt::format(" --seqlen {}", problem.seqlen_q);
+  }
   if (problem.seqlen_k != problem.seqlen_q) out += fmt::format(" --seqlen-k {}", problem.seqlen_k);
   out += fmt::format(" --head-dim {}", problem.head_dim);
   if (problem.head_dim_v != problem.head_dim) {
@@ -389,9 +437,11 @@ std::string problem_flags(const cases::Case& problem) {
   if (problem.causal == Causal::kTopLeft) out += " --causal=top-left";
   if (problem.causal == Causal::kBottomRight) out += " --causal=bottom-right";
   if (problem.window) out += " --window " + cases::to_string(*problem.window);
+  if (problem.chunk) out += fmt::format(" --attention-chunk {}", *problem.chunk);
   if (problem.softcap) out += fmt::format(" --softcap {}", *problem.softcap);
   if (problem.alibi) out += " --alibi";
   if (problem.dropout > 0) out += fmt::format(" --dropout {}", problem.dropout);
+  if (problem.sinks) out += " --sinks";
   if (problem.scale) out += fmt::format(" --scale {}", *problem.scale);
   return out;
 }

@@ -32,7 +32,7 @@ Result<ErrorOracle> ErrorOracle::create(const CaseData& data, Pass pass) {
     auto impl = std::make_unique<Impl>();
     const ForwardTensors t = data.host_forward_tensors();
     const ref::Sizes sizes = ref::sizes_of(t.q, t.k, t.v);
-    impl->sample = c.ragged() ? ref::Sample::everything(sizes) : sample_of(c, sizes);
+    impl->sample = c.ragged() ? sample_of_ragged(c) : sample_of(c, sizes);
     if (pass == Pass::kForward) {
       auto truth = c.ragged() ? forward_truth_by_sequences(c, t)
                               : forward_truth_by_heads(t, c.options(), impl->sample);

@@ -1,5 +1,8 @@
 #include "lab/check/check_sequences.h"
 
+#include <fmt/format.h>
+
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <limits>
@@ -144,14 +147,24 @@ void add_sinks(BackwardTruth& to, const BackwardTruth& from) {
   }
 }
 
+// A few rows of each, fewer where they are many.
+ref::Sample sample_of_sequence(const Case& c, const Span& s, const ref::Sizes& sizes) {
+  constexpr std::int64_t kRows = 256, kHeads = 4;
+  const std::int64_t rows = std::max<std::int64_t>(4, kRows / c.batch);
+  return ref::Sample::seeded(sizes, rows, kHeads, c.seed + static_cast<std::uint64_t>(s.index));
+}
+
 template <class Truth, class Tensors, class TruthOf>
 Result<Truth> by_sequences(const Case& c, const Tensors& tensors, const TruthOf& truth_of) {
   Truth out;
+  const bool sampled = !sample_of_ragged(c).all;
   for (const Span& s : spans_of(c)) {
     std::array<std::int64_t, 3> words;
     const Tensors part = part_of(c, tensors, s, words);
+    const ref::Sizes sizes = ref::sizes_of(part.q, part.k, part.v);
     auto truth =
-        truth_of(part, c.options(), ref::Sample::everything(ref::sizes_of(part.q, part.k, part.v)));
+        truth_of(part, c.options(),
+                 sampled ? sample_of_sequence(c, s, sizes) : ref::Sample::everything(sizes));
     if (!truth.ok()) return truth.status();
     extend(out.exact, truth->exact, s);
     extend(out.naive, truth->naive, s);
@@ -167,6 +180,13 @@ Result<Truth> by_sequences(const Case& c, const Tensors& tensors, const TruthOf&
 }
 
 }  // namespace
+
+ref::Sample sample_of_ragged(const Case& c) {
+  ref::Sample sample;
+  sample.all = c.flops(Pass::kForward) / 2 < kSampledMultiplyAdds;
+  if (!sample.all) sample.description = fmt::format("rows of each sequence, seed {}", c.seed);
+  return sample;
+}
 
 Result<ForwardTruth> forward_truth_by_sequences(const Case& problem,
                                                 const ForwardTensors& tensors) {

@@ -17,7 +17,6 @@ using cases::Case;
 
 namespace {
 
-constexpr double kFullLimit = 4294967296.0;  // multiply-adds from which on rows are sampled
 constexpr std::int64_t kSampleRows = 64, kSampleHeads = 8;
 
 // values [rows, width] into [batch, seqlen, heads, width], or [rows] into [batch, heads, seqlen].
@@ -92,7 +91,8 @@ bool is_tf32(const Options& options, DType dtype) {
 }  // namespace
 
 ref::Sample sample_of(const Case& c, const ref::Sizes& sizes) {
-  if (ref::multiply_adds(sizes, c.options()) < kFullLimit) return ref::Sample::everything(sizes);
+  if (ref::multiply_adds(sizes, c.options()) < kSampledMultiplyAdds)
+    return ref::Sample::everything(sizes);
   return ref::Sample::seeded(sizes, kSampleRows, kSampleHeads, c.seed);
 }
 

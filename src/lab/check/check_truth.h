@@ -20,6 +20,9 @@ struct BackwardTruth {
   reference::BackwardRows exact, naive;
 };
 
+/// Multiply-adds from which on rows are sampled.
+inline constexpr double kSampledMultiplyAdds = 4294967296.0;
+
 /// Every row, or a seeded sample from 2^32 multiply-adds up.
 reference::Sample sample_of(const cases::Case& problem, const reference::Sizes& sizes);
 

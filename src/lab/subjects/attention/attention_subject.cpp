@@ -19,9 +19,12 @@ using base::join;
 std::vector<std::string> extras(const cases::Case& p) {
   std::vector<std::string> out;
   if (p.scale) out.push_back(fmt::format("scale {}", *p.scale));
+  if (!p.lengths.empty()) out.push_back("lengths " + p.lengths);
+  if (p.chunk) out.push_back(fmt::format("chunks of {}", *p.chunk));
   if (p.softcap) out.push_back(fmt::format("softcap {}", *p.softcap));
   if (p.alibi) out.push_back("ALiBi");
   if (p.dropout > 0) out.push_back(fmt::format("dropout {}", p.dropout));
+  if (p.sinks) out.push_back("sinks");
   if (p.precision == Precision::kTf32) out.push_back("tf32");
   if (p.fp32_outputs) out.push_back("fp32 outputs");
   if (p.lse_gradient) out.push_back("LSE gradient");
@@ -80,6 +83,9 @@ constexpr LabelSpec kLabels[] = {
     {.name = "softcap", .kind = LabelKind::kReal, .required = false},
     {.name = "alibi", .kind = LabelKind::kFlag, .required = false, .fallback = "no"},
     {.name = "dropout", .kind = LabelKind::kReal, .required = false},
+    {.name = "chunk", .kind = LabelKind::kReal, .required = false},
+    {.name = "sinks", .kind = LabelKind::kFlag, .required = false, .fallback = "no"},
+    {.name = "lengths", .kind = LabelKind::kText, .required = false},
     {.name = "seed", .identifies = false},
     {.name = "case", .kind = LabelKind::kText, .required = false, .identifies = false},
     {.name = "scale", .kind = LabelKind::kReal, .required = false},
@@ -243,6 +249,7 @@ void for_each_member(Case& c, Visit visit) {
   visit("scale", c.scale);
   visit("softcap", c.softcap);
   visit("alibi", c.alibi);
+  visit("sinks", c.sinks);
   visit("lse_gradient", c.lse_gradient);
   visit("fp32_outputs", c.fp32_outputs);
   visit("deterministic", c.deterministic);
@@ -283,6 +290,8 @@ Labels labels_of(const cases::Case& c) {
   out.set("mask", mask_name(c));
   if (c.window) out.set("window", cases::to_string(*c.window));
   if (c.dropout > 0) out.set("dropout", static_cast<double>(c.dropout));
+  if (c.chunk) out.set("chunk", static_cast<double>(*c.chunk));
+  if (!c.lengths.empty()) out.set("lengths", c.lengths);
   out.set("seed", c.seed);
   if (!c.name.empty()) out.set("case", c.name);
   out.set("accumulate", c.gradient_mode == GradientMode::kAccumulate);
@@ -297,10 +306,13 @@ cases::Case case_of(const Labels& labels) {
   parse_dtype_name(labels.text("dtype"), c);
   parse_mask_name(labels.text("mask"), c);
   c.window = cases::parse_window(labels.text("window"));
-  std::optional<float> dropout;
+  std::optional<float> dropout, chunk;
   MemberReader{labels}("dropout", dropout);
+  MemberReader{labels}("chunk", chunk);
   c.dropout = dropout.value_or(0.0f);
+  if (chunk) c.chunk = static_cast<std::int64_t>(*chunk);
   c.seed = labels.find("seed") != nullptr ? labels.whole("seed") : c.seed;
+  cases::set_lengths(c, labels.text("lengths"));  // by the seed
   c.name = labels.text("case");
   c.gradient_mode =
       labels.flag("accumulate") ? GradientMode::kAccumulate : GradientMode::kOverwrite;

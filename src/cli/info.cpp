@@ -1,9 +1,7 @@
 // `info`: what this machine has, what is missing, what would spoil a measurement.
 
 #include <fmt/format.h>
-#include <unistd.h>
 
-#include <cstdlib>
 #include <nlohmann/json.hpp>
 
 #include "base/json.h"
@@ -40,18 +38,6 @@ std::vector<lab::VendorLibrary> libraries() {
   std::vector<lab::VendorLibrary> out = lab::vendor_libraries();
   for (lab::VendorLibrary& each : lab::peer_libraries()) out.push_back(std::move(each));
   return out;
-}
-
-bool program_found(std::string_view name) {
-  const char* path = std::getenv("PATH");
-  std::string_view rest = path ? path : "";
-  while (!rest.empty()) {
-    const std::size_t end = std::min(rest.find(':'), rest.size());
-    const std::string candidate = fmt::format("{}/{}", rest.substr(0, end), name);
-    if (::access(candidate.c_str(), X_OK) == 0) return true;
-    rest.remove_prefix(std::min(end + 1, rest.size()));
-  }
-  return false;
 }
 
 void print_row(std::string_view name, std::string_view value) {
@@ -149,9 +135,9 @@ void print_text(const Context& context, const lab::Environment& environment) {
                              : fmt::format("found ({}{}: {})", each.use, version, each.path));
   }
   for (const Extra& extra : kPrograms) {
-    print_row(extra.name, program_found(extra.name)
-                              ? fmt::format("found ({})", extra.use)
-                              : fmt::format("not found ({}); {}", extra.use, extra.remedy));
+    print_row(extra.name, lab::find_program(extra.name).empty()
+                              ? fmt::format("not found ({}); {}", extra.use, extra.remedy)
+                              : fmt::format("found ({})", extra.use));
   }
   print_line("");
   if (environment.warnings.empty()) print_line("Nothing found that would spoil a measurement.");
@@ -182,7 +168,8 @@ void print_json(const std::string& path, const Context& context,
     out["library_paths"][each.name] =
         each.path.empty() ? nlohmann::ordered_json(nullptr) : nlohmann::ordered_json(each.path);
   }
-  for (const Extra& extra : kPrograms) out["programs"][extra.name] = program_found(extra.name);
+  for (const Extra& extra : kPrograms)
+    out["programs"][extra.name] = !lab::find_program(extra.name).empty();
   write_json(path, out, 2);
 }
 

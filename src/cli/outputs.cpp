@@ -27,16 +27,17 @@ constexpr const char* kFileFlags[] = {"--json", "--csv", "--markdown", "--latex"
 constexpr const char* kReportParent = "results";
 constexpr double kSampledEverySeconds = 0.5;
 
-void make_folder(const std::string& path) {
+}  // namespace
+
+void make_folder(const std::filesystem::path& path) {
   std::error_code error;
   std::filesystem::create_directories(path, error);
   if (error || !std::filesystem::is_directory(path, error)) {
-    fail_usage(fmt::format("--output {} cannot be made: {}; name a folder that you may write", path,
+    fail_usage(fmt::format("--output {} cannot be made: {}; name a folder that you may write",
+                           path.string(),
                            error ? error.message() : "there is a file of that name"));
   }
 }
-
-}  // namespace
 
 void write_json(const std::string& path, const nlohmann::ordered_json& json, int indent) {
   const std::string text = base::json_text(json, indent) + "\n";

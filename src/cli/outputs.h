@@ -2,6 +2,7 @@
 
 // Where results go: files by the flags, a report folder, a baseline's verdicts.
 
+#include <filesystem>
 #include <map>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
@@ -14,6 +15,9 @@
 #include "lab/lab.h"
 
 namespace flashlab::cli {
+
+/// A folder that --output names, with its parents. Throws Failure when it cannot be made.
+void make_folder(const std::filesystem::path& path);
 
 /// The text of --json, at `path` or, for "-", on stdout. Throws Failure when it cannot be written.
 void write_json(const std::string& path, const nlohmann::ordered_json& json, int indent = 1);

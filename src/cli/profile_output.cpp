@@ -31,18 +31,9 @@ std::string shares(const profile::Recording& r) {
 
 }  // namespace
 
-void make_profile_folder(const fs::path& folder) {
-  std::error_code error;
-  fs::create_directories(folder, error);
-  if (error) {
-    fail_usage(fmt::format("--output {} cannot be made: {}; name a folder that you may write",
-                           folder.string(), error.message()));
-  }
-}
-
 fs::path profile_folder(const Arguments& arguments) {
   const fs::path folder = arguments.value("--output").value_or(dated_folder("profile"));
-  make_profile_folder(folder);
+  make_folder(folder);
   // From here on an interruption leaves a folder that says what is missing.
   static_cast<void>(interrupted());
   return folder;

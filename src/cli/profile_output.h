@@ -13,7 +13,6 @@ namespace flashlab::cli {
 
 /// --output, else results/profile-<date>; made. Throws Failure when it cannot be.
 std::filesystem::path profile_folder(const Arguments& arguments);
-void make_profile_folder(const std::filesystem::path& folder);
 
 /// Title, times, shares, the ledger by --by, --sort and --top.
 void print_ledger(const Arguments& arguments, const profile::Profile& p);

@@ -10,6 +10,7 @@
 #include "cli/execution.h"
 #include "cli/failure.h"
 #include "cli/model_flags.h"
+#include "cli/outputs.h"
 #include "cli/profile_output.h"
 #include "cli/terminal.h"
 #include "cli/values.h"
@@ -109,7 +110,7 @@ void print_memory_details(const profile::Profile& p) {
 fs::path folder_for(const fs::path& parent, std::int64_t context, bool several) {
   if (!several) return parent;
   const fs::path folder = parent / fmt::format("context-{}", context);
-  make_profile_folder(folder);
+  make_folder(folder);
   return folder;
 }
 

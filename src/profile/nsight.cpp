@@ -10,6 +10,7 @@
 #include <sstream>
 
 #include "base/text.h"
+#include "lab/machine/child_process.h"
 
 namespace flashlab::profile {
 namespace {
@@ -93,11 +94,7 @@ std::string find_tool(const char* variable, const char* name,
   if (const char* named = std::getenv(variable); named != nullptr && *named != '\0') {
     return runs(named) ? named : "";
   }
-  const char* path = std::getenv("PATH");
-  std::istringstream folders(path != nullptr ? path : "");
-  for (std::string folder; std::getline(folders, folder, ':');) {
-    if (std::string file = folder + "/" + name; runs(file)) return file;
-  }
+  if (std::string file = lab::find_program(name); !file.empty()) return file;
   for (const char* pattern : patterns) {
     glob_t found{};
     std::string last;

@@ -13,6 +13,9 @@
 
 namespace flashlab::lab {
 
+/// The file that PATH has of that name; empty: none that may run.
+std::string find_program(std::string_view name);
+
 /// Runs in a process group of its own, so that Ctrl-C on the terminal does not reach it: whoever
 /// started it decides. Ended with everything it started when this goes.
 class ChildProcess {

@@ -92,7 +92,7 @@ Case causal_with_alibi() {
 TEST(AttentionEmulatedFaults, OfTheHopperBackwardAreSeen) {
   constexpr const char* kMain = "sm90/backward/kernel.cu";
   constexpr const char* kDraws = "sm90/backward/draws.h";
-  constexpr const char* kSizes = "sm90/backward/tiles.h";
+  constexpr const char* kSizes = "sm90/backward/block.h";
   constexpr const char* kZeros = "sm90/backward/zeros.h";
   const Edit late = {kMain, "    ring_scores.wait_empty();\n",  // one of the consumers is
                      "    for (int i = 0; i < 100 * warpgroup.consumer; ++i) __syncwarp();\n"
@@ -192,7 +192,7 @@ TEST(AttentionEmulatedFaults, OfTheHopperBackwardAreSeen) {
 
 TEST(AttentionEmulatedFaults, OfTheWideHopperBackwardAreSeen) {
   constexpr const char* kMain = "sm90/backward_wide/kernel.cu";
-  constexpr const char* kSizes = "sm90/backward_wide/tiles.h";
+  constexpr const char* kSizes = "sm90/backward_wide/block.h";
   constexpr const char* kGradQ = "sm90/backward_wide/grad_q.cu";
   std::vector<Planted> list = {
       {"P is not waited for", {{kMain, "    ring_p.wait_full();\n", ""}}, true},

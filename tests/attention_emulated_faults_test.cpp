@@ -46,7 +46,7 @@ Case dropout_of_steps() {
 
 constexpr const char* kKernel = "sm90/forward/kernel.cu";
 constexpr const char* kProducer = "sm90/forward/producer.h";
-constexpr const char* kTiles = "sm90/forward/tiles.h";
+constexpr const char* kTiles = "sm90/forward/block.h";
 constexpr const char* kPipeline = "tile/pipeline.h";
 
 TEST(AttentionEmulatedFaults, OfTheHopperForwardAreSeen) {
@@ -127,7 +127,7 @@ TEST(AttentionEmulatedFaults, OfTheHopperForwardAreSeen) {
 }
 
 TEST(AttentionEmulatedFaults, OfTheAmpereForwardAreSeen) {
-  constexpr const char* kLoads = "sm80/forward/tiles.h";
+  constexpr const char* kLoads = "sm80/forward/block.h";
   constexpr const char* kMain = "sm80/forward/kernel.cu";
   expect_all_are_seen(
       "sm80", Pass::kForward,

@@ -130,6 +130,24 @@ class Sequences(Judge):
             with self.assertRaisesRegex(ValueError, "^q: got 4 dimensions"):
                 flash.attention(q[None], k, k, cu_seqlens_q=cu, cu_seqlens_k=cu)
 
+    def test_one_compiled_graph_serves_other_totals(self):
+        import torch._dynamo.testing
+        counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+
+        def call(q, k, v, cu):
+            return flash.flash_attn_varlen_func(q, k, v, cu, cu, causal=True)
+
+        compiled = torch.compile(call, fullgraph=True, dynamic=True, backend=counter)
+        counts = []
+        for lengths in ((5, 9), (3, 1, 20), (8, 30, 2)):
+            tensors, (cu, _) = rows(tuple((n, n) for n in lengths), heads_k=4)
+            got, expected = compiled(*tensors, cu), call(*tensors, cu)
+            self.assert_equal(got, expected, "out")
+            for a, b in zip(gradients(got, tensors), gradients(expected, tensors)):
+                self.assert_close(a, b, "a gradient")
+            counts.append(counter.frame_count)
+        self.assertEqual(counts, counts[:1] * 3)
+
     def test_errors(self):
         (q, k, v), (cu_q, cu_k) = rows()
         with self.assertRaisesRegex(ValueError, "^causal: True with sequences of any lengths"):

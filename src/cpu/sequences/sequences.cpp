@@ -300,10 +300,11 @@ Status SequencesPlan::run(ContextState& context, const Tensors& tensors,
   Status first;
   std::mutex mutex;
   pool.run(order.end() - own, [&](std::int64_t task, int worker) {
-    const auto& [sequence, of] = own[task];
+    const Sequence& sequence = *own[task].first;
+    const PlanState& alone = *own[task].second->alone;
     std::byte* scratch = memory + own_offset + static_cast<std::size_t>(worker) * own_bytes;
     const Status status = guard<Status>([&] {
-      return run_one(*single, *of->alone, tensors, *sequence, sink_gradients, {scratch, own_bytes});
+      return run_one(*single, alone, tensors, sequence, sink_gradients, {scratch, own_bytes});
     });
     if (status.ok()) return;
     const std::lock_guard lock(mutex);

@@ -40,6 +40,8 @@ SPILLS = {
     ("flash_bwd_sm90", "sm_90a"): 24,
     # With dropout, too, or a cap above 64: 14 words at most, with a window and ALiBi, d 64.
     ("flash_bwd_sm90", "sm_90a", "kSoftcap true"): 112,
+    # Pointers and lengths of a sequence, d 256: twelve words.
+    ("flash_bwd_sm80", "sm_90a", "kRagged true"): 48,
     # A window, softcap, ALiBi and dropout together, d 256: nine words.
     ("flash_fwd_sm80", "sm_90a"): 36,
 }

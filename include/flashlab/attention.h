@@ -258,7 +258,9 @@ Status prepare(const Context& context, const Plan& plan);
 ///             What lies in other sequences, between them and behind the last changes nothing; rows
 ///             of no sequence get o = 0, lse = -inf. On a CPU a sequence's bits are the same alone,
 ///             in any batch and by any number of threads, and offsets that decrease or leave the
-///             tensor are errors. CPUs alone have them
+///             tensor are errors. On a GPU such offsets are clamped, so that nothing outside of a
+///             tensor is read or written, and a sequence that is longer than its mask gets NaN.
+///             CPUs have them, and of GPUs the portable kernels of fp16 and bf16
 /// Dropout     P of a pair is kept with probability 1 - p (rounded to a multiple of 2^-16) and
 ///             multiplied by 1 / (1 - p), or dropped; LSE is that without dropout. NaN or Inf in v
 ///             at a dropped key may make the row non-finite

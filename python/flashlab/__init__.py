@@ -99,7 +99,7 @@ def attention(q: Array, k: Array, v: Array, *, causal: Union[bool, str, None] = 
                 [rows, Hk, D]. Each is a call of its own: Sq and Sk are its lengths, a mask lies at
                 its own positions, slopes and dropout's pattern are those of batch entry b. causal
                 and windows need an alignment. Rows of no sequence get o = 0, lse = -inf, gradient
-                0. CPUs alone have them
+                0. On a GPU they lie there, are not checked, and float16 and bfloat16 have them
     seqused_q, seqused_k  [B] int32 or int64: how many rows of each sequence count, from its first
                 on; dense arrays may have them, too
     max_seqlen_q, max_seqlen_k  about the longest sequence: hints, which change no result

@@ -96,11 +96,16 @@ inline FeatureSet dense_features() {
           TensorRole::kDropoutState};
 }
 
+/// Sequences of lengths that only the call knows.
+inline FeatureSet ragged_features() {
+  return {TensorRole::kCuSeqlensQ, TensorRole::kCuSeqlensK, TensorRole::kSeqUsedQ,
+          TensorRole::kSeqUsedK};
+}
+
 /// What calls can be asked for beside dense_features(). Only CPUs have all of it.
 inline FeatureSet sequence_features() {
-  return {Feature::kBesideDiagonal, Feature::kChunk,         TensorRole::kSinks,
-          TensorRole::kDSinks,      TensorRole::kCuSeqlensQ, TensorRole::kCuSeqlensK,
-          TensorRole::kSeqUsedQ,    TensorRole::kSeqUsedK};
+  return ragged_features() | FeatureSet{Feature::kBesideDiagonal, Feature::kChunk,
+                                        TensorRole::kSinks, TensorRole::kDSinks};
 }
 
 /// "forward, fp32, causal".

@@ -168,6 +168,16 @@ T __shfl_xor_sync(unsigned mask, T value, int lanes) {
   emulated::need_all_lanes(mask);
   return emulated::exchange(value, emulated::lane() ^ lanes);
 }
+inline unsigned __ballot_sync(unsigned mask, bool condition) {
+  unsigned bits = 0;
+  for (int lane = 0; lane < 32; ++lane) {
+    bits |= static_cast<unsigned>(__shfl_sync(mask, condition, lane)) << lane;
+  }
+  return bits;
+}
+inline int __popc(unsigned bits) {
+  return __builtin_popcount(bits);
+}
 inline bool __any_sync(unsigned mask, bool condition) {
   emulated::need_all_lanes(mask);
   emulated::together(

@@ -16,12 +16,15 @@ static_assert(offsetof(device::Rows, data) == 0 && offsetof(device::RowScalars, 
               offsetof(device::MaskView, data) == 0 && offsetof(device::HeadScalars, data) == 0 &&
               offsetof(device::DropoutArguments, state) == 0);
 
+// Packed rows of all sequences, [total, heads, dim] and [heads, total], have no batch.
 void bind(device::Rows& to, const TensorSpec& s) {
-  to = {nullptr, s.strides[0], s.strides[1], s.strides[2]};
+  to = s.rank == 3 ? device::Rows{nullptr, 0, s.strides[0], s.strides[1]}
+                   : device::Rows{nullptr, s.strides[0], s.strides[1], s.strides[2]};
 }
 
 void bind(device::RowScalars& to, const TensorSpec& s) {
-  to = {nullptr, s.strides[0], s.strides[1], s.strides[2]};
+  to = s.rank == 2 ? device::RowScalars{nullptr, 0, s.strides[0], s.strides[1]}
+                   : device::RowScalars{nullptr, s.strides[0], s.strides[1], s.strides[2]};
 }
 
 void bind(device::MaskView& to, const TensorSpec& s) {
@@ -172,7 +175,58 @@ Int64 clamp_bound(std::int64_t bound) {
   return std::clamp(bound, -kFar, kFar);
 }
 
+device::SequenceSide side_of(const std::optional<TensorSpec>& offsets,
+                             const std::optional<TensorSpec>& used, std::int64_t rows) {
+  const auto wide = [](const std::optional<TensorSpec>& spec) {
+    return spec && spec->dtype == DType::kInt64 ? 1 : 0;
+  };
+  return {{nullptr, wide(offsets)}, {nullptr, wide(used)}, rows, INT32_MAX};
+}
+
+// Slots of all sequences, and of the rows before the first and behind the last.
+std::int64_t slots_of(std::int64_t count, std::int64_t rows, bool packed, int tile) {
+  return (packed ? rows : count * rows) / tile + count + 2;
+}
+
 }  // namespace
+
+device::Sequences sequences_of(const Problem& problem, const internal::Geometry& g, int tile_q,
+                               int tile_k) {
+  const internal::MaskBounds& b = g.bounds;
+  device::Sequences list{};
+  list.q = side_of(problem.cu_seqlens_q, problem.seqused_q, g.seqlen_q);
+  list.k = side_of(problem.cu_seqlens_k, problem.seqused_k, g.seqlen_k);
+  if (problem.mask) {
+    const auto most = [](std::int64_t extent) {
+      return extent == 1 ? INT32_MAX : static_cast<int>(extent);
+    };
+    list.q.most = most(problem.mask->shape[2]);
+    list.k.most = most(problem.mask->shape[3]);
+  }
+  list.count = static_cast<int>(g.batch);
+  list.slots_q = slots_of(g.batch, g.seqlen_q, problem.cu_seqlens_q.has_value(), tile_q);
+  list.slots_k = slots_of(g.batch, g.seqlen_k, problem.cu_seqlens_k.has_value(), tile_k);
+  list.bottom_right = b.bottom_right ? 1 : 0;
+  list.left = clamp_bound(b.left);
+  list.right = clamp_bound(b.right);
+  return list;
+}
+
+void patch_sequences(runtime::ParameterBlock& block, const Problem& problem, std::size_t offset) {
+  using device::Sequences;
+  using device::SequenceSide;
+  const auto patch = [&](TensorRole role, std::size_t side, std::size_t indices) {
+    if (row_of(role).problem.get(problem) == nullptr) return;
+    block.pointer(offset + side + indices, {.buffer = buffer_of(role)});
+  };
+  constexpr std::size_t kOffsets = offsetof(SequenceSide, offsets);
+  constexpr std::size_t kUsed = offsetof(SequenceSide, used);
+  static_assert(offsetof(device::Indices, data) == 0);
+  patch(Role::kCuSeqlensQ, offsetof(Sequences, q), kOffsets);
+  patch(Role::kSeqUsedQ, offsetof(Sequences, q), kUsed);
+  patch(Role::kCuSeqlensK, offsetof(Sequences, k), kOffsets);
+  patch(Role::kSeqUsedK, offsetof(Sequences, k), kUsed);
+}
 
 bool softcap_is_wide(const internal::Geometry& g) {
   return g.softcap > kUsualCap;

@@ -5,6 +5,7 @@
 
 #include "api/problem.h"
 #include "cuda/kernels/arguments.h"
+#include "cuda/kernels/sequence_arguments.h"
 #include "flashlab/tensor_table.h"
 #include "runtime/program/parameters.h"
 
@@ -34,6 +35,12 @@ inline constexpr int kSeedScalar = 0, kOffsetScalar = 1;
 constexpr int buffer_of_region(int region) {
   return static_cast<int>(kTensorRoles) + region;
 }
+
+/// Lists of sequences with every address null, and their patches `offset` bytes into the kernel's
+/// parameters. `tile_q`, `tile_k`: rows of a slot.
+device::Sequences sequences_of(const Problem& problem, const internal::Geometry& geometry,
+                               int tile_q, int tile_k);
+void patch_sequences(runtime::ParameterBlock& block, const Problem& problem, std::size_t offset);
 
 /// Adds the patches of the tensors and of the first `regions` regions for the pass's arguments,
 /// which lie `offset` bytes into the kernel's parameters.

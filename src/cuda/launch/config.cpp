@@ -32,9 +32,10 @@ void print_mask(ConfigPrinter& config, const Problem& problem, CallForm form) {
       .boolean("kMaskPairs", masked && form == CallForm::kPairs);
 }
 
-// An element for every key, side by side: validation asks for an innermost stride of 1.
-bool dense(const TensorSpec& mask, std::int64_t seqlen_k) {
-  return mask.shape[3] == seqlen_k;
+// An element for every key, side by side: validation asks for an innermost stride of 1. Beside
+// ragged keys [total, heads, dim] its extent is that of one sequence's positions.
+bool dense(const TensorSpec& mask, const TensorSpec& k) {
+  return k.rank == 3 ? mask.shape[3] != 1 : mask.shape[3] == k.shape[1];
 }
 
 }  // namespace
@@ -59,7 +60,7 @@ CallForm call_form(const Problem& problem) {
     return row_alignment_bytes(spec) >= natural_alignment(spec);
   };
   bool aligned = natural(problem.q) && natural(problem.k) && natural(problem.v) &&
-                 natural(problem.o) && (!problem.mask || dense(*problem.mask, problem.k.shape[1]));
+                 natural(problem.o) && (!problem.mask || dense(*problem.mask, problem.k));
   for (const auto* spec : {&problem.d_o, &problem.dq, &problem.dk, &problem.dv}) {
     aligned = aligned && (!spec->has_value() || natural(**spec));
   }

@@ -124,6 +124,14 @@ Case case_without_keys(HeadDims dims, ElementType type) {
   return out;
 }
 
+// A ragged batch of a causal model. How many sequences, and how long ones, enters no kernel.
+Case ragged_case(HeadDims dims, ElementType type) {
+  Case out = make_case(kSizes[0], dims, type);
+  out.set_sequences({{.q = 2000, .k = 2000}, {.q = 500, .k = 500}});
+  out.causal = Causal::kBottomRight;
+  return out;
+}
+
 // Softcap, ALiBi and dropout: each, and all at once.
 void add_score_features(std::vector<Case>& list, const Case& base) {
   for (int features = 0; features < 4; ++features) {
@@ -226,6 +234,7 @@ class List {
 
 // Of features, these change a kernel's tiles and loops.
 const char* burden_of(const Case& c) {
+  if (c.ragged()) return "ragged";
   if (c.mask != cases::MaskKind::kNone) return "mask";
   if (c.dropout > 0) return c.softcap ? "all features" : "dropout";
   if (c.softcap) return "softcap";
@@ -321,6 +330,8 @@ std::vector<Case> representative_problems() {
     c.alibi = false;
     c.dropout = 0.1f;
     list.push_back(c);
+    list.push_back(ragged_case(dims, kTypes[0]));
+    list.push_back(ragged_case(dims, kTypes[1]));
   }
   return list;
 }

@@ -69,10 +69,11 @@ class ParameterBlock {
     return *this;
   }
 
-  template <class Visit>
-  void each_place(const Visit& visit) {
-    for (Pointer& each : pointers_) visit(each.place);
-    for (Map& each : tensor_maps_) visit(each.place);
+  /// Every place becomes `moved(place)`.
+  template <class Moved>
+  void move(const Moved& moved) {
+    for (Pointer& each : pointers_) each.place = moved(each.place);
+    for (Map& each : tensor_maps_) each.place = moved(each.place);
   }
 
   struct Pointer {

@@ -2,9 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <optional>
-
 namespace flashlab::runtime {
 namespace {
 
@@ -28,19 +25,28 @@ std::string shape_of(const Matrix& matrix, std::int64_t rows, std::int64_t colum
 }
 
 // Every place that a step reads or writes.
-template <class Visit>
-void each_place(Work& work, const Visit& visit) {
-  std::visit(Overloaded{[&](KernelWork& w) { w.parameters.each_place(visit); },
-                        [&](MemsetWork& w) { visit(w.target); },
-                        [&](CopyWork& w) { visit(w.to), visit(w.from); },
-                        [&](ProductWork& w) {
-                          visit(w.a), visit(w.b), visit(w.c);
-                          for (Place* each : {&w.scratch, &w.addend, &w.bias, &w.aux}) {
-                            if (each->buffer >= 0) visit(*each);
-                          }
-                        },
-                        [&](HostWork& w) { std::ranges::for_each(w.places, visit); }},
-             work);
+std::vector<Place> places_of(const Work& work) {
+  return std::visit(Overloaded{[](const KernelWork& w) {
+                                 std::vector<Place> out;
+                                 for (const auto& each : w.parameters.pointers())
+                                   out.push_back(each.place);
+                                 for (const auto& each : w.parameters.tensor_maps())
+                                   out.push_back(each.place);
+                                 return out;
+                               },
+                               [](const MemsetWork& w) { return std::vector{w.target}; },
+                               [](const CopyWork& w) {
+                                 return std::vector{w.to, w.from};
+                               },
+                               [](const ProductWork& w) {
+                                 std::vector<Place> out{w.a, w.b, w.c};
+                                 for (const Place& each : {w.scratch, w.addend, w.bias, w.aux}) {
+                                   if (each.buffer >= 0) out.push_back(each);
+                                 }
+                                 return out;
+                               },
+                               [](const HostWork& w) { return w.places; }},
+                    work);
 }
 
 Status check_patches(const ParameterBlock& block) {
@@ -98,17 +104,30 @@ int Program::add(Step step) {
 }
 
 void Program::append(const Program& other, std::span<const Place> places, std::size_t from) {
-  const auto move = [&](Place& place) {
-    if (place.buffer < 0) return;
+  const auto moved = [&](Place place) -> Place {
+    if (place.buffer < 0) return place;
     const Place& base = places[static_cast<std::size_t>(place.buffer)];
-    place = {base.buffer, base.offset_bytes + place.offset_bytes};
+    return {base.buffer, base.offset_bytes + place.offset_bytes};
   };
   const int first = static_cast<int>(steps_.size()) - static_cast<int>(from);
   for (std::size_t i = from; i < other.steps().size(); ++i) {
     Step step = other.steps()[i];
     std::erase_if(step.depends_on, [&](int earlier) { return earlier < static_cast<int>(from); });
     for (int& earlier : step.depends_on) earlier += first;
-    each_place(step.work, move);
+    std::visit(
+        Overloaded{
+            [&](KernelWork& w) { w.parameters.move(moved); },
+            [&](MemsetWork& w) { w.target = moved(w.target); },
+            [&](CopyWork& w) { w.to = moved(w.to), w.from = moved(w.from); },
+            [&](ProductWork& w) {
+              for (Place* each : {&w.a, &w.b, &w.c, &w.scratch, &w.addend, &w.bias, &w.aux}) {
+                *each = moved(*each);
+              }
+            },
+            [&](HostWork& w) {
+              for (Place& each : w.places) each = moved(each);
+            }},
+        step.work);
     add(std::move(step));
   }
 }
@@ -140,12 +159,11 @@ Status Program::check() const {
         return broken(name, fmt::format("depends on step {}", earlier), "an earlier step");
       }
     }
-    std::optional<int> lost;
-    Work work = step.work;
-    each_place(work, [&](const Place& place) {
-      if (!lost && !in(place.buffer, buffers_.size())) lost = place.buffer;
-    });
-    if (lost) return broken(name, fmt::format("buffer {}", *lost), "one of the program's buffers");
+    for (const Place& place : places_of(step.work)) {
+      if (!in(place.buffer, buffers_.size())) {
+        return broken(name, fmt::format("buffer {}", place.buffer), "one of the program's buffers");
+      }
+    }
     if (const auto* kernel = std::get_if<KernelWork>(&step.work)) {
       if (Status s = check_patches(kernel->parameters); !s.ok()) return s;
     }

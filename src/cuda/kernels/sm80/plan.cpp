@@ -30,6 +30,10 @@ Result<std::shared_ptr<internal::PlanState>> make_plan(const internal::ContextSt
                                 "name none, or one of the ladder's rungs, e.g. 'fa2'"});
   }
   const bool fp32 = geometry.dtype == DType::kFp32;
+  if (geometry.has_lengths && fp32) {
+    return Status::unsupported({"implementation 'sm80' with cu_seqlens or seqused", "fp32",
+                                "fp16 or bf16", "convert q, k and v, or use a CPU"});
+  }
   if (problem.pass == Pass::kForward) {
     return fp32 ? plan_sm80_forward_fp32(context, problem, geometry)
                 : plan_sm80_forward(context, problem, geometry);
@@ -45,7 +49,7 @@ const internal::Implementation& sm80_implementation() {
       "sm80",
       DeviceKind::kCuda,
       "portable tensor-core kernels (mma.sync, cp.async) for sm_80 to sm_120",
-      internal::dense_features() |
+      internal::dense_features() | internal::ragged_features() |
           internal::FeatureSet{Feature::kFp32, Feature::kFp16, Feature::kBf16, Feature::kTf32},
       make_plan,
       runs_on};

@@ -42,6 +42,22 @@ constexpr unsigned tiles_of_keys(const Shape& shape) {
   return static_cast<unsigned>(shape.batch * shape.heads_k * tiles);
 }
 
+/// What is done with a tile of a key head.
+template <class Config>
+constexpr void find_queries(Work& w, const Shape& shape) {
+  constexpr int kTileQ = Config::kTileQ, kTileK = Config::kTileK;
+  w.key0 = w.tile * kTileK;
+  w.first_tile = 0, w.end_tile = mutation::last_tile<Config>(w.tiles_q);
+  if constexpr (Config::kBoundedRight) {
+    const Int64 first = w.key0 - shape.right;
+    w.first_tile = clamp_to(first > 0 ? first / kTileQ : 0, w.tiles_q);
+  }
+  if constexpr (Config::kBoundedLeft) {
+    const Int64 end = Int64(w.key0) + kTileK + shape.left;
+    w.end_tile = (clamp_to(end, shape.seqlen_q) + kTileQ - 1) / kTileQ;
+  }
+}
+
 /// The work of the block with this index.
 template <class Config>
 constexpr Work tile_of_keys(const Shape& shape, unsigned index) {
@@ -55,16 +71,7 @@ constexpr Work tile_of_keys(const Shape& shape, unsigned index) {
   if constexpr (Config::kDeterministic) w.tile = w.tiles_k - 1 - w.tile;
   const int head_index = index / w.tiles_k;
   w.batch = head_index / shape.heads_k, w.head_k = head_index % shape.heads_k;
-  w.key0 = w.tile * kTileK;
-  w.first_tile = 0, w.end_tile = mutation::last_tile<Config>(w.tiles_q);
-  if constexpr (Config::kBoundedRight) {
-    const Int64 first = w.key0 - shape.right;
-    w.first_tile = clamp_to(first > 0 ? first / kTileQ : 0, w.tiles_q);
-  }
-  if constexpr (Config::kBoundedLeft) {
-    const Int64 end = Int64(w.key0) + kTileK + shape.left;
-    w.end_tile = (clamp_to(end, shape.seqlen_q) + kTileQ - 1) / kTileQ;
-  }
+  find_queries<Config>(w, shape);
   return w;
 }
 

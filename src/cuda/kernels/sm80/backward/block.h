@@ -41,10 +41,28 @@ struct StepBarriers<false, kArrivals> {
   __device__ void wait_read(unsigned) const {}
 };
 
+/// The arguments of a sequence's dense call, but for the workspace and what
+/// the other steps touch.
+template <class Config>
+__device__ inline BackwardArguments of_sequence(const RaggedBackwardArguments& ragged,
+                                                const SequenceTile& at) {
+  const Sequences& list = ragged.sequences;
+  BackwardArguments args = ragged.call;
+  shift_rows<Config::kElement>(args.q, list.q, at.q);
+  shift_rows<Config::kElement>(args.k, list.k, at.k);
+  shift_rows<Config::kElement>(args.v, list.k, at.k);
+  shift_rows<Config::kGradO>(args.d_o, list.q, at.q);
+  shift_rows<Config::kGradK>(args.dk, list.k, at.k);
+  shift_rows<Config::kGradV>(args.dv, list.k, at.k);
+  shape_of_sequence(args.shape, list, at);
+  return args;
+}
+
 /// Sizes, memory and loads of a block.
 template <class Config>
 struct BackwardBlock {
   using Sizes = BackwardSizes<Config>;
+  using Place = QueryPlace<Config>;
   static constexpr Element kElement = Config::kElement;
   static constexpr int kTileQ = Sizes::kTileQ, kTileK = Config::kTileK;
   static constexpr int kThreads = 32 * Sizes::kWarps;
@@ -133,17 +151,24 @@ struct BackwardBlock {
     }
   }
 
+  /// A sequence's arguments are in registers, which have no index.
+  static __device__ const void* region_of_rows(const BackwardArguments& args, bool delta) {
+    if constexpr (Config::kRagged)
+      return delta ? args.regions[kRegionDelta] : args.regions[kRegionLse];
+    return args.regions[delta ? kRegionDelta : kRegionLse];
+  }
+
   static __device__ void load_queries(Storage& shared, const BackwardArguments& args, const Work& w,
-                                      const Cursor& at, int stage) {
+                                      const Place& place, const Cursor& at, int stage) {
     const Shape& shape = args.shape;
     const int row0 = at.tile * kTileQ, valid = smaller(kTileQ, shape.seqlen_q - row0);
-    const Int64 head_index = Int64(w.batch) * shape.heads_q + at.head;
+    const Int64 head_index = Place::head_index(shape, w.batch, at.head);
     load_rows<TileQuery, Config::kHeadDim, Config::kAlignQ>(
         shared.q[stage], row_address<kElement>(args.q, w.batch, at.head, row0),
         args.q.row_stride * 2, valid);
     if constexpr (Config::kCopyGradO) {
       const auto* copy = static_cast<const unsigned char*>(args.regions[kRegionGradO]) +
-                         (head_index * shape.seqlen_q + row0) * kDimV * 2;
+                         place.row(shape, head_index, row0) * kDimV * 2;
       // The copy ends with the last whole chunk of the head dim; the padding is zeros.
       load_rows<TileGradO, round_up(Config::kHeadDimV, 8), 16>(shared.d_o[stage], copy, kDimV * 2,
                                                                valid);
@@ -156,9 +181,8 @@ struct BackwardBlock {
     if (threadIdx.x < 2 * kChunks) {
       const int chunk = threadIdx.x % kChunks * 4;
       const bool second = threadIdx.x >= kChunks;
-      const auto* from =
-          static_cast<const float*>(args.regions[second ? kRegionDelta : kRegionLse]) +
-          (head_index * w.tiles_q + at.tile) * kTileQ + chunk;
+      const auto* from = static_cast<const float*>(region_of_rows(args, second)) +
+                         place.tile(head_index, at.tile) * kTileQ + chunk;
       float* to = second ? shared.delta[stage] : shared.lse2[stage];
       ptx::copy_async_16(ptx::shared_address(to + chunk), from);
     }

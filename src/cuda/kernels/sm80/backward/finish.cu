@@ -44,30 +44,20 @@ __device__ inline void await_head(const BackwardArguments& args, int batch, int 
   __syncthreads();
 }
 
-}  // namespace flashlab::device
-
-extern "C" __global__ void __launch_bounds__(32 * Config::kWarpsQ * Config::kWarpsK)
-    flash_bwd_sm80_finish(const __grid_constant__ flashlab::device::BackwardArguments args) {
-  using namespace flashlab::device;
+template <class Config>
+__device__ void finish(const BackwardArguments& args, const QueryPlace<Config>& place, int batch,
+                       int head, int head_index, int tile) {
   using Sizes = BackwardSizes<Config>;
   using Writer =
       GradientWriter<Config::kGradQ, Config::kHeadDim, Config::kAlignGradQ, Config::kAccumulate>;
   const Shape& shape = args.shape;
-  const int tiles = (shape.seqlen_q + Sizes::kTileQ - 1) / Sizes::kTileQ;
-  // From the last tile on: the last ones that the main kernel added to are still in L2. Beside it
-  // in its order.
-  const auto index =
-      static_cast<int>(Config::kCountsHeads ? blockIdx.x : gridDim.x - 1 - blockIdx.x);
-  const int tile = index % tiles, head_index = index / tiles;
-  const int batch = head_index / shape.heads_q, head = head_index % shape.heads_q;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  if constexpr (Config::kCountsHeads) await_head<Config>(args, batch, head);
 
   constexpr int kWarpFloats = Sizes::kGradQM * Sizes::kGradQN * kFragmentFloats;
   float* const own = static_cast<float*>(args.regions[kRegionGradQ]) +
-                     accumulator_tile<Sizes>(head_index, tiles, tile) + warp * kWarpFloats;
+                     accumulator_tile<Sizes>(place.tile(head_index, tile)) + warp * kWarpFloats;
   const auto* lse2 = static_cast<const float*>(args.regions[kRegionLse]) +
-                     (Int64(head_index) * tiles + tile) * Sizes::kTileQ;
+                     place.tile(head_index, tile) * Sizes::kTileQ;
   const int column = warp % Sizes::kFeatureParts * (Sizes::kGradQN * 8);
   const float scale = mutation::grad_q_scale<Config>(shape.scale * args.dropout.scale);
   unsigned char* const first =
@@ -99,6 +89,47 @@ extern "C" __global__ void __launch_bounds__(32 * Config::kWarpsQ * Config::kWar
     });
   }
   discard<kWarpFloats>(own, lane);
+}
+
+template <class Config>
+__device__ void run(const BackwardArguments& args) {
+  const Shape& shape = args.shape;
+  const int tiles = (shape.seqlen_q + Config::kTileQ - 1) / Config::kTileQ;
+  // From the last tile on: the last ones that the main kernel added to are still in L2. Beside it
+  // in its order.
+  const auto index =
+      static_cast<int>(Config::kCountsHeads ? blockIdx.x : gridDim.x - 1 - blockIdx.x);
+  const int tile = index % tiles, head_index = index / tiles;
+  const int batch = head_index / shape.heads_q, head = head_index % shape.heads_q;
+  if constexpr (Config::kCountsHeads) await_head<Config>(args, batch, head);
+  finish(args, QueryPlace<Config>(tiles), batch, head, head_index, tile);
   // The kernel before has stored dK and dV when this one ends.
-  if (Config::kCountsHeads && blockIdx.x + 1 == gridDim.x) flashlab::ptx::wait_for_kernel_before();
+  if (Config::kCountsHeads && blockIdx.x + 1 == gridDim.x) ptx::wait_for_kernel_before();
+}
+
+/// Blocks are slots of tiles of queries, then heads.
+template <class Config>
+__device__ void run(const RaggedBackwardArguments& ragged) {
+  constexpr int kTileQ = Config::kTileQ;
+  const Sequences& list = ragged.sequences;
+  const int head = blockIdx.y;
+  const SequenceTile at = tile_of_slot<kTileQ, false, false>(list, gridDim.x - 1 - blockIdx.x);
+  BackwardArguments args = ragged.call;
+  shift_rows<Config::kGradQ>(args.dq, list.q, at.q);
+  shape_of_sequence(args.shape, list, at);
+  const bool wrong = at.q.too_long || at.k.too_long;
+  const UnusedRows unused = unused_rows<kTileQ>(at.q, at.tile, wrong);
+  if ((wrong || !Config::kAccumulate) && unused.begin < unused.end) {
+    fill_rows<Config::kGradQ, Config::kHeadDim>(args.dq, at.sequence, head, unused,
+                                                wrong ? kNaN : 0.0f);
+  }
+  if (wrong || at.tile >= divide_up(at.q.length, kTileQ)) return;
+  finish(args, QueryPlace<Config>(list, at.sequence, at.slot), at.sequence, head, head, at.tile);
+}
+
+}  // namespace flashlab::device
+
+extern "C" __global__ void __launch_bounds__(32 * Config::kWarpsQ * Config::kWarpsK)
+    flash_bwd_sm80_finish(const __grid_constant__ flashlab::device::BackwardCall<Config> args) {
+  flashlab::device::run<Config>(args);
 }

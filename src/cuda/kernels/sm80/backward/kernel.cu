@@ -57,9 +57,9 @@ __device__ inline void pass_turn(const GradQTarget& target) {
 template <class Config>
 struct BackwardKernel : BackwardBlock<Config> {
   using Base = BackwardBlock<Config>;
-  using typename Base::Sizes, typename Base::Storage, typename Base::TileGradO,
-      typename Base::TileKey, typename Base::TileQuery, typename Base::TileScores,
-      typename Base::TileValue, typename Base::Visibility;
+  using typename Base::Place, typename Base::Sizes, typename Base::Storage,
+      typename Base::TileGradO, typename Base::TileKey, typename Base::TileQuery,
+      typename Base::TileScores, typename Base::TileValue, typename Base::Visibility;
   using Base::kDim, Base::kDimV, Base::kElement, Base::kExchange, Base::kGradKN, Base::kGradVN,
       Base::kKSteps, Base::kLoadAfterReading, Base::kM, Base::kN, Base::kPassN, Base::kPasses,
       Base::kPieceQ, Base::kPieces, Base::kStages, Base::kThreads, Base::kTileK, Base::kTileQ,
@@ -386,17 +386,17 @@ struct BackwardKernel : BackwardBlock<Config> {
 
   /// Tiles of keys add in descending order, from the last that the tile of queries sees.
   static __device__ GradQTarget grad_q_target(const BackwardArguments& args, const Work& w,
-                                              const Cursor& at) {
-    const Int64 head_index = Int64(w.batch) * args.shape.heads_q + at.head;
+                                              const Place& place, const Cursor& at) {
+    const Int64 tile = place.tile(Place::head_index(args.shape, w.batch, at.head), at.tile);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     GradQTarget target{};
     target.at = static_cast<float*>(args.regions[kRegionGradQ]) +
-                accumulator_tile<Sizes>(head_index, w.tiles_q, at.tile) +
+                accumulator_tile<Sizes>(tile) +
                 warp * (Sizes::kGradQM * Sizes::kGradQN * kFragmentFloats) +
                 lane * (Config::kVectorReduction ? 4 : 1);
     if constexpr (Config::kDeterministic) {
       target.turn =
-          static_cast<unsigned*>(args.regions[kRegionTurns]) + 1 + head_index * w.tiles_q + at.tile;
+          static_cast<unsigned*>(args.regions[kRegionTurns]) + 1 + tile;
       int last = w.tiles_k - 1;
       if constexpr (Config::kBoundedRight) {
         const Int64 bound = (Int64(at.tile) + 1) * kTileQ - 1 + args.shape.right;
@@ -431,7 +431,7 @@ struct BackwardKernel : BackwardBlock<Config> {
 
   /// The main loop: all query tiles that see the block's keys.
   static __device__ void walk(Gradients& sum, Storage& shared, const BackwardArguments& args,
-                              const Work& w) {
+                              const Work& w, const Place& place) {
     const Shape& shape = args.shape;
     const Warp warp(shared);
     const Visibility visibility(shape);
@@ -440,7 +440,7 @@ struct BackwardKernel : BackwardBlock<Config> {
     load_keys(shared, args, w);
     const auto load_next = [&](int stage) {
       if (ahead.left > 0) {
-        load_queries(shared, args, w, ahead, stage);
+        load_queries(shared, args, w, place, ahead, stage);
         ahead.next(w);
       }
       ptx::copy_async_commit();
@@ -474,7 +474,7 @@ struct BackwardKernel : BackwardBlock<Config> {
       shared.wait_stored(parity);
       // Free now: the stage that part two of the step before read.
       if constexpr (Config::kOneBarrier && kExchange) load_next(next + 1 == kStages ? 0 : next + 1);
-      part_two(sum, shared, warp, stage, buffer, grad_q_target(args, w, at));
+      part_two(sum, shared, warp, stage, buffer, grad_q_target(args, w, place, at));
       if constexpr (kLoadAfterReading) {
         shared.wait_read(parity);
         load_next(stage);
@@ -490,26 +490,80 @@ struct BackwardKernel : BackwardBlock<Config> {
     ptx::copy_async_wait<0>();
   }
 
+  /// Blocks are numbered as they start, so that one waits only for blocks that run already.
+  static __device__ unsigned take_ticket(Storage& shared, const BackwardArguments& args) {
+    auto* ticket = reinterpret_cast<unsigned*>(shared.lse2);
+    if (threadIdx.x == 0)
+      *ticket = atomicAdd(static_cast<unsigned*>(args.regions[kRegionTurns]), 1u);
+    __syncthreads();
+    const unsigned index = *ticket;
+    __syncthreads();
+    return index;
+  }
+
   /// The kernel.
   static __device__ void run(const BackwardArguments& args) {
     extern __shared__ __align__(128) unsigned char memory[];
     auto& shared = *reinterpret_cast<Storage*>(memory);
     unsigned index = blockIdx.x;
-    if constexpr (Config::kDeterministic) {
-      // Blocks are numbered as they start, so that one waits only for blocks that run already.
-      auto* ticket = reinterpret_cast<unsigned*>(shared.lse2);
-      if (threadIdx.x == 0)
-        *ticket = atomicAdd(static_cast<unsigned*>(args.regions[kRegionTurns]), 1u);
-      __syncthreads();
-      index = *ticket;
-      __syncthreads();
-    }
+    if constexpr (Config::kDeterministic) index = take_ticket(shared, args);
     Gradients sum;
-    walk(sum, shared, args, work_of(args.shape, index));
+    const Work work = work_of(args.shape, index);
+    walk(sum, shared, args, work, Place(work.tiles_q));
     // Found again: the main loop has no register to keep it.
     if constexpr (!Config::kDeterministic) index = flashlab::ptx::block_index_again();
-    const Work w = work_of(args.shape, index);
+    write(sum, shared, args, work_of(args.shape, index));
+  }
 
+  /// The work of a slot of a ragged call; tiles behind the sequence's keys have none.
+  static __device__ Work work_of_sequence(const Shape& shape, const SequenceTile& at, int head_k) {
+    Work w;
+    w.batch = at.sequence, w.head_k = head_k, w.tile = at.tile;
+    w.tiles_q = divide_up(shape.seqlen_q, kTileQ);
+    w.tiles_k = divide_up(shape.seqlen_k, kTileK);
+    find_queries<Config>(w, shape);
+    return w;
+  }
+
+  /// Blocks are slots of tiles of keys (tile/sequence.h), then key heads. In a fixed order of
+  /// additions a sequence's last tile goes first, as in tile_of_keys.
+  static __device__ void run(const RaggedBackwardArguments& ragged) {
+    extern __shared__ __align__(128) unsigned char memory[];
+    auto& shared = *reinterpret_cast<Storage*>(memory);
+    const Sequences& list = ragged.sequences;
+    int slot = blockIdx.x, head_k = blockIdx.y;
+    if constexpr (Config::kDeterministic) {
+      const unsigned index = take_ticket(shared, ragged.call);
+      slot = index % gridDim.x, head_k = index / gridDim.x;
+    }
+    Gradients sum;
+    {
+      const SequenceTile at = tile_of_slot<kTileK, true, Config::kDeterministic>(list, slot);
+      const BackwardArguments args = of_sequence<Config>(ragged, at);
+      const bool wrong = at.q.too_long || at.k.too_long;
+      const UnusedRows unused = unused_rows<kTileK>(at.k, at.tile, wrong);
+      if ((wrong || !Config::kAccumulate) && unused.begin < unused.end) {
+        const float value = wrong ? kNaN : 0.0f;
+        fill_rows<Config::kGradK, Config::kHeadDim>(args.dk, at.sequence, head_k, unused, value);
+        fill_rows<Config::kGradV, Config::kHeadDimV>(args.dv, at.sequence, head_k, unused, value);
+      }
+      if (wrong || at.tile >= divide_up(at.k.length, kTileK)) return;
+      const int first_slot = static_cast<int>(device::first_slot<kTileQ>(list.q, at.sequence));
+      walk(sum, shared, args, work_of_sequence(args.shape, at, head_k),
+           Place(list, at.sequence, first_slot));
+    }
+    // Found again: the main loop has no register to keep it.
+    if constexpr (!Config::kDeterministic) {
+      slot = static_cast<int>(flashlab::ptx::block_index_again()), head_k = blockIdx.y;
+    }
+    const SequenceTile at = tile_of_slot<kTileK, true, Config::kDeterministic>(list, slot);
+    const BackwardArguments args = of_sequence<Config>(ragged, at);
+    write(sum, shared, args, work_of_sequence(args.shape, at, head_k));
+  }
+
+  /// The block's dK and dV.
+  static __device__ void write(Gradients& sum, Storage& shared, const BackwardArguments& args,
+                               const Work& w) {
     using WriterK =
         GradientWriter<Config::kGradK, Config::kHeadDim, Config::kAlignGradK, Config::kAccumulate>;
     using WriterV =
@@ -539,6 +593,6 @@ struct BackwardKernel : BackwardBlock<Config> {
 
 extern "C" __global__ void __launch_bounds__(32 * Config::kWarpsQ * Config::kWarpsK,
                                              Config::kMinBlocks)
-    flash_bwd_sm80(const __grid_constant__ flashlab::device::BackwardArguments args) {
+    flash_bwd_sm80(const __grid_constant__ flashlab::device::BackwardCall<Config> args) {
   flashlab::device::BackwardKernel<Config>::run(args);
 }

@@ -12,6 +12,7 @@
 #include "tile/load.h"
 #include "tile/mask.h"
 #include "tile/output.h"
+#include "tile/sequence.h"
 #include "tile/swizzle.h"
 
 namespace flashlab::device {
@@ -169,6 +170,38 @@ __device__ inline unsigned* done_counter(const BackwardArguments& args, int tile
          batch * args.shape.heads_k + head_k;
 }
 
+/// Where the rows of queries lie in the workspace: [batch, head, tile], of ragged calls [head,
+/// slot].
+template <class Config>
+struct QueryPlace {
+  int tiles = 0;                    ///< of a head, of a dense call
+  Int64 slots = 0, first_slot = 0;  ///< of a ragged one
+  Int64 rows = 0, first_row = 0;    ///< of d_o's copy, which has no gaps between sequences
+
+  explicit __device__ QueryPlace(int tiles_) : tiles(tiles_) {}
+  __device__ QueryPlace(const Sequences& list, int sequence, Int64 first_slot_)
+      : slots(list.slots_q),
+        first_slot(first_slot_),
+        rows(rows_of_all(list.q, list.count)),
+        first_row(offset_of(list.q, sequence)) {}
+
+  static __device__ Int64 head_index(const Shape& shape, int batch, int head) {
+    if constexpr (Config::kRagged) return head;
+    return Int64(batch) * shape.heads_q + head;
+  }
+  __device__ Int64 tile(Int64 head_index, int tile) const {
+    if constexpr (Config::kRagged) return head_index * slots + first_slot + tile;
+    return head_index * tiles + tile;
+  }
+  __device__ Int64 row(const Shape& shape, Int64 head_index, int row) const {
+    if constexpr (Config::kRagged) return head_index * rows + first_row + row;
+    return head_index * shape.seqlen_q + row;
+  }
+};
+
+template <class Config>
+using BackwardCall = ArgumentsOf<Config::kRagged, BackwardArguments, RaggedBackwardArguments>;
+
 inline constexpr int kFragmentFloats = 128;  ///< of a [16, 8] product: 4 per lane
 
 /// The fp32 dQ accumulator is tile after tile, each in the order in which warps hold it: fragment
@@ -176,8 +209,8 @@ inline constexpr int kFragmentFloats = 128;  ///< of a [16, 8] product: 4 per la
 /// the four are neighbours for red.v4; without it (kVectorReduction) lanes are neighbours, element
 /// after element. Element i is (row g + 8 (i / 2), column 2 t + i % 2), g = lane / 4, t = lane % 4.
 template <class Sizes>
-__device__ inline Int64 accumulator_tile(Int64 head, int tiles, int tile) {
-  return (head * tiles + tile) * Sizes::kTileFloats;
+__device__ inline Int64 accumulator_tile(Int64 tile) {
+  return tile * Sizes::kTileFloats;
 }
 
 /// Four n8 fragments beside each other, packed in pairs: lane t of a quad gets the 8 neighbouring

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <utility>
 
 #include "api/context_state.h"
@@ -47,7 +48,9 @@ struct BackwardChoice {
   BackwardTiling tiling;
   bool copy_grad_o = false;  ///< dO is converted to the inputs' type once
   int shared_bytes = 0;
-  std::int64_t tiles_q = 0, tiles_k = 0;
+  std::int64_t tiles_q = 0, tiles_k = 0;        ///< of a head
+  std::int64_t query_tiles = 0, key_tiles = 0;  ///< of all heads
+  device::Sequences sequences{};                ///< of a ragged call
 };
 
 // What of a kernel's form decides about its registers.
@@ -118,13 +121,13 @@ ConfigPrinter print(const Problem& problem, const Geometry& g, const BackwardCho
       .boolean("kVectorReduction", vector_reduction)
       .boolean("kPrefetch", form.prefetch)
       .boolean("kDeterministic", problem.options.deterministic)
-      .boolean("kCopyGradO", choice.copy_grad_o);
+      .boolean("kCopyGradO", choice.copy_grad_o)
+      .boolean("kRagged", g.has_lengths);
   return config;
 }
 
 void add_regions(GpuPlan& plan, const Geometry& g, const BackwardChoice& choice) {
-  const std::int64_t heads = g.batch * g.heads_q, tiles = heads * choice.tiles_q;
-  const std::int64_t rows = tiles * choice.tiling.tile_q;
+  const std::int64_t tiles = choice.query_tiles, rows = tiles * choice.tiling.tile_q;
   const auto region = [&](const char* name, std::int64_t bytes) {
     plan.add_gpu_region(name, static_cast<std::size_t>(bytes));
   };
@@ -134,8 +137,9 @@ void add_regions(GpuPlan& plan, const Geometry& g, const BackwardChoice& choice)
   region("dq in fp32", rows * round_up(static_cast<int>(g.head_dim), kDimUnit) * 4);
   region("turns", plan.problem.options.deterministic ? (tiles + 2) * 4 : 0);
   if (choice.copy_grad_o) {
+    const std::int64_t batch = g.ragged_q ? 1 : g.batch;
     region("d_o in 16 bits",
-           heads * g.seqlen_q * round_up(static_cast<int>(g.head_dim_v), kDimUnit) * 2);
+           batch * g.heads_q * g.seqlen_q * round_up(static_cast<int>(g.head_dim_v), kDimUnit) * 2);
   }
 }
 
@@ -153,12 +157,26 @@ void explain(GpuPlan& plan, const Problem& problem, const BackwardChoice& choice
                              : "dQ is added atomically: its last bits vary from run to run");
 }
 
+// A ragged call's launch: slots of tiles, then heads.
+void give_sequences(GpuStep& step, const GpuPlan& plan, const device::Sequences* list,
+                    std::int64_t heads) {
+  if (list == nullptr) return;
+  step.shape.grid_x /= static_cast<unsigned>(heads);
+  step.shape.grid_y = static_cast<unsigned>(heads);
+  step.parameters = runtime::ParameterBlock(
+      device::RaggedBackwardArguments{backward_arguments(plan.problem, plan.geometry), *list});
+  patch_addresses(step.parameters, plan.problem, static_cast<int>(plan.regions.size()));
+  patch_sequences(step.parameters, plan.problem,
+                  offsetof(device::RaggedBackwardArguments, sequences));
+}
+
 void add_steps(GpuPlan& plan, const ConfigPrinter& config, const BackwardChoice& choice,
                bool vector_reduction) {
   const Geometry& g = plan.geometry;
   const BackwardTiling& t = choice.tiling;
-  const std::int64_t key_blocks = g.batch * g.heads_k * choice.tiles_k;
-  const BackwardRows rows{choice.call, t.tile_q, kDimUnit, g.batch * g.heads_q * choice.tiles_q};
+  const std::int64_t key_blocks = choice.key_tiles;
+  BackwardRows rows{choice.call, t.tile_q, kDimUnit, choice.query_tiles};
+  if (g.has_lengths) rows.sequences = &choice.sequences;
   plan.add_kernel(
       prepare_step(plan, rows,
                    {.zeros = true,
@@ -166,10 +184,12 @@ void add_steps(GpuPlan& plan, const ConfigPrinter& config, const BackwardChoice&
                     .copy_grad_o = choice.copy_grad_o},
                    fmt::format("delta, LSE in base 2, zeros · tile of {} queries", t.tile_q)));
   if (key_blocks > 0) {
-    plan.add_kernel(kernel_step("sm80/backward/kernel.cu", "flash_bwd_sm80", config, key_blocks,
-                                32 * t.warps(), choice.shared_bytes,
-                                fmt::format("tile of {} keys, in steps of {} queries · {}",
-                                            t.tile_k, t.tile_q, stage_words(t.stages))));
+    GpuStep step = kernel_step("sm80/backward/kernel.cu", "flash_bwd_sm80", config, key_blocks,
+                               32 * t.warps(), choice.shared_bytes,
+                               fmt::format("tile of {} keys, in steps of {} queries · {}", t.tile_k,
+                                           t.tile_q, stage_words(t.stages)));
+    give_sequences(step, plan, rows.sequences, g.heads_k);
+    plan.add_kernel(std::move(step));
   }
   plan.add_kernel(finish_step(plan, rows, {t.warps_q, t.warps_k, t.tile_k, vector_reduction},
                               "dQ = scale dQ_fp32 in dq's type"));
@@ -197,9 +217,12 @@ GpuStep prepare_step(const GpuPlan& plan, const BackwardRows& rows, const Prepar
       .boolean("kTickets", prepared.turns)
       .boolean("kCountsHeads", rows.counts_heads)
       .boolean("kZeroGradQ", prepared.zeros)
-      .boolean("kCopyGradO", prepared.copy_grad_o);
-  return kernel_step("sm80/backward/prepare.cu", "flash_bwd_sm80_prepare", config, rows.blocks,
-                     kPrepareThreads, 0, std::move(words));
+      .boolean("kCopyGradO", prepared.copy_grad_o)
+      .boolean("kRagged", rows.sequences != nullptr);
+  GpuStep step = kernel_step("sm80/backward/prepare.cu", "flash_bwd_sm80_prepare", config,
+                             rows.blocks, kPrepareThreads, 0, std::move(words));
+  give_sequences(step, plan, rows.sequences, g.heads_q);
+  return step;
 }
 
 GpuStep finish_step(const GpuPlan& plan, const BackwardRows& rows, const FinishedRows& finished,
@@ -216,9 +239,13 @@ GpuStep finish_step(const GpuPlan& plan, const BackwardRows& rows, const Finishe
       .integer("kWarpsK", finished.warps_k)
       .integer("kDimUnit", rows.dim_unit)
       .boolean("kVectorReduction", finished.vectors)
-      .boolean("kCountsHeads", rows.counts_heads);
-  return kernel_step("sm80/backward/finish.cu", "flash_bwd_sm80_finish", config, rows.blocks,
-                     32 * finished.warps_q * finished.warps_k, 0, std::move(words));
+      .boolean("kCountsHeads", rows.counts_heads)
+      .boolean("kRagged", rows.sequences != nullptr);
+  GpuStep step =
+      kernel_step("sm80/backward/finish.cu", "flash_bwd_sm80_finish", config, rows.blocks,
+                  32 * finished.warps_q * finished.warps_k, 0, std::move(words));
+  give_sequences(step, plan, rows.sequences, plan.geometry.heads_q);
+  return step;
 }
 
 std::optional<BackwardTiling> choose_backward_tiling(int head_dim, int head_dim_v, bool mask,
@@ -265,8 +292,14 @@ Result<std::shared_ptr<internal::PlanState>> plan_sm80_backward(
   choice.shared_bytes = shared_bytes(*tiling, dim, dim_v, kDimUnit);
   choice.tiles_q = divide_up(g.seqlen_q, tiling->tile_q);
   choice.tiles_k = divide_up(g.seqlen_k, tiling->tile_k);
-  const std::int64_t blocks =
-      std::max(g.batch * g.heads_q * choice.tiles_q, g.batch * g.heads_k * choice.tiles_k);
+  choice.query_tiles = g.batch * g.heads_q * choice.tiles_q;
+  choice.key_tiles = g.batch * g.heads_k * choice.tiles_k;
+  if (g.has_lengths) {
+    choice.sequences = sequences_of(problem, g, tiling->tile_q, tiling->tile_k);
+    choice.query_tiles = g.heads_q * choice.sequences.slots_q;
+    choice.key_tiles = g.heads_k * choice.sequences.slots_k;
+  }
+  const std::int64_t blocks = std::max(choice.query_tiles, choice.key_tiles);
   if (blocks > INT32_MAX) {
     return too_large("blocks of one launch", blocks, INT32_MAX, "split the batch");
   }

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "api/implementation.h"
+#include "cuda/kernels/sequence_arguments.h"
 #include "cuda/kernels/sm80/backward/tiles.h"
 #include "cuda/launch/config.h"
 #include "cuda/launch/gpu_plan.h"
@@ -29,6 +30,7 @@ struct BackwardRows {
   int tile_q = 64, dim_unit = 32;
   std::int64_t blocks = 0;    ///< tiles of queries of all heads
   bool counts_heads = false;  ///< the tiles of keys that are done, for each key head
+  const device::Sequences* sequences = nullptr;  ///< of a ragged call
 };
 /// What the step before makes beside delta and LSE in base 2.
 struct PreparedRows {

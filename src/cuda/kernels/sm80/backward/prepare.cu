@@ -83,42 +83,33 @@ __device__ inline float product_of_row(const BackwardArguments& args, int batch,
   return sum;
 }
 
-}  // namespace flashlab::device
+inline constexpr int kPrepareThreads = 256;
 
-extern "C" __global__ void __launch_bounds__(256)
-    flash_bwd_sm80_prepare(const __grid_constant__ flashlab::device::BackwardArguments args) {
-  using namespace flashlab::device;
+template <class Config>
+__device__ void prepare(const BackwardArguments& args, const QueryPlace<Config>& place, int batch,
+                        int head, int head_index, int tile) {
   using Sizes = QueryTileSizes<Config>;
-  constexpr int kThreads = 256, kLanes = prepare_lanes<Config>(), kRowsPerPass = kThreads / kLanes;
+  constexpr int kThreads = kPrepareThreads, kLanes = prepare_lanes<Config>(),
+                kRowsPerPass = kThreads / kLanes;
   const Shape& shape = args.shape;
-  const int tiles = (shape.seqlen_q + Sizes::kTileQ - 1) / Sizes::kTileQ;
-  const int tile = blockIdx.x % tiles, head_index = blockIdx.x / tiles;
-  const int batch = head_index / shape.heads_q, head = head_index % shape.heads_q;
   const int thread = threadIdx.x, lane = thread % 32;
 
   if constexpr (Config::kZeroGradQ) {
     auto* accumulator = static_cast<float4*>(args.regions[kRegionGradQ]) +
-                        accumulator_tile<Sizes>(head_index, tiles, tile) / 4;
+                        accumulator_tile<Sizes>(place.tile(head_index, tile)) / 4;
     for (int i = thread; i < Sizes::kTileFloats / 4; i += kThreads) {
       accumulator[i] = make_float4(0, 0, 0, 0);
     }
   }
-  if constexpr (Config::kTickets) {
-    auto* turns = static_cast<unsigned*>(args.regions[kRegionTurns]);
-    if (thread == 0) turns[kFirstOfTiles + blockIdx.x] = 0;
-    if (blockIdx.x == 0 && thread < kFirstOfTiles) turns[thread] = 0;
-    if (Config::kCountsHeads && tile == 0 && thread == 0)
-      turns[kFirstOfTiles + gridDim.x + head_index] = 0;
-  }
 
-  const Int64 first = (Int64(head_index) * tiles + tile) * Sizes::kTileQ;
+  const Int64 first = place.tile(head_index, tile) * Sizes::kTileQ;
 #pragma unroll 2
   for (int r = thread / kLanes; r < Sizes::kTileQ; r += kRowsPerPass) {
     const int row = tile * Sizes::kTileQ + r;
     const bool exists = row < shape.seqlen_q;
     // All lanes take part in the sum; rows that do not exist repeat the last one.
     const int known = exists ? row : shape.seqlen_q - 1;
-    const Int64 copy_row = Int64(head_index) * shape.seqlen_q + known;
+    const Int64 copy_row = place.row(shape, head_index, known);
     const float sum = product_of_row<Config>(args, batch, head, known, copy_row, lane);
     if (lane % kLanes != 0) continue;
     const float lse = static_cast<const float*>(
@@ -137,4 +128,53 @@ extern "C" __global__ void __launch_bounds__(256)
     static_cast<float*>(args.regions[kRegionDelta])[first + r] =
         empty ? 0.0f : mutation::delta<Config>(sum, d_lse) / args.dropout.scale;
   }
+}
+
+/// Clears the counters of block `index`, of `blocks`.
+template <class Config>
+__device__ void clear_turns(const BackwardArguments& args, unsigned index) {
+  if constexpr (Config::kTickets) {
+    auto* turns = static_cast<unsigned*>(args.regions[kRegionTurns]);
+    if (threadIdx.x == 0) turns[kFirstOfTiles + index] = 0;
+    if (index == 0 && threadIdx.x < kFirstOfTiles) turns[threadIdx.x] = 0;
+  }
+}
+
+template <class Config>
+__device__ void run(const BackwardArguments& args) {
+  const Shape& shape = args.shape;
+  const int tiles = (shape.seqlen_q + Config::kTileQ - 1) / Config::kTileQ;
+  const int tile = blockIdx.x % tiles, head_index = blockIdx.x / tiles;
+  const int batch = head_index / shape.heads_q, head = head_index % shape.heads_q;
+  clear_turns<Config>(args, blockIdx.x);
+  if constexpr (Config::kCountsHeads) {
+    auto* turns = static_cast<unsigned*>(args.regions[kRegionTurns]);
+    if (tile == 0 && threadIdx.x == 0) turns[kFirstOfTiles + gridDim.x + head_index] = 0;
+  }
+  prepare(args, QueryPlace<Config>(tiles), batch, head, head_index, tile);
+}
+
+/// Blocks are slots of tiles of queries (tile/sequence.h), then heads.
+template <class Config>
+__device__ void run(const RaggedBackwardArguments& ragged) {
+  const Sequences& list = ragged.sequences;
+  const int head = blockIdx.y;
+  clear_turns<Config>(ragged.call, blockIdx.y * gridDim.x + blockIdx.x);
+  const SequenceTile at = tile_of_slot<Config::kTileQ, false, false>(list, blockIdx.x);
+  if (at.tile >= divide_up(at.q.length, Config::kTileQ)) return;
+  const QueryPlace<Config> place(list, at.sequence, at.slot);
+  BackwardArguments args = ragged.call;
+  shift_rows<Config::kO>(args.o, list.q, at.q);
+  shift_rows<Config::kGradO>(args.d_o, list.q, at.q);
+  shift_rows(args.lse, list.q, at.q);
+  shift_rows(args.d_lse, list.q, at.q);
+  shape_of_sequence(args.shape, list, at);
+  prepare(args, place, at.sequence, head, head, at.tile);
+}
+
+}  // namespace flashlab::device
+
+extern "C" __global__ void __launch_bounds__(256)
+    flash_bwd_sm80_prepare(const __grid_constant__ flashlab::device::BackwardCall<Config> args) {
+  flashlab::device::run<Config>(args);
 }

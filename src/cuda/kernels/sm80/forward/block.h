@@ -109,13 +109,26 @@ struct ForwardTask {
     batch = index / heads;
     head_q = index % heads * group;
     head_k = head_q / shape.group;
+    find_keys(shape, parts, blockIdx.y);
+  }
 
+  /// One tile of a sequence, whole.
+  __device__ ForwardTask(const Shape& shape, int sequence, int head, int tile_q)
+      : batch(sequence), head_k(head / shape.group), head_q(head), group(1) {
+    rows = shape.seqlen_q;
+    first_row = tile_q * ForwardTiles<Config>::kTileQ;
+    find_keys(shape, 1, 0);
+  }
+
+ private:
+  __device__ void find_keys(const Shape& shape, int parts, int part) {
+    constexpr int kTileQ = ForwardTiles<Config>::kTileQ;
     const KeyRange seen = seen_by_any(shape, first_row, kTileQ);
     first_tile = seen.begin / Config::kTileK;
     int end_tile = mutation::last_tile<Config>(divide_up(seen.end, Config::kTileK));
     if constexpr (Config::kSplit) {
       // The first parts have one tile more where the tiles do not divide.
-      const int all = larger(end_tile - first_tile, 0), part = blockIdx.y;
+      const int all = larger(end_tile - first_tile, 0);
       const int each = all / parts, more = all % parts;
       first_tile += part * each + smaller(part, more);
       end_tile = first_tile + each + (part < more ? 1 : 0);

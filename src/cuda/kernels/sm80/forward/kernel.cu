@@ -23,8 +23,12 @@
 #include "sm80/forward/block.h"
 #include "sm80/forward/warp.h"
 #include "tile/mutation.h"
+#include "tile/sequence.h"
 
 namespace flashlab::device {
+
+template <class Config>
+using ForwardCall = ArgumentsOf<Config::kRagged, ForwardArguments, RaggedForwardArguments>;
 
 template <int kValue>
 struct Constant {
@@ -224,7 +228,7 @@ struct WarpLoop {
 };
 
 template <class Config>
-__device__ void forward(const ForwardArguments& args) {
+__device__ void forward(const ForwardArguments& args, const ForwardTask<Config>& task) {
   using Tiles = ForwardTiles<Config>;
   extern __shared__ __align__(128) unsigned char memory[];
   auto& shared = *reinterpret_cast<ForwardStorage<Config>*>(memory);
@@ -235,7 +239,6 @@ __device__ void forward(const ForwardArguments& args) {
                                                Config::kQuerySteps},
                                  Config::kHeadDim, Config::kHeadDimV));
 
-  const ForwardTask<Config> task(args.shape, args.parts);
   const int lane = threadIdx.x % 32, warp_index = __shfl_sync(ptx::kFullMask, threadIdx.x / 32, 0);
   const int first_row = task.first_row + warp_index * Config::kWarpRows;
   KeyValueLoader<Config> loader(args, task, shared);
@@ -273,9 +276,41 @@ __device__ void forward(const ForwardArguments& args) {
   store_results<Config>(args, task, warp, first_row, memory + warp_index * Tiles::LayoutO::kBytes);
 }
 
+template <class Config>
+__device__ void run(const ForwardArguments& args) {
+  forward(args, ForwardTask<Config>(args.shape, args.parts));
+}
+
+/// Blocks are slots of tiles (tile/sequence.h), then heads. One has a tile of a sequence, as in
+/// that sequence's dense call, and the rows in it that no sequence has.
+template <class Config>
+__device__ void run(const RaggedForwardArguments& ragged) {
+  constexpr int kTileQ = ForwardTiles<Config>::kTileQ;
+  const Sequences& list = ragged.sequences;
+  const int head = blockIdx.y;
+  const SequenceTile at = tile_of_slot<kTileQ, false, Config::kBoundedRight>(list, blockIdx.x);
+  ForwardArguments args = ragged.call;
+  shift_rows<Config::kElement>(args.q, list.q, at.q);
+  shift_rows<Config::kElement>(args.k, list.k, at.k);
+  shift_rows<Config::kElement>(args.v, list.k, at.k);
+  shift_rows<Config::kOutput>(args.o, list.q, at.q);
+  shift_rows(args.lse, list.q, at.q);
+  shape_of_sequence(args.shape, list, at);
+
+  const bool wrong = at.q.too_long || at.k.too_long;
+  const UnusedRows unused = unused_rows<kTileQ>(at.q, at.tile, wrong);
+  if (unused.begin < unused.end) {
+    fill_rows<Config::kOutput, Config::kHeadDimV>(args.o, at.sequence, head, unused,
+                                                  wrong ? kNaN : 0.0f);
+    fill_rows(args.lse, at.sequence, head, unused, wrong ? kNaN : kMinusInfinity);
+  }
+  if (wrong || at.tile >= divide_up(at.q.length, kTileQ)) return;
+  forward(args, ForwardTask<Config>(args.shape, at.sequence, head, at.tile));
+}
+
 }  // namespace flashlab::device
 
 extern "C" __global__ void __launch_bounds__(32 * Config::kWarps, Config::kMinBlocks)
-    flash_fwd_sm80(const __grid_constant__ flashlab::device::ForwardArguments args) {
-  flashlab::device::forward<Config>(args);
+    flash_fwd_sm80(const __grid_constant__ flashlab::device::ForwardCall<Config> args) {
+  flashlab::device::run<Config>(args);
 }

@@ -3,9 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <utility>
 
 #include "api/context_state.h"
+#include "cuda/launch/arguments.h"
 #include "cuda/launch/config.h"
 #include "cuda/launch/planning.h"
 #include "runtime/kernel_store/config.h"
@@ -82,7 +84,8 @@ ForwardChoice choose(const Problem& problem, const Geometry& g, const DeviceInfo
                                    copied_by_element(problem.v, choice.call),
                      .window = g.bounds.left < g.bounds.kUnbounded,
                      .features = transformed ? 0 : count_features(problem, g)};
-  choice.pack_group = !general && g.dropout == 0 && g.group() > 1 && g.seqlen_q <= kPackedQueries;
+  choice.pack_group =
+      !general && g.dropout == 0 && g.group() > 1 && g.seqlen_q <= kPackedQueries && !g.has_lengths;
   const std::int64_t rows = g.seqlen_q * (choice.pack_group ? g.group() : 1);
   choice.heads = choice.pack_group ? g.heads_k : g.heads_q;
   const int multiprocessors =
@@ -98,7 +101,12 @@ ForwardChoice choose(const Problem& problem, const Geometry& g, const DeviceInfo
         choice.tiles_q * choice.heads * g.batch, std::int64_t{multiprocessors} * resident,
         keys_of_tile(g, choice.tiling.tile_q()), choice.tiling.tile_k);
   };
-  if (general) {
+  if (g.has_lengths) {
+    // How many rows a sequence has is known on the device alone: keys are not split.
+    const std::int64_t longest = problem.options.max_seqlen_q.value_or(g.seqlen_q);
+    take(general ? Form::kGeneral : longest <= kFewRows ? Form::kFew : Form::kMany);
+    choice.splits = 1;
+  } else if (general) {
     take(Form::kGeneral);
   } else if (choice.pack_group || rows <= kFewRows) {
     take(Form::kFew);
@@ -129,9 +137,10 @@ ConfigPrinter print(const Problem& problem, const Geometry& g, const ForwardChoi
       .integer("kSharedBytes", shared_bytes(g, t))
       .boolean("kSteadyLoop", t.steady_loop)
       .boolean("kSplit", choice.form != Form::kMany)
-      .boolean("kPackGroup", choice.form == Form::kFew && g.dropout == 0)
+      .boolean("kPackGroup", choice.form == Form::kFew && g.dropout == 0 && !g.has_lengths)
       .integer("kPackedQueries", kPackedQueries)
-      .boolean("kPrescaled", choice.prescaled);
+      .boolean("kPrescaled", choice.prescaled)
+      .boolean("kRagged", g.has_lengths);
   return config;
 }
 
@@ -172,7 +181,10 @@ Result<std::shared_ptr<internal::PlanState>> plan_sm80_forward(
     return too_long("sequence length", std::max(g.seqlen_q, g.seqlen_k), kMaxLength);
   }
   const ForwardChoice choice = choose(problem, g, device.info());
-  const std::int64_t blocks = choice.tiles_q * choice.heads * g.batch;
+  const device::Sequences list =
+      sequences_of(problem, g, choice.tiling.tile_q(), choice.tiling.tile_k);
+  const std::int64_t blocks =
+      g.has_lengths ? list.slots_q : choice.tiles_q * choice.heads * g.batch;
   if (blocks > INT32_MAX) return too_long("query tiles", blocks, INT32_MAX);
   const int shared_limit = device.info().shared_bytes_per_block;
   if (const int needed = shared_bytes(g, choice.tiling); needed > shared_limit) {
@@ -197,6 +209,14 @@ Result<std::shared_ptr<internal::PlanState>> plan_sm80_forward(
                   fmt::format("tile of {} queries x {} keys · {}", choice.tiling.tile_q(),
                               choice.tiling.tile_k, stage_words(choice.tiling.stages)));
   step.shape.grid_y = static_cast<unsigned>(choice.splits);
+  if (g.has_lengths) {
+    step.shape.grid_y = static_cast<unsigned>(g.heads_q);
+    device::RaggedForwardArguments arguments{forward_arguments(problem, g), list};
+    arguments.call.parts = 1;
+    step.parameters = runtime::ParameterBlock(arguments);
+    patch_addresses(step.parameters, problem, 0);
+    patch_sequences(step.parameters, problem, offsetof(device::RaggedForwardArguments, sequences));
+  }
   plan->add_kernel(std::move(step));
   if (choice.splits > 1) {
     const std::int64_t rows = g.batch * g.heads_q * g.seqlen_q;

@@ -1,0 +1,43 @@
+#pragma once
+
+// What kernels of ragged calls are launched with: the same text on host and device.
+
+#include "arguments.h"
+
+namespace flashlab::device {
+
+/// Integers of a call, read when it runs; null where it has none.
+struct Indices {
+  const void* data;
+  int wide;  ///< int64, else int32
+};
+
+/// Queries or keys of all sequences.
+struct SequenceSide {
+  Indices offsets;  ///< [count + 1]; null: each entry of the batch is a sequence
+  Indices used;     ///< [count]: rows of each; null: all up to the next one
+  Int64 rows;       ///< of the tensor, or of an entry
+  int most;         ///< rows that a sequence may have: extent of a mask that lies at its positions
+};
+
+/// The list of sequences. Bounds are those around a sequence's own diagonal.
+struct Sequences {
+  SequenceSide q, k;
+  Int64 slots_q, slots_k;  ///< tiles of all sequences at most (tile/sequence.h)
+  int count;
+  int bottom_right;  ///< the diagonal ends in a sequence's last key
+  Int64 left, right;
+};
+
+/// Packed tensors [total, heads, dim] have a batch stride of 0.
+struct RaggedForwardArguments {
+  ForwardArguments call;
+  Sequences sequences;
+};
+
+struct RaggedBackwardArguments {
+  BackwardArguments call;
+  Sequences sequences;
+};
+
+}  // namespace flashlab::device

@@ -1,0 +1,189 @@
+#pragma once
+
+// Which tile of which sequence a block of a ragged call has.
+//
+// Lengths lie on the device, so the host launches as many blocks as any lengths could need: slots.
+// With offsets c[0..n] of the sequences' rows, sequence b has the slots from
+//
+//     start(b) = c[b] / tile + b + 1
+//
+// on. Because floor(x + y) >= floor(x) + floor(y), and one is added, start(b + 1) - start(b) is at
+// least the number of its tiles, and slots before start(0) and behind start(n) cover the rows that
+// lie before the first sequence and behind the last. No kernel has to count tiles beforehand: a
+// warp finds its sequence among n by 32-ary search. Offsets that decrease or leave the tensor are
+// clamped: what such sequences get is unspecified, and nothing outside is read or written.
+
+#include "config_types.h"
+#include "ptx/warp.h"
+#include "sequence_arguments.h"
+#include "tile/mask.h"
+#include "tile/output.h"
+
+namespace flashlab::device {
+
+/// What a kernel of a dense or a ragged call is launched with.
+template <bool kRagged, class Dense, class Ragged>
+struct ChosenArguments {
+  using Type = Dense;
+};
+template <class Dense, class Ragged>
+struct ChosenArguments<true, Dense, Ragged> {
+  using Type = Ragged;
+};
+template <bool kRagged, class Dense, class Ragged>
+using ArgumentsOf = typename ChosenArguments<kRagged, Dense, Ragged>::Type;
+
+/// What a sequence gets that is longer than its mask.
+inline constexpr float kNaN = __builtin_bit_cast(float, 0x7fc00000u);
+
+constexpr Int64 clamp_index(Int64 value, Int64 low, Int64 high) {
+  return value < low ? low : (value > high ? high : value);
+}
+
+__device__ inline Int64 index_at(const Indices& indices, int n) {
+  return indices.wide != 0 ? static_cast<const Int64*>(indices.data)[n]
+                           : static_cast<const int*>(indices.data)[n];
+}
+
+/// Where sequence n begins, counted over the whole batch; n == count: where the last one ends.
+__device__ inline Int64 offset_of(const SequenceSide& side, int n) {
+  if (side.offsets.data == nullptr) return n * side.rows;
+  return clamp_index(index_at(side.offsets, n), 0, side.rows);
+}
+
+/// Rows of the whole batch.
+__device__ inline Int64 rows_of_all(const SequenceSide& side, int count) {
+  return side.offsets.data != nullptr ? side.rows : count * side.rows;
+}
+
+/// Rows of one sequence.
+struct SequenceRows {
+  int first;      ///< in its tensor, or in its entry of the batch
+  int room;       ///< up to the next one
+  int length;     ///< that it has
+  bool too_long;  ///< for the mask
+};
+
+/// `sequence` -1 and count: what lies before the first and behind the last.
+__device__ inline SequenceRows rows_of(const SequenceSide& side, int sequence, int count) {
+  const bool packed = side.offsets.data != nullptr;
+  if (sequence < 0 || sequence >= count) {
+    if (!packed) return {0, 0, 0, false};
+    const Int64 edge = offset_of(side, sequence < 0 ? 0 : count);
+    return sequence < 0
+               ? SequenceRows{0, static_cast<int>(edge), 0, false}
+               : SequenceRows{static_cast<int>(edge), static_cast<int>(side.rows - edge), 0, false};
+  }
+  const Int64 begin = packed ? offset_of(side, sequence) : 0;
+  const Int64 end = packed ? offset_of(side, sequence + 1) : side.rows;
+  const int room = end > begin ? static_cast<int>(end - begin) : 0;
+  int length = room;
+  if (side.used.data != nullptr) {
+    length = static_cast<int>(clamp_index(index_at(side.used, sequence), 0, room));
+  }
+  return {static_cast<int>(begin), room, length, length > side.most};
+}
+
+/// The first slot of a sequence; of count: the first one behind the last sequence.
+template <int kTile>
+__device__ inline Int64 first_slot(const SequenceSide& side, int sequence) {
+  return offset_of(side, sequence) / kTile + sequence + 1;
+}
+
+/// The last of -1 to count that begins at or before a slot. A whole warp calls it.
+template <int kTile>
+__device__ inline int sequence_of_slot(const SequenceSide& side, int count, int slot) {
+  int low = -1, high = count + 1;  // low begins at or before the slot, high behind it
+  while (high - low > 1) {
+    const int step = divide_up(high - low, 33);
+    const int probe = low + (static_cast<int>(threadIdx.x) % 32 + 1) * step;
+    const bool before = probe < high && first_slot<kTile>(side, probe) <= slot;
+    const int steps = __popc(__ballot_sync(ptx::kFullMask, before));
+    high = smaller(high, low + (steps + 1) * step);
+    low += steps * step;
+  }
+  return low;
+}
+
+/// The tile of a slot.
+struct SequenceTile {
+  int sequence;  ///< -1 and count: rows of none
+  int slot;      ///< the sequence's first
+  int tile;      ///< of the sequence
+  SequenceRows q, k;
+};
+
+/// kLastFirst: a sequence's last tile has its first slot.
+template <int kTile, bool kKeys, bool kLastFirst>
+__device__ inline SequenceTile tile_of_slot(const Sequences& list, int slot) {
+  const SequenceSide& side = kKeys ? list.k : list.q;
+  SequenceTile at;
+  at.sequence = sequence_of_slot<kTile>(side, list.count, slot);
+  at.slot = at.sequence < 0 ? 0 : static_cast<int>(first_slot<kTile>(side, at.sequence));
+  at.q = rows_of(list.q, at.sequence, list.count);
+  at.k = rows_of(list.k, at.sequence, list.count);
+  at.tile = slot - at.slot;
+  if constexpr (kLastFirst) {
+    const int tiles = divide_up((kKeys ? at.k : at.q).room, kTile);
+    if (at.tile < tiles) at.tile = tiles - 1 - at.tile;
+  }
+  return at;
+}
+
+/// The rows of a side that this tile has and its sequence does not use, counted from `rows.first`;
+/// none where begin >= end. A sequence that is too long for its mask uses none.
+struct UnusedRows {
+  int begin, end;
+};
+template <int kTile>
+__device__ inline UnusedRows unused_rows(const SequenceRows& rows, int tile, bool none) {
+  return {larger(none ? 0 : rows.length, tile * kTile), smaller(rows.room, (tile + 1) * kTile)};
+}
+
+/// A tensor whose rows begin with a sequence's.
+template <Element kElement>
+__device__ inline void shift_rows(Rows& rows, const SequenceSide& side, const SequenceRows& of) {
+  if (side.offsets.data == nullptr || rows.data == nullptr) return;
+  rows.data = static_cast<unsigned char*>(rows.data) +
+              of.first * rows.row_stride * (kElement == Element::kFp32 ? 4 : 2);
+}
+__device__ inline void shift_rows(RowScalars& rows, const SequenceSide& side,
+                                  const SequenceRows& of) {
+  if (side.offsets.data == nullptr || rows.data == nullptr) return;
+  rows.data = static_cast<float*>(rows.data) + of.first * rows.row_stride;
+}
+
+/// The lengths and bounds of a sequence's dense call.
+__device__ inline void shape_of_sequence(Shape& shape, const Sequences& list,
+                                         const SequenceTile& at) {
+  shape.seqlen_q = at.q.length;
+  shape.seqlen_k = at.k.length;
+  const Int64 shift = list.bottom_right != 0 ? at.k.length - at.q.length : 0;
+  shape.left = list.left - shift;
+  shape.right = list.right + shift;
+}
+
+/// Writes one value to rows [begin, end) of a head, by all threads of the block.
+template <Element kElement, int kWidth>
+__device__ inline void fill_rows(const Rows& rows, int batch, int head, UnusedRows which,
+                                 float value) {
+  constexpr int kPairs = divide_up(kWidth, 2);
+  const int count = (which.end - which.begin) * kPairs;
+  for (int i = static_cast<int>(threadIdx.x); i < count; i += static_cast<int>(blockDim.x)) {
+    const int column = i % kPairs * 2;
+    store_pair<kElement>(row_address<kElement>(rows, batch, head, which.begin + i / kPairs), column,
+                         kWidth - column, value, value);
+  }
+}
+__device__ inline void fill_rows(const RowScalars& rows, int batch, int head, UnusedRows which,
+                                 float value) {
+  if (rows.data == nullptr) return;
+  const int first = which.begin + static_cast<int>(threadIdx.x);
+  for (int i = first; i < which.end; i += static_cast<int>(blockDim.x)) {
+    static_cast<float*>(
+        rows.data)[batch * rows.batch_stride + head * rows.head_stride + i * rows.row_stride] =
+        value;
+  }
+}
+
+}  // namespace flashlab::device

@@ -158,6 +158,16 @@ INSTANTIATE_TEST_SUITE_P(
                   kBackward,
                   DType::kBf16,
                   {"ragged-causal-unused", "ragged-alibi", "pair-deterministic-ragged-normal-d64"}},
+        Selection{"sm80_forward_sinks",
+                  "sm80",
+                  kForward,
+                  DType::kBf16,
+                  {"sinks-empty-rows", "sinks-one-query", "sinks-no-key", "ragged-sinks"}},
+        Selection{"sm80_backward_sinks",
+                  "sm80",
+                  kBackward,
+                  DType::kBf16,
+                  {"sinks-dropout", "ragged-sinks"}},
         Selection{"fp32_forward", "sm80", kForward, DType::kFp32, {"features-unequal"}},
         Selection{"fp32_backward", "sm80", kBackward, DType::kFp32, {"features-unequal"}},
         Selection{"fa1_mma", "fa1-mma", kForward, DType::kFp16, {"fill-1-causal"}},
@@ -182,9 +192,9 @@ TEST(AttentionEmulatedPairs, AreRefusedForATypeOrOneFeature) {
       const auto taken_by = [&](const char* implementation) {
         return plan(context, lab::problem_of(each, pass, implementation, context.device())).ok();
       };
-      // No GPU kernel has sinks; ragged batches have the portable kernels of 16-bit types.
-      const bool fp32 = each.dtype == DType::kFp32 && !each.ragged();
-      EXPECT_EQ(taken_by("sm80"), !each.sinks && (half || fp32)) << each.name;
+      // Sinks and ragged batches have the portable kernels of 16-bit types.
+      const bool fp32 = each.dtype == DType::kFp32 && !each.ragged() && !each.sinks;
+      EXPECT_EQ(taken_by("sm80"), half || fp32) << each.name;
       EXPECT_EQ(taken_by("sm90"),
                 !each.sinks && !each.ragged() && half && (plain || pass == kForward))
           << each.name;

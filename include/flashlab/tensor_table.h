@@ -247,7 +247,7 @@ class SpecMember {
 /// Whose kernels have a tensor; others refuse it by the row's feature.
 enum class ServedBy : std::uint8_t {
   kAll,
-  kCpu,   ///< CPUs alone
+  kCpu,   ///< CPUs; of GPUs kernels that look for it themselves
   kNone,  ///< to come
 };
 

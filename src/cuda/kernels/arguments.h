@@ -63,7 +63,7 @@ struct DropoutArguments {
   float scale;     ///< 1 / (1 - p)
 };
 
-inline constexpr int kMaxRegions = 10;
+inline constexpr int kMaxRegions = 10, kMaxForwardRegions = 9;
 /// Regions of a forward whose keys are cut in parts, fp32: o [part, batch, head, position, feature]
 /// and lse, without features.
 enum PartRegion : int { kPartialO, kPartialLse };
@@ -77,8 +77,9 @@ struct ForwardArguments {
   HeadScalars slopes;
   ScoreArguments score;
   DropoutArguments dropout;
-  void* regions[kMaxRegions];  ///< the plan's workspace regions, in the plan's order
-  int parts;                   ///< in how many the keys are cut, where a plan merges parts
+  void* regions[kMaxForwardRegions];  ///< the plan's workspace regions, in the plan's order
+  const float* sinks;                 ///< [Hq]; null without them
+  int parts;                          ///< in how many the keys are cut, where a plan merges parts
 };
 
 /// As forward; d_o as o, dq as q, dk as k, dv as v, d_lse as lse (null: zero).

@@ -45,12 +45,14 @@ struct Slot {
   constexpr Slot(TensorRole r, device::MaskView Arguments::*m) : role(r), mask(m) {}
   constexpr Slot(TensorRole r, device::HeadScalars Arguments::*m) : role(r), heads(m) {}
   constexpr Slot(TensorRole r, device::DropoutArguments Arguments::*m) : role(r), dropout(m) {}
+  constexpr Slot(TensorRole r, const float* Arguments::*m) : role(r), numbers(m) {}
   TensorRole role;
   device::Rows Arguments::*rows = nullptr;
   device::RowScalars Arguments::*scalars = nullptr;
   device::MaskView Arguments::*mask = nullptr;
   device::HeadScalars Arguments::*heads = nullptr;
   device::DropoutArguments Arguments::*dropout = nullptr;
+  const float* Arguments::*numbers = nullptr;
 };
 
 using Role = TensorRole;
@@ -66,6 +68,7 @@ constexpr Slot<ForwardArguments> kForwardSlots[] = {
     {Role::kMask, &ForwardArguments::mask},
     {Role::kAlibiSlopes, &ForwardArguments::slopes},
     {Role::kDropoutState, &ForwardArguments::dropout},
+    {Role::kSinks, &ForwardArguments::sinks},
 };
 
 constexpr Slot<BackwardArguments> kBackwardSlots[] = {
@@ -157,6 +160,7 @@ void patch(const Slot<Arguments> (&slots)[kCount], runtime::ParameterBlock& bloc
                            : slot.scalars != nullptr ? offset_of(a.*slot.scalars)
                            : slot.mask != nullptr    ? offset_of(a.*slot.mask)
                            : slot.heads != nullptr   ? offset_of(a.*slot.heads)
+                           : slot.numbers != nullptr ? offset_of(a.*slot.numbers)
                                                      : offset_of(a.*slot.dropout);
     block.pointer(at, {.buffer = buffer_of(slot.role)});
   }

@@ -235,6 +235,7 @@ class List {
 // Of features, these change a kernel's tiles and loops.
 const char* burden_of(const Case& c) {
   if (c.ragged()) return "ragged";
+  if (c.sinks) return "sinks";
   if (c.mask != cases::MaskKind::kNone) return "mask";
   if (c.dropout > 0) return c.softcap ? "all features" : "dropout";
   if (c.softcap) return "softcap";
@@ -332,6 +333,11 @@ std::vector<Case> representative_problems() {
     list.push_back(c);
     list.push_back(ragged_case(dims, kTypes[0]));
     list.push_back(ragged_case(dims, kTypes[1]));
+    for (const Sizes& sizes : {kSizes[0], kSizes[1]}) {  // one with split keys
+      c = make_case(sizes, dims, kTypes[0]);
+      c.sinks = true;
+      list.push_back(c);
+    }
   }
   return list;
 }

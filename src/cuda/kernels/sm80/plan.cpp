@@ -34,6 +34,10 @@ Result<std::shared_ptr<internal::PlanState>> make_plan(const internal::ContextSt
     return Status::unsupported({"implementation 'sm80' with cu_seqlens or seqused", "fp32",
                                 "fp16 or bf16", "convert q, k and v, or use a CPU"});
   }
+  if (problem.sinks && fp32) {
+    return Status::unsupported({"implementation 'sm80' with sinks", "fp32", "fp16 or bf16",
+                                "convert q, k and v, or use a CPU"});
+  }
   if (problem.pass == Pass::kForward) {
     return fp32 ? plan_sm80_forward_fp32(context, problem, geometry)
                 : plan_sm80_forward(context, problem, geometry);
@@ -50,7 +54,8 @@ const internal::Implementation& sm80_implementation() {
       DeviceKind::kCuda,
       "portable tensor-core kernels (mma.sync, cp.async) for sm_80 to sm_120",
       internal::dense_features() | internal::ragged_features() |
-          internal::FeatureSet{Feature::kFp32, Feature::kFp16, Feature::kBf16, Feature::kTf32},
+          internal::FeatureSet{Feature::kFp32, Feature::kFp16, Feature::kBf16, Feature::kTf32,
+                               TensorRole::kSinks, TensorRole::kDSinks},
       make_plan,
       runs_on};
   return implementation;

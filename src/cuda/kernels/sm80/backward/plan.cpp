@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "api/context_state.h"
+#include "cuda/kernels/sm80/backward/launch_arguments.h"
 #include "cuda/launch/arguments.h"
 #include "cuda/launch/planning.h"
 #include "runtime/kernel_store/config.h"
@@ -193,6 +194,7 @@ void add_steps(GpuPlan& plan, const ConfigPrinter& config, const BackwardChoice&
   }
   plan.add_kernel(finish_step(plan, rows, {t.warps_q, t.warps_k, t.tile_k, vector_reduction},
                               "dQ = scale dQ_fp32 in dq's type"));
+  if (plan.problem.d_sinks) plan.add_kernel(sinks_step(plan, rows));
 }
 
 }  // namespace
@@ -245,6 +247,28 @@ GpuStep finish_step(const GpuPlan& plan, const BackwardRows& rows, const Finishe
       kernel_step("sm80/backward/finish.cu", "flash_bwd_sm80_finish", config, rows.blocks,
                   32 * finished.warps_q * finished.warps_k, 0, std::move(words));
   give_sequences(step, plan, rows.sequences, plan.geometry.heads_q);
+  return step;
+}
+
+GpuStep sinks_step(const GpuPlan& plan, const BackwardRows& rows) {
+  using Arguments = device::SinkGradientArguments;
+  constexpr std::int64_t kSinkThreads = 1024;  // kernels/sm80/backward/sinks.cu
+  const Problem& problem = plan.problem;
+  ConfigPrinter config;
+  config.integer("kTileQ", rows.tile_q)
+      .boolean("kAccumulate", problem.options.gradient_mode == GradientMode::kAccumulate)
+      .boolean("kRagged", rows.sequences != nullptr);
+  GpuStep step =
+      kernel_step("sm80/backward/sinks.cu", "flash_bwd_sinks", config, plan.geometry.heads_q,
+                  kSinkThreads, 0, "d_sinks = -sum exp(sink - LSE) delta");
+  Arguments arguments{};
+  arguments.call = backward_arguments(problem, plan.geometry);
+  if (rows.sequences != nullptr) arguments.sequences = *rows.sequences;
+  step.parameters = runtime::ParameterBlock(arguments);
+  patch_addresses(step.parameters, problem, static_cast<int>(plan.regions.size()));
+  patch_sequences(step.parameters, problem, offsetof(Arguments, sequences));
+  step.parameters.pointer(offsetof(Arguments, sinks), {.buffer = buffer_of(TensorRole::kSinks)})
+      .pointer(offsetof(Arguments, d_sinks), {.buffer = buffer_of(TensorRole::kDSinks)});
   return step;
 }
 

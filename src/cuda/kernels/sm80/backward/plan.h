@@ -47,9 +47,11 @@ struct FinishedRows {
 };
 GpuStep finish_step(const GpuPlan& plan, const BackwardRows& rows, const FinishedRows& finished,
                     std::string words);
+/// Gradients of sinks, by delta of the step before; anywhere behind it.
+GpuStep sinks_step(const GpuPlan& plan, const BackwardRows& rows);
 
 /// Three kernels: rows (delta, LSE in base 2, a zero accumulator), the five products by tiles of
-/// keys, dQ to its type.
+/// keys, dQ to its type; a fourth for gradients of sinks.
 /// Workspace: 4 B Hq Sq' (D' + 2) bytes with Sq' and D' rounded up to tiles; 2 B Hq Sq D' more for
 /// an fp32 d_o, and 4 bytes per tile of queries with `deterministic`.
 /// Repeat: dK and dV bit for bit; dQ with `deterministic`, when blocks add in a fixed order (else

@@ -2,6 +2,8 @@
 //
 //     LSE = log(sum_i exp(LSE_i)),   O = sum_i exp(LSE_i - LSE) O_i,   parts in order
 //
+// A sink joins the row here (tile/sinks.h).
+//
 // One block per row (batch, head, position): its warps take parts by turns, each in order, and
 // their sums are added in the order of the warps. So the number of parts costs little time: with
 // few rows and many parts (decoding) one warp per row waited for memory part after part (H200,
@@ -10,6 +12,7 @@
 #include "arguments.h"
 #include "tile/merge.h"
 #include "tile/output.h"
+#include "tile/sinks.h"
 
 namespace flashlab::device {
 
@@ -83,10 +86,12 @@ __device__ void merge_splits(const ForwardArguments& args) {
   const Parts parts{args.parts, static_cast<const float*>(args.regions[kPartialO]),
                     static_cast<const float*>(args.regions[kPartialLse]), rows, row};
   const float merged = merged_lse(parts, lane);
+  SinkRow row_with_sink{1, merged};
+  if constexpr (Config::kSinks) row_with_sink = with_sink(merged, args.sinks[head]);
   if (threadIdx.x == 0 && args.lse.data != nullptr) {
     static_cast<float*>(
         args.lse.data)[batch * args.lse.batch_stride + head * args.lse.head_stride +
-                       position * args.lse.row_stride] = merged;
+                       position * args.lse.row_stride] = row_with_sink.lse;
   }
   unsigned char* to = row_address<Config::kOutput>(args.o, batch, head, position);
   for (int first = 0; first < Config::kHeadDimV; first += kWarpLanes * kVector) {
@@ -100,6 +105,10 @@ __device__ void merge_splits(const ForwardArguments& args) {
       for (int other = 1; other < kMergeWarps; ++other) {
 #pragma unroll
         for (int v = 0; v < kVector; ++v) sum[v] += sums[other][lane][v];
+      }
+      if constexpr (Config::kSinks) {
+#pragma unroll
+        for (float& value : sum) value *= row_with_sink.factor;
       }
       if constexpr (kVector == 4) {
         store_pair<Config::kOutput>(to, column, 2, sum[0], sum[1]);

@@ -140,7 +140,8 @@ ConfigPrinter print(const Problem& problem, const Geometry& g, const ForwardChoi
       .boolean("kPackGroup", choice.form == Form::kFew && g.dropout == 0 && !g.has_lengths)
       .integer("kPackedQueries", kPackedQueries)
       .boolean("kPrescaled", choice.prescaled)
-      .boolean("kRagged", g.has_lengths);
+      .boolean("kRagged", g.has_lengths)
+      .boolean("kSinks", problem.sinks.has_value());
   return config;
 }
 
@@ -149,6 +150,7 @@ ConfigPrinter print_merge(const Problem& problem, const Geometry& g) {
   ConfigPrinter config;
   config.integer("kHeadDimV", g.head_dim_v);
   print_element(config, "kOutput", problem.o.dtype);
+  config.boolean("kSinks", problem.sinks.has_value());
   return config;
 }
 

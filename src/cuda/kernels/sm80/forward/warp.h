@@ -12,6 +12,7 @@
 #include "tile/output.h"
 #include "tile/probability.h"
 #include "tile/score.h"
+#include "tile/sinks.h"
 #include "tile/softmax.h"
 
 namespace flashlab::device {
@@ -363,14 +364,15 @@ struct ForwardWarp {
   };
 };
 
-/// O (divided by the row sums) and LSE of a warp's rows; kPart: of one part of the keys, to the
-/// workspace. `staging` is shared memory of LayoutO.
+/// O (divided by the row sums) and LSE of a warp's rows, with a sink; kPart: of one part of the
+/// keys, to the workspace, without. `staging` is shared memory of LayoutO.
 template <class Config, bool kPart>
 __device__ void store_rows(const ForwardArguments& args, const ForwardTask<Config>& task,
                            ForwardWarp<Config>& warp, int first_row, unsigned char* staging) {
   using Tiles = ForwardTiles<Config>;
   using Layout = typename Tiles::LayoutO;
   constexpr Element kOutput = kPart ? Element::kFp32 : Config::kOutput;
+  constexpr bool kSink = Config::kSinks && !kPart;  // else the merge adds it
   constexpr bool kStaged =
       kOutput != Element::kFp32 && Config::kAlignO >= 16 && Config::kHeadDimV % 8 == 0;
   const int lane = threadIdx.x % 32;
@@ -395,18 +397,22 @@ __device__ void store_rows(const ForwardArguments& args, const ForwardTask<Confi
       const bool exists = row < task.rows;
       const int position = task.position(row), head = task.head(row);
       const float total = warp.statistics.sum[m][half];
+      SinkRow sink{1, 0};
+      if constexpr (kSink) {
+        sink = with_sink(warp.statistics.lse(m, half, offset), args.sinks[head]);
+      }
       if (exists && lane % 4 == 0 && (kPart || lse.data != nullptr)) {
         static_cast<float*>(lse.data)[task.batch * lse.batch_stride + head * lse.head_stride +
                                       position * lse.row_stride] =
-            warp.statistics.lse(m, half, offset);
+            kSink ? sink.lse : warp.statistics.lse(m, half, offset);
       }
-      const float inverse = keep_scale<Config>(args.dropout) / total;
+      const float inverse = keep_scale<Config>(args.dropout) / total * sink.factor;
       unsigned char* to = row_address<kOutput>(o, task.batch, head, position);
 #pragma unroll
       for (int n = 0; n < Tiles::kDimBlocks; ++n) {
         // An empty row is 0 whatever V holds.
-        const float x = total == 0 ? 0 : warp.rO[m][n][2 * half] * inverse;
-        const float y = total == 0 ? 0 : warp.rO[m][n][2 * half + 1] * inverse;
+        const float x = total == 0 ? sink.nothing() : warp.rO[m][n][2 * half] * inverse;
+        const float y = total == 0 ? sink.nothing() : warp.rO[m][n][2 * half + 1] * inverse;
         const int column = 8 * n + 2 * (lane % 4);
         if constexpr (kStaged) {
           *reinterpret_cast<unsigned*>(staging + Layout::offset(row_in_warp, n) + 4 * (lane % 4)) =

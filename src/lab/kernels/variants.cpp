@@ -169,6 +169,9 @@ void add_features(std::vector<Case>& list, HeadDims dims, ElementType type) {
       add_score_features(list, c);
       c.window.reset();
       add_score_features(list, c);
+      c.sinks = true;
+      list.push_back(c);
+      c.sinks = false;
       c.deterministic = true;
       list.push_back(c);
       c.deterministic = false;
@@ -366,6 +369,7 @@ std::vector<Case> variant_problems(VariantSelection selection) {
   for (const ElementType type : kTypes) {
     for (const HeadDims dims : kUsualDims) add_features(list, dims, type);
     for (const HeadDims dims : kOtherDims) add_features(list, dims, type);
+    for (const HeadDims dims : kUsualDims) list.push_back(ragged_case(dims, type));
   }
   add_named(list);
   return list;

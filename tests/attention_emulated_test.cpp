@@ -168,6 +168,12 @@ INSTANTIATE_TEST_SUITE_P(
                   kBackward,
                   DType::kBf16,
                   {"sinks-dropout", "ragged-sinks"}},
+        Selection{"sm90_forward_sinks",
+                  "sm90",
+                  kForward,
+                  DType::kBf16,
+                  {"sinks-causal", "sinks-additive-mask"}},
+        Selection{"sm90_backward_sinks", "sm90", kBackward, DType::kBf16, {"sinks-dropout"}},
         Selection{"fp32_forward", "sm80", kForward, DType::kFp32, {"features-unequal"}},
         Selection{"fp32_backward", "sm80", kBackward, DType::kFp32, {"features-unequal"}},
         Selection{"fa1_mma", "fa1-mma", kForward, DType::kFp16, {"fill-1-causal"}},
@@ -192,11 +198,10 @@ TEST(AttentionEmulatedPairs, AreRefusedForATypeOrOneFeature) {
       const auto taken_by = [&](const char* implementation) {
         return plan(context, lab::problem_of(each, pass, implementation, context.device())).ok();
       };
-      // Sinks and ragged batches have the portable kernels of 16-bit types.
+      // fp32 has neither sinks nor ragged batches on a GPU, Hopper's kernels have no ragged ones.
       const bool fp32 = each.dtype == DType::kFp32 && !each.ragged() && !each.sinks;
       EXPECT_EQ(taken_by("sm80"), half || fp32) << each.name;
-      EXPECT_EQ(taken_by("sm90"),
-                !each.sinks && !each.ragged() && half && (plain || pass == kForward))
+      EXPECT_EQ(taken_by("sm90"), !each.ragged() && half && (plain || pass == kForward))
           << each.name;
     }
   }
@@ -217,6 +222,7 @@ TEST(AttentionEmulatedParts, OfTheWideBackwardAreTheOracle) {
   problem.head_dim = problem.head_dim_v = 136;
   problem.causal = Causal::kTopLeft;
   problem.deterministic = true;
+  problem.sinks = true;
   const std::int64_t of_keys = 2 * 3 * kTileBytes;  // 64 keys, 3 tiles of queries of two heads
   const std::pair<std::int64_t, std::size_t> parts[] = {
       {15 * of_keys, 1}, {10 * of_keys, 2}, {5 * of_keys, 3}, {2 * of_keys, 9}, {of_keys, 15}};
@@ -230,7 +236,7 @@ TEST(AttentionEmulatedParts, OfTheWideBackwardAreTheOracle) {
   for (const auto& [bytes, count] : parts) {
     use_gpu({.kernels = &kernels, .scores_bytes = bytes});
     const Context context = emulated_context();
-    EXPECT_EQ(kernels_of(context, {problem}, "sm90", {Pass::kBackward}).size(), 1 + 2 * count);
+    EXPECT_EQ(kernels_of(context, {problem}, "sm90", {Pass::kBackward}).size(), 2 + 2 * count);
     const auto report = lab::check_case(context, *truth, "sm90", options);
     EXPECT_TRUE(report.passed()) << bytes << " bytes: " << report.failure();
   }

@@ -39,7 +39,8 @@ const internal::Implementation& sm90_implementation() {
       "sm90",
       DeviceKind::kCuda,
       "Hopper's tensor cores and copy engine (wgmma, TMA), sm_90 only: fp16 and bf16",
-      internal::dense_features() | internal::FeatureSet{Feature::kFp16, Feature::kBf16},
+      internal::dense_features() | internal::FeatureSet{Feature::kFp16, Feature::kBf16,
+                                                        TensorRole::kSinks, TensorRole::kDSinks},
       make_plan,
       runs_on};
   return implementation;

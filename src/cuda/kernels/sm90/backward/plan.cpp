@@ -161,6 +161,7 @@ void add_steps(GpuPlan& plan, const ConfigPrinter& config, const Sm90BackwardTil
                   fmt::format("dQ = scale dQ_fp32 in dq's type · {} blocks", blocks.query_blocks)));
   finish.shape.programmatic = t.key_stages > 1;
   plan.add_kernel(std::move(finish));
+  if (plan.problem.d_sinks) plan.add_kernel(worded(sinks_step(plan, rows)));
 }
 
 }  // namespace

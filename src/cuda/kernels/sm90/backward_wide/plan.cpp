@@ -161,8 +161,9 @@ void add_steps(GpuPlan& plan, const ConfigPrinter& config, const WideTiling& t,
   const Geometry& g = plan.geometry;
   const Tiles tiles(g);
   const std::int64_t query_blocks = g.batch * g.heads_q * tiles.queries;
-  plan.add_kernel(prepare_step(plan, {call_form(plan.problem), kTile, kTile, query_blocks}, {},
-                               "delta, LSE in base 2"));
+  const BackwardRows rows{call_form(plan.problem), kTile, kTile, query_blocks};
+  plan.add_kernel(prepare_step(plan, rows, {}, "delta, LSE in base 2"));
+  if (plan.problem.d_sinks) plan.add_kernel(sinks_step(plan, rows));
   const std::int64_t head_bytes = g.group() * g.seqlen_q * (t.head_dim + t.head_dim_v) * 2;
   const std::int64_t section = std::clamp<std::int64_t>(kSectionBytes / head_bytes, 1, parts.heads);
   for (std::int64_t head = 0; head < tiles.heads_k; head += parts.heads) {

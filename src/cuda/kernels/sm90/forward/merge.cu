@@ -9,6 +9,7 @@
 #include "tile/fragments.h"
 #include "tile/merge.h"
 #include "tile/output.h"
+#include "tile/sinks.h"
 
 namespace flashlab::device {
 
@@ -103,6 +104,12 @@ __device__ void sm90_merge(const Sm90ForwardArguments& args) {
 #pragma unroll
       for (int v = 0; v < kVector; ++v) sum[v] = fmaf(weight, o[i][v], sum[v]);
     }
+  }
+  if constexpr (Config::kSinks) {
+    const SinkRow sink = with_sink(merged, args.call.sinks[head]);
+    merged = sink.lse;
+#pragma unroll
+    for (float& value : sum) value *= sink.factor;
   }
   if (exists) store_columns<Config>(to, column, sum);
   const RowScalars& lse = args.call.lse;

@@ -305,6 +305,7 @@ ConfigPrinter print(const Problem& problem, const Geometry& g, const Choice& cho
       .boolean("kStream", general || few_keys)
       .boolean("kPackGroup", packs)
       .boolean("kMaskWide", takes_wide_mask(problem, g) && choice.call == CallForm::kPairs)
+      .boolean("kSinks", problem.sinks.has_value())
       .integer("kSharedBytes",
                shared_bytes(t, static_cast<int>(g.head_dim), static_cast<int>(g.head_dim_v)));
   return config;

@@ -11,6 +11,7 @@
 #include "tile/output.h"
 #include "tile/probability.h"
 #include "tile/score.h"
+#include "tile/sinks.h"
 #include "tile/softmax.h"
 #include "tile/warpgroup.h"
 
@@ -526,13 +527,18 @@ struct Sm90Warpgroup : Sm90MaskRows<kSm90KeptMask<Config>>, Sm90Dropped<Config, 
           continue;
         }
       }
+      SinkRow sink{1, 0};
+      if constexpr (Config::kSinks) {
+        sink = with_sink(statistics.lse(0, half, offset), call.sinks[head()]);
+      }
       const RowScalars& lse = call.lse;
       if (exists && threadIdx.x % 4 == 0 && lse.data != nullptr) {
         static_cast<float*>(lse.data)[task.batch * lse.batch_stride + head() * lse.head_stride +
-                                      position * lse.row_stride] = statistics.lse(0, half, offset);
+                                      position * lse.row_stride] =
+            Config::kSinks ? sink.lse : statistics.lse(0, half, offset);
       }
       unsigned char* to = row_address<Config::kOutput>(call.o, task.batch, head(), position);
-      store_group<0>(to + first_byte(), exists, half, inverse);
+      store_group<0>(to + first_byte(), exists, half, inverse * sink.factor);
     }
   }
 

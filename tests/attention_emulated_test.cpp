@@ -173,7 +173,7 @@ INSTANTIATE_TEST_SUITE_P(
                   kForward,
                   DType::kBf16,
                   {"sinks-causal", "sinks-additive-mask"}},
-        Selection{"sm90_backward_sinks", "sm90", kBackward, DType::kBf16, {"sinks-dropout"}},
+        Selection{"sm90_backward_sinks", "sm90", kBackward, DType::kBf16, {"sinks"}},
         Selection{"fp32_forward", "sm80", kForward, DType::kFp32, {"features-unequal"}},
         Selection{"fp32_backward", "sm80", kBackward, DType::kFp32, {"features-unequal"}},
         Selection{"fa1_mma", "fa1-mma", kForward, DType::kFp16, {"fill-1-causal"}},

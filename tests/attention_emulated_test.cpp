@@ -173,6 +173,9 @@ INSTANTIATE_TEST_SUITE_P(
                   kForward,
                   DType::kBf16,
                   {"sinks-causal", "sinks-additive-mask"}},
+        Selection{
+            "fp32_forward_sinks", "sm80", kForward, DType::kFp32, {"sinks-one-query", "sinks"}},
+        Selection{"fp32_backward_sinks", "sm80", kBackward, DType::kFp32, {"sinks-dropout"}},
         Selection{"sm90_backward_sinks", "sm90", kBackward, DType::kBf16, {"sinks"}},
         Selection{"fp32_forward", "sm80", kForward, DType::kFp32, {"features-unequal"}},
         Selection{"fp32_backward", "sm80", kBackward, DType::kFp32, {"features-unequal"}},
@@ -198,8 +201,8 @@ TEST(AttentionEmulatedPairs, AreRefusedForATypeOrOneFeature) {
       const auto taken_by = [&](const char* implementation) {
         return plan(context, lab::problem_of(each, pass, implementation, context.device())).ok();
       };
-      // fp32 has neither sinks nor ragged batches on a GPU, Hopper's kernels have no ragged ones.
-      const bool fp32 = each.dtype == DType::kFp32 && !each.ragged() && !each.sinks;
+      // fp32 has no ragged batches on a GPU, nor have Hopper's kernels.
+      const bool fp32 = each.dtype == DType::kFp32 && !each.ragged();
       EXPECT_EQ(taken_by("sm80"), half || fp32) << each.name;
       EXPECT_EQ(taken_by("sm90"), !each.ragged() && half && (plain || pass == kForward))
           << each.name;

@@ -249,7 +249,7 @@ Status prepare(const Context& context, const Plan& plan);
 ///             flash-attn does; extents of 1 broadcast
 /// Sinks       sinks[h] is one more score of every row of head h, to a key whose value is 0: LSE' =
 ///             log(exp(LSE) + exp(sink)) is what lse gets, O' = O exp(LSE - LSE'). A row without a
-///             key has o = 0, lse = sink; a sink of -inf changes nothing. GPUs: fp16 and bf16 alone
+///             key has o = 0, lse = sink; a sink of -inf changes nothing
 /// Sequences   cu_seqlens_*, seqused_*: each sequence is a dense call of its own, whose length is
 ///             Sq or Sk above: causal, windows, chunks and ALiBi are aligned by its own lengths,
 ///             masks [batch or 1, heads or 1, queries or 1, keys or 1] lie at its own positions

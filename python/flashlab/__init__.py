@@ -104,7 +104,6 @@ def attention(q: Array, k: Array, v: Array, *, causal: Union[bool, str, None] = 
                 on; dense arrays may have them, too
     max_seqlen_q, max_seqlen_k  about the longest sequence: hints, which change no result
     sinks       [Hq] float32: one more score of every row, to a key whose value is 0; lse has it in.
-                On a GPU float16 and bfloat16 have them
     precision   of float32: "ieee", or "tf32" on a GPU with tensor cores for it
     deterministic  bitwise equal on any number of threads or multiprocessors
     out         a writable array for o: its shape, q's dtype or float32; then o is this array

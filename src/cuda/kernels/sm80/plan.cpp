@@ -34,10 +34,6 @@ Result<std::shared_ptr<internal::PlanState>> make_plan(const internal::ContextSt
     return Status::unsupported({"implementation 'sm80' with cu_seqlens or seqused", "fp32",
                                 "fp16 or bf16", "convert q, k and v, or use a CPU"});
   }
-  if (problem.sinks && fp32) {
-    return Status::unsupported({"implementation 'sm80' with sinks", "fp32", "fp16 or bf16",
-                                "convert q, k and v, or use a CPU"});
-  }
   if (problem.pass == Pass::kForward) {
     return fp32 ? plan_sm80_forward_fp32(context, problem, geometry)
                 : plan_sm80_forward(context, problem, geometry);

@@ -11,6 +11,8 @@ struct SinkGradientArguments {
   Sequences sequences;  ///< of a ragged call
   const float* sinks;   ///< [Hq], as d_sinks
   float* d_sinks;
+  const float* delta;  ///< of every row of whole tiles, divided by `scale`
+  float scale;
 };
 
 }  // namespace flashlab::device

@@ -263,12 +263,14 @@ GpuStep sinks_step(const GpuPlan& plan, const BackwardRows& rows) {
                   kSinkThreads, 0, "d_sinks = -sum exp(sink - LSE) delta");
   Arguments arguments{};
   arguments.call = backward_arguments(problem, plan.geometry);
+  arguments.scale = rows.delta_is_whole ? 1.0f : arguments.call.dropout.scale;
   if (rows.sequences != nullptr) arguments.sequences = *rows.sequences;
   step.parameters = runtime::ParameterBlock(arguments);
   patch_addresses(step.parameters, problem, static_cast<int>(plan.regions.size()));
   patch_sequences(step.parameters, problem, offsetof(Arguments, sequences));
   step.parameters.pointer(offsetof(Arguments, sinks), {.buffer = buffer_of(TensorRole::kSinks)})
-      .pointer(offsetof(Arguments, d_sinks), {.buffer = buffer_of(TensorRole::kDSinks)});
+      .pointer(offsetof(Arguments, d_sinks), {.buffer = buffer_of(TensorRole::kDSinks)})
+      .pointer(offsetof(Arguments, delta), rows.delta);
   return step;
 }
 

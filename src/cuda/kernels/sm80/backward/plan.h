@@ -8,6 +8,7 @@
 #include "api/implementation.h"
 #include "cuda/kernels/sequence_arguments.h"
 #include "cuda/kernels/sm80/backward/tiles.h"
+#include "cuda/launch/arguments.h"
 #include "cuda/launch/config.h"
 #include "cuda/launch/gpu_plan.h"
 
@@ -31,6 +32,9 @@ struct BackwardRows {
   std::int64_t blocks = 0;    ///< tiles of queries of all heads
   bool counts_heads = false;  ///< the tiles of keys that are done, for each key head
   const device::Sequences* sequences = nullptr;  ///< of a ragged call
+  // Where the step before leaves delta; fp32's does not divide it by dropout's scale.
+  runtime::Place delta{buffer_of_region(device::kRegionDelta)};
+  bool delta_is_whole = false;
 };
 /// What the step before makes beside delta and LSE in base 2.
 struct PreparedRows {

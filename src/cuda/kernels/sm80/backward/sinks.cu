@@ -6,7 +6,6 @@
 // tiles of queries by turns, lanes their rows, and sums are added as a tree: one order, so that
 // calls give equal bits. Bound by memory: 8 B Sq bytes read by a block.
 
-#include "ptx/math.h"
 #include "sm80/backward/launch_arguments.h"
 #include "sm80/backward/operands.h"
 
@@ -53,8 +52,7 @@ __device__ inline double sink_share(const SinkGradientArguments& args, int head,
   double sum = 0;
   for (Int64 index = threadIdx.x / 32; index < tiles; index += kSinkThreads / 32) {
     const SinkRows rows = sink_rows<Config>(args, head, index);
-    const auto* delta =
-        static_cast<const float*>(args.call.regions[kRegionDelta]) + rows.tile * Config::kTileQ;
+    const float* delta = args.delta + rows.tile * Config::kTileQ;
     const float* row_lse = static_cast<const float*>(lse.data) + rows.batch * lse.batch_stride +
                            head * lse.head_stride + rows.first_row * lse.row_stride;
 #pragma unroll
@@ -63,7 +61,7 @@ __device__ inline double sink_share(const SinkGradientArguments& args, int head,
       if (row >= rows.count) continue;
       const float own = row_lse[row * lse.row_stride];
       if (own == kMinusInfinity) continue;
-      sum += static_cast<double>(ptx::exp2_fast((sink - own) * kLog2E) * delta[row]);
+      sum += static_cast<double>(expf(sink - own) * delta[row]);
     }
   }
   return sum;
@@ -80,8 +78,7 @@ __device__ void run(const SinkGradientArguments& args) {
     if (thread < count) sums[thread] += sums[thread + count];
   }
   if (thread != 0) return;
-  // delta lies there divided by dropout's scale.
-  const double gradient = -sums[0] * static_cast<double>(args.call.dropout.scale);
+  const double gradient = -sums[0] * static_cast<double>(args.scale);
   const double before = Config::kAccumulate ? static_cast<double>(args.d_sinks[head]) : 0.0;
   args.d_sinks[head] = static_cast<float>(before + gradient);
 }

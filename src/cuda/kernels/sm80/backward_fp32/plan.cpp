@@ -9,9 +9,11 @@
 #include <vector>
 
 #include "api/context_state.h"
+#include "cuda/kernels/sm80/backward/plan.h"
 #include "cuda/kernels/sm80/backward_fp32/tiles.h"
 #include "cuda/kernels/sm80/terms/plan.h"
 #include "cuda/kernels/sm80/terms/tiles.h"
+#include "cuda/launch/arguments.h"
 #include "cuda/launch/config.h"
 #include "cuda/launch/planning.h"
 #include "runtime/cuda/device.h"
@@ -212,6 +214,12 @@ void add_launches(GpuPlan& plan, const Problem& problem, const Geometry& g, cons
   add_launch(plan, config,
              {"flash_bwd_fp32_result", kRowSource, choice.query_tiles, kRowThreads, 0,
               "dQ, dK, dV in their types · tile of 64 queries", std::move(sums)});
+  if (!problem.d_sinks) return;
+  BackwardRows tiles;
+  tiles.tile_q = device::kSplitRows;
+  tiles.delta = {buffer_of_region(regions.rows), choice.query_tiles * device::kSplitRows * 4};
+  tiles.delta_is_whole = true;
+  plan.add_kernel(sinks_step(plan, tiles));
 }
 
 void explain(GpuPlan& plan, const Problem& problem, const Choice& choice) {

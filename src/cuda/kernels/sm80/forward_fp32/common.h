@@ -21,6 +21,7 @@
 #include "tile/mutation.h"
 #include "tile/probability.h"
 #include "tile/score.h"
+#include "tile/sinks.h"
 
 namespace flashlab::device {
 
@@ -193,14 +194,21 @@ struct ForwardFp32 {
         static_cast<float2*>(args.regions[Config::kStatisticsRegion])[at] =
             make_float2(empty ? kMinusInfinity : reference, sum);
     } else {
-      const float inverse = empty ? 0.0f : keep_scale<Config>(args.dropout) / sum;
+      const auto natural = [&] {
+        return empty ? kMinusInfinity
+                     : natural_lse(s, reference, above, sum, kTransformedScores<Config>);
+      };
+      SinkRow sink{1, 0};
+      if constexpr (Config::kSinks) sink = with_sink(natural(), args.sinks[w.head]);
+      const float inverse = empty ? 0.0f : keep_scale<Config>(args.dropout) / sum * sink.factor;
       float* g = static_cast<float*>(args.o.data) + w.batch * args.o.batch_stride +
                  w.head * args.o.head_stride + row * args.o.row_stride;
       const int c0 = first_column() + 2 * t;
 #pragma unroll
       for (int n = 0; n < kTiles; ++n) {
         const int c = c0 + 8 * n;
-        const float x = empty ? 0.0f : o[n][0] * inverse, y = empty ? 0.0f : o[n][1] * inverse;
+        const float x = empty ? sink.nothing() : o[n][0] * inverse;
+        const float y = empty ? sink.nothing() : o[n][1] * inverse;
         if constexpr (Config::kAlignO >= 8 && Config::kHeadDimV % 2 == 0) {
           if (c < Config::kHeadDimV) *reinterpret_cast<float2*>(g + c) = make_float2(x, y);
         } else {
@@ -211,8 +219,7 @@ struct ForwardFp32 {
       if (t == 0 && blockIdx.z == 0 && args.lse.data != nullptr) {
         float* lse = static_cast<float*>(args.lse.data) + w.batch * args.lse.batch_stride +
                      w.head * args.lse.head_stride + row * args.lse.row_stride;
-        *lse = empty ? kMinusInfinity
-                     : natural_lse(s, reference, above, sum, kTransformedScores<Config>);
+        *lse = Config::kSinks ? sink.lse : natural();
       }
     }
   }

@@ -56,18 +56,26 @@ struct ForwardFp32Merge : ForwardFp32<Config> {
     // less than 3e-7.
     constexpr float kUsualShift = 14;
     const bool empty = sum == 0;
-    const float inverse = empty ? 0.0f : keep_scale<Config>(args.dropout) / sum;
+    float inverse = empty ? 0.0f : keep_scale<Config>(args.dropout) / sum;
     const Int64 i = row % s.seqlen_q, bh = row / s.seqlen_q, b = bh / s.heads_q, h = bh % s.heads_q;
+    const auto natural = [&] {
+      return empty ? kMinusInfinity
+                   : natural_lse(s, reference, kUsualShift, sum, kTransformedScores<Config>);
+    };
+    SinkRow sink{1, 0};
+    if constexpr (Config::kSinks) {
+      sink = with_sink(natural(), args.sinks[h]);
+      inverse *= sink.factor;
+    }
     float* g = static_cast<float*>(args.o.data) + b * args.o.batch_stride + h * args.o.head_stride +
                i * args.o.row_stride;
 #pragma unroll
     for (int j = 0; j < kWidth; ++j)
-      if (c0 + j < Config::kHeadDimV) g[c0 + j] = empty ? 0.0f : o[j] * inverse;
+      if (c0 + j < Config::kHeadDimV) g[c0 + j] = empty ? sink.nothing() : o[j] * inverse;
     if (c0 == 0 && args.lse.data != nullptr) {
       float* lse = static_cast<float*>(args.lse.data) + b * args.lse.batch_stride +
                    h * args.lse.head_stride + i * args.lse.row_stride;
-      *lse = empty ? kMinusInfinity
-                     : natural_lse(s, reference, kUsualShift, sum, kTransformedScores<Config>);
+      *lse = Config::kSinks ? sink.lse : natural();
     }
   }
 

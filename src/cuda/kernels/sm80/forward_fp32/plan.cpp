@@ -129,6 +129,7 @@ ConfigPrinter print_common(const Problem& problem, const Geometry& g, const Choi
   config.integer("kMarkRegion", regions.marks)
       .integer("kPartialRegion", regions.partial)
       .integer("kStatisticsRegion", regions.statistics)
+      .boolean("kSinks", problem.sinks.has_value())
       .integer("kValueColumns", fp32_value_columns(static_cast<int>(g.head_dim_v)));
   return config;
 }
@@ -184,7 +185,8 @@ ConfigPrinter print_merge(const Problem& problem, const Geometry& g, const Regio
       .boolean("kAlibi", problem.alibi_slopes.has_value())
       .boolean("kDropout", g.dropout > 0)
       .integer("kPartialRegion", regions.partial)
-      .integer("kStatisticsRegion", regions.statistics);
+      .integer("kStatisticsRegion", regions.statistics)
+      .boolean("kSinks", problem.sinks.has_value());
   return config;
 }
 

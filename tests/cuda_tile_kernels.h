@@ -501,6 +501,7 @@ inline const Primitives& tile_primitives() {
       list.push_back(key_range_kernel(right, left));
       list.push_back(query_walk_kernel(right, left));
     }
+    list.push_back(sequence_kernel());
     for (const char* element : {"kFp32", "kFp16", "kBf16"}) list.push_back(store_kernel(element));
     list.push_back(primitive("read_element", "struct Config {};", {"tile/mask.h"},
                              "const unsigned* in, float* out",

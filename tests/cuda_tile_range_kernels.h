@@ -55,4 +55,44 @@ inline Primitive query_walk_kernel(bool right, bool left) {
 )");
 }
 
+/// Slots of tiles of 8 rows that sequence_kernel looks at, and how many numbers each leaves.
+constexpr int kSequenceSlots = 11, kSequenceNumbers = 15;
+
+/// What slots of a ragged batch are. `in`: count, rows, offsets, used rows, all int64. Behind the
+/// slots' numbers two filled tensors: 8 scalars, and 8 rows of 3.
+inline Primitive sequence_kernel() {
+  return primitive("sequence_slots", "struct Config {};", {"tile/sequence.h"},
+                   "const Int64* in, int* out",
+                   fmt::format("  constexpr int kSlots = {}, kNumbers = {};\n", kSequenceSlots,
+                               kSequenceNumbers) +
+                       R"(
+  const int count = static_cast<int>(in[0]);
+  const Sequences list{{{in + 2, 1}, {in + 3 + count, 1}, in[1], 20},
+                       {{nullptr, 0}, {nullptr, 0}, 9, 5}, 0, 0, count, 1, 7, 3};
+  for (int slot = 0; slot < kSlots; ++slot) {
+    const SequenceTile at = tile_of_slot<8, false, false>(list, slot);
+    const SequenceTile last_first = tile_of_slot<8, false, true>(list, slot);
+    const UnusedRows unused = unused_rows<8>(at.q, at.tile, false);
+    Shape shape{};
+    shape_of_sequence(shape, list, at);
+    RowScalars scalars{out, 0, 0, 2};
+    Rows rows{out, 0, 3, 0};
+    shift_rows(scalars, list.q, at.q);
+    shift_rows<Element::kFp16>(rows, list.q, at.q);
+    const int numbers[kNumbers] = {
+        at.sequence, at.tile, last_first.tile, at.q.first, at.q.room, at.q.length,
+        at.q.too_long + 2 * at.k.too_long, unused.begin, unused.end, shape.seqlen_q,
+        shape.seqlen_k, static_cast<int>(shape.left), static_cast<int>(shape.right),
+        static_cast<int>(static_cast<int*>(scalars.data) - out),
+        static_cast<int>(static_cast<unsigned char*>(rows.data) -
+                         reinterpret_cast<unsigned char*>(out))};
+    for (int i = t; i < kNumbers; i += 32) out[slot * kNumbers + i] = numbers[i];
+  }
+  int* const filled = out + kSlots * kNumbers;
+  fill_rows(RowScalars{filled, 0, 0, 1}, 1, 1, {2, 5}, 1.0f);
+  fill_rows<Element::kFp32, 3>(Rows{filled + 8, 0, 3, 0}, 1, 1, {3, 8}, 2.0f);
+  if (t == 0) out[kSlots * kNumbers + 32] = static_cast<int>(rows_of_all(list.k, count));
+)");
+}
+
 }  // namespace flashlab::testing

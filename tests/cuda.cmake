@@ -14,6 +14,8 @@ flashlab_test(cuda_ptx_test SOURCES cuda_ptx_test.cpp cuda_mma_test.cpp cuda_hop
   LIBRARIES flashlab)
 flashlab_test(cuda_tile_device_test SOURCES cuda_tile_device_test.cpp LIBRARIES flashlab)
 target_include_directories(cuda_tile_device_test PRIVATE ${PROJECT_SOURCE_DIR}/src/cuda/kernels)
+flashlab_test(cuda_tile_rows_test SOURCES cuda_tile_rows_test.cpp LIBRARIES flashlab)
+target_include_directories(cuda_tile_rows_test PRIVATE ${PROJECT_SOURCE_DIR}/src/cuda/kernels)
 if(FLASHLAB_BUILD_CLI)
   flashlab_test(cuda_kernels_test SOURCES cuda_kernels_test.cpp LIBRARIES flashlab_lab)
 endif()

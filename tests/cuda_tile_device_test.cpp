@@ -480,48 +480,6 @@ TEST_F(Tile, QueryWalks) {
   check("query_walk_both", Bounds<true, true>{}, kNoBound, -kNoBound);
 }
 
-// Sequences of 0, 11, 0 and 27 rows between 2 and 5 of none; some of their rows are unused.
-TEST_F(Tile, SequenceSlots) {
-  const std::vector<std::int64_t> offsets = {2, 2, 13, 13, 40}, used = {0, 9, 0, 25};
-  constexpr std::int64_t kRows = 45, kCount = 4, kMost = 20, kKeys = 9;
-  std::vector<std::uint64_t> in = {kCount, kRows};
-  in.insert(in.end(), offsets.begin(), offsets.end());
-  in.insert(in.end(), used.begin(), used.end());
-  Words expected;
-  std::int64_t slot = 0;
-  for (std::int64_t b = -1; b <= kCount; ++b) {
-    const auto begin_of = [&](std::int64_t n) { return offsets[static_cast<std::size_t>(n)]; };
-    const bool real = b >= 0 && b < kCount;
-    const std::int64_t first = b < 0 ? 0 : begin_of(b);
-    const std::int64_t room = (b < kCount ? begin_of(b + 1) : kRows) - first;
-    const std::int64_t length = real ? used[static_cast<std::size_t>(b)] : 0;
-    const std::int64_t end = b < kCount ? begin_of(b + 1) / 8 + b + 2 : kSequenceSlots;
-    const std::int64_t tiles = (room + 7) / 8;
-    EXPECT_GE(end - slot, tiles) << "sequence " << b;
-    for (std::int64_t tile = 0; slot < end; ++slot, ++tile) {
-      const std::int64_t keys = real ? kKeys : 0, shift = keys - length;
-      for (const std::int64_t number :
-           {b, tile, tile < tiles ? tiles - 1 - tile : tile, first, room, length,
-            std::int64_t{length > kMost} + 2 * std::int64_t{keys > 5}, std::max(length, tile * 8),
-            std::min(room, tile * 8 + 8), length, keys, 7 - shift, 3 + shift, 2 * first,
-            6 * first}) {
-        expected.push_back(static_cast<std::uint32_t>(number));
-      }
-    }
-  }
-  const std::size_t numbers = expected.size();
-  const Words before(numbers + 33, 0xdeadbeef);
-  expected.resize(before.size(), 0xdeadbeef);
-  for (std::size_t i = 2; i < 5; ++i) {
-    expected[numbers + i] = std::bit_cast<std::uint32_t>(1.0f);
-  }
-  for (std::size_t i = 9; i < 24; ++i) {
-    expected[numbers + 8 + i] = std::bit_cast<std::uint32_t>(2.0f);
-  }
-  expected.back() = kCount * kKeys;
-  EXPECT_TRUE(same("sequence_slots", run("sequence_slots", in, before), expected));
-}
-
 template <class Bits>
 std::vector<Bits> stored_pairs(const Floats& in, const std::vector<Bits>& before,
                                const std::function<Bits(float)>& bits) {

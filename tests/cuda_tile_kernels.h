@@ -502,6 +502,11 @@ inline const Primitives& tile_primitives() {
       list.push_back(query_walk_kernel(right, left));
     }
     list.push_back(sequence_kernel());
+    list.push_back(primitive("with_sink", "struct Config {};", {"tile/sinks.h"},
+                             "const float* in, float* out",
+                             "  const SinkRow row = with_sink(in[t], in[32 + t]);\n"
+                             "  out[t] = row.factor, out[32 + t] = row.lse;\n"
+                             "  out[64 + t] = row.nothing();\n"));
     for (const char* element : {"kFp32", "kFp16", "kBf16"}) list.push_back(store_kernel(element));
     list.push_back(primitive("read_element", "struct Config {};", {"tile/mask.h"},
                              "const unsigned* in, float* out",

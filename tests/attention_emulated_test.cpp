@@ -8,6 +8,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <cstring>
+#include <memory>
 #include <numeric>
 #include <random>
 #include <string_view>
@@ -277,8 +279,11 @@ class OwnKeys {
 
 template <class Tensors>
 void run_emulated(const Context& context, const Tensors& tensors,
-                  Status (*pass)(const Context&, Stream, const Plan&, const Tensors&, Workspace)) {
-  const auto made = plan(context, describe(tensors, {.implementation = "sm80"}));
+                  Status (*pass)(const Context&, Stream, const Plan&, const Tensors&, Workspace),
+                  bool deterministic = false) {
+  Options options{.implementation = "sm80"};
+  options.deterministic = deterministic;
+  const auto made = plan(context, describe(tensors, options));
   ASSERT_TRUE(made.ok()) << made.status().message();
   ASSERT_TRUE(prepare(context, *made).ok());
   const auto memory = emulated_memory();
@@ -313,6 +318,73 @@ TEST(AttentionEmulatedFewKeys, BackwardMeetsForwardsScores) {
   for (std::size_t row = 0; row < OwnKeys::kKeys; ++row) {
     const float ulp = std::nextafter(x.lse[row], 1e30f) - x.lse[row];
     EXPECT_NEAR(x.dv[row * OwnKeys::kDim], 1.0f, 1.25f * ulp) << "LSE " << x.lse[row];
+  }
+}
+
+/// Tensors of a ragged call of bf16, each before a page that cannot be read.
+class RaggedTensors {
+ public:
+  static constexpr std::int64_t kRows = 150, kDim = 64;
+  explicit RaggedTensors(const std::vector<std::int32_t>& offsets) {
+    q = rows(), k = rows(), v = rows(), o = rows(), d_o = rows(), dq = rows(), dk = rows();
+    dv = rows();
+    lse = tensor(allocate(kRows * 4), {1, kRows}, DType::kFp32, kDevice);
+    const auto count = static_cast<std::int64_t>(offsets.size());
+    cu_seqlens = tensor(allocate(offsets.size() * 4), {count}, DType::kInt32, kDevice);
+    std::copy(offsets.begin(), offsets.end(), static_cast<std::int32_t*>(cu_seqlens.data));
+  }
+  RaggedTensors(const RaggedTensors&) = delete;
+  RaggedTensors& operator=(const RaggedTensors&) = delete;
+  ~RaggedTensors() {
+    for (void* data : allocated_) memory_->release(data);
+  }
+  Tensor q, k, v, o, d_o, dq, dk, dv, lse, cu_seqlens;
+
+ private:
+  static constexpr Device kDevice{DeviceKind::kCuda, 0};
+  Tensor rows() {
+    return tensor(allocate(kRows * kDim * 2), {kRows, 1, kDim}, DType::kBf16, kDevice);
+  }
+  void* allocate(std::size_t bytes) {
+    const auto data = memory_->allocate(bytes);
+    EXPECT_TRUE(data.ok());
+    std::memset(*data, 0, bytes);
+    allocated_.push_back(*data);
+    return *data;
+  }
+  std::shared_ptr<lab::DeviceMemory> memory_ = emulated_memory();
+  std::vector<void*> allocated_;
+};
+
+// Offsets that decrease or leave the tensor are clamped: nothing outside is read or written, and
+// where sequences share tiles nobody waits for a turn that does not come.
+TEST(AttentionEmulatedOffsets, ThatAreWrongEndAndStayInside) {
+  emulated::Kernels kernels;
+  use_gpu({.kernels = &kernels});
+  const Context context = emulated_context();
+  const std::vector<std::int32_t> all[] = {{0, 130, 0, 130},   {150, 0, 150, 0},
+                                           {-7, 1000, 20, 40}, {90, 149, 3, 150},
+                                           {70, 10, 80, 5},    {150, 150, 150, 150}};
+  for (const auto& offsets : all) {
+    SCOPED_TRACE(fmt::format("{}", fmt::join(offsets, " ")));
+    const RaggedTensors x(offsets);
+    ForwardTensors forward_call{.q = x.q, .k = x.k, .v = x.v, .o = x.o};
+    forward_call.lse = x.lse;
+    forward_call.cu_seqlens_q = x.cu_seqlens;
+    forward_call.cu_seqlens_k = x.cu_seqlens;
+    run_emulated<ForwardTensors>(context, forward_call, &forward);
+    BackwardTensors backward_call{.q = x.q,
+                                  .k = x.k,
+                                  .v = x.v,
+                                  .o = x.o,
+                                  .lse = x.lse,
+                                  .d_o = x.d_o,
+                                  .dq = x.dq,
+                                  .dk = x.dk,
+                                  .dv = x.dv};
+    backward_call.cu_seqlens_q = x.cu_seqlens;
+    backward_call.cu_seqlens_k = x.cu_seqlens;
+    run_emulated<BackwardTensors>(context, backward_call, &backward, /*deterministic=*/true);
   }
 }
 

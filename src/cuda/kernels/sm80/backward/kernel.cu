@@ -24,34 +24,13 @@
 #include "ptx/special.h"
 #include "sm80/backward/block.h"
 #include "sm80/backward/operands.h"
+#include "sm80/backward/turns.h"
 #include "tile/dropped.h"
 #include "tile/mutation.h"
 #include "tile/probability.h"
 #include "tile/score.h"
 
 namespace flashlab::device {
-
-/// Where a warp's part of dQ goes, and when.
-struct GradQTarget {
-  float* at;  ///< this lane's place in the tile's accumulator
-  unsigned* turn;
-  unsigned rank;
-};
-
-/// Blocks add to a tile in the order of their ranks.
-__device__ inline void wait_for_turn(const GradQTarget& target) {
-  if (threadIdx.x == 0) {
-    while (ptx::load_acquire(target.turn) != target.rank) {
-    }
-  }
-  __syncthreads();
-}
-
-__device__ inline void pass_turn(const GradQTarget& target) {
-  __threadfence();
-  __syncthreads();
-  if (threadIdx.x == 0) ptx::store_release(target.turn, target.rank + 1);
-}
 
 /// The five products and the loop over the queries.
 template <class Config>
@@ -368,7 +347,7 @@ struct BackwardKernel : BackwardBlock<Config> {
       const int first = kItems * pass / kPasses, end = kItems * (pass + 1) / kPasses;
       float* const at = target.at + pass * (kFragments * kFragmentFloats);
       if constexpr (Config::kDeterministic) {
-        if (pass == 0) wait_for_turn(target);
+        if (pass == 0 && target.waits) wait_for_turn<Config>(target);
       }
       const bool at_once = Config::kDeterministic || first == end;
       if (at_once) reduce(acc, at, 0, kFragments);
@@ -381,7 +360,7 @@ struct BackwardKernel : BackwardBlock<Config> {
         add_other(sum, shared, warp, stage, buffer, item);
       }
     }
-    if constexpr (Config::kDeterministic) pass_turn(target);
+    if constexpr (Config::kDeterministic) pass_turn<Config>(target);
   }
 
   /// Tiles of keys add in descending order, from the last that the tile of queries sees.
@@ -403,6 +382,7 @@ struct BackwardKernel : BackwardBlock<Config> {
         last = clamp_to(bound / kTileK, last);
       }
       target.rank = last - w.tile;
+      if constexpr (Config::kRagged) target.waits = place.follows;
     }
     return target;
   }
@@ -549,8 +529,13 @@ struct BackwardKernel : BackwardBlock<Config> {
       }
       if (wrong || at.tile >= divide_up(at.k.length, kTileK)) return;
       const int first_slot = static_cast<int>(device::first_slot<kTileQ>(list.q, at.sequence));
-      walk(sum, shared, args, work_of_sequence(args.shape, at, head_k),
-           Place(list, at.sequence, first_slot));
+      const Work work = work_of_sequence(args.shape, at, head_k);
+      Place place(list, at.sequence, first_slot);
+      if constexpr (Config::kDeterministic) {
+        place.follows = at.tile + 1 < work.tiles_k &&
+                        sequence_of_slot<kTileK>(list.k, list.count, slot - 1) == at.sequence;
+      }
+      walk(sum, shared, args, work, place);
     }
     // Found again: the main loop has no register to keep it.
     if constexpr (!Config::kDeterministic) {

@@ -177,6 +177,9 @@ struct QueryPlace {
   int tiles = 0;                    ///< of a head, of a dense call
   Int64 slots = 0, first_slot = 0;  ///< of a ragged one
   Int64 rows = 0, first_row = 0;    ///< of d_o's copy, which has no gaps between sequences
+  /// Whether the sequence's next tile of keys has the slot before, and so adds before. Where
+  /// offsets decrease another sequence may have it: who waited for it would wait for ever.
+  bool follows = true;
 
   explicit __device__ QueryPlace(int tiles_) : tiles(tiles_) {}
   __device__ QueryPlace(const Sequences& list, int sequence, Int64 first_slot_)

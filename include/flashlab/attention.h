@@ -74,8 +74,8 @@ struct Options {
   TileOptions tiles{};
   std::optional<Window> window{};  ///< keys around the aligned position
   /// Chunks of c keys: query i sees the keys of the chunk that its aligned key lies in, [n c, n c +
-  /// c) with n = floor((i + offset) / c), offset as a window's (kBottomRight where causal and
-  /// window have no alignment and the lengths differ, as flash-attn's attention_chunk).
+  /// c) with n = floor((i + offset) / c), offset as a window's. Where the lengths differ, causal or
+  /// window names the alignment (flash-attn's attention_chunk has kBottomRight).
   std::optional<std::int64_t> attention_chunk{};
   std::optional<float> softcap{};  ///< cap > 0: scores become cap * tanh(score / cap)
   std::optional<float> dropout{};  ///< probability p in [0, 1) of dropping a probability

@@ -280,9 +280,8 @@ class OwnKeys {
 template <class Tensors>
 void run_emulated(const Context& context, const Tensors& tensors,
                   Status (*pass)(const Context&, Stream, const Plan&, const Tensors&, Workspace),
-                  bool deterministic = false) {
-  Options options{.implementation = "sm80"};
-  options.deterministic = deterministic;
+                  Options options = {}) {
+  options.implementation = "sm80";
   const auto made = plan(context, describe(tensors, options));
   ASSERT_TRUE(made.ok()) << made.status().message();
   ASSERT_TRUE(prepare(context, *made).ok());
@@ -384,7 +383,38 @@ TEST(AttentionEmulatedOffsets, ThatAreWrongEndAndStayInside) {
                                   .dv = x.dv};
     backward_call.cu_seqlens_q = x.cu_seqlens;
     backward_call.cu_seqlens_k = x.cu_seqlens;
-    run_emulated<BackwardTensors>(context, backward_call, &backward, /*deterministic=*/true);
+    run_emulated<BackwardTensors>(context, backward_call, &backward, {.deterministic = true});
+  }
+}
+
+// A hint chooses the kernel of few rows, and whatever it says the results are those without one.
+TEST(AttentionEmulatedHints, ChangeNoResult) {
+  emulated::Kernels kernels;
+  use_gpu({.kernels = &kernels});
+  const Context context = emulated_context();
+  const auto results = [&](std::optional<std::int64_t> hint) {
+    RaggedTensors x({0, 70, 71, 150});
+    std::mt19937 random(3);
+    for (const Tensor* t : {&x.q, &x.k, &x.v}) {  // bf16 from 1/2 to 2, of both signs
+      auto* bits = static_cast<std::uint16_t*>(t->data);
+      for (std::int64_t i = 0; i < RaggedTensors::kRows * RaggedTensors::kDim; ++i) {
+        bits[i] = static_cast<std::uint16_t>(0x3f00u + random() % 256 + random() % 2 * 0x8000u);
+      }
+    }
+    ForwardTensors call{.q = x.q, .k = x.k, .v = x.v, .o = x.o};
+    call.lse = x.lse;
+    call.cu_seqlens_q = call.cu_seqlens_k = x.cu_seqlens;
+    Options options;
+    options.max_seqlen_q = hint;
+    run_emulated<ForwardTensors>(context, call, &forward, options);
+    const auto* lse = static_cast<const float*>(x.lse.data);
+    return std::vector<float>(lse, lse + RaggedTensors::kRows);
+  };
+  const std::vector<float> without = results({}), wrong = results(1), right = results(79);
+  for (std::size_t row = 0; row < without.size(); ++row) {
+    EXPECT_TRUE(std::isfinite(without[row])) << row;
+    EXPECT_NEAR(wrong[row], without[row], 1e-4) << row;
+    EXPECT_EQ(right[row], without[row]) << row;
   }
 }
 

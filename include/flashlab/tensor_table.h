@@ -247,8 +247,8 @@ class SpecMember {
 /// Whose kernels have a tensor; others refuse it by the row's feature.
 enum class ServedBy : std::uint8_t {
   kAll,
-  kCpu,   ///< CPUs; of GPUs kernels that look for it themselves
-  kNone,  ///< to come
+  kDeclaring,  ///< of the implementations that declare its feature
+  kNone,       ///< to come
 };
 
 struct TensorRow {
@@ -317,11 +317,11 @@ inline constexpr std::array<TensorRow, kTensorRoles> kRows{{
     {R::kAlibiSlopes, "alibi_slopes", &F::alibi_slopes, &B::alibi_slopes, &P::alibi_slopes,
      kHeadSlopes, D::kFp32, "alibi"},
     {R::kSinks, "sinks", &F::sinks, &B::sinks, &P::sinks, ShapeRule{kHeadsQ}, D::kFp32,
-     "attention sinks", ServedBy::kCpu},
+     "attention sinks", ServedBy::kDeclaring},
     {R::kCuSeqlensQ, "cu_seqlens_q", &F::cu_seqlens_q, &B::cu_seqlens_q, &P::cu_seqlens_q,
-     ShapeRule{kBatchPlusOne}, D::kIndex, "variable lengths", ServedBy::kCpu},
+     ShapeRule{kBatchPlusOne}, D::kIndex, "variable lengths", ServedBy::kDeclaring},
     {R::kCuSeqlensK, "cu_seqlens_k", &F::cu_seqlens_k, &B::cu_seqlens_k, &P::cu_seqlens_k,
-     ShapeRule{kBatchPlusOne}, D::kIndex, "variable lengths", ServedBy::kCpu},
+     ShapeRule{kBatchPlusOne}, D::kIndex, "variable lengths", ServedBy::kDeclaring},
     {R::kBlockTable, "block_table", &F::block_table, &B::block_table, &P::block_table,
      ShapeRule{kBatch, kPagesPerSequence}, D::kInt32, "paged keys", ServedBy::kNone},
     {R::kRowStatistics, "row_statistics", &F::row_statistics, &B::row_statistics,
@@ -330,11 +330,11 @@ inline constexpr std::array<TensorRow, kTensorRoles> kRows{{
     {R::kDropoutState, "dropout_state", &F::dropout_state, &B::dropout_state, &P::dropout_state,
      ShapeRule{kTwo}, D::kInt64, "dropout state on the device"},
     {R::kDSinks, "d_sinks", kNotForward, &B::d_sinks, &P::d_sinks, ShapeRule{kHeadsQ}, D::kFp32,
-     "attention sinks", ServedBy::kCpu},
+     "attention sinks", ServedBy::kDeclaring},
     {R::kSeqUsedQ, "seqused_q", &F::seqused_q, &B::seqused_q, &P::seqused_q, ShapeRule{kBatch},
-     D::kIndex, "variable lengths", ServedBy::kCpu},
+     D::kIndex, "variable lengths", ServedBy::kDeclaring},
     {R::kSeqUsedK, "seqused_k", &F::seqused_k, &B::seqused_k, &P::seqused_k, ShapeRule{kBatch},
-     D::kIndex, "variable lengths", ServedBy::kCpu},
+     D::kIndex, "variable lengths", ServedBy::kDeclaring},
 }};
 
 constexpr bool rows_are_in_order() {

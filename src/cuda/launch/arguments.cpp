@@ -202,7 +202,7 @@ device::Sequences sequences_of(const Problem& problem, const internal::Geometry&
   list.k = side_of(problem.cu_seqlens_k, problem.seqused_k, g.seqlen_k);
   if (problem.mask) {
     const auto most = [](std::int64_t extent) {
-      return extent == 1 ? INT32_MAX : static_cast<int>(extent);
+      return extent == 1 ? INT32_MAX : static_cast<int>(std::min<std::int64_t>(extent, INT32_MAX));
     };
     list.q.most = most(problem.mask->shape[2]);
     list.k.most = most(problem.mask->shape[3]);

@@ -4,12 +4,14 @@
 
 #include <fmt/format.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
 #include <type_traits>
 #include <utility>
 
+#include "cuda/launch/arguments.h"
 #include "cuda/launch/gpu_plan.h"
 #include "runtime/kernel_store/config.h"
 
@@ -49,6 +51,18 @@ inline GpuStep kernel_step(const char* source, const char* entry, const ConfigPr
   step.configuration = config.summary();
   step.words = std::move(words);
   return step;
+}
+
+/// Makes a step a ragged call's: slots of tiles, whose number for all heads it has, then heads.
+/// `arguments`: Ragged{Forward,Backward}Arguments without addresses.
+template <class Arguments>
+void give_sequences(GpuStep& step, const GpuPlan& plan, const Arguments& arguments,
+                    std::int64_t heads) {
+  step.shape.grid_x /= static_cast<unsigned>(heads);
+  step.shape.grid_y = static_cast<unsigned>(heads);
+  step.parameters = runtime::ParameterBlock(arguments);
+  patch_addresses(step.parameters, plan.problem, static_cast<int>(plan.regions.size()));
+  patch_sequences(step.parameters, plan.problem, offsetof(Arguments, sequences));
 }
 
 }  // namespace flashlab::cuda

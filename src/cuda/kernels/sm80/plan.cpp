@@ -7,12 +7,16 @@
 #include "cuda/kernels/sm80/backward_fp32/plan.h"
 #include "cuda/kernels/sm80/forward/plan.h"
 #include "cuda/kernels/sm80/forward_fp32/plan.h"
+#include "cuda/launch/planning.h"
 #include "runtime/cuda/device.h"
 
 namespace flashlab::cuda {
 namespace {
 
 using internal::Feature;
+
+// Heads are the second extent of a ragged launch (CUDA's limit).
+constexpr std::int64_t kMaxRaggedHeads = 65535;
 
 // cp.async, bf16 products and m16n8k16 begin with this compute capability.
 bool runs_on(const DeviceInfo& gpu) {
@@ -33,6 +37,10 @@ Result<std::shared_ptr<internal::PlanState>> make_plan(const internal::ContextSt
   if (geometry.has_lengths && fp32) {
     return Status::unsupported({"implementation 'sm80' with cu_seqlens or seqused", "fp32",
                                 "fp16 or bf16", "convert q, k and v, or use a CPU"});
+  }
+  if (geometry.has_lengths && geometry.heads_q > kMaxRaggedHeads) {
+    return too_large("heads_q with cu_seqlens or seqused", geometry.heads_q, kMaxRaggedHeads,
+                     "split the heads into several calls");
   }
   if (problem.pass == Pass::kForward) {
     return fp32 ? plan_sm80_forward_fp32(context, problem, geometry)

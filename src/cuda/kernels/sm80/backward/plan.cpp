@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstddef>
 #include <utility>
 
 #include "api/context_state.h"
@@ -158,17 +157,12 @@ void explain(GpuPlan& plan, const Problem& problem, const BackwardChoice& choice
                              : "dQ is added atomically: its last bits vary from run to run");
 }
 
-// A ragged call's launch: slots of tiles, then heads.
+// Where there is a list: the step is a ragged call's.
 void give_sequences(GpuStep& step, const GpuPlan& plan, const device::Sequences* list,
                     std::int64_t heads) {
   if (list == nullptr) return;
-  step.shape.grid_x /= static_cast<unsigned>(heads);
-  step.shape.grid_y = static_cast<unsigned>(heads);
-  step.parameters = runtime::ParameterBlock(
-      device::RaggedBackwardArguments{backward_arguments(plan.problem, plan.geometry), *list});
-  patch_addresses(step.parameters, plan.problem, static_cast<int>(plan.regions.size()));
-  patch_sequences(step.parameters, plan.problem,
-                  offsetof(device::RaggedBackwardArguments, sequences));
+  const device::BackwardArguments call = backward_arguments(plan.problem, plan.geometry);
+  give_sequences(step, plan, device::RaggedBackwardArguments{call, *list}, heads);
 }
 
 void add_steps(GpuPlan& plan, const ConfigPrinter& config, const BackwardChoice& choice,

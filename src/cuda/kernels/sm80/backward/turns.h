@@ -12,7 +12,7 @@ struct GradQTarget {
   float* at;  ///< this lane's place in the tile's accumulator
   unsigned* turn;
   unsigned rank;
-  bool waits = true;
+  bool waits = true;  ///< ragged: QueryPlace::follows
 };
 
 /// Blocks add to a tile in the order of their ranks. Sequences whose offsets decrease share tiles:

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstddef>
 #include <utility>
 
 #include "api/context_state.h"
@@ -186,7 +185,7 @@ Result<std::shared_ptr<internal::PlanState>> plan_sm80_forward(
   const device::Sequences list =
       sequences_of(problem, g, choice.tiling.tile_q(), choice.tiling.tile_k);
   const std::int64_t blocks =
-      g.has_lengths ? list.slots_q : choice.tiles_q * choice.heads * g.batch;
+      g.has_lengths ? list.slots_q * g.heads_q : choice.tiles_q * choice.heads * g.batch;
   if (blocks > INT32_MAX) return too_long("query tiles", blocks, INT32_MAX);
   const int shared_limit = device.info().shared_bytes_per_block;
   if (const int needed = shared_bytes(g, choice.tiling); needed > shared_limit) {
@@ -212,12 +211,9 @@ Result<std::shared_ptr<internal::PlanState>> plan_sm80_forward(
                               choice.tiling.tile_k, stage_words(choice.tiling.stages)));
   step.shape.grid_y = static_cast<unsigned>(choice.splits);
   if (g.has_lengths) {
-    step.shape.grid_y = static_cast<unsigned>(g.heads_q);
     device::RaggedForwardArguments arguments{forward_arguments(problem, g), list};
     arguments.call.parts = 1;
-    step.parameters = runtime::ParameterBlock(arguments);
-    patch_addresses(step.parameters, problem, 0);
-    patch_sequences(step.parameters, problem, offsetof(device::RaggedForwardArguments, sequences));
+    give_sequences(step, *plan, arguments, g.heads_q);
   }
   plan->add_kernel(std::move(step));
   if (choice.splits > 1) {

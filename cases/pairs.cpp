@@ -144,7 +144,7 @@ std::vector<Case> pair_cases(std::int64_t tile, std::optional<DType> dtype) {
         for (std::size_t a = 0; a < kFeatures; ++a) {
           for (std::size_t b = a + 1; b < kFeatures; ++b) {
             // A number seeds its case. Pairs with sinks, and ragged ones, have ranges of their own:
-            // the cases that records of GPUs name, which refuse both, keep their values.
+            // the values of the other cases do not depend on them.
             std::uint64_t& number = b == kRagged ? ragged : b == kSinks ? with_sinks : n;
             const Pair pair{static_cast<Feature>(a), static_cast<Feature>(b), number};
             if (pair.has(kBoolMask) && pair.has(kAdditiveMask)) continue;  // a call has one

@@ -181,6 +181,10 @@ bool Case::gives(TensorRole role) const {
       return has_unused(&SequenceLengths::unused_q);
     case TensorRole::kSeqUsedK:
       return has_unused(&SequenceLengths::unused_k);
+    case TensorRole::kBlockTable:
+    case TensorRole::kCacheBatchIdx:
+    case TensorRole::kLeftPadK:
+      return false;
     default:
       return row_of(role).served_by != ServedBy::kNone;
   }

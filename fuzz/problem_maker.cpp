@@ -381,6 +381,8 @@ Problem make_wild_problem(Bytes& bytes) {
   if (bytes.one_in(16)) p.cu_seqlens_k = wild_spec(bytes, nullptr);
   if (bytes.one_in(16)) p.seqused_k = wild_spec(bytes, nullptr);
   if (bytes.one_in(16)) p.block_table = wild_spec(bytes, nullptr);
+  if (bytes.one_in(16)) p.cache_batch_idx = wild_spec(bytes, nullptr);
+  if (bytes.one_in(16)) p.leftpad_k = wild_spec(bytes, nullptr);
   return p;
 }
 

@@ -1,6 +1,6 @@
 flashlab_test(api_test
   SOURCES api_errors_test.cpp api_tensor_test.cpp api_overlap_test.cpp api_merge_test.cpp
-          api_context_test.cpp api_fork_test.cpp
+          api_context_test.cpp api_caches_test.cpp api_fork_test.cpp
   LIBRARIES flashlab)
 flashlab_test(thread_pool_test
   SOURCES cpu_thread_pool_test.cpp cpu_processors_test.cpp

@@ -358,6 +358,7 @@ INSTANTIATE_TEST_SUITE_P(
                           [](Call& c) {
                             c.forward.mask.reset();
                             c.forward.block_table = c.small({kB, 3}, DType::kInt32);
+                            c.forward.seqused_k = c.small({kB}, DType::kInt32);
                           },
                           {"'cpu' on cpu lacks paged keys:", "requires forward, fp32",
                            "at most forward", "no implementation on cpu has all of it"},
@@ -507,6 +508,9 @@ TEST(TensorTable, ARuleTurnsWithTheSourceOfSequences) {
   EXPECT_EQ(rule(TensorRole::kDV, {.ragged_k = true}), "[total_k, heads_k, head_dim_v]");
   EXPECT_EQ(rule(TensorRole::kV, {.ragged_k = true, .paged_k = true}),
             "[pages, page_size, heads_k, head_dim_v]");
+  EXPECT_EQ(rule(TensorRole::kK, {.indexed_k = true}),
+            "[cache_entries, seqlen_k, heads_k, head_dim]");
+  EXPECT_EQ(rule(TensorRole::kO, {.indexed_k = true}), "[batch, seqlen_q, heads_q, head_dim_v]");
   EXPECT_EQ(rule(TensorRole::kMask, {.ragged_q = true}),
             "[batch or 1, heads_q or 1, seqlen_q or 1, seqlen_k or 1]");
   EXPECT_EQ(rule(TensorRole::kCuSeqlensK, {.ragged_k = true}), "[batch + 1]");

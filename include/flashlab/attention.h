@@ -96,6 +96,15 @@ struct Options {
 /// seqused[b] rows long, or ends where the next one begins. Either side may be ragged by itself,
 /// and seqused_* may shorten the sequences of dense tensors. Cu_seqlens and seqused are int32 or
 /// int64, of the tensors' device, and read when the call runs.
+///
+/// Caches: queries dense or ragged, keys and values in memory that is larger than what is read. The
+/// keys of sequence b are the rows [leftpad_k[b], seqused_k[b]) of its cache, of as many rows as
+/// the cache has where either is absent. Its cache is
+///   entry b, or entry cache_batch_idx[b], of k and v [entries, capacity, heads_k, ...]: entries
+///   may be chosen twice, or never; with block_table row r of page block_table[b, r / page_size],
+///   at r % page_size, of k and v [pages, page_size, heads_k, ...]: any page size and any strides,
+///   so that one pool may hold both, and heads may come first. Pages may be anywhere and shared.
+///   Entries of the table that no key lies in are not read. Without seqused_k it is an error.
 struct ForwardTensors {
   ConstTensor q;                      ///< [batch, seqlen_q, heads_q, head_dim]
   ConstTensor k;                      ///< [batch, seqlen_k, heads_k, head_dim]
@@ -108,13 +117,15 @@ struct ForwardTensors {
   std::optional<ConstTensor> sinks{};         ///< [heads_q] fp32; see below
   std::optional<ConstTensor> cu_seqlens_q{};  ///< [batch + 1]: where sequences begin and end
   std::optional<ConstTensor> cu_seqlens_k{};  ///< [batch + 1]
-  std::optional<ConstTensor> block_table{};   ///< to come: [batch, pages_per_sequence] int32
+  std::optional<ConstTensor> block_table{};   ///< [batch, pages_per_sequence] int32
   std::optional<Tensor> row_statistics{};     ///< to come: [batch, heads_q, seqlen_q, 2] fp32
   /// [2] int64, seed and offset, read in place of dropout_seed when the call runs: a replayed graph
   /// draws another pattern.
   std::optional<ConstTensor> dropout_state{};
   std::optional<ConstTensor> seqused_q{};  ///< [batch]: queries of each sequence
-  std::optional<ConstTensor> seqused_k{};  ///< [batch]: keys of each sequence
+  std::optional<ConstTensor> seqused_k{};  ///< [batch]: keys of each sequence, padding included
+  std::optional<ConstTensor> cache_batch_idx{};  ///< [batch]: entries of k and v
+  std::optional<ConstTensor> leftpad_k{};        ///< [batch]: rows before a sequence's first key
 };
 
 /// Tensors of a backward call. o and lse are what forward gave for the same inputs.
@@ -133,7 +144,7 @@ struct BackwardTensors {
   std::optional<Tensor> d_sinks{};             ///< gradient of sinks: [heads_q] fp32
   /// As in forward.
   std::optional<ConstTensor> cu_seqlens_q{}, cu_seqlens_k{}, seqused_q{}, seqused_k{};
-  std::optional<ConstTensor> block_table{}, row_statistics{};  ///< to come
+  std::optional<ConstTensor> row_statistics{};  ///< to come
 };
 
 /// Scratch memory of one call: uninitialised on entry, 256-byte aligned, reusable once the stream
@@ -161,7 +172,8 @@ struct Problem {
   std::optional<TensorSpec> alibi_slopes{};
   std::optional<TensorSpec> sinks{}, d_sinks{};
   std::optional<TensorSpec> cu_seqlens_q{}, cu_seqlens_k{}, seqused_q{}, seqused_k{};
-  std::optional<TensorSpec> block_table{}, row_statistics{};  ///< to come
+  std::optional<TensorSpec> cache_batch_idx{}, leftpad_k{}, block_table{};  ///< forward only
+  std::optional<TensorSpec> row_statistics{};                               ///< to come
   std::optional<TensorSpec> dropout_state{};  ///< seed and offset, as in ForwardTensors
   Options options{};
 };
@@ -261,6 +273,11 @@ Status prepare(const Context& context, const Plan& plan);
 ///             tensor are errors. On a GPU such offsets are clamped, so that nothing outside of a
 ///             tensor is read or written, and a sequence that is longer than its mask gets NaN.
 ///             CPUs have them, and of GPUs the portable kernels of fp16 and bf16
+/// Caches      as Sequences, with the keys that ForwardTensors says; forward alone. Positions count
+///             from a sequence's first key: padding, and where pages lie, change nothing. On a CPU
+///             a page outside of k, an entry outside of it, a length beyond the cache and padding
+///             beyond the length are errors with sequence, index and value. On a GPU such a
+///             sequence gets NaN in o and lse, and nothing outside of a tensor is read
 /// Dropout     P of a pair is kept with probability 1 - p (rounded to a multiple of 2^-16) and
 ///             multiplied by 1 / (1 - p), or dropped; LSE is that without dropout. NaN or Inf in v
 ///             at a dropped key may make the row non-finite

@@ -44,9 +44,11 @@ enum class TensorRole : std::uint8_t {
   kDropoutState,
   kDSinks,
   kSeqUsedQ,
-  kSeqUsedK
+  kSeqUsedK,
+  kCacheBatchIdx,
+  kLeftPadK
 };
-inline constexpr std::size_t kTensorRoles = 21;
+inline constexpr std::size_t kTensorRoles = 23;
 
 // ---------------------------------------------------------------------------------------------
 // Shapes
@@ -67,9 +69,10 @@ enum class Extent : std::uint8_t {
   kPages,         ///< paged: of the pool of keys and values
   kPageSize,
   kPagesPerSequence,
+  kCacheEntries,  ///< of a cache whose entries cache_batch_idx chooses among
   kTwo
 };
-inline constexpr std::size_t kExtents = 14;
+inline constexpr std::size_t kExtents = 15;
 
 /// "batch", "seqlen_q", "total_q", "batch + 1", "2".
 const char* to_string(Extent extent) noexcept;
@@ -115,16 +118,19 @@ struct ShapeRule {
 std::string to_string(const ShapeRule& rule);
 
 /// Where sequences come from: a dimension of their own, or one row of tokens cut by cumulative
-/// lengths (ragged), or, for keys and values, pages that a table lists.
+/// lengths (ragged), or, for keys and values, entries of a cache that an index chooses, or pages
+/// that a table lists.
 struct SequenceSource {
   bool ragged_q = false;
   bool ragged_k = false;
   bool paged_k = false;
+  bool indexed_k = false;
 };
 
 /// A dense rule as it reads for a source: [batch, seqlen_q, heads_q, head_dim] becomes
 /// [total_q, heads_q, head_dim] where queries are ragged, [batch, seqlen_k, ...] becomes
-/// [pages, page_size, ...] where keys are paged. Rules that broadcast stay.
+/// [pages, page_size, ...] where keys are paged, [cache entries, seqlen_k, ...] where an index
+/// chooses them. Rules that broadcast stay.
 ShapeRule rule_for(const ShapeRule& dense, const SequenceSource& source);
 
 // ---------------------------------------------------------------------------------------------
@@ -300,6 +306,7 @@ inline constexpr ShapeRule kHeadSlopes = ShapeRule{kBatch, kHeadsQ}.broadcast();
 
 // Of a pass that has no such tensor.
 inline constexpr TensorMember<F> kNotForward{};
+inline constexpr TensorMember<B> kNotBackward{};
 
 inline constexpr std::array<TensorRow, kTensorRoles> kRows{{
     // role, name, member of forward, of backward, of Problem, shape, dtype, feature, served by
@@ -322,8 +329,8 @@ inline constexpr std::array<TensorRow, kTensorRoles> kRows{{
      ShapeRule{kBatchPlusOne}, D::kIndex, "variable lengths", ServedBy::kDeclaring},
     {R::kCuSeqlensK, "cu_seqlens_k", &F::cu_seqlens_k, &B::cu_seqlens_k, &P::cu_seqlens_k,
      ShapeRule{kBatchPlusOne}, D::kIndex, "variable lengths", ServedBy::kDeclaring},
-    {R::kBlockTable, "block_table", &F::block_table, &B::block_table, &P::block_table,
-     ShapeRule{kBatch, kPagesPerSequence}, D::kInt32, "paged keys", ServedBy::kNone},
+    {R::kBlockTable, "block_table", &F::block_table, kNotBackward, &P::block_table,
+     ShapeRule{kBatch, kPagesPerSequence}, D::kInt32, "paged keys", ServedBy::kDeclaring},
     {R::kRowStatistics, "row_statistics", &F::row_statistics, &B::row_statistics,
      &P::row_statistics, ShapeRule{kBatch, kHeadsQ, kSeqlenQ, kTwo}, D::kFp32, "row statistics",
      ServedBy::kNone},
@@ -335,6 +342,10 @@ inline constexpr std::array<TensorRow, kTensorRoles> kRows{{
      D::kIndex, "variable lengths", ServedBy::kDeclaring},
     {R::kSeqUsedK, "seqused_k", &F::seqused_k, &B::seqused_k, &P::seqused_k, ShapeRule{kBatch},
      D::kIndex, "variable lengths", ServedBy::kDeclaring},
+    {R::kCacheBatchIdx, "cache_batch_idx", &F::cache_batch_idx, kNotBackward, &P::cache_batch_idx,
+     ShapeRule{kBatch}, D::kIndex, "cache entries by index", ServedBy::kDeclaring},
+    {R::kLeftPadK, "leftpad_k", &F::leftpad_k, kNotBackward, &P::leftpad_k, ShapeRule{kBatch},
+     D::kIndex, "left padding", ServedBy::kDeclaring},
 }};
 
 constexpr bool rows_are_in_order() {

@@ -86,7 +86,8 @@ struct Geometry {
   /// of ragged rows their number.
   bool has_lengths = false;
   bool ragged_q = false;
-  bool is_sequence = false;  ///< one of such a call: nothing but its own lengths may cut it
+  std::int64_t page_size = 0;  ///< of keys and values in pages; 0: they are in none
+  bool is_sequence = false;    ///< one of such a call: nothing but its own lengths may cut it
 
   std::int64_t group() const noexcept { return heads_k == 0 ? 0 : heads_q / heads_k; }
   std::int64_t shift() const noexcept { return bounds.shift(seqlen_q, seqlen_k); }

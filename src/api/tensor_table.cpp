@@ -16,6 +16,7 @@ const char* to_string(Extent extent) noexcept {
                                                                "pages",
                                                                "page_size",
                                                                "pages_per_sequence",
+                                                               "cache_entries",
                                                                "2"};
   return kNames[static_cast<std::size_t>(extent)];
 }
@@ -39,7 +40,8 @@ ShapeRule rule_for(const ShapeRule& dense, const SequenceSource& source) {
   }
   const bool paged = keys && source.paged_k;
   const bool ragged = !paged && ((queries && source.ragged_q) || (keys && source.ragged_k));
-  if (!paged && !ragged) return dense;
+  const bool indexed = keys && source.indexed_k && !paged && !ragged;
+  if (!paged && !ragged && !indexed) return dense;
   ShapeRule rule{};
   for (int i = 0; i < dense.rank; ++i) {
     Extent extent = dense.extents[static_cast<std::size_t>(i)];
@@ -47,6 +49,7 @@ ShapeRule rule_for(const ShapeRule& dense, const SequenceSource& source) {
     if (ragged && extent == Extent::kSeqlenQ) extent = Extent::kTotalQ;
     if (ragged && extent == Extent::kSeqlenK) extent = Extent::kTotalK;
     if (paged && extent == Extent::kBatch) extent = Extent::kPages;
+    if (indexed && extent == Extent::kBatch) extent = Extent::kCacheEntries;
     if (paged && extent == Extent::kSeqlenK) extent = Extent::kPageSize;
     rule.extents[static_cast<std::size_t>(rule.rank++)] = extent;
   }
@@ -82,7 +85,8 @@ DTypeList allowed_dtypes(DTypeRule rule, DType q, DType lse) {
 SequenceSource source_of(const Problem& problem) {
   return {.ragged_q = problem.cu_seqlens_q.has_value(),
           .ragged_k = problem.cu_seqlens_k.has_value(),
-          .paged_k = problem.block_table.has_value()};
+          .paged_k = problem.block_table.has_value(),
+          .indexed_k = problem.cache_batch_idx.has_value()};
 }
 
 }  // namespace flashlab

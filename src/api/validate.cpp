@@ -53,6 +53,37 @@ void check_longest(TensorRules& check, const char* name, const std::optional<std
   }
 }
 
+// Keys in a cache: what cannot be meant together.
+void check_cache(TensorRules& check, const Problem& p) {
+  const std::pair<const char*, bool> given[] = {{"cache_batch_idx", p.cache_batch_idx.has_value()},
+                                                {"leftpad_k", p.leftpad_k.has_value()},
+                                                {"block_table", p.block_table.has_value()}};
+  for (const auto& [name, is_given] : given) {
+    if (is_given && p.pass == Pass::kBackward) {
+      check.fail(name, "given to backward", "nothing: caches have no gradients",
+                 "gather the keys and values, and use cu_seqlens_k");
+    }
+    if (is_given && p.cu_seqlens_k) {
+      check.fail(name, "given beside cu_seqlens_k", "keys in a cache, or ragged keys",
+                 "give the lengths of a cache as seqused_k");
+    }
+  }
+  if (!p.block_table) return;
+  if (p.cache_batch_idx) {
+    check.fail("cache_batch_idx", "given beside block_table", "entries of a cache, or pages",
+               "choose the rows of block_table instead");
+  }
+  if (!p.seqused_k) {
+    check.fail("seqused_k", "nothing", "the number of keys of each sequence",
+               "a table of pages does not say where a sequence ends");
+  }
+  if (p.k.rank == 4 && p.k.shape[1] == 0) {
+    check.fail("k.shape[1]", "0", "a page size >= 1",
+               "with block_table k is [pages, page_size, "
+               "heads_k, head_dim]");
+  }
+}
+
 // Every size has one tensor that says it: the first of the table with that extent.
 Extents sizes_of(TensorRules& check, const Problem& p, const SequenceSource& source) {
   Extents sizes;
@@ -295,6 +326,7 @@ Result<Geometry> validate(const Problem& problem, Problem* normalised) {
   TensorRules check;
   const SequenceSource source = source_of(p);
   check_structures(check, p, source);
+  check_cache(check, p);
   const Extents sizes = sizes_of(check, p, source);
   check_sizes(check, p, sizes);
   for (const TensorRow& row : kTensors) check_tensor(check, p, row, source, sizes);
@@ -311,9 +343,11 @@ Result<Geometry> validate(const Problem& problem, Problem* normalised) {
 
   Geometry g;
   g.batch = sizes[Extent::kBatch];
-  g.has_lengths = p.cu_seqlens_q || p.cu_seqlens_k || p.seqused_q || p.seqused_k;
+  g.has_lengths = p.cu_seqlens_q || p.cu_seqlens_k || p.seqused_q || p.seqused_k ||
+                  p.cache_batch_idx || p.leftpad_k;
   g.ragged_q = source.ragged_q;
   g.seqlen_q = sizes[source.ragged_q ? Extent::kTotalQ : Extent::kSeqlenQ];
+  if (source.paged_k) g.page_size = sizes[Extent::kPageSize];
   g.heads_q = sizes[Extent::kHeadsQ];
   g.head_dim = sizes[Extent::kHeadDim];
   g.seqlen_k = sizes[source.ragged_k ? Extent::kTotalK : Extent::kSeqlenK];

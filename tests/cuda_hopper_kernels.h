@@ -11,11 +11,11 @@ inline constexpr int kHopper = 90;
 
 inline Primitive hopper_kernel(const std::string& name, const std::string& parameters,
                                const std::string& body) {
-  return primitive(
-      name, "",
-      {"ptx/barrier.h", "ptx/bulk_copy.h", "ptx/cluster.h", "ptx/memory.h", "ptx/tensor_copy.h",
-       "ptx/transaction.h", "ptx/warpgroup.h", "ptx/wgmma.h", "ptx/wgmma_rows.h", "tile/slab.h"},
-      parameters, body, kHopper);
+  return primitive(name, "",
+                   {"ptx/barrier.h", "ptx/bulk_copy.h", "ptx/cluster.h", "ptx/memory.h",
+                    "ptx/tensor_copy.h", "ptx/transaction.h", "ptx/warpgroup.h", "ptx/wgmma.h",
+                    "ptx/wgmma_rows.h", "tile/slab_copy.h"},
+                   parameters, body, kHopper);
 }
 
 /// A [64, 32] and B [columns, 32], both by rows; D [64, columns] in the threads' order.
@@ -115,9 +115,9 @@ inline Primitive register_product_kernel(const std::string& element, int columns
                                    columns, element));
 }
 
-/// A tensor map, then nothing; the box at (0, 40, 1, 1) comes out row by row.
-inline Primitive box_kernel() {
-  return hopper_kernel("copy_box_4", "const unsigned char* map, uint4* out", R"(
+/// A tensor map, then nothing; what `copy` brings comes out row by row.
+inline Primitive box_kernel(const char* name, const std::string& copy) {
+  return hopper_kernel(name, "const unsigned char* map, uint4* out", R"(
   using Tile = SlabTile<64, 64>;
   __shared__ __align__(1024) unsigned char memory[Tile::kBytes];
   __shared__ unsigned long long barrier;
@@ -130,7 +130,7 @@ inline Primitive box_kernel() {
   __syncthreads();
   if (t == 0) {
     ptx::barrier_arrive_expect(at, Tile::kBytes);
-    ptx::copy_box_4(ptx::shared_address(memory), map, 0, 40, 1, 1, at, ptx::kEvictLast);
+    )" + copy + R"(
   }
   for (int i = 0; i < 1 << 18 && !ptx::barrier_passed_soon(at, 0); ++i) {}
   for (int i = t; i < 64 * 8; i += 32) {
@@ -204,7 +204,13 @@ inline void add_hopper_kernels(Primitives& list) {
       list.push_back(register_product_kernel(element, columns));
     }
   }
-  list.push_back(box_kernel());
+  list.push_back(box_kernel(
+      "copy_box_4",
+      "ptx::copy_box_4(ptx::shared_address(memory), map, 0, 40, 1, 1, at, ptx::kEvictLast);"));
+  list.push_back(box_kernel("copy_box_5", R"(
+    const BoundedRows rows(17, 70, 40);
+    copy_bounded_tile<Tile>(ptx::shared_address(memory), map, rows.row, 1, rows.end, at,
+                            ptx::kEvictLast);)"));
   list.push_back(cluster_kernel());
   list.push_back(warpgroup_kernel());
 }

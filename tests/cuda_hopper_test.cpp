@@ -145,6 +145,34 @@ TEST_F(Hopper, ABoxArrivesSwizzledAndFilledWithZeros) {
       same("copy_box_4", run<std::uint16_t>("copy_box_4", in, Halves(64 * 64, 0xeeee)), expected));
 }
 
+// [200, 2, 24], of which a sequence has rows 17 to 86: a box from its row 40 on ends with it, and
+// what its neighbour has does not come.
+TEST_F(Hopper, ABoundedBoxEndsWithItsSequence) {
+  constexpr std::uint64_t kColumns = 24, kRows = 200, kHeads = 2, kAny = std::uint64_t{1} << 31;
+  Halves tensor(kColumns * kRows * kHeads);
+  for (auto& value : tensor) value = static_cast<std::uint16_t>(random_() | 1);
+  void* memory = upload(tensor.data(), tensor.size() * 2);
+  const std::uint64_t row = kColumns * kHeads * 2;
+  const std::uint64_t extents[] = {kColumns, std::uint64_t{1} << 30, kHeads, kAny, kAny};
+  const std::uint64_t strides[] = {row, kColumns * 2, row, (std::uint64_t{1} << 34) - row};
+  const std::uint32_t box[] = {64, 64, 1, 1, 1}, every[] = {1, 1, 1, 1, 1};
+  cuda::CUtensorMap map{};
+  const auto current = gpu_->current();
+  ASSERT_EQ(gpu_->api().cuTensorMapEncodeTiled(&map, cuda::kMapBf16, 5, memory, extents, strides,
+                                               box, every, 0, /*128-byte swizzle=*/3, 0, 0),
+            cuda::kCudaSuccess);
+  std::vector<unsigned char> in(sizeof map);
+  std::memcpy(in.data(), &map, sizeof map);
+  Halves expected(64 * 64, 0);
+  for (std::uint64_t i = 0; i < 70 - 40; ++i) {
+    for (std::uint64_t column = 0; column < kColumns; ++column) {
+      expected[64 * i + column] = tensor[((17 + 40 + i) * kHeads + 1) * kColumns + column];
+    }
+  }
+  EXPECT_TRUE(
+      same("copy_box_5", run<std::uint16_t>("copy_box_5", in, Halves(64 * 64, 0xeeee)), expected));
+}
+
 TEST_F(Hopper, BlocksOfAClusterCopyAndSend) {
   std::vector<float> in(64), expected;
   for (std::size_t i = 0; i < in.size(); ++i) in[i] = static_cast<float>(i) + 0.5f;

@@ -40,12 +40,14 @@ TEST(TileKernels, CompileForSm90) {
 }
 // Of load.h the rest is reached through load_tile and ThreadCopy. Kernels name MaskRows and
 // ThreadCopy by aliases. copy_tile is how every Hopper kernel begins. warpgroup.h chooses between
-// the products that cuda_hopper_test runs. tile_of_slot is made of the rest of sequence.h.
+// the products that cuda_hopper_test runs, which runs copy_bounded_tile, too. tile_of_slot is made
+// of the rest of sequence.h.
 TEST(TileKernels, CallEveryPart) {
   expect_all_called(tile_primitives(), "tile/",
                     {"chunk_bytes",
                      "chunk_column",
                      "clamp_index",
+                     "copy_bounded_tile",
                      "copy_tile",
                      "dot",
                      "exists",

@@ -75,18 +75,19 @@ void land(const BoxCopy& copy) {
   unsigned to = copy.to;
   std::uint32_t at[5] = {};
   for (bool more = true; more;) {
-    const char* from = map.address;
+    auto from = reinterpret_cast<std::uint64_t>(map.address);  // addresses wrap
     bool inside = true;
     for (int i = 1; i < map.rank; ++i) {
       const std::int64_t place = std::int64_t{copy.at[i]} + at[i];
       inside = inside && place >= 0 && place < map.extents[i];
-      from += place * static_cast<std::int64_t>(map.strides_bytes[i - 1]);
+      from += static_cast<std::uint64_t>(place) * map.strides_bytes[i - 1];
     }
     for (std::uint32_t x = 0; x < map.box[0]; ++x, to += map.element_bytes) {
       const std::int64_t place = std::int64_t{copy.at[0]} + x;
       char* element = block.shared + swizzled(to, map.swizzle_bits);
       if (inside && place >= 0 && place < map.extents[0]) {
-        std::memcpy(element, from + place * map.element_bytes, map.element_bytes);
+        std::memcpy(element, reinterpret_cast<const char*>(from) + place * map.element_bytes,
+                    map.element_bytes);
       } else {
         std::memset(element, 0, map.element_bytes);
       }

@@ -19,6 +19,15 @@ bool describable(const TensorSpec& spec);
 /// kernels/tile/slab.h has them.
 runtime::TensorMap tensor_map(const TensorSpec& spec, int rows, std::int64_t group = 1);
 
+/// Whether a bounded map can describe a packed tensor [total, heads, dim] or one of several entries
+/// [batch, seqlen, heads, dim] as it lies: entries are then so many rows apart.
+bool boundable(const TensorSpec& spec);
+/// Rows from one entry's first to the next one's; 0 of a packed tensor.
+std::int64_t rows_between_entries(const TensorSpec& spec);
+/// Its rows in boxes as tensor_map's, at the coordinates of kernels/tile/bounded.h: innermost first
+/// column, row, head (with `group` > 1 column, head, row), end, kBoundedRows.
+runtime::TensorMap bounded_map(const TensorSpec& spec, int rows, std::int64_t group = 1);
+
 /// [rows, 64] of 16-bit elements, dense, in boxes of `box` rows, swizzled likewise.
 runtime::TensorMap slab_map(DType dtype, std::int64_t rows, int box);
 

@@ -26,4 +26,14 @@ __device__ inline void copy_box_4(unsigned shared, const void* map, int x, int y
       : "memory");
 }
 
+/// The same of a tensor of five dimensions.
+__device__ inline void copy_box_5(unsigned shared, const void* map, int x, int y, int z, int w,
+                                  int u, unsigned barrier, unsigned long long policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      ".L2::cache_hint [%0], [%1, {%2, %3, %4, %5, %6}], [%7], %8;" ::"r"(shared),
+      "l"(map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(u), "r"(barrier), "l"(policy)
+      : "memory");
+}
+
 }  // namespace flashlab::ptx

@@ -3,6 +3,7 @@
 // Tiles of slabs by the copy engine.
 
 #include "ptx/tensor_copy.h"
+#include "tile/bounded.h"
 #include "tile/slab.h"
 
 namespace flashlab::device {
@@ -17,6 +18,18 @@ __device__ inline void copy_tile(unsigned shared, const void* map, int row, int 
   for (int slab = 0; slab < Tile::kSlabs; ++slab) {
     ptx::copy_box_4(shared + slab * Tile::kSlabBytes, map, slab * kSlabColumns, row, head, batch,
                     barrier, policy);
+  }
+}
+
+/// The same of one sequence of a packed tensor, by a bounded map: nothing behind the sequence's end
+/// is read. `y` and `z`: rows.row and a head, in the map's order.
+template <class Tile>
+__device__ inline void copy_bounded_tile(unsigned shared, const void* map, int y, int z, int end,
+                                         unsigned barrier, unsigned long long policy) {
+#pragma unroll
+  for (int slab = 0; slab < Tile::kSlabs; ++slab) {
+    ptx::copy_box_5(shared + slab * Tile::kSlabBytes, map, slab * kSlabColumns, y, z, end,
+                    kBoundedRows, barrier, policy);
   }
 }
 

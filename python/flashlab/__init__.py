@@ -37,7 +37,8 @@ def attention(q: Array, k: Array, v: Array, *, causal: Union[bool, str, None] = 
               cu_seqlens_q: Optional[Any] = ..., cu_seqlens_k: Optional[Any] = ...,
               seqused_q: Optional[Any] = ..., seqused_k: Optional[Any] = ...,
               max_seqlen_q: Optional[int] = ..., max_seqlen_k: Optional[int] = ...,
-              sinks: Optional[Any] = ...) -> Array: ...
+              sinks: Optional[Any] = ...,
+              attention_chunk: Optional[int] = ...) -> Array: ...
 @overload
 def attention(q: Array, k: Array, v: Array, *, causal: Union[bool, str, None] = ...,
               scale: Optional[float] = ..., mask: Optional[Any] = ...,
@@ -48,7 +49,8 @@ def attention(q: Array, k: Array, v: Array, *, causal: Union[bool, str, None] = 
               cu_seqlens_q: Optional[Any] = ..., cu_seqlens_k: Optional[Any] = ...,
               seqused_q: Optional[Any] = ..., seqused_k: Optional[Any] = ...,
               max_seqlen_q: Optional[int] = ..., max_seqlen_k: Optional[int] = ...,
-              sinks: Optional[Any] = ...) -> Tuple[Array, Array]: ...
+              sinks: Optional[Any] = ...,
+              attention_chunk: Optional[int] = ...) -> Tuple[Array, Array]: ...
 @overload
 def attention(q: Array, k: Array, v: Array, *, causal: Union[bool, str, None] = ...,
               scale: Optional[float] = ..., mask: Optional[Any] = ...,
@@ -59,7 +61,8 @@ def attention(q: Array, k: Array, v: Array, *, causal: Union[bool, str, None] = 
               cu_seqlens_q: Optional[Any] = ..., cu_seqlens_k: Optional[Any] = ...,
               seqused_q: Optional[Any] = ..., seqused_k: Optional[Any] = ...,
               max_seqlen_q: Optional[int] = ..., max_seqlen_k: Optional[int] = ...,
-              sinks: Optional[Any] = ...) -> Union[Array, Tuple[Array, Array]]: ...
+              sinks: Optional[Any] = ...,
+              attention_chunk: Optional[int] = ...) -> Union[Array, Tuple[Array, Array]]: ...
 def attention(q: Array, k: Array, v: Array, *, causal: Union[bool, str, None] = False,
               scale: Optional[float] = None, mask: Optional[Any] = None,
               return_lse: bool = False, precision: str = "ieee", deterministic: bool = False,
@@ -70,7 +73,8 @@ def attention(q: Array, k: Array, v: Array, *, causal: Union[bool, str, None] = 
               cu_seqlens_q: Optional[Any] = None, cu_seqlens_k: Optional[Any] = None,
               seqused_q: Optional[Any] = None, seqused_k: Optional[Any] = None,
               max_seqlen_q: Optional[int] = None, max_seqlen_k: Optional[int] = None,
-              sinks: Optional[Any] = None) -> Union[Array, Tuple[Array, Array]]:
+              sinks: Optional[Any] = None,
+              attention_chunk: Optional[int] = None) -> Union[Array, Tuple[Array, Array]]:
     """Exact softmax attention: o = softmax(scale q k^T + mask) v.
 
     Shapes      q [B, Sq, Hq, D], k [B, Sk, Hk, D], v [B, Sk, Hk, Dv] -> o [B, Sq, Hq, Dv] and, with
@@ -89,6 +93,8 @@ def attention(q: Array, k: Array, v: Array, *, causal: Union[bool, str, None] = 
                 negative side leaves the diagonal out; d is 0 top-left, Sk - Sq bottom-right:
                 causal's alignment, or the third element, "top-left" or "bottom-right", which is
                 needed where Sq != Sk without causal
+    attention_chunk  c: query i sees the keys of the chunk [n c, n c + c) that key i + d lies in,
+                d as a window's; where Sq != Sk, causal or window says the alignment
     softcap     scores become softcap tanh(score / softcap)
     alibi_slopes  [Hq] or [B, Hq] float32: adds -slope |i + Sk - Sq - j|
     dropout_p, dropout_seed  probability, below 1, of dropping a probability; the pattern is a
@@ -119,7 +125,7 @@ def attention(q: Array, k: Array, v: Array, *, causal: Union[bool, str, None] = 
     run = _by_torch if _is_compiling() else _core.attention
     return run(q, k, v, causal, scale, mask, return_lse, precision, deterministic, out, window,
                softcap, alibi_slopes, dropout_p, dropout_seed, cu_seqlens_q, cu_seqlens_k,
-               seqused_q, seqused_k, max_seqlen_q, max_seqlen_k, sinks)
+               seqused_q, seqused_k, max_seqlen_q, max_seqlen_k, sinks, attention_chunk)
 
 
 def _is_compiling() -> bool:
@@ -132,7 +138,7 @@ def _by_torch(q: Any, k: Any, v: Any, causal: Any, scale: Any, mask: Any, return
               precision: str, deterministic: bool, out: Any, window: Any, softcap: Any,
               alibi_slopes: Any, dropout_p: Any, dropout_seed: Any, cu_seqlens_q: Any,
               cu_seqlens_k: Any, seqused_q: Any, seqused_k: Any, max_seqlen_q: Any,
-              max_seqlen_k: Any, sinks: Any) -> Any:
+              max_seqlen_k: Any, sinks: Any, attention_chunk: Any) -> Any:
     """A call on tensors that need more than kernels: gradients, autocast, an operator to see, a
     seed of dropout."""
     options = {"causal": causal, "scale": scale, "mask": mask, "return_lse": return_lse,
@@ -140,7 +146,8 @@ def _by_torch(q: Any, k: Any, v: Any, causal: Any, scale: Any, mask: Any, return
                "softcap": softcap, "alibi_slopes": alibi_slopes, "dropout_p": dropout_p,
                "dropout_seed": dropout_seed, "cu_seqlens_q": cu_seqlens_q,
                "cu_seqlens_k": cu_seqlens_k, "seqused_q": seqused_q, "seqused_k": seqused_k,
-               "max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k, "sinks": sinks}
+               "max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k, "sinks": sinks,
+               "attention_chunk": attention_chunk}
     import flashlab.torch
     if out is None:
         return flashlab.torch.attention(q, k, v, **options)
@@ -164,7 +171,8 @@ def attention_backward(d_o: Array, q: Array, k: Array, v: Array, o: Array, lse: 
                        cu_seqlens_q: Optional[Array] = None, cu_seqlens_k: Optional[Array] = None,
                        seqused_q: Optional[Array] = None, seqused_k: Optional[Array] = None,
                        max_seqlen_q: Optional[int] = None, max_seqlen_k: Optional[int] = None,
-                       sinks: Optional[Array] = None) -> Tuple[Array, ...]:
+                       sinks: Optional[Array] = None,
+                       attention_chunk: Optional[int] = None) -> Tuple[Array, ...]:
     """Gradients of `attention` for frameworks that have no autograd of their own.
 
     Computes    P = exp(S - lse), delta = rowsum(d_o * o) - d_lse, dS = P * (d_o v^T - delta);
@@ -175,7 +183,7 @@ def attention_backward(d_o: Array, q: Array, k: Array, v: Array, o: Array, lse: 
     d_lse       gradient of lse; None is zero
     deterministic  without it a GPU adds dq up in an order that varies
     window, softcap, alibi_slopes, dropout_p, dropout_seed, cu_seqlens_q, cu_seqlens_k, seqused_q,
-    seqused_k, sinks  those of the forward call
+    seqused_k, sinks, attention_chunk  those of the forward call
     Others, errors, strides: as attention
     Cost        2 B Hq pairs (3 D + 2 Dv) FLOPs
     Source      FlashAttention-2 (Dao 2023), algorithm 2
@@ -185,7 +193,8 @@ def attention_backward(d_o: Array, q: Array, k: Array, v: Array, o: Array, lse: 
                           softcap=softcap, alibi_slopes=alibi_slopes, dropout_p=dropout_p,
                           dropout_seed=dropout_seed, cu_seqlens_q=cu_seqlens_q,
                           cu_seqlens_k=cu_seqlens_k, seqused_q=seqused_q, seqused_k=seqused_k,
-                          max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, sinks=sinks)
+                          max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, sinks=sinks,
+                          attention_chunk=attention_chunk)
 
 
 @overload

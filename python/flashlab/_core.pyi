@@ -31,6 +31,7 @@ def forward(
     max_seqlen_q: Optional[int] = None,
     max_seqlen_k: Optional[int] = None,
     sinks: Optional[Any] = None,
+    attention_chunk: Optional[int] = None,
 ) -> Tuple[Array, Optional[Array]]: ...
 def backward(
     d_o: Array,
@@ -64,6 +65,7 @@ def backward(
     max_seqlen_k: Optional[int] = None,
     sinks: Optional[Any] = None,
     d_sinks: Optional[Any] = None,
+    attention_chunk: Optional[int] = None,
 ) -> Tuple[Array, ...]: ...
 def merge(
     parts: Iterable[Tuple[Array, Array]], *, dtype: str = "fp32", return_lse: bool = True

@@ -32,6 +32,7 @@ enum : Py_ssize_t {
   kMaxSeqlenQ,
   kMaxSeqlenK,
   kSinks,
+  kAttentionChunk,
   kCount
 };
 
@@ -94,8 +95,9 @@ nb::object by_torch(PyObject* const* arguments) {
 nb::object run(PyObject* const* arguments) {
   const Framework& framework = framework_of(arguments[kQ], "q");
   bool deterministic = is_true(arguments[kDeterministic]);
-  const ScoreOptions scores{arguments[kWindow], arguments[kSoftcap], arguments[kAlibiSlopes],
-                            arguments[kDropoutP], arguments[kDropoutSeed]};
+  const ScoreOptions scores{arguments[kWindow],      arguments[kSoftcap],
+                            arguments[kAlibiSlopes], arguments[kDropoutP],
+                            arguments[kDropoutSeed], arguments[kAttentionChunk]};
   if (framework.torch) {
     // PyTorch's generator draws a seed.
     const bool draws = arguments[kDropoutSeed] == Py_None && dropout_of(scores) != 0;

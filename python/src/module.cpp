@@ -61,10 +61,11 @@ NB_MODULE(_core, m) {
          handle deterministic, handle return_lse, handle out, handle implementation, handle window,
          handle softcap, handle alibi_slopes, handle dropout_p, handle dropout_seed,
          handle cu_seqlens_q, handle cu_seqlens_k, handle seqused_q, handle seqused_k,
-         handle max_seqlen_q, handle max_seqlen_k, handle sinks) {
+         handle max_seqlen_q, handle max_seqlen_k, handle sinks, handle attention_chunk) {
         const fp::SequenceOptions sequences{cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k,
                                             max_seqlen_q, max_seqlen_k, sinks};
-        const fp::ScoreOptions scores{window, softcap, alibi_slopes, dropout_p, dropout_seed};
+        const fp::ScoreOptions scores{window,    softcap,      alibi_slopes,
+                                      dropout_p, dropout_seed, attention_chunk};
         return fp::forward(q, k, v,
                            {causal, scale, precision, fp::is_true(deterministic.ptr()), scores,
                             implementation, false, sequences},
@@ -77,6 +78,7 @@ NB_MODULE(_core, m) {
       "dropout_p"_a.none() = 0.0, "dropout_seed"_a = nb::none(), "cu_seqlens_q"_a = nb::none(),
       "cu_seqlens_k"_a = nb::none(), "seqused_q"_a = nb::none(), "seqused_k"_a = nb::none(),
       "max_seqlen_q"_a = nb::none(), "max_seqlen_k"_a = nb::none(), "sinks"_a = nb::none(),
+      "attention_chunk"_a = nb::none(),
       "(o, lse or None): softmax(scale q k^T + mask) v and the scores' log-sum-exp.");
   m.def(
       "backward",
@@ -85,10 +87,11 @@ NB_MODULE(_core, m) {
          handle dq, handle dk, handle dv, handle implementation, handle window, handle softcap,
          handle alibi_slopes, handle dropout_p, handle dropout_seed, handle cu_seqlens_q,
          handle cu_seqlens_k, handle seqused_q, handle seqused_k, handle max_seqlen_q,
-         handle max_seqlen_k, handle sinks, handle d_sinks) {
+         handle max_seqlen_k, handle sinks, handle d_sinks, handle attention_chunk) {
         const fp::SequenceOptions sequences{cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k,
                                             max_seqlen_q, max_seqlen_k, sinks};
-        const fp::ScoreOptions scores{window, softcap, alibi_slopes, dropout_p, dropout_seed};
+        const fp::ScoreOptions scores{window,    softcap,      alibi_slopes,
+                                      dropout_p, dropout_seed, attention_chunk};
         return fp::backward(d_o, q, k, v, o, lse, d_lse,
                             {causal, scale, precision, fp::is_true(deterministic.ptr()), scores,
                              implementation, false, sequences},
@@ -102,7 +105,7 @@ NB_MODULE(_core, m) {
       "dropout_p"_a.none() = 0.0, "dropout_seed"_a = nb::none(), "cu_seqlens_q"_a = nb::none(),
       "cu_seqlens_k"_a = nb::none(), "seqused_q"_a = nb::none(), "seqused_k"_a = nb::none(),
       "max_seqlen_q"_a = nb::none(), "max_seqlen_k"_a = nb::none(), "sinks"_a = nb::none(),
-      "d_sinks"_a = nb::none(),
+      "d_sinks"_a = nb::none(), "attention_chunk"_a = nb::none(),
       "(dq, dk, dv), and d_sinks where there are sinks: the gradients of forward's inputs.");
   m.def(
       "configure_cpu", [](int threads, const char* isa) { fp::configure_cpu(threads, isa); },

@@ -119,6 +119,25 @@ void check_alignment_of_lists(nb::handle given, const Options& options) {
         "pass (left, right, \"top-left\") or (left, right, \"bottom-right\")");
 }
 
+// A chunk takes its alignment from causal or a window; `unequal` says why one is needed.
+void set_chunk(nb::handle given, const char* unequal, Options& options) {
+  if (given.is_none()) return;
+  const nb::object number = nb::steal(PyNumber_Index(given.ptr()));
+  const long long keys = number.is_valid() ? PyLong_AsLongLong(number.ptr()) : 0;
+  PyErr_Clear();
+  if (keys <= 0) {
+    raise(PyExc_ValueError, "attention_chunk", shown(given), "a number of keys > 0, or None", "");
+  }
+  const bool open = options.causal == Causal::kNone &&
+                    (!options.window || options.window->alignment == Alignment::kOfCausal);
+  if (open && unequal != nullptr) {
+    raise(PyExc_ValueError, "attention_chunk", shown(given) + unequal,
+          "an alignment, because lengths may differ",
+          "pass causal or window=(None, None, \"top-left\" or \"bottom-right\")");
+  }
+  options.attention_chunk = keys;
+}
+
 std::optional<std::int64_t> hint_of(const char* name, nb::handle given, bool has_lengths) {
   if (given.is_none()) return std::nullopt;
   const nb::object number = nb::steal(PyNumber_Index(given.ptr()));
@@ -136,7 +155,9 @@ void set_score_options(const ScoreOptions& given, bool lists, Options& options, 
                        const Argument& k) {
   if (!given.window.is_none()) {
     const Window window = window_of(given);
-    if (window.left || window.right) {
+    const bool aligns =
+        !given.attention_chunk.is_none() && window.alignment != Alignment::kOfCausal;
+    if (window.left || window.right || aligns) {
       options.window = window;
       if (lists) {
         check_alignment_of_lists(given.window, options);
@@ -145,6 +166,13 @@ void set_score_options(const ScoreOptions& given, bool lists, Options& options, 
       }
     }
   }
+  const bool unequal =
+      q.spec().rank == 4 && k.spec().rank == 4 && q.spec().shape[1] != k.spec().shape[1];
+  set_chunk(given.attention_chunk,
+            lists     ? " with sequences of any lengths"
+            : unequal ? " with unequal lengths"
+                      : nullptr,
+            options);
   if (!given.softcap.is_none()) {
     constexpr const char* kExpected = "a finite number > 0 in fp32, or None";
     const auto cap = static_cast<float>(number_of("softcap", given.softcap, kExpected));

@@ -16,6 +16,7 @@ struct ScoreOptions {
   nb::handle alibi_slopes;  ///< None, [heads] or [batch, heads]
   nb::handle dropout_p;     ///< a number
   nb::handle dropout_seed;  ///< None, (seed, offset), or an array of both, [2] int64
+  nb::handle attention_chunk = nb::none();  ///< None or a number of keys > 0
   /// That of a window of two numbers: None is causal's. PyTorch's operators say it apart.
   nb::handle alignment = nb::none();
 };

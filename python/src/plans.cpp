@@ -60,6 +60,7 @@ CallKey::CallKey(Pass pass, const Options& options, Device device, const void* p
   head_.window_left = window.left.value_or(kNoBound);
   head_.window_right = window.right.value_or(kNoBound);
   head_.window_alignment = static_cast<std::uint8_t>(window.alignment);
+  head_.attention_chunk = options.attention_chunk.value_or(0);
   head_.softcap = options.softcap.value_or(0.0f);
   head_.dropout = options.dropout.value_or(0.0f);
 }

@@ -31,7 +31,7 @@ class CallKey {
   struct Head {
     const void* place;
     double scale;
-    std::int64_t window_left, window_right;
+    std::int64_t window_left, window_right, attention_chunk;
     float softcap, dropout;
     std::int32_t device;
     std::int32_t forks;

@@ -14,7 +14,8 @@ class TorchCall {
   nb::handle mask() const { return at(kMask); }
   CallOptions options(PyObject* heads_first) const {
     const ScoreOptions scores{at(kWindow),   at(kSoftcap),     at(kAlibiSlopes),
-                              at(kDropoutP), at(kDropoutSeed), at(kAlignment)};
+                              at(kDropoutP), at(kDropoutSeed), at(kAttentionChunk),
+                              at(kAlignment)};
     return {at(kCausal),
             at(kScale),
             at(kPrecision),
@@ -47,6 +48,7 @@ class TorchCall {
     kSinks,
     kMaxSeqlenQ,
     kMaxSeqlenK,
+    kAttentionChunk,
   };
 
   nb::handle at(Member member) const {

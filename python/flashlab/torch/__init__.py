@@ -6,7 +6,7 @@
                                   flash-attn's functions: [batch, seqlen, heads, head_dim]
     flash_attn_varlen_func, flash_attn_varlen_qkvpacked_func, flash_attn_varlen_kvpacked_func
                                   the same on ragged batches: [rows, heads, head_dim]; bert_padding
-                                  has flash-attn's helpers for padded ones. CPU tensors alone
+                                  has flash-attn's helpers for padded ones
     FlashAttention                an autograd function for [batch, seqlen, dim]
     torch.ops.flashlab.attention_forward, .attention_backward
                                   the operators that torch.compile and export see

@@ -21,7 +21,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool | str | None = ..
               cu_seqlens_q: Tensor | None = ..., cu_seqlens_k: Tensor | None = ...,
               seqused_q: Tensor | None = ..., seqused_k: Tensor | None = ...,
               max_seqlen_q: int | None = ..., max_seqlen_k: int | None = ...,
-              sinks: Tensor | None = ...) -> Tensor: ...
+              sinks: Tensor | None = ...,
+              attention_chunk: int | None = ...) -> Tensor: ...
 @overload
 def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool | str | None = ...,
               scale: float | None = ..., mask: Tensor | None = ...,
@@ -32,7 +33,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool | str | None = ..
               cu_seqlens_q: Tensor | None = ..., cu_seqlens_k: Tensor | None = ...,
               seqused_q: Tensor | None = ..., seqused_k: Tensor | None = ...,
               max_seqlen_q: int | None = ..., max_seqlen_k: int | None = ...,
-              sinks: Tensor | None = ...) -> tuple[Tensor, Tensor]: ...
+              sinks: Tensor | None = ...,
+              attention_chunk: int | None = ...) -> tuple[Tensor, Tensor]: ...
 @overload
 def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool | str | None = ...,
               scale: float | None = ..., mask: Tensor | None = ...,
@@ -43,7 +45,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool | str | None = ..
               cu_seqlens_q: Tensor | None = ..., cu_seqlens_k: Tensor | None = ...,
               seqused_q: Tensor | None = ..., seqused_k: Tensor | None = ...,
               max_seqlen_q: int | None = ..., max_seqlen_k: int | None = ...,
-              sinks: Tensor | None = ...) -> Tensor | tuple[Tensor, Tensor]: ...
+              sinks: Tensor | None = ...,
+              attention_chunk: int | None = ...) -> Tensor | tuple[Tensor, Tensor]: ...
 def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool | str | None = False,
               scale: float | None = None, mask: Tensor | None = None, return_lse: bool = False,
               precision: str = "ieee", deterministic: bool = False,
@@ -53,7 +56,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool | str | None = Fa
               cu_seqlens_q: Tensor | None = None, cu_seqlens_k: Tensor | None = None,
               seqused_q: Tensor | None = None, seqused_k: Tensor | None = None,
               max_seqlen_q: int | None = None, max_seqlen_k: int | None = None,
-              sinks: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
+              sinks: Tensor | None = None, attention_chunk: int | None = None
+              ) -> Tensor | tuple[Tensor, Tensor]:
     """Exact softmax attention with gradients: o = softmax(scale q k^T + mask) v.
 
     Shapes      q [B, Sq, Hq, D], k [B, Sk, Hk, D], v [B, Sk, Hk, Dv] -> o [B, Sq, Hq, Dv] and, with
@@ -72,6 +76,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool | str | None = Fa
                 negative side leaves the diagonal out; d is 0 top-left, Sk - Sq bottom-right:
                 causal's alignment, or the third element, "top-left" or "bottom-right", which is
                 needed where Sq != Sk without causal
+    attention_chunk  c: query i sees the keys of the chunk [n c, n c + c) that key i + d lies in,
+                d as a window's; where Sq != Sk, causal or window says the alignment
     softcap     scores become softcap tanh(score / softcap)
     alibi_slopes  [Hq] or [B, Hq] float32: adds -slope |i + Sk - Sq - j|; gets no gradient
     dropout_p, dropout_seed  probability, below 1, of dropping a probability. The pattern is a
@@ -80,9 +86,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool | str | None = Fa
                 read when the call runs
     cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k
                 ragged batches, as flashlab.attention describes them: q [rows, Hq, D], k and v
-                [rows, Hk, D], lse [Hq, rows]. CPU tensors alone
+                [rows, Hk, D], lse [Hq, rows]
     sinks       [Hq] float32: one more score of every row, to a key whose value is 0; with gradient
-                in eager calls. CPU tensors alone
     precision   "ieee", or "tf32" for float32 tensors on a GPU with tensor cores for it
     deterministic  bitwise equal gradients at every call; also switched on by
                 torch.use_deterministic_algorithms(True)
@@ -93,9 +98,11 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool | str | None = Fa
                 argument
     Source      FlashAttention-2 (Dao 2023)
     """
-    call = Call(mask, scale, None, precision, deterministic, *_checks.window(window), softcap,
+    call = Call(mask, scale, None, precision, deterministic,
+                *_checks.window(window, attention_chunk is not None), softcap,
                 dropout_p, alibi_slopes, dropout_seed, cu_seqlens_q, cu_seqlens_k, seqused_q,
-                seqused_k, sinks, max_seqlen_q, max_seqlen_k)
+                seqused_k, sinks, max_seqlen_q, max_seqlen_k,
+                _checks.chunk(attention_chunk))
     if causal is not False and causal is not None:
         _checks.tensors(q=q, k=k)
         if causal is True and call.has_lengths():

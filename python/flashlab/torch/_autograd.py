@@ -75,13 +75,13 @@ def gradients(d_o, q, k, v, o, lse, d_lse, call, heads_first=False):
     call = determined(call)
     if direct_gradients(d_o, q, k, v):
         return _operators.run_backward(d_o, q, k, v, o, lse, d_lse, call, heads_first)
-    if call.sinks is not None and call.sinks.requires_grad:
-        raise NotImplementedError(_checks.SINKS_GRADIENT)
     if heads_first:
         d_o, q, k, v, o = (tensor.transpose(1, 2) for tensor in (d_o, q, k, v, o))
     call = call._replace(dropout_seed=stored_seed(call.dropout_seed, q.device))
-    grads = _operators.attention_backward(d_o, q, k, v, o, lse, d_lse, *call)
-    return (grad.transpose(1, 2) for grad in grads) if heads_first else grads
+    *grads, d_sinks = _operators.attention_backward(d_o, q, k, v, o, lse, d_lse, *call)
+    if heads_first:
+        grads = [grad.transpose(1, 2) for grad in grads]
+    return grads if call.sinks is None else (*grads, d_sinks)
 
 
 def with_seed(call: Call, q, heads_first=False) -> Call:
@@ -137,8 +137,6 @@ def _through_operator(q, k, v, call, return_lse, heads_first):
     _checks.devices(q.device, k=k, v=v, **named)
     if torch.is_grad_enabled():
         _checks.no_gradients(call)
-        if call.sinks is not None and call.sinks.requires_grad:
-            raise NotImplementedError(_checks.SINKS_GRADIENT)
     if heads_first:
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     if call.dropout_p:

@@ -35,6 +35,7 @@ class Call(NamedTuple):
     sinks: Optional[Tensor] = None         # [heads] float32
     max_seqlen_q: Optional[int] = None     # hints
     max_seqlen_k: Optional[int] = None
+    attention_chunk: Optional[int] = None  # keys; its alignment is the window's or causal's
 
     def has_lengths(self) -> bool:
         return not (self.cu_seqlens_q is None and self.cu_seqlens_k is None
@@ -46,7 +47,8 @@ SCHEMA = ("Tensor? mask=None, float? scale=None, str? causal=None, str precision
           "float? softcap=None, float dropout_p=0.0, Tensor? alibi_slopes=None, "
           "Tensor? dropout_seed=None, Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, "
           "Tensor? seqused_q=None, Tensor? seqused_k=None, Tensor? sinks=None, "
-          "SymInt? max_seqlen_q=None, SymInt? max_seqlen_k=None")
+          "SymInt? max_seqlen_q=None, SymInt? max_seqlen_k=None, "
+          "int? attention_chunk=None")
 
 _SEQUENCES = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "sinks")
 _FIRST = Call._fields.index("cu_seqlens_q")

@@ -31,9 +31,6 @@ MASK_GRADIENT = ("mask: a gradient of the mask is not supported yet (mask.requir
                  "torch.nn.functional.scaled_dot_product_attention")
 SLOPES_GRADIENT = ("alibi_slopes: a gradient of the slopes is not supported "
                    "(alibi_slopes.requires_grad is set); pass alibi_slopes.detach()")
-SINKS_GRADIENT = ("sinks: a gradient of the sinks is for eager calls alone (torch.compile, "
-                  "torch.func and dispatch modes do not have it yet); call outside of them, or "
-                  "pass sinks.detach()")
 RAGGED_CAUSAL = ('causal: True with sequences of any lengths is ambiguous; say "top-left" (query i '
                  'sees keys up to i) or "bottom-right" (the last query sees all keys)')
 WINDOW = '(left, right) or (left, right, "top-left" or "bottom-right"), keys, None for no bound'
@@ -93,8 +90,9 @@ def softcap(value) -> float | None:
     return cap
 
 
-def window(value) -> tuple:
-    """((left, right), alignment) of a window, or (None, None)."""
+def window(value, aligns=False) -> tuple:
+    """((left, right), alignment) of a window, or (None, None); where it aligns something else, the
+    alignment of one without bounds stays."""
     if value is None:
         return None, None
     try:
@@ -106,9 +104,23 @@ def window(value) -> tuple:
     if (sides is None or min(sides) < -NO_BOUND or max(sides) > NO_BOUND or len(rest) > 1
             or (rest and rest[0] not in ALIGNMENTS)):
         raise ValueError(f"window: got {_shown(value)}, expected {WINDOW}")
-    if sides == (NO_BOUND, NO_BOUND):
+    if sides == (NO_BOUND, NO_BOUND) and not (aligns and rest):
         return None, None
     return sides, rest[0] if rest else None
+
+
+def chunk(value):
+    """A number of keys that can be computed with; None is none."""
+    if value is None:
+        return None
+    try:
+        keys = operator.index(value)
+    except TypeError:
+        keys = 0
+    if not 0 < keys <= NO_BOUND:
+        raise ValueError(f"attention_chunk: got {_shown(value)}, expected a number of keys > 0, or "
+                         "None")
+    return keys
 
 
 def seed(value):
@@ -275,9 +287,15 @@ def _check_lists(call, q, heads) -> None:
 
 
 def _check_alignment(call, seqlen_q, seqlen_k) -> None:
-    if call.window is None or seqlen_q == seqlen_k:
+    if seqlen_q == seqlen_k:
         return
     got = call.alignment or call.causal
+    torch._check_value(
+        call.attention_chunk is None or got is not None, lambda: "attention_chunk: got no "
+        f"alignment with {seqlen_q} queries and {seqlen_k} keys, expected causal or window="
+        '(None, None, "top-left" or "bottom-right")')
+    if call.window is None:
+        return
     torch._check_value(
         got is not None, lambda: f"window: got no alignment with {seqlen_q} queries and "
         f'{seqlen_k} keys, expected (left, right, "top-left" or "bottom-right")')
@@ -328,6 +346,9 @@ def forward(q, k, v, call) -> None:
         check(call.window is None or (call.alignment or call.causal) is not None,
               lambda: "window: got no alignment with sequences of any lengths, expected (left, "
               'right, "top-left" or "bottom-right")')
+        check(call.attention_chunk is None or (call.alignment or call.causal) is not None,
+              lambda: "attention_chunk: got no alignment with sequences of any lengths, expected "
+              'causal or window=(None, None, "top-left" or "bottom-right")')
     if call.mask is not None and not (ragged_q or ragged_k):
         _check_mask(call.mask, q, k)
     if call.alibi_slopes is not None and not ragged_q:

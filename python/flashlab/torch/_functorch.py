@@ -43,11 +43,11 @@ def _mapped(run, own, results, info, in_dims, given):
     size, tensors, call = info.batch_size, given[:own], Call(*given[own:])
     in_dims = (*in_dims, *(None,) * (own + len(call) - len(in_dims)))
     axes = Call(*in_dims[own:])
-    if call.has_lengths():
-        raise NotImplementedError("vmap: ragged sequences (cu_seqlens, seqused) are not supported "
-                                  "yet; put the sequences of all entries into one call")
-    if call.dropout_p:
-        # Dropout's pattern depends on the place in the batch: each entry is a call of its own.
+    apart = (call.dropout_p or call.has_lengths() or axes.sinks is not None
+             or (results > 2 and call.sinks is not None))
+    if apart:
+        # Each entry is a call of its own: dropout's pattern depends on the place in the batch,
+        # lists of sequences do not join into one, and d_sinks is a sum over the batch.
         each = [run(*(value if axis is None else value.select(axis, i)
                       for value, axis in zip((*tensors, *call), in_dims))) for i in range(size)]
         return tuple(torch.stack(parts) for parts in zip(*each)), (0,) * results
@@ -57,7 +57,9 @@ def _mapped(run, own, results, info, in_dims, given):
         mask=_fold_broadcast(call.mask, axes.mask, size, batch, 4),
         alibi_slopes=_fold_broadcast(call.alibi_slopes, axes.alibi_slopes, size, batch, 2))
     outputs = run(*tensors, *call)
-    return (tuple(t.reshape(size, batch, *t.shape[1:]) for t in outputs), (0,) * results)
+    # The last of backward's, of the sinks that there are none of, has no batch.
+    return (tuple(t.reshape(size, batch, *t.shape[1:]) if n < 3 else t.expand(size, 0)
+                  for n, t in enumerate(outputs)), (0,) * results)
 
 
 def _vmap_forward(info, in_dims, *given):
@@ -66,7 +68,7 @@ def _vmap_forward(info, in_dims, *given):
 
 def _vmap_backward(info, in_dims, *given):
     given = given if len(given) > 6 else (*given, None)  # d_lse
-    return _mapped(_operators.attention_backward, 7, 3, info, in_dims, given)
+    return _mapped(_operators.attention_backward, 7, 4, info, in_dims, given)
 
 
 def _vmap_seed(info, in_dims, q):
@@ -105,8 +107,8 @@ class FlashLabAttentionTransformed(torch.autograd.Function):
     @staticmethod
     def backward(ctx, d_o, d_lse):
         call, (q, k, v, o, lse) = saved(ctx)
-        grads = _GradientsTransformed.apply(d_o, q, k, v, o, lse, d_lse, *call)
-        return (*grads, *(None,) * len(call))
+        *grads, d_sinks = _GradientsTransformed.apply(d_o, q, k, v, o, lse, d_lse, *call)
+        return (*grads, *_operators.beside(call, d_sinks))
 
     vmap = staticmethod(_vmap_forward)
 

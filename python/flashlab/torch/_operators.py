@@ -24,7 +24,8 @@ TAGS = tuple(tag for tag in (
 LIBRARY.define(f"attention_forward(Tensor q, Tensor k, Tensor v, {SCHEMA}) -> "
                "(Tensor o, Tensor lse)", tags=TAGS)
 LIBRARY.define("attention_backward(Tensor d_o, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, "
-               f"Tensor? d_lse=None, {SCHEMA}) -> (Tensor dq, Tensor dk, Tensor dv)", tags=TAGS)
+               f"Tensor? d_lse=None, {SCHEMA}) -> "
+               "(Tensor dq, Tensor dk, Tensor dv, Tensor d_sinks)", tags=TAGS)
 LIBRARY.define("dropout_seed(Tensor q) -> Tensor", tags=(*TAGS, torch.Tag.nondeterministic_seeded))
 
 # A compiled graph merges equal calls. Newer versions leave out what is tagged as random; older ones
@@ -75,8 +76,13 @@ def _forward_kernel(q, k, v, *call):
 
 
 def _backward_kernel(d_o, q, k, v, o, lse, d_lse=None, *call):
-    # A gradient of the sinks is an eager call's.
-    return run_backward(d_o, q, k, v, o, lse, d_lse, Call(*call))[:3]
+    grads = run_backward(d_o, q, k, v, o, lse, d_lse, Call(*call))
+    return grads if len(grads) == 4 else (*grads, _no_sinks(q))
+
+
+def _no_sinks(q):
+    """An operator has as many results at every call: d_sinks where there are none."""
+    return q.new_empty((0,), dtype=torch.float32)
 
 
 def _seed_kernel(q):
@@ -108,8 +114,10 @@ def _fake_forward(q, k, v, *call):
 
 @torch.library.register_fake("flashlab::attention_backward", lib=LIBRARY)
 def _fake_backward(d_o, q, k, v, o, lse, d_lse=None, *call):
-    _checks.forward(q, k, v, Call(*call))
-    return tuple(tensor.new_empty(tensor.shape) for tensor in (q, k, v))
+    call = Call(*call)
+    _checks.forward(q, k, v, call)
+    d_sinks = _no_sinks(q) if call.sinks is None else torch.empty_like(call.sinks)
+    return (*(tensor.new_empty(tensor.shape) for tensor in (q, k, v)), d_sinks)
 
 
 @torch.library.register_fake("flashlab::dropout_seed", lib=LIBRARY)
@@ -130,13 +138,19 @@ def _save(ctx, inputs, output) -> None:
 
 
 def _gradients(ctx, d_o, d_lse):
-    none = (None,) * len(Call._fields)
     if d_o is None and d_lse is None:
-        return (None, None, None, *none)
+        return (None,) * (3 + len(Call._fields))
     call, (q, k, v, o, lse) = saved(ctx)
     if d_o is None:
         d_o = torch.zeros_like(o)
-    return (*attention_backward(d_o, q, k, v, o, lse, d_lse, *call), *none)
+    *grads, d_sinks = attention_backward(d_o, q, k, v, o, lse, d_lse, *call)
+    return (*grads, *beside(call, d_sinks))
+
+
+def beside(call, d_sinks):
+    """The gradients of what a call brings beside q, k and v."""
+    return Call(*(None,) * len(call))._replace(
+        sinks=None if call.sinks is None else d_sinks)
 
 
 def _refuse(ctx, *grads):

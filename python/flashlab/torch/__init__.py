@@ -7,6 +7,8 @@
     flash_attn_varlen_func, flash_attn_varlen_qkvpacked_func, flash_attn_varlen_kvpacked_func
                                   the same on ragged batches: [rows, heads, head_dim]; bert_padding
                                   has flash-attn's helpers for padded ones
+    varlen_attn                   torch's function of torch.nn.attention.varlen
+    flash_attn_interface, cute    modules with the functions of FlashAttention-3 and -4
     FlashAttention                an autograd function for [batch, seqlen, dim]
     torch.ops.flashlab.attention_forward, .attention_backward
                                   the operators that torch.compile and export see
@@ -35,6 +37,7 @@ from ._varlen import (
     flash_attn_varlen_func,
     flash_attn_varlen_kvpacked_func,
     flash_attn_varlen_qkvpacked_func,
+    varlen_attn,
 )
 
 __all__ = [
@@ -53,4 +56,5 @@ __all__ = [
     "get_flashattention_autograd_function_pytorch",
     "get_flashattention_autograd_function_triton",
     "scaled_dot_product_attention",
+    "varlen_attn",
 ]

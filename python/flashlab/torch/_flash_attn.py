@@ -19,12 +19,20 @@ from ._call import Call
 from ._packed import attend_packed
 
 
-_NAMES = {"scale": "softmax_scale", "window": "window_size"}
+_NAMES = {"scale": "softmax_scale", "window": "window_size", "sinks": "learnable_sink"}
+
+
+def _refuse(**given) -> None:
+    """NotImplementedError for the first argument that is there: name=(value, why and what else)."""
+    for name, (value, why) in given.items():
+        if value is not None:
+            raise NotImplementedError(f"{name}: {why}")
 
 
 def _call_of(softmax_scale, causal, dropout_p, window_size, softcap, alibi_slopes,
-             deterministic) -> Call:
-    """flash-attn's arguments: a negative side of the window, softcap 0 and p 0 are none."""
+             deterministic, attention_chunk=0) -> Call:
+    """flash-attn's arguments: a negative side of the window, softcap 0, p 0 and chunk 0 are none.
+    """
     causal = _checks.flag("causal", causal)
     try:
         left, right = (_checks.NO_BOUND if operator.index(side) < 0 else operator.index(side)
@@ -32,12 +40,14 @@ def _call_of(softmax_scale, causal, dropout_p, window_size, softcap, alibi_slope
     except (TypeError, ValueError) as error:
         raise type(error)(f"window_size: got {window_size!r}, expected (left, right), two "
                           "integers; (-1, -1) is no window") from None
-    window = None if left == right == _checks.NO_BOUND else (left, right)
+    chunk = _checks.chunk(attention_chunk or None)
+    window = None if left == right == _checks.NO_BOUND and chunk is None else (left, right)
     if softcap is not None:
         softcap = _checks.number("softcap", softcap, "a finite number; 0 is no cap")
         softcap = None if softcap <= 0.0 else _checks.softcap(softcap)
     return Call(None, softmax_scale, "bottom-right" if causal else None, "ieee", deterministic,
-                window, window and "bottom-right", softcap, dropout_p, alibi_slopes)
+                window, window and "bottom-right", softcap, dropout_p, alibi_slopes,
+                attention_chunk=chunk)
 
 
 def _attend(function, *arguments):

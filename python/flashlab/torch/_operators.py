@@ -9,7 +9,6 @@ gradients; H200, torch 2.11, November 2026).
 from __future__ import annotations
 
 import torch
-from torch._functorch import compile_utils
 from torch.library import Library
 
 from .. import _core
@@ -28,9 +27,13 @@ LIBRARY.define("attention_backward(Tensor d_o, Tensor q, Tensor k, Tensor v, Ten
                "(Tensor dq, Tensor dk, Tensor dv, Tensor d_sinks)", tags=TAGS)
 LIBRARY.define("dropout_seed(Tensor q) -> Tensor", tags=(*TAGS, torch.Tag.nondeterministic_seeded))
 
-# A compiled graph merges equal calls. Newer versions leave out what is tagged as random; older ones
-# (2.11 among them) only what is on this list: two draws for the same q would be one pattern.
-getattr(compile_utils, "rand_ops", []).append(torch.ops.flashlab.dropout_seed)
+if torch.__version__ < (2, 15):
+    # A compiled graph merges equal calls. Newer versions leave out what is tagged as random (and
+    # load the compiler with this module); older ones (2.11 among them) only what is on this list:
+    # two draws for the same q would be one pattern.
+    from torch._functorch import compile_utils
+
+    getattr(compile_utils, "rand_ops", []).append(torch.ops.flashlab.dropout_seed)
 
 attention_forward = torch.ops.flashlab.attention_forward.default
 attention_backward = torch.ops.flashlab.attention_backward.default

@@ -31,9 +31,13 @@ def scaled_dot_product_attention(
     float32     multiplied in full ("ieee") unless torch's own switch for float32 products on CUDA
                 allows tf32 (torch.set_float32_matmul_precision, torch.backends.cuda.matmul)
     dropout_p   below 1; seed and offset come from torch's generator of the device
-    A query that sees no key gives zeros, as in torch. Nested and sparse tensors raise
-    NotImplementedError; other errors as flashlab.torch.attention.
+    nested      three jagged nested tensors [B, heads, j, head_dim], j the ragged dimension, without
+                a mask: each sequence by itself -> one of query's sequences
+    A query that sees no key gives zeros, as in torch. Sparse tensors and nested ones of another
+    layout raise NotImplementedError; other errors as flashlab.torch.attention.
     """
+    if getattr(query, "is_nested", False):
+        return _jagged(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     causal = "top-left" if _checks.flag("is_causal", is_causal) else None
     try:
         if attn_mask is not None:
@@ -49,6 +53,41 @@ def scaled_dot_product_attention(
         _checks.tensors(query=query, key=key, value=value)
         raise
     return o.reshape(shape) if fold else o
+
+
+def _jagged(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa):
+    """Jagged nested tensors: their values are the rows of a ragged batch."""
+    if attn_mask is not None:
+        raise NotImplementedError("attn_mask: masks beside nested tensors are not supported (nor "
+                                  "in torch); pass padded tensors")
+    rows = [_rows(name, tensor) for name, tensor in
+            (("query", query), ("key", key), ("value", value))]
+    if key.offsets() is not value.offsets():
+        raise ValueError("value: its sequences are not key's; make it from them: torch.nested."
+                         "nested_tensor_from_jagged(values, key.offsets())")
+    if not enable_gqa and query.shape[1] != key.shape[1]:
+        raise ValueError(f"key: got {key.shape[1]} heads, expected query's {query.shape[1]}; for "
+                         "grouped-query attention pass enable_gqa=True")
+    call = Call(None, scale, "top-left" if _checks.flag("is_causal", is_causal) else None,
+                _precision(rows[0]), dropout_p=dropout_p, cu_seqlens_q=query.offsets(),
+                cu_seqlens_k=key.offsets(), seqused_q=query.lengths(), seqused_k=key.lengths())
+    try:
+        o = attend(*rows, call, return_lse=False)
+    except (TypeError, ValueError, NotImplementedError) as error:
+        raise _checks.renamed(error, _NAMES) from None
+    return torch.nested.nested_tensor_from_jagged(
+        o, query.offsets(), query.lengths()).transpose(1, 2)
+
+
+def _rows(name, tensor):
+    if not tensor.is_nested or tensor.layout is not torch.jagged:
+        raise NotImplementedError(f"{name}: beside a nested query all three are jagged nested "
+                                  "tensors (torch.nested, layout=torch.jagged)")
+    if tensor.dim() != 4 or tensor._ragged_idx != 2:
+        raise ValueError(f"{name}: got the nested shape {tuple(tensor.shape)}, expected [batch, "
+                         "heads, j, head_dim] with the ragged dimension j: nested.unflatten(-1, "
+                         "[heads, head_dim]).transpose(1, 2)")
+    return tensor.transpose(1, 2).values()
 
 
 def _agree(q, k, v, enable_gqa) -> bool:

@@ -1,4 +1,4 @@
-"""Drop-ins for flash-attn's functions on ragged batches: the rows of all sequences in one tensor.
+"""Drop-ins for flash-attn's and torch's functions on ragged batches: all sequences' rows together.
 
 Sequence b has the rows from cu_seqlens[b] up to cu_seqlens[b + 1]; causal and windows are aligned
 bottom-right in each. As flash-attn's, but: int64 offsets are taken, too; max_seqlen is a hint that
@@ -7,12 +7,17 @@ changes no result; lse is [heads, rows] and has a gradient; rows of no sequence 
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from . import _checks
 from ._autograd import attend
-from ._flash_attn import _attend, _call_of, _results
+from ._flash_attn import _attend, _call_of, _refuse, _results
 from ._packed import attend_packed
+
+
+_PAGES = "pages of keys and values are not supported yet; pass k and v of all rows"
 
 
 def flash_attn_varlen_func(
@@ -29,9 +34,7 @@ def flash_attn_varlen_func(
     [rows_q, Hq, D], or (out, softmax_lse [Hq, rows_q], empty tensor) with return_attn_probs. The
     rest as flash_attn_func, in each sequence by itself.
     """
-    if block_table is not None:
-        raise NotImplementedError("block_table: pages of keys and values are not supported yet; "
-                                  "pass k and v of all rows")
+    _refuse(block_table=(block_table, _PAGES))
     call = _call_of(softmax_scale, causal, dropout_p, window_size, softcap, alibi_slopes,
                     deterministic)
     call = _cut(call, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
@@ -76,6 +79,46 @@ def flash_attn_varlen_kvpacked_func(
     call = _cut(call, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     outputs = _attend(attend_packed, q, kv, call, return_attn_probs)
     return _results(outputs, return_attn_probs)
+
+
+def varlen_attn(
+        query: Tensor, key: Tensor, value: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor | None,
+        max_q: int | None = None, max_k: int | None = None, is_causal: bool = False, *,
+        return_aux: Any = None, scale: float | None = None,
+        window_size: tuple[int, int] = (-1, -1), enable_gqa: bool = False,
+        seqused_k: Tensor | None = None, block_table: Tensor | None = None,
+        num_splits: int | None = None) -> Tensor | tuple[Tensor, Tensor]:
+    """torch.nn.attention.varlen.varlen_attn by FlashLab.
+
+    query [rows_q, Hq, D], key and value [rows_k, Hk, D], or without cu_seq_k [B, Sk, Hk, D] ->
+    [rows_q, Hq, D], and lse [Hq, rows_q] where return_aux.lse (torch's AuxRequest) is set.
+    window_size (left, right) is aligned bottom-right, (-1, 0) is causal, and so is is_causal, which
+    torch had before 2.12. enable_gqa: Hq may be a multiple of Hk. seqused_k [B]: how many keys of
+    each sequence count; here with gradients, too. max_q and max_k are hints that change no result.
+    num_splits=1 asks for a sequence's bits whatever its batch: deterministic=True here.
+    """
+    _refuse(block_table=(block_table, _PAGES))
+    _checks.tensors(query=query, key=key, value=value, cu_seq_q=cu_seq_q)
+    if not enable_gqa and query.shape[-2] != key.shape[-2]:
+        raise ValueError(f"key: got {key.shape[-2]} heads, expected query's {query.shape[-2]}; for "
+                         "grouped-query attention pass enable_gqa=True")
+    left, right = window_size
+    causal = is_causal or (left < 0 and right == 0)
+    call = _call_of(scale, causal, 0.0, (left, -1) if causal else window_size, 0.0, None,
+                    num_splits == 1)
+    has_k = cu_seq_k is not None or seqused_k is not None
+    call = call._replace(cu_seqlens_q=cu_seq_q, cu_seqlens_k=cu_seq_k, seqused_k=seqused_k,
+                         max_seqlen_q=max_q, max_seqlen_k=max_k if has_k else None)
+    return_lse = bool(getattr(return_aux, "lse", False))
+    try:
+        return attend(query, key, value, call, return_lse)
+    except (TypeError, ValueError, NotImplementedError) as error:
+        raise _checks.renamed(error, _NAMES_OF_TORCH) from None
+
+
+_NAMES_OF_TORCH = {"q": "query", "k": "key", "v": "value", "window": "window_size",
+                   "cu_seqlens_q": "cu_seq_q", "cu_seqlens_k": "cu_seq_k", "max_seqlen_q": "max_q",
+                   "max_seqlen_k": "max_k"}
 
 
 def _cut(call, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k):

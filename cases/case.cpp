@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <numeric>
 
 namespace flashlab::cases {
 namespace {
@@ -96,7 +97,81 @@ double pairs_in_chunks(const Case& c, const Bounds& bounds) {
   return pairs;
 }
 
+// Pages that hold keys of a sequence: [first, end) of its row of the table.
+struct PagesUsed {
+  std::int64_t first = 0, end = 0;
+  std::int64_t count() const { return end - first; }
+};
+
+PagesUsed pages_used(const Cache& cache, const SequenceLengths& s) {
+  if (s.k == 0) return {};
+  const std::int64_t end = (s.leftpad + s.k + cache.page_size - 1) / cache.page_size;
+  return {s.leftpad / cache.page_size, end};
+}
+
+// How many of a sequence's first pages are those of sequence 0.
+std::int64_t pages_shared(const Case& c, std::size_t n) {
+  if (!c.cache->shared || n % 2 == 0) return 0;
+  return std::min(pages_used(*c.cache, c.sequences[n]).end,
+                  pages_used(*c.cache, c.sequences[0]).end);
+}
+
+std::int64_t pages_in_all(const Case& c) {
+  constexpr std::int64_t kSpare = 3;
+  std::int64_t pages = kSpare;
+  for (const SequenceLengths& s : c.sequences) pages += pages_used(*c.cache, s).count();
+  return pages;
+}
+
+std::int64_t pages_per_sequence(const Cache& cache) {
+  return (cache.capacity + cache.page_size - 1) / cache.page_size;
+}
+
+// Another order of [0, count): multiples of a step that has no factor with it.
+std::int64_t reordered(std::int64_t n, std::int64_t count) {
+  std::int64_t step = count * 5 / 8 + 1;
+  while (std::gcd(step, count) != 1) ++step;
+  return (n * step + 1) % count;
+}
+
+void set_cache_extents(const Case& c, Extents& sizes) {
+  const Cache& cache = *c.cache;
+  constexpr std::int64_t kSpareEntries = 2;
+  sizes[Extent::kSeqlenK] = cache.capacity;
+  sizes[Extent::kCacheEntries] = c.batch + kSpareEntries;
+  if (cache.page_size == 0) return;
+  sizes[Extent::kSeqlenK] = pages_per_sequence(cache) * cache.page_size;
+  sizes[Extent::kPages] = pages_in_all(c);
+  sizes[Extent::kPageSize] = cache.page_size;
+  sizes[Extent::kPagesPerSequence] = pages_per_sequence(cache);
+}
+
 }  // namespace
+
+std::int64_t Case::cache_entry(std::size_t sequence) const {
+  if (!cache->indexed) return static_cast<std::int64_t>(sequence);
+  // The last one has the entry of the first.
+  const auto n = static_cast<std::int64_t>(sequence + 1 == sequences.size() ? 0 : sequence);
+  return reordered(n, extents()[Extent::kCacheEntries]);
+}
+
+std::optional<std::int64_t> Case::cache_page(std::size_t sequence, std::int64_t index) const {
+  const PagesUsed used = pages_used(*cache, sequences[sequence]);
+  if (index < used.first || index >= used.end) return {};
+  const PagesUsed of_first = pages_used(*cache, sequences[0]);
+  std::int64_t number = index - of_first.first;  // in the order of sequences
+  if (index >= pages_shared(*this, sequence) || index < of_first.first) {
+    number = index - used.first;
+    for (std::size_t n = 0; n < sequence; ++n) number += pages_used(*cache, sequences[n]).count();
+  }
+  return reordered(number, pages_in_all(*this));
+}
+
+std::int64_t Case::cache_row(std::size_t sequence, std::int64_t key) const {
+  const std::int64_t row = sequences[sequence].leftpad + key;
+  if (cache->page_size == 0) return cache_entry(sequence) * cache->capacity + row;
+  return *cache_page(sequence, row / cache->page_size) * cache->page_size + row % cache->page_size;
+}
 
 void Case::set_sequences(std::vector<SequenceLengths> list) {
   sequences = std::move(list);
@@ -139,6 +214,13 @@ double Case::flops(Pass pass) const {
   return 2 * heads * visible_pairs() * per_pair;
 }
 
+SequenceSource Case::source() const {
+  return {.ragged_q = ragged() && !(cache && cache->dense_queries),
+          .ragged_k = ragged() && !cache,
+          .paged_k = cache && cache->page_size > 0,
+          .indexed_k = cache && cache->indexed};
+}
+
 Extents Case::extents() const {
   Extents sizes;
   sizes[Extent::kBatch] = batch;
@@ -154,6 +236,7 @@ Extents Case::extents() const {
     sizes[Extent::kTotalK] += s.k + s.unused_k;
   }
   sizes[Extent::kTwo] = 2;
+  if (cache) set_cache_extents(*this, sizes);
   return sizes;
 }
 
@@ -175,16 +258,19 @@ bool Case::gives(TensorRole role) const {
     case TensorRole::kDSinks:
       return sinks;
     case TensorRole::kCuSeqlensQ:
+      return source().ragged_q;
     case TensorRole::kCuSeqlensK:
-      return ragged();
+      return source().ragged_k;
     case TensorRole::kSeqUsedQ:
       return has_unused(&SequenceLengths::unused_q);
     case TensorRole::kSeqUsedK:
-      return has_unused(&SequenceLengths::unused_k);
+      return cache || has_unused(&SequenceLengths::unused_k);
     case TensorRole::kBlockTable:
+      return source().paged_k;
     case TensorRole::kCacheBatchIdx:
+      return source().indexed_k;
     case TensorRole::kLeftPadK:
-      return false;
+      return has_unused(&SequenceLengths::leftpad);
     default:
       return row_of(role).served_by != ServedBy::kNone;
   }
@@ -208,7 +294,13 @@ double Case::ideal_bytes(Pass pass) const {
   for (const TensorRow& row : kTensors) {
     if (row.access(pass) == Access::kNone || !gives(row.role)) continue;
     auto bytes = static_cast<double>(size_of(dtype_of(row.role)));
-    const ShapeRule shape = rule_for(row.shape, {.ragged_q = ragged(), .ragged_k = ragged()});
+    const ShapeRule shape = rule_for(row.shape, source());
+    if (cache && row.shape.extents[1] == Extent::kSeqlenK) {  // the keys that there are
+      for (const SequenceLengths& s : sequences) {
+        sum += bytes * static_cast<double>(s.k * heads_k * extents()[row.shape.extents[3]]);
+      }
+      continue;
+    }
     for (int i = 0; i < shape.rank; ++i) {
       const Extent extent = shape.extents[static_cast<std::size_t>(i)];
       // One mask for all batches and heads.
@@ -257,6 +349,12 @@ std::string Case::describe() const {
     const Extents sizes = extents();
     text += fmt::format(" ragged {}x{}", sizes[Extent::kTotalQ], sizes[Extent::kTotalK]);
     if (!lengths.empty()) text += " " + lengths;
+  }
+  if (cache) {
+    text += cache->page_size > 0 ? fmt::format(" pages of {}", cache->page_size)
+                                 : fmt::format(" cache of {}", cache->capacity);
+    if (cache->indexed) text += " indexed";
+    if (cache->dense_queries) text += fmt::format(" {} queries", seqlen_q);
   }
   if (layout == Layout::kHeadsFirst) text += " heads-first";
   if (layout == Layout::kPackedQkv) text += " packed-qkv";

@@ -42,6 +42,17 @@ enum class Fill : std::uint8_t {
 struct SequenceLengths {
   std::int64_t q = 0, k = 0;
   std::int64_t unused_q = 0, unused_k = 0;
+  std::int64_t leftpad = 0;  ///< of a cache: rows before the first key, which hold NaN, too
+};
+
+/// Where the keys and values of a case with sequences lie beside ragged rows. Rows that no sequence
+/// has hold NaN, entries of a table that no key lies in are hostile.
+struct Cache {
+  std::int64_t capacity = 0;   ///< rows of an entry, or of a sequence's pages (rounded up)
+  std::int64_t page_size = 0;  ///< 0: entries
+  bool indexed = false;        ///< entries in another order, one chosen twice, some never
+  bool shared = false;         ///< every second sequence begins with pages of the first one
+  bool dense_queries = false;  ///< [batch, seqlen_q, ...]: q + unused_q is the same everywhere
 };
 
 struct Case {
@@ -75,9 +86,19 @@ struct Case {
   std::uint64_t seed = 1;
   /// Ragged where there are any; set by set_sequences.
   std::vector<SequenceLengths> sequences;
-  std::string lengths;  ///< the mix and its tokens, where set_lengths has drawn them
+  std::string lengths;         ///< the mix and its tokens, where set_lengths has drawn them
+  std::optional<Cache> cache;  ///< of keys and values; beside sequences, forward only
 
   bool ragged() const { return !sequences.empty(); }
+  /// Calls with a cache have no gradients.
+  bool has_backward() const { return !cache; }
+  SequenceSource source() const;
+  /// Rows [page or entry][row in it] of a cache as one number, of a sequence's key.
+  std::int64_t cache_row(std::size_t sequence, std::int64_t key) const;
+  /// Of a page that holds keys of a sequence, else nothing.
+  std::optional<std::int64_t> cache_page(std::size_t sequence, std::int64_t index) const;
+  /// The sequence's entry of a cache.
+  std::int64_t cache_entry(std::size_t sequence) const;
   /// Makes it ragged: batch is their number, seqlen_q and seqlen_k the longest.
   void set_sequences(std::vector<SequenceLengths> list);
   /// One sequence as the dense case that it equals.
@@ -122,11 +143,11 @@ std::optional<Window> parse_window(std::string_view text);
 std::vector<Case> conformance_cases(std::optional<DType> dtype = {});
 
 /// The list of pairs: every two of {causal, window, softcap, ALiBi, dropout, boolean mask, additive
-/// mask, grouped heads, dLSE, deterministic, unequal lengths, unequal head dims, sinks, ragged},
-/// but the two masks, with every fill of {normal, large scores, shifted, empty rows}, at head dims
-/// 64 and 128, for every type. Lengths are two and three tiles, one more or one less. Two features
-/// of a case may have a third that its fill needs: rows without keys come from more queries than
-/// keys where no mask is.
+/// mask, grouped heads, dLSE, deterministic, unequal lengths, unequal head dims, sinks, ragged,
+/// paged}, but the two masks and dLSE with pages, which have no gradients, with every fill of
+/// {normal, large scores, shifted, empty rows}, at head dims 64 and 128, for every type. Lengths
+/// are two and three tiles, one more or one less. Two features of a case may have a third that its
+/// fill needs: rows without keys come from more queries than keys where no mask is.
 std::vector<Case> pair_cases(std::int64_t tile, std::optional<DType> dtype = {});
 
 /// Names of mixes of lengths: documents (log-normal, median 600, 16 to 8k), one-long (half of the

@@ -25,12 +25,13 @@ enum Feature : std::size_t {
   kUnequalHeadDims,
   kSinks,
   kRagged,
+  kPaged,
   kFeatures
 };
 constexpr std::array<const char*, kFeatures> kNames = {
-    "causal",          "window",        "softcap", "alibi", "dropout",
-    "bool-mask",       "additive-mask", "grouped", "dlse",  "deterministic",
-    "unequal-lengths", "unequal-dims",  "sinks",   "ragged"};
+    "causal",          "window",        "softcap", "alibi",  "dropout",
+    "bool-mask",       "additive-mask", "grouped", "dlse",   "deterministic",
+    "unequal-lengths", "unequal-dims",  "sinks",   "ragged", "paged"};
 
 struct Filled {
   Fill fill;
@@ -116,6 +117,18 @@ std::uint64_t seed_of(const Case& c, std::uint64_t n) {
   return 12 * n + 6 * (n / 2 % 2) + form;
 }
 
+// Keys of a cache in pages of 16 or 3, with queries of any number beside them or of one: other
+// lengths, none, and padding before the first key.
+void set_pages(Case& c, const Pair& pair, std::int64_t tile) {
+  const bool ragged = pair.has(kRagged);
+  const std::int64_t q = c.seqlen_q, k = c.seqlen_k, few = ragged ? 1 : q, none = ragged ? 0 : q;
+  c.set_sequences({{q, k, 0, 0, 5}, {few, tile + 1}, {q, 0}, {few, tile - 1}, {none, tile}});
+  Cache cache{.capacity = 3 * tile + 30, .dense_queries = !ragged};
+  cache.page_size = pair.n % 2 == 0 ? 16 : 3;
+  cache.shared = pair.n % 4 < 2;
+  c.cache = cache;
+}
+
 Case pair_case(const Pair& pair, const Filled& filled, DType dtype, std::int64_t dim,
                std::int64_t tile) {
   Case c;
@@ -128,7 +141,11 @@ Case pair_case(const Pair& pair, const Filled& filled, DType dtype, std::int64_t
   set_lengths(c, pair, tile);
   set_features(c, pair, tile);
   set_fill(c, filled.fill, tile);
-  if (pair.has(kRagged)) set_sequences(c, tile);
+  if (pair.has(kPaged)) {
+    set_pages(c, pair, tile);
+  } else if (pair.has(kRagged)) {
+    set_sequences(c, tile);
+  }
   c.seed = seed_of(c, pair.n);
   return c;
 }
@@ -137,17 +154,21 @@ Case pair_case(const Pair& pair, const Filled& filled, DType dtype, std::int64_t
 
 std::vector<Case> pair_cases(std::int64_t tile, std::optional<DType> dtype) {
   std::vector<Case> list;
-  std::uint64_t n = 0, with_sinks = 1000000, ragged = 2000000;
+  std::uint64_t n = 0, with_sinks = 1000000, ragged = 2000000, paged = 3000000;
   for (const DType type : {DType::kFp32, DType::kBf16, DType::kFp16, DType::kFp64}) {
     for (const Filled& filled : kFills) {
       for (const std::int64_t dim : {64, 128}) {
         for (std::size_t a = 0; a < kFeatures; ++a) {
           for (std::size_t b = a + 1; b < kFeatures; ++b) {
-            // A number seeds its case. Pairs with sinks, and ragged ones, have ranges of their own:
-            // the values of the other cases do not depend on them.
-            std::uint64_t& number = b == kRagged ? ragged : b == kSinks ? with_sinks : n;
+            // A number seeds its case. Pairs with sinks, ragged and paged ones have ranges of their
+            // own: the values of the other cases do not depend on them.
+            std::uint64_t& number = b == kPaged    ? paged
+                                    : b == kRagged ? ragged
+                                    : b == kSinks  ? with_sinks
+                                                   : n;
             const Pair pair{static_cast<Feature>(a), static_cast<Feature>(b), number};
             if (pair.has(kBoolMask) && pair.has(kAdditiveMask)) continue;  // a call has one
+            if (pair.has(kDLse) && pair.has(kPaged)) continue;             // has no backward
             ++number;
             if (dtype && *dtype != type) continue;
             list.push_back(pair_case(pair, filled, type, dim, tile));

@@ -1,4 +1,5 @@
-// Attention sinks, chunks of keys and ragged batches, alone and with every feature that meets them.
+// Attention sinks, chunks of keys, ragged batches and caches, alone and with every feature that
+// meets them.
 
 #include "sequences.h"
 
@@ -167,6 +168,75 @@ void add_ragged(Variations& to) {
   to.add("ragged-all", c, unused, kDropped, kCapped, kSloped, kAdded, sinks, window, kSure);
 }
 
+// Keys and values in caches, contiguous and paged: decoding with one query and several, chunks of
+// prefill; pages of any size, in any order and shared, padding, entries by index.
+void add_caches(Variations& to) {
+  const auto of = [](std::vector<SequenceLengths> list) {
+    return [list = std::move(list)](Case& c) { c.set_sequences(list); };
+  };
+  const auto in = [](Cache cache) { return [cache](Case& c) { c.cache = cache; }; };
+  const auto paged = [](std::int64_t size) {
+    return Cache{.capacity = 320, .page_size = size, .dense_queries = true};
+  };
+  const Cache whole{.capacity = 300, .dense_queries = true};
+  Cache indexed = whole, ragged = paged(16), shared = paged(16);
+  indexed.indexed = true;
+  ragged.dense_queries = false;
+  shared.shared = true;
+  const auto decode = of({{1, 300}, {1, 0}, {1, 1}, {1, 63}, {1, 64}, {1, 65}, {1, 127}});
+  const auto speculative = of({{4, 290}, {4, 0}, {4, 4}, {4, 3}, {4, 129}});
+  const auto sixteen = of({{16, 257}, {16, 16}, {16, 5}});
+  const auto padded = of({{2, 100, 0, 0, 3}, {2, 80, 0, 0, 64}, {2, 0, 0, 0, 17}, {2, 9, 0, 0, 0}});
+  const auto prefill = of({{65, 65}, {64, 193}, {0, 40}, {1, 300}, {5, 0}, {97, 97}, {130, 30}});
+  const auto some_queries = of({{3, 70, 1, 0}, {0, 12, 4, 0}, {4, 128, 0, 0}});
+  const auto heads = [](Case& c) { c.heads_q = 6, c.heads_k = 2; };
+  const auto one_head = [](Case& c) { c.heads_q = 5, c.heads_k = 1; };
+  const auto dims = [](Case& c) { c.head_dim = 31, c.head_dim_v = 77; };
+  const auto large = [](Case& c) { c.head_dim = c.head_dim_v = 128; };
+  const auto sinks = [](Case& c) { c.sinks = true; };
+  const auto window = [](Case& c) { c.window = Window{20, 9, Alignment::kBottomRight}; };
+  const auto from_left = [](Case& c) { c.window = Window{.left = 33}; };
+  const auto layout = [](Layout which) { return [which](Case& c) { c.layout = which; }; };
+  const auto seed = [](std::uint64_t n) { return [n](Case& c) { c.seed = n; }; };
+  const auto fp32_outputs = [](Case& c) { c.fp32_outputs = c.dtype != DType::kFp64; };
+  const auto sure = [](Case& c) { c.deterministic = true; };
+  const Case c = small(1, 1, 64);
+  to.add("cache-decode", c, decode, in(whole), heads, sure);
+  to.add("cache-speculative", c, speculative, in(whole), kBottomRight, large);
+  to.add("cache-indexed", c, decode, in(indexed), one_head, seed(2));
+  to.add("cache-padded", c, padded, in(whole), kBottomRight, kSloped);
+  to.add("cache-padded-indexed", c, padded, in(indexed), dims, sure);
+  to.add("cache-window", c, sixteen, in(whole), from_left, kBottomRight, heads);
+  to.add("cache-all", c, sixteen, in(indexed), kDropped, kCapped, kSloped, sinks, window, heads);
+  for (const std::int64_t size : {1, 3, 16, 64, 100}) {
+    const auto name = [size](const char* what) {
+      return fmt::format("pages-{}-of-{}", what, size);
+    };
+    to.add(name("decode").c_str(), c, decode, in(paged(size)), heads, seed(1 + size % 2));
+    to.add(name("prefill").c_str(), c, prefill, in({.capacity = 300, .page_size = size}),
+           kBottomRight, large, sure);
+    to.add(name("padded").c_str(), c, padded, in(paged(size)), kBottomRight, kSloped);
+  }
+  to.add("pages-speculative", c, speculative, in(paged(16)), kBottomRight, large, heads);
+  to.add("pages-sixteen", c, sixteen, in(paged(3)), kTopLeft, one_head);
+  to.add("pages-shared", c, sixteen, in(shared), kBottomRight, sure);
+  to.add("pages-shared-decode", c, decode, in(shared), dims);
+  to.add("pages-some-queries", c, some_queries, in(paged(16)), kBottomRight, heads);
+  to.add("pages-one-pool", c, prefill, in(ragged), layout(Layout::kPackedQkv), heads);
+  to.add("pages-heads-first", c, speculative, in(paged(16)), layout(Layout::kHeadsFirst), heads);
+  to.add("pages-padded-rows", c, prefill, in(ragged), layout(Layout::kPaddedRows), sure);
+  to.add("pages-window", c, prefill, in(ragged), window, heads);
+  to.add("pages-chunk", c, prefill, in(ragged), chunk(19), kBottomRight);
+  to.add("pages-softcap", c, speculative, in(paged(16)), kCapped, kTopLeft);
+  to.add("pages-alibi", c, prefill, in(ragged), kSloped, kBottomRight, seed(2));
+  to.add("pages-sinks", c, decode, in(paged(16)), sinks, heads);
+  to.add("pages-dropout", c, prefill, in(ragged), kDropped, sure);
+  to.add("pages-bool-mask", c, speculative, in(paged(16)), kMasked, seed(2), heads);
+  to.add("pages-additive-mask", c, prefill, in(ragged), kAdded, seed(5));
+  to.add("pages-fp32-outputs", c, decode, in(paged(3)), fp32_outputs, large);
+  to.add("pages-all", c, prefill, in(ragged), kDropped, kCapped, kSloped, kAdded, sinks, window);
+}
+
 }  // namespace
 
 void add_sequence_cases(std::vector<Case>& list, DType dtype) {
@@ -174,6 +244,7 @@ void add_sequence_cases(std::vector<Case>& list, DType dtype) {
   add_chunks(to);
   add_sinks(to);
   add_ragged(to);
+  add_caches(to);
 }
 
 }  // namespace flashlab::cases

@@ -354,17 +354,7 @@ const StatusCode kUnsupported = StatusCode::kUnsupported;
 
 INSTANTIATE_TEST_SUITE_P(
     ToCome, Refusal,
-    ::testing::Values(Bad{"paged",
-                          [](Call& c) {
-                            c.forward.mask.reset();
-                            c.forward.block_table = c.small({kB, 3}, DType::kInt32);
-                            c.forward.seqused_k = c.small({kB}, DType::kInt32);
-                          },
-                          {"'cpu' on cpu lacks paged keys:", "requires forward, fp32",
-                           "at most forward", "no implementation on cpu has all of it"},
-                          false,
-                          kUnsupported},
-                      Bad{"row_statistics",
+    ::testing::Values(Bad{"row_statistics",
                           [](Call& c) {
                             c.backward.row_statistics = c.small({kB, kH, kSq, 2}, DType::kFp32);
                           },

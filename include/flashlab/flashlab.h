@@ -2,6 +2,7 @@
 
 /// Everything of the public API in one include.
 #include "flashlab/attention.h"
+#include "flashlab/cache.h"
 #include "flashlab/context.h"
 #include "flashlab/status.h"
 #include "flashlab/tensor.h"

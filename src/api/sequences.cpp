@@ -5,20 +5,54 @@
 #include <algorithm>
 #include <optional>
 #include <string_view>
+#include <type_traits>
 
 namespace flashlab::internal {
-namespace {
 
 std::int64_t index_at(const ConstTensor& tensor, std::int64_t n) {
   return tensor.spec.dtype == DType::kInt32 ? static_cast<const std::int32_t*>(tensor.data)[n]
                                             : static_cast<const std::int64_t*>(tensor.data)[n];
 }
 
+Status read_entries(const ConstTensor& entries, std::int64_t count,
+                    std::vector<Sequence>& sequences) {
+  for (Sequence& s : sequences) {
+    s.entry_k = index_at(entries, s.index);
+    if (s.entry_k >= 0 && s.entry_k < count) continue;
+    return Status::invalid({fmt::format("cache_batch_idx[{}]", s.index),
+                            fmt::format("{}", s.entry_k),
+                            fmt::format("an entry from 0 to {}, of the {} of k", count - 1, count),
+                            "an entry may be chosen twice, but there has to be one"});
+  }
+  return {};
+}
+
+// Entries of the table that no key lies in may be anything.
+Status check_pages(const ConstTensor& table, std::int64_t page_size, std::int64_t count,
+                   const std::vector<Sequence>& sequences) {
+  for (const Sequence& s : sequences) {
+    const ConstTensor pages = pages_of(table, s, page_size);
+    for (std::int64_t n = 0; n < pages.spec.shape[1]; ++n) {
+      const std::int64_t page = static_cast<const std::int32_t*>(pages.data)[n];
+      if (page >= 0 && page < count) continue;
+      return Status::invalid({fmt::format("block_table[{}, {}]", s.index, s.k.row / page_size + n),
+                              fmt::format("{}", page),
+                              fmt::format("a page from 0 to {}, of the {} of k", count - 1, count),
+                              fmt::format("sequence {} has keys in it: rows {} to {}", s.index,
+                                          s.k.row, s.k.row + s.k.length - 1)});
+    }
+  }
+  return {};
+}
+
+namespace {
+
 // What a call says of one side's sequences.
 struct Side {
   const char *offsets_name, *used_name;
   const std::optional<ConstTensor>&offsets, &used;
-  std::int64_t batch, rows;  ///< rows of all sequences, or of a dense tensor's entry
+  std::int64_t batch, rows;              ///< rows of all sequences, or of a dense tensor's entry
+  const ConstTensor* padding = nullptr;  ///< rows before a sequence's first one
 };
 
 Status wrong_offset(const Side& side, std::int64_t n, std::int64_t value, std::int64_t before) {
@@ -31,7 +65,14 @@ Status wrong_offset(const Side& side, std::int64_t n, std::int64_t value, std::i
 Status wrong_length(const Side& side, std::int64_t n, std::int64_t value, std::int64_t room) {
   return Status::invalid({fmt::format("{}[{}]", side.used_name, n), fmt::format("{}", value),
                           fmt::format("a length from 0 to {}, the sequence's room", room),
-                          "a sequence ends where the next one begins"});
+                          side.offsets ? "a sequence ends where the next one begins"
+                                       : "a sequence ends with its rows of the tensor"});
+}
+
+Status wrong_padding(std::int64_t n, std::int64_t value, std::int64_t length) {
+  return Status::invalid({fmt::format("leftpad_k[{}]", n), fmt::format("{}", value),
+                          fmt::format("padding from 0 to {}, the sequence's length", length),
+                          "lengths count the padding before the first key"});
 }
 
 // Fills the sequences' rows of one side; `gaps` gets those that no sequence has.
@@ -51,7 +92,9 @@ Status read_side(const Side& side, SequenceRows Sequence::*rows, std::vector<Seq
     if (end < begin || end > side.rows) return wrong_offset(side, b + 1, end, begin);
     const std::int64_t room = end - begin, used = side.used ? index_at(*side.used, b) : room;
     if (used < 0 || used > room) return wrong_length(side, b, used, room);
-    sequences[static_cast<std::size_t>(b)].*rows = {begin, used};
+    const std::int64_t padding = side.padding != nullptr ? index_at(*side.padding, b) : 0;
+    if (padding < 0 || padding > used) return wrong_padding(b, padding, used);
+    sequences[static_cast<std::size_t>(b)].*rows = {begin + padding, used - padding};
     gap(b, begin + used, end);
   }
   if (side.offsets) gap(0, end, side.rows);
@@ -78,12 +121,24 @@ Result<SequenceList> read_list(const Geometry& g, const Tensors& t) {
   SequenceList list;
   list.sequences.resize(static_cast<std::size_t>(g.batch));
   for (std::size_t b = 0; b < list.sequences.size(); ++b) {
-    list.sequences[b].index = static_cast<std::int64_t>(b);
+    list.sequences[b].index = list.sequences[b].entry_k = static_cast<std::int64_t>(b);
   }
   const Side q{"cu_seqlens_q", "seqused_q", t.cu_seqlens_q, t.seqused_q, g.batch, g.seqlen_q};
-  const Side k{"cu_seqlens_k", "seqused_k", t.cu_seqlens_k, t.seqused_k, g.batch, g.seqlen_k};
+  Side k{"cu_seqlens_k", "seqused_k", t.cu_seqlens_k, t.seqused_k, g.batch, g.seqlen_k};
   Status status = read_side(q, &Sequence::q, list.sequences, list.gaps_q);
-  if (status.ok()) status = read_side(k, &Sequence::k, list.sequences, list.gaps_k);
+  if constexpr (std::is_same_v<Tensors, ForwardTensors>) {
+    const std::int64_t entries = t.k.spec.shape[0];
+    if (t.leftpad_k) k.padding = &*t.leftpad_k;
+    if (status.ok()) status = read_side(k, &Sequence::k, list.sequences, list.gaps_k);
+    if (status.ok() && t.cache_batch_idx) {
+      status = read_entries(*t.cache_batch_idx, entries, list.sequences);
+    }
+    if (status.ok() && t.block_table) {
+      status = check_pages(*t.block_table, g.page_size, entries, list.sequences);
+    }
+  } else if (status.ok()) {
+    status = read_side(k, &Sequence::k, list.sequences, list.gaps_k);
+  }
   if (status.ok() && t.mask) status = check_mask(*t.mask, list.sequences);
   if (!status.ok()) return status;
   return list;
@@ -99,9 +154,31 @@ Result<SequenceList> read_sequences(const Geometry& geometry, const BackwardTens
   return read_list(geometry, tensors);
 }
 
-Tensor part_of(const TensorRow& row, const GivenTensor& given, const Sequence& sequence) {
+ConstTensor pages_of(const ConstTensor& block_table, const Sequence& sequence,
+                     std::int64_t page_size) {
+  const TensorSpec& from = block_table.spec;
+  const std::int64_t first = sequence.k.row / page_size;
+  const std::int64_t end = (sequence.k.row + sequence.k.length + page_size - 1) / page_size;
+  ConstTensor pages = block_table;
+  pages.spec.shape = {1, sequence.k.length > 0 ? end - first : 0, 0, 0};
+  pages.spec.strides[0] = 0;
+  if (pages.data != nullptr) {
+    pages.data = static_cast<const std::int32_t*>(block_table.data) +
+                 sequence.index * from.strides[0] + first;
+  }
+  return pages;
+}
+
+Tensor part_of(const TensorRow& row, const GivenTensor& given, const Sequence& sequence,
+               std::int64_t page_size) {
   const TensorSpec& from = *given.spec;
   Tensor part{const_cast<void*>(given.data), from};
+  const bool of_keys = row.shape.extents[1] == Extent::kSeqlenK;
+  if (of_keys && page_size > 0) {
+    part.spec.shape[0] = 1;
+    part.spec.shape[1] = sequence.k.length;
+    return part;
+  }
   const bool packed = from.rank < row.shape.rank;  // rows of all sequences, no batch
   std::int64_t offset = 0;
   part.spec.rank = row.shape.rank;
@@ -116,7 +193,7 @@ Tensor part_of(const TensorRow& row, const GivenTensor& given, const Sequence& s
     const auto at = static_cast<std::size_t>(n++);
     std::int64_t length = from.shape[at], first = 0;
     if (extent == Extent::kBatch) {
-      first = length > 1 ? sequence.index : 0;
+      first = length > 1 ? (of_keys ? sequence.entry_k : sequence.index) : 0;
       length = 1;
     } else if (extent == Extent::kSeqlenQ || extent == Extent::kSeqlenK) {
       const SequenceRows& rows = extent == Extent::kSeqlenQ ? sequence.q : sequence.k;

@@ -1,7 +1,9 @@
 #include "backends/reference.h"
 
 #include <new>
+#include <vector>
 
+#include "cpu/sequences/key_rows.h"
 #include "cpu/sequences/sequences.h"
 #include "reference/oracle.h"
 
@@ -37,8 +39,11 @@ void write_rows(const Tensor& to, const std::vector<ref::Row>& rows,
 
 class ReferencePlan final : public PlanState {
  public:
-  Status forward(ContextState&, Stream, const ForwardTensors& t, Workspace) const override {
+  Status forward(ContextState&, Stream, const ForwardTensors& given, Workspace) const override {
     return guarded([&] {
+      ForwardTensors t = given;
+      const KeyRows rows(geometry, given);
+      const std::vector<char> k = gather(t.k, rows.k()), v = gather(t.v, rows.v());
       const auto sizes = ref::sizes_of(t.q, t.k, t.v);
       const auto result = ref::forward(t, problem.options, ref::Sample::everything(sizes));
       if (!result.ok()) return result.status();
@@ -74,6 +79,24 @@ class ReferencePlan final : public PlanState {
   }
 
  private:
+  // The rows of a sequence in pages, one after the other; `tensor` becomes theirs.
+  static std::vector<char> gather(ConstTensor& tensor, const std::int64_t* rows) {
+    if (rows == nullptr) return {};
+    const auto size = static_cast<std::int64_t>(size_of(tensor.spec.dtype));
+    const auto shape = tensor.spec.shape;
+    std::vector<char> copy;
+    for (std::int64_t n = 0; n < shape[1]; ++n) {
+      for (std::int64_t h = 0; h < shape[2]; ++h) {
+        const char* row =
+            static_cast<const char*>(tensor.data) + (rows[n] + h * tensor.spec.strides[2]) * size;
+        copy.insert(copy.end(), row, row + shape[3] * size);
+      }
+    }
+    tensor.spec = contiguous_spec(tensor.spec.dtype, {1, shape[1], shape[2], shape[3]});
+    tensor.data = copy.data();
+    return copy;
+  }
+
   template <class Body>
   static Status guarded(const Body& body) {
     try {
@@ -104,7 +127,7 @@ Result<std::shared_ptr<PlanState>> make_plan(const ContextState&, const Problem&
 const Implementation& reference_implementation() {
   static const Implementation implementation = {
       "reference", DeviceKind::kCpu, "fp64 plain loops: the truth the others are compared with",
-      dense_features() | sequence_features() |
+      dense_features() | sequence_features() | cache_features() |
           FeatureSet{Feature::kFp64, Feature::kFp32, Feature::kFp16, Feature::kBf16},
       plan_dense_or_sequences<&make_plan>};
   return implementation;

@@ -38,7 +38,7 @@ const Implementation& cpu_implementation() {
       .name = "cpu",
       .device = DeviceKind::kCpu,
       .summary = "production: packed panels, SIMD register tiles, all threads",
-      .supported = dense_features() | sequence_features() |
+      .supported = dense_features() | sequence_features() | cache_features() |
                    FeatureSet{Feature::kFp64, Feature::kFp32, Feature::kFp16, Feature::kBf16},
       .make_plan = &plan_dense_or_sequences<&make_cpu_plan, &most_bytes>};
   return implementation;

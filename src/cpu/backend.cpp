@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "api/context_state.h"
+#include "cpu/append.h"
 #include "cpu/merge.h"
 
 namespace flashlab::internal {
@@ -33,6 +34,11 @@ Status CpuBackend::merge(const ContextState& context, Stream, std::span<const Pa
                          const Tensor& o, const std::optional<Tensor>& lse) const {
   merge_on_cpu(context.pool(), parts, o, lse);
   return {};
+}
+
+Status CpuBackend::append(const ContextState& context, Stream, const AppendTensors& tensors,
+                          const AppendOptions& options, std::int64_t page_size) const {
+  return append_on_cpu(context.pool(), tensors, options, page_size);
 }
 
 }  // namespace flashlab::internal

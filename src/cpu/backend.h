@@ -26,6 +26,8 @@ class CpuBackend final : public Backend {
   Status zero(const ContextState& context, Stream stream, const Tensor& tensor) const override;
   Status merge(const ContextState& context, Stream stream, std::span<const Partial> parts,
                const Tensor& o, const std::optional<Tensor>& lse) const override;
+  Status append(const ContextState& context, Stream stream, const AppendTensors& tensors,
+                const AppendOptions& options, std::int64_t page_size) const override;
 
  private:
   std::vector<const Implementation*> list_;

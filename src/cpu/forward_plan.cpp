@@ -12,6 +12,7 @@
 
 #include "api/context_state.h"
 #include "cpu/score_views.h"
+#include "cpu/sequences/key_rows.h"
 #include "cpu/sequences/sequence_cut.h"
 #include "cpu/simd/kernels.h"
 #include "runtime/cpu/thread_pool.h"
@@ -65,11 +66,18 @@ simd::RowsView rows_view(const void* data, const TensorSpec& spec) {
 // The part of a key head's rows that packing task `chunk` takes.
 simd::MatrixView chunk_view(const simd::RowsView& rows, std::int64_t batch, std::int64_t head,
                             std::int64_t begin, std::int64_t end, std::int64_t columns) {
+  const bool listed = rows.offsets != nullptr;
   const std::int64_t offset =
-      batch * rows.batch_stride + begin * rows.row_stride + head * rows.head_stride;
+      batch * rows.batch_stride + (listed ? 0 : begin * rows.row_stride) + head * rows.head_stride;
   const auto* data =
       static_cast<const char*>(rows.data) + offset * static_cast<std::int64_t>(size_of(rows.dtype));
-  return {data, rows.dtype, end - begin, columns, rows.row_stride, rows.far};
+  return {data,
+          rows.dtype,
+          end - begin,
+          columns,
+          rows.row_stride,
+          rows.far,
+          listed ? rows.offsets + begin : nullptr};
 }
 
 class ForwardPlan final : public PlanState {
@@ -209,6 +217,9 @@ Status ForwardPlan::forward(ContextState& context, Stream, const ForwardTensors&
   // The hardware fetches rows that lie one after the other.
   c.k.far = fetches_rows && c.k.row_stride != c.head_dim;
   c.v.far = fetches_rows && c.v.row_stride != c.head_dim_v;
+  const KeyRows rows(geometry, t);
+  c.k.offsets = rows.k();
+  c.v.offsets = rows.v();
   c.o = rows_view(t.o.data, t.o.spec);
   if (t.lse) {
     c.lse = static_cast<float*>(t.lse->data);

@@ -49,7 +49,7 @@ void store_lse(const Tensor& lse, std::int64_t batch, std::int64_t head, std::in
 }  // namespace
 
 template <class Acc>
-void NaivePlan<Acc>::scores(ContextState& context, const ForwardTensors& x,
+void NaivePlan<Acc>::scores(ContextState& context, const ForwardTensors& x, const KeyRows& keys,
                             Workspace workspace) const {
   const Geometry& g = geometry;
   const ScoreTransform<Acc> transform(g, x.alibi_slopes);
@@ -57,12 +57,12 @@ void NaivePlan<Acc>::scores(ContextState& context, const ForwardTensors& x,
   for_each_block(context, g.batch, g.heads_q, g.seqlen_q, [&](const RowBlock& at) {
     const std::int64_t b = at.batch, h = at.head, first = at.first;
     NaiveBlocks<Acc> t = blocks(workspace, at.worker);
-    rows_by_rows(*kernels, head_rows(x.q, b, h), head_rows(x.k, b, h / g.group()), first, at.rows,
-                 g.seqlen_k, t,
-                 [&](std::int64_t r, std::int64_t key, std::int64_t keys, Acc* values) {
-                   transform.apply(b, h, first + r, key, keys, values);
-                   mask.apply(b, h, first + r, key, keys, keys, values);
-                   std::copy_n(values, keys, score_row(workspace, b, h, first + r) + key);
+    rows_by_rows(*kernels, head_rows(x.q, b, h), head_rows(x.k, b, h / g.group(), keys.k()), first,
+                 at.rows, g.seqlen_k, t,
+                 [&](std::int64_t r, std::int64_t key, std::int64_t count, Acc* values) {
+                   transform.apply(b, h, first + r, key, count, values);
+                   mask.apply(b, h, first + r, key, count, count, values);
+                   std::copy_n(values, count, score_row(workspace, b, h, first + r) + key);
                  });
   });
 }
@@ -98,7 +98,7 @@ void NaivePlan<Acc>::softmax(ContextState& context, const ForwardTensors& x,
 
 template <class Acc>
 void NaivePlan<Acc>::values(ContextState& context, const ForwardTensors& tensors,
-                            Workspace workspace) const {
+                            const KeyRows& keys, Workspace workspace) const {
   const Geometry& g = geometry;
   const ScoreMask mask(g, tensors.mask);
   const auto kept = static_cast<Acc>(dropout_mask_of(g, tensors).scale);
@@ -107,10 +107,10 @@ void NaivePlan<Acc>::values(ContextState& context, const ForwardTensors& tensors
     NaiveBlocks<Acc> t = blocks(workspace, at.worker);
     weighted_rows(
         *kernels,
-        [&](std::int64_t key, std::int64_t keys) {
-          return matrix(workspace, probabilities_offset, b, h, key, keys);
+        [&](std::int64_t key, std::int64_t count) {
+          return matrix(workspace, probabilities_offset, b, h, key, count);
         },
-        head_rows(tensors.v, b, h / g.group()), first, rows, g.seqlen_k, t,
+        head_rows(tensors.v, b, h / g.group(), keys.v()), first, rows, g.seqlen_k, t,
         [&](std::int64_t i, std::int64_t j) { return mask.visible(b, h, i, j); });
     const std::int64_t ld = padded<Acc>(g.head_dim_v);
     for (std::int64_t r = 0; r < rows; ++r) {
@@ -127,17 +127,20 @@ void NaivePlan<Acc>::values(ContextState& context, const ForwardTensors& tensors
 template <class Acc>
 Status NaivePlan<Acc>::forward(ContextState& context, Stream, const ForwardTensors& t,
                                Workspace workspace) const {
-  observed_step("scores", [&] { scores(context, t, workspace); });
+  const KeyRows keys(geometry, t);
+  observed_step("scores", [&] { scores(context, t, keys, workspace); });
   observed_step("softmax", [&] { softmax(context, t, workspace); });
-  observed_step("values", [&] { values(context, t, workspace); });
+  observed_step("values", [&] { values(context, t, keys, workspace); });
   return {};
 }
 
 // The whole class is instantiated here but for the steps of backward.cpp.
 #define FLASHLAB_INSTANTIATE(Acc)                                                                  \
-  template void NaivePlan<Acc>::scores(ContextState&, const ForwardTensors&, Workspace) const;     \
+  template void NaivePlan<Acc>::scores(ContextState&, const ForwardTensors&, const KeyRows&,       \
+                                       Workspace) const;                                           \
   template void NaivePlan<Acc>::softmax(ContextState&, const ForwardTensors&, Workspace) const;    \
-  template void NaivePlan<Acc>::values(ContextState&, const ForwardTensors&, Workspace) const;     \
+  template void NaivePlan<Acc>::values(ContextState&, const ForwardTensors&, const KeyRows&,       \
+                                       Workspace) const;                                           \
   template Status NaivePlan<Acc>::forward(ContextState&, Stream, const ForwardTensors&, Workspace) \
       const;
 FLASHLAB_INSTANTIATE(float)

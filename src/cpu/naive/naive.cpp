@@ -82,7 +82,7 @@ const Implementation& naive_implementation() {
   static const Implementation implementation{
       "naive", DeviceKind::kCpu,
       "scores, softmax and values as separate steps over a score matrix in memory",
-      dense_features() | sequence_features() |
+      dense_features() | sequence_features() | cache_features() |
           FeatureSet{Feature::kFp64, Feature::kFp32, Feature::kFp16, Feature::kBf16},
       plan_dense_or_sequences<&make_naive_plan>};
   return implementation;

@@ -7,6 +7,7 @@
 #include "cpu/plain/score_transform.h"
 #include "cpu/plain/tile_kernels.h"
 #include "cpu/plain/tiles.h"
+#include "cpu/sequences/key_rows.h"
 #include "cpu/terms/dropout.h"
 
 namespace flashlab::internal {
@@ -45,11 +46,13 @@ class NaivePlan final : public PlanState {
 
   /// S = scale Q K^T + mask, in Acc: scores rounded to 16 bits would be wrong in the third digit,
   /// and so would LSE, which is promised to 1e-5, and all that backward makes of it. Hidden: -inf.
-  void scores(ContextState& context, const ForwardTensors& tensors, Workspace workspace) const;
+  void scores(ContextState& context, const ForwardTensors& tensors, const KeyRows& keys,
+              Workspace workspace) const;
   /// P = softmax(S), rounded to T, and LSE
   void softmax(ContextState& context, const ForwardTensors& tensors, Workspace workspace) const;
   /// O = P V
-  void values(ContextState& context, const ForwardTensors& tensors, Workspace workspace) const;
+  void values(ContextState& context, const ForwardTensors& tensors, const KeyRows& keys,
+              Workspace workspace) const;
 
   /// P = exp(scale Q K^T + mask - LSE), rounded to T
   void probabilities(ContextState& context, const BackwardTensors& t, Workspace workspace) const;

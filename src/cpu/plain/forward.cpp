@@ -18,6 +18,7 @@
 #include "cpu/plain/plan.h"
 #include "cpu/plain/score_mask.h"
 #include "cpu/plain/score_transform.h"
+#include "cpu/sequences/key_rows.h"
 #include "cpu/terms/dropout.h"
 #include "cpu/terms/sinks.h"
 #include "runtime/cpu/thread_pool.h"
@@ -33,6 +34,7 @@ struct ForwardCall {
   ScoreTransform<Acc> transform;
   ScoreMask mask;
   DropoutMask dropout;
+  KeyRows keys;
 };
 
 // One tile of scores [rows][ld_k] becomes probabilities relative to the running maximum; l and O
@@ -63,8 +65,8 @@ void query_tile(const ForwardCall<Acc>& call, std::int64_t batch, std::int64_t h
   const ScoreMask& mask = call.mask;
   const Geometry& g = plan.geometry;
   const std::int64_t rows = std::min(plan.tile.q, g.seqlen_q - first);
-  const HeadRows k = head_rows(tensors.k, batch, head / g.group());
-  const HeadRows v = head_rows(tensors.v, batch, head / g.group());
+  const HeadRows k = head_rows(tensors.k, batch, head / g.group(), call.keys.k());
+  const HeadRows v = head_rows(tensors.v, batch, head / g.group(), call.keys.v());
   constexpr Acc kNone = -std::numeric_limits<Acc>::infinity();
 
   load_tile(head_rows(tensors.q, batch, head), first, rows, t.ld_d, t.q);
@@ -128,9 +130,12 @@ void query_tile(const ForwardCall<Acc>& call, std::int64_t batch, std::int64_t h
 template <class Acc>
 Status PlainPlan<Acc>::forward(ContextState& context, Stream, const ForwardTensors& tensors,
                                Workspace workspace) const {
-  const ForwardCall<Acc> call{*this, tensors, ScoreTransform<Acc>(geometry, tensors.alibi_slopes),
+  const ForwardCall<Acc> call{*this,
+                              tensors,
+                              ScoreTransform<Acc>(geometry, tensors.alibi_slopes),
                               ScoreMask(geometry, tensors.mask),
-                              dropout_mask_of(geometry, tensors)};
+                              dropout_mask_of(geometry, tensors),
+                              KeyRows(geometry, tensors)};
   const std::int64_t heads = geometry.batch * geometry.heads_q;
   const std::int64_t tiles = tiles_in(geometry.seqlen_q, tile.q);
   // Under causal the last queries see the most keys: their tasks go first, so that no thread is

@@ -130,7 +130,7 @@ const Implementation& plain_implementation() {
   static const Implementation implementation{
       "fa2-plain", DeviceKind::kCpu,
       "tiled FlashAttention-2 written for reading: forward, two-pass deterministic backward",
-      dense_features() | sequence_features() |
+      dense_features() | sequence_features() | cache_features() |
           FeatureSet{Feature::kFp64, Feature::kFp32, Feature::kFp16, Feature::kBf16,
                      Feature::kTileSizes},
       plan_dense_or_sequences<&make_plain_plan>};

@@ -42,20 +42,23 @@ class Arena {
   std::size_t used_ = 0;
 };
 
-/// One head of a [batch, seqlen, heads, dim] tensor: row r is `dim` elements from first + r *
-/// stride.
+/// One head of a [batch, seqlen, heads, dim] tensor: row r is `dim` elements from row(r) on.
 struct HeadRows {
   DType dtype = DType::kFp32;
   void* data = nullptr;  ///< written only through heads made from a Tensor
   std::int64_t first = 0, stride = 0, dim = 0;
+  const std::int64_t* offsets = nullptr;  ///< of rows that are no stride apart: see KeyRows
 
-  std::int64_t row(std::int64_t r) const { return first + r * stride; }
+  std::int64_t row(std::int64_t r) const {
+    return first + (offsets != nullptr ? offsets[r] : r * stride);
+  }
 };
 
-inline HeadRows head_rows(const ConstTensor& t, std::int64_t batch, std::int64_t head) {
+inline HeadRows head_rows(const ConstTensor& t, std::int64_t batch, std::int64_t head,
+                          const std::int64_t* offsets = nullptr) {
   const auto& s = t.spec.strides;
-  return {t.spec.dtype, const_cast<void*>(t.data), batch * s[0] + head * s[2], s[1],
-          t.spec.shape[3]};
+  return {t.spec.dtype, const_cast<void*>(t.data), batch * s[0] + head * s[2],
+          s[1],         t.spec.shape[3],           offsets};
 }
 
 /// tile[r][ld] = row first + r of `head`, columns dim to ld zero. Returns whether all is finite.

@@ -44,15 +44,24 @@ Status launch_sequence(const PlanState& plan, ContextState& context, const Backw
   return plan.backward(context, Stream{}, tensors, workspace);
 }
 
+// Tensors that say where sequences lie: a sequence alone has none.
+bool is_of_list(const TensorRow& row) {
+  return row.dtype == DTypeRule::kIndex || row.role == TensorRole::kBlockTable;
+}
+
 // The problem of one sequence, or of the longest that a call can have.
-Problem problem_of(const Problem& call, const Sequence& sequence) {
+Problem problem_of(const Problem& call, const Sequence& sequence, std::int64_t page_size) {
   Problem p = call;
   for (const TensorRow& row : kTensors) {
     const TensorSpec* spec = row.problem.get(call);
-    if (spec != nullptr) row.problem.set(p, part_of(row, {nullptr, spec}, sequence).spec);
+    // Of keys and values a planner asks only whether a processor's caches hold them: all of them.
+    const bool keys = row.role == TensorRole::kK || row.role == TensorRole::kV;
+    if (spec == nullptr || is_of_list(row) || keys) continue;
+    row.problem.set(p, part_of(row, {nullptr, spec}, sequence, page_size).spec);
   }
-  for (auto* lengths : {&p.cu_seqlens_q, &p.cu_seqlens_k, &p.seqused_q, &p.seqused_k}) {
-    lengths->reset();
+  for (auto* list : {&p.cu_seqlens_q, &p.cu_seqlens_k, &p.seqused_q, &p.seqused_k,
+                     &p.cache_batch_idx, &p.leftpad_k, &p.block_table}) {
+    list->reset();
   }
   p.options.max_seqlen_q.reset();
   p.options.max_seqlen_k.reset();
@@ -158,7 +167,7 @@ class SequencesPlan final : public PlanState {
 Result<std::shared_ptr<PlanState>> SequencesPlan::plan_one(const ContextState& context,
                                                            const Sequence& sequence) const {
   const Geometry g = geometry_of(geometry, sequence.q.length, sequence.k.length);
-  Problem p = problem_of(problem, sequence);
+  Problem p = problem_of(problem, sequence, geometry.page_size);
   auto plan = planner.plan(context, p, g);
   if (plan.ok()) {
     (*plan)->problem = std::move(p);
@@ -200,7 +209,7 @@ void SequencesPlan::fill_gaps(ThreadPool& pool, const Tensors& tensors,
                                                                 : nullptr;
     if (gaps == nullptr) return;
     pool.run(static_cast<std::int64_t>(gaps->size()), [&](std::int64_t n, int) {
-      fill_part(part_of(row, given, (*gaps)[static_cast<std::size_t>(n)]),
+      fill_part(part_of(row, given, (*gaps)[static_cast<std::size_t>(n)], geometry.page_size),
                 row.role == TensorRole::kLse);
     });
   });
@@ -212,12 +221,22 @@ Status SequencesPlan::run_one(ContextState& context, const PlanState& plan, cons
                               Workspace workspace) const {
   Tensors own = tensors;
   for_each_tensor(tensors, [&](const TensorRow& row, const GivenTensor& given) {
-    if (given) row.template member<Tensors>().set(own, part_of(row, given, sequence));
+    if (!given || is_of_list(row)) return;
+    row.template member<Tensors>().set(own, part_of(row, given, sequence, geometry.page_size));
   });
   for (auto* lengths : {&own.cu_seqlens_q, &own.cu_seqlens_k, &own.seqused_q, &own.seqused_k}) {
     lengths->reset();
   }
-  if constexpr (std::is_same_v<Tensors, BackwardTensors>) {
+  std::int64_t row_of_page = 0;  // that the first key lies in
+  if constexpr (std::is_same_v<Tensors, ForwardTensors>) {
+    own.cache_batch_idx.reset();
+    own.leftpad_k.reset();
+    if (own.block_table) {
+      row_of_page = sequence.k.row % geometry.page_size;
+      own.block_table = pages_of(*tensors.block_table, sequence, geometry.page_size);
+      own.leftpad_k = tensor(&row_of_page, {1});
+    }
+  } else {
     if (own.d_sinks) own.d_sinks->data = sink_gradients + sequence.index * geometry.heads_q;
   }
   std::array<std::int64_t, 3> words{};  // see dropout_seed_of
@@ -331,9 +350,9 @@ Result<std::shared_ptr<PlanState>> plan_sequences(const ContextState& context,
     plan->reasons.push_back("no rows: nothing runs");
     return std::shared_ptr<PlanState>(std::move(plan));
   }
-  const Sequence longest{.index = 0, .q = {0, g.seqlen_q}, .k = {0, g.seqlen_k}};
+  const Sequence longest{.index = 0, .q = {0, g.seqlen_q}, .k = {0, g.seqlen_k}, .entry_k = 0};
   const Geometry most = geometry_of(g, g.seqlen_q, g.seqlen_k);
-  const Problem of_longest = problem_of(problem, longest);
+  const Problem of_longest = problem_of(problem, longest, g.page_size);
   auto capacity = planner.plan(context, of_longest, most);
   if (!capacity.ok()) return capacity.status();
   const auto bytes = [&](const ContextState& of) -> std::size_t {
@@ -363,6 +382,10 @@ Result<std::shared_ptr<PlanState>> plan_sequences(const ContextState& context,
       fmt::format("{} sequences, each a dense call of its own: long ones by {} threads, others one "
                   "to a thread",
                   g.batch, context.threads));
+  if (g.page_size > 0) {
+    plan->reasons.push_back(
+        fmt::format("pages of {} rows are read where they lie: nothing is gathered", g.page_size));
+  }
   plan->reasons.push_back(
       "a sequence is cut by its own lengths alone: its bits are the same alone "
       "and in any batch");

@@ -10,6 +10,11 @@
 
 namespace flashlab::internal {
 
+/// What a call on a cache requires, which every planner of dense calls has by a list of sequences.
+inline FeatureSet cache_features() {
+  return {TensorRole::kBlockTable, TensorRole::kCacheBatchIdx, TensorRole::kLeftPadK};
+}
+
 /// How an implementation plans dense calls. Given a Geometry with is_sequence, neither function may
 /// let anything but lengths, sizes and options decide how sums are cut: threads and workspace only
 /// say who computes them.

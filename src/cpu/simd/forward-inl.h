@@ -157,15 +157,18 @@ PackedBlock<Multiply> key_block_at(const ForwardCall& call, const ForwardTask& t
     return block;
   }
   const auto view = [&](const RowsView& rows, int64_t columns) {
-    return MatrixView{element_at(rows.data,
-                                 task.batch * rows.batch_stride + begin * rows.row_stride +
-                                     task.key_head * rows.head_stride,
-                                 rows.dtype),
-                      rows.dtype,
-                      end - begin,
-                      columns,
-                      rows.row_stride,
-                      rows.far};
+    const bool listed = rows.offsets != nullptr;
+    return MatrixView{
+        element_at(rows.data,
+                   task.batch * rows.batch_stride + (listed ? 0 : begin * rows.row_stride) +
+                       task.key_head * rows.head_stride,
+                   rows.dtype),
+        rows.dtype,
+        end - begin,
+        columns,
+        rows.row_stride,
+        rows.far,
+        listed ? rows.offsets + begin : nullptr};
   };
   pack_transposed<Multiply>(view(call.k, call.head_dim), scratch.keys);
   pack_straight<Multiply>(view(call.v, call.head_dim_v), scratch.values,

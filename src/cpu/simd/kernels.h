@@ -25,6 +25,7 @@ struct MatrixView {
   int64_t columns = 0;
   int64_t row_stride = 0;  ///< elements
   bool far = false;        ///< rows come from beyond L2: those to be packed next are fetched
+  const int64_t* offsets = nullptr;  ///< of rows that are no stride apart, elements
 };
 
 /// Packed operands have one Element per step of the reduction: a float, or a pair of bf16 (an odd
@@ -62,7 +63,8 @@ struct RowsView {
   int64_t batch_stride = 0;
   int64_t row_stride = 0;
   int64_t head_stride = 0;
-  bool far = false;  ///< as in MatrixView
+  bool far = false;                  ///< as in MatrixView
+  const int64_t* offsets = nullptr;  ///< of every position, in place of position * row_stride
 };
 
 /// A mask tensor, element (batch, head, query, key); broadcast dimensions have stride 0.

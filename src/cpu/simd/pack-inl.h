@@ -15,13 +15,17 @@ constexpr int64_t depth_of(int64_t n) {
   return (n + Multiply::kDepthPer - 1) / Multiply::kDepthPer;
 }
 
+HWY_INLINE int64_t row_offset(const MatrixView& source, int64_t i) {
+  return source.offsets != nullptr ? source.offsets[i] : i * source.row_stride;
+}
+
 /// Rows [begin, end) of the matrix, as far as there are any, are fetched into L2 beside what is
 /// done meanwhile. PERF: a row of one head is too short a piece of memory for the hardware's own
 /// prefetching. Not into L1: there they would take the buffers that panels pass through.
 HWY_INLINE void prefetch_rows(const MatrixView& source, int64_t begin, int64_t end) {
   const int64_t bytes = source.columns * element_bytes(source.dtype);
   for (int64_t i = begin; i < end && i < source.rows; ++i) {
-    const char* row = element_at(source.data, i * source.row_stride, source.dtype);
+    const char* row = element_at(source.data, row_offset(source, i), source.dtype);
     for (int64_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch(row + byte, 0, 2);
   }
 }
@@ -120,7 +124,7 @@ HWY_INLINE void pack_transposed_as(const MatrixView& source, void* destination) 
       if (source.far) prefetch_rows(source, first + j + kRowsAhead, first + j + kRowsAhead + 4);
       const char* rows[4];
       for (int i = 0; i < 4; ++i) {
-        rows[i] = element_at(source.data, (first + j + i) * source.row_stride, kType);
+        rows[i] = element_at(source.data, row_offset(source, first + j + i), kType);
       }
       int64_t k = 0;
       for (; k + 4 <= whole; k += 4) {
@@ -137,7 +141,7 @@ HWY_INLINE void pack_transposed_as(const MatrixView& source, void* destination) 
     for (; j < kPanel; ++j) {
       const bool inside = first + j < source.rows;
       const char* row =
-          inside ? element_at(source.data, (first + j) * source.row_stride, kType) : nullptr;
+          inside ? element_at(source.data, row_offset(source, first + j), kType) : nullptr;
       for (int64_t k = 0; k < depth; ++k) {
         panel[k * kPanel + j] =
             inside ? packed_element<Multiply, kType>(row, k, source.columns) : Element(0);
@@ -157,7 +161,7 @@ template <class Multiply, DType kType>
 HWY_INLINE Uints straight_elements(const MatrixView& source, int64_t k, int64_t column,
                                    int64_t count) {
   const auto at = [&](int64_t row) {
-    return element_at(source.data, row * source.row_stride + column, kType);
+    return element_at(source.data, row_offset(source, row) + column, kType);
   };
   if constexpr (Multiply::kDepthPer == 1) {
     return hn::BitCast(UintTag(), load_as<kType>(at(k), count));
@@ -216,7 +220,7 @@ HWY_INLINE void pack_rows_as(const MatrixView& source, float factor, void* desti
   for (int64_t i = 0; i < source.rows; ++i) {
     char* row = static_cast<char*>(destination) + i * width * element_bytes(kPacked);
     for (int64_t j = 0; j < width; j += kLanes) {
-      const char* from = element_at(source.data, i * source.row_stride + j, kType);
+      const char* from = element_at(source.data, row_offset(source, i) + j, kType);
       const Floats v = hn::Mul(set(factor), load_as<kType>(from, source.columns - j));
       store_as<kPacked>(v, row + j * element_bytes(kPacked), width - j);
     }

@@ -94,6 +94,7 @@ class Checker {
     for (Pass pass : {Pass::kForward, Pass::kBackward}) {
       // Backward reads what forward wrote, so forward runs (but is not judged) in any case.
       if (!wants(options_, pass) && !wants(options_, Pass::kBackward)) continue;
+      if (pass == Pass::kBackward && !report_.problem.has_backward()) continue;
       if (!run_pass(pass)) break;
     }
     report_.seconds =

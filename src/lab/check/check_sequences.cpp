@@ -49,15 +49,37 @@ ConstTensor entry(const ConstTensor& t, std::int64_t index) {
   return t.spec.shape[0] > 1 ? cut(t, 0, index, 1) : t;
 }
 
-// A sequence's tensors as a dense call has them. `words` holds what dropout is drawn by: seed,
-// offset and the head index of the sequence's first head.
+// What a sequence's tensors point to beside the case's memory: what dropout is drawn by (seed,
+// offset and the head index of the sequence's first head), and keys and values that were gathered.
+struct Own {
+  std::array<std::int64_t, 3> words;
+  std::vector<char> k, v;
+};
+
+// A sequence's rows of a cache [pages or entries, rows, heads, dim], one after the other.
+ConstTensor gathered(const Case& c, const ConstTensor& cache, const Span& s,
+                     std::vector<char>& copy) {
+  const TensorSpec& from = cache.spec;
+  const auto size = static_cast<std::int64_t>(size_of(from.dtype));
+  for (std::int64_t key = 0; key < s.length.k; ++key) {
+    const std::int64_t row = c.cache_row(static_cast<std::size_t>(s.index), key);
+    for (std::int64_t h = 0; h < from.shape[2]; ++h) {
+      const std::int64_t offset = row / from.shape[1] * from.strides[0] +
+                                  row % from.shape[1] * from.strides[1] + h * from.strides[2];
+      const char* at = static_cast<const char*>(cache.data) + offset * size;
+      copy.insert(copy.end(), at, at + from.shape[3] * size);
+    }
+  }
+  return {copy.data(), contiguous_spec(from.dtype, {1, s.length.k, from.shape[2], from.shape[3]})};
+}
+
+// A sequence's tensors as a dense call has them.
 template <class Tensors>
-Tensors part_of(const Case& c, const Tensors& all, const Span& s,
-                std::array<std::int64_t, 3>& words) {
+Tensors part_of(const Case& c, const Tensors& all, const Span& s, Own& own) {
   Tensors t = all;
   t.q = cut(t.q, 1, s.q0, s.length.q);
-  t.k = cut(t.k, 1, s.k0, s.length.k);
-  t.v = cut(t.v, 1, s.k0, s.length.k);
+  t.k = c.cache ? gathered(c, all.k, s, own.k) : cut(t.k, 1, s.k0, s.length.k);
+  t.v = c.cache ? gathered(c, all.v, s, own.v) : cut(t.v, 1, s.k0, s.length.k);
   if (t.mask) {
     t.mask = entry(*t.mask, s.index);
     if (t.mask->spec.shape[2] > 1) t.mask = cut(*t.mask, 2, 0, s.length.q);
@@ -71,9 +93,9 @@ Tensors part_of(const Case& c, const Tensors& all, const Span& s,
     if (t.d_lse) t.d_lse = cut(*t.d_lse, 2, s.q0, s.length.q);
   }
   const DropoutSeed seed = c.dropout_seed();
-  words = {static_cast<std::int64_t>(seed.seed), static_cast<std::int64_t>(seed.offset),
-           s.index * c.heads_q};
-  t.dropout_state = {words.data(), contiguous_spec(DType::kInt64, {3})};
+  own.words = {static_cast<std::int64_t>(seed.seed), static_cast<std::int64_t>(seed.offset),
+               s.index * c.heads_q};
+  t.dropout_state = {own.words.data(), contiguous_spec(DType::kInt64, {3})};
   return t;
 }
 
@@ -159,8 +181,8 @@ Result<Truth> by_sequences(const Case& c, const Tensors& tensors, const TruthOf&
   Truth out;
   const bool sampled = !sample_of_ragged(c).all;
   for (const Span& s : spans_of(c)) {
-    std::array<std::int64_t, 3> words;
-    const Tensors part = part_of(c, tensors, s, words);
+    Own own;
+    const Tensors part = part_of(c, tensors, s, own);
     const ref::Sizes sizes = ref::sizes_of(part.q, part.k, part.v);
     auto truth =
         truth_of(part, c.options(),

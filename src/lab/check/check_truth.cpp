@@ -190,6 +190,7 @@ CaseTruth::~CaseTruth() = default;
 Result<CaseTruth> CaseTruth::create(const Case& problem, const CheckOptions& options) {
   CaseDataOptions data_options;
   data_options.backward =
+      problem.has_backward() &&
       std::ranges::find(options.passes, Pass::kBackward) != options.passes.end();
   data_options.memory_limit_bytes = options.memory_limit_bytes;
   data_options.trap_reads_past_end = options.trap_reads_past_end;
@@ -200,7 +201,9 @@ Result<CaseTruth> CaseTruth::create(const Case& problem, const CheckOptions& opt
     auto impl = std::make_unique<Impl>(std::move(*data));
     const ForwardTensors t = impl->data.host_forward_tensors();
     const ref::Sizes sizes = ref::sizes_of(t.q, t.k, t.v);
-    impl->sample = problem.ragged() ? ref::Sample::everything(sizes) : sample_of(problem, sizes);
+    impl->sample = problem.cache      ? ref::Sample()
+                   : problem.ragged() ? ref::Sample::everything(sizes)
+                                      : sample_of(problem, sizes);
     auto forward = problem.ragged() ? forward_truth_by_sequences(problem, t)
                                     : forward_truth(t, problem.options(), impl->sample);
     if (!forward.ok()) return forward.status();

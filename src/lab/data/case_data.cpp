@@ -75,20 +75,39 @@ Tensor ragged_rows(const Tensor& flat) {
   return out;
 }
 
+// The same of queries that calls take dense: [1, batch * rows, ...] as [batch, rows, ...], and
+// their scalars [1, heads, batch * rows].
+Tensor dense_rows(const Tensor& flat, std::int64_t batch) {
+  Tensor out = flat;
+  const std::size_t rows = flat.spec.rank == 4 ? 1 : 2;
+  out.spec.shape[0] = batch;
+  out.spec.shape[rows] = flat.spec.shape[rows] / std::max<std::int64_t>(batch, 1);
+  out.spec.strides[0] = out.spec.shape[rows] * flat.spec.strides[rows];
+  return out;
+}
+
 // The tensors of a call, as `get` has them. `flat`: ragged ones as the oracle wants them, rows of
-// one batch entry, and without lengths.
+// one batch entry, and without lengths; keys of a cache as they lie in it.
 template <class Tensors, class Get>
 Tensors views(const Case& problem, const CaseLayout& layout, bool flat, const Get& get) {
   Tensors tensors;
-  const SequenceSource source{.ragged_q = problem.ragged(), .ragged_k = problem.ragged()};
+  const SequenceSource source = problem.source();
   if (!problem.dropout_state) tensors.dropout_seed = problem.dropout_seed();
   for (const Placement& p : layout.tensors) {
     const TensorRow& row = row_of(p.role);
     const TensorMember<Tensors>& member = row.template member<Tensors>();
     if (member.access() == Access::kNone) continue;
-    if (flat && row.dtype == DTypeRule::kIndex) continue;
+    const bool listed = row.dtype == DTypeRule::kIndex || row.role == TensorRole::kBlockTable;
+    if (flat && listed) continue;
     const bool rows = rule_for(row.shape, source).rank < row.shape.rank;
-    member.set(tensors, rows && !flat ? ragged_rows(get(p.role)) : get(p.role));
+    // Of each query; a mask has positions of its own.
+    const bool queries = !row.shape.broadcasts && (row.shape.extents[1] == Extent::kSeqlenQ ||
+                                                   row.shape.extents[2] == Extent::kSeqlenQ);
+    const bool dense = queries && problem.cache && problem.cache->dense_queries;
+    member.set(tensors, flat    ? get(p.role)
+                        : rows  ? ragged_rows(get(p.role))
+                        : dense ? dense_rows(get(p.role), problem.batch)
+                                : get(p.role));
   }
   return tensors;
 }
@@ -310,7 +329,7 @@ Result<CaseData> CaseData::create(const Case& problem, const CaseDataOptions& op
       return refusal(memory->available_bytes(), memory->device());
     }
     if (Status s = data.reset_outputs(Pass::kForward); !s.ok()) return s;
-    if (options.backward) {
+    if (options.backward && problem.has_backward()) {
       if (Status s = data.reset_outputs(Pass::kBackward); !s.ok()) return s;
     }
     return data;

@@ -359,6 +359,18 @@ void fill_sinks(const Case& c, const Tensor& tensor) {
   }
 }
 
+// Pages that no key lies in are none: whoever reads them sees it.
+void fill_block_table(const Case& c, const Tensor& tensor) {
+  constexpr std::int32_t kHostile[] = {-1, INT32_MAX, INT32_MIN};
+  auto* pages = static_cast<std::int32_t*>(tensor.data);
+  for (std::size_t b = 0; b < c.sequences.size(); ++b) {
+    for (std::int64_t n = 0; n < tensor.spec.shape[1]; ++n) {
+      const auto page = c.cache_page(b, n);
+      *pages++ = page ? static_cast<std::int32_t>(*page) : kHostile[(b + 5) % 3];
+    }
+  }
+}
+
 // Offsets, or lengths.
 void fill_lengths(const Case& c, TensorRole role, const Tensor& tensor) {
   const bool of_queries = role == TensorRole::kCuSeqlensQ || role == TensorRole::kSeqUsedQ;
@@ -372,16 +384,46 @@ void fill_lengths(const Case& c, TensorRole role, const Tensor& tensor) {
     ++n;
   };
   if (offsets) write(0);
+  for (std::size_t b = 0; role == TensorRole::kCacheBatchIdx && b < c.sequences.size(); ++b) {
+    write(c.cache_entry(b));
+  }
+  if (role == TensorRole::kCacheBatchIdx) return;
   for (const cases::SequenceLengths& s : c.sequences) {
-    const std::int64_t used = of_queries ? s.q : s.k;
+    if (role == TensorRole::kLeftPadK) {
+      write(s.leftpad);
+      continue;
+    }
+    const std::int64_t used = of_queries ? s.q : s.leftpad + s.k;
     end += used + (of_queries ? s.unused_q : s.unused_k);
     write(offsets ? end : used);
+  }
+}
+
+// Rows of a cache that no sequence has.
+void fill_cache_gaps(const Case& c, const Tensor& tensor) {
+  const std::int64_t rows = tensor.spec.shape[1];
+  std::vector<bool> used(static_cast<std::size_t>(tensor.spec.shape[0] * rows));
+  for (std::size_t b = 0; b < c.sequences.size(); ++b) {
+    for (std::int64_t key = 0; key < c.sequences[b].k; ++key) {
+      used[static_cast<std::size_t>(c.cache_row(b, key))] = true;
+    }
+  }
+  for (std::size_t n = 0; n < used.size(); ++n) {
+    if (used[n]) continue;
+    const auto row = static_cast<std::int64_t>(n);
+    Tensor unused = tensor;
+    unused.spec.shape[0] = unused.spec.shape[1] = 1;
+    unused.data = static_cast<char*>(tensor.data) +
+                  (row / rows * tensor.spec.strides[0] + row % rows * tensor.spec.strides[1]) *
+                      static_cast<std::int64_t>(size_of(tensor.spec.dtype));
+    fill_nan(unused);
   }
 }
 
 // NaN in the rows of an input that no sequence has.
 void fill_unused(const Case& c, TensorRole role, const Tensor& tensor) {
   const bool of_queries = role == TensorRole::kQ || role == TensorRole::kDO;
+  if (c.cache && !of_queries) return fill_cache_gaps(c, tensor);
   std::int64_t row = 0;
   for (const cases::SequenceLengths& s : c.sequences) {
     row += of_queries ? s.q : s.k;
@@ -424,6 +466,7 @@ void fill_tensor(const Case& problem, TensorRole role, const Tensor& tensor) {
   if (role == TensorRole::kAlibiSlopes) return fill_slopes(problem, tensor);
   if (role == TensorRole::kSinks) return fill_sinks(problem, tensor);
   if (role == TensorRole::kDropoutState) return fill_dropout_state(problem, tensor);
+  if (role == TensorRole::kBlockTable) return fill_block_table(problem, tensor);
   if (row_of(role).dtype == DTypeRule::kIndex) return fill_lengths(problem, role, tensor);
   if (tensor.spec.rank == 4) {
     fill_rows(problem, role, tensor);

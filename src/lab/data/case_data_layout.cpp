@@ -18,9 +18,14 @@ class Builder {
  public:
   Builder(const Case& problem) : c_(problem) {
     if (!c_.ragged()) return;
-    batch_ = 1;
-    seqlen_q_ = c_.extents()[Extent::kTotalQ];
-    seqlen_k_ = c_.extents()[Extent::kTotalK];
+    batch_ = batch_k_ = 1;
+    const Extents sizes = c_.extents();
+    seqlen_q_ = sizes[Extent::kTotalQ];
+    seqlen_k_ = sizes[Extent::kTotalK];
+    if (!c_.cache) return;
+    const ShapeRule keys = rule_for(row_of(TensorRole::kK).shape, c_.source());
+    batch_k_ = sizes[keys.extents[0]];
+    seqlen_k_ = sizes[keys.extents[1]];
   }
 
   // One tensor in a buffer of its own: rows and row scalars as the case's layout says, the rest
@@ -33,8 +38,9 @@ class Builder {
     if (row.role == TensorRole::kMask) {
       mask();
     } else if (row.shape.rank == 4 && tokens) {
-      rows(row.role, dtype, e[1] == Extent::kSeqlenQ ? seqlen_q_ : seqlen_k_, sizes[e[2]],
-           sizes[e[3]]);
+      const bool queries = e[1] == Extent::kSeqlenQ;
+      rows(row.role, dtype, queries ? batch_ : batch_k_, queries ? seqlen_q_ : seqlen_k_,
+           sizes[e[2]], sizes[e[3]]);
     } else if (row.shape.rank == 3 && e[2] == Extent::kSeqlenQ) {
       statistic(row.role, dtype);
     } else if (row.role == TensorRole::kAlibiSlopes) {
@@ -64,13 +70,27 @@ class Builder {
     add_buffer(saturating_multiply(saturating_multiply(tokens, token), size), {});
   }
 
+  // k and v in one pool: [pages or entries, 2, rows, heads, dim].
+  void pool(DType dtype) {
+    const std::int64_t rows = saturating_multiply(seqlen_k_, c_.heads_k);
+    const std::int64_t half = saturating_multiply(rows, c_.head_dim);
+    for (const TensorRole role : {TensorRole::kK, TensorRole::kV}) {
+      TensorSpec spec = make_spec(dtype, {batch_k_, seqlen_k_, c_.heads_k, c_.head_dim});
+      spec.strides = {saturating_multiply(2, half), c_.heads_k * c_.head_dim, c_.head_dim, 1};
+      const std::int64_t offset = role == TensorRole::kK ? 0 : half;
+      out_.tensors.push_back({role, spec, buffers(), offset, true});
+    }
+    const std::int64_t elements = saturating_multiply(batch_k_, saturating_multiply(2, half));
+    add_buffer(saturating_multiply(elements, static_cast<std::int64_t>(size_of(dtype))), {});
+  }
+
   CaseLayout take() { return std::move(out_); }
 
  private:
   // [batch, seqlen, heads, width] as the case's layout says.
-  void rows(TensorRole role, DType dtype, std::int64_t seqlen, std::int64_t heads,
-            std::int64_t width) {
-    TensorSpec spec = make_spec(dtype, {batch_, seqlen, heads, width});
+  void rows(TensorRole role, DType dtype, std::int64_t batch, std::int64_t seqlen,
+            std::int64_t heads, std::int64_t width) {
+    TensorSpec spec = make_spec(dtype, {batch, seqlen, heads, width});
     const bool padded = c_.layout == cases::Layout::kPaddedRows;
     const std::int64_t row = saturating_add(width, padded ? kRowPadding : 0);
     if (c_.layout == cases::Layout::kHeadsFirst) {
@@ -80,7 +100,7 @@ class Builder {
       const std::int64_t token = saturating_multiply(heads, row);
       spec.strides = {saturating_multiply(seqlen, token), token, row, 1};
     }
-    const std::int64_t count = saturating_multiply(saturating_multiply(batch_, seqlen), heads);
+    const std::int64_t count = saturating_multiply(saturating_multiply(batch, seqlen), heads);
     place(role, spec, count, width, row, padded ? 1 : 0);
   }
 
@@ -97,7 +117,7 @@ class Builder {
     const std::uint64_t form = c_.seed % 6;
     const bool additive = c_.mask == cases::MaskKind::kAdditive;
     const DType dtype = !additive ? DType::kBool : (c_.seed / 6 % 2 == 0 ? DType::kFp32 : c_.dtype);
-    Extents4 stored = {c_.batch, c_.heads_q, c_.seqlen_q, c_.seqlen_k};
+    Extents4 stored = {c_.batch, c_.heads_q, c_.seqlen_q, c_.extents()[Extent::kSeqlenK]};
     if (form == 1 || form == 4) stored[0] = 1;
     if (form == 1 || form == 2 || form == 3 || form == 5) stored[1] = 1;
     if (form == 2) stored[2] = 1;
@@ -162,6 +182,7 @@ class Builder {
   const Case& c_;
   // Of rows of tokens and their scalars: ragged ones lie as those of one batch entry.
   std::int64_t batch_ = c_.batch, seqlen_q_ = c_.seqlen_q, seqlen_k_ = c_.seqlen_k;
+  std::int64_t batch_k_ = c_.batch;  // pages or entries, where keys are in a cache
   CaseLayout out_;
 };
 
@@ -177,16 +198,23 @@ const Placement* CaseLayout::find(TensorRole role) const {
 CaseLayout lay_out(const Case& c, bool backward) {
   using R = TensorRole;
   const Extents sizes = c.extents();
-  const bool packed = c.layout == cases::Layout::kPackedQkv && c.seqlen_q == c.seqlen_k &&
+  const bool one_buffer = c.layout == cases::Layout::kPackedQkv;
+  const bool packed = one_buffer && !c.cache && c.seqlen_q == c.seqlen_k &&
                       sizes[Extent::kTotalQ] == sizes[Extent::kTotalK];
+  const bool pool = one_buffer && c.cache && c.head_dim == c.head_dim_v;
   Builder build(c);
   for (const TensorRow& row : kTensors) {
-    if (!c.gives(row.role) || (!backward && row.forward.access() == Access::kNone)) continue;
+    const bool gradients = backward && c.has_backward();
+    if (!c.gives(row.role) || (!gradients && row.forward.access() == Access::kNone)) continue;
     const R role = row.role;
     if (packed && (role == R::kQ || role == R::kDQ)) {
       build.packed(
           role == R::kQ ? std::array{R::kQ, R::kK, R::kV} : std::array{R::kDQ, R::kDK, R::kDV},
           c.dtype_of(role));
+    } else if (pool && role == R::kK) {
+      build.pool(c.dtype_of(role));
+    } else if (pool && role == R::kV) {
+      continue;  // beside k
     } else if (packed && (role == R::kK || role == R::kV || role == R::kDK || role == R::kDV)) {
       continue;  // beside q, or beside dq
     } else {

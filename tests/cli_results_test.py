@@ -307,7 +307,7 @@ class Results(Folder):
         done = run("bench", *SMALL, "--dtype", "fp32", "--json", self.path("r.json"))
         with open(self.path("r.json"), encoding="utf-8") as file:
             row = json.load(file)["results"][0]
-        line = re.search("roof +([0-9.]+) of ([0-9.]+) GFLOP/s in alternating windows: ([0-9]+)%",
+        line = re.search("roof +([0-9.]+) of ([0-9.]+) GFLOP/s in alternating windows: ([0-9.]+)%",
                          done.stdout)
         self.assertIsNotNone(line, done.stdout)
         rate, roof, share = map(float, line.groups())

@@ -137,12 +137,17 @@ TEST(Measure, ColdCachesMeanOneCallPerSample) {
   options.repeats = 3;
   options.cold_cache = true;
   options.min_sample_ms = 10;
-  std::vector<unsigned char> data(64 * 1024, 1);
-  unsigned sum = 0;
+  // Each line names the next one, so that no read hides another's latency, however it is compiled.
+  struct alignas(64) Line {
+    const Line* next;
+  };
+  std::vector<Line> lines(1024);
+  for (std::size_t i = 0; i < lines.size(); ++i) lines[i].next = &lines[(i + 389) % lines.size()];
+  const Line* at = lines.data();
   const TimedCall read = [&] {
-    for (std::size_t i = 0; i < data.size(); i += 64) {
-      sum += *static_cast<volatile unsigned char*>(&data[i]);
-    }
+    const Line* line = at;
+    for (int i = 0; i < 1024; ++i) line = line->next;
+    at = line->next;
     return Status();
   };
   const auto cold = measure(options, read);

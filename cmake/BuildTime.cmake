@@ -26,8 +26,8 @@ if(fmt_version AND NOT BUILD_SHARED_LIBS)
   set_target_properties(fmt::fmt-header-only PROPERTIES INTERFACE_COMPILE_DEFINITIONS "")
 endif()
 
-# What nearly every file includes is read once; the presets dev and tsan go without, so that a file
-# that includes too little is found. Kernels of an instruction set stay out: what they include is
+# What nearly every file includes is read once; the preset dev goes without, so that a file that
+# includes too little is found. Kernels of an instruction set stay out: what they include is
 # compiled for their own instruction set and must not become anybody else's (docs/decisions/0003).
 foreach(target IN ITEMS flashlab flashlab_train)
   if(NOT TARGET ${target})

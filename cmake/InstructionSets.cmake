@@ -18,9 +18,6 @@ set(FLASHLAB_AVX512_FLAGS ${FLASHLAB_AVX2_FLAGS} -mavx512f -mavx512bw -mavx512cd
 
 # flashlab_isa(target family isa flags...): compiles src/<family>-inl.h into the target, with
 # FLASHLAB_ISA naming the instruction set.
-# Sanitizers watch these files without optimization: clang 14's UndefinedBehaviorSanitizer makes so
-# many branches in the unrolled tiles that -O1 takes 67 s of processor time for the AVX-512 kernels
-# and -O0 4.4 s (Zen 4, 2026-11-27).
 function(flashlab_isa target family isa)
   string(REPLACE "/" "_" name ${family})
   set(file ${PROJECT_BINARY_DIR}/isa/isa_${name}_${isa}.cpp)
@@ -28,5 +25,5 @@ function(flashlab_isa target family isa)
     CONTENT "#define FLASHLAB_ISA @isa@\n#include \"@family@-inl.h\"\n")
   target_sources(${target} PRIVATE ${file})
   set_source_files_properties(${file} TARGET_DIRECTORY ${target} PROPERTIES
-    COMPILE_OPTIONS "${ARGN};$<$<BOOL:${FLASHLAB_SANITIZE}>:-O0>")
+    COMPILE_OPTIONS "${ARGN}")
 endfunction()

@@ -2,6 +2,7 @@
 
     attention, attention_backward, merge     numpy.ndarray, torch.Tensor, jax.Array, cupy.ndarray,
                                              and whatever else speaks DLPack and the array API
+    attention_with_cache, append_to_cache    the same arrays: keys and values that lie in a cache
     info, check, bench                       the instruments of the command line, as data
     flashlab.torch                           PyTorch: gradients, custom operators, drop-in names
     python -m flashlab                       the command line itself
@@ -18,11 +19,12 @@ import sys
 from typing import Any, Iterable, Literal, Optional, Tuple, TypeVar, Union, overload
 
 from flashlab import _core
+from flashlab._cache import append_to_cache, attention_with_cache
 from flashlab._command import CheckFailed, bench, check, info
 
 __version__: str = _core.version
-__all__ = ["CheckFailed", "__version__", "attention", "attention_backward", "bench", "check",
-           "info", "merge"]
+__all__ = ["CheckFailed", "__version__", "append_to_cache", "attention", "attention_backward",
+           "attention_with_cache", "bench", "check", "info", "merge"]
 
 Array = TypeVar("Array")
 

@@ -32,7 +32,28 @@ def forward(
     max_seqlen_k: Optional[int] = None,
     sinks: Optional[Any] = None,
     attention_chunk: Optional[int] = None,
+    block_table: Optional[Any] = None,
+    cache_batch_idx: Optional[Any] = None,
+    leftpad_k: Optional[Any] = None,
 ) -> Tuple[Array, Optional[Array]]: ...
+def append(
+    k_cache: Array,
+    v_cache: Array,
+    k_new: Array,
+    v_new: Array,
+    cache_seqlens: Any,
+    *,
+    block_table: Optional[Any] = None,
+    cache_batch_idx: Optional[Any] = None,
+    cu_seqlens_new: Optional[Any] = None,
+    rotary_cos: Optional[Array] = None,
+    rotary_sin: Optional[Array] = None,
+    rotary_positions: Optional[Any] = None,
+    q: Optional[Array] = None,
+    cu_seqlens_q: Optional[Any] = None,
+    interleaved: bool = False,
+    consecutive: bool = True,
+) -> Optional[Array]: ...
 def backward(
     d_o: Array,
     q: Array,

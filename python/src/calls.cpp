@@ -182,7 +182,9 @@ class CallArguments {
   // A row-major result of the call's own sizes.
   TensorSpec made_spec(const TensorRow& row, Device device) const {
     const SequenceSource source{.ragged_q = brought(TensorRole::kCuSeqlensQ),
-                                .ragged_k = brought(TensorRole::kCuSeqlensK)};
+                                .ragged_k = brought(TensorRole::kCuSeqlensK),
+                                .paged_k = brought(TensorRole::kBlockTable),
+                                .indexed_k = brought(TensorRole::kCacheBatchIdx)};
     Extents sizes;
     for (TensorRole role : {TensorRole::kV, TensorRole::kK, TensorRole::kQ}) {
       const ShapeRule rule = rule_for(row_of(role).shape, source);
@@ -234,7 +236,7 @@ class CallArguments {
       argument = read_integers(framework, name, array);
       return;
     }
-    if (row.dtype == DTypeRule::kIndex) {
+    if (row.dtype == DTypeRule::kIndex || role == TensorRole::kBlockTable) {
       argument = read_integers(framework, name, array);
       return;
     }
@@ -355,18 +357,22 @@ nb::object call(std::span<const Given> given, const CallOptions& call_options, b
 
 nb::object forward(nb::handle q, nb::handle k, nb::handle v, const CallOptions& given,
                    nb::handle mask, bool return_lse, nb::handle out) {
-  const Given arrays[] = {{TensorRole::kQ, "q", q},
-                          {TensorRole::kK, "k", k},
-                          {TensorRole::kV, "v", v},
-                          {TensorRole::kO, "out", out},
-                          {TensorRole::kMask, "mask", mask},
-                          {TensorRole::kAlibiSlopes, "alibi_slopes", given.scores.alibi_slopes},
-                          {TensorRole::kDropoutState, "dropout_seed", state_of(given.scores)},
-                          {TensorRole::kSinks, "sinks", given.sequences.sinks},
-                          {TensorRole::kCuSeqlensQ, "cu_seqlens_q", given.sequences.cu_seqlens_q},
-                          {TensorRole::kCuSeqlensK, "cu_seqlens_k", given.sequences.cu_seqlens_k},
-                          {TensorRole::kSeqUsedQ, "seqused_q", given.sequences.seqused_q},
-                          {TensorRole::kSeqUsedK, "seqused_k", given.sequences.seqused_k}};
+  const Given arrays[] = {
+      {TensorRole::kQ, "q", q},
+      {TensorRole::kK, "k", k},
+      {TensorRole::kV, "v", v},
+      {TensorRole::kO, "out", out},
+      {TensorRole::kMask, "mask", mask},
+      {TensorRole::kAlibiSlopes, "alibi_slopes", given.scores.alibi_slopes},
+      {TensorRole::kDropoutState, "dropout_seed", state_of(given.scores)},
+      {TensorRole::kSinks, "sinks", given.sequences.sinks},
+      {TensorRole::kCuSeqlensQ, "cu_seqlens_q", given.sequences.cu_seqlens_q},
+      {TensorRole::kCuSeqlensK, "cu_seqlens_k", given.sequences.cu_seqlens_k},
+      {TensorRole::kSeqUsedQ, "seqused_q", given.sequences.seqused_q},
+      {TensorRole::kSeqUsedK, "seqused_k", given.sequences.seqused_k},
+      {TensorRole::kBlockTable, "block_table", given.sequences.block_table},
+      {TensorRole::kCacheBatchIdx, "cache_batch_idx", given.sequences.cache_batch_idx},
+      {TensorRole::kLeftPadK, "leftpad_k", given.sequences.leftpad_k}};
   return call<ForwardTensors>(arrays, given, return_lse, [](const auto&... arguments) {
     return flashlab::forward(arguments...);
   });

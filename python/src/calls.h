@@ -30,6 +30,19 @@ nb::object backward(nb::handle d_o, nb::handle q, nb::handle k, nb::handle v, nb
                     nb::handle lse, nb::handle d_lse, const CallOptions& options, nb::handle mask,
                     const GivenGradients& gradients);
 
+/// What an append is given beside the cache, the new rows and the lengths before.
+struct GivenAppend {
+  nb::handle block_table, cache_batch_idx, cu_seqlens_new;
+  nb::handle rotary_cos, rotary_sin, rotary_positions;
+  nb::handle q, cu_seqlens_q;
+  bool interleaved = false;  ///< which pairs turn
+  bool consecutive = true;   ///< whether query i turns by the position of new row i
+};
+
+/// q, turned, or None without q. Arrays of the cache are written.
+nb::object append(nb::handle k_cache, nb::handle v_cache, nb::handle k_new, nb::handle v_new,
+                  nb::handle cache_seqlens, const GivenAppend& given);
+
 nb::object merge(nb::handle parts, nb::handle dtype, bool return_lse);
 
 }  // namespace flashlab::python

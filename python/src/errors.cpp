@@ -42,7 +42,8 @@ void raise(const Status& status) {
 Status renamed(const Status& status, std::string_view from, std::string_view to) {
   ErrorDetail detail = status.detail();
   const std::string& name = detail.argument;
-  if (!name.starts_with(from) || (name.size() > from.size() && name[from.size()] != '.')) {
+  if (!name.starts_with(from) ||
+      (name.size() > from.size() && name[from.size()] != '.' && name[from.size()] != '[')) {
     return status;
   }
   detail.argument.replace(0, from.size(), to);

@@ -61,9 +61,11 @@ NB_MODULE(_core, m) {
          handle deterministic, handle return_lse, handle out, handle implementation, handle window,
          handle softcap, handle alibi_slopes, handle dropout_p, handle dropout_seed,
          handle cu_seqlens_q, handle cu_seqlens_k, handle seqused_q, handle seqused_k,
-         handle max_seqlen_q, handle max_seqlen_k, handle sinks, handle attention_chunk) {
-        const fp::SequenceOptions sequences{cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k,
-                                            max_seqlen_q, max_seqlen_k, sinks};
+         handle max_seqlen_q, handle max_seqlen_k, handle sinks, handle attention_chunk,
+         handle block_table, handle cache_batch_idx, handle leftpad_k) {
+        const fp::SequenceOptions sequences{cu_seqlens_q,    cu_seqlens_k, seqused_q, seqused_k,
+                                            max_seqlen_q,    max_seqlen_k, sinks,     block_table,
+                                            cache_batch_idx, leftpad_k};
         const fp::ScoreOptions scores{window,    softcap,      alibi_slopes,
                                       dropout_p, dropout_seed, attention_chunk};
         return fp::forward(q, k, v,
@@ -78,7 +80,8 @@ NB_MODULE(_core, m) {
       "dropout_p"_a.none() = 0.0, "dropout_seed"_a = nb::none(), "cu_seqlens_q"_a = nb::none(),
       "cu_seqlens_k"_a = nb::none(), "seqused_q"_a = nb::none(), "seqused_k"_a = nb::none(),
       "max_seqlen_q"_a = nb::none(), "max_seqlen_k"_a = nb::none(), "sinks"_a = nb::none(),
-      "attention_chunk"_a = nb::none(),
+      "attention_chunk"_a = nb::none(), "block_table"_a = nb::none(),
+      "cache_batch_idx"_a = nb::none(), "leftpad_k"_a = nb::none(),
       "(o, lse or None): softmax(scale q k^T + mask) v and the scores' log-sum-exp.");
   m.def(
       "backward",
@@ -111,6 +114,23 @@ NB_MODULE(_core, m) {
       "configure_cpu", [](int threads, const char* isa) { fp::configure_cpu(threads, isa); },
       nb::kw_only(), "threads"_a = 0, "isa"_a = "automatic",
       "How the CPU is used: before the first call that runs on it.");
+  m.def(
+      "append",
+      [](handle k_cache, handle v_cache, handle k_new, handle v_new, handle cache_seqlens,
+         handle block_table, handle cache_batch_idx, handle cu_seqlens_new, handle rotary_cos,
+         handle rotary_sin, handle rotary_positions, handle q, handle cu_seqlens_q,
+         handle interleaved, handle consecutive) {
+        return fp::append(
+            k_cache, v_cache, k_new, v_new, cache_seqlens,
+            {block_table, cache_batch_idx, cu_seqlens_new, rotary_cos, rotary_sin, rotary_positions,
+             q, cu_seqlens_q, fp::is_true(interleaved.ptr()), fp::is_true(consecutive.ptr())});
+      },
+      "k_cache"_a, "v_cache"_a, "k_new"_a, "v_new"_a, "cache_seqlens"_a, nb::kw_only(),
+      "block_table"_a = nb::none(), "cache_batch_idx"_a = nb::none(),
+      "cu_seqlens_new"_a = nb::none(), "rotary_cos"_a = nb::none(), "rotary_sin"_a = nb::none(),
+      "rotary_positions"_a = nb::none(), "q"_a = nb::none(), "cu_seqlens_q"_a = nb::none(),
+      "interleaved"_a.none() = false, "consecutive"_a.none() = true,
+      "Writes new rows into a cache; q turned by its positions, or None.");
   m.def(
       "merge",
       [](handle parts, handle dtype, bool return_lse) {

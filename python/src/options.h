@@ -27,10 +27,13 @@ struct SequenceOptions {
   nb::handle seqused_q = nb::none(), seqused_k = nb::none();        ///< None or [batch]
   nb::handle max_seqlen_q = nb::none(), max_seqlen_k = nb::none();  ///< None or a hint
   nb::handle sinks = nb::none();                                    ///< None or [heads]
+  nb::handle block_table = nb::none();      ///< None or [batch, pages of a sequence]
+  nb::handle cache_batch_idx = nb::none();  ///< None or [batch], as leftpad_k
+  nb::handle leftpad_k = nb::none();
 
   bool have_lengths() const {
     return !(cu_seqlens_q.is_none() && cu_seqlens_k.is_none() && seqused_q.is_none() &&
-             seqused_k.is_none());
+             seqused_k.is_none() && cache_batch_idx.is_none() && leftpad_k.is_none());
   }
 };
 

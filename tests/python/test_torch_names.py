@@ -136,8 +136,6 @@ class FlashAttention4(Names):
                      "block_sparse_tensors", "block_sparse_tensors_bwd"):
             with self.subTest(name), self.assertRaisesRegex(NotImplementedError, f"^{name}: "):
                 cute.flash_attn_func(q, k, v, **{name: q})
-        with self.assertRaisesRegex(NotImplementedError, "^page_table: "):
-            cute.flash_attn_varlen_func(q, k, v, page_table=q)
         with self.assertRaisesRegex(TypeError, "^learnable_sink: got dtype torch.int64|^learnable"):
             cute.flash_attn_func(q, k, v, learnable_sink=[1.0, 2.0])
 
@@ -164,8 +162,6 @@ class TorchVarlen(Names):
                 self.same(got, loop(tensors, cu, **ours), tensors)
         with self.assertRaisesRegex(ValueError, "^key: got 2 heads"):
             flash.varlen_attn(*tensors, *cu, 64, 40)
-        with self.assertRaisesRegex(NotImplementedError, "^block_table: "):
-            flash.varlen_attn(*tensors, *cu, 64, 40, block_table=cu[0])
         with self.assertRaisesRegex(TypeError, "^cu_seq_q: got dtype|^cu_seq_q"):
             flash.varlen_attn(*tensors, cu[0].float(), cu[1], enable_gqa=True)
 

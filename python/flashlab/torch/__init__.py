@@ -9,6 +9,8 @@
                                   has flash-attn's helpers for padded ones
     varlen_attn                   torch's function of torch.nn.attention.varlen
     flash_attn_interface, cute    modules with the functions of FlashAttention-3 and -4
+    flash_attn_with_kvcache, flash_attn_combine, get_scheduler_metadata
+                                  flash-attn's on caches of keys and values, contiguous and paged
     FlashAttention                an autograd function for [batch, seqlen, dim]
     torch.ops.flashlab.attention_forward, .attention_backward
                                   the operators that torch.compile and export see
@@ -31,8 +33,8 @@ from ._course import (
     get_flashattention_autograd_function_triton,
 )
 from ._flash_attn import flash_attn_func, flash_attn_kvpacked_func, flash_attn_qkvpacked_func
+from ._kvcache import flash_attn_combine, flash_attn_with_kvcache, get_scheduler_metadata
 from ._sdpa import scaled_dot_product_attention
-from ._to_come import flash_attn_combine, flash_attn_with_kvcache
 from ._varlen import (
     flash_attn_varlen_func,
     flash_attn_varlen_kvpacked_func,
@@ -55,6 +57,7 @@ __all__ = [
     "flash_attn_with_kvcache",
     "get_flashattention_autograd_function_pytorch",
     "get_flashattention_autograd_function_triton",
+    "get_scheduler_metadata",
     "scaled_dot_product_attention",
     "varlen_attn",
 ]

@@ -14,32 +14,50 @@ from torch import Tensor
 from . import _checks
 from ._autograd import attend
 from ._flash_attn import _attend, _call_of, _refuse, _results
+from ._kvcache import SCALES, serve
 from ._packed import attend_packed
 
 
-_PAGES = "pages of keys and values are not supported yet; pass k and v of all rows"
-
-
 def flash_attn_varlen_func(
-        q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor,
+        q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor | None = None,
         max_seqlen_q: int | None = None, max_seqlen_k: int | None = None, dropout_p: float = 0.0,
         softmax_scale: float | None = None, causal: bool = False,
         window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0,
         alibi_slopes: Tensor | None = None, deterministic: bool = False,
-        return_attn_probs: bool = False, block_table: Tensor | None = None
-        ) -> Tensor | tuple[Tensor, Tensor, Tensor]:
-    """flash_attn.flash_attn_varlen_func by FlashLab.
+        return_attn_probs: bool = False, block_table: Tensor | None = None, *,
+        return_softmax_lse: bool = False, out: Tensor | None = None,
+        seqused_k: Tensor | None = None, s_aux: Tensor | None = None, num_splits: int = 0,
+        scheduler_metadata: Tensor | None = None, q_descale: Tensor | None = None,
+        k_descale: Tensor | None = None, v_descale: Tensor | None = None
+        ) -> Tensor | tuple[Tensor, ...]:
+    """flash_attn.flash_attn_varlen_func by FlashLab, and the call that servers make of it.
 
     q [rows_q, Hq, D], k and v [rows_k, Hk, D], cu_seqlens_q and cu_seqlens_k [B + 1] -> out
     [rows_q, Hq, D], or (out, softmax_lse [Hq, rows_q], empty tensor) with return_attn_probs. The
     rest as flash_attn_func, in each sequence by itself.
+
+    With block_table [B, pages of a sequence] int32 k and v are [pages, page_size, Hk, D], of which
+    sequence b has seqused_k[b] rows (or cu_seqlens_k[b + 1] - cu_seqlens_k[b]); there is no
+    gradient then. `out` is written and returned, and has none either. s_aux [Hq]: attention sinks,
+    one more score of every row. return_softmax_lse: (out, softmax_lse). num_splits and
+    scheduler_metadata only concern speed.
     """
-    _refuse(block_table=(block_table, _PAGES))
-    call = _call_of(softmax_scale, causal, dropout_p, window_size, softcap, alibi_slopes,
-                    deterministic)
-    call = _cut(call, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    outputs = _attend(attend, q, k, v, call, return_attn_probs)
-    return _results(outputs, return_attn_probs)
+    _refuse(q_descale=(q_descale, SCALES), k_descale=(k_descale, SCALES),
+            v_descale=(v_descale, SCALES))
+    call = _call_of(softmax_scale, causal, dropout_p, window_size or (-1, -1), softcap,
+                    alibi_slopes, deterministic)
+    call = call._replace(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, seqused_k=seqused_k,
+                         max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k,
+                         sinks=None if s_aux is None else s_aux.float())
+    with_lse = return_attn_probs or return_softmax_lse
+    if block_table is not None or out is not None:
+        outputs = _attend(serve, q, k, v, call, block_table, out, with_lse)
+    else:
+        _checks.tensors(cu_seqlens_q=cu_seqlens_q)
+        if seqused_k is None:
+            _checks.tensors(cu_seqlens_k=cu_seqlens_k)
+        outputs = _attend(attend, q, k, v, call, with_lse)
+    return outputs if return_softmax_lse else _results(outputs, return_attn_probs)
 
 
 def flash_attn_varlen_qkvpacked_func(
@@ -95,9 +113,10 @@ def varlen_attn(
     window_size (left, right) is aligned bottom-right, (-1, 0) is causal, and so is is_causal, which
     torch had before 2.12. enable_gqa: Hq may be a multiple of Hk. seqused_k [B]: how many keys of
     each sequence count; here with gradients, too. max_q and max_k are hints that change no result.
-    num_splits=1 asks for a sequence's bits whatever its batch: deterministic=True here.
+    With block_table [B, pages of a sequence] int32 key and value are [pages, page_size, Hk, D] and
+    there is no gradient. num_splits=1 asks for a sequence's bits whatever its batch:
+    deterministic=True here.
     """
-    _refuse(block_table=(block_table, _PAGES))
     _checks.tensors(query=query, key=key, value=value, cu_seq_q=cu_seq_q)
     if not enable_gqa and query.shape[-2] != key.shape[-2]:
         raise ValueError(f"key: got {key.shape[-2]} heads, expected query's {query.shape[-2]}; for "
@@ -111,6 +130,8 @@ def varlen_attn(
                          max_seqlen_q=max_q, max_seqlen_k=max_k if has_k else None)
     return_lse = bool(getattr(return_aux, "lse", False))
     try:
+        if block_table is not None:
+            return serve(query, key, value, call, block_table, None, return_lse)
         return attend(query, key, value, call, return_lse)
     except (TypeError, ValueError, NotImplementedError) as error:
         raise _checks.renamed(error, _NAMES_OF_TORCH) from None

@@ -18,6 +18,7 @@ from torch import Tensor
 from . import _checks
 from ._autograd import attend
 from ._flash_attn import _attend, _call_of, _refuse
+from ._kvcache import serve
 
 __all__ = ["flash_attn_func", "flash_attn_varlen_func"]
 
@@ -63,14 +64,13 @@ def flash_attn_varlen_func(
 
     q [rows_q, Hq, D] with cu_seqlens_q, else [B, Sq, Hq, D]; k and v likewise by themselves;
     seqused_q and seqused_k [B] shorten sequences of either kind -> (out as q, lse [Hq, rows_q] or
-    [B, Hq, Sq], or None). Rows that do not count get zeros. max_seqlen_* and min_seqlen_k are
-    hints, which change no result.
+    [B, Hq, Sq], or None). With page_table [B, pages of a sequence] int32 k and v are [pages,
+    page_size, Hk, D], any page size, and there is no gradient. Rows that do not count get zeros.
+    max_seqlen_* and min_seqlen_k are hints, which change no result.
     """
     _refuse_code(score_mod, score_mod_bwd, mask_mod, aux_tensors, aux_scalars,
                  block_sparse_tensors, None)
     _refuse_gathering(qv, gather_kv_indices)
-    _refuse(page_table=(page_table, "pages of keys and values are not supported yet; pass k and v "
-                                    "of all rows"))
     call = _call(softmax_scale, causal, window_size, learnable_sink, softcap, deterministic)
     has_q = cu_seqlens_q is not None or seqused_q is not None
     has_k = cu_seqlens_k is not None or seqused_k is not None
@@ -78,6 +78,8 @@ def flash_attn_varlen_func(
         cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, seqused_q=seqused_q,
         seqused_k=seqused_k, max_seqlen_q=max_seqlen_q if has_q else None,
         max_seqlen_k=max_seqlen_k if has_k else None)
+    if page_table is not None:
+        return _results(_attend(serve, q, k, v, call, page_table, None, return_lse), return_lse)
     return _results(_attend(attend, q, k, v, call, return_lse), return_lse)
 
 

@@ -15,12 +15,14 @@ from torch import Tensor
 from . import _checks
 from ._autograd import attend
 from ._flash_attn import _attend, _call_of, _refuse
+from ._kvcache import SCALES as _SCALES
+from ._kvcache import flash_attn_3_with_kvcache as flash_attn_with_kvcache
+from ._kvcache import flash_attn_combine, get_scheduler_metadata
 from ._packed import attend_packed
 from ._varlen import _cut
 
-__all__ = ["flash_attn_func", "flash_attn_qkvpacked_func", "flash_attn_varlen_func"]
-
-_SCALES = "keys and values in 8 bits are not supported yet"
+__all__ = ["flash_attn_combine", "flash_attn_func", "flash_attn_qkvpacked_func",
+           "flash_attn_varlen_func", "flash_attn_with_kvcache", "get_scheduler_metadata"]
 
 
 def flash_attn_func(

@@ -41,10 +41,11 @@ TEST(TileKernels, CompileForSm90) {
 // Of load.h the rest is reached through load_tile and ThreadCopy. Kernels name MaskRows and
 // ThreadCopy by aliases. copy_tile is how every Hopper kernel begins. warpgroup.h chooses between
 // the products that cuda_hopper_test runs, which runs copy_bounded_tile, too. tile_of_slot is made
-// of the rest of sequence.h.
+// of the rest of sequence.h, schedule/kernel.cu of schedule.h.
 TEST(TileKernels, CallEveryPart) {
   expect_all_called(tile_primitives(), "tile/",
-                    {"chunk_bytes",
+                    {"bucket_of",
+                     "chunk_bytes",
                      "chunk_column",
                      "clamp_index",
                      "copy_bounded_tile",
@@ -56,6 +57,7 @@ TEST(TileKernels, CallEveryPart) {
                      "index_at",
                      "offset_of",
                      "rows_of",
+                     "run_of",
                      "sequence_of_slot",
                      "keys_to",
                      "load_chunk",

@@ -31,9 +31,11 @@ if(NOT FLASHLAB_SANITIZE)
   if(FLASHLAB_BUILD_CLI)
     flashlab_test(attention_emulated_test SOURCES attention_emulated_test.cpp
       attention_emulated_faults_test.cpp attention_emulated_backward_faults_test.cpp
-      attention_emulated_faults.cpp
+      attention_emulated_faults.cpp attention_emulated_schedule_test.cpp
       attention_emulated.cpp
       LIBRARIES flashlab_emulated flashlab_lab)
     set_target_properties(attention_emulated_test PROPERTIES ENABLE_EXPORTS ON)
+    set_source_files_properties(attention_emulated_schedule_test.cpp
+      PROPERTIES INCLUDE_DIRECTORIES ${PROJECT_SOURCE_DIR}/src/cuda/kernels)
   endif()
 endif()

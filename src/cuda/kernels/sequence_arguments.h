@@ -29,6 +29,27 @@ struct Sequences {
   Int64 left, right;
 };
 
+/// An entry of the list of tiles in the order of work (tile/schedule.h).
+struct alignas(16) ScheduledTile {
+  int sequence;      ///< -1 and count: rows of none
+  int first, count;  ///< tiles of its run
+  int place;         ///< in the run
+};
+
+/// The list: of `capacity` entries, which no lengths exceed.
+struct TileSchedule {
+  ScheduledTile* tiles;
+  int* header;  ///< entries, and a counter of tiles that are taken
+  int capacity;
+};
+
+struct ScheduleArguments {
+  Sequences sequences;
+  TileSchedule schedule;
+  int tile_rows;
+  int halves;  ///< tiles of a sequence differ in their keys: the last ones have most
+};
+
 /// Packed tensors [total, heads, dim] have a batch stride of 0.
 struct RaggedForwardArguments {
   ForwardArguments call;

@@ -19,6 +19,7 @@ bool describable(const TensorSpec& spec);
 /// kernels/tile/slab.h has them.
 runtime::TensorMap tensor_map(const TensorSpec& spec, int rows, std::int64_t group = 1);
 
+inline constexpr std::int64_t kMaxBoundedRowBytes = (std::int64_t{1} << 34) - 16;
 /// Whether a bounded map can describe a packed tensor [total, heads, dim] or one of several entries
 /// [batch, seqlen, heads, dim] as it lies: entries are then so many rows apart.
 bool boundable(const TensorSpec& spec);

@@ -27,6 +27,10 @@ Result<std::shared_ptr<internal::PlanState>> make_plan(const internal::ContextSt
                                 fmt::format("compute capability {}.{}", device.major, device.minor),
                                 "9.0", "name none, or 'sm80'"});
   }
+  if (geometry.has_lengths && problem.pass == Pass::kBackward) {
+    return Status::unsupported({"implementation 'sm90'", "a backward of cu_seqlens or seqused",
+                                "a forward of them", "name none, or 'sm80'"});
+  }
   if (problem.pass == Pass::kForward) return plan_sm90_forward(context, problem, geometry);
   return is_wide_sm90_backward(geometry) ? plan_sm90_backward_wide(context, problem, geometry)
                                          : plan_sm90_backward(context, problem, geometry);
@@ -39,8 +43,9 @@ const internal::Implementation& sm90_implementation() {
       "sm90",
       DeviceKind::kCuda,
       "Hopper's tensor cores and copy engine (wgmma, TMA), sm_90 only: fp16 and bf16",
-      internal::dense_features() | internal::FeatureSet{Feature::kFp16, Feature::kBf16,
-                                                        TensorRole::kSinks, TensorRole::kDSinks},
+      internal::dense_features() | internal::ragged_features() |
+          internal::FeatureSet{Feature::kFp16, Feature::kBf16, TensorRole::kSinks,
+                               TensorRole::kDSinks},
       make_plan,
       runs_on};
   return implementation;

@@ -163,23 +163,28 @@ __device__ inline void shape_of_sequence(Shape& shape, const Sequences& list,
   shape.right = list.right + shift;
 }
 
-/// Writes one value to rows [begin, end) of a head, by all threads of the block.
-template <Element kElement, int kWidth>
+/// Writes one value to rows [begin, end) of a head, by all threads of the block, or by as many as
+/// are named, whose first has a multiple of that.
+template <Element kElement, int kWidth, int kThreads = 0>
 __device__ inline void fill_rows(const Rows& rows, int batch, int head, UnusedRows which,
                                  float value) {
   constexpr int kPairs = divide_up(kWidth, 2);
   const int count = (which.end - which.begin) * kPairs;
-  for (int i = static_cast<int>(threadIdx.x); i < count; i += static_cast<int>(blockDim.x)) {
+  const int thread = static_cast<int>(kThreads > 0 ? threadIdx.x % kThreads : threadIdx.x);
+  const int step = kThreads > 0 ? kThreads : static_cast<int>(blockDim.x);
+  for (int i = thread; i < count; i += step) {
     const int column = i % kPairs * 2;
     store_pair<kElement>(row_address<kElement>(rows, batch, head, which.begin + i / kPairs), column,
                          kWidth - column, value, value);
   }
 }
+template <int kThreads = 0>
 __device__ inline void fill_rows(const RowScalars& rows, int batch, int head, UnusedRows which,
                                  float value) {
   if (rows.data == nullptr) return;
-  const int first = which.begin + static_cast<int>(threadIdx.x);
-  for (int i = first; i < which.end; i += static_cast<int>(blockDim.x)) {
+  const int thread = static_cast<int>(kThreads > 0 ? threadIdx.x % kThreads : threadIdx.x);
+  const int step = kThreads > 0 ? kThreads : static_cast<int>(blockDim.x);
+  for (int i = which.begin + thread; i < which.end; i += step) {
     static_cast<float*>(
         rows.data)[batch * rows.batch_stride + head * rows.head_stride + i * rows.row_stride] =
         value;

@@ -5,16 +5,19 @@
 #include "ptx/barrier.h"
 #include "sm90/forward/launch_arguments.h"
 #include "sm90/forward/tiles.h"
+#include "tile/bounded.h"
 #include "tile/key_range.h"
 #include "tile/mutation.h"
 #include "tile/pipeline.h"
+#include "tile/schedule.h"
+#include "tile/sequence.h"
 #include "tile/slab.h"
 #include "tile/warpgroup.h"
 
 namespace flashlab::device {
 
 /// The warps of the warpgroup that does not multiply, by what their first threads do.
-enum ProducerWarp { kCopiesKeys, kCopiesQueries };
+enum ProducerWarp { kCopiesKeys, kCopiesQueries, kOrdersTiles };
 /// Barriers that hardware knows by number, 0 is the block's: one for each consumer's turns.
 enum NamedBarrier { kFirstTurn = 1 };
 
@@ -110,10 +113,30 @@ struct Sm90Tile {
   }
 };
 
+/// What a task of a ragged call has of its sequence; nothing else says where a tensor's rows are.
+template <bool kRagged>
+struct Sm90Sequence {
+  __device__ int first_row_of_results() const { return 0; }
+  __device__ int first_key_row() const { return 0; }
+  __device__ int first_value_row() const { return 0; }
+};
+template <>
+struct Sm90Sequence<true> {
+  Shape shape;                    ///< of the sequence's dense call
+  int begin_q, begin_k, begin_v;  ///< rows of the tensors, over all entries of a batch
+  int results;                    ///< where its rows of O and LSE begin
+  int room;                       ///< rows of O and LSE up to the next sequence's
+  float unused_o, unused_lse;     ///< what those get that it does not use
+
+  __device__ int first_row_of_results() const { return results; }
+  __device__ int first_key_row() const { return begin_k; }
+  __device__ int first_value_row() const { return begin_v; }
+};
+
 /// A tile of queries of one head, and the blocks of keys that some row of it sees, or a part of
 /// them.
 template <class Config>
-struct Sm90Task {
+struct Sm90Task : Sm90Sequence<Config::kRagged> {
   bool exists = false;        ///< there is one: the last of a block's tasks does not
   int batch, head_q, head_k;  ///< head_q: of the first member
   int first_row;
@@ -129,11 +152,39 @@ struct Sm90Task {
     head_q = (tile.head - batch * heads) << Sm90Rows<Config>::members_log2(shape);
     head_k = head_q / shape.group;
     first_row = tile.first_row;
-    const KeyRange seen = Sm90Rows<Config>::seen_by_any(
-        shape, first_row,
-        smaller(first_row + Sm90Tiles<Config>::kTileQ, Sm90Rows<Config>::count(shape)) - 1);
-    first_block = seen.begin / Config::kBlockKeys;
-    end_block = mutation::last_tile<Config>(divide_up(seen.end, Config::kBlockKeys));
+    find_keys(shape);
+  }
+  /// Becomes a tile of a sequence whose rows are known. In its place: a producer's registers hold
+  /// no task.
+  __device__ void describe(const Sm90RaggedForwardArguments& args, const OrderedTile& tile,
+                           SequenceTile at) {
+    constexpr int kTileQ = Sm90Tiles<Config>::kTileQ;
+    const Sequences& list = args.sequences;
+    const bool wrong = at.q.too_long || at.k.too_long;
+    if (wrong) at.q.length = at.k.length = 0;
+    exists = true;
+    batch = tile.sequence;
+    slot = -1;
+    Shape& shape = this->shape;
+    shape = args.forward.call.shape;
+    shape_of_sequence(shape, list, at);
+    this->begin_q = at.q.first + batch * args.between_q;
+    this->begin_k = at.k.first + batch * args.between_k;
+    this->begin_v = at.k.first + batch * args.between_v;
+    this->results = at.q.first;
+    this->room = at.q.room;
+    this->unused_o = wrong ? kNaN : 0.0f;
+    this->unused_lse = wrong ? kNaN : kMinusInfinity;
+
+    using Rows = Sm90Rows<Config>;
+    head_q = tile.head << Rows::members_log2(shape);
+    head_k = head_q / shape.group;
+    const int rows = Rows::count(shape);
+    first_row = tile.tile * kTileQ;
+    if (Config::kBoundedRight && !Config::kBoundedLeft && at.q.length == at.q.room) {
+      first_row -= (divide_up(rows, kTileQ) * kTileQ - rows) / kWarpgroupRows * kWarpgroupRows;
+    }
+    find_keys(shape);
   }
   /// Blocks [begin, end) of the stream, which are of `tile`.
   __device__ Sm90Task(const Sm90ForwardArguments& args, int tile, int begin, int end)
@@ -158,6 +209,53 @@ struct Sm90Task {
   __device__ bool needs_queries(const Shape& shape, int warpgroup) const {
     return !empty() && Sm90Rows<Config>::exist(shape, first_row + warpgroup * kWarpgroupRows);
   }
+
+ private:
+  __device__ void find_keys(const Shape& shape) {
+    const KeyRange seen = Sm90Rows<Config>::seen_by_any(
+        shape, first_row,
+        smaller(first_row + Sm90Tiles<Config>::kTileQ, Sm90Rows<Config>::count(shape)) - 1);
+    first_block = seen.begin / Config::kBlockKeys;
+    end_block = mutation::last_tile<Config>(divide_up(seen.end, Config::kBlockKeys));
+  }
+};
+
+/// Lengths and bounds: the call's, or of a ragged call those of the task's sequence.
+template <class Config>
+__device__ inline const Shape& shape_of(const ForwardArguments& call,
+                                        const Sm90Task<Config>& task) {
+  if constexpr (Config::kRagged) {
+    return task.shape;
+  } else {
+    return call.shape;
+  }
+}
+
+/// What dense and ragged calls are launched with alike.
+__device__ inline const Sm90ForwardArguments& forward_of(const Sm90ForwardArguments& args) {
+  return args;
+}
+__device__ inline const Sm90ForwardArguments& forward_of(const Sm90RaggedForwardArguments& args) {
+  return args.forward;
+}
+template <class Config>
+using Sm90Call = ArgumentsOf<Config::kRagged, Sm90ForwardArguments, Sm90RaggedForwardArguments>;
+
+/// Barriers of the tasks, which `consumers` warps and the producers of Q read.
+template <bool kRagged>
+struct Sm90TaskBarriers : RingBarriers<kQueuedTasks> {
+  __device__ void init(int consumers) { RingBarriers<kQueuedTasks>::init(1, consumers + 1); }
+};
+/// A ragged call's tasks come from a warp of their own. It takes a tile no sooner than the one
+/// before is being copied, as dense calls do: a block that has taken more keeps them from others.
+template <>
+struct Sm90TaskBarriers<true> : RingBarriers<kQueuedTasks> {
+  PhaseBarrier begun;  ///< the producer of K and V has begun with another task
+
+  __device__ void init(int consumers) {
+    RingBarriers<kQueuedTasks>::init(1, consumers + 2);
+    begun.init(1);
+  }
 };
 
 template <class Config>
@@ -167,7 +265,7 @@ struct alignas(kSlabAlignment) Sm90ForwardStorage {
   unsigned char k[Config::kStagesK][Tiles::TileK::kBytes];
   unsigned char v[Config::kStagesV][Tiles::TileV::kBytes];
   Sm90Task<Config> tasks[kQueuedTasks];
-  RingBarriers<kQueuedTasks> ring_tasks;
+  Sm90TaskBarriers<Config::kRagged> ring_tasks;
   RingBarriers<Config::kStagesQ> ring_q[Tiles::kConsumers];
   RingBarriers<Config::kStagesK> ring_k;
   RingBarriers<Config::kStagesV> ring_v;
@@ -177,7 +275,7 @@ struct alignas(kSlabAlignment) Sm90ForwardStorage {
 #pragma unroll
     for (auto& ring : ring_q) ring.init(1, kWarpgroupThreads / 32);
     constexpr int kConsumerWarps = Tiles::kConsumers * kWarpgroupThreads / 32;
-    ring_tasks.init(1, kConsumerWarps + 1);
+    ring_tasks.init(kConsumerWarps);
     ring_k.init(1, kConsumerWarps);
     ring_v.init(1, kConsumerWarps);
     ptx::barrier_init_fence();

@@ -163,11 +163,14 @@ struct Sm90Consumer {
                             int place) {
     Warpgroup::arrange_mask(elements);
     if (Warpgroup::kTransformed && !range.masked(place)) {
-      warpgroup.template transform_clear<false>(rS, args.call, elements, range.first_key(place));
+      warpgroup.template transform_clear<false>(rS, args.call, range.task, elements,
+                                                range.first_key(place));
     } else if (range.ahead(place)) {
-      warpgroup.template transform_clear<true>(rS, args.call, elements, range.first_key(place));
+      warpgroup.template transform_clear<true>(rS, args.call, range.task, elements,
+                                               range.first_key(place));
     } else if (range.masked(place)) {
-      warpgroup.template transform<false>(rS, args.call, elements, range.first_key(place));
+      warpgroup.template transform<false>(rS, args.call, range.task, elements,
+                                          range.first_key(place));
     }
     if constexpr (Warpgroup::kEarlyMask) read_mask(elements, range, place + 1);
   }
@@ -230,8 +233,9 @@ struct Sm90Consumer {
   /// The blocks of keys of one tile. Returns how many of them only other consumers still need.
   __device__ int walk_tile(const Sm90Task<Config>& task) {
     warpgroup.first_row = task.first_row + consumer * kWarpgroupRows;
-    const Sm90Range<Config> range(args.call.shape, task, warpgroup.first_row);
-    const bool queries = task.needs_queries(args.call.shape, consumer);
+    const Shape& shape = shape_of(args.call, task);
+    const Sm90Range<Config> range(shape, task, warpgroup.first_row);
+    const bool queries = task.needs_queries(shape, consumer);
     warpgroup.begin(args.call, task);
     skip(range.begin - task.first_block);
     if (queries) ring_q.wait_full();
@@ -258,9 +262,10 @@ struct Sm90Consumer {
       const Sm90Task<Config>& task = shared.tasks[ring_tasks.stage];
       if (!task.exists) break;
       const int skipped = walk_tile(task);
-      if (Sm90Rows<Config>::exist(args.call.shape, warpgroup.first_row)) {
+      if (Sm90Rows<Config>::exist(shape_of(args.call, task), warpgroup.first_row)) {
         warpgroup.store(args, task);
       }
+      if constexpr (Config::kRagged) warpgroup.store_unused(args.call, task);
       ring_tasks.release();
       ring_tasks.advance();
       skip(skipped);
@@ -269,7 +274,8 @@ struct Sm90Consumer {
 };
 
 template <class Config>
-__device__ void sm90_forward(const Sm90ForwardArguments& args) {
+__device__ void sm90_forward(const Sm90Call<Config>& call) {
+  const Sm90ForwardArguments& args = forward_of(call);
   using Tiles = Sm90Tiles<Config>;
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<Sm90ForwardStorage<Config>*>(memory);
@@ -278,7 +284,7 @@ __device__ void sm90_forward(const Sm90ForwardArguments& args) {
                     shared_bytes(Sm90ForwardTiling{Config::kConsumers, Config::kBlockKeys,
                                                    Config::kStagesQ, Config::kStagesK,
                                                    Config::kStagesV, Config::kTurns},
-                                 Config::kHeadDim, Config::kHeadDimV));
+                                 Config::kHeadDim, Config::kHeadDimV, Config::kRagged));
 
   if (threadIdx.x == 0) {
     ptx::prefetch_tensor_map(&args.q);
@@ -293,6 +299,9 @@ __device__ void sm90_forward(const Sm90ForwardArguments& args) {
     if constexpr (Tiles::kDividesRegisters) ptx::give_registers<Tiles::kProducerRegisters>();
     if (threadIdx.x == 32 * kCopiesKeys) Sm90KeyProducer<Config>{args, shared}.run();
     if (threadIdx.x == 32 * kCopiesQueries) produce_queries<Config>(args, shared);
+    if constexpr (Config::kRagged) {
+      if (threadIdx.x == 32 * kOrdersTiles) order_tiles<Config>(call, shared);
+    }
   } else {
     if constexpr (Tiles::kDividesRegisters) ptx::take_registers<Tiles::kConsumerRegisters>();
     const int consumer = warpgroup - 1;
@@ -306,6 +315,6 @@ __device__ void sm90_forward(const Sm90ForwardArguments& args) {
 }  // namespace flashlab::device
 
 extern "C" __global__ void __launch_bounds__((Config::kConsumers + 1) * 128, 1)
-    flash_fwd_sm90(const __grid_constant__ flashlab::device::Sm90ForwardArguments args) {
+    flash_fwd_sm90(const __grid_constant__ flashlab::device::Sm90Call<Config> args) {
   flashlab::device::sm90_forward<Config>(args);
 }

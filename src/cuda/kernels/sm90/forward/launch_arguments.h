@@ -4,6 +4,7 @@
 
 #include "arguments.h"
 #include "encoded_tensor_map.h"
+#include "sequence_arguments.h"
 
 namespace flashlab::device {
 
@@ -78,6 +79,14 @@ struct Sm90ForwardArguments {
   ForwardArguments call;
   TileOrder order;
   KeyStream stream;
+};
+
+/// A ragged call: `forward` has bounded maps (tile/bounded.h), no order of tiles and no stream.
+struct Sm90RaggedForwardArguments {
+  Sm90ForwardArguments forward;
+  Sequences sequences;
+  TileSchedule schedule;
+  int between_q, between_k, between_v;  ///< rows from one entry of a batch to the next
 };
 
 }  // namespace flashlab::device

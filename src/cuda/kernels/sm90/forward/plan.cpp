@@ -8,7 +8,9 @@
 #include <utility>
 
 #include "api/context_state.h"
+#include "cuda/kernels/schedule/plan.h"
 #include "cuda/kernels/sm90/forward/launch_arguments.h"
+#include "cuda/kernels/tile/bounded.h"
 #include "cuda/launch/arguments.h"
 #include "cuda/launch/config.h"
 #include "cuda/launch/planning.h"
@@ -69,16 +71,29 @@ int heads_of_section(const Geometry& g, std::int64_t packed, std::int64_t l2_byt
   return static_cast<int>((groups + sections - 1) / sections * (g.group() / packed));
 }
 
+// What a sequence of a call has: of a ragged one the mean. So that bits depend on a sequence alone
+// a deterministic one counts as long.
+struct UsualLengths {
+  std::int64_t queries, keys;
+};
+UsualLengths usual_lengths(const Problem& problem, const Geometry& g) {
+  if (!g.has_lengths) return {g.seqlen_q, g.seqlen_k};
+  if (problem.options.deterministic) return {kMaxLength, kMaxLength};
+  const std::int64_t count = std::max<std::int64_t>(g.batch, 1);
+  return {problem.cu_seqlens_q ? g.seqlen_q / count : g.seqlen_q,
+          problem.cu_seqlens_k ? g.seqlen_k / count : g.seqlen_k};
+}
+
 // Packed where that leaves fewer warpgroups' rows empty. A group divides their rows: a box for the
 // copy engine (Sm90Rows).
-std::int64_t packed_heads(const Geometry& g) {
-  const std::int64_t group = g.group();
-  if (group == 1 || kWarpgroupRows % group != 0 || g.seqlen_q > kPackedQueries) return 1;
+std::int64_t packed_heads(const Problem& problem, const Geometry& g) {
+  const std::int64_t group = g.group(), queries = usual_lengths(problem, g).queries;
+  if (group == 1 || kWarpgroupRows % group != 0 || queries > kPackedQueries) return 1;
   if (g.dropout > 0) return 1;  // drawn for one head
   const auto warpgroups = [](std::int64_t rows) {
     return (rows + kWarpgroupRows - 1) / kWarpgroupRows;
   };
-  return warpgroups(g.seqlen_q * group) < warpgroups(g.seqlen_q) * group ? group : 1;
+  return warpgroups(queries * group) < warpgroups(queries) * group ? group : 1;
 }
 
 // Blocks of keys of the tile that begins at a row; one for a tile without keys, which has results
@@ -174,11 +189,16 @@ bool has_many_score_terms(const Problem& problem, const Geometry& g) {
   return wide_mask || large || count_score_terms(problem, g) > 1;
 }
 
-// Whether a step of 128 keys would spill at head dim 64. Dropout alone does not, nor ALiBi of rows
-// of one head.
+// Whether a step of 128 keys would spill at head dim 64. Dropout alone does not in dense calls, nor
+// ALiBi of rows of one head.
 bool has_score_terms(const Problem& problem, const Geometry& g) {
   return g.softcap > 0 || problem.mask || count_score_terms(problem, g) > 1 ||
-         (problem.alibi_slopes && packed_heads(g) > 1);
+         (g.dropout > 0 && g.has_lengths) || (problem.alibi_slopes && packed_heads(problem, g) > 1);
+}
+
+int shared_bytes_of(const Geometry& g, const Sm90ForwardTiling& t) {
+  return shared_bytes(t, static_cast<int>(g.head_dim), static_cast<int>(g.head_dim_v),
+                      g.has_lengths);
 }
 
 Choice choose(const Problem& problem, const Geometry& g, const DeviceInfo& device,
@@ -190,7 +210,8 @@ Choice choose(const Problem& problem, const Geometry& g, const DeviceInfo& devic
   choice.bounded = g.bounds.bounded();
   choice.tiling = tiling;
   device::TileOrder& order = choice.order;
-  choice.group = packed_heads(g);
+  choice.group = packed_heads(problem, g);
+  if (g.has_lengths) return choice;
   const std::int64_t rows = g.seqlen_q * choice.group;
   order.tiles_q = static_cast<int>((rows + choice.tiling.tile_q() - 1) / choice.tiling.tile_q());
   order.heads = static_cast<int>(g.batch * g.heads_q / choice.group);
@@ -251,6 +272,15 @@ Status check(const Problem& problem, const Geometry& g) {
                        fmt::format("{} aligned to {} bytes", name, row_alignment_bytes(*spec)),
                        "strides and addresses that are positive multiples of 16 bytes");
   }
+  for (const auto& [name, spec] :
+       {std::pair{"q", &problem.q}, std::pair{"k", &problem.k}, std::pair{"v", &problem.v}}) {
+    if (!g.has_lengths || boundable(*spec)) continue;
+    return unsupported("rows of sequences of implementation 'sm90'",
+                       fmt::format("{} {}", name, to_string(*spec)),
+                       fmt::format("at most {} rows, {} bytes apart, and entries of a batch that "
+                                   "are whole rows apart",
+                                   device::kBoundedRows, kMaxBoundedRowBytes));
+  }
   if (row_alignment_bytes(problem.o) < kRowAlignment) {
     return unsupported("rows of implementation 'sm90'",
                        fmt::format("o aligned to {} bytes", row_alignment_bytes(problem.o)),
@@ -277,10 +307,11 @@ Status check_worth(const Problem& problem, const Geometry& g) {
                                    row_alignment_bytes(*problem.mask)),
                        "multiples of 8 keys and 16 bytes");
   }
-  if (g.seqlen_q > kFewQueries) return {};
-  if (g.seqlen_q * packed_heads(g) >= kMinRows && g.seqlen_k >= kManyKeys) return {};
+  const auto [queries, keys] = usual_lengths(problem, g);
+  if (queries > kFewQueries) return {};
+  if (queries * packed_heads(problem, g) >= kMinRows && keys >= kManyKeys) return {};
   return unsupported(
-      "queries for 'sm90'", fmt::format("{} of {} keys", g.seqlen_q, g.seqlen_k),
+      "queries for 'sm90'", fmt::format("{} of {} keys", queries, keys),
       fmt::format("more than {}, or, with {} keys, {} rows of a head or of a group's heads",
                   kFewQueries, kManyKeys, kMinRows));
 }
@@ -293,7 +324,7 @@ ConfigPrinter print(const Problem& problem, const Geometry& g, const Choice& cho
   const bool general = choice.shares() || choice.call != CallForm::kPairs;
   const bool few_keys = for_few_keys(t);
   const bool may_pack = !few_keys && !problem.alibi_slopes && g.dropout == 0;
-  const bool packs = choice.group > 1 || (general && may_pack);
+  const bool packs = choice.group > 1 || (general && may_pack && !g.has_lengths);
   ConfigPrinter config;
   print_call(config, problem, g, choice.call);
   config.integer("kConsumers", t.consumers)
@@ -302,12 +333,12 @@ ConfigPrinter print(const Problem& problem, const Geometry& g, const Choice& cho
       .integer("kStagesK", t.stages_k)
       .integer("kStagesV", t.stages_v)
       .boolean("kTurns", t.turns)
-      .boolean("kStream", general || few_keys)
+      .boolean("kStream", (general || few_keys) && !g.has_lengths)
       .boolean("kPackGroup", packs)
       .boolean("kMaskWide", takes_wide_mask(problem, g) && choice.call == CallForm::kPairs)
       .boolean("kSinks", problem.sinks.has_value())
-      .integer("kSharedBytes",
-               shared_bytes(t, static_cast<int>(g.head_dim), static_cast<int>(g.head_dim_v)));
+      .boolean("kRagged", g.has_lengths)
+      .integer("kSharedBytes", shared_bytes_of(g, t));
   return config;
 }
 
@@ -359,13 +390,48 @@ runtime::ParameterBlock parameters(GpuPlan& plan, const Choice& choice) {
   return block;
 }
 
-std::string words(const Choice& choice) {
+// The same of a ragged call, whose tiles a kernel before puts in order.
+runtime::ParameterBlock ragged_parameters(GpuPlan& plan, const Choice& choice,
+                                          const device::Sequences& list) {
+  using Arguments = device::Sm90RaggedForwardArguments;
+  const Problem& problem = plan.problem;
+  const int rows = choice.tiling.tile_q() / static_cast<int>(choice.group);
+  const SchedulePlan schedule = add_schedule(plan, list, rows);
+  Arguments arguments{};
+  arguments.forward.call = forward_arguments(problem, plan.geometry);
+  arguments.forward.call.shape.packed_log2 = std::countr_zero(static_cast<unsigned>(choice.group));
+  arguments.sequences = list;
+  arguments.schedule = schedule.schedule;
+  const auto between = [](const TensorSpec& spec) {
+    return static_cast<int>(rows_between_entries(spec));
+  };
+  arguments.between_q = between(problem.q);
+  arguments.between_k = between(problem.k);
+  arguments.between_v = between(problem.v);
+  runtime::ParameterBlock block(arguments);
+  patch_addresses(block, problem, 0,
+                  offsetof(Arguments, forward) + offsetof(Sm90ForwardArguments, call));
+  patch_sequences(block, problem, offsetof(Arguments, sequences));
+  patch_schedule(block, schedule, offsetof(Arguments, schedule));
+  const auto map = [&](std::size_t offset, TensorRole role, const TensorSpec& spec, int box,
+                       std::int64_t group = 1) {
+    block.tensor_map(offsetof(Arguments, forward) + offset, {buffer_of(role)},
+                     bounded_map(spec, box, group));
+  };
+  map(offsetof(Sm90ForwardArguments, q), TensorRole::kQ, problem.q, kWarpgroupRows, choice.group);
+  map(offsetof(Sm90ForwardArguments, k), TensorRole::kK, problem.k, choice.tiling.block_keys);
+  map(offsetof(Sm90ForwardArguments, v), TensorRole::kV, problem.v, choice.tiling.block_keys);
+  plan.reasons.push_back("blocks take tiles of queries as they come, those with most keys first");
+  return block;
+}
+
+std::string words(const Choice& choice, std::int64_t tiles) {
   const Sm90ForwardTiling& t = choice.tiling;
   return fmt::format(
       "{} tiles of {} queries, in steps of {} keys · {} of K, {} of V · {} warpgroups multiply, "
       "one copies",
-      choice.order.tiles + choice.stream.tiles, t.tile_q(), t.block_keys, stage_words(t.stages_k),
-      stage_words(t.stages_v), t.consumers);
+      tiles, t.tile_q(), t.block_keys, stage_words(t.stages_k), stage_words(t.stages_v),
+      t.consumers);
 }
 
 }  // namespace
@@ -384,15 +450,17 @@ Sm90ForwardNeeds sm90_forward_needs(const Problem& problem, const Geometry& g) {
   };
   return {.head_dim = static_cast<int>(g.head_dim),
           .head_dim_v = static_cast<int>(g.head_dim_v),
-          .seqlen_k = g.seqlen_k,
+          .seqlen_k = usual_lengths(problem, g).keys,
           .bounded = g.bounds.bounded(),
           .window = g.bounds.left != g.bounds.kUnbounded,
           .score_terms = has_score_terms(problem, g),
           .many_score_terms = has_many_score_terms(problem, g),
           .few_tiles = tiles_of(kUsualTile) < kNominalMultiprocessors,
-          .one_round = packed_heads(g) == 1 && tiles_of(kWarpgroupRows) <= kNominalMultiprocessors,
+          .one_round =
+              packed_heads(problem, g) == 1 && tiles_of(kWarpgroupRows) <= kNominalMultiprocessors,
           .seqlen_q = g.seqlen_q,
-          .packed = packed_heads(g) > 1};
+          .packed = packed_heads(problem, g) > 1,
+          .ragged = g.has_lengths};
 }
 
 Result<std::shared_ptr<internal::PlanState>> plan_sm90_forward(
@@ -400,23 +468,31 @@ Result<std::shared_ptr<internal::PlanState>> plan_sm90_forward(
   const GpuDevice& device = *context.gpu();
   if (Status s = check(problem, g); !s.ok()) return s;
   if (Status s = check_worth(problem, g); !s.ok()) return s;
-  const std::int64_t rows_of_heads = g.batch * g.heads_q * g.seqlen_q;
+  const Sm90ForwardTiling tiling = sm90_forward_rule(device.info(), problem, g);
+  Choice choice = choose(problem, g, device.info(), tiling);
+  const device::Sequences list =
+      sequences_of(problem, g, tiling.tile_q() / static_cast<int>(choice.group), tiling.block_keys);
+  const std::int64_t ordered = g.has_lengths ? list.slots_q * (g.heads_q / choice.group) : 0;
+  const std::int64_t rows_of_heads =
+      g.has_lengths ? ordered * kWarpgroupRows : g.batch * g.heads_q * g.seqlen_q;
   if (rows_of_heads / kWarpgroupRows > kMaxTiles || g.batch * g.heads_q > kMaxTiles) {
     return unsupported("query rows of implementation 'sm90'", fmt::format("{}", rows_of_heads),
                        fmt::format("at most {}", std::int64_t{kMaxTiles} * kWarpgroupRows));
   }
   auto plan = std::make_shared<GpuPlan>(device, problem, g);
-  const Sm90ForwardTiling tiling = sm90_forward_rule(device.info(), problem, g);
-  const Choice choice = choose(problem, g, device.info(), tiling);
+  if (g.has_lengths) {
+    choice.grid = static_cast<int>(std::min<std::int64_t>(ordered, device.info().multiprocessors));
+  }
   plan->tile_q = choice.tiling.tile_q();
   plan->tile_k = choice.tiling.block_keys;
   const ConfigPrinter config = print(problem, g, choice);
-  GpuStep step = kernel_step(
-      "sm90/forward/kernel.cu", "flash_fwd_sm90", config, choice.grid,
-      (choice.tiling.consumers + 1) * kWarpgroupThreads,
-      shared_bytes(choice.tiling, static_cast<int>(g.head_dim), static_cast<int>(g.head_dim_v)),
-      words(choice));
-  step.parameters = parameters(*plan, choice);
+  const std::int64_t tiles = g.has_lengths ? ordered : choice.order.tiles + choice.stream.tiles;
+  GpuStep step = kernel_step("sm90/forward/kernel.cu", "flash_fwd_sm90", config, choice.grid,
+                             (choice.tiling.consumers + 1) * kWarpgroupThreads,
+                             shared_bytes_of(g, choice.tiling), words(choice, tiles));
+  step.parameters =
+      g.has_lengths ? ragged_parameters(*plan, choice, list) : parameters(*plan, choice);
+  step.shape.programmatic = g.has_lengths;
   GpuStep merge =
       kernel_step("sm90/forward/merge.cu", "flash_fwd_sm90_merge", config,
                   choice.stream.tiles * choice.tiling.tile_q() / kMergeWarps, 32 * kMergeWarps, 0,

@@ -28,6 +28,7 @@ struct Sm90ForwardNeeds {
   bool one_round = false;
   std::int64_t seqlen_q = 0;
   bool packed = false;  ///< a group's heads share tiles
+  bool ragged = false;  ///< sequences of lengths that only the call knows
   bool shares = false;  ///< they do, or tiles share keys: one kernel, whatever the lengths
 };
 

@@ -2,6 +2,7 @@
 
 // Of the Hopper forward kernel (kernel.cu): the warps that start copies.
 
+#include "ptx/dependency.h"
 #include "sm90/forward/block.h"
 #include "tile/slab_copy.h"
 
@@ -31,19 +32,29 @@ struct Sm90KeyProducer {
 
   template <class Tile, int kStages>
   __device__ void load(Ring<kStages>& ring, const unsigned char* to, const EncodedTensorMap& map,
-                       const Sm90Task<Config>& task, int place) {
+                       const Sm90Task<Config>& task, int begin, int place) {
     ring.wait_empty();
     ptx::barrier_arrive_expect(ring.full(), Tile::kBytes);
-    copy_tile<Tile>(ptx::shared_address(to) + ring.stage * Tile::kBytes, &map,
-                    task.block_at(place) * Config::kBlockKeys, task.head_k, task.batch, ring.full(),
-                    ptx::kEvictLast);
+    copy_keys<Tile>(ptx::shared_address(to) + ring.stage * Tile::kBytes, map, task, begin,
+                    task.block_at(place) * Config::kBlockKeys, ring.full());
     ring.advance();
   }
+  template <class Tile>
+  __device__ static void copy_keys(unsigned to, const EncodedTensorMap& map,
+                                   const Sm90Task<Config>& task, int begin, int key,
+                                   unsigned barrier) {
+    if constexpr (Config::kRagged) {
+      const BoundedRows rows(begin, task.shape.seqlen_k, key);
+      copy_bounded_tile<Tile>(to, &map, rows.row, task.head_k, rows.end, barrier, ptx::kEvictLast);
+    } else {
+      copy_tile<Tile>(to, &map, key, task.head_k, task.batch, barrier, ptx::kEvictLast);
+    }
+  }
   __device__ void load_k(const Sm90Task<Config>& task, int place) {
-    load<typename Tiles::TileK>(ring_k, shared.k[0], args.k, task, place);
+    load<typename Tiles::TileK>(ring_k, shared.k[0], args.k, task, task.first_key_row(), place);
   }
   __device__ void load_v(const Sm90Task<Config>& task, int place) {
-    load<typename Tiles::TileV>(ring_v, shared.v[0], args.v, task, place);
+    load<typename Tiles::TileV>(ring_v, shared.v[0], args.v, task, task.first_value_row(), place);
   }
 
   __device__ void load_tile(const Sm90Task<Config>& task) {
@@ -88,12 +99,59 @@ struct Sm90KeyProducer {
     }
   }
 
+  /// Tasks that Sm90TileOrder has published.
+  __device__ void run_tasks() {
+#pragma unroll 1
+    for (;;) {
+      ring_tasks.wait_full();
+      const Sm90Task<Config>& task = shared.tasks[ring_tasks.stage];
+      if (!task.exists) break;
+      shared.ring_tasks.begun.arrive();
+      load_tile(task);
+      ring_tasks.release_own();
+      ring_tasks.advance();
+    }
+  }
+
   __device__ void run() {
-    run_tiles();
-    if constexpr (Config::kStream) run_stream();
-    publish({});
+    if constexpr (Config::kRagged) {
+      run_tasks();
+    } else {
+      run_tiles();
+      if constexpr (Config::kStream) run_stream();
+      publish({});
+    }
   }
 };
+
+/// One thread of a ragged call: which tiles the block works off, in the order of the list.
+template <class Config>
+__device__ void order_tiles(const Sm90RaggedForwardArguments& args,
+                            Sm90ForwardStorage<Config>& shared) {
+  const TileSchedule& schedule = args.schedule;
+  const int heads = Sm90Rows<Config>::heads(args.forward.call.shape);
+  Ring<kQueuedTasks> ring_tasks(shared.ring_tasks);
+  ptx::wait_for_kernel_before();  // which makes the list
+  const Int64 tiles = Int64{schedule.header[0]} * heads;
+  unsigned begun = 0;
+#pragma unroll 1
+  for (Int64 index = blockIdx.x; index < tiles;
+       index = static_cast<int>(gridDim.x) + atomicAdd(schedule.header + 1, 1)) {
+    const auto tile =
+        OrderedTile::of<Config::kBoundedRight>(schedule.tiles[index / heads], index, heads);
+    SequenceTile at;
+    at.q = rows_of(args.sequences.q, tile.sequence, args.sequences.count);
+    at.k = rows_of(args.sequences.k, tile.sequence, args.sequences.count);
+    ring_tasks.wait_empty();
+    shared.tasks[ring_tasks.stage].describe(args, tile, at);
+    ptx::barrier_arrive(ring_tasks.full());
+    ring_tasks.advance();
+    shared.ring_tasks.begun.wait(begun++);
+  }
+  ring_tasks.wait_empty();
+  shared.tasks[ring_tasks.stage].exists = false;
+  ptx::barrier_arrive(ring_tasks.full());
+}
 
 /// Copies a warpgroup's rows of Q. Packed, the box is of 64 / group positions of a group's heads.
 template <class Config>
@@ -102,6 +160,12 @@ __device__ inline void copy_queries(const Sm90ForwardArguments& args, const Sm90
   using TileQ = typename Sm90Tiles<Config>::TileQ;
   const int position = Sm90Rows<Config>::position(args.call.shape, row);
   const bool packed = Sm90Rows<Config>::members_log2(args.call.shape) > 0;
+  if constexpr (Config::kRagged) {
+    const BoundedRows rows(task.begin_q, task.shape.seqlen_q, position);
+    copy_bounded_tile<TileQ>(shared, &args.q, packed ? task.head_q : rows.row,
+                             packed ? rows.row : task.head_q, rows.end, barrier, ptx::kEvictFirst);
+    return;
+  }
   copy_tile<TileQ>(shared, &args.q, packed ? task.head_q : position,
                    packed ? position : task.head_q, task.batch, barrier, ptx::kEvictFirst);
 }
@@ -126,7 +190,7 @@ __device__ void produce_queries(const Sm90ForwardArguments& args,
     if (!task.exists) break;
 #pragma unroll
     for (int consumer = 0; consumer < Tiles::kConsumers; ++consumer) {
-      if (!task.needs_queries(args.call.shape, consumer)) continue;
+      if (!task.needs_queries(shape_of(args.call, task), consumer)) continue;
       auto& ring = rings[consumer];
       ring.wait_empty();
       ptx::barrier_arrive_expect(ring.full(), Tiles::TileQ::kBytes);

@@ -19,14 +19,16 @@ struct Sm90ForwardTiling {
 };
 
 /// Dynamic shared memory of a block: sizeof(Sm90ForwardStorage).
-constexpr int shared_bytes(const Sm90ForwardTiling& t, int head_dim, int head_dim_v) {
+constexpr int shared_bytes(const Sm90ForwardTiling& t, int head_dim, int head_dim_v,
+                           bool ragged = false) {
   // SlabTile: slabs of 64 columns, rows of 128 bytes.
   const auto tile = [](int rows, int columns) { return rows * 128 * ((columns + 63) / 64); };
-  constexpr int kTasks = 4, kTaskBytes = 32, kAlignment = 1024;  // of a task, with its two barriers
-  const int bytes = t.consumers * t.stages_q * tile(64, head_dim) +
-                    t.stages_k * tile(t.block_keys, head_dim) +
-                    t.stages_v * tile(t.block_keys, head_dim_v) + kTasks * (kTaskBytes + 16) +
-                    16 * (t.consumers * t.stages_q + t.stages_k + t.stages_v);
+  constexpr int kTasks = 4, kAlignment = 1024;
+  const int task_bytes = ragged ? 128 : 32;
+  const int bytes =
+      t.consumers * t.stages_q * tile(64, head_dim) + t.stages_k * tile(t.block_keys, head_dim) +
+      t.stages_v * tile(t.block_keys, head_dim_v) + kTasks * (task_bytes + 16) +
+      16 * (t.consumers * t.stages_q + t.stages_k + t.stages_v) + (ragged ? 8 : 0);  // a barrier
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
 

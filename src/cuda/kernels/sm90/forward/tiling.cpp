@@ -21,7 +21,7 @@ constexpr std::int64_t kTileOfTwo = 128, kTileOfThree = 192;
 // As many places for K and V as shared memory has: one more for K, which is waited for first.
 void add_stages(Sm90ForwardTiling& t, const Sm90ForwardNeeds& needs, int shared_limit) {
   const auto fits = [&](const Sm90ForwardTiling& tiling) {
-    return shared_bytes(tiling, needs.head_dim, needs.head_dim_v) <= shared_limit;
+    return shared_bytes(tiling, needs.head_dim, needs.head_dim_v, needs.ragged) <= shared_limit;
   };
   Sm90ForwardTiling more = t;
   while (more.stages_v < kMaxStages && (++more.stages_k, ++more.stages_v, fits(more))) t = more;
@@ -34,6 +34,7 @@ bool choose_for_few_keys(Sm90ForwardTiling& t, const Sm90ForwardNeeds& needs) {
   const int least = std::min(needs.head_dim, needs.head_dim_v);
   if (least <= 64 || std::max(needs.head_dim, needs.head_dim_v) > 128) return false;
   if (needs.window || needs.score_terms || needs.packed || needs.seqlen_k > kFewKeys) return false;
+  if (needs.ragged) return false;
   const auto rows = [&](std::int64_t tile) { return (needs.seqlen_q + tile - 1) / tile * tile; };
   const bool many = !needs.few_tiles && !needs.bounded && needs.seqlen_q <= kFewKeys &&
                     9 * rows(kTileOfTwo) <= 8 * rows(kTileOfThree);

@@ -11,6 +11,7 @@
 #include "tile/output.h"
 #include "tile/probability.h"
 #include "tile/score.h"
+#include "tile/sequence.h"
 #include "tile/sinks.h"
 #include "tile/softmax.h"
 #include "tile/warpgroup.h"
@@ -92,9 +93,10 @@ struct Sm90Warpgroup : Sm90MaskRows<kSm90KeptMask<Config>>, Sm90Dropped<Config, 
   /// Index of a key of one of a thread's rows in the mask tensor.
   __device__ Int64 mask_index(const ForwardArguments& args, const Sm90Task<Config>& task, int half,
                               int key) const {
-    const int own = smaller(row(half), Rows::count(args.shape) - 1);
-    const Mask mask(args.mask, task.batch, Rows::head(args.shape, task.head_q, own));
-    return mask.index(Rows::position(args.shape, own), key);
+    const Shape& shape = shape_of(args, task);
+    const int own = smaller(row(half), Rows::count(shape) - 1);
+    const Mask mask(args.mask, task.batch, Rows::head(shape, task.head_q, own));
+    return mask.index(Rows::position(shape, own), key);
   }
 
   __device__ Int64 wide_index(const ForwardArguments& args, const Sm90Task<Config>& task, int half,
@@ -116,13 +118,14 @@ struct Sm90Warpgroup : Sm90MaskRows<kSm90KeptMask<Config>>, Sm90Dropped<Config, 
       }
     }
     if constexpr (Config::kAlibi) {
+      const Shape& shape = shape_of(args, task);
       const float unit = args.score.slope_unit;
 #pragma unroll
       for (int half = 0; half < kSlopes; ++half) {
         slopes[half] = HeadSlope<Config>(args.slopes, task.batch,
-                                         Rows::head(args.shape, task.head_q, row(half)), unit);
-        alibi_keys[half] = HeadSlope<Config>::keys_to(
-            args.shape, Rows::position(args.shape, row(half)), 2 * (ptx::thread_index() % 4));
+                                         Rows::head(shape, task.head_q, row(half)), unit);
+        alibi_keys[half] = HeadSlope<Config>::keys_to(shape, Rows::position(shape, row(half)),
+                                                      2 * (ptx::thread_index() % 4));
       }
     }
     if constexpr (Config::kDropout) {
@@ -196,7 +199,7 @@ struct Sm90Warpgroup : Sm90MaskRows<kSm90KeptMask<Config>>, Sm90Dropped<Config, 
   template <bool kAllSeen>
   __device__ void read_mask(Elements& elements, const ForwardArguments& args,
                             const Sm90Task<Config>& task, int first_key) const {
-    const Shape& shape = args.shape;
+    const Shape& shape = shape_of(args, task);
     const int lane = ptx::thread_index() % 4;
     const Mask mask(args.mask, task.batch, 0);
 #pragma unroll
@@ -254,9 +257,9 @@ struct Sm90Warpgroup : Sm90MaskRows<kSm90KeptMask<Config>>, Sm90Dropped<Config, 
   /// place in the block, one instruction, and `alibi` the rest. kNoneHidden: nor does the mask hide
   /// any.
   template <bool kClear, bool kAhead = false, bool kNoneHidden = false>
-  __device__ void transform(Scores& rS, const ForwardArguments& args, const Elements& elements,
-                            int first_key) {
-    const Shape& shape = args.shape;
+  __device__ void transform(Scores& rS, const ForwardArguments& args, const Sm90Task<Config>& task,
+                            const Elements& elements, int first_key) {
+    const Shape& shape = shape_of(args, task);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int position = Rows::position(shape, smaller(row(half), Rows::count(shape) - 1));
@@ -306,13 +309,14 @@ struct Sm90Warpgroup : Sm90MaskRows<kSm90KeptMask<Config>>, Sm90Dropped<Config, 
   /// Transform of a clear block. Half of an additive mask's work is for what it hides.
   template <bool kAhead>
   __device__ void transform_clear(Scores& rS, const ForwardArguments& args,
-                                  const Elements& elements, int first_key) {
+                                  const Sm90Task<Config>& task, const Elements& elements,
+                                  int first_key) {
     if constexpr (Config::kMask == MaskTensor::kAdditive && Mask::kBits == 16) {
       if (hide_nothing(elements)) {
-        return transform<true, kAhead, true>(rS, args, elements, first_key);
+        return transform<true, kAhead, true>(rS, args, task, elements, first_key);
       }
     }
-    transform<true, kAhead>(rS, args, elements, first_key);
+    transform<true, kAhead>(rS, args, task, elements, first_key);
   }
 
   /// Scores become probabilities in their place, summed in statistics.step.
@@ -392,7 +396,7 @@ struct Sm90Warpgroup : Sm90MaskRows<kSm90KeptMask<Config>>, Sm90Dropped<Config, 
     Elements elements;
     if constexpr (kMasked) read_mask<false>(elements, args, task, first_key);
     arrange_mask(elements);
-    transform<false>(rS, args, elements, first_key);
+    transform<false>(rS, args, task, elements, first_key);
     raise_references<true>(rS, args);
     exponentials(rS, args);
   }
@@ -511,13 +515,15 @@ struct Sm90Warpgroup : Sm90MaskRows<kSm90KeptMask<Config>>, Sm90Dropped<Config, 
   /// O divided by the row sums, and LSE, straight from registers: nothing waits for a store.
   __device__ void store(const Sm90ForwardArguments& args, const Sm90Task<Config>& task) {
     const ForwardArguments& call = args.call;
+    const Shape& shape = shape_of(call, task);
     statistics.finish();
     const float offset = offset_of<Config>(call.score);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int own = row(half), position = Rows::position(call.shape, own);
-      const auto head = [&] { return Rows::head(call.shape, task.head_q, own); };
-      const bool exists = own < Rows::count(call.shape);
+      const int own = row(half);
+      const int place = Rows::position(shape, own) + task.first_row_of_results();
+      const auto head = [&] { return Rows::head(shape, task.head_q, own); };
+      const bool exists = own < Rows::count(shape);
       const float total = statistics.sum[0][half];
       // An empty row has P = 0 throughout; 0 is right unless V holds what is not finite.
       const float inverse = total == 0 ? 0.0f : keep_scale<Config>(call.dropout) / total;
@@ -534,11 +540,27 @@ struct Sm90Warpgroup : Sm90MaskRows<kSm90KeptMask<Config>>, Sm90Dropped<Config, 
       const RowScalars& lse = call.lse;
       if (exists && threadIdx.x % 4 == 0 && lse.data != nullptr) {
         static_cast<float*>(lse.data)[task.batch * lse.batch_stride + head() * lse.head_stride +
-                                      position * lse.row_stride] =
+                                      place * lse.row_stride] =
             Config::kSinks ? sink.lse : statistics.lse(0, half, offset);
       }
-      unsigned char* to = row_address<Config::kOutput>(call.o, task.batch, head(), position);
+      unsigned char* to = row_address<Config::kOutput>(call.o, task.batch, head(), place);
       store_group<0>(to + first_byte(), exists, half, inverse * sink.factor);
+    }
+  }
+
+  /// What the tile's rows get that their sequence does not use, and rows of no sequence.
+  __device__ void store_unused(const ForwardArguments& call, const Sm90Task<Config>& task) const {
+    const Shape& shape = task.shape;
+    const int begin = larger(shape.seqlen_q, Rows::position(shape, larger(first_row, 0)));
+    const int end =
+        smaller(task.room, Rows::position(shape, larger(first_row + kWarpgroupRows, 0)));
+    if (begin >= end) return;
+    const UnusedRows rows{begin + task.results, end + task.results};
+    for (int member = 0; member < 1 << Rows::members_log2(shape); ++member) {
+      const int head = task.head_q + member;
+      fill_rows<Config::kOutput, Config::kHeadDimV, kWarpgroupThreads>(call.o, task.batch, head,
+                                                                       rows, task.unused_o);
+      fill_rows<kWarpgroupThreads>(call.lse, task.batch, head, rows, task.unused_lse);
     }
   }
 

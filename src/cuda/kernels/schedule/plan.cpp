@@ -1,0 +1,41 @@
+#include "cuda/kernels/schedule/plan.h"
+
+#include <cstddef>
+#include <utility>
+
+namespace flashlab::cuda {
+namespace {
+
+constexpr int kThreads = 1024;
+
+}  // namespace
+
+SchedulePlan add_schedule(GpuPlan& plan, const device::Sequences& list, int tile_rows) {
+  using device::ScheduleArguments;
+  SchedulePlan out;
+  out.schedule.capacity = static_cast<int>(list.slots_q);
+  out.tiles = plan.add_gpu_region(
+      "tile_order", static_cast<std::size_t>(list.slots_q) * sizeof(device::ScheduledTile));
+  out.header = plan.add_gpu_region("tile_order_header", 2 * sizeof(int));
+  const internal::MaskBounds& bounds = plan.geometry.bounds;
+  ScheduleArguments arguments{list, out.schedule, tile_rows, 0};
+  arguments.halves = bounds.right < bounds.kUnbounded && bounds.left == bounds.kUnbounded ? 1 : 0;
+  ConfigPrinter config;
+  config.integer("kThreads", kThreads);
+  GpuStep step = kernel_step("schedule/kernel.cu", "flash_schedule", config, 1, kThreads, 0,
+                             "tiles of queries, those with most keys first");
+  step.parameters = runtime::ParameterBlock(arguments);
+  patch_sequences(step.parameters, plan.problem, offsetof(ScheduleArguments, sequences));
+  patch_schedule(step.parameters, out, offsetof(ScheduleArguments, schedule));
+  plan.add_kernel(std::move(step));
+  return out;
+}
+
+void patch_schedule(runtime::ParameterBlock& block, const SchedulePlan& schedule,
+                    std::size_t offset) {
+  using device::TileSchedule;
+  block.pointer(offset + offsetof(TileSchedule, tiles), {buffer_of_region(schedule.tiles)})
+      .pointer(offset + offsetof(TileSchedule, header), {buffer_of_region(schedule.header)});
+}
+
+}  // namespace flashlab::cuda

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
@@ -288,7 +289,7 @@ template <class Tensors>
 void run_emulated(const Context& context, const Tensors& tensors,
                   Status (*pass)(const Context&, Stream, const Plan&, const Tensors&, Workspace),
                   Options options = {}) {
-  options.implementation = "sm80";
+  if (options.implementation.empty()) options.implementation = "sm80";
   const auto made = plan(context, describe(tensors, options));
   ASSERT_TRUE(made.ok()) << made.status().message();
   ASSERT_TRUE(prepare(context, *made).ok());
@@ -346,6 +347,18 @@ class RaggedTensors {
   }
   Tensor q, k, v, o, d_o, dq, dk, dv, lse, cu_seqlens;
 
+  /// Queries, keys and values from 1/2 to 2, of both signs.
+  void draw() {
+    std::mt19937 random(3);
+    for (const Tensor* t : {&q, &k, &v}) {
+      auto* bits = bits_of(*t);
+      for (std::int64_t i = 0; i < kRows * kDim; ++i) {
+        bits[i] = static_cast<std::uint16_t>(0x3f00u + random() % 256 + random() % 2 * 0x8000u);
+      }
+    }
+  }
+  static std::uint16_t* bits_of(const Tensor& t) { return static_cast<std::uint16_t*>(t.data); }
+
  private:
   static constexpr Device kDevice{DeviceKind::kCuda, 0};
   Tensor rows() {
@@ -379,6 +392,7 @@ TEST(AttentionEmulatedOffsets, ThatAreWrongEndAndStayInside) {
     forward_call.cu_seqlens_q = x.cu_seqlens;
     forward_call.cu_seqlens_k = x.cu_seqlens;
     run_emulated<ForwardTensors>(context, forward_call, &forward);
+    run_emulated<ForwardTensors>(context, forward_call, &forward, {.implementation = "sm90"});
     BackwardTensors backward_call{.q = x.q,
                                   .k = x.k,
                                   .v = x.v,
@@ -401,13 +415,7 @@ TEST(AttentionEmulatedHints, ChangeNoResult) {
   const Context context = emulated_context();
   const auto results = [&](std::optional<std::int64_t> hint) {
     RaggedTensors x({0, 70, 71, 150});
-    std::mt19937 random(3);
-    for (const Tensor* t : {&x.q, &x.k, &x.v}) {  // bf16 from 1/2 to 2, of both signs
-      auto* bits = static_cast<std::uint16_t*>(t->data);
-      for (std::int64_t i = 0; i < RaggedTensors::kRows * RaggedTensors::kDim; ++i) {
-        bits[i] = static_cast<std::uint16_t>(0x3f00u + random() % 256 + random() % 2 * 0x8000u);
-      }
-    }
+    x.draw();
     ForwardTensors call{.q = x.q, .k = x.k, .v = x.v, .o = x.o};
     call.lse = x.lse;
     call.cu_seqlens_q = call.cu_seqlens_k = x.cu_seqlens;
@@ -422,6 +430,58 @@ TEST(AttentionEmulatedHints, ChangeNoResult) {
     EXPECT_TRUE(std::isfinite(without[row])) << row;
     EXPECT_NEAR(wrong[row], without[row], 1e-4) << row;
     EXPECT_EQ(right[row], without[row]) << row;
+  }
+}
+
+// Entries of a batch of which a part is used are sequences: what they get is what the same rows get
+// that lie behind each other, and nothing that is not used, NaN here, comes near.
+TEST(AttentionEmulatedBatch, OfUsedRowsIsAPackedOne) {
+  constexpr std::int64_t kEntries = 3, kLength = RaggedTensors::kRows / kEntries;
+  constexpr Device kDevice{DeviceKind::kCuda, 0};
+  emulated::Kernels kernels;
+  use_gpu({.kernels = &kernels});
+  const Context context = emulated_context();
+  std::vector<std::int32_t> used = {50, 0, 33};
+  const auto results = [&](const char* implementation, bool packed) {
+    RaggedTensors x({0, 50, 100, 150});
+    x.draw();
+    for (const Tensor* t : {&x.q, &x.k, &x.v}) {
+      for (std::size_t n = 0; n < used.size(); ++n) {
+        auto* entry = x.bits_of(*t) + static_cast<std::int64_t>(n) * kLength * x.kDim;
+        std::fill(entry + used[n] * x.kDim, entry + kLength * x.kDim, std::uint16_t{0x7fc0});
+      }
+    }
+    std::fill(x.bits_of(x.o), x.bits_of(x.o) + x.kRows * x.kDim, std::uint16_t{0x7fc0});
+    const auto rows = [&](const Tensor& t) {
+      if (packed) return t;
+      return tensor(t.data, {kEntries, kLength, 1, x.kDim}, DType::kBf16, kDevice);
+    };
+    ForwardTensors call{.q = rows(x.q), .k = rows(x.k), .v = rows(x.v), .o = rows(x.o)};
+    call.lse = packed ? x.lse : tensor(x.lse.data, {kEntries, 1, kLength}, DType::kFp32, kDevice);
+    if (packed) call.cu_seqlens_q = call.cu_seqlens_k = x.cu_seqlens;
+    call.seqused_q = call.seqused_k =
+        tensor(used.data(), {kEntries}, DType::kInt32, {DeviceKind::kCuda, 0});
+    Options options{.causal = Causal::kTopLeft};
+    options.implementation = implementation;
+    run_emulated<ForwardTensors>(context, call, &forward, options);
+    const auto* lse = static_cast<const float*>(x.lse.data);
+    std::vector<float> out(lse, lse + x.kRows);
+    for (std::int64_t i = 0; i < x.kRows * x.kDim; ++i) {
+      out.push_back(std::bit_cast<float>(std::uint32_t{x.bits_of(x.o)[i]} << 16));
+    }
+    return out;
+  };
+  for (const char* implementation : {"sm80", "sm90"}) {
+    const auto packed = results(implementation, true);
+    const auto batched = results(implementation, false);
+    for (std::size_t i = 0; i < packed.size(); ++i) {
+      if (i < RaggedTensors::kRows && i % kLength >= std::size_t(used[i / kLength])) {
+        ASSERT_EQ(batched[i], -INFINITY) << implementation << " LSE " << i;
+        ASSERT_EQ(packed[i], -INFINITY) << implementation << " LSE " << i;
+      } else {
+        ASSERT_NEAR(batched[i], packed[i], 0.01) << implementation << " element " << i;
+      }
+    }
   }
 }
 

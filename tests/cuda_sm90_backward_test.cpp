@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <set>
 #include <string>
 #include <variant>
 
@@ -77,6 +78,40 @@ TEST(Sm90Backward, BlocksStayAtHeadDim64AndInShortWindows) {
   EXPECT_EQ(blocks(128, 8192, Window{1024, 0}), 100u);
   EXPECT_EQ(blocks(128, 8192, Window{1024, 1024}), 8u * 16 * 64);
   EXPECT_EQ(blocks(128, 8192, Window{.left = 1024}), 8u * 16 * 64);
+}
+
+TEST(Sm90KeyOrder, HasEveryTileAndEveryQueryHeadOnce) {
+  constexpr int kHeads = 7, kTiles = 5, kGroup = 3;
+  for (const int alone : {0, 2, kHeads}) {
+    for (const int section : {1, 2, 3, kHeads, 9}) {
+      const device::KeyOrder order{kHeads, kTiles, alone, section};
+      std::set<int> tiles, heads;
+      for (int place = 0; place < kHeads * kTiles; ++place) {
+        const int tile = order.tile_at(place);
+        EXPECT_TRUE(tile >= 0 && tile < kHeads * kTiles && tiles.insert(tile).second) << place;
+        const bool moved = tile / kTiles >= alone && section > 1;
+        EXPECT_TRUE(moved || tile == place) << place;
+      }
+      for (int place = 0; place < kHeads * kGroup; ++place) {
+        const int head = order.query_head_at(place, kGroup);
+        EXPECT_TRUE(head >= 0 && head < kHeads * kGroup && heads.insert(head).second) << place;
+        const bool moved = head / kGroup >= alone && section > 1;
+        EXPECT_TRUE(moved || head == place) << place;
+      }
+    }
+  }
+}
+
+TEST(Sm90KeyOrder, GoesTileByTileAndHeadByHeadInASection) {
+  constexpr device::KeyOrder kOrder{.heads = 6, .tiles = 2, .alone = 1, .section = 3};
+  int tiles[12], heads[12];
+  for (int place = 0; place < 12; ++place) {
+    tiles[place] = kOrder.tile_at(place);
+    heads[place] = kOrder.query_head_at(place, 2);
+  }
+  // Head 0, heads 1 to 3, heads 4 and 5: first tiles before second ones, and query heads likewise.
+  EXPECT_THAT(tiles, ::testing::ElementsAre(0, 1, 2, 4, 6, 3, 5, 7, 8, 10, 9, 11));
+  EXPECT_THAT(heads, ::testing::ElementsAre(0, 1, 2, 4, 6, 3, 5, 7, 8, 10, 9, 11));
 }
 
 Result<std::shared_ptr<internal::PlanState>> choose(const internal::ContextState& context,

@@ -14,6 +14,7 @@ namespace flashlab::device {
 template <class Config>
 struct Sm90DropoutProducer {
   const BackwardArguments& args;
+  const KeyOrder& order;
   Sm90BackwardStorage<Config>& shared;
   Ring<Config::kKeyStages> ring_keys{shared.ring_keys};
   Ring<Config::kStages> ring_queries{shared.ring_queries};
@@ -45,7 +46,7 @@ struct Sm90DropoutProducer {
   }
 
   __device__ void run() {
-    if constexpr (!Sm90BackwardTiles<Config>::kStays) return draw(blockIdx.x);
+    if constexpr (!Sm90BackwardTiles<Config>::kStays) return draw(order.tile_at(blockIdx.x));
 #pragma unroll 1
     for (;;) {
       ring_keys.wait_full();

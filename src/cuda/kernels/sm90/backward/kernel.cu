@@ -75,11 +75,8 @@ struct Sm90QueryProducer {
                     ptx::kEvictLast);
     ptx::copy_box_4(ptx::shared_address(shared.delta[stage]), &args.delta, row, head, 0, 0, full,
                     ptx::kEvictLast);
-    // The first tile is on its way while the zeros are waited for that dQ is added to.
-    const Shape& shape = args.call.shape;
-    if (at.left == work.per_head() * shape.group) {
-      Sm90Zeros<Config>(args.call).await(work.batch * shape.heads_k + work.head_k);
-    }
+    // A head's first tile is on its way while the zeros are waited for that dQ is added to.
+    if (at.tile == work.first_tile) Sm90Zeros<Config>(args).await(head);
     ptx::barrier_arrive_expect(full, shared.kQueryBytes);
     ring_queries.advance();
   }
@@ -88,7 +85,7 @@ struct Sm90QueryProducer {
   __device__ void run_one(const Work& work) {
     Cursor at(work, args.call.shape);
     if (at.left == 0) return;
-    load_keys(work, blockIdx.x);
+    load_keys(work, 0);
 #pragma unroll 1
     for (; at.left > 0; at.next(work)) load_queries(work, at);
   }
@@ -96,10 +93,11 @@ struct Sm90QueryProducer {
   __device__ void run(const Work& first) {
     if constexpr (!Tiles::kStays) return run_one(first);
     const Shape& shape = args.call.shape;
-    const unsigned end_index = tiles_of_keys<Config>(shape);
-    unsigned index = blockIdx.x;
+    const unsigned end_place = tiles_of_keys<Config>(shape);
+    unsigned place = blockIdx.x;
 #pragma unroll 1
-    while (index < end_index) {
+    while (place < end_place) {
+      const unsigned index = args.order.tile_at(static_cast<int>(place));
       const Work work = tile_of_keys<Config>(shape, index);
       unsigned ticket = 0;
       Cursor at(work, shape);
@@ -115,7 +113,7 @@ struct Sm90QueryProducer {
         if (at.left == 1) ticket = take_ticket();
         load_queries(work, at);
       }
-      index = gridDim.x + ticket;
+      place = gridDim.x + ticket;
     }
     end();
   }
@@ -133,6 +131,7 @@ struct Sm90KeyConsumer {
   static constexpr int kTileQ = Config::kTileQ;
   static constexpr int kConsumerThreads = Tiles::kConsumers * kWarpgroupThreads;
   const BackwardArguments& args;
+  const KeyOrder& order;
   Sm90BackwardStorage<Config>& shared;
   Work work;  ///< its tile of keys is at `ring_keys`
   PairVisibility<Config> visibility;
@@ -142,9 +141,10 @@ struct Sm90KeyConsumer {
   Warpgroup warpgroup;
   HeadSlope<Config> slope;  ///< of the head whose tiles of queries come by
 
-  __device__ Sm90KeyConsumer(const BackwardArguments& args_, Sm90BackwardStorage<Config>& shared_,
-                             const Work& first, int consumer)
-      : args(args_),
+  __device__ Sm90KeyConsumer(const Sm90BackwardArguments& args_,
+                             Sm90BackwardStorage<Config>& shared_, const Work& first, int consumer)
+      : args(args_.call),
+        order(args_.order),
         shared(shared_),
         work(first),
         visibility(args.shape),
@@ -433,7 +433,8 @@ struct Sm90KeyConsumer {
         walk();
       }
       // Found again: the loop has no register to keep it.
-      warpgroup.store(args, tile_of_keys<Config>(args.shape, ptx::block_index_again()));
+      const unsigned index = order.tile_at(static_cast<int>(ptx::block_index_again()));
+      warpgroup.store(args, tile_of_keys<Config>(args.shape, index));
     }
   }
 };
@@ -462,20 +463,27 @@ __device__ void sm90_backward(const Sm90BackwardArguments& args) {
   // A block's only tile is found before roles part, or the compiler finds shared addresses anew in
   // every step.
   Work first{};
-  if constexpr (!Tiles::kStays) first = tile_of_keys<Config>(args.call.shape, blockIdx.x);
+  if constexpr (!Tiles::kStays) {
+    const unsigned index = args.order.tile_at(static_cast<int>(blockIdx.x));
+    first = tile_of_keys<Config>(args.call.shape, index);
+  }
   if (warpgroup == 0) {
     ptx::give_registers<Tiles::kProducerRegisters>();
     if (threadIdx.x == 32 * kCopies) Sm90QueryProducer<Config>{args, shared}.run(first);
     if constexpr (Config::kDropout) {
-      if (threadIdx.x / 32 == kDraws) Sm90DropoutProducer<Config>{args.call, shared}.run();
+      if (threadIdx.x / 32 == kDraws) {
+        Sm90DropoutProducer<Config>{args.call, args.order, shared}.run();
+      }
     }
-    if (threadIdx.x / 32 == kZeros) Sm90Zeros<Config>(args.call).run(shared);
+    if (threadIdx.x / 32 == kZeros) {
+      Sm90Zeros<Config>(args).run(shared, args.order.tile_at(static_cast<int>(blockIdx.x)));
+    }
     if constexpr (Tiles::kStays) {
       if (threadIdx.x == 32 * kCounts) Sm90HeadCounter<Config>{args.call, shared}.run();
     }
   } else {
     ptx::take_registers<Tiles::kConsumerRegisters>();
-    Sm90KeyConsumer<Config>(args.call, shared, first, warpgroup - 1).run();
+    Sm90KeyConsumer<Config>(args, shared, first, warpgroup - 1).run();
   }
 }
 

@@ -4,6 +4,7 @@
 
 #include "arguments.h"
 #include "encoded_tensor_map.h"
+#include "sm90/backward/tiles.h"
 
 namespace flashlab::device {
 
@@ -12,6 +13,7 @@ namespace flashlab::device {
 struct Sm90BackwardArguments {
   EncodedTensorMap q, k, v, d_o, lse2, delta;
   BackwardArguments call;
+  KeyOrder order;
 };
 
 }  // namespace flashlab::device

@@ -25,6 +25,10 @@ using internal::Geometry;
 constexpr int kMaxHeadDim = 128;
 constexpr int kWarpgroupThreads = 128;
 constexpr std::int64_t kShortWindow = 2048;  // queries of a group's heads that see a key
+// MEASURED (H200, 2026-11-28, NOTES.md): sections of as many key heads as keep a query head each in
+// so many tenths of L2; with one head a group and so few keys the last section alone.
+constexpr int kMaxSection = 16, kSectionTenths = 4;
+constexpr std::int64_t kShortCausal = 2048;
 constexpr int kFinishColumns = 16;  // of dQ, for each of finish's warps: whole 16-byte stores
 
 Status unsupported(const char* what, std::string got, std::string expected) {
@@ -82,10 +86,32 @@ Status check(const Problem& problem, const Geometry& g) {
   return check_sm90_backward_tensors(problem);
 }
 
-/// The grids of the three kernels.
+/// The grids of the three kernels, and the order of the second one's tiles.
 struct Blocks {
   std::int64_t query_tiles, query_blocks, key_tiles, key_blocks;
+  device::KeyOrder order;
 };
+
+// Sections where causal tiles differ much: a group of query heads makes each as many times as long.
+// Blocks that stay and have one head a group take as long either way.
+device::KeyOrder choose_order(const Geometry& g, const Sm90BackwardTiling& t,
+                              std::int64_t l2_bytes) {
+  device::KeyOrder order{};
+  order.heads = static_cast<int>(g.batch * g.heads_k);
+  order.tiles = static_cast<int>(divide_up(g.seqlen_k, t.tile_k));
+  order.alone = order.heads;
+  order.section = 1;
+  const bool causal = g.bounds.right < g.bounds.kUnbounded && g.bounds.left == g.bounds.kUnbounded;
+  const bool grouped = g.group() > 1, stays = t.key_stages > 1;
+  if (!causal || (stays && !grouped)) return order;
+  constexpr std::int64_t kElementBytes = 2 + 2 + 4;  // Q and dO in 16 bits, dQ in fp32
+  const std::int64_t fit = l2_bytes * kSectionTenths / 10;
+  const std::int64_t head_bytes = g.seqlen_q * t.tile_dim * kElementBytes;
+  while (order.section < kMaxSection && 2 * order.section * head_bytes <= fit) order.section *= 2;
+  const bool all = grouped || g.seqlen_k > kShortCausal;
+  order.alone = all ? 0 : std::max(order.heads - order.section, 0);
+  return order;
+}
 
 ConfigPrinter print(const Problem& problem, const Geometry& g, const Sm90BackwardTiling& t) {
   ConfigPrinter config;
@@ -115,11 +141,12 @@ void add_regions(GpuPlan& plan, std::int64_t rows, const Sm90BackwardTiling& t) 
 }
 
 runtime::ParameterBlock parameters(const GpuPlan& plan, const Sm90BackwardTiling& t,
-                                   std::int64_t query_tiles) {
+                                   const Blocks& blocks) {
   const Problem& problem = plan.problem;
   const Geometry& g = plan.geometry;
   Sm90BackwardArguments arguments{};
   arguments.call = backward_arguments(problem, g);
+  arguments.order = blocks.order;
   runtime::ParameterBlock block(arguments);
   patch_addresses(block, problem, static_cast<int>(plan.regions.size()),
                   offsetof(Sm90BackwardArguments, call));
@@ -130,7 +157,8 @@ runtime::ParameterBlock parameters(const GpuPlan& plan, const Sm90BackwardTiling
   map(offsetof(Sm90BackwardArguments, k), TensorRole::kK, problem.k, t.tile_k);
   map(offsetof(Sm90BackwardArguments, v), TensorRole::kV, problem.v, t.tile_k);
   map(offsetof(Sm90BackwardArguments, d_o), TensorRole::kDO, *problem.d_o, t.tile_q);
-  const runtime::TensorMap rows = row_map(g.batch * g.heads_q, query_tiles * t.tile_q, t.tile_q);
+  const runtime::TensorMap rows =
+      row_map(g.batch * g.heads_q, blocks.query_tiles * t.tile_q, t.tile_q);
   block.tensor_map(offsetof(Sm90BackwardArguments, lse2), {buffer_of_region(0)}, rows);
   block.tensor_map(offsetof(Sm90BackwardArguments, delta), {buffer_of_region(1)}, rows);
   return block;
@@ -154,7 +182,7 @@ void add_steps(GpuPlan& plan, const ConfigPrinter& config, const Sm90BackwardTil
                   (t.tile_k / 64 + 1) * kWarpgroupThreads, shared_bytes(t),
                   fmt::format("{} · {} blocks work off {} tiles of {} keys", config.summary(),
                               blocks.key_blocks, blocks.key_tiles, t.tile_k)));
-  products.parameters = parameters(plan, t, blocks.query_tiles);
+  products.parameters = parameters(plan, t, blocks);
   plan.add_kernel(std::move(products));
   GpuStep finish = worded(
       finish_step(plan, rows, {1, t.tile_dim / kFinishColumns, t.tile_k},
@@ -190,6 +218,7 @@ Result<std::shared_ptr<internal::PlanState>> plan_sm90_backward(
   blocks.query_blocks = g.batch * g.heads_q * blocks.query_tiles;
   blocks.key_tiles = g.batch * g.heads_k * divide_up(g.seqlen_k, tiling.tile_k);
   blocks.key_blocks = blocks.key_tiles;
+  blocks.order = choose_order(g, tiling, context.gpu()->info().l2_bytes);
   if (tiling.key_stages > 1) {
     blocks.key_blocks =
         std::min<std::int64_t>(blocks.key_tiles, context.gpu()->info().multiprocessors);
@@ -204,6 +233,11 @@ Result<std::shared_ptr<internal::PlanState>> plan_sm90_backward(
   add_regions(*plan, blocks.query_blocks * tiling.tile_q, tiling);
   add_steps(*plan, print(problem, g, tiling), tiling, blocks);
   plan->reasons.push_back("dQ is added atomically: its last bits vary from run to run");
+  if (blocks.order.section > 1) {
+    plan->reasons.push_back(fmt::format(
+        "tiles of keys of {} heads go side by side, the longest first: causal tiles differ",
+        blocks.order.section));
+  }
   return std::shared_ptr<internal::PlanState>(std::move(plan));
 }
 

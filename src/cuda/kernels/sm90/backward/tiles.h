@@ -16,6 +16,37 @@ struct Sm90BackwardTiling {
   bool dropout = false;  ///< draws lie beside the tiles of queries
 };
 
+/// In which order tiles of keys are worked off. The first heads follow one another, each with its
+/// tiles from the first on; the others come in sections, tile after tile of all heads of a section.
+/// So with a causal mask a section's longest tiles begin first, and its shortest ones end it.
+struct KeyOrder {
+  int heads;    ///< of keys, of all entries of the batch
+  int tiles;    ///< of a head
+  int alone;    ///< heads that follow one another
+  int section;  ///< heads of a section; the last one may have fewer
+
+  constexpr int first_of_section(int head) const {
+    return head < alone ? head : alone + (head - alone) / section * section;
+  }
+  constexpr int heads_from(int first) const {
+    const int left = first < alone ? 1 : heads - first;
+    return left < section ? left : section;
+  }
+  /// Which tile comes at a place of the order; counted head by head.
+  constexpr int tile_at(int place) const {
+    const int first = first_of_section(place / tiles), section_heads = heads_from(first);
+    const int rest = place - first * tiles;
+    return (first + rest % section_heads) * tiles + rest / section_heads;
+  }
+  /// Of the query heads of a section the first ones of all groups are worked off first. Which one
+  /// comes at a place; `group`: query heads of a key head.
+  constexpr int query_head_at(int place, int group) const {
+    const int first = first_of_section(place / group), section_heads = heads_from(first);
+    const int rest = place - first * group;
+    return (first + rest % section_heads) * group + rest / section_heads;
+  }
+};
+
 /// Dynamic shared memory of a block: sizeof(Sm90BackwardStorage).
 constexpr int shared_bytes(const Sm90BackwardTiling& t) {
   constexpr int kScoreStages = 2, kDrawnBytes = 1536, kAlignment = 1024;  // DropoutTile

@@ -13,43 +13,56 @@ namespace flashlab::device {
 template <class Config>
 struct Sm90Zeros {
   using Tiles = Sm90BackwardTiles<Config>;
-  static constexpr unsigned kAhead = 128;  ///< tiles of keys
+  static constexpr int kAhead = 128;  ///< tiles of keys
   const BackwardArguments& args;
+  const KeyOrder& order;
   unsigned* counters;
-  unsigned all;             ///< tiles of the accumulator
-  unsigned tiles, tiles_k;  ///< of these those of a key head, and its tiles of keys
+  unsigned tiles, all;  ///< of the accumulator: of a query head, of all
 
-  __device__ explicit Sm90Zeros(const BackwardArguments& args_)
-      : args(args_),
+  __device__ explicit Sm90Zeros(const Sm90BackwardArguments& launch)
+      : args(launch.call),
+        order(launch.order),
         counters(static_cast<unsigned*>(args.regions[kRegionTurns])),
-        tiles(args.shape.group * divide_up(args.shape.seqlen_q, Config::kTileQ)),
-        tiles_k(divide_up(args.shape.seqlen_k, Config::kTileK)) {
-    all = args.shape.batch * args.shape.heads_k * tiles;
-  }
+        tiles(divide_up(args.shape.seqlen_q, Config::kTileQ)),
+        all(args.shape.batch * args.shape.heads_q * tiles) {}
 
-  /// Returns when a key head's tiles are zeros.
+  /// Returns when a query head's tiles are zeros.
   __device__ void await(int head) const {
     while (ptx::load_acquire(counters + kFirstOfTiles + head) != tiles) __nanosleep(32);
   }
 
-  /// The next tile if a block that begins with this tile of keys is to see to it, by one thread.
-  /// Else `all` or more. Its own key head's are wanted at once, of the next ones as many as keep
-  /// ahead.
-  __device__ unsigned take(unsigned index) const {
-    const Int64 ahead = Int64(index % tiles_k + kAhead) * tiles / tiles_k;
-    const Int64 wanted = Int64(index / tiles_k + 1) * tiles + ahead;
-    if (ptx::load_acquire(counters + kTicketsOfZeros) >= wanted) return all;
+  /// How many tiles a block that begins with this tile of keys is to see to, in the order of heads:
+  /// its own section's, which are wanted at once, and as many of the next ones as keep ahead.
+  __device__ unsigned wanted(unsigned index) const {
+    const int head = static_cast<int>(index) / order.tiles, group = args.shape.group;
+    const int first = order.first_of_section(head), section = order.heads_from(first);
+    const unsigned own = (first + section) * group * tiles;
+    const int tile = static_cast<int>(index) - head * order.tiles;
+    const float keys = static_cast<float>(tile * section + head - first + kAhead);
+    const float ahead = keys * static_cast<float>(group * tiles) / static_cast<float>(order.tiles);
+    return own + static_cast<unsigned>(fminf(ahead, static_cast<float>(all - own)));
+  }
+  /// The next tile, by one thread; `all` or more where so many are taken.
+  __device__ unsigned take(unsigned wanted_tiles) const {
+    if (ptx::load_acquire(counters + kTicketsOfZeros) >= wanted_tiles) return all;
     return atomicAdd(counters + kTicketsOfZeros, 1u);
   }
+  /// Which tile comes at a place of the order of heads.
+  __device__ unsigned tile_at(unsigned place) const {
+    const int group = args.shape.group, head = static_cast<int>(place / tiles);
+    if (head < order.alone * group) return place;
+    return place + (order.query_head_at(head, group) - head) * tiles;
+  }
   /// By a warp.
-  __device__ void write(unsigned index) const {
+  __device__ void write(unsigned wanted_tiles) const {
     const int lane = threadIdx.x % 32;
 #pragma unroll 1
     for (;;) {
-      unsigned tile = 0;
-      if (lane == 0) tile = take(index);
-      tile = __shfl_sync(ptx::kFullMask, tile, 0);
-      if (tile >= all) return;
+      unsigned taken = 0;
+      if (lane == 0) taken = take(wanted_tiles);
+      taken = __shfl_sync(ptx::kFullMask, taken, 0);
+      if (taken >= all) return;
+      const unsigned tile = tile_at(taken), head = tile / tiles;
       auto* const at = static_cast<float4*>(args.regions[kRegionGradQ]) +
                        Int64(tile) * (Tiles::Sizes::kTileFloats / 4) + lane;
 #pragma unroll 8
@@ -57,23 +70,23 @@ struct Sm90Zeros {
       __syncwarp();
       if (lane == 0) {
         __threadfence();
-        atomicAdd(counters + kFirstOfTiles + tile / tiles, 1u);
+        atomicAdd(counters + kFirstOfTiles + head, 1u);
       }
     }
   }
-  /// The same for every tile of keys of the block.
-  __device__ void run(const Sm90BackwardStorage<Config>& shared) const {
-    write(blockIdx.x);
+  /// The same for every tile of keys of the block. `index`: of its first.
+  __device__ void run(const Sm90BackwardStorage<Config>& shared, unsigned index) const {
+    write(wanted(index));
     if constexpr (!Tiles::kStays) return;
     Ring<Config::kKeyStages> ring_keys(shared.ring_keys);
 #pragma unroll 1
     for (;;) {
       ring_keys.wait_full();
-      const int index = shared.work[ring_keys.stage];
+      const int next = shared.work[ring_keys.stage];
       ring_keys.release();
       ring_keys.advance();
-      if (index < 0) return;
-      write(index);
+      if (next < 0) return;
+      write(wanted(static_cast<unsigned>(next)));
     }
   }
 };

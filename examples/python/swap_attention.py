@@ -11,7 +11,7 @@ Their losses are compared at every step, and the time of a step. Exit code 1 if 
 more than --tolerance. Models of Hugging Face need `pip install transformers`; their weights are
 random, nothing is downloaded.
 
-The swap is one line in either kind of model: `ATTENTIONS` and `register_with_transformers`.
+The swap is one line in either kind of model: `ATTENTIONS` and `import flashlab.transformers`.
 """
 
 import argparse
@@ -100,39 +100,13 @@ class Gpt(nn.Module):
 # Hugging Face's models
 # ---------------------------------------------------------------------------------------------
 
-# A name with "flash" in it would be looked for among flash-attn's own packages.
-TRANSFORMERS_NAME = "lab_attention"
-
-
-def attention_for_transformers(module, query, key, value, attention_mask, dropout=0.0,
-                               scaling=None, is_causal=None, **_):
-    """Attention as transformers calls it: [batch, heads, seqlen, head_dim] in, heads inside out.
-
-    A dropout above 0 comes from torch's generator, as with the model's own attention.
-    """
-    causal = module.is_causal if is_causal is None else is_causal
-    causal = bool(causal) and attention_mask is None and query.shape[2] > 1
-    o = flashlab.torch.scaled_dot_product_attention(
-        query, key, value, attn_mask=attention_mask, dropout_p=dropout, is_causal=causal,
-        scale=scaling, enable_gqa=True)
-    return o.transpose(1, 2), None
-
-
-def register_with_transformers():
-    """After this, attn_implementation=TRANSFORMERS_NAME works for every model that takes "sdpa"."""
-    from transformers import AttentionInterface, AttentionMaskInterface
-    from transformers.masking_utils import sdpa_mask
-    AttentionInterface.register(TRANSFORMERS_NAME, attention_for_transformers)
-    AttentionMaskInterface.register(TRANSFORMERS_NAME, sdpa_mask)
-
-
 class HuggingFace(nn.Module):
-    NAMES = {"formula": "eager", "sdpa": "sdpa", "flashlab": TRANSFORMERS_NAME}
+    NAMES = {"formula": "eager", "sdpa": "sdpa", "flashlab": "flashlab"}
 
     def __init__(self, kind, arguments, attention):
         super().__init__()
         from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
-        register_with_transformers()
+        import flashlab.transformers  # makes attn_implementation="flashlab" work
         a = arguments
         if kind == "gpt2":
             config = GPT2Config(

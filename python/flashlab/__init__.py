@@ -5,6 +5,7 @@
     attention_with_cache, append_to_cache    the same arrays: keys and values that lie in a cache
     info, check, bench                       the instruments of the command line, as data
     flashlab.torch                           PyTorch: gradients, custom operators, drop-in names
+    flashlab.transformers                    Hugging Face: attn_implementation="flashlab"
     python -m flashlab                       the command line itself
 
 An array is [batch, seqlen, heads, head_dim] by its strides: another order of the dimensions is a

@@ -2,7 +2,7 @@
 if(FLASHLAB_BUILD_CLI)
   flashlab_test(train_plan_test SOURCES train_plan_test.cpp LIBRARIES flashlab_train)
   flashlab_test(train_gradient_test SOURCES train_gradient_test.cpp train_optimizer_test.cpp
-    train_precision_test.cpp
+    train_precision_test.cpp train_documents_test.cpp
     LIBRARIES flashlab_train)
   flashlab_test(train_cuda_test SOURCES train_cuda_test.cpp train_lowering_test.cpp
     LIBRARIES flashlab_train)

@@ -44,6 +44,10 @@ std::vector<FlagSpec> flags_of_training() {
        "tokens that bpe learns (default 1024), or of --tokens (default GPT-2's 50257 or Llama 3's "
        "128256, by the file)"},
 
+      {"--documents", "", "TOKEN", kOptionalValue, kTrain, kText,
+       "attention ends where a document does, at tokens of this number (bare: the tokenizer's end "
+       "of text, GPT-2's of --tokens)"},
+
       {"--batch", "", "N", kValue, kSizes, kSteps,
        "sequences of a micro-batch (default 4; train: 12)"},
       {"--accumulate", "", "N", kValue, kSizes, kSteps, "micro-batches of a step (default 1)"},

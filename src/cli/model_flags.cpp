@@ -189,6 +189,11 @@ train::TrainConfig train_config_of(const Arguments& arguments) {
   out.loss_scale = arguments.value("--loss-scale").value_or(out.loss_scale);
   out.attention = arguments.value("--attention").value_or(out.attention);
   out.operators = arguments.value("--operators").value_or(out.operators);
+  if (arguments.has("--documents")) {
+    out.documents = true;
+    const bool named = !arguments.value("--documents").value_or("").empty();
+    out.end_of_text = named ? whole(arguments, "--documents", 0, 0, kMaxSize) : -1;
+  }
   if (arguments.has("--checkpoint") || arguments.has("--fit")) {
     out.checkpoint.clear();
     out.checkpoint = checkpoint_of(arguments, out.model, out.step_options());

@@ -164,6 +164,7 @@ class Placement {
     b.tokens = offset_of(plan_.tokens);
     b.targets = offset_of(plan_.targets);
     b.scalars = offset_of(plan_.scalars);
+    b.documents = offset_of(plan_.documents);
     for (const Operation& operation : plan_.operations) {
       if (operation.kind != OperationKind::kEmbeddingBackward) continue;
       const auto& a = std::get<EmbeddingAttributes>(operation.attributes);

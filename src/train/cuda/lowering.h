@@ -20,7 +20,7 @@ inline constexpr int kArenaSlots = 5;
 
 /// What host code writes before a step, in the order of the "batch" region.
 struct BatchLayout {
-  std::int64_t tokens = 0, targets = 0, scalars = 0;
+  std::int64_t tokens = 0, targets = 0, scalars = 0, documents = 0;
   /// Of each micro-batch: its rows sorted by token, and where each distinct token's rows begin.
   std::int64_t order = 0, starts = 0;
   std::int64_t rows = 0, groups = 0;  ///< of a micro-batch; the most distinct tokens that it has

@@ -87,6 +87,16 @@ std::int64_t Tokenizer::vocabulary() const {
   return numbers_;
 }
 
+std::optional<std::int32_t> Tokenizer::end_of_text() const {
+  constexpr std::int64_t kGpt2Vocabulary = 50257;
+  if (kind_ == Kind::kNumber && numbers_ == kGpt2Vocabulary) return kGpt2Vocabulary - 1;
+  if (kind_ != Kind::kBytePairs) return std::nullopt;
+  for (std::int32_t token = 0; token < pairs_->vocabulary(); ++token) {
+    if (pairs_->bytes(token) == "<|endoftext|>") return token;
+  }
+  return std::nullopt;
+}
+
 Result<std::vector<std::int32_t>> Tokenizer::encode_numbers(std::string_view text) const {
   std::vector<std::int32_t> out;
   for (std::size_t at = 0; at < text.size();) {

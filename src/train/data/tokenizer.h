@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -34,6 +35,8 @@ class Tokenizer {
   /// "256 bytes", "65 characters", "1024 byte pairs".
   std::string describe() const;
   std::int64_t vocabulary() const;
+  /// The token <|endoftext|>, of numbers GPT-2's where they are its vocabulary; none of others.
+  std::optional<std::int32_t> end_of_text() const;
 
   /// Errors: kInvalidArgument, naming the first character that the vocabulary lacks.
   /// Of byte pairs, a set `stop` ends the work: the tokens are of no use then.

@@ -53,10 +53,11 @@ TensorId fused_attention(StepBuilder& b, TensorId qkv, const AttentionAttributes
   const TensorId lse = b.tensor("lse", {a.batch, a.heads, a.context}, b.policy().statistic);
   const double pairs = visible_pairs(a), dim = static_cast<double>(a.head_dim);
   const TensorId scalars = a.dropout > 0 ? b.plan().scalars : kNoTensor;
+  const TensorId documents = a.documents > 0 ? b.plan().documents : kNoTensor;
   b.append({.name = "attention",
             .kind = OperationKind::kAttention,
             .operation_class = OperationClass::kAttention,
-            .inputs = {{Slot::kQkv, qkv}, {Slot::kScalars, scalars}},
+            .inputs = {{Slot::kQkv, qkv}, {Slot::kScalars, scalars}, {Slot::kDocuments, documents}},
             .outputs = {{Slot::kO, o}, {Slot::kLse, lse}},
             .attributes = a,
             .flops = 4 * pairs * dim});
@@ -69,7 +70,8 @@ TensorId fused_attention(StepBuilder& b, TensorId qkv, const AttentionAttributes
                          {Slot::kQkv, qkv},
                          {Slot::kO, o},
                          {Slot::kLse, lse},
-                         {Slot::kScalars, scalars}},
+                         {Slot::kScalars, scalars},
+                         {Slot::kDocuments, documents}},
               .outputs = {{Slot::kDQkv, slot.tensor}},
               .attributes = a,
               .flops = 10 * pairs * dim});
@@ -296,6 +298,10 @@ TensorId attention(StepBuilder& b, TensorId qkv, LayerContext& context, int laye
                                     .head_dim = context.model.head_dim(),
                                     .implementation = naive ? "" : b.options().attention};
   if (b.decodes()) return cached_attention(b, qkv, context, attributes);
+  if (b.options().documents) {
+    attributes.documents = b.plan().tensor(b.plan().documents).shape[1] - 1;
+    attributes.micro = context.micro;
+  }
   if (drops(b, context.model)) {
     attributes.dropout = context.model.dropout;
     attributes.site = dropout_site(b, context, DropoutPlace::kAttention, layer);

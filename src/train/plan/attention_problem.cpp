@@ -8,6 +8,12 @@ TensorSpec heads_spec(const AttentionAttributes& a, Element element, std::int64_
   TensorSpec spec = contiguous_spec(dtype_of(element),
                                     {a.batch, a.context, width / a.head_dim, a.head_dim}, device);
   spec.strides = {a.context * row_elements, row_elements, a.head_dim, 1};
+  if (a.documents > 0) {
+    // The rows of all sequences of the batch, one after the other.
+    spec.rank = 3;
+    spec.shape = {a.batch * a.context, width / a.head_dim, a.head_dim};
+    spec.strides = {row_elements, a.head_dim, 1};
+  }
   // Rows of q, k and v begin on multiples of a head of elements; tensors begin on 256 bytes.
   int alignment = 16;
   while (a.head_dim * size_of(element) % alignment != 0) alignment /= 2;
@@ -26,11 +32,17 @@ std::vector<AttentionTensor> attention_tensors(const StepPlan& plan, const Opera
   const auto& a = std::get<AttentionAttributes>(operation.attributes);
   const std::int64_t size = size_of(plan.tensor(qkv).element);
   const std::int64_t k = a.width() * size, v = k + a.width_kv() * size;
+  const TensorId documents = operation.in(Slot::kDocuments);
   std::vector<AttentionTensor> all = {{TensorRole::kQ, qkv, 0},
                                       {TensorRole::kK, qkv, k},
                                       {TensorRole::kV, qkv, v},
                                       {TensorRole::kO, of_forward(Slot::kO)},
                                       {TensorRole::kLse, of_forward(Slot::kLse)}};
+  if (documents != kNoTensor) {
+    const std::int64_t first = a.micro * (a.documents + 1) * size_of(Element::kInt32);
+    all.push_back({TensorRole::kCuSeqlensQ, documents, first});
+    all.push_back({TensorRole::kCuSeqlensK, documents, first});
+  }
   if (backward) {
     const TensorId dqkv = operation.out(Slot::kDQkv);
     all.push_back({TensorRole::kDO, operation.in(Slot::kDO)});
@@ -51,7 +63,13 @@ Problem attention_problem(const StepPlan& plan, const Operation& operation, Devi
   out.q = heads_spec(a, element, a.width(), a.qkv_width(), device);
   out.k = out.v = heads_spec(a, element, a.width_kv(), a.qkv_width(), device);
   out.o = heads_spec(a, element, a.width(), a.width(), device);
-  out.lse = contiguous_spec(lse, {a.batch, a.heads, a.context}, device);
+  if (a.documents > 0) {
+    out.lse = contiguous_spec(lse, {a.heads, a.batch * a.context}, device);
+    out.cu_seqlens_q = contiguous_spec(DType::kInt32, {a.documents + 1}, device);
+    out.cu_seqlens_k = out.cu_seqlens_q;
+  } else {
+    out.lse = contiguous_spec(lse, {a.batch, a.heads, a.context}, device);
+  }
   if (backward) {
     out.d_o = out.o;
     out.dq = out.q;

@@ -77,6 +77,7 @@ enum class Slot : std::uint8_t {
   kO,
   kDO,
   kLse,
+  kDocuments,
   kCache,
   kScores,
   kDScores,
@@ -183,6 +184,9 @@ struct AttentionAttributes {
   std::string implementation;      ///< empty: the device's production kernels
   double dropout = 0;              ///< of probabilities: by the library's pattern, see DropoutSite
   DropoutSite site{};
+  /// Sequences that the rows of the micro-batch may have, by its offsets in StepPlan::documents; 0:
+  /// each row is one.
+  std::int64_t documents = 0, micro = 0;
   std::int64_t width() const { return heads * head_dim; }
   std::int64_t width_kv() const { return (heads_kv > 0 ? heads_kv : heads) * head_dim; }
   std::int64_t qkv_width() const { return width() + 2 * width_kv(); }

@@ -56,6 +56,9 @@ struct StepOptions {
   std::vector<CheckpointGroup> checkpoint{};
   std::int64_t logits_bytes = std::int64_t{483} << 20;  ///< the most that logits may take at once
   std::uint64_t seed = 1337;                            ///< of dropout
+  /// Attention ends where a document does: at `end_of_text` tokens of the batch (documents.h).
+  bool documents = false;
+  std::int32_t end_of_text = 0;
 };
 
 }  // namespace flashlab::train

@@ -69,6 +69,10 @@ struct StepPlan {
   TensorId loss = kNoTensor;           ///< [1]: the mean
   TensorId gradient_norm = kNoTensor;  ///< [1], of the gradients without the loss scale
   TensorId loss_scale = kNoTensor;     ///< fp32 [4] where fp16 learns: see LossScaleAttributes
+  /// int32 [micro-batches, most sequences + 1] where attention ends with a document: the first row
+  /// of each, which the executor writes by `tokens` before each step.
+  TensorId documents = kNoTensor;
+  std::int32_t end_of_text = 0;  ///< the token that begins a sequence
 
   const PlanTensor& tensor(TensorId id) const { return tensors[static_cast<std::size_t>(id)]; }
   PlanTensor& tensor(TensorId id) { return tensors[static_cast<std::size_t>(id)]; }

@@ -11,6 +11,7 @@
 #include "train/cpu/narrow.h"
 #include "train/cpu/random.h"
 #include "train/plan/attention_problem.h"
+#include "train/plan/documents.h"
 
 namespace flashlab::train {
 namespace {
@@ -276,6 +277,10 @@ void CpuExecutor::add_steps() {
 Status CpuExecutor::run(OperationObserver* observer) {
   static constexpr Stream kHere{};
   observer_ = observer;
+  if (plan_.documents != kNoTensor) {
+    auto* offsets = static_cast<std::int32_t*>(data(plan_.documents));
+    if (Status s = write_documents(plan_, tokens(), offsets); !s.ok()) return s;
+  }
   return program_.enqueue({.streams = {&kHere, 1}});
 }
 

@@ -7,6 +7,7 @@
 #include "api/context_state.h"
 #include "runtime/program/nvtx.h"
 #include "runtime/program/observer.h"
+#include "train/plan/documents.h"
 #include "train/plan/fusion.h"
 
 namespace flashlab::train {
@@ -180,6 +181,12 @@ Status CudaStepExecutor::stage() {
         !s.ok()) {
       return s;
     }
+  }
+  if (plan_.documents != kNoTensor) {
+    std::byte* batch = batch_.data();
+    const auto* tokens = reinterpret_cast<const std::int32_t*>(batch + lowered_.batch.tokens);
+    auto* offsets = reinterpret_cast<std::int32_t*>(batch + lowered_.batch.documents);
+    if (Status s = write_documents(plan_, tokens, offsets); !s.ok()) return s;
   }
   sort_tokens(lowered_.batch, vocabulary_, batch_.data());
   write_dropout_states(lowered_.batch, batch_.data());

@@ -30,7 +30,8 @@ constexpr WholeKey kWholeKeys[] = {{"steps", &TrainConfig::steps, 1},
                                    {"save_every", &TrainConfig::save_every, 0},
                                    {"sample_every", &TrainConfig::sample_every, 0},
                                    {"sample_tokens", &TrainConfig::sample_tokens, 0},
-                                   {"vocabulary", &TrainConfig::vocabulary, 0}};
+                                   {"vocabulary", &TrainConfig::vocabulary, 0},
+                                   {"end_of_text", &TrainConfig::end_of_text, -1}};
 
 struct RealKey {
   const char* name;
@@ -50,7 +51,7 @@ constexpr RealKey kRealKeys[] = {
 std::vector<std::string> known_keys() {
   std::vector<std::string> out = {"model",      "text",       "tokens",    "tokenizer",
                                   "precision",  "loss_scale", "attention", "operators",
-                                  "checkpoint", "seed",       "optimizer"};
+                                  "checkpoint", "seed",       "optimizer", "documents"};
   for (const WholeKey& key : kWholeKeys) out.emplace_back(key.name);
   for (const RealKey& key : kRealKeys) out.emplace_back(key.name);
   return out;
@@ -76,6 +77,11 @@ Status read_words(const std::string& key, const Json& value, std::string_view so
   if (key == "seed") {
     if (!value.is_number_unsigned()) return bad(source, key, value, "a whole number");
     out.seed = value.get<std::uint64_t>();
+    return {};
+  }
+  if (key == "documents") {
+    if (!value.is_boolean()) return bad(source, key, value, "true or false");
+    out.documents = value.get<bool>();
     return {};
   }
   if (!value.is_string()) return bad(source, key, value, "a word");
@@ -130,7 +136,7 @@ Status read_key(const std::string& key, const Json& value, std::string_view sour
     return {};
   }
   for (const char* word : {"text", "tokens", "tokenizer", "precision", "loss_scale", "attention",
-                           "operators", "checkpoint", "seed", "optimizer"}) {
+                           "operators", "checkpoint", "seed", "optimizer", "documents"}) {
     if (key == word) return read_words(key, value, source, out);
   }
   return unknown_name({fmt::format("{}: key", source), key, known_keys()});
@@ -165,6 +171,8 @@ StepOptions TrainConfig::step_options() const {
   out.optimizer = optimizer;
   if (!checkpoint.empty()) out.checkpoint = *parse_checkpoint(checkpoint, model.layers);
   out.seed = seed;
+  out.documents = documents;
+  out.end_of_text = static_cast<std::int32_t>(std::max<std::int64_t>(end_of_text, 0));
   return out;
 }
 
@@ -180,6 +188,7 @@ std::string TrainConfig::to_json() const {
   out["operators"] = operators;
   out["checkpoint"] = checkpoint;
   out["seed"] = seed;
+  out["documents"] = documents;
   out["optimizer"] = optimizer.convention == AdamWConvention::kTorch ? "torch" : "cs336";
   for (const WholeKey& key : kWholeKeys) out[key.name] = this->*key.field;
   for (const RealKey& key : kRealKeys) {

@@ -31,6 +31,8 @@ struct TrainConfig {
   std::string operators = "fused";     ///< or unfused: StepOptions::fused
   std::string checkpoint;              ///< activation checkpointing: as parse_checkpoint reads it
   std::uint64_t seed = 1337;
+  bool documents = false;         ///< attention ends where a document does
+  std::int64_t end_of_text = -1;  ///< the token that tells; -1: the tokenizer's <|endoftext|>
 
   double learning_rate = 2e-3;
   double minimum_learning_rate = 1e-4;

@@ -209,7 +209,26 @@ Result<std::unique_ptr<Trainer>> Trainer::resume(const Context& context, const f
   return out;
 }
 
+Status Trainer::find_end_of_text() {
+  if (!config_.documents) return {};
+  const std::int64_t vocabulary = tokenizer().vocabulary();
+  if (config_.end_of_text < 0) {
+    const auto found = tokenizer().end_of_text();
+    if (!found) {
+      return Status::invalid({"documents", tokenizer().describe() + " without <|endoftext|>",
+                              "the token that ends a document", "--documents=N names it"});
+    }
+    config_.end_of_text = *found;
+  }
+  if (config_.end_of_text >= vocabulary) {
+    return Status::invalid({"documents", fmt::format("{}", config_.end_of_text),
+                            fmt::format("a token below the vocabulary's {}", vocabulary), ""});
+  }
+  return {};
+}
+
 Status Trainer::bind(std::optional<std::uint64_t> seed, const Admission& admits) {
+  if (Status s = find_end_of_text(); !s.ok()) return s;
   StepOptions options = options_on(context_, config_);
   Result<StepPlan> plan = build_step(config_.model, options);
   if (!plan.ok()) return plan.status();

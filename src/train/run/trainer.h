@@ -87,6 +87,8 @@ class Trainer {
   Trainer(const Context& context, TrainConfig config, RunFolder folder);
   /// Weights drawn from `seed`, or zeros.
   Status bind(std::optional<std::uint64_t> seed, const Admission& admits);
+  /// The token that ends a document, where attention ends with it.
+  Status find_end_of_text();
   float* loss_scale() const;
   Status step(StepReport& report);
   Status save(TrainObserver& observer);

@@ -6,6 +6,7 @@
 
 #include "train/layers/layers.h"
 #include "train/plan/builder.h"
+#include "train/plan/documents.h"
 #include "train/plan/fusion.h"
 #include "train/plan/recompute.h"
 
@@ -43,6 +44,10 @@ Status check(const ModelConfig& model, const StepOptions& options) {
     return Status::invalid({"batch", fmt::format("{:.3g} logits of a step", logits),
                             fmt::format("at most {:.3g}", most_logits),
                             "a smaller batch, context or vocabulary"});
+  }
+  if (options.documents && options.attention == "naive") {
+    return Status::invalid({"documents", "--attention naive, which has a mask of its own",
+                            "an attention that takes sequences", "leave --attention out"});
   }
   if (options.context < 0 || options.context > model.context) {
     return Status::invalid({"context", fmt::format("{}", options.context),
@@ -114,6 +119,7 @@ Result<StepPlan> build_step(const ModelConfig& model, const StepOptions& request
   if (options.context == 0) options.context = model.context;
   if (options.mode == StepMode::kDecode) {
     options.batch = options.context = options.accumulate = 1;
+    options.documents = false;
     options.checkpoint.clear();
   }
   if (Status s = check(model, options); !s.ok()) return s;
@@ -129,6 +135,12 @@ Result<StepPlan> build_step(const ModelConfig& model, const StepOptions& request
     plan.losses =
         b.persistent("losses", {sequences * options.context}, b.policy().statistic, Role::kResult);
     plan.loss = b.persistent("loss", {1}, b.policy().statistic, Role::kResult);
+  }
+  if (options.documents) {
+    const std::int64_t most = options.batch * most_documents(options.context);
+    plan.documents =
+        b.persistent("documents", {options.accumulate, most + 1}, Element::kInt32, Role::kBatch);
+    plan.end_of_text = options.end_of_text;
   }
   if (options.precision == Precision::kFp16 && options.mode == StepMode::kFull &&
       options.loss_scaling != LossScaling::kNone) {

@@ -34,6 +34,7 @@ struct KeyOrder {
   }
   /// Which tile comes at a place of the order; counted head by head.
   constexpr int tile_at(int place) const {
+    if (place < alone * tiles) return place;
     const int first = first_of_section(place / tiles), section_heads = heads_from(first);
     const int rest = place - first * tiles;
     return (first + rest % section_heads) * tiles + rest / section_heads;
@@ -41,6 +42,7 @@ struct KeyOrder {
   /// Of the query heads of a section the first ones of all groups are worked off first. Which one
   /// comes at a place; `group`: query heads of a key head.
   constexpr int query_head_at(int place, int group) const {
+    if (place < alone * group) return place;
     const int first = first_of_section(place / group), section_heads = heads_from(first);
     const int rest = place - first * group;
     return (first + rest % section_heads) * group + rest / section_heads;

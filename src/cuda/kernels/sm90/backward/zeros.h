@@ -49,8 +49,9 @@ struct Sm90Zeros {
   }
   /// Which tile comes at a place of the order of heads.
   __device__ unsigned tile_at(unsigned place) const {
-    const int group = args.shape.group, head = static_cast<int>(place / tiles);
-    if (head < order.alone * group) return place;
+    const int group = args.shape.group;
+    if (place < order.alone * group * tiles) return place;
+    const int head = static_cast<int>(place / tiles);
     return place + (order.query_head_at(head, group) - head) * tiles;
   }
   /// By a warp.

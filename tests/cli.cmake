@@ -7,7 +7,7 @@ if(FLASHLAB_BUILD_CLI)
   flashlab_test(cli_problem_run_test SOURCES cli_problem_run_test.cpp LIBRARIES flashlab_lab)
 
   foreach(part IN ITEMS bad_input commands help kernels monitor peers profile profile_gpu
-      results step train)
+      ranks results step train)
     add_test(NAME cli_${part}_test
       COMMAND Python3::Interpreter ${CMAKE_CURRENT_SOURCE_DIR}/cli_${part}_test.py
         $<TARGET_FILE:flashlab_cli> ${PROJECT_SOURCE_DIR})

@@ -140,6 +140,11 @@ def check_command(tree, line, code):
         yield line, f"flashlab has no command {words[0]}"
     names = (" ".join(words[:2]), words[0] if words else "")
     command = next((name for name in names if name in tree.flags_of), None)
+    if command == "launch":  # what stands behind its own flags is another command, or a program
+        rest = re.match(r" *launch(?: -n +\S+)* *(.*)", match.group(1)).group(1)
+        if not rest.startswith("--"):
+            yield from check_command(tree, line, f"flashlab {rest}")
+        return
     for flag in FLAG.findall(re.split(r"#|\||;|&&", match.group(1))[0]):
         if flag not in tree.flags:
             yield line, f"flashlab has no flag {flag}"

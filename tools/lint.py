@@ -15,7 +15,8 @@ import sys
 import source
 
 LIBRARY_ROOMS = ("include/", "src/base/", "src/api/", "src/cpu/", "src/reference/", "src/cuda/",
-                 "src/peers/", "src/runtime/", "src/train/", "src/lab/", "src/profile/", "cases/")
+                 "src/peers/", "src/runtime/", "src/dist/", "src/train/", "src/lab/",
+                 "src/profile/", "cases/")
 TEXT_FILES = (".h", ".cpp", ".cu", ".cuh", ".py", ".sh", ".cmake", ".txt", ".md", ".json", "/run")
 CPP_ROOMS = ("include/", "src/", "cases/", "tests/", "examples/", "fuzz/", "python/")
 
@@ -65,6 +66,8 @@ MAY_INCLUDE = {
     "src/runtime/cuda/": ("include/", "src/runtime/guard.h", "src/runtime/library/",
                           "src/runtime/cuda/"),
     "src/runtime/": ("include/", "src/base/", "src/runtime/"),
+    # Ranks. Their interface is the runtime's, for a step of a program can be a collective.
+    "src/dist/": ("include/", "src/base/", "src/runtime/", "src/dist/"),
     "src/api/": ("include/", "src/base/", "src/api/", "src/runtime/"),
     "src/cpu/": ("include/", "src/runtime/", "src/api/", "src/cpu/",
                  "src/cuda/kernels/dropout_pattern.h"),
@@ -77,14 +80,14 @@ MAY_INCLUDE = {
     # Where the backends of the API are put together.
     "src/backends/": ("include/", "src/runtime/", "src/api/", "src/cpu/", "src/cuda/",
                       "src/peers/", "src/reference/", "src/backends/"),
-    "src/lab/": ("include/", "cases/", "src/base/", "src/runtime/", "src/api/", "src/cpu/",
-                 "src/cuda/", "src/peers/", "src/reference/", "src/train/", "src/lab/"),
+    "src/lab/": ("include/", "cases/", "src/base/", "src/runtime/", "src/dist/", "src/api/",
+                 "src/cpu/", "src/cuda/", "src/peers/", "src/reference/", "src/train/", "src/lab/"),
     # Joins the training engine's lists with the instruments.
     "src/profile/": ("include/", "src/base/", "src/runtime/", "src/api/", "src/lab/",
                      "src/train/", "src/profile/"),
     # Of the lab only its door: what stands behind it can change without the command line.
-    "src/cli/": ("include/", "cases/", "src/base/", "src/lab/lab.h", "src/train/", "src/profile/",
-                 "src/cli/"),
+    "src/cli/": ("include/", "cases/", "src/base/", "src/dist/start/", "src/dist/launch/launcher.h",
+                 "src/lab/lab.h", "src/train/", "src/profile/", "src/cli/"),
     "src/cuda/kernels/ptx/": ("src/cuda/kernels/ptx/",),
     "src/cuda/kernels/tile/": ("src/cuda/kernels/ptx/", "src/cuda/kernels/tile/",
                                "src/cuda/kernels/arguments.h", "src/cuda/kernels/config_types.h",
@@ -272,7 +275,7 @@ def lint_built(files, read):
 ORDER_OF_SUB_ROOMS = {
     "src/lab/": ("machine", "measure", "data", "results", "check", "subjects", "python", "report",
                  "kernels"),
-    "src/train/": ("plan", "model", "layers", "step", "cpu", "cuda", "data", "run"),
+    "src/train/": ("plan", "model", "layers", "step", "parallel", "cpu", "cuda", "data", "run"),
 }
 
 

@@ -2,7 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cctype>
+#include <memory>
 
 #include "cli/command.h"
 #include "cli/execution.h"
@@ -10,6 +12,7 @@
 #include "cli/runs.h"
 #include "cli/terminal.h"
 #include "cli/values.h"
+#include "dist/start/join.h"
 #include "lab/lab.h"
 
 namespace flashlab::cli {
@@ -22,16 +25,43 @@ const lab::Subject& subject_of(CommandBit bit) {
   return *lab::subjects().front();
 }
 
-std::vector<lab::LabelValue> values_of(const Arguments& arguments, const lab::ProblemFlag& flag) {
-  std::vector<lab::LabelValue> out;
-  if (flag.choices == nullptr) {
-    const std::int64_t fallback = parse_whole(flag.name, flag.fallback, 1, kMaxSize);
-    for (const std::int64_t value : whole_list(arguments, flag.name, {fallback})) {
-      out.emplace_back(static_cast<std::uint64_t>(value));
+std::vector<std::string> words_of(std::string_view list) {
+  std::vector<std::string> out;
+  for (std::size_t begin = 0; begin <= list.size();) {
+    const std::size_t end = std::min(list.find(',', begin), list.size());
+    out.emplace_back(list.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return out;
+}
+
+// The sweep's list of a label; empty: it has none, or no sweep was asked for.
+std::string_view swept(const Arguments& arguments, const lab::SubjectBench& bench,
+                       std::string_view label) {
+  for (const lab::ProblemSweep& sweep : bench.sweeps) {
+    if (arguments.value("--sweep") != sweep.name) continue;
+    for (const auto& [name, list] : sweep.lists) {
+      if (name == label) return list;
     }
-  } else {
-    for (std::string& word : arguments.list(flag.name)) out.emplace_back(std::move(word));
-    if (out.empty()) out.emplace_back(std::string(flag.fallback));
+  }
+  return {};
+}
+
+std::vector<lab::LabelValue> values_of(const Arguments& arguments, const lab::SubjectBench& bench,
+                                       const lab::ProblemFlag& flag) {
+  std::vector<std::string> words = arguments.list(flag.name);
+  if (words.empty()) {
+    const std::string_view list = swept(arguments, bench, flag.label);
+    words = words_of(list.empty() ? flag.fallback : list);
+  }
+  std::vector<lab::LabelValue> out;
+  for (std::string& word : words) {
+    if (flag.choices != nullptr) {
+      out.emplace_back(std::move(word));
+    } else {
+      out.emplace_back(static_cast<std::uint64_t>(
+          flag.bytes ? parse_bytes(flag.name, word) : parse_whole(flag.name, word, 1, kMaxSize)));
+    }
   }
   return out;
 }
@@ -45,7 +75,7 @@ std::vector<lab::Labels> problems_of(const Arguments& arguments, const lab::Subj
       if (flag.label != label.name) continue;
       std::vector<lab::Labels> product;
       for (const lab::Labels& problem : out) {
-        for (const lab::LabelValue& value : values_of(arguments, flag)) {
+        for (const lab::LabelValue& value : values_of(arguments, *subject.bench, flag)) {
           product.emplace_back(problem).set(flag.label, value);
         }
       }
@@ -55,17 +85,72 @@ std::vector<lab::Labels> problems_of(const Arguments& arguments, const lab::Subj
   return out;
 }
 
+// The ranks that were started with this one; none where it is alone.
+std::unique_ptr<runtime::Communicator> group_of(const Arguments& arguments,
+                                                const lab::SubjectBench& bench, double timeout_s) {
+  if (!bench.knows_ranks) return nullptr;
+  const Result<dist::World> world = dist::world_of();
+  if (!world.ok()) fail(world.status());
+  if (world->alone()) return nullptr;
+  if (const auto ranks = arguments.value("--ranks")) {
+    fail_usage(
+        fmt::format("--ranks {} beside the {} ranks that {} started; leave one of the two "
+                    "away",
+                    *ranks, world->size, world->starter));
+  }
+  Result<std::unique_ptr<runtime::Communicator>> group =
+      dist::join(*world, {.timeout_s = timeout_s});
+  if (!group.ok()) fail(group.status());
+  return std::move(group).value();
+}
+
+// The flag's list was made for a process that starts the ranks itself.
+void keep_ranks(std::vector<lab::Labels>& problems, int ranks) {
+  std::vector<lab::Labels> out;
+  for (lab::Labels& problem : problems) {
+    problem.set("ranks", static_cast<std::uint64_t>(ranks));
+    if (std::ranges::find(out, problem) == out.end()) out.push_back(std::move(problem));
+  }
+  problems = std::move(out);
+}
+
+// When another rank was lost nothing further can be measured: one rank tells of it.
+void end_with_group(const runtime::Communicator& group) {
+  const Status lost = group.failure();
+  if (lost.ok()) return;
+  throw Failure{kExitFailure, lost.message(), /*of_another_rank=*/true,
+                /*silent=*/!group.tells_of_failure()};
+}
+
+// Of the ranks beside rank 0: their part, and nothing else.
+int run_beside(const lab::Subject& subject, const Context& context,
+               const std::vector<lab::Labels>& problems, const lab::BenchOptions& options) {
+  for (const lab::Labels& problem : problems) {
+    subject.bench->run(context, problem, options);
+    end_with_group(*options.group);
+  }
+  return kExitOk;
+}
+
 }  // namespace
 
 int run_bench_subject(const Arguments& arguments) {
   const lab::Subject& subject = subject_of(arguments.command_bit());
   const Context context = make_context(arguments);
-  const std::vector<lab::Labels> problems = problems_of(arguments, subject);
+  std::vector<lab::Labels> problems = problems_of(arguments, subject);
   lab::BenchOptions options;
+  options.timeout_s = static_cast<double>(whole(arguments, "--timeout", 120, 1, 1'000'000));
+  const std::unique_ptr<runtime::Communicator> group =
+      group_of(arguments, *subject.bench, options.timeout_s);
+  options.group = group.get();
   options.check = arguments.has("--check");
   options.measure.warmup = static_cast<int>(whole(arguments, "--warmup", 3, 0, 1'000'000));
   options.measure.repeats = static_cast<int>(whole(arguments, "--repeats", 30, 1, 1'000'000));
   options.measure.cancel = &interrupted();
+  if (group != nullptr) {
+    keep_ranks(problems, group->size());
+    if (group->rank() > 0) return run_beside(subject, context, problems, options);
+  }
   Outputs outputs(arguments, /*report=*/false);
   outputs.begin(
       environment_of(context, fmt::format("{} warm-ups, {} samples, {}, {}", options.measure.warmup,
@@ -91,6 +176,7 @@ int run_bench_subject(const Arguments& arguments) {
       if (interrupted() && result.samples == 0) continue;
       if (text) print(lab::report::bench_table_line(result, unit, shared));
       outputs.add(result);
+      if (group != nullptr) end_with_group(*group);
     }
   }
   progress.clear();

@@ -27,6 +27,8 @@ int run_check_step(const Arguments& arguments);
 int run_bench_precision(const Arguments& arguments);
 int run_bench_step(const Arguments& arguments);
 int run_accumulate(const Arguments& arguments);
+int run_launch(const Arguments& arguments);
+int run_explain_parallel(const Arguments& arguments);
 int run_completion(const Arguments& arguments);
 
 /// What was typed, as a shell would read it back. Set once by main, kept with every result.

@@ -23,6 +23,8 @@ enum ExitCode : int {
 struct Failure {
   int exit_code = kExitUsage;
   std::string text;
+  bool of_another_rank = false;  ///< this rank ends because another one did
+  bool silent = false;           ///< and that one, or a third, says so
 };
 
 [[noreturn]] inline void fail_usage(std::string text) {

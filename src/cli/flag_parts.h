@@ -29,9 +29,13 @@ inline Words mode_choices() {
 inline constexpr std::string_view kModel = "Model";
 inline constexpr std::string_view kText = "Text";
 inline constexpr std::string_view kSteps = "Steps";
+inline constexpr std::string_view kRanks = "Ranks";
 inline constexpr std::string_view kMeasurement = "Measurement";
 inline constexpr std::string_view kResults = "Results";
 
+// Several ranks, and what they cost.
+std::vector<FlagSpec> flags_of_ranks();
+std::vector<CommandSpec> commands_of_ranks();
 // Training on a text and what it makes; its steps, measured and checked; where their time goes.
 std::vector<FlagSpec> flags_of_training();
 std::vector<CommandSpec> commands_of_training();

@@ -98,6 +98,15 @@ std::vector<FlagSpec> flags_of_subjects() {
       out.push_back(
           {flag.name, "", flag.value, FlagKind::kList, bit, kProblem, flag.help, flag.choices});
     }
+    if (!bench->sweeps.empty()) {
+      out.push_back({"--sweep", "", "NAME", FlagKind::kValue, bit, kProblem, bench->sweep_help,
+                     bench->sweep_names});
+    }
+    if (bench->knows_ranks) {
+      out.push_back({"--timeout", "", "SECONDS", FlagKind::kValue, bit, kProblem,
+                     "a rank that keeps the others waiting for so long is given up, and all end "
+                     "(default 120)"});
+    }
   }
   return out;
 }
@@ -107,6 +116,7 @@ std::vector<CommandSpec> commands_of_subjects() {
   for (const auto& [bit, bench] : benches()) {
     CommandSpec& command = out.emplace_back(
         CommandSpec{bit, bench->command, run_bench_subject, bench->summary, bench->about, {}});
+    command.knows_ranks = bench->knows_ranks;
     for (const auto& [words, what] : bench->examples) command.examples.push_back({words, what});
   }
   return out;
@@ -273,7 +283,7 @@ const std::vector<FlagSpec>& table() {
     out.insert(std::ranges::find(out, kExecution, &FlagSpec::group), subjects.begin(),
                subjects.end());
     for (const auto part :
-         {flags_of_training, flags_of_steps, flags_of_profiles, flags_of_results}) {
+         {flags_of_training, flags_of_steps, flags_of_ranks, flags_of_profiles, flags_of_results}) {
       for (const FlagSpec& flag : part()) out.push_back(flag);
     }
     return out;
@@ -393,7 +403,7 @@ const std::vector<CommandSpec>& command_table() {
   static const std::vector<CommandSpec> kCommands = [] {
     std::vector<CommandSpec> out;
     for (const auto part : {commands_of_attention, commands_of_kernels, commands_of_training,
-                            commands_of_steps, commands_of_profiles}) {
+                            commands_of_steps, commands_of_ranks, commands_of_profiles}) {
       for (CommandSpec& command : part()) {
         out.push_back(std::move(command));
         if (out.back().bit != kBench) continue;

@@ -32,6 +32,8 @@ enum CommandBit : unsigned {
   kBenchPrecision = 1u << 18,
   kCheckStep = 1u << 19,
   kMonitor = 1u << 20,
+  kLaunch = 1u << 21,
+  kExplainParallel = 1u << 22,
   kFirstSubject = 1u << 24,  ///< and a bit each for the other subjects that have a `bench NAME`
 };
 constexpr unsigned kSubjects = ~(kFirstSubject - 1u);
@@ -74,6 +76,8 @@ struct CommandSpec {
   std::vector<Example> examples;
   std::string_view positional = {};  ///< "SHELL"; empty: none
   std::vector<std::string> (*positional_choices)() = nullptr;
+  bool takes_command = false;  ///< what stands behind its flags is another command's
+  bool knows_ranks = false;    ///< several ranks may run it together
 };
 
 /// Commands in the order of help.

@@ -16,6 +16,7 @@
 #include "cli/help.h"
 #include "cli/idle_flags.h"
 #include "cli/terminal.h"
+#include "dist/start/join.h"
 #include "flashlab/version.h"
 #include "lab/lab.h"
 #include "train/cpu/product.h"
@@ -25,9 +26,12 @@ namespace {
 
 std::string g_typed_command;
 
+bool is_help(const std::string& word) {
+  return word == "--help" || word == "-h";
+}
+
 bool asks_for_help(const std::vector<std::string>& words) {
-  return std::ranges::any_of(
-      words, [](const std::string& word) { return word == "--help" || word == "-h"; });
+  return std::ranges::any_of(words, is_help);
 }
 
 [[noreturn]] void refuse_command(const std::string& name) {
@@ -99,7 +103,7 @@ int dispatch(std::vector<std::string> words) {
     words.emplace_back("--help");
   }
   const CommandSpec& spec = take_command(words);
-  if (asks_for_help(words)) {
+  if (!spec.takes_command ? asks_for_help(words) : !words.empty() && is_help(words[0])) {
     print(command_help(spec, terminal_width()));
     return kExitOk;
   }
@@ -125,7 +129,11 @@ int run(int argc, char** argv) {
   try {
     return dispatch(std::vector<std::string>(argv + 1, argv + std::max(argc, 1)));
   } catch (const Failure& failure) {
-    note(failure.text);
+    // A launcher makes one message of what its ranks say.
+    if (!dist::report_to_launcher(failure.exit_code, failure.of_another_rank, failure.text) &&
+        !failure.silent) {
+      note(failure.text);
+    }
     return failure.exit_code;
   } catch (const std::bad_alloc&) {
     note("out of memory outside any measurement; use a smaller problem or end other programs");

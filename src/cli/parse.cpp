@@ -107,6 +107,10 @@ Arguments parse_arguments(CommandBit bit, const std::vector<std::string>& words)
   out.set_command(bit);
   for (std::size_t i = 0; i < words.size(); ++i) {
     const std::string& word = words[i];
+    if (command(bit).takes_command && (word == "--" || word[0] != '-')) {
+      for (; i < words.size(); ++i) out.add_positional(words[i]);
+      break;
+    }
     if (word.size() < 2 || word[0] != '-') {
       if (command(bit).positional.empty()) refuse_word(bit, word);
       out.add_positional(word);

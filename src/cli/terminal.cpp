@@ -141,6 +141,11 @@ void note(std::string_view text) {
   std::fputs(fmt::format("flashlab: {}\n", text).c_str(), stderr);
 }
 
+void note_of_rank(int rank, std::string_view line) {
+  clear_line();
+  std::fputs(fmt::format("[rank {}] {}\n", rank, line).c_str(), stderr);
+}
+
 void ProgressLine::show(double done, double total, std::string_view what) {
   draw(done, total, what);
 }

@@ -34,6 +34,9 @@ void print_hanging(std::string_view head, std::string_view text);
 /// A note on stderr: "flashlab: ...".
 void note(std::string_view text);
 
+/// A line of another rank on stderr: "[rank 1] ...".
+void note_of_rank(int rank, std::string_view line);
+
 /// One line on stderr that is redrawn: only where stderr is a terminal.
 class ProgressLine {
  public:

@@ -36,7 +36,12 @@ std::int64_t parse_bytes(std::string_view flag, std::string_view text) {
   const struct {
     std::string_view suffix;
     double bytes;
-  } kUnits[] = {{"GiB", 1024.0 * 1024 * 1024}, {"MiB", 1024.0 * 1024}, {"GB", 1e9}, {"MB", 1e6}};
+  } kUnits[] = {{"GiB", 1024.0 * 1024 * 1024},
+                {"MiB", 1024.0 * 1024},
+                {"KiB", 1024},
+                {"GB", 1e9},
+                {"MB", 1e6},
+                {"KB", 1e3}};
   double value = 0, unit = 1;
   std::string_view digits = text;
   for (const auto& each : kUnits) {

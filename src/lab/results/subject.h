@@ -14,6 +14,10 @@
 #include "lab/measure/measure.h"
 #include "lab/results/measurement.h"
 
+namespace flashlab::runtime {
+class Communicator;
+}
+
 namespace flashlab::lab {
 
 enum class LabelKind : std::uint8_t { kWhole, kReal, kFlag, kText };
@@ -53,11 +57,21 @@ struct ProblemFlag {
   std::string_view fallback;  ///< "16k"
   std::string_view help;
   std::vector<std::string> (*choices)() = nullptr;  ///< of a text; whole numbers have none
+  bool bytes = false;                               ///< a whole number that may say "64MiB"
+};
+
+/// A family of problems by name: lists for some of the flags' labels.
+struct ProblemSweep {
+  std::string_view name;
+  std::span<const std::pair<std::string_view, std::string_view>> lists;  ///< label, "1k,4k"
 };
 
 struct BenchOptions {
   MeasureOptions measure;
   bool check = false;  ///< the error against fp64 too
+  /// The ranks that run this together, of a subject that knows them; null: this process is alone.
+  runtime::Communicator* group = nullptr;
+  double timeout_s = 120;  ///< so long a rank may keep the others waiting
 };
 
 /// The command of a subject that is measured problem by problem.
@@ -67,8 +81,12 @@ struct SubjectBench {
   std::string_view about;    ///< a paragraph
   std::span<const std::pair<std::string_view, std::string_view>> examples;  ///< command, what for
   std::span<const ProblemFlag> flags;
+  std::span<const ProblemSweep> sweeps = {};
+  std::string_view sweep_help = {};
+  std::vector<std::string> (*sweep_names)() = nullptr;
   std::string_view protocol;  ///< in words: "the two forms take turns"
   std::size_t results = 0;    ///< of one problem
+  bool knows_ranks = false;   ///< all ranks of a run measure together, and rank 0 has the results
   /// Labels are those of the flags, and "seed". What cannot run is a result with the reason.
   std::vector<Measurement> (*run)(const Context& context, const Labels& problem,
                                   const BenchOptions& options);

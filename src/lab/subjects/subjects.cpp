@@ -3,6 +3,7 @@
 #include <array>
 
 #include "lab/subjects/attention/attention_subject.h"
+#include "lab/subjects/collective/collective_bench.h"
 #include "lab/subjects/step/step_subject.h"
 #include "lab/subjects/weighted_sum/weighted_sum_bench.h"
 
@@ -10,7 +11,7 @@ namespace flashlab::lab {
 
 std::span<const Subject* const> subjects() {
   static const std::array kSubjects = {&attention_subject(), &weighted_sum_subject(),
-                                       &step_subject()};
+                                       &collective_subject(), &step_subject()};
   return kSubjects;
 }
 

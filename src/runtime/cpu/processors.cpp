@@ -80,6 +80,10 @@ int allowed_processors() {
 
 int available_threads() {
   const int allowed = allowed_processors();
+  // A rank's share, where several ranks run on one host.
+  if (const char* text = std::getenv("FLASHLAB_THREADS")) {
+    if (const int share = std::atoi(text); share > 0) return std::min(share, allowed);
+  }
   const std::optional<double> quota = cpu_quota();
   if (!quota || *quota >= allowed) return allowed;
   return std::max(1, static_cast<int>(std::ceil(*quota)));

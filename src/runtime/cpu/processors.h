@@ -8,7 +8,7 @@
 namespace flashlab::internal {
 
 /// Threads that can run at once: the affinity mask's processors, no more than the control group's
-/// quota rounded up. At least 1.
+/// quota rounded up, no more than FLASHLAB_THREADS, which `flashlab launch` sets. At least 1.
 int available_threads();
 
 /// Processors in the affinity mask. At least 1.

@@ -1,0 +1,75 @@
+// Commands about several ranks, and their flags.
+
+#include "cli/command.h"
+#include "cli/flag_parts.h"
+
+namespace flashlab::cli {
+namespace {
+
+Words machine_choices() {
+  return {"h200", "h100", "b200", "v5p"};
+}
+Words state_choices() {
+  return {"bf16", "fp32"};
+}
+
+}  // namespace
+
+std::vector<FlagSpec> flags_of_ranks() {
+  using enum FlagKind;
+  return {
+      {"--ranks", "-n", "N", kValue, kLaunch, kRanks, "processes of the command, 1 to 64"},
+
+      {"--size", "", "NAME", kValue, kExplainParallel, kModel,
+       "a model as of explain step (default xl-2026)"},
+      {"--tokens", "", "N", kValue, kExplainParallel, kModel,
+       "tokens of a step, of all ranks together (default 16k)"},
+      {"--precision", "", "NAME", kValue, kExplainParallel, kModel,
+       "bf16 with fp32 masters, gradients and moments, or fp32 (default bf16)", state_choices},
+      {"--ranks", "-n", "N[,N]", kList, kExplainParallel, kRanks, "how many (default 2,4,8)"},
+      {"--bucket", "", "BYTES", kValue, kExplainParallel, kRanks,
+       "gradients that are sent together (default 25MB)"},
+      {"--machine", "", "NAME", kValue, kExplainParallel, kRanks,
+       "what a rank is; the next flags change what it can (default h200)", machine_choices},
+      {"--tflops", "", "X", kValue, kExplainParallel, kRanks, "TFLOP/s of a rank's products"},
+      {"--link", "", "X", kValue, kExplainParallel, kRanks, "GB/s that a rank sends"},
+      {"--call-us", "", "X", kValue, kExplainParallel, kRanks,
+       "microseconds that a collective costs beside its bytes (default 20)"},
+      {"--json", "", "FILE", kFile, kExplainParallel, kResults,
+       "the modes by the schema flashlab.parallel/1; - is stdout, and nothing else goes there"},
+  };
+}
+
+std::vector<CommandSpec> commands_of_ranks() {
+  std::vector<CommandSpec> out = {
+      {kLaunch,
+       "launch",
+       run_launch,
+       "one command as several ranks on this host",
+       "Starts N processes of a command of flashlab that knows ranks, or, behind --, of any "
+       "program, with torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, "
+       "MASTER_ADDR, MASTER_PORT) and a share of the processors each. Rank 0 prints; lines of the "
+       "others come with their rank. The first rank that fails ends all, with one message; Ctrl-C "
+       "reaches all, and a second one ends them at once. Under torchrun, srun or mpirun the same "
+       "commands run without launch.",
+       {{"flashlab launch -n 2 bench collective", "what two processes can exchange"},
+        {"flashlab launch -n 4 -- python train.py", "any program that reads torchrun's variables"}},
+       "COMMAND"},
+      {kExplainParallel,
+       "explain parallel",
+       run_explain_parallel,
+       "what several ranks send, hold and gain",
+       "By formula, on any machine: for every way of data parallel training the bytes that a rank "
+       "sends a step, the time of it and what of it is left exposed, what a rank holds of states "
+       "and whether it fits, up to how many ranks communication hides, the best bucket; and the "
+       "problems that are solved by hand, with the numbers put in.",
+       {{"flashlab explain parallel", "3.4 G parameters on 2, 4 and 8 H200"},
+        {"flashlab explain parallel --size large --machine h100 --ranks 2 --tokens 16k",
+         "another model and machine"},
+        {"flashlab explain parallel --size tiny --tflops 0.1 --link 5 --precision fp32",
+         "a processor's two ranks"}}}};
+  out.front().takes_command = true;
+  return out;
+}
+
+}  // namespace flashlab::cli

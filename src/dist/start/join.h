@@ -1,0 +1,34 @@
+#pragma once
+
+// From a rank to the group of all ranks, and the way back to who started it.
+
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "dist/start/world.h"
+#include "flashlab/status.h"
+#include "runtime/communicator/communicator.h"
+
+namespace flashlab::dist {
+
+struct JoinOptions {
+  std::string group = "main";  ///< another name, another communicator of the same ranks
+  double timeout_s = 120;      ///< for others, at the start and inside each collective
+};
+
+/// The communicator of all ranks of the world, over CPUs. All call it. A process that is alone is a
+/// group of one.
+/// Errors: kUnsupported (ranks of several hosts), and those of Segment::meet.
+Result<std::unique_ptr<runtime::Communicator>> join(const World& world,
+                                                    const JoinOptions& options = {});
+
+/// What a rank tells `flashlab launch` when it ends, instead of printing it: the launcher makes one
+/// message of what all ranks say. False: no launcher of ours listens.
+/// `lost`: another rank is the reason.
+bool report_to_launcher(int exit_code, bool lost, std::string_view text);
+
+/// The variable that names the descriptor it goes to.
+inline constexpr const char* kReportVariable = "FLASHLAB_REPORT";
+
+}  // namespace flashlab::dist

@@ -1,0 +1,50 @@
+#pragma once
+
+// What every rank does when a collective is measured, and the processes that are ranks where nobody
+// has started any.
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "flashlab/status.h"
+#include "lab/measure/measure.h"
+#include "runtime/communicator/communicator.h"
+
+namespace flashlab::lab {
+
+struct CollectiveProblem {
+  runtime::Collective kind = runtime::Collective::kAllReduce;
+  std::size_t bytes = 0;  ///< of the whole: what a rank gives or gets, whichever is more
+  int ranks = 2;
+  DType dtype = DType::kFp32;
+
+  std::size_t part_elements() const;  ///< of one rank's part: CollectiveCall::bytes, in elements
+  std::size_t moved_bytes() const;    ///< `bytes`, to whole elements of whole parts
+  std::size_t memory_bytes() const;   ///< of a rank
+  /// Of the time's bytes a second: what each link carries beside what the caller sees, by the
+  /// convention of NCCL's tests. Nothing for one rank: it sends nothing.
+  double bus_factor() const;
+};
+
+struct CollectiveTimes {
+  std::vector<std::vector<double>> ms;  ///< of a call: by rank, then by sample
+  std::string wrong;                    ///< the first element that is not what it should be
+  int calls_per_sample = 1;
+  bool cancelled = false;
+};
+
+/// All ranks of the group call it; rank 0 gets everything. Every rank enters a sample when all
+/// have come; every element of the result is compared with what it must be.
+/// Errors: those of the group; kOutOfMemory.
+Result<CollectiveTimes> time_collective(runtime::Communicator& group,
+                                        const CollectiveProblem& problem,
+                                        const MeasureOptions& options);
+
+/// Runs `body` as rank 0 beside ranks - 1 processes that are forked for it and end with it.
+Status with_forked_ranks(int ranks, double timeout_s,
+                         const std::function<Status(runtime::Communicator&)>& body);
+
+}  // namespace flashlab::lab

@@ -185,6 +185,12 @@ INSTANTIATE_TEST_SUITE_P(
         Selection{
             "fp32_forward_sinks", "sm80", kForward, DType::kFp32, {"sinks-one-query", "sinks"}},
         Selection{"fp32_backward_sinks", "sm80", kBackward, DType::kFp32, {"sinks-dropout"}},
+        Selection{"sm90_backward_ragged",
+                  "sm90",
+                  kBackward,
+                  DType::kBf16,
+                  {"ragged-causal-unused", "ragged-alibi", "ragged-dropout-state", "ragged-window",
+                   "ragged-decode"}},
         Selection{"sm90_backward_sinks", "sm90", kBackward, DType::kBf16, {"sinks"}},
         Selection{"fp32_forward", "sm80", kForward, DType::kFp32, {"features-unequal"}},
         Selection{"fp32_backward", "sm80", kBackward, DType::kFp32, {"features-unequal"}},

@@ -33,11 +33,41 @@ bool serves(const Problem& problem) {
   return testing::plan_on(plan_sm90_backward, "sm_90a", problem) != nullptr;
 }
 
+// Seven sequences, 300 queries and 500 keys in all.
+Problem ragged(std::int64_t dim, Options options = {}) {
+  const std::int64_t heads = 4;
+  Problem problem = usual(dim, std::move(options));
+  const Device device = problem.q.device;
+  for (TensorSpec* spec : {&problem.q, &problem.o, &*problem.d_o, &*problem.dq}) {
+    *spec = contiguous_spec(spec->dtype, {300, heads, dim}, device);
+  }
+  for (TensorSpec* spec : {&problem.k, &problem.v, &*problem.dk, &*problem.dv}) {
+    *spec = contiguous_spec(spec->dtype, {500, heads, dim}, device);
+  }
+  problem.lse = contiguous_spec(DType::kFp32, {heads, 300}, device);
+  problem.cu_seqlens_q = problem.cu_seqlens_k = contiguous_spec(DType::kInt32, {8}, device);
+  return problem;
+}
+
+TEST(Sm90Backward, ARaggedCallHasABlockForEverySlotAndHead) {
+  const auto made = testing::plan_on(plan_sm90_backward, "sm_90a", ragged(64, named()));
+  ASSERT_NE(made, nullptr);
+  ASSERT_EQ(made->steps.size(), 3u);
+  const auto& shape = std::get<runtime::KernelWork>(made->program()->steps()[1].work).shape;
+  EXPECT_EQ(shape.grid_x, 500u / 128 + 7 + 2);
+  EXPECT_EQ(shape.grid_y, 4u);
+  const std::uint64_t rows = 4 * (300 / 128 + 7 + 2) * 128;  // whole tiles of queries
+  EXPECT_EQ(made->regions[1].bytes, rows * 4);
+  EXPECT_EQ(made->regions[2].bytes, rows * 64 * 4);
+  EXPECT_EQ(made->regions[3].bytes, 0u) << "nobody waits for a count";
+}
+
 TEST(Sm90Backward, FitsSharedMemory) {
   for (const int dim : {64, 128}) {
-    for (const int features : {0, 1, 2, 3}) {
-      const bool short_window = features % 2 != 0, dropout = features / 2 != 0;
-      const Sm90BackwardTiling tiling = choose_sm90_backward_tiling(dim, short_window, dropout);
+    for (int features = 0; features < 8; ++features) {
+      const bool short_window = features % 2 != 0, dropout = features / 2 % 2 != 0;
+      const Sm90BackwardTiling tiling =
+          choose_sm90_backward_tiling(dim, short_window, dropout, features / 4 != 0);
       EXPECT_LE(shared_bytes(tiling), kSharedLimit);
       EXPECT_EQ(tiling.tile_dim, dim);
       EXPECT_EQ(tiling.tile_q * dim, 128 * 64) << "dQ is shared out in parts of 64 x 64";
@@ -135,6 +165,21 @@ TEST(Sm90Dropout, IsChosenWhereSeedAndOffsetAreOnTheDevice) {
       ASSERT_NE(made, nullptr);
       EXPECT_EQ(made->implementation, "sm90") << "head dim " << dim;
     }
+  }
+}
+
+TEST(Sm90Backward, ServesRaggedWhatItServesDense) {
+  for (const int dim : {64, 128}) {
+    const auto made = testing::plan_on(choose, "sm_90a", ragged(dim));
+    ASSERT_NE(made, nullptr);
+    EXPECT_EQ(made->implementation, "sm90");
+  }
+  Options options;
+  options.deterministic = true;
+  for (const Problem& problem : {ragged(64, options), ragged(192)}) {
+    const auto made = testing::plan_on(choose, "sm_90a", problem);
+    ASSERT_NE(made, nullptr);
+    EXPECT_EQ(made->implementation, "sm80");
   }
 }
 

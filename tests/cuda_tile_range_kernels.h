@@ -43,7 +43,8 @@ inline Primitive query_walk_kernel(bool right, bool left) {
   const Work work = tile_of_keys<Config>(*in, t);
   Cursor at(work, *in);
   const PairVisibility<Config> visibility(*in);
-  mine[0] = work.batch, mine[1] = work.head_k, mine[2] = work.key0, mine[3] = work.per_head();
+  mine[0] = work.batch, mine[1] = work.head_k, mine[2] = work.key0;
+  mine[3] = tile_of_sequence<Config>(*in, work.batch, work.head_k, work.tile).per_head();
   mine[4] = at.head, mine[5] = at.tile;
   for (; at.left > 1;) at.next(work);
   mine[6] = at.head, mine[7] = at.tile;

@@ -236,6 +236,9 @@ void expect_walks(int seqlen_q, int seqlen_k, Int64 left, Int64 right) {
     EXPECT_EQ(work.key0, block % tiles_k * 16);
     EXPECT_EQ(work.head_k, block / tiles_k % 2);
     EXPECT_EQ(work.batch, block / tiles_k / 2);
+    const Work alone = tile_of_sequence<Config>(shape, work.batch, work.head_k, work.tile);
+    EXPECT_TRUE(alone.key0 == work.key0 && alone.first_tile == work.first_tile &&
+                alone.end_tile == work.end_tile && alone.tiles_q == work.tiles_q);
     std::set<std::pair<int, int>> walked;
     for (Cursor at(work, shape); at.left > 0; at.next(work)) {
       EXPECT_TRUE(walked.insert({at.head, at.tile}).second);

@@ -27,13 +27,15 @@ Result<std::shared_ptr<internal::PlanState>> make_plan(const internal::ContextSt
                                 fmt::format("compute capability {}.{}", device.major, device.minor),
                                 "9.0", "name none, or 'sm80'"});
   }
-  if (geometry.has_lengths && problem.pass == Pass::kBackward) {
-    return Status::unsupported({"implementation 'sm90'", "a backward of cu_seqlens or seqused",
-                                "a forward of them", "name none, or 'sm80'"});
+  const bool wide = problem.pass == Pass::kBackward && is_wide_sm90_backward(geometry);
+  if (geometry.has_lengths && wide) {
+    return Status::unsupported({"implementation 'sm90'",
+                                "a backward of cu_seqlens or seqused with head dims above 128",
+                                "head dims up to 128", "name none, or 'sm80'"});
   }
   if (problem.pass == Pass::kForward) return plan_sm90_forward(context, problem, geometry);
-  return is_wide_sm90_backward(geometry) ? plan_sm90_backward_wide(context, problem, geometry)
-                                         : plan_sm90_backward(context, problem, geometry);
+  return wide ? plan_sm90_backward_wide(context, problem, geometry)
+              : plan_sm90_backward(context, problem, geometry);
 }
 
 }  // namespace

@@ -75,6 +75,17 @@ constexpr Work tile_of_keys(const Shape& shape, unsigned index) {
   return w;
 }
 
+/// The work of a tile of keys of a sequence, whose dense call has this shape.
+template <class Config>
+constexpr Work tile_of_sequence(const Shape& shape, int sequence, int head_k, int tile) {
+  Work w;
+  w.batch = sequence, w.head_k = head_k, w.tile = tile;
+  w.tiles_q = (shape.seqlen_q + Config::kTileQ - 1) / Config::kTileQ;
+  w.tiles_k = (shape.seqlen_k + Config::kTileK - 1) / Config::kTileK;
+  find_queries<Config>(w, shape);
+  return w;
+}
+
 /// The tiles of keys whose stream has a tile of queries: tile_of_keys seen from the other side.
 template <class Config>
 constexpr KeyRange tiles_seen_by(const Shape& shape, int tile_q) {

@@ -495,16 +495,6 @@ struct BackwardKernel : BackwardBlock<Config> {
     write(sum, shared, args, work_of(args.shape, index));
   }
 
-  /// The work of a slot of a ragged call; tiles behind the sequence's keys have none.
-  static __device__ Work work_of_sequence(const Shape& shape, const SequenceTile& at, int head_k) {
-    Work w;
-    w.batch = at.sequence, w.head_k = head_k, w.tile = at.tile;
-    w.tiles_q = divide_up(shape.seqlen_q, kTileQ);
-    w.tiles_k = divide_up(shape.seqlen_k, kTileK);
-    find_queries<Config>(w, shape);
-    return w;
-  }
-
   /// Blocks are slots of tiles of keys (tile/sequence.h), then key heads. In a fixed order of
   /// additions a sequence's last tile goes first, as in tile_of_keys.
   static __device__ void run(const RaggedBackwardArguments& ragged) {
@@ -529,7 +519,7 @@ struct BackwardKernel : BackwardBlock<Config> {
       }
       if (wrong || at.tile >= divide_up(at.k.length, kTileK)) return;
       const int first_slot = static_cast<int>(device::first_slot<kTileQ>(list.q, at.sequence));
-      const Work work = work_of_sequence(args.shape, at, head_k);
+      const Work work = tile_of_sequence<Config>(args.shape, at.sequence, head_k, at.tile);
       Place place(list, at.sequence, first_slot);
       if constexpr (Config::kDeterministic) {
         place.follows = at.tile + 1 < work.tiles_k &&
@@ -543,7 +533,8 @@ struct BackwardKernel : BackwardBlock<Config> {
     }
     const SequenceTile at = tile_of_slot<kTileK, true, Config::kDeterministic>(list, slot);
     const BackwardArguments args = of_sequence<Config>(ragged, at);
-    write(sum, shared, args, work_of_sequence(args.shape, at, head_k));
+    write(sum, shared, args,
+          tile_of_sequence<Config>(args.shape, at.sequence, head_k, at.tile));
   }
 
   /// The block's dK and dV.

@@ -34,6 +34,9 @@ struct Sm90BackwardTiles {
   static constexpr bool kSplitQueries = kTileQ > kWarpgroupRows;
   /// Whether blocks take tile of keys after tile of keys.
   static constexpr bool kStays = Config::kKeyStages > 1;
+  /// Whether this kernel writes the zeros that dQ is added to; else `prepare` does.
+  static constexpr bool kWritesZeros = !Config::kRagged;
+  static_assert(!Config::kRagged || !kStays);
   static_assert(kTileK == 128 && kTileQ * kDim == 128 * 64 && Sizes::kDim == kDim &&
                 padded_dim_v<Config>() == kDim);
 
@@ -70,6 +73,30 @@ struct Sm90DrawnTiles {
 template <class Config>
 struct Sm90DrawnTiles<Config, false> {};
 
+/// Where a sequence of a ragged call begins.
+struct SequenceBegins {
+  int q, k, v, d_o;  ///< row of the tensor map
+  int d_k;           ///< row of dk and dv, within an entry of a batch
+  int slot;          ///< of its tiles of queries in the workspace
+  int slots;         ///< of these, of a head
+};
+/// What a block of a ragged call works on.
+struct alignas(16) Sm90Sequence {
+  Shape shape;  ///< of the sequence's dense call
+  Work work;
+  SequenceBegins begins;
+};
+template <bool kRagged>
+struct Sm90SequencePlace {
+  Sm90Sequence sequence;
+};
+template <>
+struct Sm90SequencePlace<false> {};
+
+template <class Config>
+struct Sm90StorageParts : Sm90DrawnTiles<Config, Config::kDropout>,
+                          Sm90SequencePlace<Config::kRagged> {};
+
 template <class Config>
 struct alignas(kSlabAlignment) Sm90BackwardStorage {
   using Tiles = Sm90BackwardTiles<Config>;
@@ -83,11 +110,28 @@ struct alignas(kSlabAlignment) Sm90BackwardStorage {
   RingBarriers<Config::kKeyStages> ring_keys;  ///< K and V of a tile of keys, and `work`
   RingBarriers<Config::kStages> ring_queries;  ///< Q, dO, lse2, delta and draws of a tile
   RingBarriers<kScoreStages> ring_scores;      ///< full: every consumer has stored its dS^T
-  alignas(16) Sm90DrawnTiles<Config, Config::kDropout> drawn;
+  alignas(16) Sm90StorageParts<Config> parts;
   int work[Config::kKeyStages];  ///< the index of the tile of keys (tile_of_keys), -1: no more
 
   /// Bytes of a tile of queries.
   static constexpr int kQueryBytes = 2 * Tiles::TileQuery::kBytes + 2 * 4 * Tiles::kTileQ;
+
+  /// Lengths and bounds of the block's tiles.
+  __device__ const Shape& shape(const BackwardArguments& args) const {
+    if constexpr (Config::kRagged) {
+      return parts.sequence.shape;
+    } else {
+      return args.shape;
+    }
+  }
+
+  __device__ SequenceBegins begins() const {
+    if constexpr (Config::kRagged) {
+      return parts.sequence.begins;
+    } else {
+      return {};
+    }
+  }
 
   /// By one thread, before the block's first barrier.
   __device__ void init_barriers() {

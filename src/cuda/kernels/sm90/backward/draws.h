@@ -22,20 +22,27 @@ struct Sm90DropoutProducer {
   __device__ void draw_tile(int query0, int key0) {
     ring_queries.wait_empty();
     const int lane = static_cast<int>(ptx::anew(threadIdx.x) % 32);
-    shared.drawn.of[ring_queries.stage].draw(shared.drawn.words, args.dropout.limit, query0,
+    shared.parts.of[ring_queries.stage].draw(shared.parts.words, args.dropout.limit, query0,
                                              ptx::anew(key0), lane, PtxArithmetic{});
     ptx::barrier_arrive(ring_queries.full());
     ring_queries.advance();
+  }
+  __device__ Work work_of(unsigned index) const {
+    if constexpr (Config::kRagged) {
+      return shared.parts.sequence.work;
+    } else {
+      return tile_of_keys<Config>(args.shape, ptx::anew(index));
+    }
   }
   /// Of a tile of keys.
   __device__ void draw(unsigned index) {
 #pragma unroll 1
     for (int member = 0; member < args.shape.group; ++member) {
-      const Work work = tile_of_keys<Config>(args.shape, ptx::anew(index));
+      const Work work = work_of(index);
       const int head = work.head_k * args.shape.group + member;
       __syncwarp();
       if (ptx::anew(threadIdx.x) % 32 == 0) {
-        shared.drawn.words = KeepMask<Config>(args.dropout, args.shape, work.batch, head).words;
+        shared.parts.words = KeepMask<Config>(args.dropout, args.shape, work.batch, head).words;
       }
       __syncwarp();
 #pragma unroll 1
@@ -46,7 +53,8 @@ struct Sm90DropoutProducer {
   }
 
   __device__ void run() {
-    if constexpr (!Sm90BackwardTiles<Config>::kStays) return draw(order.tile_at(blockIdx.x));
+    if constexpr (!Sm90BackwardTiles<Config>::kStays)
+      return draw(Config::kRagged ? 0 : order.tile_at(blockIdx.x));
 #pragma unroll 1
     for (;;) {
       ring_keys.wait_full();

@@ -22,6 +22,7 @@
 #include "ptx/warpgroup.h"
 #include "sm90/backward/draws.h"
 #include "sm90/backward/heads_done.h"
+#include "sm90/backward/sequence.h"
 #include "sm90/backward/warpgroup.h"
 #include "sm90/backward/zeros.h"
 #include "tile/slab_copy.h"
@@ -37,6 +38,7 @@ struct Sm90QueryProducer {
   using TileQuery = typename Tiles::TileQuery;
   const Sm90BackwardArguments& args;
   Sm90BackwardStorage<Config>& shared;
+  const Shape& shape = shared.shape(args.call);
   Ring<Config::kKeyStages> ring_keys{shared.ring_keys};
   Ring<Config::kStages> ring_queries{shared.ring_queries};
 
@@ -45,15 +47,27 @@ struct Sm90QueryProducer {
     return atomicAdd(static_cast<unsigned*>(args.call.regions[kRegionTurns]), 1u);
   }
 
+  /// Rows of a head; of a ragged call those of a sequence of `length` that begins at `begin`.
+  template <class Tile>
+  __device__ void copy(unsigned char* to, const EncodedTensorMap& map, int row, int head, int batch,
+                       int begin, int length, unsigned full, unsigned long long policy) const {
+    if constexpr (Config::kRagged) {
+      const BoundedRows rows(begin, length, row);
+      copy_bounded_tile<Tile>(ptx::shared_address(to), &map, rows.row, head, rows.end, full,
+                              policy);
+    } else {
+      copy_tile<Tile>(ptx::shared_address(to), &map, row, head, batch, full, policy);
+    }
+  }
   __device__ void load_keys(const Work& work, unsigned index) {
     ring_keys.wait_empty();
     const int stage = ring_keys.stage;
     shared.work[stage] = static_cast<int>(index);
     ptx::barrier_arrive_expect(ring_keys.full(), 2 * TileKey::kBytes);
-    copy_tile<TileKey>(ptx::shared_address(shared.k[stage]), &args.k, work.key0, work.head_k,
-                       work.batch, ring_keys.full(), ptx::kEvictFirst);
-    copy_tile<TileKey>(ptx::shared_address(shared.v[stage]), &args.v, work.key0, work.head_k,
-                       work.batch, ring_keys.full(), ptx::kEvictFirst);
+    copy<TileKey>(shared.k[stage], args.k, work.key0, work.head_k, work.batch, shared.begins().k,
+                  shape.seqlen_k, ring_keys.full(), ptx::kEvictFirst);
+    copy<TileKey>(shared.v[stage], args.v, work.key0, work.head_k, work.batch, shared.begins().v,
+                  shape.seqlen_k, ring_keys.full(), ptx::kEvictFirst);
     ring_keys.advance();
   }
   __device__ void end() {
@@ -65,25 +79,26 @@ struct Sm90QueryProducer {
     ring_queries.wait_empty();
     const unsigned full = ring_queries.full();
     const int row = at.tile * Config::kTileQ;
-    const int head = work.batch * args.call.shape.heads_q + at.head;
+    const int head = (Config::kRagged ? 0 : work.batch * shape.heads_q) + at.head;
     const int stage = ring_queries.stage;
-    copy_tile<TileQuery>(ptx::shared_address(shared.q[stage]), &args.q, row, at.head, work.batch,
-                         full, ptx::kEvictLast);
-    copy_tile<TileQuery>(ptx::shared_address(shared.d_o[stage]), &args.d_o, row, at.head,
-                         work.batch, full, ptx::kEvictLast);
-    ptx::copy_box_4(ptx::shared_address(shared.lse2[stage]), &args.lse2, row, head, 0, 0, full,
-                    ptx::kEvictLast);
-    ptx::copy_box_4(ptx::shared_address(shared.delta[stage]), &args.delta, row, head, 0, 0, full,
-                    ptx::kEvictLast);
+    copy<TileQuery>(shared.q[stage], args.q, row, at.head, work.batch, shared.begins().q,
+                    shape.seqlen_q, full, ptx::kEvictLast);
+    copy<TileQuery>(shared.d_o[stage], args.d_o, row, at.head, work.batch, shared.begins().d_o,
+                    shape.seqlen_q, full, ptx::kEvictLast);
+    const int place_of_row = row + shared.begins().slot * Config::kTileQ;
+    ptx::copy_box_4(ptx::shared_address(shared.lse2[stage]), &args.lse2, place_of_row, head, 0, 0,
+                    full, ptx::kEvictLast);
+    ptx::copy_box_4(ptx::shared_address(shared.delta[stage]), &args.delta, place_of_row, head, 0, 0,
+                    full, ptx::kEvictLast);
     // A head's first tile is on its way while the zeros are waited for that dQ is added to.
-    if (at.tile == work.first_tile) Sm90Zeros<Config>(args).await(head);
+    if (Tiles::kWritesZeros && at.tile == work.first_tile) Sm90Zeros<Config>(args).await(head);
     ptx::barrier_arrive_expect(full, shared.kQueryBytes);
     ring_queries.advance();
   }
 
   /// Of one tile of keys, the block's only one.
   __device__ void run_one(const Work& work) {
-    Cursor at(work, args.call.shape);
+    Cursor at(work, shape);
     if (at.left == 0) return;
     load_keys(work, 0);
 #pragma unroll 1
@@ -92,7 +107,6 @@ struct Sm90QueryProducer {
 
   __device__ void run(const Work& first) {
     if constexpr (!Tiles::kStays) return run_one(first);
-    const Shape& shape = args.call.shape;
     const unsigned end_place = tiles_of_keys<Config>(shape);
     unsigned place = blockIdx.x;
 #pragma unroll 1
@@ -133,6 +147,9 @@ struct Sm90KeyConsumer {
   const BackwardArguments& args;
   const KeyOrder& order;
   Sm90BackwardStorage<Config>& shared;
+  /// A sequence's by value: the loop would find shared memory's addresses in every step.
+  ArgumentsOf<Config::kRagged, const Shape&, const Shape> shape;
+  const int slots, slot;
   Work work;  ///< its tile of keys is at `ring_keys`
   PairVisibility<Config> visibility;
   Ring<Config::kKeyStages> ring_keys;
@@ -146,8 +163,11 @@ struct Sm90KeyConsumer {
       : args(args_.call),
         order(args_.order),
         shared(shared_),
+        shape(shared.shape(args)),
+        slots(shared.begins().slots),
+        slot(shared.begins().slot),
         work(first),
-        visibility(args.shape),
+        visibility(shape),
         ring_keys(shared.ring_keys),
         ring_queries(shared.ring_queries),
         ring_scores(shared.ring_scores),
@@ -159,7 +179,7 @@ struct Sm90KeyConsumer {
 #pragma unroll
     for (int row = 0; row < kTileQ; row += 32) {
       const int own = row + warpgroup.lane();
-      empty |= query0 + own < args.shape.seqlen_q && lse2[own] == kMinusInfinity;
+      empty |= query0 + own < shape.seqlen_q && lse2[own] == kMinusInfinity;
     }
     return __any_sync(ptx::kFullMask, empty);
   }
@@ -206,7 +226,7 @@ struct Sm90KeyConsumer {
     const int thread = static_cast<int>(warpgroup.thread);
     const int first_key = work.key0 + kWarpgroupRows * warpgroup.consumer;
     return {unit_of<Config>(args.score, args.shape), slope,
-            HeadSlope<Config>::distance(args.shape, query0 + 2 * (thread % 4),
+            HeadSlope<Config>::distance(shape, query0 + 2 * (thread % 4),
                                         first_key + thread / 32 * 16 + thread % 32 / 4)};
   }
 
@@ -214,17 +234,20 @@ struct Sm90KeyConsumer {
   __device__ bool open() {
     ring_keys.wait_full();
     const int index = __shfl_sync(ptx::kFullMask, shared.work[ring_keys.stage], 0);
-    if (index >= 0) work = tile_of_keys<Config>(args.shape, static_cast<unsigned>(index));
+    if (index >= 0) work = tile_of_keys<Config>(shape, static_cast<unsigned>(index));
     return index >= 0;
   }
   /// Where the tile of keys before lies. With one place: where the tile of keys does.
   __device__ int stage_before() const {
     return (ring_keys.stage == 0 ? Config::kKeyStages : ring_keys.stage) - 1;
   }
+  __device__ void store(const Work& of) const {
+    warpgroup.store(args, shape, of, shared.begins().d_k);
+  }
   /// dK and dV of the tile of keys at a place, and zeros for the next one's.
   __device__ void store_gradients(int stage) {
     const int index = __shfl_sync(ptx::kFullMask, shared.work[stage], 0);
-    warpgroup.store(args, tile_of_keys<Config>(args.shape, static_cast<unsigned>(index)));
+    store(tile_of_keys<Config>(shape, static_cast<unsigned>(index)));
     warpgroup.clear_gradients();
   }
 
@@ -270,7 +293,7 @@ struct Sm90KeyConsumer {
     }
     pin(dp);
     const DropoutTile* drawn = nullptr;
-    if constexpr (Config::kDropout) drawn = &shared.drawn.of[stage];
+    if constexpr (Config::kDropout) drawn = &shared.parts.of[stage];
     const int first_key = work.key0 + kWarpgroupRows * warpgroup.consumer;
     if (!empty && visibility.sees_all(query0, kTileQ, first_key, kWarpgroupRows)) {
       warpgroup.template differentiate<false>(s, dp, rows_lse2, rows_delta, to_powers, visibility,
@@ -371,9 +394,10 @@ struct Sm90KeyConsumer {
   /// turn in which dV and dK of this one's last tile of queries do, and dK and dV are stored
   /// beside.
   __device__ void walk() {
-    Cursor at(work, args.shape);
+    Cursor at(work, shape);
     const auto tile = [&] {
-      return (work.batch * args.shape.heads_q + at.head) * work.tiles_q + at.tile;
+      if constexpr (Config::kRagged) return at.head * slots + slot + at.tile;
+      return (work.batch * shape.heads_q + at.head) * work.tiles_q + at.tile;
     };
     if (warpgroup.consumer == 1) pass_turn();  // the first turn is consumer 0's
     await_turn();
@@ -389,13 +413,13 @@ struct Sm90KeyConsumer {
       if constexpr (!Tiles::kStays) break;
       // The other consumer gives the tile of keys before back in its next turn. Where its place is
       // what the next tile waits for, that turn comes first.
-      if (Config::kKeyStages == 2 && work.per_head() * args.shape.group == 1) {
+      if (Config::kKeyStages == 2 && work.per_head() * shape.group == 1) {
         pass_turn();
         await_turn();
       }
       ring_keys.advance();
       if (!open()) break;
-      at = Cursor(work, args.shape);
+      at = Cursor(work, shape);
       step<StepOf::kNextKeys>(at, before);
       before = tile();
     }
@@ -412,19 +436,26 @@ struct Sm90KeyConsumer {
   /// Tiles of keys that no query sees have zeros. Nobody is given them.
   __device__ void store_unseen() {
     warpgroup.clear_gradients();
-    const unsigned end_index = tiles_of_keys<Config>(args.shape);
+    const unsigned end_index = tiles_of_keys<Config>(shape);
 #pragma unroll 1
     for (unsigned index = blockIdx.x; index < end_index; index += gridDim.x) {
-      const Work unseen = tile_of_keys<Config>(args.shape, index);
-      if (unseen.per_head() == 0) warpgroup.store(args, unseen);
+      const Work unseen = tile_of_keys<Config>(shape, index);
+      if (unseen.per_head() == 0) store(unseen);
     }
+  }
+
+  /// The block's only tile of keys.
+  __device__ Work work_again() const {
+    if constexpr (Config::kRagged) return shared.parts.sequence.work;
+    const unsigned index = order.tile_at(static_cast<int>(ptx::block_index_again()));
+    return tile_of_keys<Config>(shape, index);
   }
 
   __device__ void run() {
     if constexpr (Tiles::kStays) {
       if (open()) {
         walk();
-        warpgroup.store(args, work);
+        store(work);
       }
       if constexpr (Config::kBoundedRight || Config::kBoundedLeft) store_unseen();
     } else {
@@ -433,22 +464,26 @@ struct Sm90KeyConsumer {
         walk();
       }
       // Found again: the loop has no register to keep it.
-      const unsigned index = order.tile_at(static_cast<int>(ptx::block_index_again()));
-      warpgroup.store(args, tile_of_keys<Config>(args.shape, index));
+      store(work_again());
     }
   }
 };
 
 template <class Config>
+__device__ Sm90BackwardStorage<Config>& storage() {
+  extern __shared__ __align__(1024) unsigned char memory[];
+  return *reinterpret_cast<Sm90BackwardStorage<Config>*>(memory);
+}
+
+template <class Config>
 __device__ void sm90_backward(const Sm90BackwardArguments& args) {
   using Tiles = Sm90BackwardTiles<Config>;
-  extern __shared__ __align__(1024) unsigned char memory[];
-  auto& shared = *reinterpret_cast<Sm90BackwardStorage<Config>*>(memory);
+  auto& shared = storage<Config>();
   static_assert(sizeof(Sm90BackwardStorage<Config>) == Config::kSharedBytes &&
                 Config::kSharedBytes ==
-                    shared_bytes(Sm90BackwardTiling{Config::kTileQ, Config::kTileK,
-                                                    Config::kDimUnit, Config::kStages,
-                                                    Config::kKeyStages, Config::kDropout}));
+                    shared_bytes(Sm90BackwardTiling{
+                        Config::kTileQ, Config::kTileK, Config::kDimUnit, Config::kStages,
+                        Config::kKeyStages, Config::kDropout, Config::kRagged}));
 
   if (threadIdx.x == 0) {
     ptx::prefetch_tensor_map(&args.k);
@@ -463,7 +498,9 @@ __device__ void sm90_backward(const Sm90BackwardArguments& args) {
   // A block's only tile is found before roles part, or the compiler finds shared addresses anew in
   // every step.
   Work first{};
-  if constexpr (!Tiles::kStays) {
+  if constexpr (Config::kRagged) {
+    first = shared.parts.sequence.work;
+  } else if constexpr (!Tiles::kStays) {
     const unsigned index = args.order.tile_at(static_cast<int>(blockIdx.x));
     first = tile_of_keys<Config>(args.call.shape, index);
   }
@@ -475,7 +512,7 @@ __device__ void sm90_backward(const Sm90BackwardArguments& args) {
         Sm90DropoutProducer<Config>{args.call, args.order, shared}.run();
       }
     }
-    if (threadIdx.x / 32 == kZeros) {
+    if (Tiles::kWritesZeros && threadIdx.x / 32 == kZeros) {
       Sm90Zeros<Config>(args).run(shared, args.order.tile_at(static_cast<int>(blockIdx.x)));
     }
     if constexpr (Tiles::kStays) {
@@ -487,9 +524,18 @@ __device__ void sm90_backward(const Sm90BackwardArguments& args) {
   }
 }
 
+template <class Config>
+__device__ void sm90_backward(const Sm90RaggedBackwardArguments& ragged) {
+  if (find_sequence<Config>(ragged, storage<Config>())) sm90_backward<Config>(ragged.launch);
+}
+
+template <class Config>
+using Sm90BackwardCall =
+    ArgumentsOf<Config::kRagged, Sm90BackwardArguments, Sm90RaggedBackwardArguments>;
+
 }  // namespace flashlab::device
 
 extern "C" __global__ void __launch_bounds__((Config::kTileK / 64 + 1) * 128, 1)
-    flash_bwd_sm90(const __grid_constant__ flashlab::device::Sm90BackwardArguments args) {
+    flash_bwd_sm90(const __grid_constant__ flashlab::device::Sm90BackwardCall<Config> args) {
   flashlab::device::sm90_backward<Config>(args);
 }

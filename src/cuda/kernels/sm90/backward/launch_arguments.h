@@ -4,6 +4,7 @@
 
 #include "arguments.h"
 #include "encoded_tensor_map.h"
+#include "sequence_arguments.h"
 #include "sm90/backward/tiles.h"
 
 namespace flashlab::device {
@@ -14,6 +15,14 @@ struct Sm90BackwardArguments {
   EncodedTensorMap q, k, v, d_o, lse2, delta;
   BackwardArguments call;
   KeyOrder order;
+};
+
+/// Of a ragged call: q, k, v and d_o by maps that end with a sequence (tile/bounded.h); lse2 and
+/// delta as [heads_q, rows]. Blocks are slots of tiles of keys, then key heads: no order.
+struct Sm90RaggedBackwardArguments {
+  Sm90BackwardArguments launch;
+  Sequences sequences;
+  int entry_q, entry_k, entry_v, entry_d_o;  ///< rows from entry to entry of a batch; 0: packed
 };
 
 }  // namespace flashlab::device

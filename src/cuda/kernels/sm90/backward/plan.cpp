@@ -24,7 +24,8 @@ using internal::Geometry;
 
 constexpr int kMaxHeadDim = 128;
 constexpr int kWarpgroupThreads = 128;
-constexpr std::int64_t kShortWindow = 2048;  // queries of a group's heads that see a key
+constexpr std::int64_t kMaxRaggedHeads = 65535;  // the second extent of a launch (CUDA's limit)
+constexpr std::int64_t kShortWindow = 2048;      // queries of a group's heads that see a key
 // MEASURED (H200, 2026-11-28, NOTES.md): sections of as many key heads as keep a query head each in
 // so many tenths of L2; with one head a group and so few keys the last section alone.
 constexpr int kMaxSection = 16, kSectionTenths = 4;
@@ -46,6 +47,10 @@ Status check_shapes(const Geometry& g) {
     return unsupported("sequence length of the backward of implementation 'sm90'",
                        fmt::format("{} and {}", g.seqlen_q, g.seqlen_k),
                        fmt::format("1 to {}", kMaxLength));
+  }
+  if (g.has_lengths && g.heads_q > kMaxRaggedHeads) {
+    return unsupported("heads_q of the ragged backward of implementation 'sm90'",
+                       fmt::format("{}", g.heads_q), fmt::format("at most {}", kMaxRaggedHeads));
   }
   return {};
 }
@@ -69,8 +74,10 @@ Status check_sm90_backward_tensors(const Problem& problem) {
   }
   const std::pair<const char*, const TensorSpec*> tensors[] = {
       {"q", &problem.q}, {"k", &problem.k}, {"v", &problem.v}, {"d_o", &*problem.d_o}};
+  const bool ragged =
+      problem.cu_seqlens_q || problem.cu_seqlens_k || problem.seqused_q || problem.seqused_k;
   for (const auto& [name, spec] : tensors) {
-    if (describable(*spec)) continue;
+    if (ragged ? boundable(*spec) : describable(*spec)) continue;
     return unsupported("rows of the backward of implementation 'sm90'",
                        fmt::format("{} aligned to {} bytes", name, row_alignment_bytes(*spec)),
                        "strides and addresses that are positive multiples of 16 bytes");
@@ -90,6 +97,7 @@ Status check(const Problem& problem, const Geometry& g) {
 struct Blocks {
   std::int64_t query_tiles, query_blocks, key_tiles, key_blocks;
   device::KeyOrder order;
+  device::Sequences sequences;  ///< of a ragged call
 };
 
 // Sections where causal tiles differ much: a group of query heads makes each as many times as long.
@@ -113,6 +121,27 @@ device::KeyOrder choose_order(const Geometry& g, const Sm90BackwardTiling& t,
   return order;
 }
 
+Blocks count_blocks(const Problem& problem, const Geometry& g, const Sm90BackwardTiling& t,
+                    const DeviceInfo& device) {
+  Blocks blocks{};
+  if (t.ragged) {
+    blocks.sequences = sequences_of(problem, g, t.tile_q, t.tile_k);
+    blocks.query_tiles = blocks.sequences.slots_q;
+    blocks.query_blocks = g.heads_q * blocks.query_tiles;
+    blocks.key_blocks = blocks.key_tiles = g.heads_k * blocks.sequences.slots_k;
+    return blocks;
+  }
+  blocks.query_tiles = divide_up(g.seqlen_q, t.tile_q);
+  blocks.query_blocks = g.batch * g.heads_q * blocks.query_tiles;
+  blocks.key_tiles = g.batch * g.heads_k * divide_up(g.seqlen_k, t.tile_k);
+  blocks.key_blocks = blocks.key_tiles;
+  blocks.order = choose_order(g, t, device.l2_bytes);
+  if (t.key_stages > 1) {
+    blocks.key_blocks = std::min<std::int64_t>(blocks.key_tiles, device.multiprocessors);
+  }
+  return blocks;
+}
+
 ConfigPrinter print(const Problem& problem, const Geometry& g, const Sm90BackwardTiling& t) {
   ConfigPrinter config;
   print_call(config, problem, g);
@@ -124,6 +153,7 @@ ConfigPrinter print(const Problem& problem, const Geometry& g, const Sm90Backwar
       .integer("kWarpsQ", 1)
       .integer("kWarpsK", t.tile_dim / kFinishColumns)
       .boolean("kDeterministic", false)
+      .boolean("kRagged", t.ragged)
       .integer("kSharedBytes", shared_bytes(t));
   return config;
 }
@@ -131,34 +161,52 @@ ConfigPrinter print(const Problem& problem, const Geometry& g, const Sm90Backwar
 // In the order of BackwardRegion (kernels/sm80/backward/tiles.h).
 void add_regions(GpuPlan& plan, std::int64_t rows, const Sm90BackwardTiling& t) {
   const std::int64_t heads = plan.geometry.batch * plan.geometry.heads_q;
+  const std::int64_t counters = t.ragged ? 0 : rows / t.tile_q + 2 + heads;
   const auto region = [&](const char* name, std::int64_t bytes) {
     return plan.add_gpu_region(name, static_cast<std::size_t>(bytes));
   };
   region("lse in base 2", rows * 4);
   region("delta", rows * 4);
   region("dq in fp32", rows * t.tile_dim * 4);
-  region("turns", (rows / t.tile_q + 2 + heads) * 4);
+  region("turns", counters * 4);
 }
 
 runtime::ParameterBlock parameters(const GpuPlan& plan, const Sm90BackwardTiling& t,
                                    const Blocks& blocks) {
+  using Ragged = device::Sm90RaggedBackwardArguments;
   const Problem& problem = plan.problem;
   const Geometry& g = plan.geometry;
-  Sm90BackwardArguments arguments{};
-  arguments.call = backward_arguments(problem, g);
-  arguments.order = blocks.order;
-  runtime::ParameterBlock block(arguments);
+  Ragged arguments{};
+  static_assert(offsetof(Ragged, launch) == 0);
+  arguments.launch.call = backward_arguments(problem, g);
+  arguments.launch.order = blocks.order;
+  runtime::ParameterBlock block;
+  if (t.ragged) {
+    arguments.sequences = blocks.sequences;
+    const auto between = [](const TensorSpec& spec) {
+      return static_cast<int>(rows_between_entries(spec));
+    };
+    arguments.entry_q = between(problem.q);
+    arguments.entry_k = between(problem.k);
+    arguments.entry_v = between(problem.v);
+    arguments.entry_d_o = between(*problem.d_o);
+    block = runtime::ParameterBlock(arguments);
+    patch_sequences(block, problem, offsetof(Ragged, sequences));
+  } else {
+    block = runtime::ParameterBlock(arguments.launch);
+  }
   patch_addresses(block, problem, static_cast<int>(plan.regions.size()),
                   offsetof(Sm90BackwardArguments, call));
   const auto map = [&](std::size_t offset, TensorRole role, const TensorSpec& spec, int rows) {
-    block.tensor_map(offset, {buffer_of(role)}, tensor_map(spec, rows));
+    block.tensor_map(offset, {buffer_of(role)},
+                     t.ragged ? bounded_map(spec, rows) : tensor_map(spec, rows));
   };
   map(offsetof(Sm90BackwardArguments, q), TensorRole::kQ, problem.q, t.tile_q);
   map(offsetof(Sm90BackwardArguments, k), TensorRole::kK, problem.k, t.tile_k);
   map(offsetof(Sm90BackwardArguments, v), TensorRole::kV, problem.v, t.tile_k);
   map(offsetof(Sm90BackwardArguments, d_o), TensorRole::kDO, *problem.d_o, t.tile_q);
-  const runtime::TensorMap rows =
-      row_map(g.batch * g.heads_q, blocks.query_tiles * t.tile_q, t.tile_q);
+  const std::int64_t heads = t.ragged ? g.heads_q : g.batch * g.heads_q;
+  const runtime::TensorMap rows = row_map(heads, blocks.query_tiles * t.tile_q, t.tile_q);
   block.tensor_map(offsetof(Sm90BackwardArguments, lse2), {buffer_of_region(0)}, rows);
   block.tensor_map(offsetof(Sm90BackwardArguments, delta), {buffer_of_region(1)}, rows);
   return block;
@@ -172,9 +220,10 @@ void add_steps(GpuPlan& plan, const ConfigPrinter& config, const Sm90BackwardTil
     step.words.clear();
     return step;
   };
-  const BackwardRows rows{call_form(plan.problem), t.tile_q, t.tile_dim, blocks.query_blocks,
-                          t.key_stages > 1};
-  plan.add_kernel(worded(prepare_step(plan, rows, {.turns = true},
+  const BackwardRows rows{
+      call_form(plan.problem), t.tile_q,         t.tile_dim,
+      blocks.query_blocks,     t.key_stages > 1, t.ragged ? &blocks.sequences : nullptr};
+  plan.add_kernel(worded(prepare_step(plan, rows, {.zeros = t.ragged, .turns = !t.ragged},
                                       fmt::format("delta, LSE in base 2 · {} blocks of {} queries",
                                                   blocks.query_blocks, t.tile_q))));
   GpuStep products = worded(
@@ -183,6 +232,10 @@ void add_steps(GpuPlan& plan, const ConfigPrinter& config, const Sm90BackwardTil
                   fmt::format("{} · {} blocks work off {} tiles of {} keys", config.summary(),
                               blocks.key_blocks, blocks.key_tiles, t.tile_k)));
   products.parameters = parameters(plan, t, blocks);
+  if (t.ragged) {
+    products.shape.grid_x = static_cast<unsigned>(blocks.sequences.slots_k);
+    products.shape.grid_y = static_cast<unsigned>(plan.geometry.heads_k);
+  }
   plan.add_kernel(std::move(products));
   GpuStep finish = worded(
       finish_step(plan, rows, {1, t.tile_dim / kFinishColumns, t.tile_k},
@@ -199,31 +252,27 @@ void add_steps(GpuPlan& plan, const ConfigPrinter& config, const Sm90BackwardTil
 // of 1024 0.98, and causal ones from 4k on 1.02 to 1.03 (H200, 2026-11-24 and 25). Windows have
 // kernels of their own anyway.
 Sm90BackwardTiling choose_sm90_backward_tiling(std::int64_t head_dim, bool short_window,
-                                               bool dropout) {
-  // What dropout draws takes the room of one place.
+                                               bool dropout, bool ragged) {
+  Sm90BackwardTiling t{.dropout = dropout, .ragged = ragged};
   if (head_dim <= 64) {
-    return {.tile_q = 128, .tile_dim = 64, .key_stages = dropout ? 2 : 3, .dropout = dropout};
+    t.tile_q = 128, t.tile_dim = 64;
+    // What dropout draws takes the room of one place.
+    if (!ragged) t.key_stages = dropout ? 2 : 3;
+  } else if (!ragged && !dropout && short_window) {
+    t.key_stages = 2;
   }
-  return {.key_stages = short_window && !dropout ? 2 : 1, .dropout = dropout};
+  return t;
 }
 
 Result<std::shared_ptr<internal::PlanState>> plan_sm90_backward(
     const internal::ContextState& context, const Problem& problem, const Geometry& g) {
   if (Status s = check(problem, g); !s.ok()) return s;
   const bool short_window = g.bounds.left + g.bounds.right < kShortWindow / g.group();
-  const Sm90BackwardTiling tiling =
-      choose_sm90_backward_tiling(std::max(g.head_dim, g.head_dim_v), short_window, g.dropout > 0);
-  Blocks blocks{};
-  blocks.query_tiles = divide_up(g.seqlen_q, tiling.tile_q);
-  blocks.query_blocks = g.batch * g.heads_q * blocks.query_tiles;
-  blocks.key_tiles = g.batch * g.heads_k * divide_up(g.seqlen_k, tiling.tile_k);
-  blocks.key_blocks = blocks.key_tiles;
-  blocks.order = choose_order(g, tiling, context.gpu()->info().l2_bytes);
-  if (tiling.key_stages > 1) {
-    blocks.key_blocks =
-        std::min<std::int64_t>(blocks.key_tiles, context.gpu()->info().multiprocessors);
-  }
-  const std::int64_t most = std::max(blocks.query_blocks, blocks.key_tiles);
+  const Sm90BackwardTiling tiling = choose_sm90_backward_tiling(
+      std::max(g.head_dim, g.head_dim_v), short_window, g.dropout > 0, g.has_lengths);
+  const Blocks blocks = count_blocks(problem, g, tiling, context.gpu()->info());
+  const std::int64_t most =
+      std::max({blocks.query_blocks, blocks.key_tiles, blocks.query_tiles * tiling.tile_q});
   if (most > INT32_MAX) {
     return too_large("blocks of one launch", most, INT32_MAX, "split the batch");
   }

@@ -14,7 +14,7 @@ using device::Sm90BackwardTiling;
 
 /// head_dim: the larger one. short_window: every key is seen by few queries.
 Sm90BackwardTiling choose_sm90_backward_tiling(std::int64_t head_dim, bool short_window,
-                                               bool dropout);
+                                               bool dropout, bool ragged = false);
 
 /// Whether the copy engine can read q, k, v and d_o, and d_o has their type. Errors: kUnsupported.
 Status check_sm90_backward_tensors(const Problem& problem);

@@ -14,6 +14,7 @@ struct Sm90BackwardTiling {
   /// 1: a block for each tile of keys. Above: blocks that stay, so many tiles of keys under way.
   int key_stages = 1;
   bool dropout = false;  ///< draws lie beside the tiles of queries
+  bool ragged = false;   ///< what a block knows of its sequence lies there, too
 };
 
 /// In which order tiles of keys are worked off. The first heads follow one another, each with its
@@ -51,14 +52,17 @@ struct KeyOrder {
 
 /// Dynamic shared memory of a block: sizeof(Sm90BackwardStorage).
 constexpr int shared_bytes(const Sm90BackwardTiling& t) {
-  constexpr int kScoreStages = 2, kDrawnBytes = 1536, kAlignment = 1024;  // DropoutTile
+  constexpr int kScoreStages = 2, kAlignment = 1024;
+  // DropoutTile, DropoutWords, Sm90Sequence, a structure of none of them.
+  constexpr int kDrawnBytes = 1536, kWordsBytes = 16, kSequenceBytes = 128, kEmptyBytes = 16;
   const int keys = t.key_stages * (2 * t.tile_k * t.tile_dim * 2);
   const int queries = t.stages * 2 * t.tile_q * (t.tile_dim * 2 + 4);
   const int scores = kScoreStages * t.tile_k * t.tile_q * 2;
   const int barriers = 16 * (t.key_stages + t.stages + kScoreStages);
-  const int drawn = (t.dropout ? t.stages * kDrawnBytes : 0) + 16;
+  const int parts = (t.dropout ? t.stages * kDrawnBytes + kWordsBytes : 0) +
+                    (t.ragged ? kSequenceBytes : 0) + (t.dropout || t.ragged ? 0 : kEmptyBytes);
   const int work = t.key_stages * 4;
-  const int bytes = keys + queries + scores + barriers + drawn + work;
+  const int bytes = keys + queries + scores + barriers + parts + work;
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
 

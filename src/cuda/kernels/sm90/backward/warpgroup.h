@@ -238,27 +238,29 @@ struct Sm90KeyWarpgroup {
     }
   }
 
-  /// dK and dV of the warpgroup's keys.
-  __device__ void store(const BackwardArguments& args, const Work& work) const {
+  /// dK and dV of the warpgroup's keys; key 0 is at this row of theirs.
+  __device__ void store(const BackwardArguments& args, const Shape& shape, const Work& work,
+                        int first_row) const {
     const int key0 = work.key0 + kWarpgroupRows * consumer + 16 * warp();
     using WriterK =
         GradientWriter<Config::kGradK, Config::kHeadDim, Config::kAlignGradK, Config::kAccumulate>;
     using WriterV =
         GradientWriter<Config::kGradV, Config::kHeadDimV, Config::kAlignGradV, Config::kAccumulate>;
-    store_gradient<WriterK, Config::kGradK>(rDK, args.dk, args.shape, work, key0,
-                                            args.shape.scale * args.dropout.scale);
-    store_gradient<WriterV, Config::kGradV>(rDV, args.dv, args.shape, work, key0,
+    store_gradient<WriterK, Config::kGradK>(rDK, args.dk, shape, work, key0, first_row,
+                                            shape.scale * args.dropout.scale);
+    store_gradient<WriterV, Config::kGradV>(rDV, args.dv, shape, work, key0, first_row,
                                             keep_scale<Config>(args.dropout));
   }
   template <class Writer, Element kGradient>
   __device__ void store_gradient(const Gradient& sum, const Rows& to, const Shape& shape,
-                                 const Work& work, int key0, float scale) const {
+                                 const Work& work, int key0, int first_row, float scale) const {
 #pragma unroll
     for (int slab = 0; slab < Tiles::kSlabs; ++slab) {
       Writer::write(reinterpret_cast<const float(&)[8][4]>(sum[slab]), scale, slab * kSlabColumns,
                     lane(), [&](int row) -> unsigned char* {
                       if (key0 + row >= shape.seqlen_k) return nullptr;
-                      return row_address<kGradient>(to, work.batch, work.head_k, key0 + row);
+                      return row_address<kGradient>(to, work.batch, work.head_k,
+                                                    first_row + key0 + row);
                     });
     }
   }

@@ -253,6 +253,27 @@ TEST(CpuSequences, LengthsOfDenseTensors) {
       EXPECT_EQ(o[first], v[value]);
     }
   }
+  // Gradients of rows that do not count are zeros, and those of entry 0 stay where others end.
+  const Floats d_o = normals(kB * kS * kHeads * kDim, 4);
+  Floats dq(q.size(), -7), dk(k.size(), -7), dv(k.size(), -7);
+  BackwardTensors b;
+  b.q = t.q, b.k = t.k, b.v = t.v, b.o = t.o, b.lse = *t.lse;
+  b.seqused_q = t.seqused_q, b.seqused_k = t.seqused_k;
+  b.d_o = tensor(d_o.data(), {kB, kS, kHeads, kDim});
+  b.dq = tensor(dq.data(), {kB, kS, kHeads, kDim});
+  b.dk = tensor(dk.data(), {kB, kS, kKeyHeads, kDim});
+  b.dv = tensor(dv.data(), {kB, kS, kKeyHeads, kDim});
+  const Status gradients = backward(context, {}, b, {.causal = Causal::kBottomRight});
+  ASSERT_TRUE(gradients.ok()) << gradients.message();
+  for (std::int64_t row = 0; row < kB * kS; ++row) {
+    const bool inside = row % kS < used[static_cast<std::size_t>(row / kS)];
+    EXPECT_EQ(dv[static_cast<std::size_t>(row * kKeyHeads * kDim)] == 0, !inside) << row;
+    // The first query sees one key: its probability does not change, and dq is 0.
+    EXPECT_EQ(dq[static_cast<std::size_t>(row * kHeads * kDim)] == 0, !inside || row % kS == 0);
+    if (!inside) {
+      EXPECT_EQ(dk[static_cast<std::size_t>(row * kKeyHeads * kDim)], 0) << row;
+    }
+  }
 }
 
 struct Hostile {

@@ -80,7 +80,7 @@ Status read_side(const Side& side, SequenceRows Sequence::*rows, std::vector<Seq
                  std::vector<Sequence>& gaps) {
   const auto gap = [&](std::int64_t index, std::int64_t begin, std::int64_t end) {
     if (begin == end) return;
-    gaps.push_back({.index = index, .q = {}, .k = {}});
+    gaps.push_back({.index = index, .q = {}, .k = {}, .entry_k = index});
     gaps.back().*rows = {begin, end - begin};
   };
   std::int64_t end = side.offsets ? index_at(*side.offsets, 0) : 0;

@@ -201,12 +201,12 @@ TEST(SharedRanks, WhoLeavesInGoodOrderIsMissedByNobodyElse) {
       auto segment = Segment::enter(*descriptor, options);
       if (!segment.ok()) return segment.status().message();
       if (rank == 0) {
-        const std::string first = (*segment)->wait_for(1, 1).message();
-        return first + "|" + (*segment)->wait_for(2, 1).message();
+        const std::string first = (*segment)->wait_for(1, Count::kWritten, 1).message();
+        return first + "|" + (*segment)->wait_for(2, Count::kWritten, 1).message();
       }
       if (rank == 1) {
         std::this_thread::sleep_for(std::chrono::milliseconds(300));
-        (*segment)->advance(1);
+        (*segment)->advance(Count::kWritten, 1);
         std::this_thread::sleep_for(std::chrono::milliseconds(300));
       }
       return "";

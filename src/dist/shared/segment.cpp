@@ -25,13 +25,13 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr std::uint32_t kMagic = 0x464c5331;  // changes with the layout
+constexpr std::uint32_t kMagic = 0x464c5332;  // changes with the layout
 constexpr int kLookMs = 50;                   // between looks at whether the others live
 constexpr int kMeetMs = 2;                    // between looks for rank 0's segment
 constexpr std::size_t kHeadBytes = 4096;
 
 // A processor each: others come within the spins. Fewer processors than ranks: they cannot.
-constexpr int kSpins = 20000, kSpinsCrowded = 100;
+constexpr int kSpins = 2000, kSpinsCrowded = 100;
 
 void relax() noexcept {
 #if defined(__x86_64__)
@@ -109,9 +109,15 @@ struct Segment::Head {
   char reason[1024];
 };
 
+Segment::Segment(const SegmentOptions& options) : options_(options) {
+  if (options_.chunk_bytes == 0) options_.chunk_bytes = usual_piece_bytes(options_.size);
+}
+
 std::size_t Segment::bytes_of(const SegmentOptions& options) noexcept {
   const auto ranks = static_cast<std::size_t>(options.size);
-  return 2 * kHeadBytes + ranks * sizeof(RankSlot) + ranks * 2 * options.chunk_bytes;
+  const std::size_t piece =
+      options.chunk_bytes != 0 ? options.chunk_bytes : usual_piece_bytes(options.size);
+  return 2 * kHeadBytes + ranks * (sizeof(RankSlot) + kStagingPieces * piece);
 }
 
 Status Segment::map(int descriptor) {
@@ -330,31 +336,36 @@ Segment::~Segment() {
   if (lock_ >= 0) ::close(lock_);
 }
 
-void Segment::advance(std::uint32_t tick) noexcept {
+void Segment::advance(Count count, std::uint32_t value) noexcept {
   RankSlot& mine = slots_[options_.rank];
-  mine.tick.store(tick);  // sequentially consistent, as is the look at who waits
-  if (mine.waiters.load() != 0) wake_all(mine.tick);
+  std::atomic<std::uint32_t>& word = mine.counts[static_cast<int>(count)];
+  word.store(value);  // sequentially consistent, as is the look at who waits
+  if (mine.waiters.load() != 0) wake_all(word);
 }
 
-Status Segment::wait_for(int rank, std::uint32_t tick) {
-  RankSlot& other = slots_[rank];
+bool Segment::has_reached(int rank, Count count, std::uint32_t value) noexcept {
+  const std::atomic<std::uint32_t>& word = slots_[rank].counts[static_cast<int>(count)];
+  return reached(word.load(std::memory_order_acquire), value);
+}
+
+Status Segment::wait_for(int rank, Count count, std::uint32_t value) {
   for (int i = 0; i < spins_; ++i) {
-    if (reached(other.tick.load(std::memory_order_acquire), tick)) return {};
+    if (has_reached(rank, count, value)) return {};
     relax();
   }
   // It may be about to come and only lack this processor.
-  for (int i = 0; i < 4; ++i) {
-    ::sched_yield();
-    if (reached(other.tick.load(std::memory_order_acquire), tick)) return {};
-  }
+  ::sched_yield();
+  if (has_reached(rank, count, value)) return {};
+  RankSlot& other = slots_[rank];
+  std::atomic<std::uint32_t>& word = other.counts[static_cast<int>(count)];
   const Clock::time_point begin = Clock::now();
   Status status;
   other.waiters.fetch_add(1);
   while (status.ok()) {
-    const std::uint32_t now = other.tick.load();
-    if (reached(now, tick)) break;
-    sleep_while(other.tick, now, kLookMs);
-    if (other.tick.load() == now) status = look_around(rank, seconds_since(begin));
+    const std::uint32_t now = word.load();
+    if (reached(now, value)) break;
+    sleep_while(word, now, kLookMs);
+    if (word.load() == now) status = look_around(rank, seconds_since(begin));
   }
   other.waiters.fetch_sub(1);
   return status;
@@ -405,7 +416,9 @@ Status Segment::fail(const std::string& why) {
     head_->reason[length] = '\0';
     head_->ended = 2;
     // Who sleeps looks up at once.
-    for (int rank = 0; rank < options_.size; ++rank) wake_all(slots_[rank].tick);
+    for (int rank = 0; rank < options_.size; ++rank) {
+      for (std::atomic<std::uint32_t>& count : slots_[rank].counts) wake_all(count);
+    }
     wake_all(head_->come);
   }
   return failure();

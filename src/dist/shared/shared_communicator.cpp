@@ -17,13 +17,19 @@ using runtime::CollectiveCall;
 
 // Pieces start at whole cache lines, so that no two ranks write into one.
 constexpr std::size_t kLine = 128;
-
-// Ticks of a round. A rank's staging memory of a round is free again two rounds later, once all
-// others have said kDone of this one.
-enum Tick : std::uint32_t { kDone = 0, kWritten = 1, kSummed = 2, kTicks = 3 };
+// Rounds that a rank always writes ahead of what it reads.
+constexpr std::size_t kLead = 1;
 
 std::size_t whole_lines(std::size_t bytes) {
   return std::max(bytes / kLine * kLine, kLine);
+}
+
+std::size_t rounds_of(std::size_t bytes, std::size_t piece) {
+  return (bytes + piece - 1) / piece;
+}
+
+std::size_t bytes_in(std::size_t round, std::size_t piece, std::size_t bytes) {
+  return std::min(piece, bytes - round * piece);
 }
 
 class SharedCommunicator final : public runtime::Communicator {
@@ -38,73 +44,100 @@ class SharedCommunicator final : public runtime::Communicator {
  private:
   Status carry_out(const CollectiveCall& call) override;
 
-  // What one kind does: which bytes of a part fit into a round, and its rounds.
-  Status meet(const CollectiveCall& call);
+  /// `write(i, staged)` copies this rank's piece of round i to where the others read it, `read(i)`
+  /// takes what all have written. A rank writes ahead of what it reads as far as there is room.
+  template <class Write, class Read>
+  Status in_rounds(const CollectiveCall& call, std::size_t rounds, const Write& write,
+                   const Read& read);
   Status all_reduce(const CollectiveCall& call);
+  Status all_reduce_sliced(const CollectiveCall& call);
   Status reduce_scatter(const CollectiveCall& call);
   Status all_gather(const CollectiveCall& call);
   Status all_to_all(const CollectiveCall& call);
   Status broadcast(const CollectiveCall& call);
 
-  /// The staging memory of this round is this rank's to write.
-  Status begin_round(const CollectiveCall& call);
-  /// What this rank wrote may be read, and once this returns, what the others wrote.
-  Status exchange(Tick tick);
-  void end_round();
-
-  char* mine() { return segment_->staging(rank(), turn()); }
-  char* of(int rank) { return segment_->staging(rank, turn()); }
-  unsigned turn() const { return round_ % 2; }
-  static std::uint32_t tick_of(std::uint64_t round, Tick tick) {
-    return static_cast<std::uint32_t>(round * kTicks + tick);
+  /// A rank's piece of a round of the collective under way.
+  char* staged(int rank, std::size_t round) {
+    return segment_->staging(rank, (first_ + round) % kStagingPieces);
   }
+  /// What counts say once round `round` of it is over.
+  std::uint32_t count_of(std::size_t round) const {
+    return static_cast<std::uint32_t>(first_ + round + 1);
+  }
+  bool all_have(Count count, std::uint32_t value);
+  bool is_free(std::size_t round);
+  Status wait_for_all(Count count, std::uint32_t value);
   Status check_others(const CollectiveCall& call);
 
   std::unique_ptr<Segment> segment_;
-  std::uint64_t round_ = 0;
+  std::uint64_t first_ = 0;  // rounds of all collectives before
   std::uint32_t collectives_ = 0;
-  bool first_round_ = false;  // of the collective: the others' announcements are compared
 };
 
-Status SharedCommunicator::begin_round(const CollectiveCall& call) {
-  if (round_ >= 2) {
-    for (int other = 0; other < size(); ++other) {
-      if (other == rank()) continue;
-      Status status = segment_->wait_for(other, tick_of(round_ - 1, kDone));
-      if (!status.ok()) return status;
-    }
+bool SharedCommunicator::all_have(Count count, std::uint32_t value) {
+  for (int other = 0; other < size(); ++other) {
+    if (other != rank() && !segment_->has_reached(other, count, value)) return false;
   }
-  segment_->slot(rank()).announced[turn()] = {call.bytes, call.root, call.kind, call.dtype};
-  return {};
+  return true;
 }
 
-Status SharedCommunicator::exchange(Tick tick) {
-  const std::uint32_t now = tick_of(round_, tick);
-  segment_->advance(now);
-  // Each begins behind itself, so that not all read one rank's memory at once.
+// Whether all have read what this rank's piece of that round held before.
+bool SharedCommunicator::is_free(std::size_t round) {
+  const std::uint64_t number = first_ + round;
+  return number < kStagingPieces ||
+         all_have(Count::kDone, static_cast<std::uint32_t>(number - kStagingPieces + 1));
+}
+
+Status SharedCommunicator::wait_for_all(Count count, std::uint32_t value) {
+  // Each begins behind itself, so that not all look at one rank's memory at once.
   for (int step = 1; step < size(); ++step) {
-    Status status = segment_->wait_for((rank() + step) % size(), now);
+    Status status = segment_->wait_for((rank() + step) % size(), count, value);
     if (!status.ok()) return status;
   }
   return {};
 }
 
-void SharedCommunicator::end_round() {
-  ++round_;
-  segment_->advance(tick_of(round_, kDone));
+template <class Write, class Read>
+Status SharedCommunicator::in_rounds(const CollectiveCall& call, std::size_t rounds,
+                                     const Write& write, const Read& read) {
+  std::size_t written = 0;
+  for (std::size_t round = 0; round < rounds; ++round) {
+    if (written == round && !is_free(round)) {
+      Status status = wait_for_all(Count::kDone, count_of(round) - kStagingPieces);
+      if (!status.ok()) return status;
+    }
+    while (written < rounds && (written == round || is_free(written))) {
+      // What can be read is still in a cache: further ahead only while there is nothing to read.
+      if (written > round + kLead && all_have(Count::kWritten, count_of(round))) break;
+      if (written == 0) {
+        segment_->slot(rank()).announced[first_ % kStagingPieces] = {call.bytes, call.root,
+                                                                     call.kind, call.dtype};
+      }
+      write(written, staged(rank(), written));
+      segment_->advance(Count::kWritten, count_of(written));
+      ++written;
+    }
+    Status status = wait_for_all(Count::kWritten, count_of(round));
+    if (status.ok() && round == 0) status = check_others(call);
+    if (status.ok()) status = read(round);
+    if (!status.ok()) return status;
+    segment_->advance(Count::kDone, count_of(round));
+  }
+  first_ += rounds;
+  return {};
 }
 
 Status SharedCommunicator::check_others(const CollectiveCall& call) {
   const auto words = [&](int rank) {
-    const Announcement& a = segment_->slot(rank).announced[turn()];
+    const Announcement& a = segment_->slot(rank).announced[first_ % kStagingPieces];
     std::string out = fmt::format("{} of {} bytes", to_string(a.kind), a.bytes);
     if (runtime::adds(a.kind)) out += fmt::format(" of {}", flashlab::to_string(a.dtype));
     if (a.kind == Collective::kBroadcast) out += fmt::format(" from rank {}", a.root);
     return out;
   };
-  const Announcement& own = segment_->slot(rank()).announced[turn()];
+  const Announcement& own = segment_->slot(rank()).announced[first_ % kStagingPieces];
   for (int other = 0; other < size(); ++other) {
-    if (segment_->slot(other).announced[turn()] == own) continue;
+    if (segment_->slot(other).announced[first_ % kStagingPieces] == own) continue;
     return segment_->fail(
         fmt::format("ranks call different collectives ({}): {} came with {}, {} with {}",
                     call.name.empty() ? "no name" : call.name, segment_->words(rank()),
@@ -113,161 +146,168 @@ Status SharedCommunicator::check_others(const CollectiveCall& call) {
   return {};
 }
 
-Status SharedCommunicator::meet(const CollectiveCall& call) {
-  if (Status status = begin_round(call); !status.ok()) return status;
-  if (Status status = exchange(kWritten); !status.ok()) return status;
-  if (Status status = check_others(call); !status.ok()) return status;
-  end_round();
-  return {};
-}
-
-// Every rank stages its piece. Of few ranks or few bytes each adds all of the piece itself: one
-// meeting instead of two. Otherwise each adds a slice and all copy the slices of the others.
+// Every rank stages its pieces. Of few ranks or few bytes each adds all of them itself: one meeting
+// instead of two.
 Status SharedCommunicator::all_reduce(const CollectiveCall& call) {
+  constexpr std::size_t kSmall = 4096;
+  if (size() > 2 && call.bytes > kSmall) return all_reduce_sliced(call);
   const std::size_t piece = whole_lines(segment_->chunk_bytes());
-  const std::size_t element = size_of(call.dtype);
+  const auto count = static_cast<std::size_t>(size());
   const auto* from = static_cast<const char*>(call.from);
   auto* to = static_cast<char*>(call.to);
-  constexpr std::size_t kSmall = 4096;
-  const bool sliced = size() > 2 && call.bytes > kSmall;
-  std::array<const void*, kMaxSharedRanks> parts;
+  return in_rounds(
+      call, rounds_of(call.bytes, piece),
+      [&](std::size_t round, char* staged) {
+        std::memcpy(staged, from + round * piece, bytes_in(round, piece, call.bytes));
+      },
+      [&](std::size_t round) -> Status {
+        std::array<const void*, kMaxSharedRanks> parts;
+        for (std::size_t other = 0; other < count; ++other) {
+          parts[other] = staged(static_cast<int>(other), round);
+        }
+        const std::size_t bytes = bytes_in(round, piece, call.bytes);
+        tree_sum({parts.data(), count}, to + round * piece, bytes / size_of(call.dtype),
+                 call.dtype);
+        return {};
+      });
+}
+
+// Each adds a slice of every piece, and all copy the others' slices.
+Status SharedCommunicator::all_reduce_sliced(const CollectiveCall& call) {
+  const std::size_t piece = whole_lines(segment_->chunk_bytes());
   const auto count = static_cast<std::size_t>(size());
-  for (std::size_t at = 0; at < call.bytes; at += piece) {
-    const std::size_t bytes = std::min(piece, call.bytes - at);
-    if (Status status = begin_round(call); !status.ok()) return status;
-    std::memcpy(mine(), from + at, bytes);
-    if (Status status = exchange(kWritten); !status.ok()) return status;
-    if (std::exchange(first_round_, false)) {
-      if (Status status = check_others(call); !status.ok()) return status;
-    }
-    const std::size_t slice = sliced ? (bytes / count + kLine) / kLine * kLine : bytes;
-    const std::size_t begin =
-        sliced ? std::min(slice * static_cast<std::size_t>(rank()), bytes) : 0;
-    const std::size_t end = std::min(begin + slice, bytes);
-    for (std::size_t other = 0; other < count; ++other) {
-      parts[other] = of(static_cast<int>(other)) + begin;
-    }
-    // A slice of the sum replaces the same slice of this rank's staged piece, which nobody else
-    // reads: they read their own slices.
-    char* sum = sliced ? mine() + begin : to + at;
-    tree_sum({parts.data(), count}, sum, (end - begin) / element, call.dtype);
-    if (sliced) {
-      if (Status status = exchange(kSummed); !status.ok()) return status;
-      for (std::size_t step = 0; step < count; ++step) {
-        const std::size_t other = (static_cast<std::size_t>(rank()) + step) % count;
-        const std::size_t first = std::min(slice * other, bytes);
-        std::memcpy(to + at + first, of(static_cast<int>(other)) + first,
-                    std::min(slice, bytes - first));
-      }
-    }
-    end_round();
-  }
-  return {};
+  const auto me = static_cast<std::size_t>(rank());
+  const auto* from = static_cast<const char*>(call.from);
+  auto* to = static_cast<char*>(call.to);
+  return in_rounds(
+      call, rounds_of(call.bytes, piece),
+      [&](std::size_t round, char* staged) {
+        std::memcpy(staged, from + round * piece, bytes_in(round, piece, call.bytes));
+      },
+      [&](std::size_t round) -> Status {
+        const std::size_t bytes = bytes_in(round, piece, call.bytes);
+        const std::size_t slice = (bytes / count + kLine) / kLine * kLine;
+        const std::size_t begin = std::min(slice * me, bytes);
+        const std::size_t end = std::min(begin + slice, bytes);
+        std::array<const void*, kMaxSharedRanks> parts;
+        for (std::size_t other = 0; other < count; ++other) {
+          parts[other] = staged(static_cast<int>(other), round) + begin;
+        }
+        // It replaces the same slice of this rank's own piece, which nobody else reads.
+        tree_sum({parts.data(), count}, staged(rank(), round) + begin,
+                 (end - begin) / size_of(call.dtype), call.dtype);
+        segment_->advance(Count::kSummed, count_of(round));
+        Status status = wait_for_all(Count::kSummed, count_of(round));
+        for (std::size_t step = 0; step < count && status.ok(); ++step) {
+          const std::size_t other = (me + step) % count;
+          const std::size_t first = std::min(slice * other, bytes);
+          std::memcpy(to + round * piece + first, staged(static_cast<int>(other), round) + first,
+                      std::min(slice, bytes - first));
+        }
+        return status;
+      });
 }
 
 // A round stages a piece of every part.
 Status SharedCommunicator::reduce_scatter(const CollectiveCall& call) {
   const auto count = static_cast<std::size_t>(size());
+  const auto me = static_cast<std::size_t>(rank());
   const std::size_t piece = whole_lines(segment_->chunk_bytes() / count);
   const auto* from = static_cast<const char*>(call.from);
   auto* to = static_cast<char*>(call.to);
-  std::array<const void*, kMaxSharedRanks> parts;
-  const auto me = static_cast<std::size_t>(rank());
-  for (std::size_t at = 0; at < call.bytes; at += piece) {
-    const std::size_t bytes = std::min(piece, call.bytes - at);
-    if (Status status = begin_round(call); !status.ok()) return status;
-    for (std::size_t part = 0; part < count; ++part) {
-      if (part == me) continue;
-      std::memcpy(mine() + part * piece, from + part * call.bytes + at, bytes);
-    }
-    if (Status status = exchange(kWritten); !status.ok()) return status;
-    if (std::exchange(first_round_, false)) {
-      if (Status status = check_others(call); !status.ok()) return status;
-    }
-    for (std::size_t other = 0; other < count; ++other) {
-      parts[other] =
-          other == me ? from + me * call.bytes + at : of(static_cast<int>(other)) + me * piece;
-    }
-    tree_sum({parts.data(), count}, to + at, bytes / size_of(call.dtype), call.dtype);
-    end_round();
-  }
-  return {};
+  return in_rounds(
+      call, rounds_of(call.bytes, piece),
+      [&](std::size_t round, char* staged) {
+        for (std::size_t part = 0; part < count; ++part) {
+          if (part == me) continue;
+          std::memcpy(staged + part * piece, from + part * call.bytes + round * piece,
+                      bytes_in(round, piece, call.bytes));
+        }
+      },
+      [&](std::size_t round) -> Status {
+        std::array<const void*, kMaxSharedRanks> parts;
+        for (std::size_t other = 0; other < count; ++other) {
+          parts[other] = other == me ? from + me * call.bytes + round * piece
+                                     : staged(static_cast<int>(other), round) + me * piece;
+        }
+        const std::size_t bytes = bytes_in(round, piece, call.bytes);
+        tree_sum({parts.data(), count}, to + round * piece, bytes / size_of(call.dtype),
+                 call.dtype);
+        return {};
+      });
 }
 
 Status SharedCommunicator::all_to_all(const CollectiveCall& call) {
   const auto count = static_cast<std::size_t>(size());
+  const auto me = static_cast<std::size_t>(rank());
   const std::size_t piece = whole_lines(segment_->chunk_bytes() / count);
   const auto* from = static_cast<const char*>(call.from);
   auto* to = static_cast<char*>(call.to);
-  const auto me = static_cast<std::size_t>(rank());
-  for (std::size_t at = 0; at < call.bytes; at += piece) {
-    const std::size_t bytes = std::min(piece, call.bytes - at);
-    if (Status status = begin_round(call); !status.ok()) return status;
-    for (std::size_t part = 0; part < count; ++part) {
-      char* where = part == me ? to + me * call.bytes + at : mine() + part * piece;
-      std::memcpy(where, from + part * call.bytes + at, bytes);
-    }
-    if (Status status = exchange(kWritten); !status.ok()) return status;
-    if (std::exchange(first_round_, false)) {
-      if (Status status = check_others(call); !status.ok()) return status;
-    }
-    for (std::size_t step = 1; step < count; ++step) {
-      const std::size_t other = (me + step) % count;
-      std::memcpy(to + other * call.bytes + at, of(static_cast<int>(other)) + me * piece, bytes);
-    }
-    end_round();
-  }
-  return {};
+  return in_rounds(
+      call, rounds_of(call.bytes, piece),
+      [&](std::size_t round, char* staged) {
+        for (std::size_t part = 0; part < count; ++part) {
+          const std::size_t at = part * call.bytes + round * piece;
+          std::memcpy(part == me ? to + at : staged + part * piece, from + at,
+                      bytes_in(round, piece, call.bytes));
+        }
+      },
+      [&](std::size_t round) -> Status {
+        for (std::size_t step = 1; step < count; ++step) {
+          const std::size_t other = (me + step) % count;
+          std::memcpy(to + other * call.bytes + round * piece,
+                      staged(static_cast<int>(other), round) + me * piece,
+                      bytes_in(round, piece, call.bytes));
+        }
+        return {};
+      });
 }
 
 Status SharedCommunicator::all_gather(const CollectiveCall& call) {
   const auto count = static_cast<std::size_t>(size());
+  const auto me = static_cast<std::size_t>(rank());
   const std::size_t piece = whole_lines(segment_->chunk_bytes());
   const auto* from = static_cast<const char*>(call.from);
   auto* to = static_cast<char*>(call.to);
-  const auto me = static_cast<std::size_t>(rank());
-  for (std::size_t at = 0; at < call.bytes; at += piece) {
-    const std::size_t bytes = std::min(piece, call.bytes - at);
-    if (Status status = begin_round(call); !status.ok()) return status;
-    std::memcpy(mine(), from + at, bytes);
-    if (Status status = exchange(kWritten); !status.ok()) return status;
-    if (std::exchange(first_round_, false)) {
-      if (Status status = check_others(call); !status.ok()) return status;
-    }
-    if (to + me * call.bytes != from) std::memcpy(to + me * call.bytes + at, from + at, bytes);
-    for (std::size_t step = 1; step < count; ++step) {
-      const std::size_t other = (me + step) % count;
-      std::memcpy(to + other * call.bytes + at, of(static_cast<int>(other)), bytes);
-    }
-    end_round();
-  }
-  return {};
+  const bool in_place = from == to + me * call.bytes;
+  return in_rounds(
+      call, rounds_of(call.bytes, piece),
+      [&](std::size_t round, char* staged) {
+        const std::size_t at = round * piece, bytes = bytes_in(round, piece, call.bytes);
+        std::memcpy(staged, from + at, bytes);
+        if (!in_place) std::memcpy(to + me * call.bytes + at, from + at, bytes);
+      },
+      [&](std::size_t round) -> Status {
+        for (std::size_t step = 1; step < count; ++step) {
+          const std::size_t other = (me + step) % count;
+          std::memcpy(to + other * call.bytes + round * piece,
+                      staged(static_cast<int>(other), round), bytes_in(round, piece, call.bytes));
+        }
+        return {};
+      });
 }
 
-// The root runs ahead by the two rounds that there is memory for.
+// Those who stage nothing say so at once.
 Status SharedCommunicator::broadcast(const CollectiveCall& call) {
   const std::size_t piece = whole_lines(segment_->chunk_bytes());
   const auto* from = static_cast<const char*>(call.from);
   auto* to = static_cast<char*>(call.to);
   const bool root = rank() == call.root;
-  for (std::size_t at = 0; at < call.bytes; at += piece) {
-    const std::size_t bytes = std::min(piece, call.bytes - at);
-    if (Status status = begin_round(call); !status.ok()) return status;
-    if (root) std::memcpy(mine(), from + at, bytes);
-    if (std::exchange(first_round_, false)) {
-      if (Status status = exchange(kWritten); !status.ok()) return status;
-      if (Status status = check_others(call); !status.ok()) return status;
-    } else if (root) {
-      segment_->advance(tick_of(round_, kWritten));
-    } else {
-      Status status = segment_->wait_for(call.root, tick_of(round_, kWritten));
-      if (!status.ok()) return status;
-    }
-    if (!root) std::memcpy(to + at, of(call.root), bytes);
-    if (root && to != from) std::memcpy(to + at, from + at, bytes);
-    end_round();
-  }
-  return {};
+  return in_rounds(
+      call, rounds_of(call.bytes, piece),
+      [&](std::size_t round, char* staged) {
+        if (!root) return;
+        const std::size_t at = round * piece, bytes = bytes_in(round, piece, call.bytes);
+        std::memcpy(staged, from + at, bytes);
+        if (to != from) std::memcpy(to + at, from + at, bytes);
+      },
+      [&](std::size_t round) -> Status {
+        if (!root) {
+          std::memcpy(to + round * piece, staged(call.root, round),
+                      bytes_in(round, piece, call.bytes));
+        }
+        return {};
+      });
 }
 
 Status SharedCommunicator::carry_out(const CollectiveCall& call) {
@@ -277,8 +317,11 @@ Status SharedCommunicator::carry_out(const CollectiveCall& call) {
   const std::size_t length = call.name.copy(slot.name, sizeof slot.name - 1);
   slot.name[length] = '\0';
   slot.entered = ++collectives_;
-  first_round_ = true;
-  if (call.bytes == 0) return meet(call);
+  const auto nothing = [](std::size_t) { return Status(); };
+  if (call.bytes == 0 || call.kind == Collective::kBarrier) {
+    return in_rounds(
+        call, 1, [](std::size_t, char*) {}, nothing);
+  }
   switch (call.kind) {
     case Collective::kAllReduce:
       return all_reduce(call);
@@ -288,10 +331,8 @@ Status SharedCommunicator::carry_out(const CollectiveCall& call) {
       return all_gather(call);
     case Collective::kAllToAll:
       return all_to_all(call);
-    case Collective::kBroadcast:
-      return broadcast(call);
     default:
-      return meet(call);
+      return broadcast(call);
   }
 }
 

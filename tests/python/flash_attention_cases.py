@@ -34,10 +34,7 @@ FLAG = (0, 1)
 # What a case may ask for that flashlab.torch does not compute yet, in the order in which a case
 # with several is counted. Each must be refused, never ignored.
 FEATURES = {
-    "window beside the diagonal": lambda case: case.get("local", 0) > 1,
-    "sinks": lambda case: case.get("sink", 0) > 0,
     "qv": lambda case: case.get("qv", 0) > 0,
-    "attention_chunk": lambda case: case.get("chunk", 0) > 0,
     "fp8": lambda case: case.get("dtype") == "e4m3",
 }
 
@@ -122,8 +119,12 @@ def lacks(sweep, case, device="cuda"):
     for name, asked in FEATURES.items():
         if asked(case):
             return name
-    too_wide = device == "cuda" and (case.get("dv") or 0) > 256
-    return "head_dim_v over 256" if too_wide else ""
+    if device == "cuda":
+        if case.get("page"):
+            return "pages"
+        if (case.get("dv") or 0) > 256:
+            return "head_dim_v over 256"
+    return ""
 
 
 def square(lengths):
@@ -144,6 +145,12 @@ def unequal_values_fa3(case):
     return not (dv == 0 or (d == 192 and dv == 128) or (d == 64 and dv in (256, 512)))
 
 
+def skipped_fa3_varlen(case):
+    """Chunks are for at least as many keys as queries."""
+    return ((case["qv"] and (case["d"] != 64 or case["dtype"] == "e4m3"))
+            or (case["chunk"] and case["seqlens"][0] > case["seqlens"][1]))
+
+
 def skipped_fa4(case):
     """Bounds and causal together; values of 128 at d 192, of 64 also at d 128."""
     wanted = {192: (128,), 128: (0, 64)}.get(case["d"], (0,))
@@ -155,29 +162,29 @@ FA2 = [
         dtype=HALVES, deterministic=FLAG, alibi=FLAG, local=FLAG, causal=FLAG, d=DIMS,
         seqlens=square((97, 128, 200, 384, 768, 1024, 1025, 2048)), dropout=(0.0, 0.17)),
           batch=4, heads=9, rule=Rule(), fixed={"pack": "qkv"}),
-    Sweep("fa2", "varlen_qkvpacked", "refused", dict(
+    Sweep("fa2", "varlen_qkvpacked", "varlen", dict(
         dtype=HALVES, deterministic=FLAG, alibi=FLAG, local=FLAG, causal=FLAG,
         d=(32, 59, 64, 80, 96, 128, 160, 192, 224, 256),
         seqlens=square((97, 128, 200, 257, 384, 512, 768, 1025, 2048)), dropout=(0.0, 0.17)),
-          batch=5, heads=6, missing="varlen"),
+          batch=5, heads=6, rule=Rule(), fixed={"pack": "qkv"}),
     Sweep("fa2", "output", "rule", dict(
         pack=("", "kv"), dtype=HALVES, mha=("mha", "mqa", "gqa"), deterministic=FLAG, alibi=FLAG,
         local=FLAG, causal=FLAG, d=(32, 40, 59, 64, 96, 111, 128, 160, 192, 224, 256),
         seqlens=MIXED_LENGTHS, dropout=(0.0, 0.17), softcap=(0.0, 50.0)),
           batch=4, heads=6, kv_heads={"mqa": 1, "gqa": 2}, rule=Rule(grad=3),
           skipped=lambda case: case["dropout"] and case["softcap"]),
-    Sweep("fa2", "varlen_output", "refused", dict(
+    Sweep("fa2", "varlen_output", "varlen", dict(
         pack=("", "kv"), dtype=HALVES, mha=("mha", "mqa", "gqa"), deterministic=FLAG, alibi=FLAG,
         local=FLAG, causal=FLAG, d=(32, 59, 64, 80, 96, 111, 128, 160, 192, 224, 256),
         seqlens=((1, 147), *MIXED_LENGTHS), dropout=(0.0, 0.17), softcap=(0.0, 50.0)),
-          batch=4, heads=6, kv_heads={"mqa": 1, "gqa": 2}, missing="varlen",
+          batch=4, heads=6, kv_heads={"mqa": 1, "gqa": 2}, rule=Rule(grad=3),
           skipped=lambda case: case["dropout"] and case["softcap"]),
     Sweep("fa2", "causal", "rule", dict(
         dtype=HALVES, local=FLAG, d=DIMS, swap=FLAG, seqlens=CAUSAL_LENGTHS),
           batch=8, heads=9, rule=Rule(out_atol=1e-5, grad_atol=1e-5), fixed={"causal": 1}),
-    Sweep("fa2", "varlen_causal", "refused", dict(
+    Sweep("fa2", "varlen_causal", "varlen", dict(
         dtype=HALVES, local=FLAG, d=DIMS, swap=FLAG, seqlens=CAUSAL_LENGTHS, page=(0, 256, 512)),
-          batch=8, heads=9, missing="varlen", fixed={"causal": 1}),
+          batch=8, heads=9, rule=Rule(out_atol=1e-5, grad_atol=1e-5), fixed={"causal": 1}),
     Sweep("fa2", "splitkv", "rule", dict(
         dtype=HALVES, deterministic=FLAG, alibi=FLAG, local=FLAG, causal=FLAG, d=DIMS, swap=FLAG,
         seqlens=SPLIT_LENGTHS), batch=1, heads=12, rule=Rule(out_atol=1e-5, grad_atol=2e-4)),
@@ -198,15 +205,14 @@ FA2 = [
     Sweep("fa2", "bwd_transpose", "rule", dict(
         dtype=HALVES, causal=FLAG, d=(64, 128), seqlens=square((97, 128, 200, 256))),
           batch=5, heads=2, rule=Rule(), fixed={"strided_gradient": 1}),
-    Sweep("fa2", "bwd_varlen_overflow", "refused", dict(
-        causal=FLAG, d=(16, 32, 64), seqlens=((256, 3),)), heads=5, missing="varlen",
-          fixed={"dtype": "fp16"}),
+    Sweep("fa2", "bwd_varlen_overflow", "varlen_overflow", dict(
+        causal=FLAG, d=(16, 32, 64), seqlens=((256, 3),)), heads=5, fixed={"dtype": "fp16"}),
     Sweep("fa2", "deterministic", "repeat", dict(
         dtype=HALVES, local=FLAG, causal=FLAG, d=DIMS, swap=FLAG, seqlens=CAUSAL_LENGTHS),
           batch=4, heads=9, fixed={"deterministic": 1}, repeats=50),
-    Sweep("fa2", "varlen_deterministic", "refused", dict(
+    Sweep("fa2", "varlen_deterministic", "varlen_repeat", dict(
         dtype=HALVES, local=FLAG, causal=FLAG, d=DIMS, swap=FLAG, seqlens=CAUSAL_LENGTHS),
-          batch=2, heads=9, missing="varlen"),
+          batch=2, heads=9, fixed={"deterministic": 1}, repeats=50),
 ]
 
 FA3_AXES = dict(
@@ -218,13 +224,13 @@ FA3 = [
     Sweep("fa3", "output", "rule", FA3_AXES | dict(
         seqlens=FA3_LENGTHS, dv=(0, 128, 256, 512), chunk=FLAG),
           batch=large_batch, heads=6, kv_heads={"mqa": 1, "gqa": 2}, skipped=unequal_values_fa3),
-    Sweep("fa3", "varlen_output", "refused", FA3_AXES | dict(
-        unused=FLAG,
+    Sweep("fa3", "varlen_output", "varlen", FA3_AXES | dict(
+        unused=FLAG, chunk=FLAG,
         seqlens=((1, 1), (1, 3), (2, 1), (511, 1), (3, 513), (64, 128), (128, 128), (256, 256),
                  *MIXED_LENGTHS[:4], (256, 512), (307, 256), (640, 128), (512, 256), (1024, 1024),
                  (1023, 1024), (1024, 1023), (1024, 1024), (2048, 2048), (4096, 4096))),
-          batch=large_batch, heads=6, kv_heads={"mqa": 1, "gqa": 2}, missing="varlen",
-          skipped=lambda case: case["qv"] and (case["d"] != 64 or case["dtype"] == "e4m3")),
+          batch=large_batch, heads=6, kv_heads={"mqa": 1, "gqa": 2},
+          skipped=skipped_fa3_varlen),
     Sweep("fa3", "kvcache", "refused", dict(
         dtype=("bf16", "e4m3"), mha=("mha", "mqa", "gqa"), new_kv=FLAG,
         mask=("none", "causal", "local"), new_is_q=FLAG, interleaved=FLAG, rotary=(0.0, 0.5, 1.0),
@@ -265,14 +271,16 @@ FA4 = [
         causal=FLAG, d=(128,), seqlens=((0, 4096), (64, 4096))),
           batch=lambda case: 2 if case["seqlens"][0] == 0 else 0, heads=16,
           fixed={"dtype": "bf16"}),
-    Sweep("fa4", "varlen_output", "refused", dict(
-        mha=("mha", "mqa", "gqa"), deterministic=FLAG, softcap=(0.0, 15.0), local=(0, 1, 2, 3),
-        causal=FLAG, d=(64, 128, 192, 256),
+    Sweep("fa4", "varlen_output", "varlen", dict(
+        mha=("mha", "mqa", "gqa"), sink=FLAG, deterministic=FLAG, softcap=(0.0, 15.0),
+        local=(0, 1, 2, 3), causal=FLAG, d=(64, 128, 192, 256),
         seqlens=((511, 1), (3, 513), (64, 128), (128, 128), (256, 256), *MIXED_LENGTHS[:5],
                  (307, 256), (640, 128), *MIXED_LENGTHS[5:], (64, 1), (255, 256), (4096, 4096),
                  (4224, 4224)),
         lengths=("random", "third", "full"), zero_q=FLAG, zero_k=FLAG, unpad_q=FLAG,
-        unpad_kv=FLAG), batch=9, heads=6, missing="varlen"),
+        unpad_kv=FLAG), batch=9, heads=6, kv_heads={"mqa": 1, "gqa": 3},
+          skipped=lambda case: case["local"] and case["causal"],
+          fixed={"dtype": "bf16", "square": 1}),
     Sweep("fa4", "kvcache", "refused", dict(
         mha=("mha", "mqa", "gqa"), sink=FLAG, local=FLAG, causal=FLAG, page=(0, 1, 4, 128),
         varlen_q=FLAG, d=(64, 128),

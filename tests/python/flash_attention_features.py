@@ -1,5 +1,5 @@
-"""Windows, softcap, ALiBi and dropout in FlashAttention's tests: what a case draws, as those tests
-draw it, and which pairs flashlab.torch drops, by a text of its own.
+"""Windows, softcap, ALiBi, sinks and dropout in FlashAttention's tests: what a case draws, as those
+tests draw it, and which pairs flashlab.torch drops, by a text of its own.
 """
 
 from typing import NamedTuple, Optional
@@ -10,17 +10,24 @@ MASK_32, MASK_64 = (1 << 32) - 1, (1 << 64) - 1
 
 
 class Features(NamedTuple):
-    """Arguments of the drop-ins beside q, k, v and causal; kept: [batch, heads, Sq, Sk] bool."""
-    window: tuple = (-1, -1)
+    """Arguments of the drop-ins beside q, k, v and causal; kept: [batch, heads, Sq, Sk] bool. A
+    side of the window has a sign, None is no bound."""
+    window: tuple = (None, None)
     softcap: float = 0.0
     slopes: Optional[torch.Tensor] = None
     dropout_p: float = 0.0
     kept: Optional[torch.Tensor] = None
+    chunk: int = 0
+    sinks: Optional[torch.Tensor] = None  # [heads]
 
     def arguments(self):
         more = {}
-        if self.window != (-1, -1):
+        if self.window != (None, None):
             more["window_size"] = self.window
+        if self.chunk:
+            more["attention_chunk"] = self.chunk
+        if self.sinks is not None:
+            more["learnable_sink"] = self.sinks
         if self.softcap:
             more["softcap"] = self.softcap
         if self.slopes is not None:
@@ -29,13 +36,28 @@ class Features(NamedTuple):
             more["dropout_p"] = self.dropout_p
         return more
 
+    def of_entry(self, b, seqlen_q, seqlen_k):
+        """Those of one entry of a batch, of these lengths."""
+        return self._replace(
+            slopes=None if self.slopes is None else self.slopes[b:b + 1],
+            kept=None if self.kept is None else self.kept[b:b + 1, :, :seqlen_q, :seqlen_k])
+
 
 def draw(sweep, case, device):
     """What the case asks for, without `kept`."""
     batch, _, seqlen_k, heads, _, _, _ = sweep.shape(case)
-    window = tuple(torch.randint(0, seqlen_k, (2,)).tolist()) if case.get("local") else (-1, -1)
+    window = (None, None)
+    if case.get("local"):
+        left, right = torch.randint(0, max(seqlen_k, 1), (2,)).tolist()
+        # FlashAttention-4's dense tests have windows beside the diagonal, its ragged ones not.
+        sign = 1 if "varlen" in sweep.name else -1
+        window = {1: (left, right), 2: (None, sign * right), 3: (sign * left, None)}[case["local"]]
     slopes = torch.rand(batch, heads, device=device) * 0.3 if case.get("alibi") else None
-    return Features(window, case.get("softcap", 0.0), slopes, case.get("dropout", 0.0))
+    chunk = int(torch.randint(1, seqlen_k * 2, (1,))) if case.get("chunk") else 0
+    sinks = (torch.randn(heads, device=device, dtype=torch.bfloat16).requires_grad_()
+             if case.get("sink") else None)
+    return Features(window, case.get("softcap", 0.0), slopes, case.get("dropout", 0.0), None, chunk,
+                    sinks)
 
 
 def query_factor(sweep, case):

@@ -11,6 +11,8 @@ import torch
 
 import flash_attention_features as features_of_tests
 import flashlab.torch as lib
+import flashlab.torch.cute
+import flashlab.torch.flash_attn_interface
 from flash_attention_features import Features
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32,
@@ -31,19 +33,23 @@ def hidden_by_causal(seqlen_q, seqlen_k, device):
     return torch.arange(seqlen_k, device=device) > row + (seqlen_k - seqlen_q)
 
 
-def hidden_by(causal, window, seqlen_q, seqlen_k, device):
-    """The same with a window (left, right) around the aligned key; None: all is seen."""
+def hidden_by(causal, window, seqlen_q, seqlen_k, device, chunk=0):
+    """The same with a window (left, right) around the aligned key, and with chunks of keys; None:
+    all is seen."""
     left, right = window
-    if not causal and (left, right) == (-1, -1):
+    if not causal and (left, right) == (None, None) and not chunk:
         return None
     hidden = (hidden_by_causal(seqlen_q, seqlen_k, device) if causal else
               torch.zeros(seqlen_q, seqlen_k, dtype=torch.bool, device=device))
     aligned = torch.arange(seqlen_q, device=device)[:, None] + (seqlen_k - seqlen_q)
     key = torch.arange(seqlen_k, device=device)
-    if left >= 0:
+    if left is not None:
         hidden = hidden | (key < aligned - left)
-    if right >= 0:
+    if right is not None:
         hidden = hidden | (key > aligned + right)
+    if chunk:
+        hidden = hidden | (torch.div(key, chunk, rounding_mode="floor") !=
+                           torch.div(aligned, chunk, rounding_mode="floor"))
     return hidden
 
 
@@ -55,7 +61,7 @@ def scores(q, k, causal, scale_on_k=False, features=Features()):
     seqlen_q, seqlen_k = s.shape[2:]
     if features.softcap:
         s = torch.tanh(s / features.softcap) * features.softcap
-    hidden = hidden_by(causal, features.window, seqlen_q, seqlen_k, q.device)
+    hidden = hidden_by(causal, features.window, seqlen_q, seqlen_k, q.device, features.chunk)
     if hidden is not None:
         s = s.masked_fill(hidden, -math.inf)
     if features.slopes is not None:
@@ -72,7 +78,11 @@ def formula(q, k, v, causal, upcast, features=Features()):
         q, k, v = q.float(), k.float(), v.float()
     k, v = (x.repeat_interleave(group, dim=2) if group > 1 else x for x in (k, v))
     s, hidden = scores(q, k, causal, scale_on_k=not upcast, features=features)
-    p = torch.softmax(s, dim=-1).to(v.dtype)
+    if features.sinks is not None:
+        sinks = features.sinks.to(s.dtype)[None, :, None, None].expand(*s.shape[:3], 1)
+        p = torch.softmax(torch.cat([s, sinks], -1), dim=-1)[..., :-1].to(v.dtype)
+    else:
+        p = torch.softmax(s, dim=-1).to(v.dtype)
     if hidden is not None:  # some queries may see no key at all
         p = p.masked_fill(hidden.all(dim=-1, keepdim=True), 0)
     if features.kept is not None:
@@ -150,11 +160,24 @@ def unpacked(leaves):
     return leaves[0].unbind(2) if len(leaves) == 1 else [leaves[0], *leaves[1].unbind(2)]
 
 
+def interface(more):
+    """The module whose function has these arguments, and its word for a side without a bound."""
+    if "attention_chunk" in more:
+        return lib.flash_attn_interface, -1
+    signed = any(side is None or side < 0 for side in more.get("window_size", ()))
+    return (lib.cute, None) if signed or "learnable_sink" in more else (lib, -1)
+
+
 def call(leaves, case, **more):
     names = {1: "flash_attn_qkvpacked_func", 2: "flash_attn_kvpacked_func", 3: "flash_attn_func"}
-    return getattr(lib, names[len(leaves)])(
+    module, unbounded = interface(more)
+    if "window_size" in more:
+        more["window_size"] = tuple(unbounded if side is None else side
+                                    for side in more["window_size"])
+    out = getattr(module, names[len(leaves)])(
         *leaves, causal=bool(case["causal"]), deterministic=bool(case.get("deterministic", 0)),
         **more)
+    return out[0] if module is lib.cute else out
 
 
 def call_with_lse(leaves, case, **more):
@@ -191,7 +214,12 @@ def run_rule(sweep, case, device, _):
         g = torch.randn(seqlen, 2 * batch, heads, dim, device=device, dtype=outs[0].dtype)[:, ::2]
     else:
         g = torch.randn_like(outs[0])
-    results = [named_gradients(leaves, torch.autograd.grad(out, leaves, g)) for out in outs]
+    wanted = [*leaves, features.sinks] if features.sinks is not None else leaves
+    results = []
+    for out in outs:
+        gradients = torch.autograd.grad(out, wanted, g)
+        results.append([*named_gradients(leaves, gradients[:len(leaves)]),
+                        *(("dsink", x) for x in gradients[len(leaves):])])
     triples = [("out", *(out.detach() for out in outs))]
     for (name, got), (_, pt), (_, ref) in zip(*results):
         triples.append((name, got, pt, ref))
@@ -317,25 +345,24 @@ def run_empty(sweep, case, device, _):
     return {}, ""
 
 
-KINDS = {"rule": run_rule, "repeat": run_repeat, "launch": run_launch, "empty": run_empty,
-         "lse_gradient": run_lse_gradient, "lse_unused": run_lse_unused}
+def kinds():
+    """What a sweep's `kind` names: a function of (sweep, case, device, repeats)."""
+    import flash_attention_varlen as varlen
+    return {"rule": run_rule, "repeat": run_repeat, "launch": run_launch, "empty": run_empty,
+            "lse_gradient": run_lse_gradient, "lse_unused": run_lse_unused, **varlen.KINDS}
 
 
 def run(sweep, case, device, repeats):
     """({tensor: error / allowed}, note); raises Failed."""
-    return KINDS[sweep.kind](sweep, case, device, repeats)
+    return kinds()[sweep.kind](sweep, case, device, repeats)
 
 
 # ---------------------------------------------------------------------------------------------
 # What is not supported yet must be refused
 # ---------------------------------------------------------------------------------------------
 
-ABSENT = {"varlen": "flash_attn_varlen_func", "kvcache": "flash_attn_with_kvcache",
-          "combine": "flash_attn_combine"}
-# Arguments of FlashAttention-3's and 4's functions that flash-attn's, whose names these are, lack,
-# and a value that it does not know: a window that ends before the query's own key.
-OF_OTHER_INTERFACES = {"sinks": "learnable_sink", "qv": "qv", "attention_chunk": "attention_chunk",
-                       "window beside the diagonal": "window_size"}
+# Sweeps whose cases nothing here knows how to run yet: their function, called without anything.
+ABSENT = {"kvcache": "flash_attn_with_kvcache", "combine": "flash_attn_combine"}
 
 
 def refused_call(reason, case, device):
@@ -344,25 +371,27 @@ def refused_call(reason, case, device):
     dtype = torch.float16 if case.get("dtype") == "fp16" else torch.bfloat16
     q, k, v = (torch.zeros(1, 4, 2, size, device=device, dtype=dtype)
                for size in (dim, dim, case.get("dv") or dim))
-    more = {}
-    if reason in OF_OTHER_INTERFACES:
-        more[OF_OTHER_INTERFACES[reason]] = torch.zeros_like(v)
-    if "window_size" in more:
-        more["window_size"] = (None, -2)
+    if reason == "pages":
+        return lib.flash_attn_varlen_func(
+            q[0], k, v, torch.tensor([0, 4], dtype=torch.int32, device=device),
+            torch.tensor([0, 4], dtype=torch.int32, device=device),
+            block_table=torch.zeros(1, 1, dtype=torch.int32, device=device))
+    if reason == "qv":
+        return lib.flash_attn_interface.flash_attn_func(q, k, v, qv=torch.zeros_like(v))
     if reason == "fp8":
         q, k, v = (x.to(torch.float8_e4m3fn) for x in (q, k, v))
     if case.get("pack") == "qkv":
         leaves = [torch.stack([q, k, v], 2)]
     else:
         leaves = [q, torch.stack([k, v], 2)] if case.get("pack") == "kv" else [q, k, v]
-    call(leaves, case | {"causal": case.get("causal", 0)}, **more)
+    return call(leaves, case | {"causal": case.get("causal", 0)})
 
 
 def run_refused(reason, case, device):
     """How the library refuses the case; raises Failed where it computes something instead.
 
-    NotImplementedError for what the drop-ins name; TypeError for an argument that they lack and for
-    a type of element that no kernel knows.
+    NotImplementedError for what the drop-ins name; TypeError for a type of element that no kernel
+    knows.
     """
     if reason in ABSENT:
         function = getattr(lib, ABSENT[reason], None)
@@ -378,7 +407,7 @@ def run_refused(reason, case, device):
     except NotImplementedError:
         return "NotImplementedError"
     except TypeError as error:
-        if reason in OF_OTHER_INTERFACES or reason == "fp8":
+        if reason == "fp8":
             return "TypeError"
         raise Failed(f"{reason} is refused by a TypeError: {error}") from error
     raise Failed(f"{reason} was not refused: the argument was ignored")

@@ -6,8 +6,8 @@
 
 The cases of a file are shuffled by --seed; a visit runs the next ones and records in
 JSON-FILE.json what was run, passed, failed and refused so far, and the next visit goes on from
-there. Recorded failures are run again first. What flashlab.torch cannot do yet (dropout, windows,
-...) is counted, and a sample of it must raise. Every case runs in a process of its own kind, so
+there. Recorded failures are run again first. What flashlab.torch cannot do yet (qv, 8 bits, ...) is
+counted, and a sample of it must raise. Every case runs in a process of its own kind, so
 that one that dies takes nothing with it. Exit code 1 when a case failed.
 """
 

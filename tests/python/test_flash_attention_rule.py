@@ -73,7 +73,7 @@ class Matrices(unittest.TestCase):
             self.assertEqual(len(runnable) + sum(counts.values()), matrix)
             self.assertEqual(set(counts), set(refused))
             self.assertGreater(len(runnable), 500, file)
-            self.assertIn("varlen", counts)
+            self.assertIn("kvcache", counts)
 
 
 @unittest.skipUnless(torch, WHY)
@@ -99,7 +99,7 @@ class Sample(unittest.TestCase):
                 size = rule.operations(sweep, case)
                 if size < smallest.get(sweep.key, (math.inf,))[0]:
                     smallest[sweep.key] = (size, sweep, case)
-        self.assertEqual({sweep.kind for _, sweep, _ in smallest.values()}, set(maths.KINDS))
+        self.assertEqual({sweep.kind for _, sweep, _ in smallest.values()}, set(maths.kinds()))
         for size, sweep, case in smallest.values():
             if size > 4e8:
                 continue
@@ -109,6 +109,24 @@ class Sample(unittest.TestCase):
 
 @unittest.skipUnless(torch, WHY)
 class TheRuleItself(unittest.TestCase):
+    def test_faults_of_ragged_calls_are_found(self):
+        name = ("fa3:varlen_output:dtype=bf16,mha=gqa,qv=0,softcap=0.0,local=0,causal=1,d=64,"
+                "unused=1,chunk=0,seqlens=113x203")
+        interface = flashlab.torch.flash_attn_interface
+        right = interface.flash_attn_varlen_func
+        self.assertTrue(rule.run_one(name, "", "cpu", 1)["ok"])
+
+        faults = {
+            "rows that do not count": lambda q, k, v, seqused_k, **more: right(q, k, v, **more),
+            "one mask for all": lambda q, k, v, causal, **more: right(q, k, v, **more),
+            "a neighbour's keys": lambda q, k, v, **more: right(
+                q, k.roll(1, 0), v.roll(1, 0), **more),
+        }
+        for fault, function in faults.items():
+            with self.subTest(fault), mock.patch.object(
+                    interface, "flash_attn_varlen_func", function):
+                self.assertFalse(rule.run_one(name, "", "cpu", 1)["ok"])
+
     NAME = ("fa3:output:dtype=bf16,mha=mqa,qv=0,softcap=0.0,local=0,causal=1,d=64,"
             "seqlens=64x128,dv=0,chunk=0")
 
@@ -154,11 +172,11 @@ class TheRuleItself(unittest.TestCase):
     def test_an_ignored_argument_is_found(self):
         def careless(q, k, v, **_):
             return q
-        name = ("fa4:output:mha=mha,sink=1,deterministic=0,softcap=0.0,local=0,causal=1,d=64,"
-                "seqlens=64x128,dv=0")
-        self.assertEqual(rule.run_one(name, "sinks", "cpu", 1)["what"], "TypeError")
-        with mock.patch.object(flashlab.torch, "flash_attn_func", careless):
-            result = rule.run_one(name, "sinks", "cpu", 1)
+        name = ("fa3:output:dtype=bf16,mha=mha,qv=1,softcap=0.0,local=0,causal=1,d=64,"
+                "seqlens=64x128,dv=256,chunk=0")
+        self.assertEqual(rule.run_one(name, "qv", "cpu", 1)["what"], "NotImplementedError")
+        with mock.patch.object(flashlab.torch.flash_attn_interface, "flash_attn_func", careless):
+            result = rule.run_one(name, "qv", "cpu", 1)
         self.assertFalse(result["ok"])
         self.assertIn("not refused", result["what"])
 

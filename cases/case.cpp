@@ -183,6 +183,13 @@ void Case::set_sequences(std::vector<SequenceLengths> list) {
   }
 }
 
+void Case::set_cache(std::int64_t page_size) {
+  if (batch == 0) return;
+  const SequenceLengths each{seqlen_q, seqlen_k};
+  set_sequences(std::vector<SequenceLengths>(static_cast<std::size_t>(batch), each));
+  cache = Cache{.capacity = seqlen_k, .page_size = page_size, .dense_queries = true};
+}
+
 Case Case::sequence(std::size_t index) const {
   Case one = *this;
   one.sequences.clear();
@@ -345,7 +352,7 @@ std::string Case::describe() const {
   if (fp32_outputs) text += " fp32-outputs";
   if (gradient_mode == GradientMode::kAccumulate) text += " accumulate";
   if (deterministic) text += " deterministic";
-  if (ragged()) {
+  if (source().ragged_q || source().ragged_k) {
     const Extents sizes = extents();
     text += fmt::format(" ragged {}x{}", sizes[Extent::kTotalQ], sizes[Extent::kTotalK]);
     if (!lengths.empty()) text += " " + lengths;

@@ -101,6 +101,9 @@ struct Case {
   std::int64_t cache_entry(std::size_t sequence) const;
   /// Makes it ragged: batch is their number, seqlen_q and seqlen_k the longest.
   void set_sequences(std::vector<SequenceLengths> list);
+  /// Puts the keys and values of each batch entry into a cache as long as they are; page_size 0:
+  /// contiguous.
+  void set_cache(std::int64_t page_size);
   /// One sequence as the dense case that it equals.
   Case sequence(std::size_t index) const;
 

@@ -87,6 +87,15 @@ class BadInput(Folder):
         self.refused(["bench", "--lengths", "chat", "--batch", "3"],
                      "--batch contradicts --lengths")
 
+    def test_caches(self):
+        self.refused(["bench", "--page-size", "16"], "give --cache-length N")
+        self.refused(["bench", "--queries", "2"], "give --cache-length N")
+        self.refused(["bench", "--cache-length", "64", "--page-size", "0"], "--page-size")
+        self.refused(["bench", "--cache-length", "64", "--seqlen", "8"],
+                     "--seqlen contradicts --cache-length")
+        self.refused(["bench", "--cache-length", "64", "--pass", "backward"],
+                     "--cache-length has no backward pass")
+
     def test_names(self):
         self.refused(["bench", "--implementation", "fa9"], '"fa9" is unknown', "naive", "cpu")
         self.refused(["bench", "--implementation", "cpu,cpu"], "names cpu twice")

@@ -202,6 +202,21 @@ class Results(Folder):
         self.assertIn("baseline", again.stdout)
         self.assertNotIn("nothing was compared", again.stdout)
 
+    def test_caches_are_named_by_their_pages(self):
+        saved = self.path("cache.json")
+        cached = ("bench", "--batch", "2", "--heads", "2", "--cache-length", "100,60", "--queries",
+                  "3", "--page-size", "16", "--causal=bottom-right", "--device", "cpu", "--check",
+                  "--repeats", "3")
+        done = run(*cached, "--json", saved)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        with open(saved, encoding="utf-8") as file:
+            results = json.load(file)["results"]
+        self.assertEqual([[r[name] for name in ("seqlen_q", "seqlen_k", "page_size")]
+                          for r in results], [[3, 100, 16], [3, 60, 16]])
+        again = run(*cached, "--baseline", saved)
+        self.assertIn("baseline", again.stdout)
+        self.assertNotIn("nothing was compared", again.stdout)
+
     def test_a_baseline_of_other_threads_is_named_and_fails(self):
         saved = self.path("saved.json")
         one = run("bench", *SMALL, "--threads", "1", "--json", saved)

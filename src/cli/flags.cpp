@@ -156,6 +156,12 @@ std::vector<FlagSpec> flags_of_runs() {
       {"--lengths", "", "MIX[:TOKENS]", kValue, kBench | kExplain, kProblem,
        "a ragged batch of so many tokens (default 16k), lengths drawn by --seed: documents "
        "(log-normal, median 600), one-long, chat (16 to 512), half (1 to 4k), equal (2k)"},
+      {"--cache-length", "", "N[,N]", kList, kBench | kExplain, kProblem,
+       "keys in a cache, so many for each of --batch sequences; forward only"},
+      {"--queries", "", "N[,N]", kList, kBench | kExplain, kProblem,
+       "queries beside --cache-length (default 1)"},
+      {"--page-size", "", "KEYS", kValue, kBench | kExplain, kProblem,
+       "the cache in pages of so many keys, out of order (default: contiguous)"},
       {"--scale", "", "X", kValue, kShaped, kProblem,
        "factor of the scores (default 1/sqrt(head dim))"},
       {"--dtype", "", "TYPE[,TYPE]", kList, kShaped, kProblem,

@@ -23,9 +23,9 @@ constexpr std::size_t kMaxCases = 20'000;
 
 constexpr const char* kShapeFlags[] = {"--batch",      "--heads",  "--kv-heads", "--head-dim",
                                        "--head-dim-v", "--seqlen", "--seqlen-k"};
-constexpr const char* kFeatureFlags[] = {"--causal",  "--window",  "--attention-chunk",
-                                         "--softcap", "--alibi",   "--dropout",
-                                         "--sinks",   "--lengths", "--scale"};
+constexpr const char* kFeatureFlags[] = {
+    "--causal", "--window",  "--attention-chunk", "--softcap", "--alibi",     "--dropout",
+    "--sinks",  "--lengths", "--scale",           "--queries", "--page-size", "--cache-length"};
 
 // Multiplies the list of cases by the values of one flag.
 void multiply(std::vector<Job>& jobs, const std::vector<std::int64_t>& values,
@@ -166,6 +166,31 @@ void apply_lengths(const Arguments& arguments, Case& problem) {
   }
 }
 
+// Keys in a cache. Its lengths are those of the problem by then.
+void apply_cache(const Arguments& arguments, Job& job) {
+  const bool cached = arguments.has("--cache-length");
+  for (const char* flag : {"--queries", "--page-size"}) {
+    if (!cached && arguments.has(flag)) {
+      fail_usage(fmt::format("{} belongs to a cache; give --cache-length N, too", flag));
+    }
+  }
+  if (!cached) return;
+  for (const char* flag : {"--seqlen", "--seqlen-k", "--lengths", "--input"}) {
+    if (arguments.has(flag)) {
+      fail_usage(fmt::format("{} contradicts --cache-length; give one", flag));
+    }
+  }
+  if (std::ranges::find(job.passes, Pass::kBackward) != job.passes.end()) {
+    fail_usage("--cache-length has no backward pass; use --pass forward");
+  }
+  Case& problem = job.problem;
+  if (problem.window && problem.causal == Causal::kNone &&
+      problem.window->alignment == Alignment::kOfCausal) {
+    problem.window->alignment = Alignment::kBottomRight;
+  }
+  problem.set_cache(whole(arguments, "--page-size", 0, 1, INT32_MAX));
+}
+
 // What changes scores and probabilities.
 void apply_features(const Arguments& arguments, Case& problem) {
   apply_window(arguments, problem);
@@ -233,6 +258,9 @@ void multiply_shapes(const Arguments& arguments, std::vector<Job>& jobs) {
   multiply(jobs, list("--head-dim-v"), [](Case& c, std::int64_t v) { c.head_dim_v = v; });
   multiply(jobs, list("--seqlen"), [](Case& c, std::int64_t v) { c.seqlen_q = c.seqlen_k = v; });
   multiply(jobs, list("--seqlen-k"), [](Case& c, std::int64_t v) { c.seqlen_k = v; });
+  multiply(jobs, list("--cache-length"),
+           [](Case& c, std::int64_t v) { c.seqlen_k = v, c.seqlen_q = 1; });
+  multiply(jobs, list("--queries"), [](Case& c, std::int64_t v) { c.seqlen_q = v; });
 }
 
 void multiply_dtypes(const std::vector<std::string>& names, std::vector<Job>& jobs) {
@@ -279,6 +307,7 @@ void finish(const Arguments& arguments, const ProblemDefaults& defaults, std::ve
     apply_lengths(arguments, job.problem);
     if (!passes.empty()) job.passes = passes;
     if (job.passes.empty()) job.passes = defaults.passes;
+    apply_cache(arguments, job);
     rename(arguments, job.problem);
   }
   remove_repetitions(jobs);
@@ -426,10 +455,16 @@ std::string problem_flags(const cases::Case& problem) {
   if (problem.heads_k != problem.heads_q) out += fmt::format(" --kv-heads {}", problem.heads_k);
   if (!problem.lengths.empty()) {
     out += fmt::format(" --lengths {} --seed {}", problem.lengths, problem.seed);
+  } else if (problem.cache) {
+    out += fmt::format(" --cache-length {} --queries {}", problem.seqlen_k, problem.seqlen_q);
+    if (problem.cache->page_size > 0) {
+      out += fmt::format(" --page-size {}", problem.cache->page_size);
+    }
   } else {
     out += fmt::format(" --seqlen {}", problem.seqlen_q);
   }
-  if (problem.seqlen_k != problem.seqlen_q) out += fmt::format(" --seqlen-k {}", problem.seqlen_k);
+  if (!problem.cache && problem.seqlen_k != problem.seqlen_q)
+    out += fmt::format(" --seqlen-k {}", problem.seqlen_k);
   out += fmt::format(" --head-dim {}", problem.head_dim);
   if (problem.head_dim_v != problem.head_dim) {
     out += fmt::format(" --head-dim-v {}", problem.head_dim_v);

@@ -20,6 +20,10 @@ std::vector<std::string> extras(const cases::Case& p) {
   std::vector<std::string> out;
   if (p.scale) out.push_back(fmt::format("scale {}", *p.scale));
   if (!p.lengths.empty()) out.push_back("lengths " + p.lengths);
+  if (p.cache) {
+    const std::int64_t size = p.cache->page_size;
+    out.push_back(size > 0 ? fmt::format("pages of {}", size) : "a cache");
+  }
   if (p.chunk) out.push_back(fmt::format("chunks of {}", *p.chunk));
   if (p.softcap) out.push_back(fmt::format("softcap {}", *p.softcap));
   if (p.alibi) out.push_back("ALiBi");
@@ -86,6 +90,7 @@ constexpr LabelSpec kLabels[] = {
     {.name = "chunk", .kind = LabelKind::kReal, .required = false},
     {.name = "sinks", .kind = LabelKind::kFlag, .required = false, .fallback = "no"},
     {.name = "lengths", .kind = LabelKind::kText, .required = false},
+    {.name = "page_size", .kind = LabelKind::kReal, .required = false},
     {.name = "seed", .identifies = false},
     {.name = "case", .kind = LabelKind::kText, .required = false, .identifies = false},
     {.name = "scale", .kind = LabelKind::kReal, .required = false},
@@ -292,6 +297,7 @@ Labels labels_of(const cases::Case& c) {
   if (c.dropout > 0) out.set("dropout", static_cast<double>(c.dropout));
   if (c.chunk) out.set("chunk", static_cast<double>(*c.chunk));
   if (!c.lengths.empty()) out.set("lengths", c.lengths);
+  if (c.cache) out.set("page_size", static_cast<double>(c.cache->page_size));
   out.set("seed", c.seed);
   if (!c.name.empty()) out.set("case", c.name);
   out.set("accumulate", c.gradient_mode == GradientMode::kAccumulate);
@@ -313,6 +319,9 @@ cases::Case case_of(const Labels& labels) {
   if (chunk) c.chunk = static_cast<std::int64_t>(*chunk);
   c.seed = labels.find("seed") != nullptr ? labels.whole("seed") : c.seed;
   cases::set_lengths(c, labels.text("lengths"));  // by the seed
+  std::optional<float> page_size;
+  MemberReader{labels}("page_size", page_size);
+  if (page_size) c.set_cache(static_cast<std::int64_t>(*page_size));
   c.name = labels.text("case");
   c.gradient_mode =
       labels.flag("accumulate") ? GradientMode::kAccumulate : GradientMode::kOverwrite;

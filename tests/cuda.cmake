@@ -18,6 +18,7 @@ flashlab_test(cuda_tile_rows_test SOURCES cuda_tile_rows_test.cpp LIBRARIES flas
 target_include_directories(cuda_tile_rows_test PRIVATE ${PROJECT_SOURCE_DIR}/src/cuda/kernels)
 if(FLASHLAB_BUILD_CLI)
   flashlab_test(cuda_kernels_test SOURCES cuda_kernels_test.cpp LIBRARIES flashlab_lab)
+  flashlab_test(cuda_append_test SOURCES cuda_append_test.cpp LIBRARIES flashlab_lab)
 endif()
 
 # A libcuda.so.1 that answers as tests want: the functions it does not care for return an error.

@@ -34,7 +34,9 @@ if(NOT FLASHLAB_SANITIZE)
       attention_emulated_faults.cpp attention_emulated_schedule_test.cpp
       attention_emulated.cpp
       LIBRARIES flashlab_emulated flashlab_lab)
-    set_target_properties(attention_emulated_test PROPERTIES ENABLE_EXPORTS ON)
+    flashlab_test(append_emulated_test SOURCES append_emulated_test.cpp
+      LIBRARIES flashlab_emulated flashlab)
+    set_target_properties(attention_emulated_test append_emulated_test PROPERTIES ENABLE_EXPORTS ON)
     set_source_files_properties(attention_emulated_schedule_test.cpp
       PROPERTIES INCLUDE_DIRECTORIES ${PROJECT_SOURCE_DIR}/src/cuda/kernels)
   endif()

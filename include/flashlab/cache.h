@@ -60,7 +60,10 @@ struct AppendTensors {
 ///             an entry or a page must not append to the same rows of it
 /// Errors      kInvalidArgument (what forward would refuse of a cache; no room for the new rows;
 ///             rotary tables shorter than the cache, or than a position), with sequence and value:
-///             nothing was written. kUnsupported: on a GPU, where it is to come
+///             nothing was written. On a GPU, which alone knows lengths, pages and positions,
+///             nothing of such a sequence is written (no row of a page that is not there), its
+///             seqused_after lies beyond its cache, so that attention answers NaN, and a query
+///             without a position becomes NaN. kUnsupported: fp64 on a GPU
 /// Cost        each new row is read and written once
 Status append(const Context& context, Stream stream, const AppendTensors& tensors,
               const AppendOptions& options = {});

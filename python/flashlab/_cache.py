@@ -65,7 +65,8 @@ def append_to_cache(k_cache: Array, v_cache: Array, k: Array, v: Array, cache_se
                 new row i, or with q_positions="first" all by that of new row 0
     Aliasing    sequences that share an entry or a page must not write the same rows
     Errors      ValueError with sequence and value: no room, a page or an entry that is not there;
-                nothing was written. NotImplementedError on a GPU, where it is to come
+                nothing was written. On a GPU such a sequence is written nothing of; the lengths
+                that the caller adds up then lie beyond its cache, and attention gives NaN
     """
     if q_positions not in ("consecutive", "first"):
         raise ValueError(f'q_positions: got {q_positions!r}, expected "consecutive" or "first"')

@@ -8,7 +8,6 @@
 #include <span>
 #include <vector>
 
-#include "api/context_state.h"
 #include "api/implementation.h"
 #include "flashlab/cache.h"
 
@@ -51,11 +50,7 @@ class Backend {
 
   /// flashlab::append on validated tensors of the device; `page_size` 0: not in pages.
   virtual Status append(const ContextState& context, Stream stream, const AppendTensors& tensors,
-                        const AppendOptions& options, std::int64_t page_size) const {
-    (void)stream, (void)tensors, (void)options, (void)page_size;
-    return Status::unsupported({"append", "a call on " + to_string(context.device),
-                                "tensors of a CPU", "write the rows with your own kernel"});
-  }
+                        const AppendOptions& options, std::int64_t page_size) const = 0;
 };
 
 /// The backend of a kind of device (src/backends/backends.cpp).

@@ -4,6 +4,7 @@
 #include <string_view>
 
 #include "api/context_state.h"
+#include "cuda/kernels/append/plan.h"
 #include "cuda/kernels/merge/plan.h"
 #include "cuda/launch/pointers.h"
 #include "cuda/launch/zero.h"
@@ -72,6 +73,12 @@ Status CudaBackend::merge(const internal::ContextState& context, Stream stream,
                           std::span<const Partial> parts, const Tensor& o,
                           const std::optional<Tensor>& lse) const {
   return merge_on_gpu(*context.gpu(), *context.allocator, stream, parts, o, lse);
+}
+
+Status CudaBackend::append(const internal::ContextState& context, Stream stream,
+                           const AppendTensors& tensors, const AppendOptions& options,
+                           std::int64_t page_size) const {
+  return append_on_gpu(*context.gpu(), stream, tensors, options, page_size);
 }
 
 }  // namespace flashlab::cuda

@@ -27,6 +27,8 @@ class CudaBackend final : public internal::Backend {
               const Tensor& tensor) const override;
   Status merge(const internal::ContextState& context, Stream stream, std::span<const Partial> parts,
                const Tensor& o, const std::optional<Tensor>& lse) const override;
+  Status append(const internal::ContextState& context, Stream stream, const AppendTensors& tensors,
+                const AppendOptions& options, std::int64_t page_size) const override;
 
  private:
   Implementations list_;

@@ -5,6 +5,7 @@
 #include <array>
 #include <utility>
 
+#include "cuda/kernels/append/plan.h"
 #include "cuda/kernels/ladder/weighted_sum_plan.h"
 #include "cuda/kernels/merge/plan.h"
 #include "lab/measure/gpu_roof.h"
@@ -40,6 +41,20 @@ std::vector<KernelVariant> merge_variants() {
                                fmt::format("{} {} columns at a time", to_string(dtype), vector)));
       out.back().production = true;
       if (vector == 1) out.back().burden = "rows";
+    }
+  }
+  return out;
+}
+
+std::vector<KernelVariant> append_variants() {
+  std::vector<KernelVariant> out;
+  for (const DType dtype : kStandaloneTypes) {
+    for (const DType table : {dtype, DType::kFp32}) {
+      if (dtype == DType::kFp32 && !out.empty() && out.back().element == to_string(dtype)) continue;
+      out.push_back(variant_of(
+          "append", to_string(dtype), cuda::append_kernel(dtype, table), cuda::kAppendThreads,
+          fmt::format("{} with rotary tables of {}", to_string(dtype), to_string(table))));
+      out.back().production = true;
     }
   }
   return out;

@@ -426,6 +426,7 @@ Result<std::vector<KernelVariant>> kernel_variants(std::string_view architecture
   std::vector<KernelVariant> list =
       variants_of(*device, variant_problems(selection), /*production_only=*/common);
   std::ranges::move(merge_variants(), std::back_inserter(list));
+  std::ranges::move(append_variants(), std::back_inserter(list));
   if (common) return list;
   std::ranges::move(training_variants(*device), std::back_inserter(list));
   std::ranges::move(instrument_variants(*device), std::back_inserter(list));
@@ -457,6 +458,7 @@ Result<std::vector<KernelVariant>> kernels_for(std::string_view architecture,
   }
   std::vector<KernelVariant> list = variants_of(*device, problems, /*production_only=*/true);
   std::ranges::move(merge_variants(), std::back_inserter(list));
+  std::ranges::move(append_variants(), std::back_inserter(list));
   return list;
 }
 

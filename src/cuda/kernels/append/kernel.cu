@@ -1,0 +1,233 @@
+// Rows into a cache, and queries turned beside them.
+//
+// One warp takes one head of one row at a time: rows of k first, then those of v, then queries; a
+// loop over them, so that any number fits the grid. Bound by the latency of three dependent reads
+// (length, page, row). A sequence whose length leaves no room, whose positions leave the tables, or
+// whose entry is not there is written nothing of, as is a row whose page is not there; its length
+// afterwards is then beyond its capacity, which attention answers with NaN.
+//
+// Config: Element kElement (of keys, values and queries), Element kTable (of the rotary tables).
+
+#include "append/launch_arguments.h"
+#include "config_types.h"
+#include "ptx/convert.h"
+
+namespace flashlab::device {
+
+inline constexpr int kWarpLanes = 32, kAppendThreads = 128;
+inline constexpr float kNotANumber = __builtin_bit_cast(float, 0x7fc00000u);
+
+__device__ inline Int64 integer_at(const Indices& of, Int64 n) {
+  return of.wide != 0 ? static_cast<const Int64*>(of.data)[n] : static_cast<const int*>(of.data)[n];
+}
+
+constexpr Int64 clamped(Int64 value, Int64 most) {
+  return value < 0 ? 0 : (value > most ? most : value);
+}
+
+template <Element kElement>
+__device__ inline float load_element(const void* data, Int64 at) {
+  if constexpr (kElement == Element::kFp32) {
+    return static_cast<const float*>(data)[at];
+  } else if constexpr (kElement == Element::kFp16) {
+    return ptx::float_of_fp16(static_cast<const unsigned short*>(data)[at]);
+  } else {
+    return __uint_as_float(static_cast<unsigned>(static_cast<const unsigned short*>(data)[at])
+                           << 16);
+  }
+}
+
+template <Element kElement>
+__device__ inline void store_element(void* data, Int64 at, float value) {
+  if constexpr (kElement == Element::kFp32) {
+    static_cast<float*>(data)[at] = value;
+  } else if constexpr (kElement == Element::kFp16) {
+    static_cast<unsigned short*>(data)[at] = ptx::fp16_bits(value);
+  } else {
+    // Round to nearest even, NaN kept: not every GPU has an instruction for it.
+    const unsigned bits = __float_as_uint(value);
+    const unsigned rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+    static_cast<unsigned short*>(data)[at] =
+        static_cast<unsigned short>(value != value ? bits >> 16 | 0x40 : rounded);
+  }
+}
+
+/// A row of ragged or dense rows: whose it is, and which one of the sequence's.
+struct RowOf {
+  int sequence;
+  Int64 index;
+  bool inside;  ///< else no sequence has it
+};
+
+__device__ inline Int64 offset_at(const Indices& offsets, Int64 rows, int n) {
+  return clamped(integer_at(offsets, n), rows);
+}
+
+__device__ inline RowOf row_of(const Indices& offsets, Int64 rows, Int64 each, int batch,
+                               Int64 row) {
+  if (offsets.data == nullptr) return {static_cast<int>(row / each), row % each, true};
+  int low = 0, high = batch;  // the last sequence that begins at or before the row
+  while (high - low > 1) {
+    const int middle = low + (high - low) / 2;
+    if (offset_at(offsets, rows, middle) <= row) {
+      low = middle;
+    } else {
+      high = middle;
+    }
+  }
+  const Int64 begin = offset_at(offsets, rows, low), end = offset_at(offsets, rows, low + 1);
+  return {low, row - begin, row >= begin && row < end};
+}
+
+/// What a sequence's lengths say.
+struct Appended {
+  Int64 length, count, position;
+  bool fits;
+};
+
+__device__ inline Appended appended(const AppendArguments& args, int b) {
+  Appended out{integer_at(args.used, b), args.each_new, 0, true};
+  if (args.offsets_new.data != nullptr) {
+    const Int64 begin = offset_at(args.offsets_new, args.rows_new, b);
+    const Int64 end = offset_at(args.offsets_new, args.rows_new, b + 1);
+    out.count = end > begin ? end - begin : 0;
+  }
+  out.position = args.positions.data != nullptr ? integer_at(args.positions, b) : out.length;
+  out.fits =
+      out.length >= 0 && out.length <= args.capacity && out.count <= args.capacity - out.length;
+  if (args.cos != nullptr) {
+    out.fits = out.fits && out.position >= 0 && out.position <= args.table_rows &&
+               out.count <= args.table_rows - out.position;
+  }
+  return out;
+}
+
+/// Where row `row` of a sequence's cache lies, in rows of `cache`; below 0: nowhere.
+__device__ inline Int64 cache_offset(const AppendArguments& args, const Rows& cache, int b,
+                                     Int64 row) {
+  Int64 place = b, inside = row;
+  if (args.block_table != nullptr) {
+    place = args.block_table[b * args.table_stride + row / args.page_size];
+    inside = row % args.page_size;
+  } else if (args.entries.data != nullptr) {
+    place = integer_at(args.entries, b);
+  }
+  if (place < 0 || place >= args.places) return -1;
+  return place * cache.batch_stride + inside * cache.row_stride;
+}
+
+__device__ inline void copy_head(const void* from, Int64 from_at, void* to, Int64 to_at,
+                                 int columns, bool vectors, int lane) {
+  constexpr int kBytes = Config::kElement == Element::kFp32 ? 4 : 2;
+  const char* source = static_cast<const char*>(from) + from_at * kBytes;
+  char* target = static_cast<char*>(to) + to_at * kBytes;
+  if (vectors) {
+    for (int n = lane * 16; n < columns * kBytes; n += kWarpLanes * 16) {
+      *reinterpret_cast<uint4*>(target + n) = *reinterpret_cast<const uint4*>(source + n);
+    }
+    return;
+  }
+  for (int n = lane; n < columns; n += kWarpLanes) {
+    if constexpr (kBytes == 4) {
+      reinterpret_cast<float*>(target)[n] = reinterpret_cast<const float*>(source)[n];
+    } else {
+      reinterpret_cast<unsigned short*>(target)[n] =
+          reinterpret_cast<const unsigned short*>(source)[n];
+    }
+  }
+}
+
+/// The pairs of a head by the tables' row `position`, which is there; the rest as it is. `to` may
+/// be `from`: a lane reads its pair before it writes it.
+__device__ inline void turn_head(const AppendArguments& args, Int64 position, const void* from,
+                                 Int64 from_at, void* to, Int64 to_at, int lane) {
+  for (int n = lane; n < args.pairs; n += kWarpLanes) {
+    const int first = args.interleaved != 0 ? 2 * n : n;
+    const int second = args.interleaved != 0 ? 2 * n + 1 : n + args.pairs;
+    const float c = load_element<Config::kTable>(args.cos, position * args.cos_stride + n);
+    const float s = load_element<Config::kTable>(args.sin, position * args.sin_stride + n);
+    const float x = load_element<Config::kElement>(from, from_at + first);
+    const float y = load_element<Config::kElement>(from, from_at + second);
+    store_element<Config::kElement>(to, to_at + first, x * c - y * s);
+    store_element<Config::kElement>(to, to_at + second, x * s + y * c);
+  }
+  const int rest = 2 * args.pairs;
+  copy_head(from, from_at + rest, to, to_at + rest, args.columns - rest, false, lane);
+}
+
+/// One head of one new row.
+__device__ inline void append_head(const AppendArguments& args, bool keys, Int64 row, int head,
+                                   int lane) {
+  const RowOf of = row_of(args.offsets_new, args.rows_new, args.each_new, args.batch, row);
+  if (!of.inside) return;
+  const Appended sequence = appended(args, of.sequence);
+  if (!sequence.fits) return;
+  const Rows& cache = keys ? args.k : args.v;
+  const Rows& rows = keys ? args.k_new : args.v_new;
+  Int64 to = cache_offset(args, cache, of.sequence, sequence.length + of.index);
+  if (to < 0) return;
+  to += head * cache.head_stride;
+  const bool ragged = args.offsets_new.data != nullptr;
+  const Int64 from = of.sequence * rows.batch_stride + (ragged ? row : of.index) * rows.row_stride +
+                     head * rows.head_stride;
+  if (!keys) {
+    copy_head(rows.data, from, cache.data, to, args.columns_v, args.vectors_v != 0, lane);
+  } else if (args.cos == nullptr) {
+    copy_head(rows.data, from, cache.data, to, args.columns, args.vectors != 0, lane);
+  } else {
+    turn_head(args, sequence.position + of.index, rows.data, from, cache.data, to, lane);
+  }
+}
+
+/// One head of one query. A position that the tables have not gives NaN.
+__device__ inline void turn_query(const AppendArguments& args, Int64 row, int head, int lane) {
+  const RowOf of = row_of(args.offsets_q, args.rows_q, args.each_q, args.batch, row);
+  if (!of.inside) return;
+  const Int64 position =
+      appended(args, of.sequence).position + (args.consecutive != 0 ? of.index : 0);
+  const Int64 inside = args.offsets_q.data != nullptr ? row : of.index;
+  const auto offset = [&](const Rows& rows) {
+    return of.sequence * rows.batch_stride + inside * rows.row_stride + head * rows.head_stride;
+  };
+  const Int64 from = offset(args.q), to = offset(args.q_turned);
+  if (position >= 0 && position < args.table_rows) {
+    return turn_head(args, position, args.q.data, from, args.q_turned.data, to, lane);
+  }
+  for (int n = lane; n < args.columns; n += kWarpLanes) {
+    store_element<Config::kElement>(args.q_turned.data, to + n, kNotANumber);
+  }
+}
+
+/// The rows that each sequence's cache has now.
+__device__ inline void write_lengths(const AppendArguments& args) {
+  for (int b = threadIdx.x; b < args.batch; b += kAppendThreads) {
+    const Appended sequence = appended(args, b);
+    const Int64 after = sequence.fits ? sequence.length + sequence.count : args.capacity + 1;
+    void* data = const_cast<void*>(args.used_after.data);
+    if (args.used_after.wide != 0) {
+      static_cast<Int64*>(data)[b] = after;
+    } else {
+      static_cast<int*>(data)[b] = static_cast<int>(clamped(after, 0x7fffffff));
+    }
+  }
+}
+
+}  // namespace flashlab::device
+
+extern "C" __global__ void __launch_bounds__(flashlab::device::kAppendThreads)
+    flash_append(const __grid_constant__ flashlab::device::AppendArguments args) {
+  using namespace flashlab::device;
+  if (blockIdx.x == 0 && args.used_after.data != nullptr) write_lengths(args);
+  const int lane = threadIdx.x % kWarpLanes, warps = kAppendThreads / kWarpLanes;
+  const Int64 heads = args.rows_new * args.heads_k, queries = args.rows_q * args.heads_q;
+  for (Int64 task = static_cast<Int64>(blockIdx.x) * warps + threadIdx.x / kWarpLanes;
+       task < 2 * heads + queries; task += static_cast<Int64>(gridDim.x) * warps) {
+    if (task < 2 * heads) {
+      const Int64 of = task % heads;
+      append_head(args, task < heads, of / args.heads_k, static_cast<int>(of % args.heads_k), lane);
+    } else {
+      const Int64 of = task - 2 * heads;
+      turn_query(args, of / args.heads_q, static_cast<int>(of % args.heads_q), lane);
+    }
+  }
+}

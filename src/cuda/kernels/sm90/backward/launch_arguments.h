@@ -18,7 +18,7 @@ struct Sm90BackwardArguments {
 };
 
 /// Of a ragged call: q, k, v and d_o by maps that end with a sequence (tile/bounded.h); lse2 and
-/// delta as [heads_q, rows]. Blocks are slots of tiles of keys, then key heads: no order.
+/// delta as [heads_q, rows]. A key head's tiles of `order` are slots.
 struct Sm90RaggedBackwardArguments {
   Sm90BackwardArguments launch;
   Sequences sequences;

@@ -101,12 +101,13 @@ struct Blocks {
 };
 
 // Sections where causal tiles differ much: a group of query heads makes each as many times as long.
-// Blocks that stay and have one head a group take as long either way.
-device::KeyOrder choose_order(const Geometry& g, const Sm90BackwardTiling& t,
-                              std::int64_t l2_bytes) {
+// Blocks that stay and have one head a group take as long either way. Of a ragged call a head has
+// the slots of all sequences, and `length`, of a sequence, is known on the average alone.
+device::KeyOrder choose_order(const Geometry& g, const Sm90BackwardTiling& t, std::int64_t heads,
+                              std::int64_t tiles, std::int64_t length, std::int64_t l2_bytes) {
   device::KeyOrder order{};
-  order.heads = static_cast<int>(g.batch * g.heads_k);
-  order.tiles = static_cast<int>(divide_up(g.seqlen_k, t.tile_k));
+  order.heads = static_cast<int>(heads);
+  order.tiles = static_cast<int>(tiles);
   order.alone = order.heads;
   order.section = 1;
   const bool causal = g.bounds.right < g.bounds.kUnbounded && g.bounds.left == g.bounds.kUnbounded;
@@ -114,9 +115,9 @@ device::KeyOrder choose_order(const Geometry& g, const Sm90BackwardTiling& t,
   if (!causal || (stays && !grouped)) return order;
   constexpr std::int64_t kElementBytes = 2 + 2 + 4;  // Q and dO in 16 bits, dQ in fp32
   const std::int64_t fit = l2_bytes * kSectionTenths / 10;
-  const std::int64_t head_bytes = g.seqlen_q * t.tile_dim * kElementBytes;
+  const std::int64_t head_bytes = length * t.tile_dim * kElementBytes;
   while (order.section < kMaxSection && 2 * order.section * head_bytes <= fit) order.section *= 2;
-  const bool all = grouped || g.seqlen_k > kShortCausal;
+  const bool all = grouped || t.ragged || g.seqlen_k > kShortCausal;
   order.alone = all ? 0 : std::max(order.heads - order.section, 0);
   return order;
 }
@@ -129,13 +130,17 @@ Blocks count_blocks(const Problem& problem, const Geometry& g, const Sm90Backwar
     blocks.query_tiles = blocks.sequences.slots_q;
     blocks.query_blocks = g.heads_q * blocks.query_tiles;
     blocks.key_blocks = blocks.key_tiles = g.heads_k * blocks.sequences.slots_k;
+    const std::int64_t length =
+        g.ragged_q ? divide_up(g.seqlen_q, std::max<std::int64_t>(g.batch, 1)) : g.seqlen_q;
+    blocks.order = choose_order(g, t, g.heads_k, blocks.sequences.slots_k, length, device.l2_bytes);
     return blocks;
   }
   blocks.query_tiles = divide_up(g.seqlen_q, t.tile_q);
   blocks.query_blocks = g.batch * g.heads_q * blocks.query_tiles;
   blocks.key_tiles = g.batch * g.heads_k * divide_up(g.seqlen_k, t.tile_k);
   blocks.key_blocks = blocks.key_tiles;
-  blocks.order = choose_order(g, t, device.l2_bytes);
+  blocks.order = choose_order(g, t, g.batch * g.heads_k, divide_up(g.seqlen_k, t.tile_k),
+                              g.seqlen_q, device.l2_bytes);
   if (t.key_stages > 1) {
     blocks.key_blocks = std::min<std::int64_t>(blocks.key_tiles, device.multiprocessors);
   }
@@ -232,10 +237,6 @@ void add_steps(GpuPlan& plan, const ConfigPrinter& config, const Sm90BackwardTil
                   fmt::format("{} · {} blocks work off {} tiles of {} keys", config.summary(),
                               blocks.key_blocks, blocks.key_tiles, t.tile_k)));
   products.parameters = parameters(plan, t, blocks);
-  if (t.ragged) {
-    products.shape.grid_x = static_cast<unsigned>(blocks.sequences.slots_k);
-    products.shape.grid_y = static_cast<unsigned>(plan.geometry.heads_k);
-  }
   plan.add_kernel(std::move(products));
   GpuStep finish = worded(
       finish_step(plan, rows, {1, t.tile_dim / kFinishColumns, t.tile_k},

@@ -16,9 +16,10 @@ __device__ inline bool find_sequence(const Sm90RaggedBackwardArguments& ragged,
                                      Sm90BackwardStorage<Config>& shared) {
   const Sequences& list = ragged.sequences;
   const BackwardArguments& call = ragged.launch.call;
-  const int head_k = static_cast<int>(blockIdx.y);
+  const KeyOrder& order = ragged.launch.order;
+  const int index = order.tile_at(static_cast<int>(blockIdx.x)), head_k = index / order.tiles;
   const SequenceTile at =
-      tile_of_slot<Config::kTileK, true, false>(list, static_cast<int>(blockIdx.x));
+      tile_of_slot<Config::kTileK, true, false>(list, index - head_k * order.tiles);
   const bool packed = list.k.offsets.data != nullptr;
   const int first_row = packed ? at.k.first : 0;
   UnusedRows unused = unused_rows<Config::kTileK>(at.k, at.tile, false);

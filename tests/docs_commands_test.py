@@ -36,7 +36,9 @@ def commands_of(text):
         code = match.group(1) or match.group(2)
         for line in code.replace("\\\n", " ").split("\n"):
             found = COMMAND.search(re.sub(r"\s+#.*$", "", line.strip()))
-            if found and not PLACEHOLDER.search(found.group(1)):
+            # Behind `launch --` stands another program, and `launch` alone is a name.
+            names = found and re.match(r"launch(?: *$|.* -- )", found.group(1))
+            if found and not names and not PLACEHOLDER.search(found.group(1)):
                 yield found.group(1)
 
 
@@ -71,6 +73,8 @@ def made_small(words):
     """The same command on a problem of a moment."""
     if words[:2] in (["bench", "step"], ["profile", "step"]) and "--dry-run" not in words:
         return small_step(words)
+    if "collective" in words:
+        return [*words, "--repeats", "2", *([] if "--bytes" in words else ["--bytes", "4KiB"])]
     if words[0] == "monitor":
         return [*words, "--duration", "0.2", "--interval", "0.1"]
     out, at = [], 0

@@ -216,12 +216,10 @@ TEST(AttentionEmulatedPairs, AreRefusedForATypeOrOneFeature) {
       const auto taken_by = [&](const char* implementation) {
         return plan(context, lab::problem_of(each, pass, implementation, context.device())).ok();
       };
-      // fp32 has no ragged batches on a GPU, nor has Hopper's backward; pages are of CPUs.
+      // fp32 has no ragged batches on a GPU; pages are of CPUs.
       const bool fp32 = each.dtype == DType::kFp32 && !each.ragged();
       EXPECT_EQ(taken_by("sm80"), !each.cache && (half || fp32)) << each.name;
-      EXPECT_EQ(taken_by("sm90"),
-                !each.cache && half && (pass == kForward || (plain && !each.ragged())))
-          << each.name;
+      EXPECT_EQ(taken_by("sm90"), !each.cache && half && (pass == kForward || plain)) << each.name;
     }
   }
 }

@@ -31,9 +31,11 @@ struct Sequences {
 
 /// An entry of the list of tiles in the order of work (tile/schedule.h).
 struct alignas(16) ScheduledTile {
-  int sequence;      ///< -1 and count: rows of none
-  int first, count;  ///< tiles of its run
-  int place;         ///< in the run
+  int sequence;         ///< -1 and count: rows of none
+  int first;            ///< tile of its run
+  unsigned count : 31;  ///< tiles of the run
+  unsigned ranked : 1;  ///< it is worked off rank by rank, not head by head
+  int place;            ///< in the run
 };
 
 /// The list: of `capacity` entries, which no lengths exceed.
@@ -47,13 +49,15 @@ struct ScheduleArguments {
   Sequences sequences;
   TileSchedule schedule;
   int tile_rows;
-  int halves;  ///< tiles of a sequence differ in their keys: the last ones have most
+  int round;    ///< entries of the list that all multiprocessors work on at a time
+  int unequal;  ///< tiles of a sequence differ in their keys: the last ones have most
 };
 
 /// Packed tensors [total, heads, dim] have a batch stride of 0.
 struct RaggedForwardArguments {
   ForwardArguments call;
   Sequences sequences;
+  TileSchedule schedule;
 };
 
 struct RaggedBackwardArguments {

@@ -1,6 +1,6 @@
 // The list of a ragged call's tiles, those with most keys first (tile/schedule.h), and a counter at
-// zero. One block: lengths are read twice, 1,024 sequences at a time. A bucket's tiles are first
-// counted, then placed in an order of their sequences, so that the list depends on lengths alone.
+// zero. One block, of a thread for each sequence if there are at most 1,024; else these take turns.
+// A bucket's tiles are first counted, then placed, so that the list depends on lengths alone.
 
 #include "ptx/dependency.h"
 #include "ptx/warp.h"
@@ -9,17 +9,19 @@
 
 namespace flashlab::device {
 
-inline constexpr int kScheduleThreads = 1024, kScheduleWarps = kScheduleThreads / 32;
-inline constexpr int kOwnEntries = 8;  ///< up to here a thread writes a run's entries alone
+inline constexpr int kScheduleWarps = 32;  ///< at most
+inline constexpr int kOwnEntries = 8;      ///< up to here a thread writes a run's entries alone
+using Tally = unsigned long long;          ///< wrong offsets may give more tiles than fit
 
-/// One sequence's tiles. Wrong offsets may give more than fit: counts are 64 bits wide.
+/// One sequence's tiles.
 struct SequenceTiles {
   int sequence, used = 0, all = 0;
-  SequenceTile at;
+  SequenceTile at{};
 
-  __device__ SequenceTiles(const ScheduleArguments& args, int sequence_) : sequence(sequence_) {
+  __device__ SequenceTiles(const ScheduleArguments& args, Int64 sequence_)
+      : sequence(static_cast<int>(sequence_)) {
     const Sequences& list = args.sequences;
-    if (sequence > list.count) return;
+    if (sequence_ > list.count) return;
     at.q = rows_of(list.q, sequence, list.count);
     at.k = rows_of(list.k, sequence, list.count);
     const bool none = at.q.too_long || at.k.too_long;
@@ -27,7 +29,8 @@ struct SequenceTiles {
     all = divide_up(at.q.room, args.tile_rows);
   }
   __device__ TileRun run(const ScheduleArguments& args, int index) const {
-    return run_of(used, all, args.halves != 0, index);
+    const bool many = args.unequal != 0 && at.k.length > kShortKeys;
+    return run_of(used, all, many ? kLongRuns : 1, index);
   }
   __device__ int bucket(const ScheduleArguments& args, const TileRun& run) const {
     if (run.first >= used) return kScheduleBuckets - 1;
@@ -41,101 +44,121 @@ struct SequenceTiles {
 };
 
 struct ScheduleStorage {
-  unsigned long long begins[kScheduleBuckets];  ///< first counts, then where the next run stands
-  unsigned long long of_warps[kScheduleWarps][kScheduleBuckets];
+  Tally begins[kScheduleBuckets];  ///< first counts, then where a bucket's next run stands
+  Tally of_warps[kScheduleWarps][kScheduleBuckets];
+  Tally tiles;  ///< of all
 };
 
-__device__ inline void count_tiles(const ScheduleArguments& args, ScheduleStorage& shared) {
-  const int thread = static_cast<int>(threadIdx.x);
-  if (thread < kScheduleBuckets) shared.begins[thread] = 0;
-  __syncthreads();
-  for (Int64 n = thread - 1; n <= args.sequences.count; n += kScheduleThreads) {
-    const SequenceTiles tiles(args, static_cast<int>(n));
-    for (int i = 0; i < kScheduleRuns; ++i) {
-      const TileRun run = tiles.run(args, i);
-      if (run.count <= 0) continue;
-      atomicAdd(&shared.begins[tiles.bucket(args, run)],
-                static_cast<unsigned long long>(run.count));
-    }
+__device__ inline void count_tiles(const ScheduleArguments& args, ScheduleStorage& shared,
+                                   const SequenceTiles& tiles) {
+  for (int i = 0; i < kScheduleRuns; ++i) {
+    const TileRun run = tiles.run(args, i);
+    if (run.count <= 0) continue;
+    atomicAdd(&shared.begins[tiles.bucket(args, run)], static_cast<Tally>(run.count));
   }
-  __syncthreads();
-  if (thread > 0) return;
-  unsigned long long before = 0;
-  for (unsigned long long& begin : shared.begins) {
-    const unsigned long long count = begin;
-    begin = before;
-    before += count;
+}
+
+/// By a warp: counts become places. A lane has two buckets.
+__device__ inline void begin_buckets(const ScheduleArguments& args, ScheduleStorage& shared,
+                                     int lane) {
+  const Tally first = shared.begins[2 * lane], second = shared.begins[2 * lane + 1];
+  Tally until = first + second;
+  for (int lanes = 1; lanes < 32; lanes *= 2) {
+    const Tally before = __shfl_sync(ptx::kFullMask, until, (lane - lanes) & 31);
+    if (lane >= lanes) until += before;
   }
-  const auto capacity = static_cast<unsigned long long>(args.schedule.capacity);
-  args.schedule.header[0] = static_cast<int>(before < capacity ? before : capacity);
+  shared.begins[2 * lane] = until - first - second;
+  shared.begins[2 * lane + 1] = until - second;
+  if (lane < 31) return;
+  shared.tiles = until;
+  const auto capacity = static_cast<Tally>(args.schedule.capacity);
+  args.schedule.header[0] = static_cast<int>(until < capacity ? until : capacity);
   args.schedule.header[1] = 0;
 }
 
-/// Entries [from, end) of a run in steps, of which those beyond the list are left out.
-__device__ inline void write_entries(const TileSchedule& to, unsigned long long begin, int sequence,
-                                     TileRun run, int from, int step) {
+/// Entries `from`, `from` + step ... of a run, of which those beyond the list are left out.
+__device__ inline void write_entries(const TileSchedule& to, Tally begin, int sequence, TileRun run,
+                                     bool ranked, int from, int step) {
   for (int i = from; i < run.count; i += step) {
     if (begin + static_cast<unsigned>(i) >= static_cast<unsigned>(to.capacity)) return;
-    to.tiles[begin + static_cast<unsigned>(i)] = {sequence, run.first, run.count, i};
+    to.tiles[begin + static_cast<unsigned>(i)] = {sequence, run.first,
+                                                  static_cast<unsigned>(run.count), ranked, i};
   }
 }
 
-/// One run of each of 1,024 sequences. Every thread of the block calls it.
+/// One run of each thread's sequence. Every thread of the block calls it.
 __device__ inline void place_runs(const ScheduleArguments& args, ScheduleStorage& shared,
-                                  int sequence, TileRun run, int bucket) {
+                                  int sequence, TileRun run, bool ranked, int bucket) {
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
-  constexpr int kAll = kScheduleWarps * kScheduleBuckets;
-  for (int i = thread; i < kAll; i += kScheduleThreads) {
+  const int threads = static_cast<int>(blockDim.x), warps = threads / 32;
+  for (int i = thread; i < warps * kScheduleBuckets; i += threads) {
     shared.of_warps[i / kScheduleBuckets][i % kScheduleBuckets] = 0;
   }
   __syncthreads();
   if (run.count > 0) {
-    atomicAdd(&shared.of_warps[warp][bucket], static_cast<unsigned long long>(run.count));
+    atomicAdd(&shared.of_warps[warp][bucket], static_cast<Tally>(run.count));
   }
   __syncthreads();
-  if (thread < kScheduleBuckets) {
-    for (auto& of_warp : shared.of_warps) {
-      const unsigned long long count = of_warp[thread];
-      of_warp[thread] = shared.begins[thread];
-      shared.begins[thread] += count;
+  for (int own = thread; own < kScheduleBuckets; own += threads) {
+    Tally begin = shared.begins[own];
+    for (int of = 0; of < warps; ++of) {
+      const Tally count = shared.of_warps[of][own];
+      shared.of_warps[of][own] = begin;
+      begin += count;
     }
+    shared.begins[own] = begin;
   }
   __syncthreads();
-  const unsigned with_tiles = __ballot_sync(ptx::kFullMask, run.count > 0);
-  unsigned long long begin = shared.of_warps[warp][bucket];
-  for (unsigned left = with_tiles; left != 0; left &= left - 1) {
+  Tally begin = shared.of_warps[warp][bucket];
+  unsigned left = __ballot_sync(ptx::kFullMask, run.count > 0);
+  for (; left != 0; left &= left - 1) {
     const int other = __ffs(static_cast<int>(left)) - 1;
     const int count = __shfl_sync(ptx::kFullMask, run.count, other);
     const int of = __shfl_sync(ptx::kFullMask, bucket, other);
     if (other < lane && of == bucket) begin += static_cast<unsigned>(count);
   }
-  if (run.count <= kOwnEntries) write_entries(args.schedule, begin, sequence, run, 0, 1);
-  unsigned left = __ballot_sync(ptx::kFullMask, run.count > kOwnEntries);
+  const Tally end = begin + static_cast<unsigned>(run.count);
+  if (args.unequal != 0 && end + static_cast<unsigned>(args.round) > shared.tiles) ranked = true;
+  if (run.count <= kOwnEntries) write_entries(args.schedule, begin, sequence, run, ranked, 0, 1);
+  left = __ballot_sync(ptx::kFullMask, run.count > kOwnEntries);
   for (; left != 0; left &= left - 1) {
     const int owner = __ffs(static_cast<int>(left)) - 1;
     const TileRun whole{__shfl_sync(ptx::kFullMask, run.first, owner),
                         __shfl_sync(ptx::kFullMask, run.count, owner)};
     write_entries(args.schedule, __shfl_sync(ptx::kFullMask, begin, owner),
-                  __shfl_sync(ptx::kFullMask, sequence, owner), whole, lane, 32);
+                  __shfl_sync(ptx::kFullMask, sequence, owner), whole,
+                  __shfl_sync(ptx::kFullMask, static_cast<int>(ranked), owner) != 0, lane, 32);
   }
-  __syncthreads();
+}
+
+__device__ inline void place_tiles(const ScheduleArguments& args, ScheduleStorage& shared,
+                                   const SequenceTiles& tiles) {
+  for (int i = 0; i < kScheduleRuns; ++i) {
+    const TileRun run = tiles.run(args, i);
+    if (!__syncthreads_or(run.count > 0)) continue;
+    place_runs(args, shared, tiles.sequence, run, i >= kRankedFrom,
+               run.count > 0 ? tiles.bucket(args, run) : 0);
+  }
 }
 
 __device__ inline void schedule(const ScheduleArguments& args) {
   __shared__ ScheduleStorage shared;
   ptx::launch_dependents();
-  count_tiles(args, shared);
+  const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
+  const Int64 end = Int64{args.sequences.count} + 1;  // from -1 on
+  for (int i = thread; i < kScheduleBuckets; i += threads) shared.begins[i] = 0;
   __syncthreads();
-  const Int64 all = Int64{args.sequences.count} + 2;
-  for (Int64 first = 0; first < all; first += kScheduleThreads) {
-    const Int64 n = first + static_cast<int>(threadIdx.x) - 1;
-    const int sequence = static_cast<int>(n < all ? n : all);
-    const SequenceTiles tiles(args, sequence);
-    for (int i = 0; i < kScheduleRuns; ++i) {
-      const TileRun run = tiles.run(args, i);
-      if (!__syncthreads_or(run.count > 0)) continue;
-      place_runs(args, shared, sequence, run, run.count > 0 ? tiles.bucket(args, run) : 0);
-    }
+  const SequenceTiles first(args, thread - 1);
+  count_tiles(args, shared, first);
+  for (Int64 n = Int64{thread} - 1 + threads; n < end; n += threads) {
+    count_tiles(args, shared, SequenceTiles(args, n));
+  }
+  __syncthreads();
+  if (thread < 32) begin_buckets(args, shared, thread);
+  __syncthreads();
+  place_tiles(args, shared, first);
+  for (Int64 n = Int64{thread} - 1 + threads; n - thread < end; n += threads) {
+    place_tiles(args, shared, SequenceTiles(args, n));
   }
 }
 

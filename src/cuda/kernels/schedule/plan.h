@@ -15,9 +15,10 @@ struct SchedulePlan {
   device::TileSchedule schedule{};  ///< without addresses
 };
 
-/// Adds the step that makes the list of a ragged forward's tiles, of `tile_rows` queries each.
-/// `list`: what the kernels that read it are launched with.
-SchedulePlan add_schedule(GpuPlan& plan, const device::Sequences& list, int tile_rows);
+/// Adds the step that makes the list of a ragged forward's tiles, of `tile_rows` queries each, of
+/// so many heads or groups. `list`: what the kernels that read it are launched with.
+SchedulePlan add_schedule(GpuPlan& plan, const device::Sequences& list, int tile_rows,
+                          std::int64_t heads);
 
 /// Addresses of a TileSchedule at `offset` of a kernel's parameters.
 void patch_schedule(runtime::ParameterBlock& block, const SchedulePlan& schedule,

@@ -7,16 +7,18 @@
 // Tiles of a sequence that stand beside each other in the list are a run. A run is worked off head
 // by head, so that keys and values of a head are read from memory once: entry e of the list stands
 // for as many tiles as there are heads, and where the run begins is said in the entry. Where tiles
-// of a sequence differ in their keys it has three runs, the longer half of its tiles, the longer
-// half of the rest, and what is left. MEASURED (simulated on 132 multiprocessors, 2026-11-28): with
-// one run causal calls of equal lengths keep 0.84 to 0.93 of them busy, with two 0.92 to 0.96, with
-// three 0.96 to 0.99.
+// of a sequence differ in their keys, one of many keys has three runs, the longer half of its
+// tiles, the longer half of the rest, and what is left, and all but the first go rank by rank:
+// tiles that come late are short ones. So do those of the last round, whatever their run.
 
 #include "sequence_arguments.h"
 
 namespace flashlab::device {
 
-inline constexpr int kScheduleBuckets = 64, kScheduleRuns = 4;
+inline constexpr int kScheduleBuckets = 64;
+/// Runs of a sequence of more than kShortKeys keys, and the one of tiles that have no rows.
+inline constexpr int kLongRuns = 3, kScheduleRuns = kLongRuns + 1, kRankedFrom = 1;
+inline constexpr int kShortKeys = 2048;
 
 /// Where tiles with so many keys stand: four steps of an octave of blocks of 64 keys, the most
 /// first, tiles without any at the end.
@@ -34,12 +36,12 @@ constexpr int bucket_of(int keys) {
 struct TileRun {
   int first, count;
 };
-/// A run of a sequence with `all` tiles, of which the first `used` have rows. The last run is of
-/// those that have none.
-constexpr TileRun run_of(int used, int all, bool halves, int run) {
+/// A run of a sequence with `all` tiles, of which the first `used` have rows, those in `runs` runs.
+/// The last run is of tiles that have none.
+constexpr TileRun run_of(int used, int all, int runs, int run) {
   if (run == kScheduleRuns - 1) return {used, all > used ? all - used : 0};
-  if (!halves) return {0, run == 0 ? used : 0};
-  const int begin = run == kScheduleRuns - 2 ? 0 : used >> (run + 1);
+  if (run >= runs) return {0, 0};
+  const int begin = run == runs - 1 ? 0 : used >> (run + 1);
   return {begin, (used >> run) - begin};
 }
 
@@ -52,9 +54,11 @@ struct OrderedTile {
   static constexpr OrderedTile of(const ScheduledTile& entry, Int64 index, int heads) {
     const Int64 begin = (index / heads - entry.place) * heads;
     const auto own = static_cast<unsigned>(index - begin);
-    const auto count = static_cast<unsigned>(entry.count);
-    const int head = static_cast<int>(own / count), rank = static_cast<int>(own % count);
-    return {entry.sequence, head, entry.first + (kLastFirst ? entry.count - 1 - rank : rank)};
+    const unsigned inner = entry.ranked != 0 ? static_cast<unsigned>(heads) : entry.count;
+    const int turn = static_cast<int>(own / inner), rest = static_cast<int>(own % inner);
+    const int head = entry.ranked != 0 ? rest : turn, rank = entry.ranked != 0 ? turn : rest;
+    const int count = static_cast<int>(entry.count);
+    return {entry.sequence, head, entry.first + (kLastFirst ? count - 1 - rank : rank)};
   }
 };
 

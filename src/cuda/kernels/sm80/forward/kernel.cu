@@ -23,6 +23,7 @@
 #include "sm80/forward/block.h"
 #include "sm80/forward/warp.h"
 #include "tile/mutation.h"
+#include "tile/schedule.h"
 #include "tile/sequence.h"
 
 namespace flashlab::device {
@@ -281,14 +282,25 @@ __device__ void run(const ForwardArguments& args) {
   forward(args, ForwardTask<Config>(args.shape, args.parts));
 }
 
-/// Blocks are slots of tiles (tile/sequence.h), then heads. One has a tile of a sequence, as in
-/// that sequence's dense call, and the rows in it that no sequence has.
+/// Blocks are tiles in the order of the list (tile/schedule.h), which has no more than there are
+/// slots. One has a tile of a sequence, as in that sequence's dense call, and the rows in it that
+/// no sequence has.
 template <class Config>
 __device__ void run(const RaggedForwardArguments& ragged) {
   constexpr int kTileQ = ForwardTiles<Config>::kTileQ;
   const Sequences& list = ragged.sequences;
-  const int head = blockIdx.y;
-  const SequenceTile at = tile_of_slot<kTileQ, false, Config::kBoundedRight>(list, blockIdx.x);
+  const TileSchedule& schedule = ragged.schedule;
+  const Int64 index = blockIdx.y * Int64{gridDim.x} + blockIdx.x;
+  const int heads = ragged.call.shape.heads_q;
+  if (index >= Int64{schedule.header[0]} * heads) return;
+  const auto tile =
+      OrderedTile::of<Config::kBoundedRight>(schedule.tiles[index / heads], index, heads);
+  const int head = tile.head;
+  SequenceTile at;
+  at.sequence = tile.sequence;
+  at.tile = tile.tile;
+  at.q = rows_of(list.q, at.sequence, list.count);
+  at.k = rows_of(list.k, at.sequence, list.count);
   ForwardArguments args = ragged.call;
   shift_rows<Config::kElement>(args.q, list.q, at.q);
   shift_rows<Config::kElement>(args.k, list.k, at.k);

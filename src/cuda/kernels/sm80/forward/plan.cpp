@@ -3,9 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <utility>
 
 #include "api/context_state.h"
+#include "cuda/kernels/schedule/plan.h"
 #include "cuda/launch/arguments.h"
 #include "cuda/launch/config.h"
 #include "cuda/launch/planning.h"
@@ -211,9 +213,12 @@ Result<std::shared_ptr<internal::PlanState>> plan_sm80_forward(
                               choice.tiling.tile_k, stage_words(choice.tiling.stages)));
   step.shape.grid_y = static_cast<unsigned>(choice.splits);
   if (g.has_lengths) {
-    device::RaggedForwardArguments arguments{forward_arguments(problem, g), list};
+    const SchedulePlan schedule = add_schedule(*plan, list, choice.tiling.tile_q(), g.heads_q);
+    device::RaggedForwardArguments arguments{forward_arguments(problem, g), list,
+                                             schedule.schedule};
     arguments.call.parts = 1;
     give_sequences(step, *plan, arguments, g.heads_q);
+    patch_schedule(step.parameters, schedule, offsetof(device::RaggedForwardArguments, schedule));
   }
   plan->add_kernel(std::move(step));
   if (choice.splits > 1) {

@@ -135,10 +135,14 @@ __device__ void order_tiles(const Sm90RaggedForwardArguments& args,
   const Int64 tiles = Int64{schedule.header[0]} * heads;
   unsigned begun = 0;
 #pragma unroll 1
-  for (Int64 index = blockIdx.x; index < tiles;
+  for (Int64 index = blockIdx.x;;
        index = static_cast<int>(gridDim.x) + atomicAdd(schedule.header + 1, 1)) {
-    const auto tile =
-        OrderedTile::of<Config::kBoundedRight>(schedule.tiles[index / heads], index, heads);
+    // Beside the number of tiles, not behind it.
+    const Int64 place = index / heads;
+    const ScheduledTile entry =
+        schedule.tiles[place < schedule.capacity ? place : schedule.capacity - 1];
+    if (index >= tiles) break;
+    const auto tile = OrderedTile::of<Config::kBoundedRight>(entry, index, heads);
     SequenceTile at;
     at.q = rows_of(args.sequences.q, tile.sequence, args.sequences.count);
     at.k = rows_of(args.sequences.k, tile.sequence, args.sequences.count);

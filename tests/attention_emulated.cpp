@@ -12,6 +12,7 @@
 #include "api/context_state.h"
 #include "cpu/backend.h"
 #include "cuda/implementations.h"
+#include "cuda/kernels/decode/plan.h"
 #include "cuda/kernels/ladder/plan.h"
 #include "cuda/kernels/sm80/plan.h"
 #include "cuda/kernels/sm90/plan.h"
@@ -107,6 +108,7 @@ class EmulatedPlan : public PlanState {
 
 std::vector<const Implementation*> library_implementations() {
   std::vector<const Implementation*> all{&cuda::sm90_implementation(), &cuda::sm80_implementation(),
+                                         &cuda::decode_implementation(),
                                          &cuda::naive_implementation()};
   for (const Implementation* rung : cuda::ladder_forward_implementations()) all.push_back(rung);
   for (const Implementation* rung : cuda::ladder_hopper_implementations()) all.push_back(rung);

@@ -144,8 +144,8 @@ TEST(KernelVariants, EveryKernelOfTheSourcesIsListedForEveryArchitecture) {
       listed.insert(each.spec.source + " " + each.spec.entry);
     }
     for (const std::string& kernel : there) {
-      const bool newer = kernel.starts_with("sm80/") || kernel.starts_with("train/") ||
-                         kernel.ends_with("flash_bwd_fa2_mma");
+      const bool newer = kernel.starts_with("sm80/") || kernel.starts_with("decode/") ||
+                         kernel.starts_with("train/") || kernel.ends_with("flash_bwd_fa2_mma");
       const bool hopper = flashlab::testing::needs_hopper(kernel);
       EXPECT_EQ(listed.contains(kernel),
                 !(newer && name == "sm_75") && !(hopper && name != "sm_90a"))
@@ -424,9 +424,9 @@ TEST(Default, OnNewerGpusIsSm80) {
     if (name == "sm_75") continue;
     const Described newer(name);
     const auto defaults = internal::backend_of(DeviceKind::kCuda).candidates(&newer.gpu->info());
-    ASSERT_EQ(defaults.size(), name == "sm_90a" ? 2u : 1u) << name;
+    ASSERT_EQ(defaults.size(), name == "sm_90a" ? 3u : 2u) << name;
     EXPECT_EQ(defaults.back()->name, "sm80") << name;
-    EXPECT_EQ(defaults.front()->name, name == "sm_90a" ? "sm90" : "sm80") << name;
+    EXPECT_EQ(defaults.front()->name, name == "sm_90a" ? "sm90" : "decode") << name;
     // Wider heads have scores in memory; what that lacks is said.
     cases::Case wide = case_of({DType::kBf16, 320, cases::MaskKind::kNone, false});
     for (const Pass pass : {Pass::kForward, Pass::kBackward}) {

@@ -6,6 +6,7 @@
 
 #include "api/backend.h"
 #include "cuda/implementations.h"
+#include "cuda/kernels/decode/plan.h"
 #include "cuda/kernels/ladder/plan.h"
 #include "cuda/kernels/sm80/plan.h"
 #include "cuda/kernels/sm90/plan.h"
@@ -22,6 +23,7 @@ using PlanResult = Result<std::shared_ptr<internal::PlanState>>;
 
 std::vector<const Implementation*> library_implementations() {
   std::vector<const Implementation*> all{&cuda::sm90_implementation(), &cuda::sm80_implementation(),
+                                         &cuda::decode_implementation(),
                                          &cuda::naive_implementation()};
   for (const Implementation* rung : cuda::ladder_forward_implementations()) all.push_back(rung);
   for (const Implementation* rung : cuda::ladder_hopper_implementations()) all.push_back(rung);

@@ -115,6 +115,10 @@ std::vector<Family> families() {
   add("sm80_forward", "sm80", forward, "", fp16, kForwardFaults);
   add("sm80_merge", "sm80", forward, "flash_fwd_sm80_merge", few_queries(DType::kFp16),
       {Mutation::kStaleSums});
+  // Enough keys for parts of a tile in several blocks.
+  Case decoded = few_queries(DType::kFp16);
+  decoded.seqlen_q = 3;
+  add("decode", "decode", forward, "flash_fwd_decode", decoded, kForwardFaults);
   add("sm80_backward", "sm80", backward, "", fp16, kBackwardFaults);
   add("sm90_forward", "sm90", forward, "flash_fwd_sm90", many_heads(DType::kFp16), kForwardFaults);
   add("sm90_stream", "sm90", forward, "flash_fwd_sm90", many_keys(DType::kFp16),
@@ -173,7 +177,7 @@ Case problem_for(const Family& family, Mutation fault) {
   Case out = family.problem;
   if (fault == Mutation::kShiftedMask) {
     out.causal = Causal::kTopLeft;
-    out.seqlen_q = out.seqlen_k = 200;
+    out.seqlen_q = out.seqlen_k = out.seqlen_q > 16 ? 200 : 16;
   }
   const bool plain = out.fill == cases::Fill::kNormal && out.seqlen_q > 64;
   if (fault == Mutation::kStaleSums && plain) out.fill = cases::Fill::kLargeScores;

@@ -113,6 +113,9 @@ void print_text(const Context& context, const lab::Environment& environment) {
   if (environment.copy_gb_per_s) {
     print_row("roof copy", fmt::format("{:.1f} GB/s", *environment.copy_gb_per_s));
   }
+  if (environment.read_gb_per_s) {
+    print_row("roof read", fmt::format("{:.1f} GB/s", *environment.read_gb_per_s));
+  }
   if (!environment.roof_source.empty()) print_row("roof of", environment.roof_source);
   if (environment.clock_mhz) print_row("clock", fmt::format("{:.0f} MHz", *environment.clock_mhz));
   print_line("");

@@ -12,7 +12,7 @@
 namespace flashlab::cuda {
 namespace {
 
-constexpr std::array<std::string_view, 2> kProduction{"sm90", "sm80"};
+constexpr std::array<std::string_view, 3> kProduction{"sm90", "decode", "sm80"};
 constexpr std::int64_t kMostProduction = 256;  // head dim
 // fa2-mma takes fp16 forward on sm_75; bf16, fp32 and backward come to the next ones; fa2 leaves
 // the deterministic backward to fa2-deterministic. No rung takes masks or head dims beyond 128.

@@ -90,6 +90,12 @@ T atomicAdd(T* at, T value) {
   return before;
 }
 template <class T>
+T atomicCAS(T* at, T expected, T value) {
+  const T before = *at;
+  if (before == expected) *at = value;
+  return before;
+}
+template <class T>
 T atomicMax(T* at, T value) {
   const T before = *at;
   *at = max(before, value);

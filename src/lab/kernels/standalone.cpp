@@ -82,6 +82,7 @@ std::vector<KernelVariant> instrument_variants(const cuda::DeviceInfo& device) {
                                kRoofThreads, roof.name));
     }
   }
+  out.push_back(variant_of("read", "", read_kernel(), kRoofThreads, "memory's bytes read"));
   out.push_back(variant_of("ruler", "", spin_kernel(), 1, "a kernel of known duration"));
   return out;
 }

@@ -132,6 +132,15 @@ Case ragged_case(HeadDims dims, ElementType type) {
   return out;
 }
 
+// Few queries of each sequence before a cache in pages: where keys lie enters no kernel.
+Case cache_case(HeadDims dims, ElementType type) {
+  Case out = make_case(kSizes[1], dims, type);
+  out.set_sequences({{.q = 1, .k = 5000}, {.q = 3, .k = 800}});
+  out.cache = cases::Cache{.capacity = 8192, .page_size = 16};
+  out.causal = Causal::kBottomRight;
+  return out;
+}
+
 // Softcap, ALiBi and dropout: each, and all at once.
 void add_score_features(std::vector<Case>& list, const Case& base) {
   for (int features = 0; features < 4; ++features) {
@@ -237,6 +246,7 @@ class List {
 
 // Of features, these change a kernel's tiles and loops.
 const char* burden_of(const Case& c) {
+  if (c.cache) return "cache";
   if (c.ragged()) return "ragged";
   if (c.sinks) return "sinks";
   if (c.mask != cases::MaskKind::kNone) return "mask";
@@ -336,6 +346,7 @@ std::vector<Case> representative_problems() {
     list.push_back(c);
     list.push_back(ragged_case(dims, kTypes[0]));
     list.push_back(ragged_case(dims, kTypes[1]));
+    list.push_back(cache_case(dims, kTypes[0]));
     for (const Sizes& sizes : {kSizes[0], kSizes[1]}) {  // one with split keys
       c = make_case(sizes, dims, kTypes[0]);
       c.sinks = true;
@@ -369,7 +380,10 @@ std::vector<Case> variant_problems(VariantSelection selection) {
   for (const ElementType type : kTypes) {
     for (const HeadDims dims : kUsualDims) add_features(list, dims, type);
     for (const HeadDims dims : kOtherDims) add_features(list, dims, type);
-    for (const HeadDims dims : kUsualDims) list.push_back(ragged_case(dims, type));
+    for (const HeadDims dims : kUsualDims) {
+      list.push_back(ragged_case(dims, type));
+      list.push_back(cache_case(dims, type));
+    }
   }
   add_named(list);
   return list;
@@ -388,8 +402,15 @@ std::vector<KernelVariant> variants_of(const cuda::DeviceInfo& device,
   if (production_only) return list.take();
   std::vector<const internal::Implementation*> others = cuda::implementations();
   others.push_back(&peers::cublas_implementation());  // cuDNN's kernels are all NVIDIA's own
+  // Of the default ones the first that is whole; before it those of special calls.
+  const auto whole = std::ranges::find_if(defaults, [](const internal::Implementation* each) {
+    return each->supported.has(internal::Feature::kBackward);
+  });
   for (const internal::Implementation* implementation : others) {
-    const bool production = implementation == defaults.front();
+    const bool is_whole = whole != defaults.end() && implementation == *whole;
+    const bool production =
+        is_whole || (std::ranges::count(defaults, implementation) > 0 &&
+                     !implementation->supported.has(internal::Feature::kBackward));
     if (defaults.size() == 1 && production) continue;
     add_plans(list, {context, {implementation}, production, /*named=*/true}, problems);
   }

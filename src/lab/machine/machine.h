@@ -39,7 +39,8 @@ struct Environment {
   std::optional<double> gpu_power_w, gpu_power_limit_w, gpu_temperature_c;
   /// Of the device that was used; the clock as it was under the roof's load.
   std::optional<double> clock_mhz, roof_fp32_gflops, roof_bf16_gflops, copy_gb_per_s;
-  std::string roof_source;  ///< "cuda:0: fp32 FMA, mma.sync bf16, device-to-device copy"
+  std::optional<double> read_gb_per_s;  ///< of a GPU
+  std::string roof_source;  ///< "cuda:0: fp32 FMA, mma.sync bf16, device-to-device copy, reads"
   std::string protocol;     ///< warm-ups, repeats, cold or hot caches, in words
   std::vector<EnvironmentWarning> warnings;
   std::vector<MonitorSample> monitor;  ///< of the device that was used, while the run was made

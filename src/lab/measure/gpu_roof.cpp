@@ -23,6 +23,8 @@ constexpr int kChains = 16;  // of roof.cu
 constexpr int kGpuWindows = 7;
 constexpr double kLaunchMs = 1;  // of one launch: far above the cost of launching
 constexpr std::size_t kGpuCopyBytes = std::size_t{1} << 30;
+constexpr unsigned kReadBlocksPerMultiprocessor = 8;
+constexpr int kReadPasses = 8;  // of a launch, whose start and end are then a thousandth of it
 
 // The roof's kernel, its output and its clock.
 class RoofLoop {
@@ -167,6 +169,46 @@ std::optional<double> gpu_copy_gb_per_s(std::shared_ptr<DeviceMemory> memory) {
   return median_of(rates);
 }
 
+cuda::KernelSpec read_kernel() {
+  return {"lab/read.cu", "lab_read", "", {}};
+}
+
+std::optional<double> gpu_read_gb_per_s(std::shared_ptr<DeviceMemory> memory) {
+  auto gpu = gpu_of(memory->device());
+  auto clock = gpu_clock(memory);
+  if (!gpu.ok() || !clock.ok()) return std::nullopt;
+  cuda::LaunchShape shape;
+  shape.grid_x =
+      kReadBlocksPerMultiprocessor * static_cast<unsigned>((*gpu)->info().multiprocessors);
+  shape.threads = kRoofThreads;
+  const std::size_t threads = std::size_t{shape.grid_x} * shape.threads;
+  const Result<void*> data = memory->allocate(kGpuCopyBytes);
+  const Result<void*> out = memory->allocate(threads * sizeof(float));
+  std::vector<double> rates;
+  if (data.ok() && out.ok() && memory->fill(*data, 1, kGpuCopyBytes).ok()) {
+    runtime::Executor executor({*gpu});
+    executor.program().add({.name = "lab_read",
+                            .work = runtime::KernelWork{
+                                read_kernel(), shape,
+                                runtime::ParameterBlock(device::ReadArguments{
+                                    *data, static_cast<float*>(*out),
+                                    static_cast<long long>(kGpuCopyBytes / 16), kReadPasses})}});
+    for (int i = 0; i < kGpuWindows + 1 && executor.prepare().ok(); ++i) {
+      if (!(*clock)->start().ok()) break;
+      const Stream stream = memory->stream();
+      const bool launched = executor.enqueue({.streams = {&stream, 1}}).ok();
+      const Result<double> ms = (*clock)->stop();
+      if (!launched || !ms.ok() || !(*ms > 0)) break;
+      // The first one warms up.
+      if (i == 0) continue;
+      rates.push_back(kReadPasses * static_cast<double>(kGpuCopyBytes) / *ms * 1e-6);
+    }
+  }
+  if (data.ok()) memory->release(*data);
+  if (out.ok()) memory->release(*out);
+  return median_of(rates);
+}
+
 Status add_gpu_roofs(std::shared_ptr<DeviceMemory> memory, Environment& environment,
                      double window_seconds) {
   auto gpu = gpu_of(memory->device());
@@ -195,8 +237,9 @@ Status add_gpu_roofs(std::shared_ptr<DeviceMemory> memory, Environment& environm
   }
   environment.clock_mhz = gpu_clock_mhz(**gpu);  // the load of a moment ago still sets it
   environment.copy_gb_per_s = gpu_copy_gb_per_s(memory);
+  environment.read_gb_per_s = gpu_read_gb_per_s(memory);
   environment.roof_source =
-      fmt::format("{}: {}, device-to-device copy", to_string(memory->device()),
+      fmt::format("{}: {}, device-to-device copy, reads", to_string(memory->device()),
                   names.empty() ? "no arithmetic" : names);
   return first_failure;
 }

@@ -1,6 +1,6 @@
 #pragma once
 
-// What a GPU can do at most: multiply-adds in registers on every multiprocessor, and copying.
+// What a GPU can do at most: multiply-adds in registers on every multiprocessor, copying, reading.
 
 #include <memory>
 #include <optional>
@@ -36,6 +36,11 @@ Result<RoofWindow> gpu_roof_window(std::shared_ptr<DeviceMemory> memory, DType d
 /// Bytes read and written per second by a copy larger than every cache; empty when there was no
 /// memory for it.
 std::optional<double> gpu_copy_gb_per_s(std::shared_ptr<DeviceMemory> memory);
+
+/// Bytes read per second by a kernel that does nothing else, of memory larger than every cache;
+/// empty when there was no memory for it, or no compiler.
+std::optional<double> gpu_read_gb_per_s(std::shared_ptr<DeviceMemory> memory);
+cuda::KernelSpec read_kernel();
 
 /// Fills the environment's roofs: the median of several windows each, and the clock under that
 /// load. Errors: those of gpu_roof_window; what was measured before stays.

@@ -46,6 +46,7 @@ void for_each_field(Environment& e, Visit visit) {
   visit("roof_fp32_gflops", e.roof_fp32_gflops);
   visit("roof_bf16_gflops", e.roof_bf16_gflops);
   visit("copy_gb_per_s", e.copy_gb_per_s);
+  visit("read_gb_per_s", e.read_gb_per_s);
   visit("roof_source", e.roof_source);
   visit("protocol", e.protocol);
 }

@@ -8,4 +8,12 @@ struct RoofArguments {
   int turns = 0;  ///< of the loop
 };
 
+/// What the reading kernel is launched with.
+struct ReadArguments {
+  const void* data;
+  float* out;        ///< [threads of the launch]
+  long long pieces;  ///< of 16 bytes
+  int passes;        ///< over all of them
+};
+
 }  // namespace flashlab::device

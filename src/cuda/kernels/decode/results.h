@@ -1,0 +1,271 @@
+#pragma once
+
+// Of the decode kernel (kernel.cu): from the sums of a block's teams to a tile's results, by way of
+// other blocks where they have keys of the same tile.
+//
+// Sums are O without division, relative to a reference r of each row: those of two sets of keys
+// join as O = 2^(r0 - r) O0 + 2^(r1 - r) O1 with r the larger one, exactly as large as scores may
+// be. A logarithm is taken once, of the whole.
+
+#include "decode/warp.h"
+#include "tile/sinks.h"
+
+namespace flashlab::device {
+
+/// What sums relative to `own` are multiplied by, where all are relative to `common`.
+template <class Config>
+__device__ inline float rescale_to(float own, float common) {
+  return mutation::rescale<Config>(ptx::exp2_fast(own - common));
+}
+
+/// A row's results from its sums.
+struct RowResult {
+  float factor;  ///< of O
+  float empty;   ///< what O is without a key; else unused
+  bool is_empty;
+
+  /// Writes LSE.
+  template <class Config>
+  __device__ static RowResult of(const DecodeArguments& args, const DecodeSegment<Config>& segment,
+                                 int row, RowSum sum) {
+    const int head = segment.head(row);
+    const float offset = offset_of<Config>(args.call.score);
+    const bool is_empty = sum.sum == 0;
+    float lse =
+        is_empty ? kMinusInfinity : (sum.reference + offset + ptx::log2_fast(sum.sum)) * kLn2;
+    SinkRow sink{1, 0};
+    if constexpr (Config::kSinks) {
+      sink = with_sink(lse, args.call.sinks[head]);
+      lse = sink.lse;
+    }
+    const RowScalars& out = args.call.lse;
+    if (out.data != nullptr) {
+      static_cast<float*>(out.data)[segment.sequence * out.batch_stride + head * out.head_stride +
+                                    (segment.of.first_q + segment.position(row)) * out.row_stride] =
+          lse;
+    }
+    return {sink.factor / sum.sum, sink.nothing(), is_empty};
+  }
+  __device__ float apply(float value) const { return is_empty ? empty : value * factor; }
+};
+
+/// Four neighbouring features of a row.
+template <class Config>
+__device__ inline void store_results(const DecodeArguments& args,
+                                     const DecodeSegment<Config>& segment, int row, int column,
+                                     const RowResult& result, float4 sums) {
+  unsigned char* to = row_address<Config::kOutput>(args.call.o, segment.sequence, segment.head(row),
+                                                   segment.of.first_q + segment.position(row));
+  const float x = result.apply(sums.x), y = result.apply(sums.y);
+  const float z = result.apply(sums.z), w = result.apply(sums.w);
+  if constexpr (Config::kOutput == Element::kFp32 && Config::kAlignO >= 16) {
+    *reinterpret_cast<float4*>(to + 4 * column) = make_float4(x, y, z, w);
+  } else if constexpr (Config::kOutput != Element::kFp32 && Config::kAlignO >= 8) {
+    *reinterpret_cast<uint2*>(to + 2 * column) =
+        make_uint2(pack<Config::kOutput>(x, y), pack<Config::kOutput>(z, w));
+  } else {
+    store_pair<Config::kOutput>(to, column, 2, x, y);
+    store_pair<Config::kOutput>(to, column + 2, 2, z, w);
+  }
+}
+
+/// The teams' sums of a segment into shared.o and shared.rows. All threads of the block.
+template <class Config>
+__device__ inline void join_teams(DecodeStorage<Config>& shared, DecodeWarp<Config>& warp, int team,
+                                  int row_warp, bool wrong) {
+  using Tiles = DecodeTiles<Config>;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int own_row = row_warp * Config::kWarpRows + lane / 4;
+  warp.statistics.finish();
+#pragma unroll
+  for (int m = 0; m < Tiles::kBlocks; ++m) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if (lane % 4 != 0) continue;
+      shared.of_team[team][own_row + 16 * m + 8 * half] = {
+          warp.statistics.reference[m][half], wrong ? kNaN : warp.statistics.sum[m][half]};
+    }
+  }
+  __syncthreads();
+  const int row = static_cast<int>(threadIdx.x);
+  if (row < Config::kRows) {
+    RowSum total{kLowestReference, 0};
+    for (int i = 0; i < Config::kTeams; ++i) {
+      total.reference = fmaxf(total.reference, shared.of_team[i][row].reference);
+    }
+    for (int i = 0; i < Config::kTeams; ++i) {
+      const RowSum& other = shared.of_team[i][row];
+      total.sum += rescale_to<Config>(other.reference, total.reference) * other.sum;
+    }
+    shared.rows[row] = total;
+  }
+  __syncthreads();
+  for (int turn = 0; turn < Config::kTeams; ++turn) {
+    if (turn == team && warp.has_rows()) {
+#pragma unroll
+      for (int m = 0; m < Tiles::kBlocks; ++m) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int at = own_row + 16 * m + 8 * half;
+          const float scale =
+              rescale_to<Config>(warp.statistics.reference[m][half], shared.rows[at].reference);
+          float2* to = reinterpret_cast<float2*>(&shared.o[at][2 * (lane % 4)]);
+#pragma unroll
+          for (int n = 0; n < Tiles::kDimBlocks; ++n) {
+            const float2 before = turn == 0 ? make_float2(0, 0) : to[4 * n];
+            to[4 * n] = make_float2(fmaf(scale, warp.rO[m][n][2 * half], before.x),
+                                    fmaf(scale, warp.rO[m][n][2 * half + 1], before.y));
+          }
+        }
+      }
+    }
+    __syncthreads();
+  }
+}
+
+/// The sums in shared memory become the tile's results, or a part's in its slot.
+template <class Config>
+__device__ inline void store_sums(const DecodeArguments& args, const DecodeSegment<Config>& segment,
+                                  const DecodeStorage<Config>& shared) {
+  using Tiles = DecodeTiles<Config>;
+  constexpr int kFours = Config::kHeadDimV / 4;
+  const bool whole = segment.parts == 1;
+  const Int64 first = Int64{segment.slot} * args.parts.slot_rows;
+  // A warp has whole rows: each lane computes its row's result by itself.
+  for (int row = static_cast<int>(threadIdx.x) / 32; row < segment.rows;
+       row += Tiles::kThreads / 32) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const RowSum sum = shared.rows[row];
+    RowResult result{};
+    if (whole) {
+      result = RowResult::of<Config>(args, segment, row, sum);
+    } else if (lane < 2) {
+      args.parts.statistics[2 * (first + row) + lane] = lane == 0 ? sum.reference : sum.sum;
+    }
+    for (int four = lane; four < kFours; four += 32) {
+      const float4 sums = *reinterpret_cast<const float4*>(&shared.o[row][4 * four]);
+      if (whole) {
+        store_results(args, segment, row, 4 * four, result, sums);
+      } else {
+        *reinterpret_cast<float4*>(args.parts.o + (first + row) * Config::kHeadDimV + 4 * four) =
+            sums;
+      }
+    }
+  }
+}
+
+/// Counts one part of a tile and returns how many were counted before. The workspace comes as it
+/// is: a word without the plan's tag has counted none, and who counts the last part leaves zero.
+__device__ inline int count_part(unsigned long long* word, unsigned long long tag, int parts) {
+  unsigned long long seen = 0;
+  for (;;) {
+    const bool counts = (seen & ~kCountMask) == tag;
+    const int before = counts ? static_cast<int>(seen & kCountMask) : 0;
+    const unsigned long long next = before + 1 == parts ? 0 : tag + before + 1;
+    const unsigned long long found = atomicCAS(word, seen, next);
+    if (found == seen) return before;
+    seen = found;
+  }
+}
+
+/// Whether all other parts of the tile are there; the block's own are written.
+template <class Config>
+__device__ inline bool is_last_part(const DecodeArguments& args,
+                                    const DecodeSegment<Config>& segment,
+                                    DecodeStorage<Config>& shared) {
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    const int before = count_part(args.parts.counts + segment.count, args.parts.tag, segment.parts);
+    shared.own_block().is_last = before == segment.parts - 1 ? 1 : 0;
+  }
+  __syncthreads();
+  __threadfence();
+  return shared.own_block().is_last != 0;
+}
+
+/// A row's parts become its results, in their order. A warp.
+template <class Config>
+__device__ inline void join_parts(const DecodeArguments& args, const DecodeSegment<Config>& segment,
+                                  int row) {
+  constexpr int kAtOnce = 8;  // parts whose sums are under way
+  constexpr int kFours = Config::kHeadDimV / 4;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const Int64 rows = args.parts.slot_rows;
+  const auto statistics = [&](int part) {
+    const volatile float* at =
+        args.parts.statistics + 2 * (segment.slot_of(args, part) * rows + row);
+    return RowSum{at[0], at[1]};
+  };
+  RowSum total{kLowestReference, 0};
+  for (int part = lane; part < segment.parts; part += 32) {
+    total.reference = fmaxf(total.reference, statistics(part).reference);
+  }
+  for (int lanes = 16; lanes > 0; lanes /= 2) {
+    total.reference = fmaxf(total.reference, ptx::shuffle_xor(total.reference, lanes));
+  }
+  float4 sums[divide_up(kFours, 32)] = {};
+  for (int base = 0; base < segment.parts; base += 32) {
+    // Lane i holds what part base + i is multiplied by: one power of two for each part and row.
+    const int mine = base + lane;
+    RowSum own{kLowestReference, 0};
+    if (mine < segment.parts) own = statistics(mine);
+    const float weight = own.sum == 0 ? 0 : rescale_to<Config>(own.reference, total.reference);
+    const int here = smaller(segment.parts - base, 32);
+    for (int first = 0; first < here; first += kAtOnce) {
+#pragma unroll
+      for (int block = 0; block < divide_up(kFours, 32); ++block) {
+        const int four = 32 * block + lane;
+        float4 o[kAtOnce];
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+          const bool there = first + i < here && four < kFours;
+          const Int64 from = segment.slot_of(args, base + first + i) * rows + row;
+          o[i] = there ? *reinterpret_cast<const float4*>(args.parts.o + from * Config::kHeadDimV +
+                                                          4 * four)
+                       : make_float4(0, 0, 0, 0);
+        }
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+          const float w = ptx::shuffle(weight, first + i);
+          if (w == 0) continue;
+          sums[block].x = fmaf(w, o[i].x, sums[block].x);
+          sums[block].y = fmaf(w, o[i].y, sums[block].y);
+          sums[block].z = fmaf(w, o[i].z, sums[block].z);
+          sums[block].w = fmaf(w, o[i].w, sums[block].w);
+        }
+      }
+    }
+    total.sum += weight * own.sum;
+  }
+  for (int lanes = 16; lanes > 0; lanes /= 2) total.sum += ptx::shuffle_xor(total.sum, lanes);
+  const RowResult result = RowResult::of<Config>(args, segment, row, total);
+#pragma unroll
+  for (int block = 0; block < divide_up(kFours, 32); ++block) {
+    const int four = 32 * block + lane;
+    if (four < kFours) {
+      store_results(args, segment, row, 4 * four, result, sums[block]);
+    }
+  }
+}
+
+/// What a segment's sums become; then the block walks to the next one. All threads of the block.
+template <class Config>
+__device__ inline void finish_segment(const DecodeArguments& args, DecodeStorage<Config>& shared,
+                                      DecodeWarp<Config>& warp, int team, int row_warp) {
+  DecodeBlock<Config>& block = shared.own_block();
+  const DecodeSegment<Config>& segment = block.segment;
+  join_teams(shared, warp, team, row_warp, segment.of.wrong);
+  store_sums(args, segment, shared);
+  if (segment.parts > 1 && is_last_part(args, segment, shared)) {
+    for (int row = static_cast<int>(threadIdx.x) / 32; row < segment.rows;
+         row += DecodeTiles<Config>::kThreads / 32) {
+      join_parts(args, segment, row);
+    }
+  }
+  __syncthreads();  // everybody has read what the next segment's takes the memory of
+  if (threadIdx.x == 0) segment.pass(args, block.walk);
+  __syncthreads();
+}
+
+}  // namespace flashlab::device

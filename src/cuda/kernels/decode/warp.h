@@ -1,0 +1,244 @@
+#pragma once
+
+// Of the decode kernel (kernel.cu): what a warp holds in registers, its products and its softmax.
+
+#include "decode/block.h"
+#include "tile/fragments.h"
+#include "tile/mask.h"
+#include "tile/score.h"
+#include "tile/softmax.h"
+
+namespace flashlab::device {
+
+/// g = lane / 4, t = lane % 4. Rows are positions of the heads that share a key head: row =
+/// position * group + member.
+template <class Config>
+struct DecodeWarp {
+  using Tiles = DecodeTiles<Config>;
+  static constexpr Element kElement = Config::kElement;
+  static constexpr int kBlocks = Tiles::kBlocks, kStepBlocks = Tiles::kStepBlocks;
+
+  unsigned rQ[kBlocks][larger(Tiles::kQuerySteps, 1)][4];  // left operands
+  float rO[kBlocks][Tiles::kDimBlocks][4];   // rows g, g + 8; features 2t, 2t + 1 of a block
+  float rS[kBlocks][kStepBlocks][4];         // scores of the current step
+  unsigned rP[kBlocks][kStepBlocks / 2][4];  // left operands: its probabilities
+  HeadSlope<Config> slopes[kBlocks][2];
+  RowStatistics<Config, kBlocks> statistics;
+  float factor;         ///< from rS to units of log2
+  int first_row, rows;  ///< of the tile: this warp's first; all
+
+  /// Before a segment. `kept_q`: this lane's operands in shared memory, which one team writes.
+  __device__ void begin(const DecodeArguments& args, const DecodeSegment<Config>& segment,
+                        int row_warp, uint4* kept_q, bool keeps) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    factor = unit_of<Config>(args.call.score, args.call.shape);
+    first_row = row_warp * Config::kWarpRows;
+    rows = segment.rows;
+    statistics.clear();
+#pragma unroll
+    for (int m = 0; m < kBlocks; ++m) {
+      const unsigned char* q[2];
+      bool exists[2];
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int row = first_row + 16 * m + 8 * half + lane / 4;
+        exists[half] = row < rows;
+        const int known = exists[half] ? row : 0, head = segment.head(known);
+        q[half] = row_address<kElement>(args.call.q, segment.sequence, head,
+                                        segment.of.first_q + segment.position(known));
+        if constexpr (Config::kAlibi) {
+          slopes[m][half] = HeadSlope<Config>(args.call.slopes, segment.sequence, head,
+                                              args.call.score.slope_unit);
+        }
+      }
+#pragma unroll
+      for (int d = 0; d < Tiles::kDimSteps; ++d) {
+        unsigned operand[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int column = 16 * d + 8 * (i / 2) + 2 * (lane % 4);
+          const bool there = exists[i % 2] && column < Config::kHeadDim;
+          operand[i] = there ? *reinterpret_cast<const unsigned*>(q[i % 2] + 2 * column) : 0u;
+        }
+        if (d < Tiles::kQuerySteps) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) rQ[m][d < Tiles::kQuerySteps ? d : 0][i] = operand[i];
+        } else if (keeps) {
+          kept_q[((d - Tiles::kQuerySteps) * kBlocks + m) * 32] =
+              make_uint4(operand[0], operand[1], operand[2], operand[3]);
+        }
+      }
+#pragma unroll
+      for (int n = 0; n < Tiles::kDimBlocks; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) rO[m][n][i] = 0;
+      }
+    }
+    if constexpr (Tiles::kSharedSteps > 0) __syncthreads();
+  }
+
+  __device__ bool has_rows() const {
+    return first_row < rows;
+  }
+
+  /// The keys from `first_key` of the sequence on, which lie in a place at this lane's addresses.
+  /// `all_seen`: by every row.
+  __device__ void step(const DecodeArguments& args, const DecodeSegment<Config>& segment,
+                       unsigned keys, unsigned values, const uint4* kept_q, int first_key,
+                       bool all_seen) {
+    scores(keys, kept_q);
+    if constexpr (kTransformedScores<Config>) transform(args, segment, first_key);
+    if (!all_seen) hide(segment, first_key);
+    exponentials();
+    if (statistics.out_of_range()) {
+      raise_references();
+      exponentials();
+    }
+    statistics.accept();
+    add_values(values);
+  }
+
+ private:
+  /// S = Q K^T.
+  __device__ void scores(unsigned keys, const uint4* kept_q) {
+#pragma unroll
+    for (int m = 0; m < kBlocks; ++m) {
+#pragma unroll
+      for (int n = 0; n < kStepBlocks; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) rS[m][n][i] = 0;
+      }
+    }
+#pragma unroll
+    for (int d = 0; d < Tiles::kDimSteps; ++d) {
+      unsigned queries[kBlocks][4];
+#pragma unroll
+      for (int m = 0; m < kBlocks; ++m) {
+        if (d < Tiles::kQuerySteps) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) queries[m][i] = rQ[m][d < Tiles::kQuerySteps ? d : 0][i];
+        } else {
+          const uint4 q = kept_q[((d - Tiles::kQuerySteps) * kBlocks + m) * 32];
+          queries[m][0] = q.x, queries[m][1] = q.y, queries[m][2] = q.z, queries[m][3] = q.w;
+        }
+      }
+#pragma unroll
+      for (int n = 0; n < kStepBlocks; n += 2) {
+        unsigned rK[4];
+        ptx::load_matrix_4(rK, keys + Tiles::LayoutK::offset(8 * n, 2 * d));
+#pragma unroll
+        for (int m = 0; m < kBlocks; ++m) {
+          multiply_add<kElement>(rS[m][n], queries[m], rK[0], rK[1]);
+          multiply_add<kElement>(rS[m][n + 1], queries[m], rK[2], rK[3]);
+        }
+      }
+    }
+  }
+
+  /// O += P V.
+  __device__ void add_values(unsigned values) {
+#pragma unroll
+    for (int step = 0; step < kStepBlocks / 2; ++step) {
+#pragma unroll
+      for (int column = 0; column < Tiles::kDimBlocks / 2; ++column) {
+        unsigned rV[4];
+        ptx::load_matrix_4_transposed(rV, values + Tiles::LayoutV::offset(16 * step, 2 * column));
+#pragma unroll
+        for (int m = 0; m < kBlocks; ++m) {
+          multiply_add<kElement>(rO[m][2 * column], rP[m][step], rV[0], rV[1]);
+          multiply_add<kElement>(rO[m][2 * column + 1], rP[m][step], rV[2], rV[3]);
+        }
+      }
+    }
+  }
+
+  __device__ int position(const DecodeSegment<Config>& segment, int m, int half) const {
+    const int row = first_row + 16 * m + 8 * half + static_cast<int>(threadIdx.x) % 32 / 4;
+    return segment.position(smaller(row, rows - 1));
+  }
+
+  /// Softcap and ALiBi.
+  __device__ void transform(const DecodeArguments& args, const DecodeSegment<Config>& segment,
+                            int first_key) {
+    const int key = first_key + static_cast<int>(threadIdx.x) % 4 * 2;
+#pragma unroll
+    for (int m = 0; m < kBlocks; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float distance = HeadSlope<Config>::distance(
+            segment.of.shape, Config::kAlibi ? position(segment, m, half) : 0, key);
+#pragma unroll
+        for (int n = 0; n < kStepBlocks; ++n) {
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            float& score = rS[m][n][2 * half + i];
+            score = slopes[m][half].apply(value_of<Config>(args.call.score, score),
+                                          distance + static_cast<float>(8 * n + i));
+          }
+        }
+      }
+    }
+  }
+
+  /// Scores of keys that a row does not see.
+  __device__ void hide(const DecodeSegment<Config>& segment, int first_key) {
+    const int key = first_key + static_cast<int>(threadIdx.x) % 4 * 2;
+#pragma unroll
+    for (int m = 0; m < kBlocks; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const KeyRange seen = visible_keys<Config>(segment.of.shape, position(segment, m, half));
+#pragma unroll
+        for (int n = 0; n < kStepBlocks; ++n) {
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            if (!seen.contains(key + 8 * n + i)) rS[m][n][2 * half + i] = kMinusInfinity;
+          }
+        }
+      }
+    }
+  }
+
+  /// P = 2^(S - r), and its sums.
+  __device__ void exponentials() {
+#pragma unroll
+    for (int m = 0; m < kBlocks; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float sum = 0;
+#pragma unroll
+        for (int n = 0; n < kStepBlocks; ++n) {
+          const float reference = statistics.reference[m][half];
+          const float p0 = ptx::exp2_fast(__fmaf_rn(rS[m][n][2 * half], factor, -reference));
+          const float p1 = ptx::exp2_fast(__fmaf_rn(rS[m][n][2 * half + 1], factor, -reference));
+          sum += p0 + p1;
+          rP[m][n / 2][n % 2 * 2 + half] = pack<kElement>(p0, p1);
+        }
+        statistics.step[m][half] = sum;
+      }
+    }
+  }
+
+  /// References become the maxima of the current scores where these are larger; O follows.
+  __device__ void raise_references() {
+#pragma unroll
+    for (int m = 0; m < kBlocks; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float largest = kMinusInfinity;
+#pragma unroll
+        for (int n = 0; n < kStepBlocks; ++n) {
+          largest = fmaxf(largest, fmaxf(rS[m][n][2 * half], rS[m][n][2 * half + 1]));
+        }
+        const float scale = statistics.raise(m, half, largest, factor);
+#pragma unroll
+        for (int n = 0; n < Tiles::kDimBlocks; ++n) {
+          rO[m][n][2 * half] *= scale;
+          rO[m][n][2 * half + 1] *= scale;
+        }
+      }
+    }
+  }
+};
+
+}  // namespace flashlab::device

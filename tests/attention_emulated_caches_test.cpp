@@ -1,0 +1,152 @@
+// The decode kernel on an emulated block: faults of its order are seen, and entries of a table and
+// lengths that only the device knows poison their own sequence alone.
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "attention_emulated_faults.h"
+
+namespace flashlab::testing {
+namespace {
+
+using cases::Case;
+
+// Parts of 4,096 keys, more steps than a ring has places, rows of two warps.
+Case decoded() {
+  Case out;
+  out.name = "decoded";
+  out.batch = 1;
+  out.heads_q = 12;
+  out.heads_k = 2;
+  out.seqlen_q = 4;
+  out.seqlen_k = 9000;
+  out.head_dim = out.head_dim_v = 64;
+  out.dtype = DType::kBf16;
+  out.deterministic = true;
+  return out;
+}
+
+TEST(AttentionEmulatedCaches, FaultsOfTheDecodeKernelAreSeen) {
+  constexpr const char* kMain = "decode/kernel.cu";
+  constexpr const char* kResults = "decode/results.h";
+  constexpr const char* kSchedule = "decode/schedule.h";
+  expect_all_are_seen("decode", Pass::kForward,
+                      {{"steps are not waited for",
+                        {{kMain, "ptx::copy_async_wait<Config::kStages - 2>();", ""}},
+                        true,
+                        &decoded},
+                       {"a team does not meet",
+                        {{kMain, "        meet_team<Config>(team);\n", ""}},
+                        false,
+                        &decoded},
+                       {"the teams' sums are read before they are there",
+                        {{kResults, "    __syncthreads();\n  }\n}\n", "  }\n}\n"}},
+                        false,
+                        &decoded},
+                       {"parts are joined before the last one is there",
+                        {{kResults, "before == segment.parts - 1", "before == segment.parts - 2"}},
+                        true,
+                        &decoded},
+                       {"a part is joined twice",
+                        {{kSchedule, "return first_slot + n * args.parts.spread;",
+                          "return first_slot + (n == 1 ? 0 : n) * args.parts.spread;"}},
+                        true,
+                        &decoded}});
+}
+
+// Two sequences of one query, in pages of 16 keys.
+class Pages {
+ public:
+  static constexpr std::int64_t kPages = 9, kPageSize = 16, kHeads = 2, kDim = 64;
+  std::vector<int> table{3, 0, 8, 7, 1, 5};  // [2, 3]
+  std::vector<int> lengths{40, 33};
+
+  // O [2, 1, heads, dim], as numbers.
+  std::vector<float> run(emulated::Kernels& kernels) {
+    use_gpu({.kernels = &kernels});
+    const Context context = emulated_context();
+    const auto memory = emulated_memory();
+    const Device gpu{DeviceKind::kCuda, 0};
+    std::mt19937 random(1);
+    const auto tensor = [&](DType dtype, std::initializer_list<std::int64_t> shape,
+                            const void* from) {
+      Tensor out{nullptr, contiguous_spec(dtype, shape, gpu)};
+      const auto bytes = static_cast<std::size_t>(out.spec.elements() * size_of(dtype));
+      out.data = *memory->allocate(bytes);
+      if (from != nullptr) {
+        std::memcpy(out.data, from, bytes);
+      } else if (dtype == DType::kBf16) {
+        auto* numbers = static_cast<std::uint16_t*>(out.data);
+        for (std::int64_t i = 0; i < out.spec.elements(); ++i) {
+          numbers[i] = static_cast<std::uint16_t>(0x3f00 + random() % 0x100);  // 0.5 to 2
+        }
+      }
+      return out;
+    };
+    ForwardTensors tensors;
+    tensors.q = tensor(DType::kBf16, {2, 1, kHeads, kDim}, nullptr);
+    tensors.k = tensor(DType::kBf16, {kPages, kPageSize, kHeads, kDim}, nullptr);
+    tensors.v = tensor(DType::kBf16, {kPages, kPageSize, kHeads, kDim}, nullptr);
+    tensors.block_table = tensor(DType::kInt32, {2, 3}, table.data());
+    tensors.seqused_k = tensor(DType::kInt32, {2}, lengths.data());
+    tensors.o = tensor(DType::kFp32, {2, 1, kHeads, kDim}, nullptr);
+    Options options;
+    options.implementation = "decode";
+    const auto made = plan(context, describe(tensors, options));
+    EXPECT_TRUE(made.ok()) << made.status().message();
+    if (!made.ok()) return {};
+    EXPECT_TRUE(prepare(context, *made).ok());
+    const std::size_t bytes = workspace_bytes(*made);
+    const Workspace workspace{bytes > 0 ? *memory->allocate(bytes) : nullptr, bytes};
+    const Status status = forward(context, {}, *made, tensors, workspace);
+    EXPECT_TRUE(status.ok()) << status.message();
+    const auto* o = static_cast<const float*>(tensors.o.data);
+    return {o, o + 2 * kHeads * kDim};
+  }
+};
+
+// Whether all of sequence n is NaN, and the other is what it is in a call without the fault.
+void expect_poisoned(std::size_t n, const std::vector<float>& got,
+                     const std::vector<float>& right) {
+  constexpr std::size_t kEach = Pages::kHeads * Pages::kDim;
+  ASSERT_EQ(got.size(), 2 * kEach);
+  for (std::size_t i = 0; i < 2 * kEach; ++i) {
+    if (i / kEach == n) {
+      EXPECT_TRUE(std::isnan(got[i])) << i;
+    } else {
+      EXPECT_EQ(got[i], right[i]) << i;
+    }
+  }
+}
+
+TEST(AttentionEmulatedCaches, WrongEntriesAndLengthsPoisonTheirSequenceAlone) {
+  emulated::Kernels kernels;
+  const std::vector<float> right = Pages().run(kernels);
+  for (const float value : right) EXPECT_TRUE(std::isfinite(value));
+  for (const int entry : {-1, 9, 1 << 30, -(1 << 30)}) {
+    for (const std::size_t n : {std::size_t{0}, std::size_t{1}}) {
+      Pages pages;
+      pages.table[3 * n + 1] = entry;
+      expect_poisoned(n, pages.run(kernels), right);
+    }
+  }
+  for (const int length : {-1, 49, 1 << 30}) {
+    Pages pages;
+    pages.lengths[1] = length;
+    expect_poisoned(1, pages.run(kernels), right);
+  }
+  // An entry that no key lies in is not read.
+  Pages pages;
+  pages.lengths[1] = 32;
+  const std::vector<float> shorter = pages.run(kernels);
+  pages.table[5] = 1 << 30;
+  EXPECT_EQ(pages.run(kernels), shorter);
+}
+
+}  // namespace
+}  // namespace flashlab::testing

@@ -1,0 +1,124 @@
+// How the decode kernel shares out keys, and what its plans take and refuse.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "cuda/kernels/decode/plan.h"
+#include "cuda/kernels/decode/tiles.h"
+#include "cuda/launch/gpu_plan.h"
+#include "cuda_described_plan.h"
+
+namespace flashlab::cuda {
+namespace {
+
+using device::begin_of_range;
+using device::range_of_grain;
+using ::testing::HasSubstr;
+using testing::PlannedSizes;
+
+TEST(DecodeRanges, AreEqualAndCoverEveryGrainOnce) {
+  for (const int ranges : {1, 2, 16, 131, 132}) {
+    for (const int grains : {132, 133, 1000, 4096, 99991, 1 << 30}) {
+      EXPECT_EQ(begin_of_range(0, ranges, grains), 0);
+      EXPECT_EQ(begin_of_range(ranges, ranges, grains), grains);
+      for (int range = 0; range < ranges; ++range) {
+        const int begin = begin_of_range(range, ranges, grains);
+        const int end = begin_of_range(range + 1, ranges, grains);
+        EXPECT_GE(end - begin, grains / ranges);
+        EXPECT_LE(end - begin, grains / ranges + 1);
+        EXPECT_EQ(range_of_grain(begin, ranges, grains), range);
+        EXPECT_EQ(range_of_grain(end - 1, ranges, grains), range);
+      }
+    }
+  }
+}
+
+TEST(DecodeTiling, FitsWhatDevicesGrant) {
+  const device::DecodeTiling few{4, 1, 16, 16, 5, 1};
+  EXPECT_EQ(few.rows(), 16);
+  EXPECT_EQ(few.unit_keys(), 64);
+  EXPECT_EQ(few.threads(), 128);
+  EXPECT_EQ(device::kFixedPartKeys % few.unit_keys(), 0);
+  // Five steps of four teams, each 16 rows of K and of V at an odd pitch of chunks; sums of 16
+  // rows; a place for operands that is not used; statistics of four teams and of all.
+  EXPECT_EQ(device::shared_bytes(few, 128, 128),
+            5 * 4 * 2 * 16 * 272 + 16 * 136 * 4 + 16 + 5 * 16 * 8 + device::kDecodeBlockBytes);
+}
+
+Problem grouped(const PlannedSizes& sizes, std::int64_t heads_k, Options options = {}) {
+  options.implementation = "decode";
+  Problem problem = testing::described_problem(DType::kBf16, Pass::kForward, sizes, options);
+  problem.k = contiguous_spec(DType::kBf16, {sizes.batch, sizes.seqlen_k, heads_k, sizes.dim},
+                              problem.k.device);
+  problem.v = problem.k;
+  return problem;
+}
+
+std::shared_ptr<internal::PlanState> planned(const Problem& problem,
+                                             const char* architecture = "sm_90a") {
+  return testing::plan_on(decode_implementation().make_plan, architecture, problem);
+}
+
+std::int64_t blocks_of(const internal::PlanState& plan) {
+  return plan.program()->kernels().back().kernel->shape.grid_x;
+}
+
+// Blocks of one range have a key head each.
+TEST(DecodePlan, SharesKeysOverAllMultiprocessors) {
+  EXPECT_EQ(blocks_of(*planned(grouped({1, 1, 8192, 32, 128}, 8))), 128);
+  EXPECT_EQ(blocks_of(*planned(grouped({1, 1, 8192, 32, 128}, 1))), 128);  // units of keys
+  EXPECT_EQ(blocks_of(*planned(grouped({1, 1, 65536, 32, 128}, 1))), 132);
+  EXPECT_EQ(blocks_of(*planned(grouped({4, 1, 8192, 96, 128}, 96))), 128);
+  EXPECT_EQ(blocks_of(*planned(grouped({4, 1, 8192, 200, 128}, 200))), 120);
+  EXPECT_EQ(blocks_of(*planned(grouped({1, 1, 64, 32, 128}, 8))), 8);
+}
+
+TEST(DecodePlan, HasPartsForEveryBlock) {
+  const auto plan = planned(grouped({8, 1, 32768, 32, 128}, 8));
+  ASSERT_EQ(plan->regions.size(), 3u);
+  EXPECT_EQ(plan->regions[0].bytes, 2u * 128 * 4 * 128 * 4);  // a group's four rows
+  EXPECT_EQ(plan->regions[1].bytes, 2u * 128 * 4 * 8);
+  EXPECT_EQ(plan->regions[2].bytes, 128u * 8);
+  Options fixed;
+  fixed.deterministic = true;
+  const auto repeated = planned(grouped({8, 1, 32768, 32, 128}, 8, fixed));
+  EXPECT_EQ(repeated->regions[0].bytes, 8u * 8 * 8 * 4 * 128 * 4);  // parts of 4,096 keys
+}
+
+// The kernels of a call do not depend on how many keys, sequences or multiprocessors there are.
+TEST(DecodePlan, HasOneKernelForAllLengths) {
+  const auto text = [](const PlannedSizes& sizes) {
+    return planned(grouped(sizes, 8))->program()->kernels().back().kernel->spec.config;
+  };
+  const std::string one = text({1, 1, 8192, 32, 128});
+  EXPECT_EQ(text({64, 1, 131072, 32, 128}), one);
+  EXPECT_EQ(text({1, 4, 1, 32, 128}), one);
+  EXPECT_EQ(text({1, 16, 77, 8, 128}), one);
+  EXPECT_NE(text({1, 5, 8192, 32, 128}), one);  // 20 rows
+  EXPECT_EQ(text({1, 5, 8192, 32, 128}), text({3, 16, 1000, 32, 128}));
+}
+
+TEST(DecodePlan, RefusesWhatItCannotServe) {
+  const auto refusal = [](const Problem& problem, const char* architecture = "sm_90a") {
+    const auto gpu = GpuDevice::described(*known_gpu(architecture));
+    const internal::ContextState context(ContextOptions{}, gpu.get());
+    Problem normalised;
+    const auto geometry = internal::validate(problem, &normalised);
+    EXPECT_TRUE(geometry.ok());
+    const auto plan = decode_implementation().make_plan(context, normalised, *geometry);
+    return plan.ok() ? std::string() : plan.status().message();
+  };
+  EXPECT_THAT(refusal(grouped({1, 17, 8192, 32, 128}, 8)), HasSubstr("at most 16"));
+  EXPECT_THAT(refusal(grouped({1, 1, 8192, 32, 100}, 8)), HasSubstr("multiple of 8"));
+  EXPECT_THAT(refusal(grouped({1, 1, 8192, 32, 128}, 8), "sm_75"), HasSubstr("8.0 or later"));
+  Problem shifted = grouped({1, 1, 8192, 32, 128}, 8);
+  shifted.k.strides[1] += 4;
+  EXPECT_THAT(refusal(shifted), HasSubstr("k aligned to 8 bytes"));
+  EXPECT_EQ(refusal(grouped({1, 16, 8192, 32, 128}, 8)), "");
+}
+
+}  // namespace
+}  // namespace flashlab::cuda

@@ -223,6 +223,25 @@ class Collective(unittest.TestCase):
                                         r"\(Killed\); .*all ranks were ended\n$")
                 self.assertFalse(any(is_running(pid) for pid in ranks))
 
+    def test_a_rank_killed_at_the_start_is_all_that_is_said(self):
+        for delay in (0, 0.1, 0.2, 0.3):
+            child = subprocess.Popen([program(), "launch", "-n", "2", *BENCH],
+                                     stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+            children = f"/proc/{child.pid}/task/{child.pid}/children"
+            def ranks(path=children):
+                with open(path, encoding="utf-8") as file:
+                    return file.read().split()
+            wait_for(self, lambda: len(ranks()) == 2, "begin")
+            killed = int(ranks()[1])
+            time.sleep(delay)
+            if not is_running(killed):
+                child.communicate(timeout=60)
+                continue  # it was done before
+            os.kill(killed, signal.SIGKILL)
+            _, notes = child.communicate(timeout=60)
+            self.assertRegex(notes, r"^(flashlab: rank 1 of 2 .* signal 9 .*\n)?$")
+            self.assertEqual(child.returncode, 1 if notes else 0)
+
     def test_a_stopped_rank_is_named(self):
         with tempfile.TemporaryDirectory() as folder:
             child, ranks = self.start_endless(folder, "--timeout", "1")

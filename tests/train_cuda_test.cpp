@@ -153,6 +153,30 @@ TEST(TrainCudaScale, IsHalvedAndStepsAreSkippedAsOnTheCpu) {
   EXPECT_LT(error_of(got->losses, cpu->losses), 1e-2);
 }
 
+// Attention that ends with documents, of a few tokens each.
+TEST(TrainCudaDocuments, HalvesErrAtMostTwiceAsMuchAsTheCpus) {
+  if (!Context::create({.device = {DeviceKind::kCuda, 0}}).ok()) GTEST_SKIP() << "no GPU";
+  const ModelConfig model = gpu_model(Family::kCourse, 104, 64);
+  StepOptions options = {.batch = 3, .accumulate = 2, .precision = Precision::kFp64};
+  options.documents = true;
+  options.end_of_text = 2;
+  options.loss_scaling = LossScaling::kStatic;
+  options.loss_scale = 1;
+  const auto reference = run_steps({}, model, options, 1);
+  ASSERT_TRUE(reference.ok()) << reference.status().message();
+  for (const Precision precision : {Precision::kBf16, Precision::kFp16}) {
+    options.precision = precision;
+    const auto cpu = run_steps({}, model, options, 1);
+    const auto got = run_steps({DeviceKind::kCuda, 0}, model, options, 1);
+    ASSERT_TRUE(cpu.ok()) << cpu.status().message();
+    ASSERT_TRUE(got.ok()) << got.status().message();
+    EXPECT_LT(error_of(got->gradients, reference->gradients),
+              2 * error_of(cpu->gradients, reference->gradients) + 1e-3)
+        << to_string(precision);
+    EXPECT_LT(error_of(got->losses, reference->losses), 1e-2) << to_string(precision);
+  }
+}
+
 TEST_P(TrainCuda, RepeatsItsBits) {
   const Trajectory first = trajectory(DeviceKind::kCuda, Precision::kBf16, 3);
   const Trajectory second = trajectory(DeviceKind::kCuda, Precision::kBf16, 3);

@@ -69,7 +69,10 @@ int run_launch(const Arguments& arguments) {
   options.command = command_of(arguments.positionals());
   // Slower than a baseline, and wrong: said by a command that ran to its end.
   static constexpr int kVerdicts[] = {kExitRegression, kExitCheckFailed};
-  if (arguments.positionals().front() != "--") options.verdicts = kVerdicts;
+  if (arguments.positionals().front() != "--") {
+    options.verdicts = kVerdicts;
+    options.grace_s = 0;  // without the lost rank there is nothing to finish, only more to say
+  }
   options.interrupted = &interrupted();
   options.line = note_of_rank;
   const Result<dist::LaunchEnd> end = dist::launch(options);

@@ -243,10 +243,10 @@ FA3 = [
     Sweep("fa3", "race_condition", "repeat", dict(
         causal=FLAG, d=DIMS, seqlens=(*RACE_LENGTHS, (2048, 2048))),
           batch=60, heads=4, fixed={"dtype": "bf16"}, repeats=1000),
-    Sweep("fa3", "combine", "refused", dict(
+    Sweep("fa3", "combine", "combine", dict(
         dtype=("fp32", "fp16", "bf16"), d=(64, 96, 128, 192, 256, 512),
         seqlens=square((1, 2, 3, 32, 64, 256, 113, 108, 640, 1024)),
-        splits=(1, 2, 3, 5, 17, 32, 55, 97, 133)), batch=5, heads=16, missing="combine"),
+        splits=(1, 2, 3, 5, 17, 32, 55, 97, 133)), batch=5, heads=16),
 ]
 
 FA4 = [

@@ -345,11 +345,37 @@ def run_empty(sweep, case, device, _):
     return {}, ""
 
 
+def run_combine(sweep, case, device, _):
+    """Partial results of any strides, some of them empty, against their weighted sum."""
+    torch.random.manual_seed(1)
+    batch, seqlen, _, heads, _, dim, _ = sweep.shape(case)
+    parts = case["splits"]
+    outs = torch.randn(2 * parts, batch, heads, seqlen, dim, device=device)
+    outs = outs.transpose(2, 3)[:parts]
+    lses = torch.randn(parts, batch, 2 * heads, seqlen, device=device)
+    lses = lses.transpose(-1, -2)[..., :heads]
+    lses[parts // 2:, :batch // 3] = -math.inf
+    out, lse = lib.flash_attn_interface.flash_attn_combine(outs, lses,
+                                                           out_dtype=DTYPES[case["dtype"]])
+    lse_ref = torch.logsumexp(lses, 0)
+    weights = torch.exp(lses - lse_ref).nan_to_num(0)
+    ref = (weights[..., None] * outs.float()).sum(0)
+    error = (lse - lse_ref).nan_to_num(0).abs().max().item()
+    if not error <= 1e-5 * (1 + lse_ref.nan_to_num(0, 0, 0).abs().max().item()):
+        raise Failed(f"lse is off by {error:.3g}")
+    error, pt = (out.float() - ref).abs().max().item(), ref.to(out.dtype)
+    allowed = 2 * (pt.float() - ref).abs().max().item()
+    if not error <= allowed and not torch.allclose(out, pt, atol=1e-5, rtol=1e-5):
+        raise Failed(f"out is off by {error:.3g} > {allowed:.3g}")
+    return {"out": error / allowed if allowed > 0 else 0.0}, ""
+
+
 def kinds():
     """What a sweep's `kind` names: a function of (sweep, case, device, repeats)."""
     import flash_attention_varlen as varlen
     return {"rule": run_rule, "repeat": run_repeat, "launch": run_launch, "empty": run_empty,
-            "lse_gradient": run_lse_gradient, "lse_unused": run_lse_unused, **varlen.KINDS}
+            "lse_gradient": run_lse_gradient, "lse_unused": run_lse_unused,
+            "combine": run_combine, **varlen.KINDS}
 
 
 def run(sweep, case, device, repeats):
@@ -362,7 +388,7 @@ def run(sweep, case, device, repeats):
 # ---------------------------------------------------------------------------------------------
 
 # Sweeps whose cases nothing here knows how to run yet: their function, called without anything.
-ABSENT = {"kvcache": "flash_attn_with_kvcache", "combine": "flash_attn_combine"}
+ABSENT = {"kvcache": "flash_attn_with_kvcache"}
 
 
 def refused_call(reason, case, device):

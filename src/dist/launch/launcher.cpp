@@ -411,9 +411,9 @@ LaunchEnd Launcher::wait() {
     if (failed && !ending_ && (usage ? waited > kSameReasonS : known || waited > kReasonsS)) {
       ending_ = true;
       ending_since_ = Clock::now();
-      end_all(SIGTERM);
+      if (options_.grace_s > 0) end_all(SIGTERM);
     }
-    if (ending_ && seconds_since(ending_since_) > options_.grace_s) end_all(SIGKILL);
+    if (ending_ && seconds_since(ending_since_) >= options_.grace_s) end_all(SIGKILL);
   }
   read_all(0);
   return judge(interrupted);

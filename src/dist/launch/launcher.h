@@ -18,7 +18,7 @@ struct LaunchOptions {
   std::vector<std::string> command;  ///< command[0]: a program, looked for in PATH
   /// Exit codes that are verdicts, not failures: the other ranks go on to their own.
   std::span<const int> verdicts{};
-  double grace_s = 2;  ///< between being asked to end and being ended
+  double grace_s = 2;  ///< between being asked to end and being ended; 0: nobody is asked
   const std::atomic<bool>* interrupted = nullptr;
   /// Told every line that a rank other than 0 printed. Rank 0 has this process's own outputs.
   std::function<void(int rank, std::string_view line)> line;

@@ -39,6 +39,11 @@ FEATURES = {
 }
 
 
+# What no GPU's kernels have of a cache yet.
+OF_CPUS = {"left padding": lambda case: case.get("leftpad", 0) > 0,
+           "cache entries by index": lambda case: case.get("batch_idx", 0) > 0}
+
+
 @dataclasses.dataclass(frozen=True)
 class Rule:
     """max|lib - ref| <= factor max|pt - ref| + atol; atol None: the rounding of ref, twice."""
@@ -63,7 +68,6 @@ class Sweep:
     kv_heads: dict = dataclasses.field(default_factory=dict)  # of the axis mha; default: heads
     rule: Rule = ROUNDING
     skipped: object = None    # cases that the original skips
-    missing: str = ""         # what every case needs and flashlab.torch lacks
     fixed: dict = dataclasses.field(default_factory=dict)
     repeats: int = 0          # how often the original repeats a call
 
@@ -114,11 +118,13 @@ def spell(value):
 
 def lacks(sweep, case, device="cuda"):
     """The first thing that the case needs and flashlab.torch lacks on the device, or ''."""
-    if sweep.missing:
-        return sweep.missing
     for name, asked in FEATURES.items():
         if asked(case):
             return name
+    if device == "cuda" and sweep.kind == "kvcache":
+        for name, asked in OF_CPUS.items():
+            if asked(case):
+                return name
     if device == "cuda":
         if case.get("page"):
             return "pages"
@@ -149,6 +155,18 @@ def skipped_fa3_varlen(case):
     """Chunks are for at least as many keys as queries."""
     return ((case["qv"] and (case["d"] != 64 or case["dtype"] == "e4m3"))
             or (case["chunk"] and case["seqlens"][0] > case["seqlens"][1]))
+
+
+def skipped_kvcache(case):
+    """More new keys than the cache holds; something to turn where nothing is appended; pages of
+    entries that are chosen by an index."""
+    seqlen_q, seqlen_k = case["seqlens"]
+    return ((case["new_kv"] and seqlen_q > seqlen_k) or (case["rotary"] and not case["new_kv"])
+            or bool(case["page"] and case.get("batch_idx")))
+
+
+def skipped_fa4_kvcache(case):
+    return case["local"] and case["causal"]
 
 
 def skipped_fa4(case):
@@ -188,13 +206,14 @@ FA2 = [
     Sweep("fa2", "splitkv", "rule", dict(
         dtype=HALVES, deterministic=FLAG, alibi=FLAG, local=FLAG, causal=FLAG, d=DIMS, swap=FLAG,
         seqlens=SPLIT_LENGTHS), batch=1, heads=12, rule=Rule(out_atol=1e-5, grad_atol=2e-4)),
-    Sweep("fa2", "kvcache", "refused", dict(
+    Sweep("fa2", "kvcache", "kvcache", dict(
         splits=(1, 0), mha=("mha", "mqa", "gqa"), new_kv=FLAG, alibi=FLAG, local=FLAG, causal=FLAG,
         new_is_q=FLAG, interleaved=FLAG, rotary=(0.0, 0.5, 1.0), page=(0, 256), leftpad=FLAG,
         d=(32, 59, 64, 80, 128, 256),
         seqlens=((1, 128), (1, 339), (3, 1024), (64, 800), (64, 256), (3, 799), (64, 2048),
                  (16, 20000), (1, 131072), (16, 131072), (128, 128))),
-          batch=2, heads=6, missing="kvcache"),
+          batch=2, heads=6, kv_heads={"mqa": 1, "gqa": 3}, skipped=skipped_kvcache,
+          rule=Rule(out=3, out_atol=1e-5)),
     Sweep("fa2", "race_condition", "repeat", dict(
         causal=FLAG, d=DIMS, seqlens=RACE_LENGTHS, dropout=(0.0, 0.17)),
           batch=60, heads=4, fixed={"dtype": "fp16"}, repeats=250),
@@ -231,13 +250,14 @@ FA3 = [
                  (1023, 1024), (1024, 1023), (1024, 1024), (2048, 2048), (4096, 4096))),
           batch=large_batch, heads=6, kv_heads={"mqa": 1, "gqa": 2},
           skipped=skipped_fa3_varlen),
-    Sweep("fa3", "kvcache", "refused", dict(
+    Sweep("fa3", "kvcache", "kvcache", dict(
         dtype=("bf16", "e4m3"), mha=("mha", "mqa", "gqa"), new_kv=FLAG,
         mask=("none", "causal", "local"), new_is_q=FLAG, interleaved=FLAG, rotary=(0.0, 0.5, 1.0),
         page=(0, 1, 4, 128), leftpad=FLAG, batch_idx=FLAG, varlen_q=FLAG, d=(128,),
         seqlens=((1, 128), (1, 339), (3, 1024), (64, 800), (64, 256), (3, 799), (64, 2048),
                  (16, 20000), (128, 128), (256, 512), (2048, 3577))),
-          batch=5, heads=6, missing="kvcache"),
+          batch=5, heads=6, kv_heads={"mqa": 1, "gqa": 3}, skipped=skipped_kvcache,
+          rule=Rule(out=3, out_atol=1e-5)),
     Sweep("fa3", "cluster", "launch", dict(causal=FLAG, d=(128,), seqlens=((64, 8192),)),
           batch=2, heads=16, kv_heads={"mha": 4}, fixed={"dtype": "bf16"}, repeats=100),
     Sweep("fa3", "race_condition", "repeat", dict(
@@ -281,12 +301,13 @@ FA4 = [
         unpad_kv=FLAG), batch=9, heads=6, kv_heads={"mqa": 1, "gqa": 3},
           skipped=lambda case: case["local"] and case["causal"],
           fixed={"dtype": "bf16", "square": 1}),
-    Sweep("fa4", "kvcache", "refused", dict(
+    Sweep("fa4", "kvcache", "kvcache", dict(
         mha=("mha", "mqa", "gqa"), sink=FLAG, local=FLAG, causal=FLAG, page=(0, 1, 4, 128),
         varlen_q=FLAG, d=(64, 128),
         seqlens=((1, 128), (1, 339), (3, 1024), (64, 800), (64, 256), (3, 799), (64, 2048),
                  (16, 20000))),
-          batch=5, heads=6, missing="kvcache"),
+          batch=5, heads=6, kv_heads={"mqa": 1, "gqa": 3}, skipped=skipped_fa4_kvcache,
+          fixed={"dtype": "bf16"}, rule=Rule(out=3, out_atol=1e-5)),
 ]
 
 SWEEPS = {sweep.key: sweep for sweep in (*FA2, *FA3, *FA4)}
@@ -310,11 +331,6 @@ def sorted_out(file, device="cuda"):
     them that are worth a call}, how many cases that is altogether)"""
     runnable, counts, refused = [], {}, {}
     for sweep in FILES[file][1]:
-        if sweep.missing:  # no function to call: one of them says as much as all
-            count = sum(1 for _ in sweep.cases()) if sweep.skipped else sweep.size()
-            counts[sweep.missing] = counts.get(sweep.missing, 0) + count
-            refused.setdefault(sweep.missing, []).append((sweep, next(sweep.cases())))
-            continue
         for case in sweep.cases():
             reason = lacks(sweep, case, device)
             if reason:

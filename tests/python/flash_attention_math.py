@@ -9,6 +9,7 @@ import math
 
 import torch
 
+import flash_attention_cases as cases
 import flash_attention_features as features_of_tests
 import flashlab.torch as lib
 import flashlab.torch.cute
@@ -372,10 +373,11 @@ def run_combine(sweep, case, device, _):
 
 def kinds():
     """What a sweep's `kind` names: a function of (sweep, case, device, repeats)."""
+    import flash_attention_cache as cache
     import flash_attention_varlen as varlen
     return {"rule": run_rule, "repeat": run_repeat, "launch": run_launch, "empty": run_empty,
             "lse_gradient": run_lse_gradient, "lse_unused": run_lse_unused,
-            "combine": run_combine, **varlen.KINDS}
+            "combine": run_combine, **varlen.KINDS, **cache.KINDS}
 
 
 def run(sweep, case, device, repeats):
@@ -387,14 +389,21 @@ def run(sweep, case, device, repeats):
 # What is not supported yet must be refused
 # ---------------------------------------------------------------------------------------------
 
-# Sweeps whose cases nothing here knows how to run yet: their function, called without anything.
-ABSENT = {"kvcache": "flash_attn_with_kvcache"}
+def refused_cache(reason, dtype, device):
+    """Calls a cache with what the case asks for; returns only if that was computed."""
+    one = torch.ones(1, device=device, dtype=torch.int32)
+    more = {"left padding": {"cache_leftpad": one},
+            "cache entries by index": {"cache_batch_idx": one}}[reason]
+    cache = torch.zeros(1 if reason == "left padding" else 2, 4, 2, 64, device=device, dtype=dtype)
+    lib.flash_attn_with_kvcache(cache[:1, :1], cache, cache, cache_seqlens=one, **more)
 
 
 def refused_call(reason, case, device):
     """Calls what the case asks for at a small size; returns only if that was computed."""
     dim = min(case.get("d", 64), 256)
     dtype = torch.float16 if case.get("dtype") == "fp16" else torch.bfloat16
+    if reason in cases.OF_CPUS:
+        return refused_cache(reason, dtype, device)
     q, k, v = (torch.zeros(1, 4, 2, size, device=device, dtype=dtype)
                for size in (dim, dim, case.get("dv") or dim))
     if reason == "pages":
@@ -419,15 +428,6 @@ def run_refused(reason, case, device):
     NotImplementedError for what the drop-ins name; TypeError for a type of element that no kernel
     knows.
     """
-    if reason in ABSENT:
-        function = getattr(lib, ABSENT[reason], None)
-        if function is None:
-            return f"no {ABSENT[reason]}"
-        try:
-            function()
-        except (NotImplementedError, TypeError) as error:
-            return type(error).__name__
-        raise Failed(f"{ABSENT[reason]} returned something")
     try:
         refused_call(reason, case, device)
     except NotImplementedError:

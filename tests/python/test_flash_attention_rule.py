@@ -73,7 +73,7 @@ class Matrices(unittest.TestCase):
             self.assertEqual(len(runnable) + sum(counts.values()), matrix)
             self.assertEqual(set(counts), set(refused))
             self.assertGreater(len(runnable), 500, file)
-            self.assertIn("kvcache", counts)
+            self.assertIn("pages", counts)
 
 
 @unittest.skipUnless(torch, WHY)

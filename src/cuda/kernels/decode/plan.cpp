@@ -114,7 +114,8 @@ Choice choose(const Problem& problem, const Geometry& g, const DeviceInfo& devic
 
 Status unsupported(const char* what, std::string got, std::string expected) {
   return Status::unsupported(
-      {what, std::move(got), std::move(expected), "name no implementation, or 'sm80'"});
+      {what, std::move(got), std::move(expected),
+       "name no implementation, or 'sm80'; of GPUs nobody else serves caches"});
 }
 
 bool has_cache(const Problem& problem) {

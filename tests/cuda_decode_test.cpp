@@ -118,6 +118,12 @@ TEST(DecodePlan, RefusesWhatItCannotServe) {
   shifted.k.strides[1] += 4;
   EXPECT_THAT(refusal(shifted), HasSubstr("k aligned to 8 bytes"));
   EXPECT_EQ(refusal(grouped({1, 16, 8192, 32, 128}, 8)), "");
+  // A table of one page a sequence, whose stride is never used.
+  Problem one_page = grouped({2, 1, 64, 32, 128}, 8);
+  one_page.k.shape[0] = one_page.v.shape[0] = 3;
+  one_page.block_table = contiguous_spec(DType::kInt32, {2, 1}, one_page.k.device);
+  one_page.seqused_k = contiguous_spec(DType::kInt32, {2}, one_page.k.device);
+  EXPECT_EQ(refusal(one_page), "");
 }
 
 }  // namespace

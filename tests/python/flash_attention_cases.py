@@ -39,9 +39,8 @@ FEATURES = {
 }
 
 
-# What no GPU's kernels have of a cache yet.
-OF_CPUS = {"left padding": lambda case: case.get("leftpad", 0) > 0,
-           "cache entries by index": lambda case: case.get("batch_idx", 0) > 0}
+# What no GPU's kernels have.
+ODD_CACHE = "caches of head dims that 8 does not divide"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,13 +120,10 @@ def lacks(sweep, case, device="cuda"):
     for name, asked in FEATURES.items():
         if asked(case):
             return name
-    if device == "cuda" and sweep.kind == "kvcache":
-        for name, asked in OF_CPUS.items():
-            if asked(case):
-                return name
     if device == "cuda":
-        if case.get("page"):
-            return "pages"
+        in_cache = case.get("page") or case.get("leftpad") or case.get("batch_idx")
+        if in_cache and case["d"] % 8 != 0:
+            return ODD_CACHE
         if (case.get("dv") or 0) > 256:
             return "head_dim_v over 256"
     return ""

@@ -68,12 +68,14 @@ class Matrices(unittest.TestCase):
                 cases.find(wrong)
 
     def test_what_is_missing_is_counted(self):
+        seen = set()
         for file in cases.FILES:
             runnable, counts, refused, matrix = cases.sorted_out(file)
+            seen |= set(counts)
             self.assertEqual(len(runnable) + sum(counts.values()), matrix)
             self.assertEqual(set(counts), set(refused))
             self.assertGreater(len(runnable), 500, file)
-            self.assertIn("pages", counts)
+        self.assertLessEqual({"qv", "fp8", cases.ODD_CACHE}, seen)
 
 
 @unittest.skipUnless(torch, WHY)

@@ -14,7 +14,7 @@
 namespace flashlab {
 namespace {
 
-constexpr std::int64_t kBatch = 2, kQueries = 3, kHeads = 4, kKeyHeads = 2, kDim = 8;
+constexpr std::int64_t kSequences = 2, kQueriesEach = 3, kQueryHeads = 4, kKeyHeads = 2, kWidth = 8;
 constexpr std::int64_t kCapacity = 12, kEntries = 5, kPages = 7, kPageSize = 4, kTable = 3;
 
 TensorSpec spec(std::initializer_list<std::int64_t> shape, DType dtype = DType::kFp32) {
@@ -24,24 +24,24 @@ TensorSpec spec(std::initializer_list<std::int64_t> shape, DType dtype = DType::
 // A call with a contiguous cache; each test changes it.
 Problem contiguous() {
   Problem p;
-  p.q = p.o = spec({kBatch, kQueries, kHeads, kDim});
-  p.k = p.v = spec({kBatch, kCapacity, kKeyHeads, kDim});
-  p.lse = spec({kBatch, kHeads, kQueries});
-  p.seqused_k = spec({kBatch}, DType::kInt32);
+  p.q = p.o = spec({kSequences, kQueriesEach, kQueryHeads, kWidth});
+  p.k = p.v = spec({kSequences, kCapacity, kKeyHeads, kWidth});
+  p.lse = spec({kSequences, kQueryHeads, kQueriesEach});
+  p.seqused_k = spec({kSequences}, DType::kInt32);
   return p;
 }
 
 Problem indexed() {
   Problem p = contiguous();
-  p.k = p.v = spec({kEntries, kCapacity, kKeyHeads, kDim});
-  p.cache_batch_idx = spec({kBatch}, DType::kInt32);
+  p.k = p.v = spec({kEntries, kCapacity, kKeyHeads, kWidth});
+  p.cache_batch_idx = spec({kSequences}, DType::kInt32);
   return p;
 }
 
 Problem paged() {
   Problem p = contiguous();
-  p.k = p.v = spec({kPages, kPageSize, kKeyHeads, kDim});
-  p.block_table = spec({kBatch, kTable}, DType::kInt32);
+  p.k = p.v = spec({kPages, kPageSize, kKeyHeads, kWidth});
+  p.block_table = spec({kSequences, kTable}, DType::kInt32);
   return p;
 }
 
@@ -92,22 +92,22 @@ INSTANTIATE_TEST_SUITE_P(
                  {"block_table.shape[0]: got 3", "[batch, pages_per_sequence]"}},
         BadCache{"table_and_index",
                  paged,
-                 [](Problem& p) { p.cache_batch_idx = spec({kBatch}, DType::kInt32); },
+                 [](Problem& p) { p.cache_batch_idx = spec({kSequences}, DType::kInt32); },
                  {"cache_batch_idx: got given beside block_table", "rows of block_table"}},
         BadCache{"table_and_offsets",
                  paged,
-                 [](Problem& p) { p.cu_seqlens_k = spec({kBatch + 1}, DType::kInt32); },
+                 [](Problem& p) { p.cu_seqlens_k = spec({kSequences + 1}, DType::kInt32); },
                  {"block_table: got given beside cu_seqlens_k", "as seqused_k"}},
         BadCache{"pages_of_nothing",
                  paged,
                  [](Problem& p) {
-                   p.k = p.v = spec({kPages, 0, kKeyHeads, kDim});
+                   p.k = p.v = spec({kPages, 0, kKeyHeads, kWidth});
                  },
                  {"k.shape[1]: got 0", "a page size >= 1"}},
         BadCache{"values_in_other_pages",
                  paged,
                  [](Problem& p) {
-                   p.v = spec({kPages, 2, kKeyHeads, kDim});
+                   p.v = spec({kPages, 2, kKeyHeads, kWidth});
                  },
                  {"v.shape[1]: got 2", "[pages, page_size, heads_k, head_dim_v]"}},
         BadCache{"huge_table",
@@ -137,9 +137,9 @@ INSTANTIATE_TEST_SUITE_P(
         BadCache{"padding_beside_offsets",
                  contiguous,
                  [](Problem& p) {
-                   p.leftpad_k = spec({kBatch}, DType::kInt32);
-                   p.cu_seqlens_k = spec({kBatch + 1}, DType::kInt32);
-                   p.k = p.v = spec({kCapacity, kKeyHeads, kDim});
+                   p.leftpad_k = spec({kSequences}, DType::kInt32);
+                   p.cu_seqlens_k = spec({kSequences + 1}, DType::kInt32);
+                   p.k = p.v = spec({kCapacity, kKeyHeads, kWidth});
                  },
                  {"leftpad_k: got given beside cu_seqlens_k"}},
         BadCache{"causal_without_alignment",
@@ -156,7 +156,7 @@ TEST(Caches, BackwardHasNone) {
   EXPECT_EQ(refusal(p), "");
   for (auto member : {&Problem::cache_batch_idx, &Problem::leftpad_k, &Problem::block_table}) {
     Problem with = p;
-    with.*member = spec({kBatch}, DType::kInt32);
+    with.*member = spec({kSequences}, DType::kInt32);
     EXPECT_NE(refusal(with).find("caches have no gradients"), std::string::npos) << refusal(with);
   }
 }

@@ -81,6 +81,31 @@ Sweep course() {
   return out;
 }
 
+Sweep ragged() {
+  Sweep out{
+      "ragged",
+      "16384 tokens of each mix of lengths, 16 heads of 128, 32 of 64, 32 of 128 over 8, with "
+      "and without causal",
+      {},
+      kBothPasses};
+  struct Heads {
+    std::int64_t heads_q, heads_k, head_dim;
+  };
+  for (const Heads& heads : {Heads{16, 16, 128}, Heads{32, 32, 64}, Heads{32, 8, 128}}) {
+    for (Causal causal : {Causal::kNone, Causal::kBottomRight}) {
+      for (const std::string& mix : length_mixes()) {
+        Case problem = square(1, heads.heads_q, heads.head_dim, 1);
+        problem.heads_k = heads.heads_k;
+        problem.causal = causal;
+        problem.dtype = DType::kBf16;
+        set_lengths(problem, mix);
+        add(out, problem);
+      }
+    }
+  }
+  return out;
+}
+
 // The studies of the ladder's steps start at head dim 8 and compare unscaled scores (scale 1), as
 // the first CUDA versions computed them.
 Sweep ladder(const char* name, const char* summary) {
@@ -106,6 +131,7 @@ std::vector<Sweep> sweeps() {
           handout(),
           papers(),
           course(),
+          ragged(),
           ladder("fa1-steps",
                  "every step of FlashAttention-1 beside naive: batch, heads, head dims "
                  "8..128, lengths 128..4096, scale 1"),

@@ -366,8 +366,8 @@ TEST(Sweeps, AreTheKnownOnes) {
     std::set<std::string> unique;
     for (const Case& c : sweep.cases) EXPECT_TRUE(unique.insert(c.name).second) << c.name;
   }
-  EXPECT_THAT(names, testing::ElementsAre("notebook", "handout", "papers", "course", "fa1-steps",
-                                          "fa1-fa2"));
+  EXPECT_THAT(names, testing::ElementsAre("notebook", "handout", "papers", "course", "ragged",
+                                          "fa1-steps", "fa1-fa2"));
   EXPECT_FALSE(find_sweep("nothing").has_value());
 }
 
@@ -393,6 +393,14 @@ TEST(Sweeps, HaveTheirSizes) {
   const Sweep course = *find_sweep("course");
   EXPECT_EQ(course.cases.size(), 4u);
   for (const Case& c : course.cases) EXPECT_EQ(c.batch, 16);
+  const Sweep ragged = *find_sweep("ragged");
+  EXPECT_EQ(ragged.cases.size(), 3u * 2 * length_mixes().size());
+  for (const Case& c : ragged.cases) {
+    EXPECT_TRUE(c.ragged());
+    std::int64_t tokens = 0;
+    for (const SequenceLengths& each : c.sequences) tokens += each.q;
+    EXPECT_EQ(tokens, kLengthTokens);
+  }
   for (const char* name : {"fa1-steps", "fa1-fa2"}) {
     const Sweep sweep = *find_sweep(name);
     std::set<std::int64_t> dims;

@@ -124,6 +124,30 @@ def answer(request):
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertEqual(self.row(rows, "cublas")["status"], "unsupported")
 
+    def test_ragged_batches_travel(self):
+        text = """
+def answer(request):
+    lengths = request["problem"]["lengths"]
+    if request["implementations"] != ["cpu", "torch.varlen", "torch.flex"]:
+        sys.exit(7)
+    if sum(q for q, k in lengths) != 1024 or any(q != k for q, k in lengths):
+        sys.exit(8)
+    rows(request)
+    say(event="end", cancelled=False, lost=False)
+""" + ANSWERS
+        path = self.path("r.json")
+        done = run("compare", "--lengths", "chat:1k", "--heads", "2", "--head-dim", "16",
+                   "--device", "cpu", "--dtype", "fp32", *QUICK, "--implementation", "cpu",
+                   "--peers", "torch", "--python", self.fake(text, {**READY, "installed": {}}),
+                   "--output", self.path("report"), "--json", path)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        with open(path, encoding="utf-8") as file:
+            labels = {r["lengths"] for r in json.load(file)["results"]}
+        self.assertEqual(labels, {"chat:1024"})
+        done = run("compare", "--sweep", "ragged", "--seqlen", "512", "--device", "cpu")
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("--seqlen contradicts the lengths of --sweep ragged", done.stderr)
+
     def test_settings_travel(self):
         done, _ = self.compare("""
 def answer(request):
@@ -131,7 +155,7 @@ def answer(request):
     fine = (request["warmup"], request["repeats"], request["max_total_ms"]) == (2, 7, 0)
     fine = fine and p == {"batch": 1, "dtype": "fp32", "head_dim": 16, "head_dim_v": 16,
                           "heads_k": 1, "heads_q": 2, "mask": "causal-bottom-right", "scale": 0.5,
-                          "seed": 3, "seqlen_k": 96, "seqlen_q": 64}
+                          "seed": 3, "seqlen_k": 96, "seqlen_q": 64, "lengths": None}
     fine = fine and sys.argv[1] == "-c" and sys.argv[3:5] == ["cpu", "1"]
     sys.stderr.write(repr((request, sys.argv[3:])))
     if not fine:

@@ -153,7 +153,7 @@ std::vector<FlagSpec> flags_of_runs() {
        "of the dropped pairs (default: as --seed)"},
       {"--sinks", "", "", kSwitch, kShaped, kProblem,
        "add a score of its own to every row of a head, and its gradient"},
-      {"--lengths", "", "MIX[:TOKENS]", kValue, kBench | kExplain, kProblem,
+      {"--lengths", "", "MIX[:TOKENS]", kValue, kMeasured | kExplain, kProblem,
        "a ragged batch of so many tokens (default 16k), lengths drawn by --seed: documents "
        "(log-normal, median 600), one-long, chat (16 to 512), half (1 to 4k), equal (2k)"},
       {"--cache-length", "", "N[,N]", kList, kBench | kExplain, kProblem,

@@ -24,15 +24,20 @@ bool leaves_python_out(const Arguments& arguments) {
                      [&](const FlagRemedy& each) { return arguments.has(each.flag); });
 }
 
+bool asks_for_ragged(const Arguments& arguments) {
+  return arguments.has("--lengths") || arguments.value("--sweep") == "ragged";
+}
+
 // What a default comparison looks for in Python. FlexAttention is left out: it is compiled anew for
 // every problem.
-void add_found_in_python(Device device, Contestants& out) {
-  out.python_if_there = true;
+void add_found_in_python(Device device, bool ragged, Contestants& out) {
   if (device.kind == DeviceKind::kCpu) {
-    out.python = {"torch.flash", "torch.math"};
+    out.python_if_there = !ragged;
+    if (!ragged) out.python = {"torch.flash", "torch.math"};
     return;
   }
-  for (const std::string& name : python_peers()) {
+  out.python_if_there = true;
+  for (const std::string& name : python_peers_for(ragged)) {
     if (name == "torch.flex") continue;
     out.python.push_back(name);
     if (!name.starts_with("torch")) out.optional.push_back(name);
@@ -43,9 +48,16 @@ void add_found_in_python(Device device, Contestants& out) {
 
 const std::vector<std::string>& python_peers() {
   static const std::vector<std::string> kNames = {"torch.cudnn", "torch.flash", "torch.efficient",
-                                                  "torch.math",  "torch.flex",  "flash-attn",
-                                                  "xformers"};
+                                                  "torch.math",  "torch.flex",  "torch.varlen",
+                                                  "flash-attn",  "xformers"};
   return kNames;
+}
+
+std::vector<std::string> python_peers_for(bool ragged) {
+  if (ragged) return {"torch.varlen", "torch.flex", "flash-attn"};
+  std::vector<std::string> out = python_peers();
+  std::erase(out, "torch.varlen");
+  return out;
 }
 
 bool runs_in_python(std::string_view name) {
@@ -73,14 +85,15 @@ Contestants contestants_of(const Arguments& arguments, Device device,
   }
   const std::vector<std::string> here = implementations(device);
   const std::vector<std::string> peers = arguments.list("--peers");
-  if (!leaves_python_out(arguments)) add_found_in_python(device, out);
+  const bool ragged = asks_for_ragged(arguments);
+  if (!leaves_python_out(arguments)) add_found_in_python(device, ragged, out);
   for (const std::string& peer : peers) {
     if (peer == "none") {
       if (arguments.has("--implementation")) continue;  // what is named runs
       std::erase(out.ours, "cublas");
       std::erase(out.ours, "cudnn");
     } else if (peer == "torch") {
-      for (const std::string& name : python_peers()) {
+      for (const std::string& name : python_peers_for(ragged)) {
         // Named one by one they are asked for; as a part of the group they may be missing.
         const bool asked = contains(peers, name) || contains(out.python, name);
         if (!asked && !name.starts_with("torch")) out.optional.push_back(name);

@@ -143,10 +143,14 @@ std::string first_lengths(const Case& problem) {
 
 // "documents", "chat:32k".
 void apply_lengths(const Arguments& arguments, Case& problem) {
-  const std::optional<std::string> text = arguments.value("--lengths");
+  std::optional<std::string> text = arguments.value("--lengths");
+  const bool swept = !text && !problem.lengths.empty();
+  if (swept) text = problem.lengths;  // drawn anew, by this run's seed
   if (!text) return;
   for (const char* flag : {"--batch", "--seqlen", "--seqlen-k", "--input"}) {
-    if (arguments.has(flag)) fail_usage(fmt::format("{} contradicts --lengths; give one", flag));
+    if (!arguments.has(flag)) continue;
+    fail_usage(fmt::format("{} contradicts {}; give one", flag,
+                           swept ? "the lengths of --sweep ragged" : "--lengths"));
   }
   const std::size_t colon = text->find(':');
   std::string mix = text->substr(0, colon);
@@ -158,8 +162,9 @@ void apply_lengths(const Arguments& arguments, Case& problem) {
     fail_usage(fmt::format("--lengths {} is no mix of lengths; give {}, and :TOKENS behind it",
                            *text, join_or(cases::length_mixes())));
   }
-  note(fmt::format("--lengths {}, seed {}: {} sequences: {}", problem.lengths, problem.seed,
-                   problem.batch, first_lengths(problem)));
+  if (!swept)
+    note(fmt::format("--lengths {}, seed {}: {} sequences: {}", problem.lengths, problem.seed,
+                     problem.batch, first_lengths(problem)));
   // As many queries as keys: both alignments are one.
   if (problem.window && problem.causal == Causal::kNone) {
     problem.window->alignment = Alignment::kTopLeft;

@@ -41,12 +41,12 @@ class Problems(unittest.TestCase):
         for mask in ("none", "causal-top-left", "causal-bottom-right"):
             for seqlen_q, seqlen_k in ((24, 40), (40, 24), (16, 16), (1, 7), (7, 1)):
                 p = problem(mask=mask, seqlen_q=seqlen_q, seqlen_k=seqlen_k)
-                visible = p.visible(torch.arange(seqlen_q), CPU)
+                visible = p.visible(torch.arange(seqlen_q), 0, CPU)
                 count = seqlen_q * seqlen_k if visible is None else int(visible.sum())
-                self.assertEqual(p.pairs(), count, f"{mask} {seqlen_q} {seqlen_k}")
+                self.assertEqual(p.pairs(0), count, f"{mask} {seqlen_q} {seqlen_k}")
 
     def test_a_mask_tensor_is_refused(self):
-        members = {**vars(problem()), "mask": "none+bool"}
+        members = {**vars(problem()), "lengths": None, "mask": "none+bool"}
         with self.assertRaisesRegex(Unsupported, r"none\+bool"):
             Problem.from_request(members)
 
@@ -124,6 +124,74 @@ class Yardstick(unittest.TestCase):
         o = contestants.make("cpu", p, tensors).forward()[0]
         self.assertEqual(truth.verdict(truth.error_of((o,))), "")
         self.assertNotEqual(truth.verdict(truth.error_of((o.flip(1),))), "")
+
+
+class Ragged(unittest.TestCase):
+    """Sequences of any length: one after the other in one tensor."""
+
+    LENGTHS = ((5, 9), (0, 3), (24, 24), (17, 2), (3, 0), (1, 40))
+
+    def ragged(self, backward=False, **changes):
+        return prepared(backward, batch=len(self.LENGTHS), lengths=self.LENGTHS, **changes)
+
+    def test_a_request_names_them(self):
+        members = {**vars(problem()), "lengths": [[3, 4], [1, 1]], "batch": 2}
+        p = Problem.from_request(members)
+        self.assertEqual(p.lengths, ((3, 4), (1, 1)))
+        self.assertEqual(p.shapes()["q"], (4, 4, 16))
+        self.assertEqual(p.shapes()["v"], (5, 2, 16))
+        self.assertEqual(p.offsets(1, CPU).tolist(), [0, 4, 5])
+
+    def test_right_answers_pass(self):
+        for mask in ("none", "causal-top-left", "causal-bottom-right"):
+            for backward in (False, True):
+                with self.subTest(mask, backward=backward):
+                    p, tensors, truth = self.ragged(backward, mask=mask)
+                    contestant = contestants.make("cpu", p, tensors)
+                    if backward:
+                        contestant.prepare_backward()
+                        outputs = contestant.gradients(contestant.backward())
+                    else:
+                        outputs = (contestant.output(contestant.forward()),)
+                    self.assertEqual(truth.verdict(truth.error_of(outputs)), "")
+                    for at, output in enumerate(outputs):  # the neighbour's rows are wrong ones
+                        wrong = list(outputs)
+                        wrong[at] = output.roll(1, 0)
+                        self.assertIn("a wrong result", truth.verdict(truth.error_of(wrong)))
+
+    def test_large_batches_are_sampled(self):
+        p, tensors, truth = prepared(batch=40, lengths=((2048, 2048), (16, 16)) * 20, heads_q=16,
+                                     heads_k=4, head_dim=8, head_dim_v=8)
+        self.assertEqual(truth.sample, "64 rows of 8 heads, seed 1")
+        o = contestants.make("cpu", p, tensors).forward()[0]
+        self.assertEqual(truth.verdict(truth.error_of((o,))), "")
+
+    def test_who_takes_one_length_says_so(self):
+        p, tensors, _ = self.ragged()
+        for name in ("torch.flash", "torch.math"):
+            with self.assertRaisesRegex(Unsupported, "one length"):
+                contestants.make(name, p, tensors)
+        with self.assertRaisesRegex(Unsupported, "CUDA"):
+            contestants.make("torch.varlen", p, tensors)
+        with self.assertRaisesRegex(Unsupported, "--lengths"):
+            contestants.make("torch.varlen", *prepared()[:2])
+
+    def test_documents_of_flex_attention(self):
+        """Its mask of all rows is the sequences' own masks on the diagonal, and no more."""
+        for mask in ("none", "causal-top-left", "causal-bottom-right"):
+            p, tensors, _ = self.ragged(mask=mask)
+            flex = contestants.Flex.__new__(contestants.Flex)
+            flex.problem = p
+            sees = flex._mask(CPU)  # pylint: disable=protected-access
+            rows, keys = (sum(pair[side] for pair in self.LENGTHS) for side in (0, 1))
+            got = sees(0, 0, torch.arange(rows)[:, None], torch.arange(keys)[None, :])
+            want = torch.zeros(rows, keys, dtype=torch.bool)
+            row = key = 0
+            for at, (queries, count) in enumerate(self.LENGTHS):
+                visible = p.visible(torch.arange(queries), at, CPU)
+                want[row:row + queries, key:key + count] = True if visible is None else visible
+                row, key = row + queries, key + count
+            self.assertTrue(torch.equal(got, want), mask)
 
 
 class Packages(unittest.TestCase):

@@ -1,11 +1,13 @@
 """Implementations behind one interface: ours, PyTorch's, and other people's.
 
-A contestant gets [batch, seqlen, heads, head_dim] tensors and turns them into the layout that it
-likes best before anything is timed. `forward` and `backward` are what the clock sees.
+A contestant gets [batch, seqlen, heads, head_dim] tensors, of a ragged batch [rows, heads,
+head_dim], and turns them into the layout that it likes best before anything is timed. `forward` and
+`backward` are what the clock sees.
 """
 
 import contextlib
 import importlib
+import inspect
 import warnings
 
 import torch
@@ -62,6 +64,10 @@ class Ours(Contestant):
         self._options = {"causal": problem.causal, "scale": problem.scale,
                          "precision": "tf32" if problem.dtype == "tf32" else "ieee",
                          "implementation": name}
+        if problem.lengths is not None:
+            self._options.update(cu_seqlens_q=problem.offsets(0, tensors.q.device),
+                                 cu_seqlens_k=problem.offsets(1, tensors.q.device),
+                                 max_seqlen_q=problem.seqlen_q, max_seqlen_k=problem.seqlen_k)
         self._o = self._lse = None
 
     def _forward(self, return_lse):
@@ -96,9 +102,12 @@ class Differentiable(Contestant):
 
     heads_first = False   # [batch, heads, seqlen, head_dim] views of our layout
     contiguous = False    # ... copied
+    takes_ragged = False
 
     def __init__(self, name, problem, tensors):
         super().__init__(name, problem, tensors)
+        if problem.lengths is not None and not self.takes_ragged:
+            raise Unsupported(f"{name} takes sequences of one length")
         self.refuse()
         self._inputs = tuple(self._native(x) for x in (tensors.q, tensors.k, tensors.v))
         # The same memory: what a forward pass alone reads asks for no gradient.
@@ -116,11 +125,15 @@ class Differentiable(Contestant):
     def _native(self, tensor):
         if not self.heads_first:
             return tensor
+        if self.problem.lengths is not None:
+            tensor = tensor[None]  # one batch of all rows
         tensor = tensor.transpose(1, 2)
         return tensor.contiguous() if self.contiguous else tensor
 
     def _ours(self, tensor):
-        return tensor.transpose(1, 2) if self.heads_first else tensor
+        if not self.heads_first:
+            return tensor
+        return tensor.transpose(1, 2)[0 if self.problem.lengths is not None else slice(None)]
 
     def forward(self):
         with torch.no_grad():
@@ -175,7 +188,7 @@ class Sdpa(Differentiable):
         if self.name in ("torch.flash", "torch.efficient") and device.type == "cuda":
             from torch.nn.attention.bias import causal_lower_right
             return causal_lower_right(p.seqlen_q, p.seqlen_k)
-        return p.visible(torch.arange(p.seqlen_q, device=device), device)
+        return p.visible(torch.arange(p.seqlen_q, device=device), 0, device)
 
     def setting(self):
         return sdpa_kernel(self._backend)
@@ -190,10 +203,11 @@ class Sdpa(Differentiable):
 
 
 class Flex(Differentiable):
-    """FlexAttention, compiled for the problem."""
+    """FlexAttention, compiled for the problem; ragged sequences by a block mask of documents."""
 
     heads_first = True
     contiguous = True
+    takes_ragged = True
 
     def __init__(self, name, problem, tensors):
         super().__init__(name, problem, tensors)
@@ -202,11 +216,29 @@ class Flex(Differentiable):
         torch._dynamo.reset()  # pylint: disable=protected-access
         self._call = torch.compile(flex_attention, dynamic=False)
         self._block_mask = None
-        if problem.causal is not None:
-            shift = problem.first_diagonal
-            self._block_mask = create_block_mask(
-                lambda b, h, i, j: j <= i + shift, None, None, problem.seqlen_q, problem.seqlen_k,
-                device=tensors.q.device)
+        mask = self._mask(tensors.q.device)
+        if mask is not None:
+            rows_q, rows_k = (problem.shapes()[name][-3] for name in ("q", "k"))
+            self._block_mask = create_block_mask(mask, None, None, rows_q, rows_k,
+                                                 device=tensors.q.device)
+
+    def _mask(self, device):
+        p = self.problem
+        if p.lengths is None:
+            shift = p.first_diagonal
+            return None if p.causal is None else lambda b, h, i, j: j <= i + shift
+        # By row: its sequence, and what makes a position among all of one in the sequence.
+        ids, starts = [], []
+        for side in (0, 1):
+            counts = torch.tensor([pair[side] for pair in p.lengths], device=device)
+            ids.append(torch.repeat_interleave(torch.arange(p.batch, device=device), counts))
+            starts.append(torch.repeat_interleave(p.offsets(side, device)[:-1].long(), counts))
+        shifts = torch.tensor([p.diagonal_of(*pair) for pair in p.lengths], device=device)
+        shift = shifts[ids[0]] - starts[0]
+        if p.causal is None:
+            return lambda b, h, i, j: ids[0][i] == ids[1][j]
+        return lambda b, h, i, j: ((ids[0][i] == ids[1][j]) &
+                                   (j - starts[1][j] <= i + shift[i]))
 
     def attend(self, q, k, v):
         return self._call(q, k, v, block_mask=self._block_mask,
@@ -216,12 +248,65 @@ class Flex(Differentiable):
         return "flex_attention, torch.compile" + (", block mask" if self._block_mask else "")
 
 
-class FlashAttn(Differentiable):
-    """The flash-attn package."""
+class Varlen(Differentiable):
+    """torch.nn.attention.varlen.varlen_attn, PyTorch's own call for ragged batches."""
+
+    takes_ragged = True
 
     def __init__(self, name, problem, tensors):
         super().__init__(name, problem, tensors)
-        self._call = importlib.import_module("flash_attn").flash_attn_func
+        try:
+            self._call = importlib.import_module("torch.nn.attention.varlen").varlen_attn
+        except ImportError:
+            raise Unsupported(f"torch {torch.__version__} has no varlen_attn") from None
+        known = inspect.signature(self._call).parameters
+        device = tensors.q.device
+        self._arguments = {"cu_seq_q": problem.offsets(0, device),
+                           "cu_seq_k": problem.offsets(1, device),
+                           "max_q": problem.seqlen_q, "max_k": problem.seqlen_k}
+        if problem.causal is not None and "window_size" in known:
+            self._arguments["window_size"] = (-1, 0)
+        elif problem.causal is not None:
+            self._arguments["is_causal"] = True
+        if problem.scale is not None:
+            self._arguments["scale"] = problem.scale
+        # Versions that do not name it refuse groups, or take them without asking.
+        if problem.group > 1 and "enable_gqa" in known:
+            self._arguments["enable_gqa"] = True
+
+    def refuse(self):
+        p = self.problem
+        if p.lengths is None:
+            raise Unsupported("torch.varlen is measured on ragged batches; --lengths makes one")
+        if self.tensors.q.device.type != "cuda":
+            raise Unsupported("torch.varlen runs on CUDA only")
+        if p.dtype not in ("fp16", "bf16"):
+            raise Unsupported(f"torch.varlen takes fp16 and bf16, not {p.dtype}")
+        if p.causal == "top-left" and any(queries != keys for queries, keys in p.lengths):
+            raise Unsupported("torch.varlen's causal is bottom-right only")
+
+    def attend(self, q, k, v):
+        return self._call(q, k, v, **self._arguments)
+
+    def plan(self):
+        return "varlen_attn"
+
+
+class FlashAttn(Differentiable):
+    """The flash-attn package."""
+
+    takes_ragged = True
+
+    def __init__(self, name, problem, tensors):
+        super().__init__(name, problem, tensors)
+        package = importlib.import_module("flash_attn")
+        self._arguments = {"softmax_scale": problem.scale, "causal": problem.causal is not None}
+        self._call = package.flash_attn_func
+        if problem.lengths is not None:
+            self._call = package.flash_attn_varlen_func
+            self._arguments.update(cu_seqlens_q=problem.offsets(0, tensors.q.device),
+                                   cu_seqlens_k=problem.offsets(1, tensors.q.device),
+                                   max_seqlen_q=problem.seqlen_q, max_seqlen_k=problem.seqlen_k)
 
     def refuse(self):
         p = self.problem
@@ -229,18 +314,17 @@ class FlashAttn(Differentiable):
             raise Unsupported("flash-attn runs on CUDA only")
         if p.dtype not in ("fp16", "bf16"):
             raise Unsupported(f"flash-attn takes fp16 and bf16, not {p.dtype}")
-        if p.causal == "top-left" and p.seqlen_q != p.seqlen_k:
+        if p.causal == "top-left" and any(queries != keys for queries, keys in p.sequences()):
             raise Unsupported("flash-attn's causal is bottom-right only")
         if p.head_dim > 256 or p.head_dim_v != p.head_dim:
             raise Unsupported("flash-attn takes equal head dims of q, k and v, up to 256; "
                               f"this is {p.head_dim} and {p.head_dim_v}")
 
     def attend(self, q, k, v):
-        return self._call(q, k, v, softmax_scale=self.problem.scale,
-                          causal=self.problem.causal is not None)
+        return self._call(q, k, v, **self._arguments)
 
     def plan(self):
-        return "flash_attn_func"
+        return self._call.__name__
 
 
 class Xformers(Differentiable):
@@ -290,8 +374,8 @@ def make(name, problem, tensors):
     """The contestant of that name: of the lists above, else an implementation of ours."""
     if name in Sdpa.BACKENDS:
         return Sdpa(name, problem, tensors)
-    if name == "torch.flex":
-        return Flex(name, problem, tensors)
+    if name in ("torch.flex", "torch.varlen"):
+        return (Flex if name == "torch.flex" else Varlen)(name, problem, tensors)
     if name in OPTIONAL:
         module, kind = OPTIONAL[name]
         if version_of(module) is None:

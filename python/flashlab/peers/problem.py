@@ -1,8 +1,9 @@
 """One attention problem, its tensors, and what an implementation may answer instead of figures."""
 
 import dataclasses
+import itertools
 import math
-from typing import Optional
+from typing import Optional, Tuple
 
 import torch
 
@@ -33,10 +34,14 @@ class Problem:
     mask: str
     scale: Optional[float] = None
     seed: int = 1
+    lengths: Optional[Tuple[Tuple[int, int], ...]] = None  # (queries, keys) of ragged sequences
 
     @classmethod
     def from_request(cls, members):
-        problem = cls(**{field.name: members[field.name] for field in dataclasses.fields(cls)})
+        values = {field.name: members[field.name] for field in dataclasses.fields(cls)}
+        if values["lengths"] is not None:
+            values["lengths"] = tuple(tuple(pair) for pair in values["lengths"])
+        problem = cls(**values)
         if problem.mask not in ("none", "causal-top-left", "causal-bottom-right"):
             raise Unsupported(f"mask {problem.mask}: measured in Python are none, causal-top-left "
                               "and causal-bottom-right")
@@ -61,32 +66,58 @@ class Problem:
 
     @property
     def first_diagonal(self):
-        """Query i sees keys up to i + this."""
-        return self.seqlen_k - self.seqlen_q if self.causal == "bottom-right" else 0
+        """Query i sees keys up to i + this; of sequences of one length."""
+        return self.diagonal_of(self.seqlen_q, self.seqlen_k)
 
-    def visible(self, rows, device):
-        """[len(rows), seqlen_k] of bool: which keys the queries `rows` see; None: all."""
+    def diagonal_of(self, queries, keys):
+        """The same of one sequence."""
+        return keys - queries if self.causal == "bottom-right" else 0
+
+    def sequences(self):
+        """(queries, keys) of each sequence."""
+        return self.lengths or ((self.seqlen_q, self.seqlen_k),) * self.batch
+
+    def offsets(self, side, device):
+        """[batch + 1] int32: where sequences of a ragged batch begin; side 0 queries, 1 keys."""
+        ends = itertools.accumulate((pair[side] for pair in self.lengths), initial=0)
+        return torch.tensor(list(ends), dtype=torch.int32, device=device)
+
+    def rows_of(self, tensor, sequence, side):
+        """[length, heads, dim]: a sequence's rows of q and o (side 0) or of k and v (side 1)."""
+        if self.lengths is None:
+            return tensor[sequence]
+        begin = sum(pair[side] for pair in self.lengths[:sequence])
+        return tensor[begin:begin + self.lengths[sequence][side]]
+
+    def visible(self, rows, sequence, device):
+        """[len(rows), keys] of bool: which keys the queries `rows` of it see; None: all."""
         if self.causal is None:
             return None
-        keys = torch.arange(self.seqlen_k, device=device)
-        return keys[None, :] <= rows[:, None] + self.first_diagonal
+        queries, count = self.sequences()[sequence]
+        keys = torch.arange(count, device=device)
+        return keys[None, :] <= rows[:, None] + self.diagonal_of(queries, count)
 
-    def pairs(self):
-        """Visible (query, key) pairs of a head."""
+    def pairs(self, sequence):
+        """Visible (query, key) pairs of a head of a sequence."""
+        queries, keys = self.sequences()[sequence]
         if self.causal is None:
-            return self.seqlen_q * self.seqlen_k
-        last = self.first_diagonal + self.seqlen_q  # keys that the last query sees, unclamped
-        first = self.first_diagonal + 1
-        if first >= 1 and last <= self.seqlen_k:
-            return (first + last) * self.seqlen_q // 2
-        return sum(min(max(first + i, 0), self.seqlen_k) for i in range(self.seqlen_q))
+            return queries * keys
+        first = self.diagonal_of(queries, keys) + 1
+        last = first - 1 + queries  # keys that the last query sees, unclamped
+        if first >= 1 and last <= keys:
+            return (first + last) * queries // 2
+        return sum(min(max(first + i, 0), keys) for i in range(queries))
 
     def shapes(self):
-        """Name -> shape of what both passes read and write, lse as [batch, heads, seqlen]."""
-        q = (self.batch, self.seqlen_q, self.heads_q, self.head_dim)
-        k = (self.batch, self.seqlen_k, self.heads_k, self.head_dim)
-        v = (self.batch, self.seqlen_k, self.heads_k, self.head_dim_v)
-        o = (self.batch, self.seqlen_q, self.heads_q, self.head_dim_v)
+        """Name -> shape of what both passes read and write."""
+        if self.lengths is None:
+            rows_q, rows_k = (self.batch, self.seqlen_q), (self.batch, self.seqlen_k)
+        else:
+            rows_q, rows_k = ((sum(pair[side] for pair in self.lengths),) for side in (0, 1))
+        q = (*rows_q, self.heads_q, self.head_dim)
+        k = (*rows_k, self.heads_k, self.head_dim)
+        v = (*rows_k, self.heads_k, self.head_dim_v)
+        o = (*rows_q, self.heads_q, self.head_dim_v)
         return {"q": q, "k": k, "v": v, "o": o, "dO": o, "dq": q, "dk": k, "dv": v}
 
     def bytes_of(self, *names):
@@ -94,12 +125,12 @@ class Problem:
         return sum(size * math.prod(self.shapes()[name]) for name in names)
 
     def lse_bytes(self):
-        return 4 * self.batch * self.heads_q * self.seqlen_q
+        return 4 * math.prod(self.shapes()["q"][:-1])
 
     def score_bytes(self):
-        """Of one [batch, heads, seqlen_q, seqlen_k] matrix, which a naive formula writes."""
+        """Of the matrices [heads, queries, keys] of all sequences, which a naive formula writes."""
         size = torch.empty((), dtype=self.torch_dtype).element_size()
-        return size * self.batch * self.heads_q * self.seqlen_q * self.seqlen_k
+        return size * self.heads_q * sum(queries * keys for queries, keys in self.sequences())
 
 
 def mib(count):
@@ -119,7 +150,8 @@ def accounts(problem, backward):
 
 
 class Tensors:
-    """q, k, v and d_o, each [batch, seqlen, heads, head_dim], random normal: the same for all."""
+    """q, k, v and d_o, each [batch, seqlen, heads, head_dim] or, of a ragged batch, [rows, heads,
+    head_dim], random normal: the same for all."""
 
     def __init__(self, problem, device, backward):
         generator = torch.Generator(device=device)

@@ -34,34 +34,39 @@ class Truth:
         per_pair = p.head_dim + p.head_dim_v
         if self._backward:
             per_pair += 3 * p.head_dim + 2 * p.head_dim_v
-        per_place = max(p.pairs() * p.group * per_pair, 1)
-        places = [(b, h) for b in range(p.batch) for h in range(p.heads_k)]
+        sequences = p.sequences()
+        cost = [max(p.pairs(b) * p.group * per_pair, 1) for b in range(len(sequences))]
+        places = [(b, h) for b in range(len(sequences)) for h in range(p.heads_k)]
         limit = FULL_LIMIT[self._device.type]
-        self._rows = torch.arange(p.seqlen_q, device=self._device)
+        self._rows = [torch.arange(queries, device=self._device) for queries, _ in sequences]
         self._places, self.sample = places, "all"
-        if per_place * len(places) <= limit:
+        if sum(cost) * p.heads_k <= limit:
             return
         draw = random.Random(p.seed)
         if self._backward:  # a key's gradient needs every row of its head
-            count = max(1, min(SAMPLE_HEADS // p.group, limit // per_place, len(places)))
+            count = max(1, min(SAMPLE_HEADS // p.group, limit // max(cost), len(places)))
             words = "all rows"
         else:
             count = max(1, min(SAMPLE_HEADS // p.group, len(places)))
-            rows = sorted(draw.sample(range(p.seqlen_q), min(SAMPLE_ROWS, p.seqlen_q)))
-            self._rows = torch.tensor(rows, device=self._device)
-            words = f"{len(rows)} rows"
+            most = 0
+            for b, (queries, _) in enumerate(sequences):
+                rows = sorted(draw.sample(range(queries), min(SAMPLE_ROWS, queries)))
+                self._rows[b] = torch.tensor(rows, dtype=torch.int64, device=self._device)
+                most = max(most, len(rows))
+            words = f"{most} rows"
         self._places = sorted(draw.sample(places, count))
         self.sample = f"{words} of {count * p.group} heads, seed {p.seed}"
+
+    def _heads(self, h):
+        return slice(h * self._problem.group, (h + 1) * self._problem.group)
 
     def _slices(self, place):
         """q, k, v (and d_o) of a place: [group, rows, d], [keys, d]."""
         b, h = place
-        group = self._problem.group
-        heads = slice(h * group, (h + 1) * group)
-        t = self._tensors
-        q = t.q[b, :, heads].transpose(0, 1)[:, self._rows]
-        d_o = t.d_o[b, :, heads].transpose(0, 1) if self._backward else None
-        return q, t.k[b, :, h], t.v[b, :, h], d_o
+        p, t = self._problem, self._tensors
+        q = p.rows_of(t.q, b, 0)[:, self._heads(h)].transpose(0, 1)[:, self._rows[b]]
+        d_o = p.rows_of(t.d_o, b, 0)[:, self._heads(h)].transpose(0, 1) if self._backward else None
+        return q, p.rows_of(t.k, b, 1)[:, h], p.rows_of(t.v, b, 1)[:, h], d_o
 
     def _answer(self, place, dtype):
         """(o,) or (dq, dk, dv) of a place, every step rounded to dtype."""
@@ -73,11 +78,12 @@ class Truth:
         out, dq = [], []
         dk = torch.zeros(k.shape, dtype=wide, device=q.device)
         dv = torch.zeros(v.shape, dtype=wide, device=q.device)
-        for begin in range(0, len(self._rows), step):
-            rows = self._rows[begin:begin + step]
+        all_rows = self._rows[place[0]]
+        for begin in range(0, len(all_rows), step):
+            rows = all_rows[begin:begin + step]
             part = q[:, begin:begin + step]
             scores = part @ k.T * factor
-            visible = self._problem.visible(rows, q.device)
+            visible = self._problem.visible(rows, place[0], q.device)
             if visible is not None:
                 scores = scores.masked_fill(~visible, -torch.inf)
             # A row that sees nothing is zeros, not 0 / 0.
@@ -93,17 +99,18 @@ class Truth:
             dq.append(ds @ k)
             dk += torch.einsum("gqk,gqd->kd", ds, part).to(wide)
             dv += torch.einsum("gqk,gqd->kd", p, d).to(wide)
+        if not all_rows.numel():
+            out, dq = [torch.zeros_like(q[..., :v.shape[-1]])], [torch.zeros_like(q)]
         if not self._backward:
             return (torch.cat(out, 1),)
         return torch.cat(dq, 1), dk.to(dtype), dv.to(dtype)
 
     def error_of(self, outputs):
-        """Largest |x - fp64| over `outputs`: (o,) or (dq, dk, dv), [batch, seqlen, heads, d]."""
-        group, worst = self._problem.group, 0.0
+        """Largest |x - fp64| over `outputs`: (o,) or (dq, dk, dv), laid out as q and k are."""
+        p, worst = self._problem, 0.0
         for (b, h), exact in self._exact.items():
-            heads = slice(h * group, (h + 1) * group)
-            first = outputs[0][b, :, heads].transpose(0, 1)[:, self._rows]
-            rest = [x[b, :, h] for x in outputs[1:]]
+            first = p.rows_of(outputs[0], b, 0)[:, self._heads(h)].transpose(0, 1)[:, self._rows[b]]
+            rest = [p.rows_of(x, b, 1)[:, h] for x in outputs[1:]]
             for got, want in zip([first] + rest, exact):
                 worst = max(worst, _largest(got.double() - want))
         return worst

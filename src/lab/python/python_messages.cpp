@@ -197,7 +197,11 @@ std::string to_json_line(const PythonRequest& request) {
                   {"seqlen_k", c.seqlen_k},
                   {"mask", mask_name(c)},
                   {"seed", c.seed},
-                  {"scale", c.scale ? Json(*c.scale) : Json(nullptr)}};
+                  {"scale", c.scale ? Json(*c.scale) : Json(nullptr)},
+                  {"lengths", nullptr}};
+  for (const cases::SequenceLengths& each : c.sequences) {
+    problem["lengths"].push_back({each.q, each.k});
+  }
   Json passes = Json::array();
   for (const Pass pass : request.passes) passes.push_back(to_string(pass));
   const Json out = {

@@ -241,7 +241,8 @@ TEST(NaiveAttention, StepsRunOneByOneAndLeaveTheirMatrices) {
                                           offset)[(h * 30 + i) * 50 + j];
   };
 
-  naive->scores(context.state(), t, workspace);
+  const internal::KeyRows keys(naive->geometry, t);
+  naive->scores(context.state(), t, keys, workspace);
   double dot = 0;
   for (int d = 0; d < 8; ++d) dot += trial.q(0, 7, 1, d) * trial.k(0, 20, 1, d);
   EXPECT_NEAR(element(naive->scores_offset, 1, 7, 20), dot / std::sqrt(8.0), 1e-5);
@@ -253,7 +254,7 @@ TEST(NaiveAttention, StepsRunOneByOneAndLeaveTheirMatrices) {
   EXPECT_NEAR(sum, 1, 1e-6);
   EXPECT_NEAR(trial.lse(0, 1, 7), trial.want_lse[trial.lse.at(0, 1, 7)], 1e-5);
 
-  naive->values(context.state(), t, workspace);
+  naive->values(context.state(), t, keys, workspace);
   EXPECT_LE(distance(trial.o, trial.want_o), 1e-6);
 }
 

@@ -75,7 +75,11 @@ TEST(PythonMessages, ARequestHoldsEverything) {
                                    {"seqlen_k", 48},
                                    {"mask", "causal-bottom-right"},
                                    {"scale", -0.5},
-                                   {"seed", 9}}));
+                                   {"seed", 9},
+                                   {"lengths", nullptr}}));
+  c.set_sequences({{3, 4}, {5, 6}});
+  const Json ragged = Json::parse(to_json_line({c, kForward, kNames, measure}));
+  EXPECT_EQ(ragged["problem"]["lengths"], Json::parse("[[3, 4], [5, 6]]"));
   EXPECT_EQ(line["passes"], Json({"forward"}));
   EXPECT_EQ(line["implementations"], Json(kNames));
   EXPECT_EQ(line["warmup"], 4);

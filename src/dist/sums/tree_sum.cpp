@@ -13,25 +13,13 @@ namespace {
 // Elements that are summed at once: the partial sums of all levels stay in the nearest cache.
 constexpr std::size_t kBlock = 512;
 
-struct Fp64 {
-  using Stored = double;
-  using Sum = double;
-  static void widen(const Stored* from, Sum* to, std::size_t n) {
-    std::memcpy(to, from, n * sizeof(Sum));
-  }
-  static void round(const Sum* from, Stored* to, std::size_t n) {
-    std::memcpy(to, from, n * sizeof(Sum));
-  }
-};
-struct Fp32 {
-  using Stored = float;
-  using Sum = float;
-  static void widen(const Stored* from, Sum* to, std::size_t n) {
-    std::memcpy(to, from, n * sizeof(Sum));
-  }
-  static void round(const Sum* from, Stored* to, std::size_t n) {
-    std::memcpy(to, from, n * sizeof(Sum));
-  }
+/// Sums are of the stored type.
+template <class T>
+struct Same {
+  using Stored = T;
+  using Sum = T;
+  static void widen(const T* from, T* to, std::size_t n) { std::memcpy(to, from, n * sizeof(T)); }
+  static void round(const T* from, T* to, std::size_t n) { std::memcpy(to, from, n * sizeof(T)); }
 };
 struct Bf16 {
   using Stored = std::uint16_t;
@@ -105,13 +93,13 @@ void tree_sum(std::span<const void* const> parts, void* to, std::size_t count, D
   }
   switch (dtype) {
     case DType::kFp64:
-      return sum<Fp64>(parts, to, count);
+      return sum<Same<double>>(parts, to, count);
     case DType::kFp16:
       return sum<Fp16>(parts, to, count);
     case DType::kBf16:
       return sum<Bf16>(parts, to, count);
     default:
-      return sum<Fp32>(parts, to, count);
+      return sum<Same<float>>(parts, to, count);
   }
 }
 

@@ -272,7 +272,8 @@ Status prepare(const Context& context, const Plan& plan);
 ///             in any batch and by any number of threads, and offsets that decrease or leave the
 ///             tensor are errors. On a GPU such offsets are clamped, so that nothing outside of a
 ///             tensor is read or written, and a sequence that is longer than its mask gets NaN.
-///             CPUs have them, and of GPUs the portable kernels of fp16 and bf16
+///             CPUs have them, and GPUs in fp16 and bf16. Where a GPU's sm80 or sm90 is named and k
+///             is dense, a seqused_k beyond k is clamped, not NaN as in a cache
 /// Caches      as Sequences, with the keys that ForwardTensors says; forward alone. Positions count
 ///             from a sequence's first key: padding, and where pages lie, change nothing. On a CPU
 ///             a page outside of k, an entry outside of it, a length beyond the cache and padding

@@ -60,7 +60,8 @@ inline Primitive query_walk_kernel(bool right, bool left) {
 constexpr int kSequenceSlots = 11, kSequenceNumbers = 15;
 
 /// What slots of a ragged batch are. `in`: count, rows, offsets, used rows, all int64. Behind the
-/// slots' numbers two filled tensors: 8 scalars, and 8 rows of 3.
+/// slots' numbers two filled tensors: 8 scalars, and 8 rows of 3; then the rows of all keys,
+/// and four numbers of each sequence in each of two caches.
 inline Primitive sequence_kernel() {
   return primitive("sequence_slots", "struct Config {};", {"tile/sequence.h"},
                    "const Int64* in, int* out",
@@ -92,7 +93,19 @@ inline Primitive sequence_kernel() {
   int* const filled = out + kSlots * kNumbers;
   fill_rows(RowScalars{filled, 0, 0, 1}, 1, 1, {2, 5}, 1.0f);
   fill_rows<Element::kFp32, 3>(Rows{filled + 8, 0, 3, 0}, 1, 1, {3, 8}, 2.0f);
-  if (t == 0) out[kSlots * kNumbers + 32] = static_cast<int>(rows_of_all(list.k, count));
+  if (t > 0) return;
+  int* of_caches = out + kSlots * kNumbers + 32;
+  *of_caches++ = static_cast<int>(rows_of_all(list.k, count));
+  const SequenceSide side{{nullptr, 0}, list.q.used, 20, 0};
+  const KeyCache padded{list.q.offsets, list.q.offsets, nullptr, 0, 5, 1, 1};
+  const KeyCache whole{{}, {}, nullptr, 0, 3, 1, 1};
+  for (int n = 0; n < 2 * count; ++n) {
+    const CachedRows rows = cached_rows(side, n < count ? padded : whole, n % count);
+    *of_caches++ = static_cast<int>(rows.entry);
+    *of_caches++ = rows.padding;
+    *of_caches++ = rows.length;
+    *of_caches++ = rows.wrong;
+  }
 )");
 }
 

@@ -29,6 +29,17 @@ struct Sequences {
   Int64 left, right;
 };
 
+/// Where a sequence's keys lie in k and v.
+struct KeyCache {
+  Indices entries;     ///< [count]: cache_batch_idx; null: entry b
+  Indices padding;     ///< [count]: leftpad_k; null: none
+  const int* table;    ///< [count, pages of a sequence]; null: no pages
+  Int64 table_stride;  ///< between two sequences
+  Int64 entry_count;   ///< of k and v, where there are no pages
+  Int64 pages;         ///< of k and v; one where there are none
+  int page_size;       ///< rows
+};
+
 /// An entry of the list of tiles in the order of work (tile/schedule.h).
 struct alignas(16) ScheduledTile {
   int sequence;         ///< -1 and count: rows of none

@@ -232,6 +232,32 @@ void patch_sequences(runtime::ParameterBlock& block, const Problem& problem, std
   patch(Role::kSeqUsedK, offsetof(Sequences, k), kUsed);
 }
 
+device::KeyCache cache_of(const Problem& problem, const internal::Geometry& g) {
+  const auto wide = [](const std::optional<TensorSpec>& spec) {
+    return spec && spec->dtype == DType::kInt64 ? 1 : 0;
+  };
+  device::KeyCache cache{};
+  cache.entries.wide = wide(problem.cache_batch_idx);
+  cache.padding.wide = wide(problem.leftpad_k);
+  if (problem.block_table) cache.table_stride = problem.block_table->strides[0];
+  cache.entry_count = problem.block_table ? 0 : problem.k.shape[0];
+  cache.pages = problem.block_table ? problem.k.shape[0] : 1;
+  cache.page_size = static_cast<int>(std::max<std::int64_t>(g.page_size, 1));
+  return cache;
+}
+
+void patch_cache(runtime::ParameterBlock& block, const Problem& problem, std::size_t offset) {
+  using device::KeyCache;
+  static_assert(offsetof(device::Indices, data) == 0);
+  const auto patch = [&](TensorRole role, std::size_t member) {
+    if (row_of(role).problem.get(problem) == nullptr) return;
+    block.pointer(offset + member, {.buffer = buffer_of(role)});
+  };
+  patch(Role::kBlockTable, offsetof(KeyCache, table));
+  patch(Role::kCacheBatchIdx, offsetof(KeyCache, entries));
+  patch(Role::kLeftPadK, offsetof(KeyCache, padding));
+}
+
 bool softcap_is_wide(const internal::Geometry& g) {
   return g.softcap > kUsualCap;
 }

@@ -42,6 +42,10 @@ device::Sequences sequences_of(const Problem& problem, const internal::Geometry&
                                int tile_q, int tile_k);
 void patch_sequences(runtime::ParameterBlock& block, const Problem& problem, std::size_t offset);
 
+/// Where keys lie in a cache, with every address null, and its patches likewise.
+device::KeyCache cache_of(const Problem& problem, const internal::Geometry& geometry);
+void patch_cache(runtime::ParameterBlock& block, const Problem& problem, std::size_t offset);
+
 /// Adds the patches of the tensors and of the first `regions` regions for the pass's arguments,
 /// which lie `offset` bytes into the kernel's parameters.
 void patch_addresses(runtime::ParameterBlock& block, const Problem& problem, int regions,

@@ -9,17 +9,6 @@ namespace flashlab::device {
 /// The bits of a word that count parts.
 inline constexpr unsigned long long kCountMask = (1ull << 20) - 1;
 
-/// Where a sequence's keys lie in k and v.
-struct KeyCache {
-  Indices entries;     ///< [count]: cache_batch_idx; null: entry b
-  Indices padding;     ///< [count]: leftpad_k; null: none
-  const int* table;    ///< [count, pages of a sequence]; null: no pages
-  Int64 table_stride;  ///< between two sequences
-  Int64 entry_count;   ///< of k and v, where there are no pages
-  Int64 pages;         ///< of k and v; one where there are none
-  int page_size;       ///< rows
-};
-
 /// Sums that blocks leave for the one that comes last, and how the keys are shared out.
 struct DecodeParts {
   float* o;           ///< [slot, row of a tile, feature]: sums, relative to the row's reference

@@ -22,7 +22,6 @@ namespace {
 using device::DecodeArguments;
 using device::DecodeParts;
 using device::DecodeTiling;
-using device::KeyCache;
 using internal::Feature;
 using internal::Geometry;
 
@@ -205,22 +204,6 @@ std::uint64_t fresh_tag() {
   return tag != 0 ? tag : fresh_tag();
 }
 
-/// Where keys lie, with every address null.
-KeyCache cache_of(const Problem& problem, const Geometry& g) {
-  static_assert(offsetof(device::Indices, data) == 0);
-  const auto wide = [](const std::optional<TensorSpec>& spec) {
-    return spec && spec->dtype == DType::kInt64 ? 1 : 0;
-  };
-  KeyCache cache{};
-  cache.entries.wide = wide(problem.cache_batch_idx);
-  cache.padding.wide = wide(problem.leftpad_k);
-  if (problem.block_table) cache.table_stride = problem.block_table->strides[0];
-  cache.entry_count = problem.block_table ? 0 : problem.k.shape[0];
-  cache.pages = problem.block_table ? problem.k.shape[0] : 1;
-  cache.page_size = static_cast<int>(std::max<std::int64_t>(g.page_size, 1));
-  return cache;
-}
-
 /// Workspace: the sums of parts, and how many of a tile are there.
 void add_steps(GpuPlan& plan, const Choice& choice) {
   const Problem& problem = plan.problem;
@@ -244,13 +227,7 @@ void add_steps(GpuPlan& plan, const Choice& choice) {
   runtime::ParameterBlock block(arguments);
   patch_addresses(block, problem, 0, offsetof(DecodeArguments, call));
   patch_sequences(block, problem, offsetof(DecodeArguments, sequences));
-  const auto patch = [&](bool given, std::size_t offset, TensorRole role) {
-    if (given) block.pointer(offsetof(DecodeArguments, cache) + offset, {buffer_of(role)});
-  };
-  patch(problem.block_table.has_value(), offsetof(KeyCache, table), TensorRole::kBlockTable);
-  patch(problem.cache_batch_idx.has_value(), offsetof(KeyCache, entries),
-        TensorRole::kCacheBatchIdx);
-  patch(problem.leftpad_k.has_value(), offsetof(KeyCache, padding), TensorRole::kLeftPadK);
+  patch_cache(block, problem, offsetof(DecodeArguments, cache));
   const auto region = [&](std::size_t offset, const char* name, std::int64_t bytes) {
     const int index = plan.add_gpu_region(name, static_cast<std::size_t>(bytes));
     block.pointer(offsetof(DecodeArguments, parts) + offset, {buffer_of_region(index)});

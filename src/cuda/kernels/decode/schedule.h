@@ -35,20 +35,14 @@ struct DecodeSequence {
   bool wrong;     ///< a length or an entry outside of the cache
 
   __device__ DecodeSequence(const DecodeArguments& args, int sequence) : shape(args.call.shape) {
-    const SequenceSide& side = args.sequences.k;
-    const KeyCache& cache = args.cache;
     const SequenceRows q = rows_of(args.sequences.q, sequence, args.sequences.count);
-    Int64 end = side.rows, begin = 0;
-    entry = sequence;
-    if (side.used.data != nullptr) end = index_at(side.used, sequence);
-    if (cache.padding.data != nullptr) begin = index_at(cache.padding, sequence);
-    if (cache.entries.data != nullptr) entry = index_at(cache.entries, sequence);
-    wrong = begin < 0 || begin > end || end > side.rows ||
-            (cache.table == nullptr && (entry < 0 || entry >= cache.entry_count));
+    const CachedRows keys = cached_rows(args.sequences.k, args.cache, sequence);
+    wrong = keys.wrong;
+    entry = keys.entry;
+    padding = keys.padding;
     first_q = q.first;
-    padding = wrong ? 0 : static_cast<int>(begin);
     shape.seqlen_q = q.length;
-    shape.seqlen_k = wrong ? 0 : static_cast<int>(end - begin);
+    shape.seqlen_k = keys.length;
     const Int64 shift = args.sequences.bottom_right != 0 ? shape.seqlen_k - shape.seqlen_q : 0;
     shape.left = args.sequences.left - shift;
     shape.right = args.sequences.right + shift;

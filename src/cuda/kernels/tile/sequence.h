@@ -84,6 +84,25 @@ __device__ inline SequenceRows rows_of(const SequenceSide& side, int sequence, i
   return {static_cast<int>(begin), room, length, length > side.most};
 }
 
+/// A sequence's keys in a cache. One whose length, padding or entry lies outside has none.
+struct CachedRows {
+  Int64 entry;  ///< of k and v; unused with pages
+  int padding;  ///< rows before the first key
+  int length;
+  bool wrong;
+};
+__device__ inline CachedRows cached_rows(const SequenceSide& side, const KeyCache& cache,
+                                         int sequence) {
+  Int64 begin = 0, end = side.rows, entry = sequence;
+  if (side.used.data != nullptr) end = index_at(side.used, sequence);
+  if (cache.padding.data != nullptr) begin = index_at(cache.padding, sequence);
+  if (cache.entries.data != nullptr) entry = index_at(cache.entries, sequence);
+  const bool wrong = begin < 0 || begin > end || end > side.rows ||
+                     (cache.table == nullptr && (entry < 0 || entry >= cache.entry_count));
+  return {entry, wrong ? 0 : static_cast<int>(begin), wrong ? 0 : static_cast<int>(end - begin),
+          wrong};
+}
+
 /// The first slot of a sequence; of count: the first one behind the last sequence.
 template <int kTile>
 __device__ inline Int64 first_slot(const SequenceSide& side, int sequence) {

@@ -53,7 +53,8 @@ struct CollectiveCall {
   void* stream = nullptr;   ///< of a GPU, where the call is enqueued; a processor has returned
 };
 
-/// The ranks of one group, seen by one of them. One call at a time.
+/// The ranks of one group, seen by one of them. One call at a time. On GPUs a call is enqueued on
+/// its stream, and may be captured once one of its kind and size has run before.
 ///
 /// Sums are those of a binary tree over ranks, ((0 + 1) + (2 + 3)) + 4, in fp32 (fp64 for fp64),
 /// rounded once: they depend neither on timing nor on who carried the bytes.
@@ -77,6 +78,12 @@ class Communicator {
   Status all_gather(const void* from, void* to, std::size_t bytes, std::string_view name);
   Status broadcast(void* data, std::size_t bytes, int root, std::string_view name);
   Status barrier(std::string_view name);
+
+  /// Memory of a GPU that calls will name. All ranks call it in the same order with equal sizes,
+  /// and their calls name equal offsets in it; `unshare` before it is freed, when no call is under
+  /// way. A transport that needs no such thing does nothing.
+  virtual Status share(void* /*memory*/, std::size_t /*bytes*/) { return {}; }
+  virtual Status unshare(void* /*memory*/) { return {}; }
 
   /// Not ok once a rank was lost, or came with another call.
   virtual Status failure() const = 0;

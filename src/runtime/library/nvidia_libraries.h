@@ -44,6 +44,14 @@ inline NvidiaLibrary cudnn_library() {
           "pip install nvidia-cudnn-cu13; FLASHLAB_CUDNN names a file"};
 }
 
+inline NvidiaLibrary nccl_library() {
+  return {"libnccl.so",
+          "FLASHLAB_NCCL",
+          {"libnccl.so.2"},
+          "libnccl.so.2",
+          "pip install nvidia-nccl-cu13, or NVIDIA's package libnccl2; FLASHLAB_NCCL names a file"};
+}
+
 inline NvidiaLibrary cupti_library() {
   return {"libcupti.so",
           "FLASHLAB_CUPTI",

@@ -1,0 +1,25 @@
+#pragma once
+
+// The sum of ranks' parts on a GPU: the same tree as on a processor (tree_sum.h), by one kernel.
+
+#include <cstddef>
+#include <span>
+
+#include "flashlab/status.h"
+#include "flashlab/tensor.h"
+#include "runtime/cuda/device.h"
+
+namespace flashlab::dist {
+
+/// Whether the kernel adds this type: fp32, fp16, bf16.
+bool gpu_sums(DType dtype) noexcept;
+
+/// Loads the kernels for so many parts: once, before a call is captured. Errors: as load_kernel.
+Status prepare_gpu_sum(const cuda::GpuDevice& device, int parts, DType dtype);
+
+/// Enqueues to[i] = the tree's sum of part[i]. `to` may be one of the parts.
+/// Preconditions: gpu_sums(dtype), 2 to kMaxParts parts. Errors: those of load_kernel and launch.
+Status gpu_sum(const cuda::GpuDevice& device, std::span<const cuda::CUdeviceptr> parts,
+               cuda::CUdeviceptr to, std::size_t count, DType dtype, cuda::CUstream stream);
+
+}  // namespace flashlab::dist

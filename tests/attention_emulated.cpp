@@ -90,8 +90,7 @@ class EmulatedPlan : public PlanState {
     for_each_tensor(tensors, [&](const TensorRow& row, const GivenTensor& given) {
       addresses[static_cast<std::size_t>(row.role)] = const_cast<void*>(given.data);
     });
-    const std::array<std::uint64_t, 2> scalars = {tensors.dropout_seed.seed,
-                                                  tensors.dropout_seed.offset};
+    const cuda::CallScalars scalars = cuda::scalars_of(tensors, plan_->geometry.has_lengths);
     const runtime::Call call{
         .tensors = addresses, .workspaces = {&workspace.data, 1}, .scalars = scalars};
     for (const runtime::Step& step : changed_) {

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <span>
 
+#include "api/capacity.h"
 #include "api/overlap.h"
 #include "api/problem.h"
 #include "api/tensor_rules.h"
@@ -34,13 +35,25 @@ namespace {
 
 // One tensor of a call beside what it was planned as.
 struct Argument {
-  const char* name;
+  const TensorRow* row;
   const void* data;
   const TensorSpec* given;
   const TensorSpec* planned;
   bool output;
   ByteRange bytes;
+  unsigned less, strides;  ///< bits of axes that may be shorter, and whose strides are its own
 };
+
+// A call's layout, with strides that are never used at 0.
+TensorSpec layout_of(const TensorSpec& planned, const TensorSpec& given) {
+  TensorSpec spec = planned;
+  spec.shape = given.shape;
+  const bool empty = spec.elements() == 0;
+  for (std::size_t i = 0; i < spec.strides.size(); ++i) {
+    spec.strides[i] = empty || given.shape[i] <= 1 ? 0 : given.strides[i];
+  }
+  return spec;
+}
 
 Status wrong_presence(const char* name, bool given) {
   return Status::invalid(
@@ -50,8 +63,8 @@ Status wrong_presence(const char* name, bool given) {
 }
 
 Status error_of(const Argument& a, std::uint64_t row_bits) {
-  if (Status s = check_memory(a.name, a.data, *a.planned); !s.ok()) return s;
-  return Status::invalid({fmt::format("{}.data", a.name),
+  if (Status s = check_memory(a.row->name, a.data, *a.planned); !s.ok()) return s;
+  return Status::invalid({fmt::format("{}.data", a.row->name),
                           fmt::format("rows aligned to {} bytes", lowest_bit(row_bits)),
                           fmt::format("{}, as planned", a.planned->alignment_bytes),
                           "make a plan from the tensors of this call"});
@@ -68,18 +81,22 @@ Status check_argument(Argument& a) {
   std::uint64_t row_bits = address | 16u;
   __int128 last = 0;
   for (int i = 0; same && i < planned.rank; ++i) {
-    const std::int64_t extent = planned.shape[i], stride = planned.strides[i];
-    same = got.shape[i] == extent;
+    const std::int64_t extent = got.shape[i];
+    const bool own_stride = (a.strides >> i & 1) != 0, less = (a.less >> i & 1) != 0;
+    const std::int64_t stride = own_stride ? got.strides[i] : planned.strides[i];
+    same = extent == planned.shape[i] || (less && extent > 0 && extent < planned.shape[i]);
     empty |= extent == 0;
     if (extent <= 1) continue;
-    moved |= got.strides[i] != stride;
+    moved |= own_stride ? stride < (a.output ? got.shape[i + 1] : 0) : got.strides[i] != stride;
     last += static_cast<__int128>(stride) * (extent - 1);
     if (i + 1 == planned.rank) continue;
     row_bits |= static_cast<std::uint64_t>(stride) * static_cast<std::uint64_t>(size);
   }
   if (!same || (moved && !empty)) {
-    return Status::invalid({a.name, to_string(got), to_string(planned) + ", as planned",
-                            "make a plan from the tensors of this call"});
+    return Status::invalid(
+        {a.row->name, to_string(got),
+         to_string(planned) + (a.less != 0 ? ", as planned, or less of its rows" : ", as planned"),
+         "make a plan from the tensors of this call"});
   }
   a.bytes = {address, address + (empty ? 0 : (last + 1) * size)};
   const bool aligned = lowest_bit(row_bits) >= planned.alignment_bytes &&
@@ -94,8 +111,11 @@ Status check_outputs(std::span<const Argument> arguments) {
     for (std::size_t j = 0; j < arguments.size(); ++j) {
       const Argument& other = arguments[j];
       if (j == i || (other.output && j < i) || !out.bytes.meets(other.bytes)) continue;
-      if (!overlap({out.data, *out.planned}, {other.data, *other.planned})) continue;
-      return overlap_error(fmt::format("{}.data", out.name), other.name);
+      if (!overlap({out.data, layout_of(*out.planned, *out.given)},
+                   {other.data, layout_of(*other.planned, *other.given)})) {
+        continue;
+      }
+      return overlap_error(fmt::format("{}.data", out.row->name), other.row->name);
     }
   }
   return {};
@@ -111,11 +131,47 @@ Status check_scratch(std::span<const Argument> arguments, Workspace workspace) {
   const auto begin = reinterpret_cast<std::uintptr_t>(workspace.data);
   const ByteRange bytes{begin, static_cast<__int128>(begin) + workspace.bytes};
   for (const Argument& a : arguments) {
-    if (!a.bytes.meets(bytes) || !overlap({a.data, *a.planned}, {workspace.data, scratch}))
+    if (!a.bytes.meets(bytes) ||
+        !overlap({a.data, layout_of(*a.planned, *a.given)}, {workspace.data, scratch})) {
       continue;
-    return Status::invalid({"workspace.data", fmt::format("memory that overlaps {}", a.name),
+    }
+    return Status::invalid({"workspace.data", fmt::format("memory that overlaps {}", a.row->name),
                             "memory that no tensor of the call uses",
                             "give the workspace memory of its own"});
+  }
+  return {};
+}
+
+// Which axes of a tensor of a call with lengths may be shorter than planned.
+void allow_less(Argument& a, const SequenceSource& source) {
+  const ShapeRule rule = rule_for(a.row->shape, source);
+  for (int i = 0; i < rule.rank; ++i) {
+    const auto n = static_cast<std::size_t>(i);
+    const bool one = rule.broadcasts && a.planned->shape[n] == 1;
+    if (varies(rule.extents[n]) && !one) a.less |= 1u << i;
+    if (stride_varies(rule, i)) a.strides |= 1u << i;
+  }
+}
+
+// Tensors of a call with lengths agree about its rows, sequences and pages.
+template <class Tensors>
+Status check_agreement(std::span<const Argument> arguments, const SequenceSource& source,
+                       const Tensors& tensors) {
+  const Extents sizes = extents_of_call(source, tensors);
+  for (const Argument& a : arguments) {
+    const ShapeRule rule = rule_for(a.row->shape, source);
+    for (int i = 0; i < rule.rank; ++i) {
+      if ((a.less >> i & 1) == 0) continue;
+      const Extent extent = rule.extents[static_cast<std::size_t>(i)];
+      const std::int64_t got = a.given->shape[static_cast<std::size_t>(i)];
+      const std::int64_t wanted =
+          extent == Extent::kBatchPlusOne ? sizes[Extent::kBatch] + 1 : sizes[extent];
+      if (got == wanted) continue;
+      return Status::invalid(
+          {fmt::format("{}.shape[{}]", a.row->name, i), fmt::format("{}", got),
+           fmt::format("{}: {} must be {}", wanted, a.row->name, to_string(rule)),
+           "check the order of the dimensions"});
+    }
   }
   return {};
 }
@@ -132,17 +188,22 @@ Status check_call(const Problem& planned, const Tensors& tensors, Workspace work
       missing = &row;
     } else if (given) {
       const bool writes = row.template member<Tensors>().access() == Access::kWrite;
-      arguments[count++] = {row.name, given.data, given.spec, spec, writes, {}};
+      arguments[count++] = {&row, given.data, given.spec, spec, writes, {}, 0, 0};
     }
   });
   if (missing != nullptr) {
     return wrong_presence(missing->name, missing->problem.get(planned) == nullptr);
   }
-  for (std::size_t i = 0; i < count; ++i) {
-    if (Status s = check_argument(arguments[i]); !s.ok()) return s;
+  const std::span<Argument> all{arguments.data(), count};
+  const bool lengths = has_lengths(planned);
+  const SequenceSource source = lengths ? source_of(planned) : SequenceSource{};
+  for (Argument& a : all) {
+    if (lengths) allow_less(a, source);
+    if (Status s = check_argument(a); !s.ok()) return s;
   }
-  Status status = check_outputs({arguments.data(), count});
-  return status.ok() ? check_scratch({arguments.data(), count}, workspace) : status;
+  Status status = lengths ? check_agreement<Tensors>(all, source, tensors) : Status();
+  if (status.ok()) status = check_outputs(all);
+  return status.ok() ? check_scratch(all, workspace) : status;
 }
 
 template <class Tensors>
@@ -150,7 +211,9 @@ Tensors as_planned(const Problem& planned, const Tensors& tensors) {
   Tensors out = tensors;
   for_each_tensor(out, [&](const TensorRow& row, const GivenTensor& given) {
     const TensorSpec* spec = row.problem.get(planned);
-    if (given && spec != nullptr) *const_cast<TensorSpec*>(given.spec) = *spec;
+    if (given && spec != nullptr) {
+      *const_cast<TensorSpec*>(given.spec) = layout_of(*spec, *given.spec);
+    }
   });
   return out;
 }

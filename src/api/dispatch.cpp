@@ -85,12 +85,12 @@ Status finish_empty(ContextState& context, Stream stream, const Problem& p,
                     const BackwardTensors& t) {
   if (p.options.gradient_mode == GradientMode::kAccumulate) return {};
   const Backend& backend = backend_of(context.device.kind);
-  if (p.d_sinks) {
-    const Tensor row{t.d_sinks->data, as_rows(*p.d_sinks)};
+  if (t.d_sinks) {
+    const Tensor row{t.d_sinks->data, as_rows(t.d_sinks->spec)};
     if (Status s = backend.zero(context, stream, row); !s.ok()) return s;
   }
-  const Status status = backend.zero(context, stream, {t.dk.data, as_rows(*p.dk)});
-  return status.ok() ? backend.zero(context, stream, {t.dv.data, as_rows(*p.dv)}) : status;
+  const Status status = backend.zero(context, stream, {t.dk.data, as_rows(t.dk.spec)});
+  return status.ok() ? backend.zero(context, stream, {t.dv.data, as_rows(t.dv.spec)}) : status;
 }
 
 template <class Tensors>
@@ -105,7 +105,9 @@ Status run(const Context& context, Stream stream, const Plan& plan, const Tensor
   const Workspace used{workspace.data,
                        nothing ? 0 : std::min(workspace.bytes, plan.workspace_bytes())};
   if (Status s = check_tensors(plan.problem(), tensors, used); !s.ok()) return s;
-  if (nothing) return finish_empty(state, stream, plan.problem(), tensors);
+  if (nothing) {
+    return finish_empty(state, stream, plan.problem(), normalised(plan.problem(), tensors));
+  }
   if (Status s = check_workspace(plan, workspace); !s.ok()) return s;
   if (Status s = backend.check_memory(state, tensors, workspace); !s.ok()) return s;
   // A program takes addresses alone.

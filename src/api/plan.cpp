@@ -6,6 +6,7 @@
 #include <new>
 
 #include "api/backend.h"
+#include "api/capacity.h"
 #include "api/context_state.h"
 #include "flashlab/tensor_table.h"
 #include "runtime/cuda/device.h"
@@ -15,7 +16,8 @@ namespace flashlab {
 namespace internal {
 namespace {
 
-// Everything a plan may depend on, as bytes: equal keys are equal problems.
+// Everything a plan may depend on, as bytes: equal keys are equal problems, or problems of one
+// class (capacity.h).
 class KeyWriter {
  public:
   template <class T>
@@ -143,9 +145,12 @@ std::string others_with(FeatureSet required, const ContextState& context) {
   return text;
 }
 
-Result<Plan> make_plan(const ContextState& context, const Problem& problem) {
+// `capacity`: the largest problem that the plan serves.
+Result<Plan> make_plan(const ContextState& context, const Problem& problem,
+                       const Problem& capacity) {
   Problem normalised;
   auto geometry = validate(problem, &normalised);
+  if (geometry.ok() && has_lengths(problem)) geometry = validate(capacity, &normalised);
   if (!geometry.ok()) return geometry.status();
   if (!(normalised.q.device == context.device)) {
     return Status::invalid({"q.device", to_string(normalised.q.device),
@@ -290,14 +295,34 @@ std::string Plan::to_string() const {
   return text;
 }
 
+namespace internal {
+namespace {
+
+Result<Plan> cached_plan(const Context& context, const Problem& problem, const Problem& capacity,
+                         const char* kind) {
+  ContextState& state = context.state();
+  std::string key = cache_key(capacity) + kind;
+  if (auto found = state.plans.find(key)) return *std::move(found);
+  auto made = make_plan(state, problem, capacity);
+  if (made.ok()) state.plans.insert(std::move(key), *made);
+  return made;
+}
+
+}  // namespace
+
+Result<Plan> plan_exactly(const Context& context, const Problem& problem) {
+  const char* kind = has_lengths(problem) ? "exactly" : "";
+  return guard<Result<Plan>>([&] { return cached_plan(context, problem, problem, kind); });
+}
+
+}  // namespace internal
+
 Result<Plan> plan(const Context& context, const Problem& problem) {
-  return internal::guard<Result<Plan>>([&]() -> Result<Plan> {
-    internal::ContextState& state = context.state();
-    std::string key = internal::cache_key(problem);
-    if (auto found = state.plans.find(key)) return *std::move(found);
-    auto made = internal::make_plan(state, problem);
-    if (made.ok()) state.plans.insert(std::move(key), *made);
-    return made;
+  return internal::guard<Result<Plan>>([&] {
+    if (!internal::has_lengths(problem)) {
+      return internal::cached_plan(context, problem, problem, "");
+    }
+    return internal::cached_plan(context, problem, internal::capacity_of(problem), "");
   });
 }
 

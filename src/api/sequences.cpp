@@ -7,6 +7,8 @@
 #include <string_view>
 #include <type_traits>
 
+#include "api/capacity.h"
+
 namespace flashlab::internal {
 
 std::int64_t index_at(const ConstTensor& tensor, std::int64_t n) {
@@ -144,7 +146,29 @@ Result<SequenceList> read_list(const Geometry& g, const Tensors& t) {
   return list;
 }
 
+template <class Tensors>
+Geometry of_call(const Geometry& planned, const Problem& problem, const Tensors& tensors) {
+  const SequenceSource source = source_of(problem);
+  const Extents sizes = extents_of_call(source, tensors);
+  Geometry g = planned;
+  g.batch = sizes[Extent::kBatch];
+  g.seqlen_q = sizes[source.ragged_q ? Extent::kTotalQ : Extent::kSeqlenQ];
+  g.seqlen_k = source.paged_k ? sizes[Extent::kPagesPerSequence] * sizes[Extent::kPageSize]
+                              : sizes[source.ragged_k ? Extent::kTotalK : Extent::kSeqlenK];
+  return g;
+}
+
 }  // namespace
+
+Geometry geometry_of_call(const Geometry& planned, const Problem& problem,
+                          const ForwardTensors& tensors) {
+  return of_call(planned, problem, tensors);
+}
+
+Geometry geometry_of_call(const Geometry& planned, const Problem& problem,
+                          const BackwardTensors& tensors) {
+  return of_call(planned, problem, tensors);
+}
 
 Result<SequenceList> read_sequences(const Geometry& geometry, const ForwardTensors& tensors) {
   return read_list(geometry, tensors);

@@ -28,6 +28,12 @@ struct SequenceList {
   std::vector<Sequence> gaps_q, gaps_k;
 };
 
+/// A plan's geometry with the batch and the rows that a call has of them.
+Geometry geometry_of_call(const Geometry& planned, const Problem& problem,
+                          const ForwardTensors& tensors);
+Geometry geometry_of_call(const Geometry& planned, const Problem& problem,
+                          const BackwardTensors& tensors);
+
 /// Element n of a vector of int32 or int64, in host memory.
 std::int64_t index_at(const ConstTensor& tensor, std::int64_t n);
 

@@ -10,6 +10,7 @@
 #include <optional>
 #include <string>
 
+#include "api/capacity.h"
 #include "api/problem.h"
 #include "api/tensor_rules.h"
 #include "flashlab/tensor_table.h"
@@ -343,8 +344,7 @@ Result<Geometry> validate(const Problem& problem, Problem* normalised) {
 
   Geometry g;
   g.batch = sizes[Extent::kBatch];
-  g.has_lengths = p.cu_seqlens_q || p.cu_seqlens_k || p.seqused_q || p.seqused_k ||
-                  p.cache_batch_idx || p.leftpad_k;
+  g.has_lengths = has_lengths(p);
   g.ragged_q = source.ragged_q;
   g.seqlen_q = sizes[source.ragged_q ? Extent::kTotalQ : Extent::kSeqlenQ];
   if (source.paged_k) g.page_size = sizes[Extent::kPageSize];

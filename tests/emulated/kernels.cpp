@@ -47,6 +47,7 @@ std::vector<std::byte> parameters_of(const runtime::Program& program,
     std::memcpy(out.data() + pointer.offset, &address, sizeof address);
   }
   for (const auto& scalar : block.scalars()) {
+    if (static_cast<std::size_t>(scalar.scalar) >= call.scalars.size()) continue;
     std::memcpy(out.data() + scalar.offset, &call.scalars[static_cast<std::size_t>(scalar.scalar)],
                 scalar.bytes);
   }

@@ -161,7 +161,8 @@ class SequencesPlan final : public PlanState {
   Result<std::shared_ptr<PlanState>> plan_one(const ContextState& context,
                                               const Sequence& sequence) const;
   Result<Plans> plan_all(const std::vector<Sequence>& sequences) const;
-  void add_sink_gradients(const BackwardTensors& tensors, const float* of_sequences) const;
+  void add_sink_gradients(const BackwardTensors& tensors, const float* of_sequences,
+                          std::int64_t batch) const;
 };
 
 Result<std::shared_ptr<PlanState>> SequencesPlan::plan_one(const ContextState& context,
@@ -258,14 +259,14 @@ Status SequencesPlan::run_one(ContextState& context, const PlanState& plan, cons
 }
 
 // In the order of the sequences.
-void SequencesPlan::add_sink_gradients(const BackwardTensors& tensors,
-                                       const float* of_sequences) const {
+void SequencesPlan::add_sink_gradients(const BackwardTensors& tensors, const float* of_sequences,
+                                       std::int64_t batch) const {
   if (!tensors.d_sinks) return;
   auto* gradients = static_cast<float*>(tensors.d_sinks->data);
   const bool adds = problem.options.gradient_mode == GradientMode::kAccumulate;
   for (std::int64_t h = 0; h < geometry.heads_q; ++h) {
     double sum = adds ? static_cast<double>(gradients[h]) : 0.0;
-    for (std::int64_t s = 0; s < geometry.batch; ++s) {
+    for (std::int64_t s = 0; s < batch; ++s) {
       sum += static_cast<double>(of_sequences[s * geometry.heads_q + h]);
     }
     gradients[h] = static_cast<float>(sum);
@@ -275,7 +276,8 @@ void SequencesPlan::add_sink_gradients(const BackwardTensors& tensors,
 template <class Tensors>
 Status SequencesPlan::run(ContextState& context, const Tensors& tensors,
                           Workspace workspace) const {
-  auto list = read_sequences(geometry, tensors);
+  const Geometry call = geometry_of_call(geometry, problem, tensors);
+  auto list = read_sequences(call, tensors);
   if (!list.ok()) return list.status();
   auto plans = plan_all(list->sequences);
   if (!plans.ok()) return plans.status();
@@ -303,7 +305,7 @@ Status SequencesPlan::run(ContextState& context, const Tensors& tensors,
   auto* memory = static_cast<std::byte*>(workspace.data);
   auto* sink_gradients = reinterpret_cast<float*>(memory + sinks_offset);
   if constexpr (std::is_same_v<Tensors, BackwardTensors>) {
-    if (tensors.d_sinks) std::fill_n(sink_gradients, geometry.batch * geometry.heads_q, 0.0f);
+    if (tensors.d_sinks) std::fill_n(sink_gradients, call.batch * call.heads_q, 0.0f);
   }
   for (auto each = order.begin(); each != own; ++each) {
     LengthPlans& of = *each->second;
@@ -330,7 +332,7 @@ Status SequencesPlan::run(ContextState& context, const Tensors& tensors,
     if (first.ok()) first = status;
   });
   if constexpr (std::is_same_v<Tensors, BackwardTensors>) {
-    add_sink_gradients(tensors, sink_gradients);
+    add_sink_gradients(tensors, sink_gradients, call.batch);
   }
   return first;
 }
@@ -378,10 +380,10 @@ Result<std::shared_ptr<PlanState>> plan_sequences(const ContextState& context,
     step.configuration = "of each sequence, longest first";
     plan->steps.push_back(std::move(step));
   }
-  plan->reasons.push_back(
-      fmt::format("{} sequences, each a dense call of its own: long ones by {} threads, others one "
-                  "to a thread",
-                  g.batch, context.threads));
+  plan->reasons.push_back(fmt::format(
+      "up to {} sequences, each a dense call of its own: long ones by {} threads, others one "
+      "to a thread",
+      g.batch, context.threads));
   if (g.page_size > 0) {
     plan->reasons.push_back(
         fmt::format("pages of {} rows are read where they lie: nothing is gathered", g.page_size));

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 
+#include "api/capacity.h"
 #include "cuda/kernels/dropout_pattern.h"
 #include "cuda/launch/config.h"
 #include "flashlab/tensor_table.h"
@@ -163,6 +164,10 @@ void patch(const Slot<Arguments> (&slots)[kCount], runtime::ParameterBlock& bloc
                            : slot.numbers != nullptr ? offset_of(a.*slot.numbers)
                                                      : offset_of(a.*slot.dropout);
     block.pointer(at, {.buffer = buffer_of(slot.role)});
+    if (slot.scalars != nullptr && row_of(slot.role).problem.get(problem)->rank == 2) {
+      block.scalar(offset_of((a.*slot.scalars).head_stride), 8,
+                   slot.role == Role::kLse ? kLseStrideScalar : kDLseStrideScalar);
+    }
   }
   if (problem.options.dropout) {
     block.scalar(offset_of(a.dropout.seed), 8, kSeedScalar);
@@ -185,6 +190,37 @@ device::SequenceSide side_of(const std::optional<TensorSpec>& offsets,
     return spec && spec->dtype == DType::kInt64 ? 1 : 0;
   };
   return {{nullptr, wide(offsets)}, {nullptr, wide(used)}, rows, INT32_MAX};
+}
+
+// `spec_of` gives a role's layout, null where the call has none.
+template <class SpecOf>
+void add_lengths(CallScalars& scalars, const SpecOf& spec_of) {
+  const TensorSpec &q = *spec_of(Role::kQ), &k = *spec_of(Role::kK);
+  const TensorSpec *cu_q = spec_of(Role::kCuSeqlensQ), *cu_k = spec_of(Role::kCuSeqlensK);
+  const TensorSpec* table = spec_of(Role::kBlockTable);
+  const auto set = [&](CallScalar scalar, std::int64_t value) {
+    scalars[scalar] = static_cast<std::uint64_t>(value);
+  };
+  set(kRowsQScalar, cu_q != nullptr ? q.shape[0] : q.shape[1]);
+  set(kRowsKScalar, cu_k != nullptr    ? k.shape[0]
+                    : table != nullptr ? table->shape[1] * k.shape[1]
+                                       : k.shape[1]);
+  set(kSequencesScalar, cu_q != nullptr   ? cu_q->shape[0] - 1
+                        : cu_k != nullptr ? cu_k->shape[0] - 1
+                                          : q.shape[0]);
+  set(kCacheEntriesScalar, k.shape[0]);
+  if (table != nullptr) set(kTableStrideScalar, table->strides[0]);
+  if (const TensorSpec* lse = spec_of(Role::kLse)) set(kLseStrideScalar, lse->strides[0]);
+  if (const TensorSpec* d_lse = spec_of(Role::kDLse)) set(kDLseStrideScalar, d_lse->strides[0]);
+}
+
+template <class Tensors>
+CallScalars scalars_of_call(const Tensors& t, bool lengths) {
+  CallScalars scalars{t.dropout_seed.seed, t.dropout_seed.offset};
+  if (!lengths) return scalars;
+  add_lengths(scalars,
+              [&](Role role) { return row_of(role).template member<Tensors>().get(t).spec; });
+  return scalars;
 }
 
 // Slots of all sequences, and of the rows before the first and behind the last.
@@ -230,6 +266,25 @@ void patch_sequences(runtime::ParameterBlock& block, const Problem& problem, std
   patch(Role::kSeqUsedQ, offsetof(Sequences, q), kUsed);
   patch(Role::kCuSeqlensK, offsetof(Sequences, k), kOffsets);
   patch(Role::kSeqUsedK, offsetof(Sequences, k), kUsed);
+  if (!internal::has_lengths(problem)) return;
+  block.scalar(offset + offsetof(Sequences, q) + offsetof(SequenceSide, rows), 8, kRowsQScalar)
+      .scalar(offset + offsetof(Sequences, k) + offsetof(SequenceSide, rows), 8, kRowsKScalar)
+      .scalar(offset + offsetof(Sequences, count), sizeof(int), kSequencesScalar);
+}
+
+CallScalars scalars_of(const ForwardTensors& tensors, bool lengths) {
+  return scalars_of_call(tensors, lengths);
+}
+
+CallScalars scalars_of(const BackwardTensors& tensors, bool lengths) {
+  return scalars_of_call(tensors, lengths);
+}
+
+CallScalars scalars_of(const Problem& problem) {
+  CallScalars scalars{};
+  if (!internal::has_lengths(problem)) return scalars;
+  add_lengths(scalars, [&](Role role) { return row_of(role).problem.get(problem); });
+  return scalars;
 }
 
 device::KeyCache cache_of(const Problem& problem, const internal::Geometry& g) {
@@ -256,6 +311,13 @@ void patch_cache(runtime::ParameterBlock& block, const Problem& problem, std::si
   patch(Role::kBlockTable, offsetof(KeyCache, table));
   patch(Role::kCacheBatchIdx, offsetof(KeyCache, entries));
   patch(Role::kLeftPadK, offsetof(KeyCache, padding));
+  if (!internal::has_lengths(problem)) return;
+  if (problem.block_table) {
+    block.scalar(offset + offsetof(KeyCache, table_stride), 8, kTableStrideScalar)
+        .scalar(offset + offsetof(KeyCache, pages), 8, kCacheEntriesScalar);
+  } else {
+    block.scalar(offset + offsetof(KeyCache, entry_count), 8, kCacheEntriesScalar);
+  }
 }
 
 bool softcap_is_wide(const internal::Geometry& g) {

@@ -3,6 +3,9 @@
 // From a validated problem to what kernels are launched with. A plan knows everything but the
 // addresses; those are patched into each launch's parameter block.
 
+#include <array>
+#include <cstdint>
+
 #include "api/problem.h"
 #include "cuda/kernels/arguments.h"
 #include "cuda/kernels/sequence_arguments.h"
@@ -29,8 +32,29 @@ constexpr int buffer_of(TensorRole role) {
   return static_cast<int>(role);
 }
 
-/// The scalars of a call: what its dropout is drawn by.
-inline constexpr int kSeedScalar = 0, kOffsetScalar = 1;
+/// The scalars of a call: what its dropout is drawn by, and, of a call with lengths, what it has
+/// less than the plan: rows of the tensors of queries and of keys (or of an entry of a batch),
+/// sequences, pages or entries of a cache, and strides between rows of block_table and between
+/// heads of lse and d_lse.
+enum CallScalar : int {
+  kSeedScalar,
+  kOffsetScalar,
+  kRowsQScalar,
+  kRowsKScalar,
+  kSequencesScalar,
+  kCacheEntriesScalar,
+  kTableStrideScalar,
+  kLseStrideScalar,
+  kDLseStrideScalar,
+  kCallScalars
+};
+using CallScalars = std::array<std::uint64_t, kCallScalars>;
+
+/// `lengths`: of a call with lengths; others have two scalars alone.
+CallScalars scalars_of(const ForwardTensors& tensors, bool lengths);
+CallScalars scalars_of(const BackwardTensors& tensors, bool lengths);
+/// The same of a problem, with zeros for what dropout is drawn by.
+CallScalars scalars_of(const Problem& problem);
 
 constexpr int buffer_of_region(int region) {
   return static_cast<int>(kTensorRoles) + region;

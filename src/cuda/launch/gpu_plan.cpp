@@ -10,16 +10,14 @@ namespace flashlab::cuda {
 namespace {
 
 template <class Tensors>
-Status enqueue(const runtime::Executor& executor, Stream stream, const Tensors& tensors,
-               Workspace workspace) {
+Status enqueue(const runtime::Executor& executor, bool lengths, Stream stream,
+               const Tensors& tensors, Workspace workspace) {
   std::array<void*, kTensorRoles> addresses{};
   for_each_tensor(tensors, [&](const TensorRow& row, const GivenTensor& given) {
     // Kernels that only read take the same pointers as those that write.
     addresses[static_cast<std::size_t>(row.role)] = const_cast<void*>(given.data);
   });
-  const std::array<std::uint64_t, 2> scalars = {tensors.dropout_seed.seed,
-                                                tensors.dropout_seed.offset};
-  static_assert(kSeedScalar == 0 && kOffsetScalar == 1);
+  const CallScalars scalars = scalars_of(tensors, lengths);
   return executor.enqueue({.tensors = addresses,
                            .workspaces = {&workspace.data, 1},
                            .streams = {&stream, 1},
@@ -109,12 +107,12 @@ Status GpuPlan::prepare(internal::ContextState&) const {
 
 Status GpuPlan::forward(internal::ContextState&, Stream stream, const ForwardTensors& tensors,
                         Workspace workspace) const {
-  return enqueue(executor_, stream, tensors, workspace);
+  return enqueue(executor_, geometry.has_lengths, stream, tensors, workspace);
 }
 
 Status GpuPlan::backward(internal::ContextState&, Stream stream, const BackwardTensors& tensors,
                          Workspace workspace) const {
-  return enqueue(executor_, stream, tensors, workspace);
+  return enqueue(executor_, geometry.has_lengths, stream, tensors, workspace);
 }
 
 }  // namespace flashlab::cuda

@@ -228,7 +228,9 @@ class Executor::Run {
       std::memcpy(block_ + each.offset, &address, sizeof address);
     }
     for (const auto& each : parameters.scalars()) {
-      std::memcpy(block_ + each.offset, &call_.scalars[index_of(each.scalar)], each.bytes);
+      const std::size_t number = index_of(each.scalar);
+      if (number >= call_.scalars.size()) continue;
+      std::memcpy(block_ + each.offset, &call_.scalars[number], each.bytes);
     }
     for (const auto& each : parameters.tensor_maps()) {
       if (Status s = loaded_.maps->write(*current_device_, map++, each.map,

@@ -77,6 +77,7 @@ struct Call {
   /// One per stream of the program. The program starts after what was enqueued on the first one,
   /// and when that one goes on, all of the program has run.
   std::span<const Stream> streams{};
+  /// A call may bring fewer than parameters name: the others stay as planned.
   std::span<const std::uint64_t> scalars{};
 };
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "api/capacity.h"
 #include "api/implementation.h"
 #include "flashlab/tensor_table.h"
 #include "train/cuda/kernel_config.h"
@@ -48,7 +49,7 @@ Status AttentionSteps::plan() {
     if (!is_attention(operation)) continue;
     // The library gives equal problems equal plans: those of like layers are one.
     Result<Plan> planned =
-        flashlab::plan(*context_, attention_problem(plan_, operation, context_->device()));
+        internal::plan_exactly(*context_, attention_problem(plan_, operation, context_->device()));
     if (!planned.ok()) return planned.status();
     const runtime::Program* program = planned->state().program();
     if (program == nullptr || program->streams().size() != 1) {

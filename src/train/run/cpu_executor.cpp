@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "api/capacity.h"
 #include "api/context_state.h"
 #include "train/cpu/call.h"
 #include "train/cpu/narrow.h"
@@ -156,8 +157,8 @@ Status CpuExecutor::bind_attention() {
   for (std::size_t i = 0; i < plan_.operations.size(); ++i) {
     if (!is_attention(plan_.operations[i])) continue;
     // The library gives equal problems equal plans: those of like layers are one.
-    Result<Plan> planned =
-        flashlab::plan(context_, attention_problem(plan_, plan_.operations[i], context_.device()));
+    Result<Plan> planned = internal::plan_exactly(
+        context_, attention_problem(plan_, plan_.operations[i], context_.device()));
     if (!planned.ok()) return planned.status();
     workspace = std::max(workspace, planned->workspace_bytes());
     attention_plans_[i] = std::move(*planned);

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 import flashlab
-from flashlab import _core
 
-from . import _checks
+from . import _cache_operators, _checks
 from ._call import Call
 from ._flash_attn import _NAMES, _call_of, _refuse
 
@@ -139,18 +138,8 @@ def serve(q: Tensor, k: Tensor, v: Tensor, call: Call, block_table: Optional[Ten
     if call.dropout_p:
         raise NotImplementedError("dropout_p: not with block_table or out=; pass 0")
     with torch.no_grad():
-        o, lse = _forward(q, k, v, call, with_lse, block_table=block_table, out=out)
+        o, lse = _cache_operators.forward(q, k, v, call, with_lse, block_table=block_table, out=out)
     return (o, lse) if with_lse else o
-
-
-def _forward(q, k, v, call: Call, with_lse: bool, **more):
-    window = None if call.window is None else (*call.window, call.alignment)
-    return _core.forward(
-        q, k, v, causal=call.causal, scale=call.scale, window=window, softcap=call.softcap,
-        alibi_slopes=call.alibi_slopes, deterministic=call.deterministic,
-        attention_chunk=call.attention_chunk, cu_seqlens_q=call.cu_seqlens_q,
-        cu_seqlens_k=call.cu_seqlens_k, seqused_q=call.seqused_q, seqused_k=call.seqused_k,
-        sinks=call.sinks, return_lse=with_lse, **more)
 
 
 def _lengths_of(cache_seqlens: int | Tensor | None, batch: int, device) -> Optional[Tensor]:
@@ -188,10 +177,10 @@ def _attend_cache(q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqle
                 q = q if turned is None else turned
                 lengths = lengths + (k.shape[1] if cu_seqlens_k_new is None
                                      else cu_seqlens_k_new.diff().to(lengths.dtype))
-            o, lse = _forward(q, k_cache, v_cache,
-                              call._replace(cu_seqlens_q=cu_seqlens_q, seqused_k=lengths),
-                              return_softmax_lse, block_table=block_table,
-                              cache_batch_idx=cache_batch_idx, leftpad_k=cache_leftpad)
+            o, lse = _cache_operators.forward(
+                q, k_cache, v_cache, call._replace(cu_seqlens_q=cu_seqlens_q, seqused_k=lengths),
+                return_softmax_lse, block_table=block_table, cache_batch_idx=cache_batch_idx,
+                leftpad_k=cache_leftpad)
     except (TypeError, ValueError, NotImplementedError) as error:
         raise _checks.renamed(error, {**_CACHE_NAMES, "block_table": table_name}) from None
     return (o, lse) if return_softmax_lse else o
@@ -202,7 +191,7 @@ def _append(k_cache, v_cache, k, v, lengths, q, rotary_cos, rotary_sin, rotary_s
             consecutive):
     """q, turned, or None where nothing turns."""
     turns = rotary_cos is not None or rotary_sin is not None
-    return _core.append(
+    return _cache_operators.append(
         k_cache, v_cache, k, v, lengths, block_table=block_table,
         cache_batch_idx=cache_batch_idx, cu_seqlens_new=cu_seqlens_k_new, rotary_cos=rotary_cos,
         rotary_sin=rotary_sin, rotary_positions=rotary_seqlens if turns else None,

@@ -196,7 +196,7 @@ class Commands(Folder):
             shown = subprocess.run(
                 [browser, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom",
                  f"--user-data-dir={self.path('browser')}", f"--window-size={width},1200", probed],
-                capture_output=True, text=True, timeout=120, check=False).stdout
+                capture_output=True, text=True, timeout=300, check=False).stdout
             found = re.search("<pre id=\"probe\">(.*?)</pre>", shown, re.S)
             if not found:
                 self.skipTest("the browser does not run here")
@@ -249,7 +249,7 @@ class Interrupts(Folder):
         path = self.path("kept.json")
         process = subprocess.Popen([program(), *arguments, "--json", path], stdout=subprocess.PIPE,
                                    stderr=subprocess.PIPE, text=True)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300
         while time.monotonic() < deadline:
             try:
                 with open(path, encoding="utf-8") as file:
@@ -259,7 +259,7 @@ class Interrupts(Folder):
                 pass
             time.sleep(0.02)
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=300)
         return process.returncode, out, err, path
 
     def test_results_are_kept(self):
@@ -287,7 +287,7 @@ class Interrupts(Folder):
         while "fastest" not in line:  # the first problem's block is complete
             line = process.stdout.readline()
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=300)
         self.assertEqual(process.returncode, 130, err)
         self.assertIn("report.html", out)
         with open(os.path.join(folder, "results.json"), encoding="utf-8") as file:

@@ -29,7 +29,7 @@ SMALL = ["--batch", "1", "--heads", "2", "--head-dim", "16", "--seqlen", "64",
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
-def run(*arguments, timeout=120, env=None, cwd=None, stdout=subprocess.PIPE):
+def run(*arguments, timeout=300, env=None, cwd=None, stdout=subprocess.PIPE):
     return subprocess.run([program(), *arguments], stdout=stdout, stderr=subprocess.PIPE, text=True,
                           timeout=timeout, env=env, cwd=cwd, stdin=subprocess.DEVNULL)
 
@@ -42,7 +42,7 @@ def interrupt_once(test, child, path, text="", times=1):
             return False
         with open(path, encoding="utf-8") as file:
             return file.read().count(text) >= times
-    end = time.monotonic() + 120
+    end = time.monotonic() + 300
     while not there():
         test.assertIsNone(child.poll(), "it ended before")
         test.assertLess(time.monotonic(), end, "it never came so far")
@@ -74,7 +74,7 @@ def on_terminal(test, *arguments, columns=100, env=None, until=None):
             process.send_signal(signal.SIGINT)
             until = None
     os.close(parent)
-    return process.wait(timeout=60), text.decode()
+    return process.wait(timeout=300), text.decode()
 
 
 def safetensors(tensors):

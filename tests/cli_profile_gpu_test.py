@@ -164,7 +164,7 @@ class Record(Gpu):
             os.path.dirname(program()), "tests", "fake_nvml")
         done = subprocess.run([script, program(), self.folder, "fake", "--steps", "2", "--cases",
                                "tiny-attention,tiny"], env=environment, capture_output=True,
-                              text=True, timeout=120, check=False)
+                              text=True, timeout=300, check=False)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         with open(self.path("fake-profile.json"), encoding="utf-8") as file:
             record = json.load(file)
@@ -193,7 +193,7 @@ class Cut(Gpu):
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
             resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000))
         done = subprocess.run([program(), *STEP, "--output", self.path("p")], text=True,
-                              env=self.environment(), capture_output=True, timeout=120,
+                              env=self.environment(), capture_output=True, timeout=300,
                               preexec_fn=small_files, restore_signals=False, check=False)
         self.assertEqual(done.returncode, 1, done.stderr)
         self.assertIn("--output", done.stderr)
@@ -203,14 +203,14 @@ class Cut(Gpu):
         self.assertRegex(self.read("SUMMARY.md"), r"\*\*Not written: .*ledger\.json")
 
     def test_ctrl_c_while_ncu_counts_keeps_the_run_before_it(self):
-        waits = self.tool("waits", f"#!/bin/sh\ntouch {self.path('waits-now')}\nsleep 100\n")
+        waits = self.tool("waits", f"#!/bin/sh\ntouch {self.path('waits-now')}\nsleep 3600\n")
         environment = self.environment()
         environment["FLASHLAB_NCU"] = waits
         with subprocess.Popen([program(), *STEP, "--ncu", "--output", self.path("p")], text=True,
                               stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                               env=environment) as child:
             interrupt_once(self, child, self.path("waits-now"))
-            _, errors = child.communicate(timeout=60)
+            _, errors = child.communicate(timeout=300)
         self.assertEqual(child.returncode, 130, errors)
         self.assertRegex(self.read("SUMMARY.md"), "- counters by ncu: .*interrupted")
         self.assertLessEqual(ALWAYS | MEMORY, set(os.listdir(self.path("p"))))
@@ -223,7 +223,7 @@ class Cut(Gpu):
                               env=environment) as child:
             # The range of the third has begun: two are recorded.
             interrupt_once(self, child, self.path("ranges"), "(recorded step", times=3)
-            _, errors = child.communicate(timeout=60)
+            _, errors = child.communicate(timeout=300)
         self.assertEqual(child.returncode, 130, errors)
         ledger = json.loads(self.read("ledger.json"))
         self.assertTrue(ledger["interrupted"])

@@ -160,7 +160,7 @@ class ProfileStep(Folder):
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                               text=True, env=self.listening()) as child:
             interrupt_once(self, child, self.path("ranges"), "(warm-up")
-            out, errors = child.communicate(timeout=120)
+            out, errors = child.communicate(timeout=300)
         self.assertEqual(child.returncode, 130, errors)
         self.assertIn(os.path.join("p", "SUMMARY.md"), out)
         self.assertRegex(self.read("p", "SUMMARY.md").decode(),

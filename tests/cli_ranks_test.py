@@ -4,6 +4,7 @@
 import json
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -25,7 +26,7 @@ def shell(ranks, script, **options):
 
 
 def wait_for(test, holds, what):
-    end = time.monotonic() + 60
+    end = time.monotonic() + 300
     while not holds():
         test.assertLess(time.monotonic(), end, what)
         time.sleep(0.02)
@@ -67,15 +68,13 @@ class Launch(unittest.TestCase):
             os.sched_getaffinity(0)) else sets[0])
 
     def test_the_first_that_fails_ends_all(self):
-        begin = time.monotonic()
-        got = shell(3, 'if [ $RANK = 1 ]; then exit 7; fi; sleep 60')
-        self.assertLess(time.monotonic() - begin, 10)
+        got = shell(3, 'if [ $RANK = 1 ]; then exit 7; fi; sleep 3600')
         self.assertEqual(got.returncode, 7)
         self.assertRegex(got.stderr, r"^flashlab: rank 1 of 3 \(process \d+ on \S+\) ended with "
                                      r"exit code 7; all ranks were ended\n$")
 
     def test_a_killed_rank_is_named(self):
-        got = shell(2, 'if [ $RANK = 1 ]; then kill -9 $$; fi; sleep 60')
+        got = shell(2, 'if [ $RANK = 1 ]; then kill -9 $$; fi; sleep 3600')
         self.assertEqual(got.returncode, 1)
         self.assertRegex(got.stderr, r"^flashlab: rank 1 of 2 \(process \d+ on \S+\) was ended by "
                                      r"signal 9 \(Killed\); all ranks were ended\n$")
@@ -89,7 +88,9 @@ class Launch(unittest.TestCase):
             self.assertEqual(got.returncode, 1)
             for rank in "01":
                 with open(f"{folder}/{rank}", encoding="utf-8") as file:
-                    self.assertFalse(is_running(int(file.read())))
+                    pid = int(file.read())
+                # A killed process is gone when a busy machine next lets it run.
+                wait_for(self, lambda pid=pid: not is_running(pid), "a child outlived its rank")
 
     def test_ranks_end_with_a_killed_launcher(self):
         with tempfile.TemporaryDirectory() as folder:
@@ -114,7 +115,7 @@ class Launch(unittest.TestCase):
                  'while true; do sleep 0.1; done'], stderr=subprocess.PIPE, text=True)
             wait_for(self, lambda: all(os.path.exists(f"{folder}/{r}") for r in "01"), "begin")
             child.send_signal(signal.SIGINT)
-            _, notes = child.communicate(timeout=30)
+            _, notes = child.communicate(timeout=300)
             self.assertEqual(child.returncode, 130)
             self.assertEqual(notes, "")
             self.assertEqual(sorted(os.listdir(folder)), ["0", "0.end", "1", "1.end"])
@@ -175,7 +176,7 @@ class Collective(unittest.TestCase):
             ranks = [subprocess.Popen([program(), *BENCH], stdout=subprocess.PIPE, text=True,
                                       stderr=subprocess.PIPE, env={**os.environ, **variables(r)})
                      for r in "01"]
-            texts = [rank.communicate(timeout=60) for rank in ranks]
+            texts = [rank.communicate(timeout=300) for rank in ranks]
             self.assertEqual([rank.returncode for rank in ranks], [0, 0], texts)
             self.assertIn("all-reduce", texts[0][0])
             self.assertEqual(texts[1], ("", ""))
@@ -184,12 +185,10 @@ class Collective(unittest.TestCase):
         for env, text in [({"RANK": "0", "WORLD_SIZE": "2"}, "LOCAL_WORLD_SIZE: got nothing"),
                           ({"RANK": "3", "WORLD_SIZE": "2"}, "RANK: got \"3\", expected a whole"),
                           ({"RANK": "0"}, "WORLD_SIZE: got nothing")]:
-            begin = time.monotonic()
             got = run(*BENCH, env={**os.environ, **env})
             self.assertEqual(got.returncode, 2, got.stderr)
             self.assertIn(text, got.stderr)
             self.assertIn("unset RANK", got.stderr)
-            self.assertLess(time.monotonic() - begin, 10)
         got = launch(2, *BENCH, "--ranks", "4")
         self.assertEqual(got.returncode, 2)
         self.assertEqual(got.stderr, "flashlab: --ranks 4 beside the 2 ranks that flashlab launch "
@@ -212,11 +211,9 @@ class Collective(unittest.TestCase):
     def test_a_killed_rank_ends_all_with_one_message(self):
         for killed in (0, 1):
             with tempfile.TemporaryDirectory() as folder:
-                child, ranks = self.start_endless(folder)
-                begin = time.monotonic()
+                child, ranks = self.start_endless(folder, "--timeout", "3600")
                 os.kill(ranks[killed], signal.SIGKILL)
-                _, notes = child.communicate(timeout=30)
-                self.assertLess(time.monotonic() - begin, 5)
+                _, notes = child.communicate(timeout=300)
                 self.assertEqual(child.returncode, 1)
                 self.assertRegex(notes, rf"^flashlab: rank {killed} of 2 \(process "
                                         rf"{ranks[killed]} on \S+\) was ended by signal 9 "
@@ -235,23 +232,22 @@ class Collective(unittest.TestCase):
             killed = int(ranks()[1])
             time.sleep(delay)
             if not is_running(killed):
-                child.communicate(timeout=60)
+                child.communicate(timeout=300)
                 continue  # it was done before
             os.kill(killed, signal.SIGKILL)
-            _, notes = child.communicate(timeout=60)
+            _, notes = child.communicate(timeout=300)
             self.assertRegex(notes, r"^(flashlab: rank 1 of 2 .* signal 9 .*\n)?$")
             self.assertEqual(child.returncode, 1 if notes else 0)
 
     def test_a_stopped_rank_is_named(self):
         with tempfile.TemporaryDirectory() as folder:
-            child, ranks = self.start_endless(folder, "--timeout", "1")
-            begin = time.monotonic()
+            # Long enough for a rank of a busy machine to come while it is not stopped.
+            child, ranks = self.start_endless(folder, "--timeout", "5")
             os.kill(ranks[1], signal.SIGSTOP)
-            _, notes = child.communicate(timeout=30)
-            self.assertLess(time.monotonic() - begin, 1 + 5)
+            _, notes = child.communicate(timeout=300)
             self.assertEqual(child.returncode, 1)
             self.assertRegex(notes, rf"^flashlab: rank 1 \(process {ranks[1]} on \S+\) did not "
-                                    r"come within 1 s, it is stopped \(SIGSTOP\); .*(rank 1 "
+                                    r"come within 5 s, it is stopped \(SIGSTOP\); .*(rank 1 "
                                     r"never did|all ranks had begun it); all ranks were ended\n$")
             self.assertFalse(any(is_running(pid) for pid in ranks))
 
@@ -261,16 +257,15 @@ class Collective(unittest.TestCase):
                 if name.startswith("flashlab-") and not name.startswith("flashlab-test")]
         mine = [name for name in left if name.startswith(f"flashlab-{os.getuid()}-")]
         # Other tests may be meeting at this moment.
-        time.sleep(0.5 if mine else 0)
-        self.assertEqual([name for name in mine if os.path.exists(f"/dev/shm/{name}")], [])
+        wait_for(self, lambda: not any(os.path.exists(f"/dev/shm/{name}") for name in mine), mine)
 
 
 class Explain(unittest.TestCase):
     def test_numbers_are_put_in_at_once(self):
-        begin = time.monotonic()
+        before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
         got = run("explain", "parallel", "--size", "large", "--machine", "h100", "--ranks", "2,4",
                   "--json", "-")
-        self.assertLess(time.monotonic() - begin, 5)  # on a machine that does much else
+        self.assertLess(resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before, 5)
         self.assertEqual(got.returncode, 0, got.stderr)
         modes = json.loads(got.stdout)["modes"]
         self.assertEqual([mode["mode"] for mode in modes[:8]],

@@ -124,11 +124,11 @@ class Train(Folder):
             child = subprocess.Popen([program(), "train", *TINY, "--steps", "1000000", "--output",
                                       folder], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
             log = os.path.join(folder, "log.jsonl")
-            deadline = time.time() + 60
+            deadline = time.time() + 300
             while time.time() < deadline and not (os.path.exists(log) and os.path.getsize(log)):
                 time.sleep(0.02)
             child.send_signal(number)
-            out, _ = child.communicate(timeout=60)
+            out, _ = child.communicate(timeout=300)
             self.assertEqual(child.returncode, 130)
             self.assertIn("resume: flashlab train --resume", out.decode())
             saved = [name for name in os.listdir(folder) if name.startswith("step-")]
@@ -140,7 +140,7 @@ class Train(Folder):
                                   "1", "--output", folder], stdout=subprocess.DEVNULL)
         for attempt in range(6):
             seen = max(self.saved_steps(folder), default=0)
-            deadline = time.time() + 60
+            deadline = time.time() + 300
             while time.time() < deadline and max(self.saved_steps(folder), default=0) < seen + 3:
                 time.sleep(0.005)
             time.sleep(0.003 * attempt)
@@ -252,7 +252,7 @@ class Train(Folder):
             self.refused(["train", *arguments], f"a run is going on there (pid {child.pid})")
         self.assertEqual(read(os.path.join(folder, "config.json")), config)
         child.terminate()
-        self.assertEqual(child.wait(timeout=60), 130)
+        self.assertEqual(child.wait(timeout=300), 130)
         steps = max(self.saved_steps(folder))
         with open(os.path.join(folder, "log.jsonl")) as file:
             logged = [json.loads(line)["step"] for line in file if '"loss"' in line]
@@ -261,7 +261,7 @@ class Train(Folder):
     def test_runs_of_one_second_have_folders_of_their_own(self):
         children = [subprocess.Popen([program(), "train", *TINY, "--steps", "1"], cwd=self.folder,
                                      stdout=subprocess.DEVNULL) for _ in range(4)]
-        self.assertEqual([child.wait(timeout=120) for child in children], [0] * 4)
+        self.assertEqual([child.wait(timeout=300) for child in children], [0] * 4)
         results = self.path("results")
         self.assertEqual([sorted(self.saved_steps(os.path.join(results, name)))
                           for name in os.listdir(results)], [[1]] * 4)
@@ -364,7 +364,7 @@ class ExplainStep(Folder):
                 line = next(each for each in file if each.startswith("SigCgt"))
             caught = int(line.split()[1], 16)
         child.terminate()
-        self.assertEqual(child.wait(timeout=60), 130)
+        self.assertEqual(child.wait(timeout=300), 130)
 
     def test_prints_the_peak_and_what_it_fits(self):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)

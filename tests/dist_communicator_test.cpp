@@ -239,18 +239,16 @@ TEST(SharedRanks, DifferentCallsAreNamed) {
   EXPECT_EQ(tell, 1);
 }
 
-TEST(SharedRanks, ADeadRankIsNamedAtOnce) {
-  const auto begin = std::chrono::steady_clock::now();
-  const auto ends = run_ranks({.size = 3}, [](Communicator& group) -> std::string {
-    float value = 1;
-    for (int turn = 0;; ++turn) {
-      if (group.rank() == 1 && turn == 5) ::raise(SIGKILL);
-      const Status status = group.all_reduce(&value, 1, DType::kFp32, "gradients");
-      if (!status.ok()) return status.message();
-    }
-  });
-  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
-  EXPECT_LT(took.count(), 5);
+TEST(SharedRanks, ADeadRankIsNamedBeforeItsTimeIsOver) {
+  const auto ends =
+      run_ranks({.size = 3, .timeout_s = 3600}, [](Communicator& group) -> std::string {
+        float value = 1;
+        for (int turn = 0;; ++turn) {
+          if (group.rank() == 1 && turn == 5) ::raise(SIGKILL);
+          const Status status = group.all_reduce(&value, 1, DType::kFp32, "gradients");
+          if (!status.ok()) return status.message();
+        }
+      });
   EXPECT_TRUE(WIFSIGNALED(ends[1].wait_status));
   for (const int rank : {0, 2}) {
     EXPECT_THAT(
@@ -262,16 +260,17 @@ TEST(SharedRanks, ADeadRankIsNamedAtOnce) {
 
 TEST(SharedRanks, AStoppedRankIsNamedWhenItsTimeIsOver) {
   const auto ends = run_ranks(
-      {.size = 2, .timeout_s = 0.4},
+      {.size = 2, .timeout_s = 2},  // long enough to come to the stop on a busy machine
       [](Communicator& group) -> std::string {
         if (group.rank() == 1) ::raise(SIGSTOP);
         return group.barrier("start of step 3").message();
       },
       [](const std::vector<Forked>& ranks) {
-        std::this_thread::sleep_for(std::chrono::seconds(1));
+        siginfo_t ended;
+        ::waitid(P_PID, static_cast<id_t>(ranks[0].pid), &ended, WEXITED | WNOWAIT);
         ::kill(ranks[1].pid, SIGCONT);
       });
-  EXPECT_THAT(ends[0].said, AllOf(HasSubstr("rank 1 (process "), HasSubstr("within 0.4 s"),
+  EXPECT_THAT(ends[0].said, AllOf(HasSubstr("rank 1 (process "), HasSubstr("within 2 s"),
                                   HasSubstr("it is stopped (SIGSTOP)"),
                                   HasSubstr("barrier 1 \"start of step 3\"")));
   EXPECT_EQ(ends[1].said, ends[0].said);

@@ -29,7 +29,7 @@ RESULTS = "build/verify-results.json"
 SKIP_CODE = 77  # what a script exits with when it cannot run here; its last line says why
 LINES_SHOWN = 30
 TABLE_LINES = 250
-FUZZ_SECONDS, FUZZ_SECONDS_ALL = 25, 900
+FUZZ_SECONDS, FUZZ_SECONDS_ALL = 15, 900
 FUZZ_TARGETS = ("fuzz_problem", "fuzz_files")
 
 # Tests that run under AddressSanitizer and UndefinedBehaviorSanitizer: the edge of the API, the

@@ -44,7 +44,7 @@ enum class VariantSelection {
   kShipped,         ///< of these what a wheel and `make install` carry
   kSmoke,           ///< one per implementation and kernel
   kRepresentative,  ///< one per implementation, kernel and element type; production: and head
-                    ///< dims, and for bf16 with a mask tensor and with odd rows
+                    ///< dims, plain and with all features, and each feature at one head dim
   kAll,             ///< everything the list of problems reaches
 };
 

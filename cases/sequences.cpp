@@ -181,6 +181,8 @@ void add_caches(Variations& to) {
   const Cache whole{.capacity = 300, .dense_queries = true};
   Cache indexed = whole, ragged = paged(16), shared = paged(16);
   indexed.indexed = true;
+  Cache of_entries = indexed;
+  of_entries.dense_queries = false;
   ragged.dense_queries = false;
   shared.shared = true;
   const auto decode = of({{1, 300}, {1, 0}, {1, 1}, {1, 63}, {1, 64}, {1, 65}, {1, 127}});
@@ -188,11 +190,15 @@ void add_caches(Variations& to) {
   const auto sixteen = of({{16, 257}, {16, 16}, {16, 5}});
   const auto padded = of({{2, 100, 0, 0, 3}, {2, 80, 0, 0, 64}, {2, 0, 0, 0, 17}, {2, 9, 0, 0, 0}});
   const auto prefill = of({{65, 65}, {64, 193}, {0, 40}, {1, 300}, {5, 0}, {97, 97}, {130, 30}});
+  const auto padded_prefill = of({{65, 120, 0, 0, 7}, {0, 9, 0, 0, 1}, {66, 30, 0, 0, 40}});
+  const auto short_prefill = of({{33, 97}, {3, 20}});
+  const auto long_keys = of({{40, 150}, {1, 300}, {0, 40}});
   const auto some_queries = of({{3, 70, 1, 0}, {0, 12, 4, 0}, {4, 128, 0, 0}});
   const auto heads = [](Case& c) { c.heads_q = 6, c.heads_k = 2; };
   const auto one_head = [](Case& c) { c.heads_q = 5, c.heads_k = 1; };
   const auto dims = [](Case& c) { c.head_dim = 31, c.head_dim_v = 77; };
   const auto large = [](Case& c) { c.head_dim = c.head_dim_v = 128; };
+  const auto largest = [](Case& c) { c.head_dim = c.head_dim_v = 256; };
   const auto sinks = [](Case& c) { c.sinks = true; };
   const auto window = [](Case& c) { c.window = Window{20, 9, Alignment::kBottomRight}; };
   const auto from_left = [](Case& c) { c.window = Window{.left = 33}; };
@@ -208,6 +214,14 @@ void add_caches(Variations& to) {
   to.add("cache-padded-indexed", c, padded, in(indexed), dims, sure);
   to.add("cache-window", c, sixteen, in(whole), from_left, kBottomRight, heads);
   to.add("cache-all", c, sixteen, in(indexed), kDropped, kCapped, kSloped, sinks, window, heads);
+  to.add("cache-prefill", c, padded_prefill, in(of_entries), kBottomRight, sure);
+  to.add("cache-prefill-window", c, padded_prefill, in(of_entries), window);
+  to.add("cache-prefill-alibi", c, padded_prefill, in(of_entries), kSloped, kBottomRight);
+  for (const std::int64_t size : {8, 40, 192}) {  // many copies a step, and pages of several steps
+    to.add(fmt::format("pages-prefill-of-{}", size).c_str(), c, long_keys,
+           in({.capacity = 300, .page_size = size}), kBottomRight);
+  }
+  to.add("pages-prefill-large-heads", c, short_prefill, in(ragged), largest, kBottomRight);
   for (const std::int64_t size : {1, 3, 16, 64, 100}) {
     const auto name = [size](const char* what) {
       return fmt::format("pages-{}-of-{}", what, size);

@@ -1,5 +1,5 @@
-// The decode kernel on an emulated block: faults of its order are seen, and entries of a table and
-// lengths that only the device knows poison their own sequence alone.
+// Kernels of caches on an emulated block: faults of their order are seen, and entries of a table
+// and lengths that only the device knows poison their own sequence alone.
 
 #include <gtest/gtest.h>
 
@@ -59,6 +59,59 @@ TEST(AttentionEmulatedCaches, FaultsOfTheDecodeKernelAreSeen) {
                         &decoded}});
 }
 
+// More copies of 8 rows than a warp looks up at a time, more steps than a ring has places, two
+// tiles of queries.
+Case paged() {
+  Case out = decoded();
+  out.name = "paged";
+  out.heads_q = 2;
+  out.heads_k = 1;
+  out.set_sequences({{.q = 200, .k = 600}, {.q = 5, .k = 90}});
+  out.cache = cases::Cache{.capacity = 640, .page_size = 8};
+  out.causal = Causal::kBottomRight;
+  return out;
+}
+// In entries by index, behind padding.
+Case padded() {
+  Case out = paged();
+  out.name = "padded";
+  out.set_sequences({{.q = 70, .k = 200, .leftpad = 9}, {.q = 5, .k = 90}});
+  out.cache = cases::Cache{.capacity = 256, .indexed = true};
+  return out;
+}
+
+TEST(AttentionEmulatedCaches, FaultsOfHoppersCopiesAreSeen) {
+  constexpr const char* kKeys = "sm90/forward/cached_keys.h";
+  expect_all_are_seen(
+      "sm90", Pass::kForward,
+      {{"pages of the next parts are used early",
+        {{kKeys, "rows = row_of(task, part, next);", "rows = row_of(task, part + 1, next);"}},
+        true,
+        &paged},
+       {"parts behind the first 32 have the pages of these",
+        {{kKeys, "next = page_of(task, part + 32);", "next = page_of(task, part);"}},
+        true,
+        &paged},
+       {"a part does not end with its sequence",
+        {{kKeys, "clamp_key(task.shape.seqlen_k - key, size)", "size"}},
+        true,
+        &paged},
+       {"entries that no key lies in are looked at",
+        {{kKeys, "(seen.end - 1) / cache.page_size", "seen.end / cache.page_size"}},
+        false,
+        &paged},
+       {"keys begin with the padding",
+        {{kKeys, "static_cast<int>(keys.padding + keys.entry * args.ragged.between_k)",
+          "static_cast<int>(keys.entry * args.ragged.between_k)"}},
+        true,
+        &padded},
+       {"values come from the entry of the sequence's number",
+        {{kKeys, "static_cast<int>(keys.padding + keys.entry * args.ragged.between_v)",
+          "static_cast<int>(keys.padding + task.batch * args.ragged.between_v)"}},
+        false,
+        &padded}});
+}
+
 // Two sequences of one query, in pages of 16 keys.
 class Pages {
  public:
@@ -67,7 +120,7 @@ class Pages {
   std::vector<int> lengths{40, 33};
 
   // O [2, 1, heads, dim], as numbers.
-  std::vector<float> run(emulated::Kernels& kernels) {
+  std::vector<float> run(emulated::Kernels& kernels, const char* implementation) {
     use_gpu({.kernels = &kernels});
     const Context context = emulated_context();
     const auto memory = emulated_memory();
@@ -96,7 +149,7 @@ class Pages {
     tensors.seqused_k = tensor(DType::kInt32, {2}, lengths.data());
     tensors.o = tensor(DType::kFp32, {2, 1, kHeads, kDim}, nullptr);
     Options options;
-    options.implementation = "decode";
+    options.implementation = implementation;
     const auto made = plan(context, describe(tensors, options));
     EXPECT_TRUE(made.ok()) << made.status().message();
     if (!made.ok()) return {};
@@ -124,29 +177,34 @@ void expect_poisoned(std::size_t n, const std::vector<float>& got,
   }
 }
 
-TEST(AttentionEmulatedCaches, WrongEntriesAndLengthsPoisonTheirSequenceAlone) {
+class AttentionEmulatedPages : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(AttentionEmulatedPages, WrongEntriesAndLengthsPoisonTheirSequenceAlone) {
   emulated::Kernels kernels;
-  const std::vector<float> right = Pages().run(kernels);
+  const std::vector<float> right = Pages().run(kernels, GetParam());
   for (const float value : right) EXPECT_TRUE(std::isfinite(value));
   for (const int entry : {-1, 9, 1 << 30, -(1 << 30)}) {
     for (const std::size_t n : {std::size_t{0}, std::size_t{1}}) {
       Pages pages;
       pages.table[3 * n + 1] = entry;
-      expect_poisoned(n, pages.run(kernels), right);
+      expect_poisoned(n, pages.run(kernels, GetParam()), right);
     }
   }
   for (const int length : {-1, 49, 1 << 30}) {
     Pages pages;
     pages.lengths[1] = length;
-    expect_poisoned(1, pages.run(kernels), right);
+    expect_poisoned(1, pages.run(kernels, GetParam()), right);
   }
   // An entry that no key lies in is not read.
   Pages pages;
   pages.lengths[1] = 32;
-  const std::vector<float> shorter = pages.run(kernels);
+  const std::vector<float> shorter = pages.run(kernels, GetParam());
   pages.table[5] = 1 << 30;
-  EXPECT_EQ(pages.run(kernels), shorter);
+  EXPECT_EQ(pages.run(kernels, GetParam()), shorter);
 }
+
+INSTANTIATE_TEST_SUITE_P(Kernels, AttentionEmulatedPages, ::testing::Values("decode", "sm90"),
+                         [](const auto& info) { return std::string(info.param); });
 
 }  // namespace
 }  // namespace flashlab::testing

@@ -246,7 +246,7 @@ TEST_F(Conformance, EveryLengthHeadDimAndFeatureIsThereForEveryType) {
 TEST_F(Conformance, CostsWhatTwoCoresDoInAMinute) {
   double multiply_adds = 0;
   for (const Case& c : list) multiply_adds += c.flops(Pass::kForward) / 2;
-  EXPECT_LT(multiply_adds, 8.0e9);
+  EXPECT_LT(multiply_adds, 8.1e9);
 }
 
 int features_of(const Case& c) {

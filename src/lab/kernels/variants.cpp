@@ -132,6 +132,15 @@ Case ragged_case(HeadDims dims, ElementType type) {
   return out;
 }
 
+// Chunks of prefill before a cache in pages.
+Case prefill_case(HeadDims dims, ElementType type) {
+  Case out = make_case(kSizes[0], dims, type);
+  out.set_sequences({{.q = 2000, .k = 5000}, {.q = 500, .k = 500}});
+  out.cache = cases::Cache{.capacity = 8192, .page_size = 16};
+  out.causal = Causal::kBottomRight;
+  return out;
+}
+
 // Few queries of each sequence before a cache in pages: where keys lie enters no kernel.
 Case cache_case(HeadDims dims, ElementType type) {
   Case out = make_case(kSizes[1], dims, type);
@@ -363,6 +372,7 @@ std::vector<Case> representative_problems() {
     list.push_back(ragged_case(dims, kTypes[0]));
     list.push_back(ragged_case(dims, kTypes[1]));
     list.push_back(cache_case(dims, kTypes[0]));
+    list.push_back(prefill_case(dims, kTypes[0]));
     for (const Sizes& sizes : {kSizes[0], kSizes[1]}) {  // one with split keys
       c = make_case(sizes, dims, kTypes[0]);
       c.sinks = true;
@@ -399,6 +409,7 @@ std::vector<Case> variant_problems(VariantSelection selection) {
     for (const HeadDims dims : kUsualDims) {
       list.push_back(ragged_case(dims, type));
       list.push_back(cache_case(dims, type));
+      list.push_back(prefill_case(dims, type));
     }
   }
   add_named(list);

@@ -112,9 +112,8 @@ Choice choose(const Problem& problem, const Geometry& g, const DeviceInfo& devic
 }
 
 Status unsupported(const char* what, std::string got, std::string expected) {
-  return Status::unsupported(
-      {what, std::move(got), std::move(expected),
-       "name no implementation, or 'sm80'; of GPUs nobody else serves caches"});
+  return Status::unsupported({what, std::move(got), std::move(expected),
+                              "name no implementation, or 'sm80'; caches: 'sm90'"});
 }
 
 bool has_cache(const Problem& problem) {
@@ -139,7 +138,7 @@ Status check_worth(const Problem& problem, const Geometry& g, const DeviceInfo& 
 }
 
 Status check(const Problem& problem, const Geometry& g) {
-  // No other kernel of a GPU serves caches: there, any number is served.
+  // Of caches any number is served: but for some of sm_90's, by no other kernel of a GPU.
   const std::int64_t queries = queries_of_sequence(problem, g);
   if (queries > kMostQueries && !has_cache(problem)) {
     return unsupported("queries for implementation 'decode'", fmt::format("{}", queries),

@@ -17,7 +17,8 @@
 namespace flashlab::device {
 
 /// The warps of the warpgroup that does not multiply, by what their first threads do.
-enum ProducerWarp { kCopiesKeys, kCopiesQueries, kOrdersTiles };
+/// kCopiesValues: in caches.
+enum ProducerWarp { kCopiesKeys, kCopiesQueries, kOrdersTiles, kCopiesValues };
 /// Barriers that hardware knows by number, 0 is the block's: one for each consumer's turns.
 enum NamedBarrier { kFirstTurn = 1 };
 
@@ -238,8 +239,23 @@ __device__ inline const Sm90ForwardArguments& forward_of(const Sm90ForwardArgume
 __device__ inline const Sm90ForwardArguments& forward_of(const Sm90RaggedForwardArguments& args) {
   return args.forward;
 }
+__device__ inline const Sm90ForwardArguments& forward_of(const Sm90CachedForwardArguments& args) {
+  return args.ragged.forward;
+}
+__device__ inline const Sm90RaggedForwardArguments& ragged_of(
+    const Sm90RaggedForwardArguments& args) {
+  return args;
+}
+__device__ inline const Sm90RaggedForwardArguments& ragged_of(
+    const Sm90CachedForwardArguments& args) {
+  return args.ragged;
+}
+/// A cached call is a ragged one, too.
 template <class Config>
-using Sm90Call = ArgumentsOf<Config::kRagged, Sm90ForwardArguments, Sm90RaggedForwardArguments>;
+using Sm90Call =
+    ArgumentsOf<Config::kCached,
+                ArgumentsOf<Config::kRagged, Sm90ForwardArguments, Sm90RaggedForwardArguments>,
+                Sm90CachedForwardArguments>;
 
 /// Barriers of the tasks, which `consumers` warps and the producers of Q read.
 template <bool kRagged>
@@ -275,7 +291,7 @@ struct alignas(kSlabAlignment) Sm90ForwardStorage {
 #pragma unroll
     for (auto& ring : ring_q) ring.init(1, kWarpgroupThreads / 32);
     constexpr int kConsumerWarps = Tiles::kConsumers * kWarpgroupThreads / 32;
-    ring_tasks.init(kConsumerWarps);
+    ring_tasks.init(kConsumerWarps + (Config::kCached ? 1 : 0));
     ring_k.init(1, kConsumerWarps);
     ring_v.init(1, kConsumerWarps);
     ptx::barrier_init_fence();

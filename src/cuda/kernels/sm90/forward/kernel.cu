@@ -297,9 +297,16 @@ __device__ void sm90_forward(const Sm90Call<Config>& call) {
   const int warpgroup = __shfl_sync(ptx::kFullMask, threadIdx.x / kWarpgroupThreads, 0);
   if (warpgroup == 0) {
     if constexpr (Tiles::kDividesRegisters) ptx::give_registers<Tiles::kProducerRegisters>();
-    if (threadIdx.x == 32 * kCopiesKeys) Sm90KeyProducer<Config>{args, shared}.run();
+    if constexpr (Config::kCached) {
+      if (threadIdx.x / 32 == kCopiesKeys) Sm90CachedProducer<Config, false>(call, shared).run();
+      if (threadIdx.x / 32 == kCopiesValues) Sm90CachedProducer<Config, true>(call, shared).run();
+    } else {
+      if (threadIdx.x == 32 * kCopiesKeys) Sm90KeyProducer<Config>{args, shared}.run();
+    }
     if (threadIdx.x == 32 * kCopiesQueries) produce_queries<Config>(args, shared);
-    if constexpr (Config::kRagged) {
+    if constexpr (Config::kCached) {
+      if (threadIdx.x / 32 == kOrdersTiles) order_tiles<Config>(call, shared);
+    } else if constexpr (Config::kRagged) {
       if (threadIdx.x == 32 * kOrdersTiles) order_tiles<Config>(call, shared);
     }
   } else {

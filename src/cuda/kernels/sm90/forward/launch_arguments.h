@@ -89,4 +89,13 @@ struct Sm90RaggedForwardArguments {
   int between_q, between_k, between_v;  ///< rows from one entry of a batch to the next
 };
 
+/// The same with keys in a cache: k and v are its entries or pages. A step's keys come in parts,
+/// each of one page; without pages a step is a part.
+struct Sm90CachedForwardArguments {
+  Sm90RaggedForwardArguments ragged;
+  KeyCache cache;
+  int part_log2;   ///< rows of a part: a box
+  int parts_log2;  ///< of a step: 32 parts at most
+};
+
 }  // namespace flashlab::device

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstddef>
+#include <numeric>
 #include <utility>
 
 #include "api/context_state.h"
@@ -25,6 +26,7 @@ using internal::Geometry;
 
 constexpr int kMaxHeadDim = 256, kMaxMaskedHeadDim = 192, kMaxUnpairedHeadDim = 128;
 constexpr int kWideMaskHeadDim = 64, kRowAlignment = 16;
+constexpr std::int64_t kPartRows = 8;  // of a page: rows after which the swizzle repeats
 constexpr int kWarpgroupRows = 64, kWarpgroupThreads = 128;
 // MEASURED (H200, 2026-11-23, kernels/sm90/NOTES.md): beyond this many keys, or bytes of a head's K
 // and V, the shorter half of the tiles of all heads is left for the end, where a section's longest
@@ -35,8 +37,12 @@ constexpr std::int64_t kShortCausal = 2048, kSmallHeadBytes = (1 << 21) - 1;
 // sm80.
 constexpr std::int64_t kMinRows = 32, kFewQueries = 64, kManyKeys = 1024;
 constexpr std::int64_t kMinRaggedQueries = 10;  // of a sequence, the mean
-constexpr std::int64_t kPackedQueries = 128;    // per head: up to here a group's heads share tiles
-constexpr std::int64_t kUsualTile = 192;        // queries of three consumers
+// MEASURED (H200, 2026-11-28, kernels/sm90/NOTES.md; 32 / 8 heads of 128, pages of 64): as fast as
+// 'decode' with about so many tiles of 64 rows; with few queries, which 'decode' reads at the speed
+// of memory, where there are tiles for all multiprocessors.
+constexpr std::int64_t kFewCachedQueries = 16, kCachedTiles = 48, kCachedTilesOfFew = 128;
+constexpr std::int64_t kPackedQueries = 128;  // per head: up to here a group's heads share tiles
+constexpr std::int64_t kUsualTile = 192;      // queries of three consumers
 constexpr int kMaxTiles = 1 << 30;
 constexpr int kMergeWarps = 4;                      // kernels/sm90/forward/merge.cu
 constexpr std::int64_t kMaxStreamBlocks = 1 << 30;  // 31 bits in the kernel
@@ -234,7 +240,35 @@ Status unsupported(const char* what, std::string got, std::string expected) {
       {what, std::move(got), std::move(expected), "name no implementation, or 'sm80'"});
 }
 
+// Keys and values where an index, a padding or a table of pages says.
+bool has_cache(const Problem& problem) {
+  return problem.block_table || problem.cache_batch_idx || problem.leftpad_k;
+}
+
+// A part of a page begins at a multiple of 8 rows of its step's tile: there the swizzle repeats.
+Status check_pages(const Problem& problem, const Geometry& g) {
+  const auto refuse = [](const char* what, std::string got, std::string expected) {
+    return Status::unsupported(
+        {what, std::move(got), std::move(expected), "name no implementation, or 'decode'"});
+  };
+  if (!problem.block_table) return {};
+  if (g.page_size % kPartRows != 0) {
+    return refuse("page size of implementation 'sm90'", fmt::format("{}", g.page_size),
+                  fmt::format("a multiple of {}", kPartRows));
+  }
+  if (problem.leftpad_k) {
+    return refuse("leftpad_k of implementation 'sm90'", "given with pages", "caches without pages");
+  }
+  // Of one page a stride is never used, and reads 0.
+  if (problem.block_table->shape[1] > 1 && problem.block_table->strides[1] != 1) {
+    return refuse("strides[1] of block_table for implementation 'sm90'",
+                  fmt::format("{}", problem.block_table->strides[1]), "1");
+  }
+  return {};
+}
+
 Status check(const Problem& problem, const Geometry& g) {
+  if (Status s = check_pages(problem, g); !s.ok()) return s;
   for (const std::int64_t dim : {g.head_dim, g.head_dim_v}) {
     if (dim % 8 != 0 || dim > kMaxHeadDim) {
       return unsupported("head_dim of implementation 'sm90'", fmt::format("{}", dim),
@@ -297,9 +331,31 @@ bool has_mask_of_pairs_alone(const Problem& problem, const Geometry& g) {
          row_alignment_bytes(*problem.mask) >= 4;
 }
 
-// Where no implementation is named: what sm80 serves faster.
+// Of caches: those whose tiles keep most multiprocessors at work. 'decode' shares out keys, in
+// tiles of 64 rows. What it lacks is served here, and a deterministic choice looks at what a
+// sequence has alone.
+Status check_worth_of_cache(const Problem& problem, const Geometry& g) {
+  if (problem.mask || g.dropout > 0) return {};
+  const bool sure = problem.options.deterministic;
+  const std::int64_t sequences = std::max<std::int64_t>(g.batch, 1);
+  const std::int64_t queries = g.ragged_q ? g.seqlen_q / sequences : g.seqlen_q;
+  const std::int64_t rows = queries * g.group();
+  const std::int64_t tiles =
+      (sure ? 1 : sequences) * g.heads_k * divide_up(rows, std::int64_t{kWarpgroupRows});
+  const std::int64_t least = queries > kFewCachedQueries ? kCachedTiles : kCachedTilesOfFew;
+  if (rows > kFewCachedQueries && tiles >= least && !(sure && g.ragged_q)) return {};
+  return unsupported(
+      "queries before a cache for 'sm90'",
+      fmt::format("{} of a sequence, {} tiles of {} rows", queries, tiles, kWarpgroupRows),
+      sure ? fmt::format("queries that are not ragged, in {} tiles of one sequence", least)
+           : fmt::format("more than {} rows of a group's heads, {} tiles", kFewCachedQueries,
+                         least));
+}
+
+// Where no implementation is named: what others serve faster.
 Status check_worth(const Problem& problem, const Geometry& g) {
   if (!problem.options.implementation.empty()) return {};
+  if (has_cache(problem)) return check_worth_of_cache(problem, g);
   // MEASURED (H200, 2026-11-24, 2 x 8 heads, 2046 keys, d 64, bf16): 127.7 us element by element,
   // sm80 109.7; causal 90.3 and 79.2.
   if (has_mask_of_pairs_alone(problem, g)) {
@@ -343,6 +399,7 @@ ConfigPrinter print(const Problem& problem, const Geometry& g, const Choice& cho
       .boolean("kMaskWide", takes_wide_mask(problem, g) && choice.call == CallForm::kPairs)
       .boolean("kSinks", problem.sinks.has_value())
       .boolean("kRagged", g.has_lengths)
+      .boolean("kCached", has_cache(problem))
       .integer("kSharedBytes", shared_bytes_of(g, t));
   return config;
 }
@@ -395,15 +452,26 @@ runtime::ParameterBlock parameters(GpuPlan& plan, const Choice& choice) {
   return block;
 }
 
+// Keys that one copy of a cached call brings: of a page, or all of a step.
+int keys_of_part(const Geometry& g, const Sm90ForwardTiling& tiling) {
+  return static_cast<int>(std::gcd(g.page_size, std::int64_t{tiling.block_keys}));
+}
+
 // The same of a ragged call, whose tiles a kernel before puts in order.
 runtime::ParameterBlock ragged_parameters(GpuPlan& plan, const Choice& choice,
                                           const device::Sequences& list) {
   using Arguments = device::Sm90RaggedForwardArguments;
+  using Cached = device::Sm90CachedForwardArguments;
+  static_assert(offsetof(Cached, ragged) == 0 && offsetof(Arguments, forward) == 0);
   const Problem& problem = plan.problem;
+  const bool cached = has_cache(problem);
+  const int key_box =
+      cached ? keys_of_part(plan.geometry, choice.tiling) : choice.tiling.block_keys;
   const int rows = choice.tiling.tile_q() / static_cast<int>(choice.group);
   const SchedulePlan schedule =
       add_schedule(plan, list, rows, plan.geometry.heads_q / choice.group);
-  Arguments arguments{};
+  Cached all{};
+  Arguments& arguments = all.ragged;
   arguments.forward.call = forward_arguments(problem, plan.geometry);
   arguments.forward.call.shape.packed_log2 = std::countr_zero(static_cast<unsigned>(choice.group));
   arguments.sequences = list;
@@ -414,7 +482,11 @@ runtime::ParameterBlock ragged_parameters(GpuPlan& plan, const Choice& choice,
   arguments.between_q = between(problem.q);
   arguments.between_k = between(problem.k);
   arguments.between_v = between(problem.v);
-  runtime::ParameterBlock block(arguments);
+  all.cache = cache_of(problem, plan.geometry);
+  all.part_log2 = std::countr_zero(static_cast<unsigned>(key_box));
+  all.parts_log2 = std::countr_zero(static_cast<unsigned>(choice.tiling.block_keys / key_box));
+  auto block = cached ? runtime::ParameterBlock(all) : runtime::ParameterBlock(arguments);
+  if (cached) patch_cache(block, problem, offsetof(Cached, cache));
   patch_addresses(block, problem, 0,
                   offsetof(Arguments, forward) + offsetof(Sm90ForwardArguments, call));
   patch_sequences(block, problem, offsetof(Arguments, sequences));
@@ -425,9 +497,14 @@ runtime::ParameterBlock ragged_parameters(GpuPlan& plan, const Choice& choice,
                      bounded_map(spec, box, group));
   };
   map(offsetof(Sm90ForwardArguments, q), TensorRole::kQ, problem.q, kWarpgroupRows, choice.group);
-  map(offsetof(Sm90ForwardArguments, k), TensorRole::kK, problem.k, choice.tiling.block_keys);
-  map(offsetof(Sm90ForwardArguments, v), TensorRole::kV, problem.v, choice.tiling.block_keys);
+  map(offsetof(Sm90ForwardArguments, k), TensorRole::kK, problem.k, key_box);
+  map(offsetof(Sm90ForwardArguments, v), TensorRole::kV, problem.v, key_box);
   plan.reasons.push_back("blocks take tiles of queries as they come, those with most keys first");
+  if (problem.block_table) {
+    plan.reasons.push_back(fmt::format(
+        "keys are copied in boxes of {} rows of a page, found in block_table 32 boxes ahead",
+        key_box));
+  }
   return block;
 }
 

@@ -4,6 +4,7 @@
 
 #include "ptx/dependency.h"
 #include "sm90/forward/block.h"
+#include "sm90/forward/cached_keys.h"
 #include "tile/slab_copy.h"
 
 namespace flashlab::device {
@@ -124,10 +125,25 @@ struct Sm90KeyProducer {
   }
 };
 
-/// One thread of a ragged call: which tiles the block works off, in the order of the list.
+/// Whether a thread of those that order tiles is the one that writes; the others of its warp look
+/// at pages of a cache with it.
 template <class Config>
-__device__ void order_tiles(const Sm90RaggedForwardArguments& args,
-                            Sm90ForwardStorage<Config>& shared) {
+__device__ inline bool writes_order() {
+  return !Config::kCached || threadIdx.x % 32 == 0;
+}
+/// The number of the next tile that no block has taken, behind the blocks' first ones.
+template <class Config>
+__device__ inline int take_tile(const TileSchedule& schedule) {
+  int number = writes_order<Config>() ? atomicAdd(schedule.header + 1, 1) : 0;
+  if constexpr (Config::kCached) number = __shfl_sync(ptx::kFullMask, number, 0);
+  return number;
+}
+
+/// One thread of a ragged call, a warp of a cached one: which tiles the block works off, in the
+/// order of the list.
+template <class Config>
+__device__ void order_tiles(const Sm90Call<Config>& call, Sm90ForwardStorage<Config>& shared) {
+  const Sm90RaggedForwardArguments& args = ragged_of(call);
   const TileSchedule& schedule = args.schedule;
   const int heads = Sm90Rows<Config>::heads(args.forward.call.shape);
   Ring<kQueuedTasks> ring_tasks(shared.ring_tasks);
@@ -136,7 +152,7 @@ __device__ void order_tiles(const Sm90RaggedForwardArguments& args,
   unsigned begun = 0;
 #pragma unroll 1
   for (Int64 index = blockIdx.x;;
-       index = static_cast<int>(gridDim.x) + atomicAdd(schedule.header + 1, 1)) {
+       index = static_cast<int>(gridDim.x) + take_tile<Config>(schedule)) {
     // Beside the number of tiles, not behind it.
     const Int64 place = index / heads;
     const ScheduledTile entry =
@@ -145,14 +161,21 @@ __device__ void order_tiles(const Sm90RaggedForwardArguments& args,
     const auto tile = OrderedTile::of<Config::kBoundedRight>(entry, index, heads);
     SequenceTile at;
     at.q = rows_of(args.sequences.q, tile.sequence, args.sequences.count);
-    at.k = rows_of(args.sequences.k, tile.sequence, args.sequences.count);
+    if constexpr (Config::kCached) {
+      at.k = cached_keys(call, tile.sequence);
+    } else {
+      at.k = rows_of(args.sequences.k, tile.sequence, args.sequences.count);
+    }
     ring_tasks.wait_empty();
-    shared.tasks[ring_tasks.stage].describe(args, tile, at);
-    ptx::barrier_arrive(ring_tasks.full());
+    auto& task = shared.tasks[ring_tasks.stage];
+    if (writes_order<Config>()) task.describe(args, tile, at);
+    if constexpr (Config::kCached) find_in_cache<Config>(call, task);
+    if (writes_order<Config>()) ptx::barrier_arrive(ring_tasks.full());
     ring_tasks.advance();
     shared.ring_tasks.begun.wait(begun++);
   }
   ring_tasks.wait_empty();
+  if (!writes_order<Config>()) return;
   shared.tasks[ring_tasks.stage].exists = false;
   ptx::barrier_arrive(ring_tasks.full());
 }

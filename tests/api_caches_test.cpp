@@ -94,6 +94,12 @@ INSTANTIATE_TEST_SUITE_P(
                  paged,
                  [](Problem& p) { p.cache_batch_idx = spec({kSequences}, DType::kInt32); },
                  {"cache_batch_idx: got given beside block_table", "rows of block_table"}},
+        BadCache{"more_key_heads_than_query_heads",
+                 paged,
+                 [](Problem& p) {
+                   p.k = p.v = spec({kPages, kPageSize, kQueryHeads + 1, kWidth});
+                 },
+                 {"k.shape[2]: got 5 key heads", "a divisor of the 4 query heads"}},
         BadCache{"table_and_offsets",
                  paged,
                  [](Problem& p) { p.cu_seqlens_k = spec({kSequences + 1}, DType::kInt32); },

@@ -118,6 +118,7 @@ class Pages {
   static constexpr std::int64_t kPages = 9, kPageSize = 16, kHeads = 2, kDim = 64;
   std::vector<int> table{3, 0, 8, 7, 1, 5};  // [2, 3]
   std::vector<int> lengths{40, 33};
+  std::string said;  ///< by the call
 
   // O [2, 1, heads, dim], as numbers.
   std::vector<float> run(emulated::Kernels& kernels, const char* implementation) {
@@ -157,7 +158,7 @@ class Pages {
     const std::size_t bytes = workspace_bytes(*made);
     const Workspace workspace{bytes > 0 ? *memory->allocate(bytes) : nullptr, bytes};
     const Status status = forward(context, {}, *made, tensors, workspace);
-    EXPECT_TRUE(status.ok()) << status.message();
+    said = status.message();
     const auto* o = static_cast<const float*>(tensors.o.data);
     return {o, o + 2 * kHeads * kDim};
   }
@@ -201,6 +202,33 @@ TEST_P(AttentionEmulatedPages, WrongEntriesAndLengthsPoisonTheirSequenceAlone) {
   const std::vector<float> shorter = pages.run(kernels, GetParam());
   pages.table[5] = 1 << 30;
   EXPECT_EQ(pages.run(kernels, GetParam()), shorter);
+}
+
+// The error of a call whose lengths are read back first.
+void expect_refused(emulated::Kernels& kernels, Pages pages, const char* implementation,
+                    const char* where, const char* value) {
+  pages.run(kernels, implementation);
+  EXPECT_NE(pages.said.find(where), std::string::npos) << pages.said;
+  EXPECT_NE(pages.said.find(value), std::string::npos) << pages.said;
+}
+
+TEST_P(AttentionEmulatedPages, LengthsAreReadBackWhereAsked) {
+  emulated::Kernels kernels;
+  const std::vector<float> right = Pages().run(kernels, GetParam());
+  ASSERT_EQ(setenv("FLASHLAB_CHECK_SEQUENCES", "1", 1), 0);
+  Pages good;
+  EXPECT_EQ(good.run(kernels, GetParam()), right);
+  EXPECT_EQ(good.said, "ok");
+  Pages page;
+  page.table[4] = 9;
+  expect_refused(kernels, page, GetParam(), "block_table[1, 1]", "got 9");
+  Pages length;
+  length.lengths[1] = 49;
+  expect_refused(kernels, length, GetParam(), "seqused_k[1]", "got 49");
+  ASSERT_EQ(setenv("FLASHLAB_CHECK_SEQUENCES", "0", 1), 0);
+  page.run(kernels, GetParam());
+  EXPECT_EQ(page.said, "ok");
+  unsetenv("FLASHLAB_CHECK_SEQUENCES");
 }
 
 INSTANTIATE_TEST_SUITE_P(Kernels, AttentionEmulatedPages, ::testing::Values("decode", "sm90"),

@@ -13,6 +13,7 @@
 #include "api/backend.h"
 #include "api/context_state.h"
 #include "api/overlap.h"
+#include "api/read_back.h"
 #include "api/tensor_rules.h"
 #include "flashlab/cache.h"
 #include "flashlab/tensor_table.h"
@@ -247,7 +248,12 @@ Status run_append(const Context& context, Stream stream, AppendTensors t,
   for (const AppendedTensor& each : all) {
     if (Status s = backend.check_memory(state, each.name, each.data); !s.ok()) return s;
   }
-  return backend.append(state, stream, t, options, t.block_table ? at(sizes, kPageSize) : 0);
+  const std::int64_t page_size = t.block_table ? at(sizes, kPageSize) : 0;
+  if (internal::reads_back(state)) {
+    const Status s = internal::check_lengths(state, stream, t, options, page_size);
+    if (!s.ok()) return s;
+  }
+  return backend.append(state, stream, t, options, page_size);
 }
 
 }  // namespace

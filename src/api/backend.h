@@ -40,6 +40,11 @@ class Backend {
   virtual Status check_memory(const ContextState& context, const BackwardTensors& tensors,
                               Workspace workspace) const = 0;
 
+  /// Waits for the stream and copies to host memory. Errors: kUnsupported while the stream is
+  /// captured.
+  virtual Status read(const ContextState& context, Stream stream, void* to_host, const void* from,
+                      std::size_t bytes) const = 0;
+
   /// Zeros over the elements of [batch, seqlen, heads, dim], and over nothing between them: what
   /// an empty call leaves in gradients.
   virtual Status zero(const ContextState& context, Stream stream, const Tensor& tensor) const = 0;

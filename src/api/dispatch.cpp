@@ -7,6 +7,7 @@
 
 #include "api/backend.h"
 #include "api/context_state.h"
+#include "api/read_back.h"
 #include "runtime/guard.h"
 
 namespace flashlab {
@@ -110,6 +111,9 @@ Status run(const Context& context, Stream stream, const Plan& plan, const Tensor
   }
   if (Status s = check_workspace(plan, workspace); !s.ok()) return s;
   if (Status s = backend.check_memory(state, tensors, workspace); !s.ok()) return s;
+  if (plan.state().geometry.has_lengths && reads_back(state)) {
+    if (Status s = check_lengths(state, stream, plan.state(), tensors); !s.ok()) return s;
+  }
   // A program takes addresses alone.
   return plan.state().program() != nullptr
              ? launch(state, stream, plan.state(), tensors, workspace)

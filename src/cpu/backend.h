@@ -1,5 +1,7 @@
 #pragma once
 
+#include <cstring>
+
 #include "api/backend.h"
 
 namespace flashlab::internal {
@@ -21,6 +23,11 @@ class CpuBackend final : public Backend {
     return {};
   }
   Status check_memory(const ContextState&, const BackwardTensors&, Workspace) const override {
+    return {};
+  }
+  Status read(const ContextState&, Stream, void* to_host, const void* from,
+              std::size_t bytes) const override {
+    std::memcpy(to_host, from, bytes);
     return {};
   }
   Status zero(const ContextState& context, Stream stream, const Tensor& tensor) const override;

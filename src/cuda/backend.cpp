@@ -64,6 +64,25 @@ Status CudaBackend::check_memory(const internal::ContextState& context,
   return check_pointers(*context.gpu(), tensors, workspace);
 }
 
+Status CudaBackend::read(const internal::ContextState& context, Stream stream, void* to_host,
+                         const void* from, std::size_t bytes) const {
+  const GpuDevice& device = *context.gpu();
+  const ContextGuard current = device.current();
+  auto* on = static_cast<CUstream>(stream.handle);
+  int capturing = 0;
+  device.api().cuStreamIsCapturing(on, &capturing);
+  if (capturing != 0) {
+    return Status::unsupported({"FLASHLAB_CHECK_SEQUENCES", "a stream that is captured",
+                                "one whose work ends, so that lengths can be read",
+                                "unset it while graphs are captured"});
+  }
+  const CUresult copied = device.api().cuMemcpyDtoHAsync(to_host, pointer_of(from), bytes, on);
+  const Status status = device.driver().check(copied, "cuMemcpyDtoHAsync");
+  return status.ok()
+             ? device.driver().check(device.api().cuStreamSynchronize(on), "cuStreamSynchronize")
+             : status;
+}
+
 Status CudaBackend::zero(const internal::ContextState& context, Stream stream,
                          const Tensor& tensor) const {
   return zero_rows(*context.gpu(), stream, tensor);

@@ -23,6 +23,8 @@ class CudaBackend final : public internal::Backend {
                       Workspace workspace) const override;
   Status check_memory(const internal::ContextState& context, const BackwardTensors& tensors,
                       Workspace workspace) const override;
+  Status read(const internal::ContextState& context, Stream stream, void* to_host, const void* from,
+              std::size_t bytes) const override;
   Status zero(const internal::ContextState& context, Stream stream,
               const Tensor& tensor) const override;
   Status merge(const internal::ContextState& context, Stream stream, std::span<const Partial> parts,

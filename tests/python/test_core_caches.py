@@ -108,6 +108,12 @@ class Caches(unittest.TestCase):
             attention(q, k_pages, v_pages, block_table=table, cache_seqlens=LENGTHS)
         with self.assertRaisesRegex(ValueError, "^causal: "):
             attention(q, k, v, cache_seqlens=LENGTHS, causal=True)
+        table[2, 1] = 0
+        with self.assertRaisesRegex(ValueError, "^cache_batch_idx: got given beside block_table"):
+            attention(q, k_pages, v_pages, block_table=table, cache_seqlens=LENGTHS,
+                      cache_batch_idx=np.arange(len(LENGTHS), dtype=np.int32))
+        with self.assertRaisesRegex(ValueError, r"^k.shape\[2\]: got \d key heads, expected a div"):
+            attention(q[:, :, :1], k_pages, v_pages, block_table=table, cache_seqlens=LENGTHS)
         with self.assertRaisesRegex(TypeError, "^block_table"):
             attention(q, k_pages, v_pages, block_table=table.astype(np.int64),
                       cache_seqlens=LENGTHS)
@@ -160,6 +166,10 @@ class Append(unittest.TestCase):
         _, k, v = arrays(7)
         with self.assertRaisesRegex(ValueError, r"^cache_seqlens\[0\]: got 38"):
             flashlab.append_to_cache(k, v, *self.new, self.lengths + 1)
+        short = np.zeros((CAPACITY - 1, 4), np.float32)
+        with self.assertRaisesRegex(ValueError, r"^rotary_cos.shape\[0\]: got \d+, expected at l"):
+            flashlab.append_to_cache(k, v, *self.new, self.lengths, rotary_cos=short,
+                                     rotary_sin=short)
         k.setflags(write=False)
         with self.assertRaisesRegex(ValueError, "^k_cache: got a read-only array"):
             flashlab.append_to_cache(k, v, *self.new, self.lengths)

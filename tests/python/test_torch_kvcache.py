@@ -243,6 +243,10 @@ class KvCache(Judge):
         lengths = torch.tensor([40, 48, 3], dtype=torch.int32)
         for words, error, named in (
                 ("^v: got None", ValueError, {"k": k}),
+                ("^k: got None", ValueError, {"v": k}),
+                (r"^rotary_cos.shape\[0\]: got 47, expected at least 48", ValueError,
+                 {"k": k, "v": k, "cache_seqlens": lengths, "rotary_cos": torch.zeros(47, 8),
+                  "rotary_sin": torch.zeros(47, 8)}),
                 ("^cache_seqlens: got None beside k", ValueError, {"k": k, "v": k}),
                 (r"^cache_seqlens\[1\]: got 48", ValueError,
                  {"k": k, "v": k, "cache_seqlens": lengths}),
@@ -253,6 +257,16 @@ class KvCache(Judge):
                  {"cache_seqlens": lengths, "cache_batch_idx": lengths})):
             with self.subTest(words=words), self.assertRaisesRegex(error, words):
                 call(q, cache.k, cache.v, block_table=cache.table, **named)
+        with self.assertRaisesRegex(ValueError, "^k_cache.* 2 key heads, expected a divisor"):
+            call(q[:, :, :1], cache.k, cache.v, block_table=cache.table, cache_seqlens=lengths)
+        other = torch.ones(33, dtype=torch.int32)
+        offsets, pages = torch.arange(BATCH + 1, dtype=torch.int32), (cache.k, cache.v)
+        for function, arguments in (
+                (fa3.flash_attn_with_kvcache, (q, *pages)),
+                (flash.flash_attn_varlen_func, (q[:, 0], *pages, offsets)),
+                (cute.flash_attn_varlen_func, (q[:, 0], *pages))):
+            with self.assertRaisesRegex(ValueError, "^scheduler_metadata: got .* call it"):
+                function(*arguments, scheduler_metadata=other)
         for name in ("qv", "k_descale"):
             with self.assertRaisesRegex(NotImplementedError, f"^{name}: "):
                 fa3.flash_attn_with_kvcache(q, cache.k, cache.v, **{name: k})

@@ -123,6 +123,16 @@ def chunk(value):
     return keys
 
 
+def scheduler_metadata(value) -> None:
+    """None, or what get_scheduler_metadata gave: another library's says nothing to these kernels.
+    """
+    if value is None or (isinstance(value, torch.Tensor) and value.numel() == 0):
+        return
+    raise ValueError(f"scheduler_metadata: got {_shown(value)}, the schedule of another library or "
+                     "plan, expected what flashlab's get_scheduler_metadata gives; call it "
+                     "(flash_attn_interface has its name), or pass None")
+
+
 def seed(value):
     """A seed of dropout: a tensor, which is read when the call runs, or two integers."""
     if isinstance(value, torch.Tensor):

@@ -1,7 +1,7 @@
 """Drop-ins for flash-attn's and FlashAttention-3's functions on caches of keys and values.
 
-What only concerns speed there (num_splits, pack_gqa, sm_margin, scheduler_metadata, maxima of
-lengths) is accepted and changes no result. Results have no gradient, as theirs.
+What only concerns speed there (num_splits, pack_gqa, sm_margin, maxima of lengths) is accepted and
+changes no result; of scheduler_metadata only our own is. Results have no gradient, as theirs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ._flash_attn import _NAMES, _call_of, _refuse
 SCALES = "keys and values in 8 bits are not supported yet"
 
 _CACHE_NAMES = {**_NAMES, "seqused_k": "cache_seqlens", "leftpad_k": "cache_leftpad",
-                "k_new": "k", "v_new": "v"}
+                "k": "k_cache", "v": "v_cache", "k_new": "k", "v_new": "v"}
 
 
 def flash_attn_with_kvcache(
@@ -74,6 +74,7 @@ def flash_attn_3_with_kvcache(
                     "with v along the head dim"),
             q_descale=(q_descale, SCALES), k_descale=(k_descale, SCALES),
             v_descale=(v_descale, SCALES))
+    _checks.scheduler_metadata(scheduler_metadata)
     return _attend_cache(
         q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx,
         cache_leftpad, page_table, softmax_scale, causal, window_size, softcap,

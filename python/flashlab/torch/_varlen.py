@@ -39,11 +39,12 @@ def flash_attn_varlen_func(
     With block_table [B, pages of a sequence] int32 k and v are [pages, page_size, Hk, D], of which
     sequence b has seqused_k[b] rows (or cu_seqlens_k[b + 1] - cu_seqlens_k[b]); there is no
     gradient then. `out` is written and returned, and has none either. s_aux [Hq]: attention sinks,
-    one more score of every row. return_softmax_lse: (out, softmax_lse). num_splits and
-    scheduler_metadata only concern speed.
+    one more score of every row. return_softmax_lse: (out, softmax_lse). num_splits only concerns
+    speed; scheduler_metadata is what our get_scheduler_metadata gives, or None.
     """
     _refuse(q_descale=(q_descale, SCALES), k_descale=(k_descale, SCALES),
             v_descale=(v_descale, SCALES))
+    _checks.scheduler_metadata(scheduler_metadata)
     call = _call_of(softmax_scale, causal, dropout_p, window_size or (-1, -1), softcap,
                     alibi_slopes, deterministic)
     call = call._replace(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, seqused_k=seqused_k,

@@ -71,6 +71,7 @@ def flash_attn_varlen_func(
     _refuse_code(score_mod, score_mod_bwd, mask_mod, aux_tensors, aux_scalars,
                  block_sparse_tensors, None)
     _refuse_gathering(qv, gather_kv_indices)
+    _checks.scheduler_metadata(scheduler_metadata)
     call = _call(softmax_scale, causal, window_size, learnable_sink, softcap, deterministic)
     has_q = cu_seqlens_q is not None or seqused_q is not None
     has_k = cu_seqlens_k is not None or seqused_k is not None

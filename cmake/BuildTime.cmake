@@ -55,8 +55,7 @@ target_include_directories(flashlab_headers PRIVATE ${PROJECT_SOURCE_DIR}/includ
 target_link_libraries(flashlab_headers PRIVATE flashlab_flags fmt::fmt-header-only)
 target_precompile_headers(flashlab_headers PRIVATE ${headers})
 foreach(target IN ITEMS flashlab ${talkers})
-  get_target_property(unwatched ${target} FLASHLAB_UNWATCHED)
-  if(unwatched OR BUILD_SHARED_LIBS)  # other flags, other headers
+  if(BUILD_SHARED_LIBS)  # other flags, other headers
     target_precompile_headers(${target} PRIVATE ${headers})
   else()
     target_precompile_headers(${target} REUSE_FROM flashlab_headers)

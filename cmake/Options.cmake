@@ -10,7 +10,8 @@ set(FLASHLAB_BUILT "" CACHE PATH
 option(FLASHLAB_WERROR "Treat warnings as errors" OFF)
 option(BUILD_SHARED_LIBS "Build libflashlab.so instead of libflashlab.a" OFF)
 set(FLASHLAB_SANITIZE "" CACHE STRING "Sanitizers: address+undefined, thread")
-option(FLASHLAB_SANITIZE_TRAINING "Whether sanitizers watch the training engine, too" ON)
+option(FLASHLAB_READERS_ONLY
+  "Of lab and training only files, their readers and measures: `make verify` watches these" OFF)
 
 if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
   set(CMAKE_BUILD_TYPE Release CACHE STRING "Build type" FORCE)
@@ -43,13 +44,8 @@ if(FLASHLAB_SANITIZE)
   # with -O1 and 6.6 s without, unrolled tiles 67 and 4.4 (clang 14, Zen 4, 2026-11-28).
   # Joined by + because a comma would end a generator expression's argument.
   string(REPLACE "+" ";-fsanitize=" sanitizers "-fsanitize=${FLASHLAB_SANITIZE}")
-  # Linked but never called by the tests that `make verify` runs so: it took a third of their build.
-  define_property(TARGET PROPERTY FLASHLAB_UNWATCHED
-    BRIEF_DOCS "No sanitizer" FULL_DOCS "Compiled without sanitizers")
-  set(unwatched $<BOOL:$<TARGET_PROPERTY:FLASHLAB_UNWATCHED>>)
-  foreach(option IN LISTS sanitizers ITEMS -fno-omit-frame-pointer -fno-sanitize-recover=all)
-    target_compile_options(flashlab_flags INTERFACE $<$<NOT:${unwatched}>:${option}>)
-  endforeach()
+  target_compile_options(flashlab_flags INTERFACE ${sanitizers} -fno-omit-frame-pointer
+    -fno-sanitize-recover=all)
   target_link_options(flashlab_flags INTERFACE ${sanitizers})
 endif()
 # clang's libFuzzer wants coverage counters in everything it explores. With g++ the same targets
@@ -57,7 +53,6 @@ endif()
 set(FLASHLAB_LIBFUZZER OFF)
 if(FLASHLAB_BUILD_FUZZERS AND CMAKE_CXX_COMPILER_ID MATCHES "Clang")
   set(FLASHLAB_LIBFUZZER ON)
-  target_compile_options(flashlab_flags INTERFACE
-    $<$<NOT:$<BOOL:$<TARGET_PROPERTY:FLASHLAB_UNWATCHED>>>:-fsanitize=fuzzer-no-link>)
+  target_compile_options(flashlab_flags INTERFACE -fsanitize=fuzzer-no-link)
   target_link_options(flashlab_flags INTERFACE -fsanitize=fuzzer-no-link)
 endif()

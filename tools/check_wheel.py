@@ -140,6 +140,10 @@ def check(folder, everything, built):
         settings.append("cmake.define.FLASHLAB_KERNEL_ARCHITECTURES=sm_80")  # the fewest
     if built:
         settings.append(f"cmake.define.FLASHLAB_BUILT={os.path.abspath(built)}")
+        # Half of the kernels that a wheel carries were compiled by tools/check_kernels.py.
+        if os.path.isdir(os.path.join(built, "kernels")):
+            shutil.copytree(os.path.join(built, "kernels"),
+                            os.path.join(folder, "build", "shipped", "kernels"))
     run(python, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", wheels,
         *[word for one in settings for word in ("--config-settings", one)], source.ROOT,
         env={**os.environ, **nvrtc.environment()})

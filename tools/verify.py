@@ -176,9 +176,9 @@ class Verify:
 
     def build_preset(self, preset, compiler, targets):
         step = console.Step(self.label, preset)
-        training = "ON" if self.everything else "OFF"
+        part = "OFF" if self.everything else "ON"
         arguments = ["--preset", preset, f"-DCMAKE_CXX_COMPILER={compiler}",
-                     f"-DFLASHLAB_SANITIZE_TRAINING={training}"]
+                     f"-DFLASHLAB_READERS_ONLY={part}"]
         build.build(step, os.path.join("build", preset), arguments, targets, configure_always=True)
 
     def run_test(self, preset, name, launcher=()):

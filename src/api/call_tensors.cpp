@@ -144,7 +144,7 @@ Status check_scratch(std::span<const Argument> arguments, Workspace workspace) {
 
 // Which axes of a tensor of a call with lengths may be shorter than planned.
 void allow_less(Argument& a, const SequenceSource& source) {
-  const ShapeRule rule = rule_for(a.row->shape, source);
+  const ShapeRule& rule = rules_of(source)[static_cast<std::size_t>(a.row->role)];
   for (int i = 0; i < rule.rank; ++i) {
     const auto n = static_cast<std::size_t>(i);
     const bool one = rule.broadcasts && a.planned->shape[n] == 1;
@@ -159,7 +159,7 @@ Status check_agreement(std::span<const Argument> arguments, const SequenceSource
                        const Tensors& tensors) {
   const Extents sizes = extents_of_call(source, tensors);
   for (const Argument& a : arguments) {
-    const ShapeRule rule = rule_for(a.row->shape, source);
+    const ShapeRule& rule = rules_of(source)[static_cast<std::size_t>(a.row->role)];
     for (int i = 0; i < rule.rank; ++i) {
       if ((a.less >> i & 1) == 0) continue;
       const Extent extent = rule.extents[static_cast<std::size_t>(i)];

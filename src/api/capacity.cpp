@@ -53,6 +53,7 @@ bool is_hemmed_in(const TensorSpec& spec, const ShapeRule& rule) {
 std::optional<Extents> varying_extents(const Problem& p, const SequenceSource& source) {
   Extents sizes;
   std::array<bool, kExtents> known{};
+  const ShapeRules& rules = rules_of(source);
   const auto agrees = [&](Extent extent, std::int64_t size) {
     bool& seen = known[static_cast<std::size_t>(extent)];
     if (!seen) sizes[extent] = size;
@@ -62,7 +63,7 @@ std::optional<Extents> varying_extents(const Problem& p, const SequenceSource& s
   for (const TensorRow& row : kTensors) {
     const TensorSpec* spec = row.problem.get(p);
     if (spec == nullptr || row.access(p.pass) == Access::kNone) continue;
-    const ShapeRule rule = rule_for(row.shape, source);
+    const ShapeRule& rule = rules[static_cast<std::size_t>(row.role)];
     if (spec->rank != rule.rank) return std::nullopt;
     if (row.access(p.pass) == Access::kWrite && is_hemmed_in(*spec, rule)) return std::nullopt;
     for (int i = 0; i < rule.rank; ++i) {
@@ -97,6 +98,24 @@ void round_tensor(TensorSpec& spec, const TensorRow& row, const ShapeRule& rule,
 
 }  // namespace
 
+const ShapeRules& rules_of(const SequenceSource& source) {
+  static const auto all = [] {
+    std::array<ShapeRules, 16> out{};
+    for (unsigned kind = 0; kind < out.size(); ++kind) {
+      const SequenceSource of{.ragged_q = (kind & 1) != 0,
+                              .ragged_k = (kind & 2) != 0,
+                              .paged_k = (kind & 4) != 0,
+                              .indexed_k = (kind & 8) != 0};
+      for (const TensorRow& row : kTensors) {
+        out[kind][static_cast<std::size_t>(row.role)] = rule_for(row.shape, of);
+      }
+    }
+    return out;
+  }();
+  return all[(source.ragged_q ? 1u : 0u) + (source.ragged_k ? 2u : 0u) +
+             (source.paged_k ? 4u : 0u) + (source.indexed_k ? 8u : 0u)];
+}
+
 bool has_lengths(const Problem& p) {
   return p.cu_seqlens_q || p.cu_seqlens_k || p.seqused_q || p.seqused_k || p.cache_batch_idx ||
          p.leftpad_k;
@@ -120,7 +139,7 @@ Problem capacity_of(const Problem& problem) {
   for (const TensorRow& row : kTensors) {
     TensorSpec* spec = row.problem.get(p);
     if (spec == nullptr || row.access(p.pass) == Access::kNone) continue;
-    round_tensor(*spec, row, rule_for(row.shape, source), most);
+    round_tensor(*spec, row, rules_of(source)[static_cast<std::size_t>(row.role)], most);
   }
   round_hint(p.options.max_seqlen_q);
   round_hint(p.options.max_seqlen_k);

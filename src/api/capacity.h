@@ -3,6 +3,8 @@
 // What a plan of a call with lengths serves: every call that has at most its rows, sequences and
 // pages. Plans are made for classes of such sizes, so that calls of any lengths share a few.
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 
 #include "flashlab/tensor_table.h"
@@ -38,13 +40,18 @@ Problem capacity_of(const Problem& problem);
 /// call. Errors: as plan().
 Result<Plan> plan_exactly(const Context& context, const Problem& problem);
 
+/// rule_for every tensor, by role, worked out once: calls ask for it.
+using ShapeRules = std::array<ShapeRule, kTensorRoles>;
+const ShapeRules& rules_of(const SequenceSource& source);
+
 /// The sizes of a call that are its own: Extents of the tensors that it brings. Others read 0.
 template <class Tensors>
 Extents extents_of_call(const SequenceSource& source, const Tensors& tensors) {
   Extents sizes;
+  const ShapeRules& rules = rules_of(source);
   for_each_tensor(tensors, [&](const TensorRow& row, const GivenTensor& given) {
     if (!given || row.shape.broadcasts) return;
-    const ShapeRule rule = rule_for(row.shape, source);
+    const ShapeRule& rule = rules[static_cast<std::size_t>(row.role)];
     for (int i = 0; i < rule.rank && i < given.spec->rank; ++i) {
       const auto n = static_cast<std::size_t>(i);
       sizes[rule.extents[n]] = given.spec->shape[n];

@@ -16,6 +16,10 @@ namespace flashlab::device {
 /// where tiles of keys are worked off in several parts) and dS.
 enum WideRegion { kRegionPartialQ = kRegionGradQ, kRegionScores };
 
+/// Barriers that hardware knows by number, each of the one consumer that sums over that tile: its
+/// empty rows are zeros. 0 is the block's.
+enum NamedBarrier { kGradOCleared = 1, kQCleared };
+
 template <class Config>
 struct WideTiles {
   static constexpr int kTileQ = Config::kTileQ, kTileK = Config::kTileK;

@@ -90,7 +90,6 @@ template <class Config>
 struct WideScores : WideConsumer<Config> {
   using Base = WideConsumer<Config>;
   using Base::args, Base::shared, Base::work, Base::ring_q, Base::ring_d_o, Base::ring_p;
-  static constexpr int kBarrier = 1;
   WideWarpgroup<Config, Config::kHeadDim, Config::kHeadDimV> warpgroup;
 
   using Base::Base;
@@ -140,7 +139,7 @@ struct WideScores : WideConsumer<Config> {
     send();
     ring_d_o.wait_full();
     unsigned char* const d_o = shared.d_o[ring_d_o.stage];
-    if (empty) warpgroup.clear_empty_rows(d_o, lse2, kBarrier);
+    if (empty) warpgroup.clear_empty_rows(d_o, lse2, kGradOCleared);
     ring_q.release();
     ring_q.advance();
     warpgroup.start_sum(ptx::shared_address(d_o));
@@ -172,7 +171,6 @@ struct WideGradients : WideConsumer<Config> {
   using Base = WideConsumer<Config>;
   using Base::args, Base::shared, Base::work, Base::ring_q, Base::ring_d_o, Base::ring_p;
   using TileScores = typename WideTiles<Config>::TileScores;
-  static constexpr int kBarrier = 2;
   WideWarpgroup<Config, Config::kHeadDimV, Config::kHeadDim> warpgroup;
 
   using Base::Base;
@@ -252,7 +250,7 @@ struct WideGradients : WideConsumer<Config> {
     ring_d_o.release();
     ring_d_o.advance();
     unsigned char* const q = shared.q[ring_q.stage];
-    if (empty) warpgroup.clear_empty_rows(q, lse2, kBarrier);
+    if (empty) warpgroup.clear_empty_rows(q, lse2, kQCleared);
     warpgroup.start_sum(ptx::shared_address(q));
     if constexpr (!kLast) start_grad_p();
     spill(at);

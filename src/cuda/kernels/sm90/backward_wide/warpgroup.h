@@ -80,8 +80,9 @@ struct WideWarpgroup {
   }
   /// Empty rows give nothing, even if their Q or dO are not finite: they are cleared in the tile
   /// that sum += operand C reads next. The other consumer's products of pairs may read them
-  /// meanwhile: of empty rows it uses none. `barrier`: this warpgroup's own.
-  __device__ void clear_empty_rows(unsigned char* queries, const float* lse2, int barrier) const {
+  /// meanwhile: of empty rows it uses none. `cleared`: this warpgroup's own.
+  __device__ void clear_empty_rows(unsigned char* queries, const float* lse2,
+                                   NamedBarrier cleared) const {
     constexpr int kChunks = TileSummed::kSlabs * 8;
 #pragma unroll 1
     for (int i = static_cast<int>(thread); i < Tiles::kTileQ * kChunks; i += kWarpgroupThreads) {
@@ -90,7 +91,7 @@ struct WideWarpgroup {
           make_uint4(0, 0, 0, 0);
     }
     ptx::async_proxy_fence();
-    ptx::meet(barrier, kWarpgroupThreads);
+    ptx::meet(cleared, kWarpgroupThreads);
   }
 
   /// Packs operand(pair) of every pair, of hidden pairs and empty rows 0 with kSelect, whatever it

@@ -1,6 +1,7 @@
 # Programs, products and what runs them: against the stand-ins for libcuda.so.1 and cuBLASLt, and on
 # two GPUs where there are two.
-flashlab_test(runtime_program_test SOURCES runtime_program_test.cpp LIBRARIES flashlab
+flashlab_test(runtime_program_test SOURCES runtime_program_test.cpp runtime_streams_test.cpp
+  LIBRARIES flashlab
   DEFINITIONS FLASHLAB_FAKE_DRIVER="$<TARGET_FILE:flashlab_fake_driver>")
 add_dependencies(runtime_program_test flashlab_fake_driver)
 target_include_directories(runtime_program_test PRIVATE ${PROJECT_SOURCE_DIR}/src/cuda/kernels)

@@ -448,7 +448,8 @@ TEST(CpuPrograms, RunUntilAStepNeedsAGpu) {
   const int pa = program.add_tensor("a"), pb = program.add_tensor("b");
   const int beside = program.add_stream(0);  // is this processor, too
   program.add({.name = "zero", .work = MemsetWork{{pa, 12}, 4, 0}});
-  program.add({.name = "copy", .work = CopyWork{{pb}, {pa}, 16}, .stream = beside});
+  program.add(
+      {.name = "copy", .work = CopyWork{{pb}, {pa}, 16}, .stream = beside, .depends_on = {0}});
   float sum = 0;
   program.add({.name = "sum",
                .work = HostWork{[&](std::span<void* const> at) {
@@ -456,7 +457,8 @@ TEST(CpuPrograms, RunUntilAStepNeedsAGpu) {
                                   sum = std::accumulate(values, values + 4, 0.0f);
                                   return Status();
                                 },
-                                {{pb}}}});
+                                {{pb}}},
+               .depends_on = {1}});
   void* tensors[] = {a.data(), b.data()};
   const Stream streams[2]{};
   const Call call{.tensors = tensors, .streams = streams};
@@ -466,7 +468,7 @@ TEST(CpuPrograms, RunUntilAStepNeedsAGpu) {
     EXPECT_TRUE(here.enqueue(call).ok());
   }
   EXPECT_EQ(sum, 6);
-  EXPECT_THAT(times.names, ElementsAre("zero", "copy", "sum"));
+  EXPECT_THAT(times.names, ElementsAre("zero", "sum", "copy"));  // other threads' at the end
   for (const bool product : {false, true}) {
     Executor short_of_a_gpu;
     short_of_a_gpu.program() = program;

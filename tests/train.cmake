@@ -14,7 +14,9 @@ if(FLASHLAB_BUILD_CLI)
       LIBRARIES flashlab_train flashlab_emulated)
     set_target_properties(train_emulated_test PROPERTIES ENABLE_EXPORTS ON)
   endif()
-  flashlab_test(train_parallel_test SOURCES train_parallel_test.cpp LIBRARIES flashlab_train)
+  flashlab_test(train_parallel_test SOURCES train_parallel_test.cpp train_shares_test.cpp
+    train_order_test.cpp
+    LIBRARIES flashlab_train)
   flashlab_test(train_run_test SOURCES train_run_test.cpp LIBRARIES flashlab_train
     DEFINITIONS FLASHLAB_GOLDENS="${CMAKE_CURRENT_SOURCE_DIR}/goldens")
   flashlab_test(train_text_test SOURCES train_text_test.cpp

@@ -30,7 +30,8 @@ struct TestStep {
   std::unique_ptr<ParameterStore> parameters;
   std::unique_ptr<CpuExecutor> executor;
 
-  static TestStep make(const ModelConfig& model, const StepOptions& options, int threads = 2) {
+  static TestStep make(const ModelConfig& model, const StepOptions& options, int threads = 2,
+                       runtime::Communicator* group = nullptr) {
     TestStep out;
     Result<Context> context = Context::create({.threads = threads});
     EXPECT_TRUE(context.ok());
@@ -41,7 +42,7 @@ struct TestStep {
     EXPECT_TRUE(parameters.ok());
     out.parameters = std::make_unique<ParameterStore>(std::move(*parameters));
     out.parameters->initialize(7);
-    auto executor = CpuExecutor::create(*out.context, std::move(*plan), *out.parameters);
+    auto executor = CpuExecutor::create(*out.context, std::move(*plan), *out.parameters, group);
     EXPECT_TRUE(executor.ok()) << executor.status().message();
     out.executor = std::move(*executor);
     out.fill_batch(model);

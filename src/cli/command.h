@@ -24,6 +24,7 @@ int run_profile_step(const Arguments& arguments);
 int run_profile_attention(const Arguments& arguments);
 int run_monitor(const Arguments& arguments);
 int run_check_step(const Arguments& arguments);
+int run_check_parallel(const Arguments& arguments);
 int run_bench_precision(const Arguments& arguments);
 int run_bench_step(const Arguments& arguments);
 int run_accumulate(const Arguments& arguments);

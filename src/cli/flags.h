@@ -16,6 +16,7 @@ enum CommandBit : unsigned {
   kInfo = 1u << 0,
   kCheck = 1u << 1,
   kBench = 1u << 2,
+  kCheckParallel = 1u << 3,
   kCompare = 1u << 4,
   kExplain = 1u << 5,
   kCompletion = 1u << 6,

@@ -9,6 +9,9 @@ namespace {
 Words machine_choices() {
   return {"h200", "h100", "b200", "v5p"};
 }
+Words parallel_choices() {
+  return {"naive", "flat", "overlap", "bucket", "ddp"};
+}
 Words state_choices() {
   return {"bf16", "fp32"};
 }
@@ -19,6 +22,19 @@ std::vector<FlagSpec> flags_of_ranks() {
   using enum FlagKind;
   return {
       {"--ranks", "-n", "N", kValue, kLaunch, kRanks, "processes of the command, 1 to 64"},
+
+      {"--parallel", "", "MODE", kValue, kTrain, kRanks,
+       "when ranks add their gradients: naive (after backward, one by one), flat (all at once), "
+       "overlap (each beside backward), bucket (runs of them; also called ddp) (default bucket)",
+       parallel_choices},
+      {"--bucket", "", "BYTES", kValue, kTrain, kRanks,
+       "gradients that are added together, 1KB to all (default 25MB)"},
+      {"--quick", "", "", kSwitch, kCheckParallel, kRanks,
+       "two modes of every model instead of all: a few seconds"},
+      {"--threads", "", "N", kValue, kCheckParallel, kRanks,
+       "CPU threads of a rank (default: all that may run)"},
+      {"--timeout", "", "SECONDS", kValue, kTrain | kCheckParallel, kRanks,
+       "how long ranks wait for one of them (default 600)"},
 
       {"--size", "", "NAME", kValue, kExplainParallel, kModel,
        "a model as of explain step (default xl-2026)"},
@@ -69,6 +85,20 @@ std::vector<CommandSpec> commands_of_ranks() {
         {"flashlab explain parallel --size tiny --tflops 0.1 --link 5 --precision fp32",
          "a processor's two ranks"}}}};
   out.front().takes_command = true;
+  out.push_back({kCheckParallel,
+                 "check parallel",
+                 run_check_parallel,
+                 "steps on several ranks against one rank's, bit for bit",
+                 "Trains small models (the course's; GPT-2's with tied weights and dropout) for 20 "
+                 "steps on the ranks that were started, in every mode of train --parallel, in fp32 "
+                 "and fp64, and compares losses, gradient norms and every weight and moment with "
+                 "one rank that has as many shares. Exit code 4 when a bit differs.",
+                 {{"flashlab launch -n 2 check parallel", "every mode on two ranks"},
+                  {"flashlab launch -n 4 check parallel --quick", "some of them on four"}},
+                 {},
+                 nullptr,
+                 /*takes_command=*/false,
+                 /*knows_ranks=*/true});
   return out;
 }
 

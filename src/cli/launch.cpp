@@ -67,8 +67,9 @@ int run_launch(const Arguments& arguments) {
   dist::LaunchOptions options;
   options.ranks = static_cast<int>(whole(arguments, "--ranks", 1, 1, kMostRanks));
   options.command = command_of(arguments.positionals());
-  // Slower than a baseline, and wrong: said by a command that ran to its end.
-  static constexpr int kVerdicts[] = {kExitRegression, kExitCheckFailed};
+  // Slower than a baseline, wrong, or stopped by all together: said by a command that ran to its
+  // end.
+  static constexpr int kVerdicts[] = {kExitRegression, kExitCheckFailed, kExitInterrupted};
   if (arguments.positionals().front() != "--") {
     options.verdicts = kVerdicts;
     options.grace_s = 0;  // without the lost rank there is nothing to finish, only more to say

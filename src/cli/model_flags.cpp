@@ -152,6 +152,7 @@ void read_sizes(const Arguments& arguments, train::TrainConfig& out) {
   } kFlags[] = {{"--steps", &out.steps, 1},
                 {"--batch", &out.batch, 1},
                 {"--accumulate", &out.accumulate, 1},
+                {"--shares", &out.shares, 1},
                 {"--warmup-steps", &out.warmup_steps, 0},
                 {"--evaluate-every", &out.evaluate_every, 0},
                 {"--save-every", &out.save_every, 0},

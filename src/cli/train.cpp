@@ -15,6 +15,7 @@
 #include "cli/failure.h"
 #include "cli/model_flags.h"
 #include "cli/outputs.h"
+#include "cli/ranks.h"
 #include "cli/terminal.h"
 #include "lab/lab.h"
 #include "train/data/files.h"
@@ -131,17 +132,32 @@ class Progress final : public train::TrainObserver {
   std::vector<lab::report::ChartPoint> losses_, validations_;
 };
 
-void print_header(const train::Trainer& trainer, const Context& context) {
+// "2 ranks, bucket of 25 MB · 2 shares"; of a run of one process its shares, if there are several.
+std::string ranks_words(const train::TrainConfig& config, const train::Ranks& ranks) {
+  std::string out;
+  if (ranks.group != nullptr) {
+    out = fmt::format(" · {} ranks, {}", ranks.size(), to_string(ranks.parallel.mode));
+    const std::int64_t bucket = ranks.parallel.bucket_bytes;
+    if (ranks.parallel.mode == train::ParallelMode::kBucket) {
+      out += bucket == INT64_MAX ? std::string(" of everything")
+                                 : " of " + lab::format_bytes(static_cast<double>(bucket));
+    }
+  }
+  return config.shares > 1 ? out + fmt::format(" · {} shares", config.shares) : out;
+}
+
+void print_header(const train::Trainer& trainer, const Context& context,
+                  const train::Ranks& ranks) {
   const train::TrainConfig& config = trainer.config();
   const train::ModelConfig& model = config.model;
   const std::vector<std::string>& files = config.tokens.empty() ? config.text : config.tokens;
   const std::string text = files.empty() ? "tinyshakespeare (shipped)" : base::join(files, ", ");
-  print_line(
-      fmt::format("{} · {} · {} layers, width {}, {} heads, context {}, {:.2f} M parameters "
-                  "· {} · {}",
-                  text, trainer.tokenizer().describe(), model.layers, model.width, model.heads,
-                  model.context, static_cast<double>(train::parameter_count(model)) * 1e-6,
-                  device_words(context), train::to_string(config.precision)));
+  print_line(fmt::format(
+      "{} · {} · {} layers, width {}, {} heads, context {}, {:.2f} M parameters "
+      "· {} · {}{}",
+      text, trainer.tokenizer().describe(), model.layers, model.width, model.heads, model.context,
+      static_cast<double>(train::parameter_count(model)) * 1e-6, device_words(context),
+      train::to_string(config.precision), ranks_words(config, ranks)));
   const train::MemoryPlan& memory = trainer.executor().memory();
   const auto bytes = [&](train::Role role) {
     return lab::format_bytes(memory.peak.bytes[static_cast<std::size_t>(role)]);
@@ -154,13 +170,15 @@ void print_header(const train::Trainer& trainer, const Context& context) {
                   bytes(train::Role::kSavedActivation), bytes(train::Role::kTemporary)));
 }
 
-std::unique_ptr<train::Trainer> make_trainer(const Arguments& arguments, const Context& context) {
+std::unique_ptr<train::Trainer> make_trainer(const Arguments& arguments, const Context& context,
+                                             const train::Ranks& ranks) {
   const auto admits = [&](const train::StepPlan& plan) { return admit_step(context, plan); };
   if (const auto folder = arguments.value("--resume")) {
     for (const FlagSpec* flag : flags_of(kTrain)) {
       const bool allowed = flag->name == "--resume" || flag->name == "--threads" ||
                            flag->name == "--cpu-isa" || flag->name == "--device" ||
-                           flag->name == "--help";
+                           flag->name == "--parallel" || flag->name == "--bucket" ||
+                           flag->name == "--timeout" || flag->name == "--help";
       if (!allowed && arguments.has(flag->name)) {
         fail_usage(
             fmt::format("{} stands beside --resume; a resumed run keeps the configuration "
@@ -168,20 +186,22 @@ std::unique_ptr<train::Trainer> make_trainer(const Arguments& arguments, const C
                         flag->name, *folder));
       }
     }
-    auto trainer = train::Trainer::resume(context, *folder, admits);
-    if (!trainer.ok()) fail(trainer.status());
+    auto trainer = train::Trainer::resume(context, *folder, admits, ranks);
+    if (!trainer.ok()) fail_among(ranks, trainer.status());
     return std::move(*trainer);
   }
-  const train::TrainConfig config = train_config_of(arguments);
+  train::TrainConfig config = train_config_of(arguments);
+  // A file may say it, too: 1 share is what nobody has asked for.
+  if (ranks.size() > 1 && config.shares == 1) config.shares = ranks.size();
   const auto output = arguments.value("--output");
   auto trainer = train::Trainer::start(
       context, config, output.value_or(dated_folder("train")),
       output ? train::RunFolder::Name::kExact : train::RunFolder::Name::kNumbered, admits,
-      &interrupted());
+      &interrupted(), ranks);
   if (!trainer.ok() && interrupted()) {
     throw Failure{kExitInterrupted, "interrupted before the text was all tokens; nothing is kept"};
   }
-  if (!trainer.ok()) fail(trainer.status());
+  if (!trainer.ok()) fail_among(ranks, trainer.status());
   return std::move(*trainer);
 }
 
@@ -202,27 +222,54 @@ void say_end(const train::Trainer& trainer, const train::TrainOutcome& outcome,
                   folder));
 }
 
+std::string words_of_divergence(const train::TrainOutcome& outcome) {
+  return fmt::format(
+      "the loss of step {} is no number; checkpoints before it are intact. Try a lower "
+      "--learning-rate, a longer --warmup-steps or a smaller --max-norm",
+      outcome.steps);
+}
+
+// Whatever its kind, a run that had begun fails with code 1.
+[[noreturn]] void fail_of_run(const train::Ranks& ranks, const Status& status) {
+  try {
+    fail_among(ranks, status);
+  } catch (Failure& failure) {
+    failure.exit_code = kExitFailure;
+    throw;
+  }
+}
+
+// Of the ranks beside rank 0: their part, and nothing else.
+int take_part(train::Trainer& trainer, const train::Ranks& ranks) {
+  train::TrainObserver nobody;
+  const Result<train::TrainOutcome> outcome = trainer.run(nobody, interrupted());
+  if (!outcome.ok()) fail_of_run(ranks, outcome.status());
+  if (outcome->diverged) {
+    throw Failure{kExitFailure, words_of_divergence(*outcome), false, /*silent=*/true};
+  }
+  return outcome->stopped ? kExitInterrupted : kExitOk;
+}
+
 }  // namespace
 
 int run_train(const Arguments& arguments) {
-  const Context context = make_context(arguments, DefaultDevice::kGpuIfThere);
-  const std::unique_ptr<train::Trainer> trainer = make_trainer(arguments, context);
-  print_header(*trainer, context);
+  const TrainingRanks started = training_ranks(arguments);
+  const train::Ranks& ranks = started.ranks;
+  const Context context = make_context(
+      arguments, ranks.group == nullptr ? DefaultDevice::kGpuIfThere : DefaultDevice::kCpu);
+  const std::unique_ptr<train::Trainer> trainer = make_trainer(arguments, context, ranks);
+  if (!ranks.leads()) return take_part(*trainer, ranks);
+  print_header(*trainer, context, ranks);
   Progress progress(trainer->config(), trainer->steps_done());
   if (arguments.has("--resume")) progress.read_log(trainer->folder() / "log.jsonl");
   Result<train::TrainOutcome> outcome = trainer->run(progress, interrupted());
   progress.clear();
-  if (!outcome.ok()) fail(outcome.status().message());
+  if (!outcome.ok()) fail_of_run(ranks, outcome.status());
   if (const Status s = train::write_file(trainer->folder() / "loss.svg", progress.curve());
       !s.ok()) {
     fail(s.message());
   }
-  if (outcome->diverged) {
-    fail(
-        fmt::format("the loss of step {} is no number; checkpoints before it are intact. Try a "
-                    "lower --learning-rate, a longer --warmup-steps or a smaller --max-norm",
-                    outcome->steps));
-  }
+  if (outcome->diverged) fail(words_of_divergence(*outcome));
   say_end(*trainer, *outcome, progress);
   return outcome->stopped ? kExitInterrupted : kExitOk;
 }

@@ -8,6 +8,7 @@
 #include "runtime/guard.h"
 #include "runtime/products/cublas_lt.h"
 #include "runtime/program/host_call.h"
+#include "runtime/program/host_streams.h"
 #include "runtime/program/nvtx.h"
 #include "runtime/program/observer.h"
 #include "runtime/program/tensor_maps.h"
@@ -106,19 +107,10 @@ class Executor::Run {
   using StepObserver = internal::StepObserver;
   using Clock = std::chrono::steady_clock;
 
-  // On this processor a step has ended when the next one begins, whatever its stream.
   Status all_here() {
-    NvtxPath path;
-    for (std::size_t i = 0; i < program_.steps().size(); ++i) {
-      const Step& step = program_.steps()[i];
-      path.move_to(step.scope, step.name);
-      Status status;
-      internal::observed_step(step.name, [&] {
-        status = std::visit([&](const auto& work) { return run(i, work); }, step.work);
-      });
-      if (!status.ok()) return status;
-    }
-    return {};
+    return run_here(program_, [this](std::size_t i) {
+      return std::visit([&](const auto& work) { return run(i, work); }, program_.steps()[i].work);
+    });
   }
   bool here() const { return executor_.devices_.empty(); }
   Status needs_gpu(std::size_t index, const char* what) const {
@@ -286,6 +278,21 @@ class Executor::Run {
               "cuLaunchHostFunc");
     if (once && status.ok()) static_cast<void>(host.release());  // it deletes itself
     return status;
+  }
+  Status run(std::size_t index, const CollectiveWork& work) {
+    const auto optional = [&](Place place) {
+      return place.buffer < 0 ? nullptr : program_.address(call_, place);
+    };
+    return call_.groups[index_of(work.group)]->run(
+        {.kind = work.kind,
+         .from = optional(work.from),
+         .to = optional(work.to),
+         .bytes = work.bytes,
+         .dtype = work.dtype,
+         .root = work.root,
+         .name = program_.steps()[index].name,
+         .stream =
+             here() ? nullptr : call_.streams[index_of(program_.steps()[index].stream)].handle});
   }
   CUstream step_stream(std::size_t index) const { return stream(program_.steps()[index].stream); }
 

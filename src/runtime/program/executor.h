@@ -33,7 +33,8 @@ class CudaGraph {
 };
 
 /// A program and the GPUs it runs on, one per device of the program; without any, all of its
-/// devices and streams are this processor, where memsets, copies and host functions run. Append
+/// devices are this processor, where memsets, copies, collectives and host functions run: the first
+/// stream on the caller's thread, every other one on a thread of its own. Append
 /// steps first; after the first `prepare` or call the program does not change and serves several
 /// threads at once. The executor outlives the host functions it has enqueued.
 class Executor {

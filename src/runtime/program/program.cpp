@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 namespace flashlab::runtime {
 namespace {
 
@@ -45,7 +47,14 @@ std::vector<Place> places_of(const Work& work) {
                                  }
                                  return out;
                                },
-                               [](const HostWork& w) { return w.places; }},
+                               [](const HostWork& w) { return w.places; },
+                               [](const CollectiveWork& w) {
+                                 std::vector<Place> out;
+                                 for (const Place& each : {w.from, w.to}) {
+                                   if (each.buffer >= 0) out.push_back(each);
+                                 }
+                                 return out;
+                               }},
                     work);
 }
 
@@ -99,6 +108,9 @@ int Program::add(Step step) {
   if (step.stream == 0) step.stream = stream_;
   step.depends_on.insert(step.depends_on.end(), depends_on_.begin(), depends_on_.end());
   depends_on_.clear();
+  if (const auto* work = std::get_if<CollectiveWork>(&step.work)) {
+    groups_ = std::max(groups_, static_cast<std::size_t>(work->group) + 1);
+  }
   steps_.push_back(std::move(step));
   return static_cast<int>(steps_.size()) - 1;
 }
@@ -126,7 +138,8 @@ void Program::append(const Program& other, std::span<const Place> places, std::s
             },
             [&](HostWork& w) {
               for (Place& each : w.places) each = moved(each);
-            }},
+            },
+            [&](CollectiveWork& w) { w.to = moved(w.to), w.from = moved(w.from); }},
         step.work);
     add(std::move(step));
   }
@@ -180,6 +193,10 @@ Status Program::check(const Call& call) const {
     return broken("streams of the call", fmt::format("{}", call.streams.size()),
                   fmt::format("{}", streams_.size()));
   }
+  if (call.groups.size() < groups_) {
+    return broken("groups of the call", fmt::format("{}", call.groups.size()),
+                  fmt::format("{}", groups_));
+  }
   for (std::size_t i = 0; i < workspace_bytes_.size(); ++i) {
     if (workspace_bytes_[i] == 0) continue;
     if (call.workspaces.size() <= i || call.workspaces[i] == nullptr) {
@@ -214,7 +231,12 @@ std::string describe(const Work& work) {
                    return fmt::format("{} products of {} and {}", p.batch, shape_of(p.a, p.m, p.k),
                                       shape_of(p.b, p.k, p.n));
                  },
-                 [](const HostWork&) { return std::string("host function"); }},
+                 [](const HostWork&) { return std::string("host function"); },
+                 [](const CollectiveWork& w) {
+                   return fmt::format("{} of {} bytes of {} in group {}",
+                                      runtime::to_string(w.kind), w.bytes,
+                                      flashlab::to_string(w.dtype), w.group);
+                 }},
       work);
 }
 

@@ -14,6 +14,7 @@
 
 #include "flashlab/status.h"
 #include "flashlab/tensor.h"
+#include "runtime/communicator/communicator.h"
 #include "runtime/kernel_store/kernel.h"
 #include "runtime/products/product.h"
 #include "runtime/program/parameters.h"
@@ -58,7 +59,17 @@ struct HostWork {
   std::function<Status(std::span<void* const>)> function;
   std::vector<Place> places;
 };
-using Work = std::variant<KernelWork, MemsetWork, CopyWork, ProductWork, HostWork>;
+/// What all ranks of a group do together; `bytes` as CollectiveCall has them. Steps of one group
+/// are on one stream: ranks meet in one order.
+struct CollectiveWork {
+  Collective kind = Collective::kBarrier;
+  Place from, to;  ///< without a buffer: a barrier's
+  std::size_t bytes = 0;
+  DType dtype = DType::kFp32;
+  int root = 0;
+  int group = 0;  ///< which of the call's
+};
+using Work = std::variant<KernelWork, MemsetWork, CopyWork, ProductWork, HostWork, CollectiveWork>;
 
 /// One step. Steps of a stream run in their order; what a step needs from other streams it names.
 struct Step {
@@ -79,6 +90,7 @@ struct Call {
   std::span<const Stream> streams{};
   /// A call may bring fewer than parameters name: the others stay as planned.
   std::span<const std::uint64_t> scalars{};
+  std::span<Communicator* const> groups{};  ///< of the collectives
 };
 
 class Program {
@@ -142,6 +154,7 @@ class Program {
   std::vector<int> streams_{0};
   std::vector<std::size_t> workspace_bytes_{0};
   int tensors_ = 0;
+  std::size_t groups_ = 0;
   std::string scope_;
   int stream_ = 0;
   std::vector<int> depends_on_;

@@ -13,8 +13,8 @@
 namespace flashlab::train::cpu {
 
 /// Reductions over rows are cut into this many equal parts and added as a tree, so that the result
-/// depends on neither threads nor their timing, and two ranks with half of the rows each give the
-/// bits of one.
+/// depends on neither threads nor their timing. It depends on the rows that are one call:
+/// StepOptions::shares makes those the same on any number of ranks.
 inline constexpr std::int64_t kReductionParts = 16;
 
 template <class T>

@@ -1,7 +1,9 @@
 // Operations that look tokens up: embedding, loss, dropout.
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
+#include <vector>
 
 #include "train/cpu/call.h"
 #include "train/cpu/random.h"
@@ -116,13 +118,38 @@ double tree_sum(const T* x, std::int64_t count) {
   return tree_sum(x, count / 2) + tree_sum(x + count / 2, count - count / 2);
 }
 
+// Neighbours first: the left half is the largest power of two below the whole.
+double neighbours_sum(const double* x, std::int64_t count) {
+  if (count == 1) return x[0];
+  const auto left =
+      static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(count - 1)));
+  return neighbours_sum(x, left) + neighbours_sum(x + left, count - left);
+}
+
 }  // namespace
 
 template <class T>
 void mean_loss(const Call<T>& call) {
   const auto& a = call.template attributes<RowsAttributes>();
-  *call.out(Slot::kLoss) =
-      static_cast<T>(tree_sum(call.in(Slot::kLosses), a.rows) / static_cast<double>(a.rows));
+  const T* losses = call.in(Slot::kLosses);
+  double* partial = call.template out<double>(Slot::kSum);
+  double sum = 0;
+  if (losses) {
+    // Of one share after the other, added as their gradients are.
+    const std::int64_t shares = a.width, rows = a.rows / shares;
+    std::vector<double> sums;
+    for (std::int64_t share = 0; share < shares; ++share) {
+      sums.push_back(tree_sum(losses + share * rows, rows));
+    }
+    sum = neighbours_sum(sums.data(), shares);
+  } else {
+    sum = *call.template in<double>(Slot::kSum);
+  }
+  if (partial) {
+    *partial = sum;
+  } else {
+    *call.out(Slot::kLoss) = static_cast<T>(sum / static_cast<double>(a.rows));
+  }
 }
 
 #define FLASHLAB_INSTANTIATE(T)                        \

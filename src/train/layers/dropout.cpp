@@ -4,7 +4,7 @@ namespace flashlab::train {
 
 DropoutSite dropout_site(const StepBuilder& b, const LayerContext& context, DropoutPlace place,
                          int layer) {
-  const std::int64_t layers = context.model.layers, micro = context.micro * (3 * layers + 1);
+  const std::int64_t layers = context.model.layers, micro = context.site * (3 * layers + 1);
   const auto at = [&](std::int64_t site) { return DropoutSite{b.options().seed, micro + site}; };
   switch (place) {
     case DropoutPlace::kEmbedding:

@@ -17,7 +17,8 @@ struct LayerContext {
   std::int64_t batch = 0;                         ///< sequences of a micro-batch
   std::int64_t context = 0;                       ///< tokens of each
   TensorId cosine = kNoTensor, sine = kNoTensor;  ///< RoPE's table where one serves all layers
-  std::int64_t micro = 0;                         ///< which micro-batch of the step
+  std::int64_t micro = 0;                         ///< which micro-batch of this list
+  std::int64_t site = 0;                          ///< which one of the step on all ranks
   std::int64_t rows() const { return batch * context; }
 };
 

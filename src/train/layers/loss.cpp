@@ -103,7 +103,7 @@ void chunk_gradients(StepBuilder& b, const Head& head, const Chunk& chunk, Tenso
 void loss(StepBuilder& b, TensorId x, const LayerContext& context) {
   const ModelConfig& model = context.model;
   const Head head = {x, head_weight(b, model), model.width, model.vocabulary};
-  const std::int64_t all_rows = b.plan().tensor(b.plan().losses).elements();
+  const std::int64_t all_rows = b.plan().tensor(b.plan().losses).elements() * b.options().ranks;
   const std::int64_t row_bytes = model.vocabulary * size_of(b.policy().activation);
   // Unfused, all logits exist at once, and their gradient beside them.
   const bool fused = b.options().fused;

@@ -78,6 +78,7 @@ Problem attention_problem(const StepPlan& plan, const Operation& operation, Devi
   out.options.causal = a.causal ? Causal::kTopLeft : Causal::kNone;
   out.options.window = a.window;
   out.options.implementation = a.implementation;
+  out.options.deterministic = plan.any_threads;
   if (plan.tf32 && device.kind == DeviceKind::kCuda) {
     out.options.precision = flashlab::Precision::kTf32;
   }

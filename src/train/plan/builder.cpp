@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 
 namespace flashlab::train {
 namespace {
@@ -120,6 +121,57 @@ GradientSlot StepBuilder::gradient(TensorId value) {
   const auto id = static_cast<TensorId>(plan_.tensors.size() - 1);
   gradients_[value] = id;
   return {id, false};
+}
+
+// Shares are counted in binary: a sum of 2^i of them waits for its neighbour of as many.
+void StepBuilder::begin_share(std::int64_t share) {
+  share_ = share;
+  if (!learns() || share == 0) return;
+  written_.clear();
+  levels_.resize(static_cast<std::size_t>(std::popcount(static_cast<std::uint64_t>(share))) + 1);
+  std::vector<TensorId> own;
+  for (const Parameter& parameter : plan_.parameters) {
+    const PlanTensor like = plan_.tensor(parameter.gradient);
+    plan_.tensors.push_back({fmt::format("{} (share {})", like.name, share), like.shape,
+                             like.element, Role::kTemporary, -1});
+    own.push_back(static_cast<TensorId>(plan_.tensors.size() - 1));
+    gradients_[parameter.value] = own.back();
+  }
+  levels_.back() = std::move(own);
+}
+
+void StepBuilder::end_share() {
+  const std::int64_t here = own_shares(options_), done = share_ + 1;
+  if (!learns() || here == 1) return;
+  if (share_ == 0) {
+    levels_.assign(1, {});
+    for (const Parameter& parameter : plan_.parameters) levels_[0].push_back(parameter.gradient);
+  }
+  set_phase(Phase::kBackward);
+  enter(-1, "shares");
+  const std::size_t waiting =
+      done == here ? 1 : static_cast<std::size_t>(std::popcount(static_cast<std::uint64_t>(done)));
+  for (std::size_t level = levels_.size() - 1; level >= waiting; --level) {
+    add_levels(level, level - 1);
+  }
+  levels_.resize(waiting);
+}
+
+void StepBuilder::add_levels(std::size_t from, std::size_t to) {
+  for (std::size_t i = 0; i < plan_.parameters.size(); ++i) {
+    const Parameter& parameter = plan_.parameters[i];
+    const std::vector<std::int64_t>& shape = plan_.tensor(parameter.gradient).shape;
+    const std::int64_t rows = shape.size() > 1 ? shape[0] : 1;
+    append({.name = "add " + parameter.name,
+            .kind = OperationKind::kPointwise,
+            .operation_class = OperationClass::kElementwise,
+            .inputs = {{Slot::kA, levels_[to][i]}, {Slot::kB, levels_[from][i]}},
+            .outputs = {{Slot::kY, levels_[to][i]}},
+            .attributes =
+                PointwiseAttributes{
+                    .function = Pointwise::kAdd, .rows = rows, .width = parameter.elements / rows},
+            .flops = static_cast<double>(parameter.elements)});
+  }
 }
 
 void StepBuilder::run_backward() {

@@ -75,6 +75,11 @@ class StepBuilder {
   /// Kept only where the step learns. Runs with the place that is current now.
   void on_backward(std::function<void()> rule);
 
+  /// Share `share` of those that are here begins: gradients of parameters are written anew, to the
+  /// parameters' own place or to one that end_share() adds to it.
+  void begin_share(std::int64_t share);
+  void end_share();
+
   /// The slot that a backward operation writes a value's or a parameter's gradient to.
   GradientSlot gradient(TensorId value);
   /// The gradient that later operations have written. Precondition: there is one.
@@ -95,6 +100,7 @@ class StepBuilder {
 
  private:
   std::string place_name(std::string_view name) const;
+  void add_levels(std::size_t from, std::size_t to);
 
   StepOptions options_;
   PrecisionPolicy policy_;
@@ -112,6 +118,9 @@ class StepBuilder {
   std::unordered_map<TensorId, bool> written_;
   std::unordered_map<TensorId, std::size_t> parameter_of_;
   std::unordered_map<std::string, TensorId> parameter_named_;
+  std::int64_t share_ = 0;
+  /// Sums of shares that wait for others: by level, each parameter's. Level 0 is the gradients'.
+  std::vector<std::vector<TensorId>> levels_;
 };
 
 }  // namespace flashlab::train

@@ -238,10 +238,15 @@ struct LossScaleAttributes {
 };
 inline constexpr int kLossScaleNumbers = 4;
 
-using Attributes =
-    std::variant<std::monostate, ProductAttributes, RowsAttributes, EmbeddingAttributes,
-                 AttentionAttributes, RopeAttributes, PointwiseAttributes, DropoutAttributes,
-                 CrossEntropyAttributes, AdamWAttributes, LossScaleAttributes>;
+/// What all ranks do with a range of the gradients' arena, in elements; empty: with the operand.
+struct CollectiveAttributes {
+  std::int64_t begin = 0, end = 0;
+};
+
+using Attributes = std::variant<std::monostate, ProductAttributes, RowsAttributes,
+                                EmbeddingAttributes, AttentionAttributes, RopeAttributes,
+                                PointwiseAttributes, DropoutAttributes, CrossEntropyAttributes,
+                                AdamWAttributes, LossScaleAttributes, CollectiveAttributes>;
 
 struct Operation {
   std::string name;  ///< "layer 7 / attention / scores"

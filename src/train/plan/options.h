@@ -42,6 +42,12 @@ struct StepOptions {
   std::int64_t batch = 4;       ///< sequences of a micro-batch
   std::int64_t context = 0;     ///< tokens of a sequence; 0: the model's
   std::int64_t accumulate = 1;  ///< micro-batches of a step
+  /// Equal parts of every micro-batch that learn apart: each has rows, dropout and sums of
+  /// gradients of its own, which are added as a binary tree. So it does not show on how many ranks
+  /// they are.
+  std::int64_t shares = 1;
+  int ranks = 1,
+      rank = 0;  ///< shares are dealt out in order, as many to each; the list is one's own
   StepMode mode = StepMode::kFull;
   Precision precision = Precision::kFp32;
   bool gpu = false;  ///< the list of a GPU: what it does in one kernel is one operation (fusion.h)
@@ -60,5 +66,14 @@ struct StepOptions {
   bool documents = false;
   std::int32_t end_of_text = 0;
 };
+
+/// Shares of this rank. Precondition: build_step took the options.
+inline std::int64_t own_shares(const StepOptions& options) {
+  return options.shares / options.ranks;
+}
+/// Sequences of a step on this rank.
+inline std::int64_t own_sequences(const StepOptions& options) {
+  return options.batch * options.accumulate / options.ranks;
+}
 
 }  // namespace flashlab::train

@@ -60,6 +60,7 @@ struct StepPlan {
   std::vector<Parameter> parameters;  ///< in backward order: bucket and shard are ranges
   std::int64_t arena_elements = 0;    ///< of each flat arena, gaps included
   bool tf32 = false;                  ///< products of fp32 may round their operands to tf32
+  bool any_threads = false;           ///< bits depend on no number of threads: attention's neither
 
   TensorId tokens = kNoTensor;         ///< int32 [batch, context]
   TensorId targets = kNoTensor;        ///< int32 [batch, context]

@@ -5,14 +5,18 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <map>
+#include <string_view>
 
 #include "api/capacity.h"
 #include "api/context_state.h"
+#include "runtime/program/observer.h"
 #include "train/cpu/call.h"
 #include "train/cpu/narrow.h"
 #include "train/cpu/random.h"
 #include "train/plan/attention_problem.h"
 #include "train/plan/documents.h"
+#include "train/plan/order.h"
 
 namespace flashlab::train {
 namespace {
@@ -47,10 +51,15 @@ constexpr void (*kFunctions[])(const cpu::Call<T>&) = {
 };
 #undef FLASHLAB_OPERATION
 
+bool is_collective(const Operation& operation) {
+  return operation.operation_class == OperationClass::kCommunication;
+}
+
 // By a function of its row, or in this executor's own way.
 bool runs(const Operation& operation) {
   return kFunctions<float>[static_cast<std::size_t>(operation.kind)] != &cpu::none<float> ||
-         is_attention(operation) || operation.operation_class == OperationClass::kOptimizer;
+         is_attention(operation) || is_collective(operation) ||
+         operation.operation_class == OperationClass::kOptimizer;
 }
 
 std::int64_t bytes_widened(const StepPlan& plan, const Operation& operation) {
@@ -75,15 +84,43 @@ Tensors tensors_of(const StepPlan& plan, const Operation& operation, const Probl
   return out;
 }
 
+// The runtime tells the times of collectives; those that ran beside others at the end of the step.
+class CollectiveTimes final : public internal::StepObserver {
+ public:
+  CollectiveTimes(const StepPlan& plan, OperationObserver& observer) : observer_(observer) {
+    for (std::size_t i = 0; i < plan.operations.size(); ++i) {
+      if (is_collective(plan.operations[i])) index_of_[plan.operations[i].name] = i;
+    }
+  }
+  void step_finished(std::string_view name, double milliseconds) override {
+    const auto found = index_of_.find(name);
+    if (found == index_of_.end()) return;
+    const auto end = OperationObserver::Clock::now();
+    const std::chrono::duration<double, std::milli> took(milliseconds);
+    observer_.operation_finished(
+        found->second, end - std::chrono::duration_cast<OperationObserver::Clock::duration>(took),
+        end);
+  }
+
+ private:
+  OperationObserver& observer_;
+  std::map<std::string_view, std::size_t> index_of_;
+};
+
 }  // namespace
 
 Result<std::unique_ptr<CpuExecutor>> CpuExecutor::create(const Context& context, StepPlan plan,
-                                                         ParameterStore& parameters) {
+                                                         ParameterStore& parameters,
+                                                         runtime::Communicator* group) {
   if (!parameters.matches(plan)) {
     return Status::invalid(
         {"parameters", "those of another model", "the parameters of the plan's model", ""});
   }
   for (const Operation& operation : plan.operations) {
+    if (is_collective(operation) && group == nullptr) {
+      return Status::invalid({"step", fmt::format("{} without other ranks", operation.name),
+                              "the communicator of all ranks", ""});
+    }
     if (runs(operation)) continue;
     return Status::unsupported(
         {"step", fmt::format("{} ({})", operation.name, to_string(operation.kind)),
@@ -91,6 +128,7 @@ Result<std::unique_ptr<CpuExecutor>> CpuExecutor::create(const Context& context,
   }
   std::unique_ptr<CpuExecutor> out(new CpuExecutor(context));
   out->plan_ = std::move(plan);
+  out->group_ = group;
   if (Status s = out->bind(parameters); !s.ok()) return s;
   if (Status s = out->bind_attention(); !s.ok()) return s;
   parameters.element() == Element::kFp64 ? out->add_steps<double>() : out->add_steps<float>();
@@ -100,6 +138,10 @@ Result<std::unique_ptr<CpuExecutor>> CpuExecutor::create(const Context& context,
 Status CpuExecutor::bind(ParameterStore& parameters) {
   parameters_ = &parameters;
   memory_ = plan_memory(plan_);
+  if (streams_of(plan_) > 1) {
+    order_streams(plan_, memory_);
+    if (Status s = check_order(plan_, memory_); !s.ok()) return s;
+  }
   std::int64_t persistent_bytes = 0, scratch_bytes = norm_scratch_bytes(), widened_bytes = 0;
   for (const PlanTensor& tensor : plan_.tensors) {
     if (tensor.role == Role::kBatch || tensor.role == Role::kResult) {
@@ -257,10 +299,30 @@ Status CpuExecutor::run_operation(std::size_t index) {
   }
 }
 
-// A host function for each operation: what else a program has stands between them.
+// In place: a range of the gradients, or a tensor of its own.
+runtime::CollectiveWork CpuExecutor::collective(const Operation& operation) {
+  const auto& range = std::get<CollectiveAttributes>(operation.attributes);
+  const PlanTensor& tensor = plan_.tensor(operation.outputs.front());
+  const std::int64_t size = size_of(tensor.element);
+  std::byte* at = range.end > range.begin
+                      ? gradient_arena() + range.begin * size
+                      : addresses_[static_cast<std::size_t>(operation.outputs.front().tensor)];
+  const std::int64_t elements =
+      range.end > range.begin ? range.end - range.begin : tensor.elements();
+  exchanged_.push_back(at);
+  const runtime::Place place = {program_.program().add_tensor(operation.name)};
+  return {.kind = runtime::Collective::kAllReduce,
+          .from = place,
+          .to = place,
+          .bytes = static_cast<std::size_t>(elements * size),
+          .dtype = dtype_of(tensor.element)};
+}
+
+// A host function for each operation that is no collective.
 template <class T>
 void CpuExecutor::add_steps() {
   using Clock = OperationObserver::Clock;
+  for (int i = 1; i < streams_of(plan_); ++i) program_.program().add_stream(0);
   for (std::size_t i = 0; i < plan_.operations.size(); ++i) {
     const auto run = [this, i](auto) {
       const Clock::time_point start = observer_ ? Clock::now() : Clock::time_point();
@@ -269,20 +331,32 @@ void CpuExecutor::add_steps() {
       return status;
     };
     const Operation& operation = plan_.operations[i];
-    program_.program().add({.name = operation.name,
-                            .scope = to_string(operation.phase),
-                            .work = runtime::HostWork{run, {}}});
+    runtime::Step step = {.name = operation.name,
+                          .scope = to_string(operation.phase),
+                          .stream = operation.stream,
+                          .depends_on = operation.depends_on};
+    if (is_collective(operation)) {
+      step.work = collective(operation);
+    } else {
+      step.work = runtime::HostWork{run, {}};
+    }
+    program_.program().add(std::move(step));
   }
 }
 
 Status CpuExecutor::run(OperationObserver* observer) {
-  static constexpr Stream kHere{};
+  static constexpr Stream kHere[2] = {};
   observer_ = observer;
   if (plan_.documents != kNoTensor) {
     auto* offsets = static_cast<std::int32_t*>(data(plan_.documents));
     if (Status s = write_documents(plan_, tokens(), offsets); !s.ok()) return s;
   }
-  return program_.enqueue({.streams = {&kHere, 1}});
+  const runtime::Call call = {
+      .tensors = exchanged_, .streams = kHere, .groups = {&group_, group_ == nullptr ? 0U : 1U}};
+  if (observer == nullptr || group_ == nullptr) return program_.enqueue(call);
+  CollectiveTimes times(plan_, *observer);
+  const internal::ObserveSteps observed(times);
+  return program_.enqueue(call);
 }
 
 std::int64_t CpuExecutor::held_bytes() const {

@@ -23,8 +23,10 @@ class CpuExecutor final : public StepExecutor {
   /// step will ever need.
   /// Errors: kInvalidArgument (the store belongs to another model), kUnsupported (a type that the
   /// CPU does not compute in, an attention that the CPU does not have), kOutOfMemory.
+  /// `group` carries out the collectives of the list; null where it has none.
   static Result<std::unique_ptr<CpuExecutor>> create(const Context& context, StepPlan plan,
-                                                     ParameterStore& parameters);
+                                                     ParameterStore& parameters,
+                                                     runtime::Communicator* group = nullptr);
 
   Status run(OperationObserver* observer = nullptr) override;
   const StepPlan& plan() const override { return plan_; }
@@ -40,6 +42,7 @@ class CpuExecutor final : public StepExecutor {
   Status bind_attention();
   template <class T>
   void add_steps();
+  runtime::CollectiveWork collective(const Operation& operation);
   template <class T>
   Status run_operation(std::size_t index);
   Status run_attention(std::size_t index);
@@ -69,6 +72,8 @@ class CpuExecutor final : public StepExecutor {
   std::vector<std::byte*> wide_addresses_;  ///< while run_widened runs: its operands in fp32
   std::vector<std::optional<Plan>> attention_plans_;  ///< per operation of attention
   runtime::Executor program_;
+  runtime::Communicator* group_ = nullptr;
+  std::vector<void*> exchanged_;           ///< of the program's collectives: what they work on
   OperationObserver* observer_ = nullptr;  ///< of the call that runs
 };
 

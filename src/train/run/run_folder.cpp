@@ -39,6 +39,12 @@ RunFolder& RunFolder::operator=(RunFolder&& other) noexcept {
   return *this;
 }
 
+RunFolder RunFolder::beside(fs::path path) {
+  RunFolder out;
+  out.path_ = std::move(path);
+  return out;
+}
+
 RunFolder::~RunFolder() {
   let_go();
 }

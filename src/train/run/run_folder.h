@@ -22,6 +22,8 @@ class RunFolder {
   static Result<RunFolder> create(const std::filesystem::path& path, Name name);
   /// Holds a folder that is there. Errors: kInvalidArgument (a run is going on there), kIoError.
   static Result<RunFolder> open(const std::filesystem::path& path);
+  /// The folder that another rank of the run holds.
+  static RunFolder beside(std::filesystem::path path);
   RunFolder(RunFolder&& other) noexcept { *this = std::move(other); }
   RunFolder& operator=(RunFolder&& other) noexcept;
   ~RunFolder();

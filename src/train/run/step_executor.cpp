@@ -26,13 +26,14 @@ void draw_batch(const StepExecutor& executor, std::uint64_t seed) {
 }
 
 Result<std::unique_ptr<StepExecutor>> make_executor(const Context& context, StepPlan plan,
-                                                    ParameterStore& parameters) {
+                                                    ParameterStore& parameters,
+                                                    runtime::Communicator* group) {
   if (context.device().kind == DeviceKind::kCuda) {
     auto executor = CudaStepExecutor::create(context, std::move(plan), parameters);
     if (!executor.ok()) return executor.status();
     return std::unique_ptr<StepExecutor>(std::move(*executor));
   }
-  auto executor = CpuExecutor::create(context, std::move(plan), parameters);
+  auto executor = CpuExecutor::create(context, std::move(plan), parameters, group);
   if (!executor.ok()) return executor.status();
   return std::unique_ptr<StepExecutor>(std::move(*executor));
 }
@@ -53,13 +54,13 @@ void begin_loss_scale(const StepExecutor& executor) {
 
 // Numbers are drawn before the executor is made, which takes them to a GPU.
 Result<BoundStep> make_step(const Context& context, StepPlan plan,
-                            std::optional<std::uint64_t> seed) {
+                            std::optional<std::uint64_t> seed, runtime::Communicator* group) {
   Result<ParameterStore> parameters = ParameterStore::create(plan);
   if (!parameters.ok()) return parameters.status();
   BoundStep out;
   out.parameters = std::make_unique<ParameterStore>(std::move(*parameters));
   if (seed) out.parameters->initialize(*seed);
-  auto executor = make_executor(context, std::move(plan), *out.parameters);
+  auto executor = make_executor(context, std::move(plan), *out.parameters, group);
   if (!executor.ok()) return executor.status();
   out.executor = std::move(*executor);
   return out;

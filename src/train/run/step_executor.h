@@ -8,6 +8,7 @@
 
 #include "flashlab/context.h"
 #include "flashlab/status.h"
+#include "runtime/communicator/communicator.h"
 #include "train/plan/memory_plan.h"
 #include "train/plan/step_plan.h"
 #include "train/run/operation_observer.h"
@@ -50,10 +51,12 @@ class StepExecutor {
   double number(TensorId id) const;
 };
 
-/// The executor of the context's device. `context` and `parameters` outlive it.
+/// The executor of the context's device. `context`, `parameters` and `group`, which carries out
+/// what the list does with other ranks, outlive it.
 /// Errors: those of the executor; kUnsupported where the device has none.
 Result<std::unique_ptr<StepExecutor>> make_executor(const Context& context, StepPlan plan,
-                                                    ParameterStore& parameters);
+                                                    ParameterStore& parameters,
+                                                    runtime::Communicator* group = nullptr);
 
 /// Writes the first loss scale, where the step has one.
 void begin_loss_scale(const StepExecutor& executor);
@@ -69,7 +72,8 @@ struct BoundStep {
 
 /// Parameters drawn from `seed`, without one zeros, and make_executor's.
 Result<BoundStep> make_step(const Context& context, StepPlan plan,
-                            std::optional<std::uint64_t> seed);
+                            std::optional<std::uint64_t> seed,
+                            runtime::Communicator* group = nullptr);
 
 /// The same with a batch of random tokens.
 Result<BoundStep> bind_step(const Context& context, StepPlan plan, std::uint64_t seed);

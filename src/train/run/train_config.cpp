@@ -25,6 +25,7 @@ struct WholeKey {
 constexpr WholeKey kWholeKeys[] = {{"steps", &TrainConfig::steps, 1},
                                    {"batch", &TrainConfig::batch, 1},
                                    {"accumulate", &TrainConfig::accumulate, 1},
+                                   {"shares", &TrainConfig::shares, 1},
                                    {"warmup_steps", &TrainConfig::warmup_steps, 0},
                                    {"evaluate_every", &TrainConfig::evaluate_every, 0},
                                    {"save_every", &TrainConfig::save_every, 0},
@@ -164,6 +165,7 @@ StepOptions TrainConfig::step_options() const {
   StepOptions out;
   out.batch = batch;
   out.accumulate = accumulate;
+  out.shares = shares;
   out.precision = precision;
   out.attention = attention;
   set_loss_scale(loss_scale, out);

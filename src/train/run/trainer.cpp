@@ -31,8 +31,10 @@ TextOptions text_options(const TrainConfig& config) {
           .context = config.model.context};
 }
 
-StepOptions options_on(const Context& context, const TrainConfig& config) {
+StepOptions options_on(const Context& context, const TrainConfig& config, const Ranks& ranks) {
   StepOptions out = config.step_options();
+  out.ranks = ranks.size();
+  out.rank = ranks.rank();
   out.gpu = context.device().kind == DeviceKind::kCuda;
   return out;
 }
@@ -42,7 +44,8 @@ StepOptions options_on(const Context& context, const TrainConfig& config) {
 /// log.jsonl: one object a line, each with its step.
 class Trainer::Log {
  public:
-  explicit Log(fs::path path) : path_(std::move(path)) {}
+  /// `silent`: of a rank beside rank 0, which writes nothing.
+  Log(fs::path path, bool silent) : path_(std::move(path)), silent_(silent) {}
 
   // A resumed run writes the steps after `step` again: what stands there is dropped.
   Status keep_until(std::int64_t step) {
@@ -64,6 +67,7 @@ class Trainer::Log {
   }
 
   Status write(const Json& line) {
+    if (silent_) return {};
     if (!file_.is_open()) file_.open(path_, std::ios::app);
     errno = 0;
     file_ << base::json_text(line) << '\n' << std::flush;
@@ -73,43 +77,62 @@ class Trainer::Log {
 
  private:
   fs::path path_;
+  bool silent_;
   std::ofstream file_;
 };
 
-Trainer::Trainer(const Context& context, TrainConfig config, RunFolder folder)
+Trainer::Trainer(const Context& context, TrainConfig config, RunFolder folder, const Ranks& ranks)
     : context_(context),
       config_(std::move(config)),
       folder_(std::move(folder)),
-      log_(std::make_unique<Log>(folder_.path() / "log.jsonl")) {}
+      ranks_(ranks),
+      log_(std::make_unique<Log>(folder_.path() / "log.jsonl", !ranks_.leads())) {}
 
 Trainer::~Trainer() = default;
+
+// Made by rank 0, then read by the others.
+Result<RunText> Trainer::text_of(const TrainConfig& config, const RunFolder& folder,
+                                 const std::atomic<bool>* stop, const Ranks& ranks) {
+  TextOptions options = text_options(config);
+  options.stop = stop;
+  Result<RunText> text = Status();
+  if (ranks.leads()) text = prepare_text(folder.path(), options);
+  if (Status s = ranks.agree(text.status()); !s.ok()) return s;
+  if (!ranks.leads()) text = open_text(folder.path(), options);
+  if (Status s = ranks.agree(text.status()); !s.ok()) return s;
+  return text;
+}
 
 Result<std::unique_ptr<Trainer>> Trainer::start(const Context& context, const TrainConfig& config,
                                                 const fs::path& folder, RunFolder::Name name,
                                                 const Admission& admits,
-                                                const std::atomic<bool>* stop) {
+                                                const std::atomic<bool>* stop, const Ranks& ranks) {
   if (Status s = validate(config); !s.ok()) return s;
   // What does not fit with one word in its vocabulary does not fit with those of the text either,
   // which may take minutes to learn.
   ModelConfig least = config.model;
   least.vocabulary = 1;
-  Result<StepPlan> plan = build_step(least, options_on(context, config));
+  Result<StepPlan> plan =
+      build_parallel_step(least, options_on(context, config, ranks), ranks.parallel);
   if (!plan.ok()) return plan.status();
-  if (Status s = admits(*plan); !s.ok()) return s;
-  Result<RunFolder> held = RunFolder::create(folder, name);
-  if (!held.ok()) return held.status();
-  std::unique_ptr<Trainer> out(new Trainer(context, config, std::move(*held)));
-  TextOptions options = text_options(config);
-  options.stop = stop;
-  Result<RunText> text = prepare_text(out->folder(), options);
+  if (Status s = ranks.agree(admits(*plan)); !s.ok()) return s;
+  Result<RunFolder> held = RunFolder();
+  if (ranks.leads()) held = RunFolder::create(folder, name);
+  if (Status s = ranks.agree(held.status()); !s.ok()) return s;
+  std::string path = held->path().string();
+  if (Status s = ranks.tell(path); !s.ok()) return s;
+  if (!ranks.leads()) held = RunFolder::beside(path);
+  std::unique_ptr<Trainer> out(new Trainer(context, config, std::move(*held), ranks));
+  Result<RunText> text = text_of(config, out->folder_, stop, ranks);
   if (!text.ok()) return text.status();
   out->text_ = std::make_unique<RunText>(std::move(*text));
   out->config_.model.vocabulary = out->tokenizer().vocabulary();
-  if (Status s = out->bind(config.seed, admits); !s.ok()) return s;
+  if (Status s = ranks.agree(out->bind(config.seed, admits)); !s.ok()) return s;
+  if (Status s = out->check_same_everywhere(); !s.ok()) return s;
   // The last file: where it stands, a run has begun.
-  if (Status s = write_file(out->folder() / "config.json", out->config_.to_json()); !s.ok()) {
-    return s;
-  }
+  Status written;
+  if (ranks.leads()) written = write_file(out->folder() / "config.json", out->config_.to_json());
+  if (Status s = ranks.agree(written); !s.ok()) return s;
   out->folder_.keep();
   return out;
 }
@@ -167,8 +190,10 @@ Status check_same_run(const TrainConfig& config, const RunState& state, const fs
 
 }  // namespace
 
-Result<std::unique_ptr<Trainer>> Trainer::resume(const Context& context, const fs::path& folder,
-                                                 const Admission& admits) {
+namespace {
+
+// The newest checkpoint of a folder, which `held` then holds.
+Result<fs::path> hold_checkpoint(const fs::path& folder, RunFolder& held) {
   const auto run = find_run(folder);
   Result<fs::path> checkpoint = find_checkpoint(folder);
   if (!checkpoint.ok() && !run) return checkpoint.status();
@@ -176,11 +201,25 @@ Result<std::unique_ptr<Trainer>> Trainer::resume(const Context& context, const f
     return Status::invalid({folder.string(), "a checkpoint", "a run's folder",
                             fmt::format("--resume {}", folder.parent_path().string())});
   }
-  Result<RunFolder> held = RunFolder::open(folder);
-  if (!held.ok()) return held.status();
+  Result<RunFolder> opened = RunFolder::open(folder);
+  if (!opened.ok()) return opened.status();
+  held = std::move(*opened);
   // Until the folder was held another run could have saved.
-  checkpoint = find_checkpoint(folder);
-  if (!checkpoint.ok()) return checkpoint.status();
+  return find_checkpoint(folder);
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Trainer>> Trainer::resume(const Context& context, const fs::path& folder,
+                                                 const Admission& admits, const Ranks& ranks) {
+  RunFolder held;
+  Result<fs::path> checkpoint = fs::path();
+  if (ranks.leads()) checkpoint = hold_checkpoint(folder, held);
+  if (Status s = ranks.agree(checkpoint.status()); !s.ok()) return s;
+  std::string path = checkpoint->string();
+  if (Status s = ranks.tell(path); !s.ok()) return s;
+  checkpoint = fs::path(path);
+  if (!ranks.leads()) held = RunFolder::beside(folder);
   const fs::path file = folder / "config.json";
   Result<std::string> json = read_file(file);
   if (!json.ok()) return json.status();
@@ -189,24 +228,51 @@ Result<std::unique_ptr<Trainer>> Trainer::resume(const Context& context, const f
   Result<RunState> state = load_state(*checkpoint);
   if (!state.ok()) return with_older(state.status(), *checkpoint);
   if (Status s = check_same_run(*config, *state, file, *checkpoint); !s.ok()) return s;
-  std::unique_ptr<Trainer> out(new Trainer(context, *config, std::move(*held)));
-  Result<RunText> text = open_text(folder, text_options(*config));
-  if (!text.ok()) return text.status();
-  out->text_ = std::make_unique<RunText>(std::move(*text));
-  if (Status s = out->bind({}, admits); !s.ok()) return s;
-  if (Status s = load_weights(*checkpoint / "model.safetensors", *out->parameters_); !s.ok()) {
-    return with_older(s, *checkpoint);
-  }
-  if (Status s = load_moments(*checkpoint / "optimizer.safetensors", *out->parameters_); !s.ok()) {
-    return with_older(s, *checkpoint);
-  }
-  if (float* scale = out->loss_scale()) {
-    std::copy(state->loss_scale.begin(), state->loss_scale.end(), scale);
-  }
-  if (Status s = out->executor_->push_parameters(); !s.ok()) return s;
-  out->done_ = out->saved_ = state->step;
-  if (Status s = out->log_->keep_until(state->step); !s.ok()) return s;
+  std::unique_ptr<Trainer> out(new Trainer(context, *config, std::move(held), ranks));
+  if (Status s = ranks.agree(out->load(*checkpoint, *state, admits)); !s.ok()) return s;
+  if (Status s = out->check_same_everywhere(); !s.ok()) return s;
+  const Status kept = ranks.leads() ? out->log_->keep_until(state->step) : Status();
+  if (Status s = ranks.agree(kept); !s.ok()) return s;
   return out;
+}
+
+Status Trainer::load(const fs::path& checkpoint, const RunState& state, const Admission& admits) {
+  Result<RunText> text = open_text(folder(), text_options(config_));
+  if (!text.ok()) return text.status();
+  text_ = std::make_unique<RunText>(std::move(*text));
+  if (Status s = bind({}, admits); !s.ok()) return s;
+  if (Status s = load_weights(checkpoint / "model.safetensors", *parameters_); !s.ok()) {
+    return with_older(s, checkpoint);
+  }
+  if (Status s = load_moments(checkpoint / "optimizer.safetensors", *parameters_); !s.ok()) {
+    return with_older(s, checkpoint);
+  }
+  if (float* scale = loss_scale()) {
+    std::copy(state.loss_scale.begin(), state.loss_scale.end(), scale);
+  }
+  done_ = saved_ = state.step;
+  return executor_->push_parameters();
+}
+
+// Text by its length and some of its tokens: a whole one may be many gigabytes.
+Status Trainer::check_same_everywhere() const {
+  if (ranks_.group == nullptr) return {};
+  const auto tokens = [&](const Tokens& text) {
+    std::uint64_t digest = static_cast<std::uint64_t>(text.size());
+    const std::int64_t stride = std::max<std::int64_t>(text.size() >> 16, 1);
+    for (std::int64_t i = 0; i < text.size(); i += stride) {
+      const std::int32_t token = text[i];
+      digest = digest_of(&token, sizeof token, digest);
+    }
+    return digest;
+  };
+  const std::string json = config_.to_json(), plan = to_string(executor_->plan());
+  const auto weights = static_cast<std::size_t>(parameters_->arena_bytes(false));
+  return check_same(ranks_, {{"the configuration", digest_of(json.data(), json.size())},
+                             {"the step's list", digest_of(plan.data(), plan.size())},
+                             {"the training text", tokens(text_->training)},
+                             {"the validation text", tokens(text_->validation)},
+                             {"the weights", digest_of(parameters_->values(), weights)}});
 }
 
 Status Trainer::find_end_of_text() {
@@ -229,16 +295,18 @@ Status Trainer::find_end_of_text() {
 
 Status Trainer::bind(std::optional<std::uint64_t> seed, const Admission& admits) {
   if (Status s = find_end_of_text(); !s.ok()) return s;
-  StepOptions options = options_on(context_, config_);
-  Result<StepPlan> plan = build_step(config_.model, options);
+  StepOptions options = options_on(context_, config_, ranks_);
+  Result<StepPlan> plan = build_parallel_step(config_.model, options, ranks_.parallel);
   if (!plan.ok()) return plan.status();
   if (Status s = admits(*plan); !s.ok()) return s;
-  Result<BoundStep> bound = make_step(context_, std::move(*plan), seed);
+  Result<BoundStep> bound = make_step(context_, std::move(*plan), seed, ranks_.group);
   if (!bound.ok()) return bound.status();
   parameters_ = std::move(bound->parameters);
   executor_ = std::move(bound->executor);
+  // Validation is dealt out by whole batches.
   options.mode = StepMode::kForward;
-  options.accumulate = 1;
+  options.accumulate = options.ranks = 1;
+  options.rank = 0;
   options.checkpoint.clear();
   Result<StepPlan> forward = build_step(config_.model, options);
   if (!forward.ok()) return forward.status();
@@ -265,9 +333,11 @@ Status Trainer::step(StepReport& report) {
   const auto start = std::chrono::steady_clock::now();
   const std::int64_t context = config_.model.context;
   const std::int64_t windows = config_.batch * config_.accumulate;
-  for (std::int64_t i = 0; i < windows; ++i) {
-    read_window(text_->training, window_start(text_->training, context, config_.seed, done_, i),
-                context, executor_->tokens() + i * context, executor_->targets() + i * context);
+  const std::int64_t own = windows / ranks_.size(), first = ranks_.rank() * own;
+  for (std::int64_t i = 0; i < own; ++i) {
+    read_window(text_->training,
+                window_start(text_->training, context, config_.seed, done_, first + i), context,
+                executor_->tokens() + i * context, executor_->targets() + i * context);
   }
   report.learning_rate = learning_rate(config_, done_);
   executor_->set_scalar(kLearningRate, report.learning_rate);
@@ -296,24 +366,35 @@ Result<double> Trainer::validation_loss(std::int64_t batches) {
   const std::int64_t wanted = batches == 0 ? all : std::min(batches, all);
   double sum = 0;
   std::int64_t counted = 0;
-  for (std::int64_t i = 0; i < wanted; ++i) {
-    const std::int64_t first = all * i / wanted * batch;
-    const std::int64_t real = std::min(batch, windows - first);
+  const bool wide = parameters_->element() == Element::kFp64;
+  const std::size_t bytes =
+      static_cast<std::size_t>(batch * context) * (wide ? sizeof(double) : sizeof(float));
+  const auto first_of = [&](std::int64_t i) { return all * i / wanted * batch; };
+  const auto real_of = [&](std::int64_t i) { return std::min(batch, windows - first_of(i)); };
+  // Each rank looks at a batch of its own; all add the losses of all in the order of the text.
+  for (std::int64_t round = 0; round < wanted; round += ranks_.size()) {
+    const std::int64_t own = std::min(round + ranks_.rank(), wanted - 1);
     for (std::int64_t j = 0; j < batch; ++j) {
       // The last batch is filled up with its first window, which is not counted again.
-      const std::int64_t window = first + (j < real ? j : 0);
+      const std::int64_t window = first_of(own) + (j < real_of(own) ? j : 0);
       read_window(file, window * context, context, evaluator_->tokens() + j * context,
                   evaluator_->targets() + j * context);
     }
     if (Status s = evaluator_->run(); !s.ok()) return s;
     if (Status s = evaluator_->wait(); !s.ok()) return s;
-    const void* losses = evaluator_->data(evaluator_->plan().losses);
-    const bool wide = parameters_->element() == Element::kFp64;
-    for (std::int64_t token = 0; token < real * context; ++token) {
-      sum += wide ? static_cast<const double*>(losses)[token]
-                  : static_cast<double>(static_cast<const float*>(losses)[token]);
+    const Result<std::vector<std::byte>> losses = ranks_.gather(
+        evaluator_->data(evaluator_->plan().losses), bytes, "losses of the validation text");
+    if (!losses.ok()) return losses.status();
+    const std::int64_t here = std::min<std::int64_t>(ranks_.size(), wanted - round);
+    for (std::int64_t rank = 0; rank < here; ++rank) {
+      const std::byte* at = losses->data() + static_cast<std::size_t>(rank) * bytes;
+      const std::int64_t tokens = real_of(round + rank) * context;
+      for (std::int64_t token = 0; token < tokens; ++token) {
+        sum += wide ? reinterpret_cast<const double*>(at)[token]
+                    : static_cast<double>(reinterpret_cast<const float*>(at)[token]);
+      }
+      counted += tokens;
     }
-    counted += real * context;
   }
   return sum / static_cast<double>(counted);
 }
@@ -326,13 +407,16 @@ Status Trainer::save(TrainObserver& observer) {
   if (const float* scale = loss_scale()) {
     std::copy(scale, scale + state.loss_scale.size(), state.loss_scale.begin());
   }
-  if (Status s = save_checkpoint(folder(), state, *parameters_); !s.ok()) return s;
+  Status written;
+  if (ranks_.leads()) written = save_checkpoint(folder(), state, *parameters_);
+  if (Status s = ranks_.agree(written); !s.ok()) return s;
   saved_ = done_;
   observer.saved(folder() / fmt::format("step-{}", done_));
   return {};
 }
 
 Status Trainer::sample(TrainObserver& observer) {
+  if (!ranks_.leads()) return {};
   if (Status s = executor_->pull_parameters(); !s.ok()) return s;
   std::vector<std::int32_t> tokens;
   const std::vector<std::int32_t> prompt = {text_->validation[0]};
@@ -367,7 +451,10 @@ Status Trainer::after_step(TrainObserver& observer) {
 
 Result<TrainOutcome> Trainer::run(TrainObserver& observer, const std::atomic<bool>& stop) {
   TrainOutcome out;
-  while (done_ < config_.steps && !stop) {
+  while (done_ < config_.steps) {
+    const Result<bool> stops = ranks_.any(stop);
+    if (!stops.ok()) return stops.status();
+    if (*stops) break;
     StepReport report;
     if (Status s = step(report); !s.ok()) return s;
     // A scale that can fall no further says that the numbers themselves are beyond fp16.

@@ -15,6 +15,7 @@
 
 #include "train/data/text.h"
 #include "train/run/generator.h"
+#include "train/run/ranks.h"
 #include "train/run/run_folder.h"
 #include "train/run/train_config.h"
 
@@ -53,20 +54,24 @@ struct TrainOutcome {
 /// Whether a step may be bound here, by its memory: asked before weights are drawn.
 using Admission = std::function<Status(const StepPlan&)>;
 
+struct RunState;
+
 class Trainer {
  public:
   /// A new run in `folder`, which is made: text prepared, weights drawn, config.json written. The
   /// model's vocabulary becomes the tokenizer's. A failed start leaves no folder that it made; a
-  /// set `stop` ends the preparation of the text so (kIoError).
+  /// set `stop` ends the preparation of the text so (kIoError). All of `ranks` call it alike: rank
+  /// 0 makes the folder, and its `folder` counts. What fails on one of them fails on all.
   static Result<std::unique_ptr<Trainer>> start(const Context& context, const TrainConfig& config,
                                                 const std::filesystem::path& folder,
                                                 RunFolder::Name name, const Admission& admits,
-                                                const std::atomic<bool>* stop = nullptr);
+                                                const std::atomic<bool>* stop = nullptr,
+                                                const Ranks& ranks = {});
   /// The run in `folder` from its newest checkpoint, by its own config.json, which must be the one
-  /// that the checkpoint was made by.
+  /// that the checkpoint was made by; on any number of ranks that its shares can be dealt to.
   static Result<std::unique_ptr<Trainer>> resume(const Context& context,
                                                  const std::filesystem::path& folder,
-                                                 const Admission& admits);
+                                                 const Admission& admits, const Ranks& ranks = {});
   ~Trainer();
 
   const TrainConfig& config() const { return config_; }
@@ -84,7 +89,11 @@ class Trainer {
 
  private:
   class Log;
-  Trainer(const Context& context, TrainConfig config, RunFolder folder);
+  Trainer(const Context& context, TrainConfig config, RunFolder folder, const Ranks& ranks);
+  static Result<RunText> text_of(const TrainConfig& config, const RunFolder& folder,
+                                 const std::atomic<bool>* stop, const Ranks& ranks);
+  Status load(const std::filesystem::path& checkpoint, const RunState& state,
+              const Admission& admits);
   /// Weights drawn from `seed`, or zeros.
   Status bind(std::optional<std::uint64_t> seed, const Admission& admits);
   /// The token that ends a document, where attention ends with it.
@@ -94,10 +103,13 @@ class Trainer {
   Status save(TrainObserver& observer);
   Status sample(TrainObserver& observer);
   Status after_step(TrainObserver& observer);
+  /// Ranks that do not do the same would wait for each other.
+  Status check_same_everywhere() const;
 
   const Context& context_;
   TrainConfig config_;
   RunFolder folder_;
+  Ranks ranks_;
   std::unique_ptr<RunText> text_;
   std::unique_ptr<ParameterStore> parameters_;
   std::unique_ptr<StepExecutor> executor_, evaluator_;

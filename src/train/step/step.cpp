@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 
 #include "train/layers/layers.h"
 #include "train/plan/builder.h"
@@ -12,6 +13,40 @@
 
 namespace flashlab::train {
 namespace {
+
+Status check_shares(const StepOptions& options) {
+  const std::int64_t shares = options.shares, ranks = options.ranks;
+  if (shares < 1 || options.batch % shares != 0) {
+    return Status::invalid(
+        {"shares", fmt::format("{} of a batch of {}", shares, options.batch),
+         "a divisor of the batch",
+         fmt::format("--batch {}",
+                     shares * std::max<std::int64_t>(
+                                  options.batch / std::max<std::int64_t>(shares, 1), 1))});
+  }
+  if (ranks < 1 || options.rank < 0 || options.rank >= ranks) {
+    return Status::invalid(
+        {"rank", fmt::format("{} of {}", options.rank, ranks), "one of at least 1 ranks", ""});
+  }
+  // Neighbours are added first: of other numbers a rank would hold no whole branch of the tree.
+  const bool whole = shares % ranks == 0;
+  if (ranks > 1 && !(whole && std::has_single_bit(static_cast<std::uint64_t>(shares / ranks)))) {
+    return Status::invalid(
+        {"shares", fmt::format("{} on {} ranks", shares, ranks),
+         fmt::format("{0}, {1} or another power of two times {0}", ranks, 2 * ranks),
+         fmt::format("--shares {}, or another number of ranks", ranks)});
+  }
+  if (shares > 1 && options.gpu) {
+    return Status::unsupported({"shares", fmt::format("{} on a GPU", shares), "1 there",
+                                "--device cpu; this version deals a batch out on CPUs alone"});
+  }
+  if (shares > 1 && options.precision == Precision::kPureBf16) {
+    return Status::unsupported({"shares", fmt::format("{} with bf16-pure", shares),
+                                "a precision whose gradients are fp32 or fp64",
+                                "--precision bf16 keeps them in fp32"});
+  }
+  return {};
+}
 
 Status check(const ModelConfig& model, const StepOptions& options) {
   if (Status s = validate(model); !s.ok()) return s;
@@ -23,15 +58,16 @@ Status check(const ModelConfig& model, const StepOptions& options) {
     return Status::invalid(
         {"accumulate", fmt::format("{}", options.accumulate), "1 to 4096 micro-batches", ""});
   }
+  if (Status s = check_shares(options); !s.ok()) return s;
   // A step lists layers and chunks of logits of every micro-batch: more of them than this would be
   // planned for minutes and in gigabytes.
   constexpr std::int64_t kMostParts = 8 * kMostLayers;
-  if (model.layers * options.accumulate > kMostParts) {
-    return Status::invalid(
-        {"accumulate",
-         fmt::format("{} micro-batches of {} layers", options.accumulate, model.layers),
-         fmt::format("at most {} layers in all micro-batches", kMostParts),
-         "a larger batch makes fewer of them"});
+  if (model.layers * options.accumulate * options.shares > kMostParts) {
+    return Status::invalid({"accumulate",
+                            fmt::format("{} micro-batches of {} layers",
+                                        options.accumulate * options.shares, model.layers),
+                            fmt::format("at most {} layers in all micro-batches", kMostParts),
+                            "a larger batch makes fewer of them"});
   }
   const std::int64_t context = options.context == 0 ? model.context : options.context;
   const double logits = static_cast<double>(options.batch) * static_cast<double>(context) *
@@ -100,16 +136,35 @@ void micro_batch(StepBuilder& b, LayerContext context) {
   b.run_backward();
 }
 
+// Of several ranks each adds its own losses first.
 void mean_loss(StepBuilder& b) {
   b.enter(-1, "head");
   b.set_phase(Phase::kForward);
-  b.append({.name = "mean loss",
-            .kind = OperationKind::kMeanLoss,
-            .operation_class = OperationClass::kLoss,
-            .inputs = {{Slot::kLosses, b.plan().losses}},
-            .outputs = {{Slot::kLoss, b.plan().loss}},
-            .attributes =
-                RowsAttributes{.rows = b.plan().tensor(b.plan().losses).elements(), .width = 1}});
+  const int ranks = b.options().ranks;
+  const std::int64_t rows = b.plan().tensor(b.plan().losses).elements();
+  StepBuilder::Call mean = {
+      .name = "mean loss",
+      .kind = OperationKind::kMeanLoss,
+      .operation_class = OperationClass::kLoss,
+      .inputs = {{Slot::kLosses, b.plan().losses}},
+      .outputs = {{Slot::kLoss, b.plan().loss}},
+      .attributes = RowsAttributes{.rows = rows * ranks, .width = own_shares(b.options())}};
+  if (ranks > 1) {
+    const Operand sum = {Slot::kSum, b.persistent("loss sum", {1}, Element::kFp64, Role::kResult)};
+    StepBuilder::Call own = mean;
+    own.name = "loss sum";
+    own.outputs = {sum};
+    own.attributes = RowsAttributes{.rows = rows, .width = own_shares(b.options())};
+    b.append(own);
+    b.append({.name = "all-reduce loss",
+              .kind = OperationKind::kAllReduce,
+              .operation_class = OperationClass::kCommunication,
+              .inputs = {sum},
+              .outputs = {sum},
+              .attributes = CollectiveAttributes{}});
+    mean.inputs = {sum};
+  }
+  b.append(mean);
 }
 
 }  // namespace
@@ -120,13 +175,18 @@ Result<StepPlan> build_step(const ModelConfig& model, const StepOptions& request
   if (options.mode == StepMode::kDecode) {
     options.batch = options.context = options.accumulate = 1;
     options.documents = false;
+    options.shares = options.ranks = 1;
+    options.rank = 0;
     options.checkpoint.clear();
   }
   if (Status s = check(model, options); !s.ok()) return s;
   StepBuilder b(options);
-  LayerContext context = {.model = model, .batch = options.batch, .context = options.context};
+  LayerContext context = {
+      .model = model, .batch = options.batch / options.shares, .context = options.context};
   StepPlan& plan = b.plan();
-  const std::int64_t sequences = options.batch * options.accumulate;
+  plan.any_threads = requested.shares > 1;
+  const std::int64_t sequences = own_sequences(options);
+  const std::int64_t shares = own_shares(options);
   plan.tokens = b.persistent("tokens", {sequences, options.context}, Element::kInt32, Role::kBatch);
   plan.scalars = b.persistent("scalars", {kScalars}, Element::kFp64, Role::kBatch);
   if (!b.decodes()) {
@@ -137,9 +197,9 @@ Result<StepPlan> build_step(const ModelConfig& model, const StepOptions& request
     plan.loss = b.persistent("loss", {1}, b.policy().statistic, Role::kResult);
   }
   if (options.documents) {
-    const std::int64_t most = options.batch * most_documents(options.context);
-    plan.documents =
-        b.persistent("documents", {options.accumulate, most + 1}, Element::kInt32, Role::kBatch);
+    const std::int64_t most = context.batch * most_documents(options.context);
+    plan.documents = b.persistent("documents", {shares * options.accumulate, most + 1},
+                                  Element::kInt32, Role::kBatch);
     plan.end_of_text = options.end_of_text;
   }
   if (options.precision == Precision::kFp16 && options.mode == StepMode::kFull &&
@@ -147,15 +207,22 @@ Result<StepPlan> build_step(const ModelConfig& model, const StepOptions& request
     plan.loss_scale =
         b.persistent("loss scale", {kLossScaleNumbers}, Element::kFp32, Role::kResult);
   }
-  for (; context.micro < options.accumulate; ++context.micro) micro_batch(b, context);
+  context.site = options.rank * shares * options.accumulate;
+  for (std::int64_t share = 0; share < shares; ++share) {
+    b.begin_share(share);
+    for (std::int64_t i = 0; i < options.accumulate; ++i, ++context.micro, ++context.site) {
+      micro_batch(b, context);
+    }
+    b.end_share();
+  }
   if (!b.decodes()) mean_loss(b);
   b.lay_out_arenas();
   if (options.mode == StepMode::kFull) optimizer(b);
   StepPlan out = b.take();
   if (!options.checkpoint.empty()) checkpoint(out, options.checkpoint);
   if (options.gpu) fuse(out);
-  out.title = fmt::format("{} · batch {} x {} · {}", model.name, sequences, options.context,
-                          to_string(options.precision));
+  out.title = fmt::format("{} · batch {} x {} · {}", model.name, sequences * options.ranks,
+                          options.context, to_string(options.precision));
   return out;
 }
 

@@ -1,0 +1,73 @@
+#include "cli/ranks.h"
+
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "cli/values.h"
+#include "dist/start/join.h"
+
+namespace flashlab::cli {
+namespace {
+
+// Text may take minutes to become tokens, and rank 0 samples alone.
+constexpr std::int64_t kTimeoutS = 600;
+
+train::ParallelOptions parallel_options(const Arguments& arguments) {
+  train::ParallelOptions out;
+  if (const auto name = arguments.value("--parallel")) {
+    out.mode = train::parse_parallel_mode(*name).value_or(out.mode);
+  }
+  if (const auto bucket = arguments.value("--bucket")) {
+    if (out.mode != train::ParallelMode::kBucket) {
+      fail_usage(
+          fmt::format("--bucket beside --parallel {}, which has none; leave one of the two "
+                      "away",
+                      to_string(out.mode)));
+    }
+    out.bucket_bytes = *bucket == "all" ? INT64_MAX : parse_bytes("--bucket", *bucket);
+  }
+  return out;
+}
+
+}  // namespace
+
+TrainingRanks training_ranks(const Arguments& arguments) {
+  const Result<dist::World> world = dist::world_of();
+  if (!world.ok()) fail(world.status());
+  if (world->alone()) {
+    for (const char* flag : {"--parallel", "--bucket", "--timeout"}) {
+      if (!arguments.has(flag)) continue;
+      fail_usage(
+          fmt::format("{} is about several ranks, and this process is alone; start them "
+                      "with flashlab launch -n 2 train ...",
+                      flag));
+    }
+    return {};
+  }
+  if (arguments.value("--device").value_or("cpu") != "cpu") {
+    fail_usage(
+        fmt::format("--device {} with {} ranks; this version trains in ranks on CPUs alone: "
+                    "--device cpu",
+                    *arguments.value("--device"), world->size));
+  }
+  TrainingRanks out;
+  out.ranks.parallel = parallel_options(arguments);
+  const auto timeout = static_cast<double>(whole(arguments, "--timeout", kTimeoutS, 1, 1'000'000));
+  Result<std::unique_ptr<runtime::Communicator>> group = dist::join(*world, {.timeout_s = timeout});
+  if (!group.ok()) fail(group.status());
+  out.group = std::move(*group);
+  out.ranks.group = out.group.get();
+  return out;
+}
+
+void fail_among(const train::Ranks& ranks, const Status& status) {
+  if (ranks.group != nullptr && !ranks.group->failure().ok()) {
+    throw Failure{kExitFailure, ranks.group->failure().message(), /*of_another_rank=*/true,
+                  /*silent=*/!ranks.group->tells_of_failure()};
+  }
+  // What all ranks found together is told by the first, where no launcher listens.
+  throw Failure{exit_code_of(status), status.message(), false, !ranks.leads()};
+}
+
+}  // namespace flashlab::cli

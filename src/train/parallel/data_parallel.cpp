@@ -1,0 +1,129 @@
+#include "train/parallel/data_parallel.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <unordered_map>
+
+#include "train/step/step.h"
+
+namespace flashlab::train {
+namespace {
+
+constexpr const char* kModes[] = {"naive", "flat", "overlap", "bucket"};
+
+// Parameters [first, last] whose gradients are added together behind operation `after`.
+struct Bucket {
+  std::size_t first = 0, last = 0;
+  int after = -1;
+};
+
+// Of each parameter the last operation before the optimizer that writes its gradient.
+std::vector<int> last_writers(const StepPlan& plan, int optimizer) {
+  std::unordered_map<TensorId, std::size_t> parameter_of;
+  for (std::size_t i = 0; i < plan.parameters.size(); ++i) {
+    parameter_of[plan.parameters[i].gradient] = i;
+  }
+  std::vector<int> out(plan.parameters.size(), 0);
+  for (int i = 0; i < optimizer; ++i) {
+    for (const TensorId id : plan.operations[static_cast<std::size_t>(i)].outputs) {
+      if (const auto found = parameter_of.find(id); found != parameter_of.end()) {
+        out[found->second] = i;
+      }
+    }
+  }
+  return out;
+}
+
+std::vector<Bucket> buckets_of(const StepPlan& plan, const ParallelOptions& options,
+                               int optimizer) {
+  const bool beside =
+      options.mode == ParallelMode::kOverlap || options.mode == ParallelMode::kBucket;
+  const bool each = options.mode == ParallelMode::kOverlap || options.mode == ParallelMode::kNaive;
+  const std::vector<int> writers = last_writers(plan, optimizer);
+  std::vector<Bucket> out;
+  std::int64_t bytes = 0;
+  for (std::size_t i = 0; i < writers.size(); ++i) {
+    const bool full = options.mode == ParallelMode::kBucket && bytes >= options.bucket_bytes;
+    if (out.empty() || each || full) {
+      out.push_back({i, i, -1});
+      bytes = 0;
+    }
+    out.back().last = i;
+    out.back().after = beside ? std::max(out.back().after, writers[i]) : optimizer - 1;
+    bytes += plan.tensor(plan.parameters[i].gradient).bytes();
+  }
+  return out;
+}
+
+Operation all_reduce(const StepPlan& plan, const Bucket& bucket) {
+  const Parameter& first = plan.parameters[bucket.first];
+  const Parameter& last = plan.parameters[bucket.last];
+  Operation out;
+  out.name = bucket.first == bucket.last
+                 ? fmt::format("all-reduce d {}", first.name)
+                 : fmt::format("all-reduce d {} to {}", first.name, last.name);
+  out.kind = OperationKind::kAllReduce;
+  out.operation_class = OperationClass::kCommunication;
+  out.phase = Phase::kBackward;
+  for (std::size_t i = bucket.first; i <= bucket.last; ++i) {
+    out.inputs.push_back({Slot::kGradient, plan.parameters[i].gradient});
+  }
+  out.outputs = out.inputs;
+  out.attributes = CollectiveAttributes{first.offset, last.offset + last.elements};
+  return out;
+}
+
+void add_gradients(StepPlan& plan, const ParallelOptions& options) {
+  const auto found = std::ranges::find(plan.operations, Phase::kOptimizer, &Operation::phase);
+  const int optimizer = static_cast<int>(found - plan.operations.begin());
+  std::vector<Bucket> buckets = buckets_of(plan, options, optimizer);
+  // A tied weight's writer may come late: what is ready first is sent first.
+  std::ranges::stable_sort(buckets, {}, &Bucket::after);
+  std::vector<Operation> list;
+  auto next = buckets.begin();
+  for (int i = 0; i < static_cast<int>(plan.operations.size()); ++i) {
+    list.push_back(std::move(plan.operations[static_cast<std::size_t>(i)]));
+    for (; next != buckets.end() && next->after == i; ++next) {
+      list.push_back(all_reduce(plan, *next));
+    }
+  }
+  plan.operations = std::move(list);
+}
+
+}  // namespace
+
+const char* to_string(ParallelMode mode) noexcept {
+  return kModes[static_cast<int>(mode)];
+}
+
+std::optional<ParallelMode> parse_parallel_mode(std::string_view name) {
+  if (name == "ddp") return ParallelMode::kBucket;
+  for (std::size_t i = 0; i < std::size(kModes); ++i) {
+    if (name == kModes[i]) return static_cast<ParallelMode>(i);
+  }
+  return std::nullopt;
+}
+
+std::vector<std::string> parallel_mode_names() {
+  return {std::begin(kModes), std::end(kModes)};
+}
+
+Result<StepPlan> build_parallel_step(const ModelConfig& model, const StepOptions& options,
+                                     const ParallelOptions& parallel) {
+  Result<StepPlan> plan = build_step(model, options);
+  if (!plan.ok() || options.ranks == 1) return plan;
+  const bool learns = options.mode == StepMode::kBackward || options.mode == StepMode::kFull;
+  if (learns) add_gradients(*plan, parallel);
+  if (parallel.mode == ParallelMode::kOverlap || parallel.mode == ParallelMode::kBucket) {
+    // All of them: ranks meet in one order.
+    for (Operation& operation : plan->operations) {
+      if (operation.operation_class == OperationClass::kCommunication) operation.stream = 1;
+    }
+  }
+  finish(*plan);
+  plan->title += fmt::format(" · {} ranks, {}", options.ranks, to_string(parallel.mode));
+  return plan;
+}
+
+}  // namespace flashlab::train

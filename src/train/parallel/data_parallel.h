@@ -1,0 +1,40 @@
+#pragma once
+
+// Data parallel training as rewrites of a finished list: where ranks add their gradients. Nobody
+// writes a wait: plan/order.h derives them.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "train/model/config.h"
+#include "train/plan/options.h"
+#include "train/plan/step_plan.h"
+
+namespace flashlab::train {
+
+enum class ParallelMode : std::uint8_t {
+  kNaive,    ///< after backward, parameter by parameter
+  kFlat,     ///< after backward, all at once
+  kOverlap,  ///< each parameter's when it has its last writer behind it, beside backward
+  kBucket,   ///< the same by runs of parameters
+};
+/// "naive", "flat", "overlap", "bucket".
+const char* to_string(ParallelMode mode) noexcept;
+/// Those and "ddp", which is bucket.
+std::optional<ParallelMode> parse_parallel_mode(std::string_view name);
+std::vector<std::string> parallel_mode_names();
+
+struct ParallelOptions {
+  ParallelMode mode = ParallelMode::kBucket;
+  std::int64_t bucket_bytes = 25'000'000;  ///< a bucket is closed when it has so many
+};
+
+/// build_step's list with the collectives of StepOptions::ranks, gradients' in place: a bucket is a
+/// range of their arena. Those that run beside backward are on stream 1.
+Result<StepPlan> build_parallel_step(const ModelConfig& model, const StepOptions& options,
+                                     const ParallelOptions& parallel);
+
+}  // namespace flashlab::train

@@ -1,0 +1,199 @@
+#include "train/run/parallel_check.h"
+
+#include <fmt/format.h>
+
+#include <cstring>
+#include <utility>
+
+#include "train/cpu/random.h"
+#include "train/run/step_executor.h"
+#include "train/step/step.h"
+
+namespace flashlab::train {
+namespace {
+
+constexpr std::uint64_t kSeed = 11;
+constexpr std::int64_t kSequencesPerShare = 2;
+
+// What is the same for one rank and for several.
+struct Setting {
+  Family family = Family::kCourse;
+  Precision precision = Precision::kFp32;
+  std::int64_t accumulate = 1;
+};
+
+ModelConfig model_of(const Setting& setting) {
+  const bool gpt2 = setting.family == Family::kGpt2;
+  return {.name = to_string(setting.family),
+          .family = setting.family,
+          .vocabulary = 61,
+          .context = 24,
+          .width = 32,
+          .hidden = 80,
+          .layers = 3,
+          .heads = 4,
+          .dropout = gpt2 ? 0.1 : 0.0};
+}
+
+StepOptions options_of(const Setting& setting, int shares) {
+  StepOptions out = {.batch = kSequencesPerShare * shares,
+                     .accumulate = setting.accumulate,
+                     .shares = shares,
+                     .precision = setting.precision};
+  out.optimizer.max_norm = 0.25;  // of norms of about 1: every step is clipped
+  return out;
+}
+
+// What steps have left on one rank.
+struct Trail {
+  std::vector<double> losses, norms;
+  std::vector<std::byte> numbers;  // values and both moments
+};
+
+// Token `index` of a step's whole batch; targets are the next ones.
+std::int32_t token_at(std::int64_t vocabulary, int step, std::int64_t index) {
+  const RandomKey key = {kSeed, static_cast<std::uint64_t>(step), 1};
+  return static_cast<std::int32_t>(random_bits(key, static_cast<std::uint64_t>(index)) %
+                                   static_cast<std::uint64_t>(vocabulary));
+}
+
+Result<Trail> run_steps(const Context& context, StepPlan plan, const ModelConfig& model,
+                        const Ranks& ranks, int steps) {
+  Result<BoundStep> bound = make_step(context, std::move(plan), kSeed, ranks.group);
+  if (!bound.ok()) return bound.status();
+  const StepExecutor& executor = *bound->executor;
+  const std::int64_t own = executor.plan().tensor(executor.plan().tokens).elements();
+  Trail out;
+  for (int step = 1; step <= steps; ++step) {
+    for (std::int64_t i = 0; i < own; ++i) {
+      const std::int64_t at = ranks.rank() * own + i;
+      executor.tokens()[i] = token_at(model.vocabulary, step, at);
+      executor.targets()[i] = token_at(model.vocabulary, step, at + 1);
+    }
+    executor.set_scalar(kLearningRate, 3e-3);
+    executor.set_scalar(kStepIndex, step);
+    if (Status s = bound->executor->run(); !s.ok()) return s;
+    if (Status s = bound->executor->wait(); !s.ok()) return s;
+    out.losses.push_back(executor.number(executor.plan().loss));
+    out.norms.push_back(executor.number(executor.plan().gradient_norm));
+  }
+  const ParameterStore& store = *bound->parameters;
+  const auto bytes = static_cast<std::size_t>(store.arena_bytes(false));
+  for (const std::byte* arena : {store.values(), store.first_moments(), store.second_moments()}) {
+    out.numbers.insert(out.numbers.end(), arena, arena + bytes);
+  }
+  return out;
+}
+
+std::string title_of(const Setting& setting, const ParallelOptions& parallel) {
+  std::string mode = to_string(parallel.mode);
+  if (parallel.mode == ParallelMode::kBucket) {
+    mode += parallel.bucket_bytes == INT64_MAX
+                ? std::string(" of everything")
+                : fmt::format(" of {} KB", parallel.bucket_bytes / 1000);
+  }
+  return fmt::format("{} · {} · {} micro-batch{} · {}", to_string(setting.family),
+                     to_string(setting.precision), setting.accumulate,
+                     setting.accumulate == 1 ? "" : "es", mode);
+}
+
+// The first number of each kind that differs.
+void compare(const Trail& one, const Trail& several, int ranks, ParallelCheck& check) {
+  const auto scalars = [&](const char* what, const std::vector<double>& a,
+                           const std::vector<double>& b) {
+    for (std::size_t i = 0; i < a.size(); ++i) {
+      if (a[i] == b[i]) continue;
+      check.wrong.push_back(fmt::format("the {} of step {}: {:.17g} on {} ranks, {:.17g} on one",
+                                        what, i + 1, b[i], ranks, a[i]));
+      return;
+    }
+  };
+  scalars("loss", one.losses, several.losses);
+  scalars("gradient norm", one.norms, several.norms);
+  std::size_t differ = 0;
+  for (std::size_t i = 0; i < one.numbers.size(); ++i)
+    differ += one.numbers[i] != several.numbers[i];
+  if (differ > 0) {
+    check.wrong.push_back(fmt::format("{} of {} bytes of weights and moments after {} steps",
+                                      differ, one.numbers.size(), one.losses.size()));
+  }
+}
+
+std::vector<ParallelOptions> modes(bool brief) {
+  if (brief) return {{ParallelMode::kFlat, 0}, {ParallelMode::kBucket, 1000}};
+  return {{ParallelMode::kNaive, 0},        {ParallelMode::kFlat, 0},
+          {ParallelMode::kOverlap, 0},      {ParallelMode::kBucket, 1000},
+          {ParallelMode::kBucket, 1000000}, {ParallelMode::kBucket, INT64_MAX}};
+}
+
+class Comparison {
+ public:
+  Comparison(const Context& context, const Ranks& ranks, const ParallelCheckOptions& options)
+      : context_(context), ranks_(ranks), options_(options) {}
+
+  /// What one rank makes of the setting, on rank 0.
+  Status reference(const Setting& setting) {
+    one_ = {};
+    if (!ranks_.leads()) return ranks_.agree({});
+    const ModelConfig model = model_of(setting);
+    Result<StepPlan> plan = build_step(model, options_of(setting, ranks_.size()));
+    if (!plan.ok()) return ranks_.agree(plan.status());
+    Result<Trail> trail = run_steps(context_, std::move(*plan), model, {}, options_.steps);
+    if (trail.ok()) one_ = std::move(*trail);
+    return ranks_.agree(trail.status());
+  }
+
+  Result<ParallelCheck> against(const Setting& setting, const ParallelOptions& parallel) {
+    ParallelCheck out = {title_of(setting, parallel), {}};
+    const ModelConfig model = model_of(setting);
+    StepOptions options = options_of(setting, ranks_.size());
+    options.ranks = ranks_.size();
+    options.rank = ranks_.rank();
+    Result<StepPlan> plan = build_parallel_step(model, options, parallel);
+    if (!plan.ok()) return plan.status();
+    Result<Trail> trail = run_steps(context_, std::move(*plan), model, ranks_, options_.steps);
+    if (Status s = ranks_.agree(trail.status()); !s.ok()) return s;
+    const std::uint64_t own = digest_of(trail->numbers.data(), trail->numbers.size());
+    const Result<std::vector<std::byte>> all = ranks_.gather(&own, sizeof own, "weights' digests");
+    if (!all.ok()) return all.status();
+    if (ranks_.leads()) compare(one_, *trail, ranks_.size(), out);
+    for (int rank = 1; rank < ranks_.size(); ++rank) {
+      const std::byte* theirs = all->data() + static_cast<std::size_t>(rank) * sizeof own;
+      if (std::memcmp(theirs, all->data(), sizeof own) == 0) continue;
+      out.wrong.push_back(fmt::format("rank {} has other weights than rank 0", rank));
+    }
+    return out;
+  }
+
+ private:
+  const Context& context_;
+  const Ranks& ranks_;
+  const ParallelCheckOptions& options_;
+  Trail one_;
+};
+
+}  // namespace
+
+Result<std::vector<ParallelCheck>> check_parallel(
+    const Context& context, const Ranks& ranks, const ParallelCheckOptions& options,
+    const std::function<void(const ParallelCheck&)>& ended) {
+  std::vector<ParallelCheck> out;
+  Comparison comparison(context, ranks, options);
+  for (const Family family : {Family::kCourse, Family::kGpt2}) {
+    for (const Precision precision : {Precision::kFp32, Precision::kFp64}) {
+      for (const std::int64_t accumulate : {1, 2}) {
+        const Setting setting = {family, precision, accumulate};
+        if (Status s = comparison.reference(setting); !s.ok()) return s;
+        for (const ParallelOptions& parallel : modes(options.brief)) {
+          Result<ParallelCheck> row = comparison.against(setting, parallel);
+          if (!row.ok()) return row.status();
+          ended(*row);
+          out.push_back(std::move(*row));
+        }
+      }
+    }
+  }
+  return out;
+}
+
+}  // namespace flashlab::train

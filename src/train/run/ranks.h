@@ -1,0 +1,47 @@
+#pragma once
+
+// The ranks of a training run, seen by one of them: what they tell each other outside of steps.
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "flashlab/status.h"
+#include "runtime/communicator/communicator.h"
+#include "train/parallel/data_parallel.h"
+
+namespace flashlab::train {
+
+struct Ranks {
+  runtime::Communicator* group = nullptr;  ///< null: this process is alone
+  ParallelOptions parallel{};
+
+  int rank() const { return group == nullptr ? 0 : group->rank(); }
+  int size() const { return group == nullptr ? 1 : group->size(); }
+  /// Reads and writes the run's folder, prints, samples.
+  bool leads() const { return rank() == 0; }
+
+  /// The same on all ranks: that of the lowest rank that failed. All call it; so nobody waits for
+  /// one that has given up.
+  Status agree(const Status& own) const;
+  /// Rank 0's text on all ranks.
+  Status tell(std::string& text) const;
+  /// Whether any rank says so.
+  Result<bool> any(bool own) const;
+  /// Every rank's `bytes`, in order. Alone: one's own.
+  Result<std::vector<std::byte>> gather(const void* own, std::size_t bytes, const char* name) const;
+};
+
+/// What must be the same on all ranks before the first step.
+struct SameField {
+  const char* name;  ///< "the configuration"
+  std::uint64_t digest = 0;
+};
+/// FNV-1a over 8 bytes at a time.
+std::uint64_t digest_of(const void* data, std::size_t bytes, std::uint64_t seed = 0);
+/// Errors, the same on all ranks: kInvalidArgument, naming the first rank and field that differ
+/// from rank 0's.
+Status check_same(const Ranks& ranks, const std::vector<SameField>& fields);
+
+}  // namespace flashlab::train

@@ -1,0 +1,187 @@
+#!/usr/bin/env python3
+"""Training on several ranks: the bits of one rank, resumed anywhere, and how it ends."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+import unittest
+
+from cli_harness import interrupt_once, main, program, run
+
+# A model whose step takes a millisecond.
+SMALL = ["train", "--device", "cpu", "--layers", "2", "--width", "32", "--heads", "2", "--hidden",
+         "64", "--context", "32", "--batch", "8", "--warmup-steps", "2", "--evaluate-every", "4",
+         "--sample-every", "5", "--dropout", "0.1"]
+
+
+def launch(ranks, *words, **options):
+    return run("launch", "-n", str(ranks), *words, **options)
+
+
+def log_of(folder):
+    """Lines of log.jsonl without their times."""
+    with open(f"{folder}/log.jsonl", encoding="utf-8") as file:
+        lines = [json.loads(line) for line in file]
+    for line in lines:
+        line.pop("ms", None)
+    return lines
+
+
+def bytes_of(path):
+    with open(path, "rb") as file:
+        return file.read()
+
+
+class Training(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.mkdtemp()
+        self.addCleanup(shutil.rmtree, self.folder, True)
+
+    def path(self, name):
+        return f"{self.folder}/{name}"
+
+    def train(self, name, ranks, *flags):
+        words = [*SMALL, "--output", self.path(name), "--steps", "10", "--save-every", "5", *flags]
+        got = run(*words) if ranks == 1 else launch(ranks, *words)
+        self.assertEqual(got.returncode, 0, got.stderr)
+        self.assertNotIn("[rank", got.stderr)
+        return got.stdout
+
+    def assert_same_run(self, name, other):
+        self.assertEqual(log_of(self.path(name)), log_of(self.path(other)))
+        for file in ("model", "optimizer"):
+            self.assertEqual(bytes_of(self.path(f"{name}/step-10/{file}.safetensors")),
+                             bytes_of(self.path(f"{other}/step-10/{file}.safetensors")), name)
+
+    def test_two_ranks_write_one_ranks_files(self):
+        self.train("one", 1, "--shares", "2")
+        for flags in (["--parallel", "naive"], ["--parallel", "overlap"],
+                      ["--parallel", "ddp", "--bucket", "4KB"], ["--bucket", "all"], []):
+            name = "-".join(["two", *flags])
+            said = self.train(name, 2, *flags)
+            self.assert_same_run(name, "one")
+            mode = {"ddp": "bucket"}.get(flags[1], flags[1]) if "--parallel" in flags else "bucket"
+            self.assertIn(f"2 ranks, {mode}", said)
+            self.assertIn("2 shares", said)
+
+    def test_a_run_goes_on_with_any_number_of_ranks(self):
+        flags = ["--shares", "4", "--accumulate", "2", "--precision", "fp64"]
+        self.train("whole", 2, *flags)
+        for ranks, more in ((1, []), (4, ["--parallel", "naive"]), (2, ["--bucket", "1KB"])):
+            name = f"again-{ranks}"
+            shutil.copytree(self.path("whole"), self.path(name))
+            shutil.rmtree(self.path(f"{name}/step-10"))
+            words = ["train", "--device", "cpu", "--resume", self.path(name), *more]
+            got = run(*words) if ranks == 1 else launch(ranks, *words)
+            self.assertEqual(got.returncode, 0, got.stderr)
+            self.assert_same_run(name, "whole")
+        got = launch(3, "train", "--resume", self.path("whole"))
+        self.assertEqual(got.returncode, 2)
+        self.assertIn("shares: got 4 on 3 ranks", got.stderr)
+
+    def test_ranks_that_differ_are_named_before_the_first_step(self):
+        for flags, what in (("--seed $((1 + RANK))", "the configuration"),
+                            (f"--text {self.folder}/$RANK.txt", "the configuration")):
+            for rank in "01":
+                with open(self.path(f"{rank}.txt"), "w", encoding="utf-8") as file:
+                    file.write("abcdefgh" * (200 + int(rank)))
+            command = " ".join([program(), *SMALL, "--steps", "2", "--output", self.path("differ")])
+            got = launch(2, "--", "sh", "-c", f"exec {command} {flags}")
+            self.assertEqual(got.returncode, 2, got.stderr)
+            self.assertIn(f"rank 1: got {what} with digest", got.stderr)
+            self.assertFalse(os.path.exists(self.path("differ")))
+
+    def test_ranks_of_torchrun_are_one_run(self):
+        def start(rank):
+            variables = {"RANK": rank, "WORLD_SIZE": "2", "LOCAL_RANK": rank,
+                         "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "localhost",
+                         "TORCHELASTIC_RUN_ID": "none",
+                         "MASTER_PORT": str(20000 + os.getpid() % 9999)}
+            return subprocess.Popen([program(), *SMALL, "--steps", "10", "--save-every", "5",
+                                     "--output", self.path("torchrun")], text=True,
+                                    stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                    env={**os.environ, **variables})
+        ranks = [start(rank) for rank in "01"]
+        texts = [rank.communicate(timeout=100) for rank in ranks]
+        self.assertEqual([rank.returncode for rank in ranks], [0, 0], texts)
+        self.assertEqual(texts[1], ("", ""))
+        self.train("one", 1, "--shares", "2")
+        self.assert_same_run("torchrun", "one")
+
+    def start_long(self, name):
+        child = subprocess.Popen([program(), "launch", "-n", "2", *SMALL, "--steps", "100000",
+                                  "--output", self.path(name)], text=True,
+                                 stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        return child
+
+    def test_ctrl_c_saves_once_for_all(self):
+        child = self.start_long("stopped")
+        interrupt_once(self, child, self.path("stopped/log.jsonl"), '"step":3')
+        said, notes = child.communicate(timeout=60)
+        self.assertEqual(child.returncode, 130, notes)
+        self.assertIn("stopped  after step", said)
+        steps = [line["step"] for line in log_of(self.path("stopped")) if "loss" in line]
+        self.assertTrue(os.path.isdir(self.path(f"stopped/step-{steps[-1]}")))
+
+    def test_a_killed_rank_ends_the_run_with_one_message(self):
+        for killed in (0, 1):
+            child = self.start_long(f"killed-{killed}")
+            log = self.path(f"killed-{killed}/log.jsonl")
+            end = time.monotonic() + 60
+            while not (os.path.exists(log) and os.path.getsize(log) > 1000):
+                self.assertLess(time.monotonic(), end)
+                time.sleep(0.02)
+            with open(f"/proc/{child.pid}/task/{child.pid}/children", encoding="utf-8") as file:
+                pid = int(file.read().split()[killed])
+            begin = time.monotonic()
+            os.kill(pid, signal.SIGKILL)
+            _, notes = child.communicate(timeout=60)
+            self.assertLess(time.monotonic() - begin, 5)
+            self.assertEqual(child.returncode, 1)
+            self.assertRegex(notes, re.compile(rf"flashlab: rank {killed} of 2 \(process {pid} on "
+                                               r"\S+\) was ended by signal 9 \(Killed\); .*all "
+                                               r"ranks were ended\n$"))
+
+    def test_bad_input(self):
+        for words, text in ((["--parallel", "flat"], "--parallel is about several ranks"),
+                            (["--bucket", "1MB"], "launch -n 2 train"),
+                            (["--shares", "3"], "shares: got 3 of a batch of 8")):
+            got = run(*SMALL, "--output", self.path("bad"), *words)
+            self.assertEqual(got.returncode, 2, got.stderr)
+            self.assertIn(text, got.stderr)
+        for words, text in ((["--parallel", "fsdp"], "--parallel \"fsdp\" is unknown"),
+                            (["--parallel", "flat", "--bucket", "1MB"], "--bucket beside"),
+                            (["--bucket", "0"], "--bucket \"0\""),
+                            (["--shares", "1", "--accumulate", "0"], "--accumulate 0"),
+                            (["--shares", "16"], "shares: got 16 of a batch of 8"),
+                            (["--precision", "bf16-pure"], "bf16-pure")):
+            begin = time.monotonic()
+            got = launch(2, *SMALL, "--output", self.path("bad"), *words)
+            self.assertEqual(got.returncode, 2, got.stderr)
+            self.assertIn(text, got.stderr)
+            self.assertEqual(got.stderr.count("\n"), 1, got.stderr)
+            self.assertLess(time.monotonic() - begin, 10)
+        self.assertFalse(os.path.exists(self.path("bad")))
+
+
+class Check(unittest.TestCase):
+    def test_ranks_give_one_ranks_bits(self):
+        for ranks in (2, 3):
+            got = launch(ranks, "check", "parallel", "--quick")
+            self.assertEqual(got.returncode, 0, got.stdout + got.stderr)
+            self.assertEqual(len(re.findall("^equal  ", got.stdout, re.M)), 16)
+            self.assertIn("16 of 16 give the bits of one rank", got.stdout)
+
+    def test_it_needs_ranks(self):
+        got = run("check", "parallel")
+        self.assertEqual(got.returncode, 2)
+        self.assertIn("flashlab launch -n 2 check parallel", got.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+// Lists with collectives on a stream of their own: their order, and what finds a missing wait.
+
+#include <gtest/gtest.h>
+
+#include <set>
+#include <string>
+
+#include "train/parallel/data_parallel.h"
+#include "train/plan/order.h"
+#include "train/plan/recompute.h"
+#include "train_model.h"
+
+namespace flashlab::train {
+namespace {
+
+struct Ordered {
+  StepPlan plan;
+  MemoryPlan memory;
+};
+
+Ordered ordered(ParallelMode mode, std::int64_t bucket_bytes, StepOptions options = {},
+                Family family = Family::kGpt2) {
+  options.batch = 4;
+  options.shares = 4;
+  options.ranks = 2;
+  Result<StepPlan> plan = build_parallel_step(small_model(family), options, {mode, bucket_bytes});
+  EXPECT_TRUE(plan.ok()) << plan.status().message();
+  Ordered out = {std::move(*plan), {}};
+  out.memory = plan_memory(out.plan);
+  order_streams(out.plan, out.memory);
+  return out;
+}
+
+int collectives(const StepPlan& plan) {
+  int count = 0;
+  for (const Operation& each : plan.operations) count += each.kind == OperationKind::kAllReduce;
+  return count;
+}
+
+TEST(TrainOrder, EveryGradientIsAddedOnceInEveryMode) {
+  for (const Family family : {Family::kCourse, Family::kGpt2}) {
+    for (const ParallelMode mode : {ParallelMode::kNaive, ParallelMode::kFlat,
+                                    ParallelMode::kOverlap, ParallelMode::kBucket}) {
+      const Ordered list = ordered(mode, 1024, {.accumulate = 2}, family);
+      std::multiset<TensorId> added, all;
+      std::int64_t covered = 0;
+      for (const Operation& each : list.plan.operations) {
+        if (each.kind != OperationKind::kAllReduce || each.phase == Phase::kForward) continue;
+        const auto& range = std::get<CollectiveAttributes>(each.attributes);
+        covered += range.end - range.begin;
+        for (const Operand& operand : each.outputs) added.insert(operand.tensor);
+      }
+      for (const Parameter& parameter : list.plan.parameters) all.insert(parameter.gradient);
+      EXPECT_EQ(added, all) << to_string(mode);
+      EXPECT_LE(covered, list.plan.arena_elements) << to_string(mode);
+      EXPECT_EQ(streams_of(list.plan),
+                mode == ParallelMode::kOverlap || mode == ParallelMode::kBucket ? 2 : 1);
+      EXPECT_TRUE(check_order(list.plan, list.memory).ok());
+    }
+  }
+}
+
+TEST(TrainOrder, BucketsGrowUntilTheyHoldEverything) {
+  const int each = collectives(ordered(ParallelMode::kOverlap, 0).plan);
+  const int small = collectives(ordered(ParallelMode::kBucket, 1024).plan);
+  EXPECT_GT(each, small);
+  EXPECT_GT(small, 2);
+  EXPECT_EQ(collectives(ordered(ParallelMode::kBucket, INT64_MAX).plan), 2);  // and the loss
+  EXPECT_EQ(collectives(ordered(ParallelMode::kFlat, 0).plan), 2);
+}
+
+// A race that some run some day would lose: each wait in turn is taken away.
+TEST(TrainOrder, EveryMissingWaitIsFound) {
+  int waits = 0;
+  for (const char* groups : {"", "1", "norms"}) {
+    StepOptions options = {.accumulate = 2};
+    if (*groups != '\0') options.checkpoint = *parse_checkpoint(groups, 2);
+    for (const ParallelMode mode : {ParallelMode::kOverlap, ParallelMode::kBucket}) {
+      Ordered list = ordered(mode, 1024, options);
+      ASSERT_TRUE(check_order(list.plan, list.memory).ok());
+      for (Operation& operation : list.plan.operations) {
+        const std::vector<int> kept = operation.depends_on;
+        for (const int earlier : kept) {
+          const Operation& other = list.plan.operations[static_cast<std::size_t>(earlier)];
+          if (other.stream == operation.stream) continue;
+          ++waits;
+          std::erase(operation.depends_on, earlier);
+          const Status found = check_order(list.plan, list.memory);
+          EXPECT_NE(found.message().find(operation.name), std::string::npos)
+              << operation.name << " after " << other.name << ": " << found.message();
+          operation.depends_on = kept;
+        }
+      }
+    }
+  }
+  EXPECT_GT(waits, 100);
+}
+
+// Where a collective reads what is no gradient, memory that is given to something else waits, too.
+TEST(TrainOrder, APlaceThatIsTakenOverWaitsForItsLastUser) {
+  StepPlan plan;
+  const auto tensor = [&](const char* name) {
+    plan.tensors.push_back({name, {64}, Element::kFp32, Role::kTemporary, -1});
+    return static_cast<TensorId>(plan.tensors.size() - 1);
+  };
+  const TensorId a = tensor("a"), b = tensor("b"), c = tensor("c");
+  const auto add = [&](const char* name, int stream, std::vector<Operand> inputs,
+                       std::vector<Operand> outputs) {
+    Operation operation;
+    operation.name = name;
+    operation.stream = stream;
+    operation.inputs = std::move(inputs);
+    operation.outputs = std::move(outputs);
+    plan.operations.push_back(std::move(operation));
+  };
+  add("make a", 0, {}, {{Slot::kY, a}});
+  add("send a", 1, {{Slot::kX, a}}, {{Slot::kY, b}});
+  add("make c", 0, {}, {{Slot::kY, c}});
+  finish(plan);
+  const MemoryPlan memory = plan_memory(plan);
+  ASSERT_EQ(memory.offsets[0], memory.offsets[2]);
+  EXPECT_FALSE(check_order(plan, memory).ok());  // by tensors alone nothing tells it
+  order_streams(plan, memory);
+  EXPECT_EQ(plan.operations[2].depends_on, std::vector<int>{1});
+  EXPECT_TRUE(check_order(plan, memory).ok());
+}
+
+}  // namespace
+}  // namespace flashlab::train

@@ -208,7 +208,18 @@ INSTANTIATE_TEST_SUITE_P(
                    "ragged-decode"}},
         Selection{"sm90_backward_sinks", "sm90", kBackward, DType::kBf16, {"sinks"}},
         Selection{"fp32_forward", "sm80", kForward, DType::kFp32, {"features-unequal"}},
+        Selection{"fp32_forward_ragged",
+                  "sm80",
+                  kForward,
+                  DType::kFp32,
+                  {"ragged-unused", "ragged-causal", "ragged-decode", "ragged-bool-mask-4",
+                   "ragged-sinks"}},
         Selection{"fp32_backward", "sm80", kBackward, DType::kFp32, {"features-unequal"}},
+        Selection{"fp32_backward_ragged",
+                  "sm80",
+                  kBackward,
+                  DType::kFp32,
+                  {"ragged-causal-unused", "ragged-sinks", "pair-deterministic-ragged-normal-d64"}},
         Selection{"fa1_mma", "fa1-mma", kForward, DType::kFp16, {"fill-1-causal"}},
         Selection{"fa2_mma", "fa2-mma", kForward, DType::kFp16, {"fill-1-causal"}},
         Selection{"fa2_mma_backward", "fa2-mma", kBackward, DType::kFp16, {"fill-1-causal"}},
@@ -231,9 +242,8 @@ TEST(AttentionEmulatedPairs, AreRefusedForATypeOrOneFeature) {
       const auto taken_by = [&](const char* implementation) {
         return plan(context, lab::problem_of(each, pass, implementation, context.device())).ok();
       };
-      // fp32 has no ragged batches on a GPU; sm80 has no pages. Those of sm90 are multiples
-      // of 8 keys, without padding.
-      const bool fp32 = each.dtype == DType::kFp32 && !each.ragged();
+      // sm80 has no pages. Those of sm90 are multiples of 8 keys, without padding.
+      const bool fp32 = each.dtype == DType::kFp32;
       EXPECT_EQ(taken_by("sm80"), !each.cache && (half || fp32)) << each.name;
       const bool odd =
           each.cache && (each.cache->page_size % 8 != 0 || each.sequences[0].leftpad > 0);
@@ -351,11 +361,12 @@ TEST(AttentionEmulatedFewKeys, BackwardMeetsForwardsScores) {
   }
 }
 
-/// Tensors of a ragged call of bf16, each before a page that cannot be read.
+/// Tensors of a ragged call of bf16 or fp32, each before a page that cannot be read.
 class RaggedTensors {
  public:
   static constexpr std::int64_t kRows = 150, kDim = 64;
-  explicit RaggedTensors(const std::vector<std::int32_t>& offsets) {
+  explicit RaggedTensors(const std::vector<std::int32_t>& offsets, DType dtype = DType::kBf16)
+      : dtype_(dtype) {
     q = rows(), k = rows(), v = rows(), o = rows(), d_o = rows(), dq = rows(), dk = rows();
     dv = rows();
     lse = tensor(allocate(kRows * 4), {1, kRows}, DType::kFp32, kDevice);
@@ -385,7 +396,8 @@ class RaggedTensors {
  private:
   static constexpr Device kDevice{DeviceKind::kCuda, 0};
   Tensor rows() {
-    return tensor(allocate(kRows * kDim * 2), {kRows, 1, kDim}, DType::kBf16, kDevice);
+    const std::size_t bytes = dtype_ == DType::kFp32 ? 4 : 2;
+    return tensor(allocate(kRows * kDim * bytes), {kRows, 1, kDim}, dtype_, kDevice);
   }
   void* allocate(std::size_t bytes) {
     const auto data = memory_->allocate(bytes);
@@ -394,6 +406,7 @@ class RaggedTensors {
     allocated_.push_back(*data);
     return *data;
   }
+  DType dtype_;
   std::shared_ptr<lab::DeviceMemory> memory_ = emulated_memory();
   std::vector<void*> allocated_;
 };
@@ -407,15 +420,25 @@ TEST(AttentionEmulatedOffsets, ThatAreWrongEndAndStayInside) {
   const std::vector<std::int32_t> all[] = {{0, 130, 0, 130},   {150, 0, 150, 0},
                                            {-7, 1000, 20, 40}, {90, 149, 3, 150},
                                            {70, 10, 80, 5},    {150, 150, 150, 150}};
-  for (const auto& offsets : all) {
-    SCOPED_TRACE(fmt::format("{}", fmt::join(offsets, " ")));
-    const RaggedTensors x(offsets);
+  struct Call {
+    DType dtype;
+    const char* implementation;
+    bool deterministic;
+  };
+  const Call calls[] = {
+      {DType::kBf16, "sm80", true}, {DType::kBf16, "sm90", false}, {DType::kFp32, "sm80", true}};
+  for (std::size_t i = 0; i < std::size(all) * std::size(calls); ++i) {
+    const std::vector<std::int32_t>& offsets = all[i / std::size(calls)];
+    const auto& [dtype, implementation, deterministic] = calls[i % std::size(calls)];
+    SCOPED_TRACE(
+        fmt::format("{} {} {}", to_string(dtype), implementation, fmt::join(offsets, " ")));
+    const RaggedTensors x(offsets, dtype);
     ForwardTensors forward_call{.q = x.q, .k = x.k, .v = x.v, .o = x.o};
     forward_call.lse = x.lse;
     forward_call.cu_seqlens_q = x.cu_seqlens;
     forward_call.cu_seqlens_k = x.cu_seqlens;
-    run_emulated<ForwardTensors>(context, forward_call, &forward);
-    run_emulated<ForwardTensors>(context, forward_call, &forward, {.implementation = "sm90"});
+    run_emulated<ForwardTensors>(context, forward_call, &forward,
+                                 {.implementation = implementation});
     BackwardTensors backward_call{.q = x.q,
                                   .k = x.k,
                                   .v = x.v,
@@ -427,8 +450,9 @@ TEST(AttentionEmulatedOffsets, ThatAreWrongEndAndStayInside) {
                                   .dv = x.dv};
     backward_call.cu_seqlens_q = x.cu_seqlens;
     backward_call.cu_seqlens_k = x.cu_seqlens;
-    run_emulated<BackwardTensors>(context, backward_call, &backward, {.deterministic = true});
-    run_emulated<BackwardTensors>(context, backward_call, &backward, {.implementation = "sm90"});
+    run_emulated<BackwardTensors>(
+        context, backward_call, &backward,
+        {.deterministic = deterministic, .implementation = implementation});
   }
 }
 

@@ -16,8 +16,7 @@ GPUs, dynamic and static caches, grouped heads as they are, dropout, softcap, at
                       whatever a model makes of its own: a bool mask of queries x keys, as "sdpa"
 
 What it cannot serve raises and names it: output_attentions, head_mask, position_bias with a
-gradient, paged caches of continuous batching. float32 on GPUs has no ragged kernels yet: there
-packed position_ids become a mask, and cu_seq_lens_q raise.
+gradient, paged caches of continuous batching.
 """
 
 from __future__ import annotations
@@ -96,9 +95,6 @@ def _padding(batch_size, q_length, kv_length, kv_offset, given, more):
 def _packed(mask_function, more):
     """Where packed sequences begin, from the functions that transformers makes of position_ids that
     begin again; None for any other function."""
-    device = torch.device(more.get("device", "cpu"))
-    if device.type == "cuda" and more.get("dtype") not in (torch.float16, torch.bfloat16):
-        return None
     both = _inside(mask_function, "and_masks", "mask_functions") or ()
     if len(both) != 2:
         return None

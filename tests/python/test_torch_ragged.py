@@ -20,7 +20,7 @@ class RaggedOperator:
 
     def setUp(self):
         torch.compiler.reset()
-        # GPUs have ragged kernels in 16 bits.
+        # What a GPU trains in.
         self.dtype = torch.float32 if self.device == "cpu" else torch.bfloat16
 
     def rows(self, lengths=LENGTHS, index=torch.int32, gap=0):

@@ -34,10 +34,6 @@ Result<std::shared_ptr<internal::PlanState>> make_plan(const internal::ContextSt
                                 "name none, or one of the ladder's rungs, e.g. 'fa2'"});
   }
   const bool fp32 = geometry.dtype == DType::kFp32;
-  if (geometry.has_lengths && fp32) {
-    return Status::unsupported({"implementation 'sm80' with cu_seqlens or seqused", "fp32",
-                                "fp16 or bf16", "convert q, k and v, or use a CPU"});
-  }
   if (geometry.has_lengths && geometry.heads_q > kMaxRaggedHeads) {
     return too_large("heads_q with cu_seqlens or seqused", geometry.heads_q, kMaxRaggedHeads,
                      "split the heads into several calls");

@@ -32,6 +32,10 @@ struct ChosenArguments<true, Dense, Ragged> {
 };
 template <bool kRagged, class Dense, class Ragged>
 using ArgumentsOf = typename ChosenArguments<kRagged, Dense, Ragged>::Type;
+template <class Config>
+using ForwardCall = ArgumentsOf<Config::kRagged, ForwardArguments, RaggedForwardArguments>;
+template <class Config>
+using BackwardCall = ArgumentsOf<Config::kRagged, BackwardArguments, RaggedBackwardArguments>;
 
 /// What a sequence gets that is longer than its mask.
 inline constexpr float kNaN = __builtin_bit_cast(float, 0x7fc00000u);

@@ -202,9 +202,6 @@ struct QueryPlace {
   }
 };
 
-template <class Config>
-using BackwardCall = ArgumentsOf<Config::kRagged, BackwardArguments, RaggedBackwardArguments>;
-
 inline constexpr int kFragmentFloats = 128;  ///< of a [16, 8] product: 4 per lane
 
 /// The fp32 dQ accumulator is tile after tile, each in the order in which warps hold it: fragment

@@ -34,7 +34,8 @@ struct BackwardFp32Block : BackwardFp32Products<Config> {
       Base::row_lse, Base::row_tiles, Base::split_two, Base::store_grad_s, Base::take_ticket,
       Base::to_terms, Base::turn_of, Base::turns_before, Base::unpark, Base::warp_key,
       Base::warp_query;
-  using typename Base::Stage, typename Base::Storage, typename Base::KeyTerms;
+  using typename Base::Arguments, typename Base::Stage, typename Base::Storage,
+      typename Base::KeyTerms;
 
   /// Starts the copies of kCount rows of a tile's terms, from `g` on; kSharedRows: rows of a term
   /// in shared memory. `bytes` 16, or 0 for zeros.
@@ -94,12 +95,11 @@ struct BackwardFp32Block : BackwardFp32Products<Config> {
     }
   }
 
-  static __device__ __forceinline__ void start_step(const BackwardArguments& args,
-                                                    const KeyBlock& w, Int64 all_rows, Step at,
-                                                    Stage& stage) {
+  static __device__ __forceinline__ void start_step(const Arguments& args, const KeyBlock& w,
+                                                    Int64 all_rows, Step at, Stage& stage) {
     const int first = at.step * kRows, in_tile = first % kSplitRows;
-    const Int64 bh = Int64(w.batch) * args.shape.heads_q + w.head_k * args.shape.group + at.head;
-    const Int64 tile = bh * query_tiles(args.shape) + first / kSplitRows;
+    const Int64 bh = Base::head_index(args.shape, w.batch, w.head_k * args.shape.group + at.head);
+    const Int64 tile = Base::query_tile(args, bh, first / kSplitRows);
     if constexpr (Config::kWideTerms) {
       const int head = w.head_k * args.shape.group + at.head;
       const QueryTile& facts = row_tiles(args)[tile];
@@ -290,16 +290,15 @@ struct BackwardFp32Block : BackwardFp32Products<Config> {
   }
 
   /// K and V of the block to shared memory, and what is known of them.
-  static __device__ __forceinline__ void load_keys(const BackwardArguments& args, const KeyBlock& w,
+  static __device__ __forceinline__ void load_keys(const Arguments& args, const KeyBlock& w,
                                                    Storage& shared) {
     const Shape& s = args.shape;
-    const Int64 tiles_k = split_tile_count(s.seqlen_k),
-                all_k = Int64(s.batch) * s.heads_k * tiles_k;
+    const Int64 tiles_k = split_tile_count(s.seqlen_k), all_k = Base::all_key_tiles(args);
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
       const int key = w.first_key + half * kHalfKeys, tile = key / kSplitRows;
       const bool inside = tile < tiles_k;
-      const Int64 at = w.bh * tiles_k + (inside ? tile : 0);
+      const Int64 at = Base::key_tile(args, w.bh, inside ? tile : 0);
       const SplitTile k =
           split_tensor(args.regions[Config::kSplitRegionK], all_k, Config::kHeadDim, Config::kTerms)
               .tiles[at];
@@ -327,18 +326,11 @@ struct BackwardFp32Block : BackwardFp32Products<Config> {
     }
   }
 
-  static __device__ __forceinline__ void key_gradients(const BackwardArguments& args,
-                                                       Storage& shared, unsigned block, int part) {
-    constexpr Path kPath = Config::kWideTerms ? kBf16Terms : kFp16Terms;
+  static constexpr Path kPath = Config::kWideTerms ? kBf16Terms : kFp16Terms;
+
+  static __device__ __forceinline__ void key_gradients(const Arguments& args, Storage& shared,
+                                                       int part) {
     const Shape& s = args.shape;
-    const unsigned heads = static_cast<unsigned>(s.batch) * static_cast<unsigned>(s.heads_k);
-    if (path_of(args, static_cast<int>(block / heads), static_cast<int>(block % heads)) != kPath)
-      return;
-    if (threadIdx.x == 0) {
-      shared.work = key_block(s, block);
-      shared.all_rows = all_query_tiles(s) * kSplitRows;
-    }
-    __syncthreads();
     const KeyBlock& w = shared.work;
     const int column = part * kColumns, column_v = part * kColumnsV;
     const int my_half = kHalves == 1 ? 0 : warp_key(static_cast<int>(threadIdx.x)) / kHalfKeys;
@@ -399,7 +391,7 @@ struct BackwardFp32Block : BackwardFp32Products<Config> {
           rGradS_terms, stage.sQ, column, grad_k_factor(s, stage.tile, shared.facts[my_half]),
           rGradK);
 
-      const Int64 bh = Int64(w.batch) * s.heads_q + head;
+      const Int64 bh = Base::head_index(s, w.batch, head);
       float grad_q[kHalves];
 #pragma unroll
       for (int half = 0; half < kHalves; ++half)
@@ -407,11 +399,12 @@ struct BackwardFp32Block : BackwardFp32Products<Config> {
       unsigned* turn = nullptr;
       if constexpr (Config::kDeterministic) {
         turn = turn_of(args, kPath, part, bh, now.step);
-        await_turn(turn, turns_before(args, w, now.step, kPath));
+        await_turn<Config::kRagged>(turn, turns_before(args, w, now.step, kPath));
       }
-      add_to_grad_q(shared,
-                    grad_q_sums(args) + (bh * query_tiles(s) * kSplitRows + first_row) * kDim,
-                    column, grad_q);
+      add_to_grad_q(
+          shared,
+          grad_q_sums(args) + (Base::query_tile(args, bh, 0) * kSplitRows + first_row) * kDim,
+          column, grad_q);
       if constexpr (Config::kDeterministic) pass_turn(turn);
       now.advance(w);
     }
@@ -431,8 +424,33 @@ struct BackwardFp32Block : BackwardFp32Products<Config> {
   static __device__ __forceinline__ void run(const BackwardArguments& args) {
     extern __shared__ __align__(128) unsigned char memory[];
     auto& shared = *reinterpret_cast<Storage*>(memory);
-    const unsigned ticket = take_ticket(args, Config::kWideTerms ? kBf16Terms : kFp16Terms);
-    key_gradients(args, shared, ticket / Config::kParts, static_cast<int>(ticket % Config::kParts));
+    const unsigned ticket = take_ticket(args, kPath), block = ticket / Config::kParts;
+    const Shape& s = args.shape;
+    const unsigned heads = static_cast<unsigned>(s.batch) * static_cast<unsigned>(s.heads_k);
+    if (path_of(args, static_cast<int>(block / heads), static_cast<int>(block % heads)) != kPath)
+      return;
+    if (threadIdx.x == 0) {
+      shared.work = key_block(s, block);
+      shared.all_rows = Base::all_query_tiles(args) * kSplitRows;
+    }
+    __syncthreads();
+    key_gradients(args, shared, static_cast<int>(ticket % Config::kParts));
+  }
+  static __device__ __forceinline__ void run(const RaggedBackwardArguments& ragged) {
+    extern __shared__ __align__(128) unsigned char memory[];
+    __shared__ SequenceBackward args;
+    auto& shared = *reinterpret_cast<Storage*>(memory);
+    const unsigned ticket = take_ticket(ragged.call, kPath), block = ticket / Config::kParts;
+    KeyBlock w;
+    if (!Base::open_keys(ragged, Base::slot_of_keys(ragged, block), block, args, w) ||
+        path_of(args, w.index, w.bh) != kPath)
+      return;
+    if (threadIdx.x == 0) {
+      shared.work = w;
+      shared.all_rows = Base::all_query_tiles(args) * kSplitRows;
+    }
+    __syncthreads();
+    key_gradients(args, shared, static_cast<int>(ticket % Config::kParts));
   }
 };
 

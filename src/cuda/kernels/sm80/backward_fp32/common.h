@@ -1,7 +1,9 @@
 #pragma once
 
 // What the kernels of the fp32 backward share: workspace regions, what is known of a tile of
-// queries, which queries a block of keys visits, the guard's rule, and how gradients leave.
+// queries, which queries a block of keys visits, the guard's rule, and how gradients leave. Of a
+// ragged call a block has a slot (tile/sequence.h) and the arguments of its sequence's dense call
+// in shared memory: registers are few.
 //
 // Config: the call's part (launch/config.h), print_split's members and
 //   int kWarps, kQueryGroups, kRows, kStages, kParts, kMinBlocks   as BackwardFp32Tiling
@@ -9,11 +11,13 @@
 //   bool kWideFits          there is one: its tiles fit shared memory
 //   int kMarkedKeys         keys of a block of the main kernel; what a mark is for
 //   int kPlainTile          pairs of kPlainTile x kPlainTile in the plain kernel: 16 or 32
+//   bool kRagged            regions have slots of tiles instead of [batch]: [heads, slot]
 //   bool kDeterministic     dq is summed in the order of the keys
 //   int kGradQRegion        float [batch, heads_q, tile of 64, 64, padded D]
 //   int kRowRegion          float lse in powers of two, less kShift, [batch, heads_q, tiles, 64],
 //                           then delta of the same shape, then QueryTile [batch, heads_q, tiles]
-//   int kGuardRegion        unsigned [kMarkedKeys keys][batch, heads_k]: a Path
+//   int kGuardRegion        unsigned [kMarkedKeys keys][batch, heads_k]: a Path; of a ragged call
+//                           with the number of the sequence that has the slot
 //   int kTurnRegion         with kDeterministic: unsigned tickets[kPaths], then turns
 //                           [path][part][batch, heads_q][16 queries], of which each kernel uses as
 //                           many as it has steps; zero on entry
@@ -29,6 +33,7 @@
 #include "tile/mutation.h"
 #include "tile/probability.h"
 #include "tile/score.h"
+#include "tile/sequence.h"
 
 namespace flashlab::device {
 
@@ -46,14 +51,17 @@ __device__ inline Int64 query_tiles(const Shape& s) {
   return split_tile_count(s.seqlen_q);
 }
 
-__device__ inline Int64 all_query_tiles(const Shape& s) {
-  return Int64(s.batch) * s.heads_q * query_tiles(s);
-}
+/// The dense call of a ragged call's sequence.
+struct SequenceBackward : BackwardArguments {
+  TermSlots queries, keys;
+  Int64 first_mark;   ///< its first block of keys among all marks
+  unsigned sequence;  ///< that stands in its marks
+};
 
 /// A block's keys, and the steps of queries that see some of them.
 struct KeyBlock {
   int index;  ///< of the kKeys keys
-  int bh;     ///< over [batch, heads_k]
+  int bh;     ///< over [batch, heads_k]; of a ragged call over [heads_k]
   int batch, head_k;
   int first_key;
   int first, end;  ///< steps of kRows queries
@@ -79,10 +87,13 @@ __device__ inline int grad_s_exponent(float bound) {
   return bound > 0 ? 13 - exponent_of(bound) : 0;
 }
 
-/// Waits until `count` blocks have added to a step's dq. Called by all threads.
+/// Waits until `count` blocks have added to a step's dq. Called by all threads. kRagged: where
+/// offsets decrease another sequence may count, too, and nobody waits for ever.
+template <bool kRagged>
 __device__ inline void await_turn(unsigned* turn, unsigned count) {
+  const volatile unsigned* now = turn;
   if (threadIdx.x == 0) {
-    while (*const_cast<volatile unsigned*>(turn) != count) __nanosleep(64);
+    while (kRagged ? *now < count : *now != count) __nanosleep(64);
     __threadfence();
   }
   __syncthreads();
@@ -107,17 +118,56 @@ struct BackwardFp32 {
   static constexpr int kDimV = split_padded_dim(Config::kHeadDimV);
   static constexpr int kKeys = 16 * Config::kWarps / Config::kQueryGroups;
   static constexpr int kRows = Config::kRows;
+  static constexpr int kBlocksPerMark = Config::kMarkedKeys / kKeys;
+
+  /// What a block works with.
+  using Arguments = ArgumentsOf<Config::kRagged, BackwardArguments, SequenceBackward>;
+
+  static __device__ Int64 all_query_tiles(const Arguments& args) {
+    const Shape& s = args.shape;
+    if constexpr (Config::kRagged)
+      return args.queries.all * s.heads_q;
+    else
+      return Int64(s.batch) * s.heads_q * query_tiles(s);
+  }
+  static __device__ Int64 all_key_tiles(const Arguments& args) {
+    const Shape& s = args.shape;
+    if constexpr (Config::kRagged)
+      return args.keys.all * s.heads_k;
+    else
+      return Int64(s.batch) * s.heads_k * split_tile_count(s.seqlen_k);
+  }
+  /// A query head in the order in which tiles lie.
+  static __device__ Int64 head_index(const Shape& s, int batch, int head) {
+    if constexpr (Config::kRagged)
+      return head;
+    else
+      return Int64(batch) * s.heads_q + head;
+  }
+  /// Tile `tile` of its sequence among all tiles of queries, of keys.
+  static __device__ Int64 query_tile(const Arguments& args, Int64 bh, Int64 tile) {
+    if constexpr (Config::kRagged)
+      return bh * args.queries.all + args.queries.first + tile;
+    else
+      return bh * query_tiles(args.shape) + tile;
+  }
+  static __device__ Int64 key_tile(const Arguments& args, Int64 bh, Int64 tile) {
+    if constexpr (Config::kRagged)
+      return bh * args.keys.all + args.keys.first + tile;
+    else
+      return bh * split_tile_count(args.shape.seqlen_k) + tile;
+  }
 
   static __device__ float* row_lse(const BackwardArguments& args) {
     return static_cast<float*>(args.regions[Config::kRowRegion]);
   }
 
-  static __device__ float* row_delta(const BackwardArguments& args) {
-    return row_lse(args) + all_query_tiles(args.shape) * kSplitRows;
+  static __device__ float* row_delta(const Arguments& args) {
+    return row_lse(args) + all_query_tiles(args) * kSplitRows;
   }
 
-  static __device__ QueryTile* row_tiles(const BackwardArguments& args) {
-    return reinterpret_cast<QueryTile*>(row_delta(args) + all_query_tiles(args.shape) * kSplitRows);
+  static __device__ QueryTile* row_tiles(const Arguments& args) {
+    return reinterpret_cast<QueryTile*>(row_delta(args) + all_query_tiles(args) * kSplitRows);
   }
 
   static __device__ float* grad_q_sums(const BackwardArguments& args) {
@@ -132,6 +182,12 @@ struct BackwardFp32 {
     w.bh = static_cast<int>(block % heads);
     w.batch = w.bh / s.heads_k;
     w.head_k = w.bh % s.heads_k;
+    find_steps(s, w);
+    return w;
+  }
+
+  /// The keys of a block by its number, and the steps that see some of them.
+  static __device__ void find_steps(const Shape& s, KeyBlock& w) {
     w.first_key = w.index * kKeys;
     Int64 first = 0, end = s.seqlen_q;
     if constexpr (Config::kBoundedRight) first = min(end, max(Int64(0), w.first_key - s.right));
@@ -140,7 +196,49 @@ struct BackwardFp32 {
     w.first = static_cast<int>(first / kRows);
     const int last = static_cast<int>((end + kRows - 1) / kRows);
     w.end = first < end ? mutation::last_tile<Config>(last) : w.first;
-    return w;
+  }
+
+  /// The sequence's arguments, written by thread 0. Called by all threads.
+  static __device__ void open_sequence(const RaggedBackwardArguments& ragged,
+                                       const SequenceTile& at, SequenceBackward& args) {
+    const Sequences& list = ragged.sequences;
+    if (threadIdx.x == 0) {
+      static_cast<BackwardArguments&>(args) = ragged.call;
+      shape_of_sequence(args.shape, list, at);
+      for (Rows* rows : {&args.q, &args.o, &args.d_o, &args.dq})
+        shift_rows<Element::kFp32>(*rows, list.q, at.q);
+      for (Rows* rows : {&args.k, &args.v, &args.dk, &args.dv})
+        shift_rows<Element::kFp32>(*rows, list.k, at.k);
+      shift_rows(args.lse, list.q, at.q);
+      shift_rows(args.d_lse, list.q, at.q);
+      args.queries = term_slots<false>(list, at.sequence);
+      args.keys = term_slots<true>(list, at.sequence);
+      args.first_mark = first_slot<Config::kMarkedKeys>(list.k, at.sequence);
+      args.sequence = static_cast<unsigned>(at.sequence);
+    }
+    __syncthreads();
+  }
+
+  /// The slot of block `block`, which counts key heads fastest, and parts of a marked block before
+  /// slots: all kernels agree on which sequence has it.
+  static __device__ SequenceTile slot_of_keys(const RaggedBackwardArguments& ragged,
+                                              unsigned block) {
+    const unsigned heads = static_cast<unsigned>(ragged.call.shape.heads_k);
+    return tile_of_slot<Config::kMarkedKeys, true, false>(
+        ragged.sequences, static_cast<int>(block / heads / kBlocksPerMark));
+  }
+
+  /// Block `block` of a ragged call, if it has keys.
+  static __device__ bool open_keys(const RaggedBackwardArguments& ragged, const SequenceTile& at,
+                                   unsigned block, SequenceBackward& args, KeyBlock& w) {
+    const unsigned heads = static_cast<unsigned>(ragged.call.shape.heads_k);
+    w.index = at.tile * kBlocksPerMark + static_cast<int>(block / heads % kBlocksPerMark);
+    if (at.q.too_long || at.k.too_long || Int64(w.index) * kKeys >= at.k.length) return false;
+    open_sequence(ragged, at, args);
+    w.bh = w.head_k = static_cast<int>(block % heads);
+    w.batch = at.sequence;
+    find_steps(args.shape, w);
+    return true;
   }
 
   /// The first block of keys that visits a step: blocks from there on add to its dq in order.
@@ -206,25 +304,40 @@ struct BackwardFp32 {
     return blockIdx.x;
   }
 
-  static __device__ unsigned* turn_of(const BackwardArguments& args, Path path, int part, Int64 bh,
+  static __device__ unsigned* turn_of(const Arguments& args, Path path, int part, Int64 bh,
                                       int step) {
     const Shape& s = args.shape;
+    if constexpr (Config::kRagged) {
+      constexpr int kTurns = kSplitRows / kTurnRows;  // of a slot
+      const Int64 heads = (Int64(path) * Config::kParts + part) * s.heads_q + bh;
+      return static_cast<unsigned*>(args.regions[Config::kTurnRegion]) + kPaths +
+             (heads * args.queries.all + args.queries.first) * kTurns + step;
+    }
     const Int64 steps = (Int64(s.seqlen_q) + kTurnRows - 1) / kTurnRows;
     return static_cast<unsigned*>(args.regions[Config::kTurnRegion]) + kPaths +
            ((Int64(path) * Config::kParts + part) * s.batch * s.heads_q + bh) * steps + step;
   }
 
-  /// The kernel that a block of keys is for.
-  static __device__ unsigned path_of(const BackwardArguments& args, int index, int bh) {
+  static __device__ unsigned mark_of(unsigned path, int sequence) {
+    return path | static_cast<unsigned>(sequence) << 2;
+  }
+
+  /// The kernel that a block of keys is for; of a slot that another sequence has, none.
+  static __device__ unsigned path_of(const Arguments& args, int index, int bh) {
     const Shape& s = args.shape;
     const Int64 marked = Int64(index) * kKeys / Config::kMarkedKeys;
+    if constexpr (Config::kRagged) {
+      const unsigned mark = static_cast<const unsigned*>(
+          args.regions[Config::kGuardRegion])[(args.first_mark + marked) * s.heads_k + bh];
+      return mark ^ args.sequence << 2;
+    }
     return static_cast<const unsigned*>(
         args.regions[Config::kGuardRegion])[marked * s.batch * s.heads_k + bh];
   }
 
   /// How many blocks of this kernel before this one add to the step.
-  static __device__ unsigned turns_before(const BackwardArguments& args, const KeyBlock& w,
-                                          int step, Path path) {
+  static __device__ unsigned turns_before(const Arguments& args, const KeyBlock& w, int step,
+                                          Path path) {
     unsigned count = 0;
     for (int n = first_block_of_step(args.shape, step); n < w.index; ++n)
       count += path_of(args, n, w.bh) == path;

@@ -8,6 +8,6 @@
 
 extern "C" __global__ void __launch_bounds__(flashlab::device::BackwardFp32Block<Config>::kThreads,
                                              Config::kMinBlocks)
-    flash_bwd_fp32_guarded(const __grid_constant__ flashlab::device::BackwardArguments args) {
+    flash_bwd_fp32_guarded(const __grid_constant__ flashlab::device::BackwardCall<Config> args) {
   flashlab::device::BackwardFp32Block<Config>::run(args);
 }

@@ -20,6 +20,7 @@ inline constexpr int kPlainThreads = 256;
 template <class Config>
 struct BackwardFp32Plain : BackwardFp32<Config> {
   using Base = BackwardFp32<Config>;
+  using typename Base::Arguments;
   using Base::grad_q_sums, Base::kDim, Base::kDimV, Base::kKeys, Base::kRows, Base::key_block,
       Base::mask_value, Base::row_delta, Base::row_lse, Base::row_tiles, Base::sees,
       Base::take_ticket, Base::turn_of, Base::turns_before;
@@ -177,15 +178,16 @@ struct BackwardFp32Plain : BackwardFp32<Config> {
   }
 
   /// Keys [first_key, first_key + kTile) against the queries of step `step` of one head.
-  static __device__ void plain_step(const BackwardArguments& args, const KeyBlock& w, int head,
-                                    int step, Int64 first_key, Storage& shared,
+  static __device__ void plain_step(const Arguments& args, const KeyBlock& w, int head, int step,
+                                    Int64 first_key, Storage& shared,
                                     float (&rGradK)[kPairs][kDim / 16],
                                     float (&rGradV)[kPairs][kDimV / 16]) {
     const Shape& s = args.shape;
-    const Int64 bh = Int64(w.batch) * s.heads_q + head, row0 = bh * query_tiles(s) * kSplitRows;
+    const Int64 bh = Base::head_index(s, w.batch, head),
+                row0 = Base::query_tile(args, bh, 0) * kSplitRows;
     const Int64 end = min(Int64(s.seqlen_q), (Int64(step) + 1) * kRows);
     const float raise =
-        row_tiles(args)[bh * query_tiles(s) + Int64(step) * kRows / kSplitRows].grad_q_scale;
+        row_tiles(args)[Base::query_tile(args, bh, Int64(step) * kRows / kSplitRows)].grad_q_scale;
     const float* gQ = row_of(args.q, w.batch, head, 0);
     const float* gGradO = row_of(args.d_o, w.batch, head, 0);
     for (Int64 first_row = Int64(step) * kRows; first_row < end; first_row += kTile) {
@@ -210,10 +212,8 @@ struct BackwardFp32Plain : BackwardFp32<Config> {
     }
   }
 
-  static __device__ void plain_block(const BackwardArguments& args, Storage& shared,
-                                     unsigned block) {
+  static __device__ void plain_block(const Arguments& args, Storage& shared, const KeyBlock& w) {
     const Shape& s = args.shape;
-    const KeyBlock w = key_block(s, block);
     const int tx = static_cast<int>(threadIdx.x) % 16, ty = static_cast<int>(threadIdx.x) / 16;
     const float* gK = row_of(args.k, w.batch, w.head_k, 0);
     const float* gV = row_of(args.v, w.batch, w.head_k, 0);
@@ -229,8 +229,9 @@ struct BackwardFp32Plain : BackwardFp32<Config> {
           unsigned* turn = nullptr;
           if constexpr (Config::kDeterministic) {
             // The turn is held from the block's first keys to its last.
-            turn = turn_of(args, kPlain, 0, Int64(w.batch) * s.heads_q + head, step);
-            if (first_key == w.first_key) await_turn(turn, turns_before(args, w, step, kPlain));
+            turn = turn_of(args, kPlain, 0, Base::head_index(s, w.batch, head), step);
+            if (first_key == w.first_key)
+              await_turn<Config::kRagged>(turn, turns_before(args, w, step, kPlain));
           }
           plain_step(args, w, head, step, first_key, shared, rGradK, rGradV);
           if constexpr (Config::kDeterministic) {
@@ -263,13 +264,24 @@ struct BackwardFp32Plain : BackwardFp32<Config> {
     static_assert(sizeof(Storage) == Config::kPlainSharedBytes);
     const unsigned block = take_ticket(args, kPlain);
     if (static_cast<const unsigned*>(args.regions[Config::kGuardRegion])[block] != kPlain) return;
-    plain_block(args, shared, block);
+    plain_block(args, shared, key_block(args.shape, block));
+  }
+  static __device__ void run(const RaggedBackwardArguments& ragged) {
+    extern __shared__ __align__(128) unsigned char memory[];
+    __shared__ SequenceBackward args;
+    auto& shared = *reinterpret_cast<Storage*>(memory);
+    const unsigned block = take_ticket(ragged.call, kPlain);
+    KeyBlock w;
+    if (!Base::open_keys(ragged, Base::slot_of_keys(ragged, block), block, args, w) ||
+        Base::path_of(args, w.index, w.bh) != kPlain)
+      return;
+    plain_block(args, shared, w);
   }
 };
 
 }  // namespace flashlab::device
 
 extern "C" __global__ void __launch_bounds__(flashlab::device::kPlainThreads, 1)
-    flash_bwd_fp32_plain(const __grid_constant__ flashlab::device::BackwardArguments args) {
+    flash_bwd_fp32_plain(const __grid_constant__ flashlab::device::BackwardCall<Config> args) {
   flashlab::device::BackwardFp32Plain<Config>::run(args);
 }

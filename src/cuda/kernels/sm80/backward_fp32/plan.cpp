@@ -27,6 +27,8 @@ constexpr int kMaxHeadDim = 256;
 constexpr unsigned kRowThreads = 256;
 constexpr unsigned kPlainThreads = 256;
 
+constexpr int kSequenceBytes = 1024;  // what a block keeps of its sequence, at most
+
 struct Choice {
   BackwardFp32Tiling tiling;
   BackwardFp32Tiling guarded;
@@ -35,6 +37,8 @@ struct Choice {
   int plain_tile = 32;
   std::int64_t query_tiles = 0;  ///< of 64 rows, all heads
   std::int64_t key_blocks = 0;   ///< all heads
+  int shared_limit = 0;
+  device::Sequences sequences{};  ///< of a ragged call, in tiles of 64 rows
 };
 
 struct Regions {
@@ -53,13 +57,12 @@ Choice choose(const Problem& problem, const Geometry& g, const DeviceInfo& devic
   const int dim = static_cast<int>(g.head_dim), dim_v = static_cast<int>(g.head_dim_v);
   Choice choice;
   choice.terms = problem.options.precision == Precision::kTf32 ? 1 : 2;
-  choice.tiling =
-      choose_backward_fp32_tiling(dim, dim_v, choice.terms, device.shared_bytes_per_block);
+  choice.shared_limit = device.shared_bytes_per_block - (g.has_lengths ? kSequenceBytes : 0);
+  choice.tiling = choose_backward_fp32_tiling(dim, dim_v, choice.terms, choice.shared_limit);
   choice.guarded =
-      choose_backward_fp32_tiling(dim, dim_v, device::kGuardedTerms, device.shared_bytes_per_block);
-  choice.guarded_fits =
-      backward_fp32_shared_bytes(choice.guarded, dim, dim_v, device::kGuardedTerms) <=
-      device.shared_bytes_per_block;
+      choose_backward_fp32_tiling(dim, dim_v, device::kGuardedTerms, choice.shared_limit);
+  choice.guarded_fits = backward_fp32_shared_bytes(choice.guarded, dim, dim_v,
+                                                   device::kGuardedTerms) <= choice.shared_limit;
   // A mark is for the keys of a block of the main kernel: the guarded one may have fewer.
   choice.guarded.warps =
       std::min(choice.guarded.warps, choice.tiling.warps * choice.guarded.groups);
@@ -68,14 +71,21 @@ Choice choose(const Problem& problem, const Geometry& g, const DeviceInfo& devic
       g.batch * g.heads_q * divide_up(g.seqlen_q, std::int64_t{device::kSplitRows});
   choice.key_blocks =
       g.batch * g.heads_k * divide_up(g.seqlen_k, std::int64_t{choice.tiling.keys()});
+  if (g.has_lengths) {
+    choice.sequences = sequences_of(problem, g, device::kSplitRows, device::kSplitRows);
+    choice.query_tiles = g.heads_q * choice.sequences.slots_q;
+    choice.key_blocks =
+        g.heads_k * sequences_of(problem, g, device::kSplitRows, choice.tiling.keys()).slots_k;
+  }
   return choice;
 }
 
 // Turns: a ticket per kernel, then a counter per kernel, part, query head and step.
-std::size_t turn_bytes(const Geometry& g, const BackwardFp32Tiling& t) {
-  return static_cast<std::size_t>(
-      4 * device::kPaths *
-      (1 + t.parts * g.batch * g.heads_q * divide_up(g.seqlen_q, device::kTurnRows)));
+std::size_t turn_bytes(const Geometry& g, const Choice& choice) {
+  const std::int64_t steps = g.has_lengths
+                                 ? choice.query_tiles * (device::kSplitRows / device::kTurnRows)
+                                 : g.batch * g.heads_q * divide_up(g.seqlen_q, device::kTurnRows);
+  return static_cast<std::size_t>(4 * device::kPaths * (1 + choice.tiling.parts * steps));
 }
 
 Regions add_regions(GpuPlan& plan, const Problem& problem, const Geometry& g,
@@ -92,7 +102,7 @@ Regions add_regions(GpuPlan& plan, const Problem& problem, const Geometry& g,
                                                       std::int64_t{sizeof(device::QueryTile)}));
   r.guard = plan.add_gpu_region("guard", static_cast<std::size_t>(choice.key_blocks * 4));
   if (problem.options.deterministic) {
-    r.turns = plan.add_gpu_region("turns", turn_bytes(g, choice.tiling));
+    r.turns = plan.add_gpu_region("turns", turn_bytes(g, choice));
   }
   return r;
 }
@@ -116,6 +126,7 @@ ConfigPrinter print(const Problem& problem, const Geometry& g, const Choice& cho
       .boolean("kWideFits", choice.guarded_fits)
       .integer("kMarkedKeys", choice.tiling.keys())
       .integer("kPlainTile", choice.plain_tile)
+      .boolean("kRagged", g.has_lengths)
       .boolean("kDeterministic", problem.options.deterministic)
       .integer("kGradQRegion", regions.grad_q)
       .integer("kRowRegion", regions.rows)
@@ -141,10 +152,16 @@ struct Launch {
   std::vector<int> after;
 };
 
-int add_launch(GpuPlan& plan, const ConfigPrinter& config, const Launch& launch) {
+int add_launch(GpuPlan& plan, const Choice& choice, const ConfigPrinter& config,
+               const Launch& launch) {
   GpuStep step = kernel_step(launch.source, launch.entry, config, launch.blocks, launch.threads,
                              launch.shared_bytes, launch.words);
   step.after = launch.after;
+  if (plan.geometry.has_lengths) {
+    const device::RaggedBackwardArguments arguments{backward_arguments(plan.problem, plan.geometry),
+                                                    choice.sequences};
+    give_sequences(step, plan, arguments, 1);
+  }
   return plan.add_kernel(std::move(step));
 }
 
@@ -155,7 +172,7 @@ int add_guarded(GpuPlan& plan, const Problem& problem, const Geometry& g, const 
   const ConfigPrinter config = print(problem, g, choice, regions, true);
   const std::int64_t blocks = choice.key_blocks * (choice.tiling.keys() / t.keys()) * t.parts;
   return add_launch(
-      plan, config,
+      plan, choice, config,
       {"flash_bwd_fp32_guarded", "sm80/backward_fp32/guarded.cu", blocks,
        static_cast<unsigned>(32 * t.warps),
        backward_fp32_shared_bytes(t, static_cast<int>(g.head_dim), static_cast<int>(g.head_dim_v),
@@ -172,7 +189,7 @@ void add_launches(GpuPlan& plan, const Problem& problem, const Geometry& g, cons
   const bool in_turns = regions.turns >= 0;  // dQ is added in a fixed order, kernel by kernel
   const int zero = in_turns ? plan.add_zero("turns", regions.turns) : -1;
   const int split = add_split_step(plan, problem, g, regions.split, choice.terms);
-  const int rows = add_launch(plan, config,
+  const int rows = add_launch(plan, choice, config,
                               {"flash_bwd_fp32_rows",
                                kRowSource,
                                choice.query_tiles,
@@ -184,7 +201,7 @@ void add_launches(GpuPlan& plan, const Problem& problem, const Geometry& g, cons
   if (choice.key_blocks > 0) {
     // Each of the three takes the blocks of keys that the guard marked for it.
     std::vector<int> marked{
-        add_launch(plan, config,
+        add_launch(plan, choice, config,
                    {"flash_bwd_fp32_guard",
                     kRowSource,
                     choice.key_blocks,
@@ -198,7 +215,7 @@ void add_launches(GpuPlan& plan, const Problem& problem, const Geometry& g, cons
       return in_turns && !sums.empty() ? std::vector{sums.back()} : marked;
     };
     sums.push_back(
-        add_launch(plan, config,
+        add_launch(plan, choice, config,
                    {"flash_bwd_fp32", "sm80/backward_fp32/kernel.cu", choice.key_blocks * t.parts,
                     static_cast<unsigned>(32 * t.warps),
                     backward_fp32_shared_bytes(t, dim, dim_v, choice.terms), words(t), after()}));
@@ -206,12 +223,12 @@ void add_launches(GpuPlan& plan, const Problem& problem, const Geometry& g, cons
       sums.push_back(add_guarded(plan, problem, g, choice, regions, after()));
     }
     sums.push_back(
-        add_launch(plan, config,
+        add_launch(plan, choice, config,
                    {"flash_bwd_fp32_plain", "sm80/backward_fp32/plain.cu", choice.key_blocks,
                     kPlainThreads, plain_shared_bytes(choice.plain_tile, dim, dim_v),
                     "the blocks that the guard marked so, in plain fp32", after()}));
   }
-  add_launch(plan, config,
+  add_launch(plan, choice, config,
              {"flash_bwd_fp32_result", kRowSource, choice.query_tiles, kRowThreads, 0,
               "dQ, dK, dV in their types · tile of 64 queries", std::move(sums)});
   if (!problem.d_sinks) return;
@@ -219,6 +236,7 @@ void add_launches(GpuPlan& plan, const Problem& problem, const Geometry& g, cons
   tiles.tile_q = device::kSplitRows;
   tiles.delta = {buffer_of_region(regions.rows), choice.query_tiles * device::kSplitRows * 4};
   tiles.delta_is_whole = true;
+  if (g.has_lengths) tiles.sequences = &choice.sequences;
   plan.add_kernel(sinks_step(plan, tiles));
 }
 
@@ -305,9 +323,8 @@ Result<std::shared_ptr<internal::PlanState>> plan_sm80_backward_fp32(
   }
   const int shared_bytes = backward_fp32_shared_bytes(choice.tiling, static_cast<int>(g.head_dim),
                                                       static_cast<int>(g.head_dim_v), choice.terms);
-  if (shared_bytes > device.info().shared_bytes_per_block) {
-    return too_large("shared memory of one block", shared_bytes,
-                     device.info().shared_bytes_per_block,
+  if (shared_bytes > choice.shared_limit) {
+    return too_large("shared memory of one block", shared_bytes, choice.shared_limit,
                      "use smaller head dims or implementation 'naive'");
   }
   auto plan = std::make_shared<GpuPlan>(device, problem, g);

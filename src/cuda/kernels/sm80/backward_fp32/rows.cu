@@ -16,10 +16,18 @@ struct RowsShared {
   unsigned norm, delta, guarded, largest_k;
 };
 
+/// A tile of 64 queries of one head.
+struct RowTile {
+  Int64 tile;   ///< among all
+  Int64 first;  ///< row of its sequence
+  int batch, head;
+};
+
 /// The small kernels.
 template <class Config>
 struct BackwardFp32Rows : BackwardFp32<Config> {
   using Base = BackwardFp32<Config>;
+  using typename Base::Arguments;
   using Base::factors_serve, Base::grad_q_sums, Base::kDim, Base::kDimV, Base::kKeys, Base::kRows,
       Base::key_block, Base::row_delta, Base::row_lse, Base::row_tiles;
 
@@ -36,12 +44,18 @@ struct BackwardFp32Rows : BackwardFp32<Config> {
     return x;
   }
 
-  static __device__ void prepare_rows(const BackwardArguments& args, Int64 tile) {
+  /// Tile `tile` of [batch, heads, tile].
+  static __device__ RowTile tile_of_rows(const Shape& s, Int64 tile) {
+    const Int64 tiles = query_tiles(s), bh = tile / tiles, first = (tile - bh * tiles) * kSplitRows;
+    return {tile, first, static_cast<int>(bh / s.heads_q), static_cast<int>(bh % s.heads_q)};
+  }
+
+  static __device__ void prepare_rows(const Arguments& args, const RowTile& at) {
     __shared__ RowsShared shared;
     const Shape& s = args.shape;
     const int thread = static_cast<int>(threadIdx.x), lane = thread % kRowLanes;
-    const Int64 tiles = query_tiles(s), bh = tile / tiles, first = (tile - bh * tiles) * kSplitRows;
-    const int batch = static_cast<int>(bh / s.heads_q), head = static_cast<int>(bh % s.heads_q);
+    const Int64 tile = at.tile, first = at.first;
+    const int batch = at.batch, head = at.head;
     if (thread == 0) shared = {0, 0, 0, 0};
     __syncthreads();
 
@@ -88,10 +102,10 @@ struct BackwardFp32Rows : BackwardFp32<Config> {
     }
     const Int64 tiles_k = split_tile_count(s.seqlen_k);
     const SplitTile* k_tiles =
-        split_tensor(args.regions[Config::kSplitRegionK], Int64(s.batch) * s.heads_k * tiles_k,
+        split_tensor(args.regions[Config::kSplitRegionK], Base::all_key_tiles(args),
                      Config::kHeadDim, Config::kTerms)
             .tiles +
-        (Int64(batch) * s.heads_k + head / s.group) * tiles_k;
+        Base::key_tile(args, key_head_index(s, batch, head / s.group), 0);
     unsigned largest_k = 0;
     for (Int64 i = thread; i < tiles_k; i += kRowThreads)
       largest_k = max(largest_k, __float_as_uint(k_tiles[i].largest));
@@ -101,7 +115,7 @@ struct BackwardFp32Rows : BackwardFp32<Config> {
       reinterpret_cast<float4*>(sums)[i] = make_float4(0, 0, 0, 0);
     __syncthreads();
     if (thread == 0) {
-      const Int64 all = all_query_tiles(s);
+      const Int64 all = Base::all_query_tiles(args);
       const SplitTile q =
           split_tensor(args.regions[Config::kSplitRegionQ], all, Config::kHeadDim, Config::kTerms)
               .tiles[tile];
@@ -116,12 +130,11 @@ struct BackwardFp32Rows : BackwardFp32<Config> {
   }
 
   /// One warp: which kernel serves a block of keys with all tiles of queries that it visits.
-  static __device__ void mark_block(const BackwardArguments& args, Int64 block) {
+  static __device__ void mark_block(const Arguments& args, const KeyBlock& w, Int64 block) {
     const Shape& s = args.shape;
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const Int64 tiles_k = split_tile_count(s.seqlen_k);
-    const KeyBlock w = key_block(s, static_cast<unsigned>(block));
-    const Int64 all = Int64(s.batch) * s.heads_k * tiles_k;
+    const Int64 all = Base::all_key_tiles(args);
     const SplitTile* k_tiles =
         split_tensor(args.regions[Config::kSplitRegionK], all, Config::kHeadDim, Config::kTerms)
             .tiles;
@@ -136,12 +149,13 @@ struct BackwardFp32Rows : BackwardFp32<Config> {
     unsigned guarded = Config::kTerms > 1 && s.seqlen_k <= kFewKeys ? kGuardWide : 0;
     for (int tile = w.first_key / kSplitRows;
          tile < tiles_k && tile * kSplitRows < w.first_key + kKeys; ++tile) {
-      const SplitTile k = k_tiles[w.bh * tiles_k + tile], v = v_tiles[w.bh * tiles_k + tile];
+      const Int64 key_tile = Base::key_tile(args, w.bh, tile);
+      const SplitTile k = k_tiles[key_tile], v = v_tiles[key_tile];
       guarded |= k.guarded | v.guarded;
       for (int head = 0; head < s.group; ++head) {
-        const Int64 bh = Int64(w.batch) * s.heads_q + w.head_k * s.group + head;
+        const Int64 bh = Base::head_index(s, w.batch, w.head_k * s.group + head);
         for (int i = first_tile + lane; i < end_tile && terms; i += 32) {
-          const QueryTile q = row_tiles(args)[bh * query_tiles(s) + i];
+          const QueryTile q = row_tiles(args)[Base::query_tile(args, bh, i)];
           guarded |= q.guarded;
           terms &= (guarded & kGuardHuge) == 0 && factors_serve(s, q, k, v);
         }
@@ -150,14 +164,16 @@ struct BackwardFp32Rows : BackwardFp32<Config> {
     const bool plain = __any_sync(ptx::kFullMask, !terms || (guarded & kGuardHuge) != 0);
     const bool wide = __any_sync(ptx::kFullMask, guarded != 0);
     if (lane != 0) return;
-    static_cast<unsigned*>(args.regions[Config::kGuardRegion])[block] =
+    const unsigned path =
         !plain && !wide ? kFp16Terms : (plain || !Config::kWideFits ? kPlain : kBf16Terms);
+    static_cast<unsigned*>(args.regions[Config::kGuardRegion])[block] =
+        Config::kRagged ? Base::mark_of(path, w.batch) : path;
   }
 
-  static __device__ void store_result(const BackwardArguments& args, Int64 tile) {
+  static __device__ void store_result(const Arguments& args, const RowTile& at) {
     const Shape& s = args.shape;
-    const Int64 tiles = query_tiles(s), bh = tile / tiles, first = (tile - bh * tiles) * kSplitRows;
-    const int batch = static_cast<int>(bh / s.heads_q), head = static_cast<int>(bh % s.heads_q);
+    const Int64 tile = at.tile, first = at.first;
+    const int batch = at.batch, head = at.head;
     const float* sums = grad_q_sums(args) + tile * kSplitRows * kDim;
     const float lower = 1.0f / row_tiles(args)[tile].grad_q_scale;
     for (int i = static_cast<int>(threadIdx.x) * 2; i < kSplitRows * kDim; i += 2 * kRowThreads) {
@@ -168,21 +184,102 @@ struct BackwardFp32Rows : BackwardFp32<Config> {
           row_of(args.dq, batch, head, row), i % kDim, lower * x.x, lower * x.y);
     }
   }
+
+  // The kernels of a dense call.
+  static __device__ void prepare(const BackwardArguments& args) {
+    prepare_rows(args, tile_of_rows(args.shape, blockIdx.x));
+  }
+  static __device__ void mark(const BackwardArguments& args) {
+    mark_block(args, key_block(args.shape, blockIdx.x), blockIdx.x);
+  }
+  static __device__ void finish(const BackwardArguments& args) {
+    store_result(args, tile_of_rows(args.shape, blockIdx.x));
+  }
+
+  // Of a ragged one. Blocks are [heads, slot], of the guard [slot, heads].
+  static __device__ void prepare(const RaggedBackwardArguments& ragged) {
+    __shared__ SequenceBackward args;
+    RowTile rows;
+    const SequenceTile at = slot_of_rows(ragged, rows);
+    if (rows.first >= at.q.length) return;
+    Base::open_sequence(ragged, at, args);
+    prepare_rows(args, rows);
+  }
+  static __device__ void mark(const RaggedBackwardArguments& ragged) {
+    __shared__ SequenceBackward args;
+    const unsigned block = blockIdx.x;
+    const SequenceTile at = Base::slot_of_keys(ragged, block);
+    const int head_k = static_cast<int>(block % static_cast<unsigned>(ragged.call.shape.heads_k));
+    const bool wrong = at.q.too_long || at.k.too_long;
+    const UnusedRows unused = unused_rows<Config::kMarkedKeys>(at.k, at.tile, wrong);
+    if (wrong || !Config::kAccumulate) {
+      const auto fill = [&](Rows rows, auto columns) {
+        shift_rows<Element::kFp32>(rows, ragged.sequences.k, at.k);
+        fill_rows<Element::kFp32, decltype(columns)::kCount>(rows, at.sequence, head_k, unused,
+                                                             wrong ? kNaN : 0.0f);
+      };
+      fill(ragged.call.dk, Columns<Config::kHeadDim>{});
+      fill(ragged.call.dv, Columns<Config::kHeadDimV>{});
+    }
+    KeyBlock w;
+    if (Base::open_keys(ragged, at, block, args, w)) {
+      mark_block(args, w, block);
+    } else if (threadIdx.x == 0) {
+      static_cast<unsigned*>(ragged.call.regions[Config::kGuardRegion])[block] =
+          Base::mark_of(kPaths, at.sequence);
+    }
+  }
+  static __device__ void finish(const RaggedBackwardArguments& ragged) {
+    __shared__ SequenceBackward args;
+    RowTile rows;
+    const SequenceTile at = slot_of_rows(ragged, rows);
+    const bool wrong = at.q.too_long || at.k.too_long;
+    const UnusedRows unused = unused_rows<kSplitRows>(at.q, at.tile, wrong);
+    if (wrong || !Config::kAccumulate) {
+      Rows dq = ragged.call.dq;
+      shift_rows<Element::kFp32>(dq, ragged.sequences.q, at.q);
+      fill_rows<Element::kFp32, Config::kHeadDim>(dq, at.sequence, rows.head, unused,
+                                                  wrong ? kNaN : 0.0f);
+    }
+    if (wrong || rows.first >= at.q.length) return;
+    Base::open_sequence(ragged, at, args);
+    store_result(args, rows);
+  }
+
+ private:
+  template <int kColumns>
+  struct Columns {
+    static constexpr int kCount = kColumns;
+  };
+
+  static __device__ Int64 key_head_index(const Shape& s, int batch, int head_k) {
+    if constexpr (Config::kRagged) return head_k;
+    else return Int64(batch) * s.heads_k + head_k;
+  }
+
+  static __device__ SequenceTile slot_of_rows(const RaggedBackwardArguments& ragged,
+                                              RowTile& rows) {
+    const Int64 slots = ragged.sequences.slots_q, head = blockIdx.x / slots;
+    const SequenceTile at = tile_of_slot<kSplitRows, false, false>(
+        ragged.sequences, static_cast<int>(blockIdx.x - head * slots));
+    rows = {blockIdx.x, Int64(at.tile) * kSplitRows, at.sequence, static_cast<int>(head)};
+    return at;
+  }
 };
 
 }  // namespace flashlab::device
 
 extern "C" __global__ void __launch_bounds__(flashlab::device::kRowThreads)
-    flash_bwd_fp32_rows(const __grid_constant__ flashlab::device::BackwardArguments args) {
-  flashlab::device::BackwardFp32Rows<Config>::prepare_rows(args, blockIdx.x);
+    flash_bwd_fp32_rows(const __grid_constant__ flashlab::device::BackwardCall<Config> args) {
+  flashlab::device::BackwardFp32Rows<Config>::prepare(args);
 }
 
 extern "C" __global__ void __launch_bounds__(32)
-    flash_bwd_fp32_guard(const __grid_constant__ flashlab::device::BackwardArguments args) {
-  flashlab::device::BackwardFp32Rows<Config>::mark_block(args, blockIdx.x);
+    flash_bwd_fp32_guard(const __grid_constant__ flashlab::device::BackwardCall<Config> args) {
+  flashlab::device::BackwardFp32Rows<Config>::mark(args);
 }
 
 extern "C" __global__ void __launch_bounds__(flashlab::device::kRowThreads)
-    flash_bwd_fp32_result(const __grid_constant__ flashlab::device::BackwardArguments args) {
-  flashlab::device::BackwardFp32Rows<Config>::store_result(args, blockIdx.x);
+    flash_bwd_fp32_result(const __grid_constant__ flashlab::device::BackwardCall<Config> args) {
+  flashlab::device::BackwardFp32Rows<Config>::finish(args);
 }

@@ -28,8 +28,6 @@
 
 namespace flashlab::device {
 
-template <class Config>
-using ForwardCall = ArgumentsOf<Config::kRagged, ForwardArguments, RaggedForwardArguments>;
 
 template <int kValue>
 struct Constant {

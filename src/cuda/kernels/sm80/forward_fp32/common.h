@@ -1,12 +1,15 @@
 #pragma once
 
 // What the two fp32 forward kernels (kernel.cu, guarded.cu) share: which keys a
-// block visits, masks, the online softmax's row state, and how results leave.
+// block visits, masks, the online softmax's row state, and how results leave. Of a ragged call a
+// block has a tile of the list (tile/schedule.h), and the arguments of that sequence's dense call
+// in shared memory: registers are few.
 //
 // Config: the call's part (launch/config.h), print_split's members and
 //   int kWarps, kRowTiles   a warp owns 16 kRowTiles query rows
 //   int kKeys               keys per step, 32 or 64
 //   int kValueColumns       channels of V per block: grid z covers them all
+//   bool kRagged            work items are tiles of the list times heads
 //   int kMarkRegion         unsigned per work item: 1 where the guarded kernel must run
 //   int kPartialRegion, kStatisticsRegion   where the keys are cut into parts (an argument of the
 //                           launch): float [part][row][dim], float2 (reference, sum) [part][row],
@@ -20,12 +23,13 @@
 #include "tile/dropped.h"
 #include "tile/mutation.h"
 #include "tile/probability.h"
+#include "tile/schedule.h"
 #include "tile/score.h"
+#include "tile/sequence.h"
 #include "tile/sinks.h"
 
 namespace flashlab::device {
 
-inline constexpr float kMinusInfinity = -__builtin_bit_cast(float, 0x7f800000u);
 inline constexpr float kLog2e = 1.4426950408889634f;
 
 /// LSE of sum 2^(s - reference), in natural logarithms; `above`: by how much the largest score
@@ -49,6 +53,19 @@ struct BlockWork {
   int batch, head, head_k, part;
   int first_row;   ///< of the block
   int first, end;  ///< key steps
+};
+
+/// The dense call of a ragged call's sequence.
+struct SequenceForward : ForwardArguments {
+  TermSlots keys;
+};
+
+/// A ragged call's tile of queries of one head.
+struct SequenceQueries {
+  SequenceRows q, k;
+  int sequence, head, tile;
+
+  __device__ bool too_long() const { return q.too_long || k.too_long; }
 };
 
 /// The terms of one head of K or V.
@@ -98,14 +115,7 @@ struct ForwardFp32 {
     w.head_k = w.head / s.group;
     w.part = static_cast<int>(item / heads % static_cast<unsigned>(parts));
     w.first_row = (Config::kBoundedRight ? tiles - 1 - rank : rank) * rows;
-    const Int64 last_row = min(w.first_row + rows, s.seqlen_q) - 1;
-    Int64 first_key = 0, end_key = s.seqlen_k;
-    if constexpr (Config::kBoundedRight)
-      end_key = min(end_key, max(Int64(0), last_row + s.right + 1));
-    if constexpr (Config::kBoundedLeft) first_key = max(first_key, w.first_row - s.left);
-    w.first = static_cast<int>(first_key / keys);
-    w.end = mutation::last_tile<Config>(static_cast<int>((end_key + keys - 1) / keys));
-    w.end = max(w.first, w.end);
+    find_keys(s, rows, keys, w);
     if (parts > 1) {
       const Int64 count = w.end - w.first;
       w.end = w.first + static_cast<int>(count * (w.part + 1) / parts);
@@ -114,9 +124,73 @@ struct ForwardFp32 {
     return w;
   }
 
+  /// The steps of keys that some of a block's rows see.
+  static __device__ void find_keys(const Shape& s, int rows, int keys, BlockWork& w) {
+    const Int64 last_row = min(w.first_row + rows, s.seqlen_q) - 1;
+    Int64 first_key = 0, end_key = s.seqlen_k;
+    if constexpr (Config::kBoundedRight)
+      end_key = min(end_key, max(Int64(0), last_row + s.right + 1));
+    if constexpr (Config::kBoundedLeft) first_key = max(first_key, w.first_row - s.left);
+    w.first = static_cast<int>(first_key / keys);
+    w.end = mutation::last_tile<Config>(static_cast<int>((end_key + keys - 1) / keys));
+    w.end = max(w.first, w.end);
+  }
+
+  /// Whether a ragged call's list has work item `item`, and which it is.
+  static __device__ bool find_queries(const RaggedForwardArguments& ragged, Int64 item,
+                                      SequenceQueries& at) {
+    const Sequences& list = ragged.sequences;
+    const int heads = ragged.call.shape.heads_q;
+    if (item >= Int64{ragged.schedule.header[0]} * heads) return false;
+    const auto tile =
+        OrderedTile::of<Config::kBoundedRight>(ragged.schedule.tiles[item / heads], item, heads);
+    at = {rows_of(list.q, tile.sequence, list.count), rows_of(list.k, tile.sequence, list.count),
+          tile.sequence, tile.head, tile.tile};
+    return true;
+  }
+
+  /// The dense call that a tile is of, and the block's work in it. Thread 0 writes the call.
+  static __device__ BlockWork open_sequence(const RaggedForwardArguments& ragged,
+                                            const SequenceQueries& at, int rows, int keys,
+                                            SequenceForward& args) {
+    const Sequences& list = ragged.sequences;
+    Shape shape = ragged.call.shape;
+    shape_of_sequence(shape, list, {at.sequence, 0, at.tile, at.q, at.k});
+    if (threadIdx.x == 0) {
+      static_cast<ForwardArguments&>(args) = ragged.call;
+      args.shape = shape;
+      args.keys = term_slots<true>(list, at.sequence);
+      shift_rows<Element::kFp32>(args.q, list.q, at.q);
+      shift_rows<Element::kFp32>(args.k, list.k, at.k);
+      shift_rows<Element::kFp32>(args.v, list.k, at.k);
+      shift_rows<Element::kFp32>(args.o, list.q, at.q);
+      shift_rows(args.lse, list.q, at.q);
+    }
+    BlockWork w;
+    w.batch = at.sequence;
+    w.head = at.head;
+    w.head_k = at.head / shape.group;
+    w.part = 0;
+    w.first_row = at.tile * rows;
+    find_keys(shape, rows, keys, w);
+    __syncthreads();
+    return w;
+  }
+
   /// The terms of the block's head in the region of a tensor.
   template <int kTensorDim>
-  static __device__ HeadTerms head_terms(const Shape& s, const BlockWork& w, void* region) {
+  static __device__ HeadTerms head_terms(const SequenceForward& args, const BlockWork& w,
+                                         void* region) {
+    const SplitTensor all =
+        split_tensor(region, args.keys.all * args.shape.heads_k, kTensorDim, Config::kTerms);
+    const Int64 first = w.head_k * args.keys.all + args.keys.first;
+    return {all.planes + first * split_tile_elements(kTensorDim, Config::kTerms),
+            all.tiles + first};
+  }
+  template <int kTensorDim>
+  static __device__ HeadTerms head_terms(const ForwardArguments& args, const BlockWork& w,
+                                         void* region) {
+    const Shape& s = args.shape;
     const Int64 tiles = split_tile_count(s.seqlen_k);
     const SplitTensor all =
         split_tensor(region, tiles * s.batch * s.heads_k, kTensorDim, Config::kTerms);

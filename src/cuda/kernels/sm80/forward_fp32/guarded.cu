@@ -358,10 +358,10 @@ struct ForwardFp32Guarded : ForwardFp32<Config> {
   }
 
   /// Whether a sum of products of V could overflow before it is divided by the sum of P.
-  static __device__ __forceinline__ bool huge_values(const ForwardArguments& args,
-                                                     const BlockWork& w) {
+  template <class Arguments>
+  static __device__ __forceinline__ bool huge_values(const Arguments& args, const BlockWork& w) {
     const HeadTerms v = Base::template head_terms<Config::kHeadDimV>(
-        args.shape, w, args.regions[Config::kSplitRegionV]);
+        args, w, args.regions[Config::kSplitRegionV]);
     bool huge = false;
     const int last = (w.end * Config::kMarkedKeys - 1) / kSplitRows;
     for (int i = w.first * Config::kMarkedKeys / kSplitRows + static_cast<int>(threadIdx.x);
@@ -427,15 +427,33 @@ struct ForwardFp32Guarded : ForwardFp32<Config> {
   }
 
   /// The kernel.
+  /// The grid is the unguarded kernel's, its blocks cut into blocks of kBlockRows.
   static __device__ void run(const ForwardArguments& args) {
-    extern __shared__ __align__(128) unsigned char memory[];
-    auto& shared = *reinterpret_cast<Storage*>(memory);
-
-    // The grid is the unguarded kernel's, its blocks cut into blocks of kBlockRows.
     const unsigned marked = blockIdx.x / kBlocksPerMark, part = blockIdx.x % kBlocksPerMark;
     if (mark_of(args, marked) == 0) return;
-    BlockWork w =
-        block_work(args.shape, args.parts, Config::kMarkedRows, Config::kMarkedKeys, marked);
+    run_part(args,
+             block_work(args.shape, args.parts, Config::kMarkedRows, Config::kMarkedKeys, marked),
+             part);
+  }
+  static __device__ void run(const RaggedForwardArguments& ragged) {
+    __shared__ SequenceForward args;
+    const unsigned block = blockIdx.y * gridDim.x + blockIdx.x;
+    const unsigned marked = block / kBlocksPerMark, part = block % kBlocksPerMark;
+    SequenceQueries at;
+    if (!Base::find_queries(ragged, marked, at)) return;
+    if (at.too_long() || at.tile * Config::kMarkedRows >= at.q.length) return;
+    if (mark_of(ragged.call, marked) == 0) return;
+    const BlockWork w =
+        Base::open_sequence(ragged, at, Config::kMarkedRows, Config::kMarkedKeys, args);
+    run_part(args, w, part);
+  }
+
+  /// A part of a marked block.
+  template <class Arguments>
+  static __device__ __forceinline__ void run_part(const Arguments& args, BlockWork w,
+                                                  unsigned part) {
+    extern __shared__ __align__(128) unsigned char memory[];
+    auto& shared = *reinterpret_cast<Storage*>(memory);
     w.first_row += static_cast<int>(part) * kBlockRows;
     if (w.first_row >= args.shape.seqlen_q) return;
     if (threadIdx.x == 0) describe(args, w, shared);  // attend waits before it reads
@@ -471,6 +489,6 @@ struct ForwardFp32Guarded : ForwardFp32<Config> {
 }  // namespace flashlab::device
 
 extern "C" __global__ void __launch_bounds__(flashlab::device::ForwardFp32Guarded<Config>::kThreads)
-    flash_fwd_fp32_guarded(const __grid_constant__ flashlab::device::ForwardArguments args) {
+    flash_fwd_fp32_guarded(const __grid_constant__ flashlab::device::ForwardCall<Config> args) {
   flashlab::device::ForwardFp32Guarded<Config>::run(args);
 }

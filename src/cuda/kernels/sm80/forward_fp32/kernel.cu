@@ -357,17 +357,48 @@ struct ForwardFp32Kernel : ForwardFp32Block<Config> {
     ptx::copy_async_wait<0>();
   }
 
+  /// Writes the rows of a ragged call's tile that its sequence does not use.
+  static __device__ void store_unused(const RaggedForwardArguments& ragged,
+                                      const SequenceQueries& at) {
+    const Sequences& list = ragged.sequences;
+    const UnusedRows unused = unused_rows<kBlockRows>(at.q, at.tile, at.too_long());
+    if (unused.begin >= unused.end) return;
+    Rows o = ragged.call.o;
+    RowScalars lse = ragged.call.lse;
+    shift_rows<Element::kFp32>(o, list.q, at.q);
+    shift_rows(lse, list.q, at.q);
+    fill_rows<Element::kFp32, Config::kHeadDimV>(o, at.sequence, at.head, unused,
+                                                 at.too_long() ? kNaN : 0.0f);
+    fill_rows(lse, at.sequence, at.head, unused, at.too_long() ? kNaN : kMinusInfinity);
+  }
+
   /// The kernel.
   static __device__ void run(const ForwardArguments& args) {
+    const unsigned item = balanced_item();
+    run_item(args, item, block_work(args.shape, args.parts, kBlockRows, kKeys, item));
+  }
+  static __device__ void run(const RaggedForwardArguments& ragged) {
+    __shared__ SequenceForward args;
+    const unsigned item = blockIdx.y * gridDim.x + blockIdx.x;
+    SequenceQueries at;
+    if (!Base::find_queries(ragged, item, at)) return;
+    if (blockIdx.z == 0) store_unused(ragged, at);
+    if (at.too_long() || at.tile * kBlockRows >= at.q.length) return;
+    const BlockWork w = Base::open_sequence(ragged, at, kBlockRows, kKeys, args);
+    run_item(args, item, w);
+  }
+
+  /// A block's work.
+  template <class Arguments>
+  static __device__ __forceinline__ void run_item(const Arguments& args, unsigned item,
+                                                  const BlockWork& w) {
     extern __shared__ __align__(128) unsigned char memory[];
     auto& shared = *reinterpret_cast<Storage*>(memory);
 
-    const unsigned item = balanced_item();
-    const BlockWork w = block_work(args.shape, args.parts, kBlockRows, kKeys, item);
     const HeadTerms k = Base::template head_terms<Config::kHeadDim>(
-        args.shape, w, args.regions[Config::kSplitRegionK]);
+        args, w, args.regions[Config::kSplitRegionK]);
     const HeadTerms v = Base::template head_terms<Config::kHeadDimV>(
-        args.shape, w, args.regions[Config::kSplitRegionV]);
+        args, w, args.regions[Config::kSplitRegionV]);
     if (threadIdx.x == 0) {
       shared.work = w;
       shared.k = k;
@@ -416,6 +447,6 @@ struct ForwardFp32Kernel : ForwardFp32Block<Config> {
 
 extern "C" __global__ void __launch_bounds__(flashlab::device::ForwardFp32Kernel<Config>::kThreads,
                                              Config::kBlocksPerSm)
-    flash_fwd_fp32(const __grid_constant__ flashlab::device::ForwardArguments args) {
+    flash_fwd_fp32(const __grid_constant__ flashlab::device::ForwardCall<Config> args) {
   flashlab::device::ForwardFp32Kernel<Config>::run(args);
 }

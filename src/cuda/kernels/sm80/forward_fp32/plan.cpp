@@ -3,11 +3,15 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstddef>
+#include <optional>
 #include <string>
 #include <utility>
 
 #include "api/context_state.h"
+#include "cuda/kernels/schedule/plan.h"
 #include "cuda/kernels/sm80/terms/plan.h"
+#include "cuda/kernels/sm80/terms/tiles.h"
 #include "cuda/launch/config.h"
 #include "cuda/launch/planning.h"
 
@@ -21,6 +25,7 @@ constexpr int kMaxParts = 16;
 constexpr int kMinStepsPerPart = 4;
 constexpr std::size_t kSmallBytes = std::size_t{1} << 20;
 constexpr std::int64_t kMergeThreads = 256;  // four channels of a row each
+constexpr int kSequenceBytes = 1024;         // what a block keeps of its sequence, at most
 
 constexpr int padded(int dim) {
   return round_up(dim, 16);
@@ -48,8 +53,9 @@ struct Choice {
   Fp32ForwardTiling tiling;
   GuardedTiling guarded;
   int parts = 1;
-  std::int64_t blocks = 0;  ///< of the unguarded kernel, per part
-  std::int64_t rows = 0;    ///< of all heads and batches
+  std::int64_t blocks = 0;        ///< of the unguarded kernel, per part
+  std::int64_t rows = 0;          ///< of all heads and batches
+  device::Sequences sequences{};  ///< of a ragged call
 };
 
 std::size_t partial_bytes(const Geometry& g, std::int64_t rows, int parts) {
@@ -69,7 +75,7 @@ int choose_parts(const Problem& problem, const Geometry& g, const Choice& choice
   const std::int64_t keys = g.batch * g.heads_k * g.seqlen_k;
   const std::int64_t inputs = 4 * (choice.rows * g.head_dim + keys * (g.head_dim + g.head_dim_v));
   const std::size_t allowed = std::max(static_cast<std::size_t>(inputs + inputs / 2), kSmallBytes);
-  const std::size_t terms = split_bytes(g, {.k = true, .v = true}, choice.terms);
+  const std::size_t terms = split_bytes(problem, g, {.k = true, .v = true}, choice.terms);
   const auto worth = [&](int parts) {
     return choice.blocks * parts <= capacity * (parts == 2 ? rounds_of_two : 1) &&
            steps >= std::int64_t{parts} * kMinStepsPerPart &&
@@ -82,7 +88,7 @@ int choose_parts(const Problem& problem, const Geometry& g, const Choice& choice
 
 Choice choose(const Problem& problem, const Geometry& g, const DeviceInfo& device) {
   const int dim = static_cast<int>(g.head_dim), dim_v = static_cast<int>(g.head_dim_v);
-  const int limit = device.shared_bytes_per_block;
+  const int limit = device.shared_bytes_per_block - (g.has_lengths ? kSequenceBytes : 0);
   Choice choice;
   choice.call = std::max(call_form(problem), CallForm::kAligned);
   choice.terms = problem.options.precision == Precision::kTf32 ? 1 : 2;
@@ -90,10 +96,17 @@ Choice choose(const Problem& problem, const Geometry& g, const DeviceInfo& devic
   const bool short_loop = g.bounds.right < internal::MaskBounds::kUnbounded && !problem.mask &&
                           !problem.alibi_slopes && g.softcap == 0 && g.dropout == 0;
   // The general form has one tiling, whatever the length.
-  const std::int64_t rows = choice.call == CallForm::kGeneral ? kMaxLength : g.seqlen_q;
+  const std::int64_t longest = problem.options.max_seqlen_q.value_or(g.seqlen_q);
+  const std::int64_t rows = choice.call == CallForm::kGeneral ? kMaxLength : longest;
   choice.tiling = choose_fp32_forward_tiling(rows, dim, dim_v, choice.terms, short_loop, limit);
   choice.guarded = choose_guarded_tiling(choice.tiling, dim, dim_v, limit);
   choice.blocks = g.batch * g.heads_q * divide_up(g.seqlen_q, std::int64_t{choice.tiling.tile_q()});
+  if (g.has_lengths) {
+    // How many rows a sequence has is known on the device alone: keys are not split.
+    choice.sequences = sequences_of(problem, g, choice.tiling.tile_q(), device::kSplitRows);
+    choice.blocks = choice.sequences.slots_q * g.heads_q;
+    return choice;
+  }
   choice.parts = choose_parts(problem, g, choice, device);
   return choice;
 }
@@ -126,7 +139,8 @@ ConfigPrinter print_common(const Problem& problem, const Geometry& g, const Choi
   ConfigPrinter config;
   print_call(config, problem, g, choice.call);
   print_split(config, regions.split, choice.terms);
-  config.integer("kMarkRegion", regions.marks)
+  config.boolean("kRagged", g.has_lengths)
+      .integer("kMarkRegion", regions.marks)
       .integer("kPartialRegion", regions.partial)
       .integer("kStatisticsRegion", regions.statistics)
       .boolean("kSinks", problem.sinks.has_value())
@@ -134,8 +148,20 @@ ConfigPrinter print_common(const Problem& problem, const Geometry& g, const Choi
   return config;
 }
 
+// A ragged call's step goes through the list of tiles.
+void give_list(GpuStep& step, const GpuPlan& plan, const Choice& choice,
+               const std::optional<SchedulePlan>& schedule) {
+  if (!schedule) return;
+  const Geometry& g = plan.geometry;
+  device::RaggedForwardArguments arguments{forward_arguments(plan.problem, g), choice.sequences,
+                                           schedule->schedule};
+  arguments.call.parts = 1;
+  give_sequences(step, plan, arguments, g.heads_q);
+  patch_schedule(step.parameters, *schedule, offsetof(device::RaggedForwardArguments, schedule));
+}
+
 void add_forward(GpuPlan& plan, const Problem& problem, const Geometry& g, const Choice& choice,
-                 const Regions& regions) {
+                 const Regions& regions, const std::optional<SchedulePlan>& schedule) {
   const Fp32ForwardTiling& t = choice.tiling;
   const int shared =
       shared_bytes(t, static_cast<int>(g.head_dim), static_cast<int>(g.head_dim_v), choice.terms);
@@ -154,11 +180,12 @@ void add_forward(GpuPlan& plan, const Problem& problem, const Geometry& g, const
       32 * t.warps, shared,
       fmt::format("tile of {} queries x {} keys · {}", t.tile_q(), t.keys, stage_words(t.stages)));
   step.shape.grid_z = value_blocks(g);
+  give_list(step, plan, choice, schedule);
   plan.add_kernel(std::move(step));
 }
 
 void add_guarded(GpuPlan& plan, const Problem& problem, const Geometry& g, const Choice& choice,
-                 const Regions& regions) {
+                 const Regions& regions, const std::optional<SchedulePlan>& schedule) {
   const GuardedTiling& t = choice.guarded;
   const int shared = shared_bytes(t, static_cast<int>(g.head_dim), static_cast<int>(g.head_dim_v));
   ConfigPrinter config = print_common(problem, g, choice, regions);
@@ -174,6 +201,7 @@ void add_guarded(GpuPlan& plan, const Problem& problem, const Geometry& g, const
       fmt::format("the tiles that were marked, in three bf16 terms · {} queries x {} keys",
                   16 * t.warps, t.keys));
   step.shape.grid_z = value_blocks(g);
+  give_list(step, plan, choice, schedule);
   plan.add_kernel(std::move(step));
 }
 
@@ -262,7 +290,9 @@ Result<std::shared_ptr<internal::PlanState>> plan_sm80_forward_fp32(
                      "split the call into shorter ones and merge them");
   }
   const Choice choice = choose(problem, g, device.info());
-  const std::int64_t tiles = 2 * g.batch * g.heads_k * divide_up(g.seqlen_k, 64);
+  const std::int64_t tiles =
+      g.has_lengths ? 2 * g.heads_k * choice.sequences.slots_k
+                    : 2 * g.batch * g.heads_k * divide_up(g.seqlen_k, std::int64_t{64});
   // The guarded kernel's grid is up to 8 times as long, and the merge's up to 64.
   const std::int64_t blocks = choice.blocks * choice.parts * 8;
   if (std::max(blocks, tiles) > INT32_MAX) {
@@ -274,8 +304,12 @@ Result<std::shared_ptr<internal::PlanState>> plan_sm80_forward_fp32(
   plan->tile_k = choice.tiling.keys;
   const Regions regions = add_regions(*plan, g, choice);
   if (tiles > 0) add_split_step(*plan, problem, g, regions.split, choice.terms);
-  add_forward(*plan, problem, g, choice, regions);
-  add_guarded(*plan, problem, g, choice, regions);
+  std::optional<SchedulePlan> schedule;
+  if (g.has_lengths) {
+    schedule = add_schedule(*plan, choice.sequences, choice.tiling.tile_q(), g.heads_q);
+  }
+  add_forward(*plan, problem, g, choice, regions, schedule);
+  add_guarded(*plan, problem, g, choice, regions, schedule);
   if (choice.parts > 1) add_merge(*plan, problem, g, choice, regions);
   explain(*plan, problem, choice);
   return std::shared_ptr<internal::PlanState>(std::move(plan));

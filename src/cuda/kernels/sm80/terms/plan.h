@@ -21,7 +21,8 @@ struct SplitChoice {
 };
 
 /// Bytes of the regions for a choice of tensors; terms: 2 (ieee) or 1 (tf32).
-std::size_t split_bytes(const internal::Geometry& geometry, SplitChoice choice, int terms);
+std::size_t split_bytes(const Problem& problem, const internal::Geometry& geometry,
+                        SplitChoice choice, int terms);
 
 /// Adds one region per chosen tensor ("split_k", ...).
 SplitRegions add_split_regions(GpuPlan& plan, const internal::Geometry& geometry,

@@ -12,7 +12,7 @@
 // zero but below 2^-14 of the tile's. Guarded tiles are split all the same, into values nobody
 // reads.
 //
-// Config: kTerms (1, 2), kHeadDim, kHeadDimV, kAlignK ..., kSplitRegionQ, kSplitRegionK,
+// Config: kTerms (1, 2), kHeadDim, kHeadDimV, kAlignK ..., kRagged, kSplitRegionQ, kSplitRegionK,
 // kSplitRegionV and (backward) kSplitRegionGradO: the tensor's region, -1 if it is not split.
 
 #include "arguments.h"
@@ -54,13 +54,32 @@ __device__ inline bool take(Int64& block, Int64 count) {
   return false;
 }
 
+/// How many rows the sequences of a tensor have: of a dense call an int, of a ragged one a side.
+struct SplitSide {
+  const Sequences& list;
+  bool keys;
+
+  /// The tile of 64 rows of a slot.
+  __device__ SequenceTile tile_of(Int64 slot) const {
+    return keys ? tile_of_slot<kSplitRows, true, false>(list, static_cast<int>(slot))
+                : tile_of_slot<kSplitRows, false, false>(list, static_cast<int>(slot));
+  }
+};
+__device__ inline Int64 tiles_of_head(int seqlen) {
+  return split_tile_count(seqlen);
+}
+__device__ inline Int64 tiles_of_head(const SplitSide& side) {
+  return side.keys ? side.list.slots_k : side.list.slots_q;
+}
+
 /// Tensors to terms.
 template <class Config>
 struct SplitTerms {
-  /// Splits tile `index` of [batch, heads, tile] of a tensor.
-  template <int kDim, int kAlign>
+  /// Splits tile `index` of [batch, heads, tile] of a tensor; of a ragged call of [heads, slot],
+  /// and `batch` is 1.
+  template <int kDim, int kAlign, class Lengths>
   static __device__ void split_tile(const Rows& rows, void* region, int batch, int heads,
-                                    int seqlen, Int64 index) {
+                                    Lengths lengths, Int64 index) {
     constexpr int kPadded = split_padded_dim(kDim);
     constexpr int kColumns = kPadded / 4;               // threads along a row
     constexpr int kRowStep = kSplitThreads / kColumns;  // rows in flight
@@ -71,12 +90,26 @@ struct SplitTerms {
     __shared__ SplitShared<kPadded> shared;
 
     const int thread = static_cast<int>(threadIdx.x);
-    const Int64 tiles = split_tile_count(seqlen);
+    const Int64 tiles = tiles_of_head(lengths);
     const Int64 head_index = index / tiles, tile = index - head_index * tiles;
     const Int64 b = head_index / heads, h = head_index - b * heads;
     const float* g = static_cast<const float*>(rows.data) + b * rows.batch_stride +
                      h * rows.head_stride + tile * kSplitRows * rows.row_stride;
-    const int valid_rows = static_cast<int>(seqlen - tile * kSplitRows);
+    int valid_rows = 0;
+    if constexpr (Config::kRagged) {
+      const SequenceTile at = lengths.tile_of(tile);
+      const SequenceSide& side = lengths.keys ? lengths.list.k : lengths.list.q;
+      const SequenceRows& own = lengths.keys ? at.k : at.q;
+      const int first = at.tile * kSplitRows;
+      if (first >= own.length) return;
+      valid_rows = own.length - first;
+      Rows from = rows;
+      shift_rows<Element::kFp32>(from, side, own);
+      g = static_cast<const float*>(from.data) + at.sequence * rows.batch_stride +
+          h * rows.head_stride + first * rows.row_stride;
+    } else {
+      valid_rows = static_cast<int>(lengths - tile * kSplitRows);
+    }
     const int column = thread % kColumns * 4, first_row = thread / kColumns;
     const bool active = first_row < kRowStep;
 
@@ -157,29 +190,30 @@ struct SplitTerms {
   }
 
   /// The tile of this block, in the order Q, K, V.
-  template <class Arguments>
-  static __device__ bool split_inputs(const Arguments& args, Int64& block) {
+  template <class Arguments, class Lengths>
+  static __device__ bool split_inputs(const Arguments& args, int batch, Lengths queries,
+                                      Lengths keys, Int64& block) {
     const Shape& s = args.shape;
-    const Int64 tiles_q = Int64(s.batch) * s.heads_q * split_tile_count(s.seqlen_q);
-    const Int64 tiles_k = Int64(s.batch) * s.heads_k * split_tile_count(s.seqlen_k);
+    const Int64 tiles_q = Int64(batch) * s.heads_q * tiles_of_head(queries);
+    const Int64 tiles_k = Int64(batch) * s.heads_k * tiles_of_head(keys);
     if constexpr (Config::kSplitRegionQ >= 0) {
       if (take(block, tiles_q)) {
         split_tile<Config::kHeadDim, Config::kAlignQ>(args.q, args.regions[Config::kSplitRegionQ],
-                                                      s.batch, s.heads_q, s.seqlen_q, block);
+                                                      batch, s.heads_q, queries, block);
         return true;
       }
     }
     if constexpr (Config::kSplitRegionK >= 0) {
       if (take(block, tiles_k)) {
         split_tile<Config::kHeadDim, Config::kAlignK>(args.k, args.regions[Config::kSplitRegionK],
-                                                      s.batch, s.heads_k, s.seqlen_k, block);
+                                                      batch, s.heads_k, keys, block);
         return true;
       }
     }
     if constexpr (Config::kSplitRegionV >= 0) {
       if (take(block, tiles_k)) {
         split_tile<Config::kHeadDimV, Config::kAlignV>(args.v, args.regions[Config::kSplitRegionV],
-                                                       s.batch, s.heads_k, s.seqlen_k, block);
+                                                       batch, s.heads_k, keys, block);
         return true;
       }
     }

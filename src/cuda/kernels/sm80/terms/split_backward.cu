@@ -3,15 +3,33 @@
 
 #include "sm80/terms/split.h"
 
-extern "C" __global__ void __launch_bounds__(flashlab::device::kSplitThreads)
-    flash_bwd_split(const __grid_constant__ flashlab::device::BackwardArguments args) {
-  using namespace flashlab::device;
+namespace flashlab::device {
+
+template <class Config, class Lengths>
+__device__ void run(const BackwardArguments& args, int batch, Lengths queries, Lengths keys) {
   using Split = SplitTerms<Config>;
   Int64 block = blockIdx.x;
-  if (Split::split_inputs(args, block)) return;
+  if (Split::split_inputs(args, batch, queries, keys, block)) return;
   if constexpr (Config::kSplitRegionGradO >= 0) {
-    Split::split_tile<Config::kHeadDimV, Config::kAlignGradO>(
-        args.d_o, args.regions[Config::kSplitRegionGradO], args.shape.batch, args.shape.heads_q,
-        args.shape.seqlen_q, block);
+    Split::template split_tile<Config::kHeadDimV, Config::kAlignGradO>(
+        args.d_o, args.regions[Config::kSplitRegionGradO], batch, args.shape.heads_q, queries,
+        block);
   }
+}
+
+template <class Config>
+__device__ void run(const BackwardArguments& args) {
+  run<Config>(args, args.shape.batch, args.shape.seqlen_q, args.shape.seqlen_k);
+}
+template <class Config>
+__device__ void run(const RaggedBackwardArguments& ragged) {
+  const Sequences& list = ragged.sequences;
+  run<Config>(ragged.call, 1, SplitSide{list, false}, SplitSide{list, true});
+}
+
+}  // namespace flashlab::device
+
+extern "C" __global__ void __launch_bounds__(flashlab::device::kSplitThreads) flash_bwd_split(
+    const __grid_constant__ flashlab::device::BackwardCall<Config> args) {
+  flashlab::device::run<Config>(args);
 }

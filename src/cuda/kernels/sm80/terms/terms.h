@@ -11,10 +11,12 @@
 //     planes  [batch, heads, tile, term, 64, padded dim] fp16   (terms: hi, lo; one term: hi only)
 //     tiles   [batch, heads, tile] SplitTile
 // Rows past seqlen and columns past dim are zeros, so readers copy whole tiles without a bound.
+// Of a ragged call tiles are of one (sequence, head), and lie [head, slot] (tile/sequence.h).
 
 #include "arguments.h"
 #include "ptx/convert.h"
 #include "sm80/terms/tiles.h"
+#include "tile/sequence.h"
 
 namespace flashlab::device {
 
@@ -39,6 +41,17 @@ struct SplitTensor {
 __device__ inline SplitTensor split_tensor(void* region, Int64 tiles, int dim, int terms) {
   auto* planes = static_cast<unsigned short*>(region);
   return {planes, reinterpret_cast<SplitTile*>(planes + tiles * split_tile_elements(dim, terms))};
+}
+
+/// Where tiles of queries or keys of a ragged call's sequence lie.
+struct TermSlots {
+  Int64 all;    ///< of a head
+  Int64 first;  ///< the sequence's
+};
+template <bool kKeys>
+__device__ inline TermSlots term_slots(const Sequences& list, int sequence) {
+  return {kKeys ? list.slots_k : list.slots_q,
+          first_slot<kSplitRows>(kKeys ? list.k : list.q, sequence)};
 }
 
 /// x as the call multiplies it. With one term that is tf32's 11 significant bits, on every path:

@@ -70,10 +70,11 @@ def run_ctest(step, binary_dir, log_path, results_xml, arguments):
     """Runs ctest under a bar; returns its exit code."""
     if os.path.exists(results_xml):
         os.remove(results_xml)
-    # Some tests wait rather than work: one more at a time than there are cores.
+    # Some tests wait rather than work: one more at a time than there are cores. Only a hang reaches
+    # the time limit: beside twenty other programs the longest test takes ten minutes.
     jobs = len(os.sched_getaffinity(0)) + 1
     command = ["ctest", "--test-dir", binary_dir, "--output-on-failure", "--no-tests=error",
-               "--timeout", "600", "-j", str(jobs), "--output-junit",
+               "--timeout", "1800", "-j", str(jobs), "--output-junit",
                os.path.abspath(results_xml), *arguments]
     with open(log_path, "w", errors="replace") as log:
         log.write("$ " + " ".join(command) + "\n")

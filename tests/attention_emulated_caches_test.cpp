@@ -93,7 +93,7 @@ TEST(AttentionEmulatedCaches, FaultsOfHoppersCopiesAreSeen) {
         true,
         &paged},
        {"a part does not end with its sequence",
-        {{kKeys, "clamp_key(task.shape.seqlen_k - key, size)", "size"}},
+        {{kKeys, "clamp_key(keys, 1 << args.part_log2)", "1 << args.part_log2"}},
         true,
         &paged},
        {"entries that no key lies in are looked at",

@@ -59,7 +59,7 @@ struct Sm90CachedProducer {
     if (table == nullptr || key == task.shape.seqlen_k) return 0;
     return table[task.batch * args.cache.table_stride + key / args.cache.page_size];
   }
-  /// The row where the part begins.
+  /// The row where this lane's part begins.
   __device__ int row_of(const Task& task, int part, int page) const {
     const int key = first_key(task, part + lane());
     const int begin = kValues ? task.begin_v : task.begin_k;
@@ -68,39 +68,56 @@ struct Sm90CachedProducer {
     return page * between + key % args.cache.page_size;
   }
 
-  /// Copies the block of `key` on. `rows`: of each lane's part, from `part` on they are the
-  /// block's.
-  __device__ void load(const Task& task, int key, int rows, int part) {
-    using Tile = typename Side::Tile;
+  /// Copies a block, of which so many keys exist. `rows`: of each lane's part, from `part` on they
+  /// are the block's.
+  __device__ void load(int rows, int part, int head, int keys) {
     ring.wait_empty();
-    const bool copies = lane() == 0;
-    if (copies) ptx::barrier_arrive_expect(ring.full(), Tile::kBytes);
-    unsigned to =
-        ptx::shared_address(kValues ? shared.v[0] : shared.k[0]) + ring.stage * Tile::kBytes;
-    const EncodedTensorMap& map = kValues ? args.ragged.forward.v : args.ragged.forward.k;
-    const int size = 1 << args.part_log2, end = key + Config::kBlockKeys;
-#pragma unroll 1
-    for (; key < end; key += size, to += size * kSlabRowBytes) {
-      const int row = __shfl_sync(ptx::kFullMask, rows, part++ % 32);
-      const BoundedRows box(row, clamp_key(task.shape.seqlen_k - key, size), 0);
-      if (copies) {
-        copy_bounded_tile<Tile>(to, &map, box.row, task.head_k, box.end, ring.full(),
-                                ptx::kEvictLast);
-      }
+    if (lane() == 0) ptx::barrier_arrive_expect(ring.full(), Side::Tile::kBytes);
+    if (args.parts_log2 == 0) {
+      copy_parts<1>(rows, part, head, keys);
+    } else {
+      copy_parts<4>(rows, part, head, keys);
     }
     ring.advance();
   }
+  /// kTogether: parts that are taken from their lanes at once; one exchange would wait for the
+  /// other.
+  template <int kTogether>
+  __device__ void copy_parts(int rows, int part, int head, int keys) const {
+    using Tile = typename Side::Tile;
+    unsigned to =
+        ptx::shared_address(kValues ? shared.v[0] : shared.k[0]) + ring.stage * Tile::kBytes;
+    const unsigned end = to + Config::kBlockKeys * kSlabRowBytes;
+    const EncodedTensorMap& map = kValues ? args.ragged.forward.v : args.ragged.forward.k;
+#pragma unroll 1
+    while (to < end) {
+      int row[kTogether];
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+        row[i] = __shfl_sync(ptx::kFullMask, rows, part++ % 32);
+      }
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+        const BoundedRows box(row[i], clamp_key(keys, 1 << args.part_log2), 0);
+        if (lane() == 0 && to < end) {
+          copy_bounded_tile<Tile>(to, &map, box.row, head, box.end, ring.full(), ptx::kEvictLast);
+        }
+        keys -= 1 << args.part_log2;
+        to += kSlabRowBytes << args.part_log2;
+      }
+    }
+  }
 
   __device__ void load_tile(const Task& task) {
-    int next = page_of(task, 0), rows = 0;
-    int part = 0;
+    const int head = task.head_k;
+    int next = page_of(task, 0), rows = 0, part = 0;
 #pragma unroll 1
     for (int place = task.first_block; place < task.end_block; ++place) {
       if (part % 32 == 0) {
         rows = row_of(task, part, next);
         next = page_of(task, part + 32);
       }
-      load(task, task.block_at(place) * Config::kBlockKeys, rows, part);
+      load(rows, part, head, task.shape.seqlen_k - task.block_at(place) * Config::kBlockKeys);
       part += 1 << args.parts_log2;
     }
   }

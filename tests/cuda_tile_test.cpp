@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <set>
+#include <utility>
 #include <vector>
 
 #include "cuda_tile_bytes.h"
@@ -204,6 +205,31 @@ TEST(KeyRange, AgreesWithTheDefinition) {
   expect_ranges<Window>(40, 40, 3, 2);
   expect_ranges<Window>(40, 7, 3, -1);
   expect_ranges<Unbounded>(3, 0, kNoBound, kNoBound);
+}
+
+struct Chunks : Window {
+  static constexpr bool kChunk = true;
+};
+
+// Key by key: the chunk of a position before the first key is one of no keys.
+TEST(KeyRange, OfChunks) {
+  const auto chunk_of = [](int at, int size) { return at >= 0 ? at / size : -1; };
+  for (const int size : {1, 3, 16, 100}) {
+    for (const auto [seqlen_q, seqlen_k] : {std::pair{9, 9}, {40, 7}, {7, 40}, {33, 64}}) {
+      for (const bool bottom_right : {false, true}) {
+        Shape shape = shape_with(seqlen_k, kNoBound, kNoBound);
+        shape.seqlen_q = seqlen_q;
+        shape.chunk = bottom_right ? -size : size;
+        for (int i = 0; i < seqlen_q; ++i) {
+          const int at = i + (bottom_right ? seqlen_k - seqlen_q : 0);
+          const KeyRange range = visible_keys<Chunks>(shape, i);
+          for (int j = 0; j < seqlen_k; ++j) {
+            EXPECT_EQ(range.contains(j), chunk_of(j, size) == chunk_of(at, size)) << i << " " << j;
+          }
+        }
+      }
+    }
+  }
 }
 
 TEST(KeyRange, OfTiles) {

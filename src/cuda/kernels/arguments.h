@@ -37,6 +37,9 @@ struct Shape {
   float scale;       ///< multiplies Q K^T
   float scale_log2;  ///< scale * log2(e)
   int packed_log2;   ///< sm90's forward: of the query heads whose rows share tiles; 0: one head's
+  /// Keys that are seen together, of a Config with kChunk; below 0: positions are those of a
+  /// diagonal that ends in the last key.
+  int chunk;
 };
 
 /// ALiBi's slopes [batch, heads]; a broadcast dimension has stride 0. Null without them.

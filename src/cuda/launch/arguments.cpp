@@ -339,6 +339,8 @@ device::Shape shape_of(const internal::Geometry& g) {
   shape.head_dim_v = static_cast<int>(g.head_dim_v);
   shape.left = clamp_bound(b.left >= b.kUnbounded ? b.kUnbounded : b.left - shift);
   shape.right = clamp_bound(b.right >= b.kUnbounded ? b.kUnbounded : b.right + shift);
+  const auto chunk = static_cast<int>(std::min<std::int64_t>(b.chunk, INT32_MAX));
+  shape.chunk = b.bottom_right ? -chunk : chunk;
   shape.scale = static_cast<float>(g.scale);
   shape.scale_log2 = shape.scale * kLog2E;
   return shape;

@@ -107,8 +107,10 @@ void print_call(ConfigPrinter& config, const Problem& problem, const internal::G
                 CallForm form) {
   print_element(config, "kElement", problem.q.dtype);
   config.integer("kHeadDim", g.head_dim).integer("kHeadDimV", g.head_dim_v);
-  config.boolean("kBoundedRight", g.bounds.right < g.bounds.kUnbounded)
-      .boolean("kBoundedLeft", g.bounds.left < g.bounds.kUnbounded);
+  const bool chunks = g.bounds.chunk > 0;
+  config.boolean("kBoundedRight", g.bounds.right < g.bounds.kUnbounded || chunks)
+      .boolean("kBoundedLeft", g.bounds.left < g.bounds.kUnbounded || chunks);
+  if (chunks) config.boolean("kChunk", true);
   print_mask(config, problem, form);
   config.boolean("kSoftcap", g.softcap > 0)
       .boolean("kWideCap", softcap_is_wide(g))

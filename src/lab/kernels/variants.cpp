@@ -198,6 +198,10 @@ void add_features(std::vector<Case>& list, HeadDims dims, ElementType type) {
       c.gradient_mode = GradientMode::kAccumulate;
       list.push_back(c);
       if (type.dtype == DType::kFp32) continue;
+      Case chunks = base;
+      chunks.causal = causal;
+      chunks.chunk = 100;
+      list.push_back(chunks);
       c.fp32_outputs = true;
       list.push_back(c);
       c.gradient_mode = GradientMode::kOverwrite;
@@ -263,21 +267,23 @@ const char* burden_of(const Case& c) {
   if (c.softcap) return "softcap";
   if (c.alibi) return "alibi";
   if (c.window) return "window";
+  if (c.chunk) return "chunk";
   return c.layout == cases::Layout::kPaddedRows ? "rows" : "";
 }
 
 // Of the kernels of one feature, the class of head dims whose kernels had least room for registers:
 // in the other classes those of plain calls and of calls with all features stand for them.
 bool stands_for_others(std::string_view burden, int head_dim_class) {
-  constexpr std::array<std::pair<std::string_view, int>, 9> kTightest = {{{"window", 64},
-                                                                          {"softcap", 64},
-                                                                          {"alibi", 64},
-                                                                          {"dropout", 128},
-                                                                          {"rows", 128},
-                                                                          {"cache", 128},
-                                                                          {"sinks", 128},
-                                                                          {"mask", 256},
-                                                                          {"ragged", 256}}};
+  constexpr std::array<std::pair<std::string_view, int>, 10> kTightest = {{{"window", 64},
+                                                                           {"chunk", 256},
+                                                                           {"softcap", 64},
+                                                                           {"alibi", 64},
+                                                                           {"dropout", 128},
+                                                                           {"rows", 128},
+                                                                           {"cache", 128},
+                                                                           {"sinks", 128},
+                                                                           {"mask", 256},
+                                                                           {"ragged", 256}}};
   const auto* at = std::ranges::find(kTightest, burden, &std::pair<std::string_view, int>::first);
   return at == kTightest.end() || at->second == head_dim_class;
 }

@@ -38,6 +38,11 @@ Result<std::shared_ptr<internal::PlanState>> make_plan(const internal::ContextSt
     return too_large("heads_q with cu_seqlens or seqused", geometry.heads_q, kMaxRaggedHeads,
                      "split the heads into several calls");
   }
+  if (geometry.bounds.chunk > 0 && (fp32 || problem.pass == Pass::kBackward)) {
+    return Status::unsupported({"implementation 'sm80' with attention_chunk",
+                                fp32 ? "fp32" : "a backward pass", "forward in fp16 or bf16",
+                                "give the chunks as a mask, or use a CPU"});
+  }
   if (problem.pass == Pass::kForward) {
     return fp32 ? plan_sm80_forward_fp32(context, problem, geometry)
                 : plan_sm80_forward(context, problem, geometry);
@@ -55,7 +60,7 @@ const internal::Implementation& sm80_implementation() {
       "portable tensor-core kernels (mma.sync, cp.async) for sm_80 to sm_120",
       internal::dense_features() | internal::ragged_features() |
           internal::FeatureSet{Feature::kFp32, Feature::kFp16, Feature::kBf16, Feature::kTf32,
-                               TensorRole::kSinks, TensorRole::kDSinks},
+                               Feature::kChunk, TensorRole::kSinks, TensorRole::kDSinks},
       make_plan,
       runs_on};
   return implementation;

@@ -60,6 +60,7 @@ int count_features(const Problem& problem, const Geometry& g) {
 // What one tile of queries sees at most: a window leaves few keys to split.
 std::int64_t keys_of_tile(const Geometry& g, int tile_q) {
   const internal::MaskBounds& b = g.bounds;
+  if (b.chunk > 0) return std::min(g.seqlen_k, b.chunk + tile_q);
   if (std::max(b.left, b.right) >= b.kUnbounded) return g.seqlen_k;
   return std::min(g.seqlen_k, b.left + b.right + tile_q);
 }
@@ -76,15 +77,16 @@ ForwardChoice choose(const Problem& problem, const Geometry& g, const DeviceInfo
   // Additive masks need scaled scores; the general form serves every scale.
   choice.prescaled = general || (problem.mask && problem.mask->dtype != DType::kBool);
   const bool transformed = problem.mask.has_value() || choice.prescaled;
-  const bool bounded = std::min(g.bounds.left, g.bounds.right) < g.bounds.kUnbounded;
+  const bool chunks = g.bounds.chunk > 0;
+  const bool bounded = chunks || std::min(g.bounds.left, g.bounds.right) < g.bounds.kUnbounded;
   ForwardNeeds needs{.head_dim = static_cast<int>(g.head_dim),
                      .head_dim_v = static_cast<int>(g.head_dim_v),
                      .transformed = transformed,
                      .bounded = bounded,
                      .by_element = copied_by_element(problem.q, choice.call) ||
                                    copied_by_element(problem.v, choice.call),
-                     .window = g.bounds.left < g.bounds.kUnbounded,
-                     .features = transformed ? 0 : count_features(problem, g)};
+                     .window = chunks || g.bounds.left < g.bounds.kUnbounded,
+                     .features = transformed ? 0 : count_features(problem, g) + chunks};
   choice.pack_group =
       !general && g.dropout == 0 && g.group() > 1 && g.seqlen_q <= kPackedQueries && !g.has_lengths;
   const std::int64_t rows = g.seqlen_q * (choice.pack_group ? g.group() : 1);

@@ -61,7 +61,8 @@ class Training(unittest.TestCase):
     def test_two_ranks_write_one_ranks_files(self):
         self.train("one", 1, "--shares", "2")
         for flags in (["--parallel", "naive"], ["--parallel", "overlap"],
-                      ["--parallel", "ddp", "--bucket", "4KB"], ["--bucket", "all"], []):
+                      ["--parallel", "ddp", "--bucket", "4KB"], ["--bucket", "all"],
+                      ["--parallel", "zero1"], ["--parallel", "sharded", "--bucket", "4KB"], []):
             name = "-".join(["two", *flags])
             said = self.train(name, 2, *flags)
             self.assert_same_run(name, "one")
@@ -72,7 +73,8 @@ class Training(unittest.TestCase):
     def test_a_run_goes_on_with_any_number_of_ranks(self):
         flags = ["--shares", "4", "--accumulate", "2", "--precision", "fp64"]
         self.train("whole", 2, *flags)
-        for ranks, more in ((1, []), (4, ["--parallel", "naive"]), (2, ["--bucket", "1KB"])):
+        for ranks, more in ((1, []), (4, ["--parallel", "zero1"]),
+                            (2, ["--parallel", "sharded"])):
             name = f"again-{ranks}"
             shutil.copytree(self.path("whole"), self.path(name))
             shutil.rmtree(self.path(f"{name}/step-10"))
@@ -169,13 +171,36 @@ class Training(unittest.TestCase):
         self.assertFalse(os.path.exists(self.path("bad")))
 
 
+class Bench(unittest.TestCase):
+    def test_every_mode_is_a_row(self):
+        got = launch(2, "bench", "parallel", "--batch", "4", "--repeats", "2", "--warmup", "1",
+                     "--json", "-")
+        self.assertEqual(got.returncode, 0, got.stderr)
+        result = json.loads(got.stdout)
+        self.assertEqual((result["ranks"], result["batch"], result["batch_per_rank"]), (2, 4, 2))
+        rows = {row["mode"]: row for row in result["rows"]}
+        self.assertEqual(list(rows), ["naive", "flat", "overlap", "bucket", "sharded", "zero1"])
+        for row in rows.values():
+            self.assertGreater(row["communication_ms"], 0)
+            self.assertGreaterEqual(row["exposed_ms"], 0)
+            self.assertGreater(row["step_ms"], row["optimizer_ms"])
+        whole = rows["bucket"]["bytes"]["optimizer state"]
+        for mode in ("sharded", "zero1"):
+            self.assertAlmostEqual(rows[mode]["bytes"]["optimizer state"] / whole, 0.5, 2)
+
+    def test_it_needs_ranks(self):
+        got = run("bench", "parallel")
+        self.assertEqual(got.returncode, 2)
+        self.assertIn("flashlab launch -n 2 bench parallel", got.stderr)
+
+
 class Check(unittest.TestCase):
     def test_ranks_give_one_ranks_bits(self):
         for ranks in (2, 3):
             got = launch(ranks, "check", "parallel", "--quick")
             self.assertEqual(got.returncode, 0, got.stdout + got.stderr)
-            self.assertEqual(len(re.findall("^equal  ", got.stdout, re.M)), 16)
-            self.assertIn("16 of 16 give the bits of one rank", got.stdout)
+            self.assertEqual(len(re.findall("^equal  ", got.stdout, re.M)), 24)
+            self.assertIn("24 of 24 give the bits of one rank", got.stdout)
 
     def test_it_needs_ranks(self):
         got = run("check", "parallel")

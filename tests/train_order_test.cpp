@@ -69,6 +69,42 @@ TEST(TrainOrder, BucketsGrowUntilTheyHoldEverything) {
   EXPECT_EQ(collectives(ordered(ParallelMode::kFlat, 0).plan), 2);
 }
 
+// Moments of a rank's own part alone; the parts are the arena.
+TEST(TrainOrder, RanksOwnEqualPartsOfTheOptimizer) {
+  const auto states = [](const MemoryPlan& memory) {
+    return memory.persistent[static_cast<std::size_t>(Role::kOptimizerState)];
+  };
+  const Ordered all = ordered(ParallelMode::kBucket, 1024);
+  EXPECT_EQ(all.plan.owned, (ArenaRange{0, all.plan.arena_elements}));
+  for (const ParallelMode mode : {ParallelMode::kSharded, ParallelMode::kZero1}) {
+    std::int64_t end = 0, stepped = 0;
+    for (int rank = 0; rank < 2; ++rank) {
+      StepOptions options = {.batch = 4, .shares = 2, .ranks = 2, .rank = rank};
+      Result<StepPlan> plan = build_parallel_step(small_model(), options, {mode, 1024});
+      ASSERT_TRUE(plan.ok()) << plan.status().message();
+      MemoryPlan memory = plan_memory(*plan);
+      order_streams(*plan, memory);
+      EXPECT_TRUE(check_order(*plan, memory).ok());
+      EXPECT_EQ(plan->owned.begin, end);
+      end = plan->owned.end;
+      EXPECT_EQ(states(memory), 2 * 4 * plan->arena_elements / 2);
+      EXPECT_LE(plan->arena_elements - plan->learned_elements(), 2 * kNormPart);
+      for (const Operation& each : plan->operations) {
+        if (each.kind != OperationKind::kAdamW) continue;
+        for (const auto& range : std::get<AdamWAttributes>(each.attributes).ranges) {
+          EXPECT_GE(range.begin, plan->owned.begin);
+          EXPECT_LE(range.end, plan->owned.end);
+          stepped += range.end - range.begin;
+        }
+      }
+      if (rank == 1) {
+        EXPECT_EQ(end, plan->arena_elements);
+        EXPECT_GE(stepped, plan->parameter_count());
+      }
+    }
+  }
+}
+
 // A race that some run some day would lose: each wait in turn is taken away.
 TEST(TrainOrder, EveryMissingWaitIsFound) {
   int waits = 0;

@@ -12,7 +12,7 @@
 namespace flashlab::cli {
 
 int run_check_parallel(const Arguments& arguments) {
-  const TrainingRanks started = training_ranks(arguments);
+  const TrainingRanks started = ranks_of(arguments);
   const train::Ranks& ranks = started.ranks;
   if (ranks.group == nullptr) {
     fail_usage(

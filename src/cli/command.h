@@ -25,6 +25,7 @@ int run_profile_attention(const Arguments& arguments);
 int run_monitor(const Arguments& arguments);
 int run_check_step(const Arguments& arguments);
 int run_check_parallel(const Arguments& arguments);
+int run_bench_parallel(const Arguments& arguments);
 int run_bench_precision(const Arguments& arguments);
 int run_bench_step(const Arguments& arguments);
 int run_accumulate(const Arguments& arguments);

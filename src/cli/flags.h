@@ -35,6 +35,7 @@ enum CommandBit : unsigned {
   kMonitor = 1u << 20,
   kLaunch = 1u << 21,
   kExplainParallel = 1u << 22,
+  kBenchParallel = 1u << 23,
   kFirstSubject = 1u << 24,  ///< and a bit each for the other subjects that have a `bench NAME`
 };
 constexpr unsigned kSubjects = ~(kFirstSubject - 1u);

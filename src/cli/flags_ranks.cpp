@@ -10,7 +10,7 @@ Words machine_choices() {
   return {"h200", "h100", "b200", "v5p"};
 }
 Words parallel_choices() {
-  return {"naive", "flat", "overlap", "bucket", "ddp"};
+  return {"naive", "flat", "overlap", "bucket", "ddp", "sharded", "zero1"};
 }
 Words state_choices() {
   return {"bf16", "fp32"};
@@ -25,15 +25,30 @@ std::vector<FlagSpec> flags_of_ranks() {
 
       {"--parallel", "", "MODE", kValue, kTrain, kRanks,
        "when ranks add their gradients: naive (after backward, one by one), flat (all at once), "
-       "overlap (each beside backward), bucket (runs of them; also called ddp) (default bucket)",
+       "overlap (each beside backward), bucket (runs of them; also called ddp); with a part of the "
+       "optimizer on each rank: sharded (buckets), zero1 (each gets the gradients of its part) "
+       "(default bucket)",
        parallel_choices},
-      {"--bucket", "", "BYTES", kValue, kTrain, kRanks,
+      {"--parallel", "", "MODE[,MODE]", kList, kBenchParallel, kRanks,
+       "modes of train --parallel (default: all)", parallel_choices},
+      {"--size", "", "NAME", kValue, kBenchParallel, kModel, "a model as of train (default tiny)"},
+      {"--batch", "", "N", kValue, kBenchParallel, kModel,
+       "sequences of a step, of all ranks together (default 12)"},
+      {"--precision", "", "NAME", kValue, kBenchParallel, kModel,
+       "types as of train (default fp32)", precision_choices},
+      {"--repeats", "", "N", kValue, kBenchParallel, kRanks, "timed steps (default 10)"},
+      {"--warmup", "", "N", kValue, kBenchParallel, kRanks,
+       "steps before the first timed one (default 2)"},
+      {"--json", "", "FILE", kFile, kBenchParallel, kResults,
+       "the rows by the schema flashlab.bench-parallel/1; - is stdout, and nothing else goes "
+       "there"},
+      {"--bucket", "", "BYTES", kValue, kTrain | kBenchParallel, kRanks,
        "gradients that are added together, 1KB to all (default 25MB)"},
       {"--quick", "", "", kSwitch, kCheckParallel, kRanks,
        "two modes of every model instead of all: a few seconds"},
-      {"--threads", "", "N", kValue, kCheckParallel, kRanks,
+      {"--threads", "", "N", kValue, kCheckParallel | kBenchParallel, kRanks,
        "CPU threads of a rank (default: all that may run)"},
-      {"--timeout", "", "SECONDS", kValue, kTrain | kCheckParallel, kRanks,
+      {"--timeout", "", "SECONDS", kValue, kTrain | kCheckParallel | kBenchParallel, kRanks,
        "how long ranks wait for one of them (default 600)"},
 
       {"--size", "", "NAME", kValue, kExplainParallel, kModel,
@@ -85,6 +100,22 @@ std::vector<CommandSpec> commands_of_ranks() {
         {"flashlab explain parallel --size tiny --tflops 0.1 --link 5 --precision fp32",
          "a processor's two ranks"}}}};
   out.front().takes_command = true;
+  out.push_back(
+      {kBenchParallel,
+       "bench parallel",
+       run_bench_parallel,
+       "time a training step on several ranks, in every mode",
+       "The full step of a model on the ranks that were started: the slowest rank's time, "
+       "tokens/s, what forward, backward and the optimizer take, what collectives take "
+       "and what of it is exposed (the step less the same list without collectives), and "
+       "memory of a rank by role.",
+       {{"flashlab launch -n 2 bench parallel", "every mode on two ranks"},
+        {"flashlab launch -n 2 bench parallel --parallel bucket --bucket 1MB --batch 32",
+         "one of them"}},
+       {},
+       nullptr,
+       /*takes_command=*/false,
+       /*knows_ranks=*/true});
   out.push_back({kCheckParallel,
                  "check parallel",
                  run_check_parallel,

@@ -19,7 +19,7 @@ train::ParallelOptions parallel_options(const Arguments& arguments) {
     out.mode = train::parse_parallel_mode(*name).value_or(out.mode);
   }
   if (const auto bucket = arguments.value("--bucket")) {
-    if (out.mode != train::ParallelMode::kBucket) {
+    if (!has_buckets(out.mode)) {
       fail_usage(
           fmt::format("--bucket beside --parallel {}, which has none; leave one of the two "
                       "away",
@@ -51,8 +51,18 @@ TrainingRanks training_ranks(const Arguments& arguments) {
                     "--device cpu",
                     *arguments.value("--device"), world->size));
   }
+  // Before ranks meet: a refusal needs nobody.
+  const train::ParallelOptions parallel = parallel_options(arguments);
+  TrainingRanks out = ranks_of(arguments);
+  out.ranks.parallel = parallel;
+  return out;
+}
+
+TrainingRanks ranks_of(const Arguments& arguments) {
+  const Result<dist::World> world = dist::world_of();
+  if (!world.ok()) fail(world.status());
+  if (world->alone()) return {};
   TrainingRanks out;
-  out.ranks.parallel = parallel_options(arguments);
   const auto timeout = static_cast<double>(whole(arguments, "--timeout", kTimeoutS, 1, 1'000'000));
   Result<std::unique_ptr<runtime::Communicator>> group = dist::join(*world, {.timeout_s = timeout});
   if (!group.ok()) fail(group.status());

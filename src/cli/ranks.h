@@ -17,6 +17,8 @@ struct TrainingRanks {
 };
 /// Throws Failure: a flag that needs ranks where there are none, a GPU, what `join` refuses.
 TrainingRanks training_ranks(const Arguments& arguments);
+/// The same where the modes are several, or none.
+TrainingRanks ranks_of(const Arguments& arguments);
 
 /// Fails by `status`, in the words of whoever is to tell of it.
 [[noreturn]] void fail_among(const train::Ranks& ranks, const Status& status);

@@ -138,7 +138,7 @@ std::string ranks_words(const train::TrainConfig& config, const train::Ranks& ra
   if (ranks.group != nullptr) {
     out = fmt::format(" · {} ranks, {}", ranks.size(), to_string(ranks.parallel.mode));
     const std::int64_t bucket = ranks.parallel.bucket_bytes;
-    if (ranks.parallel.mode == train::ParallelMode::kBucket) {
+    if (has_buckets(ranks.parallel.mode)) {
       out += bucket == INT64_MAX ? std::string(" of everything")
                                  : " of " + lab::format_bytes(static_cast<double>(bucket));
     }

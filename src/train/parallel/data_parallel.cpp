@@ -10,7 +10,7 @@
 namespace flashlab::train {
 namespace {
 
-constexpr const char* kModes[] = {"naive", "flat", "overlap", "bucket"};
+constexpr const char* kModes[] = {"naive", "flat", "overlap", "bucket", "sharded", "zero1"};
 
 // Parameters [first, last] whose gradients are added together behind operation `after`.
 struct Bucket {
@@ -37,14 +37,13 @@ std::vector<int> last_writers(const StepPlan& plan, int optimizer) {
 
 std::vector<Bucket> buckets_of(const StepPlan& plan, const ParallelOptions& options,
                                int optimizer) {
-  const bool beside =
-      options.mode == ParallelMode::kOverlap || options.mode == ParallelMode::kBucket;
+  const bool beside = options.mode == ParallelMode::kOverlap || has_buckets(options.mode);
   const bool each = options.mode == ParallelMode::kOverlap || options.mode == ParallelMode::kNaive;
   const std::vector<int> writers = last_writers(plan, optimizer);
   std::vector<Bucket> out;
   std::int64_t bytes = 0;
   for (std::size_t i = 0; i < writers.size(); ++i) {
-    const bool full = options.mode == ParallelMode::kBucket && bytes >= options.bucket_bytes;
+    const bool full = has_buckets(options.mode) && bytes >= options.bucket_bytes;
     if (out.empty() || each || full) {
       out.push_back({i, i, -1});
       bytes = 0;
@@ -78,6 +77,7 @@ void add_gradients(StepPlan& plan, const ParallelOptions& options) {
   const auto found = std::ranges::find(plan.operations, Phase::kOptimizer, &Operation::phase);
   const int optimizer = static_cast<int>(found - plan.operations.begin());
   std::vector<Bucket> buckets = buckets_of(plan, options, optimizer);
+  const bool scatter = options.mode == ParallelMode::kZero1;
   // A tied weight's writer may come late: what is ready first is sent first.
   std::ranges::stable_sort(buckets, {}, &Bucket::after);
   std::vector<Operation> list;
@@ -86,9 +86,76 @@ void add_gradients(StepPlan& plan, const ParallelOptions& options) {
     list.push_back(std::move(plan.operations[static_cast<std::size_t>(i)]));
     for (; next != buckets.end() && next->after == i; ++next) {
       list.push_back(all_reduce(plan, *next));
+      if (!scatter) continue;
+      list.back().name = "reduce-scatter gradients";
+      list.back().kind = OperationKind::kReduceScatter;
+      list.back().attributes = CollectiveAttributes{0, plan.arena_elements};
     }
   }
   plan.operations = std::move(list);
+}
+
+Operation all_gather(const char* name, std::vector<Operand> operands,
+                     const CollectiveAttributes& attributes) {
+  Operation out;
+  out.name = name;
+  out.kind = OperationKind::kAllGather;
+  out.operation_class = OperationClass::kCommunication;
+  out.phase = Phase::kOptimizer;
+  out.inputs = out.outputs = std::move(operands);
+  out.attributes = attributes;
+  return out;
+}
+
+// Each rank's part of the arenas, all of one size.
+void deal_out(StepPlan& plan, const StepOptions& options) {
+  const std::int64_t unit = kNormPart * options.ranks;
+  plan.arena_elements = (plan.learned_elements() + unit - 1) / unit * unit;
+  const std::int64_t part = plan.arena_elements / options.ranks;
+  plan.owned = {options.rank * part, (options.rank + 1) * part};
+}
+
+// The norm of gradients of which each rank has a part: sums of squares meet before the root.
+void split_norm(StepPlan& plan) {
+  const auto norm =
+      std::ranges::find(plan.operations, OperationKind::kGradientNorm, &Operation::kind);
+  plan.tensors.push_back(
+      {"sums of squares", {plan.arena_elements / kNormPart}, Element::kFp64, Role::kResult, -1});
+  const Operand sums = {Slot::kSum, static_cast<TensorId>(plan.tensors.size() - 1)};
+  Operation own = *norm;
+  own.name += " / own squares";
+  own.outputs = {sums};
+  std::erase_if(norm->inputs, [](const Operand& each) { return each.slot == Slot::kGradient; });
+  norm->inputs.push_back(sums);
+  norm->flops = 0;
+  norm->bytes = 0;
+  const Operation gather = all_gather("all-gather sums of squares", {sums}, {});
+  plan.operations.insert(norm, {std::move(own), gather});
+}
+
+// AdamW goes over what the rank owns; then values and what forward reads of them come together.
+void split_optimizer(StepPlan& plan) {
+  const auto adamw = std::ranges::find(plan.operations, OperationKind::kAdamW, &Operation::kind);
+  auto& ranges = std::get<AdamWAttributes>(adamw->attributes).ranges;
+  for (AdamWAttributes::Range& range : ranges) {
+    range.begin = std::clamp(range.begin, plan.owned.begin, plan.owned.end);
+    range.end = std::clamp(range.end, plan.owned.begin, plan.owned.end);
+  }
+  std::erase_if(ranges,
+                [](const AdamWAttributes::Range& range) { return range.end == range.begin; });
+  std::vector<Operand> values, copies;
+  for (const Parameter& parameter : plan.parameters) {
+    values.push_back({Slot::kValue, parameter.master});
+    if (parameter.value != parameter.master) copies.push_back({Slot::kCopy, parameter.value});
+  }
+  using Arena = CollectiveAttributes::Arena;
+  std::vector<Operation> gathers = {
+      all_gather("all-gather values", values, {0, plan.arena_elements, Arena::kValues})};
+  if (!copies.empty()) {
+    gathers.push_back(
+        all_gather("all-gather copies", copies, {0, plan.arena_elements, Arena::kCopies}));
+  }
+  plan.operations.insert(adamw + 1, gathers.begin(), gathers.end());
 }
 
 }  // namespace
@@ -114,8 +181,13 @@ Result<StepPlan> build_parallel_step(const ModelConfig& model, const StepOptions
   Result<StepPlan> plan = build_step(model, options);
   if (!plan.ok() || options.ranks == 1) return plan;
   const bool learns = options.mode == StepMode::kBackward || options.mode == StepMode::kFull;
+  if (learns && shards(parallel.mode)) deal_out(*plan, options);
   if (learns) add_gradients(*plan, parallel);
-  if (parallel.mode == ParallelMode::kOverlap || parallel.mode == ParallelMode::kBucket) {
+  if (options.mode == StepMode::kFull && shards(parallel.mode)) {
+    if (parallel.mode == ParallelMode::kZero1) split_norm(*plan);
+    split_optimizer(*plan);
+  }
+  if (parallel.mode == ParallelMode::kOverlap || has_buckets(parallel.mode)) {
     // All of them: ranks meet in one order.
     for (Operation& operation : plan->operations) {
       if (operation.operation_class == OperationClass::kCommunication) operation.stream = 1;

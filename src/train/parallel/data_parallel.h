@@ -20,12 +20,25 @@ enum class ParallelMode : std::uint8_t {
   kFlat,     ///< after backward, all at once
   kOverlap,  ///< each parameter's when it has its last writer behind it, beside backward
   kBucket,   ///< the same by runs of parameters
+  /// As bucket; each rank has the moments of its part of the parameters, steps that part, and all
+  /// gather the new values.
+  kSharded,
+  kZero1,  ///< as sharded, and after backward each rank gets the gradients of its part alone
 };
-/// "naive", "flat", "overlap", "bucket".
+/// "naive", "flat", "overlap", "bucket", "sharded", "zero1".
 const char* to_string(ParallelMode mode) noexcept;
 /// Those and "ddp", which is bucket.
 std::optional<ParallelMode> parse_parallel_mode(std::string_view name);
 std::vector<std::string> parallel_mode_names();
+
+/// Whether each rank has the moments of a part alone.
+inline bool shards(ParallelMode mode) noexcept {
+  return mode == ParallelMode::kSharded || mode == ParallelMode::kZero1;
+}
+/// Whether gradients are added by runs of parameters.
+inline bool has_buckets(ParallelMode mode) noexcept {
+  return mode == ParallelMode::kBucket || mode == ParallelMode::kSharded;
+}
 
 struct ParallelOptions {
   ParallelMode mode = ParallelMode::kBucket;
@@ -33,7 +46,8 @@ struct ParallelOptions {
 };
 
 /// build_step's list with the collectives of StepOptions::ranks, gradients' in place: a bucket is a
-/// range of their arena. Those that run beside backward are on stream 1.
+/// range of their arena. Those that run beside backward are on stream 1. Arenas that ranks share
+/// are padded to equal parts.
 Result<StepPlan> build_parallel_step(const ModelConfig& model, const StepOptions& options,
                                      const ParallelOptions& parallel);
 

@@ -6,12 +6,6 @@
 #include <bit>
 
 namespace flashlab::train {
-namespace {
-
-// Parameters begin on 64 elements, so that a vector or a tensor map never straddles two of them.
-constexpr std::int64_t kArenaAlignment = 64;
-
-}  // namespace
 
 StepBuilder::StepBuilder(const StepOptions& options)
     : options_(options), policy_(policy_of(options.precision)) {
@@ -192,6 +186,7 @@ void StepBuilder::lay_out_arenas() {
     offset += (parameter.elements + kArenaAlignment - 1) / kArenaAlignment * kArenaAlignment;
   }
   plan_.arena_elements = offset;
+  plan_.owned = {0, offset};
 }
 
 StepPlan StepBuilder::take() {

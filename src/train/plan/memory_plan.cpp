@@ -235,7 +235,9 @@ RoleBytes persistent_bytes(const StepPlan& plan) {
     for (const TensorId id : arenas) {
       if (id == kNoTensor) continue;
       const PlanTensor& tensor = plan.tensor(id);
-      out[static_cast<std::size_t>(tensor.role)] += plan.arena_elements * size_of(tensor.element);
+      const bool moments = tensor.role == Role::kOptimizerState;
+      out[static_cast<std::size_t>(tensor.role)] +=
+          (moments ? plan.owned.elements() : plan.arena_elements) * size_of(tensor.element);
     }
   }
   for (std::size_t i = 0; i < plan.tensors.size(); ++i) {

@@ -238,9 +238,11 @@ struct LossScaleAttributes {
 };
 inline constexpr int kLossScaleNumbers = 4;
 
-/// What all ranks do with a range of the gradients' arena, in elements; empty: with the operand.
+/// What all ranks do in place with a range of an arena, in elements; empty: with the operand. Of a
+/// reduce-scatter or an all-gather the range is the parts of all ranks, in order.
 struct CollectiveAttributes {
   std::int64_t begin = 0, end = 0;
+  enum class Arena : std::uint8_t { kGradients, kValues, kCopies } arena = Arena::kGradients;
 };
 
 using Attributes = std::variant<std::monostate, ProductAttributes, RowsAttributes,

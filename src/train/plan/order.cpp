@@ -34,11 +34,11 @@ std::vector<Touch> touches_of(const StepPlan& plan, const MemoryPlan& memory,
   for (const TensorId id : operation.inputs) add(id, false);
   for (const TensorId id : operation.outputs) add(id, true);
   if (const auto* range = std::get_if<CollectiveAttributes>(&operation.attributes)) {
-    if (range->end > range->begin) {
+    if (range->end > range->begin && range->arena == CollectiveAttributes::Arena::kGradients) {
       out.push_back(gradients_touch(plan, memory, range->begin, range->end, true));
     }
   }
-  if (operation.kind == OperationKind::kGradientNorm) {
+  if (operation.kind == OperationKind::kGradientNorm && operation.has(Slot::kGradient)) {
     out.push_back(gradients_touch(plan, memory, 0, plan.arena_elements, false));
   }
   return out;

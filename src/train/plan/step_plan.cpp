@@ -101,6 +101,12 @@ std::int64_t StepPlan::parameter_count() const {
   return count;
 }
 
+std::int64_t StepPlan::learned_elements() const {
+  if (parameters.empty()) return 0;
+  const std::int64_t end = parameters.back().offset + parameters.back().elements;
+  return (end + kArenaAlignment - 1) / kArenaAlignment * kArenaAlignment;
+}
+
 double StepPlan::flops(Phase phase) const {
   double sum = 0;
   for (const Operation& operation : operations) {

@@ -14,6 +14,12 @@
 
 namespace flashlab::train {
 
+/// Parameters begin on 64 elements, so that a vector or a tensor map never straddles two of them.
+inline constexpr std::int64_t kArenaAlignment = 64;
+
+/// Where ranks own parts of the arenas, they end on so many elements: squares are summed by these.
+inline constexpr std::int64_t kNormPart = 1024;
+
 /// A part of a parameter under the name that checkpoints use: rows [first, first + rows).
 struct ParameterPart {
   std::string name;
@@ -53,14 +59,23 @@ struct Parameter {
   bool decays = true;
 };
 
+/// Elements [begin, end) of the flat arenas.
+struct ArenaRange {
+  std::int64_t begin = 0, end = 0;
+  std::int64_t elements() const { return end - begin; }
+  friend bool operator==(const ArenaRange&, const ArenaRange&) = default;
+};
+
 struct StepPlan {
   std::string title;  ///< "small · batch 4 x 512 · bf16"
   std::vector<PlanTensor> tensors;
   std::vector<Operation> operations;
   std::vector<Parameter> parameters;  ///< in backward order: bucket and shard are ranges
   std::int64_t arena_elements = 0;    ///< of each flat arena, gaps included
-  bool tf32 = false;                  ///< products of fp32 may round their operands to tf32
-  bool any_threads = false;           ///< bits depend on no number of threads: attention's neither
+  /// What this rank's optimizer changes; it holds moments of nothing else. All, unless ranks share.
+  ArenaRange owned;
+  bool tf32 = false;         ///< products of fp32 may round their operands to tf32
+  bool any_threads = false;  ///< bits depend on no number of threads: attention's neither
 
   TensorId tokens = kNoTensor;         ///< int32 [batch, context]
   TensorId targets = kNoTensor;        ///< int32 [batch, context]
@@ -79,6 +94,8 @@ struct StepPlan {
   PlanTensor& tensor(TensorId id) { return tensors[static_cast<std::size_t>(id)]; }
 
   std::int64_t parameter_count() const;
+  /// Of an arena without what was added so that ranks have equal parts of it.
+  std::int64_t learned_elements() const;
   double flops(Phase phase) const;
 };
 

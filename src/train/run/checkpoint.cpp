@@ -185,11 +185,12 @@ void remove_leftovers(const fs::path& folder, int keep) {
   for (const fs::path& path : unfinished) fs::remove_all(path, ignored);
 }
 
-Status write_contents(const fs::path& at, const RunState& state, const ParameterStore& store) {
+Status write_contents(const fs::path& at, const RunState& state, const ParameterStore& store,
+                      const Moments* whole) {
   if (Status s = save_weights(at / "model.safetensors", store); !s.ok()) return s;
   StoredTensors moments;
-  collect(store, store.first_moments(), kFirst, moments);
-  collect(store, store.second_moments(), kSecond, moments);
+  collect(store, whole ? whole->first.data() : store.first_moments(), kFirst, moments);
+  collect(store, whole ? whole->second.data() : store.second_moments(), kSecond, moments);
   if (Status s = write_safetensors(at / "optimizer.safetensors", moments); !s.ok()) return s;
   nlohmann::ordered_json json;
   json["step"] = state.step;
@@ -218,7 +219,7 @@ Status save_weights(const fs::path& file, const ParameterStore& store) {
 }
 
 Status save_checkpoint(const fs::path& folder, const RunState& state, const ParameterStore& store,
-                       int keep) {
+                       int keep, const Moments* moments) {
   const fs::path unfinished = folder / fmt::format("saving-step-{}", state.step);
   const fs::path finished = folder / fmt::format("step-{}", state.step);
   std::error_code error;
@@ -228,7 +229,7 @@ Status save_checkpoint(const fs::path& folder, const RunState& state, const Para
     errno = error.value();
     return io_error(unfinished, "created");
   }
-  if (Status s = write_contents(unfinished, state, store); !s.ok()) {
+  if (Status s = write_contents(unfinished, state, store, moments); !s.ok()) {
     fs::remove_all(unfinished, error);
     return s;
   }
@@ -313,10 +314,23 @@ Status load_weights(const fs::path& file, ParameterStore& store) {
 Status load_moments(const fs::path& file, ParameterStore& store) {
   Result<StoredTensors> tensors = read_safetensors(file);
   if (!tensors.ok()) return tensors.status();
-  if (Status s = distribute(file, store, store.first_moments(), kFirst, *tensors); !s.ok()) {
-    return s;
+  if (store.owned().elements() == store.elements()) {
+    if (Status s = distribute(file, store, store.first_moments(), kFirst, *tensors); !s.ok()) {
+      return s;
+    }
+    return distribute(file, store, store.second_moments(), kSecond, *tensors);
   }
-  return distribute(file, store, store.second_moments(), kSecond, *tensors);
+  // The store has a part of them.
+  Result<AlignedBytes> whole =
+      AlignedBytes::allocate(store.arena_bytes(false), "moments of a file");
+  if (!whole.ok()) return whole.status();
+  const std::int64_t begin = store.owned().begin * size_of(store.element());
+  for (const auto& [prefix, own] :
+       {std::pair(kFirst, store.first_moments()), std::pair(kSecond, store.second_moments())}) {
+    if (Status s = distribute(file, store, whole->data(), prefix, *tensors); !s.ok()) return s;
+    std::copy_n(whole->data() + begin, store.moment_bytes(), own);
+  }
+  return {};
 }
 
 }  // namespace flashlab::train

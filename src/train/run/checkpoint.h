@@ -31,10 +31,16 @@ struct RunState {
   std::string config{};
 };
 
+/// Both moments of the whole model: the store's own, or put together from several ranks.
+struct Moments {
+  AlignedBytes first, second;
+};
+
 /// Writes FOLDER/step-N and removes all but the newest `keep` of them.
+/// `moments`: where the store has a part of them alone.
 /// Errors: kIoError; older checkpoints are then as they were.
 Status save_checkpoint(const std::filesystem::path& folder, const RunState& state,
-                       const ParameterStore& store, int keep = 2);
+                       const ParameterStore& store, int keep = 2, const Moments* moments = nullptr);
 
 /// The newest whole checkpoint of a run, or `path` itself where it is one.
 /// Errors: kInvalidArgument (no checkpoint there).

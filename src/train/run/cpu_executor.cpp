@@ -186,6 +186,7 @@ Status CpuExecutor::bind(ParameterStore& parameters) {
       addresses_[static_cast<std::size_t>(parameter.value)] =
           parameters.copies() + parameter.offset * size_of(plan_.tensor(parameter.value).element);
     }
+    if (parameters.owned().elements() < parameters.elements()) continue;  // AdamW has the arenas
     put(parameter.first_moment, parameters.first_moments());
     put(parameter.second_moment, parameters.second_moments());
   }
@@ -299,23 +300,35 @@ Status CpuExecutor::run_operation(std::size_t index) {
   }
 }
 
-// In place: a range of the gradients, or a tensor of its own.
+// In place: a range of an arena, or a tensor of its own. Parts of ranks lie in their order.
 runtime::CollectiveWork CpuExecutor::collective(const Operation& operation) {
+  using Arena = CollectiveAttributes::Arena;
   const auto& range = std::get<CollectiveAttributes>(operation.attributes);
   const PlanTensor& tensor = plan_.tensor(operation.outputs.front());
   const std::int64_t size = size_of(tensor.element);
-  std::byte* at = range.end > range.begin
-                      ? gradient_arena() + range.begin * size
-                      : addresses_[static_cast<std::size_t>(operation.outputs.front().tensor)];
-  const std::int64_t elements =
-      range.end > range.begin ? range.end - range.begin : tensor.elements();
+  std::byte* at = addresses_[static_cast<std::size_t>(operation.outputs.front().tensor)];
+  std::int64_t bytes = tensor.bytes();
+  if (range.end > range.begin) {
+    std::byte* arena = range.arena == Arena::kGradients ? gradient_arena()
+                       : range.arena == Arena::kValues  ? parameters_->values()
+                                                        : parameters_->copies();
+    at = arena + range.begin * size;
+    bytes = (range.end - range.begin) * size;
+  }
   exchanged_.push_back(at);
-  const runtime::Place place = {program_.program().add_tensor(operation.name)};
-  return {.kind = runtime::Collective::kAllReduce,
-          .from = place,
-          .to = place,
-          .bytes = static_cast<std::size_t>(elements * size),
-          .dtype = dtype_of(tensor.element)};
+  const runtime::Place all = {program_.program().add_tensor(operation.name)};
+  runtime::CollectiveWork out = {.kind = runtime::Collective::kAllReduce,
+                                 .from = all,
+                                 .to = all,
+                                 .bytes = static_cast<std::size_t>(bytes),
+                                 .dtype = dtype_of(tensor.element)};
+  if (operation.kind == OperationKind::kAllReduce) return out;
+  out.bytes /= static_cast<std::size_t>(group_->size());
+  const runtime::Place own = {all.buffer, group_->rank() * static_cast<std::int64_t>(out.bytes)};
+  const bool gathers = operation.kind == OperationKind::kAllGather;
+  out.kind = gathers ? runtime::Collective::kAllGather : runtime::Collective::kReduceScatter;
+  (gathers ? out.from : out.to) = own;
+  return out;
 }
 
 // A host function for each operation that is no collective.

@@ -14,13 +14,19 @@ namespace {
 
 // Squares are summed in chunks of this many elements, then the chunks' sums as a tree.
 constexpr std::int64_t kNormChunk = 1 << 16;
+static_assert(kNormChunk % kNormPart == 0);
 constexpr std::int64_t kUpdateGrain = 1 << 15;
 
 // Runs of 16-bit numbers as fp32 on the stack.
 constexpr std::int64_t kNarrowRun = 2048;
 
+// Smaller ones where ranks own parts of whole chunks, and on one rank that is to give their bits.
+std::int64_t norm_chunk(const StepPlan& plan) {
+  return plan.any_threads ? kNormPart : kNormChunk;
+}
+
 std::int64_t norm_chunks(const StepPlan& plan) {
-  return (plan.arena_elements + kNormChunk - 1) / kNormChunk;
+  return (plan.learned_elements() + norm_chunk(plan) - 1) / norm_chunk(plan);
 }
 
 double tree_sum(const double* x, std::int64_t count) {
@@ -38,10 +44,17 @@ template <class T>
 void CpuExecutor::gradient_norm(const Operation& operation) {
   const auto& kernels = cpu::kernels<T>(context_.cpu_isa());
   const T* gradients = reinterpret_cast<const T*>(gradient_arena());
+  const std::int64_t chunk = norm_chunk(plan_), all = plan_.learned_elements();
+  const TensorId own = operation.out(Slot::kSum), of_all = operation.in(Slot::kSum);
   double* sums = reinterpret_cast<double*>(scratch_.data());
-  const std::int64_t chunks = norm_chunks(plan_), all = plan_.arena_elements;
-  context_.state().pool().run(chunks, [&](std::int64_t i, int) {
-    const std::int64_t first = i * kNormChunk, count = std::min(kNormChunk, all - first);
+  if (own != kNoTensor || of_all != kNoTensor) {
+    sums = static_cast<double*>(data(own != kNoTensor ? own : of_all));
+  }
+  const std::int64_t begin = own == kNoTensor ? 0 : plan_.owned.begin / chunk;
+  const std::int64_t end =
+      own == kNoTensor ? norm_chunks(plan_) : std::min(plan_.owned.end / chunk, norm_chunks(plan_));
+  const auto sum = [&](std::int64_t i) {
+    const std::int64_t first = i * chunk, count = std::min(chunk, all - first);
     if (!cpu::is_narrow(parameters_->element())) {
       sums[i] = kernels.sum_of_squares(gradients + first, count);
       return;
@@ -53,10 +66,17 @@ void CpuExecutor::gradient_norm(const Operation& operation) {
       widen_run(gradient_arena(), first + at, wide, run);
       sums[i] += kernels.sum_of_squares(wide, run);
     }
+  };
+  const std::int64_t grain = kNormChunk / chunk;
+  const std::int64_t tasks = of_all != kNoTensor ? 0 : (end - begin + grain - 1) / grain;
+  context_.state().pool().run(std::max<std::int64_t>(tasks, 0), [&](std::int64_t task, int) {
+    const std::int64_t first = begin + task * grain;
+    for (std::int64_t i = first; i < std::min(first + grain, end); ++i) sum(i);
   });
+  if (own != kNoTensor) return;
   const double scale = plan_.loss_scale == kNoTensor ? 1 : number(plan_.loss_scale);
   *static_cast<T*>(data(operation.out(Slot::kNorm))) =
-      static_cast<T>(std::sqrt(tree_sum(sums, chunks)) / scale);
+      static_cast<T>(std::sqrt(tree_sum(sums, norm_chunks(plan_))) / scale);
 }
 
 // Numbers of a 16-bit arena as fp32, and back.
@@ -87,9 +107,11 @@ void CpuExecutor::adamw_narrow(const cpu::AdamWRange& range, std::int64_t first,
   for (std::int64_t at = first; at < first + count; at += kNarrowRun) {
     const std::int64_t run = std::min(kNarrowRun, first + count - at);
     widen_run(gradient_arena(), at, wide[3], run);
-    for (std::size_t i = 0; i < 3; ++i) widen_run(arenas[i], at, wide[i], run);
+    const std::int64_t own = at - parameters_->owned().begin;
+    const std::int64_t places[] = {at, own, own};
+    for (std::size_t i = 0; i < 3; ++i) widen_run(arenas[i], places[i], wide[i], run);
     kernels.adamw(range, wide[3], wide[0], wide[1], wide[2], run);
-    for (std::size_t i = 0; i < 3; ++i) narrow_run(wide[i], arenas[i], at, run);
+    for (std::size_t i = 0; i < 3; ++i) narrow_run(wide[i], arenas[i], places[i], run);
   }
 }
 
@@ -144,7 +166,8 @@ void CpuExecutor::adamw(const Operation& operation) {
       const std::int64_t at = part.begin + task * kUpdateGrain;
       const std::int64_t count = std::min(kUpdateGrain, part.end - at);
       if (cpu::is_narrow(parameters_->element())) return adamw_narrow<T>(range, at, count);
-      kernels.adamw(range, gradients + at, values + at, first + at, second + at, count);
+      const std::int64_t own = at - parameters_->owned().begin;
+      kernels.adamw(range, gradients + at, values + at, first + own, second + own, count);
     });
   }
   parameters_->round_copies(context_.state().pool());

@@ -78,8 +78,15 @@ Result<Trail> run_steps(const Context& context, StepPlan plan, const ModelConfig
     out.norms.push_back(executor.number(executor.plan().gradient_norm));
   }
   const ParameterStore& store = *bound->parameters;
-  const auto bytes = static_cast<std::size_t>(store.arena_bytes(false));
-  for (const std::byte* arena : {store.values(), store.first_moments(), store.second_moments()}) {
+  const Result<std::optional<Moments>> moments = whole_moments(ranks, store);
+  if (!moments.ok()) return moments.status();
+  const bool whole = moments->has_value();
+  const auto bytes = executor.plan().learned_elements() * size_of(store.element());
+  for (const std::byte* arena :
+       {static_cast<const std::byte*>(store.values()),
+        static_cast<const std::byte*>(whole ? (*moments)->first.data() : store.first_moments()),
+        static_cast<const std::byte*>(whole ? (*moments)->second.data()
+                                            : store.second_moments())}) {
     out.numbers.insert(out.numbers.end(), arena, arena + bytes);
   }
   return out;
@@ -87,7 +94,7 @@ Result<Trail> run_steps(const Context& context, StepPlan plan, const ModelConfig
 
 std::string title_of(const Setting& setting, const ParallelOptions& parallel) {
   std::string mode = to_string(parallel.mode);
-  if (parallel.mode == ParallelMode::kBucket) {
+  if (has_buckets(parallel.mode)) {
     mode += parallel.bucket_bytes == INT64_MAX
                 ? std::string(" of everything")
                 : fmt::format(" of {} KB", parallel.bucket_bytes / 1000);
@@ -120,10 +127,14 @@ void compare(const Trail& one, const Trail& several, int ranks, ParallelCheck& c
 }
 
 std::vector<ParallelOptions> modes(bool brief) {
-  if (brief) return {{ParallelMode::kFlat, 0}, {ParallelMode::kBucket, 1000}};
+  if (brief) {
+    return {{ParallelMode::kFlat, 0}, {ParallelMode::kBucket, 1000}, {ParallelMode::kZero1, 0}};
+  }
   return {{ParallelMode::kNaive, 0},        {ParallelMode::kFlat, 0},
           {ParallelMode::kOverlap, 0},      {ParallelMode::kBucket, 1000},
-          {ParallelMode::kBucket, 1000000}, {ParallelMode::kBucket, INT64_MAX}};
+          {ParallelMode::kBucket, 1000000}, {ParallelMode::kBucket, INT64_MAX},
+          {ParallelMode::kSharded, 1000},   {ParallelMode::kSharded, 1000000},
+          {ParallelMode::kZero1, 0}};
 }
 
 class Comparison {

@@ -91,6 +91,7 @@ Result<ParameterStore> ParameterStore::create(const StepPlan& plan) {
   ParameterStore out;
   out.parameters_ = plan.parameters;
   out.elements_ = plan.arena_elements;
+  out.owned_ = plan.owned;
   if (plan.parameters.empty()) return out;
   const Parameter& first = plan.parameters.front();
   out.element_ = plan.tensor(first.master).element;
@@ -104,7 +105,9 @@ Result<ParameterStore> ParameterStore::create(const StepPlan& plan) {
                  {first.second_moment, &out.second_, "second moments"}};
   for (const auto& arena : kArenas) {
     if (arena.tensor == kNoTensor) continue;
-    Result<AlignedBytes> memory = AlignedBytes::allocate(bytes, arena.what);
+    const bool moments = arena.tensor != first.master;
+    Result<AlignedBytes> memory = AlignedBytes::allocate(
+        moments ? plan.owned.elements() * size_of(out.element_) : bytes, arena.what);
     if (!memory.ok()) return memory.status();
     *arena.arena = std::move(*memory);
   }

@@ -63,8 +63,11 @@ class ParameterStore {
   /// Copies of the values in the 16-bit type that forward reads, in the same order;
   /// null where it reads the values themselves.
   std::byte* copies() const { return copies_.data(); }
+  /// Of the elements in owned(), from its beginning on.
   std::byte* first_moments() const { return first_.data(); }
   std::byte* second_moments() const { return second_.data(); }
+  const ArenaRange& owned() const { return owned_; }
+  std::int64_t moment_bytes() const { return first_.size(); }
   /// Of one arena.
   std::int64_t arena_bytes(bool copies) const { return copies ? copies_.size() : values_.size(); }
 
@@ -76,6 +79,7 @@ class ParameterStore {
   Element element_ = Element::kFp32;
   Element copy_element_ = Element::kBf16;
   std::int64_t elements_ = 0;
+  ArenaRange owned_;
   AlignedBytes values_, copies_, first_, second_;
   std::shared_ptr<DeviceParameters> on_device_;
 };

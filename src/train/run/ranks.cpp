@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <utility>
 
 namespace flashlab::train {
 namespace {
@@ -73,6 +74,25 @@ Result<bool> Ranks::any(bool own) const {
   const Result<std::vector<std::byte>> all = gather(&mine, sizeof mine, "whether to stop");
   if (!all.ok()) return all.status();
   return std::ranges::any_of(*all, [](std::byte each) { return each != std::byte{0}; });
+}
+
+Result<std::optional<Moments>> whole_moments(const Ranks& ranks, const ParameterStore& store) {
+  if (store.owned().elements() == store.elements()) return std::optional<Moments>();
+  Moments out;
+  Status allocated;
+  for (AlignedBytes* each : {&out.first, &out.second}) {
+    Result<AlignedBytes> memory =
+        AlignedBytes::allocate(store.arena_bytes(false), "moments of all ranks");
+    if (memory.ok()) *each = std::move(*memory);
+    if (allocated.ok()) allocated = memory.status();
+  }
+  if (Status s = ranks.agree(allocated); !s.ok()) return s;
+  const auto bytes = static_cast<std::size_t>(store.moment_bytes());
+  for (const auto& [own, all] : {std::pair(store.first_moments(), out.first.data()),
+                                 std::pair(store.second_moments(), out.second.data())}) {
+    if (Status s = ranks.group->all_gather(own, all, bytes, "moments"); !s.ok()) return s;
+  }
+  return std::optional<Moments>(std::move(out));
 }
 
 std::uint64_t digest_of(const void* data, std::size_t bytes, std::uint64_t seed) {

@@ -4,12 +4,14 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "flashlab/status.h"
 #include "runtime/communicator/communicator.h"
 #include "train/parallel/data_parallel.h"
+#include "train/run/checkpoint.h"
 
 namespace flashlab::train {
 
@@ -32,6 +34,10 @@ struct Ranks {
   /// Every rank's `bytes`, in order. Alone: one's own.
   Result<std::vector<std::byte>> gather(const void* own, std::size_t bytes, const char* name) const;
 };
+
+/// The moments of the whole model, on all ranks for the moment; none where the store has them all.
+/// Errors: kOutOfMemory, a lost rank.
+Result<std::optional<Moments>> whole_moments(const Ranks& ranks, const ParameterStore& store);
 
 /// What must be the same on all ranks before the first step.
 struct SameField {

@@ -407,8 +407,13 @@ Status Trainer::save(TrainObserver& observer) {
   if (const float* scale = loss_scale()) {
     std::copy(scale, scale + state.loss_scale.size(), state.loss_scale.begin());
   }
+  const Result<std::optional<Moments>> moments = whole_moments(ranks_, *parameters_);
+  if (!moments.ok()) return moments.status();
   Status written;
-  if (ranks_.leads()) written = save_checkpoint(folder(), state, *parameters_);
+  if (ranks_.leads()) {
+    written = save_checkpoint(folder(), state, *parameters_, /*keep=*/2,
+                              moments->has_value() ? &**moments : nullptr);
+  }
   if (Status s = ranks_.agree(written); !s.ok()) return s;
   saved_ = done_;
   observer.saved(folder() / fmt::format("step-{}", done_));

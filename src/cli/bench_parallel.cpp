@@ -1,0 +1,145 @@
+// `bench parallel`: a training step on several ranks, mode by mode.
+
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+
+#include "base/json.h"
+#include "cli/command.h"
+#include "cli/execution.h"
+#include "cli/failure.h"
+#include "cli/model_flags.h"
+#include "cli/ranks.h"
+#include "cli/terminal.h"
+#include "cli/values.h"
+#include "lab/lab.h"
+#include "train/data/files.h"
+#include "train/run/parallel_bench.h"
+
+namespace flashlab::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+std::string words_of_mode(const train::ParallelOptions& parallel) {
+  std::string out = to_string(parallel.mode);
+  if (!has_buckets(parallel.mode)) return out;
+  return out + (parallel.bucket_bytes == INT64_MAX
+                    ? std::string(" all")
+                    : " " + lab::format_bytes(static_cast<double>(parallel.bucket_bytes)));
+}
+
+std::vector<train::ParallelOptions> parallel_modes_of(const Arguments& arguments) {
+  std::vector<std::string> names = arguments.list("--parallel");
+  if (names.empty()) names = train::parallel_mode_names();
+  const std::string bucket = arguments.value("--bucket").value_or("25MB");
+  std::vector<train::ParallelOptions> out;
+  for (const std::string& name : names) {
+    out.push_back({*train::parse_parallel_mode(name),
+                   bucket == "all" ? INT64_MAX : parse_bytes("--bucket", bucket)});
+  }
+  return out;
+}
+
+Json row_of_mode(const train::ParallelOptions& parallel, const train::ParallelTimes& times,
+                 double tokens) {
+  Json out;
+  out["mode"] = to_string(parallel.mode);
+  if (has_buckets(parallel.mode)) out["bucket_bytes"] = parallel.bucket_bytes;
+  out["step_ms"] = times.step_ms;
+  out["forward_ms"] = times.forward_ms;
+  out["backward_ms"] = times.backward_ms;
+  out["optimizer_ms"] = times.optimizer_ms;
+  out["tokens_per_s"] = tokens / times.step_ms * 1e3;
+  out["communication_ms"] = times.communication_ms;
+  out["exposed_ms"] = times.exposed_ms();
+  out["efficiency"] = times.without_ms / times.step_ms;
+  for (int role = 0; role < train::kRoles; ++role) {
+    out["bytes"][to_string(static_cast<train::Role>(role))] =
+        times.bytes[static_cast<std::size_t>(role)];
+  }
+  out["held_bytes"] = times.held;
+  return out;
+}
+
+void print_mode(const train::ParallelOptions& parallel, const train::ParallelTimes& times,
+                double tokens) {
+  const auto bytes = [&](train::Role role) {
+    return lab::format_bytes(static_cast<double>(times.bytes[static_cast<std::size_t>(role)]));
+  };
+  print_line(fmt::format(
+      "{:16} {:9.2f} {:9.2f} {:9.2f} {:9.2f} {:10.0f} {:9.2f} {:9.2f} {:6.1f}%"
+      "  {} + {} + {}, {} in all",
+      words_of_mode(parallel), times.step_ms, times.forward_ms, times.backward_ms,
+      times.optimizer_ms, tokens / times.step_ms * 1e3, times.communication_ms, times.exposed_ms(),
+      100 * times.without_ms / times.step_ms, bytes(train::Role::kParameter),
+      bytes(train::Role::kGradient), bytes(train::Role::kOptimizerState),
+      lab::format_bytes(static_cast<double>(times.held))));
+}
+
+}  // namespace
+
+int run_bench_parallel(const Arguments& arguments) {
+  const std::vector<train::ParallelOptions> modes = parallel_modes_of(arguments);
+  TrainingRanks started = ranks_of(arguments);
+  train::Ranks& ranks = started.ranks;
+  if (ranks.group == nullptr) {
+    fail_usage(
+        "bench parallel times several ranks; start them: flashlab launch -n 2 bench parallel");
+  }
+  const Context context = make_context(arguments);
+  const Result<train::ModelConfig> model =
+      train::find_model(arguments.value("--size").value_or("tiny"));
+  if (!model.ok()) fail_usage("--size " + model.status().message());
+  train::StepOptions options;
+  options.batch = whole(arguments, "--batch", 12, 1, kMaxSize);
+  options.shares = options.ranks = ranks.size();
+  options.rank = ranks.rank();
+  options.precision = precision_of(arguments, train::Precision::kFp32);
+  const int warmup = static_cast<int>(whole(arguments, "--warmup", 2, 0, 1000));
+  const int repeats = static_cast<int>(whole(arguments, "--repeats", 10, 1, 100000));
+  const auto file = arguments.value("--json");
+  const bool prints = ranks.leads() && file != "-";
+  const double tokens = static_cast<double>(options.batch * model->context);
+  if (prints) {
+    print_line(fmt::format("bench parallel · {} · batch {} x {} ({} a rank) · {} · {} ranks · {}\n",
+                           model->name, options.batch, model->context, options.batch / ranks.size(),
+                           to_string(options.precision), ranks.size(), device_words(context)));
+    print_line(fmt::format("{:16} {:>9} {:>9} {:>9} {:>9} {:>10} {:>9} {:>9} {:>7}  {}", "mode",
+                           "step ms", "forward", "backward", "optimizer", "tokens/s", "sent ms",
+                           "exposed", "eff.", "parameters + gradients + moments of a rank"));
+  }
+  Json rows = Json::array();
+  for (const train::ParallelOptions& mode : modes) {
+    ranks.parallel = mode;
+    const Result<train::ParallelTimes> times =
+        train::time_parallel(context, ranks, *model, options, warmup, repeats);
+    if (!times.ok()) fail_among(ranks, times.status());
+    if (prints) print_mode(mode, *times, tokens);
+    rows.push_back(row_of_mode(mode, *times, tokens));
+  }
+  if (prints) {
+    print_line(
+        "\nsent: all collectives of rank 0, waiting for others included. exposed: the step less "
+        "the same list without\ncollectives; eff.: that list's time over the step's.");
+  }
+  if (!ranks.leads() || !file) return kExitOk;
+  Json out;
+  out["schema"] = "flashlab.bench-parallel/1";
+  out["model"] = model->name;
+  out["ranks"] = ranks.size();
+  out["batch"] = options.batch;
+  out["batch_per_rank"] = options.batch / ranks.size();
+  out["precision"] = to_string(options.precision);
+  out["device"] = device_words(context);
+  out["rows"] = rows;
+  const std::string text = base::json_text(out, 1) + "\n";
+  if (*file == "-") {
+    print(text);
+  } else if (const Status s = train::write_file(*file, text); !s.ok()) {
+    fail(s.message());
+  }
+  return kExitOk;
+}
+
+}  // namespace flashlab::cli

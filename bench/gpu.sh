@@ -16,6 +16,8 @@
 #   torch     PyTorch's backends in turns with ours: papers (bf16)
 #   torch32   the same in fp32: batch 8, one head
 #   grids     forward beside PyTorch's: one head, the presets, head dims 32, 96, 192, 192 and 128
+#   sequences ragged batches of one length beside dense calls, prefill over pages, caches and mixes
+#             of lengths beside their peers
 #   variants  kernel sources with the changes of bench/variants, in turns with those without
 #   python    the Python package on this GPU: its tests, what it adds to a call (gpu_costs beside
 #             PROGRAM), mask tensors and errors against fp64 beside PyTorch's, the next 500 cases
@@ -36,7 +38,8 @@ python=${5:-python3}
 here=$(cd "$(dirname "$0")" && pwd)
 mkdir -p "$folder"
 [ "$parts" = all ] &&
-  parts=check,suite,sanitize,repeat,costs,ladder,bench,torch,torch32,grids,variants,python,training
+  parts=check,suite,sanitize,repeat,costs,ladder,bench,torch,torch32,grids &&
+  parts+=,sequences,variants,python,training
 failed=0
 
 say() { printf '== %s\n' "$*"; }
@@ -136,6 +139,18 @@ part_grids() {
   for grid in one-head presets head-dims; do torch_grid $grid --pass forward; done
 }
 
+part_sequences() {
+  step "sequences: one length for all, beside the dense call" "$program" bench --device cuda \
+    --sweep equal --json "$folder/$name-equal.json"
+  step "sequences: prefill over pages, and with decodes in one call" "$program" bench \
+    --device cuda --sweep mixed --json "$folder/$name-mixed.json"
+  # Where --python has no PyTorch, ours alone.
+  step "sequences: caches beside their peers" "$program" compare --device cuda --sweep decode \
+    --python "$python" --output "$folder/$name-decode" --json "$folder/$name-decode-compare.json"
+  step "sequences: mixes beside their peers" "$program" compare --device cuda --sweep ragged \
+    --python "$python" --output "$folder/$name-ragged" --json "$folder/$name-ragged-compare.json"
+}
+
 part_variants() {
   local variants
   for variants in "$here"/variants/*/; do
@@ -186,12 +201,12 @@ part_training() {
 for part in ${parts//,/ }; do
   case $part in
     check | suite | sanitize | repeat | costs | ladder | bench | torch | torch32 | grids | \
-      variants | python | training)
+      sequences | variants | python | training)
       "part_$part"
       ;;
     *)
       echo "bench/gpu.sh: no part \"$part\"; there are check, suite, sanitize, repeat, costs," \
-        "ladder, bench, torch, torch32, grids, variants, python, training, all" >&2
+        "ladder, bench, torch, torch32, grids, sequences, variants, python, training, all" >&2
       exit 2
       ;;
   esac

@@ -183,11 +183,16 @@ void Case::set_sequences(std::vector<SequenceLengths> list) {
   }
 }
 
-void Case::set_cache(std::int64_t page_size) {
+void Case::set_cache(std::int64_t page_size, std::int64_t capacity) {
   if (batch == 0) return;
   const SequenceLengths each{seqlen_q, seqlen_k};
-  set_sequences(std::vector<SequenceLengths>(static_cast<std::size_t>(batch), each));
-  cache = Cache{.capacity = seqlen_k, .page_size = page_size, .dense_queries = true};
+  if (!ragged()) {
+    set_sequences(std::vector<SequenceLengths>(static_cast<std::size_t>(batch), each));
+  }
+  const bool equal = std::all_of(sequences.begin(), sequences.end(),
+                                 [&](const SequenceLengths& s) { return s.q == seqlen_q; });
+  cache = Cache{
+      .capacity = std::max(capacity, seqlen_k), .page_size = page_size, .dense_queries = equal};
 }
 
 Case Case::sequence(std::size_t index) const {
@@ -357,6 +362,7 @@ std::string Case::describe() const {
     text += fmt::format(" ragged {}x{}", sizes[Extent::kTotalQ], sizes[Extent::kTotalK]);
     if (!lengths.empty()) text += " " + lengths;
   }
+  if (!lengths_k.empty()) text += " keys " + lengths_k;
   if (cache) {
     text += cache->page_size > 0 ? fmt::format(" pages of {}", cache->page_size)
                                  : fmt::format(" cache of {}", cache->capacity);

@@ -87,6 +87,7 @@ struct Case {
   /// Ragged where there are any; set by set_sequences.
   std::vector<SequenceLengths> sequences;
   std::string lengths;         ///< the mix and its tokens, where set_lengths has drawn them
+  std::string lengths_k;       ///< of the keys, where set_key_lengths has given them others
   std::optional<Cache> cache;  ///< of keys and values; beside sequences, forward only
 
   bool ragged() const { return !sequences.empty(); }
@@ -101,9 +102,9 @@ struct Case {
   std::int64_t cache_entry(std::size_t sequence) const;
   /// Makes it ragged: batch is their number, seqlen_q and seqlen_k the longest.
   void set_sequences(std::vector<SequenceLengths> list);
-  /// Puts the keys and values of each batch entry into a cache as long as they are; page_size 0:
-  /// contiguous.
-  void set_cache(std::int64_t page_size);
+  /// Puts the keys and values of each sequence into a cache with room for so many, at least for the
+  /// longest; page_size 0: contiguous. Queries become a dense tensor where all have as many.
+  void set_cache(std::int64_t page_size, std::int64_t capacity = 0);
   /// One sequence as the dense case that it equals.
   Case sequence(std::size_t index) const;
 
@@ -157,9 +158,13 @@ std::vector<Case> pair_cases(std::int64_t tile, std::optional<DType> dtype = {})
 /// tokens in one sequence, beside 256s), chat (16 to 512), half (1 to 4k), equal (2k).
 const std::vector<std::string>& length_mixes();
 
-/// Makes a case ragged by "MIX" or "MIX:TOKENS", drawn by its seed, as many queries as keys; the
-/// last sequence ends with the tokens. False where the text is neither, and nothing is changed.
+/// Makes a case ragged by "MIX" or "MIX:TOKENS", drawn by its seed, the last sequence ending with
+/// the tokens, or by a list "8x2k+1000x0"; as many queries as keys. A mix is one of length_mixes or
+/// "any" (1 to 16k). False where the text is neither, and nothing is changed.
 bool set_lengths(Case& c, std::string_view text);
+/// Gives the keys of each sequence, or of each batch entry, a length of their own, as the same
+/// texts say; a list has as many. False as above.
+bool set_key_lengths(Case& c, std::string_view text);
 inline constexpr std::int64_t kLengthTokens = 16384, kMostLengthTokens = std::int64_t{1} << 26;
 
 /// Presets by name (gpt2-small, gpt3-large, bert-base, bert-large, long-8k, long-16k,
@@ -172,12 +177,20 @@ struct Preset {
 std::vector<Preset> presets();
 std::optional<Preset> find_preset(std::string_view name);
 
+/// The time of a sweep's case over that of others together: "ragged over dense".
+struct Ratio {
+  std::string what;
+  std::size_t of = 0;
+  std::vector<std::size_t> over;
+};
+
 /// Sweeps by name (notebook, handout, papers, course, fa1-steps, fa1-fa2, ...).
 struct Sweep {
   std::string name;
   std::string summary;
   std::vector<Case> cases;
   std::vector<Pass> passes;
+  std::vector<Ratio> ratios = {};
 };
 std::vector<Sweep> sweeps();
 std::optional<Sweep> find_sweep(std::string_view name);

@@ -324,6 +324,81 @@ TEST(Lengths, MixesEndWithTheirTokensAndAreDrawnByTheSeed) {
   }
 }
 
+TEST(Lengths, ListsSayEverySequence) {
+  Case c;
+  EXPECT_TRUE(set_lengths(c, "4k+3x1+2x0"));
+  EXPECT_EQ(c.lengths, "4k+3x1+2x0");
+  ASSERT_EQ(c.batch, 6);
+  EXPECT_EQ(c.sequences[0].q, 4096);
+  EXPECT_EQ(c.sequences[3].k, 1);
+  EXPECT_EQ(c.sequences[5].q, 0);
+  EXPECT_TRUE(set_key_lengths(c, "5x8k+7"));
+  EXPECT_EQ(c.lengths_k, "5x8k+7");
+  EXPECT_EQ(c.sequences[0].q, 4096);
+  EXPECT_EQ(c.sequences[4].k, 8192);
+  EXPECT_EQ(c.sequences[5].k, 7);
+  EXPECT_EQ(c.seqlen_k, 8192);
+  EXPECT_FALSE(set_key_lengths(c, "5x8k")) << "one is missing";
+  Case huge;
+  huge.batch = INT64_MAX;
+  EXPECT_FALSE(set_key_lengths(huge, ""));
+  EXPECT_FALSE(set_key_lengths(huge, "any"));
+  EXPECT_EQ(c.seqlen_k, 8192);
+  for (const char* wrong : {"x4", "4x", "4+", "+4", "0x4", "4x-1", "-4", "4x4x4", "4m", "2000000x1",
+                            "2x33554433", "99999999999999999999"}) {
+    Case none;
+    EXPECT_FALSE(set_lengths(none, wrong)) << wrong;
+    EXPECT_FALSE(none.ragged());
+  }
+}
+
+TEST(Lengths, OfKeysAreDrawnForEachSequence) {
+  Case dense, other;
+  dense.batch = other.batch = 64;
+  dense.seqlen_q = other.seqlen_q = 1;
+  other.seed = 2;
+  EXPECT_TRUE(set_key_lengths(dense, "any"));
+  EXPECT_TRUE(set_key_lengths(other, "any"));
+  dense.set_cache(64, 16384);
+  EXPECT_EQ(dense.batch, 64);
+  EXPECT_EQ(dense.cache->capacity, 16384);
+  EXPECT_TRUE(dense.cache->dense_queries);
+  std::int64_t shortest = 16384, longest = 0;
+  for (const SequenceLengths& each : dense.sequences) {
+    EXPECT_EQ(each.q, 1);
+    shortest = std::min(shortest, each.k);
+    longest = std::max(longest, each.k);
+  }
+  EXPECT_GE(shortest, 1);
+  EXPECT_LT(shortest, 2048);
+  EXPECT_GT(longest, 14336);
+  EXPECT_LE(longest, 16384);
+  EXPECT_NE(dense.sequences[0].k, other.sequences[0].k);
+  set_lengths(other, "3+1");
+  set_key_lengths(other, "9+9");
+  other.set_cache(4);
+  EXPECT_FALSE(other.cache->dense_queries);
+  EXPECT_TRUE(other.source().ragged_q);
+}
+
+TEST(Sweeps, RatiosPointAtTheirCases) {
+  int ratios = 0;
+  for (const Sweep& sweep : sweeps()) {
+    for (const Ratio& ratio : sweep.ratios) {
+      ++ratios;
+      ASSERT_LT(ratio.of, sweep.cases.size());
+      double flops = 0;
+      for (const std::size_t over : ratio.over) {
+        ASSERT_LT(over, sweep.cases.size());
+        EXPECT_NE(over, ratio.of);
+        flops += sweep.cases[over].flops(Pass::kForward);
+      }
+      EXPECT_DOUBLE_EQ(sweep.cases[ratio.of].flops(Pass::kForward), flops) << ratio.what;
+    }
+  }
+  EXPECT_EQ(ratios, 16);
+}
+
 TEST(Presets, AreTheKnownOnes) {
   struct Expected {
     const char* name;
@@ -367,7 +442,7 @@ TEST(Sweeps, AreTheKnownOnes) {
     for (const Case& c : sweep.cases) EXPECT_TRUE(unique.insert(c.name).second) << c.name;
   }
   EXPECT_THAT(names, testing::ElementsAre("notebook", "handout", "papers", "course", "ragged",
-                                          "fa1-steps", "fa1-fa2"));
+                                          "equal", "decode", "mixed", "fa1-steps", "fa1-fa2"));
   EXPECT_FALSE(find_sweep("nothing").has_value());
 }
 

@@ -81,11 +81,20 @@ class BadInput(Folder):
 
     def test_lengths(self):
         self.refused(["bench", "--lengths", "letters"],
-                     "documents, one-long, chat, half or equal")
-        for text in ("chat:0", "chat:x"):
+                     "documents, one-long, chat, half, equal or any", "8x2k+1000x0")
+        for text in ("chat:0", "chat:x", "4x", "4+"):
             self.refused(["bench", "--lengths", text], "--lengths")
         self.refused(["bench", "--lengths", "chat", "--batch", "3"],
                      "--batch contradicts --lengths")
+        self.refused(["bench", "--lengths", "4+4", "--lengths-k", "3x4"],
+                     "a list of 2 such as 2x8k")
+        self.refused(["bench", "--lengths", "4+4", "--lengths-k", "8+9", "--causal"],
+                     "--causal=bottom-right", "--lengths-k gives keys lengths of their own")
+        self.refused(["bench", "--lengths-k", "chat", "--seqlen-k", "9"],
+                     "--seqlen-k contradicts --lengths-k")
+        self.refused(["check", "--seed", "3"], "--seed has no effect", "--lengths chat")
+        self.refused(["check", "--lengths", "4+4", "--case", "bf16"],
+                     "--case chooses from the list and contradicts a problem of your own")
 
     def test_caches(self):
         self.refused(["bench", "--page-size", "16"], "give --cache-length N")
@@ -95,6 +104,10 @@ class BadInput(Folder):
                      "--seqlen contradicts --cache-length")
         self.refused(["bench", "--cache-length", "64", "--pass", "backward"],
                      "--cache-length has no backward pass")
+        self.refused(["compare", "--sweep", "decode", "--seqlen", "512", "--device", "cpu"],
+                     "--seqlen contradicts the lengths of --sweep decode")
+        self.refused(["bench", "--batch", "2", "--lengths-k", "9+80", "--cache-length", "64"],
+                     "80 keys in one sequence and --cache-length room for 64")
 
     def test_names(self):
         self.refused(["bench", "--implementation", "fa9"], '"fa9" is unknown', "naive", "cpu")

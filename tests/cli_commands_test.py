@@ -234,6 +234,22 @@ class Commands(Folder):
         self.assertEqual(again.returncode, 0, again.stdout)
         self.assertIn("fp32 fa2-plain", again.stdout)
 
+    def test_check_of_a_problem_of_ones_own(self):
+        shape = ["--heads", "4", "--kv-heads", "2", "--dtype", "bf16"]
+        for given, items in (
+                (["--lengths", "3+20x1+0", "--causal=bottom-right"], ["forward o", "backward dk"]),
+                (["--cache-length", "90", "--page-size", "7", "--queries", "3"], ["forward o"]),
+                (["--lengths", "5+2x1", "--lengths-k", "9+0+70"], ["forward lse", "backward dq"])):
+            done = run("check", *given, *shape, "--json", "-")
+            self.assertEqual(done.returncode, 0, done.stderr + done.stdout[-3000:])
+            data = json.loads(done.stdout)
+            served = [r for r in data["reports"] if r["status"] == "ok"]
+            self.assertIn("cpu", [r["implementation"] for r in served])
+            for report in served:
+                names = [item["what"] for item in report["items"]]
+                self.assertLessEqual(set(items), set(names))
+        self.assertIn("bf16 cpu", run("check", *shape, "--seqlen", "65").stdout)
+
     def test_links_little(self):
         listed = subprocess.run(["ldd", program()], capture_output=True, text=True, check=False)
         if listed.returncode != 0 or "libasan" in listed.stdout or "libtsan" in listed.stdout:

@@ -148,6 +148,31 @@ def answer(request):
         self.assertEqual(done.returncode, 2)
         self.assertIn("--seqlen contradicts the lengths of --sweep ragged", done.stderr)
 
+    def test_caches_travel(self):
+        text = """
+def answer(request):
+    p = request["problem"]
+    if request["implementations"] != ["cpu", "torch.cudnn", "torch.flash", "flashinfer"]:
+        sys.exit(7)
+    if p["cache"] != {"capacity": 96, "page_size": 16, "dense_queries": True}:
+        sys.exit(8)
+    if p["lengths"] != [[2, 9], [2, 96]] or request["passes"] != ["forward"]:
+        sys.exit(9)
+    rows(request)
+    say(event="end", cancelled=False, lost=False)
+""" + ANSWERS
+        ready = {**READY, "installed": {"flash-attn-3": None, "flashinfer": "1"}}
+        path = self.path("r.json")
+        done = run("compare", "--batch", "2", "--queries", "2", "--lengths-k", "9+96",
+                   "--cache-length", "96", "--page-size", "16", "--heads", "2", "--head-dim", "16",
+                   "--device", "cpu", "--dtype", "fp32", *QUICK, "--implementation", "cpu",
+                   "--peers", "torch", "--python", self.fake(text, ready),
+                   "--output", self.path("report"), "--json", path)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        with open(path, encoding="utf-8") as file:
+            labels = {(r["lengths_k"], r["page_size"]) for r in json.load(file)["results"]}
+        self.assertEqual(labels, {("9+96", 16)})
+
     def test_settings_travel(self):
         done, _ = self.compare("""
 def answer(request):
@@ -155,7 +180,8 @@ def answer(request):
     fine = (request["warmup"], request["repeats"], request["max_total_ms"]) == (2, 7, 0)
     fine = fine and p == {"batch": 1, "dtype": "fp32", "head_dim": 16, "head_dim_v": 16,
                           "heads_k": 1, "heads_q": 2, "mask": "causal-bottom-right", "scale": 0.5,
-                          "seed": 3, "seqlen_k": 96, "seqlen_q": 64, "lengths": None}
+                          "seed": 3, "seqlen_k": 96, "seqlen_q": 64, "lengths": None,
+                          "cache": None}
     fine = fine and sys.argv[1] == "-c" and sys.argv[3:5] == ["cpu", "1"]
     sys.stderr.write(repr((request, sys.argv[3:])))
     if not fine:

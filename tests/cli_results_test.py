@@ -217,6 +217,31 @@ class Results(Folder):
         self.assertIn("baseline", again.stdout)
         self.assertNotIn("nothing was compared", again.stdout)
 
+    def test_keys_of_their_own_lengths_are_named(self):
+        saved = self.path("mixed.json")
+        mixed = ("bench", "--heads", "2", "--head-dim", "16", "--lengths", "9+3x1", "--lengths-k",
+                 "any", "--cache-length", "16k", "--page-size", "16", "--causal=bottom-right",
+                 "--device", "cpu", "--check", "--repeats", "2")
+        done = run(*mixed, "--json", saved)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("--lengths-k any, seed 1: ", done.stderr)
+        with open(saved, encoding="utf-8") as file:
+            result = json.load(file)["results"][0]
+        self.assertEqual([result[name] for name in ("lengths", "lengths_k", "page_size",
+                                                    "cache_length", "status")],
+                         ["9+3x1", "any", 16, 16384, "ok"])
+        again = run(*mixed, "--baseline", saved)
+        self.assertNotIn("nothing was compared", again.stdout)
+
+    def test_a_sweep_prints_its_ratios(self):
+        done = run("bench", "--sweep", "mixed", "--heads", "1", "--kv-heads", "1", "--head-dim",
+                   "8", "--device", "cpu", "--repeats", "1", "--warmup", "0", timeout=300)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        ratios = [line for line in done.stdout.splitlines() if line.startswith("ratio ")]
+        self.assertEqual(len(ratios), 2, done.stdout)
+        self.assertIn("cpu forward: one call over the two apart", ratios[1])
+        self.assertGreater(float(ratios[1].split()[1]), 0)
+
     def test_a_baseline_of_other_threads_is_named_and_fails(self):
         saved = self.path("saved.json")
         one = run("bench", *SMALL, "--threads", "1", "--json", saved)

@@ -138,6 +138,36 @@ TEST(ReportTable, ComparisonLooksAsDocumented) {
             "most accurate  naive (4.0e-07)\n");
 }
 
+TEST(ReportTable, WhatReadingBoundsHasBytesASecondAndTheShareOfThatRoof) {
+  cases::Case decode = sample_case(32768, DType::kBf16), prefill = decode;
+  decode.seqlen_q = 1;
+  decode.set_cache(64);
+  prefill.set_cache(64);
+  ResultFile file;
+  file.environment.read_gb_per_s = 4000;
+  file.environment.roof_bf16_gflops = 600'000;
+  for (const cases::Case& problem : {decode, prefill}) {
+    Measurement r = sample_result("decode", "forward", problem, 1e5, 0);
+    const double ms[] = {problem.ideal_bytes(Pass::kForward) / 3e9};
+    r.set_times(ms, problem.flops(Pass::kForward), problem.ideal_bytes(Pass::kForward));
+    r[kRoofShare] = 0.5;
+    r.set_read_share(file.environment);
+    file.results.push_back(r);
+  }
+  EXPECT_DOUBLE_EQ(*file.results[0][kRoofShare], 0.75);
+  EXPECT_EQ(file.results[0].roof_name, kRoofOfReads);
+  EXPECT_DOUBLE_EQ(*file.results[1][kRoofShare], 0.5) << "its products take longer";
+  const std::string text = comparison_table(file, {"", 80, false});
+  EXPECT_THAT(text, HasSubstr("implementation      ms    GB/s roof"));
+  EXPECT_THAT(text, HasSubstr("3000  75%"));
+  EXPECT_THAT(text, HasSubstr("implementation      ms TFLOP/s roof"));
+  EXPECT_THAT(text, Not(HasSubstr("above 100%")));
+  file.environment.read_gb_per_s.reset();
+  file.results[0][kRoofShare] = 0.1;
+  file.results[0].set_read_share(file.environment);
+  EXPECT_DOUBLE_EQ(*file.results[0][kRoofShare], 0.1);
+}
+
 TEST(ReportTable, FitsIntoItsWidthWhateverTheNames) {
   for (const int width : {40, 80, 120}) {
     for (const ResultFile& file : {sample_comparison(), sample_sweep(), hostile_results()}) {

@@ -14,6 +14,7 @@ import os
 import sys
 
 import bench_picture
+import bench_sequences
 
 GPU = "bench/results/gpu/h200"  # the start of the names of the GPU's files
 FRONT = "zen5-2threads"  # the machine of the README's table
@@ -356,7 +357,7 @@ def main():
     os.chdir(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     check = "--check" in sys.argv[1:]
     stale = []
-    documents = {"bench/README.md": {"results": everything()}}
+    documents = {"bench/README.md": {"results": everything(), **bench_sequences.tables()}}
     for chinese in (False, True):
         ending = ".zh-CN.md" if chinese else ".md"
         documents[f"README{ending}"] = {"results": front(), "gpu": gpu_front(),

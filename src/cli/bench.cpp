@@ -53,6 +53,11 @@ void print_details(const lab::Measurement& r, const lab::Environment& environmen
                            rate(r[lab::kRoofTflops]), lab::report::to_string(unit),
                            lab::report::format_percent(r[lab::kRoofShare])));
   }
+  if (r.roof_name == lab::kRoofOfReads && environment.read_gb_per_s) {
+    print_line(fmt::format("  roof      {:.0f} of {:.0f} GB/s read: {}",
+                           r[lab::kGbPerS].value_or(0), *environment.read_gb_per_s,
+                           lab::report::format_percent(r[lab::kRoofShare])));
+  }
   std::string memory = fmt::format("  memory    peak {} · workspace {}", bytes(r[lab::kPeakBytes]),
                                    bytes(r[lab::kWorkspaceBytes]));
   if (r[lab::kSavedBytes]) {
@@ -101,7 +106,7 @@ int run_bench(const Arguments& arguments) {
   outputs.require_relative_to(names);
   outputs.begin(run_environment(engine, options),
                 planned_results(problems, options.first_that_serves ? 1 : names.size()));
-  if (wants_files(arguments)) {
+  if (wants_files(arguments) || any_cache(problems)) {
     lab::add_roofs(engine.context, outputs.environment(), roof_look(options));
   }
 
@@ -122,6 +127,7 @@ int run_bench(const Arguments& arguments) {
       print_details(result, outputs.environment(), unit);
     }
   }
+  if (text) print_ratios(problems, outputs.file());
   if (text && !outputs.relative_to().empty()) {
     const std::string table = lab::report::comparison_table(
         outputs.file(),

@@ -75,6 +75,10 @@ std::string reproduce(const lab::CheckReport& report, const Arguments& arguments
                                 ? fmt::format("--device {}", to_string(context.device()))
                                 : fmt::format("--cpu-isa {} --threads {}",
                                               to_string(context.cpu_isa()), context.threads());
+  if (gives_problem(arguments)) {
+    return fmt::format("flashlab check {} --implementation {} {}", problem_flags(report.problem),
+                       report.implementation, where);
+  }
   const char* dtype = report.problem.precision == Precision::kTf32 ? " --dtype tf32" : "";
   const char* list = arguments.has("--pairs") ? "--pairs " : "";
   return fmt::format("flashlab check {}--case {}{} --implementation {} {}", list,
@@ -288,10 +292,22 @@ lab::CheckSummary check_input(const Arguments& arguments, const Context& context
   return out;
 }
 
-lab::CheckSummary check_list(const Arguments& arguments, const Context& context,
-                             const std::vector<std::string>& names, bool text) {
+// The cases of a run: those of the list, or the problems that flags describe.
+lab::CheckSummary check_cases(const Arguments& arguments, const Context& context,
+                              const std::vector<std::string>& names, bool given, bool text) {
   lab::CheckRun run;
-  run.cases = chosen_cases(arguments, context);
+  if (given) {
+    ProblemDefaults defaults;
+    defaults.passes = {Pass::kForward, Pass::kBackward};
+    run.options.passes.clear();
+    for (Job& job : problems_of(arguments, defaults).jobs) {
+      if (job.problem.name.empty()) job.problem.name = job.problem.describe();
+      for (const Pass pass : job.passes) run.options.passes.push_back(pass);
+      run.cases.push_back(std::move(job.problem));
+    }
+  } else {
+    run.cases = chosen_cases(arguments, context);
+  }
   run.implementations = names;
   run.cancel = &interrupted();
   run.options.bitwise_calls =
@@ -312,7 +328,7 @@ lab::CheckSummary check_list(const Arguments& arguments, const Context& context,
   return lab::check_cases(context, run);
 }
 
-void print_input_items(const std::vector<lab::CheckReport>& reports) {
+void print_items(const std::vector<lab::CheckReport>& reports) {
   for (const lab::CheckReport& report : reports) {
     for (const lab::CheckItem& item : report.items) {
       print_line(fmt::format("{} {:<10} {:<9}  {}", item.passed ? "ok    " : "FAILED",
@@ -336,20 +352,25 @@ int run_check(const Arguments& arguments) {
   const std::optional<std::string> json = arguments.value("--json");
   const bool text = !json || *json != "-";
   const bool input = arguments.has("--input");
-  for (const char* flag : {"--pairs", "--quick", "--case", "--repeat-bitwise"}) {
-    if (input && arguments.has(flag)) {
-      fail_usage(fmt::format("{} chooses from the list and contradicts --input; give one", flag));
+  const bool given = !input && gives_problem(arguments);
+  for (const char* flag : {"--pairs", "--quick", "--case"}) {
+    if ((input || given) && arguments.has(flag)) {
+      fail_usage(fmt::format("{} chooses from the list and contradicts {}; give one", flag,
+                             input ? "--input" : "a problem of your own"));
     }
+  }
+  if (input && arguments.has("--repeat-bitwise")) {
+    fail_usage("--repeat-bitwise chooses from the list and contradicts --input; give one");
   }
   // Cases that are named, and pairs, are asked for to look at them: the instrument is not the
   // question.
-  const bool chosen = input || arguments.has("--case") || arguments.has("--pairs");
+  const bool chosen = input || given || arguments.has("--case") || arguments.has("--pairs");
   const Ruler ruler = chosen ? Ruler{} : read_ruler(context);
-  const lab::CheckSummary summary =
-      input ? check_input(arguments, context, names) : check_list(arguments, context, names, text);
+  const lab::CheckSummary summary = input ? check_input(arguments, context, names)
+                                          : check_cases(arguments, context, names, given, text);
   if (text) {
     print_ruler(ruler);
-    if (input) print_input_items(summary.reports);
+    if (input || given) print_items(summary.reports);
     print_groups(summary.reports);
     if (!input) print_failures(summary.reports, arguments, context);
     if (!summary.device_lost.empty()) {

@@ -204,6 +204,7 @@ int run_compare(const Arguments& arguments) {
         run_jobs(engine, problems, contestants.ours, options, outputs, done) && python.status.ok();
   }
   if (text) print_end(outputs, contestants, device, ladder);
+  if (text) print_ratios(problems, outputs.file());
   const int code = finish_run(outputs, complete);
   if (text) {
     print_line(

@@ -112,6 +112,7 @@ bool run_jobs_in_python(lab::PythonWorker& worker, const ProblemSet& problems,
       result.cut_short = interrupted() && result.status == lab::RunStatus::kOk &&
                          result.samples < options.measure.repeats;
       add_roof_share(outputs.environment(), result);
+      if (job.problem.cache) result.set_read_share(outputs.environment());
       outputs.add(result);
     }
     done(run.results);

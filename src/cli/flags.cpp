@@ -73,6 +73,7 @@ Words selection_choices() {
 
 constexpr unsigned kMeasured = kBench | kCompare;
 constexpr unsigned kShaped = kMeasured | kExplain | kProfileAttention;
+constexpr unsigned kGiven = kShaped | kCheck;
 constexpr unsigned kTimed = kMeasured | kSubjects;
 constexpr unsigned kSaved = kTimed | kBenchStep;
 
@@ -126,52 +127,56 @@ std::vector<CommandSpec> commands_of_subjects() {
 std::vector<FlagSpec> flags_of_runs() {
   using enum FlagKind;
   return {
-      {"--batch", "", "N[,N]", kList, kShaped, kProblem, "sequences (default 2; compare: 1)"},
-      {"--heads", "--nheads", "N[,N]", kList, kShaped, kProblem, "query heads (default 8)"},
-      {"--kv-heads", "", "N[,N]", kList, kShaped, kProblem,
+      {"--batch", "", "N[,N]", kList, kGiven, kProblem, "sequences (default 2; compare: 1)"},
+      {"--heads", "--nheads", "N[,N]", kList, kGiven, kProblem, "query heads (default 8)"},
+      {"--kv-heads", "", "N[,N]", kList, kGiven, kProblem,
        "key and value heads, a divisor of --heads (default: as --heads)"},
-      {"--head-dim", "--headdim", "N[,N]", kList, kShaped, kProblem,
+      {"--head-dim", "--headdim", "N[,N]", kList, kGiven, kProblem,
        "elements of a head of q and k (default 64)"},
-      {"--head-dim-v", "", "N[,N]", kList, kShaped, kProblem,
+      {"--head-dim-v", "", "N[,N]", kList, kGiven, kProblem,
        "elements of a head of v (default: as --head-dim)"},
-      {"--seqlen", "", "N[,N]", kList, kShaped, kProblem,
+      {"--seqlen", "", "N[,N]", kList, kGiven, kProblem,
        "queries of a sequence; k is 1024: 512,1k,16k (default 1024; compare: 2k, 4k on a GPU)"},
-      {"--seqlen-k", "", "N[,N]", kList, kShaped, kProblem,
+      {"--seqlen-k", "", "N[,N]", kList, kGiven, kProblem,
        "keys of a sequence (default: as --seqlen)"},
-      {"--causal", "", "ALIGNMENT", kOptionalValue, kShaped, kProblem,
+      {"--causal", "", "ALIGNMENT", kOptionalValue, kGiven, kProblem,
        "hide later keys; the alignment must be named where the lengths differ", causal_choices},
-      {"--window", "", "LEFT,RIGHT", kValue, kShaped, kProblem,
+      {"--window", "", "LEFT,RIGHT", kValue, kGiven, kProblem,
        "hide keys further than LEFT before or RIGHT after the query's own; all is no bound; "
        "LEFT,RIGHT,top-left or LEFT,RIGHT,bottom-right where the lengths differ"},
-      {"--attention-chunk", "", "KEYS", kValue, kShaped, kProblem,
+      {"--attention-chunk", "", "KEYS", kValue, kGiven, kProblem,
        "see the keys of the own chunk of so many alone"},
-      {"--softcap", "", "CAP", kValue, kShaped, kProblem, "bend scores: CAP tanh(score / CAP)"},
-      {"--alibi", "", "", kSwitch, kShaped, kProblem,
+      {"--softcap", "", "CAP", kValue, kGiven, kProblem, "bend scores: CAP tanh(score / CAP)"},
+      {"--alibi", "", "", kSwitch, kGiven, kProblem,
        "add ALiBi's biases, -slope |distance|, with the slopes of the paper"},
-      {"--dropout", "", "P", kValue, kShaped, kProblem, "drop probabilities with probability P"},
-      {"--dropout-seed", "", "N", kValue, kShaped, kProblem,
+      {"--dropout", "", "P", kValue, kGiven, kProblem, "drop probabilities with probability P"},
+      {"--dropout-seed", "", "N", kValue, kGiven, kProblem,
        "of the dropped pairs (default: as --seed)"},
-      {"--sinks", "", "", kSwitch, kShaped, kProblem,
+      {"--sinks", "", "", kSwitch, kGiven, kProblem,
        "add a score of its own to every row of a head, and its gradient"},
-      {"--lengths", "", "MIX[:TOKENS]", kValue, kMeasured | kExplain, kProblem,
+      {"--lengths", "", "MIX[:TOKENS]", kValue, kGiven, kProblem,
        "a ragged batch of so many tokens (default 16k), lengths drawn by --seed: documents "
-       "(log-normal, median 600), one-long, chat (16 to 512), half (1 to 4k), equal (2k)"},
-      {"--cache-length", "", "N[,N]", kList, kBench | kExplain, kProblem,
-       "keys in a cache, so many for each of --batch sequences; forward only"},
-      {"--queries", "", "N[,N]", kList, kBench | kExplain, kProblem,
+       "(log-normal, median 600), one-long, chat (16 to 512), half (1 to 4k), equal (2k), any (1 "
+       "to 16k); or a list of them, 4k+63x1"},
+      {"--lengths-k", "", "MIX", kValue, kGiven, kProblem,
+       "keys of each sequence, likewise: 64x8k (default: as many as queries)"},
+      {"--cache-length", "", "N[,N]", kList, kGiven, kProblem,
+       "keys in a cache, so many for each of --batch sequences, or of those of --lengths; beside "
+       "--lengths-k room for so many; forward only"},
+      {"--queries", "", "N[,N]", kList, kGiven, kProblem,
        "queries beside --cache-length (default 1)"},
-      {"--page-size", "", "KEYS", kValue, kBench | kExplain, kProblem,
+      {"--page-size", "", "KEYS", kValue, kGiven, kProblem,
        "the cache in pages of so many keys, out of order (default: contiguous)"},
-      {"--scale", "", "X", kValue, kShaped, kProblem,
+      {"--scale", "", "X", kValue, kGiven, kProblem,
        "factor of the scores (default 1/sqrt(head dim))"},
       {"--dtype", "", "TYPE[,TYPE]", kList, kShaped, kProblem,
        "element types (default fp32; compare: fp32,bf16)", dtype_choices},
-      {"--pass", "", "PASS", kValue, kShaped, kProblem,
-       "what is computed (default forward; compare: both)", pass_choices},
-      {"--no-grad", "", "", kSwitch, kShaped, kProblem, "the same as --pass forward"},
-      {"--preset", "", "NAME[,NAME]", kList, kShaped, kProblem,
+      {"--pass", "", "PASS", kValue, kGiven, kProblem,
+       "what is computed (default forward; compare, check: both)", pass_choices},
+      {"--no-grad", "", "", kSwitch, kGiven, kProblem, "the same as --pass forward"},
+      {"--preset", "", "NAME[,NAME]", kList, kGiven, kProblem,
        "problems known by name; other flags change what they name", preset_choices},
-      {"--sweep", "", "NAME", kValue, kMeasured, kProblem,
+      {"--sweep", "", "NAME", kValue, kGiven, kProblem,
        "a family of problems over lengths, head dims or types", sweep_choices},
       {"--input", "", "FILE", kFile, kMeasured | kCheck, kProblem,
        "tensors q, k, v (and do), each [batch, seqlen, heads, head_dim], from a .safetensors or "
@@ -201,7 +206,7 @@ std::vector<FlagSpec> flags_of_runs() {
       {"--tile-k", "", "N", kValue, kShaped, kExecution, "keys per tile, likewise"},
       {"--peers", "", "NAME[,NAME]", kList, kCompare, kExecution,
        "other libraries to run beside these (default: those that are found; none: none); torch is "
-       "PyTorch's backends, flash-attn and xformers where they are installed. Beside any of those "
+       "PyTorch's backends, and the other packages where they are installed. Beside any of those "
        "every time is taken in --python",
        peer_choices},
       {"--python", "", "FILE", kFile, kCompare | kBenchStep, kExecution,
@@ -219,7 +224,8 @@ std::vector<FlagSpec> flags_of_results() {
        "calls before the first sample (default 3); 0: the first call is the first sample"},
       {"--repeats", "", "N", kValue, kTimed, kMeasurement,
        "samples (default 30; compare without it: as many as fit in a few seconds)"},
-      {"--seed", "", "N", kValue, kSaved, kMeasurement, "of the random inputs (default 1)"},
+      {"--seed", "", "N", kValue, kSaved | kExplain | kCheck | kProfileAttention, kMeasurement,
+       "of the random inputs (default 1)"},
       {"--check", "", "", kSwitch, kBench | kSubjects, kMeasurement,
        "the error against fp64 as well (compare always does)"},
       {"--baseline", "", "FILE", kFile, kSaved, kMeasurement,
@@ -239,8 +245,8 @@ std::vector<FlagSpec> flags_of_results() {
        "calls that must give the same bits where that is promised (default 2)"},
       {"--case", "", "TEXT[,TEXT]", kList, kCheck, kMeasurement,
        "only cases whose name contains this"},
-      {"--dtype", "", "TYPE[,TYPE]", kList, kCheck, kMeasurement, "only cases of these types",
-       check_dtype_choices},
+      {"--dtype", "", "TYPE[,TYPE]", kList, kCheck, kMeasurement,
+       "only cases of these types; of a problem that is given, its types", check_dtype_choices},
 
       {"--json", "", "FILE", kFile, kSaved | kInfo | kCheck, kResults,
        "results by the schema flashlab.bench/1; - is stdout, and nothing else goes there"},

@@ -6,6 +6,7 @@
 
 #include "cli/failure.h"
 #include "cli/model_flags.h"
+#include "cli/problems.h"
 
 namespace flashlab::cli {
 namespace {
@@ -54,6 +55,9 @@ bool nothing_drawn(const Arguments& a, const RunFacts& facts) {
 }
 bool on_gpu(const Arguments& a, const RunFacts&) {
   return a.value("--device").value_or("").starts_with("cuda");
+}
+bool from_list(const Arguments& a, const RunFacts&) {
+  return !gives_problem(a) && !a.has("--input");
 }
 bool without_peers(const Arguments& a, const RunFacts&) {
   return !a.has("--peers");
@@ -104,7 +108,10 @@ constexpr IdleFlag kTable[] = {
      "without peers that run in Python; add --peers torch"},
     {"--seed", kBench, nothing_drawn,
      "beside --input, whose file holds the values; --dropout and --check draw by it"},
-    {"--dropout-seed", kAttention, nothing_dropped, "where nothing is dropped; add --dropout 0.1"},
+    {"--seed", kCheck, from_list,
+     "where cases have seeds of their own; a problem of yours is drawn by it: --lengths chat"},
+    {"--dropout-seed", kAttention | kCheck, nothing_dropped,
+     "where nothing is dropped; add --dropout 0.1"},
 };
 
 }  // namespace

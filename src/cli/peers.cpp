@@ -24,20 +24,27 @@ bool leaves_python_out(const Arguments& arguments) {
                      [&](const FlagRemedy& each) { return arguments.has(each.flag); });
 }
 
-bool asks_for_ragged(const Arguments& arguments) {
-  return arguments.has("--lengths") || arguments.value("--sweep") == "ragged";
+// What the problem's sequences are: peers differ in which of them they take.
+Sequences sequences_of(const Arguments& arguments) {
+  const std::string sweep = arguments.value("--sweep").value_or("");
+  if (arguments.has("--cache-length") || sweep == "decode" || sweep == "mixed") {
+    return Sequences::kCached;
+  }
+  const bool ragged = arguments.has("--lengths") || arguments.has("--lengths-k") ||
+                      sweep == "ragged" || sweep == "equal";
+  return ragged ? Sequences::kRagged : Sequences::kDense;
 }
 
 // What a default comparison looks for in Python. FlexAttention is left out: it is compiled anew for
 // every problem.
-void add_found_in_python(Device device, bool ragged, Contestants& out) {
+void add_found_in_python(Device device, Sequences sequences, Contestants& out) {
   if (device.kind == DeviceKind::kCpu) {
-    out.python_if_there = !ragged;
-    if (!ragged) out.python = {"torch.flash", "torch.math"};
+    out.python_if_there = sequences == Sequences::kDense;
+    if (out.python_if_there) out.python = {"torch.flash", "torch.math"};
     return;
   }
   out.python_if_there = true;
-  for (const std::string& name : python_peers_for(ragged)) {
+  for (const std::string& name : python_peers_for(sequences)) {
     if (name == "torch.flex") continue;
     out.python.push_back(name);
     if (!name.starts_with("torch")) out.optional.push_back(name);
@@ -47,16 +54,25 @@ void add_found_in_python(Device device, bool ragged, Contestants& out) {
 }  // namespace
 
 const std::vector<std::string>& python_peers() {
-  static const std::vector<std::string> kNames = {"torch.cudnn", "torch.flash", "torch.efficient",
-                                                  "torch.math",  "torch.flex",  "torch.varlen",
-                                                  "flash-attn",  "xformers"};
+  static const std::vector<std::string> kNames = {
+      "torch.cudnn", "torch.flash",  "torch.efficient", "torch.math", "torch.flex", "torch.varlen",
+      "flash-attn",  "flash-attn-3", "flash-attn-4",    "flashinfer", "xformers"};
   return kNames;
 }
 
-std::vector<std::string> python_peers_for(bool ragged) {
-  if (ragged) return {"torch.varlen", "torch.flex", "flash-attn"};
+std::vector<std::string> python_peers_for(Sequences sequences) {
+  switch (sequences) {
+    case Sequences::kRagged:
+      return {"torch.varlen", "torch.flex", "flash-attn", "flash-attn-3", "flash-attn-4"};
+    case Sequences::kCached:
+      return {"torch.cudnn",  "torch.flash",  "flash-attn",
+              "flash-attn-3", "flash-attn-4", "flashinfer"};
+    case Sequences::kDense:
+      break;
+  }
   std::vector<std::string> out = python_peers();
   std::erase(out, "torch.varlen");
+  std::erase(out, "flashinfer");
   return out;
 }
 
@@ -85,15 +101,15 @@ Contestants contestants_of(const Arguments& arguments, Device device,
   }
   const std::vector<std::string> here = implementations(device);
   const std::vector<std::string> peers = arguments.list("--peers");
-  const bool ragged = asks_for_ragged(arguments);
-  if (!leaves_python_out(arguments)) add_found_in_python(device, ragged, out);
+  const Sequences sequences = sequences_of(arguments);
+  if (!leaves_python_out(arguments)) add_found_in_python(device, sequences, out);
   for (const std::string& peer : peers) {
     if (peer == "none") {
       if (arguments.has("--implementation")) continue;  // what is named runs
       std::erase(out.ours, "cublas");
       std::erase(out.ours, "cudnn");
     } else if (peer == "torch") {
-      for (const std::string& name : python_peers_for(ragged)) {
+      for (const std::string& name : python_peers_for(sequences)) {
         // Named one by one they are asked for; as a part of the group they may be missing.
         const bool asked = contains(peers, name) || contains(out.python, name);
         if (!asked && !name.starts_with("torch")) out.optional.push_back(name);

@@ -13,8 +13,9 @@ namespace flashlab::cli {
 
 /// "torch.cudnn", ..., "flash-attn", "xformers": what is measured in a Python process.
 const std::vector<std::string>& python_peers();
-/// Those of them that take sequences of one length, or ragged ones.
-std::vector<std::string> python_peers_for(bool ragged);
+/// Those of them that take sequences of one length, ragged ones, or keys in caches.
+enum class Sequences { kDense, kRagged, kCached };
+std::vector<std::string> python_peers_for(Sequences sequences);
 bool runs_in_python(std::string_view name);
 
 /// Flags that it does not know, and what to do instead.

@@ -9,6 +9,7 @@
 #include <set>
 
 #include "cli/failure.h"
+#include "cli/problem_sequences.h"
 #include "cli/terminal.h"
 #include "cli/values.h"
 #include "lab/lab.h"
@@ -25,7 +26,8 @@ constexpr const char* kShapeFlags[] = {"--batch",      "--heads",  "--kv-heads",
                                        "--head-dim-v", "--seqlen", "--seqlen-k"};
 constexpr const char* kFeatureFlags[] = {
     "--causal", "--window",  "--attention-chunk", "--softcap", "--alibi",     "--dropout",
-    "--sinks",  "--lengths", "--scale",           "--queries", "--page-size", "--cache-length"};
+    "--sinks",  "--lengths", "--lengths-k",       "--queries", "--page-size", "--cache-length",
+    "--scale"};
 
 // Multiplies the list of cases by the values of one flag.
 void multiply(std::vector<Job>& jobs, const std::vector<std::int64_t>& values,
@@ -85,22 +87,28 @@ void check_size(const Case& problem) {
   }
 }
 
+// Where queries and keys differ in number; empty: they do not.
+std::string unequal_lengths(const Arguments& arguments, const Case& problem) {
+  if (arguments.has("--lengths-k")) return "--lengths-k gives keys lengths of their own";
+  if (problem.seqlen_q == problem.seqlen_k) return "";
+  return fmt::format("--seqlen is {} and --seqlen-k is {}", problem.seqlen_q, problem.seqlen_k);
+}
+
 void apply_causal(const Arguments& arguments, Case& problem) {
   const std::optional<std::string> causal = arguments.value("--causal");
   if (!causal) return;
+  const std::string unequal = unequal_lengths(arguments, problem);
   if (*causal == "top-left") {
     problem.causal = Causal::kTopLeft;
   } else if (*causal == "bottom-right") {
     problem.causal = Causal::kBottomRight;
-  } else if (problem.seqlen_q == problem.seqlen_k) {
+  } else if (unequal.empty()) {
     problem.causal = Causal::kTopLeft;
   } else {
     fail_usage(fmt::format(
-        "--causal is ambiguous where --seqlen is {} and --seqlen-k is {}; use --causal=top-left "
-        "(query i sees keys 0 to i, as PyTorch) or --causal=bottom-right (the last query sees "
-        "every "
-        "key, as flash-attn)",
-        problem.seqlen_q, problem.seqlen_k));
+        "--causal is ambiguous where {}; use --causal=top-left (query i sees keys 0 to i, as "
+        "PyTorch) or --causal=bottom-right (the last query sees every key, as flash-attn)",
+        unequal));
   }
 }
 
@@ -115,12 +123,15 @@ void apply_window(const Arguments& arguments, Case& problem) {
                     *text));
   }
   const bool aligned = problem.window->alignment != Alignment::kOfCausal;
-  if (!aligned && problem.causal == Causal::kNone && problem.seqlen_q != problem.seqlen_k) {
+  const std::string unequal = unequal_lengths(arguments, problem);
+  // A window over a cache is that of decoding: apply_sequences aligns it.
+  const bool cached = arguments.has("--cache-length") || problem.cache;
+  if (!aligned && !cached && problem.causal == Causal::kNone && !unequal.empty()) {
     fail_usage(
-        fmt::format("--window {} is ambiguous where --seqlen is {} and --seqlen-k is {}; use "
-                    "--window {},top-left (around key i of query i) or --window "
-                    "{},bottom-right (the last query is at the last key, as flash-attn)",
-                    *text, problem.seqlen_q, problem.seqlen_k, *text, *text));
+        fmt::format("--window {} is ambiguous where {}; use --window {},top-left (around key i of "
+                    "query i) or --window {},bottom-right (the last query is at the last key, as "
+                    "flash-attn)",
+                    *text, unequal, *text, *text));
   }
 }
 
@@ -130,70 +141,6 @@ float parse_real_in(const Arguments& arguments, const char* flag, float low, flo
   if (value >= low && value <= high) return value;
   fail_usage(fmt::format("{} {} is out of range; give a number such as {}", flag,
                          *arguments.value(flag), example));
-}
-
-std::string first_lengths(const Case& problem) {
-  constexpr std::size_t kShown = 12;
-  std::string out;
-  for (std::size_t n = 0; n < std::min(kShown, problem.sequences.size()); ++n) {
-    out += fmt::format("{}{}", n > 0 ? ", " : "", problem.sequences[n].q);
-  }
-  return problem.sequences.size() > kShown ? out + ", …" : out;
-}
-
-// "documents", "chat:32k".
-void apply_lengths(const Arguments& arguments, Case& problem) {
-  std::optional<std::string> text = arguments.value("--lengths");
-  const bool swept = !text && !problem.lengths.empty();
-  if (swept) text = problem.lengths;  // drawn anew, by this run's seed
-  if (!text) return;
-  for (const char* flag : {"--batch", "--seqlen", "--seqlen-k", "--input"}) {
-    if (!arguments.has(flag)) continue;
-    fail_usage(fmt::format("{} contradicts {}; give one", flag,
-                           swept ? "the lengths of --sweep ragged" : "--lengths"));
-  }
-  const std::size_t colon = text->find(':');
-  std::string mix = text->substr(0, colon);
-  if (colon != std::string::npos) {
-    mix += fmt::format(
-        ":{}", parse_whole("--lengths", text->substr(colon + 1), 1, cases::kMostLengthTokens));
-  }
-  if (!cases::set_lengths(problem, mix)) {
-    fail_usage(fmt::format("--lengths {} is no mix of lengths; give {}, and :TOKENS behind it",
-                           *text, join_or(cases::length_mixes())));
-  }
-  if (!swept)
-    note(fmt::format("--lengths {}, seed {}: {} sequences: {}", problem.lengths, problem.seed,
-                     problem.batch, first_lengths(problem)));
-  // As many queries as keys: both alignments are one.
-  if (problem.window && problem.causal == Causal::kNone) {
-    problem.window->alignment = Alignment::kTopLeft;
-  }
-}
-
-// Keys in a cache. Its lengths are those of the problem by then.
-void apply_cache(const Arguments& arguments, Job& job) {
-  const bool cached = arguments.has("--cache-length");
-  for (const char* flag : {"--queries", "--page-size"}) {
-    if (!cached && arguments.has(flag)) {
-      fail_usage(fmt::format("{} belongs to a cache; give --cache-length N, too", flag));
-    }
-  }
-  if (!cached) return;
-  for (const char* flag : {"--seqlen", "--seqlen-k", "--lengths", "--input"}) {
-    if (arguments.has(flag)) {
-      fail_usage(fmt::format("{} contradicts --cache-length; give one", flag));
-    }
-  }
-  if (std::ranges::find(job.passes, Pass::kBackward) != job.passes.end()) {
-    fail_usage("--cache-length has no backward pass; use --pass forward");
-  }
-  Case& problem = job.problem;
-  if (problem.window && problem.causal == Causal::kNone &&
-      problem.window->alignment == Alignment::kOfCausal) {
-    problem.window->alignment = Alignment::kBottomRight;
-  }
-  problem.set_cache(whole(arguments, "--page-size", 0, 1, INT32_MAX));
 }
 
 // What changes scores and probabilities.
@@ -309,10 +256,9 @@ void finish(const Arguments& arguments, const ProblemDefaults& defaults, std::ve
     apply_features(arguments, job.problem);
     if (scale) job.problem.scale = parse_real("--scale", *scale);
     job.problem.seed = static_cast<std::uint64_t>(seed);
-    apply_lengths(arguments, job.problem);
     if (!passes.empty()) job.passes = passes;
     if (job.passes.empty()) job.passes = defaults.passes;
-    apply_cache(arguments, job);
+    apply_sequences(arguments, !passes.empty(), job);
     rename(arguments, job.problem);
   }
   remove_repetitions(jobs);
@@ -432,13 +378,23 @@ ProblemSet problems_of(const Arguments& arguments, const ProblemDefaults& defaul
   ProblemSet out;
   out.jobs = named_jobs(arguments);
   const bool named = !out.jobs.empty();
+  const std::size_t swept = arguments.has("--sweep") ? out.jobs.size() : 0;
   if (!named) out.jobs = {{defaults.problem, {}}};
   multiply_shapes(arguments, out.jobs);
   std::vector<std::string> dtypes = arguments.list("--dtype");
   if (dtypes.empty() && !named) dtypes = defaults.dtypes;
   multiply_dtypes(dtypes, out.jobs);
   finish(arguments, defaults, out.jobs);
+  // Lists that multiplied a sweep left its cases no places to be found at.
+  if (swept == out.jobs.size()) out.ratios = cases::find_sweep(*arguments.value("--sweep"))->ratios;
   return out;
+}
+
+bool gives_problem(const Arguments& arguments) {
+  const std::vector<const FlagSpec*> known = flags_of(arguments.command_bit());
+  return std::ranges::any_of(known, [&](const FlagSpec* flag) {
+    return flag->group == "Problem" && flag->name != "--input" && arguments.has(flag->name);
+  });
 }
 
 void apply_dtype(cases::Case& problem, std::string_view name) {
@@ -458,18 +414,7 @@ std::string problem_flags(const cases::Case& problem) {
   if (problem.lengths.empty()) out += fmt::format(" --batch {}", problem.batch);
   out += fmt::format(" --heads {}", problem.heads_q);
   if (problem.heads_k != problem.heads_q) out += fmt::format(" --kv-heads {}", problem.heads_k);
-  if (!problem.lengths.empty()) {
-    out += fmt::format(" --lengths {} --seed {}", problem.lengths, problem.seed);
-  } else if (problem.cache) {
-    out += fmt::format(" --cache-length {} --queries {}", problem.seqlen_k, problem.seqlen_q);
-    if (problem.cache->page_size > 0) {
-      out += fmt::format(" --page-size {}", problem.cache->page_size);
-    }
-  } else {
-    out += fmt::format(" --seqlen {}", problem.seqlen_q);
-  }
-  if (!problem.cache && problem.seqlen_k != problem.seqlen_q)
-    out += fmt::format(" --seqlen-k {}", problem.seqlen_k);
+  out += sequence_flags(problem);
   out += fmt::format(" --head-dim {}", problem.head_dim);
   if (problem.head_dim_v != problem.head_dim) {
     out += fmt::format(" --head-dim-v {}", problem.head_dim_v);

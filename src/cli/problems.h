@@ -38,6 +38,7 @@ struct ProblemSet {
   /// With --input: the file's tensors, which every job's values view.
   std::shared_ptr<const lab::AttentionInputs> inputs;
   std::optional<lab::CaseValues> values;
+  std::vector<cases::Ratio> ratios = {};  ///< of the jobs, where a sweep has them
 };
 
 /// Reads the problem flags: presets, sweeps, lists (their product), an input file. Throws Failure
@@ -47,6 +48,9 @@ ProblemSet problems_of(const Arguments& arguments, const ProblemDefaults& defaul
 
 /// Reads --input alone: one case per dtype.
 ProblemSet problems_of_input(const Arguments& arguments, const ProblemDefaults& defaults);
+
+/// Whether a flag describes a problem, other than --input and --dtype.
+bool gives_problem(const Arguments& arguments);
 
 /// "fp32", "tf32", "bf16", ... onto a case.
 void apply_dtype(cases::Case& problem, std::string_view name);

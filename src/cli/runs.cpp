@@ -221,7 +221,10 @@ bool run_jobs(const Engine& engine, const ProblemSet& problems,
     }
     finished += 1;
     progress.clear();
-    for (const lab::Measurement& result : results) outputs.add(result);
+    for (lab::Measurement& result : results) {
+      if (job.problem.cache) result.set_read_share(outputs.environment());
+      outputs.add(result);
+    }
     done(results);
     const bool failed = std::ranges::any_of(
         results, [](const auto& result) { return result.status == lab::RunStatus::kError; });
@@ -235,6 +238,38 @@ bool run_jobs(const Engine& engine, const ProblemSet& problems,
     }
   }
   return true;
+}
+
+bool any_cache(const ProblemSet& problems) {
+  return std::ranges::any_of(problems.jobs,
+                             [](const Job& job) { return job.problem.cache.has_value(); });
+}
+
+void print_ratios(const ProblemSet& problems, const lab::ResultFile& file) {
+  const auto time_of = [&](std::size_t job, const lab::Measurement& like) -> std::optional<double> {
+    const lab::Labels labels = lab::labels_of(problems.jobs[job].problem);
+    for (const lab::Measurement& each : file.results) {
+      const bool same = each.implementation == like.implementation && each.pass == like.pass;
+      if (same && each.labels == labels) return each[lab::kMedianMs];
+    }
+    return {};
+  };
+  for (const cases::Ratio& ratio : problems.ratios) {
+    const cases::Case& problem = problems.jobs[ratio.of].problem;
+    for (const lab::Measurement& each : file.results) {
+      if (each.labels != lab::labels_of(problem) || !each[lab::kMedianMs]) continue;
+      double over = 0;
+      const bool all = std::ranges::all_of(ratio.over, [&](std::size_t job) {
+        const std::optional<double> ms = time_of(job, each);
+        over += ms.value_or(0);
+        return ms.has_value();
+      });
+      if (!all || !(over > 0)) continue;
+      print_line(fmt::format("ratio    {:.3f}  {} {}: {}, {}", *each[lab::kMedianMs] / over,
+                             each.implementation, each.pass, ratio.what,
+                             lab::attention_subject().title(each.labels, " · ")));
+    }
+  }
 }
 
 int finish_run(Outputs& outputs, bool complete) {

@@ -59,6 +59,13 @@ bool run_jobs(const Engine& engine, const ProblemSet& problems,
               Outputs& outputs,
               const std::function<void(const std::vector<lab::Measurement>&)>& done);
 
+/// Whether a problem's keys lie in a cache: then the share is of the environment's read roof.
+bool any_cache(const ProblemSet& problems);
+
+/// What a sweep compares: the time of one of its calls over that of others, for every
+/// implementation and pass that ran them all.
+void print_ratios(const ProblemSet& problems, const lab::ResultFile& file);
+
 /// The exit code of a run: of `outputs.finish()`, 130 when interrupted, 1 when no case ended ok or
 /// `complete` is false.
 int finish_run(Outputs& outputs, bool complete);

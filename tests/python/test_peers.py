@@ -19,7 +19,7 @@ except ImportError as error:
 
 import flashlab
 from flashlab.peers import clock, failures, contestants
-from flashlab.peers.problem import OutOfMemory, Problem, Tensors, Unsupported
+from flashlab.peers.problem import Cache, OutOfMemory, Problem, Tensors, Unsupported
 from flashlab.peers.truth import Truth
 
 CPU = torch.device("cpu")
@@ -46,7 +46,7 @@ class Problems(unittest.TestCase):
                 self.assertEqual(p.pairs(0), count, f"{mask} {seqlen_q} {seqlen_k}")
 
     def test_a_mask_tensor_is_refused(self):
-        members = {**vars(problem()), "lengths": None, "mask": "none+bool"}
+        members = {**vars(problem()), "lengths": None, "cache": None, "mask": "none+bool"}
         with self.assertRaisesRegex(Unsupported, r"none\+bool"):
             Problem.from_request(members)
 
@@ -194,6 +194,108 @@ class Ragged(unittest.TestCase):
             self.assertTrue(torch.equal(got, want), mask)
 
 
+class Caches(unittest.TestCase):
+    """Keys and values in caches, contiguous and paged, of any length; few queries, ragged ones."""
+
+    LENGTHS = ((2, 9), (2, 1), (2, 40), (2, 33))
+
+    def cached(self, page_size, lengths=LENGTHS, capacity=40, dense=True, **changes):
+        return prepared(batch=len(lengths), lengths=lengths, seqlen_q=max(q for q, _ in lengths),
+                        seqlen_k=max(k for _, k in lengths),
+                        cache=Cache(capacity, page_size, dense), **changes)
+
+    def test_a_request_names_them(self):
+        members = {**vars(problem()), "lengths": [[1, 4], [1, 9]], "batch": 2, "seqlen_q": 1,
+                   "cache": {"capacity": 10, "page_size": 4, "dense_queries": True}}
+        p = Problem.from_request(members)
+        self.assertEqual(p.shapes()["q"], (2, 1, 4, 16))
+        self.assertEqual(p.shapes()["k"], (6, 4, 2, 16))
+        self.assertEqual(sorted(p.block_table(CPU).flatten().tolist()), list(range(6)))
+        self.assertEqual(p.key_lengths(CPU).tolist(), [4, 9])
+
+    def test_right_answers_pass(self):
+        ragged = ((5, 9), (1, 1), (0, 7), (1, 33))
+        for page_size in (0, 1, 7, 16):
+            for mask in ("none", "causal-bottom-right"):
+                for lengths, dense in ((self.LENGTHS, True), (ragged, False)):
+                    with self.subTest(mask, page_size=page_size, dense=dense):
+                        p, tensors, truth = self.cached(page_size, lengths, dense=dense, mask=mask)
+                        contestant = contestants.make("cpu", p, tensors)
+                        o = contestant.output(contestant.forward())
+                        self.assertEqual(truth.verdict(truth.error_of((o,))), "")
+                        self.assertIn("a wrong result", truth.verdict(truth.error_of((-o,))))
+
+    def test_full_caches_are_dense_to_torch(self):
+        p, tensors, truth = self.cached(0, ((1, 40),) * 3, mask="causal-bottom-right")
+        for name in ("torch.flash", "torch.math"):
+            contestant = contestants.make(name, p, tensors)
+            with contestant.setting():
+                o = contestant.output(contestant.forward())
+            self.assertEqual(truth.verdict(truth.error_of((o,))), "")
+        for page_size in (0, 8):
+            p, tensors, _ = self.cached(page_size)
+            with self.assertRaisesRegex(Unsupported, "contiguous caches that are full"):
+                contestants.make("torch.math", p, tensors)
+
+    def modules(self):
+        def flash_attn_with_kvcache(q, k, v, cache_seqlens, softmax_scale, causal,
+                                    page_table=None, cu_seqlens_q=None, max_seqlen_q=None):
+            o, _ = flashlab._core.forward(  # pylint: disable=protected-access
+                q, k, v, seqused_k=cache_seqlens, block_table=page_table, scale=softmax_scale,
+                causal="bottom-right" if causal else None, cu_seqlens_q=cu_seqlens_q,
+                max_seqlen_q=max_seqlen_q)
+            return o, None
+
+        class Wrapper:
+            """Either of FlashInfer's: pages of a list, the last of a sequence in part."""
+
+            def __init__(self, _space, layout, **_options):
+                assert layout == "NHD"
+
+            def plan(self, *given, sm_scale, q_data_type, kv_data_type, causal=False):
+                assert q_data_type == kv_data_type
+                *queries, ends, pages, last, heads_q, heads_k, dim, page_size = given
+                self.made = (queries, ends, pages, last, page_size, sm_scale, causal)
+                assert (heads_q, heads_k, dim) == (4, 2, 16)
+
+            def run(self, q, cache):
+                queries, ends, pages, last, page_size, scale, causal = self.made
+                begins = queries[0] if queries else torch.arange(len(q) + 1)
+                out = []
+                for n, rest in enumerate(last.tolist()):
+                    mine = pages[ends[n]:ends[n + 1]].long()
+                    keys = (len(mine) - 1) * page_size + rest
+                    k, v = (x[mine].flatten(0, 1)[None, :keys] for x in cache)
+                    o, _ = flashlab._core.forward(  # pylint: disable=protected-access
+                        q[None, begins[n]:begins[n + 1]], k, v, scale=scale,
+                        causal="bottom-right" if causal else None)
+                    out.append(o[0])
+                return torch.cat(out)
+
+        return {"fa3_fwd_interface": types.SimpleNamespace(
+                    __version__="3", flash_attn_with_kvcache=flash_attn_with_kvcache),
+                "flashinfer": types.SimpleNamespace(
+                    __version__="1", BatchDecodeWithPagedKVCacheWrapper=Wrapper,
+                    BatchPrefillWithPagedKVCacheWrapper=Wrapper)}
+
+    def test_packages(self):
+        """As their documentation says, on a CPU."""
+        ragged, single = ((5, 9), (1, 1), (3, 40), (1, 33)), ((1, 9), (1, 32), (1, 40))
+        with mock.patch.dict(sys.modules, self.modules()), \
+                mock.patch.object(contestants.FlashAttn, "refuse", lambda self: None):
+            for name in ("flash-attn-3", "flashinfer"):
+                for lengths, dense in ((self.LENGTHS, True), (single, True), (ragged, False)):
+                    for page_size in (0, 8) if name == "flash-attn-3" else (8,):
+                        p, tensors, truth = self.cached(page_size, lengths, dense=dense,
+                                                        dtype="bf16", mask="causal-bottom-right")
+                        contestant = contestants.make(name, p, tensors)
+                        o = contestant.output(contestant.forward())
+                        self.assertEqual(truth.verdict(truth.error_of((o,))), "",
+                                         f"{name} {lengths} {page_size}")
+                        with self.assertRaisesRegex(Unsupported, "gradients"):
+                            contestant.prepare_backward()
+
+
 class Packages(unittest.TestCase):
     """flash-attn and xformers as their documentation says, on a CPU: layouts and alignments."""
 
@@ -332,9 +434,11 @@ class Failures(unittest.TestCase):
             self.assertNotIn("\n", message)
 
     def test_packages_that_are_not_there(self):
-        self.assertIsNone(contestants.version_of("no_such_package_at_all"))
+        missing = ("no-such-peer", types.SimpleNamespace(MODULE="no_such_package"))
+        with mock.patch.dict(contestants.OPTIONAL, {"no-such-peer": missing}):
+            self.assertIsNone(contestants.version_of("no-such-peer"))
         p = problem()
-        if contestants.version_of("flash_attn") is None:
+        if contestants.version_of("flash-attn") is None:
             with self.assertRaisesRegex(Unsupported, "pip install flash-attn"):
                 contestants.make("flash-attn", p, Tensors(p, CPU, False))
 

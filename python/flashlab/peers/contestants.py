@@ -8,7 +8,9 @@ head_dim], and turns them into the layout that it likes best before anything is 
 import contextlib
 import importlib
 import inspect
+import itertools
 import warnings
+from importlib import metadata
 
 import torch
 import torch.nn.functional as F
@@ -64,10 +66,16 @@ class Ours(Contestant):
         self._options = {"causal": problem.causal, "scale": problem.scale,
                          "precision": "tf32" if problem.dtype == "tf32" else "ieee",
                          "implementation": name}
-        if problem.lengths is not None:
-            self._options.update(cu_seqlens_q=problem.offsets(0, tensors.q.device),
-                                 cu_seqlens_k=problem.offsets(1, tensors.q.device),
-                                 max_seqlen_q=problem.seqlen_q, max_seqlen_k=problem.seqlen_k)
+        device = tensors.q.device
+        for side, name in enumerate("qk"):
+            if problem.ragged(side):
+                self._options[f"cu_seqlens_{name}"] = problem.offsets(side, device)
+                self._options[f"max_seqlen_{name}"] = (problem.seqlen_q, problem.seqlen_k)[side]
+        if problem.cache is not None:
+            self._options.update(seqused_k=problem.key_lengths(device),
+                                 max_seqlen_k=problem.seqlen_k)
+            if problem.cache.page_size:
+                self._options["block_table"] = problem.block_table(device)
         self._o = self._lse = None
 
     def _forward(self, return_lse):
@@ -106,7 +114,9 @@ class Differentiable(Contestant):
 
     def __init__(self, name, problem, tensors):
         super().__init__(name, problem, tensors)
-        if problem.lengths is not None and not self.takes_ragged:
+        if problem.cache is not None and (problem.cache.page_size or not problem.one_length()):
+            raise Unsupported(f"{name} takes contiguous caches that are full")
+        if problem.cache is None and problem.lengths is not None and not self.takes_ragged:
             raise Unsupported(f"{name} takes sequences of one length")
         self.refuse()
         self._inputs = tuple(self._native(x) for x in (tensors.q, tensors.k, tensors.v))
@@ -125,7 +135,7 @@ class Differentiable(Contestant):
     def _native(self, tensor):
         if not self.heads_first:
             return tensor
-        if self.problem.lengths is not None:
+        if self.problem.ragged(0):
             tensor = tensor[None]  # one batch of all rows
         tensor = tensor.transpose(1, 2)
         return tensor.contiguous() if self.contiguous else tensor
@@ -133,7 +143,7 @@ class Differentiable(Contestant):
     def _ours(self, tensor):
         if not self.heads_first:
             return tensor
-        return tensor.transpose(1, 2)[0 if self.problem.lengths is not None else slice(None)]
+        return tensor.transpose(1, 2)[0 if self.problem.ragged(0) else slice(None)]
 
     def forward(self):
         with torch.no_grad():
@@ -172,7 +182,10 @@ class Sdpa(Differentiable):
         self._arguments = {"scale": problem.scale}
         if problem.group > 1:  # older versions know heads of one number only
             self._arguments["enable_gqa"] = True
-        if problem.causal == "bottom-right" and problem.seqlen_q != problem.seqlen_k:
+        # A single query at the end sees every key.
+        if problem.causal == "bottom-right" and problem.seqlen_q == 1:
+            self._arguments["is_causal"] = False
+        elif problem.causal == "bottom-right" and problem.seqlen_q != problem.seqlen_k:
             self._arguments["attn_mask"] = self._bottom_right(tensors.q.device)
         else:
             # PyTorch's is_causal is top-left.
@@ -224,7 +237,7 @@ class Flex(Differentiable):
 
     def _mask(self, device):
         p = self.problem
-        if p.lengths is None:
+        if not p.ragged(0):
             shift = p.first_diagonal
             return None if p.causal is None else lambda b, h, i, j: j <= i + shift
         # By row: its sequence, and what makes a position among all of one in the sequence.
@@ -276,7 +289,7 @@ class Varlen(Differentiable):
 
     def refuse(self):
         p = self.problem
-        if p.lengths is None:
+        if not p.ragged(1):
             raise Unsupported("torch.varlen is measured on ragged batches; --lengths makes one")
         if self.tensors.q.device.type != "cuda":
             raise Unsupported("torch.varlen runs on CUDA only")
@@ -293,16 +306,18 @@ class Varlen(Differentiable):
 
 
 class FlashAttn(Differentiable):
-    """The flash-attn package."""
+    """The flash-attn package, and the same calls of its successors."""
 
     takes_ragged = True
+    MODULE = "flash_attn"
+    MOST = 256  # head dim
 
     def __init__(self, name, problem, tensors):
         super().__init__(name, problem, tensors)
-        package = importlib.import_module("flash_attn")
+        package = importlib.import_module(self.MODULE)
         self._arguments = {"softmax_scale": problem.scale, "causal": problem.causal is not None}
         self._call = package.flash_attn_func
-        if problem.lengths is not None:
+        if problem.ragged(0):
             self._call = package.flash_attn_varlen_func
             self._arguments.update(cu_seqlens_q=problem.offsets(0, tensors.q.device),
                                    cu_seqlens_k=problem.offsets(1, tensors.q.device),
@@ -311,24 +326,128 @@ class FlashAttn(Differentiable):
     def refuse(self):
         p = self.problem
         if self.tensors.q.device.type != "cuda":
-            raise Unsupported("flash-attn runs on CUDA only")
+            raise Unsupported(f"{self.name} runs on CUDA only")
         if p.dtype not in ("fp16", "bf16"):
-            raise Unsupported(f"flash-attn takes fp16 and bf16, not {p.dtype}")
+            raise Unsupported(f"{self.name} takes fp16 and bf16, not {p.dtype}")
         if p.causal == "top-left" and any(queries != keys for queries, keys in p.sequences()):
-            raise Unsupported("flash-attn's causal is bottom-right only")
-        if p.head_dim > 256 or p.head_dim_v != p.head_dim:
-            raise Unsupported("flash-attn takes equal head dims of q, k and v, up to 256; "
-                              f"this is {p.head_dim} and {p.head_dim_v}")
+            raise Unsupported(f"{self.name}'s causal is bottom-right only")
+        if p.head_dim > self.MOST or p.head_dim_v != p.head_dim:
+            raise Unsupported(f"{self.name} takes equal head dims of q, k and v, up to {self.MOST};"
+                              f" this is {p.head_dim} and {p.head_dim_v}")
 
     def attend(self, q, k, v):
-        return self._call(q, k, v, **self._arguments)
+        o = self._call(q, k, v, **self._arguments)
+        return o[0] if isinstance(o, tuple) else o
 
     def plan(self):
         return self._call.__name__
 
 
+class FlashAttn3(FlashAttn):
+    """FlashAttention-3, by any of the names that its module has had."""
+
+    MODULE = "fa3_fwd_interface"
+
+
+class FlashAttn4(FlashAttn):
+    """FlashAttention-4, which is written in CuTe's DSL and compiled at the first call."""
+
+    MODULE = "flash_attn.cute"
+
+
+class OverCache(Contestant):
+    """One that computes no gradients through a cache."""
+
+    def prepare_backward(self):
+        raise Unsupported(f"{self.name} has no gradients through a cache")
+
+    def output(self, result):
+        return result[0] if isinstance(result, tuple) else result
+
+
+class KvCache(OverCache):
+    """flash_attn_with_kvcache of flash-attn and of FlashAttention-3."""
+
+    TABLE = {"flash-attn": "block_table", "flash-attn-3": "page_table"}
+
+    def __init__(self, name, problem, tensors):
+        super().__init__(name, problem, tensors)
+        kind = OPTIONAL[name][1]
+        FlashAttn.refuse(self)
+        third = name == "flash-attn-3"
+        if not problem.cache.dense_queries and not third:
+            raise Unsupported(f"{name} takes as many queries of every sequence")
+        self._call = importlib.import_module(kind.MODULE).flash_attn_with_kvcache
+        device = tensors.q.device
+        self._arguments = {"cache_seqlens": problem.key_lengths(device),
+                           "softmax_scale": problem.scale, "causal": problem.causal is not None}
+        if problem.cache.page_size:
+            self._arguments[self.TABLE[name]] = problem.block_table(device)
+        if not problem.cache.dense_queries:
+            self._arguments.update(cu_seqlens_q=problem.offsets(0, device),
+                                   max_seqlen_q=problem.seqlen_q)
+
+    MOST = FlashAttn.MOST
+
+    def forward(self):
+        t = self.tensors
+        return self._call(t.q, t.k, t.v, **self._arguments)
+
+    def plan(self):
+        return "flash_attn_with_kvcache"
+
+
+class FlashInfer(OverCache):
+    """FlashInfer's wrappers of paged caches; what plan() does on the host is not timed."""
+
+    def __init__(self, name, problem, tensors):
+        super().__init__(name, problem, tensors)
+        p, device = problem, tensors.q.device
+        if p.cache is None or not p.cache.page_size:
+            raise Unsupported("flashinfer is measured on paged caches; --page-size makes one")
+        if p.head_dim_v != p.head_dim or p.dtype not in ("fp16", "bf16"):
+            raise Unsupported("flashinfer is measured with equal head dims in fp16 and bf16")
+        if p.causal == "top-left":
+            raise Unsupported("flashinfer's causal is bottom-right only")
+        package = importlib.import_module(self.MODULE)
+        used = [-(-keys // p.cache.page_size) for _, keys in p.lengths]
+        table = p.block_table(device)
+        indices = torch.cat([table[n, :count] for n, count in enumerate(used)])
+        ends = torch.tensor([0, *itertools.accumulate(used)], dtype=torch.int32, device=device)
+        last = [keys - (count - 1) * p.cache.page_size if count else 0
+                for (_, keys), count in zip(p.lengths, used)]
+        last = torch.tensor(last, dtype=torch.int32, device=device)
+        heads = (p.heads_q, p.heads_k, p.head_dim, p.cache.page_size)
+        types = {"q_data_type": p.torch_dtype, "kv_data_type": p.torch_dtype, "sm_scale": p.factor}
+        self._space = torch.empty(256 << 20, dtype=torch.uint8, device=device)
+        if p.seqlen_q == 1 and p.cache.dense_queries:
+            self._wrapper = package.BatchDecodeWithPagedKVCacheWrapper(
+                self._space, "NHD", use_tensor_cores=p.group > 1)
+            self._wrapper.plan(ends, indices, last, *heads, **types)
+        else:
+            queries = [0, *itertools.accumulate(count for count, _ in p.lengths)]
+            queries = torch.tensor(queries, dtype=torch.int32, device=device)
+            self._wrapper = package.BatchPrefillWithPagedKVCacheWrapper(self._space, "NHD")
+            self._wrapper.plan(queries, ends, indices, last, *heads,
+                               causal=p.causal is not None, **types)
+        self._q = tensors.q.flatten(0, 1) if p.cache.dense_queries else tensors.q
+
+    MODULE = "flashinfer"
+
+    def forward(self):
+        return self._wrapper.run(self._q, (self.tensors.k, self.tensors.v))
+
+    def output(self, result):
+        return result.view(self.problem.shapes()["o"])
+
+    def plan(self):
+        return type(self._wrapper).__name__
+
+
 class Xformers(Differentiable):
     """memory_efficient_attention of the xformers package."""
+
+    MODULE = "xformers"
 
     def __init__(self, name, problem, tensors):
         super().__init__(name, problem, tensors)
@@ -357,15 +476,21 @@ class Xformers(Differentiable):
         return "memory_efficient_attention"
 
 
-OPTIONAL = {"flash-attn": ("flash_attn", FlashAttn), "xformers": ("xformers", Xformers)}
+# The package that is installed, and what runs it.
+OPTIONAL = {"flash-attn": ("flash-attn", FlashAttn), "xformers": ("xformers", Xformers),
+            "flash-attn-3": ("fa3-fwd", FlashAttn3), "flash-attn-4": ("flash-attn-4", FlashAttn4),
+            "flashinfer": ("flashinfer-python", FlashInfer)}
 
 
-def version_of(module):
+def version_of(name):
     """The version of an optional package, or None where it cannot be imported."""
+    package, kind = OPTIONAL[name]
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return str(importlib.import_module(module).__version__)
+            module = importlib.import_module(kind.MODULE)
+            own = getattr(module, "__version__", None)
+            return str(own or metadata.version(package))
     except Exception:  # pylint: disable=broad-except  # a broken one raises anything
         return None
 
@@ -377,8 +502,10 @@ def make(name, problem, tensors):
     if name in ("torch.flex", "torch.varlen"):
         return (Flex if name == "torch.flex" else Varlen)(name, problem, tensors)
     if name in OPTIONAL:
-        module, kind = OPTIONAL[name]
-        if version_of(module) is None:
-            raise Unsupported(f"{name} is not installed in this Python: pip install {name}")
+        package, kind = OPTIONAL[name]
+        if version_of(name) is None:
+            raise Unsupported(f"{name} is not installed in this Python: pip install {package}")
+        if problem.cache is not None and name in KvCache.TABLE:
+            kind = KvCache
         return kind(name, problem, tensors)
     return Ours(name, problem, tensors)

@@ -20,6 +20,21 @@ class OutOfMemory(Exception):
 
 
 @dataclasses.dataclass(frozen=True)
+class Cache:
+    """Where keys and values lie: [batch, capacity, ...], or pages of so many rows; page_size 0: no
+    pages. Queries are [batch, seqlen_q, ...], or ragged."""
+
+    capacity: int
+    page_size: int
+    dense_queries: bool
+
+    @property
+    def pages(self):
+        """Of a sequence's row of the table."""
+        return -(-self.capacity // self.page_size)
+
+
+@dataclasses.dataclass(frozen=True)
 class Problem:
     """As in a results file: lengths, heads, `mask` "none", "causal-top-left", ..."""
 
@@ -35,10 +50,13 @@ class Problem:
     scale: Optional[float] = None
     seed: int = 1
     lengths: Optional[Tuple[Tuple[int, int], ...]] = None  # (queries, keys) of ragged sequences
+    cache: Optional[Cache] = None
 
     @classmethod
     def from_request(cls, members):
         values = {field.name: members[field.name] for field in dataclasses.fields(cls)}
+        if values["cache"] is not None:
+            values["cache"] = Cache(**values["cache"])
         if values["lengths"] is not None:
             values["lengths"] = tuple(tuple(pair) for pair in values["lengths"])
         problem = cls(**values)
@@ -73,6 +91,18 @@ class Problem:
         """The same of one sequence."""
         return keys - queries if self.causal == "bottom-right" else 0
 
+    def ragged(self, side):
+        """Whether the rows of queries (side 0), or of keys (side 1), lie one sequence behind the
+        other."""
+        dense = self.cache is not None and (side == 1 or self.cache.dense_queries)
+        return self.lengths is not None and not dense
+
+    def one_length(self):
+        """Whether all sequences have as many queries, and as many keys: those that there is room
+        for."""
+        keys = self.seqlen_k if self.cache is None else self.cache.capacity
+        return all(pair == (self.seqlen_q, keys) for pair in self.sequences())
+
     def sequences(self):
         """(queries, keys) of each sequence."""
         return self.lengths or ((self.seqlen_q, self.seqlen_k),) * self.batch
@@ -82,9 +112,26 @@ class Problem:
         ends = itertools.accumulate((pair[side] for pair in self.lengths), initial=0)
         return torch.tensor(list(ends), dtype=torch.int32, device=device)
 
+    def key_lengths(self, device):
+        """[batch] int32."""
+        return torch.tensor([keys for _, keys in self.lengths], dtype=torch.int32, device=device)
+
+    def block_table(self, device):
+        """[batch, pages] int32: every page once, out of order. Keys are in the first ones."""
+        count = self.batch * self.cache.pages
+        step = next(n for n in range(count * 5 // 8 + 1, 2 * count + 2) if math.gcd(n, count) == 1)
+        order = (torch.arange(count, dtype=torch.int64, device=device) * step + 1) % count
+        return order.to(torch.int32).view(self.batch, self.cache.pages)
+
     def rows_of(self, tensor, sequence, side):
         """[length, heads, dim]: a sequence's rows of q and o (side 0) or of k and v (side 1)."""
-        if self.lengths is None:
+        if side == 1 and self.cache is not None:
+            keys = self.lengths[sequence][1]
+            if self.cache.page_size == 0:
+                return tensor[sequence, :keys]
+            pages = self.block_table(tensor.device)[sequence].long()
+            return tensor[pages[:-(-keys // self.cache.page_size)]].flatten(0, 1)[:keys]
+        if not self.ragged(side):
             return tensor[sequence]
         begin = sum(pair[side] for pair in self.lengths[:sequence])
         return tensor[begin:begin + self.lengths[sequence][side]]
@@ -110,10 +157,13 @@ class Problem:
 
     def shapes(self):
         """Name -> shape of what both passes read and write."""
-        if self.lengths is None:
-            rows_q, rows_k = (self.batch, self.seqlen_q), (self.batch, self.seqlen_k)
-        else:
-            rows_q, rows_k = ((sum(pair[side] for pair in self.lengths),) for side in (0, 1))
+        rows_q, rows_k = ((sum(pair[side] for pair in self.lengths),) if self.ragged(side)
+                          else (self.batch, (self.seqlen_q, self.seqlen_k)[side])
+                          for side in (0, 1))
+        if self.cache is not None:
+            size = self.cache.page_size
+            rows_k = ((self.batch * self.cache.pages, size) if size
+                      else (self.batch, self.cache.capacity))
         q = (*rows_q, self.heads_q, self.head_dim)
         k = (*rows_k, self.heads_k, self.head_dim)
         v = (*rows_k, self.heads_k, self.head_dim_v)

@@ -46,8 +46,8 @@ class Worker:
                 "flashlab": flashlab.__version__,
                 "device": torch.cuda.get_device_name(self.device) if gpu else "cpu",
                 "clock": self.clock.words, "threads": torch.get_num_threads(),
-                "installed": {name: contestants.version_of(module)
-                              for name, (module, _) in contestants.OPTIONAL.items()}}
+                "installed": {name: contestants.version_of(name)
+                              for name in contestants.OPTIONAL}}
 
     def answer(self, request):
         """Emits the request's results; False when this process can do nothing more."""

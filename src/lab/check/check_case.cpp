@@ -7,6 +7,7 @@
 #include <mutex>
 
 #include "lab/check/check.h"
+#include "lab/check/check_sequences.h"
 #include "lab/check/check_truth.h"
 
 namespace flashlab::lab {
@@ -176,7 +177,9 @@ class Checker {
       if (truth_.backward) {
         verdicts = judge(tensors, *truth_.backward);
       } else {
-        auto sampled = backward_truth(tensors, report_.problem.options(), truth_.sample);
+        const Case& problem = report_.problem;
+        auto sampled = problem.ragged() ? backward_truth_by_sequences(problem, tensors)
+                                        : backward_truth(tensors, problem.options(), truth_.sample);
         if (!sampled.ok()) return item(pass, "oracle", false, sampled.status().message());
         verdicts = judge(tensors, *sampled);
       }

@@ -201,9 +201,7 @@ Result<CaseTruth> CaseTruth::create(const Case& problem, const CheckOptions& opt
     auto impl = std::make_unique<Impl>(std::move(*data));
     const ForwardTensors t = impl->data.host_forward_tensors();
     const ref::Sizes sizes = ref::sizes_of(t.q, t.k, t.v);
-    impl->sample = problem.cache      ? ref::Sample()
-                   : problem.ragged() ? ref::Sample::everything(sizes)
-                                      : sample_of(problem, sizes);
+    impl->sample = problem.ragged() ? sample_of_ragged(problem) : sample_of(problem, sizes);
     auto forward = problem.ragged() ? forward_truth_by_sequences(problem, t)
                                     : forward_truth(t, problem.options(), impl->sample);
     if (!forward.ok()) return forward.status();

@@ -198,9 +198,15 @@ std::string to_json_line(const PythonRequest& request) {
                   {"mask", mask_name(c)},
                   {"seed", c.seed},
                   {"scale", c.scale ? Json(*c.scale) : Json(nullptr)},
-                  {"lengths", nullptr}};
+                  {"lengths", nullptr},
+                  {"cache", nullptr}};
   for (const cases::SequenceLengths& each : c.sequences) {
     problem["lengths"].push_back({each.q, each.k});
+  }
+  if (c.cache) {
+    problem["cache"] = {{"capacity", c.cache->capacity},
+                        {"page_size", c.cache->page_size},
+                        {"dense_queries", c.cache->dense_queries}};
   }
   Json passes = Json::array();
   for (const Pass pass : request.passes) passes.push_back(to_string(pass));

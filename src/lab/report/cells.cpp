@@ -39,8 +39,8 @@ CellTable cells_of(const Group& group, std::string_view relative_to) {
   const Row* base = relative_to.empty() ? nullptr : group.find(relative_to);
   if (base != nullptr && base->passes_ok() == 0) base = nullptr;
   const std::string versus = "vs " + base::clean(relative_to);
-  const std::vector<Column> timed = columns_at(*group.subject, Place::kEachPass),
-                            once = columns_at(*group.subject, Place::kRow);
+  const std::vector<Column> timed = columns_at(group, Place::kEachPass),
+                            once = columns_at(group, Place::kRow);
   const bool several = group.rows.size() > 1;
   for (const Row& row : group.rows) table.rows.push_back({row.label, {}, {}});
 
@@ -90,7 +90,7 @@ std::vector<std::string> winners_of(const Group& group) {
     return fmt::format("{} ({}{})", labels(best), format_figure(column, best.value, unit),
                        column.unit == "ms" ? " ms" : "");
   };
-  for (const Column& column : columns_at(*group.subject, Place::kEachPass)) {
+  for (const Column& column : columns_at(group, Place::kEachPass)) {
     std::vector<std::string> passes;
     for (std::size_t pass = 0; pass < group.passes.size() && !column.best.empty(); ++pass) {
       const Best best = best_of(group, column, pass);
@@ -101,7 +101,7 @@ std::vector<std::string> winners_of(const Group& group) {
     if (!passes.empty()) out.push_back(std::string(column.best) + ": " + base::join(passes, ", "));
   }
   if (out.empty()) return {"nothing ran to its end"};
-  for (const Column& column : columns_at(*group.subject, Place::kRow)) {
+  for (const Column& column : columns_at(group, Place::kRow)) {
     const Best best = best_of(group, column);
     if (column.best.empty() || best.rows.empty()) continue;
     out.push_back(std::string(column.best) + ": " + words(column, best));

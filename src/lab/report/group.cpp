@@ -95,10 +95,14 @@ std::vector<const Measurement*> Group::all() const {
   return out;
 }
 
-std::vector<Column> columns_at(const Subject& subject, Place place) {
+std::vector<Column> columns_at(const Group& group, Place place) {
   std::vector<Column> out;
-  for (const ShownColumn& shown : subject.columns) {
-    if (shown.place == place) out.push_back(shown.column);
+  const bool read = std::ranges::any_of(group.all(), [](const Measurement* r) {
+    return r != nullptr && r->roof_name == kRoofOfReads;
+  });
+  for (const ShownColumn& shown : group.subject->columns) {
+    if (shown.place != place) continue;
+    out.push_back(read && shown.column.name == kTflops.name ? kGbPerS : shown.column);
   }
   return out;
 }
@@ -246,7 +250,7 @@ std::string roof_words(const Group& group) {
       if (named && (*r)[kRoofShare].value_or(0) > 1) above = r;
     }
   }
-  if (above == nullptr) return "";
+  if (above == nullptr || above->roof_name == kRoofOfReads) return "";
   const char* what = above->roof_name == "fp32 FMA"
                          ? "tensor cores multiply the operands in parts, and faster"
                          : "wgmma multiplies faster";

@@ -45,8 +45,9 @@ std::vector<Group> group_by_problem(const ResultFile& file);
 /// "Attention", "Attention and Weighted sum": what the file's results are about.
 std::string heading_of(const ResultFile& file);
 
-/// The columns of a subject that stand there, in order.
-std::vector<Column> columns_at(const Subject& subject, Place place);
+/// The columns of its subject that stand there, in order; of a problem that reading bounds, bytes a
+/// second in the place of FLOP/s.
+std::vector<Column> columns_at(const Group& group, Place place);
 
 /// The implementation that ratios refer to: the requested one; without a request "naive" where
 /// there is one, else none (empty). Errors: kInvalidArgument for a name that has no result.

@@ -64,8 +64,8 @@ class GroupTable {
         options_(options),
         paint_(options.colours),
         width_(std::max(options.width, 80)),
-        timed_(columns_at(*group.subject, Place::kEachPass)),
-        once_(columns_at(*group.subject, Place::kRow)) {
+        timed_(columns_at(group, Place::kEachPass)),
+        once_(columns_at(group, Place::kRow)) {
     unit_ = rate_unit_for(group.all());
     const int figures = width_of(timed_) * static_cast<int>(group.passes.size()) + width_of(once_);
     int longest = base::display_width("implementation");

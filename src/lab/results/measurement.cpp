@@ -96,6 +96,17 @@ void Measurement::set_times(std::span<const double> ms, double flops, double byt
   if (statistics->min > 0) self[kTflopsPeak] = flops / statistics->min * 1e-9;
 }
 
+void Measurement::set_read_share(const Environment& environment) {
+  Measurement& self = *this;
+  const std::optional<double>&read = environment.read_gb_per_s,
+        &math = environment.roof_bf16_gflops;
+  if (!read || !math || !self[kGbPerS] || !self[kTflops]) return;
+  if (*self[kTflops] * 1e3 / *math > *self[kGbPerS] / *read) return;
+  self[kRoofShare] = *self[kGbPerS] / *read;
+  self[kRoofTflops] = std::nullopt;
+  roof_name = kRoofOfReads;
+}
+
 void Measurement::join_window(const Measurement& other) {
   Measurement& self = *this;
   const auto median = self[kMedianMs], another = other[kMedianMs];

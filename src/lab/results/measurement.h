@@ -93,6 +93,9 @@ enum class RunStatus : std::uint8_t { kOk, kOutOfMemory, kUnsupported, kError };
 const char* to_string(RunStatus status) noexcept;
 std::optional<RunStatus> parse_status(std::string_view name);
 
+/// The roof of a problem that reading bounds more than arithmetic.
+inline constexpr const char* kRoofOfReads = "reads";
+
 /// One implementation on one problem and pass.
 class Measurement {
  public:
@@ -111,7 +114,8 @@ class Measurement {
   std::string plan;          ///< one line: what ran
   /// Queries and keys of the plan's tiles; 0: it has none, or they are not known.
   std::int64_t tile_q = 0, tile_k = 0;
-  std::string roof_name;  ///< on a GPU, what the share's roof multiplies with: "fp32 FMA"
+  /// On a GPU, what the share's roof multiplies with: "fp32 FMA"; or kRoofOfReads.
+  std::string roof_name;
 
   /// Separately timed parts (naive: scores, softmax, values), name and median.
   struct Part {
@@ -130,6 +134,9 @@ class Measurement {
   /// The same measured once more: the figures become those of the quicker
   /// window (other programs only ever add time), the interval that of both.
   void join_window(const Measurement& other);
+  /// The share of the environment's read roof, of a problem whose bytes take longer there than its
+  /// FLOPs on the roof of arithmetic; nothing where either is not known.
+  void set_read_share(const Environment& environment);
   /// Why there are no figures.
   void set_failure(const Status& status);
 

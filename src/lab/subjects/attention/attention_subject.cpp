@@ -20,6 +20,7 @@ std::vector<std::string> extras(const cases::Case& p) {
   std::vector<std::string> out;
   if (p.scale) out.push_back(fmt::format("scale {}", *p.scale));
   if (!p.lengths.empty()) out.push_back("lengths " + p.lengths);
+  if (!p.lengths_k.empty()) out.push_back("keys " + p.lengths_k);
   if (p.cache) {
     const std::int64_t size = p.cache->page_size;
     out.push_back(size > 0 ? fmt::format("pages of {}", size) : "a cache");
@@ -90,7 +91,9 @@ constexpr LabelSpec kLabels[] = {
     {.name = "chunk", .kind = LabelKind::kReal, .required = false},
     {.name = "sinks", .kind = LabelKind::kFlag, .required = false, .fallback = "no"},
     {.name = "lengths", .kind = LabelKind::kText, .required = false},
+    {.name = "lengths_k", .kind = LabelKind::kText, .required = false},
     {.name = "page_size", .kind = LabelKind::kReal, .required = false},
+    {.name = "cache_length", .kind = LabelKind::kReal, .required = false},
     {.name = "seed", .identifies = false},
     {.name = "case", .kind = LabelKind::kText, .required = false, .identifies = false},
     {.name = "scale", .kind = LabelKind::kReal, .required = false},
@@ -297,7 +300,11 @@ Labels labels_of(const cases::Case& c) {
   if (c.dropout > 0) out.set("dropout", static_cast<double>(c.dropout));
   if (c.chunk) out.set("chunk", static_cast<double>(*c.chunk));
   if (!c.lengths.empty()) out.set("lengths", c.lengths);
+  if (!c.lengths_k.empty()) out.set("lengths_k", c.lengths_k);
   if (c.cache) out.set("page_size", static_cast<double>(c.cache->page_size));
+  if (c.cache && c.cache->capacity != c.seqlen_k) {
+    out.set("cache_length", static_cast<double>(c.cache->capacity));
+  }
   out.set("seed", c.seed);
   if (!c.name.empty()) out.set("case", c.name);
   out.set("accumulate", c.gradient_mode == GradientMode::kAccumulate);
@@ -319,9 +326,14 @@ cases::Case case_of(const Labels& labels) {
   if (chunk) c.chunk = static_cast<std::int64_t>(*chunk);
   c.seed = labels.find("seed") != nullptr ? labels.whole("seed") : c.seed;
   cases::set_lengths(c, labels.text("lengths"));  // by the seed
-  std::optional<float> page_size;
+  cases::set_key_lengths(c, labels.text("lengths_k"));
+  std::optional<float> page_size, capacity;
   MemberReader{labels}("page_size", page_size);
-  if (page_size) c.set_cache(static_cast<std::int64_t>(*page_size));
+  MemberReader{labels}("cache_length", capacity);
+  if (page_size) {
+    c.set_cache(static_cast<std::int64_t>(*page_size),
+                static_cast<std::int64_t>(capacity.value_or(0)));
+  }
   c.name = labels.text("case");
   c.gradient_mode =
       labels.flag("accumulate") ? GradientMode::kAccumulate : GradientMode::kOverwrite;

@@ -3,6 +3,7 @@
 
 import json
 import os
+import platform
 import re
 import shutil
 import signal
@@ -201,6 +202,14 @@ class Check(unittest.TestCase):
             self.assertEqual(got.returncode, 0, got.stdout + got.stderr)
             self.assertEqual(len(re.findall("^equal  ", got.stdout, re.M)), 24)
             self.assertIn("24 of 24 give the bits of one rank", got.stdout)
+
+    @unittest.skipUnless(platform.machine() == "x86_64", "OpenBLAS's kernels of old processors")
+    def test_a_rank_that_multiplies_otherwise_is_found(self):
+        script = (f"if [ $RANK = 1 ]; then export OPENBLAS_CORETYPE=Nehalem; fi; "
+                  f"exec {program()} check parallel --quick")
+        got = launch(2, "--", "sh", "-c", script)
+        self.assertEqual(got.returncode, 4, got.stdout + got.stderr)
+        self.assertRegex(got.stdout, r"WRONG  course · fp32 .*\n +the .* on 2 ranks, .* on one\n")
 
     def test_it_needs_ranks(self):
         got = run("check", "parallel")

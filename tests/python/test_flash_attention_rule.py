@@ -34,7 +34,7 @@ def visit(folder, *more):
     """(exit code, output, {file: record}) of one run of the runner."""
     start = os.path.join(folder, "rule")
     argv = ["flash_attention_rule.py", "--device", "cpu", "--jobs", "0", "--json", start,
-            "--max-work", str(SMALL), "--repeats", "3", "--time-limit", "120", *more]
+            "--max-work", str(SMALL), "--repeats", "3", "--time-limit", "3600", *more]
     output = io.StringIO()
     with mock.patch.object(sys, "argv", argv), redirect_stdout(output):
         code = rule.main()

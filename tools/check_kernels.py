@@ -52,6 +52,9 @@ SPILLS = {
     ("flash_bwd_sm80", "sm_90a", "kRagged true"): 108,
     # The same, d 128: seven words. Equal lengths take 1.04 of the dense call's time.
     ("flash_fwd_sm80", "sm_90a", "kRagged true"): 56,
+    # fp32, lengths of a sequence: once a tile of rows; d 128 three words, stored once.
+    ("flash_bwd_fp32_rows", "sm_90a", "kRagged true"): 64,
+    ("flash_fwd_fp32", "sm_90a", "kRagged true"): 20,
     # A window, softcap, ALiBi and dropout together, d 256: nine words.
     ("flash_fwd_sm80", "sm_90a"): 36,
     # One block makes the schedule of a ragged call, once. Not timed on such a GPU.

@@ -31,7 +31,7 @@ def check_workers(start):
     of one that has, where a GPU is."""
     q, k, v = inputs((2, 257, 8, 64), requires_grad=False)
     flash.attention(q, k, v)  # the threads of a pool, which no fork copies
-    loader = DataLoader(Rows(), batch_size=None, num_workers=2, timeout=60,
+    loader = DataLoader(Rows(), batch_size=None, num_workers=2, timeout=600,
                         multiprocessing_context=multiprocessing.get_context(start))
     items = list(loader)
     torch.testing.assert_close(items, [Rows()[i] for i in range(len(Rows()))], rtol=1e-5, atol=1e-5)
@@ -49,7 +49,7 @@ class Forked(Judge):
         self.assert_close(expected, formula(q, k, v)[0], "o in the parent")
         child = os.fork()
         if child == 0:
-            signal.alarm(60)
+            signal.alarm(600)
             try:
                 # Compared as bytes: torch's own threads did not survive the fork either.
                 o = flash.attention(q, k, v)
@@ -67,7 +67,7 @@ class Forked(Judge):
                 process = multiprocessing.get_context("spawn").Process(
                     target=check_workers, args=(start,))
                 process.start()
-                process.join(120)
+                process.join(900)
                 process.kill()  # one that hangs must not hold up the end; no effect on others
                 process.join()
                 self.assertEqual(process.exitcode, 0)
@@ -78,7 +78,7 @@ class Forked(Judge):
         flash.attention(q, q, q)
         child = os.fork()
         if child == 0:
-            signal.alarm(60)
+            signal.alarm(600)
             try:
                 flash.attention(q, q, q)
             except RuntimeError:

@@ -22,10 +22,13 @@ def load_all(name):
 
 def source(document):
     e = document["environment"]
+    number, _, changes = e["commit"].partition("+")
+    commit = number[:12] + ("+" + changes if changes else "")
     command = e["command"].split(" --output")[0].split(" --json")[0].replace("./", "")
     read = f", read roof {e['read_gb_per_s']:.0f} GB/s" if e.get("read_gb_per_s") else ""
-    return (f"{e['gpu']}, driver {e['driver']}{read}, {e['date_utc'][:10]}, commit "
-            f"{e['commit'][:12]}: `{command}`")
+    cut = "; cut off before its end" if document["interrupted"] else ""
+    return (f"{e['gpu']}, driver {e['driver']}{read}, {e['date_utc'][:10]}, commit {commit}{cut}: "
+            f"`{command}`")
 
 
 def groups(document):
@@ -122,7 +125,7 @@ def ragged_table(document):
 
 
 TABLES = {"decode": ("decode-compare", decode_table), "equal": ("equal", equal_table),
-          "ragged": ("ragged-compare", ragged_table)}
+          "ragged": ("ragged*-compare", ragged_table)}
 
 
 def tables():

@@ -246,13 +246,19 @@ bool any_cache(const ProblemSet& problems) {
 }
 
 void print_ratios(const ProblemSet& problems, const lab::ResultFile& file) {
+  // Of the same implementation, else of the only one that ran: what serves a call by itself
+  // differs.
   const auto time_of = [&](std::size_t job, const lab::Measurement& like) -> std::optional<double> {
     const lab::Labels labels = lab::labels_of(problems.jobs[job].problem);
+    std::optional<double> only;
+    int others = 0;
     for (const lab::Measurement& each : file.results) {
-      const bool same = each.implementation == like.implementation && each.pass == like.pass;
-      if (same && each.labels == labels) return each[lab::kMedianMs];
+      if (each.pass != like.pass || each.labels != labels || !each[lab::kMedianMs]) continue;
+      if (each.implementation == like.implementation) return each[lab::kMedianMs];
+      only = each[lab::kMedianMs];
+      ++others;
     }
-    return {};
+    return others == 1 ? only : std::nullopt;
   };
   for (const cases::Ratio& ratio : problems.ratios) {
     const cases::Case& problem = problems.jobs[ratio.of].problem;

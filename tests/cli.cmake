@@ -6,8 +6,8 @@ if(FLASHLAB_BUILD_CLI)
     LIBRARIES flashlab_lab ZLIB::ZLIB)
   flashlab_test(cli_problem_run_test SOURCES cli_problem_run_test.cpp LIBRARIES flashlab_lab)
 
-  foreach(part IN ITEMS bad_input commands help kernels monitor parallel peers profile profile_gpu
-      ranks results step train)
+  foreach(part IN ITEMS bad_input collective commands help kernels monitor parallel peers profile
+      profile_gpu ranks results step train)
     add_test(NAME cli_${part}_test
       COMMAND Python3::Interpreter ${CMAKE_CURRENT_SOURCE_DIR}/cli_${part}_test.py
         $<TARGET_FILE:flashlab_cli> ${PROJECT_SOURCE_DIR})
@@ -22,6 +22,10 @@ if(FLASHLAB_BUILD_CLI)
     LIBRARY_OUTPUT_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/fake_nvml)
   set_tests_properties(cli_monitor_test PROPERTIES
     ENVIRONMENT "FLASHLAB_FAKE_NVML=$<TARGET_FILE:flashlab_fake_nvml>")
+
+  # A driver of two GPUs, in which processes copy and add.
+  set_tests_properties(cli_collective_test PROPERTIES
+    ENVIRONMENT "FLASHLAB_FAKE_GPU=$<TARGET_FILE_DIR:flashlab_fake_gpu>")
 
   # A learner types what the documents show.
   add_test(NAME docs_commands_test

@@ -154,6 +154,20 @@ std::string check_all(Communicator& group, std::size_t count, DType dtype) {
   return wrong;
 }
 
+// Parts above a limit are read where they lie, where the system lets ranks do so.
+TEST(SharedRanks, TheSameWithoutStaging) {
+  for (const int size : {2, 3, 5}) {
+    const auto ends = run_ranks({.size = size, .direct_bytes = 2}, [](Communicator& group) {
+      std::string wrong;
+      for (const std::size_t count : {1, 17, 4200}) {
+        for (const DType dtype : kTypes) wrong += check_all(group, count, dtype);
+      }
+      return wrong + check_all(group, 35001, DType::kFp32);  // several pieces
+    });
+    for (const RankEnd& end : ends) EXPECT_EQ(end.said, "") << size << " ranks";
+  }
+}
+
 TEST(SharedRanks, EveryCollectiveOfEveryTypeAndSize) {
   for (const int size : {1, 2, 3, 4, 5}) {
     const auto ends = run_ranks({.size = size}, [](Communicator& group) {

@@ -21,7 +21,9 @@
 #include <map>
 #include <string>
 
+#include "base/narrow.h"
 #include "cuda/kernels/dist/arguments.h"
+#include "cuda/kernels/lab/collective_arguments.h"
 #include "dist/sums/tree_sum.h"
 #include "runtime/cuda/peers.h"
 
@@ -65,10 +67,39 @@ std::atomic_ref<std::uint32_t> word_at(Pointer address) {
   return std::atomic_ref(*reinterpret_cast<std::uint32_t*>(address));
 }
 
-struct Adder {
+struct Kernel {
+  std::string name;
   int parts = 0;
   DType dtype = DType::kFp32;
 };
+
+template <class T>
+T stored(int value, DType dtype) {
+  if constexpr (sizeof(T) == 2) {
+    const auto wide = static_cast<float>(value);
+    std::uint16_t narrow = 0;
+    dtype == DType::kBf16 ? flashlab::base::round_to_bf16(&wide, &narrow, 1)
+                          : flashlab::base::round_to_fp16(&wide, &narrow, 1);
+    return narrow;
+  } else {
+    return static_cast<T>(value);
+  }
+}
+
+// lab_exchange_fill and lab_exchange_check.
+template <class T>
+void exchange(const device::ExchangeArguments& given, bool fills, DType dtype) {
+  auto* data = static_cast<T*>(given.data);
+  for (unsigned long long i = 0; i < given.count; ++i) {
+    if (fills) {
+      data[i] = stored<T>(device::exchanged_value(given.rank, i), dtype);
+      continue;
+    }
+    const int value = device::expected_value(static_cast<device::Exchange>(given.kind), given.ranks,
+                                             given.rank, given.part, i);
+    if (data[i] != stored<T>(value, dtype)) *given.wrong = std::min(*given.wrong, i + 1);
+  }
+}
 
 // The source that was compiled last is the image.
 std::string& source() {
@@ -246,28 +277,50 @@ int cuEventDestroy_v2(void*) {
 int cuLibraryLoadData(void** library, const void* image, int*, void**, unsigned, int*, void**,
                       unsigned) {
   const std::string text(static_cast<const char*>(image));
-  auto* adder = new Adder;  // as long as the process
+  const auto says = [&](const char* words) { return text.find(words) != std::string::npos; };
+  auto* kernel = new Kernel;  // as long as the process
   const std::size_t at = text.find("kParts = ");
-  if (at == std::string::npos) return kFailure;
-  adder->parts = std::atoi(text.c_str() + at + 9);
-  if (text.find("Element::kBf16") != std::string::npos) adder->dtype = DType::kBf16;
-  if (text.find("Element::kFp16") != std::string::npos) adder->dtype = DType::kFp16;
-  *library = adder;
+  if (at != std::string::npos) kernel->parts = std::atoi(text.c_str() + at + 9);
+  if (says("Element::kBf16") || says("kBytes = 2")) kernel->dtype = DType::kBf16;
+  if (says("Element::kFp16") || says("kFp16 = true")) kernel->dtype = DType::kFp16;
+  if (says("kBytes = 8")) kernel->dtype = DType::kFp64;
+  *library = kernel;
   return kSuccess;
 }
 int cuLibraryGetKernel(void** kernel, void* library, const char* name) {
-  *kernel = library;
-  return std::strcmp(name, "flash_rank_sum") == 0 ? kSuccess : kFailure;
+  *kernel = new Kernel(*static_cast<const Kernel*>(library));
+  static_cast<Kernel*>(*kernel)->name = name;
+  return kSuccess;
 }
 int cuKernelGetFunction(void** function, void* kernel) {
   *function = kernel;
   return kSuccess;
 }
 int cuLaunchKernelEx(const void*, void* function, void** parameters, void**) {
-  const auto* adder = static_cast<const Adder*>(function);
-  const auto* given = static_cast<const device::RankSumArguments*>(parameters[0]);
-  flashlab::dist::tree_sum({given->parts, static_cast<std::size_t>(adder->parts)}, given->to,
-                           static_cast<std::size_t>(given->count), adder->dtype);
+  const auto& kernel = *static_cast<const Kernel*>(function);
+  if (kernel.name == "flash_rank_sum") {
+    const auto& given = *static_cast<const device::RankSumArguments*>(parameters[0]);
+    flashlab::dist::tree_sum({given.parts, static_cast<std::size_t>(kernel.parts)}, given.to,
+                             static_cast<std::size_t>(given.count), kernel.dtype);
+    return kSuccess;
+  }
+  const auto& given = *static_cast<const device::ExchangeArguments*>(parameters[0]);
+  const bool fills = kernel.name == "lab_exchange_fill";
+  if (!fills && kernel.name != "lab_exchange_check") return kFailure;
+  if (kernel.dtype == DType::kFp64) exchange<double>(given, fills, kernel.dtype);
+  if (kernel.dtype == DType::kFp32) exchange<float>(given, fills, kernel.dtype);
+  if (flashlab::size_of(kernel.dtype) == 2) exchange<std::uint16_t>(given, fills, kernel.dtype);
+  return kSuccess;
+}
+int cuMemsetD8Async(Pointer to, unsigned char value, std::size_t bytes, void*) {
+  std::memset(reinterpret_cast<void*>(to), value, bytes);
+  return kSuccess;
+}
+int cuMemcpyDtoHAsync_v2(void* to, Pointer from, std::size_t bytes, void* stream) {
+  return cuMemcpyAsync(reinterpret_cast<Pointer>(to), from, bytes, stream);
+}
+int cuEventElapsedTime(float* ms, void*, void*) {
+  *ms = 1;
   return kSuccess;
 }
 

@@ -66,6 +66,7 @@ struct RanksOptions {
   int size = 2;
   double timeout_s = 60;
   std::size_t chunk_bytes = 4096;  // small, so that a few kilobytes are many rounds
+  std::size_t direct_bytes = kDirectBytes;
 };
 
 /// Every rank runs `body`; returns when all have ended. `meanwhile` may send them signals.
@@ -85,7 +86,8 @@ inline std::vector<RankEnd> run_ranks(
       segment.rank = rank;
       auto entered = Segment::enter(*descriptor, segment);
       if (!entered.ok()) return entered.status().message();
-      auto group = shared_communicator(std::move(entered).value(), rank, options.size);
+      auto group =
+          shared_communicator(std::move(entered).value(), rank, options.size, options.direct_bytes);
       return body(*group);
     }));
   }

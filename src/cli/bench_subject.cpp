@@ -85,6 +85,28 @@ std::vector<lab::Labels> problems_of(const Arguments& arguments, const lab::Subj
   return out;
 }
 
+// A GPU is no thing to fork with, and peers need processes of their own beside each rank.
+bool wants_launched_ranks(const Arguments& arguments, const lab::SubjectBench& bench) {
+  if (!bench.knows_ranks) return false;
+  const bool gpu = device_of(arguments, DefaultDevice::kCpu).kind == DeviceKind::kCuda;
+  const bool set = std::ranges::any_of(
+      bench.settings, [&](const lab::ProblemFlag& flag) { return arguments.has(flag.name); });
+  if (!gpu && !set) return false;
+  const Result<dist::World> world = dist::world_of();
+  if (!world.ok()) fail(world.status());
+  return world->alone();
+}
+
+int launch_itself(const Arguments& arguments) {
+  const std::vector<std::string> counts = arguments.list("--ranks");
+  if (counts.size() > 1) {
+    fail_usage("--ranks takes one number beside --device cuda, --transport and --peers");
+  }
+  const auto ranks =
+      counts.empty() ? std::uint64_t{2} : parse_whole("--ranks", counts.front(), 1, kMostRanks);
+  return launch_ranks(static_cast<int>(ranks), own_words_without("--ranks"), /*ours=*/true);
+}
+
 // The ranks that were started with this one; none where it is alone.
 std::unique_ptr<runtime::Communicator> group_of(const Arguments& arguments,
                                                 const lab::SubjectBench& bench, double timeout_s) {
@@ -122,6 +144,26 @@ void end_with_group(const runtime::Communicator& group) {
                 /*silent=*/!group.tells_of_failure()};
 }
 
+// Of a subject whose settings say how many.
+std::size_t results_of(const lab::SubjectBench& bench, const lab::BenchOptions& options) {
+  if (bench.results > 0 || options.session == nullptr)
+    return std::max<std::size_t>(bench.results, 1);
+  return options.session->results();
+}
+
+std::unique_ptr<lab::BenchSession> start_session(const lab::Subject& subject,
+                                                 const Context& context,
+                                                 lab::BenchOptions& options) {
+  if (subject.bench->start == nullptr) return nullptr;
+  auto session = subject.bench->start(context, options);
+  if (!session.ok()) {
+    end_with_group(*options.group);
+    fail(session.status());
+  }
+  options.session = session->get();
+  return std::move(*session);
+}
+
 // Of the ranks beside rank 0: their part, and nothing else.
 int run_beside(const lab::Subject& subject, const Context& context,
                const std::vector<lab::Labels>& problems, const lab::BenchOptions& options) {
@@ -136,6 +178,7 @@ int run_beside(const lab::Subject& subject, const Context& context,
 
 int run_bench_subject(const Arguments& arguments) {
   const lab::Subject& subject = subject_of(arguments.command_bit());
+  if (wants_launched_ranks(arguments, *subject.bench)) return launch_itself(arguments);
   const Context context = make_context(arguments);
   std::vector<lab::Labels> problems = problems_of(arguments, subject);
   lab::BenchOptions options;
@@ -143,12 +186,17 @@ int run_bench_subject(const Arguments& arguments) {
   const std::unique_ptr<runtime::Communicator> group =
       group_of(arguments, *subject.bench, options.timeout_s);
   options.group = group.get();
+  for (const lab::ProblemFlag& flag : subject.bench->settings) {
+    options.settings.emplace_back(flag.name, arguments.list(flag.name));
+  }
   options.check = arguments.has("--check");
   options.measure.warmup = static_cast<int>(whole(arguments, "--warmup", 3, 0, 1'000'000));
   options.measure.repeats = static_cast<int>(whole(arguments, "--repeats", 30, 1, 1'000'000));
   options.measure.cancel = &interrupted();
+  std::unique_ptr<lab::BenchSession> session;
   if (group != nullptr) {
     keep_ranks(problems, group->size());
+    session = start_session(subject, context, options);
     if (group->rank() > 0) return run_beside(subject, context, problems, options);
   }
   Outputs outputs(arguments, /*report=*/false);
@@ -156,7 +204,7 @@ int run_bench_subject(const Arguments& arguments) {
       environment_of(context, fmt::format("{} warm-ups, {} samples, {}, {}", options.measure.warmup,
                                           options.measure.repeats, subject.bench->protocol,
                                           lab::clock_words(context.device()))),
-      /*planned=*/subject.bench->results * problems.size());
+      /*planned=*/results_of(*subject.bench, options) * problems.size());
   const bool text = !outputs.stdout_taken();
   const auto unit = lab::report::RateUnit::kGflops;
   const lab::report::SharedLabels shared = shared_on_terminal(subject, problems, context.device());

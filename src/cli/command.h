@@ -3,6 +3,8 @@
 // One function per command: runs it and returns its exit code, or throws Failure.
 
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "cli/flags.h"
 
@@ -32,6 +34,13 @@ int run_accumulate(const Arguments& arguments);
 int run_launch(const Arguments& arguments);
 int run_explain_parallel(const Arguments& arguments);
 int run_completion(const Arguments& arguments);
+
+/// Several ranks of a command on this host, until all have ended; `ours`: it is this program's.
+/// Throws Failure.
+int launch_ranks(int ranks, std::vector<std::string> command, bool ours);
+inline constexpr int kMostRanks = 64;
+/// This process's command without a flag and its value.
+std::vector<std::string> own_words_without(std::string_view flag);
 
 /// What was typed, as a shell would read it back. Set once by main, kept with every result.
 const std::string& typed_command();

@@ -8,6 +8,7 @@
 #include "cli/failure.h"
 #include "cli/peers.h"
 #include "cli/values.h"
+#include "dist/start/join_gpu.h"
 
 namespace flashlab::cli {
 namespace {
@@ -48,6 +49,17 @@ bool names_only_a_gpu_has(const Arguments& arguments) {
   fail_usage(status.message() + "\n          The CPU backend works: --device cpu");
 }
 
+// Of several ranks each has the GPU of its number.
+int gpu_of_this_rank() {
+  const Result<dist::World> world = dist::world_of();
+  if (!world.ok()) fail(world.status());
+  const int visible = lab::visible_gpus();
+  if (world->alone() || visible == 0) return 0;
+  const Result<int> gpu = dist::gpu_of_rank(*world, visible);
+  if (!gpu.ok()) fail(gpu.status());
+  return *gpu;
+}
+
 }  // namespace
 
 Device device_of(const Arguments& arguments, DefaultDevice fallback) {
@@ -58,7 +70,7 @@ Device device_of(const Arguments& arguments, DefaultDevice fallback) {
     return gpu ? Device{DeviceKind::kCuda, 0} : Device{};
   }
   if (*device == "cpu") return {};
-  if (*device == "cuda") return {DeviceKind::kCuda, 0};
+  if (*device == "cuda") return {DeviceKind::kCuda, gpu_of_this_rank()};
   if (!device->starts_with("cuda:")) {
     fail_usage(fmt::format("--device \"{}\" is unknown; use cpu, cuda or cuda:N", *device));
   }

@@ -99,6 +99,10 @@ std::vector<FlagSpec> flags_of_subjects() {
       out.push_back(
           {flag.name, "", flag.value, FlagKind::kList, bit, kProblem, flag.help, flag.choices});
     }
+    for (const lab::ProblemFlag& flag : bench->settings) {
+      out.push_back(
+          {flag.name, "", flag.value, FlagKind::kList, bit, kExecution, flag.help, flag.choices});
+    }
     if (!bench->sweeps.empty()) {
       out.push_back({"--sweep", "", "NAME", FlagKind::kValue, bit, kProblem, bench->sweep_help,
                      bench->sweep_names});
@@ -187,7 +191,7 @@ std::vector<FlagSpec> flags_of_runs() {
            kMonitor | kGenerate | kBenchPrecision,
        kExecution,
        "cpu or cuda[:N] (default: the GPU where there is one that can run what is asked, else cpu; "
-       "check, generate, info and weighted-sum: cpu)"},
+       "check, generate, info, bench collective and weighted-sum: cpu)"},
       {"--implementation", "", "NAME[,NAME]", kList, kBench | kExplain | kCheck | kProfileAttention,
        kExecution,
        "names (default: the production one; check: all but reference and other people's)",

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <filesystem>
+#include <fstream>
 
 #include "cli/command.h"
 #include "cli/failure.h"
@@ -60,17 +61,26 @@ std::vector<std::string> command_of(std::vector<std::string> words) {
 
 }  // namespace
 
-int run_launch(const Arguments& arguments) {
-  constexpr int kMostRanks = 64;
-  if (!arguments.has("--ranks"))
-    fail_usage("launch needs the number of ranks: flashlab launch -n 2 ...");
+std::vector<std::string> own_words_without(std::string_view flag) {
+  std::vector<std::string> out;
+  std::ifstream file("/proc/self/cmdline", std::ios::binary);
+  bool skip = false;
+  for (std::string word; std::getline(file, word, '\0');) {
+    if (!skip && word != flag && !word.starts_with(std::string(flag) + "=")) out.push_back(word);
+    skip = word == flag;
+  }
+  if (!out.empty()) out.front() = own_path();
+  return out;
+}
+
+int launch_ranks(int ranks, std::vector<std::string> command, bool ours) {
   dist::LaunchOptions options;
-  options.ranks = static_cast<int>(whole(arguments, "--ranks", 1, 1, kMostRanks));
-  options.command = command_of(arguments.positionals());
+  options.ranks = ranks;
+  options.command = std::move(command);
   // Slower than a baseline, wrong, or stopped by all together: said by a command that ran to its
   // end.
   static constexpr int kVerdicts[] = {kExitRegression, kExitCheckFailed, kExitInterrupted};
-  if (arguments.positionals().front() != "--") {
+  if (ours) {
     options.verdicts = kVerdicts;
     options.grace_s = 0;  // without the lost rank there is nothing to finish, only more to say
   }
@@ -80,6 +90,14 @@ int run_launch(const Arguments& arguments) {
   if (!end.ok()) fail(end.status());
   if (!end->message.empty()) throw Failure{end->exit_code, end->message};
   return end->exit_code;
+}
+
+int run_launch(const Arguments& arguments) {
+  if (!arguments.has("--ranks"))
+    fail_usage("launch needs the number of ranks: flashlab launch -n 2 ...");
+  const auto ranks = static_cast<int>(whole(arguments, "--ranks", 1, 1, kMostRanks));
+  std::vector<std::string> command = command_of(arguments.positionals());
+  return launch_ranks(ranks, std::move(command), arguments.positionals().front() != "--");
 }
 
 }  // namespace flashlab::cli

@@ -15,7 +15,7 @@ namespace flashlab::dist {
 /// How a sum is cut: pieces travel while others are added.
 struct CopiesOptions {
   std::size_t slot_bytes = std::size_t{64} << 20;        ///< of one of four: a piece of every rank
-  std::size_t least_piece_bytes = std::size_t{2} << 20;  ///< of a rank
+  std::size_t least_piece_bytes = std::size_t{8} << 20;  ///< of a rank
 };
 
 /// Copies between the GPUs of `control`'s ranks, all on one host; all of them call it. Memory that

@@ -40,6 +40,11 @@ struct Announcement {
   bool operator==(const Announcement&) const = default;
 };
 
+/// Where a rank has what the others read of it in its own memory.
+struct Addresses {
+  std::uint64_t from = 0, to = 0;
+};
+
 /// A rank's part of the segment's head: a line of its own for what others wait for.
 struct alignas(128) RankSlot {
   std::atomic<std::uint32_t> counts[3];  ///< by Count; they go up (and around)
@@ -48,6 +53,7 @@ struct alignas(128) RankSlot {
   std::atomic<std::uint32_t> entered;    ///< collectives, for messages
   std::atomic<std::uint32_t> has_left;   ///< 1: in good order
   Announcement announced[kStagingPieces];
+  Addresses addresses;       ///< of a collective that is read directly
   runtime::Collective kind;  ///< of the last one entered
   char name[47];             ///< of it, for messages
   cpu_set_t processors;      ///< where it may run

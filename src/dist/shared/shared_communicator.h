@@ -12,8 +12,13 @@
 
 namespace flashlab::dist {
 
+/// From parts of so many bytes on a rank reads the others' memory itself, where the system lets it:
+/// nothing is staged, and nobody waits for a rank that has come but has no processor just now.
+inline constexpr std::size_t kDirectBytes = std::size_t{1} << 20;
+
 /// The group of a segment that this process has entered.
 std::unique_ptr<runtime::Communicator> shared_communicator(std::unique_ptr<Segment> segment,
-                                                           int rank, int size);
+                                                           int rank, int size,
+                                                           std::size_t direct_bytes = kDirectBytes);
 
 }  // namespace flashlab::dist

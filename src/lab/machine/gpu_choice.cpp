@@ -26,6 +26,11 @@ Status gpu_status(Device device) {
   return Status::unsupported(std::move(detail));
 }
 
+int visible_gpus() {
+  const auto driver = cuda::Driver::get();
+  return driver.ok() ? static_cast<int>((*driver)->devices().size()) : 0;
+}
+
 std::string gpu_name(Device device) {
   const auto gpu = gpu_of(device);
   return gpu.ok() ? (*gpu)->info().name : std::string();

@@ -17,6 +17,9 @@ bool gpu_ready();
 /// Ok, or why the device cannot be used, in the words of describe_no_cuda where there is none.
 Status gpu_status(Device device);
 
+/// GPUs that this process sees; 0 without a driver.
+int visible_gpus();
+
 /// "NVIDIA H200"; empty if there is no such GPU.
 std::string gpu_name(Device device);
 

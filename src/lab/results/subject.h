@@ -4,6 +4,7 @@
 // and the words for a problem; files, baselines, tables, plots and the report walk it.
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
@@ -66,12 +67,29 @@ struct ProblemSweep {
   std::span<const std::pair<std::string_view, std::string_view>> lists;  ///< label, "1k,4k"
 };
 
+/// What a subject keeps between its problems: transports, other programs.
+class BenchSession {
+ public:
+  virtual ~BenchSession() = default;
+  virtual std::size_t results() const { return 1; }  ///< of one problem
+};
+
 struct BenchOptions {
   MeasureOptions measure;
   bool check = false;  ///< the error against fp64 too
   /// The ranks that run this together, of a subject that knows them; null: this process is alone.
   runtime::Communicator* group = nullptr;
   double timeout_s = 120;  ///< so long a rank may keep the others waiting
+  /// The words of the subject's settings, by flag.
+  std::vector<std::pair<std::string_view, std::vector<std::string>>> settings = {};
+  BenchSession* session = nullptr;  ///< what `start` gave
+
+  std::vector<std::string> setting(std::string_view flag) const {
+    for (const auto& [name, words] : settings) {
+      if (name == flag) return words;
+    }
+    return {};
+  }
 };
 
 /// The command of a subject that is measured problem by problem.
@@ -85,8 +103,13 @@ struct SubjectBench {
   std::string_view sweep_help = {};
   std::vector<std::string> (*sweep_names)() = nullptr;
   std::string_view protocol;  ///< in words: "the two forms take turns"
-  std::size_t results = 0;    ///< of one problem
-  bool knows_ranks = false;   ///< all ranks of a run measure together, and rank 0 has the results
+  std::size_t results = 0;    ///< of one problem; 0: as many as it gives
+  /// Flags whose words are no labels: how problems run, and beside what.
+  std::span<const ProblemFlag> settings = {};
+  /// Made once, before the first problem, by every rank; null: nothing is kept.
+  Result<std::unique_ptr<BenchSession>> (*start)(const Context& context,
+                                                 const BenchOptions& options) = nullptr;
+  bool knows_ranks = false;  ///< all ranks of a run measure together, and rank 0 has the results
   /// Labels are those of the flags, and "seed". What cannot run is a result with the reason.
   std::vector<Measurement> (*run)(const Context& context, const Labels& problem,
                                   const BenchOptions& options);

@@ -69,6 +69,10 @@ class Communicator {
   int size() const noexcept { return size_; }
   /// "shared".
   virtual std::string_view transport() const noexcept = 0;
+  /// The transport that carries out this call, where there is a choice.
+  virtual std::string_view way(const CollectiveCall& /*call*/) const noexcept {
+    return transport();
+  }
 
   /// Errors: kInvalidArgument for a call that cannot be right, kDeviceError when a rank died, did
   /// not come in time or came with another call; then every later call fails alike.

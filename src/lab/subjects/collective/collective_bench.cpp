@@ -7,7 +7,9 @@
 
 #include "dist/shared/segment.h"
 #include "lab/machine/memory.h"
+#include "lab/subjects/collective/collective_gpu.h"
 #include "lab/subjects/collective/collective_ranks.h"
+#include "lab/subjects/collective/collective_session.h"
 
 namespace flashlab::lab {
 namespace {
@@ -44,7 +46,7 @@ CollectiveProblem problem_of(const Labels& labels) {
   return out;
 }
 
-Status check(const CollectiveProblem& problem) {
+Status check(const CollectiveProblem& problem, Device device) {
   if (problem.ranks > dist::kMaxSharedRanks) {
     return Status::unsupported({"--ranks", fmt::format("{}", problem.ranks),
                                 fmt::format("at most {}", dist::kMaxSharedRanks), "use fewer"});
@@ -55,6 +57,7 @@ Status check(const CollectiveProblem& problem) {
                                         flashlab::to_string(problem.dtype), problem.ranks),
                             "use more bytes"});
   }
+  if (device.kind == DeviceKind::kCuda) return {};  // who has no memory there says so
   const double needed = static_cast<double>(problem.memory_bytes()) * problem.ranks;
   const auto available = static_cast<double>(available_memory_bytes());
   if (needed > available) {
@@ -87,38 +90,123 @@ void set_figures(const CollectiveProblem& problem, const CollectiveTimes& times,
   if (problem.ranks > 1) result[kBusGbPerS] = rate * problem.bus_factor();
 }
 
-std::vector<Measurement> bench_collective(const Context&, const Labels& labels,
+Measurement empty_result(const Labels& labels, Device device, const std::string& name) {
+  Measurement out;
+  out.subject = collective_subject().name;
+  out.implementation = name;
+  out.device = device.kind == DeviceKind::kCpu ? "cpu" : to_string(device);
+  out.pass = "call";
+  out.labels = labels;
+  return out;
+}
+
+void set_result(const CollectiveProblem& problem, const Result<CollectiveTimes>& times,
+                Measurement& result) {
+  if (!times.ok()) return result.set_failure(times.status());
+  if (!times->wrong.empty()) {
+    return result.set_failure({StatusCode::kInternal, {times->wrong, "", "", ""}});
+  }
+  set_figures(problem, *times, result);
+}
+
+// Who carries a call out, and whose sum it is.
+std::string way_of(const CollectiveProblem& problem, const runtime::Communicator& group) {
+  const std::string way(group.way({.kind = problem.kind,
+                                   .bytes = problem.part_elements() * size_of(problem.dtype),
+                                   .dtype = problem.dtype}));
+  if (!runtime::adds(problem.kind)) return "by " + way;
+  return fmt::format("by {}, {} sums", way, way == "nccl" ? "its own" : "our");
+}
+
+Result<CollectiveTimes> time_torch(TorchCollectives& torch, const CollectiveProblem& problem,
+                                   bool graph, const MeasureOptions& options) {
+  const auto ms = torch.time(problem, graph, options);
+  if (!ms.ok()) return ms.status();
+  CollectiveTimes out;
+  out.ms = {*ms};
+  return out;
+}
+
+// Ranks that somebody started, each transport after the other.
+std::vector<Measurement> bench_together(const Context& context, const Labels& labels,
+                                        const CollectiveProblem& problem,
+                                        const BenchOptions& options) {
+  const auto& session = static_cast<const CollectiveSession&>(*options.session);
+  runtime::Communicator& control = *options.group;
+  std::vector<Measurement> out;
+  for (const CollectiveSession::Transport& each : session.transports()) {
+    Measurement& result = out.emplace_back(empty_result(labels, context.device(), each.name));
+    if (!each.status.ok()) {
+      result.set_failure(each.status);
+      continue;
+    }
+    const std::unique_ptr<CollectiveWork> work =
+        session.gpu() == nullptr ? processor_work(*each.group, problem)
+                                 : gpu_work(*session.gpu(), *each.group, control, problem,
+                                            {.graph = each.graph, .timeout_s = options.timeout_s});
+    set_result(problem, time_collective(control, *work, options.measure), result);
+    if (!control.failure().ok()) return out;
+    result.plan += fmt::format(", {}", way_of(problem, *each.group));
+  }
+  if (!session.has_torch()) return out;
+  Measurement& result = out.emplace_back(
+      empty_result(labels, context.device(),
+                   session.torch() != nullptr ? session.torch()->name() : std::string("torch")));
+  if (session.torch() == nullptr) {
+    result.set_failure(session.torch_status());
+    return out;
+  }
+  set_result(problem, time_torch(*session.torch(), problem, session.torch_graph(), options.measure),
+             result);
+  result[kMeanRankMs] = std::nullopt;
+  result.plan = session.torch()->words();
+  return out;
+}
+
+std::vector<Measurement> bench_collective(const Context& context, const Labels& labels,
                                           const BenchOptions& options) {
   const CollectiveProblem problem = problem_of(labels);
-  Measurement result;
-  result.subject = collective_subject().name;
-  result.implementation = "shared";
-  result.device = "cpu";
-  result.pass = "call";
-  result.labels = labels;
-  Status status = check(problem);
-  CollectiveTimes times;
-  const auto measure = [&](runtime::Communicator& group) -> Status {
-    Result<CollectiveTimes> got = time_collective(group, problem, options.measure);
-    if (!got.ok()) return got.status();
-    times = std::move(got).value();
-    return {};
-  };
+  const Status status = check(problem, context.device());
+  if (status.ok() && options.group != nullptr) {
+    return bench_together(context, labels, problem, options);
+  }
+  Measurement result = empty_result(labels, context.device(), "shared");
+  Result<CollectiveTimes> times = status;
   if (status.ok()) {
-    status = options.group != nullptr
-                 ? measure(*options.group)
-                 : with_forked_ranks(problem.ranks, options.timeout_s, measure);
+    const Status ran = with_forked_ranks(problem.ranks, options.timeout_s,
+                                         [&](runtime::Communicator& group) -> Status {
+                                           const auto work = processor_work(group, problem);
+                                           times = time_collective(group, *work, options.measure);
+                                           return times.status();
+                                         });
+    if (!ran.ok()) times = ran;
   }
-  if (status.ok() && !times.wrong.empty()) {
-    status = {StatusCode::kInternal, {times.wrong, "", "", ""}};
-  }
-  if (status.ok()) {
-    set_figures(problem, times, result);
-  } else {
-    result.set_failure(status);
-  }
+  set_result(problem, times, result);
   return {result};
 }
+
+std::vector<std::string> transport_names() {
+  return {"auto", "nccl", "copies", "shared"};
+}
+
+std::vector<std::string> peer_names() {
+  return {"torch"};
+}
+
+std::vector<std::string> enqueue_names() {
+  return {"graph", "eager"};
+}
+
+constexpr ProblemFlag kSettings[] = {
+    {"--transport", "", "NAME[,NAME]", "",
+     "who carries the bytes (default: all that the device has; auto chooses between the others by "
+     "size)",
+     transport_names},
+    {"--enqueue", "", "HOW[,HOW]", "",
+     "on a GPU: calls replayed from a graph, or one by one (default graph)", enqueue_names},
+    {"--peers", "", "NAME[,NAME]", "",
+     "torch: PyTorch's collectives beside ours, over gloo or NCCL, in the same run", peer_names},
+    {"--python", "", "FILE", "", "the Python that has PyTorch (default python3)"}};
 
 constexpr ProblemFlag kFlags[] = {
     {"--operation", "operation", "NAME[,NAME]",
@@ -140,7 +228,9 @@ constexpr std::pair<std::string_view, std::string_view> kExamples[] = {
     {"flashlab bench collective --operation all-reduce --ranks 2,4 --bytes 4KiB,1MiB",
      "small and large, of two and four"},
     {"flashlab launch -n 2 bench collective --bytes 1MiB --json ranks.json",
-     "the ranks that a launcher started"}};
+     "the ranks that a launcher started"},
+    {"flashlab bench collective --device cuda --dtype bf16 --peers torch",
+     "two GPUs, each way beside PyTorch's"}};
 
 constexpr std::pair<std::string_view, std::string_view> kHandout[] = {
     {"operation", "all-reduce"},
@@ -158,7 +248,8 @@ constexpr SubjectBench kBench{
     .summary = "what ranks exchange, and how fast",
     .about =
         "All-reduce, all-gather, reduce-scatter, all-to-all and broadcast between processes "
-        "of this host: the time of the slowest rank, the mean over ranks, bytes a second as "
+        "of this host or between their GPUs: the time of the slowest rank, the mean over ranks, "
+        "bytes a second as "
         "the caller sees them (algorithm) and as each link carries them (bus). Every element "
         "of every result is checked. Alone, it starts the ranks itself.",
     .examples = kExamples,
@@ -169,7 +260,8 @@ constexpr SubjectBench kBench{
         "on 2, 4 and 6 ranks",
     .sweep_names = sweep_names,
     .protocol = "all ranks enter a sample together, its time is the slowest rank's",
-    .results = 1,
+    .settings = kSettings,
+    .start = CollectiveSession::start,
     .knows_ranks = true,
     .run = bench_collective};
 

@@ -9,7 +9,8 @@
 
 namespace flashlab::lab {
 
-/// Labels operation, dtype, ranks, bytes; the implementations are transports: shared.
+/// Labels operation, dtype, ranks, bytes; the implementations are transports: shared, and of GPUs
+/// nccl, copies and auto.
 const Subject& collective_subject();
 
 /// Mean over ranks of their median times; the slowest rank's.

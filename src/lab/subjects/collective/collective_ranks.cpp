@@ -13,6 +13,7 @@
 #include <new>
 
 #include "base/stop.h"
+#include "cuda/kernels/lab/collective_arguments.h"
 #include "dist/shared/shared_communicator.h"
 #include "lab/machine/memory.h"
 
@@ -37,13 +38,6 @@ bool has_parts(Collective kind) {
          kind == Collective::kAllToAll;
 }
 
-// Whole numbers of which sums over 64 ranks are exact in every type.
-int value_of(int rank, std::size_t index) {
-  return static_cast<int>((index * 7 + (index >> 9) * 5 + static_cast<std::size_t>(rank) * 11) %
-                          5) -
-         2;
-}
-
 template <class T>
 T stored(int value, DType dtype) {
   const auto narrow = static_cast<float>(value);
@@ -54,53 +48,6 @@ T stored(int value, DType dtype) {
   }
 }
 
-// What element `index` of a rank's result must be.
-int expected(const CollectiveProblem& problem, int rank, std::size_t index) {
-  const std::size_t part = problem.part_elements();
-  const std::size_t begin = static_cast<std::size_t>(rank) * part;
-  int sum = 0;
-  switch (problem.kind) {
-    case Collective::kAllReduce:
-    case Collective::kReduceScatter: {
-      const std::size_t at = index + (problem.kind == Collective::kAllReduce ? 0 : begin);
-      for (int other = 0; other < problem.ranks; ++other) sum += value_of(other, at);
-      return sum;
-    }
-    case Collective::kAllGather:
-      return value_of(static_cast<int>(index / part), index % part);
-    case Collective::kAllToAll:
-      return value_of(static_cast<int>(index / part), begin + index % part);
-    default:
-      return value_of(0, index);
-  }
-}
-
-// The memory of one rank, and the call over it.
-struct Work {
-  std::unique_ptr<char[]> from, to;
-  std::size_t from_elements = 0, to_elements = 0;
-  CollectiveCall call;
-};
-
-template <class T>
-void fill(const CollectiveProblem& problem, int rank, Work& work) {
-  auto* from = const_cast<T*>(static_cast<const T*>(work.call.from));
-  for (std::size_t i = 0; i < work.from_elements; ++i) {
-    from[i] = stored<T>(value_of(rank, i), problem.dtype);
-  }
-}
-
-template <class T>
-std::string first_wrong(const CollectiveProblem& problem, int rank, const Work& work) {
-  const auto* to = static_cast<const T*>(work.call.to);
-  for (std::size_t i = 0; i < work.to_elements; ++i) {
-    const int value = expected(problem, rank, i);
-    if (to[i] == stored<T>(value, problem.dtype)) continue;
-    return fmt::format("element {} of rank {} is wrong: it must be {}", i, rank, value);
-  }
-  return {};
-}
-
 // Calls a function of the element's C++ type.
 template <class F>
 auto by_type(DType dtype, const F& f) {
@@ -108,55 +55,107 @@ auto by_type(DType dtype, const F& f) {
   return size_of(dtype) == 2 ? f(std::uint16_t()) : f(float());
 }
 
-// In place where the call can be: gathers and broadcasts.
-Status make_work(const CollectiveProblem& problem, int rank, Work& work) {
-  const std::size_t part = problem.part_elements(), element = size_of(problem.dtype);
-  const auto ranks = static_cast<std::size_t>(problem.ranks);
-  const bool gathers = problem.kind == Collective::kAllGather;
-  const bool broadcasts = problem.kind == Collective::kBroadcast;
-  const bool scatters = problem.kind == Collective::kReduceScatter;
-  work.from_elements = has_parts(problem.kind) && !gathers ? part * ranks : part;
-  work.to_elements = has_parts(problem.kind) && !scatters ? part * ranks : part;
-  try {
-    work.to = std::make_unique<char[]>(work.to_elements * element);
-    if (!gathers && !broadcasts) {
-      work.from = std::make_unique<char[]>(work.from_elements * element);
-    }
-  } catch (const std::bad_alloc&) {
-    return Status::out_of_memory({fmt::format("memory of rank {}", rank),
-                                  format_bytes(static_cast<double>(problem.memory_bytes())),
-                                  "as much free memory", "use fewer bytes or ranks"});
-  }
-  work.call = {.kind = problem.kind,
-               .from = work.from.get(),
-               .to = work.to.get(),
-               .bytes = part * element,
-               .dtype = problem.dtype,
-               .name = "measured"};
-  if (gathers) work.call.from = work.to.get() + static_cast<std::size_t>(rank) * part * element;
-  if (broadcasts) {
-    work.call.from = work.to.get();
-    if (rank != 0) return {};  // the root's values come by the call
-  }
-  by_type(problem.dtype, [&](auto type) { fill<decltype(type)>(problem, rank, work); });
-  return {};
+// What element `index` of a rank's result must be.
+int expected(const CollectiveProblem& problem, int rank, std::size_t index) {
+  return device::expected_value(static_cast<device::Exchange>(problem.kind), problem.ranks, rank,
+                                problem.part_elements(), index);
 }
+
+class ProcessorWork final : public CollectiveWork {
+ public:
+  ProcessorWork(Communicator& transport, const CollectiveProblem& problem)
+      : transport_(transport), problem_(problem) {}
+
+  Status make() override {
+    const std::size_t element = size_of(problem_.dtype);
+    const auto rank = static_cast<std::size_t>(transport_.rank());
+    try {
+      to_ = std::make_unique<char[]>(problem_.to_elements() * element);
+      if (!problem_.in_place()) {
+        from_ = std::make_unique<char[]>(problem_.from_elements() * element);
+      }
+    } catch (const std::bad_alloc&) {
+      return Status::out_of_memory({fmt::format("memory of rank {}", rank),
+                                    format_bytes(static_cast<double>(problem_.memory_bytes())),
+                                    "as much free memory", "use fewer bytes or ranks"});
+    }
+    const std::size_t bytes = problem_.part_elements() * element;
+    char* from = from_.get();
+    if (problem_.in_place()) {
+      from = to_.get() + (problem_.kind == Collective::kAllGather ? rank * bytes : 0);
+    }
+    call_ = {.kind = problem_.kind,
+             .from = from,
+             .to = to_.get(),
+             .bytes = bytes,
+             .dtype = problem_.dtype,
+             .name = "measured"};
+    if (!problem_.changes_its_input()) fill();
+    return {};
+  }
+
+  Result<double> sample(int calls) override {
+    Status status;
+    const Clock::time_point begin = Clock::now();
+    for (int call = 0; call < calls && status.ok(); ++call) status = transport_.run(call_);
+    if (!status.ok()) return status;
+    return ms_since(begin) / calls;
+  }
+
+  Result<std::string> first_wrong() override {
+    if (problem_.changes_its_input()) {
+      fill();
+      if (Status status = transport_.run(call_); !status.ok()) return status;
+    }
+    return by_type(problem_.dtype, [&](auto type) -> std::string {
+      using T = decltype(type);
+      const auto* to = reinterpret_cast<const T*>(to_.get());
+      for (std::size_t i = 0; i < problem_.to_elements(); ++i) {
+        const int value = expected(problem_, transport_.rank(), i);
+        if (to[i] != stored<T>(value, problem_.dtype)) {
+          return words_of_wrong(problem_, transport_.rank(), i);
+        }
+      }
+      return {};
+    });
+  }
+
+ private:
+  void fill() {
+    const int rank = transport_.rank();
+    // Of a broadcast the root's values come by the call.
+    if (problem_.kind == Collective::kBroadcast && rank != 0) return;
+    by_type(problem_.dtype, [&](auto type) {
+      using T = decltype(type);
+      auto* from = const_cast<T*>(static_cast<const T*>(call_.from));
+      for (std::size_t i = 0; i < problem_.from_elements(); ++i) {
+        from[i] = stored<T>(device::exchanged_value(rank, i), problem_.dtype);
+      }
+    });
+  }
+
+  Communicator& transport_;
+  const CollectiveProblem problem_;
+  std::unique_ptr<char[]> from_, to_;
+  CollectiveCall call_;
+};
 
 struct Plan {
   int calls = 1, samples = 1;
 };
 
 // Rank 0 decides for all: counts that differ would leave a rank waiting for ever.
-Result<Plan> plan_of(Communicator& group, const Work& work, const MeasureOptions& options) {
+Result<Plan> plan_of(Communicator& group, CollectiveWork& work, const MeasureOptions& options) {
   double ms = 0;
   for (int i = 0; i < std::max(1, options.warmup); ++i) {
     if (Status status = group.barrier("warm-up"); !status.ok()) return status;
-    const Clock::time_point begin = Clock::now();
-    if (Status status = group.run(work.call); !status.ok()) return status;
-    ms = ms_since(begin);
+    const Result<double> took = work.sample(1);
+    if (!took.ok()) return took.status();
+    ms = *took;
   }
   Plan plan;
-  plan.calls = static_cast<int>(std::clamp(options.min_sample_ms / std::max(ms, 1e-6), 1.0, 1e5));
+  plan.calls = static_cast<int>(std::clamp(options.min_sample_ms / std::max(ms, 1e-6), 1.0,
+                                           static_cast<double>(work.most_calls())));
   const double most = options.max_total_ms > 0 ? options.max_total_ms : kMostMs;
   const int few = std::min(options.min_repeats, options.repeats);
   plan.samples =
@@ -164,6 +163,20 @@ Result<Plan> plan_of(Communicator& group, const Work& work, const MeasureOptions
   Status status = group.broadcast(&plan, sizeof plan, 0, "the number of calls");
   if (!status.ok()) return status;
   return plan;
+}
+
+// All hear of it: who cannot do it does not leave the others waiting.
+Status make_together(Communicator& group, CollectiveWork& work) {
+  const Status made = work.make();
+  std::vector<unsigned char> failed(static_cast<std::size_t>(group.size()));
+  const unsigned char mine = !made.ok();
+  if (Status status = group.all_gather(&mine, failed.data(), 1, "memory"); !status.ok()) {
+    return status;
+  }
+  if (!made.ok()) return made;
+  if (std::ranges::count(failed, 1) == 0) return {};
+  return Status::out_of_memory(
+      {"memory of another rank", "none", "as much free memory", "use fewer bytes or ranks"});
 }
 
 }  // namespace
@@ -180,7 +193,7 @@ std::size_t CollectiveProblem::moved_bytes() const {
 
 std::size_t CollectiveProblem::memory_bytes() const {
   const std::size_t whole = moved_bytes();
-  if (kind == Collective::kAllGather || kind == Collective::kBroadcast) return whole;
+  if (in_place()) return whole;
   return kind == Collective::kReduceScatter ? whole + part_elements() * size_of(dtype) : 2 * whole;
 }
 
@@ -190,22 +203,39 @@ double CollectiveProblem::bus_factor() const {
   return kind == Collective::kBroadcast ? 1 : share;
 }
 
-Result<CollectiveTimes> time_collective(Communicator& group, const CollectiveProblem& problem,
+std::size_t CollectiveProblem::from_elements() const {
+  const bool all = kind == Collective::kReduceScatter || kind == Collective::kAllToAll;
+  return part_elements() * (all ? static_cast<std::size_t>(ranks) : 1);
+}
+
+std::size_t CollectiveProblem::to_elements() const {
+  const bool all = kind == Collective::kAllGather || kind == Collective::kAllToAll;
+  return part_elements() * (all ? static_cast<std::size_t>(ranks) : 1);
+}
+
+bool CollectiveProblem::in_place() const {
+  return kind == Collective::kAllReduce || kind == Collective::kAllGather ||
+         kind == Collective::kBroadcast;
+}
+
+bool CollectiveProblem::changes_its_input() const {
+  return kind == Collective::kAllReduce;
+}
+
+std::string words_of_wrong(const CollectiveProblem& problem, int rank, std::size_t index) {
+  return fmt::format("element {} of rank {} is wrong: it must be {}", index, rank,
+                     expected(problem, rank, index));
+}
+
+std::unique_ptr<CollectiveWork> processor_work(Communicator& transport,
+                                               const CollectiveProblem& problem) {
+  return std::make_unique<ProcessorWork>(transport, problem);
+}
+
+Result<CollectiveTimes> time_collective(Communicator& group, CollectiveWork& work,
                                         const MeasureOptions& options) {
   const auto ranks = static_cast<std::size_t>(group.size());
-  Work work;
-  const Status made = make_work(problem, group.rank(), work);
-  // All hear of it: who has no memory does not leave the others waiting.
-  std::vector<unsigned char> failed(ranks);
-  const unsigned char mine = !made.ok();
-  if (Status status = group.all_gather(&mine, failed.data(), 1, "memory"); !status.ok()) {
-    return status;
-  }
-  if (!made.ok()) return made;
-  if (std::ranges::count(failed, 1) > 0) {
-    return Status::out_of_memory(
-        {"memory of another rank", "none", "as much free memory", "use fewer bytes or ranks"});
-  }
+  if (Status status = make_together(group, work); !status.ok()) return status;
   const Result<Plan> plan = plan_of(group, work, options);
   if (!plan.ok()) return plan.status();
 
@@ -219,15 +249,13 @@ Result<CollectiveTimes> time_collective(Communicator& group, const CollectivePro
     if (!status.ok()) return status;
     out.cancelled = stop != 0;
     if (out.cancelled) break;
-    const Clock::time_point begin = Clock::now();
-    for (int call = 0; call < plan->calls && status.ok(); ++call) status = group.run(work.call);
-    if (!status.ok()) return status;
-    ms.push_back(ms_since(begin) / plan->calls);
+    const Result<double> took = work.sample(plan->calls);
+    if (!took.ok()) return took.status();
+    ms.push_back(*took);
     if (options.progress) options.progress(sample + 1, plan->samples);
   }
-  const std::string wrong = by_type(problem.dtype, [&](auto type) {
-    return first_wrong<decltype(type)>(problem, group.rank(), work);
-  });
+  const Result<std::string> judged = work.first_wrong();
+  const std::string wrong = judged.ok() ? *judged : judged.status().message();
   std::vector<double> all(ms.size() * ranks);
   constexpr std::size_t kWords = 128;
   std::vector<char> words(kWords * ranks), own(kWords);

@@ -1,0 +1,63 @@
+// The values of a rank for a measured collective, and whether its result is what it must be.
+//
+// Config: int kBytes (of an element: 2, 4 or 8); bool kFp16 (of two bytes; else bf16).
+
+#include "lab/collective_arguments.h"
+#include "train/packs.h"
+
+namespace flashlab::device {
+
+template <class Config>
+__device__ inline unsigned long long bits_of(int value) {
+  if constexpr (Config::kBytes == 8) {
+    return static_cast<unsigned long long>(__double_as_longlong(static_cast<double>(value)));
+  } else if constexpr (Config::kBytes == 4) {
+    return __float_as_uint(static_cast<float>(value));
+  } else {
+    constexpr Element kElement = Config::kFp16 ? Element::kFp16 : Element::kBf16;
+    return pack_halves<kElement>(static_cast<float>(value), 0.0f) & 0xffff;
+  }
+}
+
+template <int kBytes>
+struct WordOf {
+  using type = unsigned short;
+};
+template <>
+struct WordOf<4> {
+  using type = unsigned;
+};
+template <>
+struct WordOf<8> {
+  using type = unsigned long long;
+};
+
+}  // namespace flashlab::device
+
+extern "C" __global__ void __launch_bounds__(256)
+    lab_exchange_fill(const __grid_constant__ flashlab::device::ExchangeArguments args) {
+  using namespace flashlab::device;
+  using Word = WordOf<Config::kBytes>::type;
+  const unsigned long long threads = static_cast<unsigned long long>(gridDim.x) * blockDim.x;
+  for (unsigned long long i =
+           static_cast<unsigned long long>(blockIdx.x) * blockDim.x + threadIdx.x;
+       i < args.count; i += threads) {
+    static_cast<Word*>(args.data)[i] =
+        static_cast<Word>(bits_of<Config>(exchanged_value(args.rank, i)));
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+    lab_exchange_check(const __grid_constant__ flashlab::device::ExchangeArguments args) {
+  using namespace flashlab::device;
+  using Word = WordOf<Config::kBytes>::type;
+  const unsigned long long threads = static_cast<unsigned long long>(gridDim.x) * blockDim.x;
+  for (unsigned long long i =
+           static_cast<unsigned long long>(blockIdx.x) * blockDim.x + threadIdx.x;
+       i < args.count; i += threads) {
+    const int expected =
+        expected_value(static_cast<Exchange>(args.kind), args.ranks, args.rank, args.part, i);
+    const Word got = static_cast<const Word*>(args.data)[i];
+    if (got != static_cast<Word>(bits_of<Config>(expected))) atomicMin(args.wrong, i + 1);
+  }
+}

@@ -1,0 +1,23 @@
+#pragma once
+
+// A measured collective between GPUs.
+
+#include <memory>
+
+#include "lab/subjects/collective/collective_ranks.h"
+#include "runtime/cuda/device.h"
+
+namespace flashlab::lab {
+
+struct GpuWorkOptions {
+  bool graph = true;       ///< calls are captured once and replayed; else enqueued one by one
+  double timeout_s = 120;  ///< so long a rank may keep the others waiting
+};
+
+/// Over the GPUs of `transport`'s ranks, whose processes are `control`; both outlive it.
+std::unique_ptr<CollectiveWork> gpu_work(cuda::GpuDevice& device, runtime::Communicator& transport,
+                                         runtime::Communicator& control,
+                                         const CollectiveProblem& problem,
+                                         const GpuWorkOptions& options);
+
+}  // namespace flashlab::lab

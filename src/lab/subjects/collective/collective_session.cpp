@@ -1,0 +1,95 @@
+#include "lab/subjects/collective/collective_session.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "base/text.h"
+#include "dist/copies/copies_communicator.h"
+#include "dist/nccl/nccl_communicator.h"
+#include "dist/start/join_gpu.h"
+#include "lab/machine/gpu_memory.h"
+
+namespace flashlab::lab {
+namespace {
+
+bool has(const std::vector<std::string>& list, std::string_view word) {
+  return std::ranges::find(list, word) != list.end();
+}
+
+}  // namespace
+
+std::vector<std::string> transports_of(Device device) {
+  if (device.kind == DeviceKind::kCpu) return {"shared"};
+  return {"auto", "nccl", "copies"};
+}
+
+Status CollectiveSession::open_gpu(const Context& context, const BenchOptions& options) {
+  auto gpu = gpu_of(context.device());
+  if (!gpu.ok()) return gpu.status();
+  gpu_ = *gpu;
+  runtime::Communicator& control = *options.group;
+  if (Status status = dist::check_gpus(*gpu_, control); !status.ok()) return status;
+  auto nccl = dist::nccl_communicator(*gpu_, control);
+  nccl_status_ = nccl.status();
+  if (nccl.ok()) nccl_ = std::move(*nccl);
+  auto copies = dist::copies_communicator(*gpu_, control);
+  copies_status_ = copies.status();
+  if (copies.ok()) copies_ = std::move(*copies);
+  if (nccl_ != nullptr || copies_ != nullptr) {
+    chosen_ = dist::chosen_communicator(control, nccl_.get(), copies_.get());
+  }
+  return control.failure();
+}
+
+Status CollectiveSession::add(const std::string& name, const BenchOptions& options) {
+  Transport out{.name = name, .group = options.group, .graph = false, .status = {}};
+  if (gpu_ == nullptr) {
+    transports_.push_back(std::move(out));
+    return {};
+  }
+  out.group = name == "nccl" ? nccl_.get() : name == "copies" ? copies_.get() : chosen_.get();
+  if (out.group == nullptr) out.status = name == "copies" ? copies_status_ : nccl_status_;
+  std::vector<std::string> ways = options.setting("--enqueue");
+  if (ways.empty()) ways = {"graph"};
+  for (const std::string& way : ways) {
+    out.graph = way == "graph";
+    out.name = out.graph ? name : name + ".eager";
+    transports_.push_back(out);
+  }
+  return {};
+}
+
+Result<std::unique_ptr<BenchSession>> CollectiveSession::start(const Context& context,
+                                                               const BenchOptions& options) {
+  auto out = std::make_unique<CollectiveSession>();
+  const std::vector<std::string> here = transports_of(context.device());
+  std::vector<std::string> wanted = options.setting("--transport");
+  if (wanted.empty()) wanted = here;
+  for (const std::string& name : wanted) {
+    if (has(here, name)) continue;
+    // The same words on every rank: they make one message.
+    return Status::invalid({"--transport", name, base::join(here, ", ") + " on this device",
+                            "choose another, or another --device"});
+  }
+  const bool on_gpu = context.device().kind == DeviceKind::kCuda;
+  if (on_gpu) {
+    if (Status status = out->open_gpu(context, options); !status.ok()) return status;
+  }
+  for (const std::string& name : wanted) {
+    if (Status status = out->add(name, options); !status.ok()) return status;
+  }
+  out->asked_torch_ = has(options.setting("--peers"), "torch");
+  if (out->asked_torch_) {
+    const std::vector<std::string> python = options.setting("--python");
+    auto torch = TorchCollectives::start(python.empty() ? "python3" : python.front(),
+                                         to_string(context.device()), options.timeout_s);
+    out->torch_status_ = torch.status();
+    if (torch.ok()) out->torch_ = std::move(*torch);
+    const std::vector<std::string> ways = options.setting("--enqueue");
+    out->torch_graph_ = ways.empty() || has(ways, "graph");
+  }
+  return std::unique_ptr<BenchSession>(std::move(out));
+}
+
+}  // namespace flashlab::lab

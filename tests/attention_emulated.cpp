@@ -119,7 +119,9 @@ Result<std::shared_ptr<PlanState>> make_emulated_plan(const ContextState&, const
   for (const Implementation* each : library_implementations()) {
     if (each->name != problem.options.implementation) continue;
     cuda::DeviceInfo info = *cuda::known_gpu("sm_80");
-    if (!each->runs_on_device(&info)) info = *cuda::known_gpu(chosen().architecture);
+    if (chosen().copy_engine || !each->runs_on_device(&info)) {
+      info = *cuda::known_gpu(chosen().architecture);
+    }
     info.multiprocessors = chosen().multiprocessors;
     const auto gpu = cuda::GpuDevice::described(info);
     ContextOptions options;

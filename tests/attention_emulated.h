@@ -24,6 +24,7 @@ namespace flashlab::testing {
 /// What plans are made for and run with. Not for several threads at a time.
 struct EmulatedGpu {
   std::string architecture = "sm_90a";               ///< of what sm_80 does not run
+  bool copy_engine = false;                          ///< all runs there
   int multiprocessors = 3;                           ///< few: a block has several tiles
   device::Mutation fault = device::Mutation::kNone;  ///< of every kernel of a pass
   Pass faulty = Pass::kForward;

@@ -33,30 +33,29 @@ Case decoded() {
 
 TEST(AttentionEmulatedCaches, FaultsOfTheDecodeKernelAreSeen) {
   constexpr const char* kMain = "decode/kernel.cu";
+  constexpr const char* kProducer = "decode/producer.h";
   constexpr const char* kResults = "decode/results.h";
   constexpr const char* kSchedule = "decode/schedule.h";
-  expect_all_are_seen("decode", Pass::kForward,
-                      {{"steps are not waited for",
-                        {{kMain, "ptx::copy_async_wait<Config::kStages - 2>();", ""}},
-                        true,
-                        &decoded},
-                       {"a team does not meet",
-                        {{kMain, "        meet_team<Config>(team);\n", ""}},
-                        false,
-                        &decoded},
-                       {"the teams' sums are read before they are there",
-                        {{kResults, "    __syncthreads();\n  }\n}\n", "  }\n}\n"}},
-                        false,
-                        &decoded},
-                       {"parts are joined before the last one is there",
-                        {{kResults, "before == segment.parts - 1", "before == segment.parts - 2"}},
-                        true,
-                        &decoded},
-                       {"a part is joined twice",
-                        {{kSchedule, "return first_slot + n * args.parts.spread;",
-                          "return first_slot + (n == 1 ? 0 : n) * args.parts.spread;"}},
-                        true,
-                        &decoded}});
+  expect_all_are_seen(
+      "decode", Pass::kForward,
+      {{"steps are not waited for", {{kMain, "ring.wait_full();", ""}}, true, &decoded},
+       {"places are filled before they are free",
+        {{kProducer, "ring.wait_empty();", ""}},
+        false,
+        &decoded},
+       {"the teams' sums are read before they are there",
+        {{kResults, "    meet_teams<Config>();\n  }\n}\n", "  }\n}\n"}},
+        false,
+        &decoded},
+       {"parts are joined before the last one is there",
+        {{kResults, "before == segment.parts - 1", "before == segment.parts - 2"}},
+        true,
+        &decoded},
+       {"a part is joined twice",
+        {{kSchedule, "return first_slot + n * args.parts.spread;",
+          "return first_slot + (n == 1 ? 0 : n) * args.parts.spread;"}},
+        true,
+        &decoded}});
 }
 
 // More copies of 8 rows than a warp looks up at a time, more steps than a ring has places, two
@@ -112,6 +111,9 @@ TEST(AttentionEmulatedCaches, FaultsOfHoppersCopiesAreSeen) {
         &padded}});
 }
 
+// The decode kernel whose keys the copy engine copies.
+constexpr const char* kDecodeBoxes = "decode_boxes";
+
 // Two sequences of one query, in pages of 16 keys.
 class Pages {
  public:
@@ -121,8 +123,9 @@ class Pages {
   std::string said;  ///< by the call
 
   // O [2, 1, heads, dim], as numbers.
-  std::vector<float> run(emulated::Kernels& kernels, const char* implementation) {
-    use_gpu({.kernels = &kernels});
+  std::vector<float> run(emulated::Kernels& kernels, const std::string& implementation) {
+    const bool boxes = implementation == kDecodeBoxes;
+    use_gpu({.copy_engine = boxes, .kernels = &kernels});
     const Context context = emulated_context();
     const auto memory = emulated_memory();
     const Device gpu{DeviceKind::kCuda, 0};
@@ -150,7 +153,7 @@ class Pages {
     tensors.seqused_k = tensor(DType::kInt32, {2}, lengths.data());
     tensors.o = tensor(DType::kFp32, {2, 1, kHeads, kDim}, nullptr);
     Options options;
-    options.implementation = implementation;
+    options.implementation = boxes ? "decode" : implementation;
     const auto made = plan(context, describe(tensors, options));
     EXPECT_TRUE(made.ok()) << made.status().message();
     if (!made.ok()) return {};
@@ -178,7 +181,7 @@ void expect_poisoned(std::size_t n, const std::vector<float>& got,
   }
 }
 
-class AttentionEmulatedPages : public ::testing::TestWithParam<const char*> {};
+class AttentionEmulatedPages : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(AttentionEmulatedPages, WrongEntriesAndLengthsPoisonTheirSequenceAlone) {
   emulated::Kernels kernels;
@@ -205,7 +208,7 @@ TEST_P(AttentionEmulatedPages, WrongEntriesAndLengthsPoisonTheirSequenceAlone) {
 }
 
 // The error of a call whose lengths are read back first.
-void expect_refused(emulated::Kernels& kernels, Pages pages, const char* implementation,
+void expect_refused(emulated::Kernels& kernels, Pages pages, const std::string& implementation,
                     const char* where, const char* value) {
   pages.run(kernels, implementation);
   EXPECT_NE(pages.said.find(where), std::string::npos) << pages.said;
@@ -231,7 +234,8 @@ TEST_P(AttentionEmulatedPages, LengthsAreReadBackWhereAsked) {
   unsetenv("FLASHLAB_CHECK_SEQUENCES");
 }
 
-INSTANTIATE_TEST_SUITE_P(Kernels, AttentionEmulatedPages, ::testing::Values("decode", "sm90"),
+INSTANTIATE_TEST_SUITE_P(Kernels, AttentionEmulatedPages,
+                         ::testing::Values("decode", kDecodeBoxes, "sm90"),
                          [](const auto& info) { return std::string(info.param); });
 
 }  // namespace

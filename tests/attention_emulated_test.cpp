@@ -28,6 +28,7 @@ struct Selection {
   Pass pass;
   DType dtype;
   std::vector<const char*> cases;  ///< names behind the type's
+  bool copy_engine = false;        ///< of a kernel that also runs without
   friend void PrintTo(const Selection& each, std::ostream* out) { *out << each.name; }
 };
 
@@ -62,7 +63,7 @@ TEST_P(AttentionEmulated, KernelsAreTheOracle) {
   const Selection& selection = GetParam();
   const std::vector<Case> list = cases_of(selection);
   emulated::Kernels kernels;
-  use_gpu({.kernels = &kernels});
+  use_gpu({.copy_engine = selection.copy_engine, .kernels = &kernels});
   const Context context = emulated_context();
   kernels.build(kernels_of(context, list, selection.implementation, {selection.pass}));
   lab::CheckOptions options;
@@ -202,6 +203,14 @@ INSTANTIATE_TEST_SUITE_P(
                    "alibi-decode", "group-of-64", "cache-decode", "cache-indexed",
                    "pages-speculative", "pages-padded-of-3", "pages-some-queries"}},
         Selection{"decode_fp16", "decode", kForward, DType::kFp16, {"pages-softcap"}},
+        Selection{
+            "decode_boxes",
+            "decode",
+            kForward,
+            DType::kBf16,
+            {"group-of-64", "cache-decode", "cache-indexed", "cache-padded", "pages-decode-of-64",
+             "pages-speculative", "pages-heads-first", "pages-padded-of-16", "pages-some-queries"},
+            true},
         Selection{
             "fp32_forward_sinks", "sm80", kForward, DType::kFp32, {"sinks-one-query", "sinks"}},
         Selection{"fp32_backward_sinks", "sm80", kBackward, DType::kFp32, {"sinks-dropout"}},

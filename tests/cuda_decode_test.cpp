@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -14,38 +15,58 @@
 namespace flashlab::cuda {
 namespace {
 
-using device::begin_of_range;
-using device::range_of_grain;
+using device::EqualRanges;
 using ::testing::HasSubstr;
 using testing::PlannedSizes;
 
 TEST(DecodeRanges, AreEqualAndCoverEveryGrainOnce) {
   for (const int ranges : {1, 2, 16, 131, 132}) {
     for (const int grains : {132, 133, 1000, 4096, 99991, 1 << 30}) {
-      EXPECT_EQ(begin_of_range(0, ranges, grains), 0);
-      EXPECT_EQ(begin_of_range(ranges, ranges, grains), grains);
+      const EqualRanges shares(ranges, grains);
+      EXPECT_EQ(shares.begin(0), 0);
+      EXPECT_EQ(shares.begin(ranges), grains);
       for (int range = 0; range < ranges; ++range) {
-        const int begin = begin_of_range(range, ranges, grains);
-        const int end = begin_of_range(range + 1, ranges, grains);
+        const int begin = shares.begin(range), end = shares.begin(range + 1);
         EXPECT_GE(end - begin, grains / ranges);
         EXPECT_LE(end - begin, grains / ranges + 1);
-        EXPECT_EQ(range_of_grain(begin, ranges, grains), range);
-        EXPECT_EQ(range_of_grain(end - 1, ranges, grains), range);
+        EXPECT_EQ(shares.of(begin), range);
+        EXPECT_EQ(shares.of(end - 1), range);
+      }
+    }
+  }
+}
+
+TEST(DecodeDivisor, IsAProduct) {
+  for (const int size : {1, 2, 3, 7, 16, 48, 255, 256, 4096, 65537, 1 << 30, INT32_MAX}) {
+    const auto divisor = device::Divisor::of(size);
+    for (const std::int64_t quotient : {0, 1, 2, 5, 31, 1000, 65535, 1 << 20, 1 << 30}) {
+      for (const std::int64_t rest : {0, 1, size / 2, size - 1}) {
+        const std::int64_t all = quotient * size + rest;
+        if (rest >= size || all > INT32_MAX) continue;
+        EXPECT_EQ(divisor.divide(static_cast<int>(all)).quotient, quotient);
+        EXPECT_EQ(divisor.divide(static_cast<int>(all)).rest, rest);
       }
     }
   }
 }
 
 TEST(DecodeTiling, FitsWhatDevicesGrant) {
-  const device::DecodeTiling few{4, 1, 16, 16, 5, 1};
+  device::DecodeTiling few{4, 1, 16, 16, 5, 1};
+  few.sums = 4;
   EXPECT_EQ(few.rows(), 16);
   EXPECT_EQ(few.unit_keys(), 64);
-  EXPECT_EQ(few.threads(), 128);
+  EXPECT_EQ(few.threads(), 128 + 64);
   EXPECT_EQ(device::kFixedPartKeys % few.unit_keys(), 0);
-  // Five steps of four teams, each 16 rows of K and of V at an odd pitch of chunks; sums of 16
-  // rows; a place for operands that is not used; statistics of four teams and of all.
-  EXPECT_EQ(device::shared_bytes(few, 128, 128),
-            5 * 4 * 2 * 16 * 272 + 16 * 136 * 4 + 16 + 5 * 16 * 8 + device::kDecodeBlockBytes);
+  // Sums of four teams' 16 rows; a place for operands that is not used; statistics of the teams and
+  // of all; barriers of five places and two segments; the segments.
+  const int all = 4 * 16 * 136 * 4 + 16 + 5 * 16 * 8 + 7 * 16 +
+                  device::kDecodeSegments * device::kDecodeSegmentBytes + 16;
+  // Five units of 64 rows of K and of V, at an odd pitch of chunks or in slabs.
+  EXPECT_EQ(device::shared_bytes(few, 128, 128), 5 * 2 * 64 * 272 + all);
+  device::DecodeTiling boxes = few;
+  boxes.box_rows = 64;
+  EXPECT_EQ(boxes.threads(), 128 + 32);
+  EXPECT_EQ(device::shared_bytes(boxes, 128, 128), 5 * 2 * 64 * 256 + all);
 }
 
 Problem grouped(const PlannedSizes& sizes, std::int64_t heads_k, Options options = {}) {
@@ -98,7 +119,35 @@ TEST(DecodePlan, HasOneKernelForAllLengths) {
   EXPECT_EQ(text({1, 4, 1, 32, 128}), one);
   EXPECT_EQ(text({1, 16, 77, 8, 128}), one);
   EXPECT_NE(text({1, 5, 8192, 32, 128}), one);  // 20 rows
-  EXPECT_EQ(text({1, 5, 8192, 32, 128}), text({3, 16, 1000, 32, 128}));
+  EXPECT_EQ(text({1, 5, 8192, 32, 128}), text({3, 8, 1000, 32, 128}));
+  EXPECT_NE(text({1, 9, 8192, 32, 128}), text({1, 8, 8192, 32, 128}));  // 36 rows and 32
+  EXPECT_EQ(text({1, 9, 8192, 32, 128}), text({3, 16, 1000, 32, 128}));
+}
+
+// Boxes of whole pages; threads copy where a row is no multiple of 8 in its page, or rows of two
+// entries lie at no multiple of a row's stride.
+TEST(DecodePlan, CopiesInBoxesWhereRowsAllow) {
+  const auto box = [](std::int64_t page_size, const char* architecture = "sm_90a",
+                      bool padding = false) {
+    Problem problem = grouped({2, 1, 256, 32, 128}, 8);
+    const Device gpu = problem.k.device;
+    problem.k = problem.v = contiguous_spec(DType::kBf16, {512, page_size, 8, 128}, gpu);
+    problem.block_table = contiguous_spec(DType::kInt32, {2, 256 / page_size}, gpu);
+    problem.seqused_k = contiguous_spec(DType::kInt32, {2}, gpu);
+    if (padding) problem.leftpad_k = problem.seqused_k;
+    const std::string config =
+        planned(problem, architecture)->program()->kernels().back().kernel->spec.config;
+    const std::size_t at = config.find("kBoxRows = ");
+    return config.substr(at + 11, config.find(';', at) - at - 11);
+  };
+  EXPECT_EQ(box(256), "128");
+  EXPECT_EQ(box(64), "64");
+  EXPECT_EQ(box(16), "16");
+  EXPECT_EQ(box(8), "8");
+  EXPECT_EQ(box(4), "0");
+  EXPECT_EQ(box(1), "0");
+  EXPECT_EQ(box(16, "sm_90a", true), "0");
+  EXPECT_EQ(box(16, "sm_80"), "0");
 }
 
 TEST(DecodePlan, RefusesWhatItCannotServe) {

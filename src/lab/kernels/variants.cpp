@@ -141,11 +141,12 @@ Case prefill_case(HeadDims dims, ElementType type) {
   return out;
 }
 
-// Few queries of each sequence before a cache in pages: where keys lie enters no kernel.
-Case cache_case(HeadDims dims, ElementType type) {
+// Few queries of each sequence before a cache in pages. Of where keys lie a kernel knows how many
+// rows the copy engine takes at once: 1 row is copied by threads.
+Case cache_case(HeadDims dims, ElementType type, std::int64_t page_size = 16) {
   Case out = make_case(kSizes[1], dims, type);
   out.set_sequences({{.q = 1, .k = 5000}, {.q = 3, .k = 800}});
-  out.cache = cases::Cache{.capacity = 8192, .page_size = 16};
+  out.cache = cases::Cache{.capacity = 8192, .page_size = page_size};
   out.causal = Causal::kBottomRight;
   return out;
 }
@@ -379,6 +380,7 @@ std::vector<Case> representative_problems() {
     list.push_back(ragged_case(dims, kTypes[1]));
     list.push_back(cache_case(dims, kTypes[0]));
     list.push_back(prefill_case(dims, kTypes[0]));
+    list.push_back(cache_case(dims, kTypes[0], 1));
     for (const Sizes& sizes : {kSizes[0], kSizes[1]}) {  // one with split keys
       c = make_case(sizes, dims, kTypes[0]);
       c.sinks = true;
@@ -414,8 +416,10 @@ std::vector<Case> variant_problems(VariantSelection selection) {
     for (const HeadDims dims : kOtherDims) add_features(list, dims, type);
     for (const HeadDims dims : kUsualDims) {
       list.push_back(ragged_case(dims, type));
-      list.push_back(cache_case(dims, type));
       list.push_back(prefill_case(dims, type));
+      for (const std::int64_t page_size : {1, 8, 16, 64}) {
+        list.push_back(cache_case(dims, type, page_size));
+      }
     }
   }
   add_named(list);

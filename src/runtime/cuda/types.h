@@ -122,7 +122,7 @@ enum TensorMapType : int {
   kMapFp64 = 8,
   kMapBf16 = 9,
 };
-inline constexpr int kMapPromoteL2To256Bytes = 3;
+inline constexpr int kMapPromoteL2To128Bytes = 2, kMapPromoteL2To256Bytes = 3;
 
 struct CUlaunchConfig {
   unsigned gridDimX, gridDimY, gridDimZ;

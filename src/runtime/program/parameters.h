@@ -27,6 +27,8 @@ struct Place {
 struct TensorMap {
   /// How rows of a box are swizzled in shared memory; the box's inner extent fits into it.
   enum class Swizzle : std::uint8_t { kNone, k32Bytes, k64Bytes, k128Bytes };
+  /// What L2 asks memory for at least.
+  enum class Fetch : std::uint8_t { k128Bytes, k256Bytes };
 
   DType dtype = DType::kBf16;
   int rank = 2;                                  ///< 1 to 5
@@ -34,6 +36,7 @@ struct TensorMap {
   std::array<std::uint64_t, 4> strides_bytes{};  ///< of dimensions 1 to rank - 1
   std::array<std::uint32_t, 5> box{};            ///< in elements, innermost first
   Swizzle swizzle = Swizzle::kNone;
+  Fetch fetch = Fetch::k256Bytes;
   bool nan_outside = false;  ///< what lies outside reads as NaN instead of 0
 };
 

@@ -27,11 +27,13 @@ int type_of(DType dtype) {
 Result<cuda::CUtensorMap> encode(const cuda::GpuDevice& device, const TensorMap& map,
                                  void* address) {
   constexpr std::array<std::uint32_t, 5> kEveryElement{1, 1, 1, 1, 1};
+  const int promotion = map.fetch == TensorMap::Fetch::k128Bytes ? cuda::kMapPromoteL2To128Bytes
+                                                                 : cuda::kMapPromoteL2To256Bytes;
   cuda::CUtensorMap out{};
   const cuda::CUresult result = device.api().cuTensorMapEncodeTiled(
       &out, type_of(map.dtype), static_cast<std::uint32_t>(map.rank), address, map.extents.data(),
       map.strides_bytes.data(), map.box.data(), kEveryElement.data(), /*interleave=*/0,
-      static_cast<int>(map.swizzle), cuda::kMapPromoteL2To256Bytes, map.nan_outside ? 1 : 0);
+      static_cast<int>(map.swizzle), promotion, map.nan_outside ? 1 : 0);
   if (result == cuda::kCudaSuccess) return out;
   return device.driver().check(
       result, fmt::format("cuTensorMapEncodeTiled(rank {}, box {} x {} of {}, address {})",

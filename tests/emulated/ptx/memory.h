@@ -8,6 +8,7 @@ inline unsigned shared_address(const void* pointer) {
 inline void copy_async_16(unsigned shared, const void* global, int valid_bytes = 16) {
   emulated::copy_async(shared, global, 16, valid_bytes);
 }
+inline void fetch_line(const void*) {}
 template <int kBytes>
 void copy_async_small(unsigned shared, const void* global, int valid_bytes) {
   emulated::copy_async(shared, global, kBytes, valid_bytes);

@@ -3,7 +3,7 @@
 namespace flashlab::ptx {
 
 inline void prefetch_tensor_map(const void*) {}
-inline constexpr unsigned long long kEvictFirst = 0, kEvictLast = 0;
+inline constexpr unsigned long long kEvictNormal = 0, kEvictFirst = 0, kEvictLast = 0;
 inline void copy_box_4(unsigned shared, const void* map, int x, int y, int z, int w,
                        unsigned barrier, unsigned long long) {
   const int at[] = {x, y, z, w};

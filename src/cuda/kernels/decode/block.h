@@ -5,17 +5,31 @@
 #include "decode/schedule.h"
 #include "decode/tiles.h"
 #include "ptx/memory.h"
+#include "ptx/warpgroup.h"
 #include "tile/load.h"
 #include "tile/output.h"
-#include "tile/swizzle.h"
+#include "tile/pipeline.h"
+#include "tile/slab.h"
 
 namespace flashlab::device {
+
+template <bool kFirst, class First, class Second>
+struct Either {
+  using Type = First;
+};
+template <class First, class Second>
+struct Either<false, First, Second> {
+  using Type = Second;
+};
 
 /// Sizes that follow from a Config.
 template <class Config>
 struct DecodeTiles {
-  static constexpr int kTeamThreads = 32 * Config::kRowWarps;
-  static constexpr int kThreads = Config::kTeams * kTeamThreads;
+  static constexpr int kTeamWarps = Config::kTeams * Config::kRowWarps;  ///< of all teams
+  static constexpr int kTeamThreads = 32 * kTeamWarps;
+  static constexpr bool kBoxes = Config::kBoxRows > 0;
+  static constexpr int kCopyWarps = Config::kCopyWarps;
+  static constexpr int kThreads = kTeamThreads + 32 * kCopyWarps;
   static constexpr int kBlocks = Config::kWarpRows / 16;  ///< of 16 rows, of a warp
   static constexpr int kDimSteps = divide_up(Config::kHeadDim, 16);
   /// The first k16 steps of Q stay in registers; the others are read again for every step of keys.
@@ -24,9 +38,13 @@ struct DecodeTiles {
   static constexpr int kDimBlocks = 2 * divide_up(Config::kHeadDimV, 16);  ///< of 8 features of V
   static constexpr int kStepBlocks = Config::kStepKeys / 8;
   static constexpr int kUnitKeys = DecodeSequence<Config>::kUnitKeys;
-  using LayoutK = HalfTile<Config::kStepKeys, Config::kHeadDim>;
-  using LayoutV = HalfTile<Config::kStepKeys, Config::kHeadDimV>;
+  template <int kDim>
+  using Layout =
+      typename Either<kBoxes, SlabTile<kUnitKeys, kDim>, HalfTile<kUnitKeys, kDim>>::Type;
+  using LayoutK = Layout<Config::kHeadDim>;
+  using LayoutV = Layout<Config::kHeadDimV>;
   static constexpr int kStageBytes = LayoutK::kBytes + LayoutV::kBytes;
+  static constexpr int kSums = Config::kSums;
   static constexpr int kPitch = decode_pitch(Config::kHeadDimV);  ///< of a row of sums, in floats
   static_assert(Config::kStepKeys % 16 == 0 && Config::kStepKeys <= 32 && Config::kStages >= 2);
   static_assert(Config::kRows == Config::kRowWarps * Config::kWarpRows);
@@ -37,30 +55,35 @@ struct RowSum {
   float reference, sum;
 };
 
-/// Where the block stands, and the segment there: in shared memory, so that the main loop has their
-/// registers.
-template <class Config>
-struct DecodeBlock {
-  DecodeWalk<Config> walk;
-  DecodeSegment<Config> segment;
-  int is_last;
-};
+/// Instead of a segment's units, when there is none.
+inline constexpr int kNoSegment = -1;
 
 template <class Config>
 struct alignas(16) DecodeStorage {
   using Tiles = DecodeTiles<Config>;
-  unsigned char ring[Config::kTeams][Config::kStages][Tiles::kStageBytes];  ///< K, then V
-  float o[Config::kRows][Tiles::kPitch];                                    ///< sums of all teams
+  /// K, then V. Boxes begin at multiples of 1024 bytes.
+  unsigned char ring[Config::kStages][Tiles::kStageBytes];
+  float o[Tiles::kSums][Config::kRows][Tiles::kPitch];  ///< sums of so many teams at once
   /// Operands of Q that have no register: [row warp, step, block, lane].
   uint4 q[larger(Config::kRowWarps * Tiles::kSharedSteps * Tiles::kBlocks * 32, 1)];
   RowSum of_team[Config::kTeams][Config::kRows];
   RowSum rows[Config::kRows];
-  alignas(16) unsigned char block[kDecodeBlockBytes];
+  RingBarriers<Config::kStages> ring_keys;
+  RingBarriers<kDecodeSegments> ring_segments;
+  alignas(16) unsigned char segments[kDecodeSegments][kDecodeSegmentBytes];
+  alignas(16) int is_last;
 
-  __device__ DecodeBlock<Config>& own_block() {
-    static_assert(sizeof(DecodeBlock<Config>) <= kDecodeBlockBytes);
-    return *reinterpret_cast<DecodeBlock<Config>*>(block);
+  /// One of the segments that the block works off.
+  __device__ DecodeSegment<Config>& segment(int place) {
+    static_assert(sizeof(DecodeSegment<Config>) <= kDecodeSegmentBytes);
+    return *reinterpret_cast<DecodeSegment<Config>*>(segments[place]);
   }
 };
+
+/// All teams meet; the warps that copy do not.
+template <class Config>
+__device__ inline void meet_teams() {
+  ptx::meet(1, DecodeTiles<Config>::kTeamThreads);
+}
 
 }  // namespace flashlab::device

@@ -2,6 +2,8 @@
 
 // What the decode kernel is launched with, on host and device.
 
+#include "decode/tiles.h"
+#include "encoded_tensor_map.h"
 #include "sequence_arguments.h"
 
 namespace flashlab::device {
@@ -17,7 +19,9 @@ struct DecodeParts {
   unsigned long long tag;      ///< a number that no other plan has; its low bits count
   int slot_rows;               ///< rows of a tile that exist in the fullest one
   int spread;                  ///< key heads that as many blocks with one range have, one each
-  int units_of_grain;          ///< units of keys that are never shared out between blocks
+  int heads;                   ///< key heads that a block has, in turn
+  int grain_log2;              ///< of units of keys that are never shared out between blocks
+  Divisor group;               ///< query heads of a key head
   int fixed;                   ///< `deterministic`: every grain is a part of its own
 };
 
@@ -26,6 +30,10 @@ struct DecodeArguments {
   Sequences sequences;
   KeyCache cache;
   DecodeParts parts;
+  Divisor page;              ///< rows of a page
+  EncodedTensorMap k, v;     ///< bounded, in boxes of kBoxRows rows; unused where that is 0
+  int spares_l2;             ///< keys take the place of each other in L2, and of nothing else
+  int between_k, between_v;  ///< rows from one entry or page to the next
 };
 
 }  // namespace flashlab::device

@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <atomic>
+#include <bit>
 #include <cstddef>
+#include <numeric>
 #include <random>
 #include <utility>
 
@@ -14,6 +16,7 @@
 #include "cuda/launch/arguments.h"
 #include "cuda/launch/config.h"
 #include "cuda/launch/planning.h"
+#include "cuda/launch/tensor_map.h"
 #include "runtime/kernel_store/config.h"
 
 namespace flashlab::cuda {
@@ -22,6 +25,7 @@ namespace {
 using device::DecodeArguments;
 using device::DecodeParts;
 using device::DecodeTiling;
+using device::Divisor;
 using internal::Feature;
 using internal::Geometry;
 
@@ -30,6 +34,9 @@ constexpr std::int64_t kMostQueries = 16;
 // Shorter ones lose what starting and joining cost more.
 constexpr std::int64_t kManyKeys = 4096, kManyBytes = 1 << 28;
 constexpr int kMeasuredMajor = 9;
+// MEASURED (likewise): up to so many bytes of keys and values it is faster to leave what L2 holds,
+// which would have to be written back, than to have all of L2.
+constexpr std::int64_t kSparingBytes = 1 << 28;
 constexpr int kMaxHeadDim = 256, kMaxHeadDimOfManyRows = 128, kRowAlignment = 16;
 constexpr std::int64_t kMostGrains = 1 << 30;  // of all tiles: ints in the kernel
 constexpr unsigned kUnusedThreads = 256;       // kernels/decode/unused.cu
@@ -39,11 +46,14 @@ constexpr std::int64_t kMostUnusedBlocks = 128;
 //                                        row   warp  step       min   query
 //                                 teams warps rows  keys stages blocks steps
 constexpr DecodeTiling
-    kFewRows                    {   4,    1,    16,   16,   5,     1},
+    kFewRows                    {   4,    1,    16,   32,   2,     1},
+    kFewRowsLittleMemory        {   4,    1,    16,   16,   3,     1},
     kFewRowsLargeHeads          {   4,    1,    16,   16,   3,     1,   8},
     kFewRowsSmallHeads          {   4,    1,    16,   32,   5,     1},
-    kManyRows                   {   4,    2,    32,   16,   5,     1,   4},
-    kManyRowsSmallHeads         {   4,    2,    32,   32,   5,     1};
+    kSomeRows                   {   4,    2,    16,   16,   3,     1},
+    kSomeRowsSmallHeads         {   4,    2,    16,   32,   5,     1},
+    kManyRows                   {   2,    4,    16,   32,   5,     1,   4},
+    kManyRowsSmallHeads         {   2,    4,    16,   32,   5,     1};
 // clang-format on
 
 struct Choice {
@@ -85,18 +95,42 @@ bool has_query_lengths(const Problem& problem) {
   return problem.cu_seqlens_q || problem.seqused_q;
 }
 
+// Rows of a copy by the copy engine; 0: threads copy. A box begins at a row that is a multiple of 8
+// in its page and in its unit.
+int box_rows(const Problem& problem, const Geometry& g, int unit_keys, const DeviceInfo& device) {
+  if (device.major != kMeasuredMajor || !boundable(problem.k) || !boundable(problem.v)) return 0;
+  if (!problem.block_table) return unit_keys;
+  const auto rows = static_cast<int>(std::gcd(g.page_size, std::int64_t{unit_keys}));
+  return problem.leftpad_k || rows % 8 != 0 ? 0 : rows;
+}
+
 Choice choose(const Problem& problem, const Geometry& g, const DeviceInfo& device) {
   Choice choice;
   choice.rows = queries_of_sequence(problem, g) * g.group();
   const std::int64_t dim = std::max(g.head_dim, g.head_dim_v);
-  const bool many = choice.rows > kFewRows.rows() && dim <= kMaxHeadDimOfManyRows;
-  if (dim <= 64) {
-    choice.tiling = many ? kManyRowsSmallHeads : kFewRowsSmallHeads;
+  const bool small = dim <= 64;
+  if (choice.rows <= kFewRows.rows() || dim > kMaxHeadDimOfManyRows) {
+    choice.tiling = small ? kFewRowsSmallHeads : (dim <= 128 ? kFewRows : kFewRowsLargeHeads);
+  } else if (choice.rows <= kSomeRows.rows()) {
+    choice.tiling = small ? kSomeRowsSmallHeads : kSomeRows;
   } else {
-    choice.tiling = many ? kManyRows : (dim <= 128 ? kFewRows : kFewRowsLargeHeads);
+    choice.tiling = small ? kManyRowsSmallHeads : kManyRows;
   }
-  DecodeTiling& t = choice.tiling;
-  while (t.stages > 2 && shared_bytes(g, t) > device.shared_bytes_per_block) --t.stages;
+  const int limit = device.shared_bytes_per_block;
+  const auto fit = [&](DecodeTiling& t) {
+    t.box_rows = box_rows(problem, g, t.unit_keys(), device);
+    t.sums = t.row_warps == 1 && dim <= kMaxHeadDimOfManyRows ? t.teams : 1;
+    while (t.stages > 2 && shared_bytes(g, t) > limit) --t.stages;
+    return shared_bytes(g, t) <= limit;
+  };
+  if (!fit(choice.tiling)) {
+    if (choice.tiling.step_keys == kFewRows.step_keys && choice.tiling.row_warps == 1 && !small) {
+      choice.tiling = kFewRowsLittleMemory;
+      fit(choice.tiling);
+    }
+    if (shared_bytes(g, choice.tiling) > limit) choice.tiling.sums = 1;
+  }
+  const DecodeTiling& t = choice.tiling;
   // A ragged sequence has at most one tile that is not full.
   choice.all_tiles =
       g.heads_k * (g.ragged_q ? divide_up(g.seqlen_q * g.group(), t.rows()) + g.batch
@@ -189,6 +223,9 @@ ConfigPrinter print(const Problem& problem, const Geometry& g, const DecodeTilin
       .integer("kStages", t.stages)
       .integer("kMinBlocks", t.min_blocks)
       .integer("kQuerySteps", t.query_steps)
+      .integer("kSums", t.sums)
+      .integer("kBoxRows", t.box_rows)
+      .integer("kCopyWarps", t.copy_warps())
       .integer("kSharedBytes", shared_bytes(g, t))
       .boolean("kSinks", problem.sinks.has_value());
   return config;
@@ -212,19 +249,39 @@ void add_steps(GpuPlan& plan, const Choice& choice) {
   arguments.call = forward_arguments(problem, g);
   arguments.sequences = sequences_of(problem, g, t.rows(), t.unit_keys());
   arguments.cache = cache_of(problem, g);
+  arguments.page = Divisor::of(static_cast<int>(std::max<std::int64_t>(g.page_size, 1)));
   DecodeParts& parts = arguments.parts;
   parts.slot_rows = has_query_lengths(problem)
                         ? t.rows()
                         : static_cast<int>(std::min<std::int64_t>(choice.rows, t.rows()));
   parts.spread = static_cast<int>(choice.spread);
-  parts.units_of_grain = static_cast<int>(choice.grain_keys / t.unit_keys());
+  parts.heads = static_cast<int>(g.heads_k / choice.spread);
+  parts.grain_log2 =
+      std::countr_zero(static_cast<std::uint64_t>(choice.grain_keys / t.unit_keys()));
+  parts.group = Divisor::of(static_cast<int>(std::max<std::int64_t>(g.group(), 1)));
   parts.fixed = choice.fixed ? 1 : 0;
   const std::int64_t slots =
       choice.fixed ? choice.all_tiles * choice.grains : 2 * std::int64_t{choice.blocks};
   const std::int64_t counts = choice.fixed ? slots : choice.blocks;
   parts.tag = fresh_tag();
+  const std::int64_t bytes = g.batch * g.heads_k * g.seqlen_k * (g.head_dim + g.head_dim_v) * 2;
+  arguments.spares_l2 = bytes <= kSparingBytes ? 1 : 0;
+  if (t.box_rows > 0) {
+    arguments.between_k = static_cast<int>(rows_between_entries(problem.k));
+    arguments.between_v = static_cast<int>(rows_between_entries(problem.v));
+  }
   runtime::ParameterBlock block(arguments);
   patch_addresses(block, problem, 0, offsetof(DecodeArguments, call));
+  if (t.box_rows > 0) {
+    const auto map = [&](std::size_t offset, TensorRole role, const TensorSpec& spec) {
+      runtime::TensorMap of = bounded_map(spec, t.box_rows);
+      // MEASURED (H200, 2026-11-28, NOTES.md): 6 % less time than in pieces of 256 bytes.
+      of.fetch = runtime::TensorMap::Fetch::k128Bytes;
+      block.tensor_map(offset, {buffer_of(role)}, of);
+    };
+    map(offsetof(DecodeArguments, k), TensorRole::kK, problem.k);
+    map(offsetof(DecodeArguments, v), TensorRole::kV, problem.v);
+  }
   patch_sequences(block, problem, offsetof(DecodeArguments, sequences));
   patch_cache(block, problem, offsetof(DecodeArguments, cache));
   const auto region = [&](std::size_t offset, const char* name, std::int64_t bytes) {

@@ -69,7 +69,8 @@ __device__ inline void store_results(const DecodeArguments& args,
   }
 }
 
-/// The teams' sums of a segment into shared.o and shared.rows. All threads of the block.
+/// The teams' sums of a segment into shared.o, as many at once as it has places for, and
+/// shared.rows. All teams.
 template <class Config>
 __device__ inline void join_teams(DecodeStorage<Config>& shared, DecodeWarp<Config>& warp, int team,
                                   int row_warp, bool wrong) {
@@ -86,30 +87,30 @@ __device__ inline void join_teams(DecodeStorage<Config>& shared, DecodeWarp<Conf
           warp.statistics.reference[m][half], wrong ? kNaN : warp.statistics.sum[m][half]};
     }
   }
-  __syncthreads();
-  const int row = static_cast<int>(threadIdx.x);
-  if (row < Config::kRows) {
-    RowSum total{kLowestReference, 0};
-    for (int i = 0; i < Config::kTeams; ++i) {
-      total.reference = fmaxf(total.reference, shared.of_team[i][row].reference);
-    }
-    for (int i = 0; i < Config::kTeams; ++i) {
-      const RowSum& other = shared.of_team[i][row];
-      total.sum += rescale_to<Config>(other.reference, total.reference) * other.sum;
-    }
-    shared.rows[row] = total;
-  }
-  __syncthreads();
-  for (int turn = 0; turn < Config::kTeams; ++turn) {
-    if (turn == team && warp.has_rows()) {
+  meet_teams<Config>();
+  const int place = team % Tiles::kSums;
+  for (int turn = 0; turn < Config::kTeams / Tiles::kSums; ++turn) {
+    if (turn == team / Tiles::kSums) {
 #pragma unroll
       for (int m = 0; m < Tiles::kBlocks; ++m) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const int at = own_row + 16 * m + 8 * half;
+          if (at >= warp.rows) continue;
+          RowSum total{kLowestReference, 0};
+#pragma unroll
+          for (int i = 0; i < Config::kTeams; ++i) {
+            total.reference = fmaxf(total.reference, shared.of_team[i][at].reference);
+          }
+#pragma unroll
+          for (int i = 0; i < Config::kTeams; ++i) {
+            const RowSum& other = shared.of_team[i][at];
+            total.sum += rescale_to<Config>(other.reference, total.reference) * other.sum;
+          }
+          if (team == 0 && lane % 4 == 0) shared.rows[at] = total;
           const float scale =
-              rescale_to<Config>(warp.statistics.reference[m][half], shared.rows[at].reference);
-          float2* to = reinterpret_cast<float2*>(&shared.o[at][2 * (lane % 4)]);
+              rescale_to<Config>(warp.statistics.reference[m][half], total.reference);
+          float2* to = reinterpret_cast<float2*>(&shared.o[place][at][2 * (lane % 4)]);
 #pragma unroll
           for (int n = 0; n < Tiles::kDimBlocks; ++n) {
             const float2 before = turn == 0 ? make_float2(0, 0) : to[4 * n];
@@ -119,8 +120,20 @@ __device__ inline void join_teams(DecodeStorage<Config>& shared, DecodeWarp<Conf
         }
       }
     }
-    __syncthreads();
+    meet_teams<Config>();
   }
+}
+
+/// Four neighbouring features of a row, of all teams.
+template <class Config>
+__device__ inline float4 sums_of(const DecodeStorage<Config>& shared, int row, int column) {
+  float4 sums = *reinterpret_cast<const float4*>(&shared.o[0][row][column]);
+#pragma unroll
+  for (int i = 1; i < DecodeTiles<Config>::kSums; ++i) {
+    const float4 other = *reinterpret_cast<const float4*>(&shared.o[i][row][column]);
+    sums.x += other.x, sums.y += other.y, sums.z += other.z, sums.w += other.w;
+  }
+  return sums;
 }
 
 /// The sums in shared memory become the tile's results, or a part's in its slot.
@@ -132,8 +145,7 @@ __device__ inline void store_sums(const DecodeArguments& args, const DecodeSegme
   const bool whole = segment.parts == 1;
   const Int64 first = Int64{segment.slot} * args.parts.slot_rows;
   // A warp has whole rows: each lane computes its row's result by itself.
-  for (int row = static_cast<int>(threadIdx.x) / 32; row < segment.rows;
-       row += Tiles::kThreads / 32) {
+  for (int row = static_cast<int>(threadIdx.x) / 32; row < segment.rows; row += Tiles::kTeamWarps) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const RowSum sum = shared.rows[row];
     RowResult result{};
@@ -143,7 +155,7 @@ __device__ inline void store_sums(const DecodeArguments& args, const DecodeSegme
       args.parts.statistics[2 * (first + row) + lane] = lane == 0 ? sum.reference : sum.sum;
     }
     for (int four = lane; four < kFours; four += 32) {
-      const float4 sums = *reinterpret_cast<const float4*>(&shared.o[row][4 * four]);
+      const float4 sums = sums_of(shared, row, 4 * four);
       if (whole) {
         store_results(args, segment, row, 4 * four, result, sums);
       } else {
@@ -155,17 +167,18 @@ __device__ inline void store_sums(const DecodeArguments& args, const DecodeSegme
 }
 
 /// Counts one part of a tile and returns how many were counted before. The workspace comes as it
-/// is: a word without the plan's tag has counted none, and who counts the last part leaves zero.
+/// is: a word without the plan's tag has counted none. Who counts the last part leaves the tag and
+/// no count, so that later calls add, and need not compare.
 __device__ inline int count_part(unsigned long long* word, unsigned long long tag, int parts) {
-  unsigned long long seen = 0;
-  for (;;) {
-    const bool counts = (seen & ~kCountMask) == tag;
-    const int before = counts ? static_cast<int>(seen & kCountMask) : 0;
-    const unsigned long long next = before + 1 == parts ? 0 : tag + before + 1;
-    const unsigned long long found = atomicCAS(word, seen, next);
-    if (found == seen) return before;
-    seen = found;
+  unsigned long long seen = atomicAdd(word, 1ull);
+  while ((seen & ~kCountMask) != tag) {
+    const unsigned long long found = atomicCAS(word, seen + 1, tag + 1);
+    if (found == seen + 1) return 0;
+    seen = (found & ~kCountMask) == tag ? atomicAdd(word, 1ull) : found - 1;
   }
+  const int before = static_cast<int>(seen & kCountMask);
+  if (before + 1 == parts) *word = tag;
+  return before;
 }
 
 /// Whether all other parts of the tile are there; the block's own are written.
@@ -173,22 +186,22 @@ template <class Config>
 __device__ inline bool is_last_part(const DecodeArguments& args,
                                     const DecodeSegment<Config>& segment,
                                     DecodeStorage<Config>& shared) {
-  __threadfence();
-  __syncthreads();
+  meet_teams<Config>();
   if (threadIdx.x == 0) {
+    __threadfence();
     const int before = count_part(args.parts.counts + segment.count, args.parts.tag, segment.parts);
-    shared.own_block().is_last = before == segment.parts - 1 ? 1 : 0;
+    shared.is_last = before == segment.parts - 1 ? 1 : 0;
+    __threadfence();
   }
-  __syncthreads();
-  __threadfence();
-  return shared.own_block().is_last != 0;
+  meet_teams<Config>();
+  return shared.is_last != 0;
 }
 
 /// A row's parts become its results, in their order. A warp.
 template <class Config>
 __device__ inline void join_parts(const DecodeArguments& args, const DecodeSegment<Config>& segment,
                                   int row) {
-  constexpr int kAtOnce = 8;  // parts whose sums are under way
+  constexpr int kAtOnce = 16;  // parts whose sums are under way
   constexpr int kFours = Config::kHeadDimV / 4;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const Int64 rows = args.parts.slot_rows;
@@ -197,46 +210,55 @@ __device__ inline void join_parts(const DecodeArguments& args, const DecodeSegme
         args.parts.statistics + 2 * (segment.slot_of(args, part) * rows + row);
     return RowSum{at[0], at[1]};
   };
+  // From part 1 on slots are equally far apart.
+  const Int64 row_size = rows * Config::kHeadDimV;
+  const Int64 next = (segment.slot_of(args, 2) - segment.slot_of(args, 1)) * row_size;
+  const Int64 to_second = (segment.slot_of(args, 1) - segment.first_slot) * row_size;
+  const float* first_sums =
+      args.parts.o + (segment.first_slot * rows + row) * Int64{Config::kHeadDimV};
   RowSum total{kLowestReference, 0};
-  for (int part = lane; part < segment.parts; part += 32) {
-    total.reference = fmaxf(total.reference, statistics(part).reference);
-  }
-  for (int lanes = 16; lanes > 0; lanes /= 2) {
-    total.reference = fmaxf(total.reference, ptx::shuffle_xor(total.reference, lanes));
-  }
+  float weight = 0;
   float4 sums[divide_up(kFours, 32)] = {};
-  for (int base = 0; base < segment.parts; base += 32) {
-    // Lane i holds what part base + i is multiplied by: one power of two for each part and row.
-    const int mine = base + lane;
-    RowSum own{kLowestReference, 0};
-    if (mine < segment.parts) own = statistics(mine);
-    const float weight = own.sum == 0 ? 0 : rescale_to<Config>(own.reference, total.reference);
-    const int here = smaller(segment.parts - base, 32);
-    for (int first = 0; first < here; first += kAtOnce) {
 #pragma unroll
-      for (int block = 0; block < divide_up(kFours, 32); ++block) {
-        const int four = 32 * block + lane;
-        float4 o[kAtOnce];
+  for (int block = 0; block < divide_up(kFours, 32); ++block) {
+    const int four = 32 * block + lane;
+#pragma unroll 1
+    for (int first = 0; first < segment.parts; first += kAtOnce) {
+      float4 o[kAtOnce];
+      const float* from = first_sums + 4 * four + (first == 0 ? 0 : to_second + (first - 1) * next);
 #pragma unroll
-        for (int i = 0; i < kAtOnce; ++i) {
-          const bool there = first + i < here && four < kFours;
-          const Int64 from = segment.slot_of(args, base + first + i) * rows + row;
-          o[i] = there ? *reinterpret_cast<const float4*>(args.parts.o + from * Config::kHeadDimV +
-                                                          4 * four)
-                       : make_float4(0, 0, 0, 0);
+      for (int i = 0; i < kAtOnce; ++i) {
+        const bool there = first + i < segment.parts && four < kFours;
+        o[i] = there ? *reinterpret_cast<const float4*>(from) : make_float4(0, 0, 0, 0);
+        from += first + i == 0 ? to_second : next;
+      }
+      // Sums are under way while it is found what they are multiplied by.
+      if (block == 0 && first == 0) {
+        for (int part = lane; part < segment.parts; part += 32) {
+          total.reference = fmaxf(total.reference, statistics(part).reference);
         }
-#pragma unroll
-        for (int i = 0; i < kAtOnce; ++i) {
-          const float w = ptx::shuffle(weight, first + i);
-          if (w == 0) continue;
-          sums[block].x = fmaf(w, o[i].x, sums[block].x);
-          sums[block].y = fmaf(w, o[i].y, sums[block].y);
-          sums[block].z = fmaf(w, o[i].z, sums[block].z);
-          sums[block].w = fmaf(w, o[i].w, sums[block].w);
+        for (int lanes = 16; lanes > 0; lanes /= 2) {
+          total.reference = fmaxf(total.reference, ptx::shuffle_xor(total.reference, lanes));
         }
       }
+      if (first % 32 == 0) {
+        // Lane i holds what part first + i is multiplied by: one power of two for each part and
+        // row.
+        RowSum own{kLowestReference, 0};
+        if (first + lane < segment.parts) own = statistics(first + lane);
+        weight = own.sum == 0 ? 0 : rescale_to<Config>(own.reference, total.reference);
+        if (block == 0) total.sum += weight * own.sum;
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const float w = ptx::shuffle(weight, first % 32 + i);
+        if (w == 0) continue;
+        sums[block].x = fmaf(w, o[i].x, sums[block].x);
+        sums[block].y = fmaf(w, o[i].y, sums[block].y);
+        sums[block].z = fmaf(w, o[i].z, sums[block].z);
+        sums[block].w = fmaf(w, o[i].w, sums[block].w);
+      }
     }
-    total.sum += weight * own.sum;
   }
   for (int lanes = 16; lanes > 0; lanes /= 2) total.sum += ptx::shuffle_xor(total.sum, lanes);
   const RowResult result = RowResult::of<Config>(args, segment, row, total);
@@ -249,23 +271,21 @@ __device__ inline void join_parts(const DecodeArguments& args, const DecodeSegme
   }
 }
 
-/// What a segment's sums become; then the block walks to the next one. All threads of the block.
+/// What a segment's sums become. All teams.
 template <class Config>
-__device__ inline void finish_segment(const DecodeArguments& args, DecodeStorage<Config>& shared,
-                                      DecodeWarp<Config>& warp, int team, int row_warp) {
-  DecodeBlock<Config>& block = shared.own_block();
-  const DecodeSegment<Config>& segment = block.segment;
+__device__ inline void finish_segment(const DecodeArguments& args,
+                                      const DecodeSegment<Config>& segment,
+                                      DecodeStorage<Config>& shared, DecodeWarp<Config>& warp,
+                                      int team, int row_warp) {
   join_teams(shared, warp, team, row_warp, segment.of.wrong);
   store_sums(args, segment, shared);
   if (segment.parts > 1 && is_last_part(args, segment, shared)) {
     for (int row = static_cast<int>(threadIdx.x) / 32; row < segment.rows;
-         row += DecodeTiles<Config>::kThreads / 32) {
+         row += DecodeTiles<Config>::kTeamWarps) {
       join_parts(args, segment, row);
     }
   }
-  __syncthreads();  // everybody has read what the next segment's takes the memory of
-  if (threadIdx.x == 0) segment.pass(args, block.walk);
-  __syncthreads();
+  meet_teams<Config>();  // everybody has read what the next segment's sums take the memory of
 }
 
 }  // namespace flashlab::device

@@ -5,8 +5,7 @@
 // A tile is the rows of a group's heads of one sequence. Its keys are cut into units of kUnitKeys,
 // and these into grains, which are never cut: one unit, or, with `deterministic`, kFixedPartKeys.
 // All grains of all tiles, one behind the other, are one row, of which every block has an equal
-// range: with n grains and r ranges range i begins at floor(i n / r). So a block computes its own
-// range, and which blocks have parts of a tile, from two numbers.
+// range: a block computes its own, and which blocks have parts of a tile, from two numbers.
 //
 // Heads lie side by side in a token's row of memory, and memory is read fastest a page at a time.
 // So as many blocks as there are key heads have the same range, each of a head of its own, and read
@@ -52,14 +51,14 @@ struct DecodeSequence {
   __device__ int rows() const { return shape.seqlen_q * shape.group; }
   __device__ int tiles_of_head() const { return divide_up(rows(), Config::kRows); }
   /// Of a block's heads.
-  __device__ int tiles(int spread) const { return shape.heads_k / spread * tiles_of_head(); }
-  __device__ int first_grain(int units_of_grain) const {
-    return seen.begin / (kUnitKeys * units_of_grain);
+  __device__ int tiles(const DecodeParts& parts) const { return parts.heads * tiles_of_head(); }
+  __device__ int first_grain(const DecodeParts& parts) const {
+    return seen.begin / kUnitKeys >> parts.grain_log2;
   }
   /// Of each tile.
-  __device__ int grains(int units_of_grain) const {
-    const int end = divide_up(seen.end, kUnitKeys * units_of_grain);
-    return larger(end - first_grain(units_of_grain), 1);
+  __device__ int grains(const DecodeParts& parts) const {
+    const int end = divide_up(seen.end, kUnitKeys) + (1 << parts.grain_log2) - 1;
+    return larger((end >> parts.grain_log2) - first_grain(parts), 1);
   }
 };
 
@@ -74,63 +73,93 @@ __device__ inline bool has_lengths(const DecodeArguments& args) {
 /// Where a block stands in the row of all grains.
 template <class Config>
 struct DecodeWalk {
-  int all;       ///< grains
-  int ranges;    ///< of them; `spread` blocks have one
-  int at, end;   ///< the next grain, and the first behind the block's range
-  int sequence;  ///< of the next grain
-  int tile;      ///< of the sequence's, of the block's heads
-  int grain;     ///< of the tile
+  EqualRanges shares;  ///< of all grains; `spread` blocks have one
+  int at, end;         ///< the next grain, and the first behind the block's range
+  int sequence;        ///< of the next grain
+  int tile;            ///< of the sequence's, of the block's heads
+  int grain;           ///< of the tile
 
-  /// All lanes of a warp make it together.
+  /// All lanes of a warp make it together, each with the lengths of every 32nd sequence. First all
+  /// grains are added up, then the range's first is sought. The text of what a sequence has stands
+  /// here once: a block waits for its code, too.
   __device__ explicit DecodeWalk(const DecodeArguments& args) {
-    const int count = args.sequences.count;
+    const int count = args.sequences.count, lane = static_cast<int>(threadIdx.x) % 32;
     const bool lengths = has_lengths(args);
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    Grains each{0, 0};
-    if (lengths) {
-      all = 0;
-#pragma unroll 4
-      for (int n = lane; n < count; n += 32) all += Grains(args, n).all();
-      for (int lanes = 16; lanes > 0; lanes /= 2) {
-        all += __shfl_xor_sync(ptx::kFullMask, all, lanes);
-      }
-    } else {
-      each = Grains(args, 0);
-      all = each.all() * count;
-    }
-    ranges = smaller(static_cast<int>(gridDim.x) / args.parts.spread, all);
-    const int range = static_cast<int>(blockIdx.x) / args.parts.spread;
     at = end = sequence = tile = grain = 0;
-    if (range >= ranges) return;
-    at = begin_of_range(range, ranges, all);
-    end = begin_of_range(range + 1, ranges, all);
-    int rest = at;
-    if (lengths) {
-      find(args, lane, rest, each);
-    } else {
-      sequence = rest / each.all();
-      rest -= sequence * each.all();
+    int all = 0;  // grains, once they are known
+    Grains own{1, 0};
+#pragma unroll 1
+    for (int pass = 0; pass < 2; ++pass) {
+      int sum = 0;  // of the sequences before `base`
+#pragma unroll 1
+      for (int base = 0; base < count; base += 32) {
+        const int n = base + lane;
+        if (pass == 0 || count > 32) {
+          own = {1, 0};
+          if (n < count) own = Grains(args, n);
+        }
+        if (!lengths) {
+          own = {__shfl_sync(ptx::kFullMask, own.of_tile, 0),
+                 __shfl_sync(ptx::kFullMask, own.tiles, 0)};
+          sum = own.all() * count;
+          break;
+        }
+        int before = own.all();  // of the page's sequences up to this one
+#pragma unroll
+        for (int lanes = 1; lanes < 32; lanes *= 2) {
+          const int other = __shfl_sync(ptx::kFullMask, before, (lane - lanes) & 31);
+          if (lane >= lanes) before += other;
+        }
+        const unsigned behind = __ballot_sync(ptx::kFullMask, sum + before > at);
+        if (pass == 1 && behind != 0) {
+          const int found = __ffs(static_cast<int>(behind)) - 1;
+          sequence = base + found;
+          own = {__shfl_sync(ptx::kFullMask, own.of_tile, found),
+                 __shfl_sync(ptx::kFullMask, own.tiles, found)};
+          sum += __shfl_sync(ptx::kFullMask, before, found) - own.all();
+          break;
+        }
+        sum += __shfl_sync(ptx::kFullMask, before, 31);
+      }
+      if (pass == 0) {
+        all = sum;
+        const int ranges = smaller(static_cast<int>(gridDim.x) / args.parts.spread, all);
+        const int range = static_cast<int>(blockIdx.x) / args.parts.spread;
+        if (range >= ranges) return;
+        shares = EqualRanges(ranges, all);
+        at = shares.begin(range);
+        end = shares.begin(range + 1);
+      } else {
+        if (!lengths) {
+          sequence = at / own.all();
+          sum = sequence * own.all();
+        }
+        tile = (at - sum) / own.of_tile;
+        grain = at - sum - tile * own.of_tile;
+      }
     }
-    tile = rest / each.of_tile;
-    grain = rest % each.of_tile;
   }
 
   __device__ bool done() const {
     return at >= end;
   }
 
-  /// `taken` grains further.
-  __device__ void advance(const DecodeArguments& args, const DecodeSequence<Config>& own,
-                          int taken) {
-    at += taken;
-    grain += taken;
-    if (grain < own.grains(args.parts.units_of_grain)) return;
-    grain = 0;
-    if (++tile < own.tiles(args.parts.spread)) return;
-    tile = 0;
-    do {
-      ++sequence;
-    } while (!done() && has_lengths(args) && Grains(args, sequence).tiles == 0);
+  /// How many grains of the tile are worked off at once; of a sequence without tiles unused.
+  __device__ int taken(const DecodeParts& parts, const DecodeSequence<Config>& own) const {
+    return parts.fixed != 0 ? 1 : smaller(own.grains(parts) - grain, end - at);
+  }
+  /// To what comes behind them, in this sequence or in the next one.
+  __device__ void advance(const DecodeParts& parts, const DecodeSequence<Config>& own) {
+    if (own.tiles(parts) > 0) {
+      const int count = taken(parts, own);
+      at += count;
+      grain += count;
+      if (grain < own.grains(parts)) return;
+      grain = 0;
+      if (++tile < own.tiles(parts)) return;
+      tile = 0;
+    }
+    ++sequence;
   }
 
  private:
@@ -140,35 +169,11 @@ struct DecodeWalk {
     __device__ Grains(int of_tile_, int tiles_) : of_tile(of_tile_), tiles(tiles_) {}
     __device__ Grains(const DecodeArguments& args, int sequence) {
       const DecodeSequence<Config> own(args, sequence);
-      of_tile = own.grains(args.parts.units_of_grain);
-      tiles = own.tiles(args.parts.spread);
+      of_tile = own.grains(args.parts);
+      tiles = own.tiles(args.parts);
     }
     __device__ int all() const { return of_tile * tiles; }
   };
-
-  /// The sequence of the grain that is `rest` from the first; `rest` becomes its number there.
-  __device__ void find(const DecodeArguments& args, int lane, int& rest, Grains& of_sequence) {
-    for (int base = 0; base < args.sequences.count; base += 32) {
-      const int n = base + lane;
-      const Grains own = n < args.sequences.count ? Grains(args, n) : Grains(1, 0);
-      int before = own.all();  // of the sequences up to this one
-#pragma unroll
-      for (int lanes = 1; lanes < 32; lanes *= 2) {
-        const int other = __shfl_sync(ptx::kFullMask, before, (lane - lanes) & 31);
-        if (lane >= lanes) before += other;
-      }
-      const unsigned behind = __ballot_sync(ptx::kFullMask, before > rest);
-      if (behind != 0) {
-        const int found = __ffs(static_cast<int>(behind)) - 1;
-        sequence = base + found;
-        of_sequence = {__shfl_sync(ptx::kFullMask, own.of_tile, found),
-                       __shfl_sync(ptx::kFullMask, own.tiles, found)};
-        rest -= __shfl_sync(ptx::kFullMask, before, found) - of_sequence.all();
-        return;
-      }
-      rest -= __shfl_sync(ptx::kFullMask, before, 31);
-    }
-  }
 };
 
 /// What a block does at once: grains of one tile.
@@ -181,61 +186,55 @@ struct DecodeSegment {
   int parts, part, slot;        ///< of the tile; which one this is; where its sums go
   int first_slot, count;        ///< of part 0; which count is the tile's
 
-  __device__ DecodeSegment(const DecodeArguments& args, const DecodeWalk<Config>& walk)
-      : of(args, walk.sequence), sequence(walk.sequence) {
-    const DecodeParts& own = args.parts;
-    const int grains = of.grains(own.units_of_grain), taken = take(args, walk, grains);
-    const int first = (of.first_grain(own.units_of_grain) + walk.grain) * own.units_of_grain;
-    const int end = smaller(first + taken * own.units_of_grain,
+  Divisor group;
+
+  __device__ DecodeSegment(const DecodeArguments& args, const DecodeWalk<Config>& walk,
+                           const DecodeSequence<Config>& own)
+      : of(own), sequence(walk.sequence), group(args.parts.group) {
+    const DecodeParts& all = args.parts;
+    const int grains = of.grains(all);
+    const int first = of.first_grain(all) + walk.grain;
+    const int end = smaller((first + walk.taken(all, own)) << all.grain_log2,
                             divide_up(of.seen.end, DecodeSequence<Config>::kUnitKeys));
     // What a grain has before the first visible key is left out.
-    first_unit = larger(first, of.seen.begin / DecodeSequence<Config>::kUnitKeys);
+    first_unit = larger(first << all.grain_log2, of.seen.begin / DecodeSequence<Config>::kUnitKeys);
     units =
         of.seen.begin < of.seen.end ? mutation::last_tile<Config>(larger(end - first_unit, 0)) : 0;
-    const int head = static_cast<int>(blockIdx.x) % own.spread;  // the block's first
-    head_k = head + walk.tile / of.tiles_of_head() * own.spread;
-    first_row = walk.tile % of.tiles_of_head() * Config::kRows;
+    const int head = static_cast<int>(blockIdx.x) % all.spread;  // the block's first
+    const int tiles = of.tiles_of_head(), of_head = tiles == 1 ? walk.tile : walk.tile / tiles;
+    head_k = head + of_head * all.spread;
+    first_row = (walk.tile - of_head * tiles) * Config::kRows;
     rows = smaller(of.rows() - first_row, Config::kRows);
     const int begin = walk.at - walk.grain;
-    if (own.fixed != 0) {
+    if (all.fixed != 0) {
       parts = grains;
       part = walk.grain;
-      first_slot = count = begin * own.spread + head;
+      first_slot = count = begin * all.spread + head;
     } else {
-      const int range = range_of_grain(begin, walk.ranges, walk.all);
-      parts = range_of_grain(begin + grains - 1, walk.ranges, walk.all) - range + 1;
-      part = static_cast<int>(blockIdx.x) / own.spread - range;
+      const int range = walk.shares.of(begin);
+      parts = walk.shares.of(begin + grains - 1) - range + 1;
+      part = static_cast<int>(blockIdx.x) / all.spread - range;
       // A block has at most one tile that begins before its range and one that ends behind it.
-      count = range * own.spread + head;
+      count = range * all.spread + head;
       first_slot = 2 * count + 1;
     }
     slot = slot_of(args, part);
   }
 
   /// Of a row of the tile.
-  __device__ int position(int row) const { return (first_row + row) / of.shape.group; }
+  __device__ int position(int row) const { return group.divide(first_row + row).quotient; }
   __device__ int head(int row) const {
-    return head_k * of.shape.group + (first_row + row) % of.shape.group;
+    return head_k * group.value + group.divide(first_row + row).rest;
   }
   /// Keys that every row of the tile sees.
   __device__ KeyRange seen_by_all() const {
     return keys_seen_by_all<Config>(of.shape, position(0), position(rows - 1));
   }
 
-  /// How many grains of the tile a segment has.
-  static __device__ int take(const DecodeArguments& args, const DecodeWalk<Config>& walk,
-                             int grains) {
-    return args.parts.fixed != 0 ? 1 : smaller(grains - walk.grain, walk.end - walk.at);
-  }
   /// Where part n's sums are.
   __device__ int slot_of(const DecodeArguments& args, int n) const {
     if (args.parts.fixed != 0) return first_slot + n * args.parts.spread;
     return n == 0 ? first_slot : first_slot - 1 + 2 * n * args.parts.spread;
-  }
-
-  /// To the segment behind the one at `walk`.
-  __device__ void pass(const DecodeArguments& args, DecodeWalk<Config>& walk) const {
-    walk.advance(args, of, take(args, walk, of.grains(args.parts.units_of_grain)));
   }
 };
 

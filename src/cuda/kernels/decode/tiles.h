@@ -14,21 +14,58 @@ struct DecodeTiling {
   int stages = 5;        ///< steps under way, of each team
   int min_blocks = 1;    ///< resident per multiprocessor
   int query_steps = 16;  ///< k16 steps of Q that stay in registers
+  int sums = 1;          ///< teams that leave their sums in shared memory at once
+  int box_rows = 0;      ///< of a copy by the copy engine, a divisor of a unit; 0: by threads
 
   constexpr int rows() const noexcept { return row_warps * warp_rows; }
   constexpr int unit_keys() const noexcept { return teams * step_keys; }
-  constexpr int threads() const noexcept { return 32 * teams * row_warps; }
+  /// The copy engine is told by one warp; of others each has 32 keys of a unit.
+  constexpr int copy_warps() const noexcept { return box_rows > 0 ? 1 : unit_keys() / 32; }
+  constexpr int threads() const noexcept { return 32 * (teams * row_warps + copy_warps()); }
   friend bool operator==(const DecodeTiling&, const DecodeTiling&) = default;
 };
 
-/// Equal ranges of a row of grains (schedule.h): where one begins.
-constexpr int begin_of_range(int range, int ranges, int grains) {
-  return static_cast<int>(static_cast<long long>(range) * grains / ranges);
-}
-/// The range that a grain lies in.
-constexpr int range_of_grain(int grain, int ranges, int grains) {
-  return static_cast<int>(((grain + 1LL) * ranges - 1) / grains);
-}
+/// A row of `grains` cut into `ranges`, at most as many, of equal length but for one grain, the
+/// longer ones first. Divisions of 64 bits would take a block longer than its first keys.
+struct EqualRanges {
+  unsigned each, longer;  ///< grains of a range; ranges with one more
+  EqualRanges() = default;
+  constexpr EqualRanges(int ranges, int grains)
+      : each(static_cast<unsigned>(grains) / static_cast<unsigned>(ranges)),
+        longer(static_cast<unsigned>(grains) - each * static_cast<unsigned>(ranges)) {}
+  constexpr int begin(int range) const {
+    const auto n = static_cast<unsigned>(range);
+    return static_cast<int>(n * each + (n < longer ? n : longer));
+  }
+  /// The range that a grain lies in.
+  constexpr int of(int grain) const {
+    auto n = static_cast<unsigned>(grain);
+    const unsigned in_longer = longer * (each + 1);
+    if (n < in_longer) return static_cast<int>(n / (each + 1));
+    n -= in_longer;
+    return static_cast<int>(longer + n / each);
+  }
+};
+
+/// Divides by a number that the host knows, with a product.
+struct Divisor {
+  int value;
+  unsigned inverse;  ///< (2^32 - 1) / value
+  struct Parts {
+    int quotient, rest;
+  };
+
+  static constexpr Divisor of(int value) {
+    return {value, 0xffffffffu / static_cast<unsigned>(value)};
+  }
+  constexpr Parts divide(int number) const {
+    const auto size = static_cast<unsigned>(value), n = static_cast<unsigned>(number);
+    // At most one too low.
+    auto quotient = static_cast<unsigned>(static_cast<unsigned long long>(n) * inverse >> 32);
+    if (n - quotient * size >= size) ++quotient;
+    return {static_cast<int>(quotient), static_cast<int>(n - quotient * size)};
+  }
+};
 
 /// `deterministic`: parts of a sequence begin at multiples of so many of its keys.
 inline constexpr int kFixedPartKeys = 4096;
@@ -38,19 +75,24 @@ constexpr int decode_pitch(int head_dim_v) {
   return (head_dim_v + 31) / 32 * 32 + 8;
 }
 
-/// Of shared memory: where a block stands.
-inline constexpr int kDecodeBlockBytes = 256;
+/// Of shared memory: segments that are handed from the warps that copy to the teams.
+inline constexpr int kDecodeSegments = 2, kDecodeSegmentBytes = 192;
 
 /// Dynamic shared memory of a block: sizeof(DecodeStorage).
 constexpr int shared_bytes(const DecodeTiling& t, int head_dim, int head_dim_v) {
-  // HalfTile: rows of whole k16 steps at an odd pitch of 16-byte chunks.
-  const auto tile = [&](int dim) { return t.step_keys * (2 * ((dim + 15) / 16) | 1) * 16; };
-  const int ring = t.teams * t.stages * (tile(head_dim) + tile(head_dim_v));
-  const int sums = t.rows() * decode_pitch(head_dim_v) * 4;
+  // HalfTile: rows of whole k16 steps at an odd pitch of 16-byte chunks. Boxes: SlabTile.
+  const auto tile = [&](int dim) {
+    const int chunks = t.box_rows > 0 ? (dim + 63) / 64 * 8 : 2 * ((dim + 15) / 16) | 1;
+    return t.unit_keys() * chunks * 16;
+  };
+  const int ring = t.stages * (tile(head_dim) + tile(head_dim_v));
+  const int sums = t.sums * t.rows() * decode_pitch(head_dim_v) * 4;
+  const int handshakes = (t.stages + kDecodeSegments) * 16;
   const int statistics = (t.teams + 1) * t.rows() * 8;
   const int kept = (head_dim + 15) / 16 - t.query_steps;
   const int queries = kept > 0 ? kept * t.rows() * 32 : 16;
-  return ring + sums + queries + statistics + kDecodeBlockBytes;
+  return ring + sums + queries + statistics + handshakes + kDecodeSegments * kDecodeSegmentBytes +
+         16;
 }
 
 }  // namespace flashlab::device

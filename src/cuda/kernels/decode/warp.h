@@ -38,12 +38,11 @@ struct DecodeWarp {
 #pragma unroll
     for (int m = 0; m < kBlocks; ++m) {
       const unsigned char* q[2];
-      bool exists[2];
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int row = first_row + 16 * m + 8 * half + lane / 4;
-        exists[half] = row < rows;
-        const int known = exists[half] ? row : 0, head = segment.head(known);
+        // Rows that do not exist are as the first one; nobody reads what they give.
+        const int known = row < rows ? row : 0, head = segment.head(known);
         q[half] = row_address<kElement>(args.call.q, segment.sequence, head,
                                         segment.of.first_q + segment.position(known));
         if constexpr (Config::kAlibi) {
@@ -56,9 +55,11 @@ struct DecodeWarp {
         unsigned operand[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const int column = 16 * d + 8 * (i / 2) + 2 * (lane % 4);
-          const bool there = exists[i % 2] && column < Config::kHeadDim;
-          operand[i] = there ? *reinterpret_cast<const unsigned*>(q[i % 2] + 2 * column) : 0u;
+          const int column = 16 * d + 8 * (i / 2);
+          operand[i] =
+              column < Config::kHeadDim
+                  ? *reinterpret_cast<const unsigned*>(q[i % 2] + 2 * column + 4 * (lane % 4))
+                  : 0u;
         }
         if (d < Tiles::kQuerySteps) {
 #pragma unroll
@@ -74,7 +75,7 @@ struct DecodeWarp {
         for (int i = 0; i < 4; ++i) rO[m][n][i] = 0;
       }
     }
-    if constexpr (Tiles::kSharedSteps > 0) __syncthreads();
+    if constexpr (Tiles::kSharedSteps > 0) meet_teams<Config>();
   }
 
   __device__ bool has_rows() const {
@@ -125,7 +126,7 @@ struct DecodeWarp {
 #pragma unroll
       for (int n = 0; n < kStepBlocks; n += 2) {
         unsigned rK[4];
-        ptx::load_matrix_4(rK, keys + Tiles::LayoutK::offset(8 * n, 2 * d));
+        ptx::load_matrix_4(rK, Tiles::LayoutK::advance(keys, 8 * n, 2 * d));
 #pragma unroll
         for (int m = 0; m < kBlocks; ++m) {
           multiply_add<kElement>(rS[m][n], queries[m], rK[0], rK[1]);
@@ -142,7 +143,7 @@ struct DecodeWarp {
 #pragma unroll
       for (int column = 0; column < Tiles::kDimBlocks / 2; ++column) {
         unsigned rV[4];
-        ptx::load_matrix_4_transposed(rV, values + Tiles::LayoutV::offset(16 * step, 2 * column));
+        ptx::load_matrix_4_transposed(rV, Tiles::LayoutV::advance(values, 16 * step, 2 * column));
 #pragma unroll
         for (int m = 0; m < kBlocks; ++m) {
           multiply_add<kElement>(rO[m][2 * column], rP[m][step], rV[0], rV[1]);

@@ -28,6 +28,11 @@ __device__ inline void copy_async_small(unsigned shared, const void* global, int
                : "memory");
 }
 
+/// Brings the line of an address into L2. PTX ISA, "prefetch".
+__device__ inline void fetch_line(const void* global) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(global));
+}
+
 /// 16 bits of memory that nobody writes meanwhile, or 0 without `wanted`: then the address is not
 /// touched. Not volatile, so that loads of a loop can be under way together. PTX ISA,
 /// "ld.global.nc".

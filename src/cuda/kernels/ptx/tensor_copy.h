@@ -12,6 +12,7 @@ __device__ inline void prefetch_tensor_map(const void* map) {
 }
 
 /// Policies of L2 for what a copy reads: an encoding that createpolicy gives for a fraction of 1.
+inline constexpr unsigned long long kEvictNormal = 0x1000000000000000ull;
 inline constexpr unsigned long long kEvictFirst = 0x12f0000000000000ull;
 inline constexpr unsigned long long kEvictLast = 0x14f0000000000000ull;
 

@@ -3,6 +3,8 @@
 // Barriers that count bytes (mbarrier with transactions, sm_90): a phase ends when all threads have
 // arrived and all announced bytes have landed. PTX ISA, "mbarrier" and "Async proxy".
 
+#include "ptx/barrier.h"
+
 namespace flashlab::ptx {
 
 /// Makes barriers initialised by this thread visible to the copy engine; before a block barrier.
@@ -22,8 +24,10 @@ __device__ inline void barrier_arrive_expect(unsigned shared, int bytes) {
                : "memory");
 }
 
-/// Whether the phase of this parity has ended; the thread may sleep for a while before it says no.
+/// Whether the phase of this parity has ended; from sm_90 on the thread may sleep for a while
+/// before it says no.
 __device__ inline bool barrier_passed_soon(unsigned shared, unsigned parity) {
+#if __CUDA_ARCH__ >= 900
   unsigned passed;
   asm volatile(
       "{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; "
@@ -32,6 +36,9 @@ __device__ inline bool barrier_passed_soon(unsigned shared, unsigned parity) {
       : "r"(shared), "r"(parity)
       : "memory");
   return passed != 0;
+#else
+  return barrier_passed(shared, parity);
+#endif
 }
 
 }  // namespace flashlab::ptx

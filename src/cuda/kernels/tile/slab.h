@@ -29,6 +29,11 @@ struct SlabTile {
   static constexpr int offset(int row, int chunk) {
     return chunk / 8 * kSlabBytes + row * kSlabRowBytes + ((chunk % 8) ^ (row % 8)) * kChunkBytes;
   }
+  /// From the address of (row, chunk), chunk 0 or 1, to that of (row + rows, chunk + chunks) in a
+  /// tile that begins at a multiple of 128 bytes; `rows` is a multiple of 8, `chunks` even.
+  static constexpr unsigned advance(unsigned address, int rows, int chunks) {
+    return (address ^ (chunks % 8 * kChunkBytes)) + chunks / 8 * kSlabBytes + rows * kSlabRowBytes;
+  }
   /// Bytes from the tile's start to the columns of k16 step `step`, K-major.
   static constexpr int step_offset(int step) {
     return step / 4 * kSlabBytes + step % 4 * 2 * kChunkBytes;

@@ -38,6 +38,10 @@ struct PaddedLayout {
   static constexpr int offset(int row, int chunk) {
     return row * kPitchBytes + chunk * kChunkBytes;
   }
+  /// From the address of (row, chunk) to that of (row + rows, chunk + chunks).
+  static constexpr unsigned advance(unsigned address, int rows, int chunks) {
+    return address + offset(rows, chunks);
+  }
 };
 
 /// Rows of kColumns 16-bit elements, free of bank conflicts for ldmatrix and for stores of

@@ -42,12 +42,17 @@ class Training(unittest.TestCase):
     def setUp(self):
         self.folder = tempfile.mkdtemp()
         self.addCleanup(shutil.rmtree, self.folder, True)
+        # Made into tokens at once; the shipped text takes most of a start.
+        self.text = ["--text", self.path("text.txt")]
+        with open(self.text[1], "w", encoding="utf-8") as file:
+            file.write("".join(chr(97 + i * i * 7 % 61 % 26) for i in range(6000)))
 
     def path(self, name):
         return f"{self.folder}/{name}"
 
     def train(self, name, ranks, *flags):
-        words = [*SMALL, "--output", self.path(name), "--steps", "10", "--save-every", "5", *flags]
+        words = [*SMALL, *self.text, "--output", self.path(name), "--steps", "10",
+                 "--save-every", "5", *flags]
         got = run(*words) if ranks == 1 else launch(ranks, *words)
         self.assertEqual(got.returncode, 0, got.stderr)
         self.assertNotIn("[rank", got.stderr)
@@ -105,9 +110,9 @@ class Training(unittest.TestCase):
                          "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "localhost",
                          "TORCHELASTIC_RUN_ID": "none",
                          "MASTER_PORT": str(20000 + os.getpid() % 9999)}
-            return subprocess.Popen([program(), *SMALL, "--steps", "10", "--save-every", "5",
-                                     "--output", self.path("torchrun")], text=True,
-                                    stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            return subprocess.Popen([program(), *SMALL, *self.text, "--steps", "10",
+                                     "--save-every", "5", "--output", self.path("torchrun")],
+                                    stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                                     env={**os.environ, **variables})
         ranks = [start(rank) for rank in "01"]
         texts = [rank.communicate(timeout=100) for rank in ranks]
@@ -116,10 +121,11 @@ class Training(unittest.TestCase):
         self.train("one", 1, "--shares", "2")
         self.assert_same_run("torchrun", "one")
 
-    def start_long(self, name):
-        child = subprocess.Popen([program(), "launch", "-n", "2", *SMALL, "--steps", "100000",
-                                  "--output", self.path(name)], text=True,
+    def start_long(self, name, *flags):
+        child = subprocess.Popen([program(), "launch", "-n", "2", *SMALL, *self.text, "--steps",
+                                  "100000", "--output", self.path(name), *flags], text=True,
                                  stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        self.addCleanup(child.kill)
         return child
 
     def test_ctrl_c_saves_once_for_all(self):
@@ -131,24 +137,35 @@ class Training(unittest.TestCase):
         steps = [line["step"] for line in log_of(self.path("stopped")) if "loss" in line]
         self.assertTrue(os.path.isdir(self.path(f"stopped/step-{steps[-1]}")))
 
-    def test_a_killed_rank_ends_the_run_with_one_message(self):
-        for killed in (0, 1):
-            child = self.start_long(f"killed-{killed}")
-            log = self.path(f"killed-{killed}/log.jsonl")
-            end = time.monotonic() + 60
-            while not (os.path.exists(log) and os.path.getsize(log) > 1000):
-                self.assertLess(time.monotonic(), end)
-                time.sleep(0.02)
-            with open(f"/proc/{child.pid}/task/{child.pid}/children", encoding="utf-8") as file:
-                pid = int(file.read().split()[killed])
-            begin = time.monotonic()
-            os.kill(pid, signal.SIGKILL)
-            _, notes = child.communicate(timeout=60)
-            self.assertLess(time.monotonic() - begin, 5)
-            self.assertEqual(child.returncode, 1)
-            self.assertRegex(notes, re.compile(rf"flashlab: rank {killed} of 2 \(process {pid} on "
-                                               r"\S+\) was ended by signal 9 \(Killed\); .*all "
-                                               r"ranks were ended\n$"))
+    def end_by(self, child, name, rank, sent):
+        """Sends a rank of a run a signal; its process and what the launcher then says."""
+        log = self.path(f"{name}/log.jsonl")
+        end = time.monotonic() + 60
+        while not (os.path.exists(log) and os.path.getsize(log) > 1000):
+            self.assertLess(time.monotonic(), end)
+            time.sleep(0.02)
+        with open(f"/proc/{child.pid}/task/{child.pid}/children", encoding="utf-8") as file:
+            pid = int(file.read().split()[rank])
+        begin = time.monotonic()
+        os.kill(pid, sent)
+        _, notes = child.communicate(timeout=60)
+        self.assertLess(time.monotonic() - begin, 6)
+        self.assertEqual(child.returncode, 1)
+        return pid, notes
+
+    def test_a_lost_rank_is_named_with_its_step_and_collective(self):
+        place = (r"step \d+, [a-z-]+ \d+ \"[^\"]+\": (rank {1} came, rank {0} never did|"
+                 r"all ranks had begun it); all ranks were ended\n$")
+        for rank in (0, 1):
+            child = self.start_long(f"killed-{rank}")
+            pid, notes = self.end_by(child, f"killed-{rank}", rank, signal.SIGKILL)
+            self.assertRegex(notes, rf"^flashlab: rank {rank} of 2 \(process {pid} on \S+\) was "
+                                    r"ended by signal 9 \(Killed\); "
+                                    + place.format(rank, 1 - rank))
+        child = self.start_long("late", "--timeout", "1")
+        pid, notes = self.end_by(child, "late", 1, signal.SIGSTOP)
+        self.assertRegex(notes, rf"^flashlab: rank 1 \(process {pid} on \S+\) did not come "
+                                r"within 1 s, it is stopped \(SIGSTOP\); " + place.format(1, 0))
 
     def test_bad_input(self):
         for words, text in ((["--parallel", "flat"], "--parallel is about several ranks"),

@@ -258,6 +258,7 @@ TEST(SharedRanks, ADeadRankIsNamedBeforeItsTimeIsOver) {
       run_ranks({.size = 3, .timeout_s = 3600}, [](Communicator& group) -> std::string {
         float value = 1;
         for (int turn = 0;; ++turn) {
+          group.begin_step(turn / 2, 3600);
           if (group.rank() == 1 && turn == 5) ::raise(SIGKILL);
           const Status status = group.all_reduce(&value, 1, DType::kFp32, "gradients");
           if (!status.ok()) return status.message();
@@ -268,7 +269,8 @@ TEST(SharedRanks, ADeadRankIsNamedBeforeItsTimeIsOver) {
     EXPECT_THAT(
         ends[static_cast<std::size_t>(rank)].said,
         AllOf(HasSubstr("rank 1 (process "), HasSubstr("on testhost) has ended"),
-              HasSubstr("all-reduce 6 \"gradients\": ranks 0 and 2 came, rank 1 never did")));
+              HasSubstr(
+                  "; step 2, all-reduce 6 \"gradients\": ranks 0 and 2 came, rank 1 never did")));
   }
 }
 

@@ -48,7 +48,10 @@ std::vector<FlagSpec> flags_of_ranks() {
        "two modes of every model instead of all: a few seconds"},
       {"--threads", "", "N", kValue, kCheckParallel | kBenchParallel, kRanks,
        "CPU threads of a rank (default: all that may run)"},
-      {"--timeout", "", "SECONDS", kValue, kTrain | kCheckParallel | kBenchParallel, kRanks,
+      {"--timeout", "", "SECONDS", kValue, kTrain, kRanks,
+       "how long ranks wait for one of them (default 120; 600 or more until the first step has "
+       "ended)"},
+      {"--timeout", "", "SECONDS", kValue, kCheckParallel | kBenchParallel, kRanks,
        "how long ranks wait for one of them (default 600)"},
 
       {"--size", "", "NAME", kValue, kExplainParallel, kModel,

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "cli/values.h"
@@ -10,8 +11,13 @@
 namespace flashlab::cli {
 namespace {
 
-// Text may take minutes to become tokens, and rank 0 samples alone.
-constexpr std::int64_t kTimeoutS = 600;
+constexpr std::int64_t kTimeoutS = 120;
+// Until the first step has ended, and in commands that measure and compare.
+constexpr std::int64_t kFirstTimeoutS = 600;
+
+std::int64_t timeout_of(const Arguments& arguments, std::int64_t usual) {
+  return whole(arguments, "--timeout", usual, 1, 1'000'000);
+}
 
 train::ParallelOptions parallel_options(const Arguments& arguments) {
   train::ParallelOptions out;
@@ -27,6 +33,17 @@ train::ParallelOptions parallel_options(const Arguments& arguments) {
     }
     out.bucket_bytes = *bucket == "all" ? INT64_MAX : parse_bytes("--bucket", *bucket);
   }
+  return out;
+}
+
+TrainingRanks joined(const dist::World& world, std::int64_t timeout_s) {
+  TrainingRanks out;
+  out.ranks.first_timeout_s = static_cast<double>(timeout_s);
+  Result<std::unique_ptr<runtime::Communicator>> group =
+      dist::join(world, {.timeout_s = out.ranks.first_timeout_s});
+  if (!group.ok()) fail(group.status());
+  out.group = std::move(*group);
+  out.ranks.group = out.group.get();
   return out;
 }
 
@@ -53,8 +70,10 @@ TrainingRanks training_ranks(const Arguments& arguments) {
   }
   // Before ranks meet: a refusal needs nobody.
   const train::ParallelOptions parallel = parallel_options(arguments);
-  TrainingRanks out = ranks_of(arguments);
+  const std::int64_t timeout = timeout_of(arguments, kTimeoutS);
+  TrainingRanks out = joined(*world, std::max(timeout, kFirstTimeoutS));
   out.ranks.parallel = parallel;
+  out.ranks.timeout_s = static_cast<double>(timeout);
   return out;
 }
 
@@ -62,13 +81,7 @@ TrainingRanks ranks_of(const Arguments& arguments) {
   const Result<dist::World> world = dist::world_of();
   if (!world.ok()) fail(world.status());
   if (world->alone()) return {};
-  TrainingRanks out;
-  const auto timeout = static_cast<double>(whole(arguments, "--timeout", kTimeoutS, 1, 1'000'000));
-  Result<std::unique_ptr<runtime::Communicator>> group = dist::join(*world, {.timeout_s = timeout});
-  if (!group.ok()) fail(group.status());
-  out.group = std::move(*group);
-  out.ranks.group = out.group.get();
-  return out;
+  return joined(*world, timeout_of(arguments, kFirstTimeoutS));
 }
 
 void fail_among(const train::Ranks& ranks, const Status& status) {

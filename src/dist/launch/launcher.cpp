@@ -37,6 +37,8 @@ using Clock = std::chrono::steady_clock;
 constexpr int kPollMs = 20;
 // Whoever sees a rank die may end before it is seen here: so long others are asked for the reason.
 constexpr double kReasonsS = 0.3;
+// The others say in which collective a killed one is missing once they wait for it there.
+constexpr double kLastWordsS = 1;
 // What cannot be run is said by all ranks, each in its time: rank 0's word is waited for.
 constexpr double kSameReasonS = 2;
 constexpr int kExitUsage = 2;
@@ -200,6 +202,7 @@ class Launcher {
             std::ranges::find(options_.verdicts, child.exit_code()) == options_.verdicts.end());
   }
   const Child* culprit() const;
+  double patience_with(const Child* culprit) const;
   LaunchEnd judge(bool interrupted) const;
   std::string words(const Child& child) const;
 
@@ -352,6 +355,15 @@ const Child* Launcher::culprit() const {
   return first;
 }
 
+// So long others may say why after the first failure.
+double Launcher::patience_with(const Child* culprit) const {
+  if (culprit == nullptr || culprit->lost) return kReasonsS;
+  const bool usage = culprit->exit_code() == kExitUsage && !culprit->reason.empty();
+  if (usage && children_[0].running) return kSameReasonS;
+  if (std::ranges::any_of(children_, [](const Child& each) { return each.lost; })) return 0;
+  return culprit->signalled() && options_.grace_s == 0 ? kLastWordsS : kReasonsS / 3;
+}
+
 std::string Launcher::words(const Child& child) const {
   std::string out = fmt::format("rank {} of {} (process {} on {}) ", child.rank, options_.ranks,
                                 child.pid, name_);
@@ -405,10 +417,7 @@ LaunchEnd Launcher::wait() {
     if (failed && !failed_at) failed_at = Clock::now();
     const Child* child = failed ? culprit() : nullptr;
     const double waited = failed ? seconds_since(*failed_at) : 0;
-    const bool known = child != nullptr && !child->lost && waited > kReasonsS / 3;
-    const bool usage = child != nullptr && child->exit_code() == kExitUsage &&
-                       !child->reason.empty() && children_[0].running;
-    if (failed && !ending_ && (usage ? waited > kSameReasonS : known || waited > kReasonsS)) {
+    if (failed && !ending_ && waited > patience_with(child)) {
       ending_ = true;
       ending_since_ = Clock::now();
       if (options_.grace_s > 0) end_all(SIGTERM);

@@ -394,7 +394,7 @@ std::string Segment::words(int rank) const {
   return fmt::format("rank {} (process {} on {})", rank, slots_[rank].pid.load(), options_.host);
 }
 
-// "all-reduce 17 \"gradients\": ranks 0 and 2 are inside, rank 1 never came".
+// "step 3, all-reduce 17 \"gradients\": ranks 0 and 2 came, rank 1 never did".
 std::string Segment::who_is_where() const {
   const RankSlot& mine = slots_[options_.rank];
   const std::uint32_t here = mine.entered;
@@ -402,7 +402,9 @@ std::string Segment::who_is_where() const {
   for (int rank = 0; rank < options_.size; ++rank) {
     (reached(slots_[rank].entered, here) ? inside : missing).push_back(rank);
   }
-  std::string out = fmt::format("{} {}", runtime::to_string(mine.kind), here);
+  std::string out;
+  if (mine.step > 0) out = fmt::format("step {}, ", mine.step.load());
+  out += fmt::format("{} {}", runtime::to_string(mine.kind), here);
   if (mine.name[0] != '\0') out += fmt::format(" \"{}\"", mine.name);
   if (missing.empty()) return out + ": all ranks had begun it";
   return out + fmt::format(": {} came, {} never did", list_of(inside), list_of(missing));

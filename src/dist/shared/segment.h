@@ -52,6 +52,7 @@ struct alignas(128) RankSlot {
   std::atomic<std::int32_t> pid;         ///< 0: has not come yet
   std::atomic<std::uint32_t> entered;    ///< collectives, for messages
   std::atomic<std::uint32_t> has_left;   ///< 1: in good order
+  std::atomic<std::int64_t> step;        ///< that it is in, for messages; 0: none
   Announcement announced[kStagingPieces];
   Addresses addresses;       ///< of a collective that is read directly
   runtime::Collective kind;  ///< of the last one entered
@@ -102,6 +103,12 @@ class Segment {
            (static_cast<std::size_t>(rank) * kStagingPieces + piece) * options_.chunk_bytes;
   }
   std::size_t chunk_bytes() const noexcept { return options_.chunk_bytes; }
+
+  /// See Communicator::begin_step.
+  void begin_step(std::int64_t step, double timeout_s) noexcept {
+    slots_[options_.rank].step = step;
+    options_.timeout_s = timeout_s;
+  }
 
   /// This rank has come so far; wakes who sleeps.
   void advance(Count count, std::uint32_t value) noexcept;

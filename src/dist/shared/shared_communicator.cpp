@@ -46,6 +46,9 @@ class SharedCommunicator final : public runtime::Communicator {
       : Communicator(rank, size), segment_(std::move(segment)), direct_bytes_(direct_bytes) {}
 
   std::string_view transport() const noexcept override { return "shared"; }
+  void begin_step(std::int64_t step, double timeout_s) noexcept override {
+    segment_->begin_step(step, timeout_s);
+  }
   Status failure() const override { return segment_->failure(); }
   bool tells_of_failure() const noexcept override { return segment_->tells_of_failure(); }
 

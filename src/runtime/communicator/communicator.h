@@ -89,6 +89,10 @@ class Communicator {
   virtual Status share(void* /*memory*/, std::size_t /*bytes*/) { return {}; }
   virtual Status unshare(void* /*memory*/) { return {}; }
 
+  /// From here on: the step under way, which messages name (0: none), and how long a rank may keep
+  /// the others waiting. All ranks call it between collectives.
+  virtual void begin_step(std::int64_t /*step*/, double /*timeout_s*/) noexcept {}
+
   /// Not ok once a rank was lost, or came with another call.
   virtual Status failure() const = 0;
   /// After a failure: of the ranks that see it one tells of it, the others only end.

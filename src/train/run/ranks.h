@@ -18,12 +18,20 @@ namespace flashlab::train {
 struct Ranks {
   runtime::Communicator* group = nullptr;  ///< null: this process is alone
   ParallelOptions parallel{};
+  /// How long a rank may keep the others waiting, after the run's first step.
+  double timeout_s = 120;
+  /// Until then: text may take minutes to become tokens.
+  double first_timeout_s = 600;
 
   int rank() const { return group == nullptr ? 0 : group->rank(); }
   int size() const { return group == nullptr ? 1 : group->size(); }
   /// Reads and writes the run's folder, prints, samples.
   bool leads() const { return rank() == 0; }
 
+  /// What the ranks do from here on belongs to that step.
+  void begin_step(std::int64_t step, bool first) const {
+    if (group != nullptr) group->begin_step(step, first ? first_timeout_s : timeout_s);
+  }
   /// The same on all ranks: that of the lowest rank that failed. All call it; so nobody waits for
   /// one that has given up.
   Status agree(const Status& own) const;

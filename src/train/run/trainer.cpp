@@ -456,7 +456,8 @@ Status Trainer::after_step(TrainObserver& observer) {
 
 Result<TrainOutcome> Trainer::run(TrainObserver& observer, const std::atomic<bool>& stop) {
   TrainOutcome out;
-  while (done_ < config_.steps) {
+  for (bool first = true; done_ < config_.steps; first = false) {
+    ranks_.begin_step(done_ + 1, first);
     const Result<bool> stops = ranks_.any(stop);
     if (!stops.ok()) return stops.status();
     if (*stops) break;

@@ -159,10 +159,13 @@ class Collective(unittest.TestCase):
         self.assertNotIn("[rank 1]", got.stderr)
 
     def test_one_rank_has_no_bus(self):
-        got = run(*BENCH, "--ranks", "1", "--operation", "all-reduce", "--json", "-")
-        for row in json.loads(got.stdout)["results"]:
-            self.assertIsNone(row["bus_gb_per_s"])
-            self.assertGreater(row["algorithm_gb_per_s"], 0)
+        for got, who in ((run(*BENCH, "--ranks", "1"), "--ranks 1"),
+                         (run(*BENCH, "--ranks", "2,1"), "--ranks 1"),
+                         (launch(1, *BENCH), "the one rank that flashlab launch started")):
+            self.assertEqual(got.returncode, 2, got.stderr)
+            self.assertEqual(got.stderr, f"flashlab: bench collective with {who}: one rank has no "
+                             "bus bandwidth, it sends nothing; use at least 2: flashlab bench "
+                             "collective --ranks 2\n")
 
     def test_other_starters(self):
         # mpirun's and torchrun's variables, set by hand: two processes that nobody watches.

@@ -97,6 +97,20 @@ bool wants_launched_ranks(const Arguments& arguments, const lab::SubjectBench& b
   return world->alone();
 }
 
+// Bus bandwidth is what a link between ranks carries.
+void refuse_one_rank(const Arguments& arguments) {
+  const Result<dist::World> world = dist::world_of();
+  if (!world.ok()) fail(world.status());
+  const std::vector<std::string> counts = arguments.list("--ranks");
+  const bool asked = std::ranges::find(counts, "1") != counts.end();
+  const bool started = world->alone() && !world->starter.empty();
+  if (!asked && !started) return;
+  fail_usage(fmt::format(
+      "bench collective with {}: one rank has no bus bandwidth, it sends nothing; use "
+      "at least 2: flashlab bench collective --ranks 2",
+      asked ? "--ranks 1" : fmt::format("the one rank that {} started", world->starter)));
+}
+
 int launch_itself(const Arguments& arguments) {
   const std::vector<std::string> counts = arguments.list("--ranks");
   if (counts.size() > 1) {
@@ -178,6 +192,7 @@ int run_beside(const lab::Subject& subject, const Context& context,
 
 int run_bench_subject(const Arguments& arguments) {
   const lab::Subject& subject = subject_of(arguments.command_bit());
+  if (subject.bench->knows_ranks) refuse_one_rank(arguments);
   if (wants_launched_ranks(arguments, *subject.bench)) return launch_itself(arguments);
   const Context context = make_context(arguments);
   std::vector<lab::Labels> problems = problems_of(arguments, subject);

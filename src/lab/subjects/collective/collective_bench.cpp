@@ -87,7 +87,7 @@ void set_figures(const CollectiveProblem& problem, const CollectiveTimes& times,
   result[kSlowestRankMs] = *std::ranges::max_element(medians);
   const double rate = static_cast<double>(problem.moved_bytes()) / *result[kMedianMs] * 1e-6;
   result[kAlgorithmGbPerS] = rate;
-  if (problem.ranks > 1) result[kBusGbPerS] = rate * problem.bus_factor();
+  result[kBusGbPerS] = rate * problem.bus_factor();
 }
 
 Measurement empty_result(const Labels& labels, Device device, const std::string& name) {

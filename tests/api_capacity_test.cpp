@@ -25,7 +25,7 @@
 namespace flashlab {
 namespace {
 
-constexpr Device kCpu{}, kGpu{DeviceKind::kCuda, 0};
+constexpr Device kCpu{}, kDescribed{DeviceKind::kCuda, 0};
 
 struct Totals {
   std::int64_t tokens, sequences;
@@ -64,7 +64,7 @@ Problem ragged_problem(Totals totals, Device device, Pass pass = Pass::kForward)
 
 Context described_gpu(const std::shared_ptr<cuda::GpuDevice>& gpu) {
   ContextOptions options;
-  options.device = kGpu;
+  options.device = kDescribed;
   options.threads = 1;
   return Context(std::make_unique<internal::ContextState>(options, gpu.get()));
 }
@@ -117,7 +117,7 @@ TEST(Capacity, AThousandRandomTotalsTakeFewKernels) {
 
 TEST(Capacity, IsAClassThatHoldsTheProblem) {
   for (const Totals& totals : random_totals(200)) {
-    Problem p = ragged_problem(totals, kGpu);
+    Problem p = ragged_problem(totals, kDescribed);
     p.options.max_seqlen_q = 700;
     const Problem most = internal::capacity_of(p);
     EXPECT_GE(most.q.shape[0], totals.tokens);
@@ -131,7 +131,7 @@ TEST(Capacity, IsAClassThatHoldsTheProblem) {
     EXPECT_EQ(again.q.shape, most.q.shape);
     EXPECT_EQ(again.cu_seqlens_q->shape, most.cu_seqlens_q->shape);
   }
-  Problem dense = ragged_problem({1000, 4}, kGpu);
+  Problem dense = ragged_problem({1000, 4}, kDescribed);
   dense.cu_seqlens_q.reset();
   dense.cu_seqlens_k.reset();
   EXPECT_EQ(internal::capacity_of(dense).q.shape[0], 1000);

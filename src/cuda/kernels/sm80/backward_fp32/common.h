@@ -51,12 +51,14 @@ __device__ inline Int64 query_tiles(const Shape& s) {
   return split_tile_count(s.seqlen_q);
 }
 
-/// The dense call of a ragged call's sequence.
+/// The dense call of a ragged call's sequence. With a ticket it takes at most 640 bytes, so that
+/// two blocks of head dim 128 fit a multiprocessor of sm_90.
 struct SequenceBackward : BackwardArguments {
   TermSlots queries, keys;
-  Int64 first_mark;   ///< its first block of keys among all marks
+  int first_mark;     ///< its first block of keys among all marks
   unsigned sequence;  ///< that stands in its marks
 };
+static_assert(sizeof(SequenceBackward) <= 636);
 
 /// A block's keys, and the steps of queries that see some of them.
 struct KeyBlock {
@@ -126,14 +128,14 @@ struct BackwardFp32 {
   static __device__ Int64 all_query_tiles(const Arguments& args) {
     const Shape& s = args.shape;
     if constexpr (Config::kRagged)
-      return args.queries.all * s.heads_q;
+      return Int64(args.queries.all) * s.heads_q;
     else
       return Int64(s.batch) * s.heads_q * query_tiles(s);
   }
   static __device__ Int64 all_key_tiles(const Arguments& args) {
     const Shape& s = args.shape;
     if constexpr (Config::kRagged)
-      return args.keys.all * s.heads_k;
+      return Int64(args.keys.all) * s.heads_k;
     else
       return Int64(s.batch) * s.heads_k * split_tile_count(s.seqlen_k);
   }
@@ -213,7 +215,7 @@ struct BackwardFp32 {
       shift_rows(args.d_lse, list.q, at.q);
       args.queries = term_slots<false>(list, at.sequence);
       args.keys = term_slots<true>(list, at.sequence);
-      args.first_mark = first_slot<Config::kMarkedKeys>(list.k, at.sequence);
+      args.first_mark = static_cast<int>(first_slot<Config::kMarkedKeys>(list.k, at.sequence));
       args.sequence = static_cast<unsigned>(at.sequence);
     }
     __syncthreads();

@@ -182,8 +182,8 @@ struct ForwardFp32 {
   static __device__ HeadTerms head_terms(const SequenceForward& args, const BlockWork& w,
                                          void* region) {
     const SplitTensor all =
-        split_tensor(region, args.keys.all * args.shape.heads_k, kTensorDim, Config::kTerms);
-    const Int64 first = w.head_k * args.keys.all + args.keys.first;
+        split_tensor(region, Int64(args.keys.all) * args.shape.heads_k, kTensorDim, Config::kTerms);
+    const Int64 first = Int64(w.head_k) * args.keys.all + args.keys.first;
     return {all.planes + first * split_tile_elements(kTensorDim, Config::kTerms),
             all.tiles + first};
   }

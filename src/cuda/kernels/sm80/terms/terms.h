@@ -45,13 +45,13 @@ __device__ inline SplitTensor split_tensor(void* region, Int64 tiles, int dim, i
 
 /// Where tiles of queries or keys of a ragged call's sequence lie.
 struct TermSlots {
-  Int64 all;    ///< of a head
-  Int64 first;  ///< the sequence's
+  int all;    ///< of a head
+  int first;  ///< the sequence's
 };
 template <bool kKeys>
 __device__ inline TermSlots term_slots(const Sequences& list, int sequence) {
-  return {kKeys ? list.slots_k : list.slots_q,
-          first_slot<kSplitRows>(kKeys ? list.k : list.q, sequence)};
+  return {static_cast<int>(kKeys ? list.slots_k : list.slots_q),
+          static_cast<int>(first_slot<kSplitRows>(kKeys ? list.k : list.q, sequence))};
 }
 
 /// x as the call multiplies it. With one term that is tf32's 11 significant bits, on every path:

@@ -78,7 +78,9 @@ class Training(unittest.TestCase):
 
     def test_a_run_goes_on_with_any_number_of_ranks(self):
         flags = ["--shares", "4", "--accumulate", "2", "--precision", "fp64"]
-        self.train("whole", 2, *flags)
+        self.train("by-step", 2, *flags)
+        self.train("whole", 2, *flags, "--reduce-every", "micro-batch")
+        self.assertNotEqual(log_of(self.path("whole")), log_of(self.path("by-step")))
         for ranks, more in ((1, []), (4, ["--parallel", "zero1"]),
                             (2, ["--parallel", "sharded"])):
             name = f"again-{ranks}"
@@ -217,8 +219,8 @@ class Check(unittest.TestCase):
         for ranks in (2, 3):
             got = launch(ranks, "check", "parallel", "--quick")
             self.assertEqual(got.returncode, 0, got.stdout + got.stderr)
-            self.assertEqual(len(re.findall("^equal  ", got.stdout, re.M)), 24)
-            self.assertIn("24 of 24 give the bits of one rank", got.stdout)
+            self.assertEqual(len(re.findall("^equal  ", got.stdout, re.M)), 30)
+            self.assertIn("30 of 30 give the bits of one rank", got.stdout)
 
     @unittest.skipUnless(platform.machine() == "x86_64", "OpenBLAS's kernels of old processors")
     def test_a_rank_that_multiplies_otherwise_is_found(self):

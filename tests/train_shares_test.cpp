@@ -5,6 +5,7 @@
 #include <cstring>
 #include <vector>
 
+#include "train/plan/recompute.h"
 #include "train/step/step.h"
 #include "train_model.h"
 
@@ -98,6 +99,46 @@ TEST(TrainShares, AreWholeSumsAddedAsATree) {
   }
 }
 
+// Two steps of one micro-batch each, halved and added here.
+TEST(TrainShares, AreAddedBeforeMicroBatchesWhereEachIsReduced) {
+  const ModelConfig model = small_model(Family::kCourse);
+  StepOptions options = {.batch = 4, .accumulate = 2, .shares = 2, .mode = StepMode::kBackward};
+  const TestStep by_step = TestStep::make(model, options);
+  ASSERT_TRUE(by_step.executor->run().ok());
+  options.reduce_each_micro_batch = true;
+  const TestStep by_micro = TestStep::make(model, options);
+  give_rows(by_step, by_micro, 0);
+  ASSERT_TRUE(by_micro.executor->run().ok());
+  options.checkpoint = *parse_checkpoint("1", model.layers);
+  const TestStep again = TestStep::make(model, options);
+  give_rows(by_step, again, 0);
+  ASSERT_TRUE(again.executor->run().ok());
+  options.checkpoint.clear();
+  options.accumulate = 1;
+  std::vector<std::vector<float>> parts;
+  for (const std::int64_t micro : {0, 1}) {
+    const TestStep alone = TestStep::make(model, options);
+    const std::int64_t context = model.context;
+    const auto share = static_cast<std::size_t>(2 * context) * sizeof(std::int32_t);
+    for (const std::int64_t sequence : {0, 2}) {
+      const std::int64_t to = sequence * context, from = (2 * sequence + 2 * micro) * context;
+      std::memcpy(alone.executor->tokens() + to, by_step.executor->tokens() + from, share);
+      std::memcpy(alone.executor->targets() + to, by_step.executor->targets() + from, share);
+    }
+    ASSERT_TRUE(alone.executor->run().ok());
+    parts.push_back(gradients_of<float>(alone));
+  }
+  const std::vector<float> got = gradients_of<float>(by_micro);
+  const std::vector<float> otherwise = gradients_of<float>(by_step);
+  std::size_t other = 0;
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    ASSERT_EQ(got[i], 0.5F * parts[0][i] + 0.5F * parts[1][i]) << i;
+    other += got[i] != otherwise[i] ? 1U : 0U;
+  }
+  EXPECT_GT(other, got.size() / 100);
+  EXPECT_EQ(gradients_of<float>(again), got);
+}
+
 // Backward of attention cuts its work for the threads there are, unless it is told not to.
 TEST(TrainShares, DoNotDependOnThreads) {
   ModelConfig model = small_model(Family::kGpt2);
@@ -131,6 +172,9 @@ TEST(TrainShares, OnesThatCannotBeDealtOutAreRefused) {
   EXPECT_NE(message({.batch = 4, .shares = 2, .gpu = true}).find("--device cpu"),
             std::string::npos);
   EXPECT_TRUE(build_step(model, {.batch = 6, .shares = 6, .ranks = 3}).ok());
+  EXPECT_NE(message({.accumulate = 2, .reduce_each_micro_batch = true, .gpu = true})
+                .find("--reduce-every step"),
+            std::string::npos);
 }
 
 }  // namespace

@@ -11,6 +11,10 @@ constexpr unsigned kSizes = kPlanned | kBenchStep;
 
 constexpr std::string_view kSampling = "Sampling";
 
+Words reduce_choices() {
+  return {"step", "micro-batch"};
+}
+
 }  // namespace
 
 std::vector<FlagSpec> flags_of_training() {
@@ -54,6 +58,10 @@ std::vector<FlagSpec> flags_of_training() {
       {"--shares", "", "N", kValue, kTrain, kSteps,
        "equal parts of the batch that learn apart and are added as a tree: the run's bits then "
        "depend on them and not on the number of ranks (default: the ranks, 1)"},
+      {"--reduce-every", "", "WHAT", kValue, kTrain, kSteps,
+       "of several micro-batches: step (each share adds its own first, default), or micro-batch "
+       "(shares and ranks are added behind each)",
+       reduce_choices},
       {"--mode", "", "MODE", kValue, kExplainStep | kProfileStep, kSteps,
        "what a step is (default full)", mode_choices},
       {"--precision", "", "NAME", kValue, kExplainStep | kExplainPrecision | kProfileStep, kSteps,

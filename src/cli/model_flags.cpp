@@ -190,6 +190,7 @@ train::TrainConfig train_config_of(const Arguments& arguments) {
   out.loss_scale = arguments.value("--loss-scale").value_or(out.loss_scale);
   out.attention = arguments.value("--attention").value_or(out.attention);
   out.operators = arguments.value("--operators").value_or(out.operators);
+  out.reduce_every = arguments.value("--reduce-every").value_or(out.reduce_every);
   if (arguments.has("--documents")) {
     out.documents = true;
     const bool named = !arguments.value("--documents").value_or("").empty();

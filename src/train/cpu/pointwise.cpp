@@ -1,5 +1,6 @@
 // The unfused set's operations: one element at a time, as plain loops.
 
+#include <algorithm>
 #include <cmath>
 
 #include "train/cpu/call.h"
@@ -40,6 +41,9 @@ void pointwise(const Call<T>& call) {
         break;
       case Pointwise::kSiluBackward:
         for (std::int64_t i = begin; i < end; ++i) y[i] = a[i] * silu_slope(b[i]);
+        break;
+      case Pointwise::kCopy:
+        std::copy(a + begin, a + end, y + begin);
         break;
     }
   });

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <unordered_map>
+#include <unordered_set>
+#include <utility>
 
 #include "train/step/step.h"
 
@@ -16,19 +18,42 @@ constexpr const char* kModes[] = {"naive", "flat", "overlap", "bucket", "sharded
 struct Bucket {
   std::size_t first = 0, last = 0;
   int after = -1;
+  std::string place = {};  // for names, where there are several of the same parameters
 };
 
-// Of each parameter the last operation before the optimizer that writes its gradient.
-std::vector<int> last_writers(const StepPlan& plan, int optimizer) {
+// Operations whose gradients ranks add together: a step's, or a micro-batch's.
+struct Stretch {
+  int last = 0;                   // before what reads the sums
+  std::vector<int> writers = {};  // of each parameter the last that writes its gradient
+};
+
+std::vector<Stretch> stretches_of(const StepPlan& plan, int optimizer) {
   std::unordered_map<TensorId, std::size_t> parameter_of;
+  std::unordered_set<TensorId> totals;
   for (std::size_t i = 0; i < plan.parameters.size(); ++i) {
     parameter_of[plan.parameters[i].gradient] = i;
+    if (plan.parameters[i].total != kNoTensor) totals.insert(plan.parameters[i].total);
   }
-  std::vector<int> out(plan.parameters.size(), 0);
+  const auto names_total = [&](const Operation& operation) {
+    const auto is_total = [&](const Operand& each) { return totals.contains(each.tensor); };
+    return std::ranges::any_of(operation.inputs, is_total) ||
+           std::ranges::any_of(operation.outputs, is_total);
+  };
+  std::vector<Stretch> out;
+  bool inside = false;
   for (int i = 0; i < optimizer; ++i) {
-    for (const TensorId id : plan.operations[static_cast<std::size_t>(i)].outputs) {
+    const Operation& operation = plan.operations[static_cast<std::size_t>(i)];
+    if (names_total(operation)) {
+      inside = false;
+      continue;
+    }
+    if (operation.phase != Phase::kBackward && !inside) continue;
+    if (!inside) out.push_back({i, std::vector<int>(plan.parameters.size(), i)});
+    inside = true;
+    out.back().last = i;
+    for (const TensorId id : operation.outputs) {
       if (const auto found = parameter_of.find(id); found != parameter_of.end()) {
-        out[found->second] = i;
+        out.back().writers[found->second] = i;
       }
     }
   }
@@ -36,20 +61,20 @@ std::vector<int> last_writers(const StepPlan& plan, int optimizer) {
 }
 
 std::vector<Bucket> buckets_of(const StepPlan& plan, const ParallelOptions& options,
-                               int optimizer) {
+                               const Stretch& stretch) {
   const bool beside = options.mode == ParallelMode::kOverlap || has_buckets(options.mode);
   const bool each = options.mode == ParallelMode::kOverlap || options.mode == ParallelMode::kNaive;
-  const std::vector<int> writers = last_writers(plan, optimizer);
+  const std::vector<int>& writers = stretch.writers;
   std::vector<Bucket> out;
   std::int64_t bytes = 0;
   for (std::size_t i = 0; i < writers.size(); ++i) {
     const bool full = has_buckets(options.mode) && bytes >= options.bucket_bytes;
     if (out.empty() || each || full) {
-      out.push_back({i, i, -1});
+      out.push_back({.first = i, .last = i});
       bytes = 0;
     }
     out.back().last = i;
-    out.back().after = beside ? std::max(out.back().after, writers[i]) : optimizer - 1;
+    out.back().after = beside ? std::max(out.back().after, writers[i]) : stretch.last;
     bytes += plan.tensor(plan.parameters[i].gradient).bytes();
   }
   return out;
@@ -62,6 +87,7 @@ Operation all_reduce(const StepPlan& plan, const Bucket& bucket) {
   out.name = bucket.first == bucket.last
                  ? fmt::format("all-reduce d {}", first.name)
                  : fmt::format("all-reduce d {} to {}", first.name, last.name);
+  out.name += bucket.place;
   out.kind = OperationKind::kAllReduce;
   out.operation_class = OperationClass::kCommunication;
   out.phase = Phase::kBackward;
@@ -76,7 +102,14 @@ Operation all_reduce(const StepPlan& plan, const Bucket& bucket) {
 void add_gradients(StepPlan& plan, const ParallelOptions& options) {
   const auto found = std::ranges::find(plan.operations, Phase::kOptimizer, &Operation::phase);
   const int optimizer = static_cast<int>(found - plan.operations.begin());
-  std::vector<Bucket> buckets = buckets_of(plan, options, optimizer);
+  const std::vector<Stretch> stretches = stretches_of(plan, optimizer);
+  std::vector<Bucket> buckets;
+  for (std::size_t i = 0; i < stretches.size(); ++i) {
+    for (Bucket& bucket : buckets_of(plan, options, stretches[i])) {
+      if (stretches.size() > 1) bucket.place = fmt::format(" of micro-batch {}", i + 1);
+      buckets.push_back(std::move(bucket));
+    }
+  }
   const bool scatter = options.mode == ParallelMode::kZero1;
   // A tied weight's writer may come late: what is ready first is sent first.
   std::ranges::stable_sort(buckets, {}, &Bucket::after);
@@ -87,7 +120,7 @@ void add_gradients(StepPlan& plan, const ParallelOptions& options) {
     for (; next != buckets.end() && next->after == i; ++next) {
       list.push_back(all_reduce(plan, *next));
       if (!scatter) continue;
-      list.back().name = "reduce-scatter gradients";
+      list.back().name = "reduce-scatter gradients" + next->place;
       list.back().kind = OperationKind::kReduceScatter;
       list.back().attributes = CollectiveAttributes{0, plan.arena_elements};
     }

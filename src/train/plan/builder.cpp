@@ -120,8 +120,12 @@ GradientSlot StepBuilder::gradient(TensorId value) {
 // Shares are counted in binary: a sum of 2^i of them waits for its neighbour of as many.
 void StepBuilder::begin_share(std::int64_t share) {
   share_ = share;
-  if (!learns() || share == 0) return;
+  if (!learns()) return;
   written_.clear();
+  for (const Parameter& parameter : plan_.parameters) {
+    gradients_[parameter.value] = parameter.gradient;
+  }
+  if (share == 0) return;
   levels_.resize(static_cast<std::size_t>(std::popcount(static_cast<std::uint64_t>(share))) + 1);
   std::vector<TensorId> own;
   for (const Parameter& parameter : plan_.parameters) {
@@ -149,6 +153,37 @@ void StepBuilder::end_share() {
     add_levels(level, level - 1);
   }
   levels_.resize(waiting);
+}
+
+void StepBuilder::end_micro_batch(std::int64_t index) {
+  if (!learns()) return;
+  set_phase(Phase::kBackward);
+  enter(-1, "micro-batches");
+  const bool last = index + 1 == options_.accumulate;
+  for (Parameter& parameter : plan_.parameters) {
+    const PlanTensor like = plan_.tensor(parameter.gradient);
+    const Operand own = {Slot::kB, parameter.gradient};
+    const std::int64_t rows = like.shape.size() > 1 ? like.shape[0] : 1;
+    const std::string name = (index == 0 ? "keep " : "add ") + parameter.name;
+    Call call = {
+        .name = name,
+        .kind = OperationKind::kPointwise,
+        .operation_class = OperationClass::kElementwise,
+        .attributes = PointwiseAttributes{
+            .function = Pointwise::kAdd, .rows = rows, .width = parameter.elements / rows}};
+    if (index == 0) {
+      plan_.tensors.push_back(
+          {like.name + " (micro-batches)", like.shape, like.element, Role::kTemporary, -1});
+      parameter.total = static_cast<TensorId>(plan_.tensors.size() - 1);
+      call.inputs = {{Slot::kA, parameter.gradient}};
+      std::get<PointwiseAttributes>(call.attributes).function = Pointwise::kCopy;
+    } else {
+      call.inputs = {{Slot::kA, parameter.total}, own};
+      call.flops = static_cast<double>(parameter.elements);
+    }
+    call.outputs = {{Slot::kY, last ? parameter.gradient : parameter.total}};
+    append(call);
+  }
 }
 
 void StepBuilder::add_levels(std::size_t from, std::size_t to) {

@@ -79,6 +79,9 @@ class StepBuilder {
   /// parameters' own place or to one that end_share() adds to it.
   void begin_share(std::int64_t share);
   void end_share();
+  /// Gradients are those of micro-batch `index` of all shares: adds those before it, or keeps them
+  /// for the next.
+  void end_micro_batch(std::int64_t index);
 
   /// The slot that a backward operation writes a value's or a parameter's gradient to.
   GradientSlot gradient(TensorId value);

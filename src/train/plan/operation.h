@@ -150,6 +150,7 @@ enum class Pointwise : std::uint8_t {
   kMultiply,      ///< a b
   kSilu,          ///< a / (1 + exp(-a))
   kSiluBackward,  ///< a silu'(b): a is the gradient, b silu's input
+  kCopy,          ///< a; on CPUs alone
 };
 
 /// Tensors of [rows, width].

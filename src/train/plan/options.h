@@ -46,6 +46,9 @@ struct StepOptions {
   /// gradients of its own, which are added as a binary tree. So it does not show on how many ranks
   /// they are.
   std::int64_t shares = 1;
+  /// With several micro-batches: the sums of shares are added over shares and ranks behind each,
+  /// then over micro-batches. Otherwise each share adds its micro-batches first.
+  bool reduce_each_micro_batch = false;
   int ranks = 1,
       rank = 0;  ///< shares are dealt out in order, as many to each; the list is one's own
   StepMode mode = StepMode::kFull;

@@ -51,6 +51,7 @@ struct Parameter {
   TensorId gradient = kNoTensor;  ///< kNoTensor where nothing is learned
   TensorId first_moment = kNoTensor;
   TensorId second_moment = kNoTensor;
+  TensorId total = kNoTensor;  ///< gradients of micro-batches before, where each is reduced
   std::int64_t offset = 0;
   std::int64_t elements = 0;
   ShardRange shard;

@@ -50,9 +50,9 @@ constexpr RealKey kRealKeys[] = {
     {"max_norm", nullptr, &OptimizerOptions::max_norm}};
 
 std::vector<std::string> known_keys() {
-  std::vector<std::string> out = {"model",      "text",       "tokens",    "tokenizer",
-                                  "precision",  "loss_scale", "attention", "operators",
-                                  "checkpoint", "seed",       "optimizer", "documents"};
+  std::vector<std::string> out = {
+      "model",     "text",       "tokens", "tokenizer", "precision", "loss_scale",  "attention",
+      "operators", "checkpoint", "seed",   "optimizer", "documents", "reduce_every"};
   for (const WholeKey& key : kWholeKeys) out.emplace_back(key.name);
   for (const RealKey& key : kRealKeys) out.emplace_back(key.name);
   return out;
@@ -96,6 +96,11 @@ Status read_words(const std::string& key, const Json& value, std::string_view so
       return bad(source, key, value, "\"fused\" or \"unfused\"");
     }
     out.operators = word;
+  } else if (key == "reduce_every") {
+    if (word != "step" && word != "micro-batch") {
+      return bad(source, key, value, "\"step\" or \"micro-batch\"");
+    }
+    out.reduce_every = word;
   } else if (key == "checkpoint") {
     out.checkpoint = word;
   } else if (key == "tokenizer") {
@@ -136,8 +141,9 @@ Status read_key(const std::string& key, const Json& value, std::string_view sour
     out.model = *model;
     return {};
   }
-  for (const char* word : {"text", "tokens", "tokenizer", "precision", "loss_scale", "attention",
-                           "operators", "checkpoint", "seed", "optimizer", "documents"}) {
+  for (const char* word :
+       {"text", "tokens", "tokenizer", "precision", "loss_scale", "attention", "operators",
+        "checkpoint", "seed", "optimizer", "documents", "reduce_every"}) {
     if (key == word) return read_words(key, value, source, out);
   }
   return unknown_name({fmt::format("{}: key", source), key, known_keys()});
@@ -166,6 +172,7 @@ StepOptions TrainConfig::step_options() const {
   out.batch = batch;
   out.accumulate = accumulate;
   out.shares = shares;
+  out.reduce_each_micro_batch = reduce_every == "micro-batch";
   out.precision = precision;
   out.attention = attention;
   set_loss_scale(loss_scale, out);
@@ -191,6 +198,7 @@ std::string TrainConfig::to_json() const {
   out["checkpoint"] = checkpoint;
   out["seed"] = seed;
   out["documents"] = documents;
+  out["reduce_every"] = reduce_every;
   out["optimizer"] = optimizer.convention == AdamWConvention::kTorch ? "torch" : "cs336";
   for (const WholeKey& key : kWholeKeys) out[key.name] = this->*key.field;
   for (const RealKey& key : kRealKeys) {

@@ -25,7 +25,8 @@ struct TrainConfig {
   std::int64_t steps = 2000;
   std::int64_t batch = 12;
   std::int64_t accumulate = 1;
-  std::int64_t shares = 1;  ///< StepOptions::shares
+  std::int64_t shares = 1;            ///< StepOptions::shares
+  std::string reduce_every = "step";  ///< or micro-batch: StepOptions::reduce_each_micro_batch
   Precision precision = Precision::kFp32;
   std::string loss_scale = "dynamic";  ///< of fp16: dynamic, none, or a number that stays
   std::string attention;               ///< as StepOptions

@@ -14,6 +14,10 @@
 namespace flashlab::train {
 namespace {
 
+bool reduces_each_micro_batch(const StepOptions& options) {
+  return options.reduce_each_micro_batch && options.accumulate > 1;
+}
+
 Status check_shares(const StepOptions& options) {
   const std::int64_t shares = options.shares, ranks = options.ranks;
   if (shares < 1 || options.batch % shares != 0) {
@@ -35,6 +39,12 @@ Status check_shares(const StepOptions& options) {
         {"shares", fmt::format("{} on {} ranks", shares, ranks),
          fmt::format("{0}, {1} or another power of two times {0}", ranks, 2 * ranks),
          fmt::format("--shares {}, or another number of ranks", ranks)});
+  }
+  if (reduces_each_micro_batch(options) &&
+      (options.gpu || options.precision == Precision::kPureBf16)) {
+    return Status::unsupported(
+        {"reduce-every", fmt::format("micro-batch {}", options.gpu ? "on a GPU" : "with bf16-pure"),
+         "step there", "--reduce-every step"});
   }
   if (shares > 1 && options.gpu) {
     return Status::unsupported({"shares", fmt::format("{} on a GPU", shares), "1 there",
@@ -207,13 +217,25 @@ Result<StepPlan> build_step(const ModelConfig& model, const StepOptions& request
     plan.loss_scale =
         b.persistent("loss scale", {kLossScaleNumbers}, Element::kFp32, Role::kResult);
   }
-  context.site = options.rank * shares * options.accumulate;
-  for (std::int64_t share = 0; share < shares; ++share) {
-    b.begin_share(share);
-    for (std::int64_t i = 0; i < options.accumulate; ++i, ++context.micro, ++context.site) {
-      micro_batch(b, context);
+  // `count` micro-batches of every share from `first` on, each share's added first.
+  const auto micro_batches = [&](std::int64_t first, std::int64_t count) {
+    for (std::int64_t share = 0; share < shares; ++share) {
+      b.begin_share(share);
+      for (std::int64_t i = first; i < first + count; ++i) {
+        context.micro = share * options.accumulate + i;
+        context.site = options.rank * shares * options.accumulate + context.micro;
+        micro_batch(b, context);
+      }
+      b.end_share();
     }
-    b.end_share();
+  };
+  if (reduces_each_micro_batch(options)) {
+    for (std::int64_t i = 0; i < options.accumulate; ++i) {
+      micro_batches(i, 1);
+      b.end_micro_batch(i);
+    }
+  } else {
+    micro_batches(0, options.accumulate);
   }
   if (!b.decodes()) mean_loss(b);
   b.lay_out_arenas();

@@ -13,7 +13,9 @@
 #include "lab/machine/gpu_environment.h"
 #include "lab/measure/gpu_clock.h"
 #include "lab/measure/gpu_roof.h"
+#include "lab/subjects/attention/problem_run.h"
 #include "lab_device_fake.h"
+#include "runtime/cuda/device.h"
 
 namespace flashlab::lab {
 namespace {
@@ -190,6 +192,76 @@ TEST(GpuRoof, NamesItsInstructions) {
   gpu.minor = 5;
   EXPECT_TRUE(gpu_roof(gpu, DType::kBf16, Precision::kIeee).name.empty());
   EXPECT_THAT(gpu_roof(gpu, DType::kFp16, Precision::kIeee).config, HasSubstr("kTuring = true"));
+}
+
+TEST(GpuUnits, MultiplyAsTheVendorSays) {
+  cuda::DeviceInfo gpu;
+  const auto rate = [&gpu](int major, int minor, int multiprocessors, DType dtype,
+                           Precision precision, double mhz) {
+    gpu.major = major, gpu.minor = minor, gpu.multiprocessors = multiprocessors;
+    return units_flops(gpu, gpu_units(gpu, dtype, precision), mhz * 1e6).value_or(0) * 1e-12;
+  };
+  const Precision ieee = Precision::kIeee, tf32 = Precision::kTf32;
+  EXPECT_NEAR(rate(9, 0, 132, DType::kBf16, ieee, 1830), 989.4, 0.5);  // H100 SXM
+  EXPECT_NEAR(rate(9, 0, 132, DType::kFp32, tf32, 1830), 494.7, 0.5);
+  EXPECT_NEAR(rate(9, 0, 132, DType::kFp32, ieee, 1830), 989.4 / 3, 0.5);
+  EXPECT_NEAR(rate(8, 0, 108, DType::kFp16, ieee, 1410), 312, 1);   // A100
+  EXPECT_NEAR(rate(8, 6, 72, DType::kBf16, ieee, 1695), 125, 1);    // A10
+  EXPECT_NEAR(rate(8, 9, 142, DType::kBf16, ieee, 2520), 362, 5);   // L40S
+  EXPECT_NEAR(rate(7, 5, 40, DType::kFp16, ieee, 1590), 65, 0.5);   // T4
+  EXPECT_NEAR(rate(7, 5, 40, DType::kFp32, ieee, 1590), 8.1, 0.1);  // its FMA
+  gpu.name = "NVIDIA GeForce RTX 3090";
+  EXPECT_NEAR(rate(8, 6, 82, DType::kFp16, ieee, 1695), 71, 0.5);
+  EXPECT_EQ(gpu_units(gpu, DType::kFp32, ieee).name, "fp32 FMA units");
+}
+
+TEST(GpuUnits, UnknownOnesHaveNoRate) {
+  cuda::DeviceInfo gpu;
+  gpu.major = 12, gpu.multiprocessors = 100;
+  const GpuUnits unknown = gpu_units(gpu, DType::kBf16, Precision::kIeee);
+  EXPECT_EQ(unknown.flops_per_clock, 0);
+  EXPECT_FALSE(units_flops(gpu, unknown, 1e9));
+  gpu.major = 9;
+  EXPECT_EQ(gpu_units(gpu, DType::kFp64, Precision::kIeee).flops_per_clock, 0);
+  const GpuUnits known = gpu_units(gpu, DType::kBf16, Precision::kIeee);
+  EXPECT_FALSE(units_flops(gpu, known, 0)) << "a clock that could not be read";
+}
+
+// The roof is not passed: by a call of this library, and by the loop of multiply-adds.
+TEST(GpuUnits, NoTimedProductPassesThem) {
+  auto gpu = cuda::GpuDevice::open(0);
+  if (!gpu.ok()) GTEST_SKIP() << gpu.status().message();
+  cuda::GpuAllocator device_allocator(**gpu);
+  TrackingAllocator allocator(device_allocator);
+  const auto context = Context::create({.device = {DeviceKind::kCuda, 0}, .allocator = &allocator});
+  if (!context.ok()) GTEST_SKIP() << context.status().message();
+  auto memory = device_memory(*context);
+  ASSERT_TRUE(memory.ok());
+  Environment environment;
+  if (Status s = add_gpu_roofs(*memory, environment, 0.02); !s.ok()) GTEST_SKIP() << s.message();
+  if (!environment.loop_bf16_gflops) GTEST_SKIP() << "units not known: " << environment.roof_source;
+  EXPECT_LT(*environment.loop_bf16_gflops, 1.02 * *environment.roof_bf16_gflops);
+  EXPECT_LT(*environment.loop_fp32_gflops, 1.02 * *environment.roof_fp32_gflops);
+
+  const std::vector<std::string> names = implementations(context->device());
+  for (const DType dtype : {DType::kFp16, DType::kFp32}) {
+    cases::Case problem;
+    problem.dtype = dtype;
+    problem.batch = 4, problem.heads_q = problem.heads_k = 16;
+    problem.seqlen_q = problem.seqlen_k = 2048;
+    problem.head_dim = problem.head_dim_v = 128;
+    ProblemRunOptions options;
+    options.measure.repeats = 5;
+    options.first_that_serves = true;
+    const Pass passes[] = {Pass::kForward};
+    for (const Measurement& each :
+         run_problem(*context, allocator, problem, passes, names, options)) {
+      ASSERT_EQ(each.status, RunStatus::kOk) << each.message;
+      EXPECT_TRUE(each.against_units()) << each.roof_name;
+      EXPECT_GT(each[kRoofShare].value_or(0), 0.05);
+      EXPECT_LT(each[kRoofShare].value_or(2), 1.02);
+    }
+  }
 }
 
 std::string warnings_of(const GpuFacts& facts) {

@@ -164,6 +164,9 @@ TEST(Baseline, OnlyAMeasuredRoofMakesTheMachineTheCause) {
   const CaseChange change = judge_one(before, now);
   EXPECT_EQ(change.change, Change::kAmbiguous);
   EXPECT_THAT(change.note, HasSubstr("a roof of 130 GFLOP/s then, 100 now"));
+  now.roof_name = "units: bf16 tensor cores";
+  EXPECT_EQ(judge_one(before, now).change, Change::kSlower) << "roofs of two kinds say nothing";
+  now.roof_name.clear();
   now[kRoofTflops] = 0.13;
   EXPECT_EQ(judge_one(before, now).change, Change::kSlower);
 }
@@ -243,6 +246,19 @@ TEST(Verdict, ThresholdsOfEveryMetric) {
   EXPECT_EQ(judge_roof_share(0.5).grade, Grade::kFair);
   EXPECT_EQ(judge_roof_share(0.2).grade, Grade::kPoor);
   EXPECT_EQ(judge_roof_share(0.397).text, "poor: 39.7% of the measured roof (below 40%)");
+  Measurement units = timed(1);
+  units.roof_name = std::string(kRoofOfUnits) + "bf16 tensor cores";
+  units[kRoofShare] = 0.5;
+  EXPECT_EQ(judge_throughput(units, {})->text, "good: 50% of the measured roof (above 48%)");
+  units[kRoofShare] = 0.3;
+  EXPECT_EQ(judge_throughput(units, {})->grade, Grade::kPoor);
+  // What waits for memory is judged by its reads, on an A100 too.
+  units.device = "cuda:0", units[kTflops] = 9, units.roof_name = kRoofOfReads;
+  units[kRoofShare] = 0.9;
+  Environment on_a100;
+  on_a100.gpu = "NVIDIA A100-SXM4-80GB";
+  EXPECT_EQ(judge_throughput(units, on_a100)->text,
+            "good: 90% of the measured read roof (above 60%)");
   EXPECT_EQ(judge_speedup(40, 10).grade, Grade::kGood);
   EXPECT_EQ(judge_speedup(15, 10).grade, Grade::kPoor);
   EXPECT_EQ(judge_roof_share(0.0 / 0.0).grade, Grade::kPoor);

@@ -162,6 +162,10 @@ TEST(ReportTable, WhatReadingBoundsHasBytesASecondAndTheShareOfThatRoof) {
   EXPECT_THAT(text, HasSubstr("3000  75%"));
   EXPECT_THAT(text, HasSubstr("implementation      ms TFLOP/s roof"));
   EXPECT_THAT(text, Not(HasSubstr("above 100%")));
+  Measurement fp32 = file.results[0];
+  fp32[kRoofShare] = 0.8, fp32.roof_name = "units: fp16 tensor cores / 3";
+  fp32.set_read_share(file.environment);
+  EXPECT_DOUBLE_EQ(*fp32[kRoofShare], 0.8) << "of its own units it has the larger share";
   file.environment.read_gb_per_s.reset();
   file.results[0][kRoofShare] = 0.1;
   file.results[0].set_read_share(file.environment);
@@ -264,6 +268,9 @@ TEST(ReportTable, ARoofThatIsPassedIsNamed) {
             "roof above 100%: of fp32 FMA; tensor cores multiply the operands in parts, and");
   file.results[2].roof_name = "mma.sync bf16";
   EXPECT_EQ(note(), "roof above 100%: of mma.sync bf16; wgmma multiplies faster");
+  file.results[2].roof_name = std::string(kRoofOfUnits) + "bf16 tensor cores";
+  EXPECT_EQ(note(), "") << "the clock's own spread";
+  file.results[2].roof_name = "mma.sync bf16";
   file.results[2][kRoofShare] = 0.98;
   EXPECT_EQ(note(), "");
 }

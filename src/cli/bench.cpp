@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <string_view>
+
 #include "cli/command.h"
 #include "cli/execution.h"
 #include "cli/runs.h"
@@ -47,10 +49,15 @@ void print_details(const lab::Measurement& r, const lab::Environment& environmen
                   rate(mean), rate(r[lab::kTflopsPeak]), lab::report::to_string(unit),
                   r[lab::kGbPerS] ? lab::report::format_significant(*r[lab::kGbPerS], 3) : "-"));
   if (r[lab::kRoofShare] && r[lab::kRoofTflops]) {
-    // The share has windows of its own, so the rate beside it is theirs, not that of the samples.
-    print_line(fmt::format("  roof      {} of {} {} in alternating windows: {}",
+    // Beside a loop the share has windows of its own: the rate is theirs, not that of the samples.
+    const std::string of =
+        r.against_units()
+            ? fmt::format("of {} at their clock",
+                          r.roof_name.substr(std::string_view(lab::kRoofOfUnits).size()))
+            : std::string("in alternating windows");
+    print_line(fmt::format("  roof      {} of {} {} {}: {}",
                            rate(*r[lab::kRoofShare] * *r[lab::kRoofTflops]),
-                           rate(r[lab::kRoofTflops]), lab::report::to_string(unit),
+                           rate(r[lab::kRoofTflops]), lab::report::to_string(unit), of,
                            lab::report::format_percent(r[lab::kRoofShare])));
   }
   if (r.roof_name == lab::kRoofOfReads && environment.read_gb_per_s) {
@@ -106,7 +113,7 @@ int run_bench(const Arguments& arguments) {
   outputs.require_relative_to(names);
   outputs.begin(run_environment(engine, options),
                 planned_results(problems, options.first_that_serves ? 1 : names.size()));
-  if (wants_files(arguments) || any_cache(problems)) {
+  if (wants_files(arguments) || any_may_wait_for_reads(problems)) {
     lab::add_roofs(engine.context, outputs.environment(), roof_look(options));
   }
 

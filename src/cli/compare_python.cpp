@@ -23,15 +23,24 @@ void refuse_flags(const Arguments& arguments, const std::string& peer) {
   }
 }
 
-// Python times no roof beside a call: these are shares of the roof that the run began with.
-void add_roof_share(const lab::Environment& environment, lab::Measurement& result) {
-  const std::string dtype = result.labels.text("dtype");
-  const std::optional<double> roof = dtype == "fp32" ? environment.roof_fp32_gflops
-                                     : dtype == "bf16" || dtype == "fp16"
-                                         ? environment.roof_bf16_gflops
-                                         : std::nullopt;
+// Python times no roof beside a call: these are shares of the roof that the run began with. Where
+// that is of a GPU's units, tf32 runs at half the rate of bf16.
+void add_roof_share(const cases::Case& problem, const lab::Environment& environment,
+                    lab::Measurement& result) {
+  const bool units = environment.loop_bf16_gflops.has_value();
+  const bool tf32 = units && problem.dtype == DType::kFp32 && problem.precision == Precision::kTf32;
+  std::optional<double> roof;
+  if (problem.dtype == DType::kBf16 || problem.dtype == DType::kFp16 || tf32) {
+    roof = environment.roof_bf16_gflops;
+  } else if (problem.dtype == DType::kFp32) {
+    roof = environment.roof_fp32_gflops;
+  }
   if (!roof || *roof <= 0 || !result[lab::kTflops]) return;
-  result[lab::kRoofShare] = *result[lab::kTflops] * 1e3 / *roof;
+  result[lab::kRoofShare] = *result[lab::kTflops] * 1e3 / (tf32 ? *roof / 2 : *roof);
+  if (units) {
+    result.roof_name =
+        fmt::format("{}{}", lab::kRoofOfUnits, tf32 ? "tf32" : to_string(problem.dtype));
+  }
 }
 
 }  // namespace
@@ -111,8 +120,8 @@ bool run_jobs_in_python(lab::PythonWorker& worker, const ProblemSet& problems,
     for (lab::Measurement& result : run.results) {
       result.cut_short = interrupted() && result.status == lab::RunStatus::kOk &&
                          result.samples < options.measure.repeats;
-      add_roof_share(outputs.environment(), result);
-      if (job.problem.cache) result.set_read_share(outputs.environment());
+      add_roof_share(job.problem, outputs.environment(), result);
+      if (may_wait_for_reads(job.problem)) result.set_read_share(outputs.environment());
       outputs.add(result);
     }
     done(run.results);

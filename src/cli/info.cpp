@@ -110,6 +110,12 @@ void print_text(const Context& context, const lab::Environment& environment) {
   if (environment.roof_bf16_gflops) {
     print_row("roof bf16", rate(*environment.roof_bf16_gflops));
   }
+  if (environment.loop_fp32_gflops) {
+    print_row("loop fp32", rate(*environment.loop_fp32_gflops));
+  }
+  if (environment.loop_bf16_gflops) {
+    print_row("loop bf16", rate(*environment.loop_bf16_gflops));
+  }
   if (environment.copy_gb_per_s) {
     print_row("roof copy", fmt::format("{:.1f} GB/s", *environment.copy_gb_per_s));
   }

@@ -35,6 +35,7 @@ profile::Roofs roofs_of(const lab::Environment& environment, const cases::Case& 
   if (problem.dtype != DType::kFp64) {
     out.gflops = half ? environment.roof_bf16_gflops : environment.roof_fp32_gflops;
   }
+  out.of_units = environment.loop_bf16_gflops.has_value();
   out.gb_per_s = environment.copy_gb_per_s;
   out.source = environment.roof_source;
   return out;

@@ -161,7 +161,7 @@ int dry_run(const Arguments& arguments, const Request& request) {
   return complete ? kExitOk : kExitFailure;
 }
 
-// What products are made in sets the roof; fp64 and tf32 have no measured one.
+// What products are made in sets the roof; fp64 and tf32 have none here.
 profile::Roofs roofs_of(const lab::Environment& environment, train::Precision precision, bool gpu) {
   profile::Roofs out;
   const bool half = train::size_of(train::policy_of(precision).activation) == 2;
@@ -171,6 +171,7 @@ profile::Roofs roofs_of(const lab::Environment& environment, train::Precision pr
     // A CPU makes products of 16-bit steps in fp32.
     out.gflops = environment.roof_fp32_gflops;
   }
+  out.of_units = environment.loop_bf16_gflops.has_value();
   out.gb_per_s = environment.copy_gb_per_s;
   out.source = gpu ? environment.roof_source
                    : "fp32 multiply-adds on all threads, copy between buffers beyond the caches";

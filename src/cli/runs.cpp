@@ -88,7 +88,10 @@ lab::Environment run_environment(const Engine& engine, const lab::ProblemRunOpti
     protocol +=
         fmt::format(", at most {:.1f} s per problem and pass", options.measure.max_total_ms * 1e-3);
   }
-  protocol += "; implementations take turns; share of the roof: alternating windows of 50 ms";
+  protocol += device.kind == DeviceKind::kCuda
+                  ? "; implementations take turns; share of the roof: units at the clock before or "
+                    "behind the samples, else alternating windows of 50 ms"
+                  : "; implementations take turns; share of the roof: alternating windows of 50 ms";
   return environment_of(engine.context, std::move(protocol));
 }
 
@@ -222,7 +225,7 @@ bool run_jobs(const Engine& engine, const ProblemSet& problems,
     finished += 1;
     progress.clear();
     for (lab::Measurement& result : results) {
-      if (job.problem.cache) result.set_read_share(outputs.environment());
+      if (may_wait_for_reads(job.problem)) result.set_read_share(outputs.environment());
       outputs.add(result);
     }
     done(results);
@@ -240,9 +243,14 @@ bool run_jobs(const Engine& engine, const ProblemSet& problems,
   return true;
 }
 
-bool any_cache(const ProblemSet& problems) {
+bool may_wait_for_reads(const cases::Case& problem) {
+  // Few queries over many keys, in a cache or not.
+  return problem.cache || problem.seqlen_q * 64 <= problem.seqlen_k;
+}
+
+bool any_may_wait_for_reads(const ProblemSet& problems) {
   return std::ranges::any_of(problems.jobs,
-                             [](const Job& job) { return job.problem.cache.has_value(); });
+                             [](const Job& job) { return may_wait_for_reads(job.problem); });
 }
 
 void print_ratios(const ProblemSet& problems, const lab::ResultFile& file) {

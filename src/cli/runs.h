@@ -59,8 +59,10 @@ bool run_jobs(const Engine& engine, const ProblemSet& problems,
               Outputs& outputs,
               const std::function<void(const std::vector<lab::Measurement>&)>& done);
 
-/// Whether a problem's keys lie in a cache: then the share is of the environment's read roof.
-bool any_cache(const ProblemSet& problems);
+/// Whether reading may bound a problem: then its share is of the environment's read roof where that
+/// is the larger one.
+bool may_wait_for_reads(const cases::Case& problem);
+bool any_may_wait_for_reads(const ProblemSet& problems);
 
 /// What a sweep compares: the time of one of its calls over that of others, for every
 /// implementation and pass that ran them all.

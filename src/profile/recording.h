@@ -69,7 +69,8 @@ struct TimeAccount {
 struct Roofs {
   std::optional<double> gflops;
   std::optional<double> gb_per_s;
-  std::string source;  ///< "fp32 FMA on all threads, copy between buffers beyond the caches"
+  std::string source;     ///< "fp32 FMA on all threads, copy between buffers beyond the caches"
+  bool of_units = false;  ///< `gflops` is of a GPU's units at their clock, not of a loop
 };
 
 struct Recording {

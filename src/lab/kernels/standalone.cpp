@@ -83,6 +83,7 @@ std::vector<KernelVariant> instrument_variants(const cuda::DeviceInfo& device) {
     }
   }
   out.push_back(variant_of("read", "", read_kernel(), kRoofThreads, "memory's bytes read"));
+  out.push_back(variant_of("clock", "", clock_kernel(), 32, "the clock of a multiprocessor"));
   out.push_back(variant_of("ruler", "", spin_kernel(), 1, "a kernel of known duration"));
   return out;
 }

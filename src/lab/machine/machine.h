@@ -40,7 +40,9 @@ struct Environment {
   /// Of the device that was used; the clock as it was under the roof's load.
   std::optional<double> clock_mhz, roof_fp32_gflops, roof_bf16_gflops, copy_gb_per_s;
   std::optional<double> read_gb_per_s;  ///< of a GPU
-  std::string roof_source;  ///< "cuda:0: fp32 FMA, mma.sync bf16, device-to-device copy, reads"
+  /// Where a GPU's roofs are its units' rates: what a loop of multiply-adds in registers reached.
+  std::optional<double> loop_fp32_gflops, loop_bf16_gflops;
+  std::string roof_source;  ///< "cuda:0: bf16 tensor cores at 1755 MHz (loop: mma.sync bf16), ..."
   std::string protocol;     ///< warm-ups, repeats, cold or hot caches, in words
   std::vector<EnvironmentWarning> warnings;
   std::vector<MonitorSample> monitor;  ///< of the device that was used, while the run was made

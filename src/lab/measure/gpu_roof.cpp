@@ -12,7 +12,6 @@
 #include "lab/measure/gpu_clock.h"
 #include "lab/measure/statistics.h"
 #include "runtime/kernel_store/config.h"
-#include "runtime/program/executor.h"
 
 namespace flashlab::lab {
 namespace {
@@ -25,6 +24,20 @@ constexpr double kLaunchMs = 1;  // of one launch: far above the cost of launchi
 constexpr std::size_t kGpuCopyBytes = std::size_t{1} << 30;
 constexpr unsigned kReadBlocksPerMultiprocessor = 8;
 constexpr int kReadPasses = 8;  // of a launch, whose start and end are then a thousandth of it
+// Long beside the timer's steps of up to 1 us, short beside what a clock takes to change.
+constexpr std::uint64_t kClockProbeNs = 300'000;
+
+// FLOPs of a clock and multiprocessor: dense fp16 and bf16 products with sums in fp32, and FMA.
+// Products in tf32 run at half of the former everywhere. From the vendor's peak over boost clock
+// and multiprocessors: T4 65 TFLOP/s, 1590 MHz, 40; A100 312, 1410, 108; A10 125, 1695, 72;
+// L40S 362, 2520, 142; H100 SXM 989.4, 1830, 132.
+struct UnitRates {
+  int major, minor;
+  double half, fma;
+};
+constexpr UnitRates kUnitRates[] = {
+    {7, 5, 1024, 128}, {8, 0, 2048, 128}, {8, 6, 1024, 256}, {8, 9, 1024, 256}, {9, 0, 4096, 256},
+};
 
 // The roof's kernel, its output and its clock.
 class RoofLoop {
@@ -100,6 +113,69 @@ class RoofLoop {
 };
 
 }  // namespace
+
+GpuUnits gpu_units(const cuda::DeviceInfo& gpu, DType dtype, Precision precision) {
+  const auto* rates = std::ranges::find_if(kUnitRates, [&](const UnitRates& each) {
+    return each.major == gpu.major && each.minor == gpu.minor;
+  });
+  const bool turing = gpu.major < 8;
+  if (rates == std::end(kUnitRates) || dtype == DType::kFp64) return {};
+  // Boards for games add products of fp16 in fp32 at half the rate.
+  const bool halved = gpu.name.find("GeForce") != std::string::npos && rates->half == 1024;
+  const double half = halved ? rates->half / 2 : rates->half;
+  if (dtype != DType::kFp32) {
+    if (turing && dtype == DType::kBf16) return {};
+    return {fmt::format("{} tensor cores", to_string(dtype)), half};
+  }
+  if (precision == Precision::kTf32 && !turing) return {"tf32 tensor cores", half / 2};
+  // Turing's kernels multiply fp32 by FMA alone.
+  if (turing || half / 3 < rates->fma) return {"fp32 FMA units", rates->fma};
+  return {"fp16 tensor cores / 3", half / 3};
+}
+
+std::optional<double> units_flops(const cuda::DeviceInfo& gpu, const GpuUnits& units,
+                                  double clock_hz) {
+  if (!(units.flops_per_clock > 0) || !(clock_hz > 0)) return std::nullopt;
+  return units.flops_per_clock * gpu.multiprocessors * clock_hz;
+}
+
+cuda::KernelSpec clock_kernel() {
+  return {"lab/clock.cu", "lab_clock", "struct Config {};", {}};
+}
+
+GpuClockProbe::GpuClockProbe(cuda::GpuDevice& gpu, std::shared_ptr<DeviceMemory> memory)
+    : memory_(std::move(memory)), executor_({&gpu}) {}
+
+GpuClockProbe::~GpuClockProbe() {
+  memory_->release(out_);
+}
+
+Result<std::unique_ptr<GpuClockProbe>> GpuClockProbe::create(std::shared_ptr<DeviceMemory> memory) {
+  auto gpu = gpu_of(memory->device());
+  if (!gpu.ok()) return gpu.status();
+  std::unique_ptr<GpuClockProbe> out(new GpuClockProbe(**gpu, std::move(memory)));
+  auto place = out->memory_->allocate(2 * sizeof(std::uint64_t));
+  if (!place.ok()) return place.status();
+  out->out_ = *place;
+  device::ClockArguments arguments{};
+  arguments.out = static_cast<unsigned long long*>(out->out_);
+  arguments.nanoseconds = kClockProbeNs;
+  cuda::LaunchShape shape;
+  shape.threads = 32;
+  out->executor_.program().add(
+      {.name = "lab_clock",
+       .work = runtime::KernelWork{clock_kernel(), shape, runtime::ParameterBlock(arguments)}});
+  if (Status s = out->executor_.prepare(); !s.ok()) return s;
+  return out;
+}
+
+std::optional<double> GpuClockProbe::hz() {
+  const Stream stream = memory_->stream();
+  std::uint64_t read[2] = {};
+  if (!executor_.enqueue({.streams = {&stream, 1}}).ok()) return std::nullopt;
+  if (!memory_->download(read, out_, sizeof read).ok() || read[1] == 0) return std::nullopt;
+  return static_cast<double>(read[0]) / static_cast<double>(read[1]) * 1e9;
+}
 
 GpuRoof gpu_roof(const cuda::DeviceInfo& gpu, DType dtype, Precision precision) {
   const bool turing = gpu.major < 8;
@@ -216,24 +292,44 @@ Status add_gpu_roofs(std::shared_ptr<DeviceMemory> memory, Environment& environm
   Status first_failure;
   struct Measured {
     DType dtype;
-    std::optional<double>& gflops;
+    std::optional<double>&roof, &loop;
   };
   std::string names;
-  for (const Measured& each : {Measured{DType::kFp32, environment.roof_fp32_gflops},
-                               Measured{DType::kBf16, environment.roof_bf16_gflops}}) {
+  const auto named = [&names](const std::string& name) {
+    names += fmt::format("{}{}", names.empty() ? "" : ", ", name);
+  };
+  const cuda::DeviceInfo& info = (*gpu)->info();
+  const auto probe = GpuClockProbe::create(memory);
+  const auto clock_hz = [&probe] { return probe.ok() ? (*probe)->hz().value_or(0) : 0.0; };
+  double clock = 0;
+  for (const Measured& each :
+       {Measured{DType::kFp32, environment.roof_fp32_gflops, environment.loop_fp32_gflops},
+        Measured{DType::kBf16, environment.roof_bf16_gflops, environment.loop_bf16_gflops}}) {
     // Without bf16 tensor cores (sm_75) fp16 stands in its place, and the name says so.
-    const bool instead = each.dtype == DType::kBf16 && (*gpu)->info().major < 8;
+    const bool instead = each.dtype == DType::kBf16 && info.major < 8;
     const DType dtype = instead ? DType::kFp16 : each.dtype;
-    auto window = gpu_roof_window(memory, dtype);
-    if (!window.ok()) {
-      if (first_failure.ok()) first_failure = window.status();
-      continue;
-    }
+    // The largest so far: a load of less power runs at a higher clock than these loops.
+    clock = std::max(clock, clock_hz());
     std::vector<double> rates;
-    for (int i = 0; i < kGpuWindows; ++i) rates.push_back((*window)(window_seconds));
-    each.gflops = median_of(rates).value_or(0) * 1e-9;
-    names += fmt::format("{}{}", names.empty() ? "" : ", ",
-                         gpu_roof((*gpu)->info(), dtype, Precision::kIeee).name);
+    auto window = gpu_roof_window(memory, dtype);
+    if (window.ok()) {
+      for (int i = 0; i < kGpuWindows; ++i) rates.push_back((*window)(window_seconds));
+    } else if (first_failure.ok()) {
+      first_failure = window.status();
+    }
+    clock = std::max(clock, clock_hz());
+    const GpuUnits units = gpu_units(info, dtype, Precision::kIeee);
+    const std::optional<double> rate = median_of(rates);
+    const std::string loop = gpu_roof(info, dtype, Precision::kIeee).name;
+    if (const auto most = units_flops(info, units, clock)) {
+      each.roof = *most * 1e-9;
+      if (rate) each.loop = *rate * 1e-9;
+      named(fmt::format("{} at {:.0f} MHz (loop: {})", units.name, clock * 1e-6, loop));
+    } else if (rate) {
+      // The rates of this architecture's units are not known.
+      each.roof = *rate * 1e-9;
+      named(loop);
+    }
   }
   environment.clock_mhz = gpu_clock_mhz(**gpu);  // the load of a moment ago still sets it
   environment.copy_gb_per_s = gpu_copy_gb_per_s(memory);

@@ -1,6 +1,7 @@
 #pragma once
 
-// What a GPU can do at most: multiply-adds in registers on every multiprocessor, copying, reading.
+// What a GPU can do at most: its units' products at the clock of the moment, multiply-adds in
+// registers on every multiprocessor, copying, reading.
 
 #include <memory>
 #include <optional>
@@ -12,10 +13,45 @@
 #include "lab/measure/measure.h"
 #include "runtime/cuda/device.h"
 #include "runtime/kernel_store/compile.h"
+#include "runtime/program/executor.h"
 
 namespace flashlab::lab {
 
-/// The instructions of a roof: the fastest that the portable kernels have for this type.
+/// The units that multiply for a type: their rate is the roof of every kernel, whichever
+/// instructions it has.
+struct GpuUnits {
+  std::string name;            ///< "bf16 tensor cores", "fp16 tensor cores / 3", "fp32 FMA units"
+  double flops_per_clock = 0;  ///< of a multiprocessor; 0: this architecture's are not known
+};
+/// By the vendor's data. fp32 in `ieee` multiplies operands in parts: three fp16 products stand for
+/// one, where that is more than the FMA units do.
+GpuUnits gpu_units(const cuda::DeviceInfo& gpu, DType dtype, Precision precision);
+
+/// FLOP/s of the units on all multiprocessors; empty where they are not known.
+std::optional<double> units_flops(const cuda::DeviceInfo& gpu, const GpuUnits& units,
+                                  double clock_hz);
+
+/// The clock of a multiprocessor in Hz, by a kernel of one block between whatever is enqueued on
+/// the memory's stream.
+class GpuClockProbe {
+ public:
+  /// Errors: kUnsupported (no compiler), kDeviceError, kOutOfMemory.
+  static Result<std::unique_ptr<GpuClockProbe>> create(std::shared_ptr<DeviceMemory> memory);
+  GpuClockProbe(const GpuClockProbe&) = delete;
+  GpuClockProbe& operator=(const GpuClockProbe&) = delete;
+  ~GpuClockProbe();
+  /// Empty after a failure.
+  std::optional<double> hz();
+
+ private:
+  GpuClockProbe(cuda::GpuDevice& gpu, std::shared_ptr<DeviceMemory> memory);
+  std::shared_ptr<DeviceMemory> memory_;
+  runtime::Executor executor_;
+  void* out_ = nullptr;
+};
+cuda::KernelSpec clock_kernel();
+
+/// The instructions of a loop: the fastest that the portable kernels have for this type.
 struct GpuRoof {
   std::string name;    ///< "mma.sync bf16", "fp32 FMA"; empty: this GPU has none for the type
   std::string config;  ///< of src/cuda/kernels/lab/roof.cu
@@ -42,8 +78,10 @@ std::optional<double> gpu_copy_gb_per_s(std::shared_ptr<DeviceMemory> memory);
 std::optional<double> gpu_read_gb_per_s(std::shared_ptr<DeviceMemory> memory);
 cuda::KernelSpec read_kernel();
 
-/// Fills the environment's roofs: the median of several windows each, and the clock under that
-/// load. Errors: those of gpu_roof_window; what was measured before stays.
+/// Fills the environment's roofs: the units' rates at the larger clock of those before and behind
+/// the loops, the loops' rates beside them (the median of several windows each, and the roof itself
+/// where the units are not known), and the clock under that load. Errors: those of
+/// gpu_roof_window; what was measured before stays.
 Status add_gpu_roofs(std::shared_ptr<DeviceMemory> memory, Environment& environment,
                      double window_seconds);
 

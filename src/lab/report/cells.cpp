@@ -142,6 +142,8 @@ std::vector<std::pair<std::string, std::string>> environment_rows(const Environm
   add_number("clock", e.clock_mhz, "MHz");
   add_number("fp32 roof, measured", e.roof_fp32_gflops, "GFLOP/s");
   add_number("bf16 roof, measured", e.roof_bf16_gflops, "GFLOP/s");
+  add_number("fp32 loop, measured", e.loop_fp32_gflops, "GFLOP/s");
+  add_number("bf16 loop, measured", e.loop_bf16_gflops, "GFLOP/s");
   add_number("copy bandwidth, measured", e.copy_gb_per_s, "GB/s");
   add_number("read bandwidth, measured", e.read_gb_per_s, "GB/s");
   add("roof of", e.roof_source);

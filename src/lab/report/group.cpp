@@ -250,7 +250,7 @@ std::string roof_words(const Group& group) {
       if (named && (*r)[kRoofShare].value_or(0) > 1) above = r;
     }
   }
-  if (above == nullptr || above->roof_name == kRoofOfReads) return "";
+  if (above == nullptr || above->roof_name == kRoofOfReads || above->against_units()) return "";
   const char* what = above->roof_name == "fp32 FMA"
                          ? "tensor cores multiply the operands in parts, and faster"
                          : "wgmma multiplies faster";

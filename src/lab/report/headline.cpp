@@ -179,11 +179,13 @@ void about_rate(const Tally& t, Headline* out) {
                          base::clean(t.best->pass))});
   const auto share = finite((*t.best)[kRoofShare]);
   if (!share) return;
-  // Share and roof were measured in windows of their own: the rate beside them is theirs too.
+  // Beside a loop share and roof have windows of their own: the rate beside them is theirs too.
   const auto roof = finite((*t.best)[kRoofTflops]);
   const std::string beside =
-      roof ? fmt::format("{} of {} {} in the same windows", format_rate(*share * *roof, unit),
-                         format_rate(roof, unit), to_string(unit))
+      roof ? fmt::format(
+                 "{} of {} {} {}", format_rate(*share * *roof, unit), format_rate(roof, unit),
+                 to_string(unit),
+                 t.best->against_units() ? "of the units at their clock" : "in the same windows")
            : std::string("measured in the same run");
   out->sentences.push_back(
       fmt::format("There it reaches {} of the measured roof ({}).", format_percent(share), beside));

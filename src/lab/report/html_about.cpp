@@ -132,10 +132,11 @@ Section reading_section(const Page& page) {
   out.body += names_of_implementations(page);
   out.body +=
       definition("roof",
-                 "That rate as a share of the highest rate the machine reached with nothing but "
-                 "multiply-adds, measured beside it: on a GPU FMA for fp32, mma.sync for other "
-                 "types. fp32 kernels that split their operands for tensor cores, and wgmma, can "
-                 "pass 100%; elsewhere a clock that changed in between can show a little more.");
+                 "That rate as a share of the most the machine can do: on a CPU the highest rate "
+                 "of nothing but multiply-adds, measured beside it; on a GPU the units of the type "
+                 "at the clock measured around the samples, fp32 as a third of fp16, or reads. "
+                 "Older records of GPUs, and unknown ones, have a loop of mma.sync or FMA, which "
+                 "wgmma and split fp32 pass. A clock that changed can show a little above 100%.");
   out.body +=
       definition("peak memory",
                  "Inputs, outputs and the most the call held at any time, the larger of its "

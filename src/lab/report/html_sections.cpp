@@ -63,8 +63,8 @@ Section performance_section(const Page& page) {
   out.body =
       lead(
           "FLOP/s count the work that the formula asks for (visible pairs only), so a slower "
-          "algorithm cannot look busy. The roof is what this machine's arithmetic reached "
-          "in the same run.") +
+          "algorithm cannot look busy. The roof is what this machine's arithmetic can do "
+          "at its pace in the same run.") +
       out.body;
   return out;
 }

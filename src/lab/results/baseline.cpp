@@ -100,7 +100,7 @@ void judge_times(const Measurement& old_one, const Measurement& new_one, double 
   }
   // The pace of the machine itself, where both runs measured it beside the kernel.
   const std::optional<double>&then = old_one[kRoofTflops], &now = new_one[kRoofTflops];
-  if (!then || !now || *then <= 0 || *now <= 0) return;
+  if (!then || !now || *then <= 0 || *now <= 0 || old_one.roof_name != new_one.roof_name) return;
   const double pace = *now / *then;
   const bool steady = pace <= 1 + tolerance && pace >= 1 / (1 + tolerance);
   if (steady || !firm) return;

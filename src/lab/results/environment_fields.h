@@ -47,6 +47,8 @@ void for_each_field(Environment& e, Visit visit) {
   visit("roof_bf16_gflops", e.roof_bf16_gflops);
   visit("copy_gb_per_s", e.copy_gb_per_s);
   visit("read_gb_per_s", e.read_gb_per_s);
+  visit("loop_fp32_gflops", e.loop_fp32_gflops);
+  visit("loop_bf16_gflops", e.loop_bf16_gflops);
   visit("roof_source", e.roof_source);
   visit("protocol", e.protocol);
 }

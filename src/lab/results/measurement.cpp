@@ -101,7 +101,8 @@ void Measurement::set_read_share(const Environment& environment) {
   const std::optional<double>&read = environment.read_gb_per_s,
         &math = environment.roof_bf16_gflops;
   if (!read || !math || !self[kGbPerS] || !self[kTflops]) return;
-  if (*self[kTflops] * 1e3 / *math > *self[kGbPerS] / *read) return;
+  const double products = std::max(self[kRoofShare].value_or(0), *self[kTflops] * 1e3 / *math);
+  if (products > *self[kGbPerS] / *read) return;
   self[kRoofShare] = *self[kGbPerS] / *read;
   self[kRoofTflops] = std::nullopt;
   roof_name = kRoofOfReads;

@@ -95,6 +95,8 @@ std::optional<RunStatus> parse_status(std::string_view name);
 
 /// The roof of a problem that reading bounds more than arithmetic.
 inline constexpr const char* kRoofOfReads = "reads";
+/// What the name of a roof begins with that is a GPU's units at their clock.
+inline constexpr const char* kRoofOfUnits = "units: ";
 
 /// One implementation on one problem and pass.
 class Measurement {
@@ -114,8 +116,10 @@ class Measurement {
   std::string plan;          ///< one line: what ran
   /// Queries and keys of the plan's tiles; 0: it has none, or they are not known.
   std::int64_t tile_q = 0, tile_k = 0;
-  /// On a GPU, what the share's roof multiplies with: "fp32 FMA"; or kRoofOfReads.
+  /// On a GPU, what the share's roof is: "units: bf16 tensor cores"; where these are not known, and
+  /// in older records, the loop beside the kernel ("mma.sync bf16"); or kRoofOfReads.
   std::string roof_name;
+  bool against_units() const { return roof_name.starts_with(kRoofOfUnits); }
 
   /// Separately timed parts (naive: scores, softmax, values), name and median.
   struct Part {
@@ -134,8 +138,8 @@ class Measurement {
   /// The same measured once more: the figures become those of the quicker
   /// window (other programs only ever add time), the interval that of both.
   void join_window(const Measurement& other);
-  /// The share of the environment's read roof, of a problem whose bytes take longer there than its
-  /// FLOPs on the roof of arithmetic; nothing where either is not known.
+  /// The share of the environment's read roof where it is the larger: its bytes take longer there
+  /// than its FLOPs on the roof of arithmetic. Nothing where either is not known.
   void set_read_share(const Environment& environment);
   /// Why there are no figures.
   void set_failure(const Status& status);

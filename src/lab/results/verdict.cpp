@@ -54,8 +54,8 @@ Grade grade(double value, Thresholds thresholds) noexcept {
   return value >= thresholds.poor ? Grade::kFair : Grade::kPoor;
 }
 
-Verdict judge_roof_share(double share) {
-  return judge_share("share of the roof", share, kRoofShareThresholds, "of the measured roof");
+Verdict judge_roof_share(double share, Thresholds thresholds) {
+  return judge_share("share of the roof", share, thresholds, "of the measured roof");
 }
 
 Verdict judge_speedup(double naive_ms, double ms) {
@@ -68,13 +68,20 @@ Verdict judge_speedup(double naive_ms, double ms) {
 
 std::optional<Verdict> judge_throughput(const Measurement& result, const Environment& environment) {
   const bool on_gpu = result.device.starts_with("cuda");
+  if (result.roof_name == kRoofOfReads && result[kRoofShare]) {
+    return judge_share("share of the roof", *result[kRoofShare], kRoofShareThresholds,
+                       "of the measured read roof");
+  }
   if (on_gpu && environment.gpu.find("A100") != std::string::npos && result[kTflops]) {
     return judge("throughput", *result[kTflops], kA100TflopsThresholds,
                  fmt::format("{:.0f} TFLOP/s", *result[kTflops]),
                  fmt::format("{:.0f} TFLOP/s", kA100TflopsThresholds.good),
                  fmt::format("{:.0f} TFLOP/s", kA100TflopsThresholds.poor));
   }
-  if (result[kRoofShare]) return judge_roof_share(*result[kRoofShare]);
+  if (result[kRoofShare]) {
+    return judge_roof_share(*result[kRoofShare],
+                            result.against_units() ? kUnitsShareThresholds : kRoofShareThresholds);
+  }
   return {};
 }
 

@@ -16,4 +16,10 @@ struct ReadArguments {
   int passes;        ///< over all of them
 };
 
+/// What the kernel that reads the clock is launched with.
+struct ClockArguments {
+  unsigned long long* out;  ///< clocks, nanoseconds
+  unsigned long long nanoseconds;
+};
+
 }  // namespace flashlab::device

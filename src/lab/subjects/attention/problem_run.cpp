@@ -340,7 +340,9 @@ class ProblemRun {
           {&results_[runnable[i].result], timed, problem_.flops(pass), problem_.ideal_bytes(pass)});
     }
     const bool lost_before = device_lost_;
+    pass_clock_hz_ = clock_hz();
     time_in_turns(measure_options(), contestants, [this] { publish(); });
+    pass_clock_hz_ = std::max(pass_clock_hz_, clock_hz());
     for (std::size_t i = 0; i < runnable.size(); ++i) {
       Measurement& result = results_[runnable[i].result];
       if (result.status == RunStatus::kError && !lost_before) {
@@ -395,8 +397,33 @@ class ProblemRun {
     return *roof_;
   }
 
+  // Of a GPU: 0 where it cannot be read, or no roof is asked for.
+  double clock_hz() {
+    if (!on_gpu() || !options_.roof || device_lost_) return 0;
+    if (!probe_) {
+      auto probe = GpuClockProbe::create(memory_);
+      probe_.emplace(probe.ok() ? std::move(*probe) : nullptr);
+    }
+    return *probe_ ? (*probe_)->hz().value_or(0) : 0;
+  }
+
+  // The rate of the samples as a share of what the units do at the larger of the clocks before and
+  // behind them. False where either is not known.
+  bool share_of_units(Measurement& result) const {
+    const cuda::GpuDevice* gpu = context_.state().gpu();
+    if (gpu == nullptr || !result[kTflops]) return false;
+    const GpuUnits units = gpu_units(gpu->info(), problem_.dtype, problem_.precision);
+    const std::optional<double> most = units_flops(gpu->info(), units, pass_clock_hz_);
+    if (!most) return false;
+    result[kRoofTflops] = *most * 1e-12;
+    result[kRoofShare] = *result[kTflops] / *result[kRoofTflops];
+    result.roof_name = kRoofOfUnits + units.name;
+    return true;
+  }
+
   void measure_roof(Pass pass, const Runnable& each) {
     Measurement& result = results_[each.result];
+    if (options_.roof && share_of_units(result)) return;
     const double flops = problem_.flops(pass);
     // Of a few queries over a cache reading is the roof: the share is of the environment's.
     const bool reads =
@@ -481,8 +508,10 @@ class ProblemRun {
   std::unique_ptr<SampleClock> clock_;  // of a GPU
   SharedWorkspace workspace_;           // given back before the stream goes
   std::optional<CaseData> data_;
-  std::optional<RoofWindow> roof_;     // once asked for; empty: none for this type
-  std::optional<ErrorOracle> oracle_;  // of the pass under way
+  std::optional<RoofWindow> roof_;  // once asked for; empty: none for this type
+  std::optional<std::unique_ptr<GpuClockProbe>> probe_;  // once asked for; null: there is none
+  double pass_clock_hz_ = 0;                             // of the pass under way
+  std::optional<ErrorOracle> oracle_;                    // of the pass under way
   bool device_lost_ = false;
   std::size_t finished_ = 0;      // results before it have their roof and error
   std::int64_t limit_bytes_ = 0;  // what the tensors and a workspace may take together

@@ -6,8 +6,8 @@ if(FLASHLAB_BUILD_CLI)
     LIBRARIES flashlab_lab ZLIB::ZLIB)
   flashlab_test(cli_problem_run_test SOURCES cli_problem_run_test.cpp LIBRARIES flashlab_lab)
 
-  foreach(part IN ITEMS bad_input collective commands help kernels monitor parallel peers profile
-      profile_gpu ranks results step train)
+  foreach(part IN ITEMS bad_input collective commands help kernels monitor mpi parallel
+      peers profile profile_gpu ranks results step train)
     add_test(NAME cli_${part}_test
       COMMAND Python3::Interpreter ${CMAKE_CURRENT_SOURCE_DIR}/cli_${part}_test.py
         $<TARGET_FILE:flashlab_cli> ${PROJECT_SOURCE_DIR})
@@ -26,6 +26,12 @@ if(FLASHLAB_BUILD_CLI)
   # A driver of two GPUs, in which processes copy and add.
   set_tests_properties(cli_collective_test PROPERTIES
     ENVIRONMENT "FLASHLAB_FAKE_GPU=$<TARGET_FILE_DIR:flashlab_fake_gpu>")
+
+  # Skips what needs mpirun where the module was not built.
+  if(TARGET flashlab_mpi)
+    set_tests_properties(cli_mpi_test PROPERTIES
+      ENVIRONMENT "FLASHLAB_MPI_MODULE=$<TARGET_FILE:flashlab_mpi>")
+  endif()
 
   # A learner types what the documents show.
   add_test(NAME docs_commands_test

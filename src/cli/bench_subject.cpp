@@ -172,7 +172,9 @@ std::unique_ptr<lab::BenchSession> start_session(const lab::Subject& subject,
   auto session = subject.bench->start(context, options);
   if (!session.ok()) {
     end_with_group(*options.group);
-    fail(session.status());
+    // On processors all ranks refuse the same, in the same words.
+    const bool silent = options.group->rank() != 0 && context.device().kind == DeviceKind::kCpu;
+    throw Failure{exit_code_of(session.status()), session.status().message(), false, silent};
   }
   options.session = session->get();
   return std::move(*session);

@@ -12,6 +12,9 @@ Words machine_choices() {
 Words parallel_choices() {
   return {"naive", "flat", "overlap", "bucket", "ddp", "sharded", "zero1"};
 }
+Words transport_choices() {
+  return {"shared", "mpi"};
+}
 Words state_choices() {
   return {"bf16", "fp32"};
 }
@@ -44,6 +47,9 @@ std::vector<FlagSpec> flags_of_ranks() {
        "there"},
       {"--bucket", "", "BYTES", kValue, kTrain | kBenchParallel, kRanks,
        "gradients that are added together, 1KB to all (default 25MB)"},
+      {"--transport", "", "NAME", kValue, kTrain | kCheckParallel | kBenchParallel, kRanks,
+       "who carries the bytes: shared (memory of one host), mpi (under mpirun) (default shared)",
+       transport_choices},
       {"--quick", "", "", kSwitch, kCheckParallel, kRanks,
        "two modes of every model instead of all: a few seconds"},
       {"--threads", "", "N", kValue, kCheckParallel | kBenchParallel, kRanks,

@@ -36,12 +36,17 @@ train::ParallelOptions parallel_options(const Arguments& arguments) {
   return out;
 }
 
-TrainingRanks joined(const dist::World& world, std::int64_t timeout_s) {
+TrainingRanks joined(const dist::World& world, const Arguments& arguments, std::int64_t timeout_s) {
   TrainingRanks out;
   out.ranks.first_timeout_s = static_cast<double>(timeout_s);
   Result<std::unique_ptr<runtime::Communicator>> group =
-      dist::join(world, {.timeout_s = out.ranks.first_timeout_s});
-  if (!group.ok()) fail(group.status());
+      dist::join(world, {.transport = arguments.value("--transport").value_or("shared"),
+                         .timeout_s = out.ranks.first_timeout_s});
+  if (!group.ok()) {
+    // What this version has no transport for, all ranks refuse in the same words.
+    const bool silent = world.rank != 0 && group.status().code() == StatusCode::kUnsupported;
+    throw Failure{exit_code_of(group.status()), group.status().message(), false, silent};
+  }
   out.group = std::move(*group);
   out.ranks.group = out.group.get();
   return out;
@@ -53,7 +58,7 @@ TrainingRanks training_ranks(const Arguments& arguments) {
   const Result<dist::World> world = dist::world_of();
   if (!world.ok()) fail(world.status());
   if (world->alone()) {
-    for (const char* flag : {"--parallel", "--bucket", "--timeout"}) {
+    for (const char* flag : {"--parallel", "--bucket", "--transport", "--timeout"}) {
       if (!arguments.has(flag)) continue;
       fail_usage(
           fmt::format("{} is about several ranks, and this process is alone; start them "
@@ -71,7 +76,7 @@ TrainingRanks training_ranks(const Arguments& arguments) {
   // Before ranks meet: a refusal needs nobody.
   const train::ParallelOptions parallel = parallel_options(arguments);
   const std::int64_t timeout = timeout_of(arguments, kTimeoutS);
-  TrainingRanks out = joined(*world, std::max(timeout, kFirstTimeoutS));
+  TrainingRanks out = joined(*world, arguments, std::max(timeout, kFirstTimeoutS));
   out.ranks.parallel = parallel;
   out.ranks.timeout_s = static_cast<double>(timeout);
   return out;
@@ -81,7 +86,7 @@ TrainingRanks ranks_of(const Arguments& arguments) {
   const Result<dist::World> world = dist::world_of();
   if (!world.ok()) fail(world.status());
   if (world->alone()) return {};
-  return joined(*world, timeout_of(arguments, kFirstTimeoutS));
+  return joined(*world, arguments, timeout_of(arguments, kFirstTimeoutS));
 }
 
 void fail_among(const train::Ranks& ranks, const Status& status) {

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <charconv>
 
+#include "dist/mpi/mpi_communicator.h"
 #include "dist/shared/shared_communicator.h"
 #include "flashlab/version.h"
 
@@ -41,7 +42,10 @@ Result<std::unique_ptr<runtime::Communicator>> join(const World& world,
     return own;
   }();
   if (!made.ok()) return made.status();
-  return shared_communicator(std::move(made).value(), world.rank, world.size);
+  auto shared = shared_communicator(std::move(made).value(), world.rank, world.size);
+  if (options.transport != "mpi") return shared;
+  runtime::Communicator& control = *shared;
+  return mpi_communicator(control, std::move(shared), options.timeout_s);
 }
 
 bool report_to_launcher(int exit_code, bool lost, std::string_view text) {

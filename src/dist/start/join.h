@@ -13,13 +13,14 @@
 namespace flashlab::dist {
 
 struct JoinOptions {
-  std::string group = "main";  ///< another name, another communicator of the same ranks
-  double timeout_s = 120;      ///< for others, at the start and inside each collective
+  std::string group = "main";        ///< another name, another communicator of the same ranks
+  std::string transport = "shared";  ///< or "mpi"
+  double timeout_s = 120;            ///< for others, at the start and inside each collective
 };
 
 /// The communicator of all ranks of the world, over CPUs. All call it. A process that is alone is a
 /// group of one.
-/// Errors: kUnsupported (ranks of several hosts), and those of Segment::meet.
+/// Errors: kUnsupported (ranks of several hosts), those of Segment::meet and of mpi_communicator.
 Result<std::unique_ptr<runtime::Communicator>> join(const World& world,
                                                     const JoinOptions& options = {});
 

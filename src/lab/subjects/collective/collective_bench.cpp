@@ -186,7 +186,7 @@ std::vector<Measurement> bench_collective(const Context& context, const Labels& 
 }
 
 std::vector<std::string> transport_names() {
-  return {"auto", "nccl", "copies", "shared"};
+  return {"auto", "nccl", "copies", "shared", "mpi"};
 }
 
 std::vector<std::string> peer_names() {
@@ -199,8 +199,8 @@ std::vector<std::string> enqueue_names() {
 
 constexpr ProblemFlag kSettings[] = {
     {"--transport", "", "NAME[,NAME]", "",
-     "who carries the bytes (default: all that the device has; auto chooses between the others by "
-     "size)",
+     "who carries the bytes (default: all that the device has, but mpi, which needs its mpirun; "
+     "auto chooses between the others by size)",
      transport_names},
     {"--enqueue", "", "HOW[,HOW]", "",
      "on a GPU: calls replayed from a graph, or one by one (default graph)", enqueue_names},

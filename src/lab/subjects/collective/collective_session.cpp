@@ -6,6 +6,7 @@
 
 #include "base/text.h"
 #include "dist/copies/copies_communicator.h"
+#include "dist/mpi/mpi_communicator.h"
 #include "dist/nccl/nccl_communicator.h"
 #include "dist/start/join_gpu.h"
 #include "lab/machine/gpu_memory.h"
@@ -20,7 +21,7 @@ bool has(const std::vector<std::string>& list, std::string_view word) {
 }  // namespace
 
 std::vector<std::string> transports_of(Device device) {
-  if (device.kind == DeviceKind::kCpu) return {"shared"};
+  if (device.kind == DeviceKind::kCpu) return {"shared", "mpi"};
   return {"auto", "nccl", "copies"};
 }
 
@@ -45,6 +46,12 @@ Status CollectiveSession::open_gpu(const Context& context, const BenchOptions& o
 Status CollectiveSession::add(const std::string& name, const BenchOptions& options) {
   Transport out{.name = name, .group = options.group, .graph = false, .status = {}};
   if (gpu_ == nullptr) {
+    if (name == "mpi") {
+      auto mpi = dist::mpi_communicator(*options.group, nullptr, options.timeout_s);
+      if (!mpi.ok()) return mpi.status();
+      mpi_ = std::move(*mpi);
+      out.group = mpi_.get();
+    }
     transports_.push_back(std::move(out));
     return {};
   }
@@ -66,6 +73,8 @@ Result<std::unique_ptr<BenchSession>> CollectiveSession::start(const Context& co
   const std::vector<std::string> here = transports_of(context.device());
   std::vector<std::string> wanted = options.setting("--transport");
   if (wanted.empty()) wanted = here;
+  // MPI wants its own mpirun: only where it is asked for.
+  if (options.setting("--transport").empty()) std::erase(wanted, "mpi");
   for (const std::string& name : wanted) {
     if (has(here, name)) continue;
     // The same words on every rank: they make one message.

@@ -25,7 +25,8 @@ class CollectiveSession final : public BenchSession {
   };
 
   /// All ranks of `options.group` call it. Settings: --transport, --enqueue, --peers, --python.
-  /// Errors: kInvalidArgument (a GPU for two ranks, a transport that the device does not have).
+  /// Errors: kInvalidArgument (a GPU for two ranks, a transport that the device does not have),
+  /// kUnsupported (no MPI).
   static Result<std::unique_ptr<BenchSession>> start(const Context& context,
                                                      const BenchOptions& options);
 
@@ -43,7 +44,7 @@ class CollectiveSession final : public BenchSession {
   Status add(const std::string& name, const BenchOptions& options);
 
   cuda::GpuDevice* gpu_ = nullptr;
-  std::unique_ptr<runtime::Communicator> nccl_, copies_, chosen_;
+  std::unique_ptr<runtime::Communicator> nccl_, copies_, chosen_, mpi_;
   Status nccl_status_, copies_status_;
   std::vector<Transport> transports_;
   std::unique_ptr<TorchCollectives> torch_;
@@ -51,7 +52,7 @@ class CollectiveSession final : public BenchSession {
   bool asked_torch_ = false, torch_graph_ = true;
 };
 
-/// Those of the device, the usual first: "auto", "nccl", "copies"; "shared".
+/// Those of the device, the usual first: "auto", "nccl", "copies"; "shared", "mpi".
 std::vector<std::string> transports_of(Device device);
 
 }  // namespace flashlab::lab

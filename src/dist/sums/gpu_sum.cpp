@@ -7,20 +7,7 @@
 namespace flashlab::dist {
 namespace {
 
-constexpr unsigned kThreads = 256;  // kRankSumBlock of sum.cu
 constexpr int kAccessBytes = 16;
-
-cuda::KernelSpec sum_kernel(int parts, DType dtype, int pack) {
-  cuda::ConfigPrinter config;
-  config
-      .choice("kElement", "Element",
-              dtype == DType::kFp16   ? "kFp16"
-              : dtype == DType::kBf16 ? "kBf16"
-                                      : "kFp32")
-      .integer("kParts", parts)
-      .integer("kPack", pack);
-  return {"dist/sum.cu", "flash_rank_sum", config.text(), {}};
-}
 
 int widest_pack(DType dtype) {
   return kAccessBytes / static_cast<int>(size_of(dtype));
@@ -28,13 +15,25 @@ int widest_pack(DType dtype) {
 
 }  // namespace
 
+cuda::KernelSpec gpu_sum_kernel(int parts, DType dtype, bool wide) {
+  cuda::ConfigPrinter config;
+  config
+      .choice("kElement", "Element",
+              dtype == DType::kFp16   ? "kFp16"
+              : dtype == DType::kBf16 ? "kBf16"
+                                      : "kFp32")
+      .integer("kParts", parts)
+      .integer("kPack", wide ? widest_pack(dtype) : 1);
+  return {"dist/sum.cu", "flash_rank_sum", config.text(), {}};
+}
+
 bool gpu_sums(DType dtype) noexcept {
   return dtype == DType::kFp32 || dtype == DType::kFp16 || dtype == DType::kBf16;
 }
 
 Status prepare_gpu_sum(const cuda::GpuDevice& device, int parts, DType dtype) {
-  for (const int pack : {widest_pack(dtype), 1}) {
-    const auto kernel = cuda::load_kernel(device, sum_kernel(parts, dtype, pack));
+  for (const bool wide : {true, false}) {
+    const auto kernel = cuda::load_kernel(device, gpu_sum_kernel(parts, dtype, wide));
     if (!kernel.ok()) return kernel.status();
   }
   return {};
@@ -52,13 +51,13 @@ Status gpu_sum(const cuda::GpuDevice& device, std::span<const cuda::CUdeviceptr>
   const auto wide = static_cast<std::size_t>(widest_pack(dtype));
   const bool whole = bits % kAccessBytes == 0 && count % wide == 0;
   const std::size_t pack = whole ? wide : 1;
-  const auto kernel = cuda::load_kernel(
-      device, sum_kernel(static_cast<int>(parts.size()), dtype, static_cast<int>(pack)));
+  const auto kernel =
+      cuda::load_kernel(device, gpu_sum_kernel(static_cast<int>(parts.size()), dtype, whole));
   if (!kernel.ok()) return kernel.status();
   arguments.count = static_cast<long long>(count);
   cuda::LaunchShape shape;
-  shape.grid_x = static_cast<unsigned>((count / pack + kThreads - 1) / kThreads);
-  shape.threads = kThreads;
+  shape.grid_x = static_cast<unsigned>((count / pack + kGpuSumThreads - 1) / kGpuSumThreads);
+  shape.threads = kGpuSumThreads;
   void* pointers[] = {&arguments};
   return cuda::launch(device, **kernel, shape, stream, pointers);
 }

@@ -8,11 +8,17 @@
 #include "flashlab/status.h"
 #include "flashlab/tensor.h"
 #include "runtime/cuda/device.h"
+#include "runtime/kernel_store/compile.h"
 
 namespace flashlab::dist {
 
 /// Whether the kernel adds this type: fp32, fp16, bf16.
 bool gpu_sums(DType dtype) noexcept;
+
+inline constexpr unsigned kGpuSumThreads = 256;  // kRankSumBlock of sum.cu
+
+/// The kernel that adds so many parts: `wide` takes 16 bytes of each at a time, else one element.
+cuda::KernelSpec gpu_sum_kernel(int parts, DType dtype, bool wide);
 
 /// Loads the kernels for so many parts: once, before a call is captured. Errors: as load_kernel.
 Status prepare_gpu_sum(const cuda::GpuDevice& device, int parts, DType dtype);

@@ -8,8 +8,10 @@
 #include "cuda/kernels/append/plan.h"
 #include "cuda/kernels/ladder/weighted_sum_plan.h"
 #include "cuda/kernels/merge/plan.h"
+#include "dist/sums/gpu_sum.h"
 #include "lab/measure/gpu_roof.h"
 #include "lab/measure/gpu_ruler.h"
+#include "lab/subjects/collective/collective_gpu.h"
 
 namespace flashlab::lab {
 namespace {
@@ -70,6 +72,17 @@ std::vector<KernelVariant> instrument_variants(const cuda::DeviceInfo& device) {
         out.push_back(variant_of(name, to_string(dtype), std::move(spec), cuda::kWeightedSumThreads,
                                  fmt::format("rows of {}", to_string(dtype))));
       }
+    }
+  }
+  for (const DType dtype : kStandaloneTypes) {
+    for (const bool wide : {true, false}) {
+      out.push_back(variant_of("rank-sum", to_string(dtype), dist::gpu_sum_kernel(3, dtype, wide),
+                               dist::kGpuSumThreads,
+                               fmt::format("parts of three ranks, {}", wide ? "16 bytes" : "one")));
+    }
+    for (const char* entry : {"lab_exchange_fill", "lab_exchange_check"}) {
+      out.push_back(variant_of("exchange", to_string(dtype), exchange_kernel(dtype, entry),
+                               kExchangeThreads, "what ranks exchange"));
     }
   }
   for (const DType dtype : kStandaloneTypes) {

@@ -12,15 +12,6 @@
 #include "runtime/kernel_store/kernel.h"
 
 namespace flashlab::lab {
-namespace {
-
-using cuda::CUdeviceptr;
-using runtime::Collective;
-using Clock = std::chrono::steady_clock;
-
-constexpr int kMostCalls = 20;  // of a sample: as many as a graph holds
-constexpr unsigned kExchangeThreads = 256, kExchangeBlocks = 1024;
-constexpr int kLooksBetweenChecks = 1024;
 
 cuda::KernelSpec exchange_kernel(DType dtype, const char* entry) {
   cuda::ConfigPrinter config;
@@ -28,6 +19,16 @@ cuda::KernelSpec exchange_kernel(DType dtype, const char* entry) {
       .boolean("kFp16", dtype == DType::kFp16);
   return {"lab/collective.cu", entry, config.text(), {}};
 }
+
+namespace {
+
+using cuda::CUdeviceptr;
+using runtime::Collective;
+using Clock = std::chrono::steady_clock;
+
+constexpr int kMostCalls = 20;  // of a sample: as many as a graph holds
+constexpr unsigned kExchangeBlocks = 1024;
+constexpr int kLooksBetweenChecks = 1024;
 
 class GpuWork final : public CollectiveWork {
  public:

@@ -144,6 +144,7 @@ void add_ragged(Variations& to) {
   to.add("ragged-window-beside", c, unused, top_window);
   to.add("ragged-window-causal", c, lengths, from_left, kBottomRight, kSure);
   to.add("ragged-chunk", c, mixed, chunks, chunk(19), seed(2));
+  to.add("ragged-chunk-causal", c, unused, chunk(37), kBottomRight, kSure);
   to.add("ragged-softcap", c, mixed, kCapped, kSure);
   to.add("ragged-alibi", c, mixed, kSloped, kBottomRight, heads);
   to.add("ragged-alibi-shared", c, unused, kSloped, seed(2));

@@ -424,11 +424,16 @@ struct Bounds {
   static constexpr bool kDeterministic = false;
 };
 
+struct Chunks : Bounds<true, true> {
+  static constexpr bool kChunk = true;
+};
+
 TEST_F(Tile, KeyRanges) {
   const auto check = [&]<class Config>(const std::string& name, const Config&, int seqlen_k,
-                                       device::Int64 left, device::Int64 right) {
+                                       device::Int64 left, device::Int64 right, int chunk = 0) {
     device::Shape shape{};
     shape.seqlen_k = seqlen_k, shape.left = left, shape.right = right;
+    shape.seqlen_q = 40, shape.chunk = chunk;
     Words expected;
     for (int i = 0; i < 64; ++i) {
       for (const device::KeyRange range : {device::visible_keys<Config>(shape, i),
@@ -449,13 +454,16 @@ TEST_F(Tile, KeyRanges) {
   check("key_range_both", Bounds<true, true>{}, 50, 7, 3);
   check("key_range_both", Bounds<true, true>{}, 50, -3, 9);
   check("key_range_both", Bounds<true, true>{}, 50, kNoBound, -kNoBound);
+  check("key_range_chunks", Chunks{}, 50, kNoBound, 0, 7);
+  check("key_range_chunks", Chunks{}, 50, 9, kNoBound, -20);
 }
 
 TEST_F(Tile, QueryWalks) {
   const auto check = [&]<class Config>(const std::string& name, const Config&, device::Int64 left,
-                                       device::Int64 right) {
+                                       device::Int64 right, int chunk = 0) {
     device::Shape shape{};
     shape.seqlen_q = 50, shape.seqlen_k = 70, shape.left = left, shape.right = right;
+    shape.chunk = chunk;
     shape.heads_k = 2, shape.group = 3;
     const unsigned blocks = 3 * 2 * 5;  // batch, key heads, tiles of 16 keys
     Words expected;
@@ -482,6 +490,8 @@ TEST_F(Tile, QueryWalks) {
   check("query_walk_right", Bounds<true, false>{}, kNoBound, -20);
   check("query_walk_both", Bounds<true, true>{}, 7, 3);
   check("query_walk_both", Bounds<true, true>{}, kNoBound, -kNoBound);
+  check("query_walk_chunks", Chunks{}, kNoBound, kNoBound, 24);
+  check("query_walk_chunks", Chunks{}, 30, 0, -17);
 }
 
 template <class Bits>

@@ -497,9 +497,9 @@ inline const Primitives& tile_primitives() {
     list.push_back(merge_kernel(4));
     for (const MaskCase& mask : kMaskCases) list.push_back(mask_kernel(mask));
     list.push_back(mask_eight_kernel());
-    for (const auto& [right, left] : {std::pair(false, false), {true, false}, {true, true}}) {
-      list.push_back(key_range_kernel(right, left));
-      list.push_back(query_walk_kernel(right, left));
+    for (const Hidden hidden : kHidden) {
+      list.push_back(key_range_kernel(hidden));
+      list.push_back(query_walk_kernel(hidden));
     }
     list.push_back(sequence_kernel());
     list.push_back(primitive("with_sink", "struct Config {};", {"tile/sinks.h"},

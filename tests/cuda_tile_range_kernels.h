@@ -6,22 +6,28 @@
 
 namespace flashlab::testing {
 
-/// "key_range_right": of the bounds that there are.
-inline std::string bounds_name(const char* what, bool right, bool left) {
-  return fmt::format("{}_{}", what, left ? "both" : right ? "right" : "unbounded");
+/// What hides keys of a Config; chunks have both bounds, as the planner's.
+enum class Hidden { kNothing, kRight, kBoth, kChunks };
+constexpr Hidden kHidden[] = {Hidden::kNothing, Hidden::kRight, Hidden::kBoth, Hidden::kChunks};
+
+/// "key_range_right".
+inline std::string bounds_name(const char* what, Hidden hidden) {
+  constexpr const char* kNames[] = {"unbounded", "right", "both", "chunks"};
+  return fmt::format("{}_{}", what, kNames[static_cast<int>(hidden)]);
 }
-inline std::string bounds_config(bool right, bool left) {
+inline std::string bounds_config(Hidden hidden) {
   return fmt::format(
       "struct Config {{\n  static constexpr bool kBoundedRight = {}, kBoundedLeft = {};\n"
-      "  static constexpr int kTileQ = 8, kTileK = 16;\n"
+      "  static constexpr int kTileQ = 8, kTileK = 16;\n{}"
       "  static constexpr bool kDeterministic = false;\n}};\n",
-      right, left);
+      hidden >= Hidden::kRight, hidden >= Hidden::kBoth,
+      hidden == Hidden::kChunks ? "  static constexpr bool kChunk = true;\n" : "");
 }
 
 /// What positions 0 to 63 see, and tiles of 4 positions: six numbers each. `in`: the Shape.
-inline Primitive key_range_kernel(bool right, bool left) {
-  return primitive(bounds_name("key_range", right, left), bounds_config(right, left),
-                   {"tile/key_range.h"}, "const Shape* in, int* out", R"(
+inline Primitive key_range_kernel(Hidden hidden) {
+  return primitive(bounds_name("key_range", hidden), bounds_config(hidden), {"tile/key_range.h"},
+                   "const Shape* in, int* out", R"(
   const KeyRange one = visible_keys<Config>(*in, t);
   const KeyRange any = keys_seen_by_any<Config>(*in, t, t + 3);
   const KeyRange all = keys_seen_by_all<Config>(*in, t, t + 3);
@@ -36,9 +42,9 @@ constexpr int kWalkNumbers = 10;
 
 /// The work of block t: its tile, the first and the last tile of queries on its way, and how the
 /// first tile of queries sees it. `in`: the Shape.
-inline Primitive query_walk_kernel(bool right, bool left) {
-  return primitive(bounds_name("query_walk", right, left), bounds_config(right, left),
-                   {"tile/query_walk.h"}, "const Shape* in, int* out",
+inline Primitive query_walk_kernel(Hidden hidden) {
+  return primitive(bounds_name("query_walk", hidden), bounds_config(hidden), {"tile/query_walk.h"},
+                   "const Shape* in, int* out",
                    fmt::format("  int* mine = out + {} * t;\n", kWalkNumbers) + R"(
   const Work work = tile_of_keys<Config>(*in, t);
   Cursor at(work, *in);

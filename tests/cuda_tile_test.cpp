@@ -249,11 +249,18 @@ struct Walk : Bounded {
   static constexpr bool kDeterministic = false;
 };
 
+// Whether a query whose own key is `at` may see a key; chunk 0: there are none.
+bool share_chunk(int at, int key, int chunk) {
+  const int size = chunk < 0 ? -chunk : chunk;
+  return size == 0 || (at >= 0 && at / size == key / size);
+}
+
 // The tiles of queries that a tile of keys walks over, and their pairs, by the definition.
 template <class Bounded>
-void expect_walks(int seqlen_q, int seqlen_k, Int64 left, Int64 right) {
+void expect_walks(int seqlen_q, int seqlen_k, Int64 left, Int64 right, int chunk = 0) {
   using Config = Walk<Bounded>;
   Shape shape = shape_with(seqlen_k, left, right);
+  shape.chunk = chunk;
   shape.seqlen_q = seqlen_q, shape.heads_k = 2, shape.group = 3;
   const PairVisibility<Config> visibility(shape);
   const int tiles_k = (seqlen_k + 15) / 16, tiles_q = (seqlen_q + 7) / 8;
@@ -274,16 +281,18 @@ void expect_walks(int seqlen_q, int seqlen_k, Int64 left, Int64 right) {
       int seen = 0, pairs = 0, rows_that_are = 0;
       for (int i = tile * 8; i < tile * 8 + 8; ++i) {
         for (int j = work.key0; j < work.key0 + 16; ++j, ++pairs) {
-          const bool yes = j < seqlen_k && -left <= Int64(j) - i && Int64(j) - i <= right;
+          const bool yes = j < seqlen_k && -left <= Int64(j) - i && Int64(j) - i <= right &&
+                           share_chunk(i + (chunk < 0 ? seqlen_k - seqlen_q : 0), j, chunk);
           EXPECT_EQ(visibility.sees(i, j), yes) << i << " " << j;
           seen += yes;
           rows_that_are += yes && i < seqlen_q;
         }
       }
       EXPECT_EQ(visibility.sees_all(tile * 8, 8, work.key0, 16), seen == pairs);
-      // Keys behind the last one may hide the rest of a tile without its being told.
+      // Keys behind the last one may hide the rest of a tile without its being told, and bounds
+      // what of it lies in a chunk.
       const bool none = visibility.sees_none(tile * 8, 8, work.key0, 16);
-      EXPECT_TRUE(none == (seen == 0) || (!none && work.key0 + 16 > seqlen_k));
+      EXPECT_TRUE(none == (seen == 0) || (!none && (work.key0 + 16 > seqlen_k || chunk != 0)));
       // What leaves something at a tile of queries is what the tile looks for.
       const KeyRange found = tiles_seen_by<Config>(shape, tile);
       EXPECT_EQ(found.contains(work.tile), walked.count({3 * work.head_k, tile}) == 1u) << tile;
@@ -314,6 +323,15 @@ TEST(QueryWalk, AgreesWithTheDefinition) {
   expect_walks<Causal>(50, 20, kNoBound, -30);  // bottom-right: the first queries see nothing
   expect_walks<Window>(60, 60, 5, 2);
   expect_walks<Window>(60, 60, 12, -9);
+  for (const int size : {1, 3, 16, 24, 100}) {
+    for (const int chunk : {size, -size}) {
+      SCOPED_TRACE(chunk);
+      expect_walks<Chunks>(40, 40, kNoBound, kNoBound, chunk);
+      expect_walks<Chunks>(60, 50, kNoBound, chunk < 0 ? -10 : 0, chunk);
+      expect_walks<Chunks>(20, 70, 12, 9, chunk);
+      expect_walks<Chunks>(70, 20, 30, 2, chunk);
+    }
+  }
   EXPECT_EQ(clamp_to(-5, 9), 0);
   EXPECT_EQ(clamp_to(kNoBound, 9), 9);
 }

@@ -34,6 +34,8 @@ SPILLS = {
     ("flash_fwd_sm80", "sm_120a"): 132,
     # With dropout, d 128: one word, stored and loaded once in a step of 64 queries.
     ("flash_bwd_sm80", "sm_90a"): 20,
+    # Chunks of keys: four words, stored and loaded once, d 256. Not timed.
+    ("flash_bwd_sm80", "sm_90a", "kChunk true"): 32,
     # With ALiBi and packed heads, d 64: one word.
     ("flash_fwd_sm90", "sm_90a"): 8,
     # Lengths of a sequence: two words, three stored once with ALiBi at d 64.

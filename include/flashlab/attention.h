@@ -227,6 +227,11 @@ class Plan {
 
 /// Validates the problem and chooses kernels. Pure: equal problems on equal contexts give equal
 /// plans. Plans are cached in the Context.
+/// With lengths a plan is for a class of calls: it serves all that differ in total_q, total_k,
+/// batch, pages, pages_per_sequence or cache entries and have at most its own (more than none), so
+/// that calls of any totals share a few plans, and no size is read from the device. Its problem()
+/// is the largest of the class: tokens and pages of a sequence at most a quarter more than asked,
+/// the others and the hints (beyond 16) up to a power of two.
 /// Errors: kInvalidArgument (shapes, strides, dtypes, scale, heads, causal without alignment),
 /// kUnsupported (what the implementation lacks, what is required and supported, and which
 /// implementation of the device has it).
@@ -272,6 +277,8 @@ Status prepare(const Context& context, const Plan& plan);
 ///             in any batch and by any number of threads, and offsets that decrease or leave the
 ///             tensor are errors. On a GPU such offsets are clamped, so that nothing outside of a
 ///             tensor is read or written, and a sequence that is longer than its mask gets NaN.
+///             FLASHLAB_CHECK_SEQUENCES=1 in the environment reads lengths back before each call on
+///             a GPU, which waits for its stream, and judges them as on a CPU.
 ///             CPUs have them, and GPUs in fp16 and bf16. Where a GPU's sm80 or sm90 is named and k
 ///             is dense, a seqused_k beyond k is clamped, not NaN as in a cache
 /// Caches      as Sequences, with the keys that ForwardTensors says; forward alone. Positions count

@@ -41,7 +41,6 @@ FEATURES = {
 
 # What no GPU's kernels have.
 ODD_CACHE = "caches of head dims that 8 does not divide"
-CHUNK_GRADIENTS = "gradients of attention chunks"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,8 +126,6 @@ def lacks(sweep, case, device="cuda"):
             return ODD_CACHE
         if (case.get("dv") or 0) > 256:
             return "head_dim_v over 256"
-        if case.get("chunk"):
-            return CHUNK_GRADIENTS
     return ""
 
 

@@ -405,9 +405,6 @@ def refused_call(reason, case, device):
         return refused_cache(dtype, device)
     q, k, v = (torch.zeros(1, 4, 2, size, device=device, dtype=dtype)
                for size in (dim, dim, case.get("dv") or dim))
-    if reason == cases.CHUNK_GRADIENTS:
-        out = lib.attention(q.requires_grad_(), k, v, causal=True, attention_chunk=2)
-        return out.sum().backward()
     if reason == "qv":
         return lib.flash_attn_interface.flash_attn_func(q, k, v, qv=torch.zeros_like(v))
     if reason == "fp8":

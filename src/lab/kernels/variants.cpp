@@ -203,6 +203,8 @@ void add_features(std::vector<Case>& list, HeadDims dims, ElementType type) {
       chunks.causal = causal;
       chunks.chunk = 100;
       list.push_back(chunks);
+      chunks.deterministic = true;
+      list.push_back(chunks);
       c.fp32_outputs = true;
       list.push_back(c);
       c.gradient_mode = GradientMode::kOverwrite;

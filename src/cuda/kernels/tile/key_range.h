@@ -22,18 +22,43 @@ constexpr int clamp_key(Int64 key, int seqlen_k) {
   return key < 0 ? 0 : (key > seqlen_k ? seqlen_k : static_cast<int>(key));
 }
 
-/// The keys of the chunk that a query position's own key lies in: n chunk up to (n + 1) chunk.
-/// Where that key lies before the first one, so does its chunk.
-constexpr KeyRange keys_of_chunk(const Shape& shape, int position) {
-  const int at = position + (shape.chunk < 0 ? shape.seqlen_k - shape.seqlen_q : 0);
-  if (at < 0) return {0, 0};
-  const unsigned size = static_cast<unsigned>(shape.chunk < 0 ? -shape.chunk : shape.chunk);
-  const int begin = at - static_cast<int>(static_cast<unsigned>(at) % size);
-  const int left = shape.seqlen_k - begin;  // keys from there on
-  if (left <= 0) return {shape.seqlen_k, shape.seqlen_k};
-  return {begin,
-          static_cast<unsigned>(left) < size ? shape.seqlen_k : begin + static_cast<int>(size)};
+/// Whether a kernel's keys come in chunks.
+template <class Config>
+constexpr bool has_chunks() {
+  return requires {
+    Config::kChunk;
+  };
 }
+
+/// Of such a kernel: which keys lie in a position's chunk, and whose chunk a key lies in.
+struct Chunks {
+  unsigned size;
+  int shift;  ///< from a query's position to its own key
+  int keys;   ///< how many there are
+  constexpr explicit Chunks(const Shape& shape)
+      : size(static_cast<unsigned>(shape.chunk < 0 ? -shape.chunk : shape.chunk)),
+        shift(shape.chunk < 0 ? shape.seqlen_k - shape.seqlen_q : 0),
+        keys(shape.seqlen_k) {}
+  constexpr int begin_of(int key) const {
+    return key - static_cast<int>(static_cast<unsigned>(key) % size);
+  }
+  /// The keys of the chunk that a query position's own key lies in: n size up to (n + 1) size.
+  /// Where that key lies before the first one, so does its chunk.
+  constexpr KeyRange keys_of(int position) const {
+    const int at = position + shift;
+    if (at < 0) return {0, 0};
+    const int begin = begin_of(at), left = keys - begin;  // keys from there on
+    if (left <= 0) return {keys, keys};
+    return {begin, static_cast<unsigned>(left) < size ? keys : begin + static_cast<int>(size)};
+  }
+  /// The first position that may see one of the keys from `key` on, and behind the last one that
+  /// may see one of those before `end_key`.
+  constexpr Int64 first_position(int key) const { return Int64(begin_of(key)) - shift; }
+  constexpr Int64 end_position(int end_key) const {
+    const int last = (end_key < keys ? end_key : keys) - 1;
+    return last < 0 ? 0 : Int64(begin_of(last)) + size - shift;
+  }
+};
 
 /// What a query position sees. The bounds are at most 2^61, so the sums do not overflow.
 template <class Config>
@@ -44,8 +69,8 @@ constexpr KeyRange visible_keys(const Shape& shape, int position) {
   }
   if constexpr (Config::kBoundedLeft)
     range.begin = clamp_key(position - mutation::left<Config>(shape.left), shape.seqlen_k);
-  if constexpr (requires { Config::kChunk; }) {
-    const KeyRange chunk = keys_of_chunk(shape, position);
+  if constexpr (has_chunks<Config>()) {
+    const KeyRange chunk = Chunks(shape).keys_of(position);
     if (chunk.begin > range.begin) range.begin = chunk.begin;
     if (chunk.end < range.end) range.end = chunk.end;
   }

@@ -56,6 +56,13 @@ constexpr void find_queries(Work& w, const Shape& shape) {
     const Int64 end = Int64(w.key0) + kTileK + shape.left;
     w.end_tile = (clamp_to(end, shape.seqlen_q) + kTileQ - 1) / kTileQ;
   }
+  if constexpr (has_chunks<Config>()) {
+    const Chunks chunks(shape);
+    const Int64 first = chunks.first_position(w.key0);
+    const Int64 end = chunks.end_position(w.key0 + kTileK);
+    w.first_tile = larger(w.first_tile, clamp_to(first > 0 ? first / kTileQ : 0, w.tiles_q));
+    w.end_tile = smaller(w.end_tile, (clamp_to(end, shape.seqlen_q) + kTileQ - 1) / kTileQ);
+  }
 }
 
 /// The work of the block with this index.
@@ -100,6 +107,13 @@ constexpr KeyRange tiles_seen_by(const Shape& shape, int tile_q) {
     const Int64 first = query0 - shape.left;
     seen.begin = first > 0 ? clamp_to(first / kTileK, tiles) : 0;
   }
+  if constexpr (has_chunks<Config>()) {
+    const Chunks chunks(shape);
+    const int begin = chunks.keys_of(query0).begin;
+    const int end = chunks.keys_of(query0 + kTileQ - 1).end;
+    seen.begin = larger(seen.begin, begin < shape.seqlen_k ? begin / kTileK : tiles);
+    seen.end = smaller(seen.end, (end + kTileK - 1) / kTileK);
+  }
   return seen;
 }
 
@@ -116,12 +130,23 @@ constexpr HeadTile in_sections(int index, int heads, int tiles, int section) {
   return {before + rest % here, rest / here};
 }
 
+/// Chunks, where a kernel has them.
+template <bool kThere>
+struct ChunksIf : Chunks {
+  using Chunks::Chunks;
+};
+template <>
+struct ChunksIf<false> {
+  constexpr explicit ChunksIf(const Shape&) {}
+};
+
 /// Which pairs of a tile count.
 template <class Config>
-struct PairVisibility {
+struct PairVisibility : ChunksIf<has_chunks<Config>()> {
   int right, left, seqlen_k;
   constexpr explicit PairVisibility(const Shape& shape)
-      : right(static_cast<int>(clamp_bound(mutation::right<Config>(shape.right)))),
+      : ChunksIf<has_chunks<Config>()>(shape),
+        right(static_cast<int>(clamp_bound(mutation::right<Config>(shape.right)))),
         left(static_cast<int>(clamp_bound(mutation::left<Config>(shape.left)))),
         seqlen_k(shape.seqlen_k) {}
   static constexpr Int64 clamp_bound(Int64 bound) {
@@ -132,10 +157,12 @@ struct PairVisibility {
     bool yes = key < seqlen_k;
     if constexpr (Config::kBoundedRight) yes &= key - query <= right;
     if constexpr (Config::kBoundedLeft) yes &= query - key <= left;
+    if constexpr (has_chunks<Config>()) yes &= this->keys_of(query).contains(key);
     return yes;
   }
   /// Which of so many queries from `query` on see a key, counted from `query`.
   constexpr KeyRange queries_of(int query, int queries, int key) const {
+    static_assert(!has_chunks<Config>(), "of chunks by sees()");
     KeyRange seen{0, key < seqlen_k ? queries : 0};
     if constexpr (Config::kBoundedRight) {
       seen.begin = clamp_to(Int64(key) - right - query, queries);
@@ -150,6 +177,10 @@ struct PairVisibility {
     bool yes = key + keys <= seqlen_k;
     if constexpr (Config::kBoundedRight) yes &= key + keys - 1 - query <= right;
     if constexpr (Config::kBoundedLeft) yes &= query + queries - 1 - key <= left;
+    if constexpr (has_chunks<Config>()) {
+      yes &= this->keys_of(query + queries - 1).begin <= key;
+      yes &= this->keys_of(query).end >= key + keys;
+    }
     return yes;
   }
   /// No pair of them.
@@ -157,6 +188,10 @@ struct PairVisibility {
     bool none = key >= seqlen_k;
     if constexpr (Config::kBoundedRight) none |= key - (query + queries - 1) > right;
     if constexpr (Config::kBoundedLeft) none |= query - (key + keys - 1) > left;
+    if constexpr (has_chunks<Config>()) {
+      none |= this->keys_of(query).begin >= key + keys;
+      none |= this->keys_of(query + queries - 1).end <= key;
+    }
     return none;
   }
 };

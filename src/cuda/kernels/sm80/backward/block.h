@@ -83,6 +83,8 @@ struct BackwardBlock {
   static constexpr int kPasses = Config::kGradQPasses;  ///< in which a warp computes its part of dQ
   static constexpr int kPassN = Sizes::kGradQN / kPasses;
   static_assert(Sizes::kGradQN % kPasses == 0);
+  /// Whether pairs are judged one at a time, before the products' rules.
+  static constexpr bool kJudgesPairs = Config::kMask != MaskTensor::kNone || has_chunks<Config>();
   static constexpr bool kExchange = Sizes::kWarpsQ > 1;  ///< P and dS^T of other warps are needed
   // Stages of Q and dO. With one barrier a tile is loaded while its predecessor is in part one and
   // the one before that may still be in part two, which reads Q and dO only when warps exchange; if

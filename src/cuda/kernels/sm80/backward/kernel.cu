@@ -40,12 +40,13 @@ struct BackwardKernel : BackwardBlock<Config> {
       typename Base::TileGradO, typename Base::TileKey, typename Base::TileQuery,
       typename Base::TileScores, typename Base::TileValue, typename Base::Visibility;
   using Base::kDim, Base::kDimV, Base::kElement, Base::kExchange, Base::kGradKN, Base::kGradVN,
-      Base::kKSteps, Base::kLoadAfterReading, Base::kM, Base::kN, Base::kPassN, Base::kPasses,
-      Base::kPieceQ, Base::kPieces, Base::kStages, Base::kThreads, Base::kTileK, Base::kTileQ,
-      Base::kWarpKeys, Base::kWarpQueries, Base::load_keys, Base::load_queries, Base::work_of;
+      Base::kJudgesPairs, Base::kKSteps, Base::kLoadAfterReading, Base::kM, Base::kN, Base::kPassN,
+      Base::kPasses, Base::kPieceQ, Base::kPieces, Base::kStages, Base::kThreads, Base::kTileK,
+      Base::kTileQ, Base::kWarpKeys, Base::kWarpQueries, Base::load_keys, Base::load_queries,
+      Base::work_of;
 
-  /// Which of a lane's pairs count under a mask tensor, one bit each. One element at a time:
-  /// unrolled, the compiler reads the mask of all of them at once, and spills.
+  /// Which of a lane's pairs count under a mask tensor or in chunks, one bit each. One element at a
+  /// time: unrolled, the compiler reads the mask of all of them at once, and spills.
   static __device__ unsigned revealed_pairs(const float* lse2, const Visibility& visibility,
                                             const MaskRows<Config>& mask, int query0, int key0,
                                             int lane) {
@@ -56,8 +57,10 @@ struct BackwardKernel : BackwardBlock<Config> {
       const int column = e / 4 / kM * 8 + lane % 4 * 2 + e % 2;
       const int key = key0 + e / 4 % kM * 16 + lane / 4 + e / 2 % 2 * 8;
       bool counts = visibility.sees(query0 + column, key) && lse2[column] != kMinusInfinity;
-      float score = 0;
-      if (counts) counts = mask.reveal_at(score, mask.index(query0 + column, key));
+      if constexpr (Config::kMask != MaskTensor::kNone) {
+        float score = 0;
+        if (counts) counts = mask.reveal_at(score, mask.index(query0 + column, key));
+      }
       bits |= static_cast<unsigned>(counts) << e;
     }
     return bits;
@@ -115,7 +118,7 @@ struct BackwardKernel : BackwardBlock<Config> {
                                        int query0, int key0, int lane) {
     unsigned revealed = 0, addend = 0;
     LaneNumbers numbers;
-    if constexpr (kSelect && Config::kMask != MaskTensor::kNone) {
+    if constexpr (kSelect && kJudgesPairs) {
       revealed = revealed_pairs(lse2, visibility, rules.mask, query0, key0, lane);
     }
     if constexpr (Config::kDropout) {
@@ -139,7 +142,7 @@ struct BackwardKernel : BackwardBlock<Config> {
           bool counts = true;
           if constexpr (kSelect) {
             const int query = query0 + column + i % 2, key = key0 + m * 16 + lane / 4 + i / 2 * 8;
-            if constexpr (Config::kMask == MaskTensor::kNone) {
+            if constexpr (!kJudgesPairs) {
               counts = visibility.sees(query, key) && l != kMinusInfinity;
             } else {
               counts = revealed >> ((n * kM + m) * 4 + i) & 1;
@@ -380,6 +383,9 @@ struct BackwardKernel : BackwardBlock<Config> {
       if constexpr (Config::kBoundedRight) {
         const Int64 bound = (Int64(at.tile) + 1) * kTileQ - 1 + args.shape.right;
         last = clamp_to(bound / kTileK, last);
+      }
+      if constexpr (has_chunks<Config>()) {
+        last = tiles_seen_by<Config>(args.shape, at.tile).end - 1;
       }
       target.rank = last - w.tile;
       if constexpr (Config::kRagged) target.waits = place.follows;

@@ -85,7 +85,7 @@ bool many_features(const Problem& problem, const Geometry& g) {
   return (g.softcap > 0) + problem.alibi_slopes.has_value() + (g.dropout > 0) > 1;
 }
 bool judges_pairs(const Problem& problem, const Geometry& g) {
-  return problem.mask || many_features(problem, g);
+  return problem.mask || g.bounds.chunk > 0 || many_features(problem, g);
 }
 
 BackwardForm choose_form(const Problem& problem, const Geometry& g, const BackwardChoice& choice) {

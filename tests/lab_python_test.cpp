@@ -76,7 +76,8 @@ TEST(PythonMessages, ARequestHoldsEverything) {
                                    {"mask", "causal-bottom-right"},
                                    {"scale", -0.5},
                                    {"seed", 9},
-                                   {"lengths", nullptr}}));
+                                   {"lengths", nullptr},
+                                   {"cache", nullptr}}));
   c.set_sequences({{3, 4}, {5, 6}});
   const Json ragged = Json::parse(to_json_line({c, kForward, kNames, measure}));
   EXPECT_EQ(ragged["problem"]["lengths"], Json::parse("[[3, 4], [5, 6]]"));

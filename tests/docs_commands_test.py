@@ -26,6 +26,8 @@ COMMAND = re.compile(r"(?:^|&& *)(?:build/)?flashlab +([a-z].*)$")
 LEFT_OUT = ("bench/", "docs/command-line", "docs/decisions/", "src/cuda/", "THIRD_PARTY")
 PLACEHOLDER = re.compile(r"[<>|…]|\.\.\.|\bN\b|\bNAME\b|\bFILE\b|\bDIR\b")
 TIMED = ("bench", "compare")
+OWN_SIZES = ("--lengths", "--cache-length")
+OWN_SWEEPS = ("decode", "equal", "mixed")
 SMALL_LISTS = {"--seqlen": 32, "--seqlen-k": 32, "--rows": 16, "--dim": 16, "--batch": 1}
 
 
@@ -36,8 +38,10 @@ def commands_of(text):
         code = match.group(1) or match.group(2)
         for line in code.replace("\\\n", " ").split("\n"):
             found = COMMAND.search(re.sub(r"\s+#.*$", "", line.strip()))
-            # Behind `launch --` stands another program, and `launch` alone is a name.
-            names = found and re.match(r"launch(?: *$|.* -- )", found.group(1))
+            # Behind `launch --` stands another program, `launch` alone is a name, and ranks that
+            # are compared need a launcher (cli_parallel_test.py).
+            names = found and re.match(r"launch(?: *$|.* -- )|(?:check|bench) parallel",
+                                       found.group(1))
             if found and not names and not PLACEHOLDER.search(found.group(1)):
                 yield found.group(1)
 
@@ -88,17 +92,20 @@ def made_small(words):
             out.append(",".join(str(unit * (n + 1)) for n in range(count)))
             at += 1
     timed = out[0] in TIMED and out[1:2] not in (["step"], ["accumulate"], ["precision"])
-    sized = "weighted-sum" in out or flag_value(out, "--seqlen") or flag_value(out, "--input")
+    own = (any(flag_value(out, flag) for flag in OWN_SIZES)
+           or flag_value(out, "--sweep") in OWN_SWEEPS)
+    sized = (own or "weighted-sum" in out or flag_value(out, "--seqlen")
+             or flag_value(out, "--input"))
     if timed and "weighted-sum" in out and flag_value(out, "--rows") is None:
         out += ["--rows", "16"]
     if timed and not sized:
         out += ["--seqlen", "64"]
-    if timed and "weighted-sum" not in out and flag_value(out, "--batch") is None:
+    if timed and "weighted-sum" not in out and not own and not flag_value(out, "--batch"):
         out += ["--batch", "1"]
     if timed and flag_value(out, "--repeats") is None:
         out += ["--repeats", "2"]
     if out[0] == "check":
-        out += ["--quick"] if "--quick" not in out else []
+        out += ["--quick"] if "--quick" not in out and not own else []
         out += ["--dtype", "bf16"] if flag_value(out, "--dtype") is None else []
     precisions = out[:2] == ["bench", "precision"]
     if (out[0] == "train" or precisions) and flag_value(out, "--steps") is None:
@@ -135,10 +142,10 @@ class Documents(unittest.TestCase):
             words = [w for w in words if w not in (flag, value)] + [flag, "/dev/null/no"]
         done = self.run_in(folder, words)
         text = done.stdout + done.stderr
-        if long:
+        wants_gpu = "cuda" in (flag_value(words, "--device") or "")
+        if long and (GPU or not wants_gpu):
             self.assertIn("/dev/null/no", text, command)
             return
-        wants_gpu = "cuda" in (flag_value(words, "--device") or "")
         if wants_gpu and not GPU:
             self.assertEqual(done.returncode, 2, f"{command}\n{text}")
             self.assertIn("--device cpu", text, f"{command}: fails for another reason")

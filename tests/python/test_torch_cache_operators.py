@@ -3,11 +3,11 @@
 
 import unittest
 
+import torch_cases  # noqa: F401  (first: seeds, and the skip without PyTorch)
+
 import torch
 import torch.fx.experimental._config
 from torch._subclasses.fake_tensor import FakeTensorMode
-
-import torch_cases  # noqa: F401  (seeds, and the skip without PyTorch)
 
 import flashlab.torch as flash
 from flashlab.torch import flash_attn_interface as fa3

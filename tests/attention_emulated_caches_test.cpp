@@ -7,6 +7,8 @@
 #include <cmath>
 #include <cstring>
 #include <random>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "attention_emulated_faults.h"
@@ -137,6 +139,11 @@ class Pages {
       out.data = *memory->allocate(bytes);
       if (from != nullptr) {
         std::memcpy(out.data, from, bytes);
+      } else if (dtype == DType::kFp32) {
+        auto* numbers = static_cast<float*>(out.data);
+        for (std::int64_t i = 0; i < out.spec.elements(); ++i) {
+          numbers[i] = 0.5f + static_cast<float>(random() % 256) / 256;
+        }
       } else if (dtype == DType::kBf16) {
         auto* numbers = static_cast<std::uint16_t*>(out.data);
         for (std::int64_t i = 0; i < out.spec.elements(); ++i) {
@@ -145,10 +152,12 @@ class Pages {
       }
       return out;
     };
+    // sm80 has caches of fp32 alone, the others of 16 bits alone.
+    const DType type = std::string_view(implementation) == "sm80" ? DType::kFp32 : DType::kBf16;
     ForwardTensors tensors;
-    tensors.q = tensor(DType::kBf16, {2, 1, kHeads, kDim}, nullptr);
-    tensors.k = tensor(DType::kBf16, {kPages, kPageSize, kHeads, kDim}, nullptr);
-    tensors.v = tensor(DType::kBf16, {kPages, kPageSize, kHeads, kDim}, nullptr);
+    tensors.q = tensor(type, {2, 1, kHeads, kDim}, nullptr);
+    tensors.k = tensor(type, {kPages, kPageSize, kHeads, kDim}, nullptr);
+    tensors.v = tensor(type, {kPages, kPageSize, kHeads, kDim}, nullptr);
     tensors.block_table = tensor(DType::kInt32, {2, 3}, table.data());
     tensors.seqused_k = tensor(DType::kInt32, {2}, lengths.data());
     tensors.o = tensor(DType::kFp32, {2, 1, kHeads, kDim}, nullptr);
@@ -235,7 +244,7 @@ TEST_P(AttentionEmulatedPages, LengthsAreReadBackWhereAsked) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Kernels, AttentionEmulatedPages,
-                         ::testing::Values("decode", kDecodeBoxes, "sm90"),
+                         ::testing::Values("decode", kDecodeBoxes, "sm90", "sm80"),
                          [](const auto& info) { return std::string(info.param); });
 
 }  // namespace

@@ -234,6 +234,12 @@ INSTANTIATE_TEST_SUITE_P(
                   DType::kFp32,
                   {"ragged-unused", "ragged-causal", "ragged-decode", "ragged-bool-mask-4",
                    "ragged-sinks"}},
+        Selection{"fp32_forward_cached",
+                  "sm80",
+                  kForward,
+                  DType::kFp32,
+                  {"cache-padded-indexed", "cache-prefill", "pages-padded-of-3", "pages-window",
+                   "pages-all"}},
         Selection{"fp32_backward", "sm80", kBackward, DType::kFp32, {"features-unequal"}},
         Selection{"fp32_backward_ragged",
                   "sm80",
@@ -262,9 +268,10 @@ TEST(AttentionEmulatedPairs, AreRefusedForATypeOrOneFeature) {
       const auto taken_by = [&](const char* implementation) {
         return plan(context, lab::problem_of(each, pass, implementation, context.device())).ok();
       };
-      // sm80 has no pages. Those of sm90 are multiples of 8 keys, without padding.
+      // sm80 has caches of fp32. Pages of sm90 are multiples of 8 keys, without padding.
       const bool fp32 = each.dtype == DType::kFp32;
-      EXPECT_EQ(taken_by("sm80"), !each.cache && (half || fp32)) << each.name;
+      const bool fp32_cache = fp32 && pass == kForward;
+      EXPECT_EQ(taken_by("sm80"), each.cache ? fp32_cache : half || fp32) << each.name;
       const bool odd =
           each.cache && (each.cache->page_size % 8 != 0 || each.sequences[0].leftpad > 0);
       const bool cached = each.cache && (pass == kBackward || odd);

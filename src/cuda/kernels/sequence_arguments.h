@@ -69,6 +69,7 @@ struct RaggedForwardArguments {
   ForwardArguments call;
   Sequences sequences;
   TileSchedule schedule;
+  KeyCache cache;  ///< of a Config with kCached
 };
 
 struct RaggedBackwardArguments {

@@ -66,6 +66,11 @@ device::Sequences sequences_of(const Problem& problem, const internal::Geometry&
                                int tile_q, int tile_k);
 void patch_sequences(runtime::ParameterBlock& block, const Problem& problem, std::size_t offset);
 
+/// Whether keys and values lie where an index, a padding or a table of pages says.
+inline bool has_cache(const Problem& problem) {
+  return problem.block_table || problem.cache_batch_idx || problem.leftpad_k;
+}
+
 /// Where keys lie in a cache, with every address null, and its patches likewise.
 device::KeyCache cache_of(const Problem& problem, const internal::Geometry& geometry);
 void patch_cache(runtime::ParameterBlock& block, const Problem& problem, std::size_t offset);

@@ -383,6 +383,7 @@ std::vector<Case> representative_problems() {
     list.push_back(cache_case(dims, kTypes[0]));
     list.push_back(prefill_case(dims, kTypes[0]));
     list.push_back(cache_case(dims, kTypes[0], 1));
+    list.push_back(prefill_case(dims, kTypes[2]));
     for (const Sizes& sizes : {kSizes[0], kSizes[1]}) {  // one with split keys
       c = make_case(sizes, dims, kTypes[0]);
       c.sinks = true;

@@ -150,10 +150,6 @@ Status unsupported(const char* what, std::string got, std::string expected) {
                               "name no implementation, or 'sm80'; caches: 'sm90'"});
 }
 
-bool has_cache(const Problem& problem) {
-  return problem.block_table || problem.cache_batch_idx || problem.leftpad_k;
-}
-
 // Where no implementation is named: what others do not serve, or serve slower.
 Status check_worth(const Problem& problem, const Geometry& g, const DeviceInfo& device) {
   if (!problem.options.implementation.empty() || has_cache(problem)) return {};

@@ -42,6 +42,10 @@ Result<std::shared_ptr<internal::PlanState>> make_plan(const internal::ContextSt
     return Status::unsupported({"implementation 'sm80' with attention_chunk", "fp32",
                                 "fp16 or bf16", "give the chunks as a mask, or use a CPU"});
   }
+  if (has_cache(problem) && !fp32) {
+    return Status::unsupported({"implementation 'sm80' with a cache", to_string(geometry.dtype),
+                                "fp32", "name none, or 'decode' or 'sm90'"});
+  }
   if (problem.pass == Pass::kForward) {
     return fp32 ? plan_sm80_forward_fp32(context, problem, geometry)
                 : plan_sm80_forward(context, problem, geometry);
@@ -59,7 +63,9 @@ const internal::Implementation& sm80_implementation() {
       "portable tensor-core kernels (mma.sync, cp.async) for sm_80 to sm_120",
       internal::dense_features() | internal::ragged_features() |
           internal::FeatureSet{Feature::kFp32, Feature::kFp16, Feature::kBf16, Feature::kTf32,
-                               Feature::kChunk, TensorRole::kSinks, TensorRole::kDSinks},
+                               Feature::kChunk, TensorRole::kSinks, TensorRole::kDSinks,
+                               TensorRole::kBlockTable, TensorRole::kCacheBatchIdx,
+                               TensorRole::kLeftPadK},
       make_plan,
       runs_on};
   return implementation;

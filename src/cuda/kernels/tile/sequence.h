@@ -107,6 +107,39 @@ __device__ inline CachedRows cached_rows(const SequenceSide& side, const KeyCach
           wrong};
 }
 
+/// How many keys a sequence has in a cache, `sequence` -1 and count: none. Where its length,
+/// padding or entry is wrong it is too long.
+__device__ inline SequenceRows cached_keys(const Sequences& list, const KeyCache& cache,
+                                           int sequence) {
+  if (sequence < 0 || sequence >= list.count) return {0, 0, 0, false};
+  const CachedRows keys = cached_rows(list.k, cache, sequence);
+  return {0, 0, keys.length, keys.wrong || keys.length > list.k.most};
+}
+
+/// Where a sequence's keys lie, one by one.
+struct CachedPlace {
+  const int* table;  ///< the sequence's pages; null: none
+  Int64 entry;       ///< of k and v, without pages
+  Int64 pages;       ///< of k and v
+  int padding, page_size;
+
+  /// A key of a head, fp32; null where its page lies outside of the cache.
+  __device__ const float* row(const Rows& rows, Int64 head, int key) const {
+    const int at = padding + key;
+    const Int64 page = table != nullptr ? table[at / page_size] : entry;
+    if (table != nullptr && (page < 0 || page >= pages)) return nullptr;
+    const Int64 in_page = table != nullptr ? at % page_size : at;
+    return static_cast<const float*>(rows.data) + page * rows.batch_stride +
+           head * rows.head_stride + in_page * rows.row_stride;
+  }
+};
+__device__ inline CachedPlace cached_place(const Sequences& list, const KeyCache& cache,
+                                           int sequence) {
+  const CachedRows keys = cached_rows(list.k, cache, sequence);
+  return {cache.table != nullptr ? cache.table + sequence * cache.table_stride : nullptr,
+          keys.entry, cache.pages, keys.padding, cache.page_size};
+}
+
 /// The first slot of a sequence; of count: the first one behind the last sequence.
 template <int kTile>
 __device__ inline Int64 first_slot(const SequenceSide& side, int sequence) {

@@ -216,8 +216,8 @@ Result<std::shared_ptr<internal::PlanState>> plan_sm80_forward(
   step.shape.grid_y = static_cast<unsigned>(choice.splits);
   if (g.has_lengths) {
     const SchedulePlan schedule = add_schedule(*plan, list, choice.tiling.tile_q(), g.heads_q);
-    device::RaggedForwardArguments arguments{forward_arguments(problem, g), list,
-                                             schedule.schedule};
+    device::RaggedForwardArguments arguments{
+        forward_arguments(problem, g), list, schedule.schedule, {}};
     arguments.call.parts = 1;
     give_sequences(step, *plan, arguments, g.heads_q);
     patch_schedule(step.parameters, schedule, offsetof(device::RaggedForwardArguments, schedule));

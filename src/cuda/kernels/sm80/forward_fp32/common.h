@@ -10,6 +10,7 @@
 //   int kKeys               keys per step, 32 or 64
 //   int kValueColumns       channels of V per block: grid z covers them all
 //   bool kRagged            work items are tiles of the list times heads
+//   bool kCached            keys of a ragged call lie in a cache
 //   int kMarkRegion         unsigned per work item: 1 where the guarded kernel must run
 //   int kPartialRegion, kStatisticsRegion   where the keys are cut into parts (an argument of the
 //                           launch): float [part][row][dim], float2 (reference, sum) [part][row],
@@ -21,6 +22,7 @@
 #include "sm80/forward_fp32/tiles.h"
 #include "sm80/terms/terms.h"
 #include "tile/dropped.h"
+#include "tile/key_range.h"
 #include "tile/mutation.h"
 #include "tile/probability.h"
 #include "tile/schedule.h"
@@ -58,6 +60,10 @@ struct BlockWork {
 /// The dense call of a ragged call's sequence.
 struct SequenceForward : ForwardArguments {
   TermSlots keys;
+};
+/// The guarded kernel reads the keys themselves.
+struct CachedSequenceForward : SequenceForward {
+  CachedPlace place;
 };
 
 /// A ragged call's tile of queries of one head.
@@ -146,13 +152,39 @@ struct ForwardFp32 {
         OrderedTile::of<Config::kBoundedRight>(ragged.schedule.tiles[item / heads], item, heads);
     at = {rows_of(list.q, tile.sequence, list.count), rows_of(list.k, tile.sequence, list.count),
           tile.sequence, tile.head, tile.tile};
+    if constexpr (Config::kCached) {
+      at.k = cached_keys(list, ragged.cache, at.sequence);
+      const bool paged = ragged.cache.table != nullptr && !at.too_long();
+      if (paged && __syncthreads_or(finds_wrong_page(ragged, at)) != 0) at.k.too_long = true;
+    }
     return true;
   }
 
+  /// Whether this thread finds a page of keys that some query of the sequence sees, and that lies
+  /// outside of the cache. The threads of a block look at all of them.
+  static __device__ bool finds_wrong_page(const RaggedForwardArguments& ragged,
+                                          const SequenceQueries& at) {
+    const KeyCache& cache = ragged.cache;
+    if (at.q.length == 0 || at.k.length == 0) return false;
+    Shape shape = ragged.call.shape;
+    shape_of_sequence(shape, ragged.sequences, {at.sequence, 0, at.tile, at.q, at.k});
+    const KeyRange seen = keys_seen_by_any<Config>(shape, 0, shape.seqlen_q - 1);
+    if (seen.begin >= seen.end) return false;
+    const CachedPlace place = cached_place(ragged.sequences, cache, at.sequence);
+    const int last = (place.padding + seen.end - 1) / cache.page_size;
+    bool wrong = false;
+    for (int n = (place.padding + seen.begin) / cache.page_size + static_cast<int>(threadIdx.x);
+         n <= last; n += static_cast<int>(blockDim.x)) {
+      wrong |= place.table[n] < 0 || place.table[n] >= cache.pages;
+    }
+    return wrong;
+  }
+
   /// The dense call that a tile is of, and the block's work in it. Thread 0 writes the call.
+  template <class Arguments>
   static __device__ BlockWork open_sequence(const RaggedForwardArguments& ragged,
                                             const SequenceQueries& at, int rows, int keys,
-                                            SequenceForward& args) {
+                                            Arguments& args) {
     const Sequences& list = ragged.sequences;
     Shape shape = ragged.call.shape;
     shape_of_sequence(shape, list, {at.sequence, 0, at.tile, at.q, at.k});
@@ -165,6 +197,8 @@ struct ForwardFp32 {
       shift_rows<Element::kFp32>(args.v, list.k, at.k);
       shift_rows<Element::kFp32>(args.o, list.q, at.q);
       shift_rows(args.lse, list.q, at.q);
+      if constexpr (requires { args.place; })
+        args.place = cached_place(list, ragged.cache, at.sequence);
     }
     BlockWork w;
     w.batch = at.sequence;

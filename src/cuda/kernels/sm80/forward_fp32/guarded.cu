@@ -90,10 +90,45 @@ struct ForwardFp32Guarded : ForwardFp32<Config> {
     float lift;          // added to maxima: P is 2^lift times smaller
   };
 
-  /// Rows [0, kRows) of a tensor from `rows` on, as terms; zeros outside. kFinite takes what is
+  /// Keys of a cache from one on: `rows + n` is the address of the nth, null where it has none.
+  /// Rows of other tensors are equally far apart.
+  struct FoundRows {
+    const CachedPlace& place;
+    const Rows& rows;
+    int head, column, first, end;
+    __device__ __forceinline__ const float* operator+(Int64 row) const {
+      if (first + row >= end) return nullptr;
+      const float* found = place.row(rows, head, first + static_cast<int>(row));
+      return found != nullptr ? found + column : nullptr;
+    }
+  };
+  template <class Arguments>
+  static __device__ __forceinline__ auto key_rows(const Arguments& args, const Storage& shared,
+                                                  int key) {
+    if constexpr (Config::kCached) {
+      return FoundRows{args.place, args.k, shared.work.head_k, 0, key, args.shape.seqlen_k};
+    } else {
+      return shared.gK + key * args.k.row_stride;
+    }
+  }
+  template <class Arguments>
+  static __device__ __forceinline__ auto value_rows(const Arguments& args, const Storage& shared,
+                                                    int key) {
+    if constexpr (Config::kCached) {
+      return FoundRows{args.place,     args.v, shared.work.head_k,
+                       first_column(), key,    args.shape.seqlen_k};
+    } else {
+      return shared.gV + key * args.v.row_stride;
+    }
+  }
+  static __device__ __forceinline__ Int64 step_of(const Rows& keys) {
+    return Config::kCached ? 1 : keys.row_stride;
+  }
+
+  /// Rows [0, kRows) of a tensor, as terms; zeros outside. kFinite takes what is
   /// finite and flags rows with something else, kRest puts just that something into the first term.
-  template <int kRows, int kWidth, Part kPart>
-  static __device__ __forceinline__ void load_terms(Terms<kRows>& terms, const float* rows,
+  template <int kRows, int kWidth, Part kPart, class From>
+  static __device__ __forceinline__ void load_terms(Terms<kRows>& terms, From rows,
                                                     Int64 row_stride, int valid_rows,
                                                     int valid_columns, unsigned* flags) {
     constexpr int kPairs = kWidth / 2;
@@ -102,8 +137,9 @@ struct ForwardFp32Guarded : ForwardFp32<Config> {
     for (int at = static_cast<int>(threadIdx.x); at < kRows * kPairs; at += kThreads) {
       const int row = at / kPairs, c = at % kPairs * 2;
       const float* g = rows + row * row_stride;
-      float x = row < valid_rows && c < valid_columns ? g[c] : 0;
-      float y = row < valid_rows && c + 1 < valid_columns ? g[c + 1] : 0;
+      const bool there = !Config::kCached || g != nullptr;
+      float x = there && row < valid_rows && c < valid_columns ? g[c] : 0;
+      float y = there && row < valid_rows && c + 1 < valid_columns ? g[c + 1] : 0;
       const bool x_finite = finite(x), y_finite = finite(y);
       unsigned term[kTermCount] = {};
       if constexpr (kPart == Part::kFinite) {
@@ -157,14 +193,15 @@ struct ForwardFp32Guarded : ForwardFp32<Config> {
 
   /// Computes the scores whose bit is set in `again` (bit 4 n + i for rS[n][i]) as plain fp32: what
   /// Inf, NaN and overflow make of such a sum is what the formula says.
-  static __device__ __forceinline__ void plain_scores(const float* gQ, Int64 q_stride,
-                                                      const float* gK, Int64 k_stride,
-                                                      unsigned again, float (&rS)[kKeys / 8][4]) {
+  template <class Keys>
+  static __device__ __forceinline__ void plain_scores(const float* gQ, Int64 q_stride, Keys keys,
+                                                      Int64 k_stride, unsigned again,
+                                                      float (&rS)[kKeys / 8][4]) {
 #pragma unroll 1
     for (; again != 0; again &= again - 1) {
       const int at = __ffs(static_cast<int>(again)) - 1;
       const float* q = gQ + at % 4 / 2 * 8 * q_stride;
-      const float* k = gK + (at / 4 * 8 + at % 2) * k_stride;
+      const float* k = keys + (at / 4 * 8 + at % 2) * k_stride;
       float sum = 0;
 #pragma unroll 1
       for (int c = 0; c < Config::kHeadDim; ++c)
@@ -178,9 +215,9 @@ struct ForwardFp32Guarded : ForwardFp32<Config> {
   }
 
   /// Scores to scaled, masked scores in powers of two.
-  static __device__ __forceinline__ void finish_scores(const ForwardArguments& args,
-                                                       const Storage& shared, int first_key,
-                                                       const RowState& state,
+  template <class Arguments>
+  static __device__ __forceinline__ void finish_scores(const Arguments& args, const Storage& shared,
+                                                       int first_key, const RowState& state,
                                                        float (&rS)[kKeys / 8][4]) {
     const BlockWork& w = shared.work;
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -202,7 +239,7 @@ struct ForwardFp32Guarded : ForwardFp32<Config> {
       }
     }
     plain_scores(shared.gQ + row0 * args.q.row_stride, args.q.row_stride,
-                 shared.gK + key0 * args.k.row_stride, args.k.row_stride, again, rS);
+                 key_rows(args, shared, key0), step_of(args.k), again, rS);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const Int64 row_mask = mask_of_row(args.mask, w, row0 + i / 2 * 8);
@@ -325,7 +362,8 @@ struct ForwardFp32Guarded : ForwardFp32<Config> {
   }
 
   /// O += P V, then the indicator times what is not finite.
-  static __device__ __forceinline__ void values(Storage& shared, const float* gV, Int64 row_stride,
+  template <class Values>
+  static __device__ __forceinline__ void values(Storage& shared, Values from, Int64 row_stride,
                                                 int valid_keys, RowState& state,
                                                 const float (&rP)[kKeys / 8][4], unsigned visible) {
     unsigned terms[kTermCount][kKeys / 16][4];
@@ -343,7 +381,7 @@ struct ForwardFp32Guarded : ForwardFp32<Config> {
 
     const bool flagged = threadIdx.x < kKeys && shared.key_flags[threadIdx.x] != 0;
     if (__syncthreads_or(flagged) == 0) return;
-    load_terms<kKeys, kDimV, Part::kRest>(shared.sKV, gV, row_stride, valid_keys,
+    load_terms<kKeys, kDimV, Part::kRest>(shared.sKV, from, row_stride, valid_keys,
                                           Config::kHeadDimV - first_column(), shared.key_flags);
     unsigned indicator[1][kKeys / 16][4];
 #pragma unroll
@@ -360,8 +398,8 @@ struct ForwardFp32Guarded : ForwardFp32<Config> {
   /// Whether a sum of products of V could overflow before it is divided by the sum of P.
   template <class Arguments>
   static __device__ __forceinline__ bool huge_values(const Arguments& args, const BlockWork& w) {
-    const HeadTerms v = Base::template head_terms<Config::kHeadDimV>(
-        args, w, args.regions[Config::kSplitRegionV]);
+    const HeadTerms v =
+        Base::template head_terms<Config::kHeadDimV>(args, w, args.regions[Config::kSplitRegionV]);
     bool huge = false;
     const int last = (w.end * Config::kMarkedKeys - 1) / kSplitRows;
     for (int i = w.first * Config::kMarkedKeys / kSplitRows + static_cast<int>(threadIdx.x);
@@ -383,7 +421,8 @@ struct ForwardFp32Guarded : ForwardFp32<Config> {
   }
 
   /// All keys of a block.
-  static __device__ __forceinline__ void attend(const ForwardArguments& args, Storage& shared,
+  template <class Arguments>
+  static __device__ __forceinline__ void attend(const Arguments& args, Storage& shared,
                                                 RowState& state) {
     const BlockWork& w = shared.work;
     const int thread = static_cast<int>(threadIdx.x);
@@ -404,8 +443,8 @@ struct ForwardFp32Guarded : ForwardFp32<Config> {
       __syncthreads();
       if (thread < kKeys) shared.key_flags[thread] = 0;
       __syncthreads();
-      load_terms<kKeys, kDim, Part::kFinite>(shared.sKV, shared.gK + key * args.k.row_stride,
-                                             args.k.row_stride, valid, Config::kHeadDim,
+      load_terms<kKeys, kDim, Part::kFinite>(shared.sKV, key_rows(args, shared, key),
+                                             step_of(args.k), valid, Config::kHeadDim,
                                              shared.key_flags);
       __syncthreads();
       float rS[kKeys / 8][4];
@@ -417,12 +456,11 @@ struct ForwardFp32Guarded : ForwardFp32<Config> {
       __syncthreads();
       if (thread < kKeys) shared.key_flags[thread] = 0;
       __syncthreads();
-      load_terms<kKeys, kDimV, Part::kFinite>(shared.sKV, shared.gV + key * args.v.row_stride,
-                                              args.v.row_stride, valid,
+      load_terms<kKeys, kDimV, Part::kFinite>(shared.sKV, value_rows(args, shared, key),
+                                              step_of(args.v), valid,
                                               Config::kHeadDimV - first_column(), shared.key_flags);
       __syncthreads();
-      values(shared, shared.gV + key * args.v.row_stride, args.v.row_stride, valid, state, rS,
-             visible);
+      values(shared, value_rows(args, shared, key), step_of(args.v), valid, state, rS, visible);
     }
   }
 
@@ -436,7 +474,7 @@ struct ForwardFp32Guarded : ForwardFp32<Config> {
              part);
   }
   static __device__ void run(const RaggedForwardArguments& ragged) {
-    __shared__ SequenceForward args;
+    __shared__ ArgumentsOf<Config::kCached, SequenceForward, CachedSequenceForward> args;
     const unsigned block = blockIdx.y * gridDim.x + blockIdx.x;
     const unsigned marked = block / kBlocksPerMark, part = block % kBlocksPerMark;
     SequenceQueries at;

@@ -140,6 +140,7 @@ ConfigPrinter print_common(const Problem& problem, const Geometry& g, const Choi
   print_call(config, problem, g, choice.call);
   print_split(config, regions.split, choice.terms);
   config.boolean("kRagged", g.has_lengths)
+      .boolean("kCached", has_cache(problem))
       .integer("kMarkRegion", regions.marks)
       .integer("kPartialRegion", regions.partial)
       .integer("kStatisticsRegion", regions.statistics)
@@ -154,10 +155,11 @@ void give_list(GpuStep& step, const GpuPlan& plan, const Choice& choice,
   if (!schedule) return;
   const Geometry& g = plan.geometry;
   device::RaggedForwardArguments arguments{forward_arguments(plan.problem, g), choice.sequences,
-                                           schedule->schedule};
+                                           schedule->schedule, cache_of(plan.problem, g)};
   arguments.call.parts = 1;
   give_sequences(step, plan, arguments, g.heads_q);
   patch_schedule(step.parameters, *schedule, offsetof(device::RaggedForwardArguments, schedule));
+  patch_cache(step.parameters, plan.problem, offsetof(device::RaggedForwardArguments, cache));
 }
 
 void add_forward(GpuPlan& plan, const Problem& problem, const Geometry& g, const Choice& choice,

@@ -1,5 +1,6 @@
 #include "cuda/kernels/sm80/terms/plan.h"
 
+#include <cstddef>
 #include <utility>
 
 #include "cuda/kernels/sm80/terms/tiles.h"
@@ -76,7 +77,7 @@ int add_split_step(GpuPlan& plan, const Problem& problem, const Geometry& g,
   ConfigPrinter config;
   print_call(config, problem, g, std::max(call_form(problem), CallForm::kAligned));
   print_split(config, regions, terms);
-  config.boolean("kRagged", g.has_lengths);
+  config.boolean("kRagged", g.has_lengths).boolean("kCached", has_cache(problem));
   GpuStep step;
   step.name = forward ? "flash_fwd_split" : "flash_bwd_split";
   step.spec = {forward ? "sm80/terms/split_forward.cu" : "sm80/terms/split_backward.cu",
@@ -92,7 +93,10 @@ int add_split_step(GpuPlan& plan, const Problem& problem, const Geometry& g,
     const auto list = sequences_of(problem, g, device::kSplitRows, device::kSplitRows);
     if (forward) {
       give_sequences(step, plan,
-                     device::RaggedForwardArguments{forward_arguments(problem, g), list, {}}, 1);
+                     device::RaggedForwardArguments{
+                         forward_arguments(problem, g), list, {}, cache_of(problem, g)},
+                     1);
+      patch_cache(step.parameters, problem, offsetof(device::RaggedForwardArguments, cache));
     } else {
       give_sequences(step, plan,
                      device::RaggedBackwardArguments{backward_arguments(problem, g), list}, 1);

@@ -12,8 +12,9 @@
 // zero but below 2^-14 of the tile's. Guarded tiles are split all the same, into values nobody
 // reads.
 //
-// Config: kTerms (1, 2), kHeadDim, kHeadDimV, kAlignK ..., kRagged, kSplitRegionQ, kSplitRegionK,
-// kSplitRegionV and (backward) kSplitRegionGradO: the tensor's region, -1 if it is not split.
+// Config: kTerms (1, 2), kHeadDim, kHeadDimV, kAlignK ..., kRagged, kCached (forward: keys lie in a
+// cache, and rows without a page of it become zeros), kSplitRegionQ, kSplitRegionK, kSplitRegionV
+// and (backward) kSplitRegionGradO: the tensor's region, -1 if it is not split.
 
 #include "arguments.h"
 #include "ptx/warp.h"
@@ -57,6 +58,7 @@ __device__ inline bool take(Int64& block, Int64 count) {
 /// How many rows the sequences of a tensor have: of a dense call an int, of a ragged one a side.
 struct SplitSide {
   const Sequences& list;
+  const KeyCache* cache;  ///< of keys, where they lie in one
   bool keys;
 
   /// The tile of 64 rows of a slot.
@@ -75,6 +77,39 @@ __device__ inline Int64 tiles_of_head(const SplitSide& side) {
 /// Tensors to terms.
 template <class Config>
 struct SplitTerms {
+  /// The rows of a tile of a head.
+  struct SplitSource {
+    const float* first;
+    int count;          ///< of the tile that its sequence has
+    int first_key;      ///< in a cache
+    CachedPlace place;  ///< there
+  };
+  /// Whether a tile has any. `from.first` is that of a dense call.
+  template <class Lengths>
+  static __device__ bool find_rows(const Rows& rows, const Lengths& lengths, Int64 tile, Int64 head,
+                                   SplitSource& from) {
+    if constexpr (Config::kRagged) {
+      const SequenceTile at = lengths.tile_of(tile);
+      SequenceRows own = lengths.keys ? at.k : at.q;
+      if constexpr (Config::kCached) own = cached_keys(lengths.list, *lengths.cache, at.sequence);
+      const int first = at.tile * kSplitRows;
+      if (first >= own.length) return false;
+      from.count = own.length - first;
+      if constexpr (Config::kCached) {
+        from.first_key = first;
+        from.place = cached_place(lengths.list, *lengths.cache, at.sequence);
+      } else {
+        Rows shifted = rows;
+        shift_rows<Element::kFp32>(shifted, lengths.keys ? lengths.list.k : lengths.list.q, own);
+        from.first = static_cast<const float*>(shifted.data) + at.sequence * rows.batch_stride +
+                     head * rows.head_stride + first * rows.row_stride;
+      }
+    } else {
+      from.count = static_cast<int>(lengths - tile * kSplitRows);
+    }
+    return true;
+  }
+
   /// Splits tile `index` of [batch, heads, tile] of a tensor; of a ragged call of [heads, slot],
   /// and `batch` is 1.
   template <int kDim, int kAlign, class Lengths>
@@ -93,23 +128,9 @@ struct SplitTerms {
     const Int64 tiles = tiles_of_head(lengths);
     const Int64 head_index = index / tiles, tile = index - head_index * tiles;
     const Int64 b = head_index / heads, h = head_index - b * heads;
-    const float* g = static_cast<const float*>(rows.data) + b * rows.batch_stride +
-                     h * rows.head_stride + tile * kSplitRows * rows.row_stride;
-    int valid_rows = 0;
-    if constexpr (Config::kRagged) {
-      const SequenceTile at = lengths.tile_of(tile);
-      const SequenceSide& side = lengths.keys ? lengths.list.k : lengths.list.q;
-      const SequenceRows& own = lengths.keys ? at.k : at.q;
-      const int first = at.tile * kSplitRows;
-      if (first >= own.length) return;
-      valid_rows = own.length - first;
-      Rows from = rows;
-      shift_rows<Element::kFp32>(from, side, own);
-      g = static_cast<const float*>(from.data) + at.sequence * rows.batch_stride +
-          h * rows.head_stride + first * rows.row_stride;
-    } else {
-      valid_rows = static_cast<int>(lengths - tile * kSplitRows);
-    }
+    SplitSource from{static_cast<const float*>(rows.data) + b * rows.batch_stride +
+                     h * rows.head_stride + tile * kSplitRows * rows.row_stride};
+    if (!find_rows(rows, lengths, tile, h, from)) return;
     const int column = thread % kColumns * 4, first_row = thread / kColumns;
     const bool active = first_row < kRowStep;
 
@@ -120,9 +141,14 @@ struct SplitTerms {
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
       const int row = first_row + i * kRowStep;
-      const bool inside = active && row < kSplitRows && row < valid_rows;
-      r[i] = inside ? load_four<kDim, kAlign>(g + Int64(row) * rows.row_stride, column)
-                    : make_float4(0, 0, 0, 0);
+      const bool inside = active && row < kSplitRows && row < from.count;
+      if constexpr (Config::kCached) {
+        const float* found = inside ? from.place.row(rows, h, from.first_key + row) : nullptr;
+        r[i] = found != nullptr ? load_four<kDim, kAlign>(found, column) : make_float4(0, 0, 0, 0);
+      } else {
+        r[i] = inside ? load_four<kDim, kAlign>(from.first + Int64(row) * rows.row_stride, column)
+                      : make_float4(0, 0, 0, 0);
+      }
     }
     __syncthreads();
 

@@ -24,12 +24,12 @@ __device__ void run(const BackwardArguments& args) {
 template <class Config>
 __device__ void run(const RaggedBackwardArguments& ragged) {
   const Sequences& list = ragged.sequences;
-  run<Config>(ragged.call, 1, SplitSide{list, false}, SplitSide{list, true});
+  run<Config>(ragged.call, 1, SplitSide{list, nullptr, false}, SplitSide{list, nullptr, true});
 }
 
 }  // namespace flashlab::device
 
-extern "C" __global__ void __launch_bounds__(flashlab::device::kSplitThreads) flash_bwd_split(
-    const __grid_constant__ flashlab::device::BackwardCall<Config> args) {
+extern "C" __global__ void __launch_bounds__(flashlab::device::kSplitThreads)
+    flash_bwd_split(const __grid_constant__ flashlab::device::BackwardCall<Config> args) {
   flashlab::device::run<Config>(args);
 }

@@ -16,13 +16,13 @@ template <class Config>
 __device__ void run(const RaggedForwardArguments& ragged) {
   const Sequences& list = ragged.sequences;
   Int64 block = blockIdx.x;
-  SplitTerms<Config>::split_inputs(ragged.call, 1, SplitSide{list, false}, SplitSide{list, true},
-                                   block);
+  SplitTerms<Config>::split_inputs(ragged.call, 1, SplitSide{list, nullptr, false},
+                                   SplitSide{list, &ragged.cache, true}, block);
 }
 
 }  // namespace flashlab::device
 
-extern "C" __global__ void __launch_bounds__(flashlab::device::kSplitThreads) flash_fwd_split(
-    const __grid_constant__ flashlab::device::ForwardCall<Config> args) {
+extern "C" __global__ void __launch_bounds__(flashlab::device::kSplitThreads)
+    flash_fwd_split(const __grid_constant__ flashlab::device::ForwardCall<Config> args) {
   flashlab::device::run<Config>(args);
 }

@@ -136,14 +136,6 @@ struct Sm90CachedProducer {
   }
 };
 
-/// How many keys a tile's sequence has; `sequence` may be none.
-__device__ inline SequenceRows cached_keys(const Sm90CachedForwardArguments& args, int sequence) {
-  const Sequences& list = args.ragged.sequences;
-  if (sequence < 0 || sequence >= list.count) return {0, 0, 0, false};
-  const CachedRows keys = cached_rows(list.k, args.cache, sequence);
-  return {0, 0, keys.length, keys.wrong || keys.length > list.k.most};
-}
-
 /// Whether a page of keys that some query of a task's sequence sees lies outside of the cache. A
 /// whole warp calls it, and reads the last one again where there are no more.
 template <class Config>

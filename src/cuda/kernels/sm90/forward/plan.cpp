@@ -240,11 +240,6 @@ Status unsupported(const char* what, std::string got, std::string expected) {
       {what, std::move(got), std::move(expected), "name no implementation, or 'sm80'"});
 }
 
-// Keys and values where an index, a padding or a table of pages says.
-bool has_cache(const Problem& problem) {
-  return problem.block_table || problem.cache_batch_idx || problem.leftpad_k;
-}
-
 // A part of a page begins at a multiple of 8 rows of its step's tile: there the swizzle repeats.
 Status check_pages(const Problem& problem, const Geometry& g) {
   const auto refuse = [](const char* what, std::string got, std::string expected) {

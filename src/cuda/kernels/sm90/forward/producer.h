@@ -162,7 +162,7 @@ __device__ void order_tiles(const Sm90Call<Config>& call, Sm90ForwardStorage<Con
     SequenceTile at;
     at.q = rows_of(args.sequences.q, tile.sequence, args.sequences.count);
     if constexpr (Config::kCached) {
-      at.k = cached_keys(call, tile.sequence);
+      at.k = cached_keys(call.ragged.sequences, call.cache, tile.sequence);
     } else {
       at.k = rows_of(args.sequences.k, tile.sequence, args.sequences.count);
     }

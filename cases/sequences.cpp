@@ -203,6 +203,7 @@ void add_caches(Variations& to) {
   const auto sinks = [](Case& c) { c.sinks = true; };
   const auto window = [](Case& c) { c.window = Window{20, 9, Alignment::kBottomRight}; };
   const auto from_left = [](Case& c) { c.window = Window{.left = 33}; };
+  const auto behind = [](Case& c) { c.window = Window{-3, 40, Alignment::kBottomRight}; };
   const auto layout = [](Layout which) { return [which](Case& c) { c.layout = which; }; };
   const auto seed = [](std::uint64_t n) { return [n](Case& c) { c.seed = n; }; };
   const auto fp32_outputs = [](Case& c) { c.fp32_outputs = c.dtype != DType::kFp64; };
@@ -214,6 +215,7 @@ void add_caches(Variations& to) {
   to.add("cache-padded", c, padded, in(whole), kBottomRight, kSloped);
   to.add("cache-padded-indexed", c, padded, in(indexed), dims, sure);
   to.add("cache-window", c, sixteen, in(whole), from_left, kBottomRight, heads);
+  to.add("cache-window-beside", c, sixteen, in(whole), behind, heads);
   to.add("cache-all", c, sixteen, in(indexed), kDropped, kCapped, kSloped, sinks, window, heads);
   to.add("cache-prefill", c, padded_prefill, in(of_entries), kBottomRight, sure);
   to.add("cache-prefill-window", c, padded_prefill, in(of_entries), window);
@@ -241,6 +243,7 @@ void add_caches(Variations& to) {
   to.add("pages-heads-first", c, speculative, in(paged(16)), layout(Layout::kHeadsFirst), heads);
   to.add("pages-padded-rows", c, prefill, in(ragged), layout(Layout::kPaddedRows), sure);
   to.add("pages-window", c, prefill, in(ragged), window, heads);
+  to.add("pages-window-beside", c, prefill, in(ragged), behind);
   to.add("pages-chunk", c, prefill, in(ragged), chunk(19), kBottomRight);
   to.add("pages-softcap", c, speculative, in(paged(16)), kCapped, kTopLeft);
   to.add("pages-alibi", c, prefill, in(ragged), kSloped, kBottomRight, seed(2));

@@ -93,6 +93,17 @@ Selection hopper_rung(const char* name, const char* implementation, DType dtype)
   return {name, implementation, kForward, dtype, {"growing-full", "group-of-8"}};
 }
 
+// Rows and keys at either end see nothing, and windows that are empty everywhere.
+Selection beside_the_diagonal(const char* name, const char* implementation, Pass pass,
+                              DType dtype) {
+  return {name,
+          implementation,
+          pass,
+          dtype,
+          {"window-before-wide-heads", "window-behind", "window-behind-bottom-right",
+           "window-causal-before", "window-crossed", "ragged-window-beside"}};
+}
+
 INSTANTIATE_TEST_SUITE_P(
     Cases, AttentionEmulated,
     ::testing::Values(
@@ -194,20 +205,22 @@ INSTANTIATE_TEST_SUITE_P(
                   DType::kBf16,
                   {"ragged-causal-unused", "ragged-causal", "ragged-decode", "ragged-bool-mask-4",
                    "ragged-alibi", "ragged-sinks", "pair-grouped-ragged-normal-d64"}},
-        Selection{"sm90_forward_cached",
-                  "sm90",
-                  kForward,
-                  DType::kBf16,
-                  {"cache-prefill", "cache-prefill-window", "pages-prefill-of-8",
-                   "pages-prefill-of-192", "pages-alibi", "pages-one-pool", "pages-speculative"}},
+        Selection{
+            "sm90_forward_cached",
+            "sm90",
+            kForward,
+            DType::kBf16,
+            {"cache-prefill", "cache-prefill-window", "pages-prefill-of-8", "pages-prefill-of-192",
+             "pages-alibi", "pages-one-pool", "pages-speculative", "pages-window-beside"}},
         Selection{"sm90_forward_cached_fp16", "sm90", kForward, DType::kFp16, {"pages-softcap"}},
-        Selection{"decode",
-                  "decode",
-                  kForward,
-                  DType::kBf16,
-                  {"sinks-one-query", "window-few-queries", "deterministic-one-query",
-                   "alibi-decode", "group-of-64", "cache-decode", "cache-indexed",
-                   "pages-speculative", "pages-padded-of-3", "pages-some-queries"}},
+        Selection{
+            "decode",
+            "decode",
+            kForward,
+            DType::kBf16,
+            {"sinks-one-query", "window-few-queries", "deterministic-one-query", "alibi-decode",
+             "group-of-64", "cache-decode", "cache-indexed", "pages-speculative",
+             "pages-padded-of-3", "pages-some-queries", "cache-window-beside"}},
         Selection{"decode_fp16", "decode", kForward, DType::kFp16, {"pages-softcap"}},
         Selection{
             "decode_boxes",
@@ -238,14 +251,20 @@ INSTANTIATE_TEST_SUITE_P(
                   "sm80",
                   kForward,
                   DType::kFp32,
-                  {"cache-padded-indexed", "cache-prefill", "pages-padded-of-3", "pages-window",
-                   "pages-all"}},
+                  {"cache-padded-indexed", "cache-prefill", "pages-padded-of-3",
+                   "pages-window-beside", "pages-all"}},
         Selection{"fp32_backward", "sm80", kBackward, DType::kFp32, {"features-unequal"}},
         Selection{"fp32_backward_ragged",
                   "sm80",
                   kBackward,
                   DType::kFp32,
                   {"ragged-causal-unused", "ragged-sinks", "pair-deterministic-ragged-normal-d64"}},
+        beside_the_diagonal("sm80_forward_beside", "sm80", kForward, DType::kBf16),
+        beside_the_diagonal("sm80_backward_beside", "sm80", kBackward, DType::kBf16),
+        beside_the_diagonal("sm90_forward_beside", "sm90", kForward, DType::kBf16),
+        beside_the_diagonal("sm90_backward_beside", "sm90", kBackward, DType::kBf16),
+        beside_the_diagonal("fp32_forward_beside", "sm80", kForward, DType::kFp32),
+        beside_the_diagonal("fp32_backward_beside", "sm80", kBackward, DType::kFp32),
         Selection{"fa1_mma", "fa1-mma", kForward, DType::kFp16, {"fill-1-causal"}},
         Selection{"fa2_mma", "fa2-mma", kForward, DType::kFp16, {"fill-1-causal"}},
         Selection{"fa2_mma_backward", "fa2-mma", kBackward, DType::kFp16, {"fill-1-causal"}},

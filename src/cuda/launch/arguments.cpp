@@ -178,10 +178,11 @@ void patch(const Slot<Arguments> (&slots)[kCount], runtime::ParameterBlock& bloc
   }
 }
 
-// Bounds are of j - i; offsets of a shard's position are folded in.
-Int64 clamp_bound(std::int64_t bound) {
+// Bounds are of j - i; offsets of a shard's position are folded in. Kernels count in 32 bits how
+// far a query sees nothing: below `least` it is nothing at all.
+Int64 clamp_bound(std::int64_t bound, std::int64_t least) {
   constexpr std::int64_t kFar = std::int64_t{1} << 61;
-  return std::clamp(bound, -kFar, kFar);
+  return std::clamp(bound, least, kFar);
 }
 
 device::SequenceSide side_of(const std::optional<TensorSpec>& offsets,
@@ -247,8 +248,9 @@ device::Sequences sequences_of(const Problem& problem, const internal::Geometry&
   list.slots_q = slots_of(g.batch, g.seqlen_q, problem.cu_seqlens_q.has_value(), tile_q);
   list.slots_k = slots_of(g.batch, g.seqlen_k, problem.cu_seqlens_k.has_value(), tile_k);
   list.bottom_right = b.bottom_right ? 1 : 0;
-  list.left = clamp_bound(b.left);
-  list.right = clamp_bound(b.right);
+  // A sequence's shift is added yet.
+  list.left = clamp_bound(b.left, -(std::int64_t{1} << 30));
+  list.right = clamp_bound(b.right, -(std::int64_t{1} << 30));
   return list;
 }
 
@@ -337,8 +339,8 @@ device::Shape shape_of(const internal::Geometry& g) {
   shape.seqlen_k = static_cast<int>(g.seqlen_k);
   shape.head_dim = static_cast<int>(g.head_dim);
   shape.head_dim_v = static_cast<int>(g.head_dim_v);
-  shape.left = clamp_bound(b.left >= b.kUnbounded ? b.kUnbounded : b.left - shift);
-  shape.right = clamp_bound(b.right >= b.kUnbounded ? b.kUnbounded : b.right + shift);
+  shape.left = clamp_bound(b.left >= b.kUnbounded ? b.kUnbounded : b.left - shift, -INT32_MAX);
+  shape.right = clamp_bound(b.right >= b.kUnbounded ? b.kUnbounded : b.right + shift, -INT32_MAX);
   const auto chunk = static_cast<int>(std::min<std::int64_t>(b.chunk, INT32_MAX));
   shape.chunk = b.bottom_right ? -chunk : chunk;
   shape.scale = static_cast<float>(g.scale);

@@ -63,9 +63,9 @@ const internal::Implementation& sm80_implementation() {
       "portable tensor-core kernels (mma.sync, cp.async) for sm_80 to sm_120",
       internal::dense_features() | internal::ragged_features() |
           internal::FeatureSet{Feature::kFp32, Feature::kFp16, Feature::kBf16, Feature::kTf32,
-                               Feature::kChunk, TensorRole::kSinks, TensorRole::kDSinks,
-                               TensorRole::kBlockTable, TensorRole::kCacheBatchIdx,
-                               TensorRole::kLeftPadK},
+                               Feature::kChunk, Feature::kBesideDiagonal, TensorRole::kSinks,
+                               TensorRole::kDSinks, TensorRole::kBlockTable,
+                               TensorRole::kCacheBatchIdx, TensorRole::kLeftPadK},
       make_plan,
       runs_on};
   return implementation;

@@ -46,8 +46,8 @@ const internal::Implementation& sm90_implementation() {
       DeviceKind::kCuda,
       "Hopper's tensor cores and copy engine (wgmma, TMA), sm_90 only: fp16 and bf16",
       internal::dense_features() | internal::ragged_features() |
-          internal::FeatureSet{Feature::kFp16, Feature::kBf16, TensorRole::kSinks,
-                               TensorRole::kDSinks, TensorRole::kBlockTable,
+          internal::FeatureSet{Feature::kFp16, Feature::kBf16, Feature::kBesideDiagonal,
+                               TensorRole::kSinks, TensorRole::kDSinks, TensorRole::kBlockTable,
                                TensorRole::kCacheBatchIdx, TensorRole::kLeftPadK},
       make_plan,
       runs_on};

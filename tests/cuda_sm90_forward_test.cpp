@@ -7,6 +7,7 @@
 #include <cstring>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "api/backend.h"
@@ -342,6 +343,51 @@ bool shares_out_keys(const PlannedSizes& sizes, const Options& options) {
   return true;
 }
 
+// Ranks of a causal call's tiles in the order in which they are worked off, each tile once.
+std::vector<int> ranks_in_order(const PlannedSizes& sizes, Causal causal) {
+  const auto made =
+      plan(testing::described_problem(DType::kBf16, Pass::kForward, sizes, {.causal = causal}),
+           "sm_90a");
+  EXPECT_TRUE(made);
+  if (!made) return {};
+  const device::TileOrder order = arguments_of(*made).order;
+  std::set<std::pair<int, int>> seen;
+  std::vector<int> out;
+  for (int index = 0; index < order.tiles_q * order.heads; ++index) {
+    const device::TileOrder::Place place = order.place(index);
+    EXPECT_TRUE(place.head >= 0 && place.head < order.heads);
+    EXPECT_TRUE(place.rank >= 0 && place.rank < order.tiles_q);
+    EXPECT_TRUE(seen.insert({place.head, place.rank}).second) << index;
+    out.push_back(place.rank);
+  }
+  return out;
+}
+
+TEST(Sm90Forward, WorksEveryTileOffOnceAndShortOnesLast) {
+  for (const int length : {65, 129, 512, 1000, 2048, 4096, 5000}) {
+    for (const int heads : {1, 3, 16}) {
+      for (const int dim : {64, 128, 256}) {
+        const PlannedSizes sizes{
+            .batch = 3, .seqlen_q = length, .seqlen_k = length, .heads = heads, .dim = dim};
+        EXPECT_FALSE(ranks_in_order(sizes, Causal::kNone).empty());
+        const std::vector<int> ranks = ranks_in_order(sizes, Causal::kTopLeft);
+        ASSERT_FALSE(ranks.empty());
+        EXPECT_EQ(ranks.front(), 0);
+        EXPECT_EQ(ranks.back(), *std::ranges::max_element(ranks));
+      }
+    }
+  }
+  // Beyond 2048 keys: a half of all heads, a quarter, and the shortest quarter rank by rank.
+  const PlannedSizes large{.batch = 4, .seqlen_q = 4096, .seqlen_k = 4096, .heads = 8, .dim = 256};
+  const std::vector<int> ranks = ranks_in_order(large, Causal::kTopLeft);
+  constexpr int kHeads = 32, kTiles = 32;
+  ASSERT_EQ(ranks.size(), std::size_t{kHeads * kTiles});
+  for (int i = 0; i < kHeads * kTiles; ++i) {
+    const int expected = i < kHeads * 16 ? i % 16 : i < kHeads * 24 ? 16 + i % 8 : i / kHeads;
+    EXPECT_EQ(ranks[static_cast<std::size_t>(i)], expected) << i;
+  }
+}
+
 // Of tiles of 192 queries: the last one ends with the last whole warpgroup.
 TEST(Sm90Forward, WarpgroupsWithoutRowsAreInFrontWhereTilesDiffer) {
   const auto rows_before = [](int seqlen, Causal causal, std::optional<Window> window = {}) {
@@ -391,6 +437,18 @@ TEST(Sm90Forward, SharesOutKeysWhereTilesAreFew) {
   EXPECT_FALSE(shares_out_keys({.batch = 32, .seqlen_q = 512, .seqlen_k = 512, .heads = 16},
                                {.causal = Causal::kTopLeft}));
   EXPECT_FALSE(shares_out_keys({.batch = 32, .seqlen_q = 512, .seqlen_k = 512, .heads = 16}, {}));
+  // Of 342 tiles the longest first the last one would end 12 % behind the mean, of 1368 1 %.
+  for (const int dim : {32, 64, 128}) {
+    EXPECT_TRUE(
+        shares_out_keys({.batch = 1, .seqlen_q = 65536, .seqlen_k = 65536, .heads = 1, .dim = dim},
+                        {.causal = Causal::kTopLeft}));
+  }
+  EXPECT_FALSE(shares_out_keys({.batch = 4, .seqlen_q = 65536, .seqlen_k = 65536, .heads = 1},
+                               {.causal = Causal::kTopLeft}));
+  // Steps of few features take as long as those of 64 or so.
+  EXPECT_TRUE(
+      shares_out_keys({.batch = 1, .seqlen_q = 1024, .seqlen_k = 1024, .heads = 1, .dim = 32},
+                      {.causal = Causal::kTopLeft}));
 }
 
 // What a deterministic plan cuts does not depend on the GPU it is made for.

@@ -90,27 +90,12 @@ struct Sm90Tile {
   int first_row;
 
   __device__ Sm90Tile(const TileOrder& order, int index) {
-    const int sectioned = order.long_ranks * order.heads;
-    int rank;
-    if (index >= sectioned) {
-      rank = index / order.heads;  // whole ranks are in front
-      head = index - rank * order.heads;
-    } else if constexpr (!Config::kBoundedRight && Config::kHeadDim > 64) {
-      head = index / order.long_ranks;
-      rank = index - head * order.long_ranks;
-    } else {
-      const int section_tiles = order.section_heads * order.long_ranks;
-      const int section = index / section_tiles, rest = index - section * section_tiles;
-      const int first_head = section * order.section_heads;
-      const int heads = smaller(order.section_heads, order.heads - first_head);
-      // Rank by rank in the last section of short calls, which end so with short tiles.
-      const bool by_rank = first_head + heads == order.heads && order.long_ranks == order.tiles_q;
-      rank = by_rank ? rest / heads : rest % order.long_ranks;
-      head = first_head + (by_rank ? rest % heads : rest / order.long_ranks);
-    }
-    first_row = Config::kBoundedRight
-                    ? (order.tiles_q - 1 - rank) * Sm90Tiles<Config>::kTileQ - order.rows_before
-                    : rank * Sm90Tiles<Config>::kTileQ;
+    const TileOrder::Place place = order.place(index);
+    head = place.head;
+    first_row =
+        Config::kBoundedRight
+            ? (order.tiles_q - 1 - place.rank) * Sm90Tiles<Config>::kTileQ - order.rows_before
+            : place.rank * Sm90Tiles<Config>::kTileQ;
   }
 };
 

@@ -9,23 +9,62 @@
 namespace flashlab::device {
 
 /// In which order tiles of queries are worked off. A tile is rows of one (batch, head); its rank
-/// among those of its head is 0 for the one with most keys. Where a row's last key depends on its
-/// position, sections of heads share L2 while their first `long_ranks` ranks are worked off, and
-/// the other ranks of all heads come last, so that the tiles at the end are short ones. Where no
-/// ranks are left for the end, the last section goes rank by rank. Otherwise, and where tiles are
-/// equally long, those of a head follow one another: K and V come from memory all the time, and not
-/// in bursts at the first ranks. At head dims up to 64 equally long tiles go by sections, too
-/// (H200, 2026-11-24: full 512 and 1k 1.5 % faster).
+/// among those of its head is 0 for the one with most keys. Tiles go head by head, so that those
+/// under way share K and V in L2, and K and V come from memory all the time. What comes last goes
+/// rank by rank, so that a call ends with its shortest tiles: of long calls where a row's last key
+/// depends on its position the shortest quarter of all heads, whose keys fit L2, behind a run of
+/// the quarter before; of others the last heads. Pure arithmetic, proved on the host
+/// (tests/cuda_sm90_forward_test.cpp).
 struct TileOrder {
   int tiles_q;  ///< per head
   int heads;    ///< batch * heads_q
   /// Empty rows, whole warpgroups, in front of a head where tiles differ. The first tile has the
   /// fewest keys. Idle warpgroups in the last tile would waste the longest loop.
   int rows_before;
-  int section_heads;  ///< heads of a section, where tiles differ
-  int long_ranks;     ///< tiles of a head in sections
-  int tiles;          ///< that one block works off whole: the first of tiles_q * heads
-  int* counter;       ///< zero at launch: blocks take tiles as they come; null: in fixed turns
+  int long_tiles, long_ranks;  ///< of the first run, and of a head in it
+  int middle_ranks;            ///< tiles of a head in the second run
+  int ranked_heads;            ///< the last ones, whose other tiles go rank by rank,
+  int first_ranked;            ///< from this rank on
+  int tiles;                   ///< that one block works off whole: the first of tiles_q * heads
+  int* counter;  ///< zero at launch: blocks take tiles as they come; null: in fixed turns
+
+  struct Place {
+    int head, rank;
+  };
+  constexpr Place place(int index) const {
+    if (index < long_tiles) return in_run(index, long_ranks, 0);
+    index -= long_tiles;
+    if (index < heads * middle_ranks) return in_run(index, middle_ranks, long_ranks);
+    index -= heads * middle_ranks;
+    const int turn = index / ranked_heads;
+    return {heads - ranked_heads + index - turn * ranked_heads, first_ranked + turn};
+  }
+  static constexpr Place in_run(int index, int ranks, int first_rank) {
+    const int head = index / ranks;
+    return {head, first_rank + index - head * ranks};
+  }
+
+  /// All tiles head by head.
+  constexpr void go_by_head() {
+    long_ranks = tiles_q;
+    long_tiles = tiles_q * heads;
+    middle_ranks = 0;
+  }
+  /// The same but for the last heads, whose tiles go rank by rank.
+  constexpr void end_by_rank(int last_heads) {
+    go_by_head();
+    ranked_heads = last_heads;
+    long_tiles -= tiles_q * last_heads;
+    first_ranked = 0;
+  }
+  /// The longer half of all heads, the longer half of the rest, and what is left rank by rank.
+  constexpr void go_in_runs() {
+    long_ranks = tiles_q / 2;
+    long_tiles = long_ranks * heads;
+    middle_ranks = tiles_q / 4;
+    ranked_heads = heads;
+    first_ranked = long_ranks + middle_ranks;
+  }
 };
 
 inline constexpr int kMaxStreamPeriod = 512;

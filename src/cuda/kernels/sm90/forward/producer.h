@@ -58,15 +58,20 @@ struct Sm90KeyProducer {
     load<typename Tiles::TileV>(ring_v, shared.v[0], args.v, task, task.first_value_row(), place);
   }
 
-  __device__ void load_tile(const Sm90Task<Config>& task) {
-    if (task.empty()) return;
-    load_k(task, task.first_block);
+  /// `before_last` is called before the last block of keys is asked for.
+  template <class BeforeLast>
+  __device__ void load_tile(const Sm90Task<Config>& task, BeforeLast before_last) {
+    if (task.empty()) return before_last();
 #pragma unroll 1
-    for (int place = task.first_block + 1; place < task.end_block; ++place) {
+    for (int place = task.first_block; place < task.end_block; ++place) {
+      if (place + 1 == task.end_block) before_last();
       load_k(task, place);
-      load_v(task, place - 1);
+      if (place > task.first_block) load_v(task, place - 1);
     }
     load_v(task, task.end_block - 1);
+  }
+  __device__ void load_tile(const Sm90Task<Config>& task) {
+    load_tile(task, [] {});
   }
 
   /// Tiles that this block works off whole.
@@ -75,13 +80,14 @@ struct Sm90KeyProducer {
     int index = static_cast<int>(blockIdx.x);
 #pragma unroll 1
     while (index < order.tiles) {
-      const Sm90Task<Config>& task = publish({args, index});
-      // The next tile is asked for before this one's copies, so that the answer is there after.
-      index += static_cast<int>(gridDim.x);
-      if (order.counter != nullptr) {
-        index = static_cast<int>(gridDim.x) + atomicAdd(order.counter, 1);
-      }
-      load_tile(task);
+      // The next tile is asked for so late that blocks get tiles as they end theirs, and before the
+      // last copies, which wait for places, so that the answer is there behind them.
+      load_tile(publish({args, index}), [&] {
+        index += static_cast<int>(gridDim.x);
+        if (order.counter != nullptr) {
+          index = static_cast<int>(gridDim.x) + atomicAdd(order.counter, 1);
+        }
+      });
     }
   }
 

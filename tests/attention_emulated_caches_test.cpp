@@ -37,7 +37,6 @@ TEST(AttentionEmulatedCaches, FaultsOfTheDecodeKernelAreSeen) {
   constexpr const char* kMain = "decode/kernel.cu";
   constexpr const char* kProducer = "decode/producer.h";
   constexpr const char* kResults = "decode/results.h";
-  constexpr const char* kSchedule = "decode/schedule.h";
   expect_all_are_seen(
       "decode", Pass::kForward,
       {{"steps are not waited for", {{kMain, "ring.wait_full();", ""}}, true, &decoded},
@@ -54,8 +53,7 @@ TEST(AttentionEmulatedCaches, FaultsOfTheDecodeKernelAreSeen) {
         true,
         &decoded},
        {"a part is joined twice",
-        {{kSchedule, "return first_slot + n * args.parts.spread;",
-          "return first_slot + (n == 1 ? 0 : n) * args.parts.spread;"}},
+        {{kResults, "smaller(first + i, last)", "smaller(first + (i == 1 ? 0 : i), last)"}},
         true,
         &decoded}});
 }

@@ -16,7 +16,9 @@ namespace flashlab::cuda {
 namespace {
 
 using device::EqualRanges;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 using testing::PlannedSizes;
 
 TEST(DecodeRanges, AreEqualAndCoverEveryGrainOnce) {
@@ -148,6 +150,30 @@ TEST(DecodePlan, CopiesInBoxesWhereRowsAllow) {
   EXPECT_EQ(box(1), "0");
   EXPECT_EQ(box(16, "sm_90a", true), "0");
   EXPECT_EQ(box(16, "sm_80"), "0");
+}
+
+// One box has all columns of its rows where a head is whole slabs of 64; 64 rows of a group are
+// multiplied by warpgroups, which read the rows of a unit slab by slab.
+TEST(DecodePlan, TakesWholeRowsAndWarpgroupsWhereItCan) {
+  const auto config = [](const PlannedSizes& sizes, const char* architecture = "sm_90a") {
+    return planned(grouped(sizes, 8), architecture)
+        ->program()
+        ->kernels()
+        .back()
+        .kernel->spec.config;
+  };
+  constexpr const char *kAtOnce = "kSlabsAtOnce = true", *kGroups = "kWarpgroups = true";
+  EXPECT_THAT(config({2, 1, 256, 32, 128}), HasSubstr(kAtOnce));
+  EXPECT_THAT(config({2, 1, 256, 32, 64}), HasSubstr(kAtOnce));
+  EXPECT_THAT(config({2, 1, 256, 32, 96}), Not(HasSubstr(kAtOnce)));
+  EXPECT_THAT(config({2, 1, 256, 32, 128}, "sm_80"), Not(HasSubstr(kAtOnce)));
+  EXPECT_THAT(config({2, 8, 256, 32, 128}), Not(HasSubstr(kGroups)));
+  EXPECT_THAT(config({2, 9, 256, 32, 128}), AllOf(HasSubstr(kGroups), Not(HasSubstr(kAtOnce))));
+  EXPECT_THAT(config({2, 9, 256, 32, 128}, "sm_80"), Not(HasSubstr(kGroups)));
+  Problem between = grouped({2, 1, 256, 32, 128}, 8);  // heads are no whole slabs apart
+  between.k.strides = {256 * 8 * 136, 8 * 136, 136, 1};
+  EXPECT_THAT(planned(between)->program()->kernels().back().kernel->spec.config,
+              Not(HasSubstr(kAtOnce)));
 }
 
 TEST(DecodePlan, RefusesWhatItCannotServe) {

@@ -154,7 +154,7 @@ inline void add_synchronisation_kernels(Primitives& list) {
       wait_for(ready, round + 1);
       kept[32 * round + t] = box[t];
       __syncwarp();
-      if (t == 0) ptx::add_release(taken, 1);
+      if (t == 0) ptx::fence_device(), ptx::add_release(taken, 1);
     }
   }
 )"));

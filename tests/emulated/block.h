@@ -110,6 +110,10 @@ void __stcs(T* at, T value) {
   *at = value;
 }
 inline void __threadfence() {}
+template <class T>
+T __ldcg(const T* global) {
+  return *global;
+}
 inline void __nanosleep(unsigned) {
   emulated::give_way();
 }

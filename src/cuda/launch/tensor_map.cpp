@@ -107,6 +107,23 @@ runtime::TensorMap bounded_map(const TensorSpec& spec, int rows, std::int64_t gr
   return map;
 }
 
+int slabs_between_heads(const TensorSpec& spec) {
+  const std::uint64_t bytes = stride_bytes(spec, spec.rank == 3 ? 1 : 2);
+  return bytes % kSlabRowBytes == 0 ? static_cast<int>(bytes / kSlabRowBytes) : 0;
+}
+
+runtime::TensorMap bounded_slabs_map(const TensorSpec& spec, int rows) {
+  const std::size_t head_axis = spec.rank == 3 ? 1 : 2;
+  const auto slabs = static_cast<std::uint64_t>(spec.shape[head_axis + 1] / kSlabColumns);
+  const auto heads = static_cast<std::uint64_t>(spec.shape[head_axis]);
+  runtime::TensorMap map = bounded_map(spec, rows);
+  map.extents[0] = kSlabColumns;
+  map.extents[2] = (heads - 1) * static_cast<std::uint64_t>(slabs_between_heads(spec)) + slabs;
+  map.strides_bytes[1] = kSlabRowBytes;
+  map.box[2] = static_cast<std::uint32_t>(slabs);
+  return map;
+}
+
 runtime::TensorMap slab_map(DType dtype, std::int64_t rows, int box) {
   runtime::TensorMap map;
   map.dtype = dtype;

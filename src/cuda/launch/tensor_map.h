@@ -29,6 +29,12 @@ std::int64_t rows_between_entries(const TensorSpec& spec);
 /// column, row, head (with `group` > 1 column, head, row), end, kBoundedRows.
 runtime::TensorMap bounded_map(const TensorSpec& spec, int rows, std::int64_t group = 1);
 
+/// Slabs of 64 columns from one head's first to the next one's; 0 where that is no whole number.
+int slabs_between_heads(const TensorSpec& spec);
+/// As bounded_map, of heads that are whole slabs, so many apart: a box has all columns of its rows,
+/// slab by slab. Innermost first column of the slab, row, slab of all heads, end, kBoundedRows.
+runtime::TensorMap bounded_slabs_map(const TensorSpec& spec, int rows);
+
 /// [rows, 64] of 16-bit elements, dense, in boxes of `box` rows, swizzled likewise.
 runtime::TensorMap slab_map(DType dtype, std::int64_t rows, int box);
 

@@ -22,5 +22,6 @@ inline void store_release(unsigned* global, unsigned value) {
 inline void add_release(unsigned* global, unsigned value) {
   *global += value;
 }
+inline void fence_device() {}
 
 }  // namespace flashlab::ptx

@@ -10,6 +10,7 @@
 #include "tile/output.h"
 #include "tile/pipeline.h"
 #include "tile/slab.h"
+#include "tile/warpgroup.h"
 
 namespace flashlab::device {
 
@@ -20,6 +21,25 @@ struct Either {
 template <class First, class Second>
 struct Either<false, First, Second> {
   using Type = Second;
+};
+
+/// Rows as boxes of the copy engine, one behind the other, each of all columns: with pages a box
+/// has rows of one page, and one copy brings it whole.
+template <int kRows_, int kColumns, int kBoxRows>
+struct BoxTile {
+  using Box = SlabTile<kBoxRows, kColumns>;
+  static constexpr int kRows = kRows_;
+  static constexpr int kBytes = kRows / Box::kRows * Box::kBytes;
+  static_assert(kRows % Box::kRows == 0);
+
+  /// As SlabTile's.
+  static constexpr int offset(int row, int chunk) {
+    return row / Box::kRows * Box::kBytes + Box::offset(row % Box::kRows, chunk);
+  }
+  /// Likewise; both rows lie in one box, or `rows` is whole boxes.
+  static constexpr unsigned advance(unsigned address, int rows, int chunks) {
+    return Box::advance(address, rows % Box::kRows, chunks) + rows / Box::kRows * Box::kBytes;
+  }
 };
 
 /// Sizes that follow from a Config.
@@ -33,20 +53,28 @@ struct DecodeTiles {
   static constexpr int kBlocks = Config::kWarpRows / 16;  ///< of 16 rows, of a warp
   static constexpr int kDimSteps = divide_up(Config::kHeadDim, 16);
   /// The first k16 steps of Q stay in registers; the others are read again for every step of keys.
-  static constexpr int kSharedSteps = larger(kDimSteps - Config::kQuerySteps, 0);
-  static constexpr int kQuerySteps = kDimSteps - kSharedSteps;
+  static constexpr int kSharedSteps =
+      Config::kWarpgroups ? 0 : larger(kDimSteps - Config::kQuerySteps, 0);
+  static constexpr int kQuerySteps = Config::kWarpgroups ? 0 : kDimSteps - kSharedSteps;
+  using TileQ = SlabTile<kWarpgroupRows, Config::kHeadDim>;  ///< of a warpgroup: all of Q
   static constexpr int kDimBlocks = 2 * divide_up(Config::kHeadDimV, 16);  ///< of 8 features of V
   static constexpr int kStepBlocks = Config::kStepKeys / 8;
   static constexpr int kUnitKeys = DecodeSequence<Config>::kUnitKeys;
+  static constexpr int kBoxRows = kBoxes ? Config::kBoxRows : kUnitKeys;
   template <int kDim>
   using Layout =
-      typename Either<kBoxes, SlabTile<kUnitKeys, kDim>, HalfTile<kUnitKeys, kDim>>::Type;
+      typename Either<kBoxes,
+                      typename Either<Config::kSlabsAtOnce, BoxTile<kUnitKeys, kDim, kBoxRows>,
+                                      SlabTile<kUnitKeys, kDim>>::Type,
+                      HalfTile<kUnitKeys, kDim>>::Type;
   using LayoutK = Layout<Config::kHeadDim>;
   using LayoutV = Layout<Config::kHeadDimV>;
   static constexpr int kStageBytes = LayoutK::kBytes + LayoutV::kBytes;
   static constexpr int kSums = Config::kSums;
   static constexpr int kPitch = decode_pitch(Config::kHeadDimV);  ///< of a row of sums, in floats
-  static_assert(Config::kStepKeys % 16 == 0 && Config::kStepKeys <= 32 && Config::kStages >= 2);
+  static_assert(Config::kStepKeys % 16 == 0 && Config::kStages >= 2);
+  static_assert(!Config::kWarpgroups || (kBoxes && Config::kRows == kWarpgroupRows &&
+                                         Config::kStepKeys == 64 && !Config::kSlabsAtOnce));
   static_assert(Config::kRows == Config::kRowWarps * Config::kWarpRows);
 };
 
@@ -63,9 +91,11 @@ struct alignas(16) DecodeStorage {
   using Tiles = DecodeTiles<Config>;
   /// K, then V. Boxes begin at multiples of 1024 bytes.
   unsigned char ring[Config::kStages][Tiles::kStageBytes];
+  /// Operands of Q that have no register: [row warp, step, block, lane], or a TileQ.
+  uint4 q[Config::kWarpgroups
+              ? Tiles::TileQ::kBytes / kChunkBytes
+              : larger(Config::kRowWarps * Tiles::kSharedSteps * Tiles::kBlocks * 32, 1)];
   float o[Tiles::kSums][Config::kRows][Tiles::kPitch];  ///< sums of so many teams at once
-  /// Operands of Q that have no register: [row warp, step, block, lane].
-  uint4 q[larger(Config::kRowWarps * Tiles::kSharedSteps * Tiles::kBlocks * 32, 1)];
   RowSum of_team[Config::kTeams][Config::kRows];
   RowSum rows[Config::kRows];
   RingBarriers<Config::kStages> ring_keys;

@@ -31,11 +31,16 @@ __device__ void multiply_keys(const DecodeArguments& args, DecodeStorage<Config>
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int first = team * Config::kStepKeys;  // of a unit
   const unsigned ring_base = ptx::shared_address(shared.ring[0]);
-  const unsigned first_keys = ring_base + LayoutK::offset(first, 0) +
-                              lane_offset_chunks_first<LayoutK>(lane);
-  const unsigned first_values = ring_base + LayoutK::kBytes + LayoutV::offset(first, 0) +
-                                lane_offset_rows_first<LayoutV>(lane);
-  uint4* kept_q = shared.q + row_warp * (Tiles::kSharedSteps * Tiles::kBlocks * 32) + lane;
+  const unsigned first_keys =
+      ring_base + LayoutK::offset(first, 0) +
+      (Config::kWarpgroups ? 0 : lane_offset_chunks_first<LayoutK>(lane));
+  const unsigned first_values =
+      ring_base + LayoutK::kBytes + LayoutV::offset(first, 0) +
+      (Config::kWarpgroups ? 0 : lane_offset_rows_first<LayoutV>(lane));
+  uint4* kept_q = shared.q;
+  if (!Config::kWarpgroups) {
+    kept_q += row_warp * (Tiles::kSharedSteps * Tiles::kBlocks * 32) + lane;
+  }
   Ring<Config::kStages> ring(shared.ring_keys);
   Ring<kDecodeSegments> segments(shared.ring_segments);
   DecodeWarp<Config> warp;
@@ -44,8 +49,9 @@ __device__ void multiply_keys(const DecodeArguments& args, DecodeStorage<Config>
     segments.wait_full();
     const DecodeSegment<Config>& segment = shared.segment(segments.stage);
     if (segment.units == kNoSegment) return;
+    if (threadIdx.x == 0) ptx::fetch_line(args.parts.counts + segment.count);
     warp.begin(args, segment, row_warp, kept_q, team == 0);
-    const KeyRange all = segment.seen_by_all();
+    const KeyRange all = segment.seen_by_all(args);
     int key = segment.first_unit * Tiles::kUnitKeys + first;
 #pragma unroll 1
     for (int unit = segment.units; unit > 0; --unit) {
@@ -63,6 +69,19 @@ __device__ void multiply_keys(const DecodeArguments& args, DecodeStorage<Config>
     segments.release();
     segments.advance();
   }
+}
+
+/// Lines that a block needs before its first keys come on their way into L2: lengths, and the
+/// beginning of a page table. A thread asks for one of each.
+__device__ inline void fetch_lists(const DecodeArguments& args) {
+  constexpr Int64 kLineBytes = 128;
+  const Int64 at = threadIdx.x * kLineBytes;
+  const Sequences& list = args.sequences;
+  const auto fetch = [&](const void* data, Int64 bytes) {
+    if (data != nullptr && at < bytes) ptx::fetch_line(static_cast<const char*>(data) + at);
+  };
+  fetch(list.k.used.data, static_cast<Int64>(list.count) << (2 + list.k.used.wide));
+  fetch(args.cache.table, list.count * args.cache.table_stride * 4);
 }
 
 template <class Config>
@@ -83,12 +102,13 @@ __device__ void decode(const DecodeArguments& args) {
     shared.ring_segments.init(1, Tiles::kTeamWarps + Tiles::kCopyWarps - 1);
     if constexpr (Tiles::kBoxes) ptx::barrier_init_fence();
   }
+  if (copy_warp < 0) fetch_lists(args);
   __syncthreads();
   if (copy_warp < 0) {
     multiply_keys<Config>(args, shared, warp_index);
   } else {
     KeyProducer<Config> producer(args, shared);
-    if (copy_warp == 0) {
+    if (Tiles::kCopyWarps == 1 || copy_warp == 0) {
       producer.run(args);
     } else {
       producer.follow();

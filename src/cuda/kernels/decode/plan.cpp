@@ -43,8 +43,8 @@ constexpr unsigned kUnusedThreads = 256;       // kernels/decode/unused.cu
 constexpr std::int64_t kMostUnusedBlocks = 128;
 
 // clang-format off
-//                                        row   warp  step       min   query
-//                                 teams warps rows  keys stages blocks steps
+//                                        row   warp  step       min   query      warp-
+//                                 teams warps rows  keys stages blocks steps sums groups
 constexpr DecodeTiling
     kFewRows                    {   4,    1,    16,   32,   2,     1},
     kFewRowsLittleMemory        {   4,    1,    16,   16,   3,     1},
@@ -53,7 +53,8 @@ constexpr DecodeTiling
     kSomeRows                   {   4,    2,    16,   16,   3,     1},
     kSomeRowsSmallHeads         {   4,    2,    16,   32,   5,     1},
     kManyRows                   {   2,    4,    16,   32,   5,     1,   4},
-    kManyRowsSmallHeads         {   2,    4,    16,   32,   5,     1};
+    kManyRowsSmallHeads         {   2,    4,    16,   32,   5,     1},
+    kWarpgroups                 {   2,    4,    16,   64,   5,     1,   16,   1, true};
 // clang-format on
 
 struct Choice {
@@ -115,6 +116,7 @@ Choice choose(const Problem& problem, const Geometry& g, const DeviceInfo& devic
     choice.tiling = small ? kSomeRowsSmallHeads : kSomeRows;
   } else {
     choice.tiling = small ? kManyRowsSmallHeads : kManyRows;
+    if (box_rows(problem, g, kWarpgroups.unit_keys(), device) > 0) choice.tiling = kWarpgroups;
   }
   const int limit = device.shared_bytes_per_block;
   const auto fit = [&](DecodeTiling& t) {
@@ -208,6 +210,15 @@ Status check(const Problem& problem, const Geometry& g) {
   return {};
 }
 
+// Of whole slabs, heads a whole number of them apart: one box brings all columns of its rows.
+bool takes_slabs_at_once(const Problem& problem, const DecodeTiling& t) {
+  const auto takes = [](const TensorSpec& spec) {
+    return spec.shape[spec.rank - 1] % kSlabColumns == 0 && slabs_between_heads(spec) > 0;
+  };
+  // A warpgroup reads the rows of all boxes as one.
+  return t.box_rows > 0 && !t.warpgroups && takes(problem.k) && takes(problem.v);
+}
+
 ConfigPrinter print(const Problem& problem, const Geometry& g, const DecodeTiling& t) {
   ConfigPrinter config;
   print_call(config, problem, g, CallForm::kPairs);
@@ -221,6 +232,8 @@ ConfigPrinter print(const Problem& problem, const Geometry& g, const DecodeTilin
       .integer("kQuerySteps", t.query_steps)
       .integer("kSums", t.sums)
       .integer("kBoxRows", t.box_rows)
+      .boolean("kSlabsAtOnce", takes_slabs_at_once(problem, t))
+      .boolean("kWarpgroups", t.warpgroups)
       .integer("kCopyWarps", t.copy_warps())
       .integer("kSharedBytes", shared_bytes(g, t))
       .boolean("kSinks", problem.sinks.has_value());
@@ -265,12 +278,16 @@ void add_steps(GpuPlan& plan, const Choice& choice) {
   if (t.box_rows > 0) {
     arguments.between_k = static_cast<int>(rows_between_entries(problem.k));
     arguments.between_v = static_cast<int>(rows_between_entries(problem.v));
+    arguments.slabs_k = slabs_between_heads(problem.k);
+    arguments.slabs_v = slabs_between_heads(problem.v);
   }
   runtime::ParameterBlock block(arguments);
   patch_addresses(block, problem, 0, offsetof(DecodeArguments, call));
   if (t.box_rows > 0) {
+    const bool at_once = takes_slabs_at_once(problem, t);
     const auto map = [&](std::size_t offset, TensorRole role, const TensorSpec& spec) {
-      runtime::TensorMap of = bounded_map(spec, t.box_rows);
+      runtime::TensorMap of =
+          at_once ? bounded_slabs_map(spec, t.box_rows) : bounded_map(spec, t.box_rows);
       // MEASURED (H200, 2026-11-28, NOTES.md): 6 % less time than in pieces of 256 bytes.
       of.fetch = runtime::TensorMap::Fetch::k128Bytes;
       block.tensor_map(offset, {buffer_of(role)}, of);

@@ -34,7 +34,7 @@ struct NextRow {
     const KeyCache& cache = args.cache;
     table = cache.table != nullptr ? cache.table + segment.sequence * cache.table_stride : nullptr;
     padding = segment.of.padding;
-    end = segment.of.shape.seqlen_k;
+    end = segment.of.seqlen_k;
   }
   /// Asks for the row of a key, or of the sequence's last.
   __device__ void find(int key) {
@@ -86,7 +86,7 @@ struct KeyBoxes {
     next.begin(segment);
     head = segment.head_k;
     const bool paged = next.table != nullptr;
-    const int entry = paged ? 0 : static_cast<int>(segment.of.entry);
+    const int entry = paged ? 0 : segment.of.entry;
     first_k = entry * args.between_k + (paged ? 0 : next.padding);
     first_v = entry * args.between_v + (paged ? 0 : next.padding);
     find(key);
@@ -118,13 +118,25 @@ struct KeyBoxes {
   /// A box ends with its sequence (tile/bounded.h): rows behind are zeros.
   __device__ void copy_box(unsigned char* place, unsigned full, int key) const {
     const int rows = larger(smaller(next.end - key, kRows), 0);
-    const unsigned to = ptx::shared_address(place) + lane * (kRows * kSlabRowBytes);
+    const unsigned to = ptx::shared_address(place);
     const int row = next.table == nullptr ? key : next.at;
     const BoundedRows k(first_k + next.page * args.between_k + row, rows, 0);
     const BoundedRows v(first_v + next.page * args.between_v + row, rows, 0);
     const unsigned long long policy = args.spares_l2 != 0 ? ptx::kEvictFirst : ptx::kEvictNormal;
-    copy_bounded_tile<LayoutK>(to, &args.k, k.row, head, k.end, full, policy);
-    copy_bounded_tile<LayoutV>(to + LayoutK::kBytes, &args.v, v.row, head, v.end, full, policy);
+    copy_rows<LayoutK>(to, &args.k, k, args.slabs_k, full, policy);
+    copy_rows<LayoutV>(to + LayoutK::kBytes, &args.v, v, args.slabs_v, full, policy);
+  }
+  /// This lane's box of a tile.
+  template <class Layout>
+  __device__ void copy_rows(unsigned tile, const void* map, const BoundedRows& rows, int slabs,
+                            unsigned full, unsigned long long policy) const {
+    if constexpr (Config::kSlabsAtOnce) {
+      ptx::copy_box_5(tile + lane * Layout::Box::kBytes, map, 0, rows.row, head * slabs, rows.end,
+                      kBoundedRows, full, policy);
+    } else {
+      copy_bounded_tile<Layout>(tile + lane * (kRows * kSlabRowBytes), map, rows.row, head,
+                                rows.end, full, policy);
+    }
   }
 };
 
@@ -267,17 +279,14 @@ struct KeyProducer {
 
   /// The first warp.
   __device__ void run(const DecodeArguments& args) {
-    DecodeWalk<Config> walk(args);
-#pragma unroll 1
-    while (!walk.done()) {
-      const DecodeSequence<Config> own(args, walk.sequence);
-      if (own.tiles(args.parts) > 0) {
-        const DecodeSegment<Config> segment(args, walk, own);
+    for_each_segment<Config>(args, [&](const DecodeSegment<Config>& segment, auto find_parts) {
+      const auto hand_on = [&] {
+        find_parts();
         publish(segment);
-        copy(segment);
-      }
-      walk.advance(args.parts, own);
-    }
+      };
+      if (segment.units == 0) return hand_on();
+      copy(segment, hand_on);
+    });
     wait_for_place();
     if (copies.lane == 0) {
       shared.segment(segments.stage).units = kNoSegment;
@@ -291,7 +300,7 @@ struct KeyProducer {
       segments.wait_full();
       const DecodeSegment<Config>& segment = shared.segment(segments.stage);
       if (segment.units == kNoSegment) return;
-      copy(segment);
+      copy(segment, [] {});
       segments.release();
       segments.advance();
     }
@@ -311,7 +320,9 @@ struct KeyProducer {
     }
     segments.advance();
   }
-  __device__ void copy(const DecodeSegment<Config>& segment) {
+  /// `started`: is called once the first unit is on its way.
+  template <class Started>
+  __device__ void copy(const DecodeSegment<Config>& segment, Started&& started) {
     int key = segment.first_unit * Tiles::kUnitKeys;
     if (segment.units > 0) copies.begin(segment, key);
 #pragma unroll 1
@@ -319,6 +330,7 @@ struct KeyProducer {
       ring.wait_empty();
       copies.copy(shared.ring[ring.stage], ring.full(), key, key + Tiles::kUnitKeys);
       ring.advance();
+      if (unit == segment.units) started();
     }
   }
 };

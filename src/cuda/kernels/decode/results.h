@@ -8,6 +8,7 @@
 // be. A logarithm is taken once, of the whole.
 
 #include "decode/warp.h"
+#include "ptx/atomic.h"
 #include "tile/sinks.h"
 
 namespace flashlab::device {
@@ -143,7 +144,7 @@ __device__ inline void store_sums(const DecodeArguments& args, const DecodeSegme
   using Tiles = DecodeTiles<Config>;
   constexpr int kFours = Config::kHeadDimV / 4;
   const bool whole = segment.parts == 1;
-  const Int64 first = Int64{segment.slot} * args.parts.slot_rows;
+  const Int64 first = static_cast<Int64>(segment.slot_of(segment.part)) * args.parts.slot_rows;
   // A warp has whole rows: each lane computes its row's result by itself.
   for (int row = static_cast<int>(threadIdx.x) / 32; row < segment.rows; row += Tiles::kTeamWarps) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -188,10 +189,10 @@ __device__ inline bool is_last_part(const DecodeArguments& args,
                                     DecodeStorage<Config>& shared) {
   meet_teams<Config>();
   if (threadIdx.x == 0) {
-    __threadfence();
+    ptx::fence_device();
     const int before = count_part(args.parts.counts + segment.count, args.parts.tag, segment.parts);
     shared.is_last = before == segment.parts - 1 ? 1 : 0;
-    __threadfence();
+    ptx::fence_device();
   }
   meet_teams<Config>();
   return shared.is_last != 0;
@@ -202,39 +203,47 @@ template <class Config>
 __device__ inline void join_parts(const DecodeArguments& args, const DecodeSegment<Config>& segment,
                                   int row) {
   constexpr int kAtOnce = 16;  // parts whose sums are under way
-  constexpr int kFours = Config::kHeadDimV / 4;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const Int64 rows = args.parts.slot_rows;
+  constexpr int kFours = Config::kHeadDimV / 4, kBlocks = divide_up(kFours, 32);
+  const int lane = static_cast<int>(threadIdx.x) % 32, rows = args.parts.slot_rows;
+  const int last = segment.parts - 1;
+  // Rows from one part to the next, bytes of a row; the first part lies elsewhere by `behind`.
+  constexpr unsigned kRowBytes = Config::kHeadDimV * sizeof(float);
+  const unsigned next = segment.slot_step * rows, behind = segment.first_behind * rows;
+  const Int64 first_row = static_cast<Int64>(segment.first_slot) * rows + row;
+  // What no part has weighs nothing.
   const auto statistics = [&](int part) {
-    const volatile float* at =
-        args.parts.statistics + 2 * (segment.slot_of(args, part) * rows + row);
-    return RowSum{at[0], at[1]};
+    if (part > last) return RowSum{kLowestReference, 0};
+    const float2 both = __ldcg(reinterpret_cast<const float2*>(args.parts.statistics) + first_row +
+                               part * next + (part == 0 ? behind : 0));
+    return RowSum{both.x, both.y};
   };
-  // From part 1 on slots are equally far apart.
-  const Int64 row_size = rows * Config::kHeadDimV;
-  const Int64 next = (segment.slot_of(args, 2) - segment.slot_of(args, 1)) * row_size;
-  const Int64 to_second = (segment.slot_of(args, 1) - segment.first_slot) * row_size;
-  const float* first_sums =
-      args.parts.o + (segment.first_slot * rows + row) * Int64{Config::kHeadDimV};
-  RowSum total{kLowestReference, 0};
+  // Lane i has the statistics of part i, and of part n + i when it comes to part n.
+  RowSum own = statistics(lane), total{kLowestReference, 0};
   float weight = 0;
-  float4 sums[divide_up(kFours, 32)] = {};
+  float4 sums[kBlocks] = {};
 #pragma unroll
-  for (int block = 0; block < divide_up(kFours, 32); ++block) {
-    const int four = 32 * block + lane;
+  for (int block = 0; block < kBlocks; ++block) {
+    const int four = smaller(32 * block + lane, kFours - 1);
+    const unsigned char* sums_of =
+        reinterpret_cast<const unsigned char*>(args.parts.o + first_row * Config::kHeadDimV) +
+        16 * four;
 #pragma unroll 1
-    for (int first = 0; first < segment.parts; first += kAtOnce) {
+    for (int first = 0; first <= last; first += kAtOnce) {
       float4 o[kAtOnce];
-      const float* from = first_sums + 4 * four + (first == 0 ? 0 : to_second + (first - 1) * next);
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
-        const bool there = first + i < segment.parts && four < kFours;
-        o[i] = there ? *reinterpret_cast<const float4*>(from) : make_float4(0, 0, 0, 0);
-        from += first + i == 0 ? to_second : next;
+        // Behind the last part the last one again, so that nothing is asked between the loads.
+        const unsigned part = smaller(first + i, last);
+        const Int64 at = static_cast<unsigned long long>(part) * (next * kRowBytes);
+        const unsigned char* from = sums_of + at;
+        if (i == 0 && first == 0) from += behind * kRowBytes;
+        o[i] = __ldcg(reinterpret_cast<const float4*>(from));
       }
       // Sums are under way while it is found what they are multiplied by.
       if (block == 0 && first == 0) {
-        for (int part = lane; part < segment.parts; part += 32) {
+        total.reference = own.reference;
+#pragma unroll 1
+        for (int part = 32 + lane; part <= last; part += 32) {
           total.reference = fmaxf(total.reference, statistics(part).reference);
         }
         for (int lanes = 16; lanes > 0; lanes /= 2) {
@@ -242,17 +251,14 @@ __device__ inline void join_parts(const DecodeArguments& args, const DecodeSegme
         }
       }
       if (first % 32 == 0) {
-        // Lane i holds what part first + i is multiplied by: one power of two for each part and
-        // row.
-        RowSum own{kLowestReference, 0};
-        if (first + lane < segment.parts) own = statistics(first + lane);
+        // One power of two for each part and row.
+        if (first > 0 || block > 0) own = statistics(first + lane);
         weight = own.sum == 0 ? 0 : rescale_to<Config>(own.reference, total.reference);
         if (block == 0) total.sum += weight * own.sum;
       }
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         const float w = ptx::shuffle(weight, first % 32 + i);
-        if (w == 0) continue;
         sums[block].x = fmaf(w, o[i].x, sums[block].x);
         sums[block].y = fmaf(w, o[i].y, sums[block].y);
         sums[block].z = fmaf(w, o[i].z, sums[block].z);
@@ -263,11 +269,9 @@ __device__ inline void join_parts(const DecodeArguments& args, const DecodeSegme
   for (int lanes = 16; lanes > 0; lanes /= 2) total.sum += ptx::shuffle_xor(total.sum, lanes);
   const RowResult result = RowResult::of<Config>(args, segment, row, total);
 #pragma unroll
-  for (int block = 0; block < divide_up(kFours, 32); ++block) {
+  for (int block = 0; block < kBlocks; ++block) {
     const int four = 32 * block + lane;
-    if (four < kFours) {
-      store_results(args, segment, row, 4 * four, result, sums[block]);
-    }
+    if (four < kFours) store_results(args, segment, row, 4 * four, result, sums[block]);
   }
 }
 

@@ -22,36 +22,86 @@
 
 namespace flashlab::device {
 
+/// A number of an index tensor, or the nearest int where it is none. Lengths, entries and padding
+/// are compared with ints: words of 64 bits would take twice the code.
+__device__ inline int near_index(const Indices& indices, int n) {
+  const int* at = static_cast<const int*>(indices.data) + (static_cast<Int64>(n) << indices.wide);
+  const int low = at[0];
+  if (indices.wide == 0) return low;
+  const int high = at[1], sign = low >> 31;
+  return high == sign ? low : (high >> 31) ^ 0x7fffffff;
+}
+constexpr int clamp_between(int value, int low, int high) {
+  return smaller(larger(value, low), high);
+}
+
 /// A sequence: its queries, and where its keys lie.
 template <class Config>
 struct DecodeSequence {
   static constexpr int kUnitKeys = Config::kTeams * Config::kStepKeys;
-  Shape shape;    ///< of its dense call
-  KeyRange seen;  ///< keys that any of its queries sees
-  int first_q;    ///< its first row of q, o and lse
-  int padding;    ///< rows of its cache before its first key
-  Int64 entry;    ///< of k and v, without pages
-  bool wrong;     ///< a length or an entry outside of the cache
+  int seqlen_q = 0, seqlen_k = 0;
+  int first_q = 0;      ///< its first row of q, o and lse
+  int padding = 0;      ///< rows of its cache before its first key
+  int entry = 0;        ///< of k and v, without pages
+  bool wrong = false;   ///< a length or an entry outside of the cache
+  KeyRange seen{0, 0};  ///< keys that any of its queries sees
 
-  __device__ DecodeSequence(const DecodeArguments& args, int sequence) : shape(args.call.shape) {
-    const SequenceRows q = rows_of(args.sequences.q, sequence, args.sequences.count);
-    const CachedRows keys = cached_rows(args.sequences.k, args.cache, sequence);
-    wrong = keys.wrong;
-    entry = keys.entry;
-    padding = keys.padding;
-    first_q = q.first;
-    shape.seqlen_q = q.length;
-    shape.seqlen_k = keys.length;
-    const Int64 shift = args.sequences.bottom_right != 0 ? shape.seqlen_k - shape.seqlen_q : 0;
-    shape.left = args.sequences.left - shift;
-    shape.right = args.sequences.right + shift;
-    seen = keys_seen_by_any<Config>(shape, 0, shape.seqlen_q - 1);
+  DecodeSequence() = default;
+  __device__ DecodeSequence(const DecodeArguments& args, int sequence) {
+    const SequenceSide &q = args.sequences.q, &k = args.sequences.k;
+    const KeyCache& cache = args.cache;
+    const int rows_q = static_cast<int>(q.rows), rows_k = static_cast<int>(k.rows);
+    seqlen_q = rows_q;
+    if (q.offsets.data != nullptr) {
+      first_q = clamp_between(near_index(q.offsets, sequence), 0, rows_q);
+      seqlen_q = larger(clamp_between(near_index(q.offsets, sequence + 1), 0, rows_q) - first_q, 0);
+    }
+    if (q.used.data != nullptr) {
+      seqlen_q = clamp_between(near_index(q.used, sequence), 0, seqlen_q);
+    }
+    int end = rows_k;
+    entry = sequence;
+    if (k.used.data != nullptr) end = near_index(k.used, sequence);
+    if (cache.padding.data != nullptr) padding = near_index(cache.padding, sequence);
+    if (cache.entries.data != nullptr) entry = near_index(cache.entries, sequence);
+    wrong = padding < 0 || padding > end || end > rows_k ||
+            (cache.table == nullptr &&
+             static_cast<unsigned>(entry) >= static_cast<unsigned>(cache.entry_count));
+    if (wrong) padding = end = 0;
+    seqlen_k = end - padding;
+    seen = keys_seen_by_any<Config>(shape(args), 0, seqlen_q - 1);
   }
 
-  __device__ int rows() const { return shape.seqlen_q * shape.group; }
-  __device__ int tiles_of_head() const { return divide_up(rows(), Config::kRows); }
-  /// Of a block's heads.
-  __device__ int tiles(const DecodeParts& parts) const { return parts.heads * tiles_of_head(); }
+  /// Of its dense call.
+  __device__ Shape shape(const DecodeArguments& args) const {
+    Shape out = args.call.shape;
+    const Int64 shift = args.sequences.bottom_right != 0 ? seqlen_k - seqlen_q : 0;
+    out.seqlen_q = seqlen_q;
+    out.seqlen_k = seqlen_k;
+    out.left = args.sequences.left - shift;
+    out.right = args.sequences.right + shift;
+    return out;
+  }
+  /// What lane `lane` has.
+  __device__ DecodeSequence of_lane(int lane) const {
+    const auto of = [lane](int value) { return __shfl_sync(ptx::kFullMask, value, lane); };
+    DecodeSequence out;
+    out.seqlen_q = of(seqlen_q);
+    out.seqlen_k = of(seqlen_k);
+    out.first_q = of(first_q);
+    out.padding = of(padding);
+    out.entry = of(entry);
+    out.wrong = of(wrong ? 1 : 0) != 0;
+    out.seen = {of(seen.begin), of(seen.end)};
+    return out;
+  }
+
+  __device__ int rows(const DecodeArguments& args) const {
+    return seqlen_q * args.call.shape.group;
+  }
+  __device__ int tiles_of_head(const DecodeArguments& args) const {
+    return divide_up(rows(args), Config::kRows);
+  }
   __device__ int first_grain(const DecodeParts& parts) const {
     return seen.begin / kUnitKeys >> parts.grain_log2;
   }
@@ -71,109 +121,11 @@ __device__ inline bool has_lengths(const DecodeArguments& args) {
 }
 
 /// Where a block stands in the row of all grains.
-template <class Config>
-struct DecodeWalk {
+struct DecodePlace {
   EqualRanges shares;  ///< of all grains; `spread` blocks have one
-  int at, end;         ///< the next grain, and the first behind the block's range
+  int range, at, end;  ///< the block's; its next grain; the first grain behind it
   int sequence;        ///< of the next grain
-  int tile;            ///< of the sequence's, of the block's heads
-  int grain;           ///< of the tile
-
-  /// All lanes of a warp make it together, each with the lengths of every 32nd sequence. First all
-  /// grains are added up, then the range's first is sought. The text of what a sequence has stands
-  /// here once: a block waits for its code, too.
-  __device__ explicit DecodeWalk(const DecodeArguments& args) {
-    const int count = args.sequences.count, lane = static_cast<int>(threadIdx.x) % 32;
-    const bool lengths = has_lengths(args);
-    at = end = sequence = tile = grain = 0;
-    int all = 0;  // grains, once they are known
-    Grains own{1, 0};
-#pragma unroll 1
-    for (int pass = 0; pass < 2; ++pass) {
-      int sum = 0;  // of the sequences before `base`
-#pragma unroll 1
-      for (int base = 0; base < count; base += 32) {
-        const int n = base + lane;
-        if (pass == 0 || count > 32) {
-          own = {1, 0};
-          if (n < count) own = Grains(args, n);
-        }
-        if (!lengths) {
-          own = {__shfl_sync(ptx::kFullMask, own.of_tile, 0),
-                 __shfl_sync(ptx::kFullMask, own.tiles, 0)};
-          sum = own.all() * count;
-          break;
-        }
-        int before = own.all();  // of the page's sequences up to this one
-#pragma unroll
-        for (int lanes = 1; lanes < 32; lanes *= 2) {
-          const int other = __shfl_sync(ptx::kFullMask, before, (lane - lanes) & 31);
-          if (lane >= lanes) before += other;
-        }
-        const unsigned behind = __ballot_sync(ptx::kFullMask, sum + before > at);
-        if (pass == 1 && behind != 0) {
-          const int found = __ffs(static_cast<int>(behind)) - 1;
-          sequence = base + found;
-          own = {__shfl_sync(ptx::kFullMask, own.of_tile, found),
-                 __shfl_sync(ptx::kFullMask, own.tiles, found)};
-          sum += __shfl_sync(ptx::kFullMask, before, found) - own.all();
-          break;
-        }
-        sum += __shfl_sync(ptx::kFullMask, before, 31);
-      }
-      if (pass == 0) {
-        all = sum;
-        const int ranges = smaller(static_cast<int>(gridDim.x) / args.parts.spread, all);
-        const int range = static_cast<int>(blockIdx.x) / args.parts.spread;
-        if (range >= ranges) return;
-        shares = EqualRanges(ranges, all);
-        at = shares.begin(range);
-        end = shares.begin(range + 1);
-      } else {
-        if (!lengths) {
-          sequence = at / own.all();
-          sum = sequence * own.all();
-        }
-        tile = (at - sum) / own.of_tile;
-        grain = at - sum - tile * own.of_tile;
-      }
-    }
-  }
-
-  __device__ bool done() const {
-    return at >= end;
-  }
-
-  /// How many grains of the tile are worked off at once; of a sequence without tiles unused.
-  __device__ int taken(const DecodeParts& parts, const DecodeSequence<Config>& own) const {
-    return parts.fixed != 0 ? 1 : smaller(own.grains(parts) - grain, end - at);
-  }
-  /// To what comes behind them, in this sequence or in the next one.
-  __device__ void advance(const DecodeParts& parts, const DecodeSequence<Config>& own) {
-    if (own.tiles(parts) > 0) {
-      const int count = taken(parts, own);
-      at += count;
-      grain += count;
-      if (grain < own.grains(parts)) return;
-      grain = 0;
-      if (++tile < own.tiles(parts)) return;
-      tile = 0;
-    }
-    ++sequence;
-  }
-
- private:
-  /// Of a sequence.
-  struct Grains {
-    int of_tile, tiles;
-    __device__ Grains(int of_tile_, int tiles_) : of_tile(of_tile_), tiles(tiles_) {}
-    __device__ Grains(const DecodeArguments& args, int sequence) {
-      const DecodeSequence<Config> own(args, sequence);
-      of_tile = own.grains(args.parts);
-      tiles = own.tiles(args.parts);
-    }
-    __device__ int all() const { return of_tile * tiles; }
-  };
+  int tile, grain;     ///< of the sequence's tiles, of the block's heads; of the tile's grains
 };
 
 /// What a block does at once: grains of one tile.
@@ -183,59 +135,148 @@ struct DecodeSegment {
   int sequence;
   int first_unit, units;        ///< of keys
   int head_k, first_row, rows;  ///< of the tile: rows of the group's heads before and in it
-  int parts, part, slot;        ///< of the tile; which one this is; where its sums go
-  int first_slot, count;        ///< of part 0; which count is the tile's
-
+  int parts, part;              ///< of the tile; which one this is
+  int first_slot, slot_step;    ///< where sums go: of part 0 one behind where others continue
+  int first_behind;             ///< that one, or 0
+  int count;                    ///< which count is the tile's
   Divisor group;
 
-  __device__ DecodeSegment(const DecodeArguments& args, const DecodeWalk<Config>& walk,
-                           const DecodeSequence<Config>& own)
-      : of(own), sequence(walk.sequence), group(args.parts.group) {
+  /// Without its place among the parts of its tile. `taken`: grains of the tile, from the place on.
+  __device__ DecodeSegment(const DecodeArguments& args, const DecodePlace& place,
+                           const DecodeSequence<Config>& own, int taken)
+      : of(own), sequence(place.sequence), group(args.parts.group) {
+    constexpr int kUnitKeys = DecodeSequence<Config>::kUnitKeys;
     const DecodeParts& all = args.parts;
-    const int grains = of.grains(all);
-    const int first = of.first_grain(all) + walk.grain;
-    const int end = smaller((first + walk.taken(all, own)) << all.grain_log2,
-                            divide_up(of.seen.end, DecodeSequence<Config>::kUnitKeys));
+    const int first = of.first_grain(all) + place.grain;
+    const int end = smaller((first + taken) << all.grain_log2, divide_up(of.seen.end, kUnitKeys));
     // What a grain has before the first visible key is left out.
-    first_unit = larger(first << all.grain_log2, of.seen.begin / DecodeSequence<Config>::kUnitKeys);
-    units =
-        of.seen.begin < of.seen.end ? mutation::last_tile<Config>(larger(end - first_unit, 0)) : 0;
-    const int head = static_cast<int>(blockIdx.x) % all.spread;  // the block's first
-    const int tiles = of.tiles_of_head(), of_head = tiles == 1 ? walk.tile : walk.tile / tiles;
+    first_unit = larger(first << all.grain_log2, of.seen.begin / kUnitKeys);
+    units = larger(end - first_unit, 0);
+    const int block = static_cast<int>(blockIdx.x), head = block - place.range * all.spread;
+    const int tiles = of.tiles_of_head(args);
+    const int of_head = all.heads > 1 ? place.tile / tiles : 0;
     head_k = head + of_head * all.spread;
-    first_row = (walk.tile - of_head * tiles) * Config::kRows;
-    rows = smaller(of.rows() - first_row, Config::kRows);
-    const int begin = walk.at - walk.grain;
+    first_row = (place.tile - of_head * tiles) * Config::kRows;
+    rows = smaller(of.rows(args) - first_row, Config::kRows);
+  }
+
+  /// `grains`: of the tile.
+  __device__ void find_parts(const DecodeParts& all, const DecodePlace& place, int grains) {
+    const int head = static_cast<int>(blockIdx.x) - place.range * all.spread;
+    const int begin = place.at - place.grain;
     if (all.fixed != 0) {
       parts = grains;
-      part = walk.grain;
+      part = place.grain;
       first_slot = count = begin * all.spread + head;
+      slot_step = all.spread;
+      first_behind = 0;
     } else {
-      const int range = walk.shares.of(begin);
-      parts = walk.shares.of(begin + grains - 1) - range + 1;
-      part = static_cast<int>(blockIdx.x) / all.spread - range;
+      int ends[2];  // the ranges of the tile's first and last grain
+#pragma unroll 1
+      for (int i = 0; i < 2; ++i) {
+        const int range = place.shares.of(i == 0 ? begin : begin + grains - 1);
+        ends[0] = i == 0 ? range : ends[0];
+        ends[1] = range;
+      }
+      parts = ends[1] - ends[0] + 1;
+      part = place.range - ends[0];
       // A block has at most one tile that begins before its range and one that ends behind it.
-      count = range * all.spread + head;
-      first_slot = 2 * count + 1;
+      count = ends[0] * all.spread + head;
+      first_slot = 2 * count;
+      slot_step = 2 * all.spread;
+      first_behind = 1;
     }
-    slot = slot_of(args, part);
   }
 
   /// Of a row of the tile.
-  __device__ int position(int row) const { return group.divide(first_row + row).quotient; }
+  __device__ int position(int row) const {
+    return group.divide(first_row + row).quotient;
+  }
   __device__ int head(int row) const {
     return head_k * group.value + group.divide(first_row + row).rest;
   }
   /// Keys that every row of the tile sees.
-  __device__ KeyRange seen_by_all() const {
-    return keys_seen_by_all<Config>(of.shape, position(0), position(rows - 1));
+  __device__ KeyRange seen_by_all(const DecodeArguments& args) const {
+    return keys_seen_by_all<Config>(of.shape(args), position(0), position(rows - 1));
   }
 
   /// Where part n's sums are.
-  __device__ int slot_of(const DecodeArguments& args, int n) const {
-    if (args.parts.fixed != 0) return first_slot + n * args.parts.spread;
-    return n == 0 ? first_slot : first_slot - 1 + 2 * n * args.parts.spread;
+  __device__ int slot_of(int n) const {
+    return first_slot + n * slot_step + (n == 0 ? first_behind : 0);
   }
 };
+
+/// Hands the segments of a block's range to `work`, one after the other, with a function that finds
+/// what the copies of their keys need not wait for. All lanes of a warp call
+/// it together, each with every 32nd sequence: first all grains are added up, then the range's
+/// first is sought. A block waits for its code, too, so the text of what a sequence has and of what
+/// a segment is stands here once.
+template <class Config, class Work>
+__device__ inline void for_each_segment(const DecodeArguments& args, Work&& work) {
+  const int count = args.sequences.count, lane = static_cast<int>(threadIdx.x) % 32;
+  const bool lengths = has_lengths(args);
+  DecodePlace place{};
+  bool known = false;  // what the range is
+  int base = 0;        // the first lane's sequence
+  int sum = 0;         // grains of the sequences before it
+#pragma unroll 1
+  for (;;) {
+    DecodeSequence<Config> own;
+    int of_tile = 1, tiles = 0;
+    if (base + lane < count) {
+      own = DecodeSequence<Config>(args, base + lane);
+      of_tile = own.grains(args.parts);
+      tiles = args.parts.heads * own.tiles_of_head(args);
+    }
+    int before = of_tile * tiles;  // grains of the lanes' sequences up to this one
+#pragma unroll
+    for (int lanes = 1; lanes < 32; lanes *= 2) {
+      const int other = __shfl_sync(ptx::kFullMask, before, (lane - lanes) & 31);
+      if (lane >= lanes) before += other;
+    }
+    const int all_here = __shfl_sync(ptx::kFullMask, before, 31);
+    if (!known) {
+      const int each = lengths ? 0 : __shfl_sync(ptx::kFullMask, before, 0);
+      sum += all_here;
+      base += 32;
+      if (lengths && base < count) continue;
+      const int all = lengths ? sum : each * count;
+      const int ranges = smaller(static_cast<int>(gridDim.x) / args.parts.spread, all);
+      place.range = static_cast<int>(blockIdx.x) / args.parts.spread;
+      if (place.range >= ranges) return;
+      place.shares = EqualRanges(ranges, all);
+      place.at = place.shares.begin(place.range);
+      place.end = place.shares.begin(place.range + 1);
+      known = true;
+      base = sum = 0;
+      if (count > 32) {
+        if (!lengths) {
+          base = place.at / each;
+          sum = base * each;
+        }
+        continue;
+      }
+    }
+#pragma unroll 1
+    while (place.at < place.end && place.at - sum < all_here) {
+      const int found =
+          __ffs(static_cast<int>(__ballot_sync(ptx::kFullMask, sum + before > place.at))) - 1;
+      const auto of = [found](int value) { return __shfl_sync(ptx::kFullMask, value, found); };
+      const int grains = of(of_tile), all_tiles = of(tiles);
+      const int at = place.at - sum - of(before) + grains * all_tiles;  // of the sequence's grains
+      place.sequence = base + found;
+      place.tile = all_tiles > 1 ? at / grains : 0;
+      place.grain = at - place.tile * grains;
+      const int taken =
+          args.parts.fixed != 0 ? 1 : smaller(grains - place.grain, place.end - place.at);
+      DecodeSegment<Config> segment(args, place, own.of_lane(found), taken);
+      work(segment, [&] { segment.find_parts(args.parts, place, grains); });
+      place.at += taken;
+    }
+    if (place.at >= place.end) return;
+    sum += all_here;
+    base += 32;
+  }
+}
 
 }  // namespace flashlab::device

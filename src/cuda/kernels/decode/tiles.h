@@ -7,15 +7,16 @@ namespace flashlab::device {
 
 /// The names are the kernel's Config constants.
 struct DecodeTiling {
-  int teams = 4;         ///< of warps; each has keys of its own
-  int row_warps = 1;     ///< of a team: they share its keys
-  int warp_rows = 16;    ///< 16 or 32
-  int step_keys = 16;    ///< of a team
-  int stages = 5;        ///< steps under way, of each team
-  int min_blocks = 1;    ///< resident per multiprocessor
-  int query_steps = 16;  ///< k16 steps of Q that stay in registers
-  int sums = 1;          ///< teams that leave their sums in shared memory at once
-  int box_rows = 0;      ///< of a copy by the copy engine, a divisor of a unit; 0: by threads
+  int teams = 4;            ///< of warps; each has keys of its own
+  int row_warps = 1;        ///< of a team: they share its keys
+  int warp_rows = 16;       ///< 16 or 32
+  int step_keys = 16;       ///< of a team
+  int stages = 5;           ///< steps under way, of each team
+  int min_blocks = 1;       ///< resident per multiprocessor
+  int query_steps = 16;     ///< k16 steps of Q that stay in registers
+  int sums = 1;             ///< teams that leave their sums in shared memory at once
+  bool warpgroups = false;  ///< four row warps multiply as one; keys come in boxes
+  int box_rows = 0;         ///< of a copy by the copy engine, a divisor of a unit; 0: by threads
 
   constexpr int rows() const noexcept { return row_warps * warp_rows; }
   constexpr int unit_keys() const noexcept { return teams * step_keys; }
@@ -39,11 +40,11 @@ struct EqualRanges {
   }
   /// The range that a grain lies in.
   constexpr int of(int grain) const {
-    auto n = static_cast<unsigned>(grain);
+    const auto n = static_cast<unsigned>(grain);
     const unsigned in_longer = longer * (each + 1);
-    if (n < in_longer) return static_cast<int>(n / (each + 1));
-    n -= in_longer;
-    return static_cast<int>(longer + n / each);
+    const bool is_longer = n < in_longer;
+    const unsigned behind = is_longer ? n : n - in_longer;
+    return static_cast<int>(behind / (is_longer ? each + 1 : each) + (is_longer ? 0 : longer));
   }
 };
 
@@ -90,7 +91,8 @@ constexpr int shared_bytes(const DecodeTiling& t, int head_dim, int head_dim_v) 
   const int handshakes = (t.stages + kDecodeSegments) * 16;
   const int statistics = (t.teams + 1) * t.rows() * 8;
   const int kept = (head_dim + 15) / 16 - t.query_steps;
-  const int queries = kept > 0 ? kept * t.rows() * 32 : 16;
+  const int queries = t.warpgroups ? t.rows() * ((head_dim + 63) / 64) * 128
+                                   : (kept > 0 ? kept * t.rows() * 32 : 16);
   return ring + sums + queries + statistics + handshakes + kDecodeSegments * kDecodeSegmentBytes +
          16;
 }

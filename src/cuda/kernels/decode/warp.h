@@ -7,6 +7,7 @@
 #include "tile/mask.h"
 #include "tile/score.h"
 #include "tile/softmax.h"
+#include "tile/warpgroup.h"
 
 namespace flashlab::device {
 
@@ -51,7 +52,7 @@ struct DecodeWarp {
         }
       }
 #pragma unroll
-      for (int d = 0; d < Tiles::kDimSteps; ++d) {
+      for (int d = 0; d < (Config::kWarpgroups ? 0 : Tiles::kDimSteps); ++d) {
         unsigned operand[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
@@ -75,11 +76,16 @@ struct DecodeWarp {
         for (int i = 0; i < 4; ++i) rO[m][n][i] = 0;
       }
     }
-    if constexpr (Tiles::kSharedSteps > 0) meet_teams<Config>();
+    if constexpr (Config::kWarpgroups) {
+      share_queries(args, segment, reinterpret_cast<unsigned char*>(kept_q));
+      ptx::async_proxy_fence();
+    }
+    if constexpr (Tiles::kSharedSteps > 0 || Config::kWarpgroups) meet_teams<Config>();
   }
 
+  /// A warpgroup's warps multiply together.
   __device__ bool has_rows() const {
-    return first_row < rows;
+    return Config::kWarpgroups || first_row < rows;
   }
 
   /// The keys from `first_key` of the sequence on, which lie in a place at this lane's addresses.
@@ -87,19 +93,89 @@ struct DecodeWarp {
   __device__ void step(const DecodeArguments& args, const DecodeSegment<Config>& segment,
                        unsigned keys, unsigned values, const uint4* kept_q, int first_key,
                        bool all_seen) {
-    scores(keys, kept_q);
+    if constexpr (Config::kWarpgroups) {
+      group_scores(keys, ptx::shared_address(kept_q));
+    } else {
+      scores(keys, kept_q);
+    }
     if constexpr (kTransformedScores<Config>) transform(args, segment, first_key);
-    if (!all_seen) hide(segment, first_key);
+    if (!all_seen) hide(args, segment, first_key);
     exponentials();
     if (statistics.out_of_range()) {
       raise_references();
       exponentials();
     }
     statistics.accept();
-    add_values(values);
+    if constexpr (Config::kWarpgroups) {
+      add_group_values(values);
+    } else {
+      add_values(values);
+    }
   }
 
  private:
+  /// Q as the warpgroups read it, by all teams. Rows that do not exist are as the first one.
+  __device__ void share_queries(const DecodeArguments& args, const DecodeSegment<Config>& segment,
+                                unsigned char* tile) const {
+    constexpr int kChunks = Tiles::TileQ::kSlabs * 8;
+#pragma unroll 1
+    for (int i = static_cast<int>(threadIdx.x); i < kWarpgroupRows * kChunks;
+         i += Tiles::kTeamThreads) {
+      const int row = i / kChunks, chunk = i % kChunks, known = row < rows ? row : 0;
+      const unsigned char* from =
+          row_address<kElement>(args.call.q, segment.sequence, segment.head(known),
+                                segment.of.first_q + segment.position(known));
+      *reinterpret_cast<uint4*>(tile + Tiles::TileQ::offset(row, chunk)) =
+          chunk < Config::kHeadDim / 8 ? *reinterpret_cast<const uint4*>(from + 16 * chunk)
+                                       : make_uint4(0, 0, 0, 0);
+    }
+  }
+
+  /// S = Q K^T by a warpgroup.
+  __device__ void group_scores(unsigned keys, unsigned tile) {
+    auto& scores = reinterpret_cast<float(&)[4 * kStepBlocks]>(rS);
+    const unsigned long long q = slab_descriptor(tile), k = slab_descriptor(keys);
+    pin(scores);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < Tiles::kDimSteps; ++step) {
+      multiply_shared<kElement>(scores, q + (Tiles::TileQ::step_offset(step) >> 4),
+                                k + (Tiles::LayoutK::step_offset(step) >> 4), step > 0);
+    }
+    ptx::wgmma_commit();
+    ptx::wgmma_wait<0>();
+    pin(scores);
+  }
+
+  /// O += P V by a warpgroup.
+  __device__ void add_group_values(unsigned values) {
+    constexpr int kSlabs = divide_up(Tiles::kDimBlocks, 8), kFull = Tiles::kDimBlocks / 8;
+    const unsigned long long v = slab_descriptor(values);
+    auto& sums = reinterpret_cast<float(&)[4 * Tiles::kDimBlocks]>(rO);
+    pin(sums);
+#pragma unroll
+    for (auto& operand : rP[0]) pin(operand);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < kStepBlocks / 2; ++step) {
+#pragma unroll
+      for (int slab = 0; slab < kSlabs; ++slab) {
+        const unsigned long long of = v + (Tiles::LayoutV::step_offset_rows(step, slab) >> 4);
+        if (slab < kFull) {
+          multiply_registers<kElement>(reinterpret_cast<float(&)[32]>(sums[32 * slab]), rP[0][step],
+                                       of);
+        } else {
+          constexpr int kRest = larger(4 * (Tiles::kDimBlocks % 8), 8);
+          multiply_registers<kElement>(reinterpret_cast<float(&)[kRest]>(sums[32 * slab]),
+                                       rP[0][step], of);
+        }
+      }
+    }
+    ptx::wgmma_commit();
+    ptx::wgmma_wait<0>();
+    pin(sums);
+  }
+
   /// S = Q K^T.
   __device__ void scores(unsigned keys, const uint4* kept_q) {
 #pragma unroll
@@ -167,7 +243,7 @@ struct DecodeWarp {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const float distance = HeadSlope<Config>::distance(
-            segment.of.shape, Config::kAlibi ? position(segment, m, half) : 0, key);
+            segment.of.shape(args), Config::kAlibi ? position(segment, m, half) : 0, key);
 #pragma unroll
         for (int n = 0; n < kStepBlocks; ++n) {
 #pragma unroll
@@ -182,13 +258,15 @@ struct DecodeWarp {
   }
 
   /// Scores of keys that a row does not see.
-  __device__ void hide(const DecodeSegment<Config>& segment, int first_key) {
+  __device__ void hide(const DecodeArguments& args, const DecodeSegment<Config>& segment,
+                       int first_key) {
     const int key = first_key + static_cast<int>(threadIdx.x) % 4 * 2;
 #pragma unroll
     for (int m = 0; m < kBlocks; ++m) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const KeyRange seen = visible_keys<Config>(segment.of.shape, position(segment, m, half));
+        const KeyRange seen =
+            visible_keys<Config>(segment.of.shape(args), position(segment, m, half));
 #pragma unroll
         for (int n = 0; n < kStepBlocks; ++n) {
 #pragma unroll

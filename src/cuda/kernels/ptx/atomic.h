@@ -36,4 +36,10 @@ __device__ inline void add_release(unsigned* global, unsigned value) {
   asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(global), "r"(value) : "memory");
 }
 
+/// What this thread wrote or saw written before is there for who sees what it writes behind, and
+/// the other way about. __threadfence() orders all such pairs beside, for which nobody asks here.
+__device__ inline void fence_device() {
+  asm volatile("fence.acq_rel.gpu;" ::: "memory");
+}
+
 }  // namespace flashlab::ptx

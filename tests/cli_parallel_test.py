@@ -68,7 +68,8 @@ class Training(unittest.TestCase):
         self.train("one", 1, "--shares", "2")
         for flags in (["--parallel", "naive"], ["--parallel", "overlap"],
                       ["--parallel", "ddp", "--bucket", "4KB"], ["--bucket", "all"],
-                      ["--parallel", "zero1"], ["--parallel", "sharded", "--bucket", "4KB"], []):
+                      ["--parallel", "zero1"], ["--parallel", "sharded", "--bucket", "4KB"],
+                      ["--parallel", "zero2"], ["--parallel", "fsdp"], []):
             name = "-".join(["two", *flags])
             said = self.train(name, 2, *flags)
             self.assert_same_run(name, "one")
@@ -81,9 +82,9 @@ class Training(unittest.TestCase):
         self.train("by-step", 2, *flags)
         self.train("whole", 2, *flags, "--reduce-every", "micro-batch")
         self.assertNotEqual(log_of(self.path("whole")), log_of(self.path("by-step")))
-        for ranks, more in ((1, []), (4, ["--parallel", "zero1"]),
-                            (2, ["--parallel", "sharded"])):
-            name = f"again-{ranks}"
+        for ranks, more in ((1, []), (4, ["--parallel", "zero1"]), (2, ["--parallel", "sharded"]),
+                            (4, ["--parallel", "fsdp"]), (2, ["--parallel", "zero2"])):
+            name = "-".join(["again", str(ranks), *more])
             shutil.copytree(self.path("whole"), self.path(name))
             shutil.rmtree(self.path(f"{name}/step-10"))
             words = ["train", "--device", "cpu", "--resume", self.path(name), *more]
@@ -93,6 +94,29 @@ class Training(unittest.TestCase):
         got = launch(3, "train", "--resume", self.path("whole"))
         self.assertEqual(got.returncode, 2)
         self.assertIn("shares: got 4 on 3 ranks", got.stderr)
+
+    def test_frozen_parameters_stay_on_one_rank_and_on_several(self):
+        freeze = ["--freeze", "layers.0.*,token_embeddings.weight"]
+        self.train("one", 1, "--shares", "2", *freeze)
+        for mode in ("bucket", "zero1", "zero2", "fsdp"):
+            self.train(mode, 2, "--parallel", mode, *freeze)
+            self.assert_same_run(mode, "one")
+        moments = bytes_of(self.path("one/step-10/optimizer.safetensors"))
+        self.assertIn(b"first_moment.layers.1.", moments)
+        self.assertNotIn(b"first_moment.layers.0.", moments)
+        # The run is another one without them.
+        shutil.rmtree(self.path("one/step-10"))
+        with open(self.path("one/config.json"), encoding="utf-8") as file:
+            config = json.load(file)
+        config["freeze"] = []
+        with open(self.path("one/config.json"), "w", encoding="utf-8") as file:
+            json.dump(config, file)
+        got = run("train", "--resume", self.path("one"))
+        self.assertEqual(got.returncode, 2)
+        self.assertIn("config.json: freeze: got []", got.stderr)
+        got = run(*SMALL, "--output", self.path("bad"), "--freeze", "layers.7.*")
+        self.assertEqual(got.returncode, 2, got.stderr)
+        self.assertIn("freeze: got layers.7.*", got.stderr)
 
     def test_ranks_that_differ_are_named_before_the_first_step(self):
         for flags, what in (("--seed $((1 + RANK))", "the configuration"),
@@ -176,7 +200,7 @@ class Training(unittest.TestCase):
             got = run(*SMALL, "--output", self.path("bad"), *words)
             self.assertEqual(got.returncode, 2, got.stderr)
             self.assertIn(text, got.stderr)
-        for words, text in ((["--parallel", "fsdp"], "--parallel \"fsdp\" is unknown"),
+        for words, text in ((["--parallel", "pipeline"], "--parallel \"pipeline\" is unknown"),
                             (["--parallel", "flat", "--bucket", "1MB"], "--bucket beside"),
                             (["--bucket", "0"], "--bucket \"0\""),
                             (["--shares", "1", "--accumulate", "0"], "--accumulate 0"),
@@ -199,14 +223,21 @@ class Bench(unittest.TestCase):
         result = json.loads(got.stdout)
         self.assertEqual((result["ranks"], result["batch"], result["batch_per_rank"]), (2, 4, 2))
         rows = {row["mode"]: row for row in result["rows"]}
-        self.assertEqual(list(rows), ["naive", "flat", "overlap", "bucket", "sharded", "zero1"])
+        self.assertEqual(list(rows), ["naive", "flat", "overlap", "bucket", "sharded", "zero1",
+                                      "zero2", "fsdp"])
         for row in rows.values():
             self.assertGreater(row["communication_ms"], 0)
             self.assertGreaterEqual(row["exposed_ms"], 0)
             self.assertGreater(row["step_ms"], row["optimizer_ms"])
         whole = rows["bucket"]["bytes"]["optimizer state"]
-        for mode in ("sharded", "zero1"):
+        for mode in ("sharded", "zero1", "zero2", "fsdp"):
             self.assertAlmostEqual(rows[mode]["bytes"]["optimizer state"] / whole, 0.5, 2)
+        whole = rows["bucket"]["bytes"]["parameter"]
+        self.assertAlmostEqual(rows["zero2"]["bytes"]["parameter"] / whole, 1, 2)
+        self.assertAlmostEqual(rows["fsdp"]["bytes"]["parameter"] / whole, 0.5, 2)
+        for mode in ("zero2", "fsdp"):
+            self.assertLess(rows[mode]["bytes"]["gradient"],
+                            0.6 * rows["flat"]["bytes"]["gradient"])
 
     def test_it_needs_ranks(self):
         got = run("bench", "parallel")
@@ -219,8 +250,8 @@ class Check(unittest.TestCase):
         for ranks in (2, 3):
             got = launch(ranks, "check", "parallel", "--quick")
             self.assertEqual(got.returncode, 0, got.stdout + got.stderr)
-            self.assertEqual(len(re.findall("^equal  ", got.stdout, re.M)), 30)
-            self.assertIn("30 of 30 give the bits of one rank", got.stdout)
+            self.assertEqual(len(re.findall("^equal  ", got.stdout, re.M)), 32)
+            self.assertIn("32 of 32 give the bits of one rank", got.stdout)
 
     @unittest.skipUnless(platform.machine() == "x86_64", "OpenBLAS's kernels of old processors")
     def test_a_rank_that_multiplies_otherwise_is_found(self):

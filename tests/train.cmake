@@ -16,6 +16,7 @@ if(FLASHLAB_BUILD_CLI)
   endif()
   flashlab_test(train_parallel_test SOURCES train_parallel_test.cpp train_shares_test.cpp
     train_order_test.cpp
+    train_sharded_test.cpp
     LIBRARIES flashlab_train)
   flashlab_test(train_run_test SOURCES train_run_test.cpp LIBRARIES flashlab_train
     DEFINITIONS FLASHLAB_GOLDENS="${CMAKE_CURRENT_SOURCE_DIR}/goldens")

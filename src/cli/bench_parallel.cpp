@@ -59,6 +59,7 @@ Json row_of_mode(const train::ParallelOptions& parallel, const train::ParallelTi
         times.bytes[static_cast<std::size_t>(role)];
   }
   out["held_bytes"] = times.held;
+  out["predicted_bytes"] = times.predicted;
   return out;
 }
 

@@ -10,7 +10,7 @@ Words machine_choices() {
   return {"h200", "h100", "b200", "v5p"};
 }
 Words parallel_choices() {
-  return {"naive", "flat", "overlap", "bucket", "ddp", "sharded", "zero1"};
+  return {"naive", "flat", "overlap", "bucket", "ddp", "sharded", "zero1", "zero2", "fsdp"};
 }
 Words transport_choices() {
   return {"shared", "mpi"};
@@ -29,7 +29,9 @@ std::vector<FlagSpec> flags_of_ranks() {
       {"--parallel", "", "MODE", kValue, kTrain, kRanks,
        "when ranks add their gradients: naive (after backward, one by one), flat (all at once), "
        "overlap (each beside backward), bucket (runs of them; also called ddp); with a part of the "
-       "optimizer on each rank: sharded (buckets), zero1 (each gets the gradients of its part) "
+       "optimizer on each rank: sharded (buckets), zero1 (each gets the gradients of its part), "
+       "zero2 "
+       "(and keeps no others), fsdp (nor values of other parameters) "
        "(default bucket)",
        parallel_choices},
       {"--parallel", "", "MODE[,MODE]", kList, kBenchParallel, kRanks,
@@ -51,7 +53,7 @@ std::vector<FlagSpec> flags_of_ranks() {
        "who carries the bytes: shared (memory of one host), mpi (under mpirun) (default shared)",
        transport_choices},
       {"--quick", "", "", kSwitch, kCheckParallel, kRanks,
-       "two modes of every model instead of all: a few seconds"},
+       "four modes of every model instead of all: a few seconds"},
       {"--threads", "", "N", kValue, kCheckParallel | kBenchParallel, kRanks,
        "CPU threads of a rank (default: all that may run)"},
       {"--timeout", "", "SECONDS", kValue, kTrain, kRanks,

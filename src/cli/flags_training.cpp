@@ -62,6 +62,10 @@ std::vector<FlagSpec> flags_of_training() {
        "of several micro-batches: step (each share adds its own first, default), or micro-batch "
        "(shares and ranks are added behind each)",
        reduce_choices},
+      {"--freeze", "", "PATTERN[,PATTERN]", kList, kTrain, kSteps,
+       "parameters that stay as they are, by the names of their files with * and ?: no gradient, "
+       "no "
+       "moments, nothing exchanged"},
       {"--mode", "", "MODE", kValue, kExplainStep | kProfileStep, kSteps,
        "what a step is (default full)", mode_choices},
       {"--precision", "", "NAME", kValue, kExplainStep | kExplainPrecision | kProfileStep, kSteps,

@@ -191,6 +191,7 @@ train::TrainConfig train_config_of(const Arguments& arguments) {
   out.attention = arguments.value("--attention").value_or(out.attention);
   out.operators = arguments.value("--operators").value_or(out.operators);
   out.reduce_every = arguments.value("--reduce-every").value_or(out.reduce_every);
+  if (arguments.has("--freeze")) out.freeze = arguments.list("--freeze");
   if (arguments.has("--documents")) {
     out.documents = true;
     const bool named = !arguments.value("--documents").value_or("").empty();

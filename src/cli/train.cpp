@@ -162,12 +162,17 @@ void print_header(const train::Trainer& trainer, const Context& context,
   const auto bytes = [&](train::Role role) {
     return lab::format_bytes(memory.peak.bytes[static_cast<std::size_t>(role)]);
   };
+  constexpr auto kExchanged = static_cast<std::size_t>(train::Role::kCommunication);
+  const std::string exchanged =
+      memory.peak.bytes[kExchanged] == 0
+          ? std::string()
+          : fmt::format(" communication {},", bytes(train::Role::kCommunication));
   print_line(
       fmt::format("memory   predicted peak {} (parameters {}, gradients {}, optimizer {}, "
-                  "saved activations {}, temporaries {})",
+                  "saved activations {},{} temporaries {})",
                   lab::format_bytes(memory.peak.total()), bytes(train::Role::kParameter),
                   bytes(train::Role::kGradient), bytes(train::Role::kOptimizerState),
-                  bytes(train::Role::kSavedActivation), bytes(train::Role::kTemporary)));
+                  bytes(train::Role::kSavedActivation), exchanged, bytes(train::Role::kTemporary)));
 }
 
 std::unique_ptr<train::Trainer> make_trainer(const Arguments& arguments, const Context& context,

@@ -22,9 +22,9 @@ constexpr double kLeastHeight = 0.5;  // less is nothing that a pointer finds
 constexpr double kTop = 64, kRolesHeight = 220, kGap = 44, kMapHeight = 300, kFoot = 34;
 
 // Roles from the bottom up: what stays below what comes and goes.
-constexpr std::array<Role, 7> kStack = {
-    Role::kParameter, Role::kOptimizerState,  Role::kBatch,    Role::kResult,
-    Role::kGradient,  Role::kSavedActivation, Role::kTemporary};
+constexpr std::array<Role, 8> kStack = {
+    Role::kParameter, Role::kOptimizerState,  Role::kBatch,         Role::kResult,
+    Role::kGradient,  Role::kSavedActivation, Role::kCommunication, Role::kTemporary};
 
 int style_of(Role role) {
   switch (role) {

@@ -127,7 +127,7 @@ std::vector<std::uint32_t> decay_bits(const StepPlan& plan) {
   std::vector<std::uint32_t> out;
   for (const Operation& operation : plan.operations) {
     if (operation.kind != OperationKind::kAdamW) continue;
-    out.assign(static_cast<std::size_t>(div_up(plan.arena_elements, kUpdatedByBlock)), 0);
+    out.assign(static_cast<std::size_t>(div_up(plan.learned_end, kUpdatedByBlock)), 0);
     for (const auto& range : std::get<AdamWAttributes>(operation.attributes).ranges) {
       if (range.weight_decay == 0) continue;
       for (std::int64_t i = range.begin / 64; i < div_up(range.end, 64); ++i) {
@@ -386,7 +386,7 @@ Status optimizer(KernelSteps& k, const Operation& operation) {
   config.boolean("kCs336", a.convention == AdamWConvention::kCs336);
   config.boolean("kScaled", k.plan.loss_scale != kNoTensor);
   config.integer("kNormBlocks", blocks);
-  device::OptimizerArguments arguments{.elements = k.plan.arena_elements,
+  device::OptimizerArguments arguments{.elements = k.plan.learned_end,
                                        .scale_interval = scaling.dynamic ? scaling.interval : 0,
                                        .beta1 = a.beta1,
                                        .beta2 = a.beta2,
@@ -421,7 +421,7 @@ Status optimizer(KernelSteps& k, const Operation& operation) {
     return {};
   }
   k.add(operation,
-        {source, "flash_opt_adamw", config, div_up(k.plan.arena_elements, kUpdatedByBlock), 1,
+        {source, "flash_opt_adamw", config, div_up(k.plan.learned_end, kUpdatedByBlock), 1,
          kRowThreads},
         std::move(block));
   return {};

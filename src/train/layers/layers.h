@@ -98,5 +98,7 @@ void logits(StepBuilder& b, TensorId x, const LayerContext& context);
 
 /// Global gradient norm, clipping and AdamW over the flat arenas.
 void optimizer(StepBuilder& b);
+/// Runs of parameters that decay alike, where they lie.
+std::vector<AdamWAttributes::Range> decay_ranges(const StepPlan& plan, double weight_decay);
 
 }  // namespace flashlab::train

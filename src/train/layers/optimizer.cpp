@@ -2,6 +2,19 @@
 
 namespace flashlab::train {
 
+std::vector<AdamWAttributes::Range> decay_ranges(const StepPlan& plan, double weight_decay) {
+  std::vector<AdamWAttributes::Range> out;
+  for (const Parameter& parameter : plan.parameters) {
+    if (parameter.frozen) break;
+    const double decay = parameter.decays ? weight_decay : 0;
+    if (out.empty() || out.back().weight_decay != decay) {
+      out.push_back({parameter.offset, parameter.offset, decay, parameter.offset});
+    }
+    out.back().end = parameter.offset + parameter.elements;
+  }
+  return out;
+}
+
 void optimizer(StepBuilder& b) {
   const OptimizerOptions& options = b.options().optimizer;
   StepPlan& plan = b.plan();
@@ -12,22 +25,21 @@ void optimizer(StepBuilder& b) {
                                 .epsilon = options.epsilon,
                                 .max_norm = options.max_norm,
                                 .convention = options.convention,
-                                .ranges = {}};
+                                .ranges = decay_ranges(plan, options.weight_decay)};
   std::vector<Operand> gradients, values, first, second, copies;
   for (const Parameter& parameter : plan.parameters) {
+    if (parameter.frozen) break;
     gradients.push_back({Slot::kGradient, parameter.gradient});
     values.push_back({Slot::kValue, parameter.master});
     first.push_back({Slot::kFirstMoment, parameter.first_moment});
     second.push_back({Slot::kSecondMoment, parameter.second_moment});
     if (parameter.value != parameter.master) copies.push_back({Slot::kCopy, parameter.value});
-    const double decay = parameter.decays ? options.weight_decay : 0;
-    if (attributes.ranges.empty() || attributes.ranges.back().weight_decay != decay) {
-      attributes.ranges.push_back({parameter.offset, parameter.offset, decay});
-    }
-    attributes.ranges.back().end = parameter.offset + parameter.elements;
   }
   plan.gradient_norm = b.persistent("gradient norm", {1}, b.policy().statistic, Role::kResult);
-  const double count = static_cast<double>(plan.parameter_count());
+  double count = 0;
+  for (const Parameter& parameter : plan.parameters) {
+    if (!parameter.frozen) count += static_cast<double>(parameter.elements);
+  }
   const Operand norm = {Slot::kNorm, plan.gradient_norm};
   const Operand scale = {Slot::kLossScale, plan.loss_scale};
   const auto joined = [](std::initializer_list<std::vector<Operand>> lists) {

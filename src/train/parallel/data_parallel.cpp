@@ -3,16 +3,18 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <unordered_map>
-#include <unordered_set>
 #include <utility>
 
+#include "train/layers/layers.h"
+#include "train/parallel/sharded.h"
+#include "train/parallel/stretches.h"
 #include "train/step/step.h"
 
 namespace flashlab::train {
 namespace {
 
-constexpr const char* kModes[] = {"naive", "flat", "overlap", "bucket", "sharded", "zero1"};
+constexpr const char* kModes[] = {"naive",   "flat",  "overlap", "bucket",
+                                  "sharded", "zero1", "zero2",   "fsdp"};
 
 // Parameters [first, last] whose gradients are added together behind operation `after`.
 struct Bucket {
@@ -21,48 +23,9 @@ struct Bucket {
   std::string place = {};  // for names, where there are several of the same parameters
 };
 
-// Operations whose gradients ranks add together: a step's, or a micro-batch's.
-struct Stretch {
-  int last = 0;                   // before what reads the sums
-  std::vector<int> writers = {};  // of each parameter the last that writes its gradient
-};
-
-std::vector<Stretch> stretches_of(const StepPlan& plan, int optimizer) {
-  std::unordered_map<TensorId, std::size_t> parameter_of;
-  std::unordered_set<TensorId> totals;
-  for (std::size_t i = 0; i < plan.parameters.size(); ++i) {
-    parameter_of[plan.parameters[i].gradient] = i;
-    if (plan.parameters[i].total != kNoTensor) totals.insert(plan.parameters[i].total);
-  }
-  const auto names_total = [&](const Operation& operation) {
-    const auto is_total = [&](const Operand& each) { return totals.contains(each.tensor); };
-    return std::ranges::any_of(operation.inputs, is_total) ||
-           std::ranges::any_of(operation.outputs, is_total);
-  };
-  std::vector<Stretch> out;
-  bool inside = false;
-  for (int i = 0; i < optimizer; ++i) {
-    const Operation& operation = plan.operations[static_cast<std::size_t>(i)];
-    if (names_total(operation)) {
-      inside = false;
-      continue;
-    }
-    if (operation.phase != Phase::kBackward && !inside) continue;
-    if (!inside) out.push_back({i, std::vector<int>(plan.parameters.size(), i)});
-    inside = true;
-    out.back().last = i;
-    for (const TensorId id : operation.outputs) {
-      if (const auto found = parameter_of.find(id); found != parameter_of.end()) {
-        out.back().writers[found->second] = i;
-      }
-    }
-  }
-  return out;
-}
-
 std::vector<Bucket> buckets_of(const StepPlan& plan, const ParallelOptions& options,
                                const Stretch& stretch) {
-  const bool beside = options.mode == ParallelMode::kOverlap || has_buckets(options.mode);
+  const bool beside = runs_beside(options.mode);
   const bool each = options.mode == ParallelMode::kOverlap || options.mode == ParallelMode::kNaive;
   const std::vector<int>& writers = stretch.writers;
   std::vector<Bucket> out;
@@ -100,9 +63,7 @@ Operation all_reduce(const StepPlan& plan, const Bucket& bucket) {
 }
 
 void add_gradients(StepPlan& plan, const ParallelOptions& options) {
-  const auto found = std::ranges::find(plan.operations, Phase::kOptimizer, &Operation::phase);
-  const int optimizer = static_cast<int>(found - plan.operations.begin());
-  const std::vector<Stretch> stretches = stretches_of(plan, optimizer);
+  const std::vector<Stretch> stretches = stretches_of(plan, optimizer_of(plan));
   std::vector<Bucket> buckets;
   for (std::size_t i = 0; i < stretches.size(); ++i) {
     for (Bucket& bucket : buckets_of(plan, options, stretches[i])) {
@@ -122,73 +83,61 @@ void add_gradients(StepPlan& plan, const ParallelOptions& options) {
       if (!scatter) continue;
       list.back().name = "reduce-scatter gradients" + next->place;
       list.back().kind = OperationKind::kReduceScatter;
-      list.back().attributes = CollectiveAttributes{0, plan.arena_elements};
+      list.back().attributes = CollectiveAttributes{0, plan.learned_end};
     }
   }
   plan.operations = std::move(list);
 }
 
-Operation all_gather(const char* name, std::vector<Operand> operands,
-                     const CollectiveAttributes& attributes) {
-  Operation out;
-  out.name = name;
-  out.kind = OperationKind::kAllGather;
-  out.operation_class = OperationClass::kCommunication;
-  out.phase = Phase::kOptimizer;
-  out.inputs = out.outputs = std::move(operands);
-  out.attributes = attributes;
-  return out;
-}
-
 // Each rank's part of the arenas, all of one size.
-void deal_out(StepPlan& plan, const StepOptions& options) {
-  const std::int64_t unit = kNormPart * options.ranks;
-  plan.arena_elements = (plan.learned_elements() + unit - 1) / unit * unit;
-  const std::int64_t part = plan.arena_elements / options.ranks;
-  plan.owned = {options.rank * part, (options.rank + 1) * part};
-}
-
-// The norm of gradients of which each rank has a part: sums of squares meet before the root.
-void split_norm(StepPlan& plan) {
-  const auto norm =
-      std::ranges::find(plan.operations, OperationKind::kGradientNorm, &Operation::kind);
-  plan.tensors.push_back(
-      {"sums of squares", {plan.arena_elements / kNormPart}, Element::kFp64, Role::kResult, -1});
-  const Operand sums = {Slot::kSum, static_cast<TensorId>(plan.tensors.size() - 1)};
-  Operation own = *norm;
-  own.name += " / own squares";
-  own.outputs = {sums};
-  std::erase_if(norm->inputs, [](const Operand& each) { return each.slot == Slot::kGradient; });
-  norm->inputs.push_back(sums);
-  norm->flops = 0;
-  norm->bytes = 0;
-  const Operation gather = all_gather("all-gather sums of squares", {sums}, {});
-  plan.operations.insert(norm, {std::move(own), gather});
-}
-
-// AdamW goes over what the rank owns; then values and what forward reads of them come together.
-void split_optimizer(StepPlan& plan) {
-  const auto adamw = std::ranges::find(plan.operations, OperationKind::kAdamW, &Operation::kind);
-  auto& ranges = std::get<AdamWAttributes>(adamw->attributes).ranges;
-  for (AdamWAttributes::Range& range : ranges) {
-    range.begin = std::clamp(range.begin, plan.owned.begin, plan.owned.end);
-    range.end = std::clamp(range.end, plan.owned.begin, plan.owned.end);
+void deal_out(StepPlan& plan, int ranks, int rank) {
+  const std::int64_t unit = kNormPart * ranks, learned = plan.learned_elements();
+  const std::int64_t padded = (learned + unit - 1) / unit * unit, more = padded - plan.learned_end;
+  for (Parameter& parameter : plan.parameters) {
+    if (parameter.frozen) parameter.offset += more;
   }
-  std::erase_if(ranges,
-                [](const AdamWAttributes::Range& range) { return range.end == range.begin; });
+  plan.arena_elements += more;
+  plan.learned_end = padded;
+  const std::int64_t part = padded / ranks, begin = rank * part;
+  plan.owned = {{.begin = begin,
+                 .end = begin + part,
+                 .learned = std::clamp<std::int64_t>(learned - begin, 0, part),
+                 .squares = begin / kNormPart}};
+  plan.squares = (learned + kNormPart - 1) / kNormPart;
+}
+
+// Sums of squares meet before the root, each rank's behind those of the rank before.
+void split_whole_norm(StepPlan& plan) {
+  const Operand sums = split_norm(plan, plan.learned_end / kNormPart);
+  const auto norm =
+      std::ranges::find(plan.operations, OperationKind::kGradientNorm, &Operation::kind) + 1;
+  plan.operations.insert(norm, all_gather("all-gather sums of squares", {sums}, {}));
+}
+
+// After AdamW values and what forward reads of them come together.
+void gather_whole(StepPlan& plan) {
+  const auto adamw = std::ranges::find(plan.operations, OperationKind::kAdamW, &Operation::kind);
   std::vector<Operand> values, copies;
   for (const Parameter& parameter : plan.parameters) {
+    if (parameter.frozen) break;
     values.push_back({Slot::kValue, parameter.master});
     if (parameter.value != parameter.master) copies.push_back({Slot::kCopy, parameter.value});
   }
   using Arena = CollectiveAttributes::Arena;
   std::vector<Operation> gathers = {
-      all_gather("all-gather values", values, {0, plan.arena_elements, Arena::kValues})};
+      all_gather("all-gather values", values, {0, plan.learned_end, Arena::kValues})};
   if (!copies.empty()) {
     gathers.push_back(
-        all_gather("all-gather copies", copies, {0, plan.arena_elements, Arena::kCopies}));
+        all_gather("all-gather copies", copies, {0, plan.learned_end, Arena::kCopies}));
   }
   plan.operations.insert(adamw + 1, gathers.begin(), gathers.end());
+}
+
+// All of it on one stream: ranks meet in one order.
+void exchange_beside(StepPlan& plan) {
+  for (Operation& operation : plan.operations) {
+    if (operation.operation_class == OperationClass::kCommunication) operation.stream = 1;
+  }
 }
 
 }  // namespace
@@ -214,21 +163,37 @@ Result<StepPlan> build_parallel_step(const ModelConfig& model, const StepOptions
   Result<StepPlan> plan = build_step(model, options);
   if (!plan.ok() || options.ranks == 1) return plan;
   const bool learns = options.mode == StepMode::kBackward || options.mode == StepMode::kFull;
-  if (learns && shards(parallel.mode)) deal_out(*plan, options);
-  if (learns) add_gradients(*plan, parallel);
-  if (options.mode == StepMode::kFull && shards(parallel.mode)) {
-    if (parallel.mode == ParallelMode::kZero1) split_norm(*plan);
-    split_optimizer(*plan);
-  }
-  if (parallel.mode == ParallelMode::kOverlap || has_buckets(parallel.mode)) {
-    // All of them: ranks meet in one order.
-    for (Operation& operation : plan->operations) {
-      if (operation.operation_class == OperationClass::kCommunication) operation.stream = 1;
+  const bool steps = options.mode == StepMode::kFull;
+  const double decay = options.optimizer.weight_decay;
+  if (deals_out_units(parallel.mode)) {
+    Units units(*plan, options.ranks, options.rank);
+    if (learns) units.scatter_gradients();
+    if (parallel.mode == ParallelMode::kFsdp) units.gather_values();
+    if (steps) units.split_optimizer(decay);
+  } else {
+    if (learns && shards(parallel.mode)) deal_out(*plan, options.ranks, options.rank);
+    if (learns) add_gradients(*plan, parallel);
+    if (steps && shards(parallel.mode)) {
+      if (parallel.mode == ParallelMode::kZero1) split_whole_norm(*plan);
+      step_owned(*plan, decay);
+      gather_whole(*plan);
     }
   }
+  if (runs_beside(parallel.mode)) exchange_beside(*plan);
   finish(*plan);
   plan->title += fmt::format(" · {} ranks, {}", options.ranks, to_string(parallel.mode));
   return plan;
+}
+
+void share_parameters(StepPlan& plan, ParallelMode mode, int ranks, int rank) {
+  if (ranks == 1) return;
+  if (shards(mode)) deal_out(plan, ranks, rank);  // frozen parameters lie behind the padding
+  if (!deals_out_units(mode)) return;
+  Units units(plan, ranks, rank);
+  if (mode != ParallelMode::kFsdp) return;
+  units.gather_values();
+  exchange_beside(plan);
+  finish(plan);
 }
 
 }  // namespace flashlab::train

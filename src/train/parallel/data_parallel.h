@@ -24,8 +24,12 @@ enum class ParallelMode : std::uint8_t {
   /// gather the new values.
   kSharded,
   kZero1,  ///< as sharded, and after backward each rank gets the gradients of its part alone
+  /// Of each layer every rank has a part, of moments and of gradients: these are added beside
+  /// backward when the layer's are whole, and only one's own part is kept.
+  kZero2,
+  kFsdp,  ///< as zero2, and of the values, too: a layer's are gathered for whom they are read by
 };
-/// "naive", "flat", "overlap", "bucket", "sharded", "zero1".
+/// "naive", "flat", "overlap", "bucket", "sharded", "zero1", "zero2", "fsdp".
 const char* to_string(ParallelMode mode) noexcept;
 /// Those and "ddp", which is bucket.
 std::optional<ParallelMode> parse_parallel_mode(std::string_view name);
@@ -35,9 +39,17 @@ std::vector<std::string> parallel_mode_names();
 inline bool shards(ParallelMode mode) noexcept {
   return mode == ParallelMode::kSharded || mode == ParallelMode::kZero1;
 }
+/// Whether arenas are dealt out layer by layer.
+inline bool deals_out_units(ParallelMode mode) noexcept {
+  return mode == ParallelMode::kZero2 || mode == ParallelMode::kFsdp;
+}
 /// Whether gradients are added by runs of parameters.
 inline bool has_buckets(ParallelMode mode) noexcept {
   return mode == ParallelMode::kBucket || mode == ParallelMode::kSharded;
+}
+/// Whether ranks exchange beside other work.
+inline bool runs_beside(ParallelMode mode) noexcept {
+  return mode == ParallelMode::kOverlap || has_buckets(mode) || deals_out_units(mode);
 }
 
 struct ParallelOptions {
@@ -50,5 +62,8 @@ struct ParallelOptions {
 /// are padded to equal parts.
 Result<StepPlan> build_parallel_step(const ModelConfig& model, const StepOptions& options,
                                      const ParallelOptions& parallel);
+
+/// A list of one rank that learns nothing, on parameters as a rank of the mode holds them.
+void share_parameters(StepPlan& plan, ParallelMode mode, int ranks, int rank);
 
 }  // namespace flashlab::train

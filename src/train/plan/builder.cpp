@@ -1,9 +1,11 @@
 #include "train/plan/builder.h"
 
 #include <fmt/format.h>
+#include <fnmatch.h>
 
 #include <algorithm>
 #include <bit>
+#include <utility>
 
 namespace flashlab::train {
 
@@ -39,6 +41,57 @@ TensorId StepBuilder::persistent(std::string name, std::vector<std::int64_t> sha
   return static_cast<TensorId>(plan_.tensors.size() - 1);
 }
 
+namespace {
+
+std::vector<std::string> names_of(const ParameterSpec& spec) {
+  return spec.parts.empty() ? std::vector<std::string>{spec.name} : spec.parts;
+}
+
+}  // namespace
+
+Status StepBuilder::check_frozen() const {
+  std::size_t frozen = 0;
+  for (const Parameter& parameter : plan_.parameters) frozen += parameter.frozen;
+  if (frozen > 0 && frozen == plan_.parameters.size()) {
+    return Status::invalid({"freeze", fmt::format("all {} parameters", frozen),
+                            "at least one that is learned", "leave a pattern away"});
+  }
+  const auto fits = [](const std::string& pattern, const std::string& name) {
+    return ::fnmatch(pattern.c_str(), name.c_str(), 0) == 0;
+  };
+  for (const std::string& pattern : options_.freeze) {
+    const bool found = std::ranges::any_of(plan_.parameters, [&](const Parameter& parameter) {
+      return std::ranges::any_of(
+          parameter.parts, [&](const ParameterPart& part) { return fits(pattern, part.name); });
+    });
+    if (found) continue;
+    return Status::invalid(
+        {"freeze", pattern,
+         fmt::format("a parameter's name, such as {}", plan_.parameters.back().parts[0].name),
+         "* stands for any letters, ? for one; a file of the weights has all names"});
+  }
+  // What is one tensor here learns together.
+  for (const Parameter& parameter : plan_.parameters) {
+    if (!parameter.frozen) continue;
+    for (const ParameterPart& part : parameter.parts) {
+      const bool named = std::ranges::any_of(
+          options_.freeze, [&](const std::string& pattern) { return fits(pattern, part.name); });
+      if (named) continue;
+      return Status::invalid({"freeze", fmt::format("a part of what is learned with {}", part.name),
+                              fmt::format("all {} of it or none", parameter.parts.size()),
+                              fmt::format("a pattern for {} too", part.name)});
+    }
+  }
+  return {};
+}
+
+TensorId StepBuilder::unread_gradient(const Parameter& parameter) {
+  const PlanTensor like = plan_.tensor(parameter.master);
+  plan_.tensors.push_back(
+      {"d " + like.name, like.shape, policy_.gradient, Role::kTemporary, like.layer});
+  return static_cast<TensorId>(plan_.tensors.size() - 1);
+}
+
 TensorId StepBuilder::parameter(const ParameterSpec& spec) {
   if (const auto known = parameter_named_.find(spec.name); known != parameter_named_.end()) {
     return known->second;
@@ -55,10 +108,15 @@ TensorId StepBuilder::parameter(const ParameterSpec& spec) {
     out.value = persistent(spec.name + fmt::format(" ({})", to_string(policy_.activation)),
                            spec.shape, policy_.activation, Role::kParameter);
   }
-  if (learns()) {
+  out.frozen = std::ranges::any_of(options_.freeze, [&](const std::string& pattern) {
+    return std::ranges::any_of(names_of(spec), [&](const std::string& name) {
+      return ::fnmatch(pattern.c_str(), name.c_str(), 0) == 0;
+    });
+  });
+  if (learns() && !out.frozen) {
     out.gradient = persistent("d " + spec.name, spec.shape, policy_.gradient, Role::kGradient);
   }
-  if (options_.mode == StepMode::kFull) {
+  if (options_.mode == StepMode::kFull && !out.frozen) {
     out.first_moment =
         persistent("m " + spec.name, spec.shape, policy_.state, Role::kOptimizerState);
     out.second_moment =
@@ -73,7 +131,7 @@ TensorId StepBuilder::parameter(const ParameterSpec& spec) {
   }
   parameter_of_[out.value] = plan_.parameters.size();
   parameter_named_[spec.name] = out.value;
-  if (learns()) gradients_[out.value] = out.gradient;
+  if (learns()) gradients_[out.value] = out.frozen ? unread_gradient(out) : out.gradient;
   plan_.parameters.push_back(std::move(out));
   return plan_.parameters.back().value;
 }
@@ -123,12 +181,16 @@ void StepBuilder::begin_share(std::int64_t share) {
   if (!learns()) return;
   written_.clear();
   for (const Parameter& parameter : plan_.parameters) {
-    gradients_[parameter.value] = parameter.gradient;
+    if (!parameter.frozen) gradients_[parameter.value] = parameter.gradient;
   }
   if (share == 0) return;
   levels_.resize(static_cast<std::size_t>(std::popcount(static_cast<std::uint64_t>(share))) + 1);
   std::vector<TensorId> own;
   for (const Parameter& parameter : plan_.parameters) {
+    if (parameter.frozen) {
+      own.push_back(kNoTensor);
+      continue;
+    }
     const PlanTensor like = plan_.tensor(parameter.gradient);
     plan_.tensors.push_back({fmt::format("{} (share {})", like.name, share), like.shape,
                              like.element, Role::kTemporary, -1});
@@ -161,6 +223,7 @@ void StepBuilder::end_micro_batch(std::int64_t index) {
   enter(-1, "micro-batches");
   const bool last = index + 1 == options_.accumulate;
   for (Parameter& parameter : plan_.parameters) {
+    if (parameter.frozen) continue;
     const PlanTensor like = plan_.tensor(parameter.gradient);
     const Operand own = {Slot::kB, parameter.gradient};
     const std::int64_t rows = like.shape.size() > 1 ? like.shape[0] : 1;
@@ -189,6 +252,7 @@ void StepBuilder::end_micro_batch(std::int64_t index) {
 void StepBuilder::add_levels(std::size_t from, std::size_t to) {
   for (std::size_t i = 0; i < plan_.parameters.size(); ++i) {
     const Parameter& parameter = plan_.parameters[i];
+    if (parameter.frozen) continue;
     const std::vector<std::int64_t>& shape = plan_.tensor(parameter.gradient).shape;
     const std::int64_t rows = shape.size() > 1 ? shape[0] : 1;
     append({.name = "add " + parameter.name,
@@ -215,13 +279,22 @@ void StepBuilder::run_backward() {
 
 void StepBuilder::lay_out_arenas() {
   std::reverse(plan_.parameters.begin(), plan_.parameters.end());
+  std::stable_partition(plan_.parameters.begin(), plan_.parameters.end(),
+                        [](const Parameter& p) { return !p.frozen; });
   std::int64_t offset = 0;
+  std::pair<bool, int> unit;
+  const auto align = [&](std::int64_t to) { offset = (offset + to - 1) / to * to; };
   for (Parameter& parameter : plan_.parameters) {
+    // What ranks deal out together begins with a sum of squares, on one rank too.
+    const std::pair own(parameter.frozen, plan_.tensor(parameter.master).layer);
+    if (plan_.any_threads && own != std::exchange(unit, own)) align(kNormPart);
     parameter.offset = offset;
-    offset += (parameter.elements + kArenaAlignment - 1) / kArenaAlignment * kArenaAlignment;
+    offset += parameter.elements;
+    align(kArenaAlignment);
+    if (!parameter.frozen) plan_.learned_end = offset;
   }
   plan_.arena_elements = offset;
-  plan_.owned = {0, offset};
+  plan_.owned = {{.end = plan_.learned_end, .learned = plan_.learned_end}};
 }
 
 StepPlan StepBuilder::take() {

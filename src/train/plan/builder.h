@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "flashlab/status.h"
 #include "train/plan/options.h"
 #include "train/plan/precision.h"
 #include "train/plan/step_plan.h"
@@ -58,6 +59,9 @@ class StepBuilder {
 
   /// A parameter by its spec; the same name gives the same parameter again (tied weights).
   TensorId parameter(const ParameterSpec& spec);
+  /// Not ok where a pattern of frozen parameters fits none, or a part of one that is one tensor, or
+  /// where nothing is left to learn.
+  Status check_frozen() const;
 
   struct Call {
     std::string_view name;
@@ -104,6 +108,8 @@ class StepBuilder {
  private:
   std::string place_name(std::string_view name) const;
   void add_levels(std::size_t from, std::size_t to);
+  /// A gradient that nobody reads: what makes it alone is taken from the list at the end.
+  TensorId unread_gradient(const Parameter& parameter);
 
   StepOptions options_;
   PrecisionPolicy policy_;

@@ -25,24 +25,46 @@ bool in_arena(const PlanTensor& tensor) {
   return tensor.role == Role::kGradient || !is_persistent(tensor.role);
 }
 
+// What is sent beside other work keeps its place until the next of its kind is sent: what came into
+// the place earlier would wait for it.
+void keep_while_sent(const StepPlan& plan, std::vector<Life>& lives) {
+  for (std::size_t i = 0; i < plan.operations.size(); ++i) {
+    const Operation& sent = plan.operations[i];
+    if (sent.stream == 0) continue;
+    std::size_t next = i + 1;
+    while (next < plan.operations.size() && (plan.operations[next].stream != sent.stream ||
+                                             plan.operations[next].kind != sent.kind)) {
+      ++next;
+    }
+    if (next == plan.operations.size()) continue;
+    for (const TensorId id : sent.inputs) {
+      Life& life = lives[static_cast<std::size_t>(plan.whole_of(id))];
+      if (life.last == static_cast<int>(i)) life.last = static_cast<int>(next);
+    }
+  }
+}
+
 std::vector<Life> lives_of(const StepPlan& plan) {
   std::vector<Life> out(plan.tensors.size());
   for (std::size_t i = 0; i < plan.operations.size(); ++i) {
     const Operation& operation = plan.operations[i];
     for (const std::vector<Operand>* list : {&operation.inputs, &operation.outputs}) {
       for (const TensorId id : *list) {
-        Life& life = out[static_cast<std::size_t>(id)];
+        Life& life = out[static_cast<std::size_t>(plan.whole_of(id))];
         if (life.first < 0) life.first = static_cast<int>(i);
         life.last = static_cast<int>(i);
       }
     }
   }
+  keep_while_sent(plan, out);
   // Gradients are there when the step has ended.
-  for (const Parameter& parameter : plan.parameters) {
-    if (parameter.gradient == kNoTensor) continue;
-    Life& life = out[static_cast<std::size_t>(parameter.gradient)];
+  const auto keep = [&](TensorId id) {
+    if (id == kNoTensor) return;
+    Life& life = out[static_cast<std::size_t>(id)];
     life = {std::max(life.first, 0), static_cast<int>(plan.operations.size()) - 1};
-  }
+  };
+  for (const Parameter& parameter : plan.parameters) keep(parameter.gradient);
+  for (const OwnedRange& range : plan.owned) keep(range.gradient);
   return out;
 }
 
@@ -51,27 +73,41 @@ std::vector<Placed> movable(const StepPlan& plan, const std::vector<Life>& lives
   std::vector<Placed> out;
   for (std::size_t i = 0; i < lives.size(); ++i) {
     const auto id = static_cast<TensorId>(i);
-    if (lives[i].first < 0 || is_persistent(plan.tensor(id).role)) continue;
+    const PlanTensor& tensor = plan.tensor(id);
+    if (lives[i].first < 0 || is_persistent(tensor.role) || tensor.inside != kNoTensor) continue;
     out.push_back({id, lives[i], 0, aligned(plan.tensor(id).bytes())});
   }
   return out;
 }
 
 // Gradients keep the parameters' order. What nothing writes in a step stays zero only where nothing
-// else comes: with gaps between parameters the whole range is the gradients' from first to last.
-std::vector<Placed> gradients(const StepPlan& plan, std::vector<Life>& lives) {
+// else comes: gaps between parameters are theirs from first to last.
+std::vector<Placed> gradients(const StepPlan& plan, const std::vector<Life>& lives) {
   std::vector<Placed> out;
-  if (plan.parameters.empty() || plan.parameters.front().gradient == kNoTensor) return out;
-  const std::int64_t size = size_of(plan.tensor(plan.parameters.front().gradient).element);
   const Life whole = {0, static_cast<int>(plan.operations.size()) - 1};
-  const bool gaps = plan.parameter_count() != plan.arena_elements;
-  if (gaps) out.push_back({kNoTensor, whole, 0, plan.arena_elements * size});
-  for (const Parameter& parameter : plan.parameters) {
-    Life& life = lives[static_cast<std::size_t>(parameter.gradient)];
-    if (gaps) life = whole;
-    out.push_back(
-        {parameter.gradient, life, parameter.offset * size, aligned(parameter.elements * size)});
+  const auto add = [&](TensorId id, std::int64_t offset) {
+    const PlanTensor& tensor = plan.tensor(id);
+    const Life& life = lives[static_cast<std::size_t>(id)];
+    out.push_back({id, life, offset * size_of(tensor.element), aligned(tensor.bytes())});
+  };
+  if (plan.owned_gradients) {
+    for (const OwnedRange& range : plan.owned) {
+      if (!range.frozen) add(range.gradient, range.local);
+    }
+    return out;
   }
+  std::int64_t end = 0, size = 0;
+  const auto gap = [&](std::int64_t begin) {
+    if (begin > end) out.push_back({kNoTensor, whole, end * size, (begin - end) * size});
+  };
+  for (const Parameter& parameter : plan.parameters) {
+    if (parameter.gradient == kNoTensor) continue;
+    size = size_of(plan.tensor(parameter.gradient).element);
+    gap(parameter.offset);
+    add(parameter.gradient, parameter.offset);
+    end = parameter.offset + parameter.elements;
+  }
+  if (size > 0) gap(plan.learned_end);
   return out;
 }
 
@@ -228,6 +264,9 @@ RoleBytes persistent_bytes(const StepPlan& plan) {
       if (id != kNoTensor) in_flat_arena[static_cast<std::size_t>(id)] = true;
     }
   }
+  for (const OwnedRange& range : plan.owned) {
+    if (range.value != kNoTensor) in_flat_arena[static_cast<std::size_t>(range.value)] = true;
+  }
   if (!plan.parameters.empty()) {
     const Parameter& first = plan.parameters.front();
     std::vector<TensorId> arenas = {first.master, first.first_moment, first.second_moment};
@@ -235,9 +274,11 @@ RoleBytes persistent_bytes(const StepPlan& plan) {
     for (const TensorId id : arenas) {
       if (id == kNoTensor) continue;
       const PlanTensor& tensor = plan.tensor(id);
-      const bool moments = tensor.role == Role::kOptimizerState;
+      const bool part = tensor.role == Role::kOptimizerState || plan.owned_values;
       out[static_cast<std::size_t>(tensor.role)] +=
-          (moments ? plan.owned.elements() : plan.arena_elements) * size_of(tensor.element);
+          (part ? plan.owned_elements(/*with_frozen=*/tensor.role == Role::kParameter)
+                : plan.arena_elements) *
+          size_of(tensor.element);
     }
   }
   for (std::size_t i = 0; i < plan.tensors.size(); ++i) {
@@ -260,8 +301,15 @@ MemoryPlan plan_memory(const StepPlan& plan) {
   out.offsets.assign(plan.tensors.size(), -1);
   out.persistent = persistent_bytes(plan);
   out.lives = lives_of(plan);
-  std::vector<Placed> tensors = movable(plan, out.lives), fixed = gradients(plan, out.lives);
+  std::vector<Placed> tensors = movable(plan, out.lives);
+  const std::vector<Placed> fixed = gradients(plan, out.lives);
   place(tensors, fixed, plan.operations.size(), out);
+  for (std::size_t i = 0; i < plan.tensors.size(); ++i) {
+    const PlanTensor& tensor = plan.tensors[i];
+    if (tensor.inside == kNoTensor) continue;
+    const std::int64_t base = out.offsets[static_cast<std::size_t>(tensor.inside)];
+    if (base >= 0) out.offsets[i] = base + tensor.at * size_of(tensor.element);
+  }
   tensors.insert(tensors.end(), fixed.begin(), fixed.end());
   find_peaks(plan, tensors, out);
   return out;

@@ -225,6 +225,7 @@ struct AdamWAttributes {
   struct Range {
     std::int64_t begin = 0, end = 0;
     double weight_decay = 0;
+    std::int64_t local = 0;  ///< where it begins in arenas of owned elements
   };
   std::vector<Range> ranges;
 };

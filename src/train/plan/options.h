@@ -62,6 +62,8 @@ struct StepOptions {
   /// does without fusion.
   bool fused = true;
   OptimizerOptions optimizer{};
+  /// Parameters that stay as they are, by patterns (with * and ?) of the names that files have.
+  std::vector<std::string> freeze{};
   std::vector<CheckpointGroup> checkpoint{};
   std::int64_t logits_bytes = std::int64_t{483} << 20;  ///< the most that logits may take at once
   std::uint64_t seed = 1337;                            ///< of dropout

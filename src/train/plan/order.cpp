@@ -38,8 +38,9 @@ std::vector<Touch> touches_of(const StepPlan& plan, const MemoryPlan& memory,
       out.push_back(gradients_touch(plan, memory, range->begin, range->end, true));
     }
   }
-  if (operation.kind == OperationKind::kGradientNorm && operation.has(Slot::kGradient)) {
-    out.push_back(gradients_touch(plan, memory, 0, plan.arena_elements, false));
+  const bool names_all = plan.owned_gradients || !operation.has(Slot::kGradient);
+  if (operation.kind == OperationKind::kGradientNorm && !names_all) {
+    out.push_back(gradients_touch(plan, memory, 0, plan.learned_end, false));
   }
   return out;
 }

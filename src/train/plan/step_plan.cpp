@@ -54,9 +54,9 @@ DType dtype_of(Element element) noexcept {
 }
 
 const char* to_string(Role role) noexcept {
-  static constexpr const char* kNames[kRoles] = {"parameter", "gradient", "optimizer state",
-                                                 "batch",     "result",   "saved activation",
-                                                 "temporary"};
+  static constexpr const char* kNames[kRoles] = {"parameter",     "gradient", "optimizer state",
+                                                 "batch",         "result",   "saved activation",
+                                                 "communication", "temporary"};
   return kNames[static_cast<int>(role)];
 }
 
@@ -95,6 +95,18 @@ std::string describe(const PlanTensor& tensor) {
   return fmt::format("{} [{}]", to_string(tensor.element), fmt::join(tensor.shape, ", "));
 }
 
+TensorId StepPlan::whole_of(TensorId id) const {
+  return tensor(id).inside == kNoTensor ? id : tensor(id).inside;
+}
+
+std::int64_t StepPlan::owned_elements(bool with_frozen) const {
+  std::int64_t count = 0;
+  for (const OwnedRange& range : owned) {
+    if (with_frozen || !range.frozen) count += range.end - range.begin;
+  }
+  return count;
+}
+
 std::int64_t StepPlan::parameter_count() const {
   std::int64_t count = 0;
   for (const Parameter& parameter : parameters) count += parameter.elements;
@@ -102,8 +114,10 @@ std::int64_t StepPlan::parameter_count() const {
 }
 
 std::int64_t StepPlan::learned_elements() const {
-  if (parameters.empty()) return 0;
-  const std::int64_t end = parameters.back().offset + parameters.back().elements;
+  std::int64_t end = 0;
+  for (const Parameter& parameter : parameters) {
+    if (!parameter.frozen) end = parameter.offset + parameter.elements;
+  }
   return (end + kArenaAlignment - 1) / kArenaAlignment * kArenaAlignment;
 }
 
@@ -129,13 +143,13 @@ void find_dependencies(StepPlan& plan) {
     std::set<int> needs;
     const int self = static_cast<int>(i);
     for (const TensorId id : operation.inputs) {
-      Access& access = accesses[static_cast<std::size_t>(id)];
+      Access& access = accesses[static_cast<std::size_t>(plan.whole_of(id))];
       if (access.writer >= 0) needs.insert(access.writer);
       access.readers.push_back(self);
     }
     for (const TensorId id : operation.outputs) {
-      Access& access = accesses[static_cast<std::size_t>(id)];
-      if (access.writer >= 0) needs.insert(access.writer);
+      Access& access = accesses[static_cast<std::size_t>(plan.whole_of(id))];
+      if (access.writer >= 0 && access.writer != self) needs.insert(access.writer);
       for (const int reader : access.readers) {
         if (reader != self) needs.insert(reader);
       }
@@ -158,13 +172,29 @@ void find_roles(StepPlan& plan) {
   }
   for (std::size_t i = 0; i < plan.tensors.size(); ++i) {
     PlanTensor& tensor = plan.tensors[i];
-    if (is_persistent(tensor.role)) continue;
+    if (is_persistent(tensor.role) || tensor.role == Role::kCommunication) continue;
     tensor.role =
         written_forward[i] && read_backward[i] ? Role::kSavedActivation : Role::kTemporary;
   }
 }
 
 }  // namespace
+
+void drop_unread(StepPlan& plan) {
+  std::vector<bool> read(plan.tensors.size());
+  std::vector<Operation> kept;
+  for (auto operation = plan.operations.rbegin(); operation != plan.operations.rend();
+       ++operation) {
+    const bool needed = std::ranges::any_of(operation->outputs, [&](TensorId id) {
+      return read[static_cast<std::size_t>(id)] || is_persistent(plan.tensor(id).role);
+    });
+    if (!needed) continue;
+    for (const TensorId id : operation->inputs) read[static_cast<std::size_t>(id)] = true;
+    kept.push_back(std::move(*operation));
+  }
+  std::ranges::reverse(kept);
+  plan.operations = std::move(kept);
+}
 
 void finish(StepPlan& plan) {
   find_dependencies(plan);
@@ -224,7 +254,9 @@ std::set<std::pair<int, TensorId>> kept_by_layer(const StepPlan& plan) {
       continue;
     }
     for (const TensorId id : operation.inputs) {
-      if (!is_persistent(plan.tensor(id).role) && written_forward[static_cast<std::size_t>(id)]) {
+      const Role role = plan.tensor(id).role;
+      if (is_persistent(role) || role == Role::kCommunication) continue;
+      if (written_forward[static_cast<std::size_t>(id)]) {
         out.emplace(operation.layer, id);
       }
     }

@@ -48,7 +48,7 @@ struct Parameter {
   std::string name;
   TensorId value = kNoTensor;     ///< what forward and backward read
   TensorId master = kNoTensor;    ///< what the optimizer changes; the same tensor without masters
-  TensorId gradient = kNoTensor;  ///< kNoTensor where nothing is learned
+  TensorId gradient = kNoTensor;  ///< kNoTensor where nothing is learned, or another tensor has it
   TensorId first_moment = kNoTensor;
   TensorId second_moment = kNoTensor;
   TensorId total = kNoTensor;  ///< gradients of micro-batches before, where each is reduced
@@ -58,13 +58,18 @@ struct Parameter {
   std::vector<ParameterPart> parts;
   Initializer initializer;
   bool decays = true;
+  bool frozen = false;  ///< nothing changes it: it has no gradient and no moments
 };
 
-/// Elements [begin, end) of the flat arenas.
-struct ArenaRange {
+/// Elements [begin, end) of the flat arenas that a rank owns: it has their moments, and changes
+/// them. Of several ranks each owns as many behind those of the rank before.
+struct OwnedRange {
   std::int64_t begin = 0, end = 0;
-  std::int64_t elements() const { return end - begin; }
-  friend bool operator==(const ArenaRange&, const ArenaRange&) = default;
+  std::int64_t local = 0;    ///< where they begin in arenas of owned elements alone
+  std::int64_t learned = 0;  ///< so many of them are no padding
+  std::int64_t squares = 0;  ///< which of all sums of kNormPart squares is their first
+  bool frozen = false;       ///< values alone: behind all that is learned
+  TensorId value = kNoTensor, gradient = kNoTensor;  ///< where those arenas are of owned elements
 };
 
 struct StepPlan {
@@ -72,11 +77,15 @@ struct StepPlan {
   std::vector<PlanTensor> tensors;
   std::vector<Operation> operations;
   std::vector<Parameter> parameters;  ///< in backward order: bucket and shard are ranges
-  std::int64_t arena_elements = 0;    ///< of each flat arena, gaps included
+  std::int64_t arena_elements = 0;    ///< of the values' flat arena, gaps included
+  std::int64_t learned_end = 0;       ///< of the others: frozen parameters lie behind it
   /// What this rank's optimizer changes; it holds moments of nothing else. All, unless ranks share.
-  ArenaRange owned;
-  bool tf32 = false;         ///< products of fp32 may round their operands to tf32
-  bool any_threads = false;  ///< bits depend on no number of threads: attention's neither
+  std::vector<OwnedRange> owned;
+  bool owned_gradients = false;  ///< gradients are kept of owned elements alone
+  std::int64_t squares = 0;      ///< sums of kNormPart squares of all ranks; 0: nothing is shared
+  bool owned_values = false;     ///< values, too: copies are made where they are read
+  bool tf32 = false;             ///< products of fp32 may round their operands to tf32
+  bool any_threads = false;      ///< bits depend on no number of threads: attention's neither
 
   TensorId tokens = kNoTensor;         ///< int32 [batch, context]
   TensorId targets = kNoTensor;        ///< int32 [batch, context]
@@ -94,6 +103,10 @@ struct StepPlan {
   const PlanTensor& tensor(TensorId id) const { return tensors[static_cast<std::size_t>(id)]; }
   PlanTensor& tensor(TensorId id) { return tensors[static_cast<std::size_t>(id)]; }
 
+  /// The tensor whose memory it shares, or itself.
+  TensorId whole_of(TensorId id) const;
+  /// Of one arena of owned elements; those of gradients and moments have no frozen ones.
+  std::int64_t owned_elements(bool with_frozen) const;
   std::int64_t parameter_count() const;
   /// Of an arena without what was added so that ranks have equal parts of it.
   std::int64_t learned_elements() const;
@@ -102,6 +115,9 @@ struct StepPlan {
 
 /// What changes from step to step without changing the plan.
 enum Scalar : int { kLearningRate, kStepIndex, kPosition, kScalars };
+
+/// Takes away operations whose results nothing reads: those of frozen parameters' gradients alone.
+void drop_unread(StepPlan& plan);
 
 /// Roles of activations, dependencies and costs, after the list has changed.
 void finish(StepPlan& plan);

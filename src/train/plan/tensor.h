@@ -28,16 +28,17 @@ enum class Role : std::uint8_t {
   kBatch,            ///< tokens, targets and the step's scalars: written before the step
   kResult,           ///< loss and gradient norm: read after it
   kSavedActivation,  ///< written in forward, read in backward
+  kCommunication,    ///< what ranks gather, or add and keep a part of
   kTemporary,        ///< everything else
 };
-inline constexpr int kRoles = 7;
+inline constexpr int kRoles = 8;
 
 /// "parameter", "gradient", "optimizer state", ...
 const char* to_string(Role role) noexcept;
 
 /// Whether the tensor keeps its memory from step to step.
 inline bool is_persistent(Role role) noexcept {
-  return role != Role::kSavedActivation && role != Role::kTemporary;
+  return role != Role::kSavedActivation && role != Role::kTemporary && role != Role::kCommunication;
 }
 
 /// An index into StepPlan::tensors.
@@ -49,7 +50,9 @@ struct PlanTensor {
   std::vector<std::int64_t> shape;
   Element element = Element::kFp32;
   Role role = Role::kTemporary;
-  int layer = -1;  ///< -1: outside the blocks
+  int layer = -1;               ///< -1: outside the blocks
+  TensorId inside = kNoTensor;  ///< its elements are some of that tensor's, from `at` on
+  std::int64_t at = 0;
 
   std::int64_t elements() const noexcept {
     std::int64_t count = 1;

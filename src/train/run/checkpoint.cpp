@@ -48,32 +48,39 @@ std::vector<std::int64_t> file_shape(const ParameterPart& part) {
   return shape;
 }
 
-// visit(name, part, view) for every part of every parameter in an arena.
+std::int64_t elements_of(const ParameterPart& part) {
+  std::int64_t count = 1;
+  for (const std::int64_t extent : part.shape) count *= extent;
+  return count;
+}
+
+// visit(part, its first element of all) for every part of every parameter that the arena has.
 template <class Visit>
-void each_part(const ParameterStore& store, std::byte* arena, const Visit& visit) {
-  const std::int64_t element = size_of(store.element());
+void each_part(const ParameterStore& store, StoreArena arena, const Visit& visit) {
   for (const Parameter& parameter : store.parameters()) {
+    if (parameter.frozen && arena != StoreArena::kValues) continue;
     for (const ParameterPart& part : parameter.parts) {
-      std::int64_t columns = 1;
-      for (std::size_t i = 1; i < part.shape.size(); ++i) columns *= part.shape[i];
-      const std::int64_t at = (parameter.offset + part.first_row * columns) * element;
-      visit(part, PartView{arena + at, element, part});
+      visit(part, parameter.offset + part.first_row * elements_of(part) / part.shape[0]);
     }
   }
 }
 
-void collect(const ParameterStore& store, std::byte* arena, const std::string& prefix,
-             StoredTensors& out) {
-  each_part(store, arena, [&](const ParameterPart& part, const PartView& view) {
-    StoredTensor tensor;
-    tensor.element = store.element();
-    tensor.shape = file_shape(part);
-    std::int64_t count = 1;
-    for (const std::int64_t extent : tensor.shape) count *= extent;
-    tensor.bytes.resize(static_cast<std::size_t>(count * view.element_bytes));
-    copy_part(view, tensor.bytes.data(), true);
-    out[prefix + part.name] = std::move(tensor);
+// Of one arena, as files hold them; `out` null: reads alone.
+Status collect(const ParameterStore& store, const ReadElements& read, StoreArena arena,
+               const std::string& prefix, StoredTensors* out) {
+  Status status;
+  std::vector<std::byte> bytes;
+  each_part(store, arena, [&](const ParameterPart& part, std::int64_t begin) {
+    if (!status.ok()) return;
+    const std::int64_t count = elements_of(part), element = size_of(store.element());
+    bytes.resize(static_cast<std::size_t>(count * element));
+    status = read(arena, begin, begin + count, bytes.data());
+    if (!status.ok() || out == nullptr) return;
+    StoredTensor tensor = {store.element(), file_shape(part), std::string(bytes.size(), '\0')};
+    copy_part({bytes.data(), element, part}, tensor.bytes.data(), true);
+    (*out)[prefix + part.name] = std::move(tensor);
   });
+  return status;
 }
 
 // Whether every number is finite: its exponent's bits are not all ones.
@@ -106,11 +113,11 @@ std::string shape_text(const std::vector<std::int64_t>& shape) {
 }
 
 // All are looked at before the first is taken: a refused file changes nothing.
-Status distribute(const fs::path& file, const ParameterStore& store, std::byte* arena,
+Status distribute(const fs::path& file, const ParameterStore& store, StoreArena arena,
                   const std::string& prefix, StoredTensors& tensors) {
   Status status;
   std::size_t wanted = 0;
-  each_part(store, arena, [&](const ParameterPart& part, const PartView&) {
+  each_part(store, arena, [&](const ParameterPart& part, std::int64_t) {
     if (!status.ok()) return;
     ++wanted;
     const auto found = tensors.find(prefix + part.name);
@@ -138,8 +145,17 @@ Status distribute(const fs::path& file, const ParameterStore& store, std::byte* 
     return Status::invalid({file.string(), fmt::format("{} tensors", with_prefix),
                             fmt::format("the model's {}", wanted), "another model's file?"});
   }
-  each_part(store, arena, [&](const ParameterPart& part, const PartView& view) {
-    copy_part(view, tensors.at(prefix + part.name).bytes.data(), false);
+  const std::int64_t element = size_of(store.element());
+  std::vector<std::byte> bytes;
+  each_part(store, arena, [&](const ParameterPart& part, std::int64_t begin) {
+    const std::int64_t count = elements_of(part);
+    bytes.resize(static_cast<std::size_t>(count * element));
+    copy_part({bytes.data(), element, part}, tensors.at(prefix + part.name).bytes.data(), false);
+    store.each_piece(arena, begin, begin + count,
+                     [&](std::int64_t first, std::int64_t elements, std::int64_t at) {
+                       std::copy_n(bytes.data() + (first - begin) * element, elements * element,
+                                   store.data(arena) + at * element);
+                     });
   });
   return {};
 }
@@ -185,13 +201,27 @@ void remove_leftovers(const fs::path& folder, int keep) {
   for (const fs::path& path : unfinished) fs::remove_all(path, ignored);
 }
 
-Status write_contents(const fs::path& at, const RunState& state, const ParameterStore& store,
-                      const Moments* whole) {
-  if (Status s = save_weights(at / "model.safetensors", store); !s.ok()) return s;
-  StoredTensors moments;
-  collect(store, whole ? whole->first.data() : store.first_moments(), kFirst, moments);
-  collect(store, whole ? whole->second.data() : store.second_moments(), kSecond, moments);
-  if (Status s = write_safetensors(at / "optimizer.safetensors", moments); !s.ok()) return s;
+struct Contents {
+  StoredTensors weights, moments;
+};
+
+// Everything before the first file is written: ranks that read along wait for nobody.
+Status read_contents(const ParameterStore& store, const ReadElements& read, Contents* out) {
+  StoredTensors* moments = out ? &out->moments : nullptr;
+  Status status = collect(store, read, StoreArena::kValues, "", out ? &out->weights : nullptr);
+  if (status.ok()) status = collect(store, read, StoreArena::kFirstMoments, kFirst, moments);
+  if (status.ok()) status = collect(store, read, StoreArena::kSecondMoments, kSecond, moments);
+  return status;
+}
+
+Status write_contents(const fs::path& at, const RunState& state, const Contents& contents) {
+  if (Status s = write_safetensors(at / "model.safetensors", contents.weights, {{"format", "pt"}});
+      !s.ok()) {
+    return s;
+  }
+  if (Status s = write_safetensors(at / "optimizer.safetensors", contents.moments); !s.ok()) {
+    return s;
+  }
   nlohmann::ordered_json json;
   json["step"] = state.step;
   json["model"] = base::read_json<nlohmann::ordered_json>(state.model.to_json());
@@ -202,14 +232,27 @@ Status write_contents(const fs::path& at, const RunState& state, const Parameter
 
 }  // namespace
 
+ReadElements own_elements(const ParameterStore& store) {
+  return [&store](StoreArena arena, std::int64_t begin, std::int64_t end, std::byte* to) {
+    const std::int64_t size = size_of(store.element());
+    std::copy_n(store.data(arena) + begin * size, (end - begin) * size, to);
+    return Status();
+  };
+}
+
 StoredTensors stored(const ParameterStore& store, std::byte* arena) {
   StoredTensors out;
-  collect(store, arena, "", out);
+  const std::int64_t size = size_of(store.element());
+  const auto read = [&](StoreArena, std::int64_t begin, std::int64_t end, std::byte* to) {
+    std::copy_n(arena + begin * size, (end - begin) * size, to);
+    return Status();
+  };
+  static_cast<void>(collect(store, read, StoreArena::kValues, "", &out));
   return out;
 }
 
 Status put_weights(const fs::path& source, StoredTensors& tensors, ParameterStore& store) {
-  if (Status s = distribute(source, store, store.values(), "", tensors); !s.ok()) return s;
+  if (Status s = distribute(source, store, StoreArena::kValues, "", tensors); !s.ok()) return s;
   store.round_copies();
   return {};
 }
@@ -219,7 +262,11 @@ Status save_weights(const fs::path& file, const ParameterStore& store) {
 }
 
 Status save_checkpoint(const fs::path& folder, const RunState& state, const ParameterStore& store,
-                       int keep, const Moments* moments) {
+                       int keep, const ReadElements& read) {
+  Contents contents;
+  if (Status s = read_contents(store, read ? read : own_elements(store), &contents); !s.ok()) {
+    return s;
+  }
   const fs::path unfinished = folder / fmt::format("saving-step-{}", state.step);
   const fs::path finished = folder / fmt::format("step-{}", state.step);
   std::error_code error;
@@ -229,7 +276,7 @@ Status save_checkpoint(const fs::path& folder, const RunState& state, const Para
     errno = error.value();
     return io_error(unfinished, "created");
   }
-  if (Status s = write_contents(unfinished, state, store, moments); !s.ok()) {
+  if (Status s = write_contents(unfinished, state, contents); !s.ok()) {
     fs::remove_all(unfinished, error);
     return s;
   }
@@ -243,6 +290,10 @@ Status save_checkpoint(const fs::path& folder, const RunState& state, const Para
   sync_folder(folder);
   remove_leftovers(folder, keep);
   return {};
+}
+
+Status read_checkpoint(const ParameterStore& store, const ReadElements& read) {
+  return read_contents(store, read, nullptr);
 }
 
 Result<fs::path> find_checkpoint(const fs::path& path) {
@@ -314,23 +365,10 @@ Status load_weights(const fs::path& file, ParameterStore& store) {
 Status load_moments(const fs::path& file, ParameterStore& store) {
   Result<StoredTensors> tensors = read_safetensors(file);
   if (!tensors.ok()) return tensors.status();
-  if (store.owned().elements() == store.elements()) {
-    if (Status s = distribute(file, store, store.first_moments(), kFirst, *tensors); !s.ok()) {
-      return s;
-    }
-    return distribute(file, store, store.second_moments(), kSecond, *tensors);
+  if (Status s = distribute(file, store, StoreArena::kFirstMoments, kFirst, *tensors); !s.ok()) {
+    return s;
   }
-  // The store has a part of them.
-  Result<AlignedBytes> whole =
-      AlignedBytes::allocate(store.arena_bytes(false), "moments of a file");
-  if (!whole.ok()) return whole.status();
-  const std::int64_t begin = store.owned().begin * size_of(store.element());
-  for (const auto& [prefix, own] :
-       {std::pair(kFirst, store.first_moments()), std::pair(kSecond, store.second_moments())}) {
-    if (Status s = distribute(file, store, whole->data(), prefix, *tensors); !s.ok()) return s;
-    std::copy_n(whole->data() + begin, store.moment_bytes(), own);
-  }
-  return {};
+  return distribute(file, store, StoreArena::kSecondMoments, kSecond, *tensors);
 }
 
 }  // namespace flashlab::train

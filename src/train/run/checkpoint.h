@@ -12,6 +12,7 @@
 #include <array>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <string>
 
@@ -31,16 +32,18 @@ struct RunState {
   std::string config{};
 };
 
-/// Both moments of the whole model: the store's own, or put together from several ranks.
-struct Moments {
-  AlignedBytes first, second;
-};
+/// Elements [begin, end) of all parameters as their arena has them, wherever they are kept.
+using ReadElements =
+    std::function<Status(StoreArena arena, std::int64_t begin, std::int64_t end, std::byte* to)>;
+/// Precondition: the store has what is read.
+ReadElements own_elements(const ParameterStore& store);
 
-/// Writes FOLDER/step-N and removes all but the newest `keep` of them.
-/// `moments`: where the store has a part of them alone.
-/// Errors: kIoError; older checkpoints are then as they were.
+/// Writes FOLDER/step-N and removes all but the newest `keep` of them. `read`: where the store has
+/// parts alone. Errors: kIoError; older checkpoints are then as they were.
 Status save_checkpoint(const std::filesystem::path& folder, const RunState& state,
-                       const ParameterStore& store, int keep = 2, const Moments* moments = nullptr);
+                       const ParameterStore& store, int keep = 2, const ReadElements& read = {});
+/// What save_checkpoint reads, and nothing else: of a rank that does not write.
+Status read_checkpoint(const ParameterStore& store, const ReadElements& read);
 
 /// The newest whole checkpoint of a run, or `path` itself where it is one.
 /// Errors: kInvalidArgument (no checkpoint there).

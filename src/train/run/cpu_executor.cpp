@@ -40,7 +40,7 @@ std::int64_t widened_tensor_bytes(const PlanTensor& tensor) {
 // Attention reads 16-bit types itself; norm and AdamW go over the arenas.
 bool reads_narrow_itself(const Operation& operation) {
   return is_attention(operation) || operation.kind == OperationKind::kGradientNorm ||
-         operation.kind == OperationKind::kAdamW;
+         operation.kind == OperationKind::kAdamW || operation.kind == OperationKind::kClear;
 }
 
 // The functions of the rows of operations.inc, in order.
@@ -59,6 +59,7 @@ bool is_collective(const Operation& operation) {
 bool runs(const Operation& operation) {
   return kFunctions<float>[static_cast<std::size_t>(operation.kind)] != &cpu::none<float> ||
          is_attention(operation) || is_collective(operation) ||
+         operation.kind == OperationKind::kClear ||
          operation.operation_class == OperationClass::kOptimizer;
 }
 
@@ -176,7 +177,13 @@ Status CpuExecutor::bind(ParameterStore& parameters) {
     }
   }
   begin_loss_scale(*this);
+  for (const OwnedRange& range : plan_.owned) {
+    if (range.value == kNoTensor) continue;
+    addresses_[static_cast<std::size_t>(range.value)] =
+        parameters.values() + range.local * size_of(parameters.element());
+  }
   for (const Parameter& parameter : plan_.parameters) {
+    if (plan_.owned_values) break;  // what reads them reads what was gathered
     const std::int64_t at = parameter.offset * size_of(parameters.element());
     const auto put = [&](TensorId id, std::byte* arena) {
       if (id != kNoTensor) addresses_[static_cast<std::size_t>(id)] = arena + at;
@@ -186,7 +193,7 @@ Status CpuExecutor::bind(ParameterStore& parameters) {
       addresses_[static_cast<std::size_t>(parameter.value)] =
           parameters.copies() + parameter.offset * size_of(plan_.tensor(parameter.value).element);
     }
-    if (parameters.owned().elements() < parameters.elements()) continue;  // AdamW has the arenas
+    if (!parameters.owns_all()) continue;  // AdamW has the arenas
     put(parameter.first_moment, parameters.first_moments());
     put(parameter.second_moment, parameters.second_moments());
   }
@@ -290,6 +297,11 @@ Status CpuExecutor::run_operation(std::size_t index) {
     case OperationKind::kLossScale:
       update_loss_scale(operation);
       return {};
+    case OperationKind::kClear:
+      for (const TensorId id : operation.outputs) {
+        std::memset(data(id), 0, static_cast<std::size_t>(plan_.tensor(id).bytes()));
+      }
+      return {};
     default:
       if (bytes_widened(plan_, operation) > 0) {
         run_widened(operation);
@@ -300,33 +312,46 @@ Status CpuExecutor::run_operation(std::size_t index) {
   }
 }
 
-// In place: a range of an arena, or a tensor of its own. Parts of ranks lie in their order.
+// A range of an arena or a tensor in place, or from one tensor to another. Parts of ranks lie in
+// their order.
 runtime::CollectiveWork CpuExecutor::collective(const Operation& operation) {
   using Arena = CollectiveAttributes::Arena;
   const auto& range = std::get<CollectiveAttributes>(operation.attributes);
-  const PlanTensor& tensor = plan_.tensor(operation.outputs.front());
+  const TensorId source = operation.inputs.front(), target = operation.outputs.front();
+  const PlanTensor& tensor = plan_.tensor(target);
   const std::int64_t size = size_of(tensor.element);
-  std::byte* at = addresses_[static_cast<std::size_t>(operation.outputs.front().tensor)];
-  std::int64_t bytes = tensor.bytes();
+  const auto place_of = [&](std::byte* at) {
+    exchanged_.push_back(at);
+    return runtime::Place{program_.program().add_tensor(operation.name)};
+  };
+  runtime::CollectiveWork out = {.kind = runtime::Collective::kAllReduce,
+                                 .dtype = dtype_of(tensor.element)};
+  const bool gathers = operation.kind == OperationKind::kAllGather;
+  if (!gathers && operation.kind != OperationKind::kAllReduce) {
+    out.kind = runtime::Collective::kReduceScatter;
+  } else if (gathers) {
+    out.kind = runtime::Collective::kAllGather;
+  }
+  if (source != target) {
+    out.bytes = static_cast<std::size_t>(std::min(plan_.tensor(source).bytes(), tensor.bytes()));
+    out.from = place_of(addresses_[static_cast<std::size_t>(source)]);
+    out.to = place_of(addresses_[static_cast<std::size_t>(target)]);
+    return out;
+  }
+  std::byte* at = addresses_[static_cast<std::size_t>(target)];
+  out.bytes = static_cast<std::size_t>(tensor.bytes());
   if (range.end > range.begin) {
     std::byte* arena = range.arena == Arena::kGradients ? gradient_arena()
                        : range.arena == Arena::kValues  ? parameters_->values()
                                                         : parameters_->copies();
     at = arena + range.begin * size;
-    bytes = (range.end - range.begin) * size;
+    out.bytes = static_cast<std::size_t>((range.end - range.begin) * size);
   }
-  exchanged_.push_back(at);
-  const runtime::Place all = {program_.program().add_tensor(operation.name)};
-  runtime::CollectiveWork out = {.kind = runtime::Collective::kAllReduce,
-                                 .from = all,
-                                 .to = all,
-                                 .bytes = static_cast<std::size_t>(bytes),
-                                 .dtype = dtype_of(tensor.element)};
+  const runtime::Place all = place_of(at);
+  out.from = out.to = all;
   if (operation.kind == OperationKind::kAllReduce) return out;
   out.bytes /= static_cast<std::size_t>(group_->size());
   const runtime::Place own = {all.buffer, group_->rank() * static_cast<std::int64_t>(out.bytes)};
-  const bool gathers = operation.kind == OperationKind::kAllGather;
-  out.kind = gathers ? runtime::Collective::kAllGather : runtime::Collective::kReduceScatter;
   (gathers ? out.from : out.to) = own;
   return out;
 }

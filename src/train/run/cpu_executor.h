@@ -54,12 +54,24 @@ class CpuExecutor final : public StepExecutor {
   template <class T>
   void gradient_norm(const Operation& operation);
   template <class T>
-  void adamw_narrow(const cpu::AdamWRange& range, std::int64_t first, std::int64_t count);
+  double squares_of(std::int64_t first, std::int64_t count);
+  /// Elements of the arenas: each may be of everything, or of what the rank owns.
+  struct Places {
+    std::int64_t value, gradient, moment;
+  };
   template <class T>
-  void widen_run(const std::byte* arena, std::int64_t at, T* wide, std::int64_t count);
+  void adamw_narrow(const cpu::AdamWRange& range, const Places& first, std::int64_t count);
+  template <class T>
+  void widen_run(Element element, const std::byte* arena, std::int64_t at, T* wide,
+                 std::int64_t count);
   template <class T>
   void narrow_run(const T* wide, std::byte* arena, std::int64_t at, std::int64_t count);
   std::int64_t norm_scratch_bytes() const;
+  Element gradient_element() const {
+    const OwnedRange& own = plan_.owned.front();
+    return plan_.tensor(plan_.owned_gradients ? own.gradient : plan_.parameters.front().gradient)
+        .element;
+  }
   std::byte* gradient_arena() const { return arena_.data() + memory_.gradients_offset; }
   void update_loss_scale(const Operation& operation);
 

@@ -25,7 +25,9 @@ std::int64_t norm_chunk(const StepPlan& plan) {
   return plan.any_threads ? kNormPart : kNormChunk;
 }
 
+// Of all ranks.
 std::int64_t norm_chunks(const StepPlan& plan) {
+  if (plan.squares > 0) return plan.squares;
   return (plan.learned_elements() + norm_chunk(plan) - 1) / norm_chunk(plan);
 }
 
@@ -41,51 +43,57 @@ std::int64_t CpuExecutor::norm_scratch_bytes() const {
 }
 
 template <class T>
-void CpuExecutor::gradient_norm(const Operation& operation) {
+double CpuExecutor::squares_of(std::int64_t first, std::int64_t count) {
   const auto& kernels = cpu::kernels<T>(context_.cpu_isa());
-  const T* gradients = reinterpret_cast<const T*>(gradient_arena());
-  const std::int64_t chunk = norm_chunk(plan_), all = plan_.learned_elements();
+  const Element element = gradient_element();
+  if (!cpu::is_narrow(element)) {
+    return kernels.sum_of_squares(reinterpret_cast<const T*>(gradient_arena()) + first, count);
+  }
+  double out = 0;
+  T wide[kNarrowRun];
+  for (std::int64_t at = 0; at < count; at += kNarrowRun) {
+    const std::int64_t run = std::min(kNarrowRun, count - at);
+    widen_run(element, gradient_arena(), first + at, wide, run);
+    out += kernels.sum_of_squares(wide, run);
+  }
+  return out;
+}
+
+template <class T>
+void CpuExecutor::gradient_norm(const Operation& operation) {
+  const std::int64_t chunk = norm_chunk(plan_), chunks = norm_chunks(plan_);
   const TensorId own = operation.out(Slot::kSum), of_all = operation.in(Slot::kSum);
   double* sums = reinterpret_cast<double*>(scratch_.data());
   if (own != kNoTensor || of_all != kNoTensor) {
     sums = static_cast<double*>(data(own != kNoTensor ? own : of_all));
   }
-  const std::int64_t begin = own == kNoTensor ? 0 : plan_.owned.begin / chunk;
-  const std::int64_t end =
-      own == kNoTensor ? norm_chunks(plan_) : std::min(plan_.owned.end / chunk, norm_chunks(plan_));
-  const auto sum = [&](std::int64_t i) {
-    const std::int64_t first = i * chunk, count = std::min(chunk, all - first);
-    if (!cpu::is_narrow(parameters_->element())) {
-      sums[i] = kernels.sum_of_squares(gradients + first, count);
-      return;
-    }
-    T wide[kNarrowRun];
-    sums[i] = 0;
-    for (std::int64_t at = 0; at < count; at += kNarrowRun) {
-      const std::int64_t run = std::min(kNarrowRun, count - at);
-      widen_run(gradient_arena(), first + at, wide, run);
-      sums[i] += kernels.sum_of_squares(wide, run);
-    }
-  };
+  if (own != kNoTensor) std::fill_n(sums, plan_.tensor(own).elements(), 0.0);
   const std::int64_t grain = kNormChunk / chunk;
-  const std::int64_t tasks = of_all != kNoTensor ? 0 : (end - begin + grain - 1) / grain;
-  context_.state().pool().run(std::max<std::int64_t>(tasks, 0), [&](std::int64_t task, int) {
-    const std::int64_t first = begin + task * grain;
-    for (std::int64_t i = first; i < std::min(first + grain, end); ++i) sum(i);
-  });
+  // The whole norm of whole gradients is everybody's, whoever has the moments.
+  const std::vector<OwnedRange> whole = {{.learned = plan_.learned_elements()}};
+  for (const OwnedRange& range : own != kNoTensor ? plan_.owned : whole) {
+    if (of_all != kNoTensor) break;
+    const std::int64_t here = (range.learned + chunk - 1) / chunk;
+    const std::int64_t arena = plan_.owned_gradients ? range.local : range.begin;
+    context_.state().pool().run((here + grain - 1) / grain, [&](std::int64_t task, int) {
+      for (std::int64_t i = task * grain; i < std::min((task + 1) * grain, here); ++i) {
+        const std::int64_t count = std::min(chunk, range.learned - i * chunk);
+        sums[range.squares + i] = squares_of<T>(arena + i * chunk, count);
+      }
+    });
+  }
   if (own != kNoTensor) return;
   const double scale = plan_.loss_scale == kNoTensor ? 1 : number(plan_.loss_scale);
   *static_cast<T*>(data(operation.out(Slot::kNorm))) =
-      static_cast<T>(std::sqrt(tree_sum(sums, norm_chunks(plan_))) / scale);
+      static_cast<T>(std::sqrt(tree_sum(sums, chunks)) / scale);
 }
 
 // Numbers of a 16-bit arena as fp32, and back.
 template <class T>
-void CpuExecutor::widen_run(const std::byte* arena, std::int64_t at, T* wide, std::int64_t count) {
+void CpuExecutor::widen_run(Element element, const std::byte* arena, std::int64_t at, T* wide,
+                            std::int64_t count) {
   const auto* narrow = reinterpret_cast<const std::uint16_t*>(arena) + at;
-  if constexpr (std::is_same_v<T, float>) {
-    cpu::widen(parameters_->element(), narrow, wide, count);
-  }
+  if constexpr (std::is_same_v<T, float>) cpu::widen(element, narrow, wide, count);
 }
 
 template <class T>
@@ -98,18 +106,18 @@ void CpuExecutor::narrow_run(const T* wide, std::byte* arena, std::int64_t at, s
 
 // One range whose four arenas hold 16-bit numbers: runs of them become fp32 and are rounded again.
 template <class T>
-void CpuExecutor::adamw_narrow(const cpu::AdamWRange& range, std::int64_t first,
+void CpuExecutor::adamw_narrow(const cpu::AdamWRange& range, const Places& first,
                                std::int64_t count) {
   const auto& kernels = cpu::kernels<T>(context_.cpu_isa());
   std::byte* const arenas[] = {parameters_->values(), parameters_->first_moments(),
                                parameters_->second_moments()};
   T wide[4][kNarrowRun];
-  for (std::int64_t at = first; at < first + count; at += kNarrowRun) {
-    const std::int64_t run = std::min(kNarrowRun, first + count - at);
-    widen_run(gradient_arena(), at, wide[3], run);
-    const std::int64_t own = at - parameters_->owned().begin;
-    const std::int64_t places[] = {at, own, own};
-    for (std::size_t i = 0; i < 3; ++i) widen_run(arenas[i], places[i], wide[i], run);
+  const Element element = parameters_->element();
+  for (std::int64_t at = 0; at < count; at += kNarrowRun) {
+    const std::int64_t run = std::min(kNarrowRun, count - at);
+    widen_run(gradient_element(), gradient_arena(), first.gradient + at, wide[3], run);
+    const std::int64_t places[] = {first.value + at, first.moment + at, first.moment + at};
+    for (std::size_t i = 0; i < 3; ++i) widen_run(element, arenas[i], places[i], wide[i], run);
     kernels.adamw(range, wide[3], wide[0], wide[1], wide[2], run);
     for (std::size_t i = 0; i < 3; ++i) narrow_run(wide[i], arenas[i], places[i], run);
   }
@@ -163,11 +171,14 @@ void CpuExecutor::adamw(const Operation& operation) {
     range.keep = 1 - rate * part.weight_decay;
     const std::int64_t tasks = (part.end - part.begin + kUpdateGrain - 1) / kUpdateGrain;
     context_.state().pool().run(tasks, [&](std::int64_t task, int) {
-      const std::int64_t at = part.begin + task * kUpdateGrain;
-      const std::int64_t count = std::min(kUpdateGrain, part.end - at);
+      const std::int64_t done = task * kUpdateGrain;
+      const std::int64_t count = std::min(kUpdateGrain, part.end - part.begin - done);
+      const Places at = {(plan_.owned_values ? part.local : part.begin) + done,
+                         (plan_.owned_gradients ? part.local : part.begin) + done,
+                         part.local + done};
       if (cpu::is_narrow(parameters_->element())) return adamw_narrow<T>(range, at, count);
-      const std::int64_t own = at - parameters_->owned().begin;
-      kernels.adamw(range, gradients + at, values + at, first + own, second + own, count);
+      kernels.adamw(range, gradients + at.gradient, values + at.value, first + at.moment,
+                    second + at.moment, count);
     });
   }
   parameters_->round_copies(context_.state().pool());

@@ -87,8 +87,9 @@ Result<std::shared_ptr<DeviceParameters>> DeviceParameters::create(const cuda::G
   const std::array<std::byte*, kArenaSlots> host = arenas_of(store);
   for (std::size_t i = 0; i < kArenaSlots; ++i) {
     if (host[i] == nullptr) continue;
-    auto memory = DeviceBytes::allocate(device, store.arena_bytes(static_cast<int>(i) == kCopies),
-                                        kArenaNames[i]);
+    const bool moments = i == kFirstMoments || i == kSecondMoments;
+    const std::int64_t bytes = moments ? store.moment_bytes() : store.arena_bytes(i == kCopies);
+    auto memory = DeviceBytes::allocate(device, bytes, kArenaNames[i]);
     if (!memory.ok()) return memory.status();
     out->arenas_[i] = std::move(*memory);
   }

@@ -15,13 +15,15 @@ namespace flashlab::train {
 Result<std::unique_ptr<Generator>> Generator::create(const Context& context,
                                                      const ModelConfig& model,
                                                      const StepOptions& options,
-                                                     ParameterStore& parameters) {
+                                                     ParameterStore& parameters,
+                                                     const Ranks& ranks) {
   StepOptions decode = options;
   decode.mode = StepMode::kDecode;
   decode.gpu = context.device().kind == DeviceKind::kCuda;
   Result<StepPlan> plan = build_step(model, decode);
   if (!plan.ok()) return plan.status();
-  auto executor = make_executor(context, std::move(*plan), parameters);
+  share_parameters(*plan, ranks.parallel.mode, ranks.size(), ranks.rank());
+  auto executor = make_executor(context, std::move(*plan), parameters, ranks.group);
   if (!executor.ok()) return executor.status();
   std::unique_ptr<Generator> out(new Generator(model));
   out->executor_ = std::move(*executor);

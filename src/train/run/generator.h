@@ -9,6 +9,7 @@
 
 #include "train/model/config.h"
 #include "train/plan/options.h"
+#include "train/run/ranks.h"
 #include "train/run/step_executor.h"
 
 namespace flashlab::train {
@@ -22,10 +23,12 @@ struct SamplingOptions {
 
 class Generator {
  public:
-  /// `context` and `parameters` outlive it; the weights are read as they are at each call.
+  /// `context` and `parameters` outlive it; the weights are read as they are at each call. Where
+  /// they are dealt out over ranks, all of these generate alike.
   static Result<std::unique_ptr<Generator>> create(const Context& context, const ModelConfig& model,
                                                    const StepOptions& options,
-                                                   ParameterStore& parameters);
+                                                   ParameterStore& parameters,
+                                                   const Ranks& ranks = {});
 
   /// Tokens after `prompt` (at least one token), each given to `token` as it comes; false from it
   /// ends the text. When the model's context is full, the later half of it is read again.

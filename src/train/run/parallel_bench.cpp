@@ -88,6 +88,7 @@ Result<ParallelTimes> time_parallel(const Context& context, const Ranks& ranks,
   ParallelTimes out;
   out.bytes = bound->executor->memory().peak.bytes;
   out.held = bound->executor->held_bytes();
+  out.predicted = bound->executor->memory().device_bytes();
   Result<std::unique_ptr<StepExecutor>> alone =
       make_executor(context, std::move(silent), *bound->parameters);
   if (Status s = ranks.agree(alone.status()); !s.ok()) return s;

@@ -19,6 +19,7 @@ struct ParallelTimes {
   double communication_ms = 0;                               ///< of rank 0's collectives
   RoleBytes bytes{};                                         ///< of a rank at its peak
   std::int64_t held = 0;                                     ///< what a rank allocated
+  std::int64_t predicted = 0;                                ///< of it by plan, scratch apart
   double exposed_ms() const { return step_ms > without_ms ? step_ms - without_ms : 0; }
 };
 

@@ -18,6 +18,7 @@ constexpr std::int64_t kSequencesPerShare = 2;
 struct MicroBatches {
   std::int64_t count = 1;
   bool reduce_each = false;
+  bool frozen = false;  // the second layer, and the embedding
 };
 
 // What is the same for one rank and for several.
@@ -46,6 +47,10 @@ StepOptions options_of(const Setting& setting, int shares) {
                      .shares = shares,
                      .reduce_each_micro_batch = setting.micro.reduce_each,
                      .precision = setting.precision};
+  if (setting.micro.frozen) {
+    const bool gpt2 = setting.family == Family::kGpt2;
+    out.freeze = {gpt2 ? "h.1.*" : "layers.1.*", gpt2 ? "wpe.*" : "token_embeddings.*"};
+  }
   out.optimizer.max_norm = 0.25;  // of norms of about 1: every step is clipped
   return out;
 }
@@ -84,16 +89,17 @@ Result<Trail> run_steps(const Context& context, StepPlan plan, const ModelConfig
     out.norms.push_back(executor.number(executor.plan().gradient_norm));
   }
   const ParameterStore& store = *bound->parameters;
-  const Result<std::optional<Moments>> moments = whole_moments(ranks, store);
-  if (!moments.ok()) return moments.status();
-  const bool whole = moments->has_value();
-  const auto bytes = executor.plan().learned_elements() * size_of(store.element());
-  for (const std::byte* arena :
-       {static_cast<const std::byte*>(store.values()),
-        static_cast<const std::byte*>(whole ? (*moments)->first.data() : store.first_moments()),
-        static_cast<const std::byte*>(whole ? (*moments)->second.data()
-                                            : store.second_moments())}) {
-    out.numbers.insert(out.numbers.end(), arena, arena + bytes);
+  const ReadElements read = whole_elements(ranks, store);
+  for (const StoreArena arena :
+       {StoreArena::kValues, StoreArena::kFirstMoments, StoreArena::kSecondMoments}) {
+    for (const Parameter& parameter : store.parameters()) {
+      if (parameter.frozen && arena != StoreArena::kValues) continue;
+      const auto bytes = static_cast<std::size_t>(parameter.elements * size_of(store.element()));
+      out.numbers.resize(out.numbers.size() + bytes);
+      const Status s = read(arena, parameter.offset, parameter.offset + parameter.elements,
+                            out.numbers.data() + out.numbers.size() - bytes);
+      if (!s.ok()) return s;
+    }
   }
   return out;
 }
@@ -105,10 +111,11 @@ std::string title_of(const Setting& setting, const ParallelOptions& parallel) {
                 ? std::string(" of everything")
                 : fmt::format(" of {} KB", parallel.bucket_bytes / 1000);
   }
-  return fmt::format("{} · {} · {} micro-batch{}{} · {}", to_string(setting.family),
+  return fmt::format("{} · {} · {} micro-batch{}{}{} · {}", to_string(setting.family),
                      to_string(setting.precision), setting.micro.count,
                      setting.micro.count == 1 ? "" : "es",
-                     setting.micro.reduce_each ? ", each reduced" : "", mode);
+                     setting.micro.reduce_each ? ", each reduced" : "",
+                     setting.micro.frozen ? " · frozen parameters" : "", mode);
 }
 
 // The first number of each kind that differs.
@@ -135,13 +142,17 @@ void compare(const Trail& one, const Trail& several, int ranks, ParallelCheck& c
 
 std::vector<ParallelOptions> modes(bool brief) {
   if (brief) {
-    return {{ParallelMode::kFlat, 0}, {ParallelMode::kBucket, 1000}, {ParallelMode::kZero1, 0}};
+    return {{ParallelMode::kBucket, 1000},
+            {ParallelMode::kZero1, 0},
+            {ParallelMode::kZero2, 0},
+            {ParallelMode::kFsdp, 0}};
   }
   return {{ParallelMode::kNaive, 0},        {ParallelMode::kFlat, 0},
           {ParallelMode::kOverlap, 0},      {ParallelMode::kBucket, 1000},
           {ParallelMode::kBucket, 1000000}, {ParallelMode::kBucket, INT64_MAX},
           {ParallelMode::kSharded, 1000},   {ParallelMode::kSharded, 1000000},
-          {ParallelMode::kZero1, 0}};
+          {ParallelMode::kZero1, 0},        {ParallelMode::kZero2, 0},
+          {ParallelMode::kFsdp, 0}};
 }
 
 class Comparison {
@@ -199,9 +210,13 @@ Result<std::vector<ParallelCheck>> check_parallel(
   Comparison comparison(context, ranks, options);
   for (const Family family : {Family::kCourse, Family::kGpt2}) {
     for (const Precision precision : {Precision::kFp32, Precision::kFp64}) {
-      for (const MicroBatches& micro : {MicroBatches{1, false}, {2, false}, {2, true}}) {
+      for (const MicroBatches& micro : {MicroBatches{.count = 1},
+                                        {.count = 2},
+                                        {.count = 2, .reduce_each = true},
+                                        {.count = 1, .frozen = true}}) {
         // The order of sums is one code for all types.
-        if (micro.reduce_each && options.brief && precision == Precision::kFp64) continue;
+        const bool special = micro.reduce_each || micro.frozen;
+        if (options.brief && (precision == Precision::kFp64) == special) continue;
         const Setting setting = {family, precision, micro};
         if (Status s = comparison.reference(setting); !s.ok()) return s;
         for (const ParallelOptions& parallel : modes(options.brief)) {

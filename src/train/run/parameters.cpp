@@ -51,14 +51,17 @@ int all_threads() {
   return static_cast<int>(std::max(std::thread::hardware_concurrency(), 1u));
 }
 
+// Elements [first, first + count) of a parameter.
 template <class T>
-void fill(internal::ThreadPool& pool, T* values, const Parameter& parameter, std::uint64_t seed) {
+void fill(internal::ThreadPool& pool, T* values, const Parameter& parameter, std::uint64_t seed,
+          std::int64_t first, std::int64_t count) {
   constexpr std::int64_t kGrain = 1 << 14;
   const RandomKey key = {seed, 0, name_hash(parameter.name)};
-  pool.run((parameter.elements + kGrain - 1) / kGrain, [&](std::int64_t task, int) {
-    const std::int64_t end = std::min((task + 1) * kGrain, parameter.elements);
+  pool.run((count + kGrain - 1) / kGrain, [&](std::int64_t task, int) {
+    const std::int64_t end = std::min((task + 1) * kGrain, count);
     for (std::int64_t i = task * kGrain; i < end; ++i) {
-      values[i] = static_cast<T>(draw(parameter.initializer, key, static_cast<std::uint64_t>(i)));
+      const auto index = static_cast<std::uint64_t>(first + i);
+      values[i] = static_cast<T>(draw(parameter.initializer, key, index));
     }
   });
 }
@@ -92,10 +95,11 @@ Result<ParameterStore> ParameterStore::create(const StepPlan& plan) {
   out.parameters_ = plan.parameters;
   out.elements_ = plan.arena_elements;
   out.owned_ = plan.owned;
+  out.shared_ = plan.squares > 0;
+  out.owned_values_ = plan.owned_values;
   if (plan.parameters.empty()) return out;
   const Parameter& first = plan.parameters.front();
   out.element_ = plan.tensor(first.master).element;
-  const std::int64_t bytes = plan.arena_elements * size_of(out.element_);
   const struct {
     TensorId tensor;
     AlignedBytes* arena;
@@ -106,8 +110,10 @@ Result<ParameterStore> ParameterStore::create(const StepPlan& plan) {
   for (const auto& arena : kArenas) {
     if (arena.tensor == kNoTensor) continue;
     const bool moments = arena.tensor != first.master;
-    Result<AlignedBytes> memory = AlignedBytes::allocate(
-        moments ? plan.owned.elements() * size_of(out.element_) : bytes, arena.what);
+    const std::int64_t elements =
+        moments || plan.owned_values ? plan.owned_elements(!moments) : plan.arena_elements;
+    Result<AlignedBytes> memory =
+        AlignedBytes::allocate(elements * size_of(out.element_), arena.what);
     if (!memory.ok()) return memory.status();
     *arena.arena = std::move(*memory);
   }
@@ -124,17 +130,20 @@ Result<ParameterStore> ParameterStore::create(const StepPlan& plan) {
 void ParameterStore::initialize(std::uint64_t seed) {
   internal::ThreadPool pool(all_threads());
   for (const Parameter& parameter : parameters_) {
-    if (element_ == Element::kFp64) {
-      fill(pool, reinterpret_cast<double*>(values()) + parameter.offset, parameter, seed);
-    } else if (element_ == Element::kFp32) {
-      fill(pool, reinterpret_cast<float*>(values()) + parameter.offset, parameter, seed);
-    } else {
-      std::vector<float> wide(static_cast<std::size_t>(parameter.elements));
-      fill(pool, wide.data(), parameter, seed);
-      cpu::narrow(element_, wide.data(),
-                  reinterpret_cast<std::uint16_t*>(values()) + parameter.offset,
-                  parameter.elements);
-    }
+    const auto draw_piece = [&](std::int64_t begin, std::int64_t count, std::int64_t at) {
+      const std::int64_t first = begin - parameter.offset;
+      if (element_ == Element::kFp64) {
+        fill(pool, reinterpret_cast<double*>(values()) + at, parameter, seed, first, count);
+      } else if (element_ == Element::kFp32) {
+        fill(pool, reinterpret_cast<float*>(values()) + at, parameter, seed, first, count);
+      } else {
+        std::vector<float> wide(static_cast<std::size_t>(count));
+        fill(pool, wide.data(), parameter, seed, first, count);
+        cpu::narrow(element_, wide.data(), reinterpret_cast<std::uint16_t*>(values()) + at, count);
+      }
+    };
+    each_piece(StoreArena::kValues, parameter.offset, parameter.offset + parameter.elements,
+               draw_piece);
   }
   round_copies(pool);
 }
@@ -157,6 +166,13 @@ void ParameterStore::round_copies(internal::ThreadPool& pool) const {
 }
 
 bool ParameterStore::matches(const StepPlan& plan) const {
+  const auto same_part = [](const OwnedRange& a, const OwnedRange& b) {
+    return a.begin == b.begin && a.end == b.end && a.local == b.local;
+  };
+  if (owned_values_ != plan.owned_values ||
+      (owned_values_ && !std::ranges::equal(owned_, plan.owned, same_part))) {
+    return false;
+  }
   return std::equal(parameters_.begin(), parameters_.end(), plan.parameters.begin(),
                     plan.parameters.end(), [](const Parameter& a, const Parameter& b) {
                       return a.name == b.name && a.offset == b.offset && a.elements == b.elements &&

@@ -3,6 +3,7 @@
 // The learned numbers of a model on the CPU: flat arenas in backward order, shared by every step
 // (training, validation, generation) of the same model.
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -15,6 +16,9 @@
 namespace flashlab::train {
 
 class DeviceParameters;
+
+/// What a store has of every parameter.
+enum class StoreArena : std::uint8_t { kValues, kFirstMoments, kSecondMoments };
 
 /// Memory on 64-byte lines, zero at first.
 class AlignedBytes {
@@ -63,11 +67,32 @@ class ParameterStore {
   /// Copies of the values in the 16-bit type that forward reads, in the same order;
   /// null where it reads the values themselves.
   std::byte* copies() const { return copies_.data(); }
-  /// Of the elements in owned(), from its beginning on.
+  /// Of the elements in owned() alone, and so are the values where owns_values().
   std::byte* first_moments() const { return first_.data(); }
   std::byte* second_moments() const { return second_.data(); }
-  const ArenaRange& owned() const { return owned_; }
+  const std::vector<OwnedRange>& owned() const { return owned_; }
   std::int64_t moment_bytes() const { return first_.size(); }
+  bool owns_values() const { return owned_values_; }
+  /// Whether moments are of everything that learns.
+  bool owns_all() const { return !shared_; }
+  bool is_whole(StoreArena arena) const {
+    return owns_all() || (arena == StoreArena::kValues && !owned_values_);
+  }
+  std::byte* data(StoreArena arena) const {
+    const AlignedBytes* arenas[] = {&values_, &first_, &second_};
+    return arenas[static_cast<std::size_t>(arena)]->data();
+  }
+  /// Of elements [begin, end) of everything those that an arena has: visit(first of them, their
+  /// number, where they begin there).
+  template <class Visit>
+  void each_piece(StoreArena arena, std::int64_t begin, std::int64_t end,
+                  const Visit& visit) const {
+    if (is_whole(arena)) return visit(begin, end - begin, begin);
+    for (const OwnedRange& range : owned_) {
+      const std::int64_t first = std::max(begin, range.begin), last = std::min(end, range.end);
+      if (first < last) visit(first, last - first, range.local + first - range.begin);
+    }
+  }
   /// Of one arena.
   std::int64_t arena_bytes(bool copies) const { return copies ? copies_.size() : values_.size(); }
 
@@ -79,7 +104,9 @@ class ParameterStore {
   Element element_ = Element::kFp32;
   Element copy_element_ = Element::kBf16;
   std::int64_t elements_ = 0;
-  ArenaRange owned_;
+  std::vector<OwnedRange> owned_;
+  bool shared_ = false;
+  bool owned_values_ = false;
   AlignedBytes values_, copies_, first_, second_;
   std::shared_ptr<DeviceParameters> on_device_;
 };

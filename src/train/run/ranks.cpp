@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <utility>
 
 namespace flashlab::train {
 namespace {
@@ -76,23 +75,33 @@ Result<bool> Ranks::any(bool own) const {
   return std::ranges::any_of(*all, [](std::byte each) { return each != std::byte{0}; });
 }
 
-Result<std::optional<Moments>> whole_moments(const Ranks& ranks, const ParameterStore& store) {
-  if (store.owned().elements() == store.elements()) return std::optional<Moments>();
-  Moments out;
-  Status allocated;
-  for (AlignedBytes* each : {&out.first, &out.second}) {
-    Result<AlignedBytes> memory =
-        AlignedBytes::allocate(store.arena_bytes(false), "moments of all ranks");
-    if (memory.ok()) *each = std::move(*memory);
-    if (allocated.ok()) allocated = memory.status();
-  }
-  if (Status s = ranks.agree(allocated); !s.ok()) return s;
-  const auto bytes = static_cast<std::size_t>(store.moment_bytes());
-  for (const auto& [own, all] : {std::pair(store.first_moments(), out.first.data()),
-                                 std::pair(store.second_moments(), out.second.data())}) {
-    if (Status s = ranks.group->all_gather(own, all, bytes, "moments"); !s.ok()) return s;
-  }
-  return std::optional<Moments>(std::move(out));
+ReadElements whole_elements(const Ranks& ranks, const ParameterStore& store) {
+  return [ranks, &store](StoreArena arena, std::int64_t begin, std::int64_t end, std::byte* to) {
+    const auto size = static_cast<std::size_t>(size_of(store.element()));
+    if (ranks.group == nullptr || store.is_whole(arena)) {
+      return own_elements(store)(arena, begin, end, to);
+    }
+    // From one owner after the other.
+    for (int rank = 0; rank < ranks.size(); ++rank) {
+      for (const OwnedRange& own : store.owned()) {
+        const std::int64_t shift = (rank - ranks.rank()) * (own.end - own.begin);
+        const std::int64_t first = std::max(begin, own.begin + shift);
+        const std::int64_t last = std::min(end, own.end + shift);
+        if (first >= last) continue;
+        std::byte* at = to + static_cast<std::size_t>(first - begin) * size;
+        const std::size_t bytes = static_cast<std::size_t>(last - first) * size;
+        if (rank == ranks.rank()) {
+          const std::int64_t here = own.local + first - own.begin;
+          std::memcpy(at, store.data(arena) + static_cast<std::size_t>(here) * size, bytes);
+        }
+        if (Status s = ranks.group->broadcast(at, bytes, rank, "a rank's part of a tensor");
+            !s.ok()) {
+          return s;
+        }
+      }
+    }
+    return Status();
+  };
 }
 
 std::uint64_t digest_of(const void* data, std::size_t bytes, std::uint64_t seed) {

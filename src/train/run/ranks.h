@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -43,9 +42,9 @@ struct Ranks {
   Result<std::vector<std::byte>> gather(const void* own, std::size_t bytes, const char* name) const;
 };
 
-/// The moments of the whole model, on all ranks for the moment; none where the store has them all.
-/// Errors: kOutOfMemory, a lost rank.
-Result<std::optional<Moments>> whole_moments(const Ranks& ranks, const ParameterStore& store);
+/// Reads elements on all ranks, whoever owns them: all call it alike. `store` outlives it. Errors:
+/// a lost rank.
+ReadElements whole_elements(const Ranks& ranks, const ParameterStore& store);
 
 /// What must be the same on all ranks before the first step.
 struct SameField {

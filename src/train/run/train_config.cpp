@@ -51,8 +51,8 @@ constexpr RealKey kRealKeys[] = {
 
 std::vector<std::string> known_keys() {
   std::vector<std::string> out = {
-      "model",     "text",       "tokens", "tokenizer", "precision", "loss_scale",  "attention",
-      "operators", "checkpoint", "seed",   "optimizer", "documents", "reduce_every"};
+      "model",     "text",       "tokens", "tokenizer", "precision", "loss_scale",   "attention",
+      "operators", "checkpoint", "seed",   "optimizer", "documents", "reduce_every", "freeze"};
   for (const WholeKey& key : kWholeKeys) out.emplace_back(key.name);
   for (const RealKey& key : kRealKeys) out.emplace_back(key.name);
   return out;
@@ -65,13 +65,16 @@ Status bad(std::string_view source, const std::string& key, const Json& got, std
 
 Status read_words(const std::string& key, const Json& value, std::string_view source,
                   TrainConfig& out) {
-  if (key == "text" || key == "tokens") {
-    if (!value.is_array()) return bad(source, key, value, "a list of file names");
-    std::vector<std::string>& files = key == "text" ? out.text : out.tokens;
-    files.clear();
-    for (const Json& file : value) {
-      if (!file.is_string()) return bad(source, key, value, "a list of file names");
-      files.push_back(file.get<std::string>());
+  if (key == "text" || key == "tokens" || key == "freeze") {
+    const char* expected = key == "freeze" ? "a list of patterns" : "a list of file names";
+    if (!value.is_array()) return bad(source, key, value, expected);
+    std::vector<std::string>& words = key == "text"     ? out.text
+                                      : key == "tokens" ? out.tokens
+                                                        : out.freeze;
+    words.clear();
+    for (const Json& word : value) {
+      if (!word.is_string()) return bad(source, key, value, expected);
+      words.push_back(word.get<std::string>());
     }
     return {};
   }
@@ -143,7 +146,7 @@ Status read_key(const std::string& key, const Json& value, std::string_view sour
   }
   for (const char* word :
        {"text", "tokens", "tokenizer", "precision", "loss_scale", "attention", "operators",
-        "checkpoint", "seed", "optimizer", "documents", "reduce_every"}) {
+        "checkpoint", "seed", "optimizer", "documents", "reduce_every", "freeze"}) {
     if (key == word) return read_words(key, value, source, out);
   }
   return unknown_name({fmt::format("{}: key", source), key, known_keys()});
@@ -178,6 +181,7 @@ StepOptions TrainConfig::step_options() const {
   set_loss_scale(loss_scale, out);
   out.fused = operators == "fused";
   out.optimizer = optimizer;
+  out.freeze = freeze;
   if (!checkpoint.empty()) out.checkpoint = *parse_checkpoint(checkpoint, model.layers);
   out.seed = seed;
   out.documents = documents;
@@ -199,6 +203,7 @@ std::string TrainConfig::to_json() const {
   out["seed"] = seed;
   out["documents"] = documents;
   out["reduce_every"] = reduce_every;
+  out["freeze"] = freeze;
   out["optimizer"] = optimizer.convention == AdamWConvention::kTorch ? "torch" : "cs336";
   for (const WholeKey& key : kWholeKeys) out[key.name] = this->*key.field;
   for (const RealKey& key : kRealKeys) {

@@ -31,6 +31,7 @@ struct TrainConfig {
   std::string loss_scale = "dynamic";  ///< of fp16: dynamic, none, or a number that stays
   std::string attention;               ///< as StepOptions
   std::string operators = "fused";     ///< or unfused: StepOptions::fused
+  std::vector<std::string> freeze;     ///< StepOptions::freeze
   std::string checkpoint;              ///< activation checkpointing: as parse_checkpoint reads it
   std::uint64_t seed = 1337;
   bool documents = false;         ///< attention ends where a document does

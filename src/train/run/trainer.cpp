@@ -267,12 +267,15 @@ Status Trainer::check_same_everywhere() const {
     return digest;
   };
   const std::string json = config_.to_json(), plan = to_string(executor_->plan());
-  const auto weights = static_cast<std::size_t>(parameters_->arena_bytes(false));
-  return check_same(ranks_, {{"the configuration", digest_of(json.data(), json.size())},
-                             {"the step's list", digest_of(plan.data(), plan.size())},
-                             {"the training text", tokens(text_->training)},
-                             {"the validation text", tokens(text_->validation)},
-                             {"the weights", digest_of(parameters_->values(), weights)}});
+  std::vector<SameField> fields = {{"the configuration", digest_of(json.data(), json.size())},
+                                   {"the step's list", digest_of(plan.data(), plan.size())},
+                                   {"the training text", tokens(text_->training)},
+                                   {"the validation text", tokens(text_->validation)}};
+  if (!parameters_->owns_values()) {
+    const auto weights = static_cast<std::size_t>(parameters_->arena_bytes(false));
+    fields.push_back({"the weights", digest_of(parameters_->values(), weights)});
+  }
+  return check_same(ranks_, fields);
 }
 
 Status Trainer::find_end_of_text() {
@@ -310,14 +313,15 @@ Status Trainer::bind(std::optional<std::uint64_t> seed, const Admission& admits)
   options.checkpoint.clear();
   Result<StepPlan> forward = build_step(config_.model, options);
   if (!forward.ok()) return forward.status();
-  auto evaluator = make_executor(context_, std::move(*forward), *parameters_);
+  share_parameters(*forward, ranks_.parallel.mode, ranks_.size(), ranks_.rank());
+  auto evaluator = make_executor(context_, std::move(*forward), *parameters_, ranks_.group);
   if (!evaluator.ok()) return evaluator.status();
   evaluator_ = std::move(*evaluator);
   // One token at a time is the host's work: a GPU's numbers are pulled before.
   Result<Context> host = Context::create({});
   if (!host.ok()) return host.status();
   host_ = std::make_unique<Context>(std::move(*host));
-  auto generator = Generator::create(*host_, config_.model, options, *parameters_);
+  auto generator = Generator::create(*host_, config_.model, options, *parameters_, ranks_);
   if (!generator.ok()) return generator.status();
   generator_ = std::move(*generator);
   return {};
@@ -407,13 +411,10 @@ Status Trainer::save(TrainObserver& observer) {
   if (const float* scale = loss_scale()) {
     std::copy(scale, scale + state.loss_scale.size(), state.loss_scale.begin());
   }
-  const Result<std::optional<Moments>> moments = whole_moments(ranks_, *parameters_);
-  if (!moments.ok()) return moments.status();
-  Status written;
-  if (ranks_.leads()) {
-    written = save_checkpoint(folder(), state, *parameters_, /*keep=*/2,
-                              moments->has_value() ? &**moments : nullptr);
-  }
+  const ReadElements read = whole_elements(ranks_, *parameters_);
+  const Status written = ranks_.leads()
+                             ? save_checkpoint(folder(), state, *parameters_, /*keep=*/2, read)
+                             : read_checkpoint(*parameters_, read);
   if (Status s = ranks_.agree(written); !s.ok()) return s;
   saved_ = done_;
   observer.saved(folder() / fmt::format("step-{}", done_));
@@ -421,7 +422,8 @@ Status Trainer::save(TrainObserver& observer) {
 }
 
 Status Trainer::sample(TrainObserver& observer) {
-  if (!ranks_.leads()) return {};
+  // Where weights are dealt out all ranks make the sample.
+  if (!ranks_.leads() && !parameters_->owns_values()) return {};
   if (Status s = executor_->pull_parameters(); !s.ok()) return s;
   std::vector<std::int32_t> tokens;
   const std::vector<std::int32_t> prompt = {text_->validation[0]};
@@ -434,6 +436,7 @@ Status Trainer::sample(TrainObserver& observer) {
   if (Status s = generator_->generate(prompt, config_.sample_tokens, sampling, keep); !s.ok()) {
     return s;
   }
+  if (!ranks_.leads()) return {};
   const std::string text = tokenizer().decode(tokens);
   observer.sampled(done_, text);
   return log_->write({{"step", done_}, {"sample", text}});

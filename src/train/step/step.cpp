@@ -238,8 +238,10 @@ Result<StepPlan> build_step(const ModelConfig& model, const StepOptions& request
     micro_batches(0, options.accumulate);
   }
   if (!b.decodes()) mean_loss(b);
+  if (Status s = b.check_frozen(); !s.ok()) return s;
   b.lay_out_arenas();
   if (options.mode == StepMode::kFull) optimizer(b);
+  if (!options.freeze.empty()) drop_unread(b.plan());
   StepPlan out = b.take();
   if (!options.checkpoint.empty()) checkpoint(out, options.checkpoint);
   if (options.gpu) fuse(out);

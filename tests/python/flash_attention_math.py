@@ -97,6 +97,12 @@ def rounding(x):
     return (moved.float() - x.float()).abs().max()
 
 
+def rounding_of_sums(x):
+    """Half of a rounding of the largest of x: of numbers beyond 128 the 0.3 above is lost in bf16.
+    The gradient of sinks is one sum a head over all rows, and pt often meets ref in all of them."""
+    return x.float().abs().max() * torch.finfo(x.dtype).eps / 4
+
+
 def judge(triples, rule):
     """Holds (name, lib, pt, ref) to the rule: ({name: error / allowed}, note).
 
@@ -114,12 +120,16 @@ def judge(triples, rule):
         exact = ref.float()
         names.append(name)
         figures += [(got.float() - exact).abs().max(), (pt.float() - exact).abs().max(),
-                    rounding(ref)]
+                    rounding_of_sums(ref) if name == "dsink" else rounding(ref)]
     values = torch.stack(figures).tolist() if figures else []
     for at, name in enumerate(names):
         error, yardstick, step = values[3 * at:3 * at + 3]
         factor, atol = ((rule.out, rule.out_atol) if name == "out"
                         else (rule.grad, rule.grad_atol))
+        if name == "dsink":
+            # The originals have no rule for it. Its error is that of out's rounding, one number a
+            # head: of so few the largest differs between two ways by more than of whole tensors.
+            factor = 2 * factor
         allowed = factor * yardstick + max(2 * step, atol or 0)
         if not error <= allowed:
             raise Failed(f"{name}: max|lib-ref| {error:.3g} > {allowed:.3g} allowed "

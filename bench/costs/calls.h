@@ -3,6 +3,7 @@
 // The calls whose costs are measured, and their tensors.
 
 #include <cstdint>
+#include <optional>
 #include <random>
 #include <string>
 #include <vector>
@@ -16,6 +17,11 @@ namespace flashlab::costs {
 /// Ends the program with the status's message unless it is ok. The exit code is 1.
 void require(const Status& status, const std::string& what);
 
+/// Ragged: kSequences of equal lengths, seqlen rows in all. Paged: one query of each over a cache
+/// of seqlen rows in pages of kPageSize, without LSE.
+enum class Layout { kDense, kRagged, kPaged };
+inline constexpr std::int64_t kSequences = 4, kPageSize = 64;
+
 struct Call {
   const char* name;
   DType dtype;
@@ -23,6 +29,7 @@ struct Call {
   std::int64_t seqlen, head_dim;
   bool deterministic = false;
   Precision precision = Precision::kIeee;
+  Layout layout = Layout::kDense;
 };
 
 inline constexpr std::int64_t kHeads = 8;
@@ -38,6 +45,31 @@ inline constexpr Call kHostCalls[] = {
     {"forward fp32 ieee d128", DType::kFp32, Pass::kForward, 1024, 128},
     {"backward fp32 ieee d128", DType::kFp32, Pass::kBackward, 1024, 128},
     {"backward fp32 ieee d64 deterministic", DType::kFp32, Pass::kBackward, 1024, 64, true},
+    {.name = "ragged forward bf16 d128",
+     .dtype = DType::kBf16,
+     .pass = Pass::kForward,
+     .seqlen = 1024,
+     .head_dim = 128,
+     .layout = Layout::kRagged},
+    {.name = "ragged backward bf16 d128",
+     .dtype = DType::kBf16,
+     .pass = Pass::kBackward,
+     .seqlen = 1024,
+     .head_dim = 128,
+     .layout = Layout::kRagged},
+    {.name = "ragged backward bf16 d128 deterministic",
+     .dtype = DType::kBf16,
+     .pass = Pass::kBackward,
+     .seqlen = 1024,
+     .head_dim = 128,
+     .deterministic = true,
+     .layout = Layout::kRagged},
+    {.name = "decode over pages, bf16 d128",
+     .dtype = DType::kBf16,
+     .pass = Pass::kForward,
+     .seqlen = 1024,
+     .head_dim = 128,
+     .layout = Layout::kPaged},
 };
 
 // Every production pass, at a length whose keys are split: the most kernels a plan has.
@@ -54,7 +86,7 @@ inline constexpr Call kLoadedCalls[] = {
     {"backward fp32 tf32 d128", DType::kFp32, Pass::kBackward, 1024, 128, false, Precision::kTf32},
 };
 
-/// The problem of a call: one batch, kHeads heads, causal, LSE wanted. Needs no memory.
+/// The problem of a call: kHeads heads, causal, dense ones of one batch. Needs no memory.
 Problem problem_of(const Call& call, Device device);
 
 /// The tensors of a call in device memory; they live as long as the process.
@@ -62,7 +94,7 @@ class Tensors {
  public:
   Tensors(const Context& context, const Call& call);
 
-  ForwardTensors forward() const { return {.q = q_, .k = k_, .v = v_, .o = o_, .lse = lse_}; }
+  ForwardTensors forward() const;
   BackwardTensors backward() const;
   const Options& options() const { return options_; }
   Problem problem() const;
@@ -74,6 +106,7 @@ class Tensors {
 
  private:
   void fill(std::vector<char>& host);
+  void upload(void* to, const void* from, std::size_t bytes);
 
   cuda::GpuDevice& gpu_;
   Allocator& allocator_;
@@ -81,6 +114,7 @@ class Tensors {
   Options options_;
   std::mt19937 random_{1};
   Tensor q_, k_, v_, o_, d_o_, dq_, dk_, dv_, lse_;
+  std::optional<ConstTensor> offsets_, used_, table_;
 };
 
 }  // namespace flashlab::costs
